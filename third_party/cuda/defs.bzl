@@ -1,0 +1,75 @@
+"""cuda_library: a cc_library whose .cu files are compiled by nvcc, or left out where there is no toolkit."""
+
+load("@local_cuda//:defs.bzl", "CUDA_FOUND", "HOST_COMPILER", "NVCC")
+load("@rules_cc//cc:defs.bzl", "cc_library")
+
+# Machine code for these, and PTX of the last for every later GPU. --define=cuda_archs=90,100 chooses others.
+_ARCHS = "80,90"
+
+_FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-lineinfo",
+    "--expt-relaxed-constexpr",
+    "-Xcompiler=-fPIC,-ffp-contract=off,-Wall",
+]
+
+def if_cuda(value, otherwise = []):
+    """`value` when the build found a CUDA toolkit."""
+    return value if CUDA_FOUND else otherwise
+
+def _gencode(archs):
+    flags = ["-gencode=arch=compute_{0},code=sm_{0}".format(arch) for arch in archs]
+    return flags + ["-gencode=arch=compute_{0},code=compute_{0}".format(archs[-1])]
+
+def _compile(ctx, source, context, headers):
+    """One nvcc action. The toolkit's own headers are found by nvcc itself."""
+    object = ctx.actions.declare_file("_objs/%s/%s.o" % (ctx.label.name, source.basename))
+    root = ctx.label.workspace_root or "."
+    arguments = ctx.actions.args()
+    arguments.add_all(["-ccbin", HOST_COMPILER, "-c", source, "-o", object])
+    arguments.add_all(_FLAGS)
+    if not ctx.label.workspace_root:
+        arguments.add("--Werror=all-warnings")
+    arguments.add_all(_gencode(ctx.var.get("cuda_archs", _ARCHS).split(",")))
+    arguments.add_all(depset([root], transitive = [context.quote_includes, context.includes]), before_each = "-I")
+    arguments.add_all(context.system_includes, before_each = "-isystem")
+    arguments.add_all(depset(ctx.attr.local_defines, transitive = [context.defines]), format_each = "-D%s")
+    ctx.actions.run(
+        executable = NVCC,
+        arguments = [arguments],
+        inputs = depset([source], transitive = [headers]),
+        outputs = [object],
+        mnemonic = "CudaCompile",
+        progress_message = "Compiling %s" % source.short_path,
+        use_default_shell_env = True,
+    )
+    return object
+
+def _cuda_objects_impl(ctx):
+    context = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps]).compilation_context
+    headers = depset(ctx.files.hdrs, transitive = [context.headers])
+    objects = [_compile(ctx, source, context, headers) for source in ctx.files.srcs]
+    return [DefaultInfo(files = depset(objects))]
+
+_cuda_objects = rule(
+    implementation = _cuda_objects_impl,
+    attrs = {
+        "srcs": attr.label_list(allow_files = [".cu"]),
+        "hdrs": attr.label_list(allow_files = True, doc = "Every header and .cuh of the same library."),
+        "deps": attr.label_list(providers = [CcInfo]),
+        "local_defines": attr.string_list(),
+    },
+    fragments = ["cpp"],
+)
+
+def cuda_objects(name, srcs, hdrs = [], deps = [], local_defines = [], **kwargs):
+    """The object files of .cu sources, to stand in the srcs of a cc_library. Only where if_cuda() says so."""
+    _cuda_objects(
+        name = name,
+        srcs = srcs,
+        hdrs = hdrs,
+        deps = deps + ["@local_cuda//:cudart"],
+        local_defines = local_defines,
+        **kwargs
+    )

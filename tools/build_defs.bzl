@@ -1,0 +1,116 @@
+"""How Tessera's own C++ is compiled: tessera_library, tessera_test, tessera_binary.
+
+Each takes what cc_library, cc_test and cc_binary take. tessera_library takes CUDA sources as well:
+
+    tessera_library(
+        name = "rmsnorm",
+        srcs = ["rmsnorm.cc"],
+        hdrs = ["rmsnorm.h"],
+        cuda = ["rmsnorm.cu"],                 # left out where there is no toolkit,
+        cuda_absent = ["rmsnorm_absent.cc"],   # and this compiled in its place
+        visibility = ["//:top"],
+        deps = ["//engine:tape"],
+    )
+"""
+
+load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+load("//third_party/cuda:defs.bzl", "cuda_objects", _if_cuda = "if_cuda")
+
+if_cuda = _if_cuda
+
+_WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Wno-unknown-pragmas",
+]
+
+def _setting(name):
+    return str(Label("//third_party:" + name))
+
+def _copts():
+    # Warnings stop the build in this repository only: whoever embeds the engine may have another compiler. Without
+    # optimisation gcc warns of what is not there.
+    strict = ["-Werror"] if native.repository_name() == "@" else []
+
+    # No fused multiply-add that the source does not ask for: a sum must not depend on what the compiler inlined.
+    return ["-std=c++20", "-ffp-contract=off", "-fopenmp-simd"] + _WARNINGS + select({
+        _setting("opt"): ["-O3"] + strict,
+        "//conditions:default": [],
+    }) + select({
+        _setting("x86_64_v2"): ["-march=x86-64-v2"],
+        _setting("x86_64_v4"): ["-march=x86-64-v4"],
+        _setting("x86_64"): ["-march=x86-64-v3"],
+        "//conditions:default": [],
+    })
+
+def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = [], cuda_absent = [], **kwargs):
+    """A cc_library, with CUDA sources if it has any.
+
+    Args:
+      name: of the library. With CUDA sources there is also NAME_cu: the .cu files as text, for tests that compile them
+        for an emulated device.
+      srcs: C++ sources and private headers (.cuh as well).
+      hdrs: public headers.
+      deps: libraries.
+      copts: flags after the common ones.
+      cuda: .cu sources, compiled by nvcc where the build found a toolkit.
+      cuda_absent: C++ sources compiled in their place elsewhere.
+      **kwargs: as for cc_library.
+    """
+    private_headers = [src for src in srcs if src.endswith(".cuh") or src.endswith(".h")]
+    sources = [src for src in srcs if not src.endswith(".cuh")]
+    common = {key: kwargs[key] for key in ["local_defines", "tags", "testonly"] if key in kwargs}
+    if cuda:
+        cc_library(
+            name = name + "_cu",
+            textual_hdrs = cuda + [src for src in srcs if src.endswith(".cuh")],
+            visibility = [str(Label("//:top"))],
+            deps = deps + [":" + name],
+            **common
+        )
+    if cuda and if_cuda(True, False):
+        cuda_objects(
+            name = name + "_cuda_objects",
+            srcs = cuda,
+            hdrs = hdrs + private_headers,
+            visibility = ["//visibility:private"],
+            deps = deps,
+            **common
+        )
+        sources = sources + [":" + name + "_cuda_objects"]
+        deps = deps + ["@local_cuda//:cudart"]
+    else:
+        sources = sources + cuda_absent
+    cc_library(
+        name = name,
+        srcs = sources,
+        hdrs = hdrs,
+        copts = _copts() + copts,
+        deps = deps,
+        **kwargs
+    )
+
+def tessera_test(name, srcs = None, deps = [], copts = [], size = "small", linkstatic = True, **kwargs):
+    """A GoogleTest program with its main(). `srcs` is NAME.cc unless given."""
+    cc_test(
+        name = name,
+        srcs = srcs or [name + ".cc"],
+        copts = _copts() + copts,
+        linkstatic = linkstatic,
+        size = size,
+        deps = deps + [
+            "@googletest//:gtest",
+            "@googletest//:gtest_main",
+        ],
+        **kwargs
+    )
+
+def tessera_binary(name, srcs = None, deps = [], copts = [], **kwargs):
+    """A program. `srcs` is NAME.cc unless given."""
+    cc_binary(
+        name = name,
+        srcs = srcs or [name + ".cc"],
+        copts = _copts() + copts,
+        deps = deps,
+        **kwargs
+    )
