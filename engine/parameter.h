@@ -1,0 +1,57 @@
+// Parameters and blocks: what a model owns. Where a parameter's value and gradient live is decided
+// by whoever wraps the block (shard::Fsdp), or by materialize() for a model that stands alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/philox.h"
+#include "engine/tensor.h"
+
+namespace tessera::engine {
+
+/// How a parameter starts; element i is a pure function of (seed, name, i).
+struct Init {
+  enum class Kind { kZeros, kOnes, kNormal, kUniform };
+  Kind kind = Kind::kZeros;
+  float scale = 0;  ///< standard deviation, or bound of the uniform distribution [-scale, scale]
+
+  static Init zeros() { return {}; }
+  static Init ones() { return {Kind::kOnes, 0}; }
+  static Init normal(float stddev) { return {Kind::kNormal, stddev}; }
+  static Init uniform(float bound) { return {Kind::kUniform, bound}; }
+
+  /// Writes elements [begin, begin + numel) of the parameter called `name`.
+  void write(float* dst, std::int64_t begin, std::int64_t numel, std::string_view name,
+             std::uint64_t seed) const;
+};
+
+/// A trainable tensor. Ops take it by reference and keep its address: it must not move or die while
+/// a tape has entries.
+struct Parameter {
+  std::string name;  ///< fully qualified, unique in the model: "h.0.attn.c_attn.weight"
+  Shape shape;
+  Init init = {};
+  bool trainable = true;
+
+  Tensor value = {};  ///< f32 or bf16; readable while its buffer is resident
+  Tensor grad = {};   ///< f32 or bf16, not necessarily the dtype of `value`; undefined if frozen
+
+  /// Set by the tape's first write in a pass; the owner of `grad` clears it. While it is false the
+  /// next write assigns, so nothing has to be zeroed first.
+  bool grad_written = false;
+};
+
+/// Parameters that are used together, e.g. one transformer layer: the unit of wrapping.
+struct Block {
+  std::string name;
+  std::vector<Parameter*> parameters = {};
+  class RegionHooks* hooks = nullptr;  ///< set by the wrapper; null: parameters are always there
+};
+
+/// Gives `parameters` memory of their own and initialises them: for models that are not sharded.
+void materialize(const std::vector<Parameter*>& parameters, const Memory& memory,
+                 std::uint64_t seed, DType dtype = DType::kF32, DType grad_dtype = DType::kF32);
+
+}  // namespace tessera::engine

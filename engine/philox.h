@@ -1,0 +1,63 @@
+// Philox 4x32-10, a counter-based generator (Salmon et al., "Parallel Random Numbers: As Easy as
+// 1, 2, 3", SC 2011). Value i of a stream is a pure function of (seed, stream, i): it does not
+// depend on ranks, sharding, order or device.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+
+namespace tessera::engine {
+
+/// One block of four 32-bit words for `key` at the 128-bit counter (lo, hi).
+inline std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t lo, std::uint64_t hi) {
+  auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
+  auto c0 = static_cast<std::uint32_t>(lo), c1 = static_cast<std::uint32_t>(lo >> 32);
+  auto c2 = static_cast<std::uint32_t>(hi), c3 = static_cast<std::uint32_t>(hi >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c0;
+    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    c1 = static_cast<std::uint32_t>(p1);
+    c2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c3 = static_cast<std::uint32_t>(p0);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {c0, c1, c2, c3};
+}
+
+/// FNV-1a, 64 bits: names to stream ids, plans to hashes.
+constexpr std::uint64_t fnv1a(std::string_view text, std::uint64_t hash = 0xCBF29CE484222325ull) {
+  for (const char c : text) {
+    hash ^= static_cast<unsigned char>(c);
+    hash *= 0x100000001B3ull;
+  }
+  return hash;
+}
+
+/// A random sequence addressed by global element index.
+struct RandomStream {
+  std::uint64_t seed = 0;
+  std::uint64_t stream = 0;  ///< tells apart tensors and uses, e.g. fnv1a("h.0.drop") ^ step
+
+  std::uint32_t bits(std::uint64_t index) const {
+    return philox(seed, index / 4, stream)[index % 4];
+  }
+  /// In (0, 1): 24 random bits, never 0.
+  static float to_uniform(std::uint32_t bits) {
+    return (static_cast<float>(bits >> 8) + 0.5f) * 0x1.0p-24f;
+  }
+  float uniform(std::uint64_t index) const { return to_uniform(bits(index)); }
+  /// Standard normal by Box-Muller; elements 2k and 2k+1 share a pair of words.
+  float normal(std::uint64_t index) const {
+    const auto block = philox(seed, index / 4, stream);
+    const std::size_t pair = (index % 4) / 2 * 2;
+    const double u1 = to_uniform(block[pair]), u2 = to_uniform(block[pair + 1]);
+    const double radius = std::sqrt(-2.0 * std::log(u1)), angle = 6.283185307179586 * u2;
+    return static_cast<float>(radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+  }
+};
+
+}  // namespace tessera::engine

@@ -1,0 +1,153 @@
+// The tape records what backward must do, in program order, and then does it once, in reverse.
+// Reverse program order is a topological order: there is no graph and no search.
+//
+//   Tape tape(memory, compute);
+//   Tensor h = tape.region(block, [&] { return ops::gelu(tape, ops::linear(tape, x, w, &b)); });
+//   tape.backward(loss);
+//
+// One tape a rank; not thread-safe. See [Note: gradient accumulation] in tape.cc.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "engine/parameter.h"
+#include "engine/stream.h"
+#include "engine/tensor.h"
+
+namespace tessera::engine {
+
+/// What happens at the border of a region. Implemented by shard::Unit; the tape knows no more.
+class RegionHooks {
+ public:
+  virtual ~RegionHooks() = default;
+  /// On return the block's parameters are resident for `compute`. `will_backward`: this pass is
+  /// recorded, and a backward will follow.
+  virtual void before_forward(const Block& block, const Stream& compute, bool will_backward) = 0;
+  virtual void after_forward(const Block& block, const Stream& compute, bool will_backward) = 0;
+  /// On return parameters are resident and the gradient views of trainable ones are writable.
+  virtual void before_backward(const Block& block, const Stream& compute) = 0;
+  /// Every gradient that this pass of the region contributes has been written.
+  virtual void after_backward(const Block& block, const Stream& compute) = 0;
+};
+
+/// Where an op writes a gradient: `dst` undefined means nobody wants it.
+struct GradTarget {
+  Tensor dst;
+  bool accumulate = false;  ///< add to what is there; otherwise assign every element
+  explicit operator bool() const { return dst.defined(); }
+};
+
+struct RegionOptions {
+  bool recompute = false;  ///< forward keeps nothing; backward runs `fn` again first
+};
+
+class Tape {
+ public:
+  Tape(Memory memory, Stream compute);
+
+  const Memory& memory() const { return memory_; }
+  const Stream& stream() const { return compute_; }
+  /// A new activation, uninitialised.
+  Tensor empty(const Shape& shape, DType dtype, std::string_view name) const;
+
+  // For ops ---------------------------------------------------------------------------------------
+
+  using Backward = std::function<void(const Tensor& dout)>;
+  /// Called by an op after it computed `out`; `backward` writes the gradients of the op's inputs.
+  /// It runs only if somebody's gradient reached `out`. What it captures is what is saved.
+  void record(std::string_view op, const Tensor& out, Backward backward);
+  /// For an op with several outputs: runs if a gradient reached any; missing ones are undefined.
+  void record(std::string_view op, std::vector<Tensor> outs,
+              std::function<void(const std::vector<Tensor>& douts)> backward);
+  /// Counts a use of `p` and returns its value. Ops read parameters through this alone.
+  /// Throws InvalidArgument if the parameter has no value or is released.
+  const Tensor& use(Parameter& p);
+  /// Gradient of an activation or of a parameter, ready to be written. Call once per backward and
+  /// input, just before writing.
+  GradTarget grad_target(const Tensor& x);
+  GradTarget grad_target(Parameter& p);
+  /// The gradient of `x` is `dx` itself (or grows by it): for ops that pass a gradient through.
+  /// Throws InvalidArgument if shape or dtype differ from `x`.
+  void pass_grad(const Tensor& x, const Tensor& dx);
+  /// Will anybody want the gradient of `x`? False for data and while not recording.
+  bool needs_grad(const Tensor& x) const;
+  bool recording() const { return mode_ == Mode::kRecord; }
+
+  // For models ------------------------------------------------------------------------------------
+
+  /// Runs `fn` as one region of `block`: its hooks fire around it now and, reversed, in backward.
+  /// `block` must outlive the recording. With `recompute`, backward calls a copy of `fn` again, so
+  /// it must capture tensors by value and do the same both times.
+  Tensor region(const Block& block, const std::function<Tensor()>& fn, RegionOptions options = {});
+  /// Runs `fn` without recording.
+  template <class F>
+  auto no_grad(F&& fn) {
+    const ModeScope scope(*this, Mode::kOff);
+    return std::forward<F>(fn)();
+  }
+  /// Asks for the gradient of a leaf (an input); read it with grad() after backward().
+  void watch(const Tensor& x);
+  /// Gradient of a watched tensor; undefined if none reached it.
+  Tensor grad(const Tensor& x) const;
+
+  /// `loss` has one element; its gradient starts as `seed`. Runs every entry once, last to first,
+  /// freeing each. Throws InvalidArgument if `loss` was not recorded here; errors of ops and hooks
+  /// pass through, and the tape is cleared.
+  void backward(const Tensor& loss, float seed = 1);
+  /// Forgets everything recorded, and watched gradients.
+  void clear();
+
+  /// Uses of `p` recorded and not yet run backward: 0 after backward means its gradient is final,
+  /// 0 before it means that it was not used.
+  std::int64_t pending_uses(const Parameter& p) const;
+  std::size_t num_entries() const { return entries_.size(); }
+
+ private:
+  struct Entry {
+    enum class Kind { kOp, kRegionBegin, kRegionEnd, kReplay };
+    Kind kind = Kind::kOp;
+    std::string_view op = {};
+    std::vector<TensorKey> outs = {};
+    std::function<void(const std::vector<Tensor>&)> backward = {};
+    std::vector<Parameter*> used = {};  // whose uses this entry counted
+    const Block* block = nullptr;       // regions and replays
+    std::function<Tensor()> fn = {};    // replays
+  };
+  // kDefer: inside the forward of a recomputed region, which will be recorded later.
+  enum class Mode { kRecord, kDefer, kOff };
+  class ModeScope {
+   public:
+    ModeScope(Tape& tape, Mode mode) : tape_(tape), before_(std::exchange(tape.mode_, mode)) {}
+    ~ModeScope() { tape_.mode_ = before_; }
+    ModeScope(const ModeScope&) = delete;
+    ModeScope& operator=(const ModeScope&) = delete;
+
+   private:
+    Tape& tape_;
+    Mode before_;
+  };
+
+  void push(Entry entry);
+  void run(Entry& entry);
+  void run_op(Entry& entry);
+  void replay(Entry& entry);
+  GradTarget target_of(const Tensor& x);
+
+  Memory memory_;
+  Stream compute_;
+  Mode mode_ = Mode::kRecord;
+  std::vector<Entry> entries_;
+  std::vector<Parameter*> used_;  // since the last entry
+  std::unordered_map<TensorKey, Tensor, TensorKeyHash> grads_;
+  std::unordered_set<TensorKey, TensorKeyHash> produced_;
+  std::unordered_set<TensorKey, TensorKeyHash> watched_;
+  std::unordered_map<const Parameter*, std::int64_t> pending_uses_;
+};
+
+}  // namespace tessera::engine

@@ -1,0 +1,128 @@
+// Tensor: a contiguous value handle (buffer, offset, shape, dtype). Copies share the memory; views
+// are an offset and a shape into the same buffer. No strides, no broadcasting.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "engine/buffer.h"
+#include "engine/dtype.h"
+
+namespace tessera::engine {
+
+/// Up to 5 dimensions, each at least 0. A scalar has none.
+class Shape {
+ public:
+  static constexpr int kMaxRank = 5;
+
+  Shape() = default;
+  Shape(std::initializer_list<std::int64_t> dims)
+      : Shape(std::span<const std::int64_t>(dims.begin(), dims.size())) {}
+  /// Throws InvalidArgument for more than kMaxRank dimensions, a negative one, or overflow.
+  explicit Shape(std::span<const std::int64_t> dims);
+
+  int rank() const { return rank_; }
+  /// Dimension `i`; negative counts from the end. Throws InvalidArgument out of range.
+  std::int64_t dim(int i) const;
+  std::int64_t numel() const { return numel_; }
+  /// numel() / dim(-1): the rows of a matrix view. 1 for a scalar.
+  std::int64_t rows() const;
+  std::span<const std::int64_t> dims() const { return {dims_.data(), std::size_t(rank_)}; }
+  /// All dimensions but the last.
+  Shape drop_last() const;
+  /// The same, with the last dimension replaced.
+  Shape with_last(std::int64_t dim) const;
+  std::string str() const;  ///< "(2, 3)"
+
+  friend bool operator==(const Shape&, const Shape&) = default;
+
+ private:
+  std::array<std::int64_t, kMaxRank> dims_{};
+  int rank_ = 0;
+  std::int64_t numel_ = 1;
+};
+
+/// Identity of a tensor's elements: equal for handles and reshapes of the same elements.
+struct TensorKey {
+  std::uint64_t serial = 0;
+  std::int64_t offset_nbytes = 0;
+  std::int64_t numel = 0;
+
+  friend bool operator==(const TensorKey&, const TensorKey&) = default;
+};
+struct TensorKeyHash {
+  std::size_t operator()(const TensorKey& k) const {
+    return k.serial * 0x9E3779B97F4A7C15ull ^ std::size_t(k.offset_nbytes) * 0xC2B2AE3D27D4EB4Full ^
+           std::size_t(k.numel);
+  }
+};
+
+class Tensor {
+ public:
+  /// Undefined; defined() is false.
+  Tensor() = default;
+  /// A view of `buffer` at `offset_nbytes`. Throws InvalidArgument if it does not fit.
+  Tensor(std::shared_ptr<Buffer> buffer, std::int64_t offset_nbytes, const Shape& shape,
+         DType dtype);
+
+  /// New memory, uninitialised / zero / from values.
+  static Tensor empty(const Memory& memory, const Shape& shape, DType dtype,
+                      std::string_view name = "tensor", Category category = Category::kActivation);
+  static Tensor zeros(const Memory& memory, const Shape& shape, DType dtype,
+                      std::string_view name = "tensor", Category category = Category::kActivation);
+  template <class T>
+  static Tensor from(const Memory& memory, const Shape& shape, std::span<const T> values,
+                     std::string_view name = "tensor", Category category = Category::kActivation) {
+    Tensor t = empty(memory, shape, DTypeOf<T>::value, name, category);
+    t.copy_from_host(values.data(), static_cast<std::int64_t>(values.size()));
+    return t;
+  }
+
+  bool defined() const { return buffer_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  std::int64_t dim(int i) const { return shape_.dim(i); }
+  std::int64_t numel() const { return shape_.numel(); }
+  std::int64_t nbytes() const { return numel() * size_of(dtype_); }
+  DType dtype() const { return dtype_; }
+  Device device() const { return {}; }
+  const std::string& name() const;
+  const std::shared_ptr<Buffer>& buffer() const { return buffer_; }
+  TensorKey key() const;
+
+  /// First element. Throws InvalidArgument if T is not the dtype or the buffer is released.
+  template <class T>
+  T* data() const {
+    require(DTypeOf<T>::value == dtype_, "[tensor] expected {}, got {} ({})",
+            name_of(DTypeOf<T>::value), name_of(dtype_), name());
+    return reinterpret_cast<T*>(raw());
+  }
+  template <class T>
+  std::span<T> span() const {
+    return {data<T>(), static_cast<std::size_t>(numel())};
+  }
+  std::byte* raw() const;
+
+  /// The same elements under another shape. Throws InvalidArgument if numel differs.
+  Tensor reshape(const Shape& shape) const;
+  /// Elements [begin, begin + shape.numel()) as `shape`. Throws InvalidArgument out of range.
+  Tensor slice(std::int64_t begin, const Shape& shape) const;
+
+  /// The value of a tensor with one element, as float (f32 or bf16).
+  float item() const;
+
+ private:
+  void copy_from_host(const void* values, std::int64_t numel);
+
+  std::shared_ptr<Buffer> buffer_;
+  std::int64_t offset_nbytes_ = 0;
+  Shape shape_;
+  DType dtype_ = DType::kF32;
+};
+
+}  // namespace tessera::engine
