@@ -1,0 +1,89 @@
+// A group of N ranks that move tensors. Nothing here knows about parameters or gradients.
+//
+// Collectives are enqueued on a stream and return at once; the caller keeps the tensors resident
+// and untouched until an event recorded behind them is reached. All ranks call the same collectives
+// of a group in the same order; each call carries a fingerprint (sequence number, op, dtypes,
+// count, label), and ranks that disagree get a CommError that names both sides, on every rank.
+// Counts are elements. Reductions are sums in rank order, in f32: see [Note: rank order] in
+// kernels.cc.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "engine/error.h"
+#include "engine/stream.h"
+#include "engine/tensor.h"
+
+namespace tessera::comm {
+
+using engine::CommError;
+using engine::Stream;
+using engine::Tensor;
+
+/// Where a reduction starts: from rank 0's contribution, or from the running sum in `out`.
+enum class Accumulate { kNo, kYes };
+
+class ProcessGroup {
+ public:
+  virtual ~ProcessGroup() = default;
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Collectives: `label` names the unit or purpose in errors and traces. They throw InvalidArgument
+  // on bad arguments (no other overlap than named here) before anything is sent; CommError comes
+  // from waiting on the stream.
+
+  /// in [n] on every rank -> out [n * size()], rank r's block at r * n. Any dtype, in == out dtype.
+  /// `in` may be the rank's own block of `out`.
+  void all_gather(const Tensor& in, const Tensor& out, const Stream& stream,
+                  std::string_view label);
+  /// in [n * size()] f32|bf16 -> out [n] f32: block rank() of in_0 + in_1 + ... in rank order, each
+  /// sum rounded to f32; with kYes added one by one onto what `out` holds.
+  /// With kNo and f32 `out` may be the rank's own block of `in`.
+  void reduce_scatter(const Tensor& in, const Tensor& out, Accumulate accumulate,
+                      const Stream& stream, std::string_view label);
+  /// in [n] f32|bf16 -> out [n] f32, the same sum, whole, on every rank. With kNo and f32
+  /// `out` may be `in`; with kYes `out` must hold the same running sum on every rank.
+  void all_reduce(const Tensor& in, const Tensor& out, Accumulate accumulate, const Stream& stream,
+                  std::string_view label);
+  /// inout [n] on `root` -> the same on every rank. Any dtype.
+  void broadcast(const Tensor& inout, int root, const Stream& stream, std::string_view label);
+  /// in [n * size()] -> out [n * size()]: block s of rank r becomes block r of rank s. Any dtype.
+  void all_to_all(const Tensor& in, const Tensor& out, const Stream& stream,
+                  std::string_view label);
+
+  // Host calls.
+
+  /// Blocks until every rank is here. Throws CommError naming who is missing after the deadline.
+  virtual void barrier(std::string_view label) = 0;
+  /// Ranks of equal `color` form a new group, ordered by `key`, ties by rank. Collective.
+  virtual std::unique_ptr<ProcessGroup> split(int color, int key) = 0;
+  /// Throws the CommError that this group failed with, if it did.
+  virtual void check() = 0;
+  /// Wakes every rank of the world, in all its groups, with a CommError that carries `reason`. The
+  /// first reason wins; the groups are unusable afterwards. Idempotent.
+  virtual void abort(std::string_view reason) noexcept = 0;
+
+ protected:
+  ProcessGroup() = default;
+
+ private:
+  // One per collective; arguments are already checked.
+  virtual void do_all_gather(const Tensor& in, const Tensor& out, const Stream& stream,
+                             std::string_view label) = 0;
+  virtual void do_reduce_scatter(const Tensor& in, const Tensor& out, Accumulate accumulate,
+                                 const Stream& stream, std::string_view label) = 0;
+  virtual void do_all_reduce(const Tensor& in, const Tensor& out, Accumulate accumulate,
+                             const Stream& stream, std::string_view label) = 0;
+  virtual void do_broadcast(const Tensor& inout, int root, const Stream& stream,
+                            std::string_view label) = 0;
+  virtual void do_all_to_all(const Tensor& in, const Tensor& out, const Stream& stream,
+                             std::string_view label) = 0;
+};
+
+}  // namespace tessera::comm

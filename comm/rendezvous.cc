@@ -1,0 +1,194 @@
+#include "comm/rendezvous.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "comm/futex.h"
+#include "engine/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using engine::CommError;
+
+enum State : std::uint32_t { kOpen, kReady, kComplete, kFailed };
+
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+
+}  // namespace
+
+struct Rendezvous::Meeting {
+  Meeting(const Call& c, std::size_t size, std::int64_t num_per_block)
+      : call(c),
+        slots(size),
+        here(size),
+        next(size),
+        undone(num_per_block * static_cast<std::int64_t>(size)) {}
+
+  void set(State s) {
+    state.store(s, std::memory_order_release);
+    wake_all(state);
+  }
+
+  const Call call;  // of the first to come
+  std::vector<Slot> slots;
+  std::vector<bool> here;
+  int num_here = 0;
+  std::atomic<std::uint32_t> state = kOpen;     // leaves kOpen under the world's mutex
+  std::vector<std::atomic<std::int64_t>> next;  // by block: the piece to take next
+  std::atomic<std::int64_t> undone;             // pieces of all blocks
+};
+
+World::World(std::chrono::milliseconds deadline)
+    : deadline_(std::min<std::chrono::milliseconds>(deadline, std::chrono::years(100))) {
+  engine::require(deadline.count() > 0, "[threads] expected a deadline > 0 ms, got {}",
+                  deadline.count());
+}
+
+void World::fail(std::string message, bool aborted) {
+  if (failure_) return;
+  failure_ = std::move(message);
+  aborted_ = aborted;
+  for (Rendezvous* group : groups_) {
+    for (const auto& [sequence, meeting] : group->meetings_) meeting->set(kFailed);
+    group->meetings_.clear();
+  }
+}
+
+void World::abort(std::string message) {
+  const std::lock_guard lock(mutex_);
+  fail(std::move(message), true);
+}
+
+void World::check() {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw CommError(*failure_);
+}
+
+bool World::is_echo(std::string_view message) {
+  const std::lock_guard lock(mutex_);
+  return aborted_ && message == *failure_;
+}
+
+Rendezvous::Rendezvous(std::shared_ptr<World> world, std::string name, std::vector<int> members)
+    : world_(std::move(world)),
+      name_(std::move(name)),
+      members_(std::move(members)),
+      departed_(members_.size(), kNever),
+      last_(members_.size(), "nothing") {
+  const std::lock_guard lock(world_->mutex_);
+  world_->groups_.push_back(this);
+}
+
+Rendezvous::~Rendezvous() {
+  const std::lock_guard lock(world_->mutex_);
+  std::erase(world_->groups_, this);
+}
+
+void Rendezvous::meet(int rank, const Call& call, const Slot& slot, const Pieces& pieces) {
+  const std::shared_ptr<Meeting> meeting = arrive(rank, call, slot, pieces);
+  await(*meeting);
+
+  std::int64_t num_done = 0;
+  for (int i = 0; i < size(); ++i) {
+    const int block = (rank + i) % size();
+    auto& next = meeting->next[static_cast<std::size_t>(block)];
+    for (;; ++num_done) {
+      const std::int64_t piece = next.fetch_add(1, std::memory_order_relaxed);
+      if (piece >= pieces.num_per_block) break;
+      pieces.run(meeting->slots, block, piece);
+    }
+  }
+  // The release order of the decrements carries everyone's writes to the last, and from it to all.
+  if (num_done > 0 && meeting->undone.fetch_sub(num_done, std::memory_order_acq_rel) == num_done) {
+    meeting->set(kComplete);
+  } else {
+    wait_while(meeting->state, kReady);
+  }
+}
+
+std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& call,
+                                                        const Slot& slot, const Pieces& pieces) {
+  const auto r = static_cast<std::size_t>(rank);
+  const std::lock_guard lock(world_->mutex_);
+  if (world_->failure_) throw CommError(*world_->failure_);
+  auto& entry = meetings_[call.sequence];
+  if (!entry) entry = std::make_shared<Meeting>(call, members_.size(), pieces.num_per_block);
+  const std::shared_ptr<Meeting> meeting = entry;
+  if (call.text != meeting->call.text) {
+    const auto first = std::find(meeting->here.begin(), meeting->here.end(), true);
+    world_->fail(fmt::format("{} expected rank {}'s {}, got rank {}'s {}", where(meeting->call),
+                             world_rank(static_cast<int>(first - meeting->here.begin())),
+                             meeting->call.text, world_rank(rank), call.text),
+                 false);
+    throw CommError(*world_->failure_);
+  }
+  last_[r] = fmt::format("#{} {}", call.sequence, call.text);
+  meeting->slots[r] = slot;
+  meeting->here[r] = true;
+  if (++meeting->num_here < size()) {
+    fail_if_departed(*meeting);
+    return meeting;
+  }
+  meetings_.erase(call.sequence);
+  if (pieces.num_per_block == 0) {
+    meeting->set(kComplete);
+  } else if (pieces.wake) {
+    meeting->set(kReady);
+  } else {
+    meeting->state.store(kReady, std::memory_order_release);
+  }
+  return meeting;
+}
+
+void Rendezvous::await(Meeting& meeting) {
+  wait_while(meeting.state, kOpen, Clock::now() + world_->deadline_);
+  const std::uint32_t woken_by = meeting.state.load(std::memory_order_acquire);
+  if (woken_by == kReady || woken_by == kComplete) return;
+  const std::lock_guard lock(world_->mutex_);
+  const std::uint32_t state = meeting.state.load(std::memory_order_acquire);
+  if (state == kReady || state == kComplete) return;  // the last one came at the last moment
+  if (state == kOpen) {
+    world_->fail(fmt::format("{} expected {} ranks within {} ms, got {}: {}; {}",
+                             where(meeting.call), size(), world_->deadline_.count(),
+                             meeting.num_here, absent(meeting, false), meeting.call.text),
+                 false);
+  }
+  throw CommError(*world_->failure_);
+}
+
+void Rendezvous::depart(int rank, std::int64_t sequence) {
+  const std::lock_guard lock(world_->mutex_);
+  departed_[static_cast<std::size_t>(rank)] = sequence;
+  const auto waiting = meetings_.lower_bound(sequence);
+  if (waiting != meetings_.end()) fail_if_departed(*waiting->second);
+}
+
+void Rendezvous::fail_if_departed(const Meeting& meeting) {
+  const std::string who = absent(meeting, true);
+  if (who.empty()) return;
+  world_->fail(fmt::format("{} expected {} ranks, got: {}; {}", where(meeting.call), size(), who,
+                           meeting.call.text),
+               false);
+}
+
+std::string Rendezvous::where(const Call& call) const {
+  return fmt::format("[{} #{} of {}]", call.op, call.sequence, name_);
+}
+
+// "rank 2 is missing, last seen in #11 all_gather f32 x 4 'h.0'", one for each rank not here.
+std::string Rendezvous::absent(const Meeting& meeting, bool only_departed) const {
+  std::string ranks;
+  for (std::size_t r = 0; r < members_.size(); ++r) {
+    const bool departed = departed_[r] <= meeting.call.sequence;
+    if (meeting.here[r] || (only_departed && !departed)) continue;
+    ranks += fmt::format("{}rank {} {}, last seen in {}", ranks.empty() ? "" : "; ", members_[r],
+                         departed ? "has left the group" : "is missing", last_[r]);
+  }
+  return ranks;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,117 @@
+// Where ranks that share memory meet: they compare what they call, do the work together, and leave
+// when all of it is done. Knows nothing of tensors.
+//
+// [Note: one meeting] A collective is one meeting, found by its sequence number. Each rank brings a
+// slot (its pointers) and sleeps; the last to come makes it ready. From then on the work (pieces of
+// a block per rank) can be done by whoever runs: a rank takes the pieces of its own block, then
+// helps with the others', and the last piece lets everyone go. So a small collective is done by the
+// last to come while the rest sleep (one wake-up each), and a big one keeps every core busy however
+// few there are. Nobody waits for a particular rank once a meeting is ready: it always completes,
+// even if the world fails meanwhile, so no rank can take its memory away from under another.
+//
+// [Note: one failure] A world fails once: with the first mismatch, deadline, departure or abort.
+// Every meeting of all its groups that is not ready fails with that error, and so do all later
+// ones. Ranks in messages are ranks of the world, whatever the group.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::comm {
+
+class Rendezvous;
+
+/// What all groups of one world share.
+class World {
+ public:
+  /// Throws InvalidArgument unless deadline > 0.
+  explicit World(std::chrono::milliseconds deadline);
+
+  /// Fails the world unless it has failed already.
+  void abort(std::string message);
+  /// Throws CommError if the world has failed.
+  void check();
+  /// Whether `message` is what abort() made every rank throw.
+  bool is_echo(std::string_view message);
+
+ private:
+  friend class Rendezvous;
+  void fail(std::string message, bool aborted);  // under mutex_
+
+  const std::chrono::milliseconds deadline_;
+  std::mutex mutex_;  // guards the rest, and all groups; never held while working or sleeping
+  std::optional<std::string> failure_;
+  bool aborted_ = false;  // failure_ came from abort()
+  std::vector<Rendezvous*> groups_;
+};
+
+/// What a rank calls. Equal on all ranks, or the world fails.
+struct Call {
+  std::int64_t sequence = 0;
+  std::string_view op;  ///< static storage
+  std::string text;     ///< everything that must agree: op, reduction, dtypes, count, root, label
+};
+
+/// What a rank brings to a meeting; the op says what it points to.
+struct Slot {
+  const void* in = nullptr;
+  void* out = nullptr;
+};
+
+/// The work of a meeting: `num_per_block` pieces for each rank's block, done in any order by any
+/// rank, each once. `run` must not throw.
+struct Pieces {
+  std::int64_t num_per_block = 0;
+  bool wake = true;  ///< false: too little work to wake sleepers for, the last to come does it
+  std::function<void(std::span<const Slot> slots, int block, std::int64_t piece)> run = {};
+};
+
+/// The meetings of one group.
+class Rendezvous {
+ public:
+  /// `members`: the group's ranks as ranks of the world. `name` is for messages.
+  Rendezvous(std::shared_ptr<World> world, std::string name, std::vector<int> members);
+  ~Rendezvous();
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
+
+  int size() const { return static_cast<int>(members_.size()); }
+  int world_rank(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  const std::string& name() const { return name_; }
+  const std::shared_ptr<World>& world() const { return world_; }
+
+  /// Returns when every rank has come and all pieces are done. Throws CommError otherwise.
+  void meet(int rank, const Call& call, const Slot& slot, const Pieces& pieces);
+  /// `rank` will come to no meeting from number `sequence` on; whoever waits there for it fails.
+  void depart(int rank, std::int64_t sequence);
+
+ private:
+  friend class World;
+  struct Meeting;
+
+  std::shared_ptr<Meeting> arrive(int rank, const Call& call, const Slot& slot,
+                                  const Pieces& pieces);
+  void await(Meeting& meeting);
+  std::string where(const Call& call) const;
+  std::string absent(const Meeting& meeting, bool only_departed) const;
+  void fail_if_departed(const Meeting& meeting);
+
+  const std::shared_ptr<World> world_;
+  const std::string name_;
+  const std::vector<int> members_;
+  std::map<std::int64_t, std::shared_ptr<Meeting>> meetings_;  // not ready yet
+  std::vector<std::int64_t> departed_;                         // by rank: no meetings from here on
+  std::vector<std::string> last_;                              // by rank: the last call it came to
+};
+
+}  // namespace tessera::comm
