@@ -22,6 +22,7 @@ _WARNINGS = [
     "-Wall",
     "-Wextra",
     "-Wno-unknown-pragmas",
+    "-Wno-stringop-overflow",  # gcc 12 is wrong about fmt's own headers
 ]
 
 def _setting(name):
@@ -86,6 +87,7 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
         srcs = sources,
         hdrs = hdrs,
         copts = _copts() + copts,
+        linkstatic = True,  # no shared library, so no second compilation of everything
         deps = deps,
         **kwargs
     )

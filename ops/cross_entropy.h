@@ -1,0 +1,39 @@
+// Softmax cross-entropy, from logits or fused with the matrix product that makes them.
+//
+// Both give the mean over the targets that are not ignored, 0 if all are. Row losses are summed in
+// order in double. A target outside [0, V) that is not `ignore_index` throws InvalidArgument naming
+// it, its position and V.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/tape.h"
+
+namespace tessera::ops {
+
+/// loss = mean_i(log(sum_v exp(logits[i, v])) - logits[i, targets[i]]).
+///   logits (.., V) f32 or bf16, targets (..) i32 -> loss () f32. Saves logits, targets and two f32
+///   a row.
+///   Throws InvalidArgument if shapes or dtypes do not fit.
+engine::Tensor cross_entropy(engine::Tape& tape, const engine::Tensor& logits,
+                             const engine::Tensor& targets, std::int32_t ignore_index = -100);
+
+struct LinearCrossEntropyOptions {
+  std::int32_t ignore_index = -100;
+  std::int64_t chunk_rows = 0;  ///< rows whose logits live at one time; 0: chosen by V
+  /// Backward finds all exponentials saved if there are at most this many, and otherwise computes
+  /// the logits of each chunk again: half as much forward work more, and the same bits.
+  std::int64_t max_saved_numel = std::int64_t{1} << 24;
+};
+
+/// cross_entropy(x w^T), a chunk of rows at a time: full logits need not live.
+///   x (.., C) f32 or bf16, w (V, C) f32 or bf16, targets (..) i32 -> loss () f32. Logits are f32.
+///   The gradient of w is summed chunk by chunk in its view, or in f32 workspace (V, C) if the view
+///   is bf16; a bf16 w is widened once a pass. Saves x, w, targets, two f32 a row and, within
+///   `max_saved_numel`, the exponentials (.., V) f32.
+///   Throws InvalidArgument if shapes or dtypes do not fit.
+engine::Tensor linear_cross_entropy(engine::Tape& tape, const engine::Tensor& x,
+                                    engine::Parameter& w, const engine::Tensor& targets,
+                                    const LinearCrossEntropyOptions& options = {});
+
+}  // namespace tessera::ops

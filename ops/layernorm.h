@@ -1,0 +1,17 @@
+// Layer normalisation (Ba, Kiros and Hinton, arXiv:1607.06450).
+#pragma once
+
+#include "engine/tape.h"
+#include "ops/normalize.h"
+
+namespace tessera::ops {
+
+/// y = (x - mean(x)) / sqrt(var(x) + eps) w + bias over the last dimension. x (..., C), w (C),
+/// bias (C) or null; f32 or bf16, all alike. Saves x and, in f32, the mean and the reciprocal
+/// standard deviation of each row. Throws InvalidArgument if shapes or dtypes do not fit.
+inline engine::Tensor layernorm(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
+                                engine::Parameter* bias, float eps = 1e-5f) {
+  return normalize(tape, Norm::kLayer, x, w, bias, eps);
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,153 @@
+#include "ops/linear.h"
+
+#include <algorithm>
+
+#include "engine/elementwise.h"
+#include "ops/gemm.h"
+
+namespace tessera::ops {
+
+using engine::Category;
+using engine::dispatch_float;
+using engine::DType;
+using engine::GradTarget;
+using engine::Memory;
+using engine::Parameter;
+using engine::Tape;
+using engine::Tensor;
+using engine::to_f32;
+
+namespace {
+
+// W as (I, O), however it is stored.
+template <class T>
+MatrixView<T> weight_matrix(const Tensor& w, WeightLayout layout) {
+  const MatrixView<T> stored = matrix<T>(w, w.dim(0), w.dim(1));
+  return layout == WeightLayout::kInOut ? stored : stored.t();
+}
+
+// The bias is where the sums of y start, so adding it costs nothing. `bias` may be undefined.
+template <class T>
+void forward(const Memory& memory, const Tensor& y, const Tensor& x, const Tensor& w,
+             const Tensor& bias, WeightLayout layout) {
+  const std::int64_t rows = y.shape().rows(), out = y.dim(-1);
+  const bool is_f32 = y.dtype() == DType::kF32;
+  const Tensor sums =
+      is_f32 ? y
+             : Tensor::empty(memory, y.shape(), DType::kF32, "linear.sums", Category::kWorkspace);
+  if (bias.defined()) {
+    for (std::int64_t r = 0; r < rows; ++r)
+      engine::cast(sums.data<float>() + r * out, bias.data<T>(), out);
+  }
+  gemm(memory, matrix<const T>(x, rows, x.dim(-1)), weight_matrix<const T>(w, layout),
+       matrix<float>(sums, rows, out), /*accumulate=*/bias.defined());
+  if (!is_f32) engine::cast(y, sums);
+}
+
+// sums[j] = dy[0][j] + dy[1][j] + ..., eight rows at a time.
+template <class T>
+void sum_rows(float* sums, const T* dy, std::int64_t rows, std::int64_t cols) {
+  std::fill(sums, sums + cols, 0.0f);
+  std::int64_t r = 0;
+  for (; r + 8 <= rows; r += 8) {
+    const T* d = dy + r * cols;
+    for (std::int64_t j = 0; j < cols; ++j) {
+      const auto at = [=](std::int64_t k) { return to_f32(d[k * cols + j]); };
+      sums[j] += ((at(0) + at(1)) + (at(2) + at(3))) + ((at(4) + at(5)) + (at(6) + at(7)));
+    }
+  }
+  for (; r < rows; ++r) engine::add(sums, dy + r * cols, cols);
+}
+
+void backward_x(const Tape& tape, const GradTarget& dx, const Tensor& w, const Tensor& dy,
+                WeightLayout layout) {
+  const std::int64_t rows = dy.shape().rows(), in = dx.dst.dim(-1), out = dy.dim(-1);
+  tape.stream().launch(
+      {.name = "linear.backward_x",
+       .flops = gemm_flops(rows, in, out),
+       .bytes_read = dy.nbytes() + w.nbytes() + (dx.accumulate ? dx.dst.nbytes() : 0),
+       .bytes_written = dx.dst.nbytes()},
+      [=, memory = tape.memory()] {
+        dispatch_float(dy.dtype(), "linear", [&](auto t) {
+          using T = decltype(t);
+          gemm(memory, matrix<const T>(dy, rows, out), weight_matrix<const T>(w, layout).t(),
+               matrix<T>(dx.dst, rows, in), dx.accumulate);
+        });
+      });
+}
+
+void backward_w(const Tape& tape, const GradTarget& dw, const Tensor& x, const Tensor& dy,
+                WeightLayout layout) {
+  const std::int64_t rows = dy.shape().rows(), in = x.dim(-1), out = dy.dim(-1);
+  tape.stream().launch(
+      {.name = "linear.backward_w",
+       .flops = gemm_flops(in, out, rows),
+       .bytes_read = dy.nbytes() + x.nbytes() + (dw.accumulate ? dw.dst.nbytes() : 0),
+       .bytes_written = dw.dst.nbytes()},
+      [=, memory = tape.memory()] {
+        dispatch_float(dy.dtype(), "linear", [&](auto t) {
+          using T = decltype(t);
+          dispatch_float(dw.dst.dtype(), "linear", [&](auto g) {
+            gemm(memory, matrix<const T>(x, rows, in).t(), matrix<const T>(dy, rows, out),
+                 weight_matrix<decltype(g)>(dw.dst, layout), dw.accumulate);
+          });
+        });
+      });
+}
+
+void backward_bias(const Tape& tape, const GradTarget& db, const Tensor& dy) {
+  const Tensor sums = Tensor::empty(tape.memory(), db.dst.shape(), DType::kF32, "linear.bias_sums",
+                                    Category::kWorkspace);
+  tape.stream().launch({.name = "linear.backward_bias",
+                        .flops = static_cast<double>(dy.numel()),
+                        .bytes_read = dy.nbytes() + (db.accumulate ? db.dst.nbytes() : 0),
+                        .bytes_written = db.dst.nbytes()},
+                       [=] {
+                         dispatch_float(dy.dtype(), "linear", [&](auto t) {
+                           sum_rows(sums.data<float>(), dy.data<decltype(t)>(), dy.shape().rows(),
+                                    dy.dim(-1));
+                         });
+                         engine::assign_or_add(db.dst, sums, db.accumulate);
+                       });
+}
+
+}  // namespace
+
+Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, WeightLayout layout) {
+  const Tensor value = tape.use(w);
+  const Tensor bias_value = bias != nullptr ? tape.use(*bias) : Tensor();
+  engine::require(value.shape().rank() == 2,
+                  "[linear] expected a weight of two dimensions, got {} ({})", value.shape().str(),
+                  w.name);
+  const bool in_out = layout == WeightLayout::kInOut;
+  const std::int64_t in = value.dim(in_out ? 0 : 1), out = value.dim(in_out ? 1 : 0);
+  engine::require(x.shape().rank() > 0 && x.dim(-1) == in && x.dtype() == value.dtype(),
+                  "[linear] expected x (..., {}) {}, got {} {} ({} by {})", in,
+                  name_of(value.dtype()), x.shape().str(), name_of(x.dtype()), x.name(), w.name);
+  if (bias != nullptr) {
+    engine::require(bias_value.shape() == engine::Shape{out} && bias_value.dtype() == x.dtype(),
+                    "[linear] expected a bias ({}) {}, got {} {} ({})", out, name_of(x.dtype()),
+                    bias_value.shape().str(), name_of(bias_value.dtype()), bias->name);
+  }
+  const Tensor y = tape.empty(x.shape().with_last(out), x.dtype(), "linear");
+  tape.stream().launch(
+      {.name = "linear.forward",
+       .flops = gemm_flops(y.shape().rows(), out, in) +
+                (bias != nullptr ? static_cast<double>(y.numel()) : 0),
+       .bytes_read = x.nbytes() + value.nbytes() + (bias != nullptr ? bias_value.nbytes() : 0),
+       .bytes_written = y.nbytes()},
+      [=, memory = tape.memory()] {
+        dispatch_float(x.dtype(), "linear", [&](auto t) {
+          forward<decltype(t)>(memory, y, x, value, bias_value, layout);
+        });
+      });
+  tape.record("linear", y, [&tape, x, &w, bias, layout](const Tensor& dy) {
+    if (const GradTarget dx = tape.grad_target(x)) backward_x(tape, dx, w.value, dy, layout);
+    if (const GradTarget dw = tape.grad_target(w)) backward_w(tape, dw, x, dy, layout);
+    if (bias == nullptr) return;
+    if (const GradTarget db = tape.grad_target(*bias)) backward_bias(tape, db, dy);
+  });
+  return y;
+}
+
+}  // namespace tessera::ops

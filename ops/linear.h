@@ -1,0 +1,20 @@
+// Affine map of the last dimension.
+#pragma once
+
+#include "engine/tape.h"
+
+namespace tessera::ops {
+
+/// How the weight of a linear layer is stored.
+enum class WeightLayout {
+  kInOut,  ///< (I, O): GPT-2's
+  kOutIn,  ///< (O, I): PyTorch's, and an embedding table used as the last layer
+};
+
+/// y = x W + b. x (..., I), w (I, O) or (O, I), bias (O) or null; y (..., O). f32 or bf16, all
+/// alike; sums are f32 and rounded once. Saves x. Throws InvalidArgument if shapes or dtypes do not
+/// fit.
+engine::Tensor linear(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
+                      engine::Parameter* bias, WeightLayout layout = WeightLayout::kInOut);
+
+}  // namespace tessera::ops

@@ -1,0 +1,79 @@
+// The skeleton of ops whose output elements depend on the input elements at the same index. Private
+// to ops. bf16 elements are widened, computed in f32 and rounded once.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "engine/tape.h"
+
+namespace tessera::ops {
+
+/// out[i] = value(i), or += with `accumulate`.
+template <class T, class F>
+void write_elements(T* out, std::int64_t numel, bool accumulate, F value) {
+  using engine::store_f32, engine::to_f32;
+  if (accumulate) {
+    for (std::int64_t i = 0; i < numel; ++i) store_f32(out[i], to_f32(out[i]) + value(i));
+  } else {
+    for (std::int64_t i = 0; i < numel; ++i) store_f32(out[i], value(i));
+  }
+}
+
+/// What a pointwise op states about itself; FLOPs are per element.
+struct PointwiseWork {
+  std::string_view op;
+  std::string_view forward;
+  std::string_view backward;
+  double forward_flops;
+  double backward_flops;
+};
+
+/// Launches a backward that reads tensors of `bytes_read` bytes in all and writes `dx`.
+template <class F>
+void launch_pointwise_backward(const engine::Tape& tape, const PointwiseWork& work,
+                               const engine::GradTarget& dx, std::int64_t bytes_read, F fn) {
+  const auto numel = static_cast<double>(dx.dst.numel());
+  const std::int64_t nbytes = dx.dst.nbytes();
+  tape.stream().launch({.name = work.backward,
+                        .flops = numel * (work.backward_flops + (dx.accumulate ? 1 : 0)),
+                        .bytes_read = bytes_read + (dx.accumulate ? nbytes : 0),
+                        .bytes_written = nbytes},
+                       fn);
+}
+
+/// y = f(x) elementwise, dx = dy * slope(x). Saves x.
+template <class F, class Slope>
+engine::Tensor unary(engine::Tape& tape, const engine::Tensor& x, const PointwiseWork& work, F f,
+                     Slope slope) {
+  using engine::Tensor, engine::to_f32;
+  const Tensor y = tape.empty(x.shape(), x.dtype(), work.op);
+  tape.stream().launch({.name = work.forward,
+                        .flops = static_cast<double>(x.numel()) * work.forward_flops,
+                        .bytes_read = x.nbytes(),
+                        .bytes_written = y.nbytes()},
+                       [=] {
+                         engine::dispatch_float(x.dtype(), work.op, [&](auto t) {
+                           using T = decltype(t);
+                           write_elements(
+                               y.data<T>(), y.numel(), false,
+                               [f, x = x.data<T>()](std::int64_t i) { return f(to_f32(x[i])); });
+                         });
+                       });
+  tape.record(work.op, y, [&tape, x, work, slope](const Tensor& dy) {
+    const engine::GradTarget dx = tape.grad_target(x);
+    if (!dx) return;
+    launch_pointwise_backward(tape, work, dx, x.nbytes() + dy.nbytes(), [=] {
+      engine::dispatch_float(x.dtype(), work.op, [&](auto t) {
+        using T = decltype(t);
+        write_elements(dx.dst.data<T>(), x.numel(), dx.accumulate,
+                       [slope, x = x.data<T>(), dy = dy.data<T>()](std::int64_t i) {
+                         return to_f32(dy[i]) * slope(to_f32(x[i]));
+                       });
+      });
+    });
+  });
+  return y;
+}
+
+}  // namespace tessera::ops

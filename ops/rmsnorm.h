@@ -1,0 +1,17 @@
+// Root mean square normalisation (Zhang and Sennrich, arXiv:1910.07467).
+#pragma once
+
+#include "engine/tape.h"
+#include "ops/normalize.h"
+
+namespace tessera::ops {
+
+/// y = x / sqrt(mean(x^2) + eps) w over the last dimension. x (..., C), w (C); f32 or bf16, alike.
+/// Saves x and, in f32, the reciprocal root of each row. Throws InvalidArgument if shapes or dtypes
+/// do not fit.
+inline engine::Tensor rmsnorm(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
+                              float eps = 1e-5f) {
+  return normalize(tape, Norm::kRms, x, w, nullptr, eps);
+}
+
+}  // namespace tessera::ops

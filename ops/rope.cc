@@ -1,0 +1,131 @@
+#include "ops/rope.h"
+
+#include <cmath>
+#include <vector>
+
+#include "engine/elementwise.h"
+
+namespace tessera::ops {
+
+using engine::DType;
+using engine::GradTarget;
+using engine::store_f32;
+using engine::Tape;
+using engine::Tensor;
+using engine::to_f32;
+
+namespace {
+
+struct RopeShape {
+  std::int64_t batch, tokens, heads, rotated, head_size;
+
+  std::int64_t width() const { return heads * head_size; }
+  double flops() const {
+    return 3.0 * static_cast<double>(batch * tokens) * static_cast<double>(rotated * head_size);
+  }
+};
+
+RopeShape check(const Tensor& x, const RopeOptions& options) {
+  const int rank = x.shape().rank();
+  engine::require(rank == 3 || rank == 4,
+                  "[rope] expected (B, T, N*D) or (B, T, N, D), got {} ({})", x.shape().str(),
+                  x.name());
+  engine::require(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16,
+                  "[rope] expected f32 or bf16, got {} ({})", name_of(x.dtype()), x.name());
+  const std::int64_t width = rank == 3 ? x.dim(2) : x.dim(2) * x.dim(3);
+  const std::int64_t head_size = options.head_size == 0 ? x.dim(-1) : options.head_size;
+  engine::require(head_size > 0 && head_size % 2 == 0,
+                  "[rope] expected an even head size, got {} ({})", head_size, x.name());
+  engine::require(width % head_size == 0 && (rank == 3 || x.dim(-1) == head_size),
+                  "[rope] expected heads of {}, got {} ({})", head_size, x.shape().str(), x.name());
+  const std::int64_t heads = width / head_size;
+  engine::require(options.num_heads >= 0 && options.num_heads <= heads,
+                  "[rope] expected at most {} heads to rotate, got {} ({})", heads,
+                  options.num_heads, x.name());
+  engine::require(options.base > 0, "[rope] expected a positive base, got {}", options.base);
+  return {x.dim(0), x.dim(1), heads, options.num_heads == 0 ? heads : options.num_heads, head_size};
+}
+
+// Row t of the table: D/2 cosines, D/2 sines of t * base^(-2i/D). Each row turns the one before in
+// double precision, so the error grows as T * 2^-53 and stays far below that of an f32.
+void fill_table(float* table, std::int64_t tokens, std::int64_t head_size, double base) {
+  const auto half = static_cast<std::size_t>(head_size / 2);
+  std::vector<double> cosines(half, 1), sines(half, 0), cos_step(half), sin_step(half);
+  for (std::size_t i = 0; i < half; ++i) {
+    const double angle =
+        std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_size));
+    cos_step[i] = std::cos(angle);
+    sin_step[i] = std::sin(angle);
+  }
+  for (std::int64_t t = 0; t < tokens; ++t, table += head_size) {
+    for (std::size_t i = 0; i < half; ++i) {
+      table[i] = static_cast<float>(cosines[i]);
+      table[half + i] = static_cast<float>(sines[i]);
+      const double next = cosines[i] * cos_step[i] - sines[i] * sin_step[i];
+      sines[i] = sines[i] * cos_step[i] + cosines[i] * sin_step[i];
+      cosines[i] = next;
+    }
+  }
+}
+
+// y = or += the rotation of x by +angle, or by -angle for `direction` = -1.
+template <bool kAccumulate, class T>
+void rotate(T* y, const T* x, const float* table, const RopeShape& s, float direction) {
+  const std::int64_t half = s.head_size / 2;
+  for (std::int64_t row = 0; row < s.batch * s.tokens; ++row) {
+    const float* cosines = table + row % s.tokens * s.head_size;
+    const float* sines = cosines + half;
+    for (std::int64_t head = 0; head < s.rotated; ++head) {
+      T* __restrict y1 = y + row * s.width() + head * s.head_size;
+      T* __restrict y2 = y1 + half;
+      const T* x1 = x + row * s.width() + head * s.head_size;
+      const T* x2 = x1 + half;
+      for (std::int64_t i = 0; i < half; ++i) {
+        const float a = to_f32(x1[i]), b = to_f32(x2[i]), sine = direction * sines[i];
+        const float p = a * cosines[i] - b * sine, q = b * cosines[i] + a * sine;
+        store_f32(y1[i], kAccumulate ? to_f32(y1[i]) + p : p);
+        store_f32(y2[i], kAccumulate ? to_f32(y2[i]) + q : q);
+      }
+    }
+    const std::int64_t begin = row * s.width() + s.rotated * s.head_size;
+    engine::assign_or_add(y + begin, x + begin, (s.heads - s.rotated) * s.head_size, kAccumulate);
+  }
+}
+
+void launch_rotation(const Tape& tape, std::string_view name, const Tensor& y, const Tensor& x,
+                     const Tensor& table, const RopeShape& s, float direction, bool accumulate) {
+  tape.stream().launch({.name = name,
+                        .flops = s.flops(),
+                        .bytes_read = x.nbytes() + table.nbytes() + (accumulate ? y.nbytes() : 0),
+                        .bytes_written = y.nbytes()},
+                       [=] {
+                         engine::dispatch_float(x.dtype(), "rope", [&](auto t) {
+                           using T = decltype(t);
+                           const auto run = accumulate ? rotate<true, T> : rotate<false, T>;
+                           run(y.data<T>(), x.data<T>(), table.data<float>(), s, direction);
+                         });
+                       });
+}
+
+}  // namespace
+
+Tensor rope(Tape& tape, const Tensor& x, const RopeOptions& options) {
+  const RopeShape s = check(x, options);
+  const Tensor table = tape.empty({s.tokens, s.head_size}, DType::kF32, "rope.table");
+  const double base = options.base;
+  // Two products and a sum for each of the two, in double.
+  tape.stream().launch({.name = "rope.table",
+                        .flops = 3.0 * static_cast<double>(table.numel()),
+                        .bytes_written = table.nbytes()},
+                       [=] { fill_table(table.data<float>(), s.tokens, s.head_size, base); });
+  const Tensor y = tape.empty(x.shape(), x.dtype(), "rope");
+  launch_rotation(tape, "rope.forward", y, x, table, s, 1, false);
+  if (!tape.needs_grad(x)) return y;
+  tape.record("rope", y, [&tape, x, table, s](const Tensor& dy) {
+    if (const GradTarget dx = tape.grad_target(x))
+      launch_rotation(tape, "rope.backward", dx.dst, dy, table, s, -1, dx.accumulate);
+  });
+  return y;
+}
+
+}  // namespace tessera::ops

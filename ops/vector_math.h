@@ -1,0 +1,91 @@
+// Functions of f32 that compilers vectorise: no branches, no tables, no calls. Private to ops.
+// Every operation is spelled out (std::fma where two are one), so an element's bits do not depend
+// on its place in the loop. NaN gives NaN. tests/ops/vector_math_test.cc holds the errors stated
+// here.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace tessera::ops {
+
+/// condition ? a : b with both evaluated. Compilers turn `?:` into branches when one side is a
+/// calculation or when it is nested, and then do not vectorise.
+inline float select(bool condition, float a, float b) {
+  const std::uint32_t mask = -static_cast<std::uint32_t>(condition);
+  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(a) & mask) |
+                              (std::bit_cast<std::uint32_t>(b) & ~mask));
+}
+
+/// Operations that the functions below count as in Work::flops.
+inline constexpr double kExpFlops = 19, kSigmoidFlops = kExpFlops + 2,
+                        kNormalCdfFlops = kExpFlops + 21;
+
+/// e^x within 1 ulp; 0 where the result is below 2^-126, infinity where it is above the largest
+/// float. x = n ln 2 + r and |r| <= ln(2)/2: minimax polynomial for e^r, n goes into the exponent.
+inline float exp(float x) {
+  constexpr float kLog2E = 0x1.715476p+0f, kLn2High = 0x1.62e400p-1f, kLn2Low = 0x1.7f7d1cp-20f;
+  constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
+  constexpr float kLargest = 0x1.62e42ep+6f, kSmallest = -0x1.5d589ep+6f;
+  const float shifted = std::fma(x, kLog2E, kRound);
+  const float n = shifted - kRound;
+  const float r = std::fma(n, -kLn2Low, std::fma(n, -kLn2High, x));
+  float p = 0.00138145986f;
+  p = std::fma(p, r, 0.00836871688f);
+  p = std::fma(p, r, 0.041668388f);
+  p = std::fma(p, r, 0.166665206f);
+  p = std::fma(p, r, 0.499999934f);
+  p = std::fma(p * r, r, r) + 1.0f;
+  // Shifting drops the bits of kRound.
+  const auto y = std::bit_cast<float>(std::bit_cast<std::uint32_t>(p) +
+                                      (std::bit_cast<std::uint32_t>(shifted) << 23));
+  const float in_range = select(x < kSmallest, 0.0f, y);
+  return select(x <= kLargest, in_range, select(x != x, x, std::numeric_limits<float>::infinity()));
+}
+
+/// 1 / (1 + e^-x) within 2 ulp.
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+
+/// Gaussian distribution function P(X <= x) = (1 + erf(x / sqrt 2)) / 2, absolute error below
+/// 1e-7, and below 2e-4 of the result for x > -7. For x < 0 it is e^(x g(-x)) / 2 with g a minimax
+/// polynomial for log(2 P) / x; P(X <= x) + P(X <= -x) = 1 gives the rest.
+inline float normal_cdf(float x) {
+  const float t = std::fabs(x);
+  float g = 8.2355721e-09f;
+  g = std::fma(g, t, -2.92276219e-07f);
+  g = std::fma(g, t, 4.36139305e-06f);
+  g = std::fma(g, t, -3.43919391e-05f);
+  g = std::fma(g, t, 0.000131746045f);
+  g = std::fma(g, t, 0.000122319761f);
+  g = std::fma(g, t, -0.00495363637f);
+  g = std::fma(g, t, 0.0364334244f);
+  g = std::fma(g, t, 0.318284043f);
+  g = std::fma(g, t, 0.797886783f);
+  const float tail = 0.5f * exp(-t * g);
+  // tail for x < 0, 1 - tail otherwise.
+  return select(x >= 0, 1.0f, 0.0f) + std::copysign(tail, -x);
+}
+
+/// Gaussian density e^(-x^2 / 2) / sqrt(2 pi).
+inline float normal_density(float x) { return 0.398942280f * exp(-0.5f * x * x); }
+
+/// term(0) + ... + term(numel - 1) in an order that is a function of numel alone: 32 lanes in turn,
+/// then a tree. `term` is inlined and vectorised.
+template <class Term>
+float lane_sum(std::int64_t numel, Term term) {
+  constexpr std::int64_t kLanes = 32;
+  float lanes[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= numel; i += kLanes) {
+    for (std::int64_t l = 0; l < kLanes; ++l) lanes[l] += term(i + l);
+  }
+  for (std::int64_t l = 0; i + l < numel; ++l) lanes[l] += term(i + l);
+  for (std::int64_t width = kLanes / 2; width > 0; width /= 2) {
+    for (std::int64_t l = 0; l < width; ++l) lanes[l] += lanes[l + width];
+  }
+  return lanes[0];
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,253 @@
+// Attention against a naive reference in double precision, and what tiles must not change:
+// causality, bits, memory.
+#include "ops/attention.h"
+
+#include <cmath>
+#include <tuple>
+
+#include "tests/testing/gradcheck.h"
+
+namespace tessera::ops {
+namespace {
+
+using namespace tessera::testing;  // NOLINT: the harness
+using engine::Stream;
+
+struct Case {
+  std::int64_t batch, tokens, heads, kv_heads, head_size;
+  bool causal = true;
+  float scale = 0;
+
+  std::int64_t width() const { return (heads + 2 * kv_heads) * head_size; }
+  Shape qkv_shape() const { return {batch, tokens, width()}; }
+  AttentionShape shape() const {
+    return {.num_heads = heads, .num_kv_heads = kv_heads, .scale = scale, .causal = causal};
+  }
+  std::string str() const {
+    return fmt::format("B{} T{} H{} KV{} D{} {}", batch, tokens, heads, kv_heads, head_size,
+                       causal ? "causal" : "full");
+  }
+};
+
+OpCase attention_case(const Case& c) {
+  return {.inputs = {c.qkv_shape()}, .build = [c](Tape& tape, const auto& x, auto&) {
+            return attention(tape, x[0], c.shape());
+          }};
+}
+
+struct Naive {
+  Values y, dqkv;
+};
+
+Naive naive_attention(const Case& c, const Values& qkv, const Values& dy) {
+  const std::int64_t d = c.head_size, out_width = c.heads * d;
+  const double scale = c.scale == 0 ? 1 / std::sqrt(static_cast<double>(d)) : c.scale;
+  Naive result{Values(static_cast<std::size_t>(c.batch * c.tokens * out_width)),
+               Values(qkv.size())};
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    for (std::int64_t h = 0; h < c.heads; ++h) {
+      const std::int64_t g = h / (c.heads / c.kv_heads);
+      const auto at = [&](std::int64_t t, std::int64_t head) {
+        return static_cast<std::size_t>((b * c.tokens + t) * c.width() + head * d);
+      };
+      for (std::int64_t t = 0; t < c.tokens; ++t) {
+        const std::int64_t end = c.causal ? t + 1 : c.tokens;
+        const std::size_t q = at(t, h);
+        const auto y = static_cast<std::size_t>((b * c.tokens + t) * out_width + h * d);
+        Values p(static_cast<std::size_t>(end)), dp(p.size());
+        double largest = -1e300, sum = 0, delta = 0;
+        for (std::int64_t s = 0; s < end; ++s) {
+          const std::size_t k = at(s, c.heads + g), j = static_cast<std::size_t>(s);
+          for (std::int64_t i = 0; i < d; ++i) p[j] += scale * qkv[q + i] * qkv[k + i];
+          largest = std::max(largest, p[j]);
+        }
+        for (double& e : p) sum += e = std::exp(e - largest);
+        for (std::int64_t s = 0; s < end; ++s) {
+          const std::size_t v = at(s, c.heads + c.kv_heads + g), j = static_cast<std::size_t>(s);
+          p[j] /= sum;
+          for (std::int64_t i = 0; i < d; ++i) {
+            result.y[y + i] += p[j] * qkv[v + i];
+            result.dqkv[v + i] += p[j] * dy[y + i];
+            dp[j] += dy[y + i] * qkv[v + i];
+          }
+          delta += p[j] * dp[j];
+        }
+        for (std::int64_t s = 0; s < end; ++s) {
+          const std::size_t k = at(s, c.heads + g), j = static_cast<std::size_t>(s);
+          const double ds = scale * p[j] * (dp[j] - delta);
+          for (std::int64_t i = 0; i < d; ++i) {
+            result.dqkv[q + i] += ds * qkv[k + i];
+            result.dqkv[k + i] += ds * qkv[q + i];
+          }
+        }
+      }
+    }
+  }
+  return result;
+}
+
+// `ulps`: how much larger than 1 a rounding of the scores is; it shows in exp(score).
+void expect_naive(const Case& c, float input_scale = 1, double ulps = 1) {
+  SCOPED_TRACE(c.str());
+  OpCase op = attention_case(c);
+  op.scale = input_scale;
+  const OpRun run = run_op(op);
+  const Naive want = naive_attention(c, run.leaves[0], run.dy);
+  expect_close(run.y, want.y, ulps * 5e-6, "y");
+  expect_close(run.grads[0], want.dqkv, ulps * 1e-5, "dqkv");
+}
+
+TEST(AttentionTest, EqualsTheReferenceForAllLengthsAndHeadSizes) {
+  for (const std::int64_t tokens : {1, 31, 33, 100, 257}) {
+    for (const std::int64_t head_size : {1, 13, 64, 128})
+      expect_naive({1, tokens, 2, 2, head_size});
+  }
+  expect_naive({1, 600, 1, 1, 16});  // more than two tiles of keys
+}
+
+TEST(AttentionTest, EqualsTheReferenceForAllGroups) {
+  for (const auto& [heads, kv_heads] : {std::tuple{4, 2}, {6, 2}, {3, 1}, {2, 2}})
+    expect_naive({2, 70, heads, kv_heads, 8});
+}
+
+TEST(AttentionTest, EqualsTheReferenceWithoutTheCausalMask) {
+  expect_naive({2, 1, 2, 1, 8, false});
+  expect_naive({1, 300, 2, 1, 8, false});
+}
+
+TEST(AttentionTest, EqualsTheReferenceForLargeScores) {
+  // Scores beyond +-100: maxima change by tile. An f32 of that size is known to 1e-5 only.
+  expect_naive({1, 270, 1, 1, 16, true, 1.5f}, 3, 10);
+}
+
+TEST(AttentionTest, GradientsMatchDifferences) {
+  check_gradients(attention_case({2, 5, 2, 1, 3}));
+  check_gradients(attention_case({1, 35, 1, 1, 4, false}));
+}
+
+TEST(AttentionTest, BFloat16MatchesF32) {
+  check_bf16(attention_case({2, 37, 4, 2, 16}));
+  check_bf16(attention_case({1, 260, 1, 1, 8, false}));
+}
+
+TEST(AttentionTest, GradientIsAddedToWhatIsThere) {
+  const Memory memory;
+  const Shape shape = {1, 40, 32};
+  const Tensor x = to_tensor(memory, shape, random_values(shape.numel(), 1), DType::kF32);
+  const Tensor ones = to_tensor(memory, shape, std::vector<float>(40 * 32, 1), DType::kF32);
+  const auto grad = [&](bool with_ones) {
+    Tape tape(memory, Stream::inline_cpu("compute"));
+    tape.watch(x);
+    const Tensor y = attention(tape, x, {.num_heads = 2, .num_kv_heads = 1});
+    const Tensor dy = to_tensor(memory, y.shape(), random_values(y.numel(), 2), DType::kF32);
+    const Tensor loss = tape.empty({}, DType::kF32, "loss");
+    tape.record("loss", loss, [&, y, dy](const Tensor&) {
+      if (with_ones) tape.pass_grad(x, ones);
+      tape.pass_grad(y, dy);
+    });
+    tape.backward(loss);
+    return to_values(tape.grad(x));
+  };
+  const Values alone = grad(false), added = grad(true);
+  for (std::size_t i = 0; i < alone.size(); ++i)
+    ASSERT_EQ(static_cast<float>(added[i]), 1.0f + static_cast<float>(alone[i])) << i;
+  EXPECT_EQ(to_values(ones), Values(40 * 32, 1)) << "a gradient that was handed over is not ours";
+}
+
+TEST(AttentionTest, LaterTokensDoNotChangeEarlierOnes) {
+  const Memory memory;
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  constexpr std::int64_t kTokens = 300, kWidth = 4 * 8;
+  std::vector<float> values = random_values(kTokens * kWidth, 1);
+  const auto run = [&] {
+    return to_values(attention(tape, to_tensor(memory, {1, kTokens, kWidth}, values, DType::kF32),
+                               {.num_heads = 2, .num_kv_heads = 1}));
+  };
+  const Values before = run();
+  for (const std::int64_t changed : {299, 256, 255, 40, 31, 1}) {
+    const std::vector<float> others = random_values(kTokens * kWidth, 2, 30);
+    std::copy(others.begin() + changed * kWidth, others.end(), values.begin() + changed * kWidth);
+    const Values after = run();
+    const auto end = static_cast<std::ptrdiff_t>(changed * 2 * 8);
+    EXPECT_TRUE(std::equal(before.begin(), before.begin() + end, after.begin())) << changed;
+    EXPECT_NE(before[static_cast<std::size_t>(end)], after[static_cast<std::size_t>(end)]);
+  }
+}
+
+TEST(AttentionTest, SameBitsTwice) {
+  const OpCase op = attention_case({2, 130, 4, 2, 24});
+  const OpRun one = run_op(op), other = run_op(op);
+  EXPECT_EQ(one.y, other.y);
+  EXPECT_EQ(one.grads, other.grads);
+}
+
+TEST(AttentionTest, MemoryGrowsWithTokensNotTheirSquare) {
+  constexpr std::int64_t kSize = 16, kHeads = 2;
+  const auto workspace_nbytes = [&](std::int64_t tokens) {
+    const Memory memory;
+    Tape tape(memory, Stream::inline_cpu("compute"));
+    const Tensor x = Tensor::zeros(memory, {1, tokens, 3 * kHeads * kSize}, DType::kF32);
+    tape.watch(x);
+    const Tensor y = attention(tape, x, {.num_heads = kHeads});
+    // Saved: qkv, y and one number a query.
+    const auto activation = static_cast<std::size_t>(engine::Category::kActivation);
+    EXPECT_EQ(memory.stats().peak_nbytes[activation],
+              x.nbytes() + y.nbytes() + kHeads * tokens * 4);
+    const Tensor loss = tape.empty({}, DType::kF32, "loss");
+    tape.record("loss", loss, [&tape, y](const Tensor&) { tape.pass_grad(y, y); });
+    tape.backward(loss);
+    return memory.stats().peak_nbytes[static_cast<std::size_t>(engine::Category::kWorkspace)];
+  };
+  const std::int64_t half = workspace_nbytes(1024), whole = workspace_nbytes(2048);
+  EXPECT_LE(whole, 2 * half);
+  EXPECT_LT(whole, 2048 * 2048 * 4 / 8);
+}
+
+struct Recorder : engine::LaunchListener {
+  std::vector<engine::Work> works;
+  void on_launch(const engine::LaunchRecord& record) noexcept override {
+    works.push_back(record.work);
+  }
+};
+
+TEST(AttentionTest, StatesItsWork) {
+  const Memory memory;
+  Recorder recorder;
+  Tape tape(memory, Stream::inline_cpu("compute", {.listener = &recorder}));
+  constexpr std::int64_t kTokens = 100, kSize = 16, kHeads = 4, kKvHeads = 2;
+  const Tensor x =
+      Tensor::zeros(memory, {2, kTokens, (kHeads + 2 * kKvHeads) * kSize}, DType::kBF16);
+  tape.watch(x);
+  const Tensor y = attention(tape, x, {.num_heads = kHeads, .num_kv_heads = kKvHeads});
+  const Tensor loss = tape.empty({}, DType::kF32, "loss");
+  tape.record("loss", loss, [&tape, y](const Tensor&) { tape.pass_grad(y, y); });
+  tape.backward(loss);
+  ASSERT_EQ(recorder.works.size(), 2u);
+  const engine::Work &forward = recorder.works[0], &backward = recorder.works[1];
+  const double pairs = 2 * kHeads * kTokens * (kTokens + 1) / 2.0;
+  EXPECT_EQ(forward.name, "attention.forward");
+  EXPECT_EQ(backward.name, "attention.backward");
+  EXPECT_EQ(backward.flops - forward.flops, pairs * 3 * 2 * kSize);  // five products, not two
+  EXPECT_NEAR(forward.flops, pairs * (2 * 2 * kSize + 20), pairs * 10);
+  const std::int64_t lse_nbytes = 2 * kHeads * kTokens * 4;
+  EXPECT_EQ(forward.bytes_read, x.nbytes());
+  EXPECT_EQ(forward.bytes_written, y.nbytes() + lse_nbytes);
+  EXPECT_EQ(backward.bytes_read, x.nbytes() + 2 * y.nbytes() + lse_nbytes);
+  EXPECT_EQ(backward.bytes_written, x.nbytes());
+}
+
+TEST(AttentionTest, RefusesShapesThatDoNotFit) {
+  const Memory memory;
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  const Tensor x = Tensor::zeros(memory, {1, 3, 24}, DType::kF32);
+  EXPECT_THROW(attention(tape, x, {.num_heads = 5}), engine::InvalidArgument);
+  EXPECT_THROW(attention(tape, x, {.num_heads = 0}), engine::InvalidArgument);
+  EXPECT_THROW(attention(tape, x, {.num_heads = 4, .num_kv_heads = 3}), engine::InvalidArgument);
+  EXPECT_THROW(attention(tape, x, {.num_heads = 2, .num_kv_heads = -2}), engine::InvalidArgument);
+  EXPECT_THROW(attention(tape, x.reshape({3, 24}), {.num_heads = 2}), engine::InvalidArgument);
+  EXPECT_THROW(attention(tape, Tensor::zeros(memory, {1, 3, 24}, DType::kI32), {.num_heads = 2}),
+               engine::InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera::ops

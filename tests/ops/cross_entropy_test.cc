@@ -1,0 +1,266 @@
+// Cross-entropy, plain and fused with its projection, against a naive reference in double
+// precision; and what chunks and recomputation must not change.
+#include "ops/cross_entropy.h"
+
+#include <cmath>
+
+#include "tests/testing/gradcheck.h"
+
+namespace tessera::ops {
+namespace {
+
+using namespace tessera::testing;  // NOLINT: the harness
+using engine::InvalidArgument;
+using engine::Stream;
+
+using Targets = std::vector<std::int32_t>;
+
+constexpr std::int32_t kIgnore = -100;
+
+Tensor to_targets(const Memory& memory, const Targets& values) {
+  return Tensor::from<std::int32_t>(memory, {static_cast<std::int64_t>(values.size())}, values,
+                                    "targets");
+}
+
+// Targets all over the vocabulary, both ends included, and some to ignore.
+Targets some_targets(std::int64_t rows, std::int64_t vocab_size, std::int32_t ignore = kIgnore) {
+  Targets t(static_cast<std::size_t>(rows));
+  for (std::size_t i = 0; i < t.size(); ++i)
+    t[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i * 7919) % vocab_size);
+  t[0] = static_cast<std::int32_t>(vocab_size - 1);
+  for (std::size_t i = 3; i < t.size(); i += 5) t[i] = ignore;
+  return t;
+}
+
+struct Naive {
+  double loss = 0;
+  Values dlogits;
+};
+
+Naive naive_cross_entropy(const Values& logits, const Targets& targets, double dloss,
+                          std::int32_t ignore) {
+  const std::size_t vocab_size = logits.size() / targets.size();
+  const auto counted = static_cast<double>(targets.size()) -
+                       static_cast<double>(std::count(targets.begin(), targets.end(), ignore));
+  Naive result{0, Values(logits.size())};
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (targets[i] == ignore) continue;
+    const double* x = logits.data() + i * vocab_size;
+    double* dx = result.dlogits.data() + i * vocab_size;
+    const double max = *std::max_element(x, x + vocab_size);
+    double sum = 0;
+    for (std::size_t v = 0; v < vocab_size; ++v) sum += std::exp(x[v] - max);
+    result.loss += (std::log(sum) + max - x[targets[i]]) / counted;
+    for (std::size_t v = 0; v < vocab_size; ++v)
+      dx[v] = std::exp(x[v] - max) / sum / counted * dloss;
+    dx[targets[i]] -= dloss / counted;
+  }
+  return result;
+}
+
+OpCase cross_entropy_case(std::int64_t rows, std::int64_t vocab_size, std::int32_t ignore = kIgnore,
+                          float scale = 1) {
+  const Targets targets = some_targets(rows, vocab_size, ignore);
+  return {.inputs = {{rows, vocab_size}},
+          .build =
+              [=](Tape& tape, const auto& x, auto&) {
+                return cross_entropy(tape, x[0], to_targets(tape.memory(), targets), ignore);
+              },
+          .scale = scale};
+}
+
+OpCase linear_case(std::int64_t rows, std::int64_t vocab_size, std::int64_t width,
+                   LinearCrossEntropyOptions options = {}) {
+  const Targets targets = some_targets(rows, vocab_size, options.ignore_index);
+  return {.inputs = {{rows, width}},
+          .parameters = {{vocab_size, width}},
+          .build = [=](Tape& tape, const auto& x, auto& p) {
+            return linear_cross_entropy(tape, x[0], p[0], to_targets(tape.memory(), targets),
+                                        options);
+          }};
+}
+
+// Compares one run of linear_case() with the reference.
+void expect_naive_linear(std::int64_t rows, std::int64_t vocab_size, std::int64_t width,
+                         const LinearCrossEntropyOptions& options) {
+  const OpRun run = run_op(linear_case(rows, vocab_size, width, options));
+  const Values &x = run.leaves[0], &w = run.leaves[1];
+  const auto n = static_cast<std::size_t>(rows), v_size = static_cast<std::size_t>(vocab_size),
+             c_size = static_cast<std::size_t>(width);
+  Values logits(n * v_size), dx(x.size()), dw(w.size());
+  for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t v = 0; v < v_size; ++v)
+      for (std::size_t c = 0; c < c_size; ++c)
+        logits[i * v_size + v] += x[i * c_size + c] * w[v * c_size + c];
+  const Naive want =
+      naive_cross_entropy(logits, some_targets(rows, vocab_size, options.ignore_index), run.dy[0],
+                          options.ignore_index);
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t v = 0; v < v_size; ++v) {
+      const double d = want.dlogits[i * v_size + v];
+      for (std::size_t c = 0; c < c_size; ++c) {
+        dx[i * c_size + c] += d * w[v * c_size + c];
+        dw[v * c_size + c] += d * x[i * c_size + c];
+      }
+    }
+  }
+  expect_close(run.y, {want.loss}, 2e-6, "loss");
+  expect_close(run.grads[0], dx, 1e-5, "dx");
+  expect_close(run.grads[1], dw, 1e-5, "dw");
+}
+
+TEST(CrossEntropyTest, EqualsTheReference) {
+  for (const auto& [rows, vocab_size] : {std::pair{37, 307}, {4, 50257}, {2, 1}, {1, 7}}) {
+    for (const float scale : {1.0f, 30.0f}) {
+      const OpRun run = run_op(cross_entropy_case(rows, vocab_size, kIgnore, scale));
+      const Naive want =
+          naive_cross_entropy(run.leaves[0], some_targets(rows, vocab_size), run.dy[0], kIgnore);
+      expect_close(run.y, {want.loss}, 1e-6, "loss");
+      expect_close(run.grads[0], want.dlogits, 3e-6, "dlogits");
+    }
+  }
+}
+
+TEST(CrossEntropyTest, IgnoresTheIndexItIsGiven) {
+  const OpRun run = run_op(cross_entropy_case(9, 20, 5));
+  const Naive want = naive_cross_entropy(run.leaves[0], some_targets(9, 20, 5), run.dy[0], 5);
+  expect_close(run.y, {want.loss}, 1e-6, "loss");
+  expect_close(run.grads[0], want.dlogits, 3e-6, "dlogits");
+}
+
+TEST(CrossEntropyTest, GradientsMatchDifferences) {
+  check_gradients(cross_entropy_case(9, 20));
+  check_gradients(linear_case(9, 20, 6));
+  check_gradients(linear_case(9, 20, 6, {.chunk_rows = 4, .max_saved_numel = 0}));
+}
+
+TEST(CrossEntropyTest, BFloat16MatchesF32) {
+  check_bf16(cross_entropy_case(9, 40));
+  check_bf16(linear_case(9, 40, 6));
+  check_bf16(linear_case(9, 40, 6, {.chunk_rows = 4, .max_saved_numel = 0}));
+}
+
+TEST(LinearCrossEntropyTest, EqualsTheReferenceInChunksOfAnySize) {
+  for (const std::int64_t chunk_rows : {0, 1, 7, 16, 37, 1000}) {
+    SCOPED_TRACE(chunk_rows);
+    expect_naive_linear(37, 307, 24, {.chunk_rows = chunk_rows});
+    expect_naive_linear(37, 307, 24, {.chunk_rows = chunk_rows, .max_saved_numel = 0});
+  }
+  expect_naive_linear(4, 50257, 8, {.ignore_index = -1});
+}
+
+TEST(LinearCrossEntropyTest, SavedAndRecomputedGiveTheSameBits) {
+  for (const std::int64_t chunk_rows : {0, 16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const RunOptions options{.dtype = dtype, .grad_dtype = dtype};
+      const OpRun saved =
+          run_op(linear_case(37, 307, 24, {.chunk_rows = chunk_rows, .max_saved_numel = 37 * 307}),
+                 options);
+      const OpRun recomputed = run_op(
+          linear_case(37, 307, 24, {.chunk_rows = chunk_rows, .max_saved_numel = 37 * 307 - 1}),
+          options);
+      EXPECT_EQ(saved.y, recomputed.y);
+      EXPECT_EQ(saved.grads, recomputed.grads);
+    }
+  }
+}
+
+TEST(LinearCrossEntropyTest, SameBitsTwice) {
+  const OpCase op = linear_case(37, 307, 24, {.chunk_rows = 10});
+  const OpRun one = run_op(op), other = run_op(op);
+  EXPECT_EQ(one.y, other.y);
+  EXPECT_EQ(one.grads, other.grads);
+}
+
+TEST(LinearCrossEntropyTest, ChunksBoundTheMemory) {
+  constexpr std::int64_t kRows = 512, kVocab = 1000, kWidth = 16, kChunk = 64;
+  const auto peak_nbytes = [&](std::int64_t max_saved_numel) {
+    const Memory memory;
+    Tape tape(memory, Stream::inline_cpu("compute"));
+    engine::Parameter w{.name = "w", .shape = {kVocab, kWidth}, .init = engine::Init::normal(1)};
+    engine::materialize({&w}, memory, 1);
+    const Tensor x = Tensor::zeros(memory, {kRows, kWidth}, DType::kF32);
+    tape.watch(x);
+    const Tensor targets = to_targets(memory, some_targets(kRows, kVocab));
+    const std::int64_t before = memory.stats().total_nbytes;
+    tape.backward(linear_cross_entropy(tape, x, w, targets,
+                                       {.chunk_rows = kChunk, .max_saved_numel = max_saved_numel}));
+    return memory.stats().peak_total_nbytes - before;
+  };
+  const std::int64_t small = kRows * kWidth * 4 + kRows * 8 + 64;  // dx, two numbers a row, losses
+  EXPECT_LE(peak_nbytes(0), kChunk * kVocab * 4 + small);
+  EXPECT_GE(peak_nbytes(kRows * kVocab), kRows * kVocab * 4);
+  EXPECT_LE(peak_nbytes(kRows * kVocab), kRows * kVocab * 4 + small);
+}
+
+class BothTest : public ::testing::Test {
+ protected:
+  // The losses of both ops on the same logits: w is the identity.
+  std::vector<Tensor> losses(const Targets& targets) {
+    const Tensor t = to_targets(memory, targets);
+    return {cross_entropy(tape, x, t), linear_cross_entropy(tape, x, w, t)};
+  }
+  void SetUp() override {
+    engine::materialize({&w}, memory, 1);
+    for (std::int64_t i = 0; i < 4; ++i) w.value.data<float>()[i * 4 + i] = 1;
+    tape.watch(x);
+  }
+  Memory memory{{.poison = true}};
+  Tape tape{memory, Stream::inline_cpu("compute")};
+  engine::Parameter w{.name = "w", .shape = {4, 4}};
+  Tensor x = Tensor::from<float>(memory, {3, 4},
+                                 std::vector<float>{1e4f, 0, -1e4f, 3, 1, 2, 3, 4, 0, 0, 0, 0});
+};
+
+TEST_F(BothTest, LargeLogitsAreStable) {
+  for (const Tensor& loss : losses({0, 3, 2}))
+    EXPECT_NEAR(loss.item(), (0 + 0.4401897 + std::log(4)) / 3, 1e-6);
+  for (const Tensor& loss : losses({2, kIgnore, kIgnore})) EXPECT_EQ(loss.item(), 2e4f);
+}
+
+TEST_F(BothTest, AllIgnoredIsZeroWithZeroGradients) {
+  const auto both = losses({kIgnore, kIgnore, kIgnore});
+  EXPECT_EQ(both[0].item(), 0);
+  EXPECT_EQ(both[1].item(), 0);
+  tape.backward(both[0]);  // entries of both run; only the first loss has a gradient
+  EXPECT_EQ(to_values(tape.grad(x)), Values(12, 0));
+  tape.clear();
+  tape.watch(x);
+  tape.backward(losses({kIgnore, kIgnore, kIgnore})[1]);
+  EXPECT_EQ(to_values(tape.grad(x)), Values(12, 0));
+  EXPECT_EQ(to_values(w.grad), Values(16, 0));
+}
+
+TEST_F(BothTest, RefusedTargetIsNamed) {
+  for (const std::int32_t target : {-1, 4, -101}) {
+    const Tensor targets = to_targets(memory, {0, target, 1});
+    const std::string message = "[cross_entropy] expected a target in [0, 4) or -100, got " +
+                                std::to_string(target) + " at position 1 (targets)";
+    try {
+      cross_entropy(tape, x, targets);
+      FAIL() << "expected InvalidArgument";
+    } catch (const InvalidArgument& e) {
+      EXPECT_EQ(e.what(), message);
+    }
+    try {
+      linear_cross_entropy(tape, x, w, targets);
+      FAIL() << "expected InvalidArgument";
+    } catch (const InvalidArgument& e) {
+      EXPECT_EQ(e.what(), message);
+    }
+  }
+}
+
+TEST_F(BothTest, RefusesShapesThatDoNotFit) {
+  EXPECT_THROW(losses({0, 1}), InvalidArgument);
+  EXPECT_THROW(cross_entropy(tape, x, Tensor::zeros(memory, {3}, DType::kF32)), InvalidArgument);
+  EXPECT_THROW(cross_entropy(tape, Tensor::zeros(memory, {}, DType::kF32), to_targets(memory, {0})),
+               InvalidArgument);
+  const Tensor targets = to_targets(memory, {0, 1, 2});
+  EXPECT_THROW(linear_cross_entropy(tape, x, w, targets, {.chunk_rows = -1}), InvalidArgument);
+  EXPECT_THROW(linear_cross_entropy(tape, x.reshape({4, 3}), w, to_targets(memory, {0, 1, 2, 3})),
+               InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera::ops

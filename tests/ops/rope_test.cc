@@ -1,0 +1,105 @@
+// Rotary embedding: angles and pairing against double precision, which heads turn, the gradient,
+// and the reason it exists: products depend on distance only.
+#include "ops/rope.h"
+
+#include <cmath>
+
+#include "tests/testing/gradcheck.h"
+
+namespace tessera::ops {
+namespace {
+
+using namespace tessera::testing;  // NOLINT: the harness
+using engine::Stream;
+
+OpCase rope_case(const Shape& shape, RopeOptions options) {
+  return {.inputs = {shape}, .build = [options](Tape& tape, const auto& x, auto&) {
+            return rope(tape, x[0], options);
+          }};
+}
+
+// Token `row % tokens` of each row, heads of `d`, the first `rotated` turned by direction * angle.
+Values naive_rotation(const Values& x, std::int64_t tokens, std::int64_t heads, std::int64_t d,
+                      std::int64_t rotated, double base, double direction) {
+  Values y = x;
+  const auto rows = static_cast<std::int64_t>(x.size()) / (heads * d);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t h = 0; h < rotated; ++h) {
+      for (std::int64_t i = 0; i < d / 2; ++i) {
+        const double angle = direction * static_cast<double>(row % tokens) *
+                             std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(d));
+        const auto a = static_cast<std::size_t>((row * heads + h) * d + i);
+        const std::size_t b = a + static_cast<std::size_t>(d / 2);
+        y[a] = x[a] * std::cos(angle) - x[b] * std::sin(angle);
+        y[b] = x[b] * std::cos(angle) + x[a] * std::sin(angle);
+      }
+    }
+  }
+  return y;
+}
+
+TEST(RopeTest, RotatesByPositionInTheHalfSplitPairing) {
+  for (const std::int64_t d : {2, 6, 64}) {
+    const OpRun run = run_op(rope_case({2, 33, 3, d}, {.base = 500}));
+    expect_close(run.y, naive_rotation(run.leaves[0], 33, 3, d, 3, 500, 1), 1e-6, "y");
+    expect_close(run.grads[0], naive_rotation(run.dy, 33, 3, d, 3, 500, -1), 1e-6, "dx");
+  }
+}
+
+TEST(RopeTest, RotatesTheFirstHeadsOfAPackedProjectionAndCopiesTheRest) {
+  const OpRun run = run_op(rope_case({2, 5, 6 * 8}, {.head_size = 8, .num_heads = 4}));
+  expect_close(run.y, naive_rotation(run.leaves[0], 5, 6, 8, 4, 10000, 1), 1e-6, "y");
+  expect_close(run.grads[0], naive_rotation(run.dy, 5, 6, 8, 4, 10000, -1), 1e-6, "dx");
+  for (std::size_t row = 0; row < 10; ++row) {
+    for (std::size_t i = row * 48 + 32; i < row * 48 + 48; ++i)
+      ASSERT_EQ(run.y[i], run.leaves[0][i]) << i;
+  }
+}
+
+TEST(RopeTest, AnglesStayExactAtFarPositions) {
+  constexpr std::int64_t kTokens = 20000;
+  const OpRun run = run_op(rope_case({1, kTokens, 4}, {}));
+  expect_close(run.y, naive_rotation(run.leaves[0], kTokens, 1, 4, 1, 10000, 1), 1e-7, "y");
+}
+
+TEST(RopeTest, ProductsDependOnDistanceOnly) {
+  const Memory memory;
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  // The same vectors at every position.
+  constexpr std::int64_t kTokens = 40, kSize = 16;
+  std::vector<float> q, k;
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    const auto one = random_values(kSize, 1), other = random_values(kSize, 2);
+    q.insert(q.end(), one.begin(), one.end());
+    k.insert(k.end(), other.begin(), other.end());
+  }
+  const Values rq = to_values(rope(tape, to_tensor(memory, {1, kTokens, kSize}, q, DType::kF32)));
+  const Values rk = to_values(rope(tape, to_tensor(memory, {1, kTokens, kSize}, k, DType::kF32)));
+  const auto product = [&](std::size_t t, std::size_t s) {
+    double sum = 0;
+    for (std::size_t i = 0; i < kSize; ++i) sum += rq[t * kSize + i] * rk[s * kSize + i];
+    return sum;
+  };
+  for (std::size_t t = 5; t < kTokens; ++t) EXPECT_NEAR(product(t, t - 5), product(5, 0), 2e-5);
+  EXPECT_GT(std::abs(product(6, 0) - product(5, 0)), 1e-2);
+}
+
+TEST(RopeTest, GradientsMatchDifferences) {
+  check_gradients(rope_case({2, 5, 3 * 6}, {.head_size = 6, .num_heads = 2}));
+  check_bf16(rope_case({2, 5, 3, 6}, {.num_heads = 2}));
+}
+
+TEST(RopeTest, RefusesWhatItCannotPair) {
+  const Memory memory;
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  const Tensor x = Tensor::zeros(memory, {1, 2, 18}, DType::kF32);
+  EXPECT_THROW(rope(tape, x, {.head_size = 9}), engine::InvalidArgument);
+  EXPECT_THROW(rope(tape, x, {.head_size = 4}), engine::InvalidArgument);
+  EXPECT_THROW(rope(tape, x, {.head_size = 6, .num_heads = 4}), engine::InvalidArgument);
+  EXPECT_THROW(rope(tape, x.reshape({1, 2, 9, 2}), {.head_size = 6}), engine::InvalidArgument);
+  EXPECT_THROW(rope(tape, x.reshape({2, 18})), engine::InvalidArgument);
+  EXPECT_THROW(rope(tape, Tensor::zeros(memory, {1, 2, 18}, DType::kI32)), engine::InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera::ops

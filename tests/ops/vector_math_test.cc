@@ -1,0 +1,101 @@
+// Errors of the vector functions against double, special values, and sums in a fixed order.
+#include "ops/vector_math.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+namespace tessera::ops {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// Largest |f - want| * weight(want) over floats spread over [low, high].
+double worst(float low, float high, const std::function<float(float)>& f,
+             const std::function<double(double)>& want, bool relative) {
+  double error = 0;
+  constexpr int kSteps = 500'000;
+  for (int i = 0; i <= kSteps; ++i) {
+    const float x = low + (high - low) * (static_cast<float>(i) / kSteps);
+    const double exact = want(x);
+    error = std::max(error, std::abs(f(x) - exact) / (relative ? std::abs(exact) : 1));
+  }
+  return error;
+}
+
+TEST(VectorMath, ExpIsWithinOneUlp) {
+  const auto exact = [](double x) { return std::exp(x); };
+  EXPECT_LT(worst(-87.3f, 88.7f, exp, exact, true), 1.2e-7);
+  EXPECT_LT(worst(-1, 1, exp, exact, true), 1e-7);
+}
+
+TEST(VectorMath, SigmoidIsWithinTwoUlp) {
+  EXPECT_LT(worst(
+                -80, 80, sigmoid, [](double x) { return 1 / (1 + std::exp(-x)); }, true),
+            2e-7);
+}
+
+TEST(VectorMath, NormalCdfKeepsItsBounds) {
+  const auto exact = [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); };
+  EXPECT_LT(worst(-20, 20, normal_cdf, exact, false), 1e-7);
+  EXPECT_LT(worst(-7, 0, normal_cdf, exact, true), 2e-4);
+  EXPECT_LT(worst(
+                -9, 9, normal_density,
+                [](double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_PI); }, true),
+            5e-6);
+}
+
+TEST(VectorMath, SpecialValues) {
+  EXPECT_EQ(exp(0.0f), 1);
+  EXPECT_EQ(exp(-0.0f), 1);
+  EXPECT_EQ(exp(-kInfinity), 0);
+  EXPECT_EQ(exp(-1e30f), 0);
+  EXPECT_EQ(exp(-87.34f), 0);
+  EXPECT_GT(exp(-87.33f), 0);
+  EXPECT_EQ(exp(kInfinity), kInfinity);
+  EXPECT_EQ(exp(1e30f), kInfinity);
+  EXPECT_EQ(exp(88.73f), kInfinity);
+  EXPECT_NEAR(exp(88.72283f) / std::exp(88.72283172607422), 1, 1e-6);
+  EXPECT_EQ(sigmoid(-kInfinity), 0);
+  EXPECT_EQ(sigmoid(kInfinity), 1);
+  EXPECT_EQ(sigmoid(0), 0.5f);
+  EXPECT_EQ(normal_cdf(-kInfinity), 0);
+  EXPECT_EQ(normal_cdf(kInfinity), 1);
+  EXPECT_EQ(normal_cdf(0), 0.5f);
+  EXPECT_EQ(normal_density(kInfinity), 0);
+  for (const auto& f : {exp, sigmoid, normal_cdf, normal_density}) EXPECT_TRUE(std::isnan(f(kNan)));
+}
+
+TEST(VectorMath, ALoopGivesTheBitsOfSingleCalls) {
+  std::vector<float> x(1037), y(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = 100 * std::sin(static_cast<float>(i));
+  for (const std::size_t begin : {0, 1, 5}) {
+    for (std::size_t i = begin; i < x.size(); ++i) y[i] = exp(x[i]) + normal_cdf(x[i]);
+    for (std::size_t i = begin; i < x.size(); ++i) {
+      volatile float single = x[i];
+      ASSERT_EQ(y[i], exp(single) + normal_cdf(single)) << i;
+    }
+  }
+}
+
+TEST(LaneSum, AddsEveryTermOnceAndDoesNotDependOnAlignment) {
+  for (const std::int64_t n : {0, 1, 3, 31, 32, 33, 64, 1025}) {
+    std::vector<float> x(static_cast<std::size_t>(n + 8));
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+    double exact = 0;
+    for (std::int64_t i = 0; i < n; ++i) exact += x[static_cast<std::size_t>(i)];
+    const float sum = lane_sum(n, [&](std::int64_t i) { return x[static_cast<std::size_t>(i)]; });
+    EXPECT_NEAR(sum, exact, 1e-5) << n;
+    for (std::size_t shift = 1; shift < 8; ++shift) {
+      std::vector<float> moved(x.size() + shift);
+      std::copy(x.begin(), x.end(), moved.begin() + static_cast<std::ptrdiff_t>(shift));
+      EXPECT_EQ(lane_sum(n, [p = moved.data() + shift](std::int64_t i) { return p[i]; }), sum);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ops
