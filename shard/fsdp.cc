@@ -1,0 +1,328 @@
+#include "shard/fsdp.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "engine/elementwise.h"
+#include "engine/error.h"
+#include "shard/norm.h"
+#include "shard/plan.h"
+
+namespace tessera::shard {
+
+using engine::Block;
+using engine::Category;
+using engine::DType;
+using engine::Parameter;
+using engine::require;
+using engine::size_of;
+using engine::Tensor;
+
+namespace {
+
+void check(const FsdpOptions& options) {
+  const Placement& p = options.placement;
+  require(options.prefetch >= 0, "[fsdp] expected prefetch of at least 0, got {}",
+          options.prefetch);
+  require(options.unit_min_numel >= 0, "[fsdp] expected unit_min_numel of at least 0, got {}",
+          options.unit_min_numel);
+  require(p.parameters == p.gradients && p.gradients == p.optimizer,
+          "[fsdp] expected parameters, gradients and optimizer placed alike, got {}", to_string(p));
+  require(p.parameters == Place::kShard || !p.reshard_after_forward,
+          "[fsdp] expected no reshard_after_forward for replicated parameters, got {}",
+          to_string(p));
+  for (const DType dtype :
+       {options.precision.param, options.precision.reduce, options.precision.accumulate}) {
+    require(dtype == DType::kF32 || dtype == DType::kBF16, "[fsdp] expected f32 or bf16, got {}",
+            name_of(dtype));
+  }
+}
+
+void check_unique(const std::vector<Block*>& blocks, const Block* root) {
+  std::map<const Parameter*, const Block*> owners;
+  std::set<std::string> names;
+  auto visit = [&](const Block& block) {
+    for (const Parameter* p : block.parameters) {
+      const auto [it, is_new] = owners.emplace(p, &block);
+      require(is_new,
+              "[fsdp] expected each parameter in one block, got '{}' in '{}' and '{}': put what "
+              "blocks share into the root",
+              p->name, it->second->name, block.name);
+      require(names.insert(p->name).second, "[fsdp] expected unique parameter names, got two '{}'",
+              p->name);
+    }
+  };
+  for (const Block* block : blocks) visit(*block);
+  if (root != nullptr) visit(*root);
+}
+
+}  // namespace
+
+Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine::Stream& compute,
+           const std::vector<Block*>& blocks, Block* root, FsdpOptions options)
+    : group_(group),
+      compute_(compute),
+      schedule_(options.prefetch),
+      context_{.group = &group,
+               .memory = memory,
+               .comm = engine::Stream::worker_cpu(
+                   "comm", {.listener = options.listener, .delay_seed = options.delay_seed}),
+               .options = options,
+               .schedule = &schedule_},
+      num_exceptions_(std::uncaught_exceptions()) {
+  check(options);
+  check_unique(blocks, root);
+  create_units(blocks, root);
+  plan_ = describe(options, group.size(), units_);
+  agree(group, memory, context_.comm, plan_);
+  create_rings();
+  parameters_changed();
+}
+
+Fsdp::~Fsdp() {
+  if (std::uncaught_exceptions() > num_exceptions_) {
+    group_.abort("another error ended the training loop");
+  }
+  try {
+    context_.comm.synchronize();  // collectives read slots, which die before the stream does
+  } catch (...) {                 // whoever waited for the failed collective has been told
+  }
+}
+
+void Fsdp::create_units(const std::vector<Block*>& blocks, Block* root) {
+  std::vector<Block*> packed;
+  std::int64_t numel = 0;
+  std::vector<Unit*> order;
+  for (Block* block : blocks) {
+    packed.push_back(block);
+    for (const Parameter* p : block->parameters) numel += p->shape.numel();
+    if (numel < context_.options.unit_min_numel && block != blocks.back()) continue;
+    units_.push_back(std::make_unique<Unit>(context_, std::exchange(packed, {}), false));
+    order.push_back(units_.back().get());
+    numel = 0;
+  }
+  schedule_.declare(std::move(order));
+  if (root != nullptr) {
+    units_.push_back(std::make_unique<Unit>(context_, std::vector<Block*>{root}, true));
+  }
+}
+
+// Shared rings of prefetch + 1 slots; a ring of one slot for the root, whose region encloses the
+// others, and for units that keep theirs: parameters that are not resharded after forward,
+// gradients that are reduced only after the last micro-step.
+void Fsdp::create_rings() {
+  const FsdpOptions& options = context_.options;
+  const bool shares_parameters = options.placement.reshard_after_forward;
+  const bool shares_gradients = options.communicate == Communicate::kEveryMicroStep;
+  std::int64_t max_gathered = 0, max_gradient = 0, max_staging = 0;
+  int num_shared = 0;
+  for (const auto& unit : units_) {
+    max_staging = std::max(max_staging, unit->gradient_nbytes());
+    if (unit->is_root()) continue;
+    ++num_shared;
+    max_gathered = std::max(max_gathered, unit->gathered_nbytes());
+    max_gradient = std::max(max_gradient, unit->gradient_nbytes());
+  }
+  const int num_slots = std::min(options.prefetch, num_shared - 1) + 1;
+  auto make_ring = [&](const std::string& name, std::int64_t nbytes, int count, Category category) {
+    if (nbytes == 0 || count == 0) return static_cast<SlotRing*>(nullptr);
+    rings_.push_back(std::make_unique<SlotRing>(context_.memory, name, nbytes, count, category));
+    return rings_.back().get();
+  };
+  SlotRing* parameters = make_ring("parameter_slot", shares_parameters ? max_gathered : 0,
+                                   num_slots, Category::kGatheredParameter);
+  SlotRing* gradients = make_ring("gradient_slot", shares_gradients ? max_gradient : 0, num_slots,
+                                  Category::kGradient);
+  for (const auto& unit : units_) {
+    unit->set_rings(
+        unit->is_root() || !shares_parameters
+            ? make_ring(unit->name(), unit->gathered_nbytes(), 1, Category::kGatheredParameter)
+            : parameters,
+        unit->is_root() || !shares_gradients
+            ? make_ring(unit->name() + ".grad", unit->gradient_nbytes(), 1, Category::kGradient)
+            : gradients);
+  }
+  const Precision& precision = options.precision;
+  if (precision.reduce != precision.accumulate && max_staging > 0) {
+    context_.reduce_staging =
+        Tensor::empty(context_.memory, {max_staging / size_of(precision.accumulate)},
+                      precision.reduce, "reduce_staging", Category::kCommunication);
+  }
+}
+
+// The step
+// -----------------------------------------------------------------------------------------
+
+void Fsdp::begin_step(int num_micro_steps) {
+  require(num_micro_steps >= 1, "[fsdp] expected at least 1 micro-step, got {}", num_micro_steps);
+  num_micro_steps_ = num_micro_steps;
+  micro_step_ = -1;
+  for (const auto& unit : units_) unit->begin_step();
+  next_micro_step();
+}
+
+void Fsdp::next_micro_step() {
+  ++micro_step_;
+  require(micro_step_ < num_micro_steps_,
+          "[fsdp] expected begin_step and {} micro-steps, got one more", num_micro_steps_);
+  context_.last_micro_step = micro_step_ + 1 == num_micro_steps_;
+  schedule_.begin_micro_step();
+  for (const auto& unit : units_) unit->begin_micro_step(compute_);
+}
+
+float Fsdp::finish_step() {
+  require(num_micro_steps_ > 0 && context_.last_micro_step,
+          "[fsdp] expected {} micro-steps before finish_step, got {}", num_micro_steps_,
+          micro_step_ + 1);
+  for (const auto& unit : units_) unit->finish_step(compute_);
+  return static_cast<float>(std::sqrt(sum_of_squares()) * mean_scale());
+}
+
+double Fsdp::mean_scale() const { return 1.0 / (double(group_.size()) * num_micro_steps_); }
+
+double Fsdp::sum_of_squares() {
+  const bool shards = context_.options.placement.gradients == Place::kShard;
+  // (bits of the largest |g|, 1 + index of a parameter whose gradient is not finite)
+  std::int64_t numel = 0, bad = 0, index = 0;
+  float largest = 0;
+  auto for_each_segment = [&](auto&& fn) {
+    for (const auto& unit : units_) {
+      for (const Flat& flat : unit->flats()) {
+        if (!flat.trainable) continue;
+        for (const Segment& s : flat.segments) {
+          fn(flat, s,
+             flat.grad_sum.span<float>().subspan(std::size_t(s.shard_begin), std::size_t(s.numel)));
+        }
+      }
+    }
+  };
+  std::vector<const Parameter*> all;
+  for (const auto& unit : units_) {
+    for (const Flat& flat : unit->flats()) {
+      if (!flat.trainable) continue;
+      numel += flat.layout.value_numel();
+      all.insert(all.end(), flat.parameters.begin(), flat.parameters.end());
+    }
+  }
+  for_each_segment([&](const Flat& flat, const Segment& s, std::span<const float> g) {
+    const float m = max_abs(g);
+    if (!std::isfinite(m) && bad == 0) {
+      index = std::find(all.begin(), all.end(), flat.parameters[s.parameter]) - all.begin();
+      bad = 1 + index;
+    }
+    largest = std::max(largest, m);
+  });
+
+  auto exchange = [&](const std::vector<std::int64_t>& mine) {
+    if (!shards) return mine;
+    const auto n = static_cast<std::int64_t>(mine.size());
+    const Tensor in =
+        Tensor::from<std::int64_t>(context_.memory, {n}, mine, "norm", Category::kCommunication);
+    const Tensor out = Tensor::empty(context_.memory, {n * group_.size()}, DType::kI64,
+                                     "norm of all ranks", Category::kCommunication);
+    group_.all_gather(in, out, context_.comm, "norm");
+    compute_.wait(context_.comm.record("gathered"));
+    const auto span = out.span<std::int64_t>();
+    return std::vector<std::int64_t>(span.begin(), span.end());
+  };
+
+  const auto heads = exchange({std::bit_cast<std::int32_t>(largest), bad});
+  for (std::size_t r = 0; r < heads.size() / 2; ++r) {
+    largest = std::max(largest, std::bit_cast<float>(static_cast<std::int32_t>(heads[2 * r])));
+    require(heads[2 * r + 1] == 0, "[fsdp] expected finite gradients, got NaN or infinity ({})",
+            heads[2 * r + 1] == 0 ? "" : all[std::size_t(heads[2 * r + 1] - 1)]->name);
+  }
+  SquareBins sum;
+  for_each_segment([&](const Flat&, const Segment&, std::span<const float> g) {
+    add_squares(sum, g, largest, numel);
+  });
+  const auto bins =
+      exchange({std::bit_cast<std::int64_t>(sum.bins[0]), std::bit_cast<std::int64_t>(sum.bins[1]),
+                std::bit_cast<std::int64_t>(sum.bins[2])});
+  SquareBins total;
+  for (std::size_t i = 0; i < bins.size(); ++i) {
+    total.bins[i % SquareBins::kNumBins] += std::bit_cast<double>(bins[i]);
+  }
+  return total.total();
+}
+
+// Parameters
+// ---------------------------------------------------------------------------------------
+
+std::vector<Parameter*> Fsdp::parameters() const {
+  std::vector<Parameter*> all;
+  for (const auto& unit : units_) {
+    for (const Flat& flat : unit->flats()) {
+      all.insert(all.end(), flat.parameters.begin(), flat.parameters.end());
+    }
+  }
+  std::sort(all.begin(), all.end(),
+            [](const Parameter* a, const Parameter* b) { return a->name < b->name; });
+  return all;
+}
+
+Flat& Fsdp::flat_of(const Parameter& p, std::size_t& index) const {
+  for (const auto& unit : units_) {
+    for (Flat& flat : unit->flats()) {
+      const auto it = std::find(flat.parameters.begin(), flat.parameters.end(), &p);
+      if (it == flat.parameters.end()) continue;
+      index = static_cast<std::size_t>(it - flat.parameters.begin());
+      return flat;
+    }
+  }
+  engine::fail("[fsdp] expected a wrapped parameter ({})", p.name);
+}
+
+std::vector<float> Fsdp::full_parameter(const Parameter& p) {
+  std::size_t index = 0;
+  const Flat& flat = flat_of(p, index);
+  const Tensor full =
+      Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
+  for (const Segment& s : flat.segments) {
+    if (s.parameter != index) continue;
+    std::memcpy(full.data<float>() + s.parameter_begin, flat.master.data<float>() + s.shard_begin,
+                static_cast<std::size_t>(s.numel) * sizeof(float));
+  }
+  for (int r = 0; r < flat.layout.num_shards(); ++r) {
+    for (const Segment& s : flat.layout.segments(r)) {
+      if (s.parameter != index || flat.layout.num_shards() == 1) continue;
+      group_.broadcast(full.slice(s.parameter_begin, {s.numel}), r, context_.comm, p.name);
+    }
+  }
+  compute_.wait(context_.comm.record("broadcast"));
+  const auto span = full.span<float>();
+  return {span.begin(), span.end()};
+}
+
+void Fsdp::load(const Parameter& p, std::span<const float> values) {
+  require(static_cast<std::int64_t>(values.size()) == p.shape.numel(),
+          "[fsdp] expected {} values for {}, got {} ({})", p.shape.numel(), p.shape.str(),
+          values.size(), p.name);
+  std::size_t index = 0;
+  const Flat& flat = flat_of(p, index);
+  for (const Segment& s : flat.segments) {
+    if (s.parameter != index) continue;
+    std::memcpy(flat.master.data<float>() + s.shard_begin, values.data() + s.parameter_begin,
+                static_cast<std::size_t>(s.numel) * sizeof(float));
+  }
+}
+
+void Fsdp::parameters_changed() {
+  for (const auto& unit : units_) unit->refresh(compute_);
+  context_.updated = compute_.record("updated");
+}
+
+std::uint64_t Fsdp::plan_hash() const { return hash(plan_); }
+
+double clip_scale(float norm, double max_norm) {
+  if (max_norm <= 0) return 1;
+  return std::min(1.0, max_norm / (double{norm} + 1e-6));
+}
+
+}  // namespace tessera::shard

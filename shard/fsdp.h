@@ -1,0 +1,98 @@
+// Fully sharded data parallelism over a model's blocks.
+//
+//   Fsdp fsdp(world, memory, compute, {&block0, &block1}, &root, {.prefetch = 1});
+//   AdamW optimizer(fsdp, {});
+//   for (...) {
+//     fsdp.begin_step();
+//     Tensor loss = tape.region(root, [&] { ... tape.region(block0, ...) ... });
+//     tape.backward(loss);
+//     const float norm = fsdp.finish_step();
+//     optimizer.step(lr, clip_scale(norm, 1.0f));
+//   }
+//
+// A step reads top-down through fsdp.cc, schedule.cc and unit.cc.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "engine/tape.h"
+#include "shard/options.h"
+#include "shard/schedule.h"
+#include "shard/slots.h"
+#include "shard/unit.h"
+
+namespace tessera::shard {
+
+class Fsdp {
+ public:
+  /// Collective. Wraps `blocks` (in the order in which forward uses them; packed into units by
+  /// `options.unit_min_numel`) and `root`, the block whose region encloses all others and that owns
+  /// what no single block owns, e.g. tied embeddings; it may be null. Initialises the parameters
+  /// from `options.seed`. Blocks, parameters, group and stream outlive this object.
+  ///
+  /// Throws InvalidArgument for a parameter in two blocks, two parameters of one name, a wrapped
+  /// block, options out of range, or ranks whose plans differ (naming the first difference).
+  Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine::Stream& compute,
+       const std::vector<engine::Block*>& blocks, engine::Block* root, FsdpOptions options);
+  /// Unwraps the blocks. While an exception unwinds, aborts the group so that nobody waits.
+  ~Fsdp();
+  Fsdp(const Fsdp&) = delete;
+  Fsdp& operator=(const Fsdp&) = delete;
+
+  /// Starts a step of `num_micro_steps` forward-backward passes, and its first one.
+  void begin_step(int num_micro_steps = 1);
+  /// Starts the next pass of the step.
+  void next_micro_step();
+  /// Waits until all gradients are reduced. Returns the norm of the mean gradient over ranks and
+  /// micro-steps; the same bits for every strategy. Throws InvalidArgument naming a parameter whose
+  /// gradient is not finite, on every rank alike; CommError if a collective failed.
+  float finish_step();
+  /// Gradient sums times this are the mean over ranks and micro-steps.
+  double mean_scale() const;
+
+  /// Collective: the whole f32 parameter, on every rank.
+  std::vector<float> full_parameter(const engine::Parameter& p);
+  /// Sets a parameter from its whole f32 value; each rank keeps its part. Not collective.
+  /// Follow with parameters_changed(). Throws InvalidArgument if the size differs.
+  void load(const engine::Parameter& p, std::span<const float> values);
+  /// Masters were written (by an optimizer or load()): renews the copies that are gathered.
+  void parameters_changed();
+
+  /// All parameters in name order.
+  std::vector<engine::Parameter*> parameters() const;
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  const FsdpOptions& options() const { return context_.options; }
+  const engine::Memory& memory() const { return context_.memory; }
+  const engine::Stream& compute() const { return compute_; }
+  /// Lines that all ranks agreed on, and their hash.
+  const std::vector<std::string>& plan() const { return plan_; }
+  std::uint64_t plan_hash() const;
+
+ private:
+  void create_units(const std::vector<engine::Block*>& blocks, engine::Block* root);
+  void create_rings();
+  Flat& flat_of(const engine::Parameter& p, std::size_t& index) const;
+  double sum_of_squares();
+
+  comm::ProcessGroup& group_;
+  engine::Stream compute_;
+  Schedule schedule_;
+  UnitContext context_;
+  std::vector<std::unique_ptr<SlotRing>> rings_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<std::string> plan_;
+  int num_micro_steps_ = 0;
+  int micro_step_ = 0;
+  int num_exceptions_;
+};
+
+/// What gradients are multiplied with so that their norm is at most `max_norm`; 0: no clipping.
+/// max_norm / (norm + 1e-6) as in torch.nn.utils.clip_grad_norm_, at most 1.
+double clip_scale(float norm, double max_norm);
+
+}  // namespace tessera::shard
