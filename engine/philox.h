@@ -45,9 +45,9 @@ struct RandomStream {
   std::uint32_t bits(std::uint64_t index) const {
     return philox(seed, index / 4, stream)[index % 4];
   }
-  /// In (0, 1): 24 random bits, never 0.
+  /// In (0, 1), never 0 or 1: 23 random bits, so that the sum below is exact.
   static float to_uniform(std::uint32_t bits) {
-    return (static_cast<float>(bits >> 8) + 0.5f) * 0x1.0p-24f;
+    return (static_cast<float>(bits >> 9) + 0.5f) * 0x1.0p-23f;
   }
   float uniform(std::uint64_t index) const { return to_uniform(bits(index)); }
   /// Standard normal by Box-Muller; elements 2k and 2k+1 share a pair of words.

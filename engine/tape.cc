@@ -39,11 +39,13 @@ void Tape::record(std::string_view op, std::vector<Tensor> outs,
                   std::function<void(const std::vector<Tensor>&)> backward) {
   if (!recording()) return;
   Entry entry{.op = op, .backward = std::move(backward)};
-  for (const Tensor& out : outs) {
-    entry.outs.push_back(out.key());
-    produced_.insert(out.key());
-  }
+  for (const Tensor& out : outs) entry.outs.push_back(produce(out));
   push(std::move(entry));
+}
+
+Tape::Out Tape::produce(const Tensor& out) {
+  produced_.insert(out.key());
+  return {out.key(), out.shape()};
 }
 
 const Tensor& Tape::use(Parameter& p) {
@@ -113,8 +115,7 @@ Tensor Tape::region(const Block& block, const std::function<Tensor()>& fn, Regio
       const ModeScope scope(*this, Mode::kDefer);
       out = fn();
     }
-    produced_.insert(out.key());
-    push({.kind = Entry::Kind::kReplay, .outs = {out.key()}, .block = &block, .fn = fn});
+    push({.kind = Entry::Kind::kReplay, .outs = {produce(out)}, .block = &block, .fn = fn});
   } else {
     if (will_backward) entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = &block});
     out = fn();
@@ -131,16 +132,21 @@ Tensor Tape::grad(const Tensor& x) const {
   return it == grads_.end() ? Tensor() : it->second.reshape(x.shape());
 }
 
-void Tape::backward(const Tensor& loss, float seed) {
-  require(loss.numel() == 1, "[backward] expected a loss of one element, got {} ({})",
-          loss.shape().str(), loss.name());
-  require(produced_.contains(loss.key()),
-          "[backward] expected a loss recorded on this tape and not yet run backward ({})",
-          loss.name());
-  const Tensor dloss = empty(loss.shape(), loss.dtype(), "dloss");
-  dispatch_float(loss.dtype(), "backward",
-                 [&](auto t) { store_f32(*dloss.data<decltype(t)>(), seed); });
-  pass_grad(loss, dloss);
+void Tape::backward(const std::vector<Tensor>& losses, float seed) {
+  require(recording(), "[backward] expected a tape that records, got a call inside no_grad");
+  for (const Tensor& loss : losses) {
+    require(loss.numel() == 1, "[backward] expected a loss of one element, got {} ({})",
+            loss.shape().str(), loss.name());
+    require(produced_.contains(loss.key()),
+            "[backward] expected a loss recorded on this tape and not yet run backward ({})",
+            loss.name());
+  }
+  for (const Tensor& loss : losses) {
+    const Tensor dloss = empty(loss.shape(), loss.dtype(), "dloss");
+    dispatch_float(loss.dtype(), "backward",
+                   [&](auto t) { store_f32(*dloss.data<decltype(t)>(), seed); });
+    pass_grad(loss, dloss);
+  }
   try {
     while (!entries_.empty()) {
       Entry entry = std::move(entries_.back());
@@ -180,27 +186,28 @@ void Tape::run_op(Entry& entry) {
   std::vector<Tensor> douts(entry.outs.size());
   bool reached = false;
   for (std::size_t i = 0; i < douts.size(); ++i) {
-    produced_.erase(entry.outs[i]);
-    const auto it = grads_.find(entry.outs[i]);
-    if (it == grads_.end()) continue;
-    douts[i] = watched_.contains(it->first) ? it->second : std::move(it->second);
-    if (!watched_.contains(it->first)) grads_.erase(it);
-    reached = true;
+    douts[i] = take_grad(entry.outs[i]);
+    reached = reached || douts[i].defined();
   }
   if (reached) entry.backward(douts);
+}
+
+// The gradient of `out` in its shape, whatever views of it were used; undefined if none reached it.
+Tensor Tape::take_grad(const Out& out) {
+  produced_.erase(out.key);
+  const auto it = grads_.find(out.key);
+  if (it == grads_.end()) return {};
+  const Tensor grad = it->second.reshape(out.shape);
+  if (!watched_.contains(out.key)) grads_.erase(it);
+  return grad;
 }
 
 // Records the region now and hands it the gradient of the output it had; the loop in backward()
 // then runs what was recorded.
 void Tape::replay(Entry& entry) {
   entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = entry.block});
-  const auto it = grads_.find(entry.outs.front());
-  produced_.erase(entry.outs.front());
-  if (it == grads_.end()) return;
-  const Tensor dout = std::move(it->second);
-  grads_.erase(it);
-  const Tensor out = entry.fn();
-  pass_grad(out, dout);
+  const Tensor dout = take_grad(entry.outs.front());
+  if (dout.defined()) pass_grad(entry.fn(), dout);
 }
 
 void Tape::clear() {

@@ -73,7 +73,7 @@ class Tape {
   GradTarget grad_target(const Tensor& x);
   GradTarget grad_target(Parameter& p);
   /// The gradient of `x` is `dx` itself (or grows by it): for ops that pass a gradient through.
-  /// Throws InvalidArgument if shape or dtype differ from `x`.
+  /// Throws InvalidArgument if numel or dtype differ from `x`.
   void pass_grad(const Tensor& x, const Tensor& dx);
   /// Will anybody want the gradient of `x`? False for data and while not recording.
   bool needs_grad(const Tensor& x) const;
@@ -97,9 +97,11 @@ class Tape {
   Tensor grad(const Tensor& x) const;
 
   /// `loss` has one element; its gradient starts as `seed`. Runs every entry once, last to first,
-  /// freeing each. Throws InvalidArgument if `loss` was not recorded here; errors of ops and hooks
-  /// pass through, and the tape is cleared.
-  void backward(const Tensor& loss, float seed = 1);
+  /// freeing each. Throws InvalidArgument if `loss` was not recorded here or inside no_grad; errors
+  /// of ops and hooks pass through, and then the tape is cleared.
+  void backward(const Tensor& loss, float seed = 1) { backward(std::vector<Tensor>{loss}, seed); }
+  /// The same for a sum of losses, e.g. of several forwards.
+  void backward(const std::vector<Tensor>& losses, float seed = 1);
   /// Forgets everything recorded, and watched gradients.
   void clear();
 
@@ -109,11 +111,15 @@ class Tape {
   std::size_t num_entries() const { return entries_.size(); }
 
  private:
+  struct Out {
+    TensorKey key;
+    Shape shape;
+  };
   struct Entry {
     enum class Kind { kOp, kRegionBegin, kRegionEnd, kReplay };
     Kind kind = Kind::kOp;
     std::string_view op = {};
-    std::vector<TensorKey> outs = {};
+    std::vector<Out> outs = {};
     std::function<void(const std::vector<Tensor>&)> backward = {};
     std::vector<Parameter*> used = {};  // whose uses this entry counted
     const Block* block = nullptr;       // regions and replays
@@ -137,7 +143,8 @@ class Tape {
   void run(Entry& entry);
   void run_op(Entry& entry);
   void replay(Entry& entry);
-  GradTarget target_of(const Tensor& x);
+  Out produce(const Tensor& out);
+  Tensor take_grad(const Out& out);
 
   Memory memory_;
   Stream compute_;

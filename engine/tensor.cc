@@ -4,6 +4,11 @@
 #include <utility>
 
 namespace tessera::engine {
+namespace {
+
+constexpr std::int64_t kMaxNumel = std::int64_t{1} << 59;  // bytes of any dtype fit in 63 bits
+
+}  // namespace
 
 Shape::Shape(std::span<const std::int64_t> dims) : rank_(static_cast<int>(dims.size())) {
   require(dims.size() <= kMaxRank, "[shape] expected at most {} dimensions, got {}", kMaxRank,
@@ -12,7 +17,7 @@ Shape::Shape(std::span<const std::int64_t> dims) : rank_(static_cast<int>(dims.s
     require(dims[i] >= 0, "[shape] expected a dimension of at least 0, got {}", dims[i]);
     dims_[i] = dims[i];
     const bool overflow = __builtin_mul_overflow(numel_, dims[i], &numel_);
-    require(!overflow, "[shape] expected fewer than 2^63 elements, got more");
+    require(!overflow && numel_ < kMaxNumel, "[shape] expected fewer than 2^59 elements, got more");
   }
 }
 
@@ -95,7 +100,7 @@ Tensor Tensor::reshape(const Shape& shape) const {
 
 Tensor Tensor::slice(std::int64_t begin, const Shape& shape) const {
   require(begin >= 0 && shape.numel() <= numel() - begin,
-          "[slice] expected elements {}..{} within {} ({})", begin, begin + shape.numel(), numel(),
+          "[slice] expected {} elements at {} to fit in {} ({})", shape.numel(), begin, numel(),
           name());
   return Tensor(buffer_, offset_nbytes_ + begin * size_of(dtype_), shape, dtype_);
 }

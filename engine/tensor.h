@@ -24,7 +24,7 @@ class Shape {
   Shape() = default;
   Shape(std::initializer_list<std::int64_t> dims)
       : Shape(std::span<const std::int64_t>(dims.begin(), dims.size())) {}
-  /// Throws InvalidArgument for more than kMaxRank dimensions, a negative one, or overflow.
+  /// Throws InvalidArgument for more than kMaxRank dimensions, a negative one, or 2^59 elements.
   explicit Shape(std::span<const std::int64_t> dims);
 
   int rank() const { return rank_; }

@@ -181,6 +181,7 @@ float Fsdp::finish_step() {
           "[fsdp] expected {} micro-steps before finish_step, got {}", num_micro_steps_,
           micro_step_ + 1);
   for (const auto& unit : units_) unit->finish_step(compute_);
+  compute_.synchronize();  // the host reads the sums
   return static_cast<float>(std::sqrt(sum_of_squares()) * mean_scale());
 }
 
@@ -228,6 +229,7 @@ double Fsdp::sum_of_squares() {
                                      "norm of all ranks", Category::kCommunication);
     group_.all_gather(in, out, context_.comm, "norm");
     compute_.wait(context_.comm.record("gathered"));
+    compute_.synchronize();
     const auto span = out.span<std::int64_t>();
     return std::vector<std::int64_t>(span.begin(), span.end());
   };
@@ -282,6 +284,7 @@ Flat& Fsdp::flat_of(const Parameter& p, std::size_t& index) const {
 std::vector<float> Fsdp::full_parameter(const Parameter& p) {
   std::size_t index = 0;
   const Flat& flat = flat_of(p, index);
+  compute_.synchronize();  // the optimizer may be writing
   const Tensor full =
       Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
   for (const Segment& s : flat.segments) {
@@ -296,6 +299,7 @@ std::vector<float> Fsdp::full_parameter(const Parameter& p) {
     }
   }
   compute_.wait(context_.comm.record("broadcast"));
+  compute_.synchronize();
   const auto span = full.span<float>();
   return {span.begin(), span.end()};
 }
@@ -306,6 +310,8 @@ void Fsdp::load(const Parameter& p, std::span<const float> values) {
           values.size(), p.name);
   std::size_t index = 0;
   const Flat& flat = flat_of(p, index);
+  context_.comm.synchronize();  // nobody still reads what is overwritten
+  compute_.synchronize();
   for (const Segment& s : flat.segments) {
     if (s.parameter != index) continue;
     std::memcpy(flat.master.data<float>() + s.shard_begin, values.data() + s.parameter_begin,

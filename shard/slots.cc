@@ -37,7 +37,8 @@ SlotRing::Slot& SlotRing::borrow(const std::string& borrower, std::function<bool
     std::string at_work;
     for (Slot& candidate : slots_) {
       at_work += (at_work.empty() ? "" : ", ") + candidate.borrower;
-      if (const auto evict_it = candidate.evict; evict_it()) break;  // a copy: it clears the slot
+      const auto evict = candidate.evict;  // a copy: giving back clears the slot's own
+      if (evict()) break;
     }
     slot = next_free();
     engine::require(slot != nullptr,

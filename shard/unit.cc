@@ -1,6 +1,8 @@
 #include "shard/unit.h"
 
 #include <algorithm>
+#include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "engine/elementwise.h"
@@ -18,6 +20,20 @@ using engine::require;
 using engine::size_of;
 using engine::Stream;
 using engine::Tensor;
+
+namespace {
+
+// Sets the bytes of `t`. `memory` is where they are: `t` may be released before this runs.
+void fill(const Stream& stream, std::string_view name, std::shared_ptr<Buffer> memory,
+          const Tensor& t, int byte) {
+  const auto nbytes = t.nbytes();
+  stream.launch({.name = name, .bytes_written = nbytes, .detail = t.name()},
+                [memory = std::move(memory), data = t.raw(), byte, nbytes] {
+                  std::memset(data, byte, static_cast<std::size_t>(nbytes));
+                });
+}
+
+}  // namespace
 
 // [Note: visits]
 // A unit may pack several neighbouring blocks, and a block may run several times before a backward.
@@ -224,7 +240,7 @@ void Unit::begin_gradient(const Stream& compute) {
   compute.wait(gradient_slot_->last_use);
   for (Flat& flat : flats_) {
     if (!flat.trainable) continue;
-    if (context_.memory.poisons()) engine::poison(flat.grad.raw(), flat.grad.nbytes());
+    if (context_.memory.poisons()) fill(compute, "poison", gradient_slot_->buffer, flat.grad, 0xFF);
     for (Parameter* p : flat.parameters) p->grad_written = false;
   }
 }
@@ -234,7 +250,7 @@ void Unit::reduce_gradient(const Stream& compute) {
   for (Flat& flat : flats_) {
     if (!flat.trainable) continue;
     for (const Parameter* p : flat.parameters) {
-      if (!p->grad_written) engine::fill_zero(p->grad);
+      if (!p->grad_written) fill(compute, "fill_zero", gradient_slot_->buffer, p->grad, 0);
     }
     context_.comm.wait(compute.record("gradient_ready"));
     reduce(flat);
@@ -297,7 +313,7 @@ void Unit::finish_step(const Stream& compute) {
     return;
   }
   for (Flat& flat : flats_) {
-    if (flat.trainable) engine::fill_zero(flat.grad_sum);
+    if (flat.trainable) fill(compute, "fill_zero", flat.grad_sum.buffer(), flat.grad_sum, 0);
   }
 }
 

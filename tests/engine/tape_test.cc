@@ -4,12 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/elementwise.h"
+#include "tests/testing/errors.h"
 
 namespace tessera::engine {
 namespace {
+
+using tessera::testing::error_of;
+using tessera::testing::has;
 
 // y = a * x, elementwise: the smallest op with a parameter-free backward.
 Tensor scale(Tape& tape, const Tensor& x, float a) {
@@ -183,6 +188,225 @@ TEST_F(TapeTest, MemoryFallsDuringBackward) {
     EXPECT_LE(memory.stats().peak_total_nbytes, forward + 2 * 4096 + 64);
   }
   tape.clear();
+  EXPECT_EQ(memory.stats().total_nbytes, before);
+}
+
+// (n) -> (k), (n - k): the elements before and from k on.
+std::vector<Tensor> split(Tape& tape, const Tensor& x, std::int64_t k, std::vector<bool>* reached) {
+  std::vector<Tensor> outs;
+  for (const auto& [begin, numel] : {std::pair{std::int64_t{0}, k}, std::pair{k, x.numel() - k}}) {
+    outs.push_back(tape.empty({numel}, x.dtype(), "split"));
+    cast(outs.back(), x.slice(begin, {numel}));
+  }
+  tape.record("split", outs, [&tape, x, k, reached](const std::vector<Tensor>& douts) {
+    reached->clear();
+    for (const Tensor& d : douts) reached->push_back(d.defined());
+    const GradTarget dx = tape.grad_target(x);
+    ASSERT_FALSE(dx.accumulate);
+    fill_zero(dx.dst);
+    if (douts[0].defined()) cast(dx.dst.slice(0, {k}), douts[0]);
+    if (douts[1].defined()) cast(dx.dst.slice(k, {x.numel() - k}), douts[1]);
+  });
+  return outs;
+}
+
+TEST_F(TapeTest, SeveralOutputsRunOnceIfAGradientReachesAny) {
+  for (const int wanted : {0, 1}) {
+    const Tensor x = input({2, 3});
+    tape.watch(x);
+    std::vector<bool> reached;
+    const std::vector<Tensor> outs = split(tape, x, 1, &reached);
+    tape.backward(scale(tape, outs[static_cast<std::size_t>(wanted)], 7));
+    EXPECT_EQ(reached, (std::vector<bool>{wanted == 0, wanted == 1}));
+    EXPECT_EQ(tape.grad(x).data<float>()[wanted], 7);
+    EXPECT_EQ(tape.grad(x).data<float>()[1 - wanted], 0);
+    tape.clear();
+  }
+  const Tensor x = input({2, 3}), other = input({1});
+  std::vector<bool> reached;
+  split(tape, x, 1, &reached);
+  tape.backward(scale(tape, other, 1));
+  EXPECT_TRUE(reached.empty()) << "no gradient came here";
+}
+
+TEST_F(TapeTest, BackwardSeesTheShapeOfItsOutputWhateverViewsWereUsed) {
+  for (const bool recompute : {false, true}) {
+    Shape seen;
+    const auto op = [&] {
+      const Tensor y = tape.empty({2, 3}, DType::kF32, "y");
+      fill_zero(y);
+      tape.record("op", y, [&seen](const Tensor& dy) { seen = dy.shape(); });
+      return y;
+    };
+    const Block block{"block", {}, nullptr};
+    const Tensor y = tape.region(block, op, {recompute});
+    const Tensor loss = tape.empty({}, DType::kF32, "loss");
+    tape.record("sum", loss,
+                [this, y](const Tensor&) { fill_zero(tape.grad_target(y.reshape({6})).dst); });
+    tape.backward(loss);
+    EXPECT_EQ(seen, (Shape{2, 3}));
+  }
+}
+
+TEST_F(TapeTest, WatchedActivationsKeepTheirGradient) {
+  for (const bool recompute : {false, true}) {
+    const Tensor x = input({1});
+    const Block block{"block", {}, nullptr};
+    const Tensor h = tape.region(block, [x, this] { return scale(tape, x, 2); }, {recompute});
+    tape.watch(x);
+    tape.watch(h);
+    tape.backward(scale(tape, h, 5));
+    EXPECT_EQ(tape.grad(h).item(), 5);
+    EXPECT_EQ(tape.grad(x).item(), 10);
+    tape.clear();
+    EXPECT_FALSE(tape.grad(x).defined());
+  }
+}
+
+TEST_F(TapeTest, GradientsOfAnotherSizeOrDtypeAreRefused) {
+  const Tensor x = input({1, 2});
+  tape.watch(x);
+  for (const Tensor& dx :
+       {Tensor::zeros(memory, {3}, DType::kF32), Tensor::zeros(memory, {2}, DType::kBF16)}) {
+    const std::string error = error_of<InvalidArgument>([&] { tape.pass_grad(x, dx); });
+    EXPECT_TRUE(has(error, {"f32 (2)", dx.shape().str(), "x"}));
+  }
+}
+
+TEST_F(TapeTest, FrozenParametersWantNoGradientAndTrainableOnesNeedAView) {
+  Parameter frozen{.name = "frozen", .shape = {1}, .init = Init::ones(), .trainable = false};
+  materialize({&frozen}, memory, 1);
+  const Tensor x = input({1});
+  tape.watch(x);
+  tape.backward(add_parameter(tape, x, frozen));
+  EXPECT_EQ(tape.grad(x).item(), 1);
+  EXPECT_FALSE(frozen.grad_written);
+  EXPECT_FALSE(tape.grad_target(frozen));
+
+  Parameter bare{.name = "bare", .shape = {2}};
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { tape.use(bare); }), {"bare", "value"}));
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { tape.grad_target(bare); }), {"bare"}));
+  bare.grad = Tensor::zeros(memory, {3}, DType::kF32);
+  EXPECT_TRUE(
+      has(error_of<InvalidArgument>([&] { tape.grad_target(bare); }), {"bare", "(2)", "(3)"}));
+}
+
+TEST_F(TapeTest, KnowsWhoWantsAGradient) {
+  const Tensor data = input({1}), leaf = input({1});
+  tape.watch(leaf);
+  const Tensor y = scale(tape, data, 2);
+  EXPECT_FALSE(tape.needs_grad(data));
+  EXPECT_TRUE(tape.needs_grad(leaf));
+  EXPECT_TRUE(tape.needs_grad(y));
+  EXPECT_FALSE(tape.no_grad([&] { return tape.needs_grad(y); }));
+  const Block block{"block", {}, nullptr};
+  std::vector<bool> asked;
+  const Tensor z = tape.region(
+      block, [&asked, y, this] { return asked.push_back(tape.needs_grad(y)), scale(tape, y, 3); },
+      {.recompute = true});
+  tape.backward(z);
+  EXPECT_EQ(asked, (std::vector<bool>{false, true})) << "saved only by the recomputation";
+}
+
+TEST_F(TapeTest, AnErrorInBackwardClearsTheTape) {
+  Parameter w{.name = "w", .shape = {1}};
+  materialize({&w}, memory, 1);
+  struct Failing : LoggingHooks {
+    using LoggingHooks::LoggingHooks;
+    void after_backward(const Block&, const Stream&) override { throw CommError("peer gone"); }
+  };
+  std::vector<std::string> log;
+  Failing failing(&log);
+  const Block block{"block", {}, &failing};
+  const Tensor x = input({1});
+  tape.watch(x);
+  for (const bool in_hook : {false, true}) {
+    Tensor y = add_parameter(tape, x, w);
+    if (in_hook) {
+      y = tape.region(block, [&] { return scale(tape, y, 2); });
+    } else {
+      const Tensor in = y;
+      y = tape.empty({1}, DType::kF32, "bad");
+      tape.record("bad", y, [](const Tensor&) { throw CommError("peer gone"); });
+    }
+    EXPECT_EQ(error_of<CommError>([&] { tape.backward(y); }), "peer gone");
+    EXPECT_EQ(tape.num_entries(), 0u);
+    EXPECT_EQ(tape.pending_uses(w), 0);
+    EXPECT_FALSE(tape.needs_grad(x));
+  }
+  tape.watch(x);
+  tape.backward(scale(tape, x, 3));
+  EXPECT_EQ(tape.grad(x).item(), 3) << "usable again, nothing left over";
+}
+
+TEST_F(TapeTest, ARefusedLossLeavesTheTapeAsItWas) {
+  const Tensor x = input({1});
+  tape.watch(x);
+  const Tensor y = scale(tape, x, 3);
+  EXPECT_THROW(tape.backward(std::vector<Tensor>{y, input({1})}), InvalidArgument);
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] {
+                    tape.backward(scale(tape, input({1, 2}), 1));
+                  }),
+                  {"one element", "(2)"}));
+  EXPECT_THROW(tape.no_grad([&] { tape.backward(y); }), InvalidArgument);
+  tape.backward(y);
+  EXPECT_EQ(tape.grad(x).item(), 3);
+}
+
+TEST_F(TapeTest, SeveralLossesAddUp) {
+  const Tensor x = input({1});
+  tape.watch(x);
+  const Tensor a = scale(tape, x, 2), b = scale(tape, a, 10);
+  tape.backward(std::vector<Tensor>{a, b, b}, 0.5f);
+  EXPECT_EQ(tape.grad(x).item(), 0.5f * (2 + 20 + 20));
+}
+
+TEST_F(TapeTest, RecomputationKeepsOnlyTheOutputAndCountsUses) {
+  Parameter w{.name = "w", .shape = {1024}, .init = Init::ones()};
+  materialize({&w}, memory, 1);
+  const Tensor x = Tensor::zeros(memory, {1024}, DType::kF32);
+  const Block outer{"outer", {}, nullptr}, inner{"inner", {}, nullptr};
+  const std::int64_t before = memory.stats().total_nbytes;
+  Tensor h =
+      tape.region(outer,
+                  [=, this, &w, &inner] {
+                    Tensor y = add_parameter(tape, x, w);
+                    for (int i = 0; i < 5; ++i) y = scale(tape, y, 2);
+                    return tape.region(
+                        inner, [=, this, &w] { return add_parameter(tape, scale(tape, y, 3), w); },
+                        {.recompute = true});
+                  },
+                  {.recompute = true});
+  EXPECT_EQ(memory.stats().total_nbytes - before, 4096);
+  EXPECT_EQ(tape.pending_uses(w), 2);
+  const Tensor loss = tape.empty({}, DType::kF32, "loss");
+  tape.record("sum", loss, [this, h](const Tensor&) {
+    for (float& v : tape.grad_target(h).dst.span<float>()) v = 1;
+  });
+  h = Tensor();
+  tape.backward(loss);
+  EXPECT_EQ(tape.pending_uses(w), 0);
+  for (const float d : w.grad.span<float>()) ASSERT_EQ(d, 32 * 3 + 1);
+}
+
+TEST_F(TapeTest, UsesWithoutRecordingAreNotCounted) {
+  Parameter w{.name = "w", .shape = {1}};
+  materialize({&w}, memory, 1);
+  tape.no_grad([&] { return add_parameter(tape, input({1}), w); });
+  EXPECT_EQ(tape.pending_uses(w), 0);
+}
+
+TEST_F(TapeTest, ClearForgetsAndFrees) {
+  const std::int64_t before = memory.stats().total_nbytes;
+  {
+    const Tensor x = Tensor::zeros(memory, {100}, DType::kF32);
+    tape.watch(x);
+    Tensor y = x;
+    for (int i = 0; i < 3; ++i) y = scale(tape, y, 2);
+  }
+  EXPECT_GT(memory.stats().total_nbytes, before);
+  tape.clear();
+  EXPECT_EQ(tape.num_entries(), 0u);
   EXPECT_EQ(memory.stats().total_nbytes, before);
 }
 

@@ -1,0 +1,185 @@
+// Every byte is counted, by category; peaks are exact; freed blocks are reused; NaN fills what
+// nobody wrote.
+#include "engine/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "engine/buffer.h"
+#include "engine/error.h"
+#include "tests/testing/errors.h"
+
+namespace tessera::engine {
+namespace {
+
+std::int64_t of(const std::array<std::int64_t, kNumCategories>& counts, Category category) {
+  return counts[static_cast<std::size_t>(category)];
+}
+
+TEST(Memory, CountsCurrentAndPeakByCategory) {
+  Memory memory;
+  std::byte* a = memory.allocate(1000, Category::kActivation);
+  std::byte* b = memory.allocate(300, Category::kGradient);
+  memory.free(a, 1000, Category::kActivation);
+  std::byte* c = memory.allocate(700, Category::kGradient);
+  const MemoryStats stats = memory.stats();
+  EXPECT_EQ(of(stats.current_nbytes, Category::kActivation), 0);
+  EXPECT_EQ(of(stats.current_nbytes, Category::kGradient), 1000);
+  EXPECT_EQ(of(stats.peak_nbytes, Category::kActivation), 1000);
+  EXPECT_EQ(of(stats.peak_nbytes, Category::kGradient), 1000);
+  EXPECT_EQ(of(stats.peak_nbytes, Category::kOptimizer), 0);
+  EXPECT_EQ(stats.total_nbytes, 1000);
+  EXPECT_EQ(stats.peak_total_nbytes, 1300) << "a and b, before c";
+  memory.free(b, 300, Category::kGradient);
+  memory.free(c, 700, Category::kGradient);
+  EXPECT_EQ(memory.stats().total_nbytes, 0);
+  EXPECT_EQ(memory.stats().peak_total_nbytes, 1300);
+}
+
+TEST(Memory, ResetPeaksStartsFromTheCurrentValues) {
+  Memory memory;
+  std::byte* a = memory.allocate(5000, Category::kWorkspace);
+  std::byte* b = memory.allocate(10, Category::kOptimizer);
+  memory.free(a, 5000, Category::kWorkspace);
+  memory.reset_peaks();
+  EXPECT_EQ(of(memory.stats().peak_nbytes, Category::kWorkspace), 0);
+  EXPECT_EQ(of(memory.stats().peak_nbytes, Category::kOptimizer), 10);
+  EXPECT_EQ(memory.stats().peak_total_nbytes, 10);
+  memory.free(b, 10, Category::kOptimizer);
+}
+
+TEST(Memory, FreedBlocksAreReusedUnlessToldNotTo) {
+  for (const bool cache : {true, false}) {
+    Memory memory({.cache = cache});
+    for (int step = 0; step < 10; ++step) {
+      std::vector<std::byte*> blocks;
+      for (const std::int64_t nbytes : {1, 255, 256, 257, 70'000, 3 << 20}) {
+        blocks.push_back(memory.allocate(nbytes, Category::kActivation));
+        std::memset(blocks.back(), 1, static_cast<std::size_t>(nbytes));
+      }
+      const std::int64_t reserved = memory.stats().reserved_nbytes;
+      EXPECT_GE(reserved, memory.stats().total_nbytes);
+      EXPECT_LE(reserved, memory.stats().total_nbytes * 11 / 10 + 5 * 256);
+      std::size_t i = 0;
+      for (const std::int64_t nbytes : {1, 255, 256, 257, 70'000, 3 << 20}) {
+        memory.free(blocks[i++], nbytes, Category::kActivation);
+      }
+      EXPECT_EQ(memory.stats().reserved_nbytes, cache ? reserved : 0);
+    }
+  }
+}
+
+TEST(Memory, ABlockServesRequestsOfAboutItsSizeOnly) {
+  Memory memory;
+  std::byte* a = memory.allocate(1000, Category::kActivation);
+  memory.free(a, 1000, Category::kActivation);
+  std::byte* b = memory.allocate(2000, Category::kActivation);
+  EXPECT_NE(a, b);
+  std::byte* c = memory.allocate(1020, Category::kGradient);
+  EXPECT_EQ(a, c);
+  memory.free(b, 2000, Category::kActivation);
+  memory.free(c, 1020, Category::kGradient);
+  EXPECT_EQ(memory.stats().total_nbytes, 0);
+}
+
+TEST(Memory, BlocksAreAligned) {
+  Memory memory;
+  for (const std::int64_t nbytes : {0, 1, 300, 65'536, (2 << 20) - 1, 2 << 20, (5 << 20) + 1}) {
+    std::byte* data = memory.allocate(nbytes, Category::kWorkspace);
+    ASSERT_NE(data, nullptr);
+    const std::uintptr_t alignment = nbytes >= 2 << 20 ? 2 << 20 : 256;
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % alignment, 0u) << nbytes;
+    memory.free(data, nbytes, Category::kWorkspace);
+  }
+}
+
+TEST(Memory, MoreThanThereIsNamesCategoryAndSize) {
+  Memory memory;
+  const std::int64_t nbytes = std::int64_t{1} << 60;
+  EXPECT_TRUE(tessera::testing::has(tessera::testing::error_of<DeviceError>(
+                                        [&] { memory.allocate(nbytes, Category::kOptimizer); }),
+                                    {"[memory]", std::to_string(nbytes), "optimizer"}));
+  EXPECT_EQ(memory.stats().total_nbytes, 0);
+  EXPECT_EQ(memory.stats().reserved_nbytes, 0);
+}
+
+TEST(Memory, PoisonFillsNewAndFreedBlocks) {
+  Memory memory({.poison = true});
+  EXPECT_TRUE(memory.poisons());
+  EXPECT_FALSE(Memory().poisons());
+  auto is_poison = [](const std::byte* data, std::int64_t nbytes) {
+    return std::all_of(data, data + nbytes, [](std::byte b) { return b == std::byte{0xFF}; });
+  };
+  std::byte* data = memory.allocate(1000, Category::kGradient);
+  EXPECT_TRUE(is_poison(data, 1000));
+  std::memset(data, 0, 1000);
+  memory.free(data, 1000, Category::kGradient);
+  std::byte* again = memory.allocate(1000, Category::kGradient);
+  ASSERT_EQ(data, again);
+  EXPECT_TRUE(is_poison(again, 1000));
+  memory.free(again, 1000, Category::kGradient);
+}
+
+TEST(Memory, CopiesShareTheBooks) {
+  const Memory memory, copy = memory, other;
+  EXPECT_EQ(memory, copy);
+  EXPECT_FALSE(memory == other);
+  const auto buffer = Buffer::create(copy, "b", 10, Category::kWorkspace);
+  EXPECT_EQ(memory.stats().total_nbytes, 10);
+  EXPECT_EQ(other.stats().total_nbytes, 0);
+}
+
+TEST(Memory, SerialsAreNeverReused) {
+  const Memory memory;
+  std::set<std::uint64_t> seen;
+  for (int i = 0; i < 100; ++i) {
+    const auto buffer = Buffer::create(memory, "b", 8, Category::kWorkspace);
+    EXPECT_TRUE(seen.insert(buffer->serial()).second);
+  }
+}
+
+TEST(Memory, ThreadsLoseNoByte) {
+  Memory memory({.poison = true});
+  constexpr int kThreads = 8, kRounds = 200;
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([memory, t]() mutable {
+        std::mt19937 random(static_cast<unsigned>(t));
+        struct Held {
+          std::byte* data;
+          std::int64_t nbytes;
+          Category category;
+        };
+        std::vector<Held> held;
+        for (int i = 0; i < kRounds; ++i) {
+          const auto nbytes = static_cast<std::int64_t>(random() % 5000);
+          const auto category = static_cast<Category>(random() % kNumCategories);
+          held.push_back({memory.allocate(nbytes, category), nbytes, category});
+          std::memset(held.back().data, t, static_cast<std::size_t>(nbytes));
+          if (held.size() < 5) continue;
+          const std::size_t k = random() % held.size();
+          for (std::int64_t b = 0; b < held[k].nbytes; ++b) {
+            ASSERT_EQ(held[k].data[b], static_cast<std::byte>(t)) << "two owners of one block";
+          }
+          memory.free(held[k].data, held[k].nbytes, held[k].category);
+          held.erase(held.begin() + static_cast<std::ptrdiff_t>(k));
+        }
+        for (const Held& h : held) memory.free(h.data, h.nbytes, h.category);
+      });
+    }
+  }
+  const MemoryStats stats = memory.stats();
+  EXPECT_EQ(stats.total_nbytes, 0);
+  for (const std::int64_t n : stats.current_nbytes) EXPECT_EQ(n, 0);
+  EXPECT_GT(stats.peak_total_nbytes, 0);
+}
+
+}  // namespace
+}  // namespace tessera::engine

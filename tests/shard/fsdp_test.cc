@@ -1,0 +1,457 @@
+// Fsdp on a model small enough to follow: the order of collectives as text, slots and memory, the
+// same bits for every choice, and errors that name what is wrong.
+#include "shard/fsdp.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/threads.h"
+#include "shard/optimizer.h"
+#include "tests/shard/toy_model.h"
+
+namespace tessera::shard {
+namespace {
+
+using comm::ProcessGroup;
+using engine::Category;
+using engine::InvalidArgument;
+using engine::Memory;
+using engine::Stream;
+using engine::Tape;
+using engine::Tensor;
+using testing::ToyModel;
+
+// Collectives of the comm stream, as "all_gather h.0 forward".
+class CollectiveLog : public engine::LaunchListener {
+ public:
+  void on_launch(const engine::LaunchRecord& record) noexcept override {
+    const std::lock_guard lock(mutex_);
+    lines_.push_back(std::string(record.work.name) + " " + record.work.detail);
+  }
+  std::vector<std::string> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(lines_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
+
+struct Training {
+  int ranks = 2;
+  int accum = 1;
+  int steps = 3;
+  int blocks = 3;
+  std::int64_t numel = 300;
+  bool recompute = false;
+  bool adamw = false;
+  double max_norm = 0;
+  bool poison = false;
+  std::uint64_t delay_seed = 0;
+  FsdpOptions options = {};
+};
+
+// Trains and returns every parameter and norm, in order. The data of micro-step m of step s on rank
+// r are those of global number (s * accum + m) * ranks + r.
+std::vector<float> train(const Training& run) {
+  std::vector<float> result;
+  comm::run_ranks(run.ranks, {}, [&](ProcessGroup& world) {
+    const Memory memory({.poison = run.poison});
+    const Stream compute = Stream::inline_cpu("compute", {.delay_seed = run.delay_seed});
+    Tape tape(memory, compute);
+    ToyModel model(run.blocks, run.numel);
+    FsdpOptions options = run.options;
+    options.delay_seed = run.delay_seed;
+    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+    std::unique_ptr<Optimizer> optimizer;
+    if (run.adamw) {
+      optimizer = std::make_unique<AdamW>(fsdp, AdamWOptions{});
+    } else {
+      optimizer = std::make_unique<Sgd>(fsdp, SgdOptions{.momentum = 0.9});
+    }
+    std::vector<float> norms;
+    for (int step = 0; step < run.steps; ++step) {
+      fsdp.begin_step(run.accum);
+      for (int micro = 0; micro < run.accum; ++micro) {
+        if (micro > 0) fsdp.next_micro_step();
+        const int number = (step * run.accum + micro) * world.size() + world.rank();
+        const Tensor x = tape.empty({run.numel}, engine::DType::kF32, "x");
+        const engine::RandomStream random{7, static_cast<std::uint64_t>(number)};
+        for (std::int64_t i = 0; i < run.numel; ++i) {
+          x.data<float>()[i] = random.normal(static_cast<std::uint64_t>(i));
+        }
+        tape.backward(model.loss(tape, x, run.recompute));
+      }
+      norms.push_back(fsdp.finish_step());
+      optimizer->step(1e-3, clip_scale(norms.back(), run.max_norm));
+    }
+    std::vector<float> mine = norms;
+    for (const engine::Parameter* p : fsdp.parameters()) {
+      const std::vector<float> values = fsdp.full_parameter(*p);
+      mine.insert(mine.end(), values.begin(), values.end());
+    }
+    if (world.rank() == 0) result = mine;
+  });
+  return result;
+}
+
+std::vector<std::string> collectives_of_step(int step, const Training& run) {
+  std::vector<std::string> lines;
+  comm::run_ranks(run.ranks, {}, [&](ProcessGroup& world) {
+    CollectiveLog log;
+    const Memory memory;
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    ToyModel model(run.blocks, run.numel);
+    FsdpOptions options = run.options;
+    options.listener = &log;
+    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+    for (int s = 0; s <= step; ++s) {
+      log.take();
+      fsdp.begin_step();
+      tape.backward(
+          model.loss(tape, Tensor::zeros(memory, {run.numel}, engine::DType::kF32), run.recompute));
+      fsdp.finish_step();
+    }
+    if (world.rank() == 0) lines = log.take();
+  });
+  return lines;
+}
+
+TEST(FsdpOrder, Zero3GathersTwiceAheadOfUseAndKeepsTheLastUnit) {
+  const std::vector<std::string> expected = {"all_gather root forward",
+                                             "all_gather h.0 forward",
+                                             "all_gather h.1 forward",
+                                             "all_gather h.2 forward",
+                                             "all_gather h.1 backward",
+                                             "reduce_scatter h.2 gradient",
+                                             "all_gather h.0 backward",
+                                             "reduce_scatter h.1 gradient",
+                                             "reduce_scatter h.0 gradient",
+                                             "reduce_scatter root gradient",
+                                             "all_gather norm",
+                                             "all_gather norm"};
+  for (const bool recompute : {false, true}) {
+    EXPECT_EQ(collectives_of_step(0, {.recompute = recompute}), expected);
+    EXPECT_EQ(collectives_of_step(2, {.recompute = recompute}), expected);
+  }
+}
+
+TEST(FsdpOrder, PrefetchZeroGathersOnDemand) {
+  EXPECT_EQ(
+      collectives_of_step(1, {.options = {.prefetch = 0}}),
+      (std::vector<std::string>{
+          "all_gather root forward", "all_gather h.0 forward", "all_gather h.1 forward",
+          "all_gather h.2 forward", "reduce_scatter h.2 gradient", "all_gather h.1 backward",
+          "reduce_scatter h.1 gradient", "all_gather h.0 backward", "reduce_scatter h.0 gradient",
+          "reduce_scatter root gradient", "all_gather norm", "all_gather norm"}));
+}
+
+TEST(FsdpOrder, ShardGradOpGathersOnce) {
+  EXPECT_EQ(collectives_of_step(1, {.options = {.placement = Placement::preset("shard_grad_op")}}),
+            (std::vector<std::string>{"all_gather root forward", "all_gather h.0 forward",
+                                      "all_gather h.1 forward", "all_gather h.2 forward",
+                                      "reduce_scatter h.2 gradient", "reduce_scatter h.1 gradient",
+                                      "reduce_scatter h.0 gradient", "reduce_scatter root gradient",
+                                      "all_gather norm", "all_gather norm"}));
+}
+
+TEST(FsdpOrder, DdpOnlyReduces) {
+  EXPECT_EQ(collectives_of_step(1, {.options = {.placement = Placement::preset("ddp")}}),
+            (std::vector<std::string>{"all_reduce h.2 gradient", "all_reduce h.1 gradient",
+                                      "all_reduce h.0 gradient", "all_reduce root gradient"}));
+}
+
+TEST(FsdpOrder, PackedBlocksAreOneUnit) {
+  EXPECT_EQ(collectives_of_step(1, {.blocks = 4, .options = {.unit_min_numel = 1000}}),
+            (std::vector<std::string>{
+                "all_gather root forward", "all_gather h.0..h.1 forward",
+                "all_gather h.2..h.3 forward", "all_gather h.0..h.1 backward",
+                "reduce_scatter h.2..h.3 gradient", "reduce_scatter h.0..h.1 gradient",
+                "reduce_scatter root gradient", "all_gather norm", "all_gather norm"}));
+}
+
+// The reference: one process, the same micro-batches in the same order, everything resident.
+class FsdpBits : public ::testing::TestWithParam<int> {};
+
+TEST_P(FsdpBits, EveryStrategyEqualsOneProcess) {
+  const int micro_batches = GetParam();
+  for (const bool adamw : {false, true}) {
+    const Training base{.adamw = adamw, .max_norm = 5};
+    Training reference = base;
+    reference.ranks = 1;
+    reference.accum = micro_batches;
+    reference.options.placement = Placement::preset("ddp");
+    const std::vector<float> expected = train(reference);
+    for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+      for (int ranks = 1; ranks <= micro_batches; ++ranks) {
+        if (micro_batches % ranks != 0) continue;
+        Training run = base;
+        run.ranks = ranks;
+        run.accum = micro_batches / ranks;
+        run.options.placement = Placement::preset(strategy);
+        for (const int prefetch : {0, 1, 2}) {
+          run.options.prefetch = prefetch;
+          run.recompute = prefetch == 1;
+          run.options.unit_min_numel = prefetch == 2 ? 1000 : 0;
+          EXPECT_EQ(train(run), expected)
+              << strategy << " ranks " << ranks << " prefetch " << prefetch;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(MicroBatches, FsdpBits, ::testing::Values(1, 2, 3, 4, 6));
+
+TEST(FsdpBits, PoisonAndDelaysChangeNoBit) {
+  Training run{.ranks = 3, .accum = 2, .adamw = true, .max_norm = 5};
+  const std::vector<float> expected = train(run);
+  for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+    for (const int prefetch : {0, 1, 2}) {
+      run.options.placement = Placement::preset(strategy);
+      run.options.prefetch = prefetch;
+      run.poison = true;
+      run.delay_seed = 17 + static_cast<std::uint64_t>(prefetch);
+      EXPECT_EQ(train(run), expected) << strategy << " prefetch " << prefetch;
+    }
+  }
+}
+
+TEST(FsdpBits, CommunicatingOnlyAtTheLastMicroStepEqualsItselfAcrossStrategies) {
+  Training run{.ranks = 3, .accum = 2};
+  run.options.communicate = Communicate::kLastMicroStep;
+  const std::vector<float> expected = train(run);
+  for (const char* strategy : {"shard_grad_op", "ddp"}) {
+    run.options.placement = Placement::preset(strategy);
+    EXPECT_EQ(train(run), expected) << strategy;
+  }
+}
+
+TEST(FsdpBits, RoundingIsTheSameForOneRankAndMany) {
+  for (const Precision& precision :
+       {Precision{.param = engine::DType::kBF16}, Precision{.reduce = engine::DType::kBF16},
+        Precision{.param = engine::DType::kBF16, .reduce = engine::DType::kBF16},
+        Precision{.accumulate = engine::DType::kBF16}}) {
+    Training run{.ranks = 1, .accum = 6};
+    run.options.precision = precision;
+    const std::vector<float> expected = train(run);
+    EXPECT_NE(expected, train({.ranks = 1, .accum = 6})) << "rounding must show";
+    for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+      for (const int ranks : {2, 3}) {
+        run.ranks = ranks;
+        run.accum = 6 / ranks;
+        run.options.placement = Placement::preset(strategy);
+        EXPECT_EQ(train(run), expected) << strategy << " ranks " << ranks;
+      }
+    }
+  }
+}
+
+// Closed formula of every category but activations. n = 300 elements a parameter: 384 aligned.
+TEST(FsdpMemory, PeakBytesEqualAClosedFormula) {
+  const auto aligned = [](std::int64_t n) { return (n + 127) / 128 * 128; };
+  for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+    for (const int ranks : {1, 2, 3}) {
+      for (const int prefetch : {0, 1, 2}) {
+        const Placement placement = Placement::preset(strategy);
+        const bool shards = placement.parameters == Place::kShard;
+        const int shard_count = shards ? ranks : 1;
+        const std::int64_t block = shard_count * aligned((2 * 384 + shard_count - 1) / shard_count);
+        const std::int64_t root = shard_count * aligned((384 + shard_count - 1) / shard_count);
+        const std::int64_t model = 3 * block + root;
+        const std::int64_t shared = std::min(prefetch + 1, 3) * block;
+        std::map<Category, std::int64_t> expected;
+        expected[Category::kParameterShard] = 4 * model / shard_count;
+        expected[Category::kOptimizer] = 2 * 4 * model / shard_count;
+        expected[Category::kGatheredParameter] =
+            !shards ? 0 : 4 * (root + (placement.reshard_after_forward ? shared : 3 * block));
+        expected[Category::kGradient] = 4 * (model / shard_count + root + shared);
+        comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
+          const Memory memory;
+          const Stream compute = Stream::inline_cpu("compute");
+          Tape tape(memory, compute);
+          ToyModel model_of_rank(3, 300);
+          Fsdp fsdp(world, memory, compute, model_of_rank.blocks(), &model_of_rank.root,
+                    {.placement = placement, .prefetch = prefetch});
+          AdamW optimizer(fsdp, {});
+          for (int step = 0; step < 2; ++step) {
+            fsdp.begin_step();
+            tape.backward(
+                model_of_rank.loss(tape, Tensor::zeros(memory, {300}, engine::DType::kF32)));
+            fsdp.finish_step();
+            optimizer.step(1e-3);
+          }
+          for (const auto& [category, nbytes] : expected) {
+            EXPECT_EQ(memory.stats().peak_nbytes[std::size_t(category)], nbytes)
+                << name_of(category) << " " << strategy << " ranks " << ranks << " prefetch "
+                << prefetch;
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(FsdpUse, SeveralForwardsBeforeBackwardAddUp) {
+  // loss(x) + loss(x) in one backward has twice the gradient of loss(x).
+  std::vector<float> norms;
+  comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+    const Memory memory({.poison = true});
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    ToyModel model(3, 300);
+    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {});
+    for (const int times : {1, 2}) {
+      fsdp.begin_step();
+      std::vector<float> ones(300, 1.0f);
+      const Tensor x = Tensor::from<float>(memory, {300}, ones);
+      const Tensor first = model.loss(tape, x);
+      if (times == 2) {
+        const Tensor second = model.loss(tape, x);
+        tape.backward(std::vector<Tensor>{first, second});
+      } else {
+        tape.backward(first);
+      }
+      const float norm = fsdp.finish_step();
+      if (world.rank() == 0) norms.push_back(norm);
+    }
+  });
+  ASSERT_EQ(norms.size(), 2u);
+  EXPECT_FLOAT_EQ(norms[1], 2 * norms[0]);
+}
+
+TEST(FsdpUse, EvaluationBetweenStepsChangesNothing) {
+  comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+    const Memory memory({.poison = true});
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    ToyModel model(3, 300);
+    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {});
+    const Tensor x = Tensor::from<float>(memory, {300}, std::vector<float>(300, 1.0f));
+    float norm = 0;
+    for (int i = 0; i < 3; ++i) {
+      fsdp.begin_step();
+      tape.no_grad([&] { return model.loss(tape, x); });
+      tape.backward(model.loss(tape, x));
+      const float next = fsdp.finish_step();
+      EXPECT_TRUE(i == 0 || next == norm) << next << " " << norm;
+      norm = next;
+      tape.no_grad([&] { return model.loss(tape, x); });
+    }
+  });
+}
+
+TEST(FsdpUse, FrozenParametersAreGatheredAndNotReduced) {
+  comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+    const Memory memory({.poison = true});
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    ToyModel model(2, 300);
+    model.layers[0]->weight.trainable = false;
+    model.layers[1]->weight.trainable = model.layers[1]->bias.trainable = false;
+    CollectiveLog log;
+    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {.listener = &log});
+    const std::vector<float> before = fsdp.full_parameter(model.layers[0]->weight);
+    const std::vector<float> bias = fsdp.full_parameter(model.layers[0]->bias);
+    AdamW optimizer(fsdp, {});
+    log.take();
+    fsdp.begin_step();
+    tape.backward(
+        model.loss(tape, Tensor::from<float>(memory, {300}, std::vector<float>(300, 1.0f))));
+    fsdp.finish_step();
+    int num_reductions = 0;
+    for (const std::string& line : log.take()) num_reductions += line.starts_with("reduce");
+    EXPECT_EQ(num_reductions, 2);  // h.0 and root
+    optimizer.step(0.1);
+    EXPECT_EQ(fsdp.full_parameter(model.layers[0]->weight), before);
+    EXPECT_NE(fsdp.full_parameter(model.layers[0]->bias), bias);
+  });
+}
+
+std::string error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const engine::Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(FsdpErrors, NameWhatIsWrong) {
+  auto wrap = [](const std::function<void(ToyModel&, FsdpOptions&, int)>& spoil, int ranks) {
+    return error_of([&] {
+      comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
+        const Memory memory;
+        const Stream compute = Stream::inline_cpu("compute");
+        ToyModel model(2, 10);
+        FsdpOptions options;
+        spoil(model, options, world.rank());
+        const Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+      });
+    });
+  };
+  const auto shared = wrap([](ToyModel& m, FsdpOptions&,
+                              int) { m.layers[1]->block.parameters.push_back(&m.layers[0]->bias); },
+                           1);
+  EXPECT_NE(shared.find("h.0.bias"), std::string::npos) << shared;
+  EXPECT_NE(shared.find("h.1"), std::string::npos) << shared;
+  const auto twice =
+      wrap([](ToyModel& m, FsdpOptions&, int) { m.layers[1]->bias.name = "h.0.bias"; }, 1);
+  EXPECT_NE(twice.find("h.0.bias"), std::string::npos) << twice;
+  const auto prefetch = wrap([](ToyModel&, FsdpOptions& o, int) { o.prefetch = -1; }, 1);
+  EXPECT_NE(prefetch.find("-1"), std::string::npos) << prefetch;
+  const auto differ = wrap(
+      [](ToyModel& m, FsdpOptions&, int rank) {
+        if (rank == 2) m.layers[1]->weight.shape = {11};
+      },
+      3);
+  EXPECT_NE(differ.find("rank 2"), std::string::npos) << differ;
+  EXPECT_NE(differ.find("h.1"), std::string::npos) << differ;
+}
+
+TEST(FsdpErrors, NonFiniteGradientNamesTheParameterOnEveryRank) {
+  for (const char* strategy : {"zero3", "ddp"}) {
+    std::mutex mutex;
+    std::vector<std::string> messages;
+    comm::run_ranks(3, {}, [&](ProcessGroup& world) {
+      const Memory memory;
+      const Stream compute = Stream::inline_cpu("compute");
+      Tape tape(memory, compute);
+      ToyModel model(2, 300);
+      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
+                {.placement = Placement::preset(strategy)});
+      std::vector<float> bias(300, 0.0f);
+      bias[299] = std::numeric_limits<float>::infinity();
+      fsdp.load(model.layers[1]->bias, bias);
+      fsdp.parameters_changed();
+      fsdp.begin_step();
+      tape.backward(model.loss(tape, Tensor::zeros(memory, {300}, engine::DType::kF32)));
+      const std::string message = error_of([&] { fsdp.finish_step(); });
+      const std::lock_guard lock(mutex);
+      messages.push_back(message);
+    });
+    ASSERT_EQ(messages.size(), 3u);
+    for (const std::string& m : messages) EXPECT_NE(m.find("scale"), std::string::npos) << m;
+  }
+}
+
+TEST(FsdpErrors, ParameterReadOutsideItsRegionNamesIt) {
+  comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+    const Memory memory;
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    ToyModel model(2, 10);
+    const Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {});
+    const std::string message = error_of([&] { tape.use(model.layers[1]->weight); });
+    EXPECT_NE(message.find("h.1.weight"), std::string::npos) << message;
+  });
+}
+
+}  // namespace
+}  // namespace tessera::shard

@@ -1,0 +1,642 @@
+// Fsdp used in other ways than one forward, one backward: every way gives the bits of plain data
+// parallelism, whatever the strategy, prefetch depth and packing. And what it refuses.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/threads.h"
+#include "shard/fsdp.h"
+#include "shard/optimizer.h"
+#include "tests/shard/toy_model.h"
+#include "tests/testing/errors.h"
+
+namespace tessera::shard {
+namespace {
+
+using comm::ProcessGroup;
+using engine::DType;
+using engine::InvalidArgument;
+using engine::Memory;
+using engine::Parameter;
+using engine::Stream;
+using engine::Tape;
+using engine::Tensor;
+using tessera::testing::affine;
+using tessera::testing::error_of;
+using tessera::testing::has;
+using tessera::testing::sum;
+using tessera::testing::ToyModel;
+
+constexpr std::int64_t kNumel = 130;
+
+// The model's layers in `order`, each in its region, between the two uses of the root.
+Tensor forward(Tape& tape, ToyModel& model, const Tensor& input, const std::vector<int>& order,
+               engine::RegionOptions root_options = {}) {
+  return tape.region(
+      model.root,
+      [input, order, &tape, &model] {
+        Tensor x = affine(tape, input, model.scale, nullptr);
+        for (const int i : order) {
+          auto& l = *model.layers[static_cast<std::size_t>(i)];
+          x = tape.region(l.block, [x, &tape, &l] { return affine(tape, x, l.weight, &l.bias); });
+        }
+        return sum(tape, affine(tape, x, model.scale, nullptr));
+      },
+      root_options);
+}
+
+// One micro-step: what a user does between begin_step() and finish_step().
+using MicroStep = std::function<void(Tape&, ToyModel&, const Tensor& x, int step)>;
+
+struct Pattern {
+  std::string name;
+  MicroStep run;
+  // A unit that is visited once a pass is summed in the order of one process.
+  bool one_visit;
+};
+
+void PrintTo(const Pattern& pattern, std::ostream* out) { *out << pattern.name; }
+
+Pattern one_forward(std::string name, std::vector<int> order, bool one_visit) {
+  return {std::move(name),
+          [order](Tape& tape, ToyModel& model, const Tensor& x, int) {
+            tape.backward(forward(tape, model, x, order));
+          },
+          one_visit};
+}
+
+std::vector<Pattern> patterns() {
+  return {
+      one_forward("SkippedBlock", {0, 2, 3}, true),
+      one_forward("OnlyTheFirst", {0}, true),
+      one_forward("NoBlock", {}, true),
+      one_forward("OtherOrder", {2, 0, 3, 1}, true),
+      one_forward("RepeatedBlocks", {0, 0, 1, 1, 2, 3}, false),
+      one_forward("TwoRounds", {0, 1, 2, 3, 0, 1, 2, 3}, false),
+      {"TwoForwards",
+       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
+         const Tensor first = forward(tape, model, x, {0, 1, 2, 3});
+         const Tensor second = forward(tape, model, x, {3, 1});
+         tape.backward(std::vector<Tensor>{first, second});
+       },
+       false},
+      {"TwoLossesOneBackwardEach",
+       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
+         tape.backward(forward(tape, model, x, {0, 1, 2, 3}));
+         tape.backward(forward(tape, model, x, {0, 1, 3}), 0.5f);
+       },
+       false},
+      {"EvaluationInTheMiddle",
+       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
+         const Tensor loss = forward(tape, model, x, {0, 1, 2, 3});
+         tape.no_grad([&] { return forward(tape, model, x, {1, 2}); });
+         tape.backward(loss);
+         tape.no_grad([&] { return forward(tape, model, x, {0}); });
+       },
+       true},
+      {"ChangesFromStepToStep",
+       [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
+         const std::vector<std::vector<int>> orders = {{0, 1, 2, 3}, {1, 3}, {3, 2, 1, 0}};
+         tape.backward(forward(tape, model, x, orders[static_cast<std::size_t>(step % 3)]));
+       },
+       true},
+      {"RecomputedRoot",
+       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
+         tape.backward(forward(tape, model, x, {0, 1, 2, 3}, {.recompute = true}));
+       },
+       true},
+      {"RecordedAndNotInOnePass",
+       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
+         tape.backward(tape.region(model.root, [&] {
+           Tensor h = affine(tape, x, model.scale, nullptr);
+           for (std::size_t i = 0; i < model.layers.size(); ++i) {
+             auto& l = *model.layers[i];
+             const auto run = [&, in = h] {
+               return tape.region(l.block, [&] { return affine(tape, in, l.weight, &l.bias); });
+             };
+             h = i % 2 == 0 ? run() : tape.no_grad(run);
+             if (i % 2 != 0) h = affine(tape, h, model.scale, nullptr);
+           }
+           return sum(tape, h);
+         }));
+       },
+       true},
+  };
+}
+
+struct Training {
+  int ranks = 2;
+  int accum = 1;
+  int steps = 3;
+  bool poison = true;
+  bool is_async = false;  // a compute stream of its own, and delays that differ between ranks
+  FsdpOptions options = {};
+};
+
+// Every norm and evaluation, in order, and the parameters after the last step.
+std::vector<float> train(const Training& run, const MicroStep& micro_step) {
+  std::vector<float> result;
+  comm::run_ranks(run.ranks, {}, [&](ProcessGroup& world) {
+    const Memory memory({.poison = run.poison});
+    FsdpOptions options = run.options;
+    std::uint64_t compute_delay_seed = 0;
+    if (run.is_async) {
+      options.delay_seed = 100 + static_cast<std::uint64_t>(world.rank());
+      compute_delay_seed = 200 + static_cast<std::uint64_t>(world.rank());
+    }
+    const Stream compute = run.is_async
+                               ? Stream::worker_cpu("compute", {.delay_seed = compute_delay_seed})
+                               : Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    ToyModel model(4, kNumel);
+    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+    AdamW optimizer(fsdp, {});
+    std::vector<float> mine;
+    for (int step = 0; step < run.steps; ++step) {
+      fsdp.begin_step(run.accum);
+      for (int micro = 0; micro < run.accum; ++micro) {
+        if (micro > 0) fsdp.next_micro_step();
+        const int number = (step * run.accum + micro) * world.size() + world.rank();
+        const engine::RandomStream random{7, static_cast<std::uint64_t>(number)};
+        const Tensor x = tape.empty({kNumel}, DType::kF32, "x");
+        for (std::uint64_t i = 0; i < kNumel; ++i) x.data<float>()[i] = random.normal(i);
+        micro_step(tape, model, x, step);
+      }
+      mine.push_back(fsdp.finish_step());
+      optimizer.step(1e-2, clip_scale(mine.back(), 5));
+      if (step + 1 == run.steps) break;  // parameters are read while the optimizer may be at work
+      const Tensor ones = Tensor::from<float>(memory, {kNumel}, std::vector<float>(kNumel, 1.0f));
+      const Tensor loss = tape.no_grad([&] { return forward(tape, model, ones, {0, 1, 2, 3}); });
+      compute.synchronize();
+      mine.push_back(loss.item());
+    }
+    for (const Parameter* p : fsdp.parameters()) {
+      const std::vector<float> values = fsdp.full_parameter(*p);
+      mine.insert(mine.end(), values.begin(), values.end());
+    }
+    if (world.rank() == 0) result = mine;
+  });
+  return result;
+}
+
+class FsdpPatterns : public ::testing::TestWithParam<Pattern> {};
+
+TEST_P(FsdpPatterns, EqualPlainDataParallelism) {
+  const Pattern& pattern = GetParam();
+  Training reference{.ranks = 1, .accum = 3, .steps = 3};
+  reference.options.placement = Placement::preset("ddp");
+  reference.options.prefetch = 0;
+  const std::vector<float> one_process = train(reference, pattern.run);
+  for (const int ranks : {1, 3}) {
+    Training run = reference;
+    run.ranks = ranks;
+    run.accum = 3 / ranks;
+    const std::vector<float> expected = train(run, pattern.run);
+    if (pattern.one_visit) {
+      EXPECT_EQ(expected, one_process) << "ranks " << ranks;
+    }
+    for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+      run.options.placement = Placement::preset(strategy);
+      for (const int prefetch : {0, 1, 2}) {
+        run.options.prefetch = prefetch;
+        for (const std::int64_t unit_min_numel : {0, 500, 100000}) {
+          run.options.unit_min_numel = unit_min_numel;
+          EXPECT_EQ(train(run, pattern.run), expected)
+              << strategy << " ranks " << ranks << " prefetch " << prefetch << " packing "
+              << unit_min_numel;
+        }
+      }
+    }
+  }
+}
+
+// The schedule must order slots, gathers and reductions by events alone: here the host runs ahead
+// of compute, as it does on a device, and every stream of every rank is late at other times.
+TEST_P(FsdpPatterns, AsynchronousComputeAndDelaysChangeNoBit) {
+  const Pattern& pattern = GetParam();
+  Training run{.ranks = 3, .accum = 2, .steps = 2};
+  run.options.placement = Placement::preset("ddp");
+  const std::vector<float> expected = train(run, pattern.run);
+  run.is_async = true;
+  struct Choice {
+    const char* strategy;
+    int prefetch;
+    bool poison;  // poisoning a slot waits for its last use as well, and so hides other waits
+  };
+  for (const auto& [strategy, prefetch, poison] :
+       {Choice{"zero3", 0, false}, Choice{"zero3", 1, false}, Choice{"zero3", 1, true},
+        Choice{"shard_grad_op", 1, false}, Choice{"ddp", 1, true}}) {
+    run.options.placement = Placement::preset(strategy);
+    run.options.prefetch = prefetch;
+    run.poison = poison;
+    EXPECT_EQ(train(run, pattern.run), expected)
+        << strategy << " prefetch " << prefetch << " poison " << poison;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FsdpPatterns, ::testing::ValuesIn(patterns()),
+                         [](const auto& info) { return info.param.name; });
+
+// One rank's objects, for what the training loop above does not do.
+struct Rank {
+  explicit Rank(ProcessGroup& world, const FsdpOptions& options = {}, int num_blocks = 3)
+      : model(num_blocks, kNumel),
+        fsdp(world, memory, compute, model.blocks(), &model.root, options) {}
+
+  Tensor ones() const {
+    return Tensor::from<float>(memory, {kNumel}, std::vector<float>(kNumel, 1.0f));
+  }
+
+  Memory memory{{.poison = true}};
+  Stream compute = Stream::inline_cpu("compute");
+  Tape tape{memory, compute};
+  ToyModel model;
+  Fsdp fsdp;
+};
+
+class CollectiveLog : public engine::LaunchListener {
+ public:
+  void on_launch(const engine::LaunchRecord& record) noexcept override {
+    if (record.work.name == "poison") return;
+    const std::lock_guard lock(mutex_);
+    lines_.push_back(std::string(record.work.name) + " " + record.work.detail);
+  }
+  std::vector<std::string> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(lines_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
+
+TEST(FsdpOrder, TheNextStepFollowsTheRecordedOrder) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    CollectiveLog log;
+    Rank rank(world, {.listener = &log});
+    for (int step = 0; step < 3; ++step) {
+      log.take();
+      rank.fsdp.begin_step();
+      rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {2, 0, 1}));
+      rank.fsdp.finish_step();
+      if (step == 0) continue;
+      EXPECT_EQ(log.take(),
+                (std::vector<std::string>{
+                    "all_gather root forward", "all_gather h.2 forward", "all_gather h.0 forward",
+                    "all_gather h.1 forward", "all_gather h.0 backward",
+                    "reduce_scatter h.1 gradient", "all_gather h.2 backward",
+                    "reduce_scatter h.0 gradient", "reduce_scatter h.2 gradient",
+                    "reduce_scatter root gradient", "all_gather norm", "all_gather norm"}));
+    }
+  });
+}
+
+TEST(FsdpGradients, OfASkippedBlockAreZero) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    Rank rank(world);
+    for (const bool skip : {false, true, false}) {
+      rank.fsdp.begin_step();
+      rank.tape.backward(forward(rank.tape, rank.model, rank.ones(),
+                                 skip ? std::vector<int>{0, 2} : std::vector<int>{0, 1, 2}));
+      rank.fsdp.finish_step();
+      const Flat& flat = rank.fsdp.units()[1]->flats().front();
+      bool any = false;
+      for (const Segment& s : flat.segments) {
+        for (std::int64_t i = 0; i < s.numel; ++i) {
+          any = any || flat.grad_sum.data<float>()[s.shard_begin + i] != 0;
+        }
+      }
+      EXPECT_EQ(any, !skip);
+    }
+  });
+}
+
+TEST(FsdpWorlds, FiveAndSevenRanksEqualOne) {
+  const MicroStep plain = patterns().front().run;
+  const std::vector<float> expected = train({.ranks = 1, .accum = 35, .steps = 2}, plain);
+  for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+    for (const int ranks : {5, 7}) {
+      Training run{.ranks = ranks, .accum = 35 / ranks, .steps = 2};
+      run.options.placement = Placement::preset(strategy);
+      EXPECT_EQ(train(run, plain), expected) << strategy << " ranks " << ranks;
+    }
+  }
+}
+
+TEST(FsdpParameters, LoadAndFullParameterRoundTrip) {
+  for (const int ranks : {1, 2, 3, 5, 7}) {
+    for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+      comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
+        const Memory memory({.poison = true});
+        ToyModel model(5, 1);
+        const std::vector<std::int64_t> sizes = {1, 127, 128, 129, 1000};
+        for (std::size_t i = 0; i < sizes.size(); ++i) {
+          model.layers[i]->weight.shape = {sizes[i]};
+          model.layers[i]->bias.shape = {static_cast<std::int64_t>(i) % 2, 3};
+        }
+        Fsdp fsdp(world, memory, Stream::inline_cpu("compute"), model.blocks(), &model.root,
+                  {.placement = Placement::preset(strategy), .unit_min_numel = 250});
+        for (const Parameter* p : fsdp.parameters()) {
+          std::vector<float> initial(static_cast<std::size_t>(p->shape.numel()));
+          p->init.write(initial.data(), 0, p->shape.numel(), p->name, 1);
+          EXPECT_EQ(fsdp.full_parameter(*p), initial) << p->name;
+        }
+        const auto value = [](std::size_t parameter, std::size_t i) {
+          return static_cast<float>(1000 * parameter + i);
+        };
+        const auto all = fsdp.parameters();
+        for (std::size_t n = 0; n < all.size(); ++n) {
+          std::vector<float> values(static_cast<std::size_t>(all[n]->shape.numel()));
+          for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(n, i);
+          fsdp.load(*all[n], values);
+        }
+        fsdp.parameters_changed();
+        for (std::size_t n = 0; n < all.size(); ++n) {
+          const std::vector<float> values = fsdp.full_parameter(*all[n]);
+          ASSERT_EQ(values.size(), static_cast<std::size_t>(all[n]->shape.numel()));
+          for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], value(n, i));
+        }
+        Parameter stranger{.name = "stranger", .shape = {1}};
+        EXPECT_TRUE(
+            has(error_of<InvalidArgument>([&] { fsdp.full_parameter(stranger); }), {"stranger"}));
+        EXPECT_TRUE(has(error_of<InvalidArgument>([&] { fsdp.load(*all[1], {}); }),
+                        {all[1]->name, "got 0"}));
+      });
+    }
+  }
+}
+
+TEST(FsdpParameters, ChangesReachUnitsThatWerePrefetchedAndNotUsed) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    // Late on one rank: the gather is still reading when load() is called.
+    Rank rank(world, {.delay_seed = world.rank() == 0 ? 0u : 5u});
+    const auto evaluate = [&](const std::vector<int>& order) {
+      return rank.tape.no_grad([&] { return forward(rank.tape, rank.model, rank.ones(), order); })
+          .item();
+    };
+    for (const float value : {2.0f, 3.0f}) {
+      evaluate({0});  // gathers h.1 ahead
+      for (const Parameter* p : rank.fsdp.parameters()) {
+        rank.fsdp.load(*p, std::vector<float>(kNumel, value));
+      }
+      rank.fsdp.parameters_changed();
+      float y = value;
+      for (int i = 0; i < 3; ++i) y = value * y + value;
+      EXPECT_EQ(evaluate({0, 1, 2}), float{kNumel} * value * y);
+    }
+  });
+}
+
+TEST(FsdpParameters, ChangesReachAPackedUnitThatWasLeftHalfway) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    const Memory memory({.poison = true});
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    ToyModel model(2, kNumel);
+    Fsdp fsdp(world, memory, compute, model.blocks(), nullptr, {.unit_min_numel = 1000});
+    ASSERT_EQ(fsdp.units().size(), 1u);
+    const Tensor x = Tensor::from<float>(memory, {kNumel}, std::vector<float>(kNumel, 1.0f));
+    const auto evaluate = [&](std::size_t i) {
+      auto& l = *model.layers[i];
+      return tape.no_grad([&] {
+        return sum(tape, tape.region(l.block, [&] { return affine(tape, x, l.weight, &l.bias); }));
+      });
+    };
+    evaluate(0);
+    for (const Parameter* p : fsdp.parameters()) {
+      fsdp.load(*p, std::vector<float>(kNumel, 2.0f));
+    }
+    fsdp.parameters_changed();
+    EXPECT_EQ(evaluate(1).item(), 4.0f * kNumel);
+  });
+}
+
+TEST(FsdpUnits, ArePackedUntilLargeEnough) {
+  const auto names = [](std::int64_t unit_min_numel, int num_blocks) {
+    std::vector<std::string> result;
+    comm::run_ranks(1, {}, [&](ProcessGroup& world) {
+      const Rank rank(world, {.unit_min_numel = unit_min_numel}, num_blocks);
+      for (const auto& unit : rank.fsdp.units()) result.push_back(unit->name());
+    });
+    return result;
+  };
+  using Names = std::vector<std::string>;
+  constexpr std::int64_t kBlock = 2 * kNumel;
+  for (const std::int64_t n : {std::int64_t{0}, std::int64_t{1}, kBlock}) {
+    EXPECT_EQ(names(n, 3), (Names{"h.0", "h.1", "h.2", "root"})) << n;
+  }
+  EXPECT_EQ(names(kBlock + 1, 3), (Names{"h.0..h.1", "h.2", "root"}));
+  EXPECT_EQ(names(2 * kBlock, 4), (Names{"h.0..h.1", "h.2..h.3", "root"}));
+  EXPECT_EQ(names(std::numeric_limits<std::int64_t>::max(), 3), (Names{"h.0..h.2", "root"}));
+  EXPECT_EQ(names(5, 0), (Names{"root"}));
+}
+
+TEST(FsdpNesting, WorksWithinTheRingAndNamesBothBeyondIt) {
+  const auto nested = [](Rank& rank, std::size_t depth) {
+    const std::function<Tensor(Tensor, std::size_t)> at = [&](Tensor x, std::size_t i) -> Tensor {
+      auto& l = *rank.model.layers[i];
+      return rank.tape.region(l.block, [&] {
+        const Tensor y = affine(rank.tape, x, l.weight, &l.bias);
+        return i + 1 == depth ? y : affine(rank.tape, at(y, i + 1), l.weight, nullptr);
+      });
+    };
+    return sum(rank.tape, at(rank.ones(), 0));
+  };
+  const auto norm = [&](const FsdpOptions& options, std::size_t depth) {
+    float result = 0;
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      Rank rank(world, options);
+      rank.fsdp.begin_step();
+      rank.tape.backward(nested(rank, depth));
+      const float mine = rank.fsdp.finish_step();
+      if (world.rank() == 0) result = mine;
+    });
+    return result;
+  };
+  const Placement ddp = Placement::preset("ddp");
+  EXPECT_EQ(norm({.prefetch = 1}, 2), norm({.placement = ddp}, 2));
+  EXPECT_EQ(norm({.prefetch = 2}, 3), norm({.placement = ddp, .prefetch = 2}, 3));
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { norm({.prefetch = 0}, 2); }),
+                  {"[slots]", "'h.1'", "h.0", "parameter_slot"}));
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { norm({.prefetch = 1}, 3); }),
+                  {"[slots]", "'h.2'", "h.0", "h.1"}));
+}
+
+TEST(FsdpSteps, AStepMayBeAbandonedAndBegunAgain) {
+  for (const Communicate communicate :
+       {Communicate::kEveryMicroStep, Communicate::kLastMicroStep}) {
+    for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+      comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+        Rank rank(world, {.placement = Placement::preset(strategy), .communicate = communicate});
+        const auto step = [&] {
+          rank.fsdp.begin_step(2);
+          for (int micro = 0; micro < 2; ++micro) {
+            if (micro > 0) rank.fsdp.next_micro_step();
+            rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2}));
+          }
+          return rank.fsdp.finish_step();
+        };
+        const float expected = step();
+        for (const bool in_backward : {false, true}) {
+          rank.fsdp.begin_step(2);
+          rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2}));
+          rank.fsdp.next_micro_step();
+          auto& l = *rank.model.layers[0];
+          const auto fails = [&] {
+            const Tensor y = affine(rank.tape, rank.ones(), l.weight, &l.bias);
+            if (!in_backward) engine::fail("[toy] a bad batch");
+            const Tensor z = rank.tape.empty(y.shape(), y.dtype(), "bad");
+            rank.tape.record("bad", z, [](const Tensor&) { engine::fail("[toy] a bad batch"); });
+            // Written, and then the step dies: the gradient must not be seen again.
+            return sum(rank.tape, affine(rank.tape, z, l.weight, &l.bias));
+          };
+          EXPECT_EQ(error_of<InvalidArgument>(
+                        [&] { rank.tape.backward(rank.tape.region(l.block, fails)); }),
+                    "[toy] a bad batch");
+          rank.tape.clear();
+          EXPECT_EQ(step(), expected) << strategy << " in backward " << in_backward;
+        }
+      });
+    }
+  }
+}
+
+TEST(FsdpSteps, AreRefusedOutOfOrder) {
+  comm::run_ranks(1, {}, [](ProcessGroup& world) {
+    Rank rank(world);
+    EXPECT_THROW(rank.fsdp.finish_step(), InvalidArgument);
+    EXPECT_THROW(rank.fsdp.next_micro_step(), InvalidArgument);
+    EXPECT_THROW(rank.fsdp.begin_step(0), InvalidArgument);
+    rank.fsdp.begin_step(2);
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.fsdp.finish_step(); }), {"2", "1"}));
+    rank.fsdp.next_micro_step();
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.fsdp.next_micro_step(); }), {"2"}));
+    rank.fsdp.begin_step();
+    forward(rank.tape, rank.model, rank.ones(), {0, 1, 2});
+    EXPECT_TRUE(
+        has(error_of<InvalidArgument>([&] { rank.fsdp.finish_step(); }), {"backward", "h.0"}));
+    rank.tape.clear();
+  });
+}
+
+TEST(FsdpShapes, DegenerateModelsTrain) {
+  comm::run_ranks(3, {}, [](ProcessGroup& world) {
+    const Memory memory({.poison = true});
+    const Stream compute = Stream::inline_cpu("compute");
+    for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+      const FsdpOptions options{.placement = Placement::preset(strategy),
+                                .prefetch = std::numeric_limits<int>::max()};
+      Tape tape(memory, compute);
+      const Tensor x = Tensor::from<float>(memory, {kNumel}, std::vector<float>(kNumel, 1.0f));
+      {  // nothing at all
+        Fsdp fsdp(world, memory, compute, {}, nullptr, options);
+        Sgd optimizer(fsdp, {});
+        fsdp.begin_step();
+        EXPECT_EQ(fsdp.finish_step(), 0);
+        optimizer.step(1);
+      }
+      {  // no root, and a block without parameters between two with
+        ToyModel model(3, kNumel);
+        model.layers[1]->block.parameters.clear();
+        Fsdp fsdp(world, memory, compute, model.blocks(), nullptr, options);
+        Sgd optimizer(fsdp, {});
+        const std::vector<float> before = fsdp.full_parameter(model.layers[2]->bias);
+        for (int step = 0; step < 2; ++step) {
+          fsdp.begin_step();
+          Tensor h = x;
+          for (const std::size_t i : {0, 1, 2}) {
+            auto& l = *model.layers[i];
+            h = tape.region(l.block,
+                            [&] { return i == 1 ? h : affine(tape, h, l.weight, &l.bias); });
+          }
+          tape.backward(sum(tape, h));
+          EXPECT_GT(fsdp.finish_step(), 0);
+          optimizer.step(0.5);
+        }
+        // d loss / d bias of the last block is 1.
+        const std::vector<float> after = fsdp.full_parameter(model.layers[2]->bias);
+        for (std::size_t i = 0; i < after.size(); ++i) EXPECT_EQ(after[i], before[i] - 0.5f - 0.5f);
+      }
+      {  // one block, no root
+        ToyModel model(1, kNumel);
+        Fsdp fsdp(world, memory, compute, model.blocks(), nullptr, options);
+        fsdp.begin_step();
+        auto& l = *model.layers[0];
+        tape.backward(
+            sum(tape, tape.region(l.block, [&] { return affine(tape, x, l.weight, &l.bias); })));
+        EXPECT_FLOAT_EQ(fsdp.finish_step(), std::sqrt(2.0f * kNumel));
+      }
+    }
+  });
+}
+
+TEST(FsdpWorlds, SeveralWrappersOfOneGroupDoNotDisturbEachOther) {
+  std::vector<float> alone, together;
+  for (const int count : {1, 2}) {
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      std::vector<std::unique_ptr<Rank>> models;
+      for (int i = 0; i < count; ++i) {
+        models.push_back(std::make_unique<Rank>(
+            world, FsdpOptions{.seed = 1 + static_cast<std::uint64_t>(i),
+                               .delay_seed = 5 + static_cast<std::uint64_t>(world.rank())}));
+      }
+      std::vector<float> norms;
+      for (int step = 0; step < 3; ++step) {
+        std::vector<Tensor> losses;
+        for (const auto& m : models) {
+          m->fsdp.begin_step();
+          losses.push_back(forward(m->tape, m->model, m->ones(), {0, 1, 2}));
+        }
+        for (std::size_t i = 0; i < models.size(); ++i) {
+          models[i]->tape.backward(losses[i]);
+          const float norm = models[i]->fsdp.finish_step();
+          if (i == 0) norms.push_back(norm);
+          Sgd(models[i]->fsdp, {}).step(1e-3);
+        }
+      }
+      if (world.rank() == 0) (count == 1 ? alone : together) = norms;
+    });
+  }
+  EXPECT_EQ(alone, together);
+}
+
+TEST(FsdpBlocks, AreUnwrappedAtTheEndAndNotWrappedTwice) {
+  comm::run_ranks(1, {}, [](ProcessGroup& world) {
+    const Memory memory;
+    const Stream compute = Stream::inline_cpu("compute");
+    ToyModel model(2, kNumel);
+    for (int i = 0; i < 2; ++i) {
+      const Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {});
+      EXPECT_NE(model.root.hooks, nullptr);
+      EXPECT_TRUE(has(error_of<InvalidArgument>(
+                          [&] { Fsdp(world, memory, compute, model.blocks(), &model.root, {}); }),
+                      {"h.0", "wrapped"}));
+      EXPECT_NE(model.layers[0]->block.hooks, nullptr) << "the first wrapper keeps it";
+    }
+    EXPECT_EQ(model.root.hooks, nullptr);
+    EXPECT_EQ(model.layers[1]->block.hooks, nullptr);
+  });
+}
+
+TEST(FsdpPlan, DifferencesInLongNamesAreNamed) {
+  const std::string error = error_of<InvalidArgument>([] {
+    comm::run_ranks(2, {}, [](ProcessGroup& world) {
+      const Memory memory({.cache = false});
+      ToyModel model(1, kNumel);
+      model.layers[0]->weight.name = (world.rank() == 0 ? "a" : "b") + std::string(500, 'x');
+      const Fsdp fsdp(world, memory, Stream::inline_cpu("compute"), model.blocks(), &model.root,
+                      {});
+    });
+  });
+  EXPECT_TRUE(has(error, {"[plan]", "rank 0 '  axx", "rank 1 '  bxx"}));
+  EXPECT_LT(error.size(), 600u);
+}
+
+}  // namespace
+}  // namespace tessera::shard

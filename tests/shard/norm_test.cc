@@ -1,0 +1,81 @@
+// The sum of squares has the same bits for every order and split, and is right.
+#include "shard/norm.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+namespace tessera::shard {
+namespace {
+
+double sum_of(std::span<const float> x, std::size_t num_parts) {
+  const float bound = max_abs(x);
+  SquareBins total;
+  const std::size_t part = (x.size() + num_parts - 1) / num_parts;
+  for (std::size_t begin = 0; begin < x.size(); begin += part) {
+    SquareBins bins;
+    add_squares(bins, x.subspan(begin, std::min(part, x.size() - begin)), bound,
+                static_cast<std::int64_t>(x.size()));
+    total.add(bins);
+  }
+  return total.total();
+}
+
+TEST(SumOfSquares, SameBitsForEveryOrderAndSplit) {
+  std::mt19937 random(1);
+  for (const float spread : {0.0f, 5.0f, 30.0f}) {
+    std::vector<float> x(10007);
+    std::normal_distribution<float> normal;
+    std::uniform_real_distribution<float> exponent(-spread, spread);
+    for (float& v : x) v = normal(random) * std::exp2(exponent(random));
+    const double expected = sum_of(x, 1);
+    long double exact = 0;
+    for (const float v : x) exact += static_cast<long double>(v) * v;
+    EXPECT_NEAR(expected / static_cast<double>(exact), 1, 1e-9);
+    for (const std::size_t parts : {2, 3, 7, 100, 10007}) {
+      std::shuffle(x.begin(), x.end(), random);
+      EXPECT_EQ(sum_of(x, parts), expected) << "parts " << parts << " spread " << spread;
+    }
+  }
+}
+
+TEST(SumOfSquares, PlainSummationWouldDiffer) {  // or the test above proves nothing
+  std::mt19937 random(1);
+  std::vector<float> x(10007);
+  std::normal_distribution<float> normal;
+  for (float& v : x) v = normal(random);
+  auto plain = [&] {
+    return std::accumulate(x.begin(), x.end(), 0.0, [](double s, float v) {
+      return s + static_cast<double>(v) * static_cast<double>(v) / 3;
+    });
+  };
+  const double before = plain();
+  std::shuffle(x.begin(), x.end(), random);
+  EXPECT_NE(plain(), before);
+}
+
+TEST(SumOfSquares, ExtremesAreExact) {
+  const std::vector<float> tiny(3, std::numeric_limits<float>::denorm_min());
+  EXPECT_EQ(sum_of(tiny, 1), 3 * std::pow(double{tiny[0]}, 2));
+  const std::vector<float> huge(3, std::numeric_limits<float>::max());
+  EXPECT_EQ(sum_of(huge, 2), 3 * std::pow(double{huge[0]}, 2));
+  EXPECT_EQ(sum_of(std::vector<float>(5, 0.0f), 1), 0);
+  EXPECT_EQ(sum_of({}, 1), 0);
+}
+
+TEST(MaxAbs, NonFiniteIsInfinite) {
+  const float inf = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(max_abs(std::vector<float>{1, -3, 2}), 3);
+  EXPECT_EQ(max_abs(std::vector<float>{1, std::nanf(""), 2}), inf);
+  EXPECT_EQ(max_abs(std::vector<float>{1, -std::nanf(""), 2}), inf);
+  EXPECT_EQ(max_abs(std::vector<float>{1, -inf}), inf);
+  EXPECT_EQ(max_abs({}), 0);
+}
+
+}  // namespace
+}  // namespace tessera::shard

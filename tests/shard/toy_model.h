@@ -1,0 +1,123 @@
+// A model small enough to follow by hand: y = w * x + b per block, elementwise; the root owns one
+// scale that is used first and last, like a tied embedding. Runs on inline and worker streams.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/tape.h"
+
+namespace tessera::testing {
+
+/// What a kernel takes: an address, since the view may be released before the stream comes to it.
+struct Elements {
+  explicit Elements(const engine::Tensor& t)
+      : data(t.defined() ? t.raw() : nullptr), dtype(t.dtype()) {}
+
+  float get(std::int64_t i) const {
+    return engine::dispatch_float(dtype, "toy", [&](auto type) {
+      return engine::to_f32(reinterpret_cast<const decltype(type)*>(data)[i]);
+    });
+  }
+  void set(std::int64_t i, float value) const {
+    engine::dispatch_float(dtype, "toy", [&](auto type) {
+      engine::store_f32(reinterpret_cast<decltype(type)*>(data)[i], value);
+    });
+  }
+  void write(std::int64_t i, float value, bool accumulate) const {
+    if (data != nullptr) set(i, accumulate ? get(i) + value : value);
+  }
+
+  std::byte* data;
+  engine::DType dtype;
+};
+
+/// w * x + b; `b` may be null.
+inline engine::Tensor affine(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
+                             engine::Parameter* b) {
+  const Elements wv(tape.use(w)), bv(b == nullptr ? engine::Tensor() : tape.use(*b));
+  const engine::Tensor y = tape.empty(x.shape(), x.dtype(), "affine");
+  tape.stream().launch({.name = "affine"}, [=] {
+    for (std::int64_t i = 0; i < x.numel(); ++i) {
+      y.data<float>()[i] = wv.get(i) * x.data<float>()[i] + (bv.data == nullptr ? 0.0f : bv.get(i));
+    }
+  });
+  tape.record("affine", y, [=, &tape, &w](const engine::Tensor& dy) {
+    const engine::GradTarget dw = tape.grad_target(w);
+    const engine::GradTarget db = b == nullptr ? engine::GradTarget{} : tape.grad_target(*b);
+    const engine::GradTarget dx = tape.grad_target(x);
+    const Elements wv(w.value), dwv(dw.dst), dbv(db.dst);
+    const bool add_dw = dw.accumulate, add_db = db.accumulate;
+    tape.stream().launch({.name = "affine backward"}, [=] {
+      const Elements dxv(dx.dst);
+      for (std::int64_t i = 0; i < x.numel(); ++i) {
+        const float d = dy.data<float>()[i];
+        dwv.write(i, d * x.data<float>()[i], add_dw);
+        dbv.write(i, d, add_db);
+        dxv.write(i, d * wv.get(i), dx.accumulate);
+      }
+    });
+  });
+  return y;
+}
+
+/// (n) -> scalar f32.
+inline engine::Tensor sum(engine::Tape& tape, const engine::Tensor& x) {
+  const engine::Tensor y = tape.empty({}, x.dtype(), "sum");
+  tape.stream().launch({.name = "sum"}, [=] {
+    *y.data<float>() = 0;
+    for (const float v : x.span<float>()) *y.data<float>() += v;
+  });
+  tape.record("sum", y, [=, &tape](const engine::Tensor& dy) {
+    if (const auto dx = tape.grad_target(x)) {
+      tape.stream().launch({.name = "sum backward"}, [=] {
+        for (float& v : dx.dst.span<float>()) v = (dx.accumulate ? v : 0) + dy.item();
+      });
+    }
+  });
+  return y;
+}
+
+class ToyModel {
+ public:
+  ToyModel(int num_blocks, std::int64_t numel) : root{"root", {&scale}} {
+    scale = {.name = "scale", .shape = {numel}, .init = engine::Init::normal(1)};
+    for (int i = 0; i < num_blocks; ++i) {
+      const std::string name = "h." + std::to_string(i);
+      layers.push_back(std::make_unique<Layer>());
+      Layer& l = *layers.back();
+      l.weight = {.name = name + ".weight", .shape = {numel}, .init = engine::Init::normal(1)};
+      l.bias = {.name = name + ".bias", .shape = {numel}, .init = engine::Init::uniform(1)};
+      l.block = {name, {&l.weight, &l.bias}};
+    }
+  }
+
+  std::vector<engine::Block*> blocks() {
+    std::vector<engine::Block*> all;
+    for (const auto& l : layers) all.push_back(&l->block);
+    return all;
+  }
+
+  engine::Tensor loss(engine::Tape& tape, const engine::Tensor& input, bool recompute = false) {
+    return tape.region(root, [&] {
+      engine::Tensor x = affine(tape, input, scale, nullptr);
+      for (const auto& l : layers) {
+        x = tape.region(l->block,
+                        [x, &tape, &l = *l] { return affine(tape, x, l.weight, &l.bias); },
+                        {.recompute = recompute});
+      }
+      return sum(tape, affine(tape, x, scale, nullptr));
+    });
+  }
+
+  struct Layer {
+    engine::Parameter weight, bias;
+    engine::Block block;
+  };
+  engine::Parameter scale;
+  engine::Block root;
+  std::vector<std::unique_ptr<Layer>> layers;
+};
+
+}  // namespace tessera::testing
