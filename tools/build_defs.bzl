@@ -33,8 +33,9 @@ def _copts():
     # optimisation gcc warns of what is not there.
     strict = ["-Werror"] if native.repository_name() == "@" else []
 
-    # No fused multiply-add that the source does not ask for: a sum must not depend on what the compiler inlined.
-    return ["-std=c++20", "-ffp-contract=off", "-fopenmp-simd"] + _WARNINGS + select({
+    # No fused multiply-add that the source does not ask for: a sum must not depend on what the compiler inlined. Nobody
+    # reads errno or floating point traps after a square root or a comparison; without them loops vectorise.
+    return ["-std=c++20", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"] + _WARNINGS + select({
         _setting("opt"): ["-O3"] + strict,
         "//conditions:default": [],
     }) + select({

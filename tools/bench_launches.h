@@ -1,0 +1,37 @@
+// Collects what ran on streams, by kernel: each launch states its name and its work.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/stream.h"
+
+namespace tessera::tools {
+
+/// Every launch of one name on one stream.
+struct KernelTimes {
+  std::string name, stream;
+  double flops = 0, nbytes = 0;  ///< sums
+  std::vector<double> ms = {};   ///< of each launch
+
+  double total_ms() const;
+  /// Of `num_steps` alike: the sum of each launch's fastest, which other load on the machine
+  /// touches least. NaN if the steps do not launch equally often.
+  double best_step_ms(std::int64_t num_steps) const;
+};
+
+class LaunchLog : public engine::LaunchListener {
+ public:
+  void on_launch(const engine::LaunchRecord& record) noexcept override;
+  void clear();
+  /// In the order of first launch.
+  std::vector<KernelTimes> kernels() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<KernelTimes> kernels_;
+};
+
+}  // namespace tessera::tools

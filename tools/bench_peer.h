@@ -1,0 +1,22 @@
+// The same training step in PyTorch, in a process of its own.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/bench_timing.h"
+#include "tools/bench_training.h"
+
+namespace tessera::tools {
+
+/// Runs a program, found by PATH or by its path, and returns what it wrote to stdout; stderr is
+/// ours. Throws IoError naming the program if it cannot be started or fails.
+std::string run_program(const std::vector<std::string>& arguments);
+
+/// Runs `script` (tools/peers/torch_gpt.py) on `row`: the same steps with as many ranks,
+/// fully_shard for a sharded strategy and DistributedDataParallel for ddp. Throws IoError if it
+/// fails or prints something else.
+Measurement run_peer(const std::string& python, const std::string& script, const TrainingRow& row,
+                     std::int64_t num_steps);
+
+}  // namespace tessera::tools

@@ -1,0 +1,39 @@
+// Times of something done several times, and how they are taken: what is compared is done in turn,
+// so that a change in the machine's load or clock meets all sides.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace tessera::tools {
+
+/// Wall time since construction.
+class Timer {
+ public:
+  double ms() const {
+    return std::chrono::duration<double, std::milli>(Clock::now() - begin_).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin_ = Clock::now();
+};
+
+/// Middle value, the mean of both for an even number; NaN of nothing.
+double median(std::vector<double> values);
+
+/// NaN when nothing was measured.
+struct Measurement {
+  double median_ms, min_ms, max_ms;
+
+  static Measurement of(const std::vector<double>& samples_ms);
+};
+
+/// Calls each function `num_samples` times in turn, after one call of each that does not count. A
+/// sample of a function shorter than 5 ms is the mean over as many calls as fill them.
+std::vector<Measurement> time_in_turn(const std::vector<std::function<void()>>& functions,
+                                      std::int64_t num_samples);
+
+}  // namespace tessera::tools

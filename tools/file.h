@@ -1,0 +1,76 @@
+// Files as the tools use them: input that is distrusted, output that appears whole or not at all.
+// Every failure is an IoError that names the path and the system's reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace tessera::tools {
+
+/// Owns a file descriptor.
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
+  ~FileDescriptor();
+  FileDescriptor(FileDescriptor&& other) noexcept;
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+  /// Closes and returns the system's error number, 0 if none.
+  int close();
+
+ private:
+  int fd_;
+};
+
+/// Writes all of `bytes`, through interruptions and short writes. Throws IoError naming `path`.
+void write_all(const FileDescriptor& file, std::string_view path, std::span<const std::byte> bytes);
+
+/// A regular file open for reading at any offset. Reads by copying, not by mapping: a file that
+/// another process cuts short is then an error and not a SIGBUS. Reading is thread-safe.
+class InputFile {
+ public:
+  /// Throws IoError unless `path` is a readable regular file (folders, pipes and devices are not).
+  explicit InputFile(std::string path);
+
+  const std::string& path() const { return path_; }
+  std::int64_t nbytes() const { return nbytes_; }  ///< at the time of opening
+  /// Fills `out` from `offset`. Throws IoError when the file does not hold that many bytes.
+  void read(std::int64_t offset, std::span<std::byte> out) const;
+
+ private:
+  std::string path_;
+  FileDescriptor file_;
+  std::int64_t nbytes_ = 0;
+};
+
+/// The whole of a small file. Throws IoError as InputFile does, or when it has over `max_nbytes`.
+std::string read_text_file(const std::string& path, std::int64_t max_nbytes);
+
+/// A file that takes its place only when it is complete: written under a temporary name in the same
+/// folder, flushed to the disk, renamed. Until commit() returns, what was at `path` is untouched;
+/// without commit() the temporary file is removed.
+class AtomicFile {
+ public:
+  /// Throws IoError when `path` is something other than a regular file, or cannot be created.
+  explicit AtomicFile(std::string path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  void write(std::span<const std::byte> bytes);
+  /// Makes the file durable and visible. Once only. Throws IoError; the old file then remains.
+  void commit();
+
+ private:
+  std::string path_;
+  std::string temporary_;  // empty once renamed
+  FileDescriptor file_;
+};
+
+}  // namespace tessera::tools

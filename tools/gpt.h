@@ -1,0 +1,72 @@
+// A GPT-2-shaped transformer: pre-norm blocks, learned positions, tied embeddings. The blocks and
+// the root are what Fsdp wraps. Parameter names and (in, out) weights are GPT-2's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/tape.h"
+
+namespace tessera::tools {
+
+struct GptConfig {
+  std::int64_t layers = 4;
+  std::int64_t heads = 4;
+  std::int64_t dim = 128;    ///< C, a multiple of heads
+  std::int64_t seq = 256;    ///< T, longest sequence
+  std::int64_t vocab = 256;  ///< V
+  double dropout = 0;        ///< of embeddings and both residual branches, in [0, 1)
+  double norm_eps = 1e-5;
+
+  /// Throws InvalidArgument naming the field.
+  void validate() const;
+  std::int64_t num_parameters() const;
+};
+
+/// small (default), gpt2, gpt2-medium, gpt2-large, gpt2-xl. Throws InvalidArgument otherwise.
+GptConfig gpt_preset(const std::string& name);
+const std::vector<std::string>& gpt_preset_names();
+
+/// What one forward depends on besides parameters and tokens.
+struct GptPass {
+  bool recompute = false;
+  bool training = true;           ///< dropout is active
+  std::uint64_t seed = 0;         ///< of dropout
+  std::int64_t first_sample = 0;  ///< global number of the first sequence: picks its dropout masks
+};
+
+class Gpt {
+ public:
+  /// Throws InvalidArgument as GptConfig::validate().
+  explicit Gpt(const GptConfig& config);
+  ~Gpt();
+
+  const GptConfig& config() const { return config_; }
+  /// One block a layer, in forward order; root() owns wte, wpe and ln_f.
+  std::vector<engine::Block*> blocks();
+  engine::Block* root() { return &root_; }
+
+  /// tokens (B, T), targets (B, T) i32 -> mean cross-entropy, f32 scalar.
+  engine::Tensor loss(engine::Tape& tape, const engine::Tensor& tokens,
+                      const engine::Tensor& targets, const GptPass& pass);
+  /// tokens (1, T) -> logits of the last position (V) in the parameter dtype; not recorded.
+  engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens);
+
+ private:
+  struct Layer;
+
+  engine::Tensor features(engine::Tape& tape, const engine::Tensor& tokens, const GptPass& pass);
+  engine::Tensor layer_forward(engine::Tape& tape, Layer& layer, const engine::Tensor& x,
+                               const GptPass& pass);
+  engine::Tensor dropout(engine::Tape& tape, const engine::Tensor& x, const std::string& name,
+                         const GptPass& pass);
+
+  GptConfig config_;
+  engine::Parameter wte_, wpe_, ln_f_weight_, ln_f_bias_;
+  engine::Block root_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+};
+
+}  // namespace tessera::tools

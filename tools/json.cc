@@ -1,0 +1,60 @@
+#include "tools/json.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "engine/error.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::fail;
+using engine::IoError;
+using engine::require;
+using nlohmann::json;
+
+constexpr int kMaxDepth = 16;
+
+template <class T>
+std::string number_literal(T value) {
+  if (!std::isfinite(value)) return "null";
+  std::string text = fmt::format("{}", value);
+  // A whole number stays a floating-point number to whoever reads it.
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
+
+}  // namespace
+
+json parse_json(std::string_view text, std::string_view path) {
+  std::vector<std::set<std::string>> keys;  // of each open object
+  const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
+    require<IoError>(depth <= kMaxDepth, "[json] expected at most {} levels, got more ({})",
+                     kMaxDepth, path);
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::key) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      require<IoError>(keys.back().insert(key).second,
+                       "[json] expected each key once, got \"{}\" twice ({})", key, path);
+    }
+    return true;
+  };
+  // The parser takes a NUL for the end of the text.
+  require<IoError>(text.find('\0') == std::string_view::npos,
+                   "[json] expected text without NUL bytes, got one ({})", path);
+  try {
+    return json::parse(text, check);
+  } catch (const json::exception& error) {
+    fail<IoError>("[json] expected JSON, got {} ({})", error.what(), path);
+  }
+}
+
+std::string json_literal(std::string_view value) {
+  return json(value).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+std::string json_literal(double value) { return number_literal(value); }
+std::string json_literal(float value) { return number_literal(value); }
+
+}  // namespace tessera::tools

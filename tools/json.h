@@ -1,0 +1,26 @@
+// JSON from files that are not trusted, and JSON literals for what we write.
+#pragma once
+
+#include <concepts>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+namespace tessera::tools {
+
+/// Parses `text`. Throws IoError naming `path` and the place: malformed, not strict UTF-8, a key
+/// twice in one object, nested deeper than 16 levels.
+nlohmann::json parse_json(std::string_view text, std::string_view path);
+
+/// JSON literals. Numbers have the fewest digits that read back as the same value; NaN and
+/// infinities, which JSON cannot express, become null. Bytes that are not UTF-8 become U+FFFD.
+std::string json_literal(std::string_view value);
+std::string json_literal(double value);
+std::string json_literal(float value);
+template <std::integral T>
+std::string json_literal(T value) {
+  if constexpr (std::same_as<T, bool>) return value ? "true" : "false";
+  return std::to_string(value);
+}
+
+}  // namespace tessera::tools

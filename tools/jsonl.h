@@ -1,0 +1,47 @@
+// A log of JSON lines: one record a line, each line in the file when write() returns.
+//
+//   JsonlWriter log("run.jsonl");
+//   log.write(JsonRecord().add("step", 3).add("loss", 2.5));    // {"step":3,"loss":2.5}
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "tools/file.h"
+#include "tools/json.h"
+
+namespace tessera::tools {
+
+/// One flat JSON object, fields in the order they were added. Values as json_literal() takes them.
+class JsonRecord {
+ public:
+  template <class T>
+  JsonRecord& add(std::string_view name, const T& value) {
+    return add_literal(name, json_literal(value));
+  }
+  /// `literal` is JSON already, such as another record's text().
+  JsonRecord& add_literal(std::string_view name, std::string_view literal);
+
+  std::string text() const { return "{" + fields_ + "}"; }
+
+ private:
+  std::string fields_;
+};
+
+class JsonlWriter {
+ public:
+  enum class Mode { kReplace, kAppend };
+
+  /// Throws IoError naming the path.
+  explicit JsonlWriter(std::string path, Mode mode = Mode::kReplace);
+
+  /// One write of one line, so that a reader or a second writer never sees half of one. Throws
+  /// IoError naming the path, when the disk is full for example.
+  void write(const JsonRecord& record);
+
+ private:
+  std::string path_;
+  FileDescriptor file_;
+};
+
+}  // namespace tessera::tools

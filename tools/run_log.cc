@@ -1,0 +1,92 @@
+#include "tools/run_log.h"
+
+#include <fmt/core.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <span>
+#include <system_error>
+
+#include "engine/error.h"
+
+namespace tessera::tools {
+namespace {
+
+std::string make_folder(const std::string& path) {
+  const std::string folder = resolve_user_path(path);
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  engine::require<engine::IoError>(!error && std::filesystem::is_directory(folder),
+                                   "[out] expected a folder that can be made, got {} ({})",
+                                   error ? error.message() : "something else", folder);
+  return folder;
+}
+
+std::string peak_bytes(const engine::MemoryStats& memory) {
+  JsonRecord record;
+  for (int c = 0; c < engine::kNumCategories; ++c) {
+    record.add(name_of(static_cast<engine::Category>(c)),
+               memory.peak_nbytes[static_cast<std::size_t>(c)]);
+  }
+  return record.add("total", memory.peak_total_nbytes).text();
+}
+
+}  // namespace
+
+RunLog::RunLog(const TrainConfig& config, std::string items)
+    : num_steps_(config.train.steps),
+      every_(config.log.every),
+      items_(std::move(items)),
+      folder_(make_folder(config.out)),
+      jsonl_path_(config.log.jsonl.empty() ? path("log.jsonl")
+                                           : resolve_user_path(config.log.jsonl)),
+      jsonl_(jsonl_path_),
+      start_(std::chrono::steady_clock::now()) {}
+
+void RunLog::write_file(const std::string& name, const std::string& text) const {
+  AtomicFile file(path(name));
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+}
+
+void RunLog::step(const StepRecord& r) {
+  jsonl_.write(JsonRecord()
+                   .add("step", r.step)
+                   .add("loss", r.loss)
+                   .add("grad_norm", r.grad_norm)
+                   .add("lr", r.lr)
+                   .add("step_ms", r.step_ms)
+                   .add(items_ + "_per_s", r.items_per_s)
+                   .add("exposed_comm_ms", r.exposed_comm_ms)
+                   .add_literal("peak_bytes", peak_bytes(r.memory)));
+  const bool is_last = r.step + 1 == num_steps_;
+  if (every_ == 0 || ((r.step + 1) % every_ != 0 && !is_last && r.step != 0)) return;
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
+  const auto left = static_cast<std::int64_t>(elapsed.count() / static_cast<double>(r.step + 1) *
+                                              static_cast<double>(num_steps_ - r.step - 1));
+  fmt::print(
+      "step {:>5}/{} | loss {:.4f} | norm {:.3f} | lr {:.2e} | {:.0f} ms | {:.0f} {}/s | exposed "
+      "comm {:.1f} ms | ETA {}:{:02}\n",
+      r.step + 1, num_steps_, r.loss, r.grad_norm, r.lr, r.step_ms, r.items_per_s, items_,
+      r.exposed_comm_ms, left / 60, left % 60);
+  std::fflush(stdout);
+}
+
+void RunLog::validation(std::int64_t step, double val_loss, const std::string& extra) {
+  fmt::print("step {:>5}/{} | val loss {:.4f}{}\n", step, num_steps_, val_loss, extra);
+  std::fflush(stdout);
+}
+
+void RunLog::finish(const std::string& params_sha256, std::optional<double> val_loss,
+                    const JsonRecord& extra) {
+  JsonRecord record;
+  record.add("params_sha256", params_sha256);
+  record.add_literal("val_loss", val_loss ? json_literal(*val_loss) : "null");
+  const std::string more = extra.text();
+  const std::string text = record.text();
+  const std::string joined =
+      more == "{}" ? text : text.substr(0, text.size() - 1) + "," + more.substr(1);
+  jsonl_.write(JsonRecord().add_literal("final", joined));
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,196 @@
+// Trains a multi-layer perceptron on Fashion-MNIST, sharded over ranks that are threads.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <iostream>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/threads.h"
+#include "engine/elementwise.h"
+#include "ops/cross_entropy.h"
+#include "tools/fashion_mnist.h"
+#include "tools/main.h"
+#include "tools/mlp.h"
+#include "tools/permutation.h"
+#include "tools/text_data.h"
+#include "tools/trainer.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::DType;
+using engine::Tensor;
+
+struct Config : TrainConfig {
+  std::int64_t hidden = 256, layers = 3;
+  std::string data_path;
+  SampleOrder data_order = SampleOrder::kShuffle;
+
+  Config() {
+    parallel.ranks = 2;
+    train.steps = 2000;
+    train.batch = 64;
+    train.lr = 2e-3;
+    train.warmup = 50;
+    log.every = 200;
+    out = "runs/train_mlp";
+  }
+
+  void add_to(FlagSet& flags) {
+    flags.add("model.hidden", &hidden,
+              {.help = "width of hidden layers", .min = 1, .max = 1 << 24});
+    flags.add("model.layers", &layers, {.help = "linear layers", .min = 1, .max = 1000});
+    flags.add("data.path", &data_path,
+              {.help = "folder of IDX files as of MNIST, plain or .gz; empty: Fashion-MNIST"});
+    flags.add("data.order", &data_order,
+              EnumOption<SampleOrder>{
+                  "of training images",
+                  {{"shuffle", SampleOrder::kShuffle}, {"sequential", SampleOrder::kSequential}}});
+    TrainConfig::add_to(flags);
+  }
+};
+
+constexpr const char* kDefaultData = "third_party/data/fashion_mnist";
+
+// Pixels scaled to mean 0 and deviation 1 of Fashion-MNIST, in the parameter dtype.
+void fill_image(const ImageSet& set, std::int64_t image, float* dst) {
+  constexpr float kMean = 0.2860f, kDeviation = 0.3530f;
+  const std::uint8_t* src = set.pixels.data() + image * set.num_pixels();
+  for (std::int64_t i = 0; i < set.num_pixels(); ++i) {
+    dst[i] = (static_cast<float>(src[i]) / 255.0f - kMean) / kDeviation;
+  }
+}
+
+struct Batch {
+  Tensor x, targets;
+};
+
+Batch make_batch(const engine::Tape& tape, const ImageSet& set,
+                 const std::vector<std::int64_t>& images, DType dtype) {
+  const auto n = static_cast<std::int64_t>(images.size());
+  const Tensor x = tape.empty({n, set.num_pixels()}, DType::kF32, "images");
+  Batch batch{x, tape.empty({n}, DType::kI32, "labels")};
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t image = images[static_cast<std::size_t>(i)];
+    fill_image(set, image, x.data<float>() + i * set.num_pixels());
+    batch.targets.data<std::int32_t>()[i] = set.labels[static_cast<std::size_t>(image)];
+  }
+  if (dtype != DType::kF32) {
+    batch.x = tape.empty(x.shape(), dtype, "images");
+    engine::cast(batch.x, x);
+  }
+  return batch;
+}
+
+std::int64_t largest_divisor(std::int64_t n, std::int64_t most) {
+  for (std::int64_t d = std::min(n, most); d > 1; --d) {
+    if (n % d == 0) return d;
+  }
+  return 1;
+}
+
+// Rows of logits (N, classes) whose largest entry is the target (N).
+std::int64_t count_correct(const Tensor& logits, const Tensor& targets) {
+  std::vector<float> wide(static_cast<std::size_t>(logits.numel()));
+  engine::dispatch_float(logits.dtype(), "accuracy", [&](auto t) {
+    engine::cast(wide.data(), logits.data<decltype(t)>(), logits.numel());
+  });
+  const std::int64_t classes = logits.dim(-1);
+  std::int64_t num_correct = 0;
+  for (std::int64_t i = 0; i < targets.numel(); ++i) {
+    const float* row = wide.data() + i * classes;
+    num_correct += std::max_element(row, row + classes) - row == targets.data<std::int32_t>()[i];
+  }
+  return num_correct;
+}
+
+struct Result {
+  std::string params_sha256;
+  double test_loss = 0;
+  double accuracy = 0;
+};
+
+Result train_rank(comm::ProcessGroup& world, const Config& config, const FashionMnist& data,
+                  RunLog* log) {
+  Mlp mlp({.inputs = data.train.num_pixels(), .hidden = config.hidden, .layers = config.layers});
+  Trainer trainer(world, config, mlp.blocks(), nullptr, log);
+  engine::Tape& tape = trainer.tape();
+  const DType dtype = config.precision.param;
+  const auto seed = static_cast<std::uint64_t>(config.train.seed);
+  const auto loss = [&](std::int64_t first) {
+    std::vector<std::int64_t> images(static_cast<std::size_t>(config.train.batch));
+    for (std::size_t i = 0; i < images.size(); ++i) {
+      const std::int64_t n = first + static_cast<std::int64_t>(i);
+      const std::int64_t epoch = n / data.train.num_images;
+      const std::int64_t index = n % data.train.num_images;
+      images[i] =
+          config.data_order == SampleOrder::kSequential
+              ? index
+              : permuted(index, data.train.num_images, seed, static_cast<std::uint64_t>(epoch));
+    }
+    const Batch batch = make_batch(tape, data.train, images, dtype);
+    return mlp.loss(tape, batch.x, batch.targets, config.train.recompute);
+  };
+  Result result;
+  const std::int64_t num_images = data.test.num_images;
+  const std::int64_t test_batch = largest_divisor(num_images, 500);
+  const auto validate = [&] {
+    std::vector<char> is_counted(static_cast<std::size_t>(num_images / test_batch), 0);
+    float num_correct = 0;
+    result.test_loss = trainer.mean_loss(num_images / test_batch, [&](std::int64_t b) {
+      std::vector<std::int64_t> images(static_cast<std::size_t>(test_batch));
+      std::iota(images.begin(), images.end(), b * test_batch);
+      const Batch batch = make_batch(tape, data.test, images, dtype);
+      const Tensor logits = mlp.logits(tape, batch.x);
+      // The last round repeats a batch on ranks that have none left.
+      const bool is_mine = b % world.size() == world.rank() &&
+                           std::exchange(is_counted[static_cast<std::size_t>(b)], 1) == 0;
+      if (is_mine) num_correct += static_cast<float>(count_correct(logits, batch.targets));
+      return ops::cross_entropy(tape, logits, batch.targets);
+    });
+    double correct = 0;
+    for (const float n : trainer.gather({num_correct})) correct += n;
+    result.accuracy = correct / static_cast<double>(num_images);
+    return Trainer::Validation{result.test_loss,
+                               fmt::format(" | test accuracy {:.2f} %", 100 * result.accuracy)};
+  };
+  trainer.run(loss, validate, 1);
+  result.params_sha256 = trainer.params_sha256();
+  return result;
+}
+
+void run(int argc, char** argv) {
+  Config config;
+  FlagSet flags("train_mlp", "Trains a multi-layer perceptron on Fashion-MNIST, sharded.");
+  config.add_to(flags);
+  if (!flags.parse(argc, argv, std::cout)) return;
+  config.validate();
+  const std::string path =
+      config.data_path.empty() ? kDefaultData : resolve_user_path(config.data_path);
+  const FashionMnist data = load_fashion_mnist(path);
+  RunLog log(config, "samples");
+  log.write_file("config.toml", flags.to_toml());
+  fmt::print("data: {}, {} training and {} test images of {} x {}\n", path, data.train.num_images,
+             data.test.num_images, data.train.height, data.train.width);
+  Result result;
+  comm::run_ranks(static_cast<int>(config.parallel.ranks), config.threads_options(),
+                  [&](comm::ProcessGroup& world) {
+                    const bool is_first = world.rank() == 0;
+                    const Result mine = train_rank(world, config, data, is_first ? &log : nullptr);
+                    if (is_first) result = mine;
+                  });
+  log.finish(result.params_sha256, result.test_loss,
+             JsonRecord().add("test_accuracy", result.accuracy));
+  fmt::print("test accuracy {:.2f} %\nparameters sha256 {}\nlog {}\nfiles in {}\n",
+             100 * result.accuracy, result.params_sha256, log.jsonl_path(), log.folder());
+}
+
+}  // namespace
+}  // namespace tessera::tools
+
+int main(int argc, char** argv) {
+  return tessera::tools::run_main([&] { tessera::tools::run(argc, argv); });
+}

@@ -1,0 +1,278 @@
+// Trains a GPT-2-shaped transformer, fully sharded over ranks that are threads of this process.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/threads.h"
+#include "engine/elementwise.h"
+#include "engine/error.h"
+#include "tools/gpt.h"
+#include "tools/gpt_checkpoint.h"
+#include "tools/main.h"
+#include "tools/text_data.h"
+#include "tools/trainer.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::IoError;
+using engine::require;
+using engine::Tensor;
+
+struct ModelFlags {
+  std::string preset = "small";
+  // 0: as the preset, or the model that init.from names, says.
+  std::int64_t layers = 0, heads = 0, dim = 0, seq = 0, vocab = 0;
+  double dropout = 0;
+};
+
+struct Config : TrainConfig {
+  ModelFlags model;
+  std::string init_from, save_final;
+  std::string data_path;
+  SampleOrder data_order = SampleOrder::kShuffle;
+  double val_fraction = 0.02;
+  std::int64_t sample_tokens = 300;
+
+  Config() {
+    train.steps = 250;
+    train.batch = 4;
+    train.lr = 3e-3;
+    train.warmup = 20;
+    log.val_every = 100;
+    out = "runs/train_transformer";
+  }
+
+  void add_to(FlagSet& flags) {
+    flags.add("model.preset", &model.preset,
+              {.help = "sizes of the model", .choices = gpt_preset_names()});
+    const auto size = [&](const char* name, std::int64_t* field, const char* help) {
+      flags.add(name, field,
+                {.help = std::string(help) + "; 0: the preset's", .min = 0, .max = 1 << 24});
+    };
+    size("model.layers", &model.layers, "transformer blocks");
+    size("model.heads", &model.heads, "attention heads; divide model.dim");
+    size("model.dim", &model.dim, "width");
+    size("model.seq", &model.seq, "tokens of a sequence");
+    size("model.vocab", &model.vocab, "tokens of the vocabulary");
+    flags.add(
+        "model.dropout", &model.dropout,
+        {.help = "of embeddings and residual branches", .min = 0, .max = 1, .below_max = true});
+    flags.add("init.from", &init_from,
+              {.help = "folder of a Hugging Face GPT-2 model to start from"});
+    flags.add("save.final", &save_final,
+              {.help = "folder to save the trained model to, in the Hugging Face GPT-2 layout"});
+    flags.add(
+        "data.path", &data_path,
+        {.help = "text file (bytes are tokens) or .bin token file of llm.c or nanoGPT; empty: "
+                 "the King James Bible"});
+    flags.add("data.order", &data_order,
+              EnumOption<SampleOrder>{
+                  "of training sequences",
+                  {{"shuffle", SampleOrder::kShuffle}, {"sequential", SampleOrder::kSequential}}});
+    flags.add("data.val_fraction", &val_fraction,
+              {.help = "part of the sequences, at the end, kept for validation; 0: none",
+               .min = 0,
+               .max = 1,
+               .below_max = true});
+    flags.add("sample.tokens", &sample_tokens,
+              {.help = "tokens to generate at the end; 0: none", .min = 0, .max = 1 << 20});
+    TrainConfig::add_to(flags);
+  }
+};
+
+constexpr const char* kDefaultText = "third_party/data/kjv.txt";
+
+// The model's sizes: the preset or the folder to start from, overridden by flags. A flag that
+// disagrees with the folder is refused.
+GptConfig model_config(const Config& config) {
+  GptConfig model = gpt_preset(config.model.preset);
+  const bool from_file = !config.init_from.empty();
+  if (from_file) model = read_gpt_config(resolve_user_path(config.init_from));
+  const auto apply = [&](const char* name, std::int64_t flag, std::int64_t& field) {
+    if (flag == 0) return;
+    require(!from_file || flag == field, "[init.from] expected model.{} of {} as in {}, got {}",
+            name, field, config.init_from, flag);
+    field = flag;
+  };
+  apply("layers", config.model.layers, model.layers);
+  apply("heads", config.model.heads, model.heads);
+  apply("dim", config.model.dim, model.dim);
+  apply("seq", config.model.seq, model.seq);
+  apply("vocab", config.model.vocab, model.vocab);
+  model.dropout = config.model.dropout;
+  model.validate();
+  return model;
+}
+
+// Samples at temperature 0.8 from the 40 likeliest tokens; all ranks draw the same. Collective.
+std::vector<std::int32_t> generate(Trainer& trainer, Gpt& gpt, std::vector<std::int32_t> tokens,
+                                   std::int64_t num_tokens, std::uint64_t seed) {
+  constexpr float kTemperature = 0.8f;
+  constexpr std::size_t kTopK = 40;
+  const engine::RandomStream random{seed, engine::fnv1a("sample")};
+  for (std::int64_t i = 0; i < num_tokens; ++i) {
+    const auto context = std::min(static_cast<std::int64_t>(tokens.size()), gpt.config().seq);
+    const Tensor input = Tensor::from<std::int32_t>(
+        trainer.tape().memory(), {1, context},
+        std::span<const std::int32_t>(tokens).last(static_cast<std::size_t>(context)), "tokens");
+    const Tensor logits = gpt.next_token_logits(trainer.tape(), input);
+    const Tensor wide =
+        Tensor::empty(trainer.tape().memory(), logits.shape(), engine::DType::kF32, "logits");
+    engine::cast(wide, logits);
+    const auto scores = wide.span<float>();
+    std::vector<std::int32_t> order(scores.size());
+    std::iota(order.begin(), order.end(), 0);
+    const std::size_t k = std::min(kTopK, order.size());
+    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(k), order.end(),
+                      [&](std::int32_t a, std::int32_t b) {
+                        const float sa = scores[static_cast<std::size_t>(a)];
+                        const float sb = scores[static_cast<std::size_t>(b)];
+                        return sa != sb ? sa > sb : a < b;
+                      });
+    std::vector<double> weights(k);
+    const float top = scores[static_cast<std::size_t>(order[0])];
+    for (std::size_t j = 0; j < k; ++j) {
+      weights[j] = std::exp((scores[static_cast<std::size_t>(order[j])] - top) / kTemperature);
+    }
+    double pick = random.uniform(static_cast<std::uint64_t>(i)) *
+                  std::accumulate(weights.begin(), weights.end(), 0.0);
+    std::size_t chosen = 0;
+    while (chosen + 1 < k && pick >= weights[chosen]) pick -= weights[chosen++];
+    tokens.push_back(order[chosen]);
+  }
+  return tokens;
+}
+
+// Bytes a terminal can show.
+std::string printable(const std::vector<std::int32_t>& tokens) {
+  std::string text;
+  for (const std::int32_t token : tokens) {
+    const bool shows = token == '\n' || (token >= 32 && token < 127);
+    text += shows ? static_cast<char>(token) : '?';
+  }
+  return text;
+}
+
+struct Result {
+  std::string params_sha256;
+  std::optional<double> val_loss;
+  std::vector<std::int32_t> sample;
+};
+
+Result train_rank(comm::ProcessGroup& world, const Config& config, const GptConfig& model,
+                  const TokenDataset& data, RunLog* log) {
+  Gpt gpt(model);
+  Trainer trainer(world, config, gpt.blocks(), gpt.root(), log);
+  if (!config.init_from.empty()) load_gpt(trainer.fsdp(), resolve_user_path(config.init_from));
+  if (log != nullptr) {
+    fmt::print("plan {:016x}: {} units, {} over {} ranks\n", trainer.fsdp().plan_hash(),
+               trainer.fsdp().units().size(), config.parallel.strategy, world.size());
+  }
+  engine::Tape& tape = trainer.tape();
+  const std::int64_t batch = config.train.batch;
+  const auto tensor = [&](const char* name) {
+    return tape.empty({batch, model.seq}, engine::DType::kI32, name);
+  };
+  const auto train_loss = [&](std::int64_t first) {
+    const Tensor tokens = tensor("tokens"), targets = tensor("targets");
+    data.batch(first, batch, tokens.span<std::int32_t>(), targets.span<std::int32_t>());
+    return gpt.loss(tape, tokens, targets,
+                    {.recompute = config.train.recompute,
+                     .seed = static_cast<std::uint64_t>(config.train.seed),
+                     .first_sample = first});
+  };
+  // Whole batches only, so that every loss is a mean over as many tokens.
+  const std::int64_t val_batches = data.num_val_sequences() / batch;
+  const auto validate = [&] {
+    const double loss = trainer.mean_loss(val_batches, [&](std::int64_t b) {
+      const Tensor tokens = tensor("tokens"), targets = tensor("targets");
+      data.val_batch(b * batch, batch, tokens.span<std::int32_t>(), targets.span<std::int32_t>());
+      return gpt.loss(tape, tokens, targets, {.training = false});
+    });
+    const bool bytes = data.file().format() == "text";
+    return Trainer::Validation{
+        loss, bytes ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0)) : ""};
+  };
+  trainer.run(train_loss, val_batches > 0 ? Trainer::Validate(validate) : nullptr, model.seq);
+
+  Result result;
+  if (!config.save_final.empty()) {
+    save_gpt(trainer.fsdp(), model, resolve_user_path(config.save_final), world.rank() == 0);
+  }
+  result.params_sha256 = trainer.params_sha256();
+  result.val_loss = trainer.val_loss();
+  if (config.sample_tokens > 0) {
+    std::vector<std::int32_t> prompt(1);
+    data.file().read(0, model.vocab, prompt);
+    result.sample = generate(trainer, gpt, prompt, config.sample_tokens,
+                             static_cast<std::uint64_t>(config.train.seed));
+  }
+  return result;
+}
+
+void run(int argc, char** argv) {
+  Config config;
+  FlagSet flags("train_transformer",
+                "Trains a GPT-2-shaped transformer, fully sharded over ranks that are threads.");
+  config.add_to(flags);
+  if (!flags.parse(argc, argv, std::cout)) return;
+  config.validate();
+  const GptConfig model = model_config(config);
+  const std::string path =
+      config.data_path.empty() ? kDefaultText : resolve_user_path(config.data_path);
+  const TokenDataset data(TokenFile(path), {.seq = model.seq,
+                                            .vocab = model.vocab,
+                                            .val_fraction = config.val_fraction,
+                                            .order = config.data_order,
+                                            .seed = static_cast<std::uint64_t>(config.train.seed)});
+  require<IoError>(data.num_val_sequences() == 0 || data.num_val_sequences() >= config.train.batch,
+                   "[data] expected at least one batch ({}) of validation sequences or "
+                   "data.val_fraction=0, got {} ({})",
+                   config.train.batch, data.num_val_sequences(), path);
+  if (!config.save_final.empty()) check_can_save_gpt(resolve_user_path(config.save_final));
+  RunLog log(config, "tokens");
+  log.write_file("config.toml", flags.to_toml());
+  fmt::print("model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}\n",
+             model.layers, model.dim, model.heads, double(model.num_parameters()) * 1e-6, path,
+             data.num_sequences(), model.seq);
+
+  Result result;
+  comm::run_ranks(static_cast<int>(config.parallel.ranks), config.threads_options(),
+                  [&](comm::ProcessGroup& world) {
+                    const bool is_first = world.rank() == 0;
+                    const Result mine =
+                        train_rank(world, config, model, data, is_first ? &log : nullptr);
+                    if (is_first) result = mine;
+                  });
+
+  log.finish(result.params_sha256, result.val_loss, JsonRecord());
+  if (!result.sample.empty()) {
+    const bool bytes = data.file().format() == "text";
+    const std::string text = bytes ? printable(result.sample)
+                                   : fmt::format("token ids: {}", fmt::join(result.sample, " "));
+    fmt::print(
+        "\n---- generated -----------------------------------------------------------\n{}\n"
+        "--------------------------------------------------------------------------\n\n",
+        text);
+    log.write_file("sample.txt", text + "\n");
+  }
+  fmt::print("parameters sha256 {}\nlog {}\nfiles in {}\n", result.params_sha256, log.jsonl_path(),
+             log.folder());
+  if (!config.save_final.empty()) {
+    fmt::print("model in {}\n", resolve_user_path(config.save_final));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::tools
+
+int main(int argc, char** argv) {
+  return tessera::tools::run_main([&] { tessera::tools::run(argc, argv); });
+}
