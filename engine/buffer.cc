@@ -6,12 +6,13 @@
 
 namespace tessera::engine {
 
-Buffer::Buffer(Memory memory, std::string name, std::int64_t nbytes, Category category)
+Buffer::Buffer(Memory memory, std::string name, std::int64_t nbytes, Category category,
+               std::uint64_t serial)
     : memory_(std::move(memory)),
       name_(std::move(name)),
       nbytes_(nbytes),
       category_(category),
-      serial_(memory_.next_serial()) {}
+      serial_(serial) {}
 
 std::shared_ptr<Buffer> Buffer::create(const Memory& memory, std::string name, std::int64_t nbytes,
                                        Category category) {
@@ -23,7 +24,14 @@ std::shared_ptr<Buffer> Buffer::create(const Memory& memory, std::string name, s
 std::shared_ptr<Buffer> Buffer::create_released(const Memory& memory, std::string name,
                                                 std::int64_t nbytes, Category category) {
   require(nbytes >= 0, "[buffer] expected a size of at least 0 bytes, got {} ({})", nbytes, name);
-  return std::shared_ptr<Buffer>(new Buffer(memory, std::move(name), nbytes, category));
+  Memory books = memory;
+  const std::uint64_t serial = books.next_serial();
+  return std::shared_ptr<Buffer>(
+      new Buffer(std::move(books), std::move(name), nbytes, category, serial));
+}
+
+std::shared_ptr<Buffer> Buffer::without_data() const {
+  return std::shared_ptr<Buffer>(new Buffer(memory_, name_, nbytes_, category_, serial_));
 }
 
 Buffer::~Buffer() { release(); }

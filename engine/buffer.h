@@ -22,6 +22,8 @@ class Buffer {
   /// Released; becomes resident by acquire() or attach().
   static std::shared_ptr<Buffer> create_released(const Memory& memory, std::string name,
                                                  std::int64_t nbytes, Category category);
+  /// A released buffer of the same name, size and serial, which keeps no memory.
+  std::shared_ptr<Buffer> without_data() const;
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -46,7 +48,8 @@ class Buffer {
   const Memory& memory() const { return memory_; }
 
  private:
-  Buffer(Memory memory, std::string name, std::int64_t nbytes, Category category);
+  Buffer(Memory memory, std::string name, std::int64_t nbytes, Category category,
+         std::uint64_t serial);
 
   Memory memory_;
   std::string name_;

@@ -52,6 +52,8 @@ class Memory {
   bool poisons() const;
   /// A number no other buffer of this memory has.
   std::uint64_t next_serial();
+  /// Tells memories apart.
+  const void* id() const { return state_.get(); }
 
   friend bool operator==(const Memory&, const Memory&) = default;
 

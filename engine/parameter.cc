@@ -28,6 +28,20 @@ void Init::write(float* dst, std::int64_t begin, std::int64_t numel, std::string
   }
 }
 
+std::string Init::str() const {
+  switch (kind) {
+    case Kind::kZeros:
+      return "zeros";
+    case Kind::kOnes:
+      return "ones";
+    case Kind::kNormal:
+      return fmt::format("normal {}", scale);
+    case Kind::kUniform:
+      return fmt::format("uniform {}", scale);
+  }
+  return "?";
+}
+
 void materialize(const std::vector<Parameter*>& parameters, const Memory& memory,
                  std::uint64_t seed, DType dtype, DType grad_dtype) {
   for (Parameter* p : parameters) {

@@ -17,6 +17,7 @@ struct Init {
   Kind kind = Kind::kZeros;
   float scale = 0;  ///< standard deviation, or bound of the uniform distribution [-scale, scale]
 
+  std::string str() const;  ///< "normal 0.02"
   static Init zeros() { return {}; }
   static Init ones() { return {Kind::kOnes, 0}; }
   static Init normal(float stddev) { return {Kind::kNormal, stddev}; }

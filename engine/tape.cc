@@ -45,6 +45,7 @@ void Tape::record(std::string_view op, std::vector<Tensor> outs,
 
 Tape::Out Tape::produce(const Tensor& out) {
   produced_.insert(out.key());
+  produced_serials_.insert(out.key().serial);
   return {out.key(), out.shape()};
 }
 
@@ -63,13 +64,21 @@ const Tensor& Tape::use(Parameter& p) {
 }
 
 bool Tape::needs_grad(const Tensor& x) const {
-  return recording() && (produced_.contains(x.key()) || watched_.contains(x.key()));
+  return recording() && wants_grad(x);
+}
+
+bool Tape::wants_grad(const Tensor& x) const {
+  const TensorKey key = x.key();
+  if (produced_.contains(key) || watched_.contains(key)) return true;
+  require(key.memory != memory_.id() || !produced_serials_.contains(key.serial),
+          "[tape] expected a whole activation, got a slice of one: its gradient would be lost ({})",
+          x.name());
+  return false;
 }
 
 GradTarget Tape::grad_target(const Tensor& x) {
-  const TensorKey key = x.key();
-  if (!produced_.contains(key) && !watched_.contains(key)) return {};
-  Tensor& grad = grads_[key];
+  if (!wants_grad(x)) return {};
+  Tensor& grad = grads_[x.key()];
   if (!grad.defined()) {
     grad = Tensor::empty(memory_, x.shape(), x.dtype(), x.name());
     return {grad, false};
@@ -95,9 +104,8 @@ void Tape::pass_grad(const Tensor& x, const Tensor& dx) {
   require(dx.numel() == x.numel() && dx.dtype() == x.dtype(),
           "[tape] expected a gradient {} {}, got {} {} ({})", name_of(x.dtype()), x.shape().str(),
           name_of(dx.dtype()), dx.shape().str(), x.name());
-  const TensorKey key = x.key();
-  if (!produced_.contains(key) && !watched_.contains(key)) return;
-  Tensor& grad = grads_[key];
+  if (!wants_grad(x)) return;
+  Tensor& grad = grads_[x.key()];
   if (!grad.defined()) {
     grad = dx;
   } else {
@@ -160,6 +168,7 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
   }
   std::erase_if(grads_, [this](const auto& item) { return !watched_.contains(item.first); });
   produced_.clear();
+  produced_serials_.clear();
   pending_uses_.clear();
 }
 
@@ -215,6 +224,7 @@ void Tape::clear() {
   used_.clear();
   grads_.clear();
   produced_.clear();
+  produced_serials_.clear();
   watched_.clear();
   pending_uses_.clear();
 }

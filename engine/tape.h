@@ -70,6 +70,8 @@ class Tape {
   const Tensor& use(Parameter& p);
   /// Gradient of an activation or of a parameter, ready to be written. Call once per backward and
   /// input, just before writing.
+  /// Throws InvalidArgument for a slice of an activation: slicing is not an op, and the gradient
+  /// would be lost.
   GradTarget grad_target(const Tensor& x);
   GradTarget grad_target(Parameter& p);
   /// The gradient of `x` is `dx` itself (or grows by it): for ops that pass a gradient through.
@@ -144,6 +146,7 @@ class Tape {
   void run_op(Entry& entry);
   void replay(Entry& entry);
   Out produce(const Tensor& out);
+  bool wants_grad(const Tensor& x) const;
   Tensor take_grad(const Out& out);
 
   Memory memory_;
@@ -153,6 +156,7 @@ class Tape {
   std::vector<Parameter*> used_;  // since the last entry
   std::unordered_map<TensorKey, Tensor, TensorKeyHash> grads_;
   std::unordered_set<TensorKey, TensorKeyHash> produced_;
+  std::unordered_set<std::uint64_t> produced_serials_;
   std::unordered_set<TensorKey, TensorKeyHash> watched_;
   std::unordered_map<const Parameter*, std::int64_t> pending_uses_;
 };

@@ -82,7 +82,14 @@ const std::string& Tensor::name() const {
 
 TensorKey Tensor::key() const {
   require(defined(), "[tensor] expected a defined tensor");
-  return {buffer_->serial(), offset_nbytes_, numel()};
+  return {buffer_->memory().id(), buffer_->serial(), offset_nbytes_, numel()};
+}
+
+Tensor Tensor::without_data() const {
+  require(defined(), "[tensor] expected a defined tensor");
+  Tensor t = *this;
+  t.buffer_ = buffer_->without_data();
+  return t;
 }
 
 std::byte* Tensor::raw() const {

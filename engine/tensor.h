@@ -50,7 +50,8 @@ class Shape {
 
 /// Identity of a tensor's elements: equal for handles and reshapes of the same elements.
 struct TensorKey {
-  std::uint64_t serial = 0;
+  const void* memory = nullptr;
+  std::uint64_t serial = 0;  ///< of the buffer, in its memory
   std::int64_t offset_nbytes = 0;
   std::int64_t numel = 0;
 
@@ -94,6 +95,9 @@ class Tensor {
   const std::string& name() const;
   const std::shared_ptr<Buffer>& buffer() const { return buffer_; }
   TensorKey key() const;
+  /// The same identity, name, shape and dtype, but no memory: reading it throws. For closures that
+  /// need to say which tensor they mean and not what it holds.
+  Tensor without_data() const;
 
   /// First element. Throws InvalidArgument if T is not the dtype or the buffer is released.
   template <class T>

@@ -27,7 +27,7 @@ Tensor add(Tape& tape, const Tensor& a, const Tensor& b) {
                                           });
                          });
                        });
-  tape.record("add", y, [&tape, a, b](const Tensor& dy) {
+  tape.record("add", y, [&tape, a = a.without_data(), b = b.without_data()](const Tensor& dy) {
     tape.pass_grad(a, dy);
     tape.pass_grad(b, dy);
   });

@@ -118,7 +118,7 @@ Tensor dropout(Tape& tape, const Tensor& x, float p, RandomStream random,
                            apply(y.data<T>(), false, x.data<T>(), x.numel(), mask, scale);
                          });
                        });
-  tape.record("dropout", y, [&tape, x, mask, scale](const Tensor& dy) {
+  tape.record("dropout", y, [&tape, x = x.without_data(), mask, scale](const Tensor& dy) {
     const GradTarget dx = tape.grad_target(x);
     if (!dx) return;
     launch_pointwise_backward(tape, kWork, dx, dy.nbytes(), [=] {

@@ -62,6 +62,16 @@ void check_unique(const std::vector<Block*>& blocks, const Block* root) {
   if (root != nullptr) visit(*root);
 }
 
+// What add_squares() can sum exactly; better known now than after the first backward.
+void check_numel(const std::vector<std::unique_ptr<Unit>>& units) {
+  std::int64_t numel = 0;
+  for (const auto& unit : units) {
+    for (const Flat& flat : unit->flats()) numel += flat.trainable ? flat.layout.value_numel() : 0;
+  }
+  require(numel < (std::int64_t{1} << 32),
+          "[fsdp] expected fewer than 2^32 trainable parameters, got {}", numel);
+}
+
 }  // namespace
 
 Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine::Stream& compute,
@@ -79,6 +89,7 @@ Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine
   check(options);
   check_unique(blocks, root);
   create_units(blocks, root);
+  check_numel(units_);
   plan_ = describe(options, group.size(), units_);
   agree(group, memory, context_.comm, plan_);
   create_rings();

@@ -32,8 +32,9 @@ std::vector<std::string> describe(const FsdpOptions& options, int world_size,
                                   flat.trainable ? "trainable" : "frozen", flat.parameters.size(),
                                   flat.layout.flat_numel(), flat.layout.shard_numel()));
       for (std::size_t i = 0; i < flat.parameters.size(); ++i) {
-        lines.push_back(fmt::format("  {} {} at {}", flat.parameters[i]->name,
-                                    flat.parameters[i]->shape.str(), flat.layout.offset(i)));
+        const engine::Parameter& p = *flat.parameters[i];
+        lines.push_back(fmt::format("  {} {} at {}, starts as {}", p.name, p.shape.str(),
+                                    flat.layout.offset(i), p.init.str()));
       }
     }
   }

@@ -20,8 +20,8 @@ std::string TrainingRow::name() const {
 }
 
 const std::vector<TrainingRow>& training_rows() {
-  static const GptConfig kMedium{.layers = 6, .heads = 6, .dim = 384};
-  static const GptConfig kSmall{.layers = 4, .heads = 4, .dim = 128};
+  static const GptConfig kMedium{.layers = 6, .heads = 6, .dim = 384, .seq = 256};
+  static const GptConfig kSmall{.layers = 4, .heads = 4, .dim = 128, .seq = 256};
   static const std::vector<TrainingRow> kRows = {
       {.model = kMedium},
       {.model = kMedium, .ranks = 2},

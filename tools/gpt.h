@@ -12,10 +12,10 @@
 namespace tessera::tools {
 
 struct GptConfig {
-  std::int64_t layers = 4;
+  std::int64_t layers = 3;
   std::int64_t heads = 4;
   std::int64_t dim = 128;    ///< C, a multiple of heads
-  std::int64_t seq = 256;    ///< T, longest sequence
+  std::int64_t seq = 64;     ///< T, longest sequence
   std::int64_t vocab = 256;  ///< V
   double dropout = 0;        ///< of embeddings and both residual branches, in [0, 1)
   double norm_eps = 1e-5;

@@ -32,7 +32,7 @@ struct StepConfig {
   double lr = 0;
   double momentum = 0.9;
   double weight_decay = 0.1;
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double beta1 = 0.9, beta2 = 0.99, eps = 1e-8;
   double grad_clip = 1;  ///< 0: off
   std::int64_t warmup = 0;
   ScheduleKind schedule = ScheduleKind::kCosine;

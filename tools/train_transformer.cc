@@ -37,15 +37,16 @@ struct Config : TrainConfig {
   std::string init_from, save_final;
   std::string data_path;
   SampleOrder data_order = SampleOrder::kShuffle;
-  double val_fraction = 0.02;
+  double val_fraction = 0.005;
   std::int64_t sample_tokens = 300;
 
   Config() {
-    train.steps = 250;
-    train.batch = 4;
-    train.lr = 3e-3;
+    train.steps = 700;
+    train.batch = 6;
+    train.lr = 4e-3;
     train.warmup = 20;
-    log.val_every = 100;
+    log.every = 50;
+    log.val_every = 200;
     out = "runs/train_transformer";
   }
 

@@ -144,6 +144,29 @@ TEST_F(TapeTest, SeveralForwardsAndLossesBeforeBackward) {
   EXPECT_EQ(tape.grad(x).item(), 50);
 }
 
+TEST_F(TapeTest, SliceOfAnActivationIsRefused) {
+  const Tensor x = input({1, 2});
+  const Tensor slice = x.slice(0, {1});  // of an input: data, as any other
+  const Tensor y = scale(tape, add(tape, x, x), 2);
+  tape.backward(scale(tape, scale(tape, slice, 2), 3));
+  const Tensor h = scale(tape, x, 2);
+  const Tensor loss = scale(tape, h.slice(1, {1}), 3);
+  EXPECT_THROW(tape.backward(loss), InvalidArgument);
+  EXPECT_EQ(tape.num_entries(), 0u);
+}
+
+TEST_F(TapeTest, ClosuresOfPassThroughOpsNeedNoData) {
+  const Tensor x = input({3});
+  tape.watch(x);
+  const std::int64_t before = memory.stats().total_nbytes;
+  Tensor y = scale(tape, x, 2);
+  const Tensor handle = y.without_data();
+  y = scale(tape, x, 3);
+  EXPECT_EQ(memory.stats().total_nbytes, before + 4) << "the first output is freed";
+  EXPECT_TRUE(tape.needs_grad(handle));
+  EXPECT_THROW(handle.data<float>(), InvalidArgument);
+}
+
 TEST_F(TapeTest, NoGradRecordsNothing) {
   const Tensor x = input({1});
   const Tensor y = tape.no_grad([&] { return scale(tape, x, 2); });
