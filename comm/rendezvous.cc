@@ -115,9 +115,12 @@ std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& ca
   const auto r = static_cast<std::size_t>(rank);
   const std::lock_guard lock(world_->mutex_);
   if (world_->failure_) throw CommError(*world_->failure_);
-  auto& entry = meetings_[call.sequence];
-  if (!entry) entry = std::make_shared<Meeting>(call, members_.size(), pieces.num_per_block);
-  const std::shared_ptr<Meeting> meeting = entry;
+  auto entry = meetings_.find(call.sequence);
+  if (entry == meetings_.end()) {
+    auto first = std::make_shared<Meeting>(call, members_.size(), pieces.num_per_block);
+    entry = meetings_.emplace(call.sequence, std::move(first)).first;
+  }
+  const std::shared_ptr<Meeting> meeting = entry->second;
   if (call.text != meeting->call.text) {
     const auto first = std::find(meeting->here.begin(), meeting->here.end(), true);
     world_->fail(fmt::format("{} expected rank {}'s {}, got rank {}'s {}", where(meeting->call),

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <numeric>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -238,7 +239,14 @@ void run_ranks(int size, ThreadsOptions options, const std::function<void(Proces
   {
     // If a thread cannot start, its group dies and the ranks that wait for it fail.
     std::vector<std::jthread> threads;
-    for (auto& group : groups) threads.emplace_back(run_rank, std::move(group));
+    for (auto& group : groups) {
+      try {
+        threads.emplace_back(run_rank, std::move(group));
+      } catch (const std::system_error& error) {
+        engine::fail<engine::DeviceError>("[threads] expected to start {} threads, got {} after {}",
+                                          size, error.what(), threads.size());
+      }
+    }
   }
   errors.rethrow();
 }

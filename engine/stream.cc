@@ -5,8 +5,10 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
+#include "engine/error.h"
 #include "engine/philox.h"
 
 namespace tessera::engine {
@@ -46,7 +48,12 @@ class StreamImpl {
  public:
   StreamImpl(std::string name, StreamOptions options, bool is_inline)
       : name_(std::move(name)), options_(options), is_inline_(is_inline) {
-    if (!is_inline_) thread_ = std::thread([this] { run(); });
+    if (is_inline_) return;
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+      fail<DeviceError>("[stream] expected to start a thread, got {} ({})", error.what(), name_);
+    }
   }
 
   ~StreamImpl() {

@@ -35,7 +35,7 @@ void Tape::record(std::string_view op, const Tensor& out, Backward backward) {
          });
 }
 
-void Tape::record(std::string_view op, std::vector<Tensor> outs,
+void Tape::record(std::string_view op, const std::vector<Tensor>& outs,
                   std::function<void(const std::vector<Tensor>&)> backward) {
   if (!recording()) return;
   Entry entry{.op = op, .backward = std::move(backward)};
@@ -63,9 +63,7 @@ const Tensor& Tape::use(Parameter& p) {
   return p.value;
 }
 
-bool Tape::needs_grad(const Tensor& x) const {
-  return recording() && wants_grad(x);
-}
+bool Tape::needs_grad(const Tensor& x) const { return recording() && wants_grad(x); }
 
 bool Tape::wants_grad(const Tensor& x) const {
   const TensorKey key = x.key();

@@ -63,7 +63,7 @@ class Tape {
   /// It runs only if somebody's gradient reached `out`. What it captures is what is saved.
   void record(std::string_view op, const Tensor& out, Backward backward);
   /// For an op with several outputs: runs if a gradient reached any; missing ones are undefined.
-  void record(std::string_view op, std::vector<Tensor> outs,
+  void record(std::string_view op, const std::vector<Tensor>& outs,
               std::function<void(const std::vector<Tensor>& douts)> backward);
   /// Counts a use of `p` and returns its value. Ops read parameters through this alone.
   /// Throws InvalidArgument if the parameter has no value or is released.

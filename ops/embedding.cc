@@ -61,6 +61,7 @@ void look_up(T* y, const std::int32_t* tokens, std::int64_t num_tokens, const T*
 // Which row of dy goes to which row of the table, ordered by table row and then by row of dy.
 struct Scatter {
   std::int64_t table_row, dy_row;
+  // NOLINTNEXTLINE(modernize-use-nullptr): there is no null
   friend auto operator<=>(const Scatter&, const Scatter&) = default;
 };
 

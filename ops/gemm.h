@@ -28,6 +28,7 @@ struct MatrixView {
   bool transposed = false;  ///< element (i, j) is data[j * ld + i]
 
   MatrixView t() const { return {data, cols, rows, ld, !transposed}; }
+  // NOLINTNEXTLINE(google-explicit-constructor): like a pointer to const
   operator MatrixView<const T>() const requires(!std::is_const_v<T>) {
     return {data, rows, cols, ld, transposed};
   }

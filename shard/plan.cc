@@ -10,7 +10,6 @@
 namespace tessera::shard {
 
 using engine::Category;
-using engine::DType;
 using engine::Tensor;
 
 std::vector<std::string> describe(const FsdpOptions& options, int world_size,

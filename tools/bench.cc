@@ -94,6 +94,8 @@ void run(int argc, char** argv) {
   for (const auto& [name, run_part] : all_parts()) {
     if (wanted.contains(name)) run_part(config, report);
   }
+  engine::require(report.num_rows() > 1,
+                  "[bench] expected bench.rows to be part of a row's name, got '{}'", config.rows);
 }
 
 }  // namespace

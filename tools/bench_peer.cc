@@ -66,7 +66,7 @@ Measurement run_peer(const std::string& python, const std::string& script, const
   };
   const char* sharded = row.strategy == "ddp" ? "ddp" : "fsdp2";
   arguments.insert(arguments.end(), {"--dp", row.ranks == 1 ? "none" : sharded});
-  if (row.param == engine::DType::kBF16) arguments.push_back("--bf16");
+  if (row.param == engine::DType::kBF16) arguments.emplace_back("--bf16");
   add("--ranks", row.ranks);
   add("--layers", row.model.layers);
   add("--heads", row.model.heads);

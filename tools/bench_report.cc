@@ -49,6 +49,7 @@ void BenchReport::begin_table(std::string part, const std::string& title,
 void BenchReport::row(const std::vector<Cell>& cells) {
   engine::require(cells.size() == columns_.size(), "[bench] expected {} cells, got {} ({})",
                   columns_.size(), cells.size(), part_);
+  ++num_rows_;
   std::string line;
   JsonRecord record;
   record.add("part", part_);

@@ -15,11 +15,13 @@ namespace tessera::tools {
 /// One value of a row. A NaN prints as "-" and is null in JSON.
 class Cell {
  public:
+  // NOLINTBEGIN(google-explicit-constructor): rows are lists of plain values
   Cell(const char* text) : Cell(std::string(text)) {}
   Cell(std::string text);
   Cell(double value, int decimals = 1);
   template <std::integral T>
   Cell(T value) : text_(std::to_string(value)), literal_(text_) {}
+  // NOLINTEND(google-explicit-constructor)
 
   const std::string& text() const { return text_; }
   const std::string& literal() const { return literal_; }
@@ -37,6 +39,7 @@ class BenchReport {
   void begin_table(std::string part, const std::string& title, std::vector<std::string> columns);
   /// As many cells as columns.
   void row(const std::vector<Cell>& cells);
+  std::int64_t num_rows() const { return num_rows_; }
   /// A line between or below tables.
   void note(const std::string& text);
 
@@ -44,6 +47,7 @@ class BenchReport {
   std::optional<JsonlWriter> jsonl_;
   std::string part_;
   std::vector<std::string> columns_;
+  std::int64_t num_rows_ = 0;
 };
 
 }  // namespace tessera::tools

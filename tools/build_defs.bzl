@@ -23,6 +23,7 @@ _WARNINGS = [
     "-Wextra",
     "-Wno-unknown-pragmas",
     "-Wno-stringop-overflow",  # gcc 12 is wrong about fmt's own headers
+    "-Wno-unknown-warning-option",  # clang does not know the one above
 ]
 
 def _setting(name):

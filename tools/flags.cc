@@ -319,6 +319,7 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
         break;
     }
     set(*option, value, json_literal(text), flag);
+    given_.insert(option->name);
   }
   return true;
 }

@@ -16,6 +16,7 @@
 #include <iosfwd>
 #include <limits>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -105,6 +106,9 @@ class FlagSet {
   /// The same; argv[0] is skipped.
   bool parse(int argc, const char* const* argv, std::ostream& out);
 
+  /// Was the option on the command line? One in a file does not count: to_toml() lists them all.
+  bool is_given(std::string_view name) const { return given_.contains(name); }
+
   std::string help() const;
   /// The values in force: a file that --config takes, and one JSON object of name to value.
   std::string to_toml() const;
@@ -143,6 +147,7 @@ class FlagSet {
   std::string about_;
   std::string version_;
   std::vector<Option> options_;
+  std::set<std::string, std::less<>> given_;
 };
 
 }  // namespace tessera::tools

@@ -1,26 +1,50 @@
 #include "tools/main.h"
 
-#include <fmt/core.h>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <exception>
+#include <new>
 
 namespace tessera::tools {
+namespace {
+
+// Output that cannot be written is an error of the write, as on a full disk, and not a signal.
+void prepare_output() {
+  std::signal(SIGPIPE, SIG_IGN);  // the reader has gone
+  std::signal(SIGXFSZ, SIG_IGN);  // the file is over the user's limit
+  // A closed standard stream must not become the next file that is opened: what goes there goes
+  // nowhere, and as these are read-only, writing fails.
+  while (true) {
+    const int fd = ::open("/dev/null", O_RDONLY);
+    if (fd <= STDERR_FILENO && fd >= 0) continue;
+    if (fd >= 0) ::close(fd);
+    return;
+  }
+}
+
+void print_error(const char* message) {
+  std::fprintf(stderr, "error: %s\n", message);  // unlike fmt::print, throws nothing
+}
+
+}  // namespace
 
 int run_main(const std::function<void()>& program) {
+  prepare_output();
   try {
     program();
     // A write that failed earlier leaves nothing to flush, but its mark.
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-      fmt::print(stderr, "error: [stdout] expected to write all output, got an error\n");
-      return 1;
-    }
-    return 0;
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+    print_error("[stdout] expected to write all output, got an error");
+  } catch (const std::bad_alloc&) {
+    print_error("[memory] expected memory from the system, got none");
   } catch (const std::exception& e) {
     std::fflush(stdout);
-    fmt::print(stderr, "error: {}\n", e.what());
+    print_error(e.what());
   } catch (...) {
-    fmt::print(stderr, "error: unknown\n");
+    print_error("unknown");
   }
   return 1;
 }

@@ -87,7 +87,7 @@ void TrainConfig::add_to(FlagSet& flags) {
   flags.add("train.warmup", &train.warmup,
             {.help = "steps of linear warmup of the learning rate", .min = 0});
   flags.add("train.schedule", &train.schedule,
-            EnumOption<ScheduleKind>{"of the learning rate after warmup, to 0 at the last step",
+            EnumOption<ScheduleKind>{"of the learning rate after warmup; to 0 at train.steps",
                                      {{"constant", ScheduleKind::kConstant},
                                       {"cosine", ScheduleKind::kCosine},
                                       {"linear", ScheduleKind::kLinear}}});
@@ -102,18 +102,24 @@ void TrainConfig::add_to(FlagSet& flags) {
   flags.add("out", &out, {.help = "folder for everything written, made if need be"});
 }
 
-void TrainConfig::validate() const {
+void TrainConfig::validate(const FlagSet& flags) const {
   const StepConfig defaults;
   const bool is_sgd = train.optimizer == OptimizerKind::kSgd;
-  require(is_sgd || train.momentum == defaults.momentum,
-          "[config] expected train.momentum with train.optimizer=sgd only, got {} with adamw",
-          train.momentum);
-  const bool adamw_only = train.beta1 != defaults.beta1 || train.beta2 != defaults.beta2 ||
-                          train.eps != defaults.eps ||
-                          (train.weight_decay != defaults.weight_decay && train.weight_decay != 0);
-  require(!is_sgd || !adamw_only,
-          "[config] expected train.beta1, beta2, eps and weight_decay with train.optimizer=adamw "
-          "only, got one with sgd");
+  const auto refuse = [&](const char* name, double value, double initial, const char* owner) {
+    require(value == initial && !flags.is_given(name),
+            "[config] expected {} with train.optimizer={} only, got {} with another", name, owner,
+            value);
+  };
+  if (is_sgd) {
+    refuse("train.beta1", train.beta1, defaults.beta1, "adamw");
+    refuse("train.beta2", train.beta2, defaults.beta2, "adamw");
+    refuse("train.eps", train.eps, defaults.eps, "adamw");
+    if (train.weight_decay != 0) {
+      refuse("train.weight_decay", train.weight_decay, defaults.weight_decay, "adamw");
+    }
+  } else {
+    refuse("train.momentum", train.momentum, defaults.momentum, "sgd");
+  }
   require(parallel.strategy != "ddp" || parallel.reshard_after_forward != "true",
           "[config] expected parallel.reshard_after_forward=true with sharded parameters only, got "
           "it with strategy ddp");

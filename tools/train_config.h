@@ -57,8 +57,9 @@ struct TrainConfig {
 
   /// Registers every field under its name. The initial values are the defaults.
   void add_to(FlagSet& flags);
-  /// Throws InvalidArgument for values that contradict each other.
-  void validate() const;
+  /// Throws InvalidArgument for values that contradict each other or would have no effect. `flags`
+  /// tells which were asked for.
+  void validate(const FlagSet& flags) const;
   shard::FsdpOptions fsdp_options() const;
   comm::ThreadsOptions threads_options() const;
 };

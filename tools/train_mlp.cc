@@ -85,13 +85,6 @@ Batch make_batch(const engine::Tape& tape, const ImageSet& set,
   return batch;
 }
 
-std::int64_t largest_divisor(std::int64_t n, std::int64_t most) {
-  for (std::int64_t d = std::min(n, most); d > 1; --d) {
-    if (n % d == 0) return d;
-  }
-  return 1;
-}
-
 // Rows of logits (N, classes) whose largest entry is the target (N).
 std::int64_t count_correct(const Tensor& logits, const Tensor& targets) {
   std::vector<float> wide(static_cast<std::size_t>(logits.numel()));
@@ -167,7 +160,7 @@ void run(int argc, char** argv) {
   FlagSet flags("train_mlp", "Trains a multi-layer perceptron on Fashion-MNIST, sharded.");
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
-  config.validate();
+  config.validate(flags);
   const std::string path =
       config.data_path.empty() ? kDefaultData : resolve_user_path(config.data_path);
   const FashionMnist data = load_fashion_mnist(path);

@@ -21,7 +21,6 @@
 namespace tessera::tools {
 namespace {
 
-using engine::IoError;
 using engine::require;
 using engine::Tensor;
 
@@ -55,7 +54,9 @@ struct Config : TrainConfig {
               {.help = "sizes of the model", .choices = gpt_preset_names()});
     const auto size = [&](const char* name, std::int64_t* field, const char* help) {
       flags.add(name, field,
-                {.help = std::string(help) + "; 0: the preset's", .min = 0, .max = 1 << 24});
+                {.help = std::string(help) + "; 0: as model.preset or init.from says",
+                 .min = 0,
+                 .max = 1 << 24});
     };
     size("model.layers", &model.layers, "transformer blocks");
     size("model.heads", &model.heads, "attention heads; divide model.dim");
@@ -66,7 +67,7 @@ struct Config : TrainConfig {
         "model.dropout", &model.dropout,
         {.help = "of embeddings and residual branches", .min = 0, .max = 1, .below_max = true});
     flags.add("init.from", &init_from,
-              {.help = "folder of a Hugging Face GPT-2 model to start from"});
+              {.help = "folder of a Hugging Face GPT-2 model to start from, with its sizes"});
     flags.add("save.final", &save_final,
               {.help = "folder to save the trained model to, in the Hugging Face GPT-2 layout"});
     flags.add(
@@ -90,24 +91,33 @@ struct Config : TrainConfig {
 
 constexpr const char* kDefaultText = "third_party/data/kjv.txt";
 
-// The model's sizes: the preset or the folder to start from, overridden by flags. A flag that
-// disagrees with the folder is refused.
+// The model's sizes: the preset, overridden by flags, or those of the folder to start from, which
+// flags must fit: the same, and sequences that are no longer than its positions.
 GptConfig model_config(const Config& config) {
-  GptConfig model = gpt_preset(config.model.preset);
+  const ModelFlags& flags = config.model;
   const bool from_file = !config.init_from.empty();
-  if (from_file) model = read_gpt_config(resolve_user_path(config.init_from));
+  require(!from_file || flags.preset == ModelFlags().preset,
+          "[init.from] expected sizes from {} alone, got model.preset={} as well", config.init_from,
+          flags.preset);
+  GptConfig model =
+      from_file ? read_gpt_config(resolve_user_path(config.init_from)) : gpt_preset(flags.preset);
   const auto apply = [&](const char* name, std::int64_t flag, std::int64_t& field) {
     if (flag == 0) return;
     require(!from_file || flag == field, "[init.from] expected model.{} of {} as in {}, got {}",
             name, field, config.init_from, flag);
     field = flag;
   };
-  apply("layers", config.model.layers, model.layers);
-  apply("heads", config.model.heads, model.heads);
-  apply("dim", config.model.dim, model.dim);
-  apply("seq", config.model.seq, model.seq);
-  apply("vocab", config.model.vocab, model.vocab);
-  model.dropout = config.model.dropout;
+  apply("layers", flags.layers, model.layers);
+  apply("heads", flags.heads, model.heads);
+  apply("dim", flags.dim, model.dim);
+  apply("vocab", flags.vocab, model.vocab);
+  if (from_file) {
+    require(flags.seq <= model.seq, "[init.from] expected model.seq of at most {} as in {}, got {}",
+            model.seq, config.init_from, flags.seq);
+  } else {
+    apply("seq", flags.seq, model.seq);
+  }
+  model.dropout = flags.dropout;
   model.validate();
   return model;
 }
@@ -178,30 +188,32 @@ Result train_rank(comm::ProcessGroup& world, const Config& config, const GptConf
   }
   engine::Tape& tape = trainer.tape();
   const std::int64_t batch = config.train.batch;
-  const auto tensor = [&](const char* name) {
-    return tape.empty({batch, model.seq}, engine::DType::kI32, name);
+  const auto tensor = [&](std::int64_t num_sequences, const char* name) {
+    return tape.empty({num_sequences, data.seq()}, engine::DType::kI32, name);
   };
   const auto train_loss = [&](std::int64_t first) {
-    const Tensor tokens = tensor("tokens"), targets = tensor("targets");
+    const Tensor tokens = tensor(batch, "tokens"), targets = tensor(batch, "targets");
     data.batch(first, batch, tokens.span<std::int32_t>(), targets.span<std::int32_t>());
     return gpt.loss(tape, tokens, targets,
                     {.recompute = config.train.recompute,
                      .seed = static_cast<std::uint64_t>(config.train.seed),
                      .first_sample = first});
   };
-  // Whole batches only, so that every loss is a mean over as many tokens.
-  const std::int64_t val_batches = data.num_val_sequences() / batch;
+  // All sequences in batches of one size, so that every loss is a mean over as many tokens.
+  const std::int64_t num_val = data.num_val_sequences();
+  const std::int64_t val_batch = largest_divisor(num_val, batch);
   const auto validate = [&] {
-    const double loss = trainer.mean_loss(val_batches, [&](std::int64_t b) {
-      const Tensor tokens = tensor("tokens"), targets = tensor("targets");
-      data.val_batch(b * batch, batch, tokens.span<std::int32_t>(), targets.span<std::int32_t>());
+    const double loss = trainer.mean_loss(num_val / val_batch, [&](std::int64_t b) {
+      const Tensor tokens = tensor(val_batch, "tokens"), targets = tensor(val_batch, "targets");
+      data.val_batch(b * val_batch, val_batch, tokens.span<std::int32_t>(),
+                     targets.span<std::int32_t>());
       return gpt.loss(tape, tokens, targets, {.training = false});
     });
     const bool bytes = data.file().format() == "text";
     return Trainer::Validation{
         loss, bytes ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0)) : ""};
   };
-  trainer.run(train_loss, val_batches > 0 ? Trainer::Validate(validate) : nullptr, model.seq);
+  trainer.run(train_loss, num_val > 0 ? Trainer::Validate(validate) : nullptr, data.seq());
 
   Result result;
   if (!config.save_final.empty()) {
@@ -224,25 +236,22 @@ void run(int argc, char** argv) {
                 "Trains a GPT-2-shaped transformer, fully sharded over ranks that are threads.");
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
-  config.validate();
+  config.validate(flags);
   const GptConfig model = model_config(config);
   const std::string path =
       config.data_path.empty() ? kDefaultText : resolve_user_path(config.data_path);
-  const TokenDataset data(TokenFile(path), {.seq = model.seq,
+  const std::int64_t seq = config.model.seq == 0 ? model.seq : config.model.seq;
+  const TokenDataset data(TokenFile(path), {.seq = seq,
                                             .vocab = model.vocab,
                                             .val_fraction = config.val_fraction,
                                             .order = config.data_order,
                                             .seed = static_cast<std::uint64_t>(config.train.seed)});
-  require<IoError>(data.num_val_sequences() == 0 || data.num_val_sequences() >= config.train.batch,
-                   "[data] expected at least one batch ({}) of validation sequences or "
-                   "data.val_fraction=0, got {} ({})",
-                   config.train.batch, data.num_val_sequences(), path);
   if (!config.save_final.empty()) check_can_save_gpt(resolve_user_path(config.save_final));
   RunLog log(config, "tokens");
   log.write_file("config.toml", flags.to_toml());
   fmt::print("model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}\n",
              model.layers, model.dim, model.heads, double(model.num_parameters()) * 1e-6, path,
-             data.num_sequences(), model.seq);
+             data.num_sequences(), seq);
 
   Result result;
   comm::run_ranks(static_cast<int>(config.parallel.ranks), config.threads_options(),

@@ -33,13 +33,15 @@ Trainer::Trainer(comm::ProcessGroup& world, const TrainConfig& config,
       config_(config),
       log_(log),
       compute_(engine::Stream::inline_cpu("compute")),
+      metrics_(engine::Stream::worker_cpu("metrics")),
       tape_(memory_, compute_),
       fsdp_(world, memory_, compute_, blocks, root, config.fsdp_options()),
       optimizer_(make_optimizer(fsdp_, config.train)) {}
 
 void Trainer::run(const Loss& loss, const Validate& validate, std::int64_t items_per_sample) {
   const StepConfig& c = config_.train;
-  const double items = static_cast<double>(world_.size() * c.accum * c.batch * items_per_sample);
+  const double items = static_cast<double>(world_.size()) * static_cast<double>(c.accum) *
+                       static_cast<double>(c.batch) * static_cast<double>(items_per_sample);
   const auto validate_after = [&](std::int64_t step) {
     if (!validate) return;
     const Validation v = validate();
@@ -101,7 +103,8 @@ std::vector<float> Trainer::gather(const std::vector<float>& values) {
   const Tensor in = Tensor::from<float>(memory_, {n}, values, "values", Category::kCommunication);
   const Tensor out = Tensor::empty(memory_, {n * world_.size()}, DType::kF32, "values of all ranks",
                                    Category::kCommunication);
-  world_.all_gather(in, out, compute_, "values");
+  world_.all_gather(in, out, metrics_, "values");
+  compute_.wait(metrics_.record("gathered"));
   const auto span = out.span<float>();
   return {span.begin(), span.end()};
 }
@@ -131,6 +134,12 @@ std::string Trainer::params_sha256() {
     sha.update(std::as_bytes(std::span(values)));
   }
   return sha.hex();
+}
+
+std::int64_t largest_divisor(std::int64_t n, std::int64_t most) {
+  std::int64_t d = std::min(n, most);
+  while (d > 1 && n % d != 0) --d;
+  return d;
 }
 
 }  // namespace tessera::tools

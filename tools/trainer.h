@@ -60,10 +60,14 @@ class Trainer {
   RunLog* log_;
   engine::Memory memory_;
   engine::Stream compute_;
+  engine::Stream metrics_;  // gathers of losses, beside compute so that waiting for them is counted
   engine::Tape tape_;
   shard::Fsdp fsdp_;
   std::unique_ptr<shard::Optimizer> optimizer_;
   std::optional<double> val_loss_;
 };
+
+/// The largest divisor of `n` that is at most `most`: a batch size that leaves no remainder.
+std::int64_t largest_divisor(std::int64_t n, std::int64_t most);
 
 }  // namespace tessera::tools

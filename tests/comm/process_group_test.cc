@@ -22,7 +22,6 @@ namespace {
 
 using engine::BFloat16;
 using engine::DType;
-using engine::Event;
 using engine::InvalidArgument;
 using engine::Memory;
 using std::chrono::milliseconds;

@@ -15,7 +15,6 @@ namespace tessera::comm {
 namespace {
 
 using engine::DType;
-using engine::Event;
 using engine::Memory;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

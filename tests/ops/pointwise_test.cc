@@ -21,7 +21,6 @@ using engine::Tape;
 using engine::Tensor;
 using testing::check_bf16;
 using testing::check_gradients;
-using testing::expect_close;
 using testing::OpCase;
 using testing::OpRun;
 using testing::run_op;

@@ -11,36 +11,22 @@
 
 #include "comm/threads.h"
 #include "shard/optimizer.h"
+#include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
+#include "tests/testing/errors.h"
 
 namespace tessera::shard {
 namespace {
 
 using comm::ProcessGroup;
 using engine::Category;
-using engine::InvalidArgument;
 using engine::Memory;
 using engine::Stream;
 using engine::Tape;
 using engine::Tensor;
+using testing::CollectiveLog;
+using testing::error_of;
 using testing::ToyModel;
-
-// Collectives of the comm stream, as "all_gather h.0 forward".
-class CollectiveLog : public engine::LaunchListener {
- public:
-  void on_launch(const engine::LaunchRecord& record) noexcept override {
-    const std::lock_guard lock(mutex_);
-    lines_.push_back(std::string(record.work.name) + " " + record.work.detail);
-  }
-  std::vector<std::string> take() {
-    const std::lock_guard lock(mutex_);
-    return std::exchange(lines_, {});
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::string> lines_;
-};
 
 struct Training {
   int ranks = 2;
@@ -298,55 +284,6 @@ TEST(FsdpMemory, PeakBytesEqualAClosedFormula) {
   }
 }
 
-TEST(FsdpUse, SeveralForwardsBeforeBackwardAddUp) {
-  // loss(x) + loss(x) in one backward has twice the gradient of loss(x).
-  std::vector<float> norms;
-  comm::run_ranks(2, {}, [&](ProcessGroup& world) {
-    const Memory memory({.poison = true});
-    const Stream compute = Stream::inline_cpu("compute");
-    Tape tape(memory, compute);
-    ToyModel model(3, 300);
-    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {});
-    for (const int times : {1, 2}) {
-      fsdp.begin_step();
-      std::vector<float> ones(300, 1.0f);
-      const Tensor x = Tensor::from<float>(memory, {300}, ones);
-      const Tensor first = model.loss(tape, x);
-      if (times == 2) {
-        const Tensor second = model.loss(tape, x);
-        tape.backward(std::vector<Tensor>{first, second});
-      } else {
-        tape.backward(first);
-      }
-      const float norm = fsdp.finish_step();
-      if (world.rank() == 0) norms.push_back(norm);
-    }
-  });
-  ASSERT_EQ(norms.size(), 2u);
-  EXPECT_FLOAT_EQ(norms[1], 2 * norms[0]);
-}
-
-TEST(FsdpUse, EvaluationBetweenStepsChangesNothing) {
-  comm::run_ranks(2, {}, [&](ProcessGroup& world) {
-    const Memory memory({.poison = true});
-    const Stream compute = Stream::inline_cpu("compute");
-    Tape tape(memory, compute);
-    ToyModel model(3, 300);
-    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {});
-    const Tensor x = Tensor::from<float>(memory, {300}, std::vector<float>(300, 1.0f));
-    float norm = 0;
-    for (int i = 0; i < 3; ++i) {
-      fsdp.begin_step();
-      tape.no_grad([&] { return model.loss(tape, x); });
-      tape.backward(model.loss(tape, x));
-      const float next = fsdp.finish_step();
-      EXPECT_TRUE(i == 0 || next == norm) << next << " " << norm;
-      norm = next;
-      tape.no_grad([&] { return model.loss(tape, x); });
-    }
-  });
-}
-
 TEST(FsdpUse, FrozenParametersAreGatheredAndNotReduced) {
   comm::run_ranks(2, {}, [&](ProcessGroup& world) {
     const Memory memory({.poison = true});
@@ -374,18 +311,9 @@ TEST(FsdpUse, FrozenParametersAreGatheredAndNotReduced) {
   });
 }
 
-std::string error_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const engine::Error& e) {
-    return e.what();
-  }
-  return "";
-}
-
 TEST(FsdpErrors, NameWhatIsWrong) {
   auto wrap = [](const std::function<void(ToyModel&, FsdpOptions&, int)>& spoil, int ranks) {
-    return error_of([&] {
+    return error_of<engine::Error>([&] {
       comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
         const Memory memory;
         const Stream compute = Stream::inline_cpu("compute");
@@ -432,7 +360,7 @@ TEST(FsdpErrors, NonFiniteGradientNamesTheParameterOnEveryRank) {
       fsdp.parameters_changed();
       fsdp.begin_step();
       tape.backward(model.loss(tape, Tensor::zeros(memory, {300}, engine::DType::kF32)));
-      const std::string message = error_of([&] { fsdp.finish_step(); });
+      const std::string message = error_of<engine::Error>([&] { fsdp.finish_step(); });
       const std::lock_guard lock(mutex);
       messages.push_back(message);
     });
@@ -448,7 +376,7 @@ TEST(FsdpErrors, ParameterReadOutsideItsRegionNamesIt) {
     Tape tape(memory, compute);
     ToyModel model(2, 10);
     const Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {});
-    const std::string message = error_of([&] { tape.use(model.layers[1]->weight); });
+    const std::string message = error_of<engine::Error>([&] { tape.use(model.layers[1]->weight); });
     EXPECT_NE(message.find("h.1.weight"), std::string::npos) << message;
   });
 }

@@ -5,13 +5,13 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "comm/threads.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer.h"
+#include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"
 
@@ -27,6 +27,7 @@ using engine::Stream;
 using engine::Tape;
 using engine::Tensor;
 using tessera::testing::affine;
+using tessera::testing::CollectiveLog;
 using tessera::testing::error_of;
 using tessera::testing::has;
 using tessera::testing::sum;
@@ -259,22 +260,41 @@ struct Rank {
   Fsdp fsdp;
 };
 
-class CollectiveLog : public engine::LaunchListener {
- public:
-  void on_launch(const engine::LaunchRecord& record) noexcept override {
-    if (record.work.name == "poison") return;
-    const std::lock_guard lock(mutex_);
-    lines_.push_back(std::string(record.work.name) + " " + record.work.detail);
-  }
-  std::vector<std::string> take() {
-    const std::lock_guard lock(mutex_);
-    return std::exchange(lines_, {});
-  }
+TEST(FsdpUse, SeveralForwardsBeforeBackwardAddUp) {
+  // loss(x) + loss(x) in one backward has twice the gradient of loss(x).
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    Rank rank(world);
+    const auto norm_of = [&](std::size_t times) {
+      rank.fsdp.begin_step();
+      std::vector<Tensor> losses;
+      while (losses.size() < times) losses.push_back(rank.model.loss(rank.tape, rank.ones()));
+      rank.tape.backward(losses);
+      return rank.fsdp.finish_step();
+    };
+    const float once = norm_of(1);
+    EXPECT_GT(once, 0);
+    EXPECT_FLOAT_EQ(norm_of(2), 2 * once);
+  });
+}
 
- private:
-  std::mutex mutex_;
-  std::vector<std::string> lines_;
-};
+TEST(FsdpUse, EvaluationBetweenStepsChangesNothing) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    Rank rank(world);
+    const auto evaluate = [&] {
+      rank.tape.no_grad([&] { return rank.model.loss(rank.tape, rank.ones()); });
+    };
+    float norm = 0;
+    for (int i = 0; i < 3; ++i) {
+      rank.fsdp.begin_step();
+      evaluate();
+      rank.tape.backward(rank.model.loss(rank.tape, rank.ones()));
+      const float next = rank.fsdp.finish_step();
+      EXPECT_TRUE(i == 0 || next == norm) << next << " " << norm;
+      norm = next;
+      evaluate();
+    }
+  });
+}
 
 TEST(FsdpOrder, TheNextStepFollowsTheRecordedOrder) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {

@@ -138,7 +138,7 @@ TEST(Gpt2Weights, TakesNamesWithAndWithoutPrefixAndIgnoresOldBuffers) {
   }
 }
 
-TEST(Gpt2Weights, ListsEveryDifferenceAtOnce) {  // S20
+TEST(Gpt2Weights, ListsEveryDifferenceAtOnce) {
   const TempFolder folder;
   write_weights(folder / "model.safetensors",
                 {{"transformer.wte.weight", {4, 3}}, {"score.weight", {1}}, {"h.1.x", {}}});
@@ -214,7 +214,7 @@ TEST(Gpt2Weights, ReadsShards) {
   EXPECT_EQ(weights.lookup(kModel[1])[1], 6.0f);
 }
 
-TEST(Gpt2Weights, RefusesAnIndexThatLeadsElsewhereOrLies) {  // S19
+TEST(Gpt2Weights, RefusesAnIndexThatLeadsElsewhereOrLies) {
   const std::pair<std::string, std::string_view> cases[] = {
       {index_of(R"(,"x":"../x.safetensors")"), "../x.safetensors"},
       {index_of(R"(,"x":"/etc/x.safetensors")"), "/etc/x.safetensors"},
@@ -245,7 +245,7 @@ TEST(Gpt2Weights, RefusesAnIndexThatLeadsElsewhereOrLies) {  // S19
   }
 }
 
-TEST(Gpt2Weights, RefusesATensorInTwoShards) {  // S19
+TEST(Gpt2Weights, RefusesATensorInTwoShards) {
   const TempFolder folder;
   write_weights(folder / "a.safetensors", {{"x", {}}});
   write_weights(folder / "b.safetensors", {{"transformer.x", {}}});

@@ -22,7 +22,7 @@ namespace {
 
 using engine::InvalidArgument;
 using engine::IoError;
-using std::string_literals::operator""s;
+using std::string_literals::operator""s;  // NOLINT(misc-unused-using-decls)
 using testing::error_of;
 using testing::has;
 using testing::TempFolder;
@@ -116,7 +116,7 @@ TEST(SafetensorsFile, ConvertsEveryHalfAndBfloat16Exactly) {
   EXPECT_EQ(part, std::vector(half.begin() + 15361, half.begin() + 15364));
 }
 
-// The corpus of malicious files. S01 to S05: the header's length.
+// The corpus of malicious files: the header's length.
 TEST(SafetensorsFile, RefusesAHeaderLengthThatCannotBe) {
   for (std::size_t n = 0; n < 8; ++n) EXPECT_TRUE(has(refusal(std::string(n, '\0')), {"8 bytes"}));
   const std::string body(40, ' ');
@@ -130,13 +130,13 @@ TEST(SafetensorsFile, RefusesAHeaderLengthThatCannotBe) {
   const TempFolder folder;
   const SafetensorsFile empty(folder.write("empty.safetensors", length_of(2) + "{}"));
   EXPECT_TRUE(empty.tensors().empty());
-  // S25: the length of a valid header, its bytes in the other order.
+  // The length of a valid header, its bytes in the other order.
   const std::string sound = small_file();
   EXPECT_TRUE(
       has(refusal(std::string(sound.rend() - 8, sound.rend()) + sound.substr(8)), {"header of 2"}));
 }
 
-TEST(SafetensorsFile, RefusesAHeaderAboveTheLimitThoughTheFileHoldsIt) {  // S03
+TEST(SafetensorsFile, RefusesAHeaderAboveTheLimitThoughTheFileHoldsIt) {
   const TempFolder folder;
   const std::string path = folder.write("long.safetensors", length_of(100'000'001) + "{");
   std::filesystem::resize_file(path, 100'000'100);
@@ -144,7 +144,7 @@ TEST(SafetensorsFile, RefusesAHeaderAboveTheLimitThoughTheFileHoldsIt) {  // S03
       has(error_of<IoError>([&] { SafetensorsFile{path}; }), {"2 to 100000000", "100000001"}));
 }
 
-// S06 to S08: the header's text.
+// The header's text.
 TEST(SafetensorsFile, RefusesTextThatIsNotStrictJson) {
   const std::string ok = entry("a", "F32", "[]", "[0,4]");
   for (const std::string& name :
@@ -180,7 +180,7 @@ TEST(SafetensorsFile, RefusesTextThatIsNotStrictJson) {
   EXPECT_TRUE(has(refusal_of_header(objects + "}"), {"\"a\""}));
 }
 
-TEST(SafetensorsFile, RefusesAKeyThatComesTwiceAtAnyLevel) {  // S09
+TEST(SafetensorsFile, RefusesAKeyThatComesTwiceAtAnyLevel) {
   const std::string a = entry("a", "F32", "[]", "[0,4]");
   EXPECT_TRUE(has(refusal_of_header("{"s + a + "," + a + "}", 4), {"once", "\"a\""}));
   const std::string none = entry("a", "F32", "[0]", "[0,0]");
@@ -196,7 +196,7 @@ TEST(SafetensorsFile, RefusesAKeyThatComesTwiceAtAnyLevel) {  // S09
   }
 }
 
-TEST(SafetensorsFile, RefusesEntriesWithOtherFields) {  // S10, S11
+TEST(SafetensorsFile, RefusesEntriesWithOtherFields) {
   for (const char* fields :
        {R"("shape":[],"data_offsets":[0,4])", R"("dtype":"F32","data_offsets":[0,4])",
         R"("dtype":"F32","shape":[])", "", R"("dtype":"F32","shape":[],"data_offsets":[0,4],"x":1)",
@@ -222,7 +222,7 @@ TEST(SafetensorsFile, RefusesEntriesWithOtherFields) {  // S10, S11
   }
 }
 
-TEST(SafetensorsFile, RefusesShapesThatAreNotPlainOrOverflow) {  // S12, S13
+TEST(SafetensorsFile, RefusesShapesThatAreNotPlainOrOverflow) {
   for (const char* shape : {"[-1]", "[-0]", "[1.0]", "[1e3]", "[\"1\"]", "[9223372036854775808]",
                             "[18446744073709551616]", "[true]", "[null]", "[[1]]"}) {
     EXPECT_TRUE(
@@ -242,7 +242,7 @@ TEST(SafetensorsFile, RefusesShapesThatAreNotPlainOrOverflow) {  // S12, S13
                   {"more than 64"}));
 }
 
-TEST(SafetensorsFile, RefusesOffsetsThatDoNotTileTheFile) {  // S14, S16, S17
+TEST(SafetensorsFile, RefusesOffsetsThatDoNotTileTheFile) {
   for (const char* offsets :
        {"[4,0]", "[-4,0]", "[0]", "[0,4,4]", "[]", "[0,5]", "[0,3]", "[0,12]", "[1,5]",
         "[0,18446744073709551615]", "[9223372036854775804,9223372036854775807]", "[0.0,4]"}) {
@@ -264,7 +264,7 @@ TEST(SafetensorsFile, RefusesOffsetsThatDoNotTileTheFile) {  // S14, S16, S17
   EXPECT_TRUE(has(refusal(small_file() + "PK\x05\x06"), {"32 bytes of tensors, got 36"}));
 }
 
-TEST(SafetensorsFile, NamesAreKeysAndNeverPaths) {  // S18
+TEST(SafetensorsFile, NamesAreKeysAndNeverPaths) {
   const TempFolder folder;
   const std::string long_name(1 << 16, 'x');
   const std::string json = "{"s + entry("../../x", "F32", "[0]", "[0,0]") + "," +
@@ -279,7 +279,7 @@ TEST(SafetensorsFile, NamesAreKeysAndNeverPaths) {  // S18
   EXPECT_LT(refusal_of_header("{"s + entry(long_name, "F5", "[]", "[0,4]") + "}", 4).size(), 500u);
 }
 
-TEST(SafetensorsFile, HostileHeadersCostNoMoreThanTheirLength) {  // S15
+TEST(SafetensorsFile, HostileHeadersCostNoMoreThanTheirLength) {
   std::string many = "{";
   while (many.size() < 30'000'000) {
     many += entry(std::to_string(many.size()), "F32", "[0]", "[0,0]") + ",";
@@ -300,7 +300,7 @@ TEST(SafetensorsFile, HostileHeadersCostNoMoreThanTheirLength) {  // S15
   EXPECT_EQ(file.tensors().size(), 1000u);
 }
 
-TEST(SafetensorsFile, RefusesWhatIsNotAFileWithoutWaiting) {  // S22
+TEST(SafetensorsFile, RefusesWhatIsNotAFileWithoutWaiting) {
   const TempFolder folder;
   const auto refuse = [](const std::string& path) {
     return error_of<IoError>([&] { SafetensorsFile{path}; });
@@ -315,7 +315,7 @@ TEST(SafetensorsFile, RefusesWhatIsNotAFileWithoutWaiting) {  // S22
   EXPECT_TRUE(has(refuse(sparse), {"header of 2 to 100000000 bytes, got 0"}));
 }
 
-TEST(SafetensorsFile, AFileCutShortWhileOpenIsAnError) {  // S21
+TEST(SafetensorsFile, AFileCutShortWhileOpenIsAnError) {
   const TempFolder folder;
   const std::string path = folder.write(
       "a.safetensors", file_of("{"s + entry("a", "F32", "[100000]", "[0,400000]") + "}", 400000));
@@ -326,7 +326,7 @@ TEST(SafetensorsFile, AFileCutShortWhileOpenIsAnError) {  // S21
                   {"the end of the file", "a.safetensors"}));
 }
 
-TEST(SafetensorsFile, LoadsValuesThatAreNotNumbers) {  // S24
+TEST(SafetensorsFile, LoadsValuesThatAreNotNumbers) {
   const TempFolder folder;
   const std::string path = folder / "a.safetensors";
   const std::vector<float> values{std::nanf(""), -std::numeric_limits<float>::infinity(), 1e-45f};

@@ -107,7 +107,7 @@ TEST(TokenFile, RefusesFilesThatAreNotWhatTheySay) {
       {folder.write("head.bin", llmc_header(20240520, 1, 3).substr(0, 100)), {"head.bin"}},
   };
   for (const auto& [path, parts] : cases) {
-    EXPECT_TRUE(has(error_of<IoError>([&] { TokenFile{path}; }), parts)) << path;
+    EXPECT_TRUE(has(error_of<IoError>([&path = path] { TokenFile{path}; }), parts)) << path;
   }
 }
 

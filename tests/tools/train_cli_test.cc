@@ -184,7 +184,8 @@ TEST_F(TrainTransformer, ValuesThatContradictEachOtherAreRefused) {
   expect_refused({{"model.layers", "16777216"}}, {"model.layers", "16777216"});
   expect_refused({{"model.dim", "16777216"}}, {"model.dim", "16777216"});
   expect_refused({{"model.dim", "1048576"}}, {"bytes"});
-  expect_refused({{"train.momentum", "0.5"}}, {"train.momentum", "sgd", "adamw"});
+  expect_refused({{"train.momentum", "0.5"}}, {"train.momentum", "sgd"});
+  expect_refused({{"train.momentum", "0.9"}}, {"train.momentum", "sgd"});  // the default, asked for
   expect_refused({{"train.optimizer", "sgd"}, {"train.beta1", "0.8"}}, {"train.beta1", "adamw"});
   expect_refused({{"parallel.strategy", "ddp"}, {"parallel.reshard_after_forward", "true"}},
                  {"reshard_after_forward", "ddp"});
@@ -205,7 +206,6 @@ TEST_F(TrainTransformer, DataThatCannotBeUsedIsNamed) {
   EXPECT_EQ(run({{"data.path", path}, {"model.vocab", "258"}}).exit_code, 0);
   tokens.push_back('\0');
   expect_refused({{"data.path", folder_.write("half.bin", tokens)}}, {folder_ / "half.bin"});
-  expect_refused({{"train.batch", "100"}}, {"data.val_fraction", "100"});
 }
 
 TEST_F(TrainTransformer, ModelsThatDoNotFitAreRefused) {
@@ -217,6 +217,10 @@ TEST_F(TrainTransformer, ModelsThatDoNotFitAreRefused) {
   EXPECT_EQ(run({{"train.steps", "1"}}).exit_code, 0);
   expect_refused({{"model.dim", "8"}}, {"model.dim of 52", kGpt2, "got 8"});
   expect_refused({{"model.vocab", "256"}}, {"model.vocab of 307", kGpt2, "got 256"});
+  expect_refused({{"model.preset", "gpt2"}}, {"model.preset=gpt2", kGpt2});
+  expect_refused({{"model.seq", "33"}}, {"model.seq of at most 32", kGpt2, "got 33"});
+  EXPECT_EQ(run({{"model.seq", "9"}, {"save.final", folder_ / "short"}}).exit_code, 0);
+  EXPECT_TRUE(has(folder_.read("short/config.json"), {"\"n_positions\": 32"}));
   expect_refused({{"init.from", folder_ / "none"}}, {"No such file", "none/config.json"});
   expect_refused({{"init.from", gpt2_with("\"n_layer\": 2", "\"n_layer\": 3")}},
                  {"h.2.attn.c_attn.weight", "(52, 156)", "is missing", "h.2.ln_1.bias"});
@@ -391,10 +395,33 @@ TEST_F(TrainTransformer, PathsAreRelativeToWhereThePersonStands) {
 }
 
 TEST_F(TrainTransformer, OutputThatIsLostIsAnError) {
-  const Outcome outcome =
-      run_program("/bin/sh", std::vector<std::string>{"-c", kTransformer + " --help > /dev/full"});
-  EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_TRUE(has(outcome.err, {"[stdout]"}));
+  std::string command = kTransformer;
+  flags_["log.every"] = "1";
+  for (const auto& [name, value] : flags_) command += " --" + name + "=" + value;
+  const auto shell = [](const std::string& line) {
+    return run_program("/bin/sh", std::vector<std::string>{"-c", line});
+  };
+  for (const std::string& line : {kTransformer + " --help > /dev/full", command + " > /dev/full",
+                                  command + " >&-", kTransformer + " --help >&-"}) {
+    const Outcome outcome = shell(line);
+    EXPECT_EQ(outcome.exit_code, 1) << line;
+    EXPECT_TRUE(has(outcome.err, {"error: "})) << line;
+  }
+  EXPECT_EQ(shell(command + " >&- 2>&-").exit_code, 1);
+  // A reader that has gone, and a limit on the size of files.
+  const std::string status = folder_ / "status";
+  shell("(" + command + "; echo $? >" + status + ") | true");
+  EXPECT_EQ(folder_.read("status"), "1\n");
+  EXPECT_EQ(shell("ulimit -f 0; " + command).exit_code, 1);
+}
+
+TEST_F(TrainTransformer, ThreadsThatCannotStartAreAnError) {
+  flags_["parallel.ranks"] = "1000";
+  std::string line = "ulimit -v 300000; " + kTransformer;
+  for (const auto& [name, value] : flags_) line += " --" + name + "=" + value;
+  const Outcome outcome = run_program("/bin/sh", std::vector<std::string>{"-c", line});
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
+  EXPECT_TRUE(has(outcome.err, {"error: [", "expected to start"}));
 }
 
 TEST(TrainMlp, TrainsAndLogsItsAccuracy) {
