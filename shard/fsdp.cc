@@ -201,7 +201,7 @@ double Fsdp::mean_scale() const { return 1.0 / (double(group_.size()) * num_micr
 double Fsdp::sum_of_squares() {
   const bool shards = context_.options.placement.gradients == Place::kShard;
   // (bits of the largest |g|, 1 + index of a parameter whose gradient is not finite)
-  std::int64_t numel = 0, bad = 0, index = 0;
+  std::int64_t numel = 0, bad = 0;
   float largest = 0;
   auto for_each_segment = [&](auto&& fn) {
     for (const auto& unit : units_) {
@@ -225,8 +225,7 @@ double Fsdp::sum_of_squares() {
   for_each_segment([&](const Flat& flat, const Segment& s, std::span<const float> g) {
     const float m = max_abs(g);
     if (!std::isfinite(m) && bad == 0) {
-      index = std::find(all.begin(), all.end(), flat.parameters[s.parameter]) - all.begin();
-      bad = 1 + index;
+      bad = 1 + (std::find(all.begin(), all.end(), flat.parameters[s.parameter]) - all.begin());
     }
     largest = std::max(largest, m);
   });
