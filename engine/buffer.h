@@ -42,7 +42,7 @@ class Buffer {
   const std::string& name() const { return name_; }
   std::int64_t nbytes() const { return nbytes_; }
   Category category() const { return category_; }
-  Device device() const { return {}; }
+  Device device() const { return memory_.device(); }
   /// Unique among the buffers of one Memory, never reused.
   std::uint64_t serial() const { return serial_; }
   const Memory& memory() const { return memory_; }

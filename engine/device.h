@@ -2,18 +2,49 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace tessera::engine {
 
-enum class DeviceKind { kCpu };
+/// Whether this build has the CUDA engine. Code that names CUDA functions is instantiated only
+/// then.
+#if defined(TESSERA_CUDA)
+inline constexpr bool kCudaBuilt = true;
+#else
+inline constexpr bool kCudaBuilt = false;
+#endif
+
+enum class DeviceKind {
+  kCpu,
+  kCuda,
+  kPinned,  ///< page-locked host memory: the CPU reads it, and GPU `index` copies from and to it
+};
+
+constexpr std::string_view name_of(DeviceKind kind) {
+  switch (kind) {
+    case DeviceKind::kCpu:
+      return "cpu";
+    case DeviceKind::kCuda:
+      return "cuda";
+    case DeviceKind::kPinned:
+      return "pinned";
+  }
+  return "?";
+}
 
 struct Device {
   DeviceKind kind = DeviceKind::kCpu;
   int index = 0;
 
+  bool is_cuda() const { return kind == DeviceKind::kCuda; }
+  /// May the CPU read and write memory of this device?
+  bool is_host() const { return kind != DeviceKind::kCuda; }
+
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-inline std::string to_string(const Device& device) { return "cpu:" + std::to_string(device.index); }
+inline std::string to_string(const Device& device) {
+  return std::string(name_of(device.kind)) + ":" + std::to_string(device.index);
+}
 
 }  // namespace tessera::engine

@@ -18,14 +18,16 @@ struct BFloat16 {
   std::uint16_t bits = 0;
 
   /// Rounds to nearest, ties to even; NaN stays NaN (quiet).
-  static BFloat16 from_float(float x) {
+  static constexpr BFloat16 from_float(float x) {
     const auto u = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
     const std::uint32_t nan = (u >> 16) | 0x0040u;
     const bool is_nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
     return BFloat16{static_cast<std::uint16_t>(is_nan ? nan : rounded)};
   }
-  float to_float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+  constexpr float to_float() const {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
 };
 
 /// Bytes of one element.
@@ -84,10 +86,10 @@ struct DTypeOf<std::uint8_t> {
 };
 
 /// Loads and stores that let one kernel template serve f32 and bf16 storage.
-inline float to_f32(float x) { return x; }
-inline float to_f32(BFloat16 x) { return x.to_float(); }
-inline void store_f32(float& dst, float x) { dst = x; }
-inline void store_f32(BFloat16& dst, float x) { dst = BFloat16::from_float(x); }
+constexpr float to_f32(float x) { return x; }
+constexpr float to_f32(BFloat16 x) { return x.to_float(); }
+constexpr void store_f32(float& dst, float x) { dst = x; }
+constexpr void store_f32(BFloat16& dst, float x) { dst = BFloat16::from_float(x); }
 
 /// Calls `fn(T{})` with T = float or BFloat16. Throws InvalidArgument for any other dtype.
 template <class F>

@@ -5,8 +5,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <string>
+#include <string_view>
 
 #include "engine/dtype.h"
+#include "engine/stream.h"
 #include "engine/tensor.h"
 
 namespace tessera::engine {
@@ -33,9 +36,20 @@ void assign_or_add(T* dst, const S* src, std::int64_t numel, bool accumulate) {
   }
 }
 
-/// Tensor forms: f32 or bf16, any mix. Throw InvalidArgument if numel differs.
+/// Tensor forms on the CPU: f32 or bf16, any mix. Throw InvalidArgument if numel differs.
 void cast(const Tensor& dst, const Tensor& src);
 void assign_or_add(const Tensor& dst, const Tensor& src, bool accumulate);
 void fill_zero(const Tensor& dst);
+
+// The same as work of a stream, on its device. Addresses are taken now; the tensors ride along.
+// What they are views of stays resident until an event behind this.
+
+void launch_assign_or_add(const Stream& stream, const Tensor& dst, const Tensor& src,
+                          bool accumulate, std::string_view name, std::string detail = {});
+/// dst[i] = value; f32 or bf16.
+void launch_set(const Stream& stream, const Tensor& dst, float value, std::string_view name);
+/// Sets every byte.
+void launch_fill(const Stream& stream, const Tensor& dst, int byte, std::string_view name,
+                 std::string detail = {});
 
 }  // namespace tessera::engine

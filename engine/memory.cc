@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "engine/cuda.h"
 #include "engine/error.h"
 
 namespace tessera::engine {
@@ -22,7 +23,10 @@ std::int64_t block_nbytes(std::int64_t nbytes) {
   return std::max<std::int64_t>((nbytes + grain - 1) / grain * grain, 256);
 }
 
-std::byte* system_allocate(std::int64_t nbytes) {
+std::byte* system_allocate(const Device& device, std::int64_t nbytes) {
+  if constexpr (kCudaBuilt) {
+    if (device.kind != DeviceKind::kCpu) return cuda::allocate(device, nbytes);
+  }
   const bool huge = nbytes >= kHugePage;
   const std::int64_t alignment = huge ? kHugePage : 256;
   const std::int64_t padded = (nbytes + alignment - 1) / alignment * alignment;
@@ -35,6 +39,13 @@ std::byte* system_allocate(std::int64_t nbytes) {
   return static_cast<std::byte*>(data);
 }
 
+void system_free(const Device& device, std::byte* data) noexcept {
+  if constexpr (kCudaBuilt) {
+    if (device.kind != DeviceKind::kCpu) return cuda::deallocate(device, data);
+  }
+  std::free(data);
+}
+
 }  // namespace
 
 std::string_view name_of(Category category) {
@@ -45,15 +56,15 @@ std::string_view name_of(Category category) {
 }
 
 struct Memory::State {
-  explicit State(MemoryOptions o) : options(o) {}
-  ~State() {
-    for (auto& [nbytes, blocks] : free_blocks)
-      for (std::byte* block : blocks) std::free(block);
-  }
+  State(MemoryOptions o, const Device& d, std::optional<Stream> h)
+      : options(o), device(d), home(std::move(h)) {}
+  ~State() { release_cache(); }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
   const MemoryOptions options;
+  const Device device;
+  const std::optional<Stream> home;
   mutable std::mutex mutex;
   MemoryStats stats;
   std::map<std::int64_t, std::vector<std::byte*>> free_blocks;
@@ -71,14 +82,29 @@ struct Memory::State {
 
   void release_cache() {
     for (auto& [nbytes, blocks] : free_blocks) {
-      for (std::byte* block : blocks) std::free(block);
+      for (std::byte* block : blocks) system_free(device, block);
       stats.reserved_nbytes -= nbytes * static_cast<std::int64_t>(blocks.size());
     }
     free_blocks.clear();
   }
 };
 
-Memory::Memory(MemoryOptions options) : state_(std::make_shared<State>(options)) {}
+Memory::Memory(MemoryOptions options)
+    : state_(std::make_shared<State>(options, Device{}, std::nullopt)) {}
+
+Memory::Memory(const Stream& home, MemoryOptions options)
+    : state_(std::make_shared<State>(
+          options, home.device(),
+          home.device().is_cuda() ? std::optional<Stream>(home) : std::nullopt)) {}
+
+Memory Memory::pinned(const Stream& stream, MemoryOptions options) {
+  if (!stream.device().is_cuda()) return Memory(options);
+  return Memory(std::make_shared<State>(options, Device{DeviceKind::kPinned, stream.device().index},
+                                        std::nullopt));
+}
+
+Device Memory::device() const { return state_->device; }
+const std::optional<Stream>& Memory::home() const { return state_->home; }
 
 std::byte* Memory::allocate(std::int64_t nbytes, Category category) {
   State& s = *state_;
@@ -86,14 +112,14 @@ std::byte* Memory::allocate(std::int64_t nbytes, Category category) {
   const std::int64_t block = block_nbytes(nbytes);
   std::byte* data = s.take(block);
   if (data == nullptr) {
-    data = system_allocate(block);
+    data = system_allocate(s.device, block);
     if (data == nullptr) {  // give the kept blocks back and try once more
       s.release_cache();
-      data = system_allocate(block);
+      data = system_allocate(s.device, block);
     }
     require<DeviceError>(data != nullptr,
-                         "[memory] expected {} bytes for {}, got none ({} bytes in use)", nbytes,
-                         name_of(category), s.stats.total_nbytes);
+                         "[memory] expected {} bytes for {} on {}, got none ({} bytes in use)",
+                         nbytes, name_of(category), to_string(s.device), s.stats.total_nbytes);
     s.stats.reserved_nbytes += block;
   }
   const auto c = static_cast<std::size_t>(category);
@@ -102,13 +128,18 @@ std::byte* Memory::allocate(std::int64_t nbytes, Category category) {
   stats.total_nbytes += nbytes;
   stats.peak_nbytes[c] = std::max(stats.peak_nbytes[c], stats.current_nbytes[c]);
   stats.peak_total_nbytes = std::max(stats.peak_total_nbytes, stats.total_nbytes);
-  if (s.options.poison) poison(data, nbytes);
+  if (s.options.poison) fill(data, kPoison, nbytes);
   return data;
 }
 
 void Memory::free(std::byte* data, std::int64_t nbytes, Category category) noexcept {
   State& s = *state_;
-  if (s.options.poison) poison(data, nbytes);
+  if (s.options.poison) {
+    try {
+      fill(data, kPoison, nbytes);
+    } catch (const DeviceError&) {  // the device failed, and whoever waits for it is told
+    }
+  }
   const std::lock_guard lock(s.mutex);
   s.stats.current_nbytes[static_cast<std::size_t>(category)] -= nbytes;
   s.stats.total_nbytes -= nbytes;
@@ -117,7 +148,7 @@ void Memory::free(std::byte* data, std::int64_t nbytes, Category category) noexc
     s.free_blocks[block].push_back(data);
   } else {
     s.stats.reserved_nbytes -= block;
-    std::free(data);
+    system_free(s.device, data);
   }
 }
 
@@ -139,8 +170,11 @@ std::uint64_t Memory::next_serial() {
   return state_->next_serial++;
 }
 
-void poison(std::byte* data, std::int64_t nbytes) {
-  std::memset(data, 0xFF, static_cast<std::size_t>(nbytes));
+void Memory::fill(std::byte* data, int byte, std::int64_t nbytes) const {
+  if constexpr (kCudaBuilt) {
+    if (state_->home) return cuda::fill(*state_->home, data, byte, nbytes);
+  }
+  std::memset(data, byte, static_cast<std::size_t>(nbytes));
 }
 
 }  // namespace tessera::engine

@@ -1,13 +1,29 @@
 // Memory of one rank: every byte the engine allocates passes here and is counted by category, so
 // current and peak bytes are exact. Freed blocks are kept for reuse (a step repeats its shapes).
 // A value handle; copies share the same books. Thread-safe.
+//
+//   Memory memory;                                 // of the CPU
+//   Memory memory(Stream::cuda("compute", 0));     // of a GPU; see [Note: memory of a stream]
+//
+// [Note: memory of a stream]
+// A GPU works behind the host's back: when a buffer dies, kernels that use it may still be queued.
+// So device memory belongs to a stream, its home. A freed block is handed out again at once, which
+// is right for all later work of the home stream. Another stream that uses a block first waits for
+// an event that the home stream recorded after the allocation, and the home stream waits for the
+// other before the block is freed. Slots and staging that live as long as a model need no such care
+// but their events.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <utility>
+
+#include "engine/device.h"
+#include "engine/stream.h"
 
 namespace tessera::engine {
 
@@ -38,13 +54,26 @@ struct MemoryStats {
 
 class Memory {
  public:
+  /// Memory of the CPU.
   explicit Memory(MemoryOptions options = {});
+  /// Memory of the stream's device.
+  explicit Memory(const Stream& home, MemoryOptions options = {});
+  /// Page-locked memory of the host, which a CUDA stream copies from and to without blocking. Its
+  /// user knows by events when a block may be written again or freed; on a CPU stream plain memory.
+  static Memory pinned(const Stream& stream, MemoryOptions options = {});
+
+  Device device() const;
+  /// Of device memory.
+  const std::optional<Stream>& home() const;
 
   /// Uninitialised block, 256-byte aligned (2 MiB and huge pages from 2 MiB on); never null.
   /// Throws DeviceError with the category and size when the system has no memory.
   std::byte* allocate(std::int64_t nbytes, Category category);
   /// `nbytes` and `category` as given to allocate().
   void free(std::byte* data, std::int64_t nbytes, Category category) noexcept;
+
+  /// Sets the bytes of a block: work of the home stream, or done on return.
+  void fill(std::byte* data, int byte, std::int64_t nbytes) const;
 
   MemoryStats stats() const;
   /// Peaks start again from the current values.
@@ -59,10 +88,11 @@ class Memory {
 
  private:
   struct State;
+  explicit Memory(std::shared_ptr<State> state) : state_(std::move(state)) {}
   std::shared_ptr<State> state_;
 };
 
-/// Fills with 0xFF: NaN in f32 and bf16, -1 in integers.
-void poison(std::byte* data, std::int64_t nbytes);
+/// What poisoned bytes are: NaN in f32 and bf16, -1 in integers.
+inline constexpr int kPoison = 0xFF;
 
 }  // namespace tessera::engine

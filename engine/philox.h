@@ -11,7 +11,8 @@
 namespace tessera::engine {
 
 /// One block of four 32-bit words for `key` at the 128-bit counter (lo, hi).
-inline std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t lo, std::uint64_t hi) {
+constexpr std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t lo,
+                                              std::uint64_t hi) {
   auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
   auto c0 = static_cast<std::uint32_t>(lo), c1 = static_cast<std::uint32_t>(lo >> 32);
   auto c2 = static_cast<std::uint32_t>(hi), c3 = static_cast<std::uint32_t>(hi >> 32);
@@ -42,14 +43,14 @@ struct RandomStream {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;  ///< tells apart tensors and uses, e.g. fnv1a("h.0.drop") ^ step
 
-  std::uint32_t bits(std::uint64_t index) const {
+  constexpr std::uint32_t bits(std::uint64_t index) const {
     return philox(seed, index / 4, stream)[index % 4];
   }
   /// In (0, 1), never 0 or 1: 23 random bits, so that the sum below is exact.
-  static float to_uniform(std::uint32_t bits) {
+  static constexpr float to_uniform(std::uint32_t bits) {
     return (static_cast<float>(bits >> 9) + 0.5f) * 0x1.0p-23f;
   }
-  float uniform(std::uint64_t index) const { return to_uniform(bits(index)); }
+  constexpr float uniform(std::uint64_t index) const { return to_uniform(bits(index)); }
   /// Standard normal by Box-Muller; elements 2k and 2k+1 share a pair of words.
   float normal(std::uint64_t index) const {
     const auto block = philox(seed, index / 4, stream);

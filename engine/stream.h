@@ -6,6 +6,11 @@
 //   Event gathered = comm.record("gathered");
 //   compute.wait(gathered);                              // blocks; rethrows what failed on `comm`
 //
+// On a GPU the same lines enqueue, and compute.wait() makes the GPU wait, not the host:
+//
+//   Stream compute = Stream::cuda("compute", 0);
+//   Stream comm = compute.sibling("comm");
+//
 // Both are cheap value handles. Every launch states its work, so that a listener can trace it.
 #pragma once
 
@@ -15,6 +20,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <typeindex>
 #include <utility>
 
 #include "engine/device.h"
@@ -30,7 +36,8 @@ struct Work {
   std::string detail = {};  ///< unit or tensor at work; may be empty
 };
 
-/// One launch as it ran. Times are std::chrono::steady_clock nanoseconds.
+/// One launch as it ran. Times are std::chrono::steady_clock nanoseconds; those of a GPU are mapped
+/// onto that clock.
 struct LaunchRecord {
   const Work& work;
   const std::string& stream;
@@ -38,7 +45,8 @@ struct LaunchRecord {
   std::int64_t end_ns;
 };
 
-/// Told of every launch, in the thread that ran it. Must be thread-safe and must not throw.
+/// Told of every launch: in the thread that ran it, or for a CUDA stream in a thread that
+/// synchronises with it. Must be thread-safe and must not throw.
 class LaunchListener {
  public:
   virtual ~LaunchListener() = default;
@@ -52,7 +60,7 @@ struct StreamOptions {
 };
 
 namespace internal {
-struct EventState;
+class EventState;
 class StreamImpl;
 }  // namespace internal
 
@@ -60,13 +68,15 @@ class StreamImpl;
 class Event {
  public:
   Event() = default;
+  explicit Event(std::shared_ptr<internal::EventState> state) : state_(std::move(state)) {}
   bool reached() const;
   /// Blocks the calling thread. Rethrows the error of the stream, if it failed before this moment.
   void wait() const;
 
+  /// For implementations of streams.
+  internal::EventState* state() const { return state_.get(); }
+
  private:
-  friend class internal::StreamImpl;
-  explicit Event(std::shared_ptr<internal::EventState> state) : state_(std::move(state)) {}
   std::shared_ptr<internal::EventState> state_;
 };
 
@@ -77,9 +87,27 @@ class Stream {
   /// Runs work in a thread of its own, first in first out. After the first error the rest is
   /// skipped and every later event carries that error. The last handle drains and joins.
   static Stream worker_cpu(std::string name, StreamOptions options = {});
+  /// A queue of GPU `index`. launch() calls its function at once, which enqueues kernels. Used by
+  /// one thread. Throws DeviceError if the build has no CUDA or the machine no such GPU.
+  static Stream cuda(std::string name, int index, StreamOptions options = {});
+  /// A queue of the same device that runs beside this one: a worker thread, or another CUDA stream.
+  Stream sibling(std::string name, StreamOptions options = {}) const;
 
   /// Runs `fn` after everything launched before. `fn` must own or outlive what it touches.
   void launch(Work work, std::function<void()> fn) const;
+  /// The same with one function a kind of device: `cpu()`, or `cuda(stream)` with this stream.
+  /// Write `cuda` as a generic lambda, so that what it calls need not exist in a build without
+  /// CUDA.
+  template <class Cpu, class Cuda>
+  void launch(Work work, Cpu cpu, Cuda cuda) const {
+    if constexpr (kCudaBuilt) {
+      if (device().is_cuda()) {
+        launch(std::move(work), [&] { cuda(*this); });
+        return;
+      }
+    }
+    launch(std::move(work), std::function<void()>(std::move(cpu)));
+  }
   /// The moment when everything launched so far is done.
   Event record(std::string_view name) const;
   /// Later launches run after `event`. An inline stream blocks its thread and rethrows.
@@ -88,12 +116,26 @@ class Stream {
   void synchronize() const;
 
   const std::string& name() const;
-  Device device() const { return {}; }
-  /// Nanoseconds an inline stream has spent blocked in wait(), since creation.
+  Device device() const;
+  /// Nanoseconds this stream has been held up in wait(), since creation: the thread of an inline
+  /// stream; on a GPU what was measured up to the last synchronisation, 0 without a listener.
   std::int64_t blocked_ns() const;
+  /// The cudaStream_t, or null.
+  void* native() const;
+  /// A T(stream) that lives as long as the stream does: library handles and what they cache. Made
+  /// at the first call. Not thread-safe; T must not keep the stream it is given.
+  template <class T>
+  T& state() const {
+    std::shared_ptr<void>& slot = state_slot(typeid(T));
+    if (!slot) slot = std::make_shared<T>(*this);
+    return *static_cast<T*>(slot.get());
+  }
+
+  friend bool operator==(const Stream&, const Stream&) = default;
 
  private:
   explicit Stream(std::shared_ptr<internal::StreamImpl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<void>& state_slot(std::type_index type) const;
   std::shared_ptr<internal::StreamImpl> impl_;
 };
 

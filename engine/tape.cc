@@ -83,7 +83,7 @@ GradTarget Tape::grad_target(const Tensor& x) {
   }
   if (grad.buffer().use_count() > 1) {  // shared by pass_grad
     const Tensor own = Tensor::empty(memory_, x.shape(), x.dtype(), x.name());
-    cast(own, grad);
+    launch_assign_or_add(compute_, own, grad, false, "tape.copy_grad");
     grad = own;
   }
   return {grad.reshape(x.shape()), true};
@@ -107,7 +107,7 @@ void Tape::pass_grad(const Tensor& x, const Tensor& dx) {
   if (!grad.defined()) {
     grad = dx;
   } else {
-    assign_or_add(grad_target(x).dst, dx, true);
+    launch_assign_or_add(compute_, grad_target(x).dst, dx, true, "tape.add_grad");
   }
 }
 
@@ -149,8 +149,7 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
   }
   for (const Tensor& loss : losses) {
     const Tensor dloss = empty(loss.shape(), loss.dtype(), "dloss");
-    dispatch_float(loss.dtype(), "backward",
-                   [&](auto t) { store_f32(*dloss.data<decltype(t)>(), seed); });
+    launch_set(compute_, dloss, seed, "tape.dloss");
     pass_grad(loss, dloss);
   }
   try {

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/cuda.h"
+
 namespace tessera::engine {
 namespace {
 
@@ -71,7 +73,7 @@ Tensor Tensor::empty(const Memory& memory, const Shape& shape, DType dtype, std:
 Tensor Tensor::zeros(const Memory& memory, const Shape& shape, DType dtype, std::string_view name,
                      Category category) {
   Tensor t = empty(memory, shape, dtype, name, category);
-  std::memset(t.raw(), 0, static_cast<std::size_t>(t.nbytes()));
+  memory.fill(t.raw(), 0, t.nbytes());
   return t;
 }
 
@@ -114,13 +116,37 @@ Tensor Tensor::slice(std::int64_t begin, const Shape& shape) const {
 
 float Tensor::item() const {
   require(numel() == 1, "[item] expected one element, got {} ({})", shape_.str(), name());
-  return dispatch_float(dtype_, "item", [this](auto t) { return to_f32(*data<decltype(t)>()); });
+  return dispatch_float(dtype_, "item", [this](auto t) {
+    copy_to_host(&t);
+    return to_f32(t);
+  });
 }
 
-void Tensor::copy_from_host(const void* values, std::int64_t numel) {
+void Tensor::copy_from_host(const void* values, std::int64_t numel) const {
   require(numel == this->numel(), "[tensor] expected {} values for {}, got {} ({})", this->numel(),
           shape_.str(), numel, name());
-  if (numel > 0) std::memcpy(raw(), values, static_cast<std::size_t>(nbytes()));
+  if (numel == 0) return;
+  if constexpr (kCudaBuilt) {
+    if (device().is_cuda()) {
+      const Stream& home = *buffer_->memory().home();
+      cuda::copy(home, raw(), static_cast<const std::byte*>(values), nbytes());
+      // Should `values` be page-locked, the copy still reads them.
+      return home.synchronize();
+    }
+  }
+  std::memcpy(raw(), values, static_cast<std::size_t>(nbytes()));
+}
+
+void Tensor::copy_to_host(void* values) const {
+  if (numel() == 0) return;
+  if constexpr (kCudaBuilt) {
+    if (device().is_cuda()) {
+      const Stream& home = *buffer_->memory().home();
+      cuda::copy(home, static_cast<std::byte*>(values), raw(), nbytes());
+      return home.synchronize();
+    }
+  }
+  std::memcpy(values, raw(), static_cast<std::size_t>(nbytes()));
 }
 
 }  // namespace tessera::engine

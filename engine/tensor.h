@@ -91,7 +91,7 @@ class Tensor {
   std::int64_t numel() const { return shape_.numel(); }
   std::int64_t nbytes() const { return numel() * size_of(dtype_); }
   DType dtype() const { return dtype_; }
-  Device device() const { return {}; }
+  Device device() const { return buffer_ ? buffer_->device() : Device{}; }
   const std::string& name() const;
   const std::shared_ptr<Buffer>& buffer() const { return buffer_; }
   TensorKey key() const;
@@ -99,15 +99,19 @@ class Tensor {
   /// need to say which tensor they mean and not what it holds.
   Tensor without_data() const;
 
-  /// First element. Throws InvalidArgument if T is not the dtype or the buffer is released.
+  /// First element, an address of device(). Throws InvalidArgument if T is not the dtype or the
+  /// buffer is released.
   template <class T>
   T* data() const {
     require(DTypeOf<T>::value == dtype_, "[tensor] expected {}, got {} ({})",
             name_of(DTypeOf<T>::value), name_of(dtype_), name());
     return reinterpret_cast<T*>(raw());
   }
+  /// The elements, for the CPU. Throws InvalidArgument for memory that it cannot read.
   template <class T>
   std::span<T> span() const {
+    require(device().is_host(), "[tensor] expected host memory, got {} ({})", to_string(device()),
+            name());
     return {data<T>(), static_cast<std::size_t>(numel())};
   }
   std::byte* raw() const;
@@ -117,12 +121,17 @@ class Tensor {
   /// Elements [begin, begin + shape.numel()) as `shape`. Throws InvalidArgument out of range.
   Tensor slice(std::int64_t begin, const Shape& shape) const;
 
-  /// The value of a tensor with one element, as float (f32 or bf16).
+  /// The value of a tensor with one element, as float (f32 or bf16). On a GPU blocks as
+  /// copy_to_host().
   float item() const;
 
- private:
-  void copy_from_host(const void* values, std::int64_t numel);
+  /// Writes `numel` elements, which must be all. On a GPU this is work of the memory's stream;
+  /// `values` are read before it returns.
+  void copy_from_host(const void* values, std::int64_t numel) const;
+  /// Reads all elements. On a GPU blocks until what the memory's stream was told is done.
+  void copy_to_host(void* values) const;
 
+ private:
   std::shared_ptr<Buffer> buffer_;
   std::int64_t offset_nbytes_ = 0;
   Shape shape_;

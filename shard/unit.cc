@@ -222,7 +222,7 @@ void Unit::reshard(const Stream& compute) {
     context_.comm.wait(last_use);
     context_.comm.launch({.name = "poison", .detail = name_},
                          [buffer = parameter_slot_->buffer, nbytes = gathered_->nbytes()] {
-                           engine::poison(buffer->data(), nbytes);
+                           std::memset(buffer->data(), engine::kPoison, static_cast<std::size_t>(nbytes));
                          });
     last_use = context_.comm.record("poisoned");
   }

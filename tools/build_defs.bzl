@@ -6,15 +6,14 @@ Each takes what cc_library, cc_test and cc_binary take. tessera_library takes CU
         name = "rmsnorm",
         srcs = ["rmsnorm.cc"],
         hdrs = ["rmsnorm.h"],
-        cuda = ["rmsnorm.cu"],                 # left out where there is no toolkit,
-        cuda_absent = ["rmsnorm_absent.cc"],   # and this compiled in its place
+        cuda = ["rmsnorm.cu"],  # left out where there is no toolkit
         visibility = ["//:top"],
         deps = ["//engine:tape"],
     )
 """
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
-load("//third_party/cuda:defs.bzl", "cuda_objects", _if_cuda = "if_cuda")
+load("//third_party/cuda:defs.bzl", "cuda_objects", "emulated_sources", _if_cuda = "if_cuda")
 
 if_cuda = _if_cuda
 
@@ -46,48 +45,59 @@ def _copts():
         "//conditions:default": [],
     })
 
-def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = [], cuda_absent = [], **kwargs):
+def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = [], cuda_deps = [], **kwargs):
     """A cc_library, with CUDA sources if it has any.
 
     Args:
-      name: of the library. With CUDA sources there is also NAME_cu: the .cu files as text, for tests that compile them
-        for an emulated device.
+      name: of the library.
       srcs: C++ sources and private headers (.cuh as well).
       hdrs: public headers.
       deps: libraries.
       copts: flags after the common ones.
-      cuda: .cu sources, compiled by nvcc where the build found a toolkit.
-      cuda_absent: C++ sources compiled in their place elsewhere.
+      cuda: what needs a CUDA toolkit, left out where there is none: .cu sources, compiled by nvcc or, with
+        --config=cuda_emulation, as C++ for the emulated device; .cc sources that call the runtime.
+      cuda_deps: libraries of the toolkit beside its runtime; the emulation has its own.
       **kwargs: as for cc_library.
     """
-    private_headers = [src for src in srcs if src.endswith(".cuh") or src.endswith(".h")]
+    emulation = _setting("cuda_emulation")
+    textual = [src for src in srcs if src.endswith(".cuh")]
     sources = [src for src in srcs if not src.endswith(".cuh")]
-    common = {key: kwargs[key] for key in ["local_defines", "tags", "testonly"] if key in kwargs}
-    if cuda:
-        cc_library(
-            name = name + "_cu",
-            textual_hdrs = cuda + [src for src in srcs if src.endswith(".cuh")],
-            visibility = [str(Label("//:top"))],
-            deps = deps + [":" + name],
-            **common
-        )
     if cuda and if_cuda(True, False):
-        cuda_objects(
-            name = name + "_cuda_objects",
-            srcs = cuda,
-            hdrs = hdrs + private_headers,
-            visibility = ["//visibility:private"],
-            deps = deps,
-            **common
-        )
-        sources = sources + [":" + name + "_cuda_objects"]
-        deps = deps + ["@local_cuda//:cudart"]
-    else:
-        sources = sources + cuda_absent
+        kernels = [src for src in cuda if src.endswith(".cu")]
+        sources = sources + [src for src in cuda if not src.endswith(".cu")]
+        if kernels:
+            cuda_objects(
+                name = name + "_cuda_objects",
+                srcs = kernels,
+                hdrs = hdrs + textual + [src for src in srcs if src.endswith(".h")],
+                deps = deps,
+                local_defines = kwargs.get("local_defines", []) + kwargs.get("defines", []),
+                visibility = ["//visibility:private"],
+            )
+            emulated_sources(
+                name = name + "_emulated_sources",
+                srcs = kernels,
+                visibility = ["//visibility:private"],
+            )
+            sources = sources + select({
+                emulation: [":%s_emulated_sources" % name],
+                "//conditions:default": [":%s_cuda_objects" % name],
+            })
+            textual = textual + kernels
+        deps = deps + ["@local_cuda//:headers"] + select({
+            emulation: [str(Label("//tests/cuda_emulation"))],
+            "//conditions:default": ["@local_cuda//:cudart"] + cuda_deps,
+        })
+    elif cuda:
+        deps = deps + select({
+            emulation: [str(Label("//third_party/cuda:headers_for_emulation"))],
+            "//conditions:default": [],
+        })
     cc_library(
         name = name,
         srcs = sources,
         hdrs = hdrs,
+        textual_hdrs = textual,
         copts = _copts() + copts,
         linkstatic = True,  # no shared library, so no second compilation of everything
         deps = deps,

@@ -3,8 +3,8 @@
 The toolkit is looked for in $CUDA_HOME, if set, else in /usr/local/cuda. Without one the libraries below exist all the
 same and are empty. NO_CUDA=1 means: build without, whatever is there.
 
-    @local_cuda//:headers  @local_cuda//:cudart  @local_cuda//:cublas (with cublasLt)  @local_cuda//:nccl
-    @local_cuda//:defs.bzl  CUDA_FOUND, NCCL_FOUND, NVCC, HOST_COMPILER
+    @local_cuda//:headers  @local_cuda//:cudart  @local_cuda//:cublas (cublasLt)
+    @local_cuda//:defs.bzl  CUDA_FOUND, NCCL_FOUND (its header; the library is loaded when asked for), NVCC, HOST_COMPILER
 """
 
 _DEFS = """\
@@ -61,9 +61,9 @@ def _find_toolkit(ctx):
 
 def _library_folder(ctx, home):
     for folder in ["lib64", "lib"]:
-        if ctx.path("%s/%s/libcudart.so" % (home, folder)).exists:
+        if ctx.path("%s/%s/libcudart_static.a" % (home, folder)).exists:
             return "%s/%s" % (home, folder)
-    fail("[@local_cuda] expected libcudart.so in the lib64 or lib of the CUDA toolkit, got none (%s)" % home)
+    fail("[@local_cuda] expected libcudart_static.a in the lib64 or lib of the CUDA toolkit, got none (%s)" % home)
 
 def _cuda_configure_impl(ctx):
     home = _find_toolkit(ctx)
@@ -71,7 +71,7 @@ def _cuda_configure_impl(ctx):
         ctx.file("defs.bzl", _DEFS % (False, False, "", ""))
         ctx.file("BUILD", _PACKAGE + "".join([
             _EMPTY.format(name = name)
-            for name in ["headers", "cudart", "cublas", "nccl"]
+            for name in ["headers", "cudart", "cublas"]
         ]))
         return
 
@@ -83,14 +83,10 @@ def _cuda_configure_impl(ctx):
     search = ["-L" + folder, "-Wl,-rpath," + folder]
     build = _PACKAGE + _HEADERS
     for name, libraries in [
-        ("cudart", ["-lcudart"]),
-        ("cublas", ["-lcublas", "-lcublasLt"]),
-        ("nccl", ["-lnccl"] if nccl else None),
+        ("cudart", ["-lcudart_static", "-lpthread", "-ldl", "-lrt"]),
+        ("cublas", ["-lcublasLt"]),
     ]:
-        if libraries:
-            build += _LIBRARY.format(name = name, linkopts = search + libraries)
-        else:
-            build += _EMPTY.format(name = name)
+        build += _LIBRARY.format(name = name, linkopts = search + libraries)
     ctx.file("BUILD", build)
 
 cuda_configure = repository_rule(

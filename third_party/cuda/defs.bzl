@@ -1,4 +1,4 @@
-"""cuda_library: a cc_library whose .cu files are compiled by nvcc, or left out where there is no toolkit."""
+"""What compiles .cu files: nvcc, or the host compiler for an emulated device."""
 
 load("@local_cuda//:defs.bzl", "CUDA_FOUND", "HOST_COMPILER", "NVCC")
 load("@rules_cc//cc:defs.bzl", "cc_library")
@@ -12,6 +12,7 @@ _FLAGS = [
     "-lineinfo",
     "--expt-relaxed-constexpr",
     "-Xcompiler=-fPIC,-ffp-contract=off,-Wall",
+    "-DFMT_USE_CONSTEXPR=1",  # fmt 9 takes nvcc for a compiler without, and then its own consteval fails
 ]
 
 def if_cuda(value, otherwise = []):
@@ -73,3 +74,30 @@ def cuda_objects(name, srcs, hdrs = [], deps = [], local_defines = [], **kwargs)
         local_defines = local_defines,
         **kwargs
     )
+
+def _emulated_sources_impl(ctx):
+    outputs = []
+    for source in ctx.files.srcs:
+        output = ctx.actions.declare_file(source.basename + ".cc")
+        ctx.actions.write(output, """\
+// NOLINTNEXTLINE(misc-include-cleaner): what nvcc includes of its own accord
+#include "tests/cuda_emulation/device.h"
+#include "%s"
+""" % source.short_path)
+        outputs.append(output)
+    return [DefaultInfo(files = depset(outputs))]
+
+# .cu files as C++ for an emulated device: one .cc each, which includes it.
+emulated_sources = rule(
+    implementation = _emulated_sources_impl,
+    attrs = {"srcs": attr.label_list(allow_files = [".cu"])},
+)
+
+def _missing_impl(ctx):
+    fail(ctx.attr.text)
+
+# A dependency that stops the build and says why.
+missing = rule(
+    implementation = _missing_impl,
+    attrs = {"text": attr.string()},
+)

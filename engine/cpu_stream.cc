@@ -1,0 +1,188 @@
+// Streams of the CPU: one that runs in the calling thread, and one with a thread of its own.
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "engine/error.h"
+#include "engine/philox.h"
+#include "engine/stream_impl.h"
+
+namespace tessera::engine::internal {
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void StreamImpl::delay() {
+  if (options_.delay_seed == 0) return;
+  const auto bits = philox(options_.delay_seed, delay_count_++, 0)[0];
+  std::this_thread::sleep_for(std::chrono::microseconds(bits % 1000));
+}
+
+namespace {
+
+class CpuEvent final : public EventState {
+ public:
+  void set(std::exception_ptr e) {
+    {
+      const std::lock_guard lock(mutex_);
+      reached_ = true;
+      error_ = std::move(e);
+    }
+    changed_.notify_all();
+  }
+  bool reached() override {
+    const std::lock_guard lock(mutex_);
+    return reached_;
+  }
+  void wait() override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return reached_; });
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool reached_ = false;
+  std::exception_ptr error_;
+};
+
+class CpuStream : public StreamImpl {
+ public:
+  CpuStream(std::string name, StreamOptions options)
+      : StreamImpl(std::move(name), options, Device{}) {}
+
+ protected:
+  void execute(const Work& work, const std::function<void()>& fn) {
+    delay();
+    if (options().listener == nullptr) return fn();
+    const std::int64_t begin = now_ns();
+    fn();
+    options().listener->on_launch({work, name(), begin, now_ns()});
+  }
+};
+
+class InlineCpuStream final : public CpuStream {
+ public:
+  using CpuStream::CpuStream;
+
+  void launch(Work work, std::function<void()> fn) override { execute(work, fn); }
+  Event record(std::string_view) override { return Event(); }
+  void synchronize() override {}
+  std::int64_t blocked_ns() const override { return blocked_ns_.load(std::memory_order_relaxed); }
+
+  void wait(const Event& event) override {
+    if (event.reached()) return event.wait();
+    const std::int64_t begin = now_ns();
+    try {
+      event.wait();
+    } catch (...) {
+      blocked_ns_ += now_ns() - begin;
+      throw;
+    }
+    blocked_ns_ += now_ns() - begin;
+  }
+
+ private:
+  std::atomic<std::int64_t> blocked_ns_ = 0;
+};
+
+class WorkerCpuStream final : public CpuStream {
+ public:
+  WorkerCpuStream(std::string name, StreamOptions options) : CpuStream(std::move(name), options) {
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+      fail<DeviceError>("[stream] expected to start a thread, got {} ({})", error.what(),
+                        this->name());
+    }
+  }
+
+  ~WorkerCpuStream() override {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void launch(Work work, std::function<void()> fn) override {
+    push([this, work = std::move(work), fn = std::move(fn)] { execute(work, fn); });
+  }
+
+  Event record(std::string_view) override {
+    auto state = std::make_shared<CpuEvent>();
+    push_always([state](const std::exception_ptr& error) { state->set(error); });
+    return Event(state);
+  }
+
+  void wait(const Event& event) override {
+    push([event] { event.wait(); });
+  }
+  void synchronize() override { record("synchronize").wait(); }
+  std::int64_t blocked_ns() const override { return 0; }
+
+ private:
+  using Task = std::function<void(const std::exception_ptr&)>;
+
+  void push(std::function<void()> fn) {
+    push_always([this, fn = std::move(fn)](const std::exception_ptr& error) {
+      if (error) return;
+      try {
+        fn();
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+    });
+  }
+
+  void push_always(Task task) {
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    changed_.notify_all();
+  }
+
+  void run() {
+    for (;;) {
+      Task task;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return closing_ || !tasks_.empty(); });
+        if (tasks_.empty()) return;
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      }
+      task(error_);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> tasks_;
+  bool closing_ = false;
+  std::exception_ptr error_;  // worker thread only
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::shared_ptr<StreamImpl> make_inline_cpu(std::string name, StreamOptions options) {
+  return std::make_shared<InlineCpuStream>(std::move(name), options);
+}
+
+std::shared_ptr<StreamImpl> make_worker_cpu(std::string name, StreamOptions options) {
+  return std::make_shared<WorkerCpuStream>(std::move(name), options);
+}
+
+}  // namespace tessera::engine::internal

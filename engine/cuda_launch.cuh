@@ -1,0 +1,97 @@
+// The one place that starts kernels, and what kernels share. For .cu files.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "engine/cuda_check.h"
+#include "engine/dtype.h"
+#include "engine/stream.h"
+
+namespace tessera::engine {
+
+struct LaunchShape {
+  dim3 grid;
+  dim3 block;
+  std::size_t shared_nbytes = 0;  ///< dynamic, per block
+};
+
+inline cudaStream_t cuda_stream(const Stream& stream) {
+  return static_cast<cudaStream_t>(stream.native());
+}
+
+/// Starts `kernel` on a CUDA stream, inside the function given to Stream::launch(), which states
+/// the work and makes its GPU current. An empty grid is no launch. Throws DeviceError.
+template <class... Params, class... Args>
+void launch_kernel(const Stream& stream, const LaunchShape& shape, void (*kernel)(Params...),
+                   Args&&... args) {
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  constexpr std::size_t kSharedByDefault = 48 << 10;
+  if (shape.shared_nbytes > kSharedByDefault) {
+    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shape.shared_nbytes)),
+               "cudaFuncSetAttribute");
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_nbytes;
+  config.stream = cuda_stream(stream);
+#if defined(__CUDACC__)
+  check_cuda(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "a kernel launch");
+#else
+  check_cuda(cuda_emulation::launch_kernel(config, kernel, std::forward<Args>(args)...),
+             "a kernel launch");
+#endif
+}
+
+/// The block's dynamic shared memory, 16-byte aligned.
+template <class T>
+__device__ T* dynamic_shared() {
+#if defined(__CUDACC__)
+  extern __shared__ uint4 tessera_dynamic_shared[];
+  return reinterpret_cast<T*>(tessera_dynamic_shared);
+#else
+  return static_cast<T*>(cuda_emulation::dynamic_shared_memory());
+#endif
+}
+
+/// 16 bytes of T, moved by one instruction. The address must be 16-byte aligned.
+template <class T>
+struct alignas(16) Packed {
+  static constexpr int kNumel = 16 / static_cast<int>(sizeof(T));
+  T values[kNumel];
+
+  __device__ static Packed load(const T* src) { return *reinterpret_cast<const Packed*>(src); }
+  __device__ void store(T* dst) const { *reinterpret_cast<Packed*>(dst) = *this; }
+};
+
+/// May all of these addresses be used with Packed?
+template <class... T>
+bool are_packable(const T*... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
+}
+
+/// Blocks of `num_threads` for `count` items, in a grid-stride loop: enough to fill any GPU.
+inline LaunchShape stride_shape(std::int64_t count, int num_threads = 256) {
+  constexpr std::int64_t kMaxBlocks = 4096;
+  const std::int64_t blocks = std::min((count + num_threads - 1) / num_threads, kMaxBlocks);
+  return {.grid = dim3(static_cast<unsigned>(blocks)),
+          .block = dim3(static_cast<unsigned>(num_threads))};
+}
+
+/// First item of this thread in a grid-stride loop, and the step.
+__device__ inline std::int64_t stride_begin() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ inline std::int64_t stride_step() {
+  return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+}
+
+}  // namespace tessera::engine

@@ -1,0 +1,200 @@
+// A stream of a GPU: work is enqueued by the calling thread, and waits are the GPU's.
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "engine/cuda_check.h"
+#include "engine/error.h"
+#include "engine/stream_impl.h"
+
+namespace tessera::engine::internal {
+namespace {
+
+// A recorded cudaEvent_t.
+class Mark {
+ public:
+  Mark(cudaStream_t stream, unsigned flags) {
+    check_cuda(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreateWithFlags");
+    const cudaError_t status = cudaEventRecord(event_, stream);
+    if (status != cudaSuccess) (void)cudaEventDestroy(event_);
+    check_cuda(status, "cudaEventRecord");
+  }
+  ~Mark() {
+    if (event_ != nullptr) (void)cudaEventDestroy(event_);
+  }
+  Mark(Mark&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Mark& operator=(Mark&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+
+  cudaEvent_t get() const { return event_; }
+  bool reached() const {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+      return false;
+    }
+    check_cuda(status, "cudaEventQuery");
+    return true;
+  }
+  std::int64_t ns_since(const Mark& earlier) const {
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, earlier.event_, event_), "cudaEventElapsedTime");
+    return static_cast<std::int64_t>(double{ms} * 1e6);
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaEvent final : public EventState {
+ public:
+  CudaEvent(cudaStream_t stream, std::string_view name, std::string stream_name)
+      : mark_(stream, cudaEventDisableTiming), name_(name), stream_name_(std::move(stream_name)) {}
+
+  bool reached() override { return mark_.reached(); }
+  void wait() override {
+    check_cuda(cudaEventSynchronize(mark_.get()),
+               fmt::format("a wait for '{}' of stream '{}'", name_, stream_name_));
+  }
+  cudaEvent_t get() const { return mark_.get(); }
+
+ private:
+  const Mark mark_;
+  const std::string name_;
+  const std::string stream_name_;
+};
+
+// Names the stretch of host time in which a launch is enqueued, for profilers.
+class NvtxRange {
+ public:
+  explicit NvtxRange(std::string_view name) { nvtxRangePushA(std::string(name).c_str()); }
+  ~NvtxRange() { nvtxRangePop(); }
+  NvtxRange(const NvtxRange&) = delete;
+  NvtxRange& operator=(const NvtxRange&) = delete;
+};
+
+// [Note: times of a GPU]
+// Timed events stand around each wait, and with a listener around each launch. Their times are read
+// when they are past, never waited for: at a synchronisation, and when blocked_ns() is asked. A GPU
+// has a clock of its own, whose differences are f32 milliseconds: so each synchronisation sets a
+// new base, an event whose host time is known to the few microseconds it takes to wake up.
+class CudaStream final : public StreamImpl {
+ public:
+  CudaStream(std::string name, int index, StreamOptions options)
+      : StreamImpl(std::move(name), options, {DeviceKind::kCuda, index}) {
+    const CurrentGpu current(index);
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+               "cudaDeviceGetStreamPriorityRange");
+    // What is beside compute is on somebody's critical path: collectives start when they can.
+    const int priority = this->name() == "compute" ? least : greatest;
+    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority),
+               fmt::format("cudaStreamCreateWithPriority for '{}'", this->name()));
+  }
+
+  ~CudaStream() override {
+    // Errors were told to whoever waited.
+    (void)cudaStreamSynchronize(stream_);
+    states().clear();  // handles of libraries refer to the stream
+    (void)cudaStreamDestroy(stream_);
+  }
+
+  void launch(Work work, std::function<void()> fn) override {
+    const CurrentGpu current(device().index);
+    const NvtxRange range(work.name);
+    delay_stream();
+    try {
+      if (options().listener == nullptr) return fn();
+      Mark begin(stream_, cudaEventDefault);
+      fn();
+      pending_.push_back({std::move(begin), Mark(stream_, cudaEventDefault), std::move(work)});
+    } catch (const DeviceError& error) {
+      throw DeviceError(fmt::format("{} ({}{}{}, stream '{}' of {})", error.what(), work.name,
+                                    work.detail.empty() ? "" : " of ", work.detail, name(),
+                                    to_string(device())));
+    }
+  }
+
+  Event record(std::string_view event_name) override {
+    const CurrentGpu current(device().index);
+    return Event(std::make_shared<CudaEvent>(stream_, event_name, name()));
+  }
+
+  // An event of the CPU is waited for by the host, as there is nothing else to wait for it.
+  void wait(const Event& event) override {
+    if (event.state() == nullptr) return;
+    auto* cuda_event = dynamic_cast<CudaEvent*>(event.state());
+    if (cuda_event == nullptr) return event.wait();
+    const CurrentGpu current(device().index);
+    Mark begin(stream_, cudaEventDefault);
+    check_cuda(cudaStreamWaitEvent(stream_, cuda_event->get(), 0), "cudaStreamWaitEvent");
+    pending_.push_back({std::move(begin), Mark(stream_, cudaEventDefault), {}});
+    settle();
+  }
+
+  void synchronize() override {
+    const CurrentGpu current(device().index);
+    Mark base(stream_, cudaEventDefault);
+    check_cuda(cudaStreamSynchronize(stream_), fmt::format("what stream '{}' was told", name()));
+    const std::int64_t now = now_ns();
+    settle(&base, now);
+  }
+
+  std::int64_t blocked_ns() const override { return blocked_ns_.load(std::memory_order_relaxed); }
+  void* native() const override { return stream_; }
+
+ private:
+  struct Pending {
+    Mark begin, end;
+    Work work;  // no name: a wait
+  };
+
+  // Accounts for what is past. Launches are told when `base` gives their place in time.
+  void settle(const Mark* base = nullptr, std::int64_t base_ns = 0) {
+    while (!pending_.empty() && pending_.front().end.reached()) {
+      const Pending& p = pending_.front();
+      const std::int64_t elapsed = p.end.ns_since(p.begin);
+      if (p.work.name.empty()) {
+        blocked_ns_ += elapsed;
+      } else {
+        if (base == nullptr) return;
+        const std::int64_t end = base_ns - base->ns_since(p.end);
+        options().listener->on_launch({p.work, name(), end - elapsed, end});
+      }
+      pending_.pop_front();
+    }
+  }
+
+  void delay_stream() {
+    if (options().delay_seed == 0) return;
+    check_cuda(cudaLaunchHostFunc(
+                   stream_, [](void* self) { static_cast<CudaStream*>(self)->delay(); }, this),
+               "cudaLaunchHostFunc");
+  }
+
+  cudaStream_t stream_ = nullptr;
+  std::deque<Pending> pending_;
+  std::atomic<std::int64_t> blocked_ns_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<StreamImpl> make_cuda(std::string name, int index, StreamOptions options) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  require<DeviceError>(
+      status == cudaSuccess && index >= 0 && index < count,
+      "[cuda] expected GPU {} for stream '{}', got {}", index, name,
+      status == cudaSuccess ? fmt::format("{} usable GPUs", count) : cudaGetErrorString(status));
+  return std::make_shared<CudaStream>(std::move(name), index, options);
+}
+
+}  // namespace tessera::engine::internal
