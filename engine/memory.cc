@@ -170,6 +170,10 @@ std::uint64_t Memory::next_serial() {
   return state_->next_serial++;
 }
 
+Event Memory::allocated() const {
+  return state_->home ? state_->home->record("allocated") : Event();
+}
+
 void Memory::fill(std::byte* data, int byte, std::int64_t nbytes) const {
   if constexpr (kCudaBuilt) {
     if (state_->home) return cuda::fill(*state_->home, data, byte, nbytes);

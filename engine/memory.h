@@ -72,6 +72,9 @@ class Memory {
   /// `nbytes` and `category` as given to allocate().
   void free(std::byte* data, std::int64_t nbytes, Category category) noexcept;
 
+  /// Reached when another stream may use what was allocated so far.
+  Event allocated() const;
+
   /// Sets the bytes of a block: work of the home stream, or done on return.
   void fill(std::byte* data, int byte, std::int64_t nbytes) const;
 

@@ -81,7 +81,7 @@ float train(comm::ProcessGroup& world) {
     fsdp.begin_step();
     const Tensor mean = model.loss(tape, x, arm);
     tape.backward(mean);
-    optimizer.step(/*lr=*/5e-3, shard::clip_scale(fsdp.finish_step(), /*max_norm=*/1));
+    optimizer.step(/*lr=*/5e-3, fsdp.finish_step(), /*max_norm=*/1);
     loss = mean.item();
     if (world.rank() == 0 && step % 100 == 0) std::printf("step %3lu loss %.4f\n", step, loss);
   }

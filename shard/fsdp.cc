@@ -1,17 +1,13 @@
 #include "shard/fsdp.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
 #include <exception>
 #include <map>
 #include <set>
 #include <utility>
 
-#include "engine/elementwise.h"
+#include "engine/copy.h"
 #include "engine/error.h"
-#include "shard/norm.h"
 #include "shard/plan.h"
 
 namespace tessera::shard {
@@ -62,7 +58,7 @@ void check_unique(const std::vector<Block*>& blocks, const Block* root) {
   if (root != nullptr) visit(*root);
 }
 
-// What add_squares() can sum exactly; better known now than after the first backward.
+// What SquareSum can sum exactly; better known now than after the first backward.
 void check_numel(const std::vector<std::unique_ptr<Unit>>& units) {
   std::int64_t numel = 0;
   for (const auto& unit : units) {
@@ -81,7 +77,8 @@ Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine
       schedule_(options.prefetch),
       context_{.group = &group,
                .memory = memory,
-               .comm = engine::Stream::worker_cpu(
+               .pinned = engine::Memory::pinned(compute),
+               .comm = compute.sibling(
                    "comm", {.listener = options.listener, .delay_seed = options.delay_seed}),
                .options = options,
                .schedule = &schedule_},
@@ -187,82 +184,15 @@ void Fsdp::next_micro_step() {
   for (const auto& unit : units_) unit->begin_micro_step(compute_);
 }
 
-float Fsdp::finish_step() {
+GradNorm Fsdp::finish_step() {
   require(num_micro_steps_ > 0 && context_.last_micro_step,
           "[fsdp] expected {} micro-steps before finish_step, got {}", num_micro_steps_,
           micro_step_ + 1);
   for (const auto& unit : units_) unit->finish_step(compute_);
-  compute_.synchronize();  // the host reads the sums
-  return static_cast<float>(std::sqrt(sum_of_squares()) * mean_scale());
+  return reduce_norm(context_, compute_, units_, mean_scale());
 }
 
 double Fsdp::mean_scale() const { return 1.0 / (double(group_.size()) * num_micro_steps_); }
-
-double Fsdp::sum_of_squares() {
-  const bool shards = context_.options.placement.gradients == Place::kShard;
-  // (bits of the largest |g|, 1 + index of a parameter whose gradient is not finite)
-  std::int64_t numel = 0, bad = 0;
-  float largest = 0;
-  auto for_each_segment = [&](auto&& fn) {
-    for (const auto& unit : units_) {
-      for (const Flat& flat : unit->flats()) {
-        if (!flat.trainable) continue;
-        for (const Segment& s : flat.segments) {
-          fn(flat, s,
-             flat.grad_sum.span<float>().subspan(std::size_t(s.shard_begin), std::size_t(s.numel)));
-        }
-      }
-    }
-  };
-  std::vector<const Parameter*> all;
-  for (const auto& unit : units_) {
-    for (const Flat& flat : unit->flats()) {
-      if (!flat.trainable) continue;
-      numel += flat.layout.value_numel();
-      all.insert(all.end(), flat.parameters.begin(), flat.parameters.end());
-    }
-  }
-  for_each_segment([&](const Flat& flat, const Segment& s, std::span<const float> g) {
-    const float m = max_abs(g);
-    if (!std::isfinite(m) && bad == 0) {
-      bad = 1 + (std::find(all.begin(), all.end(), flat.parameters[s.parameter]) - all.begin());
-    }
-    largest = std::max(largest, m);
-  });
-
-  auto exchange = [&](const std::vector<std::int64_t>& mine) {
-    if (!shards) return mine;
-    const auto n = static_cast<std::int64_t>(mine.size());
-    const Tensor in =
-        Tensor::from<std::int64_t>(context_.memory, {n}, mine, "norm", Category::kCommunication);
-    const Tensor out = Tensor::empty(context_.memory, {n * group_.size()}, DType::kI64,
-                                     "norm of all ranks", Category::kCommunication);
-    group_.all_gather(in, out, context_.comm, "norm");
-    compute_.wait(context_.comm.record("gathered"));
-    compute_.synchronize();
-    const auto span = out.span<std::int64_t>();
-    return std::vector<std::int64_t>(span.begin(), span.end());
-  };
-
-  const auto heads = exchange({std::bit_cast<std::int32_t>(largest), bad});
-  for (std::size_t r = 0; r < heads.size() / 2; ++r) {
-    largest = std::max(largest, std::bit_cast<float>(static_cast<std::int32_t>(heads[2 * r])));
-    require(heads[2 * r + 1] == 0, "[fsdp] expected finite gradients, got NaN or infinity ({})",
-            heads[2 * r + 1] == 0 ? "" : all[std::size_t(heads[2 * r + 1] - 1)]->name);
-  }
-  SquareBins sum;
-  for_each_segment([&](const Flat&, const Segment&, std::span<const float> g) {
-    add_squares(sum, g, largest, numel);
-  });
-  const auto bins =
-      exchange({std::bit_cast<std::int64_t>(sum.bins[0]), std::bit_cast<std::int64_t>(sum.bins[1]),
-                std::bit_cast<std::int64_t>(sum.bins[2])});
-  SquareBins total;
-  for (std::size_t i = 0; i < bins.size(); ++i) {
-    total.bins[i % SquareBins::kNumBins] += std::bit_cast<double>(bins[i]);
-  }
-  return total.total();
-}
 
 // Parameters
 // ---------------------------------------------------------------------------------------
@@ -294,14 +224,14 @@ Flat& Fsdp::flat_of(const Parameter& p, std::size_t& index) const {
 std::vector<float> Fsdp::full_parameter(const Parameter& p) {
   std::size_t index = 0;
   const Flat& flat = flat_of(p, index);
-  compute_.synchronize();  // the optimizer may be writing
   const Tensor full =
       Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
   for (const Segment& s : flat.segments) {
     if (s.parameter != index) continue;
-    std::memcpy(full.data<float>() + s.parameter_begin, flat.master.data<float>() + s.shard_begin,
-                static_cast<std::size_t>(s.numel) * sizeof(float));
+    engine::copy(full.slice(s.parameter_begin, {s.numel}),
+                 flat.master.slice(s.shard_begin, {s.numel}), compute_);
   }
+  context_.comm.wait(compute_.record("copied"));
   for (int r = 0; r < flat.layout.num_shards(); ++r) {
     for (const Segment& s : flat.layout.segments(r)) {
       if (s.parameter != index || flat.layout.num_shards() == 1) continue;
@@ -310,8 +240,7 @@ std::vector<float> Fsdp::full_parameter(const Parameter& p) {
   }
   compute_.wait(context_.comm.record("broadcast"));
   compute_.synchronize();
-  const auto span = full.span<float>();
-  return {span.begin(), span.end()};
+  return engine::to_vector<float>(full);
 }
 
 void Fsdp::load(const Parameter& p, std::span<const float> values) {
@@ -324,8 +253,8 @@ void Fsdp::load(const Parameter& p, std::span<const float> values) {
   compute_.synchronize();
   for (const Segment& s : flat.segments) {
     if (s.parameter != index) continue;
-    std::memcpy(flat.master.data<float>() + s.shard_begin, values.data() + s.parameter_begin,
-                static_cast<std::size_t>(s.numel) * sizeof(float));
+    flat.master.slice(s.shard_begin, {s.numel})
+        .copy_from_host(values.data() + s.parameter_begin, s.numel);
   }
 }
 

@@ -6,8 +6,7 @@
 //     fsdp.begin_step();
 //     Tensor loss = tape.region(root, [&] { ... tape.region(block0, ...) ... });
 //     tape.backward(loss);
-//     const float norm = fsdp.finish_step();
-//     optimizer.step(lr, clip_scale(norm, 1.0f));
+//     optimizer.step(lr, fsdp.finish_step(), /*max_norm=*/1);
 //   }
 //
 // A step reads top-down through fsdp.cc, schedule.cc and unit.cc.
@@ -21,6 +20,7 @@
 
 #include "comm/process_group.h"
 #include "engine/tape.h"
+#include "shard/grad_norm.h"
 #include "shard/options.h"
 #include "shard/schedule.h"
 #include "shard/slots.h"
@@ -49,9 +49,10 @@ class Fsdp {
   /// Starts the next pass of the step.
   void next_micro_step();
   /// Waits until all gradients are reduced. Returns the norm of the mean gradient over ranks and
-  /// micro-steps; the same bits for every strategy. Throws InvalidArgument naming a parameter whose
-  /// gradient is not finite, on every rank alike; CommError if a collective failed.
-  float finish_step();
+  /// micro-steps; the same bits for every strategy. On the CPU throws InvalidArgument naming a
+  /// parameter whose gradient is not finite, on every rank alike, and CommError if a collective
+  /// failed; on a GPU nothing is waited for, and the norm throws when it is read.
+  GradNorm finish_step();
   /// Gradient sums times this are the mean over ranks and micro-steps.
   double mean_scale() const;
 
@@ -77,7 +78,6 @@ class Fsdp {
   void create_units(const std::vector<engine::Block*>& blocks, engine::Block* root);
   void create_rings();
   Flat& flat_of(const engine::Parameter& p, std::size_t& index) const;
-  double sum_of_squares();
 
   comm::ProcessGroup& group_;
   engine::Stream compute_;

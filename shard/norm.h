@@ -9,19 +9,33 @@ namespace tessera::shard {
 
 /// Partial sums that add without rounding, whatever the order (Demmel & Nguyen, "Fast Reproducible
 /// Floating-Point Summation", ARITH 2013; see [Note: exact bins] in norm.cc).
-struct SquareBins {
-  static constexpr int kNumBins = 3;
-  std::array<double, kNumBins> bins{};
+class SquareSum {
+ public:
+  /// `numel`: elements of the whole sum, equal in all its parts. Throws InvalidArgument from 2^32.
+  explicit SquareSum(std::int64_t numel);
 
-  void add(const SquareBins& other);
+  /// Adds the squares of `x`, or returns false and means nothing any more if one is not finite.
+  bool try_add(std::span<const float> x);
+  void add(const SquareSum& other);
   double total() const;
+
+  /// As numbers that ranks exchange, and back.
+  static constexpr int kNumWords = 5;
+  std::array<std::int64_t, kNumWords> words() const;
+  static SquareSum from_words(std::span<const std::int64_t> words, std::int64_t numel);
+
+ private:
+  static constexpr int kNumBins = 4;
+  void raise(int window);
+
+  int count_bits_;        // numel < 2^count_bits_
+  int width_;             // bits of a bin
+  int window_;            // of bins_[0]
+  bool is_empty_ = true;  // then window_ means nothing
+  std::array<double, kNumBins> bins_{};
 };
 
 /// Largest |x|. NaN and infinity give infinity.
 float max_abs(std::span<const float> x);
-
-/// Adds the squares of `x`. `max_abs` bounds every |x| of the whole sum and `numel` is the number
-/// of elements of the whole sum (below 2^32): both must be equal in all partial sums.
-void add_squares(SquareBins& sum, std::span<const float> x, float max_abs, std::int64_t numel);
 
 }  // namespace tessera::shard

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/error.h"
+#include "shard/optimizer_cuda.h"
 
 namespace tessera::shard {
 
@@ -10,9 +11,25 @@ using engine::Category;
 using engine::require;
 using engine::Tensor;
 
-void Optimizer::step(double lr, double clip) {
-  begin_update();
-  const auto scale = static_cast<float>(fsdp_.mean_scale() * clip);
+Optimizer::Optimizer(Fsdp& fsdp) : fsdp_(fsdp) {
+  if (!fsdp.compute().device().is_cuda()) return;
+  scalars_ = Tensor::empty(fsdp.memory(), {kNumScalars}, engine::DType::kF32, "optimizer.scalars",
+                           Category::kOptimizer);
+}
+
+void Optimizer::step(double lr, const GradNorm& norm, double max_norm) {
+  if (fsdp_.compute().device().is_cuda()) {
+    step(lr, Clip{.norm = &norm, .max_norm = max_norm});
+  } else {
+    step(lr, Clip{.factor = clip_scale(norm.value(), max_norm)});
+  }
+}
+
+void Optimizer::step(double lr, double clip) { step(lr, Clip{.factor = clip}); }
+
+void Optimizer::step(double lr, const Clip& clip) {
+  begin_update(lr, clip);
+  const auto scale = static_cast<float>(fsdp_.mean_scale() * clip.factor);
   std::size_t index = 0;
   for (const auto& unit : fsdp_.units()) {
     for (const Flat& flat : unit->flats()) {
@@ -30,11 +47,21 @@ void Optimizer::step(double lr, double clip) {
                       flat.grad_sum.data<float>() + s.shard_begin, s.numel, index, s.shard_begin},
                      static_cast<float>(lr), scale);
             }
+          },
+          [&](const auto& stream) {
+            if (!flat.segments.empty()) update_on_gpu(stream, flat, index, lr);
           });
       ++index;
     }
   }
   fsdp_.parameters_changed();
+}
+
+ClipCuda Optimizer::to_cuda(const Clip& clip) const {
+  return {.mean_scale = fsdp_.mean_scale(),
+          .clip = clip.factor,
+          .norm = clip.norm == nullptr ? Tensor() : clip.norm->on_device(),
+          .max_norm = clip.max_norm};
 }
 
 std::vector<Tensor> Optimizer::make_state(const char* name) {
@@ -56,6 +83,22 @@ Sgd::Sgd(Fsdp& fsdp, SgdOptions options) : Optimizer(fsdp), options_(options) {
   require(options.momentum >= 0 && options.momentum < 1,
           "[sgd] expected momentum in [0, 1), got {}", options.momentum);
   if (options.momentum != 0) velocity_ = make_state("velocity");
+}
+
+void Sgd::begin_update(double, const Clip& clip) {
+  if (!scalars_.defined()) return;
+  fsdp_.compute().launch(
+      {.name = "optimizer.scalars"}, [] {},
+      [&](const auto& stream) { sgd_scalars_cuda(stream, scalars_, to_cuda(clip)); });
+}
+
+void Sgd::update_on_gpu(const engine::Stream& stream, const Flat& flat, std::size_t index,
+                        double lr) {
+  if constexpr (engine::kCudaBuilt) {
+    sgd_cuda(stream, {flat.master, flat.grad_sum, flat.segment_table, scalars_},
+             velocity_.empty() ? Tensor() : velocity_[index], static_cast<float>(lr),
+             static_cast<float>(options_.momentum));
+  }
 }
 
 void Sgd::update(const Slice& slice, float lr, float scale) {
@@ -86,6 +129,30 @@ AdamW::AdamW(Fsdp& fsdp, AdamWOptions options) : Optimizer(fsdp), options_(optio
           options.weight_decay);
   m_ = make_state("m");
   v_ = make_state("v");
+  if (!fsdp.compute().device().is_cuda()) return;
+  num_steps_on_gpu_ = Tensor::zeros(fsdp.memory(), {1}, engine::DType::kI32, "optimizer.num_steps",
+                                    Category::kOptimizer);
+}
+
+void AdamW::begin_update(double lr, const Clip& clip) {
+  ++num_steps_;
+  if (!scalars_.defined()) return;
+  fsdp_.compute().launch(
+      {.name = "optimizer.scalars"}, [] {},
+      [&](const auto& stream) {
+        adamw_scalars_cuda(
+            stream, scalars_, to_cuda(clip), num_steps_on_gpu_,
+            {options_.beta1, options_.beta2, options_.eps, options_.weight_decay, lr});
+      });
+}
+
+void AdamW::update_on_gpu(const engine::Stream& stream, const Flat& flat, std::size_t index,
+                          double lr) {
+  if constexpr (engine::kCudaBuilt) {
+    adamw_cuda(stream, {flat.master, flat.grad_sum, flat.segment_table, scalars_}, m_[index],
+               v_[index],
+               {options_.beta1, options_.beta2, options_.eps, options_.weight_decay, lr});
+  }
 }
 
 void AdamW::update(const Slice& slice, float lr, float scale) {

@@ -7,6 +7,7 @@
 
 #include "engine/tensor.h"
 #include "shard/fsdp.h"
+#include "shard/grad_norm.h"
 
 namespace tessera::shard {
 
@@ -16,16 +17,25 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// One update with the mean gradient times `clip` (see clip_scale), after Fsdp::finish_step().
+  /// One update with the mean gradient, whose norm is brought down to `max_norm` (0: whatever it
+  /// is), after Fsdp::finish_step(). On a GPU without waiting for `norm`: an update whose gradient
+  /// is not finite changes nothing, as reading the norm will say.
+  void step(double lr, const GradNorm& norm, double max_norm);
+  /// One update with the mean gradient times `clip`.
   void step(double lr, double clip = 1);
 
  protected:
-  explicit Optimizer(Fsdp& fsdp) : fsdp_(fsdp) {}
+  explicit Optimizer(Fsdp& fsdp);
   Fsdp& fsdp() { return fsdp_; }
   /// One f32 tensor a trainable flat, zero-filled, in order.
   std::vector<engine::Tensor> make_state(const char* name);
 
  private:
+  struct Clip {
+    double factor = 1;
+    const GradNorm* norm = nullptr;  // if not null: on a GPU, with `max_norm`
+    double max_norm = 0;
+  };
   struct Slice {
     const engine::Parameter& parameter;
     float* p;        // (numel) master
@@ -36,10 +46,16 @@ class Optimizer {
   };
   friend class Sgd;
   friend class AdamW;
-  virtual void begin_update() {}
+  void step(double lr, const Clip& clip);
+  struct ClipCuda to_cuda(const Clip& clip) const;
+  // Before the flats of a step, and each of them: on the CPU a slice at a time.
+  virtual void begin_update(double lr, const Clip& clip) = 0;
   virtual void update(const Slice& slice, float lr, float scale) = 0;
+  virtual void update_on_gpu(const engine::Stream& stream, const Flat& flat, std::size_t index,
+                             double lr) = 0;
 
   Fsdp& fsdp_;
+  engine::Tensor scalars_;  // of a step, on a GPU
 };
 
 struct SgdOptions {
@@ -53,7 +69,10 @@ class Sgd : public Optimizer {
   Sgd(Fsdp& fsdp, SgdOptions options);
 
  private:
+  void begin_update(double lr, const Clip& clip) override;
   void update(const Slice& slice, float lr, float scale) override;
+  void update_on_gpu(const engine::Stream& stream, const Flat& flat, std::size_t index,
+                     double lr) override;
   SgdOptions options_;
   std::vector<engine::Tensor> velocity_;
 };
@@ -64,18 +83,21 @@ struct AdamWOptions {
 };
 
 /// Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, with bias correction.
-/// State: m, v.
+/// State: m, v, and on a GPU the number of steps.
 class AdamW : public Optimizer {
  public:
   /// Throws InvalidArgument unless 0 <= beta < 1, eps > 0, weight_decay >= 0.
   AdamW(Fsdp& fsdp, AdamWOptions options);
 
  private:
-  void begin_update() override { ++num_steps_; }
+  void begin_update(double lr, const Clip& clip) override;
   void update(const Slice& slice, float lr, float scale) override;
+  void update_on_gpu(const engine::Stream& stream, const Flat& flat, std::size_t index,
+                     double lr) override;
   AdamWOptions options_;
   std::vector<engine::Tensor> m_, v_;
   int num_steps_ = 0;
+  engine::Tensor num_steps_on_gpu_;
 };
 
 }  // namespace tessera::shard

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "engine/copy.h"
 #include "engine/error.h"
 #include "engine/philox.h"
 
@@ -57,10 +58,10 @@ std::vector<T> gather(comm::ProcessGroup& group, const engine::Memory& memory,
       Tensor::from<T>(memory, {n}, std::span<const T>(values), "plan", Category::kCommunication);
   const Tensor out = Tensor::empty(memory, {n * group.size()}, in.dtype(), "plan of all ranks",
                                    Category::kCommunication);
+  stream.wait(memory.allocated());
   group.all_gather(in, out, stream, "plan");
   stream.record("gathered").wait();
-  const auto span = out.span<T>();
-  return {span.begin(), span.end()};
+  return engine::to_vector<T>(out);
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 #include "shard/unit.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "engine/elementwise.h"
@@ -23,14 +21,10 @@ using engine::Tensor;
 
 namespace {
 
-// Sets the bytes of `t`. `memory` is where they are: `t` may be released before this runs.
-void fill(const Stream& stream, std::string_view name, std::shared_ptr<Buffer> memory,
-          const Tensor& t, int byte) {
-  const auto nbytes = t.nbytes();
-  stream.launch({.name = name, .bytes_written = nbytes, .detail = t.name()},
-                [memory = std::move(memory), data = t.raw(), byte, nbytes] {
-                  std::memset(data, byte, static_cast<std::size_t>(nbytes));
-                });
+// `t` as part of `slot`, to which its buffer is attached: the unit lets go of its own handle before
+// what it launched has run.
+Tensor in_slot(const Tensor& t, const SlotRing::Slot& slot) {
+  return Tensor(slot.buffer, t.key().offset_nbytes, t.shape(), t.dtype());
 }
 
 }  // namespace
@@ -84,7 +78,8 @@ void Unit::create_flats() {
               .wire = {},
               .gathered = {},
               .grad = {},
-              .grad_sum = {}};
+              .grad_sum = {},
+              .segment_table = {}};
     flat.segments = flat.layout.segments(shard_index);
     gathered_nbytes += flat.layout.flat_numel() * size_of(precision.param);
     if (trainable) gradient_nbytes = flat.layout.flat_numel() * size_of(precision.accumulate);
@@ -115,10 +110,20 @@ void Unit::create_flats() {
       p.grad = flat.trainable ? flat.grad.slice(flat.layout.offset(i), p.shape) : Tensor();
       p.grad_written = false;
     }
+    std::vector<float> values;
+    std::vector<std::int64_t> table;
     for (const Segment& s : flat.segments) {
       const Parameter& p = *flat.parameters[s.parameter];
-      p.init.write(flat.master.data<float>() + s.shard_begin, s.parameter_begin, s.numel, p.name,
-                   context_.options.seed);
+      values.resize(static_cast<std::size_t>(s.numel));
+      p.init.write(values.data(), s.parameter_begin, s.numel, p.name, context_.options.seed);
+      flat.master.slice(s.shard_begin, {s.numel}).copy_from_host(values.data(), s.numel);
+      table.insert(table.end(), {s.shard_begin, s.numel, static_cast<std::int64_t>(s.parameter),
+                                 p.shape.rank()});
+    }
+    if (context_.memory.device().is_cuda()) {
+      flat.segment_table = Tensor::from<std::int64_t>(
+          context_.memory, {static_cast<std::int64_t>(flat.segments.size()), 4}, table,
+          name_ + ".segments", Category::kParameterShard);
     }
   }
 }
@@ -220,10 +225,8 @@ void Unit::reshard(const Stream& compute) {
   engine::Event last_use = compute.record("last_use");
   if (context_.memory.poisons()) {
     context_.comm.wait(last_use);
-    context_.comm.launch({.name = "poison", .detail = name_},
-                         [buffer = parameter_slot_->buffer, nbytes = gathered_->nbytes()] {
-                           std::memset(buffer->data(), engine::kPoison, static_cast<std::size_t>(nbytes));
-                         });
+    const Tensor whole(parameter_slot_->buffer, 0, {gathered_->nbytes()}, DType::kU8);
+    engine::launch_fill(context_.comm, whole, engine::kPoison, "poison", name_);
     last_use = context_.comm.record("poisoned");
   }
   gathered_->release();
@@ -240,7 +243,10 @@ void Unit::begin_gradient(const Stream& compute) {
   compute.wait(gradient_slot_->last_use);
   for (Flat& flat : flats_) {
     if (!flat.trainable) continue;
-    if (context_.memory.poisons()) fill(compute, "poison", gradient_slot_->buffer, flat.grad, 0xFF);
+    if (context_.memory.poisons()) {
+      engine::launch_fill(compute, in_slot(flat.grad, *gradient_slot_), engine::kPoison, "poison",
+                          name_);
+    }
     for (Parameter* p : flat.parameters) p->grad_written = false;
   }
 }
@@ -250,7 +256,8 @@ void Unit::reduce_gradient(const Stream& compute) {
   for (Flat& flat : flats_) {
     if (!flat.trainable) continue;
     for (const Parameter* p : flat.parameters) {
-      if (!p->grad_written) fill(compute, "fill_zero", gradient_slot_->buffer, p->grad, 0);
+      if (p->grad_written) continue;
+      engine::launch_fill(compute, in_slot(p->grad, *gradient_slot_), 0, "fill_zero", p->name);
     }
     context_.comm.wait(compute.record("gradient_ready"));
     reduce(flat);
@@ -266,13 +273,8 @@ void Unit::reduce(Flat& flat) {
   Tensor in = flat.grad;
   if (in.dtype() != context_.options.precision.reduce) {
     in = context_.reduce_staging.slice(0, flat.grad.shape());
-    // The slot's memory, not the unit's handle to it, which is released before this runs.
-    const Tensor slot(gradient_slot_->buffer, 0, flat.grad.shape(), flat.grad.dtype());
-    comm.launch({.name = "cast",
-                 .bytes_read = slot.nbytes(),
-                 .bytes_written = in.nbytes(),
-                 .detail = name_},
-                [slot, in] { engine::cast(in, slot); });
+    engine::launch_assign_or_add(comm, in, in_slot(flat.grad, *gradient_slot_), false, "cast",
+                                 name_);
   }
   const auto accumulate = reduced_in_step_ ? comm::Accumulate::kYes : comm::Accumulate::kNo;
   const std::string label = name_ + " gradient";
@@ -313,7 +315,7 @@ void Unit::finish_step(const Stream& compute) {
     return;
   }
   for (Flat& flat : flats_) {
-    if (flat.trainable) fill(compute, "fill_zero", flat.grad_sum.buffer(), flat.grad_sum, 0);
+    if (flat.trainable) engine::launch_fill(compute, flat.grad_sum, 0, "fill_zero", name_);
   }
 }
 
@@ -322,11 +324,7 @@ void Unit::refresh(const Stream& compute) {
   reshard(compute);  // what was gathered ahead and not used is out of date
   for (Flat& flat : flats_) {
     if (flat.wire.dtype() == DType::kF32) continue;
-    compute.launch({.name = "cast",
-                    .bytes_read = flat.master.nbytes(),
-                    .bytes_written = flat.wire.nbytes(),
-                    .detail = name_},
-                   [master = flat.master, wire = flat.wire] { engine::cast(wire, master); });
+    engine::launch_assign_or_add(compute, flat.wire, flat.master, false, "cast", name_);
   }
 }
 

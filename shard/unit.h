@@ -35,12 +35,15 @@ struct Flat {
   engine::Tensor gathered;  ///< (flat_numel) view of the slot
   engine::Tensor grad;      ///< (flat_numel) view of the gradient slot, accumulation dtype
   engine::Tensor grad_sum;  ///< (shard_numel) f32: the running sum over ranks and micro-steps
+  /// (segments, 4) i64 on a GPU, for kernels: shard_begin, numel, index and rank of the parameter.
+  engine::Tensor segment_table;
 };
 
 /// What all units of one Fsdp share. Outlives them.
 struct UnitContext {
   comm::ProcessGroup* group;
   engine::Memory memory;
+  engine::Memory pinned;  ///< what the host reads of a GPU's; plain on the CPU
   engine::Stream comm;
   FsdpOptions options;
   Schedule* schedule;

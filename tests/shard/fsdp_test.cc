@@ -120,7 +120,6 @@ TEST(FsdpOrder, Zero3GathersTwiceAheadOfUseAndKeepsTheLastUnit) {
                                              "reduce_scatter h.1 gradient",
                                              "reduce_scatter h.0 gradient",
                                              "reduce_scatter root gradient",
-                                             "all_gather norm",
                                              "all_gather norm"};
   for (const bool recompute : {false, true}) {
     EXPECT_EQ(collectives_of_step(0, {.recompute = recompute}), expected);
@@ -129,22 +128,21 @@ TEST(FsdpOrder, Zero3GathersTwiceAheadOfUseAndKeepsTheLastUnit) {
 }
 
 TEST(FsdpOrder, PrefetchZeroGathersOnDemand) {
-  EXPECT_EQ(
-      collectives_of_step(1, {.options = {.prefetch = 0}}),
-      (std::vector<std::string>{
-          "all_gather root forward", "all_gather h.0 forward", "all_gather h.1 forward",
-          "all_gather h.2 forward", "reduce_scatter h.2 gradient", "all_gather h.1 backward",
-          "reduce_scatter h.1 gradient", "all_gather h.0 backward", "reduce_scatter h.0 gradient",
-          "reduce_scatter root gradient", "all_gather norm", "all_gather norm"}));
+  EXPECT_EQ(collectives_of_step(1, {.options = {.prefetch = 0}}),
+            (std::vector<std::string>{
+                "all_gather root forward", "all_gather h.0 forward", "all_gather h.1 forward",
+                "all_gather h.2 forward", "reduce_scatter h.2 gradient", "all_gather h.1 backward",
+                "reduce_scatter h.1 gradient", "all_gather h.0 backward",
+                "reduce_scatter h.0 gradient", "reduce_scatter root gradient", "all_gather norm"}));
 }
 
 TEST(FsdpOrder, ShardGradOpGathersOnce) {
-  EXPECT_EQ(collectives_of_step(1, {.options = {.placement = Placement::preset("shard_grad_op")}}),
-            (std::vector<std::string>{"all_gather root forward", "all_gather h.0 forward",
-                                      "all_gather h.1 forward", "all_gather h.2 forward",
-                                      "reduce_scatter h.2 gradient", "reduce_scatter h.1 gradient",
-                                      "reduce_scatter h.0 gradient", "reduce_scatter root gradient",
-                                      "all_gather norm", "all_gather norm"}));
+  EXPECT_EQ(
+      collectives_of_step(1, {.options = {.placement = Placement::preset("shard_grad_op")}}),
+      (std::vector<std::string>{
+          "all_gather root forward", "all_gather h.0 forward", "all_gather h.1 forward",
+          "all_gather h.2 forward", "reduce_scatter h.2 gradient", "reduce_scatter h.1 gradient",
+          "reduce_scatter h.0 gradient", "reduce_scatter root gradient", "all_gather norm"}));
 }
 
 TEST(FsdpOrder, DdpOnlyReduces) {
@@ -154,12 +152,12 @@ TEST(FsdpOrder, DdpOnlyReduces) {
 }
 
 TEST(FsdpOrder, PackedBlocksAreOneUnit) {
-  EXPECT_EQ(collectives_of_step(1, {.blocks = 4, .options = {.unit_min_numel = 1000}}),
-            (std::vector<std::string>{
-                "all_gather root forward", "all_gather h.0..h.1 forward",
-                "all_gather h.2..h.3 forward", "all_gather h.0..h.1 backward",
-                "reduce_scatter h.2..h.3 gradient", "reduce_scatter h.0..h.1 gradient",
-                "reduce_scatter root gradient", "all_gather norm", "all_gather norm"}));
+  EXPECT_EQ(
+      collectives_of_step(1, {.blocks = 4, .options = {.unit_min_numel = 1000}}),
+      (std::vector<std::string>{
+          "all_gather root forward", "all_gather h.0..h.1 forward", "all_gather h.2..h.3 forward",
+          "all_gather h.0..h.1 backward", "reduce_scatter h.2..h.3 gradient",
+          "reduce_scatter h.0..h.1 gradient", "reduce_scatter root gradient", "all_gather norm"}));
 }
 
 // The reference: one process, the same micro-batches in the same order, everything resident.

@@ -306,13 +306,13 @@ TEST(FsdpOrder, TheNextStepFollowsTheRecordedOrder) {
       rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {2, 0, 1}));
       rank.fsdp.finish_step();
       if (step == 0) continue;
-      EXPECT_EQ(log.take(),
-                (std::vector<std::string>{
-                    "all_gather root forward", "all_gather h.2 forward", "all_gather h.0 forward",
-                    "all_gather h.1 forward", "all_gather h.0 backward",
-                    "reduce_scatter h.1 gradient", "all_gather h.2 backward",
-                    "reduce_scatter h.0 gradient", "reduce_scatter h.2 gradient",
-                    "reduce_scatter root gradient", "all_gather norm", "all_gather norm"}));
+      EXPECT_EQ(
+          log.take(),
+          (std::vector<std::string>{
+              "all_gather root forward", "all_gather h.2 forward", "all_gather h.0 forward",
+              "all_gather h.1 forward", "all_gather h.0 backward", "reduce_scatter h.1 gradient",
+              "all_gather h.2 backward", "reduce_scatter h.0 gradient",
+              "reduce_scatter h.2 gradient", "reduce_scatter root gradient", "all_gather norm"}));
     }
   });
 }

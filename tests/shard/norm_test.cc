@@ -13,15 +13,15 @@
 namespace tessera::shard {
 namespace {
 
+// Of parts that never met, each under the window of its own largest element.
 double sum_of(std::span<const float> x, std::size_t num_parts) {
-  const float bound = max_abs(x);
-  SquareBins total;
+  const auto numel = static_cast<std::int64_t>(x.size());
+  SquareSum total(numel);
   const std::size_t part = (x.size() + num_parts - 1) / num_parts;
   for (std::size_t begin = 0; begin < x.size(); begin += part) {
-    SquareBins bins;
-    add_squares(bins, x.subspan(begin, std::min(part, x.size() - begin)), bound,
-                static_cast<std::int64_t>(x.size()));
-    total.add(bins);
+    SquareSum sum(numel);
+    EXPECT_TRUE(sum.try_add(x.subspan(begin, std::min(part, x.size() - begin))));
+    total.add(SquareSum::from_words(sum.words(), numel));
   }
   return total.total();
 }
@@ -66,6 +66,11 @@ TEST(SumOfSquares, ExtremesAreExact) {
   EXPECT_EQ(sum_of(huge, 2), 3 * std::pow(double{huge[0]}, 2));
   EXPECT_EQ(sum_of(std::vector<float>(5, 0.0f), 1), 0);
   EXPECT_EQ(sum_of({}, 1), 0);
+}
+
+TEST(SumOfSquares, RefusesWhatIsNotFinite) {
+  SquareSum sum(3);
+  EXPECT_FALSE(sum.try_add(std::vector<float>{1, std::numeric_limits<float>::infinity(), 2}));
 }
 
 TEST(MaxAbs, NonFiniteIsInfinite) {

@@ -1,0 +1,142 @@
+#include "shard/grad_norm.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include "engine/copy.h"
+#include "engine/elementwise.h"
+#include "engine/error.h"
+#include "shard/grad_norm_cuda.h"
+#include "shard/norm.h"
+
+namespace tessera::shard {
+
+using engine::Category;
+using engine::DType;
+using engine::Stream;
+using engine::Tensor;
+
+namespace {
+
+// Every rank's `mine`, rank by rank, once `compute` gets there; `mine` if ranks hold the same.
+Tensor gather(const UnitContext& context, const Stream& compute, const Tensor& mine) {
+  if (context.options.placement.gradients != Place::kShard) return mine;
+  Tensor all = Tensor::empty(context.memory, {mine.numel() * context.group->size()}, mine.dtype(),
+                             "norm of all ranks", Category::kCommunication);
+  context.comm.wait(compute.record("norm"));
+  context.group->all_gather(mine, all, context.comm, "norm");
+  compute.wait(context.comm.record("gathered"));
+  return all;
+}
+
+// fn(flat, index of its first parameter among all trainable ones)
+template <class F>
+void for_each_trainable(const std::vector<std::unique_ptr<Unit>>& units, F fn) {
+  std::int64_t first = 0;
+  for (const auto& unit : units) {
+    for (const Flat& flat : unit->flats()) {
+      if (!flat.trainable) continue;
+      fn(flat, first);
+      first += static_cast<std::int64_t>(flat.parameters.size());
+    }
+  }
+}
+
+// On the CPU: (1 + index of a parameter whose gradient is not finite, sum of squares).
+void reduce_on_cpu(const UnitContext& context, const Stream& compute,
+                   const std::vector<std::unique_ptr<Unit>>& units, double mean_scale,
+                   const Tensor& norm) {
+  std::int64_t numel = 0, fault = 0;
+  for_each_trainable(units, [&](const Flat& flat, auto) { numel += flat.layout.value_numel(); });
+  SquareSum sum(numel);
+  compute.synchronize();  // the host reads the sums
+  for_each_trainable(units, [&](const Flat& flat, std::int64_t first) {
+    for (const Segment& s : flat.segments) {
+      const auto g = flat.grad_sum.slice(s.shard_begin, {s.numel}).span<float>();
+      if (fault == 0 && !sum.try_add(g)) fault = first + static_cast<std::int64_t>(s.parameter) + 1;
+    }
+  });
+  constexpr std::int64_t kNumWords = 1 + SquareSum::kNumWords;
+  const Tensor mine =
+      Tensor::empty(context.memory, {kNumWords}, DType::kI64, "norm", Category::kCommunication);
+  std::ranges::copy(sum.words(), mine.span<std::int64_t>().begin() + 1);
+  mine.span<std::int64_t>()[0] = fault;
+  const Tensor all = gather(context, compute, mine);
+  compute.synchronize();
+  SquareSum total(numel);
+  const std::span<const std::int64_t> words = all.span<std::int64_t>();
+  fault = 0;
+  for (std::size_t at = 0; at < words.size(); at += kNumWords) {
+    if (fault == 0) fault = words[at];
+    total.add(SquareSum::from_words(words.subspan(at + 1, SquareSum::kNumWords), numel));
+  }
+  const auto value = static_cast<float>(std::sqrt(total.total()) * mean_scale);
+  norm.span<std::int32_t>()[0] = std::bit_cast<std::int32_t>(value);
+  norm.span<std::int32_t>()[1] = static_cast<std::int32_t>(fault);
+}
+
+// The same on a GPU, without the host: the result is in `norm` once `compute` gets there.
+void reduce_on_gpu(const UnitContext& context, const Stream& compute,
+                   const std::vector<std::unique_ptr<Unit>>& units, double mean_scale,
+                   const Tensor& norm) {
+  const Tensor mine = Tensor::empty(context.memory, {kNumExponentWords}, DType::kI64, "norm",
+                                    Category::kCommunication);
+  engine::launch_fill(compute, mine, 0, "norm.clear");
+  const auto no_cpu = [] {};
+  for_each_trainable(units, [&](const Flat& flat, std::int64_t first) {
+    if (flat.segments.empty()) return;
+    compute.launch({.name = "norm.add_squares",
+                    .flops = 2.0 * static_cast<double>(flat.grad_sum.numel()),
+                    .bytes_read = flat.grad_sum.nbytes()},
+                   no_cpu, [&](const auto& stream) {
+                     add_squares_cuda(stream, mine, flat.grad_sum, flat.segment_table, first);
+                   });
+  });
+  const Tensor all = gather(context, compute, mine);
+  compute.launch({.name = "norm.finish", .bytes_read = all.nbytes()}, no_cpu,
+                 [&](const auto& stream) {
+                   finish_norm_cuda(stream, norm, all, all.numel() / kNumExponentWords, mean_scale);
+                 });
+}
+
+}  // namespace
+
+bool GradNorm::is_known() const { return state_->copied.reached(); }
+
+float GradNorm::value() const {
+  state_->copied.wait();
+  const auto words = state_->on_host.span<std::int32_t>();
+  engine::require(
+      words[1] == 0, "[fsdp] expected finite gradients, got NaN or infinity ({})",
+      words[1] == 0 ? "" : state_->parameters[static_cast<std::size_t>(words[1] - 1)]->name);
+  return std::bit_cast<float>(words[0]);
+}
+
+GradNorm reduce_norm(const UnitContext& context, const Stream& compute,
+                     const std::vector<std::unique_ptr<Unit>>& units, double mean_scale) {
+  auto state = std::make_shared<GradNorm::State>();
+  for_each_trainable(units, [&](const Flat& flat, auto) {
+    state->parameters.insert(state->parameters.end(), flat.parameters.begin(),
+                             flat.parameters.end());
+  });
+  const auto make = [](const engine::Memory& memory) {
+    return Tensor::empty(memory, {2}, DType::kI32, "norm", Category::kWorkspace);
+  };
+  state->on_host = make(context.pinned);
+  if (!compute.device().is_cuda()) {
+    reduce_on_cpu(context, compute, units, mean_scale, state->on_host);
+    GradNorm norm(std::move(state));
+    static_cast<void>(norm.value());  // throws now
+    return norm;
+  }
+  state->on_device = make(context.memory);
+  reduce_on_gpu(context, compute, units, mean_scale, state->on_device);
+  engine::copy(state->on_host, state->on_device, compute, "norm.copy");
+  state->copied = compute.record("norm copied");
+  return GradNorm(std::move(state));
+}
+
+}  // namespace tessera::shard

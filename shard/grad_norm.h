@@ -1,0 +1,45 @@
+// The norm of a step's gradient: the same bits for every strategy.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/stream.h"
+#include "engine/tensor.h"
+#include "shard/unit.h"
+
+namespace tessera::shard {
+
+/// The norm of the mean gradient of a step over ranks and micro-steps. On a GPU it stays there, and
+/// comes to the host when somebody asks; a value handle.
+class GradNorm {
+ public:
+  /// On a GPU blocks until it is known. Throws InvalidArgument naming a parameter whose gradient is
+  /// not finite, on every rank alike.
+  float value() const;
+  // NOLINTNEXTLINE(google-explicit-constructor): it is a number
+  operator float() const { return value(); }
+  /// value() would not block.
+  bool is_known() const;
+  /// (2) i32 on a GPU, for kernels: the bits of the f32 norm, and 0 if every gradient is finite.
+  /// Undefined on the CPU.
+  const engine::Tensor& on_device() const { return state_->on_device; }
+
+ private:
+  struct State {
+    std::vector<const engine::Parameter*> parameters;  // trainable, in the order of units
+    engine::Tensor on_device, on_host;                 // (2) i32 each
+    engine::Event copied;
+  };
+  explicit GradNorm(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  friend GradNorm reduce_norm(const UnitContext& context, const engine::Stream& compute,
+                              const std::vector<std::unique_ptr<Unit>>& units, double mean_scale);
+  std::shared_ptr<State> state_;
+};
+
+/// Of the gradient sums times `mean_scale`, after their last reduction; one gather among ranks that
+/// shard. Collective. On the CPU throws what GradNorm::value() would.
+GradNorm reduce_norm(const UnitContext& context, const engine::Stream& compute,
+                     const std::vector<std::unique_ptr<Unit>>& units, double mean_scale);
+
+}  // namespace tessera::shard
