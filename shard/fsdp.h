@@ -53,6 +53,8 @@ class Fsdp {
   /// parameter whose gradient is not finite, on every rank alike, and CommError if a collective
   /// failed; on a GPU nothing is waited for, and the norm throws when it is read.
   GradNorm finish_step();
+  /// Blocks until all collectives are done. Throws CommError if one failed.
+  void synchronize() const { context_.comm.synchronize(); }
   /// Gradient sums times this are the mean over ranks and micro-steps.
   double mean_scale() const;
 

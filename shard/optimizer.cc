@@ -140,9 +140,9 @@ void AdamW::begin_update(double lr, const Clip& clip) {
   fsdp_.compute().launch(
       {.name = "optimizer.scalars"}, [] {},
       [&](const auto& stream) {
-        adamw_scalars_cuda(
-            stream, scalars_, to_cuda(clip), num_steps_on_gpu_,
-            {options_.beta1, options_.beta2, options_.eps, options_.weight_decay, lr});
+        adamw_scalars_cuda(stream, scalars_, to_cuda(clip), num_steps_on_gpu_,
+                           {options_.beta1, options_.beta2, options_.eps, options_.weight_decay,
+                            double{static_cast<float>(lr)}});
       });
 }
 
@@ -151,7 +151,8 @@ void AdamW::update_on_gpu(const engine::Stream& stream, const Flat& flat, std::s
   if constexpr (engine::kCudaBuilt) {
     adamw_cuda(stream, {flat.master, flat.grad_sum, flat.segment_table, scalars_}, m_[index],
                v_[index],
-               {options_.beta1, options_.beta2, options_.eps, options_.weight_decay, lr});
+               {options_.beta1, options_.beta2, options_.eps, options_.weight_decay,
+                double{static_cast<float>(lr)}});
   }
 }
 

@@ -136,8 +136,7 @@ void adamw_scalars_cuda(const engine::Stream& stream, const engine::Tensor& scal
 
 void adamw_cuda(const engine::Stream& stream, const ShardCuda& shard, const engine::Tensor& m,
                 const engine::Tensor& v, const AdamWCuda& options) {
-  const auto keep = static_cast<float>(1 - static_cast<double>(static_cast<float>(options.lr)) *
-                                               options.weight_decay);
+  const auto keep = static_cast<float>(1 - options.lr * options.weight_decay);
   engine::launch_kernel(stream, shape_of(shard), adamw_kernel, shard.parameters.data<float>(),
                         m.data<float>(), v.data<float>(), shard.gradient_sums.data<float>(),
                         rows(shard), shard.scalars.data<float>(), static_cast<float>(options.beta1),

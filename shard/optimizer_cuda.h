@@ -33,7 +33,7 @@ void sgd_cuda(const engine::Stream& stream, const ShardCuda& shard, const engine
               float lr, float momentum);
 
 struct AdamWCuda {
-  double beta1, beta2, eps, weight_decay, lr;
+  double beta1, beta2, eps, weight_decay, lr;  // lr rounded to f32
 };
 /// `num_steps` (1) i32 counts up.
 void adamw_scalars_cuda(const engine::Stream& stream, const engine::Tensor& scalars,

@@ -11,8 +11,7 @@
 
 #include "comm/threads.h"
 #include "shard/optimizer.h"
-#include "tests/shard/collective_log.h"
-#include "tests/shard/toy_model.h"
+#include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::shard {
@@ -25,89 +24,11 @@ using engine::Stream;
 using engine::Tape;
 using engine::Tensor;
 using testing::CollectiveLog;
+using testing::collectives_of_step;
 using testing::error_of;
 using testing::ToyModel;
-
-struct Training {
-  int ranks = 2;
-  int accum = 1;
-  int steps = 3;
-  int blocks = 3;
-  std::int64_t numel = 300;
-  bool recompute = false;
-  bool adamw = false;
-  double max_norm = 0;
-  bool poison = false;
-  std::uint64_t delay_seed = 0;
-  FsdpOptions options = {};
-};
-
-// Trains and returns every parameter and norm, in order. The data of micro-step m of step s on rank
-// r are those of global number (s * accum + m) * ranks + r.
-std::vector<float> train(const Training& run) {
-  std::vector<float> result;
-  comm::run_ranks(run.ranks, {}, [&](ProcessGroup& world) {
-    const Memory memory({.poison = run.poison});
-    const Stream compute = Stream::inline_cpu("compute", {.delay_seed = run.delay_seed});
-    Tape tape(memory, compute);
-    ToyModel model(run.blocks, run.numel);
-    FsdpOptions options = run.options;
-    options.delay_seed = run.delay_seed;
-    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
-    std::unique_ptr<Optimizer> optimizer;
-    if (run.adamw) {
-      optimizer = std::make_unique<AdamW>(fsdp, AdamWOptions{});
-    } else {
-      optimizer = std::make_unique<Sgd>(fsdp, SgdOptions{.momentum = 0.9});
-    }
-    std::vector<float> norms;
-    for (int step = 0; step < run.steps; ++step) {
-      fsdp.begin_step(run.accum);
-      for (int micro = 0; micro < run.accum; ++micro) {
-        if (micro > 0) fsdp.next_micro_step();
-        const int number = (step * run.accum + micro) * world.size() + world.rank();
-        const Tensor x = tape.empty({run.numel}, engine::DType::kF32, "x");
-        const engine::RandomStream random{7, static_cast<std::uint64_t>(number)};
-        for (std::int64_t i = 0; i < run.numel; ++i) {
-          x.data<float>()[i] = random.normal(static_cast<std::uint64_t>(i));
-        }
-        tape.backward(model.loss(tape, x, run.recompute));
-      }
-      norms.push_back(fsdp.finish_step());
-      optimizer->step(1e-3, clip_scale(norms.back(), run.max_norm));
-    }
-    std::vector<float> mine = norms;
-    for (const engine::Parameter* p : fsdp.parameters()) {
-      const std::vector<float> values = fsdp.full_parameter(*p);
-      mine.insert(mine.end(), values.begin(), values.end());
-    }
-    if (world.rank() == 0) result = mine;
-  });
-  return result;
-}
-
-std::vector<std::string> collectives_of_step(int step, const Training& run) {
-  std::vector<std::string> lines;
-  comm::run_ranks(run.ranks, {}, [&](ProcessGroup& world) {
-    CollectiveLog log;
-    const Memory memory;
-    const Stream compute = Stream::inline_cpu("compute");
-    Tape tape(memory, compute);
-    ToyModel model(run.blocks, run.numel);
-    FsdpOptions options = run.options;
-    options.listener = &log;
-    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
-    for (int s = 0; s <= step; ++s) {
-      log.take();
-      fsdp.begin_step();
-      tape.backward(
-          model.loss(tape, Tensor::zeros(memory, {run.numel}, engine::DType::kF32), run.recompute));
-      fsdp.finish_step();
-    }
-    if (world.rank() == 0) lines = log.take();
-  });
-  return lines;
-}
+using testing::train;
+using testing::Training;
 
 TEST(FsdpOrder, Zero3GathersTwiceAheadOfUseAndKeepsTheLastUnit) {
   const std::vector<std::string> expected = {"all_gather root forward",

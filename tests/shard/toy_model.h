@@ -1,5 +1,6 @@
 // A model small enough to follow by hand: y = w * x + b per block, elementwise; the root owns one
-// scale that is used first and last, like a tied embedding. Runs on inline and worker streams.
+// scale that is used first and last, like a tied embedding. Runs on inline and worker streams and,
+// with the same bits, on GPUs.
 #pragma once
 
 #include <memory>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "engine/tape.h"
+#include "tests/shard/toy_model_cuda.h"
 
 namespace tessera::testing {
 
@@ -29,6 +31,8 @@ struct Elements {
     if (data != nullptr) set(i, accumulate ? get(i) + value : value);
   }
 
+  ToyElements on_gpu(bool accumulate = false) const { return {data, dtype, accumulate}; }
+
   std::byte* data;
   engine::DType dtype;
 };
@@ -38,26 +42,40 @@ inline engine::Tensor affine(engine::Tape& tape, const engine::Tensor& x, engine
                              engine::Parameter* b) {
   const Elements wv(tape.use(w)), bv(b == nullptr ? engine::Tensor() : tape.use(*b));
   const engine::Tensor y = tape.empty(x.shape(), x.dtype(), "affine");
-  tape.stream().launch({.name = "affine"}, [=] {
-    for (std::int64_t i = 0; i < x.numel(); ++i) {
-      y.data<float>()[i] = wv.get(i) * x.data<float>()[i] + (bv.data == nullptr ? 0.0f : bv.get(i));
-    }
-  });
+  tape.stream().launch(
+      {.name = "affine"},
+      [=] {
+        for (std::int64_t i = 0; i < x.numel(); ++i) {
+          y.data<float>()[i] =
+              wv.get(i) * x.data<float>()[i] + (bv.data == nullptr ? 0.0f : bv.get(i));
+        }
+      },
+      [=](const auto& stream) {
+        toy_affine_cuda(stream, y.data<float>(), x.data<float>(), wv.on_gpu(), bv.on_gpu(),
+                        x.numel());
+      });
   tape.record("affine", y, [=, &tape, &w](const engine::Tensor& dy) {
     const engine::GradTarget dw = tape.grad_target(w);
     const engine::GradTarget db = b == nullptr ? engine::GradTarget{} : tape.grad_target(*b);
     const engine::GradTarget dx = tape.grad_target(x);
     const Elements wv(w.value), dwv(dw.dst), dbv(db.dst);
     const bool add_dw = dw.accumulate, add_db = db.accumulate;
-    tape.stream().launch({.name = "affine backward"}, [=] {
-      const Elements dxv(dx.dst);
-      for (std::int64_t i = 0; i < x.numel(); ++i) {
-        const float d = dy.data<float>()[i];
-        dwv.write(i, d * x.data<float>()[i], add_dw);
-        dbv.write(i, d, add_db);
-        dxv.write(i, d * wv.get(i), dx.accumulate);
-      }
-    });
+    tape.stream().launch(
+        {.name = "affine backward"},
+        [=] {
+          const Elements dxv(dx.dst);
+          for (std::int64_t i = 0; i < x.numel(); ++i) {
+            const float d = dy.data<float>()[i];
+            dwv.write(i, d * x.data<float>()[i], add_dw);
+            dbv.write(i, d, add_db);
+            dxv.write(i, d * wv.get(i), dx.accumulate);
+          }
+        },
+        [=](const auto& stream) {
+          toy_affine_backward_cuda(stream, dwv.on_gpu(add_dw), dbv.on_gpu(add_db),
+                                   Elements(dx.dst).on_gpu(dx.accumulate), dy.data<float>(),
+                                   x.data<float>(), wv.on_gpu(), x.numel());
+        });
   });
   return y;
 }
@@ -65,15 +83,26 @@ inline engine::Tensor affine(engine::Tape& tape, const engine::Tensor& x, engine
 /// (n) -> scalar f32.
 inline engine::Tensor sum(engine::Tape& tape, const engine::Tensor& x) {
   const engine::Tensor y = tape.empty({}, x.dtype(), "sum");
-  tape.stream().launch({.name = "sum"}, [=] {
-    *y.data<float>() = 0;
-    for (const float v : x.span<float>()) *y.data<float>() += v;
-  });
+  tape.stream().launch(
+      {.name = "sum"},
+      [=] {
+        *y.data<float>() = 0;
+        for (const float v : x.span<float>()) *y.data<float>() += v;
+      },
+      [=](const auto& stream) {
+        toy_sum_cuda(stream, y.data<float>(), x.data<float>(), x.numel());
+      });
   tape.record("sum", y, [=, &tape](const engine::Tensor& dy) {
     if (const auto dx = tape.grad_target(x)) {
-      tape.stream().launch({.name = "sum backward"}, [=] {
-        for (float& v : dx.dst.span<float>()) v = (dx.accumulate ? v : 0) + dy.item();
-      });
+      tape.stream().launch(
+          {.name = "sum backward"},
+          [=] {
+            for (float& v : dx.dst.span<float>()) v = (dx.accumulate ? v : 0) + dy.item();
+          },
+          [=](const auto& stream) {
+            toy_sum_backward_cuda(stream, Elements(dx.dst).on_gpu(dx.accumulate), dy.data<float>(),
+                                  x.numel());
+          });
     }
   });
   return y;

@@ -1,0 +1,127 @@
+// Fsdp on GPUs: the bits of the CPU for every choice, the same collectives in the same order, no
+// host synchronisation in a step, and gradients that are not finite.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "engine/cuda.h"
+#include "tests/shard/toy_training.h"
+#include "tests/testing/errors.h"
+
+namespace tessera::shard {
+namespace {
+
+using engine::DType;
+using engine::Tensor;
+using testing::collectives_of_step;
+using testing::error_of;
+using testing::ToyModel;
+using testing::train;
+using testing::Training;
+
+// Not 0 where these tests can run.
+int num_gpus() {
+  const int count = engine::kCudaBuilt ? engine::cuda::num_devices() : 0;
+  EXPECT_GT(count, 0) << "these tests need a GPU";
+  return std::max(count, 1);
+}
+
+void expect_bits_of_the_cpu(Training run) {
+  const std::string what = to_string(run.options.placement) + " ranks " +
+                           std::to_string(run.ranks) + " prefetch " +
+                           std::to_string(run.options.prefetch);
+  const std::vector<float> expected = train(run);
+  for (const int gpus : {1, num_gpus()}) {
+    run.num_gpus = gpus;
+    const std::vector<float> got = train(run);
+    const auto at = std::ranges::mismatch(got, expected).in1 - got.begin();
+    EXPECT_EQ(at, std::ssize(expected))
+        << what << " on " << gpus << " GPUs: " << got[static_cast<std::size_t>(at)] << " for "
+        << expected[static_cast<std::size_t>(at)];
+  }
+}
+
+TEST(CudaFsdp, EveryStrategyHasTheBitsOfTheCpu) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+      for (const int prefetch : {0, 1, 2}) {
+        expect_bits_of_the_cpu(
+            {.ranks = ranks,
+             .poison = true,
+             .options = {.placement = Placement::preset(strategy), .prefetch = prefetch}});
+      }
+    }
+  }
+}
+
+TEST(CudaFsdp, EveryOptionHasTheBitsOfTheCpu) {
+  const Precision half{DType::kBF16, DType::kBF16, DType::kF32};
+  expect_bits_of_the_cpu({.accum = 3, .recompute = true, .max_norm = 0.5});
+  expect_bits_of_the_cpu({.accum = 2, .adamw = true, .max_norm = 0.5, .delay_seed = 5});
+  expect_bits_of_the_cpu({.adamw = true, .options = {.precision = half}});
+  expect_bits_of_the_cpu(
+      {.accum = 2, .options = {.precision = {DType::kBF16, DType::kF32, DType::kBF16}}});
+  expect_bits_of_the_cpu({.accum = 2, .options = {.communicate = Communicate::kLastMicroStep}});
+  expect_bits_of_the_cpu({.blocks = 5, .numel = 77, .options = {.unit_min_numel = 300}});
+}
+
+TEST(CudaFsdp, CollectivesHaveTheOrderOfTheCpu) {
+  for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+    for (const int prefetch : {0, 1, 2}) {
+      Training run{.blocks = 4,
+                   .options = {.placement = Placement::preset(strategy), .prefetch = prefetch}};
+      const std::vector<std::string> expected = collectives_of_step(1, run);
+      run.num_gpus = num_gpus();
+      EXPECT_EQ(collectives_of_step(1, run), expected) << strategy << " prefetch " << prefetch;
+    }
+  }
+}
+
+// One rank and one scale: loss = sum(scale^2 x).
+struct OneRank {
+  explicit OneRank(comm::ProcessGroup& world, float first)
+      : model(0, 4), fsdp(world, memory, compute, {}, &model.root, {}), optimizer(fsdp, {}) {
+    fsdp.load(model.scale, std::vector<float>(4, 1.0f));
+    fsdp.parameters_changed();
+    fsdp.begin_step();
+    const std::vector<float> x = {first, 1, 1, 1};
+    tape.backward(model.loss(tape, Tensor::from<float>(memory, {4}, x, "x")));
+  }
+  engine::Stream compute = engine::Stream::cuda("compute", 0);
+  engine::Memory memory{compute};
+  engine::Tape tape{memory, compute};
+  ToyModel model;
+  Fsdp fsdp;
+  AdamW optimizer;
+};
+
+TEST(CudaFsdp, AGradientThatIsNotFiniteChangesNothingAndIsNamed) {
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+      OneRank rank(world, bad);
+      const GradNorm norm = rank.fsdp.finish_step();
+      rank.optimizer.step(0.1, norm, 1);
+      EXPECT_EQ(rank.fsdp.full_parameter(rank.model.scale), std::vector<float>(4, 1.0f));
+      const std::string message =
+          error_of<engine::InvalidArgument>([&] { static_cast<void>(norm.value()); });
+      EXPECT_NE(message.find("scale"), std::string::npos) << message;
+    });
+  }
+}
+
+TEST(CudaFsdp, NormsCoverEveryExponent) {
+  for (const float x : {1e-30f, 1e-38f, 0x1p-140f, 1.0f, 3e18f, 1e-3f}) {
+    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+      OneRank rank(world, x);
+      const double exact = 2 * std::sqrt(3 + double{x} * x);  // of 2 scale x
+      EXPECT_FLOAT_EQ(rank.fsdp.finish_step(), static_cast<float>(exact)) << x;
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::shard

@@ -1,0 +1,114 @@
+// Training of the toy model: what tests of sharding compare.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/threads.h"
+#include "engine/copy.h"
+#include "shard/fsdp.h"
+#include "shard/optimizer.h"
+#include "tests/shard/collective_log.h"
+#include "tests/shard/toy_model.h"
+
+namespace tessera::testing {
+
+struct Training {
+  int ranks = 2;
+  int accum = 1;
+  int steps = 3;
+  int blocks = 3;
+  std::int64_t numel = 300;
+  bool recompute = false;
+  bool adamw = false;
+  double max_norm = 0;
+  bool poison = false;
+  std::uint64_t delay_seed = 0;
+  shard::FsdpOptions options = {};
+  int num_gpus = 0;  ///< 0: on the CPU; else rank r runs on GPU r % num_gpus
+
+  engine::Stream compute(int rank) const {
+    const engine::StreamOptions stream_options{.delay_seed = delay_seed};
+    return num_gpus == 0 ? engine::Stream::inline_cpu("compute", stream_options)
+                         : engine::Stream::cuda("compute", rank % num_gpus, stream_options);
+  }
+};
+
+/// One rank's part of train(): every parameter and norm, in order.
+inline std::vector<float> train_rank(comm::ProcessGroup& world, const Training& run) {
+  const engine::Stream compute = run.compute(world.rank());
+  const engine::Memory memory(compute, {.poison = run.poison});
+  engine::Tape tape(memory, compute);
+  ToyModel model(run.blocks, run.numel);
+  shard::FsdpOptions options = run.options;
+  options.delay_seed = run.delay_seed;
+  shard::Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+  std::unique_ptr<shard::Optimizer> optimizer;
+  if (run.adamw) {
+    optimizer = std::make_unique<shard::AdamW>(fsdp, shard::AdamWOptions{});
+  } else {
+    optimizer = std::make_unique<shard::Sgd>(fsdp, shard::SgdOptions{.momentum = 0.9});
+  }
+  std::vector<shard::GradNorm> norms;
+  for (int step = 0; step < run.steps; ++step) {
+    fsdp.begin_step(run.accum);
+    for (int micro = 0; micro < run.accum; ++micro) {
+      if (micro > 0) fsdp.next_micro_step();
+      const int number = (step * run.accum + micro) * world.size() + world.rank();
+      const engine::RandomStream random{7, static_cast<std::uint64_t>(number)};
+      std::vector<float> values(static_cast<std::size_t>(run.numel));
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = random.normal(i);
+      const auto x = engine::Tensor::from<float>(memory, {run.numel}, values, "x");
+      tape.backward(model.loss(tape, x, run.recompute));
+    }
+    norms.push_back(fsdp.finish_step());
+    optimizer->step(1e-3, norms.back(), run.max_norm);
+  }
+  std::vector<float> mine(norms.begin(), norms.end());
+  for (const engine::Parameter* p : fsdp.parameters()) {
+    const std::vector<float> values = fsdp.full_parameter(*p);
+    mine.insert(mine.end(), values.begin(), values.end());
+  }
+  return mine;
+}
+
+/// Trains and returns what rank 0 has. The data of micro-step m of step s on rank r are those of
+/// global number (s * accum + m) * ranks + r.
+inline std::vector<float> train(const Training& run) {
+  std::vector<float> result;
+  comm::run_ranks(run.ranks, {}, [&](comm::ProcessGroup& world) {
+    const std::vector<float> mine = train_rank(world, run);
+    if (world.rank() == 0) result = mine;
+  });
+  return result;
+}
+
+/// The collectives of rank 0 in one step, as text.
+inline std::vector<std::string> collectives_of_step(int step, const Training& run) {
+  std::vector<std::string> lines;
+  comm::run_ranks(run.ranks, {}, [&](comm::ProcessGroup& world) {
+    CollectiveLog log;
+    const engine::Stream compute = run.compute(world.rank());
+    const engine::Memory memory(compute);
+    engine::Tape tape(memory, compute);
+    ToyModel model(run.blocks, run.numel);
+    shard::FsdpOptions options = run.options;
+    options.listener = &log;
+    shard::Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+    for (int s = 0; s <= step; ++s) {
+      fsdp.synchronize();
+      log.take();
+      fsdp.begin_step();
+      tape.backward(model.loss(
+          tape, engine::Tensor::zeros(memory, {run.numel}, engine::DType::kF32), run.recompute));
+      fsdp.finish_step();
+    }
+    fsdp.synchronize();
+    if (world.rank() == 0) lines = log.take();
+  });
+  return lines;
+}
+
+}  // namespace tessera::testing
