@@ -13,9 +13,10 @@ Each takes what cc_library, cc_test and cc_binary take. tessera_library takes CU
 """
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
-load("//third_party/cuda:defs.bzl", "cuda_objects", "emulated_sources", _if_cuda = "if_cuda")
+load("//third_party/cuda:defs.bzl", "cuda_objects", "emulated_sources", _if_cuda = "if_cuda", _if_nccl = "if_nccl")
 
 if_cuda = _if_cuda
+if_nccl = _if_nccl
 
 _WARNINGS = [
     "-Wall",
@@ -104,8 +105,32 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
         **kwargs
     )
 
+# Packages that may have tests tagged `gpu`. Each ends with gpu_tests(), which //tools:gpu_bundle collects.
+GPU_TEST_PACKAGES = ["tests/" + layer for layer in ["comm", "engine", "ops", "shard", "tools"]]
+
+def gpu_tests():
+    """The tests of this package that are tagged `gpu`, and not `no-bundle`, as :gpu_tests."""
+    tests = []
+    for name, rule in native.existing_rules().items():
+        tags = rule.get("tags", [])
+        if rule["kind"] == "cc_test" and "gpu" in tags and "no-bundle" not in tags:
+            tests.append(name)
+    native.filegroup(
+        name = "gpu_tests",
+        testonly = True,
+        srcs = tests,
+        data = tests,
+        visibility = [str(Label("//:top"))],
+    )
+
 def tessera_test(name, srcs = None, deps = [], copts = [], size = "small", linkstatic = True, **kwargs):
     """A GoogleTest program with its main(). `srcs` is NAME.cc unless given."""
+    tags = kwargs.get("tags", [])
+    if "gpu" in tags and "no-bundle" not in tags:
+        if native.package_name() not in GPU_TEST_PACKAGES:
+            fail("expected a test tagged gpu in %s, got %s in %s" % (GPU_TEST_PACKAGES, name, native.package_name()))
+        if native.existing_rule("gpu_tests"):
+            fail("expected gpu_tests() after every test, got %s below it" % name)
     cc_test(
         name = name,
         srcs = srcs or [name + ".cc"],

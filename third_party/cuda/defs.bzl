@@ -1,6 +1,6 @@
 """What compiles .cu files: nvcc, or the host compiler for an emulated device."""
 
-load("@local_cuda//:defs.bzl", "CUDA_FOUND", "HOST_COMPILER", "NVCC")
+load("@local_cuda//:defs.bzl", "CUDA_FOUND", "HOST_COMPILER", "NCCL_FOUND", "NVCC")
 load("@rules_cc//cc:defs.bzl", "cc_library")
 
 # Machine code for these, and PTX of the last for every later GPU. --define=cuda_archs=90,100 chooses others.
@@ -10,7 +10,9 @@ _FLAGS = [
     "-std=c++20",
     "-O3",
     "-lineinfo",
+    "--compress-mode=size",  # machine code with line numbers is 6 times larger without
     "--expt-relaxed-constexpr",
+    "-fmad=false",  # products and sums round as on the CPU, whatever was inlined; kernels ask for fma by name
     "-Xcompiler=-fPIC,-ffp-contract=off,-Wall",
     "-DFMT_USE_CONSTEXPR=1",  # fmt 9 takes nvcc for a compiler without, and then its own consteval fails
 ]
@@ -18,6 +20,10 @@ _FLAGS = [
 def if_cuda(value, otherwise = []):
     """`value` when the build found a CUDA toolkit."""
     return value if CUDA_FOUND else otherwise
+
+def if_nccl(value, otherwise = []):
+    """`value` when the toolkit has NCCL's header, which is a package of its own."""
+    return value if NCCL_FOUND else otherwise
 
 def _gencode(archs):
     flags = ["-gencode=arch=compute_{0},code=sm_{0}".format(arch) for arch in archs]

@@ -1,0 +1,189 @@
+// The emulated cublasLt refuses what the library refuses, and the engine's products run on it as
+// they would on the library: asynchronous, without blocking calls, nothing left behind.
+#include "tests/cuda_emulation/cublaslt.h"
+
+#include <cublasLt.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+
+#include "engine/copy.h"
+#include "ops/gemm_algorithms.h"
+#include "ops/gemm_cuda.h"
+#include "tests/cuda_emulation/control.h"
+
+namespace tessera::cuda_emulation {
+namespace {
+
+using engine::DType;
+using engine::Memory;
+using engine::Stream;
+using engine::Tensor;
+using ops::GemmAlgorithms;
+
+// Descriptors of D (m, n) = A (m, k) B (k, n), all column-major and packed.
+struct Descriptors {
+  Descriptors(std::uint64_t m, std::uint64_t n, std::uint64_t k, cudaDataType_t in,
+              cudaDataType_t out) {
+    EXPECT_EQ(cublasLtCreate(&handle), CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+              CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(cublasLtMatmulPreferenceCreate(&preference), CUBLAS_STATUS_SUCCESS);
+    cublasLtMatrixLayoutCreate(&a, in, m, k, static_cast<std::int64_t>(m));
+    cublasLtMatrixLayoutCreate(&b, in, k, n, static_cast<std::int64_t>(k));
+    cublasLtMatrixLayoutCreate(&d, out, m, n, static_cast<std::int64_t>(m));
+  }
+  ~Descriptors() {
+    for (const auto layout : {a, b, d}) cublasLtMatrixLayoutDestroy(layout);
+    cublasLtMatmulPreferenceDestroy(preference);
+    cublasLtMatmulDescDestroy(operation);
+    cublasLtDestroy(handle);
+  }
+  Descriptors(const Descriptors&) = delete;
+  Descriptors& operator=(const Descriptors&) = delete;
+
+  template <class T>
+  void prefer(cublasLtMatmulPreferenceAttributes_t attribute, T value) {
+    EXPECT_EQ(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
+              CUBLAS_STATUS_SUCCESS);
+  }
+  cublasStatus_t propose() {
+    return cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, d, d, preference, 8, results,
+                                          &count);
+  }
+  cublasStatus_t multiply(const void* at, void* to, cudaStream_t stream,
+                          std::size_t workspace_nbytes = 0, void* workspace = nullptr) {
+    const float alpha = 1, beta = 0;
+    return cublasLtMatmul(handle, operation, &alpha, at, a, at, b, &beta, to, d, to, d,
+                          &results[0].algo, workspace, workspace_nbytes, stream);
+  }
+
+  cublasLtHandle_t handle = nullptr;
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatmulPreference_t preference = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
+  cublasLtMatmulHeuristicResult_t results[8];
+  int count = 0;
+};
+
+TEST(CublasLtTest, ProposesWhatThePreferenceAllows) {
+  Descriptors f32(8, 8, 8, CUDA_R_32F, CUDA_R_32F);
+  EXPECT_EQ(f32.propose(), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(f32.count, 2) << "those without workspace";
+  f32.prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{4096});
+  EXPECT_EQ(f32.propose(), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(f32.count, 4);
+  f32.prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+             std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+  EXPECT_EQ(f32.propose(), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(f32.count, 3);
+  f32.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::uint32_t{4});
+  EXPECT_EQ(f32.propose(), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(f32.count, 2);
+  Descriptors odd(7, 8, 8, CUDA_R_16BF, CUDA_R_16BF);
+  EXPECT_EQ(odd.propose(), CUBLAS_STATUS_NOT_SUPPORTED);
+  Descriptors mixed(8, 8, 8, CUDA_R_32F, CUDA_R_16BF);
+  EXPECT_EQ(mixed.propose(), CUBLAS_STATUS_NOT_SUPPORTED);
+}
+
+TEST(CublasLtTest, RefusesWhatDoesNotFit) {
+  const Stream stream = Stream::cuda("compute", 0);
+  const Memory memory(stream);
+  const Tensor x = Tensor::zeros(memory, {16, 16}, DType::kF32);
+  auto* native = static_cast<cudaStream_t>(stream.native());
+  Descriptors p(16, 16, 16, CUDA_R_32F, CUDA_R_32F);
+  EXPECT_EQ(cublasLtDestroy(reinterpret_cast<cublasLtHandle_t>(p.operation)),
+            CUBLAS_STATUS_INVALID_VALUE);
+  p.results[0] = {};
+  EXPECT_EQ(p.multiply(x.raw(), x.raw(), native), CUBLAS_STATUS_INVALID_VALUE) << "no algorithm";
+  EXPECT_EQ(p.propose(), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(p.multiply(x.raw() + 4, x.raw(), native), CUBLAS_STATUS_INVALID_VALUE) << "alignment";
+  p.prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{4096});
+  EXPECT_EQ(p.propose(), CUBLAS_STATUS_SUCCESS);
+  ASSERT_EQ(p.results[1].workspaceSize, 2048u);
+  std::swap(p.results[0], p.results[1]);
+  EXPECT_EQ(p.multiply(x.raw(), x.raw(), native), CUBLAS_STATUS_INVALID_VALUE) << "workspace";
+  const std::uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+  cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                 sizeof epilogue);
+  EXPECT_EQ(p.multiply(x.raw(), x.raw(), native, 2048, x.raw()), CUBLAS_STATUS_INVALID_VALUE)
+      << "no bias";
+  cublasLtMatrixLayout_t narrow = nullptr;
+  cublasLtMatrixLayoutCreate(&narrow, CUDA_R_32F, 16, 16, 15);
+  std::swap(p.a, narrow);
+  EXPECT_EQ(p.propose(), CUBLAS_STATUS_INVALID_VALUE) << "leading dimension";
+  cublasLtMatrixLayoutDestroy(narrow);
+}
+
+TEST(CublasLtTest, LeavingMemoryEndsTheDevice) {
+  {
+    const Stream stream = Stream::cuda("compute", 0);
+    std::vector<float> host(256);
+    Descriptors p(16, 16, 16, CUDA_R_32F, CUDA_R_32F);
+    p.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::uint32_t{4});
+    ASSERT_EQ(p.propose(), CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(p.multiply(host.data(), host.data(), static_cast<cudaStream_t>(stream.native())),
+              CUBLAS_STATUS_SUCCESS);
+    EXPECT_THROW(stream.synchronize(), engine::DeviceError);
+  }
+  reset();
+}
+
+// C (m, n) of a product with one row of A, of values that cancel: its bits tell orders apart.
+float multiply(const Stream& stream, const Memory& memory) {
+  constexpr std::int64_t kDepth = 64;
+  std::vector<float> values(kDepth * 8), ones(kDepth * 8, 1.0f);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1.0f / static_cast<float>(3 + i);
+  const Tensor a = Tensor::from<float>(memory, {8, kDepth}, values);
+  const Tensor b = Tensor::from<float>(memory, {kDepth, 8}, ones);
+  const Tensor c = Tensor::empty(memory, {8, 8}, DType::kF32);
+  start_counting();
+  stream.launch(
+      {.name = "gemm"}, [] {},
+      [&](const auto& cuda_stream) {
+        ops::gemm_cuda(cuda_stream, memory,
+                       {.a = ops::device_matrix(a, 8, kDepth),
+                        .b = ops::device_matrix(b, kDepth, 8),
+                        .c = ops::device_matrix(c, 8, 8)});
+      });
+  EXPECT_EQ(calls().launches, 1);
+  EXPECT_EQ(calls().blocking, 0);
+  return engine::to_vector<float>(c)[0];
+}
+
+TEST(CublasLtTest, ProductsTakeTheAlgorithmOfTheFile) {
+  const std::string key = fmt::format(
+      "tessera gemm algorithms 1\ncublasLt {} | Emulated sm_90 | (8, 64) (64, 8) | f32 ld 64 align "
+      "16 | f32 ld 8 align 16 | f32 ld 8 align 16\t{:08x} 00000000 0000000",
+      cublasLtGetVersion(), cublasLtGetVersion());
+  const auto run = [&](const std::string& id) {
+    const Stream stream = Stream::cuda("compute", 0);
+    const Memory memory(stream);
+    const auto algorithms = std::make_shared<GemmAlgorithms>(false);
+    std::string rest;
+    for (int i = 0; i < 13; ++i) rest += " 00000000";
+    algorithms->load(key + id + rest, "gemm.txt");
+    ops::set_gemm_algorithms(stream, algorithms);
+    return multiply(stream, memory);
+  };
+  const Stream stream = Stream::cuda("compute", 0);
+  const Memory memory(stream);
+  EXPECT_EQ(run("1"), multiply(stream, memory)) << "the first proposed";
+  EXPECT_NE(run("2"), run("1"));
+  EXPECT_NE(run("3"), run("2"));
+  EXPECT_THROW(run("9"), engine::IoError);
+}
+
+TEST(CublasLtTest, NothingIsLeft) {
+  {
+    const Stream stream = Stream::cuda("compute", 1);
+    const Memory memory(stream);
+    multiply(stream, memory);
+    EXPECT_GT(live_cublaslt_objects(), 4);
+  }
+  EXPECT_EQ(live_cublaslt_objects(), 0);
+}
+
+}  // namespace
+}  // namespace tessera::cuda_emulation
