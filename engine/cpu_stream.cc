@@ -77,7 +77,7 @@ class InlineCpuStream final : public CpuStream {
   void launch(Work work, std::function<void()> fn) override { execute(work, fn); }
   Event record(std::string_view) override { return Event(); }
   void synchronize() override {}
-  std::int64_t blocked_ns() const override { return blocked_ns_.load(std::memory_order_relaxed); }
+  std::int64_t blocked_ns() override { return blocked_ns_.load(std::memory_order_relaxed); }
 
   void wait(const Event& event) override {
     if (event.reached()) return event.wait();
@@ -129,7 +129,7 @@ class WorkerCpuStream final : public CpuStream {
     push([event] { event.wait(); });
   }
   void synchronize() override { record("synchronize").wait(); }
-  std::int64_t blocked_ns() const override { return 0; }
+  std::int64_t blocked_ns() override { return 0; }
 
  private:
   using Task = std::function<void(const std::exception_ptr&)>;

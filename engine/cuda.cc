@@ -10,6 +10,11 @@ namespace {
 
 cudaStream_t native(const Stream& stream) { return static_cast<cudaStream_t>(stream.native()); }
 
+void check(cudaError_t status, std::string_view call, const Stream& stream) {
+  if (status == cudaSuccess) return;
+  check_cuda(status, fmt::format("{} on {}", call, to_string(stream.device())));
+}
+
 }  // namespace
 
 int num_devices() {
@@ -49,16 +54,16 @@ void deallocate(const Device& device, std::byte* data) noexcept {
 void fill(const Stream& stream, std::byte* dst, int byte, std::int64_t nbytes) {
   if (nbytes == 0) return;
   const CurrentGpu current(stream.device().index);
-  check_cuda(cudaMemsetAsync(dst, byte, static_cast<std::size_t>(nbytes), native(stream)),
-             "cudaMemsetAsync");
+  check(cudaMemsetAsync(dst, byte, static_cast<std::size_t>(nbytes), native(stream)),
+        "cudaMemsetAsync", stream);
 }
 
 void copy(const Stream& stream, std::byte* dst, const std::byte* src, std::int64_t nbytes) {
   if (nbytes == 0) return;
   const CurrentGpu current(stream.device().index);
-  check_cuda(cudaMemcpyAsync(dst, src, static_cast<std::size_t>(nbytes), cudaMemcpyDefault,
-                             native(stream)),
-             "cudaMemcpyAsync");
+  check(cudaMemcpyAsync(dst, src, static_cast<std::size_t>(nbytes), cudaMemcpyDefault,
+                        native(stream)),
+        "cudaMemcpyAsync", stream);
 }
 
 }  // namespace tessera::engine::cuda

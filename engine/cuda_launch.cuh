@@ -51,11 +51,11 @@ void launch_kernel(const Stream& stream, const LaunchShape& shape, void (*kernel
 #endif
 }
 
-/// The block's dynamic shared memory, 16-byte aligned.
+/// The block's dynamic shared memory, 32-byte aligned: Packed and eight f32 can lie in it.
 template <class T>
 __device__ T* dynamic_shared() {
 #if defined(__CUDACC__)
-  extern __shared__ uint4 tessera_dynamic_shared[];
+  extern __shared__ __align__(32) unsigned char tessera_dynamic_shared[];
   return reinterpret_cast<T*>(tessera_dynamic_shared);
 #else
   return static_cast<T*>(cuda_emulation::dynamic_shared_memory());

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 #include <nvtx3/nvToolsExt.h>
 
-#include <atomic>
 #include <chrono>
 #include <deque>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 #include "engine/cuda_check.h"
@@ -15,6 +15,16 @@
 
 namespace tessera::engine::internal {
 namespace {
+
+// fn(), whose errors say `where()`.
+template <class Where, class F>
+auto explain(Where where, F fn) {
+  try {
+    return fn();
+  } catch (const DeviceError& error) {
+    throw DeviceError(fmt::format("{} ({})", error.what(), where()));
+  }
+}
 
 // A recorded cudaEvent_t.
 class Mark {
@@ -56,21 +66,32 @@ class Mark {
 
 class CudaEvent final : public EventState {
  public:
-  CudaEvent(cudaStream_t stream, std::string_view name, std::string stream_name)
-      : mark_(stream, cudaEventDisableTiming), name_(name), stream_name_(std::move(stream_name)) {}
+  CudaEvent(cudaStream_t native, std::string_view name, std::string stream)
+      : mark_(native, cudaEventDisableTiming), name_(name), stream_(std::move(stream)) {}
 
-  bool reached() override { return mark_.reached(); }
+  bool reached() override {
+    return explain([this] { return where(); }, [this] { return mark_.reached(); });
+  }
   void wait() override {
-    check_cuda(cudaEventSynchronize(mark_.get()),
-               fmt::format("a wait for '{}' of stream '{}'", name_, stream_name_));
+    explain([this] { return where(); },
+            [this] { check_cuda(cudaEventSynchronize(mark_.get()), "cudaEventSynchronize"); });
   }
   cudaEvent_t get() const { return mark_.get(); }
 
  private:
+  std::string where() const { return fmt::format("event '{}' of {}", name_, stream_); }
+
   const Mark mark_;
   const std::string name_;
-  const std::string stream_name_;
+  const std::string stream_;
 };
+
+// Makes NVTX look for a profiler now, once: it does so lazily otherwise, in whichever threads come
+// first.
+void prepare_nvtx() {
+  static const bool kReady = (nvtxInitialize(nullptr), true);
+  static_cast<void>(kReady);
+}
 
 // Names the stretch of host time in which a launch is enqueued, for profilers.
 class NvtxRange {
@@ -90,14 +111,16 @@ class CudaStream final : public StreamImpl {
  public:
   CudaStream(std::string name, int index, StreamOptions options)
       : StreamImpl(std::move(name), options, {DeviceKind::kCuda, index}) {
-    const CurrentGpu current(index);
-    int least = 0, greatest = 0;
-    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
-               "cudaDeviceGetStreamPriorityRange");
-    // What is beside compute is on somebody's critical path: collectives start when they can.
-    const int priority = this->name() == "compute" ? least : greatest;
-    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority),
-               fmt::format("cudaStreamCreateWithPriority for '{}'", this->name()));
+    prepare_nvtx();
+    on_gpu({}, [&] {
+      int least = 0, greatest = 0;
+      check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                 "cudaDeviceGetStreamPriorityRange");
+      // What is beside compute is on somebody's critical path: collectives start when they can.
+      const int priority = this->name() == "compute" ? least : greatest;
+      check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority),
+                 "cudaStreamCreateWithPriority");
+    });
   }
 
   ~CudaStream() override {
@@ -108,24 +131,19 @@ class CudaStream final : public StreamImpl {
   }
 
   void launch(Work work, std::function<void()> fn) override {
-    const CurrentGpu current(device().index);
     const NvtxRange range(work.name);
-    delay_stream();
-    try {
+    on_gpu(work, [&] {
+      delay_stream();
       if (options().listener == nullptr) return fn();
       Mark begin(stream_, cudaEventDefault);
       fn();
       pending_.push_back({std::move(begin), Mark(stream_, cudaEventDefault), std::move(work)});
-    } catch (const DeviceError& error) {
-      throw DeviceError(fmt::format("{} ({}{}{}, stream '{}' of {})", error.what(), work.name,
-                                    work.detail.empty() ? "" : " of ", work.detail, name(),
-                                    to_string(device())));
-    }
+    });
   }
 
   Event record(std::string_view event_name) override {
-    const CurrentGpu current(device().index);
-    return Event(std::make_shared<CudaEvent>(stream_, event_name, name()));
+    return on_gpu({},
+                  [&] { return Event(std::make_shared<CudaEvent>(stream_, event_name, where_)); });
   }
 
   // An event of the CPU is waited for by the host, as there is nothing else to wait for it.
@@ -133,22 +151,27 @@ class CudaStream final : public StreamImpl {
     if (event.state() == nullptr) return;
     auto* cuda_event = dynamic_cast<CudaEvent*>(event.state());
     if (cuda_event == nullptr) return event.wait();
-    const CurrentGpu current(device().index);
-    Mark begin(stream_, cudaEventDefault);
-    check_cuda(cudaStreamWaitEvent(stream_, cuda_event->get(), 0), "cudaStreamWaitEvent");
-    pending_.push_back({std::move(begin), Mark(stream_, cudaEventDefault), {}});
-    settle();
+    on_gpu({}, [&] {
+      Mark begin(stream_, cudaEventDefault);
+      check_cuda(cudaStreamWaitEvent(stream_, cuda_event->get(), 0), "cudaStreamWaitEvent");
+      pending_.push_back({std::move(begin), Mark(stream_, cudaEventDefault), {}});
+      settle();
+    });
   }
 
   void synchronize() override {
-    const CurrentGpu current(device().index);
-    Mark base(stream_, cudaEventDefault);
-    check_cuda(cudaStreamSynchronize(stream_), fmt::format("what stream '{}' was told", name()));
-    const std::int64_t now = now_ns();
-    settle(&base, now);
+    on_gpu({}, [&] {
+      Mark base(stream_, cudaEventDefault);
+      check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+      const std::int64_t now = now_ns();
+      settle(&base, now);
+    });
   }
 
-  std::int64_t blocked_ns() const override { return blocked_ns_.load(std::memory_order_relaxed); }
+  std::int64_t blocked_ns() override {
+    settle();
+    return blocked_ns_;
+  }
   void* native() const override { return stream_; }
 
  private:
@@ -156,6 +179,20 @@ class CudaStream final : public StreamImpl {
     Mark begin, end;
     Work work;  // no name: a wait
   };
+
+  // fn() with this GPU current. Its errors name the work, if it is some, the stream and the GPU.
+  template <class F>
+  std::invoke_result_t<F> on_gpu(const Work& work, F fn) {
+    const auto where = [&] {
+      if (work.name.empty()) return where_;
+      return fmt::format("{}{}{}, {}", work.name, work.detail.empty() ? "" : " of ", work.detail,
+                         where_);
+    };
+    return explain(where, [&] {
+      const CurrentGpu current(device().index);
+      return fn();
+    });
+  }
 
   // Accounts for what is past. Launches are told when `base` gives their place in time.
   void settle(const Mark* base = nullptr, std::int64_t base_ns = 0) {
@@ -180,9 +217,10 @@ class CudaStream final : public StreamImpl {
                "cudaLaunchHostFunc");
   }
 
+  const std::string where_ = fmt::format("stream '{}' of {}", name(), to_string(device()));
   cudaStream_t stream_ = nullptr;
   std::deque<Pending> pending_;
-  std::atomic<std::int64_t> blocked_ns_ = 0;
+  std::int64_t blocked_ns_ = 0;
 };
 
 }  // namespace

@@ -122,13 +122,21 @@ std::byte* Memory::allocate(std::int64_t nbytes, Category category) {
                          nbytes, name_of(category), to_string(s.device), s.stats.total_nbytes);
     s.stats.reserved_nbytes += block;
   }
+  if (s.options.poison) {
+    try {
+      fill(data, kPoison, nbytes);
+    } catch (const DeviceError&) {
+      system_free(s.device, data);
+      s.stats.reserved_nbytes -= block;
+      throw;
+    }
+  }
   const auto c = static_cast<std::size_t>(category);
   MemoryStats& stats = s.stats;
   stats.current_nbytes[c] += nbytes;
   stats.total_nbytes += nbytes;
   stats.peak_nbytes[c] = std::max(stats.peak_nbytes[c], stats.current_nbytes[c]);
   stats.peak_total_nbytes = std::max(stats.peak_total_nbytes, stats.total_nbytes);
-  if (s.options.poison) fill(data, kPoison, nbytes);
   return data;
 }
 

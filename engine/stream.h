@@ -118,7 +118,7 @@ class Stream {
   const std::string& name() const;
   Device device() const;
   /// Nanoseconds this stream has been held up in wait(), since creation: the thread of an inline
-  /// stream; on a GPU what was measured up to the last synchronisation, 0 without a listener.
+  /// stream; on a GPU the waits that are over by now.
   std::int64_t blocked_ns() const;
   /// The cudaStream_t, or null.
   void* native() const;

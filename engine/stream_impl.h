@@ -33,7 +33,7 @@ class StreamImpl {
   virtual Event record(std::string_view name) = 0;
   virtual void wait(const Event& event) = 0;
   virtual void synchronize() = 0;
-  virtual std::int64_t blocked_ns() const = 0;
+  virtual std::int64_t blocked_ns() = 0;
   virtual void* native() const { return nullptr; }
 
   const std::string& name() const { return name_; }

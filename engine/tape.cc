@@ -16,7 +16,11 @@ namespace tessera::engine {
 // not written when it needs the whole flat buffer.
 
 Tape::Tape(Memory memory, Stream compute)
-    : memory_(std::move(memory)), compute_(std::move(compute)) {}
+    : memory_(std::move(memory)), compute_(std::move(compute)) {
+  require(memory_.device() == compute_.device() && (!memory_.home() || *memory_.home() == compute_),
+          "[tape] expected memory of the stream it works on, got {} of another than '{}' of {}",
+          to_string(memory_.device()), compute_.name(), to_string(compute_.device()));
+}
 
 Tensor Tape::empty(const Shape& shape, DType dtype, std::string_view name) const {
   return Tensor::empty(memory_, shape, dtype, name, Category::kActivation);

@@ -49,6 +49,7 @@ struct RegionOptions {
 
 class Tape {
  public:
+  /// Throws InvalidArgument unless `memory` is of the device of `compute`, its home on a GPU.
   Tape(Memory memory, Stream compute);
 
   const Memory& memory() const { return memory_; }

@@ -128,10 +128,8 @@ void Tensor::copy_from_host(const void* values, std::int64_t numel) const {
   if (numel == 0) return;
   if constexpr (kCudaBuilt) {
     if (device().is_cuda()) {
-      const Stream& home = *buffer_->memory().home();
-      cuda::copy(home, raw(), static_cast<const std::byte*>(values), nbytes());
-      // Should `values` be page-locked, the copy still reads them.
-      return home.synchronize();
+      return cuda::copy(*buffer_->memory().home(), raw(), static_cast<const std::byte*>(values),
+                        nbytes());
     }
   }
   std::memcpy(raw(), values, static_cast<std::size_t>(nbytes()));
@@ -142,6 +140,9 @@ void Tensor::copy_to_host(void* values) const {
   if constexpr (kCudaBuilt) {
     if (device().is_cuda()) {
       const Stream& home = *buffer_->memory().home();
+      // First, as a copy to pageable memory waits inside the driver: other threads, whose kernels
+      // this stream may be waiting for, could not get in to launch them.
+      home.synchronize();
       cuda::copy(home, static_cast<std::byte*>(values), raw(), nbytes());
       return home.synchronize();
     }

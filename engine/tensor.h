@@ -125,8 +125,8 @@ class Tensor {
   /// copy_to_host().
   float item() const;
 
-  /// Writes `numel` elements, which must be all. On a GPU this is work of the memory's stream;
-  /// `values` are read before it returns.
+  /// Writes `numel` elements, which must be all. On a GPU this is work of the memory's stream; it
+  /// has read `values` when it returns, unless they are in page-locked memory.
   void copy_from_host(const void* values, std::int64_t numel) const;
   /// Reads all elements. On a GPU blocks until what the memory's stream was told is done.
   void copy_to_host(void* values) const;
