@@ -14,19 +14,21 @@ Tensor add(Tape& tape, const Tensor& a, const Tensor& b) {
                   name_of(a.dtype()), a.shape().str(), name_of(b.dtype()), b.shape().str(),
                   a.name(), b.name());
   const Tensor y = tape.empty(a.shape(), a.dtype(), "add");
-  tape.stream().launch({.name = "add.forward",
-                        .flops = static_cast<double>(y.numel()),
-                        .bytes_read = a.nbytes() + b.nbytes(),
-                        .bytes_written = y.nbytes()},
-                       [=] {
-                         engine::dispatch_float(y.dtype(), "add", [&](auto t) {
-                           using T = decltype(t);
-                           write_elements(y.data<T>(), y.numel(), false,
-                                          [a = a.data<T>(), b = b.data<T>()](std::int64_t i) {
-                                            return to_f32(a[i]) + to_f32(b[i]);
-                                          });
+  tape.stream().launch(
+      {.name = "add.forward",
+       .flops = static_cast<double>(y.numel()),
+       .bytes_read = a.nbytes() + b.nbytes(),
+       .bytes_written = y.nbytes()},
+      [=] {
+        engine::dispatch_float(y.dtype(), "add", [&](auto t) {
+          using T = decltype(t);
+          write_elements(y.data<T>(), y.numel(), false,
+                         [a = a.data<T>(), b = b.data<T>()](std::int64_t i) {
+                           return to_f32(a[i]) + to_f32(b[i]);
                          });
-                       });
+        });
+      },
+      [=](const auto& stream) { add_cuda(stream, y, a, b); });
   tape.record("add", y, [&tape, a = a.without_data(), b = b.without_data()](const Tensor& dy) {
     tape.pass_grad(a, dy);
     tape.pass_grad(b, dy);

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "engine/elementwise.h"
+#include "ops/attention_cuda.h"
 #include "ops/gemm.h"
 #include "ops/softmax_rows.h"
 
@@ -31,39 +33,23 @@ namespace {
 // Few queries a tile waste little beyond the diagonal; many keys make the products large.
 constexpr std::int64_t kRows = 32, kKeys = 256;
 
-struct Layout {
-  std::int64_t batch, tokens, heads, kv_heads, head_size;
-  float scale;
-  bool causal;
+using Layout = AttentionLayout;
 
-  std::int64_t group() const { return heads / kv_heads; }
-  std::int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_size; }
-  std::int64_t y_width() const { return heads * head_size; }
-  // First elements of the q, k, v and y rows of a head.
-  std::int64_t q_at(std::int64_t b, std::int64_t h) const {
-    return b * tokens * qkv_width() + h * head_size;
-  }
-  std::int64_t k_at(std::int64_t b, std::int64_t g) const { return q_at(b, heads + g); }
-  std::int64_t v_at(std::int64_t b, std::int64_t g) const { return k_at(b, kv_heads + g); }
-  std::int64_t y_at(std::int64_t b, std::int64_t h) const {
-    return b * tokens * y_width() + h * head_size;
-  }
-  std::int64_t lse_at(std::int64_t b, std::int64_t h) const { return (b * heads + h) * tokens; }
-  // One past the last key that queries [row, row + rows) see.
-  std::int64_t keys_end(std::int64_t row, std::int64_t rows) const {
-    return causal ? row + rows : tokens;
-  }
-  // Of `products` matrix products and one exponential, with three operations around it, for each
-  // visible pair.
-  double flops(int products) const {
-    const auto t = static_cast<double>(tokens);
-    const double pairs = causal ? t * (t + 1) / 2 : t * t;
-    return pairs * static_cast<double>(batch * heads) *
-           (2.0 * products * static_cast<double>(head_size) + kExpFlops + 3);
-  }
-};
+// One past the last key that queries [row, row + rows) see.
+std::int64_t keys_end(const Layout& s, std::int64_t row, std::int64_t rows) {
+  return s.causal ? row + rows : s.tokens;
+}
 
-Layout check(const Tensor& qkv, const AttentionShape& shape) {
+// Of `products` matrix products and one exponential, with three operations around it, for each
+// visible pair.
+double flops(const Layout& s, int products) {
+  const auto t = static_cast<double>(s.tokens);
+  const double pairs = s.causal ? t * (t + 1) / 2 : t * t;
+  return pairs * static_cast<double>(s.batch * s.heads) *
+         (2.0 * products * static_cast<double>(s.head_size) + kExpFlops + 3);
+}
+
+Layout check(const Tensor& qkv, const AttentionShape& shape, const engine::Device& device) {
   engine::require(qkv.dtype() == DType::kF32 || qkv.dtype() == DType::kBF16,
                   "[attention] expected f32 or bf16, got {} ({})", name_of(qkv.dtype()),
                   qkv.name());
@@ -77,6 +63,14 @@ Layout check(const Tensor& qkv, const AttentionShape& shape) {
                   "[attention] expected (B, T, ({} + 2 * {}) * D), got {} ({})", heads, kv_heads,
                   qkv.shape().str(), qkv.name());
   const std::int64_t head_size = qkv.dim(2) / parts;
+  engine::require(!device.is_cuda() || head_size <= kMaxCudaHeadSize,
+                  "[attention] expected heads of at most {} on {}, got {} ({})", kMaxCudaHeadSize,
+                  to_string(device), head_size, qkv.name());
+  engine::require(!device.is_cuda() || std::max(heads, qkv.dim(0)) <= kMaxCudaGrid,
+                  "[attention] expected a batch and heads of at most {} on {}, got {} and {} ({})",
+                  kMaxCudaGrid, to_string(device), qkv.dim(0), heads, qkv.name());
+  engine::require(shape.scale >= 0, "[attention] expected a scale of at least 0, got {} ({})",
+                  shape.scale, qkv.name());
   const float scale = shape.scale == 0 ? 1 / std::sqrt(static_cast<float>(head_size)) : shape.scale;
   return {qkv.dim(0), qkv.dim(1), heads, kv_heads, head_size, scale, shape.causal};
 }
@@ -84,6 +78,13 @@ Layout check(const Tensor& qkv, const AttentionShape& shape) {
 Tensor scratch(const Memory& memory, std::int64_t rows, std::int64_t cols) {
   return Tensor::empty(memory, {rows, cols}, DType::kF32, "attention.scratch",
                        Category::kWorkspace);
+}
+
+// What the CPU kernels need beside the tensors; CUDA keeps it on the chip.
+template <class Scratch>
+std::optional<Scratch> host_scratch(const Tape& tape, const Layout& s) {
+  if (tape.stream().device().is_cuda()) return {};
+  return Scratch(tape.memory(), s);
 }
 
 void multiply(float* x, std::int64_t numel, float factor) {
@@ -174,7 +175,7 @@ void attend(const Layout& s, std::int64_t row, std::int64_t rows, const ForwardS
   float* out = w.out.data<float>();
   float* max = w.max.data<float>();
   float* sum = w.sum.data<float>();
-  const std::int64_t end = s.keys_end(row, rows);
+  const std::int64_t end = keys_end(s, row, rows);
   for (std::int64_t key = 0; key < end; key += kKeys) {
     const Tile tile{row, rows, key, std::min(kKeys, end - key), s.head_size};
     tile.scores(scores, q, w.k.data<float>() + key * s.head_size, s.causal);
@@ -251,7 +252,7 @@ void attend_backward(const Layout& s, std::int64_t row, std::int64_t rows, const
   const float* dy = w.dy.data<float>();
   float* p = w.p.data<float>();
   float* ds = w.ds.data<float>();
-  const std::int64_t end = s.keys_end(row, rows);
+  const std::int64_t end = keys_end(s, row, rows);
   for (std::int64_t key = 0; key < end; key += kKeys) {
     const Tile tile{row, rows, key, std::min(kKeys, end - key), s.head_size};
     const std::int64_t at = key * s.head_size;
@@ -300,39 +301,47 @@ void backward(const Layout& s, const T* qkv, const T* y, const float* lse, const
 void launch_backward(const Tape& tape, const Layout& s, const Tensor& qkv, const Tensor& y,
                      const Tensor& lse, const Tensor& dy, const GradTarget& dqkv) {
   const std::int64_t nbytes = qkv.nbytes();
-  tape.stream().launch({.name = "attention.backward",
-                        .flops = s.flops(5),
-                        .bytes_read = nbytes + y.nbytes() + dy.nbytes() + lse.nbytes() +
-                                      (dqkv.accumulate ? nbytes : 0),
-                        .bytes_written = nbytes},
-                       [=, w = BackwardScratch(tape.memory(), s)] {
-                         engine::dispatch_float(qkv.dtype(), "attention", [&](auto t) {
-                           using T = decltype(t);
-                           backward(s, qkv.data<T>(), y.data<T>(), lse.data<float>(), dy.data<T>(),
-                                    dqkv.dst.data<T>(), dqkv.accumulate, w);
-                         });
-                       });
+  const auto w = host_scratch<BackwardScratch>(tape, s);
+  tape.stream().launch(
+      {.name = "attention.backward",
+       .flops = flops(s, 5),
+       .bytes_read =
+           nbytes + y.nbytes() + dy.nbytes() + lse.nbytes() + (dqkv.accumulate ? nbytes : 0),
+       .bytes_written = nbytes},
+      [=] {
+        engine::dispatch_float(qkv.dtype(), "attention", [&](auto t) {
+          using T = decltype(t);
+          backward(s, qkv.data<T>(), y.data<T>(), lse.data<float>(), dy.data<T>(),
+                   dqkv.dst.data<T>(), dqkv.accumulate, *w);
+        });
+      },
+      [&](const auto& stream) {
+        const Tensor delta = scratch(tape.memory(), s.batch * s.heads, s.tokens);
+        attention_backward_cuda(stream, s, qkv, y, lse, dy, delta, dqkv.dst, dqkv.accumulate);
+      });
 }
 
 }  // namespace
 
 Tensor attention(Tape& tape, const Tensor& qkv, const AttentionShape& shape) {
-  const Layout s = check(qkv, shape);
+  const Layout s = check(qkv, shape, tape.stream().device());
   const bool saves = tape.needs_grad(qkv);
   const Tensor y = tape.empty({s.batch, s.tokens, s.y_width()}, qkv.dtype(), "attention");
   const Tensor lse =
       saves ? tape.empty({s.batch, s.heads, s.tokens}, DType::kF32, "attention.lse") : Tensor();
-  tape.stream().launch({.name = "attention.forward",
-                        .flops = s.flops(2),
-                        .bytes_read = qkv.nbytes(),
-                        .bytes_written = y.nbytes() + (saves ? lse.nbytes() : 0)},
-                       [=, w = ForwardScratch(tape.memory(), s)] {
-                         engine::dispatch_float(qkv.dtype(), "attention", [&](auto t) {
-                           using T = decltype(t);
-                           forward(s, qkv.data<T>(), y.data<T>(),
-                                   saves ? lse.data<float>() : nullptr, w);
-                         });
-                       });
+  const auto w = host_scratch<ForwardScratch>(tape, s);
+  tape.stream().launch(
+      {.name = "attention.forward",
+       .flops = flops(s, 2),
+       .bytes_read = qkv.nbytes(),
+       .bytes_written = y.nbytes() + (saves ? lse.nbytes() : 0)},
+      [=] {
+        engine::dispatch_float(qkv.dtype(), "attention", [&](auto t) {
+          using T = decltype(t);
+          forward(s, qkv.data<T>(), y.data<T>(), saves ? lse.data<float>() : nullptr, *w);
+        });
+      },
+      [&](const auto& stream) { attention_forward_cuda(stream, s, qkv, y, lse); });
   if (!saves) return y;
   tape.record("attention", y, [&tape, s, qkv, y, lse](const Tensor& dy) {
     if (const GradTarget dqkv = tape.grad_target(qkv))

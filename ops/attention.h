@@ -13,16 +13,18 @@ struct AttentionShape {
   std::int64_t num_heads = 1;     ///< H
   std::int64_t num_kv_heads = 0;  ///< KV, divides H: heads [g * H/KV, (g + 1) * H/KV) share kv head
                                   ///< g; 0: H
-  float scale = 0;                ///< of the scores; 0: 1 / sqrt(D)
+  float scale = 0;                ///< of the scores, not negative; 0: 1 / sqrt(D)
   bool causal = true;             ///< token t sees tokens 0..t only
 };
 
 /// y[b, t, h] = sum_s softmax_s(scale * q[b, t, h] . k[b, s, g]) v[b, s, g], for each head.
 ///   qkv (B, T, (H + 2 KV) * D), f32 or bf16: a token's q heads, then its k heads, then its v heads
-///   (GPT-2's c_attn) -> y (B, T, H * D) like qkv. Arithmetic is f32.
+///   (GPT-2's c_attn) -> y (B, T, H * D) like qkv. Arithmetic is f32; on CUDA bf16 enters the
+///   matrix products, as which the probabilities are rounded too.
 ///   Saves qkv, y and the log-sum-exp of the scores (B, H, T) f32; backward recomputes the
 ///   probabilities tile by tile. Workspace grows as T * D.
-///   Throws InvalidArgument if qkv is not of that form or KV does not divide H.
+///   On CUDA D is at most 128.
+///   Throws InvalidArgument if qkv is not of that form, KV does not divide H, or D is too large.
 engine::Tensor attention(engine::Tape& tape, const engine::Tensor& qkv,
                          const AttentionShape& shape);
 

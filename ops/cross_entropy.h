@@ -1,8 +1,9 @@
 // Softmax cross-entropy, from logits or fused with the matrix product that makes them.
 //
 // Both give the mean over the targets that are not ignored, 0 if all are. Row losses are summed in
-// order in double. A target outside [0, V) that is not `ignore_index` throws InvalidArgument naming
-// it, its position and V.
+// double, in an order that depends on their number alone. A target outside [0, V) that is not
+// `ignore_index` throws InvalidArgument naming it, its position and V; on a GPU, where nobody waits
+// for the kernel that sees it, the loss and the gradients of its row become NaN.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +22,21 @@ engine::Tensor cross_entropy(engine::Tape& tape, const engine::Tensor& logits,
 struct LinearCrossEntropyOptions {
   std::int32_t ignore_index = -100;
   std::int64_t chunk_rows = 0;  ///< rows whose logits live at one time; 0: chosen by V
-  /// Backward finds all exponentials saved if there are at most this many, and otherwise computes
-  /// the logits of each chunk again: half as much forward work more, and the same bits.
-  std::int64_t max_saved_numel = std::int64_t{1} << 24;
+  /// Forward saves what backward needs of all logits if they are at most this many; otherwise
+  /// backward computes the logits of each chunk again: half as much forward work more, and on the
+  /// CPU the same bits. Negative: 2^24 on the CPU, 2^32 on a GPU.
+  std::int64_t max_saved_numel = -1;
 };
 
 /// cross_entropy(x w^T), a chunk of rows at a time: full logits need not live.
 ///   x (.., C) f32 or bf16, w (V, C) f32 or bf16, targets (..) i32 -> loss () f32. Logits are f32.
 ///   The gradient of w is summed chunk by chunk in its view, or in f32 workspace (V, C) if the view
-///   is bf16; a bf16 w is widened once a pass. Saves x, w, targets, two f32 a row and, within
-///   `max_saved_numel`, the exponentials (.., V) f32.
+///   is bf16. Saves x, w, targets, two f32 a row and, within `max_saved_numel`, (.., V) f32 on the
+///   CPU and of the dtype of x on a GPU.
+///   A bf16 w is widened once a pass on the CPU. On a GPU softmax - onehot is rounded to the dtype
+///   of x, by a relative 2^-9 if that is bf16, before it is multiplied with w and x; so a gradient
+///   is off by at most 2^-9 times the sum of the absolute values of its terms. x and w should be of
+///   one dtype there.
 ///   Throws InvalidArgument if shapes or dtypes do not fit.
 engine::Tensor linear_cross_entropy(engine::Tape& tape, const engine::Tensor& x,
                                     engine::Parameter& w, const engine::Tensor& targets,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "ops/dropout_cuda.h"
 #include "ops/pointwise.h"
 #include "ops/vector_math.h"
 
@@ -18,12 +19,6 @@ namespace {
 
 constexpr PointwiseWork kWork{"dropout", "dropout.forward", "dropout.backward", 1, 1};
 constexpr std::int64_t kChunk = 256;  // elements whose random bits are made at once
-
-struct Mask {
-  RandomStream random;
-  std::uint64_t first_index;
-  std::uint32_t threshold;  // kept iff the upper 24 bits are at least this
-};
 
 // The smallest 24-bit number whose uniform value is at least p: uniform() grows with it, so that
 // comparing integers gives the very same mask.
@@ -78,10 +73,9 @@ void random_words(const RandomStream& random, std::uint64_t first_block,
   }
 }
 
-// out[i] = or += in[i] scale, or 0 where the mask says so.
+// out[i] = or += in[i] scale, or 0 where the mask drops it.
 template <class T>
-void apply(T* out, bool accumulate, const T* in, std::int64_t numel, const Mask& mask,
-           float scale) {
+void apply(T* out, bool accumulate, const T* in, std::int64_t numel, const DropoutMask& mask) {
   std::array<std::uint32_t, kChunk> words;
   auto skip = static_cast<std::int64_t>(mask.first_index % 4);  // of the first block
   std::uint64_t block = mask.first_index / 4;
@@ -89,7 +83,7 @@ void apply(T* out, bool accumulate, const T* in, std::int64_t numel, const Mask&
     random_words(mask.random, block, words);
     const std::int64_t count = std::min(numel - begin, kChunk - skip);
     write_elements(out + begin, count, accumulate,
-                   [in = in + begin, w = words.data() + skip, scale,
+                   [in = in + begin, w = words.data() + skip, scale = mask.scale,
                     threshold = mask.threshold](std::int64_t i) {
                      return select(w[i] >> 8 >= threshold, to_f32(in[i]) * scale, 0.0f);
                    });
@@ -105,28 +99,32 @@ Tensor dropout(Tape& tape, const Tensor& x, float p, RandomStream random,
   engine::require(p >= 0 && p < 1, "[dropout] expected a probability in [0, 1), got {} ({})", p,
                   x.name());
   if (p == 0) return x;
-  const Mask mask{random, first_index, threshold_of(p)};
-  const float scale = 1 / (1 - p);
+  const DropoutMask mask{random, first_index, threshold_of(p), 1 / (1 - p)};
   const Tensor y = tape.empty(x.shape(), x.dtype(), "dropout");
-  tape.stream().launch({.name = kWork.forward,
-                        .flops = static_cast<double>(x.numel()) * kWork.forward_flops,
-                        .bytes_read = x.nbytes(),
-                        .bytes_written = y.nbytes()},
-                       [=] {
-                         engine::dispatch_float(x.dtype(), "dropout", [&](auto t) {
-                           using T = decltype(t);
-                           apply(y.data<T>(), false, x.data<T>(), x.numel(), mask, scale);
-                         });
-                       });
-  tape.record("dropout", y, [&tape, x = x.without_data(), mask, scale](const Tensor& dy) {
+  tape.stream().launch(
+      {.name = kWork.forward,
+       .flops = static_cast<double>(x.numel()) * kWork.forward_flops,
+       .bytes_read = x.nbytes(),
+       .bytes_written = y.nbytes()},
+      [=] {
+        engine::dispatch_float(x.dtype(), "dropout", [&](auto t) {
+          using T = decltype(t);
+          apply(y.data<T>(), false, x.data<T>(), x.numel(), mask);
+        });
+      },
+      [=](const auto& stream) { dropout_cuda(stream, {y}, x, mask); });
+  tape.record("dropout", y, [&tape, x = x.without_data(), mask](const Tensor& dy) {
     const GradTarget dx = tape.grad_target(x);
     if (!dx) return;
-    launch_pointwise_backward(tape, kWork, dx, dy.nbytes(), [=] {
-      engine::dispatch_float(dy.dtype(), "dropout", [&](auto t) {
-        using T = decltype(t);
-        apply(dx.dst.data<T>(), dx.accumulate, dy.data<T>(), dy.numel(), mask, scale);
-      });
-    });
+    launch_pointwise_backward(
+        tape, kWork, dx, dy.nbytes(),
+        [=] {
+          engine::dispatch_float(dy.dtype(), "dropout", [&](auto t) {
+            using T = decltype(t);
+            apply(dx.dst.data<T>(), dx.accumulate, dy.data<T>(), dy.numel(), mask);
+          });
+        },
+        [=](const auto& stream) { dropout_cuda(stream, dx, dy, mask); });
   });
   return y;
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/elementwise.h"
+#include "ops/embedding_cuda.h"
 
 namespace tessera::ops {
 
@@ -79,14 +80,11 @@ void scatter_add(G* grad, std::int64_t width, const T* dy, std::vector<Scatter> 
   }
 }
 
-// Adds the rows of dy into the gradient of `table`: row i goes to row_of(i).
-template <class RowOf>
-void launch_scatter(Tape& tape, Parameter& table, const Tensor& dy, RowOf row_of) {
+// Adds the rows of dy into the gradient of `table`: row i goes to row_of(i). `cuda` does the same.
+template <class RowOf, class Cuda>
+void launch_scatter(Tape& tape, Parameter& table, const Tensor& dy, RowOf row_of, Cuda cuda) {
   const GradTarget grad = tape.grad_target(table);
   if (!grad) return;
-  const std::int64_t width = grad.dst.dim(1);
-  const Tensor sum =
-      Tensor::empty(tape.memory(), {width}, DType::kF32, "embedding.sum", Category::kWorkspace);
   // At most the rows of dy are read back; a gradient that is assigned is written as a whole.
   const std::int64_t touched = dy.numel() * size_of(grad.dst.dtype());
   tape.stream().launch(
@@ -94,8 +92,11 @@ void launch_scatter(Tape& tape, Parameter& table, const Tensor& dy, RowOf row_of
        .flops = static_cast<double>(dy.numel()),
        .bytes_read = dy.nbytes() + (grad.accumulate ? touched : 0),
        .bytes_written = grad.accumulate ? touched : grad.dst.nbytes()},
-      [=] {
+      [=, memory = tape.memory()] {
         if (!grad.accumulate) engine::fill_zero(grad.dst);
+        const std::int64_t width = grad.dst.dim(1);
+        const Tensor sum =
+            Tensor::empty(memory, {width}, DType::kF32, "embedding.sum", Category::kWorkspace);
         std::vector<Scatter> order(static_cast<std::size_t>(dy.shape().rows()));
         for (std::size_t i = 0; i < order.size(); ++i)
           order[i] = {row_of(static_cast<std::int64_t>(i)), static_cast<std::int64_t>(i)};
@@ -105,6 +106,26 @@ void launch_scatter(Tape& tape, Parameter& table, const Tensor& dy, RowOf row_of
                         std::move(order), sum.data<float>());
           });
         });
+      },
+      [&](const auto& stream) { cuda(stream, grad); });
+}
+
+// Row i of dy goes to the row of its token.
+void launch_token_scatter(Tape& tape, Parameter& table, const Tensor& dy, const Tensor& tokens) {
+  launch_scatter(
+      tape, table, dy, [tokens](std::int64_t i) { return tokens.data<std::int32_t>()[i]; },
+      [&](const auto& stream, const GradTarget& grad) {
+        embedding_backward_cuda(stream, tape.memory(), grad, dy, tokens);
+      });
+}
+
+// Row i of dy goes to row i % num_tokens.
+void launch_position_scatter(Tape& tape, Parameter& table, const Tensor& dy,
+                             std::int64_t num_tokens) {
+  launch_scatter(
+      tape, table, dy, [num_tokens](std::int64_t i) { return i % num_tokens; },
+      [&](const auto& stream, const GradTarget& grad) {
+        position_embedding_backward_cuda(stream, grad, dy, num_tokens);
       });
 }
 
@@ -125,7 +146,8 @@ Tensor forward(Tape& tape, const Tensor& tokens, const Tensor& table, const Tens
           look_up(y.data<T>(), tokens.data<std::int32_t>(), tokens.numel(), table.data<T>(), width,
                   positions.defined() ? positions.data<T>() : nullptr, num_positions);
         });
-      });
+      },
+      [=](const auto& stream) { embedding_forward_cuda(stream, y, tokens, table, positions); });
   return y;
 }
 
@@ -137,8 +159,7 @@ Tensor embedding(Tape& tape, const Tensor& tokens, Parameter& table) {
   const Tensor y = forward(tape, tokens, value, {});
   if (!table.trainable) return y;
   tape.record("embedding", y, [&tape, &table, tokens](const Tensor& dy) {
-    launch_scatter(tape, table, dy,
-                   [tokens](std::int64_t i) { return tokens.data<std::int32_t>()[i]; });
+    launch_token_scatter(tape, table, dy, tokens);
   });
   return y;
 }
@@ -158,12 +179,11 @@ Tensor token_position_embedding(Tape& tape, const Tensor& tokens, Parameter& wte
                   num_tokens, wpe.name);
   const Tensor y = forward(tape, tokens, table, positions);
   if (!wte.trainable && !wpe.trainable) return y;
-  tape.record(
-      "token_position_embedding", y, [&tape, &wte, &wpe, tokens, num_tokens](const Tensor& dy) {
-        launch_scatter(tape, wte, dy,
-                       [tokens](std::int64_t i) { return tokens.data<std::int32_t>()[i]; });
-        launch_scatter(tape, wpe, dy, [num_tokens](std::int64_t i) { return i % num_tokens; });
-      });
+  tape.record("token_position_embedding", y,
+              [&tape, &wte, &wpe, tokens, num_tokens](const Tensor& dy) {
+                launch_token_scatter(tape, wte, dy, tokens);
+                launch_position_scatter(tape, wpe, dy, num_tokens);
+              });
   return y;
 }
 

@@ -9,7 +9,8 @@ namespace tessera::ops {
 ///   tokens (..) i32, up to 4 dimensions; table (V, C) f32 or bf16 -> y (.., C) like the table.
 ///   Backward adds the rows of dy into the table's gradient in the order of the tokens, in f32 with
 ///   one rounding per element; rows that no token names are zero. Saves tokens.
-///   Throws InvalidArgument for a token outside [0, V), naming it, its position and V.
+///   Throws InvalidArgument for a token outside [0, V), naming it, its position and V. A kernel
+///   cannot throw: on a GPU the row of such a token is NaN and it has no gradient.
 engine::Tensor embedding(engine::Tape& tape, const engine::Tensor& tokens,
                          engine::Parameter& table);
 

@@ -14,4 +14,12 @@ inline engine::Tensor layernorm(engine::Tape& tape, const engine::Tensor& x, eng
   return normalize(tape, Norm::kLayer, x, w, bias, eps);
 }
 
+/// sum = x + h and y = layernorm(sum): the same bits as add() and layernorm(), in one pass each
+/// way. x and h (..., C) alike. Saves the sum in place of x. Throws as layernorm(), and if x and h
+/// differ.
+inline NormOfSum add_layernorm(engine::Tape& tape, const engine::Tensor& x, const engine::Tensor& h,
+                               engine::Parameter& w, engine::Parameter* bias, float eps = 1e-5f) {
+  return add_normalize(tape, Norm::kLayer, x, h, w, bias, eps);
+}
+
 }  // namespace tessera::ops

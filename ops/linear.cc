@@ -4,6 +4,8 @@
 
 #include "engine/elementwise.h"
 #include "ops/gemm.h"
+#include "ops/gemm_cuda.h"
+#include "ops/linear_cuda.h"
 
 namespace tessera::ops {
 
@@ -23,6 +25,11 @@ namespace {
 template <class T>
 MatrixView<T> weight_matrix(const Tensor& w, WeightLayout layout) {
   const MatrixView<T> stored = matrix<T>(w, w.dim(0), w.dim(1));
+  return layout == WeightLayout::kInOut ? stored : stored.t();
+}
+
+DeviceMatrix device_weight_matrix(const Tensor& w, WeightLayout layout) {
+  const DeviceMatrix stored = device_matrix(w, w.dim(0), w.dim(1));
   return layout == WeightLayout::kInOut ? stored : stored.t();
 }
 
@@ -73,6 +80,13 @@ void backward_x(const Tape& tape, const GradTarget& dx, const Tensor& w, const T
           gemm(memory, matrix<const T>(dy, rows, out), weight_matrix<const T>(w, layout).t(),
                matrix<T>(dx.dst, rows, in), dx.accumulate);
         });
+      },
+      [&](const auto& stream) {
+        gemm_cuda(stream, tape.memory(),
+                  {.a = device_matrix(dy, rows, out),
+                   .b = device_weight_matrix(w, layout).t(),
+                   .c = device_matrix(dx.dst, rows, in),
+                   .accumulate = dx.accumulate});
       });
 }
 
@@ -92,23 +106,31 @@ void backward_w(const Tape& tape, const GradTarget& dw, const Tensor& x, const T
                  weight_matrix<decltype(g)>(dw.dst, layout), dw.accumulate);
           });
         });
+      },
+      [&](const auto& stream) {
+        gemm_cuda(stream, tape.memory(),
+                  {.a = device_matrix(x, rows, in).t(),
+                   .b = device_matrix(dy, rows, out),
+                   .c = device_weight_matrix(dw.dst, layout),
+                   .accumulate = dw.accumulate});
       });
 }
 
 void backward_bias(const Tape& tape, const GradTarget& db, const Tensor& dy) {
-  const Tensor sums = Tensor::empty(tape.memory(), db.dst.shape(), DType::kF32, "linear.bias_sums",
-                                    Category::kWorkspace);
-  tape.stream().launch({.name = "linear.backward_bias",
-                        .flops = static_cast<double>(dy.numel()),
-                        .bytes_read = dy.nbytes() + (db.accumulate ? db.dst.nbytes() : 0),
-                        .bytes_written = db.dst.nbytes()},
-                       [=] {
-                         dispatch_float(dy.dtype(), "linear", [&](auto t) {
-                           sum_rows(sums.data<float>(), dy.data<decltype(t)>(), dy.shape().rows(),
-                                    dy.dim(-1));
-                         });
-                         engine::assign_or_add(db.dst, sums, db.accumulate);
-                       });
+  tape.stream().launch(
+      {.name = "linear.backward_bias",
+       .flops = static_cast<double>(dy.numel()),
+       .bytes_read = dy.nbytes() + (db.accumulate ? db.dst.nbytes() : 0),
+       .bytes_written = db.dst.nbytes()},
+      [=, memory = tape.memory()] {
+        const Tensor sums = Tensor::empty(memory, db.dst.shape(), DType::kF32, "linear.bias_sums",
+                                          Category::kWorkspace);
+        dispatch_float(dy.dtype(), "linear", [&](auto t) {
+          sum_rows(sums.data<float>(), dy.data<decltype(t)>(), dy.shape().rows(), dy.dim(-1));
+        });
+        engine::assign_or_add(db.dst, sums, db.accumulate);
+      },
+      [&](const auto& stream) { column_sums_cuda(stream, tape.memory(), db, dy); });
 }
 
 }  // namespace
@@ -140,6 +162,13 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
         dispatch_float(x.dtype(), "linear", [&](auto t) {
           forward<decltype(t)>(memory, y, x, value, bias_value, layout);
         });
+      },
+      [&](const auto& stream) {
+        gemm_cuda(stream, tape.memory(),
+                  {.a = device_matrix(x, x.shape().rows(), in),
+                   .b = device_weight_matrix(value, layout),
+                   .c = device_matrix(y, x.shape().rows(), out),
+                   .bias = bias != nullptr ? bias_value.raw() : nullptr});
       });
   tape.record("linear", y, [&tape, x, &w, bias, layout](const Tensor& dy) {
     if (const GradTarget dx = tape.grad_target(x)) backward_x(tape, dx, w.value, dy, layout);

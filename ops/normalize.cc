@@ -1,6 +1,9 @@
 #include "ops/normalize.h"
 
+#include <vector>
+
 #include "engine/elementwise.h"
+#include "ops/normalize_cuda.h"
 #include "ops/pointwise.h"
 #include "ops/vector_math.h"
 
@@ -9,6 +12,7 @@ namespace tessera::ops {
 using engine::Category;
 using engine::DType;
 using engine::GradTarget;
+using engine::Memory;
 using engine::Parameter;
 using engine::Tape;
 using engine::Tensor;
@@ -17,16 +21,21 @@ using engine::to_f32;
 namespace {
 
 template <class T>
-const T* data_or_null(const Tensor& t) {
-  return t.defined() ? t.data<T>() : nullptr;
-}
-
-// `mean` may be null: then no mean is removed. `bias` may be null.
-template <class T>
-void forward(T* y, float* mean, float* rstd, const T* x, const T* w, const T* bias,
-             std::int64_t rows, std::int64_t cols, float eps) {
+void forward(const NormForward& n) {
+  const std::int64_t rows = n.y.shape().rows(), cols = n.y.dim(-1);
   const auto size = static_cast<float>(cols);
-  for (std::int64_t r = 0; r < rows; ++r, x += cols, y += cols) {
+  const T *w = n.w.data<T>(), *bias = data_or_null<T>(n.bias);
+  float *mean = data_or_null<float>(n.mean), *rstd = n.rstd.data<float>();
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* x = n.x.data<T>() + r * cols;
+    T* y = n.y.data<T>() + r * cols;
+    if (n.h.defined()) {
+      T* sum = n.sum.data<T>() + r * cols;
+      write_elements(sum, cols, false, [x, h = n.h.data<T>() + r * cols](std::int64_t j) {
+        return to_f32(x[j]) + to_f32(h[j]);
+      });
+      x = sum;
+    }
     float m = 0;
     if (mean != nullptr)
       m = mean[r] = lane_sum(cols, [x](std::int64_t j) { return to_f32(x[j]); }) / size;
@@ -34,7 +43,7 @@ void forward(T* y, float* mean, float* rstd, const T* x, const T* w, const T* bi
       const float d = to_f32(x[j]) - m;
       return d * d;
     });
-    const float s = rstd[r] = 1.0f / std::sqrt(squares / size + eps);
+    const float s = rstd[r] = 1.0f / std::sqrt(squares / size + n.eps);
     const auto scaled = [=](std::int64_t j) { return (to_f32(x[j]) - m) * s * to_f32(w[j]); };
     if (bias != nullptr) {
       write_elements(y, cols, false, [=](std::int64_t j) { return scaled(j) + to_f32(bias[j]); });
@@ -45,14 +54,17 @@ void forward(T* y, float* mean, float* rstd, const T* x, const T* w, const T* bi
 }
 
 // With g = dy w and xhat = (x - mean) rstd:
-//   dx = rstd (g - mean(g) - xhat mean(g xhat)), without the term mean(g) if `mean` is null;
+//   dx = rstd (g - mean(g) - xhat mean(g xhat)), without the term mean(g) if no mean was removed;
 //   dw = sum over rows of dy xhat, dbias = sum over rows of dy, rows in order.
-// Each of dx, dw, dbias may be null; dw and dbias start at 0.
+// The sums start at 0; null if nobody wants them.
 template <class T>
-void backward(T* dx, bool accumulate, float* dw, float* dbias, const T* dy, const T* x,
-              const float* mean, const float* rstd, const T* w, std::int64_t rows,
-              std::int64_t cols) {
+void backward(const NormBackward& n, float* dw, float* dbias) {
+  const std::int64_t rows = n.x.shape().rows(), cols = n.x.dim(-1);
   const auto size = static_cast<float>(cols);
+  const T *x = n.x.data<T>(), *dy = n.dy.data<T>(), *w = n.w.data<T>();
+  const T* residual = data_or_null<T>(n.residual);
+  const float *mean = data_or_null<float>(n.mean), *rstd = n.rstd.data<float>();
+  T* dx = data_or_null<T>(n.dx.dst);
   for (std::int64_t r = 0; r < rows; ++r, x += cols, dy += cols) {
     const float m = mean != nullptr ? mean[r] : 0, s = rstd[r];
     const auto g = [=](std::int64_t j) { return to_f32(dy[j]) * to_f32(w[j]); };
@@ -60,8 +72,14 @@ void backward(T* dx, bool accumulate, float* dw, float* dbias, const T* dy, cons
     if (dx != nullptr) {
       const float g_mean = mean != nullptr ? lane_sum(cols, g) / size : 0;
       const float gx_mean = lane_sum(cols, [=](std::int64_t j) { return g(j) * xhat(j); }) / size;
-      write_elements(dx + r * cols, cols, accumulate,
-                     [=](std::int64_t j) { return s * (g(j) - g_mean - xhat(j) * gx_mean); });
+      const auto value = [=](std::int64_t j) { return s * (g(j) - g_mean - xhat(j) * gx_mean); };
+      if (residual != nullptr) {
+        write_elements(
+            dx + r * cols, cols, n.dx.accumulate,
+            [value, d = residual + r * cols](std::int64_t j) { return to_f32(d[j]) + value(j); });
+      } else {
+        write_elements(dx + r * cols, cols, n.dx.accumulate, value);
+      }
     }
     if (dw != nullptr)
       write_elements(dw, cols, true, [=](std::int64_t j) { return to_f32(dy[j]) * xhat(j); });
@@ -69,44 +87,52 @@ void backward(T* dx, bool accumulate, float* dw, float* dbias, const T* dy, cons
   }
 }
 
-struct Saved {
-  Tensor mean;  // undefined for kRms
-  Tensor rstd;
-};
-
-// f32 sums over rows for the gradient of a parameter; undefined if nobody wants it.
-Tensor zero_sums(const Tape& tape, const GradTarget& target) {
-  if (!target) return {};
-  return Tensor::zeros(tape.memory(), target.dst.shape(), DType::kF32, "normalize.sums",
-                       Category::kWorkspace);
+// Works with f32 sums over rows, which are then stored: one rounding, whatever the dtype.
+void run_backward(const Memory& memory, const NormBackward& n) {
+  const auto zero_sums = [&](const GradTarget& target) {
+    return target ? Tensor::zeros(memory, target.dst.shape(), DType::kF32, "normalize.sums",
+                                  Category::kWorkspace)
+                  : Tensor();
+  };
+  const Tensor dw = zero_sums(n.dw), dbias = zero_sums(n.dbias);
+  engine::dispatch_float(n.x.dtype(), "normalize", [&](auto t) {
+    backward<decltype(t)>(n, data_or_null<float>(dw), data_or_null<float>(dbias));
+  });
+  if (n.dw) engine::assign_or_add(n.dw.dst, dw, n.dw.accumulate);
+  if (n.dbias) engine::assign_or_add(n.dbias.dst, dbias, n.dbias.accumulate);
 }
 
-void launch_backward(const Tape& tape, const GradTarget& dx, const GradTarget& dw,
-                     const GradTarget& dbias, const Tensor& dy, const Tensor& x, const Saved& saved,
-                     const Tensor& w) {
-  const Tensor dw_sums = zero_sums(tape, dw), dbias_sums = zero_sums(tape, dbias);
-  const bool centred = saved.mean.defined();
-  engine::Work work{.name = centred ? "layernorm.backward" : "rmsnorm.backward",
-                    .bytes_read = dy.nbytes() + x.nbytes() + w.nbytes()};
-  for (const GradTarget* target : {&dx, &dw, &dbias}) {
+void launch_forward(const Tape& tape, const NormForward& n) {
+  const bool centred = n.mean.defined(), adds = n.h.defined(), shifts = n.bias.defined();
+  const int per_element = (centred ? 7 : 4) + (shifts ? 1 : 0) + (adds ? 1 : 0);
+  tape.stream().launch(
+      {.name = adds ? (centred ? "add_layernorm.forward" : "add_rmsnorm.forward")
+                    : (centred ? "layernorm.forward" : "rmsnorm.forward"),
+       .flops = static_cast<double>(n.x.numel()) * per_element,
+       .bytes_read = (adds ? 2 : 1) * n.x.nbytes() + (shifts ? 2 : 1) * n.w.nbytes(),
+       .bytes_written = (adds ? 2 : 1) * n.y.nbytes() + (centred ? 2 : 1) * n.rstd.nbytes()},
+      [=] {
+        engine::dispatch_float(n.x.dtype(), "normalize", [&](auto t) { forward<decltype(t)>(n); });
+      },
+      [&](const auto& stream) { normalize_forward_cuda(stream, n); });
+}
+
+void launch_backward(const Tape& tape, const NormBackward& n) {
+  const bool centred = n.mean.defined(), adds = n.residual.defined();
+  engine::Work work{.name = adds ? (centred ? "add_layernorm.backward" : "add_rmsnorm.backward")
+                                 : (centred ? "layernorm.backward" : "rmsnorm.backward"),
+                    .bytes_read = (adds ? 3 : 2) * n.x.nbytes() + n.w.nbytes()};
+  for (const GradTarget* target : {&n.dx, &n.dw, &n.dbias}) {
     if (!*target) continue;
     work.bytes_read += target->accumulate ? target->dst.nbytes() : 0;
     work.bytes_written += target->dst.nbytes();
   }
-  const int per_element = (dx ? (centred ? 14 : 9) + (dx.accumulate ? 1 : 0) : 0) +
-                          (dw ? (centred ? 4 : 3) : 0) + (dbias ? 1 : 0);
-  work.flops = static_cast<double>(x.numel()) * per_element;
-  tape.stream().launch(work, [=] {
-    engine::dispatch_float(x.dtype(), "normalize", [&](auto t) {
-      using T = decltype(t);
-      backward<T>(dx ? dx.dst.data<T>() : nullptr, dx.accumulate,
-                  dw ? dw_sums.data<float>() : nullptr, dbias ? dbias_sums.data<float>() : nullptr,
-                  dy.data<T>(), x.data<T>(), data_or_null<float>(saved.mean),
-                  saved.rstd.data<float>(), w.data<T>(), x.shape().rows(), x.dim(-1));
-    });
-    if (dw) engine::assign_or_add(dw.dst, dw_sums, dw.accumulate);
-    if (dbias) engine::assign_or_add(dbias.dst, dbias_sums, dbias.accumulate);
-  });
+  const int of_dx = (centred ? 14 : 9) + (n.dx.accumulate ? 1 : 0) + (adds ? 1 : 0);
+  const int per_element = (n.dx ? of_dx : 0) + (n.dw ? (centred ? 4 : 3) : 0) + (n.dbias ? 1 : 0);
+  work.flops = static_cast<double>(n.x.numel()) * per_element;
+  tape.stream().launch(
+      work, [n, memory = tape.memory()] { run_backward(memory, n); },
+      [&](const auto& stream) { normalize_backward_cuda(stream, tape.memory(), n); });
 }
 
 void check(const Tensor& x, const Tensor& w, const Parameter& p) {
@@ -116,37 +142,82 @@ void check(const Tensor& x, const Tensor& w, const Parameter& p) {
       name_of(x.dtype()), x.shape().str(), name_of(w.dtype()), w.shape().str(), p.name);
 }
 
+// Checks, and takes memory for what is written.
+NormForward prepare(Tape& tape, Norm norm, const Tensor& x, Parameter& w, Parameter* bias,
+                    float eps) {
+  NormForward n{.x = x, .w = tape.use(w), .eps = eps};
+  check(x, n.w, w);
+  if (bias != nullptr) {
+    n.bias = tape.use(*bias);
+    check(x, n.bias, *bias);
+  }
+  const bool centred = norm == Norm::kLayer;
+  const engine::Shape per_row = x.shape().drop_last();
+  n.y = tape.empty(x.shape(), x.dtype(), centred ? "layernorm" : "rmsnorm");
+  if (centred) n.mean = tape.empty(per_row, DType::kF32, "layernorm.mean");
+  n.rstd = tape.empty(per_row, DType::kF32, "normalize.rstd");
+  return n;
+}
+
+GradTarget bias_target(Tape& tape, Parameter* bias) {
+  return bias != nullptr ? tape.grad_target(*bias) : GradTarget{};
+}
+
 }  // namespace
 
 Tensor normalize(Tape& tape, Norm norm, const Tensor& x, Parameter& w, Parameter* bias, float eps) {
-  const Tensor scale = tape.use(w);
-  const Tensor shift = bias != nullptr ? tape.use(*bias) : Tensor();
-  check(x, scale, w);
-  if (bias != nullptr) check(x, shift, *bias);
-  const bool centred = norm == Norm::kLayer;
-  const engine::Shape per_row = x.shape().drop_last();
-  const Tensor y = tape.empty(x.shape(), x.dtype(), centred ? "layernorm" : "rmsnorm");
-  const Saved saved{centred ? tape.empty(per_row, DType::kF32, "layernorm.mean") : Tensor(),
-                    tape.empty(per_row, DType::kF32, "normalize.rstd")};
-  tape.stream().launch(
-      {.name = centred ? "layernorm.forward" : "rmsnorm.forward",
-       .flops = static_cast<double>(x.numel()) * ((centred ? 7 : 4) + (bias != nullptr ? 1 : 0)),
-       .bytes_read = x.nbytes() + scale.nbytes() + (bias != nullptr ? shift.nbytes() : 0),
-       .bytes_written = y.nbytes() + (centred ? 2 : 1) * saved.rstd.nbytes()},
-      [=] {
-        engine::dispatch_float(x.dtype(), "normalize", [&](auto t) {
-          using T = decltype(t);
-          forward<T>(y.data<T>(), centred ? saved.mean.data<float>() : nullptr,
-                     saved.rstd.data<float>(), x.data<T>(), scale.data<T>(), data_or_null<T>(shift),
-                     x.shape().rows(), x.dim(-1), eps);
-        });
-      });
-  tape.record("normalize", y, [&tape, x, saved, &w, bias](const Tensor& dy) {
-    const GradTarget dx = tape.grad_target(x), dw = tape.grad_target(w);
-    const GradTarget dbias = bias != nullptr ? tape.grad_target(*bias) : GradTarget{};
-    if (dx || dw || dbias) launch_backward(tape, dx, dw, dbias, dy, x, saved, w.value);
-  });
-  return y;
+  const NormForward n = prepare(tape, norm, x, w, bias, eps);
+  launch_forward(tape, n);
+  tape.record("normalize", n.y,
+              [&tape, x, mean = n.mean, rstd = n.rstd, &w, bias](const Tensor& dy) {
+                const NormBackward back{.dx = tape.grad_target(x),
+                                        .dw = tape.grad_target(w),
+                                        .dbias = bias_target(tape, bias),
+                                        .residual = {},
+                                        .dy = dy,
+                                        .x = x,
+                                        .w = w.value,
+                                        .mean = mean,
+                                        .rstd = rstd};
+                if (back.dx || back.dw || back.dbias) launch_backward(tape, back);
+              });
+  return n.y;
+}
+
+NormOfSum add_normalize(Tape& tape, Norm norm, const Tensor& x, const Tensor& h, Parameter& w,
+                        Parameter* bias, float eps) {
+  engine::require(h.shape() == x.shape() && h.dtype() == x.dtype(),
+                  "[normalize] expected two tensors alike, got {} {} and {} {} ({}, {})",
+                  name_of(x.dtype()), x.shape().str(), name_of(h.dtype()), h.shape().str(),
+                  x.name(), h.name());
+  NormForward n = prepare(tape, norm, x, w, bias, eps);
+  n.h = h;
+  n.sum = tape.empty(x.shape(), x.dtype(), "add");
+  launch_forward(tape, n);
+  tape.record("add_normalize", {n.sum, n.y},
+              [&tape, x = x.without_data(), h = h.without_data(), sum = n.sum, mean = n.mean,
+               rstd = n.rstd, &w, bias](const std::vector<Tensor>& douts) {
+                const Tensor &dsum = douts[0], &dy = douts[1];
+                GradTarget dx{dsum};
+                if (dy.defined()) {
+                  const bool wanted = tape.needs_grad(x) || tape.needs_grad(h);
+                  dx.dst = wanted ? tape.empty(sum.shape(), sum.dtype(), sum.name()) : Tensor();
+                  const NormBackward back{.dx = dx,
+                                          .dw = tape.grad_target(w),
+                                          .dbias = bias_target(tape, bias),
+                                          .residual = dsum,
+                                          .dy = dy,
+                                          .x = sum,
+                                          .w = w.value,
+                                          .mean = mean,
+                                          .rstd = rstd};
+                  if (back.dx || back.dw || back.dbias) launch_backward(tape, back);
+                }
+                if (!dx) return;
+                tape.pass_grad(x, dx.dst);
+                tape.pass_grad(h, dx.dst);
+              });
+  return {n.sum, n.y};
 }
 
 }  // namespace tessera::ops

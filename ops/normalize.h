@@ -15,4 +15,17 @@ enum class Norm { kLayer, kRms };
 engine::Tensor normalize(engine::Tape& tape, Norm norm, const engine::Tensor& x,
                          engine::Parameter& w, engine::Parameter* bias, float eps);
 
+/// Outputs of a residual addition and the norm behind it.
+struct NormOfSum {
+  engine::Tensor sum;  ///< x + h
+  engine::Tensor y;    ///< norm(sum)
+};
+
+/// The same bits as add() and then normalize() of the sum, forward and backward, in one pass each:
+/// backward takes the gradients of both outputs and gives x and h one tensor. x and h alike. Saves
+/// the sum and what normalize() does but x, and x and h for their identity alone.
+NormOfSum add_normalize(engine::Tape& tape, Norm norm, const engine::Tensor& x,
+                        const engine::Tensor& h, engine::Parameter& w, engine::Parameter* bias,
+                        float eps);
+
 }  // namespace tessera::ops

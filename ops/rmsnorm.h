@@ -14,4 +14,11 @@ inline engine::Tensor rmsnorm(engine::Tape& tape, const engine::Tensor& x, engin
   return normalize(tape, Norm::kRms, x, w, nullptr, eps);
 }
 
+/// sum = x + h and y = rmsnorm(sum): the same bits as add() and rmsnorm(), in one pass each way.
+/// x and h (..., C) alike. Saves the sum in place of x. Throws as rmsnorm(), and if x and h differ.
+inline NormOfSum add_rmsnorm(engine::Tape& tape, const engine::Tensor& x, const engine::Tensor& h,
+                             engine::Parameter& w, float eps = 1e-5f) {
+  return add_normalize(tape, Norm::kRms, x, h, w, nullptr, eps);
+}
+
 }  // namespace tessera::ops

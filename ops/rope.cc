@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/elementwise.h"
+#include "ops/rope_cuda.h"
 
 namespace tessera::ops {
 
@@ -15,15 +16,6 @@ using engine::Tensor;
 using engine::to_f32;
 
 namespace {
-
-struct RopeShape {
-  std::int64_t batch, tokens, heads, rotated, head_size;
-
-  std::int64_t width() const { return heads * head_size; }
-  double flops() const {
-    return 3.0 * static_cast<double>(batch * tokens) * static_cast<double>(rotated * head_size);
-  }
-};
 
 RopeShape check(const Tensor& x, const RopeOptions& options) {
   const int rank = x.shape().rank();
@@ -94,17 +86,21 @@ void rotate(T* y, const T* x, const float* table, const RopeShape& s, float dire
 
 void launch_rotation(const Tape& tape, std::string_view name, const Tensor& y, const Tensor& x,
                      const Tensor& table, const RopeShape& s, float direction, bool accumulate) {
-  tape.stream().launch({.name = name,
-                        .flops = s.flops(),
-                        .bytes_read = x.nbytes() + table.nbytes() + (accumulate ? y.nbytes() : 0),
-                        .bytes_written = y.nbytes()},
-                       [=] {
-                         engine::dispatch_float(x.dtype(), "rope", [&](auto t) {
-                           using T = decltype(t);
-                           const auto run = accumulate ? rotate<true, T> : rotate<false, T>;
-                           run(y.data<T>(), x.data<T>(), table.data<float>(), s, direction);
-                         });
-                       });
+  tape.stream().launch(
+      {.name = name,
+       .flops = s.flops(),
+       .bytes_read = x.nbytes() + table.nbytes() + (accumulate ? y.nbytes() : 0),
+       .bytes_written = y.nbytes()},
+      [=] {
+        engine::dispatch_float(x.dtype(), "rope", [&](auto t) {
+          using T = decltype(t);
+          const auto run = accumulate ? rotate<true, T> : rotate<false, T>;
+          run(y.data<T>(), x.data<T>(), table.data<float>(), s, direction);
+        });
+      },
+      [=](const auto& stream) {
+        rope_rotate_cuda(stream, {y, accumulate}, x, table, s, direction);
+      });
 }
 
 }  // namespace
@@ -114,10 +110,12 @@ Tensor rope(Tape& tape, const Tensor& x, const RopeOptions& options) {
   const Tensor table = tape.empty({s.tokens, s.head_size}, DType::kF32, "rope.table");
   const double base = options.base;
   // Two products and a sum for each of the two, in double.
-  tape.stream().launch({.name = "rope.table",
-                        .flops = 3.0 * static_cast<double>(table.numel()),
-                        .bytes_written = table.nbytes()},
-                       [=] { fill_table(table.data<float>(), s.tokens, s.head_size, base); });
+  tape.stream().launch(
+      {.name = "rope.table",
+       .flops = 3.0 * static_cast<double>(table.numel()),
+       .bytes_written = table.nbytes()},
+      [=] { fill_table(table.data<float>(), s.tokens, s.head_size, base); },
+      [=](const auto& stream) { rope_table_cuda(stream, table, base); });
   const Tensor y = tape.empty(x.shape(), x.dtype(), "rope");
   launch_rotation(tape, "rope.forward", y, x, table, s, 1, false);
   if (!tape.needs_grad(x)) return y;

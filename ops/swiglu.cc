@@ -1,7 +1,7 @@
 #include "ops/swiglu.h"
 
+#include "ops/activation.h"
 #include "ops/pointwise.h"
-#include "ops/vector_math.h"
 
 namespace tessera::ops {
 
@@ -17,15 +17,14 @@ constexpr PointwiseWork kGateWork{"swiglu", "swiglu.forward", "swiglu.backward_g
 constexpr PointwiseWork kUpWork{"swiglu", "swiglu.forward", "swiglu.backward_up", kSigmoidFlops + 2,
                                 kSigmoidFlops + 2};
 
-// dgate = dy up (s + gate s (1 - s)), s = sigmoid(gate).
+// dgate = dy up silu'(gate).
 void backward_gate(const GradTarget& dgate, const Tensor& gate, const Tensor& up,
                    const Tensor& dy) {
   engine::dispatch_float(gate.dtype(), "swiglu", [&](auto t) {
     using T = decltype(t);
     write_elements(dgate.dst.data<T>(), gate.numel(), dgate.accumulate,
                    [gate = gate.data<T>(), up = up.data<T>(), dy = dy.data<T>()](std::int64_t i) {
-                     const float g = to_f32(gate[i]), s = sigmoid(g);
-                     return to_f32(dy[i]) * to_f32(up[i]) * std::fma(g * s, 1.0f - s, s);
+                     return to_f32(dy[i]) * to_f32(up[i]) * Silu::slope(to_f32(gate[i]));
                    });
   });
 }
@@ -36,8 +35,7 @@ void backward_up(const GradTarget& dup, const Tensor& gate, const Tensor& dy) {
     using T = decltype(t);
     write_elements(dup.dst.data<T>(), gate.numel(), dup.accumulate,
                    [gate = gate.data<T>(), dy = dy.data<T>()](std::int64_t i) {
-                     const float g = to_f32(gate[i]);
-                     return to_f32(dy[i]) * (g * sigmoid(g));
+                     return to_f32(dy[i]) * Silu::value(to_f32(gate[i]));
                    });
   });
 }
@@ -50,30 +48,32 @@ Tensor swiglu(Tape& tape, const Tensor& gate, const Tensor& up) {
                   name_of(gate.dtype()), gate.shape().str(), name_of(up.dtype()), up.shape().str(),
                   gate.name());
   const Tensor y = tape.empty(gate.shape(), gate.dtype(), "swiglu");
-  tape.stream().launch({.name = kGateWork.forward,
-                        .flops = static_cast<double>(y.numel()) * kGateWork.forward_flops,
-                        .bytes_read = gate.nbytes() + up.nbytes(),
-                        .bytes_written = y.nbytes()},
-                       [=] {
-                         engine::dispatch_float(gate.dtype(), "swiglu", [&](auto t) {
-                           using T = decltype(t);
-                           write_elements(
-                               y.data<T>(), y.numel(), false,
-                               [gate = gate.data<T>(), up = up.data<T>()](std::int64_t i) {
-                                 const float g = to_f32(gate[i]);
-                                 return g * sigmoid(g) * to_f32(up[i]);
-                               });
+  tape.stream().launch(
+      {.name = kGateWork.forward,
+       .flops = static_cast<double>(y.numel()) * kGateWork.forward_flops,
+       .bytes_read = gate.nbytes() + up.nbytes(),
+       .bytes_written = y.nbytes()},
+      [=] {
+        engine::dispatch_float(gate.dtype(), "swiglu", [&](auto t) {
+          using T = decltype(t);
+          write_elements(y.data<T>(), y.numel(), false,
+                         [gate = gate.data<T>(), up = up.data<T>()](std::int64_t i) {
+                           return Silu::value(to_f32(gate[i])) * to_f32(up[i]);
                          });
-                       });
+        });
+      },
+      [=](const auto& stream) { swiglu_forward_cuda(stream, y, gate, up); });
   tape.record("swiglu", y, [&tape, gate, up](const Tensor& dy) {
     // One after the other: gate and up may be the same tensor.
     if (const GradTarget dgate = tape.grad_target(gate)) {
-      launch_pointwise_backward(tape, kGateWork, dgate, 3 * dy.nbytes(),
-                                [=] { backward_gate(dgate, gate, up, dy); });
+      launch_pointwise_backward(
+          tape, kGateWork, dgate, 3 * dy.nbytes(), [=] { backward_gate(dgate, gate, up, dy); },
+          [=](const auto& stream) { swiglu_backward_gate_cuda(stream, dgate, dy, gate, up); });
     }
     if (const GradTarget dup = tape.grad_target(up)) {
-      launch_pointwise_backward(tape, kUpWork, dup, 2 * dy.nbytes(),
-                                [=] { backward_up(dup, gate, dy); });
+      launch_pointwise_backward(
+          tape, kUpWork, dup, 2 * dy.nbytes(), [=] { backward_up(dup, gate, dy); },
+          [=](const auto& stream) { swiglu_backward_up_cuda(stream, dup, dy, gate); });
     }
   });
   return y;

@@ -206,7 +206,7 @@ TEST(AttentionTest, MemoryGrowsWithTokensNotTheirSquare) {
 struct Recorder : engine::LaunchListener {
   std::vector<engine::Work> works;
   void on_launch(const engine::LaunchRecord& record) noexcept override {
-    works.push_back(record.work);
+    if (record.work.name.starts_with("attention")) works.push_back(record.work);
   }
 };
 
@@ -244,6 +244,7 @@ TEST(AttentionTest, RefusesShapesThatDoNotFit) {
   EXPECT_THROW(attention(tape, x, {.num_heads = 0}), engine::InvalidArgument);
   EXPECT_THROW(attention(tape, x, {.num_heads = 4, .num_kv_heads = 3}), engine::InvalidArgument);
   EXPECT_THROW(attention(tape, x, {.num_heads = 2, .num_kv_heads = -2}), engine::InvalidArgument);
+  EXPECT_THROW(attention(tape, x, {.num_heads = 2, .scale = -1}), engine::InvalidArgument);
   EXPECT_THROW(attention(tape, x.reshape({3, 24}), {.num_heads = 2}), engine::InvalidArgument);
   EXPECT_THROW(attention(tape, Tensor::zeros(memory, {1, 3, 24}, DType::kI32), {.num_heads = 2}),
                engine::InvalidArgument);

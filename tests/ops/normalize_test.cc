@@ -4,8 +4,10 @@
 
 #include <cmath>
 
+#include "ops/add.h"
 #include "ops/layernorm.h"
 #include "ops/rmsnorm.h"
+#include "ops/swiglu.h"
 #include "tests/testing/gradcheck.h"
 
 namespace tessera::ops {
@@ -38,6 +40,28 @@ OpCase norm_case(Norm norm, Shape x, bool with_bias) {
             }};
   if (with_bias) op.parameters.push_back({x.dim(-1)});
   return op;
+}
+
+enum class Fused { kNo, kYes };
+
+// sum = x + h and y = norm(sum), one op or two; the output mixes them so that their gradients
+// differ.
+OpCase add_norm_case(Norm norm, Fused fused, Shape x) {
+  return {.inputs = {x, x},
+          .parameters = {{x.dim(-1)}, {x.dim(-1)}},
+          .build = [=](Tape& tape, const std::vector<Tensor>& leaves, std::vector<Parameter>& p) {
+            Parameter* bias = norm == Norm::kLayer ? &p[1] : nullptr;
+            NormOfSum out;
+            if (fused == Fused::kYes) {
+              out = norm == Norm::kLayer ? add_layernorm(tape, leaves[0], leaves[1], p[0], bias)
+                                         : add_rmsnorm(tape, leaves[0], leaves[1], p[0]);
+            } else {
+              out.sum = add(tape, leaves[0], leaves[1]);
+              out.y = normalize(tape, norm, out.sum, p[0], bias, kEps);
+            }
+            const Tensor y = swiglu(tape, out.y, out.sum);
+            return norm == Norm::kLayer ? y : normalize(tape, Norm::kLayer, y, p[0], &p[1], kEps);
+          }};
 }
 
 struct Reference {
@@ -111,6 +135,64 @@ TEST(Normalize, OneColumnIsAConstant) {
   EXPECT_EQ(run.grads[0], Values(5, 0));
 }
 
+TEST(AddNormalize, HasTheBitsOfTheAdditionAndTheNorm) {
+  for (const Norm norm : {Norm::kLayer, Norm::kRms})
+    for (const DType dtype : {DType::kF32, DType::kBF16})
+      for (const int num_uses : {1, 2}) {
+        const testing::RunOptions options{
+            .dtype = dtype, .grad_dtype = dtype, .num_uses = num_uses};
+        const OpRun one = run_op(add_norm_case(norm, Fused::kYes, {5, 205}), options);
+        const OpRun two = run_op(add_norm_case(norm, Fused::kNo, {5, 205}), options);
+        EXPECT_EQ(one.y, two.y);
+        if (num_uses == 1) {
+          EXPECT_EQ(one.grads, two.grads);
+        }
+        // The second use adds what the two-op form adds one by one.
+        for (std::size_t leaf = 0; leaf < one.grads.size(); ++leaf)
+          expect_close(one.grads[leaf], two.grads[leaf], dtype == DType::kF32 ? 1e-6 : 0x1p-7,
+                       "leaf " + std::to_string(leaf));
+      }
+}
+
+TEST(AddNormalize, GradientsWhenSharedFrozenOrOfData) {
+  check_gradients(add_norm_case(Norm::kLayer, Fused::kYes, {2, 3, 13}));
+  check_gradients(add_norm_case(Norm::kRms, Fused::kYes, {3, 33}));
+  check_bf16(add_norm_case(Norm::kLayer, Fused::kYes, {5, 205}), 0x1p-6);
+}
+
+TEST(AddNormalize, EitherOutputMayGoUnused) {
+  for (const bool keep_sum : {true, false}) {
+    const auto one_output = [keep_sum](Fused fused) {
+      return OpCase{
+          .inputs = {{2, 13}, {2, 13}},
+          .parameters = {{13}},
+          .build = [=](Tape& tape, const std::vector<Tensor>& x, std::vector<Parameter>& p) {
+            if (fused == Fused::kNo) {
+              const Tensor sum = add(tape, x[0], x[1]);
+              return keep_sum ? sum : rmsnorm(tape, sum, p[0]);
+            }
+            const NormOfSum out = add_rmsnorm(tape, x[0], x[1], p[0]);
+            return keep_sum ? out.sum : out.y;
+          }};
+    };
+    const OpRun one = run_op(one_output(Fused::kYes)), two = run_op(one_output(Fused::kNo));
+    EXPECT_EQ(one.y, two.y);
+    for (const std::size_t leaf : {0, 1}) EXPECT_EQ(one.grads[leaf], two.grads[leaf]);
+    if (keep_sum) continue;  // w has no gradient
+    EXPECT_EQ(one.grads[2], two.grads[2]);
+  }
+}
+
+TEST(AddNormalize, BothSidesMayBeTheSame) {
+  check_gradients(
+      {.inputs = {{3, 13}},
+       .parameters = {{13}},
+       .build = [](Tape& tape, const std::vector<Tensor>& x, std::vector<Parameter>& p) {
+         const NormOfSum out = add_rmsnorm(tape, x[0], x[0], p[0]);
+         return swiglu(tape, out.y, out.sum);
+       }});
+}
+
 TEST(Normalize, RefusesWhatDoesNotFit) {
   const Memory memory;
   Tape tape(memory, engine::Stream::inline_cpu("compute"));
@@ -125,6 +207,9 @@ TEST(Normalize, RefusesWhatDoesNotFit) {
   EXPECT_THROW(layernorm(tape, x, w, &half), InvalidArgument);
   EXPECT_THROW(rmsnorm(tape, x, half), InvalidArgument);
   EXPECT_THROW(rmsnorm(tape, Tensor::zeros(memory, {}, DType::kF32), w), InvalidArgument);
+  EXPECT_THROW(add_rmsnorm(tape, x, x.reshape({5, 2}), w), InvalidArgument);
+  EXPECT_THROW(add_layernorm(tape, x, Tensor::zeros(memory, {2, 5}, DType::kBF16), w, &w),
+               InvalidArgument);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 //   run_op(op).grads[0]    // for comparisons with a naive reference in double
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/parameter.h"
 #include "engine/philox.h"
@@ -43,6 +45,8 @@ struct RunOptions {
   DType grad_dtype = DType::kF32;  ///< of the gradients of parameters
   bool round_to_bf16 = false;      ///< leaves hold bf16 values even when stored as f32
   int num_uses = 1;                ///< how often the op is applied to the same leaves
+  std::int64_t offset = 0;         ///< elements before a leaf or parameter gradient in its buffer
+  bool on_cuda = false;            ///< on GPU 0 instead of the CPU
   int without_grad = -1;           ///< leaf that is data or frozen
   int nudged_leaf = -1;            ///< leaf with `nudge` added to one element; no backward then
   std::int64_t nudged_index = 0;
@@ -61,16 +65,26 @@ struct OpRun {
 inline Values to_values(const Tensor& t) {
   Values v(static_cast<std::size_t>(t.numel()));
   engine::dispatch_float(t.dtype(), "to_values", [&](auto zero) {
-    const auto* data = t.data<decltype(zero)>();
+    const auto data = engine::to_vector<decltype(zero)>(t);
     for (std::size_t i = 0; i < v.size(); ++i) v[i] = engine::to_f32(data[i]);
   });
   return v;
 }
 
+/// Uninitialised, `offset` elements into its buffer.
+inline Tensor empty_leaf(const Memory& memory, const Shape& shape, DType dtype,
+                         std::int64_t offset) {
+  return Tensor::empty(memory, {offset + shape.numel()}, dtype, "leaf").slice(offset, shape);
+}
+
 inline Tensor to_tensor(const Memory& memory, const Shape& shape, const std::vector<float>& values,
-                        DType dtype) {
-  const Tensor t = Tensor::empty(memory, shape, dtype, "leaf");
-  engine::cast(t, Tensor::from<float>(memory, shape, values));
+                        DType dtype, std::int64_t offset = 0) {
+  const Tensor t = empty_leaf(memory, shape, dtype, offset);
+  engine::dispatch_float(dtype, "to_tensor", [&](auto zero) {
+    std::vector<decltype(zero)> converted(values.size());
+    engine::cast(converted.data(), values.data(), static_cast<std::int64_t>(values.size()));
+    t.copy_from_host(converted.data(), static_cast<std::int64_t>(values.size()));
+  });
   return t;
 }
 
@@ -88,8 +102,10 @@ inline std::vector<float> random_values(std::int64_t numel, std::uint64_t stream
 /// Runs the op forward and, unless an element is nudged, backward. Memory is poisoned, so reading
 /// what nobody wrote shows as NaN.
 inline OpRun run_op(const OpCase& op, const RunOptions& options = {}) {
-  const Memory memory({.poison = true});
-  Tape tape(memory, engine::Stream::inline_cpu("compute"));
+  const engine::Stream stream =
+      options.on_cuda ? engine::Stream::cuda("compute", 0) : engine::Stream::inline_cpu("compute");
+  const Memory memory(stream, {.poison = true});
+  Tape tape(memory, stream);
   OpRun run;
   std::vector<Tensor> x;
   std::vector<Parameter> p(op.parameters.size());
@@ -104,7 +120,7 @@ inline OpRun run_op(const OpCase& op, const RunOptions& options = {}) {
     }
     const bool nudged = static_cast<int>(i) == options.nudged_leaf;
     if (nudged) values[static_cast<std::size_t>(options.nudged_index)] += options.nudge;
-    const Tensor leaf = to_tensor(memory, shape, values, options.dtype);
+    const Tensor leaf = to_tensor(memory, shape, values, options.dtype, options.offset);
     run.leaves.push_back(to_values(leaf));
     const bool wants_grad = static_cast<int>(i) != options.without_grad;
     if (is_input) {
@@ -112,11 +128,12 @@ inline OpRun run_op(const OpCase& op, const RunOptions& options = {}) {
       if (wants_grad) tape.watch(leaf);
     } else {
       Parameter& parameter = p[i - op.inputs.size()];
-      parameter.name = "p" + std::to_string(i - op.inputs.size());
+      parameter.name = fmt::format("p{}", i - op.inputs.size());
       parameter.shape = shape;
       parameter.value = leaf;
       parameter.trainable = wants_grad;
-      if (wants_grad) parameter.grad = Tensor::empty(memory, shape, options.grad_dtype, "grad");
+      if (wants_grad)
+        parameter.grad = empty_leaf(memory, shape, options.grad_dtype, options.offset);
     }
   }
 
@@ -138,7 +155,7 @@ inline OpRun run_op(const OpCase& op, const RunOptions& options = {}) {
   tape.record("weighted_sum", loss, [&tape, ys, rs](const Tensor&) {
     for (std::size_t u = 0; u < ys.size(); ++u) {
       if (const engine::GradTarget dy = tape.grad_target(ys[u]))
-        engine::assign_or_add(dy.dst, rs[u], dy.accumulate);
+        engine::launch_assign_or_add(tape.stream(), dy.dst, rs[u], dy.accumulate, "weighted_sum");
     }
   });
   tape.backward(loss);

@@ -1,0 +1,56 @@
+// What attention on the CPU and on CUDA share, and the CUDA half. Private to attention.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/stream.h"
+#include "engine/tensor.h"
+
+namespace tessera::ops {
+
+/// Largest head size of the CUDA kernels, whose tiles fill registers and shared memory.
+inline constexpr std::int64_t kMaxCudaHeadSize = 128;
+/// Largest batch and number of heads: dimensions of a grid.
+inline constexpr std::int64_t kMaxCudaGrid = 65535;
+
+/// Sizes, and where a head's rows lie in qkv (B, T, (H + 2 KV) * D) and y (B, T, H * D).
+struct AttentionLayout {
+  std::int64_t batch, tokens, heads, kv_heads, head_size;
+  float scale;
+  bool causal;
+
+  constexpr std::int64_t group() const { return heads / kv_heads; }
+  constexpr std::int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_size; }
+  constexpr std::int64_t y_width() const { return heads * head_size; }
+  // First elements of the q, k, v and y rows of a head, and of its log-sum-exp.
+  constexpr std::int64_t q_at(std::int64_t b, std::int64_t h) const {
+    return b * tokens * qkv_width() + h * head_size;
+  }
+  constexpr std::int64_t k_at(std::int64_t b, std::int64_t g) const { return q_at(b, heads + g); }
+  constexpr std::int64_t v_at(std::int64_t b, std::int64_t g) const {
+    return k_at(b, kv_heads + g);
+  }
+  constexpr std::int64_t y_at(std::int64_t b, std::int64_t h) const {
+    return b * tokens * y_width() + h * head_size;
+  }
+  constexpr std::int64_t lse_at(std::int64_t b, std::int64_t h) const {
+    return (b * heads + h) * tokens;
+  }
+};
+
+/// y and lse of qkv, as attention() defines them; lse may be undefined. Head size at most
+/// kMaxCudaHeadSize. bf16: products of bf16 values on tensor cores, probabilities rounded to bf16.
+/// Throws DeviceError.
+void attention_forward_cuda(const engine::Stream& stream, const AttentionLayout& layout,
+                            const engine::Tensor& qkv, const engine::Tensor& y,
+                            const engine::Tensor& lse);
+
+/// Assigns every element of dqkv, or adds to it. `delta`: workspace (B, H, T) f32. Throws
+/// DeviceError.
+void attention_backward_cuda(const engine::Stream& stream, const AttentionLayout& layout,
+                             const engine::Tensor& qkv, const engine::Tensor& y,
+                             const engine::Tensor& lse, const engine::Tensor& dy,
+                             const engine::Tensor& delta, const engine::Tensor& dqkv,
+                             bool accumulate);
+
+}  // namespace tessera::ops

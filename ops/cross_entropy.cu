@@ -1,0 +1,276 @@
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "engine/cuda_launch.cuh"
+#include "ops/cross_entropy_cuda.h"
+#include "ops/vector_access.cuh"
+
+namespace tessera::ops {
+
+using engine::BFloat16;
+using engine::DType;
+using engine::store_f32;
+using engine::Stream;
+using engine::to_f32;
+
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kMaxThreads = 1024;
+constexpr int kPerThread = 8;  // neighbours, whether they can be read at once or not: so the bits
+                               // do not depend on the alignment of a row
+constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// What a kernel knows of the rows it works on. Row blockIdx.x of it belongs to the block.
+struct RowArguments {
+  const std::int32_t* targets;
+  RowStats* stats;
+  int vocab_size;
+  std::int32_t ignore_index;
+
+  __device__ bool is_valid(std::int32_t target) const { return target >= 0 && target < vocab_size; }
+};
+
+// Elements that do not exist read as -inf.
+template <bool kAligned, class T>
+__device__ void load(const T* src, int count, float (&x)[kPerThread]) {
+  if (count >= kPerThread) return read_vector<kPerThread, kAligned>(x, src);
+#pragma unroll
+  for (int k = 0; k < kPerThread; ++k) x[k] = k < count ? to_f32(src[k]) : -kInfinity;
+}
+
+template <bool kAligned, class T>
+__device__ void store(T* dst, int count, const float (&x)[kPerThread], bool accumulate) {
+  if (count >= kPerThread) return write_vector<kPerThread, kAligned>(dst, x, accumulate);
+#pragma unroll
+  for (int k = 0; k < kPerThread; ++k)
+    if (k < count) store_f32(dst[k], accumulate ? to_f32(dst[k]) + x[k] : x[k]);
+}
+
+// Of a part of a row without elements: max -inf, sum 0.
+__device__ float sum_relative_to(RowStats part, float max) {
+  return part.max == max ? part.sum : part.sum * expf(part.max - max);
+}
+
+__device__ RowStats combine(RowStats a, RowStats b) {
+  const float max = fmaxf(a.max, b.max);  // the number, if one is NaN: the sum has it then
+  return {max, sum_relative_to(a, max) + sum_relative_to(b, max)};
+}
+
+__device__ RowStats combine_warp(RowStats part) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    part = combine(part, RowStats{__shfl_xor_sync(kAllLanes, part.max, mask),
+                                  __shfl_xor_sync(kAllLanes, part.sum, mask)});
+  }
+  return part;
+}
+
+// Every thread gets the same.
+__device__ RowStats combine_block(RowStats part) {
+  __shared__ RowStats warps[kWarp];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  part = combine_warp(part);
+  if (lane == 0) warps[warp] = part;
+  __syncthreads();
+  const bool exists = lane < static_cast<int>(blockDim.x) / kWarp;
+  return combine_warp(exists ? warps[lane] : RowStats{-kInfinity, 0.0f});
+}
+
+// One pass over the row: the largest so far, and the sum relative to it.
+template <bool kAligned, class L>
+__device__ RowStats row_stats(const L* logits, int vocab_size) {
+  RowStats part{-kInfinity, 0.0f};
+  const int step = static_cast<int>(blockDim.x) * kPerThread;
+  for (int v = static_cast<int>(threadIdx.x) * kPerThread; v < vocab_size; v += step) {
+    float x[kPerThread];
+    load<kAligned>(logits + v, vocab_size - v, x);
+    float max = part.max;
+#pragma unroll
+    for (int k = 0; k < kPerThread; ++k) max = fmaxf(max, x[k]);
+    float sum = sum_relative_to(part, max);
+#pragma unroll
+    for (int k = 0; k < kPerThread; ++k) sum += x[k] == -kInfinity ? 0.0f : expf(x[k] - max);
+    part = {max, sum};
+  }
+  return combine_block(part);
+}
+
+// dlogits = (or +=) scale (exp(logits - max) / sum - onehot). A thread reads what it writes first.
+template <bool kAligned, class L, class G>
+__device__ void row_gradient(G* dlogits, const L* logits, int vocab_size, RowStats stats,
+                             std::int32_t target, float scale, bool accumulate) {
+  const float factor = scale / stats.sum;
+  const int step = static_cast<int>(blockDim.x) * kPerThread;
+  for (int v = static_cast<int>(threadIdx.x) * kPerThread; v < vocab_size; v += step) {
+    float x[kPerThread];
+    load<kAligned>(logits + v, vocab_size - v, x);
+#pragma unroll
+    for (int k = 0; k < kPerThread; ++k) {
+      const float softmax = expf(x[k] - stats.max) * factor;
+      x[k] = v + k == target ? softmax - scale : softmax;
+    }
+    store<kAligned>(dlogits + v, vocab_size - v, x, accumulate);
+  }
+}
+
+template <bool kAligned, class G>
+__device__ void clear_row(G* dlogits, int vocab_size) {
+  const float zeros[kPerThread] = {};
+  const int step = static_cast<int>(blockDim.x) * kPerThread;
+  for (int v = static_cast<int>(threadIdx.x) * kPerThread; v < vocab_size; v += step)
+    store<kAligned>(dlogits + v, vocab_size - v, zeros, /*accumulate=*/false);
+}
+
+// `logits` and `dlogits` may be the same memory.
+template <class L, class G, bool kAligned>
+__global__ void __launch_bounds__(kMaxThreads)
+    forward_kernel(RowArguments rows, const L* logits, std::int64_t ld, float* row_losses,
+                   G* dlogits, std::int64_t dlogits_ld) {
+  const std::int64_t row = blockIdx.x;
+  const std::int32_t target = rows.targets[row];
+  const bool leads = threadIdx.x == 0;
+  logits += row * ld;
+  dlogits += row * dlogits_ld;
+  if (target == rows.ignore_index) {
+    if (leads) rows.stats[row] = {0.0f, 1.0f}, row_losses[row] = 0.0f;
+    if (dlogits_ld > 0) clear_row<kAligned>(dlogits, rows.vocab_size);
+    return;
+  }
+  const bool valid = rows.is_valid(target);
+  const double chosen = leads && valid ? double{to_f32(logits[target])} : 0.0;
+  RowStats stats = row_stats<kAligned>(logits, rows.vocab_size);  // a barrier is in here
+  if (!valid) stats = {kNaN, kNaN};
+  if (leads) {
+    rows.stats[row] = stats;
+    row_losses[row] = static_cast<float>(log(double{stats.sum}) + stats.max - chosen);
+  }
+  if (dlogits_ld > 0) {
+    row_gradient<kAligned>(dlogits, logits, rows.vocab_size, stats, target, 1.0f,
+                           /*accumulate=*/false);
+  }
+}
+
+template <class L, class G, bool kAligned>
+__global__ void __launch_bounds__(kMaxThreads)
+    gradient_kernel(RowArguments rows, const L* logits, std::int64_t ld, G* dlogits,
+                    std::int64_t dlogits_ld, const float* scale, bool accumulate) {
+  const std::int64_t row = blockIdx.x;
+  const std::int32_t target = rows.targets[row];
+  logits += row * ld;
+  dlogits += row * dlogits_ld;
+  if (target == rows.ignore_index) {
+    if (!accumulate) clear_row<kAligned>(dlogits, rows.vocab_size);
+    return;
+  }
+  row_gradient<kAligned>(dlogits, logits, rows.vocab_size, rows.stats[row], target,
+                         scale != nullptr ? *scale : 1.0f, accumulate);
+}
+
+// One block. Each thread adds up every blockDim.x-th row, then halves add up.
+__global__ void __launch_bounds__(kMaxThreads)
+    mean_kernel(const std::int32_t* targets, std::int32_t ignore_index, const float* row_losses,
+                std::int64_t count, float* loss, float* weight) {
+  __shared__ double sums[kMaxThreads];
+  __shared__ long long counts[kMaxThreads];
+  const int thread = static_cast<int>(threadIdx.x);
+  double sum = 0;
+  long long counted = 0;
+  for (std::int64_t i = thread; i < count; i += blockDim.x) {
+    sum += double{row_losses[i]};
+    counted += targets[i] != ignore_index ? 1 : 0;
+  }
+  sums[thread] = sum, counts[thread] = counted;
+  for (int half = static_cast<int>(blockDim.x) / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (thread < half) sums[thread] += sums[thread + half], counts[thread] += counts[thread + half];
+  }
+  if (thread != 0) return;
+  const double mean = counts[0] == 0 ? 0.0 : 1.0 / static_cast<double>(counts[0]);
+  *loss = static_cast<float>(sums[0] * mean);
+  *weight = static_cast<float>(mean);
+}
+
+__global__ void scales_kernel(const float* dloss, const float* weight, float* scales) {
+  scales[0] = *dloss * *weight;
+  scales[1] = 0.0f;
+  scales[2] = 1.0f;
+}
+
+RowArguments arguments(const CrossEntropyRows& rows, std::int64_t first) {
+  return {rows.targets.data<std::int32_t>() + first, &rows.row_stats(first),
+          static_cast<int>(rows.vocab_size), rows.ignore_index};
+}
+
+engine::LaunchShape shape(const DeviceMatrix& logits) {
+  const std::int64_t threads = (logits.cols + kPerThread - 1) / kPerThread;
+  const std::int64_t warps = std::min<std::int64_t>((threads + kWarp - 1) / kWarp, kWarp);
+  return {.grid = dim3(static_cast<unsigned>(logits.rows)),
+          .block = dim3(static_cast<unsigned>(warps * kWarp))};
+}
+
+// May rows be read as vectors?
+bool has_aligned_rows(const DeviceMatrix& m) {
+  return m.ld % kPerThread == 0 && engine::dispatch_float(m.dtype, "cross_entropy", [&](auto t) {
+           return are_aligned<kPerThread>(static_cast<const decltype(t)*>(m.data));
+         });
+}
+
+// Calls fn(L{}, G{}, aligned): logits f32 and gradient of any dtype, or both bf16.
+template <class F>
+void dispatch(const DeviceMatrix& logits, const DeviceMatrix& dlogits, F fn) {
+  const auto with_alignment = [&](auto l, auto g) {
+    if (has_aligned_rows(logits) && has_aligned_rows(dlogits)) return fn(l, g, std::true_type{});
+    return fn(l, g, std::false_type{});
+  };
+  if (logits.dtype == DType::kBF16) return with_alignment(BFloat16{}, BFloat16{});
+  engine::dispatch_float(dlogits.dtype, "cross_entropy", [&](auto g) { with_alignment(0.0f, g); });
+}
+
+}  // namespace
+
+void cross_entropy_forward_cuda(const Stream& stream, const CrossEntropyRows& rows,
+                                std::int64_t first, const DeviceMatrix& logits, float* row_losses,
+                                const DeviceMatrix* dlogits) {
+  const DeviceMatrix gradient =
+      dlogits != nullptr ? *dlogits : DeviceMatrix{.data = nullptr, .dtype = logits.dtype};
+  dispatch(logits, gradient, [&](auto l, auto g, auto aligned) {
+    using L = decltype(l);
+    using G = decltype(g);
+    engine::launch_kernel(stream, shape(logits), forward_kernel<L, G, decltype(aligned)::value>,
+                          arguments(rows, first), static_cast<const L*>(logits.data), logits.ld,
+                          row_losses, static_cast<G*>(gradient.data), gradient.ld);
+  });
+}
+
+void cross_entropy_gradient_cuda(const Stream& stream, const CrossEntropyRows& rows,
+                                 std::int64_t first, const DeviceMatrix& logits,
+                                 const DeviceMatrix& dlogits, const float* scale, bool accumulate) {
+  dispatch(logits, dlogits, [&](auto l, auto g, auto aligned) {
+    using L = decltype(l);
+    using G = decltype(g);
+    engine::launch_kernel(stream, shape(logits), gradient_kernel<L, G, decltype(aligned)::value>,
+                          arguments(rows, first), static_cast<const L*>(logits.data), logits.ld,
+                          static_cast<G*>(dlogits.data), dlogits.ld, scale, accumulate);
+  });
+}
+
+void cross_entropy_mean_cuda(const Stream& stream, const CrossEntropyRows& rows,
+                             const float* row_losses, float* loss) {
+  int threads = kWarp;
+  while (threads < kMaxThreads && threads < rows.count()) threads *= 2;
+  engine::launch_kernel(stream, {.grid = dim3(1), .block = dim3(static_cast<unsigned>(threads))},
+                        mean_kernel, rows.targets.data<std::int32_t>(), rows.ignore_index,
+                        row_losses, rows.count(), loss, rows.weight.data<float>());
+}
+
+void cross_entropy_scales_cuda(const Stream& stream, const CrossEntropyRows& rows,
+                               const float* dloss, float* scales) {
+  engine::launch_kernel(stream, {.grid = dim3(1), .block = dim3(1)}, scales_kernel, dloss,
+                        rows.weight.data<float>(), scales);
+}
+
+}  // namespace tessera::ops

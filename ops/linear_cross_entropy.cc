@@ -1,0 +1,281 @@
+#include <algorithm>
+
+#include "engine/cuda.h"
+#include "engine/elementwise.h"
+#include "ops/cross_entropy.h"
+#include "ops/cross_entropy_cuda.h"
+#include "ops/cross_entropy_rows.h"
+#include "ops/gemm.h"
+#include "ops/gemm_cuda.h"
+
+namespace tessera::ops {
+
+using engine::DType;
+using engine::GradTarget;
+using engine::Memory;
+using engine::Parameter;
+using engine::Tape;
+using engine::Tensor;
+
+namespace {
+
+// Rows of logits that live at one time: 8 MiB, but enough for the products to pay for reading w and
+// updating its gradient as a whole with each chunk. A GPU fills its cores with 256 MiB, and
+// multiplies in tiles of up to 128 rows.
+std::int64_t choose_chunk_rows(std::int64_t vocab_size, bool on_gpu) {
+  const std::int64_t row_nbytes = vocab_size * 4;
+  if (!on_gpu) return std::clamp<std::int64_t>((std::int64_t{8} << 20) / row_nbytes, 256, 512);
+  return std::max<std::int64_t>((std::int64_t{256} << 20) / row_nbytes / 128, 1) * 128;
+}
+
+// What backward finds saved unless the caller says how much. A GPU computes the logits of 64
+// sequences of GPT-2 once: 6 GiB of bf16.
+std::int64_t choose_max_saved_numel(bool on_gpu) { return std::int64_t{1} << (on_gpu ? 32 : 24); }
+
+// On a GPU rows of logits are padded to 16 bytes of either dtype, which the products want.
+std::int64_t saved_cols(std::int64_t vocab_size, bool on_gpu) {
+  return on_gpu ? (vocab_size + 7) / 8 * 8 : vocab_size;
+}
+
+// The fused op: what its kernels read.
+struct Head {
+  Memory memory;
+  CrossEntropyRows rows;
+  Tensor x;  // (N, C) f32 or bf16
+  Tensor w;  // (V, C) f32 or bf16
+  // Undefined if nothing is saved. CPU: (N, V) f32, exp(logit - max). GPU: (N, saved_cols), dtype
+  // of x, softmax - onehot.
+  Tensor saved;
+  std::int64_t width;
+  std::int64_t chunk_rows;
+
+  double product_flops() const { return gemm_flops(rows.count(), rows.vocab_size, width); }
+  Tensor wide_w() const {
+    if (w.dtype() == DType::kF32) return w;
+    const Tensor wide = cross_entropy_workspace(memory, rows.vocab_size, width);
+    engine::cast(wide, w);
+    return wide;
+  }
+  Tensor chunk_space() const {
+    return saved.defined() ? Tensor()
+                           : cross_entropy_workspace(memory, chunk_rows, rows.vocab_size);
+  }
+  // Where the logits of the chunk that starts at row `first` live.
+  MatrixView<float> chunk(std::int64_t first, const Tensor& space) const {
+    float* data =
+        saved.defined() ? saved.data<float>() + first * rows.vocab_size : space.data<float>();
+    return {data, std::min(chunk_rows, rows.count() - first), rows.vocab_size, rows.vocab_size};
+  }
+  template <class T>
+  MatrixView<const T> x_rows(std::int64_t first, std::int64_t num_rows) const {
+    return {x.data<T>() + first * width, num_rows, width, width};
+  }
+};
+
+template <class T>
+void head_forward(const Head& head, float* loss) {
+  const CrossEntropyRows& rows = head.rows;
+  const Tensor space = head.chunk_space(), w = head.wide_w();
+  const auto w_view = matrix<const float>(w, rows.vocab_size, head.width);
+  double sum = 0;
+  for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
+    const MatrixView<float> logits = head.chunk(first, space);
+    gemm(head.memory, head.x_rows<T>(first, logits.rows), w_view.t(), logits, false);
+    for (std::int64_t i = 0; i < logits.rows; ++i)
+      sum += rows.forward(first + i, logits.data + i * logits.ld);
+  }
+  *loss = static_cast<float>(sum * rows.mean_weight());
+}
+
+template <class T>
+void head_backward(const Head& head, float dloss, const GradTarget& dx, const GradTarget& dw) {
+  const CrossEntropyRows& rows = head.rows;
+  const Tensor space = head.chunk_space(), w = head.wide_w();
+  const auto w_view = matrix<const float>(w, rows.vocab_size, head.width);
+  const bool in_place = dw && dw.dst.dtype() == DType::kF32;
+  const Tensor sum =
+      !dw || in_place ? dw.dst : cross_entropy_workspace(head.memory, rows.vocab_size, head.width);
+  const auto scale = static_cast<float>(dloss * rows.mean_weight());
+  for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
+    const MatrixView<float> chunk = head.chunk(first, space);
+    const MatrixView<const T> x = head.x_rows<T>(first, chunk.rows);
+    if (!head.saved.defined()) gemm(head.memory, x, w_view.t(), chunk, false);
+    for (std::int64_t i = 0; i < chunk.rows; ++i) {
+      float* row = chunk.data + i * chunk.ld;
+      if (!head.saved.defined()) rows.exponentials(first + i, row);
+      rows.gradient(first + i, row, scale);
+    }
+    const MatrixView<const float> dlogits = chunk;
+    if (dx) {
+      const MatrixView<T> dx_rows{dx.dst.data<T>() + first * head.width, chunk.rows, head.width,
+                                  head.width};
+      gemm(head.memory, dlogits, w_view, dx_rows, dx.accumulate);
+    }
+    if (dw) {
+      gemm(head.memory, dlogits.t(), x, matrix<float>(sum, rows.vocab_size, head.width),
+           first > 0 || (in_place && dw.accumulate));
+    }
+  }
+  if (dw && !in_place) engine::assign_or_add(dw.dst, sum, dw.accumulate);
+}
+
+// On a GPU ----------------------------------------------------------------------------------------
+// Templates, so that they need not exist in a build without CUDA.
+//
+// [Note: gradient of the fused op on a GPU]
+// dloss is not known to the host, nor in forward. So dlogits are made for dloss = 1 and without the
+// weight of the mean, and stored in the dtype of x, as the products want; what they lack is a
+// factor of the products. Forward saves them, or backward computes the logits of a chunk again:
+// bits are those of the saved ones up to the order of sums in products of fewer rows.
+
+// The first `count` rows of `first` on of a padded matrix.
+DeviceMatrix device_rows(const Tensor& t, std::int64_t first, std::int64_t count,
+                         std::int64_t vocab_size) {
+  const std::int64_t ld = t.dim(1);
+  return {t.raw() + first * ld * engine::size_of(t.dtype()), t.dtype(), count, vocab_size, ld};
+}
+
+template <class GpuStream>
+void compute_logits(const GpuStream& stream, const Head& head, std::int64_t first,
+                    const DeviceMatrix& logits) {
+  const DeviceMatrix x = device_matrix(head.x, head.rows.count(), head.width);
+  const DeviceMatrix w = device_matrix(head.w, head.rows.vocab_size, head.width);
+  gemm_cuda(stream, head.memory, {.a = x.slice(first, logits.rows), .b = w.t(), .c = logits});
+}
+
+template <class GpuStream>
+void head_forward_cuda(const GpuStream& stream, const Head& head, const Tensor& loss) {
+  const CrossEntropyRows& rows = head.rows;
+  const std::int64_t vocab_size = rows.vocab_size, ld = saved_cols(vocab_size, true);
+  const bool saves = head.saved.defined();
+  const bool in_place = saves && head.saved.dtype() == DType::kF32;
+  const Tensor row_losses = cross_entropy_workspace(head.memory, 1, rows.count());
+  const Tensor space =
+      in_place ? head.saved : cross_entropy_workspace(head.memory, head.chunk_rows, ld);
+  for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
+    const std::int64_t count = std::min(head.chunk_rows, rows.count() - first);
+    const DeviceMatrix logits = device_rows(space, in_place ? first : 0, count, vocab_size);
+    const DeviceMatrix dlogits =
+        saves ? device_rows(head.saved, first, count, vocab_size) : DeviceMatrix{};
+    compute_logits(stream, head, first, logits);
+    cross_entropy_forward_cuda(stream, rows, first, logits, row_losses.data<float>() + first,
+                               saves ? &dlogits : nullptr);
+  }
+  cross_entropy_mean_cuda(stream, rows, row_losses.data<float>(), loss.data<float>());
+}
+
+template <class GpuStream>
+void head_backward_cuda(const GpuStream& stream, const Head& head, const Tensor& dloss,
+                        const GradTarget& dx, const GradTarget& dw) {
+  const CrossEntropyRows& rows = head.rows;
+  const std::int64_t vocab_size = rows.vocab_size, ld = saved_cols(vocab_size, true);
+  const bool saved = head.saved.defined(), in_place = head.x.dtype() == DType::kF32;
+  const std::int64_t step = saved ? rows.count() : head.chunk_rows;
+  const Tensor space = saved ? Tensor() : cross_entropy_workspace(head.memory, step, ld);
+  const Tensor dspace = saved      ? head.saved
+                        : in_place ? space
+                                   : cross_entropy_workspace(head.memory, step, ld, head.x.dtype());
+  // Chunks are summed in f32 and rounded once.
+  const bool direct = dw && (dw.dst.dtype() == DType::kF32 || step >= rows.count());
+  const Tensor sum =
+      !dw || direct ? dw.dst : cross_entropy_workspace(head.memory, vocab_size, head.width);
+  const Tensor scales = cross_entropy_workspace(head.memory, 1, 3);
+  cross_entropy_scales_cuda(stream, rows, dloss.data<float>(), scales.data<float>());
+  for (std::int64_t first = 0; first < rows.count(); first += step) {
+    const std::int64_t count = std::min(step, rows.count() - first);
+    const DeviceMatrix dlogits = device_rows(dspace, 0, count, vocab_size);
+    if (!saved) {
+      const DeviceMatrix logits = device_rows(space, 0, count, vocab_size);
+      compute_logits(stream, head, first, logits);
+      cross_entropy_gradient_cuda(stream, rows, first, logits, dlogits, /*scale=*/nullptr,
+                                  /*accumulate=*/false);
+    }
+    if (dx) {
+      gemm_cuda(stream, head.memory,
+                {.a = dlogits,
+                 .b = device_matrix(head.w, vocab_size, head.width),
+                 .c = device_matrix(dx.dst, rows.count(), head.width).slice(first, count),
+                 .accumulate = dx.accumulate,
+                 .scales = scales.data<float>()});
+    }
+    if (dw) {
+      gemm_cuda(stream, head.memory,
+                {.a = dlogits.t(),
+                 .b = device_matrix(head.x, rows.count(), head.width).slice(first, count),
+                 .c = device_matrix(sum, vocab_size, head.width),
+                 .accumulate = first > 0 || (direct && dw.accumulate),
+                 .scales = scales.data<float>()});
+    }
+  }
+  if (dw && !direct) {
+    engine::cuda::assign_or_add(stream, dw.dst.raw(), dw.dst.dtype(), sum.raw(), sum.dtype(),
+                                sum.numel(), dw.accumulate);
+  }
+}
+
+void launch_head_backward(const Tape& tape, const Head& head, const Tensor& dloss,
+                          const GradTarget& dx, const GradTarget& dw) {
+  const bool recompute = !head.saved.defined();
+  const std::int64_t dx_nbytes = dx ? dx.dst.nbytes() : 0, dw_nbytes = dw ? dw.dst.nbytes() : 0;
+  const int products = (dx ? 1 : 0) + (dw ? 1 : 0) + (recompute ? 1 : 0);
+  tape.stream().launch(
+      {.name = "linear_cross_entropy.backward",
+       .flops = products * head.product_flops() + head.rows.backward_flops(recompute),
+       .bytes_read = head.x.nbytes() + head.w.nbytes() + head.rows.targets.nbytes() +
+                     head.rows.stats.nbytes() + (recompute ? 0 : head.saved.nbytes()) +
+                     (dx.accumulate ? dx_nbytes : 0) + (dw.accumulate ? dw_nbytes : 0),
+       .bytes_written = dx_nbytes + dw_nbytes},
+      [=] {
+        engine::dispatch_float(head.x.dtype(), "cross_entropy", [&](auto t) {
+          head_backward<decltype(t)>(head, *dloss.data<float>(), dx, dw);
+        });
+      },
+      [&](const auto& stream) { head_backward_cuda(stream, head, dloss, dx, dw); });
+}
+
+}  // namespace
+
+Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Tensor& targets,
+                            const LinearCrossEntropyOptions& options) {
+  const Tensor value = tape.use(w);
+  engine::require(value.shape().rank() == 2 && value.numel() > 0 && value.dim(1) == x.dim(-1),
+                  "[cross_entropy] expected a weight (V, {}), got {} ({})", x.dim(-1),
+                  value.shape().str(), w.name);
+  engine::require(options.chunk_rows >= 0,
+                  "[cross_entropy] expected chunk_rows of at least 0, got {}", options.chunk_rows);
+  const std::int64_t vocab_size = value.dim(0);
+  const CrossEntropyRows rows =
+      make_cross_entropy_rows(tape, x, targets, vocab_size, options.ignore_index);
+  const bool on_gpu = tape.stream().device().is_cuda();
+  const std::int64_t chunk_rows =
+      std::min(rows.count(), options.chunk_rows == 0 ? choose_chunk_rows(vocab_size, on_gpu)
+                                                     : options.chunk_rows);
+  const std::int64_t max_saved_numel =
+      options.max_saved_numel < 0 ? choose_max_saved_numel(on_gpu) : options.max_saved_numel;
+  const bool wants_grad = tape.recording() && (w.trainable || tape.needs_grad(x));
+  const bool saves = wants_grad && rows.count() <= max_saved_numel / vocab_size;
+  const Tensor saved = saves ? tape.empty({rows.count(), saved_cols(vocab_size, on_gpu)},
+                                          on_gpu ? x.dtype() : DType::kF32, "cross_entropy.saved")
+                             : Tensor();
+  const Head head{tape.memory(), rows, x, value, saved, x.dim(-1), chunk_rows};
+  const Tensor loss = tape.empty({}, DType::kF32, "cross_entropy");
+  tape.stream().launch(
+      {.name = "linear_cross_entropy.forward",
+       .flops = head.product_flops() + rows.forward_flops(),
+       .bytes_read = x.nbytes() + value.nbytes() + targets.nbytes(),
+       .bytes_written = rows.stats.nbytes() + loss.nbytes() + (saves ? saved.nbytes() : 0)},
+      [=] {
+        rows.check_targets();
+        engine::dispatch_float(x.dtype(), "cross_entropy", [&](auto t) {
+          head_forward<decltype(t)>(head, loss.data<float>());
+        });
+      },
+      [&](const auto& stream) { head_forward_cuda(stream, head, loss); });
+  tape.record("linear_cross_entropy", loss, [&tape, &w, head](const Tensor& dloss) {
+    const GradTarget dx = tape.grad_target(head.x), dw = tape.grad_target(w);
+    if (dx || dw) launch_head_backward(tape, head, dloss, dx, dw);
+  });
+  return loss;
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,123 @@
+// Attention on a GPU against the CPU op, over the sizes at which tiles, warps and loads differ.
+#include <vector>
+
+#include "ops/attention.h"
+#include "tests/testing/cuda_op.h"
+#include "tests/testing/errors.h"
+
+namespace tessera::ops {
+namespace {
+
+using namespace tessera::testing;  // NOLINT: the harness
+
+// Of the largest element. bf16 is compared with the CPU op in f32 on the same bf16 values: the
+// probabilities and their gradients are rounded to bf16 before they enter a product, 2^-9 of each,
+// and so is the result.
+constexpr double kF32Bound = 1e-5, kBF16Bound = 0x1p-7;
+
+struct Case {
+  std::int64_t batch, tokens, heads, kv_heads, head_size;
+  bool causal = true;
+  float scale = 0;  ///< of the inputs; 0: 1
+};
+
+OpCase attention_case(const Case& c) {
+  return {.inputs = {{c.batch, c.tokens, (c.heads + 2 * c.kv_heads) * c.head_size}},
+          .build =
+              [c](Tape& tape, const auto& x, auto&) {
+                return attention(
+                    tape, x[0],
+                    {.num_heads = c.heads, .num_kv_heads = c.kv_heads, .causal = c.causal});
+              },
+          .scale = c.scale == 0 ? 1 : c.scale};
+}
+
+void expect_bf16(const OpCase& op, int num_uses = 1) {
+  const OpRun want = run_op(op, {.round_to_bf16 = true, .num_uses = num_uses});
+  const RunOptions options{
+      .dtype = DType::kBF16, .round_to_bf16 = true, .num_uses = num_uses, .on_cuda = true};
+  const OpRun got = run_op(op, options), again = run_op(op, options);
+  EXPECT_EQ(got.y, again.y) << "y, run twice";
+  EXPECT_EQ(got.grads, again.grads) << "gradient, run twice";
+  expect_close(got.y, want.y, kBF16Bound, "y");
+  expect_close(got.grads[0], want.grads[0], num_uses * kBF16Bound, "dqkv");
+}
+
+void expect_as_cpu(const Case& c) {
+  SCOPED_TRACE(fmt::format("B{} T{} H{} KV{} D{} {}", c.batch, c.tokens, c.heads, c.kv_heads,
+                           c.head_size, c.causal ? "causal" : "full"));
+  const OpCase op = attention_case(c);
+  check_cuda_run(op, {}, {.f32 = kF32Bound});
+  expect_bf16(op);
+}
+
+TEST(CudaAttentionTest, EqualsTheCpuForAllLengthsAndHeadSizes) {
+  for (const std::int64_t tokens : {1, 31, 33, 64, 130}) {
+    for (const std::int64_t head_size : {13, 64, 128}) expect_as_cpu({1, tokens, 1, 1, head_size});
+  }
+  for (const std::int64_t head_size : {1, 32, 40, 80}) expect_as_cpu({1, 35, 1, 1, head_size});
+}
+
+TEST(CudaAttentionTest, EqualsTheCpuForManyTiles) {
+  expect_as_cpu({1, 1025, 1, 1, 8});
+  expect_as_cpu({1, 200, 1, 1, 128});
+}
+
+TEST(CudaAttentionTest, EqualsTheCpuForAllGroupsAndBatches) {
+  expect_as_cpu({2, 70, 4, 2, 16});
+  expect_as_cpu({3, 33, 3, 1, 40});
+  expect_as_cpu({2, 33, 6, 3, 13});
+}
+
+TEST(CudaAttentionTest, EqualsTheCpuWithoutTheCausalMask) {
+  for (const std::int64_t tokens : {1, 31, 130}) expect_as_cpu({1, tokens, 2, 1, 64, false});
+  expect_as_cpu({2, 70, 1, 1, 128, false});
+}
+
+TEST(CudaAttentionTest, GradientIsAddedToWhatIsThere) {
+  for (const std::int64_t head_size : {13, 64}) {
+    const OpCase op = attention_case({1, 70, 2, 1, head_size});
+    check_cuda_run(op, {.num_uses = 2}, {.f32 = kF32Bound});
+    expect_bf16(op, 2);
+  }
+}
+
+TEST(CudaAttentionTest, LargeScoresStayFinite) {
+  // Beyond +-100: maxima change by tile. A score of that size is known to 1e-5 only.
+  const OpCase op = attention_case({1, 270, 1, 1, 16, true, 6});
+  check_cuda_run(op, {}, {.f32 = 10 * kF32Bound});
+  // Far beyond that, and all of them negative for some query: exp(-lse) of what lies behind the
+  // last key is infinite.
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const OpRun run =
+        run_op(attention_case({1, 2, 16, 16, 16, false, 30}), {.dtype = dtype, .on_cuda = true});
+    for (const Values& values : {run.y, run.grads[0]})
+      for (const double x : values) ASSERT_TRUE(std::isfinite(x)) << name_of(dtype);
+  }
+}
+
+TEST(CudaAttentionTest, BitsDoNotDependOnAlignment) {
+  const OpCase op = attention_case({1, 70, 2, 1, 64});
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const OpRun aligned = run_op(op, {.dtype = dtype, .on_cuda = true});
+    const OpRun moved = run_op(op, {.dtype = dtype, .offset = 1, .on_cuda = true});
+    EXPECT_EQ(aligned.y, moved.y);
+    EXPECT_EQ(aligned.grads, moved.grads);
+  }
+}
+
+TEST(CudaAttentionTest, BitsDoNotDependOnWhetherItIsRecorded) {
+  const OpCase op = attention_case({1, 70, 2, 1, 64});
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const OpRun recorded = run_op(op, {.dtype = dtype, .on_cuda = true});
+    EXPECT_EQ(run_op(op, {.dtype = dtype, .on_cuda = true, .without_grad = 0}).y, recorded.y);
+  }
+}
+
+TEST(CudaAttentionTest, RefusesLargeHeads) {
+  const auto run = [] { run_op(attention_case({1, 3, 1, 1, 129}), {.on_cuda = true}); };
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>(run), {"at most 128 on cuda:0", "got 129"}));
+}
+
+}  // namespace
+}  // namespace tessera::ops

@@ -1,0 +1,159 @@
+// Cross-entropy on a GPU, plain and fused with its projection, against the CPU; and what only a GPU
+// does: padded and chunked logits, bad targets that cannot throw.
+#include "ops/cross_entropy.h"
+
+#include <cmath>
+#include <limits>
+
+#include "engine/copy.h"
+#include "tests/testing/cuda_op.h"
+
+namespace tessera::ops {
+namespace {
+
+using namespace tessera::testing;  // NOLINT: the harness
+using engine::Stream;
+
+using Targets = std::vector<std::int32_t>;
+
+constexpr std::int32_t kIgnore = -100;
+constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16;
+
+Tensor to_targets(const Memory& memory, const Targets& values) {
+  return Tensor::from<std::int32_t>(memory, {static_cast<std::int64_t>(values.size())}, values,
+                                    "targets");
+}
+
+// Targets all over the vocabulary, both ends included, and some to ignore.
+Targets some_targets(std::int64_t rows, std::int64_t vocab_size) {
+  Targets t(static_cast<std::size_t>(rows));
+  for (std::size_t i = 0; i < t.size(); ++i)
+    t[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i * 7919) % vocab_size);
+  t[0] = static_cast<std::int32_t>(vocab_size - 1);
+  for (std::size_t i = 3; i < t.size(); i += 5) t[i] = kIgnore;
+  return t;
+}
+
+OpCase logits_case(const Targets& targets, std::int64_t vocab_size, float scale = 1) {
+  return {.inputs = {{static_cast<std::int64_t>(targets.size()), vocab_size}},
+          .build =
+              [=](Tape& tape, const auto& x, auto&) {
+                return cross_entropy(tape, x[0], to_targets(tape.memory(), targets), kIgnore);
+              },
+          .scale = scale};
+}
+
+OpCase linear_case(const Targets& targets, std::int64_t vocab_size, std::int64_t width,
+                   LinearCrossEntropyOptions options = {}) {
+  return {.inputs = {{static_cast<std::int64_t>(targets.size()), width}},
+          .parameters = {{vocab_size, width}},
+          .build = [=](Tape& tape, const auto& x, auto& p) {
+            return linear_cross_entropy(tape, x[0], p[0], to_targets(tape.memory(), targets),
+                                        options);
+          }};
+}
+
+// Exponentials and sums differ in the last bits. With bf16 the fused op rounds softmax - onehot to
+// 2^-9 of each element, where the CPU keeps f32: gradients are off by less than 2^-9 of the sum of
+// the absolute values of their terms, which is below 2^-8 of the largest gradient here.
+constexpr CudaBounds kLogitsBounds{.f32 = 3e-6, .bf16 = 3e-6};
+constexpr CudaBounds kLinearBounds{.f32 = 1e-5, .bf16 = 0x1p-8};
+
+TEST(CudaCrossEntropyTest, OfLogitsIsThatOfTheCpu) {
+  for (const auto& [rows, vocab_size] : {std::pair{37, 307}, {33, 304}, {1, 7}, {2, 1}, {31, 8}})
+    check_cuda(logits_case(some_targets(rows, vocab_size), vocab_size), kLogitsBounds);
+  check_cuda_run(logits_case(some_targets(37, 307), 307, 30.0f), {}, kLogitsBounds);
+  check_cuda_run(logits_case(some_targets(4, 50257), 50257), {}, kLogitsBounds);
+  check_cuda_run(logits_case(some_targets(1025, 10), 10), {.dtype = kBF16}, kLogitsBounds);
+}
+
+TEST(CudaCrossEntropyTest, FusedIsThatOfTheCpu) {
+  for (const LinearCrossEntropyOptions& options : {LinearCrossEntropyOptions{},
+                                                   {.chunk_rows = 16},
+                                                   {.chunk_rows = 16, .max_saved_numel = 0},
+                                                   {.chunk_rows = 7, .max_saved_numel = 0}}) {
+    SCOPED_TRACE(fmt::format("{} rows, {} saved", options.chunk_rows, options.max_saved_numel));
+    check_cuda(linear_case(some_targets(37, 307), 307, 24, options), kLinearBounds);
+  }
+  check_cuda(linear_case(some_targets(33, 13), 13, 5), kLinearBounds);
+  check_cuda(linear_case(some_targets(1, 31), 31, 8), kLinearBounds);
+  check_cuda_run(linear_case(some_targets(3, 50257), 50257, 8), {.dtype = kBF16}, kLinearBounds);
+}
+
+TEST(CudaCrossEntropyTest, FusedSavesOrComputesTheSameGradients) {
+  for (const DType dtype : {kF32, kBF16}) {
+    const RunOptions options{.dtype = dtype, .grad_dtype = kF32, .on_cuda = true};
+    const Targets targets = some_targets(32, 64);
+    const OpRun saved = run_op(linear_case(targets, 64, 16), options);
+    const OpRun computed = run_op(linear_case(targets, 64, 16, {.max_saved_numel = 0}), options);
+    EXPECT_EQ(saved.y, computed.y);
+    EXPECT_EQ(saved.grads, computed.grads);  // one chunk: the same products
+  }
+}
+
+TEST(CudaCrossEntropyTest, AllIgnoredIsZero) {
+  const Targets targets(5, kIgnore);
+  for (const OpCase& op : {logits_case(targets, 31), linear_case(targets, 31, 6),
+                           linear_case(targets, 31, 6, {.chunk_rows = 2, .max_saved_numel = 0})})
+    for (const int num_uses : {1, 2}) {
+      const OpRun run = run_op(op, {.num_uses = num_uses, .on_cuda = true});
+      EXPECT_EQ(run.y, Values{0});
+      for (const Values& grad : run.grads) EXPECT_EQ(max_abs(grad), 0);
+    }
+}
+
+TEST(CudaCrossEntropyTest, MaskedLogitsHaveNoGradient) {
+  constexpr std::int64_t kRows = 3, kVocab = 21;
+  const std::vector<float> logits = random_values(kRows * kVocab, 0);
+  Targets targets(kRows);
+  for (std::int64_t i = 0; i < kRows; ++i)  // the first that is not masked
+    while (logits[static_cast<std::size_t>(i * kVocab + targets[static_cast<std::size_t>(i)])] > 0)
+      ++targets[static_cast<std::size_t>(i)];
+  OpCase op = logits_case(targets, kVocab);
+  op.transform = [](float x) { return x > 0 ? -std::numeric_limits<float>::infinity() : x; };
+  for (const DType dtype : {kF32, kBF16}) {
+    const OpRun run = check_cuda_run(op, {.dtype = dtype}, kLogitsBounds);
+    EXPECT_TRUE(std::isfinite(run.y[0]));
+  }
+}
+
+TEST(CudaCrossEntropyTest, BadTargetsMakeTheLossNaN) {
+  for (const std::int32_t bad : {31, -1, std::numeric_limits<std::int32_t>::max(),
+                                 std::numeric_limits<std::int32_t>::min()}) {
+    const Targets targets = {3, bad, 30, kIgnore};
+    for (const OpCase& op :
+         {logits_case(targets, 31), linear_case(targets, 31, 6),
+          linear_case(targets, 31, 6, {.chunk_rows = 1, .max_saved_numel = 0})}) {
+      const OpRun run = run_op(op, {.on_cuda = true});
+      EXPECT_TRUE(std::isnan(run.y[0])) << bad;
+      const std::size_t width = run.grads[0].size() / targets.size();
+      for (std::size_t i = 0; i < run.grads[0].size(); ++i)
+        EXPECT_EQ(std::isnan(run.grads[0][i]), i / width == 1) << bad << ", element " << i;
+    }
+  }
+}
+
+TEST(CudaCrossEntropyTest, NaNLogitsMakeTheLossNaN) {
+  OpCase op = logits_case({1, 0}, 21);
+  op.transform = [](float) { return std::numeric_limits<float>::quiet_NaN(); };
+  EXPECT_TRUE(std::isnan(run_op(op, {.on_cuda = true}).y[0]));
+}
+
+// Without a gradient nobody saves, and a chunk at a time lives.
+TEST(CudaCrossEntropyTest, FusedHoldsAChunkOfLogits) {
+  constexpr std::int64_t kRows = 64, kVocab = 1000, kWidth = 8, kChunk = 8;
+  const Stream stream = Stream::cuda("compute", 0);
+  Memory memory(stream);
+  Tape tape(memory, stream);
+  const Tensor x = to_tensor(memory, {kRows, kWidth}, random_values(kRows * kWidth, 1), kF32);
+  Parameter w{.name = "w", .shape = {kVocab, kWidth}};
+  w.value = to_tensor(memory, w.shape, random_values(kVocab * kWidth, 2), kF32);
+  const Tensor targets = to_targets(memory, some_targets(kRows, kVocab));
+  memory.reset_peaks();
+  const std::int64_t before = memory.stats().total_nbytes;
+  tape.no_grad([&] { return linear_cross_entropy(tape, x, w, targets, {.chunk_rows = kChunk}); });
+  EXPECT_LT(memory.stats().peak_total_nbytes - before, 3 * kChunk * kVocab * 4);
+}
+
+}  // namespace
+}  // namespace tessera::ops

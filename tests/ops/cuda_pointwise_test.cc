@@ -1,0 +1,89 @@
+// Pointwise ops on a GPU: values and gradients of the CPU, any size and alignment.
+#include <cmath>
+
+#include "ops/add.h"
+#include "ops/dropout.h"
+#include "ops/gelu.h"
+#include "ops/relu.h"
+#include "ops/swiglu.h"
+#include "tests/testing/cuda_op.h"
+
+namespace tessera::ops {
+namespace {
+
+using namespace tessera::testing;  // NOLINT: the harness
+using engine::RandomStream;
+
+const std::int64_t kSizes[] = {1, 3, 8, 31, 33, 257, 1025};
+const CudaBounds kSameBits{.f32 = 0, .bf16 = 0};
+
+OpCase unary_case(const std::function<Tensor(Tape&, const Tensor&)>& op, std::int64_t numel) {
+  return {.inputs = {{numel}},
+          .build = [op](Tape& tape, const auto& x, auto&) { return op(tape, x[0]); },
+          .scale = 2};
+}
+
+OpCase binary_case(Tensor (*op)(Tape&, const Tensor&, const Tensor&), std::int64_t numel) {
+  return {.inputs = {{numel}, {numel}},
+          .build = [op](Tape& tape, const auto& x, auto&) { return op(tape, x[0], x[1]); }};
+}
+
+OpCase dropout_case(std::int64_t numel, float p, std::uint64_t first_index) {
+  return unary_case(
+      [=](Tape& tape, const Tensor& x) {
+        return dropout(tape, x, p, RandomStream{0x123456789ABCDEFull, 42}, first_index);
+      },
+      numel);
+}
+
+TEST(CudaPointwise, GeluIsThatOfTheCpu) {
+  for (const GeluKind kind : {GeluKind::kTanh, GeluKind::kErf})
+    for (const std::int64_t numel : kSizes)
+      check_cuda(unary_case([kind](Tape& t, const Tensor& x) { return gelu(t, x, kind); }, numel));
+}
+
+TEST(CudaPointwise, GeluFarOutIsZeroOrIdentity) {
+  for (const GeluKind kind : {GeluKind::kTanh, GeluKind::kErf}) {
+    OpCase op = unary_case([kind](Tape& t, const Tensor& x) { return gelu(t, x, kind); }, 257);
+    op.transform = [](float v) { return v < 0 ? -50 + v : 50 + v; };
+    const OpRun run = run_op(op, {.on_cuda = true});
+    for (std::size_t i = 0; i < run.y.size(); ++i) {
+      const double x = run.leaves[0][i];
+      EXPECT_NEAR(run.y[i], x < 0 ? 0 : x, 1e-30);
+      EXPECT_NEAR(run.grads[0][i], x < 0 ? 0 : run.dy[i], 1e-30);
+    }
+    op.transform = [](float) { return NAN; };
+    for (const double y : run_op(op, {.on_cuda = true}).y) EXPECT_TRUE(std::isnan(y));
+  }
+}
+
+TEST(CudaPointwise, ReluHasTheBitsOfTheCpu) {
+  for (const std::int64_t numel : kSizes) check_cuda(unary_case(relu, numel), kSameBits);
+  OpCase op = unary_case(relu, 33);
+  op.transform = [](float) { return NAN; };
+  for (const double y : run_op(op, {.on_cuda = true}).y) EXPECT_TRUE(std::isnan(y));
+}
+
+TEST(CudaPointwise, SwigluIsThatOfTheCpu) {
+  for (const std::int64_t numel : kSizes) check_cuda(binary_case(swiglu, numel));
+  check_cuda(unary_case([](Tape& t, const Tensor& x) { return swiglu(t, x, x); }, 33));
+}
+
+TEST(CudaPointwise, AddHasTheBitsOfTheCpu) {
+  for (const std::int64_t numel : kSizes) check_cuda(binary_case(add, numel), kSameBits);
+  check_cuda(unary_case([](Tape& t, const Tensor& x) { return add(t, x, x); }, 33), kSameBits);
+}
+
+TEST(CudaPointwise, DropoutHasTheMaskOfTheCpuForAnyFirstIndex) {
+  for (const std::uint64_t first : {0ull, 1ull, 3ull, 8ull, 0x3FFFFFF81ull, 0x1000000000001ull})
+    for (const std::int64_t numel : {1, 3, 31, 257, 1028})
+      check_cuda(dropout_case(numel, 0.3f, first));
+  // One use: nothing is added, so the bits are those of one product.
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    for (const std::uint64_t first : {0ull, 5ull})
+      for (const float p : {1e-9f, 0.1f, 1 - 0x1p-24f})
+        check_cuda_run(dropout_case(1025, p, first), {.dtype = dtype}, kSameBits);
+}
+
+}  // namespace
+}  // namespace tessera::ops
