@@ -29,13 +29,13 @@ struct Range {
 const std::byte* bytes(const void* p) { return static_cast<const std::byte*>(p); }
 std::byte* bytes(void* p) { return static_cast<std::byte*>(p); }
 
-Pieces pieces_of(std::int64_t num_per_block, std::int64_t nbytes_written,
-                 std::function<void(std::span<const Slot>, int, std::int64_t)> run) {
-  return {num_per_block, nbytes_written > kWakeNbytes, std::move(run)};
+Pieces pieces(std::int64_t num_per_block, std::int64_t nbytes_written,
+              std::function<void(std::span<const Slot>, int, std::int64_t)> run) {
+  return {
+      .num_per_block = num_per_block, .wake = nbytes_written > kWakeNbytes, .run = std::move(run)};
 }
 
-}  // namespace
-
+// A block is what one rank brings: read once, written to all.
 Pieces all_gather_pieces(std::int64_t in_nbytes, int size) {
   const std::int64_t written = in_nbytes * size * size;
   const auto run = [=, store = store_for(written)](std::span<const Slot> slots, int block,
@@ -47,44 +47,47 @@ Pieces all_gather_pieces(std::int64_t in_nbytes, int size) {
       if (dst != src) copy(dst, src, r.length, store);
     }
   };
-  return pieces_of(div_up(in_nbytes, kPieceNbytes), written, run);
+  return pieces(div_up(in_nbytes, kPieceNbytes), written, run);
 }
 
+// A block is what one rank receives: its part of every input, summed.
 Pieces reduce_scatter_pieces(engine::DType in_dtype, std::int64_t out_numel, Accumulate accumulate,
                              int size) {
   const std::int64_t written = out_numel * size * std::int64_t{sizeof(float)};
-  const auto run = [=, store = store_for(written)](std::span<const Slot> slots, int block,
-                                                   std::int64_t piece) {
+  const auto run = [=, store = store_for(written),
+                    ins = std::vector<const void*>(static_cast<std::size_t>(size))](
+                       std::span<const Slot> slots, int block, std::int64_t piece) mutable {
     const Range r(out_numel, piece, kPieceNumel);
     const std::int64_t offset = (block * out_numel + r.begin) * size_of(in_dtype);
-    std::vector<const void*> ins;
-    for (const Slot& from : slots) ins.push_back(bytes(from.in) + offset);
+    for (std::size_t i = 0; i < slots.size(); ++i) ins[i] = bytes(slots[i].in) + offset;
     float* out = static_cast<float*>(slots[static_cast<std::size_t>(block)].out) + r.begin;
     const float* start = accumulate == Accumulate::kYes ? out : nullptr;
     sum_in_rank_order(in_dtype, ins, start, {&out, 1}, r.length, store);
   };
-  return pieces_of(div_up(out_numel, kPieceNumel), written, run);
+  return pieces(div_up(out_numel, kPieceNumel), written, run);
 }
 
+// A block is an equal share. The running sum is read from rank 0, where it is as everywhere.
 Pieces all_reduce_pieces(engine::DType in_dtype, std::int64_t numel, Accumulate accumulate,
                          int size) {
   const std::int64_t num_per_block = div_up(div_up(numel, kPieceNumel), size);
   const std::int64_t written = numel * size * std::int64_t{sizeof(float)};
-  const auto run = [=, store = store_for(written)](std::span<const Slot> slots, int block,
-                                                   std::int64_t piece) {
+  const auto run = [=, store = store_for(written),
+                    ins = std::vector<const void*>(static_cast<std::size_t>(size)),
+                    outs = std::vector<float*>(static_cast<std::size_t>(size))](
+                       std::span<const Slot> slots, int block, std::int64_t piece) mutable {
     const Range r(numel, block * num_per_block + piece, kPieceNumel);
-    std::vector<const void*> ins;
-    std::vector<float*> outs;
-    for (const Slot& slot : slots) {
-      ins.push_back(bytes(slot.in) + r.begin * size_of(in_dtype));
-      outs.push_back(static_cast<float*>(slot.out) + r.begin);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      ins[i] = bytes(slots[i].in) + r.begin * size_of(in_dtype);
+      outs[i] = static_cast<float*>(slots[i].out) + r.begin;
     }
     const float* start = accumulate == Accumulate::kYes ? outs[0] : nullptr;
     sum_in_rank_order(in_dtype, ins, start, outs, r.length, store);
   };
-  return pieces_of(num_per_block, written, run);
+  return pieces(num_per_block, written, run);
 }
 
+// A block is an equal share. Slots hold the same pointer as in and out.
 Pieces broadcast_pieces(std::int64_t nbytes, int root, int size) {
   const std::int64_t num_per_block = div_up(div_up(nbytes, kPieceNbytes), size);
   const std::int64_t written = nbytes * (size - 1);
@@ -97,9 +100,10 @@ Pieces broadcast_pieces(std::int64_t nbytes, int root, int size) {
       if (dst != src) copy(dst, src, r.length, store);
     }
   };
-  return pieces_of(num_per_block, written, run);
+  return pieces(num_per_block, written, run);
 }
 
+// A block is what one rank receives, `part_nbytes` from each.
 Pieces all_to_all_pieces(std::int64_t part_nbytes, int size) {
   const std::int64_t written = part_nbytes * size * size;
   const auto run = [=, store = store_for(written)](std::span<const Slot> slots, int block,
@@ -111,7 +115,25 @@ Pieces all_to_all_pieces(std::int64_t part_nbytes, int size) {
       dst += part_nbytes;
     }
   };
-  return pieces_of(div_up(part_nbytes, kPieceNbytes), written, run);
+  return pieces(div_up(part_nbytes, kPieceNbytes), written, run);
+}
+
+}  // namespace
+
+Pieces pieces_of(const Collective& c, int size) {
+  switch (c.op) {
+    case Collective::Op::kAllGather:
+      return all_gather_pieces(c.in.nbytes(), size);
+    case Collective::Op::kReduceScatter:
+      return reduce_scatter_pieces(c.in.dtype(), c.out.numel(), c.accumulate, size);
+    case Collective::Op::kAllReduce:
+      return all_reduce_pieces(c.in.dtype(), c.out.numel(), c.accumulate, size);
+    case Collective::Op::kBroadcast:
+      return broadcast_pieces(c.in.nbytes(), c.root, size);
+    case Collective::Op::kAllToAll:
+      return all_to_all_pieces(c.in.nbytes() / size, size);
+  }
+  return {};
 }
 
 }  // namespace tessera::comm

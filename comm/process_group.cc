@@ -1,19 +1,29 @@
 #include "comm/process_group.h"
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <functional>
+#include <utility>
 
 namespace tessera::comm {
 namespace {
 
 using engine::DType;
 using engine::require;
+using engine::Work;
 
-// What all tensors of a collective must be: defined and resident (raw() throws with the name).
-void check_tensor(std::string_view op, std::string_view role, const Tensor& t, int rank) {
+// What all tensors of a collective must be: defined, resident (raw() throws with the name), and
+// where the stream works.
+void check_tensor(std::string_view op, std::string_view role, const Tensor& t, const Stream& stream,
+                  int rank) {
   require(t.defined(), "[{}] expected a tensor, got an undefined one ({}, rank {})", op, role,
           rank);
   t.raw();
+  const engine::Device device = stream.device();
+  require(device.is_cuda() ? t.device() == device : t.device().is_host(),
+          "[{}] expected memory of {}, got {} ({}, rank {})", op, to_string(device),
+          to_string(t.device()), t.name(), rank);
 }
 
 void check_dtypes_equal(std::string_view op, const Tensor& in, const Tensor& out, int rank) {
@@ -45,65 +55,131 @@ void check_overlap(std::string_view op, const Tensor& in, const Tensor& out, boo
           op, in.name(), out.name(), rank);
 }
 
+std::string describe(const Work& work, DType dtype, std::int64_t numel,
+                     std::string_view more = "") {
+  return fmt::format("{} {} x {}{} '{}'", work.name, name_of(dtype), numel, more, work.detail);
+}
+
+std::string_view onto(Accumulate accumulate) {
+  return accumulate == Accumulate::kYes ? " onto a sum" : "";
+}
+
 }  // namespace
 
 void ProcessGroup::all_gather(const Tensor& in, const Tensor& out, const Stream& stream,
                               std::string_view label) {
   constexpr std::string_view kOp = "all_gather";
-  check_tensor(kOp, "in", in, rank());
-  check_tensor(kOp, "out", out, rank());
+  check_tensor(kOp, "in", in, stream, rank());
+  check_tensor(kOp, "out", out, stream, rank());
   check_dtypes_equal(kOp, in, out, rank());
   check_numel(kOp, in.numel() * size(), out, rank());
   check_overlap(kOp, in, out, in.raw() == out.raw() + rank() * in.nbytes(), rank());
-  do_all_gather(in, out, stream, label);
+  Work work{.name = kOp,
+            .bytes_read = in.nbytes(),
+            .bytes_written = out.nbytes(),
+            .detail = std::string(label)};
+  std::string text = describe(work, in.dtype(), in.numel());
+  enqueue({.op = Collective::Op::kAllGather,
+           .in = in,
+           .out = out,
+           .work = std::move(work),
+           .text = std::move(text)},
+          stream);
 }
 
 void ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Accumulate accumulate,
                                   const Stream& stream, std::string_view label) {
   constexpr std::string_view kOp = "reduce_scatter";
-  check_tensor(kOp, "in", in, rank());
-  check_tensor(kOp, "out", out, rank());
+  check_tensor(kOp, "in", in, stream, rank());
+  check_tensor(kOp, "out", out, stream, rank());
   check_reducible(kOp, in, out, rank());
   check_numel(kOp, out.numel() * size(), in, rank());
-  const bool own_block = in.dtype() == out.dtype() && accumulate == Accumulate::kNo &&
-                         out.raw() == in.raw() + rank() * out.nbytes();
+  const bool adds = accumulate == Accumulate::kYes;
+  const bool own_block =
+      in.dtype() == out.dtype() && !adds && out.raw() == in.raw() + rank() * out.nbytes();
   check_overlap(kOp, in, out, own_block, rank());
-  do_reduce_scatter(in, out, accumulate, stream, label);
+  Work work{.name = kOp,
+            .flops = static_cast<double>(out.numel()) * (size() - 1 + adds),
+            .bytes_read = in.nbytes() + adds * out.nbytes(),
+            .bytes_written = out.nbytes(),
+            .detail = std::string(label)};
+  std::string text = describe(work, in.dtype(), out.numel(), onto(accumulate));
+  enqueue({.op = Collective::Op::kReduceScatter,
+           .in = in,
+           .out = out,
+           .accumulate = accumulate,
+           .work = std::move(work),
+           .text = std::move(text)},
+          stream);
 }
 
 void ProcessGroup::all_reduce(const Tensor& in, const Tensor& out, Accumulate accumulate,
                               const Stream& stream, std::string_view label) {
   constexpr std::string_view kOp = "all_reduce";
-  check_tensor(kOp, "in", in, rank());
-  check_tensor(kOp, "out", out, rank());
+  check_tensor(kOp, "in", in, stream, rank());
+  check_tensor(kOp, "out", out, stream, rank());
   check_reducible(kOp, in, out, rank());
   check_numel(kOp, in.numel(), out, rank());
-  const bool in_place =
-      in.dtype() == out.dtype() && accumulate == Accumulate::kNo && in.raw() == out.raw();
+  const bool adds = accumulate == Accumulate::kYes;
+  const bool in_place = in.dtype() == out.dtype() && !adds && in.raw() == out.raw();
   check_overlap(kOp, in, out, in_place, rank());
-  do_all_reduce(in, out, accumulate, stream, label);
+  Work work{.name = kOp,
+            .flops = static_cast<double>(out.numel()) * (size() - 1 + adds) / size(),
+            .bytes_read = in.nbytes() + adds * out.nbytes() / size(),
+            .bytes_written = out.nbytes(),
+            .detail = std::string(label)};
+  std::string text = describe(work, in.dtype(), out.numel(), onto(accumulate));
+  enqueue({.op = Collective::Op::kAllReduce,
+           .in = in,
+           .out = out,
+           .accumulate = accumulate,
+           .work = std::move(work),
+           .text = std::move(text)},
+          stream);
 }
 
 void ProcessGroup::broadcast(const Tensor& inout, int root, const Stream& stream,
                              std::string_view label) {
   constexpr std::string_view kOp = "broadcast";
-  check_tensor(kOp, "inout", inout, rank());
+  check_tensor(kOp, "inout", inout, stream, rank());
   require(root >= 0 && root < size(), "[{}] expected a root in [0, {}), got {} ({}, rank {})", kOp,
           size(), root, inout.name(), rank());
-  do_broadcast(inout, root, stream, label);
+  Work work{.name = kOp,
+            .bytes_read = inout.nbytes() / size(),
+            .bytes_written = inout.nbytes() * (size() - 1) / size(),
+            .detail = std::string(label)};
+  std::string text =
+      describe(work, inout.dtype(), inout.numel(), fmt::format(" from rank {}", world_rank(root)));
+  enqueue({.op = Collective::Op::kBroadcast,
+           .in = inout,
+           .out = inout,
+           .root = root,
+           .work = std::move(work),
+           .text = std::move(text)},
+          stream);
 }
 
 void ProcessGroup::all_to_all(const Tensor& in, const Tensor& out, const Stream& stream,
                               std::string_view label) {
   constexpr std::string_view kOp = "all_to_all";
-  check_tensor(kOp, "in", in, rank());
-  check_tensor(kOp, "out", out, rank());
+  check_tensor(kOp, "in", in, stream, rank());
+  check_tensor(kOp, "out", out, stream, rank());
   check_dtypes_equal(kOp, in, out, rank());
   require(in.numel() % size() == 0, "[{}] expected a multiple of {} elements, got {} ({}, rank {})",
           kOp, size(), in.numel(), in.name(), rank());
   check_numel(kOp, in.numel(), out, rank());
   check_overlap(kOp, in, out, false, rank());
-  do_all_to_all(in, out, stream, label);
+  Work work{.name = kOp,
+            .bytes_read = in.nbytes(),
+            .bytes_written = out.nbytes(),
+            .detail = std::string(label)};
+  std::string text = describe(work, in.dtype(), in.numel());
+  enqueue({.op = Collective::Op::kAllToAll,
+           .in = in,
+           .out = out,
+           .work = std::move(work),
+           .text = std::move(text)},
+          stream);
 }
 
 }  // namespace tessera::comm

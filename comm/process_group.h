@@ -6,6 +6,10 @@
 // count, label), and ranks that disagree get a CommError that names both sides, on every rank.
 // Counts are elements. Reductions are sums in rank order, in f32: see [Note: rank order] in
 // kernels.cc.
+//
+// [Note: failures behind a GPU stream] Waiting on a CPU stream rethrows what failed on it. A GPU
+// that waits for its peers can only be released: its stream then ends without an error and without
+// the data. So after waiting for a CUDA stream call check() before believing what was received.
 #pragma once
 
 #include <memory>
@@ -25,6 +29,18 @@ using engine::Tensor;
 /// Where a reduction starts: from rank 0's contribution, or from the running sum in `out`.
 enum class Accumulate { kNo, kYes };
 
+/// A call of one of the collectives below, checked.
+struct Collective {
+  enum class Op { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll };
+
+  Op op;
+  Tensor in, out;  ///< the same one of a broadcast
+  Accumulate accumulate = Accumulate::kNo;
+  int root = 0;
+  engine::Work work;      ///< one rank's share
+  std::string text = {};  ///< everything that must agree: op, reduction, dtypes, count, root, label
+};
+
 class ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
@@ -34,9 +50,10 @@ class ProcessGroup {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Collectives: `label` names the unit or purpose in errors and traces. They throw InvalidArgument
-  // on bad arguments (no other overlap than named here) before anything is sent; CommError comes
-  // from waiting on the stream.
+  // Collectives: `label` names the unit or purpose in errors and traces. The tensors lie on the
+  // device of the stream. They throw InvalidArgument on bad arguments (no other overlap than named
+  // here) before anything is sent; CommError comes from waiting on the stream, from check(), and on
+  // a CUDA stream also from the call itself.
 
   /// in [n] on every rank -> out [n * size()], rank r's block at r * n. Any dtype, in == out dtype.
   /// `in` may be the rank's own block of `out`.
@@ -57,6 +74,12 @@ class ProcessGroup {
   void all_to_all(const Tensor& in, const Tensor& out, const Stream& stream,
                   std::string_view label);
 
+  /// Once a step, on every rank: compares what the ranks have called so far. A difference is told
+  /// by check() or a host call once the stream has come here. For backends that compare each call
+  /// as it is made this does nothing. `stream` has waited for the step's other collectives, as
+  /// over NCCL this is one, too.
+  virtual void agree(const Stream& stream) = 0;
+
   // Host calls.
 
   /// Blocks until every rank is here. Throws CommError naming who is missing after the deadline.
@@ -71,19 +94,12 @@ class ProcessGroup {
 
  protected:
   ProcessGroup() = default;
+  /// The number that rank `rank` of this group has in the world, for messages.
+  virtual int world_rank(int rank) const = 0;
 
  private:
-  // One per collective; arguments are already checked.
-  virtual void do_all_gather(const Tensor& in, const Tensor& out, const Stream& stream,
-                             std::string_view label) = 0;
-  virtual void do_reduce_scatter(const Tensor& in, const Tensor& out, Accumulate accumulate,
-                                 const Stream& stream, std::string_view label) = 0;
-  virtual void do_all_reduce(const Tensor& in, const Tensor& out, Accumulate accumulate,
-                             const Stream& stream, std::string_view label) = 0;
-  virtual void do_broadcast(const Tensor& inout, int root, const Stream& stream,
-                            std::string_view label) = 0;
-  virtual void do_all_to_all(const Tensor& in, const Tensor& out, const Stream& stream,
-                             std::string_view label) = 0;
+  /// Carries out `collective` as work of `stream`.
+  virtual void enqueue(Collective collective, const Stream& stream) = 0;
 };
 
 }  // namespace tessera::comm

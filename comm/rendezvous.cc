@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <utility>
 
@@ -40,6 +41,7 @@ struct Rendezvous::Meeting {
   std::atomic<std::uint32_t> state = kOpen;     // leaves kOpen under the world's mutex
   std::vector<std::atomic<std::int64_t>> next;  // by block: the piece to take next
   std::atomic<std::int64_t> undone;             // pieces of all blocks
+  std::atomic<bool> threw = false;              // one of them; the world has failed
 };
 
 World::World(std::chrono::milliseconds deadline)
@@ -48,10 +50,11 @@ World::World(std::chrono::milliseconds deadline)
                   deadline.count());
 }
 
-void World::fail(std::string message, bool aborted) {
+void World::fail_locked(std::string message, bool aborted) {
   if (failure_) return;
   failure_ = std::move(message);
   aborted_ = aborted;
+  failed_.store(true, std::memory_order_release);
   for (Rendezvous* group : groups_) {
     for (const auto& [sequence, meeting] : group->meetings_) meeting->set(kFailed);
     group->meetings_.clear();
@@ -60,7 +63,12 @@ void World::fail(std::string message, bool aborted) {
 
 void World::abort(std::string message) {
   const std::lock_guard lock(mutex_);
-  fail(std::move(message), true);
+  fail_locked(std::move(message), true);
+}
+
+void World::fail(std::string message) {
+  const std::lock_guard lock(mutex_);
+  fail_locked(std::move(message));
 }
 
 void World::check() {
@@ -93,22 +101,36 @@ void Rendezvous::meet(int rank, const Call& call, const Slot& slot, const Pieces
   await(*meeting);
 
   std::int64_t num_done = 0;
-  for (int i = 0; i < size(); ++i) {
+  std::exception_ptr error;
+  for (int i = 0; i < (pieces.shared ? size() : 1); ++i) {
     const int block = (rank + i) % size();
     auto& next = meeting->next[static_cast<std::size_t>(block)];
     for (;; ++num_done) {
       const std::int64_t piece = next.fetch_add(1, std::memory_order_relaxed);
       if (piece >= pieces.num_per_block) break;
-      pieces.run(meeting->slots, block, piece);
+      try {
+        pieces.run(meeting->slots, block, piece);
+      } catch (...) {
+        error = std::current_exception();
+        fail_piece(call, block);
+        meeting->threw.store(true, std::memory_order_relaxed);
+      }
     }
   }
   // The release order of the decrements carries everyone's writes to the last, and from it to all.
   if (num_done > 0 && meeting->undone.fetch_sub(num_done, std::memory_order_acq_rel) == num_done) {
     meeting->set(kComplete);
-  } else {
+  } else if (pieces.shared) {
     wait_while(meeting->state, kReady);
+  } else if (!wait_while(meeting->state, kReady, Clock::now() + world_->deadline_)) {
+    expire(call);
+    world_->check();
   }
+  if (error) std::rethrow_exception(error);
+  if (meeting->threw.load(std::memory_order_relaxed)) world_->check();
 }
+
+void Rendezvous::announce(int rank, const Call& call) { arrive(rank, call, {}, {}); }
 
 std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& call,
                                                         const Slot& slot, const Pieces& pieces) {
@@ -123,10 +145,10 @@ std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& ca
   const std::shared_ptr<Meeting> meeting = entry->second;
   if (call.text != meeting->call.text) {
     const auto first = std::find(meeting->here.begin(), meeting->here.end(), true);
-    world_->fail(fmt::format("{} expected rank {}'s {}, got rank {}'s {}", where(meeting->call),
-                             world_rank(static_cast<int>(first - meeting->here.begin())),
-                             meeting->call.text, world_rank(rank), call.text),
-                 false);
+    world_->fail_locked(fmt::format("{} expected rank {}'s {}, got rank {}'s {}",
+                                    where(meeting->call),
+                                    world_rank(static_cast<int>(first - meeting->here.begin())),
+                                    meeting->call.text, world_rank(rank), call.text));
     throw CommError(*world_->failure_);
   }
   last_[r] = fmt::format("#{} {}", call.sequence, call.text);
@@ -154,13 +176,38 @@ void Rendezvous::await(Meeting& meeting) {
   const std::lock_guard lock(world_->mutex_);
   const std::uint32_t state = meeting.state.load(std::memory_order_acquire);
   if (state == kReady || state == kComplete) return;  // the last one came at the last moment
-  if (state == kOpen) {
-    world_->fail(fmt::format("{} expected {} ranks within {} ms, got {}: {}; {}",
-                             where(meeting.call), size(), world_->deadline_.count(),
-                             meeting.num_here, absent(meeting, false), meeting.call.text),
-                 false);
-  }
+  if (state == kOpen) fail_late(meeting.call, &meeting);
   throw CommError(*world_->failure_);
+}
+
+void Rendezvous::expire(const Call& call) {
+  const std::lock_guard lock(world_->mutex_);
+  const auto entry = meetings_.find(call.sequence);
+  fail_late(call, entry == meetings_.end() ? nullptr : entry->second.get());
+}
+
+// `meeting`: null if all ranks have called.
+void Rendezvous::fail_late(const Call& call, const Meeting* meeting) {
+  world_->fail_locked(fmt::format(
+      "{} expected {} ranks within {} ms, got {}: {}; {}", where(call), size(),
+      world_->deadline_.count(), meeting != nullptr ? meeting->num_here : size(),
+      meeting != nullptr ? absent(*meeting, false) : "all have called it, not all have done it",
+      call.text));
+}
+
+// In a handler: tells of the exception.
+void Rendezvous::fail_piece(const Call& call, int block) noexcept {
+  const auto tell = [&](std::string_view what) {
+    world_->abort(
+        fmt::format("{} rank {} failed: {}; {}", where(call), world_rank(block), what, call.text));
+  };
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    tell(error.what());
+  } catch (...) {
+    tell("an exception of unknown type");
+  }
 }
 
 void Rendezvous::depart(int rank, std::int64_t sequence) {
@@ -173,9 +220,8 @@ void Rendezvous::depart(int rank, std::int64_t sequence) {
 void Rendezvous::fail_if_departed(const Meeting& meeting) {
   const std::string who = absent(meeting, true);
   if (who.empty()) return;
-  world_->fail(fmt::format("{} expected {} ranks, got: {}; {}", where(meeting.call), size(), who,
-                           meeting.call.text),
-               false);
+  world_->fail_locked(fmt::format("{} expected {} ranks, got: {}; {}", where(meeting.call), size(),
+                                  who, meeting.call.text));
 }
 
 std::string Rendezvous::where(const Call& call) const {

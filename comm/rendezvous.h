@@ -37,8 +37,11 @@ class World {
   /// Throws InvalidArgument unless deadline > 0.
   explicit World(std::chrono::milliseconds deadline);
 
-  /// Fails the world unless it has failed already.
+  /// Fails the world unless it has failed already: because a rank says so, or with an error.
   void abort(std::string message);
+  void fail(std::string message);
+  std::chrono::milliseconds deadline() const { return deadline_; }
+  bool has_failed() { return failed_.load(std::memory_order_acquire); }
   /// Throws CommError if the world has failed.
   void check();
   /// Whether `message` is what abort() made every rank throw.
@@ -46,9 +49,10 @@ class World {
 
  private:
   friend class Rendezvous;
-  void fail(std::string message, bool aborted);  // under mutex_
+  void fail_locked(std::string message, bool aborted = false);  // under mutex_
 
   const std::chrono::milliseconds deadline_;
+  std::atomic<bool> failed_ = false;
   std::mutex mutex_;  // guards the rest, and all groups; never held while working or sleeping
   std::optional<std::string> failure_;
   bool aborted_ = false;  // failure_ came from abort()
@@ -69,10 +73,13 @@ struct Slot {
 };
 
 /// The work of a meeting: `num_per_block` pieces for each rank's block, done in any order by any
-/// rank, each once. `run` must not throw.
+/// rank, each once. If one throws, the others still run; then the world fails with the error and
+/// the rank whose block it was, and whoever ran it gets the error itself.
 struct Pieces {
   std::int64_t num_per_block = 0;
-  bool wake = true;  ///< false: too little work to wake sleepers for, the last to come does it
+  bool wake = true;    ///< false: too little work to wake sleepers for, the last to come does it
+  bool shared = true;  ///< false: each rank does its own block, and waits for the others' at most
+                       ///< the deadline
   std::function<void(std::span<const Slot> slots, int block, std::int64_t piece)> run = {};
 };
 
@@ -92,6 +99,12 @@ class Rendezvous {
 
   /// Returns when every rank has come and all pieces are done. Throws CommError otherwise.
   void meet(int rank, const Call& call, const Slot& slot, const Pieces& pieces);
+  /// Compares `call` with what the others called, without waiting for them. Throws CommError if
+  /// they differ, or have left.
+  void announce(int rank, const Call& call);
+  /// Fails the world because `call`, which was announced, did not end in time: names who is
+  /// missing.
+  void expire(const Call& call);
   /// `rank` will come to no meeting from number `sequence` on; whoever waits there for it fails.
   void depart(int rank, std::int64_t sequence);
 
@@ -102,6 +115,8 @@ class Rendezvous {
   std::shared_ptr<Meeting> arrive(int rank, const Call& call, const Slot& slot,
                                   const Pieces& pieces);
   void await(Meeting& meeting);
+  void fail_late(const Call& call, const Meeting* meeting);  // under the world's mutex
+  void fail_piece(const Call& call, int block) noexcept;
   std::string where(const Call& call) const;
   std::string absent(const Meeting& meeting, bool only_departed) const;
   void fail_if_departed(const Meeting& meeting);

@@ -1,0 +1,63 @@
+// Ranks that have a GPU each, over NCCL: threads of one process, or processes.
+//
+//   run_nccl_ranks(2, {}, [](ProcessGroup& world) { ... });   // one thread and one GPU a rank
+//   auto world = join_nccl_world({.rank = 1, .size = 2, .gpu = 0, .address = "tcp:host:29500"},
+//   {});
+//
+// NCCL is loaded when the first world is made. Collectives lie on CUDA streams of the rank's GPU.
+//
+// [Note: NCCL and the order of sums] With `canonical` a reduction sends each part to the rank that
+// sums it (ncclSend, ncclRecv), which folds them in rank order: exactly the bits of the CPU's
+// ranks. Without, NCCL reduces as it likes, in f32 (bf16 is widened first). The sums of N ranks
+// then lie within 2 (N - 1) u sum|x| of the canonical ones, u = 2^-24, or within 2 N u (|start| +
+// sum|x|) with Accumulate::kYes; all ranks still get the same bits of an all_reduce. Canonical is
+// not slower as such: between GPUs that see each other it moves the same bytes in f32 and half of
+// them in bf16, but in N^2 messages, and it needs memory for one whole input.
+//
+// [Note: how a world of NCCL ends] A thread of the world polls its communicators: for errors, and
+// for calls that take longer than the deadline since their stream came to them. The first failure
+// aborts all of the process's communicators, so that streams end; see [Note: failures behind a GPU
+// stream]. Thread ranks also compare each call as it is made, as comm:threads, and know who is
+// missing. Processes compare a running hash of their calls in agree() and barrier(): whoever
+// differs is named with its last call; a difference that hangs NCCL before that ends by the
+// deadline.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/process_group.h"
+
+namespace tessera::comm {
+
+struct NcclOptions {
+  /// How long ranks wait for each other: to join, in one collective, in a host call.
+  std::chrono::milliseconds deadline = std::chrono::minutes(10);
+  bool canonical = true;          ///< see [Note: NCCL and the order of sums]
+  std::string library_path = "";  ///< empty: this process's NCCL, else libnccl.so.2
+  std::vector<int> gpus = {};     ///< of thread ranks; empty: GPU r for rank r
+};
+
+/// `size` groups that are ranks 0..size-1 of one world, each used by one thread. Throws
+/// InvalidArgument for a size < 1, too few GPUs or one twice; DeviceError without NCCL; CommError.
+std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(int size, NcclOptions options);
+
+/// As run_ranks() in threads.h.
+void run_nccl_ranks(int size, NcclOptions options, const std::function<void(ProcessGroup&)>& fn);
+
+/// This process's place in a world of processes.
+struct NcclMember {
+  int rank = 0;
+  int size = 1;
+  int gpu = 0;  ///< among those that the process sees, best the only one (CUDA_VISIBLE_DEVICES)
+  std::string address;  ///< where ranks meet: see comm/meeting_place.h
+};
+/// Joins. Collective; so is the end of the group, which waits for what is enqueued. Groups of one
+/// world end in the same order on all ranks. Throws InvalidArgument, DeviceError, CommError, and
+/// IoError if the meeting place is not what it must be.
+std::unique_ptr<ProcessGroup> join_nccl_world(const NcclMember& member, NcclOptions options);
+
+}  // namespace tessera::comm

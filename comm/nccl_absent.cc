@@ -1,0 +1,20 @@
+// comm:nccl of a build whose CUDA toolkit came without NCCL's header.
+#include "comm/nccl.h"
+#include "engine/error.h"
+
+namespace tessera::comm {
+namespace {
+
+[[noreturn]] void fail() {
+  engine::fail<engine::DeviceError>(
+      "[nccl] expected a build with NCCL, got one that found no nccl.h: install NCCL's headers and "
+      "build again, or use comm:threads");
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(int, NcclOptions) { fail(); }
+void run_nccl_ranks(int, NcclOptions, const std::function<void(ProcessGroup&)>&) { fail(); }
+std::unique_ptr<ProcessGroup> join_nccl_world(const NcclMember&, NcclOptions) { fail(); }
+
+}  // namespace tessera::comm

@@ -1,0 +1,669 @@
+// The conformance suite of process groups: what every backend promises, on every device. A test
+// program includes it once and instantiates ProcessGroupTest with its backends.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "engine/elementwise.h"
+#include "engine/memory.h"
+#include "engine/philox.h"
+
+namespace tessera::comm {
+namespace {
+
+using engine::BFloat16;
+using engine::DType;
+using engine::InvalidArgument;
+using engine::Memory;
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr int kSizes[] = {1, 2, 3, 4, 8};
+constexpr milliseconds kLong = std::chrono::hours(1);  // a test that waits for it fails
+
+// How to run ranks on a backend, and where they work.
+struct Backend {
+  std::string name;
+  std::function<void(int size, milliseconds deadline, const std::function<void(ProcessGroup&)>&)>
+      run;
+  // A stream of rank `rank` of the world: in the calling thread where that is possible, or beside.
+  std::function<Stream(int rank, std::string name, engine::StreamOptions)> here, beside;
+  std::int64_t num_large = 100003;  // elements that make a backend cut a tensor into pieces
+  milliseconds deadline{50};        // for a test that waits for it
+};
+
+// A stream and its memory.
+struct Place {
+  Stream stream;
+  Memory memory = Memory(stream);
+};
+
+class ProcessGroupTest : public ::testing::TestWithParam<Backend> {
+ protected:
+  static void run(int size, const std::function<void(ProcessGroup&)>& fn,
+                  milliseconds deadline = kLong) {
+    GetParam().run(size, deadline, fn);
+  }
+
+  static Place place(int rank, engine::StreamOptions options = {}) {
+    return {GetParam().here(rank, "comm", options)};
+  }
+  // With random delays.
+  static Place delayed_place(int rank, std::uint64_t seed) {
+    return {GetParam().beside(rank, "comm", {.delay_seed = seed})};
+  }
+
+  static std::vector<std::int64_t> numels() { return {0, 1, 3, 1000, GetParam().num_large}; }
+  // What moves: all dtypes; two odd ones where it takes long.
+  static std::vector<DType> dtypes_for(std::int64_t numel) {
+    if (numel > 1000) return {DType::kBF16, DType::kU8};
+    return {DType::kF32, DType::kBF16, DType::kI32, DType::kI64, DType::kU8};
+  }
+
+  // What each rank's CommError says; empty where there is none.
+  static std::vector<std::string> errors(int size, const std::function<void(ProcessGroup&)>& fn,
+                                         milliseconds deadline = kLong) {
+    std::vector<std::string> messages(static_cast<std::size_t>(size));
+    run(
+        size,
+        [&](ProcessGroup& group) {
+          try {
+            fn(group);
+          } catch (const CommError& error) {
+            messages[static_cast<std::size_t>(group.rank())] = error.what();
+          }
+        },
+        deadline);
+    return messages;
+  }
+};
+
+// The elements of a tensor on the host.
+std::vector<std::byte> bytes_of(const Tensor& t) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(t.nbytes()));
+  t.copy_to_host(bytes.data());
+  return bytes;
+}
+
+template <class T>
+T at(const Tensor& t, std::int64_t i) {
+  T value;
+  t.slice(i, {1}).copy_to_host(&value);
+  return value;
+}
+
+// A different byte pattern for every seed.
+void fill_bytes(const Tensor& t, std::uint64_t seed) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(t.nbytes()));
+  std::uint64_t x = 0x9E3779B97F4A7C15u * (seed + 1);
+  for (std::size_t i = 0; i < bytes.size(); i += 8) {
+    x = (x ^ (x >> 29)) * 6364136223846793005u + 1442695040888963407u;
+    std::memcpy(bytes.data() + i, &x, std::min<std::size_t>(8, bytes.size() - i));
+  }
+  t.copy_from_host(bytes.data(), t.numel());
+}
+
+Tensor pattern(const Memory& memory, std::int64_t numel, DType dtype, std::uint64_t seed) {
+  Tensor t = Tensor::empty(memory, {numel}, dtype, "pattern");
+  fill_bytes(t, seed);
+  return t;
+}
+
+// Equal bytes, wherever they are.
+bool same_bytes(const Tensor& a, const Tensor& b) { return bytes_of(a) == bytes_of(b); }
+
+bool is_pattern(const Tensor& t, std::uint64_t seed) {
+  return same_bytes(t, pattern(Memory(), t.numel(), t.dtype(), seed));
+}
+
+void upload(const Tensor& dst, const Tensor& src) { dst.copy_from_host(src.raw(), src.numel()); }
+
+// Rank `rank`'s contribution number `step`: magnitudes differ so much that sums show their order.
+Tensor contribution(const Memory& memory, std::int64_t numel, DType dtype, int rank, int step = 0) {
+  const auto stream = static_cast<std::uint64_t>(100 * step + rank);
+  std::vector<float> values(static_cast<std::size_t>(numel));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto bits = engine::philox(7, i, stream);
+    values[i] = std::ldexp(engine::RandomStream::to_uniform(bits[0]) - 0.5f, bits[1] % 12);
+  }
+  const Tensor on_host = Tensor::empty(Memory(), {numel}, dtype, "contribution");
+  engine::cast(on_host, Tensor::from<float>(Memory(), {numel}, values));
+  const Tensor t = Tensor::empty(memory, {numel}, dtype, "contribution");
+  upload(t, on_host);
+  return t;
+}
+
+// The definition: one addition after the other, in the order of the ranks. On the host.
+Tensor serial_sum(std::int64_t numel, DType dtype, int size, Accumulate accumulate) {
+  const Memory memory;
+  std::vector<Tensor> ins;
+  for (int r = 0; r < size; ++r) ins.push_back(contribution(memory, numel, dtype, r));
+  const Tensor sum = contribution(memory, numel, DType::kF32, 99);
+  for (std::int64_t i = 0; i < numel; ++i) {
+    volatile float x = sum.data<float>()[i];
+    for (int r = 0; r < size; ++r) {
+      const Tensor& in = ins[static_cast<std::size_t>(r)];
+      const float term =
+          dtype == DType::kF32 ? in.data<float>()[i] : in.data<BFloat16>()[i].to_float();
+      x = r == 0 && accumulate == Accumulate::kNo ? term : x + term;
+    }
+    sum.data<float>()[i] = x;
+  }
+  return sum;
+}
+
+TEST_P(ProcessGroupTest, AllGatherOrdersBlocksByRank) {
+  for (const int size : kSizes) {
+    run(size, [](ProcessGroup& group) {
+      const auto [stream, memory] = place(group.rank());
+      for (const std::int64_t n : numels()) {
+        for (const DType dtype : dtypes_for(n)) {
+          const Tensor in = pattern(memory, n, dtype, std::uint64_t(group.rank()));
+          const Tensor out = Tensor::empty(memory, {n * group.size()}, dtype, "out");
+          group.all_gather(in, out, stream, "gather");
+          for (int r = 0; r < group.size(); ++r) {
+            EXPECT_TRUE(is_pattern(out.slice(r * n, {n}), std::uint64_t(r)));
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_P(ProcessGroupTest, BroadcastCopiesTheRoot) {
+  for (const int size : kSizes) {
+    run(size, [](ProcessGroup& group) {
+      const auto [stream, memory] = place(group.rank());
+      for (const std::int64_t n : numels()) {
+        for (const DType dtype : dtypes_for(n)) {
+          for (const int root : {0, group.size() - 1}) {
+            const Tensor inout = pattern(memory, n, dtype, std::uint64_t(group.rank()));
+            group.broadcast(inout, root, stream, "broadcast");
+            EXPECT_TRUE(is_pattern(inout, std::uint64_t(root)));
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_P(ProcessGroupTest, AllToAllTransposesBlocks) {
+  for (const int size : kSizes) {
+    run(size, [](ProcessGroup& group) {
+      const auto [stream, memory] = place(group.rank());
+      const int size = group.size();
+      for (const std::int64_t n : numels()) {
+        for (const DType dtype : dtypes_for(n)) {
+          const Tensor in = Tensor::empty(memory, {n * size}, dtype, "in");
+          const Tensor out = Tensor::empty(memory, {n * size}, dtype, "out");
+          for (int r = 0; r < size; ++r) {
+            fill_bytes(in.slice(r * n, {n}), std::uint64_t(100 * group.rank() + r));
+          }
+          group.all_to_all(in, out, stream, "transpose");
+          for (int r = 0; r < size; ++r) {
+            EXPECT_TRUE(is_pattern(out.slice(r * n, {n}), std::uint64_t(100 * r + group.rank())));
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_P(ProcessGroupTest, ReductionsAddInRankOrderToTheBit) {
+  for (const int size : kSizes) {
+    for (const std::int64_t numel : numels()) {
+      const std::int64_t n = numel / size;
+      const std::int64_t all = n * size;
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        for (const Accumulate accumulate : {Accumulate::kNo, Accumulate::kYes}) {
+          const Tensor expected = serial_sum(all, dtype, size, accumulate);
+          const Tensor start = contribution(Memory(), all, DType::kF32, 99);
+          run(size, [&](ProcessGroup& group) {
+            const auto [stream, memory] = place(group.rank());
+            const Tensor in = contribution(memory, all, dtype, group.rank());
+            const Tensor part = Tensor::empty(memory, {n}, DType::kF32, "part");
+            upload(part, start.slice(group.rank() * n, {n}));
+            group.reduce_scatter(in, part, accumulate, stream, "scatter");
+            EXPECT_TRUE(same_bytes(part, expected.slice(group.rank() * n, {n})));
+
+            const Tensor whole = Tensor::empty(memory, {all}, DType::kF32, "whole");
+            upload(whole, start);
+            group.all_reduce(in, whole, accumulate, stream, "reduce");
+            EXPECT_TRUE(same_bytes(whole, expected));
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ProcessGroupTest, SeveralRanksEqualOneThatAccumulates) {
+  constexpr int kSteps = 3;
+  constexpr std::int64_t kNumel = 4 * 1111;
+  for (const int size : {2, 4}) {
+    const Tensor expected = Tensor::empty(Memory(), {kNumel}, DType::kF32, "one");
+    run(1, [&](ProcessGroup& group) {
+      const auto [stream, memory] = place(0);
+      const Tensor one = Tensor::zeros(memory, {kNumel}, DType::kF32, "one");
+      for (int i = 0; i < kSteps * size; ++i) {
+        group.all_reduce(contribution(memory, kNumel, DType::kBF16, i % size, i / size), one,
+                         Accumulate::kYes, stream, "micro-batch");
+      }
+      one.copy_to_host(expected.raw());
+    });
+    run(size, [&](ProcessGroup& group) {
+      const auto [stream, memory] = place(group.rank());
+      const std::int64_t n = kNumel / size;
+      const Tensor shard = Tensor::zeros(memory, {n}, DType::kF32, "shard");
+      const Tensor whole = Tensor::zeros(memory, {kNumel}, DType::kF32, "whole");
+      for (int step = 0; step < kSteps; ++step) {
+        const Tensor in = contribution(memory, kNumel, DType::kBF16, group.rank(), step);
+        group.reduce_scatter(in, shard, Accumulate::kYes, stream, "step");
+        group.all_reduce(in, whole, Accumulate::kYes, stream, "step");
+      }
+      EXPECT_TRUE(same_bytes(shard, expected.slice(group.rank() * n, {n})));
+      EXPECT_TRUE(same_bytes(whole, expected));
+    });
+  }
+}
+
+TEST_P(ProcessGroupTest, BigAndMisalignedTensorsGiveTheSameBits) {
+  const std::int64_t n = 2 * GetParam().num_large - 5;
+  const std::int64_t all = 3 * n;
+  const Tensor sum = serial_sum(all, DType::kF32, 3, Accumulate::kNo);
+  run(3, [&](ProcessGroup& group) {
+    const auto [stream, memory] = place(group.rank());
+    const Tensor in = Tensor::empty(memory, {all + 1}, DType::kF32, "in").slice(1, {all});
+    upload(in, contribution(Memory(), all, DType::kF32, group.rank()));
+    const Tensor room = Tensor::empty(memory, {all + 3}, DType::kF32, "out");
+
+    const Tensor whole = room.slice(3, {all});
+    group.all_reduce(in, whole, Accumulate::kNo, stream, "reduce");
+    EXPECT_TRUE(same_bytes(whole, sum));
+
+    const Tensor part = room.slice(1, {n});
+    group.reduce_scatter(in, part, Accumulate::kNo, stream, "scatter");
+    EXPECT_TRUE(same_bytes(part, sum.slice(group.rank() * n, {n})));
+
+    const Tensor out = Tensor::empty(memory, {all + 1}, DType::kF32, "out").slice(1, {all});
+    group.all_gather(part, out, stream, "gather");
+    EXPECT_TRUE(same_bytes(out, sum));
+  });
+}
+
+TEST_P(ProcessGroupTest, OwnBlocksMayBeInPlace) {
+  for (const std::int64_t n : {std::int64_t{5}, GetParam().num_large + 1}) {
+    const std::int64_t all = 4 * n;
+    const Tensor sum = serial_sum(all, DType::kF32, 4, Accumulate::kNo);
+    run(4, [&](ProcessGroup& group) {
+      const auto [stream, memory] = place(group.rank());
+      const Tensor reduced = contribution(memory, all, DType::kF32, group.rank());
+      group.all_reduce(reduced, reduced, Accumulate::kNo, stream, "reduce");
+      EXPECT_TRUE(same_bytes(reduced, sum));
+
+      const Tensor full = contribution(memory, all, DType::kF32, group.rank());
+      const Tensor own = full.slice(group.rank() * n, {n});
+      group.reduce_scatter(full, own, Accumulate::kNo, stream, "scatter");
+      group.all_gather(own, full, stream, "gather");
+      EXPECT_TRUE(same_bytes(full, sum));
+    });
+  }
+}
+
+TEST_P(ProcessGroupTest, ThousandOperationsInFlightOnDelayedStreams) {
+  run(3, [](ProcessGroup& group) {
+    constexpr int kNum = 1000;
+    const auto [stream, memory] = delayed_place(group.rank(), std::uint64_t(group.rank()) + 1);
+    std::vector<Tensor> ins, sums, outs;
+    for (int i = 0; i < kNum; ++i) {
+      ins.push_back(contribution(memory, 3, DType::kF32, group.rank(), i));
+    }
+    for (int i = 0; i < kNum; ++i) {
+      const Tensor in = std::exchange(ins[std::size_t(i)], Tensor());
+      sums.push_back(Tensor::empty(memory, {1}, DType::kF32, "sum"));
+      outs.push_back(Tensor::empty(memory, {3}, DType::kF32, "out"));
+      // Each reads what the one before it wrote. Handles to `in` live in the stream only.
+      group.reduce_scatter(in, sums.back(), Accumulate::kNo, stream, std::to_string(i));
+      group.all_gather(sums.back(), outs.back(), stream, std::to_string(i));
+    }
+    stream.synchronize();
+    for (int i = 0; i < kNum; ++i) {
+      for (std::int64_t j = 0; j < 3; ++j) {
+        float expected = contribution(Memory(), 3, DType::kF32, 0, i).data<float>()[j];
+        for (int r = 1; r < 3; ++r)
+          expected += contribution(Memory(), 3, DType::kF32, r, i).data<float>()[j];
+        ASSERT_EQ(at<float>(outs[std::size_t(i)], j), expected);
+      }
+    }
+  });
+}
+
+TEST_P(ProcessGroupTest, MemoryMayBeReusedBehindTheEvent) {
+  run(4, [](ProcessGroup& group) {
+    const auto [stream, memory] = delayed_place(group.rank(), std::uint64_t(group.rank()) + 1);
+    const std::int64_t n = GetParam().num_large / 2;
+    const Tensor in = Tensor::empty(memory, {n}, DType::kI32, "in");
+    const Tensor out = Tensor::empty(memory, {4 * n}, DType::kI32, "out");
+    for (std::uint64_t i = 0; i < 20; ++i) {
+      fill_bytes(in, 10 * i + std::uint64_t(group.rank()));
+      group.all_gather(in, out, stream, "gather");
+      stream.record("gathered").wait();
+      fill_bytes(in, 12345);
+      const auto r = i % 4;
+      ASSERT_TRUE(is_pattern(out.slice(std::int64_t(r) * n, {n}), 10 * i + r));
+      fill_bytes(out, 54321);
+    }
+  });
+}
+
+TEST_P(ProcessGroupTest, StreamsOfOneGroupPairByProgramOrder) {
+  run(3, [](ProcessGroup& group) {
+    const auto [a, memory] = delayed_place(group.rank(), 10u + std::uint64_t(group.rank()));
+    const Stream b =
+        GetParam().beside(group.rank(), "b", {.delay_seed = 20u + std::uint64_t(group.rank())});
+    std::vector<Tensor> ins, outs;
+    for (int i = 0; i < 100; ++i) {
+      outs.push_back(Tensor::empty(memory, {3}, DType::kI32, "out"));
+      const std::vector<std::int32_t> value = {100 * i + group.rank()};
+      ins.push_back(Tensor::from<std::int32_t>(memory, {1}, value));
+    }
+    b.wait(a.record("written"));
+    for (int i = 0; i < 100; ++i) {
+      const auto n = std::size_t(i);
+      group.all_gather(ins[n], outs[n], i % 3 == 0 ? a : b, "same label");
+    }
+    a.synchronize();
+    b.synchronize();
+    for (int i = 0; i < 100; ++i) {
+      for (int r = 0; r < 3; ++r) ASSERT_EQ(at<std::int32_t>(outs[std::size_t(i)], r), 100 * i + r);
+    }
+  });
+}
+
+TEST_P(ProcessGroupTest, SplitOrdersByKeyThenRank) {
+  run(6, [](ProcessGroup& world) {
+    // Even and odd ranks; the keys turn the order round and tie 0 with 2, and 1 with 3.
+    const auto group = world.split(world.rank() % 2, world.rank() < 4 ? 1 : 0);
+    const int ranks[] = {1, 1, 2, 2, 0, 0};
+    EXPECT_EQ(group->size(), 3);
+    EXPECT_EQ(group->rank(), ranks[world.rank()]);
+    const auto single = group->split(-group->rank(), 0);
+    EXPECT_EQ(single->size(), 1);
+    single->barrier("alone");
+  });
+}
+
+TEST_P(ProcessGroupTest, GroupsOfAMeshInterleave) {
+  run(4, [](ProcessGroup& world) {
+    const int row = world.rank() / 2;
+    const int column = world.rank() % 2;
+    const auto rows = world.split(row, world.rank());
+    const auto columns = world.split(column, world.rank());
+    const auto [stream, memory] = delayed_place(world.rank(), 1u + std::uint64_t(world.rank()));
+    const Stream other = GetParam().beside(world.rank(), "columns",
+                                           {.delay_seed = 9u + std::uint64_t(world.rank())});
+    const std::vector<std::int32_t> value = {world.rank()};
+    const Tensor in = Tensor::from<std::int32_t>(memory, {1}, value);
+    const Tensor in_row = Tensor::empty(memory, {2}, DType::kI32, "row");
+    const Tensor in_column = Tensor::empty(memory, {2}, DType::kI32, "column");
+    other.wait(stream.record("written"));
+    for (int i = 0; i < 100; ++i) {
+      rows->all_gather(in, in_row, stream, "row");
+      columns->all_gather(in, in_column, other, "column");
+      if (i % 10 == 0) world.barrier("all");
+    }
+    stream.synchronize();
+    other.synchronize();
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(at<std::int32_t>(in_row, i), 2 * row + i);
+      EXPECT_EQ(at<std::int32_t>(in_column, i), 2 * i + column);
+    }
+  });
+}
+
+// What a rank calls, to be mixed up. Each call is waited for, and believed if check() lets it.
+struct Caller {
+  ProcessGroup& group;
+  Place place;
+  bool waits = true;
+
+  Tensor make(std::int64_t numel, DType dtype = DType::kF32) const {
+    return Tensor::zeros(place.memory, {numel}, dtype, "t");
+  }
+  void wait() const {
+    place.stream.synchronize();
+    group.check();
+  }
+  void gather(std::int64_t n, std::string_view label, DType dtype = DType::kF32) const {
+    group.all_gather(make(n, dtype), make(n * group.size(), dtype), place.stream, label);
+    if (waits) wait();
+  }
+  void scatter(std::int64_t n, std::string_view label, DType dtype = DType::kF32,
+               Accumulate accumulate = Accumulate::kNo) const {
+    group.reduce_scatter(make(n * group.size(), dtype), make(n), accumulate, place.stream, label);
+    if (waits) wait();
+  }
+};
+
+TEST_P(ProcessGroupTest, MismatchNamesBothSidesOnEveryRank) {
+  struct Case {
+    std::function<void(const Caller&)> most;
+    std::function<void(const Caller&)> rank_2;
+    std::vector<std::string> expected;
+  };
+  const Case cases[] = {
+      {[](const Caller& c) { c.gather(8, "h.0"); },
+       [](const Caller& c) { c.scatter(8, "h.0"); },
+       {"all_gather f32 x 8 'h.0'", "reduce_scatter f32 x 8 'h.0'"}},
+      {[](const Caller& c) { c.gather(8, "h.0"); },
+       [](const Caller& c) { c.gather(9, "h.0"); },
+       {"all_gather f32 x 8 'h.0'", "all_gather f32 x 9 'h.0'"}},
+      {[](const Caller& c) { c.gather(8, "h.0"); },
+       [](const Caller& c) { c.gather(8, "h.0", DType::kI32); },
+       {"all_gather f32 x 8", "all_gather i32 x 8"}},
+      {[](const Caller& c) { c.scatter(8, "h.0"); },
+       [](const Caller& c) { c.scatter(8, "h.0", DType::kBF16); },
+       {"reduce_scatter f32 x 8", "reduce_scatter bf16 x 8"}},
+      {[](const Caller& c) { c.scatter(8, "h.0"); },
+       [](const Caller& c) { c.scatter(8, "h.0", DType::kF32, Accumulate::kYes); },
+       {"x 8 'h.0'", "x 8 onto a sum 'h.0'"}},
+      {[](const Caller& c) { c.group.broadcast(c.make(4), 0, c.place.stream, "w"); },
+       [](const Caller& c) { c.group.broadcast(c.make(4), 1, c.place.stream, "w"); },
+       {"f32 x 4 from rank 0 'w'", "f32 x 4 from rank 1 'w'"}},
+      {[](const Caller& c) { c.gather(0, "h.0"); },
+       [](const Caller& c) { c.group.barrier("step"); },
+       {"all_gather f32 x 0 'h.0'", "barrier 'step'"}},
+      {[](const Caller& c) { c.group.split(0, 0); },
+       [](const Caller& c) { c.group.barrier("step"); },
+       {"split", "barrier 'step'"}},
+      {[](const Caller& c) {
+         c.gather(8, "h.0");
+         c.gather(8, "h.1");
+       },
+       [](const Caller& c) {
+         c.gather(8, "h.1");
+         c.gather(8, "h.0");
+       },
+       {"all_gather f32 x 8 'h.0'", "all_gather f32 x 8 'h.1'"}},
+  };
+  for (const Case& c : cases) {
+    const auto messages = errors(4, [&](ProcessGroup& group) {
+      group.barrier("begin");
+      (group.rank() == 2 ? c.rank_2 : c.most)(Caller{group, place(group.rank())});
+      group.barrier("end");  // for those that need not wait to go on
+    });
+    EXPECT_THAT(messages, Each(AllOf(HasSubstr("#1 of world] expected rank "),
+                                     HasSubstr("got rank "), HasSubstr("rank 2's"),
+                                     HasSubstr(c.expected[0]), HasSubstr(c.expected[1]))));
+    EXPECT_THAT(messages, Each(messages[0]));
+  }
+}
+
+TEST_P(ProcessGroupTest, DeadlineNamesWhoIsMissingAndWhatItDidLast) {
+  const auto messages = errors(
+      3,
+      [](ProcessGroup& group) {
+        const Caller c{group, place(group.rank())};
+        c.gather(4, "h.0");
+        if (group.rank() == 1) {
+          // Present, but elsewhere until the others have given up.
+          while (true) {
+            group.check();
+            std::this_thread::sleep_for(milliseconds(1));
+          }
+        }
+        c.scatter(4, "h.1");
+      },
+      GetParam().deadline);
+  EXPECT_THAT(messages,
+              Each(AllOf(HasSubstr("[reduce_scatter #1 of world]"),
+                         HasSubstr("within " + std::to_string(GetParam().deadline.count()) + " ms"),
+                         HasSubstr("rank 1 is missing, last seen in #0 all_gather f32 x 4 'h.0'"),
+                         HasSubstr("reduce_scatter f32 x 4 'h.1'"))));
+}
+
+TEST_P(ProcessGroupTest, AbortWakesSleepersAndStays) {
+  const auto messages = errors(4, [](ProcessGroup& group) {
+    const Caller c{group, place(group.rank())};
+    if (group.rank() == 3) {
+      std::this_thread::sleep_for(milliseconds(5));
+      group.abort("the loader died");
+      group.abort("a later reason");
+      EXPECT_THROW(group.check(), CommError);
+    }
+    try {
+      c.gather(4, "h.0");
+      FAIL() << "expected an error";
+    } catch (const CommError& first) {
+      try {
+        group.barrier("after");
+        FAIL() << "expected an error";
+      } catch (const CommError& second) {
+        EXPECT_STREQ(first.what(), second.what());
+      }
+      throw;
+    }
+  });
+  EXPECT_THAT(messages, Each(AllOf(HasSubstr("rank 3"), HasSubstr("the loader died"))));
+}
+
+TEST_P(ProcessGroupTest, AbortReachesAllGroupsOfTheWorld) {
+  for (const bool by_part : {true, false}) {
+    const auto messages = errors(4, [&](ProcessGroup& world) {
+      const auto part = world.split(world.rank() / 2, 0);
+      if (world.rank() == 3) (by_part ? *part : world).abort("the cause");
+      // Rank 2 waits in the part of rank 3, ranks 0 and 1 in the world.
+      (world.rank() == 2 ? *part : world).barrier("wait");
+    });
+    EXPECT_THAT(messages, Each(AllOf(HasSubstr("rank 3"), HasSubstr("the cause"))));
+  }
+}
+
+TEST_P(ProcessGroupTest, AbortReleasesWhatIsPendingOnStreams) {
+  const auto messages = errors(3, [](ProcessGroup& group) {
+    const Caller c{group, {GetParam().beside(group.rank(), "comm", {})}, false};
+    if (group.rank() == 2) group.abort("the cause");
+    for (int i = 0; i < 100; ++i) c.gather(4, "h.0");
+    c.wait();
+  });
+  EXPECT_THAT(messages, Each(HasSubstr("the cause")));
+}
+
+TEST_P(ProcessGroupTest, BadArgumentsThrowBeforeAnythingIsSent) {
+  run(2, [](ProcessGroup& group) {
+    const Caller c{group, place(group.rank())};
+    const auto refused = [](const auto& call, std::vector<std::string> parts) {
+      try {
+        call();
+        ADD_FAILURE() << "expected an error with " << parts[0];
+      } catch (const InvalidArgument& error) {
+        for (const std::string& part : parts) EXPECT_THAT(error.what(), HasSubstr(part));
+      }
+    };
+    const std::string rank = "rank " + std::to_string(group.rank());
+    const Tensor released = c.make(4);
+    released.buffer()->release();
+    const Tensor pair = c.make(8);
+    const auto no = Accumulate::kNo;
+    const auto gather = [&](const Tensor& in, const Tensor& out) {
+      return [&, in, out] { group.all_gather(in, out, c.place.stream, "x"); };
+    };
+    const auto scatter = [&](const Tensor& in, const Tensor& out, Accumulate accumulate) {
+      return [&, in, out, accumulate] {
+        group.reduce_scatter(in, out, accumulate, c.place.stream, "x");
+      };
+    };
+    const auto reduce = [&](const Tensor& in, const Tensor& out, Accumulate accumulate) {
+      return
+          [&, in, out, accumulate] { group.all_reduce(in, out, accumulate, c.place.stream, "x"); };
+    };
+    const auto transpose = [&](const Tensor& in, const Tensor& out) {
+      return [&, in, out] { group.all_to_all(in, out, c.place.stream, "x"); };
+    };
+    const auto broadcast = [&](const Tensor& inout, int root) {
+      return [&, inout, root] { group.broadcast(inout, root, c.place.stream, "x"); };
+    };
+    const Tensor other_half = pair.slice(group.rank() == 0 ? 4 : 0, {4});
+
+    refused(gather(c.make(4), c.make(7)), {"[all_gather] expected 8 elements, got 7", rank});
+    refused(gather(c.make(4), c.make(8, DType::kBF16)), {"expected out f32, got bf16", rank});
+    refused(gather(Tensor(), c.make(8)), {"undefined", "(in, " + rank});
+    refused(gather(released, c.make(8)), {"released"});
+    refused(gather(other_half, pair), {"overlap", rank});
+    refused(gather(pair.slice(2, {4}), pair), {"overlap"});
+    refused(scatter(c.make(7), c.make(4), no), {"[reduce_scatter] expected 8 elements, got 7"});
+    refused(scatter(c.make(8, DType::kI32), c.make(4), no), {"expected in f32 or bf16, got i32"});
+    refused(scatter(c.make(8), c.make(4, DType::kBF16), no), {"expected out f32, got bf16"});
+    refused(scatter(pair, pair.slice(4 * group.rank(), {4}), Accumulate::kYes), {"overlap"});
+    refused(scatter(pair, other_half, no), {"overlap"});
+    refused(reduce(c.make(4), c.make(5), no), {"[all_reduce] expected 4 elements, got 5"});
+    refused(reduce(c.make(4, DType::kU8), c.make(4), no), {"expected in f32 or bf16, got u8"});
+    refused(reduce(pair, pair, Accumulate::kYes), {"overlap"});
+    refused(reduce(pair.slice(0, {4}), pair.slice(1, {4}), no), {"overlap"});
+    refused(transpose(c.make(7), c.make(7)), {"[all_to_all] expected a multiple of 2 elements"});
+    refused(transpose(c.make(8), c.make(6)), {"expected 8 elements, got 6"});
+    refused(transpose(pair, pair), {"overlap"});
+    refused(broadcast(c.make(4), 2), {"[broadcast] expected a root in [0, 2), got 2", rank});
+    refused(broadcast(c.make(4), -1), {"got -1"});
+    refused(broadcast(released, 0), {"released"});
+
+    // The ranks differ in how much they had refused; the group does not notice.
+    if (group.rank() == 0) refused(broadcast(c.make(4), 5), {"got 5"});
+    c.gather(4, "still usable");
+  });
+}
+
+TEST_P(ProcessGroupTest, EveryLaunchStatesItsWork) {
+  struct Listener : engine::LaunchListener {
+    std::vector<std::string> seen;
+    void on_launch(const engine::LaunchRecord& r) noexcept override {
+      seen.push_back(std::string(r.work.name) + " " + r.work.detail + " " +
+                     std::to_string(r.work.bytes_read) + " " +
+                     std::to_string(r.work.bytes_written));
+    }
+  };
+  run(2, [](ProcessGroup& group) {
+    Listener listener;
+    const Caller c{group, place(group.rank(), {.listener = &listener})};
+    c.gather(10, "h.0");
+    c.scatter(10, "h.1", DType::kBF16);
+    EXPECT_EQ(listener.seen,
+              (std::vector<std::string>{"all_gather h.0 40 80", "reduce_scatter h.1 40 40"}));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm

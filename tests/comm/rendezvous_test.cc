@@ -1,0 +1,157 @@
+// Meetings of thread ranks: what becomes of work that fails, and of calls that nobody waits for.
+#include "comm/rendezvous.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using engine::CommError;
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr milliseconds kLong = std::chrono::hours(1);  // a test that waits for it fails
+
+std::shared_ptr<Rendezvous> make_group(int size, milliseconds deadline = kLong) {
+  std::vector<int> members(static_cast<std::size_t>(size));
+  std::iota(members.begin(), members.end(), 10);  // not the ranks of the group
+  return std::make_shared<Rendezvous>(std::make_shared<World>(deadline), "group", members);
+}
+
+// What each rank's call ends with.
+std::vector<std::string> on_threads(int size, const std::function<void(int rank)>& fn) {
+  std::vector<std::string> results(static_cast<std::size_t>(size), "no error");
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        fn(r);
+      } catch (const std::bad_alloc&) {
+        results[static_cast<std::size_t>(r)] = "bad_alloc";
+      } catch (const CommError& error) {
+        results[static_cast<std::size_t>(r)] = error.what();
+      }
+    });
+  }
+  threads.clear();
+  return results;
+}
+
+Call call(std::int64_t sequence, std::string text) {
+  return {.sequence = sequence, .op = "all_gather", .text = std::move(text)};
+}
+
+TEST(RendezvousTest, APieceThatThrowsEndsAllAndNamesWhoseItWas) {
+  for (const bool shared : {true, false}) {
+    for (int round = 0; round < 20; ++round) {
+      const auto group = make_group(3);
+      std::atomic<int> num_run = 0;
+      const auto results = on_threads(3, [&](int rank) {
+        group->meet(rank, call(0, "all_gather 'h.0'"), {},
+                    {.num_per_block = 4,
+                     .shared = shared,
+                     .run = [&](std::span<const Slot>, int block, std::int64_t piece) {
+                       ++num_run;
+                       if (block == 1 && piece == 2) throw std::bad_alloc();
+                     }});
+      });
+      EXPECT_EQ(num_run, 12);  // the others' work is not left undone
+      int num_bad_alloc = 0;
+      for (const std::string& result : results) {
+        if (result == "bad_alloc") {
+          ++num_bad_alloc;
+        } else {
+          EXPECT_THAT(result, AllOf(HasSubstr("[all_gather #0 of group] rank 11 failed: "),
+                                    HasSubstr("bad_alloc"), HasSubstr("all_gather 'h.0'")));
+        }
+      }
+      EXPECT_EQ(num_bad_alloc, 1);
+      EXPECT_TRUE(shared || results[1] == "bad_alloc");
+      EXPECT_TRUE(group->world()->has_failed());
+    }
+  }
+}
+
+TEST(RendezvousTest, WorkThatIsNotSharedIsDoneByItsRank) {
+  const auto group = make_group(4);
+  std::vector<std::thread::id> ran(4), own(4);
+  on_threads(4, [&](int rank) {
+    own[static_cast<std::size_t>(rank)] = std::this_thread::get_id();
+    group->meet(rank, call(0, "x"), {},
+                {.num_per_block = 1,
+                 .shared = false,
+                 .run = [&](std::span<const Slot>, int block, std::int64_t) {
+                   ran[static_cast<std::size_t>(block)] = std::this_thread::get_id();
+                 }});
+  });
+  EXPECT_EQ(ran, own);
+}
+
+TEST(RendezvousTest, WorkThatIsNotSharedIsWaitedForUntilTheDeadline) {
+  const auto group = make_group(2, milliseconds(100));
+  std::atomic<bool> others_gone = false;
+  const auto results = on_threads(2, [&](int rank) {
+    struct Gone {
+      std::atomic<bool>& flag;
+      bool mine;
+      ~Gone() { flag = flag || mine; }
+    } const gone{others_gone, rank == 0};
+    group->meet(rank, call(0, "x"), {},
+                {.num_per_block = 1,
+                 .shared = false,
+                 .run = [&](std::span<const Slot>, int block, std::int64_t) {
+                   while (block == 1 && !others_gone) std::this_thread::yield();
+                 }});
+  });
+  EXPECT_THAT(results[0], AllOf(HasSubstr("expected 2 ranks within 100 ms"),
+                                HasSubstr("all have called it, not all have done it")));
+}
+
+TEST(RendezvousTest, AnnouncedCallsAreComparedAndNotWaitedFor) {
+  const auto group = make_group(3);
+  group->announce(1, call(0, "a"));
+  group->announce(1, call(1, "b"));
+  group->announce(0, call(0, "a"));
+  group->announce(2, call(0, "a"));
+  try {
+    group->announce(2, call(1, "c"));
+    FAIL() << "expected an error";
+  } catch (const CommError& error) {
+    EXPECT_STREQ(error.what(), "[all_gather #1 of group] expected rank 11's b, got rank 12's c");
+  }
+  EXPECT_THROW(group->announce(0, call(1, "b")), CommError);
+}
+
+TEST(RendezvousTest, AnExpiredCallNamesWhoHasNotCalledIt) {
+  const auto group = make_group(3, milliseconds(70));
+  for (int r = 0; r < 3; ++r) group->announce(r, call(0, "a"));
+  group->announce(1, call(1, "b"));
+  group->expire(call(1, "b"));
+  try {
+    group->world()->check();
+    FAIL() << "expected an error";
+  } catch (const CommError& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "[all_gather #1 of group] expected 3 ranks within 70 ms, got 1: rank 10 is missing, "
+        "last seen in #0 a; rank 12 is missing, last seen in #0 a; b");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm
