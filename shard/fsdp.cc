@@ -84,6 +84,10 @@ Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine
                .schedule = &schedule_},
       num_exceptions_(std::uncaught_exceptions()) {
   check(options);
+  require(memory.device() == compute.device() && (!memory.home() || *memory.home() == compute),
+          "[fsdp] expected memory of stream '{}' on {}, got memory of {}{}", compute.name(),
+          to_string(compute.device()), to_string(memory.device()),
+          memory.home() ? " that belongs to stream '" + memory.home()->name() + "'" : "");
   check_unique(blocks, root);
   create_units(blocks, root);
   check_numel(units_);
@@ -97,9 +101,13 @@ Fsdp::~Fsdp() {
   if (std::uncaught_exceptions() > num_exceptions_) {
     group_.abort("another error ended the training loop");
   }
-  try {
-    context_.comm.synchronize();  // collectives read slots, which die before the stream does
-  } catch (...) {                 // whoever waited for the failed collective has been told
+  // Collectives read slots, which die before the stream does, and a GPU may still write what the
+  // host was to read. Whoever waited for work that failed has been told.
+  for (const engine::Stream* stream : {&context_.comm, &compute_}) {
+    try {
+      stream->synchronize();
+    } catch (const engine::Error&) {
+    }
   }
 }
 
@@ -231,16 +239,19 @@ std::vector<float> Fsdp::full_parameter(const Parameter& p) {
     engine::copy(full.slice(s.parameter_begin, {s.numel}),
                  flat.master.slice(s.shard_begin, {s.numel}), compute_);
   }
+  const int num_shards = flat.layout.num_shards();
+  if (num_shards == 1) return engine::to_vector<float>(full);
   context_.comm.wait(compute_.record("copied"));
-  for (int r = 0; r < flat.layout.num_shards(); ++r) {
+  for (int r = 0; r < num_shards; ++r) {
     for (const Segment& s : flat.layout.segments(r)) {
-      if (s.parameter != index || flat.layout.num_shards() == 1) continue;
+      if (s.parameter != index) continue;
       group_.broadcast(full.slice(s.parameter_begin, {s.numel}), r, context_.comm, p.name);
     }
   }
   compute_.wait(context_.comm.record("broadcast"));
-  compute_.synchronize();
-  return engine::to_vector<float>(full);
+  std::vector<float> values = engine::to_vector<float>(full);
+  group_.check();
+  return values;
 }
 
 void Fsdp::load(const Parameter& p, std::span<const float> values) {

@@ -36,7 +36,8 @@ class Fsdp {
   /// from `options.seed`. Blocks, parameters, group and stream outlive this object.
   ///
   /// Throws InvalidArgument for a parameter in two blocks, two parameters of one name, a wrapped
-  /// block, options out of range, or ranks whose plans differ (naming the first difference).
+  /// block, memory of another device or stream than `compute`, options out of range, or ranks whose
+  /// plans differ (naming the first difference).
   Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine::Stream& compute,
        const std::vector<engine::Block*>& blocks, engine::Block* root, FsdpOptions options);
   /// Unwraps the blocks. While an exception unwinds, aborts the group so that nobody waits.

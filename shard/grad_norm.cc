@@ -108,16 +108,19 @@ bool GradNorm::is_known() const { return state_->copied.reached(); }
 
 float GradNorm::value() const {
   state_->copied.wait();
+  state_->group->check();  // an aborted collective leaves anything behind, and no error on a GPU
   const auto words = state_->on_host.span<std::int32_t>();
-  engine::require(
-      words[1] == 0, "[fsdp] expected finite gradients, got NaN or infinity ({})",
-      words[1] == 0 ? "" : state_->parameters[static_cast<std::size_t>(words[1] - 1)]->name);
+  if (words[1] != 0) {
+    engine::fail("[fsdp] expected finite gradients, got NaN or infinity ({})",
+                 state_->parameters.at(static_cast<std::size_t>(words[1] - 1))->name);
+  }
   return std::bit_cast<float>(words[0]);
 }
 
 GradNorm reduce_norm(const UnitContext& context, const Stream& compute,
                      const std::vector<std::unique_ptr<Unit>>& units, double mean_scale) {
   auto state = std::make_shared<GradNorm::State>();
+  state->group = context.group;
   for_each_trainable(units, [&](const Flat& flat, auto) {
     state->parameters.insert(state->parameters.end(), flat.parameters.begin(),
                              flat.parameters.end());

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -103,11 +104,14 @@ __global__ void finish_norm_kernel(int* norm, const Word* words, std::int64_t nu
 void add_squares_cuda(const engine::Stream& stream, const engine::Tensor& words,
                       const engine::Tensor& shard, const engine::Tensor& table,
                       std::int64_t first_parameter) {
+  constexpr std::int64_t kMaxRows = 65535;  // of a grid
+  const auto* rows = reinterpret_cast<const SegmentRow*>(table.raw());
   engine::LaunchShape shape = engine::stride_shape((shard.numel() + 7) / 8, kNumThreads);
-  shape.grid.y = static_cast<unsigned>(table.dim(0));
-  engine::launch_kernel(stream, shape, add_squares_kernel, reinterpret_cast<Word*>(words.raw()),
-                        shard.data<float>(), reinterpret_cast<const SegmentRow*>(table.raw()),
-                        first_parameter);
+  for (std::int64_t row = 0; row < table.dim(0); row += kMaxRows) {
+    shape.grid.y = static_cast<unsigned>(std::min(table.dim(0) - row, kMaxRows));
+    engine::launch_kernel(stream, shape, add_squares_kernel, reinterpret_cast<Word*>(words.raw()),
+                          shard.data<float>(), rows + row, first_parameter);
+  }
 }
 
 void finish_norm_cuda(const engine::Stream& stream, const engine::Tensor& norm,

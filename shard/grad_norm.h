@@ -11,11 +11,11 @@
 namespace tessera::shard {
 
 /// The norm of the mean gradient of a step over ranks and micro-steps. On a GPU it stays there, and
-/// comes to the host when somebody asks; a value handle.
+/// comes to the host when somebody asks; a value handle, which the group outlives.
 class GradNorm {
  public:
   /// On a GPU blocks until it is known. Throws InvalidArgument naming a parameter whose gradient is
-  /// not finite, on every rank alike.
+  /// not finite, on every rank alike; CommError if the group failed meanwhile.
   float value() const;
   // NOLINTNEXTLINE(google-explicit-constructor): it is a number
   operator float() const { return value(); }
@@ -27,6 +27,7 @@ class GradNorm {
 
  private:
   struct State {
+    comm::ProcessGroup* group;
     std::vector<const engine::Parameter*> parameters;  // trainable, in the order of units
     engine::Tensor on_device, on_host;                 // (2) i32 each
     engine::Event copied;

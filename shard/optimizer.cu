@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "engine/cuda_launch.cuh"
@@ -92,16 +93,18 @@ __global__ void adamw_kernel(float* __restrict p, float* __restrict m, float* __
   });
 }
 
-// A row of blocks for each segment; as many as the shard could fill.
-engine::LaunchShape shape_of(const ShardCuda& shard) {
+// Calls launch(shape, rows), mostly once: a row of blocks for each segment, as many as the shard
+// could fill.
+template <class F>
+void for_segments(const ShardCuda& shard, F launch) {
+  constexpr std::int64_t kMaxRows = 65535;  // of a grid
+  const auto* rows = reinterpret_cast<const SegmentRow*>(shard.table.raw());
   engine::LaunchShape shape =
       engine::stride_shape((shard.parameters.numel() + kPerThread - 1) / kPerThread, kNumThreads);
-  shape.grid.y = static_cast<unsigned>(shard.table.dim(0));
-  return shape;
-}
-
-const SegmentRow* rows(const ShardCuda& shard) {
-  return reinterpret_cast<const SegmentRow*>(shard.table.raw());
+  for (std::int64_t row = 0; row < shard.table.dim(0); row += kMaxRows) {
+    shape.grid.y = static_cast<unsigned>(std::min(shard.table.dim(0) - row, kMaxRows));
+    launch(shape, rows + row);
+  }
 }
 
 template <class T>
@@ -120,9 +123,11 @@ void sgd_scalars_cuda(const engine::Stream& stream, const engine::Tensor& scalar
 
 void sgd_cuda(const engine::Stream& stream, const ShardCuda& shard, const engine::Tensor& velocity,
               float lr, float momentum) {
-  engine::launch_kernel(stream, shape_of(shard), sgd_kernel, shard.parameters.data<float>(),
-                        data_or_null<float>(velocity), shard.gradient_sums.data<float>(),
-                        rows(shard), shard.scalars.data<float>(), lr, momentum);
+  for_segments(shard, [&](const engine::LaunchShape& shape, const SegmentRow* rows) {
+    engine::launch_kernel(stream, shape, sgd_kernel, shard.parameters.data<float>(),
+                          data_or_null<float>(velocity), shard.gradient_sums.data<float>(), rows,
+                          shard.scalars.data<float>(), lr, momentum);
+  });
 }
 
 void adamw_scalars_cuda(const engine::Stream& stream, const engine::Tensor& scalars,
@@ -137,10 +142,12 @@ void adamw_scalars_cuda(const engine::Stream& stream, const engine::Tensor& scal
 void adamw_cuda(const engine::Stream& stream, const ShardCuda& shard, const engine::Tensor& m,
                 const engine::Tensor& v, const AdamWCuda& options) {
   const auto keep = static_cast<float>(1 - options.lr * options.weight_decay);
-  engine::launch_kernel(stream, shape_of(shard), adamw_kernel, shard.parameters.data<float>(),
-                        m.data<float>(), v.data<float>(), shard.gradient_sums.data<float>(),
-                        rows(shard), shard.scalars.data<float>(), static_cast<float>(options.beta1),
-                        static_cast<float>(options.beta2), static_cast<float>(options.eps), keep);
+  for_segments(shard, [&](const engine::LaunchShape& shape, const SegmentRow* rows) {
+    engine::launch_kernel(stream, shape, adamw_kernel, shard.parameters.data<float>(),
+                          m.data<float>(), v.data<float>(), shard.gradient_sums.data<float>(), rows,
+                          shard.scalars.data<float>(), static_cast<float>(options.beta1),
+                          static_cast<float>(options.beta2), static_cast<float>(options.eps), keep);
+  });
 }
 
 }  // namespace tessera::shard

@@ -61,6 +61,7 @@ std::vector<T> gather(comm::ProcessGroup& group, const engine::Memory& memory,
   stream.wait(memory.allocated());
   group.all_gather(in, out, stream, "plan");
   stream.record("gathered").wait();
+  group.check();
   return engine::to_vector<T>(out);
 }
 
@@ -69,9 +70,13 @@ std::vector<T> gather(comm::ProcessGroup& group, const engine::Memory& memory,
 void agree(comm::ProcessGroup& group, const engine::Memory& memory, const engine::Stream& stream,
            const std::vector<std::string>& lines) {
   const auto num_ranks = static_cast<std::size_t>(group.size());
-  const auto heads = gather<std::int64_t>(
-      group, memory, stream,
-      {static_cast<std::int64_t>(hash(lines)), static_cast<std::int64_t>(lines.size())});
+  const auto mine = static_cast<std::int64_t>(hash(lines));
+  const auto heads =
+      gather<std::int64_t>(group, memory, stream, {mine, static_cast<std::int64_t>(lines.size())});
+  engine::require<engine::CommError>(
+      heads[2 * static_cast<std::size_t>(group.rank())] == mine,
+      "[plan] expected the first gather to return what rank {} gave, got something else",
+      group.rank());
   std::size_t num_lines = 0, other = 0;
   for (std::size_t r = 0; r < num_ranks; ++r) {
     num_lines = std::max(num_lines, static_cast<std::size_t>(heads[2 * r + 1]));

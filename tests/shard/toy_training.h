@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,9 @@ struct Training {
   std::uint64_t delay_seed = 0;
   shard::FsdpOptions options = {};
   int num_gpus = 0;  ///< 0: on the CPU; else rank r runs on GPU r % num_gpus
+  bool cache = true;
+  /// On every rank; one for which it is false stops there and returns nothing.
+  std::function<bool(comm::ProcessGroup&, int step)> before_step = {};
 
   engine::Stream compute(int rank) const {
     const engine::StreamOptions stream_options{.delay_seed = delay_seed};
@@ -39,7 +43,7 @@ struct Training {
 /// One rank's part of train(): every parameter and norm, in order.
 inline std::vector<float> train_rank(comm::ProcessGroup& world, const Training& run) {
   const engine::Stream compute = run.compute(world.rank());
-  const engine::Memory memory(compute, {.poison = run.poison});
+  const engine::Memory memory(compute, {.cache = run.cache, .poison = run.poison});
   engine::Tape tape(memory, compute);
   ToyModel model(run.blocks, run.numel);
   shard::FsdpOptions options = run.options;
@@ -53,6 +57,7 @@ inline std::vector<float> train_rank(comm::ProcessGroup& world, const Training& 
   }
   std::vector<shard::GradNorm> norms;
   for (int step = 0; step < run.steps; ++step) {
+    if (run.before_step && !run.before_step(world, step)) return {};
     fsdp.begin_step(run.accum);
     for (int micro = 0; micro < run.accum; ++micro) {
       if (micro > 0) fsdp.next_micro_step();
