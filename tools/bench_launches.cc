@@ -1,6 +1,7 @@
 #include "tools/bench_launches.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <numeric>
 
@@ -23,6 +24,7 @@ double KernelTimes::best_step_ms(std::int64_t num_steps) const {
 
 void LaunchLog::on_launch(const engine::LaunchRecord& record) noexcept {
   const std::lock_guard lock(mutex_);
+  if (record.begin_ns < since_ns_) return;
   auto it = std::find_if(kernels_.begin(), kernels_.end(), [&](const KernelTimes& k) {
     return k.name == record.work.name && k.stream == record.stream;
   });
@@ -38,6 +40,9 @@ void LaunchLog::on_launch(const engine::LaunchRecord& record) noexcept {
 void LaunchLog::clear() {
   const std::lock_guard lock(mutex_);
   kernels_.clear();
+  since_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                  std::chrono::steady_clock::now().time_since_epoch())
+                  .count();
 }
 
 std::vector<KernelTimes> LaunchLog::kernels() const {

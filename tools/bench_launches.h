@@ -25,6 +25,7 @@ struct KernelTimes {
 class LaunchLog : public engine::LaunchListener {
  public:
   void on_launch(const engine::LaunchRecord& record) noexcept override;
+  /// Forgets what has begun, also what a GPU only tells of later.
   void clear();
   /// In the order of first launch.
   std::vector<KernelTimes> kernels() const;
@@ -32,6 +33,7 @@ class LaunchLog : public engine::LaunchListener {
  private:
   mutable std::mutex mutex_;
   std::vector<KernelTimes> kernels_;
+  std::int64_t since_ns_ = 0;
 };
 
 }  // namespace tessera::tools

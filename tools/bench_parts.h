@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "tools/bench_report.h"
+#include "tools/flags.h"
 
 namespace tessera::tools {
 
@@ -20,6 +23,19 @@ struct BenchConfig {
 
   bool wants(const std::string& row) const { return row.find(rows) != std::string::npos; }
 };
+
+/// The words of a comma-separated list.
+std::vector<std::string> list_of(const std::string& text);
+
+struct BenchPart {
+  std::string name;
+  std::function<void(const BenchConfig&, BenchReport&)> run;
+};
+
+/// The program `flags` belongs to: parses, reports the machine, runs the wanted `parts` in their
+/// order. `config` holds the defaults.
+void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
+               const std::vector<BenchPart>& parts);
 
 /// Our matrix product beside OpenBLAS's, one thread.
 void bench_gemm(const BenchConfig& config, BenchReport& report);

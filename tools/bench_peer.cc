@@ -58,15 +58,20 @@ std::string run_program(const std::vector<std::string>& arguments) {
   return output;
 }
 
-Measurement run_peer(const std::string& python, const std::string& script, const TrainingRow& row,
-                     std::int64_t num_steps) {
-  std::vector<std::string> arguments = {python, script};
+Measurement run_peer(const Peer& peer, const TrainingRow& row, std::int64_t num_steps) {
+  const std::string& script = peer.script;
+  std::vector<std::string> arguments = {peer.python, script};
+  if (peer.limit_s > 0) {
+    arguments.insert(arguments.begin(), {"timeout", "-k", "5", std::to_string(peer.limit_s)});
+  }
   const auto add = [&](const char* name, std::int64_t value) {
     arguments.insert(arguments.end(), {name, std::to_string(value)});
   };
   const char* sharded = row.strategy == "ddp" ? "ddp" : "fsdp2";
   arguments.insert(arguments.end(), {"--dp", row.ranks == 1 ? "none" : sharded});
   if (row.param == engine::DType::kBF16) arguments.emplace_back("--bf16");
+  if (row.on_gpu) arguments.insert(arguments.end(), {"--device", "cuda"});
+  if (peer.compile) arguments.emplace_back("--compile");
   add("--ranks", row.ranks);
   add("--layers", row.model.layers);
   add("--heads", row.model.heads);

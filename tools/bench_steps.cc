@@ -49,7 +49,7 @@ void bench_steps(const BenchConfig& config, BenchReport& report) {
       ours.add(Measurement::of(times.step_ms));
       exposed.push_back(median(times.exposed_comm_ms));
       if (!config.python.empty()) {
-        peers.add(run_peer(config.python, config.peer, row, config.steps));
+        peers.add(run_peer({config.python, config.peer}, row, config.steps));
       }
     }
     const Measurement mine = ours.result(), peer = peers.result();

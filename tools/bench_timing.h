@@ -9,11 +9,17 @@
 
 namespace tessera::tools {
 
-/// Wall time since construction.
+/// Wall time since construction or restart.
 class Timer {
  public:
   double ms() const {
     return std::chrono::duration<double, std::milli>(Clock::now() - begin_).count();
+  }
+  /// ms() so far; starts again.
+  double restart() {
+    const Clock::time_point begin = begin_;
+    begin_ = Clock::now();
+    return std::chrono::duration<double, std::milli>(begin_ - begin).count();
   }
 
  private:

@@ -6,27 +6,31 @@
 #include <vector>
 
 #include "engine/dtype.h"
+#include "engine/memory.h"
 #include "tools/bench_launches.h"
 #include "tools/gpt.h"
 
 namespace tessera::tools {
 
-/// One model, batch and strategy. AdamW, f32 gradients.
+/// One model, batch, strategy and device. AdamW, f32 gradients.
 struct TrainingRow {
   GptConfig model;
   std::int64_t batch = 4;  ///< of a rank
   int ranks = 1;
   std::string strategy = "zero3";
   engine::DType param = engine::DType::kF32;
+  bool on_gpu = false;  ///< GPU 0, one rank
 
   std::string name() const;
 };
 
 const std::vector<TrainingRow>& training_rows();
 
-/// Of rank 0, a value for each timed step.
+/// Of rank 0, a value for each timed step. On a GPU nothing inside a step is timed: step_ms is from
+/// the end of one step to the end of the next, which the host launches meanwhile.
 struct TrainingTimes {
   std::vector<double> step_ms;
+  engine::MemoryStats memory;  ///< after the last step
   std::vector<double> forward_ms, backward_ms;
   std::vector<double> finish_ms;        ///< last reductions, norm of the gradient
   std::vector<double> optimizer_ms;     ///< and the copies in the parameter dtype

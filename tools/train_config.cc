@@ -1,7 +1,8 @@
 #include "tools/train_config.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numbers>
 
@@ -29,8 +30,27 @@ double StepConfig::lr_at(std::int64_t step) const {
 
 void TrainConfig::add_to(FlagSet& flags) {
   constexpr double kHuge = 1e30;
+  flags.add("device", &device,
+            EnumOption<DeviceChoice>{"what computes; auto: cuda where there is a GPU, else cpu",
+                                     {{"auto", DeviceChoice::kAuto},
+                                      {"cpu", DeviceChoice::kCpu},
+                                      {"cuda", DeviceChoice::kCuda}}});
   flags.add("parallel.ranks", &parallel.ranks,
-            {.help = "ranks, one thread each", .min = 1, .max = 1024});
+            {.help = fmt::format("ranks, one thread each, which take the GPUs in turn; 0: one a "
+                                 "GPU, or {} on the CPU",
+                                 parallel.cpu_ranks),
+             .min = 0,
+             .max = 1024});
+  flags.add("parallel.backend", &parallel.backend,
+            EnumOption<BackendChoice>{
+                "what moves tensors between ranks: threads alone, on the CPU and on GPUs, or nccl, "
+                "which needs a GPU for each; auto: nccl where every rank of several has its own",
+                {{"auto", BackendChoice::kAuto},
+                 {"threads", BackendChoice::kThreads},
+                 {"nccl", BackendChoice::kNccl}}});
+  flags.add("parallel.canonical", &parallel.canonical,
+            {.help = "nccl sums in the order of ranks, as threads always do: the same bits however "
+                     "many GPUs, for more traffic"});
   flags.add("parallel.strategy", &parallel.strategy,
             {.help = "what is sharded between uses; zero3 = full_shard = fsdp",
              .choices = shard::Placement::preset_names()});
@@ -123,6 +143,13 @@ void TrainConfig::validate(const FlagSet& flags) const {
   require(parallel.strategy != "ddp" || parallel.reshard_after_forward != "true",
           "[config] expected parallel.reshard_after_forward=true with sharded parameters only, got "
           "it with strategy ddp");
+  require(device != DeviceChoice::kCpu || parallel.backend != BackendChoice::kNccl,
+          "[config] expected parallel.backend=nccl with GPUs only, got it with device=cpu");
+  require(!parallel.canonical ||
+              (device != DeviceChoice::kCpu && parallel.backend != BackendChoice::kThreads),
+          "[config] expected parallel.canonical=true with nccl only, got it with {}, which always "
+          "sums in the order of ranks",
+          device == DeviceChoice::kCpu ? "device=cpu" : "parallel.backend=threads");
   require(!out.empty(), "[config] expected a folder, got an empty value (out)");
 }
 
@@ -136,12 +163,12 @@ shard::FsdpOptions TrainConfig::fsdp_options() const {
           .unit_min_numel = parallel.unit_min_numel,
           .precision = precision,
           .communicate = train.accum_comm,
-          .seed = static_cast<std::uint64_t>(train.seed)};
+          .seed = static_cast<std::uint64_t>(train.seed),
+          .listener = listener};
 }
 
-comm::ThreadsOptions TrainConfig::threads_options() const {
-  return {.deadline = std::chrono::milliseconds(
-              static_cast<std::int64_t>(std::ceil(parallel.deadline_s * 1e3)))};
+std::chrono::milliseconds TrainConfig::deadline() const {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(parallel.deadline_s * 1e3)));
 }
 
 }  // namespace tessera::tools

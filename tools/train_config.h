@@ -1,10 +1,11 @@
 // What the trainers share of their configuration: flags and TOML keys of the same names.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
-#include "comm/threads.h"
+#include "engine/stream.h"
 #include "shard/options.h"
 #include "tools/flags.h"
 
@@ -12,9 +13,15 @@ namespace tessera::tools {
 
 enum class OptimizerKind { kAdamW, kSgd };
 enum class ScheduleKind { kConstant, kCosine, kLinear };
+enum class DeviceChoice { kAuto, kCpu, kCuda };
+enum class BackendChoice { kAuto, kThreads, kNccl };
 
+/// What is left open here, Ranks decides for a machine: see ranks.h.
 struct ParallelConfig {
-  std::int64_t ranks = 4;
+  std::int64_t ranks = 0;      ///< 0: one a GPU, or `cpu_ranks`
+  std::int64_t cpu_ranks = 4;  ///< the program's own, no flag
+  BackendChoice backend = BackendChoice::kAuto;
+  bool canonical = false;  ///< nccl: reductions in rank order
   std::string strategy = "zero3";
   std::int64_t prefetch = 1;
   std::string reshard_after_forward = "auto";  ///< auto: the strategy's
@@ -49,11 +56,13 @@ struct LogConfig {
 };
 
 struct TrainConfig {
+  DeviceChoice device = DeviceChoice::kAuto;
   ParallelConfig parallel;
   shard::Precision precision;
   StepConfig train;
   LogConfig log;
   std::string out;
+  engine::LaunchListener* listener = nullptr;  ///< of the comm stream (tests); no flag
 
   /// Registers every field under its name. The initial values are the defaults.
   void add_to(FlagSet& flags);
@@ -61,7 +70,7 @@ struct TrainConfig {
   /// tells which were asked for.
   void validate(const FlagSet& flags) const;
   shard::FsdpOptions fsdp_options() const;
-  comm::ThreadsOptions threads_options() const;
+  std::chrono::milliseconds deadline() const;
 };
 
 }  // namespace tessera::tools

@@ -8,13 +8,14 @@
 #include <utility>
 #include <vector>
 
-#include "comm/threads.h"
+#include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "ops/cross_entropy.h"
 #include "tools/fashion_mnist.h"
 #include "tools/main.h"
 #include "tools/mlp.h"
 #include "tools/permutation.h"
+#include "tools/ranks.h"
 #include "tools/text_data.h"
 #include "tools/trainer.h"
 
@@ -30,7 +31,7 @@ struct Config : TrainConfig {
   SampleOrder data_order = SampleOrder::kShuffle;
 
   Config() {
-    parallel.ranks = 2;
+    parallel.cpu_ranks = 2;
     train.steps = 2000;
     train.batch = 64;
     train.lr = 2e-3;
@@ -64,38 +65,31 @@ void fill_image(const ImageSet& set, std::int64_t image, float* dst) {
   }
 }
 
-struct Batch {
-  Tensor x, targets;
-};
+// Images (N, pixels) f32 and their labels (N) i32, to `host`.
+void fill_batch(const ImageSet& set, const std::vector<std::int64_t>& images, const Batch& host) {
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    fill_image(set, images[i], host[0].data<float>() + std::int64_t(i) * set.num_pixels());
+    host[1].data<std::int32_t>()[i] = set.labels[static_cast<std::size_t>(images[i])];
+  }
+}
 
-Batch make_batch(const engine::Tape& tape, const ImageSet& set,
-                 const std::vector<std::int64_t>& images, DType dtype) {
-  const auto n = static_cast<std::int64_t>(images.size());
-  const Tensor x = tape.empty({n, set.num_pixels()}, DType::kF32, "images");
-  Batch batch{x, tape.empty({n}, DType::kI32, "labels")};
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t image = images[static_cast<std::size_t>(i)];
-    fill_image(set, image, x.data<float>() + i * set.num_pixels());
-    batch.targets.data<std::int32_t>()[i] = set.labels[static_cast<std::size_t>(image)];
-  }
-  if (dtype != DType::kF32) {
-    batch.x = tape.empty(x.shape(), dtype, "images");
-    engine::cast(batch.x, x);
-  }
-  return batch;
+// `x` in `dtype`.
+Tensor convert(const engine::Tape& tape, const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  const Tensor y = tape.empty(x.shape(), dtype, x.name());
+  engine::launch_assign_or_add(tape.stream(), y, x, false, "convert_images");
+  return y;
 }
 
 // Rows of logits (N, classes) whose largest entry is the target (N).
 std::int64_t count_correct(const Tensor& logits, const Tensor& targets) {
-  std::vector<float> wide(static_cast<std::size_t>(logits.numel()));
-  engine::dispatch_float(logits.dtype(), "accuracy", [&](auto t) {
-    engine::cast(wide.data(), logits.data<decltype(t)>(), logits.numel());
-  });
+  const std::vector<float> scores = to_floats(logits);
+  const auto labels = engine::to_vector<std::int32_t>(targets);
   const std::int64_t classes = logits.dim(-1);
   std::int64_t num_correct = 0;
-  for (std::int64_t i = 0; i < targets.numel(); ++i) {
-    const float* row = wide.data() + i * classes;
-    num_correct += std::max_element(row, row + classes) - row == targets.data<std::int32_t>()[i];
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    const float* row = scores.data() + std::int64_t(i) * classes;
+    num_correct += std::max_element(row, row + classes) - row == labels[i];
   }
   return num_correct;
 }
@@ -106,14 +100,14 @@ struct Result {
   double accuracy = 0;
 };
 
-Result train_rank(comm::ProcessGroup& world, const Config& config, const FashionMnist& data,
-                  RunLog* log) {
+Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& config,
+                  const FashionMnist& data, RunLog* log) {
   Mlp mlp({.inputs = data.train.num_pixels(), .hidden = config.hidden, .layers = config.layers});
-  Trainer trainer(world, config, mlp.blocks(), nullptr, log);
+  Trainer trainer(world, ranks.compute(world.rank()), config, mlp.blocks(), nullptr, log);
   engine::Tape& tape = trainer.tape();
   const DType dtype = config.precision.param;
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
-  const auto loss = [&](std::int64_t first) {
+  const auto fill = [&](std::int64_t first, const Batch& host) {
     std::vector<std::int64_t> images(static_cast<std::size_t>(config.train.batch));
     for (std::size_t i = 0; i < images.size(); ++i) {
       const std::int64_t n = first + static_cast<std::int64_t>(i);
@@ -124,8 +118,13 @@ Result train_rank(comm::ProcessGroup& world, const Config& config, const Fashion
               ? index
               : permuted(index, data.train.num_images, seed, static_cast<std::uint64_t>(epoch));
     }
-    const Batch batch = make_batch(tape, data.train, images, dtype);
-    return mlp.loss(tape, batch.x, batch.targets, config.train.recompute);
+    fill_batch(data.train, images, host);
+  };
+  const auto loss = [&](std::int64_t, const Batch& batch) {
+    return mlp.loss(tape, convert(tape, batch[0], dtype), batch[1], config.train.recompute);
+  };
+  const auto batch_of = [&](std::int64_t n) -> std::vector<BatchTensor> {
+    return {{"images", {n, data.train.num_pixels()}, DType::kF32}, {"labels", {n}, DType::kI32}};
   };
   Result result;
   const std::int64_t num_images = data.test.num_images;
@@ -136,13 +135,15 @@ Result train_rank(comm::ProcessGroup& world, const Config& config, const Fashion
     result.test_loss = trainer.mean_loss(num_images / test_batch, [&](std::int64_t b) {
       std::vector<std::int64_t> images(static_cast<std::size_t>(test_batch));
       std::iota(images.begin(), images.end(), b * test_batch);
-      const Batch batch = make_batch(tape, data.test, images, dtype);
-      const Tensor logits = mlp.logits(tape, batch.x);
+      const Batch batch = load_batch(tape.memory(), batch_of(test_batch), [&](const Batch& host) {
+        fill_batch(data.test, images, host);
+      });
+      const Tensor logits = mlp.logits(tape, convert(tape, batch[0], dtype));
       // The last round repeats a batch on ranks that have none left.
       const bool is_mine = b % world.size() == world.rank() &&
                            std::exchange(is_counted[static_cast<std::size_t>(b)], 1) == 0;
-      if (is_mine) num_correct += static_cast<float>(count_correct(logits, batch.targets));
-      return ops::cross_entropy(tape, logits, batch.targets);
+      if (is_mine) num_correct += static_cast<float>(count_correct(logits, batch[1]));
+      return ops::cross_entropy(tape, logits, batch[1]);
     });
     double correct = 0;
     for (const float n : trainer.gather({num_correct})) correct += n;
@@ -150,7 +151,7 @@ Result train_rank(comm::ProcessGroup& world, const Config& config, const Fashion
     return Trainer::Validation{result.test_loss,
                                fmt::format(" | test accuracy {:.2f} %", 100 * result.accuracy)};
   };
-  trainer.run(loss, validate, 1);
+  trainer.run({batch_of(config.train.batch), fill}, loss, validate, 1);
   result.params_sha256 = trainer.params_sha256();
   return result;
 }
@@ -161,6 +162,7 @@ void run(int argc, char** argv) {
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
   config.validate(flags);
+  const Ranks ranks = Ranks::choose(config);
   const std::string path =
       config.data_path.empty() ? kDefaultData : resolve_user_path(config.data_path);
   const FashionMnist data = load_fashion_mnist(path);
@@ -168,15 +170,15 @@ void run(int argc, char** argv) {
   log.write_file("config.toml", flags.to_toml());
   fmt::print("data: {}, {} training and {} test images of {} x {}\n", path, data.train.num_images,
              data.test.num_images, data.train.height, data.train.width);
+  fmt::print("device: {}\n", ranks.str());
   Result result;
-  comm::run_ranks(static_cast<int>(config.parallel.ranks), config.threads_options(),
-                  [&](comm::ProcessGroup& world) {
-                    const bool is_first = world.rank() == 0;
-                    const Result mine = train_rank(world, config, data, is_first ? &log : nullptr);
-                    if (is_first) result = mine;
-                  });
+  ranks.run(config, [&](comm::ProcessGroup& world) {
+    const bool is_first = world.rank() == 0;
+    const Result mine = train_rank(world, ranks, config, data, is_first ? &log : nullptr);
+    if (is_first) result = mine;
+  });
   log.finish(result.params_sha256, result.test_loss,
-             JsonRecord().add("test_accuracy", result.accuracy));
+             ranks.record().add("test_accuracy", result.accuracy));
   fmt::print("test accuracy {:.2f} %\nparameters sha256 {}\nlog {}\nfiles in {}\n",
              100 * result.accuracy, result.params_sha256, log.jsonl_path(), log.folder());
 }

@@ -6,15 +6,15 @@
 #include <iostream>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "comm/threads.h"
-#include "engine/elementwise.h"
 #include "engine/error.h"
 #include "tools/gpt.h"
 #include "tools/gpt_checkpoint.h"
 #include "tools/main.h"
+#include "tools/ranks.h"
 #include "tools/text_data.h"
 #include "tools/trainer.h"
 
@@ -134,10 +134,8 @@ std::vector<std::int32_t> generate(Trainer& trainer, Gpt& gpt, std::vector<std::
         trainer.tape().memory(), {1, context},
         std::span<const std::int32_t>(tokens).last(static_cast<std::size_t>(context)), "tokens");
     const Tensor logits = gpt.next_token_logits(trainer.tape(), input);
-    const Tensor wide =
-        Tensor::empty(trainer.tape().memory(), logits.shape(), engine::DType::kF32, "logits");
-    engine::cast(wide, logits);
-    const auto scores = wide.span<float>();
+    const std::vector<float> scores = to_floats(logits);
+    trainer.world().check();
     std::vector<std::int32_t> order(scores.size());
     std::iota(order.begin(), order.end(), 0);
     const std::size_t k = std::min(kTopK, order.size());
@@ -177,10 +175,10 @@ struct Result {
   std::vector<std::int32_t> sample;
 };
 
-Result train_rank(comm::ProcessGroup& world, const Config& config, const GptConfig& model,
-                  const TokenDataset& data, RunLog* log) {
+Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& config,
+                  const GptConfig& model, const TokenDataset& data, RunLog* log) {
   Gpt gpt(model);
-  Trainer trainer(world, config, gpt.blocks(), gpt.root(), log);
+  Trainer trainer(world, ranks.compute(world.rank()), config, gpt.blocks(), gpt.root(), log);
   if (!config.init_from.empty()) load_gpt(trainer.fsdp(), resolve_user_path(config.init_from));
   if (log != nullptr) {
     fmt::print("plan {:016x}: {} units, {} over {} ranks\n", trainer.fsdp().plan_hash(),
@@ -188,13 +186,15 @@ Result train_rank(comm::ProcessGroup& world, const Config& config, const GptConf
   }
   engine::Tape& tape = trainer.tape();
   const std::int64_t batch = config.train.batch;
-  const auto tensor = [&](std::int64_t num_sequences, const char* name) {
-    return tape.empty({num_sequences, data.seq()}, engine::DType::kI32, name);
+  const auto batch_of = [&](std::int64_t n) -> std::vector<BatchTensor> {
+    const engine::Shape shape{n, data.seq()};
+    return {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}};
   };
-  const auto train_loss = [&](std::int64_t first) {
-    const Tensor tokens = tensor(batch, "tokens"), targets = tensor(batch, "targets");
-    data.batch(first, batch, tokens.span<std::int32_t>(), targets.span<std::int32_t>());
-    return gpt.loss(tape, tokens, targets,
+  const auto fill = [&](std::int64_t first, const Batch& host) {
+    data.batch(first, batch, host[0].span<std::int32_t>(), host[1].span<std::int32_t>());
+  };
+  const auto train_loss = [&](std::int64_t first, const Batch& on_device) {
+    return gpt.loss(tape, on_device[0], on_device[1],
                     {.recompute = config.train.recompute,
                      .seed = static_cast<std::uint64_t>(config.train.seed),
                      .first_sample = first});
@@ -204,16 +204,19 @@ Result train_rank(comm::ProcessGroup& world, const Config& config, const GptConf
   const std::int64_t val_batch = largest_divisor(num_val, batch);
   const auto validate = [&] {
     const double loss = trainer.mean_loss(num_val / val_batch, [&](std::int64_t b) {
-      const Tensor tokens = tensor(val_batch, "tokens"), targets = tensor(val_batch, "targets");
-      data.val_batch(b * val_batch, val_batch, tokens.span<std::int32_t>(),
-                     targets.span<std::int32_t>());
-      return gpt.loss(tape, tokens, targets, {.training = false});
+      const Batch sequences =
+          load_batch(tape.memory(), batch_of(val_batch), [&](const Batch& host) {
+            data.val_batch(b * val_batch, val_batch, host[0].span<std::int32_t>(),
+                           host[1].span<std::int32_t>());
+          });
+      return gpt.loss(tape, sequences[0], sequences[1], {.training = false});
     });
     const bool bytes = data.file().format() == "text";
     return Trainer::Validation{
         loss, bytes ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0)) : ""};
   };
-  trainer.run(train_loss, num_val > 0 ? Trainer::Validate(validate) : nullptr, data.seq());
+  trainer.run({batch_of(batch), fill}, train_loss,
+              num_val > 0 ? Trainer::Validate(validate) : nullptr, data.seq());
 
   Result result;
   if (!config.save_final.empty()) {
@@ -237,6 +240,7 @@ void run(int argc, char** argv) {
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
   config.validate(flags);
+  const Ranks ranks = Ranks::choose(config);
   const GptConfig model = model_config(config);
   const std::string path =
       config.data_path.empty() ? kDefaultText : resolve_user_path(config.data_path);
@@ -253,16 +257,16 @@ void run(int argc, char** argv) {
              model.layers, model.dim, model.heads, double(model.num_parameters()) * 1e-6, path,
              data.num_sequences(), seq);
 
-  Result result;
-  comm::run_ranks(static_cast<int>(config.parallel.ranks), config.threads_options(),
-                  [&](comm::ProcessGroup& world) {
-                    const bool is_first = world.rank() == 0;
-                    const Result mine =
-                        train_rank(world, config, model, data, is_first ? &log : nullptr);
-                    if (is_first) result = mine;
-                  });
+  fmt::print("device: {}\n", ranks.str());
 
-  log.finish(result.params_sha256, result.val_loss, JsonRecord());
+  Result result;
+  ranks.run(config, [&](comm::ProcessGroup& world) {
+    const bool is_first = world.rank() == 0;
+    const Result mine = train_rank(world, ranks, config, model, data, is_first ? &log : nullptr);
+    if (is_first) result = mine;
+  });
+
+  log.finish(result.params_sha256, result.val_loss, ranks.record());
   if (!result.sample.empty()) {
     const bool bytes = data.file().format() == "text";
     const std::string text = bytes ? printable(result.sample)

@@ -1,10 +1,14 @@
 #include "tools/trainer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <span>
+#include <utility>
 
+#include "engine/copy.h"
+#include "engine/elementwise.h"
 #include "engine/error.h"
 #include "tools/sha256.h"
 
@@ -25,88 +29,140 @@ std::unique_ptr<shard::Optimizer> make_optimizer(shard::Fsdp& fsdp, const StepCo
                 .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps, .weight_decay = c.weight_decay});
 }
 
+// What `fn` returns; its errors say the step.
+template <class F>
+auto of_step(std::int64_t step, F fn) {
+  try {
+    return fn();
+  } catch (const engine::InvalidArgument& e) {
+    throw engine::InvalidArgument(fmt::format("{} (step {})", e.what(), step));
+  }
+}
+
 }  // namespace
 
-Trainer::Trainer(comm::ProcessGroup& world, const TrainConfig& config,
-                 const std::vector<engine::Block*>& blocks, engine::Block* root, RunLog* log)
+// [Note: one step behind]
+// On a GPU the loss and the norm of a step are read after the next step was launched: the GPU has
+// work while the host waits for them, and the host is never more than two steps ahead. What a step
+// says - its line in the log, a loss or gradient that is not finite - comes that much later, and
+// before a validation and at the end nothing is left. An update with a gradient that is not finite
+// changes nothing, so the parameters are still those of the step that is named. On the CPU
+// launching is doing, and nothing is late.
+
+Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
+                 const TrainConfig& config, const std::vector<engine::Block*>& blocks,
+                 engine::Block* root, RunLog* log)
     : world_(world),
       config_(config),
       log_(log),
-      compute_(engine::Stream::inline_cpu("compute")),
-      metrics_(engine::Stream::worker_cpu("metrics")),
+      compute_(compute),
+      memory_(compute),
+      pinned_(engine::Memory::pinned(compute)),
+      metrics_(compute.sibling("metrics")),
       tape_(memory_, compute_),
       fsdp_(world, memory_, compute_, blocks, root, config.fsdp_options()),
       optimizer_(make_optimizer(fsdp_, config.train)) {}
 
-void Trainer::run(const Loss& loss, const Validate& validate, std::int64_t items_per_sample) {
+// The global number of the first sample of this rank's `batch`.
+std::int64_t Trainer::first_sample(std::int64_t batch) const {
+  return (batch * world_.size() + world_.rank()) * config_.train.batch;
+}
+
+void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
+                  std::int64_t items_per_sample) {
   const StepConfig& c = config_.train;
   const double items = static_cast<double>(world_.size()) * static_cast<double>(c.accum) *
                        static_cast<double>(c.batch) * static_cast<double>(items_per_sample);
+  batches_ = std::make_unique<BatchLoader>(
+      memory_, compute_, data.tensors, c.steps * c.accum,
+      [this, fill = data.fill](std::int64_t n, const Batch& host) { fill(first_sample(n), host); });
   const auto validate_after = [&](std::int64_t step) {
     if (!validate) return;
     const Validation v = validate();
     val_loss_ = v.loss;
     if (log_ != nullptr) log_->validation(step, v.loss, v.remark);
   };
+  const bool is_late = compute_.device().is_cuda();
+  std::optional<Launched> pending;
+  Mark begin{};
   for (std::int64_t step = 0; step < c.steps; ++step) {
-    StepRecord record{.step = step, .lr = c.lr_at(step)};
-    const auto begin = std::chrono::steady_clock::now();
-    const std::int64_t blocked_ns = compute_.blocked_ns();
-    record.loss = train_step(step, loss, record);
-    const std::chrono::duration<double, std::milli> elapsed =
-        std::chrono::steady_clock::now() - begin;
-    record.step_ms = elapsed.count();
-    record.items_per_s = items / elapsed.count() * 1e3;
-    record.exposed_comm_ms = static_cast<double>(compute_.blocked_ns() - blocked_ns) * 1e-6;
-    record.memory = memory_.stats();
-    if (log_ != nullptr) log_->step(record);
+    if (!pending) begin = mark();
+    Launched launched = launch(step, loss);
+    if (pending) finish(*pending, begin, items);
+    pending = std::move(launched);
     const bool is_last = step + 1 == c.steps;
-    if (!is_last && config_.log.val_every > 0 && (step + 1) % config_.log.val_every == 0) {
-      validate_after(step + 1);
-    }
+    const bool validates =
+        !is_last && config_.log.val_every > 0 && (step + 1) % config_.log.val_every == 0;
+    if (is_late && !validates && !is_last) continue;
+    finish(*pending, begin, items);
+    pending.reset();
+    if (validates) validate_after(step + 1);
   }
   validate_after(c.steps);
 }
 
-// One step; returns the mean loss over micro-steps and ranks, summed in the order of the samples.
-double Trainer::train_step(std::int64_t step, const Loss& loss, StepRecord& record) {
+Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   const StepConfig& c = config_.train;
-  std::vector<float> losses;
+  const Tensor losses =
+      Tensor::empty(memory_, {c.accum}, DType::kF32, "values", Category::kCommunication);
   fsdp_.begin_step(static_cast<int>(c.accum));
   for (std::int64_t micro = 0; micro < c.accum; ++micro) {
     if (micro > 0) fsdp_.next_micro_step();
-    const std::int64_t first = ((step * c.accum + micro) * world_.size() + world_.rank()) * c.batch;
-    const Tensor value = loss(first);
-    losses.push_back(value.item());
-    engine::require(std::isfinite(losses.back()),
-                    "[train] expected a finite loss, got {} (step {}, micro-step {}, rank {})",
-                    losses.back(), step, micro, world_.rank());
+    const Tensor value = loss(first_sample(step * c.accum + micro), batches_->next());
+    engine::copy(losses.slice(micro, {1}), value, compute_, "keep_loss");
+    // Before a backward that could only end in an error.
+    if (value.device().is_host()) check_loss(value.item(), step, micro, world_.rank());
     tape_.backward(value);
   }
-  try {
-    record.grad_norm = fsdp_.finish_step();
-  } catch (const engine::InvalidArgument& e) {
-    throw engine::InvalidArgument(fmt::format("{} (step {})", e.what(), step));
-  }
-  optimizer_->step(record.lr, shard::clip_scale(record.grad_norm, c.grad_clip));
+  const double lr = c.lr_at(step);
+  const shard::GradNorm norm = of_step(step, [&] { return fsdp_.finish_step(); });
+  optimizer_->step(lr, norm, c.grad_clip);
+  PendingGather kept(world_, losses, metrics_, pinned_);
+  // Behind that, which waits for the whole step: so ranks over NCCL run their collectives in one
+  // order, whichever streams and communicators they lie on.
+  world_.agree(metrics_);
+  return {.record = {.step = step, .lr = lr, .memory = memory_.stats()},
+          .losses = std::move(kept),
+          .norm = norm};
+}
 
-  const std::vector<float> all = gather(losses);
+// Reads and logs what the step left. The mean loss is over micro-steps and ranks, summed in the
+// order of the samples.
+void Trainer::finish(Launched& launched, Mark& begin, double items) {
+  StepRecord& record = launched.record;
+  const std::int64_t accum = config_.train.accum;
+  const std::vector<float> all = launched.losses.wait(compute_);
   double sum = 0;
-  for (std::size_t micro = 0; micro < losses.size(); ++micro) {
-    for (std::size_t i = micro; i < all.size(); i += losses.size()) sum += all[i];
+  for (std::int64_t micro = 0; micro < accum; ++micro) {
+    for (int rank = 0; rank < world_.size(); ++rank) {
+      const float loss = all[static_cast<std::size_t>(rank * accum + micro)];
+      check_loss(loss, record.step, micro, rank);
+      sum += loss;
+    }
   }
-  return sum / static_cast<double>(all.size());
+  record.loss = sum / static_cast<double>(all.size());
+  // Known by now: the losses were gathered behind the whole step.
+  record.grad_norm = of_step(record.step, [&] { return launched.norm.value(); });
+
+  const Mark end = mark();
+  const std::chrono::duration<double, std::milli> elapsed = end.time - begin.time;
+  record.step_ms = elapsed.count();
+  record.items_per_s = items / elapsed.count() * 1e3;
+  record.exposed_comm_ms = static_cast<double>(end.blocked_ns - begin.blocked_ns) * 1e-6;
+  begin = end;
+  if (log_ != nullptr) log_->step(record);
+}
+
+void Trainer::check_loss(float loss, std::int64_t step, std::int64_t micro, int rank) const {
+  engine::require(std::isfinite(loss),
+                  "[train] expected a finite loss, got {} (step {}, micro-step {}, rank {})", loss,
+                  step, micro, rank);
 }
 
 std::vector<float> Trainer::gather(const std::vector<float>& values) {
   const auto n = static_cast<std::int64_t>(values.size());
   const Tensor in = Tensor::from<float>(memory_, {n}, values, "values", Category::kCommunication);
-  const Tensor out = Tensor::empty(memory_, {n * world_.size()}, DType::kF32, "values of all ranks",
-                                   Category::kCommunication);
-  world_.all_gather(in, out, metrics_, "values");
-  compute_.wait(metrics_.record("gathered"));
-  const auto span = out.span<float>();
-  return {span.begin(), span.end()};
+  return PendingGather(world_, in, metrics_, pinned_).wait(compute_);
 }
 
 double Trainer::mean_loss(std::int64_t num_batches,
@@ -134,6 +190,15 @@ std::string Trainer::params_sha256() {
     sha.update(std::as_bytes(std::span(values)));
   }
   return sha.hex();
+}
+
+std::vector<float> to_floats(const Tensor& t) {
+  std::vector<float> values(static_cast<std::size_t>(t.numel()));
+  engine::dispatch_float(t.dtype(), "to_floats", [&](auto zero) {
+    const auto stored = engine::to_vector<decltype(zero)>(t);
+    engine::cast(values.data(), stored.data(), t.numel());
+  });
+  return values;
 }
 
 std::int64_t largest_divisor(std::int64_t n, std::int64_t most) {

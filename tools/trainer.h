@@ -1,7 +1,10 @@
 // The training loop of one rank: engine, sharding and optimizer put together as the configuration
 // says. The model and the data come in as blocks and functions.
+//
+// On a GPU the host waits for nothing inside a step: see [Note: one step behind] in trainer.cc.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,6 +16,8 @@
 #include "engine/tape.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer.h"
+#include "tools/batch_loader.h"
+#include "tools/pending_gather.h"
 #include "tools/run_log.h"
 #include "tools/train_config.h"
 
@@ -20,16 +25,22 @@ namespace tessera::tools {
 
 class Trainer {
  public:
-  /// `log` on rank 0, null elsewhere. Collective; see shard::Fsdp.
-  Trainer(comm::ProcessGroup& world, const TrainConfig& config,
+  /// `compute`: see Ranks. `log` on rank 0, null elsewhere. Collective; see shard::Fsdp.
+  Trainer(comm::ProcessGroup& world, const engine::Stream& compute, const TrainConfig& config,
           const std::vector<engine::Block*>& blocks, engine::Block* root, RunLog* log);
 
   comm::ProcessGroup& world() { return world_; }
   engine::Tape& tape() { return tape_; }
   shard::Fsdp& fsdp() { return fsdp_; }
 
-  /// Mean loss (f32 scalar) of the micro-batch that starts at global sample `first_sample`.
-  using Loss = std::function<engine::Tensor(std::int64_t first_sample)>;
+  /// What training reads. `fill` writes the micro-batch that starts at global sample
+  /// `first_sample` to host memory, in a thread of its own; see BatchLoader.
+  struct Data {
+    std::vector<BatchTensor> tensors;
+    std::function<void(std::int64_t first_sample, const Batch& host)> fill;
+  };
+  /// Mean loss (f32 scalar) of that micro-batch.
+  using Loss = std::function<engine::Tensor(std::int64_t first_sample, const Batch& batch)>;
   /// A validation; null: none. Collective; returns its mean loss and a remark for the terminal.
   struct Validation {
     double loss;
@@ -38,8 +49,9 @@ class Trainer {
   using Validate = std::function<Validation()>;
 
   /// Runs all steps, and `validate` as configured. `items_per_sample`: tokens of a sample, or 1.
-  /// Throws InvalidArgument naming step and rank when a loss is not finite.
-  void run(const Loss& loss, const Validate& validate, std::int64_t items_per_sample);
+  /// Throws InvalidArgument naming step and rank when a loss is not finite. Call once.
+  void run(const Data& data, const Loss& loss, const Validate& validate,
+           std::int64_t items_per_sample);
   /// Of the last validation, if any.
   std::optional<double> val_loss() const { return val_loss_; }
 
@@ -53,19 +65,39 @@ class Trainer {
   std::string params_sha256();
 
  private:
-  double train_step(std::int64_t step, const Loss& loss, StepRecord& record);
+  /// A step that was launched, and what is known of it once it has been done.
+  struct Launched {
+    StepRecord record;
+    PendingGather losses;
+    shard::GradNorm norm;
+  };
+  /// Where the time of a step starts.
+  struct Mark {
+    std::chrono::steady_clock::time_point time;
+    std::int64_t blocked_ns;
+  };
+  std::int64_t first_sample(std::int64_t batch) const;
+  Launched launch(std::int64_t step, const Loss& loss);
+  void finish(Launched& launched, Mark& mark, double items);
+  void check_loss(float loss, std::int64_t step, std::int64_t micro, int rank) const;
+  Mark mark() const { return {std::chrono::steady_clock::now(), compute_.blocked_ns()}; }
 
   comm::ProcessGroup& world_;
   const TrainConfig& config_;
   RunLog* log_;
-  engine::Memory memory_;
   engine::Stream compute_;
+  engine::Memory memory_;
+  engine::Memory pinned_;
   engine::Stream metrics_;  // gathers of losses, beside compute so that waiting for them is counted
   engine::Tape tape_;
+  std::unique_ptr<BatchLoader> batches_;  // dies after fsdp_, which ends what compute waits for
   shard::Fsdp fsdp_;
   std::unique_ptr<shard::Optimizer> optimizer_;
   std::optional<double> val_loss_;
 };
+
+/// The elements of an f32 or bf16 tensor, for the host. Blocks; see engine::to_vector().
+std::vector<float> to_floats(const engine::Tensor& t);
 
 /// The largest divisor of `n` that is at most `most`: a batch size that leaves no remainder.
 std::int64_t largest_divisor(std::int64_t n, std::int64_t most);

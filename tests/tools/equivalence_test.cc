@@ -58,6 +58,7 @@ constexpr double kGradClip = 1.8;
 
 TrainConfig base(const Case& c) {
   TrainConfig config;
+  config.device = DeviceChoice::kCpu;
   config.parallel.ranks = c.ranks_accum[0].first;
   config.train.accum = c.ranks_accum[0].second;
   config.train.steps = 20;

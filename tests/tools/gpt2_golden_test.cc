@@ -3,7 +3,7 @@
 //
 //   ./bazelw run //tools:train_transformer -- --init.from=tests/golden/gpt2_tiny
 //       --data.path=tests/golden/gpt2_tiny_tokens.bin --data.val_fraction=0 --sample.tokens=0
-//       --data.order=sequential --parallel.ranks=4 --train.batch=1 --train.steps=20
+//       --device=cpu --data.order=sequential --parallel.ranks=4 --train.batch=1 --train.steps=20
 //       --train.optimizer=sgd --train.lr=0.1 --train.schedule=constant --train.warmup=0
 //       --train.grad_clip=0 --out=runs/golden --save.final=runs/golden/model
 //   env/bin/python tests/golden/check_hf_roundtrip.py runs/golden/model
@@ -43,6 +43,7 @@ GptRun train(std::int64_t ranks, double grad_clip) {
   const nlohmann::json training = golden().at("training");
   const GptConfig model = read_gpt_config(kFolder + "gpt2_tiny");
   TrainConfig config;
+  config.device = DeviceChoice::kCpu;
   config.parallel.ranks = ranks;
   config.train.steps = training.at("steps");
   config.train.batch = training.at("batch").get<std::int64_t>() / ranks;

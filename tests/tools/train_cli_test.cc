@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/cuda.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
@@ -39,7 +40,8 @@ class TrainTransformer : public ::testing::Test {
   TrainTransformer() {
     flags_ = {{"model.layers", "2"},   {"model.heads", "2"}, {"model.dim", "8"},
               {"model.seq", "8"},      {"train.steps", "3"}, {"train.batch", "1"},
-              {"parallel.ranks", "2"}, {"log.every", "0"},   {"sample.tokens", "0"}};
+              {"parallel.ranks", "2"}, {"log.every", "0"},   {"sample.tokens", "0"},
+              {"device", "cpu"}};
     flags_["data.path"] = folder_.write("text.txt", text());
     flags_["out"] = folder_ / "run";
   }
@@ -134,13 +136,16 @@ TEST_F(TrainTransformer, UnknownNamesAreRefusedWithASuggestion) {
 
 TEST_F(TrainTransformer, ValuesOutOfRangeAreRefused) {
   const std::vector<std::pair<std::string, std::string>> bad = {
-      {"parallel.ranks", "0"},
+      {"device", "gpu"},
+      {"parallel.ranks", "-1"},
       {"parallel.ranks", "2.5"},
       {"parallel.ranks", "1025"},
       {"parallel.ranks", ""},
       {"parallel.ranks", "99999999999999999999"},
       {"parallel.prefetch", "-1"},
       {"parallel.strategy", "zero9"},
+      {"parallel.backend", "mpi"},
+      {"parallel.canonical", "yes"},
       {"parallel.deadline_s", "0"},
       {"parallel.reshard_after_forward", "maybe"},
       {"parallel.unit_min_numel", "-1"},
@@ -189,7 +194,30 @@ TEST_F(TrainTransformer, ValuesThatContradictEachOtherAreRefused) {
   expect_refused({{"train.optimizer", "sgd"}, {"train.beta1", "0.8"}}, {"train.beta1", "adamw"});
   expect_refused({{"parallel.strategy", "ddp"}, {"parallel.reshard_after_forward", "true"}},
                  {"reshard_after_forward", "ddp"});
+  expect_refused({{"parallel.backend", "nccl"}}, {"parallel.backend=nccl", "device=cpu"});
+  expect_refused({{"parallel.canonical", "true"}}, {"parallel.canonical=true", "device=cpu"});
   expect_refused({{"out", ""}}, {"(out)"});
+  flags_["device"] = "auto";
+  expect_refused({{"parallel.canonical", "true"}, {"parallel.backend", "threads"}},
+                 {"parallel.canonical=true", "parallel.backend=threads"});
+}
+
+TEST_F(TrainTransformer, AGpuThatIsNotThereIsRefusedBeforeAnythingIsMade) {
+  flags_["device"] = "cuda";
+  bool has_gpu = false;
+  if constexpr (engine::kCudaBuilt) has_gpu = engine::cuda::num_devices() > 0;
+  if (has_gpu) {
+    EXPECT_EQ(run().exit_code, 0);
+    return;
+  }
+  expect_refused({}, {"[device]", "device=cuda",
+                      engine::kCudaBuilt ? "a GPU with a driver" : "a build with CUDA"});
+  flags_["device"] = "auto";
+  expect_refused({{"parallel.backend", "nccl"}}, {"a GPU for each of 2 ranks", "got 0"});
+  EXPECT_FALSE(exists("run"));
+  const Outcome outcome = run();
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"device: cpu, 2 ranks, threads\n"}));
 }
 
 TEST_F(TrainTransformer, DataThatCannotBeUsedIsNamed) {
@@ -336,6 +364,9 @@ TEST_F(TrainTransformer, LogsEveryStep) {
   }
   const json& final = lines.back().at("final");
   EXPECT_EQ(final.at("params_sha256"), hash);
+  EXPECT_EQ(final.at("device"), "cpu");
+  EXPECT_EQ(final.at("ranks"), 2);
+  EXPECT_EQ(final.at("backend"), "threads");
   EXPECT_NEAR(final.at("val_loss").get<double>(), 5.545, 0.3);
   params_sha256({{"data.val_fraction", "0"}});
   EXPECT_TRUE(log_lines().back().at("final").at("val_loss").is_null());
@@ -427,7 +458,8 @@ TEST_F(TrainTransformer, ThreadsThatCannotStartAreAnError) {
 TEST(TrainMlp, TrainsAndLogsItsAccuracy) {
   const TempFolder folder;
   Flags flags = {{"model.hidden", "16"}, {"train.steps", "20"}, {"train.warmup", "0"},
-                 {"train.lr", "0.01"},   {"log.every", "0"},    {"out", folder.path()}};
+                 {"train.lr", "0.01"},   {"log.every", "0"},    {"out", folder.path()},
+                 {"device", "cpu"}};
   std::string hashes[2];
   for (int i = 0; i < 2; ++i) {
     flags["parallel.strategy"] = i == 0 ? "zero3" : "ddp";

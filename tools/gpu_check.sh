@@ -1,0 +1,358 @@
+#!/usr/bin/env bash
+# Checks Tessera on this machine's GPU in one call. Part of the folder that //tools:gpu_bundle writes; needs neither
+# Bazel nor a compiler: a driver for CUDA 13, libcublasLt.so.13 and what every Linux has.
+set -euo pipefail
+
+usage() {
+  cat <<'EOF'
+usage: gpu_check.sh [option...] [folder for the results: ./gpu_check_out]
+
+  --budget=SECONDS      for everything (540). What there is no time for is named as skipped
+  --parts=LIST          of machine,tests,losses,sanitizer,steps (all); machine always runs on a GPU
+  --device=cuda|cpu     cpu: the losses alone, as a check of the golden ones
+  --small               sizes of a moment, no figures: for the emulated device
+  --write-golden=FILE   trains on the CPU and writes the losses that the GPU is compared with; nothing else
+
+machine    what is here, and what the GPU reaches: bytes copied, matrix products
+tests      every GPU test, one program after the other
+losses     both trainers on the GPU: the loss of each step beside that on the CPU
+sanitizer  the tests of ops under compute-sanitizer, as far as the time goes
+steps      whole steps of GPT-2 124M and 350M by kernel, and beside PyTorch's if python3 has torch
+
+Writes report.txt and results.jsonl (one JSON object a line). Exit code 0 when nothing failed.
+EOF
+}
+
+die() { echo "gpu_check: $*" >&2; exit 2; }
+
+here=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)
+budget=540
+parts=machine,tests,losses,sanitizer,steps
+device=cuda
+small=
+golden=
+out=
+for argument; do
+  case $argument in
+    --budget=*) budget=${argument#*=} ;;
+    --parts=*) parts=${argument#*=} ;;
+    --device=cuda | --device=cpu) device=${argument#*=} ;;
+    --small) small=1 ;;
+    --write-golden=*) golden=$(realpath -m -- "${argument#*=}") ;;
+    --help) usage; exit 0 ;;
+    -*) usage >&2; die "expected an option from above, got $argument" ;;
+    *) out=$argument ;;
+  esac
+done
+[[ $budget =~ ^[0-9]+$ ]] || die "expected whole seconds, got --budget=$budget"
+for part in ${parts//,/ }; do
+  [[ ,machine,tests,losses,sanitizer,steps, == *,$part,* ]] || die "expected parts from --help, got $part"
+done
+out=$(realpath -m -- "${out:-gpu_check_out}")
+
+work=$(mktemp -d)
+trap 'rm -rf -- "$work"' EXIT
+passed=0
+failed=0
+skipped=0
+say() { echo "$*" | tee -a "$report"; }
+section() { say; say "== $* ($SECONDS s)"; }
+# One line of the results; the arguments are "name": value pairs of JSON, as text.
+record() { echo "{$*}" >>"$results"; }
+# A text as a JSON string.
+quote() {
+  local text
+  text=$(printf '%s' "$1" | LC_ALL=C tr -c '[:print:]' ' ')
+  text=${text//\\/\\\\}
+  printf '"%s"' "${text//\"/\\\"}"
+}
+skip() { say "skipped: $*"; record "\"part\":\"skipped\",\"what\":$(quote "$*")"; skipped=$((skipped + 1)); }
+left() { echo $((budget - SECONDS)); }
+wants() { [[ ,$parts, == *,$1,* ]]; }
+
+# ---- what this machine has
+
+# The folder that holds library $1, or nothing.
+library_folder() {
+  local folder file
+  for folder in ${LD_LIBRARY_PATH//:/ } /usr/local/cuda/lib64 /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib; do
+    if [[ -e $folder/$1 ]]; then echo "$folder"; return; fi
+  done
+  file=$({ ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | awk -v name="$1" '$1 == name { print $NF; exit }')
+  if [[ -e $file ]]; then dirname -- "$file"; return; fi
+  command -v python3 >/dev/null || return 0
+  python3 - "$1" <<'EOF' 2>/dev/null || true
+import glob, os, site, sys
+for folder in sys.path + site.getsitepackages():
+    found = sorted(glob.glob(os.path.join(folder or ".", "nvidia", "*", "lib", sys.argv[1])))
+    if found:
+        print(os.path.dirname(found[-1]))
+        break
+EOF
+}
+
+# Sets LD_LIBRARY_PATH for our programs, or ends with what is missing.
+find_libraries() {
+  local program name folder needed have absent
+  grep -qw avx2 /proc/cpuinfo || die "expected a CPU with AVX2, got one without"
+  needed=$(cat lib/glibc_version)
+  have=$(getconf GNU_LIBC_VERSION | awk '{ print $2 }')
+  [[ $(printf '%s\n' "$needed" "$have" | sort -V | head -1) == "$needed" ]] ||
+    die "expected glibc $needed or later, got $have"
+  program=tools/bench_gpu
+  python_libraries=${LD_LIBRARY_PATH:-}  # of PyTorch, which wants none of ours
+  LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  for name in libcublasLt.so.13 libnccl.so.2; do
+    folder=$(library_folder "$name")
+    if [[ $folder ]]; then LD_LIBRARY_PATH+=:$folder; fi
+  done
+  LD_LIBRARY_PATH+=:/usr/local/nvidia/lib64:/usr/local/nvidia/lib
+  export LD_LIBRARY_PATH
+  absent=$(ldd "$program" | awk '/not found/ { print $1 }')
+  [[ -z $absent ]] || die "expected $absent in LD_LIBRARY_PATH, /usr/local/cuda*/lib64, the ldconfig cache or python3's" \
+    "site-packages (nvidia/*/lib), got none"
+}
+
+# Sets `python` to a program that runs python3 without our libraries, if torch is there and sees the GPU.
+find_torch() {
+  local version
+  python=
+  command -v python3 >/dev/null || return 0
+  printf '#!/bin/sh\nLD_LIBRARY_PATH=%q exec python3 "$@"\n' "$python_libraries" >"$work/python"
+  chmod +x "$work/python"
+  version=$(timeout 60 "$work/python" -c 'import torch
+assert torch.cuda.is_available()
+print(torch.__version__)' 2>/dev/null) || return 0
+  python=$work/python
+  say "torch $version"
+  record "\"part\":\"torch\",\"version\":$(quote "$version")"
+}
+
+# Runs bench_gpu with these flags into the report and the results; $1 is the limit in seconds.
+bench_gpu() {
+  local limit=$1 status=0
+  shift
+  : >"$work/bench.jsonl"
+  if [[ $small ]]; then set -- --bench.side=64 --bench.models=small --bench.batch=1 "$@"; fi
+  timeout -k 10 "$limit" tools/bench_gpu --bench.jsonl="$work/bench.jsonl" --bench.samples=5 "$@" >"$work/log" 2>&1 ||
+    status=$?
+  tee -a "$report" <"$work/log"
+  cat "$work/bench.jsonl" >>"$results"
+  return $status
+}
+
+run_machine() {
+  section "machine"
+  say "$(date -u +%Y-%m-%dT%H:%M:%SZ), kernel $(uname -r), glibc $(getconf GNU_LIBC_VERSION | awk '{ print $2 }')"
+  if command -v nvidia-smi >/dev/null; then
+    nvidia-smi --query-gpu=index,name,driver_version,memory.total,memory.free,clocks.max.sm,power.limit --format=csv 2>&1 |
+      tee -a "$report" || true
+  fi
+  local gpu
+  gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader -i 0 2>/dev/null || true)
+  record "\"part\":\"gpu\",\"name\":$(quote "$gpu"),\"date\":\"$(date -u +%F)\""
+  say "libraries: $LD_LIBRARY_PATH"
+  # The first thing that needs a GPU: without one, all else is pointless.
+  bench_gpu 90 --bench.parts=device ||
+    die "expected a GPU with a driver for CUDA 13, got the error above"
+}
+
+# ---- tests
+
+# Runs a command with a limit of $1 seconds; its output is in $work/log. Sets `status`.
+limited() {
+  local limit=$1
+  shift
+  status=0
+  timeout -k 10 "$limit" "$@" >"$work/log" 2>&1 </dev/null || status=$?
+}
+count() { grep -cE "$1" "$work/log" || true; }
+show_end() { tail -c 6000 "$work/log" | sed 's/^/    /' | tee -a "$report"; }
+
+# Counts what the GoogleTest program $1 said, begun at $2.
+judge_test() {
+  local name=$1 begin=$2 ok bad what=ok
+  ok=$(count '^\[       OK \]')
+  bad=$(count '^\[  FAILED  \] .* \([0-9]+ ms\)$')
+  # A crash, the limit, or a program that ran nothing.
+  if ((bad == 0 && (status != 0 || ok == 0))); then bad=1; fi
+  if ((status == 124 || status == 137)); then what=timeout; elif ((bad)); then what=failed; fi
+  passed=$((passed + ok))
+  failed=$((failed + bad))
+  say "$(printf '%-40s %-8s %4d passed %4d failed %5d s' "$name" "$what" "$ok" "$bad" $((SECONDS - begin)))"
+  record "\"part\":\"test\",\"name\":$(quote "$name"),\"status\":\"$what\",\"passed\":$ok,\"failed\":$bad,\"s\":$((SECONDS - begin))"
+  if ((bad)); then show_end; fi
+}
+
+run_tests() {
+  local end=$((SECONDS + $1)) test begin limit
+  section "tests"
+  while read -r test; do
+    limit=$((end - SECONDS))
+    if ((limit < 5)); then skip "$test"; continue; fi
+    begin=$SECONDS
+    limited $((limit < 120 || small ? limit : 120)) "$test"
+    judge_test "$test" "$begin"
+  done < <(find tests -type f -perm -u+x -name '*_test' | sort)
+}
+
+# ---- losses
+
+# name|program|flags: tolerances are relative. In f32 a GPU differs by the order of its sums; in bf16 by roundings that
+# those turn.
+transformer="--model.layers=2 --model.heads=2 --model.dim=128 --model.seq=64 --train.batch=2 --data.val_fraction=0 --sample.tokens=0"
+mlp=--data.order=sequential
+runs="\
+transformer f32|train_transformer|0.0001|$transformer --precision.param=f32
+transformer bf16|train_transformer|0.02|$transformer --precision.param=bf16
+mlp f32|train_mlp|0.0001|$mlp --precision.param=f32
+mlp bf16|train_mlp|0.02|$mlp --precision.param=bf16"
+
+# Trains on device $1 as program $2 with the words of $3; the losses, with commas between.
+train() {
+  local limit
+  limit=$(left)
+  # shellcheck disable=SC2086 # words on purpose
+  timeout -k 10 $((limit > 1 ? limit : 1)) "tools/$2" --device="$1" --parallel.ranks=1 --train.steps=10 --train.warmup=2 \
+    --log.every=0 --out="$work/run" $3 >"$work/log" 2>&1 &&
+    sed -n 's/^{"step":[0-9]*,"loss":\([^,]*\),.*/\1/p' "$work/run/log.jsonl" | paste -sd,
+}
+
+write_golden() {
+  local name program tolerance flags losses
+  : >"$work/golden"
+  while IFS='|' read -r name program tolerance flags; do
+    losses=$(train cpu "$program" "$flags") || { cat "$work/log" >&2; die "training on the CPU failed ($name)"; }
+    echo "{\"run\":\"$name\",\"tolerance\":$tolerance,\"loss\":[$losses]}" >>"$work/golden"
+  done <<<"$runs"
+  cp -- "$work/golden" "$golden"
+}
+
+run_losses() {
+  local name program tolerance flags losses want worst verdict
+  section "losses of both trainers, $device, beside the CPU's"
+  while IFS='|' read -r name program tolerance flags; do
+    if (($(left) < 5)); then skip "losses of $name"; continue; fi
+    want=$(sed -n "s/^{\"run\":\"$name\",.*\"loss\":\[\(.*\)\]}\$/\1/p" tests/golden/gpu_check_losses.jsonl)
+    losses=$(train "$device" "$program" "$flags") || losses=
+    # The largest relative difference, or nothing if the lists do not match.
+    worst=$(awk -v got="$losses" -v want="$want" 'BEGIN {
+      n = split(got, a, ","); m = split(want, b, ",")
+      if (n == 0 || n != m) exit
+      for (i = 1; i <= n; ++i) {
+        if (a[i] !~ /^[0-9.e+-]+$/) exit
+        d = (a[i] - b[i]) / b[i]; if (d < 0) d = -d
+        if (d > worst) worst = d
+      }
+      printf "%.3g\n", worst }')
+    verdict=failed
+    if [[ $worst ]] && awk -v d="$worst" -v t="$tolerance" 'BEGIN { exit !(d <= t) }'; then verdict=ok; fi
+    if [[ $verdict == ok ]]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+    say "$(printf '%-40s %-8s off by %s, at most %s' "$name" $verdict "${worst:-?}" "$tolerance")"
+    record "\"part\":\"losses\",\"run\":\"$name\",\"status\":\"$verdict\",\"off_by\":${worst:-null},\"tolerance\":$tolerance,\"loss\":[$losses]"
+    if [[ -z $losses ]]; then show_end; fi
+  done <<<"$runs"
+}
+
+# ---- compute-sanitizer
+
+run_sanitizer() {
+  local end=$((SECONDS + $1)) sanitizer tool test begin limit ok bad what runs_left
+  section "compute-sanitizer"
+  sanitizer=$(command -v compute-sanitizer ||
+    find /usr/local/cuda*/bin /usr/local/cuda*/compute-sanitizer /opt/nvidia -maxdepth 4 -name compute-sanitizer \
+      -type f -perm -u+x 2>/dev/null | head -1) || true
+  if [[ -z $sanitizer ]]; then skip "compute-sanitizer: not found in PATH, /usr/local/cuda*, /opt/nvidia"; return; fi
+  mapfile -t tests < <(find tests/ops -type f -perm -u+x -name '*_test' | sort)
+  runs_left=$((3 * ${#tests[@]}))
+  for tool in memcheck racecheck initcheck; do
+    for test in "${tests[@]}"; do
+      limit=$(((end - SECONDS) / runs_left))
+      runs_left=$((runs_left - 1))
+      if ((limit < 3)); then skip "$tool of $test"; continue; fi
+      begin=$SECONDS
+      # Many sizes are for speed's sake in the tests, and here they are slow.
+      limited "$limit" "$sanitizer" --tool "$tool" --report-api-errors no --error-exitcode 99 "$test" \
+        '--gtest_filter=-*Many*:*MoreRows*:*Refuses*'
+      if grep -q '^=========.*not supported' "$work/log"; then
+        skip "$tool: $(grep '^=========.*not supported' "$work/log" | head -1)"
+        show_end
+        runs_left=$((runs_left - (${#tests[@]} - 1)))
+        break
+      fi
+      ok=$(count '^\[       OK \]')
+      bad=$(count '^========= (Invalid|Uninitialized|Error: Race|Warning: Race|Error: Potential|Misaligned|Barrier error)')
+      if ((status == 99 && bad == 0)); then bad=1; fi
+      what=clean
+      if ((bad)); then
+        what=failed
+        failed=$((failed + 1))
+      elif ((ok == 0)); then
+        skip "$tool of $test: nothing finished in $limit s"
+        continue
+      else
+        passed=$((passed + 1))
+        if ((status == 124 || status == 137)); then what="clean so far"; fi
+      fi
+      say "$(printf '%-10s %-40s %-12s %3d tests %4d s' "$tool" "$test" "$what" "$ok" $((SECONDS - begin)))"
+      record "\"part\":\"sanitizer\",\"tool\":\"$tool\",\"name\":$(quote "$test"),\"status\":\"$what\",\"tests\":$ok,\"errors\":$bad"
+      if ((bad)); then show_end; fi
+    done
+  done
+}
+
+# ---- steps
+
+run_steps() {
+  local free
+  section "steps"
+  if (($(left) < 30)); then skip "steps"; return; fi
+  if bench_gpu "$(left)" --bench.parts=profile --bench.steps=5 --bench.limit_s=60; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+  fi
+  find_torch
+  if [[ -z $python ]]; then skip "PyTorch: no python3 with torch that sees the GPU"; fi
+  if (($(left) < 30)); then skip "steps beside PyTorch"; return; fi
+  free=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits -i 0 2>/dev/null || echo 0)
+  [[ $free =~ ^[0-9]+$ ]] || free=0
+  if bench_gpu "$(left)" --bench.parts=steps --bench.steps=10 --bench.memory_mib="$free" --bench.python="$python" \
+    --bench.limit_s=$(($(left) - 15)); then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+  fi
+}
+
+# ---- all of it
+
+cd -- "$here"
+unset BUILD_WORKING_DIRECTORY
+if [[ $golden ]]; then
+  export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  write_golden
+  exit
+fi
+mkdir -p -- "$out"
+report=$out/report.txt
+results=$out/results.jsonl
+: >"$report"
+: >"$results"
+if [[ $device == cpu ]]; then
+  export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  parts=losses
+else
+  find_libraries
+  run_machine
+fi
+# What a part leaves over is the next one's; steps come last and take the rest.
+if wants tests; then run_tests $((budget * (small ? 90 : 30) / 100)); fi
+if wants losses; then run_losses; fi
+if wants sanitizer; then run_sanitizer $((budget * 25 / 100)); fi
+if wants steps; then run_steps; fi
+section "done"
+say "$skipped skipped; results in $out"
+record "\"part\":\"summary\",\"passed\":$passed,\"failed\":$failed,\"skipped\":$skipped,\"s\":$SECONDS"
+say "$passed passed, $failed failed"
+((failed == 0))
