@@ -108,7 +108,8 @@ bool GradNorm::is_known() const { return state_->copied.reached(); }
 
 float GradNorm::value() const {
   state_->copied.wait();
-  state_->group->check();  // an aborted collective leaves anything behind, and no error on a GPU
+  if (state_->on_device.defined())
+    state_->group->check();  // an aborted gather ends without an error
   const auto words = state_->on_host.span<std::int32_t>();
   if (words[1] != 0) {
     engine::fail("[fsdp] expected finite gradients, got NaN or infinity ({})",

@@ -61,7 +61,7 @@ std::vector<T> gather(comm::ProcessGroup& group, const engine::Memory& memory,
   stream.wait(memory.allocated());
   group.all_gather(in, out, stream, "plan");
   stream.record("gathered").wait();
-  group.check();
+  if (memory.device().is_cuda()) group.check();  // an aborted collective ends without an error
   return engine::to_vector<T>(out);
 }
 

@@ -131,7 +131,10 @@ void run_messages(const std::shared_ptr<NcclComm>& comm, const std::vector<NcclA
   NcclClique& clique = *comm->clique;
   std::vector<std::pair<int, std::shared_ptr<NcclMessage>>> sent;
   const auto leave = [&] {
-    for (const auto& [peer, message] : sent) std::erase(clique.mail[{comm->rank, peer}], message);
+    for (const auto& [peer, message] : sent) {
+      std::erase(clique.mail[{comm->rank, peer}], message);
+      if (message->taken) acquire_edge(&message->taken_edge);
+    }
     for (const NcclArgs& a : all) poison(a, clique.num_ranks);
   };
   if (comm->aborted) return leave();

@@ -3,7 +3,7 @@
 The toolkit is looked for in $CUDA_HOME, if set, else in /usr/local/cuda. Without one the libraries below exist all the
 same and are empty. NO_CUDA=1 means: build without, whatever is there.
 
-    @local_cuda//:headers  @local_cuda//:cudart  @local_cuda//:cublas (cublasLt)
+    @local_cuda//:headers  @local_cuda//:cudart  @local_cuda//:cublas (where dlopen finds cublasLt)
     @local_cuda//:defs.bzl  CUDA_FOUND, NCCL_FOUND (its header; the library is loaded when asked for), NVCC, HOST_COMPILER
 """
 
@@ -84,7 +84,7 @@ def _cuda_configure_impl(ctx):
     build = _PACKAGE + _HEADERS
     for name, libraries in [
         ("cudart", ["-lcudart_static", "-lpthread", "-ldl", "-lrt"]),
-        ("cublas", ["-lcublasLt"]),
+        ("cublas", ["-ldl"]),
     ]:
         build += _LIBRARY.format(name = name, linkopts = search + libraries)
     ctx.file("BUILD", build)
