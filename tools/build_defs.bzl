@@ -78,6 +78,7 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
             emulated_sources(
                 name = name + "_emulated_sources",
                 srcs = kernels,
+                tags = ["manual"],
                 visibility = ["//visibility:private"],
             )
             sources = sources + select({

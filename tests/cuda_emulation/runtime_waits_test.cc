@@ -204,7 +204,7 @@ TEST_F(CudaEmulationProgramDeathTest, WaitsGoToAFileAndComeBackToBeRemoved) {
   std::ifstream lines(file);
   const std::string text{std::istreambuf_iterator<char>(lines), {}};
   EXPECT_EQ(text,
-            "rank0#1/rank0.1@1\tStreamWaitEvent\trank0.2\trank0.1\t1\tneeded\n"
+            "rank0#1/rank0.1@1\tStreamWaitEvent\trank0.2\trank0.1\t1\tsuperseded\n"
             "rank0#2\tStreamWaitEvent\trank0.2\trank0.1\t1\tredundant\n"
             "rank0#3/rank0.1@1/rank0.2@1\tEventSynchronize\trank0\trank0.2\t1\tneeded\n"
             "rank0#4\tStreamSynchronize\trank0\trank0.2\t1\tredundant\n");

@@ -1,9 +1,10 @@
 // Trains the toy model on two emulated GPUs and prints a hash of all that it leaves:
-//   toy_steps STRATEGY [WAIT]
+//   toy_steps STRATEGY [WAIT DELAY_MS]
 // WAIT, as Wait::text() has it, is taken away, and what it covers is late.
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <string>
@@ -46,8 +47,7 @@ int run(const char* strategy) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  constexpr double kDelayMs = 100;  // far more than the host needs to go on
-  if (argc < 2 || argc > 3) return 2;
-  if (argc == 3) tessera::cuda_emulation::remove_wait(std::string(argv[2]), kDelayMs);
+  if (argc != 2 && argc != 4) return 2;
+  if (argc == 4) tessera::cuda_emulation::remove_wait(std::string(argv[2]), std::atof(argv[3]));
   return tessera::run(argv[1]);
 }

@@ -78,6 +78,7 @@ def cuda_objects(name, srcs, hdrs = [], deps = [], local_defines = [], **kwargs)
         hdrs = hdrs,
         deps = deps + ["@local_cuda//:cudart"],
         local_defines = local_defines,
+        tags = ["manual"],  # for whoever needs them: the emulated device does not
         **kwargs
     )
 
