@@ -139,11 +139,11 @@ Tensor Gpt::layer_forward(Tape& tape, Layer& l, const Tensor& x, const GptPass& 
   h = ops::linear(tape, h, l.attn_weight, &l.attn_bias);  // (B, T, 3C)
   h = ops::attention(tape, h, {.num_heads = config_.heads});
   h = ops::linear(tape, h, l.attn_proj_weight, &l.attn_proj_bias);
-  const Tensor mid = ops::add(tape, x, dropout(tape, h, l.name + ".attn.drop", pass));
-  h = ops::layernorm(tape, mid, l.ln_2_weight, &l.ln_2_bias, eps);
-  h = ops::gelu(tape, ops::linear(tape, h, l.fc_weight, &l.fc_bias));  // (B, T, 4C)
+  const ops::NormOfSum mid = ops::add_layernorm(
+      tape, x, dropout(tape, h, l.name + ".attn.drop", pass), l.ln_2_weight, &l.ln_2_bias, eps);
+  h = ops::gelu(tape, ops::linear(tape, mid.y, l.fc_weight, &l.fc_bias));  // (B, T, 4C)
   h = ops::linear(tape, h, l.proj_weight, &l.proj_bias);
-  return ops::add(tape, mid, dropout(tape, h, l.name + ".mlp.drop", pass));
+  return ops::add(tape, mid.sum, dropout(tape, h, l.name + ".mlp.drop", pass));
 }
 
 Tensor Gpt::features(Tape& tape, const Tensor& tokens, const GptPass& pass) {

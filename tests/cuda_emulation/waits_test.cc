@@ -14,6 +14,11 @@
 namespace tessera::cuda_emulation {
 namespace {
 
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kTsan = true;
+#else
+constexpr bool kTsan = false;
+#endif
 constexpr const char* kProgram = "tests/cuda_emulation/toy_steps";
 
 // With `removed`, a wait and how late to make what it covers, taken away. Accounts for all waits in
@@ -63,8 +68,9 @@ Waits waits_of(const std::string& strategy) {
       ++waits.num_redundant;
     } else if (verdict == "superseded") {
       ++waits.num_superseded;
-    } else if (recorded.starts_with("rank1.")) {
-      ++waits.num_for_peers;
+    } else if (recorded.starts_with("rank1.") ||
+               (covered == std::string::npos && kind == "StreamWaitEvent")) {
+      ++waits.num_for_peers;  // the second: of its own streams it covers nothing new
     } else if (kind == "StreamSynchronize") {
       ++waits.num_of_copies;
     } else if (covered == std::string::npos) {
@@ -101,6 +107,7 @@ void expect_all_needed(const std::string& strategy, int num_masked) {
         const std::string removed = fmt::format("{}/{}@{}", wait.name, wait.stream, task);
         const testing::Outcome outcome = train(strategy, {removed, delay_ms});
         EXPECT_EQ(outcome.err.find("cannot read"), std::string::npos) << outcome.err;
+        EXPECT_NE(outcome.exit_code, 2) << "not how toy_steps is used";
         is_noticed = outcome.exit_code != 0 || outcome.out != expected;
       }
     }
@@ -109,7 +116,7 @@ void expect_all_needed(const std::string& strategy, int num_masked) {
     unnoticed += fmt::format("\n  {} for tasks {} to {} of {}", wait.name, wait.first_task,
                              wait.last_task, wait.stream);
   }
-  EXPECT_LE(num_unnoticed, num_masked) << "not noticed when removed:" << unnoticed;
+  EXPECT_LE(num_unnoticed, kTsan ? 0 : num_masked) << "not noticed when removed:" << unnoticed;
   fmt::print(
       "{}: of rank 0's waits {} are needed, {} redundant, {} superseded, {} for peers, {} of "
       "copies; "
