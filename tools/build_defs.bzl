@@ -125,13 +125,19 @@ def gpu_tests():
     )
 
 def tessera_test(name, srcs = None, deps = [], copts = [], size = "small", linkstatic = True, **kwargs):
-    """A GoogleTest program with its main(). `srcs` is NAME.cc unless given."""
+    """A GoogleTest program with its main(). `srcs` is NAME.cc unless given.
+
+    What is tagged `gpu` is built from its sources where there is a CUDA toolkit, and fails elsewhere.
+    """
     tags = kwargs.get("tags", [])
     if "gpu" in tags and "no-bundle" not in tags:
         if native.package_name() not in GPU_TEST_PACKAGES:
             fail("expected a test tagged gpu in %s, got %s in %s" % (GPU_TEST_PACKAGES, name, native.package_name()))
         if native.existing_rule("gpu_tests"):
             fail("expected gpu_tests() after every test, got %s below it" % name)
+    if "gpu" in tags and not if_cuda(True, False):
+        srcs = [str(Label("//tests/testing:without_cuda_test.cc"))]
+        deps = []
     cc_test(
         name = name,
         srcs = srcs or [name + ".cc"],
