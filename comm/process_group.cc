@@ -55,16 +55,19 @@ void check_overlap(std::string_view op, const Tensor& in, const Tensor& out, boo
           op, in.name(), out.name(), rank);
 }
 
-std::string describe(const Work& work, DType dtype, std::int64_t numel,
-                     std::string_view more = "") {
-  return fmt::format("{} {} x {}{} '{}'", work.name, name_of(dtype), numel, more, work.detail);
-}
-
 std::string_view onto(Accumulate accumulate) {
   return accumulate == Accumulate::kYes ? " onto a sum" : "";
 }
 
 }  // namespace
+
+void ProcessGroup::submit(Collective collective, std::int64_t numel, std::string_view more,
+                          const Stream& stream) {
+  const Work& work = collective.work;
+  collective.text = fmt::format("{} {} x {}{} '{}'", work.name, name_of(collective.in.dtype()),
+                                numel, more, work.detail);
+  enqueue(std::move(collective), stream);
+}
 
 void ProcessGroup::all_gather(const Tensor& in, const Tensor& out, const Stream& stream,
                               std::string_view label) {
@@ -74,17 +77,14 @@ void ProcessGroup::all_gather(const Tensor& in, const Tensor& out, const Stream&
   check_dtypes_equal(kOp, in, out, rank());
   check_numel(kOp, in.numel() * size(), out, rank());
   check_overlap(kOp, in, out, in.raw() == out.raw() + rank() * in.nbytes(), rank());
-  Work work{.name = kOp,
-            .bytes_read = in.nbytes(),
-            .bytes_written = out.nbytes(),
-            .detail = std::string(label)};
-  std::string text = describe(work, in.dtype(), in.numel());
-  enqueue({.op = Collective::Op::kAllGather,
-           .in = in,
-           .out = out,
-           .work = std::move(work),
-           .text = std::move(text)},
-          stream);
+  submit({.op = Collective::Op::kAllGather,
+          .in = in,
+          .out = out,
+          .work = {.name = kOp,
+                   .bytes_read = in.nbytes(),
+                   .bytes_written = out.nbytes(),
+                   .detail = std::string(label)}},
+         in.numel(), "", stream);
 }
 
 void ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Accumulate accumulate,
@@ -98,19 +98,16 @@ void ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Accumulat
   const bool own_block =
       in.dtype() == out.dtype() && !adds && out.raw() == in.raw() + rank() * out.nbytes();
   check_overlap(kOp, in, out, own_block, rank());
-  Work work{.name = kOp,
-            .flops = static_cast<double>(out.numel()) * (size() - 1 + adds),
-            .bytes_read = in.nbytes() + adds * out.nbytes(),
-            .bytes_written = out.nbytes(),
-            .detail = std::string(label)};
-  std::string text = describe(work, in.dtype(), out.numel(), onto(accumulate));
-  enqueue({.op = Collective::Op::kReduceScatter,
-           .in = in,
-           .out = out,
-           .accumulate = accumulate,
-           .work = std::move(work),
-           .text = std::move(text)},
-          stream);
+  submit({.op = Collective::Op::kReduceScatter,
+          .in = in,
+          .out = out,
+          .accumulate = accumulate,
+          .work = {.name = kOp,
+                   .flops = static_cast<double>(out.numel()) * (size() - 1 + adds),
+                   .bytes_read = in.nbytes() + adds * out.nbytes(),
+                   .bytes_written = out.nbytes(),
+                   .detail = std::string(label)}},
+         out.numel(), onto(accumulate), stream);
 }
 
 void ProcessGroup::all_reduce(const Tensor& in, const Tensor& out, Accumulate accumulate,
@@ -123,19 +120,16 @@ void ProcessGroup::all_reduce(const Tensor& in, const Tensor& out, Accumulate ac
   const bool adds = accumulate == Accumulate::kYes;
   const bool in_place = in.dtype() == out.dtype() && !adds && in.raw() == out.raw();
   check_overlap(kOp, in, out, in_place, rank());
-  Work work{.name = kOp,
-            .flops = static_cast<double>(out.numel()) * (size() - 1 + adds) / size(),
-            .bytes_read = in.nbytes() + adds * out.nbytes() / size(),
-            .bytes_written = out.nbytes(),
-            .detail = std::string(label)};
-  std::string text = describe(work, in.dtype(), out.numel(), onto(accumulate));
-  enqueue({.op = Collective::Op::kAllReduce,
-           .in = in,
-           .out = out,
-           .accumulate = accumulate,
-           .work = std::move(work),
-           .text = std::move(text)},
-          stream);
+  submit({.op = Collective::Op::kAllReduce,
+          .in = in,
+          .out = out,
+          .accumulate = accumulate,
+          .work = {.name = kOp,
+                   .flops = static_cast<double>(out.numel()) * (size() - 1 + adds) / size(),
+                   .bytes_read = in.nbytes() + adds * out.nbytes() / size(),
+                   .bytes_written = out.nbytes(),
+                   .detail = std::string(label)}},
+         out.numel(), onto(accumulate), stream);
 }
 
 void ProcessGroup::broadcast(const Tensor& inout, int root, const Stream& stream,
@@ -144,19 +138,15 @@ void ProcessGroup::broadcast(const Tensor& inout, int root, const Stream& stream
   check_tensor(kOp, "inout", inout, stream, rank());
   require(root >= 0 && root < size(), "[{}] expected a root in [0, {}), got {} ({}, rank {})", kOp,
           size(), root, inout.name(), rank());
-  Work work{.name = kOp,
-            .bytes_read = inout.nbytes() / size(),
-            .bytes_written = inout.nbytes() * (size() - 1) / size(),
-            .detail = std::string(label)};
-  std::string text =
-      describe(work, inout.dtype(), inout.numel(), fmt::format(" from rank {}", world_rank(root)));
-  enqueue({.op = Collective::Op::kBroadcast,
-           .in = inout,
-           .out = inout,
-           .root = root,
-           .work = std::move(work),
-           .text = std::move(text)},
-          stream);
+  submit({.op = Collective::Op::kBroadcast,
+          .in = inout,
+          .out = inout,
+          .root = root,
+          .work = {.name = kOp,
+                   .bytes_read = inout.nbytes() / size(),
+                   .bytes_written = inout.nbytes() * (size() - 1) / size(),
+                   .detail = std::string(label)}},
+         inout.numel(), fmt::format(" from rank {}", world_rank(root)), stream);
 }
 
 void ProcessGroup::all_to_all(const Tensor& in, const Tensor& out, const Stream& stream,
@@ -169,17 +159,14 @@ void ProcessGroup::all_to_all(const Tensor& in, const Tensor& out, const Stream&
           kOp, size(), in.numel(), in.name(), rank());
   check_numel(kOp, in.numel(), out, rank());
   check_overlap(kOp, in, out, false, rank());
-  Work work{.name = kOp,
-            .bytes_read = in.nbytes(),
-            .bytes_written = out.nbytes(),
-            .detail = std::string(label)};
-  std::string text = describe(work, in.dtype(), in.numel());
-  enqueue({.op = Collective::Op::kAllToAll,
-           .in = in,
-           .out = out,
-           .work = std::move(work),
-           .text = std::move(text)},
-          stream);
+  submit({.op = Collective::Op::kAllToAll,
+          .in = in,
+          .out = out,
+          .work = {.name = kOp,
+                   .bytes_read = in.nbytes(),
+                   .bytes_written = out.nbytes(),
+                   .detail = std::string(label)}},
+         in.numel(), "", stream);
 }
 
 }  // namespace tessera::comm

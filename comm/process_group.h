@@ -100,6 +100,9 @@ class ProcessGroup {
  private:
   /// Carries out `collective` as work of `stream`.
   virtual void enqueue(Collective collective, const Stream& stream) = 0;
+  /// Enqueues it with its text, of which `more` is what one op alone has to say.
+  void submit(Collective collective, std::int64_t numel, std::string_view more,
+              const Stream& stream);
 };
 
 }  // namespace tessera::comm

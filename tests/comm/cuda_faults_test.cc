@@ -283,7 +283,7 @@ TEST_P(NcclProcessesFaultsTest, AnAsynchronousErrorEndsItsRankAtOnceAndTheOthers
               Each(HasSubstr("expected 3 ranks within 500 ms")));
 }
 
-TEST(NcclFaultsAloneTest, TwoProcessesOnOneGpuAreToldWhatToDo) {
+TEST(NcclFaultsAloneTest, TwoProcessesOnOneGpuAreRefused) {
   cuda_emulation::reset();
   std::vector<std::string> messages(2);
   std::vector<std::jthread> threads;

@@ -179,11 +179,11 @@ TEST(NcclTest, StreamsOfOtherDevicesAreRefused) {
 
 TEST(NcclTest, AnAbsentLibraryIsNamed) {
   try {
-    make_nccl_world(1, {.library_path = "/nonexistent/libnccl.so.2"});
+    make_nccl_world(1, {.library_path = "no_such_folder/libnccl.so.2"});
     FAIL() << "expected an error";
   } catch (const DeviceError& error) {
     EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("/nonexistent/libnccl.so.2"), HasSubstr("comm:threads")));
+                AllOf(HasSubstr("no_such_folder/libnccl.so.2"), HasSubstr("comm:threads")));
   }
 }
 

@@ -1,5 +1,6 @@
 // What the emulated device promises to kernels, and that it notices what kernels must not do.
 #include "tests/cuda_emulation/device.h"
+#include "tests/cuda_emulation/races.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,21 +21,6 @@
 
 #include "engine/dtype.h"
 #include "ops/mma.cuh"
-
-#if defined(__SANITIZE_THREAD__)
-namespace {
-std::atomic<int> num_races{0};
-constexpr bool kSeesRaces = true;
-}  // namespace
-// Called by ThreadSanitizer: races that tests provoke do not fail the program.
-extern "C" void __tsan_on_report(void*) { ++num_races; }
-extern "C" const char* __tsan_default_options() { return "exitcode=0"; }
-#else
-namespace {
-int num_races = 0;
-constexpr bool kSeesRaces = false;
-}  // namespace
-#endif
 
 namespace tessera::cuda_emulation {
 namespace {

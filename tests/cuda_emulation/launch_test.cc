@@ -9,21 +9,7 @@
 
 #include "tests/cuda_emulation/control.h"
 #include "tests/cuda_emulation/device.h"
-
-#if defined(__SANITIZE_THREAD__)
-namespace {
-std::atomic<int> num_races{0};
-constexpr bool kSeesRaces = true;
-}  // namespace
-// Called by ThreadSanitizer: races that tests provoke do not fail the program.
-extern "C" void __tsan_on_report(void*) { ++num_races; }
-extern "C" const char* __tsan_default_options() { return "exitcode=0"; }
-#else
-namespace {
-int num_races = 0;
-constexpr bool kSeesRaces = false;
-}  // namespace
-#endif
+#include "tests/cuda_emulation/races.h"
 
 namespace tessera::cuda_emulation {
 namespace {
