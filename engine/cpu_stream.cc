@@ -128,7 +128,12 @@ class WorkerCpuStream final : public CpuStream {
   void wait(const Event& event) override {
     push([event] { event.wait(); });
   }
-  void synchronize() override { record("synchronize").wait(); }
+  // Allocates nothing, so that memory which tasks use can be freed behind it in any case.
+  void synchronize() override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this, last = num_pushed_] { return num_done_ >= last; });
+    if (error_) std::rethrow_exception(error_);
+  }
   std::int64_t blocked_ns() override { return 0; }
 
  private:
@@ -140,6 +145,7 @@ class WorkerCpuStream final : public CpuStream {
       try {
         fn();
       } catch (...) {
+        const std::lock_guard lock(mutex_);
         error_ = std::current_exception();
       }
     });
@@ -149,6 +155,7 @@ class WorkerCpuStream final : public CpuStream {
     {
       const std::lock_guard lock(mutex_);
       tasks_.push_back(std::move(task));
+      ++num_pushed_;
     }
     changed_.notify_all();
   }
@@ -164,6 +171,12 @@ class WorkerCpuStream final : public CpuStream {
         tasks_.pop_front();
       }
       task(error_);
+      task = nullptr;  // what it holds on to goes before the task counts as done
+      {
+        const std::lock_guard lock(mutex_);
+        ++num_done_;
+      }
+      changed_.notify_all();
     }
   }
 
@@ -171,7 +184,8 @@ class WorkerCpuStream final : public CpuStream {
   std::condition_variable changed_;
   std::deque<Task> tasks_;
   bool closing_ = false;
-  std::exception_ptr error_;  // worker thread only
+  std::int64_t num_pushed_ = 0, num_done_ = 0;
+  std::exception_ptr error_;  // written by the worker thread, under the mutex
   std::thread thread_;
 };
 

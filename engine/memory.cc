@@ -67,25 +67,35 @@ struct Memory::State {
   const std::optional<Stream> home;
   mutable std::mutex mutex;
   MemoryStats stats;
-  std::map<std::int64_t, std::vector<std::byte*>> free_blocks;
+  // Blocks of one size. `kept` has room for all of them, so that giving one back needs no memory.
+  struct Blocks {
+    std::vector<std::byte*> kept;
+    std::size_t count = 0;  // those in use included
+  };
+  std::map<std::int64_t, Blocks> blocks_of_size;
   std::uint64_t next_serial = 1;
 
-  // A kept block of exactly this size, or null.
-  std::byte* take(std::int64_t nbytes) {
-    const auto it = free_blocks.find(nbytes);
-    if (it == free_blocks.end()) return nullptr;
-    std::byte* block = it->second.back();
-    it->second.pop_back();
-    if (it->second.empty()) free_blocks.erase(it);
-    return block;
+  // A new block, or null. Throws bad_alloc without room for the books.
+  std::byte* make(Blocks& blocks, std::int64_t nbytes) {
+    if (blocks.kept.capacity() <= blocks.count) blocks.kept.reserve(2 * blocks.count + 1);
+    std::byte* data = system_allocate(device, nbytes);
+    if (data == nullptr) return nullptr;
+    ++blocks.count;
+    stats.reserved_nbytes += nbytes;
+    return data;
+  }
+
+  void unmake(Blocks& blocks, std::int64_t nbytes, std::byte* data) {
+    system_free(device, data);
+    --blocks.count;
+    stats.reserved_nbytes -= nbytes;
   }
 
   void release_cache() {
-    for (auto& [nbytes, blocks] : free_blocks) {
-      for (std::byte* block : blocks) system_free(device, block);
-      stats.reserved_nbytes -= nbytes * static_cast<std::int64_t>(blocks.size());
+    for (auto& [nbytes, blocks] : blocks_of_size) {
+      for (std::byte* data : blocks.kept) unmake(blocks, nbytes, data);
+      blocks.kept.clear();
     }
-    free_blocks.clear();
   }
 };
 
@@ -110,24 +120,26 @@ std::byte* Memory::allocate(std::int64_t nbytes, Category category) {
   State& s = *state_;
   const std::lock_guard lock(s.mutex);
   const std::int64_t block = block_nbytes(nbytes);
-  std::byte* data = s.take(block);
-  if (data == nullptr) {
-    data = system_allocate(s.device, block);
+  State::Blocks& blocks = s.blocks_of_size[block];
+  std::byte* data = nullptr;
+  if (!blocks.kept.empty()) {
+    data = blocks.kept.back();
+    blocks.kept.pop_back();
+  } else {
+    data = s.make(blocks, block);
     if (data == nullptr) {  // give the kept blocks back and try once more
       s.release_cache();
-      data = system_allocate(s.device, block);
+      data = s.make(blocks, block);
     }
     require<DeviceError>(data != nullptr,
                          "[memory] expected {} bytes for {} on {}, got none ({} bytes in use)",
                          nbytes, name_of(category), to_string(s.device), s.stats.total_nbytes);
-    s.stats.reserved_nbytes += block;
   }
   if (s.options.poison) {
     try {
       fill(data, kPoison, nbytes);
-    } catch (const DeviceError&) {
-      system_free(s.device, data);
-      s.stats.reserved_nbytes -= block;
+    } catch (...) {
+      s.unmake(blocks, block, data);
       throw;
     }
   }
@@ -145,18 +157,18 @@ void Memory::free(std::byte* data, std::int64_t nbytes, Category category) noexc
   if (s.options.poison) {
     try {
       fill(data, kPoison, nbytes);
-    } catch (const DeviceError&) {  // the device failed, and whoever waits for it is told
+    } catch (...) {  // the device failed, and whoever waits for it is told
     }
   }
   const std::lock_guard lock(s.mutex);
   s.stats.current_nbytes[static_cast<std::size_t>(category)] -= nbytes;
   s.stats.total_nbytes -= nbytes;
   const std::int64_t block = block_nbytes(nbytes);
+  State::Blocks& blocks = s.blocks_of_size.find(block)->second;
   if (s.options.cache) {
-    s.free_blocks[block].push_back(data);
+    blocks.kept.push_back(data);
   } else {
-    s.stats.reserved_nbytes -= block;
-    system_free(s.device, data);
+    s.unmake(blocks, block, data);
   }
 }
 

@@ -76,8 +76,8 @@ BatchLoader::~BatchLoader() {
   thread_.request_stop();
   thread_.join();
   try {
-    copy_.synchronize();                  // copies read slots, which die before the stream does
-  } catch (const engine::DeviceError&) {  // whoever waits for the device is told
+    copy_.synchronize();  // copies read slots, which die before the stream does
+  } catch (...) {         // whoever waits for the device is told
   }
 }
 
