@@ -20,7 +20,8 @@ void NcclGroup::check() {
 }
 
 void NcclGroup::abort(std::string_view reason) noexcept {
-  world_->abort(fmt::format("[abort] by rank {}: {}", world_rank(rank_), reason));
+  world_->abort_with(
+      [&] { return fmt::format("[abort] by rank {}: {}", world_rank(rank_), reason); });
   clique_->watch()->abort_all();
 }
 

@@ -45,13 +45,13 @@ void NcclSeat::poll() noexcept {
     poll_pending();
   } catch (const std::exception& error) {
     // Its rank is told of the same by what it waits for, and that is the cause.
-    world_->abort(fmt::format("[nccl] {} failed: {}", name_, error.what()));
+    world_->abort_with([&] { return fmt::format("[nccl] {} failed: {}", name_, error.what()); });
   }
 }
 
 void NcclSeat::poll_pending() {
   const std::lock_guard lock(mutex_);
-  const auto now = Clock::now();
+  const auto now = world_->clock().now();
   for (auto& [stream, calls] : pending_) {
     while (!calls.empty() && calls.front().end.reached()) calls.pop_front();
     if (calls.empty()) continue;
@@ -129,7 +129,7 @@ NcclClique::~NcclClique() {
 bool NcclClique::finish() noexcept {
   World& world = seats_[0]->world();
   if (world.has_failed() || std::uncaught_exceptions() != num_exceptions_) return false;
-  const auto deadline = Clock::now() + world.deadline();
+  const auto deadline = world.time_limit();
   for (const Purpose purpose : {Purpose::kGather, Purpose::kReduce}) {
     for (const auto& seat : seats_) seat->communicator(purpose).begin_finish();
     for (const auto& seat : seats_) {

@@ -43,7 +43,7 @@ class NcclSeat {
   struct Pending {
     Call call;
     engine::Event begin, end;
-    std::optional<Clock::time_point> started = std::nullopt;
+    std::optional<DeadlineClock::time_point> started = std::nullopt;
   };
 
   void poll_pending();

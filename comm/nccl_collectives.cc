@@ -154,8 +154,7 @@ class Share {
 
   void call(Purpose purpose, std::string_view name,
             const std::function<ncclResult_t(const NcclLibrary&, ncclComm_t)>& fn) {
-    seat_.communicator(purpose).call(name, seat_.world(), Clock::now() + seat_.world().deadline(),
-                                     fn);
+    seat_.communicator(purpose).call(name, seat_.world(), seat_.world().time_limit(), fn);
   }
 
   // Sends part(r) to each rank r, and receives what it sends into place(r). Empty ones do not

@@ -46,7 +46,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<const NcclLibrary> library,
 
 NcclCommunicator::~NcclCommunicator() { abort(); }
 
-void NcclCommunicator::call(std::string_view call, World& world, Clock::time_point deadline,
+void NcclCommunicator::call(std::string_view call, World& world, DeadlineClock::time_point deadline,
                             const std::function<ncclResult_t(const NcclLibrary&, ncclComm_t)>& fn) {
   ncclResult_t result = ncclSuccess;
   {
@@ -58,7 +58,8 @@ void NcclCommunicator::call(std::string_view call, World& world, Clock::time_poi
                           name_);
 }
 
-void NcclCommunicator::wait(std::string_view call, World& world, Clock::time_point deadline) {
+void NcclCommunicator::wait(std::string_view call, World& world,
+                            DeadlineClock::time_point deadline) {
   for (Backoff backoff;; backoff.sleep()) {
     const ncclResult_t result = state();
     if (world.has_failed()) world.check();
@@ -66,7 +67,7 @@ void NcclCommunicator::wait(std::string_view call, World& world, Clock::time_poi
     engine::require<CommError>(result == ncclInProgress,
                                "[nccl] expected {} to succeed, got {} ({})", call, describe(result),
                                name_);
-    engine::require<CommError>(Clock::now() < deadline,
+    engine::require<CommError>(world.clock().now() < deadline,
                                "[nccl] expected {} to be done within the deadline, got no end of "
                                "it: not all ranks take part ({})",
                                call, name_);
@@ -89,11 +90,12 @@ void NcclCommunicator::begin_finish() noexcept {
   if (comm_ != nullptr) (void)library_->comm_finalize(comm_);
 }
 
-bool NcclCommunicator::end_finish(World& world, Clock::time_point deadline) noexcept {
+bool NcclCommunicator::end_finish(World& world, DeadlineClock::time_point deadline) noexcept {
   for (Backoff backoff;; backoff.sleep()) {
     const ncclResult_t result = state();
     if (result == ncclSuccess) break;
-    if (result != ncclInProgress || world.has_failed() || Clock::now() >= deadline) return false;
+    if (result != ncclInProgress || world.has_failed() || world.clock().now() >= deadline)
+      return false;
   }
   const std::lock_guard lock(mutex_);
   if (comm_ != nullptr) (void)library_->comm_destroy(std::exchange(comm_, nullptr));
@@ -157,7 +159,7 @@ std::vector<NcclPair> join(const std::shared_ptr<const NcclLibrary>& library, co
     const ncclResult_t end = library->group_end();
     if (error) std::rethrow_exception(error);
     check(end, "ncclGroupEnd");
-    const auto until = Clock::now() + world.deadline();
+    const auto until = world.time_limit();
     for (const NcclPair& pair : pairs) {
       pair[p]->wait(fmt::format("{} ranks to join", size), world, until);
     }

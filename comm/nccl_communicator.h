@@ -35,10 +35,10 @@ class NcclCommunicator {
 
   /// Calls `fn(library, comm)` and waits until the call is done: what it enqueues is on its stream.
   /// Throws CommError with `call` if it fails, is not done by `deadline`, or the world has failed.
-  void call(std::string_view call, World& world, Clock::time_point deadline,
+  void call(std::string_view call, World& world, DeadlineClock::time_point deadline,
             const std::function<ncclResult_t(const NcclLibrary&, ncclComm_t)>& fn);
   /// The same for an earlier call, or the constructor.
-  void wait(std::string_view call, World& world, Clock::time_point deadline);
+  void wait(std::string_view call, World& world, DeadlineClock::time_point deadline);
 
   /// What went wrong meanwhile, if anything did. Never blocks.
   std::optional<std::string> error();
@@ -47,7 +47,7 @@ class NcclCommunicator {
   /// Orderly end: begin on all communicators of a process, then end each. That is false if not all
   /// was done by `deadline`, or the world fails meanwhile.
   void begin_finish() noexcept;
-  bool end_finish(World& world, Clock::time_point deadline) noexcept;
+  bool end_finish(World& world, DeadlineClock::time_point deadline) noexcept;
 
   const std::string& name() const { return name_; }
   const NcclLibrary& library() const { return *library_; }

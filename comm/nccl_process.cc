@@ -129,7 +129,7 @@ class ProcessRank final : public NcclGroup {
     engine::cuda::copy(stream, own_on_gpu_.raw(), own_.raw(), own_.nbytes());
     const engine::CurrentGpu current(gpu_);
     seat_->communicator(Purpose::kGather)
-        .call("ncclAllGather", *world_, Clock::now() + world_->deadline(),
+        .call("ncclAllGather", *world_, world_->time_limit(),
               [&](const NcclLibrary& nccl, ncclComm_t comm) {
                 return nccl.all_gather(own_on_gpu_.raw(), all_on_gpu_.raw(), sizeof(Record),
                                        ncclUint8, comm, static_cast<cudaStream_t>(stream.native()));
@@ -138,10 +138,10 @@ class ProcessRank final : public NcclGroup {
   }
 
   std::vector<Record> end_exchange(const engine::Event& done, const Call& call) {
-    const auto deadline = Clock::now() + world_->deadline();
+    const auto deadline = world_->time_limit();
     while (!done.reached()) {
       world_->check();
-      if (Clock::now() >= deadline) {
+      if (world_->clock().now() >= deadline) {
         world_->fail(fmt::format("{} expected {} ranks within {} ms, got no answer of some; {}",
                                  where(call), size_, world_->deadline().count(), call.text));
         clique_->watch()->abort_all();

@@ -86,6 +86,10 @@ class ProcessGroup {
   virtual void barrier(std::string_view label) = 0;
   /// Ranks of equal `color` form a new group, ordered by `key`, ties by rank. Collective.
   virtual std::unique_ptr<ProcessGroup> split(int color, int key) = 0;
+  /// While the result lives, no time counts against the deadline of ranks of this process that wait
+  /// for each other: for work that this rank cannot bound, such as writing to a slow disk. Ranks of
+  /// other processes wait on as ever.
+  [[nodiscard]] virtual std::shared_ptr<const void> pause_deadline() = 0;
   /// Throws the CommError that this group failed with, if it did.
   virtual void check() = 0;
   /// Wakes every rank of the world, in all its groups, with a CommError that carries `reason`. The

@@ -76,6 +76,16 @@ void World::check() {
   if (failure_) throw CommError(*failure_);
 }
 
+bool World::wait_while(const std::atomic<std::uint32_t>& word, std::uint32_t value) {
+  const auto limit = time_limit();
+  for (;;) {
+    const auto left =
+        std::min<DeadlineClock::duration>(limit - clock_->now(), DeadlineClock::kTick);
+    if (comm::wait_while(word, value, Clock::now() + left)) return true;
+    if (clock_->now() >= limit) return false;
+  }
+}
+
 bool World::is_echo(std::string_view message) {
   const std::lock_guard lock(mutex_);
   return aborted_ && message == *failure_;
@@ -121,8 +131,8 @@ void Rendezvous::meet(int rank, const Call& call, const Slot& slot, const Pieces
   if (num_done > 0 && meeting->undone.fetch_sub(num_done, std::memory_order_acq_rel) == num_done) {
     meeting->set(kComplete);
   } else if (pieces.shared) {
-    wait_while(meeting->state, kReady);
-  } else if (!wait_while(meeting->state, kReady, Clock::now() + world_->deadline_)) {
+    comm::wait_while(meeting->state, kReady);
+  } else if (!world_->wait_while(meeting->state, kReady)) {
     expire(call);
     world_->check();
   }
@@ -170,7 +180,7 @@ std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& ca
 }
 
 void Rendezvous::await(Meeting& meeting) {
-  wait_while(meeting.state, kOpen, Clock::now() + world_->deadline_);
+  world_->wait_while(meeting.state, kOpen);
   const std::uint32_t woken_by = meeting.state.load(std::memory_order_acquire);
   if (woken_by == kReady || woken_by == kComplete) return;
   const std::lock_guard lock(world_->mutex_);
@@ -198,8 +208,10 @@ void Rendezvous::fail_late(const Call& call, const Meeting* meeting) {
 // In a handler: tells of the exception.
 void Rendezvous::fail_piece(const Call& call, int block) noexcept {
   const auto tell = [&](std::string_view what) {
-    world_->abort(
-        fmt::format("{} rank {} failed: {}; {}", where(call), world_rank(block), what, call.text));
+    world_->abort_with([&] {
+      return fmt::format("{} rank {} failed: {}; {}", where(call), world_rank(block), what,
+                         call.text);
+    });
   };
   try {
     throw;
@@ -210,18 +222,23 @@ void Rendezvous::fail_piece(const Call& call, int block) noexcept {
   }
 }
 
-void Rendezvous::depart(int rank, std::int64_t sequence) {
+void Rendezvous::depart(int rank, std::int64_t sequence) noexcept {
   const std::lock_guard lock(world_->mutex_);
   departed_[static_cast<std::size_t>(rank)] = sequence;
   const auto waiting = meetings_.lower_bound(sequence);
   if (waiting != meetings_.end()) fail_if_departed(*waiting->second);
 }
 
-void Rendezvous::fail_if_departed(const Meeting& meeting) {
-  const std::string who = absent(meeting, true);
-  if (who.empty()) return;
-  world_->fail_locked(fmt::format("{} expected {} ranks, got: {}; {}", where(meeting.call), size(),
-                                  who, meeting.call.text));
+void Rendezvous::fail_if_departed(const Meeting& meeting) noexcept {
+  bool all_may_come = true;
+  for (std::size_t r = 0; r < members_.size(); ++r) {
+    all_may_come = all_may_come && (meeting.here[r] || departed_[r] > meeting.call.sequence);
+  }
+  if (all_may_come) return;
+  world_->fail_locked(World::text_of([&] {
+    return fmt::format("{} expected {} ranks, got: {}; {}", where(meeting.call), size(),
+                       absent(meeting, true), meeting.call.text);
+  }));
 }
 
 std::string Rendezvous::where(const Call& call) const {

@@ -21,11 +21,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "comm/deadline_clock.h"
 
 namespace tessera::comm {
 
@@ -40,7 +43,20 @@ class World {
   /// Fails the world unless it has failed already: because a rank says so, or with an error.
   void abort(std::string message);
   void fail(std::string message);
+  /// The same with what `message()` returns; with a few words where there is no memory for it.
+  template <class F>
+  void abort_with(F message) noexcept {
+    abort(text_of(message));
+  }
   std::chrono::milliseconds deadline() const { return deadline_; }
+  /// Time as it counts against the deadline: see [Note: time that counts].
+  DeadlineClock& clock() { return *clock_; }
+  /// When something that begins now must be done.
+  DeadlineClock::time_point time_limit() { return clock_->now() + deadline_; }
+  /// See ProcessGroup::pause_deadline().
+  std::shared_ptr<const void> pause_deadline() { return DeadlineClock::pause(clock_); }
+  /// Returns once `word` is not `value` (true), or after the deadline (false).
+  bool wait_while(const std::atomic<std::uint32_t>& word, std::uint32_t value);
   bool has_failed() { return failed_.load(std::memory_order_acquire); }
   /// Throws CommError if the world has failed.
   void check();
@@ -49,9 +65,18 @@ class World {
 
  private:
   friend class Rendezvous;
+  template <class F>
+  static std::string text_of(F message) noexcept {
+    try {
+      return message();
+    } catch (const std::bad_alloc&) {
+      return "no memory left";  // short enough to need none
+    }
+  }
   void fail_locked(std::string message, bool aborted = false);  // under mutex_
 
   const std::chrono::milliseconds deadline_;
+  const std::shared_ptr<DeadlineClock> clock_ = std::make_shared<DeadlineClock>();
   std::atomic<bool> failed_ = false;
   std::mutex mutex_;  // guards the rest, and all groups; never held while working or sleeping
   std::optional<std::string> failure_;
@@ -106,7 +131,7 @@ class Rendezvous {
   /// missing.
   void expire(const Call& call);
   /// `rank` will come to no meeting from number `sequence` on; whoever waits there for it fails.
-  void depart(int rank, std::int64_t sequence);
+  void depart(int rank, std::int64_t sequence) noexcept;
 
  private:
   friend class World;
@@ -119,7 +144,7 @@ class Rendezvous {
   void fail_piece(const Call& call, int block) noexcept;
   std::string where(const Call& call) const;
   std::string absent(const Meeting& meeting, bool only_departed) const;
-  void fail_if_departed(const Meeting& meeting);
+  void fail_if_departed(const Meeting& meeting) noexcept;
 
   const std::shared_ptr<World> world_;
   const std::string name_;

@@ -86,15 +86,23 @@ void run_on_threads(std::vector<std::unique_ptr<ProcessGroup>> groups, World& wo
       group->abort("an exception of unknown type");
     }
   };
+  // Those that have started would wait for the others until the deadline.
+  const auto tell = [&](std::string_view what) {
+    world.abort_with([&] { return fmt::format("[abort] by the main thread: {}", what); });
+  };
   {
-    // If a thread cannot start, its group dies and the ranks that wait for it fail.
     std::vector<std::jthread> threads;
+    threads.reserve(groups.size());
     for (auto& group : groups) {
       try {
         threads.emplace_back(run_rank, std::move(group));
       } catch (const std::system_error& error) {
+        tell("a thread that does not start");
         engine::fail<engine::DeviceError>("[threads] expected to start {} threads, got {} after {}",
                                           groups.size(), error.what(), threads.size());
+      } catch (...) {
+        tell("no memory for a thread");
+        throw;
       }
     }
   }

@@ -43,6 +43,10 @@ class ThreadsGroup final : public ProcessGroup {
     return std::make_unique<ThreadsGroup>(std::move(split.group), split.rank, Kind::kSplit);
   }
 
+  std::shared_ptr<const void> pause_deadline() override {
+    return rendezvous_->world()->pause_deadline();
+  }
+
   void check() override {
     World& world = *rendezvous_->world();
     try {
@@ -54,8 +58,9 @@ class ThreadsGroup final : public ProcessGroup {
   }
 
   void abort(std::string_view reason) noexcept override {
-    rendezvous_->world()->abort(
-        fmt::format("[abort] by rank {}: {}", rendezvous_->world_rank(rank_), reason));
+    rendezvous_->world()->abort_with([&] {
+      return fmt::format("[abort] by rank {}: {}", rendezvous_->world_rank(rank_), reason);
+    });
   }
 
  private:
