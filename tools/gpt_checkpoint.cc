@@ -46,10 +46,11 @@ void check_can_save_gpt(const std::string& folder) {
   const AtomicFile config(folder + "/config.json");
 }
 
-void save_gpt(shard::Fsdp& fsdp, const GptConfig& config, const std::string& folder, bool writes) {
+void save_gpt(shard::Fsdp& fsdp, const GptConfig& config, const std::string& folder,
+              comm::ProcessGroup& world) {
   const auto parameters = fsdp.parameters();
   std::optional<Gpt2Writer> writer;
-  if (writes) {
+  if (world.rank() == 0) {
     writer.emplace(folder,
                    Gpt2FileConfig{.n_layer = config.layers,
                                   .n_head = config.heads,
@@ -64,9 +65,13 @@ void save_gpt(shard::Fsdp& fsdp, const GptConfig& config, const std::string& fol
   }
   for (const engine::Parameter* p : parameters) {
     const std::vector<float> values = fsdp.full_parameter(*p);
-    if (writer) writer->write(p->name, values);
+    if (!writer) continue;
+    const auto pause = world.pause_deadline();
+    writer->write(p->name, values);
   }
-  if (writer) writer->finish();
+  if (!writer) return;
+  const auto pause = world.pause_deadline();
+  writer->finish();
 }
 
 }  // namespace tessera::tools

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "comm/process_group.h"
 #include "shard/fsdp.h"
 #include "tools/gpt.h"
 
@@ -18,7 +19,8 @@ void load_gpt(shard::Fsdp& fsdp, const std::string& folder);
 /// Throws IoError if `folder` cannot be made or written to: before training, not after.
 void check_can_save_gpt(const std::string& folder);
 
-/// Collective; the rank that `writes` writes. Throws IoError.
-void save_gpt(shard::Fsdp& fsdp, const GptConfig& config, const std::string& folder, bool writes);
+/// Collective over `world`, whose rank 0 writes, however long the disk takes. Throws IoError.
+void save_gpt(shard::Fsdp& fsdp, const GptConfig& config, const std::string& folder,
+              comm::ProcessGroup& world);
 
 }  // namespace tessera::tools

@@ -18,6 +18,12 @@ JsonRecord& JsonRecord::add_literal(std::string_view name, std::string_view lite
   return *this;
 }
 
+JsonRecord& JsonRecord::add_all(const JsonRecord& other) {
+  if (!fields_.empty() && !other.fields_.empty()) fields_ += ',';
+  fields_ += other.fields_;
+  return *this;
+}
+
 JsonlWriter::JsonlWriter(std::string path, Mode mode)
     : path_(std::move(path)),
       file_(
@@ -29,7 +35,7 @@ JsonlWriter::JsonlWriter(std::string path, Mode mode)
 }
 
 void JsonlWriter::write(const JsonRecord& record) {
-  const std::string line = record.text() + "\n";
+  const std::string line = record.line();
   write_all(file_, path_, std::as_bytes(std::span(line)));
 }
 

@@ -22,7 +22,11 @@ class JsonRecord {
   /// `literal` is JSON already, such as another record's text().
   JsonRecord& add_literal(std::string_view name, std::string_view literal);
 
+  /// The fields of another record, behind those that are here.
+  JsonRecord& add_all(const JsonRecord& other);
+
   std::string text() const { return "{" + fields_ + "}"; }
+  std::string line() const { return text() + "\n"; }
 
  private:
   std::string fields_;
@@ -38,6 +42,8 @@ class JsonlWriter {
   /// One write of one line, so that a reader or a second writer never sees half of one. Throws
   /// IoError naming the path, when the disk is full for example.
   void write(const JsonRecord& record);
+  /// For whoever writes lines in another way.
+  int fd() const { return file_.get(); }
 
  private:
   std::string path_;

@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 
@@ -29,9 +30,17 @@ void print_error(const char* message) {
   std::fprintf(stderr, "error: %s\n", message);  // unlike fmt::print, throws nothing
 }
 
+// A library's destructor that finds no memory, for one: there is nobody left to catch it.
+[[noreturn]] void terminate() {
+  std::fputs("error: [terminate] expected to go on, got an error where none can be handled\n",
+             stderr);
+  std::_Exit(1);
+}
+
 }  // namespace
 
 int run_main(const std::function<void()>& program) {
+  std::set_terminate(terminate);
   prepare_output();
   try {
     program();

@@ -1,13 +1,18 @@
 #include "tools/run_log.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <span>
 #include <system_error>
+#include <utility>
 
 #include "engine/error.h"
+#include "tools/stop.h"
 
 namespace tessera::tools {
 namespace {
@@ -40,13 +45,32 @@ RunLog::RunLog(const TrainConfig& config, std::string items)
       folder_(make_folder(config.out)),
       jsonl_path_(config.log.jsonl.empty() ? path("log.jsonl")
                                            : resolve_user_path(config.log.jsonl)),
-      jsonl_(jsonl_path_),
+      jsonl_file_(jsonl_path_),
+      jsonl_(jsonl_file_.fd(), jsonl_path_),
+      terminal_(STDOUT_FILENO, "stdout"),
       start_(std::chrono::steady_clock::now()) {}
 
 void RunLog::write_file(const std::string& name, const std::string& text) const {
   AtomicFile file(path(name));
   file.write(std::as_bytes(std::span(text)));
   file.commit();
+}
+
+void RunLog::say(const std::string& line) { terminal_.write(line + "\n"); }
+
+// Tells once of each output that is lost.
+void RunLog::check_output() {
+  const auto check = [](const BackgroundWriter& output, const std::string& name, bool& told) {
+    const auto error = output.error();
+    if (!error || std::exchange(told, true)) return;
+    const bool reader_has_gone = error->value() == EPIPE;
+    std::fprintf(stderr, "warning: [log] %s: %s; the training %s\n", name.c_str(),
+                 error->message().c_str(),
+                 reader_has_gone ? "ends after this step" : "goes on without");
+    if (reader_has_gone) request_stop(SIGPIPE);
+  };
+  check(jsonl_, jsonl_path_, told_jsonl_);
+  check(terminal_, "stdout", told_terminal_);
 }
 
 void RunLog::step(const StepRecord& r) {
@@ -58,23 +82,23 @@ void RunLog::step(const StepRecord& r) {
                    .add("step_ms", r.step_ms)
                    .add(items_ + "_per_s", r.items_per_s)
                    .add("exposed_comm_ms", r.exposed_comm_ms)
-                   .add_literal("peak_bytes", peak_bytes(r.memory)));
+                   .add_literal("peak_bytes", peak_bytes(r.memory))
+                   .line());
+  check_output();
   const bool is_last = r.step + 1 == num_steps_;
   if (every_ == 0 || ((r.step + 1) % every_ != 0 && !is_last && r.step != 0)) return;
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
   const auto left = static_cast<std::int64_t>(elapsed.count() / static_cast<double>(r.step + 1) *
                                               static_cast<double>(num_steps_ - r.step - 1));
-  fmt::print(
+  say(fmt::format(
       "step {:>5}/{} | loss {:.4f} | norm {:.3f} | lr {:.2e} | {:.0f} ms | {:.0f} {}/s | exposed "
-      "comm {:.1f} ms | ETA {}:{:02}\n",
+      "comm {:.1f} ms | ETA {}:{:02}",
       r.step + 1, num_steps_, r.loss, r.grad_norm, r.lr, r.step_ms, r.items_per_s, items_,
-      r.exposed_comm_ms, left / 60, left % 60);
-  std::fflush(stdout);
+      r.exposed_comm_ms, left / 60, left % 60));
 }
 
 void RunLog::validation(std::int64_t step, double val_loss, const std::string& extra) {
-  fmt::print("step {:>5}/{} | val loss {:.4f}{}\n", step, num_steps_, val_loss, extra);
-  std::fflush(stdout);
+  say(fmt::format("step {:>5}/{} | val loss {:.4f}{}", step, num_steps_, val_loss, extra));
 }
 
 void RunLog::finish(const std::string& params_sha256, std::optional<double> val_loss,
@@ -82,11 +106,9 @@ void RunLog::finish(const std::string& params_sha256, std::optional<double> val_
   JsonRecord record;
   record.add("params_sha256", params_sha256);
   record.add_literal("val_loss", val_loss ? json_literal(*val_loss) : "null");
-  const std::string more = extra.text();
-  const std::string text = record.text();
-  const std::string joined =
-      more == "{}" ? text : text.substr(0, text.size() - 1) + "," + more.substr(1);
-  jsonl_.write(JsonRecord().add_literal("final", joined));
+  jsonl_.write(JsonRecord().add_literal("final", record.add_all(extra).text()).line());
+  jsonl_.flush();
+  terminal_.flush();
 }
 
 }  // namespace tessera::tools

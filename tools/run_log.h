@@ -1,5 +1,11 @@
-// What a run tells: progress lines with an estimate of the time left, and a JSON line a step.
+// What a run tells: progress lines with an estimate of the time left, and a JSON line per step.
 // Rank 0 has one.
+//
+// [Note: output never ends a training]
+// Lines are written in the background. A terminal that is paused holds up nothing; a disk that is
+// full, or a terminal that has gone, loses lines and nothing else: rank 0 says so once on stderr,
+// the training goes on, the model is saved, and finish() then fails, so that the program ends with
+// an error. Only a pipe whose reader has gone asks the training to end after the step (`| head`).
 #pragma once
 
 #include <chrono>
@@ -8,6 +14,7 @@
 #include <string>
 
 #include "engine/memory.h"
+#include "tools/background_writer.h"
 #include "tools/jsonl.h"
 #include "tools/train_config.h"
 
@@ -35,20 +42,28 @@ class RunLog {
   /// Writes `text` to a file of the output folder, whole or not at all.
   void write_file(const std::string& name, const std::string& text) const;
 
+  // None of these throws for output that is lost, but finish().
+
+  /// A line for the terminal.
+  void say(const std::string& line);
   void step(const StepRecord& record);
   void validation(std::int64_t step, double val_loss, const std::string& extra);
+  /// Writes the last record and waits until all is written. Throws IoError naming what was lost.
   void finish(const std::string& params_sha256, std::optional<double> val_loss,
               const JsonRecord& extra);
 
  private:
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  void check_output();
 
   std::int64_t num_steps_;
   std::int64_t every_;
   std::string items_;
   std::string folder_;
   std::string jsonl_path_;
-  JsonlWriter jsonl_;
+  JsonlWriter jsonl_file_;
+  BackgroundWriter jsonl_, terminal_;
+  bool told_jsonl_ = false, told_terminal_ = false;
   std::chrono::steady_clock::time_point start_;
 };
 

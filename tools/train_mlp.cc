@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iostream>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "tools/mlp.h"
 #include "tools/permutation.h"
 #include "tools/ranks.h"
+#include "tools/stop.h"
 #include "tools/text_data.h"
 #include "tools/trainer.h"
 
@@ -96,8 +98,9 @@ std::int64_t count_correct(const Tensor& logits, const Tensor& targets) {
 
 struct Result {
   std::string params_sha256;
-  double test_loss = 0;
+  std::optional<double> val_loss;  // and accuracy, of the last validation, if there was one
   double accuracy = 0;
+  JsonRecord end;
 };
 
 Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& config,
@@ -132,7 +135,7 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& c
   const auto validate = [&] {
     std::vector<char> is_counted(static_cast<std::size_t>(num_images / test_batch), 0);
     float num_correct = 0;
-    result.test_loss = trainer.mean_loss(num_images / test_batch, [&](std::int64_t b) {
+    const double test_loss = trainer.mean_loss(num_images / test_batch, [&](std::int64_t b) {
       std::vector<std::int64_t> images(static_cast<std::size_t>(test_batch));
       std::iota(images.begin(), images.end(), b * test_batch);
       const Batch batch = load_batch(tape.memory(), batch_of(test_batch), [&](const Batch& host) {
@@ -148,11 +151,13 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& c
     double correct = 0;
     for (const float n : trainer.gather({num_correct})) correct += n;
     result.accuracy = correct / static_cast<double>(num_images);
-    return Trainer::Validation{result.test_loss,
+    return Trainer::Validation{test_loss,
                                fmt::format(" | test accuracy {:.2f} %", 100 * result.accuracy)};
   };
   trainer.run({batch_of(config.train.batch), fill}, loss, validate, 1);
   result.params_sha256 = trainer.params_sha256();
+  result.val_loss = trainer.val_loss();
+  result.end = trainer.end_record();
   return result;
 }
 
@@ -168,19 +173,23 @@ void run(int argc, char** argv) {
   const FashionMnist data = load_fashion_mnist(path);
   RunLog log(config, "samples");
   log.write_file("config.toml", flags.to_toml());
-  fmt::print("data: {}, {} training and {} test images of {} x {}\n", path, data.train.num_images,
-             data.test.num_images, data.train.height, data.train.width);
-  fmt::print("device: {}\n", ranks.str());
+  log.say(fmt::format("data: {}, {} training and {} test images of {} x {}", path,
+                      data.train.num_images, data.test.num_images, data.train.height,
+                      data.train.width));
+  log.say("device: " + ranks.str());
   Result result;
+  const StopSignals signals;
   ranks.run(config, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
     const Result mine = train_rank(world, ranks, config, data, is_first ? &log : nullptr);
     if (is_first) result = mine;
   });
-  log.finish(result.params_sha256, result.test_loss,
-             ranks.record().add("test_accuracy", result.accuracy));
-  fmt::print("test accuracy {:.2f} %\nparameters sha256 {}\nlog {}\nfiles in {}\n",
-             100 * result.accuracy, result.params_sha256, log.jsonl_path(), log.folder());
+  JsonRecord end = ranks.record().add_all(result.end);
+  if (result.val_loss) end.add("test_accuracy", result.accuracy);
+  if (result.val_loss) log.say(fmt::format("test accuracy {:.2f} %", 100 * result.accuracy));
+  log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
+                      log.jsonl_path(), log.folder()));
+  log.finish(result.params_sha256, result.val_loss, end);
 }
 
 }  // namespace

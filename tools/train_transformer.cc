@@ -15,6 +15,7 @@
 #include "tools/gpt_checkpoint.h"
 #include "tools/main.h"
 #include "tools/ranks.h"
+#include "tools/stop.h"
 #include "tools/text_data.h"
 #include "tools/trainer.h"
 
@@ -172,6 +173,7 @@ std::string printable(const std::vector<std::int32_t>& tokens) {
 struct Result {
   std::string params_sha256;
   std::optional<double> val_loss;
+  JsonRecord end;
   std::vector<std::int32_t> sample;
 };
 
@@ -181,8 +183,8 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& c
   Trainer trainer(world, ranks.compute(world.rank()), config, gpt.blocks(), gpt.root(), log);
   if (!config.init_from.empty()) load_gpt(trainer.fsdp(), resolve_user_path(config.init_from));
   if (log != nullptr) {
-    fmt::print("plan {:016x}: {} units, {} over {} ranks\n", trainer.fsdp().plan_hash(),
-               trainer.fsdp().units().size(), config.parallel.strategy, world.size());
+    log->say(fmt::format("plan {:016x}: {} units, {} over {} ranks", trainer.fsdp().plan_hash(),
+                         trainer.fsdp().units().size(), config.parallel.strategy, world.size()));
   }
   engine::Tape& tape = trainer.tape();
   const std::int64_t batch = config.train.batch;
@@ -218,13 +220,14 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& c
   trainer.run({batch_of(batch), fill}, train_loss,
               num_val > 0 ? Trainer::Validate(validate) : nullptr, data.seq());
 
-  Result result;
+  Result result{.params_sha256 = trainer.params_sha256(),
+                .val_loss = trainer.val_loss(),
+                .end = trainer.end_record(),
+                .sample = {}};
   if (!config.save_final.empty()) {
-    save_gpt(trainer.fsdp(), model, resolve_user_path(config.save_final), world.rank() == 0);
+    save_gpt(trainer.fsdp(), model, resolve_user_path(config.save_final), world);
   }
-  result.params_sha256 = trainer.params_sha256();
-  result.val_loss = trainer.val_loss();
-  if (config.sample_tokens > 0) {
+  if (config.sample_tokens > 0 && trainer.stopped_by() == 0) {
     std::vector<std::int32_t> prompt(1);
     data.file().read(0, model.vocab, prompt);
     result.sample = generate(trainer, gpt, prompt, config.sample_tokens,
@@ -253,35 +256,36 @@ void run(int argc, char** argv) {
   if (!config.save_final.empty()) check_can_save_gpt(resolve_user_path(config.save_final));
   RunLog log(config, "tokens");
   log.write_file("config.toml", flags.to_toml());
-  fmt::print("model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}\n",
-             model.layers, model.dim, model.heads, double(model.num_parameters()) * 1e-6, path,
-             data.num_sequences(), seq);
-
-  fmt::print("device: {}\n", ranks.str());
+  log.say(fmt::format(
+      "model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}",
+      model.layers, model.dim, model.heads, double(model.num_parameters()) * 1e-6, path,
+      data.num_sequences(), seq));
+  log.say("device: " + ranks.str());
 
   Result result;
+  const StopSignals signals;
   ranks.run(config, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
     const Result mine = train_rank(world, ranks, config, model, data, is_first ? &log : nullptr);
     if (is_first) result = mine;
   });
 
-  log.finish(result.params_sha256, result.val_loss, ranks.record());
   if (!result.sample.empty()) {
     const bool bytes = data.file().format() == "text";
     const std::string text = bytes ? printable(result.sample)
                                    : fmt::format("token ids: {}", fmt::join(result.sample, " "));
-    fmt::print(
+    log.say(fmt::format(
         "\n---- generated -----------------------------------------------------------\n{}\n"
-        "--------------------------------------------------------------------------\n\n",
-        text);
+        "--------------------------------------------------------------------------\n",
+        text));
     log.write_file("sample.txt", text + "\n");
   }
-  fmt::print("parameters sha256 {}\nlog {}\nfiles in {}\n", result.params_sha256, log.jsonl_path(),
-             log.folder());
+  log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
+                      log.jsonl_path(), log.folder()));
   if (!config.save_final.empty()) {
-    fmt::print("model in {}\n", resolve_user_path(config.save_final));
+    log.say(fmt::format("model in {}", resolve_user_path(config.save_final)));
   }
+  log.finish(result.params_sha256, result.val_loss, ranks.record().add_all(result.end));
 }
 
 }  // namespace

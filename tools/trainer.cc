@@ -11,6 +11,7 @@
 #include "engine/elementwise.h"
 #include "engine/error.h"
 #include "tools/sha256.h"
+#include "tools/stop.h"
 
 namespace tessera::tools {
 
@@ -76,16 +77,10 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
   batches_ = std::make_unique<BatchLoader>(
       memory_, compute_, data.tensors, c.steps * c.accum,
       [this, fill = data.fill](std::int64_t n, const Batch& host) { fill(first_sample(n), host); });
-  const auto validate_after = [&](std::int64_t step) {
-    if (!validate) return;
-    const Validation v = validate();
-    val_loss_ = v.loss;
-    if (log_ != nullptr) log_->validation(step, v.loss, v.remark);
-  };
   const bool is_late = compute_.device().is_cuda();
   std::optional<Launched> pending;
   Mark begin{};
-  for (std::int64_t step = 0; step < c.steps; ++step) {
+  for (std::int64_t step = 0; step < c.steps && stopped_by_ == 0; ++step) {
     if (!pending) begin = mark();
     Launched launched = launch(step, loss);
     if (pending) finish(*pending, begin, items);
@@ -96,20 +91,39 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
     if (is_late && !validates && !is_last) continue;
     finish(*pending, begin, items);
     pending.reset();
-    if (validates) validate_after(step + 1);
+    if (validates && stopped_by_ == 0) validate_after(step + 1, validate);
   }
-  validate_after(c.steps);
+  if (pending) finish(*pending, begin, items);
+  if (stopped_by_ == 0) return validate_after(c.steps, validate);
+  if (log_ == nullptr) return;
+  log_->say(fmt::format("stopped by {} after step {} of {}", signal_name(stopped_by_), num_steps_,
+                        c.steps));
+}
+
+void Trainer::validate_after(std::int64_t step, const Validate& validate) {
+  if (!validate) return;
+  const Validation v = validate();
+  engine::require(std::isfinite(v.loss),
+                  "[train] expected a finite validation loss, got {} (after step {})", v.loss,
+                  step);
+  val_loss_ = v.loss;
+  const auto pause = world_.pause_deadline();
+  if (log_ != nullptr) log_->validation(step, v.loss, v.remark);
 }
 
 Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   const StepConfig& c = config_.train;
-  const Tensor losses =
-      Tensor::empty(memory_, {c.accum}, DType::kF32, "values", Category::kCommunication);
+  // Of each micro-step, and last the signal that asks this rank to stop: what all ranks know of a
+  // step they know together, so they end after the same one.
+  const Tensor values =
+      Tensor::empty(memory_, {c.accum + 1}, DType::kF32, "values", Category::kCommunication);
+  engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
+                     "keep_stop");
   fsdp_.begin_step(static_cast<int>(c.accum));
   for (std::int64_t micro = 0; micro < c.accum; ++micro) {
     if (micro > 0) fsdp_.next_micro_step();
     const Tensor value = loss(first_sample(step * c.accum + micro), batches_->next());
-    engine::copy(losses.slice(micro, {1}), value, compute_, "keep_loss");
+    engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
     // Before a backward that could only end in an error.
     if (value.device().is_host()) check_loss(value.item(), step, micro, world_.rank());
     tape_.backward(value);
@@ -117,12 +131,12 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   const double lr = c.lr_at(step);
   const shard::GradNorm norm = of_step(step, [&] { return fsdp_.finish_step(); });
   optimizer_->step(lr, norm, c.grad_clip);
-  PendingGather kept(world_, losses, metrics_, pinned_);
+  PendingGather kept(world_, values, metrics_, pinned_);
   // Behind that, which waits for the whole step: so ranks over NCCL run their collectives in one
   // order, whichever streams and communicators they lie on.
   world_.agree(metrics_);
   return {.record = {.step = step, .lr = lr, .memory = memory_.stats()},
-          .losses = std::move(kept),
+          .values = std::move(kept),
           .norm = norm};
 }
 
@@ -131,16 +145,22 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
 void Trainer::finish(Launched& launched, Mark& begin, double items) {
   StepRecord& record = launched.record;
   const std::int64_t accum = config_.train.accum;
-  const std::vector<float> all = launched.losses.wait(compute_);
+  const std::vector<float> all = launched.values.wait(compute_);
+  const auto value = [&](int rank, std::int64_t i) {
+    return all[static_cast<std::size_t>(rank * (accum + 1) + i)];
+  };
   double sum = 0;
   for (std::int64_t micro = 0; micro < accum; ++micro) {
     for (int rank = 0; rank < world_.size(); ++rank) {
-      const float loss = all[static_cast<std::size_t>(rank * accum + micro)];
+      const float loss = value(rank, micro);
       check_loss(loss, record.step, micro, rank);
       sum += loss;
     }
   }
-  record.loss = sum / static_cast<double>(all.size());
+  record.loss = sum / static_cast<double>(world_.size() * accum);
+  for (int rank = 0; rank < world_.size() && stopped_by_ == 0; ++rank) {
+    stopped_by_ = static_cast<int>(value(rank, accum));
+  }
   // Known by now: the losses were gathered behind the whole step.
   record.grad_norm = of_step(record.step, [&] { return launched.norm.value(); });
 
@@ -150,6 +170,8 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
   record.items_per_s = items / elapsed.count() * 1e3;
   record.exposed_comm_ms = static_cast<double>(end.blocked_ns - begin.blocked_ns) * 1e-6;
   begin = end;
+  num_steps_ = record.step + 1;
+  const auto pause = world_.pause_deadline();
   if (log_ != nullptr) log_->step(record);
 }
 
@@ -183,10 +205,21 @@ double Trainer::mean_loss(std::int64_t num_batches,
   return sum / static_cast<double>(num_batches);
 }
 
+JsonRecord Trainer::end_record() const {
+  JsonRecord record;
+  record.add("steps", num_steps_);
+  if (stopped_by_ != 0) record.add("stopped_by", signal_name(stopped_by_));
+  return record;
+}
+
 std::string Trainer::params_sha256() {
   Sha256 sha;
   for (const engine::Parameter* p : fsdp_.parameters()) {
     const std::vector<float> values = fsdp_.full_parameter(*p);
+    const auto bad = std::ranges::find_if_not(values, [](float x) { return std::isfinite(x); });
+    engine::require(bad == values.end(),
+                    "[train] expected finite parameters after training, got {} at element {} ({})",
+                    bad == values.end() ? 0.0f : *bad, bad - values.begin(), p->name);
     sha.update(std::as_bytes(std::span(values)));
   }
   return sha.hex();

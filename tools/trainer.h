@@ -49,9 +49,15 @@ class Trainer {
   using Validate = std::function<Validation()>;
 
   /// Runs all steps, and `validate` as configured. `items_per_sample`: tokens of a sample, or 1.
-  /// Throws InvalidArgument naming step and rank when a loss is not finite. Call once.
+  /// When a rank finds that it was asked to stop (stop.h), all ranks end after that step, and
+  /// without the last validation. Throws InvalidArgument naming step and rank when a loss is not
+  /// finite. Call once.
   void run(const Data& data, const Loss& loss, const Validate& validate,
            std::int64_t items_per_sample);
+  /// The signal that ended run() before its last step; 0: none did.
+  int stopped_by() const { return stopped_by_; }
+  /// How run() ended, for the last record of the log: steps, and the signal if one ended it.
+  JsonRecord end_record() const;
   /// Of the last validation, if any.
   std::optional<double> val_loss() const { return val_loss_; }
 
@@ -61,14 +67,15 @@ class Trainer {
   /// of b, so the result does not depend on the number of ranks. Not recorded. Collective.
   double mean_loss(std::int64_t num_batches,
                    const std::function<engine::Tensor(std::int64_t batch)>& loss);
-  /// Collective: SHA-256 of all f32 parameters in name order, in hex.
+  /// Collective: SHA-256 of all f32 parameters in name order, in hex. Throws InvalidArgument naming
+  /// a parameter that is not finite.
   std::string params_sha256();
 
  private:
   /// A step that was launched, and what is known of it once it has been done.
   struct Launched {
     StepRecord record;
-    PendingGather losses;
+    PendingGather values;  // losses and the wish to stop
     shard::GradNorm norm;
   };
   /// Where the time of a step starts.
@@ -79,6 +86,7 @@ class Trainer {
   std::int64_t first_sample(std::int64_t batch) const;
   Launched launch(std::int64_t step, const Loss& loss);
   void finish(Launched& launched, Mark& mark, double items);
+  void validate_after(std::int64_t step, const Validate& validate);
   void check_loss(float loss, std::int64_t step, std::int64_t micro, int rank) const;
   Mark mark() const { return {std::chrono::steady_clock::now(), compute_.blocked_ns()}; }
 
@@ -94,6 +102,8 @@ class Trainer {
   shard::Fsdp fsdp_;
   std::unique_ptr<shard::Optimizer> optimizer_;
   std::optional<double> val_loss_;
+  std::int64_t num_steps_ = 0;
+  int stopped_by_ = 0;
 };
 
 /// The elements of an f32 or bf16 tensor, for the host. Blocks; see engine::to_vector().

@@ -1,0 +1,36 @@
+// Signals that ask a program to end: a training ends after the step at work and keeps what it has.
+#pragma once
+
+#include <csignal>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace tessera::tools {
+
+/// While it lives, SIGINT, SIGTERM and SIGHUP ask to stop, unless they were ignored (nohup). The
+/// first says so on stderr; a second of any of them ends the process at once, as ever. One at a
+/// time.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+ private:
+  struct Saved {
+    int signal;
+    struct sigaction action;
+  };
+  std::vector<Saved> saved_;
+};
+
+/// Why to stop: the number of a signal. 0: go on. Stays as it is once it is not 0.
+int stop_requested();
+/// Asks to stop as `signal` would, unless asked already.
+void request_stop(int signal);
+/// "SIGTERM"; "a signal" for those that do not ask to stop.
+std::string_view signal_name(int signal);
+
+}  // namespace tessera::tools
