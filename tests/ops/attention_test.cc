@@ -98,7 +98,7 @@ void expect_naive(const Case& c, float input_scale = 1, double ulps = 1) {
 }
 
 TEST(AttentionTest, EqualsTheReferenceForAllLengthsAndHeadSizes) {
-  for (const std::int64_t tokens : {1, 31, 33, 100, 257}) {
+  for (const std::int64_t tokens : {1, 2, 31, 33, 34, 100, 257, 258}) {
     for (const std::int64_t head_size : {1, 13, 64, 128})
       expect_naive({1, tokens, 2, 2, head_size});
   }
@@ -171,6 +171,26 @@ TEST(AttentionTest, LaterTokensDoNotChangeEarlierOnes) {
     const auto end = static_cast<std::ptrdiff_t>(changed * 2 * 8);
     EXPECT_TRUE(std::equal(before.begin(), before.begin() + end, after.begin())) << changed;
     EXPECT_NE(before[static_cast<std::size_t>(end)], after[static_cast<std::size_t>(end)]);
+  }
+}
+
+TEST(AttentionTest, TheLastTokenChangesNoOtherOneForAnyLength) {
+  const Memory memory;
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  constexpr std::int64_t kWidth = 3 * 2;
+  std::vector<std::int64_t> lengths = {256, 257, 258, 288, 290};  // around a tile of keys
+  for (std::int64_t tokens = 2; tokens <= 67; ++tokens) lengths.push_back(tokens);
+  for (const std::int64_t tokens : lengths) {
+    std::vector<float> values = random_values(tokens * kWidth, 1);
+    const auto run = [&] {
+      const Tensor qkv = to_tensor(memory, {1, tokens, kWidth}, values, DType::kF32);
+      return to_values(attention(tape, qkv, {.num_heads = 1}));
+    };
+    const Values before = run();
+    for (auto v = values.end() - kWidth; v != values.end(); ++v) *v += 30;
+    const Values after = run();
+    EXPECT_TRUE(std::equal(before.begin(), before.end() - 2, after.begin())) << tokens;
+    EXPECT_NE(before.back(), after.back()) << tokens;
   }
 }
 
