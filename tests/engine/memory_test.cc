@@ -3,9 +3,13 @@
 #include "engine/memory.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <set>
 #include <thread>
@@ -107,6 +111,36 @@ TEST(Memory, MoreThanThereIsNamesCategoryAndSize) {
                                     {"[memory]", std::to_string(nbytes), "optimizer"}));
   EXPECT_EQ(memory.stats().total_nbytes, 0);
   EXPECT_EQ(memory.stats().reserved_nbytes, 0);
+}
+
+// Whether a block of 96 MiB can be had where there is room for 128 MiB, and 64 MiB of it were used
+// and freed before. In a process of its own, which the limit ends with.
+[[noreturn]] void allocate_beyond_the_cache(bool cache) {
+  constexpr std::int64_t kMiB = 1 << 20;
+  std::int64_t num_pages = 0;
+  std::ifstream("/proc/self/statm") >> num_pages;
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = static_cast<rlim_t>(num_pages * sysconf(_SC_PAGESIZE) + 128 * kMiB);
+  setrlimit(RLIMIT_AS, &limit);
+  Memory memory({.cache = cache});
+  std::byte* kept = memory.allocate(64 * kMiB, Category::kActivation);
+  memory.free(kept, 64 * kMiB, Category::kActivation);
+  const std::int64_t reserved = memory.stats().reserved_nbytes;
+  memory.allocate(96 * kMiB, Category::kActivation);
+  const bool is_right = reserved == (cache ? 64 * kMiB : 0) &&
+                        memory.stats().reserved_nbytes == 96 * kMiB &&
+                        memory.stats().total_nbytes == 96 * kMiB;
+  std::_Exit(is_right ? 0 : 1);
+}
+
+TEST(Memory, KeptBlocksAreGivenBackWhenThereIsNoRoomElse) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers keep freed memory and map terabytes of their own";
+#endif
+  for (const bool cache : {false, true}) {
+    EXPECT_EXIT(allocate_beyond_the_cache(cache), ::testing::ExitedWithCode(0), "") << cache;
+  }
 }
 
 TEST(Memory, PoisonFillsNewAndFreedBlocks) {

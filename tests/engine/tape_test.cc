@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -193,25 +194,52 @@ TEST_F(TapeTest, ReleasedParameterThrowsWithItsName) {
   }
 }
 
+// y = x, and says when its backward runs.
+Tensor probe(Tape& tape, const Tensor& x, std::function<void()> in_backward) {
+  const Tensor y = tape.empty(x.shape(), x.dtype(), "probe");
+  cast(y, x);
+  tape.record("probe", y, [&tape, x = x.without_data(), in_backward](const Tensor& dy) {
+    in_backward();
+    tape.pass_grad(x, dy);
+  });
+  return y;
+}
+
 TEST_F(TapeTest, MemoryFallsDuringBackward) {
-  const std::int64_t before = memory.stats().total_nbytes;
-  {
-    Tensor y = Tensor::zeros(memory, {1024}, DType::kF32);
-    tape.watch(y);
-    for (int i = 0; i < 10; ++i) y = scale(tape, y, 1.5f);
-    const Tensor loss = tape.empty({}, DType::kF32, "loss");
-    *loss.data<float>() = 0;
-    tape.record("sum", loss,
-                [&tape = tape, y](const Tensor&) { fill_zero(tape.grad_target(y).dst); });
-    y = Tensor();
-    const std::int64_t forward = memory.stats().total_nbytes;
-    memory.reset_peaks();
-    tape.backward(loss);
-    // Each step back frees one activation and holds at most two gradients.
-    EXPECT_LE(memory.stats().peak_total_nbytes, forward + 2 * 4096 + 64);
+  constexpr std::int64_t kDepth = 10, kNbytes = 4096;
+  for (const bool recompute : {false, true}) {
+    const std::int64_t before = memory.stats().total_nbytes;
+    std::vector<std::int64_t> alive;
+    const auto note = [&] { alive.push_back(memory.stats().total_nbytes - before); };
+    {
+      Tensor y = Tensor::zeros(memory, {1024}, DType::kF32);
+      tape.watch(y);
+      const Block block{"block", {}, nullptr};
+      for (int i = 0; i < kDepth; ++i) {
+        y = probe(tape, y, note);
+        y = tape.region(block, [y, this] { return scale(tape, scale(tape, y, 1.5f), 2); },
+                        {recompute});
+      }
+      const Tensor loss = tape.empty({}, DType::kF32, "loss");
+      *loss.data<float>() = 0;
+      tape.record("sum", loss,
+                  [&tape = tape, y](const Tensor&) { fill_zero(tape.grad_target(y).dst); });
+      y = Tensor();
+      memory.reset_peaks();
+      const std::int64_t forward = memory.stats().total_nbytes;
+      tape.backward(loss);
+      // Each step back frees what it made and holds two gradients, or makes its inside again.
+      EXPECT_LE(memory.stats().peak_total_nbytes, forward + (recompute ? 3 : 2) * kNbytes + 64);
+    }
+    // Only the gradient that is handed on and the activations of the blocks still to come.
+    ASSERT_EQ(alive.size(), std::size_t{kDepth});
+    for (std::int64_t i = 1; i < kDepth; ++i) {
+      EXPECT_EQ(alive[std::size_t(i - 1)] - alive[std::size_t(i)], (recompute ? 1 : 2) * kNbytes);
+    }
+    EXPECT_LE(alive.back(), 3 * kNbytes);
+    tape.clear();
+    EXPECT_EQ(memory.stats().total_nbytes, before);
   }
-  tape.clear();
-  EXPECT_EQ(memory.stats().total_nbytes, before);
 }
 
 // (n) -> (k), (n - k): the elements before and from k on.

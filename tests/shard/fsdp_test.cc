@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
@@ -163,7 +165,7 @@ TEST(FsdpMemory, PeakBytesEqualAClosedFormula) {
   const auto aligned = [](std::int64_t n) { return (n + 127) / 128 * 128; };
   for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
     for (const int ranks : {1, 2, 3}) {
-      for (const int prefetch : {0, 1, 2}) {
+      for (const int prefetch : {0, 1, 2, 3, 7}) {  // more than there are units, too
         const Placement placement = Placement::preset(strategy);
         const bool shards = placement.parameters == Place::kShard;
         const int shard_count = shards ? ranks : 1;
@@ -262,29 +264,36 @@ TEST(FsdpErrors, NameWhatIsWrong) {
   EXPECT_NE(differ.find("h.1"), std::string::npos) << differ;
 }
 
-TEST(FsdpErrors, NonFiniteGradientNamesTheParameterOnEveryRank) {
-  for (const char* strategy : {"zero3", "ddp"}) {
-    std::mutex mutex;
-    std::vector<std::string> messages;
-    comm::run_ranks(3, {}, [&](ProcessGroup& world) {
-      const Memory memory;
-      const Stream compute = Stream::inline_cpu("compute");
-      Tape tape(memory, compute);
-      ToyModel model(2, 300);
-      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
-                {.placement = Placement::preset(strategy)});
-      std::vector<float> bias(300, 0.0f);
-      bias[299] = std::numeric_limits<float>::infinity();
-      fsdp.load(model.layers[1]->bias, bias);
-      fsdp.parameters_changed();
-      fsdp.begin_step();
-      tape.backward(model.loss(tape, Tensor::zeros(memory, {300}, engine::DType::kF32)));
-      const std::string message = error_of<engine::Error>([&] { fsdp.finish_step(); });
-      const std::lock_guard lock(mutex);
-      messages.push_back(message);
-    });
-    ASSERT_EQ(messages.size(), 3u);
-    for (const std::string& m : messages) EXPECT_NE(m.find("scale"), std::string::npos) << m;
+// Elements 0, 150 and 299 of a parameter of 300 lie on the first, the middle and the last rank.
+TEST(FsdpErrors, NonFiniteGradientNamesTheParameterOnEveryRankWhereverItLies) {
+  for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+    for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+      for (const std::size_t element : {0, 150, 299}) {
+        std::mutex mutex;
+        std::vector<std::string> messages;
+        comm::run_ranks(3, {}, [&](ProcessGroup& world) {
+          const Memory memory;
+          const Stream compute = Stream::inline_cpu("compute");
+          Tape tape(memory, compute);
+          ToyModel model(2, 300);
+          Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
+                    {.placement = Placement::preset(strategy)});
+          // The only gradient that reads it is the scale's.
+          std::vector<float> bias(300, 0.0f);
+          bias[element] = bad;
+          fsdp.load(model.layers[1]->bias, bias);
+          fsdp.parameters_changed();
+          fsdp.begin_step();
+          tape.backward(model.loss(tape, Tensor::zeros(memory, {300}, engine::DType::kF32)));
+          const std::string message = error_of<engine::Error>([&] { fsdp.finish_step(); });
+          const std::lock_guard lock(mutex);
+          messages.push_back(message);
+        });
+        EXPECT_EQ(messages, std::vector<std::string>(
+                                3, "[fsdp] expected finite gradients, got NaN or infinity (scale)"))
+            << strategy << " element " << element << " " << bad;
+      }
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/threads.h"
+#include "engine/elementwise.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer.h"
 #include "tests/shard/collective_log.h"
@@ -315,6 +316,62 @@ TEST(FsdpOrder, TheNextStepFollowsTheRecordedOrder) {
               "reduce_scatter h.2 gradient", "reduce_scatter root gradient", "all_gather norm"}));
     }
   });
+}
+
+// Each visit of a repeated block has its own place in the plan: what comes next after h.0 differs.
+TEST(FsdpOrder, RepeatedBlocksFollowThePlanToo) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    CollectiveLog log;
+    Rank rank(world, {.listener = &log});
+    for (int step = 0; step < 3; ++step) {
+      log.take();
+      rank.fsdp.begin_step();
+      rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2, 0, 1, 2}));
+      rank.fsdp.finish_step();
+      if (step == 0) continue;
+      EXPECT_EQ(log.take(), (std::vector<std::string>{
+                                "all_gather root forward",      "all_gather h.0 forward",
+                                "all_gather h.1 forward",       "all_gather h.2 forward",
+                                "all_gather h.0 forward",       "all_gather h.1 forward",
+                                "all_gather h.2 forward",       "all_gather h.1 backward",
+                                "reduce_scatter h.2 gradient",  "all_gather h.0 backward",
+                                "reduce_scatter h.1 gradient",  "all_gather h.2 backward",
+                                "reduce_scatter h.0 gradient",  "all_gather h.1 backward",
+                                "reduce_scatter h.2 gradient",  "all_gather h.0 backward",
+                                "reduce_scatter h.1 gradient",  "reduce_scatter h.0 gradient",
+                                "reduce_scatter root gradient", "all_gather norm"}));
+    }
+  });
+}
+
+// So the next unit's backward does not wait for the reduction of the one before.
+TEST(FsdpGradients, OfNeighboursLieInDifferentSlots) {
+  for (const int prefetch : {1, 2}) {
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      Rank rank(world, {.prefetch = prefetch}, 4);
+      std::vector<const std::byte*> slots;
+      rank.fsdp.begin_step();
+      rank.tape.backward(rank.tape.region(rank.model.root, [&] {
+        Tensor x = affine(rank.tape, rank.ones(), rank.model.scale, nullptr);
+        for (const auto& l : rank.model.layers) {
+          x = rank.tape.region(l->block, [&] {
+            const Tensor y = affine(rank.tape, x, l->weight, &l->bias);
+            const Tensor seen = rank.tape.empty({kNumel}, DType::kF32, "seen");
+            engine::cast(seen, y);
+            rank.tape.record("see", seen, [&, y, &l = *l](const Tensor& dy) {
+              slots.push_back(l.weight.grad.raw());
+              rank.tape.pass_grad(y, dy);
+            });
+            return seen;
+          });
+        }
+        return sum(rank.tape, x);
+      }));
+      rank.fsdp.finish_step();
+      ASSERT_EQ(slots.size(), 4u);
+      for (std::size_t i = 1; i < slots.size(); ++i) EXPECT_NE(slots[i], slots[i - 1]) << i;
+    });
+  }
 }
 
 TEST(FsdpGradients, OfASkippedBlockAreZero) {
