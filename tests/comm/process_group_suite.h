@@ -406,6 +406,17 @@ TEST_P(ProcessGroupTest, SplitOrdersByKeyThenRank) {
   });
 }
 
+TEST_P(ProcessGroupTest, PartsOfPartsNameRanksOfTheWorld) {
+  const auto messages = errors(4, [](ProcessGroup& world) {
+    const auto part = world.split(world.rank() / 2, world.rank());
+    const auto part_of_part = part->split(0, -world.rank());  // turned round
+    EXPECT_EQ(part_of_part->rank(), 1 - world.rank() % 2);
+    if (world.rank() == 2) part_of_part->abort("the cause");
+    world.barrier("wait");
+  });
+  EXPECT_THAT(messages, Each(AllOf(HasSubstr("rank 2"), HasSubstr("the cause"))));
+}
+
 TEST_P(ProcessGroupTest, GroupsOfAMeshInterleave) {
   run(4, [](ProcessGroup& world) {
     const int row = world.rank() / 2;
@@ -456,6 +467,10 @@ struct Caller {
     group.reduce_scatter(make(n * group.size(), dtype), make(n), accumulate, place.stream, label);
     if (waits) wait();
   }
+  void reduce(std::int64_t n, std::string_view label, Accumulate accumulate) const {
+    group.all_reduce(make(n), make(n), accumulate, place.stream, label);
+    if (waits) wait();
+  }
 };
 
 TEST_P(ProcessGroupTest, MismatchNamesBothSidesOnEveryRank) {
@@ -480,6 +495,9 @@ TEST_P(ProcessGroupTest, MismatchNamesBothSidesOnEveryRank) {
       {[](const Caller& c) { c.scatter(8, "h.0"); },
        [](const Caller& c) { c.scatter(8, "h.0", DType::kF32, Accumulate::kYes); },
        {"x 8 'h.0'", "x 8 onto a sum 'h.0'"}},
+      {[](const Caller& c) { c.reduce(8, "h.0", Accumulate::kNo); },
+       [](const Caller& c) { c.reduce(8, "h.0", Accumulate::kYes); },
+       {"all_reduce f32 x 8 'h.0'", "all_reduce f32 x 8 onto a sum 'h.0'"}},
       {[](const Caller& c) { c.group.broadcast(c.make(4), 0, c.place.stream, "w"); },
        [](const Caller& c) { c.group.broadcast(c.make(4), 1, c.place.stream, "w"); },
        {"f32 x 4 from rank 0 'w'", "f32 x 4 from rank 1 'w'"}},
@@ -639,6 +657,11 @@ TEST_P(ProcessGroupTest, BadArgumentsThrowBeforeAnythingIsSent) {
     refused(broadcast(c.make(4), 2), {"[broadcast] expected a root in [0, 2), got 2", rank});
     refused(broadcast(c.make(4), -1), {"got -1"});
     refused(broadcast(released, 0), {"released"});
+
+    // Neighbours in a buffer do not overlap.
+    const Tensor room = c.make(12);
+    group.all_gather(room.slice(8, {4}), room.slice(0, {8}), c.place.stream, "before");
+    group.all_gather(room.slice(0, {4}), room.slice(4, {8}), c.place.stream, "behind");
 
     // The ranks differ in how much they had refused; the group does not notice.
     if (group.rank() == 0) refused(broadcast(c.make(4), 5), {"got 5"});

@@ -137,6 +137,44 @@ TEST(RendezvousTest, AnnouncedCallsAreComparedAndNotWaitedFor) {
   EXPECT_THROW(group->announce(0, call(1, "b")), CommError);
 }
 
+// What check() says, if the world has failed.
+std::string failure_of(World& world) {
+  try {
+    world.check();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "no failure";
+}
+
+TEST(RendezvousTest, ARankThatLeavesFailsTheFirstCallThatItDoesNotComeTo) {
+  const std::string expected =
+      "[all_gather #1 of group] expected 2 ranks, got: rank 11 has left the group, last seen in "
+      "#0 a; b";
+  for (const bool leaves_first : {false, true}) {
+    const auto group = make_group(2);
+    for (const int rank : {0, 1}) group->announce(rank, call(0, "a"));
+    if (!leaves_first) group->announce(0, call(1, "b"));
+    EXPECT_EQ(failure_of(*group->world()), "no failure");
+    group->depart(1, 1);
+    if (leaves_first) {
+      EXPECT_EQ(failure_of(*group->world()), "no failure") << "nobody waits for it yet";
+      group->announce(0, call(1, "b"));
+    }
+    EXPECT_EQ(failure_of(*group->world()), expected);
+  }
+}
+
+TEST(RendezvousTest, ARankThatLeavesIsNotMissedWhereItHasBeen) {
+  const auto group = make_group(2);
+  group->announce(1, call(0, "a"));
+  group->announce(1, call(1, "b"));
+  group->depart(1, 2);
+  group->announce(0, call(0, "a"));
+  group->announce(0, call(1, "b"));
+  EXPECT_EQ(failure_of(*group->world()), "no failure");
+}
+
 TEST(RendezvousTest, AnExpiredCallNamesWhoHasNotCalledIt) {
   const auto group = make_group(3, milliseconds(70));
   for (int r = 0; r < 3; ++r) group->announce(r, call(0, "a"));
