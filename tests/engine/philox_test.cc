@@ -81,6 +81,16 @@ TEST(RandomStream, UniformAndNormalHaveTheirMoments) {
   EXPECT_NEAR(lag / kNum, 0, unit * std::sqrt(2.0));
 }
 
+TEST(RandomStream, NormalsAreMadeOfTheirOwnPairOfWords) {
+  const RandomStream random{5, 9};
+  for (std::uint64_t i = 0; i < 40; i += 2) {
+    const double radius = std::sqrt(-2 * std::log(double{random.uniform(i)}));
+    const double angle = 2 * M_PI * random.uniform(i + 1);
+    EXPECT_NEAR(random.normal(i), radius * std::cos(angle), 1e-6) << i;
+    EXPECT_NEAR(random.normal(i + 1), radius * std::sin(angle), 1e-6) << i;
+  }
+}
+
 TEST(RandomStream, NormalIsFiniteAtTheEnds) {
   const double least = RandomStream::to_uniform(0), most = RandomStream::to_uniform(0xFFFFFFFF);
   EXPECT_TRUE(std::isfinite(std::sqrt(-2 * std::log(least))));

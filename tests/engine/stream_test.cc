@@ -250,7 +250,7 @@ TEST(Destruction, DrainsWhatWasLaunched) {
     last = copy.record("last");
   }
   EXPECT_EQ(count, 10);
-  EXPECT_TRUE(last.reached());
+  ASSERT_TRUE(last.reached());
   last.wait();
 }
 

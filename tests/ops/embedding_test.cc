@@ -71,17 +71,24 @@ TEST(EmbeddingTest, BFloat16MatchesF32) {
   check_bf16(token_position_case());
 }
 
-// The gradient of row 1 of a table (2, 1) whose row 1 is looked up once for each element of `dy`.
+// The gradient of row 1 of a table (3, 1) whose row 1 is looked up once for each element of `dy`,
+// with row 2 in between.
 double summed_gradient(const std::vector<float>& dy, DType dtype) {
   const Memory memory({.poison = true});
   Tape tape(memory, Stream::inline_cpu("compute"));
-  engine::Parameter table{.name = "wte", .shape = {2, 1}};
+  engine::Parameter table{.name = "wte", .shape = {3, 1}};
   engine::materialize({&table}, memory, 1, dtype, dtype);
-  const auto num_tokens = static_cast<std::int64_t>(dy.size());
-  const Tensor y = embedding(tape, to_tokens(memory, {num_tokens}, Tokens(dy.size(), 1)), table);
+  Tokens tokens;
+  std::vector<float> all_dy;
+  for (const float d : dy) {
+    tokens.insert(tokens.end(), {1, 2});
+    all_dy.insert(all_dy.end(), {d, 1});
+  }
+  const auto num_tokens = static_cast<std::int64_t>(tokens.size());
+  const Tensor y = embedding(tape, to_tokens(memory, {num_tokens}, tokens), table);
   const Tensor loss = tape.empty({}, DType::kF32, "loss");
   tape.record("loss", loss, [&](const Tensor&) {
-    tape.pass_grad(y, to_tensor(memory, {num_tokens, 1}, dy, dtype));
+    tape.pass_grad(y, to_tensor(memory, {num_tokens, 1}, all_dy, dtype));
   });
   tape.backward(loss);
   EXPECT_EQ(to_values(table.grad)[0], 0);

@@ -193,6 +193,20 @@ TEST(AddNormalize, BothSidesMayBeTheSame) {
        }});
 }
 
+TEST(Normalize, AWeightMayHaveMoreUsesThanItsBias) {
+  for (const bool bias_first : {false, true}) {
+    const OpCase op{
+        .inputs = {{3, 13}},
+        .parameters = {{13}, {13}},
+        .build = [=](Tape& tape, const std::vector<Tensor>& x, std::vector<Parameter>& p) {
+          if (bias_first) return rmsnorm(tape, layernorm(tape, x[0], p[0], &p[1]), p[0]);
+          return layernorm(tape, rmsnorm(tape, x[0], p[0]), p[0], &p[1]);
+        }};
+    check_gradients(op);
+    check_bf16(op, 0x1p-6);
+  }
+}
+
 TEST(Normalize, RefusesWhatDoesNotFit) {
   const Memory memory;
   Tape tape(memory, engine::Stream::inline_cpu("compute"));
