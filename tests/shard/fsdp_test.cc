@@ -161,45 +161,61 @@ TEST(FsdpBits, RoundingIsTheSameForOneRankAndMany) {
 }
 
 // Closed formula of every category but activations. n = 300 elements a parameter: 384 aligned.
-TEST(FsdpMemory, PeakBytesEqualAClosedFormula) {
+void expect_closed_formula(const Placement& placement, int ranks, int prefetch,
+                           const Precision& precision) {
+  using engine::size_of;
   const auto aligned = [](std::int64_t n) { return (n + 127) / 128 * 128; };
+  const bool shards = placement.parameters == Place::kShard;
+  const int shard_count = shards ? ranks : 1;
+  const std::int64_t block = shard_count * aligned((2 * 384 + shard_count - 1) / shard_count);
+  const std::int64_t root = shard_count * aligned((384 + shard_count - 1) / shard_count);
+  const std::int64_t model = 3 * block + root;
+  const std::int64_t shared = std::min(prefetch + 1, 3) * block;
+  const std::int64_t param = size_of(precision.param);
+  std::map<Category, std::int64_t> expected;
+  // An f32 master, and beside it what is sent if that is not f32.
+  expected[Category::kParameterShard] = (param == 4 ? 4 : 4 + param) * model / shard_count;
+  expected[Category::kOptimizer] = 2 * 4 * model / shard_count;
+  expected[Category::kGatheredParameter] =
+      !shards ? 0 : param * (root + (placement.reshard_after_forward ? shared : 3 * block));
+  expected[Category::kGradient] =
+      4 * model / shard_count + size_of(precision.accumulate) * (root + shared);
+  // The largest gradient on its way to another dtype.
+  const bool stages = precision.reduce != precision.accumulate;
+  const std::int64_t staging = stages ? size_of(precision.reduce) * block : 0;
+  comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
+    const Memory memory;
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    ToyModel model_of_rank(3, 300);
+    Fsdp fsdp(world, memory, compute, model_of_rank.blocks(), &model_of_rank.root,
+              {.placement = placement, .prefetch = prefetch, .precision = precision});
+    AdamW optimizer(fsdp, {});
+    EXPECT_EQ(memory.stats().current_nbytes[std::size_t(Category::kCommunication)], staging);
+    for (int step = 0; step < 2; ++step) {
+      fsdp.begin_step();
+      tape.backward(model_of_rank.loss(tape, Tensor::zeros(memory, {300}, engine::DType::kF32)));
+      fsdp.finish_step();
+      optimizer.step(1e-3);
+    }
+    for (const auto& [category, nbytes] : expected) {
+      EXPECT_EQ(memory.stats().peak_nbytes[std::size_t(category)], nbytes)
+          << name_of(category) << " " << to_string(placement) << " ranks " << ranks << " prefetch "
+          << prefetch << " param " << name_of(precision.param);
+    }
+  });
+}
+
+TEST(FsdpMemory, PeakBytesEqualAClosedFormula) {
+  using engine::DType;
   for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
     for (const int ranks : {1, 2, 3}) {
       for (const int prefetch : {0, 1, 2, 3, 7}) {  // more than there are units, too
-        const Placement placement = Placement::preset(strategy);
-        const bool shards = placement.parameters == Place::kShard;
-        const int shard_count = shards ? ranks : 1;
-        const std::int64_t block = shard_count * aligned((2 * 384 + shard_count - 1) / shard_count);
-        const std::int64_t root = shard_count * aligned((384 + shard_count - 1) / shard_count);
-        const std::int64_t model = 3 * block + root;
-        const std::int64_t shared = std::min(prefetch + 1, 3) * block;
-        std::map<Category, std::int64_t> expected;
-        expected[Category::kParameterShard] = 4 * model / shard_count;
-        expected[Category::kOptimizer] = 2 * 4 * model / shard_count;
-        expected[Category::kGatheredParameter] =
-            !shards ? 0 : 4 * (root + (placement.reshard_after_forward ? shared : 3 * block));
-        expected[Category::kGradient] = 4 * (model / shard_count + root + shared);
-        comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
-          const Memory memory;
-          const Stream compute = Stream::inline_cpu("compute");
-          Tape tape(memory, compute);
-          ToyModel model_of_rank(3, 300);
-          Fsdp fsdp(world, memory, compute, model_of_rank.blocks(), &model_of_rank.root,
-                    {.placement = placement, .prefetch = prefetch});
-          AdamW optimizer(fsdp, {});
-          for (int step = 0; step < 2; ++step) {
-            fsdp.begin_step();
-            tape.backward(
-                model_of_rank.loss(tape, Tensor::zeros(memory, {300}, engine::DType::kF32)));
-            fsdp.finish_step();
-            optimizer.step(1e-3);
-          }
-          for (const auto& [category, nbytes] : expected) {
-            EXPECT_EQ(memory.stats().peak_nbytes[std::size_t(category)], nbytes)
-                << name_of(category) << " " << strategy << " ranks " << ranks << " prefetch "
-                << prefetch;
-          }
-        });
+        for (const Precision& precision :
+             {Precision{}, Precision{.param = DType::kBF16, .reduce = DType::kBF16},
+              Precision{.param = DType::kBF16, .accumulate = DType::kBF16}}) {
+          expect_closed_formula(Placement::preset(strategy), ranks, prefetch, precision);
+        }
       }
     }
   }

@@ -61,20 +61,24 @@ TEST(Sgd, FollowsItsFormula) {
 
 TEST(AdamW, FollowsItsFormulaAndDecaysOnlyMatrices) {
   for (const bool is_matrix : {true, false}) {
-    const auto t = trace(
-        [](Fsdp& f) {
-          return std::make_unique<AdamW>(
-              f, AdamWOptions{.beta1 = 0.8, .beta2 = 0.9, .eps = 1e-6, .weight_decay = 0.3});
-        },
-        10, 0.05, 1, is_matrix ? engine::Shape{1, 1} : engine::Shape{1});
-    double p = 1.5, m = 0, v = 0;
-    for (std::size_t i = 0; i < t.parameter.size(); ++i) {
-      const double g = t.gradient[i], n = static_cast<double>(i + 1);
-      m = 0.8 * m + 0.2 * g;
-      v = 0.9 * v + 0.1 * g * g;
-      if (is_matrix) p -= 0.05 * 0.3 * p;
-      p -= 0.05 * (m / (1 - std::pow(0.8, n))) / (std::sqrt(v / (1 - std::pow(0.9, n))) + 1e-6);
-      EXPECT_NEAR(t.parameter[i], p, 2e-6);
+    for (const double eps : {1e-6, 0.7}) {  // of no account, and as large as the gradients
+      for (const double clip : {1.0, 0.25}) {
+        const auto t = trace(
+            [=](Fsdp& f) {
+              return std::make_unique<AdamW>(
+                  f, AdamWOptions{.beta1 = 0.8, .beta2 = 0.9, .eps = eps, .weight_decay = 0.3});
+            },
+            10, 0.05, clip, is_matrix ? engine::Shape{1, 1} : engine::Shape{1});
+        double p = 1.5, m = 0, v = 0;
+        for (std::size_t i = 0; i < t.parameter.size(); ++i) {
+          const double g = clip * t.gradient[i], n = static_cast<double>(i + 1);
+          m = 0.8 * m + 0.2 * g;
+          v = 0.9 * v + 0.1 * g * g;
+          if (is_matrix) p -= 0.05 * 0.3 * p;
+          p -= 0.05 * (m / (1 - std::pow(0.8, n))) / (std::sqrt(v / (1 - std::pow(0.9, n))) + eps);
+          EXPECT_NEAR(t.parameter[i], p, 2e-6) << "eps " << eps << " clip " << clip;
+        }
+      }
     }
   }
 }
