@@ -87,6 +87,9 @@ struct OneRank {
       : model(0, 4), fsdp(world, memory, compute, {}, &model.root, {}), optimizer(fsdp, {}) {
     fsdp.load(model.scale, std::vector<float>(4, 1.0f));
     fsdp.parameters_changed();
+    backward(first);
+  }
+  void backward(float first) {
     fsdp.begin_step();
     const std::vector<float> x = {first, 1, 1, 1};
     tape.backward(model.loss(tape, Tensor::from<float>(memory, {4}, x, "x")));
@@ -109,6 +112,45 @@ TEST(CudaFsdp, AGradientThatIsNotFiniteChangesNothingAndIsNamed) {
       const std::string message =
           error_of<engine::InvalidArgument>([&] { static_cast<void>(norm.value()); });
       EXPECT_NE(message.find("scale"), std::string::npos) << message;
+    });
+  }
+}
+
+TEST(CudaFsdp, AStepThatIsSkippedIsNotCounted) {
+  std::vector<std::vector<float>> after;
+  for (const bool skips : {false, true}) {
+    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+      OneRank rank(world, skips ? std::nanf("") : 0.5f);
+      rank.optimizer.step(0.1, rank.fsdp.finish_step(), 1);
+      if (skips) {
+        rank.backward(0.5f);
+        rank.optimizer.step(0.1, rank.fsdp.finish_step(), 1);
+      }
+      after.push_back(rank.fsdp.full_parameter(rank.model.scale));
+    });
+  }
+  EXPECT_EQ(after[0], after[1]);
+}
+
+// Elements 0, 150 and 299 of a parameter of 300 lie on the first, the middle and the last rank.
+TEST(CudaFsdp, AGradientThatIsNotFiniteIsNamedWhicheverRankHoldsIt) {
+  for (const std::size_t element : {0, 150, 299}) {
+    comm::run_ranks(3, {}, [&](comm::ProcessGroup& world) {
+      const engine::Stream compute = engine::Stream::cuda("compute", world.rank() % num_gpus());
+      const engine::Memory memory(compute);
+      engine::Tape tape(memory, compute);
+      ToyModel model(1, 300);
+      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {});
+      std::vector<float> bias(300, 0.0f);
+      bias[element] = std::numeric_limits<float>::infinity();
+      fsdp.load(model.layers[0]->bias, bias);
+      fsdp.parameters_changed();
+      fsdp.begin_step();
+      tape.backward(model.loss(tape, Tensor::zeros(memory, {300}, DType::kF32)));
+      const GradNorm norm = fsdp.finish_step();
+      EXPECT_EQ(error_of<engine::InvalidArgument>([&] { static_cast<void>(norm.value()); }),
+                "[fsdp] expected finite gradients, got NaN or infinity (scale)")
+          << element << " on rank " << world.rank();
     });
   }
 }
