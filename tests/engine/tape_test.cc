@@ -90,9 +90,20 @@ TEST_F(TapeTest, SharedGradientsAreCopiedBeforeTheyGrow) {
   const Tensor x = input({1});
   tape.watch(x);
   const Tensor a = scale(tape, x, 1), b = scale(tape, a, 10);
+  tape.watch(b);
   // d(a) and d(b) start as one tensor; d(a) then grows by 10 and d(b) must stay 1.
   tape.backward(add(tape, a, b));
   EXPECT_EQ(tape.grad(x).item(), 11);
+  EXPECT_EQ(tape.grad(b).item(), 1);
+}
+
+TEST_F(TapeTest, SharedGradientsThatAreStillNeededStayAsTheyAre) {
+  const Tensor x = input({1});
+  tape.watch(x);
+  const Tensor a = scale(tape, x, 1), b = scale(tape, x, 2), c = scale(tape, b, 10);
+  // One tensor is handed to all three. d(b) grows by 10 before d(a) is read.
+  tape.backward(add(tape, add(tape, a, b), c));
+  EXPECT_EQ(tape.grad(x).item(), 1 + 2 * 11);
 }
 
 TEST_F(TapeTest, ParameterGradientAssignsFirstThenAdds) {

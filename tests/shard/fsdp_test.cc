@@ -313,6 +313,49 @@ TEST(FsdpErrors, NonFiniteGradientNamesTheParameterOnEveryRankWhereverItLies) {
   }
 }
 
+// Each of them would end in other numbers on other ranks, or in collectives that do not match.
+TEST(FsdpErrors, WhateverDiffersBetweenRanksIsNamedBeforeTheFirstStep) {
+  struct Case {
+    std::function<void(ToyModel&, FsdpOptions&)> spoil;
+    std::string expected;  // of rank 1's line of the plan
+  };
+  using engine::DType;
+  const std::vector<Case> cases = {
+      {[](ToyModel&, FsdpOptions& o) { o.placement = Placement::preset("ddp"); }, "placement "},
+      {[](ToyModel&, FsdpOptions& o) { o.prefetch = 2; }, "prefetch 2"},
+      {[](ToyModel&, FsdpOptions& o) { o.precision.param = DType::kBF16; }, "param=bf16"},
+      {[](ToyModel&, FsdpOptions& o) { o.precision.reduce = DType::kBF16; }, "reduce=bf16"},
+      {[](ToyModel&, FsdpOptions& o) { o.precision.accumulate = DType::kBF16; }, "accumulate=bf16"},
+      {[](ToyModel&, FsdpOptions& o) { o.communicate = Communicate::kLastMicroStep; },
+       "communicate last"},
+      {[](ToyModel&, FsdpOptions& o) { o.seed = 2; }, "seed 2"},
+      {[](ToyModel&, FsdpOptions& o) { o.unit_min_numel = 30; }, "unit h.0..h.1"},
+      {[](ToyModel& m, FsdpOptions&) { m.layers[1]->weight.init = engine::Init::normal(2); },
+       "h.1.weight (10) at 0, starts as normal 2"},
+      {[](ToyModel& m, FsdpOptions&) { m.layers[1]->weight.trainable = false; }, "unit h.1"},
+      {[](ToyModel& m, FsdpOptions&) { m.layers[1]->bias.name = "h.1.offset"; }, "h.1.offset"},
+      {[](ToyModel& m, FsdpOptions&) {
+         m.layers[0]->weight.shape = {2, 5};
+       },
+       "h.0.weight (2, 5)"},
+  };
+  for (const Case& c : cases) {
+    const std::string error = error_of<engine::InvalidArgument>([&] {
+      comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+        const Memory memory;
+        ToyModel model(2, 10);
+        FsdpOptions options;
+        if (world.rank() == 1) c.spoil(model, options);
+        const Fsdp fsdp(world, memory, Stream::inline_cpu("compute"), model.blocks(), &model.root,
+                        options);
+      });
+    });
+    const std::size_t rank_1 = error.find("rank 1 '");
+    EXPECT_NE(rank_1, std::string::npos) << c.expected << ": " << error;
+    EXPECT_NE(error.find(c.expected, std::min(rank_1, error.size())), std::string::npos) << error;
+  }
+}
+
 TEST(FsdpErrors, ParameterReadOutsideItsRegionNamesIt) {
   comm::run_ranks(2, {}, [&](ProcessGroup& world) {
     const Memory memory;

@@ -68,6 +68,39 @@ TEST(SumOfSquares, ExtremesAreExact) {
   EXPECT_EQ(sum_of({}, 1), 0);
 }
 
+// In a sum that may have 2^31 terms bins are narrow: these squares lie three bins below the first.
+TEST(SumOfSquares, ManySmallSquaresAreNotLostBesideALargeOne) {
+  constexpr std::int64_t kNumel = std::int64_t{1} << 31;
+  const std::vector<float> large = {1}, small(1 << 20, 0x1p-21f);
+  for (const bool large_first : {false, true}) {
+    SquareSum total(kNumel);
+    for (const auto& part : {large_first ? large : small, large_first ? small : large}) {
+      SquareSum sum(kNumel);
+      EXPECT_TRUE(sum.try_add(part));
+      total.add(SquareSum::from_words(sum.words(), kNumel));
+    }
+    EXPECT_EQ(total.total(), 1 + 0x1p-22);
+    SquareSum together(kNumel);
+    EXPECT_TRUE(together.try_add(large_first ? large : small));
+    EXPECT_TRUE(together.try_add(large_first ? small : large));
+    EXPECT_EQ(together.words(), total.words());
+  }
+}
+
+// Just below and at the power of two where the next window begins.
+TEST(SumOfSquares, SameBitsForEverySplitWhereWindowsMeet) {
+  std::mt19937 random(2);
+  std::uniform_real_distribution<float> significand(0.5f, 1);
+  for (int exponent = -60; exponent <= 60; ++exponent) {
+    std::vector<float> x(257);
+    for (float& v : x) v = std::ldexp(significand(random), exponent);
+    x[17] = std::ldexp(1.0f, exponent);
+    x[100] = std::ldexp(std::nextafter(1.0f, 0.0f), exponent);
+    const double expected = sum_of(x, 1);
+    for (const std::size_t parts : {2, 16, 257}) EXPECT_EQ(sum_of(x, parts), expected) << exponent;
+  }
+}
+
 TEST(SumOfSquares, RefusesWhatIsNotFinite) {
   SquareSum sum(3);
   EXPECT_FALSE(sum.try_add(std::vector<float>{1, std::numeric_limits<float>::infinity(), 2}));
