@@ -2,6 +2,7 @@
 // parallelism, whatever the strategy, prefetch depth and packing. And what it refuses.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -344,30 +345,105 @@ TEST(FsdpOrder, RepeatedBlocksFollowThePlanToo) {
   });
 }
 
+// One forward and its backward; the functions are called while each layer is at work.
+void observe(Rank& rank, const std::function<void(ToyModel::Layer&)>& in_forward,
+             const std::function<void(ToyModel::Layer&)>& in_backward) {
+  rank.fsdp.begin_step();
+  rank.tape.backward(rank.tape.region(rank.model.root, [&] {
+    Tensor x = affine(rank.tape, rank.ones(), rank.model.scale, nullptr);
+    for (const auto& l : rank.model.layers) {
+      x = rank.tape.region(l->block, [&] {
+        in_forward(*l);
+        const Tensor y = affine(rank.tape, x, l->weight, &l->bias);
+        const Tensor seen = rank.tape.empty({kNumel}, DType::kF32, "seen");
+        engine::cast(seen, y);
+        rank.tape.record("see", seen, [&, y, &l = *l](const Tensor& dy) {
+          in_backward(l);
+          rank.tape.pass_grad(y, dy);
+        });
+        return seen;
+      });
+    }
+    return sum(rank.tape, x);
+  }));
+  rank.fsdp.finish_step();
+}
+
+TEST(FsdpOrder, PrefetchIsHowManyUnitsAreGatheredAhead) {
+  constexpr int kBlocks = 5;
+  for (const int prefetch : {0, 1, 2, 3}) {
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      CollectiveLog log;
+      Rank rank(world, {.prefetch = prefetch, .listener = &log}, kBlocks);
+      for (int step = 0; step < 2; ++step) {
+        rank.fsdp.synchronize();
+        log.take();
+        int num_forward = 0, num_backward = 0, num_entered = 0;
+        const auto count = [&](ToyModel::Layer&) {
+          rank.fsdp.synchronize();
+          for (const std::string& line : log.take()) {
+            num_forward += line.starts_with("all_gather h.") && line.ends_with("forward");
+            num_backward += line.starts_with("all_gather h.") && line.ends_with("backward");
+          }
+          ++num_entered;
+        };
+        observe(
+            rank,
+            [&](ToyModel::Layer& l) {
+              count(l);
+              EXPECT_EQ(num_forward, std::min(num_entered + prefetch, kBlocks)) << l.block.name;
+              EXPECT_EQ(num_backward, 0);
+            },
+            [&](ToyModel::Layer& l) {
+              count(l);
+              // The last unit of forward is kept.
+              EXPECT_EQ(num_backward, std::min(num_entered - kBlocks - 1 + prefetch, kBlocks - 1))
+                  << l.block.name;
+            });
+        EXPECT_EQ(num_entered, 2 * kBlocks);
+      }
+    });
+  }
+}
+
+TEST(FsdpOrder, GradientsAreReducedEveryMicroStepOrOnce) {
+  constexpr int kMicroSteps = 3;
+  std::vector<float> norms;
+  for (const Communicate communicate :
+       {Communicate::kEveryMicroStep, Communicate::kLastMicroStep}) {
+    for (const char* strategy : {"zero3", "ddp"}) {
+      comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+        CollectiveLog log;
+        Rank rank(world, {.placement = Placement::preset(strategy),
+                          .communicate = communicate,
+                          .listener = &log});
+        rank.fsdp.begin_step(kMicroSteps);
+        for (int micro = 0; micro < kMicroSteps; ++micro) {
+          if (micro > 0) rank.fsdp.next_micro_step();
+          rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2}));
+        }
+        const float norm = rank.fsdp.finish_step();
+        rank.fsdp.synchronize();
+        int num_reductions = 0;
+        for (const std::string& line : log.take()) num_reductions += line.ends_with("gradient");
+        const bool every = communicate == Communicate::kEveryMicroStep;
+        EXPECT_EQ(num_reductions, (every ? kMicroSteps : 1) * 4) << strategy;
+        if (world.rank() == 0) norms.push_back(norm);
+      });
+    }
+  }
+  for (const float norm : norms) EXPECT_NEAR(norm / norms[0], 1, 1e-5);
+}
+
 // So the next unit's backward does not wait for the reduction of the one before.
 TEST(FsdpGradients, OfNeighboursLieInDifferentSlots) {
   for (const int prefetch : {1, 2}) {
     comm::run_ranks(2, {}, [&](ProcessGroup& world) {
       Rank rank(world, {.prefetch = prefetch}, 4);
       std::vector<const std::byte*> slots;
-      rank.fsdp.begin_step();
-      rank.tape.backward(rank.tape.region(rank.model.root, [&] {
-        Tensor x = affine(rank.tape, rank.ones(), rank.model.scale, nullptr);
-        for (const auto& l : rank.model.layers) {
-          x = rank.tape.region(l->block, [&] {
-            const Tensor y = affine(rank.tape, x, l->weight, &l->bias);
-            const Tensor seen = rank.tape.empty({kNumel}, DType::kF32, "seen");
-            engine::cast(seen, y);
-            rank.tape.record("see", seen, [&, y, &l = *l](const Tensor& dy) {
-              slots.push_back(l.weight.grad.raw());
-              rank.tape.pass_grad(y, dy);
-            });
-            return seen;
-          });
-        }
-        return sum(rank.tape, x);
-      }));
-      rank.fsdp.finish_step();
+      observe(
+          rank, [](ToyModel::Layer&) {},
+          [&](ToyModel::Layer& l) { slots.push_back(l.weight.grad.raw()); });
       ASSERT_EQ(slots.size(), 4u);
       for (std::size_t i = 1; i < slots.size(); ++i) EXPECT_NE(slots[i], slots[i - 1]) << i;
     });
