@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
+#include "engine/dtype.h"
 #include "engine/philox.h"
 
 namespace tessera::comm {
