@@ -30,7 +30,10 @@ std::string number_literal(T value) {
 json parse_json(std::string_view text, std::string_view path) {
   std::vector<std::set<std::string>> keys;  // of each open object
   const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
-    require<IoError>(depth <= kMaxDepth, "[json] expected at most {} levels, got more ({})",
+    // What opens counts as a level too: it may be empty.
+    const bool opens =
+        event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+    require<IoError>(depth + opens <= kMaxDepth, "[json] expected at most {} levels, got more ({})",
                      kMaxDepth, path);
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
