@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <numeric>
 #include <thread>
 
 #include "engine/copy.h"
@@ -74,6 +75,25 @@ TEST(BatchLoader, ErrorsComeWithTheirBatchAndTheirText) {
   for (std::int64_t n = 0; n < 3; ++n) expect_batch(loader.next(), n);
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(error_of<IoError>([&] { loader.next(); }), "[file] expected batch 3");
+  }
+}
+
+TEST(BatchLoader, FillsEachBatchOnceAndNoneThatNobodyMayTake) {
+  const Memory memory;
+  for (const std::int64_t num_batches : {0, 1, 2, 3, 7}) {
+    std::vector<std::int64_t> filled;
+    {
+      BatchLoader loader(memory, Stream::inline_cpu("compute"), kTensors, num_batches,
+                         [&](std::int64_t n, const Batch& host) {
+                           filled.push_back(n);
+                           fill(n, host);
+                         });
+      for (std::int64_t n = 0; n < num_batches; ++n) expect_batch(loader.next(), n);
+      EXPECT_THROW(loader.next(), InvalidArgument);
+    }
+    std::vector<std::int64_t> expected(static_cast<std::size_t>(num_batches));
+    std::iota(expected.begin(), expected.end(), 0);
+    EXPECT_EQ(filled, expected);
   }
 }
 

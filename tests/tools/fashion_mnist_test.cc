@@ -108,6 +108,22 @@ TEST(FashionMnist, RefusesFilesThatAreNotWhatTheySay) {
   }
 }
 
+TEST(FashionMnist, ReadsSizesOfEveryByte) {
+  const TempFolder folder;
+  constexpr std::size_t kNumImages = 66'051;  // 0x010203
+  std::string pixels(kNumImages, '\0'), labels(kNumImages, '\x07');
+  pixels.back() = 'z';
+  folder.write(kTrainImages, idx(0x803, {kNumImages, 1, 1}, pixels));
+  folder.write("train-labels-idx1-ubyte.gz", compressed(idx(0x801, {kNumImages}, labels)));
+  folder.write("t10k-images-idx3-ubyte", idx(0x803, {1, 1, 1}, "a"));
+  folder.write("t10k-labels-idx1-ubyte", idx(0x801, {1}, "\x01"));
+  const FashionMnist data = load_fashion_mnist(folder.path());
+  EXPECT_EQ(data.train.num_images, 66'051);
+  EXPECT_EQ(data.train.pixels.size(), kNumImages);
+  EXPECT_EQ(data.train.pixels.back(), 'z');
+  EXPECT_EQ(data.train.labels, std::vector<std::uint8_t>(kNumImages, 7));
+}
+
 TEST(FashionMnist, NamesTheFileThatIsMissing) {
   const TempFolder folder;
   EXPECT_TRUE(has(error_of<IoError>([&] { load_fashion_mnist(folder.path()); }),

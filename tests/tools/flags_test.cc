@@ -133,6 +133,28 @@ TEST(Flags, RefuseBadValuesNamingFlagValueAndRange) {
   }
 }
 
+TEST(Flags, TakeTheEdgesOfTheirRanges) {
+  for (const std::int64_t layers : {1, 64}) {
+    Program p;
+    const std::string flag = "--model.layers=" + std::to_string(layers);
+    EXPECT_TRUE(p.parse({flag.c_str(), "--train.batch=2147483647", "--model.dropout=0",
+                         "--train.seed=9223372036854775807", "--train.lr=5e-324"}));
+    EXPECT_EQ(p.layers, layers);
+    EXPECT_EQ(p.batch, 2147483647);
+    EXPECT_EQ(p.dropout, 0);
+    EXPECT_EQ(p.seed, 9223372036854775807u);
+    EXPECT_GT(p.lr, 0);
+  }
+  double share = -1;
+  FlagSet flags("train", "");
+  flags.add("share", &share, {.help = "", .min = -2, .max = 3});
+  std::ostringstream out;
+  for (const auto& [flag, value] : {std::pair{"--share=-2", -2.0}, {"--share=3", 3.0}}) {
+    EXPECT_TRUE(flags.parse(std::vector<const char*>{flag}, out));
+    EXPECT_EQ(share, value);
+  }
+}
+
 TEST(Flags, RefuseWhatIsNotAnOptionOrComesTwice) {
   EXPECT_TRUE(has(Program().refusal({"zero3"}), {"--name=value", "zero3"}));
   EXPECT_TRUE(has(Program().refusal({"-x"}), {"-x"}));

@@ -186,6 +186,28 @@ TEST(Gpt2Weights, RefusesAnOutputMatrixOfItsOwn) {
                   {"lm_head.weight", "wte.weight"}));
 }
 
+TEST(Gpt2Weights, ComparesAnOutputMatrixToItsLastElement) {
+  const TempFolder folder;
+  const std::vector<TensorSpec> model{{"wte.weight", {1'100, 120}}};  // more than is read at a time
+  const std::vector<float> same(1'100 * 120, 0.5f);
+  for (const std::size_t at : {std::size_t{0}, std::size_t{65'535}, std::size_t{65'536},
+                               std::size_t{131'072}, same.size() - 1, same.size()}) {
+    std::vector<float> head = same;
+    if (at < head.size()) head[at] = 0.25f;
+    SafetensorsWriter writer(folder / "model.safetensors",
+                             {model[0], {"lm_head.weight", {1'100, 120}}});
+    writer.write("wte.weight", same);
+    writer.write("lm_head.weight", head);
+    writer.finish();
+    const auto check = [&] { Gpt2Weights(folder.path()).check_complete(model); };
+    if (at == same.size()) {
+      EXPECT_NO_THROW(check());
+    } else {
+      EXPECT_TRUE(has(error_of<IoError>(check), {"lm_head.weight"})) << at;
+    }
+  }
+}
+
 TEST(Gpt2Weights, RefusesATensorUnderBothNames) {
   const TempFolder folder;
   write_weights(folder / "model.safetensors",
@@ -284,6 +306,18 @@ TEST(Gpt2Writer, WritesAFolderThatReadsBackTheSame) {
   const auto json = json::parse(folder.read("new/model/config.json"));
   EXPECT_EQ(json.at("architectures"), nlohmann::json({"GPT2LMHeadModel"}));
   EXPECT_EQ(json.at("model_type"), "gpt2");
+}
+
+TEST(Gpt2Writer, NamesATokenOfTheVocabularyAsTheEndOfText) {
+  for (const auto& [vocab_size, expected] :
+       {std::pair{3, 2}, {50'256, 50'255}, {50'257, 50'256}, {60'000, 50'256}}) {
+    const TempFolder folder;
+    Gpt2Writer writer(folder.path(), {.vocab_size = vocab_size}, {});
+    writer.finish();
+    const auto json = json::parse(folder.read("config.json"));
+    EXPECT_EQ(json.at("bos_token_id"), expected);
+    EXPECT_EQ(json.at("eos_token_id"), expected);
+  }
 }
 
 // The folder that the transformers library wrote.

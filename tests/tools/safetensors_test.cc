@@ -87,6 +87,80 @@ TEST(SafetensorsFile, ReadsWhatOthersWrite) {
           {"F32, BF16 or F16", "I64", "\"d\"", "a.safetensors"}));
 }
 
+TEST(SafetensorsFile, TakesEmptyTensorsWhereverTheyLie) {
+  const TempFolder folder;
+  const std::string full = entry("full", "F32", "[1]", "[0,4]");
+  const std::string last = entry("last", "U8", "[2]", "[4,6]");
+  const auto none = [](const char* name, const char* shape, const char* offsets) {
+    return entry(name, "F32", shape, offsets);
+  };
+  const std::string first = none("first", "[0]", "[0,0]"),
+                    middle = none("middle", "[3,0]", "[4,4]"),
+                    other = none("other", "[0,1099511627776]", "[4,4]"),
+                    behind = none("behind", "[2,0,5]", "[6,6]");
+  // Before, between and behind the others, which may be listed first.
+  for (const auto& list :
+       std::vector<std::vector<std::string>>{{full, last, first},
+                                             {first, full, last},
+                                             {full, last, middle},
+                                             {full, middle, last},
+                                             {other, last, middle, full},
+                                             {full, last, behind},
+                                             {last, behind, other, middle, full, first}}) {
+    std::string json;
+    for (const std::string& text : list) json += (json.empty() ? "{" : ",") + text;
+    const SafetensorsFile file(folder.write("a.safetensors", file_of(json + "}", 6)));
+    EXPECT_EQ(file.tensors().size(), list.size()) << json;
+    std::vector<float> value(1);
+    file.read(*file.find("full"), 0, value);
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(value[0]), 0x01010101u) << json;
+  }
+  const SafetensorsFile file(
+      folder.write("b.safetensors", file_of("{" + none("a", "[0]", "[0,0]") + "}", 0)));
+  EXPECT_EQ(file.find("a")->shape, std::vector<std::int64_t>{0});
+  EXPECT_NO_THROW(file.read(*file.find("a"), 0, {}));
+  // More than a sort of few elements would leave in order by chance.
+  std::string many = "{";
+  for (int i = 0; i < 100; ++i) {
+    const int begin = (i * 37 % 100) / 2, end = begin + i * 37 % 2;
+    many += entry(std::to_string(i), "U8", end > begin ? "[1]" : "[0]",
+                  fmt::format("[{},{}]", begin, end)) +
+            ",";
+  }
+  many.back() = '}';
+  EXPECT_EQ(SafetensorsFile(folder.write("c.safetensors", file_of(many, 50))).tensors().size(),
+            100u);
+  // Empty is what the shape says, not the offsets.
+  EXPECT_TRUE(has(refusal_of_header("{" + none("a", "[0]", "[0,4]") + "}", 4), {"0 bytes"}));
+  EXPECT_TRUE(has(refusal_of_header("{" + none("a", "[1]", "[0,0]") + "}", 0), {"4 bytes"}));
+  EXPECT_TRUE(has(refusal_of_header("{" + full + "," + none("a", "[0]", "[2,2]") + "}", 4),
+                  {"byte 4, got byte 2", "\"a\""}));
+}
+
+TEST(SafetensorsFile, ReadsPartsOfTensorsLongerThanAStagingBuffer) {
+  constexpr std::int64_t kNumel = 150'000;
+  std::vector<std::uint16_t> raw(2 * kNumel);
+  for (std::size_t i = 0; i < raw.size(); ++i) raw[i] = static_cast<std::uint16_t>(i * 7 % 30'000);
+  const std::string bytes(reinterpret_cast<const char*>(raw.data()), raw.size() * 2);
+  const std::string json = "{"s + entry("b", "BF16", "[150000]", "[0,300000]") + "," +
+                           entry("h", "F16", "[150000]", "[300000,600000]") + "}";
+  const TempFolder folder;
+  const SafetensorsFile file(folder.write("a.safetensors", length_of(json.size()) + json + bytes));
+  for (const std::int64_t first : {0, 1, 70'001}) {
+    std::vector<float> bfloat(static_cast<std::size_t>(kNumel - first)), half(bfloat.size());
+    file.read(*file.find("b"), first, bfloat);
+    file.read(*file.find("h"), first, half);
+    for (std::size_t i = 0; i < bfloat.size(); ++i) {
+      const std::size_t at = i + static_cast<std::size_t>(first);
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(bfloat[i]), std::uint32_t{raw[at]} << 16) << at;
+      const std::uint32_t bits = raw[at + kNumel], exponent = bits >> 10, fraction = bits & 1023;
+      ASSERT_EQ(half[i], exponent == 0 ? std::ldexp(fraction, -24)
+                                       : std::ldexp(1024 + fraction, int(exponent) - 25))
+          << at;
+    }
+  }
+}
+
 TEST(SafetensorsFile, ConvertsEveryHalfAndBfloat16Exactly) {
   const TempFolder folder;
   std::vector<std::uint16_t> all(1 << 16);
@@ -407,6 +481,29 @@ TEST(SafetensorsWriter, WritesWhatTheFormatSays) {
   std::vector<float> back(2);
   file.read(*file.find("w"), 3, back);
   EXPECT_EQ(back, (std::vector<float>{4, 5}));
+}
+
+TEST(SafetensorsWriter, WritesSeveralTensorsAndAllMetadata) {
+  const TempFolder folder;
+  const std::string path = folder / "a.safetensors";
+  const SafetensorsWriter::Metadata metadata = {{"a", "1"}, {"b \"", "\xC3\xA9"}, {"c", ""}};
+  const std::vector<float> x{1, 2, 3}, y{4, 5};
+  SafetensorsWriter writer(path, {{"none", {0, 4}}, {"x", {3}}, {"also none", {0}}, {"y", {2, 1}}},
+                           metadata);
+  writer.write("none", {});
+  writer.write("x", x);
+  writer.write("also none", {});
+  writer.write("y", y);
+  writer.finish();
+  const SafetensorsFile file(path);
+  EXPECT_EQ(file.metadata(), metadata);
+  ASSERT_EQ(file.tensors().size(), 4u);
+  std::vector<float> back(3), one(1);
+  file.read(*file.find("x"), 0, back);
+  EXPECT_EQ(back, x);
+  file.read(*file.find("y"), 1, one);
+  EXPECT_EQ(one[0], 5);
+  EXPECT_EQ(file.find("y")->shape, (std::vector<std::int64_t>{2, 1}));
 }
 
 TEST(SafetensorsWriter, RefusesTheWrongTensorSizeOrNumber) {
