@@ -2,12 +2,14 @@
 // numbers; and what dropout draws them from.
 #include "tools/gpt.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <numbers>
 #include <span>
 #include <string>
 #include <vector>
@@ -103,7 +105,8 @@ class Reference {
       std::vector<Values> hidden = linear(norm(x, h + ".ln_2"), h + ".mlp.c_fc");
       for (Values& r : hidden) {
         for (double& v : r) {
-          v = 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
+          v = 0.5 * v *
+              (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (v + 0.044715 * v * v * v)));
         }
       }
       branch(x, h + ".mlp.drop", linear(hidden, h + ".mlp.c_proj"));

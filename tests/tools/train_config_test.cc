@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <numbers>
 #include <string>
 #include <vector>
 
@@ -42,8 +43,8 @@ TEST(LearningRate, LinearFallsEvenlyTowardsZeroAtTheEnd) {
 }
 
 TEST(LearningRate, CosineFallsAsHalfAWave) {
-  const double third = 0.4 * (1 + std::cos(M_PI / 4));  // 0.683
-  const double last = 0.4 * (1 - std::cos(M_PI / 4));   // 0.117
+  const double third = 0.4 * (1 + std::cos(std::numbers::pi / 4));  // 0.683
+  const double last = 0.4 * (1 - std::cos(std::numbers::pi / 4));   // 0.117
   expect_lrs(config_of(ScheduleKind::kCosine, 0, 6),
              {0.8, 0.4 * (1 + std::sqrt(0.75)), 0.6, 0.4, 0.2, 0.4 * (1 - std::sqrt(0.75)), 0});
   expect_lrs(config_of(ScheduleKind::kCosine, 2, 6), {0.4, 0.8, 0.8, third, 0.4, last, 0});

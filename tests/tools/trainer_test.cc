@@ -2,6 +2,7 @@
 // micro-batch is w times the sum of its samples, so its gradient is that sum.
 #include "tools/trainer.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
