@@ -1,6 +1,7 @@
 // Text for people to read.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,5 +17,18 @@ inline std::string join(std::span<const std::string> items, std::string_view sep
   }
   return text;
 }
+
+/// Whether all of `text` is UTF-8: shortest forms, no surrogates, nothing above U+10FFFF.
+bool is_utf8(std::string_view text);
+
+/// `text` on one line that cannot command a terminal. Control characters, characters that turn the
+/// direction of writing or break lines, and bytes that are not UTF-8 become \n, \x1b or \u202e.
+/// Backslashes stay, so that text may be escaped twice.
+std::string escaped(std::string_view text);
+/// The same, of a text of unknown length: at most `max_nbytes` of it, and how long it is.
+std::string excerpt(std::string_view text, std::size_t max_nbytes = 200);
+
+/// A time to wait: 3:07 (minutes), 12:03:04 (hours), "3 days 04:05" or "12.5 years".
+std::string duration_text(double seconds);
 
 }  // namespace tessera::tools
