@@ -15,6 +15,7 @@
 #include "engine/error.h"
 #include "tools/file.h"
 #include "tools/text.h"
+#include "tools/toml_limits.h"
 
 namespace tessera::tools {
 namespace {
@@ -24,6 +25,7 @@ using engine::IoError;
 using engine::require;
 
 constexpr std::int64_t kMaxConfigNbytes = 1 << 20;
+constexpr std::size_t kMaxTextNbytes = 8192;  // twice the longest path
 
 /// The whole of `text` as a number, in the shape that from_chars knows and no other.
 template <class T>
@@ -34,8 +36,10 @@ std::optional<T> parse_number(const std::string& text) {
   return value;
 }
 
-/// Levenshtein's edit distance.
-std::size_t distance(std::string_view a, std::string_view b) {
+/// Levenshtein's edit distance, or, where the lengths alone make it `max` or more, no less than
+/// that.
+std::size_t distance(std::string_view a, std::string_view b, std::size_t max) {
+  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) >= max) return max;
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -76,30 +80,27 @@ std::string range_of(const NumberOption& option) {
   return "a finite number";
 }
 
-/// A value of a TOML file, or nothing for a kind that no option has.
-struct FileEntry {
-  std::string name;
-  unsigned line = 0;
-  const toml::node* node = nullptr;
-};
-
-/// The values of a table and of the tables in it; empty tables count, since their name may be
-/// wrong.
-void flatten(const toml::table& table, const std::string& prefix, std::vector<FileEntry>& entries) {
+/// Visits the values of a table and of the tables in it, empty ones too, since their names may be
+/// wrong. A name is made for one visit alone: a section may have a long one, and many keys.
+template <class Visit>
+void visit_entries(const toml::table& table, const std::string& prefix, Visit visit) {
   for (const auto& [key, node] : table) {
     const std::string name = prefix + std::string(key.str());
     const toml::table* inner = node.as_table();
     if (inner != nullptr && !inner->empty()) {
-      flatten(*inner, name + ".", entries);
+      visit_entries(*inner, name + ".", visit);
     } else {
-      entries.push_back({name, key.source().begin.line, &node});
+      visit(name, key.source().begin.line, node);
     }
   }
 }
 
 std::string shown(const toml::node& node) {
   if (node.is_table()) return "a table";
-  if (node.is_array()) return "an array";
+  if (const toml::array* array = node.as_array()) {
+    return array->is_array_of_tables() ? "an array of tables" : "an array";
+  }
+  if (const auto* string = node.as_string()) return fmt::format("'{}'", excerpt(string->get()));
   std::string text;
   node.visit([&](const auto& value) {
     if constexpr (toml::is_value<decltype(value)>) {
@@ -185,12 +186,17 @@ void FlagSet::add_text(std::string name, TextOption option,
                        std::function<void(const std::string&)> set, Literal literal) {
   const auto checked_set = [choices = option.choices, set = std::move(set)](const Value& value) {
     const std::string& text = std::get<std::string>(value);
-    if (!choices.empty() && std::ranges::count(choices, text) == 0) return false;
+    // Anything else could not be written to a file and read back, and no path holds a NUL.
+    const bool is_text =
+        text.size() <= kMaxTextNbytes && is_utf8(text) && text.find('\0') == std::string::npos;
+    if (choices.empty() ? !is_text : std::ranges::count(choices, text) == 0) return false;
     set(text);
     return true;
   };
   std::string allowed =
-      option.choices.empty() ? "text" : fmt::format("one of {}", join(option.choices, ", "));
+      option.choices.empty()
+          ? fmt::format("text: at most {} bytes of UTF-8 without NUL", kMaxTextNbytes)
+          : fmt::format("one of {}", join(option.choices, ", "));
   add_option({std::move(name), Type::kText, std::move(option.help), std::move(allowed), checked_set,
               std::move(literal), !option.choices.empty()});
 }
@@ -202,7 +208,8 @@ const FlagSet::Option& FlagSet::find(std::string_view name, std::string_view sou
     if (option.name == name) return option;
     // A name without its section, or under a wrong one, is a common slip too.
     const std::size_t near =
-        std::min(distance(option.name, name), distance(key_of(option.name), key_of(name)) + 1);
+        std::min(distance(option.name, name, nearest_distance),
+                 distance(key_of(option.name), key_of(name), nearest_distance) + 1);
     if (near < nearest_distance) {
       nearest = option.name;
       nearest_distance = near;
@@ -210,7 +217,7 @@ const FlagSet::Option& FlagSet::find(std::string_view name, std::string_view sou
   }
   const std::string hint =
       nearest.empty() ? "; --help lists all options" : fmt::format("; did you mean {}?", nearest);
-  fail("[{}] expected a known option, got {} ({}){}", program_, name, source, hint);
+  fail("[{}] expected a known option, got {} ({}){}", program_, excerpt(name), source, hint);
 }
 
 void FlagSet::set(const Option& option, const std::optional<Value>& value, std::string_view shown,
@@ -221,42 +228,50 @@ void FlagSet::set(const Option& option, const std::optional<Value>& value, std::
 
 void FlagSet::load_file(const std::string& path) const {
   const std::string text = read_text_file(path, kMaxConfigNbytes);
+  check_toml_limits(text, path);
   toml::table table;
   try {
     table = toml::parse(text, path);
   } catch (const toml::parse_error& error) {
-    fail<IoError>("[{}] expected TOML, got: {} ({}:{})", program_, error.description(), path,
-                  error.source().begin.line);
+    fail<IoError>("[{}] expected TOML, got: {} ({}:{})", program_, excerpt(error.description()),
+                  escaped(path), error.source().begin.line);
   }
-  std::vector<FileEntry> entries;
-  flatten(table, "", entries);
-  std::set<std::string_view> seen;
-  for (const auto& [name, line, node] : entries) {
-    const std::string source = fmt::format("{}:{}: {}", path, line, name);
+  const auto is_section = [&](const std::string& name) {
+    return std::ranges::any_of(
+        options_, [&](const Option& option) { return option.name.starts_with(name + "."); });
+  };
+  std::set<std::string> seen;
+  visit_entries(table, "", [&](const std::string& name, unsigned line, const toml::node& node) {
+    const std::string source = fmt::format("{}:{}: {}", escaped(path), line, excerpt(name));
+    if (is_section(name)) {
+      require(node.is_table(), "[{}] expected a table of options, got {} ({})", program_,
+              shown(node), source);
+      return;  // an empty one
+    }
     const Option& option = find(name, source);
     require(seen.insert(name).second, "[{}] expected each option once, got a second ({})", program_,
             source);
     std::optional<Value> value;
     switch (option.type) {
       case Type::kBool:
-        if (const auto* boolean = node->as_boolean()) value = boolean->get();
+        if (const auto* boolean = node.as_boolean()) value = boolean->get();
         break;
       case Type::kInteger:
-        if (const auto* integer = node->as_integer()) value = integer->get();
+        if (const auto* integer = node.as_integer()) value = integer->get();
         break;
       case Type::kNumber:
-        if (node->is_number()) value = *node->value<double>();
+        if (node.is_number()) value = *node.value<double>();
         break;
       case Type::kText:
-        if (const auto* string = node->as_string()) value = string->get();
+        if (const auto* string = node.as_string()) value = string->get();
         // Among choices, `true` may stand without quotes.
-        if (const auto* boolean = node->as_boolean(); boolean && option.has_choices) {
+        if (const auto* boolean = node.as_boolean(); boolean && option.has_choices) {
           value = boolean->get() ? "true" : "false";
         }
         break;
     }
-    set(option, value, shown(*node), source);
-  }
+    set(option, value, shown(node), source);
+  });
 }
 
 bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
@@ -280,11 +295,12 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
     }
     const auto equals = argument.find('=');
     const std::string flag = argument.substr(0, equals);
-    require(flag.starts_with("--"), "[{}] expected --name=value, got {}", program_, argument);
+    require(flag.starts_with("--"), "[{}] expected --name=value, got {}", program_,
+            excerpt(argument));
     const std::string name = flag.substr(2);
-    const Option* option = name == "config" ? nullptr : &find(name, flag);
+    const Option* option = name == "config" ? nullptr : &find(name, excerpt(flag));
     require(seen.insert(name).second, "[{}] expected each option once, got a second ({})", program_,
-            argument);
+            excerpt(argument));
     std::string text = "true";
     if (equals != std::string::npos) {
       text = argument.substr(equals + 1);
@@ -318,7 +334,7 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
         value = text;
         break;
     }
-    set(*option, value, json_literal(text), flag);
+    set(*option, value, fmt::format("\"{}\"", excerpt(text)), flag);
     given_.insert(option->name);
   }
   return true;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "tools/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -40,7 +41,7 @@ json parse_json(std::string_view text, std::string_view path) {
     if (event == json::parse_event_t::key) {
       const auto& key = parsed.get_ref<const std::string&>();
       require<IoError>(keys.back().insert(key).second,
-                       "[json] expected each key once, got \"{}\" twice ({})", key, path);
+                       "[json] expected each key once, got \"{}\" twice ({})", excerpt(key), path);
     }
     return true;
   };
@@ -50,12 +51,17 @@ json parse_json(std::string_view text, std::string_view path) {
   try {
     return json::parse(text, check);
   } catch (const json::exception& error) {
-    fail<IoError>("[json] expected JSON, got {} ({})", error.what(), path);
+    fail<IoError>("[json] expected JSON, got {} ({})", excerpt(error.what(), 400), path);
   }
 }
 
 std::string json_literal(std::string_view value) {
-  return json(value).dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string literal = json(value).dump(-1, ' ', false, json::error_handler_t::replace);
+  // JSON takes a DEL as it is, TOML does not. It is never part of another character.
+  for (std::size_t at = 0; (at = literal.find('\x7F', at)) != std::string::npos;) {
+    literal.replace(at, 1, "\\u007f");
+  }
+  return literal;
 }
 std::string json_literal(double value) { return number_literal(value); }
 std::string json_literal(float value) { return number_literal(value); }

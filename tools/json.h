@@ -12,8 +12,9 @@ namespace tessera::tools {
 /// twice in one object, nested deeper than 16 levels.
 nlohmann::json parse_json(std::string_view text, std::string_view path);
 
-/// JSON literals. Numbers have the fewest digits that read back as the same value; NaN and
-/// infinities, which JSON cannot express, become null. Bytes that are not UTF-8 become U+FFFD.
+/// JSON literals, which TOML reads as the same values. Numbers have the fewest digits that read
+/// back as the same value; NaN and infinities, which JSON cannot express, become null. Bytes that
+/// are not UTF-8 become U+FFFD.
 std::string json_literal(std::string_view value);
 std::string json_literal(double value);
 std::string json_literal(float value);

@@ -4,15 +4,19 @@
 #include <stdlib.h>
 
 #include <nlohmann/json.hpp>
+#include <random>
 #include <sstream>
+#include <string>
 
 #include "engine/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+#include "tools/text.h"
 
 namespace tessera::tools {
 namespace {
 
+using namespace std::literals;
 using engine::InvalidArgument;
 using engine::IoError;
 using testing::error_of;
@@ -222,6 +226,242 @@ TEST(ConfigFile, WrittenFromTheValuesInForceReadsBackTheSame) {
   EXPECT_EQ(q.lr, 1e-05);
   EXPECT_EQ(q.path, p.path);
   EXPECT_EQ(q.device, Device::kCuda);
+}
+
+// What --config=FILE says of `text`, whatever kind of error it is; "" if nothing.
+std::string file_refusal(Program& program, const TempFolder& folder, std::string_view text) {
+  const std::string flag = "--config=" + folder.write("run.toml", text);
+  try {
+    program.parse({flag.c_str()});
+  } catch (const engine::Error& error) {
+    return error.what();
+  }
+  return "";
+}
+std::string file_refusal(std::string_view text) {
+  Program program;
+  return file_refusal(program, TempFolder(), text);
+}
+
+std::string repeated(std::string_view text, std::size_t n) {
+  std::string result;
+  for (; n > 0; --n) result += text;
+  return result;
+}
+
+TEST(ConfigFile, EmptyTablesOfKnownSectionsAreFine) {
+  EXPECT_EQ(file_refusal("[train]\n[model]\nlayers = 3\n[parallel]\n"), "");
+  EXPECT_EQ(file_refusal("train = {}\n"), "");
+  EXPECT_TRUE(has(file_refusal("[train]\n[trian]\n"), {"run.toml:2: trian", "got trian"}));
+  EXPECT_TRUE(has(file_refusal("[train.more]\n"), {"run.toml:1: train.more", "known option"}));
+  EXPECT_TRUE(has(file_refusal("[model.layers]\n"), {"run.toml:1: model.layers", "a table"}));
+}
+
+TEST(ConfigFile, ValuesOfOtherKindsAreNamedWithTheirLine) {
+  const struct {
+    const char* text;
+    std::initializer_list<std::string_view> parts;
+  } cases[] = {
+      {"\n[[train]]\nlr = 1\n",
+       {"a table of options", "got an array of tables", "run.toml:2: train"}},
+      {"\ntrain = 3\n", {"a table of options", "got 3", "run.toml:2: train"}},
+      {"train = []\n", {"a table of options", "got an array", "run.toml:1: train"}},
+      {"[data]\npath = 1979-05-27T07:32:00Z\n",
+       {"expected text", "got 1979-05-27T07:32:00Z", "run.toml:2: data.path"}},
+      {"[data]\npath = 07:32:00\n", {"expected text", "got 07:32:00", "run.toml:2"}},
+      {"[data]\npath = [\"a\"]\n", {"expected text", "got an array", "run.toml:2"}},
+      {"[data]\npath = {x = 1}\n", {"known option", "got data.path.x", "run.toml:2"}},
+      {"[data]\npath = nan\n", {"expected text", "got nan", "run.toml:2: data.path"}},
+      {"[model]\nlayers = inf\n", {"an integer in [1, 64]", "got inf", "run.toml:2"}},
+      {"[model]\nlayers = 1979-05-27\n", {"an integer", "got 1979-05-27", "run.toml:2"}},
+  };
+  for (const auto& [text, parts] : cases) EXPECT_TRUE(has(file_refusal(text), parts)) << text;
+}
+
+// A parser that recursed over any of these, or took their square in time, would not come back.
+TEST(ConfigFile, ThatIsDeepOrLongIsRefused) {
+  const std::size_t n = 100'000;
+  const std::string deep = repeated("a.", n) + "a";
+  for (const std::string& text :
+       {deep + " = 1\n", "[" + deep + "]\n", "[[" + deep + "]]\n", "x = {" + deep + " = 1}\n",
+        repeated("\"\".", n) + "a = 1\n", repeated("a . ", n) + "a = 1\n",
+        "# comment\nx = \"\"\"\"\"\"\n" + deep + " = 1\n", "x = '''a'''''\n" + deep + " = 1\n",
+        "x = '''a''''\n" + deep, "x = \"\\\"\"\n" + deep, "x = '\\'\n" + deep}) {
+    EXPECT_TRUE(has(file_refusal(text), {"at most 16 parts of a name", "run.toml:"}))
+        << text.substr(0, 30);
+  }
+  for (const std::string_view open : {"[", "{a=", "[{a="}) {
+    EXPECT_TRUE(has(file_refusal("x = " + repeated(open, n)),
+                    {"at most 16 levels of brackets", "run.toml:1"}));
+  }
+  std::string tables;
+  for (std::size_t i = 0; i < n; ++i) tables += "[" + std::to_string(i) + "]\n";
+  EXPECT_TRUE(has(file_refusal(tables), {"at most 4096 keys, tables and elements"}));
+  for (const std::string_view header : {"[.a]", "[[ =]]", "[\n]", "[ #"}) {
+    EXPECT_TRUE(has(file_refusal("# [.a] and ['\n" + std::string(header)),
+                    {"expected a name after [, got none (", "run.toml:2)"}));
+  }
+  const std::string key(1'000'000, 'k');
+  const std::string refusal = file_refusal(key + " = 1\n");
+  EXPECT_TRUE(has(refusal, {"expected a known option, got kkk", "(1000000 bytes)", "run.toml:1"}));
+  EXPECT_LT(refusal.size(), 1000u);
+  EXPECT_LT(file_refusal("[model]\nlayers = '" + key + "'\n").size(), 1000u);
+  EXPECT_LT(file_refusal("x = [ " + key).size(), 1000u);
+}
+
+TEST(ConfigFile, MayHaveDotsAndBracketsInStringsAndComments) {
+  const TempFolder folder;
+  const std::string dots = repeated("../", 1300) + repeated("[{a.b,=", 10);  // a long path
+  for (const std::string quotes : {"\"", "'", "\"\"\"", "'''"}) {
+    Program p;
+    EXPECT_EQ(file_refusal(p, folder,
+                           "# " + dots + repeated("[", 100) + " \" '''\n\"data\".path = " + quotes +
+                               dots + quotes + " # " + dots + "\n[train]\nlr = 1.5\n"),
+              "");
+    EXPECT_EQ(p.path, dots);
+    EXPECT_EQ(p.lr, 1.5);
+  }
+  Program p;
+  EXPECT_EQ(
+      file_refusal(p, folder, "data.path = \"\"\"\\\"\"\"\\\"" + dots + "\"\"\"\"\" # " + dots),
+      "");
+  EXPECT_EQ(p.path, "\"\"\"\"" + dots + "\"\"");
+}
+
+TEST(ConfigFile, MutatedIsReadOrRefusedInOneLine) {
+  const std::string valid =
+      "# a run\nquiet = true\ndevice = 'cuda'\n[parallel]\nstrategy = \"zero1\"\n[model]\n"
+      "layers = 8\ndropout = 0.25\n[train]\nlr = 1e-3\nseed = 7\n[data]\npath = \"a\\u00e9/b\"\n";
+  const std::string_view parts[] = {
+      ".",    "a.",   "[",    "]",      "[[", "]]",    "{",  "}",     "=",       ",",
+      "\"",   "'",    "'''",  "\"\"\"", "\n", "#",     "\r", "\\",    "\\u0000", "\\ud800",
+      "nan",  "inf",  "-",    "_",      "1",  "e",     "0x", ":",     "true",    "1979-05-2",
+      "\xFF", "\0"sv, "\x1B", "\x7F",   " ",  "train", "lr", "x=1\n", "\xC2\x9B"};
+  std::mt19937 random(7);
+  const auto below = [&](std::size_t n) { return random() % n; };
+  const TempFolder folder;
+  int num_read = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::string text = valid;
+    for (auto edits = 1 + below(6); edits > 0; --edits) {
+      const std::size_t at = below(text.size() + 1);
+      switch (below(3)) {
+        case 0:
+          text.erase(at, below(9));
+          break;
+        case 1:
+          text.insert(at, text.substr(below(text.size() + 1), below(40)));
+          break;
+        default:
+          text.insert(at,
+                      repeated(parts[below(std::size(parts))], below(4) == 0 ? below(3000) : 1));
+      }
+    }
+    Program p;
+    const std::string refusal = file_refusal(p, folder, text);
+    num_read += refusal.empty() ? 1 : 0;
+    EXPECT_LT(refusal.size(), 1000u);
+    EXPECT_EQ(escaped(refusal), refusal) << text;
+  }
+  EXPECT_GT(num_read, 30);
+  EXPECT_LT(num_read, 2900);
+}
+
+TEST(Flags, TextWithANulIsRefused) {
+  EXPECT_TRUE(has(file_refusal("[data]\npath = \"book.txt\\u0000.evil\"\n"),
+                  {"without NUL", "book.txt\\x00.evil", "run.toml:2: data.path"}));
+  EXPECT_TRUE(has(file_refusal("\"data\\u0000.path\" = 1\n"), {"got data\\x00.path"}));
+}
+
+TEST(Flags, RefusalsCannotCommandATerminal) {
+  const struct {
+    const char* flag;
+    std::string_view part;
+  } flags[] = {{"--a\x1B[2J=1", "--a\\x1b[2J"},
+               {"--device=\n\x1B", "\"\\n\\x1b\""},
+               {"\xC2\x9B", "got \\u009b"},
+               {"--data.path=\xFF", "\"\\xff\""},
+               {"--model.layers=\x7F", "\"\\x7f\""}};
+  for (const auto& [flag, part] : flags) {
+    const std::string refusal = Program().refusal({flag});
+    EXPECT_TRUE(has(refusal, {part}));
+    EXPECT_EQ(escaped(refusal), refusal);
+  }
+  const struct {
+    const char* text;
+    std::string_view part;
+  } files[] = {{"\"a\\u001b[2J\" = 1\n", "a\\x1b[2J"},  {"device = \"\\n\\u001b\"\n", "'\\n\\x1b'"},
+               {"device = \"\\u009b\"\n", "'\\u009b'"}, {"x = \x1B[2J\n", "run.toml:1"},
+               {"\xC2\x9B = 1\n", "run.toml:1"},        {"x = \"\xFF\"\n", "run.toml:1"}};
+  for (const auto& [text, part] : files) {
+    const std::string refusal = file_refusal(text);
+    EXPECT_TRUE(has(refusal, {part}));
+    EXPECT_EQ(escaped(refusal), refusal);
+  }
+}
+
+// Sets data.path; if it was taken, the file of the values in force must read back as the same.
+::testing::AssertionResult is_kept_or_refused(const std::string& path, bool& taken) {
+  Program p;
+  taken = true;
+  try {
+    const std::string flag = "--data.path=" + path;
+    p.parse({flag.c_str()});
+  } catch (const InvalidArgument&) {
+    taken = false;
+    return ::testing::AssertionSuccess();
+  }
+  Program q;
+  const std::string refusal = file_refusal(q, TempFolder(), p.flags.to_toml());
+  if (!refusal.empty()) return ::testing::AssertionFailure() << escaped(path) << ": " << refusal;
+  if (q.path != path || q.flags.to_toml() != p.flags.to_toml()) {
+    return ::testing::AssertionFailure() << escaped(path) << " became " << escaped(q.path);
+  }
+  return ::testing::AssertionSuccess();
+}
+
+TEST(ConfigFile, TextOfAnyCharactersReadsBackTheSame) {
+  std::string path;
+  for (std::uint32_t c = 1; c <= 0x10FFFF; ++c) {
+    if (c == 0xD800) c = 0xE000;
+    const auto tail = [&](int shift) { return static_cast<char>(0x80 | (c >> shift & 0x3F)); };
+    if (c < 0x80) {
+      path += static_cast<char>(c);
+    } else if (c < 0x800) {
+      path += {static_cast<char>(0xC0 | c >> 6), tail(0)};
+    } else if (c < 0x10000) {
+      path += {static_cast<char>(0xE0 | c >> 12), tail(6), tail(0)};
+    } else {
+      path += {static_cast<char>(0xF0 | c >> 18), tail(12), tail(6), tail(0)};
+    }
+    if (path.size() < 8000 && c != 0x10FFFF) continue;
+    bool taken = false;
+    ASSERT_TRUE(is_kept_or_refused(path, taken)) << "up to U+" << std::hex << c;
+    EXPECT_TRUE(taken);
+    path.clear();
+  }
+}
+
+TEST(ConfigFile, TextOfAnyBytesReadsBackTheSameOrIsRefused) {
+  std::mt19937 random(7);
+  bool taken = false;
+  int num_taken = 0;
+  for (int i = 0; i < 2000; ++i) {
+    std::string path;
+    for (auto length = random() % 8; length > 0; --length) {
+      // Any byte now and then, so that about half of the texts are UTF-8.
+      path += static_cast<char>(1 + random() % (random() % 4 == 0 ? 255 : 127));
+      if (random() % 4 == 0) path += "\xC2\x85";
+    }
+    EXPECT_TRUE(is_kept_or_refused(path, taken));
+    num_taken += taken ? 1 : 0;
+  }
+  EXPECT_GT(num_taken, 500);
+  EXPECT_LT(num_taken, 1900);
+  EXPECT_TRUE(is_kept_or_refused(std::string(8192, '\x01'), taken));
+  EXPECT_TRUE(taken);
+  EXPECT_TRUE(is_kept_or_refused(std::string(8193, 'a'), taken));
+  EXPECT_FALSE(taken);
 }
 
 TEST(Flags, ValuesInForceAreOneJsonObject) {
