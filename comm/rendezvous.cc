@@ -19,6 +19,21 @@ enum State : std::uint32_t { kOpen, kReady, kComplete, kFailed };
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
+// "rank 2", "ranks 2, 5-7" or, when there are too many pieces, "ranks 2, 5-7 and 90 more".
+std::string ranks_text(const std::vector<int>& ranks) {
+  constexpr int kMaxPieces = 8;
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  std::size_t i = 0;
+  for (int piece = 0; i < ranks.size() && piece < kMaxPieces; ++piece) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += fmt::format("{} {}", piece == 0 ? "" : ",", ranks[i]);
+    if (last > i) text += fmt::format("-{}", ranks[last]);
+    i = last + 1;
+  }
+  return i < ranks.size() ? fmt::format("{} and {} more", text, ranks.size() - i) : text;
+}
+
 }  // namespace
 
 struct Rendezvous::Meeting {
@@ -245,16 +260,41 @@ std::string Rendezvous::where(const Call& call) const {
   return fmt::format("[{} #{} of {}]", call.op, call.sequence, name_);
 }
 
-// "rank 2 is missing, last seen in #11 all_gather f32 x 4 'h.0'", one for each rank not here.
+// "ranks 2, 5-7 are missing, last seen in #11 all_gather f32 x 4 'h.0'", one for each call that
+// ranks not here were last seen in, in the order of ranks. Of bounded length: the first few.
 std::string Rendezvous::absent(const Meeting& meeting, bool only_departed) const {
-  std::string ranks;
+  struct Group {
+    bool departed;
+    std::string_view last;
+    std::vector<int> ranks;
+  };
+  std::vector<Group> groups;
   for (std::size_t r = 0; r < members_.size(); ++r) {
     const bool departed = departed_[r] <= meeting.call.sequence;
     if (meeting.here[r] || (only_departed && !departed)) continue;
-    ranks += fmt::format("{}rank {} {}, last seen in {}", ranks.empty() ? "" : "; ", members_[r],
-                         departed ? "has left the group" : "is missing", last_[r]);
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
+      return g.departed == departed && g.last == last_[r];
+    });
+    if (group == groups.end()) group = groups.insert(group, {departed, last_[r], {}});
+    group->ranks.push_back(members_[r]);
   }
-  return ranks;
+  constexpr std::size_t kMaxGroups = 4, kMaxCall = 100;
+  std::string text;
+  std::size_t num_more = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto& [departed, last, ranks] = groups[g];
+    if (g >= kMaxGroups) {
+      num_more += ranks.size();
+      continue;
+    }
+    const char* what = departed ? ranks.size() == 1 ? "has left the group" : "have left the group"
+                       : ranks.size() == 1 ? "is missing"
+                                           : "are missing";
+    text += fmt::format("{}{} {}, last seen in {}{}", g == 0 ? "" : "; ", ranks_text(ranks), what,
+                        last.substr(0, kMaxCall), last.size() > kMaxCall ? "..." : "");
+  }
+  if (num_more > 0) text += fmt::format("; and {} more ranks", num_more);
+  return text;
 }
 
 }  // namespace tessera::comm

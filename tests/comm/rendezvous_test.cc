@@ -24,6 +24,7 @@ using engine::CommError;
 using std::chrono::milliseconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr milliseconds kLong = std::chrono::hours(1);  // a test that waits for it fails
 
@@ -184,11 +185,71 @@ TEST(RendezvousTest, AnExpiredCallNamesWhoHasNotCalledIt) {
     group->world()->check();
     FAIL() << "expected an error";
   } catch (const CommError& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "[all_gather #1 of group] expected 3 ranks within 70 ms, got 1: rank 10 is missing, "
-        "last seen in #0 a; rank 12 is missing, last seen in #0 a; b");
+    EXPECT_STREQ(error.what(),
+                 "[all_gather #1 of group] expected 3 ranks within 70 ms, got 1: ranks 10, 12 are "
+                 "missing, last seen in #0 a; b");
   }
+}
+
+// What `group` says of call #1 when its ranks below `here` have called it, after a call #0 that
+// only some came to.
+std::string expired(const std::shared_ptr<Rendezvous>& group, int here,
+                    const std::function<bool(int rank)>& came) {
+  for (int r = 0; r < group->size(); ++r) {
+    if (came(r)) group->announce(r, call(0, "a"));
+  }
+  for (int r = 0; r < here; ++r) group->announce(r, call(1, "b"));
+  group->expire(call(1, "b"));
+  try {
+    group->world()->check();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(RendezvousTest, RanksThatAreMissingAreGroupedByWhereTheyWereLastSeen) {
+  const auto group = make_group(9, milliseconds(70));
+  EXPECT_EQ(expired(group, 1, [](int rank) { return rank == 3 || rank == 4 || rank == 6; }),
+            "[all_gather #1 of group] expected 9 ranks within 70 ms, got 1: ranks 11-12, 15, 17-18 "
+            "are missing, last seen in nothing; ranks 13-14, 16 are missing, last seen in #0 a; b");
+}
+
+TEST(RendezvousTest, RanksThatHaveLeftAreToldFromThoseThatAreMissing) {
+  const auto group = make_group(5);
+  group->depart(3, 5);
+  group->depart(1, 1);
+  group->depart(2, 1);
+  try {
+    group->announce(0, call(1, "b"));
+    group->world()->check();
+    FAIL() << "expected an error";
+  } catch (const CommError& error) {
+    EXPECT_STREQ(error.what(),
+                 "[all_gather #1 of group] expected 5 ranks, got: ranks 11-12 have left the group, "
+                 "last seen in nothing; b");
+  }
+}
+
+TEST(RendezvousTest, AMessageIsShortHoweverManyRanksAreMissing) {
+  const int size = 1000;
+  // One call for all; every other rank; and calls that all differ, with long labels.
+  const std::string same = expired(make_group(size), 1, [](int) { return false; });
+  EXPECT_THAT(same, HasSubstr("got 1: ranks 11-1009 are missing, last seen in nothing; b"));
+  const std::string odd = expired(make_group(size), 1, [](int rank) { return rank % 2 == 1; });
+  EXPECT_THAT(odd, HasSubstr("ranks 11, 13, 15, 17, 19, 21, 23, 25 and 492 more are missing, last "
+                             "seen in #0 a; ranks 12, 14, "));
+  EXPECT_LT(odd.size(), 400u);
+
+  const auto group = make_group(size);
+  for (int r = 0; r < size; ++r) {
+    group->announce(r, call(r + 2, std::string(500, 'x')));
+  }
+  const std::string each = expired(group, 1, [](int) { return false; });
+  EXPECT_THAT(each, AllOf(HasSubstr("rank 11 is missing, last seen in #3 xxx"),
+                          HasSubstr("rank 14 is missing"), HasSubstr("...; and 995 more ranks; b"),
+                          Not(HasSubstr("rank 15"))));
+  EXPECT_LT(each.size(), 1024u);
 }
 
 }  // namespace
