@@ -13,6 +13,7 @@
 
 #include "engine/error.h"
 #include "tools/stop.h"
+#include "tools/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -88,13 +89,13 @@ void RunLog::step(const StepRecord& r) {
   const bool is_last = r.step + 1 == num_steps_;
   if (every_ == 0 || ((r.step + 1) % every_ != 0 && !is_last && r.step != 0)) return;
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
-  const auto left = static_cast<std::int64_t>(elapsed.count() / static_cast<double>(r.step + 1) *
-                                              static_cast<double>(num_steps_ - r.step - 1));
+  const double left = elapsed.count() / static_cast<double>(r.step + 1) *
+                      static_cast<double>(num_steps_ - r.step - 1);
   say(fmt::format(
       "step {:>5}/{} | loss {:.4f} | norm {:.3f} | lr {:.2e} | {:.0f} ms | {:.0f} {}/s | exposed "
-      "comm {:.1f} ms | ETA {}:{:02}",
+      "comm {:.1f} ms | ETA {}",
       r.step + 1, num_steps_, r.loss, r.grad_norm, r.lr, r.step_ms, r.items_per_s, items_,
-      r.exposed_comm_ms, left / 60, left % 60));
+      r.exposed_comm_ms, duration_text(left)));
 }
 
 void RunLog::validation(std::int64_t step, double val_loss, const std::string& extra) {

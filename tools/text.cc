@@ -69,6 +69,17 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
+std::string escaped_lines(std::string_view text) {
+  constexpr std::string_view kBreak = "\n  ";
+  std::string result;
+  for (std::size_t at; (at = text.find(kBreak)) != std::string_view::npos;) {
+    result += escaped(text.substr(0, at));
+    result += kBreak;
+    text.remove_prefix(at + kBreak.size());
+  }
+  return result + escaped(text);
+}
+
 std::string excerpt(std::string_view text, std::size_t max_nbytes) {
   if (text.size() <= max_nbytes) return escaped(text);
   std::size_t end = max_nbytes;

@@ -25,7 +25,10 @@ bool is_utf8(std::string_view text);
 /// direction of writing or break lines, and bytes that are not UTF-8 become \n, \x1b or \u202e.
 /// Backslashes stay, so that text may be escaped twice.
 std::string escaped(std::string_view text);
-/// The same, of a text of unknown length: at most `max_nbytes` of it, and how long it is.
+/// The same of each line, where all but the first must be indented by two spaces: another line
+/// break is escaped, so that no name in a message can look like a message.
+std::string escaped_lines(std::string_view text);
+/// `text` escaped, of unknown length: at most `max_nbytes` of it, and how long it is.
 std::string excerpt(std::string_view text, std::size_t max_nbytes = 200);
 
 /// A time to wait: 3:07 (minutes), 12:03:04 (hours), "3 days 04:05" or "12.5 years".

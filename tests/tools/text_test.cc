@@ -34,6 +34,11 @@ TEST(Text, EscapedCannotCommandATerminal) {
   EXPECT_EQ(escaped(escaped("\n\x1B\xFF")), escaped("\n\x1B\xFF"));
 }
 
+TEST(Text, LinesStayLinesWhereTheyAreIndented) {
+  EXPECT_EQ(escaped_lines("[a] got two:\n  b\x1B\n  c\nerror: d\n e\n"),
+            "[a] got two:\n  b\\x1b\n  c\\nerror: d\\n e\\n");
+}
+
 TEST(Text, ExcerptsAreShortAndCutNoCharacter) {
   EXPECT_EQ(excerpt("abc\n", 4), "abc\\n");
   EXPECT_EQ(excerpt("abcde", 4), "abcd... (5 bytes)");
