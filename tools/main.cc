@@ -9,6 +9,8 @@
 #include <exception>
 #include <new>
 
+#include "tools/text.h"
+
 namespace tessera::tools {
 namespace {
 
@@ -37,6 +39,17 @@ void print_error(const char* message) {
   std::_Exit(1);
 }
 
+constexpr const char* kNoMemory = "[memory] expected memory from the system, got none";
+
+// `message` may hold names and values from files.
+void print_untrusted_error(const char* message) {
+  try {
+    print_error(escaped_lines(message).c_str());
+  } catch (const std::bad_alloc&) {
+    print_error(kNoMemory);
+  }
+}
+
 }  // namespace
 
 int run_main(const std::function<void()>& program) {
@@ -48,10 +61,10 @@ int run_main(const std::function<void()>& program) {
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
     print_error("[stdout] expected to write all output, got an error");
   } catch (const std::bad_alloc&) {
-    print_error("[memory] expected memory from the system, got none");
+    print_error(kNoMemory);
   } catch (const std::exception& e) {
     std::fflush(stdout);
-    print_error(e.what());
+    print_untrusted_error(e.what());
   } catch (...) {
     print_error("unknown");
   }

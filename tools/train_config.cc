@@ -4,14 +4,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <limits>
 #include <numbers>
+#include <system_error>
 
 #include "engine/error.h"
 
 namespace tessera::tools {
 
 using engine::DType;
+using engine::IoError;
 using engine::require;
+
+namespace {
+
+constexpr std::int64_t kMaxRanks = 1024;
+
+}  // namespace
 
 double StepConfig::lr_at(std::int64_t step) const {
   if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
@@ -28,6 +38,17 @@ double StepConfig::lr_at(std::int64_t step) const {
   return lr;
 }
 
+std::string data_path(const std::string& option, const std::string& supplied,
+                      std::string_view how_to_get) {
+  if (!option.empty()) return resolve_user_path(option);
+  std::error_code ignored;
+  require<IoError>(std::filesystem::exists(supplied, ignored),
+                   "[data.path] expected a path, or to be started by `bazel run`, which supplies "
+                   "{}, got neither; {}",
+                   supplied, how_to_get);
+  return supplied;
+}
+
 void TrainConfig::add_to(FlagSet& flags) {
   constexpr double kHuge = 1e30;
   flags.add("device", &device,
@@ -40,7 +61,7 @@ void TrainConfig::add_to(FlagSet& flags) {
                                  "GPU, or {} on the CPU",
                                  parallel.cpu_ranks),
              .min = 0,
-             .max = 1024});
+             .max = kMaxRanks});
   flags.add("parallel.backend", &parallel.backend,
             EnumOption<BackendChoice>{
                 "what moves tensors between ranks: threads alone, on the CPU and on GPUs, or nccl, "
@@ -150,6 +171,18 @@ void TrainConfig::validate(const FlagSet& flags) const {
           "[config] expected parallel.canonical=true with nccl only, got it with {}, which always "
           "sums in the order of ranks",
           device == DeviceChoice::kCpu ? "device=cpu" : "parallel.backend=threads");
+  // Samples are numbered in 64 bits. How many ranks 0 stands for depends on the machine.
+  const std::int64_t ranks = parallel.ranks > 0 ? parallel.ranks : kMaxRanks;
+  std::int64_t num_samples = train.steps;
+  bool fits = true;
+  for (const std::int64_t factor : {train.accum, train.batch, ranks}) {
+    fits = !__builtin_mul_overflow(num_samples, factor, &num_samples) && fits;
+  }
+  require(fits,
+          "[config] expected at most {} samples, got train.steps={} x train.accum={} x "
+          "train.batch={} x {} ranks (parallel.ranks={})",
+          std::numeric_limits<std::int64_t>::max(), train.steps, train.accum, train.batch, ranks,
+          parallel.ranks);
   require(!out.empty(), "[config] expected a folder, got an empty value (out)");
 }
 

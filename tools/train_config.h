@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "engine/stream.h"
 #include "shard/options.h"
@@ -54,6 +55,11 @@ struct LogConfig {
   std::int64_t val_every = 0;  ///< steps between validations; 0: at the end only
   std::string jsonl;           ///< empty: log.jsonl in the output folder
 };
+
+/// What the option data.path leads to, or, without one, `supplied`: data that `bazel run` lays
+/// where the program starts. Throws IoError that says how to get data where that is missing.
+std::string data_path(const std::string& option, const std::string& supplied,
+                      std::string_view how_to_get);
 
 struct TrainConfig {
   DeviceChoice device = DeviceChoice::kAuto;

@@ -18,6 +18,7 @@
 #include "tools/permutation.h"
 #include "tools/ranks.h"
 #include "tools/stop.h"
+#include "tools/text.h"
 #include "tools/text_data.h"
 #include "tools/trainer.h"
 
@@ -57,6 +58,9 @@ struct Config : TrainConfig {
 };
 
 constexpr const char* kDefaultData = "third_party/data/fashion_mnist";
+constexpr const char* kHowToGetData =
+    "give --data.path=FOLDER: of IDX files, such as /usr/share/datasets/fashion-mnist of Debian's "
+    "dataset-fashion-mnist";
 
 // Pixels scaled to mean 0 and deviation 1 of Fashion-MNIST, in the parameter dtype.
 void fill_image(const ImageSet& set, std::int64_t image, float* dst) {
@@ -168,12 +172,11 @@ void run(int argc, char** argv) {
   if (!flags.parse(argc, argv, std::cout)) return;
   config.validate(flags);
   const Ranks ranks = Ranks::choose(config);
-  const std::string path =
-      config.data_path.empty() ? kDefaultData : resolve_user_path(config.data_path);
+  const std::string path = data_path(config.data_path, kDefaultData, kHowToGetData);
   const FashionMnist data = load_fashion_mnist(path);
   RunLog log(config, "samples");
   log.write_file("config.toml", flags.to_toml());
-  log.say(fmt::format("data: {}, {} training and {} test images of {} x {}", path,
+  log.say(fmt::format("data: {}, {} training and {} test images of {} x {}", escaped(path),
                       data.train.num_images, data.test.num_images, data.train.height,
                       data.train.width));
   log.say("device: " + ranks.str());
@@ -188,7 +191,7 @@ void run(int argc, char** argv) {
   if (result.val_loss) end.add("test_accuracy", result.accuracy);
   if (result.val_loss) log.say(fmt::format("test accuracy {:.2f} %", 100 * result.accuracy));
   log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
-                      log.jsonl_path(), log.folder()));
+                      escaped(log.jsonl_path()), escaped(log.folder())));
   log.finish(result.params_sha256, result.val_loss, end);
 }
 

@@ -16,6 +16,7 @@
 #include "tools/main.h"
 #include "tools/ranks.h"
 #include "tools/stop.h"
+#include "tools/text.h"
 #include "tools/text_data.h"
 #include "tools/trainer.h"
 
@@ -91,6 +92,9 @@ struct Config : TrainConfig {
 };
 
 constexpr const char* kDefaultText = "third_party/data/kjv.txt";
+constexpr const char* kHowToGetText =
+    "give --data.path=FILE: any text, such as Debian's bible-kjv and bible-kjv-text write with "
+    "`bible -f Gen1:1-Rev22:21 > kjv.txt`";
 
 // The model's sizes: the preset, overridden by flags, or those of the folder to start from, which
 // flags must fit: the same, and sequences that are no longer than its positions.
@@ -245,8 +249,7 @@ void run(int argc, char** argv) {
   config.validate(flags);
   const Ranks ranks = Ranks::choose(config);
   const GptConfig model = model_config(config);
-  const std::string path =
-      config.data_path.empty() ? kDefaultText : resolve_user_path(config.data_path);
+  const std::string path = data_path(config.data_path, kDefaultText, kHowToGetText);
   const std::int64_t seq = config.model.seq == 0 ? model.seq : config.model.seq;
   const TokenDataset data(TokenFile(path), {.seq = seq,
                                             .vocab = model.vocab,
@@ -258,7 +261,7 @@ void run(int argc, char** argv) {
   log.write_file("config.toml", flags.to_toml());
   log.say(fmt::format(
       "model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}",
-      model.layers, model.dim, model.heads, double(model.num_parameters()) * 1e-6, path,
+      model.layers, model.dim, model.heads, double(model.num_parameters()) * 1e-6, escaped(path),
       data.num_sequences(), seq));
   log.say("device: " + ranks.str());
 
@@ -281,9 +284,9 @@ void run(int argc, char** argv) {
     log.write_file("sample.txt", text + "\n");
   }
   log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
-                      log.jsonl_path(), log.folder()));
+                      escaped(log.jsonl_path()), escaped(log.folder())));
   if (!config.save_final.empty()) {
-    log.say(fmt::format("model in {}", resolve_user_path(config.save_final)));
+    log.say(fmt::format("model in {}", escaped(resolve_user_path(config.save_final))));
   }
   log.finish(result.params_sha256, result.val_loss, ranks.record().add_all(result.end));
 }

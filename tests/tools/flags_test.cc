@@ -295,10 +295,10 @@ TEST(ConfigFile, ThatIsDeepOrLongIsRefused) {
                     {"at most 16 levels of brackets", "run.toml:1"}));
   }
   std::string tables;
-  for (std::size_t i = 0; i < n; ++i) tables += "[" + std::to_string(i) + "]\n";
+  for (std::size_t i = 0; i < n; ++i) tables.append("[").append(std::to_string(i)).append("]\n");
   EXPECT_TRUE(has(file_refusal(tables), {"at most 4096 keys, tables and elements"}));
   for (const std::string_view header : {"[.a]", "[[ =]]", "[\n]", "[ #"}) {
-    EXPECT_TRUE(has(file_refusal("# [.a] and ['\n" + std::string(header)),
+    EXPECT_TRUE(has(file_refusal(std::string("# [.a] and ['\n").append(header)),
                     {"expected a name after [, got none (", "run.toml:2)"}));
   }
   const std::string key(1'000'000, 'k');
@@ -311,7 +311,7 @@ TEST(ConfigFile, ThatIsDeepOrLongIsRefused) {
 
 TEST(ConfigFile, MayHaveDotsAndBracketsInStringsAndComments) {
   const TempFolder folder;
-  const std::string dots = repeated("../", 1300) + repeated("[{a.b,=", 10);  // a long path
+  const std::string dots = repeated("../", 1300).append("[{a.b,=[{a.b,=");  // a long path
   for (const std::string quotes : {"\"", "'", "\"\"\"", "'''"}) {
     Program p;
     EXPECT_EQ(file_refusal(p, folder,

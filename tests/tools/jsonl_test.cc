@@ -49,6 +49,23 @@ TEST(Jsonl, WhatJsonCannotExpressIsNullOrReplaced) {
   EXPECT_EQ(JsonRecord().add("x", "\xFF").text(), "{\"x\":\"\xEF\xBF\xBD\"}");
 }
 
+TEST(Jsonl, ControlCharactersAreEscapedAsTomlNeedsIt) {
+  EXPECT_EQ(JsonRecord().add("x", "\x7F\x01\n\xC2\x80").text(),
+            "{\"x\":\"\\u007f\\u0001\\n\xC2\x80\"}");
+}
+
+TEST(Json, ErrorsAreShortAndCannotCommandATerminal) {
+  const auto refusal = [](const std::string& text) {
+    return error_of<IoError>([&] { parse_json(text, "a.json"); });
+  };
+  EXPECT_TRUE(
+      has(refusal(R"({"a\u0000\u001b":1,"a\u0000\u001b":2})"), {"\"a\\x00\\x1b\" twice (a.json)"}));
+  EXPECT_TRUE(has(refusal("{\"\xC2\x9B\" x"), {"\\u009b", "(a.json)"}));
+  const std::string refused = refusal("\"" + std::string(100'000, 'x'));
+  EXPECT_TRUE(has(refused, {"(a.json)"}));
+  EXPECT_LT(refused.size(), 600u);
+}
+
 TEST(Jsonl, ReplacesOrAppends) {
   const TempFolder folder;
   const std::string path = folder.write("a.jsonl", "old\n");

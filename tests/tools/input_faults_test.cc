@@ -1,0 +1,149 @@
+// The trainers with input that is hostile, missing or absurd: what a person is shown.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/testing/errors.h"
+#include "tests/testing/program.h"
+#include "tests/testing/temp_folder.h"
+#include "tools/text.h"
+
+namespace tessera {
+namespace {
+
+using testing::Flags;
+using testing::has;
+using testing::Outcome;
+using testing::run_program;
+using testing::TempFolder;
+
+const std::string kTransformer = "tools/train_transformer";
+const std::string kMlp = "tools/train_mlp";
+
+class InputFaults : public ::testing::Test {
+ protected:
+  InputFaults() {
+    std::string text;
+    while (text.size() < 4000) text += "In the beginning God created the heaven and the earth.\n";
+    flags_ = {{"model.layers", "1"},   {"model.heads", "1"}, {"model.dim", "8"},
+              {"model.seq", "8"},      {"train.steps", "1"}, {"train.batch", "1"},
+              {"parallel.ranks", "1"}, {"log.every", "1"},   {"sample.tokens", "0"},
+              {"device", "cpu"}};
+    flags_["data.path"] = folder_.write("text.txt", text);
+    flags_["out"] = folder_ / "run";
+  }
+
+  Outcome run(const Flags& more = {}) const {
+    Flags flags = more;
+    flags.insert(flags_.begin(), flags_.end());
+    return run_program(kTransformer, flags);
+  }
+
+  const TempFolder folder_;
+  Flags flags_;
+};
+
+/// Whether each of its lines is one that a terminal only shows.
+bool is_tame(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    if (tools::escaped(line) != line) return false;
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return true;
+}
+
+TEST_F(InputFaults, NamesOfFilesCannotCommandTheTerminal) {
+  const std::string name = "a\x1B[2J\nerror: b\xC2\x9B";
+  const std::string shown = "a\\x1b[2J\\nerror: b\\u009b";
+  std::filesystem::copy(folder_ / "text.txt", folder_ / name);
+  const Outcome outcome = run({{"data.path", folder_ / name},
+                               {"out", folder_ / (name + "-out")},
+                               {"log.jsonl", folder_ / (name + "-log")},
+                               {"save.final", folder_ / (name + "-model")}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(is_tame(outcome.out)) << outcome.out;
+  EXPECT_TRUE(has(outcome.out, {shown + ", ", shown + "-out\n", shown + "-log\n",
+                                "model in " + folder_ / (shown + "-model\n")}));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / (name + "-model/config.json")));
+}
+
+TEST_F(InputFaults, ErrorsCannotCommandTheTerminal) {
+  const std::string none = folder_ / "\x1B[2J\nerror: none\x7F";
+  const std::string_view shown = "\\x1b[2J\\nerror: none\\x7f";
+  const Flags cases[] = {{{"data.path", none}},
+                         {{"config", none}},
+                         {{"init.from", none}, {"model.layers", "0"}},
+                         {{"out", folder_ / "text.txt/\x1B[2J\nerror: none\x7F"}},
+                         {{"log.jsonl", none + "/log"}},
+                         {{"\x1B[2J\nerror: none\x7F", "1"}},
+                         {{"train.lr", "\x1B[2J\nerror: none\x7F"}}};
+  for (const Flags& flags : cases) {
+    const Outcome outcome = run(flags);
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(is_tame(outcome.err)) << outcome.err;
+    EXPECT_TRUE(has(outcome.err, {shown}));
+    EXPECT_EQ(outcome.err.find("\nerror"), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(InputFaults, APathIsNeverCutAtANul) {
+  const std::string config =
+      folder_.write("a.toml", "[data]\npath = \"" + flags_["data.path"] + "\\u0000.evil\"\n");
+  flags_.erase("data.path");
+  const Outcome outcome = run({{"config", config}});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"without NUL", "text.txt\\x00.evil", "a.toml:2: data.path"}));
+}
+
+TEST_F(InputFaults, RunsOfMoreSamplesThanCanBeNumberedAreRefused) {
+  const Flags cases[] = {{{"train.steps", "9223372036854775807"}, {"train.accum", "2"}},
+                         {{"train.steps", "4611686018427387904"}, {"train.batch", "2"}},
+                         {{"train.steps", "4611686018427387904"}, {"parallel.ranks", "2"}},
+                         {{"train.steps", "9007199254740993"}, {"parallel.ranks", "0"}}};
+  for (const Flags& flags : cases) {
+    const Outcome outcome = run(flags);
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {"at most 9223372036854775807 samples"}));
+    for (const auto& [name, value] : flags) EXPECT_TRUE(has(outcome.err, {name + "=" + value}));
+  }
+}
+
+TEST_F(InputFaults, TheTimeLeftOfAHugeRunIsReadable) {
+  // The second step ends in a loss that is not finite.
+  const Outcome outcome = run({{"train.steps", "9223372036854775807"},
+                               {"train.lr", "1e30"},
+                               {"train.warmup", "0"},
+                               {"train.schedule", "constant"}});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"expected a finite loss", "step 1"}));
+  EXPECT_TRUE(has(outcome.out, {"step     1/9223372036854775807 | ", " years\n"})) << outcome.out;
+  EXPECT_EQ(outcome.out.find("ETA -"), std::string::npos) << outcome.out;
+}
+
+TEST_F(InputFaults, OutsideOfBazelRunAProgramSaysHowToGetData) {
+  const std::string elsewhere = folder_.path();
+  const auto started_elsewhere = [&](const std::string& program) {
+    const std::string path = std::filesystem::absolute(program).string();
+    return run_program(
+        "/bin/sh", std::vector<std::string>{"-c", "cd " + elsewhere + " && " + path +
+                                                      " --device=cpu --train.steps=0 --out=run"});
+  };
+  const Outcome transformer = started_elsewhere(kTransformer);
+  EXPECT_EQ(transformer.exit_code, 1);
+  EXPECT_TRUE(has(transformer.err, {"bazel run", "third_party/data/kjv.txt", "--data.path=FILE",
+                                    "bible-kjv", "bible -f"}));
+  const Outcome mlp = started_elsewhere(kMlp);
+  EXPECT_EQ(mlp.exit_code, 1);
+  EXPECT_TRUE(has(mlp.err, {"bazel run", "third_party/data/fashion_mnist", "--data.path=FOLDER",
+                            "/usr/share/datasets/fashion-mnist", "dataset-fashion-mnist"}));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+}
+
+}  // namespace
+}  // namespace tessera
