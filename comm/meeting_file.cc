@@ -54,8 +54,9 @@ class Unlink {
 
 Nonce draw() {
   Nonce nonce;
-  require<IoError>(getrandom(nonce.data(), sizeof(nonce), 0) == sizeof(nonce),
-                   "[meet] expected {} random bytes, got {}", sizeof(nonce), reason());
+  // Named first, as below: arguments are evaluated in no order, and reason() is one of them.
+  const bool drawn = getrandom(nonce.data(), sizeof(nonce), 0) == sizeof(nonce);
+  require<IoError>(drawn, "[meet] expected {} random bytes, got {}", sizeof(nonce), reason());
   return nonce;
 }
 
@@ -81,7 +82,8 @@ void write_all(const File& file, const Bytes& bytes, const std::string& path) {
     require<IoError>(n > 0, "[meet] expected to write {}, got {}", path, reason());
     done += static_cast<std::size_t>(n);
   }
-  require<IoError>(fsync(file.get()) == 0, "[meet] expected to write {}, got {}", path, reason());
+  const bool flushed = fsync(file.get()) == 0;
+  require<IoError>(flushed, "[meet] expected to write {}, got {}", path, reason());
 }
 
 // `path` appears with all its bytes, private, and only if nothing is there. By a link, which unlike
@@ -108,8 +110,8 @@ std::optional<Bytes> read_private(const std::string& path, std::size_t max_nbyte
   if (file.get() < 0 && errno == ENOENT) return std::nullopt;
   require<IoError>(file.get() >= 0, "[meet] expected to open {}, got {}", path, reason());
   struct stat info {};
-  require<IoError>(fstat(file.get(), &info) == 0, "[meet] expected to open {}, got {}", path,
-                   reason());
+  const bool known = fstat(file.get(), &info) == 0;
+  require<IoError>(known, "[meet] expected to open {}, got {}", path, reason());
   require<IoError>(S_ISREG(info.st_mode), "[meet] expected a plain file, got something else ({})",
                    path);
   require<IoError>(info.st_uid == geteuid(),

@@ -102,7 +102,10 @@ bool send_all(const Socket& socket, std::span<const std::byte> bytes, const Meet
     if (n > 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(n));
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!wait_for(socket, POLLOUT, meeter)) return false;
+      if (!wait_for(socket, POLLOUT, meeter)) {
+        errno = ETIMEDOUT;
+        return false;
+      }
     } else if (errno != EINTR) {
       return false;
     }
@@ -177,9 +180,10 @@ void answer(const std::string& host, int port, std::span<const std::byte> messag
   }
   const auto nbytes = static_cast<std::uint32_t>(message.size());
   for (std::size_t r = 1; r < size; ++r) {
-    require<CommError>(send_all(*ranks[r], std::as_bytes(std::span(&nbytes, 1)), meeter) &&
-                           send_all(*ranks[r], message, meeter),
-                       "[meet] expected to answer rank {} at {}, got {}", r, place, reason());
+    // Named first: arguments are evaluated in no order, and reason() is one of them.
+    const bool sent = send_all(*ranks[r], std::as_bytes(std::span(&nbytes, 1)), meeter) &&
+                      send_all(*ranks[r], message, meeter);
+    require<CommError>(sent, "[meet] expected to answer rank {} at {}, got {}", r, place, reason());
   }
 }
 
@@ -232,9 +236,9 @@ std::vector<std::byte> meet_at_tcp(const std::string& host, int port,
   }
   const Socket socket = connect_to(host, port, meeter, place);
   const Hello hello{.size = meeter.size, .rank = meeter.rank};
-  require<CommError>(send_all(socket, std::as_bytes(std::span(&hello, 1)), meeter),
-                     "[meet] expected to reach rank 0 at {}, got {} (rank {})", place, reason(),
-                     meeter.rank);
+  const bool sent = send_all(socket, std::as_bytes(std::span(&hello, 1)), meeter);
+  require<CommError>(sent, "[meet] expected to reach rank 0 at {}, got {} (rank {})", place,
+                     reason(), meeter.rank);
   std::uint32_t nbytes = 0;
   std::memcpy(&nbytes, receive(socket, sizeof(nbytes), meeter, place).data(), sizeof(nbytes));
   require<CommError>(nbytes <= kMaxMessageNbytes,
