@@ -1,10 +1,14 @@
 #include "tools/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdio>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -26,18 +30,69 @@ std::string folder_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-/// A new file beside `path`; sets `temporary` to its name.
+// [Note: temporary files]
+// PATH.tmp-PID-N is locked from its creation until it has its name or is removed. So one whose lock
+// is free is of a process that has died, on whatever host and whoever has its number now, and the
+// next AtomicFile of that path removes it. Between creation and lock another process may have done
+// so: then the creator finds its file gone and takes the next name. Without locks nothing is
+// removed.
+
+/// Whether `text` is "PID-N".
+bool is_process_and_number(std::string_view text) {
+  return text.find_first_not_of("0123456789-") == text.npos && std::ranges::count(text, '-') == 1 &&
+         text.front() != '-' && text.back() != '-';
+}
+
+/// Removes what processes that died have left beside `path`. What cannot be removed stays.
+void remove_leftovers(const std::string& path) {
+  const std::string folder = folder_of(path), prefix = path.substr(path.rfind('/') + 1) + ".tmp-";
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(prefix)) continue;
+    if (!is_process_and_number(std::string_view(name).substr(prefix.size()))) continue;
+    const FileDescriptor file(
+        ::open(entry->path().c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (!file.is_open() || try_lock(file) != Lock::kTaken) continue;
+    // The file may have got its name, and its old one be in use again, before it was locked here.
+    struct stat locked {
+    }, named{};
+    if (::fstat(file.get(), &locked) == 0 && ::lstat(entry->path().c_str(), &named) == 0 &&
+        S_ISREG(locked.st_mode) && locked.st_dev == named.st_dev && locked.st_ino == named.st_ino) {
+      ::unlink(entry->path().c_str());
+    }
+  }
+}
+
+/// A new file beside `path`, locked; sets `temporary` to its name.
 FileDescriptor create_beside(const std::string& path, std::string& temporary) {
   for (int i = 0;; ++i) {
     temporary = fmt::format("{}.tmp-{}-{}", path, ::getpid(), i);
-    const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd >= 0) return FileDescriptor(fd);
-    if (errno != EEXIST) {
-      const int error = errno;
+    FileDescriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    const int error = file.is_open() ? 0 : errno;
+    if (error == EEXIST) continue;
+    if (error != 0) {
       temporary.clear();
       fail<IoError>("[file] expected to create a file, got {} ({})", reason(error), path);
     }
+    struct stat status {};
+    const bool is_ours = try_lock(file) != Lock::kHeldByAnother;
+    if (is_ours && (::fstat(file.get(), &status) != 0 || status.st_nlink > 0)) return file;
   }
+}
+
+/// 0, or why a rename could not replace the regular file at `path`.
+int error_of_replacing(const std::string& path) {
+  struct statx status {};
+  if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, 0, &status) == 0 &&
+      (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
+    return EBUSY;
+  }
+  // rmdir never removes a file, but it asks first what a rename asks, whether the name may go:
+  // folder and mount writable, file not immutable, sticky folders. ENOTDIR says that it may.
+  const int error = ::rmdir(path.c_str()) == 0 ? 0 : errno;
+  return error == ENOTDIR || error == ENOENT ? 0 : error;
 }
 
 }  // namespace
@@ -56,6 +111,22 @@ int FileDescriptor::close() {
   // EINTR closes the descriptor all the same on Linux.
   const int fd = std::exchange(fd_, -1);
   return fd < 0 || ::close(fd) == 0 || errno == EINTR ? 0 : errno;
+}
+
+Lock try_lock(const FileDescriptor& file) {
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) return Lock::kTaken;
+  return errno == EWOULDBLOCK ? Lock::kHeldByAnother : Lock::kUnsupported;
+}
+
+void lock_for_run(const FileDescriptor& file, std::string_view path) {
+  const Lock lock = try_lock(file);
+  require<IoError>(lock != Lock::kHeldByAnother,
+                   "[file] expected one run at a time, got another that is writing here ({})",
+                   path);
+  if (lock == Lock::kUnsupported) {
+    fmt::print(stderr, "warning: no locks on this file system; start no second run here ({})\n",
+               path);
+  }
 }
 
 void write_all(const FileDescriptor& file, std::string_view path,
@@ -78,8 +149,9 @@ InputFile::InputFile(std::string path)
   require<IoError>(file_.is_open(), "[file] expected a readable file, got {} ({})", reason(errno),
                    path_);
   struct stat status {};
-  require<IoError>(::fstat(file_.get(), &status) == 0,
-                   "[file] expected a readable file, got {} ({})", reason(errno), path_);
+  const int error = ::fstat(file_.get(), &status) == 0 ? 0 : errno;
+  require<IoError>(error == 0, "[file] expected a readable file, got {} ({})", reason(error),
+                   path_);
   require<IoError>(S_ISREG(status.st_mode), "[file] expected a regular file, got {} ({})",
                    S_ISDIR(status.st_mode) ? "a folder" : "a pipe or a device", path_);
   nbytes_ = status.st_size;
@@ -107,12 +179,31 @@ std::string read_text_file(const std::string& path, std::int64_t max_nbytes) {
   return text;
 }
 
+bool holds_text(const std::string& path, std::string_view text) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+         status.st_size == std::ssize(text) && read_text_file(path, std::ssize(text)) == text;
+}
+
+void flush_folder_of(const std::string& path) {
+  const FileDescriptor folder(::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const int error = folder.is_open() && ::fsync(folder.get()) == 0 ? 0 : errno;
+  // EINVAL: nothing to flush, as this file system keeps names otherwise.
+  require<IoError>(error == 0 || error == EINVAL,
+                   "[file] expected to flush the folder of the file, got {} ({})", reason(error),
+                   path);
+}
+
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   struct stat status {};
   const bool exists = ::stat(path_.c_str(), &status) == 0;
   require<IoError>(!exists || S_ISREG(status.st_mode),
                    "[file] expected a place for a regular file, got {} ({})",
                    S_ISDIR(status.st_mode) ? "a folder" : "a pipe or a device", path_);
+  const int error = exists ? error_of_replacing(path_) : 0;
+  require<IoError>(error == 0, "[file] expected a file that can be replaced, got {} ({})",
+                   reason(error), path_);
+  remove_leftovers(path_);
   file_ = create_beside(path_, temporary_);
 }
 
@@ -122,21 +213,30 @@ AtomicFile::~AtomicFile() {
 
 void AtomicFile::write(std::span<const std::byte> bytes) { write_all(file_, path_, bytes); }
 
-void AtomicFile::commit() {
+void AtomicFile::flush() {
   require(file_.is_open(), "[file] expected one commit, got a second ({})", path_);
-  const int sync_error = ::fsync(file_.get()) == 0 ? 0 : errno;
+  lock_ = FileDescriptor(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
+  int error = lock_.is_open() && ::fsync(file_.get()) == 0 ? 0 : errno;
   const int close_error = file_.close();
-  const int error = sync_error != 0 ? sync_error : close_error;
+  if (error == 0) error = close_error;
   require<IoError>(error == 0, "[file] expected to flush the file, got {} ({})", reason(error),
                    path_);
-  require<IoError>(::rename(temporary_.c_str(), path_.c_str()) == 0,
-                   "[file] expected to rename {}, got {} ({})", temporary_, reason(errno), path_);
+}
+
+void AtomicFile::replace() {
+  require(lock_.is_open(), "[file] expected a file that was flushed, got another ({})", path_);
+  const int error = ::rename(temporary_.c_str(), path_.c_str()) == 0 ? 0 : errno;
+  require<IoError>(error == 0, "[file] expected to rename {}, got {} ({})", temporary_,
+                   reason(error), path_);
   temporary_.clear();
+  lock_.close();
+}
+
+void AtomicFile::commit() {
+  flush();
+  replace();
   // The new name lasts through a power cut only once its folder is flushed too.
-  const FileDescriptor folder(::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  require<IoError>(folder.is_open() && (::fsync(folder.get()) == 0 || errno == EINVAL),
-                   "[file] expected to flush the folder of the file, got {} ({})", reason(errno),
-                   path_);
+  flush_folder_of(path_);
 }
 
 }  // namespace tessera::tools

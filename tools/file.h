@@ -27,6 +27,16 @@ class FileDescriptor {
   int fd_;
 };
 
+enum class Lock { kTaken, kHeldByAnother, kUnsupported };
+
+/// Takes the lock of an open file (flock), without waiting. It lasts as long as a descriptor of
+/// that opening does, so never longer than the process; kUnsupported: this file system has no
+/// locks.
+Lock try_lock(const FileDescriptor& file);
+/// For a file that one run alone may write: throws IoError naming `path` when another has the lock.
+/// Where there are no locks, says so on stderr.
+void lock_for_run(const FileDescriptor& file, std::string_view path);
+
 /// Writes all of `bytes`, through interruptions and short writes. Throws IoError naming `path`.
 void write_all(const FileDescriptor& file, std::string_view path, std::span<const std::byte> bytes);
 
@@ -50,13 +60,20 @@ class InputFile {
 
 /// The whole of a small file. Throws IoError as InputFile does, or when it has over `max_nbytes`.
 std::string read_text_file(const std::string& path, std::int64_t max_nbytes);
+/// Whether there is a regular file at `path` that holds `text` and no more.
+bool holds_text(const std::string& path, std::string_view text);
+
+/// Makes the names in the folder of `path` last through a power cut. Throws IoError.
+void flush_folder_of(const std::string& path);
 
 /// A file that takes its place only when it is complete: written under a temporary name in the same
-/// folder, flushed to the disk, renamed. Until commit() returns, what was at `path` is untouched;
-/// without commit() the temporary file is removed.
+/// folder, flushed to the disk, renamed. Until then what was at `path` is untouched; without
+/// replace() or commit() the temporary file is removed, and when the process is killed, by the next
+/// AtomicFile of that path: see [Note: temporary files].
 class AtomicFile {
  public:
-  /// Throws IoError when `path` is something other than a regular file, or cannot be created.
+  /// Throws IoError when `path` is something other than a regular file, cannot be created, or
+  /// cannot be replaced: immutable, another user's in a sticky folder, a mount point.
   explicit AtomicFile(std::string path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
@@ -64,13 +81,19 @@ class AtomicFile {
 
   const std::string& path() const { return path_; }
   void write(std::span<const std::byte> bytes);
-  /// Makes the file durable and visible. Once only. Throws IoError; the old file then remains.
+  /// Makes the bytes durable, under the temporary name. Once only. Throws IoError.
+  void flush();
+  /// After flush(): gives the file its name. Throws IoError; the old file then remains.
+  void replace();
+  /// flush(), replace(), flush_folder_of(). Throws IoError; the old file then remains, unless it is
+  /// the folder that failed.
   void commit();
 
  private:
   std::string path_;
   std::string temporary_;  // empty once renamed
   FileDescriptor file_;
+  FileDescriptor lock_;  // the same opening: holds the lock from flush() to the new name
 };
 
 }  // namespace tessera::tools
