@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -20,15 +21,15 @@ using engine::IoError;
 using engine::require;
 using nlohmann::json;
 
-constexpr std::string_view kPrefix = "transformer.";
+constexpr std::string_view kPrefix = "transformer.";  // also in gpt2_writer.cc
 constexpr std::int64_t kMaxConfigNbytes = 1 << 20;
 constexpr std::int64_t kMaxIndexNbytes = 1 << 26;
 
 /// config.json with typed access; errors name the file and the key.
 class Config {
  public:
-  explicit Config(std::string path)
-      : path_(std::move(path)), json_(parse_json(read_text_file(path_, kMaxConfigNbytes), path_)) {
+  Config(std::string_view text, std::string path)
+      : path_(std::move(path)), json_(parse_json(text, path_)) {
     require<IoError>(json_.is_object(), "[gpt2] expected an object, got otherwise ({})", path_);
   }
 
@@ -91,24 +92,13 @@ std::map<std::string, std::set<std::string>> read_index(const std::string& path)
   return files;
 }
 
-std::vector<TensorSpec> with_prefix(std::span<const TensorSpec> tensors) {
-  std::vector<TensorSpec> prefixed(tensors.begin(), tensors.end());
-  for (TensorSpec& tensor : prefixed) tensor.name.insert(0, kPrefix);
-  return prefixed;
+bool is_missing(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::status(path, ignored).type() == std::filesystem::file_type::not_found;
 }
 
-const std::string& created(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  require<IoError>(!error, "[gpt2] expected to create a folder, got {} ({})", error.message(),
-                   folder);
-  return folder;
-}
-
-}  // namespace
-
-Gpt2FileConfig read_gpt2_config(const std::string& folder) {
-  const Config file(folder + "/config.json");
+Gpt2FileConfig parse_config(std::string_view text, const std::string& path) {
+  const Config file(text, path);
   Gpt2FileConfig config;
   file.check("model_type", {"gpt2"});
   config.n_layer = file.integer("n_layer");
@@ -118,7 +108,7 @@ Gpt2FileConfig read_gpt2_config(const std::string& folder) {
   config.vocab_size = file.integer("vocab_size");
   require<IoError>(config.n_embd % config.n_head == 0,
                    "[gpt2] expected n_embd to be a multiple of n_head, got {} and {} ({})",
-                   config.n_embd, config.n_head, folder + "/config.json");
+                   config.n_embd, config.n_head, path);
   constexpr double kSmallest = 1e-30;
   config.layer_norm_epsilon =
       file.fraction("layer_norm_epsilon", config.layer_norm_epsilon, kSmallest);
@@ -134,6 +124,50 @@ Gpt2FileConfig read_gpt2_config(const std::string& folder) {
   file.check("reorder_and_upcast_attn", {false});
   file.check("add_cross_attention", {false});
   file.check("quantization_config", {nullptr});
+  return config;
+}
+
+/// The config that the weights at `path` were saved with, if they say.
+std::optional<Gpt2FileConfig> config_of_weights(const std::string& path) {
+  if (is_missing(path)) return std::nullopt;
+  const SafetensorsFile weights(path);
+  const auto copy = weights.metadata().find(kGpt2ConfigKey);
+  if (copy == weights.metadata().end()) return std::nullopt;
+  return parse_config(copy->second, path);
+}
+
+/// Dropout is the reader's to change; the rest makes the weights the model that they are.
+void check_same_model(const Gpt2FileConfig& config, const Gpt2FileConfig& saved,
+                      const std::string& folder) {
+  const auto check = [&](const char* key, auto got, auto expected) {
+    require<IoError>(got == expected,
+                     "[gpt2] expected {} of {} in config.json, as model.safetensors was saved "
+                     "with, got {}: files of two models, or of a save that was cut short ({})",
+                     key, expected, got, folder);
+  };
+  check("n_layer", config.n_layer, saved.n_layer);
+  check("n_head", config.n_head, saved.n_head);
+  check("n_embd", config.n_embd, saved.n_embd);
+  check("n_positions", config.n_positions, saved.n_positions);
+  check("vocab_size", config.vocab_size, saved.vocab_size);
+  check("layer_norm_epsilon", config.layer_norm_epsilon, saved.layer_norm_epsilon);
+}
+
+}  // namespace
+
+Gpt2FileConfig read_gpt2_config(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  const std::string replaced = folder + "/" + kGpt2ReplacedConfig;
+  const auto saved = config_of_weights(folder + "/model.safetensors");
+  if (is_missing(path)) {
+    if (saved) return *saved;
+    require<IoError>(is_missing(replaced),
+                     "[gpt2] expected {}, got none: a save was cut short before it replaced the "
+                     "weights; renaming {} to config.json restores the older model ({})",
+                     path, kGpt2ReplacedConfig, folder);
+  }
+  const Gpt2FileConfig config = parse_config(read_text_file(path, kMaxConfigNbytes), path);
+  if (saved) check_same_model(config, *saved, folder);
   return config;
 }
 
@@ -240,45 +274,6 @@ std::span<const float> Gpt2Weights::lookup(const TensorSpec& tensor) {
   buffer_.resize(static_cast<std::size_t>(numel(tensor.shape)));
   read(tensor, 0, buffer_);
   return buffer_;
-}
-
-Gpt2Writer::Gpt2Writer(std::string folder, const Gpt2FileConfig& config,
-                       std::span<const TensorSpec> tensors)
-    : folder_(std::move(folder)),
-      config_(config),
-      weights_(created(folder_) + "/model.safetensors", with_prefix(tensors)) {}
-
-void Gpt2Writer::write(std::string_view name, std::span<const float> data) {
-  weights_.write(std::string(kPrefix) + std::string(name), data);
-}
-
-void Gpt2Writer::finish() {
-  weights_.finish();
-  // GPT-2's own end of text, or the last token of a smaller vocabulary.
-  const std::int64_t end_of_text = std::min<std::int64_t>(50256, config_.vocab_size - 1);
-  const json config = {
-      {"activation_function", "gelu_new"},
-      {"architectures", {"GPT2LMHeadModel"}},
-      {"attn_pdrop", config_.attn_pdrop},
-      {"bos_token_id", end_of_text},
-      {"embd_pdrop", config_.embd_pdrop},
-      {"eos_token_id", end_of_text},
-      {"layer_norm_epsilon", config_.layer_norm_epsilon},
-      {"model_type", "gpt2"},
-      {"n_embd", config_.n_embd},
-      {"n_head", config_.n_head},
-      {"n_inner", nullptr},
-      {"n_layer", config_.n_layer},
-      {"n_positions", config_.n_positions},
-      {"resid_pdrop", config_.resid_pdrop},
-      {"tie_word_embeddings", true},
-      {"torch_dtype", "float32"},
-      {"vocab_size", config_.vocab_size},
-  };
-  AtomicFile file(folder_ + "/config.json");
-  const std::string text = config.dump(2) + "\n";
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
 }
 
 }  // namespace tessera::tools

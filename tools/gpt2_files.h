@@ -14,6 +14,12 @@
 
 namespace tessera::tools {
 
+/// The key of the metadata of model.safetensors that holds the text of its config.json.
+inline constexpr const char* kGpt2ConfigKey = "tessera.config.json";
+
+/// What a save calls an older config.json while it replaces the model.
+inline constexpr const char* kGpt2ReplacedConfig = "config.json.replaced";
+
 /// The part of config.json that we honour, under its names.
 struct Gpt2FileConfig {
   std::int64_t n_layer = 12;
@@ -31,7 +37,9 @@ struct Gpt2FileConfig {
 
 /// Reads `folder`/config.json. Throws IoError naming the file and the key: not JSON, a size missing
 /// or out of range, a model that is not GPT-2 or a variant that we do not compute (another
-/// activation, an untied output matrix, scaled or upcast attention, quantised weights, ...).
+/// activation, an untied output matrix, scaled or upcast attention, quantised weights, ...), or not
+/// what the weights were saved with. See [Note: two files, one model] for a save that was cut
+/// short.
 Gpt2FileConfig read_gpt2_config(const std::string& folder);
 
 /// The weights of a folder: model.safetensors, or the shards that model.safetensors.index.json
@@ -66,8 +74,25 @@ class Gpt2Weights {
   std::vector<float> buffer_;                         // of lookup()
 };
 
+// [Note: two files, one model]
+// No system call replaces two files at once, and weights with the config of another model may load:
+// the number of heads is in no shape. So that a folder is the old model or the new one, or is
+// refused, whenever the process is killed or the power fails:
+//
+//   1. Both files are written and flushed under temporary names. The metadata of the weights holds
+//      the text of their config.json.
+//   2. An older config.json is renamed to config.json.replaced: without it nobody loads the folder.
+//   3. The weights get their name.
+//   4. config.json gets its name; config.json.replaced is removed.
+//
+// The folder is flushed after each, so no step reaches the disk before an earlier one. When the two
+// configs are the same text only step 3 is taken. Between 2 and 4 read_gpt2_config() takes the copy
+// in the weights, old or new: that is the model that they are. Older weights without a copy, which
+// others wrote, are refused with the name of the config to put back. Where weights have a copy, a
+// config.json that says another model is refused at all times.
+
 /// Writes a folder that GPT2LMHeadModel.from_pretrained loads: the weights as they are given, one
-/// at a time, then config.json. Each file appears whole or not at all.
+/// at a time, and config.json. Both appear whole and together, or the old ones remain.
 class Gpt2Writer {
  public:
   /// Creates `folder` if need be. `tensors`: all of the model, in the order of writing. Throws as
@@ -75,12 +100,15 @@ class Gpt2Writer {
   Gpt2Writer(std::string folder, const Gpt2FileConfig& config, std::span<const TensorSpec> tensors);
 
   void write(std::string_view name, std::span<const float> data);
+  /// Throws IoError; the older model then remains, or, when it is only the folder that could not be
+  /// flushed, the new one is in place.
   void finish();
 
  private:
   std::string folder_;
-  Gpt2FileConfig config_;
+  std::string config_text_;
   SafetensorsWriter weights_;
+  AtomicFile config_;
 };
 
 }  // namespace tessera::tools

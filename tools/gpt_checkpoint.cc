@@ -41,9 +41,10 @@ void load_gpt(shard::Fsdp& fsdp, const std::string& folder) {
 }
 
 void check_can_save_gpt(const std::string& folder) {
-  // Both files are opened under temporary names, and removed again.
-  const Gpt2Writer weights(folder, {}, {});
-  const AtomicFile config(folder + "/config.json");
+  // The files are opened under temporary names, and removed again.
+  const Gpt2Writer files(folder, {}, {});
+  const AtomicFile replaced(folder + "/" + kGpt2ReplacedConfig);
+  flush_folder_of(folder + "/config.json");
 }
 
 void save_gpt(shard::Fsdp& fsdp, const GptConfig& config, const std::string& folder,

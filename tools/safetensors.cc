@@ -150,10 +150,16 @@ void SafetensorsWriter::write(std::string_view name, std::span<const float> data
   ++next_;
 }
 
-void SafetensorsWriter::finish() {
+void SafetensorsWriter::flush() {
   require(next_ == tensors_.size(), "[safetensors] expected {} tensors, got {} ({})",
           tensors_.size(), next_, file_.path());
-  file_.commit();
+  file_.flush();
+}
+
+void SafetensorsWriter::finish() {
+  flush();
+  replace();
+  flush_folder_of(file_.path());
 }
 
 }  // namespace tessera::tools

@@ -65,8 +65,12 @@ class SafetensorsWriter {
 
   /// The next tensor, whole. Throws InvalidArgument when it is not the next or of another size.
   void write(std::string_view name, std::span<const float> data);
-  /// After the last tensor. Throws InvalidArgument when some are missing.
+  /// After the last tensor: AtomicFile::commit(). Throws InvalidArgument when some are missing.
   void finish();
+  /// finish() in parts, to replace the file together with others: flush(), then replace(), which
+  /// leaves flushing the folder to the caller.
+  void flush();
+  void replace() { file_.replace(); }
 
  private:
   AtomicFile file_;

@@ -1,0 +1,123 @@
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+#include "engine/error.h"
+#include "tools/gpt2_files.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::IoError;
+using engine::require;
+using nlohmann::json;
+
+constexpr const char* kPrefix = "transformer.";
+
+std::vector<TensorSpec> with_prefix(std::span<const TensorSpec> tensors) {
+  std::vector<TensorSpec> prefixed(tensors.begin(), tensors.end());
+  for (TensorSpec& tensor : prefixed) tensor.name.insert(0, kPrefix);
+  return prefixed;
+}
+
+const std::string& created(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  require<IoError>(!error, "[gpt2] expected to create a folder, got {} ({})", error.message(),
+                   folder);
+  return folder;
+}
+
+std::string config_text(const Gpt2FileConfig& config) {
+  // GPT-2's own end of text, or the last token of a smaller vocabulary.
+  const std::int64_t end_of_text = std::min<std::int64_t>(50256, config.vocab_size - 1);
+  const json keys = {
+      {"activation_function", "gelu_new"},
+      {"architectures", {"GPT2LMHeadModel"}},
+      {"attn_pdrop", config.attn_pdrop},
+      {"bos_token_id", end_of_text},
+      {"embd_pdrop", config.embd_pdrop},
+      {"eos_token_id", end_of_text},
+      {"layer_norm_epsilon", config.layer_norm_epsilon},
+      {"model_type", "gpt2"},
+      {"n_embd", config.n_embd},
+      {"n_head", config.n_head},
+      {"n_inner", nullptr},
+      {"n_layer", config.n_layer},
+      {"n_positions", config.n_positions},
+      {"resid_pdrop", config.resid_pdrop},
+      {"tie_word_embeddings", true},
+      {"torch_dtype", "float32"},
+      {"vocab_size", config.vocab_size},
+  };
+  return keys.dump(2) + "\n";
+}
+
+/// False when there is no file `from`.
+bool rename_if_there(const std::string& from, const std::string& to) {
+  const int error = ::rename(from.c_str(), to.c_str()) == 0 ? 0 : errno;
+  require<IoError>(error == 0 || error == ENOENT, "[gpt2] expected to rename {} to {}, got {}",
+                   from, to, std::generic_category().message(error));
+  return error == 0;
+}
+
+}  // namespace
+
+Gpt2Writer::Gpt2Writer(std::string folder, const Gpt2FileConfig& config,
+                       std::span<const TensorSpec> tensors)
+    : folder_(std::move(folder)),
+      config_text_(config_text(config)),
+      weights_(created(folder_) + "/model.safetensors", with_prefix(tensors),
+               {{"format", "pt"}, {kGpt2ConfigKey, config_text_}}),
+      config_(folder_ + "/config.json") {}
+
+void Gpt2Writer::write(std::string_view name, std::span<const float> data) {
+  weights_.write(std::string(kPrefix) + std::string(name), data);
+}
+
+void Gpt2Writer::finish() {
+  const std::string& path = config_.path();
+  const std::string replaced = folder_ + "/" + kGpt2ReplacedConfig;
+  weights_.flush();
+  // Savers into one folder take turns, where it can be locked; the lock ends with the descriptor.
+  const FileDescriptor turn(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  (void)::flock(turn.get(), LOCK_EX);
+  if (holds_text(path, config_text_)) {
+    weights_.replace();
+    ::unlink(replaced.c_str());  // of a save that was cut short
+    flush_folder_of(path);
+    return;
+  }
+  config_.write(std::as_bytes(std::span(config_text_)));
+  config_.flush();
+  const bool moved = rename_if_there(path, replaced);
+  try {
+    flush_folder_of(path);
+    weights_.replace();
+  } catch (...) {
+    if (moved) rename_if_there(replaced, path);
+    throw;
+  }
+  const auto place_config = [&] {
+    config_.replace();
+    ::unlink(replaced.c_str());
+  };
+  try {
+    flush_folder_of(path);
+  } catch (...) {
+    place_config();  // the new model is whole, if perhaps not after a power cut
+    throw;
+  }
+  place_config();
+  flush_folder_of(path);
+}
+
+}  // namespace tessera::tools
