@@ -282,7 +282,6 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
   };
   std::vector<Given> given;
   std::set<std::string> seen;
-  std::string config_path;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string argument = arguments[i];
     if (argument == "--help" || argument == "-h") {
@@ -312,12 +311,12 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
     }
     if (option == nullptr) {
       require(!text.empty(), "[{}] expected a file, got no value ({})", program_, flag);
-      config_path = resolve_user_path(text);
+      config_path_ = resolve_user_path(text);
     } else {
       given.push_back({option, std::move(text), flag});
     }
   }
-  if (!config_path.empty()) load_file(config_path);
+  if (!config_path_.empty()) load_file(config_path_);
   for (const auto& [option, text, flag] : given) {
     std::optional<Value> value;
     switch (option->type) {

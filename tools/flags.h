@@ -109,6 +109,9 @@ class FlagSet {
   /// Was the option on the command line? One in a file does not count: to_toml() lists them all.
   bool is_given(std::string_view name) const { return given_.contains(name); }
 
+  /// The file of --config; empty: none was given.
+  const std::string& config_path() const { return config_path_; }
+
   std::string help() const;
   /// The values in force: a file that --config takes, and one JSON object of name to value.
   std::string to_toml() const;
@@ -146,6 +149,7 @@ class FlagSet {
   std::string program_;
   std::string about_;
   std::string version_;
+  std::string config_path_;
   std::vector<Option> options_;
   std::set<std::string, std::less<>> given_;
 };

@@ -34,10 +34,18 @@ class JsonRecord {
 
 class JsonlWriter {
  public:
-  enum class Mode { kReplace, kAppend };
+  enum class Mode {
+    kReplace,
+    kAppend,
+    kReplaceLater,  ///< what is there stays until clear(); no two such writers at once
+  };
 
-  /// Throws IoError naming the path.
+  /// Throws IoError naming the path. A path that is where stdout or stderr goes, such as
+  /// /dev/stdout, shares their position: nothing is written over.
   explicit JsonlWriter(std::string path, Mode mode = Mode::kReplace);
+
+  /// For kReplaceLater: empties a regular file, unless stdout or stderr goes there. Throws IoError.
+  void clear();
 
   /// One write of one line, so that a reader or a second writer never sees half of one. Throws
   /// IoError naming the path, when the disk is full for example.
@@ -48,6 +56,7 @@ class JsonlWriter {
  private:
   std::string path_;
   FileDescriptor file_;
+  bool is_own_file_ = false;  // a regular file, and not a standard stream
 };
 
 }  // namespace tessera::tools

@@ -1,5 +1,6 @@
 #include "tools/run_log.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -28,6 +29,21 @@ std::string make_folder(const std::string& path) {
   return folder;
 }
 
+FileDescriptor locked(const std::string& folder) {
+  FileDescriptor file(
+      ::open((folder + "/.lock").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+  const int error = file.is_open() ? 0 : errno;
+  engine::require<engine::IoError>(error == 0,
+                                   "[out] expected a folder that can be written to, got {} ({})",
+                                   std::generic_category().message(error), folder);
+  lock_for_run(file, folder);
+  return file;
+}
+
+std::string log_path(const TrainConfig& config) {
+  return resolve_user_path(config.log.jsonl.empty() ? config.out + "/log.jsonl" : config.log.jsonl);
+}
+
 std::string peak_bytes(const engine::MemoryStats& memory) {
   JsonRecord record;
   for (int c = 0; c < engine::kNumCategories; ++c) {
@@ -39,17 +55,44 @@ std::string peak_bytes(const engine::MemoryStats& memory) {
 
 }  // namespace
 
-RunLog::RunLog(const TrainConfig& config, std::string items)
+RunLog::RunLog(const TrainConfig& config, std::string items, std::string config_toml)
     : num_steps_(config.train.steps),
       every_(config.log.every),
       items_(std::move(items)),
+      config_toml_(std::move(config_toml)),
       folder_(make_folder(config.out)),
-      jsonl_path_(config.log.jsonl.empty() ? path("log.jsonl")
-                                           : resolve_user_path(config.log.jsonl)),
-      jsonl_file_(jsonl_path_),
+      folder_lock_(locked(folder_)),
+      jsonl_path_(log_path(config)),
+      jsonl_file_(jsonl_path_, JsonlWriter::Mode::kReplaceLater),
       jsonl_(jsonl_file_.fd(), jsonl_path_),
       terminal_(STDOUT_FILENO, "stdout"),
       start_(std::chrono::steady_clock::now()) {}
+
+std::vector<RunFile> RunLog::outputs(const TrainConfig& config) {
+  const std::string folder = resolve_user_path(config.out);
+  return {{config.log.jsonl.empty() ? "out" : "log.jsonl", log_path(config)},
+          {"out", folder + "/sample.txt"},
+          {"out", folder + "/config.toml"}};
+}
+
+void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
+                           std::span<const RunFile> read) {
+  const std::vector<RunFile> written = outputs(config);
+  const std::span<const RunFile> all = written;
+  check_files_differ(all.first(1), all.subspan(1));
+  check_files_differ(all, read);
+  if (flags.config_path().empty()) return;
+  const RunFile given{"config", flags.config_path()};
+  const std::string text = flags.to_toml();
+  // What is written over it is then what it holds.
+  const bool stays = holds_text(given.path, text);
+  check_files_differ(stays ? all.first(2) : all, std::span(&given, 1));
+}
+
+void RunLog::begin() {
+  write_file("config.toml", config_toml_);
+  jsonl_file_.clear();
+}
 
 void RunLog::write_file(const std::string& name, const std::string& text) const {
   AtomicFile file(path(name));
@@ -108,6 +151,10 @@ void RunLog::finish(const std::string& params_sha256, std::optional<double> val_
   record.add("params_sha256", params_sha256);
   record.add_literal("val_loss", val_loss ? json_literal(*val_loss) : "null");
   jsonl_.write(JsonRecord().add_literal("final", record.add_all(extra).text()).line());
+  flush();
+}
+
+void RunLog::flush() {
   jsonl_.flush();
   terminal_.flush();
 }

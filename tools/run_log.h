@@ -11,11 +11,14 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "engine/memory.h"
 #include "tools/background_writer.h"
 #include "tools/jsonl.h"
+#include "tools/run_files.h"
 #include "tools/train_config.h"
 
 namespace tessera::tools {
@@ -34,11 +37,21 @@ struct StepRecord {
 
 class RunLog {
  public:
-  /// Makes the output folder and opens the log. Throws IoError naming the path.
-  RunLog(const TrainConfig& config, std::string items);
+  /// Makes the output folder and opens the log; what an earlier run left there stays until begin().
+  /// Throws IoError naming the path, also when another run is writing to the folder or the log.
+  RunLog(const TrainConfig& config, std::string items, std::string config_toml = "");
+
+  /// The files that a run with `config` writes to, by the option that says where.
+  static std::vector<RunFile> outputs(const TrainConfig& config);
+  /// Before the first is written: throws InvalidArgument when one of outputs() is one of `read` or
+  /// the file of --config, or the log is another output. A run may repeat one from its config.toml.
+  static void check_outputs(const TrainConfig& config, const FlagSet& flags,
+                            std::span<const RunFile> read);
 
   const std::string& folder() const { return folder_; }
   const std::string& jsonl_path() const { return jsonl_path_; }
+  /// The run has begun: writes config.toml and empties the log.
+  void begin();
   /// Writes `text` to a file of the output folder, whole or not at all.
   void write_file(const std::string& name, const std::string& text) const;
 
@@ -48,6 +61,8 @@ class RunLog {
   void say(const std::string& line);
   void step(const StepRecord& record);
   void validation(std::int64_t step, double val_loss, const std::string& extra);
+  /// Waits until all is written. Throws IoError naming what was lost.
+  void flush();
   /// Writes the last record and waits until all is written. Throws IoError naming what was lost.
   void finish(const std::string& params_sha256, std::optional<double> val_loss,
               const JsonRecord& extra);
@@ -59,7 +74,10 @@ class RunLog {
   std::int64_t num_steps_;
   std::int64_t every_;
   std::string items_;
+  std::string config_toml_;
   std::string folder_;
+  FileDescriptor
+      folder_lock_;  // of a file of its own: config.toml is replaced, the log may be elsewhere
   std::string jsonl_path_;
   JsonlWriter jsonl_file_;
   BackgroundWriter jsonl_, terminal_;

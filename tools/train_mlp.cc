@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "tools/mlp.h"
 #include "tools/permutation.h"
 #include "tools/ranks.h"
+#include "tools/run_files.h"
 #include "tools/stop.h"
 #include "tools/text.h"
 #include "tools/text_data.h"
@@ -158,6 +160,11 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& c
     return Trainer::Validation{test_loss,
                                fmt::format(" | test accuracy {:.2f} %", 100 * result.accuracy)};
   };
+  world.barrier("wrapped");  // only now can no rank fail to start
+  if (log != nullptr) {
+    const auto pause = world.pause_deadline();
+    log->begin();
+  }
   trainer.run({batch_of(config.train.batch), fill}, loss, validate, 1);
   result.params_sha256 = trainer.params_sha256();
   result.val_loss = trainer.val_loss();
@@ -174,8 +181,9 @@ void run(int argc, char** argv) {
   const Ranks ranks = Ranks::choose(config);
   const std::string path = data_path(config.data_path, kDefaultData, kHowToGetData);
   const FashionMnist data = load_fashion_mnist(path);
-  RunLog log(config, "samples");
-  log.write_file("config.toml", flags.to_toml());
+  constexpr std::string_view kImages[] = {"-ubyte", "-ubyte.gz"};
+  RunLog::check_outputs(config, flags, files_of("data.path", path, kImages));
+  RunLog log(config, "samples", flags.to_toml());
   log.say(fmt::format("data: {}, {} training and {} test images of {} x {}", escaped(path),
                       data.train.num_images, data.test.num_images, data.train.height,
                       data.train.width));

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/error.h"
@@ -15,6 +16,7 @@
 #include "tools/gpt_checkpoint.h"
 #include "tools/main.h"
 #include "tools/ranks.h"
+#include "tools/run_files.h"
 #include "tools/stop.h"
 #include "tools/text.h"
 #include "tools/text_data.h"
@@ -221,6 +223,11 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& c
     return Trainer::Validation{
         loss, bytes ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0)) : ""};
   };
+  world.barrier("loaded");  // only now can no rank fail to start
+  if (log != nullptr) {
+    const auto pause = world.pause_deadline();
+    log->begin();
+  }
   trainer.run({batch_of(batch), fill}, train_loss,
               num_val > 0 ? Trainer::Validate(validate) : nullptr, data.seq());
 
@@ -240,6 +247,28 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& c
   return result;
 }
 
+// No output may be an input. But a model may be saved to the folder it came from: by then it was
+// read, and its files are replaced.
+void check_files(const Config& config, const FlagSet& flags, const std::string& data_path) {
+  constexpr std::string_view kModelFiles[] = {"/config.json", ".safetensors",
+                                              ".safetensors.index.json"};
+  const RunFile data{"data.path", data_path};
+  const std::vector<RunFile> model =
+      config.init_from.empty()
+          ? std::vector<RunFile>()
+          : files_of("init.from", resolve_user_path(config.init_from), kModelFiles);
+  RunLog::check_outputs(config, flags, std::span(&data, 1));
+  RunLog::check_outputs(config, flags, model);
+  if (config.save_final.empty()) return;
+  const std::string folder = resolve_user_path(config.save_final);
+  const std::vector<RunFile> saved{{"save.final", folder + "/config.json"},
+                                   {"save.final", folder + "/model.safetensors"}};
+  check_files_differ(saved, std::span(&data, 1));
+  check_files_differ(saved, RunLog::outputs(config));
+  const RunFile given{"config", flags.config_path()};
+  if (!given.path.empty()) check_files_differ(saved, std::span(&given, 1));
+}
+
 void run(int argc, char** argv) {
   Config config;
   FlagSet flags("train_transformer",
@@ -256,9 +285,12 @@ void run(int argc, char** argv) {
                                             .val_fraction = config.val_fraction,
                                             .order = config.data_order,
                                             .seed = static_cast<std::uint64_t>(config.train.seed)});
+  check_files(config, flags, path);
   if (!config.save_final.empty()) check_can_save_gpt(resolve_user_path(config.save_final));
-  RunLog log(config, "tokens");
-  log.write_file("config.toml", flags.to_toml());
+  RunLog log(config, "tokens", flags.to_toml());
+  if (config.sample_tokens > 0) {
+    AtomicFile(log.folder() + "/sample.txt");  // or throws, before training
+  }
   log.say(fmt::format(
       "model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}",
       model.layers, model.dim, model.heads, double(model.num_parameters()) * 1e-6, escaped(path),
