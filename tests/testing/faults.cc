@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -97,6 +98,12 @@ ssize_t write(int fd, const void* bytes, size_t n) {
   return fails("write", path_of(fd))
              ? -1
              : real<ssize_t(int, const void*, size_t)>("write")(fd, bytes, n);
+}
+
+ssize_t send(int fd, const void* bytes, size_t n, int flags) {
+  return fails("send", path_of(fd))
+             ? -1
+             : real<ssize_t(int, const void*, size_t, int)>("send")(fd, bytes, n, flags);
 }
 
 // Closes all the same, as Linux does.

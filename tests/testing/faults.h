@@ -17,8 +17,8 @@ extern "C" void tessera_reset_faults();
 namespace tessera::testing {
 
 struct Fault {
-  std::string calls;   ///< of rename, unlink, rmdir, fsync, flock, write, close
-  std::string part;    ///< of the path (of a rename: the old one)
+  std::string calls;   ///< of rename, unlink, rmdir, fsync, flock, write, close, send
+  std::string part;    ///< of the path (of a rename: the old one; of a socket: "socket")
   int at = 1;          ///< which of these calls, from 1
   std::string action;  ///< "kill"; an error number; or a path: makes that file and waits until it
                        ///< is gone. Just before the call, which fails with an error only.
