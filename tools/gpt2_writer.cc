@@ -4,21 +4,22 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <string>
 #include <system_error>
 #include <utility>
 
 #include "engine/error.h"
 #include "tools/gpt2_files.h"
+#include "tools/json.h"
 
 namespace tessera::tools {
 namespace {
 
 using engine::IoError;
 using engine::require;
-using nlohmann::json;
 
 constexpr const char* kPrefix = "transformer.";
 
@@ -36,29 +37,35 @@ const std::string& created(const std::string& folder) {
   return folder;
 }
 
+// Put together by hand: the destructor of a JSON library's value allocates, and a save must not end
+// the process when memory is short.
 std::string config_text(const Gpt2FileConfig& config) {
   // GPT-2's own end of text, or the last token of a smaller vocabulary.
   const std::int64_t end_of_text = std::min<std::int64_t>(50256, config.vocab_size - 1);
-  const json keys = {
-      {"activation_function", "gelu_new"},
-      {"architectures", {"GPT2LMHeadModel"}},
-      {"attn_pdrop", config.attn_pdrop},
-      {"bos_token_id", end_of_text},
-      {"embd_pdrop", config.embd_pdrop},
-      {"eos_token_id", end_of_text},
-      {"layer_norm_epsilon", config.layer_norm_epsilon},
-      {"model_type", "gpt2"},
-      {"n_embd", config.n_embd},
-      {"n_head", config.n_head},
-      {"n_inner", nullptr},
-      {"n_layer", config.n_layer},
-      {"n_positions", config.n_positions},
-      {"resid_pdrop", config.resid_pdrop},
-      {"tie_word_embeddings", true},
-      {"torch_dtype", "float32"},
-      {"vocab_size", config.vocab_size},
+  const std::pair<const char*, std::string> keys[] = {
+      {"activation_function", json_literal("gelu_new")},
+      {"architectures", fmt::format("[{}]", json_literal("GPT2LMHeadModel"))},
+      {"attn_pdrop", json_literal(config.attn_pdrop)},
+      {"bos_token_id", json_literal(end_of_text)},
+      {"embd_pdrop", json_literal(config.embd_pdrop)},
+      {"eos_token_id", json_literal(end_of_text)},
+      {"layer_norm_epsilon", json_literal(config.layer_norm_epsilon)},
+      {"model_type", json_literal("gpt2")},
+      {"n_embd", json_literal(config.n_embd)},
+      {"n_head", json_literal(config.n_head)},
+      {"n_inner", "null"},
+      {"n_layer", json_literal(config.n_layer)},
+      {"n_positions", json_literal(config.n_positions)},
+      {"resid_pdrop", json_literal(config.resid_pdrop)},
+      {"tie_word_embeddings", json_literal(true)},
+      {"torch_dtype", json_literal("float32")},
+      {"vocab_size", json_literal(config.vocab_size)},
   };
-  return keys.dump(2) + "\n";
+  std::string text;
+  for (const auto& [key, value] : keys) {
+    text += fmt::format("{}  {}: {}", text.empty() ? "{\n" : ",\n", json_literal(key), value);
+  }
+  return text + "\n}\n";
 }
 
 /// False when there is no file `from`.

@@ -66,6 +66,7 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
       run.parameters = std::move(parameters);
     }
   });
+  log.flush();
   std::istringstream lines(folder.read("log.jsonl"));
   for (std::string line; std::getline(lines, line);) {
     const auto record = nlohmann::json::parse(line);

@@ -110,6 +110,7 @@ std::vector<nlohmann::json> run_ranks(TrainConfig config,
                     world.rank() == 0 ? &log : nullptr);
     fn({world, trainer, model, config});
   });
+  log.flush();
   std::vector<nlohmann::json> lines;
   std::istringstream text(folder.read("log.jsonl"));
   for (std::string line; std::getline(text, line);) lines.push_back(nlohmann::json::parse(line));
