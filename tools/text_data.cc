@@ -47,8 +47,9 @@ void check_below(std::span<const T> tokens, std::int64_t first, std::int64_t voc
   const auto bad = std::ranges::find_if(
       tokens, [&](T token) { return static_cast<std::int64_t>(token) >= vocab; });
   fail<IoError>(
-      "[token_file] expected tokens below the vocabulary of {}, got {} at position {} ({})", vocab,
-      static_cast<std::int64_t>(*bad), first + (bad - tokens.begin()), path);
+      "[token_file] expected tokens below the vocabulary of {}, got {} at position {} "
+      "(model.vocab, {})",
+      vocab, static_cast<std::int64_t>(*bad), first + (bad - tokens.begin()), path);
 }
 
 }  // namespace
@@ -130,7 +131,7 @@ TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
   const std::int64_t num_tokens = file_.num_tokens();
   require<IoError>(num_tokens > options_.seq,
                    "[token_dataset] expected at least {} tokens for a sequence of {} and its "
-                   "targets, got {} ({})",
+                   "targets, got {} (model.seq, {})",
                    options_.seq + 1, options_.seq, num_tokens, file_.path());
   const std::int64_t num_sequences = (num_tokens - 1) / options_.seq;
   if (options_.val_fraction > 0) {
@@ -140,7 +141,7 @@ TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
   num_train_ = num_sequences - num_val_;
   require<IoError>(num_train_ >= 1,
                    "[token_dataset] expected at least {} tokens for training and validation "
-                   "sequences of {}, got {} ({})",
+                   "sequences of {}, got {} (model.seq, data.val_fraction, {})",
                    2 * options_.seq + 1, options_.seq, num_tokens, file_.path());
   file_.check_tokens(options_.vocab);
 }

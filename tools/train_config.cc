@@ -163,7 +163,7 @@ void TrainConfig::validate(const FlagSet& flags) const {
   }
   require(parallel.strategy != "ddp" || parallel.reshard_after_forward != "true",
           "[config] expected parallel.reshard_after_forward=true with sharded parameters only, got "
-          "it with strategy ddp");
+          "it with parallel.strategy=ddp");
   require(device != DeviceChoice::kCpu || parallel.backend != BackendChoice::kNccl,
           "[config] expected parallel.backend=nccl with GPUs only, got it with device=cpu");
   require(!parallel.canonical ||

@@ -126,6 +126,25 @@ TEST_F(InputFaults, TheTimeLeftOfAHugeRunIsReadable) {
   EXPECT_EQ(outcome.out.find("ETA -"), std::string::npos) << outcome.out;
 }
 
+TEST_F(InputFaults, DataThatDoesNotFitNamesTheFlags) {
+  const std::string path = folder_.write("short.txt", "123456789");
+  const struct {
+    Flags flags;
+    std::string_view part;
+  } cases[] = {{{{"data.val_fraction", "0"}, {"model.vocab", "57"}}, "(model.vocab, "},
+               {{{"model.seq", "9"}}, "(model.seq, "},
+               {{}, "(model.seq, data.val_fraction, "}};
+  for (auto [flags, part] : cases) {
+    flags["data.path"] = path;
+    const Outcome outcome = run(flags);
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {part, path}));
+  }
+  const Outcome outcome =
+      run({{"parallel.strategy", "ddp"}, {"parallel.reshard_after_forward", "true"}});
+  EXPECT_TRUE(has(outcome.err, {"parallel.reshard_after_forward=true", "parallel.strategy=ddp"}));
+}
+
 TEST_F(InputFaults, OutsideOfBazelRunAProgramSaysHowToGetData) {
   const std::string elsewhere = folder_.path();
   const auto started_elsewhere = [&](const std::string& program) {

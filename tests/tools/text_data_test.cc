@@ -120,7 +120,7 @@ TEST(TokenDataset, RefusesTokensOutsideTheVocabularyNamingTheFirst) {
   EXPECT_NO_THROW(TokenDataset(TokenFile(path), {.seq = 8, .vocab = 7001}));
   EXPECT_TRUE(
       has(error_of<IoError>([&] { TokenDataset(TokenFile(path), {.seq = 8, .vocab = 100}); }),
-          {"vocabulary of 100", "got 100 at position 1100001", "a.bin"}));
+          {"vocabulary of 100", "got 100 at position 1100001", "(model.vocab, ", "a.bin"}));
   const std::string text = folder.write("b.txt", "abc\x80xyzxyz");
   EXPECT_TRUE(
       has(error_of<IoError>([&] { TokenDataset(TokenFile(text), {.seq = 2, .vocab = 128}); }),
