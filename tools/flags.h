@@ -50,7 +50,7 @@ struct NumberOption {
 };
 struct TextOption {
   std::string help;
-  std::vector<std::string> choices = {};  ///< empty: any text
+  std::vector<std::string> choices = {};  ///< empty: any UTF-8 without NUL, up to 8192 bytes
 };
 template <class E>
 struct EnumOption {
