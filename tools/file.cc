@@ -82,13 +82,16 @@ FileDescriptor create_beside(const std::string& path, std::string& temporary) {
   }
 }
 
-/// 0, or why a rename could not replace the regular file at `path`.
-int error_of_replacing(const std::string& path) {
+bool has_attribute(const std::string& path, std::uint64_t attribute) {
   struct statx status {};
-  if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, 0, &status) == 0 &&
-      (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
-    return EBUSY;
-  }
+  return ::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, 0, &status) == 0 &&
+         (status.stx_attributes & attribute) != 0;
+}
+
+/// 0, or why no file could be renamed to `path`, where there is a regular file or nothing.
+int error_of_renaming_to(const std::string& path) {
+  if (has_attribute(path, STATX_ATTR_MOUNT_ROOT)) return EBUSY;
+  if (has_attribute(folder_of(path), STATX_ATTR_APPEND)) return EPERM;
   // rmdir never removes a file, but it asks first what a rename asks, whether the name may go:
   // folder and mount writable, file not immutable, sticky folders. ENOTDIR says that it may.
   const int error = ::rmdir(path.c_str()) == 0 ? 0 : errno;
@@ -200,8 +203,8 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   require<IoError>(!exists || S_ISREG(status.st_mode),
                    "[file] expected a place for a regular file, got {} ({})",
                    S_ISDIR(status.st_mode) ? "a folder" : "a pipe or a device", path_);
-  const int error = exists ? error_of_replacing(path_) : 0;
-  require<IoError>(error == 0, "[file] expected a file that can be replaced, got {} ({})",
+  const int error = error_of_renaming_to(path_);
+  require<IoError>(error == 0, "[file] expected a place where a file can be replaced, got {} ({})",
                    reason(error), path_);
   remove_leftovers(path_);
   file_ = create_beside(path_, temporary_);

@@ -73,7 +73,8 @@ void flush_folder_of(const std::string& path);
 class AtomicFile {
  public:
   /// Throws IoError when `path` is something other than a regular file, cannot be created, or
-  /// cannot be replaced: immutable, another user's in a sticky folder, a mount point.
+  /// cannot be replaced: immutable, another user's in a sticky folder, a mount point, in a folder
+  /// that only grows.
   explicit AtomicFile(std::string path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;

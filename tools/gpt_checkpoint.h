@@ -16,7 +16,8 @@ GptConfig read_gpt_config(const std::string& folder);
 /// every tensor that is missing, unexpected or of another shape.
 void load_gpt(shard::Fsdp& fsdp, const std::string& folder);
 
-/// Throws IoError if `folder` cannot be made or written to: before training, not after.
+/// Throws IoError if `folder` cannot be made or written to, or what is there cannot be replaced:
+/// before training, not after.
 void check_can_save_gpt(const std::string& folder);
 
 /// Collective over `world`, whose rank 0 writes, however long the disk takes. Throws IoError.

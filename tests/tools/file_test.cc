@@ -5,8 +5,10 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/fs.h>
+#include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +17,7 @@
 #include <csignal>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -151,51 +154,82 @@ TEST(AtomicFile, IsRefusedAtOnceWhereItCouldNotTakeItsPlace) {
     const FaultHere fault({"rmdir", below(folder, "a"), 1, std::to_string(EPERM)});
     EXPECT_TRUE(has(refusal(), {"can be replaced", "Operation not permitted", path}));
   }
-  // As it is, where this user and file system can have an immutable file.
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  int before = 0;
-  const bool has_flags = ::ioctl(file.get(), FS_IOC_GETFLAGS, &before) == 0;
-  for (const int flag : {FS_IMMUTABLE_FL, FS_APPEND_FL}) {
+  // As it is, where this user and file system have such attributes.
+  const auto refused_with = [&](const std::string& what, int flag) {
+    const FileDescriptor file(::open(what.c_str(), O_RDONLY | O_CLOEXEC));
+    int before = 0;
+    if (::ioctl(file.get(), FS_IOC_GETFLAGS, &before) != 0) return;
     const int with_flag = before | flag;
-    if (!has_flags || ::ioctl(file.get(), FS_IOC_SETFLAGS, &with_flag) != 0) {
-      RecordProperty("immutable", "not here");
-      continue;
-    }
+    if (::ioctl(file.get(), FS_IOC_SETFLAGS, &with_flag) != 0) return;
     const std::string error = refusal();
     ASSERT_EQ(::ioctl(file.get(), FS_IOC_SETFLAGS, &before), 0);
-    EXPECT_TRUE(has(error, {"can be replaced", "Operation not permitted", path}));
-  }
+    EXPECT_TRUE(has(error, {"can be replaced", "Operation not permitted", path})) << what;
+  };
+  refused_with(path, FS_IMMUTABLE_FL);
+  refused_with(path, FS_APPEND_FL);
   EXPECT_EQ(folder.read("a"), "old");
-  EXPECT_EQ(folder.num_entries(), 1);
+  ASSERT_EQ(::unlink(path.c_str()), 0);
+  // Here a new file could be made, but neither renamed nor removed.
+  refused_with(folder.path(), FS_APPEND_FL);
+  EXPECT_EQ(folder.num_entries(), 0);
 }
 
-TEST(AtomicFile, IsRefusedAtOnceInAStickyFolderOfOthers) {
-  const TempFolder folder;
-  const std::string path = folder.write("a", "old");
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to give a file to another user";
-  constexpr uid_t kOwner = 12345, kOther = 23456;
-  if (::chown(path.c_str(), kOwner, kOwner) != 0) GTEST_SKIP() << "a sandbox with one user";
-  ASSERT_EQ(::chmod(folder.path().c_str(), 01777), 0);
-  const std::string result = folder.write("b", "");
-  ASSERT_EQ(::chmod(result.c_str(), 0666), 0);
-  const FileDescriptor out(::open(result.c_str(), O_WRONLY | O_CLOEXEC));
+/// What an AtomicFile "a" in `folder` says in a process of its own, after prepare(): "" if nothing.
+/// Nothing at all where prepare() cannot.
+std::optional<std::string> refusal_in_process(const TempFolder& folder, bool (*prepare)()) {
+  int ends[2];
+  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const FileDescriptor in(ends[0]);
+  FileDescriptor out(ends[1]);
   const pid_t child = ::fork();
   if (child == 0) {
-    std::string said = "nothing";
-    // From here, as the folders above may be closed to that user.
-    if (::chdir(folder.path().c_str()) != 0 || ::setuid(kOther) != 0) ::_exit(1);
+    // From here, as the folders above may be closed to another user.
+    if (::chdir(folder.path().c_str()) != 0 || !prepare()) ::_exit(1);
+    std::string said;
     try {
       AtomicFile file("a");
     } catch (const IoError& error) {
       said = error.what();
     }
-    write_all(out, result, std::as_bytes(std::span(said)));
+    write_all(out, "pipe", std::as_bytes(std::span(said)));
     ::_exit(0);
   }
+  out.close();
+  char text[1000];
+  const ssize_t n = ::read(in.get(), text, sizeof(text));
   int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ASSERT_EQ(status, 0);
-  EXPECT_TRUE(has(folder.read("b"), {"can be replaced", "Operation not permitted", "(a)"}));
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  if (status != 0 || n < 0) return std::nullopt;
+  return std::string(text, static_cast<std::size_t>(n));
+}
+
+TEST(AtomicFile, IsRefusedAtOnceInAStickyFolderOfOthers) {
+  const TempFolder folder;
+  const std::string path = folder.write("a", "old");
+  constexpr uid_t kOwner = 12345;
+  if (::chown(path.c_str(), kOwner, kOwner) != 0) {
+    GTEST_SKIP() << "needs root, to give a file to another user";
+  }
+  ASSERT_EQ(::chmod(folder.path().c_str(), 01777), 0);
+  const auto said = refusal_in_process(folder, [] { return ::setuid(23456) == 0; });
+  ASSERT_TRUE(said);
+  EXPECT_TRUE(has(*said, {"can be replaced", "Operation not permitted", "(a)"}));
+}
+
+/// mount(), whose header does not go with that of the attributes.
+bool mount_there(const char* source, const char* target, unsigned long flags) {
+  return ::syscall(SYS_mount, source, target, nullptr, flags, nullptr) == 0;
+}
+
+TEST(AtomicFile, IsRefusedAtOnceAtAMountPoint) {
+  const TempFolder folder;
+  folder.write("a", "old");
+  const auto said = refusal_in_process(folder, [] {
+    return ::unshare(CLONE_NEWNS) == 0 && mount_there("none", "/", MS_REC | MS_PRIVATE) &&
+           mount_there("a", "a", MS_BIND);
+  });
+  if (!said) GTEST_SKIP() << "needs root, to mount a file";
+  EXPECT_TRUE(has(*said, {"can be replaced", "Device or resource busy", "(a)"}));
 }
 
 }  // namespace

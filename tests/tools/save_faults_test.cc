@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
+#include <future>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "engine/error.h"
@@ -43,6 +46,12 @@ class SaveFaults : public ::testing::Test {
     weights_before_ = read("m/model.safetensors");
   }
 
+  static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(10)); }
+  /// Waits until there is a file; false after a minute.
+  static bool appears(const std::string& path) {
+    for (int i = 0; i < 6000 && !fs::exists(path); ++i) pause();
+    return fs::exists(path);
+  }
   std::string read(const std::string& name) const { return folder_.read(name); }
   bool exists(const std::string& name) const { return fs::exists(folder_ / name); }
   void start_with_old() const {
@@ -60,7 +69,7 @@ class SaveFaults : public ::testing::Test {
                    {"log.every", "0"},
                    {"sample.tokens", "0"},
                    {"device", "cpu"}};
-    flags.insert(more.begin(), more.end());
+    for (const auto& [name, value] : more) flags[name] = value;
     return flags;
   }
   Outcome save(Flags model, const std::string& name, const Flags& environment = {}) const {
@@ -81,8 +90,7 @@ class SaveFaults : public ::testing::Test {
   const std::string& sha256(const std::string& name) const {
     std::string& hash = name == "old" ? old_sha256_ : new_sha256_;
     if (!hash.empty()) return hash;
-    Flags from = {{"init.from", folder_ / name}, {"out", folder_ / "other"}};
-    from.merge(flags({}));
+    const Flags from = flags({{"init.from", folder_ / name}, {"out", folder_ / "other"}});
     EXPECT_EQ(run_program("tools/train_transformer", from).exit_code, 0);
     std::istringstream log(read("other/log.jsonl"));
     json last;
@@ -244,6 +252,32 @@ TEST_F(SaveFaults, AFailingDiskIsNamedAndLeavesOneModel) {
     }
     EXPECT_GE(num_failed, 2) << c.calls;
   }
+}
+
+TEST_F(SaveFaults, SaversIntoOneFolderTakeTurns) {
+  const std::string first_waits = folder_ / "first", second_waits = folder_ / "second";
+  const auto saving = [&](Flags model, const std::string& out, const std::string& paused) {
+    model["out"] = folder_ / out;
+    return std::async(std::launch::async, [this, model, paused] {
+      return save(model, "m", with_fault({"rename", below(folder_, "m/"), 1, paused}));
+    });
+  };
+  auto first = saving(new_, "run1", first_waits);
+  EXPECT_TRUE(appears(first_waits));
+  Flags other = new_;
+  other["model.heads"] = "4";
+  auto second = saving(other, "run2", second_waits);
+  for (int i = 0; i < 50 && !fs::exists(second_waits); ++i) pause();
+  EXPECT_FALSE(fs::exists(second_waits)) << "between the first one's files";
+  fs::remove(first_waits);
+  EXPECT_EQ(first.get().exit_code, 0);
+  ASSERT_TRUE(appears(second_waits)) << second.get().err;
+  EXPECT_EQ(loaded(), "new");
+  fs::remove(second_waits);
+  const Outcome outcome = second.get();
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  expect_clean();
+  EXPECT_TRUE(has(read("m/config.json"), {"\"n_head\": 4"}));
 }
 
 TEST_F(SaveFaults, WhatCannotBeReplacedIsFoundBeforeTraining) {
