@@ -89,11 +89,12 @@ void expect_rank_order(DType dtype, std::size_t num_ranks, std::size_t numel, bo
   const std::size_t nbytes = numel * sizeof(float);
   Guarded a(nbytes, misaligned), b(nbytes, (misaligned + 4) % 64);
   std::vector<float*> outs = {a.floats(), b.floats()};
-  if (starts) std::memcpy(a.data(), start.data(), nbytes);  // the first out is the running sum
+  // The first out is the running sum.
+  if (starts) std::copy(start.begin(), start.end(), a.floats());
   sum_in_rank_order(dtype, pointers, starts ? a.floats() : nullptr, outs,
                     static_cast<std::int64_t>(numel), store);
   for (Guarded* out : {&a, &b}) {
-    ASSERT_EQ(std::memcmp(out->data(), expected.data(), nbytes), 0);
+    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), out->floats()));
     ASSERT_TRUE(out->is_untouched_outside());
   }
 }
