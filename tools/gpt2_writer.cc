@@ -31,9 +31,15 @@ std::vector<TensorSpec> with_prefix(std::span<const TensorSpec> tensors) {
 
 const std::string& created(const std::string& folder) {
   std::error_code error;
+  std::vector<std::string> made;
+  for (std::filesystem::path path = folder; !path.empty() && !std::filesystem::exists(path, error);
+       path = path.parent_path()) {
+    made.push_back(path.string());
+  }
   std::filesystem::create_directories(folder, error);
   require<IoError>(!error, "[gpt2] expected to create a folder, got {} ({})", error.message(),
                    folder);
+  for (const std::string& path : made) flush_folder_of(path);
   return folder;
 }
 

@@ -45,6 +45,18 @@ bool lists(std::string_view calls, std::string_view call) {
 
 std::atomic<int> num_calls{0};
 
+/// Adds "CALL NAME" to the file at `list`, where NAME is the end of the path.
+void write_down(std::string_view call, std::string_view path, const std::string& list) {
+  std::string line(call);
+  line += ' ';
+  line += path.substr(path.rfind('/') + 1);
+  line += '\n';
+  const int fd = ::open(list.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  const ssize_t n = real<ssize_t(int, const void*, size_t)>("write")(fd, line.data(), line.size());
+  if (n != static_cast<ssize_t>(line.size())) ::abort();
+  real<int(int)>("close")(fd);
+}
+
 /// Whether this call fails; errno says how.
 bool fails(std::string_view call, std::string_view path) {
   const char* fault = ::getenv("TESSERA_FAULT");
@@ -55,7 +67,9 @@ bool fails(std::string_view call, std::string_view path) {
   const std::string_view part = take(text);
   const int at = std::atoi(std::string(take(text)).c_str());
   const std::string action(text);
-  if (!lists(calls, call) || path.find(part) == path.npos || ++num_calls != at) {
+  const bool counts = lists(calls, call) && path.find(part) != path.npos;
+  if (counts && at == 0) write_down(call, path, action);
+  if (!counts || ++num_calls != at) {
     errno = before;
     return false;
   }

@@ -19,7 +19,8 @@ namespace tessera::testing {
 struct Fault {
   std::string calls;   ///< of rename, unlink, rmdir, fsync, flock, write, close, send
   std::string part;    ///< of the path (of a rename: the old one; of a socket: "socket")
-  int at = 1;          ///< which of these calls, from 1
+  int at = 1;          ///< which of these calls, from 1; 0: all are only written down, a line each,
+                       ///< in the file that `action` names
   std::string action;  ///< "kill"; an error number; or a path: makes that file and waits until it
                        ///< is gone. Just before the call, which fails with an error only.
 

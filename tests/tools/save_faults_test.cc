@@ -8,6 +8,7 @@
 #include <future>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -252,6 +253,41 @@ TEST_F(SaveFaults, AFailingDiskIsNamedAndLeavesOneModel) {
     }
     EXPECT_GE(num_failed, 2) << c.calls;
   }
+}
+
+// What a power cut leaves is what had been flushed: no step may come to the disk before the last.
+TEST_F(SaveFaults, EveryStepIsFlushedBeforeTheNext) {
+  const auto steps_of_saving = [&](const Flags& model) {
+    const std::string list = folder_ / "steps";
+    fs::remove(list);
+    const auto traced = with_fault({"rename,unlink,fsync", below(folder_, "m"), 0, list});
+    EXPECT_EQ(save(model, "m", traced).exit_code, 0);
+    // Without the numbers of temporary files, and what was tried before training.
+    const std::string steps = std::regex_replace(read("steps"), std::regex("-[0-9]+-[0-9]+"), "");
+    const std::string tried = "unlink model.safetensors.tmp\n";
+    EXPECT_NE(steps.find(tried), std::string::npos) << steps;
+    return steps.substr(steps.find(tried) + tried.size());
+  };
+  EXPECT_EQ(steps_of_saving(new_),
+            "fsync model.safetensors.tmp\n"
+            "fsync config.json.tmp\n"
+            "rename config.json\n"
+            "fsync m\n"
+            "rename model.safetensors.tmp\n"
+            "fsync m\n"
+            "rename config.json.tmp\n"
+            "unlink config.json.replaced\n"
+            "fsync m\n");
+  EXPECT_EQ(steps_of_saving(new_),
+            "fsync model.safetensors.tmp\n"
+            "rename model.safetensors.tmp\n"
+            "unlink config.json.replaced\n"
+            "fsync m\n"
+            "unlink config.json.tmp\n");
+  // So are the names of new folders.
+  const auto traced = with_fault({"fsync", below(folder_, "a"), 0, folder_ / "new folders"});
+  EXPECT_EQ(save(new_, "a/b/m", traced).exit_code, 0);
+  EXPECT_TRUE(read("new folders").starts_with("fsync b\nfsync a\nfsync m\n"));
 }
 
 TEST_F(SaveFaults, SaversIntoOneFolderTakeTurns) {
