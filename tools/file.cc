@@ -1,5 +1,6 @@
 #include "tools/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -8,7 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -46,21 +47,19 @@ bool is_process_and_number(std::string_view text) {
 /// Removes what processes that died have left beside `path`. What cannot be removed stays.
 void remove_leftovers(const std::string& path) {
   const std::string folder = folder_of(path), prefix = path.substr(path.rfind('/') + 1) + ".tmp-";
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
+  for (const std::string& name : names_in_folder(folder)) {
     if (!name.starts_with(prefix)) continue;
     if (!is_process_and_number(std::string_view(name).substr(prefix.size()))) continue;
+    const std::string leftover = fmt::format("{}/{}", folder, name);
     const FileDescriptor file(
-        ::open(entry->path().c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+        ::open(leftover.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!file.is_open() || try_lock(file) != Lock::kTaken) continue;
     // The file may have got its name, and its old one be in use again, before it was locked here.
     struct stat locked {
     }, named{};
-    if (::fstat(file.get(), &locked) == 0 && ::lstat(entry->path().c_str(), &named) == 0 &&
+    if (::fstat(file.get(), &locked) == 0 && ::lstat(leftover.c_str(), &named) == 0 &&
         S_ISREG(locked.st_mode) && locked.st_dev == named.st_dev && locked.st_ino == named.st_ino) {
-      ::unlink(entry->path().c_str());
+      ::unlink(leftover.c_str());
     }
   }
 }
@@ -186,6 +185,15 @@ bool holds_text(const std::string& path, std::string_view text) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
          status.st_size == std::ssize(text) && read_text_file(path, std::ssize(text)) == text;
+}
+
+std::vector<std::string> names_in_folder(const std::string& folder) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), ::closedir);
+  std::vector<std::string> names;
+  while (const dirent* entry = stream ? ::readdir(stream.get()) : nullptr) {
+    names.emplace_back(entry->d_name);
+  }
+  return names;
 }
 
 void flush_folder_of(const std::string& path) {

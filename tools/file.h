@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::tools {
 
@@ -62,6 +63,10 @@ class InputFile {
 std::string read_text_file(const std::string& path, std::int64_t max_nbytes);
 /// Whether there is a regular file at `path` that holds `text` and no more.
 bool holds_text(const std::string& path, std::string_view text);
+
+/// The names in a folder; none if it cannot be read. (std::filesystem ends the process when there
+/// is no memory for its iterator.)
+std::vector<std::string> names_in_folder(const std::string& folder);
 
 /// Makes the names in the folder of `path` last through a power cut. Throws IoError.
 void flush_folder_of(const std::string& path);

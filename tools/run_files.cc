@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <string>
 #include <system_error>
 
 #include "engine/error.h"
+#include "tools/file.h"
 
 namespace tessera::tools {
 namespace {
@@ -46,10 +48,8 @@ void check_files_differ(std::span<const RunFile> written, std::span<const RunFil
 std::vector<RunFile> files_of(const std::string& option, const std::string& folder,
                               std::span<const std::string_view> endings) {
   std::vector<RunFile> files;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string path = entry->path().string();
+  for (const std::string& name : names_in_folder(folder)) {
+    const std::string path = fmt::format("{}/{}", folder, name);
     if (std::ranges::any_of(endings, [&](std::string_view e) { return path.ends_with(e); })) {
       files.push_back({option, path});
     }
