@@ -8,6 +8,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <regex>
 #include <set>
 #include <span>
 #include <sstream>
@@ -167,6 +168,31 @@ TEST_F(TrainTransformerData, DropoutDiffersFromStepToStep) {
   };
   EXPECT_EQ(num_losses({}), 1u);
   EXPECT_EQ(num_losses({{"model.dropout", "0.5"}}), 12u);
+}
+
+TEST_F(TrainTransformerData, TheTerminalShowsTheStepsAskedForAndBitsOfBytes) {
+  flags_["train.steps"] = "10";
+  flags_["data.val_fraction"] = "0.25";
+  flags_["out"] = folder_ / "out";
+  flags_["device"] = "cpu";
+  const auto lines_of = [&](const char* every, const std::string& pattern) {
+    flags_["log.every"] = every;
+    const std::string out = run_program("tools/train_transformer", flags_).out;
+    const std::regex line(pattern);
+    std::vector<std::string> found;
+    for (std::sregex_iterator i(out.begin(), out.end(), line), end; i != end; ++i) {
+      found.push_back((*i)[1].str());
+    }
+    return found;
+  };
+  const std::string step = R"(step +(\d+)/10 \| loss )";
+  EXPECT_EQ(lines_of("4", step), (std::vector<std::string>{"1", "4", "8", "10"}));
+  EXPECT_EQ(lines_of("10", step), (std::vector<std::string>{"1", "10"}));
+  EXPECT_EQ(lines_of("0", step).size(), 0u);
+  const auto loss = lines_of("0", R"(val loss ([\d.]+) )");
+  const auto bits = lines_of("0", R"(val loss [\d.]+ \(([\d.]+) bits per byte\))");
+  ASSERT_TRUE(loss.size() == 1 && bits.size() == 1);
+  EXPECT_NEAR(std::stod(bits[0]), std::stod(loss[0]) / std::log(2), 2e-3);
 }
 
 // Generation -------------------------------------------------------------------------------------

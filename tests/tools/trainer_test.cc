@@ -237,6 +237,27 @@ TEST(Trainer, LogsTheNormBeforeClippingAndUpdatesWithTheClippedGradient) {
   EXPECT_TRUE(num_clipped > 0 && num_clipped < 5) << num_clipped;
 }
 
+TEST(Trainer, UpdatesAsAdamWWithItsOwnHyperparameters) {
+  TrainConfig config = config_of(2, 3, 5);
+  config.train.optimizer = OptimizerKind::kAdamW;
+  config.train.beta1 = 0.75;
+  config.train.beta2 = 0.5;
+  config.train.eps = 0.375;
+  config.train.weight_decay = 0.875;
+  const auto lines = run_ranks(config, [](const Rank& rank) { rank.run(); });
+  double w = 1, m = 0, v = 0;
+  for (std::int64_t step = 0; step < 5; ++step) {
+    const double mean = sum_of_samples(step * 6, 6) / 6;
+    EXPECT_NEAR(lines[static_cast<std::size_t>(step)].at("loss").get<double>(), w * mean, 1e-5)
+        << step;
+    const double t = static_cast<double>(step) + 1;
+    m = 0.75 * m + 0.25 * mean;
+    v = 0.5 * v + 0.5 * mean * mean;
+    const double root = std::sqrt(v / (1 - std::pow(0.5, t))) + 0.375;
+    w = w * (1 - 0.125 * 0.875) - 0.125 * m / (1 - std::pow(0.75, t)) / root;
+  }
+}
+
 TEST(Trainer, DealsSamplesInOrderOverMicroStepsAndRanks) {
   for (const auto& [ranks, accum] : kRanksAccum) {
     TrainConfig config = config_of(ranks, accum, 3);
