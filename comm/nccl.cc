@@ -173,11 +173,11 @@ std::vector<std::unique_ptr<ProcessGroup>> make_groups(
 }  // namespace
 
 std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(int size, NcclOptions options) {
-  return make_groups(make_world(size, options.deadline), options);
+  return make_groups(make_world(size, options.deadline, options.on_failure), options);
 }
 
 void run_nccl_ranks(int size, NcclOptions options, const std::function<void(ProcessGroup&)>& fn) {
-  const auto rendezvous = make_world(size, options.deadline);
+  const auto rendezvous = make_world(size, options.deadline, options.on_failure);
   run_on_threads(make_groups(rendezvous, options), *rendezvous->world(), fn);
 }
 

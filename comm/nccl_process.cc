@@ -201,7 +201,7 @@ class ProcessRank final : public NcclGroup {
 std::unique_ptr<ProcessGroup> make_nccl_process_group(const NcclMember& member,
                                                       const NcclOptions& options,
                                                       std::shared_ptr<const NcclLibrary> library) {
-  const auto world = std::make_shared<World>(options.deadline);
+  const auto world = std::make_shared<World>(options.deadline, options.on_failure);
   NcclIds ids{};
   std::vector<std::byte> message(sizeof(ids));
   if (member.rank == 0) {

@@ -59,8 +59,10 @@ struct Rendezvous::Meeting {
   std::atomic<bool> threw = false;              // one of them; the world has failed
 };
 
-World::World(std::chrono::milliseconds deadline)
-    : deadline_(std::min<std::chrono::milliseconds>(deadline, std::chrono::years(100))) {
+World::World(std::chrono::milliseconds deadline,
+             std::function<void(const std::string& message)> on_failure)
+    : deadline_(std::min<std::chrono::milliseconds>(deadline, std::chrono::years(100))),
+      on_failure_(std::move(on_failure)) {
   engine::require(deadline.count() > 0, "[threads] expected a deadline > 0 ms, got {}",
                   deadline.count());
 }
@@ -70,6 +72,7 @@ void World::fail_locked(std::string message, bool aborted) {
   failure_ = std::move(message);
   aborted_ = aborted;
   failed_.store(true, std::memory_order_release);
+  if (on_failure_) on_failure_(*failure_);
   for (Rendezvous* group : groups_) {
     for (const auto& [sequence, meeting] : group->meetings_) meeting->set(kFailed);
     group->meetings_.clear();

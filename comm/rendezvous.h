@@ -37,8 +37,9 @@ class Rendezvous;
 /// What all groups of one world share.
 class World {
  public:
-  /// Throws InvalidArgument unless deadline > 0.
-  explicit World(std::chrono::milliseconds deadline);
+  /// `on_failure`: as in ThreadsOptions. Throws InvalidArgument unless deadline > 0.
+  explicit World(std::chrono::milliseconds deadline,
+                 std::function<void(const std::string& message)> on_failure = {});
 
   /// Fails the world unless it has failed already: because a rank says so, or with an error.
   void abort(std::string message);
@@ -76,6 +77,7 @@ class World {
   void fail_locked(std::string message, bool aborted = false);  // under mutex_
 
   const std::chrono::milliseconds deadline_;
+  const std::function<void(const std::string& message)> on_failure_;
   const std::shared_ptr<DeadlineClock> clock_ = std::make_shared<DeadlineClock>();
   std::atomic<bool> failed_ = false;
   std::mutex mutex_;  // guards the rest, and all groups; never held while working or sleeping

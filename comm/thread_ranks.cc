@@ -64,12 +64,13 @@ Pieces split_pieces(const Rendezvous& parent) {
   return {.num_per_block = 1, .wake = false, .run = run};
 }
 
-std::shared_ptr<Rendezvous> make_world(int size, std::chrono::milliseconds deadline) {
+std::shared_ptr<Rendezvous> make_world(int size, std::chrono::milliseconds deadline,
+                                       std::function<void(const std::string& message)> on_failure) {
   engine::require(size >= 1, "[world] expected at least 1 rank, got {}", size);
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
-  return std::make_shared<Rendezvous>(std::make_shared<World>(deadline), "world",
-                                      std::move(members));
+  return std::make_shared<Rendezvous>(std::make_shared<World>(deadline, std::move(on_failure)),
+                                      "world", std::move(members));
 }
 
 void run_on_threads(std::vector<std::unique_ptr<ProcessGroup>> groups, World& world,

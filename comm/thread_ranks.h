@@ -21,7 +21,8 @@ struct Split {
 Pieces split_pieces(const Rendezvous& parent);
 
 /// The group of all ranks of a new world.
-std::shared_ptr<Rendezvous> make_world(int size, std::chrono::milliseconds deadline);
+std::shared_ptr<Rendezvous> make_world(int size, std::chrono::milliseconds deadline,
+                                       std::function<void(const std::string& message)> on_failure);
 
 /// Runs `fn` on a thread a group, and ends as run_ranks() in threads.h says.
 void run_on_threads(std::vector<std::unique_ptr<ProcessGroup>> groups, World& world,

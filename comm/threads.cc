@@ -105,11 +105,11 @@ std::vector<std::unique_ptr<ProcessGroup>> make_groups(
 }  // namespace
 
 std::vector<std::unique_ptr<ProcessGroup>> make_threads_world(int size, ThreadsOptions options) {
-  return make_groups(make_world(size, options.deadline));
+  return make_groups(make_world(size, options.deadline, options.on_failure));
 }
 
 void run_ranks(int size, ThreadsOptions options, const std::function<void(ProcessGroup&)>& fn) {
-  const auto rendezvous = make_world(size, options.deadline);
+  const auto rendezvous = make_world(size, options.deadline, options.on_failure);
   run_on_threads(make_groups(rendezvous), *rendezvous->world(), fn);
 }
 

@@ -15,6 +15,9 @@ namespace tessera::comm {
 struct ThreadsOptions {
   /// How long a rank waits for the others in one collective, on the monotonic clock.
   std::chrono::milliseconds deadline = std::chrono::seconds(60);
+  /// Told once, in whichever thread, when the world fails: before its ranks have ended, which they
+  /// may never do. Must not throw or call the world.
+  std::function<void(const std::string& message)> on_failure = {};
 };
 
 /// `size` groups that are ranks 0..size-1 of one world. Each is used by one thread and its streams.

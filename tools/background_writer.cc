@@ -1,5 +1,7 @@
 #include "tools/background_writer.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -7,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <utility>
 
@@ -17,10 +20,24 @@ namespace tessera::tools {
 // [Note: writing without being stuck]
 // A thread inside write() cannot be called back, so it writes only what fits: it waits in poll(),
 // which closing ends, and a pipe that has room takes PIPE_BUF bytes at once. Files always have
-// room. The descriptor itself stays blocking: it may be shared with a shell.
+// room. A terminal has room when it takes a single byte, so it is opened once more, not blocking;
+// the descriptor itself may be shared with a shell and stays as it is.
+
+namespace {
+
+FileDescriptor open_terminal(int fd) {
+  if (::isatty(fd) == 0) return FileDescriptor();
+  return FileDescriptor(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
+                               O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
+
+}  // namespace
 
 BackgroundWriter::BackgroundWriter(int fd, std::string path)
-    : fd_(fd), path_(std::move(path)), wake_(::eventfd(0, EFD_CLOEXEC)) {
+    : own_fd_(open_terminal(fd)),
+      fd_(own_fd_.is_open() ? own_fd_.get() : fd),
+      path_(std::move(path)),
+      wake_(::eventfd(0, EFD_CLOEXEC)) {
   engine::require<engine::IoError>(wake_.is_open(), "[writer] expected an eventfd, got {} ({})",
                                    std::generic_category().message(errno), path_);
   try {
@@ -42,9 +59,12 @@ BackgroundWriter::~BackgroundWriter() {
 }
 
 void BackgroundWriter::write(std::string text) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return error_ || queued_nbytes_ < kMaxQueuedNbytes; });
+  const std::lock_guard lock(mutex_);
   if (error_ || text.empty()) return;
+  if (queued_nbytes_ + text.size() > kMaxQueuedNbytes) {
+    error_ = std::error_code(ENOBUFS, std::generic_category());
+    return;
+  }
   queue_.push_back(std::move(text));
   queued_nbytes_ += queue_.back().size();
   changed_.notify_all();
@@ -55,9 +75,22 @@ std::optional<std::error_code> BackgroundWriter::error() const {
   return error_;
 }
 
-void BackgroundWriter::flush() {
+void BackgroundWriter::flush(Patience patience) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return error_ || queue_.empty(); });
+  if (patience == Patience::kLong) {
+    changed_.wait(lock, [this] { return queue_.empty(); });
+  } else {
+    // Short sleeps: a condition with a deadline is not known to GCC 12's thread sanitizer.
+    constexpr int kNumSleeps = 500;
+    std::int64_t seen = num_written_;
+    for (int i = 0; i < kNumSleeps && !queue_.empty(); ++i) {
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      lock.lock();
+      if (std::exchange(seen, num_written_) != num_written_) i = 0;
+    }
+    if (!queue_.empty() && !error_) error_ = std::error_code(ETIMEDOUT, std::generic_category());
+  }
   engine::require<engine::IoError>(!error_, "[writer] expected to write all output, got {} ({})",
                                    error_ ? error_->message() : "", path_);
 }
@@ -72,12 +105,13 @@ void BackgroundWriter::run() {
     const int error = write_out(text);
     lock.lock();
     if (error != 0) {
-      error_ = std::error_code(error, std::generic_category());
+      if (!error_) error_ = std::error_code(error, std::generic_category());
       queue_.clear();
       queued_nbytes_ = 0;
     } else {
       queued_nbytes_ -= text.size();
       queue_.pop_front();
+      ++num_written_;
     }
     changed_.notify_all();
   }
@@ -89,7 +123,9 @@ int BackgroundWriter::write_out(std::string_view text) {
     const ssize_t written = ::write(fd_, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
     if (written >= 0) {
       text.remove_prefix(static_cast<std::size_t>(written));
-    } else if (errno != EINTR && errno != EAGAIN) {
+    } else if (errno == EAGAIN) {  // less room than poll() promised
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } else if (errno != EINTR) {
       return errno;
     }
   }

@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -25,13 +26,16 @@ class BackgroundWriter {
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  /// Queues `text`: one write, or in a pipe parts that are written whole. Blocks only while
-  /// kMaxQueuedNbytes wait already. After a write that failed it does nothing.
+  /// Queues `text`: one write, or in a pipe parts that are written whole. Never blocks: what comes
+  /// when kMaxQueuedNbytes wait already is lost, with the error ENOBUFS. So is what comes after a
+  /// write that failed.
   void write(std::string text);
   /// The error of the first write that failed, if one did; later text is lost.
   std::optional<std::error_code> error() const;
-  /// Waits until all is written, as long as that takes. Throws IoError naming the path.
-  void flush();
+  /// Waits until all is written: as long as that takes, or (kShort) until there was no progress for
+  /// 5 seconds. Throws IoError naming the path.
+  enum class Patience { kLong, kShort };
+  void flush(Patience patience = Patience::kLong);
 
  private:
   static constexpr std::size_t kMaxQueuedNbytes = std::size_t{16} << 20;
@@ -41,6 +45,7 @@ class BackgroundWriter {
   int write_out(std::string_view text);
   bool wait_for_room();
 
+  const FileDescriptor own_fd_;  // of a terminal
   const int fd_;
   const std::string path_;
   const FileDescriptor wake_;  // ends a wait for room when this closes
@@ -48,6 +53,7 @@ class BackgroundWriter {
   std::condition_variable changed_;
   std::deque<std::string> queue_;  // the front is being written
   std::size_t queued_nbytes_ = 0;
+  std::int64_t num_written_ = 0;
   bool closing_ = false;
   std::optional<std::error_code> error_;
   std::thread thread_;

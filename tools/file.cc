@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "engine/error.h"
+#include "tools/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -126,8 +127,8 @@ void lock_for_run(const FileDescriptor& file, std::string_view path) {
                    "[file] expected one run at a time, got another that is writing here ({})",
                    path);
   if (lock == Lock::kUnsupported) {
-    fmt::print(stderr, "warning: no locks on this file system; start no second run here ({})\n",
-               path);
+    std::fprintf(stderr, "warning: no locks on this file system; start no second run here (%s)\n",
+                 escaped(path).c_str());
   }
 }
 
@@ -183,8 +184,12 @@ std::string read_text_file(const std::string& path, std::int64_t max_nbytes) {
 
 bool holds_text(const std::string& path, std::string_view text) {
   struct stat status {};
-  return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
-         status.st_size == std::ssize(text) && read_text_file(path, std::ssize(text)) == text;
+  try {
+    return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+           status.st_size == std::ssize(text) && read_text_file(path, std::ssize(text)) == text;
+  } catch (const IoError&) {  // who cannot read it does not know
+    return false;
+  }
 }
 
 std::vector<std::string> names_in_folder(const std::string& folder) {

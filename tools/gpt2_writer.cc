@@ -4,16 +4,20 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "engine/error.h"
+#include "tools/file.h"
 #include "tools/gpt2_files.h"
 #include "tools/json.h"
+#include "tools/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -74,6 +78,19 @@ std::string config_text(const Gpt2FileConfig& config) {
   return text + "\n}\n";
 }
 
+/// Waits for other savers to be done, but not for ever for one that hangs: without a turn the worst
+/// is a folder that is refused, with the lock's owner in the way the model would be lost.
+void take_turn(const FileDescriptor& folder, const std::string& path) {
+  constexpr int kPatience_s = 60;
+  for (int i = 0; i < 100 * kPatience_s && try_lock(folder) == Lock::kHeldByAnother; ++i) {
+    if (i == 100) {
+      std::fprintf(stderr, "warning: [gpt2] another process holds the folder; waiting (%s)\n",
+                   escaped(path).c_str());
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
 /// False when there is no file `from`.
 bool rename_if_there(const std::string& from, const std::string& to) {
   const int error = ::rename(from.c_str(), to.c_str()) == 0 ? 0 : errno;
@@ -102,7 +119,7 @@ void Gpt2Writer::finish() {
   weights_.flush();
   // Savers into one folder take turns, where it can be locked; the lock ends with the descriptor.
   const FileDescriptor turn(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  (void)::flock(turn.get(), LOCK_EX);
+  take_turn(turn, folder_);
   if (holds_text(path, config_text_)) {
     weights_.replace();
     ::unlink(replaced.c_str());  // of a save that was cut short

@@ -52,6 +52,7 @@ void save_gpt(shard::Fsdp& fsdp, const GptConfig& config, const std::string& fol
   const auto parameters = fsdp.parameters();
   std::optional<Gpt2Writer> writer;
   if (world.rank() == 0) {
+    const auto pause = world.pause_deadline();
     writer.emplace(folder,
                    Gpt2FileConfig{.n_layer = config.layers,
                                   .n_head = config.heads,

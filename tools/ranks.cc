@@ -3,11 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
 
 #include "comm/nccl.h"
 #include "comm/threads.h"
 #include "engine/cuda.h"
 #include "engine/error.h"
+#include "tools/text.h"
 
 namespace tessera::tools {
 
@@ -28,6 +35,58 @@ int count_gpus(DeviceChoice device) {
                        "[device] expected a GPU with a driver for CUDA, got none (device=cuda)");
   return num_gpus;
 }
+
+// Ends the process when ranks have failed and one of them does not return: its thread cannot be
+// ended, and whoever waits for it would never learn why.
+class StuckRanks {
+ public:
+  explicit StuckRanks(std::chrono::milliseconds deadline)
+      : grace_(std::clamp<std::chrono::milliseconds>(deadline, std::chrono::seconds(2),
+                                                     std::chrono::minutes(1))) {}
+  ~StuckRanks() {
+    ended_ = true;
+    const std::lock_guard lock(mutex_);
+    if (thread_.joinable()) thread_.join();
+  }
+  StuckRanks(const StuckRanks&) = delete;
+  StuckRanks& operator=(const StuckRanks&) = delete;
+
+  void begin(const std::string& message) noexcept {
+    try {
+      const std::lock_guard lock(mutex_);
+      if (!ended_) thread_ = std::thread([this, message] { run(message); });
+    } catch (...) {
+      print("error", message.c_str());  // at least
+    }
+  }
+
+ private:
+  static void print(const char* kind, const char* message) {
+    std::fprintf(stderr, "%s: %s\n", kind, message);
+  }
+
+  // Sleeps are counted, not time: while the process is stopped no rank could have returned.
+  void run(const std::string& message) const {
+    constexpr std::chrono::milliseconds kSleep(20);
+    const auto sleeps = [&](std::chrono::milliseconds time) {
+      for (auto left = time; left.count() > 0 && !ended_; left -= kSleep) {
+        std::this_thread::sleep_for(kSleep);
+      }
+    };
+    sleeps(std::chrono::seconds(1));
+    if (ended_) return;
+    print("warning: waiting for ranks that have not ended after", escaped_lines(message).c_str());
+    sleeps(grace_);
+    if (ended_) return;
+    print("error", escaped_lines(message).c_str());
+    std::_Exit(1);
+  }
+
+  const std::chrono::milliseconds grace_;
+  std::atomic<bool> ended_ = false;
+  std::mutex mutex_;  // guards thread_
+  std::thread thread_;
+};
 
 }  // namespace
 
@@ -52,13 +111,18 @@ engine::Stream Ranks::compute(int rank) const {
 
 void Ranks::run(const TrainConfig& config,
                 const std::function<void(comm::ProcessGroup&)>& fn) const {
+  StuckRanks stuck(config.deadline());
+  const auto on_failure = [&](const std::string& message) { stuck.begin(message); };
   if constexpr (engine::kCudaBuilt) {
     if (nccl) {
-      return comm::run_nccl_ranks(
-          size, {.deadline = config.deadline(), .canonical = config.parallel.canonical}, fn);
+      return comm::run_nccl_ranks(size,
+                                  {.deadline = config.deadline(),
+                                   .on_failure = on_failure,
+                                   .canonical = config.parallel.canonical},
+                                  fn);
     }
   }
-  comm::run_ranks(size, {.deadline = config.deadline()}, fn);
+  comm::run_ranks(size, {.deadline = config.deadline(), .on_failure = on_failure}, fn);
 }
 
 std::string Ranks::str() const {

@@ -21,7 +21,9 @@ struct Ranks {
   static Ranks choose(const TrainConfig& config);
 
   engine::Stream compute(int rank) const;
-  /// fn(world) on a thread a rank; ends as comm::run_ranks() does.
+  /// fn(world) on a thread per rank; ends as comm::run_ranks() does. When the ranks have failed and
+  /// one of them does not end, the error is told on stderr, and after the deadline (at least 2 and
+  /// at most 60 seconds) the process ends with exit code 1.
   void run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn) const;
   /// "cuda, 4 ranks on 2 GPUs, threads"
   std::string str() const;

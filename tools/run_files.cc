@@ -32,6 +32,15 @@ bool is_same_file(const std::string& a, const std::string& b) {
   return !a_error && !b_error && a_path == b_path;
 }
 
+/// Whether `path` is a name under which `output` may be written before it takes its place: what
+/// lies there is taken for what a dead process left.
+bool is_temporary_of(const std::string& output, const std::string& path) {
+  std::error_code output_error, path_error;
+  const std::string name = fs::weakly_canonical(output, output_error).string() + ".tmp-";
+  return fs::weakly_canonical(path, path_error).string().starts_with(name) && !output_error &&
+         !path_error;
+}
+
 }  // namespace
 
 void check_files_differ(std::span<const RunFile> written, std::span<const RunFile> others) {
@@ -41,6 +50,10 @@ void check_files_differ(std::span<const RunFile> written, std::span<const RunFil
                       "[config] expected {} and {} to name different files, got one, which would "
                       "be overwritten ({}, {})",
                       output.option, other.option, output.path, other.path);
+      engine::require(!is_temporary_of(output.path, other.path),
+                      "[config] expected a name for {} that is none of the temporary ones of {}, "
+                      "got {} beside {}",
+                      other.option, output.option, other.path, output.path);
     }
   }
 }

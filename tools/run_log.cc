@@ -30,8 +30,8 @@ std::string make_folder(const std::string& path) {
 }
 
 FileDescriptor locked(const std::string& folder) {
-  FileDescriptor file(
-      ::open((folder + "/.lock").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+  FileDescriptor file(::open((folder + "/.lock").c_str(),
+                             O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   const int error = file.is_open() ? 0 : errno;
   engine::require<engine::IoError>(error == 0,
                                    "[out] expected a folder that can be written to, got {} ({})",
@@ -108,7 +108,7 @@ void RunLog::check_output() {
     const auto error = output.error();
     if (!error || std::exchange(told, true)) return;
     const bool reader_has_gone = error->value() == EPIPE;
-    std::fprintf(stderr, "warning: [log] %s: %s; the training %s\n", name.c_str(),
+    std::fprintf(stderr, "warning: [log] %s: %s; the training %s\n", escaped(name).c_str(),
                  error->message().c_str(),
                  reader_has_gone ? "ends after this step" : "goes on without");
     if (reader_has_gone) request_stop(SIGPIPE);
@@ -155,8 +155,10 @@ void RunLog::finish(const std::string& params_sha256, std::optional<double> val_
 }
 
 void RunLog::flush() {
-  jsonl_.flush();
-  terminal_.flush();
+  using Patience = BackgroundWriter::Patience;
+  const Patience patience = stop_requested() != 0 ? Patience::kShort : Patience::kLong;
+  jsonl_.flush(patience);
+  terminal_.flush(patience);
 }
 
 }  // namespace tessera::tools

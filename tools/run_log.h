@@ -3,9 +3,10 @@
 //
 // [Note: output never ends a training]
 // Lines are written in the background. A terminal that is paused holds up nothing; a disk that is
-// full, or a terminal that has gone, loses lines and nothing else: rank 0 says so once on stderr,
-// the training goes on, the model is saved, and finish() then fails, so that the program ends with
-// an error. Only a pipe whose reader has gone asks the training to end after the step (`| head`).
+// full, a terminal that has gone, or a reader that is 16 MiB behind loses lines and nothing else:
+// rank 0 says so once on stderr, the training goes on, the model is saved, and finish() then fails,
+// so that the program ends with an error. Only a pipe whose reader has gone asks the training to
+// end after the step (`| head`).
 #pragma once
 
 #include <chrono>
@@ -61,7 +62,8 @@ class RunLog {
   void say(const std::string& line);
   void step(const StepRecord& record);
   void validation(std::int64_t step, double val_loss, const std::string& extra);
-  /// Waits until all is written. Throws IoError naming what was lost.
+  /// Waits until all is written, but after a request to stop not for a reader that does not read.
+  /// Throws IoError naming what was lost.
   void flush();
   /// Writes the last record and waits until all is written. Throws IoError naming what was lost.
   void finish(const std::string& params_sha256, std::optional<double> val_loss,

@@ -1,11 +1,14 @@
 #include "tools/stop.h"
 
 #include <poll.h>
+#include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 
 namespace tessera::tools {
 namespace {
@@ -22,18 +25,29 @@ constexpr std::array<Stop, 4> kStops{{
     {SIGPIPE, "SIGPIPE", ""},
 }};
 
-// Signals are the process's, so this is, too.
+// Signals are the process's, so these are, too.
 std::atomic<int> requested = 0;
-static_assert(std::atomic<int>::is_always_lock_free);
+std::atomic<std::int64_t> first_signal_ns = 0;  // 0: none yet
+static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
+constexpr std::int64_t kSameRequest_ns = 1'000'000'000;
+
+// Calls only what a signal handler may.
 void on_signal(int signal) {
   const int error = errno;
-  int none = 0;
-  if (!requested.compare_exchange_strong(none, signal)) {
-    ::signal(signal, SIG_DFL);
-    ::raise(signal);  // ends the process when this handler returns
+  timespec time{};
+  (void)::clock_gettime(CLOCK_MONOTONIC, &time);
+  const std::int64_t now = time.tv_sec * std::int64_t{1'000'000'000} + time.tv_nsec;
+  std::int64_t first = 0;
+  if (!first_signal_ns.compare_exchange_strong(first, now)) {
+    if (now - first > kSameRequest_ns) {
+      ::signal(signal, SIG_DFL);
+      ::raise(signal);  // ends the process when this handler returns
+    }
+    errno = error;
     return;
   }
+  request_stop(signal);
   for (const Stop& stop : kStops) {
     pollfd file{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
     // Whoever does not read stderr is not waited for.
@@ -46,25 +60,16 @@ void on_signal(int signal) {
 
 }  // namespace
 
-StopSignals::StopSignals() {
-  requested = 0;
+void handle_stop_signals() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
+    action = {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
-    Saved saved{.signal = signal, .action = {}};
-    ::sigaction(signal, &action, &saved.action);
-    if (saved.action.sa_handler == SIG_IGN) {
-      ::sigaction(signal, &saved.action, nullptr);
-    } else {
-      saved_.push_back(saved);
-    }
+    (void)::sigaction(signal, &action, nullptr);
   }
-}
-
-StopSignals::~StopSignals() {
-  for (const Saved& saved : saved_) ::sigaction(saved.signal, &saved.action, nullptr);
 }
 
 int stop_requested() { return requested; }

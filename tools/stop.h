@@ -1,34 +1,19 @@
 // Signals that ask a program to end: a training ends after the step at work and keeps what it has.
 #pragma once
 
-#include <csignal>
-#include <optional>
 #include <string_view>
-#include <vector>
 
 namespace tessera::tools {
 
-/// While it lives, SIGINT, SIGTERM and SIGHUP ask to stop, unless they were ignored (nohup). The
-/// first says so on stderr; a second of any of them ends the process at once, as ever. One at a
-/// time.
-class StopSignals {
- public:
-  StopSignals();
-  ~StopSignals();
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
-
- private:
-  struct Saved {
-    int signal;
-    struct sigaction action;
-  };
-  std::vector<Saved> saved_;
-};
+/// From now on SIGINT, SIGTERM and SIGHUP ask to stop, unless they are ignored (nohup). The first
+/// says so on stderr. Who asks often asks twice - a shell and its terminal, timeout(1), a service
+/// manager - so what comes within the next second is the same request; a signal after that ends the
+/// process at once, as ever.
+void handle_stop_signals();
 
 /// Why to stop: the number of a signal. 0: go on. Stays as it is once it is not 0.
 int stop_requested();
-/// Asks to stop as `signal` would, unless asked already.
+/// Asks to stop as `signal` would, unless asked already. Does not count as a first signal.
 void request_stop(int signal);
 /// "SIGTERM"; "a signal" for those that do not ask to stop.
 std::string_view signal_name(int signal);

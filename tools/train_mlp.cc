@@ -189,7 +189,7 @@ void run(int argc, char** argv) {
                       data.train.width));
   log.say("device: " + ranks.str());
   Result result;
-  const StopSignals signals;
+  handle_stop_signals();
   ranks.run(config, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
     const Result mine = train_rank(world, ranks, config, data, is_first ? &log : nullptr);

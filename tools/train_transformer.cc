@@ -13,6 +13,7 @@
 
 #include "engine/error.h"
 #include "tools/gpt.h"
+#include "tools/gpt2_files.h"
 #include "tools/gpt_checkpoint.h"
 #include "tools/main.h"
 #include "tools/ranks.h"
@@ -135,7 +136,9 @@ std::vector<std::int32_t> generate(Trainer& trainer, Gpt& gpt, std::vector<std::
   constexpr float kTemperature = 0.8f;
   constexpr std::size_t kTopK = 40;
   const engine::RandomStream random{seed, engine::fnv1a("sample")};
+  constexpr std::int64_t kTokensPerLook = 16;
   for (std::int64_t i = 0; i < num_tokens; ++i) {
+    if (i % kTokensPerLook == 0 && trainer.stops()) break;
     const auto context = std::min(static_cast<std::int64_t>(tokens.size()), gpt.config().seq);
     const Tensor input = Tensor::from<std::int32_t>(
         trainer.tape().memory(), {1, context},
@@ -233,7 +236,7 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& c
 
   Result result{.params_sha256 = trainer.params_sha256(),
                 .val_loss = trainer.val_loss(),
-                .end = trainer.end_record(),
+                .end = {},
                 .sample = {}};
   if (!config.save_final.empty()) {
     save_gpt(trainer.fsdp(), model, resolve_user_path(config.save_final), world);
@@ -243,7 +246,11 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& c
     data.file().read(0, model.vocab, prompt);
     result.sample = generate(trainer, gpt, prompt, config.sample_tokens,
                              static_cast<std::uint64_t>(config.train.seed));
+    if (trainer.stopped_by() != 0 && log != nullptr) {
+      log->say(fmt::format("stopped by {} while sampling", signal_name(trainer.stopped_by())));
+    }
   }
+  result.end = trainer.end_record();
   return result;
 }
 
@@ -262,6 +269,7 @@ void check_files(const Config& config, const FlagSet& flags, const std::string& 
   if (config.save_final.empty()) return;
   const std::string folder = resolve_user_path(config.save_final);
   const std::vector<RunFile> saved{{"save.final", folder + "/config.json"},
+                                   {"save.final", folder + "/" + kGpt2ReplacedConfig},
                                    {"save.final", folder + "/model.safetensors"}};
   check_files_differ(saved, std::span(&data, 1));
   check_files_differ(saved, RunLog::outputs(config));
@@ -298,13 +306,14 @@ void run(int argc, char** argv) {
   log.say("device: " + ranks.str());
 
   Result result;
-  const StopSignals signals;
+  handle_stop_signals();
   ranks.run(config, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
     const Result mine = train_rank(world, ranks, config, model, data, is_first ? &log : nullptr);
     if (is_first) result = mine;
   });
 
+  std::string sample_text;
   if (!result.sample.empty()) {
     const bool bytes = data.file().format() == "text";
     const std::string text = bytes ? printable(result.sample)
@@ -313,7 +322,7 @@ void run(int argc, char** argv) {
         "\n---- generated -----------------------------------------------------------\n{}\n"
         "--------------------------------------------------------------------------\n",
         text));
-    log.write_file("sample.txt", text + "\n");
+    sample_text = text + "\n";
   }
   log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
                       escaped(log.jsonl_path()), escaped(log.folder())));
@@ -321,6 +330,7 @@ void run(int argc, char** argv) {
     log.say(fmt::format("model in {}", escaped(resolve_user_path(config.save_final))));
   }
   log.finish(result.params_sha256, result.val_loss, ranks.record().add_all(result.end));
+  if (!sample_text.empty()) log.write_file("sample.txt", sample_text);
 }
 
 }  // namespace

@@ -94,15 +94,20 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
     if (validates && stopped_by_ == 0) validate_after(step + 1, validate);
   }
   if (pending) finish(*pending, begin, items);
-  if (stopped_by_ == 0) return validate_after(c.steps, validate);
-  if (log_ == nullptr) return;
+  if (stopped_by_ == 0) validate_after(c.steps, validate);
+  if (stopped_by_ == 0 || log_ == nullptr) return;
   log_->say(fmt::format("stopped by {} after step {} of {}", signal_name(stopped_by_), num_steps_,
                         c.steps));
 }
 
 void Trainer::validate_after(std::int64_t step, const Validate& validate) {
   if (!validate) return;
-  const Validation v = validate();
+  Validation v{};
+  try {
+    v = validate();
+  } catch (const Stopped&) {
+    return;
+  }
   engine::require(std::isfinite(v.loss),
                   "[train] expected a finite validation loss, got {} (after step {})", v.loss,
                   step);
@@ -192,6 +197,7 @@ double Trainer::mean_loss(std::int64_t num_batches,
   const std::int64_t ranks = world_.size();
   std::vector<float> mine;
   for (std::int64_t first = 0; first < num_batches; first += ranks) {
+    if (stops()) throw Stopped();
     // All ranks run as many forwards, since each one gathers: the last round may repeat a batch.
     const std::int64_t batch = std::min(first + world_.rank(), num_batches - 1);
     mine.push_back(tape_.no_grad([&] { return loss(batch).item(); }));
@@ -203,6 +209,13 @@ double Trainer::mean_loss(std::int64_t num_batches,
                static_cast<std::size_t>(batch / ranks)];
   }
   return sum / static_cast<double>(num_batches);
+}
+
+bool Trainer::stops() {
+  for (const float signal : gather({static_cast<float>(stop_requested())})) {
+    if (stopped_by_ == 0) stopped_by_ = static_cast<int>(signal);
+  }
+  return stopped_by_ != 0;
 }
 
 JsonRecord Trainer::end_record() const {

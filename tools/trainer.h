@@ -54,8 +54,11 @@ class Trainer {
   /// finite. Call once.
   void run(const Data& data, const Loss& loss, const Validate& validate,
            std::int64_t items_per_sample);
-  /// The signal that ended run() before its last step; 0: none did.
+  /// The signal that ended run() before its last step or validation, or that stops() found; 0:
+  /// none.
   int stopped_by() const { return stopped_by_; }
+  /// Collective: whether some rank was asked to stop. For work beside the steps, so that it ends.
+  bool stops();
   /// How run() ended, for the last record of the log: steps, and the signal if one ended it.
   JsonRecord end_record() const;
   /// Of the last validation, if any.
@@ -64,7 +67,8 @@ class Trainer {
   /// Collective: every rank's `values`, rank by rank.
   std::vector<float> gather(const std::vector<float>& values);
   /// Mean of `num_batches` losses: batch b is evaluated by rank b % ranks and summed in the order
-  /// of b, so the result does not depend on the number of ranks. Not recorded. Collective.
+  /// of b, so the result does not depend on the number of ranks. Not recorded. Collective. When a
+  /// rank is asked to stop it throws on all of them, which run() catches.
   double mean_loss(std::int64_t num_batches,
                    const std::function<engine::Tensor(std::int64_t batch)>& loss);
   /// Collective: SHA-256 of all f32 parameters in name order, in hex. Throws InvalidArgument naming
@@ -78,6 +82,8 @@ class Trainer {
     PendingGather values;  // losses and the wish to stop
     shard::GradNorm norm;
   };
+  /// Ends a validation.
+  struct Stopped {};
   /// Where the time of a step starts.
   struct Mark {
     std::chrono::steady_clock::time_point time;
