@@ -2,10 +2,12 @@
 #include "engine/stream.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -121,6 +123,50 @@ TEST(WorkerStream, CapturesDieBeforeTheEventIsReached) {
   stream.launch({.name = "holds"}, [held] {});
   stream.synchronize();
   EXPECT_EQ(held.use_count(), 1);
+}
+
+TEST(WorkerStream, WhatATaskHoldsIsGoneWhenItIsWaitedFor) {
+  struct Slow {
+    std::atomic<bool>& gone;
+    ~Slow() {
+      std::this_thread::sleep_for(milliseconds(50));
+      gone = true;
+    }
+  };
+  const Stream stream = Stream::worker_cpu("comm");
+  std::atomic<bool> gone = false;
+  stream.launch({.name = "holds"}, [held = std::make_shared<Slow>(gone)] {});
+  stream.synchronize();
+  EXPECT_TRUE(gone);
+}
+
+TEST(WorkerStream, SynchronizeDoesNotWaitForWhatComesLater) {
+  const Stream stream = Stream::worker_cpu("comm");
+  Gate first, second;
+  stream.launch({.name = "first"}, first.pass());
+  auto waiting = std::async(std::launch::async, [&] { stream.synchronize(); });
+  waiting.wait_for(milliseconds(50));
+  stream.launch({.name = "second"}, second.pass());
+  first.open();
+  EXPECT_EQ(waiting.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  second.open();
+}
+
+TEST(WorkerStream, EveryoneWhoWaitsIsWoken) {
+  const Stream stream = Stream::worker_cpu("comm");
+  Gate gate;
+  stream.launch({.name = "held"}, gate.pass());
+  const Event event = stream.record("held");
+  std::vector<std::future<void>> waiting;
+  for (int i = 0; i < 3; ++i) {
+    waiting.push_back(std::async(std::launch::async, [&] { stream.synchronize(); }));
+    waiting.push_back(std::async(std::launch::async, [&] { event.wait(); }));
+  }
+  std::this_thread::sleep_for(milliseconds(50));
+  ::alarm(30);  // ends a test that hangs
+  gate.open();
+  for (auto& w : waiting) w.get();
+  ::alarm(0);
 }
 
 TEST(Event, DefaultIsReached) {
