@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <new>
@@ -174,6 +176,19 @@ TEST(RendezvousTest, ARankThatLeavesIsNotMissedWhereItHasBeen) {
   group->announce(0, call(0, "a"));
   group->announce(0, call(1, "b"));
   EXPECT_EQ(failure_of(*group->world()), "no failure");
+}
+
+TEST(RendezvousTest, AGroupThatHasGoneIsNotTold) {
+  const auto world = std::make_shared<World>(kLong);
+  Rendezvous other(world, "other", {0, 1});
+  // In memory that then looks like anything but a group.
+  alignas(Rendezvous) std::array<std::byte, sizeof(Rendezvous)> memory;
+  auto* group = new (memory.data()) Rendezvous(world, "group", {0, 1});
+  group->announce(0, call(0, "a"));
+  std::destroy_at(group);
+  memory.fill(std::byte{0xFF});
+  world->fail("the end");
+  EXPECT_EQ(failure_of(*world), "the end");
 }
 
 TEST(RendezvousTest, AnExpiredCallNamesWhoHasNotCalledIt) {

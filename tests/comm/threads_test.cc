@@ -101,6 +101,17 @@ TEST(RunRanksTest, RethrowsWhatIsNotAnException) {
                int);
 }
 
+TEST(RunRanksTest, TellsTheOthersOfWhatIsNotAnException) {
+  std::string told;
+  EXPECT_THROW(run_ranks(2, kLong,
+                         [&](ProcessGroup& world) {
+                           if (world.rank() == 1) throw 42;
+                           told = comm_error([&] { world.barrier("step"); });
+                         }),
+               int);
+  EXPECT_THAT(told, AllOf(HasSubstr("rank 1"), HasSubstr("an exception of unknown type")));
+}
+
 TEST(RunRanksTest, RethrowsWhatTheWorldFailedWith) {
   const std::string message = comm_error([] {
     run_ranks(3, kLong, [](ProcessGroup& world) { world.barrier(world.rank() == 1 ? "a" : "b"); });
