@@ -2,11 +2,17 @@
 // micro-batch is w times the sum of its samples, so its gradient is that sum.
 #include "tools/trainer.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
+#include <csignal>
 #include <functional>
 #include <limits>
 #include <map>
@@ -18,6 +24,7 @@
 #include <span>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/threads.h"
@@ -25,7 +32,9 @@
 #include "ops/linear.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+#include "tools/file.h"
 #include "tools/sha256.h"
+#include "tools/stop.h"
 #include "tools/text_data.h"
 
 namespace tessera::tools {
@@ -402,6 +411,86 @@ TEST(Trainer, ValidatesAsOftenAsAskedAndOnceAtTheEnd) {
     EXPECT_EQ(got.steps_done, expected);
     EXPECT_EQ(got.last, 0.5 * static_cast<double>(steps));
   }
+}
+
+TEST(Trainer, AllRanksEndAfterTheStepInWhichOneIsAskedTo) {
+  for (const int asked : {0, 1, 2}) {
+    const StopSignals signals;
+    TrainConfig config = config_of(3, 2, 9);
+    config.log.val_every = 1;
+    std::atomic<int> num_there = 0;
+    const auto train = [&](const Rank& rank) {
+      int num_losses = 0, num_validations = 0;
+      const auto validate = [&] {
+        // Between two steps, once all the others are in the next and were not asked.
+        if (++num_validations == 2 && rank.world.rank() == asked) {
+          while (num_there < 2) std::this_thread::yield();
+          request_stop(SIGTERM);
+        }
+        return Trainer::Validation{0, ""};
+      };
+      rank.trainer.run(
+          rank.data(),
+          [&](std::int64_t, const Batch& batch) {
+            if (++num_losses == 5) ++num_there;
+            return rank.loss(batch);
+          },
+          validate, 1);
+      EXPECT_EQ(num_losses, 6) << asked;
+      EXPECT_EQ(num_validations, 2) << asked;
+      EXPECT_EQ(rank.trainer.stopped_by(), SIGTERM);
+      EXPECT_EQ(rank.trainer.end_record().text(), R"({"steps":3,"stopped_by":"SIGTERM"})");
+    };
+    std::vector<nlohmann::json> lines;
+    const std::string out = stdout_of([&] { lines = run_ranks(config, train); });
+    EXPECT_EQ(lines.size(), 3u);
+    EXPECT_TRUE(has(out, {"stopped by SIGTERM after step 3 of 9\n"}));
+  }
+  const StopSignals forgotten;
+}
+
+TEST(Trainer, TimeInWhichTheLogWaitsCountsAgainstNoDeadline) {
+  const TempFolder folder;
+  TrainConfig config = config_of(2, 1, 30);
+  config.out = folder.path();
+  config.log.jsonl = folder / "pipe";
+  ASSERT_EQ(::mkfifo(config.log.jsonl.c_str(), 0600), 0);
+  const FileDescriptor reader(::open(config.log.jsonl.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  RunLog log(config, std::string(1 << 20, 'x'));  // lines of 1 MiB, of which 16 may wait
+  ASSERT_EQ(::fcntl(reader.get(), F_SETFL, 0), 0);
+  std::jthread reading([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    std::string buffer(1 << 16, '\0');
+    for (int num_lines = 0; num_lines < 30;) {
+      const ssize_t n = ::read(reader.get(), buffer.data(), buffer.size());
+      if (n <= 0) break;
+      num_lines += static_cast<int>(std::count(buffer.begin(), buffer.begin() + n, '\n'));
+    }
+  });
+  EXPECT_NO_THROW(
+      comm::run_ranks(2, {.deadline = std::chrono::milliseconds(300)}, [&](ProcessGroup& world) {
+        Model model;
+        Trainer trainer(world, engine::Stream::inline_cpu("compute"), config, {&model.block},
+                        nullptr, world.rank() == 0 ? &log : nullptr);
+        const Rank rank{world, trainer, model, config};
+        rank.run();
+      }));
+  log.flush();
+}
+
+TEST(Trainer, NoTimeIsLeftAfterTheLastStep) {
+  TrainConfig config = config_of(1, 1, 1);
+  config.log.every = 1;
+  const auto train = [](const Rank& rank) {
+    rank.trainer.run(
+        rank.data(),
+        [&](std::int64_t, const Batch& batch) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1050));
+          return rank.loss(batch);
+        },
+        nullptr, 1);
+  };
+  EXPECT_TRUE(has(stdout_of([&] { run_ranks(config, train); }), {"step     1/1 ", "ETA 0:00\n"}));
 }
 
 TEST(Trainer, WithoutAValidationSaysNothingOfOne) {
