@@ -14,13 +14,16 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "engine/error.h"
@@ -146,6 +149,94 @@ TEST(AtomicFile, WithoutLocksNothingIsRemoved) {
   EXPECT_EQ(folder.num_entries(), 1);
 }
 
+TEST(AtomicFile, GoesOnWhereNothingIsWrong) {
+  for (testing::Fault fault : std::vector<testing::Fault>{
+           {"write", "/a.tmp", 1, std::to_string(EINTR)},
+           {"close", "/a.tmp", 1, std::to_string(EINTR)},  // closes all the same
+           {"fsync", "", 2, std::to_string(EINVAL)},       // a folder that needs no flush
+       }) {
+    const TempFolder folder;
+    fault.part.insert(0, fs::path(folder.path()).filename().string());
+    const FaultHere here(fault);
+    AtomicFile file(folder / "a");
+    EXPECT_NO_THROW(write(file, "new")) << fault.calls;
+    EXPECT_NO_THROW(file.commit()) << fault.calls;
+    EXPECT_EQ(folder.read("a"), "new") << fault.calls;
+  }
+}
+
+// Savers of one file in each other's way
+// ------------------------------------------------------------------------------------------------
+
+/// Replaces "a" in another thread, which pauses before the first `call` of its temporary file, if
+/// it has one by then, or of a file left behind.
+class PausedSaver {
+ public:
+  PausedSaver(const TempFolder& folder, const std::string& call)
+      : fault_({call, below(folder, "a.tmp"), 1, pause_ / "here"}),
+        saved_(std::async(std::launch::async, [&folder] {
+          AtomicFile file(folder / "a");
+          write(file, "paused");
+          file.commit();
+        })) {
+    while (!fs::exists(pause_ / "here")) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  /// Throws what the saver does.
+  void go_on() {
+    fs::remove(pause_ / "here");
+    saved_.get();
+  }
+
+ private:
+  const TempFolder pause_;
+  const FaultHere fault_;
+  std::future<void> saved_;
+};
+
+std::string only_file(const TempFolder& folder) {
+  EXPECT_EQ(folder.num_entries(), 1);
+  return fs::directory_iterator(folder.path())->path().string();
+}
+
+TEST(AtomicFile, LeavesATemporaryAloneWhoseNameIsInUseAgain) {
+  const TempFolder folder;
+  in_process_that_dies([&] {
+    AtomicFile a(folder / "a");
+    die();
+  });
+  const std::string leftover = only_file(folder);
+  PausedSaver saver(folder, "flock");
+  fs::rename(leftover, folder / "b");
+  folder.write(fs::path(leftover).filename().string(), "in use again");
+  saver.go_on();
+  EXPECT_TRUE(fs::exists(leftover));
+  EXPECT_TRUE(fs::exists(folder / "b"));
+}
+
+TEST(AtomicFile, TakesAnotherTemporaryWhereItsOwnWasRemovedBeforeItsLock) {
+  const TempFolder folder;
+  PausedSaver saver(folder, "flock");
+  fs::remove(only_file(folder));
+  EXPECT_NO_THROW(saver.go_on());
+  EXPECT_EQ(folder.read("a"), "paused");
+}
+
+TEST(AtomicFile, KeepsItsTemporaryLockedUntilItHasItsName) {
+  const TempFolder folder;
+  PausedSaver saver(folder, "rename");
+  {
+    const AtomicFile other(folder / "a");
+    EXPECT_EQ(folder.num_entries(), 2);
+  }
+  EXPECT_NO_THROW(saver.go_on());
+  EXPECT_EQ(folder.read("a"), "paused");
+}
+
+// Refused early
+// ------------------------------------------------------------------------------------------------
+
 TEST(AtomicFile, IsRefusedAtOnceWhereItCouldNotTakeItsPlace) {
   const TempFolder folder;
   const std::string path = folder.write("a", "old");
@@ -214,6 +305,23 @@ TEST(AtomicFile, IsRefusedAtOnceInAStickyFolderOfOthers) {
   const auto said = refusal_in_process(folder, [] { return ::setuid(23456) == 0; });
   ASSERT_TRUE(said);
   EXPECT_TRUE(has(*said, {"can be replaced", "Operation not permitted", "(a)"}));
+}
+
+TEST(TextFile, IsReadUpToItsLimit) {
+  const TempFolder folder;
+  const std::string path = folder.write("a", "12345");
+  EXPECT_EQ(read_text_file(path, 5), "12345");
+  EXPECT_TRUE(
+      has(error_of<IoError>([&] { read_text_file(path, 4); }), {"at most 4", "got 5", path}));
+}
+
+TEST(TextFile, HoldsATextOrAnother) {
+  const TempFolder folder;
+  const std::string path = folder.write("a", "12345");
+  EXPECT_TRUE(holds_text(path, "12345"));
+  for (const char* other : {"", "1234", "12346", "123456"}) EXPECT_FALSE(holds_text(path, other));
+  EXPECT_FALSE(holds_text(folder / "none", ""));
+  EXPECT_FALSE(holds_text(folder.path(), ""));
 }
 
 /// mount(), whose header does not go with that of the attributes.

@@ -298,22 +298,26 @@ TEST_F(SaveFaults, SaversIntoOneFolderTakeTurns) {
       return save(model, "m", with_fault({"rename", below(folder_, "m/"), 1, paused}));
     });
   };
-  auto first = saving(new_, "run1", first_waits);
-  EXPECT_TRUE(appears(first_waits));
-  Flags other = new_;
-  other["model.heads"] = "4";
-  auto second = saving(other, "run2", second_waits);
-  for (int i = 0; i < 50 && !fs::exists(second_waits); ++i) pause();
-  EXPECT_FALSE(fs::exists(second_waits)) << "between the first one's files";
-  fs::remove(first_waits);
-  EXPECT_EQ(first.get().exit_code, 0);
-  ASSERT_TRUE(appears(second_waits)) << second.get().err;
-  EXPECT_EQ(loaded(), "new");
-  fs::remove(second_waits);
-  const Outcome outcome = second.get();
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  expect_clean();
-  EXPECT_TRUE(has(read("m/config.json"), {"\"n_head\": 4"}));
+  // As the model that the first one replaces, and as neither.
+  for (const std::string heads : {"2", "4"}) {
+    start_with_old();
+    auto first = saving(new_, "run1", first_waits);
+    EXPECT_TRUE(appears(first_waits));
+    Flags other = new_;
+    other["model.heads"] = heads;
+    auto second = saving(other, "run2", second_waits);
+    for (int i = 0; i < 50 && !fs::exists(second_waits); ++i) pause();
+    EXPECT_FALSE(fs::exists(second_waits)) << "between the first one's files";
+    fs::remove(first_waits);
+    EXPECT_EQ(first.get().exit_code, 0);
+    ASSERT_TRUE(appears(second_waits)) << second.get().err;
+    EXPECT_EQ(loaded(), "new");
+    fs::remove(second_waits);
+    const Outcome outcome = second.get();
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    expect_clean();
+    EXPECT_TRUE(has(read("m/config.json"), {"\"n_head\": " + heads + ","}));
+  }
 }
 
 TEST_F(SaveFaults, WhatCannotBeReplacedIsFoundBeforeTraining) {
