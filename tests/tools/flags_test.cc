@@ -309,6 +309,31 @@ TEST(ConfigFile, ThatIsDeepOrLongIsRefused) {
   EXPECT_LT(file_refusal("x = [ " + key).size(), 1000u);
 }
 
+TEST(ConfigFile, IsRefusedFromTheFirstThatIsTooMany) {
+  const auto is_beyond = [](const std::string& text) {
+    return file_refusal(text).find("expected at most ") != std::string::npos;
+  };
+  const auto parts = [](std::size_t n) { return repeated("a.", n - 1) + "a = 1\n"; };
+  EXPECT_FALSE(is_beyond(parts(16) + parts(16)));
+  EXPECT_TRUE(is_beyond(parts(17)));
+  const auto levels = [](std::size_t n) { return "x = " + repeated("[", n) + repeated("]", n); };
+  EXPECT_FALSE(is_beyond(levels(16)));
+  EXPECT_TRUE(is_beyond(levels(17)));
+  EXPECT_FALSE(is_beyond(repeated("x = [{}, {}]\n", 20))) << "one behind the other";
+  // The = and the [ count as well.
+  const auto items = [](std::size_t n) { return "x = [1" + repeated(",1", n - 2) + "]\n"; };
+  EXPECT_FALSE(is_beyond(items(4096)));
+  EXPECT_TRUE(is_beyond(items(4097)));
+}
+
+TEST(ConfigFile, HeadersNeedANameBehindValuesToo) {
+  for (const std::string_view value : {"x = 1\n", "x = 1  # comment\n", "x = '\\'\n"}) {
+    EXPECT_TRUE(has(file_refusal(std::string(value) + "[.a]\n"),
+                    {"expected a name after [, got none (", "run.toml:2)"}))
+        << value;
+  }
+}
+
 TEST(ConfigFile, MayHaveDotsAndBracketsInStringsAndComments) {
   const TempFolder folder;
   const std::string dots = repeated("../", 1300).append("[{a.b,=[{a.b,=");  // a long path

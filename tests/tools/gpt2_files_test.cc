@@ -54,6 +54,9 @@ TEST(Gpt2Config, ReadsSizesAndDefaults) {
   old["n_ctx"] = 9;
   folder.write("config.json", old.dump());
   EXPECT_EQ(read_gpt2_config(folder.path()).n_positions, 9);
+  old["n_ctx"] = 1 << 24;
+  folder.write("config.json", old.dump());
+  EXPECT_EQ(read_gpt2_config(folder.path()).n_positions, 1 << 24);
 }
 
 TEST(Gpt2Config, RefusesWhatWeDoNotComputeNamingTheKey) {

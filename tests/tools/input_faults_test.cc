@@ -104,6 +104,7 @@ TEST_F(InputFaults, APathIsNeverCutAtANul) {
 TEST_F(InputFaults, RunsOfMoreSamplesThanCanBeNumberedAreRefused) {
   const Flags cases[] = {{{"train.steps", "9223372036854775807"}, {"train.accum", "2"}},
                          {{"train.steps", "4611686018427387904"}, {"train.batch", "2"}},
+                         {{"train.steps", "4611686018427387904"}, {"train.accum", "4"}},
                          {{"train.steps", "4611686018427387904"}, {"parallel.ranks", "2"}},
                          {{"train.steps", "9007199254740993"}, {"parallel.ranks", "0"}}};
   for (const Flags& flags : cases) {

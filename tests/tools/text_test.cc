@@ -34,6 +34,18 @@ TEST(Text, EscapedCannotCommandATerminal) {
   EXPECT_EQ(escaped(escaped("\n\x1B\xFF")), escaped("\n\x1B\xFF"));
 }
 
+TEST(Text, EscapedIsAllThatCommandsAndNothingElse) {
+  for (const std::string_view shown :
+       {" "sv, "~"sv, "\xC2\xA0"sv, "\xD8\x9B"sv, "\xD8\x9D"sv, "\xE2\x80\x8D"sv, "\xE2\x80\x90"sv,
+        "\xE2\x80\xA7"sv, "\xE2\x80\xAF"sv, "\xE2\x81\xA5"sv, "\xE2\x81\xAA"sv}) {
+    EXPECT_EQ(escaped(shown), shown);
+  }
+  EXPECT_EQ(escaped("\x1F\xC2\x80\xC2\x9F"), "\\x1f\\u0080\\u009f");
+  EXPECT_EQ(escaped("\xD8\x9C\xE2\x80\x8E\xE2\x80\x8F"), "\\u061c\\u200e\\u200f");
+  EXPECT_EQ(escaped("\xE2\x80\xA8\xE2\x80\xAE\xE2\x81\xA6\xE2\x81\xA9"),
+            "\\u2028\\u202e\\u2066\\u2069");
+}
+
 TEST(Text, LinesStayLinesWhereTheyAreIndented) {
   EXPECT_EQ(escaped_lines("[a] got two:\n  b\x1B\n  c\nerror: d\n e\n"),
             "[a] got two:\n  b\\x1b\n  c\\nerror: d\\n e\\n");
