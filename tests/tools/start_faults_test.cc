@@ -118,9 +118,12 @@ TEST_F(StartFaults, AnInputIsNoOutput) {
   fs::create_directory(folder_ / "m");
   expect_refused({{"save.final", folder_ / "m"}, {"log.jsonl", folder_ / "m/config.json"}},
                  "save.final", "log.jsonl");
-  expect_refused({{"log.jsonl", folder_ / "run/config.toml"}}, "log.jsonl", "out");
-  fs::create_directory(folder_ / "run");
-  expect_refused({{"log.jsonl", folder_ / "run/config.toml"}}, "log.jsonl", "out");
+  for (const std::string name : {"run/config.toml", "run/./config.toml", "m/../run/config.toml"}) {
+    fs::remove_all(folder_ / "run");
+    expect_refused({{"log.jsonl", folder_ / name}}, "log.jsonl", "out");
+    fs::create_directory(folder_ / "run");
+    expect_refused({{"log.jsonl", folder_ / name}}, "log.jsonl", "out");
+  }
   EXPECT_EQ(folder_.read("a.toml"), "train.lr = 0.01\n");
 }
 
@@ -149,6 +152,21 @@ TEST_F(StartFaults, ARunRepeatsFromItsOwnConfig) {
   EXPECT_EQ(other.exit_code, 1);
   EXPECT_TRUE(has(other.err, {"[config] expected out and config", config}));
   EXPECT_EQ(folder_.read("run/config.toml"), text);
+}
+
+TEST_F(StartFaults, AConfigThatIsToBeReplacedIsNoInput) {
+  ASSERT_EQ(run().exit_code, 0);
+  const std::string text = folder_.read("run/config.toml"), given = folder_ / "run/sample.txt";
+  folder_.write("run/sample.txt", text);
+  const Outcome outcome = run_program(kTransformer, Flags{{"config", given}});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"[config] expected out and config", given}));
+  EXPECT_EQ(folder_.read("run/sample.txt"), text);
+  // One that is longer than what would be written.
+  folder_.write("run/config.toml", text + "# and more\n");
+  const Outcome longer = run_program(kTransformer, Flags{{"config", folder_ / "run/config.toml"}});
+  EXPECT_EQ(longer.exit_code, 1);
+  EXPECT_TRUE(has(longer.err, {"[config] expected out and config"}));
 }
 
 TEST_F(StartFaults, ImagesAreNoOutput) {
@@ -190,6 +208,13 @@ TEST_F(StartFaults, AStartThatFailsLeavesTheLastRunsFiles) {
   EXPECT_EQ(folder_.read("run/log.jsonl"), log);
   EXPECT_EQ(folder_.read("run/config.toml"), toml);
   without_ = {};
+  const Outcome full =
+      run({{"train.steps", "1"}},
+          with_fault({"rename", below(folder_, "run/config.toml"), 1, std::to_string(ENOSPC)}));
+  EXPECT_EQ(full.exit_code, 1);
+  EXPECT_TRUE(has(full.err, {"run/config.toml", "No space left on device"}));
+  EXPECT_EQ(folder_.read("run/log.jsonl"), log);
+  EXPECT_EQ(folder_.read("run/config.toml"), toml);
   ASSERT_EQ(run({{"train.steps", "1"}}).exit_code, 0);
   EXPECT_EQ(num_lines("run/log.jsonl"), 2) << "not the last run's log alone";
 }
@@ -248,6 +273,11 @@ TEST_F(StartFaults, TheLogMayBeAPipeOrTheTerminal) {
   EXPECT_TRUE(has(outcome.out, {"model: ", "device: ", "\"step\":0", "step     1/2", "\"step\":1",
                                 "\"final\"", "parameters sha256"}));
   EXPECT_EQ(outcome.out.find('\0'), std::string::npos);
+  // Behind what stderr has said.
+  const Outcome on_stderr =
+      run({{"log.jsonl", "/dev/stderr"}},
+          with_fault({"flock", below(folder_, "run/.lock"), 1, std::to_string(ENOLCK)}));
+  EXPECT_TRUE(has(on_stderr.err, {"warning: no locks", "\"step\":0", "\"final\""}));
 }
 
 }  // namespace

@@ -103,9 +103,10 @@ TEST_F(TrainFaults, ASignalEndsTheTrainingAfterTheStepWithItsModel) {
 }
 
 TEST_F(TrainFaults, InterruptIsATerminalsSignal) {
-  // A shell without job control starts what is in the background with SIGINT ignored.
-  const Outcome outcome =
-      shell("timeout --signal=INT 1 " + command({{"train.steps", kForever}}) + "; echo $?");
+  // A shell without job control starts what is in the background with SIGINT ignored. Not in the
+  // foreground, timeout would send the signal twice.
+  const Outcome outcome = shell("timeout --foreground --signal=INT 1 " +
+                                command({{"train.steps", kForever}}) + "; echo $?");
   EXPECT_TRUE(has(outcome.out, {"stopped by SIGINT after step ", "124\n"})) << outcome.err;
   EXPECT_TRUE(has_model());
 }
@@ -191,6 +192,7 @@ TEST_F(TrainFaults, AFullDiskUnderTheLogLosesLinesAndNothingElse) {
     EXPECT_EQ(outcome.exit_code, 1) << full;
     EXPECT_TRUE(has(outcome.err, {"warning: [log] ", "No space left on device", "goes on without\n",
                                   "error: [writer] expected to write all output"}));
+    EXPECT_EQ(outcome.err.find("warning: "), outcome.err.rfind("warning: ")) << outcome.err;
     EXPECT_TRUE(has_model()) << full;
   }
 }
