@@ -43,6 +43,16 @@ class InputFaults : public ::testing::Test {
     return run_program(kTransformer, flags);
   }
 
+  /// For what would otherwise run without end.
+  Outcome run_for_seconds(int seconds, const Flags& more) const {
+    Flags flags = more;
+    flags.insert(flags_.begin(), flags_.end());
+    std::vector<std::string> words{std::to_string(seconds),
+                                   std::filesystem::absolute(kTransformer).string()};
+    for (const auto& [name, value] : flags) words.push_back("--" + name + "=" + value);
+    return run_program("/usr/bin/timeout", words);
+  }
+
   const TempFolder folder_;
   Flags flags_;
 };
@@ -108,7 +118,7 @@ TEST_F(InputFaults, RunsOfMoreSamplesThanCanBeNumberedAreRefused) {
                          {{"train.steps", "4611686018427387904"}, {"parallel.ranks", "2"}},
                          {{"train.steps", "9007199254740993"}, {"parallel.ranks", "0"}}};
   for (const Flags& flags : cases) {
-    const Outcome outcome = run(flags);
+    const Outcome outcome = run_for_seconds(10, flags);
     EXPECT_EQ(outcome.exit_code, 1);
     EXPECT_TRUE(has(outcome.err, {"at most 9223372036854775807 samples"}));
     for (const auto& [name, value] : flags) EXPECT_TRUE(has(outcome.err, {name + "=" + value}));

@@ -193,8 +193,10 @@ TEST_F(TrainFaults, AFullDiskUnderTheLogLosesLinesAndNothingElse) {
     EXPECT_TRUE(has(outcome.err, {"warning: [log] ", "No space left on device", "goes on without\n",
                                   "error: [writer] expected to write all output"}));
     EXPECT_EQ(outcome.err.find("warning: "), outcome.err.rfind("warning: ")) << outcome.err;
+    EXPECT_EQ(outcome.out.find("stopped by"), std::string::npos);
     EXPECT_TRUE(has_model()) << full;
   }
+  EXPECT_EQ(last_line().at("final").at("steps"), 50);
 }
 
 TEST_F(TrainFaults, AReaderThatHasGoneEndsTheTraining) {
