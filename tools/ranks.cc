@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 
 #include "comm/nccl.h"
@@ -37,54 +41,73 @@ int count_gpus(DeviceChoice device) {
 }
 
 // Ends the process when ranks have failed and one of them does not return: its thread cannot be
-// ended, and whoever waits for it would never learn why.
+// ended, and whoever waits for it would never learn why. The thread and the room for the message
+// are there from the start, since a failure may be that there is no memory.
 class StuckRanks {
  public:
   explicit StuckRanks(std::chrono::milliseconds deadline)
       : grace_(std::clamp<std::chrono::milliseconds>(deadline, std::chrono::seconds(2),
-                                                     std::chrono::minutes(1))) {}
+                                                     std::chrono::minutes(1))) {
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+      engine::fail<DeviceError>("[ranks] expected to start a thread, got {}", error.what());
+    }
+  }
   ~StuckRanks() {
-    ended_ = true;
-    const std::lock_guard lock(mutex_);
-    if (thread_.joinable()) thread_.join();
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
   }
   StuckRanks(const StuckRanks&) = delete;
   StuckRanks& operator=(const StuckRanks&) = delete;
 
   void begin(const std::string& message) noexcept {
-    try {
+    {
       const std::lock_guard lock(mutex_);
-      if (!ended_) thread_ = std::thread([this, message] { run(message); });
-    } catch (...) {
-      print("error", message.c_str());  // at least
+      message.copy(message_.data(), message_.size() - 1);
+      has_failed_ = true;
     }
+    changed_.notify_all();
   }
 
  private:
-  static void print(const char* kind, const char* message) {
-    std::fprintf(stderr, "%s: %s\n", kind, message);
+  void print(const char* kind) const {
+    try {
+      std::fprintf(stderr, "%s: %s\n", kind, escaped_lines(message_.data()).c_str());
+    } catch (const std::bad_alloc&) {
+      std::fprintf(stderr, "%s: no memory left\n", kind);
+    }
   }
 
-  // Sleeps are counted, not time: while the process is stopped no rank could have returned.
-  void run(const std::string& message) const {
+  // Counts sleeps and not time: while the process is stopped no rank could have returned.
+  bool end_within(std::chrono::milliseconds time) const {
     constexpr std::chrono::milliseconds kSleep(20);
-    const auto sleeps = [&](std::chrono::milliseconds time) {
-      for (auto left = time; left.count() > 0 && !ended_; left -= kSleep) {
-        std::this_thread::sleep_for(kSleep);
-      }
-    };
-    sleeps(std::chrono::seconds(1));
-    if (ended_) return;
-    print("warning: waiting for ranks that have not ended after", escaped_lines(message).c_str());
-    sleeps(grace_);
-    if (ended_) return;
-    print("error", escaped_lines(message).c_str());
+    for (; time.count() > 0 && !ended_; time -= kSleep) std::this_thread::sleep_for(kSleep);
+    return ended_;
+  }
+
+  void run() {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return ended_ || has_failed_; });
+    }
+    if (end_within(std::chrono::seconds(1))) return;
+    print("warning: waiting for ranks that have not ended after");
+    if (end_within(grace_)) return;
+    print("error");
     std::_Exit(1);
   }
 
   const std::chrono::milliseconds grace_;
   std::atomic<bool> ended_ = false;
-  std::mutex mutex_;  // guards thread_
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool has_failed_ = false;
+  std::array<char, 4096> message_{};  // cut, and ends with a 0
   std::thread thread_;
 };
 

@@ -60,16 +60,25 @@ void on_signal(int signal) {
 
 }  // namespace
 
-void handle_stop_signals() {
+StopSignals::StopSignals() {
+  requested = 0;
+  first_signal_ns = 0;
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Saved saved{.signal = signal, .action = {}};
+    if (::sigaction(signal, nullptr, &saved.action) == 0 && saved.action.sa_handler == SIG_IGN) {
+      continue;
+    }
+    saved_.push_back(saved);
     struct sigaction action {};
-    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
-    action = {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     (void)::sigaction(signal, &action, nullptr);
   }
+}
+
+StopSignals::~StopSignals() {
+  for (const Saved& saved : saved_) ::sigaction(saved.signal, &saved.action, nullptr);
 }
 
 int stop_requested() { return requested; }

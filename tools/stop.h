@@ -1,15 +1,31 @@
 // Signals that ask a program to end: a training ends after the step at work and keeps what it has.
 #pragma once
 
+#include <signal.h>
+
 #include <string_view>
+#include <vector>
 
 namespace tessera::tools {
 
-/// From now on SIGINT, SIGTERM and SIGHUP ask to stop, unless they are ignored (nohup). The first
-/// says so on stderr. Who asks often asks twice - a shell and its terminal, timeout(1), a service
-/// manager - so what comes within the next second is the same request; a signal after that ends the
-/// process at once, as ever.
-void handle_stop_signals();
+/// While it lives, SIGINT, SIGTERM and SIGHUP ask to stop, unless they are ignored (nohup). The
+/// first says so on stderr. Who asks often asks twice - a shell and its terminal, timeout(1), a
+/// service manager - so what comes within the next second is the same request; a signal after that
+/// ends the process at once, as ever. One at a time.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+ private:
+  struct Saved {
+    int signal;
+    struct sigaction action;
+  };
+  std::vector<Saved> saved_;
+};
 
 /// Why to stop: the number of a signal. 0: go on. Stays as it is once it is not 0.
 int stop_requested();

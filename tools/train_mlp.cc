@@ -183,13 +183,14 @@ void run(int argc, char** argv) {
   const FashionMnist data = load_fashion_mnist(path);
   constexpr std::string_view kImages[] = {"-ubyte", "-ubyte.gz"};
   RunLog::check_outputs(config, flags, files_of("data.path", path, kImages));
+  std::optional<StopSignals> signals;  // from the start of the ranks to the very end
   RunLog log(config, "samples", flags.to_toml());
   log.say(fmt::format("data: {}, {} training and {} test images of {} x {}", escaped(path),
                       data.train.num_images, data.test.num_images, data.train.height,
                       data.train.width));
   log.say("device: " + ranks.str());
   Result result;
-  handle_stop_signals();
+  signals.emplace();
   ranks.run(config, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
     const Result mine = train_rank(world, ranks, config, data, is_first ? &log : nullptr);

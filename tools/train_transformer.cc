@@ -295,6 +295,7 @@ void run(int argc, char** argv) {
                                             .seed = static_cast<std::uint64_t>(config.train.seed)});
   check_files(config, flags, path);
   if (!config.save_final.empty()) check_can_save_gpt(resolve_user_path(config.save_final));
+  std::optional<StopSignals> signals;  // from the start of the ranks to the very end
   RunLog log(config, "tokens", flags.to_toml());
   if (config.sample_tokens > 0) {
     AtomicFile(log.folder() + "/sample.txt");  // or throws, before training
@@ -306,7 +307,7 @@ void run(int argc, char** argv) {
   log.say("device: " + ranks.str());
 
   Result result;
-  handle_stop_signals();
+  signals.emplace();
   ranks.run(config, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
     const Result mine = train_rank(world, ranks, config, model, data, is_first ? &log : nullptr);

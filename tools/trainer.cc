@@ -112,7 +112,6 @@ void Trainer::validate_after(std::int64_t step, const Validate& validate) {
                   "[train] expected a finite validation loss, got {} (after step {})", v.loss,
                   step);
   val_loss_ = v.loss;
-  const auto pause = world_.pause_deadline();
   if (log_ != nullptr) log_->validation(step, v.loss, v.remark);
 }
 
@@ -176,7 +175,6 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
   record.exposed_comm_ms = static_cast<double>(end.blocked_ns - begin.blocked_ns) * 1e-6;
   begin = end;
   num_steps_ = record.step + 1;
-  const auto pause = world_.pause_deadline();
   if (log_ != nullptr) log_->step(record);
 }
 

@@ -44,8 +44,12 @@ void* operator new(std::size_t nbytes) {
   if (data == nullptr) throw std::bad_alloc();
   return data;
 }
+void* operator new(std::size_t nbytes, const std::nothrow_t&) noexcept {
+  return must_fail() ? nullptr : std::malloc(nbytes == 0 ? 1 : nbytes);
+}
 void operator delete(void* data) noexcept { std::free(data); }
 void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+void operator delete(void* data, const std::nothrow_t&) noexcept { std::free(data); }
 
 #ifdef FAILING_NEW_PRELOADED
 extern "C" sighandler_t signal(int number, sighandler_t handler) noexcept {

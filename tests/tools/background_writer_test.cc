@@ -7,10 +7,10 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <string>
@@ -73,17 +73,43 @@ TEST_F(BackgroundWriterTest, FlushWaitsForTheLastByte) {
 
 TEST_F(BackgroundWriterTest, SixteenMebibytesWaitAndNoMore) {
   constexpr std::size_t kMiB = 1 << 20;
-  constexpr int kWrites = 40;
   BackgroundWriter writer(in_.get(), "pipe");
-  std::atomic<int> num_written = 0;
-  std::jthread thread([&] {
-    for (; num_written < kWrites; ++num_written) writer.write(std::string(kMiB, 'a'));
-  });
-  while (num_written < 16) std::this_thread::yield();
-  std::this_thread::sleep_for(milliseconds(100));
-  EXPECT_EQ(num_written, 16);
-  EXPECT_EQ(read(kWrites * kMiB), kWrites * kMiB);
+  for (int i = 0; i < 16; ++i) writer.write(std::string(kMiB, 'a'));
+  EXPECT_FALSE(writer.error());
+  writer.write("a");  // nobody waits: it is lost
+  ASSERT_TRUE(writer.error());
+  EXPECT_EQ(writer.error()->value(), ENOBUFS);
+  EXPECT_EQ(read(16 * kMiB), 16 * kMiB);
+  EXPECT_THROW(writer.flush(), IoError);
+}
+
+TEST_F(BackgroundWriterTest, RoomComesBack) {
+  BackgroundWriter writer(in_.get(), "pipe");
+  for (int i = 0; i < 100; ++i) {
+    writer.write(std::string(std::size_t{1} << 20, 'a'));
+    EXPECT_EQ(read(std::size_t{1} << 20), std::size_t{1} << 20);
+  }
   writer.flush();
+}
+
+TEST_F(BackgroundWriterTest, AShortFlushGivesUpWithoutProgress) {
+  BackgroundWriter writer(in_.get(), "pipe");
+  writer.write(std::string(kMore, 'a'));
+  EXPECT_TRUE(has(error_of<IoError>([&] { writer.flush(BackgroundWriter::Patience::kShort); }),
+                  {"[writer]", "timed out", "pipe"}));
+}
+
+TEST_F(BackgroundWriterTest, ATerminalThatNobodyReadsHoldsUpNobody) {
+  const FileDescriptor terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(terminal.is_open());
+  ASSERT_EQ(::grantpt(terminal.get()), 0);
+  ASSERT_EQ(::unlockpt(terminal.get()), 0);
+  const FileDescriptor side(::open(::ptsname(terminal.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(side.is_open());
+  auto writer = std::make_unique<BackgroundWriter>(side.get(), "terminal");
+  for (int i = 0; i < 10'000; ++i) writer->write("a line of a length that divides nothing\n");
+  writer.reset();  // or the test hangs
+  EXPECT_EQ(::fcntl(side.get(), F_GETFL) & O_NONBLOCK, 0);
 }
 
 TEST_F(BackgroundWriterTest, ClosingWaitsForAReaderThatGoesOn) {

@@ -8,8 +8,10 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <string>
+#include <thread>
 
 #include "tools/file.h"
 
@@ -62,6 +64,29 @@ TEST(StopSignals, TheFirstReasonCountsAndIsTold) {
   ASSERT_GT(n, 0);
   EXPECT_EQ(std::string(text.data(), static_cast<std::size_t>(n)),
             "SIGHUP: ending after this step; once more ends at once\n");
+}
+
+TEST(StopSignals, WhatComesWithinASecondIsTheSameRequest) {
+  const Pipe pipe;
+  const StderrTo there(pipe.in.get());
+  const StopSignals signals;
+  request_stop(SIGPIPE);  // is no first signal
+  ::raise(SIGTERM);
+  ::raise(SIGHUP);
+  ::raise(SIGTERM);
+  EXPECT_EQ(stop_requested(), SIGPIPE);
+}
+
+TEST(StopSignals, ALaterOneEndsTheProcess) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        const StopSignals signals;
+        ::raise(SIGTERM);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+        ::raise(SIGHUP);
+      },
+      ::testing::KilledBySignal(SIGHUP), "SIGTERM: ending after this step");
 }
 
 TEST(StopSignals, AskNothingOfTheNextOnes) {

@@ -103,10 +103,10 @@ TEST_F(TrainFaults, ASignalEndsTheTrainingAfterTheStepWithItsModel) {
 }
 
 TEST_F(TrainFaults, InterruptIsATerminalsSignal) {
-  // A shell without job control starts what is in the background with SIGINT ignored. Not in the
-  // foreground, timeout would send the signal twice.
-  const Outcome outcome = shell("timeout --foreground --signal=INT 1 " +
-                                command({{"train.steps", kForever}}) + "; echo $?");
+  // A shell without job control starts what is in the background with SIGINT ignored. timeout sends
+  // the signal twice: to the program and to its group.
+  const Outcome outcome =
+      shell("timeout --signal=INT 1 " + command({{"train.steps", kForever}}) + "; echo $?");
   EXPECT_TRUE(has(outcome.out, {"stopped by SIGINT after step ", "124\n"})) << outcome.err;
   EXPECT_TRUE(has_model());
 }
@@ -119,13 +119,40 @@ TEST_F(TrainFaults, ASignalThatIsIgnoredStaysIgnored) {
 }
 
 TEST_F(TrainFaults, ASecondSignalEndsAtOnce) {
-  // Steps long enough for both signals to come in one.
-  const Flags slow = {{"model.layers", "6"}, {"model.dim", "128"}, {"model.seq", "256"},
-                      {"train.batch", "4"},  {"train.accum", "4"}, {"train.steps", kForever}};
-  const Outcome outcome = during(command(slow), "kill -TERM $P; kill -HUP $P");
-  EXPECT_EQ(outcome.exit_code, 128 + SIGHUP) << outcome.err;
-  EXPECT_TRUE(has(outcome.err, {"SIGTERM: ending after this step"}));
+  // Steps long enough for both signals to come in one, a second apart.
+  const Flags slow = {{"model.layers", "6"}, {"model.dim", "128"},    {"model.seq", "256"},
+                      {"train.batch", "4"},  {"train.accum", "1000"}, {"train.steps", "2"}};
+  const Outcome outcome = shell(command(slow) + " 2> " + folder_ / "err" +
+                                " & P=$!; sleep 1; kill -TERM $P; until [ -s " + folder_ / "err" +
+                                " ]; do sleep 0.05; done; sleep 1.2; kill -HUP $P; wait $P");
+  EXPECT_EQ(outcome.exit_code, 128 + SIGHUP) << folder_.read("err");
+  EXPECT_TRUE(has(folder_.read("err"), {"SIGTERM: ending after this step"}));
   EXPECT_FALSE(has_model());
+}
+
+TEST_F(TrainFaults, TwoSignalsAtOnceAreOneRequest) {
+  const Outcome outcome =
+      during(command({{"train.steps", kForever}}), "kill -TERM $P; kill -HUP $P");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has_model());
+}
+
+TEST_F(TrainFaults, ASignalEndsSamplingAndValidationToo) {
+  const Outcome sampling =
+      during(command({{"sample.tokens", "1000000"}}), "sleep 1; kill -TERM $P");
+  EXPECT_EQ(sampling.exit_code, 0) << sampling.err;
+  EXPECT_TRUE(has(sampling.out, {"stopped by SIGTERM while sampling"}));
+  EXPECT_EQ(last_line().at("final").at("stopped_by"), "SIGTERM");
+  std::string text;
+  while (text.size() < 3'000'000) text += "A long text, most of it for validation.\n";
+  std::filesystem::remove_all(folder_ / "run");
+  const Outcome validating = during(command({{"data.path", folder_.write("long.txt", text)},
+                                             {"data.val_fraction", "0.99"},
+                                             {"model.dim", "64"}}),
+                                    "sleep 0.5; kill -TERM $P");
+  EXPECT_EQ(validating.exit_code, 0) << validating.err;
+  EXPECT_TRUE(has(validating.out, {"stopped by SIGTERM after step 3 of 3"}));
+  EXPECT_TRUE(last_line().at("final").at("val_loss").is_null());
 }
 
 TEST_F(TrainFaults, EveryRankEndsAfterTheSameStep) {
