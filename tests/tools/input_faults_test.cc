@@ -10,6 +10,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/tiny_training.h"
 #include "tools/text.h"
 
 namespace tessera {
@@ -17,44 +18,27 @@ namespace {
 
 using testing::Flags;
 using testing::has;
+using testing::kMlp;
+using testing::kTransformer;
 using testing::Outcome;
 using testing::run_program;
 using testing::TempFolder;
 
-const std::string kTransformer = "tools/train_transformer";
-const std::string kMlp = "tools/train_mlp";
-
-class InputFaults : public ::testing::Test {
+class InputFaults : public testing::TinyTraining {
  protected:
   InputFaults() {
-    std::string text;
-    while (text.size() < 4000) text += "In the beginning God created the heaven and the earth.\n";
-    flags_ = {{"model.layers", "1"},   {"model.heads", "1"}, {"model.dim", "8"},
-              {"model.seq", "8"},      {"train.steps", "1"}, {"train.batch", "1"},
-              {"parallel.ranks", "1"}, {"log.every", "1"},   {"sample.tokens", "0"},
-              {"device", "cpu"}};
-    flags_["data.path"] = folder_.write("text.txt", text);
-    flags_["out"] = folder_ / "run";
-  }
-
-  Outcome run(const Flags& more = {}) const {
-    Flags flags = more;
-    flags.insert(flags_.begin(), flags_.end());
-    return run_program(kTransformer, flags);
+    flags_["train.steps"] = "1";
+    flags_["parallel.ranks"] = "1";
+    flags_["log.every"] = "1";
   }
 
   /// For what would otherwise run without end.
   Outcome run_for_seconds(int seconds, const Flags& more) const {
-    Flags flags = more;
-    flags.insert(flags_.begin(), flags_.end());
     std::vector<std::string> words{std::to_string(seconds),
                                    std::filesystem::absolute(kTransformer).string()};
-    for (const auto& [name, value] : flags) words.push_back("--" + name + "=" + value);
+    for (const auto& [name, value] : with(more)) words.push_back("--" + name + "=" + value);
     return run_program("/usr/bin/timeout", words);
   }
-
-  const TempFolder folder_;
-  Flags flags_;
 };
 
 /// Whether each of its lines is one that a terminal only shows.

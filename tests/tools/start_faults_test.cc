@@ -141,6 +141,19 @@ TEST_F(StartFaults, AModelToStartFromIsNoOutput) {
   EXPECT_NE(folder_.read("m/model.safetensors"), weights);
 }
 
+TEST_F(StartFaults, AnInputHasNoNameThatASaveUsesOnItsWay) {
+  const std::string model = folder_ / "m";
+  fs::create_directories(model);
+  for (const char* name :
+       {"config.json.replaced", "config.json.tmp-1-0", "model.safetensors.tmp-123-4"}) {
+    const std::string data = folder_.write(std::string("m/") + name, book_);
+    const Outcome outcome = run({{"data.path", data}, {"save.final", model}});
+    EXPECT_EQ(outcome.exit_code, 1) << name;
+    EXPECT_TRUE(has(outcome.err, {"[config]", "data.path", "save.final", name}));
+    EXPECT_EQ(folder_.read(std::string("m/") + name), book_);
+  }
+}
+
 TEST_F(StartFaults, ARunRepeatsFromItsOwnConfig) {
   ASSERT_EQ(run().exit_code, 0);
   const std::string config = folder_ / "run/config.toml", text = folder_.read("run/config.toml");

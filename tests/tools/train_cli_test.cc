@@ -13,6 +13,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/tiny_training.h"
 
 namespace tessera {
 namespace {
@@ -20,37 +21,16 @@ namespace {
 using nlohmann::json;
 using testing::Flags;
 using testing::has;
+using testing::kMlp;
+using testing::kTransformer;
 using testing::Outcome;
 using testing::run_program;
 using testing::TempFolder;
 
-const std::string kTransformer = "tools/train_transformer";
-const std::string kMlp = "tools/train_mlp";
 const std::string kGpt2 = "tests/golden/gpt2_tiny";
 
-std::string text() {
-  std::string text;
-  while (text.size() < 4000) text += "In the beginning God created the heaven and the earth.\n";
-  return text;
-}
-
-/// A folder with a text, and flags of a run that takes a moment; all else goes below it too.
-class TrainTransformer : public ::testing::Test {
+class TrainTransformer : public testing::TinyTraining {
  protected:
-  TrainTransformer() {
-    flags_ = {{"model.layers", "2"},   {"model.heads", "2"}, {"model.dim", "8"},
-              {"model.seq", "8"},      {"train.steps", "3"}, {"train.batch", "1"},
-              {"parallel.ranks", "2"}, {"log.every", "0"},   {"sample.tokens", "0"},
-              {"device", "cpu"}};
-    flags_["data.path"] = folder_.write("text.txt", text());
-    flags_["out"] = folder_ / "run";
-  }
-
-  Outcome run(const Flags& more = {}) const {
-    Flags flags = more;
-    flags.insert(flags_.begin(), flags_.end());
-    return run_program(kTransformer, flags);
-  }
   /// Exit code 1 and a message that has all `parts`.
   void expect_refused(const Flags& more, std::initializer_list<std::string_view> parts) const {
     const Outcome outcome = run(more);
@@ -91,9 +71,6 @@ class TrainTransformer : public ::testing::Test {
     folder_.write("gpt2/config.json", config.replace(at, from.size(), to));
     return copy;
   }
-
-  const TempFolder folder_;
-  Flags flags_;
 };
 
 TEST_F(TrainTransformer, HelpShowsEveryDefault) {

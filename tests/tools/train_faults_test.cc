@@ -13,6 +13,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/tiny_training.h"
 
 namespace tessera {
 namespace {
@@ -20,40 +21,19 @@ namespace {
 using nlohmann::json;
 using testing::Flags;
 using testing::has;
+using testing::kMlp;
 using testing::Outcome;
-using testing::run_program;
-using testing::TempFolder;
 
-const std::string kTransformer = "tools/train_transformer";
-const std::string kMlp = "tools/train_mlp";
 constexpr const char* kForever = "1000000000";
 
-/// A folder with a text, and flags of a training that does a step in about a millisecond.
-class TrainFaults : public ::testing::Test {
+/// Steps take about a millisecond.
+class TrainFaults : public testing::TinyTraining {
  protected:
   TrainFaults() {
-    std::string text;
-    while (text.size() < 4000) text += "And God saw every thing that he had made.\n";
-    flags_ = {{"model.layers", "1"},   {"model.heads", "2"}, {"model.dim", "8"},
-              {"model.seq", "8"},      {"train.steps", "3"}, {"train.batch", "1"},
-              {"parallel.ranks", "2"}, {"log.every", "0"},   {"sample.tokens", "0"},
-              {"device", "cpu"}};
-    flags_["data.path"] = folder_.write("text.txt", text);
-    flags_["out"] = folder_ / "run";
+    flags_["model.layers"] = "1";
     flags_["save.final"] = folder_ / "model";
   }
 
-  /// The command that trains, for a shell.
-  std::string command(const Flags& more = {}) const {
-    Flags flags = more;
-    flags.insert(flags_.begin(), flags_.end());
-    std::string command = kTransformer;
-    for (const auto& [name, value] : flags) command += " --" + name + "=" + value;
-    return command;
-  }
-  Outcome shell(const std::string& script, const Flags& environment = {}) const {
-    return run_program("/bin/sh", std::vector<std::string>{"-c", script}, environment);
-  }
   /// Starts `training` as $P, runs `script` once a step has been logged; the training's exit code.
   Outcome during(const std::string& training, const std::string& script) const {
     return shell(training + " & P=$!; until [ -s " + folder_ / "run/log.jsonl" +
@@ -69,9 +49,6 @@ class TrainFaults : public ::testing::Test {
     for (std::string line; std::getline(file, line);) last = line;
     return last.empty() ? json() : json::parse(last);
   }
-
-  const TempFolder folder_;
-  Flags flags_;
 };
 
 // Signals
@@ -247,6 +224,15 @@ TEST_F(TrainFaults, ASaveMayTakeLongerThanTheDeadline) {
   const Outcome outcome = shell(command({{"parallel.deadline_s", "0.2"}, {"parallel.ranks", "4"}}),
                                 {{"LD_PRELOAD", shim}, {"FSYNC_MS", "700"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has_model());
+}
+
+TEST_F(TrainFaults, ASampleThatCannotBeWrittenCostsNothingElse) {
+  flags_["sample.tokens"] = "20000";
+  const Outcome outcome = during(command(), "rm -rf " + folder_ / "run");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"error: [file]", "sample.txt"}));
+  EXPECT_TRUE(has(outcome.out, {"parameters sha256", "model in "}));
   EXPECT_TRUE(has_model());
 }
 
