@@ -117,13 +117,23 @@ void BackgroundWriter::run() {
   }
 }
 
+bool BackgroundWriter::is_closing() const {
+  const std::lock_guard lock(mutex_);
+  return closing_;
+}
+
 int BackgroundWriter::write_out(std::string_view text) {
+  // Terminals have been seen to promise room for a line break and then to refuse it.
+  constexpr int kMaxRefused = 1000;
+  int num_refused = 0;
   while (!text.empty()) {
     if (!wait_for_room()) return ETIMEDOUT;
     const ssize_t written = ::write(fd_, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
     if (written >= 0) {
       text.remove_prefix(static_cast<std::size_t>(written));
+      num_refused = 0;
     } else if (errno == EAGAIN) {  // less room than poll() promised
+      if (++num_refused > kMaxRefused && is_closing()) return ETIMEDOUT;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     } else if (errno != EINTR) {
       return errno;

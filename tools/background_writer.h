@@ -44,6 +44,7 @@ class BackgroundWriter {
   /// The system's error number, 0 if none.
   int write_out(std::string_view text);
   bool wait_for_room();
+  bool is_closing() const;
 
   const FileDescriptor own_fd_;  // of a terminal
   const int fd_;

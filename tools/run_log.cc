@@ -90,6 +90,7 @@ void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
 }
 
 void RunLog::begin() {
+  ::unlink(path("sample.txt").c_str());  // of an earlier run
   write_file("config.toml", config_toml_);
   jsonl_file_.clear();
 }

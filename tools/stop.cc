@@ -19,9 +19,9 @@ struct Stop {
   std::string_view message;
 };
 constexpr std::array<Stop, 4> kStops{{
-    {SIGINT, "SIGINT", "SIGINT: ending after this step; once more ends at once\n"},
-    {SIGTERM, "SIGTERM", "SIGTERM: ending after this step; once more ends at once\n"},
-    {SIGHUP, "SIGHUP", "SIGHUP: ending after this step; once more ends at once\n"},
+    {SIGINT, "SIGINT", "SIGINT: ending soon; another, a second from now, ends at once\n"},
+    {SIGTERM, "SIGTERM", "SIGTERM: ending soon; another, a second from now, ends at once\n"},
+    {SIGHUP, "SIGHUP", "SIGHUP: ending soon; another, a second from now, ends at once\n"},
     {SIGPIPE, "SIGPIPE", ""},
 }};
 

@@ -71,8 +71,9 @@ struct Config : TrainConfig {
     flags.add(
         "model.dropout", &model.dropout,
         {.help = "of embeddings and residual branches", .min = 0, .max = 1, .below_max = true});
-    flags.add("init.from", &init_from,
-              {.help = "folder of a Hugging Face GPT-2 model to start from, with its sizes"});
+    flags.add(
+        "init.from", &init_from,
+        {.help = "folder of a Hugging Face GPT-2 model to start from: sizes and weights, no more"});
     flags.add("save.final", &save_final,
               {.help = "folder to save the trained model to, in the Hugging Face GPT-2 layout"});
     flags.add(
@@ -329,6 +330,8 @@ void run(int argc, char** argv) {
                       escaped(log.jsonl_path()), escaped(log.folder())));
   if (!config.save_final.empty()) {
     log.say(fmt::format("model in {}", escaped(resolve_user_path(config.save_final))));
+  } else if (stop_requested() != 0) {
+    log.say("no model saved (save.final is empty)");
   }
   log.finish(result.params_sha256, result.val_loss, ranks.record().add_all(result.end));
   if (!sample_text.empty()) log.write_file("sample.txt", sample_text);

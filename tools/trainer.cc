@@ -121,8 +121,6 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   // step they know together, so they end after the same one.
   const Tensor values =
       Tensor::empty(memory_, {c.accum + 1}, DType::kF32, "values", Category::kCommunication);
-  engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
-                     "keep_stop");
   fsdp_.begin_step(static_cast<int>(c.accum));
   for (std::int64_t micro = 0; micro < c.accum; ++micro) {
     if (micro > 0) fsdp_.next_micro_step();
@@ -135,6 +133,8 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   const double lr = c.lr_at(step);
   const shard::GradNorm norm = of_step(step, [&] { return fsdp_.finish_step(); });
   optimizer_->step(lr, norm, c.grad_clip);
+  engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
+                     "keep_stop");
   PendingGather kept(world_, values, metrics_, pinned_);
   // Behind that, which waits for the whole step: so ranks over NCCL run their collectives in one
   // order, whichever streams and communicators they lie on.

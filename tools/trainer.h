@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -83,7 +84,9 @@ class Trainer {
     shard::GradNorm norm;
   };
   /// Ends a validation.
-  struct Stopped {};
+  struct Stopped : std::exception {
+    const char* what() const noexcept override { return "[train] asked to stop"; }
+  };
   /// Where the time of a step starts.
   struct Mark {
     std::chrono::steady_clock::time_point time;

@@ -22,7 +22,7 @@ using testing::never_fail_new;
 using testing::NoMemory;
 using testing::num_news;
 
-constexpr ThreadsOptions kLong{.deadline = std::chrono::hours(1)};  // waiting for it fails the test
+const ThreadsOptions kLong{.deadline = std::chrono::hours(1)};  // waiting for it fails the test
 
 void work(ProcessGroup& world) {
   const Memory memory;

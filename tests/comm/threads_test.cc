@@ -19,7 +19,7 @@ using engine::Memory;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr ThreadsOptions kLong{.deadline = std::chrono::hours(1)};  // waiting for it fails the test
+const ThreadsOptions kLong{.deadline = std::chrono::hours(1)};  // waiting for it fails the test
 
 struct LoaderError : std::runtime_error {
   using std::runtime_error::runtime_error;

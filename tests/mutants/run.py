@@ -126,6 +126,8 @@ def miss(worktree, mutant):
 
 
 def main():
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        sys.exit(print(__doc__))
     names = sys.argv[1:] or sorted(path.stem for path in FOLDER.glob("*.patch"))
     unknown = [name for name in names if not (FOLDER / f"{name}.patch").exists()]
     if unknown:

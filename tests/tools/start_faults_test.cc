@@ -141,6 +141,13 @@ TEST_F(StartFaults, AModelToStartFromIsNoOutput) {
   EXPECT_NE(folder_.read("m/model.safetensors"), weights);
 }
 
+TEST_F(StartFaults, NoSampleOfAnEarlierRunStays) {
+  EXPECT_EQ(run({{"sample.tokens", "5"}}).exit_code, 0);
+  EXPECT_TRUE(fs::exists(folder_ / "run/sample.txt"));
+  EXPECT_EQ(run().exit_code, 0);
+  EXPECT_FALSE(fs::exists(folder_ / "run/sample.txt"));
+}
+
 TEST_F(StartFaults, AnInputHasNoNameThatASaveUsesOnItsWay) {
   const std::string model = folder_ / "m";
   fs::create_directories(model);

@@ -63,7 +63,7 @@ TEST(StopSignals, TheFirstReasonCountsAndIsTold) {
   const ssize_t n = ::read(pipe.out.get(), text.data(), text.size());
   ASSERT_GT(n, 0);
   EXPECT_EQ(std::string(text.data(), static_cast<std::size_t>(n)),
-            "SIGHUP: ending after this step; once more ends at once\n");
+            "SIGHUP: ending soon; another, a second from now, ends at once\n");
 }
 
 TEST(StopSignals, WhatComesWithinASecondIsTheSameRequest) {
@@ -86,7 +86,7 @@ TEST(StopSignals, ALaterOneEndsTheProcess) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1100));
         ::raise(SIGHUP);
       },
-      ::testing::KilledBySignal(SIGHUP), "SIGTERM: ending after this step");
+      ::testing::KilledBySignal(SIGHUP), "SIGTERM: ending soon");
 }
 
 TEST(StopSignals, AskNothingOfTheNextOnes) {

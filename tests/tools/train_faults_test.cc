@@ -34,10 +34,16 @@ class TrainFaults : public testing::TinyTraining {
     flags_["save.final"] = folder_ / "model";
   }
 
-  /// Starts `training` as $P, runs `script` once a step has been logged; the training's exit code.
+  /// Starts `training` as $P and runs `script`; the exit code of the training, which is killed if
+  /// it goes on for 20 seconds after that.
+  Outcome beside(const std::string& training, const std::string& script) const {
+    return shell(training + " & P=$!; " + script +
+                 "; (sleep 20; kill -KILL $P) & W=$!; wait $P; R=$?; kill $W; exit $R");
+  }
+  /// The same once a step has been logged.
   Outcome during(const std::string& training, const std::string& script) const {
-    return shell(training + " & P=$!; until [ -s " + folder_ / "run/log.jsonl" +
-                 " ]; do kill -0 $P || exit 99; sleep 0.02; done; " + script + "; wait $P");
+    return beside(training, "until [ -s " + folder_ / "run/log.jsonl" +
+                                " ]; do kill -0 $P || exit 99; sleep 0.02; done; " + script);
   }
   bool has_model() const {
     return std::filesystem::exists(folder_ / "model/config.json") &&
@@ -61,7 +67,7 @@ TEST_F(TrainFaults, ASignalEndsTheTrainingAfterTheStepWithItsModel) {
     const Outcome outcome = during(command({{"train.steps", kForever}, {"sample.tokens", "9"}}),
                                    "kill -" + signal + " $P");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    EXPECT_TRUE(has(outcome.err, {"SIG" + signal + ": ending after this step"}));
+    EXPECT_TRUE(has(outcome.err, {"SIG" + signal + ": ending soon"}));
     EXPECT_TRUE(has(outcome.out, {"stopped by SIG" + signal + " after step ", "of 1000000000\n",
                                   "parameters sha256 ", "model in "}));
     EXPECT_EQ(outcome.out.find("generated"), std::string::npos);
@@ -95,15 +101,24 @@ TEST_F(TrainFaults, ASignalThatIsIgnoredStaysIgnored) {
   EXPECT_EQ(last_line().at("final").at("stopped_by"), "SIGTERM");
 }
 
+TEST_F(TrainFaults, ASignalInAStepEndsTheTrainingBehindThatStep) {
+  // Steps of about a second, so that the signal comes in the second one.
+  const Flags slow = {{"model.dim", "64"}, {"train.accum", "600"}, {"train.steps", "9"}};
+  const Outcome outcome = during(command(slow), "kill -TERM $P");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(last_line().at("final").at("steps"), 2);
+}
+
 TEST_F(TrainFaults, ASecondSignalEndsAtOnce) {
   // Steps long enough for both signals to come in one, a second apart.
   const Flags slow = {{"model.layers", "6"}, {"model.dim", "128"},    {"model.seq", "256"},
                       {"train.batch", "4"},  {"train.accum", "1000"}, {"train.steps", "2"}};
-  const Outcome outcome = shell(command(slow) + " 2> " + folder_ / "err" +
-                                " & P=$!; sleep 1; kill -TERM $P; until [ -s " + folder_ / "err" +
-                                " ]; do sleep 0.05; done; sleep 1.2; kill -HUP $P; wait $P");
+  const std::string err = folder_ / "err";
+  const Outcome outcome =
+      beside(command(slow) + " 2> " + err, "sleep 1; kill -TERM $P; until [ -s " + err +
+                                               " ]; do sleep 0.05; done; sleep 1.2; kill -HUP $P");
   EXPECT_EQ(outcome.exit_code, 128 + SIGHUP) << folder_.read("err");
-  EXPECT_TRUE(has(folder_.read("err"), {"SIGTERM: ending after this step"}));
+  EXPECT_TRUE(has(folder_.read("err"), {"SIGTERM: ending soon"}));
   EXPECT_FALSE(has_model());
 }
 
