@@ -236,8 +236,9 @@ TEST_F(TrainFaults, AReaderThatHasGoneEndsTheTraining) {
 
 TEST_F(TrainFaults, ASaveMayTakeLongerThanTheDeadline) {
   const std::string shim = std::filesystem::absolute("tests/testing/slow_fsync.so");
-  const Outcome outcome = shell(command({{"parallel.deadline_s", "0.2"}, {"parallel.ranks", "4"}}),
-                                {{"LD_PRELOAD", shim}, {"FSYNC_MS", "700"}});
+  const Outcome outcome = shell(
+      command({{"parallel.deadline_s", "0.2"}, {"parallel.ranks", "4"}, {"sample.tokens", "5"}}),
+      {{"LD_PRELOAD", shim}, {"FSYNC_MS", "700"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_TRUE(has_model());
 }
