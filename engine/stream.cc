@@ -39,6 +39,12 @@ void Stream::launch(Work work, std::function<void()> fn) const {
 Event Stream::record(std::string_view name) const { return impl_->record(name); }
 void Stream::wait(const Event& event) const { impl_->wait(event); }
 void Stream::synchronize() const { impl_->synchronize(); }
+void Stream::synchronize_quietly() const noexcept {
+  try {
+    impl_->synchronize();
+  } catch (...) {  // see the header
+  }
+}
 const std::string& Stream::name() const { return impl_->name(); }
 Device Stream::device() const { return impl_->device(); }
 std::int64_t Stream::blocked_ns() const { return impl_->blocked_ns(); }

@@ -114,6 +114,8 @@ class Stream {
   void wait(const Event& event) const;
   /// Blocks until everything is done. Rethrows the first error.
   void synchronize() const;
+  /// The same for whoever cleans up: errors were told to those who wait for the work.
+  void synchronize_quietly() const noexcept;
 
   const std::string& name() const;
   Device device() const;

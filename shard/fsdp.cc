@@ -104,10 +104,7 @@ Fsdp::~Fsdp() {
   // Collectives read slots, which die before the stream does, and a GPU may still write what the
   // host was to read. Whoever waited for work that failed has been told.
   for (const engine::Stream* stream : {&context_.comm, &compute_}) {
-    try {
-      stream->synchronize();
-    } catch (...) {
-    }
+    stream->synchronize_quietly();
   }
 }
 

@@ -27,8 +27,15 @@ Tensor gather(const UnitContext& context, const Stream& compute, const Tensor& m
   Tensor all = Tensor::empty(context.memory, {mine.numel() * context.group->size()}, mine.dtype(),
                              "norm of all ranks", Category::kCommunication);
   context.comm.wait(compute.record("norm"));
-  context.group->all_gather(mine, all, context.comm, "norm");
-  compute.wait(context.comm.record("gathered"));
+  try {
+    context.group->all_gather(mine, all, context.comm, "norm");
+    compute.wait(context.comm.record("gathered"));
+  } catch (...) {
+    // What was enqueued uses tensors that die here; without the peers it might never end.
+    context.group->abort("a rank could not gather the norm");
+    context.comm.synchronize_quietly();
+    throw;
+  }
   return all;
 }
 

@@ -21,9 +21,16 @@ PendingGather::PendingGather(comm::ProcessGroup& world, Tensor values,
   all_ = empty(memory);
   host_ = empty(pinned);
   metrics.wait(memory.allocated());
-  world.all_gather(values_, all_, metrics, "values");
-  engine::copy(host_, all_, metrics, "copy_values");
-  ready_ = metrics.record("values on the host");
+  try {
+    world.all_gather(values_, all_, metrics, "values");
+    engine::copy(host_, all_, metrics, "copy_values");
+    ready_ = metrics.record("values on the host");
+  } catch (...) {
+    // What was enqueued uses tensors that die here; without the peers it might never end.
+    world.abort("a rank could not gather its values");
+    metrics.synchronize_quietly();
+    throw;
+  }
 }
 
 std::vector<float> PendingGather::wait(const engine::Stream& compute) const {
