@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -78,8 +77,8 @@ std::string config_text(const Gpt2FileConfig& config) {
   return text + "\n}\n";
 }
 
-/// Waits for other savers to be done, but not for ever for one that hangs: without a turn the worst
-/// is a folder that is refused, with the lock's owner in the way the model would be lost.
+/// Waits for other savers to be done, but at most a minute, since one that hangs would cost this
+/// model. Without a turn the worst is a folder that is refused when it is loaded.
 void take_turn(const FileDescriptor& folder, const std::string& path) {
   constexpr int kPatience_s = 60;
   for (int i = 0; i < 100 * kPatience_s && try_lock(folder) == Lock::kHeldByAnother; ++i) {
