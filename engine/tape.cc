@@ -60,7 +60,7 @@ const Tensor& Tape::use(Parameter& p) {
           "[tape] expected a resident parameter, got a use while it is sharded: use it inside the "
           "region of its block ({})",
           p.name);
-  if (mode_ != Mode::kOff) {
+  if (pass_ != Pass::kUnrecorded) {
     used_.push_back(&p);
     ++pending_uses_[&p];
   }
@@ -116,22 +116,20 @@ void Tape::pass_grad(const Tensor& x, const Tensor& dx) {
 }
 
 Tensor Tape::region(const Block& block, const std::function<Tensor()>& fn, RegionOptions options) {
-  const bool will_backward = recording();
-  if (block.hooks != nullptr) block.hooks->before_forward(block, compute_, will_backward);
+  if (block.hooks != nullptr) block.hooks->before_forward(block, *this);
   Tensor out;
-  if (will_backward && options.recompute) {
-    used_.clear();
+  if (recording() && options.recompute) {
     {
-      const ModeScope scope(*this, Mode::kDefer);
+      const PassScope scope(*this, Pass::kDeferred);
       out = fn();
     }
     push({.kind = Entry::Kind::kReplay, .outs = {produce(out)}, .block = &block, .fn = fn});
   } else {
-    if (will_backward) entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = &block});
+    if (recording()) entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = &block});
     out = fn();
-    if (will_backward) entries_.push_back({.kind = Entry::Kind::kRegionEnd, .block = &block});
+    if (recording()) entries_.push_back({.kind = Entry::Kind::kRegionEnd, .block = &block});
   }
-  if (block.hooks != nullptr) block.hooks->after_forward(block, compute_, will_backward);
+  if (block.hooks != nullptr) block.hooks->after_forward(block, *this);
   return out;
 }
 
@@ -156,12 +154,13 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
     launch_set(compute_, dloss, seed, "tape.dloss");
     pass_grad(loss, dloss);
   }
+  count_down(std::exchange(used_, {}));  // no entry came after them
   try {
     while (!entries_.empty()) {
       Entry entry = std::move(entries_.back());
       entries_.pop_back();
-      for (const Parameter* p : entry.used) --pending_uses_[p];
       run(entry);
+      count_down(entry.used);
     }
   } catch (...) {
     clear();
@@ -170,7 +169,10 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
   std::erase_if(grads_, [this](const auto& item) { return !watched_.contains(item.first); });
   produced_.clear();
   produced_serials_.clear();
-  pending_uses_.clear();
+}
+
+void Tape::count_down(const std::vector<Parameter*>& used) {
+  for (const Parameter* p : used) --pending_uses_[p];
 }
 
 void Tape::run(Entry& entry) {
@@ -180,13 +182,13 @@ void Tape::run(Entry& entry) {
       run_op(entry);
       break;
     case Entry::Kind::kRegionEnd:
-      if (hooks != nullptr) hooks->before_backward(*entry.block, compute_);
+      if (hooks != nullptr) hooks->before_backward(*entry.block, *this);
       break;
     case Entry::Kind::kRegionBegin:
-      if (hooks != nullptr) hooks->after_backward(*entry.block, compute_);
+      if (hooks != nullptr) hooks->after_backward(*entry.block, *this);
       break;
     case Entry::Kind::kReplay:
-      if (hooks != nullptr) hooks->before_backward(*entry.block, compute_);
+      if (hooks != nullptr) hooks->before_backward(*entry.block, *this);
       replay(entry);
       break;
   }

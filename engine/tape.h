@@ -22,18 +22,27 @@
 
 namespace tessera::engine {
 
-/// What happens at the border of a region. Implemented by shard::Unit; the tape knows no more.
+class Tape;
+
+/// What a forward is for.
+enum class Pass {
+  kRecorded,    ///< a backward will follow
+  kDeferred,    ///< inside a recomputed region, whose backward will run this forward again
+  kUnrecorded,  ///< evaluation
+};
+
+/// What happens at the border of a region of `tape`, whose stream computes. Implemented by
+/// shard::Schedule; the tape knows no more.
 class RegionHooks {
  public:
   virtual ~RegionHooks() = default;
-  /// On return the block's parameters are resident for `compute`. `will_backward`: this pass is
-  /// recorded, and a backward will follow.
-  virtual void before_forward(const Block& block, const Stream& compute, bool will_backward) = 0;
-  virtual void after_forward(const Block& block, const Stream& compute, bool will_backward) = 0;
+  /// On return the block's parameters are resident. Tape::pass() says what the forward is for.
+  virtual void before_forward(const Block& block, const Tape& tape) = 0;
+  virtual void after_forward(const Block& block, const Tape& tape) = 0;
   /// On return parameters are resident and the gradient views of trainable ones are writable.
-  virtual void before_backward(const Block& block, const Stream& compute) = 0;
+  virtual void before_backward(const Block& block, const Tape& tape) = 0;
   /// Every gradient that this pass of the region contributes has been written.
-  virtual void after_backward(const Block& block, const Stream& compute) = 0;
+  virtual void after_backward(const Block& block, const Tape& tape) = 0;
 };
 
 /// Where an op writes a gradient: `dst` undefined means nobody wants it.
@@ -80,7 +89,8 @@ class Tape {
   void pass_grad(const Tensor& x, const Tensor& dx);
   /// Will anybody want the gradient of `x`? False for data and while not recording.
   bool needs_grad(const Tensor& x) const;
-  bool recording() const { return mode_ == Mode::kRecord; }
+  bool recording() const { return pass_ == Pass::kRecorded; }
+  Pass pass() const { return pass_; }
 
   // For models ------------------------------------------------------------------------------------
 
@@ -91,7 +101,7 @@ class Tape {
   /// Runs `fn` without recording.
   template <class F>
   auto no_grad(F&& fn) {
-    const ModeScope scope(*this, Mode::kOff);
+    const PassScope scope(*this, Pass::kUnrecorded);
     return std::forward<F>(fn)();
   }
   /// Asks for the gradient of a leaf (an input); read it with grad() after backward().
@@ -108,8 +118,9 @@ class Tape {
   /// Forgets everything recorded, and watched gradients.
   void clear();
 
-  /// Uses of `p` recorded and not yet run backward: 0 after backward means its gradient is final,
-  /// 0 before it means that it was not used.
+  /// Uses of `p` recorded and not yet run backward, counted down once the entry of a use has run:
+  /// 0 in backward means that its gradient is final, 0 before it that it was not used. A recomputed
+  /// region holds its uses until its second forward has recorded them again.
   std::int64_t pending_uses(const Parameter& p) const;
   std::size_t num_entries() const { return entries_.size(); }
 
@@ -128,21 +139,20 @@ class Tape {
     const Block* block = nullptr;       // regions and replays
     std::function<Tensor()> fn = {};    // replays
   };
-  // kDefer: inside the forward of a recomputed region, which will be recorded later.
-  enum class Mode { kRecord, kDefer, kOff };
-  class ModeScope {
+  class PassScope {
    public:
-    ModeScope(Tape& tape, Mode mode) : tape_(tape), before_(std::exchange(tape.mode_, mode)) {}
-    ~ModeScope() { tape_.mode_ = before_; }
-    ModeScope(const ModeScope&) = delete;
-    ModeScope& operator=(const ModeScope&) = delete;
+    PassScope(Tape& tape, Pass pass) : tape_(tape), before_(std::exchange(tape.pass_, pass)) {}
+    ~PassScope() { tape_.pass_ = before_; }
+    PassScope(const PassScope&) = delete;
+    PassScope& operator=(const PassScope&) = delete;
 
    private:
     Tape& tape_;
-    Mode before_;
+    Pass before_;
   };
 
   void push(Entry entry);
+  void count_down(const std::vector<Parameter*>& used);
   void run(Entry& entry);
   void run_op(Entry& entry);
   void replay(Entry& entry);
@@ -152,7 +162,7 @@ class Tape {
 
   Memory memory_;
   Stream compute_;
-  Mode mode_ = Mode::kRecord;
+  Pass pass_ = Pass::kRecorded;
   std::vector<Entry> entries_;
   std::vector<Parameter*> used_;  // since the last entry
   std::unordered_map<TensorKey, Tensor, TensorKeyHash> grads_;

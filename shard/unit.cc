@@ -17,6 +17,7 @@ using engine::Parameter;
 using engine::require;
 using engine::size_of;
 using engine::Stream;
+using engine::Tape;
 using engine::Tensor;
 
 namespace {
@@ -142,7 +143,9 @@ std::size_t Unit::index_of(const Block& block) const {
 // The four calls
 // -----------------------------------------------------------------------------------
 
-void Unit::before_forward(const Block& block, const Stream& compute, bool will_backward) {
+void Unit::before_forward(const Block& block, const Tape& tape) {
+  const Stream& compute = tape.stream();
+  const bool will_backward = tape.recording();
   const std::size_t index = index_of(block);
   if (visit_ && index > visit_->last && visit_->will_backward == will_backward) {
     visit_->last = index;  // the next block of a packed unit
@@ -154,9 +157,9 @@ void Unit::before_forward(const Block& block, const Stream& compute, bool will_b
   ++num_open_blocks_;
 }
 
-void Unit::after_forward(const Block& block, const Stream& compute, bool /*will_backward*/) {
+void Unit::after_forward(const Block& block, const Tape& tape) {
   --num_open_blocks_;
-  if (index_of(block) + 1 == blocks_.size()) close_visit(compute);
+  if (index_of(block) + 1 == blocks_.size()) close_visit(tape.stream());
 }
 
 void Unit::close_visit(const Stream& compute) {
@@ -170,7 +173,8 @@ void Unit::close_visit(const Stream& compute) {
   if (!keep) reshard(compute);
 }
 
-void Unit::before_backward(const Block& block, const Stream& compute) {
+void Unit::before_backward(const Block& block, const Tape& tape) {
+  const Stream& compute = tape.stream();
   close_visit(compute);
   if (backward_visit_) return;
   require(!visits_.empty(), "[unit] expected a recorded forward before backward ({}, block {})",
@@ -181,7 +185,8 @@ void Unit::before_backward(const Block& block, const Stream& compute) {
   begin_gradient(compute);
 }
 
-void Unit::after_backward(const Block& block, const Stream& compute) {
+void Unit::after_backward(const Block& block, const Tape& tape) {
+  const Stream& compute = tape.stream();
   if (!backward_visit_ || index_of(block) != backward_visit_->first) return;
   backward_visit_.reset();
   in_use_ = false;

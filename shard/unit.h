@@ -68,12 +68,10 @@ class Unit : public engine::RegionHooks {
   void set_rings(SlotRing* parameters, SlotRing* gradients);
 
   // The four calls of a region.
-  void before_forward(const engine::Block& block, const engine::Stream& compute,
-                      bool will_backward) override;
-  void after_forward(const engine::Block& block, const engine::Stream& compute,
-                     bool will_backward) override;
-  void before_backward(const engine::Block& block, const engine::Stream& compute) override;
-  void after_backward(const engine::Block& block, const engine::Stream& compute) override;
+  void before_forward(const engine::Block& block, const engine::Tape& tape) override;
+  void after_forward(const engine::Block& block, const engine::Tape& tape) override;
+  void before_backward(const engine::Block& block, const engine::Tape& tape) override;
+  void after_backward(const engine::Block& block, const engine::Tape& tape) override;
 
   // For the schedule.
 

@@ -59,14 +59,10 @@ Tensor add(Tape& tape, const Tensor& a, const Tensor& b) {
 struct LoggingHooks : RegionHooks {
   std::vector<std::string>* log;
   explicit LoggingHooks(std::vector<std::string>* l) : log(l) {}
-  void before_forward(const Block& b, const Stream&, bool) override {
-    log->push_back("+f " + b.name);
-  }
-  void after_forward(const Block& b, const Stream&, bool) override {
-    log->push_back("-f " + b.name);
-  }
-  void before_backward(const Block& b, const Stream&) override { log->push_back("+b " + b.name); }
-  void after_backward(const Block& b, const Stream&) override { log->push_back("-b " + b.name); }
+  void before_forward(const Block& b, const Tape&) override { log->push_back("+f " + b.name); }
+  void after_forward(const Block& b, const Tape&) override { log->push_back("-f " + b.name); }
+  void before_backward(const Block& b, const Tape&) override { log->push_back("+b " + b.name); }
+  void after_backward(const Block& b, const Tape&) override { log->push_back("-b " + b.name); }
 };
 
 class TapeTest : public ::testing::Test {
@@ -375,7 +371,7 @@ TEST_F(TapeTest, AnErrorInBackwardClearsTheTape) {
   materialize({&w}, memory, 1);
   struct Failing : LoggingHooks {
     using LoggingHooks::LoggingHooks;
-    void after_backward(const Block&, const Stream&) override { throw CommError("peer gone"); }
+    void after_backward(const Block&, const Tape&) override { throw CommError("peer gone"); }
   };
   std::vector<std::string> log;
   Failing failing(&log);
@@ -449,6 +445,42 @@ TEST_F(TapeTest, RecomputationKeepsOnlyTheOutputAndCountsUses) {
   tape.backward(loss);
   EXPECT_EQ(tape.pending_uses(w), 0);
   for (const float d : w.grad.span<float>()) ASSERT_EQ(d, 32 * 3 + 1);
+}
+
+// Whoever counts uses to know when a gradient is final must not see 0 before the last is written.
+TEST_F(TapeTest, AReplayHoldsItsUsesUntilItHasRecordedThemAgain) {
+  Parameter w{.name = "w", .shape = {1}, .init = Init::ones()};
+  materialize({&w}, memory, 1);
+  std::vector<std::int64_t> pending;
+  struct Watching : RegionHooks {
+    std::vector<std::int64_t>* pending;
+    Parameter* w;
+    void before_forward(const Block&, const Tape& tape) override { see(tape); }
+    void after_forward(const Block&, const Tape& tape) override { see(tape); }
+    void before_backward(const Block&, const Tape& tape) override { see(tape); }
+    void after_backward(const Block&, const Tape& tape) override { see(tape); }
+    void see(const Tape& tape) const { pending->push_back(tape.pending_uses(*w)); }
+  } hooks;
+  hooks.pending = &pending;
+  hooks.w = &w;
+  const Block block{"block", {&w}, &hooks};
+  const Tensor x = input({1});
+  const Tensor y = tape.region(
+      block, [=, this, &w] { return add_parameter(tape, add_parameter(tape, x, w), w); },
+      {.recompute = true});
+  tape.backward(y);
+  // Around the forward, before the backward, and behind it.
+  EXPECT_EQ(pending, (std::vector<std::int64_t>{0, 2, 2, 0}));
+
+  pending.clear();
+  const Block twice{"twice", {&w}, &hooks};
+  Tensor z = x;
+  for (int i = 0; i < 2; ++i) {
+    z = tape.region(twice, [=, this, &w] { return add_parameter(tape, z, w); },
+                    {.recompute = i == 1});
+  }
+  tape.backward(z);
+  EXPECT_EQ(pending, (std::vector<std::int64_t>{0, 1, 1, 2, 2, 1, 1, 0}));
 }
 
 TEST_F(TapeTest, UsesWithoutRecordingAreNotCounted) {
