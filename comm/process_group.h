@@ -49,6 +49,8 @@ class ProcessGroup {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  /// Whether reductions add in rank order, as [Note: rank order] in kernels.cc says.
+  virtual bool sums_in_rank_order() const { return true; }
 
   // Collectives: `label` names the unit or purpose in errors and traces. The tensors lie on the
   // device of the stream. They throw InvalidArgument on bad arguments (no other overlap than named

@@ -11,7 +11,7 @@
 #include "ops/gelu.h"
 #include "ops/linear.h"
 #include "shard/fsdp.h"
-#include "shard/optimizer.h"
+#include "shard/adamw.h"
 
 namespace comm = tessera::comm;
 namespace engine = tessera::engine;

@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "engine/copy.h"
+#include "engine/elementwise.h"
 #include "engine/error.h"
+#include "shard/norm.h"
 #include "shard/plan.h"
 
 namespace tessera::shard {
@@ -23,16 +25,19 @@ using engine::Tensor;
 namespace {
 
 void check(const FsdpOptions& options) {
-  const Placement& p = options.placement;
+  options.placement.validate();
   require(options.prefetch >= 0, "[fsdp] expected prefetch of at least 0, got {}",
           options.prefetch);
+  require(options.reductions_in_flight >= 0,
+          "[fsdp] expected reductions_in_flight of at least 0, got {}",
+          options.reductions_in_flight);
   require(options.unit_min_numel >= 0, "[fsdp] expected unit_min_numel of at least 0, got {}",
           options.unit_min_numel);
-  require(p.parameters == p.gradients && p.gradients == p.optimizer,
-          "[fsdp] expected parameters, gradients and optimizer placed alike, got {}", to_string(p));
-  require(p.parameters == Place::kShard || !p.reshard_after_forward,
-          "[fsdp] expected no reshard_after_forward for replicated parameters, got {}",
-          to_string(p));
+  require(options.shard_ranks >= 0, "[fsdp] expected shard_ranks of at least 0, got {}",
+          options.shard_ranks);
+  require(!options.placement.is_whole() || options.shard_ranks <= 1,
+          "[fsdp] expected no shard_ranks where nothing is sharded, got {} ({})",
+          options.shard_ranks, to_string(options.placement));
   for (const DType dtype :
        {options.precision.param, options.precision.reduce, options.precision.accumulate}) {
     require(dtype == DType::kF32 || dtype == DType::kBF16, "[fsdp] expected f32 or bf16, got {}",
@@ -40,10 +45,37 @@ void check(const FsdpOptions& options) {
   }
 }
 
+// With what the defaults mean on so many ranks.
+FsdpOptions resolved(FsdpOptions options, int num_ranks) {
+  check(options);
+  Placement& placement = options.placement;
+  if (options.shard_ranks == 0) options.shard_ranks = placement.is_whole() ? 1 : num_ranks;
+  if (placement.reshard_ranks == options.shard_ranks) placement.reshard_ranks = 0;
+  if (placement.reshard_ranks == 1) {  // each rank keeps the whole
+    placement.reshard_ranks = 0;
+    placement.reshard_after_forward = false;
+  }
+  return options;
+}
+
+// The mesh that the options mean, which ranks agree on first: it is made by splitting `world`.
+Mesh make_mesh(comm::ProcessGroup& world, const engine::Memory& memory,
+               const engine::Stream& compute, const FsdpOptions& options) {
+  require(memory.device() == compute.device() && (!memory.home() || *memory.home() == compute),
+          "[fsdp] expected memory of stream '{}' on {}, got memory of {}{}", compute.name(),
+          to_string(compute.device()), to_string(memory.device()),
+          memory.home() ? " that belongs to stream '" + memory.home()->name() + "'" : "");
+  agree(world, memory, compute, describe(options, world.size()));
+  return Mesh(world, options.shard_ranks, options.placement.reshard_ranks,
+              !options.placement.is_whole());
+}
+
 void check_unique(const std::vector<Block*>& blocks, const Block* root) {
   std::map<const Parameter*, const Block*> owners;
   std::set<std::string> names;
   auto visit = [&](const Block& block) {
+    require(block.hooks == nullptr, "[fsdp] expected a block that is not wrapped yet ({})",
+            block.name);
     for (const Parameter* p : block.parameters) {
       const auto [it, is_new] = owners.emplace(p, &block);
       require(is_new,
@@ -64,8 +96,8 @@ void check_numel(const std::vector<std::unique_ptr<Unit>>& units) {
   for (const auto& unit : units) {
     for (const Flat& flat : unit->flats()) numel += flat.trainable ? flat.layout.value_numel() : 0;
   }
-  require(numel < (std::int64_t{1} << 32),
-          "[fsdp] expected fewer than 2^32 trainable parameters, got {}", numel);
+  require(numel < kMaxNormNumel, "[fsdp] expected fewer than {} trainable parameters, got {}",
+          kMaxNormNumel, numel);
 }
 
 }  // namespace
@@ -74,25 +106,22 @@ Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine
            const std::vector<Block*>& blocks, Block* root, FsdpOptions options)
     : group_(group),
       compute_(compute),
-      schedule_(options.prefetch),
-      context_{.group = &group,
+      context_{.mesh = make_mesh(group, memory, compute, options = resolved(options, group.size())),
                .memory = memory,
                .pinned = engine::Memory::pinned(compute),
-               .comm = compute.sibling(
-                   "comm", {.listener = options.listener, .delay_seed = options.delay_seed}),
-               .options = options,
-               .schedule = &schedule_},
+               .gather = compute.sibling(
+                   "gather", {.listener = options.listener, .delay_seed = options.delay_seed}),
+               .reduce = compute.sibling(
+                   "reduce", {.listener = options.listener,
+                              .delay_seed = options.delay_seed == 0 ? 0 : options.delay_seed + 1}),
+               .options = options},
+      schedule_(options.prefetch, options.placement),
       num_exceptions_(std::uncaught_exceptions()) {
-  check(options);
-  require(memory.device() == compute.device() && (!memory.home() || *memory.home() == compute),
-          "[fsdp] expected memory of stream '{}' on {}, got memory of {}{}", compute.name(),
-          to_string(compute.device()), to_string(memory.device()),
-          memory.home() ? " that belongs to stream '" + memory.home()->name() + "'" : "");
   check_unique(blocks, root);
   create_units(blocks, root);
   check_numel(units_);
-  plan_ = describe(options, group.size(), units_);
-  agree(group, memory, context_.comm, plan_);
+  plan_ = describe(options, context_.mesh, units_);
+  agree(group, memory, compute_, plan_);
   create_rings();
   parameters_changed();
 }
@@ -101,38 +130,39 @@ Fsdp::~Fsdp() {
   if (std::uncaught_exceptions() > num_exceptions_) {
     group_.abort("another error ended the training loop");
   }
-  // Collectives read slots, which die before the stream does, and a GPU may still write what the
+  // Collectives read slots, which die before the streams do, and a GPU may still write what the
   // host was to read. Whoever waited for work that failed has been told.
-  for (const engine::Stream* stream : {&context_.comm, &compute_}) {
+  for (const engine::Stream* stream : {&context_.gather, &context_.reduce, &compute_}) {
     stream->synchronize_quietly();
   }
+}
+
+void Fsdp::synchronize() const {
+  context_.gather.synchronize();
+  context_.reduce.synchronize();
 }
 
 void Fsdp::create_units(const std::vector<Block*>& blocks, Block* root) {
   std::vector<Block*> packed;
   std::int64_t numel = 0;
-  std::vector<Unit*> order;
   for (Block* block : blocks) {
     packed.push_back(block);
     for (const Parameter* p : block->parameters) numel += p->shape.numel();
     if (numel < context_.options.unit_min_numel && block != blocks.back()) continue;
     units_.push_back(std::make_unique<Unit>(context_, std::exchange(packed, {}), false));
-    order.push_back(units_.back().get());
     numel = 0;
   }
-  schedule_.declare(std::move(order));
   if (root != nullptr) {
     units_.push_back(std::make_unique<Unit>(context_, std::vector<Block*>{root}, true));
   }
+  for (const auto& unit : units_) schedule_.add(*unit);
 }
 
-// Shared rings of prefetch + 1 slots; a ring of one slot for the root, whose region encloses the
-// others, and for units that keep theirs: parameters that are not resharded after forward,
-// gradients that are reduced only after the last micro-step.
+// Shared rings of prefetch + 1 and reductions_in_flight + 1 slots; a ring of one slot for the root,
+// whose region encloses the others, and for units that keep their parameters after forward.
 void Fsdp::create_rings() {
   const FsdpOptions& options = context_.options;
   const bool shares_parameters = options.placement.reshard_after_forward;
-  const bool shares_gradients = options.communicate == Communicate::kEveryMicroStep;
   std::int64_t max_gathered = 0, max_gradient = 0, max_staging = 0;
   int num_shared = 0;
   for (const auto& unit : units_) {
@@ -142,64 +172,112 @@ void Fsdp::create_rings() {
     max_gathered = std::max(max_gathered, unit->gathered_nbytes());
     max_gradient = std::max(max_gradient, unit->gradient_nbytes());
   }
-  const int num_slots = std::min(options.prefetch, num_shared - 1) + 1;
   auto make_ring = [&](const std::string& name, std::int64_t nbytes, int count, Category category) {
     if (nbytes == 0 || count == 0) return static_cast<SlotRing*>(nullptr);
     rings_.push_back(std::make_unique<SlotRing>(context_.memory, name, nbytes, count, category));
     return rings_.back().get();
   };
+  const auto num_slots = [&](int ahead) { return std::min(ahead, num_shared - 1) + 1; };
   SlotRing* parameters = make_ring("parameter_slot", shares_parameters ? max_gathered : 0,
-                                   num_slots, Category::kGatheredParameter);
-  SlotRing* gradients = make_ring("gradient_slot", shares_gradients ? max_gradient : 0, num_slots,
-                                  Category::kGradient);
+                                   num_slots(options.prefetch), Category::kGatheredParameter);
+  SlotRing* gradients = make_ring("gradient_slot", max_gradient,
+                                  num_slots(options.reductions_in_flight), Category::kGradient);
+  const Precision& precision = options.precision;
+  Tensor staging;
+  if (precision.reduce != precision.accumulate && max_staging > 0) {
+    staging = Tensor::empty(context_.memory, {max_staging / size_of(precision.accumulate)},
+                            precision.reduce, "reduce_staging", Category::kCommunication);
+  }
   for (const auto& unit : units_) {
-    unit->set_rings(
+    unit->set_up(
         unit->is_root() || !shares_parameters
             ? make_ring(unit->name(), unit->gathered_nbytes(), 1, Category::kGatheredParameter)
             : parameters,
-        unit->is_root() || !shares_gradients
+        unit->is_root()
             ? make_ring(unit->name() + ".grad", unit->gradient_nbytes(), 1, Category::kGradient)
-            : gradients);
-  }
-  const Precision& precision = options.precision;
-  if (precision.reduce != precision.accumulate && max_staging > 0) {
-    context_.reduce_staging =
-        Tensor::empty(context_.memory, {max_staging / size_of(precision.accumulate)},
-                      precision.reduce, "reduce_staging", Category::kCommunication);
+            : gradients,
+        staging);
   }
 }
 
 // The step
 // -----------------------------------------------------------------------------------------
 
-void Fsdp::begin_step(int num_micro_steps) {
+void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
   require(num_micro_steps >= 1, "[fsdp] expected at least 1 micro-step, got {}", num_micro_steps);
+  require(phase_ != Phase::kStep,
+          "[fsdp] expected finish_step() or cancel_step() before the next begin_step(), got a step "
+          "of which {} of {} micro-steps have begun",
+          micro_step_ + 1, num_micro_steps_);
+  for (const auto& unit : units_) {
+    for (const Flat& flat : unit->flats()) {
+      for (const Parameter* p : flat.parameters) {
+        require(p->trainable == flat.trainable,
+                "[fsdp] expected trainable={} as when it was wrapped, got {} ({})", flat.trainable,
+                p->trainable, p->name);
+      }
+    }
+  }
   num_micro_steps_ = num_micro_steps;
   micro_step_ = -1;
-  for (const auto& unit : units_) unit->begin_step();
-  next_micro_step();
+  for (const auto& unit : units_) unit->begin_step(compute_);
+  begin_micro_step(first);
+  phase_ = Phase::kStep;
 }
 
-void Fsdp::next_micro_step() {
+void Fsdp::next_micro_step(const MicroStep& next) {
+  require(phase_ == Phase::kStep, "[fsdp] expected begin_step() before next_micro_step()");
+  require(micro_step_ + 1 < num_micro_steps_, "[fsdp] expected {} micro-steps, got one more",
+          num_micro_steps_);
+  schedule_.end_micro_step(compute_);
+  begin_micro_step(next);
+}
+
+void Fsdp::begin_micro_step(const MicroStep& options) {
+  const bool is_last = micro_step_ + 2 == num_micro_steps_;
+  require(options.num_backwards >= 1, "[fsdp] expected at least 1 backward, got {}",
+          options.num_backwards);
+  require(!is_last || !options.no_sync,
+          "[fsdp] expected the last micro-step to reduce gradients, got no_sync");
   ++micro_step_;
-  require(micro_step_ < num_micro_steps_,
-          "[fsdp] expected begin_step and {} micro-steps, got one more", num_micro_steps_);
-  context_.last_micro_step = micro_step_ + 1 == num_micro_steps_;
-  schedule_.begin_micro_step();
-  for (const auto& unit : units_) unit->begin_micro_step(compute_);
+  schedule_.begin_micro_step(options, is_last);
 }
 
 GradNorm Fsdp::finish_step() {
-  require(num_micro_steps_ > 0 && context_.last_micro_step,
-          "[fsdp] expected {} micro-steps before finish_step, got {}", num_micro_steps_,
+  require(phase_ == Phase::kStep, "[fsdp] expected begin_step() before finish_step()");
+  require(micro_step_ + 1 == num_micro_steps_,
+          "[fsdp] expected {} micro-steps before finish_step(), got {}", num_micro_steps_,
           micro_step_ + 1);
+  schedule_.end_micro_step(compute_);
+  phase_ = Phase::kIdle;
   for (const auto& unit : units_) unit->finish_step(compute_);
-  return reduce_norm(context_, compute_, units_, mean_scale());
+  context_.gather.wait(compute_.record("reduced"));
+  context_.mesh.agree(context_.gather);
+  GradNorm norm = reduce_norm(context_, compute_, units_, mean_scale());
+  phase_ = Phase::kFinished;
+  return norm;
+}
+
+void Fsdp::cancel_step() {
+  schedule_.cancel(compute_);
+  phase_ = Phase::kIdle;
+}
+
+void Fsdp::take_gradients() {
+  require(phase_ == Phase::kFinished,
+          "[optimizer] expected begin_step(), backward and finish_step() before each step()");
+  schedule_.close_visits(compute_);
+  phase_ = Phase::kIdle;
+}
+
+void Fsdp::updated(Unit& unit, const engine::Stream& stream) {
+  unit.refresh(stream);
+  if (unit.is_root()) unit.unshard(stream, "forward");
 }
 
 double Fsdp::mean_scale() const { return 1.0 / (double(group_.size()) * num_micro_steps_); }
 
-// Parameters
+// Values by parameter
 // ---------------------------------------------------------------------------------------
 
 std::vector<Parameter*> Fsdp::parameters() const {
@@ -214,63 +292,109 @@ std::vector<Parameter*> Fsdp::parameters() const {
   return all;
 }
 
-Flat& Fsdp::flat_of(const Parameter& p, std::size_t& index) const {
+Fsdp::Place Fsdp::place_of(const Parameter& p) const {
   for (const auto& unit : units_) {
-    for (Flat& flat : unit->flats()) {
+    for (const Flat& flat : unit->flats()) {
       const auto it = std::find(flat.parameters.begin(), flat.parameters.end(), &p);
       if (it == flat.parameters.end()) continue;
-      index = static_cast<std::size_t>(it - flat.parameters.begin());
-      return flat;
+      return {flat, static_cast<std::size_t>(it - flat.parameters.begin())};
     }
   }
   engine::fail("[fsdp] expected a wrapped parameter ({})", p.name);
 }
 
-std::vector<float> Fsdp::full_parameter(const Parameter& p) {
-  std::size_t index = 0;
-  const Flat& flat = flat_of(p, index);
-  const Tensor full =
+std::vector<float> Fsdp::full(const Place& place, const Tensor& owned) {
+  const auto& [flat, index] = place;
+  const Parameter& p = *flat.parameters[index];
+  const Tensor whole =
       Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
   for (const Segment& s : flat.segments) {
     if (s.parameter != index) continue;
-    engine::copy(full.slice(s.parameter_begin, {s.numel}),
-                 flat.master.slice(s.shard_begin, {s.numel}), compute_);
+    engine::launch_assign_or_add(compute_, whole.slice(s.parameter_begin, {s.numel}),
+                                 owned.slice(s.shard_begin, {s.numel}), false, "copy", p.name);
   }
-  const int num_shards = flat.layout.num_shards();
-  if (num_shards > 1) {
-    context_.comm.wait(compute_.record("copied"));
-    for (int r = 0; r < num_shards; ++r) {
-      for (const Segment& s : flat.layout.segments(r)) {
+  if (comm::ProcessGroup* group = context_.mesh.group_of(flat.owner)) {
+    context_.gather.wait(compute_.record("copied"));
+    for (int part = 0; part < group->size(); ++part) {
+      for (const Segment& s : flat.layout.segments(flat.layout.part(part, group->size()))) {
         if (s.parameter != index) continue;
-        group_.broadcast(full.slice(s.parameter_begin, {s.numel}), r, context_.comm, p.name);
+        group->broadcast(whole.slice(s.parameter_begin, {s.numel}),
+                         context_.mesh.owner(flat.owner, part), context_.gather, p.name);
       }
     }
-    compute_.wait(context_.comm.record("broadcast"));
+    compute_.wait(context_.gather.record("broadcast"));
   }
   compute_.synchronize();
-  std::vector<float> values = engine::to_vector<float>(full);
+  std::vector<float> values = engine::to_vector<float>(whole);
   if (compute_.device().is_cuda()) group_.check();  // an aborted broadcast ends without an error
   return values;
 }
 
-void Fsdp::load(const Parameter& p, std::span<const float> values) {
+std::vector<float> Fsdp::full_parameter(const Parameter& p) {
+  const Place place = place_of(p);
+  return full(place, place.flat.master);
+}
+
+std::vector<float> Fsdp::full_gradient(const Parameter& p) {
+  const Place place = place_of(p);
+  require(place.flat.trainable, "[fsdp] expected a trainable parameter, got a frozen one ({})",
+          p.name);
+  require(phase_ == Phase::kFinished,
+          "[fsdp] expected finish_step() before, and the optimizer behind, full_gradient() ({})",
+          p.name);
+  std::vector<float> values = full(place, place.flat.grad_sum);
+  const auto scale = static_cast<float>(mean_scale());
+  for (float& value : values) value *= scale;
+  return values;
+}
+
+void Fsdp::load(const Place& place, const Tensor& owned, std::span<const float> values) {
+  const auto& [flat, index] = place;
+  const Parameter& p = *flat.parameters[index];
   require(static_cast<std::int64_t>(values.size()) == p.shape.numel(),
           "[fsdp] expected {} values for {}, got {} ({})", p.shape.numel(), p.shape.str(),
           values.size(), p.name);
-  std::size_t index = 0;
-  const Flat& flat = flat_of(p, index);
-  context_.comm.synchronize();  // nobody still reads what is overwritten
+  context_.gather.synchronize();  // nobody still reads what is overwritten
   compute_.synchronize();
   for (const Segment& s : flat.segments) {
     if (s.parameter != index) continue;
-    flat.master.slice(s.shard_begin, {s.numel})
-        .copy_from_host(values.data() + s.parameter_begin, s.numel);
+    copy_from_floats(owned.slice(s.shard_begin, {s.numel}),
+                     values.subspan(static_cast<std::size_t>(s.parameter_begin),
+                                    static_cast<std::size_t>(s.numel)));
   }
 }
 
+void Fsdp::load(const Parameter& p, std::span<const float> values) {
+  const Place place = place_of(p);
+  load(place, place.flat.master, values);
+}
+
+void Fsdp::load_from(int root, const Parameter& p, std::span<const float> values) {
+  const Tensor whole =
+      Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
+  if (group_.rank() == root) {
+    require(static_cast<std::int64_t>(values.size()) == p.shape.numel(),
+            "[fsdp] expected {} values for {}, got {} ({})", p.shape.numel(), p.shape.str(),
+            values.size(), p.name);
+    copy_from_floats(whole, values);
+  }
+  broadcast({whole}, root);
+  compute_.synchronize();
+  if (compute_.device().is_cuda()) group_.check();
+  load(p, engine::to_vector<float>(whole));
+}
+
+void Fsdp::broadcast(const std::vector<Tensor>& buffers, int root) {
+  context_.gather.wait(compute_.record("buffers"));
+  for (const Tensor& buffer : buffers) {
+    group_.broadcast(buffer, root, context_.gather, buffer.name());
+  }
+  compute_.wait(context_.gather.record("broadcast"));
+}
+
 void Fsdp::parameters_changed() {
+  schedule_.close_visits(compute_);
   for (const auto& unit : units_) unit->refresh(compute_);
-  context_.updated = compute_.record("updated");
 }
 
 std::uint64_t Fsdp::plan_hash() const { return hash(plan_); }

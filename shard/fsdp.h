@@ -9,13 +9,14 @@
 //     optimizer.step(lr, fsdp.finish_step(), /*max_norm=*/1);
 //   }
 //
-// A step reads top-down through fsdp.cc, schedule.cc and unit.cc.
+// A step reads top-down through fsdp.cc, schedule.cc, unit.cc, parameter_store.cc and reducer.cc.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/process_group.h"
@@ -45,32 +46,69 @@ class Fsdp {
   Fsdp(const Fsdp&) = delete;
   Fsdp& operator=(const Fsdp&) = delete;
 
+  // A step. Calls out of order throw InvalidArgument saying which is expected.
+
   /// Starts a step of `num_micro_steps` forward-backward passes, and its first one.
-  void begin_step(int num_micro_steps = 1);
+  /// Throws InvalidArgument naming a parameter whose `trainable` was changed after wrapping.
+  void begin_step(int num_micro_steps = 1, const MicroStep& first = {});
   /// Starts the next pass of the step.
-  void next_micro_step();
+  void next_micro_step(const MicroStep& next = {});
   /// Waits until all gradients are reduced. Returns the norm of the mean gradient over ranks and
   /// micro-steps; the same bits for every strategy. On the CPU throws InvalidArgument naming a
   /// parameter whose gradient is not finite, on every rank alike, and CommError if a collective
-  /// failed; on a GPU nothing is waited for, and the norm throws when it is read.
+  /// failed; on a GPU nothing is waited for, and the norm throws when it is read. Compares what the
+  /// ranks have called so far, see ProcessGroup::agree().
   GradNorm finish_step();
+  /// Gives the step up, on every rank alike: its gradients are forgotten.
+  void cancel_step();
   /// Blocks until all collectives are done. Throws CommError if one failed.
-  void synchronize() const { context_.comm.synchronize(); }
+  void synchronize() const;
   /// Gradient sums times this are the mean over ranks and micro-steps.
   double mean_scale() const;
 
+  // Values by parameter.
+
   /// Collective: the whole f32 parameter, on every rank.
   std::vector<float> full_parameter(const engine::Parameter& p);
+  /// Collective, between finish_step() and the optimizer: the whole mean gradient, on every rank.
+  /// Throws InvalidArgument for a frozen parameter.
+  std::vector<float> full_gradient(const engine::Parameter& p);
   /// Sets a parameter from its whole f32 value; each rank keeps its part. Not collective.
   /// Follow with parameters_changed(). Throws InvalidArgument if the size differs.
   void load(const engine::Parameter& p, std::span<const float> values);
-  /// Masters were written (by an optimizer or load()): renews the copies that are gathered.
+  /// The same with the values that rank `root` has; others may give none. Collective.
+  void load_from(int root, const engine::Parameter& p, std::span<const float> values);
+  /// Masters were written (by load()): renews the copies that are gathered or computed with.
   void parameters_changed();
+  /// Collective: makes tensors that are no parameters (running statistics) those of rank `root`.
+  void broadcast(const std::vector<engine::Tensor>& buffers, int root = 0);
+
+  // For optimizers.
+
+  /// Which flat a parameter is part of, and which of its parameters it is.
+  struct Place {
+    const Flat& flat;
+    std::size_t index;
+  };
+  Place place_of(const engine::Parameter& p) const;
+  /// Collective: a whole parameter-shaped tensor of which every rank has the elements that its
+  /// optimizer owns, laid out like Flat::master; f32 or bf16.
+  std::vector<float> full(const Place& place, const engine::Tensor& owned);
+  /// The other way round, not collective: `owned` takes this rank's part of `values`.
+  void load(const Place& place, const engine::Tensor& owned, std::span<const float> values);
+  /// Throws InvalidArgument unless a finished step's gradients are there and not used yet.
+  void take_gradients();
+  /// `stream` wrote the masters of `unit`: renews the copies that are computed with, and of the
+  /// root, which the next forward needs first, starts the gather.
+  static void updated(Unit& unit, const engine::Stream& stream);
+  /// All units are updated: starts the first gathers of the next forward.
+  void prefetch_forward() { schedule_.prefetch_first(compute_); }
 
   /// All parameters in name order.
   std::vector<engine::Parameter*> parameters() const;
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   const FsdpOptions& options() const { return context_.options; }
+  const Mesh& mesh() const { return context_.mesh; }
   const engine::Memory& memory() const { return context_.memory; }
   const engine::Stream& compute() const { return compute_; }
   /// Lines that all ranks agreed on, and their hash.
@@ -78,17 +116,20 @@ class Fsdp {
   std::uint64_t plan_hash() const;
 
  private:
+  enum class Phase { kIdle, kStep, kFinished };
+
   void create_units(const std::vector<engine::Block*>& blocks, engine::Block* root);
   void create_rings();
-  Flat& flat_of(const engine::Parameter& p, std::size_t& index) const;
+  void begin_micro_step(const MicroStep& options);
 
   comm::ProcessGroup& group_;
   engine::Stream compute_;
-  Schedule schedule_;
   UnitContext context_;
   std::vector<std::unique_ptr<SlotRing>> rings_;
   std::vector<std::unique_ptr<Unit>> units_;
+  Schedule schedule_;
   std::vector<std::string> plan_;
+  Phase phase_ = Phase::kIdle;
   int num_micro_steps_ = 0;
   int micro_step_ = 0;
   int num_exceptions_;

@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "comm/host_gather.h"
 #include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
@@ -21,21 +22,13 @@ using engine::Tensor;
 
 namespace {
 
-// Every rank's `mine`, rank by rank, once `compute` gets there; `mine` if ranks hold the same.
+// Every rank's `mine`, rank by rank, once `compute` gets there; `mine` if one owns everything.
 Tensor gather(const UnitContext& context, const Stream& compute, const Tensor& mine) {
-  if (context.options.placement.gradients != Place::kShard) return mine;
-  Tensor all = Tensor::empty(context.memory, {mine.numel() * context.group->size()}, mine.dtype(),
-                             "norm of all ranks", Category::kCommunication);
-  context.comm.wait(compute.record("norm"));
-  try {
-    context.group->all_gather(mine, all, context.comm, "norm");
-    compute.wait(context.comm.record("gathered"));
-  } catch (...) {
-    // What was enqueued uses tensors that die here; without the peers it might never end.
-    context.group->abort("a rank could not gather the norm");
-    context.comm.synchronize_quietly();
-    throw;
-  }
+  comm::ProcessGroup* group = context.mesh.group_of(context.options.placement.optimizer);
+  if (group == nullptr) return mine;
+  context.gather.wait(compute.record("norm"));
+  Tensor all = comm::gather_values(*group, mine, context.gather, "norm");
+  compute.wait(context.gather.record("gathered"));
   return all;
 }
 
@@ -128,7 +121,7 @@ float GradNorm::value() const {
 GradNorm reduce_norm(const UnitContext& context, const Stream& compute,
                      const std::vector<std::unique_ptr<Unit>>& units, double mean_scale) {
   auto state = std::make_shared<GradNorm::State>();
-  state->group = context.group;
+  state->group = &context.mesh.world();
   for_each_trainable(units, [&](const Flat& flat, auto) {
     state->parameters.insert(state->parameters.end(), flat.parameters.begin(),
                              flat.parameters.end());

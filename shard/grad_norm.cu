@@ -4,6 +4,7 @@
 
 #include "engine/cuda_launch.cuh"
 #include "shard/grad_norm_cuda.h"
+#include "shard/segment_row.h"
 
 namespace tessera::shard {
 
@@ -21,11 +22,6 @@ using Word = unsigned long long;
 constexpr int kNumExponents = 256;
 constexpr int kNumThreads = 256;
 constexpr Word kHalf = (Word{1} << 24) - 1;
-
-// Of one segment: a row of the table.
-struct SegmentRow {
-  std::int64_t begin, numel, parameter, rank;
-};
 
 __device__ void add_words(Word* words, unsigned exponent, Word low, Word high) {
   if (low != 0) atomicAdd(&words[2 * exponent], low);
@@ -104,11 +100,10 @@ __global__ void finish_norm_kernel(int* norm, const Word* words, std::int64_t nu
 void add_squares_cuda(const engine::Stream& stream, const engine::Tensor& words,
                       const engine::Tensor& shard, const engine::Tensor& table,
                       std::int64_t first_parameter) {
-  constexpr std::int64_t kMaxRows = 65535;  // of a grid
   const auto* rows = reinterpret_cast<const SegmentRow*>(table.raw());
   engine::LaunchShape shape = engine::stride_shape((shard.numel() + 7) / 8, kNumThreads);
-  for (std::int64_t row = 0; row < table.dim(0); row += kMaxRows) {
-    shape.grid.y = static_cast<unsigned>(std::min(table.dim(0) - row, kMaxRows));
+  for (std::int64_t row = 0; row < table.dim(0); row += kMaxSegmentRows) {
+    shape.grid.y = static_cast<unsigned>(std::min(table.dim(0) - row, kMaxSegmentRows));
     engine::launch_kernel(stream, shape, add_squares_kernel, reinterpret_cast<Word*>(words.raw()),
                           shard.data<float>(), rows + row, first_parameter);
   }

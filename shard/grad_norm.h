@@ -17,8 +17,6 @@ class GradNorm {
   /// On a GPU blocks until it is known. Throws InvalidArgument naming a parameter whose gradient is
   /// not finite, on every rank alike; CommError if the group failed meanwhile.
   float value() const;
-  // NOLINTNEXTLINE(google-explicit-constructor): it is a number
-  operator float() const { return value(); }
   /// value() would not block.
   bool is_known() const;
   /// (2) i32 on a GPU, for kernels: the bits of the f32 norm, and 0 if every gradient is finite.
@@ -38,8 +36,9 @@ class GradNorm {
   std::shared_ptr<State> state_;
 };
 
-/// Of the gradient sums times `mean_scale`, after their last reduction; one gather among ranks that
-/// shard. Collective. On the CPU throws what GradNorm::value() would.
+/// The norm of the gradient sums times `mean_scale`, which `compute` has waited for: each rank adds
+/// up what its optimizer owns, and one gather among those who own parts makes it whole. Collective.
+/// On the CPU throws what GradNorm::value() would.
 GradNorm reduce_norm(const UnitContext& context, const engine::Stream& compute,
                      const std::vector<std::unique_ptr<Unit>>& units, double mean_scale);
 

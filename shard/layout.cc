@@ -33,7 +33,11 @@ Layout::Layout(std::span<const std::int64_t> numels, int num_shards)
 std::vector<Segment> Layout::segments(int rank) const {
   engine::require(rank >= 0 && rank < num_shards_, "[layout] expected a rank below {}, got {}",
                   num_shards_, rank);
-  const std::int64_t begin = rank * shard_numel_, end = begin + shard_numel_;
+  return segments(Range{rank * shard_numel_, shard_numel_});
+}
+
+std::vector<Segment> Layout::segments(const Range& range) const {
+  const std::int64_t begin = range.begin, end = range.begin + range.numel;
   std::vector<Segment> segments;
   for (std::size_t i = 0; i < numels_.size(); ++i) {
     const std::int64_t first = std::max(begin, offsets_[i]);
@@ -41,6 +45,14 @@ std::vector<Segment> Layout::segments(int rank) const {
     if (first < last) segments.push_back({i, first - offsets_[i], first - begin, last - first});
   }
   return segments;
+}
+
+Range Layout::part(int part, int num_parts) const {
+  engine::require(num_parts >= 1 && num_shards_ % num_parts == 0 && part >= 0 && part < num_parts,
+                  "[layout] expected a part of parts that divide {} shards, got {} of {}",
+                  num_shards_, part, num_parts);
+  const std::int64_t numel = flat_numel() / num_parts;
+  return {part * numel, numel};
 }
 
 }  // namespace tessera::shard

@@ -26,6 +26,14 @@ struct Segment {
   friend bool operator==(const Segment&, const Segment&) = default;
 };
 
+/// Neighbouring elements of a flat buffer.
+struct Range {
+  std::int64_t begin;
+  std::int64_t numel;
+
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
 class Layout {
  public:
   /// Parameters of `numels` elements, in order, cut into `num_shards` equal shards.
@@ -44,6 +52,10 @@ class Layout {
   std::int64_t value_numel() const { return value_numel_; }
   /// What shard `rank` holds, in order. Segments of all ranks cover every element once.
   std::vector<Segment> segments(int rank) const;
+  /// The same for any part of the flat buffer, from which `shard_begin` then counts.
+  std::vector<Segment> segments(const Range& range) const;
+  /// Part `part` of `num_parts` equal ones, which must divide the shards.
+  Range part(int part, int num_parts) const;
 
  private:
   int num_shards_;

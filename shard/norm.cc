@@ -20,20 +20,23 @@ namespace tessera::shard {
 // they would leave nothing there. Sums are added at the higher of two windows, and the lowest bins
 // of the other fall off, as they would have done had it started there. Four bins keep at least 3 w
 // bits below the largest square: with 2^31 elements what is dropped is below 2^-28 of it in total.
+// From 2^32 elements on bins are so narrow that a fifth is needed: with 2^36 elements five keep 60
+// bits, and what is dropped is below 2^-23 of the largest square.
 
 SquareSum::SquareSum(std::int64_t numel)
     : count_bits_(std::bit_width(static_cast<std::uint64_t>(numel))),
       width_(52 - count_bits_),
+      num_bins_(count_bits_ <= 32 ? 4 : 5),
       window_(0) {
-  engine::require(numel < (std::int64_t{1} << 32),
-                  "[norm] expected fewer than 2^32 elements, got {}", numel);
+  engine::require(numel < kMaxNormNumel, "[norm] expected fewer than {} elements, got {}",
+                  kMaxNormNumel, numel);
 }
 
 void SquareSum::raise(int window) {
   if (is_empty_) window_ = window;
   is_empty_ = false;
   for (; window_ < window; ++window_) {
-    std::shift_right(bins_.begin(), bins_.end(), 1);
+    std::shift_right(bins_.begin(), bins_.begin() + num_bins_, 1);
     bins_[0] = 0;
   }
 }
@@ -48,42 +51,53 @@ bool SquareSum::try_add(std::span<const float> x) {
     const int exponent = std::ilogb(double{largest} * largest) + 2;  // squares are below half of it
     const int window = (exponent + 4096 * width_ + width_ - 1) / width_ - 4096;
     if (is_empty_ || window > window_) raise(window);
-    const int top = window_ * width_;
-    const double s0 = std::ldexp(1.5, top + count_bits_),
-                 s1 = std::ldexp(1.5, top - width_ + count_bits_),
-                 s2 = std::ldexp(1.5, top - 2 * width_ + count_bits_),
-                 s3 = std::ldexp(1.5, top - 3 * width_ + count_bits_);
-    double b0 = 0, b1 = 0, b2 = 0, b3 = 0;
-    const float* data = chunk.data();
-    const auto count = static_cast<std::int64_t>(chunk.size());
-#pragma omp simd reduction(+ : b0, b1, b2, b3)
-    for (std::int64_t i = 0; i < count; ++i) {
-      const double p = double{data[i]} * data[i];
-      const double q0 = (s0 + p) - s0;
-      const double r0 = p - q0;
-      const double q1 = (s1 + r0) - s1;
-      const double r1 = r0 - q1;
-      const double q2 = (s2 + r1) - s2;
-      const double q3 = (s3 + (r1 - q2)) - s3;
-      b0 += q0;
-      b1 += q1;
-      b2 += q2;
-      b3 += q3;
+    if (num_bins_ == 4) {
+      add_chunk<4>(chunk);
+    } else {
+      add_chunk<5>(chunk);
     }
-    const std::array<double, kNumBins> sums = {b0, b1, b2, b3};
-    for (std::size_t i = 0; i < sums.size(); ++i) bins_[i] += sums[i];
   }
   return true;
+}
+
+template <int kBins>
+void SquareSum::add_chunk(std::span<const float> x) {
+  const int top = window_ * width_;
+  const auto unit = [&](int bin) { return std::ldexp(1.5, top - bin * width_ + count_bits_); };
+  const double s0 = unit(0), s1 = unit(1), s2 = unit(2), s3 = unit(3), s4 = unit(4);
+  double b0 = 0, b1 = 0, b2 = 0, b3 = 0, b4 = 0;
+  const float* data = x.data();
+  const auto count = static_cast<std::int64_t>(x.size());
+#pragma omp simd reduction(+ : b0, b1, b2, b3, b4)
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double p = double{data[i]} * data[i];
+    const double q0 = (s0 + p) - s0;
+    const double r0 = p - q0;
+    const double q1 = (s1 + r0) - s1;
+    const double r1 = r0 - q1;
+    const double q2 = (s2 + r1) - s2;
+    const double r2 = r1 - q2;
+    const double q3 = (s3 + r2) - s3;
+    b0 += q0;
+    b1 += q1;
+    b2 += q2;
+    b3 += q3;
+    if constexpr (kBins > 4) b4 += (s4 + (r2 - q3)) - s4;
+  }
+  const std::array<double, kMaxBins> sums = {b0, b1, b2, b3, b4};
+  for (std::size_t i = 0; i < sums.size(); ++i) bins_[i] += sums[i];
 }
 
 void SquareSum::add(const SquareSum& other) {
   if (other.is_empty_) return;
   raise(other.window_);
   const auto shift = static_cast<std::size_t>(window_ - other.window_);
-  for (std::size_t i = shift; i < bins_.size(); ++i) bins_[i] += other.bins_[i - shift];
+  for (std::size_t i = shift; i < std::size_t(num_bins_); ++i) {
+    bins_[i] += other.bins_[i - shift];
+  }
 }
 
-double SquareSum::total() const { return (bins_[0] + bins_[1]) + (bins_[2] + bins_[3]); }
+double SquareSum::total() const { return (bins_[0] + bins_[1]) + (bins_[2] + bins_[3]) + bins_[4]; }
 
 std::array<std::int64_t, SquareSum::kNumWords> SquareSum::words() const {
   constexpr std::int64_t kEmpty = std::numeric_limits<std::int64_t>::min();

@@ -1,179 +1,193 @@
 #include "shard/optimizer.h"
 
-#include <cmath>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <ranges>
+#include <utility>
+
+#include "engine/copy.h"
 #include "engine/error.h"
-#include "shard/optimizer_cuda.h"
 
 namespace tessera::shard {
 
 using engine::Category;
+using engine::Parameter;
 using engine::require;
+using engine::Stream;
 using engine::Tensor;
 
-Optimizer::Optimizer(Fsdp& fsdp) : fsdp_(fsdp) {
-  if (!fsdp.compute().device().is_cuda()) return;
-  scalars_ = Tensor::empty(fsdp.memory(), {kNumScalars}, engine::DType::kF32, "optimizer.scalars",
-                           Category::kOptimizer);
-}
+namespace {
 
-void Optimizer::step(double lr, const GradNorm& norm, double max_norm) {
-  if (fsdp_.compute().device().is_cuda()) {
-    step(lr, Clip{.norm = &norm, .max_norm = max_norm});
-  } else {
-    step(lr, Clip{.factor = clip_scale(norm.value(), max_norm)});
-  }
-}
-
-void Optimizer::step(double lr, double clip) { step(lr, Clip{.factor = clip}); }
-
-void Optimizer::step(double lr, const Clip& clip) {
-  begin_update(lr, clip);
-  const auto scale = static_cast<float>(fsdp_.mean_scale() * clip.factor);
-  std::size_t index = 0;
-  for (const auto& unit : fsdp_.units()) {
-    for (const Flat& flat : unit->flats()) {
-      if (!flat.trainable) continue;
-      const std::int64_t nbytes = flat.master.nbytes();
-      fsdp_.compute().launch(
-          {.name = "optimizer",
-           .flops = 12.0 * double(flat.layout.shard_numel()),
-           .bytes_read = 4 * nbytes,
-           .bytes_written = 3 * nbytes,
-           .detail = unit->name()},
-          [this, &flat, index, lr, scale] {
-            for (const Segment& s : flat.segments) {
-              update({*flat.parameters[s.parameter], flat.master.data<float>() + s.shard_begin,
-                      flat.grad_sum.data<float>() + s.shard_begin, s.numel, index, s.shard_begin},
-                     static_cast<float>(lr), scale);
-            }
-          },
-          [&](const auto& stream) {
-            if (!flat.segments.empty()) update_on_gpu(stream, flat, index, lr);
-          });
-      ++index;
+// Which group each listed parameter is in.
+std::map<std::string, std::size_t> listed(const std::vector<ParameterGroup>& groups) {
+  require(groups.size() <= kMaxGroups, "[optimizer] expected at most {} groups, got {}", kMaxGroups,
+          groups.size());
+  std::map<std::string, std::size_t> group_of;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (std::size_t other = 0; other < g; ++other) {
+      require(groups[other].name != groups[g].name,
+              "[optimizer] expected groups of different names, got two '{}'", groups[g].name);
+    }
+    for (const std::string& name : groups[g].parameters) {
+      const auto [it, is_new] = group_of.emplace(name, g);
+      require(is_new, "[optimizer] expected each parameter in one group, got '{}' in '{}' and '{}'",
+              name, groups[it->second].name, groups[g].name);
     }
   }
-  fsdp_.parameters_changed();
+  return group_of;
 }
 
-ClipCuda Optimizer::to_cuda(const Clip& clip) const {
-  return {.mean_scale = fsdp_.mean_scale(),
-          .clip = clip.factor,
-          .norm = clip.norm == nullptr ? Tensor() : clip.norm->on_device(),
-          .max_norm = clip.max_norm};
-}
+}  // namespace
 
-std::vector<Tensor> Optimizer::make_state(const char* name) {
-  std::vector<Tensor> state;
-  for (const auto& unit : fsdp_.units()) {
+Optimizer::Optimizer(Fsdp& fsdp, std::vector<std::string> state_names,
+                     std::vector<ParameterGroup> groups,
+                     const std::function<std::size_t(const Parameter&)>& default_group)
+    : fsdp_(fsdp), state_names_(std::move(state_names)), groups_(std::move(groups)) {
+  std::map<std::string, std::size_t> group_of = listed(groups_);
+  const bool is_cuda = fsdp.compute().device().is_cuda();
+  for (const auto& unit : fsdp.units()) {
     for (const Flat& flat : unit->flats()) {
       if (!flat.trainable) continue;
-      state.push_back(Tensor::zeros(fsdp_.memory(), flat.master.shape(), engine::DType::kF32,
-                                    unit->name() + "." + name, Category::kOptimizer));
+      Slot slot{.unit = unit.get(), .flat = &flat, .states = {}, .groups = {}, .groups_on_gpu = {}};
+      for (const std::string& name : state_names_) {
+        slot.states.push_back(Tensor::zeros(fsdp.memory(), flat.master.shape(), engine::DType::kF32,
+                                            unit->name() + "." + name, Category::kOptimizer));
+      }
+      for (const Parameter* p : flat.parameters) {
+        const auto it = group_of.find(p->name);
+        const std::size_t group = it == group_of.end() ? default_group(*p) : it->second;
+        slot.groups.push_back(static_cast<std::int32_t>(group));
+        if (it != group_of.end()) group_of.erase(it);
+      }
+      if (is_cuda) {
+        slot.groups_on_gpu = Tensor::from<std::int32_t>(
+            fsdp.memory(), {static_cast<std::int64_t>(slot.groups.size())}, slot.groups,
+            unit->name() + ".groups", Category::kOptimizer);
+      }
+      slots_.push_back(std::move(slot));
     }
   }
-  return state;
-}
-
-// SGD
-// ----------------------------------------------------------------------------------------------
-
-Sgd::Sgd(Fsdp& fsdp, SgdOptions options) : Optimizer(fsdp), options_(options) {
-  require(options.momentum >= 0 && options.momentum < 1,
-          "[sgd] expected momentum in [0, 1), got {}", options.momentum);
-  if (options.momentum != 0) velocity_ = make_state("velocity");
-}
-
-void Sgd::begin_update(double, const Clip& clip) {
-  if (!scalars_.defined()) return;
-  fsdp_.compute().launch(
-      {.name = "optimizer.scalars"}, [] {},
-      [&](const auto& stream) { sgd_scalars_cuda(stream, scalars_, to_cuda(clip)); });
-}
-
-void Sgd::update_on_gpu(const engine::Stream& stream, const Flat& flat, std::size_t index,
-                        double lr) {
-  if constexpr (engine::kCudaBuilt) {
-    sgd_cuda(stream, {flat.master, flat.grad_sum, flat.segment_table, scalars_},
-             velocity_.empty() ? Tensor() : velocity_[index], static_cast<float>(lr),
-             static_cast<float>(options_.momentum));
-  }
-}
-
-void Sgd::update(const Slice& slice, float lr, float scale) {
-  float* __restrict p = slice.p;
-  const float* __restrict g = slice.g;
-  if (velocity_.empty()) {
-    for (std::int64_t i = 0; i < slice.numel; ++i) p[i] -= lr * (g[i] * scale);
-    return;
-  }
-  const auto momentum = static_cast<float>(options_.momentum);
-  float* __restrict v = velocity_[slice.flat].data<float>() + slice.shard_begin;
-  for (std::int64_t i = 0; i < slice.numel; ++i) {
-    v[i] = momentum * v[i] + g[i] * scale;
-    p[i] -= lr * v[i];
-  }
-}
-
-// AdamW
-// --------------------------------------------------------------------------------------------
-
-AdamW::AdamW(Fsdp& fsdp, AdamWOptions options) : Optimizer(fsdp), options_(options) {
-  require(options.beta1 >= 0 && options.beta1 < 1, "[adamw] expected beta1 in [0, 1), got {}",
-          options.beta1);
-  require(options.beta2 >= 0 && options.beta2 < 1, "[adamw] expected beta2 in [0, 1), got {}",
-          options.beta2);
-  require(options.eps > 0, "[adamw] expected eps above 0, got {}", options.eps);
-  require(options.weight_decay >= 0, "[adamw] expected weight_decay of at least 0, got {}",
-          options.weight_decay);
-  m_ = make_state("m");
-  v_ = make_state("v");
-  if (!fsdp.compute().device().is_cuda()) return;
+  require(group_of.empty(), "[optimizer] expected trainable parameters, got '{}' (group '{}')",
+          group_of.empty() ? "" : group_of.begin()->first,
+          group_of.empty() ? "" : groups_[group_of.begin()->second].name);
+  if (!is_cuda) return;
   num_steps_on_gpu_ = Tensor::zeros(fsdp.memory(), {1}, engine::DType::kI32, "optimizer.num_steps",
                                     Category::kOptimizer);
 }
 
-void AdamW::begin_update(double lr, const Clip& clip) {
-  ++num_steps_;
-  if (!scalars_.defined()) return;
-  fsdp_.compute().launch(
-      {.name = "optimizer.scalars"}, [] {},
-      [&](const auto& stream) {
-        adamw_scalars_cuda(stream, scalars_, to_cuda(clip), num_steps_on_gpu_,
-                           {options_.beta1, options_.beta2, options_.eps, options_.weight_decay,
-                            double{static_cast<float>(lr)}});
-      });
+// The step
+// -----------------------------------------------------------------------------------------
+
+void Optimizer::step(double lr, const GradNorm& norm, double max_norm) {
+  begin_step(lr, norm, max_norm);
+  step_units();
 }
 
-void AdamW::update_on_gpu(const engine::Stream& stream, const Flat& flat, std::size_t index,
-                          double lr) {
-  if constexpr (engine::kCudaBuilt) {
-    adamw_cuda(stream, {flat.master, flat.grad_sum, flat.segment_table, scalars_}, m_[index],
-               v_[index],
-               {options_.beta1, options_.beta2, options_.eps, options_.weight_decay,
-                double{static_cast<float>(lr)}});
+void Optimizer::step(double lr, ClipFactor clip) {
+  begin_step(lr, clip);
+  step_units();
+}
+
+// The root first: the next forward needs it first, so its gather runs beside the other updates.
+void Optimizer::step_units() {
+  for (const bool root : {true, false}) {
+    for (const auto& unit : fsdp_.units()) {
+      if (unit->is_root() == root) step_unit(*unit, fsdp_.compute());
+    }
+  }
+  end_step();
+}
+
+void Optimizer::begin_step(double lr, const GradNorm& norm, double max_norm) {
+  if (fsdp_.compute().device().is_cuda()) {
+    begin_step(Step{.lr = lr, .norm = norm.on_device(), .max_norm = max_norm});
+  } else {
+    begin_step(Step{.lr = lr, .clip = clip_scale(norm.value(), max_norm)});
   }
 }
 
-void AdamW::update(const Slice& slice, float lr, float scale) {
-  const bool decays = slice.parameter.shape.rank() >= 2;
-  const auto keep = static_cast<float>(1 - double{lr} * (decays ? options_.weight_decay : 0));
-  const auto beta1 = static_cast<float>(options_.beta1), beta2 = static_cast<float>(options_.beta2);
-  const float one_minus_beta1 = 1 - beta1, one_minus_beta2 = 1 - beta2;
-  const auto step_size = static_cast<float>(lr / (1 - std::pow(options_.beta1, num_steps_)));
-  const auto v_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, num_steps_)));
-  const auto eps = static_cast<float>(options_.eps);
-  float* __restrict p = slice.p;
-  const float* __restrict g = slice.g;
-  float* __restrict m = m_[slice.flat].data<float>() + slice.shard_begin;
-  float* __restrict v = v_[slice.flat].data<float>() + slice.shard_begin;
-  for (std::int64_t i = 0; i < slice.numel; ++i) {
-    const float grad = g[i] * scale;
-    m[i] = beta1 * m[i] + one_minus_beta1 * grad;
-    v[i] = beta2 * v[i] + one_minus_beta2 * (grad * grad);
-    p[i] = p[i] * keep - step_size * m[i] / (std::sqrt(v[i]) * v_scale + eps);
+void Optimizer::begin_step(double lr, ClipFactor clip) {
+  begin_step(Step{.lr = lr, .clip = clip.value});
+}
+
+void Optimizer::begin_step(Step step) {
+  fsdp_.take_gradients();
+  for (Slot& slot : slots_) slot.is_updated = false;
+  step.mean_scale = fsdp_.mean_scale();
+  step.num_steps = ++num_steps_;
+  step.num_steps_on_gpu = num_steps_on_gpu_;
+  prepare(step);
+}
+
+void Optimizer::step_unit(Unit& unit, const Stream& stream) {
+  for (Slot& slot : slots_) {
+    if (slot.unit != &unit) continue;
+    require(!slot.is_updated, "[optimizer] expected one step_unit() in a step, got two ('{}')",
+            unit.name());
+    slot.is_updated = true;
+    update({*slot.flat, unit.name(), slot.states, slot.groups, slot.groups_on_gpu}, stream);
+    fsdp_.updated(unit, stream);
   }
+}
+
+void Optimizer::end_step() {
+  for (const Slot& slot : slots_) {
+    require(slot.is_updated,
+            "[optimizer] expected step_unit() of every unit before end_step(), "
+            "got none of '{}'",
+            slot.unit->name());
+  }
+  fsdp_.prefetch_forward();
+}
+
+// Groups and states
+// -----------------------------------------------------------------------------------
+
+ParameterGroup& Optimizer::group(std::string_view name) {
+  const auto it = std::ranges::find(groups_, name, &ParameterGroup::name);
+  require(it != groups_.end(), "[optimizer] expected one of the groups {}, got '{}'",
+          fmt::join(groups_ | std::views::transform(&ParameterGroup::name), ", "), name);
+  return *it;
+}
+
+const Tensor& Optimizer::state(const Fsdp::Place& place, std::string_view name) const {
+  const auto index = std::ranges::find(state_names_, name) - state_names_.begin();
+  require(static_cast<std::size_t>(index) < state_names_.size(),
+          "[optimizer] expected one of the states {}, got '{}'", fmt::join(state_names_, ", "),
+          name);
+  const auto slot = std::ranges::find(slots_, &place.flat, &Slot::flat);
+  require(slot != slots_.end(), "[optimizer] expected a trainable parameter, got a frozen one ({})",
+          place.flat.parameters[place.index]->name);
+  return slot->states[static_cast<std::size_t>(index)];
+}
+
+std::vector<float> Optimizer::full_state(const Parameter& p, std::string_view name) {
+  const Fsdp::Place place = fsdp_.place_of(p);
+  return fsdp_.full(place, state(place, name));
+}
+
+void Optimizer::load_state(const Parameter& p, std::string_view name,
+                           std::span<const float> values) {
+  const Fsdp::Place place = fsdp_.place_of(p);
+  fsdp_.load(place, state(place, name), values);
+}
+
+std::int64_t Optimizer::num_steps() const {
+  if (!num_steps_on_gpu_.defined()) return num_steps_;
+  return engine::to_vector<std::int32_t>(num_steps_on_gpu_).front();
+}
+
+void Optimizer::set_num_steps(std::int64_t num_steps) {
+  require(num_steps >= 0 && num_steps <= std::numeric_limits<std::int32_t>::max(),
+          "[optimizer] expected a number of steps, got {}", num_steps);
+  num_steps_ = num_steps;
+  if (!num_steps_on_gpu_.defined()) return;
+  const auto count = static_cast<std::int32_t>(num_steps);
+  num_steps_on_gpu_.copy_from_host(&count, 1);
 }
 
 }  // namespace tessera::shard

@@ -1,8 +1,14 @@
-// Optimizers over the local shards: each rank updates what it holds, whatever the strategy.
-// Updates are elementwise in f32, so they do not depend on how parameters are split.
+// Optimizers over the local shards: each rank updates what it owns, whatever the strategy. Updates
+// are elementwise in f32, so they do not depend on how parameters are split.
+//
+// sgd.h and adamw.h are made of rule_optimizer.h, which is what an optimizer of one's own needs.
 #pragma once
 
-#include <memory>
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/tensor.h"
@@ -11,92 +17,111 @@
 
 namespace tessera::shard {
 
+/// What the mean gradient is multiplied with.
+struct ClipFactor {
+  double value = 1;
+};
+
+/// Parameters that are updated with values of their own. Values may change between steps.
+struct ParameterGroup {
+  std::string name;
+  std::vector<std::string> parameters = {};  ///< full names; of a default group: none
+  double lr_scale = 1;                       ///< times the learning rate of the step
+  double weight_decay = 0;
+};
+inline constexpr std::size_t kMaxGroups = 16;
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
+  // Both throw InvalidArgument unless Fsdp::finish_step() came before, once for each step.
+
   /// One update with the mean gradient, whose norm is brought down to `max_norm` (0: whatever it
-  /// is), after Fsdp::finish_step(). On a GPU without waiting for `norm`: an update whose gradient
-  /// is not finite changes nothing, as reading the norm will say.
+  /// is). On a GPU without waiting for `norm`: an update whose gradient is not finite changes
+  /// nothing, as reading the norm will say.
   void step(double lr, const GradNorm& norm, double max_norm);
   /// One update with the mean gradient times `clip`.
-  void step(double lr, double clip = 1);
+  void step(double lr, ClipFactor clip = {});
+
+  // The same in parts: begin, every unit once, end. Units may be updated in any order.
+
+  void begin_step(double lr, const GradNorm& norm, double max_norm);
+  void begin_step(double lr, ClipFactor clip);
+  /// Updates what this rank owns of the unit as work of `stream`, which has waited for its
+  /// gradient, and starts what renews the copies that are computed with.
+  void step_unit(Unit& unit, const engine::Stream& stream);
+  void end_step();
+
+  const std::vector<ParameterGroup>& groups() const { return groups_; }
+  /// Throws InvalidArgument naming the groups there are, if there is none of that name.
+  ParameterGroup& group(std::string_view name);
+
+  // State, for checkpoints: by parameter, whatever the ranks and the strategy.
+
+  const std::vector<std::string>& state_names() const { return state_names_; }
+  /// Collective: the whole state `name` of a trainable parameter, on every rank. Throws
+  /// InvalidArgument naming what is unknown.
+  std::vector<float> full_state(const engine::Parameter& p, std::string_view name);
+  /// Sets it from its whole value; each rank keeps its part. Not collective.
+  void load_state(const engine::Parameter& p, std::string_view name, std::span<const float> values);
+  /// Updates made; on a GPU blocks until they are counted.
+  std::int64_t num_steps() const;
+  void set_num_steps(std::int64_t num_steps);
 
  protected:
-  explicit Optimizer(Fsdp& fsdp);
-  Fsdp& fsdp() { return fsdp_; }
-  /// One f32 tensor a trainable flat, zero-filled, in order.
-  std::vector<engine::Tensor> make_state(const char* name);
+  /// What a step is made with.
+  struct Step {
+    double lr = 0;
+    double mean_scale = 1;                 // gradient sums times this are the mean
+    double clip = 1;                       // used when `norm` is undefined
+    engine::Tensor norm = {};              // on a GPU: GradNorm::on_device()
+    double max_norm = 0;                   // with `norm`: 0 means no clipping
+    std::int64_t num_steps = 0;            // this one included; counted on a GPU by `steps_on_gpu`
+    engine::Tensor num_steps_on_gpu = {};  // (1) i32
+  };
+  /// One trainable flat of this rank.
+  struct Target {
+    const Flat& flat;
+    const std::string& unit;
+    std::span<const engine::Tensor> states;  // (owned.numel) f32 each, as state_names()
+    std::span<const std::int32_t> groups;    // of each parameter of the flat
+    const engine::Tensor& groups_on_gpu;     // the same
+  };
+
+  /// Groups that parameters listed in none belong to come first: `default_group` says which.
+  /// Throws InvalidArgument for a group that lists an unknown or frozen parameter, a parameter in
+  /// two groups, two groups of one name, and more than kMaxGroups.
+  Optimizer(Fsdp& fsdp, std::vector<std::string> state_names, std::vector<ParameterGroup> groups,
+            const std::function<std::size_t(const engine::Parameter&)>& default_group);
+  Fsdp& fsdp() const { return fsdp_; }
+
+  /// Before the flats of a step, as work of the compute stream on a GPU.
+  virtual void prepare(const Step& step) = 0;
+  /// The update, as work of `stream`.
+  virtual void update(const Target& target, const engine::Stream& stream) = 0;
 
  private:
-  struct Clip {
-    double factor = 1;
-    const GradNorm* norm = nullptr;  // if not null: on a GPU, with `max_norm`
-    double max_norm = 0;
+  // What belongs to one trainable flat.
+  struct Slot {
+    const Unit* unit;
+    const Flat* flat;
+    std::vector<engine::Tensor> states;
+    std::vector<std::int32_t> groups;
+    engine::Tensor groups_on_gpu;
+    bool is_updated = false;  // in this step
   };
-  struct Slice {
-    const engine::Parameter& parameter;
-    float* p;        // (numel) master
-    const float* g;  // (numel) gradient sum; times `scale` it is the gradient
-    std::int64_t numel;
-    std::size_t flat;          // index of the trainable flat, as in make_state()
-    std::int64_t shard_begin;  // of this slice in its shard
-  };
-  friend class Sgd;
-  friend class AdamW;
-  void step(double lr, const Clip& clip);
-  struct ClipCuda to_cuda(const Clip& clip) const;
-  // Before the flats of a step, and each of them: on the CPU a slice at a time.
-  virtual void begin_update(double lr, const Clip& clip) = 0;
-  virtual void update(const Slice& slice, float lr, float scale) = 0;
-  virtual void update_on_gpu(const engine::Stream& stream, const Flat& flat, std::size_t index,
-                             double lr) = 0;
+  void begin_step(Step step);
+  void step_units();
+  const engine::Tensor& state(const Fsdp::Place& place, std::string_view name) const;
 
   Fsdp& fsdp_;
-  engine::Tensor scalars_;  // of a step, on a GPU
-};
-
-struct SgdOptions {
-  double momentum = 0;
-};
-
-/// v = momentum v + g; p -= lr v. State: v, if momentum is not 0.
-class Sgd : public Optimizer {
- public:
-  /// Throws InvalidArgument unless 0 <= momentum < 1.
-  Sgd(Fsdp& fsdp, SgdOptions options);
-
- private:
-  void begin_update(double lr, const Clip& clip) override;
-  void update(const Slice& slice, float lr, float scale) override;
-  void update_on_gpu(const engine::Stream& stream, const Flat& flat, std::size_t index,
-                     double lr) override;
-  SgdOptions options_;
-  std::vector<engine::Tensor> velocity_;
-};
-
-struct AdamWOptions {
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-  double weight_decay = 0.1;  ///< of parameters with two or more dimensions
-};
-
-/// Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, with bias correction.
-/// State: m, v, and on a GPU the number of steps.
-class AdamW : public Optimizer {
- public:
-  /// Throws InvalidArgument unless 0 <= beta < 1, eps > 0, weight_decay >= 0.
-  AdamW(Fsdp& fsdp, AdamWOptions options);
-
- private:
-  void begin_update(double lr, const Clip& clip) override;
-  void update(const Slice& slice, float lr, float scale) override;
-  void update_on_gpu(const engine::Stream& stream, const Flat& flat, std::size_t index,
-                     double lr) override;
-  AdamWOptions options_;
-  std::vector<engine::Tensor> m_, v_;
-  int num_steps_ = 0;
+  std::vector<std::string> state_names_;
+  std::vector<ParameterGroup> groups_;
+  std::vector<Slot> slots_;
+  std::int64_t num_steps_ = 0;
   engine::Tensor num_steps_on_gpu_;
 };
 

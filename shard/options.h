@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 
 #include "engine/dtype.h"
 #include "engine/stream.h"
@@ -19,24 +21,37 @@ struct Precision {
   friend bool operator==(const Precision&, const Precision&) = default;
 };
 
-/// When gradients are reduced under accumulation.
-enum class Communicate {
-  kEveryMicroStep,  ///< sharded gradients; the order of sums is that of one process
-  kLastMicroStep,   ///< keeps whole gradients in between; an order of its own
-};
+class Reducer;
+struct ReducerContext;
+/// Makes the reducer of one flat; see reducer.h.
+using ReducerFactory = std::function<std::unique_ptr<Reducer>(const ReducerContext&)>;
 
 struct FsdpOptions {
   Placement placement = {};
-  /// How many units ahead are gathered; slots = prefetch + 1. At least 0.
+  /// Ranks that one copy of what is cut lies on; must divide all ranks. 0: all of them.
+  int shard_ranks = 0;
+  /// How many units ahead are gathered; slots of gathered parameters = prefetch + 1. At least 0.
   int prefetch = 1;
+  /// How many reductions may be on their way while backward goes on; gradient slots =
+  /// reductions_in_flight + 1. At least 0.
+  int reductions_in_flight = 1;
   /// Neighbouring blocks are packed into one unit until it has this many parameters.
   std::int64_t unit_min_numel = 0;
   Precision precision = {};
-  Communicate communicate = Communicate::kEveryMicroStep;
-  std::uint64_t seed = 1;  ///< of the initial parameters
+  std::uint64_t seed = 1;       ///< of the initial parameters
+  ReducerFactory reducer = {};  ///< instead of make_reducer(): a communication hook
 
-  engine::LaunchListener* listener = nullptr;  ///< of the comm stream
-  std::uint64_t delay_seed = 0;                ///< random delays on the comm stream (tests)
+  engine::LaunchListener* listener = nullptr;  ///< of the gather and the reduce stream
+  std::uint64_t delay_seed = 0;                ///< random delays on both (tests)
+};
+
+/// What is special about one forward-backward pass of a step.
+struct MicroStep {
+  /// Keep the gradients of this pass whole and unreduced; the next pass adds to them. Faster, with
+  /// an order of sums of its own. Not for the last pass of a step.
+  bool no_sync = false;
+  /// Calls of Tape::backward() in this pass. A gradient is reduced once, behind the last.
+  int num_backwards = 1;
 };
 
 }  // namespace tessera::shard

@@ -4,27 +4,31 @@
 
 #include <algorithm>
 
-#include "engine/copy.h"
+#include "comm/host_gather.h"
 #include "engine/error.h"
 #include "engine/philox.h"
 
 namespace tessera::shard {
 
-using engine::Category;
-using engine::Tensor;
-
-std::vector<std::string> describe(const FsdpOptions& options, int world_size,
-                                  const std::vector<std::unique_ptr<Unit>>& units) {
+std::vector<std::string> describe(const FsdpOptions& options, int num_ranks) {
   const Precision& precision = options.precision;
-  std::vector<std::string> lines = {
-      fmt::format("ranks {}", world_size),
-      fmt::format("placement {}", to_string(options.placement)),
-      fmt::format("prefetch {}", options.prefetch),
-      fmt::format("precision param={} reduce={} accumulate={}", name_of(precision.param),
-                  name_of(precision.reduce), name_of(precision.accumulate)),
-      fmt::format("communicate {}",
-                  options.communicate == Communicate::kEveryMicroStep ? "every" : "last"),
-      fmt::format("seed {}", options.seed)};
+  return {fmt::format("ranks {}", num_ranks),
+          fmt::format("placement {}", to_string(options.placement)),
+          fmt::format("shard_ranks {}",
+                      options.shard_ranks == 0 ? "all" : std::to_string(options.shard_ranks)),
+          fmt::format("prefetch {}", options.prefetch),
+          fmt::format("reductions_in_flight {}", options.reductions_in_flight),
+          fmt::format("precision param={} reduce={} accumulate={}", name_of(precision.param),
+                      name_of(precision.reduce), name_of(precision.accumulate)),
+          fmt::format("reducer {}", options.reducer ? "own" : "of the strategy"),
+          fmt::format("seed {}", options.seed)};
+}
+
+std::vector<std::string> describe(const FsdpOptions& options, const Mesh& mesh,
+                                  const std::vector<std::unique_ptr<Unit>>& units) {
+  std::vector<std::string> lines = describe(options, mesh.world().size());
+  lines.push_back(
+      fmt::format("mesh {} replicas x {} shards", mesh.num_replicas(), mesh.shard_ranks()));
   for (const auto& unit : units) {
     for (const Flat& flat : unit->flats()) {
       lines.push_back(fmt::format("unit {}{} {}: {} parameters, {} elements in shards of {}",
@@ -47,32 +51,15 @@ std::uint64_t hash(const std::vector<std::string>& lines) {
   return h;
 }
 
-namespace {
-
-// Every rank's `values`, rank by rank.
-template <class T>
-std::vector<T> gather(comm::ProcessGroup& group, const engine::Memory& memory,
-                      const engine::Stream& stream, const std::vector<T>& values) {
-  const auto n = static_cast<std::int64_t>(values.size());
-  const Tensor in =
-      Tensor::from<T>(memory, {n}, std::span<const T>(values), "plan", Category::kCommunication);
-  const Tensor out = Tensor::empty(memory, {n * group.size()}, in.dtype(), "plan of all ranks",
-                                   Category::kCommunication);
-  stream.wait(memory.allocated());
-  group.all_gather(in, out, stream, "plan");
-  stream.record("gathered").wait();
-  if (memory.device().is_cuda()) group.check();  // an aborted collective ends without an error
-  return engine::to_vector<T>(out);
-}
-
-}  // namespace
-
 void agree(comm::ProcessGroup& group, const engine::Memory& memory, const engine::Stream& stream,
            const std::vector<std::string>& lines) {
   const auto num_ranks = static_cast<std::size_t>(group.size());
+  const auto gather = [&]<class T>(const std::vector<T>& values) {
+    return comm::gather_to_host<T>(group, values, memory, stream, "plan");
+  };
   const auto mine = static_cast<std::int64_t>(hash(lines));
   const auto heads =
-      gather<std::int64_t>(group, memory, stream, {mine, static_cast<std::int64_t>(lines.size())});
+      gather(std::vector<std::int64_t>{mine, static_cast<std::int64_t>(lines.size())});
   engine::require<engine::CommError>(
       heads[2 * static_cast<std::size_t>(group.rank())] == mine,
       "[plan] expected the first gather to return what rank {} gave, got something else",
@@ -88,15 +75,14 @@ void agree(comm::ProcessGroup& group, const engine::Memory& memory, const engine
   for (std::size_t i = 0; i < lines.size(); ++i) {
     line_hashes[i] = static_cast<std::int64_t>(engine::fnv1a(lines[i]));
   }
-  const auto all = gather<std::int64_t>(group, memory, stream, line_hashes);
+  const auto all = gather(line_hashes);
   std::size_t first = 0;
   while (first < num_lines && all[other * num_lines + first] == all[first]) ++first;
 
   constexpr std::size_t kMaxText = 200;
   std::string text = first < lines.size() ? lines[first] : "(no such line)";
   text.resize(kMaxText, '\0');
-  const auto texts = gather<std::uint8_t>(group, memory, stream,
-                                          std::vector<std::uint8_t>(text.begin(), text.end()));
+  const auto texts = gather(std::vector<std::uint8_t>(text.begin(), text.end()));
   const auto line_of = [&](std::size_t r) {
     const auto* begin = reinterpret_cast<const char*>(texts.data() + r * kMaxText);
     return std::string(begin, std::find(begin, begin + kMaxText, '\0'));

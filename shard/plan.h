@@ -7,13 +7,17 @@
 #include <vector>
 
 #include "comm/process_group.h"
+#include "shard/mesh.h"
 #include "shard/options.h"
 #include "shard/unit.h"
 
 namespace tessera::shard {
 
-/// One line a fact; equal lines on all ranks mean the same collectives on all ranks.
-std::vector<std::string> describe(const FsdpOptions& options, int world_size,
+/// One line for each fact about the options alone: what is agreed on before ranks are split.
+std::vector<std::string> describe(const FsdpOptions& options, int num_ranks);
+/// The same with units and parameters. One line a fact; equal lines on all ranks mean the same
+/// collectives on all ranks.
+std::vector<std::string> describe(const FsdpOptions& options, const Mesh& mesh,
                                   const std::vector<std::unique_ptr<Unit>>& units);
 
 /// FNV-1a over the lines.

@@ -4,73 +4,240 @@
 #include <iterator>
 #include <utility>
 
-#include "shard/unit.h"
+#include "engine/error.h"
 
 namespace tessera::shard {
 
-void Schedule::declare(std::vector<Unit*> order) { order_ = std::move(order); }
+using engine::Block;
+using engine::Pass;
+using engine::require;
+using engine::Stream;
+using engine::Tape;
 
-void Schedule::begin_micro_step() {
-  log_.clear();
-  position_ = 0;
-  pending_ = nullptr;
-  in_backward_ = false;
+Schedule::~Schedule() {
+  for (const Visitor& v : visitors_) {
+    for (Block* block : v.unit->blocks()) block->hooks = nullptr;
+  }
 }
 
-void Schedule::close_pending(const Unit& entering, const engine::Stream& compute) {
-  if (pending_ != nullptr && pending_ != &entering) pending_->close_visit(compute);
-  pending_ = nullptr;
+void Schedule::add(Unit& unit) {
+  visitors_.push_back({.unit = &unit});
+  for (std::size_t i = 0; i < unit.blocks().size(); ++i) {
+    unit.blocks()[i]->hooks = this;
+    places_[unit.blocks()[i]] = {&visitors_.back(), i};
+  }
+  if (!unit.is_root()) order_.push_back(&visitors_.back());
 }
 
-void Schedule::enter_forward(Unit& unit, const engine::Stream& compute) {
-  close_pending(unit, compute);
+const Schedule::Place& Schedule::place_of(const Block& block) const {
+  const auto it = places_.find(&block);
+  require(it != places_.end(), "[fsdp] expected a wrapped block, got '{}'", block.name);
+  return it->second;
+}
+
+// The micro-step
+// -----------------------------------------------------------------------------------
+
+void Schedule::forget() {
+  for (Visitor& v : visitors_) {
+    v = {.unit = v.unit};
+    v.unit->release();
+  }
+  planned_ = {0, order_.size()};
+  forward_.clear();
+  pending_.clear();
+  last_entered_ = nullptr;
   in_backward_ = false;
-  unit.unshard(compute, "forward");
-  unit.wait_for_unshard(compute);
-  if (unit.is_root()) {
-    position_ = 0;
+  num_open_backwards_ = 0;
+  in_micro_step_ = false;
+}
+
+void Schedule::close_visits(const Stream& compute) {
+  for (Visitor& v : visitors_) close_visit(v, compute);
+}
+
+void Schedule::cancel(const Stream& compute) {
+  forget();
+  for (const Visitor& v : visitors_) v.unit->reshard(compute);
+}
+
+void Schedule::begin_micro_step(const MicroStep& options, bool is_last) {
+  micro_step_ = options;
+  is_last_ = is_last;
+  num_backwards_ = 0;
+  in_micro_step_ = true;
+  for (Visitor& v : visitors_) v.is_reduced = false;
+}
+
+void Schedule::end_micro_step(const Stream& compute) {
+  for (Visitor& v : visitors_) {
+    require(v.recorded.empty(),
+            "[fsdp] expected a backward for every recorded forward of the step, got {} without "
+            "('{}'): run evaluations inside tape.no_grad()",
+            v.recorded.size(), v.unit->name());
+  }
+  forget();
+  if (micro_step_.no_sync) return;
+  for (auto v = visitors_.rbegin(); v != visitors_.rend(); ++v) {
+    if (v->unit->has_gradient() && !v->unit->is_root()) reduce(*v, compute);
+  }
+  for (Visitor& v : visitors_) {
+    if (v.unit->has_gradient()) reduce(v, compute);
+  }
+}
+
+// Forward
+// ------------------------------------------------------------------------------------------
+
+void Schedule::before_forward(const Block& block, const Tape& tape) {
+  const auto& [visitor, index] = place_of(block);
+  if (visitor->visit && index > visitor->visit->last && visitor->visit->pass == tape.pass()) {
+    visitor->visit->last = index;  // the next block of a packed unit
   } else {
-    pending_ = &unit;
+    close_visit(*visitor, tape.stream());
+    enter_forward(*visitor, tape.stream(), tape.pass());
+    visitor->visit = Visit{index, index, tape.pass(), {forward_.size(), forward_.size()}};
+  }
+  ++visitor->num_open_blocks;
+}
+
+void Schedule::after_forward(const Block& block, const Tape& tape) {
+  const auto& [visitor, index] = place_of(block);
+  --visitor->num_open_blocks;
+  if (index + 1 == visitor->unit->blocks().size()) close_visit(*visitor, tape.stream());
+}
+
+void Schedule::close_pending(const Visitor& entering, const Stream& compute) {
+  if (last_entered_ != nullptr && last_entered_ != &entering) close_visit(*last_entered_, compute);
+  last_entered_ = nullptr;
+}
+
+void Schedule::enter_forward(Visitor& visitor, const Stream& compute, Pass pass) {
+  close_pending(visitor, compute);
+  if (!is_replaying() && std::exchange(in_backward_, false)) {
+    planned_ = {0, order_.size()};
+    forward_.clear();
+  }
+  Unit& unit = *visitor.unit;
+  unit.unshard(compute, "forward");
+  unit.acquire(compute);
+  if (unit.is_root()) {
+    planned_ = {0, order_.size()};
+  } else {
+    last_entered_ = &visitor;
+    if (!is_replaying() && pass != Pass::kUnrecorded) forward_.push_back(&visitor);
     // A visit out of plan moves the plan to the next place where this unit stands, if any.
+    if (!is_replaying()) planned_.end = order_.size();
     for (std::size_t i = 0; i < order_.size(); ++i) {
-      const std::size_t at = (position_ + i) % order_.size();
-      if (order_[at] != &unit) continue;
-      position_ = at + 1;
+      const std::size_t at = (planned_.begin + i) % order_.size();
+      if (order_[at] != &visitor) continue;
+      planned_.begin = at + 1;
       break;
     }
   }
-  for (int i = 0; i < depth_ && position_ + std::size_t(i) < order_.size(); ++i) {
-    Unit& next = *order_[position_ + std::size_t(i)];
-    if (!next.unsharded() && next.can_prefetch()) next.unshard(compute, "forward");
+  for (int i = 0; i < depth_ && planned_.begin + std::size_t(i) < planned_.end; ++i) {
+    prefetch(*order_[planned_.begin + std::size_t(i)], compute, "forward");
   }
 }
 
-bool Schedule::leave_forward(Unit& unit, bool will_backward) {
-  if (!will_backward) return false;
-  log_.push_back(&unit);
-  return unit.is_root() || position_ == order_.size();
+void Schedule::prefetch(Visitor& next, const Stream& compute, const char* why) const {
+  if (!next.unit->unsharded() && next.unit->can_prefetch()) next.unit->unshard(compute, why);
 }
 
-void Schedule::enter_backward(Unit& unit, const engine::Stream& compute) {
-  close_pending(unit, compute);
+void Schedule::prefetch_first(const Stream& compute) {
+  for (std::size_t i = 0; i < std::min(std::size_t(depth_), order_.size()); ++i) {
+    prefetch(*order_[i], compute, "forward");
+  }
+}
+
+void Schedule::close_visit(Visitor& visitor, const Stream& compute) {
+  if (!visitor.visit || visitor.num_open_blocks > 0) return;
+  Visit visit = *std::exchange(visitor.visit, std::nullopt);
+  Unit& unit = *visitor.unit;
+  unit.release();
+  const bool is_recorded = visit.pass == Pass::kRecorded;
+  if (is_recorded) {
+    visit.inside.end = forward_.size();
+    visitor.recorded.push_back(visit);
+    pending_.push_back(&visitor);
+  }
+  // The last unit of the forward is the first of the backward.
+  const bool is_next = is_recorded && (unit.is_root() || planned_.begin == planned_.end);
+  const bool stays = !placement_.reshard_after_forward && !visitor.recorded.empty();
+  if (!is_next && !stays) unit.reshard(compute, is_recorded);
+}
+
+// Backward
+// -----------------------------------------------------------------------------------------
+
+void Schedule::before_backward(const Block& block, const Tape& tape) {
+  const auto& [visitor, index] = place_of(block);
+  const Stream& compute = tape.stream();
+  close_visit(*visitor, compute);
+  if (visitor->backward) return;
+  require(in_micro_step_, "[fsdp] expected begin_step() before a backward ('{}')", block.name);
+  require(!visitor->recorded.empty(),
+          "[fsdp] expected a forward recorded in this step before a backward ('{}')", block.name);
+  require(!visitor->is_reduced,
+          "[fsdp] expected {} backward in this micro-step, got another one that reaches '{}', "
+          "which is reduced already: say MicroStep::num_backwards",
+          micro_step_.num_backwards, visitor->unit->name());
+  visitor->backward = visitor->recorded.back();
+  visitor->recorded.pop_back();
+  enter_backward(*visitor, compute);
+  ++num_open_backwards_;
+  visitor->unit->begin_gradient(compute);
+}
+
+void Schedule::enter_backward(Visitor& visitor, const Stream& compute) {
+  close_pending(visitor, compute);
   if (!in_backward_) {
     in_backward_ = true;
-    std::vector<Unit*> recorded;
-    std::copy_if(log_.begin(), log_.end(), std::back_inserter(recorded),
-                 [](const Unit* u) { return !u->is_root(); });
-    if (!recorded.empty()) order_ = std::move(recorded);
-    position_ = 0;
+    ++num_backwards_;
+    if (!forward_.empty()) order_ = forward_;
   }
-  const auto it = std::find(log_.rbegin(), log_.rend(), &unit);
-  if (it != log_.rend()) log_.erase(std::next(it).base());
-  unit.unshard(compute, "backward");
-  unit.wait_for_unshard(compute);
+  // What a recomputed region will visit again.
+  planned_ = {visitor.backward->inside.begin, visitor.backward->inside.end};
+  const auto it = std::find(pending_.rbegin(), pending_.rend(), &visitor);
+  if (it != pending_.rend()) pending_.erase(std::next(it).base());
+  visitor.unit->unshard(compute, "backward");
+  visitor.unit->acquire(compute);
   int ahead = 0;
-  for (auto next = log_.rbegin(); next != log_.rend() && ahead < depth_; ++next) {
-    if ((*next)->is_root()) continue;
-    if (!(*next)->unsharded() && (*next)->can_prefetch()) (*next)->unshard(compute, "backward");
+  for (auto next = pending_.rbegin(); next != pending_.rend() && ahead < depth_; ++next) {
+    if ((*next)->unit->is_root()) continue;
+    prefetch(**next, compute, "backward");
     ++ahead;
   }
+}
+
+void Schedule::after_backward(const Block& block, const Tape& tape) {
+  const auto& [visitor, index] = place_of(block);
+  if (!visitor->backward || index != visitor->backward->first) return;
+  visitor->backward.reset();
+  --num_open_backwards_;
+  Unit& unit = *visitor->unit;
+  unit.release();
+  if (is_final(*visitor, tape)) reduce(*visitor, tape.stream());
+  if (visitor->recorded.empty() || placement_.reshard_after_forward) {
+    unit.reshard(tape.stream(), !visitor->recorded.empty());
+  }
+}
+
+bool Schedule::is_final(const Visitor& visitor, const Tape& tape) const {
+  if (micro_step_.no_sync || num_backwards_ < micro_step_.num_backwards) return false;
+  if (!visitor.recorded.empty()) return false;
+  for (const Flat& flat : visitor.unit->flats()) {
+    for (const engine::Parameter* p : flat.parameters) {
+      if (flat.trainable && tape.pending_uses(*p) > 0) return false;
+    }
+  }
+  return true;
+}
+
+void Schedule::reduce(Visitor& visitor, const Stream& compute) {
+  if (!visitor.unit->has_gradient()) return;
+  visitor.unit->reduce_gradient(compute, is_last_);
+  visitor.is_reduced = true;
 }
 
 }  // namespace tessera::shard

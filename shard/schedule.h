@@ -1,40 +1,114 @@
-// In which order units are gathered. The tape records the order of forward, so the order of
-// backward is known before backward starts: prefetching follows a plan, never a guess. The first
-// forward follows the declared order; later ones the order recorded before.
+// When units are gathered, given back and reduced. The tape records the order of forward, so the
+// order of backward is known before backward starts: prefetching follows a plan, never a guess. The
+// first forward follows the declared order; later ones the order recorded before.
+//
+// [Note: visits]
+// A unit may pack several neighbouring blocks, and a block may run several times before a backward.
+// A visit is one pass over consecutive blocks of the unit: gathered when the first block starts,
+// given back when the last one ends (or another unit starts). Backward meets the visits in reverse
+// order: a visit's backward starts with its last block and ends with its first.
+//
+// [Note: finality]
+// A unit is reduced exactly once per micro-step: when the backward of its last visit has ended and
+// no use of its parameters is pending, which the tape counts. Until then its gradient stays in its
+// slot and grows. What a region that is recomputed will use counts as pending from its first
+// forward on. Whatever is left when the micro-step ends is reduced then, in the declared order
+// backwards. So the order of reductions follows from the program alone, and with it every sum.
 #pragma once
 
 #include <cstddef>
+#include <deque>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
-#include "engine/stream.h"
+#include "engine/tape.h"
+#include "shard/options.h"
+#include "shard/unit.h"
 
 namespace tessera::shard {
 
-class Unit;
-
-class Schedule {
+class Schedule : public engine::RegionHooks {
  public:
   /// `depth`: how many units ahead of the one at work are gathered.
-  explicit Schedule(int depth) : depth_(depth) {}
-  /// Units other than the root, in declared order.
-  void declare(std::vector<Unit*> order);
+  Schedule(int depth, const Placement& placement) : depth_(depth), placement_(placement) {}
+  /// Unwraps the blocks.
+  ~Schedule() override;
+  Schedule(const Schedule&) = delete;
+  Schedule& operator=(const Schedule&) = delete;
 
-  void begin_micro_step();
-  /// `unit` starts a forward visit: gather it, wait for it, prefetch what comes next.
-  void enter_forward(Unit& unit, const engine::Stream& compute);
-  /// `unit` ended a forward visit; returns whether to keep it unsharded: its backward is next.
-  bool leave_forward(Unit& unit, bool will_backward);
-  void enter_backward(Unit& unit, const engine::Stream& compute);
+  /// Wraps the unit's blocks, which nobody has wrapped. Units are added in the order in which
+  /// forward is to use them, the root last.
+  void add(Unit& unit);
+
+  /// Ends visits of packed units that were left halfway: parameters change.
+  void close_visits(const engine::Stream& compute);
+  /// Forgets what is pending: a step was given up.
+  void cancel(const engine::Stream& compute);
+  /// `is_last`: of the step.
+  void begin_micro_step(const MicroStep& options, bool is_last);
+  /// Reduces what is left to reduce. Throws InvalidArgument for a recorded forward without a
+  /// backward. Until the next one begins there is no backward.
+  void end_micro_step(const engine::Stream& compute);
+  /// Gathers what the next forward needs first.
+  void prefetch_first(const engine::Stream& compute);
+
+  void before_forward(const engine::Block& block, const engine::Tape& tape) override;
+  void after_forward(const engine::Block& block, const engine::Tape& tape) override;
+  void before_backward(const engine::Block& block, const engine::Tape& tape) override;
+  void after_backward(const engine::Block& block, const engine::Tape& tape) override;
 
  private:
-  void close_pending(const Unit& entering, const engine::Stream& compute);
+  // Visits that a unit's forward encloses, as a part of order_.
+  struct Span {
+    std::size_t begin = 0, end = 0;
+  };
+  struct Visit {
+    std::size_t first, last;  // block indices
+    engine::Pass pass;
+    Span inside = {};
+  };
+  // A unit and its visits.
+  struct Visitor {
+    Unit* unit;
+    int num_open_blocks = 0;             // regions between before_forward and after_forward
+    std::optional<Visit> visit = {};     // the open forward visit
+    std::vector<Visit> recorded = {};    // closed ones whose backward is to come
+    std::optional<Visit> backward = {};  // the one in backward
+    bool is_reduced = false;             // in this micro-step
+  };
+  struct Place {
+    Visitor* visitor;
+    std::size_t index;  // of the block in the unit
+  };
+
+  void forget();
+  const Place& place_of(const engine::Block& block) const;
+  bool is_replaying() const { return num_open_backwards_ > 0; }
+  void enter_forward(Visitor& visitor, const engine::Stream& compute, engine::Pass pass);
+  void close_visit(Visitor& visitor, const engine::Stream& compute);
+  void close_pending(const Visitor& entering, const engine::Stream& compute);
+  void enter_backward(Visitor& visitor, const engine::Stream& compute);
+  void prefetch(Visitor& next, const engine::Stream& compute, const char* why) const;
+  bool is_final(const Visitor& visitor, const engine::Tape& tape) const;
+  void reduce(Visitor& visitor, const engine::Stream& compute);
 
   int depth_;
-  std::vector<Unit*> order_;  // planned forward visits, root left out
-  std::size_t position_ = 0;  // next planned visit
-  std::vector<Unit*> log_;    // forward visits whose backward is to come
-  Unit* pending_ = nullptr;   // last entered unit: its visit may still be open
+  Placement placement_;
+  std::deque<Visitor> visitors_;  // in declared order; addresses stay
+  std::unordered_map<const engine::Block*, Place> places_;
+
+  std::vector<Visitor*> order_;      // planned forward visits, root left out
+  std::vector<Visitor*> forward_;    // those of the forward at work
+  Span planned_;                     // of order_: the next planned visit, and the end of the plan
+  std::vector<Visitor*> pending_;    // recorded visits whose backward is to come
+  Visitor* last_entered_ = nullptr;  // its visit may still be open
   bool in_backward_ = false;
+  int num_open_backwards_ = 0;
+  int num_backwards_ = 0;  // begun in this micro-step
+  MicroStep micro_step_;
+  bool is_last_ = true;
+  bool in_micro_step_ = false;
 };
 
 }  // namespace tessera::shard

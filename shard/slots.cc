@@ -3,49 +3,46 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/error.h"
-
 namespace tessera::shard {
 
-SlotRing::SlotRing(const engine::Memory& memory, const std::string& name, std::int64_t nbytes,
-                   int count, engine::Category category)
-    : name_(name) {
-  for (int i = 0; i < count; ++i) {
-    slots_.push_back(
-        {engine::Buffer::create(memory, name + "." + std::to_string(i), nbytes, category), {}});
-  }
+SlotRing::SlotRing(const engine::Memory& memory, std::string name, std::int64_t nbytes, int count,
+                   engine::Category category)
+    : memory_(memory), name_(std::move(name)), category_(category) {
+  for (int i = 0; i < count; ++i) grow(nbytes);
 }
 
-bool SlotRing::has_free() const {
-  return std::any_of(slots_.begin(), slots_.end(),
-                     [](const Slot& slot) { return slot.borrower.empty(); });
+SlotRing::Slot& SlotRing::grow(std::int64_t nbytes) {
+  const std::string name = name_ + "." + std::to_string(slots_.size());
+  slots_.push_back({engine::Buffer::create(memory_, name, nbytes, category_), {}});
+  return slots_.back();
 }
 
-SlotRing::Slot* SlotRing::next_free() {
+bool SlotRing::has_free(std::int64_t nbytes) const {
+  return std::ranges::any_of(slots_, [&](const Slot& slot) {
+    return slot.borrower.empty() && slot.buffer->nbytes() >= nbytes;
+  });
+}
+
+SlotRing::Slot* SlotRing::next_free(std::int64_t nbytes) {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[(next_ + i) % slots_.size()];
-    if (!slot.borrower.empty()) continue;
+    if (!slot.borrower.empty() || slot.buffer->nbytes() < nbytes) continue;
     next_ = (next_ + i + 1) % slots_.size();
     return &slot;
   }
   return nullptr;
 }
 
-SlotRing::Slot& SlotRing::borrow(const std::string& borrower, std::function<bool()> evict) {
-  Slot* slot = next_free();
-  if (slot == nullptr) {
-    std::string at_work;
-    for (Slot& candidate : slots_) {
-      at_work += (at_work.empty() ? "" : ", ") + candidate.borrower;
-      const auto evict = candidate.evict;  // a copy: giving back clears the slot's own
-      if (evict()) break;
-    }
-    slot = next_free();
-    engine::require(slot != nullptr,
-                    "[slots] expected a free slot of {} for '{}', got all at work in {}: a unit "
-                    "must not run inside another one, except inside the root",
-                    name_, borrower, at_work);
+SlotRing::Slot& SlotRing::borrow(const std::string& borrower, std::int64_t nbytes,
+                                 std::function<bool()> evict) {
+  Slot* slot = next_free(nbytes);
+  for (Slot& candidate : slots_) {
+    if (slot != nullptr) break;
+    if (candidate.borrower.empty() || candidate.buffer->nbytes() < nbytes) continue;
+    const auto evict_it = candidate.evict;  // a copy: giving back clears the slot's own
+    if (evict_it()) slot = next_free(nbytes);
   }
+  if (slot == nullptr) slot = &grow(nbytes);
   slot->borrower = borrower;
   slot->evict = std::move(evict);
   return *slot;

@@ -1,13 +1,13 @@
-// A fixed ring of equally large slots that units borrow. The ring is the rate limiter, the memory
-// ceiling and the cross-stream safety in one: a slot carries the moment of its last use, and
-// whoever borrows it next must wait for that moment.
+// Equally large slots that units borrow. Their number is the rate limiter, the memory ceiling and
+// the cross-stream safety in one: a slot carries the moment of its last use, and whoever borrows it
+// next must wait for that moment.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "engine/buffer.h"
 #include "engine/stream.h"
@@ -25,21 +25,27 @@ class SlotRing {
   };
 
   /// `count` slots of `nbytes` each, allocated now.
-  SlotRing(const engine::Memory& memory, const std::string& name, std::int64_t nbytes, int count,
+  SlotRing(const engine::Memory& memory, std::string name, std::int64_t nbytes, int count,
            engine::Category category);
 
-  bool has_free() const;
-  /// A free slot; if there is none, evicts a borrower that can be. Throws InvalidArgument naming
-  /// the borrowers when all are at work: units are nested deeper than the ring.
-  Slot& borrow(const std::string& borrower, std::function<bool()> evict);
+  /// Whether one of at least `nbytes` is free.
+  bool has_free(std::int64_t nbytes) const;
+  /// A free slot of at least `nbytes`; if there is none, evicts a borrower that can be. When all
+  /// are at work (units nested deeper than the ring, gradients that are kept) the ring grows by a
+  /// slot of `nbytes`, which stays.
+  Slot& borrow(const std::string& borrower, std::int64_t nbytes, std::function<bool()> evict);
   /// `last_use`: when the borrower's last work on the slot is done.
   void give_back(Slot& slot, engine::Event last_use);
+  std::size_t size() const { return slots_.size(); }
 
  private:
-  Slot* next_free();
+  Slot* next_free(std::int64_t nbytes);
+  Slot& grow(std::int64_t nbytes);
 
+  engine::Memory memory_;
   std::string name_;
-  std::vector<Slot> slots_;
+  engine::Category category_;
+  std::deque<Slot> slots_;  // addresses stay
   std::size_t next_ = 0;
 };
 

@@ -1,11 +1,9 @@
 #include "shard/unit.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "engine/elementwise.h"
 #include "engine/error.h"
-#include "shard/schedule.h"
 
 namespace tessera::shard {
 
@@ -14,10 +12,8 @@ using engine::Buffer;
 using engine::Category;
 using engine::DType;
 using engine::Parameter;
-using engine::require;
 using engine::size_of;
 using engine::Stream;
-using engine::Tape;
 using engine::Tensor;
 
 namespace {
@@ -30,34 +26,20 @@ Tensor in_slot(const Tensor& t, const SlotRing::Slot& slot) {
 
 }  // namespace
 
-// [Note: visits]
-// A unit may pack several neighbouring blocks, and a block may run several times before a backward.
-// A visit is one pass over consecutive blocks of the unit: gathered when the first block starts,
-// given back when the last one ends (or another unit starts). Backward meets the visits in reverse
-// order: a visit's backward starts with its last block and ends with its first, and then its
-// gradient is final and reduced. So packing and repeated forwards need no special case.
-
 Unit::Unit(UnitContext& context, std::vector<Block*> blocks, bool is_root)
     : context_(context), blocks_(std::move(blocks)), is_root_(is_root) {
   name_ = blocks_.front()->name;
   if (blocks_.size() > 1) name_ += ".." + blocks_.back()->name;
-  for (Block* block : blocks_) {
-    require(block->hooks == nullptr, "[unit] expected a block that is not wrapped yet ({})",
-            block->name);
-  }
   create_flats();
-  for (Block* block : blocks_) block->hooks = this;
-}
-
-Unit::~Unit() {
-  for (Block* block : blocks_) block->hooks = nullptr;
 }
 
 void Unit::create_flats() {
-  const bool shards = context_.options.placement.parameters == Place::kShard;
-  const int num_shards = shards ? context_.group->size() : 1;
-  const int shard_index = shards ? context_.group->rank() : 0;
+  const Placement& placement = context_.options.placement;
   const Precision& precision = context_.options.precision;
+  const Mesh& mesh = context_.mesh;
+  const auto part_of = [&](const Layout& layout, Place place) {
+    return layout.part(mesh.part(place), mesh.num_parts(place));
+  };
   std::int64_t gathered_nbytes = 0, gradient_nbytes = 0;
   for (const bool trainable : {true, false}) {
     std::vector<Parameter*> parameters;
@@ -70,172 +52,136 @@ void Unit::create_flats() {
       }
     }
     if (parameters.empty()) continue;
+    // What nobody updates is held where it is gathered from.
+    const Place owner = trainable ? placement.optimizer : placement.parameters;
+    const Layout layout(numels, mesh.num_parts(owner));
     Flat flat{.parameters = std::move(parameters),
-              .layout = Layout(numels, num_shards),
-              .segments = {},
               .trainable = trainable,
-              .gathered_offset_nbytes = gathered_nbytes,
-              .master = {},
-              .wire = {},
-              .gathered = {},
-              .grad = {},
-              .grad_sum = {},
-              .segment_table = {}};
-    flat.segments = flat.layout.segments(shard_index);
+              .layout = layout,
+              .parameter_range = part_of(layout, placement.parameters),
+              .gradient_range = part_of(layout, trainable ? placement.gradients : owner),
+              .owned = part_of(layout, owner),
+              .owner = owner,
+              .segments = {}};
+    flat.segments = flat.layout.segments(flat.owned);
     gathered_nbytes += flat.layout.flat_numel() * size_of(precision.param);
     if (trainable) gradient_nbytes = flat.layout.flat_numel() * size_of(precision.accumulate);
     flats_.push_back(std::move(flat));
   }
-  gathered_ = Buffer::create_released(context_.memory, name_, shards ? gathered_nbytes : 0,
+  const bool is_cut = placement.parameters != Place::kWhole;
+  gathered_ = Buffer::create_released(context_.memory, name_, is_cut ? gathered_nbytes : 0,
                                       Category::kGatheredParameter);
   gradient_ = Buffer::create_released(context_.memory, name_ + ".grad", gradient_nbytes,
                                       Category::kGradient);
+  std::int64_t offset_nbytes = 0;
   for (Flat& flat : flats_) {
-    const engine::Shape shard{flat.layout.shard_numel()}, whole{flat.layout.flat_numel()};
-    flat.master = Tensor::empty(context_.memory, shard, DType::kF32, name_ + ".master",
-                                Category::kParameterShard);
-    flat.wire = precision.param == DType::kF32
-                    ? flat.master
-                    : Tensor::empty(context_.memory, shard, precision.param, name_ + ".wire",
-                                    Category::kParameterShard);
-    flat.gathered =
-        shards ? Tensor(gathered_, flat.gathered_offset_nbytes, whole, precision.param) : flat.wire;
+    stores_.push_back(std::make_unique<ParameterStore>(StoreContext{.name = name_,
+                                                                    .mesh = mesh,
+                                                                    .memory = context_.memory,
+                                                                    .gather = context_.gather,
+                                                                    .placement = placement,
+                                                                    .dtype = precision.param,
+                                                                    .keeps = !is_root_},
+                                                       flat, gathered_, offset_nbytes));
+    offset_nbytes += flat.layout.flat_numel() * size_of(precision.param);
+    flat.master = stores_.back()->master();
     if (flat.trainable) {
-      flat.grad = Tensor(gradient_, 0, whole, precision.accumulate);
-      flat.grad_sum = Tensor::empty(context_.memory, shard, DType::kF32, name_ + ".grad_sum",
-                                    Category::kGradient);
+      gradient_view_ = Tensor(gradient_, 0, {flat.layout.flat_numel()}, precision.accumulate);
     }
-    for (std::size_t i = 0; i < flat.parameters.size(); ++i) {
-      Parameter& p = *flat.parameters[i];
-      p.value = flat.gathered.slice(flat.layout.offset(i), p.shape);
-      p.grad = flat.trainable ? flat.grad.slice(flat.layout.offset(i), p.shape) : Tensor();
-      p.grad_written = false;
-    }
-    std::vector<float> values;
-    std::vector<std::int64_t> table;
-    for (const Segment& s : flat.segments) {
-      const Parameter& p = *flat.parameters[s.parameter];
-      values.resize(static_cast<std::size_t>(s.numel));
-      p.init.write(values.data(), s.parameter_begin, s.numel, p.name, context_.options.seed);
-      flat.master.slice(s.shard_begin, {s.numel}).copy_from_host(values.data(), s.numel);
-      table.insert(table.end(), {s.shard_begin, s.numel, static_cast<std::int64_t>(s.parameter),
-                                 p.shape.rank()});
-    }
-    if (context_.memory.device().is_cuda()) {
-      flat.segment_table = Tensor::from<std::int64_t>(
-          context_.memory, {static_cast<std::int64_t>(flat.segments.size()), 4}, table,
-          name_ + ".segments", Category::kParameterShard);
-    }
+    bind(flat, stores_.back()->whole());
+    initialise(flat);
   }
 }
 
-void Unit::set_rings(SlotRing* parameters, SlotRing* gradients) {
+void Unit::bind(const Flat& flat, const Tensor& value) {
+  for (std::size_t i = 0; i < flat.parameters.size(); ++i) {
+    Parameter& p = *flat.parameters[i];
+    p.value = value.slice(flat.layout.offset(i), p.shape);
+    p.grad = flat.trainable ? gradient_view_.slice(flat.layout.offset(i), p.shape) : Tensor();
+    p.grad_written = false;
+  }
+}
+
+void Unit::initialise(Flat& flat) const {
+  std::vector<float> values;
+  std::vector<std::int64_t> table;
+  for (const Segment& s : flat.segments) {
+    const Parameter& p = *flat.parameters[s.parameter];
+    values.resize(static_cast<std::size_t>(s.numel));
+    p.init.write(values.data(), s.parameter_begin, s.numel, p.name, context_.options.seed);
+    copy_from_floats(flat.master.slice(s.shard_begin, {s.numel}), values);
+    table.insert(table.end(), {s.shard_begin, s.numel, static_cast<std::int64_t>(s.parameter)});
+  }
+  if (!context_.memory.device().is_cuda()) return;
+  flat.segment_table = Tensor::from<std::int64_t>(
+      context_.memory, {static_cast<std::int64_t>(flat.segments.size()), 3}, table,
+      name_ + ".segments", Category::kParameterShard);
+}
+
+void Unit::set_up(SlotRing* parameters, SlotRing* gradients, const Tensor& reduce_staging) {
   parameter_ring_ = parameters;
   gradient_ring_ = gradients;
-}
-
-std::size_t Unit::index_of(const Block& block) const {
-  const auto it = std::find(blocks_.begin(), blocks_.end(), &block);
-  require(it != blocks_.end(), "[unit] expected a block of '{}', got '{}'", name_, block.name);
-  return static_cast<std::size_t>(it - blocks_.begin());
-}
-
-// The four calls
-// -----------------------------------------------------------------------------------
-
-void Unit::before_forward(const Block& block, const Tape& tape) {
-  const Stream& compute = tape.stream();
-  const bool will_backward = tape.recording();
-  const std::size_t index = index_of(block);
-  if (visit_ && index > visit_->last && visit_->will_backward == will_backward) {
-    visit_->last = index;  // the next block of a packed unit
-  } else {
-    close_visit(compute);
-    context_.schedule->enter_forward(*this, compute);
-    visit_ = Visit{index, index, will_backward};
+  for (Flat& flat : flats_) {
+    if (!flat.trainable) continue;
+    const ReducerContext context{.name = name_,
+                                 .parameters = flat.parameters,
+                                 .layout = flat.layout,
+                                 .range = flat.gradient_range,
+                                 .place = context_.options.placement.gradients,
+                                 .mesh = context_.mesh,
+                                 .precision = context_.options.precision,
+                                 .memory = context_.memory,
+                                 .stream = context_.reduce,
+                                 .staging = reduce_staging};
+    reducer_ = context_.options.reducer ? context_.options.reducer(context) : make_reducer(context);
+    flat.grad_sum =
+        reducer_->sum().slice(flat.owned.begin - flat.gradient_range.begin, {flat.owned.numel});
   }
-  ++num_open_blocks_;
-}
-
-void Unit::after_forward(const Block& block, const Tape& tape) {
-  --num_open_blocks_;
-  if (index_of(block) + 1 == blocks_.size()) close_visit(tape.stream());
-}
-
-void Unit::close_visit(const Stream& compute) {
-  if (!visit_ || num_open_blocks_ > 0) return;
-  const Visit visit = *std::exchange(visit_, std::nullopt);
-  if (visit.will_backward) visits_.push_back(visit);
-  in_use_ = false;
-  const bool backward_is_next = context_.schedule->leave_forward(*this, visit.will_backward);
-  const bool reshards = context_.options.placement.reshard_after_forward;
-  const bool keep = backward_is_next || (!reshards && !visits_.empty());
-  if (!keep) reshard(compute);
-}
-
-void Unit::before_backward(const Block& block, const Tape& tape) {
-  const Stream& compute = tape.stream();
-  close_visit(compute);
-  if (backward_visit_) return;
-  require(!visits_.empty(), "[unit] expected a recorded forward before backward ({}, block {})",
-          name_, block.name);
-  context_.schedule->enter_backward(*this, compute);
-  backward_visit_ = visits_.back();
-  visits_.pop_back();
-  begin_gradient(compute);
-}
-
-void Unit::after_backward(const Block& block, const Tape& tape) {
-  const Stream& compute = tape.stream();
-  if (!backward_visit_ || index_of(block) != backward_visit_->first) return;
-  backward_visit_.reset();
-  in_use_ = false;
-  if (context_.options.communicate == Communicate::kEveryMicroStep || context_.last_micro_step) {
-    reduce_gradient(compute);
-  }
-  if (visits_.empty() || context_.options.placement.reshard_after_forward) reshard(compute);
 }
 
 // Parameters
 // ---------------------------------------------------------------------------------------
 
 bool Unit::can_prefetch() const {
-  return parameter_ring_ != nullptr && parameter_ring_->has_free();
+  return parameter_ring_ != nullptr && parameter_ring_->has_free(gathered_->nbytes());
 }
 
 void Unit::unshard(const Stream& compute, const char* why) {
   if (unsharded() || gathered_->nbytes() == 0) return;
-  const Stream& comm = context_.comm;
-  parameter_slot_ = &parameter_ring_->borrow(name_, [this, compute] {
+  parameter_slot_ = &parameter_ring_->borrow(name_, gathered_->nbytes(), [this, compute] {
     if (in_use_) return false;
     reshard(compute);
     return true;
   });
   gathered_->attach(parameter_slot_->buffer);
-  comm.wait(parameter_slot_->last_use);
-  comm.wait(context_.updated);
-  for (Flat& flat : flats_) {
-    context_.group->all_gather(flat.wire, flat.gathered, comm, name_ + " " + why);
-  }
-  gathered_event_ = comm.record("gathered");
+  context_.gather.wait(parameter_slot_->last_use);
+  for (const auto& store : stores_) store->unshard(why);
 }
 
-void Unit::wait_for_unshard(const Stream& compute) {
+void Unit::acquire(const Stream& compute) {
   in_use_ = true;
-  compute.wait(gathered_event_);
+  for (const auto& store : stores_) store->wait(compute);
 }
 
-void Unit::reshard(const Stream& compute) {
+void Unit::reshard(const Stream& compute, bool keep) {
   if (parameter_slot_ == nullptr) return;
+  if (keep) {
+    for (const auto& store : stores_) store->keep(compute, parameter_slot_->buffer);
+  }
   engine::Event last_use = compute.record("last_use");
   if (context_.memory.poisons()) {
-    context_.comm.wait(last_use);
+    context_.gather.wait(last_use);
     const Tensor whole(parameter_slot_->buffer, 0, {gathered_->nbytes()}, DType::kU8);
-    engine::launch_fill(context_.comm, whole, engine::kPoison, "poison", name_);
-    last_use = context_.comm.record("poisoned");
+    engine::launch_fill(context_.gather, whole, engine::kPoison, "poison", name_);
+    last_use = context_.gather.record("poisoned");
   }
   gathered_->release();
   parameter_ring_->give_back(*std::exchange(parameter_slot_, nullptr), std::move(last_use));
+}
+
+void Unit::refresh(const Stream& compute) {
+  reshard(compute);  // what was gathered ahead and not used is out of date
+  for (const auto& store : stores_) store->refresh(compute);
 }
 
 // Gradients
@@ -243,94 +189,56 @@ void Unit::reshard(const Stream& compute) {
 
 void Unit::begin_gradient(const Stream& compute) {
   if (gradient_->nbytes() == 0 || gradient_->resident()) return;
-  gradient_slot_ = &gradient_ring_->borrow(name_, [] { return false; });
+  gradient_slot_ = &gradient_ring_->borrow(name_, gradient_->nbytes(), [] { return false; });
   gradient_->attach(gradient_slot_->buffer);
   compute.wait(gradient_slot_->last_use);
-  for (Flat& flat : flats_) {
+  for (const Flat& flat : flats_) {
     if (!flat.trainable) continue;
     if (context_.memory.poisons()) {
-      engine::launch_fill(compute, in_slot(flat.grad, *gradient_slot_), engine::kPoison, "poison",
-                          name_);
+      engine::launch_fill(compute, in_slot(gradient_view_, *gradient_slot_), engine::kPoison,
+                          "poison", name_);
     }
     for (Parameter* p : flat.parameters) p->grad_written = false;
   }
 }
 
-void Unit::reduce_gradient(const Stream& compute) {
+void Unit::reduce_gradient(const Stream& compute, bool is_last) {
   if (gradient_slot_ == nullptr) return;
-  for (Flat& flat : flats_) {
+  for (const Flat& flat : flats_) {
     if (!flat.trainable) continue;
     for (const Parameter* p : flat.parameters) {
       if (p->grad_written) continue;
       engine::launch_fill(compute, in_slot(p->grad, *gradient_slot_), 0, "fill_zero", p->name);
     }
-    context_.comm.wait(compute.record("gradient_ready"));
-    reduce(flat);
   }
-  reduced_ = context_.comm.record("reduced");
+  reducer_->reduce(in_slot(gradient_view_, *gradient_slot_), compute.record("gradient_ready"),
+                   is_last);
+  reduced_ = context_.reduce.record("reduced");
   reduced_in_step_ = true;
   gradient_->release();
   gradient_ring_->give_back(*std::exchange(gradient_slot_, nullptr), reduced_);
 }
 
-void Unit::reduce(Flat& flat) {
-  const Stream& comm = context_.comm;
-  Tensor in = flat.grad;
-  if (in.dtype() != context_.options.precision.reduce) {
-    in = context_.reduce_staging.slice(0, flat.grad.shape());
-    engine::launch_assign_or_add(comm, in, in_slot(flat.grad, *gradient_slot_), false, "cast",
-                                 name_);
-  }
-  const auto accumulate = reduced_in_step_ ? comm::Accumulate::kYes : comm::Accumulate::kNo;
-  const std::string label = name_ + " gradient";
-  if (context_.options.placement.gradients == Place::kShard) {
-    context_.group->reduce_scatter(in, flat.grad_sum, accumulate, comm, label);
-  } else {
-    context_.group->all_reduce(in, flat.grad_sum, accumulate, comm, label);
-  }
-}
-
 // The step
 // -----------------------------------------------------------------------------------------
 
-void Unit::begin_step() {
-  reduced_in_step_ = false;
-  if (gradient_slot_ != nullptr) {  // left over from a step that ended in an error
+void Unit::begin_step(const Stream& compute) {
+  if (gradient_slot_ != nullptr) {  // left over from a step that was given up
     gradient_->release();
-    gradient_ring_->give_back(*std::exchange(gradient_slot_, nullptr), {});
+    gradient_ring_->give_back(*std::exchange(gradient_slot_, nullptr), compute.record("left"));
   }
-}
-
-void Unit::begin_micro_step(const Stream& compute) {
-  visit_.reset();
-  visits_.clear();
-  backward_visit_.reset();
-  num_open_blocks_ = 0;
-  in_use_ = false;
-  reshard(compute);  // left over if a forward had no backward
+  reduced_in_step_ = false;
+  if (reducer_ != nullptr) reducer_->begin_step();
 }
 
 void Unit::finish_step(const Stream& compute) {
-  require(visits_.empty(),
-          "[unit] expected a backward for every recorded forward of the step, got {} without ({})",
-          visits_.size(), name_);
-  if (gradient_slot_ != nullptr) reduce_gradient(compute);
-  if (reduced_in_step_) {
-    compute.wait(reduced_);
+  if (reducer_ == nullptr) return;
+  if (!reduced_in_step_) {
+    engine::launch_fill(compute, reducer_->sum(), 0, "fill_zero", name_);
     return;
   }
-  for (Flat& flat : flats_) {
-    if (flat.trainable) engine::launch_fill(compute, flat.grad_sum, 0, "fill_zero", name_);
-  }
-}
-
-void Unit::refresh(const Stream& compute) {
-  close_visit(compute);
-  reshard(compute);  // what was gathered ahead and not used is out of date
-  for (Flat& flat : flats_) {
-    if (flat.wire.dtype() == DType::kF32) continue;
-    engine::launch_assign_or_add(compute, flat.wire, flat.master, false, "cast", name_);
-  }
+  reducer_->finish();
+  compute.wait(context_.reduce.record("reduced"));
 }
 
 }  // namespace tessera::shard

@@ -4,127 +4,102 @@
 //
 // Memory: the shard always; a parameter slot while unsharded; a gradient slot from before_backward
 // until the gradient is reduced. Parameters are views into the slot that the gather writes, their
-// gradients views into the slot that the reduction reads: nothing is copied in or out.
+// gradients views into the slot that the reduction reads: nothing is copied in or out. A unit does
+// what it is told; when is decided by the schedule.
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "comm/process_group.h"
 #include "engine/tape.h"
-#include "shard/layout.h"
+#include "shard/flat.h"
+#include "shard/mesh.h"
 #include "shard/options.h"
+#include "shard/parameter_store.h"
+#include "shard/reducer.h"
 #include "shard/slots.h"
 
 namespace tessera::shard {
 
-class Schedule;
-
-/// One flat buffer of a unit: its trainable or its frozen parameters.
-struct Flat {
-  std::vector<engine::Parameter*> parameters;
-  Layout layout;
-  std::vector<Segment> segments;  ///< of this rank's shard
-  bool trainable;
-  std::int64_t gathered_offset_nbytes;  ///< in the unit's slot
-
-  engine::Tensor master;    ///< (shard_numel) f32
-  engine::Tensor wire;      ///< (shard_numel) in the parameter dtype; is `master` for f32
-  engine::Tensor gathered;  ///< (flat_numel) view of the slot
-  engine::Tensor grad;      ///< (flat_numel) view of the gradient slot, accumulation dtype
-  engine::Tensor grad_sum;  ///< (shard_numel) f32: the running sum over ranks and micro-steps
-  /// (segments, 4) i64 on a GPU, for kernels: shard_begin, numel, index and rank of the parameter.
-  engine::Tensor segment_table;
-};
-
 /// What all units of one Fsdp share. Outlives them.
 struct UnitContext {
-  comm::ProcessGroup* group;
+  Mesh mesh;
   engine::Memory memory;
   engine::Memory pinned;  ///< what the host reads of a GPU's; plain on the CPU
-  engine::Stream comm;
+  engine::Stream gather;  ///< gathers of parameters
+  engine::Stream reduce;  ///< reductions of gradients
   FsdpOptions options;
-  Schedule* schedule;
-  engine::Event updated = {};          ///< the optimizer's last write to the shards
-  bool last_micro_step = true;         ///< of the step: Communicate::kLastMicroStep reduces now
-  engine::Tensor reduce_staging = {};  ///< in the reduction dtype, if a cast is needed
 };
 
-class Unit : public engine::RegionHooks {
+class Unit {
  public:
+  /// Lays out the parameters of `blocks` and initialises this rank's part of them.
   Unit(UnitContext& context, std::vector<engine::Block*> blocks, bool is_root);
-  ~Unit() override;
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
   const std::string& name() const { return name_; }
   bool is_root() const { return is_root_; }
-  std::vector<Flat>& flats() { return flats_; }
+  const std::vector<engine::Block*>& blocks() const { return blocks_; }
+  const std::vector<Flat>& flats() const { return flats_; }
+  /// Of a parameter slot: 0 if the parameters are whole on every rank.
   std::int64_t gathered_nbytes() const { return gathered_->nbytes(); }
   std::int64_t gradient_nbytes() const { return gradient_->nbytes(); }
-  /// Where slots come from; set once, before the first step.
-  void set_rings(SlotRing* parameters, SlotRing* gradients);
+  /// Where slots come from, and the staging of reductions; set once, before the first step.
+  void set_up(SlotRing* parameters, SlotRing* gradients, const engine::Tensor& reduce_staging);
 
-  // The four calls of a region.
-  void before_forward(const engine::Block& block, const engine::Tape& tape) override;
-  void after_forward(const engine::Block& block, const engine::Tape& tape) override;
-  void before_backward(const engine::Block& block, const engine::Tape& tape) override;
-  void after_backward(const engine::Block& block, const engine::Tape& tape) override;
-
-  // For the schedule.
+  // Parameters.
 
   bool unsharded() const { return gathered_->resident(); }
   bool can_prefetch() const;
-  /// Starts the gather on the comm stream, unless unsharded. `why` ends the collective's label.
+  /// Starts the gather, unless unsharded. `why` ends the collective's label.
   void unshard(const engine::Stream& compute, const char* why);
-  void wait_for_unshard(const engine::Stream& compute);
-  /// Gives the slot back once `compute` has done what it was told so far.
-  void reshard(const engine::Stream& compute);
-  /// Ends a forward visit that waits for further blocks of this unit.
-  void close_visit(const engine::Stream& compute);
-
-  // For the step.
-
-  void begin_step();
-  void begin_micro_step(const engine::Stream& compute);
-  /// Waits for the reduction. A unit that no backward reached has a zero gradient.
-  void finish_step(const engine::Stream& compute);
-  /// Masters changed: renews the wire copies and gives gathered ones back.
+  /// Work of `compute` may use the parameters from here until release().
+  void acquire(const engine::Stream& compute);
+  void release() { in_use_ = false; }
+  /// Gives the slot back once `compute` has done what it was told so far. `keep`: with what the
+  /// placement keeps after forward.
+  void reshard(const engine::Stream& compute, bool keep = false);
+  /// Masters changed: renews the copies that are computed with, and gives gathered ones back.
   void refresh(const engine::Stream& compute);
 
- private:
-  // Consecutive blocks of this unit in one forward; [Note: visits] in unit.cc.
-  struct Visit {
-    std::size_t first, last;  // block indices
-    bool will_backward;
-  };
+  // Gradients.
 
-  std::size_t index_of(const engine::Block& block) const;
-  void create_flats();
+  /// A gradient was begun and is not reduced.
+  bool has_gradient() const { return gradient_slot_ != nullptr; }
+  /// Makes the gradient views writable.
   void begin_gradient(const engine::Stream& compute);
-  void reduce_gradient(const engine::Stream& compute);
-  void reduce(Flat& flat);
+  /// Hands the gradient to the reducers, zero where nothing was written. `is_last`: of the step.
+  void reduce_gradient(const engine::Stream& compute, bool is_last);
+
+  // The step.
+
+  void begin_step(const engine::Stream& compute);
+  /// Waits for the sums. Without any reduction they are zero.
+  void finish_step(const engine::Stream& compute);
+
+ private:
+  void create_flats();
+  void bind(const Flat& flat, const engine::Tensor& value);
+  void initialise(Flat& flat) const;
 
   UnitContext& context_;
   std::vector<engine::Block*> blocks_;
   std::string name_;
   bool is_root_;
-  std::vector<Flat> flats_;
+  std::vector<Flat> flats_;  // the trainable one first
 
   std::shared_ptr<engine::Buffer> gathered_, gradient_;
+  std::vector<std::unique_ptr<ParameterStore>> stores_;  // of each flat
+  std::unique_ptr<Reducer> reducer_;                     // of the trainable flat
+  engine::Tensor gradient_view_;                         // (flat_numel), accumulation dtype
   SlotRing* parameter_ring_ = nullptr;
   SlotRing* gradient_ring_ = nullptr;
   SlotRing::Slot* parameter_slot_ = nullptr;
   SlotRing::Slot* gradient_slot_ = nullptr;
-  engine::Event gathered_event_, reduced_;
-
+  engine::Event reduced_;
   bool in_use_ = false;
-  int num_open_blocks_ = 0;              // regions between before_forward and after_forward
-  std::optional<Visit> visit_;           // the open forward visit
-  std::vector<Visit> visits_;            // closed ones whose backward is to come
-  std::optional<Visit> backward_visit_;  // the one in backward
   bool reduced_in_step_ = false;
 };
 

@@ -7,8 +7,8 @@
 #include "comm/threads.h"
 #include "engine/philox.h"
 #include "engine/tape.h"
+#include "shard/adamw.h"
 #include "shard/fsdp.h"
-#include "shard/optimizer.h"
 #include "tools/bench_timing.h"
 
 namespace tessera::tools {

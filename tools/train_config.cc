@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -20,6 +21,8 @@ using engine::require;
 namespace {
 
 constexpr std::int64_t kMaxRanks = 1024;
+// What parallel.reshard_after_forward can say beside a number of ranks.
+constexpr int kReshardAsStrategy = -2, kKeep = -1;
 
 }  // namespace
 
@@ -75,12 +78,19 @@ void TrainConfig::add_to(FlagSet& flags) {
   flags.add("parallel.strategy", &parallel.strategy,
             {.help = "what is sharded between uses; zero3 = full_shard = fsdp",
              .choices = shard::Placement::preset_names()});
+  flags.add("parallel.shard_ranks", &parallel.shard_ranks,
+            {.help = "of hsdp, hybrid_zero2 and hfsdp: ranks that share one copy; divides the "
+                     "ranks; 0: the largest divisor that is at most half of them",
+             .min = 0,
+             .max = kMaxRanks});
   flags.add("parallel.prefetch", &parallel.prefetch,
             {.help = "units gathered ahead of use", .min = 0, .max = 1024});
+  flags.add("parallel.reductions_in_flight", &parallel.reductions_in_flight,
+            {.help = "gradients on their way while backward goes on", .min = 0, .max = 1024});
   flags.add("parallel.reshard_after_forward", &parallel.reshard_after_forward,
-            {.help = "give gathered parameters back between forward and backward; auto: as the "
-                     "strategy says",
-             .choices = {"auto", "true", "false"}});
+            {.help = "give gathered parameters back between forward and backward: true, false, or "
+                     "a number of neighbouring ranks that keep one copy together; auto: as the "
+                     "strategy says"});
   flags.add("parallel.unit_min_numel", &parallel.unit_min_numel,
             {.help = "pack neighbouring blocks until a unit has this many parameters", .min = 0});
   flags.add("parallel.deadline_s", &parallel.deadline_s,
@@ -103,9 +113,8 @@ void TrainConfig::add_to(FlagSet& flags) {
   flags.add("train.accum", &train.accum,
             {.help = "micro-steps per step", .min = 1, .max = 1 << 20});
   flags.add("train.accum_comm", &train.accum_comm,
-            EnumOption<shard::Communicate>{"reduce gradients every micro-step, or at the last",
-                                           {{"every", shard::Communicate::kEveryMicroStep},
-                                            {"last", shard::Communicate::kLastMicroStep}}});
+            EnumOption<AccumComm>{"reduce gradients every micro-step, or at the last",
+                                  {{"every", AccumComm::kEvery}, {"last", AccumComm::kLast}}});
   flags.add("train.seed", &train.seed,
             {.help = "of initial parameters, data order and dropout", .min = 0});
   flags.add(
@@ -161,9 +170,17 @@ void TrainConfig::validate(const FlagSet& flags) const {
   } else {
     refuse("train.momentum", train.momentum, defaults.momentum, "sgd");
   }
-  require(parallel.strategy != "ddp" || parallel.reshard_after_forward != "true",
-          "[config] expected parallel.reshard_after_forward=true with sharded parameters only, got "
-          "it with parallel.strategy=ddp");
+  const shard::Placement placement = shard::Placement::preset(parallel.strategy);
+  const int reshard = reshard_ranks();
+  require(placement.parameters != shard::Place::kWhole || reshard == kReshardAsStrategy ||
+              reshard == kKeep,
+          "[config] expected parallel.reshard_after_forward={} with sharded parameters only, got "
+          "it with parallel.strategy={}",
+          parallel.reshard_after_forward, parallel.strategy);
+  require(parallel.shard_ranks == 0 || shard::is_hybrid(parallel.strategy),
+          "[config] expected parallel.shard_ranks with hsdp, hybrid_zero2 or hfsdp only, got {} "
+          "with parallel.strategy={}",
+          parallel.shard_ranks, parallel.strategy);
   require(device != DeviceChoice::kCpu || parallel.backend != BackendChoice::kNccl,
           "[config] expected parallel.backend=nccl with GPUs only, got it with device=cpu");
   require(!parallel.canonical ||
@@ -186,16 +203,43 @@ void TrainConfig::validate(const FlagSet& flags) const {
   require(!out.empty(), "[config] expected a folder, got an empty value (out)");
 }
 
-shard::FsdpOptions TrainConfig::fsdp_options() const {
+int TrainConfig::reshard_ranks() const {
+  const std::string& text = parallel.reshard_after_forward;
+  if (text == "auto") return kReshardAsStrategy;
+  if (text == "false") return kKeep;
+  if (text == "true") return 0;
+  int ranks = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
+  require(error == std::errc() && end == text.data() + text.size() && ranks >= 1,
+          "[config] expected auto, true, false or a number of ranks from 1 on, got '{}' "
+          "(parallel.reshard_after_forward)",
+          text);
+  return ranks;
+}
+
+shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
   shard::Placement placement = shard::Placement::preset(parallel.strategy);
-  if (parallel.reshard_after_forward != "auto") {
-    placement.reshard_after_forward = parallel.reshard_after_forward == "true";
+  const int reshard = reshard_ranks();
+  if (reshard != kReshardAsStrategy) {
+    placement.reshard_after_forward = reshard != kKeep;
+    placement.reshard_ranks = std::max(reshard, 0);
   }
+  const int shard_ranks = parallel.shard_ranks > 0
+                              ? static_cast<int>(parallel.shard_ranks)
+                              : shard::default_shard_ranks(parallel.strategy, num_ranks);
+  require(num_ranks % shard_ranks == 0,
+          "[config] expected parallel.shard_ranks that divides {} ranks, got {}", num_ranks,
+          shard_ranks);
+  require(placement.reshard_ranks == 0 || shard_ranks % placement.reshard_ranks == 0,
+          "[config] expected parallel.reshard_after_forward that divides {} ranks that shard, got "
+          "{}",
+          shard_ranks, placement.reshard_ranks);
   return {.placement = placement,
+          .shard_ranks = shard_ranks,
           .prefetch = static_cast<int>(parallel.prefetch),
+          .reductions_in_flight = static_cast<int>(parallel.reductions_in_flight),
           .unit_min_numel = parallel.unit_min_numel,
           .precision = precision,
-          .communicate = train.accum_comm,
           .seed = static_cast<std::uint64_t>(train.seed),
           .listener = listener};
 }

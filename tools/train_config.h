@@ -14,6 +14,8 @@ namespace tessera::tools {
 
 enum class OptimizerKind { kAdamW, kSgd };
 enum class ScheduleKind { kConstant, kCosine, kLinear };
+/// When gradients are reduced under accumulation: last keeps them whole until the last micro-step.
+enum class AccumComm { kEvery, kLast };
 enum class DeviceChoice { kAuto, kCpu, kCuda };
 enum class BackendChoice { kAuto, kThreads, kNccl };
 
@@ -24,8 +26,10 @@ struct ParallelConfig {
   BackendChoice backend = BackendChoice::kAuto;
   bool canonical = false;  ///< nccl: reductions in rank order
   std::string strategy = "zero3";
+  std::int64_t shard_ranks = 0;  ///< 0: the strategy's
   std::int64_t prefetch = 1;
-  std::string reshard_after_forward = "auto";  ///< auto: the strategy's
+  std::int64_t reductions_in_flight = 1;
+  std::string reshard_after_forward = "auto";  ///< auto: the strategy's; true, false or a number
   std::int64_t unit_min_numel = 0;
   double deadline_s = 300;
 };
@@ -34,7 +38,7 @@ struct StepConfig {
   std::int64_t steps = 0;
   std::int64_t batch = 0;  ///< per rank and micro-step
   std::int64_t accum = 1;
-  shard::Communicate accum_comm = shard::Communicate::kEveryMicroStep;
+  AccumComm accum_comm = AccumComm::kEvery;
   std::int64_t seed = 1337;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   double lr = 0;
@@ -75,8 +79,13 @@ struct TrainConfig {
   /// Throws InvalidArgument for values that contradict each other or would have no effect. `flags`
   /// tells which were asked for.
   void validate(const FlagSet& flags) const;
-  shard::FsdpOptions fsdp_options() const;
+  /// For `num_ranks` ranks. Throws InvalidArgument for what does not fit them.
+  shard::FsdpOptions fsdp_options(int num_ranks) const;
   std::chrono::milliseconds deadline() const;
+
+ private:
+  // What parallel.reshard_after_forward says; see train_config.cc.
+  int reshard_ranks() const;
 };
 
 }  // namespace tessera::tools

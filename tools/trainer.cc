@@ -61,7 +61,7 @@ Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
       pinned_(engine::Memory::pinned(compute)),
       metrics_(compute.sibling("metrics")),
       tape_(memory_, compute_),
-      fsdp_(world, memory_, compute_, blocks, root, config.fsdp_options()),
+      fsdp_(world, memory_, compute_, blocks, root, config.fsdp_options(world.size())),
       optimizer_(make_optimizer(fsdp_, config.train)) {}
 
 // The global number of the first sample of this rank's `batch`.
@@ -121,9 +121,13 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   // step they know together, so they end after the same one.
   const Tensor values =
       Tensor::empty(memory_, {c.accum + 1}, DType::kF32, "values", Category::kCommunication);
-  fsdp_.begin_step(static_cast<int>(c.accum));
   for (std::int64_t micro = 0; micro < c.accum; ++micro) {
-    if (micro > 0) fsdp_.next_micro_step();
+    const shard::MicroStep pass{.no_sync = c.accum_comm == AccumComm::kLast && micro + 1 < c.accum};
+    if (micro == 0) {
+      fsdp_.begin_step(static_cast<int>(c.accum), pass);
+    } else {
+      fsdp_.next_micro_step(pass);
+    }
     const Tensor value = loss(first_sample(step * c.accum + micro), batches_->next());
     engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
     // Before a backward that could only end in an error.
@@ -136,9 +140,6 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
                      "keep_stop");
   PendingGather kept(world_, values, metrics_, pinned_);
-  // Behind that, which waits for the whole step: so ranks over NCCL run their collectives in one
-  // order, whichever streams and communicators they lie on.
-  world_.agree(metrics_);
   return {.record = {.step = step, .lr = lr, .memory = memory_.stats()},
           .values = std::move(kept),
           .norm = norm};

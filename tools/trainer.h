@@ -15,8 +15,9 @@
 
 #include "comm/process_group.h"
 #include "engine/tape.h"
+#include "shard/adamw.h"
 #include "shard/fsdp.h"
-#include "shard/optimizer.h"
+#include "shard/sgd.h"
 #include "tools/batch_loader.h"
 #include "tools/pending_gather.h"
 #include "tools/run_log.h"

@@ -15,7 +15,7 @@
 #include "comm/threads.h"
 #include "engine/elementwise.h"
 #include "shard/fsdp.h"
-#include "shard/optimizer.h"
+#include "shard/sgd.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"
 
@@ -82,7 +82,7 @@ struct Rank {
       }
       return sum(tape, affine(tape, x, model.scale, nullptr));
     }));
-    const float norm = fsdp.finish_step();
+    const float norm = fsdp.finish_step().value();
     optimizer.step(1e-3);
     return norm;
   }

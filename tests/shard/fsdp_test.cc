@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "comm/threads.h"
-#include "shard/optimizer.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
 
@@ -29,6 +28,7 @@ using engine::Tensor;
 using testing::CollectiveLog;
 using testing::collectives_of_step;
 using testing::error_of;
+using testing::LoggedGroup;
 using testing::ToyModel;
 using testing::train;
 using testing::Training;
@@ -133,7 +133,7 @@ TEST(FsdpBits, PoisonAndDelaysChangeNoBit) {
 
 TEST(FsdpBits, CommunicatingOnlyAtTheLastMicroStepEqualsItselfAcrossStrategies) {
   Training run{.ranks = 3, .accum = 2};
-  run.options.communicate = Communicate::kLastMicroStep;
+  run.no_sync = true;
   const std::vector<float> expected = train(run);
   for (const char* strategy : {"shard_grad_op", "ddp"}) {
     run.options.placement = Placement::preset(strategy);
@@ -161,67 +161,6 @@ TEST(FsdpBits, RoundingIsTheSameForOneRankAndMany) {
   }
 }
 
-// Closed formula of every category but activations. n = 300 elements a parameter: 384 aligned.
-void expect_closed_formula(const Placement& placement, int ranks, int prefetch,
-                           const Precision& precision) {
-  using engine::size_of;
-  const auto aligned = [](std::int64_t n) { return (n + 127) / 128 * 128; };
-  const bool shards = placement.parameters == Place::kShard;
-  const int shard_count = shards ? ranks : 1;
-  const std::int64_t block = shard_count * aligned((2 * 384 + shard_count - 1) / shard_count);
-  const std::int64_t root = shard_count * aligned((384 + shard_count - 1) / shard_count);
-  const std::int64_t model = 3 * block + root;
-  const std::int64_t shared = std::min(prefetch + 1, 3) * block;
-  const std::int64_t param = size_of(precision.param);
-  std::map<Category, std::int64_t> expected;
-  // An f32 master, and beside it what is sent if that is not f32.
-  expected[Category::kParameterShard] = (param == 4 ? 4 : 4 + param) * model / shard_count;
-  expected[Category::kOptimizer] = 2 * 4 * model / shard_count;
-  expected[Category::kGatheredParameter] =
-      !shards ? 0 : param * (root + (placement.reshard_after_forward ? shared : 3 * block));
-  expected[Category::kGradient] =
-      4 * model / shard_count + size_of(precision.accumulate) * (root + shared);
-  // The largest gradient on its way to another dtype.
-  const bool stages = precision.reduce != precision.accumulate;
-  const std::int64_t staging = stages ? size_of(precision.reduce) * block : 0;
-  comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
-    const Memory memory;
-    const Stream compute = Stream::inline_cpu("compute");
-    Tape tape(memory, compute);
-    ToyModel model_of_rank(3, 300);
-    Fsdp fsdp(world, memory, compute, model_of_rank.blocks(), &model_of_rank.root,
-              {.placement = placement, .prefetch = prefetch, .precision = precision});
-    AdamW optimizer(fsdp, {});
-    EXPECT_EQ(memory.stats().current_nbytes[std::size_t(Category::kCommunication)], staging);
-    for (int step = 0; step < 2; ++step) {
-      fsdp.begin_step();
-      tape.backward(model_of_rank.loss(tape, Tensor::zeros(memory, {300}, engine::DType::kF32)));
-      fsdp.finish_step();
-      optimizer.step(1e-3);
-    }
-    for (const auto& [category, nbytes] : expected) {
-      EXPECT_EQ(memory.stats().peak_nbytes[std::size_t(category)], nbytes)
-          << name_of(category) << " " << to_string(placement) << " ranks " << ranks << " prefetch "
-          << prefetch << " param " << name_of(precision.param);
-    }
-  });
-}
-
-TEST(FsdpMemory, PeakBytesEqualAClosedFormula) {
-  using engine::DType;
-  for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
-    for (const int ranks : {1, 2, 3}) {
-      for (const int prefetch : {0, 1, 2, 3, 7}) {  // more than there are units, too
-        for (const Precision& precision :
-             {Precision{}, Precision{.param = DType::kBF16, .reduce = DType::kBF16},
-              Precision{.param = DType::kBF16, .accumulate = DType::kBF16}}) {
-          expect_closed_formula(Placement::preset(strategy), ranks, prefetch, precision);
-        }
-      }
-    }
-  }
-}
-
 TEST(FsdpUse, FrozenParametersAreGatheredAndNotReduced) {
   comm::run_ranks(2, {}, [&](ProcessGroup& world) {
     const Memory memory({.poison = true});
@@ -231,7 +170,8 @@ TEST(FsdpUse, FrozenParametersAreGatheredAndNotReduced) {
     model.layers[0]->weight.trainable = false;
     model.layers[1]->weight.trainable = model.layers[1]->bias.trainable = false;
     CollectiveLog log;
-    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {.listener = &log});
+    LoggedGroup group(world, log);
+    Fsdp fsdp(group, memory, compute, model.blocks(), &model.root, {});
     const std::vector<float> before = fsdp.full_parameter(model.layers[0]->weight);
     const std::vector<float> bias = fsdp.full_parameter(model.layers[0]->bias);
     AdamW optimizer(fsdp, {});
@@ -327,8 +267,8 @@ TEST(FsdpErrors, WhateverDiffersBetweenRanksIsNamedBeforeTheFirstStep) {
       {[](ToyModel&, FsdpOptions& o) { o.precision.param = DType::kBF16; }, "param=bf16"},
       {[](ToyModel&, FsdpOptions& o) { o.precision.reduce = DType::kBF16; }, "reduce=bf16"},
       {[](ToyModel&, FsdpOptions& o) { o.precision.accumulate = DType::kBF16; }, "accumulate=bf16"},
-      {[](ToyModel&, FsdpOptions& o) { o.communicate = Communicate::kLastMicroStep; },
-       "communicate last"},
+      {[](ToyModel&, FsdpOptions& o) { o.reductions_in_flight = 3; }, "reductions_in_flight 3"},
+      {[](ToyModel&, FsdpOptions& o) { o.reducer = make_reducer; }, "reducer own"},
       {[](ToyModel&, FsdpOptions& o) { o.seed = 2; }, "seed 2"},
       {[](ToyModel&, FsdpOptions& o) { o.unit_min_numel = 30; }, "unit h.0..h.1"},
       {[](ToyModel& m, FsdpOptions&) { m.layers[1]->weight.init = engine::Init::normal(2); },

@@ -11,8 +11,9 @@
 
 #include "comm/threads.h"
 #include "engine/elementwise.h"
+#include "shard/adamw.h"
 #include "shard/fsdp.h"
-#include "shard/optimizer.h"
+#include "shard/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"
@@ -32,6 +33,7 @@ using tessera::testing::affine;
 using tessera::testing::CollectiveLog;
 using tessera::testing::error_of;
 using tessera::testing::has;
+using tessera::testing::LoggedGroup;
 using tessera::testing::sum;
 using tessera::testing::ToyModel;
 
@@ -54,65 +56,58 @@ Tensor forward(Tape& tape, ToyModel& model, const Tensor& input, const std::vect
 }
 
 // One micro-step: what a user does between begin_step() and finish_step().
-using MicroStep = std::function<void(Tape&, ToyModel&, const Tensor& x, int step)>;
+using PassFn = std::function<void(Tape&, ToyModel&, const Tensor& x, int step)>;
 
 struct Pattern {
   std::string name;
-  MicroStep run;
-  // A unit that is visited once a pass is summed in the order of one process.
-  bool one_visit;
+  PassFn run;
+  int num_backwards = 1;
 };
 
 void PrintTo(const Pattern& pattern, std::ostream* out) { *out << pattern.name; }
 
-Pattern one_forward(std::string name, std::vector<int> order, bool one_visit) {
-  return {std::move(name),
-          [order](Tape& tape, ToyModel& model, const Tensor& x, int) {
+Pattern one_forward(std::string name, std::vector<int> order) {
+  return {std::move(name), [order](Tape& tape, ToyModel& model, const Tensor& x, int) {
             tape.backward(forward(tape, model, x, order));
-          },
-          one_visit};
+          }};
 }
 
 std::vector<Pattern> patterns() {
   return {
-      one_forward("SkippedBlock", {0, 2, 3}, true),
-      one_forward("OnlyTheFirst", {0}, true),
-      one_forward("NoBlock", {}, true),
-      one_forward("OtherOrder", {2, 0, 3, 1}, true),
-      one_forward("RepeatedBlocks", {0, 0, 1, 1, 2, 3}, false),
-      one_forward("TwoRounds", {0, 1, 2, 3, 0, 1, 2, 3}, false),
+      one_forward("SkippedBlock", {0, 2, 3}),
+      one_forward("OnlyTheFirst", {0}),
+      one_forward("NoBlock", {}),
+      one_forward("OtherOrder", {2, 0, 3, 1}),
+      one_forward("RepeatedBlocks", {0, 0, 1, 1, 2, 3}),
+      one_forward("TwoRounds", {0, 1, 2, 3, 0, 1, 2, 3}),
       {"TwoForwards",
        [](Tape& tape, ToyModel& model, const Tensor& x, int) {
          const Tensor first = forward(tape, model, x, {0, 1, 2, 3});
          const Tensor second = forward(tape, model, x, {3, 1});
          tape.backward(std::vector<Tensor>{first, second});
-       },
-       false},
+       }},
       {"TwoLossesOneBackwardEach",
        [](Tape& tape, ToyModel& model, const Tensor& x, int) {
          tape.backward(forward(tape, model, x, {0, 1, 2, 3}));
          tape.backward(forward(tape, model, x, {0, 1, 3}), 0.5f);
        },
-       false},
+       2},
       {"EvaluationInTheMiddle",
        [](Tape& tape, ToyModel& model, const Tensor& x, int) {
          const Tensor loss = forward(tape, model, x, {0, 1, 2, 3});
          tape.no_grad([&] { return forward(tape, model, x, {1, 2}); });
          tape.backward(loss);
          tape.no_grad([&] { return forward(tape, model, x, {0}); });
-       },
-       true},
+       }},
       {"ChangesFromStepToStep",
        [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
          const std::vector<std::vector<int>> orders = {{0, 1, 2, 3}, {1, 3}, {3, 2, 1, 0}};
          tape.backward(forward(tape, model, x, orders[static_cast<std::size_t>(step % 3)]));
-       },
-       true},
+       }},
       {"RecomputedRoot",
        [](Tape& tape, ToyModel& model, const Tensor& x, int) {
          tape.backward(forward(tape, model, x, {0, 1, 2, 3}, {.recompute = true}));
-       },
-       true},
+       }},
       {"RecordedAndNotInOnePass",
        [](Tape& tape, ToyModel& model, const Tensor& x, int) {
          tape.backward(tape.region(model.root, [&] {
@@ -127,8 +122,7 @@ std::vector<Pattern> patterns() {
            }
            return sum(tape, h);
          }));
-       },
-       true},
+       }},
   };
 }
 
@@ -137,12 +131,13 @@ struct Training {
   int accum = 1;
   int steps = 3;
   bool poison = true;
+  int num_backwards = 1;
   bool is_async = false;  // a compute stream of its own, and delays that differ between ranks
   FsdpOptions options = {};
 };
 
 // Every norm and evaluation, in order, and the parameters after the last step.
-std::vector<float> train(const Training& run, const MicroStep& micro_step) {
+std::vector<float> train(const Training& run, const PassFn& pass) {
   std::vector<float> result;
   comm::run_ranks(run.ranks, {}, [&](ProcessGroup& world) {
     const Memory memory({.poison = run.poison});
@@ -161,17 +156,18 @@ std::vector<float> train(const Training& run, const MicroStep& micro_step) {
     AdamW optimizer(fsdp, {});
     std::vector<float> mine;
     for (int step = 0; step < run.steps; ++step) {
-      fsdp.begin_step(run.accum);
+      const MicroStep micro_step{.num_backwards = run.num_backwards};
+      fsdp.begin_step(run.accum, micro_step);
       for (int micro = 0; micro < run.accum; ++micro) {
-        if (micro > 0) fsdp.next_micro_step();
+        if (micro > 0) fsdp.next_micro_step(micro_step);
         const int number = (step * run.accum + micro) * world.size() + world.rank();
         const engine::RandomStream random{7, static_cast<std::uint64_t>(number)};
         const Tensor x = tape.empty({kNumel}, DType::kF32, "x");
         for (std::uint64_t i = 0; i < kNumel; ++i) x.data<float>()[i] = random.normal(i);
-        micro_step(tape, model, x, step);
+        pass(tape, model, x, step);
       }
-      mine.push_back(fsdp.finish_step());
-      optimizer.step(1e-2, clip_scale(mine.back(), 5));
+      mine.push_back(fsdp.finish_step().value());
+      optimizer.step(1e-2, ClipFactor{clip_scale(mine.back(), 5)});
       if (step + 1 == run.steps) break;  // parameters are read while the optimizer may be at work
       const Tensor ones = Tensor::from<float>(memory, {kNumel}, std::vector<float>(kNumel, 1.0f));
       const Tensor loss = tape.no_grad([&] { return forward(tape, model, ones, {0, 1, 2, 3}); });
@@ -191,7 +187,7 @@ class FsdpPatterns : public ::testing::TestWithParam<Pattern> {};
 
 TEST_P(FsdpPatterns, EqualPlainDataParallelism) {
   const Pattern& pattern = GetParam();
-  Training reference{.ranks = 1, .accum = 3, .steps = 3};
+  Training reference{.ranks = 1, .accum = 3, .steps = 3, .num_backwards = pattern.num_backwards};
   reference.options.placement = Placement::preset("ddp");
   reference.options.prefetch = 0;
   const std::vector<float> one_process = train(reference, pattern.run);
@@ -200,9 +196,7 @@ TEST_P(FsdpPatterns, EqualPlainDataParallelism) {
     run.ranks = ranks;
     run.accum = 3 / ranks;
     const std::vector<float> expected = train(run, pattern.run);
-    if (pattern.one_visit) {
-      EXPECT_EQ(expected, one_process) << "ranks " << ranks;
-    }
+    EXPECT_EQ(expected, one_process) << "ranks " << ranks;
     for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
       run.options.placement = Placement::preset(strategy);
       for (const int prefetch : {0, 1, 2}) {
@@ -222,7 +216,7 @@ TEST_P(FsdpPatterns, EqualPlainDataParallelism) {
 // of compute, as it does on a device, and every stream of every rank is late at other times.
 TEST_P(FsdpPatterns, AsynchronousComputeAndDelaysChangeNoBit) {
   const Pattern& pattern = GetParam();
-  Training run{.ranks = 3, .accum = 2, .steps = 2};
+  Training run{.ranks = 3, .accum = 2, .steps = 2, .num_backwards = pattern.num_backwards};
   run.options.placement = Placement::preset("ddp");
   const std::vector<float> expected = train(run, pattern.run);
   run.is_async = true;
@@ -271,7 +265,7 @@ TEST(FsdpUse, SeveralForwardsBeforeBackwardAddUp) {
       std::vector<Tensor> losses;
       while (losses.size() < times) losses.push_back(rank.model.loss(rank.tape, rank.ones()));
       rank.tape.backward(losses);
-      return rank.fsdp.finish_step();
+      return rank.fsdp.finish_step().value();
     };
     const float once = norm_of(1);
     EXPECT_GT(once, 0);
@@ -290,7 +284,7 @@ TEST(FsdpUse, EvaluationBetweenStepsChangesNothing) {
       rank.fsdp.begin_step();
       evaluate();
       rank.tape.backward(rank.model.loss(rank.tape, rank.ones()));
-      const float next = rank.fsdp.finish_step();
+      const float next = rank.fsdp.finish_step().value();
       EXPECT_TRUE(i == 0 || next == norm) << next << " " << norm;
       norm = next;
       evaluate();
@@ -301,7 +295,8 @@ TEST(FsdpUse, EvaluationBetweenStepsChangesNothing) {
 TEST(FsdpOrder, TheNextStepFollowsTheRecordedOrder) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {
     CollectiveLog log;
-    Rank rank(world, {.listener = &log});
+    LoggedGroup group(world, log);
+    Rank rank(group);
     for (int step = 0; step < 3; ++step) {
       log.take();
       rank.fsdp.begin_step();
@@ -323,24 +318,23 @@ TEST(FsdpOrder, TheNextStepFollowsTheRecordedOrder) {
 TEST(FsdpOrder, RepeatedBlocksFollowThePlanToo) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {
     CollectiveLog log;
-    Rank rank(world, {.listener = &log});
+    LoggedGroup group(world, log);
+    Rank rank(group);
     for (int step = 0; step < 3; ++step) {
       log.take();
       rank.fsdp.begin_step();
       rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2, 0, 1, 2}));
       rank.fsdp.finish_step();
       if (step == 0) continue;
-      EXPECT_EQ(log.take(), (std::vector<std::string>{
-                                "all_gather root forward",      "all_gather h.0 forward",
-                                "all_gather h.1 forward",       "all_gather h.2 forward",
-                                "all_gather h.0 forward",       "all_gather h.1 forward",
-                                "all_gather h.2 forward",       "all_gather h.1 backward",
-                                "reduce_scatter h.2 gradient",  "all_gather h.0 backward",
-                                "reduce_scatter h.1 gradient",  "all_gather h.2 backward",
-                                "reduce_scatter h.0 gradient",  "all_gather h.1 backward",
-                                "reduce_scatter h.2 gradient",  "all_gather h.0 backward",
-                                "reduce_scatter h.1 gradient",  "reduce_scatter h.0 gradient",
-                                "reduce_scatter root gradient", "all_gather norm"}));
+      EXPECT_EQ(
+          log.take(),
+          (std::vector<std::string>{
+              "all_gather root forward", "all_gather h.0 forward", "all_gather h.1 forward",
+              "all_gather h.2 forward", "all_gather h.0 forward", "all_gather h.1 forward",
+              "all_gather h.2 forward", "all_gather h.1 backward", "all_gather h.0 backward",
+              "all_gather h.2 backward", "all_gather h.1 backward", "reduce_scatter h.2 gradient",
+              "all_gather h.0 backward", "reduce_scatter h.1 gradient",
+              "reduce_scatter h.0 gradient", "reduce_scatter root gradient", "all_gather norm"}));
     }
   });
 }
@@ -374,13 +368,12 @@ TEST(FsdpOrder, PrefetchIsHowManyUnitsAreGatheredAhead) {
   for (const int prefetch : {0, 1, 2, 3}) {
     comm::run_ranks(2, {}, [&](ProcessGroup& world) {
       CollectiveLog log;
-      Rank rank(world, {.prefetch = prefetch, .listener = &log}, kBlocks);
+      LoggedGroup group(world, log);
+      Rank rank(group, {.prefetch = prefetch}, kBlocks);
       for (int step = 0; step < 2; ++step) {
-        rank.fsdp.synchronize();
         log.take();
         int num_forward = 0, num_backward = 0, num_entered = 0;
         const auto count = [&](ToyModel::Layer&) {
-          rank.fsdp.synchronize();
           for (const std::string& line : log.take()) {
             num_forward += line.starts_with("all_gather h.") && line.ends_with("forward");
             num_backward += line.starts_with("all_gather h.") && line.ends_with("backward");
@@ -409,25 +402,21 @@ TEST(FsdpOrder, PrefetchIsHowManyUnitsAreGatheredAhead) {
 TEST(FsdpOrder, GradientsAreReducedEveryMicroStepOrOnce) {
   constexpr int kMicroSteps = 3;
   std::vector<float> norms;
-  for (const Communicate communicate :
-       {Communicate::kEveryMicroStep, Communicate::kLastMicroStep}) {
+  for (const bool no_sync : {false, true}) {
     for (const char* strategy : {"zero3", "ddp"}) {
       comm::run_ranks(2, {}, [&](ProcessGroup& world) {
         CollectiveLog log;
-        Rank rank(world, {.placement = Placement::preset(strategy),
-                          .communicate = communicate,
-                          .listener = &log});
-        rank.fsdp.begin_step(kMicroSteps);
+        LoggedGroup group(world, log);
+        Rank rank(group, {.placement = Placement::preset(strategy)});
+        rank.fsdp.begin_step(kMicroSteps, {.no_sync = no_sync});
         for (int micro = 0; micro < kMicroSteps; ++micro) {
-          if (micro > 0) rank.fsdp.next_micro_step();
+          if (micro > 0) rank.fsdp.next_micro_step({.no_sync = no_sync && micro + 1 < kMicroSteps});
           rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2}));
         }
-        const float norm = rank.fsdp.finish_step();
-        rank.fsdp.synchronize();
+        const float norm = rank.fsdp.finish_step().value();
         int num_reductions = 0;
         for (const std::string& line : log.take()) num_reductions += line.ends_with("gradient");
-        const bool every = communicate == Communicate::kEveryMicroStep;
-        EXPECT_EQ(num_reductions, (every ? kMicroSteps : 1) * 4) << strategy;
+        EXPECT_EQ(num_reductions, (no_sync ? 1 : kMicroSteps) * 4) << strategy;
         if (world.rank() == 0) norms.push_back(norm);
       });
     }
@@ -437,9 +426,9 @@ TEST(FsdpOrder, GradientsAreReducedEveryMicroStepOrOnce) {
 
 // So the next unit's backward does not wait for the reduction of the one before.
 TEST(FsdpGradients, OfNeighboursLieInDifferentSlots) {
-  for (const int prefetch : {1, 2}) {
+  for (const int reductions_in_flight : {1, 2}) {
     comm::run_ranks(2, {}, [&](ProcessGroup& world) {
-      Rank rank(world, {.prefetch = prefetch}, 4);
+      Rank rank(world, {.prefetch = 0, .reductions_in_flight = reductions_in_flight}, 4);
       std::vector<const std::byte*> slots;
       observe(
           rank, [](ToyModel::Layer&) {},
@@ -471,7 +460,7 @@ TEST(FsdpGradients, OfASkippedBlockAreZero) {
 }
 
 TEST(FsdpWorlds, FiveAndSevenRanksEqualOne) {
-  const MicroStep plain = patterns().front().run;
+  const PassFn plain = patterns().front().run;
   const std::vector<float> expected = train({.ranks = 1, .accum = 35, .steps = 2}, plain);
   for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
     for (const int ranks : {5, 7}) {
@@ -590,7 +579,7 @@ TEST(FsdpUnits, ArePackedUntilLargeEnough) {
   EXPECT_EQ(names(5, 0), (Names{"root"}));
 }
 
-TEST(FsdpNesting, WorksWithinTheRingAndNamesBothBeyondIt) {
+TEST(FsdpNesting, WorksWithinTheRingAndBeyondIt) {
   const auto nested = [](Rank& rank, std::size_t depth) {
     const std::function<Tensor(Tensor, std::size_t)> at = [&](Tensor x, std::size_t i) -> Tensor {
       auto& l = *rank.model.layers[i];
@@ -607,37 +596,39 @@ TEST(FsdpNesting, WorksWithinTheRingAndNamesBothBeyondIt) {
       Rank rank(world, options);
       rank.fsdp.begin_step();
       rank.tape.backward(nested(rank, depth));
-      const float mine = rank.fsdp.finish_step();
+      const float mine = rank.fsdp.finish_step().value();
       if (world.rank() == 0) result = mine;
     });
     return result;
   };
-  const Placement ddp = Placement::preset("ddp");
-  EXPECT_EQ(norm({.prefetch = 1}, 2), norm({.placement = ddp}, 2));
-  EXPECT_EQ(norm({.prefetch = 2}, 3), norm({.placement = ddp, .prefetch = 2}, 3));
-  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { norm({.prefetch = 0}, 2); }),
-                  {"[slots]", "'h.1'", "h.0", "parameter_slot"}));
-  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { norm({.prefetch = 1}, 3); }),
-                  {"[slots]", "'h.2'", "h.0", "h.1"}));
+  for (const std::size_t depth : {2, 3}) {
+    const float expected = norm({.placement = Placement::preset("ddp")}, depth);
+    for (const char* strategy : {"zero3", "shard_grad_op", "zero2"}) {
+      for (const int prefetch : {0, 1, 2}) {
+        EXPECT_EQ(norm({.placement = Placement::preset(strategy), .prefetch = prefetch}, depth),
+                  expected)
+            << strategy << " prefetch " << prefetch << " depth " << depth;
+      }
+    }
+  }
 }
 
 TEST(FsdpSteps, AStepMayBeAbandonedAndBegunAgain) {
-  for (const Communicate communicate :
-       {Communicate::kEveryMicroStep, Communicate::kLastMicroStep}) {
-    for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
+  for (const bool no_sync : {false, true}) {
+    for (const char* strategy : {"zero3", "shard_grad_op", "zero2", "zero1", "ddp"}) {
       comm::run_ranks(2, {}, [&](ProcessGroup& world) {
-        Rank rank(world, {.placement = Placement::preset(strategy), .communicate = communicate});
+        Rank rank(world, {.placement = Placement::preset(strategy)});
         const auto step = [&] {
-          rank.fsdp.begin_step(2);
+          rank.fsdp.begin_step(2, {.no_sync = no_sync});
           for (int micro = 0; micro < 2; ++micro) {
             if (micro > 0) rank.fsdp.next_micro_step();
             rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2}));
           }
-          return rank.fsdp.finish_step();
+          return rank.fsdp.finish_step().value();
         };
         const float expected = step();
         for (const bool in_backward : {false, true}) {
-          rank.fsdp.begin_step(2);
+          rank.fsdp.begin_step(2, {.no_sync = no_sync});
           rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2}));
           rank.fsdp.next_micro_step();
           auto& l = *rank.model.layers[0];
@@ -653,6 +644,9 @@ TEST(FsdpSteps, AStepMayBeAbandonedAndBegunAgain) {
                         [&] { rank.tape.backward(rank.tape.region(l.block, fails)); }),
                     "[toy] a bad batch");
           rank.tape.clear();
+          EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.fsdp.begin_step(); }),
+                          {"cancel_step", "2 of 2"}));
+          rank.fsdp.cancel_step();
           EXPECT_EQ(step(), expected) << strategy << " in backward " << in_backward;
         }
       });
@@ -670,6 +664,7 @@ TEST(FsdpSteps, AreRefusedOutOfOrder) {
     EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.fsdp.finish_step(); }), {"2", "1"}));
     rank.fsdp.next_micro_step();
     EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.fsdp.next_micro_step(); }), {"2"}));
+    rank.fsdp.cancel_step();
     rank.fsdp.begin_step();
     forward(rank.tape, rank.model, rank.ones(), {0, 1, 2});
     EXPECT_TRUE(
@@ -691,7 +686,7 @@ TEST(FsdpShapes, DegenerateModelsTrain) {
         Fsdp fsdp(world, memory, compute, {}, nullptr, options);
         Sgd optimizer(fsdp, {});
         fsdp.begin_step();
-        EXPECT_EQ(fsdp.finish_step(), 0);
+        EXPECT_EQ(fsdp.finish_step().value(), 0);
         optimizer.step(1);
       }
       {  // no root, and a block without parameters between two with
@@ -709,7 +704,7 @@ TEST(FsdpShapes, DegenerateModelsTrain) {
                             [&] { return i == 1 ? h : affine(tape, h, l.weight, &l.bias); });
           }
           tape.backward(sum(tape, h));
-          EXPECT_GT(fsdp.finish_step(), 0);
+          EXPECT_GT(fsdp.finish_step().value(), 0);
           optimizer.step(0.5);
         }
         // d loss / d bias of the last block is 1.
@@ -723,7 +718,7 @@ TEST(FsdpShapes, DegenerateModelsTrain) {
         auto& l = *model.layers[0];
         tape.backward(
             sum(tape, tape.region(l.block, [&] { return affine(tape, x, l.weight, &l.bias); })));
-        EXPECT_FLOAT_EQ(fsdp.finish_step(), std::sqrt(2.0f * kNumel));
+        EXPECT_FLOAT_EQ(fsdp.finish_step().value(), std::sqrt(2.0f * kNumel));
       }
     }
   });
@@ -748,7 +743,7 @@ TEST(FsdpWorlds, SeveralWrappersOfOneGroupDoNotDisturbEachOther) {
         }
         for (std::size_t i = 0; i < models.size(); ++i) {
           models[i]->tape.backward(losses[i]);
-          const float norm = models[i]->fsdp.finish_step();
+          const float norm = models[i]->fsdp.finish_step().value();
           if (i == 0) norms.push_back(norm);
           Sgd(models[i]->fsdp, {}).step(1e-3);
         }

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "comm/threads.h"
+#include "shard/adamw.h"
+#include "shard/sgd.h"
 #include "tests/shard/toy_model.h"
 
 namespace tessera::shard {
@@ -39,7 +41,7 @@ Trace trace(const std::function<std::unique_ptr<Optimizer>(Fsdp&)>& make, int st
       fsdp.begin_step();
       tape.backward(model.loss(tape, Tensor::from<float>(memory, {1}, std::vector<float>{x}, "x")));
       fsdp.finish_step();
-      optimizer->step(lr, clip);
+      optimizer->step(lr, ClipFactor{clip});
       result.gradient.push_back(2.0 * x * before);
       result.parameter.push_back(fsdp.full_parameter(model.scale)[0]);
     }

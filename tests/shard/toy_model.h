@@ -128,12 +128,15 @@ class ToyModel {
     return all;
   }
 
-  engine::Tensor loss(engine::Tape& tape, const engine::Tensor& input, bool recompute = false) {
+  /// `rounds`: how often the layers run one after the other.
+  engine::Tensor loss(engine::Tape& tape, const engine::Tensor& input, bool recompute = false,
+                      int rounds = 1) {
     return tape.region(root, [&] {
       engine::Tensor x = affine(tape, input, scale, nullptr);
-      for (const auto& l : layers) {
-        x = tape.region(l->block,
-                        [x, &tape, &l = *l] { return affine(tape, x, l.weight, &l.bias); },
+      for (std::size_t i = 0; i < layers.size() * static_cast<std::size_t>(rounds); ++i) {
+        Layer& layer = *layers[i % layers.size()];
+        x = tape.region(layer.block,
+                        [x, &tape, &layer] { return affine(tape, x, layer.weight, &layer.bias); },
                         {.recompute = recompute});
       }
       return sum(tape, affine(tape, x, scale, nullptr));

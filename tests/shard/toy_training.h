@@ -9,8 +9,9 @@
 
 #include "comm/threads.h"
 #include "engine/copy.h"
+#include "shard/adamw.h"
 #include "shard/fsdp.h"
-#include "shard/optimizer.h"
+#include "shard/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
 
@@ -23,12 +24,14 @@ struct Training {
   int blocks = 3;
   std::int64_t numel = 300;
   bool recompute = false;
+  int rounds = 1;  ///< of the layers in one forward
   bool adamw = false;
   double max_norm = 0;
   bool poison = false;
   std::uint64_t delay_seed = 0;
   shard::FsdpOptions options = {};
-  int num_gpus = 0;  ///< 0: on the CPU; else rank r runs on GPU r % num_gpus
+  bool no_sync = false;  ///< in all micro-steps but the last
+  int num_gpus = 0;      ///< 0: on the CPU; else rank r runs on GPU r % num_gpus
   bool cache = true;
   /// On every rank; one for which it is false stops there and returns nothing.
   std::function<bool(comm::ProcessGroup&, int step)> before_step = {};
@@ -58,20 +61,25 @@ inline std::vector<float> train_rank(comm::ProcessGroup& world, const Training& 
   std::vector<shard::GradNorm> norms;
   for (int step = 0; step < run.steps; ++step) {
     if (run.before_step && !run.before_step(world, step)) return {};
-    fsdp.begin_step(run.accum);
     for (int micro = 0; micro < run.accum; ++micro) {
-      if (micro > 0) fsdp.next_micro_step();
+      const shard::MicroStep micro_step{.no_sync = run.no_sync && micro + 1 < run.accum};
+      if (micro == 0) {
+        fsdp.begin_step(run.accum, micro_step);
+      } else {
+        fsdp.next_micro_step(micro_step);
+      }
       const int number = (step * run.accum + micro) * world.size() + world.rank();
       const engine::RandomStream random{7, static_cast<std::uint64_t>(number)};
       std::vector<float> values(static_cast<std::size_t>(run.numel));
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = random.normal(i);
       const auto x = engine::Tensor::from<float>(memory, {run.numel}, values, "x");
-      tape.backward(model.loss(tape, x, run.recompute));
+      tape.backward(model.loss(tape, x, run.recompute, run.rounds));
     }
     norms.push_back(fsdp.finish_step());
     optimizer->step(1e-3, norms.back(), run.max_norm);
   }
-  std::vector<float> mine(norms.begin(), norms.end());
+  std::vector<float> mine;
+  for (const shard::GradNorm& norm : norms) mine.push_back(norm.value());
   for (const engine::Parameter* p : fsdp.parameters()) {
     const std::vector<float> values = fsdp.full_parameter(*p);
     mine.insert(mine.end(), values.begin(), values.end());
@@ -93,24 +101,21 @@ inline std::vector<float> train(const Training& run) {
 /// The collectives of rank 0 in one step, as text.
 inline std::vector<std::string> collectives_of_step(int step, const Training& run) {
   std::vector<std::string> lines;
-  comm::run_ranks(run.ranks, {}, [&](comm::ProcessGroup& world) {
+  comm::run_ranks(run.ranks, {}, [&](comm::ProcessGroup& ranks) {
     CollectiveLog log;
+    LoggedGroup world(ranks, log);
     const engine::Stream compute = run.compute(world.rank());
     const engine::Memory memory(compute);
     engine::Tape tape(memory, compute);
     ToyModel model(run.blocks, run.numel);
-    shard::FsdpOptions options = run.options;
-    options.listener = &log;
-    shard::Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+    shard::Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, run.options);
     for (int s = 0; s <= step; ++s) {
-      fsdp.synchronize();
       log.take();
       fsdp.begin_step();
       tape.backward(model.loss(
           tape, engine::Tensor::zeros(memory, {run.numel}, engine::DType::kF32), run.recompute));
       fsdp.finish_step();
     }
-    fsdp.synchronize();
     if (world.rank() == 0) lines = log.take();
   });
   return lines;

@@ -30,7 +30,8 @@ struct Case {
   std::array<std::pair<std::int64_t, std::int64_t>, 4> ranks_accum;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   shard::Precision precision = {};
-  shard::Communicate accum_comm = shard::Communicate::kEveryMicroStep;
+  AccumComm accum_comm = AccumComm::kEvery;
+  int number = 0;  // of the case: which strategies meet which options
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
@@ -102,7 +103,9 @@ std::array<int, 5> levels(int row) {
 
 /// What must not change the numbers, by `row` of the array.
 TrainConfig variant(const Case& c, int row) {
-  constexpr std::array<const char*, 4> kStrategies = {"zero3", "shard_grad_op", "ddp", "zero3"};
+  constexpr std::array<const char*, 11> kStrategies = {
+      "zero3", "shard_grad_op", "ddp",   "zero3", "zero1", "zero2",
+      "hsdp",  "hybrid_zero2",  "hfsdp", "zero3", "hsdp"};
   constexpr std::array<std::int64_t, 4> kPrefetch = {0, 1, 2, 9};
   constexpr std::array<std::int64_t, 4> kUnitMinNumel = {0, 20'000, 60'000, std::int64_t{1} << 40};
   TrainConfig config = base(c);
@@ -110,19 +113,25 @@ TrainConfig variant(const Case& c, int row) {
   for (std::size_t i = 0; i < level.size(); ++i) {
     level[i] = static_cast<std::size_t>(levels(row)[i]);
   }
-  config.parallel.strategy = kStrategies[level[0]];
-  if (level[0] == 3) config.parallel.reshard_after_forward = "false";
+  const auto strategy = static_cast<std::size_t>(16 * c.number + row) % kStrategies.size();
+  config.parallel.strategy = kStrategies[strategy];
+  if (strategy == 3) config.parallel.reshard_after_forward = "false";
+  config.parallel.reductions_in_flight = static_cast<std::int64_t>(level[0]);
   config.parallel.prefetch = kPrefetch[level[1]];
   config.parallel.unit_min_numel = kUnitMinNumel[level[2]];
   config.train.recompute = level[3] % 2 == 1;
   std::tie(config.parallel.ranks, config.train.accum) = c.ranks_accum[level[4]];
+  if (strategy == 9 && config.parallel.ranks % 2 == 0) config.parallel.reshard_after_forward = "2";
+  if (strategy == 10) config.parallel.shard_ranks = config.parallel.ranks;
   return config;
 }
 
 std::string describe(const TrainConfig& c) {
-  return fmt::format("{} reshard {}, prefetch {}, unit_min_numel {}, recompute {}, {} ranks x {}",
-                     c.parallel.strategy, c.parallel.reshard_after_forward, c.parallel.prefetch,
-                     c.parallel.unit_min_numel, c.train.recompute, c.parallel.ranks, c.train.accum);
+  return fmt::format(
+      "{} shard_ranks {} reshard {}, prefetch {}, unit_min_numel {}, recompute {}, {} ranks x {}",
+      c.parallel.strategy, c.parallel.shard_ranks, c.parallel.reshard_after_forward,
+      c.parallel.prefetch, c.parallel.unit_min_numel, c.train.recompute, c.parallel.ranks,
+      c.train.accum);
 }
 
 class Equivalence : public ::testing::TestWithParam<Case> {};
@@ -184,15 +193,12 @@ constexpr std::array<std::pair<std::int64_t, std::int64_t>, 4> kThreeByTwo = {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, Equivalence,
-    ::testing::Values(Case{"AdamW", kSix}, Case{"Sgd", kEight, OptimizerKind::kSgd},
-                      Case{"AdamWBf16", kFour, OptimizerKind::kAdamW, kBf16},
-                      Case{"SgdBf16Wire", kSix, OptimizerKind::kSgd, kBf16Wire},
-                      Case{"OneRank", kOne},
-                      Case{"CommunicateLast",
-                           kThreeByTwo,
-                           OptimizerKind::kAdamW,
-                           {},
-                           shard::Communicate::kLastMicroStep}),
+    ::testing::Values(
+        Case{"AdamW", kSix}, Case{"Sgd", kEight, OptimizerKind::kSgd, {}, AccumComm::kEvery, 1},
+        Case{"AdamWBf16", kFour, OptimizerKind::kAdamW, kBf16, AccumComm::kEvery, 2},
+        Case{"SgdBf16Wire", kSix, OptimizerKind::kSgd, kBf16Wire, AccumComm::kEvery, 3},
+        Case{"OneRank", kOne},
+        Case{"CommunicateLast", kThreeByTwo, OptimizerKind::kAdamW, {}, AccumComm::kLast}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

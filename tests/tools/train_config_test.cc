@@ -11,10 +11,14 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/errors.h"
+
 namespace tessera::tools {
 namespace {
 
 using engine::DType;
+using testing::error_of;
+using testing::has;
 
 constexpr double kLr = 0.8;
 
@@ -112,7 +116,7 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
   EXPECT_EQ(c.train.steps, 7);
   EXPECT_EQ(c.train.batch, 8);
   EXPECT_EQ(c.train.accum, 9);
-  EXPECT_EQ(c.train.accum_comm, shard::Communicate::kLastMicroStep);
+  EXPECT_EQ(c.train.accum_comm, AccumComm::kLast);
   EXPECT_EQ(c.train.seed, 10);
   EXPECT_EQ(c.train.optimizer, OptimizerKind::kSgd);
   EXPECT_EQ(c.train.lr, 0.11);
@@ -159,8 +163,7 @@ TEST(TrainConfig, EveryChoiceHasItsName) {
   EXPECT_EQ(parsed("--train.schedule=constant").train.schedule, ScheduleKind::kConstant);
   EXPECT_EQ(parsed("--train.schedule=cosine").train.schedule, ScheduleKind::kCosine);
   EXPECT_EQ(parsed("--train.optimizer=adamw").train.optimizer, OptimizerKind::kAdamW);
-  EXPECT_EQ(parsed("--train.accum_comm=every").train.accum_comm,
-            shard::Communicate::kEveryMicroStep);
+  EXPECT_EQ(parsed("--train.accum_comm=every").train.accum_comm, AccumComm::kEvery);
   EXPECT_EQ(parsed("--device=auto").device, DeviceChoice::kAuto);
   EXPECT_EQ(parsed("--device=cpu").device, DeviceChoice::kCpu);
   EXPECT_EQ(parsed("--parallel.backend=auto").parallel.backend, BackendChoice::kAuto);
@@ -169,7 +172,7 @@ TEST(TrainConfig, EveryChoiceHasItsName) {
 
 TEST(TrainConfig, TellsTheEngineWhatWasAskedFor) {
   TrainConfig config;
-  const shard::FsdpOptions defaults = config.fsdp_options();
+  const shard::FsdpOptions defaults = config.fsdp_options(4);
   EXPECT_TRUE(defaults.placement.reshard_after_forward);
   EXPECT_EQ(defaults.prefetch, 1);
   EXPECT_EQ(defaults.seed, 1337u);
@@ -177,22 +180,65 @@ TEST(TrainConfig, TellsTheEngineWhatWasAskedFor) {
   config.parallel.unit_min_numel = 77;
   config.parallel.reshard_after_forward = "false";
   config.precision = {.param = DType::kBF16, .reduce = DType::kF32, .accumulate = DType::kBF16};
-  config.train.accum_comm = shard::Communicate::kLastMicroStep;
+  config.parallel.reductions_in_flight = 4;
   config.train.seed = 9;
-  const shard::FsdpOptions options = config.fsdp_options();
+  const shard::FsdpOptions options = config.fsdp_options(4);
   EXPECT_FALSE(options.placement.reshard_after_forward);
   EXPECT_EQ(options.prefetch, 5);
   EXPECT_EQ(options.unit_min_numel, 77);
   EXPECT_EQ(options.precision.param, DType::kBF16);
   EXPECT_EQ(options.precision.reduce, DType::kF32);
   EXPECT_EQ(options.precision.accumulate, DType::kBF16);
-  EXPECT_EQ(options.communicate, shard::Communicate::kLastMicroStep);
+  EXPECT_EQ(options.reductions_in_flight, 4);
   EXPECT_EQ(options.seed, 9u);
   config.parallel.strategy = "shard_grad_op";
   config.parallel.reshard_after_forward = "true";
-  EXPECT_TRUE(config.fsdp_options().placement.reshard_after_forward);
+  EXPECT_TRUE(config.fsdp_options(4).placement.reshard_after_forward);
   config.parallel.reshard_after_forward = "auto";
-  EXPECT_FALSE(config.fsdp_options().placement.reshard_after_forward);
+  EXPECT_FALSE(config.fsdp_options(4).placement.reshard_after_forward);
+  config.parallel.reshard_after_forward = "2";
+  EXPECT_TRUE(config.fsdp_options(4).placement.reshard_after_forward);
+  EXPECT_EQ(config.fsdp_options(4).placement.reshard_ranks, 2);
+}
+
+TEST(TrainConfig, ShardRanksAreTheStrategysUnlessGiven) {
+  TrainConfig config;
+  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 6);
+  config.parallel.strategy = "ddp";
+  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 1);
+  config.parallel.strategy = "hsdp";
+  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 3);
+  config.parallel.shard_ranks = 2;
+  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 2);
+}
+
+TEST(TrainConfig, ShardingThatDoesNotFitIsRefusedWithItsValues) {
+  const auto check = [](const char* strategy, std::int64_t shard_ranks, const char* reshard) {
+    TrainConfig config;
+    config.out = "folder";
+    config.parallel.strategy = strategy;
+    config.parallel.shard_ranks = shard_ranks;
+    config.parallel.reshard_after_forward = reshard;
+    config.validate(FlagSet("train", ""));
+    static_cast<void>(config.fsdp_options(6));
+  };
+  const auto error = [&](const char* strategy, std::int64_t shard_ranks, const char* reshard) {
+    return error_of<engine::InvalidArgument>([&] { check(strategy, shard_ranks, reshard); });
+  };
+  EXPECT_NO_THROW(check("hsdp", 3, "3"));
+  EXPECT_TRUE(has(error("hsdp", 4, "auto"), {"parallel.shard_ranks", "6 ranks", "got 4"}));
+  EXPECT_TRUE(has(error("zero3", 3, "auto"), {"parallel.shard_ranks", "zero3", "got 3"}));
+  EXPECT_TRUE(has(error("ddp", 1, "auto"), {"parallel.shard_ranks", "ddp"}));
+  EXPECT_TRUE(has(error("zero3", 0, "4"), {"reshard_after_forward", "6", "4"}));
+  for (const char* bad : {"0", "-1", "2x", "yes", ""}) {
+    EXPECT_TRUE(has(error("zero3", 0, bad),
+                    {"parallel.reshard_after_forward", "'" + std::string(bad) + "'"}))
+        << bad;
+  }
+  for (const char* whole : {"ddp", "zero1", "zero2", "hybrid_zero2"}) {
+    EXPECT_TRUE(has(error(whole, 0, "true"), {"reshard_after_forward", whole})) << whole;
+    EXPECT_NO_THROW(check(whole, 0, "false")) << whole;
+  }
 }
 
 TEST(TrainConfig, ADeadlineIsNeverRoundedToNothing) {

@@ -1,0 +1,39 @@
+// The parameters of one unit that are laid out, gathered and reduced as one flat buffer.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "engine/parameter.h"
+#include "engine/tensor.h"
+#include "shard/layout.h"
+#include "shard/placement.h"
+
+namespace tessera::shard {
+
+struct Flat {
+  std::vector<engine::Parameter*> parameters;
+  bool trainable;
+  Layout layout;
+
+  // What this rank holds between uses. Of frozen parameters there are no gradients, and `owned` is
+  // `parameter_range`.
+  Range parameter_range;          ///< the copy that is computed with, or gathered from
+  Range gradient_range;           ///< the sum of gradients
+  Range owned;                    ///< what the optimizer updates
+  Place owner = Place::kWhole;    ///< over which ranks the owned parts are cut
+  std::vector<Segment> segments;  ///< of `owned`
+  /// (segments, 3) i64 on a GPU, for kernels: see SegmentRow in segment_row.h.
+  engine::Tensor segment_table = {};
+
+  /// (owned.numel) in f32, or of frozen parameters in the dtype that is computed with.
+  engine::Tensor master = {};
+  /// (owned.numel) f32: the sum of gradients over ranks and micro-steps, once finish_step() has
+  /// waited for it. A view of the reducer's.
+  engine::Tensor grad_sum = {};
+};
+
+/// Writes `values` to `dst`, f32 or bf16, of as many elements.
+void copy_from_floats(const engine::Tensor& dst, std::span<const float> values);
+
+}  // namespace tessera::shard

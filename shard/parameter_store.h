@@ -1,0 +1,72 @@
+// Where the parameters of one flat live. Between uses each rank holds a part of them:
+//
+//   master  f32, what the optimizer updates        --refresh: cast, gather owned parts-->
+//   wire    in the parameter dtype, what is sent   --unshard: gather-->
+//   gathered  whole, in a slot of the unit         --keep: after forward, one of K parts stays-->
+//
+// For f32 the master is the wire copy's own part; parameters that are whole on every rank are
+// computed with where they lie, and unshard() gathers nothing.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "comm/process_group.h"
+#include "engine/buffer.h"
+#include "engine/stream.h"
+#include "engine/tensor.h"
+#include "shard/flat.h"
+#include "shard/mesh.h"
+
+namespace tessera::shard {
+
+struct StoreContext {
+  std::string name;  ///< of the unit
+  const Mesh& mesh;  ///< outlives the store
+  engine::Memory memory;
+  engine::Stream gather;  ///< gathers are work of this stream
+  Placement placement;
+  engine::DType dtype;  ///< of the wire copy and of what is computed with
+  bool keeps;           ///< what Placement::reshard_ranks says is kept after forward
+};
+
+class ParameterStore {
+ public:
+  /// Allocates wire copy and master, uninitialised. `gathered` holds what is gathered from
+  /// `offset_nbytes` on; it is released until unshard().
+  ParameterStore(const StoreContext& context, const Flat& flat,
+                 const std::shared_ptr<engine::Buffer>& gathered, std::int64_t offset_nbytes);
+
+  /// (owned.numel): f32, or of frozen parameters the wire copy.
+  const engine::Tensor& master() const { return master_; }
+  /// (flat_numel) what is computed with; readable while the gathered buffer is resident.
+  const engine::Tensor& whole() const { return whole_; }
+
+  /// Enqueues the gather into the gathered buffer, which must be resident and free for writing
+  /// behind what the gather stream was told so far. `why` ends the collective's label.
+  void unshard(std::string_view why);
+  /// Makes `compute` wait until whole() may be read.
+  void wait(const engine::Stream& compute) const { compute.wait(ready_); }
+  /// Copies, as work of `compute`, the part that backward gathers from, if the placement keeps one.
+  /// `gathered` is the slot that holds whole().
+  void keep(const engine::Stream& compute, const std::shared_ptr<engine::Buffer>& slot);
+  /// What keep() copied is out of date, or was not needed.
+  void drop_kept() { has_kept_ = false; }
+  /// Masters were written by `compute`: renews the wire copy, on every rank that holds it.
+  void refresh(const engine::Stream& compute);
+
+ private:
+  std::string name_;
+  const Mesh& mesh_;
+  engine::Stream gather_;
+  bool is_cut_;                           // the parameters are
+  comm::ProcessGroup* update_ = nullptr;  // among whom the parts of the wire copy are owned
+  engine::Tensor wire_, own_wire_, master_, whole_, kept_;
+  std::int64_t kept_begin_ = 0;
+  bool has_kept_ = false;
+  engine::Event updated_;  // the wire copy may be sent
+  engine::Event ready_;
+};
+
+}  // namespace tessera::shard

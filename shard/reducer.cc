@@ -1,0 +1,148 @@
+#include "shard/reducer.h"
+
+#include "engine/copy.h"
+#include "engine/elementwise.h"
+
+namespace tessera::shard {
+
+using comm::Accumulate;
+using comm::ProcessGroup;
+using engine::Category;
+using engine::DType;
+using engine::Event;
+using engine::Tensor;
+
+// [Note: one order of sums]
+// One process that accumulates adds the gradients of the first micro-step rank by rank, then those
+// of the second, and so on. Every reducer adds in that order, so every strategy has its bits:
+// collectives add onto the running sum one rank after the other. Over two axes replicas take turns:
+// each adds its own ranks' gradients to the running sum, cut over the shard axis, and hands it on
+// down the columns of the mesh. Between replicas of K ranks a shard of 1/K then travels once per
+// replica, and replicas wait for each other, though not for other units' reductions. Groups that do
+// not sum in rank order anyway reduce inside each replica alone, and across once per step.
+
+Reducer::Reducer(const ReducerContext& context)
+    : sum_(Tensor::empty(context.memory, {context.range.numel}, DType::kF32,
+                         context.name + ".grad_sum", Category::kGradient)) {}
+
+namespace {
+
+// What all reducers of the strategies do beside the collective itself.
+class StrategyReducer : public Reducer {
+ public:
+  explicit StrategyReducer(const ReducerContext& context)
+      : Reducer(context),
+        stream_(context.stream),
+        label_(context.name + " gradient"),
+        staging_(context.staging) {}
+
+  void begin_step() override { has_sum_ = false; }
+
+  void reduce(const Tensor& in, const Event& ready, bool is_last) override {
+    stream_.wait(ready);
+    Tensor sent = in;
+    if (staging_.defined()) {
+      sent = staging_.slice(0, in.shape());
+      engine::launch_assign_or_add(stream_, sent, in, false, "cast", label_);
+    }
+    add(sent, has_sum_ ? Accumulate::kYes : Accumulate::kNo, is_last);
+    has_sum_ = true;
+  }
+
+ protected:
+  // sum_ = or += `in` of every rank.
+  virtual void add(const Tensor& in, Accumulate accumulate, bool is_last) = 0;
+
+  const engine::Stream& stream() const { return stream_; }
+  const std::string& label() const { return label_; }
+
+ private:
+  engine::Stream stream_;
+  std::string label_;
+  Tensor staging_;
+  bool has_sum_ = false;
+};
+
+class Alone final : public StrategyReducer {
+ public:
+  using StrategyReducer::StrategyReducer;
+
+ private:
+  void add(const Tensor& in, Accumulate accumulate, bool) override {
+    engine::launch_assign_or_add(stream(), sum_, in, accumulate == Accumulate::kYes, "reduce",
+                                 label());
+  }
+};
+
+class AllReduce final : public StrategyReducer {
+ public:
+  AllReduce(const ReducerContext& context, ProcessGroup& group)
+      : StrategyReducer(context), group_(group) {}
+
+ private:
+  void add(const Tensor& in, Accumulate accumulate, bool) override {
+    group_.all_reduce(in, sum_, accumulate, stream(), label());
+  }
+  ProcessGroup& group_;
+};
+
+class ReduceScatter final : public StrategyReducer {
+ public:
+  ReduceScatter(const ReducerContext& context, ProcessGroup& group)
+      : StrategyReducer(context), group_(group) {}
+
+ private:
+  void add(const Tensor& in, Accumulate accumulate, bool) override {
+    group_.reduce_scatter(in, sum_, accumulate, stream(), label());
+  }
+  ProcessGroup& group_;
+};
+
+// [Note: one order of sums]: replicas take turns.
+class InTurns final : public StrategyReducer {
+ public:
+  explicit InTurns(const ReducerContext& context) : StrategyReducer(context), mesh_(context.mesh) {}
+
+ private:
+  void add(const Tensor& in, Accumulate accumulate, bool) override {
+    for (int replica = 0; replica < mesh_.num_replicas(); ++replica) {
+      if (replica == mesh_.replica()) {
+        mesh_.reduce().shard->reduce_scatter(in, sum_, replica == 0 ? accumulate : Accumulate::kYes,
+                                             stream(), label());
+      }
+      mesh_.reduce().replicate->broadcast(sum_, replica, stream(), label());
+    }
+  }
+  const Mesh& mesh_;
+};
+
+// The same sum in another order: inside the replica each time, across at the end.
+class InsideThenAcross final : public StrategyReducer {
+ public:
+  explicit InsideThenAcross(const ReducerContext& context)
+      : StrategyReducer(context), mesh_(context.mesh) {}
+
+ private:
+  void add(const Tensor& in, Accumulate accumulate, bool is_last) override {
+    mesh_.reduce().shard->reduce_scatter(in, sum_, accumulate, stream(), label());
+    if (is_last) {
+      mesh_.reduce().replicate->all_reduce(sum_, sum_, Accumulate::kNo, stream(), label());
+    }
+  }
+  const Mesh& mesh_;
+};
+
+}  // namespace
+
+std::unique_ptr<Reducer> make_reducer(const ReducerContext& context) {
+  const Axes& axes = context.mesh.reduce();
+  if (axes.world == nullptr) return std::make_unique<Alone>(context);
+  if (context.place == Place::kWhole || axes.shard == nullptr) {
+    return std::make_unique<AllReduce>(context, *axes.world);
+  }
+  if (axes.replicate == nullptr) return std::make_unique<ReduceScatter>(context, *axes.shard);
+  if (axes.shard->sums_in_rank_order()) return std::make_unique<InTurns>(context);
+  return std::make_unique<InsideThenAcross>(context);
+}
+
+}  // namespace tessera::shard

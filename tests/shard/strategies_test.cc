@@ -1,0 +1,435 @@
+// Every strategy: the same bits as one process, and the collectives, bytes and memory that define
+// it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <numeric>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "comm/threads.h"
+#include "shard/adamw.h"
+#include "shard/fsdp.h"
+#include "tests/shard/toy_training.h"
+#include "tests/testing/errors.h"
+
+namespace tessera::shard {
+namespace {
+
+using comm::ProcessGroup;
+using engine::Category;
+using engine::DType;
+using engine::Memory;
+using engine::Stream;
+using engine::Tape;
+using engine::Tensor;
+using testing::CollectiveLog;
+using testing::error_of;
+using testing::has;
+using testing::LoggedGroup;
+using testing::ToyModel;
+using testing::train;
+using testing::Training;
+
+// A strategy on some number of ranks.
+struct Strategy {
+  std::string name;
+  int shard_ranks;    // 0: the strategy's own
+  int reshard_ranks;  // 0: what the strategy says
+
+  std::string str() const {
+    return name + " shard_ranks " + std::to_string(shard_ranks) + " reshard_ranks " +
+           std::to_string(reshard_ranks);
+  }
+  void apply(FsdpOptions& options, int ranks) const {
+    options.placement = Placement::preset(name);
+    options.placement.reshard_ranks = reshard_ranks;
+    options.shard_ranks = shard_ranks != 0               ? shard_ranks
+                          : options.placement.is_whole() ? 0
+                                                         : default_shard_ranks(name, ranks);
+  }
+};
+
+// All of them, with every shard_ranks from 1 to all and every reshard_ranks that there can be.
+std::vector<Strategy> strategies(int ranks) {
+  std::vector<Strategy> all;
+  for (const std::string& name : Placement::preset_names()) {
+    if (name == "full_shard" || name == "fsdp") continue;
+    if (name == "ddp" || !is_hybrid(name)) all.push_back({name, 0, 0});
+    for (int k = 1; k <= ranks; ++k) {
+      if (ranks % k == 0 && is_hybrid(name)) all.push_back({name, k, 0});
+      if (ranks % k == 0 && name == "zero3") all.push_back({name, 0, k});
+    }
+  }
+  if (ranks % 4 == 0) all.push_back({"hsdp", ranks / 2, ranks / 4});
+  // What no preset says: whole gradients, and a state cut inside replicas.
+  if (ranks % 2 == 0) all.push_back({"zero1", ranks / 2, 0});
+  return all;
+}
+
+// One process that accumulates the same micro-batches, with nothing cut.
+const std::vector<float>& one_process(Training run, int micro_batches) {
+  static std::map<std::tuple<int, int, int, int, int, bool, bool>, std::vector<float>> known;
+  const Precision& p = run.options.precision;
+  auto& result = known[{micro_batches, int(p.param), int(p.reduce), int(p.accumulate), run.rounds,
+                        run.adamw, run.max_norm > 0}];
+  if (result.empty()) {
+    run.ranks = 1;
+    run.accum = micro_batches;
+    run.options = {.placement = Placement::preset("ddp"), .precision = p};
+    run.recompute = run.poison = false;
+    run.delay_seed = 0;
+    result = train(run);
+  }
+  return result;
+}
+
+class Bits : public ::testing::TestWithParam<int> {};
+
+// Options take turns, so that every strategy meets every value of every option, and most pairs.
+TEST_P(Bits, OfEveryStrategyAreThoseOfOneProcess) {
+  constexpr int kMicroBatches = 24;
+  const int ranks = GetParam();
+  const Precision precisions[] = {{},
+                                  {.param = DType::kBF16},
+                                  {DType::kBF16, DType::kBF16, DType::kF32},
+                                  {DType::kBF16, DType::kF32, DType::kBF16}};
+  int turn = ranks;
+  for (const Strategy& strategy : strategies(ranks)) {
+    for (int i = 0; i < 6; ++i, ++turn) {
+      Training run{.ranks = ranks, .accum = kMicroBatches / ranks, .steps = 2};
+      strategy.apply(run.options, ranks);
+      run.options.prefetch = turn % 4;
+      run.options.reductions_in_flight = turn / 2 % 3;
+      run.options.unit_min_numel = turn % 5 == 0 ? 1000 : 0;
+      run.options.precision = precisions[turn % 7 % 4];
+      run.adamw = turn % 2 == 0;
+      run.max_norm = turn / 3 % 2 == 0 ? 5 : 0;
+      run.rounds = 1 + turn / 4 % 2;
+      run.recompute = turn / 5 % 2 == 0;
+      run.poison = turn / 2 % 2 == 0;
+      run.delay_seed = turn % 6 == 0 ? 1 + static_cast<std::uint64_t>(turn) : 0;
+      ASSERT_EQ(train(run), one_process(run, kMicroBatches)) << strategy.str() << " turn " << turn;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Bits, ::testing::Values(1, 2, 3, 4, 6, 8));
+
+TEST(Bits, WithoutSyncEveryStrategyEqualsEveryOther) {
+  Training run{.ranks = 4, .accum = 3, .steps = 2, .no_sync = true};
+  run.options.placement = Placement::preset("ddp");
+  const std::vector<float> expected = train(run);
+  EXPECT_NE(expected, one_process({.steps = 2}, 12)) << "an order of its own";
+  for (const Strategy& strategy : strategies(4)) {
+    strategy.apply(run.options, 4);
+    EXPECT_EQ(train(run), expected) << strategy.str();
+  }
+}
+
+// Collectives
+// ------------------------------------------------------------------------------------
+
+// Those of one step with its update in the steady state, from the first gather behind the update
+// before.
+std::vector<CollectiveLog::Record> step_of(const Strategy& strategy, int ranks,
+                                           const Precision& precision = {}) {
+  std::vector<CollectiveLog::Record> records;
+  comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
+    CollectiveLog log;
+    LoggedGroup group(world, log);
+    const Memory memory;
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    ToyModel model(3, 300);
+    FsdpOptions options{.precision = precision};
+    strategy.apply(options, ranks);
+    Fsdp fsdp(group, memory, compute, model.blocks(), &model.root, options);
+    AdamW optimizer(fsdp, {});
+    for (int step = 0; step < 3; ++step) {
+      fsdp.begin_step();
+      tape.backward(model.loss(tape, Tensor::zeros(memory, {300}, DType::kF32)));
+      const GradNorm norm = fsdp.finish_step();
+      if (step == 2) break;
+      log.take();
+      optimizer.step(1e-3, norm, 1);
+    }
+    fsdp.synchronize();
+    if (world.rank() == 0) records = log.records();
+  });
+  return records;
+}
+
+std::vector<std::string> lines_of(const Strategy& strategy, int ranks) {
+  std::vector<std::string> lines;
+  for (const CollectiveLog::Record& record : step_of(strategy, ranks)) lines.push_back(record.text);
+  return lines;
+}
+
+using Lines = std::vector<std::string>;
+
+TEST(Order, DdpReducesBehindBackward) {
+  EXPECT_EQ(lines_of({"ddp", 0, 0}, 2),
+            (Lines{"all_reduce h.2 gradient", "all_reduce h.1 gradient", "all_reduce h.0 gradient",
+                   "all_reduce root gradient"}));
+}
+
+// The root's update first: its gather runs beside the others' updates.
+const Lines kUpdates = {"all_gather root update", "all_gather h.0 update", "all_gather h.1 update",
+                        "all_gather h.2 update"};
+
+Lines joined(Lines a, const Lines& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+TEST(Order, Zero1GathersWhatItUpdated) {
+  EXPECT_EQ(
+      lines_of({"zero1", 0, 0}, 2),
+      joined(kUpdates, {"all_reduce h.2 gradient", "all_reduce h.1 gradient",
+                        "all_reduce h.0 gradient", "all_reduce root gradient", "all_gather norm"}));
+}
+
+const Lines kScatters = {"reduce_scatter h.2 gradient", "reduce_scatter h.1 gradient",
+                         "reduce_scatter h.0 gradient", "reduce_scatter root gradient",
+                         "all_gather norm"};
+
+TEST(Order, Zero2ReducesToShards) {
+  EXPECT_EQ(lines_of({"zero2", 0, 0}, 2), joined(kUpdates, kScatters));
+}
+
+// Two units ahead of a forward are gathered while the optimizer is at work: the root and h.0.
+const Lines kForward = {"all_gather root forward", "all_gather h.0 forward",
+                        "all_gather h.1 forward", "all_gather h.2 forward"};
+const Lines kBackward = {"all_gather h.1 backward",
+                         "reduce_scatter h.2 gradient",
+                         "all_gather h.0 backward",
+                         "reduce_scatter h.1 gradient",
+                         "reduce_scatter h.0 gradient",
+                         "reduce_scatter root gradient",
+                         "all_gather norm"};
+
+TEST(Order, Zero3GathersTwice) {
+  EXPECT_EQ(lines_of({"zero3", 0, 0}, 2), joined(kForward, kBackward));
+  EXPECT_EQ(lines_of({"zero3", 0, 2}, 4), joined(kForward, kBackward));
+}
+
+TEST(Order, ShardGradOpGathersOnce) {
+  EXPECT_EQ(lines_of({"shard_grad_op", 0, 0}, 2), joined(kForward, kScatters));
+}
+
+// Two replicas take turns: rank 0 is of the first.
+Lines in_turns(const Lines& lines) {
+  Lines result;
+  for (const std::string& line : lines) {
+    result.push_back(line);
+    if (!line.starts_with("reduce_scatter")) continue;
+    const std::string broadcast = "broadcast" + line.substr(line.find(' '));
+    result.insert(result.end(), 2, broadcast);
+  }
+  return result;
+}
+
+TEST(Order, HsdpHandsSumsFromReplicaToReplica) {
+  EXPECT_EQ(lines_of({"hsdp", 2, 0}, 4), in_turns(joined(kForward, kBackward)));
+  EXPECT_EQ(lines_of({"hybrid_zero2", 2, 0}, 4), in_turns(joined(kUpdates, kScatters)));
+}
+
+TEST(Order, HfsdpGathersUpdatedPartsAcrossReplicas) {
+  const Lines update = {"all_gather root update", "all_gather root forward",
+                        "all_gather h.0 update",  "all_gather h.1 update",
+                        "all_gather h.2 update",  "all_gather h.0 forward",
+                        "all_gather h.1 forward", "all_gather h.2 forward"};
+  EXPECT_EQ(lines_of({"hfsdp", 2, 0}, 4), in_turns(joined(update, kBackward)));
+}
+
+// Sizes of the toy model's flats under a strategy, in elements. A parameter of 300 takes 384.
+struct Sizes {
+  Sizes(const Placement& placement, int ranks, int shard_ranks) {
+    const auto parts = [&](Place place) {
+      return place == Place::kWhole ? 1 : place == Place::kShard ? shard_ranks : ranks;
+    };
+    const auto padded = [&](std::int64_t numel) {
+      const int cut = parts(placement.optimizer);
+      return cut * (((numel + cut - 1) / cut + 127) / 128 * 128);
+    };
+    block = padded(768);
+    root = padded(384);
+    model = 3 * block + root;
+    parameters = model / parts(placement.parameters);
+    gradients = model / parts(placement.gradients);
+    owned = model / parts(placement.optimizer);
+  }
+  std::int64_t block, root, model;            // whole
+  std::int64_t parameters, gradients, owned;  // what a rank holds of the model
+};
+
+// With what the defaults mean: resharded to one part is not resharded.
+FsdpOptions options_of(const Strategy& strategy, int ranks) {
+  FsdpOptions options;
+  strategy.apply(options, ranks);
+  Placement& p = options.placement;
+  if (options.shard_ranks == 0) options.shard_ranks = p.is_whole() ? 1 : ranks;
+  if (p.reshard_ranks == 1 && options.shard_ranks > 1)
+    p = {p.parameters, p.gradients, p.optimizer, false};
+  return options;
+}
+
+// What is sent is counted as the whole of what a collective brings together.
+TEST(Bytes, OfAStepEqualAClosedFormula) {
+  using Op = comm::Collective::Op;
+  for (const int ranks : {2, 4, 6}) {
+    for (const Strategy& strategy : strategies(ranks)) {
+      for (const Precision& precision :
+           {Precision{}, Precision{DType::kBF16, DType::kBF16, DType::kF32}}) {
+        const FsdpOptions options = options_of(strategy, ranks);
+        const Placement& p = options.placement;
+        const int shards = options.shard_ranks, replicas = ranks / shards;
+        const Sizes size(p, ranks, shards);
+        const std::int64_t param = size_of(precision.param), grad = size_of(precision.reduce);
+        std::map<Op, std::int64_t> expected;
+        const bool is_cut = p.parameters != Place::kWhole;
+        if (is_cut && shards > 1) {
+          expected[Op::kAllGather] +=
+              param * (size.root + (p.reshard_after_forward ? 5 : 3) * size.block);
+        }
+        if (p.optimizer != p.parameters && size.owned != size.parameters) {
+          expected[Op::kAllGather] += param * size.parameters;
+        }
+        if (p.gradients == Place::kWhole || shards == 1) {
+          expected[Op::kAllReduce] += grad * size.model;
+        } else {
+          expected[Op::kReduceScatter] += grad * size.model;
+          if (replicas > 1) expected[Op::kBroadcast] += replicas * 4 * size.gradients;
+        }
+        std::map<Op, std::int64_t> sent;
+        for (const auto& record : step_of(strategy, ranks, precision)) {
+          if (record.text == "all_gather norm") continue;
+          const bool gathers = record.op == Op::kAllGather;
+          sent[record.op] += gathers ? record.out_nbytes : record.in_nbytes;
+        }
+        EXPECT_EQ(sent, expected) << strategy.str() << " ranks " << ranks;
+      }
+    }
+  }
+}
+
+// Memory
+// -----------------------------------------------------------------------------------------
+
+void expect_memory(const Strategy& strategy, int ranks, FsdpOptions options) {
+  const Placement p = options.placement;
+  const Precision& precision = options.precision;
+  const Sizes size(p, ranks, options.shard_ranks);
+  const std::int64_t param = size_of(precision.param), accumulate = size_of(precision.accumulate);
+  const auto slots = [](int ahead) { return std::min(ahead + 1, 3); };
+  std::map<Category, std::int64_t> expected;
+  // An f32 master is the rank's own part of what is sent; of bf16 there are both.
+  expected[Category::kParameterShard] = param * size.parameters + (param == 4 ? 0 : 4 * size.owned);
+  expected[Category::kOptimizer] = 2 * 4 * size.owned;
+  if (p.parameters != Place::kWhole) {
+    expected[Category::kGatheredParameter] =
+        param * (size.root + (p.reshard_after_forward ? slots(options.prefetch) : 3) * size.block +
+                 (p.reshard_ranks > 0 && p.reshard_ranks < options.shard_ranks
+                      ? 3 * size.block / p.reshard_ranks
+                      : 0));
+  } else {
+    expected[Category::kGatheredParameter] = 0;
+  }
+  expected[Category::kGradient] =
+      4 * size.gradients +
+      accumulate * (size.root + slots(options.reductions_in_flight) * size.block);
+  // The largest gradient on its way to another dtype.
+  const bool stages = precision.reduce != precision.accumulate;
+  const std::int64_t staging = stages ? size_of(precision.reduce) * size.block : 0;
+  strategy.apply(options, ranks);
+  comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
+    const Memory memory;
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    ToyModel model(3, 300);
+    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+    AdamW optimizer(fsdp, {});
+    EXPECT_EQ(memory.stats().current_nbytes[std::size_t(Category::kCommunication)], staging);
+    for (int step = 0; step < 2; ++step) {
+      fsdp.begin_step();
+      tape.backward(model.loss(tape, Tensor::zeros(memory, {300}, DType::kF32)));
+      fsdp.finish_step();
+      optimizer.step(1e-3);
+    }
+    fsdp.synchronize();
+    for (const auto& [category, nbytes] : expected) {
+      EXPECT_EQ(memory.stats().peak_nbytes[std::size_t(category)], nbytes)
+          << name_of(category) << " " << strategy.str() << " ranks " << ranks << " prefetch "
+          << options.prefetch << " param " << name_of(precision.param);
+    }
+  });
+}
+
+TEST(MemoryOf, EveryStrategyEqualsAClosedFormula) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const Strategy& strategy : strategies(ranks)) {
+      for (const int ahead : {0, 1, 2, 3, 7}) {  // more than there are units, too
+        for (const Precision& precision :
+             {Precision{}, Precision{.param = DType::kBF16, .reduce = DType::kBF16},
+              Precision{.param = DType::kBF16, .accumulate = DType::kBF16}}) {
+          FsdpOptions options = options_of(strategy, ranks);
+          options.prefetch = ahead;
+          options.reductions_in_flight = 7 - ahead;
+          options.precision = precision;
+          expect_memory(strategy, ranks, options);
+        }
+      }
+    }
+  }
+}
+
+// Errors
+// -----------------------------------------------------------------------------------------
+
+std::string error_with(const FsdpOptions& options, int ranks) {
+  return error_of<engine::InvalidArgument>([&] {
+    comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
+      const Memory memory;
+      ToyModel model(1, 10);
+      const Fsdp fsdp(world, memory, Stream::inline_cpu("compute"), model.blocks(), &model.root,
+                      options);
+    });
+  });
+}
+
+TEST(Errors, NameTheValues) {
+  const auto preset = [](const char* name) { return Placement::preset(name); };
+  EXPECT_TRUE(has(error_with({.placement = preset("hsdp"), .shard_ranks = 4}, 6), {"6", "4"}));
+  EXPECT_TRUE(has(error_with({.placement = preset("ddp"), .shard_ranks = 2}, 4),
+                  {"shard_ranks", "2", "whole"}));
+  Placement placement = preset("zero3");
+  placement.reshard_ranks = 3;
+  EXPECT_TRUE(has(error_with({.placement = placement}, 4), {"4", "3", "reshard_after_forward"}));
+  placement = preset("zero2");
+  placement.reshard_after_forward = true;
+  EXPECT_TRUE(has(error_with({.placement = placement}, 2), {"parameters=whole"}));
+  placement = preset("zero2");
+  placement.optimizer = Place::kWhole;
+  EXPECT_TRUE(has(error_with({.placement = placement}, 2), {"gradients=shard optimizer=whole"}));
+  placement = preset("hfsdp");
+  placement.gradients = Place::kWorld;
+  EXPECT_TRUE(has(error_with({.placement = placement}, 2), {"gradients=world"}));
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([] { Placement::preset("zero4"); }),
+                  {"zero4", "zero3", "hfsdp"}));
+}
+
+TEST(ShardRanks, OfHybridsAreTheLargestDivisorUpToHalf) {
+  const auto of = [](int ranks) { return default_shard_ranks("hsdp", ranks); };
+  EXPECT_EQ((std::vector<int>{of(1), of(2), of(3), of(4), of(6), of(8), of(9), of(15)}),
+            (std::vector<int>{1, 1, 1, 2, 3, 4, 3, 5}));
+  EXPECT_EQ(default_shard_ranks("zero3", 6), 6);
+  EXPECT_EQ(default_shard_ranks("ddp", 6), 1);
+}
+
+}  // namespace
+}  // namespace tessera::shard
