@@ -11,8 +11,11 @@
 #include <thread>
 #include <vector>
 
+#include "comm/host_gather.h"
 #include "comm/nccl.h"
 #include "comm/threads.h"
+#include "engine/copy.h"
+#include "engine/cuda_check.h"
 #include "engine/memory.h"
 #include "tests/cuda_emulation/control.h"
 #include "tests/cuda_emulation/nccl_control.h"
@@ -264,6 +267,36 @@ TEST_P(OneProcessFaultsTest, AnAbortUnblocksStreamsThatHang) {
         step(world, stream, memory, 1);
       });
   EXPECT_THAT(messages, Each(AllOf(HasSubstr("by rank 0"), HasSubstr("the user gave up"))));
+}
+
+// The second half of a gather to the host fails on rank 1 while the first is still held up.
+TEST_P(GpuEachFaultsTest, AFailedGatherToTheHostLeavesNothingBehind) {
+  const auto messages =
+      run(3, kLong, [](ProcessGroup& world, const Stream& compute, const Memory& memory) {
+        const Stream beside = compute.sibling("values");
+        const Tensor values = Tensor::zeros(memory, {1000}, DType::kU8, "values");
+        world.barrier("begin");
+        if (world.rank() != 1) {
+          HostGather(world, values, beside, Memory::pinned(compute), "x").wait<std::uint8_t>();
+          world.barrier("never");
+        }
+        const Memory full(Stream::cuda("full", 7));
+        cuda_emulation::fail_malloc(7, 1, 2);
+        engine::check_cuda(
+            cudaLaunchHostFunc(
+                static_cast<cudaStream_t>(beside.native()),
+                [](void*) { std::this_thread::sleep_for(milliseconds(20)); }, nullptr),
+            "cudaLaunchHostFunc");
+        EXPECT_THROW(HostGather(world, values, beside, full, "x"), DeviceError);
+        // The memory of what failed, given out again.
+        const Tensor again = Tensor::empty(memory, {3000}, DType::kU8, "again");
+        memory.fill(again.raw(), 7, again.nbytes());
+        compute.synchronize();
+        beside.synchronize_quietly();
+        EXPECT_EQ(engine::to_vector<std::uint8_t>(again), std::vector<std::uint8_t>(3000, 7));
+        world.check();
+      });
+  EXPECT_THAT(messages, Each(HasSubstr("by rank 1: a rank could not gather its values")));
 }
 
 TEST_P(NcclFaultsTest, AnOldLibraryIsRefused) {

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/host_gather.h"
 #include "comm/process_group.h"
 #include "engine/elementwise.h"
 #include "engine/memory.h"
@@ -443,6 +444,49 @@ TEST_P(ProcessGroupTest, GroupsOfAMeshInterleave) {
       EXPECT_EQ(at<std::int32_t>(in_column, i), 2 * i + column);
     }
   });
+}
+
+TEST_P(ProcessGroupTest, ValuesOfAllRanksReachTheHost) {
+  run(3, [](ProcessGroup& group) {
+    const auto [compute, memory] = place(group.rank());
+    const Stream beside =
+        GetParam().beside(group.rank(), "values", {.delay_seed = 1u + std::uint64_t(group.rank())});
+    const Memory pinned = Memory::pinned(compute);
+    const auto exchange = [&]<class T>(T first) {
+      const std::vector<T> own = {first, T(group.rank())};
+      const Tensor values = Tensor::from<T>(memory, {2}, own, "values");
+      const HostGather gather(group, values, beside, pinned, "values");
+      const std::vector<T> expected = {first, T(0), first, T(1), first, T(2)};
+      EXPECT_EQ(gather.wait<T>(), expected);
+      EXPECT_EQ(gather.wait<T>(compute), expected);
+      EXPECT_EQ(gather_to_host<T>(group, own, memory, beside, "values"), expected);
+      EXPECT_THROW(gather.wait<std::int32_t>(), InvalidArgument);
+    };
+    for (int i = 0; i < 10; ++i) {
+      exchange(0.5f);
+      exchange(std::int64_t{1} << 40);
+      exchange(std::uint8_t{200});
+    }
+  });
+}
+
+TEST_P(ProcessGroupTest, AGatherToTheHostTellsOfAFailure) {
+  for (const bool waits_in_compute : {false, true}) {
+    const auto messages = errors(3, [&](ProcessGroup& group) {
+      const auto [compute, memory] = place(group.rank());
+      const Stream beside = GetParam().beside(group.rank(), "values", {});
+      const Tensor values = Tensor::zeros(memory, {2}, DType::kF32, "values");
+      const HostGather gather(group, values, beside, Memory::pinned(compute),
+                              group.rank() == 2 ? "loss" : "norm");
+      if (waits_in_compute) {
+        gather.wait<float>(compute);
+      } else {
+        gather.wait<float>();
+      }
+      group.barrier("end");  // for those that need not wait to go on
+    });
+    EXPECT_THAT(messages, Each(AllOf(HasSubstr("'norm'"), HasSubstr("'loss'"))));
+  }
 }
 
 // What a rank calls, to be mixed up. Each call is waited for, and believed if check() lets it.
