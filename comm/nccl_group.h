@@ -27,6 +27,7 @@ class NcclGroup : public ProcessGroup {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  bool sums_in_rank_order() const override { return options_.canonical; }
   std::shared_ptr<const void> pause_deadline() override { return world_->pause_deadline(); }
   void check() override;
   void abort(std::string_view reason) noexcept override;

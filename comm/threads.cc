@@ -29,6 +29,7 @@ class ThreadsGroup final : public ProcessGroup {
 
   int rank() const override { return rank_; }
   int size() const override { return rendezvous_->size(); }
+  bool sums_in_rank_order() const override { return true; }
 
   void agree(const Stream&) override {}
 
