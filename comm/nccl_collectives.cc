@@ -110,39 +110,8 @@ class Share {
         });
   }
 
-  void reduce_scatter_fast() {
-    const std::int64_t f32_size = size_of(DType::kF32);
-    const bool is_f32 = c_.in.dtype() == DType::kF32;
-    const std::int64_t in_numel = is_f32 ? 0 : round_up(c_.in.numel(), kAlignment);
-    const std::int64_t out_numel = adds() ? c_.out.numel() : 0;
-    std::byte* const staged = stage((in_numel + out_numel) * f32_size);
-    auto* const wide = reinterpret_cast<float*>(staged);
-    const void* in = c_.in.raw();
-    if (!is_f32) {
-      copy_as_f32(c_.in, wide);
-      in = wide;
-    }
-    float* const sum = adds() ? wide + in_numel : out();
-    call(Purpose::kReduce, "ncclReduceScatter", [&](const NcclLibrary& nccl, ncclComm_t comm) {
-      return nccl.reduce_scatter(in, sum, static_cast<std::size_t>(c_.out.numel()), ncclFloat32,
-                                 ncclSum, comm, native_);
-    });
-    if (adds()) add_to_out(sum);
-  }
-
-  void all_reduce_fast() {
-    const void* in = c_.in.raw();
-    float* const sum = adds() ? reinterpret_cast<float*>(stage(c_.out.nbytes())) : out();
-    if (c_.in.dtype() != DType::kF32) {
-      copy_as_f32(c_.in, sum);
-      in = sum;
-    }
-    call(Purpose::kReduce, "ncclAllReduce", [&](const NcclLibrary& nccl, ncclComm_t comm) {
-      return nccl.all_reduce(in, sum, static_cast<std::size_t>(c_.out.numel()), ncclFloat32,
-                             ncclSum, comm, native_);
-    });
-    if (adds()) add_to_out(sum);
-  }
+  void reduce_scatter_fast() { reduce_fast("ncclReduceScatter", &NcclLibrary::reduce_scatter); }
+  void all_reduce_fast() { reduce_fast("ncclAllReduce", &NcclLibrary::all_reduce); }
 
  private:
   static std::size_t bytes(const Tensor& t) { return static_cast<std::size_t>(t.nbytes()); }
@@ -192,15 +161,22 @@ class Share {
     sum_in_rank_order_on_gpu(gpu_, c_.in.dtype(), ins, adds() ? start : nullptr, {&sums, 1}, numel);
   }
 
-  void copy_as_f32(const Tensor& src, float* dst) {
-    const void* in = src.raw();
-    sum_in_rank_order_on_gpu(gpu_, src.dtype(), {&in, 1}, nullptr, {&dst, 1}, src.numel());
-  }
-
-  void add_to_out(const float* sum) {
-    const void* in = sum;
+  // NCCL sums in the dtype of the inputs, into `out` if it can, else beside it: one kernel widens
+  // and adds that to what `out` holds.
+  void reduce_fast(std::string_view name,
+                   decltype(NcclLibrary::all_reduce) NcclLibrary::*function) {
+    const bool is_f32 = c_.in.dtype() == DType::kF32;
+    const bool is_direct = is_f32 && !adds();
+    const std::int64_t numel = c_.out.numel();
+    void* const sum = is_direct ? out() : static_cast<void*>(stage(numel * size_of(c_.in.dtype())));
+    call(Purpose::kReduce, name, [&](const NcclLibrary& nccl, ncclComm_t comm) {
+      return (nccl.*function)(c_.in.raw(), sum, static_cast<std::size_t>(numel),
+                              is_f32 ? ncclFloat32 : ncclBfloat16, ncclSum, comm, native_);
+    });
+    if (is_direct) return;
+    const void* const in = sum;
     float* const to = out();
-    sum_in_rank_order_on_gpu(gpu_, DType::kF32, {&in, 1}, to, {&to, 1}, c_.out.numel());
+    sum_in_rank_order_on_gpu(gpu_, c_.in.dtype(), {&in, 1}, adds() ? to : nullptr, {&to, 1}, numel);
   }
 
   const Collective& c_;

@@ -1,33 +1,13 @@
 #include "tests/cuda_emulation/cublaslt_product.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
+
+#include "tests/cuda_emulation/bfloat16.h"
 
 namespace tessera::cuda_emulation {
 
 namespace {
-
-// The engine's own type is out of reach: the engine is built on this library.
-struct BFloat16 {
-  std::uint16_t bits;
-};
-
-float to_f32(float x) { return x; }
-float to_f32(BFloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
-
-void store_f32(float& dst, float x) { dst = x; }
-// Rounds to nearest, ties to even; NaN stays NaN.
-void store_f32(BFloat16& dst, float x) {
-  const auto u = std::bit_cast<std::uint32_t>(x);
-  const std::uint32_t rounded = x != x ? u | 0x400000u : u + 0x7FFFu + ((u >> 16) & 1u);
-  dst.bits = static_cast<std::uint16_t>(rounded >> 16);
-}
-float round_to_bf16(float x) {
-  BFloat16 rounded;
-  store_f32(rounded, x);
-  return to_f32(rounded);
-}
 
 // (rows, cols) row-major in f32 of a column-major matrix, transposed first if asked.
 std::vector<float> widen(const Layout& layout, bool transposed, const void* data) {

@@ -193,8 +193,16 @@ ncclResult_t issue(ncclComm_t handle, const NcclArgs& args) {
       !lies_here(args.recv, recv_count(args, num_ranks))) {
     return refuse(ncclInvalidArgument, name + ": the memory is not of the communicator's device");
   }
+  if (args.send != nullptr) {
+    nccl_state().nbytes +=
+        static_cast<std::int64_t>(send_count(args, num_ranks) * nccl_size_of(args.type));
+  }
   group.push_back({comm, args});
   return in_group ? ncclSuccess : end_group();
+}
+
+bool is_emulated_sum(ncclDataType_t type, ncclRedOp_t op) {
+  return (type == ncclFloat32 || type == ncclBfloat16) && op == ncclSum;
 }
 
 void add_fault(int rank, int nth, ncclResult_t error) {
@@ -219,6 +227,7 @@ void reset_nccl() {
   nccl_state().faults.clear();
   nccl_state().version = NCCL_VERSION_CODE;
   nccl_state().num_aborted = 0;
+  nccl_state().nbytes = 0;
 }
 void set_nccl_version(int version) {
   const Unseen unseen;
@@ -236,6 +245,11 @@ int aborted_communicators() {
   const Unseen unseen;
   const std::lock_guard lock(nccl_state().mutex);
   return nccl_state().num_aborted;
+}
+std::int64_t nccl_nbytes() {
+  const Unseen unseen;
+  const std::lock_guard lock(nccl_state().mutex);
+  return nccl_state().nbytes;
 }
 
 }  // namespace tessera::cuda_emulation
@@ -379,14 +393,14 @@ ncclResult_t ncclAllGather(const void* send, void* recv, std::size_t count, nccl
 
 ncclResult_t ncclReduceScatter(const void* send, void* recv, std::size_t count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  if (type != ncclFloat32 || op != ncclSum) return ncclInvalidArgument;  // all that is emulated
+  if (!is_emulated_sum(type, op)) return ncclInvalidArgument;
   return issue(comm, {NcclKind::kReduceScatter, static_cast<const std::byte*>(send),
                       static_cast<std::byte*>(recv), count, type, 0, stream});
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* recv, std::size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  if (type != ncclFloat32 || op != ncclSum) return ncclInvalidArgument;  // all that is emulated
+  if (!is_emulated_sum(type, op)) return ncclInvalidArgument;
   return issue(comm, {NcclKind::kAllReduce, static_cast<const std::byte*>(send),
                       static_cast<std::byte*>(recv), count, type, 0, stream});
 }

@@ -4,8 +4,9 @@
 //
 // As the real one with blocking = 0: calls answer ncclInProgress, and nothing lies on a stream
 // before a poll has said ncclSuccess; a collective ends when the streams of all ranks have come to
-// it, and sums in an order of its own (a tree that begins at the receiver, so not the canonical
-// one from 3 ranks on). A rank that does not come leaves the others hanging until they abort.
+// it, and sums in the type of its inputs (f32 or bf16) and in an order of its own (a tree that
+// begins at the receiver, so not the canonical one from 3 ranks on). A rank that does not come
+// leaves the others hanging until they abort.
 #pragma once
 
 #include <nccl.h>
@@ -30,5 +31,8 @@ void silence_nccl(int rank, int nth);
 int live_communicators();
 /// Those that were aborted since reset_nccl().
 int aborted_communicators();
+/// Bytes that all ranks have handed over since reset_nccl(), to be sent or summed: inputs once
+/// each, a message to oneself counts.
+std::int64_t nccl_nbytes();
 
 }  // namespace tessera::cuda_emulation

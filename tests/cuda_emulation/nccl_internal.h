@@ -34,7 +34,10 @@ struct NcclArgs {
 };
 
 inline std::size_t nccl_size_of(ncclDataType_t type) {
-  return type == ncclUint8 ? 1 : type == ncclFloat32 ? 4 : 0;  // what the engine uses
+  return type == ncclUint8      ? 1
+         : type == ncclBfloat16 ? 2
+         : type == ncclFloat32  ? 4
+                                : 0;  // what the engine uses
 }
 
 // One collective among all ranks. Edges: `arrived` from each rank to who carries it out, `done`
@@ -94,6 +97,7 @@ struct NcclState {
   std::uint64_t random = 1;
   int version = NCCL_VERSION_CODE;
   int num_aborted = 0;
+  std::int64_t nbytes = 0;  // see nccl_nbytes()
 };
 
 NcclState& nccl_state();

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "tests/cuda_emulation/bfloat16.h"
 #include "tests/cuda_emulation/edges.h"
 #include "tests/cuda_emulation/nccl_internal.h"
 #include "tests/cuda_emulation/runtime.h"
@@ -16,21 +17,45 @@ NcclState& nccl_state() {
 
 namespace {
 
-// A binary tree over the ranks that begins at `first`.
-std::vector<float> tree_sum(const std::vector<NcclArgs>& args, std::size_t begin, std::size_t count,
-                            std::size_t first) {
+// The sum of all ranks' elements from `begin` on, by a binary tree over the ranks
+// that begins at `first`. Each addition is rounded to T.
+template <class T>
+std::vector<T> tree_sum(const std::vector<NcclArgs>& args, std::size_t begin, std::size_t count,
+                        std::size_t first) {
   const std::size_t n = args.size();
-  std::vector<std::vector<float>> terms;
+  std::vector<std::vector<T>> terms;
   for (std::size_t i = 0; i < n; ++i) {
-    const auto* in = reinterpret_cast<const float*>(storage_of(args[(first + i) % n].send)) + begin;
+    const auto* in = reinterpret_cast<const T*>(storage_of(args[(first + i) % n].send)) + begin;
     terms.emplace_back(in, in + count);
   }
   for (std::size_t step = 1; step < n; step *= 2) {
     for (std::size_t i = 0; i + step < n; i += 2 * step) {
-      for (std::size_t k = 0; k < count; ++k) terms[i][k] += terms[i + step][k];
+      for (std::size_t k = 0; k < count; ++k) {
+        store_f32(terms[i][k], to_f32(terms[i][k]) + to_f32(terms[i + step][k]));
+      }
     }
   }
   return std::move(terms[0]);
+}
+
+template <class T>
+void all_reduce(const std::vector<NcclArgs>& args) {
+  const std::vector<T> sum = tree_sum<T>(args, 0, args[0].count, args.size() - 1);
+  for (const NcclArgs& to : args) {
+    std::memcpy(storage_of(to.recv), sum.data(), sum.size() * sizeof(T));
+  }
+}
+
+template <class T>
+void reduce_scatter(const std::vector<NcclArgs>& args) {
+  const std::size_t count = args[0].count;
+  std::vector<std::vector<T>> sums;  // before any is written: an out may be part of an in
+  for (std::size_t r = 0; r < args.size(); ++r) {
+    sums.push_back(tree_sum<T>(args, r * count, count, (r + 1) % args.size()));
+  }
+  for (std::size_t r = 0; r < args.size(); ++r) {
+    std::memcpy(storage_of(args[r].recv), sums[r].data(), count * sizeof(T));
+  }
 }
 
 void carry_out(const std::vector<NcclArgs>& args) {
@@ -50,21 +75,10 @@ void carry_out(const std::vector<NcclArgs>& args) {
                      nbytes);
       }
       return;
-    case NcclKind::kAllReduce: {
-      const std::vector<float> sum = tree_sum(args, 0, a.count, args.size() - 1);
-      for (const NcclArgs& to : args) std::memcpy(storage_of(to.recv), sum.data(), nbytes);
-      return;
-    }
-    case NcclKind::kReduceScatter: {
-      std::vector<std::vector<float>> sums;  // before any is written: an out may be part of an in
-      for (std::size_t r = 0; r < args.size(); ++r) {
-        sums.push_back(tree_sum(args, r * a.count, a.count, (r + 1) % args.size()));
-      }
-      for (std::size_t r = 0; r < args.size(); ++r) {
-        std::memcpy(storage_of(args[r].recv), sums[r].data(), nbytes);
-      }
-      return;
-    }
+    case NcclKind::kAllReduce:
+      return a.type == ncclFloat32 ? all_reduce<float>(args) : all_reduce<BFloat16>(args);
+    case NcclKind::kReduceScatter:
+      return a.type == ncclFloat32 ? reduce_scatter<float>(args) : reduce_scatter<BFloat16>(args);
     case NcclKind::kSend:
     case NcclKind::kRecv:
       return;
