@@ -5,7 +5,7 @@
 
 #include "comm/nccl.h"
 #include "engine/memory.h"
-#include "tests/cuda_emulation/nccl_control.h"
+#include "third_party/cuda/emulation/nccl_control.h"
 
 namespace tessera::comm {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "tests/cuda_emulation/edges.h"
-#include "tests/cuda_emulation/internal.h"
+#include "third_party/cuda/emulation/edges.h"
+#include "third_party/cuda/emulation/internal.h"
 
 namespace tessera::cuda_emulation {
 namespace {

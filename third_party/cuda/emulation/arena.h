@@ -14,7 +14,7 @@
 #include <mutex>
 #include <optional>
 
-#include "tests/cuda_emulation/internal.h"
+#include "third_party/cuda/emulation/internal.h"
 
 namespace tessera::cuda_emulation {
 

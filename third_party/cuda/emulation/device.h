@@ -18,10 +18,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "tests/cuda_emulation/grid.h"
-#include "tests/cuda_emulation/mma.h"
-#include "tests/cuda_emulation/runtime.h"
-#include "tests/cuda_emulation/symbols.h"
+#include "third_party/cuda/emulation/grid.h"
+#include "third_party/cuda/emulation/mma.h"
+#include "third_party/cuda/emulation/runtime.h"
+#include "third_party/cuda/emulation/symbols.h"
 
 // The threads of a block run on one OS thread.
 #undef __shared__

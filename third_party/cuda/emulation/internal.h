@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/cuda_emulation/control.h"
+#include "third_party/cuda/emulation/control.h"
 
 namespace tessera::cuda_emulation {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tests/cuda_emulation/grid.h"
+#include "third_party/cuda/emulation/grid.h"
 
 namespace tessera::cuda_emulation {
 

@@ -1,9 +1,9 @@
-#include "tests/cuda_emulation/cublaslt_product.h"
+#include "third_party/cuda/emulation/cublaslt_product.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "tests/cuda_emulation/bfloat16.h"
+#include "third_party/cuda/emulation/bfloat16.h"
 
 namespace tessera::cuda_emulation {
 

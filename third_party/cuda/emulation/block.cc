@@ -1,5 +1,5 @@
 // Compiled without ThreadSanitizer (see BUILD): what the scheduler does orders nothing in a kernel.
-#include "tests/cuda_emulation/block.h"
+#include "third_party/cuda/emulation/block.h"
 
 #include <fmt/format.h>
 

@@ -3,10 +3,10 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "tests/cuda_emulation/bfloat16.h"
-#include "tests/cuda_emulation/edges.h"
-#include "tests/cuda_emulation/nccl_internal.h"
-#include "tests/cuda_emulation/runtime.h"
+#include "third_party/cuda/emulation/bfloat16.h"
+#include "third_party/cuda/emulation/edges.h"
+#include "third_party/cuda/emulation/nccl_internal.h"
+#include "third_party/cuda/emulation/runtime.h"
 
 namespace tessera::cuda_emulation {
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/cuda_emulation/fibers.h"
-#include "tests/cuda_emulation/grid.h"
+#include "third_party/cuda/emulation/fibers.h"
+#include "third_party/cuda/emulation/grid.h"
 
 namespace tessera::cuda_emulation {
 

@@ -3,9 +3,9 @@
 #include <string>
 #include <utility>
 
-#include "tests/cuda_emulation/edges.h"
-#include "tests/cuda_emulation/internal.h"
-#include "tests/cuda_emulation/runtime.h"
+#include "third_party/cuda/emulation/edges.h"
+#include "third_party/cuda/emulation/internal.h"
+#include "third_party/cuda/emulation/runtime.h"
 
 namespace tessera::cuda_emulation {
 namespace {

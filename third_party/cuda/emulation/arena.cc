@@ -1,4 +1,4 @@
-#include "tests/cuda_emulation/arena.h"
+#include "third_party/cuda/emulation/arena.h"
 
 #include <signal.h>
 #include <sys/mman.h>

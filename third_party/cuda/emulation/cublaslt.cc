@@ -1,4 +1,4 @@
-#include "tests/cuda_emulation/cublaslt.h"
+#include "third_party/cuda/emulation/cublaslt.h"
 
 #include <cublasLt.h>
 
@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <variant>
 
-#include "tests/cuda_emulation/cublaslt_product.h"
-#include "tests/cuda_emulation/runtime.h"
+#include "third_party/cuda/emulation/cublaslt_product.h"
+#include "third_party/cuda/emulation/runtime.h"
 
 namespace tessera::cuda_emulation {
 namespace {

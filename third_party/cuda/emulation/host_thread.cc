@@ -2,8 +2,8 @@
 #include <mutex>
 #include <string>
 
-#include "tests/cuda_emulation/edges.h"
-#include "tests/cuda_emulation/internal.h"
+#include "third_party/cuda/emulation/edges.h"
+#include "third_party/cuda/emulation/internal.h"
 
 namespace tessera::cuda_emulation {
 

@@ -1,5 +1,5 @@
 // Compiled without ThreadSanitizer (see BUILD), as the rest of the scheduler.
-#include "tests/cuda_emulation/grid.h"
+#include "third_party/cuda/emulation/grid.h"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "tests/cuda_emulation/block.h"
+#include "third_party/cuda/emulation/block.h"
 
 namespace tessera::cuda_emulation {
 namespace {

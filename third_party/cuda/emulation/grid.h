@@ -21,7 +21,7 @@
 #include <functional>
 #include <optional>
 
-#include "tests/cuda_emulation/symbols.h"
+#include "third_party/cuda/emulation/symbols.h"
 
 // The built-in variables of kernels, under the names CUDA gives them.
 inline constinit thread_local uint3 threadIdx{};

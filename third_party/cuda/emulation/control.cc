@@ -1,13 +1,13 @@
-#include "tests/cuda_emulation/control.h"
+#include "third_party/cuda/emulation/control.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
-#include "tests/cuda_emulation/arena.h"
-#include "tests/cuda_emulation/edges.h"
-#include "tests/cuda_emulation/internal.h"
+#include "third_party/cuda/emulation/arena.h"
+#include "third_party/cuda/emulation/edges.h"
+#include "third_party/cuda/emulation/internal.h"
 
 namespace tessera::cuda_emulation {
 namespace {

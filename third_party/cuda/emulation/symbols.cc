@@ -1,4 +1,4 @@
-#include "tests/cuda_emulation/symbols.h"
+#include "third_party/cuda/emulation/symbols.h"
 
 #include <cxxabi.h>
 #include <elf.h>
@@ -18,7 +18,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "tests/cuda_emulation/edges.h"
+#include "third_party/cuda/emulation/edges.h"
 
 extern "C" void* __tls_get_addr(std::size_t (*)[2]);
 

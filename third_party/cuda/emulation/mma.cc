@@ -1,5 +1,5 @@
 // Compiled without ThreadSanitizer (see BUILD): the exchange between lanes orders no memory.
-#include "tests/cuda_emulation/mma.h"
+#include "third_party/cuda/emulation/mma.h"
 
 #include <algorithm>
 #include <bit>

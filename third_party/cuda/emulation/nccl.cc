@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "tests/cuda_emulation/control.h"
-#include "tests/cuda_emulation/edges.h"
-#include "tests/cuda_emulation/nccl_control.h"
-#include "tests/cuda_emulation/nccl_internal.h"
-#include "tests/cuda_emulation/runtime.h"
+#include "third_party/cuda/emulation/control.h"
+#include "third_party/cuda/emulation/edges.h"
+#include "third_party/cuda/emulation/nccl_control.h"
+#include "third_party/cuda/emulation/nccl_internal.h"
+#include "third_party/cuda/emulation/runtime.h"
 
 namespace tessera::cuda_emulation {
 namespace {

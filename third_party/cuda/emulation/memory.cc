@@ -3,10 +3,10 @@
 #include <memory>
 #include <optional>
 
-#include "tests/cuda_emulation/arena.h"
-#include "tests/cuda_emulation/edges.h"
-#include "tests/cuda_emulation/internal.h"
-#include "tests/cuda_emulation/runtime.h"
+#include "third_party/cuda/emulation/arena.h"
+#include "third_party/cuda/emulation/edges.h"
+#include "third_party/cuda/emulation/internal.h"
+#include "third_party/cuda/emulation/runtime.h"
 
 namespace tessera::cuda_emulation {
 

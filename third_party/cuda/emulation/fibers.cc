@@ -1,5 +1,5 @@
 // Compiled without ThreadSanitizer (see BUILD), which takes one stack for one thread.
-#include "tests/cuda_emulation/fibers.h"
+#include "third_party/cuda/emulation/fibers.h"
 
 #include <sys/mman.h>
 
