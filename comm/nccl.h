@@ -59,7 +59,7 @@ struct NcclMember {
   int rank = 0;
   int size = 1;
   int gpu = 0;  ///< among those that the process sees, best the only one (CUDA_VISIBLE_DEVICES)
-  std::string address;  ///< where ranks meet: see comm/meeting_place.h
+  std::string address;  ///< where ranks meet: see comm/bootstrap/bootstrap.h
 };
 /// Joins. Collective; so is the end of the group, which waits for what is enqueued. Groups of one
 /// world end in the same order on all ranks. Throws InvalidArgument, DeviceError, CommError, and

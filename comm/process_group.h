@@ -5,7 +5,7 @@
 // of a group in the same order; each call carries a fingerprint (sequence number, op, dtypes,
 // count, label), and ranks that disagree get a CommError that names both sides, on every rank.
 // Counts are elements. Reductions are sums in rank order, in f32: see [Note: rank order] in
-// kernels.cc, and sums_in_rank_order().
+// threads/kernels.cc, and sums_in_rank_order().
 //
 // [Note: failures behind a GPU stream] Waiting on a CPU stream rethrows what failed on it. A GPU
 // that waits for its peers can only be released: its stream then ends without an error and without

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/nccl_communicator.h"
+#include "comm/nccl/communicator.h"
 #include "engine/stream.h"
 
 namespace tessera::comm {

@@ -1,5 +1,5 @@
 // Where processes meet: who gets the message, and what is refused.
-#include "comm/meeting_place.h"
+#include "comm/bootstrap/bootstrap.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

@@ -7,8 +7,8 @@
 #include <span>
 #include <utility>
 
-#include "comm/nccl_group.h"
-#include "comm/thread_ranks.h"
+#include "comm/nccl/group.h"
+#include "comm/threads/thread_ranks.h"
 #include "engine/cuda.h"
 #include "engine/error.h"
 

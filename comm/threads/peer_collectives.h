@@ -15,7 +15,7 @@
 #include <functional>
 
 #include "comm/process_group.h"
-#include "comm/rendezvous.h"
+#include "comm/threads/rendezvous.h"
 
 namespace tessera::comm {
 

@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/meeting_detail.h"
+#include "comm/bootstrap/internal.h"
 #include "engine/error.h"
 
 namespace tessera::comm::internal {

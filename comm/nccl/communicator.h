@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/futex.h"
-#include "comm/nccl_library.h"
-#include "comm/rendezvous.h"
+#include "comm/nccl/library.h"
+#include "comm/threads/futex.h"
+#include "comm/threads/rendezvous.h"
 
 namespace tessera::comm {
 

@@ -1,4 +1,4 @@
-#include "comm/rendezvous.h"
+#include "comm/threads/rendezvous.h"
 
 #include <fmt/core.h>
 
@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "comm/futex.h"
+#include "comm/threads/futex.h"
 #include "engine/error.h"
 
 namespace tessera::comm {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/process_group.h"
-#include "comm/rendezvous.h"
+#include "comm/threads/rendezvous.h"
 
 namespace tessera::comm {
 

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "comm/nccl.h"
-#include "comm/nccl_clique.h"
-#include "comm/nccl_collectives.h"
+#include "comm/nccl/collectives.h"
+#include "comm/nccl/watchdog.h"
 #include "comm/process_group.h"
-#include "comm/rendezvous.h"
+#include "comm/threads/rendezvous.h"
 
 namespace tessera::comm {
 

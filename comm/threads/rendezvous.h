@@ -28,7 +28,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/deadline_clock.h"
+#include "comm/threads/deadline_clock.h"
 
 namespace tessera::comm {
 

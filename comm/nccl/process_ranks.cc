@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/meeting_place.h"
-#include "comm/nccl_group.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/nccl/group.h"
 #include "engine/cuda.h"
 #include "engine/cuda_check.h"
 #include "engine/error.h"

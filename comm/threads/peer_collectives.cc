@@ -1,4 +1,4 @@
-#include "comm/gpu_share.h"
+#include "comm/threads/peer_collectives.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/rank_order.h"
+#include "comm/threads/rank_order.h"
 #include "engine/cuda.h"
 #include "engine/cuda_check.h"
 

@@ -1,4 +1,4 @@
-#include "comm/pieces.h"
+#include "comm/threads/chunks.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/kernels.h"
+#include "comm/threads/kernels.h"
 
 namespace tessera::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include "comm/nccl_clique.h"
+#include "comm/nccl/watchdog.h"
 
 #include <fmt/format.h>
 

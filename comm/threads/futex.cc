@@ -1,4 +1,4 @@
-#include "comm/futex.h"
+#include "comm/threads/futex.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,11 +1,11 @@
-#include "comm/meeting_place.h"
+#include "comm/bootstrap/bootstrap.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
 
-#include "comm/meeting_detail.h"
+#include "comm/bootstrap/internal.h"
 #include "engine/error.h"
 
 namespace tessera::comm {

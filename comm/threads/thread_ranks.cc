@@ -1,4 +1,4 @@
-#include "comm/thread_ranks.h"
+#include "comm/threads/thread_ranks.h"
 
 #include <fmt/core.h>
 

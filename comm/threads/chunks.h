@@ -3,7 +3,7 @@
 #pragma once
 
 #include "comm/process_group.h"
-#include "comm/rendezvous.h"
+#include "comm/threads/rendezvous.h"
 
 namespace tessera::comm {
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "comm/rank_order.h"
+#include "comm/threads/rank_order.h"
 #include "engine/cuda_launch.cuh"
 #include "engine/error.h"
 

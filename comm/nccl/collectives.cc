@@ -1,4 +1,4 @@
-#include "comm/nccl_collectives.h"
+#include "comm/nccl/collectives.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/rank_order.h"
+#include "comm/threads/rank_order.h"
 #include "engine/error.h"
 
 namespace tessera::comm {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/meeting_place.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "engine/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/faults.h"

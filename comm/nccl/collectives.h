@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <map>
 
-#include "comm/nccl_clique.h"
+#include "comm/nccl/watchdog.h"
 #include "comm/process_group.h"
 
 namespace tessera::comm {

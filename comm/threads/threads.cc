@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "comm/gpu_share.h"
-#include "comm/pieces.h"
-#include "comm/rendezvous.h"
-#include "comm/thread_ranks.h"
+#include "comm/threads/chunks.h"
+#include "comm/threads/peer_collectives.h"
+#include "comm/threads/rendezvous.h"
+#include "comm/threads/thread_ranks.h"
 
 namespace tessera::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include "comm/nccl_communicator.h"
+#include "comm/nccl/communicator.h"
 
 #include <fmt/format.h>
 

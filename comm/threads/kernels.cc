@@ -1,4 +1,4 @@
-#include "comm/kernels.h"
+#include "comm/threads/kernels.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
