@@ -8,11 +8,15 @@
 //
 // [Note: NCCL and the order of sums] With `canonical` a reduction sends each part to the rank that
 // sums it (ncclSend, ncclRecv), which folds them in rank order: exactly the bits of the CPU's
-// ranks. Without, NCCL reduces as it likes, in f32 (bf16 is widened first). The sums of N ranks
-// then lie within 2 (N - 1) u sum|x| of the canonical ones, u = 2^-24, or within 2 N u (|start| +
-// sum|x|) with Accumulate::kYes; all ranks still get the same bits of an all_reduce. Canonical is
-// not slower as such: between GPUs that see each other it moves the same bytes in f32 and half of
-// them in bf16, but in N^2 messages, and it needs memory for one whole input.
+// ranks. Without, NCCL reduces as it likes, in the dtype of the inputs, and that sum is then
+// widened and added to the running one in f32. With u = 2^-24 for f32 inputs and 2^-8 for bf16, the
+// sums of N <= 256 ranks lie within 2 (N - 1) u sum|x| of the canonical ones; with Accumulate::kYes
+// within 2 N 2^-24 (|start| + sum|x|) more. So fast bf16 sums are those of bf16 training elsewhere,
+// and give up what the canonical ones keep; whoever wants neither the order nor that loss reduces
+// f32. All ranks get the same bits of an all_reduce in both. Canonical is not slower as such:
+// between GPUs that see each other it moves the same bytes, but in N^2 messages, and an all_reduce
+// returns f32 sums, so of bf16 it moves 1.5 times as many. It needs memory for one whole input;
+// fast needs it for one output in the inputs' dtype, and none for f32 without a running sum.
 //
 // [Note: how a world of NCCL ends] A thread of the world polls its communicators: for errors, and
 // for calls that take longer than the deadline since their stream came to them. The first failure
@@ -55,7 +59,7 @@ struct NcclMember {
   int rank = 0;
   int size = 1;
   int gpu = 0;  ///< among those that the process sees, best the only one (CUDA_VISIBLE_DEVICES)
-  std::string address;  ///< where ranks meet: see comm/meeting_place.h
+  std::string address;  ///< where ranks meet: see comm/bootstrap/bootstrap.h
 };
 /// Joins. Collective; so is the end of the group, which waits for what is enqueued. Groups of one
 /// world end in the same order on all ranks. Throws InvalidArgument, DeviceError, CommError, and

@@ -5,7 +5,7 @@
 // of a group in the same order; each call carries a fingerprint (sequence number, op, dtypes,
 // count, label), and ranks that disagree get a CommError that names both sides, on every rank.
 // Counts are elements. Reductions are sums in rank order, in f32: see [Note: rank order] in
-// kernels.cc.
+// threads/kernels.cc, and sums_in_rank_order().
 //
 // [Note: failures behind a GPU stream] Waiting on a CPU stream rethrows what failed on it. A GPU
 // that waits for its peers can only be released: its stream then ends without an error and without
@@ -49,8 +49,9 @@ class ProcessGroup {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Whether reductions add in rank order, as [Note: rank order] in kernels.cc says.
-  virtual bool sums_in_rank_order() const { return true; }
+  /// Whether reductions keep the contract of [Note: rank order] to the bit. If not, the backend
+  /// states how far its sums may lie from it.
+  virtual bool sums_in_rank_order() const = 0;
 
   // Collectives: `label` names the unit or purpose in errors and traces. The tensors lie on the
   // device of the stream. They throw InvalidArgument on bad arguments (no other overlap than named

@@ -17,6 +17,9 @@
 #include <cstdint>
 
 #include "engine/dtype.h"
+#if !defined(__CUDACC__)
+#include "third_party/cuda/emulation/device.h"
+#endif
 
 namespace tessera::ops {
 

@@ -87,7 +87,7 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
             })
             textual = textual + kernels
         deps = deps + ["@local_cuda//:headers"] + select({
-            emulation: [str(Label("//tests/cuda_emulation"))],
+            emulation: [str(Label("//third_party/cuda/emulation"))],
             "//conditions:default": ["@local_cuda//:cudart"] + cuda_deps,
         })
     elif cuda:

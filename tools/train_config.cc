@@ -103,8 +103,10 @@ void TrainConfig::add_to(FlagSet& flags) {
   };
   precision_flag("precision.param", &precision.param,
                  "parameters on the wire and in compute; masters are f32");
-  precision_flag("precision.reduce", &precision.reduce,
-                 "each micro-step's gradient on the wire; sums are f32");
+  precision_flag(
+      "precision.reduce", &precision.reduce,
+      "each micro-step's gradient on the wire; sums are f32, those of nccl's own order in the "
+      "wire's dtype");
   precision_flag("precision.accumulate", &precision.accumulate,
                  "what backward accumulates gradients into");
   flags.add("train.steps", &train.steps, {.help = "optimizer steps", .min = 0});

@@ -17,8 +17,8 @@
 #include "engine/copy.h"
 #include "engine/cuda_check.h"
 #include "engine/memory.h"
-#include "tests/cuda_emulation/control.h"
-#include "tests/cuda_emulation/nccl_control.h"
+#include "third_party/cuda/emulation/control.h"
+#include "third_party/cuda/emulation/nccl_control.h"
 
 namespace tessera::comm {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <thread>
 
-#include "comm/deadline_clock.h"
 #include "comm/threads.h"
+#include "comm/threads/deadline_clock.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::comm {

@@ -1,5 +1,5 @@
 // Copies and sums of every small size at every alignment write what they should and nothing beside.
-#include "comm/kernels.h"
+#include "comm/threads/kernels.h"
 
 #include <gtest/gtest.h>
 

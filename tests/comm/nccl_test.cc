@@ -55,6 +55,9 @@ INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
                              .deadline = milliseconds(300)}),
                          [](const auto& info) { return info.param.name; });
 
+// The unit roundoff of a dtype.
+double roundoff(DType dtype) { return std::ldexp(1.0, dtype == DType::kBF16 ? -8 : -24); }
+
 // |sum - canonical| in units of the stated bound; at most 1.
 double distance_in_bounds(const std::vector<float>& sum, const Tensor& canonical, int size,
                           DType dtype, Accumulate accumulate) {
@@ -65,12 +68,15 @@ double distance_in_bounds(const std::vector<float>& sum, const Tensor& canonical
   const bool adds = accumulate == Accumulate::kYes;
   double worst = 0;
   for (std::int64_t i = 0; i < numel; ++i) {
-    double magnitude = adds ? std::abs(at<float>(start, i)) : 0;
+    double magnitude = 0;
     for (const Tensor& in : ins) {
       magnitude +=
           std::abs(dtype == DType::kF32 ? at<float>(in, i) : at<BFloat16>(in, i).to_float());
     }
-    const double bound = 2.0 * (size - 1 + adds) * std::ldexp(1.0, -24) * magnitude;
+    double bound = 2.0 * (size - 1) * roundoff(dtype) * magnitude;
+    if (adds) {
+      bound += 2.0 * size * roundoff(DType::kF32) * (std::abs(at<float>(start, i)) + magnitude);
+    }
     const double distance = std::abs(double{sum[std::size_t(i)]} - double{at<float>(canonical, i)});
     worst = std::max(worst, bound > 0 ? distance / bound : distance > 0 ? 2.0 : 0.0);
   }
@@ -89,6 +95,7 @@ TEST(NcclTest, FastSumsLieWithinTheStatedBound) {
         std::vector<float> scattered(static_cast<std::size_t>(all));
         std::vector<std::vector<float>> wholes(static_cast<std::size_t>(size));
         run_nccl_ranks(size, {.deadline = kLong, .canonical = false}, [&](ProcessGroup& group) {
+          EXPECT_FALSE(group.sums_in_rank_order());
           const Place here{on_own_gpu(group.rank(), "comm", {})};
           const Tensor in = contribution(here.memory, all, dtype, group.rank());
           const Tensor part = Tensor::empty(here.memory, {kPart}, DType::kF32, "part");
@@ -110,6 +117,32 @@ TEST(NcclTest, FastSumsLieWithinTheStatedBound) {
     }
   }
   EXPECT_GT(num_different, 0);  // else the canonical mode would have nothing to show
+}
+
+TEST(NcclTest, FastSumsOfBf16AreRoundedToItAndAddedInF32) {
+  constexpr std::int64_t kPart = 333;
+  constexpr int kSize = 4;
+  run_nccl_ranks(kSize, {.deadline = kLong, .canonical = false}, [](ProcessGroup& group) {
+    const Place here{on_own_gpu(group.rank(), "comm", {})};
+    const Tensor in = contribution(here.memory, kSize * kPart, DType::kBF16, group.rank());
+    for (const bool scatters : {true, false}) {
+      const std::int64_t n = scatters ? kPart : kSize * kPart;
+      const auto reduce = [&](const Tensor& out, Accumulate accumulate) {
+        if (scatters) return group.reduce_scatter(in, out, accumulate, here.stream, "scatter");
+        group.all_reduce(in, out, accumulate, here.stream, "reduce");
+      };
+      const Tensor sum = Tensor::empty(here.memory, {n}, DType::kF32, "sum");
+      const Tensor total = contribution(here.memory, n, DType::kF32, 99);
+      reduce(sum, Accumulate::kNo);
+      reduce(total, Accumulate::kYes);
+      const Tensor start = contribution(Memory(), n, DType::kF32, 99);
+      for (std::int64_t i = 0; i < n; ++i) {
+        const float x = at<float>(sum, i);
+        ASSERT_EQ(BFloat16::from_float(x).to_float(), x);
+        ASSERT_EQ(at<float>(total, i), at<float>(start, i) + x);
+      }
+    }
+  });
 }
 
 TEST(NcclTest, FastSumsMayBeInPlace) {

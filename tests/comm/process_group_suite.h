@@ -233,6 +233,7 @@ TEST_P(ProcessGroupTest, ReductionsAddInRankOrderToTheBit) {
           const Tensor expected = serial_sum(all, dtype, size, accumulate);
           const Tensor start = contribution(Memory(), all, DType::kF32, 99);
           run(size, [&](ProcessGroup& group) {
+            ASSERT_TRUE(group.sums_in_rank_order());
             const auto [stream, memory] = place(group.rank());
             const Tensor in = contribution(memory, all, dtype, group.rank());
             const Tensor part = Tensor::empty(memory, {n}, DType::kF32, "part");
@@ -444,6 +445,61 @@ TEST_P(ProcessGroupTest, GroupsOfAMeshInterleave) {
       EXPECT_EQ(at<std::int32_t>(in_column, i), 2 * i + column);
     }
   });
+}
+
+// As gathers and reductions of a training step: beside each other, but for what waits for the
+// other.
+TEST_P(ProcessGroupTest, TwoGroupsOfTheSameRanksRunBesideEachOther) {
+  constexpr int kSize = 4, kNum = 150;
+  const auto value = [](int rank, int i, std::int64_t k) {
+    return std::int64_t{1000} * rank + 10 * i + k;
+  };
+  for (const bool world_reduces : {false, true}) {
+    run(kSize, [&](ProcessGroup& world) {
+      const int rank = world.rank();
+      const auto same = world.split(0, rank);
+      ProcessGroup& for_gathers = world_reduces ? *same : world;
+      ProcessGroup& for_reductions = world_reduces ? world : *same;
+      const auto [gathers, memory] = delayed_place(rank, 1u + std::uint64_t(rank));
+      const Stream reductions =
+          GetParam().beside(rank, "reductions", {.delay_seed = 11u + std::uint64_t(rank)});
+      std::vector<Tensor> ins, gathered, reduced;
+      for (int i = 0; i < kNum; ++i) {
+        std::vector<float> in(2 * kSize);
+        for (std::size_t k = 0; k < in.size(); ++k) in[k] = float(value(rank, i, std::int64_t(k)));
+        ins.push_back(Tensor::from<float>(memory, {2 * kSize}, in));
+        gathered.push_back(Tensor::empty(memory, {2 * kSize * kSize}, DType::kF32, "gathered"));
+        reduced.push_back(Tensor::empty(memory, {i % 2 == 0 ? 2 : 2 * kSize}, DType::kF32, "sum"));
+      }
+      reductions.wait(gathers.record("written"));
+      for (int i = 0; i < kNum; ++i) {
+        const auto n = std::size_t(i);
+        for_gathers.all_gather(ins[n], gathered[n], gathers, "gather");
+        if (i % 7 == 0) reductions.wait(gathers.record("gathered"));
+        if (i % 2 == 0) {
+          for_reductions.reduce_scatter(ins[n], reduced[n], Accumulate::kNo, reductions, "reduce");
+        } else {
+          for_reductions.all_reduce(ins[n], reduced[n], Accumulate::kNo, reductions, "reduce");
+        }
+        if (i % 5 == 0) gathers.wait(reductions.record("reduced"));
+        if (i % 50 == 0) world.barrier("step");
+      }
+      gathers.wait(reductions.record("reduced"));
+      gathers.synchronize();
+      reductions.synchronize();
+      for (int i = 0; i < kNum; ++i) {
+        const auto n = std::size_t(i);
+        for (std::int64_t k = 0; k < 2 * kSize * kSize; ++k) {
+          ASSERT_EQ(at<float>(gathered[n], k), value(int(k / (2 * kSize)), i, k % (2 * kSize)));
+        }
+        for (std::int64_t k = 0; k < reduced[n].numel(); ++k) {
+          std::int64_t sum = 0;
+          for (int r = 0; r < kSize; ++r) sum += value(r, i, i % 2 == 0 ? 2 * rank + k : k);
+          ASSERT_EQ(at<float>(reduced[n], k), sum);
+        }
+      }
+    });
+  }
 }
 
 TEST_P(ProcessGroupTest, ValuesOfAllRanksReachTheHost) {

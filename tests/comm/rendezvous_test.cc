@@ -1,5 +1,5 @@
 // Meetings of thread ranks: what becomes of work that fails, and of calls that nobody waits for.
-#include "comm/rendezvous.h"
+#include "comm/threads/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

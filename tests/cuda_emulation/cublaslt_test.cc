@@ -1,6 +1,6 @@
 // The emulated cublasLt refuses what the library refuses, and the engine's products run on it as
 // they would on the library: asynchronous, without blocking calls, nothing left behind.
-#include "tests/cuda_emulation/cublaslt.h"
+#include "third_party/cuda/emulation/cublaslt.h"
 
 #include <cublasLt.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include "engine/copy.h"
 #include "ops/gemm_algorithms.h"
 #include "ops/gemm_cuda.h"
-#include "tests/cuda_emulation/control.h"
+#include "third_party/cuda/emulation/control.h"
 
 namespace tessera::cuda_emulation {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "tests/cuda_emulation/control.h"
-#include "tests/cuda_emulation/device.h"
 #include "tests/cuda_emulation/races.h"
+#include "third_party/cuda/emulation/control.h"
+#include "third_party/cuda/emulation/device.h"
 
 namespace tessera::cuda_emulation {
 namespace {

@@ -13,9 +13,9 @@
 #include <thread>
 #include <utility>
 
-#include "tests/cuda_emulation/control.h"
-#include "tests/cuda_emulation/edges.h"
-#include "tests/cuda_emulation/runtime.h"
+#include "third_party/cuda/emulation/control.h"
+#include "third_party/cuda/emulation/edges.h"
+#include "third_party/cuda/emulation/runtime.h"
 
 namespace tessera::cuda_emulation {
 inline std::atomic<int> num_races = 0;

@@ -12,9 +12,9 @@
 
 #include "comm/nccl.h"
 #include "comm/threads.h"
-#include "tests/cuda_emulation/control.h"
-#include "tests/cuda_emulation/nccl_control.h"
 #include "tests/shard/toy_training.h"
+#include "third_party/cuda/emulation/control.h"
+#include "third_party/cuda/emulation/nccl_control.h"
 
 namespace tessera::shard {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "tests/cuda_emulation/control.h"
 #include "tests/tools/gpt_run.h"
+#include "third_party/cuda/emulation/control.h"
 
 namespace tessera::tools {
 namespace {

@@ -88,7 +88,7 @@ def _emulated_sources_impl(ctx):
         output = ctx.actions.declare_file(source.basename + ".cc")
         ctx.actions.write(output, """\
 // NOLINTNEXTLINE(misc-include-cleaner): what nvcc includes of its own accord
-#include "tests/cuda_emulation/device.h"
+#include "third_party/cuda/emulation/device.h"
 #include "%s"
 """ % source.short_path)
         outputs.append(output)

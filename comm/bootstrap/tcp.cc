@@ -1,0 +1,250 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "comm/bootstrap/internal.h"
+#include "engine/error.h"
+
+namespace tessera::comm::internal {
+namespace {
+
+using engine::CommError;
+using engine::IoError;
+using engine::require;
+
+// Connections that have not said who they are. More than these push out the oldest.
+constexpr std::size_t kMaxStrangers = 64;
+
+std::string reason() { return std::strerror(errno); }
+
+class Socket {
+ public:
+  explicit Socket(int fd) : fd_(fd) {}
+  ~Socket() {
+    if (fd_ >= 0) (void)close(fd_);
+  }
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+struct Addresses {
+  Addresses(const std::string& host, int port, bool passive) {
+    addrinfo hints{};
+    hints.ai_family = AF_UNSPEC;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
+    const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first);
+    require<IoError>(error == 0, "[meet] expected the address of {}, got {}", host,
+                     gai_strerror(error));
+  }
+  ~Addresses() { freeaddrinfo(first); }
+  Addresses(const Addresses&) = delete;
+  Addresses& operator=(const Addresses&) = delete;
+
+  addrinfo* first = nullptr;
+};
+
+int ms_left(const Meeter& meeter) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(meeter.deadline -
+                                                                 std::chrono::steady_clock::now());
+  return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000));
+}
+
+// False at the deadline.
+bool wait_for(const Socket& socket, short events, const Meeter& meeter) {
+  pollfd p{.fd = socket.get(), .events = events, .revents = 0};
+  for (;;) {
+    const int n = poll(&p, 1, ms_left(meeter));
+    if (n > 0) return true;
+    if (ms_left(meeter) == 0) return false;
+  }
+}
+
+// Reads what is there. False if the other side has closed or failed.
+bool receive_some(const Socket& socket, std::vector<std::byte>& bytes, std::size_t want) {
+  while (bytes.size() < want) {
+    std::array<std::byte, 512> buffer;
+    const ssize_t n =
+        recv(socket.get(), buffer.data(), std::min(buffer.size(), want - bytes.size()), 0);
+    if (n > 0) {
+      bytes.insert(bytes.end(), buffer.begin(), buffer.begin() + n);
+    } else if (n < 0 && errno == EINTR) {
+      continue;
+    } else {
+      return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    }
+  }
+  return true;
+}
+
+bool send_all(const Socket& socket, std::span<const std::byte> bytes, const Meeter& meeter) {
+  while (!bytes.empty()) {
+    const ssize_t n = send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (n > 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (!wait_for(socket, POLLOUT, meeter)) {
+        errno = ETIMEDOUT;
+        return false;
+      }
+    } else if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Socket listen_at(const std::string& host, int port, const std::string& place) {
+  const Addresses addresses(host, port, true);
+  std::string why = "no address";
+  for (const addrinfo* a = addresses.first; a != nullptr; a = a->ai_next) {
+    Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const int one = 1;
+    if (socket.get() >= 0 &&
+        setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
+        bind(socket.get(), a->ai_addr, a->ai_addrlen) == 0 && listen(socket.get(), 128) == 0) {
+      return socket;
+    }
+    why = reason();
+  }
+  engine::fail<IoError>("[meet] expected to listen at {}, got {} (rank 0)", place, why);
+}
+
+struct Connection {
+  Socket socket;
+  std::vector<std::byte> heard = {};
+};
+
+// Takes what a connection says. True once it is of no more use here: it is now `ranks[r]`, or has
+// said nonsense. One rank that says two different things is one too many.
+bool identify(Connection& connection, std::vector<std::optional<Socket>>& ranks,
+              const Meeter& meeter, const std::string& place) {
+  if (!receive_some(connection.socket, connection.heard, sizeof(Hello))) return true;
+  if (connection.heard.size() < sizeof(Hello)) return false;
+  Hello hello;
+  std::memcpy(&hello, connection.heard.data(), sizeof(hello));
+  if (hello.magic != Hello().magic) return true;
+  check_hello(hello, hello.rank, meeter, place);
+  require<CommError>(hello.rank > 0 && hello.rank < meeter.size,
+                     "[meet] expected ranks 1 to {} at {}, got {}", meeter.size - 1, place,
+                     hello.rank);
+  auto& rank = ranks[static_cast<std::size_t>(hello.rank)];
+  require<CommError>(!rank, "[meet] expected one rank {} at {}, got two", hello.rank, place);
+  rank = std::move(connection.socket);
+  return true;
+}
+
+void answer(const std::string& host, int port, std::span<const std::byte> message,
+            const Meeter& meeter, const std::string& place) {
+  const Socket listener = listen_at(host, port, place);
+  const auto size = static_cast<std::size_t>(meeter.size);
+  std::vector<std::optional<Socket>> ranks(size);
+  std::vector<Connection> strangers;
+  std::size_t num_here = 1;
+  while (num_here < size) {
+    std::vector<pollfd> polls = {{.fd = listener.get(), .events = POLLIN, .revents = 0}};
+    for (const Connection& c : strangers) {
+      polls.push_back({.fd = c.socket.get(), .events = POLLIN, .revents = 0});
+    }
+    (void)poll(polls.data(), polls.size(), ms_left(meeter));
+    std::erase_if(strangers, [&](Connection& c) { return identify(c, ranks, meeter, place); });
+    for (;;) {
+      Socket socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (socket.get() < 0) break;
+      if (strangers.size() == kMaxStrangers) strangers.erase(strangers.begin());
+      strangers.push_back({.socket = std::move(socket)});
+    }
+    std::vector<bool> here(size);
+    for (std::size_t r = 0; r < size; ++r) here[r] = r == 0 || ranks[r];
+    num_here = static_cast<std::size_t>(std::ranges::count(here, true));
+    if (num_here < size && ms_left(meeter) == 0) fail_missing(here, meeter, place);
+  }
+  const auto nbytes = static_cast<std::uint32_t>(message.size());
+  for (std::size_t r = 1; r < size; ++r) {
+    // Named first: arguments are evaluated in no order, and reason() is one of them.
+    const bool sent = send_all(*ranks[r], std::as_bytes(std::span(&nbytes, 1)), meeter) &&
+                      send_all(*ranks[r], message, meeter);
+    require<CommError>(sent, "[meet] expected to answer rank {} at {}, got {}", r, place, reason());
+  }
+}
+
+// A connection to rank 0, which may not be listening yet.
+Socket connect_to(const std::string& host, int port, const Meeter& meeter,
+                  const std::string& place) {
+  std::string why;
+  for (;;) {
+    const Addresses addresses(host, port, false);
+    for (const addrinfo* a = addresses.first; a != nullptr; a = a->ai_next) {
+      Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      if (socket.get() < 0) continue;
+      int error = connect(socket.get(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
+      if (error == EINPROGRESS && wait_for(socket, POLLOUT, meeter)) {
+        socklen_t length = sizeof(error);
+        (void)getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+      }
+      if (error == 0) return socket;
+      why = std::strerror(error);
+    }
+    require<CommError>(ms_left(meeter) > 0,
+                       "[meet] expected rank 0 at {} within {} ms, got {} (rank {})", place,
+                       meeter.patience.count(), why, meeter.rank);
+    std::this_thread::sleep_for(std::chrono::milliseconds(std::min(20, ms_left(meeter))));
+  }
+}
+
+std::vector<std::byte> receive(const Socket& socket, std::size_t nbytes, const Meeter& meeter,
+                               const std::string& place) {
+  std::vector<std::byte> bytes;
+  while (bytes.size() < nbytes) {
+    require<CommError>(wait_for(socket, POLLIN, meeter),
+                       "[meet] expected rank 0's answer at {} within {} ms, got none (rank {})",
+                       place, meeter.patience.count(), meeter.rank);
+    require<CommError>(receive_some(socket, bytes, nbytes),
+                       "[meet] expected rank 0's answer at {}, got an end (rank {})", place,
+                       meeter.rank);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<std::byte> meet_at_tcp(const std::string& host, int port,
+                                   std::span<const std::byte> message, const Meeter& meeter) {
+  const std::string place = fmt::format("tcp:{}:{}", host, port);
+  if (meeter.rank == 0) {
+    answer(host, port, message, meeter, place);
+    return {message.begin(), message.end()};
+  }
+  const Socket socket = connect_to(host, port, meeter, place);
+  const Hello hello{.size = meeter.size, .rank = meeter.rank};
+  const bool sent = send_all(socket, std::as_bytes(std::span(&hello, 1)), meeter);
+  require<CommError>(sent, "[meet] expected to reach rank 0 at {}, got {} (rank {})", place,
+                     reason(), meeter.rank);
+  std::uint32_t nbytes = 0;
+  std::memcpy(&nbytes, receive(socket, sizeof(nbytes), meeter, place).data(), sizeof(nbytes));
+  require<CommError>(nbytes <= kMaxMessageNbytes,
+                     "[meet] expected at most {} bytes from {}, got {} (rank {})",
+                     kMaxMessageNbytes, place, nbytes, meeter.rank);
+  return receive(socket, nbytes, meeter, place);
+}
+
+}  // namespace tessera::comm::internal

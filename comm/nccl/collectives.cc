@@ -1,0 +1,239 @@
+#include "comm/nccl/collectives.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "comm/threads/rank_order.h"
+#include "engine/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using engine::DType;
+
+// Elements or bytes: parts begin where wide accesses may.
+constexpr std::int64_t kAlignment = 64;
+std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// A part of memory that goes to one rank, or comes from it.
+struct Part {
+  std::byte* data;
+  std::int64_t nbytes;
+};
+
+class Share {
+ public:
+  Share(const Collective& c, int rank, int size, NcclSeat& seat, NcclStaging& staging,
+        const Stream& gpu)
+      : c_(c),
+        rank_(rank),
+        size_(size),
+        seat_(seat),
+        staging_(staging),
+        gpu_(gpu),
+        native_(static_cast<cudaStream_t>(gpu.native())) {}
+
+  void all_gather() {
+    call(Purpose::kGather, "ncclAllGather", [&](const NcclLibrary& nccl, ncclComm_t comm) {
+      return nccl.all_gather(c_.in.raw(), c_.out.raw(), bytes(c_.in), ncclUint8, comm, native_);
+    });
+  }
+
+  void broadcast() {
+    call(Purpose::kGather, "ncclBroadcast", [&](const NcclLibrary& nccl, ncclComm_t comm) {
+      return nccl.broadcast(c_.in.raw(), c_.out.raw(), bytes(c_.in), ncclUint8, c_.root, comm,
+                            native_);
+    });
+  }
+
+  void all_to_all() {
+    const std::int64_t part = c_.in.nbytes() / size_;
+    exchange(
+        Purpose::kGather,
+        [&](int r) {
+          return Part{c_.in.raw() + r * part, part};
+        },
+        [&](int r) {
+          return Part{c_.out.raw() + r * part, part};
+        });
+  }
+
+  // All blocks come here and are folded from where they lie.
+  void reduce_scatter_in_order() {
+    const std::int64_t part = c_.in.nbytes() / size_;
+    const std::int64_t stride = round_up(part, kAlignment);
+    std::byte* const staged = stage(stride * size_);
+    exchange(
+        Purpose::kReduce,
+        [&](int r) {
+          return Part{c_.in.raw() + r * part, part};
+        },
+        [&](int r) {
+          return Part{staged + r * stride, part};
+        });
+    fold(staged, stride, out(), out(), c_.out.numel());
+  }
+
+  // The same with parts that may differ by some elements, and then everybody's sums to everybody.
+  void all_reduce_in_order() {
+    const std::int64_t all = c_.out.numel();
+    const std::int64_t part = round_up((all + size_ - 1) / size_, kAlignment);
+    const auto begin = [&](int r) { return std::min(all, r * part); };
+    const auto numel = [&](int r) { return begin(r + 1) - begin(r); };
+    const std::int64_t in_size = size_of(c_.in.dtype());
+    const std::int64_t f32_size = size_of(DType::kF32);
+
+    std::byte* const staged = stage(part * size_ * in_size);
+    exchange(
+        Purpose::kReduce,
+        [&](int r) {
+          return Part{c_.in.raw() + begin(r) * in_size, numel(r) * in_size};
+        },
+        [&](int r) {
+          return Part{staged + r * part * in_size, numel(rank_) * in_size};
+        });
+    float* const sums = out() + begin(rank_);
+    fold(staged, part * in_size, sums, sums, numel(rank_));
+    exchange(
+        Purpose::kReduce,
+        [&](int r) {
+          return Part{reinterpret_cast<std::byte*>(sums), r == rank_ ? 0 : numel(rank_) * f32_size};
+        },
+        [&](int r) {
+          return Part{reinterpret_cast<std::byte*>(out() + begin(r)),
+                      r == rank_ ? 0 : numel(r) * f32_size};
+        });
+  }
+
+  void reduce_scatter_fast() { reduce_fast("ncclReduceScatter", &NcclLibrary::reduce_scatter); }
+  void all_reduce_fast() { reduce_fast("ncclAllReduce", &NcclLibrary::all_reduce); }
+
+ private:
+  static std::size_t bytes(const Tensor& t) { return static_cast<std::size_t>(t.nbytes()); }
+  float* out() const { return c_.out.data<float>(); }
+  bool adds() const { return c_.accumulate == Accumulate::kYes; }
+  std::byte* stage(std::int64_t nbytes) {
+    return nbytes == 0 ? nullptr : staging_.get(nbytes, c_.out.buffer()->memory(), gpu_);
+  }
+
+  void call(Purpose purpose, std::string_view name,
+            const std::function<ncclResult_t(const NcclLibrary&, ncclComm_t)>& fn) {
+    seat_.communicator(purpose).call(name, seat_.world(), seat_.world().time_limit(), fn);
+  }
+
+  // Sends part(r) to each rank r, and receives what it sends into place(r). Empty ones do not
+  // count.
+  void exchange(Purpose purpose, const std::function<Part(int)>& part,
+                const std::function<Part(int)>& place) {
+    call(purpose, "a group of ncclSend and ncclRecv",
+         [&](const NcclLibrary& nccl, ncclComm_t comm) {
+           ncclResult_t result = nccl.group_start();
+           const auto keep = [&](ncclResult_t r) {
+             if (r != ncclSuccess && r != ncclInProgress && result == ncclSuccess) result = r;
+           };
+           if (result != ncclSuccess) return result;
+           for (int r = 0; r < size_; ++r) {
+             const Part from = part(r), to = place(r);
+             if (from.nbytes > 0) {
+               keep(nccl.send(from.data, static_cast<std::size_t>(from.nbytes), ncclUint8, r, comm,
+                              native_));
+             }
+             if (to.nbytes > 0) {
+               keep(nccl.recv(to.data, static_cast<std::size_t>(to.nbytes), ncclUint8, r, comm,
+                              native_));
+             }
+           }
+           const ncclResult_t end = nccl.group_end();
+           return result == ncclSuccess ? end : result;
+         });
+  }
+
+  // The sum of all ranks' blocks, `stride` bytes apart, in rank order.
+  void fold(const std::byte* blocks, std::int64_t stride, const float* start, float* sums,
+            std::int64_t numel) {
+    std::vector<const void*> ins;
+    for (int r = 0; r < size_; ++r) ins.push_back(blocks + r * stride);
+    sum_in_rank_order_on_gpu(gpu_, c_.in.dtype(), ins, adds() ? start : nullptr, {&sums, 1}, numel);
+  }
+
+  // NCCL sums in the dtype of the inputs, into `out` if it can, else beside it: one kernel widens
+  // and adds that to what `out` holds.
+  void reduce_fast(std::string_view name,
+                   decltype(NcclLibrary::all_reduce) NcclLibrary::*function) {
+    const bool is_f32 = c_.in.dtype() == DType::kF32;
+    const bool is_direct = is_f32 && !adds();
+    const std::int64_t numel = c_.out.numel();
+    void* const sum = is_direct ? out() : static_cast<void*>(stage(numel * size_of(c_.in.dtype())));
+    call(Purpose::kReduce, name, [&](const NcclLibrary& nccl, ncclComm_t comm) {
+      return (nccl.*function)(c_.in.raw(), sum, static_cast<std::size_t>(numel),
+                              is_f32 ? ncclFloat32 : ncclBfloat16, ncclSum, comm, native_);
+    });
+    if (is_direct) return;
+    const void* const in = sum;
+    float* const to = out();
+    sum_in_rank_order_on_gpu(gpu_, c_.in.dtype(), {&in, 1}, adds() ? to : nullptr, {&to, 1}, numel);
+  }
+
+  const Collective& c_;
+  const int rank_;
+  const int size_;
+  NcclSeat& seat_;
+  NcclStaging& staging_;
+  const Stream& gpu_;
+  cudaStream_t const native_;
+};
+
+}  // namespace
+
+NcclStaging::~NcclStaging() {
+  for (const auto& [stream, block] : blocks_) {
+    try {
+      let_go(block);
+    } catch (const engine::DeviceError&) {  // the GPU is lost, and nothing reads there any more
+    }
+  }
+}
+
+std::byte* NcclStaging::get(std::int64_t nbytes, const engine::Memory& memory, const Stream& gpu) {
+  const auto found = blocks_.find(gpu.native());
+  if (found != blocks_.end()) {
+    if (found->second.bytes.nbytes() >= nbytes) return found->second.bytes.raw();
+    let_go(found->second);
+    blocks_.erase(found);
+  }
+  Block block{gpu, Tensor::empty(memory, {nbytes}, DType::kU8, "nccl.staging",
+                                 engine::Category::kCommunication)};
+  if (memory.home() && *memory.home() != gpu) gpu.wait(memory.home()->record("staging"));
+  return blocks_.emplace(gpu.native(), std::move(block)).first->second.bytes.raw();
+}
+
+// See [Note: memory of a stream].
+void NcclStaging::let_go(const Block& block) {
+  const auto& home = block.bytes.buffer()->memory().home();
+  if (home && *home != block.stream) home->wait(block.stream.record("staging unused"));
+}
+
+void enqueue_nccl(const Collective& collective, int rank, int size, bool canonical, NcclSeat& seat,
+                  NcclStaging& staging, const Stream& gpu) {
+  if (collective.in.numel() == 0) return;
+  Share share(collective, rank, size, seat, staging, gpu);
+  switch (collective.op) {
+    case Collective::Op::kAllGather:
+      return share.all_gather();
+    case Collective::Op::kBroadcast:
+      return share.broadcast();
+    case Collective::Op::kAllToAll:
+      return share.all_to_all();
+    case Collective::Op::kReduceScatter:
+      return canonical ? share.reduce_scatter_in_order() : share.reduce_scatter_fast();
+    case Collective::Op::kAllReduce:
+      return canonical ? share.all_reduce_in_order() : share.all_reduce_fast();
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,69 @@
+// What ranks over NCCL have in common. Private to comm; only where CUDA is built.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "comm/nccl.h"
+#include "comm/nccl/collectives.h"
+#include "comm/nccl/watchdog.h"
+#include "comm/process_group.h"
+#include "comm/threads/rendezvous.h"
+
+namespace tessera::comm {
+
+class NcclGroup : public ProcessGroup {
+ public:
+  /// One of `size` ranks, on GPU `gpu`.
+  NcclGroup(int rank, int size, int gpu, const NcclOptions& options,
+            std::shared_ptr<const NcclLibrary> library, std::shared_ptr<World> world)
+      : rank_(rank),
+        size_(size),
+        gpu_(gpu),
+        options_(options),
+        library_(std::move(library)),
+        world_(std::move(world)) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  bool sums_in_rank_order() const override { return options_.canonical; }
+  std::shared_ptr<const void> pause_deadline() override { return world_->pause_deadline(); }
+  void check() override;
+  void abort(std::string_view reason) noexcept override;
+
+ protected:
+  /// To be called once: where this rank sits.
+  void sit(std::shared_ptr<NcclClique> clique, std::size_t seat) {
+    clique_ = std::move(clique);
+    seat_ = &clique_->seat(seat);
+  }
+
+  Call next_call(std::string_view op, std::string text) {
+    return {.sequence = sequence_++, .op = op, .text = std::move(text)};
+  }
+
+  const int rank_;
+  const int size_;
+  const int gpu_;
+  const NcclOptions options_;
+  const std::shared_ptr<const NcclLibrary> library_;
+  const std::shared_ptr<World> world_;
+  std::int64_t sequence_ = 0;
+  std::shared_ptr<NcclClique> clique_;
+  NcclSeat* seat_ = nullptr;
+
+ private:
+  void enqueue(Collective collective, const Stream& stream) override;
+  /// Before `call` is enqueued. Throws CommError if the ranks are known to differ.
+  virtual void announce(const Call& call) = 0;
+
+  NcclStaging staging_;
+};
+
+/// For process ranks; see nccl.h.
+std::unique_ptr<ProcessGroup> make_nccl_process_group(const NcclMember& member,
+                                                      const NcclOptions& options,
+                                                      std::shared_ptr<const NcclLibrary> library);
+
+}  // namespace tessera::comm

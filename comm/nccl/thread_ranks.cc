@@ -1,0 +1,194 @@
+#include "comm/nccl.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <span>
+#include <utility>
+
+#include "comm/nccl/group.h"
+#include "comm/threads/thread_ranks.h"
+#include "engine/cuda.h"
+#include "engine/error.h"
+
+namespace tessera::comm {
+
+void NcclGroup::check() {
+  seat_->poll();
+  world_->check();
+}
+
+void NcclGroup::abort(std::string_view reason) noexcept {
+  world_->abort_with(
+      [&] { return fmt::format("[abort] by rank {}: {}", world_rank(rank_), reason); });
+  clique_->watch()->abort_all();
+}
+
+void NcclGroup::enqueue(Collective collective, const Stream& stream) {
+  const engine::Device device{engine::DeviceKind::kCuda, gpu_};
+  engine::require(stream.device() == device,
+                  "[{}] expected a stream of {}, got '{}' of {} ({}, rank {})",
+                  collective.work.name, to_string(device), stream.name(),
+                  to_string(stream.device()), collective.work.detail, world_rank(rank_));
+  world_->check();
+  Call call = next_call(collective.work.name, collective.text);
+  announce(call);
+  engine::Event begin = stream.record("begin");
+  try {
+    stream.launch(std::move(collective.work), [&] {
+      enqueue_nccl(collective, rank_, size_, options_.canonical, *seat_, staging_, stream);
+    });
+  } catch (const CommError& error) {
+    // Either it says why the world failed, or the world fails with it.
+    world_->abort(fmt::format("[{} #{}] rank {} failed: {}; {}", call.op, call.sequence,
+                              world_rank(rank_), error.what(), call.text));
+    clique_->watch()->abort_all();
+    world_->check();
+    throw;
+  }
+  seat_->watch(stream, std::move(call), std::move(begin), stream.record("end"));
+}
+
+namespace {
+
+// Ranks as threads: host calls meet as those of comm:threads do.
+class ThreadRank final : public NcclGroup {
+ public:
+  enum class Kind { kWorld, kSplit };
+
+  ThreadRank(std::shared_ptr<Rendezvous> rendezvous, int rank, const NcclOptions& options,
+             std::shared_ptr<const NcclLibrary> library, std::shared_ptr<NcclClique> clique,
+             Kind kind)
+      : NcclGroup(rank, rendezvous->size(), gpu_of(*rendezvous, rank, options), options,
+                  std::move(library), rendezvous->world()),
+        rendezvous_(std::move(rendezvous)),
+        kind_(kind) {
+    sit(std::move(clique), static_cast<std::size_t>(rank));
+  }
+
+  // A part that an exception unwinds says nothing: the world will be told of the exception itself.
+  ~ThreadRank() override {
+    if (kind_ == Kind::kSplit && std::uncaught_exceptions() > num_exceptions_) return;
+    rendezvous_->depart(rank_, sequence_);
+  }
+
+  // announce() compares each call.
+  void agree(const Stream&) override {}
+
+  void barrier(std::string_view label) override {
+    rendezvous_->meet(rank_, next_call("barrier", fmt::format("barrier '{}'", label)), {}, {});
+  }
+
+  // The last to come makes the communicators of all.
+  std::unique_ptr<ProcessGroup> split(int color, int key) override {
+    struct Seats {
+      Split split;
+      std::shared_ptr<NcclClique> clique;
+    };
+    Seats own{.split = {.color = color, .key = key}, .clique = nullptr};
+    rendezvous_->meet(rank_, next_call("split", "split"), {.in = nullptr, .out = &own.split},
+                      split_pieces(*rendezvous_));
+    const auto& group = own.split.group;
+    const auto run = [&](std::span<const Slot> slots, int block, std::int64_t) {
+      if (block != 0) return;
+      const auto clique = make_clique(group, options_, library_, clique_->watch());
+      for (const Slot& slot : slots) static_cast<Seats*>(slot.out)->clique = clique;
+    };
+    group->meet(own.split.rank, {.sequence = -1, .op = "split", .text = "split"},
+                {.in = nullptr, .out = &own}, {.num_per_block = 1, .wake = false, .run = run});
+    return std::make_unique<ThreadRank>(group, own.split.rank, options_, library_, own.clique,
+                                        Kind::kSplit);
+  }
+
+  static int gpu_of(const Rendezvous& rendezvous, int rank, const NcclOptions& options) {
+    const int world_rank = rendezvous.world_rank(rank);
+    return options.gpus.empty() ? world_rank : options.gpus[static_cast<std::size_t>(world_rank)];
+  }
+
+  static std::shared_ptr<NcclClique> make_clique(const std::shared_ptr<Rendezvous>& rendezvous,
+                                                 const NcclOptions& options,
+                                                 const std::shared_ptr<const NcclLibrary>& library,
+                                                 std::shared_ptr<NcclWatch> watch) {
+    std::vector<LocalRank> ranks;
+    for (int r = 0; r < rendezvous->size(); ++r) {
+      ranks.push_back({.rank = r, .gpu = gpu_of(*rendezvous, r, options)});
+    }
+    auto pairs = join(library, make_ids(*library), rendezvous->name(), rendezvous->size(), ranks,
+                      *rendezvous->world());
+    std::vector<std::unique_ptr<NcclSeat>> seats;
+    for (int r = 0; r < rendezvous->size(); ++r) {
+      seats.push_back(std::make_unique<NcclSeat>(
+          rendezvous->world(), rendezvous,
+          fmt::format("rank {} of {}", rendezvous->world_rank(r), rendezvous->name()),
+          rendezvous->size(), std::move(pairs[static_cast<std::size_t>(r)])));
+    }
+    return std::make_shared<NcclClique>(std::move(watch), std::move(seats));
+  }
+
+ private:
+  int world_rank(int rank) const override { return rendezvous_->world_rank(rank); }
+  void announce(const Call& call) override { rendezvous_->announce(rank_, call); }
+
+  const std::shared_ptr<Rendezvous> rendezvous_;
+  const Kind kind_;
+  const int num_exceptions_ = std::uncaught_exceptions();
+};
+
+void check_gpus(int size, const NcclOptions& options) {
+  const int count = engine::cuda::num_devices();
+  if (options.gpus.empty()) {
+    engine::require(size <= count,
+                    "[nccl] expected a GPU for each of {} ranks, got {} (several ranks on one GPU "
+                    "run with comm:threads)",
+                    size, count);
+    return;
+  }
+  engine::require(options.gpus.size() == static_cast<std::size_t>(size),
+                  "[nccl] expected GPUs of {} ranks, got {}", size, options.gpus.size());
+  for (auto gpu = options.gpus.begin(); gpu != options.gpus.end(); ++gpu) {
+    engine::require(*gpu >= 0 && *gpu < count, "[nccl] expected a GPU below {}, got {}", count,
+                    *gpu);
+    engine::require(std::find(options.gpus.begin(), gpu, *gpu) == gpu,
+                    "[nccl] expected a GPU for each rank, got cuda:{} twice (several ranks on one "
+                    "GPU run with comm:threads)",
+                    *gpu);
+  }
+}
+
+std::vector<std::unique_ptr<ProcessGroup>> make_groups(
+    const std::shared_ptr<Rendezvous>& rendezvous, const NcclOptions& options) {
+  check_gpus(rendezvous->size(), options);
+  const auto library = NcclLibrary::load(options.library_path);
+  const auto clique = ThreadRank::make_clique(rendezvous, options, library,
+                                              std::make_shared<NcclWatch>(rendezvous->world()));
+  std::vector<std::unique_ptr<ProcessGroup>> groups;
+  for (int r = 0; r < rendezvous->size(); ++r) {
+    groups.push_back(std::make_unique<ThreadRank>(rendezvous, r, options, library, clique,
+                                                  ThreadRank::Kind::kWorld));
+  }
+  return groups;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(int size, NcclOptions options) {
+  return make_groups(make_world(size, options.deadline, options.on_failure), options);
+}
+
+void run_nccl_ranks(int size, NcclOptions options, const std::function<void(ProcessGroup&)>& fn) {
+  const auto rendezvous = make_world(size, options.deadline, options.on_failure);
+  run_on_threads(make_groups(rendezvous, options), *rendezvous->world(), fn);
+}
+
+std::unique_ptr<ProcessGroup> join_nccl_world(const NcclMember& member, NcclOptions options) {
+  engine::require(member.size >= 1 && member.rank >= 0 && member.rank < member.size,
+                  "[nccl] expected a rank in [0, {}), got {}", member.size, member.rank);
+  const int count = engine::cuda::num_devices();
+  engine::require(member.gpu >= 0 && member.gpu < count,
+                  "[nccl] expected a GPU below {}, got {} (rank {})", count, member.gpu,
+                  member.rank);
+  return make_nccl_process_group(member, options, NcclLibrary::load(options.library_path));
+}
+
+}  // namespace tessera::comm

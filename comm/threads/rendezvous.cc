@@ -1,0 +1,303 @@
+#include "comm/threads/rendezvous.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+#include <utility>
+
+#include "comm/threads/futex.h"
+#include "engine/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using engine::CommError;
+
+enum State : std::uint32_t { kOpen, kReady, kComplete, kFailed };
+
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+
+// "rank 2", "ranks 2, 5-7" or, when there are too many pieces, "ranks 2, 5-7 and 90 more".
+std::string ranks_text(const std::vector<int>& ranks) {
+  constexpr int kMaxPieces = 8;
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  std::size_t i = 0;
+  for (int piece = 0; i < ranks.size() && piece < kMaxPieces; ++piece) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += fmt::format("{} {}", piece == 0 ? "" : ",", ranks[i]);
+    if (last > i) text += fmt::format("-{}", ranks[last]);
+    i = last + 1;
+  }
+  return i < ranks.size() ? fmt::format("{} and {} more", text, ranks.size() - i) : text;
+}
+
+}  // namespace
+
+struct Rendezvous::Meeting {
+  Meeting(const Call& c, std::size_t size, std::int64_t num_per_block)
+      : call(c),
+        slots(size),
+        here(size),
+        next(size),
+        undone(num_per_block * static_cast<std::int64_t>(size)) {}
+
+  void set(State s) {
+    state.store(s, std::memory_order_release);
+    wake_all(state);
+  }
+
+  const Call call;  // of the first to come
+  std::vector<Slot> slots;
+  std::vector<bool> here;
+  int num_here = 0;
+  std::atomic<std::uint32_t> state = kOpen;     // leaves kOpen under the world's mutex
+  std::vector<std::atomic<std::int64_t>> next;  // by block: the piece to take next
+  std::atomic<std::int64_t> undone;             // pieces of all blocks
+  std::atomic<bool> threw = false;              // one of them; the world has failed
+};
+
+World::World(std::chrono::milliseconds deadline,
+             std::function<void(const std::string& message)> on_failure)
+    : deadline_(std::min<std::chrono::milliseconds>(deadline, std::chrono::years(100))),
+      on_failure_(std::move(on_failure)) {
+  engine::require(deadline.count() > 0, "[threads] expected a deadline > 0 ms, got {}",
+                  deadline.count());
+}
+
+void World::fail_locked(std::string message, bool aborted) {
+  if (failure_) return;
+  failure_ = std::move(message);
+  aborted_ = aborted;
+  failed_.store(true, std::memory_order_release);
+  if (on_failure_) on_failure_(*failure_);
+  for (Rendezvous* group : groups_) {
+    for (const auto& [sequence, meeting] : group->meetings_) meeting->set(kFailed);
+    group->meetings_.clear();
+  }
+}
+
+void World::abort(std::string message) {
+  const std::lock_guard lock(mutex_);
+  fail_locked(std::move(message), true);
+}
+
+void World::fail(std::string message) {
+  const std::lock_guard lock(mutex_);
+  fail_locked(std::move(message));
+}
+
+void World::check() {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw CommError(*failure_);
+}
+
+bool World::wait_while(const std::atomic<std::uint32_t>& word, std::uint32_t value) {
+  const auto limit = time_limit();
+  for (;;) {
+    const auto left =
+        std::min<DeadlineClock::duration>(limit - clock_->now(), DeadlineClock::kTick);
+    if (comm::wait_while(word, value, Clock::now() + left)) return true;
+    if (clock_->now() >= limit) return false;
+  }
+}
+
+bool World::is_echo(std::string_view message) {
+  const std::lock_guard lock(mutex_);
+  return aborted_ && message == *failure_;
+}
+
+Rendezvous::Rendezvous(std::shared_ptr<World> world, std::string name, std::vector<int> members)
+    : world_(std::move(world)),
+      name_(std::move(name)),
+      members_(std::move(members)),
+      departed_(members_.size(), kNever),
+      last_(members_.size(), "nothing") {
+  const std::lock_guard lock(world_->mutex_);
+  world_->groups_.push_back(this);
+}
+
+Rendezvous::~Rendezvous() {
+  const std::lock_guard lock(world_->mutex_);
+  std::erase(world_->groups_, this);
+}
+
+void Rendezvous::meet(int rank, const Call& call, const Slot& slot, const Pieces& pieces) {
+  const std::shared_ptr<Meeting> meeting = arrive(rank, call, slot, pieces);
+  await(*meeting);
+
+  std::int64_t num_done = 0;
+  std::exception_ptr error;
+  for (int i = 0; i < (pieces.shared ? size() : 1); ++i) {
+    const int block = (rank + i) % size();
+    auto& next = meeting->next[static_cast<std::size_t>(block)];
+    for (;; ++num_done) {
+      const std::int64_t piece = next.fetch_add(1, std::memory_order_relaxed);
+      if (piece >= pieces.num_per_block) break;
+      try {
+        pieces.run(meeting->slots, block, piece);
+      } catch (...) {
+        error = std::current_exception();
+        fail_piece(call, block);
+        meeting->threw.store(true, std::memory_order_relaxed);
+      }
+    }
+  }
+  // The release order of the decrements carries everyone's writes to the last, and from it to all.
+  if (num_done > 0 && meeting->undone.fetch_sub(num_done, std::memory_order_acq_rel) == num_done) {
+    meeting->set(kComplete);
+  } else if (pieces.shared) {
+    comm::wait_while(meeting->state, kReady);
+  } else if (!world_->wait_while(meeting->state, kReady)) {
+    expire(call);
+    world_->check();
+  }
+  if (error) std::rethrow_exception(error);
+  if (meeting->threw.load(std::memory_order_relaxed)) world_->check();
+}
+
+void Rendezvous::announce(int rank, const Call& call) { arrive(rank, call, {}, {}); }
+
+std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& call,
+                                                        const Slot& slot, const Pieces& pieces) {
+  const auto r = static_cast<std::size_t>(rank);
+  const std::lock_guard lock(world_->mutex_);
+  if (world_->failure_) throw CommError(*world_->failure_);
+  auto entry = meetings_.find(call.sequence);
+  if (entry == meetings_.end()) {
+    auto first = std::make_shared<Meeting>(call, members_.size(), pieces.num_per_block);
+    entry = meetings_.emplace(call.sequence, std::move(first)).first;
+  }
+  const std::shared_ptr<Meeting> meeting = entry->second;
+  if (call.text != meeting->call.text) {
+    const auto first = std::find(meeting->here.begin(), meeting->here.end(), true);
+    world_->fail_locked(fmt::format("{} expected rank {}'s {}, got rank {}'s {}",
+                                    where(meeting->call),
+                                    world_rank(static_cast<int>(first - meeting->here.begin())),
+                                    meeting->call.text, world_rank(rank), call.text));
+    throw CommError(*world_->failure_);
+  }
+  last_[r] = fmt::format("#{} {}", call.sequence, call.text);
+  meeting->slots[r] = slot;
+  meeting->here[r] = true;
+  if (++meeting->num_here < size()) {
+    fail_if_departed(*meeting);
+    return meeting;
+  }
+  meetings_.erase(call.sequence);
+  if (pieces.num_per_block == 0) {
+    meeting->set(kComplete);
+  } else if (pieces.wake) {
+    meeting->set(kReady);
+  } else {
+    meeting->state.store(kReady, std::memory_order_release);
+  }
+  return meeting;
+}
+
+void Rendezvous::await(Meeting& meeting) {
+  world_->wait_while(meeting.state, kOpen);
+  const std::uint32_t woken_by = meeting.state.load(std::memory_order_acquire);
+  if (woken_by == kReady || woken_by == kComplete) return;
+  const std::lock_guard lock(world_->mutex_);
+  const std::uint32_t state = meeting.state.load(std::memory_order_acquire);
+  if (state == kReady || state == kComplete) return;  // the last one came at the last moment
+  if (state == kOpen) fail_late(meeting.call, &meeting);
+  throw CommError(*world_->failure_);
+}
+
+void Rendezvous::expire(const Call& call) {
+  const std::lock_guard lock(world_->mutex_);
+  const auto entry = meetings_.find(call.sequence);
+  fail_late(call, entry == meetings_.end() ? nullptr : entry->second.get());
+}
+
+// `meeting`: null if all ranks have called.
+void Rendezvous::fail_late(const Call& call, const Meeting* meeting) {
+  world_->fail_locked(fmt::format(
+      "{} expected {} ranks within {} ms, got {}: {}; {}", where(call), size(),
+      world_->deadline_.count(), meeting != nullptr ? meeting->num_here : size(),
+      meeting != nullptr ? absent(*meeting, false) : "all have called it, not all have done it",
+      call.text));
+}
+
+// In a handler: tells of the exception.
+void Rendezvous::fail_piece(const Call& call, int block) noexcept {
+  const auto tell = [&](std::string_view what) {
+    world_->abort_with([&] {
+      return fmt::format("{} rank {} failed: {}; {}", where(call), world_rank(block), what,
+                         call.text);
+    });
+  };
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    tell(error.what());
+  } catch (...) {
+    tell("an exception of unknown type");
+  }
+}
+
+void Rendezvous::depart(int rank, std::int64_t sequence) noexcept {
+  const std::lock_guard lock(world_->mutex_);
+  departed_[static_cast<std::size_t>(rank)] = sequence;
+  const auto waiting = meetings_.lower_bound(sequence);
+  if (waiting != meetings_.end()) fail_if_departed(*waiting->second);
+}
+
+void Rendezvous::fail_if_departed(const Meeting& meeting) noexcept {
+  bool all_may_come = true;
+  for (std::size_t r = 0; r < members_.size(); ++r) {
+    all_may_come = all_may_come && (meeting.here[r] || departed_[r] > meeting.call.sequence);
+  }
+  if (all_may_come) return;
+  world_->fail_locked(World::text_of([&] {
+    return fmt::format("{} expected {} ranks, got: {}; {}", where(meeting.call), size(),
+                       absent(meeting, true), meeting.call.text);
+  }));
+}
+
+std::string Rendezvous::where(const Call& call) const {
+  return fmt::format("[{} #{} of {}]", call.op, call.sequence, name_);
+}
+
+// "ranks 2, 5-7 are missing, last seen in #11 all_gather f32 x 4 'h.0'", one for each call that
+// ranks not here were last seen in, in the order of ranks. Of bounded length: the first few.
+std::string Rendezvous::absent(const Meeting& meeting, bool only_departed) const {
+  struct Group {
+    bool departed;
+    std::string_view last;
+    std::vector<int> ranks;
+  };
+  std::vector<Group> groups;
+  for (std::size_t r = 0; r < members_.size(); ++r) {
+    const bool departed = departed_[r] <= meeting.call.sequence;
+    if (meeting.here[r] || (only_departed && !departed)) continue;
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
+      return g.departed == departed && g.last == last_[r];
+    });
+    if (group == groups.end()) group = groups.insert(group, {departed, last_[r], {}});
+    group->ranks.push_back(members_[r]);
+  }
+  constexpr std::size_t kMaxGroups = 4, kMaxCall = 100;
+  std::string text;
+  std::size_t num_more = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto& [departed, last, ranks] = groups[g];
+    if (g >= kMaxGroups) {
+      num_more += ranks.size();
+      continue;
+    }
+    const char* what = departed ? ranks.size() == 1 ? "has left the group" : "have left the group"
+                       : ranks.size() == 1 ? "is missing"
+                                           : "are missing";
+    text += fmt::format("{}{} {}, last seen in {}{}", g == 0 ? "" : "; ", ranks_text(ranks), what,
+                        last.substr(0, kMaxCall), last.size() > kMaxCall ? "..." : "");
+  }
+  if (num_more > 0) text += fmt::format("; and {} more ranks", num_more);
+  return text;
+}
+
+}  // namespace tessera::comm

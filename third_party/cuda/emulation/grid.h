@@ -1,0 +1,104 @@
+// The emulated device: runs the threads of a kernel as fibers of the calling thread.
+//
+// [Note: order of threads] Blocks run one after the other. The threads of a block run until they
+// reach a barrier or the end; which runs next is drawn from the seed, for warps and for lanes, at
+// the start and after every barrier, so that work which leans on an order without a barrier shows
+// as a wrong result for some seed. Seed 0 is the natural order. A thread that spins until another
+// has written something spins for ever.
+//
+// [Note: races] Under ThreadSanitizer the threads of a block are fibers of its own kind, ordered by
+// __syncthreads, __syncwarp, the start and the end of a launch and nothing else: shuffles and votes
+// order no memory, as on the device. Threads share such fibers (32 a stream), so a race between two
+// given threads may be missed, one between many is not. Blocks of one launch are
+// unordered if their threads meet nowhere and there is no dynamic shared memory; else shared
+// memory, which every block finds at the same address, orders them.
+#pragma once
+
+#include <vector_types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "third_party/cuda/emulation/symbols.h"
+
+// The built-in variables of kernels, under the names CUDA gives them.
+inline constinit thread_local uint3 threadIdx{};
+inline constinit thread_local uint3 blockIdx{};
+inline constinit thread_local dim3 blockDim{};
+inline constinit thread_local dim3 gridDim{};
+inline constexpr int warpSize = 32;
+
+namespace tessera::cuda_emulation {
+
+/// Runs `thread_body` once for every thread of the grid, on the calling thread. Throws
+/// std::runtime_error naming kernel, block and thread if threads of a block meet at different
+/// barriers, leave while others wait, misuse a warp function or throw; the rest of the grid is then
+/// left out.
+struct GridShape {
+  dim3 grid;
+  dim3 block;
+  std::size_t shared_nbytes = 0;  ///< dynamic, per block
+};
+void run_grid(const KernelSymbols& kernel, const GridShape& shape, std::uint64_t seed,
+              const std::function<void()>& thread_body);
+
+// What follows is for the threads of a running grid.
+
+/// Where a kernel calls a function of the device.
+struct Place {
+  const char* file = nullptr;
+  int line = 0;
+
+  static constexpr Place here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
+};
+
+/// Index of the calling thread in its block, x fastest; its lane is the remainder by 32.
+inline constinit thread_local unsigned current_thread = 0;
+inline unsigned current_lane() { return current_thread % 32; }
+
+/// Dynamic shared memory of the block, 16-byte aligned, all bits set when the block starts.
+void* dynamic_shared_memory();
+
+/// Waits for all threads of the block; returns how many of them passed a true predicate.
+int sync_block(const char* name, bool predicate, Place where);
+
+/// A function that lanes of a warp call together. `combine` runs once, when all have arrived, on
+/// what each of `group` passed; it orders no memory of the kernel.
+struct Collective {
+  const char* name;
+  bool whole_warp;     ///< all 32 lanes must take part
+  bool orders_memory;  ///< a barrier for what the lanes read and write
+  void (*combine)(void* const (&lanes)[32], std::uint32_t group);
+};
+void meet(const Collective& collective, std::uint32_t mask, void* mine, Place where);
+
+/// Ends the running launch with an error that names kernel, block and thread.
+[[noreturn]] void fail_launch(const char* text, Place where);
+
+/// A cp.async of the calling thread that has not landed.
+struct AsyncCopy {
+  void* shared;
+  const void* global;  ///< null: zeros
+};
+void issue_copy(AsyncCopy copy);
+void commit_copies();
+/// Takes the oldest copy out of the queue, unless it belongs to the last `num_pending` groups;
+/// kNoCopyPending takes those that are not committed, too.
+inline constexpr int kNoCopyPending = -1;
+std::optional<AsyncCopy> land_copy(int num_pending);
+
+/// What a lane passes to the collectives below.
+struct Exchange {
+  std::uint64_t in = 0;
+  unsigned source = 0;    ///< lane to read, for shuffles
+  std::uint64_t out = 0;  ///< all bits set if the source takes no part
+};
+extern const Collective kSyncWarp;
+extern const Collective kShuffle;
+extern const Collective kBallot;  ///< out: bit mask of the lanes with in != 0
+
+}  // namespace tessera::cuda_emulation

@@ -1,0 +1,122 @@
+// The parts of the emulated NCCL among themselves.
+#pragma once
+
+#include <nccl.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera::cuda_emulation {
+
+enum class NcclKind { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kSend, kRecv };
+inline constexpr const char* kNcclNames[] = {"ncclAllGather", "ncclReduceScatter", "ncclAllReduce",
+                                             "ncclBroadcast", "ncclSend",          "ncclRecv"};
+
+struct NcclArgs {
+  NcclKind kind;
+  const std::byte* send;
+  std::byte* recv;
+  std::size_t count;  // as given to the call
+  ncclDataType_t type;
+  int peer;  // or root
+  cudaStream_t stream;
+};
+
+inline std::size_t nccl_size_of(ncclDataType_t type) {
+  return type == ncclUint8      ? 1
+         : type == ncclBfloat16 ? 2
+         : type == ncclFloat32  ? 4
+                                : 0;  // what the engine uses
+}
+
+// One collective among all ranks. Edges: `arrived` from each rank to who carries it out, `done`
+// from there to all.
+struct NcclMeeting {
+  std::vector<NcclArgs> args;
+  int num_arrived = 0;
+  bool broken = false;  // a rank left it: it never ends
+  bool done = false;
+  char arrived_edge = 0, done_edge = 0;
+};
+
+struct NcclMessage {
+  NcclArgs send;
+  bool taken = false;
+  char sent_edge = 0, taken_edge = 0;
+};
+
+struct NcclComm;
+struct NcclClique {
+  std::size_t num_ranks = 0;
+  std::map<int, NcclComm*> members;  // by rank, all that have joined
+  std::set<int> devices;
+  ncclResult_t error = ncclSuccess;
+  std::map<std::uint64_t, std::shared_ptr<NcclMeeting>> meetings;
+  // By sender and receiver.
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<NcclMessage>>> mail;
+};
+
+// Outlives its handle: work on streams refers to it.
+struct NcclComm {
+  std::shared_ptr<NcclClique> clique;
+  int rank = 0;
+  int device = 0;
+  ncclResult_t error = ncclSuccess;
+  bool joined = false;
+  bool aborted = false;
+  bool finalizing = false;
+  int polls = 0;                                 // that still answer ncclInProgress
+  std::deque<std::function<void()>> unenqueued;  // by a poll
+  std::uint64_t num_operations = 0;
+  std::atomic<int> num_outstanding = 0;  // on streams
+};
+
+struct NcclFault {
+  int rank, nth;
+  ncclResult_t error;
+};
+
+struct NcclState {
+  std::mutex mutex;  // guards everything here
+  std::condition_variable changed;
+  std::map<std::uint64_t, std::shared_ptr<NcclClique>> cliques;  // by unique id
+  std::set<ncclComm_t> live;
+  std::vector<NcclFault> faults;
+  std::uint64_t next_id = 1;
+  std::uint64_t random = 1;
+  int version = NCCL_VERSION_CODE;
+  int num_aborted = 0;
+  std::int64_t nbytes = 0;  // see nccl_nbytes()
+};
+
+NcclState& nccl_state();
+
+/// Elements that a rank brings, and gets.
+inline std::size_t send_count(const NcclArgs& a, std::size_t num_ranks) {
+  return a.kind == NcclKind::kReduceScatter ? a.count * num_ranks : a.count;
+}
+inline std::size_t recv_count(const NcclArgs& a, std::size_t num_ranks) {
+  return a.kind == NcclKind::kAllGather ? a.count * num_ranks : a.count;
+}
+
+// --- What happens on streams (nccl_work.cc). It blocks there, and throws what breaks the device.
+
+void run_collective(const std::shared_ptr<NcclComm>& comm, std::uint64_t number,
+                    const NcclArgs& args);
+/// The sends and receives of one group.
+void run_messages(const std::shared_ptr<NcclComm>& comm, const std::vector<NcclArgs>& all);
+/// Until the communicator is aborted.
+void hang(const std::shared_ptr<NcclComm>& comm);
+
+}  // namespace tessera::cuda_emulation

@@ -1,0 +1,252 @@
+// Streams and events as CUDA's C functions.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "third_party/cuda/emulation/edges.h"
+#include "third_party/cuda/emulation/internal.h"
+
+namespace tessera::cuda_emulation {
+namespace {
+
+std::shared_ptr<EventObject> find_event(cudaEvent_t handle) {
+  Runtime& machine = runtime();
+  const std::lock_guard lock(machine.mutex);
+  const auto found = machine.events.find(handle);
+  if (found != machine.events.end()) return found->second;
+  failed(cudaErrorInvalidResourceHandle);
+  return nullptr;
+}
+
+std::shared_ptr<Record> last_record(EventObject& event) {
+  const std::lock_guard lock(event.mutex);
+  return event.last;
+}
+
+/// Handles are never used twice, so that a stale one is always found out.
+template <class Handle>
+Handle new_handle(Runtime& machine, std::uint64_t kind) {
+  return reinterpret_cast<Handle>((kind << 48) + 16 * ++machine.num_handles);
+}
+
+}  // namespace
+}  // namespace tessera::cuda_emulation
+
+using namespace tessera::cuda_emulation;  // NOLINT: the definitions below are CUDA's own names
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  const Unseen unseen;
+  if (const cudaError_t error = entry_error()) return error;
+  if (least != nullptr) *least = 0;
+  if (greatest != nullptr) *greatest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned int flags, int priority) {
+  const Unseen unseen;
+  if (const cudaError_t error = entry_error()) return error;
+  if (handle == nullptr || flags > cudaStreamNonBlocking) return failed(cudaErrorInvalidValue);
+  if (flags != cudaStreamNonBlocking) {
+    fprintf(stderr, "cuda_emulation: only non-blocking streams are emulated\n");
+    return failed(cudaErrorNotSupported);
+  }
+  HostThread& thread = named_host_thread();
+  std::shared_ptr<Stream> stream =
+      Stream::start(thread.device, thread.label + "." + std::to_string(++thread.num_streams),
+                    std::clamp(priority, -5, 0));
+  Runtime& machine = runtime();
+  const std::lock_guard lock(machine.mutex);
+  *handle = new_handle<cudaStream_t>(machine, 0x57);
+  machine.streams.emplace(*handle, std::move(stream));
+  machine.counters.streams.fetch_add(1, std::memory_order_relaxed);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned int flags) {
+  return cudaStreamCreateWithPriority(handle, flags, 0);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+  const Unseen unseen;
+  Runtime& machine = runtime();
+  std::shared_ptr<Stream> stream = find_stream(handle);
+  if (!stream) return cudaErrorInvalidResourceHandle;
+  {
+    const std::lock_guard lock(machine.mutex);
+    machine.streams.erase(handle);
+    machine.counters.streams.fetch_sub(1, std::memory_order_relaxed);
+  }
+  stream->quit();
+  return entry_error(stream->device);
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  const Unseen unseen;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  if (!stream) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t error = entry_error(stream->device)) return error;
+  return stream->idle() ? cudaSuccess : failed(cudaErrorNotReady);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  const Unseen unseen;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  if (!stream) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t error = entry_error(stream->device)) return error;
+  runtime().counters.blocking.fetch_add(1, std::memory_order_relaxed);
+  const std::shared_ptr<Record> record = stream->push_record();
+  if (account_wait(WaitKind::kStreamSynchronize, nullptr, record.get())) return cudaSuccess;
+  record->block();
+  acquire_edge(record.get());
+  return entry_error(stream->device);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, unsigned int flags) {
+  const Unseen unseen;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  const std::shared_ptr<EventObject> event = find_event(event_handle);
+  if (!stream || !event) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (flags != 0) return failed(cudaErrorInvalidValue);
+  std::shared_ptr<Record> record = last_record(*event);
+  if (account_wait(WaitKind::kStreamWaitEvent, stream.get(), record.get())) return cudaSuccess;
+  if (record) stream->push_wait(std::move(record));
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t fn, void* user_data) {
+  const Unseen unseen;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  if (!stream) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (fn == nullptr) return failed(cudaErrorInvalidValue);
+  stream->push_work("host function", [fn, user_data] {
+    host_thread().in_host_function = true;
+    fn(user_data);
+    host_thread().in_host_function = false;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t handle, int* device) {
+  const Unseen unseen;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  if (!stream) return cudaErrorInvalidResourceHandle;
+  *device = stream->device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
+  const Unseen unseen;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  if (!stream) return cudaErrorInvalidResourceHandle;
+  *priority = stream->priority;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetFlags(cudaStream_t handle, unsigned int* flags) {
+  const Unseen unseen;
+  if (!find_stream(handle)) return cudaErrorInvalidResourceHandle;
+  *flags = cudaStreamNonBlocking;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
+  const Unseen unseen;
+  if (!find_stream(handle)) return cudaErrorInvalidResourceHandle;
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned int flags) {
+  const Unseen unseen;
+  if (const cudaError_t error = entry_error()) return error;
+  if (handle == nullptr || flags > (cudaEventBlockingSync | cudaEventDisableTiming)) {
+    return failed(cudaErrorInvalidValue);
+  }
+  auto event = std::make_shared<EventObject>();
+  event->device = host_thread().device;
+  event->flags = flags;
+  Runtime& machine = runtime();
+  const std::lock_guard lock(machine.mutex);
+  *handle = new_handle<cudaEvent_t>(machine, 0xE7);
+  machine.events.emplace(*handle, std::move(event));
+  machine.counters.events.fetch_add(1, std::memory_order_relaxed);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* handle) { return cudaEventCreateWithFlags(handle, 0); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t handle) {
+  const Unseen unseen;
+  const std::shared_ptr<EventObject> event = find_event(handle);
+  if (!event) return cudaErrorInvalidResourceHandle;
+  Runtime& machine = runtime();
+  {
+    const std::lock_guard lock(machine.mutex);
+    machine.events.erase(handle);
+    machine.counters.events.fetch_sub(1, std::memory_order_relaxed);
+  }
+  return entry_error(event->device);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
+  const Unseen unseen;
+  const std::shared_ptr<Stream> stream = find_stream(stream_handle);
+  const std::shared_ptr<EventObject> event = find_event(handle);
+  if (!stream || !event) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (event->device != stream->device) return failed(cudaErrorInvalidResourceHandle);
+  const std::lock_guard lock(event->mutex);
+  event->last = stream->push_record();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  const Unseen unseen;
+  const std::shared_ptr<EventObject> event = find_event(handle);
+  if (!event) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t error = entry_error(event->device)) return error;
+  const std::shared_ptr<Record> record = last_record(*event);
+  if (!record) return cudaSuccess;
+  if (record->done.load() == 0) return failed(cudaErrorNotReady);
+  // Events with times are asked about for statistics, where an early "yes" must not hide a race.
+  if ((event->flags & cudaEventDisableTiming) != 0) acquire_edge(record.get());
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
+  const Unseen unseen;
+  const std::shared_ptr<EventObject> event = find_event(handle);
+  if (!event) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t error = entry_error(event->device)) return error;
+  runtime().counters.blocking.fetch_add(1, std::memory_order_relaxed);
+  const std::shared_ptr<Record> record = last_record(*event);
+  if (account_wait(WaitKind::kEventSynchronize, nullptr, record.get())) return cudaSuccess;
+  if (record) {
+    record->block();
+    acquire_edge(record.get());
+  }
+  return entry_error(event->device);
+}
+
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start_handle, cudaEvent_t end_handle) {
+  const Unseen unseen;
+  const std::shared_ptr<EventObject> start = find_event(start_handle);
+  const std::shared_ptr<EventObject> end = find_event(end_handle);
+  if (!start || !end) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t error = entry_error(start->device)) return error;
+  const std::shared_ptr<Record> begun = last_record(*start);
+  const std::shared_ptr<Record> ended = last_record(*end);
+  if (ms == nullptr) return failed(cudaErrorInvalidValue);
+  if (((start->flags | end->flags) & cudaEventDisableTiming) != 0 || !begun || !ended ||
+      start->device != end->device) {
+    return failed(cudaErrorInvalidResourceHandle);
+  }
+  if (begun->done.load() == 0 || ended->done.load() == 0) return failed(cudaErrorNotReady);
+  *ms = static_cast<float>(static_cast<double>(ended->time_ns - begun->time_ns) * 1e-6);
+  return cudaSuccess;
+}
