@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <deque>
+#include <optional>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -104,9 +105,12 @@ class NvtxRange {
 
 // [Note: times of a GPU]
 // Timed events stand around each wait, and with a listener around each launch. Their times are read
-// when they are past, never waited for: at a synchronisation, and when blocked_ns() is asked. A GPU
-// has a clock of its own, whose differences are f32 milliseconds: so each synchronisation sets a
-// new base, an event whose host time is known to the few microseconds it takes to wake up.
+// when they are past, never waited for: at a synchronisation, when blocked_ns() is asked, and when
+// more than kMaxPending of them stand, so that their number is bounded by what the GPU has not done
+// yet. A GPU has a clock of its own, whose differences are f32 milliseconds. So times are counted
+// from a base, an event whose host time is known: each synchronisation sets one, to the few
+// microseconds it takes to wake up, and without any the last launch that was told becomes the next
+// base, so that differences stay short. Then only the drift between the two clocks adds up.
 class CudaStream final : public StreamImpl {
  public:
   CudaStream(std::string name, int index, StreamOptions options)
@@ -120,6 +124,7 @@ class CudaStream final : public StreamImpl {
       const int priority = this->name() == "compute" ? least : greatest;
       check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority),
                  "cudaStreamCreateWithPriority");
+      if (options.listener != nullptr) set_base();
     });
   }
 
@@ -138,6 +143,7 @@ class CudaStream final : public StreamImpl {
       Mark begin(stream_, cudaEventDefault);
       fn();
       pending_.push_back({std::move(begin), Mark(stream_, cudaEventDefault), std::move(work)});
+      if (pending_.size() > kMaxPending) settle();
     });
   }
 
@@ -161,10 +167,8 @@ class CudaStream final : public StreamImpl {
 
   void synchronize() override {
     on_gpu({}, [&] {
-      Mark base(stream_, cudaEventDefault);
-      check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-      const std::int64_t now = now_ns();
-      settle(&base, now);
+      set_base();
+      settle(/*is_before_base=*/true);
     });
   }
 
@@ -179,6 +183,11 @@ class CudaStream final : public StreamImpl {
     Mark begin, end;
     Work work;  // no name: a wait
   };
+  struct Base {
+    Mark mark;
+    std::int64_t ns;  // of the host, when the mark was reached
+  };
+  static constexpr std::size_t kMaxPending = 256;
 
   // fn() with this GPU current. Its errors name the work, if it is some, the stream and the GPU.
   template <class F>
@@ -194,20 +203,30 @@ class CudaStream final : public StreamImpl {
     });
   }
 
-  // Accounts for what is past. Launches are told when `base` gives their place in time.
-  void settle(const Mark* base = nullptr, std::int64_t base_ns = 0) {
+  // Blocks until everything is done.
+  void set_base() {
+    Mark base(stream_, cudaEventDefault);
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    base_ = {std::move(base), now_ns()};
+  }
+
+  // Accounts for what is past, all of it before the base or all behind it.
+  void settle(bool is_before_base = false) {
+    std::optional<Base> last;
     while (!pending_.empty() && pending_.front().end.reached()) {
-      const Pending& p = pending_.front();
+      Pending& p = pending_.front();
       const std::int64_t elapsed = p.end.ns_since(p.begin);
       if (p.work.name.empty()) {
         blocked_ns_ += elapsed;
       } else {
-        if (base == nullptr) return;
-        const std::int64_t end = base_ns - base->ns_since(p.end);
+        const std::int64_t end = is_before_base ? base_->ns - base_->mark.ns_since(p.end)
+                                                : base_->ns + p.end.ns_since(base_->mark);
         options().listener->on_launch({p.work, name(), end - elapsed, end});
+        last = Base{std::move(p.end), end};
       }
       pending_.pop_front();
     }
+    if (last && !is_before_base) base_ = std::move(last);
   }
 
   void delay_stream() {
@@ -220,6 +239,7 @@ class CudaStream final : public StreamImpl {
   const std::string where_ = fmt::format("stream '{}' of {}", name(), to_string(device()));
   cudaStream_t stream_ = nullptr;
   std::deque<Pending> pending_;
+  std::optional<Base> base_;  // with a listener, or after a synchronisation
   std::int64_t blocked_ns_ = 0;
 };
 

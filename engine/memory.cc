@@ -67,12 +67,18 @@ struct Memory::State {
   const std::optional<Stream> home;
   mutable std::mutex mutex;
   MemoryStats stats;
+  struct Kept {
+    std::byte* data;
+    std::uint64_t since;  // counts blocks given back
+  };
   // Blocks of one size. `kept` has room for all of them, so that giving one back needs no memory.
   struct Blocks {
-    std::vector<std::byte*> kept;
-    std::size_t count = 0;  // those in use included
+    std::vector<Kept> kept;  // the longest kept first
+    std::size_t count = 0;   // those in use included
   };
   std::map<std::int64_t, Blocks> blocks_of_size;
+  std::int64_t kept_nbytes = 0, peak_used_nbytes = 0;  // whole blocks
+  std::uint64_t num_kept = 0;                          // ever
   std::uint64_t next_serial = 1;
 
   // A new block, or null. Throws bad_alloc without room for the books.
@@ -81,8 +87,51 @@ struct Memory::State {
     std::byte* data = system_allocate(device, nbytes);
     if (data == nullptr) return nullptr;
     ++blocks.count;
+    ++stats.num_reservations;
     stats.reserved_nbytes += nbytes;
     return data;
+  }
+
+  void keep(Blocks& blocks, std::int64_t nbytes, std::byte* data) {
+    blocks.kept.push_back({data, num_kept++});
+    kept_nbytes += nbytes;
+  }
+
+  // Of one size, which has some: the one that was given back last, as it may be in a cache.
+  std::byte* take(Blocks& blocks, std::int64_t nbytes) {
+    std::byte* data = blocks.kept.back().data;
+    blocks.kept.pop_back();
+    kept_nbytes -= nbytes;
+    return data;
+  }
+
+  void count_used() {
+    peak_used_nbytes = std::max(peak_used_nbytes, stats.reserved_nbytes - kept_nbytes);
+  }
+
+  // Makes room for a block of `nbytes`, which no kept one serves; see the header.
+  void shrink_cache(std::int64_t nbytes) {
+    const std::int64_t used = stats.reserved_nbytes - kept_nbytes + nbytes;
+    const auto most = static_cast<std::int64_t>(
+        kMaxReserved * static_cast<double>(std::max(peak_used_nbytes, used)));
+    while (kept_nbytes > 0 && stats.reserved_nbytes + nbytes > most) {
+      auto oldest = blocks_of_size.end();
+      for (auto it = blocks_of_size.begin(); it != blocks_of_size.end(); ++it) {
+        if (it->second.kept.empty()) continue;
+        if (oldest == blocks_of_size.end() ||
+            it->second.kept.front().since < oldest->second.kept.front().since) {
+          oldest = it;
+        }
+      }
+      Blocks& blocks = oldest->second;
+      std::byte* data = blocks.kept.front().data;
+      blocks.kept.erase(blocks.kept.begin());
+      kept_nbytes -= oldest->first;
+      unmake(blocks, oldest->first, data);
+    }
+    // Sizes that are gone, but for the one that is asked for.
+    std::erase_if(blocks_of_size,
+                  [&](const auto& item) { return item.second.count == 0 && item.first != nbytes; });
   }
 
   void unmake(Blocks& blocks, std::int64_t nbytes, std::byte* data) {
@@ -93,8 +142,7 @@ struct Memory::State {
 
   void release_cache() {
     for (auto& [nbytes, blocks] : blocks_of_size) {
-      for (std::byte* data : blocks.kept) unmake(blocks, nbytes, data);
-      blocks.kept.clear();
+      while (!blocks.kept.empty()) unmake(blocks, nbytes, take(blocks, nbytes));
     }
   }
 };
@@ -123,9 +171,9 @@ std::byte* Memory::allocate(std::int64_t nbytes, Category category) {
   State::Blocks& blocks = s.blocks_of_size[block];
   std::byte* data = nullptr;
   if (!blocks.kept.empty()) {
-    data = blocks.kept.back();
-    blocks.kept.pop_back();
+    data = s.take(blocks, block);
   } else {
+    s.shrink_cache(block);
     data = s.make(blocks, block);
     if (data == nullptr) {  // give the kept blocks back and try once more
       s.release_cache();
@@ -143,6 +191,7 @@ std::byte* Memory::allocate(std::int64_t nbytes, Category category) {
       throw;
     }
   }
+  s.count_used();
   const auto c = static_cast<std::size_t>(category);
   MemoryStats& stats = s.stats;
   stats.current_nbytes[c] += nbytes;
@@ -166,7 +215,7 @@ void Memory::free(std::byte* data, std::int64_t nbytes, Category category) noexc
   const std::int64_t block = block_nbytes(nbytes);
   State::Blocks& blocks = s.blocks_of_size.find(block)->second;
   if (s.options.cache) {
-    blocks.kept.push_back(data);
+    s.keep(blocks, block, data);
   } else {
     s.unmake(blocks, block, data);
   }

@@ -1,6 +1,11 @@
 // Memory of one rank: every byte the engine allocates passes here and is counted by category, so
-// current and peak bytes are exact. Freed blocks are kept for reuse (a step repeats its shapes).
-// A value handle; copies share the same books. Thread-safe.
+// current and peak bytes are exact. A value handle; copies share the same books. Thread-safe.
+//
+// Freed blocks are kept for requests of about their size, as a step repeats its shapes: once each
+// shape has been seen, nothing is asked of the system. Where shapes vary, what is held grows to
+// kMaxReserved times the most that was ever in use at one time, and no further: a request that no
+// kept block serves, and that would take it beyond, first gives kept blocks back, those first that
+// have lain longest.
 //
 //   Memory memory;                                 // of the CPU
 //   Memory memory(Stream::cuda("compute", 0));     // of a GPU; see [Note: memory of a stream]
@@ -49,11 +54,15 @@ struct MemoryStats {
   std::array<std::int64_t, kNumCategories> peak_nbytes{};  ///< each category's own peak
   std::int64_t total_nbytes = 0;
   std::int64_t peak_total_nbytes = 0;
-  std::int64_t reserved_nbytes = 0;  ///< held from the system, blocks kept for reuse included
+  std::int64_t reserved_nbytes = 0;   ///< held from the system, blocks kept for reuse included
+  std::int64_t num_reservations = 0;  ///< blocks asked of the system since creation
 };
 
 class Memory {
  public:
+  /// See above.
+  static constexpr double kMaxReserved = 1.5;
+
   /// Memory of the CPU.
   explicit Memory(MemoryOptions options = {});
   /// Memory of the stream's device.

@@ -45,10 +45,15 @@ std::string Init::str() const {
 void materialize(const std::vector<Parameter*>& parameters, const Memory& memory,
                  std::uint64_t seed, DType dtype, DType grad_dtype) {
   for (Parameter* p : parameters) {
-    Tensor master = Tensor::empty(memory, p->shape, DType::kF32, p->name, Category::kWorkspace);
-    p->init.write(master.data<float>(), 0, p->shape.numel(), p->name, seed);
+    const std::int64_t numel = p->shape.numel();
+    std::vector<float> master(static_cast<std::size_t>(numel));
+    p->init.write(master.data(), 0, numel, p->name, seed);
     p->value = Tensor::empty(memory, p->shape, dtype, p->name, Category::kParameterShard);
-    cast(p->value, master);
+    dispatch_float(dtype, "materialize", [&](auto t) {
+      std::vector<decltype(t)> values(master.size());
+      cast(values.data(), master.data(), numel);
+      p->value.copy_from_host(values.data(), numel);
+    });
     if (p->trainable) {
       p->grad = Tensor::zeros(memory, p->shape, grad_dtype, p->name, Category::kGradient);
     }

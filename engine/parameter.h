@@ -51,7 +51,8 @@ struct Block {
   class RegionHooks* hooks = nullptr;  ///< set by the wrapper; null: parameters are always there
 };
 
-/// Gives `parameters` memory of their own and initialises them: for models that are not sharded.
+/// Gives `parameters` memory of their own, on any device, and initialises them: for models that are
+/// not sharded. Throws InvalidArgument unless `dtype` and `grad_dtype` are f32 or bf16.
 void materialize(const std::vector<Parameter*>& parameters, const Memory& memory,
                  std::uint64_t seed, DType dtype = DType::kF32, DType grad_dtype = DType::kF32);
 

@@ -45,8 +45,8 @@ struct LaunchRecord {
   std::int64_t end_ns;
 };
 
-/// Told of every launch: in the thread that ran it, or for a CUDA stream in a thread that
-/// synchronises with it. Must be thread-safe and must not throw.
+/// Told of every launch: in the thread that ran it, or for a CUDA stream some time later, in the
+/// thread that launches more or synchronises. Must be thread-safe and must not throw.
 class LaunchListener {
  public:
   virtual ~LaunchListener() = default;

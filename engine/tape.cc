@@ -1,5 +1,7 @@
 #include "engine/tape.h"
 
+#include <algorithm>
+
 #include "engine/elementwise.h"
 
 namespace tessera::engine {
@@ -14,6 +16,14 @@ namespace tessera::engine {
 // Gradients of parameters are views preassigned by the owner of the parameter. The first write of a
 // pass assigns as well, and is remembered in Parameter::grad_written; the owner zero-fills what was
 // not written when it needs the whole flat buffer.
+//
+// [Note: recomputed regions]
+// The first run of a recomputed region records nothing: its ops say, by asking for gradients, only
+// whether it is to run again at all, and one entry stands for it, with its outputs. The second run
+// records, and is handed the gradients of those outputs. So a tensor of the first run that is no
+// output has no way back: such tensors are known by the serials of their buffers, and refused where
+// a gradient of theirs is asked for. An output that was there before the region is not the
+// region's: it keeps the gradient that it has, and the region hands none in.
 
 Tape::Tape(Memory memory, Stream compute)
     : memory_(std::move(memory)), compute_(std::move(compute)) {
@@ -22,8 +32,16 @@ Tape::Tape(Memory memory, Stream compute)
           to_string(memory_.device()), compute_.name(), to_string(compute_.device()));
 }
 
-Tensor Tape::empty(const Shape& shape, DType dtype, std::string_view name) const {
-  return Tensor::empty(memory_, shape, dtype, name, Category::kActivation);
+Tensor Tape::empty(const Shape& shape, DType dtype, std::string_view name) {
+  Tensor t = Tensor::empty(memory_, shape, dtype, name, Category::kActivation);
+  if (pass_ == Pass::kDeferred) made(t);
+  return t;
+}
+
+void Tape::made(const Tensor& t) {
+  if (t.dtype() == DType::kF32 || t.dtype() == DType::kBF16) {
+    deferred_.made.push_back(t.key().serial);
+  }
 }
 
 void Tape::push(Entry entry) {
@@ -32,7 +50,7 @@ void Tape::push(Entry entry) {
 }
 
 void Tape::record(std::string_view op, const Tensor& out, Backward backward) {
-  if (!recording()) return;
+  if (!recording()) return skip({&out, 1});
   record(op, std::vector<Tensor>{out},
          [backward = std::move(backward)](const std::vector<Tensor>& douts) {
            backward(douts.front());
@@ -41,10 +59,17 @@ void Tape::record(std::string_view op, const Tensor& out, Backward backward) {
 
 void Tape::record(std::string_view op, const std::vector<Tensor>& outs,
                   std::function<void(const std::vector<Tensor>&)> backward) {
-  if (!recording()) return;
+  if (!recording()) return skip(outs);
   Entry entry{.op = op, .backward = std::move(backward)};
   for (const Tensor& out : outs) entry.outs.push_back(produce(out));
   push(std::move(entry));
+}
+
+// An op that would have recorded.
+void Tape::skip(std::span<const Tensor> outs) {
+  if (pass_ != Pass::kDeferred) return;
+  deferred_.wanted = true;
+  for (const Tensor& out : outs) made(out);
 }
 
 Tape::Out Tape::produce(const Tensor& out) {
@@ -67,15 +92,50 @@ const Tensor& Tape::use(Parameter& p) {
   return p.value;
 }
 
-bool Tape::needs_grad(const Tensor& x) const { return recording() && wants_grad(x); }
+bool Tape::needs_grad(const Tensor& x) {
+  if (pass_ == Pass::kUnrecorded || !wants_grad(x)) return false;
+  deferred_.wanted = true;
+  return recording();
+}
+
+bool Tape::needs_grad(const Parameter& p) {
+  if (pass_ == Pass::kUnrecorded || !p.trainable) return false;
+  deferred_.wanted = true;
+  return recording();
+}
 
 bool Tape::wants_grad(const Tensor& x) const {
   const TensorKey key = x.key();
   if (produced_.contains(key) || watched_.contains(key)) return true;
-  require(key.memory != memory_.id() || !produced_serials_.contains(key.serial),
-          "[tape] expected a whole activation, got a slice of one: its gradient would be lost ({})",
-          x.name());
+  if (key.memory == memory_.id()) refuse_lost_gradient(x);
   return false;
+}
+
+// Of `x`, which is neither recorded nor watched as a whole.
+void Tape::refuse_lost_gradient(const Tensor& x) const {
+  const TensorKey key = x.key();
+  bool is_slice = produced_serials_.contains(key.serial);
+  for (const auto& [watched, nbytes] : watched_) {
+    is_slice = is_slice || (watched.memory == key.memory && watched.serial == key.serial &&
+                            watched.offset_nbytes < key.offset_nbytes + x.nbytes() &&
+                            key.offset_nbytes < watched.offset_nbytes + nbytes);
+  }
+  require(!is_slice,
+          "[tape] expected a whole activation or watched tensor, got a slice of one: its gradient "
+          "would be lost ({})",
+          x.name());
+  refuse_escaped(x);
+}
+
+void Tape::refuse_escaped(const Tensor& x) const {
+  if (inside_.empty() || x.key().memory != memory_.id()) return;
+  const auto it = inside_.find(x.key().serial);
+  if (it == inside_.end()) return;
+  fail(
+      "[region] expected outputs of the recomputed region of {}, got a tensor made inside that "
+      "left "
+      "it by capture: its gradient would be lost; return it as one of several outputs ({})",
+      it->second->name, x.name());
 }
 
 GradTarget Tape::grad_target(const Tensor& x) {
@@ -116,24 +176,65 @@ void Tape::pass_grad(const Tensor& x, const Tensor& dx) {
 }
 
 Tensor Tape::region(const Block& block, const std::function<Tensor()>& fn, RegionOptions options) {
-  if (block.hooks != nullptr) block.hooks->before_forward(block, *this);
-  Tensor out;
-  if (recording() && options.recompute) {
-    {
-      const PassScope scope(*this, Pass::kDeferred);
-      out = fn();
-    }
-    push({.kind = Entry::Kind::kReplay, .outs = {produce(out)}, .block = &block, .fn = fn});
-  } else {
-    if (recording()) entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = &block});
-    out = fn();
-    if (recording()) entries_.push_back({.kind = Entry::Kind::kRegionEnd, .block = &block});
-  }
-  if (block.hooks != nullptr) block.hooks->after_forward(block, *this);
-  return out;
+  const auto once = [&fn] { return std::vector<Tensor>{fn()}; };
+  const auto again = [&fn]() -> Outputs { return [fn] { return std::vector<Tensor>{fn()}; }; };
+  return run_region(block, once, options.recompute ? again() : Outputs()).front();
 }
 
-void Tape::watch(const Tensor& x) { watched_.insert(x.key()); }
+std::vector<Tensor> Tape::region(const Block& block, const std::function<std::vector<Tensor>()>& fn,
+                                 RegionOptions options) {
+  return run_region(block, fn, options.recompute ? fn : Outputs());
+}
+
+// `again` is empty unless the region is to be recomputed.
+std::vector<Tensor> Tape::run_region(const Block& block, const Outputs& fn, Outputs again) {
+  if (block.hooks != nullptr) block.hooks->before_forward(block, *this);
+  std::vector<Tensor> results;
+  if (recording() && again) {
+    results = defer(block, fn, std::move(again));
+  } else {
+    if (recording()) entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = &block});
+    results = fn();
+    if (recording()) push({.kind = Entry::Kind::kRegionEnd, .block = &block});
+  }
+  if (block.hooks != nullptr) block.hooks->after_forward(block, *this);
+  return results;
+}
+
+std::vector<Tensor> Tape::defer(const Block& block, const Outputs& fn, Outputs again) {
+  deferred_ = {};
+  const std::uint64_t first = memory_.next_serial();
+  std::vector<Tensor> results;
+  {
+    const PassScope scope(*this, Pass::kDeferred);
+    results = fn();
+  }
+  if (!deferred_.wanted) {  // nothing to run again; the hooks fire in pairs all the same
+    entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = &block});
+    push({.kind = Entry::Kind::kRegionEnd, .block = &block});
+    return results;
+  }
+  for (const std::uint64_t serial : deferred_.made) inside_.emplace(serial, &block);
+  Entry entry{.kind = Entry::Kind::kReplay, .block = &block, .fn = std::move(again)};
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (!results[i].defined()) continue;
+    const TensorKey key = results[i].key();
+    const bool is_own = key.memory == memory_.id() && key.serial >= first;
+    const bool is_new = std::none_of(entry.outs.begin(), entry.outs.end(),
+                                     [&](const Out& out) { return out.key == key; });
+    if (is_own && is_new) {
+      entry.outs.push_back(produce(results[i]));
+      entry.outs.back().index = i;
+    }
+  }
+  push(std::move(entry));
+  return results;
+}
+
+void Tape::watch(const Tensor& x) {
+  if (!produced_.contains(x.key())) refuse_escaped(x);
+  watched_.emplace(x.key(), x.nbytes());
+}
 
 Tensor Tape::grad(const Tensor& x) const {
   const auto it = grads_.find(x.key());
@@ -145,8 +246,10 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
   for (const Tensor& loss : losses) {
     require(loss.numel() == 1, "[backward] expected a loss of one element, got {} ({})",
             loss.shape().str(), loss.name());
+    if (!produced_.contains(loss.key())) refuse_escaped(loss);
     require(produced_.contains(loss.key()),
-            "[backward] expected a loss recorded on this tape and not yet run backward ({})",
+            "[backward] expected a loss that was recorded on this tape, depends on something "
+            "trainable or watched and has not run backward ({})",
             loss.name());
   }
   for (const Tensor& loss : losses) {
@@ -169,6 +272,7 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
   std::erase_if(grads_, [this](const auto& item) { return !watched_.contains(item.first); });
   produced_.clear();
   produced_serials_.clear();
+  inside_.clear();
 }
 
 void Tape::count_down(const std::vector<Parameter*>& used) {
@@ -195,13 +299,20 @@ void Tape::run(Entry& entry) {
 }
 
 void Tape::run_op(Entry& entry) {
-  std::vector<Tensor> douts(entry.outs.size());
+  const std::vector<Tensor> douts = take_grads(entry);
+  if (!douts.empty()) entry.backward(douts);
+}
+
+// One for each output of the entry; none at all if no gradient reached any.
+std::vector<Tensor> Tape::take_grads(const Entry& entry) {
+  std::vector<Tensor> douts;
   bool reached = false;
-  for (std::size_t i = 0; i < douts.size(); ++i) {
-    douts[i] = take_grad(entry.outs[i]);
-    reached = reached || douts[i].defined();
+  for (const Out& out : entry.outs) {
+    douts.push_back(take_grad(out));
+    reached = reached || douts.back().defined();
   }
-  if (reached) entry.backward(douts);
+  if (!reached) douts.clear();
+  return douts;
 }
 
 // The gradient of `out` in its shape, whatever views of it were used; undefined if none reached it.
@@ -214,12 +325,21 @@ Tensor Tape::take_grad(const Out& out) {
   return grad;
 }
 
-// Records the region now and hands it the gradient of the output it had; the loop in backward()
+// Records the region now and hands it the gradients of the outputs it had; the loop in backward()
 // then runs what was recorded.
 void Tape::replay(Entry& entry) {
   entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = entry.block});
-  const Tensor dout = take_grad(entry.outs.front());
-  if (dout.defined()) pass_grad(entry.fn(), dout);
+  const std::vector<Tensor> douts = take_grads(entry);
+  if (douts.empty()) return;
+  const std::vector<Tensor> results = entry.fn();
+  count_down(std::exchange(used_, {}));  // by ops that did not record, behind the last that did
+  for (std::size_t i = 0; i < douts.size(); ++i) {
+    const std::size_t index = entry.outs[i].index;
+    require(index < results.size() && results[index].defined(),
+            "[region] expected output {} again when {} is recomputed, got {} outputs", index,
+            entry.block->name, results.size());
+    if (douts[i].defined()) pass_grad(results[index], douts[i]);
+  }
 }
 
 void Tape::clear() {
@@ -228,6 +348,8 @@ void Tape::clear() {
   grads_.clear();
   produced_.clear();
   produced_serials_.clear();
+  deferred_ = {};
+  inside_.clear();
   watched_.clear();
   pending_uses_.clear();
 }
@@ -235,6 +357,16 @@ void Tape::clear() {
 std::int64_t Tape::pending_uses(const Parameter& p) const {
   const auto it = pending_uses_.find(&p);
   return it == pending_uses_.end() ? 0 : it->second;
+}
+
+std::string Tape::Entry::str() const {
+  return block == nullptr ? fmt::format("op '{}'", op) : fmt::format("region '{}'", block->name);
+}
+
+std::string Tape::describe_entries() const {
+  if (entries_.empty()) return "no entries";
+  return fmt::format("{} entries, the first of {}, the last of {}", entries_.size(),
+                     entries_.front().str(), entries_.back().str());
 }
 
 }  // namespace tessera::engine

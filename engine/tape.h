@@ -2,14 +2,20 @@
 // Reverse program order is a topological order: there is no graph and no search.
 //
 //   Tape tape(memory, compute);
-//   Tensor h = tape.region(block, [&] { return ops::gelu(tape, ops::linear(tape, x, w, &b)); });
+//   Tensor h = tape.region(
+//       layer.block,
+//       [&tape, &layer, x] { return ops::gelu(tape, ops::linear(tape, x, layer.w, &layer.b)); },
+//       {.recompute = true});  // so x by value: the function runs again in backward
 //   tape.backward(loss);
 //
-// One tape a rank; not thread-safe. See [Note: gradient accumulation] in tape.cc.
+// One tape per rank; not thread-safe. See [Note: gradient accumulation] and [Note: recomputed
+// regions] in tape.cc.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -64,7 +70,7 @@ class Tape {
   const Memory& memory() const { return memory_; }
   const Stream& stream() const { return compute_; }
   /// A new activation, uninitialised.
-  Tensor empty(const Shape& shape, DType dtype, std::string_view name) const;
+  Tensor empty(const Shape& shape, DType dtype, std::string_view name);
 
   // For ops ---------------------------------------------------------------------------------------
 
@@ -80,38 +86,51 @@ class Tape {
   const Tensor& use(Parameter& p);
   /// Gradient of an activation or of a parameter, ready to be written. Call once per backward and
   /// input, just before writing.
-  /// Throws InvalidArgument for a slice of an activation: slicing is not an op, and the gradient
-  /// would be lost.
+  /// Throws InvalidArgument for a tensor whose gradient would be lost, as needs_grad() does.
   GradTarget grad_target(const Tensor& x);
   GradTarget grad_target(Parameter& p);
   /// The gradient of `x` is `dx` itself (or grows by it): for ops that pass a gradient through.
   /// Throws InvalidArgument if numel or dtype differ from `x`.
   void pass_grad(const Tensor& x, const Tensor& dx);
-  /// Will anybody want the gradient of `x`? False for data and while not recording.
-  bool needs_grad(const Tensor& x) const;
+  /// Will anybody want the gradient of `x`, or of `p`? False for data, for frozen parameters and
+  /// while not recording. An op asks before it launches: it saves only what the gradients that are
+  /// wanted need, and if none is, it does not record, and its output is data in turn.
+  /// Throws InvalidArgument for a tensor whose gradient would be lost: a slice of an activation or
+  /// of a watched tensor, and what left a recomputed region otherwise than as its output.
+  bool needs_grad(const Tensor& x);
+  bool needs_grad(const Parameter& p);
   bool recording() const { return pass_ == Pass::kRecorded; }
   Pass pass() const { return pass_; }
 
   // For models ------------------------------------------------------------------------------------
 
   /// Runs `fn` as one region of `block`: its hooks fire around it now and, reversed, in backward.
-  /// `block` must outlive the recording. With `recompute`, backward calls a copy of `fn` again, so
-  /// it must capture tensors by value and do the same both times.
+  /// `block` must outlive the recording. With `recompute`, backward calls a copy of `fn` again,
+  /// when the scope that made it is gone: capture tensors by value, since what [&] refers to
+  /// dangles, and do the same both times. What else a recomputed region computes leaves it only as
+  /// an output: a tensor assigned to an outer variable has no gradient, and an op that needs one
+  /// throws.
   Tensor region(const Block& block, const std::function<Tensor()>& fn, RegionOptions options = {});
+  /// The same with several outputs, e.g. a hidden state and an auxiliary loss.
+  std::vector<Tensor> region(const Block& block, const std::function<std::vector<Tensor>()>& fn,
+                             RegionOptions options = {});
   /// Runs `fn` without recording.
   template <class F>
   auto no_grad(F&& fn) {
     const PassScope scope(*this, Pass::kUnrecorded);
     return std::forward<F>(fn)();
   }
-  /// Asks for the gradient of a leaf (an input); read it with grad() after backward().
+  /// Asks for the gradient of a leaf (an input), before the ops that use it; read it with grad()
+  /// after backward(). Throws InvalidArgument for a tensor that left a recomputed region otherwise
+  /// than as its output.
   void watch(const Tensor& x);
   /// Gradient of a watched tensor; undefined if none reached it.
   Tensor grad(const Tensor& x) const;
 
   /// `loss` has one element; its gradient starts as `seed`. Runs every entry once, last to first,
-  /// freeing each. Throws InvalidArgument if `loss` was not recorded here or inside no_grad; errors
-  /// of ops and hooks pass through, and then the tape is cleared.
+  /// freeing each. Throws InvalidArgument inside no_grad, and if `loss` was not recorded here, or
+  /// depends on nothing that wants a gradient; errors of ops and hooks pass through, and then the
+  /// tape is cleared.
   void backward(const Tensor& loss, float seed = 1) { backward(std::vector<Tensor>{loss}, seed); }
   /// The same for a sum of losses, e.g. of several forwards.
   void backward(const std::vector<Tensor>& losses, float seed = 1);
@@ -120,14 +139,21 @@ class Tape {
 
   /// Uses of `p` recorded and not yet run backward, counted down once the entry of a use has run:
   /// 0 in backward means that its gradient is final, 0 before it that it was not used. A recomputed
-  /// region holds its uses until its second forward has recorded them again.
+  /// region holds its uses until its second forward has recorded them again. The use of an op that
+  /// does not record is counted until the next entry of its region.
   std::int64_t pending_uses(const Parameter& p) const;
+  /// Entries recorded and not yet run backward: more than 0 between steps means a forward without
+  /// backward, such as an evaluation outside no_grad().
   std::size_t num_entries() const { return entries_.size(); }
+  /// The same for error messages: "3 entries, the first of op 'linear', the last of region 'h.0'".
+  std::string describe_entries() const;
 
  private:
+  using Outputs = std::function<std::vector<Tensor>()>;
   struct Out {
     TensorKey key;
     Shape shape;
+    std::size_t index = 0;  // of replays: among the results of `fn`
   };
   struct Entry {
     enum class Kind { kOp, kRegionBegin, kRegionEnd, kReplay };
@@ -137,7 +163,14 @@ class Tape {
     std::function<void(const std::vector<Tensor>&)> backward = {};
     std::vector<Parameter*> used = {};  // whose uses this entry counted
     const Block* block = nullptr;       // regions and replays
-    std::function<Tensor()> fn = {};    // replays
+    Outputs fn = {};                    // replays
+
+    std::string str() const;
+  };
+  // What the outermost region that is to be recomputed has seen in its first run.
+  struct Deferred {
+    bool wanted = false;              // an op asked for a gradient that somebody wants
+    std::vector<std::uint64_t> made;  // serials of what its ops made
   };
   class PassScope {
    public:
@@ -151,13 +184,20 @@ class Tape {
     Pass before_;
   };
 
+  std::vector<Tensor> run_region(const Block& block, const Outputs& fn, Outputs again);
+  std::vector<Tensor> defer(const Block& block, const Outputs& fn, Outputs again);
   void push(Entry entry);
+  void skip(std::span<const Tensor> outs);
+  void made(const Tensor& t);
   void count_down(const std::vector<Parameter*>& used);
   void run(Entry& entry);
   void run_op(Entry& entry);
   void replay(Entry& entry);
   Out produce(const Tensor& out);
   bool wants_grad(const Tensor& x) const;
+  void refuse_lost_gradient(const Tensor& x) const;
+  void refuse_escaped(const Tensor& x) const;
+  std::vector<Tensor> take_grads(const Entry& entry);
   Tensor take_grad(const Out& out);
 
   Memory memory_;
@@ -168,7 +208,9 @@ class Tape {
   std::unordered_map<TensorKey, Tensor, TensorKeyHash> grads_;
   std::unordered_set<TensorKey, TensorKeyHash> produced_;
   std::unordered_set<std::uint64_t> produced_serials_;
-  std::unordered_set<TensorKey, TensorKeyHash> watched_;
+  Deferred deferred_;
+  std::unordered_map<std::uint64_t, const Block*> inside_;  // serials made in recomputed regions
+  std::unordered_map<TensorKey, std::int64_t, TensorKeyHash> watched_;  // with their bytes
   std::unordered_map<const Parameter*, std::int64_t> pending_uses_;
 };
 

@@ -42,6 +42,7 @@ Tensor cross_entropy(Tape& tape, const Tensor& logits, const Tensor& targets,
   const std::int64_t vocab_size = logits.dim(-1);
   const CrossEntropyRows rows =
       make_cross_entropy_rows(tape, logits, targets, vocab_size, ignore_index);
+  const bool wants_grad = tape.needs_grad(logits);
   const Tensor loss = tape.empty({}, DType::kF32, "cross_entropy");
   // One row on the CPU, the loss of each row on a GPU.
   const Tensor scratch = cross_entropy_workspace(
@@ -63,6 +64,7 @@ Tensor cross_entropy(Tape& tape, const Tensor& logits, const Tensor& targets,
                                    scratch.data<float>(), nullptr);
         cross_entropy_mean_cuda(stream, rows, scratch.data<float>(), loss.data<float>());
       });
+  if (!wants_grad) return loss;
   tape.record("cross_entropy", loss, [&tape, rows, logits](const Tensor& dloss) {
     const GradTarget dx = tape.grad_target(logits);
     if (!dx) return;

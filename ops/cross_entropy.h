@@ -31,8 +31,8 @@ struct LinearCrossEntropyOptions {
 /// cross_entropy(x w^T), a chunk of rows at a time: full logits need not live.
 ///   x (.., C) f32 or bf16, w (V, C) f32 or bf16, targets (..) i32 -> loss () f32. Logits are f32.
 ///   The gradient of w is summed chunk by chunk in its view, or in f32 workspace (V, C) if the view
-///   is bf16. Saves x, w, targets, two f32 a row and, within `max_saved_numel`, (.., V) f32 on the
-///   CPU and of the dtype of x on a GPU.
+///   is bf16. Saves w, targets, two f32 per row and, within `max_saved_numel`, (.., V) f32 on the
+///   CPU and of the dtype of x on a GPU; and x, unless w is frozen and these logits are saved.
 ///   A bf16 w is widened once a pass on the CPU. On a GPU softmax - onehot is rounded to the dtype
 ///   of x, by a relative 2^-9 if that is bf16, before it is multiplied with w and x; so a gradient
 ///   is off by at most 2^-9 times the sum of the absolute values of its terms. x and w should be of

@@ -92,7 +92,7 @@ inline engine::Tensor cross_entropy_workspace(const engine::Memory& memory, std:
 }
 
 /// `x` has a row for each target. Throws InvalidArgument if shapes or dtypes do not fit.
-inline CrossEntropyRows make_cross_entropy_rows(const engine::Tape& tape, const engine::Tensor& x,
+inline CrossEntropyRows make_cross_entropy_rows(engine::Tape& tape, const engine::Tensor& x,
                                                 const engine::Tensor& targets,
                                                 std::int64_t vocab_size,
                                                 std::int32_t ignore_index) {

@@ -100,6 +100,7 @@ Tensor dropout(Tape& tape, const Tensor& x, float p, RandomStream random,
                   x.name());
   if (p == 0) return x;
   const DropoutMask mask{random, first_index, threshold_of(p), 1 / (1 - p)};
+  const bool wants_dx = tape.needs_grad(x);
   const Tensor y = tape.empty(x.shape(), x.dtype(), "dropout");
   tape.stream().launch(
       {.name = kWork.forward,
@@ -113,6 +114,7 @@ Tensor dropout(Tape& tape, const Tensor& x, float p, RandomStream random,
         });
       },
       [=](const auto& stream) { dropout_cuda(stream, {y}, x, mask); });
+  if (!wants_dx) return y;
   tape.record("dropout", y, [&tape, x = x.without_data(), mask](const Tensor& dy) {
     const GradTarget dx = tape.grad_target(x);
     if (!dx) return;

@@ -157,7 +157,7 @@ Tensor embedding(Tape& tape, const Tensor& tokens, Parameter& table) {
   const Tensor value = tape.use(table);
   check_table(tokens, value);
   const Tensor y = forward(tape, tokens, value, {});
-  if (!table.trainable) return y;
+  if (!tape.needs_grad(table)) return y;
   tape.record("embedding", y, [&tape, &table, tokens](const Tensor& dy) {
     launch_token_scatter(tape, table, dy, tokens);
   });
@@ -178,7 +178,8 @@ Tensor token_position_embedding(Tape& tape, const Tensor& tokens, Parameter& wte
                   "[embedding] expected at most {} tokens in a row, got {} ({})", positions.dim(0),
                   num_tokens, wpe.name);
   const Tensor y = forward(tape, tokens, table, positions);
-  if (!wte.trainable && !wpe.trainable) return y;
+  const bool wants_wte = tape.needs_grad(wte), wants_wpe = tape.needs_grad(wpe);
+  if (!wants_wte && !wants_wpe) return y;
   tape.record("token_position_embedding", y,
               [&tape, &wte, &wpe, tokens, num_tokens](const Tensor& dy) {
                 launch_token_scatter(tape, wte, dy, tokens);

@@ -151,6 +151,8 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
                     "[linear] expected a bias ({}) {}, got {} {} ({})", out, name_of(x.dtype()),
                     bias_value.shape().str(), name_of(bias_value.dtype()), bias->name);
   }
+  const bool wants_dx = tape.needs_grad(x), wants_dw = tape.needs_grad(w);
+  const bool wants_dbias = bias != nullptr && tape.needs_grad(*bias);
   const Tensor y = tape.empty(x.shape().with_last(out), x.dtype(), "linear");
   tape.stream().launch(
       {.name = "linear.forward",
@@ -170,7 +172,9 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
                    .c = device_matrix(y, x.shape().rows(), out),
                    .bias = bias != nullptr ? bias_value.raw() : nullptr});
       });
-  tape.record("linear", y, [&tape, x, &w, bias, layout](const Tensor& dy) {
+  if (!wants_dx && !wants_dw && !wants_dbias) return y;
+  const Tensor saved = wants_dw ? x : x.without_data();
+  tape.record("linear", y, [&tape, x = saved, &w, bias, layout](const Tensor& dy) {
     if (const GradTarget dx = tape.grad_target(x)) backward_x(tape, dx, w.value, dy, layout);
     if (const GradTarget dw = tape.grad_target(w)) backward_w(tape, dw, x, dy, layout);
     if (bias == nullptr) return;

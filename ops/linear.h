@@ -12,8 +12,8 @@ enum class WeightLayout {
 };
 
 /// y = x W + b. x (..., I), w (I, O) or (O, I), bias (O) or null; y (..., O). f32 or bf16, all
-/// alike; sums are f32 and rounded once. Saves x. Throws InvalidArgument if shapes or dtypes do not
-/// fit.
+/// alike; sums are f32 and rounded once. Saves x if w is trainable. Throws InvalidArgument if
+/// shapes or dtypes do not fit.
 engine::Tensor linear(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
                       engine::Parameter* bias, WeightLayout layout = WeightLayout::kInOut);
 

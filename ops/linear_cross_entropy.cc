@@ -98,8 +98,8 @@ void head_backward(const Head& head, float dloss, const GradTarget& dx, const Gr
   const auto scale = static_cast<float>(dloss * rows.mean_weight());
   for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
     const MatrixView<float> chunk = head.chunk(first, space);
-    const MatrixView<const T> x = head.x_rows<T>(first, chunk.rows);
-    if (!head.saved.defined()) gemm(head.memory, x, w_view.t(), chunk, false);
+    const auto x = [&] { return head.x_rows<T>(first, chunk.rows); };  // saved where it is needed
+    if (!head.saved.defined()) gemm(head.memory, x(), w_view.t(), chunk, false);
     for (std::int64_t i = 0; i < chunk.rows; ++i) {
       float* row = chunk.data + i * chunk.ld;
       if (!head.saved.defined()) rows.exponentials(first + i, row);
@@ -112,7 +112,7 @@ void head_backward(const Head& head, float dloss, const GradTarget& dx, const Gr
       gemm(head.memory, dlogits, w_view, dx_rows, dx.accumulate);
     }
     if (dw) {
-      gemm(head.memory, dlogits.t(), x, matrix<float>(sum, rows.vocab_size, head.width),
+      gemm(head.memory, dlogits.t(), x(), matrix<float>(sum, rows.vocab_size, head.width),
            first > 0 || (in_place && dw.accumulate));
     }
   }
@@ -221,7 +221,8 @@ void launch_head_backward(const Tape& tape, const Head& head, const Tensor& dlos
   tape.stream().launch(
       {.name = "linear_cross_entropy.backward",
        .flops = products * head.product_flops() + head.rows.backward_flops(recompute),
-       .bytes_read = head.x.nbytes() + head.w.nbytes() + head.rows.targets.nbytes() +
+       .bytes_read = (dw || recompute ? head.x.nbytes() : 0) +
+                     (dx || recompute ? head.w.nbytes() : 0) + head.rows.targets.nbytes() +
                      head.rows.stats.nbytes() + (recompute ? 0 : head.saved.nbytes()) +
                      (dx.accumulate ? dx_nbytes : 0) + (dw.accumulate ? dw_nbytes : 0),
        .bytes_written = dx_nbytes + dw_nbytes},
@@ -252,8 +253,8 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
                                                      : options.chunk_rows);
   const std::int64_t max_saved_numel =
       options.max_saved_numel < 0 ? choose_max_saved_numel(on_gpu) : options.max_saved_numel;
-  const bool wants_grad = tape.recording() && (w.trainable || tape.needs_grad(x));
-  const bool saves = wants_grad && rows.count() <= max_saved_numel / vocab_size;
+  const bool wants_dx = tape.needs_grad(x), wants_dw = tape.needs_grad(w);
+  const bool saves = (wants_dx || wants_dw) && rows.count() <= max_saved_numel / vocab_size;
   const Tensor saved = saves ? tape.empty({rows.count(), saved_cols(vocab_size, on_gpu)},
                                           on_gpu ? x.dtype() : DType::kF32, "cross_entropy.saved")
                              : Tensor();
@@ -271,7 +272,10 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
         });
       },
       [&](const auto& stream) { head_forward_cuda(stream, head, loss); });
-  tape.record("linear_cross_entropy", loss, [&tape, &w, head](const Tensor& dloss) {
+  if (!wants_dx && !wants_dw) return loss;
+  Head back = head;
+  if (saves && !wants_dw) back.x = x.without_data();
+  tape.record("linear_cross_entropy", loss, [&tape, &w, head = back](const Tensor& dloss) {
     const GradTarget dx = tape.grad_target(head.x), dw = tape.grad_target(w);
     if (dx || dw) launch_head_backward(tape, head, dloss, dx, dw);
   });

@@ -163,11 +163,9 @@ GradTarget bias_target(Tape& tape, Parameter* bias) {
   return bias != nullptr ? tape.grad_target(*bias) : GradTarget{};
 }
 
-}  // namespace
-
-Tensor normalize(Tape& tape, Norm norm, const Tensor& x, Parameter& w, Parameter* bias, float eps) {
-  const NormForward n = prepare(tape, norm, x, w, bias, eps);
-  launch_forward(tape, n);
+// Whose input nobody needs the gradient of but a norm.
+void record_normalize(Tape& tape, const NormForward& n, const Tensor& x, Parameter& w,
+                      Parameter* bias) {
   tape.record("normalize", n.y,
               [&tape, x, mean = n.mean, rstd = n.rstd, &w, bias](const Tensor& dy) {
                 const NormBackward back{.dx = tape.grad_target(x),
@@ -181,6 +179,20 @@ Tensor normalize(Tape& tape, Norm norm, const Tensor& x, Parameter& w, Parameter
                                         .rstd = rstd};
                 if (back.dx || back.dw || back.dbias) launch_backward(tape, back);
               });
+}
+
+bool needs_grad(Tape& tape, Parameter& w, Parameter* bias) {
+  const bool wants_dbias = bias != nullptr && tape.needs_grad(*bias);
+  return tape.needs_grad(w) || wants_dbias;
+}
+
+}  // namespace
+
+Tensor normalize(Tape& tape, Norm norm, const Tensor& x, Parameter& w, Parameter* bias, float eps) {
+  const NormForward n = prepare(tape, norm, x, w, bias, eps);
+  const bool wants_dx = tape.needs_grad(x);
+  launch_forward(tape, n);
+  if (needs_grad(tape, w, bias) || wants_dx) record_normalize(tape, n, x, w, bias);
   return n.y;
 }
 
@@ -193,15 +205,19 @@ NormOfSum add_normalize(Tape& tape, Norm norm, const Tensor& x, const Tensor& h,
   NormForward n = prepare(tape, norm, x, w, bias, eps);
   n.h = h;
   n.sum = tape.empty(x.shape(), x.dtype(), "add");
+  const bool wants_dx = tape.needs_grad(x), wants_dh = tape.needs_grad(h);
   launch_forward(tape, n);
+  if (!wants_dx && !wants_dh) {  // the sum is data
+    if (needs_grad(tape, w, bias)) record_normalize(tape, n, n.sum, w, bias);
+    return {n.sum, n.y};
+  }
   tape.record("add_normalize", {n.sum, n.y},
               [&tape, x = x.without_data(), h = h.without_data(), sum = n.sum, mean = n.mean,
                rstd = n.rstd, &w, bias](const std::vector<Tensor>& douts) {
                 const Tensor &dsum = douts[0], &dy = douts[1];
                 GradTarget dx{dsum};
                 if (dy.defined()) {
-                  const bool wanted = tape.needs_grad(x) || tape.needs_grad(h);
-                  dx.dst = wanted ? tape.empty(sum.shape(), sum.dtype(), sum.name()) : Tensor();
+                  dx.dst = tape.empty(sum.shape(), sum.dtype(), sum.name());
                   const NormBackward back{.dx = dx,
                                           .dw = tape.grad_target(w),
                                           .dbias = bias_target(tape, bias),
@@ -213,7 +229,6 @@ NormOfSum add_normalize(Tape& tape, Norm norm, const Tensor& x, const Tensor& h,
                                           .rstd = rstd};
                   if (back.dx || back.dw || back.dbias) launch_backward(tape, back);
                 }
-                if (!dx) return;
                 tape.pass_grad(x, dx.dst);
                 tape.pass_grad(h, dx.dst);
               });

@@ -49,6 +49,7 @@ void launch_pointwise_backward(const engine::Tape& tape, const PointwiseWork& wo
 template <class F>
 engine::Tensor unary(engine::Tape& tape, const engine::Tensor& x, const PointwiseWork& work) {
   using engine::Tensor, engine::to_f32;
+  const bool wants_dx = tape.needs_grad(x);
   const Tensor y = tape.empty(x.shape(), x.dtype(), work.op);
   tape.stream().launch(
       {.name = work.forward,
@@ -63,6 +64,7 @@ engine::Tensor unary(engine::Tape& tape, const engine::Tensor& x, const Pointwis
         });
       },
       [=](const auto& stream) { unary_forward_cuda<F>(stream, y, x); });
+  if (!wants_dx) return y;
   tape.record(work.op, y, [&tape, x, work](const Tensor& dy) {
     const engine::GradTarget dx = tape.grad_target(x);
     if (!dx) return;

@@ -47,6 +47,7 @@ Tensor swiglu(Tape& tape, const Tensor& gate, const Tensor& up) {
                   "[swiglu] expected gate and up alike, got {} {} and {} {} ({})",
                   name_of(gate.dtype()), gate.shape().str(), name_of(up.dtype()), up.shape().str(),
                   gate.name());
+  const bool wants_dgate = tape.needs_grad(gate), wants_dup = tape.needs_grad(up);
   const Tensor y = tape.empty(gate.shape(), gate.dtype(), "swiglu");
   tape.stream().launch(
       {.name = kGateWork.forward,
@@ -63,7 +64,9 @@ Tensor swiglu(Tape& tape, const Tensor& gate, const Tensor& up) {
         });
       },
       [=](const auto& stream) { swiglu_forward_cuda(stream, y, gate, up); });
-  tape.record("swiglu", y, [&tape, gate, up](const Tensor& dy) {
+  if (!wants_dgate && !wants_dup) return y;
+  const Tensor saved = wants_dgate ? up : up.without_data();
+  tape.record("swiglu", y, [&tape, gate, up = saved](const Tensor& dy) {
     // One after the other: gate and up may be the same tensor.
     if (const GradTarget dgate = tape.grad_target(gate)) {
       launch_pointwise_backward(

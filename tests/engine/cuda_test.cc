@@ -174,6 +174,54 @@ TEST(Cuda, ListenersHearLaunchesInOrder) {
   EXPECT_TRUE(listener.ordered);
 }
 
+// A training never synchronises.
+TEST(Cuda, ListenersHearWithoutASynchronisation) {
+  struct Listener : LaunchListener {
+    void on_launch(const LaunchRecord& record) noexcept override {
+      ++count;
+      ordered = ordered && record.begin_ns <= record.end_ns && record.begin_ns >= last - 1000000;
+      last = record.begin_ns;
+    }
+    int count = 0;
+    bool ordered = true;
+    std::int64_t last = 0;
+  } listener;
+  const Stream compute = Stream::cuda("compute", 0, {.listener = &listener});
+  const Memory memory(compute);
+  const Tensor t = Tensor::empty(memory, {7}, DType::kF32, "t");
+  constexpr int kLaunches = 3000, kRound = 100;
+  for (int i = 1; i <= kLaunches; ++i) {
+    launch_set(compute, t, 1, "set");
+    if (i % kRound == 0) compute.record("round").wait();
+    ASSERT_GE(listener.count, i - 257 - kRound);
+  }
+  compute.synchronize();
+  EXPECT_EQ(listener.count, kLaunches);
+  EXPECT_TRUE(listener.ordered);
+}
+
+TEST(Cuda, MaterializedParametersHaveTheValuesOfTheCpu) {
+  const Stream compute = Stream::cuda("compute", 0);
+  const Memory device(compute), host;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const auto values = [&](const Memory& memory) {
+      Parameter w{.name = "w", .shape = {3, 341}, .init = Init::normal(0.02f)};
+      Parameter empty{.name = "empty", .shape = {0}, .trainable = false};
+      materialize({&w, &empty}, memory, 7, dtype, dtype);
+      EXPECT_EQ(w.value.device(), memory.device());
+      EXPECT_FALSE(empty.grad.defined());
+      const auto read = [](const Tensor& t) {
+        std::vector<std::byte> bytes(static_cast<std::size_t>(t.nbytes()));
+        t.copy_to_host(bytes.data());
+        return bytes;
+      };
+      EXPECT_EQ(read(w.grad), std::vector<std::byte>(static_cast<std::size_t>(w.grad.nbytes())));
+      return read(w.value);
+    };
+    EXPECT_EQ(values(device), values(host)) << name_of(dtype);
+  }
+}
+
 TEST(Cuda, ErrorsNameTheWorkTheStreamAndTheGpu) {
   const Stream compute = Stream::cuda("compute", 0);
   const std::string message = error_of<DeviceError>([&] {

@@ -79,6 +79,52 @@ TEST(Memory, FreedBlocksAreReusedUnlessToldNotTo) {
   }
 }
 
+// What a step of one shape asks for: all of it is in use at one time.
+void allocate_and_free(Memory& memory, const std::vector<std::int64_t>& sizes) {
+  std::vector<std::byte*> blocks;
+  for (const std::int64_t nbytes : sizes) {
+    blocks.push_back(memory.allocate(nbytes, Category::kActivation));
+  }
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    memory.free(blocks[i], sizes[i], Category::kActivation);
+  }
+}
+
+TEST(Memory, StepsOfOneShapeAskTheSystemOnce) {
+  Memory memory;
+  const std::vector<std::int64_t> forward = {1 << 20, 3 << 20, 700, 1 << 20}, backward = {2 << 20};
+  for (int step = 0; step < 10; ++step) {
+    allocate_and_free(memory, forward);
+    allocate_and_free(memory, backward);
+    EXPECT_EQ(memory.stats().num_reservations, 5);
+  }
+}
+
+TEST(Memory, WhatIsHeldIsBoundedWhereShapesVary) {
+  Memory memory;
+  for (std::int64_t tokens = 1; tokens <= 300; ++tokens) {
+    allocate_and_free(memory, {tokens * 4096, tokens * 4096, tokens * 12'288});
+    const MemoryStats stats = memory.stats();
+    EXPECT_LE(stats.reserved_nbytes, static_cast<std::int64_t>(Memory::kMaxReserved * 1.05 *
+                                                               double(stats.peak_total_nbytes)));
+  }
+  // Small ones after large ones are within the bound, and then they are there.
+  for (int again = 0; again < 2; ++again) {
+    const std::int64_t before = memory.stats().num_reservations;
+    for (std::int64_t tokens = 1; tokens <= 10; ++tokens) {
+      allocate_and_free(memory, {tokens * 4096});
+    }
+    EXPECT_EQ(memory.stats().num_reservations - before, again == 0 ? 10 : 0) << again;
+  }
+  // Large ones again: those that have lain longest go, and what was used just now stays.
+  allocate_and_free(memory, {300 * 4096, 300 * 4096, 300 * 12'288});
+  const std::int64_t before = memory.stats().num_reservations;
+  for (std::int64_t tokens = 1; tokens <= 10; ++tokens) {
+    allocate_and_free(memory, {tokens * 4096});
+  }
+  EXPECT_EQ(memory.stats().num_reservations, before);
+}
+
 TEST(Memory, ABlockServesRequestsOfAboutItsSizeOnly) {
   Memory memory;
   std::byte* a = memory.allocate(1000, Category::kActivation);

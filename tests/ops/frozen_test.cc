@@ -1,0 +1,267 @@
+// Ops save what the gradients that somebody wants need, and record nothing where none is wanted.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/copy.h"
+#include "engine/memory.h"
+#include "engine/tape.h"
+#include "ops/add.h"
+#include "ops/attention.h"
+#include "ops/cross_entropy.h"
+#include "ops/dropout.h"
+#include "ops/embedding.h"
+#include "ops/gelu.h"
+#include "ops/layernorm.h"
+#include "ops/linear.h"
+#include "ops/relu.h"
+#include "ops/rmsnorm.h"
+#include "ops/rope.h"
+#include "ops/swiglu.h"
+
+namespace tessera::ops {
+namespace {
+
+using engine::Category;
+using engine::DType;
+using engine::Init;
+using engine::Memory;
+using engine::Parameter;
+using engine::Shape;
+using engine::Stream;
+using engine::Tape;
+using engine::Tensor;
+
+constexpr std::int64_t kRows = 6, kWidth = 8, kVocab = 16;
+constexpr std::int64_t kNbytes = kRows * kWidth * 4;  // of an activation
+constexpr std::int64_t kStats = kRows * 4;            // of one f32 per row
+
+struct Leaves {
+  std::vector<Tensor> x;  // two activations (1, kRows, kWidth)
+  Parameter w{"w", {kWidth, kWidth}, Init::normal(0.5f)};
+  Parameter v{"v", {kWidth}, Init::normal(1)};
+  Parameter bias{"bias", {kWidth}, Init::normal(1)};
+  Parameter table{"table", {kVocab, kWidth}, Init::normal(1)};
+  Tensor tokens;
+
+  std::vector<Parameter*> parameters() { return {&w, &v, &bias, &table}; }
+};
+
+// What is wanted, and the bytes that the op then keeps for backward.
+struct Want {
+  std::vector<int> inputs;
+  std::vector<std::string> parameters;
+  std::int64_t saved_nbytes;
+};
+
+struct Case {
+  std::string name;
+  std::function<Tensor(Tape&, Leaves&)> build;
+  std::vector<Want> wants;
+};
+
+std::vector<Case> cases() {
+  const LinearCrossEntropyOptions again{.max_saved_numel = 0};
+  constexpr std::int64_t kLogits = kRows * kVocab * 4;
+  return {
+      {"linear",
+       [](Tape& t, Leaves& l) { return linear(t, l.x[0], l.w, &l.bias); },
+       {{{0}, {"w", "bias"}, kNbytes},
+        {{}, {"w"}, kNbytes},
+        {{0}, {}, 0},
+        {{0}, {"bias"}, 0},
+        {{}, {"bias"}, 0}}},
+      {"layernorm",
+       [](Tape& t, Leaves& l) { return layernorm(t, l.x[0], l.v, &l.bias); },
+       {{{0}, {}, kNbytes + 2 * kStats}, {{}, {"v"}, kNbytes + 2 * kStats}}},
+      {"rmsnorm",
+       [](Tape& t, Leaves& l) { return rmsnorm(t, l.x[0], l.v); },
+       {{{0}, {}, kNbytes + kStats}, {{}, {"v"}, kNbytes + kStats}}},
+      {"add_layernorm",
+       [](Tape& t, Leaves& l) {
+         const NormOfSum n = add_layernorm(t, l.x[0], l.x[1], l.v, &l.bias);
+         EXPECT_EQ(t.needs_grad(n.sum), t.needs_grad(l.x[0]) || t.needs_grad(l.x[1]));
+         return n.y;
+       },
+       {{{0}, {}, kNbytes + 2 * kStats},
+        {{1}, {"bias"}, kNbytes + 2 * kStats},
+        {{}, {"v"}, kNbytes + 2 * kStats}}},
+      {"embedding",
+       [](Tape& t, Leaves& l) { return embedding(t, l.tokens, l.table); },
+       {{{}, {"table"}, 0}}},
+      {"token_position_embedding",
+       [](Tape& t, Leaves& l) { return token_position_embedding(t, l.tokens, l.table, l.w); },
+       {{{}, {"table"}, 0}, {{}, {"w"}, 0}}},
+      {"cross_entropy",
+       [](Tape& t, Leaves& l) { return cross_entropy(t, l.x[0], l.tokens); },
+       {{{0}, {}, kNbytes + 2 * kStats}}},
+      {"linear_cross_entropy",
+       [](Tape& t, Leaves& l) { return linear_cross_entropy(t, l.x[0], l.table, l.tokens); },
+       {{{0}, {"table"}, kNbytes + kLogits + 2 * kStats},
+        {{}, {"table"}, kNbytes + kLogits + 2 * kStats},
+        {{0}, {}, kLogits + 2 * kStats}}},
+      {"linear_cross_entropy, computed again",
+       [again](Tape& t, Leaves& l) {
+         return linear_cross_entropy(t, l.x[0], l.table, l.tokens, again);
+       },
+       {{{0}, {"table"}, kNbytes + 2 * kStats}, {{0}, {}, kNbytes + 2 * kStats}}},
+      {"attention",
+       [](Tape& t, Leaves& l) {  // one head of 2 channels, and so y of a third of qkv
+         return attention(t, l.x[0].reshape({2, kRows * kWidth / 6 / 2, 6}), {.num_heads = 1});
+       },
+       {{{0}, {}, kNbytes + kNbytes / 3 + kNbytes / 6}}},
+      {"rope",
+       [](Tape& t, Leaves& l) { return rope(t, l.x[0]); },
+       {{{0}, {}, kNbytes + kNbytes}}},  // x, and the table as large as it
+      {"gelu", [](Tape& t, Leaves& l) { return gelu(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
+      {"relu", [](Tape& t, Leaves& l) { return relu(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
+      {"swiglu",
+       [](Tape& t, Leaves& l) { return swiglu(t, l.x[0], l.x[1]); },
+       {{{0, 1}, {}, 2 * kNbytes}, {{0}, {}, 2 * kNbytes}, {{1}, {}, kNbytes}}},
+      {"add",
+       [](Tape& t, Leaves& l) { return add(t, l.x[0], l.x[1]); },
+       {{{0, 1}, {}, 0}, {{1}, {}, 0}}},
+      {"dropout",
+       [](Tape& t, Leaves& l) {
+         return dropout(t, l.x[0], 0.5f, {1, 2}, 0);
+       },
+       {{{0}, {}, 0}}},
+  };
+}
+
+struct Outcome {
+  std::vector<float> y;
+  std::vector<std::vector<float>> grads;  // of x and of the parameters; empty: none
+  std::int64_t saved_nbytes = 0;
+  std::size_t num_entries = 0;
+  bool needs_grad = false;
+};
+
+bool contains(const auto& all, const auto& one) {
+  return std::find(all.begin(), all.end(), one) != all.end();
+}
+
+// Null: everything is wanted.
+Outcome run(const Case& c, const Want* want) {
+  const Memory memory;
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  Leaves leaves;
+  for (Parameter* p : leaves.parameters()) {
+    p->trainable = want == nullptr || contains(want->parameters, p->name);
+  }
+  engine::materialize(leaves.parameters(), memory, 1);
+  const Memory host;
+  leaves.tokens = Tensor::from<std::int32_t>(host, {1, kRows}, std::vector{3, 1, 4, 1, 5, 2}, "t");
+  std::vector<Tensor> names;  // of the inputs, without data
+  for (int i = 0; i < 2; ++i) {
+    const std::vector<float> values = engine::to_vector<float>(leaves.w.value);
+    const Tensor x = Tensor::empty(memory, {1, kRows, kWidth}, DType::kF32, "x");
+    Init::normal(1).write(x.data<float>(), 0, x.numel(), "x", static_cast<std::uint64_t>(i));
+    if (want == nullptr || contains(want->inputs, i)) tape.watch(x);
+    names.push_back(x.without_data());
+    leaves.x.push_back(x);
+  }
+  Outcome result;
+  const auto activations = [&] {
+    return memory.stats().current_nbytes[static_cast<std::size_t>(Category::kActivation)];
+  };
+  Tensor y = c.build(tape, leaves);
+  result.y = engine::to_vector<float>(y);
+  result.num_entries = tape.num_entries();
+  result.needs_grad = tape.needs_grad(y);
+  const Tensor name = y.without_data();
+  leaves.x.clear();
+  y = Tensor();
+  result.saved_nbytes = activations();
+  if (!result.needs_grad) return result;
+
+  const Tensor dy = Tensor::empty(memory, name.shape(), DType::kF32, "dy");
+  Init::normal(1).write(dy.data<float>(), 0, dy.numel(), "dy", 7);
+  const Tensor loss = tape.empty({}, DType::kF32, "loss");
+  tape.record("loss", loss, [&](const Tensor&) { tape.pass_grad(name, dy); });
+  tape.backward(loss);
+  for (const Tensor& x : names) {
+    const Tensor dx = tape.grad(x);
+    result.grads.push_back(dx.defined() ? engine::to_vector<float>(dx) : std::vector<float>());
+  }
+  for (const Parameter* p : leaves.parameters()) {
+    result.grads.push_back(p->grad_written ? engine::to_vector<float>(p->grad)
+                                           : std::vector<float>());
+  }
+  return result;
+}
+
+TEST(Frozen, OpsSaveWhatTheWantedGradientsNeed) {
+  for (const Case& c : cases()) {
+    const Outcome all = run(c, nullptr);
+    for (std::size_t i = 0; i < c.wants.size(); ++i) {
+      SCOPED_TRACE(c.name + ", row " + std::to_string(i));
+      const Want& want = c.wants[i];
+      const Outcome some = run(c, &want);
+      EXPECT_EQ(some.saved_nbytes, want.saved_nbytes);
+      EXPECT_EQ(some.num_entries, 1u);
+      EXPECT_TRUE(some.needs_grad);
+      EXPECT_EQ(some.y, all.y);
+      std::vector<std::vector<float>> wanted = all.grads;
+      const std::vector<std::string> names = {"w", "v", "bias", "table"};
+      for (int x = 0; x < 2; ++x) {
+        if (!contains(want.inputs, x)) wanted[static_cast<std::size_t>(x)].clear();
+      }
+      for (std::size_t p = 0; p < names.size(); ++p) {
+        if (!contains(want.parameters, names[p])) wanted[2 + p].clear();
+      }
+      EXPECT_EQ(some.grads, wanted);
+    }
+  }
+}
+
+TEST(Frozen, OpsOfWhichNoGradientIsWantedRecordNothing) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    const Want nothing{{}, {}, 0};
+    const Outcome none = run(c, &nothing);
+    EXPECT_EQ(none.num_entries, 0u);
+    EXPECT_EQ(none.saved_nbytes, 0);
+    EXPECT_FALSE(none.needs_grad);
+    EXPECT_EQ(none.y, run(c, nullptr).y);
+  }
+}
+
+// A recomputed region finds out in its first run, which saves nothing, whether it is run again.
+TEST(Frozen, RecomputedRegionsRunAgainIfAnyGradientIsWanted) {
+  for (const Case& c : cases()) {
+    std::vector<Want> wants = c.wants;
+    wants.push_back({{}, {}, 0});
+    for (std::size_t i = 0; i < wants.size(); ++i) {
+      SCOPED_TRACE(c.name + ", row " + std::to_string(i));
+      int runs = 0;
+      const engine::Block block{"block"};
+      const Case region{c.name,
+                        [&](Tape& tape, Leaves& leaves) {
+                          Leaves* l = &leaves;
+                          const std::vector<Tensor> x = leaves.x;
+                          return tape.region(block,
+                                             [&tape, &runs, &c, l, x] {
+                                               ++runs;
+                                               l->x = x;
+                                               const Tensor y = c.build(tape, *l);
+                                               l->x.clear();
+                                               return y;
+                                             },
+                                             {.recompute = true});
+                        },
+                        {}};
+      const Outcome plain = run(c, &wants[i]), again = run(region, &wants[i]);
+      EXPECT_EQ(runs, plain.num_entries == 0 ? 1 : 2);
+      EXPECT_EQ(again.needs_grad, plain.needs_grad);
+      EXPECT_EQ(again.y, plain.y);
+      EXPECT_EQ(again.grads, plain.grads);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ops
