@@ -72,7 +72,7 @@ class Training {
     const std::int64_t blocked_ns = compute_.blocked_ns();
     const Timer timer;
     fsdp_.begin_step();
-    const Tensor loss = gpt_.loss(tape_, tokens_, targets_, {});
+    const Tensor loss = gpt_.loss(tape_, {tokens_, targets_}, {});
     const double forward_end = timer.ms();
     tape_.backward(loss);
     const double backward_end = timer.ms();

@@ -124,7 +124,7 @@ std::vector<Block*> Gpt::blocks() {
   return blocks;
 }
 
-Tensor Gpt::dropout(Tape& tape, const Tensor& x, const std::string& name, const GptPass& pass) {
+Tensor Gpt::dropout(Tape& tape, const Tensor& x, const std::string& name, const Pass& pass) {
   if (!pass.training || config_.dropout == 0) return x;
   const std::int64_t sample_numel = x.dim(1) * x.dim(2);
   return ops::dropout(tape, x, static_cast<float>(config_.dropout),
@@ -133,7 +133,7 @@ Tensor Gpt::dropout(Tape& tape, const Tensor& x, const std::string& name, const 
 }
 
 // x (B, T, C) -> (B, T, C)
-Tensor Gpt::layer_forward(Tape& tape, Layer& l, const Tensor& x, const GptPass& pass) {
+Tensor Gpt::layer_forward(Tape& tape, Layer& l, const Tensor& x, const Pass& pass) {
   const auto eps = static_cast<float>(config_.norm_eps);
   Tensor h = ops::layernorm(tape, x, l.ln_1_weight, &l.ln_1_bias, eps);
   h = ops::linear(tape, h, l.attn_weight, &l.attn_bias);  // (B, T, 3C)
@@ -146,7 +146,7 @@ Tensor Gpt::layer_forward(Tape& tape, Layer& l, const Tensor& x, const GptPass& 
   return ops::add(tape, mid.sum, dropout(tape, h, l.name + ".mlp.drop", pass));
 }
 
-Tensor Gpt::features(Tape& tape, const Tensor& tokens, const GptPass& pass) {
+Tensor Gpt::features(Tape& tape, const Tensor& tokens, const Pass& pass) {
   require(tokens.shape().rank() == 2 && tokens.dim(1) <= config_.seq,
           "[gpt] expected tokens (B, T) with T of at most {}, got {}", config_.seq,
           tokens.shape().str());
@@ -160,9 +160,11 @@ Tensor Gpt::features(Tape& tape, const Tensor& tokens, const GptPass& pass) {
   return ops::layernorm(tape, x, ln_f_weight_, &ln_f_bias_, static_cast<float>(config_.norm_eps));
 }
 
-Tensor Gpt::loss(Tape& tape, const Tensor& tokens, const Tensor& targets, const GptPass& pass) {
+Tensor Gpt::loss(Tape& tape, const std::vector<Tensor>& batch, const Pass& pass) {
+  require(batch.size() == 2, "[gpt] expected a batch of tokens and targets, got {} tensors",
+          batch.size());
   return tape.region(root_, [&] {
-    return ops::linear_cross_entropy(tape, features(tape, tokens, pass), wte_, targets, {});
+    return ops::linear_cross_entropy(tape, features(tape, batch[0], pass), wte_, batch[1], {});
   });
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/tape.h"
+#include "tools/models/model.h"
 
 namespace tessera::tools {
 
@@ -29,39 +30,31 @@ struct GptConfig {
 GptConfig gpt_preset(const std::string& name);
 const std::vector<std::string>& gpt_preset_names();
 
-/// What one forward depends on besides parameters and tokens.
-struct GptPass {
-  bool recompute = false;
-  bool training = true;           ///< dropout is active
-  std::uint64_t seed = 0;         ///< of dropout
-  std::int64_t first_sample = 0;  ///< global number of the first sequence: picks its dropout masks
-};
-
-class Gpt {
+class Gpt : public Model {
  public:
   /// Throws InvalidArgument as GptConfig::validate().
   explicit Gpt(const GptConfig& config);
-  ~Gpt();
+  ~Gpt() override;
 
   const GptConfig& config() const { return config_; }
   /// One block a layer, in forward order; root() owns wte, wpe and ln_f.
-  std::vector<engine::Block*> blocks();
-  engine::Block* root() { return &root_; }
+  std::vector<engine::Block*> blocks() override;
+  engine::Block* root() override { return &root_; }
 
   /// tokens (B, T), targets (B, T) i32 -> mean cross-entropy, f32 scalar.
-  engine::Tensor loss(engine::Tape& tape, const engine::Tensor& tokens,
-                      const engine::Tensor& targets, const GptPass& pass);
+  engine::Tensor loss(engine::Tape& tape, const std::vector<engine::Tensor>& batch,
+                      const Pass& pass) override;
   /// tokens (1, T) -> logits of the last position (V) in the parameter dtype; not recorded.
   engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens);
 
  private:
   struct Layer;
 
-  engine::Tensor features(engine::Tape& tape, const engine::Tensor& tokens, const GptPass& pass);
+  engine::Tensor features(engine::Tape& tape, const engine::Tensor& tokens, const Pass& pass);
   engine::Tensor layer_forward(engine::Tape& tape, Layer& layer, const engine::Tensor& x,
-                               const GptPass& pass);
+                               const Pass& pass);
   engine::Tensor dropout(engine::Tape& tape, const engine::Tensor& x, const std::string& name,
-                         const GptPass& pass);
+                         const Pass& pass);
 
   GptConfig config_;
   engine::Parameter wte_, wpe_, ln_f_weight_, ln_f_bias_;

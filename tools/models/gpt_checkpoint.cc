@@ -8,11 +8,12 @@
 namespace tessera::tools {
 namespace {
 
-std::vector<TensorSpec> tensor_specs(const std::vector<engine::Parameter*>& parameters) {
+std::vector<TensorSpec> tensor_specs(const Model& model,
+                                     const std::vector<engine::Parameter*>& parameters) {
   std::vector<TensorSpec> specs;
   for (const engine::Parameter* p : parameters) {
     const auto dims = p->shape.dims();
-    specs.push_back({p->name, {dims.begin(), dims.end()}});
+    specs.push_back({model.checkpoint_name(*p), {dims.begin(), dims.end()}});
   }
   return specs;
 }
@@ -29,10 +30,10 @@ GptConfig read_gpt_config(const std::string& folder) {
           .norm_eps = file.layer_norm_epsilon};
 }
 
-void load_gpt(shard::Fsdp& fsdp, const std::string& folder) {
+void load_gpt(shard::Fsdp& fsdp, const Gpt& gpt, const std::string& folder) {
   Gpt2Weights weights(folder);
   const auto parameters = fsdp.parameters();
-  const auto specs = tensor_specs(parameters);
+  const auto specs = tensor_specs(gpt, parameters);
   weights.check_complete(specs);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     fsdp.load(*parameters[i], weights.lookup(specs[i]));
@@ -47,8 +48,9 @@ void check_can_save_gpt(const std::string& folder) {
   flush_folder_of(folder + "/config.json");
 }
 
-void save_gpt(shard::Fsdp& fsdp, const GptConfig& config, const std::string& folder,
+void save_gpt(shard::Fsdp& fsdp, const Gpt& gpt, const std::string& folder,
               comm::ProcessGroup& world) {
+  const GptConfig& config = gpt.config();
   const auto parameters = fsdp.parameters();
   std::optional<Gpt2Writer> writer;
   if (world.rank() == 0) {
@@ -63,13 +65,13 @@ void save_gpt(shard::Fsdp& fsdp, const GptConfig& config, const std::string& fol
                                   .resid_pdrop = config.dropout,
                                   .embd_pdrop = config.dropout,
                                   .attn_pdrop = 0},
-                   tensor_specs(parameters));
+                   tensor_specs(gpt, parameters));
   }
   for (const engine::Parameter* p : parameters) {
     const std::vector<float> values = fsdp.full_parameter(*p);
     if (!writer) continue;
     const auto pause = world.pause_deadline();
-    writer->write(p->name, values);
+    writer->write(gpt.checkpoint_name(*p), values);
   }
   if (!writer) return;
   const auto pause = world.pause_deadline();

@@ -61,8 +61,10 @@ Tensor Mlp::forward(Tape& tape, const Tensor& x, bool recompute) {
 
 Tensor Mlp::logits(Tape& tape, const Tensor& x) { return forward(tape, x, false); }
 
-Tensor Mlp::loss(Tape& tape, const Tensor& x, const Tensor& targets, bool recompute) {
-  return ops::cross_entropy(tape, forward(tape, x, recompute), targets);
+Tensor Mlp::loss(Tape& tape, const std::vector<Tensor>& batch, const Pass& pass) {
+  require(batch.size() == 2, "[mlp] expected a batch of inputs and targets, got {} tensors",
+          batch.size());
+  return ops::cross_entropy(tape, forward(tape, batch[0], pass.recompute), batch[1]);
 }
 
 }  // namespace tessera::tools

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/tape.h"
+#include "tools/models/model.h"
 
 namespace tessera::tools {
 
@@ -19,19 +20,19 @@ struct MlpConfig {
   void validate() const;
 };
 
-class Mlp {
+class Mlp : public Model {
  public:
   /// Throws InvalidArgument as MlpConfig::validate().
   explicit Mlp(const MlpConfig& config);
 
   const MlpConfig& config() const { return config_; }
-  std::vector<engine::Block*> blocks();
+  std::vector<engine::Block*> blocks() override;
 
   /// x (B, inputs) in the parameter dtype -> (B, classes).
   engine::Tensor logits(engine::Tape& tape, const engine::Tensor& x);
-  /// targets (B) i32 -> mean cross-entropy, f32 scalar.
-  engine::Tensor loss(engine::Tape& tape, const engine::Tensor& x, const engine::Tensor& targets,
-                      bool recompute = false);
+  /// x, targets (B) i32 -> mean cross-entropy, f32 scalar.
+  engine::Tensor loss(engine::Tape& tape, const std::vector<engine::Tensor>& batch,
+                      const Pass& pass) override;
 
  private:
   struct Layer {

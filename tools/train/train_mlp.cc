@@ -2,9 +2,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <iostream>
+#include <memory>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,10 +18,9 @@
 #include "tools/io/text.h"
 #include "tools/models/mlp.h"
 #include "tools/train/main.h"
-#include "tools/train/ranks.h"
 #include "tools/train/run_files.h"
-#include "tools/train/stop.h"
-#include "tools/train/trainer.h"
+#include "tools/train/run_task.h"
+#include "tools/train/task.h"
 
 namespace tessera::tools {
 namespace {
@@ -64,29 +62,28 @@ constexpr const char* kHowToGetData =
     "give --data.path=FOLDER: of IDX files, such as /usr/share/datasets/fashion-mnist of Debian's "
     "dataset-fashion-mnist";
 
-// Pixels scaled to mean 0 and deviation 1 of Fashion-MNIST, in the parameter dtype.
-void fill_image(const ImageSet& set, std::int64_t image, float* dst) {
+// Pixels scaled to mean 0 and deviation 1 of Fashion-MNIST.
+template <class T>
+void fill_image(const ImageSet& set, std::int64_t image, T* dst) {
   constexpr float kMean = 0.2860f, kDeviation = 0.3530f;
   const std::uint8_t* src = set.pixels.data() + image * set.num_pixels();
   for (std::int64_t i = 0; i < set.num_pixels(); ++i) {
-    dst[i] = (static_cast<float>(src[i]) / 255.0f - kMean) / kDeviation;
+    const float value = (static_cast<float>(src[i]) / 255.0f - kMean) / kDeviation;
+    engine::cast(dst + i, &value, 1);
   }
 }
 
-// Images (N, pixels) f32 and their labels (N) i32, to `host`.
+// Images (N, pixels) f32 or bf16 and their labels (N) i32, to `host`.
 void fill_batch(const ImageSet& set, const std::vector<std::int64_t>& images, const Batch& host) {
-  for (std::size_t i = 0; i < images.size(); ++i) {
-    fill_image(set, images[i], host[0].data<float>() + std::int64_t(i) * set.num_pixels());
-    host[1].data<std::int32_t>()[i] = set.labels[static_cast<std::size_t>(images[i])];
-  }
-}
-
-// `x` in `dtype`.
-Tensor convert(const engine::Tape& tape, const Tensor& x, DType dtype) {
-  if (x.dtype() == dtype) return x;
-  const Tensor y = tape.empty(x.shape(), dtype, x.name());
-  engine::launch_assign_or_add(tape.stream(), y, x, false, "convert_images");
-  return y;
+  engine::dispatch_float(host[0].dtype(), "fill_batch", [&](auto zero) {
+    auto* dst = host[0].data<decltype(zero)>();
+    for (const std::int64_t image : images) {
+      fill_image(set, image, dst);
+      dst += set.num_pixels();
+    }
+  });
+  std::int32_t* label = host[1].data<std::int32_t>();
+  for (const std::int64_t image : images) *label++ = set.labels[static_cast<std::size_t>(image)];
 }
 
 // Rows of logits (N, classes) whose largest entry is the target (N).
@@ -102,111 +99,113 @@ std::int64_t count_correct(const Tensor& logits, const Tensor& targets) {
   return num_correct;
 }
 
-struct Result {
-  std::string params_sha256;
-  std::optional<double> val_loss;  // and accuracy, of the last validation, if there was one
-  double accuracy = 0;
-  JsonRecord end;
-};
+class MlpRank : public TaskRank {
+ public:
+  MlpRank(const Config& config, const FashionMnist& data)
+      : config_(config),
+        data_(data),
+        mlp_(
+            {.inputs = data.train.num_pixels(), .hidden = config.hidden, .layers = config.layers}) {
+  }
 
-Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Config& config,
-                  const FashionMnist& data, RunLog* log) {
-  Mlp mlp({.inputs = data.train.num_pixels(), .hidden = config.hidden, .layers = config.layers});
-  Trainer trainer(world, ranks.compute(world.rank()), config, mlp.blocks(), nullptr, log);
-  engine::Tape& tape = trainer.tape();
-  const DType dtype = config.precision.param;
-  const auto seed = static_cast<std::uint64_t>(config.train.seed);
-  const auto fill = [&](std::int64_t first, const Batch& host) {
-    std::vector<std::int64_t> images(static_cast<std::size_t>(config.train.batch));
-    for (std::size_t i = 0; i < images.size(); ++i) {
-      const std::int64_t n = first + static_cast<std::int64_t>(i);
-      const std::int64_t epoch = n / data.train.num_images;
-      const std::int64_t index = n % data.train.num_images;
-      images[i] =
-          config.data_order == SampleOrder::kSequential
-              ? index
-              : permuted(index, data.train.num_images, seed, static_cast<std::uint64_t>(epoch));
-    }
-    fill_batch(data.train, images, host);
-  };
-  const auto loss = [&](std::int64_t, const Batch& batch) {
-    return mlp.loss(tape, convert(tape, batch[0], dtype), batch[1], config.train.recompute);
-  };
-  const auto batch_of = [&](std::int64_t n) -> std::vector<BatchTensor> {
-    return {{"images", {n, data.train.num_pixels()}, DType::kF32}, {"labels", {n}, DType::kI32}};
-  };
-  Result result;
-  const std::int64_t num_images = data.test.num_images;
-  const std::int64_t test_batch = largest_divisor(num_images, 500);
-  const auto validate = [&] {
-    std::vector<char> is_counted(static_cast<std::size_t>(num_images / test_batch), 0);
+  Model& model() override { return mlp_; }
+
+  Trainer::Data data() override {
+    return {tensors(config_.train.batch), [this](std::int64_t first, const Batch& host) {
+              std::vector<std::int64_t> images(static_cast<std::size_t>(config_.train.batch));
+              for (std::int64_t& image : images) image = training_image(first++);
+              fill_batch(data_.train, images, host);
+            }};
+  }
+
+  Trainer::Validate validation(Trainer& trainer) override {
+    return [this, &trainer] { return validate(trainer); };
+  }
+
+ private:
+  std::vector<BatchTensor> tensors(std::int64_t batch) const {
+    return {{"images", {batch, data_.train.num_pixels()}, config_.precision.param},
+            {"labels", {batch}, DType::kI32}};
+  }
+
+  // The image that is sample `n` of the endless training order.
+  std::int64_t training_image(std::int64_t n) const {
+    const std::int64_t num_images = data_.train.num_images;
+    const std::int64_t epoch = n / num_images, index = n % num_images;
+    if (config_.data_order == SampleOrder::kSequential) return index;
+    return permuted(index, num_images, static_cast<std::uint64_t>(config_.train.seed),
+                    static_cast<std::uint64_t>(epoch));
+  }
+
+  Trainer::Validation validate(Trainer& trainer) {
+    const std::int64_t num_images = data_.test.num_images;
+    const std::int64_t batch = largest_divisor(num_images, 500);
+    const comm::ProcessGroup& world = trainer.world();
+    engine::Tape& tape = trainer.tape();
+    std::vector<char> is_counted(static_cast<std::size_t>(num_images / batch), 0);
     float num_correct = 0;
-    const double test_loss = trainer.mean_loss(num_images / test_batch, [&](std::int64_t b) {
-      std::vector<std::int64_t> images(static_cast<std::size_t>(test_batch));
-      std::iota(images.begin(), images.end(), b * test_batch);
-      const Batch batch = load_batch(tape.memory(), batch_of(test_batch), [&](const Batch& host) {
-        fill_batch(data.test, images, host);
+    const double loss = trainer.mean_loss(num_images / batch, [&](std::int64_t b) {
+      std::vector<std::int64_t> images(static_cast<std::size_t>(batch));
+      std::iota(images.begin(), images.end(), b * batch);
+      const Batch loaded = load_batch(tape.memory(), tensors(batch), [&](const Batch& host) {
+        fill_batch(data_.test, images, host);
       });
-      const Tensor logits = mlp.logits(tape, convert(tape, batch[0], dtype));
+      const Tensor logits = mlp_.logits(tape, loaded[0]);
       // The last round repeats a batch on ranks that have none left.
       const bool is_mine = b % world.size() == world.rank() &&
                            std::exchange(is_counted[static_cast<std::size_t>(b)], 1) == 0;
-      if (is_mine) num_correct += static_cast<float>(count_correct(logits, batch[1]));
-      return ops::cross_entropy(tape, logits, batch[1]);
+      if (is_mine) num_correct += static_cast<float>(count_correct(logits, loaded[1]));
+      return ops::cross_entropy(tape, logits, loaded[1]);
     });
     double correct = 0;
     for (const float n : trainer.gather({num_correct})) correct += n;
-    result.accuracy = correct / static_cast<double>(num_images);
-    return Trainer::Validation{test_loss,
-                               fmt::format(" | test accuracy {:.2f} %", 100 * result.accuracy)};
-  };
-  world.barrier("wrapped");  // only now can no rank fail to start
-  if (log != nullptr) {
-    const auto pause = world.pause_deadline();
-    log->begin();
+    const double accuracy = correct / static_cast<double>(num_images);
+    const std::string text = fmt::format("test accuracy {:.2f} %", 100 * accuracy);
+    return {loss, " | " + text, text, JsonRecord().add("test_accuracy", accuracy)};
   }
-  trainer.run({batch_of(config.train.batch), fill}, loss, validate, 1);
-  result.params_sha256 = trainer.params_sha256();
-  result.val_loss = trainer.val_loss();
-  result.end = trainer.end_record();
-  return result;
-}
 
-void run(int argc, char** argv) {
-  Config config;
-  FlagSet flags("train_mlp", "Trains a multi-layer perceptron on Fashion-MNIST, sharded.");
-  config.add_to(flags);
-  if (!flags.parse(argc, argv, std::cout)) return;
-  config.validate(flags);
-  const Ranks ranks = Ranks::choose(config);
-  const std::string path = data_path(config.data_path, kDefaultData, kHowToGetData);
-  const FashionMnist data = load_fashion_mnist(path);
-  constexpr std::string_view kImages[] = {"-ubyte", "-ubyte.gz"};
-  RunLog::check_outputs(config, flags, files_of("data.path", path, kImages));
-  std::optional<StopSignals> signals;  // from the start of the ranks to the very end
-  RunLog log(config, "samples", flags.to_toml());
-  log.say(fmt::format("data: {}, {} training and {} test images of {} x {}", escaped(path),
-                      data.train.num_images, data.test.num_images, data.train.height,
-                      data.train.width));
-  log.say("device: " + ranks.str());
-  Result result;
-  signals.emplace();
-  ranks.run(config, [&](comm::ProcessGroup& world) {
-    const bool is_first = world.rank() == 0;
-    const Result mine = train_rank(world, ranks, config, data, is_first ? &log : nullptr);
-    if (is_first) result = mine;
-  });
-  JsonRecord end = ranks.record().add_all(result.end);
-  if (result.val_loss) end.add("test_accuracy", result.accuracy);
-  if (result.val_loss) log.say(fmt::format("test accuracy {:.2f} %", 100 * result.accuracy));
-  log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
-                      escaped(log.jsonl_path()), escaped(log.folder())));
-  log.finish(result.params_sha256, result.val_loss, end);
-}
+  const Config& config_;
+  const FashionMnist& data_;
+  Mlp mlp_;
+};
+
+class MlpTask : public Task {
+ public:
+  void add_to(FlagSet& flags) override { config_.add_to(flags); }
+  const TrainConfig& config() const override { return config_; }
+
+  void prepare(const FlagSet& flags) override {
+    path_ = data_path(config_.data_path, kDefaultData, kHowToGetData);
+    data_ = load_fashion_mnist(path_);
+    constexpr std::string_view kImages[] = {"-ubyte", "-ubyte.gz"};
+    RunLog::check_outputs(config_, flags, files_of("data.path", path_, kImages));
+  }
+
+  Items items() const override { return {"samples", 1}; }
+  std::string summary() const override {
+    return fmt::format("data: {}, {} training and {} test images of {} x {}", escaped(path_),
+                       data_.train.num_images, data_.test.num_images, data_.train.height,
+                       data_.train.width);
+  }
+  std::unique_ptr<TaskRank> rank() const override {
+    return std::make_unique<MlpRank>(config_, data_);
+  }
+
+ private:
+  Config config_;
+  std::string path_;
+  FashionMnist data_;
+};
 
 }  // namespace
 }  // namespace tessera::tools
 
 int main(int argc, char** argv) {
-  return tessera::tools::run_main([&] { tessera::tools::run(argc, argv); });
+  namespace tools = tessera::tools;
+  return tools::run_main([&] {
+    tools::MlpTask task;
+    tools::run_task(argc, argv,
+                    {"train_mlp", "Trains a multi-layer perceptron on Fashion-MNIST, sharded."},
+                    task);
+  });
 }

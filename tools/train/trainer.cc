@@ -111,8 +111,8 @@ void Trainer::validate_after(std::int64_t step, const Validate& validate) {
   engine::require(std::isfinite(v.loss),
                   "[train] expected a finite validation loss, got {} (after step {})", v.loss,
                   step);
-  val_loss_ = v.loss;
   if (log_ != nullptr) log_->validation(step, v.loss, v.remark);
+  validation_ = std::move(v);
 }
 
 Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {

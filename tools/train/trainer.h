@@ -42,11 +42,13 @@ class Trainer {
   };
   /// Mean loss (f32 scalar) of that micro-batch.
   using Loss = std::function<engine::Tensor(std::int64_t first_sample, const Batch& batch)>;
-  /// A validation; null: none. Collective; returns its mean loss and a remark for the terminal.
   struct Validation {
-    double loss;
-    std::string remark;
+    double loss;               ///< mean
+    std::string remark;        ///< for the terminal, after the loss
+    std::string summary = "";  ///< a line for the end of the run; empty: none
+    JsonRecord record = {};    ///< for the last record of the log
   };
+  /// Null: none. Collective.
   using Validate = std::function<Validation()>;
 
   /// Runs all steps, and `validate` as configured. `items_per_sample`: tokens of a sample, or 1.
@@ -62,8 +64,8 @@ class Trainer {
   bool stops();
   /// How run() ended, for the last record of the log: steps, and the signal if one ended it.
   JsonRecord end_record() const;
-  /// Of the last validation, if any.
-  std::optional<double> val_loss() const { return val_loss_; }
+  /// The last one, if any.
+  const std::optional<Validation>& validation() const { return validation_; }
 
   /// Collective: every rank's `values`, rank by rank.
   std::vector<float> gather(const std::vector<float>& values);
@@ -110,7 +112,7 @@ class Trainer {
   std::unique_ptr<BatchLoader> batches_;  // dies after fsdp_, which ends what compute waits for
   shard::Fsdp fsdp_;
   std::unique_ptr<shard::Optimizer> optimizer_;
-  std::optional<double> val_loss_;
+  std::optional<Validation> validation_;
   std::int64_t num_steps_ = 0;
   int stopped_by_ = 0;
 };

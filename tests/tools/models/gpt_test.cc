@@ -14,8 +14,10 @@
 #include <string>
 #include <vector>
 
+#include "comm/threads.h"
 #include "engine/error.h"
 #include "engine/philox.h"
+#include "shard/fsdp.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/io/gpt2_files.h"
@@ -51,13 +53,13 @@ std::vector<Parameter*> parameters_of(Gpt& gpt) {
 }
 
 /// A model whose parameters are all random, biases and norms included, and large enough to matter.
-struct Model {
+struct RandomModel {
   Memory memory;
   Tape tape{memory, engine::Stream::inline_cpu("compute")};
   Gpt gpt;
   std::map<std::string, Values> values;
 
-  explicit Model(const GptConfig& config = kModel) : gpt(config) {
+  explicit RandomModel(const GptConfig& config = kModel) : gpt(config) {
     for (Parameter* p : parameters_of(gpt)) {
       const bool is_norm = p->init.kind == engine::Init::Kind::kOnes;
       const RandomStream random{5, engine::fnv1a(p->name)};
@@ -75,8 +77,8 @@ struct Model {
     const std::int64_t batch = std::ssize(tokens) / seq;
     return Tensor::from<std::int32_t>(memory, {batch, seq}, tokens, "tokens");
   }
-  double loss(const Tokens& tokens, const Tokens& targets, const GptPass& pass) {
-    const double loss = gpt.loss(tape, tensor(tokens), tensor(targets), pass).item();
+  double loss(const Tokens& tokens, const Tokens& targets, const Pass& pass) {
+    const double loss = gpt.loss(tape, {tensor(tokens), tensor(targets)}, pass).item();
     tape.clear();
     return loss;
   }
@@ -87,8 +89,8 @@ struct Model {
 /// One sequence, row by row: (T, C).
 class Reference {
  public:
-  Reference(const GptConfig& config, const std::map<std::string, Values>& values,
-            const GptPass& pass, std::int64_t sample)
+  Reference(const GptConfig& config, const std::map<std::string, Values>& values, const Pass& pass,
+            std::int64_t sample)
       : c_(config), values_(values), pass_(pass), sample_(sample) {}
 
   /// (T, V)
@@ -204,12 +206,12 @@ class Reference {
 
   const GptConfig& c_;
   const std::map<std::string, Values>& values_;
-  const GptPass& pass_;
+  const Pass& pass_;
   std::int64_t sample_;
 };
 
-double reference_loss(const Model& model, const Tokens& tokens, const Tokens& targets,
-                      const GptPass& pass) {
+double reference_loss(const RandomModel& model, const Tokens& tokens, const Tokens& targets,
+                      const Pass& pass) {
   double sum = 0;
   for (std::size_t at = 0; at < tokens.size(); at += kT) {
     const std::int64_t sample = pass.first_sample + static_cast<std::int64_t>(at) / kT;
@@ -232,8 +234,8 @@ Tokens first_sequence(const Tokens& tokens) { return {tokens.begin(), tokens.beg
 // ------------------------------------------------------------------------------------------------
 
 TEST(Gpt, ComputesTheLossOfThreeSequences) {
-  Model model;
-  const GptPass pass{.training = false};
+  RandomModel model;
+  const Pass pass{.training = false};
   const double expected = reference_loss(model, kTokens, kTargets, pass);
   EXPECT_GT(std::abs(expected - std::log(23)), 0.1);  // parameters matter
   EXPECT_NEAR(model.loss(kTokens, kTargets, pass), expected, 2e-6 * expected);
@@ -243,16 +245,16 @@ TEST(Gpt, ComputesTheLossOfThreeSequences) {
 
 // The names of masks and the order of their elements are part of what a seed means.
 TEST(Gpt, ComputesTheLossWithDropout) {
-  Model model;
+  RandomModel model;
   for (const std::int64_t first : {0, 4}) {
-    const GptPass pass{.seed = kSeed, .first_sample = first};
+    const Pass pass{.seed = kSeed, .first_sample = first};
     const double expected = reference_loss(model, kTokens, kTargets, pass);
     EXPECT_NEAR(model.loss(kTokens, kTargets, pass), expected, 2e-6 * expected) << first;
   }
 }
 
 TEST(Gpt, DropsOtherElementsForEverySampleAndSeed) {
-  Model model;
+  RandomModel model;
   const Tokens tokens = first_sequence(kTokens), targets = first_sequence(kTargets);
   const auto loss = [&](std::uint64_t seed, std::int64_t sample) {
     return model.loss(tokens, targets, {.seed = seed, .first_sample = sample});
@@ -281,7 +283,7 @@ TEST(Gpt, EveryLayerAndBranchHasAMaskOfItsOwn) {
   std::vector<double> losses;
   for (int layer = 0; layer < 3; ++layer) {
     for (const std::string branch : {"attn", "mlp"}) {
-      Model model;
+      RandomModel model;
       for (Parameter* p : parameters_of(model.gpt)) {
         if (!p->name.starts_with("h.")) continue;
         const bool is_bias = p->name.ends_with(".c_proj.bias");
@@ -302,10 +304,10 @@ TEST(Gpt, EveryLayerAndBranchHasAMaskOfItsOwn) {
 TEST(Gpt, RecomputeFindsTheSameMasksAndGradients) {
   std::vector<std::vector<float>> grads[2];
   for (const bool recompute : {false, true}) {
-    Model model;
-    const GptPass pass{.recompute = recompute, .seed = kSeed, .first_sample = 3};
+    RandomModel model;
+    const Pass pass{.recompute = recompute, .seed = kSeed, .first_sample = 3};
     model.tape.backward(
-        model.gpt.loss(model.tape, model.tensor(kTokens), model.tensor(kTargets), pass));
+        model.gpt.loss(model.tape, {model.tensor(kTokens), model.tensor(kTargets)}, pass));
     for (Parameter* p : parameters_of(model.gpt)) {
       const auto grad = p->grad.span<float>();
       EXPECT_GT(*std::ranges::max_element(grad), 0) << p->name;
@@ -316,8 +318,8 @@ TEST(Gpt, RecomputeFindsTheSameMasksAndGradients) {
 }
 
 TEST(Gpt, TheNextTokensLogitsAreThoseOfTheLastPosition) {
-  Model model;
-  const GptPass pass{.training = false};
+  RandomModel model;
+  const Pass pass{.training = false};
   const Reference reference(model.gpt.config(), model.values, pass, 0);
   for (const std::int64_t length : {1, 4, 7}) {
     const Tokens tokens(kTokens.begin(), kTokens.begin() + length);
@@ -332,6 +334,13 @@ TEST(Gpt, TheNextTokensLogitsAreThoseOfTheLastPosition) {
   EXPECT_TRUE(has(error_of<InvalidArgument>(
                       [&] { model.gpt.next_token_logits(model.tape, model.tensor(Tokens(8), 8)); }),
                   {"at most 7", "(1, 8)"}));
+}
+
+TEST(Gpt, RefusesABatchThatIsNotItsOwn) {
+  RandomModel model;
+  EXPECT_TRUE(has(
+      error_of<InvalidArgument>([&] { model.gpt.loss(model.tape, {model.tensor(kTokens)}, {}); }),
+      {"[gpt]", "tokens and targets", "1 tensors"}));
 }
 
 TEST(Gpt, StartsAsGpt2Does) {
@@ -410,6 +419,43 @@ TEST(GptCheckpoint, ReadsEverySizeFromItsOwnKey) {
   EXPECT_EQ(config.vocab, 23);
   EXPECT_EQ(config.norm_eps, 0.25);
   EXPECT_EQ(config.dropout, 0);  // a choice of the training, not of the file
+}
+
+/// A model that calls its final norm's parameters otherwise in files.
+class RenamedGpt : public Gpt {
+ public:
+  using Gpt::Gpt;
+  std::string checkpoint_name(const Parameter& p) const override {
+    if (p.name == "ln_f.weight") return "ln_f.bias";
+    if (p.name == "ln_f.bias") return "ln_f.weight";
+    return p.name;
+  }
+};
+
+TEST(GptCheckpoint, CallsParametersAsTheModelSays) {
+  const TempFolder folder;
+  const auto ln_f = [&](Gpt& gpt, bool saves) {
+    std::vector<float> values;
+    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+      const engine::Stream compute = engine::Stream::inline_cpu("compute");
+      shard::Fsdp fsdp(world, Memory(compute), compute, gpt.blocks(), gpt.root(), {});
+      if (!saves) load_gpt(fsdp, gpt, folder.path());
+      for (const Parameter* p : fsdp.parameters()) {
+        if (p->name.starts_with("ln_f")) values.push_back(fsdp.full_parameter(*p).front());
+      }
+      if (saves) save_gpt(fsdp, gpt, folder.path(), world);
+    });
+    return values;  // bias, weight
+  };
+  Gpt gpt(kModel), plain(kModel);
+  RenamedGpt renamed(kModel), same(kModel);
+  using Values = std::vector<float>;
+  EXPECT_EQ(ln_f(gpt, true), (Values{0, 1}));
+  EXPECT_EQ(ln_f(plain, false), (Values{0, 1}));
+  EXPECT_EQ(ln_f(renamed, false), (Values{1, 0}));
+  EXPECT_EQ(ln_f(same, true), (Values{0, 1}));
+  EXPECT_EQ(ln_f(same, false), (Values{0, 1}));
+  EXPECT_EQ(ln_f(plain, false), (Values{1, 0}));
 }
 
 }  // namespace

@@ -36,13 +36,13 @@ std::vector<float> random_values(std::int64_t numel, const std::string& name, fl
   return values;
 }
 
-struct Model {
+struct RandomModel {
   Memory memory;
   Tape tape{memory, engine::Stream::inline_cpu("compute")};
   Mlp mlp;
   std::vector<std::vector<float>> weights, biases;
 
-  explicit Model(const MlpConfig& config) : mlp(config) {
+  explicit RandomModel(const MlpConfig& config) : mlp(config) {
     for (const engine::Block* block : mlp.blocks()) {
       for (Parameter* p : block->parameters) {
         const bool is_weight = p->shape.rank() == 2;
@@ -56,7 +56,7 @@ struct Model {
 };
 
 /// Logits (B, classes).
-std::vector<double> reference_logits(const Model& model, const std::vector<float>& x) {
+std::vector<double> reference_logits(const RandomModel& model, const std::vector<float>& x) {
   std::vector<double> h(x.begin(), x.end());
   for (std::size_t layer = 0; layer < model.weights.size(); ++layer) {
     const auto &w = model.weights[layer], &bias = model.biases[layer];
@@ -77,7 +77,7 @@ std::vector<double> reference_logits(const Model& model, const std::vector<float
 
 TEST(Mlp, ComputesLogitsAndLoss) {
   for (const std::int64_t layers : {1, 2, 4}) {
-    Model model({.inputs = 5, .hidden = 6, .layers = layers, .classes = 4});
+    RandomModel model({.inputs = 5, .hidden = 6, .layers = layers, .classes = 4});
     ASSERT_EQ(std::ssize(model.mlp.blocks()), layers);
     const std::vector<float> x = random_values(kBatch * 5, "x", 1);
     const std::vector<std::int32_t> targets = {3, 0, 2};
@@ -98,7 +98,8 @@ TEST(Mlp, ComputesLogitsAndLoss) {
       loss += (std::log(total) - scores[static_cast<std::size_t>(targets[row])]) / kBatch;
     }
     for (const bool recompute : {false, true}) {
-      EXPECT_NEAR(model.mlp.loss(model.tape, input, labels, recompute).item(), loss, 1e-5);
+      EXPECT_NEAR(model.mlp.loss(model.tape, {input, labels}, {.recompute = recompute}).item(),
+                  loss, 1e-5);
     }
     model.tape.clear();
   }
@@ -107,11 +108,11 @@ TEST(Mlp, ComputesLogitsAndLoss) {
 TEST(Mlp, RecomputeFindsTheSameGradients) {
   std::vector<std::vector<float>> grads[2];
   for (const bool recompute : {false, true}) {
-    Model model({.inputs = 5, .hidden = 6, .layers = 3, .classes = 4});
+    RandomModel model({.inputs = 5, .hidden = 6, .layers = 3, .classes = 4});
     const Tensor x = Tensor::from<float>(model.memory, {kBatch, 5}, random_values(15, "x", 1), "x");
     const std::vector<std::int32_t> targets = {3, 0, 2};
     const Tensor labels = Tensor::from<std::int32_t>(model.memory, {kBatch}, targets, "labels");
-    model.tape.backward(model.mlp.loss(model.tape, x, labels, recompute));
+    model.tape.backward(model.mlp.loss(model.tape, {x, labels}, {.recompute = recompute}));
     for (const engine::Block* block : model.mlp.blocks()) {
       for (const Parameter* p : block->parameters) {
         const auto grad = p->grad.span<float>();
@@ -148,6 +149,12 @@ TEST(Mlp, RefusesSizesBelowOne) {
                                   MlpConfig{.layers = 0}, MlpConfig{.classes = 0}}) {
     EXPECT_TRUE(has(error_of<InvalidArgument>([&] { Mlp{config}; }), {"at least 1", " 0"}));
   }
+}
+
+TEST(Mlp, RefusesABatchThatIsNotItsOwn) {
+  RandomModel model({.inputs = 5, .hidden = 6, .layers = 2, .classes = 4});
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { model.mlp.loss(model.tape, {}, {}); }),
+                  {"[mlp]", "inputs and targets", "0 tensors"}));
 }
 
 }  // namespace

@@ -41,14 +41,14 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
     tools::Gpt gpt(model);
     tools::Trainer trainer(world, ranks.compute(world.rank()), mine, gpt.blocks(), gpt.root(),
                            is_first ? &log : nullptr);
-    if (!init_from.empty()) tools::load_gpt(trainer.fsdp(), init_from);
+    if (!init_from.empty()) tools::load_gpt(trainer.fsdp(), gpt, init_from);
     const engine::Shape shape{config.train.batch, model.seq};
     const auto fill = [&](std::int64_t first, const tools::Batch& host) {
       data.batch(first, config.train.batch, host[0].span<std::int32_t>(),
                  host[1].span<std::int32_t>());
     };
     const auto loss = [&](std::int64_t first, const tools::Batch& batch) {
-      return gpt.loss(trainer.tape(), batch[0], batch[1],
+      return gpt.loss(trainer.tape(), batch,
                       {.recompute = config.train.recompute,
                        .seed = static_cast<std::uint64_t>(config.train.seed),
                        .first_sample = first});

@@ -411,8 +411,10 @@ TEST_F(TrainMlpData, TheLossIsThatOfScaledPixelsAndTheTestImages) {
   const std::vector<std::int32_t> labels(test.labels.begin(), test.labels.end());
   const auto x = Tensor::from<float>(memory, {3, 4}, pixels, "x");
   const auto targets = Tensor::from<std::int32_t>(memory, {3}, labels, "targets");
-  EXPECT_NEAR(final.at("val_loss").get<double>(),
-              tape.no_grad([&] { return mlp.loss(tape, x, targets).item(); }), 1e-5);
+  EXPECT_NEAR(final.at("val_loss").get<double>(), tape.no_grad([&] {
+    return mlp.loss(tape, {x, targets}, {}).item();
+  }),
+              1e-5);
 }
 
 TEST_F(TrainMlpData, AccuracyCountsEveryTestImageOnceWhateverTheNumberOfRanks) {

@@ -372,7 +372,7 @@ Validations validations_of(std::int64_t steps, std::int64_t every) {
           return rank.loss(batch);
         },
         validate, 1);
-    if (rank.world.rank() == 0) result.last = rank.trainer.val_loss();
+    if (rank.world.rank() == 0) result.last = rank.trainer.validation()->loss;
   };
   const std::string out = stdout_of([&] { run_ranks(config, train); });
   const std::regex line(R"(step +(\d+)/(\d+) \| val loss ([^\n]*))");
@@ -499,7 +499,7 @@ TEST(Trainer, WithoutAValidationSaysNothingOfOne) {
   config.log.val_every = 1;
   const auto train = [](const Rank& rank) {
     rank.run();
-    EXPECT_FALSE(rank.trainer.val_loss().has_value());
+    EXPECT_FALSE(rank.trainer.validation().has_value());
   };
   EXPECT_EQ(stdout_of([&] { run_ranks(config, train); }), "");
 }
