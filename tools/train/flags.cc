@@ -1,30 +1,26 @@
 #include "tools/train/flags.h"
 
-#include <toml++/toml.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <numeric>
 #include <ostream>
 #include <set>
-#include <sstream>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
 #include "tools/io/text.h"
-#include "tools/train/toml_limits.h"
+#include "tools/train/option_names.h"
+#include "tools/train/toml_file.h"
 
 namespace tessera::tools {
 namespace {
 
 using engine::fail;
-using engine::IoError;
 using engine::require;
 
-constexpr std::int64_t kMaxConfigNbytes = 1 << 20;
 constexpr std::size_t kMaxTextNbytes = 8192;  // twice the longest path
 
 /// The whole of `text` as a number, in the shape that from_chars knows and no other.
@@ -35,29 +31,6 @@ std::optional<T> parse_number(const std::string& text) {
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return value;
 }
-
-/// Levenshtein's edit distance, or, where the lengths alone make it `max` or more, no less than
-/// that.
-std::size_t distance(std::string_view a, std::string_view b, std::size_t max) {
-  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) >= max) return max;
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i + 1);
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i] != b[j] ? 1 : 0);
-      diagonal = std::exchange(row[j + 1], std::min({replaced, row[j] + 1, row[j + 1] + 1}));
-    }
-  }
-  return row.back();
-}
-
-std::string_view section_of(std::string_view name) {
-  const auto dot = name.rfind('.');
-  return dot == std::string_view::npos ? "" : name.substr(0, dot);
-}
-
-std::string_view key_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
 std::string range_of(const IntegerOption& option) {
   using Limits = std::numeric_limits<std::int64_t>;
@@ -78,36 +51,6 @@ std::string range_of(const NumberOption& option) {
   if (has_max)
     return fmt::format("a finite number {} {}", option.below_max ? "<" : "<=", option.max);
   return "a finite number";
-}
-
-/// Visits the values of a table and of the tables in it, empty ones too, since their names may be
-/// wrong. A name is made for one visit alone: a section may have a long one, and many keys.
-template <class Visit>
-void visit_entries(const toml::table& table, const std::string& prefix, Visit visit) {
-  for (const auto& [key, node] : table) {
-    const std::string name = prefix + std::string(key.str());
-    const toml::table* inner = node.as_table();
-    if (inner != nullptr && !inner->empty()) {
-      visit_entries(*inner, name + ".", visit);
-    } else {
-      visit(name, key.source().begin.line, node);
-    }
-  }
-}
-
-std::string shown(const toml::node& node) {
-  if (node.is_table()) return "a table";
-  if (const toml::array* array = node.as_array()) {
-    return array->is_array_of_tables() ? "an array of tables" : "an array";
-  }
-  if (const auto* string = node.as_string()) return fmt::format("'{}'", excerpt(string->get()));
-  std::string text;
-  node.visit([&](const auto& value) {
-    if constexpr (toml::is_value<decltype(value)>) {
-      text = (std::ostringstream() << value).str();
-    }
-  });
-  return text;
 }
 
 }  // namespace
@@ -202,19 +145,12 @@ void FlagSet::add_text(std::string name, TextOption option,
 }
 
 const FlagSet::Option& FlagSet::find(std::string_view name, std::string_view source) const {
-  std::string_view nearest;
-  std::size_t nearest_distance = 3;  // farther is not a slip of the keyboard
+  std::vector<std::string_view> names;
   for (const Option& option : options_) {
     if (option.name == name) return option;
-    // A name without its section, or under a wrong one, is a common slip too.
-    const std::size_t near =
-        std::min(distance(option.name, name, nearest_distance),
-                 distance(key_of(option.name), key_of(name), nearest_distance) + 1);
-    if (near < nearest_distance) {
-      nearest = option.name;
-      nearest_distance = near;
-    }
+    names.push_back(option.name);
   }
+  const std::string_view nearest = nearest_name(name, names);
   const std::string hint =
       nearest.empty() ? "; --help lists all options" : fmt::format("; did you mean {}?", nearest);
   fail("[{}] expected a known option, got {} ({}){}", program_, excerpt(name), source, hint);
@@ -226,51 +162,51 @@ void FlagSet::set(const Option& option, const std::optional<Value>& value, std::
           option.allowed, shown, source);
 }
 
-void FlagSet::load_file(const std::string& path) const {
-  const std::string text = read_text_file(path, kMaxConfigNbytes);
-  check_toml_limits(text, path);
-  toml::table table;
-  try {
-    table = toml::parse(text, path);
-  } catch (const toml::parse_error& error) {
-    fail<IoError>("[{}] expected TOML, got: {} ({}:{})", program_, excerpt(error.description()),
-                  escaped(path), error.source().begin.line);
+std::optional<FlagSet::Value> FlagSet::value_of(const Option& option, const TomlEntry& entry) {
+  const auto* boolean = std::get_if<bool>(&entry.value);
+  const auto* integer = std::get_if<std::int64_t>(&entry.value);
+  const auto* number = std::get_if<double>(&entry.value);
+  const auto* text = std::get_if<std::string>(&entry.value);
+  switch (option.type) {
+    case Type::kBool:
+      if (boolean != nullptr) return *boolean;
+      break;
+    case Type::kInteger:
+      if (integer != nullptr) return *integer;
+      break;
+    case Type::kNumber:
+      if (number != nullptr) return *number;
+      if (integer != nullptr) return static_cast<double>(*integer);
+      break;
+    case Type::kText:
+      if (text != nullptr) return *text;
+      // Among choices, `true` may stand without quotes.
+      if (boolean != nullptr && option.has_choices) return *boolean ? "true" : "false";
+      break;
   }
+  return std::nullopt;
+}
+
+void FlagSet::load_file(const std::string& path) const {
   const auto is_section = [&](const std::string& name) {
     return std::ranges::any_of(
         options_, [&](const Option& option) { return option.name.starts_with(name + "."); });
   };
   std::set<std::string> seen;
-  visit_entries(table, "", [&](const std::string& name, unsigned line, const toml::node& node) {
-    const std::string source = fmt::format("{}:{}: {}", escaped(path), line, excerpt(name));
-    if (is_section(name)) {
-      require(node.is_table(), "[{}] expected a table of options, got {} ({})", program_,
-              shown(node), source);
+  visit_toml_file(path, program_, [&](const TomlEntry& entry) {
+    const std::string source =
+        fmt::format("{}:{}: {}", escaped(path), entry.line, excerpt(entry.name));
+    if (is_section(entry.name)) {
+      require(entry.is_table, "[{}] expected a table of options, got {} ({})", program_,
+              entry.shown, source);
       return;  // an empty one
     }
-    const Option& option = find(name, source);
-    require(seen.insert(name).second, "[{}] expected each option once, got a second ({})", program_,
-            source);
-    std::optional<Value> value;
-    switch (option.type) {
-      case Type::kBool:
-        if (const auto* boolean = node.as_boolean()) value = boolean->get();
-        break;
-      case Type::kInteger:
-        if (const auto* integer = node.as_integer()) value = integer->get();
-        break;
-      case Type::kNumber:
-        if (node.is_number()) value = *node.value<double>();
-        break;
-      case Type::kText:
-        if (const auto* string = node.as_string()) value = string->get();
-        // Among choices, `true` may stand without quotes.
-        if (const auto* boolean = node.as_boolean(); boolean && option.has_choices) {
-          value = boolean->get() ? "true" : "false";
-        }
-        break;
-    }
-    set(option, value, shown(node), source);
+    const Option& option = find(entry.name, source);
+    require(seen.insert(entry.name).second, "[{}] expected each option once, got a second ({})",
+            program_, source);
+    const bool is_quoted =
+        option.type != Type::kText && std::holds_alternative<std::string>(entry.value);
+    set(option, value_of(option, entry), (is_quoted ? "the string " : "") + entry.shown, source);
   });
 }
 
@@ -341,57 +277,6 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
 
 bool FlagSet::parse(int argc, const char* const* argv, std::ostream& out) {
   return parse(std::span(argv, static_cast<std::size_t>(argc)).subspan(argc > 0 ? 1 : 0), out);
-}
-
-template <class Visit>
-void FlagSet::visit_sections(Visit visit) const {
-  std::vector<std::string_view> sections{""};
-  for (const Option& option : options_) {
-    const auto section = section_of(option.name);
-    if (std::ranges::count(sections, section) == 0) sections.push_back(section);
-  }
-  for (const auto section : sections) {
-    std::vector<const Option*> members;
-    for (const Option& option : options_) {
-      if (section_of(option.name) == section) members.push_back(&option);
-    }
-    if (!members.empty()) visit(section, members);
-  }
-}
-
-std::string FlagSet::help() const {
-  std::string text = fmt::format(
-      "{}\n\nUsage: {} [--config FILE.toml] [--name=value ...]\n"
-      "Options, with their defaults; FILE.toml has the same names, and flags beat it:\n",
-      about_, program_);
-  visit_sections([&](std::string_view section, const std::vector<const Option*>& members) {
-    text += section.empty() ? "\n" : fmt::format("\n[{}]\n", section);
-    for (const Option* option : members) {
-      text += fmt::format("  --{}={}\n      {} ({})\n", option->name, option->initial, option->help,
-                          option->allowed);
-    }
-  });
-  return text + "\n  --help, --version\n";
-}
-
-std::string FlagSet::to_toml() const {
-  std::string text;
-  visit_sections([&](std::string_view section, const std::vector<const Option*>& members) {
-    if (!section.empty()) text += fmt::format("{}[{}]\n", text.empty() ? "" : "\n", section);
-    for (const Option* option : members) {
-      text += fmt::format("{} = {}\n", key_of(option->name), option->literal());
-    }
-  });
-  return text;
-}
-
-std::string FlagSet::to_json() const {
-  std::string text;
-  for (const Option& option : options_) {
-    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", json_literal(option.name),
-                        option.literal());
-  }
-  return "{" + text + "}";
 }
 
 }  // namespace tessera::tools

@@ -28,6 +28,8 @@
 
 namespace tessera::tools {
 
+struct TomlEntry;  // toml_file.h
+
 /// Where a path that a person typed leads: relative to the folder they stand in, which `bazel run`
 /// leaves in $BUILD_WORKING_DIRECTORY. Empty and absolute paths stay as they are.
 std::string resolve_user_path(std::string_view path);
@@ -142,6 +144,7 @@ class FlagSet {
   const Option& find(std::string_view name, std::string_view source) const;
   void set(const Option& option, const std::optional<Value>& value, std::string_view shown,
            std::string_view source) const;
+  static std::optional<Value> value_of(const Option& option, const TomlEntry& entry);
   void load_file(const std::string& path) const;
   template <class Visit>
   void visit_sections(Visit visit) const;

@@ -179,7 +179,7 @@ TEST(ConfigFile, ErrorsNameFileLineAndKey) {
       {"[modle]\n", {"run.toml:1: modle"}},
       {"model = 3\n", {"run.toml:1: model"}},
       {"[model]\nlayers = 99\n", {"run.toml:2: model.layers", "an integer in [1, 64]", "got 99"}},
-      {"[model]\nlayers = \"3\"\n", {"run.toml:2", "an integer in [1, 64]", "got '3'"}},
+      {"[model]\nlayers = \"3\"\n", {"run.toml:2", "an integer in [1, 64]", "got the string '3'"}},
       {"[model]\nlayers = 3.0\n", {"run.toml:2", "an integer"}},
       {"[model]\nlayers = true\n", {"run.toml:2", "an integer"}},
       {"[model]\nlayers = [3]\n", {"run.toml:2", "an integer", "an array"}},
