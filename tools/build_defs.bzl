@@ -107,7 +107,7 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
     )
 
 # Packages that may have tests tagged `gpu`. Each ends with gpu_tests(), which //tools:gpu_bundle collects.
-GPU_TEST_PACKAGES = ["tests/" + layer for layer in ["comm", "engine", "ops", "shard", "tools"]]
+GPU_TEST_PACKAGES = ["tests/" + folder for folder in ["comm", "engine", "ops", "shard", "tools/train"]]
 
 def gpu_tests():
     """The tests of this package that are tagged `gpu`, and not `no-bundle`, as :gpu_tests."""

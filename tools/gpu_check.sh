@@ -99,7 +99,7 @@ find_libraries() {
   have=$(getconf GNU_LIBC_VERSION | awk '{ print $2 }')
   [[ $(printf '%s\n' "$needed" "$have" | sort -V | head -1) == "$needed" ]] ||
     die "expected glibc $needed or later, got $have"
-  program=tools/bench_gpu
+  program=tools/bench/bench_gpu
   python_libraries=${LD_LIBRARY_PATH:-}  # of PyTorch, which wants none of ours
   LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   for name in libcublasLt.so.13 libnccl.so.2; do
@@ -134,7 +134,7 @@ bench_gpu() {
   shift
   : >"$work/bench.jsonl"
   if [[ $small ]]; then set -- --bench.side=64 --bench.models=small --bench.batch=1 "$@"; fi
-  timeout -k 10 "$limit" tools/bench_gpu --bench.jsonl="$work/bench.jsonl" --bench.samples=5 "$@" >"$work/log" 2>&1 ||
+  timeout -k 10 "$limit" tools/bench/bench_gpu --bench.jsonl="$work/bench.jsonl" --bench.samples=5 "$@" >"$work/log" 2>&1 ||
     status=$?
   tee -a "$report" <"$work/log"
   cat "$work/bench.jsonl" >>"$results"
@@ -213,7 +213,7 @@ train() {
   local limit
   limit=$(left)
   # shellcheck disable=SC2086 # words on purpose
-  timeout -k 10 $((limit > 1 ? limit : 1)) "tools/$2" --device="$1" --parallel.ranks=1 --train.steps=10 --train.warmup=2 \
+  timeout -k 10 $((limit > 1 ? limit : 1)) "tools/train/$2" --device="$1" --parallel.ranks=1 --train.steps=10 --train.warmup=2 \
     --log.every=0 --out="$work/run" $3 >"$work/log" 2>&1 &&
     sed -n 's/^{"step":[0-9]*,"loss":\([^,]*\),.*/\1/p' "$work/run/log.jsonl" | paste -sd,
 }

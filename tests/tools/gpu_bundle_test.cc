@@ -48,16 +48,17 @@ class GpuBundle : public ::testing::Test {
 
 TEST_F(GpuBundle, IsMadeWithinItsLimit) {
   EXPECT_EQ(made_->exit_code, 0) << made_->out << made_->err;
-  for (const char* file : {"gpu_check.sh", "tools/train_mlp", "tools/train_transformer",
-                           "tools/bench_gpu", "tools/peers/torch_gpt.py", "lib/libstdc++.so.6",
-                           "third_party/data/kjv.txt", "tests/golden/gpu_check_losses.jsonl"}) {
+  for (const char* file :
+       {"gpu_check.sh", "tools/train/train_mlp", "tools/train/train_transformer",
+        "tools/bench/bench_gpu", "tools/bench/peers/torch_gpt.py", "lib/libstdc++.so.6",
+        "third_party/data/kjv.txt", "tests/golden/gpu_check_losses.jsonl"}) {
     EXPECT_TRUE(fs::exists(fs::path(bundle()) / file)) << file;
   }
 }
 
 TEST_F(GpuBundle, HoldsTestsOfEveryLayer) {
   for (const char* test : {"engine/cuda_test", "ops/cuda_gemm_test", "ops/cuda_attention_test",
-                           "shard/cuda_fsdp_test", "tools/cuda_train_test"}) {
+                           "shard/cuda_fsdp_test", "tools/train/cuda_train_test"}) {
     EXPECT_TRUE(fs::exists(fs::path(bundle()) / "tests" / test)) << test;
   }
   EXPECT_FALSE(fs::exists(fs::path(bundle()) / "tests/ops/gemm_test")) << "not of a GPU";

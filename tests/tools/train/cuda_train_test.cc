@@ -1,0 +1,265 @@
+// Training on GPUs: how it is distributed changes no bit there either, and it is the training of
+// the CPU up to rounding.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/copy.h"
+#include "engine/cuda.h"
+#include "engine/elementwise.h"
+#include "engine/error.h"
+#include "tests/shard/collective_log.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/program.h"
+#include "tests/tools/train/gpt_run.h"
+#include "tools/train/batch_loader.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::DType;
+using engine::InvalidArgument;
+using engine::Memory;
+using engine::Stream;
+using engine::Tensor;
+using testing::CollectiveLog;
+using testing::error_of;
+using testing::Flags;
+using testing::GptRun;
+using testing::has;
+using testing::Outcome;
+using testing::run_gpt;
+using testing::run_program;
+using testing::TempFolder;
+
+// Small: the emulated device runs it in every build.
+constexpr GptConfig kModel = {
+    .layers = 2, .heads = 2, .dim = 32, .seq = 16, .vocab = 67, .dropout = 0.1};
+constexpr int kSteps = 10;
+constexpr double kGradClip = 1.5;
+
+/// Tokens each of which mostly predicts the next.
+const TokenDataset& tokens() {
+  static const TokenDataset data = [] {
+    std::string bytes;
+    const engine::RandomStream random{7, 0};
+    std::uint32_t token = 1;
+    for (std::uint64_t i = 0; i < 1000; ++i) {
+      token = random.uniform(i) < 0.7f ? (token * 5 + 17) % 13 : (token * 31 + 11) % 67;
+      bytes += static_cast<char>(token);
+    }
+    const TempFolder folder;
+    return TokenDataset(
+        TokenFile(folder.write("tokens.txt", bytes)),
+        {.seq = kModel.seq, .vocab = kModel.vocab, .order = SampleOrder::kShuffle, .seed = 3});
+  }();
+  return data;
+}
+
+/// Four samples a step, however many ranks.
+TrainConfig base(DeviceChoice device, std::int64_t ranks = 4) {
+  TrainConfig config;
+  config.device = device;
+  config.parallel.ranks = ranks;
+  config.parallel.backend = BackendChoice::kThreads;
+  config.train.accum = 4 / ranks;
+  config.train.steps = kSteps;
+  config.train.batch = 1;
+  config.train.warmup = 2;
+  config.train.lr = 5e-3;
+  config.train.grad_clip = kGradClip;
+  return config;
+}
+
+struct Variant {
+  const char* strategy;
+  std::int64_t ranks, prefetch;
+  bool recompute;
+};
+constexpr Variant kVariants[] = {{"zero3", 4, 1, false},
+                                 {"zero3", 1, 0, true},
+                                 {"zero3", 2, 2, true},
+                                 {"shard_grad_op", 1, 2, false},
+                                 {"shard_grad_op", 2, 1, false},
+                                 {"shard_grad_op", 4, 0, true},
+                                 {"ddp", 1, 1, true},
+                                 {"ddp", 2, 0, false},
+                                 {"ddp", 4, 2, true}};
+
+TrainConfig configure(DeviceChoice device, const Variant& v) {
+  TrainConfig config = base(device, v.ranks);
+  config.parallel.strategy = v.strategy;
+  config.parallel.prefetch = v.prefetch;
+  config.train.recompute = v.recompute;
+  return config;
+}
+
+void expect_same(const GptRun& got, const GptRun& want, const std::string& what) {
+  EXPECT_EQ(got.params_sha256, want.params_sha256) << what;
+  EXPECT_EQ(got.loss, want.loss) << what;
+  EXPECT_EQ(got.grad_norm, want.grad_norm) << what;
+}
+
+/// Within `tolerance` of each value.
+void expect_near(const std::vector<double>& got, const std::vector<double>& want, double tolerance,
+                 const char* what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_NEAR(got[i], want[i], tolerance * want[i]) << what << " of step " << i;
+  }
+}
+
+TEST(CudaTraining, DistributionChangesNoBit) {
+  const GptRun cpu = run_gpt(base(DeviceChoice::kCpu), kModel, tokens());
+  const GptRun want = run_gpt(base(DeviceChoice::kCuda), kModel, tokens());
+  const auto clipped =
+      std::ranges::count_if(want.grad_norm, [](double n) { return n > kGradClip; });
+  EXPECT_TRUE(clipped > 0 && clipped < kSteps) << clipped;
+  // Sums of other orders, over ten steps in which AdamW divides small gradients by their size.
+  expect_near(want.loss, cpu.loss, 2e-5, "loss");
+  expect_near(want.grad_norm, cpu.grad_norm, 5e-4, "norm");
+  for (const Variant& v : kVariants) {
+    expect_same(run_gpt(configure(DeviceChoice::kCuda, v), kModel, tokens()), want,
+                fmt::format("{}, {} ranks, prefetch {}, recompute {}", v.strategy, v.ranks,
+                            v.prefetch, v.recompute));
+  }
+}
+
+TEST(CudaTraining, Bf16OnAllWires) {
+  TrainConfig config = base(DeviceChoice::kCpu, 2);
+  config.precision = {DType::kBF16, DType::kBF16, DType::kBF16};
+  const GptRun cpu = run_gpt(config, kModel, tokens());
+  config.device = DeviceChoice::kCuda;
+  const GptRun want = run_gpt(config, kModel, tokens());
+  expect_near(want.loss, cpu.loss, 4e-3, "loss");
+  config.parallel.strategy = "ddp";
+  config.train.recompute = true;
+  expect_same(run_gpt(config, kModel, tokens()), want, "ddp, recompute");
+}
+
+TEST(CudaTraining, CollectivesComeInTheOrderOfTheCpu) {
+  for (const Variant& v : {kVariants[0], kVariants[2], kVariants[4], kVariants[8]}) {
+    std::vector<std::string> lines[2];
+    for (const bool on_gpu : {false, true}) {
+      CollectiveLog log;
+      TrainConfig config = configure(on_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu, v);
+      config.train.steps = 3;
+      run_gpt(config, kModel, tokens(), "", &log);
+      lines[on_gpu] = log.take();
+      // How many numbers make up a norm is the device's own business.
+      std::erase_if(lines[on_gpu], [](const std::string& line) { return line.ends_with(" norm"); });
+    }
+    EXPECT_EQ(lines[1], lines[0]) << v.strategy << ", " << v.ranks << " ranks";
+    EXPECT_GE(lines[0].size(), 9u);  // three units, three steps
+  }
+}
+
+TEST(CudaTraining, NcclInTheOrderOfRanksLeavesTheBitsOfThreads) {
+  int num_gpus = 0;
+  if constexpr (engine::kCudaBuilt) num_gpus = engine::cuda::num_devices();
+  ASSERT_GT(num_gpus, 0);
+  TrainConfig config = base(DeviceChoice::kCuda, num_gpus >= 4 ? 4 : num_gpus >= 2 ? 2 : 1);
+  const GptRun want = run_gpt(config, kModel, tokens());
+  config.parallel.backend = BackendChoice::kNccl;
+  config.parallel.canonical = true;
+  for (const char* strategy : {"zero3", "ddp"}) {
+    config.parallel.strategy = strategy;
+    expect_same(run_gpt(config, kModel, tokens()), want, strategy);
+  }
+  config.parallel.canonical = false;
+  const GptRun any_order = run_gpt(config, kModel, tokens());
+  expect_near(any_order.loss, want.loss, 2e-5, "loss");
+}
+
+TEST(CudaTraining, ALossThatIsNotFiniteNamesItsStep) {
+  for (const std::int64_t steps : {2, 5}) {  // read at the end, and after the next was launched
+    TrainConfig config = base(DeviceChoice::kCuda, 2);
+    config.train.steps = steps;
+    config.train.lr = 1e30;
+    config.train.warmup = 0;
+    const std::string error = error_of<InvalidArgument>([&] { run_gpt(config, kModel, tokens()); });
+    EXPECT_TRUE(has(error, {"finite", "step 1", "rank"}));
+  }
+}
+
+TEST(CudaTraining, ProgramsTrainAndSayWhere) {
+  const TempFolder folder;
+  const std::string text = folder.write("text.txt", std::string(3000, 'a') + "bc");
+  const std::vector<std::pair<std::string, Flags>> programs = {
+      {"tools/train/train_transformer",
+       {{"model.layers", "2"},
+        {"model.heads", "2"},
+        {"model.dim", "32"},
+        {"model.seq", "16"},
+        {"data.path", text},
+        {"data.val_fraction", "0.02"},
+        {"log.val_every", "4"},
+        {"sample.tokens", "3"}}},
+      {"tools/train/train_mlp", {{"model.hidden", "8"}}}};
+  for (const auto& [program, model] : programs) {
+    std::vector<std::string> hashes;
+    for (const char* strategy : {"zero3", "ddp"}) {
+      Flags flags = model;
+      flags.merge(Flags{{"device", "cuda"},
+                        {"parallel.ranks", "2"},
+                        {"parallel.backend", "threads"},
+                        {"parallel.strategy", strategy},
+                        {"train.steps", "10"},
+                        {"train.batch", "2"},
+                        {"log.every", "1"},
+                        {"out", folder.path()}});
+      const Outcome outcome = run_program(program, flags);
+      ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+      EXPECT_TRUE(has(outcome.out, {"device: cuda, 2 ranks on ", "step     9/10 | loss",
+                                    "step    10/10 | loss", "val loss"}));
+      std::istringstream lines(folder.read("log.jsonl"));
+      nlohmann::json last;
+      int num_lines = 0;
+      for (std::string line; std::getline(lines, line); ++num_lines) {
+        last = nlohmann::json::parse(line);
+        if (num_lines < 10) {
+          EXPECT_EQ(last.at("step"), num_lines);
+        }
+      }
+      EXPECT_EQ(num_lines, 11);
+      EXPECT_EQ(last.at("final").at("device"), "cuda");
+      EXPECT_TRUE(std::isfinite(last.at("final").at("val_loss").get<double>()));
+      hashes.push_back(last.at("final").at("params_sha256"));
+    }
+    EXPECT_EQ(hashes[0], hashes[1]) << program;
+  }
+}
+
+TEST(CudaBatchLoader, BatchesAreOnTheDeviceWhileTheyAreUsed) {
+  const Stream compute = Stream::cuda("compute", 0);
+  const Memory memory(compute);
+  constexpr std::int64_t kNumel = 5000, kNumBatches = 24;
+  const Tensor sums = Tensor::zeros(memory, {kNumBatches, kNumel}, DType::kF32, "sums");
+  BatchLoader loader(memory, compute, {{"x", {kNumel}, DType::kF32}}, kNumBatches,
+                     [](std::int64_t n, const Batch& host) {
+                       std::ranges::fill(host[0].span<float>(), static_cast<float>(n));
+                     });
+  for (std::int64_t n = 0; n < kNumBatches; ++n) {
+    // Now the GPU waits for the batch, and now the batch for the GPU.
+    if (n % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    const Tensor& x = loader.next()[0];
+    EXPECT_TRUE(x.device().is_cuda());
+    for (int use = 0; use < 3; ++use) {  // the last use is late
+      engine::launch_assign_or_add(compute, sums.slice(n * kNumel, {kNumel}), x, true, "use");
+    }
+  }
+  const std::vector<float> got = engine::to_vector<float>(sums);
+  for (std::int64_t i = 0; i < kNumBatches * kNumel; ++i) {
+    ASSERT_EQ(got[static_cast<std::size_t>(i)], 3 * static_cast<float>(i / kNumel)) << i;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::tools

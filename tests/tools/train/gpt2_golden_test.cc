@@ -1,0 +1,112 @@
+// The same run as Hugging Face transformers makes: see tests/golden/make_gpt2_golden.py. That
+// transformers loads what we save is checked by hand, from the root of the repository:
+//
+//   ./bazelw run //tools:train_transformer -- --init.from=tests/golden/gpt2_tiny
+//       --data.path=tests/golden/gpt2_tiny_tokens.bin --data.val_fraction=0 --sample.tokens=0
+//       --device=cpu --data.order=sequential --parallel.ranks=4 --train.batch=1 --train.steps=20
+//       --train.optimizer=sgd --train.lr=0.1 --train.schedule=constant --train.warmup=0
+//       --train.grad_clip=0 --out=runs/golden --save.final=runs/golden/model
+//   env/bin/python tests/golden/check_hf_roundtrip.py runs/golden/model
+//       --reference tests/golden/gpt2_tiny_final.safetensors --tolerance 1e-5
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/tools/train/gpt_run.h"
+#include "tools/io/safetensors.h"
+
+namespace tessera::tools {
+namespace {
+
+using testing::GptRun;
+using testing::run_gpt;
+
+// What float32 rounding leaves between us and transformers, with room: the float32 run of
+// transformers is itself this far from its float64 run.
+constexpr double kLossTolerance = 5e-6;
+constexpr double kNormTolerance = 2e-5;
+constexpr double kParameterTolerance = 1e-5;
+
+const std::string kFolder = "tests/golden/";
+
+nlohmann::json golden() {
+  std::ifstream file(kFolder + "gpt2_tiny_sgd.json");
+  return nlohmann::json::parse(file);
+}
+
+GptRun train(std::int64_t ranks, double grad_clip) {
+  const nlohmann::json training = golden().at("training");
+  const GptConfig model = read_gpt_config(kFolder + "gpt2_tiny");
+  TrainConfig config;
+  config.device = DeviceChoice::kCpu;
+  config.parallel.ranks = ranks;
+  config.train.steps = training.at("steps");
+  config.train.batch = training.at("batch").get<std::int64_t>() / ranks;
+  config.train.optimizer = OptimizerKind::kSgd;
+  config.train.lr = training.at("lr");
+  config.train.momentum = training.at("momentum");
+  config.train.schedule = ScheduleKind::kConstant;
+  config.train.grad_clip = grad_clip;
+  const TokenDataset data(TokenFile(kFolder + "gpt2_tiny_tokens.bin"),
+                          {.seq = model.seq, .vocab = model.vocab});
+  return run_gpt(config, model, data, kFolder + "gpt2_tiny");
+}
+
+void expect_near(const std::vector<double>& got, const nlohmann::json& want, double tolerance,
+                 const char* what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  ASSERT_FALSE(got.empty()) << what;
+  for (std::size_t step = 0; step < got.size(); ++step) {
+    const double expected = want[step];
+    EXPECT_NEAR(got[step], expected, tolerance * expected) << what << " of step " << step;
+  }
+}
+
+class Golden : public ::testing::TestWithParam<int> {};  // ranks that share the batch of 4
+
+TEST_P(Golden, TrainsAsTransformersDoes) {
+  const nlohmann::json want = golden().at("runs").at("no_clip");
+  const GptRun run = train(GetParam(), 0);
+  expect_near(run.loss, want.at("loss"), kLossTolerance, "loss");
+  expect_near(run.grad_norm, want.at("grad_norm"), kNormTolerance, "gradient norm");
+
+  const SafetensorsFile final(kFolder + "gpt2_tiny_final.safetensors");
+  ASSERT_EQ(final.tensors().size(), run.parameters.size());
+  for (const auto& [name, got] : run.parameters) {
+    const TensorInfo* tensor = final.find("transformer." + name);
+    ASSERT_NE(tensor, nullptr) << name;
+    std::vector<float> expected(got.size());
+    ASSERT_EQ(numel(tensor->shape), std::ssize(got)) << name;
+    final.read(*tensor, 0, expected);
+    double largest = 0, difference = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(got[i])) << name << "[" << i << "]";
+      largest = std::max(largest, std::abs(double{expected[i]}));
+      difference = std::max(difference, std::abs(double{got[i]} - expected[i]));
+    }
+    EXPECT_LE(difference, kParameterTolerance * largest) << name;
+  }
+}
+
+TEST_P(Golden, ClipsAsTransformersDoes) {
+  const nlohmann::json want = golden().at("runs").at("clip");
+  const GptRun run = train(GetParam(), want.at("max_norm"));
+  expect_near(run.loss, want.at("loss"), kLossTolerance, "loss");
+  expect_near(run.grad_norm, want.at("grad_norm"), kNormTolerance, "gradient norm");
+  for (const auto& [name, values] : run.parameters) {
+    double sum = 0;
+    for (const float v : values) sum += double{v} * v;
+    const double expected = want.at("final_l2").at("transformer." + name);
+    EXPECT_NEAR(std::sqrt(sum), expected, kParameterTolerance * expected) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Golden, ::testing::Values(1, 2, 4));
+
+}  // namespace
+}  // namespace tessera::tools

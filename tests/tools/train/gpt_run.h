@@ -1,0 +1,79 @@
+// A whole training run in process, as train_transformer makes it, and all that it leaves.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/testing/temp_folder.h"
+#include "tools/data/text_data.h"
+#include "tools/models/gpt.h"
+#include "tools/models/gpt_checkpoint.h"
+#include "tools/train/ranks.h"
+#include "tools/train/trainer.h"
+
+namespace tessera::testing {
+
+struct GptRun {
+  std::vector<double> loss, grad_norm;  ///< of each step, as logged
+  std::map<std::string, std::vector<float>> parameters;
+  std::string params_sha256;
+};
+
+/// `init_from`: folder of weights to start from; empty: the seed's. `listener`: of rank 0's comm
+/// stream.
+inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
+                      const tools::TokenDataset& data, const std::string& init_from = "",
+                      engine::LaunchListener* listener = nullptr) {
+  const TempFolder folder;
+  config.out = folder.path();
+  config.log.every = 0;
+  tools::RunLog log(config, "tokens");
+  GptRun run;
+  const tools::Ranks ranks = tools::Ranks::choose(config);
+  ranks.run(config, [&](comm::ProcessGroup& world) {
+    const bool is_first = world.rank() == 0;
+    tools::TrainConfig mine = config;
+    mine.listener = is_first ? listener : nullptr;
+    tools::Gpt gpt(model);
+    tools::Trainer trainer(world, ranks.compute(world.rank()), mine, gpt.blocks(), gpt.root(),
+                           is_first ? &log : nullptr);
+    if (!init_from.empty()) tools::load_gpt(trainer.fsdp(), gpt, init_from);
+    const engine::Shape shape{config.train.batch, model.seq};
+    const auto fill = [&](std::int64_t first, const tools::Batch& host) {
+      data.batch(first, config.train.batch, host[0].span<std::int32_t>(),
+                 host[1].span<std::int32_t>());
+    };
+    const auto loss = [&](std::int64_t first, const tools::Batch& batch) {
+      return gpt.loss(trainer.tape(), batch,
+                      {.recompute = config.train.recompute,
+                       .seed = static_cast<std::uint64_t>(config.train.seed),
+                       .first_sample = first});
+    };
+    trainer.run(
+        {{{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}}, fill},
+        loss, nullptr, model.seq);
+    const std::string sha256 = trainer.params_sha256();
+    std::map<std::string, std::vector<float>> parameters;
+    for (const engine::Parameter* p : trainer.fsdp().parameters()) {
+      parameters[p->name] = trainer.fsdp().full_parameter(*p);
+    }
+    if (is_first) {
+      run.params_sha256 = sha256;
+      run.parameters = std::move(parameters);
+    }
+  });
+  log.flush();
+  std::istringstream lines(folder.read("log.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto record = nlohmann::json::parse(line);
+    run.loss.push_back(record.at("loss").get<double>());
+    run.grad_norm.push_back(record.at("grad_norm").get<double>());
+  }
+  return run;
+}
+
+}  // namespace tessera::testing

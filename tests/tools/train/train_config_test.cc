@@ -1,0 +1,254 @@
+// Learning rates by hand, and what the engine is told of a configuration.
+#include "tools/train/train_config.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/testing/errors.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::DType;
+using testing::error_of;
+using testing::has;
+
+constexpr double kLr = 0.8;
+
+StepConfig config_of(ScheduleKind schedule, std::int64_t warmup, std::int64_t steps) {
+  StepConfig config;
+  config.lr = kLr;
+  config.schedule = schedule;
+  config.warmup = warmup;
+  config.steps = steps;
+  return config;
+}
+
+void expect_lrs(const StepConfig& config, const std::vector<double>& expected) {
+  for (std::size_t step = 0; step < expected.size(); ++step) {
+    EXPECT_NEAR(config.lr_at(static_cast<std::int64_t>(step)), expected[step], 1e-15)
+        << "step " << step << " of " << config.steps << ", warmup " << config.warmup;
+  }
+}
+
+TEST(LearningRate, ConstantStaysFromTheFirstStepToTheLast) {
+  expect_lrs(config_of(ScheduleKind::kConstant, 0, 5), {0.8, 0.8, 0.8, 0.8, 0.8});
+  expect_lrs(config_of(ScheduleKind::kConstant, 4, 8), {0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8, 0.8});
+}
+
+TEST(LearningRate, LinearFallsEvenlyTowardsZeroAtTheEnd) {
+  expect_lrs(config_of(ScheduleKind::kLinear, 0, 8), {0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0});
+  expect_lrs(config_of(ScheduleKind::kLinear, 4, 8), {0.2, 0.4, 0.6, 0.8, 0.8, 0.6, 0.4, 0.2, 0});
+}
+
+TEST(LearningRate, CosineFallsAsHalfAWave) {
+  const double third = 0.4 * (1 + std::cos(std::numbers::pi / 4));  // 0.683
+  const double last = 0.4 * (1 - std::cos(std::numbers::pi / 4));   // 0.117
+  expect_lrs(config_of(ScheduleKind::kCosine, 0, 6),
+             {0.8, 0.4 * (1 + std::sqrt(0.75)), 0.6, 0.4, 0.2, 0.4 * (1 - std::sqrt(0.75)), 0});
+  expect_lrs(config_of(ScheduleKind::kCosine, 2, 6), {0.4, 0.8, 0.8, third, 0.4, last, 0});
+}
+
+TEST(LearningRate, WarmupRisesEvenlyAndReachesThePeakInItsLastStep) {
+  for (const auto schedule :
+       {ScheduleKind::kConstant, ScheduleKind::kCosine, ScheduleKind::kLinear}) {
+    expect_lrs(config_of(schedule, 1, 3), {0.8, 0.8});
+    // Training that ends during the warmup.
+    expect_lrs(config_of(schedule, 8, 4), {0.1, 0.2, 0.3, 0.4});
+    expect_lrs(config_of(schedule, 4, 4), {0.2, 0.4, 0.6, 0.8});
+  }
+}
+
+TEST(TrainConfig, EveryFlagSetsItsOwnField) {
+  TrainConfig c;
+  FlagSet flags("train", "");
+  c.add_to(flags);
+  std::ostringstream out;
+  // Other values than the defaults, and other than each other's.
+  ASSERT_TRUE(flags.parse(std::vector<const char*>{"--device=cuda",
+                                                   "--parallel.ranks=3",
+                                                   "--parallel.backend=nccl",
+                                                   "--parallel.canonical",
+                                                   "--parallel.strategy=ddp",
+                                                   "--parallel.prefetch=4",
+                                                   "--parallel.reshard_after_forward=false",
+                                                   "--parallel.unit_min_numel=5",
+                                                   "--parallel.deadline_s=6.5",
+                                                   "--precision.param=bf16",
+                                                   "--train.steps=7",
+                                                   "--train.batch=8",
+                                                   "--train.accum=9",
+                                                   "--train.accum_comm=last",
+                                                   "--train.seed=10",
+                                                   "--train.optimizer=sgd",
+                                                   "--train.lr=0.11",
+                                                   "--train.momentum=0.12",
+                                                   "--train.weight_decay=0.13",
+                                                   "--train.beta1=0.14",
+                                                   "--train.beta2=0.15",
+                                                   "--train.eps=0.16",
+                                                   "--train.grad_clip=0.17",
+                                                   "--train.warmup=18",
+                                                   "--train.schedule=linear",
+                                                   "--train.recompute",
+                                                   "--log.every=19",
+                                                   "--log.val_every=20",
+                                                   "--log.jsonl=lines",
+                                                   "--out=folder"},
+                          out));
+  EXPECT_EQ(c.device, DeviceChoice::kCuda);
+  EXPECT_EQ(c.parallel.ranks, 3);
+  EXPECT_EQ(c.parallel.backend, BackendChoice::kNccl);
+  EXPECT_TRUE(c.parallel.canonical);
+  EXPECT_EQ(c.parallel.strategy, "ddp");
+  EXPECT_EQ(c.parallel.prefetch, 4);
+  EXPECT_EQ(c.parallel.reshard_after_forward, "false");
+  EXPECT_EQ(c.parallel.unit_min_numel, 5);
+  EXPECT_EQ(c.parallel.deadline_s, 6.5);
+  EXPECT_EQ(c.precision, shard::Precision{.param = DType::kBF16});
+  EXPECT_EQ(c.train.steps, 7);
+  EXPECT_EQ(c.train.batch, 8);
+  EXPECT_EQ(c.train.accum, 9);
+  EXPECT_EQ(c.train.accum_comm, AccumComm::kLast);
+  EXPECT_EQ(c.train.seed, 10);
+  EXPECT_EQ(c.train.optimizer, OptimizerKind::kSgd);
+  EXPECT_EQ(c.train.lr, 0.11);
+  EXPECT_EQ(c.train.momentum, 0.12);
+  EXPECT_EQ(c.train.weight_decay, 0.13);
+  EXPECT_EQ(c.train.beta1, 0.14);
+  EXPECT_EQ(c.train.beta2, 0.15);
+  EXPECT_EQ(c.train.eps, 0.16);
+  EXPECT_EQ(c.train.grad_clip, 0.17);
+  EXPECT_EQ(c.train.warmup, 18);
+  EXPECT_EQ(c.train.schedule, ScheduleKind::kLinear);
+  EXPECT_TRUE(c.train.recompute);
+  EXPECT_EQ(c.log.every, 19);
+  EXPECT_EQ(c.log.val_every, 20);
+  EXPECT_EQ(c.log.jsonl, "lines");
+  EXPECT_EQ(c.out, "folder");
+}
+
+TEST(TrainConfig, PrecisionsAreFlagsOfTheirOwn) {
+  const std::pair<const char*, shard::Precision> cases[] = {
+      {"--precision.param=bf16", {.param = DType::kBF16}},
+      {"--precision.reduce=bf16", {.reduce = DType::kBF16}},
+      {"--precision.accumulate=bf16", {.accumulate = DType::kBF16}},
+  };
+  for (const auto& [flag, expected] : cases) {
+    TrainConfig c;
+    FlagSet flags("train", "");
+    c.add_to(flags);
+    std::ostringstream out;
+    ASSERT_TRUE(flags.parse(std::vector<const char*>{flag}, out));
+    EXPECT_EQ(c.precision, expected) << flag;
+  }
+}
+
+TEST(TrainConfig, EveryChoiceHasItsName) {
+  const auto parsed = [](const std::string& flag) {
+    TrainConfig c;
+    FlagSet flags("train", "");
+    c.add_to(flags);
+    std::ostringstream out;
+    EXPECT_TRUE(flags.parse(std::vector<const char*>{flag.c_str()}, out));
+    return c;
+  };
+  EXPECT_EQ(parsed("--train.schedule=constant").train.schedule, ScheduleKind::kConstant);
+  EXPECT_EQ(parsed("--train.schedule=cosine").train.schedule, ScheduleKind::kCosine);
+  EXPECT_EQ(parsed("--train.optimizer=adamw").train.optimizer, OptimizerKind::kAdamW);
+  EXPECT_EQ(parsed("--train.accum_comm=every").train.accum_comm, AccumComm::kEvery);
+  EXPECT_EQ(parsed("--device=auto").device, DeviceChoice::kAuto);
+  EXPECT_EQ(parsed("--device=cpu").device, DeviceChoice::kCpu);
+  EXPECT_EQ(parsed("--parallel.backend=auto").parallel.backend, BackendChoice::kAuto);
+  EXPECT_EQ(parsed("--parallel.backend=threads").parallel.backend, BackendChoice::kThreads);
+}
+
+TEST(TrainConfig, TellsTheEngineWhatWasAskedFor) {
+  TrainConfig config;
+  const shard::FsdpOptions defaults = config.fsdp_options(4);
+  EXPECT_TRUE(defaults.placement.reshard_after_forward);
+  EXPECT_EQ(defaults.prefetch, 1);
+  EXPECT_EQ(defaults.seed, 1337u);
+  config.parallel.prefetch = 5;
+  config.parallel.unit_min_numel = 77;
+  config.parallel.reshard_after_forward = "false";
+  config.precision = {.param = DType::kBF16, .reduce = DType::kF32, .accumulate = DType::kBF16};
+  config.parallel.reductions_in_flight = 4;
+  config.train.seed = 9;
+  const shard::FsdpOptions options = config.fsdp_options(4);
+  EXPECT_FALSE(options.placement.reshard_after_forward);
+  EXPECT_EQ(options.prefetch, 5);
+  EXPECT_EQ(options.unit_min_numel, 77);
+  EXPECT_EQ(options.precision.param, DType::kBF16);
+  EXPECT_EQ(options.precision.reduce, DType::kF32);
+  EXPECT_EQ(options.precision.accumulate, DType::kBF16);
+  EXPECT_EQ(options.reductions_in_flight, 4);
+  EXPECT_EQ(options.seed, 9u);
+  config.parallel.strategy = "shard_grad_op";
+  config.parallel.reshard_after_forward = "true";
+  EXPECT_TRUE(config.fsdp_options(4).placement.reshard_after_forward);
+  config.parallel.reshard_after_forward = "auto";
+  EXPECT_FALSE(config.fsdp_options(4).placement.reshard_after_forward);
+  config.parallel.reshard_after_forward = "2";
+  EXPECT_TRUE(config.fsdp_options(4).placement.reshard_after_forward);
+  EXPECT_EQ(config.fsdp_options(4).placement.reshard_ranks, 2);
+}
+
+TEST(TrainConfig, ShardRanksAreTheStrategysUnlessGiven) {
+  TrainConfig config;
+  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 6);
+  config.parallel.strategy = "ddp";
+  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 1);
+  config.parallel.strategy = "hsdp";
+  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 3);
+  config.parallel.shard_ranks = 2;
+  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 2);
+}
+
+TEST(TrainConfig, ShardingThatDoesNotFitIsRefusedWithItsValues) {
+  const auto check = [](const char* strategy, std::int64_t shard_ranks, const char* reshard) {
+    TrainConfig config;
+    config.out = "folder";
+    config.parallel.strategy = strategy;
+    config.parallel.shard_ranks = shard_ranks;
+    config.parallel.reshard_after_forward = reshard;
+    config.validate(FlagSet("train", ""));
+    static_cast<void>(config.fsdp_options(6));
+  };
+  const auto error = [&](const char* strategy, std::int64_t shard_ranks, const char* reshard) {
+    return error_of<engine::InvalidArgument>([&] { check(strategy, shard_ranks, reshard); });
+  };
+  EXPECT_NO_THROW(check("hsdp", 3, "3"));
+  EXPECT_TRUE(has(error("hsdp", 4, "auto"), {"parallel.shard_ranks", "6 ranks", "got 4"}));
+  EXPECT_TRUE(has(error("zero3", 3, "auto"), {"parallel.shard_ranks", "zero3", "got 3"}));
+  EXPECT_TRUE(has(error("ddp", 1, "auto"), {"parallel.shard_ranks", "ddp"}));
+  EXPECT_TRUE(has(error("zero3", 0, "4"), {"reshard_after_forward", "6", "4"}));
+  for (const char* bad : {"0", "-1", "2x", "yes", ""}) {
+    EXPECT_TRUE(has(error("zero3", 0, bad),
+                    {"parallel.reshard_after_forward", "'" + std::string(bad) + "'"}))
+        << bad;
+  }
+  for (const char* whole : {"ddp", "zero1", "zero2", "hybrid_zero2"}) {
+    EXPECT_TRUE(has(error(whole, 0, "true"), {"reshard_after_forward", whole})) << whole;
+    EXPECT_NO_THROW(check(whole, 0, "false")) << whole;
+  }
+}
+
+TEST(TrainConfig, ADeadlineIsNeverRoundedToNothing) {
+  TrainConfig config;
+  EXPECT_EQ(config.deadline().count(), 300'000);
+  config.parallel.deadline_s = 0.25;
+  EXPECT_EQ(config.deadline().count(), 250);
+  config.parallel.deadline_s = 1e-6;
+  EXPECT_EQ(config.deadline().count(), 1);
+}
+
+}  // namespace
+}  // namespace tessera::tools

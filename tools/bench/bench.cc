@@ -1,0 +1,23 @@
+// Times Tessera beside the alternatives on this machine: OpenBLAS, memcpy, PyTorch.
+#include "tools/bench/parts.h"
+#include "tools/train/main.h"
+
+namespace tessera::tools {
+namespace {
+
+void run(int argc, char** argv) {
+  FlagSet flags("bench", "Times Tessera beside OpenBLAS, memcpy and PyTorch on this machine.");
+  run_bench(argc, argv, flags, {},
+            {{"gemm", bench_gemm},
+             {"collectives", bench_collectives},
+             {"ops", bench_ops},
+             {"steps", bench_steps},
+             {"profile", bench_profile}});
+}
+
+}  // namespace
+}  // namespace tessera::tools
+
+int main(int argc, char** argv) {
+  return tessera::tools::run_main([&] { tessera::tools::run(argc, argv); });
+}

@@ -1,0 +1,233 @@
+// Times Tessera on a GPU beside PyTorch, and its kernels beside what the GPU reaches.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/error.h"
+#include "tools/bench/device.h"
+#include "tools/bench/parts.h"
+#include "tools/bench/peer.h"
+#include "tools/bench/timing.h"
+#include "tools/bench/training.h"
+#include "tools/train/main.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+struct GpuConfig {
+  std::string models = "gpt2,gpt2-medium";
+  std::int64_t batch = 16;
+  std::int64_t side = 8192;
+  std::int64_t memory_mib = 0;
+  double limit_s = 0;
+};
+
+class GpuBench {
+ public:
+  explicit GpuBench(const GpuConfig& gpu) : gpu_(gpu) {}
+
+  void device(const BenchConfig& config, BenchReport& report) { ceilings(config, report); }
+  void steps(const BenchConfig& config, BenchReport& report);
+  void profile(const BenchConfig& config, BenchReport& report);
+
+ private:
+  const Ceilings& ceilings(const BenchConfig& config, BenchReport& report) {
+    if (!ceilings_) ceilings_ = measure_ceilings(gpu_.side, config.samples, report);
+    return *ceilings_;
+  }
+  std::vector<TrainingRow> rows(const BenchConfig& config) const;
+  bool is_late() const { return gpu_.limit_s > 0 && clock_.ms() > gpu_.limit_s * 1e3; }
+  void step_row(const TrainingRow& row, const BenchConfig& config, BenchReport& report,
+                const TrainingTimes& ours);
+  void largest_row(TrainingRow row, const BenchConfig& config, BenchReport& report);
+  double peer_ms(const TrainingRow& row, bool compile, const BenchConfig& config,
+                 BenchReport& report) const;
+
+  const GpuConfig& gpu_;
+  Timer clock_;
+  std::optional<Ceilings> ceilings_;
+};
+
+std::vector<TrainingRow> GpuBench::rows(const BenchConfig& config) const {
+  std::vector<TrainingRow> rows;
+  for (const std::string& model : list_of(gpu_.models)) {
+    const TrainingRow row{.model = gpt_preset(model),
+                          .batch = gpu_.batch,
+                          .strategy = "ddp",  // one rank has nothing to shard
+                          .param = engine::DType::kBF16,
+                          .on_gpu = true};
+    if (config.wants(row.name())) rows.push_back(row);
+  }
+  return rows;
+}
+
+// The largest multiple of 8 whose step fits into the memory, after one of `batch` that left
+// `memory`: what is not activations or scratch stays as it is.
+std::int64_t largest_batch(std::int64_t batch, const engine::MemoryStats& memory,
+                           std::int64_t memory_mib) {
+  constexpr double kUsable = 0.92;  // the rest is for cublasLt, the context and fragments
+  const auto peak = [&](engine::Category c) {
+    return static_cast<double>(memory.peak_nbytes[static_cast<std::size_t>(c)]);
+  };
+  const double of_batch = peak(engine::Category::kActivation) + peak(engine::Category::kWorkspace);
+  const double other = static_cast<double>(memory.reserved_nbytes) - of_batch;
+  const double room = kUsable * static_cast<double>(memory_mib << 20) - other;
+  return static_cast<std::int64_t>(room / of_batch * static_cast<double>(batch)) / 8 * 8;
+}
+
+double tokens_per_s(const TrainingRow& row, double ms) {
+  return static_cast<double>(row.batch * row.model.seq) / ms * 1e3;
+}
+
+// Of PyTorch's step; NaN, and why, if there is none.
+double GpuBench::peer_ms(const TrainingRow& row, bool compile, const BenchConfig& config,
+                         BenchReport& report) const {
+  if (config.python.empty()) return kNone;
+  const char* mode = compile ? "compile" : "eager";
+  std::int64_t left_s = 0;
+  if (gpu_.limit_s > 0) {
+    left_s = static_cast<std::int64_t>(gpu_.limit_s - clock_.ms() * 1e-3);
+    if (left_s <= 0) {
+      report.note(fmt::format("skipped for lack of time: PyTorch {}, {}", mode, row.name()));
+      return kNone;
+    }
+  }
+  try {
+    return run_peer({config.python, config.peer, compile, left_s}, row, config.steps).median_ms;
+  } catch (const engine::IoError& e) {
+    report.note(fmt::format("PyTorch {}, {}: {}", mode, row.name(), e.what()));
+    return kNone;
+  }
+}
+
+void GpuBench::step_row(const TrainingRow& row, const BenchConfig& config, BenchReport& report,
+                        const TrainingTimes& ours) {
+  const Measurement mine = Measurement::of(ours.step_ms);
+  const double eager = peer_ms(row, false, config, report);
+  const double compiled = peer_ms(row, true, config, report);
+  constexpr double kMib = 1 << 20;
+  report.row({row.name(), Cell(mine.median_ms, 2), Cell(mine.min_ms, 2), Cell(mine.max_ms, 2),
+              Cell(tokens_per_s(row, mine.median_ms), 0),
+              Cell(static_cast<double>(ours.memory.reserved_nbytes) / kMib, 0), Cell(eager, 2),
+              Cell(compiled, 2), Cell(eager / mine.median_ms, 2),
+              Cell(compiled / mine.median_ms, 2)});
+}
+
+void GpuBench::steps(const BenchConfig& config, BenchReport& report) {
+  report.begin_table(
+      "steps",
+      fmt::format("Training steps, median of {}; eager, compile: PyTorch; ratio: its time to ours",
+                  config.steps),
+      {"training", "ms", "min_ms", "max_ms", "tokens_per_s", "memory_mib", "eager_ms", "compile_ms",
+       "eager_ratio", "compile_ratio"});
+  // Largest batches last: they may be skipped.
+  std::vector<TrainingRow> largest;
+  for (const TrainingRow& row : rows(config)) {
+    const TrainingTimes times = run_training(row, config.steps);
+    step_row(row, config, report, times);
+    TrainingRow larger = row;
+    larger.batch = largest_batch(row.batch, times.memory, gpu_.memory_mib);
+    if (larger.batch > row.batch) largest.push_back(larger);
+  }
+  for (const TrainingRow& row : largest) {
+    if (is_late()) {
+      report.note("skipped for lack of time: " + row.name());
+    } else {
+      largest_row(row, config, report);
+    }
+  }
+}
+
+// With a smaller batch if need be: the estimate knows nothing of fragments.
+void GpuBench::largest_row(TrainingRow row, const BenchConfig& config, BenchReport& report) {
+  constexpr int kTries = 3;
+  for (int i = 0; i < kTries; ++i) {
+    std::optional<TrainingTimes> times;
+    try {
+      times = run_training(row, config.steps);
+    } catch (const engine::DeviceError& e) {
+      report.note(fmt::format("{}: {}", row.name(), e.what()));
+      row.batch = row.batch * 9 / 10 / 8 * 8;
+      continue;
+    }
+    return step_row(row, config, report, *times);
+  }
+}
+
+void GpuBench::profile(const BenchConfig& config, BenchReport& report) {
+  const Ceilings ceiling = ceilings(config, report);
+  for (const TrainingRow& row : rows(config)) {
+    if (is_late()) {
+      report.note("skipped for lack of time: profile of " + row.name());
+      continue;
+    }
+    LaunchLog log;
+    const TrainingTimes times = run_training(row, config.steps, &log);
+    const double step_ms = Measurement::of(times.step_ms).median_ms;
+    std::vector<KernelTimes> kernels = log.kernels();
+    std::sort(kernels.begin(), kernels.end(), [](const KernelTimes& a, const KernelTimes& b) {
+      return a.total_ms() > b.total_ms();
+    });
+    report.begin_table("profile",
+                       fmt::format("A step of {} by kernel, mean of {} steps; ceiling_pct: of what "
+                                   "the GPU reaches, bytes or bf16 products, whichever is more",
+                                   row.name(), config.steps),
+                       {"kernel", "stream", "calls", "ms", "share_pct", "tflop_per_s", "gb_per_s",
+                        "ceiling_pct", "row"});
+    const auto steps = static_cast<double>(config.steps);
+    double sum_ms = 0;
+    for (const KernelTimes& k : kernels) {
+      const double ms = k.total_ms() / steps;
+      const double gflop_per_s = k.flops / k.total_ms() * 1e-6;
+      const double gb_per_s = k.nbytes / k.total_ms() * 1e-6;
+      if (k.stream == "compute") sum_ms += ms;
+      report.row({k.name, k.stream, Cell(static_cast<double>(k.ms.size()) / steps), Cell(ms, 3),
+                  100 * ms / step_ms, gflop_per_s * 1e-3, gb_per_s,
+                  ceiling.percent(gflop_per_s, gb_per_s), row.name()});
+    }
+    const auto whole = [&](const char* name, double ms) {
+      report.row(
+          {name, "", kNone, Cell(ms, 3), 100 * ms / step_ms, kNone, kNone, kNone, row.name()});
+    };
+    whole("between kernels", step_ms - sum_ms);
+    whole("whole step, with timers", step_ms);
+  }
+}
+
+void run(int argc, char** argv) {
+  GpuConfig gpu;
+  FlagSet flags("bench_gpu", "Times Tessera on a GPU beside PyTorch and beside what it reaches.");
+  flags.add("bench.models", &gpu.models, {.help = "comma-separated list of model presets"});
+  flags.add("bench.batch", &gpu.batch, {.help = "sequences of a step", .min = 1, .max = 1 << 20});
+  flags.add("bench.side", &gpu.side,
+            {.help = "of the matrices that ceilings are measured with", .min = 16, .max = 32768});
+  flags.add("bench.memory_mib", &gpu.memory_mib,
+            {.help = "free memory of the GPU, for the row with the largest batch; 0: no such row",
+             .min = 0,
+             .max = 1 << 30});
+  flags.add("bench.limit_s", &gpu.limit_s,
+            {.help = "start nothing more after so many seconds; 0: no limit", .min = 0});
+  GpuBench bench(gpu);
+  const auto part = [&](void (GpuBench::*member)(const BenchConfig&, BenchReport&)) {
+    return [&bench, member](const BenchConfig& c, BenchReport& r) { (bench.*member)(c, r); };
+  };
+  BenchConfig defaults;
+  defaults.parts = "device,steps,profile";
+  run_bench(argc, argv, flags, defaults,
+            {{"device", part(&GpuBench::device)},
+             {"steps", part(&GpuBench::steps)},
+             {"profile", part(&GpuBench::profile)}});
+}
+
+}  // namespace
+}  // namespace tessera::tools
+
+int main(int argc, char** argv) {
+  return tessera::tools::run_main([&] { tessera::tools::run(argc, argv); });
+}

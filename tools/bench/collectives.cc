@@ -1,0 +1,132 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "comm/threads.h"
+#include "engine/elementwise.h"
+#include "engine/memory.h"
+#include "tools/bench/parts.h"
+#include "tools/bench/timing.h"
+
+namespace tessera::tools {
+namespace {
+
+using comm::Accumulate;
+using comm::ProcessGroup;
+using engine::DType;
+using engine::Memory;
+using engine::Stream;
+using engine::Tensor;
+
+enum class Collective { kAllGather, kReduceScatter, kAllReduce };
+
+struct Case {
+  Collective op;
+  DType dtype;  // of what is sent
+  std::int64_t nbytes;
+  int ranks;
+
+  std::string name() const {
+    const char* names[] = {"all_gather", "reduce_scatter", "all_reduce"};
+    return fmt::format("{} {} {} MB, {} ranks", names[static_cast<int>(op)], name_of(dtype),
+                       nbytes / 1'000'000, ranks);
+  }
+};
+
+struct Times {
+  std::vector<double> collective_ms, memcpy_ms;
+};
+
+// Starts when all ranks are there.
+double time_together(ProcessGroup& world, const std::function<void()>& fn) {
+  world.barrier("bench");
+  const Timer timer;
+  fn();
+  return timer.ms();
+}
+
+Times run_rank(ProcessGroup& world, const Case& c, std::int64_t num_samples) {
+  const Memory memory;
+  const Stream stream = Stream::worker_cpu("comm");
+  // A whole number of shards.
+  const std::int64_t shard = c.nbytes / engine::size_of(c.dtype) / c.ranks;
+  const std::int64_t whole = shard * c.ranks;
+  const bool gathers = c.op == Collective::kAllGather;
+  const Tensor in = Tensor::zeros(memory, {gathers ? shard : whole}, c.dtype, "in");
+  const Tensor out = Tensor::zeros(memory, {c.op == Collective::kReduceScatter ? shard : whole},
+                                   gathers ? c.dtype : DType::kF32, "out");
+  const Tensor source = Tensor::zeros(memory, {whole}, c.dtype, "source");
+  const Tensor copy = Tensor::zeros(memory, {whole}, c.dtype, "copy");
+  const auto collective = [&] {
+    switch (c.op) {
+      case Collective::kAllGather:
+        world.all_gather(in, out, stream, "bench");
+        break;
+      case Collective::kReduceScatter:
+        world.reduce_scatter(in, out, Accumulate::kNo, stream, "bench");
+        break;
+      case Collective::kAllReduce:
+        world.all_reduce(in, out, Accumulate::kNo, stream, "bench");
+        break;
+    }
+    stream.synchronize();
+  };
+  const auto plain_copy = [&] {
+    std::memcpy(copy.raw(), source.raw(), static_cast<std::size_t>(copy.nbytes()));
+  };
+  Times times;
+  for (std::int64_t s = -2; s < num_samples; ++s) {  // two that do not count
+    const double collective_ms = time_together(world, collective);
+    const double memcpy_ms = time_together(world, plain_copy);
+    if (s < 0) continue;
+    times.collective_ms.push_back(collective_ms);
+    times.memcpy_ms.push_back(memcpy_ms);
+  }
+  return times;
+}
+
+// A sample takes as long as its slowest rank.
+double median_of_slowest(const std::vector<Times>& ranks, std::vector<double> Times::*field) {
+  std::vector<double> slowest = ranks[0].*field;
+  for (const Times& t : ranks) {
+    for (std::size_t s = 0; s < slowest.size(); ++s) {
+      slowest[s] = std::max(slowest[s], (t.*field)[s]);
+    }
+  }
+  return median(slowest);
+}
+
+}  // namespace
+
+void bench_collectives(const BenchConfig& config, BenchReport& report) {
+  report.begin_table("collectives",
+                     "Collectives of thread ranks beside memcpy of the same bytes by as many "
+                     "threads. gb_per_s: of a rank; all: of all ranks; ratio: to memcpy",
+                     {"collective", "ms", "gb_per_s", "all_gb_per_s", "memcpy_gb_per_s", "ratio"});
+  for (const int ranks : {2, 4}) {
+    for (const std::int64_t nbytes : {1'000'000, 40'000'000}) {
+      for (const auto op :
+           {Collective::kAllGather, Collective::kReduceScatter, Collective::kAllReduce}) {
+        for (const DType dtype : {DType::kF32, DType::kBF16}) {
+          const Case c{op, dtype, nbytes, ranks};
+          if (!config.wants(c.name())) continue;
+          std::vector<Times> times(static_cast<std::size_t>(ranks));
+          comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
+            times[static_cast<std::size_t>(world.rank())] = run_rank(world, c, config.samples);
+          });
+          const double collective_ms = median_of_slowest(times, &Times::collective_ms);
+          const double memcpy_ms = median_of_slowest(times, &Times::memcpy_ms);
+          const auto gb_per_s = [&](double ms) { return static_cast<double>(nbytes) / ms * 1e-6; };
+          report.row({c.name(), Cell(collective_ms, 3), gb_per_s(collective_ms),
+                      gb_per_s(collective_ms) * ranks, gb_per_s(memcpy_ms),
+                      Cell(memcpy_ms / collective_ms, 2)});
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,93 @@
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "engine/error.h"
+#include "tools/bench/parts.h"
+
+namespace tessera::tools {
+namespace {
+
+std::string names_of(const std::vector<BenchPart>& parts) {
+  std::string names;
+  for (const BenchPart& part : parts) names += (names.empty() ? "" : ", ") + part.name;
+  return names;
+}
+
+std::set<std::string> wanted_parts(const std::string& list, const std::vector<BenchPart>& parts) {
+  std::set<std::string> known, wanted;
+  for (const BenchPart& part : parts) known.insert(part.name);
+  for (const std::string& name : list_of(list)) {
+    engine::require(known.contains(name), "[bench] expected parts of {}, got '{}' (bench.parts)",
+                    names_of(parts), name);
+    wanted.insert(name);
+  }
+  return wanted;
+}
+
+// What the figures mean nothing without.
+void report_machine(BenchReport& report) {
+  std::string cpu = "unknown";
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (!line.starts_with("model name")) continue;
+    cpu = line.substr(line.find(':') + 2);
+    break;
+  }
+  double load = 0;
+  getloadavg(&load, 1);
+  report.begin_table("machine", "Machine. load: runnable threads before the benchmark",
+                     {"cpu", "threads", "load"});
+  report.row({cpu, std::thread::hardware_concurrency(), Cell(load, 2)});
+}
+
+}  // namespace
+
+std::vector<std::string> list_of(const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
+}
+
+void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
+               const std::vector<BenchPart>& parts) {
+  flags.add("bench.parts", &config.parts, {.help = "comma-separated list of " + names_of(parts)});
+  flags.add("bench.rows", &config.rows, {.help = "only rows whose name contains this; empty: all"});
+  flags.add("bench.samples", &config.samples,
+            {.help = "times what is not a training step is sampled", .min = 1, .max = 100000});
+  flags.add("bench.rounds", &config.rounds,
+            {.help = "rounds of training, ours and PyTorch's in turn", .min = 1, .max = 1000});
+  flags.add("bench.steps", &config.steps,
+            {.help = "timed training steps in a round", .min = 1, .max = 100000});
+  flags.add("bench.python", &config.python,
+            {.help = "Python interpreter that has PyTorch; empty: leave PyTorch out"});
+  flags.add("bench.peer", &config.peer,
+            {.help = "PyTorch script to run; empty: tools/bench/peers/torch_gpt.py"});
+  flags.add("bench.jsonl", &config.jsonl, {.help = "file of one JSON line a row; empty: none"});
+  if (!flags.parse(argc, argv, std::cout)) return;
+  const std::set<std::string> wanted = wanted_parts(config.parts, parts);
+  // A bare name is looked up in PATH.
+  if (config.python.find('/') != std::string::npos) {
+    config.python = resolve_user_path(config.python);
+  }
+  config.peer =
+      config.peer.empty() ? "tools/bench/peers/torch_gpt.py" : resolve_user_path(config.peer);
+
+  BenchReport report(resolve_user_path(config.jsonl));
+  report_machine(report);
+  for (const BenchPart& part : parts) {
+    if (wanted.contains(part.name)) part.run(config, report);
+  }
+  engine::require(report.num_rows() > 1,
+                  "[bench] expected bench.rows to be part of a row's name, got '{}'", config.rows);
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,51 @@
+// The parts of the benchmark. Each prints a table and is independent of the others.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tools/bench/report.h"
+#include "tools/train/flags.h"
+
+namespace tessera::tools {
+
+struct BenchConfig {
+  std::string parts = "gemm,collectives,ops,steps";
+  std::string rows;           ///< substring of the names of rows to run
+  std::int64_t samples = 11;  ///< of gemm, collectives, ops
+  std::int64_t rounds = 3;    ///< of steps: each runs ours, then PyTorch
+  std::int64_t steps = 10;    ///< timed in each round
+  std::string python;         ///< interpreter with PyTorch; empty: none
+  std::string peer;           ///< script
+  std::string jsonl;          ///< file; empty: none
+
+  bool wants(const std::string& row) const { return row.find(rows) != std::string::npos; }
+};
+
+/// The words of a comma-separated list.
+std::vector<std::string> list_of(const std::string& text);
+
+struct BenchPart {
+  std::string name;
+  std::function<void(const BenchConfig&, BenchReport&)> run;
+};
+
+/// The program `flags` belongs to: parses, reports the machine, runs the wanted `parts` in their
+/// order. `config` holds the defaults.
+void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
+               const std::vector<BenchPart>& parts);
+
+/// Our matrix product beside OpenBLAS's, one thread.
+void bench_gemm(const BenchConfig& config, BenchReport& report);
+/// Collectives of thread ranks beside memcpy by as many threads.
+void bench_collectives(const BenchConfig& config, BenchReport& report);
+/// Single kernels at the sizes of the 10.8M model.
+void bench_ops(const BenchConfig& config, BenchReport& report);
+/// Whole training steps beside PyTorch's.
+void bench_steps(const BenchConfig& config, BenchReport& report);
+/// The time of those steps by kernel.
+void bench_profile(const BenchConfig& config, BenchReport& report);
+
+}  // namespace tessera::tools

@@ -1,0 +1,164 @@
+#include "tools/bench/training.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "comm/threads.h"
+#include "engine/philox.h"
+#include "engine/tape.h"
+#include "shard/adamw.h"
+#include "shard/fsdp.h"
+#include "tools/bench/timing.h"
+
+namespace tessera::tools {
+
+using engine::DType;
+using engine::Tensor;
+
+std::string TrainingRow::name() const {
+  return fmt::format("{}x{} batch {} {}, {}", model.layers, model.dim, batch, name_of(param),
+                     on_gpu       ? "GPU"
+                     : ranks == 1 ? "1 rank"
+                                  : fmt::format("{} ranks {}", ranks, strategy));
+}
+
+const std::vector<TrainingRow>& training_rows() {
+  static const GptConfig kMedium{.layers = 6, .heads = 6, .dim = 384, .seq = 256};
+  static const GptConfig kSmall{.layers = 4, .heads = 4, .dim = 128, .seq = 256};
+  static const std::vector<TrainingRow> kRows = {
+      {.model = kMedium},
+      {.model = kMedium, .ranks = 2},
+      {.model = kMedium, .ranks = 2, .strategy = "ddp"},
+      {.model = kMedium, .batch = 1},
+      {.model = kMedium, .batch = 1, .ranks = 2},
+      {.model = kMedium, .batch = 1, .ranks = 2, .strategy = "ddp"},
+      {.model = kMedium, .batch = 1, .ranks = 2, .param = DType::kBF16},
+      {.model = kSmall},
+      {.model = kSmall, .ranks = 4},
+  };
+  return kRows;
+}
+
+namespace {
+
+// A model in training, and what its steps read.
+class Training {
+ public:
+  Training(comm::ProcessGroup& world, const TrainingRow& row, LaunchLog* log)
+      : row_(row),
+        compute_(row.on_gpu ? engine::Stream::cuda("compute", world.rank(), {.listener = log})
+                            : engine::Stream::inline_cpu("compute", {.listener = log})),
+        memory_(compute_),
+        tape_(memory_, compute_),
+        gpt_(row.model),
+        fsdp_(world, memory_, compute_, gpt_.blocks(), gpt_.root(),
+              {.placement = shard::Placement::preset(row.strategy),
+               .precision = {.param = row.param},
+               .listener = log}),
+        adamw_(fsdp_, {}),
+        random_{1, static_cast<std::uint64_t>(world.rank())} {}
+
+  const engine::Stream& compute() const { return compute_; }
+  engine::MemoryStats memory() const { return memory_.stats(); }
+
+  void draw_batch() {
+    tokens_ = draw("tokens");
+    targets_ = draw("targets");
+  }
+
+  // Appends the times of its parts, as the host sees them. Returns the time of all.
+  double step(TrainingTimes& times) {
+    const std::int64_t blocked_ns = compute_.blocked_ns();
+    const Timer timer;
+    fsdp_.begin_step();
+    const Tensor loss = gpt_.loss(tape_, {tokens_, targets_}, {});
+    const double forward_end = timer.ms();
+    tape_.backward(loss);
+    const double backward_end = timer.ms();
+    fsdp_.finish_step();
+    const double finish_end = timer.ms();
+    adamw_.step(3e-4);
+    const double step_end = timer.ms();
+    times.forward_ms.push_back(forward_end);
+    times.backward_ms.push_back(backward_end - forward_end);
+    times.finish_ms.push_back(finish_end - backward_end);
+    times.optimizer_ms.push_back(step_end - finish_end);
+    times.exposed_comm_ms.push_back(static_cast<double>(compute_.blocked_ns() - blocked_ns) * 1e-6);
+    return step_end;
+  }
+
+ private:
+  Tensor draw(const char* name) {
+    const engine::Shape shape{row_.batch, row_.model.seq};
+    std::vector<std::int32_t> values(static_cast<std::size_t>(shape.numel()));
+    const auto vocab = static_cast<std::uint32_t>(row_.model.vocab);
+    for (std::int32_t& token : values) {
+      token = static_cast<std::int32_t>(random_.bits(index_++) % vocab);
+    }
+    return Tensor::from<std::int32_t>(memory_, shape, values, name);
+  }
+
+  const TrainingRow& row_;
+  engine::Stream compute_;
+  engine::Memory memory_;
+  engine::Tape tape_;
+  Gpt gpt_;
+  shard::Fsdp fsdp_;
+  shard::AdamW adamw_;
+  engine::RandomStream random_;
+  std::uint64_t index_ = 0;
+  Tensor tokens_, targets_;
+};
+
+TrainingTimes run_on_cpu(Training& training, std::int64_t num_steps, LaunchLog* log) {
+  TrainingTimes times, warmup;
+  for (std::int64_t step = -kWarmupSteps; step < num_steps; ++step) {
+    training.draw_batch();
+    if (step == 0 && log != nullptr) log->clear();
+    const double step_ms = training.step(step < 0 ? warmup : times);
+    if (step >= 0) times.step_ms.push_back(step_ms);
+  }
+  return times;
+}
+
+// One batch for all steps, and the host one step ahead, as in training.
+TrainingTimes run_on_gpu(Training& training, std::int64_t num_steps, LaunchLog* log) {
+  TrainingTimes times, host;
+  training.draw_batch();
+  for (std::int64_t step = 0; step < kWarmupSteps; ++step) training.step(host);
+  training.compute().synchronize();
+  if (log != nullptr) log->clear();
+  Timer timer;
+  engine::Event previous;
+  for (std::int64_t step = 0; step <= num_steps; ++step) {
+    engine::Event done;
+    if (step < num_steps) {
+      training.step(host);
+      done = training.compute().record("step");
+    }
+    previous.wait();
+    if (step > 0) times.step_ms.push_back(timer.restart());
+    previous = done;
+  }
+  training.compute().synchronize();
+  return times;
+}
+
+}  // namespace
+
+TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, LaunchLog* log) {
+  TrainingTimes first;
+  comm::run_ranks(row.ranks, {}, [&](comm::ProcessGroup& world) {
+    const bool is_first = world.rank() == 0;
+    LaunchLog* heard_by = is_first ? log : nullptr;
+    Training training(world, row, heard_by);
+    TrainingTimes mine = row.on_gpu ? run_on_gpu(training, num_steps, heard_by)
+                                    : run_on_cpu(training, num_steps, heard_by);
+    mine.memory = training.memory();
+    if (is_first) first = std::move(mine);
+  });
+  return first;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,76 @@
+#include "tools/io/jsonl.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "engine/error.h"
+
+namespace tessera::tools {
+namespace {
+
+/// The standard stream that goes to the file of `status`, or -1.
+int standard_stream(const struct stat& status) {
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+    struct stat stream {};
+    if (::fstat(fd, &stream) == 0 && stream.st_dev == status.st_dev &&
+        stream.st_ino == status.st_ino) {
+      return fd;
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+JsonRecord& JsonRecord::add_literal(std::string_view name, std::string_view literal) {
+  if (!fields_.empty()) fields_ += ',';
+  fields_ += json_literal(name);
+  fields_ += ':';
+  fields_ += literal;
+  return *this;
+}
+
+JsonRecord& JsonRecord::add_all(const JsonRecord& other) {
+  if (!fields_.empty() && !other.fields_.empty()) fields_ += ',';
+  fields_ += other.fields_;
+  return *this;
+}
+
+JsonlWriter::JsonlWriter(std::string path, Mode mode)
+    : path_(std::move(path)),
+      file_(
+          ::open(path_.c_str(),
+                 O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (mode == Mode::kReplace ? O_TRUNC : 0),
+                 0666)) {
+  engine::require<engine::IoError>(file_.is_open(), "[jsonl] expected to open a log, got {} ({})",
+                                   std::generic_category().message(errno), path_);
+  struct stat status {};
+  if (mode != Mode::kReplaceLater || ::fstat(file_.get(), &status) != 0 ||
+      !S_ISREG(status.st_mode)) {
+    return;
+  }
+  if (const int stream = standard_stream(status); stream >= 0) {
+    file_ = FileDescriptor(::fcntl(stream, F_DUPFD_CLOEXEC, 0));
+  } else {
+    lock_for_run(file_, path_);
+    is_own_file_ = true;
+  }
+}
+
+void JsonlWriter::clear() {
+  const int error = !is_own_file_ || ::ftruncate(file_.get(), 0) == 0 ? 0 : errno;
+  engine::require<engine::IoError>(error == 0, "[jsonl] expected to empty a log, got {} ({})",
+                                   std::generic_category().message(error), path_);
+}
+
+void JsonlWriter::write(const JsonRecord& record) {
+  const std::string line = record.line();
+  write_all(file_, path_, std::as_bytes(std::span(line)));
+}
+
+}  // namespace tessera::tools

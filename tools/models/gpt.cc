@@ -1,0 +1,181 @@
+#include "tools/models/gpt.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "engine/error.h"
+#include "ops/add.h"
+#include "ops/attention.h"
+#include "ops/cross_entropy.h"
+#include "ops/dropout.h"
+#include "ops/embedding.h"
+#include "ops/gelu.h"
+#include "ops/layernorm.h"
+#include "ops/linear.h"
+
+namespace tessera::tools {
+
+using engine::Block;
+using engine::Init;
+using engine::Parameter;
+using engine::require;
+using engine::Shape;
+using engine::Tape;
+using engine::Tensor;
+
+void GptConfig::validate() const {
+  // Far beyond any use; products of these fit 64 bits.
+  const auto in_range = [](std::int64_t value, std::int64_t max, const char* name) {
+    require(value >= 1 && value <= max, "[gpt] expected model.{} in [1, {}], got {}", name, max,
+            value);
+  };
+  in_range(layers, 10'000, "layers");
+  in_range(heads, 1 << 20, "heads");
+  in_range(dim, 1 << 20, "dim");
+  in_range(seq, 1 << 24, "seq");
+  in_range(vocab, 1 << 24, "vocab");
+  require(dim % heads == 0, "[gpt] expected model.dim to be a multiple of model.heads ({}), got {}",
+          heads, dim);
+  require(dropout >= 0 && dropout < 1, "[gpt] expected model.dropout in [0, 1), got {}", dropout);
+}
+
+std::int64_t GptConfig::num_parameters() const {
+  return (vocab + seq) * dim + layers * (12 * dim * dim + 13 * dim) + 2 * dim;
+}
+
+GptConfig gpt_preset(const std::string& name) {
+  const auto gpt2 = [](std::int64_t layers, std::int64_t heads, std::int64_t dim) {
+    return GptConfig{.layers = layers, .heads = heads, .dim = dim, .seq = 1024, .vocab = 50257};
+  };
+  if (name == "small") return {};
+  if (name == "gpt2") return gpt2(12, 12, 768);
+  if (name == "gpt2-medium") return gpt2(24, 16, 1024);
+  if (name == "gpt2-large") return gpt2(36, 20, 1280);
+  if (name == "gpt2-xl") return gpt2(48, 25, 1600);
+  engine::fail("[gpt] expected a preset of {}, got '{}'", fmt::join(gpt_preset_names(), ", "),
+               name);
+}
+
+const std::vector<std::string>& gpt_preset_names() {
+  static const std::vector<std::string> kNames = {"small", "gpt2", "gpt2-medium", "gpt2-large",
+                                                  "gpt2-xl"};
+  return kNames;
+}
+
+namespace {
+
+Parameter parameter(std::string name, const Shape& shape, Init init) {
+  return {.name = std::move(name), .shape = shape, .init = init};
+}
+
+}  // namespace
+
+struct Gpt::Layer {
+  std::string name;
+  Parameter ln_1_weight, ln_1_bias, attn_weight, attn_bias, attn_proj_weight, attn_proj_bias;
+  Parameter ln_2_weight, ln_2_bias, fc_weight, fc_bias, proj_weight, proj_bias;
+  Block block;
+
+  // Residual projections start smaller by sqrt(2 layers), as GPT-2's.
+  Layer(const GptConfig& c, std::int64_t index)
+      : name(fmt::format("h.{}", index)),
+        ln_1_weight(parameter(name + ".ln_1.weight", {c.dim}, Init::ones())),
+        ln_1_bias(parameter(name + ".ln_1.bias", {c.dim}, Init::zeros())),
+        attn_weight(
+            parameter(name + ".attn.c_attn.weight", {c.dim, 3 * c.dim}, Init::normal(0.02f))),
+        attn_bias(parameter(name + ".attn.c_attn.bias", {3 * c.dim}, Init::zeros())),
+        attn_proj_weight(parameter(name + ".attn.c_proj.weight", {c.dim, c.dim}, residual_init(c))),
+        attn_proj_bias(parameter(name + ".attn.c_proj.bias", {c.dim}, Init::zeros())),
+        ln_2_weight(parameter(name + ".ln_2.weight", {c.dim}, Init::ones())),
+        ln_2_bias(parameter(name + ".ln_2.bias", {c.dim}, Init::zeros())),
+        fc_weight(parameter(name + ".mlp.c_fc.weight", {c.dim, 4 * c.dim}, Init::normal(0.02f))),
+        fc_bias(parameter(name + ".mlp.c_fc.bias", {4 * c.dim}, Init::zeros())),
+        proj_weight(parameter(name + ".mlp.c_proj.weight", {4 * c.dim, c.dim}, residual_init(c))),
+        proj_bias(parameter(name + ".mlp.c_proj.bias", {c.dim}, Init::zeros())),
+        block{
+            name,
+            {&ln_1_weight, &ln_1_bias, &attn_weight, &attn_bias, &attn_proj_weight, &attn_proj_bias,
+             &ln_2_weight, &ln_2_bias, &fc_weight, &fc_bias, &proj_weight, &proj_bias}} {}
+
+  static Init residual_init(const GptConfig& c) {
+    return Init::normal(0.02f / std::sqrt(2.0f * static_cast<float>(c.layers)));
+  }
+};
+
+Gpt::Gpt(const GptConfig& config)
+    : config_((config.validate(), config)),
+      wte_(parameter("wte.weight", {config.vocab, config.dim}, Init::normal(0.02f))),
+      wpe_(parameter("wpe.weight", {config.seq, config.dim}, Init::normal(0.02f))),
+      ln_f_weight_(parameter("ln_f.weight", {config.dim}, Init::ones())),
+      ln_f_bias_(parameter("ln_f.bias", {config.dim}, Init::zeros())),
+      root_{"root", {&wte_, &wpe_, &ln_f_weight_, &ln_f_bias_}} {
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    layers_.push_back(std::make_unique<Layer>(config, i));
+  }
+}
+
+Gpt::~Gpt() = default;
+
+std::vector<Block*> Gpt::blocks() {
+  std::vector<Block*> blocks;
+  for (const auto& layer : layers_) blocks.push_back(&layer->block);
+  return blocks;
+}
+
+Tensor Gpt::dropout(Tape& tape, const Tensor& x, const std::string& name, const Pass& pass) {
+  if (!pass.training || config_.dropout == 0) return x;
+  const std::int64_t sample_numel = x.dim(1) * x.dim(2);
+  return ops::dropout(tape, x, static_cast<float>(config_.dropout),
+                      {pass.seed, engine::fnv1a(name)},
+                      static_cast<std::uint64_t>(pass.first_sample * sample_numel));
+}
+
+// x (B, T, C) -> (B, T, C)
+Tensor Gpt::layer_forward(Tape& tape, Layer& l, const Tensor& x, const Pass& pass) {
+  const auto eps = static_cast<float>(config_.norm_eps);
+  Tensor h = ops::layernorm(tape, x, l.ln_1_weight, &l.ln_1_bias, eps);
+  h = ops::linear(tape, h, l.attn_weight, &l.attn_bias);  // (B, T, 3C)
+  h = ops::attention(tape, h, {.num_heads = config_.heads});
+  h = ops::linear(tape, h, l.attn_proj_weight, &l.attn_proj_bias);
+  const ops::NormOfSum mid = ops::add_layernorm(
+      tape, x, dropout(tape, h, l.name + ".attn.drop", pass), l.ln_2_weight, &l.ln_2_bias, eps);
+  h = ops::gelu(tape, ops::linear(tape, mid.y, l.fc_weight, &l.fc_bias));  // (B, T, 4C)
+  h = ops::linear(tape, h, l.proj_weight, &l.proj_bias);
+  return ops::add(tape, mid.sum, dropout(tape, h, l.name + ".mlp.drop", pass));
+}
+
+Tensor Gpt::features(Tape& tape, const Tensor& tokens, const Pass& pass) {
+  require(tokens.shape().rank() == 2 && tokens.dim(1) <= config_.seq,
+          "[gpt] expected tokens (B, T) with T of at most {}, got {}", config_.seq,
+          tokens.shape().str());
+  Tensor x = ops::token_position_embedding(tape, tokens, wte_, wpe_);
+  x = dropout(tape, x, "drop", pass);
+  for (const auto& layer : layers_) {
+    x = tape.region(layer->block,
+                    [=, this, &tape, &l = *layer] { return layer_forward(tape, l, x, pass); },
+                    {.recompute = pass.recompute});
+  }
+  return ops::layernorm(tape, x, ln_f_weight_, &ln_f_bias_, static_cast<float>(config_.norm_eps));
+}
+
+Tensor Gpt::loss(Tape& tape, const std::vector<Tensor>& batch, const Pass& pass) {
+  require(batch.size() == 2, "[gpt] expected a batch of tokens and targets, got {} tensors",
+          batch.size());
+  return tape.region(root_, [&] {
+    return ops::linear_cross_entropy(tape, features(tape, batch[0], pass), wte_, batch[1], {});
+  });
+}
+
+Tensor Gpt::next_token_logits(Tape& tape, const Tensor& tokens) {
+  return tape.no_grad([&] {
+    return tape.region(root_, [&] {
+      const Tensor x = features(tape, tokens, {.training = false});
+      const Tensor last = x.slice((x.dim(0) * x.dim(1) - 1) * config_.dim, {1, config_.dim});
+      return ops::linear(tape, last, wte_, nullptr, ops::WeightLayout::kOutIn);
+    });
+  });
+}
+
+}  // namespace tessera::tools

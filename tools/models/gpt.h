@@ -1,0 +1,65 @@
+// A GPT-2-shaped transformer: pre-norm blocks, learned positions, tied embeddings. The blocks and
+// the root are what Fsdp wraps. Parameter names and (in, out) weights are GPT-2's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/tape.h"
+#include "tools/models/model.h"
+
+namespace tessera::tools {
+
+struct GptConfig {
+  std::int64_t layers = 3;
+  std::int64_t heads = 4;
+  std::int64_t dim = 128;    ///< C, a multiple of heads
+  std::int64_t seq = 64;     ///< T, longest sequence
+  std::int64_t vocab = 256;  ///< V
+  double dropout = 0;        ///< of embeddings and both residual branches, in [0, 1)
+  double norm_eps = 1e-5;
+
+  /// Throws InvalidArgument naming the field.
+  void validate() const;
+  std::int64_t num_parameters() const;
+};
+
+/// small (default), gpt2, gpt2-medium, gpt2-large, gpt2-xl. Throws InvalidArgument otherwise.
+GptConfig gpt_preset(const std::string& name);
+const std::vector<std::string>& gpt_preset_names();
+
+class Gpt : public Model {
+ public:
+  /// Throws InvalidArgument as GptConfig::validate().
+  explicit Gpt(const GptConfig& config);
+  ~Gpt() override;
+
+  const GptConfig& config() const { return config_; }
+  /// One block a layer, in forward order; root() owns wte, wpe and ln_f.
+  std::vector<engine::Block*> blocks() override;
+  engine::Block* root() override { return &root_; }
+
+  /// tokens (B, T), targets (B, T) i32 -> mean cross-entropy, f32 scalar.
+  engine::Tensor loss(engine::Tape& tape, const std::vector<engine::Tensor>& batch,
+                      const Pass& pass) override;
+  /// tokens (1, T) -> logits of the last position (V) in the parameter dtype; not recorded.
+  engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens);
+
+ private:
+  struct Layer;
+
+  engine::Tensor features(engine::Tape& tape, const engine::Tensor& tokens, const Pass& pass);
+  engine::Tensor layer_forward(engine::Tape& tape, Layer& layer, const engine::Tensor& x,
+                               const Pass& pass);
+  engine::Tensor dropout(engine::Tape& tape, const engine::Tensor& x, const std::string& name,
+                         const Pass& pass);
+
+  GptConfig config_;
+  engine::Parameter wte_, wpe_, ln_f_weight_, ln_f_bias_;
+  engine::Block root_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+};
+
+}  // namespace tessera::tools

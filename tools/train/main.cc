@@ -1,0 +1,74 @@
+#include "tools/train/main.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
+
+#include "tools/io/text.h"
+
+namespace tessera::tools {
+namespace {
+
+// Output that cannot be written is an error of the write, as on a full disk, and not a signal.
+void prepare_output() {
+  std::signal(SIGPIPE, SIG_IGN);  // the reader has gone
+  std::signal(SIGXFSZ, SIG_IGN);  // the file is over the user's limit
+  // A closed standard stream must not become the next file that is opened: what goes there goes
+  // nowhere, and as these are read-only, writing fails.
+  while (true) {
+    const int fd = ::open("/dev/null", O_RDONLY);
+    if (fd <= STDERR_FILENO && fd >= 0) continue;
+    if (fd >= 0) ::close(fd);
+    return;
+  }
+}
+
+void print_error(const char* message) {
+  std::fprintf(stderr, "error: %s\n", message);  // unlike fmt::print, throws nothing
+}
+
+// A library's destructor that finds no memory, for one: there is nobody left to catch it.
+[[noreturn]] void terminate() {
+  std::fputs("error: [terminate] expected to go on, got an error where none can be handled\n",
+             stderr);
+  std::_Exit(1);
+}
+
+constexpr const char* kNoMemory = "[memory] expected memory from the system, got none";
+
+// `message` may hold names and values from files.
+void print_untrusted_error(const char* message) {
+  try {
+    print_error(escaped_lines(message).c_str());
+  } catch (const std::bad_alloc&) {
+    print_error(kNoMemory);
+  }
+}
+
+}  // namespace
+
+int run_main(const std::function<void()>& program) {
+  std::set_terminate(terminate);
+  prepare_output();
+  try {
+    program();
+    // A write that failed earlier leaves nothing to flush, but its mark.
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+    print_error("[stdout] expected to write all output, got an error");
+  } catch (const std::bad_alloc&) {
+    print_error(kNoMemory);
+  } catch (const std::exception& e) {
+    std::fflush(stdout);
+    print_untrusted_error(e.what());
+  } catch (...) {
+    print_error("unknown");
+  }
+  return 1;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,34 @@
+// Where the ranks of a run work: what its configuration leaves open, decided for this machine.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "comm/process_group.h"
+#include "engine/stream.h"
+#include "tools/io/jsonl.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+struct Ranks {
+  int size = 1;
+  int num_gpus = 0;  ///< that they share, rank r working on GPU r % num_gpus; 0: the CPU
+  bool nccl = false;
+
+  /// Throws DeviceError when GPUs are asked for and the build or the machine has none to use;
+  /// InvalidArgument for nccl without a GPU for each rank.
+  static Ranks choose(const TrainConfig& config);
+
+  engine::Stream compute(int rank) const;
+  /// fn(world) on a thread per rank; ends as comm::run_ranks() does. When the ranks have failed and
+  /// one of them does not end, the error is told on stderr, and after the deadline (at least 2 and
+  /// at most 60 seconds) the process ends with exit code 1.
+  void run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn) const;
+  /// "cuda, 4 ranks on 2 GPUs, threads"
+  std::string str() const;
+  /// The same for the log: device, ranks, num_gpus, backend.
+  JsonRecord record() const;
+};
+
+}  // namespace tessera::tools

@@ -1,0 +1,90 @@
+// What a run tells: progress lines with an estimate of the time left, and a JSON line per step.
+// Rank 0 has one.
+//
+// [Note: output never ends a training]
+// Lines are written in the background. A terminal that is paused holds up nothing; a disk that is
+// full, a terminal that has gone, or a reader that is 16 MiB behind loses lines and nothing else:
+// rank 0 says so once on stderr, the training goes on, the model is saved, and finish() then fails,
+// so that the program ends with an error. Only a pipe whose reader has gone asks the training to
+// end after the step (`| head`).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/memory.h"
+#include "tools/io/jsonl.h"
+#include "tools/train/background_writer.h"
+#include "tools/train/run_files.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+/// One step as it was.
+struct StepRecord {
+  std::int64_t step = 0;  ///< from 0
+  double loss = 0;        ///< mean over the global batch, before the update
+  float grad_norm = 0;    ///< of the mean gradient, before clipping
+  double lr = 0;
+  double step_ms = 0;
+  double items_per_s = 0;      ///< tokens, or samples
+  double exposed_comm_ms = 0;  ///< compute waiting for collectives
+  engine::MemoryStats memory = {};
+};
+
+class RunLog {
+ public:
+  /// Makes the output folder and opens the log; what an earlier run left there stays until begin().
+  /// Throws IoError naming the path, also when another run is writing to the folder or the log.
+  RunLog(const TrainConfig& config, std::string items, std::string config_toml = "");
+
+  /// The files that a run with `config` writes to, by the option that says where.
+  static std::vector<RunFile> outputs(const TrainConfig& config);
+  /// Before the first is written: throws InvalidArgument when one of outputs() is one of `read` or
+  /// the file of --config, or the log is another output. A run may repeat one from its config.toml.
+  static void check_outputs(const TrainConfig& config, const FlagSet& flags,
+                            std::span<const RunFile> read);
+
+  const std::string& folder() const { return folder_; }
+  const std::string& jsonl_path() const { return jsonl_path_; }
+  /// The run has begun: writes config.toml and empties the log.
+  void begin();
+  /// Writes `text` to a file of the output folder, whole or not at all.
+  void write_file(const std::string& name, const std::string& text) const;
+
+  // Of these only flush() and finish() throw for output that is lost.
+
+  /// A line for the terminal.
+  void say(const std::string& line);
+  void step(const StepRecord& record);
+  void validation(std::int64_t step, double val_loss, const std::string& extra);
+  /// Waits until all is written, but after a request to stop not for a reader that does not read.
+  /// Throws IoError naming what was lost.
+  void flush();
+  /// Writes the last record and waits until all is written. Throws IoError naming what was lost.
+  void finish(const std::string& params_sha256, std::optional<double> val_loss,
+              const JsonRecord& extra);
+
+ private:
+  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  void check_output();
+
+  std::int64_t num_steps_;
+  std::int64_t every_;
+  std::string items_;
+  std::string config_toml_;
+  std::string folder_;
+  FileDescriptor
+      folder_lock_;  // of a file of its own: config.toml is replaced, the log may be elsewhere
+  std::string jsonl_path_;
+  JsonlWriter jsonl_file_;
+  BackgroundWriter jsonl_, terminal_;
+  bool told_jsonl_ = false, told_terminal_ = false;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace tessera::tools

@@ -1,0 +1,61 @@
+// What one training program does of its own: a model, data, and what to make of the trained model.
+// run_task() does the rest.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "tools/models/model.h"
+#include "tools/train/flags.h"
+#include "tools/train/run_log.h"
+#include "tools/train/train_config.h"
+#include "tools/train/trainer.h"
+
+namespace tessera::tools {
+
+/// One rank's part, in that rank's thread. Whatever uses a Trainer or a RunLog (null but on rank 0)
+/// is collective.
+class TaskRank {
+ public:
+  virtual ~TaskRank() = default;
+
+  virtual Model& model() = 0;
+  /// The model was wrapped: sets parameters that do not start from the seed.
+  virtual void load(Trainer& /*trainer*/, RunLog* /*log*/) {}
+  virtual Trainer::Data data() = 0;
+  /// Null: none.
+  virtual Trainer::Validate validation(Trainer& trainer) = 0;
+  /// After the last step: saves the model, samples from it. Returns the sample; empty: none.
+  virtual std::string finish(Trainer& /*trainer*/, RunLog* /*log*/) { return ""; }
+};
+
+/// What the ranks share: read by all of them at once while they run.
+class Task {
+ public:
+  virtual ~Task() = default;
+
+  /// The configuration's flags.
+  virtual void add_to(FlagSet& flags) = 0;
+  virtual const TrainConfig& config() const = 0;
+  /// `flags` were parsed and config() is valid: reads what training needs, and throws if the run
+  /// could not end well. Changes no file.
+  virtual void prepare(const FlagSet& flags) = 0;
+
+  // Of a prepared task.
+
+  /// What the rate of progress counts, in plural, and how many of it make a sample.
+  struct Items {
+    std::string name;
+    std::int64_t per_sample;
+  };
+  virtual Items items() const = 0;
+  /// A line for the terminal: model and data.
+  virtual std::string summary() const = 0;
+  virtual bool samples() const { return false; }
+  virtual std::unique_ptr<TaskRank> rank() const = 0;
+  /// The last line for the terminal; empty: none.
+  virtual std::string closing_line() const { return ""; }
+};
+
+}  // namespace tessera::tools

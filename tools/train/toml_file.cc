@@ -1,0 +1,77 @@
+#include "tools/train/toml_file.h"
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <sstream>
+
+#include "engine/error.h"
+#include "tools/io/file.h"
+#include "tools/io/text.h"
+#include "tools/train/toml_limits.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr std::int64_t kMaxNbytes = 1 << 20;
+
+std::string shown(const toml::node& node) {
+  if (node.is_table()) return "a table";
+  if (const toml::array* array = node.as_array()) {
+    return array->is_array_of_tables() ? "an array of tables" : "an array";
+  }
+  if (const auto* string = node.as_string()) return fmt::format("'{}'", excerpt(string->get()));
+  std::string text;
+  node.visit([&](const auto& value) {
+    if constexpr (toml::is_value<decltype(value)>) {
+      text = (std::ostringstream() << value).str();
+    }
+  });
+  return text;
+}
+
+TomlEntry entry_of(std::string name, unsigned line, const toml::node& node) {
+  TomlEntry entry{.name = std::move(name),
+                  .line = line,
+                  .value = {},
+                  .is_table = node.is_table(),
+                  .shown = shown(node)};
+  if (const auto* boolean = node.as_boolean()) entry.value = boolean->get();
+  if (const auto* integer = node.as_integer()) entry.value = integer->get();
+  if (const auto* number = node.as_floating_point()) entry.value = number->get();
+  if (const auto* string = node.as_string()) entry.value = string->get();
+  return entry;
+}
+
+// Empty tables too, since their names may be wrong.
+void visit_table(const toml::table& table, const std::string& prefix,
+                 const std::function<void(const TomlEntry&)>& visit) {
+  for (const auto& [key, node] : table) {
+    std::string name = prefix + std::string(key.str());
+    const toml::table* inner = node.as_table();
+    if (inner != nullptr && !inner->empty()) {
+      visit_table(*inner, name + ".", visit);
+    } else {
+      visit(entry_of(std::move(name), key.source().begin.line, node));
+    }
+  }
+}
+
+}  // namespace
+
+void visit_toml_file(const std::string& path, std::string_view where,
+                     const std::function<void(const TomlEntry&)>& visit) {
+  const std::string text = read_text_file(path, kMaxNbytes);
+  check_toml_limits(text, path);
+  toml::table table;
+  try {
+    table = toml::parse(text, path);
+  } catch (const toml::parse_error& error) {
+    engine::fail<engine::IoError>("[{}] expected TOML, got: {} ({}:{})", where,
+                                  excerpt(error.description()), escaped(path),
+                                  error.source().begin.line);
+  }
+  visit_table(table, "", visit);
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,253 @@
+#include "tools/train/train_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <numbers>
+#include <system_error>
+
+#include "engine/error.h"
+
+namespace tessera::tools {
+
+using engine::DType;
+using engine::IoError;
+using engine::require;
+
+namespace {
+
+constexpr std::int64_t kMaxRanks = 1024;
+// What parallel.reshard_after_forward can say beside a number of ranks.
+constexpr int kReshardAsStrategy = -2, kKeep = -1;
+
+}  // namespace
+
+double StepConfig::lr_at(std::int64_t step) const {
+  if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
+  const double progress = static_cast<double>(step - warmup) /
+                          static_cast<double>(std::max<std::int64_t>(steps - warmup, 1));
+  switch (schedule) {
+    case ScheduleKind::kConstant:
+      return lr;
+    case ScheduleKind::kCosine:
+      return lr * 0.5 * (1 + std::cos(std::numbers::pi * progress));
+    case ScheduleKind::kLinear:
+      return lr * (1 - progress);
+  }
+  return lr;
+}
+
+std::string data_path(const std::string& option, const std::string& supplied,
+                      std::string_view how_to_get) {
+  if (!option.empty()) return resolve_user_path(option);
+  std::error_code ignored;
+  require<IoError>(std::filesystem::exists(supplied, ignored),
+                   "[data.path] expected a path, or to be started by `bazel run`, which supplies "
+                   "{}, got neither; {}",
+                   supplied, how_to_get);
+  return supplied;
+}
+
+void TrainConfig::add_to(FlagSet& flags) {
+  constexpr double kHuge = 1e30;
+  flags.add("device", &device,
+            EnumOption<DeviceChoice>{"what computes; auto: cuda where there is a GPU, else cpu",
+                                     {{"auto", DeviceChoice::kAuto},
+                                      {"cpu", DeviceChoice::kCpu},
+                                      {"cuda", DeviceChoice::kCuda}}});
+  flags.add("parallel.ranks", &parallel.ranks,
+            {.help = fmt::format("ranks, one thread each, which take the GPUs in turn; 0: one a "
+                                 "GPU, or {} on the CPU",
+                                 parallel.cpu_ranks),
+             .min = 0,
+             .max = kMaxRanks});
+  flags.add("parallel.backend", &parallel.backend,
+            EnumOption<BackendChoice>{
+                "what moves tensors between ranks: threads alone, on the CPU and on GPUs, or nccl, "
+                "which needs a GPU for each; auto: nccl where every rank of several has its own",
+                {{"auto", BackendChoice::kAuto},
+                 {"threads", BackendChoice::kThreads},
+                 {"nccl", BackendChoice::kNccl}}});
+  flags.add("parallel.canonical", &parallel.canonical,
+            {.help = "nccl sums in the order of ranks, as threads always do: the same bits however "
+                     "many GPUs, for more traffic"});
+  flags.add("parallel.strategy", &parallel.strategy,
+            {.help = "what is sharded between uses; zero3 = full_shard = fsdp",
+             .choices = shard::Placement::preset_names()});
+  flags.add("parallel.shard_ranks", &parallel.shard_ranks,
+            {.help = "of hsdp, hybrid_zero2 and hfsdp: ranks that share one copy; divides the "
+                     "ranks; 0: the largest divisor that is at most half of them",
+             .min = 0,
+             .max = kMaxRanks});
+  flags.add("parallel.prefetch", &parallel.prefetch,
+            {.help = "units gathered ahead of use", .min = 0, .max = 1024});
+  flags.add("parallel.reductions_in_flight", &parallel.reductions_in_flight,
+            {.help = "gradients on their way while backward goes on", .min = 0, .max = 1024});
+  flags.add("parallel.reshard_after_forward", &parallel.reshard_after_forward,
+            {.help = "give gathered parameters back between forward and backward: true, false, or "
+                     "a number of neighbouring ranks that keep one copy together; auto: as the "
+                     "strategy says"});
+  flags.add("parallel.unit_min_numel", &parallel.unit_min_numel,
+            {.help = "pack neighbouring blocks until a unit has this many parameters", .min = 0});
+  flags.add("parallel.deadline_s", &parallel.deadline_s,
+            {.help = "how long a rank waits for the others, in seconds",
+             .min = 0,
+             .max = 86400,
+             .above_min = true});
+  const auto precision_flag = [&](const char* name, DType* field, const char* help) {
+    flags.add(name, field, EnumOption<DType>{help, {{"f32", DType::kF32}, {"bf16", DType::kBF16}}});
+  };
+  precision_flag("precision.param", &precision.param,
+                 "parameters on the wire and in compute; masters are f32");
+  precision_flag(
+      "precision.reduce", &precision.reduce,
+      "each micro-step's gradient on the wire; sums are f32, those of nccl's own order in the "
+      "wire's dtype");
+  precision_flag("precision.accumulate", &precision.accumulate,
+                 "what backward accumulates gradients into");
+  flags.add("train.steps", &train.steps, {.help = "optimizer steps", .min = 0});
+  flags.add("train.batch", &train.batch,
+            {.help = "samples per rank and micro-step", .min = 1, .max = 1 << 24});
+  flags.add("train.accum", &train.accum,
+            {.help = "micro-steps per step", .min = 1, .max = 1 << 20});
+  flags.add("train.accum_comm", &train.accum_comm,
+            EnumOption<AccumComm>{"reduce gradients every micro-step, or at the last",
+                                  {{"every", AccumComm::kEvery}, {"last", AccumComm::kLast}}});
+  flags.add("train.seed", &train.seed,
+            {.help = "of initial parameters, data order and dropout", .min = 0});
+  flags.add(
+      "train.optimizer", &train.optimizer,
+      EnumOption<OptimizerKind>{"AdamW, or SGD: v = momentum v + g; p -= lr v",
+                                {{"adamw", OptimizerKind::kAdamW}, {"sgd", OptimizerKind::kSgd}}});
+  flags.add("train.lr", &train.lr, {.help = "peak learning rate", .min = 0, .max = kHuge});
+  flags.add("train.momentum", &train.momentum,
+            {.help = "of sgd", .min = 0, .max = 1, .below_max = true});
+  flags.add("train.weight_decay", &train.weight_decay,
+            {.help = "of adamw, on tensors of two or more dimensions", .min = 0, .max = kHuge});
+  flags.add("train.beta1", &train.beta1,
+            {.help = "of adamw", .min = 0, .max = 1, .below_max = true});
+  flags.add("train.beta2", &train.beta2,
+            {.help = "of adamw", .min = 0, .max = 1, .below_max = true});
+  flags.add("train.eps", &train.eps,
+            {.help = "of adamw", .min = 0, .max = kHuge, .above_min = true});
+  flags.add("train.grad_clip", &train.grad_clip,
+            {.help = "largest norm of the gradient; 0: off", .min = 0, .max = kHuge});
+  flags.add("train.warmup", &train.warmup,
+            {.help = "steps of linear warmup of the learning rate", .min = 0});
+  flags.add("train.schedule", &train.schedule,
+            EnumOption<ScheduleKind>{"of the learning rate after warmup; to 0 at train.steps",
+                                     {{"constant", ScheduleKind::kConstant},
+                                      {"cosine", ScheduleKind::kCosine},
+                                      {"linear", ScheduleKind::kLinear}}});
+  flags.add("train.recompute", &train.recompute,
+            {.help = "keep no activations of a block; run its forward again in backward"});
+  flags.add("log.every", &log.every,
+            {.help = "steps between lines on the terminal; 0: none", .min = 0});
+  flags.add("log.val_every", &log.val_every,
+            {.help = "steps between validations; 0: at the end only", .min = 0});
+  flags.add("log.jsonl", &log.jsonl,
+            {.help = "file of one JSON line a step; empty: log.jsonl in the output folder"});
+  flags.add("out", &out, {.help = "folder for everything written, made if need be"});
+}
+
+void TrainConfig::validate(const FlagSet& flags) const {
+  const StepConfig defaults;
+  const bool is_sgd = train.optimizer == OptimizerKind::kSgd;
+  const auto refuse = [&](const char* name, double value, double initial, const char* owner) {
+    require(value == initial && !flags.is_given(name),
+            "[config] expected {} with train.optimizer={} only, got {} with another", name, owner,
+            value);
+  };
+  if (is_sgd) {
+    refuse("train.beta1", train.beta1, defaults.beta1, "adamw");
+    refuse("train.beta2", train.beta2, defaults.beta2, "adamw");
+    refuse("train.eps", train.eps, defaults.eps, "adamw");
+    if (train.weight_decay != 0) {
+      refuse("train.weight_decay", train.weight_decay, defaults.weight_decay, "adamw");
+    }
+  } else {
+    refuse("train.momentum", train.momentum, defaults.momentum, "sgd");
+  }
+  const shard::Placement placement = shard::Placement::preset(parallel.strategy);
+  const int reshard = reshard_ranks();
+  require(placement.parameters != shard::Place::kWhole || reshard == kReshardAsStrategy ||
+              reshard == kKeep,
+          "[config] expected parallel.reshard_after_forward={} with sharded parameters only, got "
+          "it with parallel.strategy={}",
+          parallel.reshard_after_forward, parallel.strategy);
+  require(parallel.shard_ranks == 0 || shard::is_hybrid(parallel.strategy),
+          "[config] expected parallel.shard_ranks with hsdp, hybrid_zero2 or hfsdp only, got {} "
+          "with parallel.strategy={}",
+          parallel.shard_ranks, parallel.strategy);
+  require(device != DeviceChoice::kCpu || parallel.backend != BackendChoice::kNccl,
+          "[config] expected parallel.backend=nccl with GPUs only, got it with device=cpu");
+  require(!parallel.canonical ||
+              (device != DeviceChoice::kCpu && parallel.backend != BackendChoice::kThreads),
+          "[config] expected parallel.canonical=true with nccl only, got it with {}, which always "
+          "sums in the order of ranks",
+          device == DeviceChoice::kCpu ? "device=cpu" : "parallel.backend=threads");
+  // Samples are numbered in 64 bits. How many ranks 0 stands for depends on the machine.
+  const std::int64_t ranks = parallel.ranks > 0 ? parallel.ranks : kMaxRanks;
+  std::int64_t num_samples = train.steps;
+  bool fits = true;
+  for (const std::int64_t factor : {train.accum, train.batch, ranks}) {
+    fits = !__builtin_mul_overflow(num_samples, factor, &num_samples) && fits;
+  }
+  require(fits,
+          "[config] expected at most {} samples, got train.steps={} x train.accum={} x "
+          "train.batch={} x {} ranks (parallel.ranks={})",
+          std::numeric_limits<std::int64_t>::max(), train.steps, train.accum, train.batch, ranks,
+          parallel.ranks);
+  require(!out.empty(), "[config] expected a folder, got an empty value (out)");
+}
+
+int TrainConfig::reshard_ranks() const {
+  const std::string& text = parallel.reshard_after_forward;
+  if (text == "auto") return kReshardAsStrategy;
+  if (text == "false") return kKeep;
+  if (text == "true") return 0;
+  int ranks = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
+  require(error == std::errc() && end == text.data() + text.size() && ranks >= 1,
+          "[config] expected auto, true, false or a number of ranks from 1 on, got '{}' "
+          "(parallel.reshard_after_forward)",
+          text);
+  return ranks;
+}
+
+shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
+  shard::Placement placement = shard::Placement::preset(parallel.strategy);
+  const int reshard = reshard_ranks();
+  if (reshard != kReshardAsStrategy) {
+    placement.reshard_after_forward = reshard != kKeep;
+    placement.reshard_ranks = std::max(reshard, 0);
+  }
+  const int shard_ranks = parallel.shard_ranks > 0
+                              ? static_cast<int>(parallel.shard_ranks)
+                              : shard::default_shard_ranks(parallel.strategy, num_ranks);
+  require(num_ranks % shard_ranks == 0,
+          "[config] expected parallel.shard_ranks that divides {} ranks, got {}", num_ranks,
+          shard_ranks);
+  require(placement.reshard_ranks == 0 || shard_ranks % placement.reshard_ranks == 0,
+          "[config] expected parallel.reshard_after_forward that divides {} ranks that shard, got "
+          "{}",
+          shard_ranks, placement.reshard_ranks);
+  return {.placement = placement,
+          .shard_ranks = shard_ranks,
+          .prefetch = static_cast<int>(parallel.prefetch),
+          .reductions_in_flight = static_cast<int>(parallel.reductions_in_flight),
+          .unit_min_numel = parallel.unit_min_numel,
+          .precision = precision,
+          .seed = static_cast<std::uint64_t>(train.seed),
+          .listener = listener};
+}
+
+std::chrono::milliseconds TrainConfig::deadline() const {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(parallel.deadline_s * 1e3)));
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,91 @@
+// What the trainers share of their configuration: flags and TOML keys of the same names.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "engine/stream.h"
+#include "shard/options.h"
+#include "tools/train/flags.h"
+
+namespace tessera::tools {
+
+enum class OptimizerKind { kAdamW, kSgd };
+enum class ScheduleKind { kConstant, kCosine, kLinear };
+/// When gradients are reduced under accumulation: last keeps them whole until the last micro-step.
+enum class AccumComm { kEvery, kLast };
+enum class DeviceChoice { kAuto, kCpu, kCuda };
+enum class BackendChoice { kAuto, kThreads, kNccl };
+
+/// What is left open here, Ranks decides for a machine: see ranks.h.
+struct ParallelConfig {
+  std::int64_t ranks = 0;      ///< 0: one a GPU, or `cpu_ranks`
+  std::int64_t cpu_ranks = 4;  ///< the program's own, no flag
+  BackendChoice backend = BackendChoice::kAuto;
+  bool canonical = false;  ///< nccl: reductions in rank order
+  std::string strategy = "zero3";
+  std::int64_t shard_ranks = 0;  ///< 0: the strategy's
+  std::int64_t prefetch = 1;
+  std::int64_t reductions_in_flight = 1;
+  std::string reshard_after_forward = "auto";  ///< auto: the strategy's; true, false or a number
+  std::int64_t unit_min_numel = 0;
+  double deadline_s = 300;
+};
+
+struct StepConfig {
+  std::int64_t steps = 0;
+  std::int64_t batch = 0;  ///< per rank and micro-step
+  std::int64_t accum = 1;
+  AccumComm accum_comm = AccumComm::kEvery;
+  std::int64_t seed = 1337;
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  double lr = 0;
+  double momentum = 0.9;
+  double weight_decay = 0.1;
+  double beta1 = 0.9, beta2 = 0.99, eps = 1e-8;
+  double grad_clip = 1;  ///< 0: off
+  std::int64_t warmup = 0;
+  ScheduleKind schedule = ScheduleKind::kCosine;
+  bool recompute = false;
+
+  /// Learning rate of `step` (from 0): linear warmup, then the schedule down to 0 at `steps`.
+  double lr_at(std::int64_t step) const;
+};
+
+struct LogConfig {
+  std::int64_t every = 10;     ///< steps between lines on the terminal; 0: none
+  std::int64_t val_every = 0;  ///< steps between validations; 0: at the end only
+  std::string jsonl;           ///< empty: log.jsonl in the output folder
+};
+
+/// What the option data.path leads to, or, without one, `supplied`: data that `bazel run` lays
+/// where the program starts. Throws IoError that says how to get data where that is missing.
+std::string data_path(const std::string& option, const std::string& supplied,
+                      std::string_view how_to_get);
+
+struct TrainConfig {
+  DeviceChoice device = DeviceChoice::kAuto;
+  ParallelConfig parallel;
+  shard::Precision precision;
+  StepConfig train;
+  LogConfig log;
+  std::string out;
+  engine::LaunchListener* listener = nullptr;  ///< of the comm stream (tests); no flag
+
+  /// Registers every field under its name. The initial values are the defaults.
+  void add_to(FlagSet& flags);
+  /// Throws InvalidArgument for values that contradict each other or would have no effect. `flags`
+  /// tells which were asked for.
+  void validate(const FlagSet& flags) const;
+  /// For `num_ranks` ranks. Throws InvalidArgument for what does not fit them.
+  shard::FsdpOptions fsdp_options(int num_ranks) const;
+  std::chrono::milliseconds deadline() const;
+
+ private:
+  // What parallel.reshard_after_forward says; see train_config.cc.
+  int reshard_ranks() const;
+};
+
+}  // namespace tessera::tools

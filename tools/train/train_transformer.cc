@@ -1,0 +1,158 @@
+// Trains a GPT-2-shaped transformer, fully sharded over ranks that are threads of this process.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/dtype.h"
+#include "tools/data/text_data.h"
+#include "tools/io/text.h"
+#include "tools/models/gpt.h"
+#include "tools/models/gpt_checkpoint.h"
+#include "tools/train/generate.h"
+#include "tools/train/main.h"
+#include "tools/train/run_task.h"
+#include "tools/train/stop.h"
+#include "tools/train/task.h"
+#include "tools/train/transformer_config.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr const char* kDefaultText = "third_party/data/kjv.txt";
+constexpr const char* kHowToGetText =
+    "give --data.path=FILE: any text, such as Debian's bible-kjv and bible-kjv-text write with "
+    "`bible -f Gen1:1-Rev22:21 > kjv.txt`";
+
+class TransformerRank : public TaskRank {
+ public:
+  TransformerRank(const TransformerConfig& config, const GptConfig& model, const TokenDataset& data)
+      : config_(config), data_(data), gpt_(model) {}
+
+  Model& model() override { return gpt_; }
+
+  void load(Trainer& trainer, RunLog* log) override {
+    shard::Fsdp& fsdp = trainer.fsdp();
+    if (!config_.init_from.empty()) load_gpt(fsdp, gpt_, resolve_user_path(config_.init_from));
+    if (log == nullptr) return;
+    log->say(fmt::format("plan {:016x}: {} units, {} over {} ranks", fsdp.plan_hash(),
+                         fsdp.units().size(), config_.parallel.strategy, trainer.world().size()));
+  }
+
+  Trainer::Data data() override {
+    const std::int64_t batch = config_.train.batch;
+    return {tensors(batch), [batch, &data = data_](std::int64_t first, const Batch& host) {
+              data.batch(first, batch, host[0].span<std::int32_t>(), host[1].span<std::int32_t>());
+            }};
+  }
+
+  // All sequences in batches of one size, so that every loss is a mean over as many tokens.
+  Trainer::Validate validation(Trainer& trainer) override {
+    const std::int64_t num_val = data_.num_val_sequences();
+    if (num_val == 0) return nullptr;
+    return [this, &trainer, num_val, batch = largest_divisor(num_val, config_.train.batch)] {
+      const double loss = trainer.mean_loss(num_val / batch, [&](std::int64_t b) {
+        const Batch sequences =
+            load_batch(trainer.tape().memory(), tensors(batch), [&](const Batch& host) {
+              data_.val_batch(b * batch, batch, host[0].span<std::int32_t>(),
+                              host[1].span<std::int32_t>());
+            });
+        return gpt_.loss(trainer.tape(), sequences, {.training = false});
+      });
+      const std::string remark = data_.file().format() == "text"
+                                     ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0))
+                                     : "";
+      return Trainer::Validation{loss, remark};
+    };
+  }
+
+  std::string finish(Trainer& trainer, RunLog* log) override {
+    if (!config_.save_final.empty()) {
+      save_gpt(trainer.fsdp(), gpt_, resolve_user_path(config_.save_final), trainer.world());
+    }
+    if (config_.sample_tokens == 0 || trainer.stopped_by() != 0) return "";
+    std::vector<std::int32_t> prompt(1);
+    data_.file().read(0, gpt_.config().vocab, prompt);
+    const std::vector<std::int32_t> sample =
+        generate(trainer, gpt_, prompt, config_.sample_tokens,
+                 static_cast<std::uint64_t>(config_.train.seed));
+    if (trainer.stopped_by() != 0 && log != nullptr) {
+      log->say(fmt::format("stopped by {} while sampling", signal_name(trainer.stopped_by())));
+    }
+    return data_.file().format() == "text" ? printable(sample)
+                                           : fmt::format("token ids: {}", fmt::join(sample, " "));
+  }
+
+ private:
+  std::vector<BatchTensor> tensors(std::int64_t batch) const {
+    const engine::Shape shape{batch, data_.seq()};
+    return {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}};
+  }
+
+  const TransformerConfig& config_;
+  const TokenDataset& data_;
+  Gpt gpt_;
+};
+
+class TransformerTask : public Task {
+ public:
+  void add_to(FlagSet& flags) override { config_.add_to(flags); }
+  const TrainConfig& config() const override { return config_; }
+
+  void prepare(const FlagSet& flags) override {
+    model_ = config_.gpt();
+    const std::string path = data_path(config_.data_path, kDefaultText, kHowToGetText);
+    const std::int64_t seq = config_.model.seq == 0 ? model_.seq : config_.model.seq;
+    data_.emplace(TokenFile(path),
+                  TokenDatasetOptions{.seq = seq,
+                                      .vocab = model_.vocab,
+                                      .val_fraction = config_.val_fraction,
+                                      .order = config_.data_order,
+                                      .seed = static_cast<std::uint64_t>(config_.train.seed)});
+    config_.check_files(flags, path);
+    if (saves()) check_can_save_gpt(resolve_user_path(config_.save_final));
+  }
+
+  Items items() const override { return {"tokens", data_->seq()}; }
+  std::string summary() const override {
+    return fmt::format(
+        "model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}",
+        model_.layers, model_.dim, model_.heads, double(model_.num_parameters()) * 1e-6,
+        escaped(data_->file().path()), data_->num_sequences(), data_->seq());
+  }
+  bool samples() const override { return config_.sample_tokens > 0; }
+  std::unique_ptr<TaskRank> rank() const override {
+    return std::make_unique<TransformerRank>(config_, model_, *data_);
+  }
+  std::string closing_line() const override {
+    if (saves()) {
+      return fmt::format("model in {}", escaped(resolve_user_path(config_.save_final)));
+    }
+    return stop_requested() != 0 ? "no model saved (save.final is empty)" : "";
+  }
+
+ private:
+  bool saves() const { return !config_.save_final.empty(); }
+
+  TransformerConfig config_;
+  GptConfig model_;
+  std::optional<TokenDataset> data_;
+};
+
+}  // namespace
+}  // namespace tessera::tools
+
+int main(int argc, char** argv) {
+  namespace tools = tessera::tools;
+  return tools::run_main([&] {
+    tools::TransformerTask task;
+    tools::run_task(
+        argc, argv,
+        {"train_transformer",
+         "Trains a GPT-2-shaped transformer, fully sharded over ranks that are threads."},
+        task);
+  });
+}

@@ -1,0 +1,255 @@
+#include "tools/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <utility>
+
+#include "engine/copy.h"
+#include "engine/elementwise.h"
+#include "engine/error.h"
+#include "tools/io/sha256.h"
+#include "tools/train/stop.h"
+
+namespace tessera::tools {
+
+using engine::Category;
+using engine::DType;
+using engine::Tensor;
+
+namespace {
+
+std::unique_ptr<shard::Optimizer> make_optimizer(shard::Fsdp& fsdp, const StepConfig& c) {
+  if (c.optimizer == OptimizerKind::kSgd) {
+    return std::make_unique<shard::Sgd>(fsdp, shard::SgdOptions{.momentum = c.momentum});
+  }
+  return std::make_unique<shard::AdamW>(
+      fsdp, shard::AdamWOptions{
+                .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps, .weight_decay = c.weight_decay});
+}
+
+// What `fn` returns; its errors say the step.
+template <class F>
+auto of_step(std::int64_t step, F fn) {
+  try {
+    return fn();
+  } catch (const engine::InvalidArgument& e) {
+    throw engine::InvalidArgument(fmt::format("{} (step {})", e.what(), step));
+  }
+}
+
+}  // namespace
+
+// [Note: one step behind]
+// On a GPU the loss and the norm of a step are read after the next step was launched: the GPU has
+// work while the host waits for them, and the host is never more than two steps ahead. What a step
+// says - its line in the log, a loss or gradient that is not finite - comes that much later, and
+// before a validation and at the end nothing is left. An update with a gradient that is not finite
+// changes nothing, so the parameters are still those of the step that is named. On the CPU
+// launching is doing, and nothing is late.
+
+Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
+                 const TrainConfig& config, const std::vector<engine::Block*>& blocks,
+                 engine::Block* root, RunLog* log)
+    : world_(world),
+      config_(config),
+      log_(log),
+      compute_(compute),
+      memory_(compute),
+      pinned_(engine::Memory::pinned(compute)),
+      metrics_(compute.sibling("metrics")),
+      tape_(memory_, compute_),
+      fsdp_(world, memory_, compute_, blocks, root, config.fsdp_options(world.size())),
+      optimizer_(make_optimizer(fsdp_, config.train)) {}
+
+// The global number of the first sample of this rank's `batch`.
+std::int64_t Trainer::first_sample(std::int64_t batch) const {
+  return (batch * world_.size() + world_.rank()) * config_.train.batch;
+}
+
+void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
+                  std::int64_t items_per_sample) {
+  const StepConfig& c = config_.train;
+  const double items = static_cast<double>(world_.size()) * static_cast<double>(c.accum) *
+                       static_cast<double>(c.batch) * static_cast<double>(items_per_sample);
+  batches_ = std::make_unique<BatchLoader>(
+      memory_, compute_, data.tensors, c.steps * c.accum,
+      [this, fill = data.fill](std::int64_t n, const Batch& host) { fill(first_sample(n), host); });
+  const bool is_late = compute_.device().is_cuda();
+  std::optional<Launched> pending;
+  Mark begin{};
+  for (std::int64_t step = 0; step < c.steps && stopped_by_ == 0; ++step) {
+    if (!pending) begin = mark();
+    Launched launched = launch(step, loss);
+    if (pending) finish(*pending, begin, items);
+    pending = std::move(launched);
+    const bool is_last = step + 1 == c.steps;
+    const bool validates =
+        !is_last && config_.log.val_every > 0 && (step + 1) % config_.log.val_every == 0;
+    if (is_late && !validates && !is_last) continue;
+    finish(*pending, begin, items);
+    pending.reset();
+    if (validates && stopped_by_ == 0) validate_after(step + 1, validate);
+  }
+  if (pending) finish(*pending, begin, items);
+  if (stopped_by_ == 0) validate_after(c.steps, validate);
+  if (stopped_by_ == 0 || log_ == nullptr) return;
+  log_->say(fmt::format("stopped by {} after step {} of {}", signal_name(stopped_by_), num_steps_,
+                        c.steps));
+}
+
+void Trainer::validate_after(std::int64_t step, const Validate& validate) {
+  if (!validate) return;
+  Validation v{};
+  try {
+    v = validate();
+  } catch (const Stopped&) {
+    return;
+  }
+  engine::require(std::isfinite(v.loss),
+                  "[train] expected a finite validation loss, got {} (after step {})", v.loss,
+                  step);
+  if (log_ != nullptr) log_->validation(step, v.loss, v.remark);
+  validation_ = std::move(v);
+}
+
+Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
+  const StepConfig& c = config_.train;
+  // Of each micro-step, and last the signal that asks this rank to stop: what all ranks know of a
+  // step they know together, so they end after the same one.
+  const Tensor values =
+      Tensor::empty(memory_, {c.accum + 1}, DType::kF32, "values", Category::kCommunication);
+  for (std::int64_t micro = 0; micro < c.accum; ++micro) {
+    const shard::MicroStep pass{.no_sync = c.accum_comm == AccumComm::kLast && micro + 1 < c.accum};
+    if (micro == 0) {
+      fsdp_.begin_step(static_cast<int>(c.accum), pass);
+    } else {
+      fsdp_.next_micro_step(pass);
+    }
+    const Tensor value = loss(first_sample(step * c.accum + micro), batches_->next());
+    engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
+    // Before a backward that could only end in an error.
+    if (value.device().is_host()) check_loss(value.item(), step, micro, world_.rank());
+    tape_.backward(value);
+  }
+  const double lr = c.lr_at(step);
+  const shard::GradNorm norm = of_step(step, [&] { return fsdp_.finish_step(); });
+  optimizer_->step(lr, norm, c.grad_clip);
+  engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
+                     "keep_stop");
+  PendingGather kept(world_, values, metrics_, pinned_);
+  return {.record = {.step = step, .lr = lr, .memory = memory_.stats()},
+          .values = std::move(kept),
+          .norm = norm};
+}
+
+// Reads and logs what the step left. The mean loss is over micro-steps and ranks, summed in the
+// order of the samples.
+void Trainer::finish(Launched& launched, Mark& begin, double items) {
+  StepRecord& record = launched.record;
+  const std::int64_t accum = config_.train.accum;
+  const std::vector<float> all = launched.values.wait(compute_);
+  const auto value = [&](int rank, std::int64_t i) {
+    return all[static_cast<std::size_t>(rank * (accum + 1) + i)];
+  };
+  double sum = 0;
+  for (std::int64_t micro = 0; micro < accum; ++micro) {
+    for (int rank = 0; rank < world_.size(); ++rank) {
+      const float loss = value(rank, micro);
+      check_loss(loss, record.step, micro, rank);
+      sum += loss;
+    }
+  }
+  record.loss = sum / static_cast<double>(world_.size() * accum);
+  for (int rank = 0; rank < world_.size() && stopped_by_ == 0; ++rank) {
+    stopped_by_ = static_cast<int>(value(rank, accum));
+  }
+  // Known by now: the losses were gathered behind the whole step.
+  record.grad_norm = of_step(record.step, [&] { return launched.norm.value(); });
+
+  const Mark end = mark();
+  const std::chrono::duration<double, std::milli> elapsed = end.time - begin.time;
+  record.step_ms = elapsed.count();
+  record.items_per_s = items / elapsed.count() * 1e3;
+  record.exposed_comm_ms = static_cast<double>(end.blocked_ns - begin.blocked_ns) * 1e-6;
+  begin = end;
+  num_steps_ = record.step + 1;
+  if (log_ != nullptr) log_->step(record);
+}
+
+void Trainer::check_loss(float loss, std::int64_t step, std::int64_t micro, int rank) const {
+  engine::require(std::isfinite(loss),
+                  "[train] expected a finite loss, got {} (step {}, micro-step {}, rank {})", loss,
+                  step, micro, rank);
+}
+
+std::vector<float> Trainer::gather(const std::vector<float>& values) {
+  const auto n = static_cast<std::int64_t>(values.size());
+  const Tensor in = Tensor::from<float>(memory_, {n}, values, "values", Category::kCommunication);
+  return PendingGather(world_, in, metrics_, pinned_).wait(compute_);
+}
+
+double Trainer::mean_loss(std::int64_t num_batches,
+                          const std::function<Tensor(std::int64_t batch)>& loss) {
+  const std::int64_t ranks = world_.size();
+  std::vector<float> mine;
+  for (std::int64_t first = 0; first < num_batches; first += ranks) {
+    if (stops()) throw Stopped();
+    // All ranks run as many forwards, since each one gathers: the last round may repeat a batch.
+    const std::int64_t batch = std::min(first + world_.rank(), num_batches - 1);
+    mine.push_back(tape_.no_grad([&] { return loss(batch).item(); }));
+  }
+  const std::vector<float> all = gather(mine);
+  double sum = 0;
+  for (std::int64_t batch = 0; batch < num_batches; ++batch) {
+    sum += all[static_cast<std::size_t>(batch % ranks) * mine.size() +
+               static_cast<std::size_t>(batch / ranks)];
+  }
+  return sum / static_cast<double>(num_batches);
+}
+
+bool Trainer::stops() {
+  for (const float signal : gather({static_cast<float>(stop_requested())})) {
+    if (stopped_by_ == 0) stopped_by_ = static_cast<int>(signal);
+  }
+  return stopped_by_ != 0;
+}
+
+JsonRecord Trainer::end_record() const {
+  JsonRecord record;
+  record.add("steps", num_steps_);
+  if (stopped_by_ != 0) record.add("stopped_by", signal_name(stopped_by_));
+  return record;
+}
+
+std::string Trainer::params_sha256() {
+  Sha256 sha;
+  for (const engine::Parameter* p : fsdp_.parameters()) {
+    const std::vector<float> values = fsdp_.full_parameter(*p);
+    const auto bad = std::ranges::find_if_not(values, [](float x) { return std::isfinite(x); });
+    engine::require(bad == values.end(),
+                    "[train] expected finite parameters after training, got {} at element {} ({})",
+                    bad == values.end() ? 0.0f : *bad, bad - values.begin(), p->name);
+    sha.update(std::as_bytes(std::span(values)));
+  }
+  return sha.hex();
+}
+
+std::vector<float> to_floats(const Tensor& t) {
+  std::vector<float> values(static_cast<std::size_t>(t.numel()));
+  engine::dispatch_float(t.dtype(), "to_floats", [&](auto zero) {
+    const auto stored = engine::to_vector<decltype(zero)>(t);
+    engine::cast(values.data(), stored.data(), t.numel());
+  });
+  return values;
+}
+
+std::int64_t largest_divisor(std::int64_t n, std::int64_t most) {
+  std::int64_t d = std::min(n, most);
+  while (d > 1 && n % d != 0) --d;
+  return d;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,127 @@
+// The training loop of one rank: engine, sharding and optimizer put together as the configuration
+// says. The model and the data come in as blocks and functions.
+//
+// On a GPU the host waits for nothing inside a step: see [Note: one step behind] in trainer.cc.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "engine/tape.h"
+#include "shard/adamw.h"
+#include "shard/fsdp.h"
+#include "shard/sgd.h"
+#include "tools/train/batch_loader.h"
+#include "tools/train/pending_gather.h"
+#include "tools/train/run_log.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+class Trainer {
+ public:
+  /// `compute`: see Ranks. `log` on rank 0, null elsewhere. Collective; see shard::Fsdp.
+  Trainer(comm::ProcessGroup& world, const engine::Stream& compute, const TrainConfig& config,
+          const std::vector<engine::Block*>& blocks, engine::Block* root, RunLog* log);
+
+  comm::ProcessGroup& world() { return world_; }
+  engine::Tape& tape() { return tape_; }
+  shard::Fsdp& fsdp() { return fsdp_; }
+
+  /// What training reads. `fill` writes the micro-batch that starts at global sample
+  /// `first_sample` to host memory, in a thread of its own; see BatchLoader.
+  struct Data {
+    std::vector<BatchTensor> tensors;
+    std::function<void(std::int64_t first_sample, const Batch& host)> fill;
+  };
+  /// Mean loss (f32 scalar) of that micro-batch.
+  using Loss = std::function<engine::Tensor(std::int64_t first_sample, const Batch& batch)>;
+  struct Validation {
+    double loss;               ///< mean
+    std::string remark;        ///< for the terminal, after the loss
+    std::string summary = "";  ///< a line for the end of the run; empty: none
+    JsonRecord record = {};    ///< for the last record of the log
+  };
+  /// Null: none. Collective.
+  using Validate = std::function<Validation()>;
+
+  /// Runs all steps, and `validate` as configured. `items_per_sample`: tokens of a sample, or 1.
+  /// When a rank finds that it was asked to stop (stop.h), all ranks end after that step, and
+  /// without the last validation. Throws InvalidArgument naming step and rank when a loss is not
+  /// finite. Call once.
+  void run(const Data& data, const Loss& loss, const Validate& validate,
+           std::int64_t items_per_sample);
+  /// The signal that ended run() before its last step or validation, or that stops() found; 0:
+  /// none.
+  int stopped_by() const { return stopped_by_; }
+  /// Collective: whether some rank was asked to stop. For work beside the steps, so that it ends.
+  bool stops();
+  /// How run() ended, for the last record of the log: steps, and the signal if one ended it.
+  JsonRecord end_record() const;
+  /// The last one, if any.
+  const std::optional<Validation>& validation() const { return validation_; }
+
+  /// Collective: every rank's `values`, rank by rank.
+  std::vector<float> gather(const std::vector<float>& values);
+  /// Mean of `num_batches` losses: batch b is evaluated by rank b % ranks and summed in the order
+  /// of b, so the result does not depend on the number of ranks. Not recorded. Collective. When a
+  /// rank is asked to stop it throws on all of them, which run() catches.
+  double mean_loss(std::int64_t num_batches,
+                   const std::function<engine::Tensor(std::int64_t batch)>& loss);
+  /// Collective: SHA-256 of all f32 parameters in name order, in hex. Throws InvalidArgument naming
+  /// a parameter that is not finite.
+  std::string params_sha256();
+
+ private:
+  /// A step that was launched, and what is known of it once it has been done.
+  struct Launched {
+    StepRecord record;
+    PendingGather values;  // losses and the wish to stop
+    shard::GradNorm norm;
+  };
+  /// Ends a validation.
+  struct Stopped : std::exception {
+    const char* what() const noexcept override { return "[train] asked to stop"; }
+  };
+  /// Where the time of a step starts.
+  struct Mark {
+    std::chrono::steady_clock::time_point time;
+    std::int64_t blocked_ns;
+  };
+  std::int64_t first_sample(std::int64_t batch) const;
+  Launched launch(std::int64_t step, const Loss& loss);
+  void finish(Launched& launched, Mark& mark, double items);
+  void validate_after(std::int64_t step, const Validate& validate);
+  void check_loss(float loss, std::int64_t step, std::int64_t micro, int rank) const;
+  Mark mark() const { return {std::chrono::steady_clock::now(), compute_.blocked_ns()}; }
+
+  comm::ProcessGroup& world_;
+  const TrainConfig& config_;
+  RunLog* log_;
+  engine::Stream compute_;
+  engine::Memory memory_;
+  engine::Memory pinned_;
+  engine::Stream metrics_;  // gathers of losses, beside compute so that waiting for them is counted
+  engine::Tape tape_;
+  std::unique_ptr<BatchLoader> batches_;  // dies after fsdp_, which ends what compute waits for
+  shard::Fsdp fsdp_;
+  std::unique_ptr<shard::Optimizer> optimizer_;
+  std::optional<Validation> validation_;
+  std::int64_t num_steps_ = 0;
+  int stopped_by_ = 0;
+};
+
+/// The elements of an f32 or bf16 tensor, for the host. Blocks; see engine::to_vector().
+std::vector<float> to_floats(const engine::Tensor& t);
+
+/// The largest divisor of `n` that is at most `most`: a batch size that leaves no remainder.
+std::int64_t largest_divisor(std::int64_t n, std::int64_t most);
+
+}  // namespace tessera::tools

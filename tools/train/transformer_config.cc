@@ -1,0 +1,113 @@
+#include "tools/train/transformer_config.h"
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "engine/error.h"
+#include "tools/io/gpt2_files.h"
+#include "tools/models/gpt_checkpoint.h"
+#include "tools/train/run_files.h"
+#include "tools/train/run_log.h"
+
+namespace tessera::tools {
+
+using engine::require;
+
+TransformerConfig::TransformerConfig() {
+  train.steps = 700;
+  train.batch = 6;
+  train.lr = 4e-3;
+  train.warmup = 20;
+  log.every = 50;
+  log.val_every = 200;
+  out = "runs/train_transformer";
+}
+
+void TransformerConfig::add_to(FlagSet& flags) {
+  flags.add("model.preset", &model.preset,
+            {.help = "sizes of the model", .choices = gpt_preset_names()});
+  const auto size = [&](const char* name, std::int64_t* field, const char* help) {
+    flags.add(name, field,
+              {.help = std::string(help) + "; 0: as model.preset or init.from says",
+               .min = 0,
+               .max = 1 << 24});
+  };
+  size("model.layers", &model.layers, "transformer blocks");
+  size("model.heads", &model.heads, "attention heads; divide model.dim");
+  size("model.dim", &model.dim, "width");
+  size("model.seq", &model.seq, "tokens of a sequence");
+  size("model.vocab", &model.vocab, "tokens of the vocabulary");
+  flags.add("model.dropout", &model.dropout,
+            {.help = "of embeddings and residual branches", .min = 0, .max = 1, .below_max = true});
+  flags.add(
+      "init.from", &init_from,
+      {.help = "folder of a Hugging Face GPT-2 model to start from: sizes and weights, no more"});
+  flags.add("save.final", &save_final,
+            {.help = "folder to save the trained model to, in the Hugging Face GPT-2 layout"});
+  flags.add("data.path", &data_path,
+            {.help = "text file (bytes are tokens) or .bin token file of llm.c or nanoGPT; empty: "
+                     "the King James Bible"});
+  flags.add("data.order", &data_order,
+            EnumOption<SampleOrder>{
+                "of training sequences",
+                {{"shuffle", SampleOrder::kShuffle}, {"sequential", SampleOrder::kSequential}}});
+  flags.add("data.val_fraction", &val_fraction,
+            {.help = "part of the sequences, at the end, kept for validation; 0: none",
+             .min = 0,
+             .max = 1,
+             .below_max = true});
+  flags.add("sample.tokens", &sample_tokens,
+            {.help = "tokens to generate at the end; 0: none", .min = 0, .max = 1 << 20});
+  TrainConfig::add_to(flags);
+}
+
+GptConfig TransformerConfig::gpt() const {
+  const bool from_file = !init_from.empty();
+  require(!from_file || model.preset == GptFlags().preset,
+          "[init.from] expected sizes from {} alone, got model.preset={} as well", init_from,
+          model.preset);
+  GptConfig gpt =
+      from_file ? read_gpt_config(resolve_user_path(init_from)) : gpt_preset(model.preset);
+  const auto apply = [&](const char* name, std::int64_t flag, std::int64_t& field) {
+    if (flag == 0) return;
+    require(!from_file || flag == field, "[init.from] expected model.{} of {} as in {}, got {}",
+            name, field, init_from, flag);
+    field = flag;
+  };
+  apply("layers", model.layers, gpt.layers);
+  apply("heads", model.heads, gpt.heads);
+  apply("dim", model.dim, gpt.dim);
+  apply("vocab", model.vocab, gpt.vocab);
+  if (from_file) {
+    require(model.seq <= gpt.seq, "[init.from] expected model.seq of at most {} as in {}, got {}",
+            gpt.seq, init_from, model.seq);
+  } else {
+    apply("seq", model.seq, gpt.seq);
+  }
+  gpt.dropout = model.dropout;
+  gpt.validate();
+  return gpt;
+}
+
+void TransformerConfig::check_files(const FlagSet& flags, const std::string& data) const {
+  constexpr std::string_view kModelFiles[] = {"/config.json", ".safetensors",
+                                              ".safetensors.index.json"};
+  const RunFile text{"data.path", data};
+  const std::vector<RunFile> model =
+      init_from.empty() ? std::vector<RunFile>()
+                        : files_of("init.from", resolve_user_path(init_from), kModelFiles);
+  RunLog::check_outputs(*this, flags, std::span(&text, 1));
+  RunLog::check_outputs(*this, flags, model);
+  if (save_final.empty()) return;
+  const std::string folder = resolve_user_path(save_final);
+  const std::vector<RunFile> saved{{"save.final", folder + "/config.json"},
+                                   {"save.final", folder + "/" + kGpt2ReplacedConfig},
+                                   {"save.final", folder + "/model.safetensors"}};
+  check_files_differ(saved, std::span(&text, 1));
+  check_files_differ(saved, RunLog::outputs(*this));
+  const RunFile given{"config", flags.config_path()};
+  if (!given.path.empty()) check_files_differ(saved, std::span(&given, 1));
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,39 @@
+// The configuration of train_transformer: what every trainer has, and model, text and sample.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tools/data/text_data.h"
+#include "tools/models/gpt.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+struct GptFlags {
+  std::string preset = "small";
+  // 0: as the preset, or the model that init.from names, says.
+  std::int64_t layers = 0, heads = 0, dim = 0, seq = 0, vocab = 0;
+  double dropout = 0;
+};
+
+struct TransformerConfig : TrainConfig {
+  GptFlags model;
+  std::string init_from, save_final;
+  std::string data_path;
+  SampleOrder data_order = SampleOrder::kShuffle;
+  double val_fraction = 0.005;
+  std::int64_t sample_tokens = 300;
+
+  TransformerConfig();
+  void add_to(FlagSet& flags);
+  /// The model's sizes: the preset, overridden by flags, or those of the folder to start from,
+  /// which flags must fit: the same, and sequences that are no longer than its positions. Throws
+  /// InvalidArgument or IoError naming the option.
+  GptConfig gpt() const;
+  /// Throws InvalidArgument when an output is an input (`data`: the path in use). But a model may
+  /// be saved to the folder it came from: by then it was read, and its files are replaced.
+  void check_files(const FlagSet& flags, const std::string& data) const;
+};
+
+}  // namespace tessera::tools
