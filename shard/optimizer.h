@@ -14,6 +14,7 @@
 #include "engine/tensor.h"
 #include "shard/fsdp.h"
 #include "shard/grad_norm.h"
+#include "shard/rule_kernels.h"
 
 namespace tessera::shard {
 
@@ -29,7 +30,6 @@ struct ParameterGroup {
   double lr_scale = 1;                       ///< times the learning rate of the step
   double weight_decay = 0;
 };
-inline constexpr std::size_t kMaxGroups = 16;
 
 class Optimizer {
  public:

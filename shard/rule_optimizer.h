@@ -12,8 +12,8 @@
 //   };
 //   shard::RuleOptimizer<Lion> optimizer(fsdp, Lion{}, {"m"}, {{.name = "all"}}, 0);
 //
-// For a build with CUDA one .cu file of yours includes shard/rule_optimizer.cuh and says
-// `template struct tessera::shard::RuleKernels<Lion>;`. examples/own_optimizer.cc is such a
+// For a build with CUDA one .cu file of yours includes the rule and shard/rule_kernels.cuh, and
+// says `template struct tessera::shard::RuleKernels<Lion>;`. examples/own_optimizer.cc is such a
 // program.
 #pragma once
 
@@ -26,38 +26,9 @@
 #include <vector>
 
 #include "shard/optimizer.h"
+#include "shard/rule_kernels.h"
 
 namespace tessera::shard {
-
-/// How the gradient becomes its clipped mean, for kernels. A step whose norm says that a gradient
-/// is not finite changes nothing and does not count.
-struct ClipCuda {
-  double mean_scale;
-  double clip;               ///< used when `norm` is undefined
-  engine::Tensor norm;       ///< (2) i32: GradNorm::on_device()
-  double max_norm;           ///< with `norm`: 0 means no clipping
-  engine::Tensor num_steps;  ///< (1) i32, counts up
-};
-
-/// Learning rate, rounded to f32, and decay of each group.
-struct GroupsCuda {
-  int count = 0;
-  double lr[kMaxGroups] = {};
-  double weight_decay[kMaxGroups] = {};
-};
-
-/// The kernels of one rule; defined in rule_optimizer.cuh, where CUDA is built.
-template <class Rule>
-struct RuleKernels {
-  /// Bytes of what a step needs on the device.
-  static std::int64_t step_nbytes();
-  static void prepare(const engine::Stream& stream, const engine::Tensor& step, const Rule& rule,
-                      const ClipCuda& clip, const GroupsCuda& groups);
-  /// `states`: addresses of (owned.numel) f32, null for a state that is not kept.
-  static void update(const engine::Stream& stream, const engine::Tensor& step, const Flat& flat,
-                     const std::array<float*, Rule::kNumStates>& states,
-                     const engine::Tensor& groups);
-};
 
 template <class Rule>
 class RuleOptimizer : public Optimizer {

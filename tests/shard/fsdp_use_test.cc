@@ -13,6 +13,7 @@
 #include "engine/elementwise.h"
 #include "shard/adamw.h"
 #include "shard/fsdp.h"
+#include "shard/reducer.h"
 #include "shard/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
@@ -671,6 +672,166 @@ TEST(FsdpSteps, AreRefusedOutOfOrder) {
         has(error_of<InvalidArgument>([&] { rank.fsdp.finish_step(); }), {"backward", "h.0"}));
     rank.tape.clear();
   });
+}
+
+TEST(FsdpSteps, OtherMistakesAreNamed) {
+  comm::run_ranks(1, {}, [](ProcessGroup& world) {
+    Rank rank(world);
+    const auto error = [](const std::function<void()>& fn) {
+      return error_of<InvalidArgument>(fn);
+    };
+    const auto pass = [&] {
+      rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2}));
+    };
+    EXPECT_TRUE(has(error(pass), {"begin_step"}));
+    rank.fsdp.begin_step();
+    pass();
+    EXPECT_TRUE(has(error(pass), {"1 backward", "num_backwards"}));
+    rank.fsdp.cancel_step();
+    EXPECT_TRUE(has(error([&] { rank.fsdp.begin_step(1, {.no_sync = true}); }), {"no_sync"}));
+    EXPECT_TRUE(has(error([&] { rank.fsdp.begin_step(1, {.num_backwards = 0}); }), {"0"}));
+    rank.fsdp.begin_step();
+    pass();
+    EXPECT_TRUE(has(error([&] { rank.fsdp.full_gradient(rank.model.scale); }), {"finish_step"}));
+    rank.fsdp.finish_step();
+    rank.model.layers[1]->bias.trainable = false;
+    EXPECT_TRUE(has(error([&] { rank.fsdp.begin_step(); }), {"trainable", "h.1.bias"}));
+    rank.model.layers[1]->bias.trainable = true;
+    rank.fsdp.begin_step();  // and an evaluation that forgot no_grad
+    forward(rank.tape, rank.model, rank.ones(), {0, 1, 2});
+    EXPECT_TRUE(has(error([&] { rank.fsdp.finish_step(); }), {"no_grad"}));
+    rank.tape.clear();
+  });
+}
+
+// A block inside a recomputed one is visited again in backward: that is no new order of forward.
+TEST(FsdpOrder, AReplayOfNestedUnitsDoesNotCutTheRecordedOrder) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    CollectiveLog log;
+    LoggedGroup group(world, log);
+    Rank rank(group, {.prefetch = 1}, 4);
+    const auto layer = [&](const Tensor& x, std::size_t i) {
+      auto& l = *rank.model.layers[i];
+      return affine(rank.tape, x, l.weight, &l.bias);
+    };
+    const auto pass = [&] {
+      return rank.tape.region(rank.model.root, [&] {
+        Tensor x = affine(rank.tape, rank.ones(), rank.model.scale, nullptr);
+        x = rank.tape.region(rank.model.layers[0]->block, [&] { return layer(x, 0); });
+        x = rank.tape.region(rank.model.layers[1]->block,
+                             [x, &rank, layer] {
+                               const Tensor y = layer(x, 1);
+                               return rank.tape.region(rank.model.layers[2]->block,
+                                                       [=] { return layer(y, 2); });
+                             },
+                             {.recompute = true});
+        x = rank.tape.region(rank.model.layers[3]->block, [&] { return layer(x, 3); });
+        return sum(rank.tape, x);
+      });
+    };
+    for (int step = 0; step < 3; ++step) {
+      log.take();
+      rank.fsdp.begin_step();
+      rank.tape.backward(pass());
+      rank.fsdp.finish_step();
+      EXPECT_EQ(
+          log.take(),
+          (std::vector<std::string>{
+              "all_gather root forward", "all_gather h.0 forward", "all_gather h.1 forward",
+              "all_gather h.2 forward", "all_gather h.3 forward", "all_gather h.1 backward",
+              "reduce_scatter h.3 gradient", "all_gather h.2 forward", "all_gather h.0 backward",
+              "reduce_scatter h.2 gradient", "reduce_scatter h.1 gradient",
+              "reduce_scatter h.0 gradient", "reduce_scatter root gradient", "all_gather norm"}))
+          << step;
+    }
+  });
+}
+
+// What a person hands in as a communication hook: here half of each gradient is lost on the way.
+TEST(FsdpReducer, OfOnesOwnDecidesWhatIsSent) {
+  struct Halving : Reducer {
+    explicit Halving(const ReducerContext& context)
+        : Reducer(context), inner(make_reducer(context)), stream(context.stream) {}
+    void begin_step() override { inner->begin_step(); }
+    void reduce(const Tensor& in, const engine::Event& ready, bool is_last) override {
+      stream.wait(ready);
+      stream.launch({.name = "halve"}, [in, data = in.raw()] {
+        for (std::int64_t i = 0; i < in.numel(); ++i) reinterpret_cast<float*>(data)[i] *= 0.5f;
+      });
+      inner->reduce(in, ready, is_last);
+    }
+    void finish() override {
+      inner->finish();
+      engine::launch_assign_or_add(stream, sum_, inner->sum(), false, "take");
+    }
+    std::unique_ptr<Reducer> inner;
+    Stream stream;
+  };
+  const ReducerFactory halving = [](const ReducerContext& context) {
+    return std::make_unique<Halving>(context);
+  };
+  for (const char* strategy : {"zero3", "ddp", "zero1"}) {
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      std::vector<float> norms;
+      for (const ReducerFactory& reducer : {ReducerFactory(), halving}) {
+        Rank rank(world, {.placement = Placement::preset(strategy), .reducer = reducer});
+        rank.fsdp.begin_step();
+        rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2}));
+        norms.push_back(rank.fsdp.finish_step().value());
+      }
+      EXPECT_EQ(norms[1], norms[0] / 2) << strategy;
+    });
+  }
+}
+
+TEST(FsdpParameters, OneRanksValuesBecomeThoseOfAll) {
+  for (const char* strategy : {"zero3", "ddp", "zero1", "hfsdp"}) {
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      Rank rank(world, {.placement = Placement::preset(strategy)});
+      std::vector<float> values(kNumel);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = static_cast<float>(i + 1000 * static_cast<std::size_t>(world.rank()));
+      }
+      const auto expected = [](int root) {
+        std::vector<float> all(kNumel);
+        for (std::size_t i = 0; i < all.size(); ++i) all[i] = float(i) + 1000.0f * float(root);
+        return all;
+      };
+      const Parameter& bias = rank.model.layers[1]->bias;
+      rank.fsdp.load_from(1, bias, world.rank() == 1 ? values : std::vector<float>());
+      rank.fsdp.parameters_changed();
+      EXPECT_EQ(rank.fsdp.full_parameter(bias), expected(1)) << strategy;
+      const Tensor buffer = Tensor::from<float>(rank.memory, {kNumel}, values, "running_mean");
+      rank.fsdp.broadcast({buffer});
+      rank.compute.synchronize();
+      EXPECT_EQ(std::vector<float>(buffer.span<float>().begin(), buffer.span<float>().end()),
+                expected(0));
+    });
+  }
+}
+
+// Nobody updates them, so there is nothing to keep in f32 beside what is computed with.
+TEST(FsdpParameters, FrozenOnesHaveNoMaster) {
+  for (const char* strategy : {"zero3", "zero1", "ddp", "hfsdp"}) {
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      const auto nbytes = [&](bool freeze) {
+        const Memory memory;
+        const Stream compute = Stream::inline_cpu("compute");
+        ToyModel model(1, 128);
+        auto& l = *model.layers[0];
+        l.weight.trainable = l.bias.trainable = !freeze;
+        Fsdp fsdp(world, memory, compute, model.blocks(), nullptr,
+                  {.placement = Placement::preset(strategy), .precision = {.param = DType::kBF16}});
+        fsdp.load(l.bias, std::vector<float>(128, 1.00390625f));  // between two bf16 values
+        fsdp.parameters_changed();
+        EXPECT_EQ(fsdp.full_parameter(l.bias)[5], freeze ? 1.0f : 1.00390625f);
+        return memory.stats().current_nbytes[std::size_t(engine::Category::kParameterShard)];
+      };
+      const bool is_whole = Placement::preset(strategy).parameters == Place::kWhole;
+      EXPECT_EQ(nbytes(true), 2 * 256 / (is_whole ? 1 : 2)) << strategy;
+      EXPECT_GT(nbytes(false), nbytes(true));
+    });
+  }
 }
 
 TEST(FsdpShapes, DegenerateModelsTrain) {

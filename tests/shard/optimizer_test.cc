@@ -3,13 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "comm/threads.h"
 #include "shard/adamw.h"
 #include "shard/sgd.h"
 #include "tests/shard/toy_model.h"
+#include "tests/testing/errors.h"
 
 namespace tessera::shard {
 namespace {
@@ -100,6 +106,179 @@ TEST(Options, OutOfRangeIsRefused) {
     EXPECT_THROW(Sgd(fsdp, {.momentum = 1}), engine::InvalidArgument);
     EXPECT_THROW(AdamW(fsdp, {.beta1 = -0.1}), engine::InvalidArgument);
     EXPECT_THROW(AdamW(fsdp, {.eps = 0}), engine::InvalidArgument);
+  });
+}
+
+// The clipping factor has a type: the norm of the gradient is no factor.
+template <class Norm>
+concept IsFactor = requires(Optimizer& optimizer, const Norm& norm) {
+  optimizer.step(0.1, norm);
+};
+static_assert(!IsFactor<GradNorm> && !IsFactor<double> && IsFactor<ClipFactor>);
+static_assert(!std::is_convertible_v<GradNorm, float>);
+
+// One rank with three blocks of a vector and a matrix each.
+struct Rank {
+  Rank(comm::ProcessGroup& world, const char* strategy)
+      : model(3, 130), fsdp(world, memory, compute, wide(model), &model.root, options(strategy)) {}
+
+  static FsdpOptions options(const char* strategy) {
+    return {.placement = Placement::preset(strategy), .shard_ranks = is_hybrid(strategy) ? 2 : 0};
+  }
+  static std::vector<engine::Block*> wide(testing::ToyModel& model) {
+    for (const auto& layer : model.layers) layer->weight.shape = {13, 10};
+    return model.blocks();
+  }
+  GradNorm gradients() {
+    fsdp.begin_step();
+    tape.backward(
+        model.loss(tape, Tensor::from<float>(memory, {130}, std::vector<float>(130, 0.5f), "x")));
+    return fsdp.finish_step();
+  }
+
+  engine::Memory memory;
+  engine::Stream compute = engine::Stream::inline_cpu("compute");
+  engine::Tape tape{memory, compute};
+  testing::ToyModel model;
+  Fsdp fsdp;
+};
+
+constexpr const char* kStrategies[] = {"ddp", "zero1", "zero2", "zero3", "hsdp", "hfsdp"};
+
+TEST(Groups, HaveTheirOwnLearningRateAndDecay) {
+  std::vector<float> expected;
+  for (const char* strategy : kStrategies) {
+    comm::run_ranks(4, {}, [&](comm::ProcessGroup& world) {
+      Rank rank(world, strategy);
+      AdamW optimizer(rank.fsdp,
+                      {.weight_decay = 0.3,
+                       .groups = {{.name = "frozen", .parameters = {"h.0.weight"}, .lr_scale = 0},
+                                  {.name = "fast",
+                                   .parameters = {"h.1.weight", "h.1.bias"},
+                                   .lr_scale = 10,
+                                   .weight_decay = 0.7}}});
+      std::vector<std::vector<float>> before;
+      const std::vector<const engine::Parameter*> parameters = {
+          &rank.model.layers[0]->weight, &rank.model.layers[0]->bias, &rank.model.layers[1]->weight,
+          &rank.model.layers[1]->bias, &rank.model.layers[2]->weight};
+      for (const auto* p : parameters) before.push_back(rank.fsdp.full_parameter(*p));
+      const GradNorm norm = rank.gradients();
+      std::vector<std::vector<float>> gradient;
+      for (const auto* p : parameters) gradient.push_back(rank.fsdp.full_gradient(*p));
+      optimizer.step(0.01, norm, 0);
+      const double lr[] = {0, 0.01, 0.1, 0.1, 0.01}, decay[] = {0, 0, 0.7, 0.7, 0.3};
+      std::vector<float> all;
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const std::vector<float> after = rank.fsdp.full_parameter(*parameters[i]);
+        for (std::size_t k = 0; k < after.size(); ++k) {
+          // In the first step the moments are the gradient and its square.
+          const double g = gradient[i][k];
+          const double p =
+              before[i][k] * (1 - lr[i] * decay[i]) - lr[i] * g / (std::sqrt(g * g) + 1e-8);
+          ASSERT_NEAR(after[k], p, 1e-5) << strategy << " " << parameters[i]->name;
+        }
+        all.insert(all.end(), after.begin(), after.end());
+      }
+      if (world.rank() != 0) return;
+      if (expected.empty()) expected = all;
+      EXPECT_EQ(all, expected) << strategy;
+    });
+  }
+}
+
+TEST(Groups, ThatDoNotFitAreRefusedByName) {
+  comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+    Rank rank(world, "zero3");
+    const auto error = [&](std::vector<ParameterGroup> groups) {
+      return testing::error_of<engine::InvalidArgument>(
+          [&] { AdamW(rank.fsdp, {.groups = std::move(groups)}); });
+    };
+    using testing::has;
+    EXPECT_TRUE(has(error({{.name = "a", .parameters = {"h.9.bias"}}}), {"h.9.bias", "'a'"}));
+    EXPECT_TRUE(has(error({{.name = "a", .parameters = {"h.0.bias"}},
+                           {.name = "b", .parameters = {"h.0.bias"}}}),
+                    {"h.0.bias", "'a'", "'b'"}));
+    EXPECT_TRUE(has(error({{.name = "matrices"}}), {"'matrices'"}));
+    EXPECT_TRUE(has(error({{.name = "a", .weight_decay = -1}}), {"-1", "a"}));
+    EXPECT_TRUE(has(error(std::vector<ParameterGroup>(20)), {"16", "22"}));
+    AdamW optimizer(rank.fsdp, {.groups = {{.name = "head", .parameters = {"h.2.bias"}}}});
+    optimizer.group("head").lr_scale = 2;
+    EXPECT_TRUE(has(testing::error_of<engine::InvalidArgument>([&] { optimizer.group("tail"); }),
+                    {"matrices, vectors, head", "'tail'"}));
+    EXPECT_TRUE(has(testing::error_of<engine::InvalidArgument>(
+                        [&] { Sgd(rank.fsdp, {.groups = {{.name = "a", .weight_decay = 0.1}}}); }),
+                    {"weight decay", "'a'"}));
+  });
+}
+
+// What an optimizer knows goes from any strategy to any other, by parameter.
+TEST(State, MovesBetweenStrategies) {
+  for (const char* from : kStrategies) {
+    for (const char* to : {"ddp", "zero3", "hfsdp"}) {
+      comm::run_ranks(4, {}, [&](comm::ProcessGroup& world) {
+        Rank a(world, from), b(world, to);
+        AdamW one(a.fsdp, {}), other(b.fsdp, {});
+        for (int i = 0; i < 2; ++i) one.step(0.01, a.gradients(), 1);
+        for (const engine::Parameter* p : a.fsdp.parameters()) {
+          const auto all = b.fsdp.parameters();
+          const auto q = std::ranges::find(all, p->name, &engine::Parameter::name);
+          b.fsdp.load(**q, a.fsdp.full_parameter(*p));
+          for (const std::string& name : one.state_names()) {
+            other.load_state(**q, name, one.full_state(*p, name));
+          }
+        }
+        b.fsdp.parameters_changed();
+        other.set_num_steps(one.num_steps());
+        one.step(0.01, a.gradients(), 1);
+        other.step(0.01, b.gradients(), 1);
+        EXPECT_EQ(one.num_steps(), 3);
+        EXPECT_EQ(a.fsdp.full_parameter(a.model.layers[1]->weight),
+                  b.fsdp.full_parameter(b.model.layers[1]->weight))
+            << from << " to " << to;
+        EXPECT_TRUE(testing::has(
+            testing::error_of<engine::InvalidArgument>([&] { one.full_state(a.model.scale, "w"); }),
+            {"m, v", "'w'"}));
+      });
+    }
+  }
+}
+
+TEST(Steps, AreRefusedOutOfOrder) {
+  comm::run_ranks(1, {}, [](comm::ProcessGroup& world) {
+    Rank rank(world, "zero3");
+    Sgd optimizer(rank.fsdp, {});
+    using testing::has;
+    const auto error = [](const std::function<void()>& fn) {
+      return testing::error_of<engine::InvalidArgument>(fn);
+    };
+    EXPECT_TRUE(has(error([&] { optimizer.step(0.1); }), {"finish_step"}));
+    rank.gradients();
+    optimizer.step(0.1);
+    EXPECT_TRUE(has(error([&] { optimizer.step(0.1); }), {"finish_step"})) << "used already";
+    rank.gradients();
+    optimizer.begin_step(0.1, ClipFactor{});
+    optimizer.step_unit(*rank.fsdp.units()[0], rank.compute);
+    EXPECT_TRUE(has(error([&] { optimizer.step_unit(*rank.fsdp.units()[0], rank.compute); }),
+                    {"two", "h.0"}));
+    EXPECT_TRUE(has(error([&] { optimizer.end_step(); }), {"h.1"}));
+  });
+}
+
+// Units may be updated one by one, in any order.
+TEST(Steps, InPartsAreTheWhole) {
+  std::vector<float> whole, parts;
+  comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+    Rank a(world, "zero3"), b(world, "zero3");
+    AdamW one(a.fsdp, {}), other(b.fsdp, {});
+    for (int i = 0; i < 3; ++i) {
+      one.step(0.01, a.gradients(), 1);
+      const GradNorm norm = b.gradients();
+      other.begin_step(0.01, norm, 1);
+      for (const auto& unit : b.fsdp.units()) other.step_unit(*unit, b.compute);
+      other.end_step();
+    }
+    EXPECT_EQ(a.fsdp.full_parameter(a.model.layers[2]->weight),
+              b.fsdp.full_parameter(b.model.layers[2]->weight));
   });
 }
 

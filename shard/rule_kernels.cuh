@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "engine/cuda_launch.cuh"
-#include "shard/rule_optimizer.h"
+#include "shard/rule_kernels.h"
 #include "shard/segment_row.h"
 
 namespace tessera::shard {

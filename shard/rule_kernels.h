@@ -1,0 +1,47 @@
+// The CUDA side of an optimizer's rule; see rule_optimizer.h. Light enough for nvcc.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/stream.h"
+#include "engine/tensor.h"
+#include "shard/flat.h"
+
+namespace tessera::shard {
+
+/// Groups of parameters that one optimizer can have.
+inline constexpr std::size_t kMaxGroups = 16;
+
+/// How the gradient becomes its clipped mean, for kernels. A step whose norm says that a gradient
+/// is not finite changes nothing and does not count.
+struct ClipCuda {
+  double mean_scale;
+  double clip;               ///< used when `norm` is undefined
+  engine::Tensor norm;       ///< (2) i32: GradNorm::on_device()
+  double max_norm;           ///< with `norm`: 0 means no clipping
+  engine::Tensor num_steps;  ///< (1) i32, counts up
+};
+
+/// Learning rate, rounded to f32, and decay of each group.
+struct GroupsCuda {
+  int count = 0;
+  double lr[kMaxGroups] = {};
+  double weight_decay[kMaxGroups] = {};
+};
+
+/// The kernels of one rule; defined in rule_optimizer.cuh, where CUDA is built.
+template <class Rule>
+struct RuleKernels {
+  /// Bytes of what a step needs on the device.
+  static std::int64_t step_nbytes();
+  static void prepare(const engine::Stream& stream, const engine::Tensor& step, const Rule& rule,
+                      const ClipCuda& clip, const GroupsCuda& groups);
+  /// `states`: addresses of (owned.numel) f32, null for a state that is not kept.
+  static void update(const engine::Stream& stream, const engine::Tensor& step, const Flat& flat,
+                     const std::array<float*, Rule::kNumStates>& states,
+                     const engine::Tensor& groups);
+};
+
+}  // namespace tessera::shard
