@@ -17,7 +17,6 @@ using engine::to_f32;
 
 namespace {
 
-constexpr PointwiseWork kWork{"dropout", "dropout.forward", "dropout.backward", 1, 1};
 constexpr std::int64_t kChunk = 256;  // elements whose random bits are made at once
 
 // The smallest 24-bit number whose uniform value is at least p: uniform() grows with it, so that
@@ -92,6 +91,23 @@ void apply(T* out, bool accumulate, const T* in, std::int64_t numel, const Dropo
   }
 }
 
+// out = or += the elements of `in` that the mask keeps, scaled.
+void launch_mask(const Tape& tape, std::string_view name, const GradTarget& out, const Tensor& in,
+                 const DropoutMask& mask) {
+  tape.stream().launch(
+      {.name = name,
+       .flops = static_cast<double>(in.numel()) * (out.accumulate ? 2 : 1),
+       .bytes_read = in.nbytes() * (out.accumulate ? 2 : 1),
+       .bytes_written = in.nbytes()},
+      [=] {
+        engine::dispatch_float(in.dtype(), "dropout", [&](auto t) {
+          using T = decltype(t);
+          apply(out.dst.data<T>(), out.accumulate, in.data<T>(), in.numel(), mask);
+        });
+      },
+      [=](const auto& stream) { dropout_cuda(stream, out, in, mask); });
+}
+
 }  // namespace
 
 Tensor dropout(Tape& tape, const Tensor& x, float p, RandomStream random,
@@ -102,31 +118,11 @@ Tensor dropout(Tape& tape, const Tensor& x, float p, RandomStream random,
   const DropoutMask mask{random, first_index, threshold_of(p), 1 / (1 - p)};
   const bool wants_dx = tape.needs_grad(x);
   const Tensor y = tape.empty(x.shape(), x.dtype(), "dropout");
-  tape.stream().launch(
-      {.name = kWork.forward,
-       .flops = static_cast<double>(x.numel()) * kWork.forward_flops,
-       .bytes_read = x.nbytes(),
-       .bytes_written = y.nbytes()},
-      [=] {
-        engine::dispatch_float(x.dtype(), "dropout", [&](auto t) {
-          using T = decltype(t);
-          apply(y.data<T>(), false, x.data<T>(), x.numel(), mask);
-        });
-      },
-      [=](const auto& stream) { dropout_cuda(stream, {y}, x, mask); });
+  launch_mask(tape, "dropout.forward", {y}, x, mask);
   if (!wants_dx) return y;
   tape.record("dropout", y, [&tape, x = x.without_data(), mask](const Tensor& dy) {
-    const GradTarget dx = tape.grad_target(x);
-    if (!dx) return;
-    launch_pointwise_backward(
-        tape, kWork, dx, dy.nbytes(),
-        [=] {
-          engine::dispatch_float(dy.dtype(), "dropout", [&](auto t) {
-            using T = decltype(t);
-            apply(dx.dst.data<T>(), dx.accumulate, dy.data<T>(), dy.numel(), mask);
-          });
-        },
-        [=](const auto& stream) { dropout_cuda(stream, dx, dy, mask); });
+    if (const GradTarget dx = tape.grad_target(x))
+      launch_mask(tape, "dropout.backward", dx, dy, mask);
   });
   return y;
 }

@@ -9,12 +9,12 @@ using engine::Tape;
 using engine::Tensor;
 
 Tensor gelu(Tape& tape, const Tensor& x, GeluKind kind) {
-  const PointwiseWork tanh_work{"gelu", "gelu.forward", "gelu.backward", kSigmoidFlops + 6,
-                                kSigmoidFlops + 14};
-  const PointwiseWork erf_work{"gelu", "gelu.forward", "gelu.backward", kNormalCdfFlops + 1,
-                               kNormalCdfFlops + kExpFlops + 6};
-  return kind == GeluKind::kTanh ? unary<TanhGelu>(tape, x, tanh_work)
-                                 : unary<ErfGelu>(tape, x, erf_work);
+  if (kind == GeluKind::kTanh) {
+    return unary<TanhGelu>(tape, x, "gelu", {"gelu.forward", kSigmoidFlops + 6},
+                           {"gelu.backward", kSigmoidFlops + 14});
+  }
+  return unary<ErfGelu>(tape, x, "gelu", {"gelu.forward", kNormalCdfFlops + 1},
+                        {"gelu.backward", kNormalCdfFlops + kExpFlops + 6});
 }
 
 }  // namespace tessera::ops

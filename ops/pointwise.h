@@ -1,15 +1,42 @@
-// The skeleton of ops whose output elements depend on the input elements at the same index. Private
-// to ops. bf16 elements are widened, computed in f32 and rounded once.
+// The skeleton of ops whose output elements depend on the input elements at the same index, for the
+// ops here and for those of one's own. What an element is, is a function object:
+//
+//   struct Product {  // constexpr, so that nvcc compiles it for the GPU as well
+//     static constexpr int kNumInputs = 2;
+//     constexpr float operator()(float a, float b) const { return a * b; }
+//   };
+//   launch_pointwise(tape.stream(), work, Pointwise<Product>{{y}, {a, b}});
+//
+// In a build with CUDA the function's kernel is instantiated in a .cu file, by one line:
+//
+//   #include "ops/pointwise.cuh"
+//   template void tessera::ops::pointwise_cuda(const engine::Stream&, const Pointwise<Product>&);
+//
+// examples/squared_relu.* is such an op. Elements are f32 or bf16, all of one dtype; bf16 is
+// widened, computed in f32 and rounded once.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <utility>
 
 #include "engine/tape.h"
-#include "ops/pointwise_cuda.h"
 
 namespace tessera::ops {
+
+/// out = or += f(in[0], in[1], ...), element by element.
+template <class F>
+struct Pointwise {
+  engine::GradTarget out;
+  std::array<engine::Tensor, static_cast<std::size_t>(F::kNumInputs)> in;
+  F f = {};
+};
+
+/// The same on a CUDA stream; defined in pointwise.cuh.
+template <class F>
+void pointwise_cuda(const engine::Stream& stream, const Pointwise<F>& p);
 
 /// out[i] = value(i), or += with `accumulate`.
 template <class T, class F>
@@ -22,64 +49,82 @@ void write_elements(T* out, std::int64_t numel, bool accumulate, F value) {
   }
 }
 
-/// What a pointwise op states about itself; FLOPs are per element.
-struct PointwiseWork {
-  std::string_view op;
-  std::string_view forward;
-  std::string_view backward;
-  double forward_flops;
-  double backward_flops;
-};
+namespace internal {
 
-/// Launches a backward that reads tensors of `bytes_read` bytes in all and writes `dx`.
-template <class Cpu, class Cuda>
-void launch_pointwise_backward(const engine::Tape& tape, const PointwiseWork& work,
-                               const engine::GradTarget& dx, std::int64_t bytes_read, Cpu cpu,
-                               Cuda cuda) {
-  const auto numel = static_cast<double>(dx.dst.numel());
-  const std::int64_t nbytes = dx.dst.nbytes();
-  tape.stream().launch({.name = work.backward,
-                        .flops = numel * (work.backward_flops + (dx.accumulate ? 1 : 0)),
-                        .bytes_read = bytes_read + (dx.accumulate ? nbytes : 0),
-                        .bytes_written = nbytes},
-                       std::move(cpu), std::move(cuda));
+template <class T, class F, class... In>
+void write_pointwise_elements(const engine::GradTarget& out, const F& f, const In*... in) {
+  write_elements(out.dst.data<T>(), out.dst.numel(), out.accumulate,
+                 [f, in...](std::int64_t i) { return f(engine::to_f32(in[i])...); });
 }
 
-/// y = F::value(x) elementwise, dx = dy * F::slope(x), for an F of ops/activation.h. Saves x.
+template <class F, std::size_t... n>
+void pointwise_cpu(const Pointwise<F>& p, std::index_sequence<n...>) {
+  engine::dispatch_float(p.out.dst.dtype(), "pointwise", [&](auto t) {
+    using T = decltype(t);
+    write_pointwise_elements<T>(p.out, p.f, p.in[n].template data<T>()...);
+  });
+}
+
+}  // namespace internal
+
+/// The same on the CPU.
 template <class F>
-engine::Tensor unary(engine::Tape& tape, const engine::Tensor& x, const PointwiseWork& work) {
-  using engine::Tensor, engine::to_f32;
+void pointwise_cpu(const Pointwise<F>& p) {
+  constexpr auto kNumInputs = static_cast<std::size_t>(F::kNumInputs);
+  internal::pointwise_cpu(p, std::make_index_sequence<kNumInputs>());
+}
+
+/// What a pointwise kernel states: its name, and the FLOPs of an element.
+struct PointwiseWork {
+  std::string_view name;
+  double flops;
+};
+
+/// Launches it. Throws InvalidArgument unless the tensors have one size and dtype, f32 or bf16.
+template <class F>
+void launch_pointwise(const engine::Stream& stream, const PointwiseWork& work, Pointwise<F> p) {
+  const engine::Tensor& out = p.out.dst;
+  engine::dispatch_float(out.dtype(), work.name, [](auto) {});
+  std::int64_t nbytes_read = p.out.accumulate ? out.nbytes() : 0;
+  for (const engine::Tensor& in : p.in) {
+    engine::require(in.numel() == out.numel() && in.dtype() == out.dtype(),
+                    "[{}] expected {} {}, got {} {} ({})", work.name, name_of(out.dtype()),
+                    out.shape().str(), name_of(in.dtype()), in.shape().str(), in.name());
+    nbytes_read += in.nbytes();
+  }
+  stream.launch(
+      {.name = work.name,
+       .flops = static_cast<double>(out.numel()) * (work.flops + (p.out.accumulate ? 1 : 0)),
+       .bytes_read = nbytes_read,
+       .bytes_written = out.nbytes()},
+      [p] { pointwise_cpu(p); }, [&](const auto& s) { pointwise_cuda(s, p); });
+}
+
+/// y = F::value(x), and dx = dy F::slope(x).
+template <class F>
+struct ValueOf {
+  static constexpr int kNumInputs = 1;
+  constexpr float operator()(float x) const { return F::value(x); }
+};
+template <class F>
+struct SlopeOf {
+  static constexpr int kNumInputs = 2;
+  constexpr float operator()(float dy, float x) const { return dy * F::slope(x); }
+};
+
+/// An op of one number: y = F::value(x) elementwise, dx = dy F::slope(x). Saves x. Throws
+/// InvalidArgument for another dtype than f32 and bf16.
+template <class F>
+engine::Tensor unary(engine::Tape& tape, const engine::Tensor& x, std::string_view op,
+                     PointwiseWork forward, PointwiseWork backward) {
+  using engine::GradTarget, engine::Tensor;
   const bool wants_dx = tape.needs_grad(x);
-  const Tensor y = tape.empty(x.shape(), x.dtype(), work.op);
-  tape.stream().launch(
-      {.name = work.forward,
-       .flops = static_cast<double>(x.numel()) * work.forward_flops,
-       .bytes_read = x.nbytes(),
-       .bytes_written = y.nbytes()},
-      [=] {
-        engine::dispatch_float(x.dtype(), work.op, [&](auto t) {
-          using T = decltype(t);
-          write_elements(y.data<T>(), y.numel(), false,
-                         [x = x.data<T>()](std::int64_t i) { return F::value(to_f32(x[i])); });
-        });
-      },
-      [=](const auto& stream) { unary_forward_cuda<F>(stream, y, x); });
+  const Tensor y = tape.empty(x.shape(), x.dtype(), op);
+  launch_pointwise(tape.stream(), forward, Pointwise<ValueOf<F>>{{y}, {x}});
   if (!wants_dx) return y;
-  tape.record(work.op, y, [&tape, x, work](const Tensor& dy) {
-    const engine::GradTarget dx = tape.grad_target(x);
-    if (!dx) return;
-    launch_pointwise_backward(
-        tape, work, dx, x.nbytes() + dy.nbytes(),
-        [=] {
-          engine::dispatch_float(x.dtype(), work.op, [&](auto t) {
-            using T = decltype(t);
-            write_elements(dx.dst.data<T>(), x.numel(), dx.accumulate,
-                           [x = x.data<T>(), dy = dy.data<T>()](std::int64_t i) {
-                             return to_f32(dy[i]) * F::slope(to_f32(x[i]));
-                           });
-          });
-        },
-        [=](const auto& stream) { unary_backward_cuda<F>(stream, dx, dy, x); });
+  tape.record(op, y, [&tape, x, backward](const Tensor& dy) {
+    if (const GradTarget dx = tape.grad_target(x))
+      launch_pointwise(tape.stream(), backward, Pointwise<SlopeOf<F>>{dx, {dy, x}});
   });
   return y;
 }

@@ -9,7 +9,7 @@ using engine::Tape;
 using engine::Tensor;
 
 Tensor relu(Tape& tape, const Tensor& x) {
-  return unary<Relu>(tape, x, {"relu", "relu.forward", "relu.backward", 1, 2});
+  return unary<Relu>(tape, x, "relu", {"relu.forward", 1}, {"relu.backward", 2});
 }
 
 }  // namespace tessera::ops

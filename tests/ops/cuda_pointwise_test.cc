@@ -4,7 +4,10 @@
 #include "ops/add.h"
 #include "ops/dropout.h"
 #include "ops/gelu.h"
+#include "ops/mul.h"
 #include "ops/relu.h"
+#include "ops/scale.h"
+#include "ops/sum.h"
 #include "ops/swiglu.h"
 #include "tests/testing/cuda_op.h"
 
@@ -72,6 +75,21 @@ TEST(CudaPointwise, SwigluIsThatOfTheCpu) {
 TEST(CudaPointwise, AddHasTheBitsOfTheCpu) {
   for (const std::int64_t numel : kSizes) check_cuda(binary_case(add, numel), kSameBits);
   check_cuda(unary_case([](Tape& t, const Tensor& x) { return add(t, x, x); }, 33), kSameBits);
+}
+
+TEST(CudaPointwise, MulAndScaleHaveTheBitsOfTheCpu) {
+  const auto third = [](Tape& t, const Tensor& x) { return scale(t, x, 1.0f / 3); };
+  for (const std::int64_t numel : kSizes) {
+    check_cuda(binary_case(mul, numel), kSameBits);
+    check_cuda(unary_case(third, numel), kSameBits);
+  }
+  check_cuda(unary_case([](Tape& t, const Tensor& x) { return mul(t, x, x); }, 33), kSameBits);
+}
+
+TEST(CudaPointwise, SumHasTheBitsOfTheCpu) {
+  for (const std::int64_t numel : {0, 1, 31, 1023, 1025, 65'536, 65'537, 140'001}) {
+    check_cuda(unary_case(sum, numel), kSameBits);
+  }
 }
 
 TEST(CudaPointwise, DropoutHasTheMaskOfTheCpuForAnyFirstIndex) {

@@ -17,9 +17,12 @@
 #include "ops/gelu.h"
 #include "ops/layernorm.h"
 #include "ops/linear.h"
+#include "ops/mul.h"
 #include "ops/relu.h"
 #include "ops/rmsnorm.h"
 #include "ops/rope.h"
+#include "ops/scale.h"
+#include "ops/sum.h"
 #include "ops/swiglu.h"
 
 namespace tessera::ops {
@@ -124,6 +127,11 @@ std::vector<Case> cases() {
       {"add",
        [](Tape& t, Leaves& l) { return add(t, l.x[0], l.x[1]); },
        {{{0, 1}, {}, 0}, {{1}, {}, 0}}},
+      {"mul",
+       [](Tape& t, Leaves& l) { return mul(t, l.x[0], l.x[1]); },
+       {{{0, 1}, {}, 2 * kNbytes}, {{0}, {}, kNbytes}, {{1}, {}, kNbytes}}},
+      {"scale", [](Tape& t, Leaves& l) { return scale(t, l.x[0], 3); }, {{{0}, {}, 0}}},
+      {"sum", [](Tape& t, Leaves& l) { return sum(t, l.x[0]); }, {{{0}, {}, 0}}},
       {"dropout",
        [](Tape& t, Leaves& l) {
          return dropout(t, l.x[0], 0.5f, {1, 2}, 0);

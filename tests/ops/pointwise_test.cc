@@ -1,11 +1,17 @@
-// Pointwise ops: values and slopes against double, sharing, data inputs, bf16.
+// Pointwise ops and the sum of all elements: values and slopes against double, sharing, data
+// inputs, bf16.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "ops/add.h"
 #include "ops/gelu.h"
+#include "ops/mul.h"
+#include "ops/pointwise.h"
+#include "ops/pointwise_functions.h"
 #include "ops/relu.h"
+#include "ops/scale.h"
+#include "ops/sum.h"
 #include "ops/swiglu.h"
 #include "tests/testing/gradcheck.h"
 
@@ -154,6 +160,52 @@ TEST(Add, BothSidesMayBeTheSame) {
   check_gradients(unary_case([](Tape& t, const Tensor& x) { return add(t, x, gelu(t, x)); }, {33}));
 }
 
+TEST(Mul, GradientsWhenSharedOrOfData) {
+  const OpRun run = run_op(binary_case(mul, {1025}));
+  for (std::size_t i = 0; i < run.y.size(); ++i) {
+    EXPECT_EQ(run.y[i], static_cast<float>(run.leaves[0][i] * run.leaves[1][i]));
+    EXPECT_EQ(run.grads[0][i], static_cast<float>(run.dy[i] * run.leaves[1][i]));
+    EXPECT_EQ(run.grads[1][i], static_cast<float>(run.dy[i] * run.leaves[0][i]));
+  }
+  for (const Shape& shape : kShapes) check_gradients(binary_case(mul, shape));
+  check_gradients(unary_case([](Tape& t, const Tensor& x) { return mul(t, x, x); }, {33}));
+  check_bf16(binary_case(mul, {5, 205}));
+}
+
+TEST(Scale, GradientsWhenSharedOrOfData) {
+  const auto third = [](Tape& t, const Tensor& x) { return scale(t, x, 1.0f / 3); };
+  const OpRun run = run_op(unary_case(third, {1025}));
+  for (std::size_t i = 0; i < run.y.size(); ++i) {
+    EXPECT_EQ(run.y[i], static_cast<float>(double{1.0f / 3} * run.leaves[0][i]));
+    EXPECT_EQ(run.grads[0][i], static_cast<float>(double{1.0f / 3} * run.dy[i]));
+  }
+  for (const Shape& shape : kShapes) check_gradients(unary_case(third, shape));
+  check_bf16(unary_case(third, {5, 205}));
+}
+
+TEST(Sum, IsTheNearestF32OfTheSumInDouble) {
+  for (const std::int64_t numel : {0, 1, 3, 1023, 1024, 1025, 65'536, 65'537, 200'003}) {
+    const OpRun run = run_op(unary_case(sum, {numel}));
+    double total = 0;
+    for (const double x : run.leaves[0]) total += x;
+    ASSERT_EQ(run.y.size(), 1u);
+    EXPECT_NEAR(run.y[0], total, 0x1p-24 * std::abs(total) + 1e-9) << numel;
+    EXPECT_EQ(run.grads[0], Values(static_cast<std::size_t>(numel), run.dy[0])) << numel;
+  }
+  // Terms that an f32 sum would lose.
+  OpCase op = unary_case(sum, {4097});
+  op.transform = [](float v) { return v < 0 ? 1.0f : 0x1p25f; };
+  const OpRun run = run_op(op);
+  double total = 0;
+  for (const double x : run.leaves[0]) total += x;
+  EXPECT_EQ(run.y[0], static_cast<float>(total));
+}
+
+TEST(Sum, GradientsWhenSharedOrOfData) {
+  for (const Shape& shape : kShapes) check_gradients(unary_case(sum, shape));
+  check_bf16(unary_case(sum, {5, 205}));
+}
+
 TEST(Pointwise, RefuseWhatDoesNotFit) {
   const Memory memory;
   Tape tape(memory, engine::Stream::inline_cpu("compute"));
@@ -161,13 +213,21 @@ TEST(Pointwise, RefuseWhatDoesNotFit) {
   const Tensor b = Tensor::zeros(memory, {3, 2}, DType::kF32);
   const Tensor half = Tensor::zeros(memory, {2, 3}, DType::kBF16);
   const Tensor integers = Tensor::zeros(memory, {2, 3}, DType::kI32);
-  for (const auto op : {add, swiglu}) {
+  for (const auto op : {add, mul, swiglu}) {
     EXPECT_THROW(op(tape, a, b), InvalidArgument);
     EXPECT_THROW(op(tape, a, half), InvalidArgument);
     EXPECT_THROW(op(tape, integers, integers), InvalidArgument);
   }
   EXPECT_THROW(gelu(tape, integers), InvalidArgument);
   EXPECT_THROW(relu(tape, integers), InvalidArgument);
+  EXPECT_THROW(scale(tape, integers, 2), InvalidArgument);
+  EXPECT_THROW(sum(tape, integers), InvalidArgument);
+  const Tensor small = Tensor::zeros(memory, {5}, DType::kF32);
+  for (const Tensor& other : {small, half}) {
+    EXPECT_THROW(
+        launch_pointwise(tape.stream(), {"product", 1}, Pointwise<Product>{{a}, {a, other}}),
+        InvalidArgument);
+  }
 }
 
 }  // namespace
