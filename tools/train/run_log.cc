@@ -130,15 +130,15 @@ void RunLog::step(const StepRecord& r) {
                    .add_literal("peak_bytes", peak_bytes(r.memory))
                    .line());
   check_output();
-  const bool is_last = r.step + 1 == num_steps_;
-  if (every_ == 0 || ((r.step + 1) % every_ != 0 && !is_last && r.step != 0)) return;
+  const bool is_last = r.step == num_steps_;
+  if (every_ == 0 || (r.step % every_ != 0 && !is_last && r.step != 1)) return;
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
-  const double left = elapsed.count() / static_cast<double>(r.step + 1) *
-                      static_cast<double>(num_steps_ - r.step - 1);
+  const double left =
+      elapsed.count() / static_cast<double>(r.step) * static_cast<double>(num_steps_ - r.step);
   say(fmt::format(
       "step {:>5}/{} | loss {:.4f} | norm {:.3f} | lr {:.2e} | {:.0f} ms | {:.0f} {}/s | exposed "
       "comm {:.1f} ms | ETA {}",
-      r.step + 1, num_steps_, r.loss, r.grad_norm, r.lr, r.step_ms, r.items_per_s, items_,
+      r.step, num_steps_, r.loss, r.grad_norm, r.lr, r.step_ms, r.items_per_s, items_,
       r.exposed_comm_ms, duration_text(left)));
 }
 

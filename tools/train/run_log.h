@@ -26,7 +26,7 @@ namespace tessera::tools {
 
 /// One step as it was.
 struct StepRecord {
-  std::int64_t step = 0;  ///< from 0
+  std::int64_t step = 0;  ///< from 1
   double loss = 0;        ///< mean over the global batch, before the update
   float grad_norm = 0;    ///< of the mean gradient, before clipping
   double lr = 0;

@@ -149,8 +149,10 @@ void TrainConfig::add_to(FlagSet& flags) {
             {.help = "steps between lines on the terminal; 0: none", .min = 0});
   flags.add("log.val_every", &log.val_every,
             {.help = "steps between validations; 0: at the end only", .min = 0});
-  flags.add("log.jsonl", &log.jsonl,
-            {.help = "file of one JSON line a step; empty: log.jsonl in the output folder"});
+  flags.add(
+      "log.jsonl", &log.jsonl,
+      {.help =
+           "file of one JSON line a step, numbered from 1; empty: log.jsonl in the output folder"});
   flags.add("out", &out, {.help = "folder for everything written, made if need be"});
 }
 

@@ -30,7 +30,7 @@ std::unique_ptr<shard::Optimizer> make_optimizer(shard::Fsdp& fsdp, const StepCo
                 .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps, .weight_decay = c.weight_decay});
 }
 
-// What `fn` returns; its errors say the step.
+// What `fn` returns; its errors say the step, from 1.
 template <class F>
 auto of_step(std::int64_t step, F fn) {
   try {
@@ -131,16 +131,16 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
     const Tensor value = loss(first_sample(step * c.accum + micro), batches_->next());
     engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
     // Before a backward that could only end in an error.
-    if (value.device().is_host()) check_loss(value.item(), step, micro, world_.rank());
+    if (value.device().is_host()) check_loss(value.item(), step + 1, micro + 1, world_.rank());
     tape_.backward(value);
   }
   const double lr = c.lr_at(step);
-  const shard::GradNorm norm = of_step(step, [&] { return fsdp_.finish_step(); });
+  const shard::GradNorm norm = of_step(step + 1, [&] { return fsdp_.finish_step(); });
   optimizer_->step(lr, norm, c.grad_clip);
   engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
                      "keep_stop");
   PendingGather kept(world_, values, metrics_, pinned_);
-  return {.record = {.step = step, .lr = lr, .memory = memory_.stats()},
+  return {.record = {.step = step + 1, .lr = lr, .memory = memory_.stats()},
           .values = std::move(kept),
           .norm = norm};
 }
@@ -158,7 +158,7 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
   for (std::int64_t micro = 0; micro < accum; ++micro) {
     for (int rank = 0; rank < world_.size(); ++rank) {
       const float loss = value(rank, micro);
-      check_loss(loss, record.step, micro, rank);
+      check_loss(loss, record.step, micro + 1, rank);
       sum += loss;
     }
   }
@@ -175,7 +175,7 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
   record.items_per_s = items / elapsed.count() * 1e3;
   record.exposed_comm_ms = static_cast<double>(end.blocked_ns - begin.blocked_ns) * 1e-6;
   begin = end;
-  num_steps_ = record.step + 1;
+  num_steps_ = record.step;
   if (log_ != nullptr) log_->step(record);
 }
 

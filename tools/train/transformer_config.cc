@@ -12,7 +12,21 @@
 
 namespace tessera::tools {
 
+using engine::IoError;
 using engine::require;
+
+namespace {
+
+// Whose errors name the option.
+GptConfig config_to_start_from(const std::string& folder) {
+  try {
+    return read_gpt_config(resolve_user_path(folder));
+  } catch (const IoError& e) {
+    engine::fail<IoError>("{} (init.from={})", e.what(), folder);
+  }
+}
+
+}  // namespace
 
 TransformerConfig::TransformerConfig() {
   train.steps = 700;
@@ -67,8 +81,7 @@ GptConfig TransformerConfig::gpt() const {
   require(!from_file || model.preset == GptFlags().preset,
           "[init.from] expected sizes from {} alone, got model.preset={} as well", init_from,
           model.preset);
-  GptConfig gpt =
-      from_file ? read_gpt_config(resolve_user_path(init_from)) : gpt_preset(model.preset);
+  GptConfig gpt = from_file ? config_to_start_from(init_from) : gpt_preset(model.preset);
   const auto apply = [&](const char* name, std::int64_t flag, std::int64_t& field) {
     if (flag == 0) return;
     require(!from_file || flag == field, "[init.from] expected model.{} of {} as in {}, got {}",

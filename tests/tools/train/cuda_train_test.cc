@@ -185,7 +185,7 @@ TEST(CudaTraining, ALossThatIsNotFiniteNamesItsStep) {
     config.train.lr = 1e30;
     config.train.warmup = 0;
     const std::string error = error_of<InvalidArgument>([&] { run_gpt(config, kModel, tokens()); });
-    EXPECT_TRUE(has(error, {"finite", "step 1", "rank"}));
+    EXPECT_TRUE(has(error, {"finite", "step 2", "rank"}));
   }
 }
 
@@ -225,7 +225,7 @@ TEST(CudaTraining, ProgramsTrainAndSayWhere) {
       for (std::string line; std::getline(lines, line); ++num_lines) {
         last = nlohmann::json::parse(line);
         if (num_lines < 10) {
-          EXPECT_EQ(last.at("step"), num_lines);
+          EXPECT_EQ(last.at("step"), num_lines + 1);
         }
       }
       EXPECT_EQ(num_lines, 11);

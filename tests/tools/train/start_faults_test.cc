@@ -288,17 +288,17 @@ TEST_F(StartFaults, TheLogMayBeAPipeOrTheTerminal) {
   EXPECT_EQ(null.exit_code, 0) << null.err;
   // As a pipe, and as a file, where neither output may lose what the other wrote.
   const Outcome through = shell("", {{"log.jsonl", "/dev/stdout"}}, " | cat");
-  EXPECT_TRUE(has(through.out, {"model: ", "\"step\":0", "\"final\"", "parameters sha256"}));
+  EXPECT_TRUE(has(through.out, {"model: ", "\"step\":1", "\"final\"", "parameters sha256"}));
   const Outcome outcome = run({{"log.jsonl", "/dev/stdout"}, {"log.every", "1"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_TRUE(has(outcome.out, {"model: ", "device: ", "\"step\":0", "step     1/2", "\"step\":1",
+  EXPECT_TRUE(has(outcome.out, {"model: ", "device: ", "\"step\":1", "step     1/2", "\"step\":2",
                                 "\"final\"", "parameters sha256"}));
   EXPECT_EQ(outcome.out.find('\0'), std::string::npos);
   // Behind what stderr has said.
   const Outcome on_stderr =
       run({{"log.jsonl", "/dev/stderr"}},
           with_fault({"flock", below(folder_, "run/.lock"), 1, std::to_string(ENOLCK)}));
-  EXPECT_TRUE(has(on_stderr.err, {"warning: no locks", "\"step\":0", "\"final\""}));
+  EXPECT_TRUE(has(on_stderr.err, {"warning: no locks", "\"step\":1", "\"final\""}));
 }
 
 }  // namespace

@@ -226,7 +226,8 @@ TEST_F(TrainTransformer, ModelsThatDoNotFitAreRefused) {
   expect_refused({{"model.seq", "33"}}, {"model.seq of at most 32", kGpt2, "got 33"});
   EXPECT_EQ(run({{"model.seq", "9"}, {"save.final", folder_ / "short"}}).exit_code, 0);
   EXPECT_TRUE(has(folder_.read("short/config.json"), {"\"n_positions\": 32"}));
-  expect_refused({{"init.from", folder_ / "none"}}, {"No such file", "none/config.json"});
+  expect_refused({{"init.from", folder_ / "none"}},
+                 {"No such file", "none/config.json", "(init.from="});
   expect_refused({{"init.from", gpt2_with("\"n_layer\": 2", "\"n_layer\": 3")}},
                  {"h.2.attn.c_attn.weight", "(52, 156)", "is missing", "h.2.ln_1.bias"});
   expect_refused({{"init.from", gpt2_with("\"n_layer\": 2", "\"n_layer\": 1")}},
@@ -276,9 +277,9 @@ TEST_F(TrainTransformer, WhatCannotBeWrittenIsRefusedBeforeTraining) {
 }
 
 TEST_F(TrainTransformer, ALossThatIsNotFiniteNamesTheStep) {
-  expect_refused({{"train.lr", "1e30"}}, {"finite", "step 1", "rank"});
+  expect_refused({{"train.lr", "1e30"}}, {"finite", "step 2", "rank"});
   expect_refused({{"train.lr", "1e30"}, {"train.optimizer", "sgd"}, {"train.schedule", "constant"}},
-                 {"finite", "step 1"});
+                 {"finite", "step 2"});
 }
 
 TEST_F(TrainTransformer, FlagsBeatTheFileAndTheFileBeatsDefaults) {
@@ -324,7 +325,7 @@ TEST_F(TrainTransformer, LogsEveryStep) {
   for (std::size_t step = 0; step < 5; ++step) {
     const json& line = lines[step];
     EXPECT_EQ(line.size(), 8u) << line;
-    EXPECT_EQ(line.at("step"), step);
+    EXPECT_EQ(line.at("step"), step + 1);
     EXPECT_NEAR(line.at("loss").get<double>(), 5.545, 0.3);  // ln 256
     EXPECT_GT(line.at("grad_norm").get<double>(), 0);
     EXPECT_GT(line.at("lr").get<double>(), 0);
@@ -474,7 +475,7 @@ TEST(TrainMlp, RefusesWhatItCannotDo) {
   refused({{"out", out}, {"data.path", folder.path()}}, {folder.path()});
   refused({{"out", out}, {"model.hidden", "16777216"}}, {"bytes"});
   refused({{"out", out}, {"train.lr", "1e30"}, {"train.warmup", "0"}, {"log.every", "0"}},
-          {"finite", "step 1"});
+          {"finite", "step 2"});
 }
 
 }  // namespace

@@ -195,7 +195,7 @@ TEST(Trainer, LogsTheMeanOverMicroStepsAndRanks) {
       SCOPED_TRACE(::testing::Message() << ranks << " x " << accum << ", step " << step);
       const double mean = sum_of_samples(step * micros * 2, micros * 2) / double(micros);
       ASSERT_NE(mean, 0);
-      EXPECT_EQ(line.at("step"), step);
+      EXPECT_EQ(line.at("step"), step + 1);
       EXPECT_NEAR(line.at("loss").get<double>(), w * mean, 1e-5);
       EXPECT_NEAR(line.at("grad_norm").get<double>(), std::abs(mean), 1e-5);
       EXPECT_EQ(line.at("lr"), 0.125);
@@ -518,7 +518,7 @@ TEST(Trainer, ALossThatIsNotFiniteNamesStepMicroStepAndRank) {
             data, [&](std::int64_t, const Batch& batch) { return rank.loss(batch); }, nullptr, 1);
       });
     });
-    EXPECT_TRUE(has(error, {"a finite loss", "(step 3, micro-step 2, rank 1)"}));
+    EXPECT_TRUE(has(error, {"a finite loss", "(step 4, micro-step 3, rank 1)"}));
   }
 }
 
