@@ -34,9 +34,9 @@ class NcclGroup : public ProcessGroup {
 
  protected:
   /// To be called once: where this rank sits.
-  void sit(std::shared_ptr<NcclClique> clique, std::size_t seat) {
-    clique_ = std::move(clique);
-    seat_ = &clique_->seat(seat);
+  void attach(std::shared_ptr<NcclEndpoints> endpoints, std::size_t endpoint) {
+    endpoints_ = std::move(endpoints);
+    endpoint_ = &endpoints_->endpoint(endpoint);
   }
 
   Call next_call(std::string_view op, std::string text) {
@@ -50,8 +50,8 @@ class NcclGroup : public ProcessGroup {
   const std::shared_ptr<const NcclLibrary> library_;
   const std::shared_ptr<World> world_;
   std::int64_t sequence_ = 0;
-  std::shared_ptr<NcclClique> clique_;
-  NcclSeat* seat_ = nullptr;
+  std::shared_ptr<NcclEndpoints> endpoints_;
+  NcclEndpoint* endpoint_ = nullptr;
 
  private:
   void enqueue(Collective collective, const Stream& stream) override;

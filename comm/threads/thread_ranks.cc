@@ -39,7 +39,7 @@ bool is_echo(World& world, const std::exception& error) {
 
 }  // namespace
 
-Pieces split_pieces(const Rendezvous& parent) {
+Chunks split_chunks(const Rendezvous& parent) {
   const auto run = [&parent](std::span<const Slot> slots, int block, std::int64_t) {
     if (block != 0) return;
     std::map<int, std::vector<Split*>> by_color;

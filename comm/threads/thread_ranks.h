@@ -17,8 +17,8 @@ struct Split {
   std::shared_ptr<Rendezvous> group = nullptr;
   int rank = 0;
 };
-/// One piece that makes the groups of all colors. The slots' `out` are Split.
-Pieces split_pieces(const Rendezvous& parent);
+/// One chunk that makes the groups of all colors. The slots' `out` are Split.
+Chunks split_chunks(const Rendezvous& parent);
 
 /// The group of all ranks of a new world.
 std::shared_ptr<Rendezvous> make_world(int size, std::chrono::milliseconds deadline,

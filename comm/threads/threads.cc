@@ -40,7 +40,7 @@ class ThreadsGroup final : public ProcessGroup {
   std::unique_ptr<ProcessGroup> split(int color, int key) override {
     Split split{.color = color, .key = key};
     rendezvous_->meet(rank_, next_call("split", "split"), {.in = nullptr, .out = &split},
-                      split_pieces(*rendezvous_));
+                      split_chunks(*rendezvous_));
     return std::make_unique<ThreadsGroup>(std::move(split.group), split.rank, Kind::kSplit);
   }
 
@@ -80,7 +80,7 @@ class ThreadsGroup final : public ProcessGroup {
         std::move(collective.work),
         [rendezvous = rendezvous_, rank = rank_, call, slot, in = collective.in,
          out = collective.out,
-         pieces = pieces_of(collective, size())] { rendezvous->meet(rank, call, slot, pieces); },
+         chunks = chunks_of(collective, size())] { rendezvous->meet(rank, call, slot, chunks); },
         [&](const auto& gpu) {
           check_gpus_ = meet_on_gpu(*rendezvous_, rank_, call, collective, gpu);
         });
