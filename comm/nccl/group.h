@@ -1,7 +1,6 @@
 // What ranks over NCCL have in common. Private to comm; only where CUDA is built.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -39,24 +38,20 @@ class NcclGroup : public ProcessGroup {
     endpoint_ = &endpoints_->endpoint(endpoint);
   }
 
-  Call next_call(std::string_view op, std::string text) {
-    return {.sequence = sequence_++, .op = op, .text = std::move(text)};
-  }
-
   const int rank_;
   const int size_;
   const int gpu_;
   const NcclOptions options_;
   const std::shared_ptr<const NcclLibrary> library_;
   const std::shared_ptr<World> world_;
-  std::int64_t sequence_ = 0;
   std::shared_ptr<NcclEndpoints> endpoints_;
   NcclEndpoint* endpoint_ = nullptr;
 
  private:
   void enqueue(Collective collective, const Stream& stream) override;
-  /// Before `call` is enqueued. Throws CommError if the ranks are known to differ.
-  virtual void announce(const Call& call) = 0;
+  /// This rank's next call, before it is enqueued. Throws CommError if the ranks are known to
+  /// differ.
+  virtual Call announce(std::string_view op, std::string text) = 0;
 
   NcclStaging staging_;
 };

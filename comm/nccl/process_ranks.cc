@@ -74,14 +74,12 @@ class ProcessRank final : public NcclGroup {
   }
 
   void barrier(std::string_view label) override {
-    const Call call = next_call("barrier", fmt::format("barrier '{}'", label));
-    note(call);
+    const Call call = announce("barrier", fmt::format("barrier '{}'", label));
     compare(exchange({}, call), call);
   }
 
   std::unique_ptr<ProcessGroup> split(int color, int key) override {
-    const Call call = next_call("split", "split");
-    note(call);
+    const Call call = announce("split", "split");
     const auto records = exchange({.color = color, .key = key}, call);
     compare(records, call);
     std::vector<int> ranks;
@@ -112,11 +110,16 @@ class ProcessRank final : public NcclGroup {
 
   int world_rank(int rank) const override { return members_[static_cast<std::size_t>(rank)]; }
 
-  void announce(const Call& call) override { note(call); }
+  Call next_call(std::string_view op, std::string text) {
+    return {.sequence = sequence_++, .op = op, .text = std::move(text)};
+  }
 
-  void note(const Call& call) {
+  // What the ranks will compare.
+  Call announce(std::string_view op, std::string text) override {
+    Call call = next_call(op, std::move(text));
     last_ = fmt::format("#{} {}", call.sequence, call.text);
     hash_ = hash_more(hash_, last_);
+    return call;
   }
 
   // Gathers everybody's record into all_, as work of `stream`. One at a time.
@@ -190,6 +193,7 @@ class ProcessRank final : public NcclGroup {
   const Stream control_;
   const engine::Memory device_, pinned_;
   const Tensor own_, own_on_gpu_, all_on_gpu_, all_;
+  std::int64_t sequence_ = 0;
   std::uint64_t hash_ = 0xCBF29CE484222325u;
   std::string last_ = "nothing";
   std::optional<Call> agreeing_;

@@ -20,8 +20,7 @@ void NcclGroup::check() {
 }
 
 void NcclGroup::abort(std::string_view reason) noexcept {
-  world_->abort_with(
-      [&] { return fmt::format("[abort] by rank {}: {}", world_rank(rank_), reason); });
+  world_->abort_by(world_rank(rank_), reason);
   endpoints_->watchdog()->abort_all();
 }
 
@@ -32,8 +31,7 @@ void NcclGroup::enqueue(Collective collective, const Stream& stream) {
                   collective.work.name, to_string(device), stream.name(),
                   to_string(stream.device()), collective.work.detail, world_rank(rank_));
   world_->check();
-  Call call = next_call(collective.work.name, collective.text);
-  announce(call);
+  Call call = announce(collective.work.name, collective.text);
   engine::Event begin = stream.record("begin");
   try {
     stream.launch(std::move(collective.work), [&] {
@@ -53,52 +51,35 @@ void NcclGroup::enqueue(Collective collective, const Stream& stream) {
 namespace {
 
 // Ranks as threads: host calls meet as those of comm:threads do.
-class ThreadRank final : public NcclGroup {
+class NcclThreadGroup final : public NcclGroup {
  public:
-  enum class Kind { kWorld, kSplit };
-
-  ThreadRank(std::shared_ptr<Rendezvous> rendezvous, int rank, const NcclOptions& options,
-             std::shared_ptr<const NcclLibrary> library, std::shared_ptr<NcclEndpoints> endpoints,
-             Kind kind)
-      : NcclGroup(rank, rendezvous->size(), gpu_of(*rendezvous, rank, options), options,
-                  std::move(library), rendezvous->world()),
-        rendezvous_(std::move(rendezvous)),
-        kind_(kind) {
+  NcclThreadGroup(const std::shared_ptr<Rendezvous>& group, int rank, const NcclOptions& options,
+                  std::shared_ptr<const NcclLibrary> library,
+                  std::shared_ptr<NcclEndpoints> endpoints, ThreadRank::Kind kind)
+      : NcclGroup(rank, group->size(), gpu_of(*group, rank, options), options, std::move(library),
+                  group->world()),
+        self_(group, rank, kind) {
     attach(std::move(endpoints), static_cast<std::size_t>(rank));
-  }
-
-  // A part that an exception unwinds says nothing: the world will be told of the exception itself.
-  ~ThreadRank() override {
-    if (kind_ == Kind::kSplit && std::uncaught_exceptions() > num_exceptions_) return;
-    rendezvous_->depart(rank_, sequence_);
   }
 
   // announce() compares each call.
   void agree(const Stream&) override {}
-
-  void barrier(std::string_view label) override {
-    rendezvous_->meet(rank_, next_call("barrier", fmt::format("barrier '{}'", label)), {}, {});
-  }
+  void barrier(std::string_view label) override { self_.barrier(label); }
 
   // The last to come makes the communicators of all.
   std::unique_ptr<ProcessGroup> split(int color, int key) override {
-    struct Joined {
-      Split split;
-      std::shared_ptr<NcclEndpoints> endpoints;
-    };
-    Joined own{.split = {.color = color, .key = key}, .endpoints = nullptr};
-    rendezvous_->meet(rank_, next_call("split", "split"), {.in = nullptr, .out = &own.split},
-                      split_chunks(*rendezvous_));
-    const auto& group = own.split.group;
-    const auto run = [&](std::span<const Slot> slots, int block, std::int64_t) {
+    const auto [group, rank] = self_.split(color, key);
+    std::shared_ptr<NcclEndpoints> endpoints;
+    const auto run = [&, &group = group](std::span<const Slot> slots, int block, std::int64_t) {
       if (block != 0) return;
-      const auto endpoints = make_endpoints(group, options_, library_, endpoints_->watchdog());
-      for (const Slot& slot : slots) static_cast<Joined*>(slot.out)->endpoints = endpoints;
+      const auto made = make_endpoints(group, options_, library_, endpoints_->watchdog());
+      for (const Slot& slot : slots) *static_cast<std::shared_ptr<NcclEndpoints>*>(slot.out) = made;
     };
-    group->meet(own.split.rank, {.sequence = -1, .op = "split", .text = "split"},
-                {.in = nullptr, .out = &own}, {.num_per_block = 1, .wake = false, .run = run});
-    return std::make_unique<ThreadRank>(group, own.split.rank, options_, library_, own.endpoints,
-                                        Kind::kSplit);
+    group->meet(rank, {.sequence = -1, .op = "split", .text = "split"},
+                {.in = nullptr, .out = &endpoints},
+                {.num_per_block = 1, .wake = false, .run = run});
+    return std::make_unique<NcclThreadGroup>(group, rank, options_, library_, std::move(endpoints),
+                                             ThreadRank::Kind::kSplit);
   }
 
   static int gpu_of(const Rendezvous& rendezvous, int rank, const NcclOptions& options) {
@@ -126,12 +107,14 @@ class ThreadRank final : public NcclGroup {
   }
 
  private:
-  int world_rank(int rank) const override { return rendezvous_->world_rank(rank); }
-  void announce(const Call& call) override { rendezvous_->announce(rank_, call); }
+  int world_rank(int rank) const override { return self_.group()->world_rank(rank); }
+  Call announce(std::string_view op, std::string text) override {
+    Call call = self_.next_call(op, std::move(text));
+    self_.group()->announce(self_.rank(), call);
+    return call;
+  }
 
-  const std::shared_ptr<Rendezvous> rendezvous_;
-  const Kind kind_;
-  const int num_exceptions_ = std::uncaught_exceptions();
+  ThreadRank self_;
 };
 
 void check_gpus(int size, const NcclOptions& options) {
@@ -159,12 +142,12 @@ std::vector<std::unique_ptr<ProcessGroup>> make_groups(
     const std::shared_ptr<Rendezvous>& rendezvous, const NcclOptions& options) {
   check_gpus(rendezvous->size(), options);
   const auto library = NcclLibrary::load(options.library_path);
-  const auto endpoints = ThreadRank::make_endpoints(
+  const auto endpoints = NcclThreadGroup::make_endpoints(
       rendezvous, options, library, std::make_shared<NcclWatchdog>(rendezvous->world()));
   std::vector<std::unique_ptr<ProcessGroup>> groups;
   for (int r = 0; r < rendezvous->size(); ++r) {
-    groups.push_back(std::make_unique<ThreadRank>(rendezvous, r, options, library, endpoints,
-                                                  ThreadRank::Kind::kWorld));
+    groups.push_back(std::make_unique<NcclThreadGroup>(rendezvous, r, options, library, endpoints,
+                                                       ThreadRank::Kind::kWorld));
   }
   return groups;
 }

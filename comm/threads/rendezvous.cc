@@ -84,6 +84,10 @@ void World::abort(std::string message) {
   fail_locked(std::move(message), true);
 }
 
+void World::abort_by(int world_rank, std::string_view reason) noexcept {
+  abort_with([&] { return fmt::format("[abort] by rank {}: {}", world_rank, reason); });
+}
+
 void World::fail(std::string message) {
   const std::lock_guard lock(mutex_);
   fail_locked(std::move(message));

@@ -44,7 +44,9 @@ class World {
   /// Fails the world unless it has failed already: because a rank says so, or with an error.
   void abort(std::string message);
   void fail(std::string message);
-  /// The same with what `message()` returns; with a few words where there is no memory for it.
+  /// See ProcessGroup::abort().
+  void abort_by(int world_rank, std::string_view reason) noexcept;
+  /// abort() with what `message()` returns; with a few words where there is no memory for it.
   template <class F>
   void abort_with(F message) noexcept {
     abort(text_of(message));
