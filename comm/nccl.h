@@ -63,7 +63,7 @@ struct NcclMember {
 };
 /// Joins. Collective; so is the end of the group, which waits for what is enqueued. Groups of one
 /// world end in the same order on all ranks. Throws InvalidArgument, DeviceError, CommError, and
-/// IoError if the meeting place is not what it must be.
+/// IoError if the place where they meet is not what it must be.
 std::unique_ptr<ProcessGroup> join_nccl_world(const NcclMember& member, NcclOptions options);
 
 }  // namespace tessera::comm

@@ -15,41 +15,44 @@ using engine::require;
 
 namespace internal {
 
-void check_hello(const Hello& hello, int rank, const Meeter& meeter, std::string_view place) {
-  require<CommError>(hello.magic == Hello().magic && hello.rank == rank,
-                     "[meet] expected rank {} at {}, got something else", rank, place);
-  require<CommError>(hello.size == meeter.size,
-                     "[meet] expected rank {} of {} at {}, got rank {} of {}", rank, meeter.size,
-                     place, hello.rank, hello.size);
+void check_handshake(const Handshake& handshake, int rank, const Participant& self,
+                     std::string_view place) {
+  require<CommError>(handshake.magic == Handshake().magic && handshake.rank == rank,
+                     "[bootstrap] expected rank {} at {}, got something else", rank, place);
+  require<CommError>(handshake.size == self.size,
+                     "[bootstrap] expected rank {} of {} at {}, got rank {} of {}", rank, self.size,
+                     place, handshake.rank, handshake.size);
 }
 
-void fail_missing(const std::vector<bool>& here, const Meeter& meeter, std::string_view place) {
+void fail_missing(const std::vector<bool>& here, const Participant& self, std::string_view place) {
   std::string missing;
   for (std::size_t r = 0; r < here.size(); ++r) {
     if (!here[r]) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
   }
   engine::fail<CommError>(
-      "[meet] expected {} ranks at {} within {} ms, got {}: missing {} (rank {})", meeter.size,
-      place, meeter.patience.count(), std::count(here.begin(), here.end(), true), missing,
-      meeter.rank);
+      "[bootstrap] expected {} ranks at {} within {} ms, got {}: missing {} (rank {})", self.size,
+      place, self.patience.count(), std::count(here.begin(), here.end(), true), missing, self.rank);
 }
 
 }  // namespace internal
 
-std::vector<std::byte> meet_at(std::string_view address, int rank, int size,
-                               std::vector<std::byte> message, std::chrono::milliseconds deadline) {
+std::vector<std::byte> bootstrap(std::string_view address, int rank, int size,
+                                 std::vector<std::byte> message,
+                                 std::chrono::milliseconds deadline) {
   constexpr std::string_view kFile = "file:", kTcp = "tcp:";
-  require(size >= 1 && rank >= 0 && rank < size, "[meet] expected a rank in [0, {}), got {}", size,
-          rank);
-  require(message.size() <= internal::kMaxMessageNbytes, "[meet] expected at most {} bytes, got {}",
-          internal::kMaxMessageNbytes, message.size());
+  require(size >= 1 && rank >= 0 && rank < size, "[bootstrap] expected a rank in [0, {}), got {}",
+          size, rank);
+  require(message.size() <= internal::kMaxMessageNbytes,
+          "[bootstrap] expected at most {} bytes, got {}", internal::kMaxMessageNbytes,
+          message.size());
   const auto patience = std::min<std::chrono::milliseconds>(deadline, std::chrono::years(100));
-  const internal::Meeter meeter{rank, size, patience, std::chrono::steady_clock::now() + patience};
+  const internal::Participant self{rank, size, patience,
+                                   std::chrono::steady_clock::now() + patience};
   if (address.starts_with(kFile)) {
     const std::string path(address.substr(kFile.size()));
     require(!path.empty() && path.find('\0') == std::string::npos,
-            "[meet] expected file:PATH, got '{}' (rank {})", address, rank);
-    return internal::meet_at_file(path, message, meeter);
+            "[bootstrap] expected file:PATH, got '{}' (rank {})", address, rank);
+    return internal::broadcast_by_file(path, message, self);
   }
   const std::string_view rest =
       address.starts_with(kTcp) ? address.substr(kTcp.size()) : std::string_view();
@@ -61,8 +64,9 @@ std::vector<std::byte> meet_at(std::string_view address, int rank, int size,
         std::from_chars(rest.data() + colon + 1, rest.data() + rest.size(), port);
     valid = error == std::errc() && end == rest.data() + rest.size() && port >= 1 && port <= 65535;
   }
-  require(valid, "[meet] expected file:PATH or tcp:HOST:PORT, got '{}' (rank {})", address, rank);
-  return internal::meet_at_tcp(std::string(rest.substr(0, colon)), port, message, meeter);
+  require(valid, "[bootstrap] expected file:PATH or tcp:HOST:PORT, got '{}' (rank {})", address,
+          rank);
+  return internal::broadcast_by_tcp(std::string(rest.substr(0, colon)), port, message, self);
 }
 
 }  // namespace tessera::comm

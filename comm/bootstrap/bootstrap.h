@@ -21,7 +21,8 @@ namespace tessera::comm {
 /// Throws InvalidArgument for an address or rank that makes no sense; IoError for a file or socket
 /// that fails or is not what it must be; CommError after the deadline, where rank 0 names who is
 /// missing, or if ranks are not of one world.
-std::vector<std::byte> meet_at(std::string_view address, int rank, int size,
-                               std::vector<std::byte> message, std::chrono::milliseconds deadline);
+std::vector<std::byte> bootstrap(std::string_view address, int rank, int size,
+                                 std::vector<std::byte> message,
+                                 std::chrono::milliseconds deadline);
 
 }  // namespace tessera::comm

@@ -40,7 +40,7 @@ class File {
   const int fd_;
 };
 
-// Removes what this rank left, however the meeting ends.
+// Removes what this rank left, however the bootstrap ends.
 class Unlink {
  public:
   explicit Unlink(std::string path) : path_(std::move(path)) {}
@@ -56,7 +56,7 @@ Nonce draw() {
   Nonce nonce;
   // Named first, as below: arguments are evaluated in no order, and reason() is one of them.
   const bool drawn = getrandom(nonce.data(), sizeof(nonce), 0) == sizeof(nonce);
-  require<IoError>(drawn, "[meet] expected {} random bytes, got {}", sizeof(nonce), reason());
+  require<IoError>(drawn, "[bootstrap] expected {} random bytes, got {}", sizeof(nonce), reason());
   return nonce;
 }
 
@@ -69,8 +69,9 @@ void append(Bytes& bytes, const T& value) {
 template <class T>
 T read_at(const Bytes& bytes, std::size_t offset, const std::string& path) {
   T value;
-  require<IoError>(bytes.size() >= offset + sizeof(value), "[meet] expected {} bytes, got {} ({})",
-                   offset + sizeof(value), bytes.size(), path);
+  require<IoError>(bytes.size() >= offset + sizeof(value),
+                   "[bootstrap] expected {} bytes, got {} ({})", offset + sizeof(value),
+                   bytes.size(), path);
   std::memcpy(&value, bytes.data() + offset, sizeof(value));
   return value;
 }
@@ -79,11 +80,11 @@ void write_all(const File& file, const Bytes& bytes, const std::string& path) {
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t n = write(file.get(), bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    require<IoError>(n > 0, "[meet] expected to write {}, got {}", path, reason());
+    require<IoError>(n > 0, "[bootstrap] expected to write {}, got {}", path, reason());
     done += static_cast<std::size_t>(n);
   }
   const bool flushed = fsync(file.get()) == 0;
-  require<IoError>(flushed, "[meet] expected to write {}, got {}", path, reason());
+  require<IoError>(flushed, "[bootstrap] expected to write {}, got {}", path, reason());
 }
 
 // `path` appears with all its bytes, private, and only if nothing is there. By a link, which unlike
@@ -92,15 +93,17 @@ void publish(const std::string& path, const Bytes& bytes, int rank) {
   const std::string draft = fmt::format("{}.{:016x}.draft", path, draw()[0]);
   const File file(
       open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
-  require<IoError>(file.get() >= 0, "[meet] expected to create {}, got {} (rank {})", draft,
+  require<IoError>(file.get() >= 0, "[bootstrap] expected to create {}, got {} (rank {})", draft,
                    reason(), rank);
   const Unlink remove(draft);
   write_all(file, bytes, draft);
   if (link(draft.c_str(), path.c_str()) == 0) return;
-  require<IoError>(errno != EEXIST,
-                   "[meet] expected no file {}, got one that another run left or uses (rank {})",
-                   path, rank);
-  engine::fail<IoError>("[meet] expected to create {}, got {} (rank {})", path, reason(), rank);
+  require<IoError>(
+      errno != EEXIST,
+      "[bootstrap] expected no file {}, got one that another run left or uses (rank {})", path,
+      rank);
+  engine::fail<IoError>("[bootstrap] expected to create {}, got {} (rank {})", path, reason(),
+                        rank);
 }
 
 // Nothing if there is no such file. Throws IoError unless it is a plain file of this user, that
@@ -108,25 +111,26 @@ void publish(const std::string& path, const Bytes& bytes, int rank) {
 std::optional<Bytes> read_private(const std::string& path, std::size_t max_nbytes) {
   const File file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (file.get() < 0 && errno == ENOENT) return std::nullopt;
-  require<IoError>(file.get() >= 0, "[meet] expected to open {}, got {}", path, reason());
+  require<IoError>(file.get() >= 0, "[bootstrap] expected to open {}, got {}", path, reason());
   struct stat info {};
   const bool known = fstat(file.get(), &info) == 0;
-  require<IoError>(known, "[meet] expected to open {}, got {}", path, reason());
-  require<IoError>(S_ISREG(info.st_mode), "[meet] expected a plain file, got something else ({})",
-                   path);
+  require<IoError>(known, "[bootstrap] expected to open {}, got {}", path, reason());
+  require<IoError>(S_ISREG(info.st_mode),
+                   "[bootstrap] expected a plain file, got something else ({})", path);
   require<IoError>(info.st_uid == geteuid(),
-                   "[meet] expected a file of user {}, got one of {} ({})", geteuid(), info.st_uid,
-                   path);
+                   "[bootstrap] expected a file of user {}, got one of {} ({})", geteuid(),
+                   info.st_uid, path);
   require<IoError>((info.st_mode & 0777) == (S_IRUSR | S_IWUSR),
-                   "[meet] expected a private file (0600), got {:04o} ({})", info.st_mode & 0777,
-                   path);
+                   "[bootstrap] expected a private file (0600), got {:04o} ({})",
+                   info.st_mode & 0777, path);
   require<IoError>(static_cast<std::size_t>(info.st_size) <= max_nbytes,
-                   "[meet] expected at most {} bytes, got {} ({})", max_nbytes, info.st_size, path);
+                   "[bootstrap] expected at most {} bytes, got {} ({})", max_nbytes, info.st_size,
+                   path);
   Bytes bytes(static_cast<std::size_t>(info.st_size));
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t n = read(file.get(), bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    require<IoError>(n > 0, "[meet] expected to read {}, got {}", path,
+    require<IoError>(n > 0, "[bootstrap] expected to read {}, got {}", path,
                      n == 0 ? std::string("its end") : reason());
     done += static_cast<std::size_t>(n);
   }
@@ -134,85 +138,86 @@ std::optional<Bytes> read_private(const std::string& path, std::size_t max_nbyte
 }
 
 // False at the deadline.
-bool pause(const Meeter& meeter) {
-  if (std::chrono::steady_clock::now() >= meeter.deadline) return false;
+bool pause(const Participant& self) {
+  if (std::chrono::steady_clock::now() >= self.deadline) return false;
   std::this_thread::sleep_for(std::chrono::milliseconds(2));
   return true;
 }
 
 std::string path_of(const std::string& path, int rank) { return fmt::format("{}.{}", path, rank); }
 
-Bytes answer(const std::string& path, std::span<const std::byte> message, const Meeter& meeter) {
-  const auto size = static_cast<std::size_t>(meeter.size);
+Bytes answer(const std::string& path, std::span<const std::byte> message, const Participant& self) {
+  const auto size = static_cast<std::size_t>(self.size);
   std::vector<bool> here(size);
   std::vector<Nonce> nonces(size);
   here[0] = true;
   for (;;) {
-    for (int r = 1; r < meeter.size; ++r) {
+    for (int r = 1; r < self.size; ++r) {
       const std::string name = path_of(path, r);
       const auto i = static_cast<std::size_t>(r);
       if (here[i]) continue;
-      const auto bytes = read_private(name, sizeof(Hello) + sizeof(Nonce));
+      const auto bytes = read_private(name, sizeof(Handshake) + sizeof(Nonce));
       if (!bytes) continue;
-      check_hello(read_at<Hello>(*bytes, 0, name), r, meeter, name);
-      nonces[i] = read_at<Nonce>(*bytes, sizeof(Hello), name);
+      check_handshake(read_at<Handshake>(*bytes, 0, name), r, self, name);
+      nonces[i] = read_at<Nonce>(*bytes, sizeof(Handshake), name);
       here[i] = true;
     }
     if (std::ranges::find(here, false) == here.end()) break;
-    if (!pause(meeter)) fail_missing(here, meeter, path);
+    if (!pause(self)) fail_missing(here, self, path);
   }
   Bytes bytes;
-  append(bytes, Hello{.size = meeter.size, .rank = 0});
+  append(bytes, Handshake{.size = self.size, .rank = 0});
   for (const Nonce& nonce : nonces) append(bytes, nonce);
   bytes.insert(bytes.end(), message.begin(), message.end());
-  publish(path, bytes, meeter.rank);
+  publish(path, bytes, self.rank);
   const Unlink remove(path);
   // Each rank removes its file once it has read the answer.
   for (;;) {
-    for (int r = 1; r < meeter.size; ++r) {
+    for (int r = 1; r < self.size; ++r) {
       here[static_cast<std::size_t>(r)] =
           faccessat(AT_FDCWD, path_of(path, r).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0;
     }
     if (std::ranges::find(here, false) == here.end()) return {message.begin(), message.end()};
-    if (!pause(meeter)) fail_missing(here, meeter, path);
+    if (!pause(self)) fail_missing(here, self, path);
   }
 }
 
-Bytes ask(const std::string& path, const Meeter& meeter) {
+Bytes ask(const std::string& path, const Participant& self) {
   const Nonce nonce = draw();
-  const auto rank = static_cast<std::size_t>(meeter.rank);
-  const std::size_t begin = sizeof(Hello) + static_cast<std::size_t>(meeter.size) * sizeof(Nonce);
-  Bytes hello;
-  append(hello, Hello{.size = meeter.size, .rank = meeter.rank});
-  append(hello, nonce);
-  publish(path_of(path, meeter.rank), hello, meeter.rank);
-  const Unlink remove(path_of(path, meeter.rank));
+  const auto rank = static_cast<std::size_t>(self.rank);
+  const std::size_t begin = sizeof(Handshake) + static_cast<std::size_t>(self.size) * sizeof(Nonce);
+  Bytes handshake;
+  append(handshake, Handshake{.size = self.size, .rank = self.rank});
+  append(handshake, nonce);
+  publish(path_of(path, self.rank), handshake, self.rank);
+  const Unlink remove(path_of(path, self.rank));
   bool stale = false;
   for (;;) {
     if (const auto bytes = read_private(path, begin + kMaxMessageNbytes)) {
-      check_hello(read_at<Hello>(*bytes, 0, path), 0, meeter, path);
-      if (read_at<Nonce>(*bytes, sizeof(Hello) + rank * sizeof(Nonce), path) == nonce) {
+      check_handshake(read_at<Handshake>(*bytes, 0, path), 0, self, path);
+      if (read_at<Nonce>(*bytes, sizeof(Handshake) + rank * sizeof(Nonce), path) == nonce) {
         return {bytes->begin() + static_cast<std::ptrdiff_t>(begin), bytes->end()};
       }
       stale = true;
     }
-    if (pause(meeter)) continue;
-    engine::fail<CommError>("[meet] expected rank 0's answer at {} within {} ms, got {} (rank {})",
-                            path, meeter.patience.count(), stale ? "that of another run" : "none",
-                            meeter.rank);
+    if (pause(self)) continue;
+    engine::fail<CommError>(
+        "[bootstrap] expected rank 0's answer at {} within {} ms, got {} (rank {})", path,
+        self.patience.count(), stale ? "that of another run" : "none", self.rank);
   }
 }
 
 }  // namespace
 
-std::vector<std::byte> meet_at_file(const std::string& path, std::span<const std::byte> message,
-                                    const Meeter& meeter) {
-  if (meeter.rank != 0) return ask(path, meeter);
+std::vector<std::byte> broadcast_by_file(const std::string& path,
+                                         std::span<const std::byte> message,
+                                         const Participant& self) {
+  if (self.rank != 0) return ask(path, self);
   // Before anybody is waited for.
-  require<IoError>(faccessat(AT_FDCWD, path.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0,
-                   "[meet] expected no file {}, got one that another run left or uses (rank 0)",
-                   path);
-  return answer(path, message, meeter);
+  require<IoError>(
+      faccessat(AT_FDCWD, path.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0,
+      "[bootstrap] expected no file {}, got one that another run left or uses (rank 0)", path);
+  return answer(path, message, self);
 }
 
 }  // namespace tessera::comm::internal

@@ -53,7 +53,7 @@ struct Addresses {
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
     const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first);
-    require<IoError>(error == 0, "[meet] expected the address of {}, got {}", host,
+    require<IoError>(error == 0, "[bootstrap] expected the address of {}, got {}", host,
                      gai_strerror(error));
   }
   ~Addresses() { freeaddrinfo(first); }
@@ -63,19 +63,19 @@ struct Addresses {
   addrinfo* first = nullptr;
 };
 
-int ms_left(const Meeter& meeter) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(meeter.deadline -
+int ms_left(const Participant& self) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(self.deadline -
                                                                  std::chrono::steady_clock::now());
   return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000));
 }
 
 // False at the deadline.
-bool wait_for(const Socket& socket, short events, const Meeter& meeter) {
+bool wait_for(const Socket& socket, short events, const Participant& self) {
   pollfd p{.fd = socket.get(), .events = events, .revents = 0};
   for (;;) {
-    const int n = poll(&p, 1, ms_left(meeter));
+    const int n = poll(&p, 1, ms_left(self));
     if (n > 0) return true;
-    if (ms_left(meeter) == 0) return false;
+    if (ms_left(self) == 0) return false;
   }
 }
 
@@ -96,13 +96,13 @@ bool receive_some(const Socket& socket, std::vector<std::byte>& bytes, std::size
   return true;
 }
 
-bool send_all(const Socket& socket, std::span<const std::byte> bytes, const Meeter& meeter) {
+bool send_all(const Socket& socket, std::span<const std::byte> bytes, const Participant& self) {
   while (!bytes.empty()) {
     const ssize_t n = send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (n > 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(n));
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!wait_for(socket, POLLOUT, meeter)) {
+      if (!wait_for(socket, POLLOUT, self)) {
         errno = ETIMEDOUT;
         return false;
       }
@@ -126,7 +126,7 @@ Socket listen_at(const std::string& host, int port, const std::string& place) {
     }
     why = reason();
   }
-  engine::fail<IoError>("[meet] expected to listen at {}, got {} (rank 0)", place, why);
+  engine::fail<IoError>("[bootstrap] expected to listen at {}, got {} (rank 0)", place, why);
 }
 
 struct Connection {
@@ -137,26 +137,27 @@ struct Connection {
 // Takes what a connection says. True once it is of no more use here: it is now `ranks[r]`, or has
 // said nonsense. One rank that says two different things is one too many.
 bool identify(Connection& connection, std::vector<std::optional<Socket>>& ranks,
-              const Meeter& meeter, const std::string& place) {
-  if (!receive_some(connection.socket, connection.heard, sizeof(Hello))) return true;
-  if (connection.heard.size() < sizeof(Hello)) return false;
-  Hello hello;
-  std::memcpy(&hello, connection.heard.data(), sizeof(hello));
-  if (hello.magic != Hello().magic) return true;
-  check_hello(hello, hello.rank, meeter, place);
-  require<CommError>(hello.rank > 0 && hello.rank < meeter.size,
-                     "[meet] expected ranks 1 to {} at {}, got {}", meeter.size - 1, place,
-                     hello.rank);
-  auto& rank = ranks[static_cast<std::size_t>(hello.rank)];
-  require<CommError>(!rank, "[meet] expected one rank {} at {}, got two", hello.rank, place);
+              const Participant& self, const std::string& place) {
+  if (!receive_some(connection.socket, connection.heard, sizeof(Handshake))) return true;
+  if (connection.heard.size() < sizeof(Handshake)) return false;
+  Handshake handshake;
+  std::memcpy(&handshake, connection.heard.data(), sizeof(handshake));
+  if (handshake.magic != Handshake().magic) return true;
+  check_handshake(handshake, handshake.rank, self, place);
+  require<CommError>(handshake.rank > 0 && handshake.rank < self.size,
+                     "[bootstrap] expected ranks 1 to {} at {}, got {}", self.size - 1, place,
+                     handshake.rank);
+  auto& rank = ranks[static_cast<std::size_t>(handshake.rank)];
+  require<CommError>(!rank, "[bootstrap] expected one rank {} at {}, got two", handshake.rank,
+                     place);
   rank = std::move(connection.socket);
   return true;
 }
 
 void answer(const std::string& host, int port, std::span<const std::byte> message,
-            const Meeter& meeter, const std::string& place) {
+            const Participant& self, const std::string& place) {
   const Socket listener = listen_at(host, port, place);
-  const auto size = static_cast<std::size_t>(meeter.size);
+  const auto size = static_cast<std::size_t>(self.size);
   std::vector<std::optional<Socket>> ranks(size);
   std::vector<Connection> strangers;
   std::size_t num_here = 1;
@@ -165,8 +166,8 @@ void answer(const std::string& host, int port, std::span<const std::byte> messag
     for (const Connection& c : strangers) {
       polls.push_back({.fd = c.socket.get(), .events = POLLIN, .revents = 0});
     }
-    (void)poll(polls.data(), polls.size(), ms_left(meeter));
-    std::erase_if(strangers, [&](Connection& c) { return identify(c, ranks, meeter, place); });
+    (void)poll(polls.data(), polls.size(), ms_left(self));
+    std::erase_if(strangers, [&](Connection& c) { return identify(c, ranks, self, place); });
     for (;;) {
       Socket socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (socket.get() < 0) break;
@@ -176,19 +177,20 @@ void answer(const std::string& host, int port, std::span<const std::byte> messag
     std::vector<bool> here(size);
     for (std::size_t r = 0; r < size; ++r) here[r] = r == 0 || ranks[r];
     num_here = static_cast<std::size_t>(std::ranges::count(here, true));
-    if (num_here < size && ms_left(meeter) == 0) fail_missing(here, meeter, place);
+    if (num_here < size && ms_left(self) == 0) fail_missing(here, self, place);
   }
   const auto nbytes = static_cast<std::uint32_t>(message.size());
   for (std::size_t r = 1; r < size; ++r) {
     // Named first: arguments are evaluated in no order, and reason() is one of them.
-    const bool sent = send_all(*ranks[r], std::as_bytes(std::span(&nbytes, 1)), meeter) &&
-                      send_all(*ranks[r], message, meeter);
-    require<CommError>(sent, "[meet] expected to answer rank {} at {}, got {}", r, place, reason());
+    const bool sent = send_all(*ranks[r], std::as_bytes(std::span(&nbytes, 1)), self) &&
+                      send_all(*ranks[r], message, self);
+    require<CommError>(sent, "[bootstrap] expected to answer rank {} at {}, got {}", r, place,
+                       reason());
   }
 }
 
 // A connection to rank 0, which may not be listening yet.
-Socket connect_to(const std::string& host, int port, const Meeter& meeter,
+Socket connect_to(const std::string& host, int port, const Participant& self,
                   const std::string& place) {
   std::string why;
   for (;;) {
@@ -197,54 +199,56 @@ Socket connect_to(const std::string& host, int port, const Meeter& meeter,
       Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
       if (socket.get() < 0) continue;
       int error = connect(socket.get(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
-      if (error == EINPROGRESS && wait_for(socket, POLLOUT, meeter)) {
+      if (error == EINPROGRESS && wait_for(socket, POLLOUT, self)) {
         socklen_t length = sizeof(error);
         (void)getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
       }
       if (error == 0) return socket;
       why = std::strerror(error);
     }
-    require<CommError>(ms_left(meeter) > 0,
-                       "[meet] expected rank 0 at {} within {} ms, got {} (rank {})", place,
-                       meeter.patience.count(), why, meeter.rank);
-    std::this_thread::sleep_for(std::chrono::milliseconds(std::min(20, ms_left(meeter))));
+    require<CommError>(ms_left(self) > 0,
+                       "[bootstrap] expected rank 0 at {} within {} ms, got {} (rank {})", place,
+                       self.patience.count(), why, self.rank);
+    std::this_thread::sleep_for(std::chrono::milliseconds(std::min(20, ms_left(self))));
   }
 }
 
-std::vector<std::byte> receive(const Socket& socket, std::size_t nbytes, const Meeter& meeter,
+std::vector<std::byte> receive(const Socket& socket, std::size_t nbytes, const Participant& self,
                                const std::string& place) {
   std::vector<std::byte> bytes;
   while (bytes.size() < nbytes) {
-    require<CommError>(wait_for(socket, POLLIN, meeter),
-                       "[meet] expected rank 0's answer at {} within {} ms, got none (rank {})",
-                       place, meeter.patience.count(), meeter.rank);
+    require<CommError>(
+        wait_for(socket, POLLIN, self),
+        "[bootstrap] expected rank 0's answer at {} within {} ms, got none (rank {})", place,
+        self.patience.count(), self.rank);
     require<CommError>(receive_some(socket, bytes, nbytes),
-                       "[meet] expected rank 0's answer at {}, got an end (rank {})", place,
-                       meeter.rank);
+                       "[bootstrap] expected rank 0's answer at {}, got an end (rank {})", place,
+                       self.rank);
   }
   return bytes;
 }
 
 }  // namespace
 
-std::vector<std::byte> meet_at_tcp(const std::string& host, int port,
-                                   std::span<const std::byte> message, const Meeter& meeter) {
+std::vector<std::byte> broadcast_by_tcp(const std::string& host, int port,
+                                        std::span<const std::byte> message,
+                                        const Participant& self) {
   const std::string place = fmt::format("tcp:{}:{}", host, port);
-  if (meeter.rank == 0) {
-    answer(host, port, message, meeter, place);
+  if (self.rank == 0) {
+    answer(host, port, message, self, place);
     return {message.begin(), message.end()};
   }
-  const Socket socket = connect_to(host, port, meeter, place);
-  const Hello hello{.size = meeter.size, .rank = meeter.rank};
-  const bool sent = send_all(socket, std::as_bytes(std::span(&hello, 1)), meeter);
-  require<CommError>(sent, "[meet] expected to reach rank 0 at {}, got {} (rank {})", place,
-                     reason(), meeter.rank);
+  const Socket socket = connect_to(host, port, self, place);
+  const Handshake handshake{.size = self.size, .rank = self.rank};
+  const bool sent = send_all(socket, std::as_bytes(std::span(&handshake, 1)), self);
+  require<CommError>(sent, "[bootstrap] expected to reach rank 0 at {}, got {} (rank {})", place,
+                     reason(), self.rank);
   std::uint32_t nbytes = 0;
-  std::memcpy(&nbytes, receive(socket, sizeof(nbytes), meeter, place).data(), sizeof(nbytes));
+  std::memcpy(&nbytes, receive(socket, sizeof(nbytes), self, place).data(), sizeof(nbytes));
   require<CommError>(nbytes <= kMaxMessageNbytes,
-                     "[meet] expected at most {} bytes from {}, got {} (rank {})",
-                     kMaxMessageNbytes, place, nbytes, meeter.rank);
-  return receive(socket, nbytes, meeter, place);
+                     "[bootstrap] expected at most {} bytes from {}, got {} (rank {})",
+                     kMaxMessageNbytes, place, nbytes, self.rank);
+  return receive(socket, nbytes, self, place);
 }
 
 }  // namespace tessera::comm::internal

@@ -28,12 +28,12 @@ struct Part {
 
 class Share {
  public:
-  Share(const Collective& c, int rank, int size, NcclSeat& seat, NcclStaging& staging,
+  Share(const Collective& c, int rank, int size, NcclEndpoint& endpoint, NcclStaging& staging,
         const Stream& gpu)
       : c_(c),
         rank_(rank),
         size_(size),
-        seat_(seat),
+        endpoint_(endpoint),
         staging_(staging),
         gpu_(gpu),
         native_(static_cast<cudaStream_t>(gpu.native())) {}
@@ -123,7 +123,8 @@ class Share {
 
   void call(Purpose purpose, std::string_view name,
             const std::function<ncclResult_t(const NcclLibrary&, ncclComm_t)>& fn) {
-    seat_.communicator(purpose).call(name, seat_.world(), seat_.world().time_limit(), fn);
+    endpoint_.communicator(purpose).call(name, endpoint_.world(), endpoint_.world().time_limit(),
+                                         fn);
   }
 
   // Sends part(r) to each rank r, and receives what it sends into place(r). Empty ones do not
@@ -182,7 +183,7 @@ class Share {
   const Collective& c_;
   const int rank_;
   const int size_;
-  NcclSeat& seat_;
+  NcclEndpoint& endpoint_;
   NcclStaging& staging_;
   const Stream& gpu_;
   cudaStream_t const native_;
@@ -218,10 +219,10 @@ void NcclStaging::let_go(const Block& block) {
   if (home && *home != block.stream) home->wait(block.stream.record("staging unused"));
 }
 
-void enqueue_nccl(const Collective& collective, int rank, int size, bool canonical, NcclSeat& seat,
-                  NcclStaging& staging, const Stream& gpu) {
+void enqueue_nccl(const Collective& collective, int rank, int size, bool canonical,
+                  NcclEndpoint& endpoint, NcclStaging& staging, const Stream& gpu) {
   if (collective.in.numel() == 0) return;
-  Share share(collective, rank, size, seat, staging, gpu);
+  Share share(collective, rank, size, endpoint, staging, gpu);
   switch (collective.op) {
     case Collective::Op::kAllGather:
       return share.all_gather();

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <map>
 
-#include "comm/nccl/watchdog.h"
+#include "comm/nccl/endpoint.h"
 #include "comm/process_group.h"
 
 namespace tessera::comm {
@@ -32,7 +32,7 @@ class NcclStaging {
 
 /// Enqueues this rank's share of `collective` on `gpu`, inside the function given to launch().
 /// Throws CommError if NCCL refuses, DeviceError.
-void enqueue_nccl(const Collective& collective, int rank, int size, bool canonical, NcclSeat& seat,
-                  NcclStaging& staging, const Stream& gpu);
+void enqueue_nccl(const Collective& collective, int rank, int size, bool canonical,
+                  NcclEndpoint& endpoint, NcclStaging& staging, const Stream& gpu);
 
 }  // namespace tessera::comm

@@ -132,15 +132,15 @@ NcclIds make_ids(const NcclLibrary& library) {
   return ids;
 }
 
-std::vector<NcclPair> join(const std::shared_ptr<const NcclLibrary>& library, const NcclIds& ids,
-                           const std::string& name, int size, const std::vector<LocalRank>& ranks,
-                           World& world) {
+std::vector<NcclCommunicators> join(const std::shared_ptr<const NcclLibrary>& library,
+                                    const NcclIds& ids, const std::string& name, int size,
+                                    const std::vector<LocalRank>& ranks, World& world) {
   const auto check = [&](ncclResult_t result, std::string_view call) {
     engine::require<CommError>(result == ncclSuccess || result == ncclInProgress,
                                "[nccl] expected {} to succeed, got {} ({})", call,
                                library->get_error_string(result), name);
   };
-  std::vector<NcclPair> pairs(ranks.size());
+  std::vector<NcclCommunicators> communicators(ranks.size());
   for (std::size_t p = 0; p < kNumPurposes; ++p) {
     // In a group one thread can begin for several ranks; nothing waits before its end.
     check(library->group_start(), "ncclGroupStart");
@@ -148,7 +148,7 @@ std::vector<NcclPair> join(const std::shared_ptr<const NcclLibrary>& library, co
     try {
       for (std::size_t i = 0; i < ranks.size(); ++i) {
         const engine::CurrentGpu current(ranks[i].gpu);
-        pairs[i][p] = std::make_unique<NcclCommunicator>(
+        communicators[i][p] = std::make_unique<NcclCommunicator>(
             library, ids[p], size, ranks[i].rank,
             fmt::format("rank {} of {}, cuda:{}, for {}", ranks[i].rank, name, ranks[i].gpu,
                         kPurposeNames[p]));
@@ -160,11 +160,11 @@ std::vector<NcclPair> join(const std::shared_ptr<const NcclLibrary>& library, co
     if (error) std::rethrow_exception(error);
     check(end, "ncclGroupEnd");
     const auto until = world.time_limit();
-    for (const NcclPair& pair : pairs) {
-      pair[p]->wait(fmt::format("{} ranks to join", size), world, until);
+    for (const NcclCommunicators& of_rank : communicators) {
+      of_rank[p]->wait(fmt::format("{} ranks to join", size), world, until);
     }
   }
-  return pairs;
+  return communicators;
 }
 
 }  // namespace tessera::comm

@@ -93,12 +93,12 @@ struct LocalRank {
   int rank = 0;
   int gpu = 0;
 };
-using NcclPair = std::array<std::unique_ptr<NcclCommunicator>, kNumPurposes>;
+using NcclCommunicators = std::array<std::unique_ptr<NcclCommunicator>, kNumPurposes>;
 
 /// The communicators of `ranks` in the group `name` of `size` ranks. Throws CommError if not all
 /// ranks of the group have joined within the deadline, or NCCL refuses.
-std::vector<NcclPair> join(const std::shared_ptr<const NcclLibrary>& library, const NcclIds& ids,
-                           const std::string& name, int size, const std::vector<LocalRank>& ranks,
-                           World& world);
+std::vector<NcclCommunicators> join(const std::shared_ptr<const NcclLibrary>& library,
+                                    const NcclIds& ids, const std::string& name, int size,
+                                    const std::vector<LocalRank>& ranks, World& world);
 
 }  // namespace tessera::comm

@@ -1,7 +1,6 @@
 // What ranks over NCCL have in common. Private to comm; only where CUDA is built.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -34,13 +33,9 @@ class NcclGroup : public ProcessGroup {
 
  protected:
   /// To be called once: where this rank sits.
-  void sit(std::shared_ptr<NcclClique> clique, std::size_t seat) {
-    clique_ = std::move(clique);
-    seat_ = &clique_->seat(seat);
-  }
-
-  Call next_call(std::string_view op, std::string text) {
-    return {.sequence = sequence_++, .op = op, .text = std::move(text)};
+  void attach(std::shared_ptr<NcclEndpoints> endpoints, std::size_t endpoint) {
+    endpoints_ = std::move(endpoints);
+    endpoint_ = &endpoints_->endpoint(endpoint);
   }
 
   const int rank_;
@@ -49,14 +44,14 @@ class NcclGroup : public ProcessGroup {
   const NcclOptions options_;
   const std::shared_ptr<const NcclLibrary> library_;
   const std::shared_ptr<World> world_;
-  std::int64_t sequence_ = 0;
-  std::shared_ptr<NcclClique> clique_;
-  NcclSeat* seat_ = nullptr;
+  std::shared_ptr<NcclEndpoints> endpoints_;
+  NcclEndpoint* endpoint_ = nullptr;
 
  private:
   void enqueue(Collective collective, const Stream& stream) override;
-  /// Before `call` is enqueued. Throws CommError if the ranks are known to differ.
-  virtual void announce(const Call& call) = 0;
+  /// This rank's next call, before it is enqueued. Throws CommError if the ranks are known to
+  /// differ.
+  virtual Call announce(std::string_view op, std::string text) = 0;
 
   NcclStaging staging_;
 };

@@ -39,7 +39,7 @@ class ProcessRank final : public NcclGroup {
   // `members`: the group's ranks as ranks of the world.
   ProcessRank(int rank, std::vector<int> members, std::string name, int gpu, const NcclIds& ids,
               const NcclOptions& options, const std::shared_ptr<const NcclLibrary>& library,
-              const std::shared_ptr<World>& world, std::shared_ptr<NcclWatch> watch)
+              const std::shared_ptr<World>& world, std::shared_ptr<NcclWatchdog> watchdog)
       : NcclGroup(rank, static_cast<int>(members.size()), gpu, options, library, world),
         members_(std::move(members)),
         name_(std::move(name)),
@@ -50,16 +50,16 @@ class ProcessRank final : public NcclGroup {
         own_on_gpu_(buffer(device_, 1)),
         all_on_gpu_(buffer(device_, size_)),
         all_(buffer(pinned_, size_)) {
-    auto pairs = join(library, ids, name_, size_, {{.rank = rank_, .gpu = gpu_}}, *world_);
-    std::vector<std::unique_ptr<NcclSeat>> seats;
-    seats.push_back(std::make_unique<NcclSeat>(
+    auto communicators = join(library, ids, name_, size_, {{.rank = rank_, .gpu = gpu_}}, *world_);
+    std::vector<std::unique_ptr<NcclEndpoint>> endpoints;
+    endpoints.push_back(std::make_unique<NcclEndpoint>(
         world_, nullptr, fmt::format("rank {} of {}", world_rank(rank_), name_), size_,
-        std::move(pairs[0])));
-    sit(std::make_shared<NcclClique>(std::move(watch), std::move(seats)), 0);
+        std::move(communicators[0])));
+    attach(std::make_shared<NcclEndpoints>(std::move(watchdog), std::move(endpoints)), 0);
   }
 
   // Before the buffers go: what uses them must have ended.
-  ~ProcessRank() override { clique_.reset(); }
+  ~ProcessRank() override { endpoints_.reset(); }
 
   void agree(const Stream& stream) override {
     end_agree(true);
@@ -74,14 +74,12 @@ class ProcessRank final : public NcclGroup {
   }
 
   void barrier(std::string_view label) override {
-    const Call call = next_call("barrier", fmt::format("barrier '{}'", label));
-    note(call);
+    const Call call = announce("barrier", fmt::format("barrier '{}'", label));
     compare(exchange({}, call), call);
   }
 
   std::unique_ptr<ProcessGroup> split(int color, int key) override {
-    const Call call = next_call("split", "split");
-    note(call);
+    const Call call = announce("split", "split");
     const auto records = exchange({.color = color, .key = key}, call);
     compare(records, call);
     std::vector<int> ranks;
@@ -98,7 +96,7 @@ class ProcessRank final : public NcclGroup {
     for (const int r : ranks) members.push_back(world_rank(r));
     return std::make_unique<ProcessRank>(static_cast<int>(place), std::move(members),
                                          fmt::format("{}:{}", name_, color), gpu_, ids, options_,
-                                         library_, world_, clique_->watch());
+                                         library_, world_, endpoints_->watchdog());
   }
 
  private:
@@ -112,11 +110,16 @@ class ProcessRank final : public NcclGroup {
 
   int world_rank(int rank) const override { return members_[static_cast<std::size_t>(rank)]; }
 
-  void announce(const Call& call) override { note(call); }
+  Call next_call(std::string_view op, std::string text) {
+    return {.sequence = sequence_++, .op = op, .text = std::move(text)};
+  }
 
-  void note(const Call& call) {
+  // What the ranks will compare.
+  Call announce(std::string_view op, std::string text) override {
+    Call call = next_call(op, std::move(text));
     last_ = fmt::format("#{} {}", call.sequence, call.text);
     hash_ = hash_more(hash_, last_);
+    return call;
   }
 
   // Gathers everybody's record into all_, as work of `stream`. One at a time.
@@ -128,7 +131,7 @@ class ProcessRank final : public NcclGroup {
     std::memcpy(own_.raw(), &record, sizeof(record));
     engine::cuda::copy(stream, own_on_gpu_.raw(), own_.raw(), own_.nbytes());
     const engine::CurrentGpu current(gpu_);
-    seat_->communicator(Purpose::kGather)
+    endpoint_->communicator(Purpose::kGather)
         .call("ncclAllGather", *world_, world_->time_limit(),
               [&](const NcclLibrary& nccl, ncclComm_t comm) {
                 return nccl.all_gather(own_on_gpu_.raw(), all_on_gpu_.raw(), sizeof(Record),
@@ -144,7 +147,7 @@ class ProcessRank final : public NcclGroup {
       if (world_->clock().now() >= deadline) {
         world_->fail(fmt::format("{} expected {} ranks within {} ms, got no answer of some; {}",
                                  where(call), size_, world_->deadline().count(), call.text));
-        clique_->watch()->abort_all();
+        endpoints_->watchdog()->abort_all();
       }
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
@@ -177,7 +180,7 @@ class ProcessRank final : public NcclGroup {
     world_->fail(fmt::format("{} expected rank {}'s calls up to {}, got rank {}'s up to {}",
                              where(call), world_rank(0), std::string(records[0].last),
                              world_rank(rank), std::string(found->last)));
-    clique_->watch()->abort_all();
+    endpoints_->watchdog()->abort_all();
     world_->check();
   }
 
@@ -190,6 +193,7 @@ class ProcessRank final : public NcclGroup {
   const Stream control_;
   const engine::Memory device_, pinned_;
   const Tensor own_, own_on_gpu_, all_on_gpu_, all_;
+  std::int64_t sequence_ = 0;
   std::uint64_t hash_ = 0xCBF29CE484222325u;
   std::string last_ = "nothing";
   std::optional<Call> agreeing_;
@@ -208,7 +212,8 @@ std::unique_ptr<ProcessGroup> make_nccl_process_group(const NcclMember& member,
     ids = make_ids(*library);
     std::memcpy(message.data(), &ids, sizeof(ids));
   }
-  message = meet_at(member.address, member.rank, member.size, std::move(message), options.deadline);
+  message =
+      bootstrap(member.address, member.rank, member.size, std::move(message), options.deadline);
   engine::require<CommError>(message.size() == sizeof(ids),
                              "[nccl] expected an id of {} bytes, got {} (rank {})", sizeof(ids),
                              message.size(), member.rank);
@@ -216,7 +221,8 @@ std::unique_ptr<ProcessGroup> make_nccl_process_group(const NcclMember& member,
   std::vector<int> members(static_cast<std::size_t>(member.size));
   std::iota(members.begin(), members.end(), 0);
   return std::make_unique<ProcessRank>(member.rank, std::move(members), "world", member.gpu, ids,
-                                       options, library, world, std::make_shared<NcclWatch>(world));
+                                       options, library, world,
+                                       std::make_shared<NcclWatchdog>(world));
 }
 
 }  // namespace tessera::comm

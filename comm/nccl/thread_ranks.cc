@@ -15,14 +15,13 @@
 namespace tessera::comm {
 
 void NcclGroup::check() {
-  seat_->poll();
+  endpoint_->poll();
   world_->check();
 }
 
 void NcclGroup::abort(std::string_view reason) noexcept {
-  world_->abort_with(
-      [&] { return fmt::format("[abort] by rank {}: {}", world_rank(rank_), reason); });
-  clique_->watch()->abort_all();
+  world_->abort_by(world_rank(rank_), reason);
+  endpoints_->watchdog()->abort_all();
 }
 
 void NcclGroup::enqueue(Collective collective, const Stream& stream) {
@@ -32,73 +31,55 @@ void NcclGroup::enqueue(Collective collective, const Stream& stream) {
                   collective.work.name, to_string(device), stream.name(),
                   to_string(stream.device()), collective.work.detail, world_rank(rank_));
   world_->check();
-  Call call = next_call(collective.work.name, collective.text);
-  announce(call);
+  Call call = announce(collective.work.name, collective.text);
   engine::Event begin = stream.record("begin");
   try {
     stream.launch(std::move(collective.work), [&] {
-      enqueue_nccl(collective, rank_, size_, options_.canonical, *seat_, staging_, stream);
+      enqueue_nccl(collective, rank_, size_, options_.canonical, *endpoint_, staging_, stream);
     });
   } catch (const CommError& error) {
     // Either it says why the world failed, or the world fails with it.
     world_->abort(fmt::format("[{} #{}] rank {} failed: {}; {}", call.op, call.sequence,
                               world_rank(rank_), error.what(), call.text));
-    clique_->watch()->abort_all();
+    endpoints_->watchdog()->abort_all();
     world_->check();
     throw;
   }
-  seat_->watch(stream, std::move(call), std::move(begin), stream.record("end"));
+  endpoint_->watch(stream, std::move(call), std::move(begin), stream.record("end"));
 }
 
 namespace {
 
 // Ranks as threads: host calls meet as those of comm:threads do.
-class ThreadRank final : public NcclGroup {
+class NcclThreadGroup final : public NcclGroup {
  public:
-  enum class Kind { kWorld, kSplit };
-
-  ThreadRank(std::shared_ptr<Rendezvous> rendezvous, int rank, const NcclOptions& options,
-             std::shared_ptr<const NcclLibrary> library, std::shared_ptr<NcclClique> clique,
-             Kind kind)
-      : NcclGroup(rank, rendezvous->size(), gpu_of(*rendezvous, rank, options), options,
-                  std::move(library), rendezvous->world()),
-        rendezvous_(std::move(rendezvous)),
-        kind_(kind) {
-    sit(std::move(clique), static_cast<std::size_t>(rank));
-  }
-
-  // A part that an exception unwinds says nothing: the world will be told of the exception itself.
-  ~ThreadRank() override {
-    if (kind_ == Kind::kSplit && std::uncaught_exceptions() > num_exceptions_) return;
-    rendezvous_->depart(rank_, sequence_);
+  NcclThreadGroup(const std::shared_ptr<Rendezvous>& group, int rank, const NcclOptions& options,
+                  std::shared_ptr<const NcclLibrary> library,
+                  std::shared_ptr<NcclEndpoints> endpoints, ThreadRank::Kind kind)
+      : NcclGroup(rank, group->size(), gpu_of(*group, rank, options), options, std::move(library),
+                  group->world()),
+        self_(group, rank, kind) {
+    attach(std::move(endpoints), static_cast<std::size_t>(rank));
   }
 
   // announce() compares each call.
   void agree(const Stream&) override {}
-
-  void barrier(std::string_view label) override {
-    rendezvous_->meet(rank_, next_call("barrier", fmt::format("barrier '{}'", label)), {}, {});
-  }
+  void barrier(std::string_view label) override { self_.barrier(label); }
 
   // The last to come makes the communicators of all.
   std::unique_ptr<ProcessGroup> split(int color, int key) override {
-    struct Seats {
-      Split split;
-      std::shared_ptr<NcclClique> clique;
-    };
-    Seats own{.split = {.color = color, .key = key}, .clique = nullptr};
-    rendezvous_->meet(rank_, next_call("split", "split"), {.in = nullptr, .out = &own.split},
-                      split_pieces(*rendezvous_));
-    const auto& group = own.split.group;
-    const auto run = [&](std::span<const Slot> slots, int block, std::int64_t) {
+    const auto [group, rank] = self_.split(color, key);
+    std::shared_ptr<NcclEndpoints> endpoints;
+    const auto run = [&, &group = group](std::span<const Slot> slots, int block, std::int64_t) {
       if (block != 0) return;
-      const auto clique = make_clique(group, options_, library_, clique_->watch());
-      for (const Slot& slot : slots) static_cast<Seats*>(slot.out)->clique = clique;
+      const auto made = make_endpoints(group, options_, library_, endpoints_->watchdog());
+      for (const Slot& slot : slots) *static_cast<std::shared_ptr<NcclEndpoints>*>(slot.out) = made;
     };
-    group->meet(own.split.rank, {.sequence = -1, .op = "split", .text = "split"},
-                {.in = nullptr, .out = &own}, {.num_per_block = 1, .wake = false, .run = run});
-    return std::make_unique<ThreadRank>(group, own.split.rank, options_, library_, own.clique,
-                                        Kind::kSplit);
+    group->meet(rank, {.sequence = -1, .op = "split", .text = "split"},
+                {.in = nullptr, .out = &endpoints},
+                {.num_per_block = 1, .wake = false, .run = run});
+    return std::make_unique<NcclThreadGroup>(group, rank, options_, library_, std::move(endpoints),
+                                             ThreadRank::Kind::kSplit);
   }
 
   static int gpu_of(const Rendezvous& rendezvous, int rank, const NcclOptions& options) {
@@ -106,33 +87,34 @@ class ThreadRank final : public NcclGroup {
     return options.gpus.empty() ? world_rank : options.gpus[static_cast<std::size_t>(world_rank)];
   }
 
-  static std::shared_ptr<NcclClique> make_clique(const std::shared_ptr<Rendezvous>& rendezvous,
-                                                 const NcclOptions& options,
-                                                 const std::shared_ptr<const NcclLibrary>& library,
-                                                 std::shared_ptr<NcclWatch> watch) {
+  static std::shared_ptr<NcclEndpoints> make_endpoints(
+      const std::shared_ptr<Rendezvous>& rendezvous, const NcclOptions& options,
+      const std::shared_ptr<const NcclLibrary>& library, std::shared_ptr<NcclWatchdog> watchdog) {
     std::vector<LocalRank> ranks;
     for (int r = 0; r < rendezvous->size(); ++r) {
       ranks.push_back({.rank = r, .gpu = gpu_of(*rendezvous, r, options)});
     }
-    auto pairs = join(library, make_ids(*library), rendezvous->name(), rendezvous->size(), ranks,
-                      *rendezvous->world());
-    std::vector<std::unique_ptr<NcclSeat>> seats;
+    auto communicators = join(library, make_ids(*library), rendezvous->name(), rendezvous->size(),
+                              ranks, *rendezvous->world());
+    std::vector<std::unique_ptr<NcclEndpoint>> endpoints;
     for (int r = 0; r < rendezvous->size(); ++r) {
-      seats.push_back(std::make_unique<NcclSeat>(
+      endpoints.push_back(std::make_unique<NcclEndpoint>(
           rendezvous->world(), rendezvous,
           fmt::format("rank {} of {}", rendezvous->world_rank(r), rendezvous->name()),
-          rendezvous->size(), std::move(pairs[static_cast<std::size_t>(r)])));
+          rendezvous->size(), std::move(communicators[static_cast<std::size_t>(r)])));
     }
-    return std::make_shared<NcclClique>(std::move(watch), std::move(seats));
+    return std::make_shared<NcclEndpoints>(std::move(watchdog), std::move(endpoints));
   }
 
  private:
-  int world_rank(int rank) const override { return rendezvous_->world_rank(rank); }
-  void announce(const Call& call) override { rendezvous_->announce(rank_, call); }
+  int world_rank(int rank) const override { return self_.group()->world_rank(rank); }
+  Call announce(std::string_view op, std::string text) override {
+    Call call = self_.next_call(op, std::move(text));
+    self_.group()->announce(self_.rank(), call);
+    return call;
+  }
 
-  const std::shared_ptr<Rendezvous> rendezvous_;
-  const Kind kind_;
-  const int num_exceptions_ = std::uncaught_exceptions();
+  ThreadRank self_;
 };
 
 void check_gpus(int size, const NcclOptions& options) {
@@ -160,12 +142,12 @@ std::vector<std::unique_ptr<ProcessGroup>> make_groups(
     const std::shared_ptr<Rendezvous>& rendezvous, const NcclOptions& options) {
   check_gpus(rendezvous->size(), options);
   const auto library = NcclLibrary::load(options.library_path);
-  const auto clique = ThreadRank::make_clique(rendezvous, options, library,
-                                              std::make_shared<NcclWatch>(rendezvous->world()));
+  const auto endpoints = NcclThreadGroup::make_endpoints(
+      rendezvous, options, library, std::make_shared<NcclWatchdog>(rendezvous->world()));
   std::vector<std::unique_ptr<ProcessGroup>> groups;
   for (int r = 0; r < rendezvous->size(); ++r) {
-    groups.push_back(std::make_unique<ThreadRank>(rendezvous, r, options, library, clique,
-                                                  ThreadRank::Kind::kWorld));
+    groups.push_back(std::make_unique<NcclThreadGroup>(rendezvous, r, options, library, endpoints,
+                                                       ThreadRank::Kind::kWorld));
   }
   return groups;
 }

@@ -1,7 +1,5 @@
 #include "comm/nccl/watchdog.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <exception>
 #include <system_error>
@@ -16,62 +14,7 @@ constexpr std::chrono::milliseconds kPoll(5);
 
 }  // namespace
 
-NcclSeat::NcclSeat(std::shared_ptr<World> world, std::shared_ptr<Rendezvous> group,
-                   std::string name, int num_ranks, NcclPair communicators)
-    : world_(std::move(world)),
-      group_(std::move(group)),
-      name_(std::move(name)),
-      num_ranks_(num_ranks),
-      communicators_(std::move(communicators)) {}
-
-void NcclSeat::watch(const engine::Stream& stream, Call call, engine::Event begin,
-                     engine::Event end) {
-  const std::lock_guard lock(mutex_);
-  last_ = fmt::format("#{} {}", call.sequence, call.text);
-  pending_[stream.native()].push_back(
-      {.call = std::move(call), .begin = std::move(begin), .end = std::move(end)});
-}
-
-void NcclSeat::poll() noexcept {
-  try {
-    for (const auto& communicator : communicators_) {
-      if (const auto error = communicator->error()) {
-        const std::lock_guard lock(mutex_);
-        world_->fail(
-            fmt::format("[nccl] {} failed: {}; its last call was {}", name_, *error, last_));
-        return;
-      }
-    }
-    poll_pending();
-  } catch (const std::exception& error) {
-    // Its rank is told of the same by what it waits for, and that is the cause.
-    world_->abort_with([&] { return fmt::format("[nccl] {} failed: {}", name_, error.what()); });
-  }
-}
-
-void NcclSeat::poll_pending() {
-  const std::lock_guard lock(mutex_);
-  const auto now = world_->clock().now();
-  for (auto& [stream, calls] : pending_) {
-    while (!calls.empty() && calls.front().end.reached()) calls.pop_front();
-    if (calls.empty()) continue;
-    Pending& first = calls.front();
-    if (!first.started && first.begin.reached()) first.started = now;
-    if (!first.started || now - *first.started < world_->deadline()) continue;
-    if (group_) return group_->expire(first.call);
-    return world_->fail(fmt::format(
-        "[{} #{}] expected {} ranks within {} ms, got no end of it: some rank is missing; "
-        "{} ({})",
-        first.call.op, first.call.sequence, num_ranks_, world_->deadline().count(), first.call.text,
-        name_));
-  }
-}
-
-void NcclSeat::abort() noexcept {
-  for (const auto& communicator : communicators_) communicator->abort();
-}
-
-NcclWatch::NcclWatch(std::shared_ptr<World> world) : world_(std::move(world)) {
+NcclWatchdog::NcclWatchdog(std::shared_ptr<World> world) : world_(std::move(world)) {
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
@@ -79,61 +22,61 @@ NcclWatch::NcclWatch(std::shared_ptr<World> world) : world_(std::move(world)) {
   }
 }
 
-NcclWatch::~NcclWatch() {
+NcclWatchdog::~NcclWatchdog() {
   closing_ = 1;
   wake_all(closing_);
   thread_.join();
 }
 
-void NcclWatch::add(NcclSeat* seat) {
+void NcclWatchdog::add(NcclEndpoint* endpoint) {
   const std::lock_guard lock(mutex_);
-  seats_.push_back(seat);
+  endpoints_.push_back(endpoint);
 }
 
-void NcclWatch::remove(NcclSeat* seat) {
+void NcclWatchdog::remove(NcclEndpoint* endpoint) {
   const std::lock_guard lock(mutex_);
-  std::erase(seats_, seat);
+  std::erase(endpoints_, endpoint);
 }
 
-void NcclWatch::abort_all() noexcept {
+void NcclWatchdog::abort_all() noexcept {
   const std::lock_guard lock(mutex_);
-  if (seats_.empty()) return;
-  const AbortTogether together(seats_[0]->library());
-  for (NcclSeat* seat : seats_) seat->abort();
+  if (endpoints_.empty()) return;
+  const AbortTogether together(endpoints_[0]->library());
+  for (NcclEndpoint* endpoint : endpoints_) endpoint->abort();
 }
 
-void NcclWatch::run() {
+void NcclWatchdog::run() {
   const auto poll = std::min<std::chrono::milliseconds>(kPoll, world_->deadline() / 4);
   while (!wait_while(closing_, 0, Clock::now() + poll)) {
     if (!world_->has_failed()) {
       const std::lock_guard lock(mutex_);
-      for (NcclSeat* seat : seats_) seat->poll();
+      for (NcclEndpoint* endpoint : endpoints_) endpoint->poll();
     }
     if (world_->has_failed()) abort_all();
   }
 }
 
-NcclClique::NcclClique(std::shared_ptr<NcclWatch> watch,
-                       std::vector<std::unique_ptr<NcclSeat>> seats)
-    : watch_(std::move(watch)), seats_(std::move(seats)) {
-  for (const auto& seat : seats_) watch_->add(seat.get());
+NcclEndpoints::NcclEndpoints(std::shared_ptr<NcclWatchdog> watchdog,
+                             std::vector<std::unique_ptr<NcclEndpoint>> endpoints)
+    : watchdog_(std::move(watchdog)), endpoints_(std::move(endpoints)) {
+  for (const auto& endpoint : endpoints_) watchdog_->add(endpoint.get());
 }
 
-NcclClique::~NcclClique() {
-  for (const auto& seat : seats_) watch_->remove(seat.get());
-  if (seats_.empty() || finish()) return;
-  const AbortTogether together(seats_[0]->library());
-  for (const auto& seat : seats_) seat->abort();
+NcclEndpoints::~NcclEndpoints() {
+  for (const auto& endpoint : endpoints_) watchdog_->remove(endpoint.get());
+  if (endpoints_.empty() || finish()) return;
+  const AbortTogether together(endpoints_[0]->library());
+  for (const auto& endpoint : endpoints_) endpoint->abort();
 }
 
-bool NcclClique::finish() noexcept {
-  World& world = seats_[0]->world();
+bool NcclEndpoints::finish() noexcept {
+  World& world = endpoints_[0]->world();
   if (world.has_failed() || std::uncaught_exceptions() != num_exceptions_) return false;
   const auto deadline = world.time_limit();
   for (const Purpose purpose : {Purpose::kGather, Purpose::kReduce}) {
-    for (const auto& seat : seats_) seat->communicator(purpose).begin_finish();
-    for (const auto& seat : seats_) {
-      if (!seat->communicator(purpose).end_finish(world, deadline)) return false;
+    for (const auto& endpoint : endpoints_) endpoint->communicator(purpose).begin_finish();
+    for (const auto& endpoint : endpoints_) {
+      if (!endpoint->communicator(purpose).end_finish(world, deadline)) return false;
     }
   }
   return true;

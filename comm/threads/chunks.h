@@ -1,4 +1,4 @@
-// The collectives as pieces of work on shared memory. A piece is small enough to stay in a core's
+// The collectives as chunks of work on shared memory. A chunk is small enough to stay in a core's
 // cache: what is read once from memory is summed, or written to every rank, from there.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace tessera::comm {
 
 /// The work of `collective` among `size` ranks, for one of them. Slots hold the tensors' first
-/// elements, as ProcessGroup says. Nothing is allocated while a piece runs.
-Pieces pieces_of(const Collective& collective, int size);
+/// elements, as ProcessGroup says. Nothing is allocated while a chunk runs.
+Chunks chunks_of(const Collective& collective, int size);
 
 }  // namespace tessera::comm

@@ -15,8 +15,8 @@
 // partial sum rounded to f32, bf16 widened exactly. It is what one process computes that
 // accumulates the same contributions one after the other: with Accumulate::kYes the fold starts
 // from the running sum, so k steps of N ranks are k * N additions in one fixed order, and no bit
-// depends on how many ranks shared them, on how the range was cut into pieces, or on who computed a
-// piece. A tree or a ring would add in another order for each N; on shared memory neither would be
+// depends on how many ranks shared them, on how the range was cut into chunks, or on who computed a
+// chunk. A tree or a ring would add in another order for each N; on shared memory neither would be
 // faster, since every input is read once either way.
 namespace tessera::comm {
 namespace {

@@ -204,13 +204,13 @@ std::function<void()> meet_on_gpu(Rendezvous& rendezvous, int rank, const Call& 
                   rendezvous.size());
   const auto own = std::make_shared<Share>(collective, gpu, rendezvous.size());
   own->ready.record(gpu);
-  const Pieces pieces{.num_per_block = 1,
+  const Chunks chunks{.num_per_block = 1,
                       .shared = false,
                       .run = [](std::span<const Slot> slots, int block, std::int64_t) {
                         run_share(share_of(slots[static_cast<std::size_t>(block)]), slots, block);
                       }};
   try {
-    rendezvous.meet(rank, call, {.in = nullptr, .out = own.get()}, pieces);
+    rendezvous.meet(rank, call, {.in = nullptr, .out = own.get()}, chunks);
   } catch (...) {
     // The memory of this rank may be freed next, while peers still read it.
     try {

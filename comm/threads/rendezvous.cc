@@ -19,15 +19,15 @@ enum State : std::uint32_t { kOpen, kReady, kComplete, kFailed };
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
-// "rank 2", "ranks 2, 5-7" or, when there are too many pieces, "ranks 2, 5-7 and 90 more".
+// "rank 2", "ranks 2, 5-7" or, when there are too many of these, "ranks 2, 5-7 and 90 more".
 std::string ranks_text(const std::vector<int>& ranks) {
-  constexpr int kMaxPieces = 8;
+  constexpr int kMaxRanges = 8;
   std::string text = ranks.size() == 1 ? "rank" : "ranks";
   std::size_t i = 0;
-  for (int piece = 0; i < ranks.size() && piece < kMaxPieces; ++piece) {
+  for (int range = 0; i < ranks.size() && range < kMaxRanges; ++range) {
     std::size_t last = i;
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    text += fmt::format("{} {}", piece == 0 ? "" : ",", ranks[i]);
+    text += fmt::format("{} {}", range == 0 ? "" : ",", ranks[i]);
     if (last > i) text += fmt::format("-{}", ranks[last]);
     i = last + 1;
   }
@@ -54,8 +54,8 @@ struct Rendezvous::Meeting {
   std::vector<bool> here;
   int num_here = 0;
   std::atomic<std::uint32_t> state = kOpen;     // leaves kOpen under the world's mutex
-  std::vector<std::atomic<std::int64_t>> next;  // by block: the piece to take next
-  std::atomic<std::int64_t> undone;             // pieces of all blocks
+  std::vector<std::atomic<std::int64_t>> next;  // by block: the chunk to take next
+  std::atomic<std::int64_t> undone;             // chunks of all blocks
   std::atomic<bool> threw = false;              // one of them; the world has failed
 };
 
@@ -82,6 +82,10 @@ void World::fail_locked(std::string message, bool aborted) {
 void World::abort(std::string message) {
   const std::lock_guard lock(mutex_);
   fail_locked(std::move(message), true);
+}
+
+void World::abort_by(int world_rank, std::string_view reason) noexcept {
+  abort_with([&] { return fmt::format("[abort] by rank {}: {}", world_rank, reason); });
 }
 
 void World::fail(std::string message) {
@@ -124,23 +128,23 @@ Rendezvous::~Rendezvous() {
   std::erase(world_->groups_, this);
 }
 
-void Rendezvous::meet(int rank, const Call& call, const Slot& slot, const Pieces& pieces) {
-  const std::shared_ptr<Meeting> meeting = arrive(rank, call, slot, pieces);
+void Rendezvous::meet(int rank, const Call& call, const Slot& slot, const Chunks& chunks) {
+  const std::shared_ptr<Meeting> meeting = arrive(rank, call, slot, chunks);
   await(*meeting);
 
   std::int64_t num_done = 0;
   std::exception_ptr error;
-  for (int i = 0; i < (pieces.shared ? size() : 1); ++i) {
+  for (int i = 0; i < (chunks.shared ? size() : 1); ++i) {
     const int block = (rank + i) % size();
     auto& next = meeting->next[static_cast<std::size_t>(block)];
     for (;; ++num_done) {
-      const std::int64_t piece = next.fetch_add(1, std::memory_order_relaxed);
-      if (piece >= pieces.num_per_block) break;
+      const std::int64_t chunk = next.fetch_add(1, std::memory_order_relaxed);
+      if (chunk >= chunks.num_per_block) break;
       try {
-        pieces.run(meeting->slots, block, piece);
+        chunks.run(meeting->slots, block, chunk);
       } catch (...) {
         error = std::current_exception();
-        fail_piece(call, block);
+        fail_chunk(call, block);
         meeting->threw.store(true, std::memory_order_relaxed);
       }
     }
@@ -148,7 +152,7 @@ void Rendezvous::meet(int rank, const Call& call, const Slot& slot, const Pieces
   // The release order of the decrements carries everyone's writes to the last, and from it to all.
   if (num_done > 0 && meeting->undone.fetch_sub(num_done, std::memory_order_acq_rel) == num_done) {
     meeting->set(kComplete);
-  } else if (pieces.shared) {
+  } else if (chunks.shared) {
     comm::wait_while(meeting->state, kReady);
   } else if (!world_->wait_while(meeting->state, kReady)) {
     expire(call);
@@ -161,13 +165,13 @@ void Rendezvous::meet(int rank, const Call& call, const Slot& slot, const Pieces
 void Rendezvous::announce(int rank, const Call& call) { arrive(rank, call, {}, {}); }
 
 std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& call,
-                                                        const Slot& slot, const Pieces& pieces) {
+                                                        const Slot& slot, const Chunks& chunks) {
   const auto r = static_cast<std::size_t>(rank);
   const std::lock_guard lock(world_->mutex_);
   if (world_->failure_) throw CommError(*world_->failure_);
   auto entry = meetings_.find(call.sequence);
   if (entry == meetings_.end()) {
-    auto first = std::make_shared<Meeting>(call, members_.size(), pieces.num_per_block);
+    auto first = std::make_shared<Meeting>(call, members_.size(), chunks.num_per_block);
     entry = meetings_.emplace(call.sequence, std::move(first)).first;
   }
   const std::shared_ptr<Meeting> meeting = entry->second;
@@ -187,9 +191,9 @@ std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& ca
     return meeting;
   }
   meetings_.erase(call.sequence);
-  if (pieces.num_per_block == 0) {
+  if (chunks.num_per_block == 0) {
     meeting->set(kComplete);
-  } else if (pieces.wake) {
+  } else if (chunks.wake) {
     meeting->set(kReady);
   } else {
     meeting->state.store(kReady, std::memory_order_release);
@@ -224,7 +228,7 @@ void Rendezvous::fail_late(const Call& call, const Meeting* meeting) {
 }
 
 // In a handler: tells of the exception.
-void Rendezvous::fail_piece(const Call& call, int block) noexcept {
+void Rendezvous::fail_chunk(const Call& call, int block) noexcept {
   const auto tell = [&](std::string_view what) {
     world_->abort_with([&] {
       return fmt::format("{} rank {} failed: {}; {}", where(call), world_rank(block), what,

@@ -2,9 +2,9 @@
 // when all of it is done. Knows nothing of tensors.
 //
 // [Note: one meeting] A collective is one meeting, found by its sequence number. Each rank brings a
-// slot (its pointers) and sleeps; the last to come makes it ready. From then on the work (pieces of
-// a block per rank) can be done by whoever runs: a rank takes the pieces of its own block, then
-// helps with the others', and the last piece lets everyone go. So a small collective is done by the
+// slot (its pointers) and sleeps; the last to come makes it ready. From then on the work (chunks of
+// a block per rank) can be done by whoever runs: a rank takes the chunks of its own block, then
+// helps with the others', and the last chunk lets everyone go. So a small collective is done by the
 // last to come while the rest sleep (one wake-up each), and a big one keeps every core busy however
 // few there are. Nobody waits for a particular rank once a meeting is ready: it always completes,
 // even if the world fails meanwhile, so no rank can take its memory away from under another.
@@ -44,7 +44,9 @@ class World {
   /// Fails the world unless it has failed already: because a rank says so, or with an error.
   void abort(std::string message);
   void fail(std::string message);
-  /// The same with what `message()` returns; with a few words where there is no memory for it.
+  /// See ProcessGroup::abort().
+  void abort_by(int world_rank, std::string_view reason) noexcept;
+  /// abort() with what `message()` returns; with a few words where there is no memory for it.
   template <class F>
   void abort_with(F message) noexcept {
     abort(text_of(message));
@@ -99,15 +101,15 @@ struct Slot {
   void* out = nullptr;
 };
 
-/// The work of a meeting: `num_per_block` pieces for each rank's block, done in any order by any
+/// The work of a meeting: `num_per_block` chunks for each rank's block, done in any order by any
 /// rank, each once. If one throws, the others still run; then the world fails with the error and
 /// the rank whose block it was, and whoever ran it gets the error itself.
-struct Pieces {
+struct Chunks {
   std::int64_t num_per_block = 0;
   bool wake = true;    ///< false: too little work to wake sleepers for, the last to come does it
   bool shared = true;  ///< false: each rank does its own block, and waits for the others' at most
                        ///< the deadline
-  std::function<void(std::span<const Slot> slots, int block, std::int64_t piece)> run = {};
+  std::function<void(std::span<const Slot> slots, int block, std::int64_t chunk)> run = {};
 };
 
 /// The meetings of one group.
@@ -124,8 +126,8 @@ class Rendezvous {
   const std::string& name() const { return name_; }
   const std::shared_ptr<World>& world() const { return world_; }
 
-  /// Returns when every rank has come and all pieces are done. Throws CommError otherwise.
-  void meet(int rank, const Call& call, const Slot& slot, const Pieces& pieces);
+  /// Returns when every rank has come and all chunks are done. Throws CommError otherwise.
+  void meet(int rank, const Call& call, const Slot& slot, const Chunks& chunks);
   /// Compares `call` with what the others called, without waiting for them. Throws CommError if
   /// they differ, or have left.
   void announce(int rank, const Call& call);
@@ -140,10 +142,10 @@ class Rendezvous {
   struct Meeting;
 
   std::shared_ptr<Meeting> arrive(int rank, const Call& call, const Slot& slot,
-                                  const Pieces& pieces);
+                                  const Chunks& chunks);
   void await(Meeting& meeting);
   void fail_late(const Call& call, const Meeting* meeting);  // under the world's mutex
-  void fail_piece(const Call& call, int block) noexcept;
+  void fail_chunk(const Call& call, int block) noexcept;
   std::string where(const Call& call) const;
   std::string absent(const Meeting& meeting, bool only_departed) const;
   void fail_if_departed(const Meeting& meeting) noexcept;

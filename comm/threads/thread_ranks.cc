@@ -37,9 +37,15 @@ bool is_echo(World& world, const std::exception& error) {
   return dynamic_cast<const CommError*>(&error) != nullptr && world.is_echo(error.what());
 }
 
-}  // namespace
+// What a rank says and gets in a split.
+struct Split {
+  int color = 0;
+  int key = 0;
+  ThreadRank::Part part = {};
+};
 
-Pieces split_pieces(const Rendezvous& parent) {
+// One chunk that makes the groups of all colors. The slots' `out` are Split.
+Chunks split_chunks(const Rendezvous& parent) {
   const auto run = [&parent](std::span<const Slot> slots, int block, std::int64_t) {
     if (block != 0) return;
     std::map<int, std::vector<Split*>> by_color;
@@ -56,12 +62,30 @@ Pieces split_pieces(const Rendezvous& parent) {
       const auto group = std::make_shared<Rendezvous>(
           parent.world(), fmt::format("{}:{}", parent.name(), color), std::move(members));
       for (std::size_t r = 0; r < splits.size(); ++r) {
-        splits[r]->group = group;
-        splits[r]->rank = static_cast<int>(r);
+        splits[r]->part.group = group;
+        splits[r]->part.rank = static_cast<int>(r);
       }
     }
   };
   return {.num_per_block = 1, .wake = false, .run = run};
+}
+
+}  // namespace
+
+ThreadRank::~ThreadRank() {
+  if (kind_ == Kind::kSplit && std::uncaught_exceptions() > num_exceptions_) return;
+  group_->depart(rank_, sequence_);
+}
+
+void ThreadRank::barrier(std::string_view label) {
+  group_->meet(rank_, next_call("barrier", fmt::format("barrier '{}'", label)), {}, {});
+}
+
+ThreadRank::Part ThreadRank::split(int color, int key) {
+  Split split{.color = color, .key = key};
+  group_->meet(rank_, next_call("split", "split"), {.in = nullptr, .out = &split},
+               split_chunks(*group_));
+  return split.part;
 }
 
 std::shared_ptr<Rendezvous> make_world(int size, std::chrono::milliseconds deadline,

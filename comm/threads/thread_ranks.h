@@ -1,8 +1,14 @@
 // What backends share whose ranks are threads of one process.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/process_group.h"
@@ -10,15 +16,43 @@
 
 namespace tessera::comm {
 
-/// What a rank says and gets in a split.
-struct Split {
-  int color = 0;
-  int key = 0;
-  std::shared_ptr<Rendezvous> group = nullptr;
-  int rank = 0;
+/// One rank of a group of threads: its calls, and how it leaves, whatever moves the tensors.
+class ThreadRank {
+ public:
+  enum class Kind { kWorld, kSplit };
+
+  ThreadRank(std::shared_ptr<Rendezvous> group, int rank, Kind kind)
+      : group_(std::move(group)), rank_(rank), kind_(kind) {}
+  /// Tells the group that this rank calls no more. A part that an exception unwinds says nothing:
+  /// the world will be told of the exception itself.
+  ~ThreadRank();
+  ThreadRank(const ThreadRank&) = delete;
+  ThreadRank& operator=(const ThreadRank&) = delete;
+
+  int rank() const { return rank_; }
+  int world_rank() const { return group_->world_rank(rank_); }
+  const std::shared_ptr<Rendezvous>& group() const { return group_; }
+  World& world() const { return *group_->world(); }
+
+  Call next_call(std::string_view op, std::string text) {
+    return {.sequence = sequence_++, .op = op, .text = std::move(text)};
+  }
+  /// As ProcessGroup::barrier().
+  void barrier(std::string_view label);
+  /// As ProcessGroup::split(): the group, and this rank's number there.
+  struct Part {
+    std::shared_ptr<Rendezvous> group = nullptr;
+    int rank = 0;
+  };
+  Part split(int color, int key);
+
+ private:
+  const std::shared_ptr<Rendezvous> group_;
+  const int rank_;
+  const Kind kind_;
+  const int num_exceptions_ = std::uncaught_exceptions();
+  std::int64_t sequence_ = 0;
 };
-/// One piece that makes the groups of all colors. The slots' `out` are Split.
-Pieces split_pieces(const Rendezvous& parent);
 
 /// The group of all ranks of a new world.
 std::shared_ptr<Rendezvous> make_world(int size, std::chrono::milliseconds deadline,

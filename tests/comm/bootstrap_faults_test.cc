@@ -1,4 +1,4 @@
-// What is said when a call of a meeting fails: its own reason, not that of an earlier call.
+// What is said when a call of a bootstrap fails: its own reason, not that of an earlier call.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -26,14 +26,14 @@ using testing::TempFolder;
 std::string error_of_rank(const std::string& address, int rank, int size) {
   const std::vector<std::byte> message(3);
   try {
-    meet_at(address, rank, size, message, std::chrono::milliseconds(500));
+    bootstrap(address, rank, size, message, std::chrono::milliseconds(500));
   } catch (const engine::Error& error) {
     return error.what();
   }
   return "";
 }
 
-TEST(MeetingFaults, AFileThatCannotBeFlushed) {
+TEST(BootstrapFaultsTest, AFileThatCannotBeFlushed) {
   const TempFolder folder;
   const FaultHere fault({"fsync", below(folder, "id"), 1, std::to_string(EIO)});
   errno = 0;
@@ -42,8 +42,8 @@ TEST(MeetingFaults, AFileThatCannotBeFlushed) {
   EXPECT_EQ(folder.num_entries(), 0);
 }
 
-TEST(MeetingFaults, AMessageThatCannotBeSent) {
-  for (const int sender : {1, 0}) {  // the hello of rank 1, then the answer of rank 0
+TEST(BootstrapFaultsTest, AMessageThatCannotBeSent) {
+  for (const int sender : {1, 0}) {  // the handshake of rank 1, then the answer of rank 0
     const FaultHere fault({"send", "socket", sender == 1 ? 1 : 2, std::to_string(ENOBUFS)});
     const std::string address = "tcp:127.0.0.1:" + std::to_string(23400 + ::getpid() % 9000);
     std::string errors[2];

@@ -1,4 +1,4 @@
-// Where processes meet: who gets the message, and what is refused.
+// How processes get their first bytes: who gets the message, and what is refused.
 #include "comm/bootstrap/bootstrap.h"
 
 #include <arpa/inet.h>
@@ -36,15 +36,15 @@ std::vector<std::byte> bytes(const std::string& text) {
 }
 
 // What each rank gets, or the error it ends with.
-std::vector<std::string> meet(const std::string& address, int size, const std::vector<int>& ranks,
-                              milliseconds deadline = kLong) {
+std::vector<std::string> results_of(const std::string& address, int size,
+                                    const std::vector<int>& ranks, milliseconds deadline = kLong) {
   std::vector<std::string> results(ranks.size());
   std::vector<std::jthread> threads;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     threads.emplace_back([&, i] {
       try {
         const auto got =
-            meet_at(address, ranks[i], size, bytes("from " + std::to_string(ranks[i])), deadline);
+            bootstrap(address, ranks[i], size, bytes("from " + std::to_string(ranks[i])), deadline);
         results[i].assign(reinterpret_cast<const char*>(got.data()), got.size());
       } catch (const engine::Error& error) {
         results[i] = error.what();
@@ -67,7 +67,7 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-class MeetingPlaceTest : public ::testing::Test {
+class BootstrapTest : public ::testing::Test {
  protected:
   void SetUp() override { fs::create_directories(folder_); }
   void TearDown() override { fs::remove_all(folder_); }
@@ -86,27 +86,28 @@ class MeetingPlaceTest : public ::testing::Test {
 
  private:
   const fs::path folder_ = fs::path(::testing::TempDir()) /
-                           ("meeting_" + std::to_string(getpid()) + "_" +
+                           ("bootstrap_" + std::to_string(getpid()) + "_" +
                             ::testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
-TEST_F(MeetingPlaceTest, EveryRankGetsTheMessageOfRank0AndNothingIsLeft) {
+TEST_F(BootstrapTest, EveryRankGetsTheMessageOfRank0AndNothingIsLeft) {
   for (const int size : {1, 2, 5}) {
     std::vector<int> ranks;
     for (int r = size - 1; r >= 0; --r) ranks.push_back(r);
-    EXPECT_THAT(meet(file(), size, ranks), Each("from 0"));
+    EXPECT_THAT(results_of(file(), size, ranks), Each("from 0"));
     EXPECT_TRUE(left().empty());
-    EXPECT_THAT(meet("tcp:127.0.0.1:" + std::to_string(free_port()), size, ranks), Each("from 0"));
+    EXPECT_THAT(results_of("tcp:127.0.0.1:" + std::to_string(free_port()), size, ranks),
+                Each("from 0"));
   }
 }
 
-TEST_F(MeetingPlaceTest, OneAfterTheOtherAtTheSamePlace) {
-  for (int i = 0; i < 5; ++i) EXPECT_THAT(meet(file(), 3, {0, 1, 2}), Each("from 0"));
+TEST_F(BootstrapTest, OneAfterTheOtherAtTheSamePlace) {
+  for (int i = 0; i < 5; ++i) EXPECT_THAT(results_of(file(), 3, {0, 1, 2}), Each("from 0"));
 }
 
-TEST_F(MeetingPlaceTest, Rank0NamesWhoIsMissing) {
+TEST_F(BootstrapTest, Rank0NamesWhoIsMissing) {
   for (const std::string& place : {file(), "tcp:localhost:" + std::to_string(free_port())}) {
-    const auto results = meet(place, 4, {0, 2}, milliseconds(150));
+    const auto results = results_of(place, 4, {0, 2}, milliseconds(150));
     EXPECT_THAT(results[0], AllOf(HasSubstr("expected 4 ranks"), HasSubstr("within 150 ms"),
                                   HasSubstr("got 2: missing 1, 3")));
     EXPECT_THAT(results[1], AllOf(HasSubstr("rank 0"), HasSubstr("(rank 2)")));
@@ -114,86 +115,90 @@ TEST_F(MeetingPlaceTest, Rank0NamesWhoIsMissing) {
   EXPECT_TRUE(left().empty());
 }
 
-TEST_F(MeetingPlaceTest, RanksWithoutRank0EndAtTheDeadline) {
+TEST_F(BootstrapTest, RanksWithoutRank0EndAtTheDeadline) {
   for (const std::string& place : {file(), "tcp:localhost:" + std::to_string(free_port())}) {
-    EXPECT_THAT(meet(place, 3, {1, 2}, milliseconds(100)),
+    EXPECT_THAT(results_of(place, 3, {1, 2}, milliseconds(100)),
                 Each(AllOf(HasSubstr("expected rank 0"), HasSubstr("within 100 ms"))));
   }
   EXPECT_TRUE(left().empty());
 }
 
-TEST_F(MeetingPlaceTest, WorldsOfDifferentSizeDoNotMix) {
+TEST_F(BootstrapTest, WorldsOfDifferentSizeDoNotMix) {
   for (const std::string& place : {file(), "tcp:127.0.0.1:" + std::to_string(free_port())}) {
     std::string other;
-    std::jthread stranger([&] { other = meet(place, 3, {1}, milliseconds(200))[0]; });
-    EXPECT_THAT(meet(place, 2, {0}, milliseconds(5000))[0], HasSubstr("expected rank 1 of 2 at"));
+    std::jthread stranger([&] { other = results_of(place, 3, {1}, milliseconds(200))[0]; });
+    EXPECT_THAT(results_of(place, 2, {0}, milliseconds(5000))[0],
+                HasSubstr("expected rank 1 of 2 at"));
   }
 }
 
-TEST_F(MeetingPlaceTest, FilesArePrivate) {
-  std::jthread waiting([&] { meet(file(), 2, {1}, milliseconds(200)); });
+TEST_F(BootstrapTest, FilesArePrivate) {
+  std::jthread waiting([&] { results_of(file(), 2, {1}, milliseconds(200)); });
   struct stat info {};
   while (stat((path() + ".1").c_str(), &info) != 0) std::this_thread::yield();
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   EXPECT_EQ(info.st_uid, geteuid());
 }
 
-TEST_F(MeetingPlaceTest, WhatAnotherRunLeftIsRefused) {
+TEST_F(BootstrapTest, WhatAnotherRunLeftIsRefused) {
   write(path(), "stale");
-  EXPECT_THAT(meet(file(), 2, {0})[0], AllOf(HasSubstr("expected no file"), HasSubstr(path())));
+  EXPECT_THAT(results_of(file(), 2, {0})[0],
+              AllOf(HasSubstr("expected no file"), HasSubstr(path())));
   fs::remove(path());
   write(path() + ".1", "stale");
-  EXPECT_THAT(meet(file(), 2, {1})[0], AllOf(HasSubstr("expected no file"), HasSubstr(path())));
+  EXPECT_THAT(results_of(file(), 2, {1})[0],
+              AllOf(HasSubstr("expected no file"), HasSubstr(path())));
 }
 
-TEST_F(MeetingPlaceTest, AnAnswerToAnotherRunIsNotTaken) {
+TEST_F(BootstrapTest, AnAnswerToAnotherRunIsNotTaken) {
   // An answer with the right form and other numbers: that of a run that was killed.
-  std::string answer = "TSRMEET1";
+  std::string answer = "TSRBOOT1";
   const std::int32_t header[] = {2, 0};
   answer.append(reinterpret_cast<const char*>(header), sizeof(header));
   answer.append(32, '\x55');
   answer += "the id of another world";
   write(path(), answer);
-  EXPECT_THAT(meet(file(), 2, {1}, milliseconds(100))[0], HasSubstr("got that of another run"));
+  EXPECT_THAT(results_of(file(), 2, {1}, milliseconds(100))[0],
+              HasSubstr("got that of another run"));
 }
 
-TEST_F(MeetingPlaceTest, FilesOfOthersAreRefused) {
+TEST_F(BootstrapTest, FilesOfOthersAreRefused) {
   write(path() + ".1", "x", 0644);
-  EXPECT_THAT(meet(file(), 2, {0})[0], HasSubstr("expected a private file (0600), got 0644"));
+  EXPECT_THAT(results_of(file(), 2, {0})[0], HasSubstr("expected a private file (0600), got 0644"));
   fs::remove(path() + ".1");
 
   fs::create_symlink("/etc/passwd", path() + ".1");
-  EXPECT_THAT(meet(file(), 2, {0})[0], HasSubstr("expected to open"));
+  EXPECT_THAT(results_of(file(), 2, {0})[0], HasSubstr("expected to open"));
   fs::remove(path() + ".1");
 
   fs::create_directory(path() + ".1");
-  EXPECT_THAT(meet(file(), 2, {0})[0], HasSubstr("expected a plain file"));
+  EXPECT_THAT(results_of(file(), 2, {0})[0], HasSubstr("expected a plain file"));
   fs::remove(path() + ".1");
 
   ASSERT_EQ(mkfifo((path() + ".1").c_str(), 0600), 0);
-  EXPECT_THAT(meet(file(), 2, {0})[0], HasSubstr("expected a plain file"));
+  EXPECT_THAT(results_of(file(), 2, {0})[0], HasSubstr("expected a plain file"));
   fs::remove(path() + ".1");
 
   if (geteuid() == 0) {
     write(path() + ".1", "x");
     ASSERT_EQ(chown((path() + ".1").c_str(), 12345, -1), 0);
-    EXPECT_THAT(meet(file(), 2, {0})[0], HasSubstr("got one of 12345"));
+    EXPECT_THAT(results_of(file(), 2, {0})[0], HasSubstr("got one of 12345"));
     fs::remove(path() + ".1");
   }
 
   write(path() + ".1", std::string(100000, 'x'));
-  EXPECT_THAT(meet(file(), 2, {0})[0], HasSubstr("expected at most"));
+  EXPECT_THAT(results_of(file(), 2, {0})[0], HasSubstr("expected at most"));
   fs::remove(path() + ".1");
 
   write(path() + ".1", "too short");
-  EXPECT_THAT(meet(file(), 2, {0})[0], HasSubstr("bytes, got 9"));
+  EXPECT_THAT(results_of(file(), 2, {0})[0], HasSubstr("bytes, got 9"));
 }
 
-TEST_F(MeetingPlaceTest, StrangersOnTheSocketDoNotStopIt) {
+TEST_F(BootstrapTest, StrangersOnTheSocketDoNotStopIt) {
   const int port = free_port();
   const std::string place = "tcp:127.0.0.1:" + std::to_string(port);
   std::vector<std::string> results;
-  std::jthread world([&] { results = meet(place, 3, {0}); });
+  std::jthread world([&] { results = results_of(place, 3, {0}); });
   const auto connect_and_say = [&](const std::string& text) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -212,28 +217,29 @@ TEST_F(MeetingPlaceTest, StrangersOnTheSocketDoNotStopIt) {
                                         : i % 3 == 1 ? "GET / HTTP/1.1\r\n\r\n"
                                                      : "TSR"));
   }
-  EXPECT_THAT(meet(place, 3, {1, 2}), Each("from 0"));
+  EXPECT_THAT(results_of(place, 3, {1, 2}), Each("from 0"));
   world.join();
   EXPECT_THAT(results, Each("from 0"));
   for (const int fd : strangers) close(fd);
 }
 
-TEST_F(MeetingPlaceTest, TheSameRankTwiceIsRefused) {
+TEST_F(BootstrapTest, TheSameRankTwiceIsRefused) {
   const std::string place = "tcp:127.0.0.1:" + std::to_string(free_port());
-  EXPECT_THAT(meet(place, 3, {0, 1, 1}, milliseconds(2000))[0],
+  EXPECT_THAT(results_of(place, 3, {0, 1, 1}, milliseconds(2000))[0],
               HasSubstr("expected one rank 1 at " + place + ", got two"));
 }
 
-TEST_F(MeetingPlaceTest, NonsenseIsRefused) {
+TEST_F(BootstrapTest, NonsenseIsRefused) {
   for (const std::string address :
        {"", "id", "file:", "tcp:", "tcp:host", "tcp::80", "tcp:host:", "tcp:host:0",
         "tcp:host:65536", "tcp:host:80x", "tcp:host:-1", "http://host:80"}) {
-    EXPECT_THROW(meet_at(address, 0, 1, {}, kLong), engine::InvalidArgument) << address;
+    EXPECT_THROW(bootstrap(address, 0, 1, {}, kLong), engine::InvalidArgument) << address;
   }
-  EXPECT_THROW(meet_at(file(), 2, 2, {}, kLong), engine::InvalidArgument);
-  EXPECT_THROW(meet_at(file(), -1, 2, {}, kLong), engine::InvalidArgument);
-  EXPECT_THROW(meet_at(file(), 0, 1, std::vector<std::byte>(5000), kLong), engine::InvalidArgument);
-  EXPECT_THROW(meet_at("file:/nonexistent/id", 0, 1, {}, kLong), engine::IoError);
+  EXPECT_THROW(bootstrap(file(), 2, 2, {}, kLong), engine::InvalidArgument);
+  EXPECT_THROW(bootstrap(file(), -1, 2, {}, kLong), engine::InvalidArgument);
+  EXPECT_THROW(bootstrap(file(), 0, 1, std::vector<std::byte>(5000), kLong),
+               engine::InvalidArgument);
+  EXPECT_THROW(bootstrap("file:/nonexistent/id", 0, 1, {}, kLong), engine::IoError);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ struct Backend {
       run;
   // A stream of rank `rank` of the world: in the calling thread where that is possible, or beside.
   std::function<Stream(int rank, std::string name, engine::StreamOptions)> here, beside;
-  std::int64_t num_large = 100003;  // elements that make a backend cut a tensor into pieces
+  std::int64_t num_large = 100003;  // elements that make a backend cut a tensor into chunks
   milliseconds deadline{50};        // for a test that waits for it
 };
 

@@ -59,7 +59,7 @@ Call call(std::int64_t sequence, std::string text) {
   return {.sequence = sequence, .op = "all_gather", .text = std::move(text)};
 }
 
-TEST(RendezvousTest, APieceThatThrowsEndsAllAndNamesWhoseItWas) {
+TEST(RendezvousTest, AChunkThatThrowsEndsAllAndNamesWhoseItWas) {
   for (const bool shared : {true, false}) {
     for (int round = 0; round < 20; ++round) {
       const auto group = make_group(3);
@@ -68,9 +68,9 @@ TEST(RendezvousTest, APieceThatThrowsEndsAllAndNamesWhoseItWas) {
         group->meet(rank, call(0, "all_gather 'h.0'"), {},
                     {.num_per_block = 4,
                      .shared = shared,
-                     .run = [&](std::span<const Slot>, int block, std::int64_t piece) {
+                     .run = [&](std::span<const Slot>, int block, std::int64_t chunk) {
                        ++num_run;
-                       if (block == 1 && piece == 2) throw std::bad_alloc();
+                       if (block == 1 && chunk == 2) throw std::bad_alloc();
                      }});
       });
       EXPECT_EQ(num_run, 12);  // the others' work is not left undone

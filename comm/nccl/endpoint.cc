@@ -1,0 +1,65 @@
+#include "comm/nccl/endpoint.h"
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <utility>
+
+namespace tessera::comm {
+
+NcclEndpoint::NcclEndpoint(std::shared_ptr<World> world, std::shared_ptr<Rendezvous> group,
+                           std::string name, int num_ranks, NcclCommunicators communicators)
+    : world_(std::move(world)),
+      group_(std::move(group)),
+      name_(std::move(name)),
+      num_ranks_(num_ranks),
+      communicators_(std::move(communicators)) {}
+
+void NcclEndpoint::watch(const engine::Stream& stream, Call call, engine::Event begin,
+                         engine::Event end) {
+  const std::lock_guard lock(mutex_);
+  last_ = fmt::format("#{} {}", call.sequence, call.text);
+  pending_[stream.native()].push_back(
+      {.call = std::move(call), .begin = std::move(begin), .end = std::move(end)});
+}
+
+void NcclEndpoint::poll() noexcept {
+  try {
+    for (const auto& communicator : communicators_) {
+      if (const auto error = communicator->error()) {
+        const std::lock_guard lock(mutex_);
+        world_->fail(
+            fmt::format("[nccl] {} failed: {}; its last call was {}", name_, *error, last_));
+        return;
+      }
+    }
+    poll_pending();
+  } catch (const std::exception& error) {
+    // Its rank is told of the same by what it waits for, and that is the cause.
+    world_->abort_with([&] { return fmt::format("[nccl] {} failed: {}", name_, error.what()); });
+  }
+}
+
+void NcclEndpoint::poll_pending() {
+  const std::lock_guard lock(mutex_);
+  const auto now = world_->clock().now();
+  for (auto& [stream, calls] : pending_) {
+    while (!calls.empty() && calls.front().end.reached()) calls.pop_front();
+    if (calls.empty()) continue;
+    Pending& first = calls.front();
+    if (!first.started && first.begin.reached()) first.started = now;
+    if (!first.started || now - *first.started < world_->deadline()) continue;
+    if (group_) return group_->expire(first.call);
+    return world_->fail(fmt::format(
+        "[{} #{}] expected {} ranks within {} ms, got no end of it: some rank is missing; "
+        "{} ({})",
+        first.call.op, first.call.sequence, num_ranks_, world_->deadline().count(), first.call.text,
+        name_));
+  }
+}
+
+void NcclEndpoint::abort() noexcept {
+  for (const auto& communicator : communicators_) communicator->abort();
+}
+
+}  // namespace tessera::comm
