@@ -72,7 +72,7 @@ class Memory {
   static Memory pinned(const Stream& stream, MemoryOptions options = {});
 
   Device device() const;
-  /// Of device memory.
+  /// The stream that device memory belongs to; empty for memory of the host.
   const std::optional<Stream>& home() const;
 
   /// Uninitialised block, 256-byte aligned (2 MiB and huge pages from 2 MiB on); never null.

@@ -40,8 +40,8 @@ std::int64_t keys_end(const Layout& s, std::int64_t row, std::int64_t rows) {
   return s.causal ? row + rows : s.tokens;
 }
 
-// Of `products` matrix products and one exponential, with three operations around it, for each
-// visible pair.
+// The work of `products` matrix products and one exponential, with three operations around it, for
+// each visible pair.
 double flops(const Layout& s, int products) {
   const auto t = static_cast<double>(s.tokens);
   const double pairs = s.causal ? t * (t + 1) / 2 : t * t;

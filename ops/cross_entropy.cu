@@ -50,7 +50,8 @@ __device__ void store(T* dst, int count, const float (&x)[kPerThread], bool accu
     if (k < count) store_f32(dst[k], accumulate ? to_f32(dst[k]) + x[k] : x[k]);
 }
 
-// Of a part of a row without elements: max -inf, sum 0.
+// The sum of a part of a row in terms of another maximum. A part without elements has max -inf and
+// sum 0.
 __device__ float sum_relative_to(RowStats part, float max) {
   return part.max == max ? part.sum : part.sum * expf(part.max - max);
 }

@@ -97,7 +97,7 @@ TEST(Deadline, ARankThatPausesItIsWaitedFor) {
   });
 }
 
-// Of which a waiting rank must look at the clock several times.
+// A waiting rank must look at the clock several times before such a deadline.
 TEST(Deadline, MayBeLongAndStillEnds) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string error = error_of<CommError>([&] {
