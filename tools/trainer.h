@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "comm/host_gather.h"
 #include "comm/process_group.h"
 #include "engine/tape.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer.h"
 #include "tools/batch_loader.h"
-#include "tools/pending_gather.h"
 #include "tools/run_log.h"
 #include "tools/train_config.h"
 
@@ -80,7 +80,7 @@ class Trainer {
   /// A step that was launched, and what is known of it once it has been done.
   struct Launched {
     StepRecord record;
-    PendingGather values;  // losses and the wish to stop
+    comm::HostGather values;  // losses and the wish to stop
     shard::GradNorm norm;
   };
   /// Ends a validation.
