@@ -139,7 +139,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   optimizer_->step(lr, norm, c.grad_clip);
   engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
                      "keep_stop");
-  PendingGather kept(world_, values, metrics_, pinned_);
+  comm::HostGather kept(world_, values, metrics_, pinned_, "values");
   return {.record = {.step = step + 1, .lr = lr, .memory = memory_.stats()},
           .values = std::move(kept),
           .norm = norm};
@@ -150,7 +150,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
 void Trainer::finish(Launched& launched, Mark& begin, double items) {
   StepRecord& record = launched.record;
   const std::int64_t accum = config_.train.accum;
-  const std::vector<float> all = launched.values.wait(compute_);
+  const std::vector<float> all = launched.values.wait<float>(compute_);
   const auto value = [&](int rank, std::int64_t i) {
     return all[static_cast<std::size_t>(rank * (accum + 1) + i)];
   };
@@ -188,7 +188,7 @@ void Trainer::check_loss(float loss, std::int64_t step, std::int64_t micro, int 
 std::vector<float> Trainer::gather(const std::vector<float>& values) {
   const auto n = static_cast<std::int64_t>(values.size());
   const Tensor in = Tensor::from<float>(memory_, {n}, values, "values", Category::kCommunication);
-  return PendingGather(world_, in, metrics_, pinned_).wait(compute_);
+  return comm::HostGather(world_, in, metrics_, pinned_, "values").wait<float>(compute_);
 }
 
 double Trainer::mean_loss(std::int64_t num_batches,

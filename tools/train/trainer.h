@@ -13,13 +13,13 @@
 #include <string>
 #include <vector>
 
+#include "comm/host_gather.h"
 #include "comm/process_group.h"
 #include "engine/tape.h"
 #include "shard/adamw.h"
 #include "shard/fsdp.h"
 #include "shard/sgd.h"
 #include "tools/train/batch_loader.h"
-#include "tools/train/pending_gather.h"
 #include "tools/train/run_log.h"
 #include "tools/train/train_config.h"
 
@@ -83,7 +83,7 @@ class Trainer {
   /// A step that was launched, and what is known of it once it has been done.
   struct Launched {
     StepRecord record;
-    PendingGather values;  // losses and the wish to stop
+    comm::HostGather values;  // losses and the wish to stop
     shard::GradNorm norm;
   };
   /// Ends a validation.
