@@ -1,7 +1,7 @@
-"""Counts test cases: count_tests.py FOLDER_OF_BAZEL_EVENTS [PROBLEM ...]
+"""Counts test cases: count_tests.py FOLDER_OF_BAZEL_EVENTS CHECKS_PASSED [PROBLEM ...]
 
 Only the results that this run of Bazel reports (cached ones too) are counted, so that a log left from an older run
-cannot be. A PROBLEM counts as one failure. Exits with 1 if anything failed or nothing ran.
+cannot be. A check beside the tests counts as one test case, a PROBLEM as one failure. Exits with 1 if anything failed or nothing ran.
 """
 
 import glob
@@ -47,7 +47,7 @@ def cases(xml):
 
 
 def main():
-    count = {"passed": 0, "failed": 0, "skipped": 0}
+    count = {"passed": int(sys.argv[2]), "failed": 0, "skipped": 0}
     for label, status, xml in results(sys.argv[1]):
         outcomes = list(cases(xml))
         for name, outcome in outcomes:
@@ -58,7 +58,7 @@ def main():
         if status != "PASSED" and not any(outcome == "failed" for _, outcome in outcomes):
             count["failed"] += 1
             print("failed: %s (%s)" % (label, status))
-    for problem in sys.argv[2:]:
+    for problem in sys.argv[3:]:
         count["failed"] += 1
         print("failed: " + problem)
     if count["skipped"]:

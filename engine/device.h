@@ -1,6 +1,12 @@
 // Where memory lives and work runs. A value.
 #pragma once
 
+// The lowest header: here a compiler set to an older standard stops, at a file that is not there,
+// since after an #error it would go on and tell of every template in this repository.
+#if __cplusplus < 202002L
+#include "Tessera needs C++20: with Bazel, `build --cxxopt=-std=c++20` in .bazelrc; elsewhere -std=c++20"
+#endif
+
 #include <string>
 #include <string_view>
 

@@ -127,12 +127,22 @@ void FlagSet::add(std::string name, std::string* field, TextOption option) {
 
 void FlagSet::add_text(std::string name, TextOption option,
                        std::function<void(const std::string&)> set, Literal literal) {
-  const auto checked_set = [choices = option.choices, set = std::move(set)](const Value& value) {
+  const auto is_choice = [choices = option.choices,
+                          max_number = option.max_number](const std::string& text) {
+    std::int64_t number = 0;
+    const char* end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, number);
+    const bool is_number = error == std::errc() && rest == end && text.front() != '0';
+    return (is_number && number >= 1 && number <= max_number) ||
+           std::ranges::count(choices, text) > 0;
+  };
+  const auto checked_set = [is_choice, any = option.choices.empty(),
+                            set = std::move(set)](const Value& value) {
     const std::string& text = std::get<std::string>(value);
     // Anything else could not be written to a file and read back, and no path holds a NUL.
     const bool is_text =
         text.size() <= kMaxTextNbytes && is_utf8(text) && text.find('\0') == std::string::npos;
-    if (choices.empty() ? !is_text : std::ranges::count(choices, text) == 0) return false;
+    if (any ? !is_text : !is_choice(text)) return false;
     set(text);
     return true;
   };
@@ -140,6 +150,7 @@ void FlagSet::add_text(std::string name, TextOption option,
       option.choices.empty()
           ? fmt::format("text: at most {} bytes of UTF-8 without NUL", kMaxTextNbytes)
           : fmt::format("one of {}", join(option.choices, ", "));
+  if (option.max_number > 0) allowed += fmt::format(", or 1 to {}", option.max_number);
   add_option({std::move(name), Type::kText, std::move(option.help), std::move(allowed), checked_set,
               std::move(literal), !option.choices.empty()});
 }
@@ -180,8 +191,9 @@ std::optional<FlagSet::Value> FlagSet::value_of(const Option& option, const Toml
       break;
     case Type::kText:
       if (text != nullptr) return *text;
-      // Among choices, `true` may stand without quotes.
+      // Among choices, `true` and numbers may stand without quotes.
       if (boolean != nullptr && option.has_choices) return *boolean ? "true" : "false";
+      if (integer != nullptr && option.has_choices) return std::to_string(*integer);
       break;
   }
   return std::nullopt;

@@ -90,7 +90,9 @@ void TrainConfig::add_to(FlagSet& flags) {
   flags.add("parallel.reshard_after_forward", &parallel.reshard_after_forward,
             {.help = "give gathered parameters back between forward and backward: true, false, or "
                      "a number of neighbouring ranks that keep one copy together; auto: as the "
-                     "strategy says"});
+                     "strategy says",
+             .choices = {"auto", "true", "false"},
+             .max_number = kMaxRanks});
   flags.add("parallel.unit_min_numel", &parallel.unit_min_numel,
             {.help = "pack neighbouring blocks until a unit has this many parameters", .min = 0});
   flags.add("parallel.deadline_s", &parallel.deadline_s,

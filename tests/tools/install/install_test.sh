@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# What //tools:install writes can be compiled and linked, and an installation that fails leaves nothing behind.
+set -euo pipefail
+
+install=$PWD/tools/install/install
+folder=$(mktemp -d "$TEST_TMPDIR/XXXXXX")
+export BUILD_WORKING_DIRECTORY=$folder
+
+fail() { echo "FAILED: $*" >&2; exit 1; }
+
+# refuses TEXT ARGUMENT...: the program fails and says TEXT.
+refuses() {
+  local text=$1 said
+  shift
+  if said=$("$install" "$@" 2>&1); then fail "expected an error with '$*', got success"; fi
+  [[ $said == *"$text"* ]] || fail "expected '$text' with '$*', got '$said'"
+}
+
+# Names and contents of everything below a folder.
+contents() { (cd "$1" && find . -type f -exec sha256sum {} + | sort -k 2 && find . -type d | sort); }
+
+# ---- what it refuses
+
+refuses "expected one argument"
+refuses "expected one argument" one two
+refuses "expected one argument" --help
+touch "$folder/file"
+refuses "expected a folder that can be written, got $folder/file/prefix" file/prefix
+
+# ---- a program built from what it wrote
+
+"$install" prefix # below the folder that `bazel run` was called in
+prefix=$folder/prefix
+cd "$folder"
+
+flags() { sed -n "s|^$1: ||p" "$prefix/lib/pkgconfig/tessera.pc" | sed "s|\${prefix}|$prefix|g"; }
+
+cat >program.cc <<'CODE'
+#include <cstdio>
+
+#include "comm/threads.h"
+#include "engine/tape.h"
+#include "ops/linear.h"
+#include "shard/fsdp.h"
+
+using namespace tessera;
+
+int main() {
+  comm::run_ranks(2, {}, [](comm::ProcessGroup& world) {
+    const engine::Memory memory;
+    engine::Tape tape(memory, engine::Stream::inline_cpu("compute"));
+    engine::Parameter weight{"weight", {3, 2}, engine::Init::normal(1)};
+    engine::Block block{"block", {&weight}};
+    shard::Fsdp fsdp(world, memory, tape.stream(), {&block}, nullptr, {.placement = shard::Placement::preset("zero3")});
+    fsdp.begin_step();
+    const engine::Tensor x = tape.empty({1, 3}, engine::DType::kF32, "x");
+    for (int i = 0; i < 3; ++i) x.data<float>()[i] = 1;
+    const engine::Tensor y = tape.region(block, [&] { return ops::linear(tape, x, weight, nullptr); });
+    if (world.rank() == 0) std::printf("%g\n", y.data<float>()[0]);
+  });
+}
+CODE
+# shellcheck disable=SC2046
+g++ $(flags Cflags) program.cc $(flags Libs) -lfmt -o program
+[[ $(./program) =~ ^-?[0-9.]+$ ]] || fail "expected a number from the program, got '$(./program)'"
+# In a shared library, too.
+# shellcheck disable=SC2046
+g++ $(flags Cflags) -shared -fPIC program.cc $(flags Libs) -lfmt -o program.so
+
+# Every header finds what it includes.
+(cd "$prefix/include/tessera" && find . -name '*.h' ! -name '*cuda*' -printf '#include "%P"\n') | sort >headers.cc
+(($(wc -l <headers.cc) > 30)) || fail "expected all public headers, got $(<headers.cc)"
+# shellcheck disable=SC2046
+g++ $(flags Cflags) -fsyntax-only headers.cc
+
+# An older standard is one error.
+# shellcheck disable=SC2046
+if g++ $(flags Cflags) -std=c++17 -fsyntax-only program.cc 2>errors; then fail "expected C++17 to be refused"; fi
+[[ $(grep -c 'error:' errors) == 1 && $(<errors) == *"Tessera needs C++20"* ]] || fail "expected one error, got $(<errors)"
+
+# ---- over an older installation
+
+echo "// gone" >"$prefix/include/tessera/engine/gone.h"
+touch "$prefix/include/other.h"
+older=$(contents "$prefix")
+
+# Whichever move fails, the older installation is there as it was.
+mkdir shims
+cat >shims/mv <<'CODE'
+#!/usr/bin/env bash
+echo >>"$MOVES"
+if (($(wc -l <"$MOVES") == FAILING)); then exit 1; fi
+exec /usr/bin/mv "$@"
+CODE
+chmod +x shims/mv
+export MOVES=$folder/moves
+cd - >/dev/null
+for ((FAILING = 1; FAILING <= 10; ++FAILING)); do
+  export FAILING
+  : >"$MOVES"
+  if PATH=$folder/shims:$PATH "$install" prefix; then fail "expected an error when move $FAILING fails"; fi
+  [[ $(contents "$prefix") == "$older" ]] || fail "expected the older installation after move $FAILING failed"
+done
+
+"$install" prefix
+[[ ! -e $prefix/include/tessera/engine/gone.h ]] || fail "expected no header of the older installation"
+[[ -e $prefix/include/other.h ]] || fail "expected what others installed to stay"
+[[ -z $(find "$prefix" -name '.tessera-install*') ]] || fail "expected no temporary folder"
+
+# A place that is taken by something else.
+mkdir "$folder/taken"
+touch "$folder/taken/lib"
+before=$(contents "$folder/taken")
+if "$install" taken; then fail "expected an error where lib is a file"; fi
+[[ $(find "$folder/taken" -type f) == "$folder/taken/lib" ]] || fail "expected nothing in the folder, got $(contents "$folder/taken"), before $before"
+echo passed
