@@ -253,6 +253,8 @@ GradNorm Fsdp::finish_step() {
   for (const auto& unit : units_) unit->finish_step(compute_);
   context_.gather.wait(compute_.record("reduced"));
   context_.mesh.agree(context_.gather);
+  // Whatever was gathered ahead and not used has been read: the optimizer may write masters.
+  compute_.wait(context_.gather.record("agreed"));
   GradNorm norm = reduce_norm(context_, compute_, units_, mean_scale());
   phase_ = Phase::kFinished;
   return norm;
