@@ -6,8 +6,6 @@
 #include <set>
 #include <utility>
 
-#include "engine/copy.h"
-#include "engine/elementwise.h"
 #include "engine/error.h"
 #include "shard/norm.h"
 #include "shard/plan.h"
@@ -278,121 +276,6 @@ void Fsdp::updated(Unit& unit, const engine::Stream& stream) {
 }
 
 double Fsdp::mean_scale() const { return 1.0 / (double(group_.size()) * num_micro_steps_); }
-
-// Values by parameter
-// ---------------------------------------------------------------------------------------
-
-std::vector<Parameter*> Fsdp::parameters() const {
-  std::vector<Parameter*> all;
-  for (const auto& unit : units_) {
-    for (const Flat& flat : unit->flats()) {
-      all.insert(all.end(), flat.parameters.begin(), flat.parameters.end());
-    }
-  }
-  std::sort(all.begin(), all.end(),
-            [](const Parameter* a, const Parameter* b) { return a->name < b->name; });
-  return all;
-}
-
-Fsdp::Place Fsdp::place_of(const Parameter& p) const {
-  for (const auto& unit : units_) {
-    for (const Flat& flat : unit->flats()) {
-      const auto it = std::find(flat.parameters.begin(), flat.parameters.end(), &p);
-      if (it == flat.parameters.end()) continue;
-      return {flat, static_cast<std::size_t>(it - flat.parameters.begin())};
-    }
-  }
-  engine::fail("[fsdp] expected a wrapped parameter ({})", p.name);
-}
-
-std::vector<float> Fsdp::full(const Place& place, const Tensor& owned) {
-  const auto& [flat, index] = place;
-  const Parameter& p = *flat.parameters[index];
-  const Tensor whole =
-      Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
-  for (const Segment& s : flat.segments) {
-    if (s.parameter != index) continue;
-    engine::launch_assign_or_add(compute_, whole.slice(s.parameter_begin, {s.numel}),
-                                 owned.slice(s.shard_begin, {s.numel}), false, "copy", p.name);
-  }
-  if (comm::ProcessGroup* group = context_.mesh.group_of(flat.owner)) {
-    context_.gather.wait(compute_.record("copied"));
-    for (int part = 0; part < group->size(); ++part) {
-      for (const Segment& s : flat.layout.segments(flat.layout.part(part, group->size()))) {
-        if (s.parameter != index) continue;
-        group->broadcast(whole.slice(s.parameter_begin, {s.numel}),
-                         context_.mesh.owner(flat.owner, part), context_.gather, p.name);
-      }
-    }
-    compute_.wait(context_.gather.record("broadcast"));
-  }
-  compute_.synchronize();
-  std::vector<float> values = engine::to_vector<float>(whole);
-  if (compute_.device().is_cuda()) group_.check();  // an aborted broadcast ends without an error
-  return values;
-}
-
-std::vector<float> Fsdp::full_parameter(const Parameter& p) {
-  const Place place = place_of(p);
-  return full(place, place.flat.master);
-}
-
-std::vector<float> Fsdp::full_gradient(const Parameter& p) {
-  const Place place = place_of(p);
-  require(place.flat.trainable, "[fsdp] expected a trainable parameter, got a frozen one ({})",
-          p.name);
-  require(phase_ == Phase::kFinished,
-          "[fsdp] expected finish_step() before, and the optimizer behind, full_gradient() ({})",
-          p.name);
-  std::vector<float> values = full(place, place.flat.grad_sum);
-  const auto scale = static_cast<float>(mean_scale());
-  for (float& value : values) value *= scale;
-  return values;
-}
-
-void Fsdp::load(const Place& place, const Tensor& owned, std::span<const float> values) {
-  const auto& [flat, index] = place;
-  const Parameter& p = *flat.parameters[index];
-  require(static_cast<std::int64_t>(values.size()) == p.shape.numel(),
-          "[fsdp] expected {} values for {}, got {} ({})", p.shape.numel(), p.shape.str(),
-          values.size(), p.name);
-  context_.gather.synchronize();  // nobody still reads what is overwritten
-  compute_.synchronize();
-  for (const Segment& s : flat.segments) {
-    if (s.parameter != index) continue;
-    copy_from_floats(owned.slice(s.shard_begin, {s.numel}),
-                     values.subspan(static_cast<std::size_t>(s.parameter_begin),
-                                    static_cast<std::size_t>(s.numel)));
-  }
-}
-
-void Fsdp::load(const Parameter& p, std::span<const float> values) {
-  const Place place = place_of(p);
-  load(place, place.flat.master, values);
-}
-
-void Fsdp::load_from(int root, const Parameter& p, std::span<const float> values) {
-  const Tensor whole =
-      Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
-  if (group_.rank() == root) {
-    require(static_cast<std::int64_t>(values.size()) == p.shape.numel(),
-            "[fsdp] expected {} values for {}, got {} ({})", p.shape.numel(), p.shape.str(),
-            values.size(), p.name);
-    copy_from_floats(whole, values);
-  }
-  broadcast({whole}, root);
-  compute_.synchronize();
-  if (compute_.device().is_cuda()) group_.check();
-  load(p, engine::to_vector<float>(whole));
-}
-
-void Fsdp::broadcast(const std::vector<Tensor>& buffers, int root) {
-  context_.gather.wait(compute_.record("buffers"));
-  for (const Tensor& buffer : buffers) {
-    group_.broadcast(buffer, root, context_.gather, buffer.name());
-  }
-  compute_.wait(context_.gather.record("broadcast"));
-}
 
 void Fsdp::parameters_changed() {
   schedule_.close_visits(compute_);
