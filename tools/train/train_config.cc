@@ -246,8 +246,7 @@ shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
           .reductions_in_flight = static_cast<int>(parallel.reductions_in_flight),
           .unit_min_numel = parallel.unit_min_numel,
           .precision = precision,
-          .seed = static_cast<std::uint64_t>(train.seed),
-          .listener = listener};
+          .seed = static_cast<std::uint64_t>(train.seed)};
 }
 
 std::chrono::milliseconds TrainConfig::deadline() const {

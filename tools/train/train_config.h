@@ -72,7 +72,6 @@ struct TrainConfig {
   StepConfig train;
   LogConfig log;
   std::string out;
-  engine::LaunchListener* listener = nullptr;  ///< of the comm stream (tests); no flag
 
   /// Registers every field under its name. The initial values are the defaults.
   void add_to(FlagSet& flags);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/shard/collective_log.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/data/text_data.h"
 #include "tools/models/gpt.h"
@@ -23,11 +24,11 @@ struct GptRun {
   std::string params_sha256;
 };
 
-/// `init_from`: folder of weights to start from; empty: the seed's. `listener`: of rank 0's comm
-/// stream.
+/// `init_from`: folder of weights to start from; empty: the seed's. `calls`: what rank 0
+/// called.
 inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
                       const tools::TokenDataset& data, const std::string& init_from = "",
-                      engine::LaunchListener* listener = nullptr) {
+                      CollectiveLog* calls = nullptr) {
   const TempFolder folder;
   config.out = folder.path();
   config.log.every = 0;
@@ -36,10 +37,10 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
   const tools::Ranks ranks = tools::Ranks::choose(config);
   ranks.run(config, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
-    tools::TrainConfig mine = config;
-    mine.listener = is_first ? listener : nullptr;
+    CollectiveLog unread;
+    LoggedGroup logged(world, is_first && calls != nullptr ? *calls : unread);
     tools::Gpt gpt(model);
-    tools::Trainer trainer(world, ranks.compute(world.rank()), mine, gpt.blocks(), gpt.root(),
+    tools::Trainer trainer(logged, ranks.compute(world.rank()), config, gpt.blocks(), gpt.root(),
                            is_first ? &log : nullptr);
     if (!init_from.empty()) tools::load_gpt(trainer.fsdp(), gpt, init_from);
     const engine::Shape shape{config.train.batch, model.seq};
