@@ -249,10 +249,14 @@ GradNorm Fsdp::finish_step() {
   schedule_.end_micro_step(compute_);
   phase_ = Phase::kIdle;
   for (const auto& unit : units_) unit->finish_step(compute_);
-  context_.gather.wait(compute_.record("reduced"));
-  context_.mesh.agree(context_.gather);
-  // Whatever was gathered ahead and not used has been read: the optimizer may write masters.
-  compute_.wait(context_.gather.record("agreed"));
+  context_.mesh.agree(compute_);
+  // Behind the gather of the norm all gathers are done, those that nobody used as well, and the
+  // optimizer may write what they read. Where no norm is gathered:
+  const Placement& placement = context_.options.placement;
+  if (placement.parameters != shard::Place::kWhole &&
+      context_.mesh.group_of(placement.optimizer) == nullptr) {
+    compute_.wait(context_.gather.record("gathered"));
+  }
   GradNorm norm = reduce_norm(context_, compute_, units_, mean_scale());
   phase_ = Phase::kFinished;
   return norm;
