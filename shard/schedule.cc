@@ -62,6 +62,7 @@ void Schedule::cancel(const Stream& compute) {
 }
 
 void Schedule::begin_micro_step(const MicroStep& options, bool is_last) {
+  forget();  // what was recorded outside of a micro-step
   micro_step_ = options;
   is_last_ = is_last;
   num_backwards_ = 0;
@@ -126,6 +127,7 @@ void Schedule::enter_forward(Visitor& visitor, const Stream& compute, Pass pass)
   } else {
     last_entered_ = &visitor;
     if (!is_replaying() && pass != Pass::kUnrecorded) forward_.push_back(&visitor);
+    if (pass == Pass::kDeferred) mark_replay();
     // A visit out of plan moves the plan to the next place where this unit stands, if any.
     if (!is_replaying()) planned_.end = order_.size();
     for (std::size_t i = 0; i < order_.size(); ++i) {
@@ -138,6 +140,18 @@ void Schedule::enter_forward(Visitor& visitor, const Stream& compute, Pass pass)
   for (int i = 0; i < depth_ && planned_.begin + std::size_t(i) < planned_.end; ++i) {
     prefetch(*order_[planned_.begin + std::size_t(i)], compute, "forward");
   }
+}
+
+// The innermost recorded visit is that of the region that is recomputed.
+void Schedule::mark_replay() {
+  Visit* innermost = nullptr;
+  for (Visitor& v : visitors_) {
+    if (!v.visit || v.num_open_blocks == 0 || v.visit->pass != Pass::kRecorded) continue;
+    if (innermost == nullptr || v.visit->inside.begin >= innermost->inside.begin) {
+      innermost = &*v.visit;
+    }
+  }
+  if (innermost != nullptr) innermost->will_replay = true;
 }
 
 void Schedule::prefetch(Visitor& next, const Stream& compute, const char* why) const {
@@ -203,6 +217,11 @@ void Schedule::enter_backward(Visitor& visitor, const Stream& compute) {
   visitor.unit->unshard(compute, "backward");
   visitor.unit->acquire(compute);
   int ahead = 0;
+  if (visitor.backward->will_replay) {
+    for (std::size_t i = planned_.begin; i < planned_.end && ahead < depth_; ++i, ++ahead) {
+      prefetch(*order_[i], compute, "forward");
+    }
+  }
   for (auto next = pending_.rbegin(); next != pending_.rend() && ahead < depth_; ++next) {
     if ((*next)->unit->is_root()) continue;
     prefetch(**next, compute, "backward");

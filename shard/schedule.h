@@ -67,6 +67,7 @@ class Schedule : public engine::RegionHooks {
     std::size_t first, last;  // block indices
     engine::Pass pass;
     Span inside = {};
+    bool will_replay = false;  // backward will visit some of them again
   };
   // A unit and its visits.
   struct Visitor {
@@ -86,6 +87,7 @@ class Schedule : public engine::RegionHooks {
   const Place& place_of(const engine::Block& block) const;
   bool is_replaying() const { return num_open_backwards_ > 0; }
   void enter_forward(Visitor& visitor, const engine::Stream& compute, engine::Pass pass);
+  void mark_replay();
   void close_visit(Visitor& visitor, const engine::Stream& compute);
   void close_pending(const Visitor& entering, const engine::Stream& compute);
   void enter_backward(Visitor& visitor, const engine::Stream& compute);

@@ -734,14 +734,14 @@ TEST(FsdpOrder, AReplayOfNestedUnitsDoesNotCutTheRecordedOrder) {
       rank.fsdp.begin_step();
       rank.tape.backward(pass());
       rank.fsdp.finish_step();
-      EXPECT_EQ(
-          log.take(),
-          (std::vector<std::string>{
-              "all_gather root forward", "all_gather h.0 forward", "all_gather h.1 forward",
-              "all_gather h.2 forward", "all_gather h.3 forward", "all_gather h.1 backward",
-              "reduce_scatter h.3 gradient", "all_gather h.2 forward", "all_gather h.0 backward",
-              "reduce_scatter h.2 gradient", "reduce_scatter h.1 gradient",
-              "reduce_scatter h.0 gradient", "reduce_scatter root gradient", "all_gather norm"}))
+      EXPECT_EQ(log.take(),
+                (std::vector<std::string>{
+                    "all_gather root forward", "all_gather h.0 forward", "all_gather h.1 forward",
+                    "all_gather h.2 forward", "all_gather h.3 forward", "all_gather h.1 backward",
+                    "reduce_scatter h.3 gradient", "all_gather h.2 forward",
+                    "reduce_scatter h.2 gradient", "reduce_scatter h.1 gradient",
+                    "all_gather h.0 backward", "reduce_scatter h.0 gradient",
+                    "reduce_scatter root gradient", "all_gather norm"}))
           << step;
     }
   });
