@@ -5,6 +5,9 @@
 #include "engine/error.h"
 
 namespace tessera::shard {
+
+template class RuleOptimizer<AdamWRule>;
+
 namespace {
 
 using engine::require;

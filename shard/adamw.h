@@ -9,6 +9,9 @@
 
 namespace tessera::shard {
 
+// Compiled once, with this library's flags: a consumer's might contract products and sums.
+extern template class RuleOptimizer<AdamWRule>;
+
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0.1;  ///< of group "matrices"

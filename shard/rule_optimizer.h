@@ -108,7 +108,7 @@ class RuleOptimizer : public Optimizer {
     const float scale = scale_;
     for (float*& state : states) state = state == nullptr ? nullptr : state + begin;
     const auto run = [&](auto keeps) {
-#pragma omp simd
+#pragma GCC ivdep  // understood without -fopenmp-simd, in a consumer's build as well
       for (std::int64_t i = 0; i < numel; ++i) {
         float state[Rule::kNumStates + 1] = {};
         if constexpr (keeps) {

@@ -5,6 +5,9 @@
 #include "engine/error.h"
 
 namespace tessera::shard {
+
+template class RuleOptimizer<SgdRule>;
+
 namespace {
 
 std::vector<ParameterGroup> groups_of(const SgdOptions& options) {

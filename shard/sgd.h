@@ -8,6 +8,9 @@
 
 namespace tessera::shard {
 
+// Compiled once, with this library's flags: a consumer's might contract products and sums.
+extern template class RuleOptimizer<SgdRule>;
+
 struct SgdOptions {
   double momentum = 0;
   std::vector<ParameterGroup> groups = {};  ///< beside "all", for what none of them lists
