@@ -74,7 +74,7 @@ void submit(const std::shared_ptr<NcclComm>& comm, const std::vector<NcclArgs>& 
   comm->polls = std::max(comm->polls, some_polls());
   const std::string name =
       is_message ? "ncclSend and ncclRecv" : kNcclNames[static_cast<int>(all[0].kind)];
-  comm->unenqueued.push_back([comm, run, name, stream = all[0].stream] {
+  comm->unenqueued.emplace_back([comm, run, name, stream = all[0].stream] {
     // Counts while the stream holds it, whether it runs or is skipped on a device that failed.
     struct Outstanding {
       explicit Outstanding(std::shared_ptr<NcclComm> c) : comm(std::move(c)) {

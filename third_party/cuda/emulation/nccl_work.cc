@@ -182,7 +182,8 @@ void run_messages(const std::shared_ptr<NcclComm>& comm, const std::vector<NcclA
     message->taken = true;
     s.changed.notify_all();
   }
-  for (const auto& [peer, message] : sent) {
+  for (const auto& peer_and_message : sent) {
+    const std::shared_ptr<NcclMessage>& message = peer_and_message.second;
     s.changed.wait(lock, [&] { return message->taken || comm->aborted; });
     if (!message->taken) return leave();
     acquire_edge(&message->taken_edge);
