@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <ranges>
 #include <utility>
 
 #include "engine/copy.h"
@@ -149,8 +148,10 @@ void Optimizer::end_step() {
 
 ParameterGroup& Optimizer::group(std::string_view name) {
   const auto it = std::ranges::find(groups_, name, &ParameterGroup::name);
+  std::vector<std::string_view> names;
+  for (const ParameterGroup& group : groups_) names.push_back(group.name);
   require(it != groups_.end(), "[optimizer] expected one of the groups {}, got '{}'",
-          fmt::join(groups_ | std::views::transform(&ParameterGroup::name), ", "), name);
+          fmt::join(names, ", "), name);
   return *it;
 }
 

@@ -88,6 +88,13 @@ const std::vector<float>& one_process(Training run, int micro_batches) {
   return result;
 }
 
+// How many choices of options each strategy meets; sanitizers take ten times as long.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kTurns = 1;
+#else
+constexpr int kTurns = 6;
+#endif
+
 class Bits : public ::testing::TestWithParam<int> {};
 
 // Options take turns, so that every strategy meets every value of every option, and most pairs.
@@ -100,7 +107,7 @@ TEST_P(Bits, OfEveryStrategyAreThoseOfOneProcess) {
                                   {DType::kBF16, DType::kF32, DType::kBF16}};
   int turn = ranks;
   for (const Strategy& strategy : strategies(ranks)) {
-    for (int i = 0; i < 6; ++i, ++turn) {
+    for (int i = 0; i < kTurns; ++i, ++turn) {
       Training run{.ranks = ranks, .accum = kMicroBatches / ranks, .steps = 2};
       strategy.apply(run.options, ranks);
       run.options.prefetch = turn % 4;
