@@ -82,12 +82,19 @@ std::vector<float> Fsdp::full_gradient(const Parameter& p) {
   return values;
 }
 
-void Fsdp::load(const Place& place, const Tensor& owned, std::span<const float> values) {
-  const auto& [flat, index] = place;
-  const Parameter& p = *flat.parameters[index];
+namespace {
+
+void check_numel(const Parameter& p, std::span<const float> values) {
   require(static_cast<std::int64_t>(values.size()) == p.shape.numel(),
           "[fsdp] expected {} values for {}, got {} ({})", p.shape.numel(), p.shape.str(),
           values.size(), p.name);
+}
+
+}  // namespace
+
+void Fsdp::load(const Place& place, const Tensor& owned, std::span<const float> values) {
+  const auto& [flat, index] = place;
+  check_numel(*flat.parameters[index], values);
   context_.gather.synchronize();  // nobody still reads what is overwritten
   compute_.synchronize();
   for (const Segment& s : flat.segments) {
@@ -107,9 +114,7 @@ void Fsdp::load_from(int root, const Parameter& p, std::span<const float> values
   const Tensor whole =
       Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
   if (group_.rank() == root) {
-    require(static_cast<std::int64_t>(values.size()) == p.shape.numel(),
-            "[fsdp] expected {} values for {}, got {} ({})", p.shape.numel(), p.shape.str(),
-            values.size(), p.name);
+    check_numel(p, values);
     copy_from_floats(whole, values);
   }
   broadcast({whole}, root);

@@ -116,20 +116,29 @@ class InTurns final : public StrategyReducer {
   const Mesh& mesh_;
 };
 
-// The same sum in another order: inside the replica each time, across at the end.
+// The same sum in another order: inside the replica each time, across behind the last. A unit that
+// the last micro-step did not reach goes across at the end.
 class InsideThenAcross final : public StrategyReducer {
  public:
   explicit InsideThenAcross(const ReducerContext& context)
       : StrategyReducer(context), mesh_(context.mesh) {}
 
+  void finish() override {
+    if (!is_across_) go_across();
+  }
+
  private:
   void add(const Tensor& in, Accumulate accumulate, bool is_last) override {
     mesh_.reduce().shard->reduce_scatter(in, sum_, accumulate, stream(), label());
-    if (is_last) {
-      mesh_.reduce().replicate->all_reduce(sum_, sum_, Accumulate::kNo, stream(), label());
-    }
+    is_across_ = false;
+    if (is_last) go_across();
+  }
+  void go_across() {
+    mesh_.reduce().replicate->all_reduce(sum_, sum_, Accumulate::kNo, stream(), label());
+    is_across_ = true;
   }
   const Mesh& mesh_;
+  bool is_across_ = false;
 };
 
 }  // namespace

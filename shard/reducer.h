@@ -45,10 +45,11 @@ class Reducer {
   /// A new step: the sum starts anew with the next reduce().
   virtual void begin_step() = 0;
   /// Adds `in`, the whole gradient of a micro-step (flat_numel, accumulation dtype), to the sum, as
-  /// work of the stream behind `ready`. `is_last`: of the step. Every rank calls it as often. The
-  /// caller keeps `in` as it is until an event that it records on the stream.
+  /// work of the stream behind `ready`. `is_last`: no further call in this step; there may be none
+  /// for which it is set, where the last micro-step does not reach the unit. Every rank calls it as
+  /// often. The caller keeps `in` as it is until an event that it records on the stream.
   virtual void reduce(const engine::Tensor& in, const engine::Event& ready, bool is_last) = 0;
-  /// Behind all calls of the step: enqueues what is left to do until sum() is final.
+  /// Behind all calls of a step that has some: enqueues what is left to do until sum() is final.
   virtual void finish() {}
 
   /// (range.numel) f32: the sum over ranks and micro-steps, not the mean.

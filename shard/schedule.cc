@@ -67,7 +67,6 @@ void Schedule::begin_micro_step(const MicroStep& options, bool is_last) {
   is_last_ = is_last;
   num_backwards_ = 0;
   in_micro_step_ = true;
-  for (Visitor& v : visitors_) v.is_reduced = false;
 }
 
 void Schedule::end_micro_step(const Stream& compute) {
@@ -79,11 +78,10 @@ void Schedule::end_micro_step(const Stream& compute) {
   }
   forget();
   if (micro_step_.no_sync) return;
-  for (auto v = visitors_.rbegin(); v != visitors_.rend(); ++v) {
-    if (v->unit->has_gradient() && !v->unit->is_root()) reduce(*v, compute);
-  }
-  for (Visitor& v : visitors_) {
-    if (v.unit->has_gradient()) reduce(v, compute);
+  for (const bool root : {false, true}) {
+    for (auto v = visitors_.rbegin(); v != visitors_.rend(); ++v) {
+      if (v->unit->is_root() == root) reduce(*v, compute);
+    }
   }
 }
 

@@ -203,7 +203,6 @@ void Unit::begin_gradient(const Stream& compute) {
 }
 
 void Unit::reduce_gradient(const Stream& compute, bool is_last) {
-  if (gradient_slot_ == nullptr) return;
   for (const Flat& flat : flats_) {
     if (!flat.trainable) continue;
     for (const Parameter* p : flat.parameters) {
@@ -213,20 +212,21 @@ void Unit::reduce_gradient(const Stream& compute, bool is_last) {
   }
   reducer_->reduce(in_slot(gradient_view_, *gradient_slot_), compute.record("gradient_ready"),
                    is_last);
-  reduced_ = context_.reduce.record("reduced");
   reduced_in_step_ = true;
+  give_gradient_back(context_.reduce.record("reduced"));
+}
+
+void Unit::give_gradient_back(engine::Event last_use) {
   gradient_->release();
-  gradient_ring_->give_back(*std::exchange(gradient_slot_, nullptr), reduced_);
+  gradient_ring_->give_back(*std::exchange(gradient_slot_, nullptr), std::move(last_use));
 }
 
 // The step
 // -----------------------------------------------------------------------------------------
 
 void Unit::begin_step(const Stream& compute) {
-  if (gradient_slot_ != nullptr) {  // left over from a step that was given up
-    gradient_->release();
-    gradient_ring_->give_back(*std::exchange(gradient_slot_, nullptr), compute.record("left"));
-  }
+  // Left over from a step that was given up.
+  if (gradient_slot_ != nullptr) give_gradient_back(compute.record("left"));
   reduced_in_step_ = false;
   if (reducer_ != nullptr) reducer_->begin_step();
 }

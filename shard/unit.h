@@ -70,7 +70,8 @@ class Unit {
   bool has_gradient() const { return gradient_slot_ != nullptr; }
   /// Makes the gradient views writable.
   void begin_gradient(const engine::Stream& compute);
-  /// Hands the gradient to the reducers, zero where nothing was written. `is_last`: of the step.
+  /// Hands the gradient that was begun to the reducer, zero where nothing was written. `is_last`:
+  /// of the step.
   void reduce_gradient(const engine::Stream& compute, bool is_last);
 
   // The step.
@@ -83,6 +84,7 @@ class Unit {
   void create_flats();
   void bind(const Flat& flat, const engine::Tensor& value);
   void initialise(Flat& flat) const;
+  void give_gradient_back(engine::Event last_use);
 
   UnitContext& context_;
   std::vector<engine::Block*> blocks_;
@@ -98,7 +100,6 @@ class Unit {
   SlotRing* gradient_ring_ = nullptr;
   SlotRing::Slot* parameter_slot_ = nullptr;
   SlotRing::Slot* gradient_slot_ = nullptr;
-  engine::Event reduced_;
   bool in_use_ = false;
   bool reduced_in_step_ = false;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <ostream>
 #include <string>
@@ -135,6 +136,58 @@ TEST(Bits, WithoutSyncEveryStrategyEqualsEveryOther) {
   for (const Strategy& strategy : strategies(4)) {
     strategy.apply(run.options, 4);
     EXPECT_EQ(train(run), expected) << strategy.str();
+  }
+}
+
+// Says that it does not sum in the order of ranks, as NCCL's own order does not.
+class AnyOrderGroup : public LoggedGroup {
+ public:
+  using LoggedGroup::LoggedGroup;
+  bool sums_in_rank_order() const override { return false; }
+  std::unique_ptr<ProcessGroup> split(int color, int key) override {
+    return std::make_unique<AnyOrderGroup>(LoggedGroup::split(color, key), unread_);
+  }
+
+ private:
+  CollectiveLog unread_;  // of what is split from it, which it outlives
+};
+
+// The norm of a step of two micro-steps, of which the last runs the layers `last_rounds` times.
+float norm_of(const char* strategy, bool any_order, int last_rounds) {
+  float result = 0;
+  comm::run_ranks(4, {}, [&](ProcessGroup& world) {
+    CollectiveLog log;
+    AnyOrderGroup group(world, log);
+    const Memory memory({.poison = true});
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    ToyModel model(2, 300);
+    Fsdp fsdp(any_order ? static_cast<ProcessGroup&>(group) : world, memory, compute,
+              model.blocks(), &model.root,
+              {.placement = Placement::preset(strategy), .shard_ranks = 2});
+    const Tensor x = Tensor::from<float>(
+        memory, {300}, std::vector<float>(300, 1.0f + static_cast<float>(world.rank())), "x");
+    for (int step = 0; step < 2; ++step) {
+      fsdp.begin_step(2);
+      tape.backward(model.loss(tape, x));
+      fsdp.next_micro_step();
+      tape.backward(model.loss(tape, x, /*recompute=*/false, last_rounds));
+      const float mine = fsdp.finish_step().value();
+      if (world.rank() == 0) result = mine;
+    }
+  });
+  return result;
+}
+
+// Replicas sum on their own then, and across once in a step: also what the last micro-step did not
+// reach.
+TEST(Replicas, ThatSumOnTheirOwnEndWithTheSumOfAll) {
+  for (const char* strategy : {"hsdp", "hybrid_zero2", "hfsdp"}) {
+    for (const int last_rounds : {1, 0}) {
+      EXPECT_NEAR(norm_of(strategy, true, last_rounds) / norm_of(strategy, false, last_rounds), 1,
+                  1e-5)
+          << strategy << " " << last_rounds;
+    }
   }
 }
 

@@ -57,8 +57,8 @@ void profile(const TrainingRow& row, const BenchConfig& config, BenchReport& rep
   report.begin_table(
       "profile",
       fmt::format("A step of {} by kernel, rank 0, mean of {} steps; best: each launch's fastest. "
-                  "The comm stream "
-                  "runs beside compute and its times include waiting for peers",
+                  "The streams gather and reduce run beside compute, and their times include "
+                  "waiting for peers",
                   row.name(), config.steps),
       {"kernel", "stream", "calls", "ms", "best_ms", "share_pct", "gflop_per_s", "gb_per_s"});
   double compute_ms = 0, product_flops = 0;
