@@ -1,6 +1,7 @@
 // The parameters of one unit that are laid out, gathered and reduced as one flat buffer.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -31,6 +32,9 @@ struct Flat {
   /// (owned.numel) f32: the sum of gradients over ranks and micro-steps, once finish_step() has
   /// waited for it. A view of the reducer's.
   engine::Tensor grad_sum = {};
+  /// With UnusedParameters::kSkip, behind finish_step(): 1 for each parameter that no rank's
+  /// backward reached. Otherwise empty.
+  std::vector<std::uint8_t> unused = {};
 };
 
 /// Writes `values` to `dst`, f32 or bf16, of as many elements.

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "comm/host_gather.h"
 #include "engine/error.h"
 #include "shard/norm.h"
 #include "shard/plan.h"
@@ -68,6 +69,12 @@ Mesh make_mesh(comm::ProcessGroup& world, const engine::Memory& memory,
               !options.placement.is_whole());
 }
 
+// Where parameters are whole nobody gathers, so each rank can run the units that it likes.
+bool ranks_may_skip_units(const FsdpOptions& options) {
+  return options.unused_parameters == UnusedParameters::kSkip &&
+         options.placement.parameters == Place::kWhole;
+}
+
 void check_unique(const std::vector<Block*>& blocks, const Block* root) {
   std::map<const Parameter*, const Block*> owners;
   std::set<std::string> names;
@@ -113,7 +120,7 @@ Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine
                    "reduce", {.listener = options.listener,
                               .delay_seed = options.delay_seed == 0 ? 0 : options.delay_seed + 1}),
                .options = options},
-      schedule_(options.prefetch, options.placement),
+      schedule_(options.prefetch, options.placement, ranks_may_skip_units(options)),
       num_exceptions_(std::uncaught_exceptions()) {
   check_unique(blocks, root);
   create_units(blocks, root);
@@ -216,7 +223,11 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
       }
     }
   }
+  require(!joined_ || joined_->num_micro_steps == num_micro_steps,
+          "[fsdp] expected the {} micro-steps that join() returned, got {}",
+          joined_ ? joined_->num_micro_steps : 0, num_micro_steps);
   num_micro_steps_ = num_micro_steps;
+  num_batches_ = joined_ ? joined_->total : std::int64_t{group_.size()} * num_micro_steps;
   micro_step_ = -1;
   for (const auto& unit : units_) unit->begin_step(compute_);
   begin_micro_step(first);
@@ -239,6 +250,32 @@ void Fsdp::begin_micro_step(const MicroStep& options) {
           "[fsdp] expected the last micro-step to reduce gradients, got no_sync");
   ++micro_step_;
   schedule_.begin_micro_step(options, is_last);
+  if (joined_ && micro_step_ >= joined_->num_batches) schedule_.shadow(compute_);
+}
+
+template <class T>
+std::vector<T> Fsdp::gather_to_host(const std::vector<T>& values, std::string_view label) {
+  context_.gather.wait(compute_.record(label));
+  return comm::gather_to_host<T>(group_, values, context_.memory, context_.gather, label);
+}
+
+int Fsdp::join(int num_batches) {
+  require(phase_ != Phase::kStep, "[fsdp] expected join() between steps, got it inside one");
+  require(num_batches >= 0, "[fsdp] expected a number of batches, got {}", num_batches);
+  const std::vector<std::int64_t> all = gather_to_host(
+      std::vector<std::int64_t>{num_batches, schedule_.can_shadow() ? 1 : 0}, "join");
+  Joined joined{.num_batches = num_batches};
+  for (std::size_t i = 0; i < all.size(); i += 2) {
+    joined.num_micro_steps = std::max(joined.num_micro_steps, static_cast<int>(all[i]));
+    joined.total += all[i];
+  }
+  for (std::size_t i = 0; i < all.size() && joined.total > 0; i += 2) {
+    require(all[i] > 0 || all[i + 1] != 0,
+            "[fsdp] expected a batch on every rank for the first micro-step, got none on rank {}",
+            i / 2);
+  }
+  joined_ = joined;
+  return joined.num_micro_steps;
 }
 
 GradNorm Fsdp::finish_step() {
@@ -248,8 +285,10 @@ GradNorm Fsdp::finish_step() {
           micro_step_ + 1);
   schedule_.end_micro_step(compute_);
   phase_ = Phase::kIdle;
+  joined_.reset();
   for (const auto& unit : units_) unit->finish_step(compute_);
   context_.mesh.agree(compute_);
+  if (context_.options.unused_parameters == UnusedParameters::kSkip) find_unused();
   // Behind the gather of the norm all gathers are done, those that nobody used as well, and the
   // optimizer may write what they read. Where no norm is gathered:
   const Placement& placement = context_.options.placement;
@@ -262,9 +301,23 @@ GradNorm Fsdp::finish_step() {
   return norm;
 }
 
+void Fsdp::find_unused() {
+  std::vector<std::uint8_t> used;
+  for (const auto& unit : units_) used.insert(used.end(), unit->used().begin(), unit->used().end());
+  const std::vector<std::uint8_t> all = gather_to_host(used, "used");
+  for (std::size_t i = 0; i < all.size(); ++i) used[i % used.size()] |= all[i];
+  auto next = used.begin();
+  for (const auto& unit : units_) {
+    std::vector<std::uint8_t> unused(unit->used().size());
+    for (std::uint8_t& is_unused : unused) is_unused = *next++ == 0 ? 1 : 0;
+    unit->set_unused(std::move(unused));
+  }
+}
+
 void Fsdp::cancel_step() {
   schedule_.cancel(compute_);
   phase_ = Phase::kIdle;
+  joined_.reset();
 }
 
 void Fsdp::take_gradients() {
@@ -278,8 +331,6 @@ void Fsdp::updated(Unit& unit, const engine::Stream& stream) {
   unit.refresh(stream);
   if (unit.is_root()) unit.unshard(stream, "forward");
 }
-
-double Fsdp::mean_scale() const { return 1.0 / (double(group_.size()) * num_micro_steps_); }
 
 void Fsdp::parameters_changed() {
   schedule_.close_visits(compute_);

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,12 +60,28 @@ class Fsdp {
   /// failed; on a GPU nothing is waited for, and the norm throws when it is read. Compares what the
   /// ranks have called so far, see ProcessGroup::agree().
   GradNorm finish_step();
+  /// Collective, between steps, where ranks may have different numbers of batches: says that this
+  /// rank has one for the first `num_batches` micro-steps of the next step, and returns how many
+  /// that step has: the largest number of any rank, 0 when all are done.
+  ///
+  ///   while (const int n = fsdp.join(batches.has_next() ? 1 : 0)) {
+  ///     fsdp.begin_step(n);
+  ///     if (batches.has_next()) tape.backward(loss(batches.next()));
+  ///     optimizer.step(lr, fsdp.finish_step());
+  ///   }
+  ///
+  /// In micro-steps that it has no batch for, a rank takes part by itself in what its last one with
+  /// a batch did, see [Note: shadows]; all else must be the same on every rank. The mean gradient
+  /// is that over the batches there are, as one process would have it. Throws InvalidArgument, on
+  /// every rank alike, if a rank has no batch for the first micro-step that it ever takes part in.
+  int join(int num_batches);
   /// Gives the step up, on every rank alike: its gradients are forgotten.
   void cancel_step();
   /// Blocks until all collectives are done. Throws CommError if one failed.
   void synchronize() const;
-  /// Gradient sums times this are the mean over ranks and micro-steps.
-  double mean_scale() const;
+  /// Gradient sums times this are the mean over ranks and micro-steps, or behind join() over
+  /// batches.
+  double mean_scale() const { return 1.0 / static_cast<double>(num_batches_); }
 
   // Values by parameter.
 
@@ -73,6 +90,9 @@ class Fsdp {
   /// Collective, between finish_step() and the optimizer: the whole mean gradient, on every rank.
   /// Throws InvalidArgument for a frozen parameter.
   std::vector<float> full_gradient(const engine::Parameter& p);
+  /// Between finish_step() and the optimizer, with UnusedParameters::kSkip: whether the parameter
+  /// has no gradient, as no rank's backward reached it.
+  bool is_unused(const engine::Parameter& p) const;
   /// Sets a parameter from its whole f32 value; each rank keeps its part. Not collective.
   /// Follow with parameters_changed(). Throws InvalidArgument if the size differs.
   void load(const engine::Parameter& p, std::span<const float> values);
@@ -121,6 +141,17 @@ class Fsdp {
   void create_units(const std::vector<engine::Block*>& blocks, engine::Block* root);
   void create_rings();
   void begin_micro_step(const MicroStep& options);
+  // Every rank's values, rank by rank, between and behind collectives of units.
+  template <class T>
+  std::vector<T> gather_to_host(const std::vector<T>& values, std::string_view label);
+  void find_unused();
+
+  // What join() was told and said.
+  struct Joined {
+    int num_batches = 0;      // of this rank
+    int num_micro_steps = 0;  // the most of any rank
+    std::int64_t total = 0;
+  };
 
   comm::ProcessGroup& group_;
   engine::Stream compute_;
@@ -132,6 +163,8 @@ class Fsdp {
   Phase phase_ = Phase::kIdle;
   int num_micro_steps_ = 0;
   int micro_step_ = 0;
+  std::int64_t num_batches_ = 1;  // that the mean is over
+  std::optional<Joined> joined_;  // of the next step, or the one at work
   int num_exceptions_;
 };
 

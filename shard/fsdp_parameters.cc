@@ -82,6 +82,11 @@ std::vector<float> Fsdp::full_gradient(const Parameter& p) {
   return values;
 }
 
+bool Fsdp::is_unused(const Parameter& p) const {
+  const Place place = place_of(p);
+  return !place.flat.unused.empty() && place.flat.unused[place.index] != 0;
+}
+
 namespace {
 
 void check_numel(const Parameter& p, std::span<const float> values) {

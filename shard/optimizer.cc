@@ -51,7 +51,12 @@ Optimizer::Optimizer(Fsdp& fsdp, std::vector<std::string> state_names,
   for (const auto& unit : fsdp.units()) {
     for (const Flat& flat : unit->flats()) {
       if (!flat.trainable) continue;
-      Slot slot{.unit = unit.get(), .flat = &flat, .states = {}, .groups = {}, .groups_on_gpu = {}};
+      Slot slot{.unit = unit.get(),
+                .flat = &flat,
+                .states = {},
+                .groups = {},
+                .step_groups = {},
+                .groups_on_gpu = {}};
       for (const std::string& name : state_names_) {
         slot.states.push_back(Tensor::zeros(fsdp.memory(), flat.master.shape(), engine::DType::kF32,
                                             unit->name() + "." + name, Category::kOptimizer));
@@ -62,6 +67,7 @@ Optimizer::Optimizer(Fsdp& fsdp, std::vector<std::string> state_names,
         slot.groups.push_back(static_cast<std::int32_t>(group));
         if (it != group_of.end()) group_of.erase(it);
       }
+      slot.step_groups = slot.groups;
       if (is_cuda) {
         slot.groups_on_gpu = Tensor::from<std::int32_t>(
             fsdp.memory(), {static_cast<std::int64_t>(slot.groups.size())}, slot.groups,
@@ -122,13 +128,28 @@ void Optimizer::begin_step(Step step) {
   prepare(step);
 }
 
+void Optimizer::leave_unused(Slot& slot) {
+  const std::vector<std::uint8_t>& unused = slot.flat->unused;
+  if (unused.empty()) return;
+  std::vector<std::int32_t> groups = slot.groups;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (unused[i] != 0) groups[i] = -1;
+  }
+  if (groups == slot.step_groups) return;
+  slot.step_groups = std::move(groups);
+  if (!slot.groups_on_gpu.defined()) return;
+  slot.groups_on_gpu.copy_from_host(slot.step_groups.data(),
+                                    static_cast<std::int64_t>(slot.step_groups.size()));
+}
+
 void Optimizer::step_unit(Unit& unit, const Stream& stream) {
   for (Slot& slot : slots_) {
     if (slot.unit != &unit) continue;
     require(!slot.is_updated, "[optimizer] expected one step_unit() in a step, got two ('{}')",
             unit.name());
     slot.is_updated = true;
-    update({*slot.flat, unit.name(), slot.states, slot.groups, slot.groups_on_gpu}, stream);
+    leave_unused(slot);
+    update({*slot.flat, unit.name(), slot.states, slot.step_groups, slot.groups_on_gpu}, stream);
     fsdp_.updated(unit, stream);
   }
 }

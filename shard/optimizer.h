@@ -87,7 +87,7 @@ class Optimizer {
     const Flat& flat;
     const std::string& unit;
     std::span<const engine::Tensor> states;  // (owned.numel) f32 each, as state_names()
-    std::span<const std::int32_t> groups;    // of each parameter of the flat
+    std::span<const std::int32_t> groups;    // of each parameter of the flat; -1: left as it is
     const engine::Tensor& groups_on_gpu;     // the same
   };
 
@@ -110,9 +110,11 @@ class Optimizer {
     const Flat* flat;
     std::vector<engine::Tensor> states;
     std::vector<std::int32_t> groups;
-    engine::Tensor groups_on_gpu;
-    bool is_updated = false;  // in this step
+    std::vector<std::int32_t> step_groups;  // -1 for what has no gradient in this step
+    engine::Tensor groups_on_gpu;           // the same
+    bool is_updated = false;                // in this step
   };
+  static void leave_unused(Slot& slot);
   void begin_step(Step step);
   void step_units();
   const engine::Tensor& state(const Fsdp::Place& place, std::string_view name) const;

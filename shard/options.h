@@ -26,6 +26,14 @@ struct ReducerContext;
 /// Makes the reducer of one flat; see reducer.h.
 using ReducerFactory = std::function<std::unique_ptr<Reducer>(const ReducerContext&)>;
 
+/// What becomes of a parameter that no backward of a step reached, on any rank. One that some rank
+/// reached has the gradient zero on the others: with kSkip and whole parameters (ddp, zero1, zero2,
+/// hybrid_zero2) ranks may leave out whole units, otherwise all run the same ones.
+enum class UnusedParameters {
+  kZero,  ///< its gradient is zero: weight decay and momentum go on
+  kSkip,  ///< it has none: the optimizer leaves it and its state alone
+};
+
 struct FsdpOptions {
   Placement placement = {};
   /// Ranks that one copy of what is cut lies on; must divide all ranks. 0: all of them.
@@ -38,6 +46,8 @@ struct FsdpOptions {
   /// Neighbouring blocks are packed into one unit until it has this many parameters.
   std::int64_t unit_min_numel = 0;
   Precision precision = {};
+  /// kSkip gathers one byte for each parameter in every step, and waits for them.
+  UnusedParameters unused_parameters = UnusedParameters::kZero;
   std::uint64_t seed = 1;       ///< of the initial parameters
   ReducerFactory reducer = {};  ///< instead of make_reducer(): a communication hook
 

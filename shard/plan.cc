@@ -20,6 +20,8 @@ std::vector<std::string> describe(const FsdpOptions& options, int num_ranks) {
           fmt::format("reductions_in_flight {}", options.reductions_in_flight),
           fmt::format("precision param={} reduce={} accumulate={}", name_of(precision.param),
                       name_of(precision.reduce), name_of(precision.accumulate)),
+          fmt::format("unused_parameters {}",
+                      options.unused_parameters == UnusedParameters::kSkip ? "skipped" : "zero"),
           fmt::format("reducer {}", options.reducer ? "own" : "of the strategy"),
           fmt::format("seed {}", options.seed)};
 }

@@ -64,6 +64,7 @@ __global__ void update_kernel(float* __restrict p, const float* __restrict g, St
                               const StepCuda<Rule>* step) {
   if (step->skip) return;
   const SegmentRow segment = table[blockIdx.y];
+  if (groups[segment.parameter] < 0) return;
   const float scale = step->scale;
   const typename Rule::Step group = step->groups[groups[segment.parameter]];
   const auto run = [&](std::int64_t i) {

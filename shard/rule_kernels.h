@@ -38,7 +38,8 @@ struct RuleKernels {
   static std::int64_t step_nbytes();
   static void prepare(const engine::Stream& stream, const engine::Tensor& step, const Rule& rule,
                       const ClipCuda& clip, const GroupsCuda& groups);
-  /// `states`: addresses of (owned.numel) f32, null for a state that is not kept.
+  /// `states`: addresses of (owned.numel) f32, null for a state that is not kept. `groups`: i32 of
+  /// each parameter; -1: left as it is.
   static void update(const engine::Stream& stream, const engine::Tensor& step, const Flat& flat,
                      const std::array<float*, Rule::kNumStates>& states,
                      const engine::Tensor& groups);

@@ -90,6 +90,7 @@ class RuleOptimizer : public Optimizer {
          .detail = target.unit},
         [this, &flat, states, groups = target.groups] {
           for (const Segment& s : flat.segments) {
+            if (groups[s.parameter] < 0) continue;
             update_segment(steps_[static_cast<std::size_t>(groups[s.parameter])],
                            flat.master.template data<float>() + s.shard_begin,
                            flat.grad_sum.template data<float>() + s.shard_begin, states,

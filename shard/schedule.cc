@@ -27,6 +27,8 @@ void Schedule::add(Unit& unit) {
     places_[unit.blocks()[i]] = {&visitors_.back(), i};
   }
   if (!unit.is_root()) order_.push_back(&visitors_.back());
+  reduce_order_.insert(unit.is_root() ? reduce_order_.end() : reduce_order_.begin(),
+                       &visitors_.back());
 }
 
 const Schedule::Place& Schedule::place_of(const Block& block) const {
@@ -50,6 +52,8 @@ void Schedule::forget() {
   in_backward_ = false;
   num_open_backwards_ = 0;
   in_micro_step_ = false;
+  is_shadow_ = false;
+  calls_.clear();
 }
 
 void Schedule::close_visits(const Stream& compute) {
@@ -76,34 +80,87 @@ void Schedule::end_micro_step(const Stream& compute) {
             "('{}'): run evaluations inside tape.no_grad()",
             v.recorded.size(), v.unit->name());
   }
+  if (!micro_step_.no_sync) {
+    for (Visitor* v : reduce_order_) v->is_final = true;
+    reduce_final(compute);
+  }
+  if (num_backwards_ > 0 && !is_shadow_) last_calls_.swap(calls_);
   forget();
-  if (micro_step_.no_sync) return;
-  for (const bool root : {false, true}) {
-    for (auto v = visitors_.rbegin(); v != visitors_.rend(); ++v) {
-      if (v->unit->is_root() == root) reduce(*v, compute);
+}
+
+// Hooks
+// --------------------------------------------------------------------------------------------
+
+void Schedule::before_forward(const Block& block, const Tape& tape) {
+  call({Call::Hook::kBeforeForward, &block, tape.pass()}, tape.stream());
+}
+
+void Schedule::after_forward(const Block& block, const Tape& tape) {
+  call({Call::Hook::kAfterForward, &block, tape.pass()}, tape.stream());
+}
+
+void Schedule::before_backward(const Block& block, const Tape& tape) {
+  call({Call::Hook::kBeforeBackward, &block, tape.pass()}, tape.stream());
+}
+
+void Schedule::after_backward(const Block& block, const Tape& tape) {
+  bool has_pending_uses = false;
+  for (const Flat& flat : place_of(block).visitor->unit->flats()) {
+    if (!flat.trainable) continue;
+    for (const engine::Parameter* p : flat.parameters) {
+      has_pending_uses = has_pending_uses || tape.pending_uses(*p) > 0;
     }
   }
+  call({Call::Hook::kAfterBackward, &block, tape.pass(), has_pending_uses}, tape.stream());
+}
+
+void Schedule::call(const Call& call, const Stream& compute) {
+  require(!is_shadow_,
+          "[fsdp] expected neither forward nor backward in a micro-step for which join() was told "
+          "that this rank has no batch ('{}')",
+          call.block->name);
+  if (in_micro_step_) calls_.push_back(call);
+  run(call, compute);
+}
+
+void Schedule::run(const Call& call, const Stream& compute) {
+  const Place& place = place_of(*call.block);
+  switch (call.hook) {
+    case Call::Hook::kBeforeForward:
+      return begin_forward(place, compute, call.pass);
+    case Call::Hook::kAfterForward:
+      return end_forward(place, compute);
+    case Call::Hook::kBeforeBackward:
+      return begin_backward(place, compute);
+    case Call::Hook::kAfterBackward:
+      return end_backward(place, compute, call.has_pending_uses);
+  }
+}
+
+void Schedule::shadow(const Stream& compute) {
+  for (const Call& call : last_calls_) run(call, compute);
+  is_shadow_ = true;
 }
 
 // Forward
 // ------------------------------------------------------------------------------------------
 
-void Schedule::before_forward(const Block& block, const Tape& tape) {
-  const auto& [visitor, index] = place_of(block);
-  if (visitor->visit && index > visitor->visit->last && visitor->visit->pass == tape.pass()) {
+void Schedule::begin_forward(const Place& place, const Stream& compute, Pass pass) {
+  const auto& [visitor, index] = place;
+  if (visitor->visit && index > visitor->visit->last && visitor->visit->pass == pass) {
     visitor->visit->last = index;  // the next block of a packed unit
   } else {
-    close_visit(*visitor, tape.stream());
-    enter_forward(*visitor, tape.stream(), tape.pass());
-    visitor->visit = Visit{index, index, tape.pass(), {forward_.size(), forward_.size()}};
+    close_visit(*visitor, compute);
+    enter_forward(*visitor, compute, pass);
+    visitor->visit = Visit{index, index, pass, {forward_.size(), forward_.size()}};
   }
   ++visitor->num_open_blocks;
 }
 
-void Schedule::after_forward(const Block& block, const Tape& tape) {
-  const auto& [visitor, index] = place_of(block);
+void Schedule::end_forward(const Place& place, const Stream& compute) {
+  const auto& [visitor, index] = place;
   --visitor->num_open_blocks;
-  if (index + 1 == visitor->unit->blocks().size()) close_visit(*visitor, tape.stream());
+  if (index + 1 == visitor->unit->blocks().size()) close_visit(*visitor, compute);
 }
 
 void Schedule::close_pending(const Visitor& entering, const Stream& compute) {
@@ -118,6 +175,7 @@ void Schedule::enter_forward(Visitor& visitor, const Stream& compute, Pass pass)
     forward_.clear();
   }
   Unit& unit = *visitor.unit;
+  if (pass != Pass::kUnrecorded) visitor.is_visited = true;
   unit.unshard(compute, "forward");
   unit.acquire(compute);
   if (unit.is_root()) {
@@ -182,14 +240,14 @@ void Schedule::close_visit(Visitor& visitor, const Stream& compute) {
 // Backward
 // -----------------------------------------------------------------------------------------
 
-void Schedule::before_backward(const Block& block, const Tape& tape) {
-  const auto& [visitor, index] = place_of(block);
-  const Stream& compute = tape.stream();
+void Schedule::begin_backward(const Place& place, const Stream& compute) {
+  const auto& [visitor, index] = place;
+  const std::string& name = visitor->unit->blocks()[index]->name;
   close_visit(*visitor, compute);
   if (visitor->backward) return;
-  require(in_micro_step_, "[fsdp] expected begin_step() before a backward ('{}')", block.name);
+  require(in_micro_step_, "[fsdp] expected begin_step() before a backward ('{}')", name);
   require(!visitor->recorded.empty(),
-          "[fsdp] expected a forward recorded in this step before a backward ('{}')", block.name);
+          "[fsdp] expected a forward recorded in this step before a backward ('{}')", name);
   require(!visitor->is_reduced,
           "[fsdp] expected {} backward in this micro-step, got another one that reaches '{}', "
           "which is reduced already: say MicroStep::num_backwards",
@@ -207,6 +265,8 @@ void Schedule::enter_backward(Visitor& visitor, const Stream& compute) {
     in_backward_ = true;
     ++num_backwards_;
     if (!forward_.empty()) order_ = forward_;
+    const bool is_last_backward = num_backwards_ >= micro_step_.num_backwards;
+    for (Visitor& v : visitors_) v.is_final = v.is_final || (is_last_backward && !v.is_visited);
   }
   // What a recomputed region will visit again.
   planned_ = {visitor.backward->inside.begin, visitor.backward->inside.end};
@@ -227,28 +287,34 @@ void Schedule::enter_backward(Visitor& visitor, const Stream& compute) {
   }
 }
 
-void Schedule::after_backward(const Block& block, const Tape& tape) {
-  const auto& [visitor, index] = place_of(block);
+void Schedule::end_backward(const Place& place, const Stream& compute, bool has_pending_uses) {
+  const auto& [visitor, index] = place;
   if (!visitor->backward || index != visitor->backward->first) return;
   visitor->backward.reset();
   --num_open_backwards_;
   Unit& unit = *visitor->unit;
   unit.release();
-  if (is_final(*visitor, tape)) reduce(*visitor, tape.stream());
+  if (is_final(*visitor, has_pending_uses)) {
+    visitor->is_final = true;
+    reduces_all_ ? reduce_final(compute) : reduce(*visitor, compute);
+  }
   if (visitor->recorded.empty() || placement_.reshard_after_forward) {
-    unit.reshard(tape.stream(), !visitor->recorded.empty());
+    unit.reshard(compute, !visitor->recorded.empty());
   }
 }
 
-bool Schedule::is_final(const Visitor& visitor, const Tape& tape) const {
-  if (micro_step_.no_sync || num_backwards_ < micro_step_.num_backwards) return false;
-  if (!visitor.recorded.empty()) return false;
-  for (const Flat& flat : visitor.unit->flats()) {
-    for (const engine::Parameter* p : flat.parameters) {
-      if (flat.trainable && tape.pending_uses(*p) > 0) return false;
-    }
+bool Schedule::is_final(const Visitor& visitor, bool has_pending_uses) const {
+  return !micro_step_.no_sync && num_backwards_ >= micro_step_.num_backwards &&
+         visitor.recorded.empty() && !has_pending_uses;
+}
+
+void Schedule::reduce_final(const Stream& compute) {
+  for (Visitor* v : reduce_order_) {
+    if (!v->is_final) return;
+    if (v->is_reduced) continue;
+    if (reduces_all_) v->unit->begin_gradient(compute);
+    reduce(*v, compute);
   }
-  return true;
 }
 
 void Schedule::reduce(Visitor& visitor, const Stream& compute) {

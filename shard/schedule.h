@@ -13,7 +13,17 @@
 // no use of its parameters is pending, which the tape counts. Until then its gradient stays in its
 // slot and grows. What a region that is recomputed will use counts as pending from its first
 // forward on. Whatever is left when the micro-step ends is reduced then, in the declared order
-// backwards. So the order of reductions follows from the program alone, and with it every sum.
+// backwards. So the order of reductions follows from the program alone.
+//
+// Where ranks may leave out different units (unused parameters), it cannot follow from what one
+// rank does: every unit is then reduced in every micro-step, with a gradient of zero where there is
+// none, in the declared order backwards; one that is final waits for those before it.
+//
+// [Note: shadows]
+// A rank without a batch must still gather and reduce as its peers do. So what the hooks are called
+// with is kept for each micro-step, and a shadow calls the hooks so again, without a tape between
+// them: the same code issues the same collectives, and the gradients, which nobody writes, are
+// zero.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +40,10 @@ namespace tessera::shard {
 
 class Schedule : public engine::RegionHooks {
  public:
-  /// `depth`: how many units ahead of the one at work are gathered.
-  Schedule(int depth, const Placement& placement) : depth_(depth), placement_(placement) {}
+  /// `depth`: how many units ahead of the one at work are gathered. `reduces_all`: every unit in
+  /// every micro-step, in the declared order backwards.
+  Schedule(int depth, const Placement& placement, bool reduces_all)
+      : depth_(depth), placement_(placement), reduces_all_(reduces_all) {}
   /// Unwraps the blocks.
   ~Schedule() override;
   Schedule(const Schedule&) = delete;
@@ -50,6 +62,10 @@ class Schedule : public engine::RegionHooks {
   /// Reduces what is left to reduce. Throws InvalidArgument for a recorded forward without a
   /// backward. Until the next one begins there is no backward.
   void end_micro_step(const engine::Stream& compute);
+  /// Whether there was a micro-step that shadow() can repeat.
+  bool can_shadow() const { return !last_calls_.empty(); }
+  /// In a micro-step: takes part in it without a forward, as in the last one that had a backward.
+  void shadow(const engine::Stream& compute);
   /// Gathers what the next forward needs first.
   void prefetch_first(const engine::Stream& compute);
 
@@ -76,15 +92,31 @@ class Schedule : public engine::RegionHooks {
     std::optional<Visit> visit = {};     // the open forward visit
     std::vector<Visit> recorded = {};    // closed ones whose backward is to come
     std::optional<Visit> backward = {};  // the one in backward
+    bool is_visited = false;             // by a forward of this micro-step that has a backward
+    bool is_final = false;               // its gradient, in this micro-step
     bool is_reduced = false;             // in this micro-step
   };
   struct Place {
     Visitor* visitor;
     std::size_t index;  // of the block in the unit
   };
+  // What a hook is called with; shadows repeat it.
+  struct Call {
+    enum class Hook { kBeforeForward, kAfterForward, kBeforeBackward, kAfterBackward };
+    Hook hook;
+    const engine::Block* block;
+    engine::Pass pass;           // of a forward
+    bool has_pending_uses = {};  // behind a backward: the unit's parameters have more to come
+  };
 
   void forget();
   const Place& place_of(const engine::Block& block) const;
+  void call(const Call& call, const engine::Stream& compute);
+  void run(const Call& call, const engine::Stream& compute);
+  void begin_forward(const Place& place, const engine::Stream& compute, engine::Pass pass);
+  void end_forward(const Place& place, const engine::Stream& compute);
+  void begin_backward(const Place& place, const engine::Stream& compute);
+  void end_backward(const Place& place, const engine::Stream& compute, bool has_pending_uses);
   bool is_replaying() const { return num_open_backwards_ > 0; }
   void enter_forward(Visitor& visitor, const engine::Stream& compute, engine::Pass pass);
   void mark_replay();
@@ -92,13 +124,16 @@ class Schedule : public engine::RegionHooks {
   void close_pending(const Visitor& entering, const engine::Stream& compute);
   void enter_backward(Visitor& visitor, const engine::Stream& compute);
   void prefetch(Visitor& next, const engine::Stream& compute, const char* why) const;
-  bool is_final(const Visitor& visitor, const engine::Tape& tape) const;
+  bool is_final(const Visitor& visitor, bool has_pending_uses) const;
+  void reduce_final(const engine::Stream& compute);
   void reduce(Visitor& visitor, const engine::Stream& compute);
 
   int depth_;
   Placement placement_;
+  bool reduces_all_;
   std::deque<Visitor> visitors_;  // in declared order; addresses stay
   std::unordered_map<const engine::Block*, Place> places_;
+  std::vector<Visitor*> reduce_order_;  // the declared one backwards, the root last
 
   std::vector<Visitor*> order_;      // planned forward visits, root left out
   std::vector<Visitor*> forward_;    // those of the forward at work
@@ -111,6 +146,9 @@ class Schedule : public engine::RegionHooks {
   MicroStep micro_step_;
   bool is_last_ = true;
   bool in_micro_step_ = false;
+  bool is_shadow_ = false;        // the micro-step
+  std::vector<Call> calls_;       // of the micro-step
+  std::vector<Call> last_calls_;  // of the last one that had a backward
 };
 
 }  // namespace tessera::shard

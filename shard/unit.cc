@@ -1,5 +1,6 @@
 #include "shard/unit.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/elementwise.h"
@@ -65,6 +66,7 @@ void Unit::create_flats() {
               .segments = {}};
     flat.segments = flat.layout.segments(flat.owned);
     gathered_nbytes += flat.layout.flat_numel() * size_of(precision.param);
+    if (trainable) used_.resize(flat.parameters.size());
     if (trainable) gradient_nbytes = flat.layout.flat_numel() * size_of(precision.accumulate);
     flats_.push_back(std::move(flat));
   }
@@ -205,8 +207,12 @@ void Unit::begin_gradient(const Stream& compute) {
 void Unit::reduce_gradient(const Stream& compute, bool is_last) {
   for (const Flat& flat : flats_) {
     if (!flat.trainable) continue;
-    for (const Parameter* p : flat.parameters) {
-      if (p->grad_written) continue;
+    for (std::size_t i = 0; i < flat.parameters.size(); ++i) {
+      const Parameter* p = flat.parameters[i];
+      if (p->grad_written) {
+        used_[i] = 1;
+        continue;
+      }
       engine::launch_fill(compute, in_slot(p->grad, *gradient_slot_), 0, "fill_zero", p->name);
     }
   }
@@ -228,6 +234,7 @@ void Unit::begin_step(const Stream& compute) {
   // Left over from a step that was given up.
   if (gradient_slot_ != nullptr) give_gradient_back(compute.record("left"));
   reduced_in_step_ = false;
+  std::ranges::fill(used_, std::uint8_t{0});
   if (reducer_ != nullptr) reducer_->begin_step();
 }
 
@@ -239,6 +246,12 @@ void Unit::finish_step(const Stream& compute) {
   }
   reducer_->finish();
   compute.wait(context_.reduce.record("reduced"));
+}
+
+void Unit::set_unused(std::vector<std::uint8_t> unused) {
+  for (Flat& flat : flats_) {
+    if (flat.trainable) flat.unused = std::move(unused);
+  }
 }
 
 }  // namespace tessera::shard

@@ -8,6 +8,7 @@
 // what it is told; when is decided by the schedule.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -79,6 +80,10 @@ class Unit {
   void begin_step(const engine::Stream& compute);
   /// Waits for the sums. Without any reduction they are zero.
   void finish_step(const engine::Stream& compute);
+  /// Whether this rank's backward reached each trainable parameter in the step.
+  const std::vector<std::uint8_t>& used() const { return used_; }
+  /// Sets Flat::unused of the trainable flat.
+  void set_unused(std::vector<std::uint8_t> unused);
 
  private:
   void create_flats();
@@ -91,6 +96,7 @@ class Unit {
   std::string name_;
   bool is_root_;
   std::vector<Flat> flats_;  // the trainable one first
+  std::vector<std::uint8_t> used_;
 
   std::shared_ptr<engine::Buffer> gathered_, gradient_;
   std::vector<std::unique_ptr<ParameterStore>> stores_;  // of each flat
