@@ -66,8 +66,10 @@ void Unit::create_flats() {
               .segments = {}};
     flat.segments = flat.layout.segments(flat.owned);
     gathered_nbytes += flat.layout.flat_numel() * size_of(precision.param);
-    if (trainable) used_.resize(flat.parameters.size());
-    if (trainable) gradient_nbytes = flat.layout.flat_numel() * size_of(precision.accumulate);
+    if (trainable) {
+      used_.resize(flat.parameters.size());
+      gradient_nbytes = flat.layout.flat_numel() * size_of(precision.accumulate);
+    }
     flats_.push_back(std::move(flat));
   }
   const bool is_cut = placement.parameters != Place::kWhole;
