@@ -1,8 +1,10 @@
 #include "engine/copy.h"
 
+#include <cstdint>
 #include <cstring>
 
 #include "engine/cuda.h"
+#include "engine/dtype.h"
 #include "engine/error.h"
 
 namespace tessera::engine {
@@ -26,6 +28,14 @@ void copy(const Tensor& dst, const Tensor& src, const Stream& stream, std::strin
       [&](const auto& cuda_stream) {
         cuda::copy(cuda_stream, dst.raw(), src.raw(), dst.nbytes());
       });
+}
+
+void copy_from_floats(const Tensor& dst, std::span<const float> values) {
+  dispatch_float(dst.dtype(), "copy_from_floats", [&](auto zero) {
+    std::vector<decltype(zero)> converted(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) store_f32(converted[i], values[i]);
+    dst.copy_from_host(converted.data(), static_cast<std::int64_t>(converted.size()));
+  });
 }
 
 }  // namespace tessera::engine

@@ -1,6 +1,7 @@
 // Copies between tensors of any devices.
 #pragma once
 
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -15,6 +16,10 @@ namespace tessera::engine {
 /// this. Throws InvalidArgument if the tensors do not fit.
 void copy(const Tensor& dst, const Tensor& src, const Stream& stream,
           std::string_view name = "copy");
+
+/// Writes `values`, rounded to its dtype (f32 or bf16), to `dst` of as many elements, on any
+/// device. Throws InvalidArgument if dtype or number differ.
+void copy_from_floats(const Tensor& dst, std::span<const float> values);
 
 /// The elements of `t` on the host. Blocks until what the stream of its memory was told is done.
 /// Throws InvalidArgument if T is not its dtype.

@@ -29,11 +29,7 @@ Values to_values(const Tensor& t) {
 Tensor to_tensor(const Memory& memory, const Shape& shape, const std::vector<float>& values,
                  DType dtype, std::int64_t offset) {
   const Tensor t = empty_leaf(memory, shape, dtype, offset);
-  dispatch_float(dtype, "to_tensor", [&](auto zero) {
-    std::vector<decltype(zero)> converted(values.size());
-    cast(converted.data(), values.data(), static_cast<std::int64_t>(values.size()));
-    t.copy_from_host(converted.data(), static_cast<std::int64_t>(values.size()));
-  });
+  copy_from_floats(t, values);
   return t;
 }
 

@@ -82,7 +82,7 @@ void check_bf16(const OpCase& op, double tolerance = 0x1p-8);
 void check_close(const Values& got, const Values& want, double tolerance, std::string_view what);
 
 double max_abs(const Values& v);
-/// Of any device, f32 or bf16.
+/// `t` may be on any device, f32 or bf16.
 Values to_values(const Tensor& t);
 /// `values` rounded to `dtype`, `offset` elements into a buffer of their own.
 Tensor to_tensor(const Memory& memory, const Shape& shape, const std::vector<float>& values,

@@ -97,7 +97,7 @@ struct Memory::State {
     kept_nbytes += nbytes;
   }
 
-  // Of one size, which has some: the one that was given back last, as it may be in a cache.
+  // There are some of this size: the one that was given back last, as it may be in a cache.
   std::byte* take(Blocks& blocks, std::int64_t nbytes) {
     std::byte* data = blocks.kept.back().data;
     blocks.kept.pop_back();

@@ -111,7 +111,7 @@ bool Tape::wants_grad(const Tensor& x) const {
   return false;
 }
 
-// Of `x`, which is neither recorded nor watched as a whole.
+// For an `x` that is neither recorded nor watched as a whole.
 void Tape::refuse_lost_gradient(const Tensor& x) const {
   const TensorKey key = x.key();
   bool is_slice = produced_serials_.contains(key.serial);

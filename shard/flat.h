@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "engine/parameter.h"
@@ -36,8 +35,5 @@ struct Flat {
   /// backward reached. Otherwise empty.
   std::vector<std::uint8_t> unused = {};
 };
-
-/// Writes `values` to `dst`, f32 or bf16, of as many elements.
-void copy_from_floats(const engine::Tensor& dst, std::span<const float> values);
 
 }  // namespace tessera::shard

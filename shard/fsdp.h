@@ -106,16 +106,16 @@ class Fsdp {
   // For optimizers.
 
   /// Which flat a parameter is part of, and which of its parameters it is.
-  struct Place {
+  struct Location {
     const Flat& flat;
     std::size_t index;
   };
-  Place place_of(const engine::Parameter& p) const;
+  Location location_of(const engine::Parameter& p) const;
   /// Collective: a whole parameter-shaped tensor of which every rank has the elements that its
   /// optimizer owns, laid out like Flat::master; f32 or bf16.
-  std::vector<float> full(const Place& place, const engine::Tensor& owned);
+  std::vector<float> full(const Location& at, const engine::Tensor& owned);
   /// The other way round, not collective: `owned` takes this rank's part of `values`.
-  void load(const Place& place, const engine::Tensor& owned, std::span<const float> values);
+  void load(const Location& at, const engine::Tensor& owned, std::span<const float> values);
   /// Throws InvalidArgument unless a finished step's gradients are there and not used yet.
   void take_gradients();
   /// `stream` wrote the masters of `unit`: renews the copies that are computed with, and of the

@@ -26,7 +26,7 @@ std::vector<Parameter*> Fsdp::parameters() const {
   return all;
 }
 
-Fsdp::Place Fsdp::place_of(const Parameter& p) const {
+Fsdp::Location Fsdp::location_of(const Parameter& p) const {
   for (const auto& unit : units_) {
     for (const Flat& flat : unit->flats()) {
       const auto it = std::find(flat.parameters.begin(), flat.parameters.end(), &p);
@@ -37,8 +37,8 @@ Fsdp::Place Fsdp::place_of(const Parameter& p) const {
   engine::fail("[fsdp] expected a wrapped parameter ({})", p.name);
 }
 
-std::vector<float> Fsdp::full(const Place& place, const Tensor& owned) {
-  const auto& [flat, index] = place;
+std::vector<float> Fsdp::full(const Location& at, const Tensor& owned) {
+  const auto& [flat, index] = at;
   const Parameter& p = *flat.parameters[index];
   const Tensor whole =
       Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
@@ -65,26 +65,26 @@ std::vector<float> Fsdp::full(const Place& place, const Tensor& owned) {
 }
 
 std::vector<float> Fsdp::full_parameter(const Parameter& p) {
-  const Place place = place_of(p);
-  return full(place, place.flat.master);
+  const Location at = location_of(p);
+  return full(at, at.flat.master);
 }
 
 std::vector<float> Fsdp::full_gradient(const Parameter& p) {
-  const Place place = place_of(p);
-  require(place.flat.trainable, "[fsdp] expected a trainable parameter, got a frozen one ({})",
+  const Location at = location_of(p);
+  require(at.flat.trainable, "[fsdp] expected a trainable parameter, got a frozen one ({})",
           p.name);
   require(phase_ == Phase::kFinished,
           "[fsdp] expected finish_step() before, and the optimizer behind, full_gradient() ({})",
           p.name);
-  std::vector<float> values = full(place, place.flat.grad_sum);
+  std::vector<float> values = full(at, at.flat.grad_sum);
   const auto scale = static_cast<float>(mean_scale());
   for (float& value : values) value *= scale;
   return values;
 }
 
 bool Fsdp::is_unused(const Parameter& p) const {
-  const Place place = place_of(p);
-  return !place.flat.unused.empty() && place.flat.unused[place.index] != 0;
+  const Location at = location_of(p);
+  return !at.flat.unused.empty() && at.flat.unused[at.index] != 0;
 }
 
 namespace {
@@ -97,8 +97,8 @@ void check_numel(const Parameter& p, std::span<const float> values) {
 
 }  // namespace
 
-void Fsdp::load(const Place& place, const Tensor& owned, std::span<const float> values) {
-  const auto& [flat, index] = place;
+void Fsdp::load(const Location& at, const Tensor& owned, std::span<const float> values) {
+  const auto& [flat, index] = at;
   check_numel(*flat.parameters[index], values);
   context_.gather.synchronize();  // nobody still reads what is overwritten
   compute_.synchronize();
@@ -111,8 +111,8 @@ void Fsdp::load(const Place& place, const Tensor& owned, std::span<const float> 
 }
 
 void Fsdp::load(const Parameter& p, std::span<const float> values) {
-  const Place place = place_of(p);
-  load(place, place.flat.master, values);
+  const Location at = location_of(p);
+  load(at, at.flat.master, values);
 }
 
 void Fsdp::load_from(int root, const Parameter& p, std::span<const float> values) {

@@ -176,26 +176,26 @@ ParameterGroup& Optimizer::group(std::string_view name) {
   return *it;
 }
 
-const Tensor& Optimizer::state(const Fsdp::Place& place, std::string_view name) const {
+const Tensor& Optimizer::state(const Fsdp::Location& at, std::string_view name) const {
   const auto index = std::ranges::find(state_names_, name) - state_names_.begin();
   require(static_cast<std::size_t>(index) < state_names_.size(),
           "[optimizer] expected one of the states {}, got '{}'", fmt::join(state_names_, ", "),
           name);
-  const auto slot = std::ranges::find(slots_, &place.flat, &Slot::flat);
+  const auto slot = std::ranges::find(slots_, &at.flat, &Slot::flat);
   require(slot != slots_.end(), "[optimizer] expected a trainable parameter, got a frozen one ({})",
-          place.flat.parameters[place.index]->name);
+          at.flat.parameters[at.index]->name);
   return slot->states[static_cast<std::size_t>(index)];
 }
 
 std::vector<float> Optimizer::full_state(const Parameter& p, std::string_view name) {
-  const Fsdp::Place place = fsdp_.place_of(p);
-  return fsdp_.full(place, state(place, name));
+  const Fsdp::Location at = fsdp_.location_of(p);
+  return fsdp_.full(at, state(at, name));
 }
 
 void Optimizer::load_state(const Parameter& p, std::string_view name,
                            std::span<const float> values) {
-  const Fsdp::Place place = fsdp_.place_of(p);
-  fsdp_.load(place, state(place, name), values);
+  const Fsdp::Location at = fsdp_.location_of(p);
+  fsdp_.load(at, state(at, name), values);
 }
 
 std::int64_t Optimizer::num_steps() const {

@@ -117,7 +117,7 @@ class Optimizer {
   static void leave_unused(Slot& slot);
   void begin_step(Step step);
   void step_units();
-  const engine::Tensor& state(const Fsdp::Place& place, std::string_view name) const;
+  const engine::Tensor& state(const Fsdp::Location& at, std::string_view name) const;
 
   Fsdp& fsdp_;
   std::vector<std::string> state_names_;

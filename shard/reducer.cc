@@ -63,39 +63,28 @@ class StrategyReducer : public Reducer {
   bool has_sum_ = false;
 };
 
-class Alone final : public StrategyReducer {
+// One collective adds everything.
+class OneCall final : public StrategyReducer {
  public:
-  using StrategyReducer::StrategyReducer;
+  using Add = void (*)(const OneCall&, const Tensor& in, Accumulate);
+  OneCall(const ReducerContext& context, Add add, ProcessGroup* group)
+      : StrategyReducer(context), add_(add), group_(group) {}
+
+  static void alone(const OneCall& r, const Tensor& in, Accumulate accumulate) {
+    engine::launch_assign_or_add(r.stream(), r.sum_, in, accumulate == Accumulate::kYes, "reduce",
+                                 r.label());
+  }
+  static void all_reduce(const OneCall& r, const Tensor& in, Accumulate accumulate) {
+    r.group_->all_reduce(in, r.sum_, accumulate, r.stream(), r.label());
+  }
+  static void reduce_scatter(const OneCall& r, const Tensor& in, Accumulate accumulate) {
+    r.group_->reduce_scatter(in, r.sum_, accumulate, r.stream(), r.label());
+  }
 
  private:
-  void add(const Tensor& in, Accumulate accumulate, bool) override {
-    engine::launch_assign_or_add(stream(), sum_, in, accumulate == Accumulate::kYes, "reduce",
-                                 label());
-  }
-};
-
-class AllReduce final : public StrategyReducer {
- public:
-  AllReduce(const ReducerContext& context, ProcessGroup& group)
-      : StrategyReducer(context), group_(group) {}
-
- private:
-  void add(const Tensor& in, Accumulate accumulate, bool) override {
-    group_.all_reduce(in, sum_, accumulate, stream(), label());
-  }
-  ProcessGroup& group_;
-};
-
-class ReduceScatter final : public StrategyReducer {
- public:
-  ReduceScatter(const ReducerContext& context, ProcessGroup& group)
-      : StrategyReducer(context), group_(group) {}
-
- private:
-  void add(const Tensor& in, Accumulate accumulate, bool) override {
-    group_.reduce_scatter(in, sum_, accumulate, stream(), label());
-  }
-  ProcessGroup& group_;
+  void add(const Tensor& in, Accumulate accumulate, bool) override { add_(*this, in, accumulate); }
+  Add add_;
+  ProcessGroup* group_;
 };
 
 // [Note: one order of sums]: replicas take turns.
@@ -145,11 +134,14 @@ class InsideThenAcross final : public StrategyReducer {
 
 std::unique_ptr<Reducer> make_reducer(const ReducerContext& context) {
   const Axes& axes = context.mesh.reduce();
-  if (axes.world == nullptr) return std::make_unique<Alone>(context);
+  const auto one_call = [&](OneCall::Add add, ProcessGroup* group) {
+    return std::make_unique<OneCall>(context, add, group);
+  };
+  if (axes.world == nullptr) return one_call(OneCall::alone, nullptr);
   if (context.place == Place::kWhole || axes.shard == nullptr) {
-    return std::make_unique<AllReduce>(context, *axes.world);
+    return one_call(OneCall::all_reduce, axes.world);
   }
-  if (axes.replicate == nullptr) return std::make_unique<ReduceScatter>(context, *axes.shard);
+  if (axes.replicate == nullptr) return one_call(OneCall::reduce_scatter, axes.shard);
   if (axes.shard->sums_in_rank_order()) return std::make_unique<InTurns>(context);
   return std::make_unique<InsideThenAcross>(context);
 }

@@ -24,16 +24,16 @@ void Schedule::add(Unit& unit) {
   visitors_.push_back({.unit = &unit});
   for (std::size_t i = 0; i < unit.blocks().size(); ++i) {
     unit.blocks()[i]->hooks = this;
-    places_[unit.blocks()[i]] = {&visitors_.back(), i};
+    positions_[unit.blocks()[i]] = {&visitors_.back(), i};
   }
   if (!unit.is_root()) order_.push_back(&visitors_.back());
   reduce_order_.insert(unit.is_root() ? reduce_order_.end() : reduce_order_.begin(),
                        &visitors_.back());
 }
 
-const Schedule::Place& Schedule::place_of(const Block& block) const {
-  const auto it = places_.find(&block);
-  require(it != places_.end(), "[fsdp] expected a wrapped block, got '{}'", block.name);
+const Schedule::Position& Schedule::position_of(const Block& block) const {
+  const auto it = positions_.find(&block);
+  require(it != positions_.end(), "[fsdp] expected a wrapped block, got '{}'", block.name);
   return it->second;
 }
 
@@ -88,6 +88,19 @@ void Schedule::end_micro_step(const Stream& compute) {
   forget();
 }
 
+namespace {
+
+bool has_pending_uses(const Unit& unit, const Tape& tape) {
+  for (const Flat& flat : unit.flats()) {
+    for (const engine::Parameter* p : flat.parameters) {
+      if (flat.trainable && tape.pending_uses(*p) > 0) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
 // Hooks
 // --------------------------------------------------------------------------------------------
 
@@ -104,14 +117,13 @@ void Schedule::before_backward(const Block& block, const Tape& tape) {
 }
 
 void Schedule::after_backward(const Block& block, const Tape& tape) {
-  bool has_pending_uses = false;
-  for (const Flat& flat : place_of(block).visitor->unit->flats()) {
-    if (!flat.trainable) continue;
-    for (const engine::Parameter* p : flat.parameters) {
-      has_pending_uses = has_pending_uses || tape.pending_uses(*p) > 0;
-    }
-  }
-  call({Call::Hook::kAfterBackward, &block, tape.pass(), has_pending_uses}, tape.stream());
+  const Visitor& visitor = *position_of(block).visitor;
+  call({Call::Hook::kAfterBackward, &block, tape.pass(), has_pending_uses(*visitor.unit, tape)},
+       tape.stream());
+  const Visitor& root = visitors_.back();
+  if (!root.unit->is_root() || &root == &visitor || !root.backward || root.is_final) return;
+  if (has_pending_uses(*root.unit, tape)) return;
+  call({Call::Hook::kLastUse, root.unit->blocks().front(), tape.pass()}, tape.stream());
 }
 
 void Schedule::call(const Call& call, const Stream& compute) {
@@ -124,16 +136,19 @@ void Schedule::call(const Call& call, const Stream& compute) {
 }
 
 void Schedule::run(const Call& call, const Stream& compute) {
-  const Place& place = place_of(*call.block);
+  const Position& at = position_of(*call.block);
   switch (call.hook) {
     case Call::Hook::kBeforeForward:
-      return begin_forward(place, compute, call.pass);
+      return begin_forward(at, compute, call.pass);
     case Call::Hook::kAfterForward:
-      return end_forward(place, compute);
+      return end_forward(at, compute);
     case Call::Hook::kBeforeBackward:
-      return begin_backward(place, compute);
+      return begin_backward(at, compute);
     case Call::Hook::kAfterBackward:
-      return end_backward(place, compute, call.has_pending_uses);
+      return end_backward(at, compute, call.has_pending_uses);
+    case Call::Hook::kLastUse:
+      if (is_final(*at.visitor, false)) end_gradient(*at.visitor, compute);
+      return;
   }
 }
 
@@ -145,8 +160,8 @@ void Schedule::shadow(const Stream& compute) {
 // Forward
 // ------------------------------------------------------------------------------------------
 
-void Schedule::begin_forward(const Place& place, const Stream& compute, Pass pass) {
-  const auto& [visitor, index] = place;
+void Schedule::begin_forward(const Position& at, const Stream& compute, Pass pass) {
+  const auto& [visitor, index] = at;
   if (visitor->visit && index > visitor->visit->last && visitor->visit->pass == pass) {
     visitor->visit->last = index;  // the next block of a packed unit
   } else {
@@ -157,8 +172,8 @@ void Schedule::begin_forward(const Place& place, const Stream& compute, Pass pas
   ++visitor->num_open_blocks;
 }
 
-void Schedule::end_forward(const Place& place, const Stream& compute) {
-  const auto& [visitor, index] = place;
+void Schedule::end_forward(const Position& at, const Stream& compute) {
+  const auto& [visitor, index] = at;
   --visitor->num_open_blocks;
   if (index + 1 == visitor->unit->blocks().size()) close_visit(*visitor, compute);
 }
@@ -240,8 +255,8 @@ void Schedule::close_visit(Visitor& visitor, const Stream& compute) {
 // Backward
 // -----------------------------------------------------------------------------------------
 
-void Schedule::begin_backward(const Place& place, const Stream& compute) {
-  const auto& [visitor, index] = place;
+void Schedule::begin_backward(const Position& at, const Stream& compute) {
+  const auto& [visitor, index] = at;
   const std::string& name = visitor->unit->blocks()[index]->name;
   close_visit(*visitor, compute);
   if (visitor->backward) return;
@@ -287,17 +302,14 @@ void Schedule::enter_backward(Visitor& visitor, const Stream& compute) {
   }
 }
 
-void Schedule::end_backward(const Place& place, const Stream& compute, bool has_pending_uses) {
-  const auto& [visitor, index] = place;
+void Schedule::end_backward(const Position& at, const Stream& compute, bool has_pending_uses) {
+  const auto& [visitor, index] = at;
   if (!visitor->backward || index != visitor->backward->first) return;
   visitor->backward.reset();
   --num_open_backwards_;
   Unit& unit = *visitor->unit;
   unit.release();
-  if (is_final(*visitor, has_pending_uses)) {
-    visitor->is_final = true;
-    reduces_all_ ? reduce_final(compute) : reduce(*visitor, compute);
-  }
+  if (is_final(*visitor, has_pending_uses)) end_gradient(*visitor, compute);
   if (visitor->recorded.empty() || placement_.reshard_after_forward) {
     unit.reshard(compute, !visitor->recorded.empty());
   }
@@ -306,6 +318,11 @@ void Schedule::end_backward(const Place& place, const Stream& compute, bool has_
 bool Schedule::is_final(const Visitor& visitor, bool has_pending_uses) const {
   return !micro_step_.no_sync && num_backwards_ >= micro_step_.num_backwards &&
          visitor.recorded.empty() && !has_pending_uses;
+}
+
+void Schedule::end_gradient(Visitor& visitor, const Stream& compute) {
+  visitor.is_final = true;
+  reduces_all_ ? reduce_final(compute) : reduce(visitor, compute);
 }
 
 void Schedule::reduce_final(const Stream& compute) {

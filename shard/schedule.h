@@ -10,10 +10,12 @@
 //
 // [Note: finality]
 // A unit is reduced exactly once per micro-step: when the backward of its last visit has ended and
-// no use of its parameters is pending, which the tape counts. Until then its gradient stays in its
-// slot and grows. What a region that is recomputed will use counts as pending from its first
-// forward on. Whatever is left when the micro-step ends is reduced then, in the declared order
-// backwards. So the order of reductions follows from the program alone.
+// no use of its parameters is pending, which the tape counts. The root's backward encloses all
+// others, so of the root the uses alone decide: a head is reduced first, an embedding last, and so
+// is a matrix that is both. Until then a gradient stays in its slot and grows. What a region that
+// is recomputed will use counts as pending from its first forward on. Whatever is left when the
+// micro-step ends is reduced then, in the declared order backwards. So the order of reductions
+// follows from the program alone.
 //
 // Where ranks may leave out different units (unused parameters), it cannot follow from what one
 // rank does: every unit is then reduced in every micro-step, with a gradient of zero where there is
@@ -96,13 +98,13 @@ class Schedule : public engine::RegionHooks {
     bool is_final = false;               // its gradient, in this micro-step
     bool is_reduced = false;             // in this micro-step
   };
-  struct Place {
+  struct Position {
     Visitor* visitor;
     std::size_t index;  // of the block in the unit
   };
   // What a hook is called with; shadows repeat it.
   struct Call {
-    enum class Hook { kBeforeForward, kAfterForward, kBeforeBackward, kAfterBackward };
+    enum class Hook { kBeforeForward, kAfterForward, kBeforeBackward, kAfterBackward, kLastUse };
     Hook hook;
     const engine::Block* block;
     engine::Pass pass;           // of a forward
@@ -110,13 +112,13 @@ class Schedule : public engine::RegionHooks {
   };
 
   void forget();
-  const Place& place_of(const engine::Block& block) const;
+  const Position& position_of(const engine::Block& block) const;
   void call(const Call& call, const engine::Stream& compute);
   void run(const Call& call, const engine::Stream& compute);
-  void begin_forward(const Place& place, const engine::Stream& compute, engine::Pass pass);
-  void end_forward(const Place& place, const engine::Stream& compute);
-  void begin_backward(const Place& place, const engine::Stream& compute);
-  void end_backward(const Place& place, const engine::Stream& compute, bool has_pending_uses);
+  void begin_forward(const Position& at, const engine::Stream& compute, engine::Pass pass);
+  void end_forward(const Position& at, const engine::Stream& compute);
+  void begin_backward(const Position& at, const engine::Stream& compute);
+  void end_backward(const Position& at, const engine::Stream& compute, bool has_pending_uses);
   bool is_replaying() const { return num_open_backwards_ > 0; }
   void enter_forward(Visitor& visitor, const engine::Stream& compute, engine::Pass pass);
   void mark_replay();
@@ -125,6 +127,7 @@ class Schedule : public engine::RegionHooks {
   void enter_backward(Visitor& visitor, const engine::Stream& compute);
   void prefetch(Visitor& next, const engine::Stream& compute, const char* why) const;
   bool is_final(const Visitor& visitor, bool has_pending_uses) const;
+  void end_gradient(Visitor& visitor, const engine::Stream& compute);
   void reduce_final(const engine::Stream& compute);
   void reduce(Visitor& visitor, const engine::Stream& compute);
 
@@ -132,7 +135,7 @@ class Schedule : public engine::RegionHooks {
   Placement placement_;
   bool reduces_all_;
   std::deque<Visitor> visitors_;  // in declared order; addresses stay
-  std::unordered_map<const engine::Block*, Place> places_;
+  std::unordered_map<const engine::Block*, Position> positions_;
   std::vector<Visitor*> reduce_order_;  // the declared one backwards, the root last
 
   std::vector<Visitor*> order_;      // planned forward visits, root left out

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
 

@@ -44,7 +44,7 @@ class Unit {
   bool is_root() const { return is_root_; }
   const std::vector<engine::Block*>& blocks() const { return blocks_; }
   const std::vector<Flat>& flats() const { return flats_; }
-  /// Of a parameter slot: 0 if the parameters are whole on every rank.
+  /// What a parameter slot holds: 0 if the parameters are whole on every rank.
   std::int64_t gathered_nbytes() const { return gathered_->nbytes(); }
   std::int64_t gradient_nbytes() const { return gradient_->nbytes(); }
   /// Where slots come from, and the staging of reductions; set once, before the first step.

@@ -102,7 +102,7 @@ bool NcclCommunicator::end_finish(World& world, DeadlineClock::time_point deadli
   return true;
 }
 
-// Of an aborted one: success, there is nothing to wait for.
+// An aborted one has succeeded: there is nothing to wait for.
 ncclResult_t NcclCommunicator::state() {
   const std::lock_guard lock(mutex_);
   if (comm_ == nullptr) return ncclSuccess;

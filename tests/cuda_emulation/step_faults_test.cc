@@ -29,7 +29,7 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::Training;
 
-// Of what must end at once, as it is known then, and of what only the deadline can tell.
+// For what must end at once, as it is known then, and for what only the deadline can tell.
 constexpr milliseconds kPatient = std::chrono::seconds(30);
 constexpr milliseconds kAtOnce = std::chrono::seconds(10);
 constexpr milliseconds kDeadline = std::chrono::seconds(1);

@@ -51,8 +51,8 @@ struct Waits {
 // optimizer step changes, or a gradient slot, which comes around after further collectives: mostly
 // one of these waits stands in for another, and nothing shows. That each is needed is for
 // tests/comm/cuda_threads_test.cc to show, where inputs change at once.
-// Of copies: a copy to pageable memory blocks the host by itself. Tensor::copy_to_host() waits all
-// the same, since its caller's memory may be page-locked.
+// Waits of copies: a copy to pageable memory blocks the host by itself. Tensor::copy_to_host()
+// waits all the same, since its caller's memory may be page-locked.
 Waits waits_of(const std::string& strategy) {
   const testing::TempFolder folder;
   EXPECT_EQ(train(strategy, {}, folder / "waits").exit_code, 0);

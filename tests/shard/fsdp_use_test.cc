@@ -56,6 +56,19 @@ Tensor forward(Tape& tape, ToyModel& model, const Tensor& input, const std::vect
       root_options);
 }
 
+// The root is a head: used last alone.
+Tensor forward_to_head(Tape& tape, ToyModel& model, const Tensor& input, bool recompute) {
+  return tape.region(model.root, [&] {
+    Tensor x = input;
+    for (const auto& layer : model.layers) {
+      ToyModel::Layer& l = *layer;
+      x = tape.region(l.block, [x, &tape, &l] { return affine(tape, x, l.weight, &l.bias); },
+                      {.recompute = recompute});
+    }
+    return sum(tape, affine(tape, x, model.scale, nullptr));
+  });
+}
+
 // One micro-step: what a user does between begin_step() and finish_step().
 using PassFn = std::function<void(Tape&, ToyModel&, const Tensor& x, int step)>;
 
@@ -104,6 +117,10 @@ std::vector<Pattern> patterns() {
        [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
          const std::vector<std::vector<int>> orders = {{0, 1, 2, 3}, {1, 3}, {3, 2, 1, 0}};
          tape.backward(forward(tape, model, x, orders[static_cast<std::size_t>(step % 3)]));
+       }},
+      {"RootIsAHead",
+       [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
+         tape.backward(forward_to_head(tape, model, x, step % 2 == 0));
        }},
       {"RecomputedRoot",
        [](Tape& tape, ToyModel& model, const Tensor& x, int) {
@@ -337,6 +354,28 @@ TEST(FsdpOrder, RepeatedBlocksFollowThePlanToo) {
               "all_gather h.0 backward", "reduce_scatter h.1 gradient",
               "reduce_scatter h.0 gradient", "reduce_scatter root gradient", "all_gather norm"}));
     }
+  });
+}
+
+// The root's gradient is final when its last use is, though its region is still open.
+TEST(FsdpOrder, ARootThatIsUsedLastIsReducedFirst) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    CollectiveLog log;
+    LoggedGroup group(world, log);
+    Rank rank(group);
+    for (int step = 0; step < 2; ++step) {
+      log.take();
+      rank.fsdp.begin_step();
+      rank.tape.backward(forward_to_head(rank.tape, rank.model, rank.ones(), false));
+      rank.fsdp.finish_step();
+    }
+    EXPECT_EQ(
+        log.take(),
+        (std::vector<std::string>{
+            "all_gather root forward", "all_gather h.0 forward", "all_gather h.1 forward",
+            "all_gather h.2 forward", "all_gather h.1 backward", "reduce_scatter h.2 gradient",
+            "reduce_scatter root gradient", "all_gather h.0 backward",
+            "reduce_scatter h.1 gradient", "reduce_scatter h.0 gradient", "all_gather norm"}));
   });
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +33,9 @@ using testing::ToyModel;
 
 constexpr std::int64_t kNumel = 130;
 constexpr int kMicroSteps = 2;
+
+// Ranks that wait for each other for ever fail before the test does.
+const comm::ThreadsOptions kSoon{.deadline = std::chrono::seconds(20)};
 
 FsdpOptions with(const std::string& strategy, int ranks) {
   FsdpOptions options{.placement = Placement::preset(strategy)};
@@ -128,7 +132,7 @@ std::vector<float> joined(const std::string& strategy, int ranks, const Way& way
                           std::vector<std::vector<std::string>>* lines = nullptr) {
   std::vector<float> result;
   std::vector<std::vector<std::string>> all(static_cast<std::size_t>(ranks));
-  comm::run_ranks(ranks, {}, [&](ProcessGroup& group) {
+  comm::run_ranks(ranks, kSoon, [&](ProcessGroup& group) {
     CollectiveLog log;
     LoggedGroup world(group, log);
     FsdpOptions options = with(strategy, ranks);
@@ -183,7 +187,7 @@ TEST(Join, TakesPartInStepsThatReduceOnceAndInBackwardsThatAreSeveral) {
   // Rank 0 has two batches a step, rank 1 has them in the first step alone.
   const auto run = [](int ranks, bool no_sync) {
     std::vector<float> result;
-    comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
+    comm::run_ranks(ranks, kSoon, [&](ProcessGroup& world) {
       Trainer trainer(world, with("zero3", ranks));
       for (int step = 0; step < 3; ++step) {
         const bool has_batch = world.rank() == 0 || step == 0;
@@ -226,7 +230,7 @@ TEST(Join, TakesPartInStepsThatReduceOnceAndInBackwardsThatAreSeveral) {
 TEST(Join, SaysWhatIsWrong) {
   const auto errors = [](auto fn) {
     std::vector<std::string> all(2);
-    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+    comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
       Trainer trainer(world, with("zero3", 2));
       all[static_cast<std::size_t>(world.rank())] =
           error_of<engine::InvalidArgument>([&] { fn(trainer, world.rank()); });
@@ -256,7 +260,7 @@ TEST(Join, SaysWhatIsWrong) {
 
 TEST(Join, RefusesAForwardWhereThereIsNoBatch) {
   std::string error;
-  comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+  comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
     Trainer trainer(world, with("zero3", 2));
     trainer.fsdp.begin_step();
     trainer.run(1);
@@ -276,7 +280,7 @@ TEST(Join, RefusesAForwardWhereThereIsNoBatch) {
 
 // A step that is given up is forgotten, and what join() said of it.
 TEST(Join, BeginsAnewBehindAStepThatWasGivenUp) {
-  comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+  comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
     Trainer trainer(world, with("zero3", 2));
     trainer.fsdp.begin_step();
     trainer.run(1);
@@ -298,7 +302,7 @@ TEST(Join, BeginsAnewBehindAStepThatWasGivenUp) {
 TEST(Join, NoticesRanksThatDifferInMoreThanBatches) {
   std::vector<std::string> errors(2);
   try {
-    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+    comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
       Trainer trainer(world, with("zero3", 2));
       const auto step = [&](int rounds) {
         trainer.fsdp.join(world.rank() == 0 || rounds == 1 ? 1 : 0);
@@ -349,7 +353,7 @@ void run_through(Trainer& trainer, int batch, const std::vector<int>& layers) {
 TEST(Unused, RanksMayLeaveOutDifferentUnits) {
   const auto run = [](const std::string& strategy, int ranks, int accum) {
     std::vector<float> result;
-    comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
+    comm::run_ranks(ranks, kSoon, [&](ProcessGroup& world) {
       FsdpOptions options = with(strategy, ranks);
       options.unused_parameters = UnusedParameters::kSkip;
       Trainer trainer(world, options);
@@ -379,7 +383,7 @@ TEST(Unused, RanksMayLeaveOutDifferentUnits) {
 TEST(Unused, ParametersAreLeftAloneOrHaveAGradientOfZero) {
   for (const std::string& strategy : Placement::preset_names()) {
     for (const auto unused : {UnusedParameters::kSkip, UnusedParameters::kZero}) {
-      comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
         FsdpOptions options = with(strategy, 2);
         options.unused_parameters = unused;
         Trainer trainer(world, options);
@@ -429,7 +433,7 @@ TEST(Unused, ParametersAreLeftAloneOrHaveAGradientOfZero) {
 // backward: what a rank leaves out holds nothing up.
 TEST(Unused, UnitsAreReducedInTheDeclaredOrderBackwards) {
   std::vector<std::vector<std::string>> lines(2);
-  comm::run_ranks(2, {}, [&](ProcessGroup& group) {
+  comm::run_ranks(2, kSoon, [&](ProcessGroup& group) {
     CollectiveLog log;
     LoggedGroup world(group, log);
     Trainer trainer(world, {.placement = Placement::preset("ddp"),
@@ -450,7 +454,7 @@ TEST(Unused, UnitsAreReducedInTheDeclaredOrderBackwards) {
 
 TEST(Unused, PlansThatDifferAreRefused) {
   std::string error;
-  comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+  comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
     FsdpOptions options = with("ddp", 2);
     if (world.rank() == 1) options.unused_parameters = UnusedParameters::kSkip;
     const std::string mine =

@@ -13,7 +13,7 @@
 namespace tessera::shard {
 namespace {
 
-// Of parts that never met, each under the window of its own largest element.
+// The parts never met, and each is under the window of its own largest element.
 SquareSum sum_in_parts(std::span<const float> x, std::size_t num_parts) {
   const auto numel = static_cast<std::int64_t>(x.size());
   SquareSum total(numel);

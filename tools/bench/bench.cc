@@ -10,6 +10,8 @@ void run(int argc, char** argv) {
   run_bench(argc, argv, flags, {},
             {{"gemm", bench_gemm},
              {"collectives", bench_collectives},
+             {"replicas", bench_replicas},
+             {"host", bench_host},
              {"ops", bench_ops},
              {"steps", bench_steps},
              {"profile", bench_profile}});

@@ -85,7 +85,7 @@ double tokens_per_s(const TrainingRow& row, double ms) {
   return static_cast<double>(row.batch * row.model.seq) / ms * 1e3;
 }
 
-// Of PyTorch's step; NaN, and why, if there is none.
+// PyTorch's step; NaN, and why, if there is none.
 double GpuBench::peer_ms(const TrainingRow& row, bool compile, const BenchConfig& config,
                          BenchReport& report) const {
   if (config.python.empty()) return kNone;

@@ -88,17 +88,6 @@ Times run_rank(ProcessGroup& world, const Case& c, std::int64_t num_samples) {
   return times;
 }
 
-// A sample takes as long as its slowest rank.
-double median_of_slowest(const std::vector<Times>& ranks, std::vector<double> Times::*field) {
-  std::vector<double> slowest = ranks[0].*field;
-  for (const Times& t : ranks) {
-    for (std::size_t s = 0; s < slowest.size(); ++s) {
-      slowest[s] = std::max(slowest[s], (t.*field)[s]);
-    }
-  }
-  return median(slowest);
-}
-
 }  // namespace
 
 void bench_collectives(const BenchConfig& config, BenchReport& report) {

@@ -19,7 +19,7 @@ using engine::Tensor;
 
 namespace {
 
-// Of `launch` on `stream`, several at a time so that the host is out of the way.
+// The time of `launch` on `stream`, several at a time so that the host is out of the way.
 double median_ms(const Stream& stream, std::int64_t num_samples,
                  const std::function<void()>& launch) {
   constexpr int kCalls = 8;

@@ -8,7 +8,7 @@
 
 namespace tessera::tools {
 
-/// Of GPU 0. Bytes count once for each read and once for each write.
+/// What GPU 0 reaches. Bytes count once for each read and once for each write.
 struct Ceilings {
   double gb_per_s = 0;         ///< the better of a copy and an addition
   double f32_gflop_per_s = 0;  ///< of a matrix product

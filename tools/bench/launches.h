@@ -17,7 +17,7 @@ struct KernelTimes {
   std::vector<double> ms = {};   ///< of each launch
 
   double total_ms() const;
-  /// Of `num_steps` alike: the sum of each launch's fastest, which other load on the machine
+  /// For `num_steps` alike: the sum of each launch's fastest, which other load on the machine
   /// touches least. NaN if the steps do not launch equally often.
   double best_step_ms(std::int64_t num_steps) const;
 };

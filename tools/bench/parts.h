@@ -12,7 +12,7 @@
 namespace tessera::tools {
 
 struct BenchConfig {
-  std::string parts = "gemm,collectives,ops,steps";
+  std::string parts = "gemm,collectives,replicas,host,ops,steps";
   std::string rows;           ///< substring of the names of rows to run
   std::int64_t samples = 11;  ///< of gemm, collectives, ops
   std::int64_t rounds = 3;    ///< of steps: each runs ours, then PyTorch
@@ -41,6 +41,10 @@ void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
 void bench_gemm(const BenchConfig& config, BenchReport& report);
 /// Collectives of thread ranks beside memcpy by as many threads.
 void bench_collectives(const BenchConfig& config, BenchReport& report);
+/// Two ways of reducing over replicas x shards of thread ranks.
+void bench_replicas(const BenchConfig& config, BenchReport& report);
+/// What the host does for an op beside its work.
+void bench_host(const BenchConfig& config, BenchReport& report);
 /// Single kernels at the sizes of the 10.8M model.
 void bench_ops(const BenchConfig& config, BenchReport& report);
 /// Whole training steps beside PyTorch's.

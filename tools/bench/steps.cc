@@ -10,7 +10,7 @@
 namespace tessera::tools {
 namespace {
 
-// Of several rounds: the median of their medians.
+// The median of several rounds' medians.
 class Rounds {
  public:
   void add(const Measurement& m) {

@@ -2,7 +2,9 @@
 // so that a change in the machine's load or clock meets all sides.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -29,6 +31,18 @@ class Timer {
 
 /// Middle value, the mean of both for an even number; NaN of nothing.
 double median(std::vector<double> values);
+
+/// The median of samples that each take as long as the slowest rank's.
+template <class T>
+double median_of_slowest(const std::vector<T>& ranks, std::vector<double> T::*field) {
+  std::vector<double> slowest = ranks[0].*field;
+  for (const T& rank : ranks) {
+    for (std::size_t s = 0; s < slowest.size(); ++s) {
+      slowest[s] = std::max(slowest[s], (rank.*field)[s]);
+    }
+  }
+  return median(slowest);
+}
 
 /// NaN when nothing was measured.
 struct Measurement {

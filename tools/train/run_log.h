@@ -56,7 +56,7 @@ class RunLog {
   /// Writes `text` to a file of the output folder, whole or not at all.
   void write_file(const std::string& name, const std::string& text) const;
 
-  // Of these only flush() and finish() throw for output that is lost.
+  // Among these only flush() and finish() throw for output that is lost.
 
   /// A line for the terminal.
   void say(const std::string& line);

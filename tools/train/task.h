@@ -42,7 +42,7 @@ class Task {
   /// could not end well. Changes no file.
   virtual void prepare(const FlagSet& flags) = 0;
 
-  // Of a prepared task.
+  // For a prepared task.
 
   /// What the rate of progress counts, in plural, and how many of it make a sample.
   struct Items {

@@ -117,7 +117,7 @@ void Trainer::validate_after(std::int64_t step, const Validate& validate) {
 
 Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   const StepConfig& c = config_.train;
-  // Of each micro-step, and last the signal that asks this rank to stop: what all ranks know of a
+  // One for each micro-step, and last the signal that asks this rank to stop: what all ranks know of a
   // step they know together, so they end after the same one.
   const Tensor values =
       Tensor::empty(memory_, {c.accum + 1}, DType::kF32, "values", Category::kCommunication);

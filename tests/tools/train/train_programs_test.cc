@@ -278,7 +278,7 @@ TEST_F(Generation, DrawsFromTheFortyLikeliestTokens) {
   ASSERT_EQ(likeliest.size(), 40u);
   const std::vector<int> sample = draw(logits, 4000);
   EXPECT_EQ(std::set(sample.begin(), sample.end()), likeliest);
-  // Of equals, the first.
+  // The first of equals.
   const std::vector<int> ties = draw(std::vector<float>(45, 0.5f), 4000);
   std::set<int> first;
   for (int v = 0; v < 40; ++v) first.insert(v);
