@@ -4,11 +4,11 @@
 #include <exception>
 #include <map>
 #include <set>
-#include <utility>
 
 #include "comm/host_gather.h"
 #include "engine/error.h"
 #include "shard/norm.h"
+#include "shard/packing.h"
 #include "shard/plan.h"
 
 namespace tessera::shard {
@@ -30,8 +30,7 @@ void check(const FsdpOptions& options) {
   require(options.reductions_in_flight >= 0,
           "[fsdp] expected reductions_in_flight of at least 0, got {}",
           options.reductions_in_flight);
-  require(options.unit_min_numel >= 0, "[fsdp] expected unit_min_numel of at least 0, got {}",
-          options.unit_min_numel);
+  check_packing(options);
   require(options.shard_ranks >= 0, "[fsdp] expected shard_ranks of at least 0, got {}",
           options.shard_ranks);
   require(!options.placement.is_whole() || options.shard_ranks <= 1,
@@ -148,14 +147,11 @@ void Fsdp::synchronize() const {
 }
 
 void Fsdp::create_units(const std::vector<Block*>& blocks, Block* root) {
-  std::vector<Block*> packed;
-  std::int64_t numel = 0;
-  for (Block* block : blocks) {
-    packed.push_back(block);
-    for (const Parameter* p : block->parameters) numel += p->shape.numel();
-    if (numel < context_.options.unit_min_numel && block != blocks.back()) continue;
-    units_.push_back(std::make_unique<Unit>(context_, std::exchange(packed, {}), false));
-    numel = 0;
+  auto next = blocks.begin();
+  for (const std::size_t num_blocks : packs_of(blocks, context_.options)) {
+    const auto end = next + static_cast<std::ptrdiff_t>(num_blocks);
+    units_.push_back(std::make_unique<Unit>(context_, std::vector<Block*>(next, end), false));
+    next = end;
   }
   if (root != nullptr) {
     units_.push_back(std::make_unique<Unit>(context_, std::vector<Block*>{root}, true));

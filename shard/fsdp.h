@@ -33,9 +33,10 @@ namespace tessera::shard {
 class Fsdp {
  public:
   /// Collective. Wraps `blocks` (in the order in which forward uses them; packed into units by
-  /// `options.unit_min_numel`) and `root`, the block whose region encloses all others and that owns
-  /// what no single block owns, e.g. tied embeddings; it may be null. Initialises the parameters
-  /// from `options.seed`. Blocks, parameters, group and stream outlive this object.
+  /// `options.unit_min_numel` or `options.bucket_nbytes`, for good) and `root`, the block whose
+  /// region encloses all others and that owns what no single block owns, e.g. tied embeddings; it
+  /// may be null. Initialises the parameters from `options.seed`. Blocks, parameters, group and
+  /// stream outlive this object.
   ///
   /// Throws InvalidArgument for a parameter in two blocks, two parameters of one name, a wrapped
   /// block, memory of another device or stream than `compute`, options out of range, or ranks whose

@@ -45,6 +45,14 @@ struct FsdpOptions {
   int reductions_in_flight = 1;
   /// Neighbouring blocks are packed into one unit until it has this many parameters.
   std::int64_t unit_min_numel = 0;
+  /// Where parameters are whole on every rank (ddp, zero1, zero2, hybrid_zero2) a unit is the
+  /// bucket of a reduction. From the last block on, whose gradient is ready first, blocks are
+  /// packed into one bucket until its gradient has this many bytes on the wire; a block that has
+  /// more is a bucket of its own. 0: one bucket for each block, or as `unit_min_numel` says.
+  std::int64_t bucket_nbytes = 0;
+  /// The same of the bucket that is reduced first, so that reductions start early; at most
+  /// `bucket_nbytes` counts.
+  std::int64_t first_bucket_nbytes = std::int64_t{1} << 20;
   Precision precision = {};
   /// kSkip gathers one byte for each parameter in every step, and waits for them.
   UnusedParameters unused_parameters = UnusedParameters::kZero;

@@ -18,6 +18,10 @@ std::vector<std::string> describe(const FsdpOptions& options, int num_ranks) {
                       options.shard_ranks == 0 ? "all" : std::to_string(options.shard_ranks)),
           fmt::format("prefetch {}", options.prefetch),
           fmt::format("reductions_in_flight {}", options.reductions_in_flight),
+          options.bucket_nbytes == 0
+              ? "buckets off"
+              : fmt::format("buckets of {} bytes, the first of {}", options.bucket_nbytes,
+                            std::min(options.first_bucket_nbytes, options.bucket_nbytes)),
           fmt::format("precision param={} reduce={} accumulate={}", name_of(precision.param),
                       name_of(precision.reduce), name_of(precision.accumulate)),
           fmt::format("unused_parameters {}",

@@ -95,6 +95,11 @@ void TrainConfig::add_to(FlagSet& flags) {
              .max_number = kMaxRanks});
   flags.add("parallel.unit_min_numel", &parallel.unit_min_numel,
             {.help = "pack neighbouring blocks until a unit has this many parameters", .min = 0});
+  flags.add("parallel.bucket_mb", &parallel.bucket_mb,
+            {.help = "of strategies whose parameters stay whole: pack blocks, the last ones first, "
+                     "until a gradient that is reduced has this many MiB (the first one 1); 0: off",
+             .min = 0,
+             .max = 1 << 20});
   flags.add("parallel.deadline_s", &parallel.deadline_s,
             {.help = "how long a rank waits for the others, in seconds",
              .min = 0,
@@ -187,6 +192,14 @@ void TrainConfig::validate(const FlagSet& flags) const {
           "[config] expected parallel.shard_ranks with hsdp, hybrid_zero2 or hfsdp only, got {} "
           "with parallel.strategy={}",
           parallel.shard_ranks, parallel.strategy);
+  require(
+      parallel.bucket_mb == 0 || placement.parameters == shard::Place::kWhole,
+      "[config] expected parallel.bucket_mb with ddp, zero1, zero2 or hybrid_zero2 only, got {} "
+      "with parallel.strategy={}: there parallel.unit_min_numel packs",
+      parallel.bucket_mb, parallel.strategy);
+  require(parallel.bucket_mb == 0 || parallel.unit_min_numel == 0,
+          "[config] expected parallel.bucket_mb or parallel.unit_min_numel, got {} and {}",
+          parallel.bucket_mb, parallel.unit_min_numel);
   require(device != DeviceChoice::kCpu || parallel.backend != BackendChoice::kNccl,
           "[config] expected parallel.backend=nccl with GPUs only, got it with device=cpu");
   require(!parallel.canonical ||
@@ -245,6 +258,7 @@ shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
           .prefetch = static_cast<int>(parallel.prefetch),
           .reductions_in_flight = static_cast<int>(parallel.reductions_in_flight),
           .unit_min_numel = parallel.unit_min_numel,
+          .bucket_nbytes = static_cast<std::int64_t>(std::ceil(parallel.bucket_mb * (1 << 20))),
           .precision = precision,
           .seed = static_cast<std::uint64_t>(train.seed)};
 }

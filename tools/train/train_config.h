@@ -31,6 +31,7 @@ struct ParallelConfig {
   std::int64_t reductions_in_flight = 1;
   std::string reshard_after_forward = "auto";  ///< auto: the strategy's; true, false or a number
   std::int64_t unit_min_numel = 0;
+  double bucket_mb = 0;  ///< 0: off
   double deadline_s = 300;
 };
 

@@ -122,16 +122,23 @@ TrainConfig variant(const Case& c, int row) {
   config.train.recompute = level[3] % 2 == 1;
   std::tie(config.parallel.ranks, config.train.accum) = c.ranks_accum[level[4]];
   if (strategy == 9 && config.parallel.ranks % 2 == 0) config.parallel.reshard_after_forward = "2";
+  // Packing of reductions alone, where there is nothing to gather.
+  if (level[2] % 2 == 1 &&
+      shard::Placement::preset(config.parallel.strategy).parameters == shard::Place::kWhole) {
+    config.parallel.bucket_mb = 4.0 * static_cast<double>(config.parallel.unit_min_numel) / 0x1p20;
+    config.parallel.unit_min_numel = 0;
+  }
   if (strategy == 10) config.parallel.shard_ranks = config.parallel.ranks;
   return config;
 }
 
 std::string describe(const TrainConfig& c) {
   return fmt::format(
-      "{} shard_ranks {} reshard {}, prefetch {}, unit_min_numel {}, recompute {}, {} ranks x {}",
+      "{} shard_ranks {} reshard {}, prefetch {}, unit_min_numel {}, bucket_mb {}, recompute {}, "
+      "{} ranks x {}",
       c.parallel.strategy, c.parallel.shard_ranks, c.parallel.reshard_after_forward,
-      c.parallel.prefetch, c.parallel.unit_min_numel, c.train.recompute, c.parallel.ranks,
-      c.train.accum);
+      c.parallel.prefetch, c.parallel.unit_min_numel, c.parallel.bucket_mb, c.train.recompute,
+      c.parallel.ranks, c.train.accum);
 }
 
 class Equivalence : public ::testing::TestWithParam<Case> {};

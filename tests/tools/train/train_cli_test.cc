@@ -126,6 +126,7 @@ TEST_F(TrainTransformer, ValuesOutOfRangeAreRefused) {
       {"parallel.deadline_s", "0"},
       {"parallel.reshard_after_forward", "maybe"},
       {"parallel.unit_min_numel", "-1"},
+      {"parallel.bucket_mb", "-0.5"},
       {"precision.param", "f16"},
       {"train.steps", "-1"},
       {"train.batch", "0"},

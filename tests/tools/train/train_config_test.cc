@@ -80,6 +80,7 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
                                                    "--parallel.prefetch=4",
                                                    "--parallel.reshard_after_forward=false",
                                                    "--parallel.unit_min_numel=5",
+                                                   "--parallel.bucket_mb=2.5",
                                                    "--parallel.deadline_s=6.5",
                                                    "--precision.param=bf16",
                                                    "--train.steps=7",
@@ -111,6 +112,7 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
   EXPECT_EQ(c.parallel.prefetch, 4);
   EXPECT_EQ(c.parallel.reshard_after_forward, "false");
   EXPECT_EQ(c.parallel.unit_min_numel, 5);
+  EXPECT_EQ(c.parallel.bucket_mb, 2.5);
   EXPECT_EQ(c.parallel.deadline_s, 6.5);
   EXPECT_EQ(c.precision, shard::Precision{.param = DType::kBF16});
   EXPECT_EQ(c.train.steps, 7);
@@ -238,6 +240,40 @@ TEST(TrainConfig, ShardingThatDoesNotFitIsRefusedWithItsValues) {
   for (const char* whole : {"ddp", "zero1", "zero2", "hybrid_zero2"}) {
     EXPECT_TRUE(has(error(whole, 0, "true"), {"reshard_after_forward", whole})) << whole;
     EXPECT_NO_THROW(check(whole, 0, "false")) << whole;
+  }
+}
+
+TEST(TrainConfig, BucketsAreInMebibytesAndNeverRoundedToNone) {
+  const auto nbytes = [](double bucket_mb) {
+    TrainConfig config;
+    config.parallel.strategy = "ddp";
+    config.parallel.bucket_mb = bucket_mb;
+    return config.fsdp_options(2).bucket_nbytes;
+  };
+  EXPECT_EQ(nbytes(0), 0);
+  EXPECT_EQ(nbytes(25), 25 * 1024 * 1024);
+  EXPECT_EQ(nbytes(0.5), 512 * 1024);
+  EXPECT_EQ(nbytes(1e-9), 1);
+}
+
+TEST(TrainConfig, BucketsThatDoNotFitAreRefusedWithTheirValues) {
+  const auto check = [](const std::string& strategy, std::int64_t unit_min_numel) {
+    TrainConfig config;
+    config.out = "folder";
+    config.parallel.strategy = strategy;
+    config.parallel.bucket_mb = 2.5;
+    config.parallel.unit_min_numel = unit_min_numel;
+    config.validate(FlagSet("train", ""));
+  };
+  for (const std::string& strategy : shard::Placement::preset_names()) {
+    if (shard::Placement::preset(strategy).parameters == shard::Place::kWhole) {
+      EXPECT_NO_THROW(check(strategy, 0)) << strategy;
+      EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check(strategy, 7); }),
+                      {"parallel.bucket_mb", "parallel.unit_min_numel", "got 2.5 and 7"}));
+    } else {
+      EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check(strategy, 0); }),
+                      {"parallel.bucket_mb", "got 2.5", "parallel.strategy=" + strategy}));
+    }
   }
 }
 
