@@ -49,6 +49,9 @@ struct Block {
   std::string name;
   std::vector<Parameter*> parameters = {};
   class RegionHooks* hooks = nullptr;  ///< set by the wrapper; null: parameters are always there
+  /// What is no parameter and yet part of the model, such as running statistics that forward
+  /// writes. Errors name them as their memory is named.
+  std::vector<Tensor> buffers = {};
 };
 
 /// Gives `parameters` memory of their own, on any device, and initialises them: for models that are

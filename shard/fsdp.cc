@@ -89,6 +89,10 @@ void check_unique(const std::vector<Block*>& blocks, const Block* root) {
       require(names.insert(p->name).second, "[fsdp] expected unique parameter names, got two '{}'",
               p->name);
     }
+    for (const Tensor& buffer : block.buffers) {
+      require(buffer.defined(), "[fsdp] expected buffers with memory, got an undefined one ({})",
+              block.name);
+    }
   };
   for (const Block* block : blocks) visit(*block);
   if (root != nullptr) visit(*root);
@@ -128,6 +132,7 @@ Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine
   agree(group, memory, compute_, plan_);
   create_rings();
   parameters_changed();
+  broadcast_buffers();
 }
 
 Fsdp::~Fsdp() {
@@ -222,6 +227,7 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
   require(!joined_ || joined_->num_micro_steps == num_micro_steps,
           "[fsdp] expected the {} micro-steps that join() returned, got {}",
           joined_ ? joined_->num_micro_steps : 0, num_micro_steps);
+  broadcast_buffers();
   num_micro_steps_ = num_micro_steps;
   num_batches_ = joined_ ? joined_->total : std::int64_t{group_.size()} * num_micro_steps;
   micro_step_ = -1;
@@ -263,6 +269,7 @@ int Fsdp::join(int num_batches) {
   Joined joined{.num_batches = num_batches};
   for (std::size_t i = 0; i < all.size(); i += 2) {
     joined.num_micro_steps = std::max(joined.num_micro_steps, static_cast<int>(all[i]));
+    if (joined.total == 0) joined.first_rank = static_cast<int>(i / 2);
     joined.total += all[i];
   }
   for (std::size_t i = 0; i < all.size() && joined.total > 0; i += 2) {

@@ -35,8 +35,8 @@ class Fsdp {
   /// Collective. Wraps `blocks` (in the order in which forward uses them; packed into units by
   /// `options.unit_min_numel` or `options.bucket_nbytes`, for good) and `root`, the block whose
   /// region encloses all others and that owns what no single block owns, e.g. tied embeddings; it
-  /// may be null. Initialises the parameters from `options.seed`. Blocks, parameters, group and
-  /// stream outlive this object.
+  /// may be null. Initialises the parameters from `options.seed`, and makes the blocks' buffers
+  /// those of rank 0. Blocks, parameters, group and stream outlive this object.
   ///
   /// Throws InvalidArgument for a parameter in two blocks, two parameters of one name, a wrapped
   /// block, memory of another device or stream than `compute`, options out of range, or ranks whose
@@ -50,7 +50,8 @@ class Fsdp {
 
   // A step. Calls out of order throw InvalidArgument saying which is expected.
 
-  /// Starts a step of `num_micro_steps` forward-backward passes, and its first one.
+  /// Starts a step of `num_micro_steps` forward-backward passes, and its first one. Collective if
+  /// blocks have buffers: see FsdpOptions::broadcast_buffers.
   /// Throws InvalidArgument naming a parameter whose `trainable` was changed after wrapping.
   void begin_step(int num_micro_steps = 1, const MicroStep& first = {});
   /// Starts the next pass of the step.
@@ -103,6 +104,8 @@ class Fsdp {
   void parameters_changed();
   /// Collective: makes tensors that are no parameters (running statistics) those of rank `root`.
   void broadcast(const std::vector<engine::Tensor>& buffers, int root = 0);
+  /// What the blocks have as buffers now, in declared order, the root's last.
+  std::vector<engine::Tensor> buffers() const;
 
   // For optimizers.
 
@@ -141,6 +144,7 @@ class Fsdp {
 
   void create_units(const std::vector<engine::Block*>& blocks, engine::Block* root);
   void create_rings();
+  void broadcast_buffers();
   void begin_micro_step(const MicroStep& options);
   // Every rank's values, rank by rank, between and behind collectives of units.
   template <class T>
@@ -152,6 +156,7 @@ class Fsdp {
     int num_batches = 0;      // of this rank
     int num_micro_steps = 0;  // the most of any rank
     std::int64_t total = 0;
+    int first_rank = 0;  // of those that have a batch
   };
 
   comm::ProcessGroup& group_;

@@ -136,4 +136,19 @@ void Fsdp::broadcast(const std::vector<Tensor>& buffers, int root) {
   compute_.wait(context_.gather.record("broadcast"));
 }
 
+std::vector<Tensor> Fsdp::buffers() const {
+  std::vector<Tensor> all;
+  for (const auto& unit : units_) {
+    for (const engine::Block* block : unit->blocks()) {
+      all.insert(all.end(), block->buffers.begin(), block->buffers.end());
+    }
+  }
+  return all;
+}
+
+void Fsdp::broadcast_buffers() {
+  const std::vector<Tensor> all = options().broadcast_buffers ? buffers() : std::vector<Tensor>();
+  if (!all.empty()) broadcast(all, joined_ ? joined_->first_rank : 0);
+}
+
 }  // namespace tessera::shard

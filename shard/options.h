@@ -53,6 +53,9 @@ struct FsdpOptions {
   /// The same of the bucket that is reduced first, so that reductions start early; at most
   /// `bucket_nbytes` counts.
   std::int64_t first_bucket_nbytes = std::int64_t{1} << 20;
+  /// The blocks' buffers become those of rank 0 when they are wrapped and in each begin_step();
+  /// behind join() those of the first rank that has a batch. False: each rank keeps its own.
+  bool broadcast_buffers = true;
   Precision precision = {};
   /// kSkip gathers one byte for each parameter in every step, and waits for them.
   UnusedParameters unused_parameters = UnusedParameters::kZero;

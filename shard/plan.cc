@@ -22,6 +22,7 @@ std::vector<std::string> describe(const FsdpOptions& options, int num_ranks) {
               ? "buckets off"
               : fmt::format("buckets of {} bytes, the first of {}", options.bucket_nbytes,
                             std::min(options.first_bucket_nbytes, options.bucket_nbytes)),
+          fmt::format("broadcast_buffers {}", options.broadcast_buffers),
           fmt::format("precision param={} reduce={} accumulate={}", name_of(precision.param),
                       name_of(precision.reduce), name_of(precision.accumulate)),
           fmt::format("unused_parameters {}",
@@ -45,6 +46,13 @@ std::vector<std::string> describe(const FsdpOptions& options, const Mesh& mesh,
         const engine::Parameter& p = *flat.parameters[i];
         lines.push_back(fmt::format("  {} {} at {}, starts as {}", p.name, p.shape.str(),
                                     flat.layout.offset(i), p.init.str()));
+      }
+    }
+    if (!options.broadcast_buffers) continue;
+    for (const engine::Block* block : unit->blocks()) {
+      for (const engine::Tensor& buffer : block->buffers) {
+        lines.push_back(fmt::format("  buffer {} of {}: {} {}", buffer.name(), block->name,
+                                    buffer.shape().str(), name_of(buffer.dtype())));
       }
     }
   }

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/copy.h"
 #include "engine/cuda.h"
+#include "engine/elementwise.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
 
@@ -67,6 +69,10 @@ TEST(CudaFsdp, EveryOptionHasTheBitsOfTheCpu) {
       {.accum = 2, .options = {.precision = {DType::kBF16, DType::kF32, DType::kBF16}}});
   expect_bits_of_the_cpu({.accum = 2, .no_sync = true});
   expect_bits_of_the_cpu({.blocks = 5, .numel = 77, .options = {.unit_min_numel = 300}});
+  expect_bits_of_the_cpu(
+      {.blocks = 5,
+       .numel = 77,
+       .options = {.placement = Placement::preset("zero1"), .bucket_nbytes = 1300}});
 }
 
 // Left out in some steps, used again in others, by an optimizer that would not leave them alone.
@@ -164,6 +170,29 @@ TEST(CudaFsdp, AGradientThatIsNotFiniteIsNamedWhicheverRankHoldsIt) {
       EXPECT_EQ(error_of<engine::InvalidArgument>([&] { static_cast<void>(norm.value()); }),
                 "[fsdp] expected finite gradients, got NaN or infinity (scale)")
           << element << " on rank " << world.rank();
+    });
+  }
+}
+
+TEST(CudaFsdp, BuffersAreThoseOfRank0InEveryStep) {
+  for (const char* strategy : {"zero3", "ddp"}) {
+    comm::run_ranks(3, {}, [&](comm::ProcessGroup& world) {
+      const engine::Stream compute = engine::Stream::cuda("compute", world.rank() % num_gpus());
+      const engine::Memory memory(compute);
+      const auto rank = static_cast<float>(world.rank());
+      const Tensor mean = Tensor::from<float>(memory, {2}, std::vector<float>(2, rank), "mean");
+      const Tensor more = Tensor::from<float>(memory, {2}, std::vector<float>(2, rank + 1), "more");
+      ToyModel model(1, 300);
+      model.root.buffers = {mean};
+      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
+                {.placement = Placement::preset(strategy)});
+      constexpr int kSteps = 5;
+      for (int step = 0; step < kSteps; ++step) {
+        fsdp.begin_step();
+        engine::launch_assign_or_add(compute, mean, more, true, "statistics");
+        fsdp.cancel_step();
+      }
+      EXPECT_EQ(engine::to_vector<float>(mean), std::vector<float>(2, kSteps + rank)) << strategy;
     });
   }
 }
