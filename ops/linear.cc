@@ -28,7 +28,8 @@ MatrixView<T> weight_matrix(const Tensor& w, WeightLayout layout) {
   return layout == WeightLayout::kInOut ? stored : stored.t();
 }
 
-DeviceMatrix device_weight_matrix(const Tensor& w, WeightLayout layout) {
+// Without CUDA nothing instantiates its callers.
+[[maybe_unused]] DeviceMatrix device_weight_matrix(const Tensor& w, WeightLayout layout) {
   const DeviceMatrix stored = device_matrix(w, w.dim(0), w.dim(1));
   return layout == WeightLayout::kInOut ? stored : stored.t();
 }

@@ -128,9 +128,10 @@ void head_backward(const Head& head, float dloss, const GradTarget& dx, const Gr
 // factor of the products. Forward saves them, or backward computes the logits of a chunk again:
 // bits are those of the saved ones up to the order of sums in products of fewer rows.
 
-// The first `count` rows of `first` on of a padded matrix.
-DeviceMatrix device_rows(const Tensor& t, std::int64_t first, std::int64_t count,
-                         std::int64_t vocab_size) {
+// The first `count` rows of `first` on of a padded matrix. Without CUDA nothing instantiates its
+// callers.
+[[maybe_unused]] DeviceMatrix device_rows(const Tensor& t, std::int64_t first, std::int64_t count,
+                                          std::int64_t vocab_size) {
   const std::int64_t ld = t.dim(1);
   return {t.raw() + first * ld * engine::size_of(t.dtype()), t.dtype(), count, vocab_size, ld};
 }

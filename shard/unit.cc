@@ -252,9 +252,8 @@ void Unit::finish_step(const Stream& compute) {
 }
 
 void Unit::set_unused(std::vector<std::uint8_t> unused) {
-  for (Flat& flat : flats_) {
-    if (flat.trainable) flat.unused = std::move(unused);
-  }
+  const auto flat = std::ranges::find_if(flats_, &Flat::trainable);
+  if (flat != flats_.end()) flat->unused = std::move(unused);
 }
 
 }  // namespace tessera::shard

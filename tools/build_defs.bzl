@@ -13,7 +13,7 @@ Each takes what cc_library, cc_test and cc_binary take. tessera_library takes CU
 """
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
-load("//third_party/cuda:defs.bzl", "cuda_objects", "emulated_sources", _if_cuda = "if_cuda", _if_nccl = "if_nccl")
+load("//third_party/cuda:defs.bzl", "cuda_objects", "emulated_objects", "linked", _if_cuda = "if_cuda", _if_nccl = "if_nccl")
 
 if_cuda = _if_cuda
 if_nccl = _if_nccl
@@ -75,21 +75,32 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
                 local_defines = kwargs.get("local_defines", []) + kwargs.get("defines", []),
                 visibility = ["//visibility:private"],
             )
-            emulated_sources(
-                name = name + "_emulated_sources",
+            emulated_objects(
+                name = name + "_emulated_objects",
                 srcs = kernels,
-                tags = ["manual"],
-                visibility = ["//visibility:private"],
+                hdrs = hdrs + [src for src in srcs if src.endswith(".h")],
+                textual_hdrs = textual + kernels,
+                copts = _copts() + copts,
+                defines = kwargs.get("local_defines", []) + kwargs.get("defines", []),
+                deps = deps + ["@local_cuda//:headers"],
             )
             sources = sources + select({
-                emulation: [":%s_emulated_sources" % name],
+                emulation: [":%s_emulated_objects" % name],
                 "//conditions:default": [":%s_cuda_objects" % name],
             })
-            textual = textual + kernels
-        deps = deps + ["@local_cuda//:headers"] + select({
-            emulation: [str(Label("//third_party/cuda/emulation"))],
-            "//conditions:default": ["@local_cuda//:cudart"] + cuda_deps,
-        })
+
+        # Only linked: what is C++ then compiles in the same way with the emulated device and without, and builds of
+        # the one reuse the objects of the other.
+        linked(
+            name = name + "_cuda_linked",
+            tags = ["manual"],
+            visibility = ["//visibility:private"],
+            deps = select({
+                emulation: [str(Label("//third_party/cuda/emulation"))],
+                "//conditions:default": ["@local_cuda//:cudart"] + cuda_deps,
+            }),
+        )
+        deps = deps + ["@local_cuda//:headers", ":%s_cuda_linked" % name]
     elif cuda:
         deps = deps + select({
             emulation: [str(Label("//third_party/cuda:headers_for_emulation"))],

@@ -504,18 +504,18 @@ TEST_P(ProcessGroupTest, TwoGroupsOfTheSameRanksRunBesideEachOther) {
 
 TEST_P(ProcessGroupTest, ValuesOfAllRanksReachTheHost) {
   run(3, [](ProcessGroup& group) {
-    const auto [compute, memory] = place(group.rank());
+    const Place here = place(group.rank());
     const Stream beside =
         GetParam().beside(group.rank(), "values", {.delay_seed = 1u + std::uint64_t(group.rank())});
-    const Memory pinned = Memory::pinned(compute);
+    const Memory pinned = Memory::pinned(here.stream);
     const auto exchange = [&]<class T>(T first) {
       const std::vector<T> own = {first, T(group.rank())};
-      const Tensor values = Tensor::from<T>(memory, {2}, own, "values");
+      const Tensor values = Tensor::from<T>(here.memory, {2}, own, "values");
       const HostGather gather(group, values, beside, pinned, "values");
       const std::vector<T> expected = {first, T(0), first, T(1), first, T(2)};
       EXPECT_EQ(gather.wait<T>(), expected);
-      EXPECT_EQ(gather.wait<T>(compute), expected);
-      EXPECT_EQ(gather_to_host<T>(group, own, memory, beside, "values"), expected);
+      EXPECT_EQ(gather.wait<T>(here.stream), expected);
+      EXPECT_EQ(gather_to_host<T>(group, own, here.memory, beside, "values"), expected);
       EXPECT_THROW(gather.wait<std::int32_t>(), InvalidArgument);
     };
     for (int i = 0; i < 10; ++i) {

@@ -339,10 +339,11 @@ TEST_F(DeviceTest, BarriersCombinePredicates) {
 __global__ void diverge(int* y) {
   if (threadIdx.x < 40) {
     __syncthreads();
+    y[threadIdx.x] = 1;
   } else {
     __syncthreads();
+    y[threadIdx.x] = 2;
   }
-  y[threadIdx.x] = 1;
 }
 
 __global__ void leave_early(int* y) {
@@ -400,7 +401,7 @@ __global__ void shuffles(int* y, int width) {
   mine[2] = __shfl_down_sync(~0u, lane, 3, width);
   mine[3] = __shfl_xor_sync(~0u, lane, 5, width);
   mine[4] = static_cast<int>(2 * __shfl_sync(~0u, 0.5 * lane, lane + 1, width));
-  mine[5] = __shfl_sync(~0u, static_cast<std::int8_t>(-lane), lane + 1, width);
+  mine[5] = __shfl_sync(~0u, static_cast<std::int16_t>(-lane), lane + 1, width);
 }
 
 TEST_F(DeviceTest, ShufflesReadTheLaneThatCudaNames) {

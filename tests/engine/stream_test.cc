@@ -128,6 +128,7 @@ TEST(WorkerStream, CapturesDieBeforeTheEventIsReached) {
 TEST(WorkerStream, WhatATaskHoldsIsGoneWhenItIsWaitedFor) {
   struct Slow {
     std::atomic<bool>& gone;
+    explicit Slow(std::atomic<bool>& gone) : gone(gone) {}
     ~Slow() {
       std::this_thread::sleep_for(milliseconds(50));
       gone = true;

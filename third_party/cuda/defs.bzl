@@ -95,9 +95,35 @@ def _emulated_sources_impl(ctx):
     return [DefaultInfo(files = depset(outputs))]
 
 # .cu files as C++ for an emulated device: one .cc each, which includes it.
-emulated_sources = rule(
+_emulated_sources = rule(
     implementation = _emulated_sources_impl,
     attrs = {"srcs": attr.label_list(allow_files = [".cu"])},
+)
+
+def emulated_objects(name, srcs, deps, **kwargs):
+    """The object files of .cu sources for the emulated device, to stand in the srcs of a cc_library.
+
+    Apart from the sources of that library, since they alone include the emulated device.
+    """
+    common = {"tags": ["manual"], "visibility": ["//visibility:private"]}
+    _emulated_sources(name = name + "_sources", srcs = srcs, **common)
+    cc_library(
+        name = name + "_library",
+        srcs = [name + "_sources"],
+        linkstatic = True,
+        deps = deps + [str(Label("//third_party/cuda/emulation"))],
+        **dict(kwargs, **common)
+    )
+    native.filegroup(name = name, srcs = [name + "_library"], output_group = "compilation_outputs", **common)
+
+def _linked_impl(ctx):
+    infos = [dep[CcInfo] for dep in ctx.attr.deps]
+    return [CcInfo(linking_context = cc_common.merge_cc_infos(cc_infos = infos).linking_context)]
+
+# Libraries that are linked, and whose headers are not seen.
+linked = rule(
+    implementation = _linked_impl,
+    attrs = {"deps": attr.label_list(providers = [CcInfo])},
 )
 
 def _missing_impl(ctx):

@@ -257,7 +257,8 @@ TEST(CudaBatchLoader, BatchesAreOnTheDeviceWhileTheyAreUsed) {
   }
   const std::vector<float> got = engine::to_vector<float>(sums);
   for (std::int64_t i = 0; i < kNumBatches * kNumel; ++i) {
-    ASSERT_EQ(got[static_cast<std::size_t>(i)], 3 * static_cast<float>(i / kNumel)) << i;
+    const std::int64_t batch = i / kNumel;
+    ASSERT_EQ(got[static_cast<std::size_t>(i)], 3 * static_cast<float>(batch)) << i;
   }
 }
 

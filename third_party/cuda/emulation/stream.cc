@@ -121,7 +121,8 @@ void Stream::work() {
         return;
       }
       filled_.wait(lock, [&] { return !tasks_.empty(); });
-      busy_ = true;
+      // Whoever waited for a record finds the stream idle.
+      busy_ = tasks_.front()->kind != Task::Kind::kRecord;
       task = std::move(tasks_.front());
       tasks_.pop_front();
     }
