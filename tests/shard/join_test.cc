@@ -124,6 +124,7 @@ struct Way {
   int prefetch = 1;
   bool recompute = false;
   std::int64_t unit_min_numel = 0;
+  std::int64_t bucket_nbytes = 0;  // where parameters are whole
   UnusedParameters unused = UnusedParameters::kZero;
 };
 
@@ -139,6 +140,11 @@ std::vector<float> joined(const std::string& strategy, int ranks, const Way& way
     options.prefetch = way.prefetch;
     options.unit_min_numel = way.unit_min_numel;
     options.unused_parameters = way.unused;
+    if (options.placement.parameters == Place::kWhole && way.bucket_nbytes > 0) {
+      options.unit_min_numel = 0;
+      options.bucket_nbytes = way.bucket_nbytes;
+      options.first_bucket_nbytes = 1;
+    }
     Trainer trainer(world, options);
     const int rank = world.rank(), count = num_batches(rank, ranks);
     int next = 0;
@@ -166,6 +172,7 @@ TEST(Join, EqualsOneProcessThatHasTheBatchesThereAre) {
       const Way way{.prefetch = turn % 3,
                     .recompute = turn % 2 == 0,
                     .unit_min_numel = turn % 4 == 3 ? 500 : 0,
+                    .bucket_nbytes = ranks == 4 ? 2000 : 0,
                     .unused = turn % 5 == 2 ? UnusedParameters::kSkip : UnusedParameters::kZero};
       EXPECT_EQ(joined(strategy, ranks, way), expected) << strategy << " on " << ranks;
       ++turn;
