@@ -26,8 +26,8 @@ struct TrainingRow {
 
 const std::vector<TrainingRow>& training_rows();
 
-/// What rank 0 measured, a value for each timed step. On a GPU nothing inside a step is timed: step_ms is from
-/// the end of one step to the end of the next, which the host launches meanwhile.
+/// What rank 0 measured, a value for each timed step. On a GPU nothing inside a step is timed:
+/// step_ms is from the end of one step to the end of the next, which the host launches meanwhile.
 struct TrainingTimes {
   std::vector<double> step_ms;
   engine::MemoryStats memory;  ///< after the last step

@@ -117,8 +117,8 @@ void Trainer::validate_after(std::int64_t step, const Validate& validate) {
 
 Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   const StepConfig& c = config_.train;
-  // One for each micro-step, and last the signal that asks this rank to stop: what all ranks know of a
-  // step they know together, so they end after the same one.
+  // One for each micro-step, and last the signal that asks this rank to stop: what all ranks know
+  // of a step they know together, so they end after the same one.
   const Tensor values =
       Tensor::empty(memory_, {c.accum + 1}, DType::kF32, "values", Category::kCommunication);
   for (std::int64_t micro = 0; micro < c.accum; ++micro) {
