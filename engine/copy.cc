@@ -11,8 +11,8 @@ namespace tessera::engine {
 
 void copy(const Tensor& dst, const Tensor& src, const Stream& stream, std::string_view name) {
   require(dst.numel() == src.numel() && dst.dtype() == src.dtype(),
-          "[copy] expected {} {}, got {} {} ({} to {})", name_of(dst.dtype()), dst.shape().str(),
-          name_of(src.dtype()), src.shape().str(), src.name(), dst.name());
+          "[copy] expected {} {}, got {} {} ({} to {})", name_of(dst.dtype()), dst.shape(),
+          name_of(src.dtype()), src.shape(), src.name(), dst.name());
   require(stream.device().is_cuda() || (dst.device().is_host() && src.device().is_host()),
           "[copy] expected a stream of the GPU, got '{}' of {} ({} on {} to {} on {})",
           stream.name(), to_string(stream.device()), src.name(), to_string(src.device()),

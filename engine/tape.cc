@@ -157,15 +157,15 @@ GradTarget Tape::grad_target(Parameter& p) {
   if (!p.trainable) return {};
   require(p.grad.defined(), "[tape] expected a gradient view for a trainable parameter ({})",
           p.name);
-  require(p.grad.shape() == p.shape, "[tape] expected a gradient of shape {}, got {} ({})",
-          p.shape.str(), p.grad.shape().str(), p.name);
+  require(p.grad.shape() == p.shape, "[tape] expected a gradient of shape {}, got {} ({})", p.shape,
+          p.grad.shape(), p.name);
   return {p.grad, std::exchange(p.grad_written, true)};
 }
 
 void Tape::pass_grad(const Tensor& x, const Tensor& dx) {
   require(dx.numel() == x.numel() && dx.dtype() == x.dtype(),
-          "[tape] expected a gradient {} {}, got {} {} ({})", name_of(x.dtype()), x.shape().str(),
-          name_of(dx.dtype()), dx.shape().str(), x.name());
+          "[tape] expected a gradient {} {}, got {} {} ({})", name_of(x.dtype()), x.shape(),
+          name_of(dx.dtype()), dx.shape(), x.name());
   if (!wants_grad(x)) return;
   Tensor& grad = grads_[x.key()];
   if (!grad.defined()) {
@@ -245,7 +245,7 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
   require(recording(), "[backward] expected a tape that records, got a call inside no_grad");
   for (const Tensor& loss : losses) {
     require(loss.numel() == 1, "[backward] expected a loss of one element, got {} ({})",
-            loss.shape().str(), loss.name());
+            loss.shape(), loss.name());
     if (!produced_.contains(loss.key())) refuse_escaped(loss);
     require(produced_.contains(loss.key()),
             "[backward] expected a loss that was recorded on this tape, depends on something "

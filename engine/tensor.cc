@@ -100,8 +100,8 @@ std::byte* Tensor::raw() const {
 }
 
 Tensor Tensor::reshape(const Shape& shape) const {
-  require(shape.numel() == numel(), "[reshape] expected {} elements, got {} ({})", numel(),
-          shape.str(), name());
+  require(shape.numel() == numel(), "[reshape] expected {} elements, got {} ({})", numel(), shape,
+          name());
   Tensor t = *this;
   t.shape_ = shape;
   return t;
@@ -115,7 +115,7 @@ Tensor Tensor::slice(std::int64_t begin, const Shape& shape) const {
 }
 
 float Tensor::item() const {
-  require(numel() == 1, "[item] expected one element, got {} ({})", shape_.str(), name());
+  require(numel() == 1, "[item] expected one element, got {} ({})", shape_, name());
   return dispatch_float(dtype_, "item", [this](auto t) {
     copy_to_host(&t);
     return to_f32(t);
@@ -124,7 +124,7 @@ float Tensor::item() const {
 
 void Tensor::copy_from_host(const void* values, std::int64_t numel) const {
   require(numel == this->numel(), "[tensor] expected {} values for {}, got {} ({})", this->numel(),
-          shape_.str(), numel, name());
+          shape_, numel, name());
   if (numel == 0) return;
   if constexpr (kCudaBuilt) {
     if (device().is_cuda()) {

@@ -2,6 +2,8 @@
 // are an offset and a shape into the same buffer. No strides, no broadcasting.
 #pragma once
 
+#include <fmt/core.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -139,3 +141,13 @@ class Tensor {
 };
 
 }  // namespace tessera::engine
+
+/// So that messages take a shape as it is, and only those that are thrown write it out.
+template <>
+struct fmt::formatter<tessera::engine::Shape> {
+  constexpr auto parse(fmt::format_parse_context& context) { return context.begin(); }
+  template <class Context>
+  auto format(const tessera::engine::Shape& shape, Context& context) const {
+    return fmt::format_to(context.out(), "{}", shape.str());
+  }
+};

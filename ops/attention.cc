@@ -61,7 +61,7 @@ Layout check(const Tensor& qkv, const AttentionShape& shape, const engine::Devic
   const std::int64_t parts = heads + 2 * kv_heads;
   engine::require(qkv.shape().rank() == 3 && qkv.dim(2) > 0 && qkv.dim(2) % parts == 0,
                   "[attention] expected (B, T, ({} + 2 * {}) * D), got {} ({})", heads, kv_heads,
-                  qkv.shape().str(), qkv.name());
+                  qkv.shape(), qkv.name());
   const std::int64_t head_size = qkv.dim(2) / parts;
   engine::require(!device.is_cuda() || head_size <= kMaxCudaHeadSize,
                   "[attention] expected heads of at most {} on {}, got {} ({})", kMaxCudaHeadSize,

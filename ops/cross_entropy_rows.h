@@ -104,8 +104,8 @@ inline CrossEntropyRows make_cross_entropy_rows(engine::Tape& tape, const engine
                   "[cross_entropy] expected targets i32, got {} ({})", name_of(targets.dtype()),
                   targets.name());
   engine::require(x.numel() > 0 && targets.numel() == x.shape().rows(),
-                  "[cross_entropy] expected a target for each row of {}, got {} ({})",
-                  x.shape().str(), targets.shape().str(), targets.name());
+                  "[cross_entropy] expected a target for each row of {}, got {} ({})", x.shape(),
+                  targets.shape(), targets.name());
   engine::require(vocab_size < std::int64_t{1} << 30,
                   "[cross_entropy] expected fewer than 2^30 classes, got {} ({})", vocab_size,
                   x.name());

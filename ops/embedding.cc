@@ -31,7 +31,7 @@ void check_table(const Tensor& tokens, const Tensor& table) {
   engine::require(tokens.dtype() == DType::kI32, "[embedding] expected tokens i32, got {} ({})",
                   name_of(tokens.dtype()), tokens.name());
   engine::require(table.shape().rank() == 2, "[embedding] expected a table (V, C), got {} ({})",
-                  table.shape().str(), table.name());
+                  table.shape(), table.name());
 }
 
 void check_tokens(const Tensor& tokens, std::int64_t vocab_size) {
@@ -169,10 +169,10 @@ Tensor token_position_embedding(Tape& tape, const Tensor& tokens, Parameter& wte
   check_table(tokens, table);
   check_table(tokens, positions);
   engine::require(tokens.shape().rank() == 2, "[embedding] expected tokens (B, T), got {} ({})",
-                  tokens.shape().str(), tokens.name());
+                  tokens.shape(), tokens.name());
   engine::require(positions.dtype() == table.dtype() && positions.dim(1) == table.dim(1),
                   "[embedding] expected positions {} of {}, got {} {} ({})", name_of(table.dtype()),
-                  table.dim(1), name_of(positions.dtype()), positions.shape().str(), wpe.name);
+                  table.dim(1), name_of(positions.dtype()), positions.shape(), wpe.name);
   const std::int64_t num_tokens = tokens.dim(1);
   engine::require(num_tokens <= positions.dim(0),
                   "[embedding] expected at most {} tokens in a row, got {} ({})", positions.dim(0),

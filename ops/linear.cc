@@ -140,17 +140,17 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
   const Tensor value = tape.use(w);
   const Tensor bias_value = bias != nullptr ? tape.use(*bias) : Tensor();
   engine::require(value.shape().rank() == 2,
-                  "[linear] expected a weight of two dimensions, got {} ({})", value.shape().str(),
+                  "[linear] expected a weight of two dimensions, got {} ({})", value.shape(),
                   w.name);
   const bool in_out = layout == WeightLayout::kInOut;
   const std::int64_t in = value.dim(in_out ? 0 : 1), out = value.dim(in_out ? 1 : 0);
   engine::require(x.shape().rank() > 0 && x.dim(-1) == in && x.dtype() == value.dtype(),
                   "[linear] expected x (..., {}) {}, got {} {} ({} by {})", in,
-                  name_of(value.dtype()), x.shape().str(), name_of(x.dtype()), x.name(), w.name);
+                  name_of(value.dtype()), x.shape(), name_of(x.dtype()), x.name(), w.name);
   if (bias != nullptr) {
     engine::require(bias_value.shape() == engine::Shape{out} && bias_value.dtype() == x.dtype(),
                     "[linear] expected a bias ({}) {}, got {} {} ({})", out, name_of(x.dtype()),
-                    bias_value.shape().str(), name_of(bias_value.dtype()), bias->name);
+                    bias_value.shape(), name_of(bias_value.dtype()), bias->name);
   }
   const bool wants_dx = tape.needs_grad(x), wants_dw = tape.needs_grad(w);
   const bool wants_dbias = bias != nullptr && tape.needs_grad(*bias);

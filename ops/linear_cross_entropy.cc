@@ -242,7 +242,7 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
   const Tensor value = tape.use(w);
   engine::require(value.shape().rank() == 2 && value.numel() > 0 && value.dim(1) == x.dim(-1),
                   "[cross_entropy] expected a weight (V, {}), got {} ({})", x.dim(-1),
-                  value.shape().str(), w.name);
+                  value.shape(), w.name);
   engine::require(options.chunk_rows >= 0,
                   "[cross_entropy] expected chunk_rows of at least 0, got {}", options.chunk_rows);
   const std::int64_t vocab_size = value.dim(0);

@@ -139,7 +139,7 @@ void check(const Tensor& x, const Tensor& w, const Parameter& p) {
   engine::require(
       x.shape().rank() > 0 && w.shape() == engine::Shape{x.dim(-1)} && w.dtype() == x.dtype(),
       "[normalize] expected x (..., C) and parameters (C) alike, got {} {} and {} {} ({})",
-      name_of(x.dtype()), x.shape().str(), name_of(w.dtype()), w.shape().str(), p.name);
+      name_of(x.dtype()), x.shape(), name_of(w.dtype()), w.shape(), p.name);
 }
 
 // Checks, and takes memory for what is written.
@@ -200,8 +200,7 @@ NormOfSum add_normalize(Tape& tape, Norm norm, const Tensor& x, const Tensor& h,
                         Parameter* bias, float eps) {
   engine::require(h.shape() == x.shape() && h.dtype() == x.dtype(),
                   "[normalize] expected two tensors alike, got {} {} and {} {} ({}, {})",
-                  name_of(x.dtype()), x.shape().str(), name_of(h.dtype()), h.shape().str(),
-                  x.name(), h.name());
+                  name_of(x.dtype()), x.shape(), name_of(h.dtype()), h.shape(), x.name(), h.name());
   NormForward n = prepare(tape, norm, x, w, bias, eps);
   n.h = h;
   n.sum = tape.empty(x.shape(), x.dtype(), "add");

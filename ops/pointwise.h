@@ -89,7 +89,7 @@ void launch_pointwise(const engine::Stream& stream, const PointwiseWork& work, P
   for (const engine::Tensor& in : p.in) {
     engine::require(in.numel() == out.numel() && in.dtype() == out.dtype(),
                     "[{}] expected {} {}, got {} {} ({})", work.name, name_of(out.dtype()),
-                    out.shape().str(), name_of(in.dtype()), in.shape().str(), in.name());
+                    out.shape(), name_of(in.dtype()), in.shape(), in.name());
     nbytes_read += in.nbytes();
   }
   stream.launch(

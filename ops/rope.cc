@@ -20,8 +20,7 @@ namespace {
 RopeShape check(const Tensor& x, const RopeOptions& options) {
   const int rank = x.shape().rank();
   engine::require(rank == 3 || rank == 4,
-                  "[rope] expected (B, T, N*D) or (B, T, N, D), got {} ({})", x.shape().str(),
-                  x.name());
+                  "[rope] expected (B, T, N*D) or (B, T, N, D), got {} ({})", x.shape(), x.name());
   engine::require(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16,
                   "[rope] expected f32 or bf16, got {} ({})", name_of(x.dtype()), x.name());
   const std::int64_t width = rank == 3 ? x.dim(2) : x.dim(2) * x.dim(3);
@@ -29,7 +28,7 @@ RopeShape check(const Tensor& x, const RopeOptions& options) {
   engine::require(head_size > 0 && head_size % 2 == 0,
                   "[rope] expected an even head size, got {} ({})", head_size, x.name());
   engine::require(width % head_size == 0 && (rank == 3 || x.dim(-1) == head_size),
-                  "[rope] expected heads of {}, got {} ({})", head_size, x.shape().str(), x.name());
+                  "[rope] expected heads of {}, got {} ({})", head_size, x.shape(), x.name());
   const std::int64_t heads = width / head_size;
   engine::require(options.num_heads >= 0 && options.num_heads <= heads,
                   "[rope] expected at most {} heads to rotate, got {} ({})", heads,

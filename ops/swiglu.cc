@@ -12,7 +12,7 @@ using engine::Tensor;
 Tensor swiglu(Tape& tape, const Tensor& gate, const Tensor& up) {
   engine::require(gate.shape() == up.shape() && gate.dtype() == up.dtype(),
                   "[swiglu] expected gate and up alike, got {} {} and {} {} ({})",
-                  name_of(gate.dtype()), gate.shape().str(), name_of(up.dtype()), up.shape().str(),
+                  name_of(gate.dtype()), gate.shape(), name_of(up.dtype()), up.shape(),
                   gate.name());
   const bool wants_dgate = tape.needs_grad(gate), wants_dup = tape.needs_grad(up);
   const Tensor y = tape.empty(gate.shape(), gate.dtype(), "swiglu");

@@ -91,8 +91,8 @@ namespace {
 
 void check_numel(const Parameter& p, std::span<const float> values) {
   require(static_cast<std::int64_t>(values.size()) == p.shape.numel(),
-          "[fsdp] expected {} values for {}, got {} ({})", p.shape.numel(), p.shape.str(),
-          values.size(), p.name);
+          "[fsdp] expected {} values for {}, got {} ({})", p.shape.numel(), p.shape, values.size(),
+          p.name);
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ std::vector<std::string> describe(const FsdpOptions& options, const Mesh& mesh,
                                   flat.layout.flat_numel(), flat.layout.shard_numel()));
       for (std::size_t i = 0; i < flat.parameters.size(); ++i) {
         const engine::Parameter& p = *flat.parameters[i];
-        lines.push_back(fmt::format("  {} {} at {}, starts as {}", p.name, p.shape.str(),
+        lines.push_back(fmt::format("  {} {} at {}, starts as {}", p.name, p.shape,
                                     flat.layout.offset(i), p.init.str()));
       }
     }
@@ -52,7 +52,7 @@ std::vector<std::string> describe(const FsdpOptions& options, const Mesh& mesh,
     for (const engine::Block* block : unit->blocks()) {
       for (const engine::Tensor& buffer : block->buffers) {
         lines.push_back(fmt::format("  buffer {} of {}: {} {}", buffer.name(), block->name,
-                                    buffer.shape().str(), name_of(buffer.dtype())));
+                                    buffer.shape(), name_of(buffer.dtype())));
       }
     }
   }
