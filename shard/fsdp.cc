@@ -132,7 +132,7 @@ Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine
   agree(group, memory, compute_, plan_);
   create_rings();
   parameters_changed();
-  broadcast_buffers();
+  broadcast_buffers(0);
 }
 
 Fsdp::~Fsdp() {
@@ -224,10 +224,13 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
       }
     }
   }
+  require(!joined_ || joined_->total > 0,
+          "[fsdp] expected no step behind a join() that returned 0: no rank has a batch (rank {})",
+          group_.rank());
   require(!joined_ || joined_->num_micro_steps == num_micro_steps,
-          "[fsdp] expected the {} micro-steps that join() returned, got {}",
-          joined_ ? joined_->num_micro_steps : 0, num_micro_steps);
-  broadcast_buffers();
+          "[fsdp] expected the {} micro-steps that join() returned, got {} (rank {})",
+          joined_ ? joined_->num_micro_steps : 0, num_micro_steps, group_.rank());
+  broadcast_buffers(joined_ ? joined_->first_rank : 0);
   num_micro_steps_ = num_micro_steps;
   num_batches_ = joined_ ? joined_->total : std::int64_t{group_.size()} * num_micro_steps;
   micro_step_ = -1;
@@ -240,8 +243,17 @@ void Fsdp::next_micro_step(const MicroStep& next) {
   require(phase_ == Phase::kStep, "[fsdp] expected begin_step() before next_micro_step()");
   require(micro_step_ + 1 < num_micro_steps_, "[fsdp] expected {} micro-steps, got one more",
           num_micro_steps_);
-  schedule_.end_micro_step(compute_);
+  end_micro_step();
   begin_micro_step(next);
+}
+
+void Fsdp::end_micro_step() {
+  const bool has_batch = joined_ && micro_step_ < joined_->num_batches;
+  require(!has_batch || schedule_.has_run_backward(),
+          "[fsdp] expected a backward in micro-step {} of {}, for which join() was told that there "
+          "is a batch, got none (rank {})",
+          micro_step_ + 1, num_micro_steps_, group_.rank());
+  schedule_.end_micro_step(compute_);
 }
 
 void Fsdp::begin_micro_step(const MicroStep& options) {
@@ -263,7 +275,8 @@ std::vector<T> Fsdp::gather_to_host(const std::vector<T>& values, std::string_vi
 
 int Fsdp::join(int num_batches) {
   require(phase_ != Phase::kStep, "[fsdp] expected join() between steps, got it inside one");
-  require(num_batches >= 0, "[fsdp] expected a number of batches, got {}", num_batches);
+  require(num_batches >= 0, "[fsdp] expected a number of batches, got {} (rank {})", num_batches,
+          group_.rank());
   const std::vector<std::int64_t> all = gather_to_host(
       std::vector<std::int64_t>{num_batches, schedule_.can_shadow() ? 1 : 0}, "join");
   Joined joined{.num_batches = num_batches};
@@ -274,9 +287,12 @@ int Fsdp::join(int num_batches) {
   }
   for (std::size_t i = 0; i < all.size() && joined.total > 0; i += 2) {
     require(all[i] > 0 || all[i + 1] != 0,
-            "[fsdp] expected a batch on every rank for the first micro-step, got none on rank {}",
+            "[fsdp] expected a batch on every rank until each has completed a micro-step, got none "
+            "on rank {}",
             i / 2);
   }
+  if (joined.total == 0) broadcast_buffers(last_joined_);
+  if (joined.total > 0) last_joined_ = joined.first_rank;
   joined_ = joined;
   return joined.num_micro_steps;
 }
@@ -286,7 +302,7 @@ GradNorm Fsdp::finish_step() {
   require(micro_step_ + 1 == num_micro_steps_,
           "[fsdp] expected {} micro-steps before finish_step(), got {}", num_micro_steps_,
           micro_step_ + 1);
-  schedule_.end_micro_step(compute_);
+  end_micro_step();
   phase_ = Phase::kIdle;
   joined_.reset();
   for (const auto& unit : units_) unit->finish_step(compute_);

@@ -69,13 +69,14 @@ class Fsdp {
   ///   while (const int n = fsdp.join(batches.has_next() ? 1 : 0)) {
   ///     fsdp.begin_step(n);
   ///     if (batches.has_next()) tape.backward(loss(batches.next()));
-  ///     optimizer.step(lr, fsdp.finish_step());
+  ///     optimizer.step(lr, fsdp.finish_step(), /*max_norm=*/1);
   ///   }
   ///
   /// In micro-steps that it has no batch for, a rank takes part by itself in what its last one with
   /// a batch did, see [Note: shadows]; all else must be the same on every rank. The mean gradient
-  /// is that over the batches there are, as one process would have it. Throws InvalidArgument, on
-  /// every rank alike, if a rank has no batch for the first micro-step that it ever takes part in.
+  /// is that over the batches there are, as one process would have it. When it returns 0, buffers
+  /// are those of the first rank that had a batch in the last step. Throws InvalidArgument, on
+  /// every rank alike, if a rank that has not completed a micro-step yet has no batch for the next.
   int join(int num_batches);
   /// Gives the step up, on every rank alike: its gradients are forgotten.
   void cancel_step();
@@ -93,7 +94,7 @@ class Fsdp {
   /// Throws InvalidArgument for a frozen parameter.
   std::vector<float> full_gradient(const engine::Parameter& p);
   /// Between finish_step() and the optimizer, with UnusedParameters::kSkip: whether the parameter
-  /// has no gradient, as no rank's backward reached it.
+  /// has no gradient, as no rank's backward reached it. Throws InvalidArgument otherwise.
   bool is_unused(const engine::Parameter& p) const;
   /// Sets a parameter from its whole f32 value; each rank keeps its part. Not collective.
   /// Follow with parameters_changed(). Throws InvalidArgument if the size differs.
@@ -144,7 +145,8 @@ class Fsdp {
 
   void create_units(const std::vector<engine::Block*>& blocks, engine::Block* root);
   void create_rings();
-  void broadcast_buffers();
+  void broadcast_buffers(int root);
+  void end_micro_step();
   void begin_micro_step(const MicroStep& options);
   // Every rank's values, rank by rank, between and behind collectives of units.
   template <class T>
@@ -171,6 +173,7 @@ class Fsdp {
   int micro_step_ = 0;
   std::int64_t num_batches_ = 1;  // that the mean is over
   std::optional<Joined> joined_;  // of the next step, or the one at work
+  int last_joined_ = 0;           // Joined::first_rank of the last step
   int num_exceptions_;
 };
 

@@ -83,6 +83,10 @@ std::vector<float> Fsdp::full_gradient(const Parameter& p) {
 }
 
 bool Fsdp::is_unused(const Parameter& p) const {
+  require(phase_ == Phase::kFinished && options().unused_parameters == UnusedParameters::kSkip,
+          "[fsdp] expected is_unused() between finish_step() and the optimizer, and "
+          "UnusedParameters::kSkip ({})",
+          p.name);
   const Location at = location_of(p);
   return !at.flat.unused.empty() && at.flat.unused[at.index] != 0;
 }
@@ -146,9 +150,9 @@ std::vector<Tensor> Fsdp::buffers() const {
   return all;
 }
 
-void Fsdp::broadcast_buffers() {
+void Fsdp::broadcast_buffers(int root) {
   const std::vector<Tensor> all = options().broadcast_buffers ? buffers() : std::vector<Tensor>();
-  if (!all.empty()) broadcast(all, joined_ ? joined_->first_rank : 0);
+  if (!all.empty()) broadcast(all, root);
 }
 
 }  // namespace tessera::shard

@@ -64,6 +64,8 @@ class Schedule : public engine::RegionHooks {
   /// Reduces what is left to reduce. Throws InvalidArgument for a recorded forward without a
   /// backward. Until the next one begins there is no backward.
   void end_micro_step(const engine::Stream& compute);
+  /// Whether a backward has begun in this micro-step.
+  bool has_run_backward() const { return num_backwards_ > 0; }
   /// Whether there was a micro-step that shadow() can repeat.
   bool can_shadow() const { return !last_calls_.empty(); }
   /// In a micro-step: takes part in it without a forward, as in the last one that had a backward.

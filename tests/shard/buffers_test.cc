@@ -184,6 +184,7 @@ TEST(Buffers, AreThoseOfTheFirstRankThatHasABatch) {
       ++step;
     }
     EXPECT_EQ(step, 3);
+    EXPECT_EQ(values_of(model, compute), (Floats{108, -100, 3, 100})) << "at the end";
   });
 }
 

@@ -246,7 +246,7 @@ TEST(Join, SaysWhatIsWrong) {
   };
   for (const std::string& error :
        errors([](Trainer&t, int rank) { t.fsdp.join(rank == 0 ? 2 : 0); })) {
-    EXPECT_TRUE(has(error, {"expected a batch on every rank for the first", "none on rank 1"}));
+    EXPECT_TRUE(has(error, {"expected a batch on every rank until each", "none on rank 1"}));
   }
   for (const std::string& error : errors([](Trainer&t, int) { t.fsdp.join(-1); })) {
     EXPECT_TRUE(has(error, {"expected a number of batches, got -1"}));
@@ -261,7 +261,22 @@ TEST(Join, SaysWhatIsWrong) {
          EXPECT_EQ(t.fsdp.join(2), 2);
          t.fsdp.begin_step(1);
        })) {
-    EXPECT_TRUE(has(error, {"expected the 2 micro-steps that join() returned, got 1"}));
+    EXPECT_TRUE(has(error, {"expected the 2 micro-steps that join() returned, got 1", "(rank "}));
+  }
+  for (const std::string& error : errors([](Trainer&t, int) {
+         EXPECT_EQ(t.fsdp.join(0), 0);
+         t.fsdp.begin_step(1);
+       })) {
+    EXPECT_TRUE(has(error, {"expected no step behind a join() that returned 0"}));
+  }
+  for (const std::string& error : errors([](Trainer&t, int) {
+         EXPECT_EQ(t.fsdp.join(2), 2);
+         t.fsdp.begin_step(2);
+         t.run(1);
+         t.fsdp.next_micro_step();
+         t.fsdp.finish_step();
+       })) {
+    EXPECT_TRUE(has(error, {"expected a backward in micro-step 2 of 2", "got none (rank "}));
   }
 }
 
@@ -396,9 +411,11 @@ TEST(Unused, ParametersAreLeftAloneOrHaveAGradientOfZero) {
         Trainer trainer(world, options);
         trainer.fsdp.begin_step();
         run_through(trainer, 0, {0, 1, 2, 3});
-        EXPECT_FALSE(trainer.fsdp.is_unused(trainer.model.layers[0]->weight));
         trainer.update();
         const bool skips = unused == UnusedParameters::kSkip;
+        EXPECT_TRUE(has(
+            error_of<engine::InvalidArgument>([&] { trainer.fsdp.is_unused(trainer.model.scale); }),
+            {"between finish_step() and the optimizer", "scale"}));
         for (int step = 0; step < 2; ++step) {
           std::vector<std::vector<float>> before, velocity;
           for (const Parameter* p : trainer.fsdp.parameters()) {
@@ -410,7 +427,9 @@ TEST(Unused, ParametersAreLeftAloneOrHaveAGradientOfZero) {
           const GradNorm norm = trainer.fsdp.finish_step();
           for (const Parameter* p : trainer.fsdp.parameters()) {
             const bool is_used = p->name.starts_with("h.1.") || p->name == "scale";
-            EXPECT_EQ(trainer.fsdp.is_unused(*p), skips && !is_used) << p->name;
+            if (skips) {
+              EXPECT_EQ(trainer.fsdp.is_unused(*p), !is_used) << p->name;
+            }
             if (is_used) continue;
             EXPECT_EQ(trainer.fsdp.full_gradient(*p), std::vector<float>(kNumel)) << p->name;
           }
