@@ -19,6 +19,8 @@ class CollectiveLog {
     comm::Collective::Op op;
     int num_ranks;
     std::int64_t in_nbytes, out_nbytes;
+    const comm::ProcessGroup* group;
+    std::string stream;
   };
 
   void add(Record record) { records_.push_back(std::move(record)); }
@@ -64,7 +66,9 @@ class LoggedGroup : public comm::ProcessGroup {
               .op = c.op,
               .num_ranks = size(),
               .in_nbytes = c.in.nbytes(),
-              .out_nbytes = c.out.nbytes()});
+              .out_nbytes = c.out.nbytes(),
+              .group = this,
+              .stream = stream.name()});
     switch (c.op) {
       case Op::kAllGather:
         return inner_.all_gather(c.in, c.out, stream, label);

@@ -161,6 +161,18 @@ TEST(FsdpBits, RoundingIsTheSameForOneRankAndMany) {
   }
 }
 
+// The staging of the wire is as large as the largest gradient, which may be the root's.
+TEST(FsdpBits, ARootLargerThanAllBlocksIsRoundedToo) {
+  Training run{.accum = 3, .blocks = 0};
+  const std::vector<float> exact = train(run);
+  run.options.precision.reduce = engine::DType::kBF16;
+  const std::vector<float> expected = train(run);
+  EXPECT_NE(expected, exact);
+  run.ranks = 1;
+  run.accum = 6;
+  EXPECT_EQ(train(run), expected);
+}
+
 TEST(FsdpUse, FrozenParametersAreGatheredAndNotReduced) {
   comm::run_ranks(2, {}, [&](ProcessGroup& world) {
     const Memory memory({.poison = true});

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/threads.h"
@@ -127,7 +129,7 @@ std::vector<Pattern> patterns() {
          tape.backward(forward(tape, model, x, {0, 1, 2, 3}, {.recompute = true}));
        }},
       {"RecordedAndNotInOnePass",
-       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
+       [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
          tape.backward(tape.region(model.root, [&] {
            Tensor h = affine(tape, x, model.scale, nullptr);
            for (std::size_t i = 0; i < model.layers.size(); ++i) {
@@ -135,8 +137,9 @@ std::vector<Pattern> patterns() {
              const auto run = [&, in = h] {
                return tape.region(l.block, [&] { return affine(tape, in, l.weight, &l.bias); });
              };
-             h = i % 2 == 0 ? run() : tape.no_grad(run);
-             if (i % 2 != 0) h = affine(tape, h, model.scale, nullptr);
+             const bool is_recorded = (i + static_cast<std::size_t>(step)) % 2 == 0;
+             h = is_recorded ? run() : tape.no_grad(run);
+             if (!is_recorded) h = affine(tape, h, model.scale, nullptr);
            }
            return sum(tape, h);
          }));
@@ -318,7 +321,11 @@ TEST(FsdpOrder, TheNextStepFollowsTheRecordedOrder) {
     for (int step = 0; step < 3; ++step) {
       log.take();
       rank.fsdp.begin_step();
-      rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {2, 0, 1}));
+      const Tensor loss = forward(rank.tape, rank.model, rank.ones(), {2, 0, 1});
+      if (step == 0) {  // an evaluation, which is no part of the order
+        rank.tape.no_grad([&] { return forward(rank.tape, rank.model, rank.ones(), {1, 2}); });
+      }
+      rank.tape.backward(loss);
       rank.fsdp.finish_step();
       if (step == 0) continue;
       EXPECT_EQ(
@@ -377,6 +384,76 @@ TEST(FsdpOrder, ARootThatIsUsedLastIsReducedFirst) {
             "reduce_scatter root gradient", "all_gather h.0 backward",
             "reduce_scatter h.1 gradient", "reduce_scatter h.0 gradient", "all_gather norm"}));
   });
+}
+
+// Of two forwards, the backward of the second gathers ahead the last block of the first, and not
+// the root, which has a slot of its own.
+TEST(FsdpOrder, TheRootDoesNotCountAsGatheredAhead) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    CollectiveLog log;
+    LoggedGroup group(world, log);
+    Rank rank(group, {}, 2);
+    rank.fsdp.begin_step();
+    const Tensor first = forward(rank.tape, rank.model, rank.ones(), {0, 1});
+    const Tensor second = forward(rank.tape, rank.model, rank.ones(), {0, 1});
+    log.take();
+    rank.tape.backward(std::vector<Tensor>{first, second});
+    rank.fsdp.finish_step();
+    EXPECT_EQ(log.take(), (std::vector<std::string>{
+                              "all_gather h.0 backward", "all_gather h.1 backward",
+                              "all_gather root backward", "all_gather h.0 backward",
+                              "reduce_scatter h.1 gradient", "reduce_scatter h.0 gradient",
+                              "reduce_scatter root gradient", "all_gather norm"}));
+  });
+}
+
+// Everywhere but where ranks may leave out different units, which is with whole parameters alone.
+TEST(FsdpOrder, UnitsAreReducedAsTheirGradientsAreDone) {
+  for (const auto& [strategy, unused] : {std::pair{"zero3", UnusedParameters::kZero},
+                                         {"zero3", UnusedParameters::kSkip},
+                                         {"ddp", UnusedParameters::kZero}}) {
+    comm::run_ranks(2, {}, [&, strategy = strategy, unused = unused](ProcessGroup& world) {
+      CollectiveLog log;
+      LoggedGroup group(world, log);
+      Rank rank(group, {.placement = Placement::preset(strategy), .unused_parameters = unused});
+      rank.fsdp.begin_step();
+      rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {2, 0}));
+      rank.fsdp.finish_step();
+      std::vector<std::string> reduced;
+      for (const std::string& line : log.take()) {
+        if (line.ends_with("gradient")) reduced.push_back(line.substr(line.find(' ') + 1));
+      }
+      EXPECT_EQ(reduced,
+                (std::vector<std::string>{"h.0 gradient", "h.2 gradient", "root gradient"}))
+          << strategy;
+    });
+  }
+}
+
+// Ranks call the collectives of a group in one order. Streams go on beside each other, so a group
+// is for one of them.
+TEST(FsdpOrder, GathersAndReductionsHaveGroupsOfTheirOwn) {
+  for (const char* strategy : {"zero1", "zero2", "zero3", "hsdp", "hybrid_zero2", "hfsdp"}) {
+    comm::run_ranks(4, {}, [&](ProcessGroup& world) {
+      CollectiveLog log;
+      LoggedGroup group(world, log);
+      Rank rank(group, {.placement = Placement::preset(strategy),
+                        .shard_ranks = is_hybrid(strategy) ? 2 : 0});
+      Sgd optimizer(rank.fsdp, {});
+      log.take();  // before the first step: the plan, over compute
+      for (int step = 0; step < 2; ++step) {
+        rank.fsdp.begin_step();
+        rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2}));
+        rank.fsdp.finish_step();
+        optimizer.step(1e-3);
+      }
+      std::map<const ProcessGroup*, std::string> streams;
+      for (const CollectiveLog::Record& record : log.records()) {
+        const auto it = streams.emplace(record.group, record.stream).first;
+        EXPECT_EQ(record.stream, it->second) << strategy << ": " << record.text;
+      }
+    });
+  }
 }
 
 // One forward and its backward; the functions are called while each layer is at work.
@@ -439,15 +516,38 @@ TEST(FsdpOrder, PrefetchIsHowManyUnitsAreGatheredAhead) {
   }
 }
 
+// The next forward finds them, or at least their gathers begun.
+TEST(FsdpOrder, WhatForwardNeedsFirstIsGatheredBehindTheUpdate) {
+  for (const std::size_t prefetch : {0, 1, 2}) {
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      CollectiveLog log;
+      LoggedGroup group(world, log);
+      Rank rank(group, {.prefetch = static_cast<int>(prefetch)});
+      Sgd optimizer(rank.fsdp, {});
+      rank.fsdp.begin_step();
+      rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {1, 2, 0}));
+      rank.fsdp.finish_step();
+      log.take();
+      optimizer.step(1e-3);
+      std::vector<std::string> expected = {"all_gather root forward", "all_gather h.1 forward",
+                                           "all_gather h.2 forward"};
+      expected.resize(1 + prefetch);
+      EXPECT_EQ(log.take(), expected);
+    });
+  }
+}
+
 TEST(FsdpOrder, GradientsAreReducedEveryMicroStepOrOnce) {
   constexpr int kMicroSteps = 3;
   std::vector<float> norms;
   for (const bool no_sync : {false, true}) {
-    for (const char* strategy : {"zero3", "ddp"}) {
-      comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+    for (const auto& [strategy, unused] : {std::pair{"zero3", UnusedParameters::kZero},
+                                           {"ddp", UnusedParameters::kZero},
+                                           {"ddp", UnusedParameters::kSkip}}) {
+      comm::run_ranks(2, {}, [&, strategy = strategy, unused = unused](ProcessGroup& world) {
         CollectiveLog log;
         LoggedGroup group(world, log);
-        Rank rank(group, {.placement = Placement::preset(strategy)});
+        Rank rank(group, {.placement = Placement::preset(strategy), .unused_parameters = unused});
         rank.fsdp.begin_step(kMicroSteps, {.no_sync = no_sync});
         for (int micro = 0; micro < kMicroSteps; ++micro) {
           if (micro > 0) rank.fsdp.next_micro_step({.no_sync = no_sync && micro + 1 < kMicroSteps});
@@ -509,6 +609,54 @@ TEST(FsdpWorlds, FiveAndSevenRanksEqualOne) {
       EXPECT_EQ(train(run, plain), expected) << strategy << " ranks " << ranks;
     }
   }
+}
+
+// A part of what was gathered is copied, and only then is its slot another unit's.
+TEST(FsdpParameters, WhatIsKeptForBackwardIsThatOfItsUnit) {
+  const PassFn plain = [](Tape& tape, ToyModel& model, const Tensor& x, int) {
+    tape.backward(forward(tape, model, x, {0, 1, 2, 3}));
+  };
+  Training run{.ranks = 4, .accum = 3};
+  const std::vector<float> expected = train(run, plain);
+  run.is_async = true;
+  run.options.placement.reshard_ranks = 2;
+  for (const int prefetch : {0, 1}) {
+    for (const bool poison : {false, true}) {
+      run.options.prefetch = prefetch;
+      run.poison = poison;
+      EXPECT_EQ(train(run, plain), expected) << prefetch << " poison " << poison;
+    }
+  }
+}
+
+// Backward gathers from those who keep a copy together; the last unit, and the root, are kept
+// whole.
+TEST(FsdpParameters, AreKeptForBackwardByNeighbours) {
+  comm::run_ranks(8, {}, [](ProcessGroup& world) {
+    CollectiveLog log;
+    LoggedGroup group(world, log);
+    Rank rank(group, {.placement = {.reshard_ranks = 2}, .shard_ranks = 4});
+    const ProcessGroup* neighbours = rank.fsdp.mesh().reshard();
+    ASSERT_NE(neighbours, nullptr);
+    EXPECT_EQ(neighbours->size(), 2);
+    EXPECT_EQ(neighbours->rank(), world.rank() % 2);
+    rank.fsdp.begin_step();
+    const Tensor loss = forward(rank.tape, rank.model, rank.ones(), {0, 1, 2});
+    for (const CollectiveLog::Record& record : log.records()) {
+      if (record.text.ends_with("forward")) {
+        EXPECT_EQ(record.num_ranks, 4) << record.text;
+      }
+    }
+    rank.tape.backward(loss);
+    rank.fsdp.finish_step();
+    int num_gathers = 0;
+    for (const CollectiveLog::Record& record : log.records()) {
+      if (!record.text.ends_with("backward")) continue;
+      EXPECT_EQ(record.group, neighbours) << record.text;
+      ++num_gathers;
+    }
+    EXPECT_EQ(num_gathers, 2);
+  });
 }
 
 TEST(FsdpParameters, LoadAndFullParameterRoundTrip) {
@@ -596,6 +744,31 @@ TEST(FsdpParameters, ChangesReachAPackedUnitThatWasLeftHalfway) {
     }
     fsdp.parameters_changed();
     EXPECT_EQ(evaluate(1).item(), 4.0f * kNumel);
+  });
+}
+
+// The same of a unit that an evaluation between finish_step() and the update left halfway.
+TEST(FsdpParameters, UpdatesReachAPackedUnitThatWasLeftHalfway) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    Rank rank(world, {.prefetch = 0, .unit_min_numel = 1000}, 2);
+    Sgd optimizer(rank.fsdp, {});
+    const auto layer = [&](const Tensor& x, std::size_t i) {
+      auto& l = *rank.model.layers[i];
+      return rank.tape.region(l.block, [&] { return affine(rank.tape, x, l.weight, &l.bias); });
+    };
+    rank.fsdp.begin_step();
+    rank.tape.backward(sum(rank.tape, layer(layer(rank.ones(), 0), 1)));
+    rank.fsdp.finish_step();
+    const auto evaluate = [&](std::size_t i) {
+      return rank.tape.no_grad([&] { return sum(rank.tape, layer(rank.ones(), i)); }).item();
+    };
+    evaluate(0);
+    optimizer.step(1);
+    float expected = 0;
+    const std::vector<float> weight = rank.fsdp.full_parameter(rank.model.layers[1]->weight);
+    const std::vector<float> bias = rank.fsdp.full_parameter(rank.model.layers[1]->bias);
+    for (std::size_t i = 0; i < weight.size(); ++i) expected += weight[i] + bias[i];
+    EXPECT_EQ(evaluate(1), expected);
   });
 }
 
@@ -691,6 +864,71 @@ TEST(FsdpSteps, AStepMayBeAbandonedAndBegunAgain) {
         }
       });
     }
+  }
+}
+
+TEST(FsdpSteps, GiveBackWhatWasGatheredWhenAbandoned) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    CollectiveLog log;
+    LoggedGroup group(world, log);
+    Rank rank(group);
+    std::vector<std::string> expected;
+    for (const bool is_behind : {false, true}) {
+      log.take();
+      rank.fsdp.begin_step();
+      const Tensor loss = forward(rank.tape, rank.model, rank.ones(), {0, 1, 2});
+      if (!is_behind) expected = log.take();
+      if (is_behind) {
+        EXPECT_EQ(log.take(), expected);
+      }
+      rank.fsdp.cancel_step();  // h.2 and the root are gathered
+      rank.tape.clear();
+    }
+  });
+}
+
+// Counts the calls of agree() on itself and on what is split from it.
+class AgreeingGroup : public LoggedGroup {
+ public:
+  struct Counts {
+    CollectiveLog log;
+    int groups = 0, calls = 0;
+  };
+  AgreeingGroup(ProcessGroup& inner, Counts& counts)
+      : LoggedGroup(inner, counts.log), counts_(counts) {
+    ++counts_.groups;
+  }
+  AgreeingGroup(std::unique_ptr<ProcessGroup> inner, Counts& counts)
+      : LoggedGroup(std::move(inner), counts.log), counts_(counts) {
+    ++counts_.groups;
+  }
+  void agree(const Stream& stream) override {
+    ++counts_.calls;
+    LoggedGroup::agree(stream);
+  }
+  std::unique_ptr<ProcessGroup> split(int color, int key) override {
+    return std::make_unique<AgreeingGroup>(LoggedGroup::split(color, key), counts_);
+  }
+
+ private:
+  Counts& counts_;
+};
+
+// Where a backend does not compare each call as it is made, this is when ranks that differ are
+// told.
+TEST(FsdpSteps, CompareTheCallsOfEveryGroup) {
+  for (const char* strategy : {"ddp", "zero3", "hsdp"}) {
+    comm::run_ranks(4, {}, [&](ProcessGroup& world) {
+      AgreeingGroup::Counts counts;
+      AgreeingGroup group(world, counts);
+      Rank rank(group, {.placement = Placement::preset(strategy),
+                        .shard_ranks = is_hybrid(strategy) ? 2 : 0});
+      counts.calls = 0;
+      rank.fsdp.begin_step();
+      rank.tape.backward(forward(rank.tape, rank.model, rank.ones(), {0, 1, 2}));
+      rank.fsdp.finish_step();
+      EXPECT_EQ(counts.calls, counts.groups) << strategy;
+    });
   }
 }
 

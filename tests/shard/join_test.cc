@@ -300,23 +300,47 @@ TEST(Join, RefusesAForwardWhereThereIsNoBatch) {
   EXPECT_TRUE(has(error, {"expected neither forward nor backward", "'root'"}));
 }
 
-// A step that is given up is forgotten, and what join() said of it.
-TEST(Join, BeginsAnewBehindAStepThatWasGivenUp) {
+// What join() said holds for one step, which may be given up.
+TEST(Join, IsForgottenBehindItsStep) {
+  for (const bool gives_up : {true, false}) {
+    comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
+      Trainer trainer(world, with("zero3", 2));
+      trainer.fsdp.begin_step();
+      trainer.run(1);
+      trainer.update();
+      EXPECT_EQ(trainer.fsdp.join(world.rank() == 0 ? 1 : 0), 1);
+      trainer.fsdp.begin_step();
+      if (world.rank() == 0) trainer.run(2);
+      gives_up ? trainer.fsdp.cancel_step() : trainer.update();
+      trainer.fsdp.begin_step(2);
+      EXPECT_EQ(trainer.fsdp.mean_scale(), 0.25);
+      trainer.run(3);
+      trainer.fsdp.next_micro_step();
+      trainer.run(4);
+      trainer.update();
+    });
+  }
+}
+
+TEST(Join, OfNobodyIsTheEndBeforeTheFirstStepAsWell) {
+  comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
+    Trainer trainer(world, with("zero3", 2));
+    EXPECT_EQ(trainer.fsdp.join(0), 0);
+  });
+}
+
+TEST(Join, RepeatsTheLastMicroStepThatHadABackward) {
   comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
     Trainer trainer(world, with("zero3", 2));
     trainer.fsdp.begin_step();
     trainer.run(1);
     trainer.update();
+    trainer.fsdp.begin_step();  // and no rank has a backward
+    EXPECT_EQ(trainer.fsdp.finish_step().value(), 0);
     EXPECT_EQ(trainer.fsdp.join(world.rank() == 0 ? 1 : 0), 1);
     trainer.fsdp.begin_step();
     if (world.rank() == 0) trainer.run(2);
-    trainer.fsdp.cancel_step();
-    trainer.fsdp.begin_step(2);
-    EXPECT_EQ(trainer.fsdp.mean_scale(), 0.25);
-    trainer.run(3);
-    trainer.fsdp.next_micro_step();
-    trainer.run(4);
-    trainer.update();
+    EXPECT_GT(trainer.fsdp.finish_step().value(), 0);
   });
 }
 
@@ -466,6 +490,9 @@ TEST(Unused, UnitsAreReducedInTheDeclaredOrderBackwards) {
                             .unused_parameters = UnusedParameters::kSkip});
     log.take();
     trainer.fsdp.begin_step();
+    trainer.tape.no_grad([&] {  // uses all of them, and no backward comes of it
+      return trainer.model.loss(trainer.tape, Tensor::zeros(trainer.memory, {kNumel}, DType::kF32));
+    });
     run_through(trainer, 1, world.rank() == 0 ? std::vector<int>{0, 1, 2} : std::vector<int>{3});
     if (world.rank() == 0) {
       EXPECT_EQ(log.take().size(), 5u) << "all of them before the step ends";
@@ -476,6 +503,73 @@ TEST(Unused, UnitsAreReducedInTheDeclaredOrderBackwards) {
   ASSERT_GE(lines[1].size(), 5u);
   const char* const expected[] = {"h.3", "h.2", "h.1", "h.0", "root"};
   for (std::size_t i = 0; i < 5; ++i) EXPECT_TRUE(has(lines[1][i], {"all_reduce", expected[i]}));
+}
+
+// A unit that the first backward leaves out may come with the second: it is not final before. The
+// reference cuts parameters, so that each unit is reduced on its own.
+TEST(Unused, UnitsMayComeWithALaterBackward) {
+  const auto run = [](const std::string& strategy, int ranks) {
+    std::vector<float> result;
+    comm::run_ranks(ranks, kSoon, [&](ProcessGroup& world) {
+      FsdpOptions options = with(strategy, ranks);
+      options.unused_parameters = UnusedParameters::kSkip;
+      Trainer trainer(world, options);
+      const int accum = 4 / ranks;
+      trainer.fsdp.begin_step(accum, {.num_backwards = 2});
+      for (int micro = 0; micro < accum; ++micro) {
+        if (micro > 0) trainer.fsdp.next_micro_step({.num_backwards = 2});
+        const int batch = micro * ranks + world.rank();
+        run_through(trainer, batch, {0});
+        run_through(trainer, batch, batch == 1 ? std::vector<int>{0} : std::vector<int>{1, 2});
+      }
+      trainer.update();
+      const std::vector<float> mine = trainer.take();
+      if (world.rank() == 0) result = mine;
+    });
+    return result;
+  };
+  const std::vector<float> expected = run("zero3", 1);
+  for (const int ranks : {1, 2, 4}) {
+    for (const char* strategy : {"ddp", "zero1", "zero2"}) {
+      EXPECT_EQ(run(strategy, ranks), expected) << strategy << " on " << ranks;
+    }
+  }
+}
+
+// Nor is a unit whose backward comes when the region around it is recomputed.
+TEST(Unused, UnitsInRecomputedRegionsAreUsed) {
+  const auto run = [](const std::string& strategy) {
+    std::vector<float> result;
+    comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
+      FsdpOptions options = with(strategy, 2);
+      options.unused_parameters = UnusedParameters::kSkip;
+      Trainer trainer(world, options);
+      trainer.fsdp.begin_step();
+      trainer.tape.backward(trainer.tape.region(trainer.model.root, [&] {
+        const Tensor x =
+            Tensor::from<float>(trainer.memory, {kNumel}, std::vector<float>(kNumel, 1.5f), "x");
+        const auto layer = [&trainer](std::size_t i, const Tensor& in) {
+          auto& l = *trainer.model.layers[i];
+          return testing::affine(trainer.tape, in, l.weight, &l.bias);
+        };
+        const auto region = [&trainer, layer](std::size_t i, const Tensor& in) {
+          return trainer.tape.region(trainer.model.layers[i]->block, [=] { return layer(i, in); });
+        };
+        const Tensor h =
+            trainer.tape.region(trainer.model.layers[0]->block,
+                                [=] { return region(1, layer(0, x)); }, {.recompute = true});
+        return testing::sum(trainer.tape, region(3, h));
+      }));
+      trainer.update();
+      const std::vector<float> mine = trainer.take();
+      if (world.rank() == 0) result = mine;
+    });
+    return result;
+  };
+  const std::vector<float> expected = run("zero3");
+  for (const char* strategy : {"ddp", "zero1", "zero2"}) {
+    EXPECT_EQ(run(strategy), expected) << strategy;
+  }
 }
 
 TEST(Unused, PlansThatDifferAreRefused) {
