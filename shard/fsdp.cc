@@ -4,6 +4,7 @@
 #include <exception>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "comm/host_gather.h"
 #include "engine/error.h"

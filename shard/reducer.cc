@@ -63,28 +63,30 @@ class StrategyReducer : public Reducer {
   bool has_sum_ = false;
 };
 
+class Alone final : public StrategyReducer {
+ public:
+  using StrategyReducer::StrategyReducer;
+
+ private:
+  void add(const Tensor& in, Accumulate accumulate, bool) override {
+    engine::launch_assign_or_add(stream(), sum_, in, accumulate == Accumulate::kYes, "reduce",
+                                 label());
+  }
+};
+
 // One collective adds everything.
 class OneCall final : public StrategyReducer {
  public:
-  using Add = void (*)(const OneCall&, const Tensor& in, Accumulate);
-  OneCall(const ReducerContext& context, Add add, ProcessGroup* group)
-      : StrategyReducer(context), add_(add), group_(group) {}
-
-  static void alone(const OneCall& r, const Tensor& in, Accumulate accumulate) {
-    engine::launch_assign_or_add(r.stream(), r.sum_, in, accumulate == Accumulate::kYes, "reduce",
-                                 r.label());
-  }
-  static void all_reduce(const OneCall& r, const Tensor& in, Accumulate accumulate) {
-    r.group_->all_reduce(in, r.sum_, accumulate, r.stream(), r.label());
-  }
-  static void reduce_scatter(const OneCall& r, const Tensor& in, Accumulate accumulate) {
-    r.group_->reduce_scatter(in, r.sum_, accumulate, r.stream(), r.label());
-  }
+  using Call = decltype(&ProcessGroup::all_reduce);
+  OneCall(const ReducerContext& context, ProcessGroup& group, Call call)
+      : StrategyReducer(context), group_(group), call_(call) {}
 
  private:
-  void add(const Tensor& in, Accumulate accumulate, bool) override { add_(*this, in, accumulate); }
-  Add add_;
-  ProcessGroup* group_;
+  void add(const Tensor& in, Accumulate accumulate, bool) override {
+    (group_.*call_)(in, sum_, accumulate, stream(), label());
+  }
+  ProcessGroup& group_;
+  Call call_;
 };
 
 // [Note: one order of sums]: replicas take turns.
@@ -134,14 +136,13 @@ class InsideThenAcross final : public StrategyReducer {
 
 std::unique_ptr<Reducer> make_reducer(const ReducerContext& context) {
   const Axes& axes = context.mesh.reduce();
-  const auto one_call = [&](OneCall::Add add, ProcessGroup* group) {
-    return std::make_unique<OneCall>(context, add, group);
-  };
-  if (axes.world == nullptr) return one_call(OneCall::alone, nullptr);
+  if (axes.world == nullptr) return std::make_unique<Alone>(context);
   if (context.place == Place::kWhole || axes.shard == nullptr) {
-    return one_call(OneCall::all_reduce, axes.world);
+    return std::make_unique<OneCall>(context, *axes.world, &ProcessGroup::all_reduce);
   }
-  if (axes.replicate == nullptr) return one_call(OneCall::reduce_scatter, axes.shard);
+  if (axes.replicate == nullptr) {
+    return std::make_unique<OneCall>(context, *axes.shard, &ProcessGroup::reduce_scatter);
+  }
   if (axes.shard->sums_in_rank_order()) return std::make_unique<InTurns>(context);
   return std::make_unique<InsideThenAcross>(context);
 }

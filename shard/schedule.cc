@@ -117,11 +117,13 @@ void Schedule::before_backward(const Block& block, const Tape& tape) {
 }
 
 void Schedule::after_backward(const Block& block, const Tape& tape) {
-  const Visitor& visitor = *position_of(block).visitor;
-  call({Call::Hook::kAfterBackward, &block, tape.pass(), has_pending_uses(*visitor.unit, tape)},
+  const auto& [visitor, index] = position_of(block);
+  const bool ends_visit = visitor->backward && index == visitor->backward->first;
+  call({Call::Hook::kAfterBackward, &block, tape.pass(),
+        ends_visit && has_pending_uses(*visitor->unit, tape)},
        tape.stream());
   const Visitor& root = visitors_.back();
-  if (!root.unit->is_root() || &root == &visitor || !root.backward || root.is_final) return;
+  if (!root.unit->is_root() || &root == visitor || !root.backward || root.is_final) return;
   if (has_pending_uses(*root.unit, tape)) return;
   call({Call::Hook::kLastUse, root.unit->blocks().front(), tape.pass()}, tape.stream());
 }

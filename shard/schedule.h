@@ -110,7 +110,7 @@ class Schedule : public engine::RegionHooks {
     Hook hook;
     const engine::Block* block;
     engine::Pass pass;           // of a forward
-    bool has_pending_uses = {};  // behind a backward: the unit's parameters have more to come
+    bool has_pending_uses = {};  // behind a visit's backward: the parameters have more to come
   };
 
   void forget();
