@@ -85,6 +85,10 @@ class ProcessGroup {
 
   // Host calls.
 
+  /// Says what this rank does now, in words, and waits for nobody. All ranks say the same in the
+  /// same place among their calls: a difference is told as that of collectives is.
+  virtual void declare(std::string_view what) = 0;
+
   /// Blocks until every rank is here. Throws CommError naming who is missing after the deadline.
   virtual void barrier(std::string_view label) = 0;
   /// Ranks of equal `color` form a new group, ordered by `key`, ties by rank. Collective.

@@ -1,5 +1,7 @@
 #include "shard/fsdp.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <map>
@@ -264,6 +266,8 @@ void Fsdp::begin_micro_step(const MicroStep& options) {
   require(!is_last || !options.no_sync,
           "[fsdp] expected the last micro-step to reduce gradients, got no_sync");
   ++micro_step_;
+  group_.declare(fmt::format("micro-step {} of {}, no_sync {}, {} backwards", micro_step_ + 1,
+                             num_micro_steps_, options.no_sync, options.num_backwards));
   schedule_.begin_micro_step(options, is_last);
   if (joined_ && micro_step_ >= joined_->num_batches) schedule_.shadow(compute_);
 }
@@ -340,9 +344,10 @@ void Fsdp::cancel_step() {
   joined_.reset();
 }
 
-void Fsdp::take_gradients() {
+void Fsdp::take_gradients(std::string_view update) {
   require(phase_ == Phase::kFinished,
           "[optimizer] expected begin_step(), backward and finish_step() before each step()");
+  group_.declare(update);
   schedule_.close_visits(compute_);
   phase_ = Phase::kIdle;
 }

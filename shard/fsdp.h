@@ -121,8 +121,10 @@ class Fsdp {
   std::vector<float> full(const Location& at, const engine::Tensor& owned);
   /// The other way round, not collective: `owned` takes this rank's part of `values`.
   void load(const Location& at, const engine::Tensor& owned, std::span<const float> values);
-  /// Throws InvalidArgument unless a finished step's gradients are there and not used yet.
-  void take_gradients();
+  /// `update` says how they are used, in words that must be the same on every rank. Throws
+  /// InvalidArgument unless a finished step's gradients are there and not used yet, and CommError
+  /// if ranks differ.
+  void take_gradients(std::string_view update);
   /// `stream` wrote the masters of `unit`: renews the copies that are computed with, and of the
   /// root, which the next forward needs first, starts the gather.
   static void updated(Unit& unit, const engine::Stream& stream);

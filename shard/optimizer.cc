@@ -120,12 +120,22 @@ void Optimizer::begin_step(double lr, ClipFactor clip) {
 }
 
 void Optimizer::begin_step(Step step) {
-  fsdp_.take_gradients();
+  fsdp_.take_gradients(describe(step));
   for (Slot& slot : slots_) slot.is_updated = false;
   step.mean_scale = fsdp_.mean_scale();
   step.num_steps = ++num_steps_;
   step.num_steps_on_gpu = num_steps_on_gpu_;
   prepare(step);
+}
+
+// What must be the same on every rank, as each updates a part.
+std::string Optimizer::describe(const Step& step) const {
+  std::string text = fmt::format("optimizer step {}, lr {}, clip {}, max_norm {}", num_steps_ + 1,
+                                 step.lr, step.clip, step.max_norm);
+  for (const ParameterGroup& group : groups_) {
+    text += fmt::format(", '{}' lr x {} decay {}", group.name, group.lr_scale, group.weight_decay);
+  }
+  return text;
 }
 
 void Optimizer::leave_unused(Slot& slot) {

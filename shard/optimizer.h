@@ -37,7 +37,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Both throw InvalidArgument unless Fsdp::finish_step() came before, once for each step.
+  // Both throw InvalidArgument unless Fsdp::finish_step() came before, once for each step, and
+  // CommError if ranks differ in the number of steps, the learning rate, the clipping or a group.
 
   /// One update with the mean gradient, whose norm is brought down to `max_norm` (0: whatever it
   /// is). On a GPU without waiting for `norm`: an update whose gradient is not finite changes
@@ -114,6 +115,7 @@ class Optimizer {
     engine::Tensor groups_on_gpu;           // the same
     bool is_updated = false;                // in this step
   };
+  std::string describe(const Step& step) const;
   static void leave_unused(Slot& slot);
   void begin_step(Step step);
   void step_units();

@@ -54,7 +54,12 @@ void check_packing(const FsdpOptions& options) {
           options.bucket_nbytes);
   require(options.first_bucket_nbytes >= 0,
           "[fsdp] expected first_bucket_nbytes of at least 0, got {}", options.first_bucket_nbytes);
-  if (options.bucket_nbytes == 0) return;
+  if (options.bucket_nbytes == 0) {
+    const std::int64_t first = options.first_bucket_nbytes;
+    require(first == 0 || first == FsdpOptions{}.first_bucket_nbytes,
+            "[fsdp] expected bucket_nbytes beside first_bucket_nbytes, got 0 and {}", first);
+    return;
+  }
   require(options.placement.parameters == Place::kWhole,
           "[fsdp] expected bucket_nbytes with parameters that are whole on every rank only, got {} "
           "with {}: there unit_min_numel packs, as a unit is what is gathered as well",

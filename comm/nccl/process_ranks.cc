@@ -68,6 +68,8 @@ class ProcessRank final : public NcclGroup {
     agreed_ = stream.record("agreed");
   }
 
+  void declare(std::string_view what) override { announce("declare", std::string(what)); }
+
   void check() override {
     NcclGroup::check();
     end_agree(false);

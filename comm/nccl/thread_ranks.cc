@@ -64,6 +64,7 @@ class NcclThreadGroup final : public NcclGroup {
 
   // announce() compares each call.
   void agree(const Stream&) override {}
+  void declare(std::string_view what) override { self_.declare(what); }
   void barrier(std::string_view label) override { self_.barrier(label); }
 
   // The last to come makes the communicators of all.

@@ -34,6 +34,11 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return i < ranks.size() ? fmt::format("{} and {} more", text, ranks.size() - i) : text;
 }
 
+std::string cut(std::string_view call) {
+  constexpr std::size_t kMaxCall = 100;
+  return fmt::format("{}{}", call.substr(0, kMaxCall), call.size() > kMaxCall ? "..." : "");
+}
+
 }  // namespace
 
 struct Rendezvous::Meeting {
@@ -183,7 +188,8 @@ std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& ca
                                     meeting->call.text, world_rank(rank), call.text));
     throw CommError(*world_->failure_);
   }
-  last_[r] = fmt::format("#{} {}", call.sequence, call.text);
+  // Streams are behind what the host declares.
+  if (call.op != kDeclare) last_[r] = fmt::format("#{} {}", call.sequence, call.text);
   meeting->slots[r] = slot;
   meeting->here[r] = true;
   if (++meeting->num_here < size()) {
@@ -267,29 +273,47 @@ std::string Rendezvous::where(const Call& call) const {
   return fmt::format("[{} #{} of {}]", call.op, call.sequence, name_);
 }
 
+// Where a rank waits in another group of the world: most often for one of those who wait for it.
+std::string Rendezvous::elsewhere(int world_rank) const {
+  for (const Rendezvous* group : world_->groups_) {
+    const auto member = std::ranges::find(group->members_, world_rank);
+    if (group == this || member == group->members_.end()) continue;
+    const auto r = static_cast<std::size_t>(member - group->members_.begin());
+    for (const auto& [sequence, meeting] : group->meetings_) {
+      if (!meeting->here[r] || meeting->call.op == kDeclare) continue;
+      return fmt::format("#{} {} of {}", sequence, meeting->call.text, group->name_);
+    }
+  }
+  return {};
+}
+
 // "ranks 2, 5-7 are missing, last seen in #11 all_gather f32 x 4 'h.0'", one for each call that
 // ranks not here were last seen in, in the order of ranks. Of bounded length: the first few.
 std::string Rendezvous::absent(const Meeting& meeting, bool only_departed) const {
   struct Group {
     bool departed;
     std::string_view last;
+    std::string elsewhere;  // where they wait in another group
     std::vector<int> ranks;
   };
   std::vector<Group> groups;
   for (std::size_t r = 0; r < members_.size(); ++r) {
     const bool departed = departed_[r] <= meeting.call.sequence;
     if (meeting.here[r] || (only_departed && !departed)) continue;
+    std::string waits = departed ? "" : elsewhere(members_[r]);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
-      return g.departed == departed && g.last == last_[r];
+      return g.departed == departed && g.last == last_[r] && g.elsewhere == waits;
     });
-    if (group == groups.end()) group = groups.insert(group, {departed, last_[r], {}});
+    if (group == groups.end()) {
+      group = groups.insert(group, {departed, last_[r], std::move(waits), {}});
+    }
     group->ranks.push_back(members_[r]);
   }
-  constexpr std::size_t kMaxGroups = 4, kMaxCall = 100;
+  constexpr std::size_t kMaxGroups = 4;
   std::string text;
   std::size_t num_more = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [departed, last, ranks] = groups[g];
+    const auto& [departed, last, elsewhere, ranks] = groups[g];
     if (g >= kMaxGroups) {
       num_more += ranks.size();
       continue;
@@ -297,8 +321,9 @@ std::string Rendezvous::absent(const Meeting& meeting, bool only_departed) const
     const char* what = departed ? ranks.size() == 1 ? "has left the group" : "have left the group"
                        : ranks.size() == 1 ? "is missing"
                                            : "are missing";
-    text += fmt::format("{}{} {}, last seen in {}{}", g == 0 ? "" : "; ", ranks_text(ranks), what,
-                        last.substr(0, kMaxCall), last.size() > kMaxCall ? "..." : "");
+    text += fmt::format("{}{} {}, last seen in {}", g == 0 ? "" : "; ", ranks_text(ranks), what,
+                        cut(last));
+    if (!elsewhere.empty()) text += fmt::format(", waiting in {}", cut(elsewhere));
   }
   if (num_more > 0) text += fmt::format("; and {} more ranks", num_more);
   return text;

@@ -115,6 +115,9 @@ struct Chunks {
 /// The meetings of one group.
 class Rendezvous {
  public:
+  /// The op of an announced call that nothing waits for.
+  static constexpr std::string_view kDeclare = "declare";
+
   /// `members`: the group's ranks as ranks of the world. `name` is for messages.
   Rendezvous(std::shared_ptr<World> world, std::string name, std::vector<int> members);
   ~Rendezvous();
@@ -148,6 +151,7 @@ class Rendezvous {
   void fail_chunk(const Call& call, int block) noexcept;
   std::string where(const Call& call) const;
   std::string absent(const Meeting& meeting, bool only_departed) const;
+  std::string elsewhere(int world_rank) const;
   void fail_if_departed(const Meeting& meeting) noexcept;
 
   const std::shared_ptr<World> world_;

@@ -77,6 +77,10 @@ ThreadRank::~ThreadRank() {
   group_->depart(rank_, sequence_);
 }
 
+void ThreadRank::declare(std::string_view what) {
+  group_->announce(rank_, next_call(Rendezvous::kDeclare, std::string(what)));
+}
+
 void ThreadRank::barrier(std::string_view label) {
   group_->meet(rank_, next_call("barrier", fmt::format("barrier '{}'", label)), {}, {});
 }

@@ -37,6 +37,8 @@ class ThreadRank {
   Call next_call(std::string_view op, std::string text) {
     return {.sequence = sequence_++, .op = op, .text = std::move(text)};
   }
+  /// As in ProcessGroup.
+  void declare(std::string_view what);
   /// As ProcessGroup::barrier().
   void barrier(std::string_view label);
   /// As ProcessGroup::split(): the group, and this rank's number there.

@@ -20,6 +20,7 @@ class ThreadsGroup final : public ProcessGroup {
   int size() const override { return self_.group()->size(); }
   bool sums_in_rank_order() const override { return true; }
   void agree(const Stream&) override {}
+  void declare(std::string_view what) override { self_.declare(what); }
   void barrier(std::string_view label) override { self_.barrier(label); }
 
   std::unique_ptr<ProcessGroup> split(int color, int key) override {

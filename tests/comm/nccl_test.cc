@@ -277,6 +277,18 @@ std::vector<std::string> process_errors(int size, milliseconds deadline,
   return messages;
 }
 
+TEST(NcclProcessTest, RanksThatDeclareOtherThingsAreToldWhenTheyAgree) {
+  const auto messages = process_errors(2, kLong, [&](ProcessGroup& world) {
+    const Caller c{world, {on_own_gpu(world.rank(), "comm", {})}};
+    world.declare("a step");
+    world.declare(world.rank() == 0 ? "lr 0.1" : "lr 0.2");
+    world.agree(c.place.stream);
+    world.barrier("end");
+  });
+  EXPECT_THAT(messages, Each(AllOf(HasSubstr("expected rank 0's calls up to #1 lr 0.1"),
+                                   HasSubstr("got rank 1's up to #1 lr 0.2"))));
+}
+
 TEST(NcclProcessTest, RanksThatDifferAreToldBothSides) {
   for (const bool in_barrier : {true, false}) {
     const auto messages = process_errors(3, kLong, [&](ProcessGroup& world) {

@@ -230,6 +230,42 @@ TEST(RendezvousTest, RanksThatAreMissingAreGroupedByWhereTheyWereLastSeen) {
             "are missing, last seen in nothing; ranks 13-14, 16 are missing, last seen in #0 a; b");
 }
 
+TEST(RendezvousTest, AMissingRankThatWaitsInAnotherGroupIsToldWithWhereItWaits) {
+  const auto group = make_group(4, milliseconds(70));
+  Rendezvous pair(group->world(), "pair", {12, 13});
+  Rendezvous other_pair(group->world(), "other_pair", {10, 11});
+  pair.announce(0, call(3, "c"));  // rank 12 waits for rank 13
+  const Call declared{.sequence = 0, .op = Rendezvous::kDeclare, .text = "d"};
+  pair.announce(1, declared);            // which rank 13 does not wait for
+  other_pair.announce(0, call(7, "e"));  // rank 10 comes to the group all the same
+  EXPECT_EQ(
+      expired(group, 2, [](int) { return false; }),
+      "[all_gather #1 of group] expected 4 ranks within 70 ms, got 2: rank 12 is missing, last "
+      "seen in nothing, waiting in #3 c of pair; rank 13 is missing, last seen in nothing; b");
+}
+
+TEST(RendezvousTest, WhatIsDeclaredIsComparedAndIsNoPlaceToBeSeenIn) {
+  const auto group = make_group(2, milliseconds(70));
+  const auto declared = [](std::int64_t sequence, std::string text) {
+    return Call{.sequence = sequence, .op = Rendezvous::kDeclare, .text = std::move(text)};
+  };
+  for (const int rank : {0, 1}) group->announce(rank, declared(0, "a"));
+  group->announce(1, call(1, "b"));
+  group->announce(1, declared(2, "c"));  // by the host, ahead of its streams
+  group->announce(0, call(1, "b"));
+  group->announce(0, declared(2, "c"));
+  EXPECT_EQ(failure_of(*group->world()), "no failure");
+  group->announce(0, call(3, "d"));
+  group->expire(call(3, "d"));
+  EXPECT_THAT(failure_of(*group->world()), HasSubstr("rank 11 is missing, last seen in #1 b; d"));
+
+  const auto differing = make_group(2);
+  differing->announce(1, declared(0, "a"));
+  EXPECT_THROW(differing->announce(0, call(0, "b")), CommError);
+  EXPECT_EQ(failure_of(*differing->world()),
+            "[declare #0 of group] expected rank 11's a, got rank 10's b");
+}
+
 TEST(RendezvousTest, RanksThatHaveLeftAreToldFromThoseThatAreMissing) {
   const auto group = make_group(5);
   group->depart(3, 5);

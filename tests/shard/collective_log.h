@@ -48,6 +48,7 @@ class LoggedGroup : public comm::ProcessGroup {
   int size() const override { return inner_.size(); }
   bool sums_in_rank_order() const override { return inner_.sums_in_rank_order(); }
   void agree(const engine::Stream& stream) override { inner_.agree(stream); }
+  void declare(std::string_view what) override { inner_.declare(what); }
   void barrier(std::string_view label) override { inner_.barrier(label); }
   std::unique_ptr<comm::ProcessGroup> split(int color, int key) override {
     return std::make_unique<LoggedGroup>(inner_.split(color, key), log_);

@@ -67,7 +67,7 @@ struct Rank {
 
   // `between` runs in the region of the second layer; what it records runs in its backward.
   float step(const std::vector<int>& order = {0, 1, 2},
-             const std::function<Tensor(const Tensor&)>& between = {}) {
+             const std::function<Tensor(const Tensor&)>& between = {}, bool updates = true) {
     fsdp.begin_step();
     const Tensor input =
         Tensor::from<float>(memory, {kNumel}, std::vector<float>(kNumel, 1.0f + float(number)));
@@ -83,7 +83,7 @@ struct Rank {
       return sum(tape, affine(tape, x, model.scale, nullptr));
     }));
     const float norm = fsdp.finish_step().value();
-    optimizer.step(1e-3);
+    if (updates) optimizer.step(lr);
     return norm;
   }
 
@@ -102,6 +102,7 @@ struct Rank {
   ProcessGroup& group;
   Memory memory;
   int number;
+  double lr = 1e-3;
   Stream compute = Stream::inline_cpu("compute");
   Tape tape{memory, compute};
   ToyModel model{3, kNumel};
@@ -204,6 +205,90 @@ TEST_P(Faults, ARankThatCallsAnotherCollectiveIsNamedBesideTheOthers) {
   }
   EXPECT_TRUE(has(outcome.root, {"rank 2's "}));
   expect_everyone_was_told(outcome);
+}
+
+// One step of two micro-steps, in which each layer runs once.
+void step_of_two(Rank& rank, const MicroStep& first, int num_backwards = 1) {
+  const auto pass = [&] {
+    for (int i = 0; i < num_backwards; ++i) {
+      const Tensor x = Tensor::from<float>(rank.memory, {kNumel}, std::vector<float>(kNumel, 1));
+      rank.tape.backward(rank.tape.region(rank.model.root, [&] {
+        return sum(rank.tape, affine(rank.tape, x, rank.model.scale, nullptr));
+      }));
+    }
+  };
+  rank.fsdp.begin_step(2, first);
+  pass();
+  rank.fsdp.next_micro_step({.num_backwards = num_backwards});
+  pass();
+  rank.fsdp.finish_step().value();
+  rank.optimizer.step(1e-3);
+}
+
+TEST_P(Faults, RanksThatGiveAMicroStepOtherOptionsAreToldAtOnce) {
+  const Outcome no_sync = run(kPatient, options(), [](Rank& rank) {
+    rank.step();
+    step_of_two(rank, {.no_sync = rank.number == 1});
+    rank.step();
+  });
+  for (const std::string& message : no_sync.messages) {
+    EXPECT_TRUE(has(message, {"rank 1's micro-step 1 of 2, no_sync true", "no_sync false"}));
+  }
+  expect_everyone_was_told(no_sync);
+
+  const Outcome backwards = run(kPatient, options(), [](Rank& rank) {
+    rank.step();
+    step_of_two(rank, {.num_backwards = rank.number == 2 ? 2 : 1}, rank.number == 2 ? 2 : 1);
+    rank.step();
+  });
+  for (const std::string& message : backwards.messages) {
+    EXPECT_TRUE(has(message, {"rank 2's micro-step 1 of 2", "1 backwards", "2 backwards"}));
+  }
+  expect_everyone_was_told(backwards);
+
+  const Outcome number = run(kPatient, options(), [](Rank& rank) {
+    rank.step();
+    if (rank.number == 0) rank.step();
+    step_of_two(rank, {});
+  });
+  for (const std::string& message : number.messages) {
+    EXPECT_TRUE(has(message, {"rank 0's micro-step 1 of 1", "micro-step 1 of 2"}));
+  }
+  expect_everyone_was_told(number);
+}
+
+// With whole parameters nothing else would tell: the ranks' models would drift apart.
+TEST_P(Faults, RanksThatUpdateDifferentlyAreToldBothSides) {
+  const Outcome forgotten = run(kPatient, options(), [](Rank& rank) {
+    rank.step();
+    rank.step({0, 1, 2}, {}, /*updates=*/rank.number != 1);
+    rank.step();
+  });
+  for (const std::string& message : forgotten.messages) {
+    EXPECT_TRUE(has(message, {"rank 1's micro-step 1 of 1", "optimizer step 2, lr 0.001"}));
+  }
+  expect_everyone_was_told(forgotten);
+
+  const Outcome lr = run(kPatient, options(), [](Rank& rank) {
+    rank.lr = rank.number == 2 ? 0.25 : 0.5;
+    rank.step();
+    rank.step();
+  });
+  for (const std::string& message : lr.messages) {
+    EXPECT_TRUE(has(message, {"rank 2's optimizer step 1, lr 0.25,", "lr 0.5,"}));
+  }
+  expect_everyone_was_told(lr);
+
+  const Outcome group = run(kPatient, options(), [](Rank& rank) {
+    rank.step();
+    if (rank.number == 0) rank.optimizer.group("all").lr_scale = 0.125;
+    rank.step();
+    rank.step();
+  });
+  for (const std::string& message : group.messages) {
+    EXPECT_TRUE(has(message, {"rank 0's optimizer step 2", "lr x 0.125 ", "lr x 1 "}));
+  }
+  expect_everyone_was_told(group);
 }
 
 TEST_P(Faults, UnitsOfOneSizeInAnotherOrderAreToldApart) {

@@ -38,8 +38,15 @@ class TransformerRank : public TaskRank {
     shard::Fsdp& fsdp = trainer.fsdp();
     if (!config_.init_from.empty()) load_gpt(fsdp, gpt_, resolve_user_path(config_.init_from));
     if (log == nullptr) return;
-    log->say(fmt::format("plan {:016x}: {} units, {} over {} ranks", fsdp.plan_hash(),
-                         fsdp.units().size(), config_.parallel.strategy, trainer.world().size()));
+    const int num_ranks = trainer.world().size();
+    const int shard_ranks = fsdp.options().shard_ranks;
+    const std::int64_t bucket_nbytes = fsdp.options().bucket_nbytes;
+    log->say(fmt::format(
+        "plan {:016x}: {} units, {} on {} rank{}{}{}", fsdp.plan_hash(), fsdp.units().size(),
+        config_.parallel.strategy, num_ranks, num_ranks == 1 ? "" : "s",
+        1 < shard_ranks && shard_ranks < num_ranks ? fmt::format(", replicas of {}", shard_ranks)
+                                                   : "",
+        bucket_nbytes > 0 ? fmt::format(", buckets of {} MiB", bucket_nbytes >> 20) : ""));
   }
 
   Trainer::Data data() override {
