@@ -149,7 +149,7 @@ void Schedule::run(const Call& call, const Stream& compute) {
     case Call::Hook::kAfterBackward:
       return end_backward(at, compute, call.has_pending_uses);
     case Call::Hook::kLastUse:
-      if (is_final(*at.visitor, false)) end_gradient(*at.visitor, compute);
+      if (completes_gradient(*at.visitor, false)) end_gradient(*at.visitor, compute);
       return;
   }
 }
@@ -311,13 +311,13 @@ void Schedule::end_backward(const Position& at, const Stream& compute, bool has_
   --num_open_backwards_;
   Unit& unit = *visitor->unit;
   unit.release();
-  if (is_final(*visitor, has_pending_uses)) end_gradient(*visitor, compute);
+  if (completes_gradient(*visitor, has_pending_uses)) end_gradient(*visitor, compute);
   if (visitor->recorded.empty() || placement_.reshard_after_forward) {
     unit.reshard(compute, !visitor->recorded.empty());
   }
 }
 
-bool Schedule::is_final(const Visitor& visitor, bool has_pending_uses) const {
+bool Schedule::completes_gradient(const Visitor& visitor, bool has_pending_uses) const {
   return !micro_step_.no_sync && num_backwards_ >= micro_step_.num_backwards &&
          visitor.recorded.empty() && !has_pending_uses;
 }

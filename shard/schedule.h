@@ -128,7 +128,7 @@ class Schedule : public engine::RegionHooks {
   void close_pending(const Visitor& entering, const engine::Stream& compute);
   void enter_backward(Visitor& visitor, const engine::Stream& compute);
   void prefetch(Visitor& next, const engine::Stream& compute, const char* why) const;
-  bool is_final(const Visitor& visitor, bool has_pending_uses) const;
+  bool completes_gradient(const Visitor& visitor, bool has_pending_uses) const;
   void end_gradient(Visitor& visitor, const engine::Stream& compute);
   void reduce_final(const engine::Stream& compute);
   void reduce(Visitor& visitor, const engine::Stream& compute);

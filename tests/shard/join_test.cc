@@ -572,6 +572,32 @@ TEST(Unused, UnitsInRecomputedRegionsAreUsed) {
   }
 }
 
+// As when only a head of one's own is trained, outside of what is wrapped.
+TEST(Unused, AModelThatIsFrozenAsAWholeHasNoneToSkip) {
+  for (const char* strategy : {"ddp", "zero3"}) {
+    comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
+      const Memory memory;
+      const Stream compute = Stream::inline_cpu("compute");
+      ToyModel model(2, kNumel);
+      model.scale.trainable = false;
+      for (const auto& layer : model.layers) {
+        layer->weight.trainable = layer->bias.trainable = false;
+      }
+      FsdpOptions options = with(strategy, 2);
+      options.unused_parameters = UnusedParameters::kSkip;
+      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+      Tape tape(memory, compute);
+      for (int step = 0; step < 2; ++step) {
+        fsdp.begin_step();
+        tape.no_grad(
+            [&] { return model.loss(tape, Tensor::zeros(memory, {kNumel}, DType::kF32)); });
+        EXPECT_EQ(fsdp.finish_step().value(), 0);
+        EXPECT_FALSE(fsdp.is_unused(model.scale));
+      }
+    });
+  }
+}
+
 TEST(Unused, PlansThatDifferAreRefused) {
   std::string error;
   comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
