@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <optional>
@@ -221,7 +222,11 @@ class CudaStream final : public StreamImpl {
       } else {
         const std::int64_t end = is_before_base ? base_->ns - base_->mark.ns_since(p.end)
                                                 : base_->ns + p.end.ns_since(base_->mark);
-        options().listener->on_launch({p.work, name(), end - elapsed, end});
+        // A thread that was held up reads the host's clock late. Still no launch of a stream begins
+        // before another has ended.
+        const std::int64_t begin = std::max(end - elapsed, last_end_ns_);
+        last_end_ns_ = begin + elapsed;
+        options().listener->on_launch({p.work, name(), begin, last_end_ns_});
         last = Base{std::move(p.end), end};
       }
       pending_.pop_front();
@@ -241,6 +246,7 @@ class CudaStream final : public StreamImpl {
   std::deque<Pending> pending_;
   std::optional<Base> base_;  // with a listener, or after a synchronisation
   std::int64_t blocked_ns_ = 0;
+  std::int64_t last_end_ns_ = 0;  // told to the listener
 };
 
 }  // namespace
