@@ -27,7 +27,9 @@ void assign_or_add_bytes(std::byte* dst, DType dst_dtype, const std::byte* src, 
 
 void assign_or_add(const Tensor& dst, const Tensor& src, bool accumulate) {
   check_numel(dst, src);
-  assign_or_add_bytes(dst.raw(), dst.dtype(), src.raw(), src.dtype(), dst.numel(), accumulate);
+  with_isa([&] {
+    assign_or_add_bytes(dst.raw(), dst.dtype(), src.raw(), src.dtype(), dst.numel(), accumulate);
+  });
 }
 
 void cast(const Tensor& dst, const Tensor& src) { assign_or_add(dst, src, false); }

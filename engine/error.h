@@ -40,9 +40,10 @@ class IoError : public Error {
   using Error::Error;
 };
 
-/// Throws `E` with the formatted message.
+/// Throws `E` with the formatted message. Never inlined: kernels that may fail stay small.
 template <class E = InvalidArgument, class... Args>
-[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+[[noreturn, gnu::noinline, gnu::cold]] void fail(fmt::format_string<Args...> format,
+                                                 Args&&... args) {
   throw E(fmt::format(format, std::forward<Args>(args)...));
 }
 
@@ -50,7 +51,7 @@ template <class E = InvalidArgument, class... Args>
 template <class E = InvalidArgument, class... Args>
 void require(bool ok, fmt::format_string<Args...> format, Args&&... args) {
   if (!ok) [[unlikely]] {
-    throw E(fmt::format(format, std::forward<Args>(args)...));
+    fail<E>(format, std::forward<Args>(args)...);
   }
 }
 

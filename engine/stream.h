@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "engine/device.h"
+#include "engine/isa.h"
 
 namespace tessera::engine {
 
@@ -95,7 +96,8 @@ class Stream {
 
   /// Runs `fn` after everything launched before. `fn` must own or outlive what it touches.
   void launch(Work work, std::function<void()> fn) const;
-  /// The same with one function a kind of device: `cpu()`, or `cuda(stream)` with this stream.
+  /// The same with one function a kind of device: `cpu()`, compiled for the instruction set of this
+  /// CPU, or `cuda(stream)` with this stream.
   /// Write `cuda` as a generic lambda, so that what it calls need not exist in a build without
   /// CUDA.
   template <class Cpu, class Cuda>
@@ -106,7 +108,7 @@ class Stream {
         return;
       }
     }
-    launch(std::move(work), std::function<void()>(std::move(cpu)));
+    launch(std::move(work), [cpu = std::move(cpu)] { with_isa(cpu); });
   }
   /// The moment when everything launched so far is done.
   Event record(std::string_view name) const;

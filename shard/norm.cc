@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "engine/error.h"
+#include "engine/isa.h"
 
 namespace tessera::shard {
 
@@ -45,17 +46,14 @@ bool SquareSum::try_add(std::span<const float> x) {
   constexpr std::size_t kChunk = 8192;  // read twice, the second time from cache
   for (std::size_t begin = 0; begin < x.size(); begin += kChunk) {
     const std::span<const float> chunk = x.subspan(begin, std::min(kChunk, x.size() - begin));
-    const float largest = max_abs(chunk);
+    float largest = 0;
+    engine::with_isa([&] { largest = max_abs(chunk); });
     if (!std::isfinite(largest)) return false;
     if (largest == 0) continue;
     const int exponent = std::ilogb(double{largest} * largest) + 2;  // squares are below half of it
     const int window = (exponent + 4096 * width_ + width_ - 1) / width_ - 4096;
     if (is_empty_ || window > window_) raise(window);
-    if (num_bins_ == 4) {
-      add_chunk<4>(chunk);
-    } else {
-      add_chunk<5>(chunk);
-    }
+    engine::with_isa([&] { num_bins_ == 4 ? add_chunk<4>(chunk) : add_chunk<5>(chunk); });
   }
   return true;
 }

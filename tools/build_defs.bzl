@@ -40,9 +40,7 @@ def _copts():
         _setting("opt"): ["-O3"] + strict,
         "//conditions:default": [],
     }) + select({
-        _setting("x86_64_v2"): ["-march=x86-64-v2"],
-        _setting("x86_64_v4"): ["-march=x86-64-v4"],
-        _setting("x86_64"): ["-march=x86-64-v3"],
+        _setting("x86_64"): ["-march=x86-64-v2"],  # what is faster elsewhere is chosen at run time: engine/isa.h
         "//conditions:default": [],
     })
 

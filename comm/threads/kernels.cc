@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "engine/elementwise.h"
+#include "engine/isa.h"
 
 // [Note: rank order] A reduction is a left fold over the ranks: ((in_0 + in_1) + in_2) + ..., each
 // partial sum rounded to f32, bf16 widened exactly. It is what one process computes that
@@ -101,8 +102,10 @@ void copy(void* dst, const void* src, std::int64_t nbytes, Store store) {
 
 void sum_in_rank_order(engine::DType dtype, std::span<const void* const> ins, const float* start,
                        std::span<float* const> outs, std::int64_t numel, Store store) {
-  engine::dispatch_float(dtype, "sum_in_rank_order",
-                         [&](auto t) { sum<decltype(t)>(ins, start, outs, numel, store); });
+  engine::with_isa([&] {
+    engine::dispatch_float(dtype, "sum_in_rank_order",
+                           [&](auto t) { sum<decltype(t)>(ins, start, outs, numel, store); });
+  });
 }
 
 }  // namespace tessera::comm

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <random>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -147,6 +148,29 @@ TEST(Memory, BlocksAreAligned) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % alignment, 0u) << nbytes;
     memory.free(data, nbytes, Category::kWorkspace);
   }
+}
+
+// Activations and slots: of 512 times fewer pages the CPU finds nearly all at once.
+TEST(Memory, LargeBlocksLieInHugePages) {
+  std::string mode;
+  std::getline(std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"), mode);
+  if (mode.empty() || mode.find("[never]") != std::string::npos) GTEST_SKIP() << "no huge pages";
+  const auto huge_kib = [] {
+    std::ifstream rollup("/proc/self/smaps_rollup");
+    for (std::string word; rollup >> word;) {
+      std::int64_t kib = 0;
+      if (word == "AnonHugePages:" && rollup >> kib) return kib;
+    }
+    return std::int64_t{-1};
+  };
+  const std::int64_t before = huge_kib();
+  if (before < 0) GTEST_SKIP() << "no smaps_rollup";
+  constexpr std::int64_t kNumel = 64 << 20;
+  Memory memory;
+  std::byte* block = memory.allocate(kNumel, Category::kActivation);
+  std::memset(block, 1, kNumel);
+  EXPECT_GE(huge_kib() - before, kNumel / 1024 / 2);
+  memory.free(block, kNumel, Category::kActivation);
 }
 
 TEST(Memory, MoreThanThereIsNamesCategoryAndSize) {

@@ -1,0 +1,67 @@
+// The instruction set that kernels on the CPU use, chosen once in a process by what its CPU has.
+//
+//   with_isa([&] { for (i...) y[i] = exp(x[i]); });   // compiled for each level, run at one
+//
+// [Note: one source, several instruction sets] A loop that the compiler vectorises is compiled once
+// for each level and called at the level of this process, so one binary is fast on any CPU and runs
+// on all. with_isa() gives its function, and all that it calls and the compiler can see, to one
+// function template with a target attribute a level; nothing compiled for a higher level is ever
+// shared with code for a lower one, as it would be if whole files were compiled with other flags.
+// Stream::launch() does it for every kernel. Arithmetic is spelled out (no contraction, lanes of
+// fixed number), so own kernels have the same bits at every level.
+#pragma once
+
+#include <string_view>
+#include <utility>
+
+namespace tessera::engine {
+
+/// Levels of x86-64, each with all before it; other CPUs are at the first.
+enum class Isa {
+  kV2,      ///< SSE4.2: what the build is for
+  kV3,      ///< AVX2, FMA
+  kV4,      ///< AVX-512
+  kV4Bf16,  ///< products of bf16
+  kV4Amx,   ///< matrices of bf16
+};
+/// "v2", "v3", "v4", "v4+bf16", "v4+amx".
+std::string_view name_of(Isa isa);
+
+/// What this process uses: what its CPU has, or less if TESSERA_CPU_ISA in the environment says so.
+/// Decided at the first call. Throws InvalidArgument if that names no level, or one beyond the CPU.
+Isa isa();
+
+namespace internal {
+
+// Sanitizers look at one level, as each has the same source.
+#if defined(__x86_64__) && !defined(__CUDACC__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+#define TESSERA_ISA_LEVELS
+#define TESSERA_V3 "avx2,fma,bmi,bmi2,f16c,lzcnt,movbe"
+#define TESSERA_V4 TESSERA_V3 ",avx512f,avx512bw,avx512cd,avx512dq,avx512vl,prefer-vector-width=512"
+template <class F>
+[[gnu::flatten, gnu::target(TESSERA_V3)]] void run_v3(F& fn) {
+  fn();
+}
+template <class F>
+[[gnu::flatten, gnu::target(TESSERA_V4)]] void run_v4(F& fn) {
+  fn();
+}
+#undef TESSERA_V3
+#undef TESSERA_V4
+#endif
+
+}  // namespace internal
+
+/// Runs `fn()`, compiled for the level of this process.
+template <class F>
+void with_isa(F&& fn) {
+#if defined(TESSERA_ISA_LEVELS)
+  const Isa level = isa();
+  if (level >= Isa::kV4) return internal::run_v4(fn);
+  if (level == Isa::kV3) return internal::run_v3(fn);
+#endif
+  std::forward<F>(fn)();
+}
+
+}  // namespace tessera::engine

@@ -1,0 +1,89 @@
+// Which instruction set is chosen, and that each computes the same.
+#include "engine/isa.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "engine/error.h"
+
+namespace tessera::engine {
+namespace {
+
+// In a process of its own, as the choice is made once: says what is chosen.
+[[noreturn]] void choose(const char* value) {
+  setenv("TESSERA_CPU_ISA", value, 1);
+  try {
+    const Isa first = isa();
+    setenv("TESSERA_CPU_ISA", "no level", 1);
+    std::fprintf(stderr, "[%s]", first == isa() ? std::string(name_of(first)).c_str() : "changed");
+  } catch (const InvalidArgument& error) {
+    std::fprintf(stderr, "%s", error.what());
+  }
+  std::exit(0);
+}
+
+class IsaDeathTest : public ::testing::Test {
+ protected:
+  IsaDeathTest() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+
+TEST_F(IsaDeathTest, TheEnvironmentLowersTheLevel) {
+  const ::testing::ExitedWithCode ends(0);
+  EXPECT_EXIT(choose("v2"), ends, "\\[v2\\]");
+  EXPECT_EXIT(choose("v5"), ends,
+              "\\[cpu\\] expected auto, v2, v3, v4, v4\\+bf16 or v4\\+amx, got 'v5' "
+              "\\(TESSERA_CPU_ISA\\)");
+}
+
+TEST_F(IsaDeathTest, WithoutAWishItIsTheBestThereIs) {
+  const ::testing::ExitedWithCode ends(0);
+  std::string best = "v2";
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) best = "v3";
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) best = "v4";
+#endif
+  for (const char* wish : {"", "auto"}) EXPECT_EXIT(choose(wish), ends, "\\[" + best);
+  if (best == "v4") return;
+  EXPECT_EXIT(choose("v4"), ends, "expected at most " + best + ", which this CPU has, got v4");
+}
+
+// A loop of every kind of arithmetic that kernels use.
+void compute(std::vector<float>& y, const std::vector<float>& x) {
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    y[i] = std::fma(x[i], 1.7f, y[i]) * x[i] + x[i] / (1 + std::sqrt(std::fabs(y[i])));
+  }
+}
+
+TEST(IsaTest, EveryLevelHasTheSameBits) {
+  std::vector<float> x(1003), start(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = std::sin(static_cast<float>(i)) * 3;
+    start[i] = std::cos(static_cast<float>(i));
+  }
+  std::vector<float> base = start;
+  compute(base, x);
+  std::vector<float> mine = start;
+  with_isa([&] { compute(mine, x); });
+  EXPECT_EQ(mine, base);
+#if defined(TESSERA_ISA_LEVELS)
+  std::vector<float> y = start;
+  auto run = [&] { compute(y, x); };
+  if (isa() >= Isa::kV3) {
+    internal::run_v3(run);
+    EXPECT_EQ(y, base);
+  }
+  y = start;
+  if (isa() >= Isa::kV4) {
+    internal::run_v4(run);
+    EXPECT_EQ(y, base);
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace tessera::engine
