@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <type_traits>
 
 #include "engine/elementwise.h"
 #include "ops/attention_cuda.h"
@@ -12,12 +13,14 @@
 
 namespace tessera::ops {
 
+using engine::BFloat16;
 using engine::Category;
 using engine::DType;
 using engine::GradTarget;
 using engine::Memory;
 using engine::Tape;
 using engine::Tensor;
+using engine::to_f32;
 
 namespace {
 
@@ -26,12 +29,16 @@ namespace {
 // skipped, and within a tile a masked score is -inf, whose probability is exactly 0. Forward walks
 // the key tiles of a row of queries with the online softmax: output and sum are relative to the
 // largest score so far, and are scaled down when a larger one comes. Backward walks the same tiles,
-// recomputes p = exp(score - lse) and adds
-//   dv += p^T dy,  dk += ds^T q,  dq += ds k,  with  ds = p * (dy v^T - rowsum(dy * y)).
-// Every loop has one order, so bits depend on values and shapes alone; the gradients of a shared kv
-// head are summed in the order of its heads. q is scaled once when it is loaded, dq when stored.
+// recomputes p = exp(scale q k^T - lse) and adds
+//   dv += p^T dy,  dk += ds^T q,  dq += ds k,  with  ds = p * (dy v^T - rowsum(dy * y)),
+// where scale is left to the end of dk and dq. Every loop has one order, so bits depend on values
+// and shapes alone; the gradients of a shared kv head are summed in the order of its heads.
 // Few queries a tile waste little beyond the diagonal; many keys make the products large.
-constexpr std::int64_t kRows = 32, kKeys = 256;
+//
+// Operands of products (P) are f32 rows where they lie; of bf16 rows copies, dense as kernels for
+// bf16 want them, or widened where the CPU does not multiply bf16. Where it does, probabilities and
+// the gradients of scores are rounded to bf16.
+constexpr std::int64_t kRows = 64, kKeys = 256;
 
 using Layout = AttentionLayout;
 
@@ -75,26 +82,49 @@ Layout check(const Tensor& qkv, const AttentionShape& shape, const engine::Devic
   return {qkv.dim(0), qkv.dim(1), heads, kv_heads, head_size, scale, shape.causal};
 }
 
-Tensor scratch(const Memory& memory, std::int64_t rows, std::int64_t cols) {
-  return Tensor::empty(memory, {rows, cols}, DType::kF32, "attention.scratch",
-                       Category::kWorkspace);
+Tensor scratch(const Memory& memory, std::int64_t rows, std::int64_t cols,
+               DType dtype = DType::kF32) {
+  return Tensor::empty(memory, {rows, cols}, dtype, "attention.scratch", Category::kWorkspace);
+}
+
+// What products read.
+DType operand_dtype(DType dtype) { return multiplies_bf16() ? dtype : DType::kF32; }
+
+// Calls `fn(T{}, P{})` with what is stored and what products read.
+template <class F>
+void dispatch(DType dtype, F fn) {
+  if (dtype == DType::kF32) return fn(float{}, float{});
+  if (multiplies_bf16()) return fn(BFloat16{}, BFloat16{});
+  fn(BFloat16{}, float{});
 }
 
 // What the CPU kernels need beside the tensors; CUDA keeps it on the chip.
 template <class Scratch>
-std::optional<Scratch> host_scratch(const Tape& tape, const Layout& s) {
+std::optional<Scratch> host_scratch(const Tape& tape, const Layout& s, DType dtype) {
   if (tape.stream().device().is_cuda()) return {};
-  return Scratch(tape.memory(), s);
+  return Scratch(tape.memory(), s, dtype);
 }
 
 void multiply(float* x, std::int64_t numel, float factor) {
   for (std::int64_t i = 0; i < numel; ++i) x[i] *= factor;
 }
 
-// Rows of one head, `ld` apart in the packed tensor, to rows of `width` in f32; and back.
-template <class T>
-void load(float* dst, const T* src, std::int64_t rows, std::int64_t width, std::int64_t ld) {
-  for (std::int64_t r = 0; r < rows; ++r) engine::cast(dst + r * width, src + r * ld, width);
+// Rows of one head, `ld` apart in a packed tensor, as an operand: where they lie, or a copy.
+template <class P, class T>
+MatrixView<const P> operand(const T* src, std::int64_t rows, std::int64_t width, std::int64_t ld,
+                            const Tensor& space) {
+  if constexpr (std::is_same_v<T, float>) {
+    return {src, rows, width, ld};
+  } else {
+    P* const dst = space.data<P>();
+    for (std::int64_t r = 0; r < rows; ++r) engine::cast(dst + r * width, src + r * ld, width);
+    return {dst, rows, width, width};
+  }
+}
+
+template <class P>
+MatrixView<const P> rows_of(const MatrixView<const P>& m, std::int64_t begin, std::int64_t count) {
+  return {m.data + begin * m.ld, count, m.cols, m.ld};
 }
 
 template <class T>
@@ -104,106 +134,127 @@ void store(T* dst, const float* src, std::int64_t rows, std::int64_t width, std:
     engine::assign_or_add(dst + r * ld, src + r * width, width, accumulate);
 }
 
-// Queries [row, row + rows) against keys [key, key + keys).
+// Queries [row, row + rows) against keys [key, key + keys), and what multiplies them.
 struct Tile {
-  std::int64_t row, rows, key, keys, head_size;
+  Products& products;
+  const Memory& memory;
+  std::int64_t row, rows, key, keys;
 
-  // What there is for each query, for each key, and for each pair of them.
-  template <class T>
-  MatrixView<T> by_row(T* x) const {
-    return {x, rows, head_size, head_size};
+  template <class A, class B>
+  void product(const MatrixView<const A>& a, const MatrixView<const B>& b,
+               const MatrixView<float>& c, bool accumulate) const {
+    gemm(products, memory, a, b, c, accumulate);
   }
   template <class T>
-  MatrixView<T> by_key(T* x) const {
-    return {x, keys, head_size, head_size};
+  MatrixView<T> square(T* x) const {
+    return {x, rows, keys, keys};
   }
-  MatrixView<float> square(float* x) const { return {x, rows, keys, kKeys}; }
-
-  // scores = q k^T, with -inf where the key comes after the query.
-  void scores(float* scores, const float* q, const float* k, bool causal) const {
-    gemm(by_row(q), by_key(k).t(), square(scores), false);
+  // The scores of this tile, -inf where the key comes after the query.
+  template <class P>
+  void scores(float* scores, const MatrixView<const P>& q, const MatrixView<const P>& k,
+              bool causal) const {
+    product(q, k.t(), square(scores), false);
     if (!causal || key + keys <= row + 1) return;
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t visible = std::clamp<std::int64_t>(row + r + 1 - key, 0, keys);
-      std::fill(scores + r * kKeys + visible, scores + r * kKeys + keys,
+      std::fill(scores + r * keys + visible, scores + r * keys + keys,
                 -std::numeric_limits<float>::infinity());
+    }
+  }
+  // `x` (rows, keys) as an operand: itself, or rounded into `space`.
+  template <class P>
+  MatrixView<const P> as_operand(float* x, const Tensor& space) const {
+    if constexpr (std::is_same_v<P, float>) {
+      return square(x);
+    } else {
+      P* const rounded = space.data<P>();
+      for (std::int64_t r = 0; r < rows; ++r) engine::cast(rounded + r * keys, x + r * keys, keys);
+      return square(rounded);
     }
   }
 };
 
 struct ForwardScratch {
-  ForwardScratch(const Memory& memory, const Layout& s)
-      : k(scratch(memory, s.tokens, s.head_size)),
-        v(scratch(memory, s.tokens, s.head_size)),
-        q(scratch(memory, kRows, s.head_size)),
-        out(scratch(memory, kRows, s.head_size)),
+  ForwardScratch(const Memory& memory, const Layout& s, DType dtype)
+      : out(scratch(memory, kRows, s.head_size)),
         scores(scratch(memory, kRows, kKeys)),
         max(scratch(memory, 1, kRows)),
-        sum(scratch(memory, 1, kRows)) {}
-  Tensor k, v;      // (T, D) of one kv head
-  Tensor q, out;    // (kRows, D) of one head
+        sum(scratch(memory, 1, kRows)) {
+    const DType operand = operand_dtype(dtype);
+    if (operand == DType::kBF16) p = scratch(memory, kRows, kKeys, operand);
+    if (dtype == DType::kF32) return;
+    k = scratch(memory, s.tokens, s.head_size, operand);
+    v = scratch(memory, s.tokens, s.head_size, operand);
+    q = scratch(memory, kRows, s.head_size, operand);
+  }
+  Tensor out;       // (kRows, D) of one head
   Tensor scores;    // (kRows, kKeys)
   Tensor max, sum;  // (kRows) of the keys so far
+  Tensor p;         // scores, rounded for products of bf16
+  Tensor k, v, q;   // copies: (T, D), (T, D), (kRows, D) of one head
 };
 
 // The online softmax: takes a tile of scores to probabilities relative to the new maximum, and
 // scales what was summed so far to match.
-void update_softmax(const Tile& tile, float* scores, float* max, float* sum, float* out) {
+void update_softmax(const Tile& tile, float scale, std::int64_t width, float* scores, float* max,
+                    float* sum, float* out) {
   for (std::int64_t r = 0; r < tile.rows; ++r) {
-    float* row = scores + r * kKeys;
+    float* row = scores + r * tile.keys;
     const float largest = row_max(row, tile.keys);
     if (tile.key == 0) {
       max[r] = largest;
-      sum[r] = exp_row(row, tile.keys, largest);
+      sum[r] = exp_row(row, tile.keys, largest, scale);
       continue;
     }
     if (largest > max[r]) {
-      const float factor = exp(max[r] - largest);
+      const float factor = exp((max[r] - largest) * scale);
       max[r] = largest;
       sum[r] *= factor;
-      multiply(out + r * tile.head_size, tile.head_size, factor);
+      multiply(out + r * width, width, factor);
     }
-    sum[r] += exp_row(row, tile.keys, max[r]);
+    sum[r] += exp_row(row, tile.keys, max[r], scale);
   }
 }
 
-// Queries [row, row + rows) of one head, loaded in w.q: leaves the result in w.out, and in w.max
-// the log-sum-exp.
-void attend(const Layout& s, std::int64_t row, std::int64_t rows, const ForwardScratch& w) {
-  float* q = w.q.data<float>();
+// Queries [row, row + rows) of one head: leaves the result in w.out, and in w.max the log-sum-exp.
+template <class P>
+void attend(Products& products, const Memory& memory, const Layout& s, std::int64_t row,
+            const MatrixView<const P>& q, const MatrixView<const P>& k,
+            const MatrixView<const P>& v, const ForwardScratch& w) {
   float* scores = w.scores.data<float>();
   float* out = w.out.data<float>();
   float* max = w.max.data<float>();
   float* sum = w.sum.data<float>();
-  const std::int64_t end = keys_end(s, row, rows);
+  const MatrixView<float> sums{out, q.rows, s.head_size, s.head_size};
+  const std::int64_t end = keys_end(s, row, q.rows);
   for (std::int64_t key = 0; key < end; key += kKeys) {
-    const Tile tile{row, rows, key, std::min(kKeys, end - key), s.head_size};
-    tile.scores(scores, q, w.k.data<float>() + key * s.head_size, s.causal);
-    update_softmax(tile, scores, max, sum, out);
-    const float* v = w.v.data<float>() + key * s.head_size;
-    gemm(tile.square(scores), tile.by_key(v), tile.by_row(out), key > 0);
+    const Tile tile{products, memory, row, q.rows, key, std::min(kKeys, end - key)};
+    tile.scores(scores, q, rows_of(k, key, tile.keys), s.causal);
+    update_softmax(tile, s.scale, s.head_size, scores, max, sum, out);
+    tile.product(tile.as_operand<P>(scores, w.p), rows_of(v, key, tile.keys), sums, key > 0);
   }
-  for (std::int64_t r = 0; r < rows; ++r) {
+  for (std::int64_t r = 0; r < q.rows; ++r) {
     multiply(out + r * s.head_size, s.head_size, 1 / sum[r]);
-    max[r] += std::log(sum[r]);
+    max[r] = max[r] * s.scale + std::log(sum[r]);
   }
 }
 
 // `lse` may be null.
-template <class T>
-void forward(const Layout& s, const T* qkv, T* y, float* lse, const ForwardScratch& w) {
+template <class P, class T>
+void forward(Products& products, const Memory& memory, const Layout& s, const T* qkv, T* y,
+             float* lse, const ForwardScratch& w) {
   const std::int64_t d = s.head_size, ld = s.qkv_width();
+  MatrixView<const P> k, v;
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t h = 0; h < s.heads; ++h) {
       if (h % s.group() == 0) {
-        load(w.k.data<float>(), qkv + s.k_at(b, h / s.group()), s.tokens, d, ld);
-        load(w.v.data<float>(), qkv + s.v_at(b, h / s.group()), s.tokens, d, ld);
+        k = operand<P>(qkv + s.k_at(b, h / s.group()), s.tokens, d, ld, w.k);
+        v = operand<P>(qkv + s.v_at(b, h / s.group()), s.tokens, d, ld, w.v);
       }
       for (std::int64_t row = 0; row < s.tokens; row += kRows) {
         const std::int64_t rows = std::min(kRows, s.tokens - row);
-        load(w.q.data<float>(), qkv + s.q_at(b, h) + row * ld, rows, d, ld);
-        multiply(w.q.data<float>(), rows * d, s.scale);
-        attend(s, row, rows, w);
+        const auto q = operand<P>(qkv + s.q_at(b, h) + row * ld, rows, d, ld, w.q);
+        attend(products, memory, s, row, q, k, v, w);
         store(y + s.y_at(b, h) + row * s.y_width(), w.out.data<float>(), rows, d, s.y_width(),
               false);
         if (lse != nullptr) engine::cast(lse + s.lse_at(b, h) + row, w.max.data<float>(), rows);
@@ -213,84 +264,105 @@ void forward(const Layout& s, const T* qkv, T* y, float* lse, const ForwardScrat
 }
 
 struct BackwardScratch {
-  BackwardScratch(const Memory& memory, const Layout& s)
-      : k(scratch(memory, s.tokens, s.head_size)),
-        v(scratch(memory, s.tokens, s.head_size)),
-        dk(scratch(memory, s.tokens, s.head_size)),
+  BackwardScratch(const Memory& memory, const Layout& s, DType dtype)
+      : dk(scratch(memory, s.tokens, s.head_size)),
         dv(scratch(memory, s.tokens, s.head_size)),
-        q(scratch(memory, kRows, s.head_size)),
-        y(scratch(memory, kRows, s.head_size)),
-        dy(scratch(memory, kRows, s.head_size)),
         dq(scratch(memory, kRows, s.head_size)),
         p(scratch(memory, kRows, kKeys)),
-        ds(scratch(memory, kRows, kKeys)) {}
-  Tensor k, v, dk, dv;  // (T, D) of one kv head
-  Tensor q, y, dy, dq;  // (kRows, D) of one head
-  Tensor p, ds;         // (kRows, kKeys)
+        ds(scratch(memory, kRows, kKeys)) {
+    const DType operand = operand_dtype(dtype);
+    if (operand == DType::kBF16) rounded = scratch(memory, kRows, kKeys, operand);
+    if (dtype == DType::kF32) return;
+    k = scratch(memory, s.tokens, s.head_size, operand);
+    v = scratch(memory, s.tokens, s.head_size, operand);
+    q = scratch(memory, kRows, s.head_size, operand);
+    dy = scratch(memory, kRows, s.head_size, operand);
+  }
+  Tensor dk, dv;       // (T, D) of one kv head
+  Tensor dq;           // (kRows, D) of one head
+  Tensor p, ds;        // (kRows, kKeys)
+  Tensor rounded;      // p or ds for products of bf16
+  Tensor k, v, q, dy;  // copies: two (T, D), two (kRows, D) of one head
 };
 
-// Takes scores to probabilities in `p`, and dy v^T to the gradient of the scores in `ds`.
-void scores_backward(const Tile& tile, float* p, float* ds, const float* lse, const float* dy,
-                     const float* y) {
-  const std::int64_t d = tile.head_size;
-  for (std::int64_t r = 0; r < tile.rows; ++r, dy += d, y += d) {
-    const float delta = lane_sum(d, [=](std::int64_t i) { return dy[i] * y[i]; });
-    float* __restrict p_row = p + r * kKeys;
-    float* __restrict ds_row = ds + r * kKeys;
+// Takes scores to probabilities in `p`, and dy v^T to the gradient of the scores, but for the
+// scale, in `ds`. `dy` and `y`: rows of one head, `ld` apart.
+template <class T>
+void scores_backward(const Tile& tile, const Layout& s, float* p, float* ds, const float* lse,
+                     const T* dy, const T* y, std::int64_t ld) {
+  const float scale = s.scale;
+  for (std::int64_t r = 0; r < tile.rows; ++r, dy += ld, y += ld) {
+    const float delta =
+        lane_sum(s.head_size, [=](std::int64_t i) { return to_f32(dy[i]) * to_f32(y[i]); });
+    const float shift = lse[r];
+    float* __restrict p_row = p + r * tile.keys;
+    float* __restrict ds_row = ds + r * tile.keys;
     for (std::int64_t c = 0; c < tile.keys; ++c) {
-      p_row[c] = exp(p_row[c] - lse[r]);
+      p_row[c] = exp(p_row[c] * scale - shift);
       ds_row[c] = p_row[c] * (ds_row[c] - delta);
     }
   }
 }
 
-// Queries [row, row + rows) of one head, loaded in w.q, w.y, w.dy: assigns w.dq, adds to w.dk and
-// w.dv.
-void attend_backward(const Layout& s, std::int64_t row, std::int64_t rows, const float* lse,
-                     const BackwardScratch& w) {
-  const float* q = w.q.data<float>();
-  const float* dy = w.dy.data<float>();
+// One head as products read it.
+template <class P>
+struct Operands {
+  MatrixView<const P> q, dy;  // queries [row, row + rows)
+  MatrixView<const P> k, v;   // all keys
+};
+
+// Queries [row, row + rows) of one head: assigns w.dq, adds to w.dk and w.dv. `dy` and `y`: their
+// rows, `ld` apart.
+template <class P, class T>
+void attend_backward(Products& products, const Memory& memory, const Layout& s, std::int64_t row,
+                     const Operands<P>& in, const float* lse, const T* dy, const T* y,
+                     std::int64_t ld, const BackwardScratch& w) {
+  const std::int64_t d = s.head_size, rows = in.q.rows;
   float* p = w.p.data<float>();
   float* ds = w.ds.data<float>();
+  const MatrixView<float> dq{w.dq.data<float>(), rows, d, d};
   const std::int64_t end = keys_end(s, row, rows);
   for (std::int64_t key = 0; key < end; key += kKeys) {
-    const Tile tile{row, rows, key, std::min(kKeys, end - key), s.head_size};
-    const std::int64_t at = key * s.head_size;
-    const float* k = w.k.data<float>() + at;
-    tile.scores(p, q, k, s.causal);
-    gemm(tile.by_row(dy), tile.by_key(w.v.data<float>() + at).t(), tile.square(ds), false);
-    scores_backward(tile, p, ds, lse, dy, w.y.data<float>());
-    gemm(tile.square(p).t(), tile.by_row(dy), tile.by_key(w.dv.data<float>() + at), true);
-    gemm(tile.square(ds).t(), tile.by_row(q), tile.by_key(w.dk.data<float>() + at), true);
-    gemm(tile.square(ds), tile.by_key(k), tile.by_row(w.dq.data<float>()), key > 0);
+    const Tile tile{products, memory, row, rows, key, std::min(kKeys, end - key)};
+    const auto k = rows_of(in.k, key, tile.keys), v = rows_of(in.v, key, tile.keys);
+    const MatrixView<float> dk{w.dk.data<float>() + key * d, tile.keys, d, d};
+    const MatrixView<float> dv{w.dv.data<float>() + key * d, tile.keys, d, d};
+    tile.scores(p, in.q, k, s.causal);
+    tile.product(in.dy, v.t(), tile.square(ds), false);
+    scores_backward(tile, s, p, ds, lse, dy, y, ld);
+    tile.product(tile.as_operand<P>(p, w.rounded).t(), in.dy, dv, true);
+    const auto dscores = tile.as_operand<P>(ds, w.rounded);
+    tile.product(dscores.t(), in.q, dk, true);
+    tile.product(dscores, k, dq, key > 0);
   }
 }
 
-template <class T>
-void backward(const Layout& s, const T* qkv, const T* y, const float* lse, const T* dy, T* dqkv,
-              bool accumulate, const BackwardScratch& w) {
-  const std::int64_t d = s.head_size, ld = s.qkv_width();
+template <class P, class T>
+void backward(Products& products, const Memory& memory, const Layout& s, const T* qkv, const T* y,
+              const float* lse, const T* dy, T* dqkv, bool accumulate, const BackwardScratch& w) {
+  const std::int64_t d = s.head_size, ld = s.qkv_width(), y_ld = s.y_width();
+  Operands<P> in;
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t h = 0; h < s.heads; ++h) {
       const std::int64_t g = h / s.group();
       if (h % s.group() == 0) {
-        load(w.k.data<float>(), qkv + s.k_at(b, g), s.tokens, d, ld);
-        load(w.v.data<float>(), qkv + s.v_at(b, g), s.tokens, d, ld);
+        in.k = operand<P>(qkv + s.k_at(b, g), s.tokens, d, ld, w.k);
+        in.v = operand<P>(qkv + s.v_at(b, g), s.tokens, d, ld, w.v);
         engine::fill_zero(w.dk);
         engine::fill_zero(w.dv);
       }
       for (std::int64_t row = 0; row < s.tokens; row += kRows) {
         const std::int64_t rows = std::min(kRows, s.tokens - row);
-        const std::int64_t q_at = s.q_at(b, h) + row * ld, y_at = s.y_at(b, h) + row * s.y_width();
-        load(w.q.data<float>(), qkv + q_at, rows, d, ld);
-        multiply(w.q.data<float>(), rows * d, s.scale);
-        load(w.y.data<float>(), y + y_at, rows, d, s.y_width());
-        load(w.dy.data<float>(), dy + y_at, rows, d, s.y_width());
-        attend_backward(s, row, rows, lse + s.lse_at(b, h) + row, w);
+        const std::int64_t q_at = s.q_at(b, h) + row * ld, y_at = s.y_at(b, h) + row * y_ld;
+        in.q = operand<P>(qkv + q_at, rows, d, ld, w.q);
+        in.dy = operand<P>(dy + y_at, rows, d, y_ld, w.dy);
+        attend_backward(products, memory, s, row, in, lse + s.lse_at(b, h) + row, dy + y_at,
+                        y + y_at, y_ld, w);
         multiply(w.dq.data<float>(), rows * d, s.scale);
         store(dqkv + q_at, w.dq.data<float>(), rows, d, ld, accumulate);
       }
       if ((h + 1) % s.group() == 0) {
+        multiply(w.dk.data<float>(), s.tokens * d, s.scale);
         store(dqkv + s.k_at(b, g), w.dk.data<float>(), s.tokens, d, ld, accumulate);
         store(dqkv + s.v_at(b, g), w.dv.data<float>(), s.tokens, d, ld, accumulate);
       }
@@ -301,18 +373,18 @@ void backward(const Layout& s, const T* qkv, const T* y, const float* lse, const
 void launch_backward(const Tape& tape, const Layout& s, const Tensor& qkv, const Tensor& y,
                      const Tensor& lse, const Tensor& dy, const GradTarget& dqkv) {
   const std::int64_t nbytes = qkv.nbytes();
-  const auto w = host_scratch<BackwardScratch>(tape, s);
+  const auto w = host_scratch<BackwardScratch>(tape, s, qkv.dtype());
   tape.stream().launch(
       {.name = "attention.backward",
        .flops = flops(s, 5),
        .bytes_read =
            nbytes + y.nbytes() + dy.nbytes() + lse.nbytes() + (dqkv.accumulate ? nbytes : 0),
        .bytes_written = nbytes},
-      [=] {
-        engine::dispatch_float(qkv.dtype(), "attention", [&](auto t) {
+      [=, &products = tape.stream().state<Products>(), memory = tape.memory()] {
+        dispatch(qkv.dtype(), [&](auto t, auto p) {
           using T = decltype(t);
-          backward(s, qkv.data<T>(), y.data<T>(), lse.data<float>(), dy.data<T>(),
-                   dqkv.dst.data<T>(), dqkv.accumulate, *w);
+          backward<decltype(p)>(products, memory, s, qkv.data<T>(), y.data<T>(), lse.data<float>(),
+                                dy.data<T>(), dqkv.dst.data<T>(), dqkv.accumulate, *w);
         });
       },
       [&](const auto& stream) {
@@ -329,16 +401,17 @@ Tensor attention(Tape& tape, const Tensor& qkv, const AttentionShape& shape) {
   const Tensor y = tape.empty({s.batch, s.tokens, s.y_width()}, qkv.dtype(), "attention");
   const Tensor lse =
       saves ? tape.empty({s.batch, s.heads, s.tokens}, DType::kF32, "attention.lse") : Tensor();
-  const auto w = host_scratch<ForwardScratch>(tape, s);
+  const auto w = host_scratch<ForwardScratch>(tape, s, qkv.dtype());
   tape.stream().launch(
       {.name = "attention.forward",
        .flops = flops(s, 2),
        .bytes_read = qkv.nbytes(),
        .bytes_written = y.nbytes() + (saves ? lse.nbytes() : 0)},
-      [=] {
-        engine::dispatch_float(qkv.dtype(), "attention", [&](auto t) {
+      [=, &products = tape.stream().state<Products>(), memory = tape.memory()] {
+        dispatch(qkv.dtype(), [&](auto t, auto p) {
           using T = decltype(t);
-          forward(s, qkv.data<T>(), y.data<T>(), saves ? lse.data<float>() : nullptr, *w);
+          forward<decltype(p)>(products, memory, s, qkv.data<T>(), y.data<T>(),
+                               saves ? lse.data<float>() : nullptr, *w);
         });
       },
       [&](const auto& stream) { attention_forward_cuda(stream, s, qkv, y, lse); });

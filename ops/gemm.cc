@@ -1,53 +1,82 @@
 #include "ops/gemm.h"
 
-#include <Eigen/Core>
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <string_view>
 
 #include "engine/elementwise.h"
+#include "engine/isa.h"
+#include "ops/gemm_eigen.h"
+#include "ops/onednn.h"
 
 namespace tessera::ops {
 
 using engine::BFloat16;
 using engine::Category;
 using engine::DType;
+using engine::Isa;
 using engine::Memory;
 using engine::Tensor;
 
 namespace {
 
-// [Note: which part of Eigen]
-// Eigen's packed kernel runs at 85-95 % of peak on the shapes of a transformer, and it is called
-// directly: the expression `c.noalias() += a * b` would send vectors and small matrices to other
-// kernels whose order of additions depends on the alignment of the pointers, and would choose its
-// blocks, and so the splits of K that reach the bits, by the caches of this machine.
-// This is the only file that includes Eigen: code compiled with two sets of flags must not share
-// its inline functions.
-class FixedBlocking : public Eigen::internal::level3_blocking<float, float> {
- public:
-  explicit FixedBlocking(std::int64_t k) {
-    // Panels of at most kMaxDepth, of equal size: 24 rows of one fit a 32 KiB first-level cache
-    // beside 4 columns; a block of kRows of them fits a 512 KiB second-level cache.
-    const std::int64_t panels = std::max<std::int64_t>((k + kMaxDepth - 1) / kMaxDepth, 1);
-    m_kc = ((k + panels - 1) / panels + 7) / 8 * 8;
-    m_mc = kRows;
-    m_nc = kCols;
-  }
+// What the library is for. Below these numbers of multiplications Eigen is faster, as it starts at
+// once. Vectors are another kernel of the library's, whose bits depend on leading dimensions.
+constexpr std::int64_t kMinOneDnn = 24 * 24 * 24, kMinBf16 = 32 * 32 * 32, kMinSide = 4;
+constexpr int kMaxThreads = 1024;
 
- private:
-  static constexpr std::int64_t kMaxDepth = 256, kRows = 192, kCols = 1024;
+// Who multiplies, decided once: null means Eigen.
+struct Choice {
+  std::unique_ptr<const OneDnn> library;
+  bool insists;  // however small the product
 };
 
-// Column-major C (m, n) += A (m, k) B (k, n).
-template <int kOrderA, int kOrderB>
-void add_product(const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
-                 std::int64_t ldc, std::int64_t m, std::int64_t n, std::int64_t k) {
-  FixedBlocking blocking(k);
-  Eigen::internal::general_matrix_matrix_product<std::int64_t, float, kOrderA, false, float,
-                                                 kOrderB, false, Eigen::ColMajor,
-                                                 /*ResInnerStride=*/1>::run(m, n, k, a, lda, b, ldb,
-                                                                            c, /*resIncr=*/1, ldc,
-                                                                            1.0f, blocking);
+int threads_per_product() {
+  const char* const variable = std::getenv("TESSERA_CPU_THREADS");
+  const std::string_view text = variable == nullptr || *variable == 0 ? "1" : variable;
+  int count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  engine::require(error == std::errc() && end == text.data() + text.size() && count >= 1 &&
+                      count <= kMaxThreads,
+                  "[gemm] expected a number of threads from 1 to {}, got '{}' "
+                  "(TESSERA_CPU_THREADS)",
+                  kMaxThreads, text);
+  return count;
+}
+
+Choice choose() {
+  const char* const variable = std::getenv("TESSERA_CPU_GEMM");
+  const std::string_view name = variable == nullptr ? "" : variable;
+  const bool insists = name == "onednn", refuses = name == "eigen";
+  engine::require(insists || refuses || name.empty() || name == "auto",
+                  "[gemm] expected auto, onednn or eigen, got '{}' (TESSERA_CPU_GEMM)", name);
+  const int num_threads = threads_per_product();
+  auto library = refuses ? nullptr : OneDnn::load(num_threads);
+  engine::require(!insists || library != nullptr,
+                  "[gemm] expected libdnnl.so.2, got none: `apt-get install libdnnl2` brings it "
+                  "(TESSERA_CPU_GEMM)");
+  engine::require(num_threads == 1 || library != nullptr,
+                  "[gemm] expected oneDNN for products of {} threads, got Eigen "
+                  "(TESSERA_CPU_THREADS)",
+                  num_threads);
+  return {std::move(library), insists};
+}
+
+const Choice& choice() {
+  static const Choice the_choice = choose();
+  return the_choice;
+}
+
+// The library for a product (m, k) (k, n), or null for Eigen.
+const OneDnn* library_for(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t least) {
+  const Choice& c = choice();
+  if (std::min(m, n) < kMinSide || (!c.insists && m * n * k < least)) return nullptr;
+  return c.library.get();
 }
 
 template <class T>
@@ -67,6 +96,16 @@ void check_layout(const MatrixView<T>& m, const char* name) {
                   m.ld, name);
 }
 
+template <class A, class B, class C>
+void check(const MatrixView<A>& a, const MatrixView<B>& b, const MatrixView<C>& c) {
+  engine::require(a.cols == b.rows && a.rows == c.rows && b.cols == c.cols,
+                  "[gemm] expected (M, K) (K, N) -> (M, N), got ({}, {}) ({}, {}) -> ({}, {})",
+                  a.rows, a.cols, b.rows, b.cols, c.rows, c.cols);
+  check_layout(a, "A");
+  check_layout(b, "B");
+  check_layout(c, "C");
+}
+
 // An f32 view of `m`: itself, or a widened copy that `workspace` keeps alive.
 MatrixView<const float> widen(const Memory&, const MatrixView<const float>& m, Tensor&) {
   return m;
@@ -77,74 +116,129 @@ MatrixView<const float> widen(const Memory& memory, const MatrixView<const BFloa
   const std::int64_t rows = stored_rows(m), cols = stored_cols(m);
   workspace =
       Tensor::empty(memory, {rows, cols}, DType::kF32, "gemm.operand", Category::kWorkspace);
-  float* dst = workspace.data<float>();
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const BFloat16* src = m.data + i * m.ld;
-    for (std::int64_t j = 0; j < cols; ++j) dst[i * cols + j] = src[j].to_float();
-  }
+  float* const dst = workspace.data<float>();
+  engine::with_isa([&] {
+    for (std::int64_t i = 0; i < rows; ++i) engine::cast(dst + i * cols, m.data + i * m.ld, cols);
+  });
   return {dst, m.rows, m.cols, cols, m.transposed};
+}
+
+// Row-major C is column-major C^T = B^T A^T, and each operand changes its order as well.
+void add_product_of_eigen(const MatrixView<const float>& a, const MatrixView<const float>& b,
+                          const MatrixView<float>& c) {
+  const EigenProduct product{.a = b.data,
+                             .b = a.data,
+                             .c = c.data,
+                             .lda = b.ld,
+                             .ldb = a.ld,
+                             .ldc = c.ld,
+                             .m = c.cols,
+                             .n = c.rows,
+                             .k = a.cols,
+                             .a_row_major = b.transposed,
+                             .b_row_major = a.transposed};
+  engine::isa() >= Isa::kV3 ? v3::add_product(product) : v2::add_product(product);
+}
+
+void set_zero(const MatrixView<float>& c) {
+  for (std::int64_t i = 0; i < c.rows; ++i) std::fill_n(c.data + i * c.ld, c.cols, 0.0f);
+}
+
+// The bias is where sums start, so adding it costs nothing.
+template <class T>
+void set_rows(const MatrixView<float>& c, const T* bias) {
+  for (std::int64_t i = 0; i < c.rows; ++i) engine::cast(c.data + i * c.ld, bias, c.cols);
 }
 
 }  // namespace
 
+struct Products::State {
+  std::optional<Bf16Products> bf16;
+};
+
+Products::Products(const engine::Stream&) : state_(std::make_unique<State>()) {}
+
+Products::~Products() = default;
+
+bool multiplies_bf16() { return choice().library != nullptr && engine::isa() >= Isa::kV4Bf16; }
+
+std::string gemm_library() {
+  const OneDnn* const library = choice().library.get();
+  const auto [world, major, minor] = v2::kEigenVersion;
+  return library != nullptr ? library->name() : fmt::format("Eigen {}.{}.{}", world, major, minor);
+}
+
 void gemm(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c,
           bool accumulate) {
-  engine::require(a.cols == b.rows && a.rows == c.rows && b.cols == c.cols,
-                  "[gemm] expected (M, K) (K, N) -> (M, N), got ({}, {}) ({}, {}) -> ({}, {})",
-                  a.rows, a.cols, b.rows, b.cols, c.rows, c.cols);
-  check_layout(a, "A");
-  check_layout(b, "B");
-  check_layout(c, "C");
+  check(a, b, c);
   if (c.transposed) return gemm(b.t(), a.t(), c.t(), accumulate);
-  if (!accumulate && c.cols > 0) {
-    for (std::int64_t i = 0; i < c.rows; ++i)
-      std::memset(c.data + i * c.ld, 0, static_cast<std::size_t>(c.cols) * sizeof(float));
+  if (c.rows == 0 || c.cols == 0) return;
+  if (a.cols == 0) return accumulate ? void() : set_zero(c);
+  if (const OneDnn* library = library_for(c.rows, c.cols, a.cols, kMinOneDnn)) {
+    return library->sgemm(a.transposed, b.transposed, c.rows, c.cols, a.cols, a.data, a.ld, b.data,
+                          b.ld, accumulate ? 1.0f : 0.0f, c.data, c.ld);
   }
-  if (c.rows == 0 || c.cols == 0 || a.cols == 0) return;
-  // Row-major C is column-major C^T = B^T A^T, and each operand changes its order as well.
-  const auto product = b.transposed
-                           ? (a.transposed ? add_product<Eigen::RowMajor, Eigen::RowMajor>
-                                           : add_product<Eigen::RowMajor, Eigen::ColMajor>)
-                           : (a.transposed ? add_product<Eigen::ColMajor, Eigen::RowMajor>
-                                           : add_product<Eigen::ColMajor, Eigen::ColMajor>);
-  product(b.data, b.ld, a.data, a.ld, c.data, c.ld, c.cols, c.rows, a.cols);
+  if (!accumulate) set_zero(c);
+  add_product_of_eigen(a, b, c);
 }
 
 template <class A, class B, class C>
-void gemm(const Memory& memory, MatrixView<const A> a, MatrixView<const B> b, MatrixView<C> c,
-          bool accumulate) {
+void gemm(Products& products, const Memory& memory, MatrixView<const A> a, MatrixView<const B> b,
+          MatrixView<C> c, bool accumulate, const B* bias) {
+  check(a, b, c);
+  engine::require(bias == nullptr || (!accumulate && !c.transposed),
+                  "[gemm] expected a bias of the columns of a C that is assigned");
+  if (c.transposed) return gemm(products, memory, b.t(), a.t(), c.t(), accumulate);
+  if constexpr (std::is_same_v<A, BFloat16> && std::is_same_v<B, BFloat16>) {
+    const OneDnn* const library =
+        multiplies_bf16() ? library_for(c.rows, c.cols, a.cols, kMinBf16) : nullptr;
+    if (library != nullptr && a.cols > 0) {
+      auto& bf16 = products.state().bf16;
+      if (!bf16) bf16.emplace(*library);
+      return bf16->run({a.data,
+                        b.data,
+                        c.data,
+                        bias,
+                        {c.rows, c.cols, a.cols, a.ld, b.ld, c.ld, a.transposed, b.transposed,
+                         accumulate, bias != nullptr, engine::DTypeOf<C>::value}},
+                       memory);
+    }
+  }
   Tensor a_f32, b_f32;
   const MatrixView<const float> wide_a = widen(memory, a, a_f32), wide_b = widen(memory, b, b_f32);
   if constexpr (std::is_same_v<C, float>) {
-    gemm(wide_a, wide_b, c, accumulate);
+    if (bias != nullptr) set_rows(c, bias);
+    gemm(wide_a, wide_b, c, accumulate || bias != nullptr);
   } else {
-    check_layout(c, "C");
-    if (c.transposed) return gemm(memory, b.t(), a.t(), c.t(), accumulate);
     const Tensor product =
         Tensor::empty(memory, {c.rows, c.cols}, DType::kF32, "gemm.product", Category::kWorkspace);
-    gemm(wide_a, wide_b, matrix<float>(product, c.rows, c.cols), false);
-    for (std::int64_t i = 0; i < c.rows; ++i) {
-      engine::assign_or_add(c.data + i * c.ld, product.data<float>() + i * c.cols, c.cols,
-                            accumulate);
-    }
+    const auto sums = matrix<float>(product, c.rows, c.cols);
+    if (bias != nullptr) set_rows(sums, bias);
+    gemm(wide_a, wide_b, sums, bias != nullptr);
+    engine::with_isa([&] {
+      for (std::int64_t i = 0; i < c.rows; ++i) {
+        engine::assign_or_add(c.data + i * c.ld, product.data<float>() + i * c.cols, c.cols,
+                              accumulate);
+      }
+    });
   }
 }
 
-template void gemm(const Memory&, MatrixView<const float>, MatrixView<const float>,
-                   MatrixView<float>, bool);
-template void gemm(const Memory&, MatrixView<const float>, MatrixView<const float>,
-                   MatrixView<BFloat16>, bool);
-template void gemm(const Memory&, MatrixView<const float>, MatrixView<const BFloat16>,
-                   MatrixView<float>, bool);
-template void gemm(const Memory&, MatrixView<const float>, MatrixView<const BFloat16>,
-                   MatrixView<BFloat16>, bool);
-template void gemm(const Memory&, MatrixView<const BFloat16>, MatrixView<const float>,
-                   MatrixView<float>, bool);
-template void gemm(const Memory&, MatrixView<const BFloat16>, MatrixView<const float>,
-                   MatrixView<BFloat16>, bool);
-template void gemm(const Memory&, MatrixView<const BFloat16>, MatrixView<const BFloat16>,
-                   MatrixView<float>, bool);
-template void gemm(const Memory&, MatrixView<const BFloat16>, MatrixView<const BFloat16>,
-                   MatrixView<BFloat16>, bool);
+template void gemm(Products&, const Memory&, MatrixView<const float>, MatrixView<const float>,
+                   MatrixView<float>, bool, const float*);
+template void gemm(Products&, const Memory&, MatrixView<const float>, MatrixView<const float>,
+                   MatrixView<BFloat16>, bool, const float*);
+template void gemm(Products&, const Memory&, MatrixView<const float>, MatrixView<const BFloat16>,
+                   MatrixView<float>, bool, const BFloat16*);
+template void gemm(Products&, const Memory&, MatrixView<const float>, MatrixView<const BFloat16>,
+                   MatrixView<BFloat16>, bool, const BFloat16*);
+template void gemm(Products&, const Memory&, MatrixView<const BFloat16>, MatrixView<const float>,
+                   MatrixView<float>, bool, const float*);
+template void gemm(Products&, const Memory&, MatrixView<const BFloat16>, MatrixView<const float>,
+                   MatrixView<BFloat16>, bool, const float*);
+template void gemm(Products&, const Memory&, MatrixView<const BFloat16>, MatrixView<const BFloat16>,
+                   MatrixView<float>, bool, const BFloat16*);
+template void gemm(Products&, const Memory&, MatrixView<const BFloat16>, MatrixView<const BFloat16>,
+                   MatrixView<BFloat16>, bool, const BFloat16*);
 
 }  // namespace tessera::ops

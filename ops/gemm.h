@@ -1,18 +1,28 @@
 // Matrix products on the CPU. Private to ops: models use ops::linear and ops::attention.
 //
-//   gemm(memory, matrix<const T>(x, rows, in), matrix<const T>(w, in, out), matrix<T>(y, rows,
-//   out),
-//        /*accumulate=*/false);
+//   gemm(products, memory, matrix<const T>(x, rows, in), matrix<const T>(w, in, out),
+//        matrix<T>(y, rows, out), /*accumulate=*/false);
 //
-// Single-threaded and reentrant. Bits are a function of operands and shapes alone: not of pointers,
-// of leading dimensions or of the machine's caches.
+// In the calling thread, and reentrant. On one machine bits are a function of operands and shapes
+// alone, not of pointers; nor, but for products of bf16, of leading dimensions. Another CPU or
+// library may have others.
+//
+// [Note: who multiplies]
+// oneDNN, which writes its kernels for the CPU it finds, where it is installed and the product is
+// not tiny; Eigen otherwise. bf16 is multiplied as bf16 with sums in f32 where the CPU has
+// instructions for it, and is widened to f32 elsewhere. TESSERA_CPU_GEMM=eigen or =onednn in the
+// environment insists. A choice depends on shapes, never on timings, so that runs repeat. With
+// TESSERA_CPU_THREADS=n oneDNN shares each product between n threads: bits may depend on n.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <type_traits>
 
 #include "engine/dtype.h"
 #include "engine/memory.h"
+#include "engine/stream.h"
 #include "engine/tensor.h"
 
 namespace tessera::ops {
@@ -43,16 +53,37 @@ MatrixView<T> matrix(const engine::Tensor& x, std::int64_t rows, std::int64_t co
   return {x.data<std::remove_const_t<T>>(), rows, cols, cols};
 }
 
+/// What products on one stream keep between calls. Stream::state() makes it and holds it.
+class Products {
+ public:
+  explicit Products(const engine::Stream& stream);
+  ~Products();
+
+  struct State;
+  State& state() { return *state_; }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+/// Who multiplies on this CPU, for people: "oneDNN 2.6.3", "Eigen 3.4.0". Throws InvalidArgument if
+/// TESSERA_CPU_GEMM asks for what there is not.
+std::string gemm_library();
+/// Whether products of bf16 by bf16 (but for tiny ones) are done without widening.
+bool multiplies_bf16();
+
 /// C (M, N) = A (M, K) B (K, N), or C += with `accumulate`; f32 throughout. C must not overlap A or
 /// B. M, N, K may be 0. Throws InvalidArgument unless the shapes fit.
 void gemm(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c,
           bool accumulate);
 
-/// The same for any mix of f32 and bf16 storage: bf16 operands are widened into workspace of
-/// `memory`, the product is f32, and a bf16 C is rounded once: bf16(AB) or bf16(C + AB).
+/// The same for any mix of f32 and bf16 storage, with sums in f32; a bf16 C is rounded once:
+/// bf16(AB) or bf16(C + AB). `bias` (N) is added to each row of a C that is assigned and not
+/// transposed. Scratch is workspace of `memory`. bf16 beside f32 is widened, as are both where the
+/// CPU does not multiply bf16.
 template <class A, class B, class C>
-void gemm(const engine::Memory& memory, MatrixView<const A> a, MatrixView<const B> b,
-          MatrixView<C> c, bool accumulate);
+void gemm(Products& products, const engine::Memory& memory, MatrixView<const A> a,
+          MatrixView<const B> b, MatrixView<C> c, bool accumulate, const B* bias = nullptr);
 
 /// Multiplications and additions of an (m, k) by (k, n) product.
 inline double gemm_flops(std::int64_t m, std::int64_t n, std::int64_t k) {

@@ -34,22 +34,13 @@ MatrixView<T> weight_matrix(const Tensor& w, WeightLayout layout) {
   return layout == WeightLayout::kInOut ? stored : stored.t();
 }
 
-// The bias is where the sums of y start, so adding it costs nothing. `bias` may be undefined.
+// `bias` may be undefined.
 template <class T>
-void forward(const Memory& memory, const Tensor& y, const Tensor& x, const Tensor& w,
-             const Tensor& bias, WeightLayout layout) {
+void forward(Products& products, const Memory& memory, const Tensor& y, const Tensor& x,
+             const Tensor& w, const Tensor& bias, WeightLayout layout) {
   const std::int64_t rows = y.shape().rows(), out = y.dim(-1);
-  const bool is_f32 = y.dtype() == DType::kF32;
-  const Tensor sums =
-      is_f32 ? y
-             : Tensor::empty(memory, y.shape(), DType::kF32, "linear.sums", Category::kWorkspace);
-  if (bias.defined()) {
-    for (std::int64_t r = 0; r < rows; ++r)
-      engine::cast(sums.data<float>() + r * out, bias.data<T>(), out);
-  }
-  gemm(memory, matrix<const T>(x, rows, x.dim(-1)), weight_matrix<const T>(w, layout),
-       matrix<float>(sums, rows, out), /*accumulate=*/bias.defined());
-  if (!is_f32) engine::cast(y, sums);
+  gemm(products, memory, matrix<const T>(x, rows, x.dim(-1)), weight_matrix<const T>(w, layout),
+       matrix<T>(y, rows, out), /*accumulate=*/false, bias.defined() ? bias.data<T>() : nullptr);
 }
 
 // sums[j] = dy[0][j] + dy[1][j] + ..., eight rows at a time.
@@ -75,11 +66,11 @@ void backward_x(const Tape& tape, const GradTarget& dx, const Tensor& w, const T
        .flops = gemm_flops(rows, in, out),
        .bytes_read = dy.nbytes() + w.nbytes() + (dx.accumulate ? dx.dst.nbytes() : 0),
        .bytes_written = dx.dst.nbytes()},
-      [=, memory = tape.memory()] {
+      [=, &products = tape.stream().state<Products>(), memory = tape.memory()] {
         dispatch_float(dy.dtype(), "linear", [&](auto t) {
           using T = decltype(t);
-          gemm(memory, matrix<const T>(dy, rows, out), weight_matrix<const T>(w, layout).t(),
-               matrix<T>(dx.dst, rows, in), dx.accumulate);
+          gemm(products, memory, matrix<const T>(dy, rows, out),
+               weight_matrix<const T>(w, layout).t(), matrix<T>(dx.dst, rows, in), dx.accumulate);
         });
       },
       [&](const auto& stream) {
@@ -99,11 +90,11 @@ void backward_w(const Tape& tape, const GradTarget& dw, const Tensor& x, const T
        .flops = gemm_flops(in, out, rows),
        .bytes_read = dy.nbytes() + x.nbytes() + (dw.accumulate ? dw.dst.nbytes() : 0),
        .bytes_written = dw.dst.nbytes()},
-      [=, memory = tape.memory()] {
+      [=, &products = tape.stream().state<Products>(), memory = tape.memory()] {
         dispatch_float(dy.dtype(), "linear", [&](auto t) {
           using T = decltype(t);
           dispatch_float(dw.dst.dtype(), "linear", [&](auto g) {
-            gemm(memory, matrix<const T>(x, rows, in).t(), matrix<const T>(dy, rows, out),
+            gemm(products, memory, matrix<const T>(x, rows, in).t(), matrix<const T>(dy, rows, out),
                  weight_matrix<decltype(g)>(dw.dst, layout), dw.accumulate);
           });
         });
@@ -161,9 +152,9 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
                 (bias != nullptr ? static_cast<double>(y.numel()) : 0),
        .bytes_read = x.nbytes() + value.nbytes() + (bias != nullptr ? bias_value.nbytes() : 0),
        .bytes_written = y.nbytes()},
-      [=, memory = tape.memory()] {
+      [=, &products = tape.stream().state<Products>(), memory = tape.memory()] {
         dispatch_float(x.dtype(), "linear", [&](auto t) {
-          forward<decltype(t)>(memory, y, x, value, bias_value, layout);
+          forward<decltype(t)>(products, memory, y, x, value, bias_value, layout);
         });
       },
       [&](const auto& stream) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "engine/cuda.h"
 #include "engine/elementwise.h"
@@ -10,6 +11,7 @@
 
 namespace tessera::ops {
 
+using engine::BFloat16;
 using engine::DType;
 using engine::GradTarget;
 using engine::Memory;
@@ -50,12 +52,6 @@ struct Head {
   std::int64_t chunk_rows;
 
   double product_flops() const { return gemm_flops(rows.count(), rows.vocab_size, width); }
-  Tensor wide_w() const {
-    if (w.dtype() == DType::kF32) return w;
-    const Tensor wide = cross_entropy_workspace(memory, rows.vocab_size, width);
-    engine::cast(wide, w);
-    return wide;
-  }
   Tensor chunk_space() const {
     return saved.defined() ? Tensor()
                            : cross_entropy_workspace(memory, chunk_rows, rows.vocab_size);
@@ -72,50 +68,84 @@ struct Head {
   }
 };
 
-template <class T>
-void head_forward(const Head& head, float* loss) {
-  const CrossEntropyRows& rows = head.rows;
-  const Tensor space = head.chunk_space(), w = head.wide_w();
-  const auto w_view = matrix<const float>(w, rows.vocab_size, head.width);
-  double sum = 0;
-  for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
-    const MatrixView<float> logits = head.chunk(first, space);
-    gemm(head.memory, head.x_rows<T>(first, logits.rows), w_view.t(), logits, false);
-    for (std::int64_t i = 0; i < logits.rows; ++i)
-      sum += rows.forward(first + i, logits.data + i * logits.ld);
-  }
-  *loss = static_cast<float>(sum * rows.mean_weight());
+// Calls `fn` with w (V, C) as products with x read it: as it is, or widened once where the CPU does
+// not multiply bf16.
+template <class F>
+void with_weight(const Head& head, F fn) {
+  const std::int64_t rows = head.rows.vocab_size, cols = head.width;
+  if (head.w.dtype() == DType::kBF16 && multiplies_bf16())
+    return fn(matrix<const BFloat16>(head.w, rows, cols));
+  if (head.w.dtype() == DType::kF32) return fn(matrix<const float>(head.w, rows, cols));
+  const Tensor wide = cross_entropy_workspace(head.memory, rows, cols);
+  engine::cast(wide, head.w);
+  fn(matrix<const float>(wide, rows, cols));
 }
 
 template <class T>
-void head_backward(const Head& head, float dloss, const GradTarget& dx, const GradTarget& dw) {
+void head_forward(const Head& head, Products& products, float* loss) {
   const CrossEntropyRows& rows = head.rows;
-  const Tensor space = head.chunk_space(), w = head.wide_w();
-  const auto w_view = matrix<const float>(w, rows.vocab_size, head.width);
+  const Tensor space = head.chunk_space();
+  double sum = 0;
+  with_weight(head, [&](auto w) {
+    for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
+      const MatrixView<float> logits = head.chunk(first, space);
+      gemm(products, head.memory, head.x_rows<T>(first, logits.rows), w.t(), logits, false);
+      engine::with_isa([&] {
+        for (std::int64_t i = 0; i < logits.rows; ++i)
+          sum += rows.forward(first + i, logits.data + i * logits.ld);
+      });
+    }
+  });
+  *loss = static_cast<float>(sum * rows.mean_weight());
+}
+
+// The gradient of the logits is rounded to bf16 where it is multiplied as such.
+template <class T>
+void head_backward(const Head& head, Products& products, float dloss, const GradTarget& dx,
+                   const GradTarget& dw) {
+  const CrossEntropyRows& rows = head.rows;
+  const Memory& memory = head.memory;
+  const Tensor space = head.chunk_space();
   const bool in_place = dw && dw.dst.dtype() == DType::kF32;
   const Tensor sum =
-      !dw || in_place ? dw.dst : cross_entropy_workspace(head.memory, rows.vocab_size, head.width);
+      !dw || in_place ? dw.dst : cross_entropy_workspace(memory, rows.vocab_size, head.width);
   const auto scale = static_cast<float>(dloss * rows.mean_weight());
-  for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
-    const MatrixView<float> chunk = head.chunk(first, space);
-    const auto x = [&] { return head.x_rows<T>(first, chunk.rows); };  // saved where it is needed
-    if (!head.saved.defined()) gemm(head.memory, x(), w_view.t(), chunk, false);
-    for (std::int64_t i = 0; i < chunk.rows; ++i) {
-      float* row = chunk.data + i * chunk.ld;
-      if (!head.saved.defined()) rows.exponentials(first + i, row);
-      rows.gradient(first + i, row, scale);
+  with_weight(head, [&](auto w) {
+    using W = std::remove_const_t<std::remove_pointer_t<decltype(w.data)>>;
+    constexpr bool kNarrow = std::is_same_v<W, BFloat16>;
+    const Tensor narrow =
+        kNarrow ? cross_entropy_workspace(memory, head.chunk_rows, rows.vocab_size, DType::kBF16)
+                : Tensor();
+    for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
+      const MatrixView<float> chunk = head.chunk(first, space);
+      const auto x = [&] { return head.x_rows<T>(first, chunk.rows); };  // saved where it is needed
+      if (!head.saved.defined()) gemm(products, memory, x(), w.t(), chunk, false);
+      MatrixView<const W> dlogits;
+      if constexpr (kNarrow) {
+        dlogits = {narrow.data<BFloat16>(), chunk.rows, chunk.cols, chunk.cols};
+      } else {
+        dlogits = chunk;
+      }
+      engine::with_isa([&] {
+        for (std::int64_t i = 0; i < chunk.rows; ++i) {
+          float* row = chunk.data + i * chunk.ld;
+          if (!head.saved.defined()) rows.exponentials(first + i, row);
+          rows.gradient(first + i, row, scale);
+          if constexpr (kNarrow)
+            engine::cast(narrow.data<BFloat16>() + i * chunk.cols, row, chunk.cols);
+        }
+      });
+      if (dx) {
+        const MatrixView<T> dx_rows{dx.dst.data<T>() + first * head.width, chunk.rows, head.width,
+                                    head.width};
+        gemm(products, memory, dlogits, w, dx_rows, dx.accumulate);
+      }
+      if (dw) {
+        gemm(products, memory, dlogits.t(), x(), matrix<float>(sum, rows.vocab_size, head.width),
+             first > 0 || (in_place && dw.accumulate));
+      }
     }
-    const MatrixView<const float> dlogits = chunk;
-    if (dx) {
-      const MatrixView<T> dx_rows{dx.dst.data<T>() + first * head.width, chunk.rows, head.width,
-                                  head.width};
-      gemm(head.memory, dlogits, w_view, dx_rows, dx.accumulate);
-    }
-    if (dw) {
-      gemm(head.memory, dlogits.t(), x(), matrix<float>(sum, rows.vocab_size, head.width),
-           first > 0 || (in_place && dw.accumulate));
-    }
-  }
+  });
   if (dw && !in_place) engine::assign_or_add(dw.dst, sum, dw.accumulate);
 }
 
@@ -227,9 +257,9 @@ void launch_head_backward(const Tape& tape, const Head& head, const Tensor& dlos
                      head.rows.stats.nbytes() + (recompute ? 0 : head.saved.nbytes()) +
                      (dx.accumulate ? dx_nbytes : 0) + (dw.accumulate ? dw_nbytes : 0),
        .bytes_written = dx_nbytes + dw_nbytes},
-      [=] {
+      [=, &products = tape.stream().state<Products>()] {
         engine::dispatch_float(head.x.dtype(), "cross_entropy", [&](auto t) {
-          head_backward<decltype(t)>(head, *dloss.data<float>(), dx, dw);
+          head_backward<decltype(t)>(head, products, *dloss.data<float>(), dx, dw);
         });
       },
       [&](const auto& stream) { head_backward_cuda(stream, head, dloss, dx, dw); });
@@ -266,10 +296,10 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
        .flops = head.product_flops() + rows.forward_flops(),
        .bytes_read = x.nbytes() + value.nbytes() + targets.nbytes(),
        .bytes_written = rows.stats.nbytes() + loss.nbytes() + (saves ? saved.nbytes() : 0)},
-      [=] {
+      [=, &products = tape.stream().state<Products>()] {
         rows.check_targets();
         engine::dispatch_float(x.dtype(), "cross_entropy", [&](auto t) {
-          head_forward<decltype(t)>(head, loss.data<float>());
+          head_forward<decltype(t)>(head, products, loss.data<float>());
         });
       },
       [&](const auto& stream) { head_forward_cuda(stream, head, loss); });

@@ -27,9 +27,9 @@ inline float row_max(const float* x, std::int64_t numel) {
   return lanes[0];
 }
 
-/// x = exp(x - shift) for x[0, numel). Returns the sum.
-inline float exp_row(float* x, std::int64_t numel, float shift) {
-  return lane_sum(numel, [=](std::int64_t i) { return x[i] = exp(x[i] - shift); });
+/// x = exp((x - shift) * scale) for x[0, numel). Returns the sum.
+inline float exp_row(float* x, std::int64_t numel, float shift, float scale = 1) {
+  return lane_sum(numel, [=](std::int64_t i) { return x[i] = exp((x[i] - shift) * scale); });
 }
 
 }  // namespace tessera::ops

@@ -43,6 +43,10 @@ _LIBRARIES = {
         package = "nlohmann-json3-dev",
         links = {_INCLUDE + "nlohmann": "include/nlohmann"},
     ),
+    "onednn": dict(
+        package = "libdnnl-dev",
+        links = {_INCLUDE + "oneapi/dnnl": "include/oneapi/dnnl"},
+    ),
     "openblas": dict(
         package = "libopenblas-pthread-dev",
         links = {_INCLUDE + "{triplet}/openblas-pthread": "include"},

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -73,6 +75,7 @@ std::vector<double> naive(const MatrixView<A>& a, const MatrixView<B>& b, const 
 
 struct Mix {
   engine::Memory memory{{.poison = true}};
+  Products products{engine::Stream::inline_cpu("compute")};
 
   template <class A, class B, class C>
   void check(std::int64_t m, std::int64_t n, std::int64_t k) {
@@ -86,7 +89,7 @@ struct Mix {
             const Storage<B> b(k, n, tb, 2, 2, 1);
             Storage<C> c(m, n, tc, 3, 3, 5);
             const std::vector<double> want = naive(a.view, b.view, c.view, accumulate);
-            gemm(memory, MatrixView<const A>(a.view), MatrixView<const B>(b.view), c.view,
+            gemm(products, memory, MatrixView<const A>(a.view), MatrixView<const B>(b.view), c.view,
                  accumulate);
             const std::vector<float> got = values(c.view);
             const double rounding = std::is_same_v<C, float> ? 0 : 0x1p-8;
@@ -99,8 +102,13 @@ struct Mix {
 
 TEST(Gemm, EqualsTheNaiveProductForEveryMixLayoutAndAwkwardShape) {
   Mix mix;
-  for (const auto& [m, n, k] : std::vector<std::tuple<int, int, int>>{
-           {1, 1, 1}, {1, 7, 13}, {7, 1, 13}, {13, 31, 1}, {33, 3, 40}, {17, 65, 600}}) {
+  for (const auto& [m, n, k] : std::vector<std::tuple<int, int, int>>{{1, 1, 1},
+                                                                      {1, 7, 13},
+                                                                      {7, 1, 13},
+                                                                      {13, 31, 1},
+                                                                      {33, 3, 40},
+                                                                      {17, 65, 600},
+                                                                      {65, 33, 64}}) {
     mix.check<float, float, float>(m, n, k);
     mix.check<float, float, BFloat16>(m, n, k);
     mix.check<float, BFloat16, float>(m, n, k);
@@ -147,6 +155,95 @@ TEST(Gemm, BitsDoNotDependOnAlignmentOrLeadingDimension) {
       }
 }
 
+// As large as for the library, where there is one.
+TEST(Gemm, BitsOfLargeProductsDoNotDependOnAlignmentOrLeadingDimension) {
+  for (const auto& [m, n, k] : std::vector<std::tuple<int, int, int>>{{1, 300, 700},
+                                                                      {300, 1, 700},
+                                                                      {4, 70, 300},
+                                                                      {33, 64, 64},
+                                                                      {70, 4, 700},
+                                                                      {100, 130, 257},
+                                                                      {256, 64, 32},
+                                                                      {31, 500, 90}})
+    for (const bool ta : {false, true})
+      for (const bool tb : {false, true}) {
+        const Storage<float> a(m, k, ta, 1), b(k, n, tb, 2), c(m, n, false, 3);
+        gemm(a.view, b.view, c.view, true);
+        const std::vector<float> want = values(c.view);
+        for (const std::int64_t offset : {1, 3, 6}) {
+          const Storage<float> a2(m, k, ta, 1, offset, 1), b2(k, n, tb, 2, (offset * 5) % 16, 2);
+          const Storage<float> c2(m, n, false, 3, (offset * 3) % 16, offset);
+          gemm(a2.view, b2.view, c2.view, true);
+          ASSERT_EQ(values(c2.view), want) << m << " " << n << " " << k << " +" << offset;
+        }
+      }
+}
+
+// Each step gives tensors other addresses.
+TEST(Gemm, BitsOfBf16ProductsDoNotDependOnAlignment) {
+  Mix mix;
+  const auto check = [&]<class C>(C) {
+    for (const auto& [m, n, k] : std::vector<std::tuple<int, int, int>>{
+             {4, 70, 300}, {64, 64, 64}, {70, 5, 700}, {100, 130, 257}, {256, 64, 32}})
+      for (const bool ta : {false, true})
+        for (const bool tb : {false, true}) {
+          std::vector<float> want;
+          for (const std::int64_t offset : {0, 1, 3, 6}) {
+            const Storage<BFloat16> a(m, k, ta, 1, offset), b(k, n, tb, 2, (offset * 5) % 16);
+            const Storage<C> c(m, n, false, 3, (offset * 3) % 16);
+            gemm(mix.products, mix.memory, MatrixView<const BFloat16>(a.view),
+                 MatrixView<const BFloat16>(b.view), c.view, true);
+            if (offset == 0) want = values(c.view);
+            ASSERT_EQ(values(c.view), want) << m << " " << n << " " << k << " +" << offset;
+          }
+        }
+  };
+  check(float{});
+  check(BFloat16{});
+}
+
+// Sums are f32: of numbers that bf16 holds, as far apart as bf16 sums would lose.
+TEST(Gemm, SumsOfBf16ProductsAreF32) {
+  Mix mix;
+  const Storage<BFloat16> a(40, 512, false, 1), b(512, 40, false, 2), c16(40, 40, false, 3);
+  const Storage<float> c(40, 40, false, 3);
+  std::fill_n(a.view.data, 40 * 512, BFloat16::from_float(1.0f / 256));
+  std::fill_n(b.view.data, 512 * 40, BFloat16::from_float(1.0f));
+  const MatrixView<const BFloat16> x = a.view, y = b.view;
+  std::fill_n(c.view.data, 40 * 40, 256.0f);
+  gemm(mix.products, mix.memory, x, y, c.view, true);
+  for (const float v : values(c.view)) EXPECT_EQ(v, 258);
+  std::fill_n(c16.view.data, 40 * 40, BFloat16::from_float(256));
+  gemm(mix.products, mix.memory, x, y, c16.view, true);
+  for (const float v : values(c16.view)) EXPECT_EQ(v, 258);
+}
+
+TEST(Gemm, ABiasIsAddedToEachRow) {
+  Mix mix;
+  const auto check = [&]<class T, class C>(T, C) {
+    for (const auto& [m, n, k] :
+         std::vector<std::tuple<int, int, int>>{{5, 7, 9}, {70, 90, 110}, {3, 2, 0}}) {
+      const Storage<T> a(m, k, false, 1), b(k, n, true, 2), bias(1, n, false, 4);
+      const Storage<C> c(m, n, false, 3, 0, 3);
+      std::vector<double> want = naive(a.view, b.view, c.view, false);
+      for (std::size_t i = 0; i < want.size(); ++i)
+        want[i] += at(bias.view, 0, static_cast<std::int64_t>(i) % n);
+      gemm(mix.products, mix.memory, MatrixView<const T>(a.view), MatrixView<const T>(b.view),
+           c.view, false, bias.view.data);
+      const std::vector<float> got = values(c.view);
+      const double rounding = std::is_same_v<C, float> ? 0 : 0x1p-8;
+      for (std::size_t i = 0; i < want.size(); ++i)
+        ASSERT_NEAR(got[i], want[i], rounding * std::abs(want[i]) + 1e-6 * std::sqrt(k + 1.0) * 4);
+      EXPECT_THROW(gemm(mix.products, mix.memory, MatrixView<const T>(a.view),
+                        MatrixView<const T>(b.view), c.view, true, bias.view.data),
+                   engine::InvalidArgument);
+    }
+  };
+  check(float{}, float{});
+  check(BFloat16{}, float{});
+  check(BFloat16{}, BFloat16{});
+}
+
 TEST(Gemm, LeavesThePaddingOfCAlone) {
   const Storage<float> a(5, 4, false, 1), b(4, 6, false, 2);
   const Storage<float> c(5, 6, false, 3, 0, 2);
@@ -155,17 +252,27 @@ TEST(Gemm, LeavesThePaddingOfCAlone) {
     for (int j = 6; j < 8; ++j) EXPECT_TRUE(std::isnan(c.view.data[i * c.view.ld + j]));
 }
 
-TEST(Gemm, PropagatesNanAndDoesNotReadOldCWhenAssigning) {
-  Storage<float> a(9, 8, false, 1);
-  const Storage<float> b(8, 7, false, 2), c(9, 7, false, 3);
-  std::fill_n(c.view.data, 63, NAN);
-  gemm(a.view, b.view, c.view, false);
+template <class T>
+void expect_nan_alone_gives_nan(std::int64_t m, std::int64_t n, std::int64_t k) {
+  Mix mix;
+  const Storage<T> a(m, k, false, 1), b(k, n, false, 2);
+  const Storage<float> c(m, n, false, 3);
+  const MatrixView<const T> x = a.view, y = b.view;
+  std::fill_n(c.view.data, m * n, NAN);
+  gemm(mix.products, mix.memory, x, y, c.view, false);
   for (const float v : values(c.view)) EXPECT_FALSE(std::isnan(v));
-  a.view.data[4 * 8] = NAN;
-  gemm(a.view, b.view, c.view, false);
-  for (int j = 0; j < 7; ++j) {
+  engine::store_f32(a.view.data[4 * k], NAN);
+  gemm(mix.products, mix.memory, x, y, c.view, false);
+  for (std::int64_t j = 0; j < n; ++j) {
     EXPECT_TRUE(std::isnan(at(c.view, 4, j)));
     EXPECT_FALSE(std::isnan(at(c.view, 3, j)));
+  }
+}
+
+TEST(Gemm, PropagatesNanAndDoesNotReadOldCWhenAssigning) {
+  for (const auto& [m, n, k] : {std::tuple{9, 7, 8}, {90, 70, 80}}) {
+    expect_nan_alone_gives_nan<float>(m, n, k);
+    expect_nan_alone_gives_nan<BFloat16>(m, n, k);
   }
 }
 
@@ -188,12 +295,14 @@ TEST(Gemm, ConcurrentCallsGiveTheSameBits) {
 
 TEST(Gemm, WorkspaceIsCountedAndGivenBack) {
   const engine::Memory memory;
-  const Storage<BFloat16> a(8, 16, false, 1), b(16, 4, false, 2), c(8, 4, false, 3);
-  gemm(memory, MatrixView<const BFloat16>(a.view), MatrixView<const BFloat16>(b.view), c.view,
-       false);
+  Products products(engine::Stream::inline_cpu("compute"));
+  const Storage<float> a(8, 16, false, 1);  // beside which bf16 is widened on every CPU
+  const Storage<BFloat16> b(16, 4, false, 2), c(8, 4, false, 3);
+  gemm(products, memory, MatrixView<const float>(a.view), MatrixView<const BFloat16>(b.view),
+       c.view, false);
   const engine::MemoryStats stats = memory.stats();
   EXPECT_EQ(stats.peak_nbytes[static_cast<std::size_t>(engine::Category::kWorkspace)],
-            4 * (8 * 16 + 16 * 4 + 8 * 4));
+            4 * (16 * 4 + 8 * 4));
   EXPECT_EQ(stats.total_nbytes, 0);
 }
 
@@ -208,6 +317,30 @@ TEST(Gemm, RefusesShapesThatDoNotFit) {
   const engine::Tensor t = engine::Tensor::zeros(memory, {2, 3}, engine::DType::kF32);
   EXPECT_THROW(matrix<float>(t, 2, 2), engine::InvalidArgument);
   EXPECT_THROW(matrix<const BFloat16>(t, 2, 3), engine::InvalidArgument);
+}
+
+// In a process of its own, as the choice is made once: says who multiplies.
+[[noreturn]] void choose(const char* gemm, const char* threads) {
+  setenv("TESSERA_CPU_GEMM", gemm, 1);
+  setenv("TESSERA_CPU_THREADS", threads, 1);
+  try {
+    std::fprintf(stderr, "[%s]", gemm_library().c_str());
+  } catch (const engine::InvalidArgument& error) {
+    std::fprintf(stderr, "%s", error.what());
+  }
+  std::exit(0);
+}
+
+TEST(GemmDeathTest, TheEnvironmentSaysWhoMultiplies) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const ::testing::ExitedWithCode ends(0);
+  EXPECT_EXIT(choose("eigen", ""), ends, "\\[Eigen 3\\.");
+  EXPECT_EXIT(choose("onednn", "2"), ends, "\\[oneDNN 2\\.|expected libdnnl.so.2, got none");
+  EXPECT_EXIT(choose("auto", "1"), ends, "\\[(oneDNN|Eigen) ");
+  EXPECT_EXIT(choose("mkl", ""), ends, "expected auto, onednn or eigen, got 'mkl'");
+  EXPECT_EXIT(choose("eigen", "2"), ends, "expected oneDNN for products of 2 threads, got Eigen");
+  for (const char* threads : {"0", "2x", "-1", "99999"})
+    EXPECT_EXIT(choose("", threads), ends, "threads from 1 to 1024, got '");
 }
 
 TEST(Gemm, CountsFlops) { EXPECT_EQ(gemm_flops(2, 3, 5), 60); }

@@ -78,6 +78,7 @@ void bench_gemm(const BenchConfig& config, BenchReport& report) {
       "bf16: operands stored so, f32 result",
       {"product", "f32_gflop_per_s", "openblas_gflop_per_s", "ratio", "bf16_gflop_per_s"});
   const Memory memory;
+  ops::Products products(engine::Stream::inline_cpu("compute"));
   for (const Product& p : kProducts) {
     if (!config.wants(p.name())) continue;
     const bool ta = p.a_transposed, tb = p.b_transposed;
@@ -95,7 +96,10 @@ void bench_gemm(const BenchConfig& config, BenchReport& report) {
                        1, a.data<float>(), blas_int(a.dim(1)), b.data<float>(), blas_int(b.dim(1)),
                        0, c.data<float>(), blas_int(p.n));
          },
-         [&] { ops::gemm(memory, view<BFloat16>(a16, ta), view<BFloat16>(b16, tb), out, false); }},
+         [&] {
+           ops::gemm(products, memory, view<BFloat16>(a16, ta), view<BFloat16>(b16, tb), out,
+                     false);
+         }},
         config.samples);
     const auto gflops = [&](const Measurement& t) {
       return ops::gemm_flops(p.m, p.n, p.k) / t.median_ms * 1e-6;

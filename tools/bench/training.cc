@@ -33,6 +33,7 @@ const std::vector<TrainingRow>& training_rows() {
       {.model = kMedium, .batch = 1},
       {.model = kMedium, .batch = 1, .ranks = 2},
       {.model = kMedium, .batch = 1, .ranks = 2, .strategy = "ddp"},
+      {.model = kMedium, .param = DType::kBF16},
       {.model = kMedium, .batch = 1, .ranks = 2, .param = DType::kBF16},
       {.model = kSmall},
       {.model = kSmall, .ranks = 4},
