@@ -19,6 +19,7 @@
 #include "engine/cuda.h"
 #include "engine/error.h"
 #include "tools/io/text.h"
+#include "tools/train/cpu.h"
 
 namespace tessera::tools {
 
@@ -152,17 +153,19 @@ std::string Ranks::str() const {
   const auto count = [](int n, const char* what) {
     return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
   };
-  return fmt::format("{}, {}{}, {}", num_gpus == 0 ? "cpu" : "cuda", count(size, "rank"),
+  return fmt::format("{}, {}{}, {}{}", num_gpus == 0 ? "cpu" : "cuda", count(size, "rank"),
                      num_gpus == 0 ? "" : " on " + count(num_gpus, "GPU"),
-                     nccl ? "nccl" : "threads");
+                     nccl ? "nccl" : "threads", num_gpus == 0 ? ", " + cpu_text() : "");
 }
 
 JsonRecord Ranks::record() const {
-  return JsonRecord()
-      .add("device", num_gpus == 0 ? "cpu" : "cuda")
+  JsonRecord record;
+  record.add("device", num_gpus == 0 ? "cpu" : "cuda")
       .add("ranks", size)
       .add("num_gpus", num_gpus)
       .add("backend", nccl ? "nccl" : "threads");
+  if (num_gpus == 0) record.add("cpu", cpu_text());
+  return record;
 }
 
 }  // namespace tessera::tools

@@ -25,9 +25,9 @@ struct Ranks {
   /// one of them does not end, the error is told on stderr, and after the deadline (at least 2 and
   /// at most 60 seconds) the process ends with exit code 1.
   void run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn) const;
-  /// "cuda, 4 ranks on 2 GPUs, threads"
+  /// "cuda, 4 ranks on 2 GPUs, threads", "cpu, 4 ranks, threads, v4+amx, oneDNN 2.6.3"
   std::string str() const;
-  /// The same for the log: device, ranks, num_gpus, backend.
+  /// The same for the log: device, ranks, num_gpus, backend, cpu.
   JsonRecord record() const;
 };
 

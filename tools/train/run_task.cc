@@ -11,6 +11,7 @@
 #include "comm/process_group.h"
 #include "tools/io/file.h"
 #include "tools/io/text.h"
+#include "tools/train/cpu.h"
 #include "tools/train/ranks.h"
 #include "tools/train/stop.h"
 
@@ -75,7 +76,9 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (!flags.parse(argc, argv, std::cout)) return;
   const TrainConfig& config = task.config();
   config.validate(flags);
+  choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
+  check_pins(config.cpu, ranks.size);
   task.prepare(flags);
   std::optional<StopSignals> signals;  // from the start of the ranks to the very end
   RunLog log(config, task.items().name, flags.to_toml());
@@ -86,6 +89,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   signals.emplace();
   ranks.run(config, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
+    pin_rank(config.cpu, world.rank());
     Result mine = train_rank(world, ranks, task, is_first ? &log : nullptr);
     if (is_first) result = std::move(mine);
   });

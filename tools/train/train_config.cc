@@ -59,6 +59,23 @@ void TrainConfig::add_to(FlagSet& flags) {
                                      {{"auto", DeviceChoice::kAuto},
                                       {"cpu", DeviceChoice::kCpu},
                                       {"cuda", DeviceChoice::kCuda}}});
+  flags.add("cpu.isa", &cpu.isa,
+            {.help = "the CPU's instruction set, v2 to v4 as x86-64 counts them; auto: the best it "
+                     "has, or TESSERA_CPU_ISA in the environment",
+             .choices = {"auto", "v2", "v3", "v4", "v4+bf16", "v4+amx"}});
+  flags.add("cpu.gemm", &cpu.gemm,
+            {.help = "who multiplies matrices on the CPU; auto: oneDNN where it is installed, or "
+                     "TESSERA_CPU_GEMM in the environment",
+             .choices = {"auto", "onednn", "eigen"}});
+  flags.add("cpu.threads_per_rank", &cpu.threads_per_rank,
+            {.help = "threads that each rank multiplies matrices with, on the CPU, by oneDNN; bits "
+                     "may depend on their number",
+             .min = 1,
+             .max = 1024});
+  flags.add(
+      "cpu.pin", &cpu.pin,
+      {.help = "each rank keeps to cores of its own, cpu.threads_per_rank of them; there must "
+               "be enough"});
   flags.add("parallel.ranks", &parallel.ranks,
             {.help = fmt::format("ranks, one thread each, which take the GPUs in turn; 0: one a "
                                  "GPU, or {} on the CPU",

@@ -35,6 +35,14 @@ struct ParallelConfig {
   double deadline_s = 300;
 };
 
+/// See engine/isa.h and ops/gemm.h.
+struct CpuConfig {
+  std::string isa = "auto";
+  std::string gemm = "auto";
+  std::int64_t threads_per_rank = 1;
+  bool pin = false;
+};
+
 struct StepConfig {
   std::int64_t steps = 0;
   std::int64_t batch = 0;  ///< per rank and micro-step
@@ -68,6 +76,7 @@ std::string data_path(const std::string& option, const std::string& supplied,
 
 struct TrainConfig {
   DeviceChoice device = DeviceChoice::kAuto;
+  CpuConfig cpu;
   ParallelConfig parallel;
   shard::Precision precision;
   StepConfig train;

@@ -174,6 +174,10 @@ TEST_F(TrainTransformer, ValuesThatContradictEachOtherAreRefused) {
                  {"reshard_after_forward", "ddp"});
   expect_refused({{"parallel.backend", "nccl"}}, {"parallel.backend=nccl", "device=cpu"});
   expect_refused({{"parallel.canonical", "true"}}, {"parallel.canonical=true", "device=cpu"});
+  expect_refused({{"cpu.pin", "true"}, {"cpu.threads_per_rank", "1024"}},
+                 {"2 ranks with 1024 threads", "cpu.pin"});
+  expect_refused({{"cpu.gemm", "eigen"}, {"cpu.threads_per_rank", "2"}},
+                 {"oneDNN for products of 2 threads", "got Eigen"});
   expect_refused({{"out", ""}}, {"(out)"});
   flags_["device"] = "auto";
   expect_refused({{"parallel.canonical", "true"}, {"parallel.backend", "threads"}},
@@ -193,9 +197,9 @@ TEST_F(TrainTransformer, AGpuThatIsNotThereIsRefusedBeforeAnythingIsMade) {
   flags_["device"] = "auto";
   expect_refused({{"parallel.backend", "nccl"}}, {"a GPU for each of 2 ranks", "got 0"});
   EXPECT_FALSE(exists("run"));
-  const Outcome outcome = run();
+  const Outcome outcome = run({{"cpu.gemm", "eigen"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_TRUE(has(outcome.out, {"device: cpu, 2 ranks, threads\n"}));
+  EXPECT_TRUE(has(outcome.out, {"device: cpu, 2 ranks, threads, v", ", Eigen 3."}));
 }
 
 TEST_F(TrainTransformer, DataThatCannotBeUsedIsNamed) {

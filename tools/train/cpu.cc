@@ -1,0 +1,70 @@
+#include "tools/train/cpu.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "engine/error.h"
+#include "engine/isa.h"
+#include "ops/gemm.h"
+
+namespace tessera::tools {
+namespace {
+
+// Those that this process may use.
+std::vector<std::size_t> cores() {
+  cpu_set_t allowed;
+  engine::require<engine::DeviceError>(sched_getaffinity(0, sizeof(allowed), &allowed) == 0,
+                                       "[cpu] expected to learn which cores there are, got {}",
+                                       std::strerror(errno));
+  std::vector<std::size_t> all;
+  for (std::size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &allowed)) all.push_back(core);
+  }
+  return all;
+}
+
+}  // namespace
+
+void choose_cpu(const CpuConfig& config) {
+  if (config.isa != "auto") setenv("TESSERA_CPU_ISA", config.isa.c_str(), 1);
+  if (config.gemm != "auto") setenv("TESSERA_CPU_GEMM", config.gemm.c_str(), 1);
+  if (config.threads_per_rank > 1) {
+    setenv("TESSERA_CPU_THREADS", std::to_string(config.threads_per_rank).c_str(), 1);
+  }
+  cpu_text();
+}
+
+void check_pins(const CpuConfig& config, int num_ranks) {
+  if (!config.pin) return;
+  const auto count = static_cast<std::int64_t>(cores().size());
+  engine::require(num_ranks * config.threads_per_rank <= count,
+                  "[cpu] expected a core for each thread of {} ranks with {} threads, got {} cores "
+                  "(cpu.pin)",
+                  num_ranks, config.threads_per_rank, count);
+}
+
+void pin_rank(const CpuConfig& config, int rank) {
+  if (!config.pin) return;
+  const std::vector<std::size_t> all = cores();
+  const auto each = static_cast<std::size_t>(config.threads_per_rank);
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  for (std::size_t i = 0; i < each; ++i)
+    CPU_SET(all[static_cast<std::size_t>(rank) * each + i], &own);
+  engine::require<engine::DeviceError>(sched_setaffinity(0, sizeof(own), &own) == 0,
+                                       "[cpu] expected to keep rank {} to its cores, got {}", rank,
+                                       std::strerror(errno));
+}
+
+std::string cpu_text() {
+  return fmt::format("{}, {}", name_of(engine::isa()), ops::gemm_library());
+}
+
+}  // namespace tessera::tools

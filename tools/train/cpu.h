@@ -1,0 +1,21 @@
+// What computes on the CPU: the instruction set, and who multiplies matrices.
+#pragma once
+
+#include <string>
+
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+/// Makes `config` the choice of this process, over what the environment says. To be called before
+/// anything computes. Throws InvalidArgument for what the CPU or the machine lacks.
+void choose_cpu(const CpuConfig& config);
+/// Throws InvalidArgument if `config` asks for more cores than the process may use.
+void check_pins(const CpuConfig& config, int num_ranks);
+/// Keeps the calling thread, and those it starts, to the cores of rank `rank`, if `config` asks for
+/// it and check_pins() has passed.
+void pin_rank(const CpuConfig& config, int rank);
+/// "v4+amx, oneDNN 2.6.3"
+std::string cpu_text();
+
+}  // namespace tessera::tools
