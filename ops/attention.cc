@@ -174,24 +174,31 @@ struct Tile {
   }
 };
 
-struct ForwardScratch {
-  ForwardScratch(const Memory& memory, const Layout& s, DType dtype)
-      : out(scratch(memory, kRows, s.head_size)),
-        scores(scratch(memory, kRows, kKeys)),
-        max(scratch(memory, 1, kRows)),
-        sum(scratch(memory, 1, kRows)) {
+// What products read instead of the tensors' bf16: see [Note: attention tiles].
+struct Copies {
+  Copies(const Memory& memory, const Layout& s, DType dtype) {
     const DType operand = operand_dtype(dtype);
-    if (operand == DType::kBF16) p = scratch(memory, kRows, kKeys, operand);
+    if (operand == DType::kBF16) rounded = scratch(memory, kRows, kKeys, operand);
     if (dtype == DType::kF32) return;
     k = scratch(memory, s.tokens, s.head_size, operand);
     v = scratch(memory, s.tokens, s.head_size, operand);
     q = scratch(memory, kRows, s.head_size, operand);
   }
+  Tensor k, v;     // (T, D) of one kv head
+  Tensor q;        // (kRows, D) of one head
+  Tensor rounded;  // (kRows, kKeys): probabilities, or the gradient of scores
+};
+
+struct ForwardScratch : Copies {
+  ForwardScratch(const Memory& memory, const Layout& s, DType dtype)
+      : Copies(memory, s, dtype),
+        out(scratch(memory, kRows, s.head_size)),
+        scores(scratch(memory, kRows, kKeys)),
+        max(scratch(memory, 1, kRows)),
+        sum(scratch(memory, 1, kRows)) {}
   Tensor out;       // (kRows, D) of one head
   Tensor scores;    // (kRows, kKeys)
   Tensor max, sum;  // (kRows) of the keys so far
-  Tensor p;         // scores, rounded for products of bf16
-  Tensor k, v, q;   // copies: (T, D), (T, D), (kRows, D) of one head
 };
 
 // The online softmax: takes a tile of scores to probabilities relative to the new maximum, and
@@ -231,7 +238,7 @@ void attend(Products& products, const Memory& memory, const Layout& s, std::int6
     const Tile tile{products, memory, row, q.rows, key, std::min(kKeys, end - key)};
     tile.scores(scores, q, rows_of(k, key, tile.keys), s.causal);
     update_softmax(tile, s.scale, s.head_size, scores, max, sum, out);
-    tile.product(tile.as_operand<P>(scores, w.p), rows_of(v, key, tile.keys), sums, key > 0);
+    tile.product(tile.as_operand<P>(scores, w.rounded), rows_of(v, key, tile.keys), sums, key > 0);
   }
   for (std::int64_t r = 0; r < q.rows; ++r) {
     multiply(out + r * s.head_size, s.head_size, 1 / sum[r]);
@@ -263,26 +270,20 @@ void forward(Products& products, const Memory& memory, const Layout& s, const T*
   }
 }
 
-struct BackwardScratch {
+struct BackwardScratch : Copies {
   BackwardScratch(const Memory& memory, const Layout& s, DType dtype)
-      : dk(scratch(memory, s.tokens, s.head_size)),
+      : Copies(memory, s, dtype),
+        dk(scratch(memory, s.tokens, s.head_size)),
         dv(scratch(memory, s.tokens, s.head_size)),
         dq(scratch(memory, kRows, s.head_size)),
         p(scratch(memory, kRows, kKeys)),
         ds(scratch(memory, kRows, kKeys)) {
-    const DType operand = operand_dtype(dtype);
-    if (operand == DType::kBF16) rounded = scratch(memory, kRows, kKeys, operand);
-    if (dtype == DType::kF32) return;
-    k = scratch(memory, s.tokens, s.head_size, operand);
-    v = scratch(memory, s.tokens, s.head_size, operand);
-    q = scratch(memory, kRows, s.head_size, operand);
-    dy = scratch(memory, kRows, s.head_size, operand);
+    if (dtype != DType::kF32) dy = scratch(memory, kRows, s.head_size, operand_dtype(dtype));
   }
-  Tensor dk, dv;       // (T, D) of one kv head
-  Tensor dq;           // (kRows, D) of one head
-  Tensor p, ds;        // (kRows, kKeys)
-  Tensor rounded;      // p or ds for products of bf16
-  Tensor k, v, q, dy;  // copies: two (T, D), two (kRows, D) of one head
+  Tensor dk, dv;  // (T, D) of one kv head
+  Tensor dq;      // (kRows, D) of one head
+  Tensor p, ds;   // (kRows, kKeys)
+  Tensor dy;      // (kRows, D) of one head, if it is copied
 };
 
 // Takes scores to probabilities in `p`, and dy v^T to the gradient of the scores, but for the

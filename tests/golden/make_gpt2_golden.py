@@ -12,7 +12,8 @@ What it writes:
 
     gpt2_tiny/                    the model before training, as `save_pretrained` lays it out
     gpt2_tiny_tokens.bin          nanoGPT token file: headerless little-endian uint16
-    gpt2_tiny_sgd.json            loss and gradient norm of every step, for a run without and one with clipping
+    gpt2_tiny_sgd.json            loss and gradient norm of every step, for a run without and one with clipping, and
+                                  for one in bfloat16 without
     gpt2_tiny_final.safetensors   the parameters after the run without clipping (float32, names as in gpt2_tiny/)
 
 The run, in full:
@@ -123,6 +124,33 @@ def train(tokens, dtype, max_norm):
     return record, model
 
 
+def train_bf16(tokens):
+    """The run without clipping with parameters and compute in bfloat16, float32 masters and momentum."""
+    masters = {n: p.detach().clone() for n, p in load(torch.float32).named_parameters()}
+    velocity = {n: torch.zeros_like(p) for n, p in masters.items()}
+    model = load(torch.bfloat16)
+    stream = torch.from_numpy(tokens.astype(np.int64))
+    record = {"loss": [], "grad_norm": []}
+    for step in range(STEPS):
+        starts = [i * SEQ for i in range(BATCH * step, BATCH * (step + 1))]
+        x = torch.stack([stream[s:s + SEQ] for s in starts])
+        y = torch.stack([stream[s + 1:s + SEQ + 1] for s in starts])
+        with torch.no_grad():
+            for n, p in model.named_parameters():
+                p.copy_(masters[n])
+        model.zero_grad()
+        loss = F.cross_entropy(model(input_ids=x).logits.float().flatten(0, 1), y.flatten())
+        loss.backward()
+        grads = {n: p.grad.float() for n, p in model.named_parameters()}
+        record["loss"].append(round9(loss))
+        record["grad_norm"].append(round9(torch.stack([g.double().norm() for g in grads.values()]).norm()))
+        for n, p in masters.items():
+            velocity[n] = MOMENTUM * velocity[n] + grads[n]
+            p -= LR * velocity[n]
+    record["final_l2"] = {n: round9(p.double().norm()) for n, p in masters.items()}
+    return record
+
+
 def relative(a, b):
     return max(abs(x - y) / abs(y) for x, y in zip(a, b))
 
@@ -169,6 +197,7 @@ def main():
         "training": {"steps": STEPS, "batch": BATCH, "optimizer": "sgd", "lr": LR, "momentum": MOMENTUM,
                      "weight_decay": 0.0, "tokens": len(tokens)},
         "runs": runs,
+        "bf16": train_bf16(tokens),
         "shapes": {n: list(p.shape) for n, p in state.items()},
     }
     (HERE / "gpt2_tiny_sgd.json").write_text(json.dumps(golden, indent=1) + "\n")

@@ -4,9 +4,11 @@
 #include <vector>
 
 #include "engine/elementwise.h"
+#include "engine/isa.h"
 #include "engine/parameter.h"
 #include "ops/gemm.h"
 #include "tools/bench/parts.h"
+#include "tools/bench/peak.h"
 #include "tools/bench/timing.h"
 
 namespace tessera::tools {
@@ -72,11 +74,15 @@ ops::MatrixView<const T> view(const Tensor& x, bool transposed) {
 
 void bench_gemm(const BenchConfig& config, BenchReport& report) {
   openblas_set_num_threads(1);
+  const double peak = peak_gflop_per_s();
+  report.note(fmt::format("{}, {}; peak: {:.1f} GFLOP/s", name_of(engine::isa()),
+                          ops::gemm_library(), peak));
   report.begin_table(
       "gemm",
-      "Matrix products (M x N x K), one thread. ratio: f32 to OpenBLAS; "
-      "bf16: operands stored so, f32 result",
-      {"product", "f32_gflop_per_s", "openblas_gflop_per_s", "ratio", "bf16_gflop_per_s"});
+      "Matrix products (M x N x K), one thread. of_peak: f32 to what registers can do; ratio: f32 "
+      "to OpenBLAS; bf16: operands stored so, f32 result",
+      {"product", "f32_gflop_per_s", "of_peak", "openblas_gflop_per_s", "ratio",
+       "bf16_gflop_per_s"});
   const Memory memory;
   ops::Products products(engine::Stream::inline_cpu("compute"));
   for (const Product& p : kProducts) {
@@ -104,7 +110,7 @@ void bench_gemm(const BenchConfig& config, BenchReport& report) {
     const auto gflops = [&](const Measurement& t) {
       return ops::gemm_flops(p.m, p.n, p.k) / t.median_ms * 1e-6;
     };
-    report.row({p.name(), gflops(times[0]), gflops(times[1]),
+    report.row({p.name(), gflops(times[0]), Cell(gflops(times[0]) / peak, 2), gflops(times[1]),
                 Cell(times[1].median_ms / times[0].median_ms, 2), gflops(times[2])});
   }
 }

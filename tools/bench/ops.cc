@@ -6,15 +6,18 @@
 
 #include "comm/threads.h"
 #include "engine/elementwise.h"
+#include "engine/isa.h"
 #include "engine/tape.h"
 #include "ops/attention.h"
 #include "ops/cross_entropy.h"
 #include "ops/gelu.h"
+#include "ops/gemm.h"
 #include "ops/layernorm.h"
 #include "shard/adamw.h"
 #include "shard/fsdp.h"
 #include "tools/bench/launches.h"
 #include "tools/bench/parts.h"
+#include "tools/bench/peak.h"
 #include "tools/bench/timing.h"
 
 namespace tessera::tools {
@@ -125,6 +128,9 @@ void bench_adamw(Bench& bench) {
 }  // namespace
 
 void bench_ops(const BenchConfig& config, BenchReport& report) {
+  report.note(fmt::format(
+      "{}, {}; at most {:.1f} GFLOP/s of f32 in registers, {:.1f} GB/s by memcpy",
+      name_of(engine::isa()), ops::gemm_library(), peak_gflop_per_s(), copy_gb_per_s()));
   report.begin_table("ops",
                      fmt::format("Kernels, one thread: B {}, T {}, C {}, H {}, V {}; adamw of "
                                  "{:.1f}M parameters. Work as the kernels state it",

@@ -1,0 +1,13 @@
+// What the machine can do at most, measured in the same run as what we do.
+#pragma once
+
+namespace tessera::tools {
+
+/// f32 multiplications and additions of one thread in registers, at the instruction set of
+/// engine/isa.h: the best of many short tries, in GFLOP/s.
+double peak_gflop_per_s();
+/// Bytes that one thread's memcpy reads and writes, of blocks beyond every cache: the best of some
+/// tries, in GB/s.
+double copy_gb_per_s();
+
+}  // namespace tessera::tools
