@@ -572,6 +572,36 @@ TEST(Unused, UnitsInRecomputedRegionsAreUsed) {
   }
 }
 
+// Nor is its gradient complete while a visit is to come that uses none of its parameters.
+TEST(Unused, AVisitWithoutUsesIsWaitedFor) {
+  for (const char* strategy : {"zero3", "ddp"}) {
+    comm::run_ranks(2, kSoon, [&](ProcessGroup& group) {
+      CollectiveLog log;
+      LoggedGroup world(group, log);
+      Trainer trainer(world, with(strategy, 2));
+      log.take();
+      trainer.fsdp.begin_step();
+      trainer.tape.backward(trainer.tape.region(trainer.model.root, [&] {
+        auto& l = *trainer.model.layers[0];
+        const Tensor x =
+            Tensor::from<float>(trainer.memory, {kNumel}, std::vector<float>(kNumel, 1.5f), "x");
+        const Tensor h = trainer.tape.region(l.block, [&] {
+          return testing::affine(trainer.tape, x, trainer.model.scale, nullptr);
+        });
+        return testing::sum(trainer.tape, trainer.tape.region(l.block, [&] {
+          return testing::affine(trainer.tape, h, l.weight, &l.bias);
+        }));
+      }));
+      trainer.fsdp.finish_step();
+      int num_reductions = 0;
+      for (const std::string& line : log.take()) {
+        num_reductions += has(line, {"reduce", "h.0"}) ? 1 : 0;
+      }
+      EXPECT_EQ(num_reductions, 1) << strategy;
+    });
+  }
+}
+
 // As when only a head of one's own is trained, outside of what is wrapped.
 TEST(Unused, AModelThatIsFrozenAsAWholeHasNoneToSkip) {
   for (const char* strategy : {"ddp", "zero3"}) {
