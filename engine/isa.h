@@ -38,7 +38,12 @@ namespace internal {
     !defined(__SANITIZE_THREAD__)
 #define TESSERA_ISA_LEVELS
 #define TESSERA_V3 "avx2,fma,bmi,bmi2,f16c,lzcnt,movbe"
-#define TESSERA_V4 TESSERA_V3 ",avx512f,avx512bw,avx512cd,avx512dq,avx512vl,prefer-vector-width=512"
+#define TESSERA_AVX512 TESSERA_V3 ",avx512f,avx512bw,avx512cd,avx512dq,avx512vl"
+#if defined(__clang__)  // which ignores an attribute with a word that it does not know
+#define TESSERA_V4 TESSERA_AVX512
+#else
+#define TESSERA_V4 TESSERA_AVX512 ",prefer-vector-width=512"
+#endif
 template <class F>
 [[gnu::flatten, gnu::target(TESSERA_V3)]] void run_v3(F& fn) {
   fn();
@@ -49,6 +54,7 @@ template <class F>
 }
 #undef TESSERA_V3
 #undef TESSERA_V4
+#undef TESSERA_AVX512
 #endif
 
 }  // namespace internal

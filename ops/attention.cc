@@ -37,7 +37,7 @@ namespace {
 //
 // Operands of products (P) are f32 rows where they lie; of bf16 rows copies, dense as kernels for
 // bf16 want them, or widened where the CPU does not multiply bf16. Where it does, probabilities and
-// the gradients of scores are rounded to bf16.
+// the gradients of scores are rounded to bf16, in small products as well.
 constexpr std::int64_t kRows = 64, kKeys = 256;
 
 using Layout = AttentionLayout;

@@ -26,17 +26,19 @@ using engine::Tensor;
 namespace {
 
 // What the library is for. Below these numbers of multiplications Eigen is faster, as it starts at
-// once. Vectors are another kernel of the library's, whose bits depend on leading dimensions.
+// once. Vectors are another kernel of the library's, whose bits depend on any leading dimension;
+// those of its other kernels do where one is a multiple of 256 and k is large.
 constexpr std::int64_t kMinOneDnn = 24 * 24 * 24, kMinBf16 = 32 * 32 * 32, kMinSide = 4;
 constexpr int kMaxThreads = 1024;
 
 // Who multiplies, decided once: null means Eigen.
 struct Choice {
   std::unique_ptr<const OneDnn> library;
+  int num_threads;
   bool insists;  // however small the product
 };
 
-int threads_per_product() {
+int wished_threads() {
   const char* const variable = std::getenv("TESSERA_CPU_THREADS");
   const std::string_view text = variable == nullptr || *variable == 0 ? "1" : variable;
   int count = 0;
@@ -55,16 +57,16 @@ Choice choose() {
   const bool insists = name == "onednn", refuses = name == "eigen";
   engine::require(insists || refuses || name.empty() || name == "auto",
                   "[gemm] expected auto, onednn or eigen, got '{}' (TESSERA_CPU_GEMM)", name);
-  const int num_threads = threads_per_product();
+  const int num_threads = wished_threads();
   auto library = refuses ? nullptr : OneDnn::load(num_threads);
   engine::require(!insists || library != nullptr,
-                  "[gemm] expected libdnnl.so.2, got none: `apt-get install libdnnl2` brings it "
-                  "(TESSERA_CPU_GEMM)");
+                  "[gemm] expected libdnnl.so.2, got none that is built for OpenMP: `apt-get "
+                  "install libdnnl2` brings it (TESSERA_CPU_GEMM)");
   engine::require(num_threads == 1 || library != nullptr,
                   "[gemm] expected oneDNN for products of {} threads, got Eigen "
                   "(TESSERA_CPU_THREADS)",
                   num_threads);
-  return {std::move(library), insists};
+  return {std::move(library), num_threads, insists};
 }
 
 const Choice& choice() {
@@ -160,7 +162,12 @@ Products::Products(const engine::Stream&) : state_(std::make_unique<State>()) {}
 
 Products::~Products() = default;
 
-bool multiplies_bf16() { return choice().library != nullptr && engine::isa() >= Isa::kV4Bf16; }
+int threads_per_product() { return choice().num_threads; }
+
+bool multiplies_bf16() {
+  const OneDnn* const library = choice().library.get();
+  return library != nullptr && engine::isa() >= Isa::kV4Bf16 && library->has_bf16();
+}
 
 std::string gemm_library() {
   const OneDnn* const library = choice().library.get();

@@ -3,9 +3,8 @@
 //   gemm(products, memory, matrix<const T>(x, rows, in), matrix<const T>(w, in, out),
 //        matrix<T>(y, rows, out), /*accumulate=*/false);
 //
-// In the calling thread, and reentrant. On one machine bits are a function of operands and shapes
-// alone, not of pointers; nor, but for products of bf16, of leading dimensions. Another CPU or
-// library may have others.
+// In the calling thread, and reentrant. On one machine bits are a function of operands, shapes and
+// leading dimensions: not of pointers. Another CPU or library may have others.
 //
 // [Note: who multiplies]
 // oneDNN, which writes its kernels for the CPU it finds, where it is installed and the product is
@@ -69,6 +68,8 @@ class Products {
 /// Who multiplies on this CPU, for people: "oneDNN 2.6.3", "Eigen 3.4.0". Throws InvalidArgument if
 /// TESSERA_CPU_GEMM asks for what there is not.
 std::string gemm_library();
+/// Threads that share a product; more than 1 with oneDNN alone.
+int threads_per_product();
 /// Whether products of bf16 by bf16 (but for tiny ones) are done without widening.
 bool multiplies_bf16();
 

@@ -70,11 +70,13 @@ struct Head {
 
 // Calls `fn` with w (V, C) as products with x read it: as it is, or widened once where the CPU does
 // not multiply bf16.
-template <class F>
+template <class T, class F>
 void with_weight(const Head& head, F fn) {
   const std::int64_t rows = head.rows.vocab_size, cols = head.width;
-  if (head.w.dtype() == DType::kBF16 && multiplies_bf16())
-    return fn(matrix<const BFloat16>(head.w, rows, cols));
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (head.w.dtype() == DType::kBF16 && multiplies_bf16())
+      return fn(matrix<const BFloat16>(head.w, rows, cols));
+  }
   if (head.w.dtype() == DType::kF32) return fn(matrix<const float>(head.w, rows, cols));
   const Tensor wide = cross_entropy_workspace(head.memory, rows, cols);
   engine::cast(wide, head.w);
@@ -86,7 +88,7 @@ void head_forward(const Head& head, Products& products, float* loss) {
   const CrossEntropyRows& rows = head.rows;
   const Tensor space = head.chunk_space();
   double sum = 0;
-  with_weight(head, [&](auto w) {
+  with_weight<T>(head, [&](auto w) {
     for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
       const MatrixView<float> logits = head.chunk(first, space);
       gemm(products, head.memory, head.x_rows<T>(first, logits.rows), w.t(), logits, false);
@@ -99,7 +101,7 @@ void head_forward(const Head& head, Products& products, float* loss) {
   *loss = static_cast<float>(sum * rows.mean_weight());
 }
 
-// The gradient of the logits is rounded to bf16 where it is multiplied as such.
+// The gradient of the logits is rounded to bf16 where the CPU multiplies bf16.
 template <class T>
 void head_backward(const Head& head, Products& products, float dloss, const GradTarget& dx,
                    const GradTarget& dw) {
@@ -110,7 +112,7 @@ void head_backward(const Head& head, Products& products, float dloss, const Grad
   const Tensor sum =
       !dw || in_place ? dw.dst : cross_entropy_workspace(memory, rows.vocab_size, head.width);
   const auto scale = static_cast<float>(dloss * rows.mean_weight());
-  with_weight(head, [&](auto w) {
+  with_weight<T>(head, [&](auto w) {
     using W = std::remove_const_t<std::remove_pointer_t<decltype(w.data)>>;
     constexpr bool kNarrow = std::is_same_v<W, BFloat16>;
     const Tensor narrow =

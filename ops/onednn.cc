@@ -24,6 +24,7 @@ using engine::require;
 struct OneDnn::Functions {
   decltype(&dnnl_version) version;
   decltype(&dnnl_set_max_cpu_isa) set_max_cpu_isa;
+  decltype(&dnnl_get_effective_cpu_isa) get_effective_cpu_isa;
   decltype(&dnnl_sgemm) sgemm;
   decltype(&dnnl_engine_create) engine_create;
   decltype(&dnnl_engine_destroy) engine_destroy;
@@ -76,6 +77,7 @@ std::unique_ptr<const Functions> load_functions() {
   const bool found =
       find(library, f->version, "dnnl_version") &&
       find(library, f->set_max_cpu_isa, "dnnl_set_max_cpu_isa") &&
+      find(library, f->get_effective_cpu_isa, "dnnl_get_effective_cpu_isa") &&
       find(library, f->sgemm, "dnnl_sgemm") &&
       find(library, f->engine_create, "dnnl_engine_create") &&
       find(library, f->engine_destroy, "dnnl_engine_destroy") &&
@@ -152,6 +154,8 @@ OneDnn::OneDnn(std::unique_ptr<const Functions> functions, int num_threads)
                         functions_->version()->minor, functions_->version()->patch)) {
   // Refused if the program has used the library before on its own: then it keeps what it has.
   (void)functions_->set_max_cpu_isa(onednn_isa(engine::isa()));
+  constexpr int kBf16 = dnnl_cpu_isa_avx512_core_bf16;
+  has_bf16_ = (functions_->get_effective_cpu_isa() & kBf16) == kBf16;
 }
 
 OneDnn::~OneDnn() = default;

@@ -22,6 +22,10 @@ class OneDnn {
   /// "oneDNN 2.6.3".
   const std::string& name() const { return name_; }
 
+  /// Whether its kernels for bf16 may be used: a program that used the library before may have
+  /// limited it.
+  bool has_bf16() const { return has_bf16_; }
+
   /// As BLAS has it, row-major: C (m, n) = op(A) op(B) + beta C.
   void sgemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_t n, std::int64_t k,
              const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float beta,
@@ -36,6 +40,7 @@ class OneDnn {
  private:
   std::unique_ptr<const Functions> functions_;
   int num_threads_;
+  bool has_bf16_;
   std::string name_;
 };
 

@@ -37,6 +37,8 @@ class Fsdp {
   /// region encloses all others and that owns what no single block owns, e.g. tied embeddings; it
   /// may be null. Initialises the parameters from `options.seed`, and makes the blocks' buffers
   /// those of rank 0. Blocks, parameters, group and stream outlive this object.
+  /// Other calls on `group` come from the thread that drives this object, in one order on all
+  /// ranks.
   ///
   /// Throws InvalidArgument for a parameter in two blocks, two parameters of one name, a wrapped
   /// block, memory of another device or stream than `compute`, options out of range, or ranks whose

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -42,13 +43,18 @@ TEST_F(IsaDeathTest, TheEnvironmentLowersTheLevel) {
 
 TEST_F(IsaDeathTest, WithoutAWishItIsTheBestThereIs) {
   const ::testing::ExitedWithCode ends(0);
-  std::string best = "v2";
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) best = "v3";
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) best = "v4";
-#endif
-  for (const char* wish : {"", "auto"}) EXPECT_EXIT(choose(wish), ends, "\\[" + best);
-  if (best == "v4") return;
+  std::string best = "v2", flags;
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  while (std::getline(cpuinfo, flags) && !flags.starts_with("flags")) {
+  }
+  flags += ' ';
+  const auto has = [&](const char* flag) { return flags.find(flag) != std::string::npos; };
+  if (has(" avx2 ")) best = "v3";
+  if (has(" avx512bw ") && has(" avx512vl ")) best = "v4";
+  if (best == "v4" && has(" avx512_bf16 ")) best = "v4\\+bf16";
+  if (best == "v4\\+bf16" && has(" amx_bf16 ")) best = "v4\\+amx";
+  for (const char* wish : {"", "auto"}) EXPECT_EXIT(choose(wish), ends, "\\[" + best + "\\]");
+  if (best.starts_with("v4")) return;
   EXPECT_EXIT(choose("v4"), ends, "expected at most " + best + ", which this CPU has, got v4");
 }
 

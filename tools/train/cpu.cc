@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/error.h"
@@ -35,10 +36,15 @@ std::vector<std::size_t> cores() {
 void choose_cpu(const CpuConfig& config) {
   if (config.isa != "auto") setenv("TESSERA_CPU_ISA", config.isa.c_str(), 1);
   if (config.gemm != "auto") setenv("TESSERA_CPU_GEMM", config.gemm.c_str(), 1);
-  if (config.threads_per_rank > 1) {
-    setenv("TESSERA_CPU_THREADS", std::to_string(config.threads_per_rank).c_str(), 1);
-  }
-  cpu_text();
+  setenv("TESSERA_CPU_THREADS", std::to_string(config.threads_per_rank).c_str(), 1);
+  const auto check = [](std::string_view flag, bool holds) {
+    engine::require(holds, "[cpu] expected to choose before anything is computed ({})", flag);
+  };
+  check("cpu.isa", config.isa == "auto" || name_of(engine::isa()) == config.isa);
+  const std::string library = ops::gemm_library();
+  check("cpu.gemm",
+        config.gemm == "auto" || library.starts_with("oneDNN") == (config.gemm == "onednn"));
+  check("cpu.threads_per_rank", ops::threads_per_product() == config.threads_per_rank);
 }
 
 void check_pins(const CpuConfig& config, int num_ranks) {
@@ -64,7 +70,9 @@ void pin_rank(const CpuConfig& config, int rank) {
 }
 
 std::string cpu_text() {
-  return fmt::format("{}, {}", name_of(engine::isa()), ops::gemm_library());
+  const int num_threads = ops::threads_per_product();
+  return fmt::format("{}, {}{}", name_of(engine::isa()), ops::gemm_library(),
+                     num_threads == 1 ? "" : fmt::format(" with {} threads", num_threads));
 }
 
 }  // namespace tessera::tools

@@ -7,15 +7,15 @@
 
 namespace tessera::tools {
 
-/// Makes `config` the choice of this process, over what the environment says. To be called before
-/// anything computes. Throws InvalidArgument for what the CPU or the machine lacks.
+/// Makes `config` the choice of this process, over what the environment says. Throws
+/// InvalidArgument for what the CPU or the machine lacks, or if something else was in use before.
 void choose_cpu(const CpuConfig& config);
 /// Throws InvalidArgument if `config` asks for more cores than the process may use.
 void check_pins(const CpuConfig& config, int num_ranks);
 /// Keeps the calling thread, and those it starts, to the cores of rank `rank`, if `config` asks for
 /// it and check_pins() has passed.
 void pin_rank(const CpuConfig& config, int rank);
-/// "v4+amx, oneDNN 2.6.3"
+/// "v4+amx, oneDNN 2.6.3 with 2 threads"
 std::string cpu_text();
 
 }  // namespace tessera::tools

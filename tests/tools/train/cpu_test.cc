@@ -1,0 +1,85 @@
+// What the trainers choose of the CPU.
+#include "tools/train/cpu.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/error.h"
+#include "tests/testing/errors.h"
+
+namespace tessera::tools {
+namespace {
+
+using testing::error_of;
+using testing::has;
+
+// The cores that a thread of its own may use after pin_rank().
+std::vector<int> cores_of(const CpuConfig& config, int rank) {
+  std::vector<int> cores;
+  std::jthread([&] {
+    pin_rank(config, rank);
+    std::jthread([&] {  // inherits them
+      cpu_set_t own;
+      sched_getaffinity(0, sizeof(own), &own);
+      for (int core = 0; core < CPU_SETSIZE; ++core) {
+        if (CPU_ISSET(static_cast<std::size_t>(core), &own)) cores.push_back(core);
+      }
+    })
+        .join();
+  }).join();
+  return cores;
+}
+
+TEST(CpuTest, RanksKeepToCoresOfTheirOwn) {
+  const std::vector<int> all = cores_of({}, 0);
+  const int count = static_cast<int>(all.size());
+  const CpuConfig one{.pin = true};
+  check_pins(one, count);
+  std::set<int> used;
+  for (int rank = 0; rank < count; ++rank) {
+    const std::vector<int> own = cores_of(one, rank);
+    ASSERT_EQ(own.size(), 1u);
+    used.insert(own[0]);
+  }
+  EXPECT_EQ(used.size(), all.size());
+  const CpuConfig whole{.threads_per_rank = count, .pin = true};
+  check_pins(whole, 1);
+  EXPECT_EQ(cores_of(whole, 0), all);
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(one, count + 1); }),
+                  {"got " + std::to_string(count) + " cores", "cpu.pin"}));
+  check_pins({}, 10'000);
+}
+
+// In a process of its own, as the choice is made once: says what is chosen.
+[[noreturn]] void choose(const CpuConfig& config, bool twice = false) {
+  setenv("TESSERA_CPU_THREADS", "3", 1);
+  try {
+    if (twice) choose_cpu({.gemm = "eigen"});
+    choose_cpu(config);
+    std::fprintf(stderr, "[%s]", cpu_text().c_str());
+  } catch (const engine::InvalidArgument& error) {
+    std::fprintf(stderr, "%s", error.what());
+  }
+  std::exit(0);
+}
+
+TEST(CpuDeathTest, AFlagIsTheChoiceOrAnError) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const ::testing::ExitedWithCode ends(0);
+  EXPECT_EXIT(choose({.isa = "v2", .gemm = "eigen"}), ends, "\\[v2, Eigen [0-9.]+\\]");
+  EXPECT_EXIT(choose({.isa = "v2", .gemm = "onednn", .threads_per_rank = 2}), ends,
+              "\\[v2, oneDNN [0-9.]+ with 2 threads\\]|got none");
+  EXPECT_EXIT(choose({.gemm = "onednn"}, /*twice=*/true), ends,
+              "expected to choose before anything is computed \\(cpu.gemm\\)");
+  EXPECT_EXIT(choose({.threads_per_rank = 2}, /*twice=*/true), ends, "\\(cpu.threads_per_rank\\)");
+}
+
+}  // namespace
+}  // namespace tessera::tools
