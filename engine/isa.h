@@ -7,12 +7,11 @@
 // on all. with_isa() gives its function, and all that it calls and the compiler can see, to one
 // function template with a target attribute a level; nothing compiled for a higher level is ever
 // shared with code for a lower one, as it would be if whole files were compiled with other flags.
-// Stream::launch() does it for every kernel. Arithmetic is spelled out (no contraction, lanes of
-// fixed number), so own kernels have the same bits at every level.
+// Stream::launch() does it for the kernels of ops. Arithmetic is spelled out (no contraction, lanes
+// of fixed number), so own kernels have the same bits at every level.
 #pragma once
 
 #include <string_view>
-#include <utility>
 
 namespace tessera::engine {
 
@@ -45,12 +44,12 @@ namespace internal {
 #define TESSERA_V4 TESSERA_AVX512 ",prefer-vector-width=512"
 #endif
 template <class F>
-[[gnu::flatten, gnu::target(TESSERA_V3)]] void run_v3(F& fn) {
-  fn();
+[[gnu::flatten, gnu::target(TESSERA_V3)]] decltype(auto) run_v3(F& fn) {
+  return fn();
 }
 template <class F>
-[[gnu::flatten, gnu::target(TESSERA_V4)]] void run_v4(F& fn) {
-  fn();
+[[gnu::flatten, gnu::target(TESSERA_V4)]] decltype(auto) run_v4(F& fn) {
+  return fn();
 }
 #undef TESSERA_V3
 #undef TESSERA_V4
@@ -59,15 +58,15 @@ template <class F>
 
 }  // namespace internal
 
-/// Runs `fn()`, compiled for the level of this process.
+/// fn(), compiled for the level of this process.
 template <class F>
-void with_isa(F&& fn) {
+decltype(auto) with_isa(F&& fn) {
 #if defined(TESSERA_ISA_LEVELS)
   const Isa level = isa();
   if (level >= Isa::kV4) return internal::run_v4(fn);
   if (level == Isa::kV3) return internal::run_v3(fn);
 #endif
-  std::forward<F>(fn)();
+  return fn();
 }
 
 }  // namespace tessera::engine

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
-#include <optional>
 #include <string_view>
 
 #include "engine/elementwise.h"
@@ -154,13 +152,14 @@ void set_rows(const MatrixView<float>& c, const T* bias) {
 
 }  // namespace
 
-struct Products::State {
-  std::optional<Bf16Products> bf16;
-};
-
-Products::Products(const engine::Stream&) : state_(std::make_unique<State>()) {}
+Products::Products(const engine::Stream&) {}
 
 Products::~Products() = default;
+
+Bf16Products& Products::bf16() {
+  if (bf16_ == nullptr) bf16_ = std::make_unique<Bf16Products>(*choice().library);
+  return *bf16_;
+}
 
 int threads_per_product() { return choice().num_threads; }
 
@@ -197,18 +196,16 @@ void gemm(Products& products, const Memory& memory, MatrixView<const A> a, Matri
                   "[gemm] expected a bias of the columns of a C that is assigned");
   if (c.transposed) return gemm(products, memory, b.t(), a.t(), c.t(), accumulate);
   if constexpr (std::is_same_v<A, BFloat16> && std::is_same_v<B, BFloat16>) {
-    const OneDnn* const library =
-        multiplies_bf16() ? library_for(c.rows, c.cols, a.cols, kMinBf16) : nullptr;
-    if (library != nullptr && a.cols > 0) {
-      auto& bf16 = products.state().bf16;
-      if (!bf16) bf16.emplace(*library);
-      return bf16->run({a.data,
-                        b.data,
-                        c.data,
-                        bias,
-                        {c.rows, c.cols, a.cols, a.ld, b.ld, c.ld, a.transposed, b.transposed,
-                         accumulate, bias != nullptr, engine::DTypeOf<C>::value}},
-                       memory);
+    if (multiplies_bf16() && a.cols > 0 &&
+        library_for(c.rows, c.cols, a.cols, kMinBf16) != nullptr) {
+      return products.bf16().run(
+          {a.data,
+           b.data,
+           c.data,
+           bias,
+           {c.rows, c.cols, a.cols, a.ld, b.ld, c.ld, a.transposed, b.transposed, accumulate,
+            bias != nullptr, engine::DTypeOf<C>::value}},
+          memory);
     }
   }
   Tensor a_f32, b_f32;

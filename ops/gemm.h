@@ -52,17 +52,18 @@ MatrixView<T> matrix(const engine::Tensor& x, std::int64_t rows, std::int64_t co
   return {x.data<std::remove_const_t<T>>(), rows, cols, cols};
 }
 
+class Bf16Products;
+
 /// What products on one stream keep between calls. Stream::state() makes it and holds it.
 class Products {
  public:
   explicit Products(const engine::Stream& stream);
   ~Products();
-
-  struct State;
-  State& state() { return *state_; }
+  /// Only where multiplies_bf16().
+  Bf16Products& bf16();
 
  private:
-  std::unique_ptr<State> state_;
+  std::unique_ptr<Bf16Products> bf16_;
 };
 
 /// Who multiplies on this CPU, for people: "oneDNN 2.6.3", "Eigen 3.4.0". Throws InvalidArgument if

@@ -92,10 +92,8 @@ void head_forward(const Head& head, Products& products, float* loss) {
     for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
       const MatrixView<float> logits = head.chunk(first, space);
       gemm(products, head.memory, head.x_rows<T>(first, logits.rows), w.t(), logits, false);
-      engine::with_isa([&] {
-        for (std::int64_t i = 0; i < logits.rows; ++i)
-          sum += rows.forward(first + i, logits.data + i * logits.ld);
-      });
+      for (std::int64_t i = 0; i < logits.rows; ++i)
+        sum += rows.forward(first + i, logits.data + i * logits.ld);
     }
   });
   *loss = static_cast<float>(sum * rows.mean_weight());
@@ -128,15 +126,13 @@ void head_backward(const Head& head, Products& products, float dloss, const Grad
       } else {
         dlogits = chunk;
       }
-      engine::with_isa([&] {
-        for (std::int64_t i = 0; i < chunk.rows; ++i) {
-          float* row = chunk.data + i * chunk.ld;
-          if (!head.saved.defined()) rows.exponentials(first + i, row);
-          rows.gradient(first + i, row, scale);
-          if constexpr (kNarrow)
-            engine::cast(narrow.data<BFloat16>() + i * chunk.cols, row, chunk.cols);
-        }
-      });
+      for (std::int64_t i = 0; i < chunk.rows; ++i) {
+        float* row = chunk.data + i * chunk.ld;
+        if (!head.saved.defined()) rows.exponentials(first + i, row);
+        rows.gradient(first + i, row, scale);
+        if constexpr (kNarrow)
+          engine::cast(narrow.data<BFloat16>() + i * chunk.cols, row, chunk.cols);
+      }
       if (dx) {
         const MatrixView<T> dx_rows{dx.dst.data<T>() + first * head.width, chunk.rows, head.width,
                                     head.width};

@@ -5,8 +5,8 @@
 
 #include <map>
 #include <string_view>
+#include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "engine/error.h"
 #include "engine/isa.h"
@@ -22,36 +22,60 @@ using engine::require;
 
 // What we call, each as the library's header declares it.
 struct OneDnn::Functions {
-  decltype(&dnnl_version) version;
-  decltype(&dnnl_set_max_cpu_isa) set_max_cpu_isa;
-  decltype(&dnnl_get_effective_cpu_isa) get_effective_cpu_isa;
-  decltype(&dnnl_sgemm) sgemm;
-  decltype(&dnnl_engine_create) engine_create;
-  decltype(&dnnl_engine_destroy) engine_destroy;
-  decltype(&dnnl_stream_create) stream_create;
-  decltype(&dnnl_stream_destroy) stream_destroy;
-  decltype(&dnnl_memory_desc_init_by_strides) memory_desc_init_by_strides;
-  decltype(&dnnl_memory_desc_get_size) memory_desc_get_size;
-  decltype(&dnnl_matmul_desc_init) matmul_desc_init;
-  decltype(&dnnl_primitive_attr_create) primitive_attr_create;
-  decltype(&dnnl_primitive_attr_destroy) primitive_attr_destroy;
-  decltype(&dnnl_primitive_attr_set_scratchpad_mode) primitive_attr_set_scratchpad_mode;
-  decltype(&dnnl_primitive_attr_set_post_ops) primitive_attr_set_post_ops;
-  decltype(&dnnl_post_ops_create) post_ops_create;
-  decltype(&dnnl_post_ops_destroy) post_ops_destroy;
-  decltype(&dnnl_post_ops_append_sum) post_ops_append_sum;
-  decltype(&dnnl_primitive_desc_create) primitive_desc_create;
-  decltype(&dnnl_primitive_desc_destroy) primitive_desc_destroy;
-  decltype(&dnnl_primitive_desc_query_md) primitive_desc_query_md;
-  decltype(&dnnl_primitive_create) primitive_create;
-  decltype(&dnnl_primitive_destroy) primitive_destroy;
-  decltype(&dnnl_primitive_execute) primitive_execute;
-  decltype(&dnnl_memory_create) memory_create;
-  decltype(&dnnl_memory_destroy) memory_destroy;
-  decltype(&dnnl_memory_set_data_handle) memory_set_data_handle;
+  explicit Functions(void* handle) : library(handle) {}
+
+  struct Symbol {
+    void* address;
+    template <class F>
+    operator F*() const {  // NOLINT(google-explicit-constructor): of the type that is asked for
+      return reinterpret_cast<F*>(address);
+    }
+  };
+  Symbol find(const char* name) {
+    void* const address = dlsym(library, name);
+    is_complete = is_complete && address != nullptr;
+    return {address};
+  }
+
+  void* library;
+  bool is_complete = true;
+  decltype(&dnnl_version) version = find("dnnl_version");
+  decltype(&dnnl_set_max_cpu_isa) set_max_cpu_isa = find("dnnl_set_max_cpu_isa");
+  decltype(&dnnl_get_effective_cpu_isa) get_effective_cpu_isa = find("dnnl_get_effective_cpu_isa");
+  decltype(&dnnl_sgemm) sgemm = find("dnnl_sgemm");
+  decltype(&dnnl_engine_create) engine_create = find("dnnl_engine_create");
+  decltype(&dnnl_engine_destroy) engine_destroy = find("dnnl_engine_destroy");
+  decltype(&dnnl_stream_create) stream_create = find("dnnl_stream_create");
+  decltype(&dnnl_stream_destroy) stream_destroy = find("dnnl_stream_destroy");
+  decltype(&dnnl_memory_desc_init_by_strides) memory_desc_init_by_strides =
+      find("dnnl_memory_desc_init_by_strides");
+  decltype(&dnnl_memory_desc_get_size) memory_desc_get_size = find("dnnl_memory_desc_get_size");
+  decltype(&dnnl_matmul_desc_init) matmul_desc_init = find("dnnl_matmul_desc_init");
+  decltype(&dnnl_primitive_attr_create) primitive_attr_create = find("dnnl_primitive_attr_create");
+  decltype(&dnnl_primitive_attr_destroy) primitive_attr_destroy =
+      find("dnnl_primitive_attr_destroy");
+  decltype(&dnnl_primitive_attr_set_scratchpad_mode) primitive_attr_set_scratchpad_mode =
+      find("dnnl_primitive_attr_set_scratchpad_mode");
+  decltype(&dnnl_primitive_attr_set_post_ops) primitive_attr_set_post_ops =
+      find("dnnl_primitive_attr_set_post_ops");
+  decltype(&dnnl_post_ops_create) post_ops_create = find("dnnl_post_ops_create");
+  decltype(&dnnl_post_ops_destroy) post_ops_destroy = find("dnnl_post_ops_destroy");
+  decltype(&dnnl_post_ops_append_sum) post_ops_append_sum = find("dnnl_post_ops_append_sum");
+  decltype(&dnnl_primitive_desc_create) primitive_desc_create = find("dnnl_primitive_desc_create");
+  decltype(&dnnl_primitive_desc_destroy) primitive_desc_destroy =
+      find("dnnl_primitive_desc_destroy");
+  decltype(&dnnl_primitive_desc_query_md) primitive_desc_query_md =
+      find("dnnl_primitive_desc_query_md");
+  decltype(&dnnl_primitive_create) primitive_create = find("dnnl_primitive_create");
+  decltype(&dnnl_primitive_destroy) primitive_destroy = find("dnnl_primitive_destroy");
+  decltype(&dnnl_primitive_execute) primitive_execute = find("dnnl_primitive_execute");
+  decltype(&dnnl_memory_create) memory_create = find("dnnl_memory_create");
+  decltype(&dnnl_memory_destroy) memory_destroy = find("dnnl_memory_destroy");
+  decltype(&dnnl_memory_set_data_handle) memory_set_data_handle =
+      find("dnnl_memory_set_data_handle");
   // Of the OpenMP that the library runs on.
-  void (*omp_set_num_threads)(int);
-  int (*omp_get_max_threads)();
+  void (*omp_set_num_threads)(int) = find("omp_set_num_threads");
+  int (*omp_get_max_threads)() = find("omp_get_max_threads");
 };
 
 namespace {
@@ -61,52 +85,6 @@ using Functions = OneDnn::Functions;
 void check(dnnl_status_t status, std::string_view call) {
   require<DeviceError>(status == dnnl_success, "[onednn] expected {} to succeed, got status {}",
                        call, static_cast<int>(status));
-}
-
-template <class F>
-bool find(void* library, F& function, const char* name) {
-  function = reinterpret_cast<F>(dlsym(library, name));
-  return function != nullptr;
-}
-
-// Null if it lacks a function. It stays loaded as long as the process runs.
-std::unique_ptr<const Functions> load_functions() {
-  void* const library = dlopen("libdnnl.so.2", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return nullptr;
-  auto f = std::make_unique<Functions>();
-  const bool found =
-      find(library, f->version, "dnnl_version") &&
-      find(library, f->set_max_cpu_isa, "dnnl_set_max_cpu_isa") &&
-      find(library, f->get_effective_cpu_isa, "dnnl_get_effective_cpu_isa") &&
-      find(library, f->sgemm, "dnnl_sgemm") &&
-      find(library, f->engine_create, "dnnl_engine_create") &&
-      find(library, f->engine_destroy, "dnnl_engine_destroy") &&
-      find(library, f->stream_create, "dnnl_stream_create") &&
-      find(library, f->stream_destroy, "dnnl_stream_destroy") &&
-      find(library, f->memory_desc_init_by_strides, "dnnl_memory_desc_init_by_strides") &&
-      find(library, f->memory_desc_get_size, "dnnl_memory_desc_get_size") &&
-      find(library, f->matmul_desc_init, "dnnl_matmul_desc_init") &&
-      find(library, f->primitive_attr_create, "dnnl_primitive_attr_create") &&
-      find(library, f->primitive_attr_destroy, "dnnl_primitive_attr_destroy") &&
-      find(library, f->primitive_attr_set_scratchpad_mode,
-           "dnnl_primitive_attr_set_scratchpad_mode") &&
-      find(library, f->primitive_attr_set_post_ops, "dnnl_primitive_attr_set_post_ops") &&
-      find(library, f->post_ops_create, "dnnl_post_ops_create") &&
-      find(library, f->post_ops_destroy, "dnnl_post_ops_destroy") &&
-      find(library, f->post_ops_append_sum, "dnnl_post_ops_append_sum") &&
-      find(library, f->primitive_desc_create, "dnnl_primitive_desc_create") &&
-      find(library, f->primitive_desc_destroy, "dnnl_primitive_desc_destroy") &&
-      find(library, f->primitive_desc_query_md, "dnnl_primitive_desc_query_md") &&
-      find(library, f->primitive_create, "dnnl_primitive_create") &&
-      find(library, f->primitive_destroy, "dnnl_primitive_destroy") &&
-      find(library, f->primitive_execute, "dnnl_primitive_execute") &&
-      find(library, f->memory_create, "dnnl_memory_create") &&
-      find(library, f->memory_destroy, "dnnl_memory_destroy") &&
-      find(library, f->memory_set_data_handle, "dnnl_memory_set_data_handle") &&
-      find(library, f->omp_set_num_threads, "omp_set_num_threads") &&
-      find(library, f->omp_get_max_threads, "omp_get_max_threads");
-  if (!found) return nullptr;
-  return f;
 }
 
 dnnl_cpu_isa_t onednn_isa(Isa isa) {
@@ -161,8 +139,10 @@ OneDnn::OneDnn(std::unique_ptr<const Functions> functions, int num_threads)
 OneDnn::~OneDnn() = default;
 
 std::unique_ptr<const OneDnn> OneDnn::load(int num_threads) {
-  auto functions = load_functions();
-  if (functions == nullptr) return nullptr;
+  void* const library = dlopen("libdnnl.so.2", RTLD_NOW | RTLD_LOCAL);  // for good
+  if (library == nullptr) return nullptr;
+  auto functions = std::make_unique<const Functions>(library);
+  if (!functions->is_complete) return nullptr;
   return std::make_unique<const OneDnn>(std::move(functions), num_threads);
 }
 
@@ -287,7 +267,7 @@ void Bf16Products::run(const Bf16Product& product, const engine::Memory& memory)
   s.set(kernel.a, product.a);
   s.set(kernel.b, product.b);
   s.set(kernel.c, product.c);
-  s.set(kernel.bias, product.bias);
+  if (product.bias != nullptr) s.set(kernel.bias, product.bias);
   s.set(kernel.scratch, scratch.raw());
   const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, kernel.a.get()},
                                        {DNNL_ARG_WEIGHTS, kernel.b.get()},

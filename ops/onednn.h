@@ -17,7 +17,8 @@ namespace tessera::ops {
 /// nor to start, and it keeps to the instruction set of engine/isa.h.
 class OneDnn {
  public:
-  /// Null where there is no libdnnl.so.2. Products take `num_threads` threads each.
+  /// Null where there is no libdnnl.so.2 that is built for OpenMP. Products take `num_threads`
+  /// threads each.
   static std::unique_ptr<const OneDnn> load(int num_threads);
   /// "oneDNN 2.6.3".
   const std::string& name() const { return name_; }

@@ -46,8 +46,7 @@ bool SquareSum::try_add(std::span<const float> x) {
   constexpr std::size_t kChunk = 8192;  // read twice, the second time from cache
   for (std::size_t begin = 0; begin < x.size(); begin += kChunk) {
     const std::span<const float> chunk = x.subspan(begin, std::min(kChunk, x.size() - begin));
-    float largest = 0;
-    engine::with_isa([&] { largest = max_abs(chunk); });
+    const float largest = engine::with_isa([&] { return max_abs(chunk); });
     if (!std::isfinite(largest)) return false;
     if (largest == 0) continue;
     const int exponent = std::ilogb(double{largest} * largest) + 2;  // squares are below half of it

@@ -4,13 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string>
 #include <vector>
 
-#include "engine/error.h"
+#include "tests/testing/errors.h"
 
 namespace tessera::engine {
 namespace {
@@ -18,14 +17,11 @@ namespace {
 // In a process of its own, as the choice is made once: says what is chosen.
 [[noreturn]] void choose(const char* value) {
   setenv("TESSERA_CPU_ISA", value, 1);
-  try {
+  testing::say_and_exit([] {
     const Isa first = isa();
     setenv("TESSERA_CPU_ISA", "no level", 1);
-    std::fprintf(stderr, "[%s]", first == isa() ? std::string(name_of(first)).c_str() : "changed");
-  } catch (const InvalidArgument& error) {
-    std::fprintf(stderr, "%s", error.what());
-  }
-  std::exit(0);
+    return first == isa() ? name_of(first) : "changed";
+  });
 }
 
 class IsaDeathTest : public ::testing::Test {

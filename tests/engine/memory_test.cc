@@ -7,11 +7,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <random>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -150,27 +154,51 @@ TEST(Memory, BlocksAreAligned) {
   }
 }
 
+// What /proc/self/smaps says of the mapping that `address` lies in.
+struct Mapping {
+  std::int64_t huge_kib = 0;  // in huge pages
+  bool is_advised = false;    // to be in huge pages
+};
+
+Mapping mapping_of(const std::byte* address) {
+  std::ifstream smaps("/proc/self/smaps");
+  Mapping mapping;
+  bool is_here = false;
+  for (std::string line; std::getline(smaps, line);) {
+    std::istringstream words(line);
+    std::string word;
+    words >> word;
+    std::uintptr_t begin = 0, end = 0;
+    if (std::sscanf(word.c_str(), "%" SCNxPTR "-%" SCNxPTR, &begin, &end) == 2) {
+      const auto at = reinterpret_cast<std::uintptr_t>(address);
+      is_here = begin <= at && at < end;
+    } else if (is_here && word == "AnonHugePages:") {
+      words >> mapping.huge_kib;
+    } else if (is_here && word == "VmFlags:") {
+      mapping.is_advised = line.find(" hg ") != std::string::npos;
+    }
+  }
+  return mapping;
+}
+
 // Activations and slots: of 512 times fewer pages the CPU finds nearly all at once.
 TEST(Memory, LargeBlocksLieInHugePages) {
+  // Empty: a kernel without huge pages.
   std::string mode;
   std::getline(std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"), mode);
-  if (mode.empty() || mode.find("[never]") != std::string::npos) GTEST_SKIP() << "no huge pages";
-  const auto huge_kib = [] {
-    std::ifstream rollup("/proc/self/smaps_rollup");
-    for (std::string word; rollup >> word;) {
-      std::int64_t kib = 0;
-      if (word == "AnonHugePages:" && rollup >> kib) return kib;
-    }
-    return std::int64_t{-1};
-  };
-  const std::int64_t before = huge_kib();
-  if (before < 0) GTEST_SKIP() << "no smaps_rollup";
-  constexpr std::int64_t kNumel = 64 << 20;
+  const bool gives = !mode.empty() && mode.find("[never]") == std::string::npos;
+  constexpr std::int64_t kNbytes = 64 << 20;
   Memory memory;
-  std::byte* block = memory.allocate(kNumel, Category::kActivation);
-  std::memset(block, 1, kNumel);
-  EXPECT_GE(huge_kib() - before, kNumel / 1024 / 2);
-  memory.free(block, kNumel, Category::kActivation);
+  std::byte* block = memory.allocate(kNbytes, Category::kActivation);
+  std::memset(block, 1, kNbytes);
+  const Mapping mapping = mapping_of(block + kNbytes / 2);
+  EXPECT_EQ(mapping.is_advised, !mode.empty());
+  if (gives) {
+    EXPECT_GE(mapping.huge_kib, kNbytes / 1024 / 2);
+  } else {
+    EXPECT_EQ(mapping.huge_kib, 0);
+  }
+  memory.free(block, kNbytes, Category::kActivation);
 }
 
 TEST(Memory, MoreThanThereIsNamesCategoryAndSize) {

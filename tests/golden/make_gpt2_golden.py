@@ -97,6 +97,11 @@ def load(dtype):
     return model.train()
 
 
+def batch(stream, step):
+    starts = [i * SEQ for i in range(BATCH * step, BATCH * (step + 1))]
+    return torch.stack([stream[s:s + SEQ] for s in starts]), torch.stack([stream[s + 1:s + SEQ + 1] for s in starts])
+
+
 def train(tokens, dtype, max_norm):
     """Runs all steps from the stored weights; returns the record of the run and the trained model."""
     model = load(dtype)
@@ -105,9 +110,7 @@ def train(tokens, dtype, max_norm):
     stream = torch.from_numpy(tokens.astype(np.int64))
     record = {"loss": [], "grad_norm": []}
     for step in range(STEPS):
-        starts = [i * SEQ for i in range(BATCH * step, BATCH * (step + 1))]
-        x = torch.stack([stream[s:s + SEQ] for s in starts])
-        y = torch.stack([stream[s + 1:s + SEQ + 1] for s in starts])
+        x, y = batch(stream, step)
         logits = model(input_ids=x).logits
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         optimizer.zero_grad()
@@ -132,9 +135,7 @@ def train_bf16(tokens):
     stream = torch.from_numpy(tokens.astype(np.int64))
     record = {"loss": [], "grad_norm": []}
     for step in range(STEPS):
-        starts = [i * SEQ for i in range(BATCH * step, BATCH * (step + 1))]
-        x = torch.stack([stream[s:s + SEQ] for s in starts])
-        y = torch.stack([stream[s + 1:s + SEQ + 1] for s in starts])
+        x, y = batch(stream, step)
         with torch.no_grad():
             for n, p in model.named_parameters():
                 p.copy_(masters[n])

@@ -5,13 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <thread>
 #include <tuple>
 #include <vector>
 
 #include "engine/philox.h"
+#include "tests/testing/errors.h"
 
 namespace tessera::ops {
 namespace {
@@ -137,21 +137,25 @@ TEST(Gemm, EmptyDimensions) {
   }
 }
 
+void expect_same_bits_wherever_it_lies(std::int64_t m, std::int64_t n, std::int64_t k, bool ta,
+                                       bool tb, bool accumulate) {
+  const Storage<float> a(m, k, ta, 1), b(k, n, tb, 2), c(m, n, false, 3);
+  gemm(a.view, b.view, c.view, accumulate);
+  const std::vector<float> want = values(c.view);
+  for (const std::int64_t offset : {1, 3, 6}) {
+    const Storage<float> a2(m, k, ta, 1, offset, 1), b2(k, n, tb, 2, (offset * 5) % 16, 2);
+    const Storage<float> c2(m, n, false, 3, (offset * 3) % 16, offset);
+    gemm(a2.view, b2.view, c2.view, accumulate);
+    ASSERT_EQ(values(c2.view), want) << m << " " << n << " " << k << " +" << offset;
+  }
+}
+
 TEST(Gemm, BitsDoNotDependOnAlignmentOrLeadingDimension) {
   for (int m = 1; m <= 40; ++m)
     for (int n = 1; n <= 40; n += 1 + n % 3)
       for (const int k : {1, 2, 5, 7, 19, 40}) {
-        const bool ta = (m + n) % 2 == 0, tb = (n + k) % 2 == 0;
-        const Storage<float> a(m, k, ta, 1), b(k, n, tb, 2);
-        const Storage<float> c(m, n, false, 3);
-        gemm(a.view, b.view, c.view, false);
-        const std::vector<float> want = values(c.view);
-        for (const std::int64_t offset : {1, 3, 6}) {
-          const Storage<float> a2(m, k, ta, 1, offset, 1), b2(k, n, tb, 2, (offset * 5) % 16, 2);
-          const Storage<float> c2(m, n, false, 3, (offset * 3) % 16, offset);
-          gemm(a2.view, b2.view, c2.view, false);
-          ASSERT_EQ(values(c2.view), want) << m << " " << n << " " << k << " +" << offset;
-        }
+        expect_same_bits_wherever_it_lies(m, n, k, (m + n) % 2 == 0, (n + k) % 2 == 0, false);
+        if (HasFatalFailure()) return;
       }
 }
 
@@ -168,15 +172,8 @@ TEST(Gemm, BitsOfLargeProductsDoNotDependOnAlignmentOrPadding) {
                                                                       {31, 500, 90}})
     for (const bool ta : {false, true})
       for (const bool tb : {false, true}) {
-        const Storage<float> a(m, k, ta, 1), b(k, n, tb, 2), c(m, n, false, 3);
-        gemm(a.view, b.view, c.view, true);
-        const std::vector<float> want = values(c.view);
-        for (const std::int64_t offset : {1, 3, 6}) {
-          const Storage<float> a2(m, k, ta, 1, offset, 1), b2(k, n, tb, 2, (offset * 5) % 16, 2);
-          const Storage<float> c2(m, n, false, 3, (offset * 3) % 16, offset);
-          gemm(a2.view, b2.view, c2.view, true);
-          ASSERT_EQ(values(c2.view), want) << m << " " << n << " " << k << " +" << offset;
-        }
+        expect_same_bits_wherever_it_lies(m, n, k, ta, tb, true);
+        if (HasFatalFailure()) return;
       }
 }
 
@@ -324,12 +321,7 @@ TEST(Gemm, RefusesShapesThatDoNotFit) {
 [[noreturn]] void choose(const char* gemm, const char* threads) {
   setenv("TESSERA_CPU_GEMM", gemm, 1);
   setenv("TESSERA_CPU_THREADS", threads, 1);
-  try {
-    std::fprintf(stderr, "[%s]", gemm_library().c_str());
-  } catch (const engine::InvalidArgument& error) {
-    std::fprintf(stderr, "%s", error.what());
-  }
-  std::exit(0);
+  testing::say_and_exit(gemm_library);
 }
 
 TEST(GemmDeathTest, TheEnvironmentSaysWhoMultiplies) {

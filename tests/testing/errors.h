@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <initializer_list>
 #include <string>
@@ -23,6 +25,18 @@ std::string error_of(F&& fn) {
   }
   ADD_FAILURE() << "no error";
   return "";
+}
+
+/// For EXPECT_EXIT with status 0: says on stderr what `fn` returns, in brackets, or the error that
+/// it throws.
+template <class F>
+[[noreturn]] void say_and_exit(F&& fn) {
+  try {
+    std::fprintf(stderr, "[%s]", std::string(fn()).c_str());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s", error.what());
+  }
+  std::exit(0);
 }
 
 /// Whether `text` holds all of `parts`.

@@ -40,13 +40,13 @@ class TransformerRank : public TaskRank {
     if (log == nullptr) return;
     const int num_ranks = trainer.world().size();
     const int shard_ranks = fsdp.options().shard_ranks;
-    const std::int64_t bucket_nbytes = fsdp.options().bucket_nbytes;
+    const double bucket_mb = config_.parallel.bucket_mb;
     log->say(fmt::format(
         "plan {:016x}: {} units, {} on {} rank{}{}{}", fsdp.plan_hash(), fsdp.units().size(),
         config_.parallel.strategy, num_ranks, num_ranks == 1 ? "" : "s",
         1 < shard_ranks && shard_ranks < num_ranks ? fmt::format(", replicas of {}", shard_ranks)
                                                    : "",
-        bucket_nbytes > 0 ? fmt::format(", buckets of {} MiB", bucket_nbytes >> 20) : ""));
+        bucket_mb > 0 ? fmt::format(", buckets of {} MiB", bucket_mb) : ""));
   }
 
   Trainer::Data data() override {

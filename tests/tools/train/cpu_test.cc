@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <string>
@@ -60,14 +59,11 @@ TEST(CpuTest, RanksKeepToCoresOfTheirOwn) {
 // In a process of its own, as the choice is made once: says what is chosen.
 [[noreturn]] void choose(const CpuConfig& config, bool twice = false) {
   setenv("TESSERA_CPU_THREADS", "3", 1);
-  try {
+  testing::say_and_exit([&] {
     if (twice) choose_cpu({.gemm = "eigen"});
     choose_cpu(config);
-    std::fprintf(stderr, "[%s]", cpu_text().c_str());
-  } catch (const engine::InvalidArgument& error) {
-    std::fprintf(stderr, "%s", error.what());
-  }
-  std::exit(0);
+    return cpu_text();
+  });
 }
 
 TEST(CpuDeathTest, AFlagIsTheChoiceOrAnError) {
