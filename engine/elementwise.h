@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "engine/dtype.h"
 #include "engine/stream.h"
@@ -17,7 +18,11 @@ namespace tessera::engine {
 /// dst[i] = src[i], converted.
 template <class T, class S>
 void cast(T* dst, const S* src, std::int64_t numel) {
-  for (std::int64_t i = 0; i < numel; ++i) store_f32(dst[i], to_f32(src[i]));
+  if constexpr (std::is_same_v<T, S>) {
+    std::memmove(dst, src, static_cast<std::size_t>(numel) * sizeof(T));
+  } else {
+    for (std::int64_t i = 0; i < numel; ++i) store_f32(dst[i], to_f32(src[i]));
+  }
 }
 
 /// dst[i] += src[i].

@@ -25,8 +25,8 @@ using engine::to_f32;
 namespace {
 
 // [Note: attention tiles]
-// A head's scores are computed kRows queries by kKeys keys at a time, tiles with no visible key are
-// skipped, and within a tile a masked score is -inf, whose probability is exactly 0. Forward walks
+// A head's scores are computed some queries by kKeys keys at a time, tiles with no visible key are
+// skipped, and within a tile a masked score's probability is exactly 0. Forward walks
 // the key tiles of a row of queries with the online softmax: output and sum are relative to the
 // largest score so far, and are scaled down when a larger one comes. Backward walks the same tiles,
 // recomputes p = exp(scale q k^T - lse) and adds
@@ -38,7 +38,12 @@ namespace {
 // Operands of products (P) are f32 rows where they lie; of bf16 rows copies, dense as kernels for
 // bf16 want them, or widened where the CPU does not multiply bf16. Where it does, probabilities and
 // the gradients of scores are rounded to bf16, in small products as well.
-constexpr std::int64_t kRows = 64, kKeys = 256;
+constexpr std::int64_t kKeys = 256;
+
+// Queries of a tile whose products read P. A divisor of kKeys: so each query sees its tile's first
+// key.
+template <class P>
+constexpr std::int64_t kRows = std::is_same_v<P, float> ? 64 : 128;
 
 using Layout = AttentionLayout;
 
@@ -149,77 +154,82 @@ struct Tile {
   MatrixView<T> square(T* x) const {
     return {x, rows, keys, keys};
   }
-  // The scores of this tile, -inf where the key comes after the query.
-  template <class P>
-  void scores(float* scores, const MatrixView<const P>& q, const MatrixView<const P>& k,
-              bool causal) const {
-    product(q, k.t(), square(scores), false);
-    if (!causal || key + keys <= row + 1) return;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t visible = std::clamp<std::int64_t>(row + r + 1 - key, 0, keys);
-      std::fill(scores + r * keys + visible, scores + r * keys + keys,
-                -std::numeric_limits<float>::infinity());
-    }
+  // Keys that query row + r may see here, and as many again, masked, as make whole lanes.
+  std::int64_t visible(bool causal, std::int64_t r) const {
+    return causal ? std::min(row + r + 1 - key, keys) : keys;
   }
-  // `x` (rows, keys) as an operand: itself, or rounded into `space`.
-  template <class P>
-  MatrixView<const P> as_operand(float* x, const Tensor& space) const {
-    if constexpr (std::is_same_v<P, float>) {
-      return square(x);
-    } else {
-      P* const rounded = space.data<P>();
-      for (std::int64_t r = 0; r < rows; ++r) engine::cast(rounded + r * keys, x + r * keys, keys);
-      return square(rounded);
-    }
+  std::int64_t in_lanes(std::int64_t visible) const {
+    return std::min((visible + kLanes - 1) / kLanes * kLanes, keys);
   }
 };
+
+// -inf from `visible` on, in the lanes up to `keys`.
+void mask(float* scores, std::int64_t visible, std::int64_t keys) {
+  for (std::int64_t c = visible / kLanes * kLanes; c < keys; ++c) {
+    scores[c] = select(c < visible, scores[c], -std::numeric_limits<float>::infinity());
+  }
+}
+
+// Where a (rows, keys) operand of products is: f32 where it was computed, bf16 in a space of its
+// own.
+template <class P>
+P* operand_of(float* f32, const Tensor& space) {
+  if constexpr (std::is_same_v<P, float>) {
+    return f32;
+  } else {
+    return space.data<P>();
+  }
+}
 
 // What products read instead of the tensors' bf16: see [Note: attention tiles].
 struct Copies {
   Copies(const Memory& memory, const Layout& s, DType dtype) {
     const DType operand = operand_dtype(dtype);
-    if (operand == DType::kBF16) rounded = scratch(memory, kRows, kKeys, operand);
+    rows = operand == DType::kBF16 ? kRows<BFloat16> : kRows<float>;
+    if (operand == DType::kBF16) rounded = scratch(memory, rows, kKeys, operand);
     if (dtype == DType::kF32) return;
     k = scratch(memory, s.tokens, s.head_size, operand);
     v = scratch(memory, s.tokens, s.head_size, operand);
-    q = scratch(memory, kRows, s.head_size, operand);
+    q = scratch(memory, rows, s.head_size, operand);
   }
-  Tensor k, v;     // (T, D) of one kv head
-  Tensor q;        // (kRows, D) of one head
-  Tensor rounded;  // (kRows, kKeys): probabilities, or the gradient of scores
+  std::int64_t rows;  // of a tile
+  Tensor k, v;        // (T, D) of one kv head
+  Tensor q;           // (rows, D) of one head
+  Tensor rounded;     // (rows, kKeys): probabilities
 };
 
 struct ForwardScratch : Copies {
   ForwardScratch(const Memory& memory, const Layout& s, DType dtype)
       : Copies(memory, s, dtype),
-        out(scratch(memory, kRows, s.head_size)),
-        scores(scratch(memory, kRows, kKeys)),
-        max(scratch(memory, 1, kRows)),
-        sum(scratch(memory, 1, kRows)) {}
-  Tensor out;       // (kRows, D) of one head
-  Tensor scores;    // (kRows, kKeys)
-  Tensor max, sum;  // (kRows) of the keys so far
+        out(scratch(memory, rows, s.head_size)),
+        scores(scratch(memory, rows, kKeys)),
+        max(scratch(memory, 1, rows)),
+        sum(scratch(memory, 1, rows)) {}
+  Tensor out;       // (rows, D) of one head
+  Tensor scores;    // (rows, kKeys)
+  Tensor max, sum;  // (rows) of the keys so far
 };
 
-// The online softmax: takes a tile of scores to probabilities relative to the new maximum, and
+// The online softmax: takes a tile of scores to probabilities `p` relative to the new maximum, and
 // scales what was summed so far to match.
-void update_softmax(const Tile& tile, float scale, std::int64_t width, float* scores, float* max,
-                    float* sum, float* out) {
-  for (std::int64_t r = 0; r < tile.rows; ++r) {
-    float* row = scores + r * tile.keys;
-    const float largest = row_max(row, tile.keys);
+template <class P>
+void update_softmax(const Tile& tile, const Layout& s, float* scores, P* p, float* max, float* sum,
+                    float* out) {
+  for (std::int64_t r = 0; r < tile.rows; ++r, scores += tile.keys, p += tile.keys) {
+    const std::int64_t visible = tile.visible(s.causal, r), keys = tile.in_lanes(visible);
+    mask(scores, visible, keys);
+    const float largest = row_max(scores, keys);
     if (tile.key == 0) {
       max[r] = largest;
-      sum[r] = exp_row(row, tile.keys, largest, scale);
-      continue;
-    }
-    if (largest > max[r]) {
-      const float factor = exp((max[r] - largest) * scale);
+      sum[r] = 0;
+    } else if (largest > max[r]) {
+      const float factor = exp((max[r] - largest) * s.scale);
       max[r] = largest;
       sum[r] *= factor;
-      multiply(out + r * width, width, factor);
+      multiply(out + r * s.head_size, s.head_size, factor);
     }
-    sum[r] += exp_row(row, tile.keys, max[r], scale);
+    sum[r] += exp_row(scores, p, keys, max[r], s.scale);
+    std::fill(p + keys, p + tile.keys, P{});
   }
 }
 
@@ -236,9 +246,10 @@ void attend(Products& products, const Memory& memory, const Layout& s, std::int6
   const std::int64_t end = keys_end(s, row, q.rows);
   for (std::int64_t key = 0; key < end; key += kKeys) {
     const Tile tile{products, memory, row, q.rows, key, std::min(kKeys, end - key)};
-    tile.scores(scores, q, rows_of(k, key, tile.keys), s.causal);
-    update_softmax(tile, s.scale, s.head_size, scores, max, sum, out);
-    tile.product(tile.as_operand<P>(scores, w.rounded), rows_of(v, key, tile.keys), sums, key > 0);
+    P* const p = operand_of<P>(scores, w.rounded);
+    tile.product(q, rows_of(k, key, tile.keys).t(), tile.square(scores), false);
+    update_softmax(tile, s, scores, p, max, sum, out);
+    tile.product(tile.square<const P>(p), rows_of(v, key, tile.keys), sums, key > 0);
   }
   for (std::int64_t r = 0; r < q.rows; ++r) {
     multiply(out + r * s.head_size, s.head_size, 1 / sum[r]);
@@ -258,8 +269,8 @@ void forward(Products& products, const Memory& memory, const Layout& s, const T*
         k = operand<P>(qkv + s.k_at(b, h / s.group()), s.tokens, d, ld, w.k);
         v = operand<P>(qkv + s.v_at(b, h / s.group()), s.tokens, d, ld, w.v);
       }
-      for (std::int64_t row = 0; row < s.tokens; row += kRows) {
-        const std::int64_t rows = std::min(kRows, s.tokens - row);
+      for (std::int64_t row = 0; row < s.tokens; row += kRows<P>) {
+        const std::int64_t rows = std::min(kRows<P>, s.tokens - row);
         const auto q = operand<P>(qkv + s.q_at(b, h) + row * ld, rows, d, ld, w.q);
         attend(products, memory, s, row, q, k, v, w);
         store(y + s.y_at(b, h) + row * s.y_width(), w.out.data<float>(), rows, d, s.y_width(),
@@ -275,33 +286,56 @@ struct BackwardScratch : Copies {
       : Copies(memory, s, dtype),
         dk(scratch(memory, s.tokens, s.head_size)),
         dv(scratch(memory, s.tokens, s.head_size)),
-        dq(scratch(memory, kRows, s.head_size)),
-        p(scratch(memory, kRows, kKeys)),
-        ds(scratch(memory, kRows, kKeys)) {
-    if (dtype != DType::kF32) dy = scratch(memory, kRows, s.head_size, operand_dtype(dtype));
+        dq(scratch(memory, rows, s.head_size)),
+        p(scratch(memory, rows, kKeys)),
+        ds(scratch(memory, rows, kKeys)) {
+    if (rounded.defined()) rounded_ds = scratch(memory, rows, kKeys, rounded.dtype());
+    if (dtype != DType::kF32) dy = scratch(memory, rows, s.head_size, operand_dtype(dtype));
   }
-  Tensor dk, dv;  // (T, D) of one kv head
-  Tensor dq;      // (kRows, D) of one head
-  Tensor p, ds;   // (kRows, kKeys)
-  Tensor dy;      // (kRows, D) of one head, if it is copied
+  Tensor dk, dv;      // (T, D) of one kv head
+  Tensor dq;          // (rows, D) of one head
+  Tensor p, ds;       // (rows, kKeys)
+  Tensor rounded_ds;  // (rows, kKeys)
+  Tensor dy;          // (rows, D) of one head, if it is copied
 };
 
-// Takes scores to probabilities in `p`, and dy v^T to the gradient of the scores, but for the
-// scale, in `ds`. `dy` and `y`: rows of one head, `ld` apart.
-template <class T>
-void scores_backward(const Tile& tile, const Layout& s, float* p, float* ds, const float* lse,
+// A tile's probabilities, and the gradient of its scores but for the scale: where they are computed
+// in f32, and where products read them.
+template <class P>
+struct Scores {
+  float *p, *ds;
+  P *p_operand, *ds_operand;
+};
+
+// Takes scores to probabilities, and dy v^T to the gradient of the scores. `dy` and `y`: rows of
+// one head, `ld` apart.
+template <class P, class T>
+void scores_backward(const Tile& tile, const Layout& s, const Scores<P>& scores, const float* lse,
                      const T* dy, const T* y, std::int64_t ld) {
   const float scale = s.scale;
   for (std::int64_t r = 0; r < tile.rows; ++r, dy += ld, y += ld) {
     const float delta =
         lane_sum(s.head_size, [=](std::int64_t i) { return to_f32(dy[i]) * to_f32(y[i]); });
     const float shift = lse[r];
-    float* __restrict p_row = p + r * tile.keys;
-    float* __restrict ds_row = ds + r * tile.keys;
-    for (std::int64_t c = 0; c < tile.keys; ++c) {
-      p_row[c] = exp(p_row[c] * scale - shift);
-      ds_row[c] = p_row[c] * (ds_row[c] - delta);
+    float* __restrict p = scores.p + r * tile.keys;
+    float* __restrict ds = scores.ds + r * tile.keys;
+    P* __restrict p_operand = scores.p_operand + r * tile.keys;
+    P* __restrict ds_operand = scores.ds_operand + r * tile.keys;
+    const std::int64_t visible = tile.visible(s.causal, r), keys = tile.in_lanes(visible);
+    mask(p, visible, keys);
+    for (std::int64_t c = 0; c < keys; ++c) {
+      const float probability = exp(p[c] * scale - shift);
+      const float slope = probability * (ds[c] - delta);
+      if constexpr (std::is_same_v<P, float>) {
+        p[c] = probability;
+        ds[c] = slope;
+      } else {
+        engine::store_f32(p_operand[c], probability);
+        engine::store_f32(ds_operand[c], slope);
+      }
     }
+    std::fill(p_operand + keys, p_operand + tile.keys, P{});
+    std::fill(ds_operand + keys, ds_operand + tile.keys, P{});
   }
 }
 
@@ -319,8 +353,9 @@ void attend_backward(Products& products, const Memory& memory, const Layout& s, 
                      const Operands<P>& in, const float* lse, const T* dy, const T* y,
                      std::int64_t ld, const BackwardScratch& w) {
   const std::int64_t d = s.head_size, rows = in.q.rows;
-  float* p = w.p.data<float>();
-  float* ds = w.ds.data<float>();
+  float* const p = w.p.data<float>();
+  float* const ds = w.ds.data<float>();
+  const Scores<P> scores{p, ds, operand_of<P>(p, w.rounded), operand_of<P>(ds, w.rounded_ds)};
   const MatrixView<float> dq{w.dq.data<float>(), rows, d, d};
   const std::int64_t end = keys_end(s, row, rows);
   for (std::int64_t key = 0; key < end; key += kKeys) {
@@ -328,11 +363,11 @@ void attend_backward(Products& products, const Memory& memory, const Layout& s, 
     const auto k = rows_of(in.k, key, tile.keys), v = rows_of(in.v, key, tile.keys);
     const MatrixView<float> dk{w.dk.data<float>() + key * d, tile.keys, d, d};
     const MatrixView<float> dv{w.dv.data<float>() + key * d, tile.keys, d, d};
-    tile.scores(p, in.q, k, s.causal);
+    tile.product(in.q, k.t(), tile.square(p), false);
     tile.product(in.dy, v.t(), tile.square(ds), false);
-    scores_backward(tile, s, p, ds, lse, dy, y, ld);
-    tile.product(tile.as_operand<P>(p, w.rounded).t(), in.dy, dv, true);
-    const auto dscores = tile.as_operand<P>(ds, w.rounded);
+    scores_backward(tile, s, scores, lse, dy, y, ld);
+    const auto dscores = tile.square<const P>(scores.ds_operand);
+    tile.product(tile.square<const P>(scores.p_operand).t(), in.dy, dv, true);
     tile.product(dscores.t(), in.q, dk, true);
     tile.product(dscores, k, dq, key > 0);
   }
@@ -352,8 +387,8 @@ void backward(Products& products, const Memory& memory, const Layout& s, const T
         engine::fill_zero(w.dk);
         engine::fill_zero(w.dv);
       }
-      for (std::int64_t row = 0; row < s.tokens; row += kRows) {
-        const std::int64_t rows = std::min(kRows, s.tokens - row);
+      for (std::int64_t row = 0; row < s.tokens; row += kRows<P>) {
+        const std::int64_t rows = std::min(kRows<P>, s.tokens - row);
         const std::int64_t q_at = s.q_at(b, h) + row * ld, y_at = s.y_at(b, h) + row * y_ld;
         in.q = operand<P>(qkv + q_at, rows, d, ld, w.q);
         in.dy = operand<P>(dy + y_at, rows, d, y_ld, w.dy);

@@ -28,6 +28,10 @@ namespace {
 // those of its other kernels do where one is a multiple of 256 and k is large.
 constexpr std::int64_t kMinOneDnn = 24 * 24 * 24, kMinBf16 = 32 * 32 * 32, kMinSide = 4;
 constexpr int kMaxThreads = 1024;
+// A transposed A (of a weight gradient) is multiplied some of its stored rows at a time: 1.05 to
+// 1.35 times as fast where C has a side of 1536 or 2048 (the library's own panels of 384 rows do
+// badly there), and never more than 3 % slower.
+constexpr std::int64_t kPanelRows = 256;
 
 // Who multiplies, decided once: null means Eigen.
 struct Choice {
@@ -140,6 +144,19 @@ void add_product_of_eigen(const MatrixView<const float>& a, const MatrixView<con
   engine::isa() >= Isa::kV3 ? v3::add_product(product) : v2::add_product(product);
 }
 
+void multiply_by_library(const OneDnn& library, const MatrixView<const float>& a,
+                         const MatrixView<const float>& b, const MatrixView<float>& c,
+                         bool accumulate) {
+  const std::int64_t num_panels = a.transposed ? std::max<std::int64_t>(a.cols / kPanelRows, 1) : 1;
+  const std::int64_t rows = (a.cols + num_panels - 1) / num_panels;
+  for (std::int64_t k = 0; k < a.cols; k += rows) {
+    library.sgemm(a.transposed, b.transposed, c.rows, c.cols, std::min(rows, a.cols - k),
+                  a.data + (a.transposed ? k * a.ld : k), a.ld,
+                  b.data + (b.transposed ? k : k * b.ld), b.ld, accumulate || k > 0 ? 1.0f : 0.0f,
+                  c.data, c.ld);
+  }
+}
+
 void set_zero(const MatrixView<float>& c) {
   for (std::int64_t i = 0; i < c.rows; ++i) std::fill_n(c.data + i * c.ld, c.cols, 0.0f);
 }
@@ -181,8 +198,7 @@ void gemm(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float
   if (c.rows == 0 || c.cols == 0) return;
   if (a.cols == 0) return accumulate ? void() : set_zero(c);
   if (const OneDnn* library = library_for(c.rows, c.cols, a.cols, kMinOneDnn)) {
-    return library->sgemm(a.transposed, b.transposed, c.rows, c.cols, a.cols, a.data, a.ld, b.data,
-                          b.ld, accumulate ? 1.0f : 0.0f, c.data, c.ld);
+    return multiply_by_library(*library, a, b, c, accumulate);
   }
   if (!accumulate) set_zero(c);
   add_product_of_eigen(a, b, c);

@@ -19,15 +19,15 @@ namespace tessera::shard {
 // that parts of a sum agree without having met. A part starts at the first window that holds its
 // largest square with a bit to spare: of higher windows its squares are less than half a unit, so
 // they would leave nothing there. Sums are added at the higher of two windows, and the lowest bins
-// of the other fall off, as they would have done had it started there. Four bins keep at least 3 w
-// bits below the largest square: with 2^31 elements what is dropped is below 2^-28 of it in total.
-// From 2^32 elements on bins are so narrow that a fifth is needed: with 2^36 elements five keep 60
+// of the other fall off, as they would have done had it started there. Three bins keep at least 2 w
+// bits below the largest square: with up to 2^25 elements what is dropped is below 2^-28 of it in
+// total. More elements make bins narrower: up to 2^32 four do as well, and with 2^36 five keep 60
 // bits, and what is dropped is below 2^-23 of the largest square.
 
 SquareSum::SquareSum(std::int64_t numel)
     : count_bits_(std::bit_width(static_cast<std::uint64_t>(numel))),
       width_(52 - count_bits_),
-      num_bins_(count_bits_ <= 32 ? 4 : 5),
+      num_bins_(3 + (count_bits_ > 25 ? 1 : 0) + (count_bits_ > 32 ? 1 : 0)),
       window_(0) {
   engine::require(numel < kMaxNormNumel, "[norm] expected fewer than {} elements, got {}",
                   kMaxNormNumel, numel);
@@ -52,7 +52,11 @@ bool SquareSum::try_add(std::span<const float> x) {
     const int exponent = std::ilogb(double{largest} * largest) + 2;  // squares are below half of it
     const int window = (exponent + 4096 * width_ + width_ - 1) / width_ - 4096;
     if (is_empty_ || window > window_) raise(window);
-    engine::with_isa([&] { num_bins_ == 4 ? add_chunk<4>(chunk) : add_chunk<5>(chunk); });
+    engine::with_isa([&] {
+      if (num_bins_ == 3) add_chunk<3>(chunk);
+      if (num_bins_ == 4) add_chunk<4>(chunk);
+      if (num_bins_ == 5) add_chunk<5>(chunk);
+    });
   }
   return true;
 }
@@ -73,13 +77,15 @@ void SquareSum::add_chunk(std::span<const float> x) {
     const double q1 = (s1 + r0) - s1;
     const double r1 = r0 - q1;
     const double q2 = (s2 + r1) - s2;
-    const double r2 = r1 - q2;
-    const double q3 = (s3 + r2) - s3;
     b0 += q0;
     b1 += q1;
     b2 += q2;
-    b3 += q3;
-    if constexpr (kBins > 4) b4 += (s4 + (r2 - q3)) - s4;
+    if constexpr (kBins > 3) {
+      const double r2 = r1 - q2;
+      const double q3 = (s3 + r2) - s3;
+      b3 += q3;
+      if constexpr (kBins > 4) b4 += (s4 + (r2 - q3)) - s4;
+    }
   }
   const std::array<double, kMaxBins> sums = {b0, b1, b2, b3, b4};
   for (std::size_t i = 0; i < sums.size(); ++i) bins_[i] += sums[i];

@@ -88,7 +88,7 @@ void sum(std::span<const void* const> ins, const float* start, std::span<float* 
 }  // namespace
 
 Store store_for(std::int64_t nbytes_written) {
-  constexpr std::int64_t kCache = 2 << 20;
+  constexpr std::int64_t kCache = 8 << 20;
   return nbytes_written > kCache ? Store::kStreaming : Store::kCached;
 }
 

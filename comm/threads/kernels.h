@@ -12,7 +12,7 @@ namespace tessera::comm {
 /// Whether what is written is read again soon (kCached), or is too big to stay in cache anyway
 /// (kStreaming): then stores go around it, which saves reading each line before it is overwritten.
 enum class Store { kCached, kStreaming };
-/// kStreaming for collectives that write more than a core's cache holds.
+/// kStreaming for collectives that write more than caches hold.
 Store store_for(std::int64_t nbytes_written);
 
 /// dst and src do not overlap.

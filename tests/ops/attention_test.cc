@@ -128,6 +128,7 @@ TEST(AttentionTest, GradientsMatchDifferences) {
 TEST(AttentionTest, BFloat16MatchesF32) {
   check_bf16(attention_case({2, 37, 4, 2, 16}));
   check_bf16(attention_case({1, 260, 1, 1, 8, false}));
+  check_bf16(attention_case({1, 300, 2, 1, 8}));
 }
 
 TEST(AttentionTest, GradientIsAddedToWhatIsThere) {

@@ -72,22 +72,25 @@ TEST(SumOfSquares, ExtremesAreExact) {
   EXPECT_EQ(sum_of({}, 1), 0);
 }
 
-// In a sum that may have 2^31 terms bins are narrow: these squares lie three bins below the first.
+// The more terms a sum may have, the narrower and the more are its bins: these squares lie in the
+// last of each.
 TEST(SumOfSquares, ManySmallSquaresAreNotLostBesideALargeOne) {
-  constexpr std::int64_t kNumel = std::int64_t{1} << 31;
-  const std::vector<float> large = {1}, small(1 << 20, 0x1p-21f);
-  for (const bool large_first : {false, true}) {
-    SquareSum total(kNumel);
-    for (const auto& part : {large_first ? large : small, large_first ? small : large}) {
-      SquareSum sum(kNumel);
-      EXPECT_TRUE(sum.try_add(part));
-      total.add(SquareSum::from_words(sum.words(), kNumel));
+  const std::vector<float> large = {1}, small(1 << 20, 0x1p-25f);
+  for (const int log2_numel : {21, 24, 25, 31, 32, 36}) {
+    const std::int64_t numel = std::int64_t{1} << log2_numel;
+    for (const bool large_first : {false, true}) {
+      SquareSum total(numel);
+      for (const auto& part : {large_first ? large : small, large_first ? small : large}) {
+        SquareSum sum(numel);
+        EXPECT_TRUE(sum.try_add(part));
+        total.add(SquareSum::from_words(sum.words(), numel));
+      }
+      EXPECT_EQ(total.total(), 1 + 0x1p-30) << log2_numel;
+      SquareSum together(numel);
+      EXPECT_TRUE(together.try_add(large_first ? large : small));
+      EXPECT_TRUE(together.try_add(large_first ? small : large));
+      EXPECT_EQ(together.words(), total.words()) << log2_numel;
     }
-    EXPECT_EQ(total.total(), 1 + 0x1p-22);
-    SquareSum together(kNumel);
-    EXPECT_TRUE(together.try_add(large_first ? large : small));
-    EXPECT_TRUE(together.try_add(large_first ? small : large));
-    EXPECT_EQ(together.words(), total.words());
   }
 }
 

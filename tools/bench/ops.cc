@@ -129,8 +129,11 @@ void bench_adamw(Bench& bench) {
 
 void bench_ops(const BenchConfig& config, BenchReport& report) {
   report.note(fmt::format(
-      "{}, {}; at most {:.1f} GFLOP/s of f32 in registers, {:.1f} GB/s by memcpy",
-      name_of(engine::isa()), ops::gemm_library(), peak_gflop_per_s(), copy_gb_per_s()));
+      "{}, {}; at most {:.1f} GFLOP/s of f32 in registers; matrix products {:.1f} f32, {:.1f} "
+      "bf16; "
+      "{:.1f} GB/s by memcpy",
+      name_of(engine::isa()), ops::gemm_library(), peak_gflop_per_s(),
+      product_gflop_per_s(DType::kF32), product_gflop_per_s(DType::kBF16), copy_gb_per_s()));
   report.begin_table("ops",
                      fmt::format("Kernels, one thread: B {}, T {}, C {}, H {}, V {}; adamw of "
                                  "{:.1f}M parameters. Work as the kernels state it",

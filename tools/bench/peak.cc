@@ -3,10 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
 #include "engine/isa.h"
+#include "engine/memory.h"
+#include "engine/stream.h"
+#include "engine/tensor.h"
+#include "ops/gemm.h"
 #include "tools/bench/timing.h"
 
 namespace tessera::tools {
@@ -43,6 +48,27 @@ double peak_gflop_per_s() {
                  {gflop_per_s<64, true>(), gflop_per_s<96, true>(), gflop_per_s<192, true>()});
   }
   return *std::ranges::max_element(rates);
+}
+
+double product_gflop_per_s(engine::DType dtype) {
+  constexpr std::int64_t kRows = 1024, kIn = 384, kOut = 1536;
+  const engine::Memory memory;
+  ops::Products products(engine::Stream::inline_cpu("compute"));
+  const auto zeros = [&](std::int64_t rows, std::int64_t cols, engine::DType type) {
+    return engine::Tensor::zeros(memory, {rows, cols}, type);
+  };
+  const engine::Tensor x = zeros(kRows, kIn, dtype), w = zeros(kIn, kOut, dtype);
+  const engine::Tensor y = zeros(kRows, kOut, engine::DType::kF32);
+  const auto times = time_in_turn(
+      {[&] {
+        engine::dispatch_float(dtype, "bench", [&](auto type) {
+          using T = decltype(type);
+          ops::gemm(products, memory, ops::matrix<const T>(x, kRows, kIn),
+                    ops::matrix<const T>(w, kIn, kOut), ops::matrix<float>(y, kRows, kOut), false);
+        });
+      }},
+      11);
+  return ops::gemm_flops(kRows, kOut, kIn) / times[0].min_ms * 1e-6;
 }
 
 double copy_gb_per_s() {

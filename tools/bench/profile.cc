@@ -5,10 +5,9 @@
 #include <numeric>
 #include <vector>
 
-#include "engine/memory.h"
-#include "ops/gemm.h"
 #include "tools/bench/launches.h"
 #include "tools/bench/parts.h"
+#include "tools/bench/peak.h"
 #include "tools/bench/timing.h"
 #include "tools/bench/training.h"
 
@@ -19,23 +18,6 @@ double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// FLOPs of a millisecond of our matrix product at its best: what the floor is made of.
-double gemm_flops_per_ms() {
-  constexpr std::int64_t kRows = 1024, kIn = 384, kOut = 1536;
-  const engine::Memory memory;
-  const auto zeros = [&](std::int64_t rows, std::int64_t cols) {
-    return engine::Tensor::zeros(memory, {rows, cols}, engine::DType::kF32);
-  };
-  const engine::Tensor x = zeros(kRows, kIn), w = zeros(kIn, kOut), y = zeros(kRows, kOut);
-  const auto times = time_in_turn({[&] {
-                                    ops::gemm(ops::matrix<const float>(x, kRows, kIn),
-                                              ops::matrix<const float>(w, kIn, kOut),
-                                              ops::matrix<float>(y, kRows, kOut), false);
-                                  }},
-                                  11);
-  return ops::gemm_flops(kRows, kOut, kIn) / times[0].min_ms;
-}
-
 bool is_matrix_product(const KernelTimes& kernel) {
   const auto starts = [&](const char* prefix) { return kernel.name.starts_with(prefix); };
   return (starts("linear") || starts("attention")) && !kernel.name.ends_with("bias");
@@ -43,7 +25,8 @@ bool is_matrix_product(const KernelTimes& kernel) {
 
 void profile(const TrainingRow& row, const BenchConfig& config, BenchReport& report) {
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-  const double flops_per_ms = gemm_flops_per_ms();
+  // What the floor is made of.
+  const double gflop_per_s = product_gflop_per_s(row.param);
   LaunchLog log;
   const TrainingTimes times = run_training(row, config.steps, &log);
   const auto steps = static_cast<double>(config.steps);
@@ -77,13 +60,14 @@ void profile(const TrainingRow& row, const BenchConfig& config, BenchReport& rep
   part("waiting for collectives", blocked_ms, kNone);
   part("rest: gradient norm, tape, host", step_ms - compute_ms - blocked_ms, kNone);
   part("whole step", step_ms, Measurement::of(times.step_ms).min_ms);
+  const double floor_ms = product_flops * 1e-6 / gflop_per_s;
   report.note(
       fmt::format("forward {:.1f}, backward {:.1f}, last reductions and norm {:.1f}, optimizer "
                   "{:.1f} ms; floor: "
                   "{:.2f} GFLOP of products at {:.1f} GFLOP/s = {:.1f} ms, {:.0f} % of the step",
                   mean(times.forward_ms), mean(times.backward_ms), mean(times.finish_ms),
-                  mean(times.optimizer_ms), product_flops * 1e-9, flops_per_ms * 1e-6,
-                  product_flops / flops_per_ms, 100 * product_flops / flops_per_ms / step_ms));
+                  mean(times.optimizer_ms), product_flops * 1e-9, gflop_per_s, floor_ms,
+                  100 * floor_ms / step_ms));
 }
 
 }  // namespace
