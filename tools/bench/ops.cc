@@ -68,7 +68,7 @@ struct Bench {
     log.clear();
     for (std::int64_t s = 0; s < config.samples; ++s) fn();
     for (const KernelTimes& k : log.kernels()) {
-      if (!config.wants(k.name + suffix)) continue;
+      if (k.flops == 0 || !config.wants(k.name + suffix)) continue;
       const Measurement t = Measurement::of(k.ms);
       const double per_ms = 1e-6 / t.median_ms / static_cast<double>(k.ms.size());
       report.row({k.name + suffix, Cell(t.median_ms, 3), Cell(t.min_ms, 3), Cell(t.max_ms, 3),
