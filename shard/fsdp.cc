@@ -144,6 +144,7 @@ Fsdp::~Fsdp() {
   }
   // Collectives read slots, which die before the streams do, and a GPU may still write what the
   // host was to read. Whoever waited for work that failed has been told.
+  if (update_) update_->synchronize_quietly();
   for (const engine::Stream* stream : {&context_.gather, &context_.reduce, &compute_}) {
     stream->synchronize_quietly();
   }
@@ -311,6 +312,7 @@ GradNorm Fsdp::finish_step() {
   phase_ = Phase::kIdle;
   joined_.reset();
   for (const auto& unit : units_) unit->finish_step(compute_);
+  if (early_) finish_early_update();
   context_.mesh.agree(compute_);
   if (context_.options.unused_parameters == UnusedParameters::kSkip) find_unused();
   // Behind the gather of the norm all gathers are done, those that nobody used as well, and the
@@ -320,8 +322,9 @@ GradNorm Fsdp::finish_step() {
       context_.mesh.group_of(placement.optimizer) == nullptr) {
     compute_.wait(context_.gather.record("gathered"));
   }
+  const bool is_updated = std::exchange(early_, std::nullopt).has_value();
   GradNorm norm = reduce_norm(context_, compute_, units_, mean_scale());
-  phase_ = Phase::kFinished;
+  phase_ = is_updated ? Phase::kIdle : Phase::kFinished;
   return norm;
 }
 
@@ -339,6 +342,11 @@ void Fsdp::find_unused() {
 }
 
 void Fsdp::cancel_step() {
+  require(!early_ || early_->updated.empty(),
+          "[fsdp] expected finish_step() behind a backward that has updated parameters, got "
+          "cancel_step()");
+  schedule_.on_final(nullptr);
+  early_.reset();
   schedule_.cancel(compute_);
   phase_ = Phase::kIdle;
   joined_.reset();
@@ -352,14 +360,81 @@ void Fsdp::take_gradients(std::string_view update) {
   phase_ = Phase::kIdle;
 }
 
+// [Note: early updates]
+// A unit whose gradient is final in the last micro-step has no use left, so a stream of its own may
+// update it behind the reduction, while backward goes on. Peers read the unit's part no more: its
+// last gather was complete, here and so everywhere, before the backward that needed it. The root,
+// and what that backward does not reach, follow in finish_step(), behind all gathers, as some of
+// these may be for nobody; finish_step() waits for all updates. The order is that of the
+// reductions, so it is the same on all ranks. Elements are updated with the same numbers as at the
+// end, so bits are too; but the norm of the gradient comes too late to clip it, or to skip what is
+// not finite.
+
+void Fsdp::take_gradients_early(std::string_view update, EarlyUpdate early) {
+  require(phase_ != Phase::kStep && !early_,
+          "[optimizer] expected one step_in_backward() before begin_step(), got {}",
+          early_ ? "two" : "it inside a step");
+  require(
+      context_.options.unused_parameters == UnusedParameters::kZero,
+      "[optimizer] expected unused parameters to have the gradient zero in a step_in_backward(), "
+      "got UnusedParameters::kSkip: what is unused is known behind it");
+  group_.declare(update);
+  early_ = Early{.update = std::move(early)};
+  schedule_.on_final([this](Unit& unit) { update_early(unit); });
+  if (update_) return;
+  const FsdpOptions& options = context_.options;
+  update_ = compute_.sibling("optimizer",
+                             {.listener = options.listener,
+                              .delay_seed = options.delay_seed == 0 ? 0 : options.delay_seed + 2});
+}
+
+void Fsdp::update_early(Unit& unit) {
+  if (early_->updated.empty()) {
+    early_->update.begin();
+    update_->wait(compute_.record("prepared"));
+  }
+  early_->updated.insert(&unit);
+  unit.wait_for_sums(*update_);
+  early_->update.update_unit(unit, *update_);
+}
+
+// Those that are left as in a step of its own, the root first.
+void Fsdp::finish_early_update() {
+  schedule_.on_final(nullptr);
+  schedule_.close_visits(compute_);
+  compute_.wait(context_.gather.record("gathered"));
+  if (early_->updated.empty()) early_->update.begin();
+  for (const bool root : {true, false}) {
+    for (const auto& unit : units_) {
+      if (unit->is_root() != root || early_->updated.contains(unit.get())) continue;
+      early_->update.update_unit(*unit, compute_);
+    }
+  }
+  for (const auto& unit : units_) {
+    if (early_->updated.contains(unit.get()) && !early_->gathered.contains(unit.get())) {
+      unit->gather_renewed();
+    }
+  }
+  compute_.wait(update_->record("updated"));
+  early_->update.end();
+}
+
 void Fsdp::updated(Unit& unit, const engine::Stream& stream) {
-  unit.refresh(stream);
+  unit.renew(stream);
+  if (early_ && early_->updated.contains(&unit)) {
+    if (early_->update.gathers == UpdateGathers::kContiguous) return;
+    early_->gathered.insert(&unit);
+  }
+  unit.gather_renewed();
   if (unit.is_root()) unit.unshard(stream, "forward");
 }
 
 void Fsdp::parameters_changed() {
   schedule_.close_visits(compute_);
-  for (const auto& unit : units_) unit->refresh(compute_);
+  for (const auto& unit : units_) {
+    unit->renew(compute_);
+    unit->gather_renewed();
+  }
 }
 
 std::uint64_t Fsdp::plan_hash() const { return hash(plan_); }

@@ -13,8 +13,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,6 +31,13 @@
 #include "shard/unit.h"
 
 namespace tessera::shard {
+
+/// When an update beside backward has updated parameters gathered that are whole on every rank, or
+/// in every replica, and updated in parts (zero1, zero2 and hybrids).
+enum class UpdateGathers {
+  kInterleaved,  ///< of each unit at once, between what backward sends
+  kContiguous,   ///< of all units behind the last reduction
+};
 
 class Fsdp {
  public:
@@ -80,7 +89,8 @@ class Fsdp {
   /// are those of the first rank that had a batch in the last step. Throws InvalidArgument, on
   /// every rank alike, if a rank that has not completed a micro-step yet has no batch for the next.
   int join(int num_batches);
-  /// Gives the step up, on every rank alike: its gradients are forgotten.
+  /// Gives the step up, on every rank alike: its gradients are forgotten. Throws InvalidArgument if
+  /// Optimizer::step_in_backward() has updated some of the parameters.
   void cancel_step();
   /// Blocks until all collectives are done. Throws CommError if one failed.
   void synchronize() const;
@@ -127,9 +137,23 @@ class Fsdp {
   /// InvalidArgument unless a finished step's gradients are there and not used yet, and CommError
   /// if ranks differ.
   void take_gradients(std::string_view update);
+  /// An update beside backward: what it calls in the order of its members.
+  struct EarlyUpdate {
+    UpdateGathers gathers;
+    /// Before the first unit, in the last backward of the step or in finish_step().
+    std::function<void()> begin;
+    /// With each unit, once its sums are final, and a stream that has waited for them.
+    std::function<void(Unit& unit, const engine::Stream& stream)> update_unit;
+    std::function<void()> end;  ///< in finish_step()
+  };
+  /// Instead of take_gradients(): the gradients of the step that begins next, as they get final.
+  /// Throws InvalidArgument inside a step, for the second time before one, and with
+  /// UnusedParameters::kSkip, as only the end of a step shows what is unused; CommError if
+  /// `update`, as in take_gradients(), differs.
+  void take_gradients_early(std::string_view update, EarlyUpdate early);
   /// `stream` wrote the masters of `unit`: renews the copies that are computed with, and of the
   /// root, which the next forward needs first, starts the gather.
-  static void updated(Unit& unit, const engine::Stream& stream);
+  void updated(Unit& unit, const engine::Stream& stream);
   /// All units are updated: starts the first gathers of the next forward.
   void prefetch_forward() { schedule_.prefetch_first(compute_); }
 
@@ -156,6 +180,14 @@ class Fsdp {
   template <class T>
   std::vector<T> gather_to_host(const std::vector<T>& values, std::string_view label);
   void find_unused();
+  void update_early(Unit& unit);
+  void finish_early_update();
+
+  // An update beside the backward at work.
+  struct Early {
+    EarlyUpdate update;
+    std::set<const Unit*> updated = {}, gathered = {};
+  };
 
   // What join() was told and said.
   struct Joined {
@@ -178,6 +210,8 @@ class Fsdp {
   std::int64_t num_batches_ = 1;  // that the mean is over
   std::optional<Joined> joined_;  // of the next step, or the one at work
   int last_joined_ = 0;           // Joined::first_rank of the last step
+  std::optional<Early> early_;
+  std::optional<engine::Stream> update_;  // of early updates
   int num_exceptions_;
 };
 

@@ -121,6 +121,20 @@ void Optimizer::begin_step(double lr, ClipFactor clip) {
 
 void Optimizer::begin_step(Step step) {
   fsdp_.take_gradients(describe(step));
+  prepare_step(step);
+}
+
+void Optimizer::step_in_backward(double lr, UpdateGathers gathers) {
+  const Step step{.lr = lr};
+  fsdp_.take_gradients_early(
+      describe(step) + ", in backward",
+      {.gathers = gathers,
+       .begin = [this, step] { prepare_step(step); },
+       .update_unit = [this](Unit& unit, const Stream& stream) { step_unit(unit, stream); },
+       .end = [this] { end_step(); }});
+}
+
+void Optimizer::prepare_step(Step step) {
   for (Slot& slot : slots_) slot.is_updated = false;
   step.mean_scale = fsdp_.mean_scale();
   step.num_steps = ++num_steps_;

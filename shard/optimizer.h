@@ -47,6 +47,19 @@ class Optimizer {
   /// One update with the mean gradient times `clip`.
   void step(double lr, ClipFactor clip = {});
 
+  /// Before Fsdp::begin_step(): the update of the step that begins, made beside its last backward,
+  /// of each unit as soon as its gradient is final. Fsdp::finish_step() ends it; no step() follows.
+  ///
+  ///   optimizer.step_in_backward(lr);
+  ///   fsdp.begin_step();
+  ///   tape.backward(loss);
+  ///   fsdp.finish_step();
+  ///
+  /// Bits are those of step(lr). The norm is known when most is updated, so nothing is clipped, and
+  /// if a gradient is not finite, which finish_step() throws for, parameters and states are spoilt.
+  /// Throws InvalidArgument as Fsdp::take_gradients_early() does, CommError if ranks differ.
+  void step_in_backward(double lr, UpdateGathers gathers = UpdateGathers::kInterleaved);
+
   // The same in parts: begin, every unit once, end. Units may be updated in any order.
 
   void begin_step(double lr, const GradNorm& norm, double max_norm);
@@ -118,6 +131,7 @@ class Optimizer {
   std::string describe(const Step& step) const;
   static void leave_unused(Slot& slot);
   void begin_step(Step step);
+  void prepare_step(Step step);
   void step_units();
   const engine::Tensor& state(const Fsdp::Location& at, std::string_view name) const;
 

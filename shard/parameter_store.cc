@@ -69,17 +69,20 @@ void ParameterStore::keep(const engine::Stream& compute,
   updated_ = compute.record("kept");
 }
 
-void ParameterStore::refresh(const engine::Stream& compute) {
+void ParameterStore::renew(const engine::Stream& stream) {
   drop_kept();
   if (own_wire_.dtype() != master_.dtype()) {
-    engine::launch_assign_or_add(compute, own_wire_, master_, false, "cast", name_);
+    engine::launch_assign_or_add(stream, own_wire_, master_, false, "cast", name_);
   }
-  updated_ = compute.record("updated");
-  if (update_ != nullptr) {
-    gather_.wait(updated_);
-    update_->all_gather(own_wire_, wire_, gather_, name_ + " update");
-    updated_ = gather_.record("refreshed");
-  }
+  updated_ = stream.record("updated");
+  if (!is_cut_) ready_ = updated_;
+}
+
+void ParameterStore::gather_renewed() {
+  if (update_ == nullptr) return;
+  gather_.wait(updated_);
+  update_->all_gather(own_wire_, wire_, gather_, name_ + " update");
+  updated_ = gather_.record("refreshed");
   if (!is_cut_) ready_ = updated_;
 }
 

@@ -1,6 +1,6 @@
 // Where the parameters of one flat live. Between uses each rank holds a part of them:
 //
-//   master  f32, what the optimizer updates        --refresh: cast, gather owned parts-->
+//   master  f32, what the optimizer updates        --renew: cast; gather owned parts-->
 //   wire    in the parameter dtype, what is sent   --unshard: gather-->
 //   gathered  whole, in a slot of the unit         --keep: after forward, one of K parts stays-->
 //
@@ -53,8 +53,11 @@ class ParameterStore {
   void keep(const engine::Stream& compute, const std::shared_ptr<engine::Buffer>& slot);
   /// What keep() copied is out of date, or was not needed.
   void drop_kept() { has_kept_ = false; }
-  /// Masters were written by `compute`: renews the wire copy, on every rank that holds it.
-  void refresh(const engine::Stream& compute);
+  /// Masters were written by `stream`: renews this rank's part of the wire copy.
+  void renew(const engine::Stream& stream);
+  /// Behind renew(): gathers the parts of the wire copy that other ranks renewed, where this one
+  /// holds them too.
+  void gather_renewed();
 
  private:
   std::string name_;

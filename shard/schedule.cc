@@ -340,6 +340,8 @@ void Schedule::reduce(Visitor& visitor, const Stream& compute) {
   if (!visitor.unit->has_gradient()) return;
   visitor.unit->reduce_gradient(compute, is_last_);
   visitor.is_reduced = true;
+  // The root's region is still open, and frozen parameters may be in use there.
+  if (is_last_ && on_final_ && !visitor.unit->is_root()) on_final_(*visitor.unit);
 }
 
 }  // namespace tessera::shard

@@ -30,6 +30,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -72,6 +73,9 @@ class Schedule : public engine::RegionHooks {
   void shadow(const engine::Stream& compute);
   /// Gathers what the next forward needs first.
   void prefetch_first(const engine::Stream& compute);
+  /// From now on calls `fn`, which may be null, with each unit that has been reduced for the last
+  /// time in a step, once nothing computes with its parameters any more; never with the root.
+  void on_final(std::function<void(Unit&)> fn) { on_final_ = std::move(fn); }
 
   void before_forward(const engine::Block& block, const engine::Tape& tape) override;
   void after_forward(const engine::Block& block, const engine::Tape& tape) override;
@@ -150,6 +154,7 @@ class Schedule : public engine::RegionHooks {
   int num_backwards_ = 0;  // begun in this micro-step
   MicroStep micro_step_;
   bool is_last_ = true;
+  std::function<void(Unit&)> on_final_;
   bool in_micro_step_ = false;
   bool is_shadow_ = false;        // the micro-step
   std::vector<Call> calls_;       // of the micro-step

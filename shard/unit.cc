@@ -184,9 +184,13 @@ void Unit::reshard(const Stream& compute, bool keep) {
   parameter_ring_->give_back(*std::exchange(parameter_slot_, nullptr), std::move(last_use));
 }
 
-void Unit::refresh(const Stream& compute) {
-  reshard(compute);  // what was gathered ahead and not used is out of date
-  for (const auto& store : stores_) store->refresh(compute);
+void Unit::renew(const Stream& stream) {
+  reshard(stream);  // what was gathered ahead and not used is out of date
+  for (const auto& store : stores_) store->renew(stream);
+}
+
+void Unit::gather_renewed() {
+  for (const auto& store : stores_) store->gather_renewed();
 }
 
 // Gradients
@@ -236,19 +240,20 @@ void Unit::give_gradient_back(engine::Event last_use) {
 void Unit::begin_step(const Stream& compute) {
   // Left over from a step that was given up.
   if (gradient_slot_ != nullptr) give_gradient_back(compute.record("left"));
-  reduced_in_step_ = false;
+  reduced_in_step_ = finished_in_step_ = false;
   std::ranges::fill(used_, std::uint8_t{0});
   if (reducer_ != nullptr) reducer_->begin_step();
 }
 
+void Unit::wait_for_sums(const Stream& stream) {
+  if (!std::exchange(finished_in_step_, true)) reducer_->finish();
+  stream.wait(context_.reduce.record("reduced"));
+}
+
 void Unit::finish_step(const Stream& compute) {
   if (reducer_ == nullptr) return;
-  if (!reduced_in_step_) {
-    engine::launch_fill(compute, reducer_->sum(), 0, "fill_zero", name_);
-    return;
-  }
-  reducer_->finish();
-  compute.wait(context_.reduce.record("reduced"));
+  if (reduced_in_step_) return wait_for_sums(compute);
+  engine::launch_fill(compute, reducer_->sum(), 0, "fill_zero", name_);
 }
 
 void Unit::set_unused(std::vector<std::uint8_t> unused) {

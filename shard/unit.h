@@ -62,8 +62,11 @@ class Unit {
   /// Gives the slot back once `compute` has done what it was told so far. `keep`: with what the
   /// placement keeps after forward.
   void reshard(const engine::Stream& compute, bool keep = false);
-  /// Masters changed: renews the copies that are computed with, and gives gathered ones back.
-  void refresh(const engine::Stream& compute);
+  /// Masters were written by `stream`: renews this rank's part of the copies that are computed
+  /// with, and gives gathered ones back. What was gathered is in use no more.
+  void renew(const engine::Stream& stream);
+  /// Behind renew(): gathers what other ranks renewed. Until then only gathers may read the copies.
+  void gather_renewed();
 
   // Gradients.
 
@@ -78,7 +81,9 @@ class Unit {
   // The step.
 
   void begin_step(const engine::Stream& compute);
-  /// Waits for the sums. Without any reduction they are zero.
+  /// Behind the last reduction: makes `stream` wait for the sums.
+  void wait_for_sums(const engine::Stream& stream);
+  /// The same at the end of a step. Without any reduction the sums are zero.
   void finish_step(const engine::Stream& compute);
   /// Whether this rank's backward reached each trainable parameter in the step.
   const std::vector<std::uint8_t>& used() const { return used_; }
@@ -107,7 +112,7 @@ class Unit {
   SlotRing::Slot* parameter_slot_ = nullptr;
   SlotRing::Slot* gradient_slot_ = nullptr;
   bool in_use_ = false;
-  bool reduced_in_step_ = false;
+  bool reduced_in_step_ = false, finished_in_step_ = false;
 };
 
 }  // namespace tessera::shard

@@ -75,6 +75,19 @@ TEST(CudaFsdp, EveryOptionHasTheBitsOfTheCpu) {
        .options = {.placement = Placement::preset("zero1"), .bucket_nbytes = 1300}});
 }
 
+TEST(CudaFsdp, UpdatesInBackwardHaveTheBitsOfTheCpu) {
+  for (const char* strategy : {"zero3", "zero1", "ddp"}) {
+    for (const auto gathers : {UpdateGathers::kInterleaved, UpdateGathers::kContiguous}) {
+      expect_bits_of_the_cpu({.accum = 2,
+                              .adamw = true,
+                              .poison = true,
+                              .delay_seed = 5,
+                              .options = {.placement = Placement::preset(strategy)},
+                              .in_backward = gathers});
+    }
+  }
+}
+
 // Left out in some steps, used again in others, by an optimizer that would not leave them alone.
 TEST(CudaFsdp, UnusedParametersHaveTheBitsOfTheCpu) {
   for (const char* strategy : {"zero3", "zero1", "ddp"}) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,9 @@ struct Training {
   bool poison = false;
   std::uint64_t delay_seed = 0;
   shard::FsdpOptions options = {};
-  bool no_sync = false;  ///< in all micro-steps but the last
-  int num_gpus = 0;      ///< 0: on the CPU; else rank r runs on GPU r % num_gpus
+  bool no_sync = false;                                  ///< in all micro-steps but the last
+  std::optional<shard::UpdateGathers> in_backward = {};  ///< with max_norm 0: how updates are made
+  int num_gpus = 0;  ///< 0: on the CPU; else rank r runs on GPU r % num_gpus
   bool cache = true;
   /// On every rank; one for which it is false stops there and returns nothing.
   std::function<bool(comm::ProcessGroup&, int step)> before_step = {};
@@ -62,6 +64,7 @@ inline std::vector<float> train_rank(comm::ProcessGroup& world, const Training& 
   std::vector<shard::GradNorm> norms;
   for (int step = 0; step < run.steps; ++step) {
     if (run.before_step && !run.before_step(world, step)) return {};
+    if (run.in_backward) optimizer->step_in_backward(1e-3, *run.in_backward);
     for (int micro = 0; micro < run.accum; ++micro) {
       const shard::MicroStep micro_step{.no_sync = run.no_sync && micro + 1 < run.accum};
       if (micro == 0) {
@@ -78,7 +81,7 @@ inline std::vector<float> train_rank(comm::ProcessGroup& world, const Training& 
       tape.backward(model.loss(tape, x, run.recompute, rests ? 0 : run.rounds));
     }
     norms.push_back(fsdp.finish_step());
-    optimizer->step(1e-3, norms.back(), run.max_norm);
+    if (!run.in_backward) optimizer->step(1e-3, norms.back(), run.max_norm);
   }
   std::vector<float> mine;
   for (const shard::GradNorm& norm : norms) mine.push_back(norm.value());

@@ -158,6 +158,16 @@ void TrainConfig::add_to(FlagSet& flags) {
             {.help = "of adamw", .min = 0, .max = 1, .below_max = true});
   flags.add("train.eps", &train.eps,
             {.help = "of adamw", .min = 0, .max = kHuge, .above_min = true});
+  flags.add(
+      "train.overlap_optimizer", &train.overlap_optimizer,
+      EnumOption<OverlapOptimizer>{
+          "update parameters as soon as their gradient is final, beside the rest of backward; "
+          "where each rank updates a part of whole parameters (zero1, zero2, hybrids) the "
+          "parts are gathered behind the last reduction (backward) or at once (interleaved); "
+          "not with train.grad_clip",
+          {{"none", OverlapOptimizer::kNone},
+           {"backward", OverlapOptimizer::kBackward},
+           {"interleaved", OverlapOptimizer::kInterleaved}}});
   flags.add("train.grad_clip", &train.grad_clip,
             {.help = "largest norm of the gradient; 0: off", .min = 0, .max = kHuge});
   flags.add("train.warmup", &train.warmup,
@@ -198,6 +208,11 @@ void TrainConfig::validate(const FlagSet& flags) const {
   } else {
     refuse("train.momentum", train.momentum, defaults.momentum, "sgd");
   }
+  require(
+      train.overlap_optimizer == OverlapOptimizer::kNone || train.grad_clip == 0,
+      "[config] expected train.grad_clip=0 with train.overlap_optimizer, got {}: the norm of the "
+      "gradient is known when backward has ended, and most is updated by then",
+      train.grad_clip);
   const shard::Placement placement = shard::Placement::preset(parallel.strategy);
   const int reshard = reshard_ranks();
   require(placement.parameters != shard::Place::kWhole || reshard == kReshardAsStrategy ||

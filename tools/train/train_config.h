@@ -16,6 +16,8 @@ enum class OptimizerKind { kAdamW, kSgd };
 enum class ScheduleKind { kConstant, kCosine, kLinear };
 /// When gradients are reduced under accumulation: last keeps them whole until the last micro-step.
 enum class AccumComm { kEvery, kLast };
+/// Updates beside the last backward of a step; see shard::UpdateGathers.
+enum class OverlapOptimizer { kNone, kBackward, kInterleaved };
 enum class DeviceChoice { kAuto, kCpu, kCuda };
 enum class BackendChoice { kAuto, kThreads, kNccl };
 
@@ -54,6 +56,7 @@ struct StepConfig {
   double momentum = 0.9;
   double weight_decay = 0.1;
   double beta1 = 0.9, beta2 = 0.99, eps = 1e-8;
+  OverlapOptimizer overlap_optimizer = OverlapOptimizer::kNone;
   double grad_clip = 1;  ///< 0: off
   std::int64_t warmup = 0;
   ScheduleKind schedule = ScheduleKind::kCosine;

@@ -121,6 +121,13 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   // of a step they know together, so they end after the same one.
   const Tensor values =
       Tensor::empty(memory_, {c.accum + 1}, DType::kF32, "values", Category::kCommunication);
+  const double lr = c.lr_at(step);
+  const bool overlaps = c.overlap_optimizer != OverlapOptimizer::kNone;
+  if (overlaps) {
+    optimizer_->step_in_backward(lr, c.overlap_optimizer == OverlapOptimizer::kInterleaved
+                                         ? shard::UpdateGathers::kInterleaved
+                                         : shard::UpdateGathers::kContiguous);
+  }
   for (std::int64_t micro = 0; micro < c.accum; ++micro) {
     const shard::MicroStep pass{.no_sync = c.accum_comm == AccumComm::kLast && micro + 1 < c.accum};
     if (micro == 0) {
@@ -134,9 +141,8 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
     if (value.device().is_host()) check_loss(value.item(), step + 1, micro + 1, world_.rank());
     tape_.backward(value);
   }
-  const double lr = c.lr_at(step);
   const shard::GradNorm norm = of_step(step + 1, [&] { return fsdp_.finish_step(); });
-  optimizer_->step(lr, norm, c.grad_clip);
+  if (!overlaps) optimizer_->step(lr, norm, c.grad_clip);
   engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
                      "keep_stop");
   comm::HostGather kept(world_, values, metrics_, pinned_, "values");

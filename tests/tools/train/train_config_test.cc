@@ -95,6 +95,7 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
                                                    "--train.beta1=0.14",
                                                    "--train.beta2=0.15",
                                                    "--train.eps=0.16",
+                                                   "--train.overlap_optimizer=backward",
                                                    "--train.grad_clip=0.17",
                                                    "--train.warmup=18",
                                                    "--train.schedule=linear",
@@ -127,6 +128,7 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
   EXPECT_EQ(c.train.beta1, 0.14);
   EXPECT_EQ(c.train.beta2, 0.15);
   EXPECT_EQ(c.train.eps, 0.16);
+  EXPECT_EQ(c.train.overlap_optimizer, OverlapOptimizer::kBackward);
   EXPECT_EQ(c.train.grad_clip, 0.17);
   EXPECT_EQ(c.train.warmup, 18);
   EXPECT_EQ(c.train.schedule, ScheduleKind::kLinear);
@@ -166,6 +168,10 @@ TEST(TrainConfig, EveryChoiceHasItsName) {
   EXPECT_EQ(parsed("--train.schedule=cosine").train.schedule, ScheduleKind::kCosine);
   EXPECT_EQ(parsed("--train.optimizer=adamw").train.optimizer, OptimizerKind::kAdamW);
   EXPECT_EQ(parsed("--train.accum_comm=every").train.accum_comm, AccumComm::kEvery);
+  EXPECT_EQ(parsed("--train.overlap_optimizer=none").train.overlap_optimizer,
+            OverlapOptimizer::kNone);
+  EXPECT_EQ(parsed("--train.overlap_optimizer=interleaved").train.overlap_optimizer,
+            OverlapOptimizer::kInterleaved);
   EXPECT_EQ(parsed("--device=auto").device, DeviceChoice::kAuto);
   EXPECT_EQ(parsed("--device=cpu").device, DeviceChoice::kCpu);
   EXPECT_EQ(parsed("--parallel.backend=auto").parallel.backend, BackendChoice::kAuto);
@@ -275,6 +281,17 @@ TEST(TrainConfig, BucketsThatDoNotFitAreRefusedWithTheirValues) {
                       {"parallel.bucket_mb", "got 2.5", "parallel.strategy=" + strategy}));
     }
   }
+}
+
+TEST(TrainConfig, UpdatesBesideBackwardAreRefusedWithClipping) {
+  TrainConfig config;
+  config.out = "out";
+  config.train.overlap_optimizer = OverlapOptimizer::kInterleaved;
+  FlagSet flags("train", "");
+  const std::string message = error_of<engine::InvalidArgument>([&] { config.validate(flags); });
+  EXPECT_TRUE(has(message, {"train.grad_clip=0", "train.overlap_optimizer", "got 1"}));
+  config.train.grad_clip = 0;
+  config.validate(flags);
 }
 
 TEST(TrainConfig, ADeadlineIsNeverRoundedToNothing) {

@@ -1,0 +1,463 @@
+// Updates beside backward: the bits of updates behind it, how early they are, and what is refused.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/threads.h"
+#include "shard/adamw.h"
+#include "shard/fsdp.h"
+#include "shard/optimizer.h"
+#include "shard/sgd.h"
+#include "tests/shard/collective_log.h"
+#include "tests/shard/toy_training.h"
+#include "tests/testing/errors.h"
+
+namespace tessera::shard {
+namespace {
+
+using comm::ProcessGroup;
+using engine::InvalidArgument;
+using engine::Memory;
+using engine::Stream;
+using engine::Tape;
+using engine::Tensor;
+using testing::CollectiveLog;
+using testing::error_of;
+using testing::has;
+using testing::LoggedGroup;
+using testing::ToyModel;
+using testing::train;
+using testing::Training;
+
+constexpr UpdateGathers kBoth[] = {UpdateGathers::kInterleaved, UpdateGathers::kContiguous};
+
+void expect_bits_of_a_step_behind(Training run, const std::string& what) {
+  const std::vector<float> expected = train(run);
+  for (const UpdateGathers gathers : kBoth) {
+    run.in_backward = gathers;
+    EXPECT_EQ(train(run), expected) << what << ", gathers " << static_cast<int>(gathers);
+  }
+}
+
+class EarlyUpdateOn : public ::testing::TestWithParam<int> {};
+
+TEST_P(EarlyUpdateOn, HasTheBitsOfAStepBehindForEveryStrategy) {
+  const int ranks = GetParam();
+  for (const std::string name :
+       {"ddp", "zero1", "zero2", "zero3", "shard_grad_op", "hsdp", "hybrid_zero2", "hfsdp"}) {
+    if (ranks == 1 && is_hybrid(name)) continue;
+    Training run{.ranks = ranks, .accum = 2, .blocks = 4, .numel = 130};
+    run.options.placement = Placement::preset(name);
+    if (!run.options.placement.is_whole()) {
+      run.options.shard_ranks = default_shard_ranks(name, ranks);
+    }
+    run.poison = true;
+    run.adamw = ranks % 2 == 0;
+    for (const bool is_bf16 : {false, true}) {
+      run.options.precision.param = is_bf16 ? engine::DType::kBF16 : engine::DType::kF32;
+      expect_bits_of_a_step_behind(run, name + (is_bf16 ? " bf16" : ""));
+    }
+    run.delay_seed = 5;
+    run.steps = 2;
+    expect_bits_of_a_step_behind(run, name + " delayed");
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, EarlyUpdateOn, ::testing::Values(1, 2, 3, 4));
+
+TEST(EarlyUpdate, HasTheBitsOfAStepBehindWhateverTheSchedule) {
+  for (const std::string name : {"ddp", "zero1", "zero3"}) {
+    Training base{.ranks = 2, .accum = 2, .steps = 4, .blocks = 4, .numel = 130};
+    base.options.placement = Placement::preset(name);
+    base.poison = true;
+    const auto check = [&](const std::string& what, auto change) {
+      Training run = base;
+      change(run);
+      expect_bits_of_a_step_behind(run, name + " " + what);
+    };
+    check("recompute", [](Training& run) { run.recompute = true; });
+    check("rounds", [](Training& run) { run.rounds = 2; });
+    check("units that a step leaves out", [](Training& run) { run.rests = true; });
+    check("no_sync", [](Training& run) { run.no_sync = true; });
+    check("packed", [](Training& run) { run.options.unit_min_numel = 500; });
+    check("prefetch 0", [](Training& run) { run.options.prefetch = 0; });
+    check("prefetch 3", [](Training& run) { run.options.prefetch = 3; });
+    check("all in flight", [](Training& run) { run.options.reductions_in_flight = 4; });
+    check("one micro-step", [](Training& run) { run.accum = 1; });
+  }
+}
+
+// A rank without a batch takes part as its peers do, updates included.
+TEST(EarlyUpdate, HasTheBitsOfAStepBehindWhereARankHasNoBatch) {
+  const auto run = [](bool early) {
+    std::vector<float> result;
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      const Memory memory;
+      Tape tape(memory, Stream::inline_cpu("compute"));
+      ToyModel model(3, 70);
+      Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, {});
+      Sgd sgd(fsdp, {.momentum = 0.9});
+      for (int step = 0; step < 3; ++step) {
+        const bool has_batch = step == 0 || world.rank() == 0;
+        ASSERT_EQ(fsdp.join(has_batch ? 1 : 0), 1);
+        if (early) sgd.step_in_backward(0.1);
+        fsdp.begin_step();
+        if (has_batch) {
+          const std::vector<float> values(70, 0.01f * static_cast<float>(step + world.rank() + 1));
+          tape.backward(model.loss(tape, Tensor::from<float>(memory, {70}, values, "x")));
+        }
+        fsdp.finish_step();
+        if (!early) sgd.step(0.1);
+      }
+      for (const engine::Parameter* p : fsdp.parameters()) {
+        const std::vector<float> values = fsdp.full_parameter(*p);
+        if (world.rank() == 0) result.insert(result.end(), values.begin(), values.end());
+      }
+    });
+    return result;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+// Told of launches; lets a thread wait for one.
+class Watch : public engine::LaunchListener {
+ public:
+  void on_launch(const engine::LaunchRecord& record) noexcept override {
+    const std::lock_guard lock(mutex_);
+    seen_.push_back(std::string(record.work.name) + " " + record.work.detail);
+    changed_.notify_all();
+  }
+  bool wait_for(const std::string& launch) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(10),
+                             [&] { return std::ranges::find(seen_, launch) != seen_.end(); });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> seen_;
+};
+
+// The backward of the first block does not end before the last block has been updated.
+TEST(EarlyUpdate, IsMadeWhileBackwardGoesOn) {
+  for (const std::string name : {"ddp", "zero1", "zero3"}) {
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      Watch watch;
+      const Memory memory;
+      Tape tape(memory, Stream::inline_cpu("compute"));
+      ToyModel model(3, 40);
+      Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root,
+                {.placement = Placement::preset(name), .listener = &watch});
+      Sgd sgd(fsdp, {});
+      sgd.step_in_backward(0.1);
+      fsdp.begin_step();
+      bool is_early = false;
+      const Tensor loss = tape.region(model.root, [&] {
+        Tensor x = testing::affine(tape, Tensor::zeros(memory, {40}, engine::DType::kF32),
+                                   model.scale, nullptr);
+        for (const auto& layer : model.layers) {
+          x = tape.region(layer->block, [&] {
+            const Tensor y = testing::affine(tape, x, layer->weight, &layer->bias);
+            if (layer != model.layers.front()) return y;
+            const Tensor passed = tape.empty(y.shape(), y.dtype(), "watch");
+            engine::copy(passed, y, tape.stream(), "watch");
+            tape.record("watch", passed, [&, y](const Tensor& dy) {
+              is_early = watch.wait_for("optimizer h.2");
+              tape.pass_grad(y, dy);
+            });
+            return passed;
+          });
+        }
+        return testing::sum(tape, x);
+      });
+      tape.backward(loss);
+      fsdp.finish_step();
+      EXPECT_TRUE(is_early) << name;
+    });
+  }
+}
+
+std::vector<std::string> collectives(const std::string& name, UpdateGathers gathers) {
+  std::vector<std::string> lines;
+  comm::run_ranks(2, {}, [&](ProcessGroup& ranks) {
+    CollectiveLog log;
+    LoggedGroup world(ranks, log);
+    const Memory memory;
+    Tape tape(memory, Stream::inline_cpu("compute"));
+    ToyModel model(3, 40);
+    Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root,
+              {.placement = Placement::preset(name)});
+    Sgd sgd(fsdp, {});
+    for (int step = 0; step < 2; ++step) {
+      log.take();
+      sgd.step_in_backward(0.1, gathers);
+      fsdp.begin_step();
+      tape.backward(model.loss(tape, Tensor::zeros(memory, {40}, engine::DType::kF32)));
+      fsdp.finish_step();
+    }
+    if (world.rank() == 0) lines = log.take();
+  });
+  return lines;
+}
+
+using Lines = std::vector<std::string>;
+
+TEST(EarlyUpdate, GathersUpdatedPartsAtOnce) {
+  EXPECT_EQ(collectives("zero1", UpdateGathers::kInterleaved),
+            (Lines{"all_reduce h.2 gradient", "all_gather h.2 update", "all_reduce h.1 gradient",
+                   "all_gather h.1 update", "all_reduce h.0 gradient", "all_gather h.0 update",
+                   "all_reduce root gradient", "all_gather root update", "all_gather norm"}));
+}
+
+TEST(EarlyUpdate, GathersUpdatedPartsBehindTheLastReduction) {
+  EXPECT_EQ(collectives("zero2", UpdateGathers::kContiguous),
+            (Lines{"reduce_scatter h.2 gradient", "reduce_scatter h.1 gradient",
+                   "reduce_scatter h.0 gradient", "reduce_scatter root gradient",
+                   "all_gather root update", "all_gather h.0 update", "all_gather h.1 update",
+                   "all_gather h.2 update", "all_gather norm"}));
+}
+
+// What a plain step gathers, and nothing again.
+TEST(EarlyUpdate, GathersNothingMoreForZero3) {
+  EXPECT_EQ(collectives("zero3", UpdateGathers::kInterleaved),
+            (Lines{"all_gather h.1 forward", "all_gather h.2 forward", "all_gather h.1 backward",
+                   "reduce_scatter h.2 gradient", "all_gather h.0 backward",
+                   "reduce_scatter h.1 gradient", "reduce_scatter h.0 gradient",
+                   "reduce_scatter root gradient", "all_gather root forward",
+                   "all_gather h.0 forward", "all_gather norm"}));
+}
+
+// A hook that counts.
+class Counting : public Reducer {
+ public:
+  struct Counts {
+    int reduces = 0, lasts = 0, finishes = 0;
+  };
+  Counting(const ReducerContext& context, Counts& counts)
+      : Reducer(context), inner_(make_reducer(context)), counts_(counts) {
+    sum_ = inner_->sum();
+  }
+  void begin_step() override { inner_->begin_step(); }
+  void reduce(const Tensor& in, const engine::Event& ready, bool is_last) override {
+    ++counts_.reduces;
+    counts_.lasts += is_last ? 1 : 0;
+    inner_->reduce(in, ready, is_last);
+  }
+  void finish() override {
+    ++counts_.finishes;
+    inner_->finish();
+  }
+
+ private:
+  std::unique_ptr<Reducer> inner_;
+  Counts& counts_;
+};
+
+TEST(EarlyUpdate, FinishesEachReducerOnce) {
+  const Memory memory;
+  auto groups = comm::make_threads_world(1);
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  ToyModel model(3, 40);
+  Counting::Counts counts;
+  Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root,
+            {.reducer = [&](const ReducerContext& c) -> std::unique_ptr<Reducer> {
+              return std::make_unique<Counting>(c, counts);
+            }});
+  Sgd sgd(fsdp, {});
+  sgd.step_in_backward(0.1);
+  fsdp.begin_step(2);
+  const auto pass = [&] {
+    tape.backward(model.loss(tape, Tensor::zeros(memory, {40}, engine::DType::kF32)));
+  };
+  pass();
+  fsdp.next_micro_step();
+  pass();
+  fsdp.finish_step();
+  EXPECT_EQ(counts.reduces, 8);
+  EXPECT_EQ(counts.lasts, 4);
+  EXPECT_EQ(counts.finishes, 4);
+}
+
+TEST(EarlyUpdate, CountsItsStepsAndKnowsItsGroups) {
+  const auto run = [](bool early) {
+    std::vector<float> result;
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      const Memory memory;
+      Tape tape(memory, Stream::inline_cpu("compute"));
+      ToyModel model(2, 40);
+      Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, {});
+      AdamW adamw(fsdp, {.groups = {{.name = "slow",
+                                     .parameters = {"h.0.weight", "h.1.bias"},
+                                     .lr_scale = 0.1,
+                                     .weight_decay = 0.3}}});
+      for (int step = 0; step < 3; ++step) {
+        // Mixed: a step of either kind follows one of the other.
+        const bool is_early = early && step != 1;
+        if (is_early) adamw.step_in_backward(0.1 + step);
+        fsdp.begin_step();
+        const std::vector<float> values(40, 0.01f * static_cast<float>(step + 1));
+        tape.backward(model.loss(tape, Tensor::from<float>(memory, {40}, values, "x")));
+        fsdp.finish_step();
+        if (!is_early) adamw.step(0.1 + step);
+      }
+      EXPECT_EQ(adamw.num_steps(), 3);
+      for (const engine::Parameter* p : fsdp.parameters()) {
+        for (const std::vector<float>& values :
+             {fsdp.full_parameter(*p), adamw.full_state(*p, "v")}) {
+          if (world.rank() == 0) result.insert(result.end(), values.begin(), values.end());
+        }
+      }
+    });
+    return result;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+// p -= g, slowly.
+class Slow : public Optimizer {
+ public:
+  explicit Slow(Fsdp& fsdp)
+      : Optimizer(fsdp, {}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }) {}
+
+ private:
+  void prepare(const Step&) override {}
+  void update(const Target& target, const Stream& stream) override {
+    stream.launch({.name = "slow"}, [p = target.flat.master, g = target.flat.grad_sum] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      for (std::int64_t i = 0; i < p.numel(); ++i) p.data<float>()[i] -= g.data<float>()[i];
+    });
+  }
+};
+
+TEST(EarlyUpdate, IsDoneWhenTheStepIsFinished) {
+  std::vector<float> values[2];
+  for (const bool early : {false, true}) {
+    const Memory memory;
+    auto groups = comm::make_threads_world(1);
+    Tape tape(memory, Stream::inline_cpu("compute"));
+    ToyModel model(2, 100);
+    Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root, {});
+    Slow slow(fsdp);
+    if (early) slow.step_in_backward(0.1);
+    fsdp.begin_step();
+    const std::vector<float> x(100, 0.5f);
+    tape.backward(model.loss(tape, Tensor::from<float>(memory, {100}, x, "x")));
+    fsdp.finish_step();
+    if (!early) slow.step(0.1);
+    // Nothing writes what is loaded now.
+    const auto& last = *model.layers.front();
+    fsdp.load(last.weight, x);
+    fsdp.parameters_changed();
+    EXPECT_EQ(fsdp.full_parameter(last.weight), x);
+    values[early ? 1 : 0] = fsdp.full_parameter(last.bias);
+  }
+  EXPECT_EQ(values[1], values[0]);
+}
+
+TEST(EarlyUpdate, TakesNoMoreMemoryThanAStepBehind) {
+  const auto peak = [](bool early) {
+    const Memory memory;
+    auto groups = comm::make_threads_world(1);
+    Tape tape(memory, Stream::inline_cpu("compute"));
+    ToyModel model(4, 1000);
+    Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root, {});
+    Sgd sgd(fsdp, {.momentum = 0.9});
+    for (int step = 0; step < 2; ++step) {
+      if (early) sgd.step_in_backward(0.1);
+      fsdp.begin_step();
+      tape.backward(model.loss(tape, Tensor::zeros(memory, {1000}, engine::DType::kF32)));
+      fsdp.finish_step();
+      if (!early) sgd.step(0.1);
+    }
+    return memory.stats().peak_nbytes;
+  };
+  EXPECT_EQ(peak(true), peak(false));
+}
+
+TEST(EarlyUpdateErrors, SayWhatIsExpected) {
+  const Memory memory;
+  auto groups = comm::make_threads_world(1);
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  ToyModel model(2, 40);
+  Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root, {});
+  Sgd sgd(fsdp, {});
+  const auto pass = [&] {
+    tape.backward(model.loss(tape, Tensor::zeros(memory, {40}, engine::DType::kF32)));
+  };
+  const auto early = [&] { return error_of<InvalidArgument>([&] { sgd.step_in_backward(0.1); }); };
+  fsdp.begin_step();
+  EXPECT_TRUE(has(early(), {"before begin_step()", "got it inside a step"}));
+  pass();
+  fsdp.finish_step();
+  sgd.step(0.1);
+  sgd.step_in_backward(0.1);
+  EXPECT_TRUE(has(early(), {"got two"}));
+  fsdp.begin_step();
+  fsdp.cancel_step();  // nothing is updated yet
+  EXPECT_EQ(sgd.num_steps(), 1);
+  sgd.step_in_backward(0.1);
+  fsdp.begin_step();
+  pass();
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { fsdp.cancel_step(); }),
+                  {"expected finish_step()", "got cancel_step()"}));
+  fsdp.finish_step();
+  EXPECT_EQ(sgd.num_steps(), 2);
+  EXPECT_TRUE(
+      has(error_of<InvalidArgument>([&] { sgd.step(0.1); }), {"finish_step() before each"}));
+}
+
+TEST(EarlyUpdateErrors, UnusedParametersThatAreSkippedAreKnownTooLate) {
+  const Memory memory;
+  auto groups = comm::make_threads_world(1);
+  ToyModel model(2, 40);
+  Fsdp fsdp(*groups.front(), memory, Stream::inline_cpu("compute"), model.blocks(), &model.root,
+            {.unused_parameters = UnusedParameters::kSkip});
+  Sgd sgd(fsdp, {});
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { sgd.step_in_backward(0.1); }), {"kSkip"}));
+}
+
+TEST(EarlyUpdateErrors, RanksThatDifferAreNamed) {
+  const std::string message = error_of<engine::CommError>([] {
+    comm::run_ranks(2, {.deadline = std::chrono::seconds(20)}, [&](ProcessGroup& world) {
+      const Memory memory;
+      Tape tape(memory, Stream::inline_cpu("compute"));
+      ToyModel model(2, 40);
+      Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, {});
+      Sgd sgd(fsdp, {});
+      sgd.step_in_backward(world.rank() == 0 ? 0.1 : 0.2);
+      fsdp.begin_step();
+      tape.backward(model.loss(tape, Tensor::zeros(memory, {40}, engine::DType::kF32)));
+      fsdp.finish_step();
+    });
+  });
+  EXPECT_TRUE(has(message, {"lr 0.1", "lr 0.2", "in backward"}));
+}
+
+TEST(EarlyUpdateErrors, AGradientThatIsNotFiniteIsNamed) {
+  comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+    const Memory memory;
+    Tape tape(memory, Stream::inline_cpu("compute"));
+    ToyModel model(2, 40);
+    Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, {});
+    Sgd sgd(fsdp, {});
+    sgd.step_in_backward(0.1);
+    fsdp.begin_step();
+    std::vector<float> values(40, 1.0f);
+    if (world.rank() == 1) values[7] = std::numeric_limits<float>::infinity();
+    tape.backward(model.loss(tape, Tensor::from<float>(memory, {40}, values, "x")));
+    EXPECT_TRUE(
+        has(error_of<InvalidArgument>([&] { fsdp.finish_step(); }), {"expected finite gradients"}));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::shard
