@@ -131,6 +131,16 @@ Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine
   check_unique(blocks, root);
   create_units(blocks, root);
   check_numel(units_);
+  if (context_.options.check_gradients) {
+    std::vector<const Parameter*> parameters;
+    for (const auto& unit : units_) {
+      for (const Flat& flat : unit->flats()) {
+        if (!flat.trainable) continue;
+        parameters.insert(parameters.end(), flat.parameters.begin(), flat.parameters.end());
+      }
+    }
+    context_.check = std::make_shared<GradientCheck>(memory, std::move(parameters));
+  }
   plan_ = describe(options, context_.mesh, units_);
   agree(group, memory, compute_, plan_);
   create_rings();
@@ -239,6 +249,7 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
   num_batches_ = joined_ ? joined_->total : std::int64_t{group_.size()} * num_micro_steps;
   micro_step_ = -1;
   for (const auto& unit : units_) unit->begin_step(compute_);
+  if (context_.check != nullptr) context_.check->begin_step(compute_);
   begin_micro_step(first);
   phase_ = Phase::kStep;
 }
@@ -269,6 +280,7 @@ void Fsdp::begin_micro_step(const MicroStep& options) {
   ++micro_step_;
   group_.declare(fmt::format("micro-step {} of {}, no_sync {}, {} backwards", micro_step_ + 1,
                              num_micro_steps_, options.no_sync, options.num_backwards));
+  if (context_.check != nullptr) context_.check->begin_micro_step(micro_step_);
   schedule_.begin_micro_step(options, is_last);
   if (joined_ && micro_step_ >= joined_->num_batches) schedule_.shadow(compute_);
 }
@@ -374,6 +386,9 @@ void Fsdp::take_gradients_early(std::string_view update, EarlyUpdate early) {
   require(phase_ != Phase::kStep && !early_,
           "[optimizer] expected one step_in_backward() before begin_step(), got {}",
           early_ ? "two" : "it inside a step");
+  require(context_.options.non_finite == NonFinite::kThrow,
+          "[optimizer] expected NonFinite::kThrow for a step_in_backward(), got kSkip: what is not "
+          "finite is known behind it");
   require(
       context_.options.unused_parameters == UnusedParameters::kZero,
       "[optimizer] expected unused parameters to have the gradient zero in a step_in_backward(), "

@@ -69,9 +69,10 @@ class Fsdp {
   void next_micro_step(const MicroStep& next = {});
   /// Waits until all gradients are reduced. Returns the norm of the mean gradient over ranks and
   /// micro-steps; the same bits for every strategy. On the CPU throws InvalidArgument naming a
-  /// parameter whose gradient is not finite, on every rank alike, and CommError if a collective
-  /// failed; on a GPU nothing is waited for, and the norm throws when it is read. Compares what the
-  /// ranks have called so far, see ProcessGroup::agree().
+  /// parameter whose gradient is not finite, on every rank alike, unless FsdpOptions::non_finite
+  /// says to skip, and CommError if a collective failed; on a GPU nothing is waited for, and the
+  /// norm throws when it is read. Compares what the ranks have called so far, see
+  /// ProcessGroup::agree().
   GradNorm finish_step();
   /// Collective, between steps, where ranks may have different numbers of batches: says that this
   /// rank has one for the first `num_batches` micro-steps of the next step, and returns how many
@@ -148,8 +149,8 @@ class Fsdp {
   };
   /// Instead of take_gradients(): the gradients of the step that begins next, as they get final.
   /// Throws InvalidArgument inside a step, for the second time before one, and with
-  /// UnusedParameters::kSkip, as only the end of a step shows what is unused; CommError if
-  /// `update`, as in take_gradients(), differs.
+  /// UnusedParameters::kSkip or NonFinite::kSkip, as only the end of a step shows what is unused or
+  /// not finite; CommError if `update`, as in take_gradients(), differs.
   void take_gradients_early(std::string_view update, EarlyUpdate early);
   /// `stream` wrote the masters of `unit`: renews the copies that are computed with, and of the
   /// root, which the next forward needs first, starts the gather.

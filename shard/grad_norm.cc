@@ -107,15 +107,21 @@ void reduce_on_gpu(const UnitContext& context, const Stream& compute,
 bool GradNorm::is_known() const { return state_->copied.reached(); }
 
 float GradNorm::value() const {
+  const std::string where = not_finite();
+  engine::require(where.empty(), "[fsdp] expected finite gradients, got NaN or infinity ({})",
+                  where);
+  return std::bit_cast<float>(state_->on_host.span<std::int32_t>()[0]);
+}
+
+std::string GradNorm::not_finite() const {
   state_->copied.wait();
   if (state_->on_device.defined())
     state_->group->check();  // an aborted gather ends without an error
-  const auto words = state_->on_host.span<std::int32_t>();
-  if (words[1] != 0) {
-    engine::fail("[fsdp] expected finite gradients, got NaN or infinity ({})",
-                 state_->parameters.at(static_cast<std::size_t>(words[1] - 1))->name);
-  }
-  return std::bit_cast<float>(words[0]);
+  const std::int32_t fault = state_->on_host.span<std::int32_t>()[1];
+  if (fault == 0) return {};
+  std::string where = state_->findings ? state_->check->describe(*state_->findings) : "";
+  if (!where.empty()) return where;
+  return state_->parameters.at(static_cast<std::size_t>(fault - 1))->name;
 }
 
 GradNorm reduce_norm(const UnitContext& context, const Stream& compute,
@@ -130,10 +136,16 @@ GradNorm reduce_norm(const UnitContext& context, const Stream& compute,
     return Tensor::empty(memory, {2}, DType::kI32, "norm", Category::kWorkspace);
   };
   state->on_host = make(context.pinned);
+  if (context.check != nullptr) {
+    context.gather.wait(compute.record("gradient_check"));
+    state->check = context.check;
+    state->findings.emplace(
+        context.check->gather(context.mesh.world(), context.gather, context.pinned));
+  }
   if (!compute.device().is_cuda()) {
     reduce_on_cpu(context, compute, units, mean_scale, state->on_host);
     GradNorm norm(std::move(state));
-    static_cast<void>(norm.value());  // throws now
+    if (context.options.non_finite == NonFinite::kThrow) static_cast<void>(norm.value());
     return norm;
   }
   state->on_device = make(context.memory);

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "comm/host_gather.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
 #include "shard/unit.h"
@@ -17,6 +20,9 @@ class GradNorm {
   /// On a GPU blocks until it is known. Throws InvalidArgument naming a parameter whose gradient is
   /// not finite, on every rank alike; CommError if the group failed meanwhile.
   float value() const;
+  /// Which gradient is not finite, for people: "h.0.weight", or with FsdpOptions::check_gradients
+  /// "h.0.weight, rank 1, micro-step 2"; empty if all are. Blocks and throws CommError as value().
+  std::string not_finite() const;
   /// value() would not block.
   bool is_known() const;
   /// (2) i32 on a GPU, for kernels: the bits of the f32 norm, and 0 if every gradient is finite.
@@ -29,6 +35,8 @@ class GradNorm {
     std::vector<const engine::Parameter*> parameters;  // trainable, in the order of units
     engine::Tensor on_device, on_host;                 // (2) i32 each
     engine::Event copied;
+    std::shared_ptr<const GradientCheck> check;
+    std::optional<comm::HostGather> findings;  // of `check`
   };
   explicit GradNorm(std::shared_ptr<State> state) : state_(std::move(state)) {}
   friend GradNorm reduce_norm(const UnitContext& context, const engine::Stream& compute,
@@ -38,7 +46,7 @@ class GradNorm {
 
 /// The norm of the gradient sums times `mean_scale`, which `compute` has waited for: each rank adds
 /// up what its optimizer owns, and one gather among those who own parts makes it whole. Collective.
-/// On the CPU throws what GradNorm::value() would.
+/// On the CPU throws what GradNorm::value() would, unless the options say kSkip.
 GradNorm reduce_norm(const UnitContext& context, const engine::Stream& compute,
                      const std::vector<std::unique_ptr<Unit>>& units, double mean_scale);
 

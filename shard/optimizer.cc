@@ -110,8 +110,10 @@ void Optimizer::step_units() {
 void Optimizer::begin_step(double lr, const GradNorm& norm, double max_norm) {
   if (fsdp_.compute().device().is_cuda()) {
     begin_step(Step{.lr = lr, .norm = norm.on_device(), .max_norm = max_norm});
-  } else {
+  } else if (norm.not_finite().empty()) {
     begin_step(Step{.lr = lr, .clip = clip_scale(norm.value(), max_norm)});
+  } else {
+    begin_step(Step{.lr = lr, .skips = true});
   }
 }
 
@@ -136,6 +138,8 @@ void Optimizer::step_in_backward(double lr, UpdateGathers gathers) {
 
 void Optimizer::prepare_step(Step step) {
   for (Slot& slot : slots_) slot.is_updated = false;
+  skips_ = step.skips;
+  if (skips_) return;
   step.mean_scale = fsdp_.mean_scale();
   step.num_steps = ++num_steps_;
   step.num_steps_on_gpu = num_steps_on_gpu_;
@@ -172,6 +176,7 @@ void Optimizer::step_unit(Unit& unit, const Stream& stream) {
     require(!slot.is_updated, "[optimizer] expected one step_unit() in a step, got two ('{}')",
             unit.name());
     slot.is_updated = true;
+    if (skips_) continue;
     leave_unused(slot);
     update({*slot.flat, unit.name(), slot.states, slot.step_groups, slot.groups_on_gpu}, stream);
     fsdp_.updated(unit, stream);

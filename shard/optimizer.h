@@ -41,8 +41,8 @@ class Optimizer {
   // CommError if ranks differ in the number of steps, the learning rate, the clipping or a group.
 
   /// One update with the mean gradient, whose norm is brought down to `max_norm` (0: whatever it
-  /// is). On a GPU without waiting for `norm`: an update whose gradient is not finite changes
-  /// nothing, as reading the norm will say.
+  /// is). If a gradient is not finite (see FsdpOptions::non_finite) nothing changes, and the step
+  /// is not counted: GradNorm::not_finite() says so. On a GPU without waiting for `norm`.
   void step(double lr, const GradNorm& norm, double max_norm);
   /// One update with the mean gradient times `clip`.
   void step(double lr, ClipFactor clip = {});
@@ -91,6 +91,7 @@ class Optimizer {
     double lr = 0;
     double mean_scale = 1;                 // gradient sums times this are the mean
     double clip = 1;                       // used when `norm` is undefined
+    bool skips = false;                    // a gradient is not finite; on a GPU `norm` says so
     engine::Tensor norm = {};              // on a GPU: GradNorm::on_device()
     double max_norm = 0;                   // with `norm`: 0 means no clipping
     std::int64_t num_steps = 0;            // this one included; counted on a GPU by `steps_on_gpu`
@@ -139,6 +140,7 @@ class Optimizer {
   std::vector<std::string> state_names_;
   std::vector<ParameterGroup> groups_;
   std::vector<Slot> slots_;
+  bool skips_ = false;  // the step at work
   std::int64_t num_steps_ = 0;
   engine::Tensor num_steps_on_gpu_;
 };

@@ -34,6 +34,12 @@ enum class UnusedParameters {
   kSkip,  ///< it has none: the optimizer leaves it and its state alone
 };
 
+/// What becomes of a step whose gradient is not finite, on all ranks alike.
+enum class NonFinite {
+  kThrow,  ///< Fsdp::finish_step() throws; on a GPU GradNorm::value() does, and nothing is updated
+  kSkip,   ///< GradNorm::not_finite() says so, and the optimizer, given the norm, updates nothing
+};
+
 struct FsdpOptions {
   Placement placement = {};
   /// Ranks that one copy of what is cut lies on; must divide all ranks. 0: all of them.
@@ -59,6 +65,10 @@ struct FsdpOptions {
   Precision precision = {};
   /// kSkip gathers one byte for each parameter in every step, and waits for them.
   UnusedParameters unused_parameters = UnusedParameters::kZero;
+  NonFinite non_finite = NonFinite::kThrow;
+  /// Each rank looks for what is not finite before it is reduced, so that errors name the rank and
+  /// the micro-step too. Reads every gradient once more.
+  bool check_gradients = false;
   std::uint64_t seed = 1;       ///< of the initial parameters
   ReducerFactory reducer = {};  ///< instead of make_reducer(): a communication hook
 

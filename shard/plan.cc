@@ -27,6 +27,9 @@ std::vector<std::string> describe(const FsdpOptions& options, int num_ranks) {
                       name_of(precision.reduce), name_of(precision.accumulate)),
           fmt::format("unused_parameters {}",
                       options.unused_parameters == UnusedParameters::kSkip ? "skipped" : "zero"),
+          fmt::format("non_finite {}, check_gradients {}",
+                      options.non_finite == NonFinite::kSkip ? "skipped" : "thrown",
+                      options.check_gradients),
           fmt::format("reducer {}", options.reducer ? "own" : "of the strategy"),
           fmt::format("seed {}", options.seed)};
 }

@@ -218,6 +218,8 @@ void Unit::reduce_gradient(const Stream& compute, bool is_last) {
       const Parameter* p = flat.parameters[i];
       if (p->grad_written) {
         used_[i] = 1;
+        if (context_.check != nullptr)
+          context_.check->look(compute, *p, in_slot(p->grad, *gradient_slot_));
         continue;
       }
       engine::launch_fill(compute, in_slot(p->grad, *gradient_slot_), 0, "fill_zero", p->name);

@@ -15,6 +15,7 @@
 
 #include "engine/tape.h"
 #include "shard/flat.h"
+#include "shard/gradient_check.h"
 #include "shard/mesh.h"
 #include "shard/options.h"
 #include "shard/parameter_store.h"
@@ -31,6 +32,7 @@ struct UnitContext {
   engine::Stream gather;  ///< gathers of parameters
   engine::Stream reduce;  ///< reductions of gradients
   FsdpOptions options;
+  std::shared_ptr<GradientCheck> check = nullptr;  ///< if the options ask for it
 };
 
 class Unit {

@@ -187,6 +187,28 @@ TEST(CudaFsdp, AGradientThatIsNotFiniteIsNamedWhicheverRankHoldsIt) {
   }
 }
 
+TEST(CudaFsdp, ACheckNamesRankAndMicroStep) {
+  for (const auto accumulate : {DType::kF32, DType::kBF16}) {
+    comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+      const auto compute = engine::Stream::cuda("compute", world.rank() % num_gpus());
+      const engine::Memory memory(compute);
+      engine::Tape tape(memory, compute);
+      ToyModel model(2, 40);
+      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
+                {.precision = {.accumulate = accumulate}, .check_gradients = true});
+      fsdp.begin_step(2);
+      for (int micro = 0; micro < 2; ++micro) {
+        if (micro > 0) fsdp.next_micro_step();
+        std::vector<float> x(40, 0.5f);
+        if (micro == 1 && world.rank() == 1) x[33] = std::nanf("");
+        tape.backward(model.loss(tape, Tensor::from<float>(memory, {40}, x, "x")));
+      }
+      const GradNorm norm = fsdp.finish_step();
+      EXPECT_EQ(norm.not_finite(), "h.0.weight, rank 1, micro-step 2");
+    });
+  }
+}
+
 TEST(CudaFsdp, BuffersAreThoseOfRank0InEveryStep) {
   for (const char* strategy : {"zero3", "ddp"}) {
     comm::run_ranks(3, {}, [&](comm::ProcessGroup& world) {

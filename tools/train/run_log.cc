@@ -119,17 +119,23 @@ void RunLog::check_output() {
 }
 
 void RunLog::step(const StepRecord& r) {
-  jsonl_.write(JsonRecord()
-                   .add("step", r.step)
-                   .add("loss", r.loss)
-                   .add("grad_norm", r.grad_norm)
-                   .add("lr", r.lr)
-                   .add("step_ms", r.step_ms)
-                   .add(items_ + "_per_s", r.items_per_s)
-                   .add("exposed_comm_ms", r.exposed_comm_ms)
-                   .add_literal("peak_bytes", peak_bytes(r.memory))
-                   .line());
+  jsonl_.write(
+      JsonRecord()
+          .add("step", r.step)
+          .add("loss", r.loss)  // null if it is not finite
+          .add_literal("grad_norm", r.skipped.empty() ? json_literal(r.grad_norm) : "null")
+          .add("lr", r.lr)
+          .add("step_ms", r.step_ms)
+          .add(items_ + "_per_s", r.items_per_s)
+          .add("exposed_comm_ms", r.exposed_comm_ms)
+          .add_literal("peak_bytes", peak_bytes(r.memory))
+          .add_all(r.skipped.empty() ? JsonRecord() : JsonRecord().add("skipped", r.skipped))
+          .line());
   check_output();
+  if (!r.skipped.empty()) {
+    return say(fmt::format("step {:>5}/{} | update skipped: the gradient is not finite ({})",
+                           r.step, num_steps_, r.skipped));
+  }
   const bool is_last = r.step == num_steps_;
   if (every_ == 0 || (r.step % every_ != 0 && !is_last && r.step != 1)) return;
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;

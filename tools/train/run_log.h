@@ -34,6 +34,7 @@ struct StepRecord {
   double items_per_s = 0;      ///< tokens, or samples
   double exposed_comm_ms = 0;  ///< compute waiting for collectives
   engine::MemoryStats memory = {};
+  std::string skipped = {};  ///< whose gradient is not finite: no norm, no update; empty: none's
 };
 
 class RunLog {

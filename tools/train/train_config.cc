@@ -170,6 +170,13 @@ void TrainConfig::add_to(FlagSet& flags) {
            {"interleaved", OverlapOptimizer::kInterleaved}}});
   flags.add("train.grad_clip", &train.grad_clip,
             {.help = "largest norm of the gradient; 0: off", .min = 0, .max = kHuge});
+  flags.add("train.max_skips", &train.max_skips,
+            {.help = "updates in a row that are skipped because a gradient is not finite; one more "
+                     "ends the run",
+             .min = 0});
+  flags.add("train.check_gradients", &train.check_gradients,
+            {.help = "look for what is not finite on each rank before gradients are reduced, so "
+                     "that messages name the rank and the micro-step too"});
   flags.add("train.warmup", &train.warmup,
             {.help = "steps of linear warmup of the learning rate", .min = 0});
   flags.add("train.schedule", &train.schedule,
@@ -213,6 +220,10 @@ void TrainConfig::validate(const FlagSet& flags) const {
       "[config] expected train.grad_clip=0 with train.overlap_optimizer, got {}: the norm of the "
       "gradient is known when backward has ended, and most is updated by then",
       train.grad_clip);
+  require(train.overlap_optimizer == OverlapOptimizer::kNone || train.max_skips == 0,
+          "[config] expected train.max_skips=0 with train.overlap_optimizer, got {}: what is not "
+          "finite is known when backward has ended, and most is updated by then",
+          train.max_skips);
   const shard::Placement placement = shard::Placement::preset(parallel.strategy);
   const int reshard = reshard_ranks();
   require(placement.parameters != shard::Place::kWhole || reshard == kReshardAsStrategy ||
@@ -292,6 +303,8 @@ shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
           .unit_min_numel = parallel.unit_min_numel,
           .bucket_nbytes = static_cast<std::int64_t>(std::ceil(parallel.bucket_mb * (1 << 20))),
           .precision = precision,
+          .non_finite = train.max_skips > 0 ? shard::NonFinite::kSkip : shard::NonFinite::kThrow,
+          .check_gradients = train.check_gradients,
           .seed = static_cast<std::uint64_t>(train.seed)};
 }
 

@@ -57,7 +57,9 @@ struct StepConfig {
   double weight_decay = 0.1;
   double beta1 = 0.9, beta2 = 0.99, eps = 1e-8;
   OverlapOptimizer overlap_optimizer = OverlapOptimizer::kNone;
-  double grad_clip = 1;  ///< 0: off
+  double grad_clip = 1;        ///< 0: off
+  std::int64_t max_skips = 0;  ///< updates in a row, for gradients that are not finite
+  bool check_gradients = false;
   std::int64_t warmup = 0;
   ScheduleKind schedule = ScheduleKind::kCosine;
   bool recompute = false;

@@ -138,7 +138,9 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
     const Tensor value = loss(first_sample(step * c.accum + micro), batches_->next());
     engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
     // Before a backward that could only end in an error.
-    if (value.device().is_host()) check_loss(value.item(), step + 1, micro + 1, world_.rank());
+    if (value.device().is_host() && c.max_skips == 0) {
+      check_loss(value.item(), step + 1, micro + 1, world_.rank());
+    }
     tape_.backward(value);
   }
   const shard::GradNorm norm = of_step(step + 1, [&] { return fsdp_.finish_step(); });
@@ -160,11 +162,13 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
   const auto value = [&](int rank, std::int64_t i) {
     return all[static_cast<std::size_t>(rank * (accum + 1) + i)];
   };
+  // Known by now: the losses were gathered behind the whole step.
+  record.skipped = count_skip(launched.norm, record.step);
   double sum = 0;
   for (std::int64_t micro = 0; micro < accum; ++micro) {
     for (int rank = 0; rank < world_.size(); ++rank) {
       const float loss = value(rank, micro);
-      check_loss(loss, record.step, micro + 1, rank);
+      if (record.skipped.empty()) check_loss(loss, record.step, micro + 1, rank);
       sum += loss;
     }
   }
@@ -172,8 +176,9 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
   for (int rank = 0; rank < world_.size() && stopped_by_ == 0; ++rank) {
     stopped_by_ = static_cast<int>(value(rank, accum));
   }
-  // Known by now: the losses were gathered behind the whole step.
-  record.grad_norm = of_step(record.step, [&] { return launched.norm.value(); });
+  if (record.skipped.empty()) {
+    record.grad_norm = of_step(record.step, [&] { return launched.norm.value(); });
+  }
 
   const Mark end = mark();
   const std::chrono::duration<double, std::milli> elapsed = end.time - begin.time;
@@ -183,6 +188,20 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
   begin = end;
   num_steps_ = record.step;
   if (log_ != nullptr) log_->step(record);
+}
+
+// Which gradient is not finite, so that the update was skipped; empty if all are. Throws when there
+// were too many in a row.
+std::string Trainer::count_skip(const shard::GradNorm& norm, std::int64_t step) {
+  const std::int64_t most = config_.train.max_skips;
+  if (most == 0) return "";  // a loss that is not finite is told first
+  std::string where = norm.not_finite();
+  num_skips_ = where.empty() ? 0 : num_skips_ + 1;
+  engine::require(num_skips_ <= most,
+                  "[train] expected at most {} updates in a row to be skipped, got one more: the "
+                  "gradient is not finite ({}) (step {})",
+                  most, where, step);
+  return where;
 }
 
 void Trainer::check_loss(float loss, std::int64_t step, std::int64_t micro, int rank) const {

@@ -55,7 +55,8 @@ class Trainer {
   /// Runs all steps, and `validate` as configured. `items_per_sample`: tokens of a sample, or 1.
   /// When a rank finds that it was asked to stop (stop.h), all ranks end after that step, and
   /// without the last validation. Throws InvalidArgument naming step, micro-step (both from 1) and
-  /// rank when a loss is not finite. Call once.
+  /// rank when a loss is not finite, and step and parameter when a gradient is not and no more
+  /// updates may be skipped. Call once.
   void run(const Data& data, const Loss& loss, const Validate& validate,
            std::int64_t items_per_sample);
   /// The signal that ended run() before its last step or validation, or that stops() found; 0:
@@ -100,6 +101,7 @@ class Trainer {
   void finish(Launched& launched, Mark& mark, double items);
   void validate_after(std::int64_t step, const Validate& validate);
   /// `step` and `micro` from 1.
+  std::string count_skip(const shard::GradNorm& norm, std::int64_t step);
   void check_loss(float loss, std::int64_t step, std::int64_t micro, int rank) const;
   Mark mark() const { return {std::chrono::steady_clock::now(), compute_.blocked_ns()}; }
 
@@ -116,6 +118,7 @@ class Trainer {
   std::unique_ptr<shard::Optimizer> optimizer_;
   std::optional<Validation> validation_;
   std::int64_t num_steps_ = 0;
+  std::int64_t num_skips_ = 0;  // in a row
   int stopped_by_ = 0;
 };
 

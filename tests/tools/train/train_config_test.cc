@@ -97,6 +97,8 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
                                                    "--train.eps=0.16",
                                                    "--train.overlap_optimizer=backward",
                                                    "--train.grad_clip=0.17",
+                                                   "--train.max_skips=21",
+                                                   "--train.check_gradients",
                                                    "--train.warmup=18",
                                                    "--train.schedule=linear",
                                                    "--train.recompute",
@@ -130,6 +132,8 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
   EXPECT_EQ(c.train.eps, 0.16);
   EXPECT_EQ(c.train.overlap_optimizer, OverlapOptimizer::kBackward);
   EXPECT_EQ(c.train.grad_clip, 0.17);
+  EXPECT_EQ(c.train.max_skips, 21);
+  EXPECT_TRUE(c.train.check_gradients);
   EXPECT_EQ(c.train.warmup, 18);
   EXPECT_EQ(c.train.schedule, ScheduleKind::kLinear);
   EXPECT_TRUE(c.train.recompute);
@@ -209,6 +213,16 @@ TEST(TrainConfig, TellsTheEngineWhatWasAskedFor) {
   EXPECT_EQ(config.fsdp_options(4).placement.reshard_ranks, 2);
 }
 
+TEST(TrainConfig, SkipsAndChecksReachTheEngine) {
+  TrainConfig config;
+  EXPECT_EQ(config.fsdp_options(2).non_finite, shard::NonFinite::kThrow);
+  EXPECT_FALSE(config.fsdp_options(2).check_gradients);
+  config.train.max_skips = 1;
+  config.train.check_gradients = true;
+  EXPECT_EQ(config.fsdp_options(2).non_finite, shard::NonFinite::kSkip);
+  EXPECT_TRUE(config.fsdp_options(2).check_gradients);
+}
+
 TEST(TrainConfig, ShardRanksAreTheStrategysUnlessGiven) {
   TrainConfig config;
   EXPECT_EQ(config.fsdp_options(6).shard_ranks, 6);
@@ -283,7 +297,7 @@ TEST(TrainConfig, BucketsThatDoNotFitAreRefusedWithTheirValues) {
   }
 }
 
-TEST(TrainConfig, UpdatesBesideBackwardAreRefusedWithClipping) {
+TEST(TrainConfig, UpdatesBesideBackwardAreRefusedWithClippingAndSkips) {
   TrainConfig config;
   config.out = "out";
   config.train.overlap_optimizer = OverlapOptimizer::kInterleaved;
@@ -292,6 +306,9 @@ TEST(TrainConfig, UpdatesBesideBackwardAreRefusedWithClipping) {
   EXPECT_TRUE(has(message, {"train.grad_clip=0", "train.overlap_optimizer", "got 1"}));
   config.train.grad_clip = 0;
   config.validate(flags);
+  config.train.max_skips = 3;
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { config.validate(flags); }),
+                  {"train.max_skips=0", "got 3"}));
 }
 
 TEST(TrainConfig, ADeadlineIsNeverRoundedToNothing) {

@@ -522,6 +522,54 @@ TEST(Trainer, ALossThatIsNotFiniteNamesStepMicroStepAndRank) {
   }
 }
 
+// Runs `steps` steps of two micro-steps on two ranks, in which the samples `bad` are not finite.
+std::vector<nlohmann::json> run_with(const std::set<std::int64_t>& bad, std::int64_t steps,
+                                     std::int64_t max_skips, bool check, float* result) {
+  TrainConfig config = config_of(2, 2, steps);
+  config.train.momentum = 0.9;
+  config.train.max_skips = max_skips;
+  config.train.check_gradients = check;
+  return run_ranks(config, [&](const Rank& rank) {
+    Trainer::Data data = rank.data();
+    data.fill = [&](std::int64_t first, const Batch& host) {
+      host[0].data<float>()[0] =
+          bad.contains(first) ? std::numeric_limits<float>::infinity() : sample(first % 4);
+    };
+    rank.trainer.run(
+        data, [&](std::int64_t, const Batch& batch) { return rank.loss(batch); }, nullptr, 1);
+    const float w = rank.trainer.fsdp().full_parameter(rank.model.w)[0];
+    if (rank.world.rank() == 0) *result = w;
+  });
+}
+
+// Four samples a step. Each step sees the same, so one that is skipped is as if it had not been.
+TEST(Trainer, SkipsUpdatesWhoseGradientIsNotFinite) {
+  float expected = 0, got = 0;
+  run_with({}, 3, 0, false, &expected);
+  for (const bool check : {false, true}) {
+    const auto lines = run_with({4 + 3, 12 + 0}, 5, 1, check, &got);  // of steps 2 and 4
+    EXPECT_EQ(got, expected);
+    ASSERT_EQ(lines.size(), 5u);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      const bool is_skipped = i == 1 || i == 3;
+      EXPECT_EQ(lines[i].contains("skipped"), is_skipped) << lines[i];
+      EXPECT_EQ(lines[i].at("grad_norm").is_null(), is_skipped) << lines[i];
+      EXPECT_EQ(lines[i].at("loss").is_null(), is_skipped) << lines[i];
+    }
+    EXPECT_EQ(lines[1].at("skipped"), check ? "w, rank 1, micro-step 2" : "w");
+    EXPECT_EQ(lines[3].at("skipped"), check ? "w, rank 0, micro-step 1" : "w");
+  }
+}
+
+TEST(Trainer, EndsBehindTooManySkippedUpdatesInARow) {
+  float ignored = 0;
+  run_with({0, 4, 12, 16}, 6, 2, false, &ignored);  // of steps 1 and 2, 4 and 5
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] {
+                    run_with({0, 4, 8}, 6, 2, false, &ignored);
+                  }),
+                  {"at most 2 updates in a row", "(w)", "(step 3)"}));
+}
+
 TEST(Trainer, GathersTheValuesOfAllRanksInTheirOrder) {
   run_ranks(config_of(3, 1, 0), [](const Rank& rank) {
     const auto r = static_cast<float>(rank.world.rank());
