@@ -126,7 +126,8 @@ Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine
                    "reduce", {.listener = options.listener,
                               .delay_seed = options.delay_seed == 0 ? 0 : options.delay_seed + 1}),
                .options = options},
-      schedule_(options.prefetch, options.placement, ranks_may_skip_units(options)),
+      schedule_(options.prefetch, options.backward_prefetch, options.placement,
+                ranks_may_skip_units(options)),
       num_exceptions_(std::uncaught_exceptions()) {
   check_unique(blocks, root);
   create_units(blocks, root);

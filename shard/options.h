@@ -34,6 +34,10 @@ enum class UnusedParameters {
   kSkip,  ///< it has none: the optimizer leaves it and its state alone
 };
 
+/// When the gathers ahead start in backward: before a unit's backward, beside which they then run,
+/// or behind it, when its slot is free. PyTorch's BACKWARD_PRE and BACKWARD_POST.
+enum class BackwardPrefetch { kPre, kPost };
+
 /// What becomes of a step whose gradient is not finite, on all ranks alike.
 enum class NonFinite {
   kThrow,  ///< Fsdp::finish_step() throws; on a GPU GradNorm::value() does, and nothing is updated
@@ -46,6 +50,7 @@ struct FsdpOptions {
   int shard_ranks = 0;
   /// How many units ahead are gathered; slots of gathered parameters = prefetch + 1. At least 0.
   int prefetch = 1;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   /// How many reductions may be on their way while backward goes on; gradient slots =
   /// reductions_in_flight + 1. At least 0.
   int reductions_in_flight = 1;

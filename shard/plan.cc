@@ -12,26 +12,28 @@ namespace tessera::shard {
 
 std::vector<std::string> describe(const FsdpOptions& options, int num_ranks) {
   const Precision& precision = options.precision;
-  return {fmt::format("ranks {}", num_ranks),
-          fmt::format("placement {}", to_string(options.placement)),
-          fmt::format("shard_ranks {}",
-                      options.shard_ranks == 0 ? "all" : std::to_string(options.shard_ranks)),
-          fmt::format("prefetch {}", options.prefetch),
-          fmt::format("reductions_in_flight {}", options.reductions_in_flight),
-          options.bucket_nbytes == 0
-              ? "buckets off"
-              : fmt::format("buckets of {} bytes, the first of {}", options.bucket_nbytes,
-                            std::min(options.first_bucket_nbytes, options.bucket_nbytes)),
-          fmt::format("broadcast_buffers {}", options.broadcast_buffers),
-          fmt::format("precision param={} reduce={} accumulate={}", name_of(precision.param),
-                      name_of(precision.reduce), name_of(precision.accumulate)),
-          fmt::format("unused_parameters {}",
-                      options.unused_parameters == UnusedParameters::kSkip ? "skipped" : "zero"),
-          fmt::format("non_finite {}, check_gradients {}",
-                      options.non_finite == NonFinite::kSkip ? "skipped" : "thrown",
-                      options.check_gradients),
-          fmt::format("reducer {}", options.reducer ? "own" : "of the strategy"),
-          fmt::format("seed {}", options.seed)};
+  return {
+      fmt::format("ranks {}", num_ranks),
+      fmt::format("placement {}", to_string(options.placement)),
+      fmt::format("shard_ranks {}",
+                  options.shard_ranks == 0 ? "all" : std::to_string(options.shard_ranks)),
+      fmt::format("prefetch {}{}", options.prefetch,
+                  options.backward_prefetch == BackwardPrefetch::kPost ? ", post-backward" : ""),
+      fmt::format("reductions_in_flight {}", options.reductions_in_flight),
+      options.bucket_nbytes == 0
+          ? "buckets off"
+          : fmt::format("buckets of {} bytes, the first of {}", options.bucket_nbytes,
+                        std::min(options.first_bucket_nbytes, options.bucket_nbytes)),
+      fmt::format("broadcast_buffers {}", options.broadcast_buffers),
+      fmt::format("precision param={} reduce={} accumulate={}", name_of(precision.param),
+                  name_of(precision.reduce), name_of(precision.accumulate)),
+      fmt::format("unused_parameters {}",
+                  options.unused_parameters == UnusedParameters::kSkip ? "skipped" : "zero"),
+      fmt::format("non_finite {}, check_gradients {}",
+                  options.non_finite == NonFinite::kSkip ? "skipped" : "thrown",
+                  options.check_gradients),
+      fmt::format("reducer {}", options.reducer ? "own" : "of the strategy"),
+      fmt::format("seed {}", options.seed)};
 }
 
 std::vector<std::string> describe(const FsdpOptions& options, const Mesh& mesh,

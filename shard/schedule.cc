@@ -297,10 +297,14 @@ void Schedule::enter_backward(Visitor& visitor, const Stream& compute) {
       prefetch(*order_[i], compute, "forward");
     }
   }
-  for (auto next = pending_.rbegin(); next != pending_.rend() && ahead < depth_; ++next) {
+  if (backward_ == BackwardPrefetch::kPre) prefetch_pending(depth_ - ahead, compute);
+}
+
+void Schedule::prefetch_pending(int count, const Stream& compute) const {
+  for (auto next = pending_.rbegin(); next != pending_.rend() && count > 0; ++next) {
     if ((*next)->unit->is_root()) continue;
     prefetch(**next, compute, "backward");
-    ++ahead;
+    --count;
   }
 }
 
@@ -315,6 +319,7 @@ void Schedule::end_backward(const Position& at, const Stream& compute, bool has_
   if (visitor->recorded.empty() || placement_.reshard_after_forward) {
     unit.reshard(compute, !visitor->recorded.empty());
   }
+  if (backward_ == BackwardPrefetch::kPost) prefetch_pending(depth_, compute);
 }
 
 bool Schedule::completes_gradient(const Visitor& visitor, bool has_pending_uses) const {

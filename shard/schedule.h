@@ -43,10 +43,11 @@ namespace tessera::shard {
 
 class Schedule : public engine::RegionHooks {
  public:
-  /// `depth`: how many units ahead of the one at work are gathered. `reduces_all`: every unit in
-  /// every micro-step, in the declared order backwards.
-  Schedule(int depth, const Placement& placement, bool reduces_all)
-      : depth_(depth), placement_(placement), reduces_all_(reduces_all) {}
+  /// `depth`: how many units ahead of the one at work are gathered, in backward from when
+  /// `backward` says. `reduces_all`: every unit in every micro-step, in the declared order
+  /// backwards.
+  Schedule(int depth, BackwardPrefetch backward, const Placement& placement, bool reduces_all)
+      : depth_(depth), backward_(backward), placement_(placement), reduces_all_(reduces_all) {}
   /// Unwraps the blocks.
   ~Schedule() override;
   Schedule(const Schedule&) = delete;
@@ -132,12 +133,14 @@ class Schedule : public engine::RegionHooks {
   void close_pending(const Visitor& entering, const engine::Stream& compute);
   void enter_backward(Visitor& visitor, const engine::Stream& compute);
   void prefetch(Visitor& next, const engine::Stream& compute, const char* why) const;
+  void prefetch_pending(int count, const engine::Stream& compute) const;
   bool completes_gradient(const Visitor& visitor, bool has_pending_uses) const;
   void end_gradient(Visitor& visitor, const engine::Stream& compute);
   void reduce_final(const engine::Stream& compute);
   void reduce(Visitor& visitor, const engine::Stream& compute);
 
   int depth_;
+  BackwardPrefetch backward_;
   Placement placement_;
   bool reduces_all_;
   std::deque<Visitor> visitors_;  // in declared order; addresses stay

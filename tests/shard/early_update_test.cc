@@ -90,6 +90,10 @@ TEST(EarlyUpdate, HasTheBitsOfAStepBehindWhateverTheSchedule) {
     check("packed", [](Training& run) { run.options.unit_min_numel = 500; });
     check("prefetch 0", [](Training& run) { run.options.prefetch = 0; });
     check("prefetch 3", [](Training& run) { run.options.prefetch = 3; });
+    check("post-backward", [](Training& run) {
+      run.options.prefetch = 2;
+      run.options.backward_prefetch = BackwardPrefetch::kPost;
+    });
     check("all in flight", [](Training& run) { run.options.reductions_in_flight = 4; });
     check("one micro-step", [](Training& run) { run.accum = 1; });
   }

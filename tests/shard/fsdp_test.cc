@@ -51,6 +51,20 @@ TEST(FsdpOrder, Zero3GathersTwiceAheadOfUseAndKeepsTheLastUnit) {
   }
 }
 
+TEST(FsdpOrder, PostBackwardPrefetchGathersBehindTheReduction) {
+  EXPECT_EQ(collectives_of_step(
+                1, {.blocks = 4,
+                    .options = {.prefetch = 2, .backward_prefetch = BackwardPrefetch::kPost}}),
+            (std::vector<std::string>{
+                "all_gather root forward", "all_gather h.0 forward", "all_gather h.1 forward",
+                "all_gather h.2 forward", "all_gather h.3 forward", "reduce_scatter h.3 gradient",
+                "all_gather h.2 backward", "all_gather h.1 backward", "reduce_scatter h.2 gradient",
+                "all_gather h.0 backward", "reduce_scatter h.1 gradient",
+                "reduce_scatter h.0 gradient", "reduce_scatter root gradient", "all_gather norm"}));
+  EXPECT_EQ(collectives_of_step(1, {.options = {.backward_prefetch = BackwardPrefetch::kPost}}),
+            collectives_of_step(1, {.options = {.prefetch = 0}}));
+}
+
 TEST(FsdpOrder, PrefetchZeroGathersOnDemand) {
   EXPECT_EQ(collectives_of_step(1, {.options = {.prefetch = 0}}),
             (std::vector<std::string>{

@@ -13,6 +13,7 @@ void run(int argc, char** argv) {
              {"replicas", bench_replicas},
              {"host", bench_host},
              {"ops", bench_ops},
+             {"prefetch", bench_prefetch},
              {"steps", bench_steps},
              {"profile", bench_profile}});
 }

@@ -47,6 +47,8 @@ void bench_replicas(const BenchConfig& config, BenchReport& report);
 void bench_host(const BenchConfig& config, BenchReport& report);
 /// Single kernels at the sizes of the 10.8M model.
 void bench_ops(const BenchConfig& config, BenchReport& report);
+/// Training steps over links of stated bandwidth, with and without gathering ahead.
+void bench_prefetch(const BenchConfig& config, BenchReport& report);
 /// Whole training steps beside PyTorch's.
 void bench_steps(const BenchConfig& config, BenchReport& report);
 /// The time of those steps by kernel.

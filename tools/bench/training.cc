@@ -55,6 +55,8 @@ class Training {
         gpt_(row.model),
         fsdp_(world, memory_, compute_, gpt_.blocks(), gpt_.root(),
               {.placement = shard::Placement::preset(row.strategy),
+               .prefetch = row.prefetch,
+               .backward_prefetch = row.backward_prefetch,
                .precision = {.param = row.param},
                .listener = log}),
         adamw_(fsdp_, {}),
@@ -148,12 +150,14 @@ TrainingTimes run_on_gpu(Training& training, std::int64_t num_steps, LaunchLog* 
 
 }  // namespace
 
-TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, LaunchLog* log) {
+TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, LaunchLog* log,
+                           const WrapGroup& wrap) {
   TrainingTimes first;
   comm::run_ranks(row.ranks, {}, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
     LaunchLog* heard_by = is_first ? log : nullptr;
-    Training training(world, row, heard_by);
+    const auto wrapped = wrap ? wrap(world) : nullptr;
+    Training training(wrapped ? *wrapped : world, row, heard_by);
     TrainingTimes mine = row.on_gpu ? run_on_gpu(training, num_steps, heard_by)
                                     : run_on_cpu(training, num_steps, heard_by);
     mine.memory = training.memory();

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "comm/process_group.h"
 #include "engine/dtype.h"
 #include "engine/memory.h"
+#include "shard/options.h"
 #include "tools/bench/launches.h"
 #include "tools/models/gpt.h"
 
@@ -20,6 +24,8 @@ struct TrainingRow {
   std::string strategy = "zero3";
   engine::DType param = engine::DType::kF32;
   bool on_gpu = false;  ///< GPU 0, one rank
+  int prefetch = 1;     ///< as in FsdpOptions, like the next
+  shard::BackwardPrefetch backward_prefetch = shard::BackwardPrefetch::kPre;
 
   std::string name() const;
 };
@@ -39,9 +45,12 @@ struct TrainingTimes {
 
 inline constexpr std::int64_t kWarmupSteps = 3;
 
+/// What a rank's model is wrapped with instead of the group itself.
+using WrapGroup = std::function<std::unique_ptr<comm::ProcessGroup>(comm::ProcessGroup&)>;
+
 /// Builds the model and runs kWarmupSteps that do not count and `num_steps` that do. `log`, if not
-/// null, hears what rank 0 launches in those.
-TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps,
-                           LaunchLog* log = nullptr);
+/// null, hears what rank 0 launches in those. `wrap` may be null.
+TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, LaunchLog* log = nullptr,
+                           const WrapGroup& wrap = nullptr);
 
 }  // namespace tessera::tools

@@ -102,6 +102,11 @@ void TrainConfig::add_to(FlagSet& flags) {
              .max = kMaxRanks});
   flags.add("parallel.prefetch", &parallel.prefetch,
             {.help = "units gathered ahead of use", .min = 0, .max = 1024});
+  flags.add(
+      "parallel.backward_prefetch", &parallel.backward_prefetch,
+      EnumOption<shard::BackwardPrefetch>{
+          "when backward starts the gathers ahead: before a unit's backward, or behind it",
+          {{"pre", shard::BackwardPrefetch::kPre}, {"post", shard::BackwardPrefetch::kPost}}});
   flags.add("parallel.reductions_in_flight", &parallel.reductions_in_flight,
             {.help = "gradients on their way while backward goes on", .min = 0, .max = 1024});
   flags.add("parallel.reshard_after_forward", &parallel.reshard_after_forward,
@@ -231,6 +236,12 @@ void TrainConfig::validate(const FlagSet& flags) const {
           "[config] expected parallel.reshard_after_forward={} with sharded parameters only, got "
           "it with parallel.strategy={}",
           parallel.reshard_after_forward, parallel.strategy);
+  require(
+      parallel.backward_prefetch == shard::BackwardPrefetch::kPre ||
+          (parallel.prefetch > 0 && placement.parameters != shard::Place::kWhole),
+      "[config] expected parallel.backward_prefetch=post where units are gathered ahead, got it "
+      "with parallel.prefetch={} and parallel.strategy={}",
+      parallel.prefetch, parallel.strategy);
   require(parallel.shard_ranks == 0 || shard::is_hybrid(parallel.strategy),
           "[config] expected parallel.shard_ranks with hsdp, hybrid_zero2 or hfsdp only, got {} "
           "with parallel.strategy={}",
@@ -299,6 +310,7 @@ shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
   return {.placement = placement,
           .shard_ranks = shard_ranks,
           .prefetch = static_cast<int>(parallel.prefetch),
+          .backward_prefetch = parallel.backward_prefetch,
           .reductions_in_flight = static_cast<int>(parallel.reductions_in_flight),
           .unit_min_numel = parallel.unit_min_numel,
           .bucket_nbytes = static_cast<std::int64_t>(std::ceil(parallel.bucket_mb * (1 << 20))),

@@ -30,6 +30,7 @@ struct ParallelConfig {
   std::string strategy = "zero3";
   std::int64_t shard_ranks = 0;  ///< 0: the strategy's
   std::int64_t prefetch = 1;
+  shard::BackwardPrefetch backward_prefetch = shard::BackwardPrefetch::kPre;
   std::int64_t reductions_in_flight = 1;
   std::string reshard_after_forward = "auto";  ///< auto: the strategy's; true, false or a number
   std::int64_t unit_min_numel = 0;

@@ -120,6 +120,10 @@ TrainConfig variant(const Case& c, int row) {
   config.parallel.reductions_in_flight = static_cast<std::int64_t>(level[0]);
   config.parallel.prefetch = kPrefetch[level[1]];
   config.parallel.unit_min_numel = kUnitMinNumel[level[2]];
+  if (level[1] > 0 && level[2] % 2 == 1 &&
+      shard::Placement::preset(config.parallel.strategy).parameters != shard::Place::kWhole) {
+    config.parallel.backward_prefetch = shard::BackwardPrefetch::kPost;
+  }
   config.train.recompute = level[3] % 2 == 1;
   std::tie(config.parallel.ranks, config.train.accum) = c.ranks_accum[level[4]];
   if (strategy == 9 && config.parallel.ranks % 2 == 0) config.parallel.reshard_after_forward = "2";

@@ -78,6 +78,7 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
                                                    "--parallel.canonical",
                                                    "--parallel.strategy=ddp",
                                                    "--parallel.prefetch=4",
+                                                   "--parallel.backward_prefetch=post",
                                                    "--parallel.reshard_after_forward=false",
                                                    "--parallel.unit_min_numel=5",
                                                    "--parallel.bucket_mb=2.5",
@@ -113,6 +114,7 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
   EXPECT_TRUE(c.parallel.canonical);
   EXPECT_EQ(c.parallel.strategy, "ddp");
   EXPECT_EQ(c.parallel.prefetch, 4);
+  EXPECT_EQ(c.parallel.backward_prefetch, shard::BackwardPrefetch::kPost);
   EXPECT_EQ(c.parallel.reshard_after_forward, "false");
   EXPECT_EQ(c.parallel.unit_min_numel, 5);
   EXPECT_EQ(c.parallel.bucket_mb, 2.5);
@@ -189,6 +191,7 @@ TEST(TrainConfig, TellsTheEngineWhatWasAskedFor) {
   EXPECT_EQ(defaults.prefetch, 1);
   EXPECT_EQ(defaults.seed, 1337u);
   config.parallel.prefetch = 5;
+  config.parallel.backward_prefetch = shard::BackwardPrefetch::kPost;
   config.parallel.unit_min_numel = 77;
   config.parallel.reshard_after_forward = "false";
   config.precision = {.param = DType::kBF16, .reduce = DType::kF32, .accumulate = DType::kBF16};
@@ -197,6 +200,7 @@ TEST(TrainConfig, TellsTheEngineWhatWasAskedFor) {
   const shard::FsdpOptions options = config.fsdp_options(4);
   EXPECT_FALSE(options.placement.reshard_after_forward);
   EXPECT_EQ(options.prefetch, 5);
+  EXPECT_EQ(options.backward_prefetch, shard::BackwardPrefetch::kPost);
   EXPECT_EQ(options.unit_min_numel, 77);
   EXPECT_EQ(options.precision.param, DType::kBF16);
   EXPECT_EQ(options.precision.reduce, DType::kF32);
@@ -294,6 +298,20 @@ TEST(TrainConfig, BucketsThatDoNotFitAreRefusedWithTheirValues) {
       EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check(strategy, 0); }),
                       {"parallel.bucket_mb", "got 2.5", "parallel.strategy=" + strategy}));
     }
+  }
+}
+
+TEST(TrainConfig, PostBackwardPrefetchIsRefusedWhereNothingIsGatheredAhead) {
+  for (const auto& [prefetch, strategy] : {std::pair{0, "zero3"}, {1, "ddp"}, {1, "zero2"}}) {
+    TrainConfig config;
+    config.out = "out";
+    config.parallel.prefetch = prefetch;
+    config.parallel.strategy = strategy;
+    FlagSet flags("train", "");
+    config.validate(flags);
+    config.parallel.backward_prefetch = shard::BackwardPrefetch::kPost;
+    EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { config.validate(flags); }),
+                    {"parallel.backward_prefetch=post", strategy}));
   }
 }
 
