@@ -321,11 +321,19 @@ GradNorm Fsdp::finish_step() {
   require(micro_step_ + 1 == num_micro_steps_,
           "[fsdp] expected {} micro-steps before finish_step(), got {}", num_micro_steps_,
           micro_step_ + 1);
+  schedule_.on_final(nullptr);  // what is reduced from here on is updated below
   end_micro_step();
   phase_ = Phase::kIdle;
   joined_.reset();
   for (const auto& unit : units_) unit->finish_step(compute_);
-  if (early_) finish_early_update();
+  if (early_) {
+    try {
+      finish_early_update();
+    } catch (...) {
+      early_.reset();
+      throw;
+    }
+  }
   context_.mesh.agree(compute_);
   if (context_.options.unused_parameters == UnusedParameters::kSkip) find_unused();
   // Behind the gather of the norm all gathers are done, those that nobody used as well, and the
@@ -404,7 +412,18 @@ void Fsdp::take_gradients_early(std::string_view update, EarlyUpdate early) {
                               .delay_seed = options.delay_seed == 0 ? 0 : options.delay_seed + 2});
 }
 
+void Fsdp::forget_early_update() noexcept {
+  if (!early_) return;
+  schedule_.on_final(nullptr);
+  early_.reset();
+  if (std::uncaught_exceptions() > num_exceptions_) {
+    group_.abort("another error ended the training loop");
+  }
+  if (update_) update_->synchronize_quietly();
+}
+
 void Fsdp::update_early(Unit& unit) {
+  unit.reshard(compute_);  // the slot need not wait for the update
   if (early_->updated.empty()) {
     early_->update.begin();
     update_->wait(compute_.record("prepared"));
@@ -416,9 +435,10 @@ void Fsdp::update_early(Unit& unit) {
 
 // Those that are left as in a step of its own, the root first.
 void Fsdp::finish_early_update() {
-  schedule_.on_final(nullptr);
   schedule_.close_visits(compute_);
-  compute_.wait(context_.gather.record("gathered"));
+  if (context_.options.placement.parameters != Place::kWhole) {
+    compute_.wait(context_.gather.record("gathered"));
+  }
   if (early_->updated.empty()) early_->update.begin();
   for (const bool root : {true, false}) {
     for (const auto& unit : units_) {

@@ -152,6 +152,9 @@ class Fsdp {
   /// UnusedParameters::kSkip or NonFinite::kSkip, as only the end of a step shows what is unused or
   /// not finite; CommError if `update`, as in take_gradients(), differs.
   void take_gradients_early(std::string_view update, EarlyUpdate early);
+  /// For whoever made it and dies before it has ended: nothing is called any more, and what was
+  /// launched is done. While an exception unwinds, aborts the group so that nobody waits.
+  void forget_early_update() noexcept;
   /// `stream` wrote the masters of `unit`: renews the copies that are computed with, and of the
   /// root, which the next forward needs first, starts the gather.
   void updated(Unit& unit, const engine::Stream& stream);

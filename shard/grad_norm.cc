@@ -141,6 +141,7 @@ GradNorm reduce_norm(const UnitContext& context, const Stream& compute,
     state->check = context.check;
     state->findings.emplace(
         context.check->gather(context.mesh.world(), context.gather, context.pinned));
+    compute.wait(context.gather.record("gradient_check"));  // what it reads may go
   }
   if (!compute.device().is_cuda()) {
     reduce_on_cpu(context, compute, units, mean_scale, state->on_host);

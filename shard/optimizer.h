@@ -33,7 +33,7 @@ struct ParameterGroup {
 
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  virtual ~Optimizer() { forget_early_update(); }
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -56,8 +56,10 @@ class Optimizer {
   ///   fsdp.finish_step();
   ///
   /// Bits are those of step(lr). The norm is known when most is updated, so nothing is clipped, and
-  /// if a gradient is not finite, which finish_step() throws for, parameters and states are spoilt.
-  /// Throws InvalidArgument as Fsdp::take_gradients_early() does, CommError if ranks differ.
+  /// if a gradient is not finite, which finish_step() or on a GPU reading the norm throws for,
+  /// parameters and states are spoilt. Until finish_step() parameters are partly new: run no other
+  /// forward, read none, and leave groups as they are. Throws InvalidArgument as
+  /// Fsdp::take_gradients_early() does, CommError if ranks differ.
   void step_in_backward(double lr, UpdateGathers gathers = UpdateGathers::kInterleaved);
 
   // The same in parts: begin, every unit once, end. Units may be updated in any order.
@@ -106,12 +108,14 @@ class Optimizer {
     const engine::Tensor& groups_on_gpu;     // the same
   };
 
-  /// Groups that parameters listed in none belong to come first: `default_group` says which.
-  /// Throws InvalidArgument for a group that lists an unknown or frozen parameter, a parameter in
-  /// two groups, two groups of one name, and more than kMaxGroups.
+  /// `fsdp` outlives the optimizer. Groups that parameters listed in none belong to come first:
+  /// `default_group` says which. Throws InvalidArgument for a group that lists an unknown or frozen
+  /// parameter, a parameter in two groups, two groups of one name, and more than kMaxGroups.
   Optimizer(Fsdp& fsdp, std::vector<std::string> state_names, std::vector<ParameterGroup> groups,
             const std::function<std::size_t(const engine::Parameter&)>& default_group);
   Fsdp& fsdp() const { return fsdp_; }
+  /// To be called by the destructor of whoever launches functions that use its own members.
+  void forget_early_update() noexcept { fsdp_.forget_early_update(); }
 
   /// Before the flats of a step, as work of the compute stream on a GPU.
   virtual void prepare(const Step& step) = 0;

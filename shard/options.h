@@ -40,7 +40,8 @@ enum class BackwardPrefetch { kPre, kPost };
 
 /// What becomes of a step whose gradient is not finite, on all ranks alike.
 enum class NonFinite {
-  kThrow,  ///< Fsdp::finish_step() throws; on a GPU GradNorm::value() does, and nothing is updated
+  kThrow,  ///< Fsdp::finish_step() throws; on a GPU GradNorm::value() does, and the optimizer,
+           ///< given the norm, updates nothing
   kSkip,   ///< GradNorm::not_finite() says so, and the optimizer, given the norm, updates nothing
 };
 
@@ -71,8 +72,9 @@ struct FsdpOptions {
   /// kSkip gathers one byte for each parameter in every step, and waits for them.
   UnusedParameters unused_parameters = UnusedParameters::kZero;
   NonFinite non_finite = NonFinite::kThrow;
-  /// Each rank looks for what is not finite before it is reduced, so that errors name the rank and
-  /// the micro-step too. Reads every gradient once more.
+  /// Each rank looks for what is not finite before it is reduced, so that errors name the rank too,
+  /// and the micro-step that was reduced (of several with no_sync the last). Reads every gradient
+  /// once more.
   bool check_gradients = false;
   std::uint64_t seed = 1;       ///< of the initial parameters
   ReducerFactory reducer = {};  ///< instead of make_reducer(): a communication hook

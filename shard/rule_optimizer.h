@@ -48,6 +48,8 @@ class RuleOptimizer : public Optimizer {
                                 engine::DType::kU8, "optimizer.step", engine::Category::kOptimizer);
     }
   }
+  ~RuleOptimizer() override { forget_early_update(); }
+
   /// The same with one group for all that no other lists.
   RuleOptimizer(Fsdp& fsdp, Rule rule, std::vector<std::string> state_names,
                 std::vector<ParameterGroup> groups, std::size_t default_group = 0)

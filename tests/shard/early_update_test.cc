@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
+#include <future>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -151,6 +154,28 @@ class Watch : public engine::LaunchListener {
   std::vector<std::string> seen_;
 };
 
+// The loss of `model`, calling `fn` in the backward of its first block.
+Tensor loss_with(Tape& tape, ToyModel& model, const std::function<void()>& fn) {
+  return tape.region(model.root, [&] {
+    Tensor x = testing::affine(tape, Tensor::zeros(tape.memory(), {40}, engine::DType::kF32),
+                               model.scale, nullptr);
+    for (const auto& layer : model.layers) {
+      x = tape.region(layer->block, [&] {
+        const Tensor y = testing::affine(tape, x, layer->weight, &layer->bias);
+        if (layer != model.layers.front()) return y;
+        const Tensor passed = tape.empty(y.shape(), y.dtype(), "watch");
+        engine::copy(passed, y, tape.stream(), "watch");
+        tape.record("watch", passed, [&tape, fn, y](const Tensor& dy) {
+          fn();
+          tape.pass_grad(y, dy);
+        });
+        return passed;
+      });
+    }
+    return testing::sum(tape, x);
+  });
+}
+
 // The backward of the first block does not end before the last block has been updated.
 TEST(EarlyUpdate, IsMadeWhileBackwardGoesOn) {
   for (const std::string name : {"ddp", "zero1", "zero3"}) {
@@ -165,28 +190,76 @@ TEST(EarlyUpdate, IsMadeWhileBackwardGoesOn) {
       sgd.step_in_backward(0.1);
       fsdp.begin_step();
       bool is_early = false;
-      const Tensor loss = tape.region(model.root, [&] {
-        Tensor x = testing::affine(tape, Tensor::zeros(memory, {40}, engine::DType::kF32),
-                                   model.scale, nullptr);
-        for (const auto& layer : model.layers) {
-          x = tape.region(layer->block, [&] {
-            const Tensor y = testing::affine(tape, x, layer->weight, &layer->bias);
-            if (layer != model.layers.front()) return y;
-            const Tensor passed = tape.empty(y.shape(), y.dtype(), "watch");
-            engine::copy(passed, y, tape.stream(), "watch");
-            tape.record("watch", passed, [&, y](const Tensor& dy) {
-              is_early = watch.wait_for("optimizer h.2");
-              tape.pass_grad(y, dy);
-            });
-            return passed;
-          });
-        }
-        return testing::sum(tape, x);
-      });
-      tape.backward(loss);
+      tape.backward(loss_with(tape, model, [&] { is_early = watch.wait_for("optimizer h.2"); }));
       fsdp.finish_step();
       EXPECT_TRUE(is_early) << name;
     });
+  }
+}
+
+// p -= g, behind what `before` does.
+class Slow : public Optimizer {
+ public:
+  Slow(Fsdp& fsdp, std::function<void(const std::string& unit)> before)
+      : Optimizer(fsdp, {}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }),
+        before_(std::move(before)) {}
+  ~Slow() override { forget_early_update(); }
+
+ private:
+  void prepare(const Step&) override {}
+  void update(const Target& target, const Stream& stream) override {
+    stream.launch({.name = "slow"},
+                  [this, unit = target.unit, p = target.flat.master, g = target.flat.grad_sum] {
+                    before_(unit);
+                    for (std::int64_t i = 0; i < p.numel(); ++i)
+                      p.data<float>()[i] -= g.data<float>()[i];
+                  });
+  }
+  std::function<void(const std::string& unit)> before_;
+};
+
+// The two slots of three units are used in turn: the first unit is gathered into that of the last.
+TEST(EarlyUpdate, HoldsUpNoGather) {
+  auto groups = comm::make_threads_world(1);
+  const Memory memory;
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  ToyModel model(3, 40);
+  Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root, {});
+  std::promise<void> reached;
+  std::future_status status = std::future_status::timeout;
+  Slow slow(fsdp, [&, future = reached.get_future().share()](const std::string& unit) {
+    if (unit == "h.2") status = future.wait_for(std::chrono::seconds(10));
+  });
+  slow.step_in_backward(0.1);
+  fsdp.begin_step();
+  tape.backward(loss_with(tape, model, [&] { reached.set_value(); }));
+  fsdp.finish_step();
+  EXPECT_EQ(status, std::future_status::ready);
+}
+
+// An error in backward finds the update of another unit at work.
+TEST(EarlyUpdate, EndsBeforeItsOptimizerDoes) {
+  for (const int thrower : {0, 1}) {
+    const std::string message = error_of<std::runtime_error>([&] {
+      comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+        const Memory memory;
+        Tape tape(memory, Stream::inline_cpu("compute"));
+        ToyModel model(3, 40);
+        Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, {});
+        const std::string alive = "the optimizer's own";
+        Slow slow(fsdp, [&](const std::string&) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          EXPECT_EQ(alive, "the optimizer's own");
+        });
+        slow.step_in_backward(0.1);
+        fsdp.begin_step();
+        tape.backward(loss_with(tape, model, [&] {
+          if (world.rank() == thrower) throw std::runtime_error("planted");
+        }));
+        fsdp.finish_step();
+      });
+    });
+    EXPECT_TRUE(has(message, {"planted"}));
   }
 }
 
@@ -326,22 +399,6 @@ TEST(EarlyUpdate, CountsItsStepsAndKnowsItsGroups) {
   EXPECT_EQ(run(true), run(false));
 }
 
-// p -= g, slowly.
-class Slow : public Optimizer {
- public:
-  explicit Slow(Fsdp& fsdp)
-      : Optimizer(fsdp, {}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }) {}
-
- private:
-  void prepare(const Step&) override {}
-  void update(const Target& target, const Stream& stream) override {
-    stream.launch({.name = "slow"}, [p = target.flat.master, g = target.flat.grad_sum] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      for (std::int64_t i = 0; i < p.numel(); ++i) p.data<float>()[i] -= g.data<float>()[i];
-    });
-  }
-};
-
 TEST(EarlyUpdate, IsDoneWhenTheStepIsFinished) {
   std::vector<float> values[2];
   for (const bool early : {false, true}) {
@@ -350,7 +407,9 @@ TEST(EarlyUpdate, IsDoneWhenTheStepIsFinished) {
     Tape tape(memory, Stream::inline_cpu("compute"));
     ToyModel model(2, 100);
     Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root, {});
-    Slow slow(fsdp);
+    Slow slow(fsdp, [](const std::string&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    });
     if (early) slow.step_in_backward(0.1);
     fsdp.begin_step();
     const std::vector<float> x(100, 0.5f);

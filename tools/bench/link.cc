@@ -30,11 +30,6 @@ double Link::edge_nbytes() const {
   return edge_nbytes_;
 }
 
-void Link::clear() {
-  const std::lock_guard lock(mutex_);
-  nbytes_ = edge_nbytes_ = 0;
-}
-
 void LinkedGroup::enqueue(comm::Collective c, const engine::Stream& stream) {
   using Op = comm::Collective::Op;
   const auto size = static_cast<double>(inner_.size());

@@ -23,11 +23,10 @@ class Link {
   void pass(double nbytes, bool is_edge);
 
   double nbytes_per_s() const { return nbytes_per_s_; }
-  /// Passed since clear().
+  /// Passed so far.
   double nbytes() const;
   /// Of these, what no schedule can hide.
   double edge_nbytes() const;
-  void clear();
 
  private:
   const double nbytes_per_s_;

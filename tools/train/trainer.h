@@ -100,7 +100,7 @@ class Trainer {
   Launched launch(std::int64_t step, const Loss& loss);
   void finish(Launched& launched, Mark& mark, double items);
   void validate_after(std::int64_t step, const Validate& validate);
-  /// `step` and `micro` from 1.
+  /// `step` from 1, as `micro` is.
   std::string count_skip(const shard::GradNorm& norm, std::int64_t step);
   void check_loss(float loss, std::int64_t step, std::int64_t micro, int rank) const;
   Mark mark() const { return {std::chrono::steady_clock::now(), compute_.blocked_ns()}; }
