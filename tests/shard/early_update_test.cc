@@ -406,7 +406,8 @@ TEST(EarlyUpdate, IsDoneWhenTheStepIsFinished) {
     auto groups = comm::make_threads_world(1);
     Tape tape(memory, Stream::inline_cpu("compute"));
     ToyModel model(2, 100);
-    Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root, {});
+    Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root,
+              {.placement = Placement::preset("ddp")});
     Slow slow(fsdp, [](const std::string&) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     });
