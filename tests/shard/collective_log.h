@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/forwarding_group.h"
 #include "comm/process_group.h"
 
 namespace tessera::testing {
@@ -38,54 +39,27 @@ class CollectiveLog {
 };
 
 /// Passes on what is called on it, and on what is split from it, and logs it.
-class LoggedGroup : public comm::ProcessGroup {
+class LoggedGroup : public comm::ForwardingGroup {
  public:
-  LoggedGroup(comm::ProcessGroup& inner, CollectiveLog& log) : inner_(inner), log_(log) {}
+  LoggedGroup(comm::ProcessGroup& inner, CollectiveLog& log) : ForwardingGroup(inner), log_(log) {}
   LoggedGroup(std::unique_ptr<comm::ProcessGroup> inner, CollectiveLog& log)
-      : owned_(std::move(inner)), inner_(*owned_), log_(log) {}
+      : ForwardingGroup(std::move(inner)), log_(log) {}
 
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  bool sums_in_rank_order() const override { return inner_.sums_in_rank_order(); }
-  void agree(const engine::Stream& stream) override { inner_.agree(stream); }
-  void declare(std::string_view what) override { inner_.declare(what); }
-  void barrier(std::string_view label) override { inner_.barrier(label); }
   std::unique_ptr<comm::ProcessGroup> split(int color, int key) override {
-    return std::make_unique<LoggedGroup>(inner_.split(color, key), log_);
+    return std::make_unique<LoggedGroup>(inner().split(color, key), log_);
   }
-  std::shared_ptr<const void> pause_deadline() override { return inner_.pause_deadline(); }
-  void check() override { inner_.check(); }
-  void abort(std::string_view reason) noexcept override { inner_.abort(reason); }
 
  private:
-  int world_rank(int rank) const override { return rank; }
-
-  void enqueue(comm::Collective c, const engine::Stream& stream) override {
-    using Op = comm::Collective::Op;
-    const std::string& label = c.work.detail;
-    log_.add({.text = std::string(c.work.name) + " " + label,
+  void before(const comm::Collective& c, const engine::Stream& stream) override {
+    log_.add({.text = std::string(c.work.name) + " " + c.work.detail,
               .op = c.op,
               .num_ranks = size(),
               .in_nbytes = c.in.nbytes(),
               .out_nbytes = c.out.nbytes(),
               .group = this,
               .stream = stream.name()});
-    switch (c.op) {
-      case Op::kAllGather:
-        return inner_.all_gather(c.in, c.out, stream, label);
-      case Op::kReduceScatter:
-        return inner_.reduce_scatter(c.in, c.out, c.accumulate, stream, label);
-      case Op::kAllReduce:
-        return inner_.all_reduce(c.in, c.out, c.accumulate, stream, label);
-      case Op::kBroadcast:
-        return inner_.broadcast(c.in, c.root, stream, label);
-      case Op::kAllToAll:
-        return inner_.all_to_all(c.in, c.out, stream, label);
-    }
   }
 
-  std::unique_ptr<comm::ProcessGroup> owned_;
-  comm::ProcessGroup& inner_;
   CollectiveLog& log_;
 };
 

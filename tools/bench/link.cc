@@ -30,26 +30,14 @@ double Link::edge_nbytes() const {
   return edge_nbytes_;
 }
 
-void LinkedGroup::enqueue(comm::Collective c, const engine::Stream& stream) {
-  using Op = comm::Collective::Op;
-  const auto size = static_cast<double>(inner_.size());
+void LinkedGroup::before(const comm::Collective& c, const engine::Stream& stream) {
+  const auto ranks = static_cast<double>(size());
   const auto whole = static_cast<double>(std::max(c.in.nbytes(), c.out.nbytes()));
-  const double sent = (c.op == Op::kAllReduce ? 2 : 1) * whole * (size - 1) / size;
-  const std::string label = c.work.detail;
-  stream.launch({.name = "link", .detail = label},
-                [&link = link_, sent, is_edge = is_edge_(label)] { link.pass(sent, is_edge); });
-  switch (c.op) {
-    case Op::kAllGather:
-      return inner_.all_gather(c.in, c.out, stream, label);
-    case Op::kReduceScatter:
-      return inner_.reduce_scatter(c.in, c.out, c.accumulate, stream, label);
-    case Op::kAllReduce:
-      return inner_.all_reduce(c.in, c.out, c.accumulate, stream, label);
-    case Op::kBroadcast:
-      return inner_.broadcast(c.in, c.root, stream, label);
-    case Op::kAllToAll:
-      return inner_.all_to_all(c.in, c.out, stream, label);
-  }
+  const double passes = c.op == comm::Collective::Op::kAllReduce ? 2 : 1;
+  const double sent = passes * whole * (ranks - 1) / ranks;
+  const bool is_edge = is_edge_(c.work.detail);
+  stream.launch({.name = "link", .detail = c.work.detail},
+                [&link = link_, sent, is_edge] { link.pass(sent, is_edge); });
 }
 
 }  // namespace tessera::tools

@@ -7,7 +7,9 @@
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <utility>
 
+#include "comm/forwarding_group.h"
 #include "comm/process_group.h"
 
 namespace tessera::tools {
@@ -39,33 +41,21 @@ class Link {
 /// Passes collectives on to `inner` once what a ring sends for them has passed the link: of a whole
 /// of n bytes on N ranks n (N - 1) / N, of an all-reduce twice that. `is_edge(label)`: whether
 /// nothing can be done beside a collective.
-class LinkedGroup : public comm::ProcessGroup {
+class LinkedGroup : public comm::ForwardingGroup {
  public:
   using IsEdge = std::function<bool(std::string_view label)>;
   LinkedGroup(comm::ProcessGroup& inner, Link& link, IsEdge is_edge)
-      : inner_(inner), link_(link), is_edge_(std::move(is_edge)) {}
+      : ForwardingGroup(inner), link_(link), is_edge_(std::move(is_edge)) {}
   LinkedGroup(std::unique_ptr<comm::ProcessGroup> inner, Link& link, IsEdge is_edge)
-      : owned_(std::move(inner)), inner_(*owned_), link_(link), is_edge_(std::move(is_edge)) {}
+      : ForwardingGroup(std::move(inner)), link_(link), is_edge_(std::move(is_edge)) {}
 
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  bool sums_in_rank_order() const override { return inner_.sums_in_rank_order(); }
-  void agree(const engine::Stream& stream) override { inner_.agree(stream); }
-  void declare(std::string_view what) override { inner_.declare(what); }
-  void barrier(std::string_view label) override { inner_.barrier(label); }
   std::unique_ptr<comm::ProcessGroup> split(int color, int key) override {
-    return std::make_unique<LinkedGroup>(inner_.split(color, key), link_, is_edge_);
+    return std::make_unique<LinkedGroup>(inner().split(color, key), link_, is_edge_);
   }
-  std::shared_ptr<const void> pause_deadline() override { return inner_.pause_deadline(); }
-  void check() override { inner_.check(); }
-  void abort(std::string_view reason) noexcept override { inner_.abort(reason); }
 
  private:
-  int world_rank(int rank) const override { return rank; }
-  void enqueue(comm::Collective collective, const engine::Stream& stream) override;
+  void before(const comm::Collective& collective, const engine::Stream& stream) override;
 
-  std::unique_ptr<comm::ProcessGroup> owned_;
-  comm::ProcessGroup& inner_;
   Link& link_;
   IsEdge is_edge_;
 };
