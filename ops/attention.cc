@@ -25,11 +25,11 @@ using engine::to_f32;
 namespace {
 
 // [Note: attention tiles]
-// A head's scores are computed some queries by kKeys keys at a time, tiles with no visible key are
-// skipped, and within a tile a masked score's probability is exactly 0. Forward walks
-// the key tiles of a row of queries with the online softmax: output and sum are relative to the
-// largest score so far, and are scaled down when a larger one comes. Backward walks the same tiles,
-// recomputes p = exp(scale q k^T - lse) and adds
+// A head's scores are computed kRows queries by kKeys keys at a time, tiles with no visible key are
+// skipped, and within a tile a masked score's probability is exactly 0. Forward walks the key tiles
+// of a row of queries with the online softmax: output and sum are relative to the largest score so
+// far, and are scaled down when a larger one comes. Backward walks the same tiles, recomputes p =
+// exp(scale q k^T - lse) and adds
 //   dv += p^T dy,  dk += ds^T q,  dq += ds k,  with  ds = p * (dy v^T - rowsum(dy * y)),
 // where scale is left to the end of dk and dq. Every loop has one order, so bits depend on values
 // and shapes alone; the gradients of a shared kv head are summed in the order of its heads.
@@ -154,7 +154,7 @@ struct Tile {
   MatrixView<T> square(T* x) const {
     return {x, rows, keys, keys};
   }
-  // Keys that query row + r may see here, and as many again, masked, as make whole lanes.
+  // Keys that query row + r may see here; and with as many, masked, as make whole lanes.
   std::int64_t visible(bool causal, std::int64_t r) const {
     return causal ? std::min(row + r + 1 - key, keys) : keys;
   }

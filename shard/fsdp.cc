@@ -447,20 +447,21 @@ void Fsdp::finish_early_update() {
     }
   }
   for (const auto& unit : units_) {
-    if (early_->updated.contains(unit.get()) && !early_->gathered.contains(unit.get())) {
-      unit->gather_renewed();
-    }
+    if (gathers_later(*unit)) unit->gather_renewed();
   }
   compute_.wait(update_->record("updated"));
   early_->update.end();
 }
 
+// Whether finish_step() gathers what an update beside backward renewed.
+bool Fsdp::gathers_later(const Unit& unit) const {
+  return early_ && early_->update.gathers == UpdateGathers::kContiguous &&
+         early_->updated.contains(&unit);
+}
+
 void Fsdp::updated(Unit& unit, const engine::Stream& stream) {
   unit.renew(stream);
-  if (early_ && early_->updated.contains(&unit)) {
-    if (early_->update.gathers == UpdateGathers::kContiguous) return;
-    early_->gathered.insert(&unit);
-  }
+  if (gathers_later(unit)) return;
   unit.gather_renewed();
   if (unit.is_root()) unit.unshard(stream, "forward");
 }

@@ -186,11 +186,12 @@ class Fsdp {
   void find_unused();
   void update_early(Unit& unit);
   void finish_early_update();
+  bool gathers_later(const Unit& unit) const;
 
   // An update beside the backward at work.
   struct Early {
     EarlyUpdate update;
-    std::set<const Unit*> updated = {}, gathered = {};
+    std::set<const Unit*> updated = {};
   };
 
   // What join() was told and said.

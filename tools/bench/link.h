@@ -24,7 +24,6 @@ class Link {
   /// Blocks while `nbytes` pass, behind what was begun before. `is_edge`: see edge_nbytes().
   void pass(double nbytes, bool is_edge);
 
-  double nbytes_per_s() const { return nbytes_per_s_; }
   /// Passed so far.
   double nbytes() const;
   /// Of these, what no schedule can hide.

@@ -48,7 +48,7 @@ bool is_edge(std::string_view label) {
 
 struct Result {
   TrainingTimes times;
-  double link_ms = 0, edge_ms = 0;  // of a step, at the link's speed
+  double nbytes = 0, edge_nbytes = 0;  // that a rank sends in a step
 };
 
 // `nbytes_per_s`: 0: no link.
@@ -60,9 +60,8 @@ Result run(const Way& way, double nbytes_per_s, std::int64_t num_steps) {
                       world, *links[static_cast<std::size_t>(world.rank())], is_edge);
                 })};
   const auto steps = static_cast<double>(num_steps + kWarmupSteps);
-  const double per_ms = nbytes_per_s == 0 ? 1 : nbytes_per_s * 1e-3;
-  result.link_ms = links.front()->nbytes() / steps / per_ms;
-  result.edge_ms = links.front()->edge_nbytes() / steps / per_ms;
+  result.nbytes = links.front()->nbytes() / steps;
+  result.edge_nbytes = links.front()->edge_nbytes() / steps;
   return result;
 }
 
@@ -82,12 +81,12 @@ void bench_prefetch(const BenchConfig& config, BenchReport& report) {
           "of computing, {:.1f} ms of waiting without a link; latency {} us. link: sending alone; "
           "hidden: of that, but for the first gathers and the last reductions, and beside the "
           "waiting without a link; saved: to off",
-          name, config.rounds, config.steps, alone.link_ms * 1e-6, compute_ms, skew_ms,
+          name, config.rounds, config.steps, alone.nbytes * 1e-6, compute_ms, skew_ms,
           kLatency.count()),
       {"prefetch", "gb_per_s", "link_ms", "ms", "min_ms", "max_ms", "exposed_ms", "hidden_pct",
        "saved_pct", "peak_mib", "more_memory_pct"});
   for (const double share : {1.0, 0.5}) {  // of computing that sending takes
-    const double nbytes_per_s = alone.link_ms / (share * compute_ms) * 1e3;
+    const double nbytes_per_s = alone.nbytes / (share * compute_ms) * 1e3;
     std::vector<std::vector<double>> step_ms(std::size(kWays)), exposed_ms(std::size(kWays));
     std::vector<Result> last(std::size(kWays));
     for (std::int64_t round = 0; round < config.rounds; ++round) {
@@ -106,11 +105,13 @@ void bench_prefetch(const BenchConfig& config, BenchReport& report) {
     for (std::size_t w = 0; w < std::size(kWays); ++w) {
       const Measurement t = Measurement::of(step_ms[w]);
       const double exposed = median(exposed_ms[w]);
-      const double shown = std::max(0.0, exposed - skew_ms - last[w].edge_ms);
-      report.row(
-          {kWays[w].name, Cell(nbytes_per_s * 1e-9, 2), last[w].link_ms, t.median_ms, t.min_ms,
-           t.max_ms, exposed, 100 * (1 - shown / (last[w].link_ms - last[w].edge_ms)),
-           100 * (1 - t.median_ms / off_ms), peak(w) / 0x1p20, 100 * (peak(w) / peak(0) - 1)});
+      const double link_ms = last[w].nbytes / nbytes_per_s * 1e3;
+      const double edge_ms = last[w].edge_nbytes / nbytes_per_s * 1e3;
+      const double shown = std::max(0.0, exposed - skew_ms - edge_ms);
+      report.row({kWays[w].name, Cell(nbytes_per_s * 1e-9, 2), link_ms, t.median_ms, t.min_ms,
+                  t.max_ms, exposed, 100 * (1 - shown / (link_ms - edge_ms)),
+                  100 * (1 - t.median_ms / off_ms), peak(w) / 0x1p20,
+                  100 * (peak(w) / peak(0) - 1)});
     }
   }
 }

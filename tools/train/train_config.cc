@@ -181,7 +181,7 @@ void TrainConfig::add_to(FlagSet& flags) {
              .min = 0});
   flags.add("train.check_gradients", &train.check_gradients,
             {.help = "look for what is not finite on each rank before gradients are reduced, so "
-                     "that messages name the rank and the micro-step too"});
+                     "that messages name the rank and the micro-step that was reduced too"});
   flags.add("train.warmup", &train.warmup,
             {.help = "steps of linear warmup of the learning rate", .min = 0});
   flags.add("train.schedule", &train.schedule,
