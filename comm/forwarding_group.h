@@ -11,7 +11,7 @@
 
 namespace tessera::comm {
 
-/// split() is left to whoever derives: what it returns should do as the group itself does.
+/// make_part() is left to whoever derives: what it returns should do as the group itself does.
 class ForwardingGroup : public ProcessGroup {
  public:
   int rank() const override { return inner_.rank(); }

@@ -47,6 +47,10 @@ struct NcclOptions {
   std::vector<int> gpus = {};     ///< of thread ranks; empty: GPU r for rank r
 };
 
+/// The version of the NCCL that would be used, as "2.22.3". Throws DeviceError without one that can
+/// be used.
+std::string nccl_version(const std::string& library_path = "");
+
 /// `size` groups that are ranks 0..size-1 of one world, each used by one thread. Throws
 /// InvalidArgument for a size < 1, too few GPUs or one twice; DeviceError without NCCL; CommError.
 std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(int size, NcclOptions options);

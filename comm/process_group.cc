@@ -21,7 +21,7 @@ void check_tensor(std::string_view op, std::string_view role, const Tensor& t, c
           rank);
   t.raw();
   const engine::Device device = stream.device();
-  require(device.is_cuda() ? t.device() == device : t.device().is_host(),
+  require(device.is_cuda() || device.is_meta ? t.device() == device : t.device().is_host(),
           "[{}] expected memory of {}, got {} ({}, rank {})", op, to_string(device),
           to_string(t.device()), t.name(), rank);
 }
@@ -55,17 +55,41 @@ void check_overlap(std::string_view op, const Tensor& in, const Tensor& out, boo
           op, in.name(), out.name(), rank);
 }
 
+// The part of `nbytes` that belongs to the other ranks.
+std::int64_t share_of_others(std::int64_t nbytes, int size) { return nbytes - nbytes / size; }
+
 std::string_view onto(Accumulate accumulate) {
   return accumulate == Accumulate::kYes ? " onto a sum" : "";
 }
 
 }  // namespace
 
+Traffic ProcessGroup::traffic() const { return {traffic_->num_collectives, traffic_->bytes_sent}; }
+
+std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
+  std::unique_ptr<ProcessGroup> part = make_part(color, key);
+  part->traffic_ = traffic_;
+  return part;
+}
+
+std::unique_ptr<ProcessGroup> ProcessGroup::split_by(const std::function<int(int rank)>& color) {
+  std::unique_ptr<ProcessGroup> part = make_part_by(color);
+  part->traffic_ = traffic_;
+  return part;
+}
+
+std::unique_ptr<ProcessGroup> ProcessGroup::make_part_by(
+    const std::function<int(int rank)>& color) {
+  return make_part(color(rank()), rank());
+}
+
 void ProcessGroup::submit(Collective collective, std::int64_t numel, std::string_view more,
                           const Stream& stream) {
   const Work& work = collective.work;
   collective.text = fmt::format("{} {} x {}{} '{}'", work.name, name_of(collective.in.dtype()),
                                 numel, more, work.detail);
+  traffic_->num_collectives += 1;
+  traffic_->bytes_sent += work.bytes_sent;
   enqueue(std::move(collective), stream);
 }
 
@@ -83,6 +107,7 @@ void ProcessGroup::all_gather(const Tensor& in, const Tensor& out, const Stream&
           .work = {.name = kOp,
                    .bytes_read = in.nbytes(),
                    .bytes_written = out.nbytes(),
+                   .bytes_sent = in.nbytes() * (size() - 1),
                    .detail = std::string(label)}},
          in.numel(), "", stream);
 }
@@ -106,6 +131,7 @@ void ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Accumulat
                    .flops = static_cast<double>(out.numel()) * (size() - 1 + adds),
                    .bytes_read = in.nbytes() + adds * out.nbytes(),
                    .bytes_written = out.nbytes(),
+                   .bytes_sent = in.nbytes() / size() * (size() - 1),
                    .detail = std::string(label)}},
          out.numel(), onto(accumulate), stream);
 }
@@ -128,6 +154,7 @@ void ProcessGroup::all_reduce(const Tensor& in, const Tensor& out, Accumulate ac
                    .flops = static_cast<double>(out.numel()) * (size() - 1 + adds) / size(),
                    .bytes_read = in.nbytes() + adds * out.nbytes() / size(),
                    .bytes_written = out.nbytes(),
+                   .bytes_sent = share_of_others(in.nbytes() + out.nbytes(), size()),
                    .detail = std::string(label)}},
          out.numel(), onto(accumulate), stream);
 }
@@ -144,7 +171,8 @@ void ProcessGroup::broadcast(const Tensor& inout, int root, const Stream& stream
           .root = root,
           .work = {.name = kOp,
                    .bytes_read = inout.nbytes() / size(),
-                   .bytes_written = inout.nbytes() * (size() - 1) / size(),
+                   .bytes_written = share_of_others(inout.nbytes(), size()),
+                   .bytes_sent = share_of_others(inout.nbytes(), size()),
                    .detail = std::string(label)}},
          inout.numel(), fmt::format(" from rank {}", world_rank(root)), stream);
 }
@@ -165,6 +193,7 @@ void ProcessGroup::all_to_all(const Tensor& in, const Tensor& out, const Stream&
           .work = {.name = kOp,
                    .bytes_read = in.nbytes(),
                    .bytes_written = out.nbytes(),
+                   .bytes_sent = share_of_others(in.nbytes(), size()),
                    .detail = std::string(label)}},
          in.numel(), "", stream);
 }

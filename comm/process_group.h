@@ -12,6 +12,9 @@
 // the data. So after waiting for a CUDA stream call check() before believing what was received.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -39,6 +42,16 @@ struct Collective {
   int root = 0;
   engine::Work work;      ///< one rank's share
   std::string text = {};  ///< everything that must agree: op, reduction, dtypes, count, root, label
+};
+
+/// What one rank has called and sent, by the algorithms that send least: each rank's part of what
+/// others need once, in the dtype that it has on the wire; an all-reduce is a reduce-scatter and an
+/// all-gather, and of a broadcast each rank passes on (N - 1) / N. A backend may send more.
+struct Traffic {
+  std::int64_t num_collectives = 0;
+  std::int64_t bytes_sent = 0;
+
+  friend bool operator==(const Traffic&, const Traffic&) = default;
 };
 
 class ProcessGroup {
@@ -92,7 +105,12 @@ class ProcessGroup {
   /// Blocks until every rank is here. Throws CommError naming who is missing after the deadline.
   virtual void barrier(std::string_view label) = 0;
   /// Ranks of equal `color` form a new group, ordered by `key`, ties by rank. Collective.
-  virtual std::unique_ptr<ProcessGroup> split(int color, int key) = 0;
+  std::unique_ptr<ProcessGroup> split(int color, int key);
+  /// The same in the order of ranks, with a color that every rank can tell of all ranks: for groups
+  /// without peers to ask (meta.h) as well.
+  std::unique_ptr<ProcessGroup> split_by(const std::function<int(int rank)>& color);
+  /// Of this group, and of those that were split from it, since it was made.
+  Traffic traffic() const;
   /// While the result lives, no time counts against the deadline of ranks of this process that wait
   /// for each other: for work that this rank cannot bound, such as writing to a slow disk. Ranks of
   /// other processes wait on as ever.
@@ -109,11 +127,20 @@ class ProcessGroup {
   virtual int world_rank(int rank) const = 0;
 
  private:
+  struct Counts {
+    std::atomic<std::int64_t> num_collectives = 0, bytes_sent = 0;
+  };
+
+  /// What split() returns.
+  virtual std::unique_ptr<ProcessGroup> make_part(int color, int key) = 0;
+  virtual std::unique_ptr<ProcessGroup> make_part_by(const std::function<int(int rank)>& color);
   /// Carries out `collective` as work of `stream`.
   virtual void enqueue(Collective collective, const Stream& stream) = 0;
   /// Enqueues it with its text, of which `more` is what one op alone has to say.
   void submit(Collective collective, std::int64_t numel, std::string_view more,
               const Stream& stream);
+
+  std::shared_ptr<Counts> traffic_ = std::make_shared<Counts>();
 };
 
 }  // namespace tessera::comm

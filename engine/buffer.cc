@@ -50,7 +50,7 @@ void Buffer::release() {
 
 void Buffer::acquire() {
   require(!resident(), "[buffer] expected a released buffer to acquire ({})", name_);
-  data_ = memory_.allocate(nbytes_, category_);
+  data_ = memory_.allocate(nbytes_, category_, name_);
 }
 
 void Buffer::attach(const std::shared_ptr<Buffer>& slot) {

@@ -13,10 +13,17 @@ void copy(const Tensor& dst, const Tensor& src, const Stream& stream, std::strin
   require(dst.numel() == src.numel() && dst.dtype() == src.dtype(),
           "[copy] expected {} {}, got {} {} ({} to {})", name_of(dst.dtype()), dst.shape(),
           name_of(src.dtype()), src.shape(), src.name(), dst.name());
-  require(stream.device().is_cuda() || (dst.device().is_host() && src.device().is_host()),
-          "[copy] expected a stream of the GPU, got '{}' of {} ({} on {} to {} on {})",
-          stream.name(), to_string(stream.device()), src.name(), to_string(src.device()),
-          dst.name(), to_string(dst.device()));
+  const bool is_meta = stream.device().is_meta;
+  require(is_meta == dst.device().is_meta && is_meta == src.device().is_meta,
+          "[copy] expected memory and a stream of meta devices, or none of them, got {} to {} by "
+          "'{}' of {} ({} to {})",
+          to_string(src.device()), to_string(dst.device()), stream.name(),
+          to_string(stream.device()), src.name(), dst.name());
+  require(
+      is_meta || stream.device().is_cuda() || (dst.device().is_host() && src.device().is_host()),
+      "[copy] expected a stream of the GPU, got '{}' of {} ({} on {} to {} on {})", stream.name(),
+      to_string(stream.device()), src.name(), to_string(src.device()), dst.name(),
+      to_string(dst.device()));
   stream.launch(
       {.name = name,
        .bytes_read = src.nbytes(),

@@ -5,8 +5,11 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "engine/error.h"
 #include "engine/philox.h"
@@ -28,15 +31,27 @@ void StreamImpl::delay() {
 
 namespace {
 
-class CpuEvent final : public EventState {
+class CpuEvent final : public CpuEventState {
  public:
+  using Call = std::function<void(const std::exception_ptr&)>;
+
   void set(std::exception_ptr e) {
+    std::vector<Call> calls;
     {
       const std::lock_guard lock(mutex_);
       reached_ = true;
       error_ = std::move(e);
+      calls.swap(calls_);
     }
     changed_.notify_all();
+    for (const Call& call : calls) call(error_);
+  }
+  void on_reached(Call fn) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!reached_) return calls_.push_back(std::move(fn));
+    }
+    fn(error_);
   }
   bool reached() override {
     const std::lock_guard lock(mutex_);
@@ -52,7 +67,8 @@ class CpuEvent final : public EventState {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool reached_ = false;
-  std::exception_ptr error_;
+  std::exception_ptr error_;  // written before `reached_`, and never again
+  std::vector<Call> calls_;
 };
 
 class CpuStream : public StreamImpl {
@@ -61,12 +77,13 @@ class CpuStream : public StreamImpl {
       : StreamImpl(std::move(name), options, Device{}) {}
 
  protected:
-  void execute(const Work& work, const std::function<void()>& fn) {
+  void execute(const Work& work, std::optional<std::uint64_t> ticket,
+               const std::function<void()>& fn) {
     delay();
-    if (options().listener == nullptr) return fn();
+    if (!ticket) return fn();
     const std::int64_t begin = now_ns();
     fn();
-    options().listener->on_launch({work, name(), begin, now_ns()});
+    options().listener->on_launch({work, name(), begin, now_ns(), *ticket});
   }
 };
 
@@ -74,7 +91,7 @@ class InlineCpuStream final : public CpuStream {
  public:
   using CpuStream::CpuStream;
 
-  void launch(Work work, std::function<void()> fn) override { execute(work, fn); }
+  void launch(Work work, std::function<void()> fn) override { execute(work, ticket_of(work), fn); }
   Event record(std::string_view) override { return Event(); }
   void synchronize() override {}
   std::int64_t blocked_ns() override { return blocked_ns_.load(std::memory_order_relaxed); }
@@ -116,7 +133,8 @@ class WorkerCpuStream final : public CpuStream {
   }
 
   void launch(Work work, std::function<void()> fn) override {
-    push([this, work = std::move(work), fn = std::move(fn)] { execute(work, fn); });
+    const std::optional<std::uint64_t> ticket = ticket_of(work);
+    push([this, work = std::move(work), ticket, fn = std::move(fn)] { execute(work, ticket, fn); });
   }
 
   Event record(std::string_view) override {

@@ -52,14 +52,14 @@ void deallocate(const Device& device, std::byte* data) noexcept {
 }
 
 void fill(const Stream& stream, std::byte* dst, int byte, std::int64_t nbytes) {
-  if (nbytes == 0) return;
+  if (nbytes == 0 || stream.device().is_meta) return;
   const CurrentGpu current(stream.device().index);
   check(cudaMemsetAsync(dst, byte, static_cast<std::size_t>(nbytes), native(stream)),
         "cudaMemsetAsync", stream);
 }
 
 void copy(const Stream& stream, std::byte* dst, const std::byte* src, std::int64_t nbytes) {
-  if (nbytes == 0) return;
+  if (nbytes == 0 || stream.device().is_meta) return;
   const CurrentGpu current(stream.device().index);
   check(cudaMemcpyAsync(dst, src, static_cast<std::size_t>(nbytes), cudaMemcpyDefault,
                         native(stream)),

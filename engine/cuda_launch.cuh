@@ -29,11 +29,13 @@ inline cudaStream_t cuda_stream(const Stream& stream) {
 }
 
 /// Starts `kernel` on a CUDA stream, inside the function given to Stream::launch(), which states
-/// the work and makes its GPU current. An empty grid is no launch. Throws DeviceError.
+/// the work and makes its GPU current. An empty grid is no launch, and a meta device starts
+/// nothing. Throws DeviceError.
 template <class... Params, class... Args>
 void launch_kernel(const Stream& stream, const LaunchShape& shape, void (*kernel)(Params...),
                    Args&&... args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  if (stream.device().is_meta) return;
   constexpr std::size_t kSharedByDefault = 48 << 10;
   if (shape.shared_nbytes > kSharedByDefault) {
     check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),

@@ -41,16 +41,21 @@ constexpr std::string_view name_of(DeviceKind kind) {
 struct Device {
   DeviceKind kind = DeviceKind::kCpu;
   int index = 0;
+  /// Only the books of such a device are kept: its memory has addresses and nothing behind them,
+  /// and what is launched takes simulated time and is not run. See meta.h.
+  bool is_meta = false;
 
+  /// Works behind the host's back, as a GPU does.
   bool is_cuda() const { return kind == DeviceKind::kCuda; }
   /// May the CPU read and write memory of this device?
-  bool is_host() const { return kind != DeviceKind::kCuda; }
+  bool is_host() const { return kind != DeviceKind::kCuda && !is_meta; }
 
   friend bool operator==(const Device&, const Device&) = default;
 };
 
 inline std::string to_string(const Device& device) {
-  return std::string(name_of(device.kind)) + ":" + std::to_string(device.index);
+  return (device.is_meta ? "meta " : "") + std::string(name_of(device.kind)) + ":" +
+         std::to_string(device.index);
 }
 
 }  // namespace tessera::engine

@@ -23,7 +23,15 @@ std::int64_t block_nbytes(std::int64_t nbytes) {
   return std::max<std::int64_t>((nbytes + grain - 1) / grain * grain, 256);
 }
 
+// Addresses without memory: to read or write there ends the process.
+std::byte* reserve_addresses(std::int64_t nbytes) {
+  void* data = ::mmap(nullptr, static_cast<std::size_t>(nbytes), PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
+}
+
 std::byte* system_allocate(const Device& device, std::int64_t nbytes) {
+  if (device.is_meta) return reserve_addresses(nbytes);
   if constexpr (kCudaBuilt) {
     if (device.kind != DeviceKind::kCpu) return cuda::allocate(device, nbytes);
   }
@@ -39,7 +47,11 @@ std::byte* system_allocate(const Device& device, std::int64_t nbytes) {
   return static_cast<std::byte*>(data);
 }
 
-void system_free(const Device& device, std::byte* data) noexcept {
+void system_free(const Device& device, std::byte* data, std::int64_t nbytes) noexcept {
+  if (device.is_meta) {
+    (void)::munmap(data, static_cast<std::size_t>(nbytes));
+    return;
+  }
   if constexpr (kCudaBuilt) {
     if (device.kind != DeviceKind::kCpu) return cuda::deallocate(device, data);
   }
@@ -55,9 +67,20 @@ std::string_view name_of(Category category) {
   return kNames[static_cast<std::size_t>(category)];
 }
 
+MemoryStats with_peaks_of(MemoryStats now, const MemoryStats& earlier) {
+  for (std::size_t i = 0; i < now.peak_nbytes.size(); ++i) {
+    now.peak_nbytes[i] = std::max(now.peak_nbytes[i], earlier.peak_nbytes[i]);
+  }
+  now.peak_total_nbytes = std::max(now.peak_total_nbytes, earlier.peak_total_nbytes);
+  return now;
+}
+
 struct Memory::State {
   State(MemoryOptions o, const Device& d, std::optional<Stream> h)
-      : options(o), device(d), home(std::move(h)) {}
+      : options(std::move(o)), device(d), home(std::move(h)) {
+    require(!options.allocator.allocate == !options.allocator.free,
+            "[memory] expected an allocator with both of its functions, or none");
+  }
   ~State() { release_cache(); }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -84,7 +107,9 @@ struct Memory::State {
   // A new block, or null. Throws bad_alloc without room for the books.
   std::byte* make(Blocks& blocks, std::int64_t nbytes) {
     if (blocks.kept.capacity() <= blocks.count) blocks.kept.reserve(2 * blocks.count + 1);
-    std::byte* data = system_allocate(device, nbytes);
+    const Allocator& own = options.allocator;
+    std::byte* data = own.allocate ? static_cast<std::byte*>(own.allocate(nbytes))
+                                   : system_allocate(device, nbytes);
     if (data == nullptr) return nullptr;
     ++blocks.count;
     ++stats.num_reservations;
@@ -135,7 +160,12 @@ struct Memory::State {
   }
 
   void unmake(Blocks& blocks, std::int64_t nbytes, std::byte* data) {
-    system_free(device, data);
+    if (options.allocator.free) {
+      if (home) home->synchronize_quietly();  // its owner may hand it to another stream at once
+      options.allocator.free(data, nbytes);
+    } else {
+      system_free(device, data, nbytes);
+    }
     --blocks.count;
     stats.reserved_nbytes -= nbytes;
   }
@@ -148,25 +178,34 @@ struct Memory::State {
 };
 
 Memory::Memory(MemoryOptions options)
-    : state_(std::make_shared<State>(options, Device{}, std::nullopt)) {}
+    : state_(std::make_shared<State>(std::move(options), Device{}, std::nullopt)) {}
 
 Memory::Memory(const Stream& home, MemoryOptions options)
     : state_(std::make_shared<State>(
-          options, home.device(),
+          std::move(options), home.device(),
           home.device().is_cuda() ? std::optional<Stream>(home) : std::nullopt)) {}
 
 Memory Memory::pinned(const Stream& stream, MemoryOptions options) {
-  if (!stream.device().is_cuda()) return Memory(options);
-  return Memory(std::make_shared<State>(options, Device{DeviceKind::kPinned, stream.device().index},
-                                        std::nullopt));
+  const Device device = stream.device();
+  if (!device.is_cuda() && !device.is_meta) return Memory(std::move(options));
+  return Memory(std::make_shared<State>(
+      std::move(options),
+      Device{device.is_cuda() ? DeviceKind::kPinned : device.kind, device.index, device.is_meta},
+      std::nullopt));
 }
 
 Device Memory::device() const { return state_->device; }
 const std::optional<Stream>& Memory::home() const { return state_->home; }
 
-std::byte* Memory::allocate(std::int64_t nbytes, Category category) {
+std::byte* Memory::allocate(std::int64_t nbytes, Category category, std::string_view name) {
   State& s = *state_;
   const std::lock_guard lock(s.mutex);
+  const std::int64_t limit = s.options.limit_nbytes;
+  require<DeviceError>(limit == 0 || nbytes <= limit - s.stats.total_nbytes,
+                       "[memory] expected to stay within {} bytes on {}, got {} in use and {} more "
+                       "asked for, {} ({})",
+                       limit, to_string(s.device), s.stats.total_nbytes, nbytes, name_of(category),
+                       name);
   const std::int64_t block = block_nbytes(nbytes);
   State::Blocks& blocks = s.blocks_of_size[block];
   std::byte* data = nullptr;
@@ -244,6 +283,7 @@ Event Memory::allocated() const {
 }
 
 void Memory::fill(std::byte* data, int byte, std::int64_t nbytes) const {
+  if (state_->device.is_meta) return;
   if constexpr (kCudaBuilt) {
     if (state_->home) return cuda::fill(*state_->home, data, byte, nbytes);
   }

@@ -22,6 +22,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -44,9 +45,19 @@ enum class Category {
 inline constexpr int kNumCategories = 7;
 std::string_view name_of(Category category);
 
+/// Where blocks come from if not from the system, e.g. a framework's own pool: memory of the device
+/// that the Memory is of. A Memory calls them one at a time, from any thread. They must not throw,
+/// and outlive every buffer.
+struct Allocator {
+  std::function<void*(std::int64_t nbytes)> allocate = {};  ///< 256-byte aligned; null: no memory
+  std::function<void(void* data, std::int64_t nbytes)> free = {};
+};
+
 struct MemoryOptions {
-  bool cache = true;    ///< keep freed blocks for reuse
-  bool poison = false;  ///< fill new and freed blocks with NaN bytes (tests)
+  bool cache = true;              ///< keep freed blocks for reuse
+  bool poison = false;            ///< fill new and freed blocks with NaN bytes (tests)
+  Allocator allocator = {};       ///< both functions, or none for the system's
+  std::int64_t limit_nbytes = 0;  ///< that may be in use at one time; 0: no limit
 };
 
 struct MemoryStats {
@@ -56,14 +67,19 @@ struct MemoryStats {
   std::int64_t peak_total_nbytes = 0;
   std::int64_t reserved_nbytes = 0;   ///< held from the system, blocks kept for reuse included
   std::int64_t num_reservations = 0;  ///< blocks asked of the system since creation
+
+  friend bool operator==(const MemoryStats&, const MemoryStats&) = default;
 };
+
+/// The larger peaks of both, and the current values of `now`.
+MemoryStats with_peaks_of(MemoryStats now, const MemoryStats& earlier);
 
 class Memory {
  public:
   /// See above.
   static constexpr double kMaxReserved = 1.5;
 
-  /// Memory of the CPU.
+  /// Memory of the CPU. Throws InvalidArgument for half an allocator.
   explicit Memory(MemoryOptions options = {});
   /// Memory of the stream's device.
   explicit Memory(const Stream& home, MemoryOptions options = {});
@@ -76,8 +92,9 @@ class Memory {
   const std::optional<Stream>& home() const;
 
   /// Uninitialised block, 256-byte aligned (2 MiB and huge pages from 2 MiB on); never null.
-  /// Throws DeviceError with the category and size when the system has no memory.
-  std::byte* allocate(std::int64_t nbytes, Category category);
+  /// Throws DeviceError with the category and size when the system has no memory, and with `name`,
+  /// whose memory it is, beyond MemoryOptions::limit_nbytes.
+  std::byte* allocate(std::int64_t nbytes, Category category, std::string_view name = "");
   /// `nbytes` and `category` as given to allocate().
   void free(std::byte* data, std::int64_t nbytes, Category category) noexcept;
 

@@ -1,6 +1,7 @@
 #include "engine/stream.h"
 
 #include "engine/error.h"
+#include "engine/meta.h"
 #include "engine/stream_impl.h"
 
 namespace tessera::engine {
@@ -28,7 +29,22 @@ Stream Stream::cuda(std::string name, int index, StreamOptions options) {
   }
 }
 
+Stream Stream::meta(std::string name, DeviceKind kind, const MetaRates& rates,
+                    StreamOptions options) {
+  return Stream(internal::make_meta(std::move(name), kind, rates, options));
+}
+
+std::int64_t meta_now_ns(const Stream& stream) { return internal::meta_now_ns(*stream.impl_); }
+
+Stream Stream::host_worker(std::string name, StreamOptions options) const {
+  if (!device().is_meta) return worker_cpu(std::move(name), options);
+  return Stream(internal::make_meta_beside(*impl_, std::move(name), DeviceKind::kCpu, options));
+}
+
 Stream Stream::sibling(std::string name, StreamOptions options) const {
+  if (device().is_meta) {
+    return Stream(internal::make_meta_beside(*impl_, std::move(name), device().kind, options));
+  }
   if (device().is_cuda()) return cuda(std::move(name), device().index, options);
   return worker_cpu(std::move(name), options);
 }
@@ -47,6 +63,8 @@ void Stream::synchronize_quietly() const noexcept {
 }
 const std::string& Stream::name() const { return impl_->name(); }
 Device Stream::device() const { return impl_->device(); }
+void Stream::push_scope(Scope scope) const { impl_->push_scope(scope); }
+void Stream::pop_scope() const { impl_->pop_scope(); }
 std::int64_t Stream::blocked_ns() const { return impl_->blocked_ns(); }
 void* Stream::native() const { return impl_->native(); }
 std::shared_ptr<void>& Stream::state_slot(std::type_index type) const {

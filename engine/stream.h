@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <typeindex>
@@ -34,7 +35,21 @@ struct Work {
   double flops = 0;             ///< floating point operations
   std::int64_t bytes_read = 0;  ///< from memory, once each
   std::int64_t bytes_written = 0;
-  std::string detail = {};  ///< unit or tensor at work; may be empty
+  std::int64_t bytes_sent = 0;  ///< to other ranks, by one rank
+  std::string detail = {};      ///< unit or tensor at work; may be empty
+};
+
+/// What work is for: a region of a tape, and which of its passes.
+struct Scope {
+  std::string_view block = {};  ///< its name; empty: none
+  std::string_view phase = {};  ///< "forward", "recompute" or "backward"; static storage
+};
+
+/// A launch before it runs.
+struct LaunchRequest {
+  const Work& work;
+  const std::string& stream;
+  Scope scope;
 };
 
 /// One launch as it ran. Times are std::chrono::steady_clock nanoseconds; those of a GPU are mapped
@@ -44,13 +59,19 @@ struct LaunchRecord {
   const std::string& stream;
   std::int64_t begin_ns;
   std::int64_t end_ns;
+  std::uint64_t ticket = 0;  ///< what LaunchListener::on_enqueue() returned
 };
 
 /// Told of every launch: in the thread that ran it, or for a CUDA stream some time later, in the
-/// thread that launches more or synchronises. Must be thread-safe and must not throw.
+/// thread that launches more, synchronises or destroys it. Must be thread-safe and must not throw.
 class LaunchListener {
  public:
   virtual ~LaunchListener() = default;
+  /// Asked first, in the thread that launches. The number comes back with the record; without one
+  /// the launch is neither timed nor told.
+  virtual std::optional<std::uint64_t> on_enqueue(const LaunchRequest& /*request*/) noexcept {
+    return 0;
+  }
   virtual void on_launch(const LaunchRecord& record) noexcept = 0;
 };
 
@@ -59,6 +80,8 @@ struct StreamOptions {
   LaunchListener* listener = nullptr;  ///< must outlive the stream; null: nobody listens
   std::uint64_t delay_seed = 0;        ///< not 0: sleep a random 0..1 ms before each launch (tests)
 };
+
+struct MetaRates;
 
 namespace internal {
 class EventState;
@@ -91,8 +114,13 @@ class Stream {
   /// A queue of GPU `index`. launch() calls its function at once, which enqueues kernels. Used by
   /// one thread. Throws DeviceError if the build has no CUDA or the machine no such GPU.
   static Stream cuda(std::string name, int index, StreamOptions options = {});
+  /// A stream of a device that is not there; see meta.h.
+  static Stream meta(std::string name, DeviceKind kind, const MetaRates& rates,
+                     StreamOptions options = {});
   /// A queue of the same device that runs beside this one: a worker thread, or another CUDA stream.
   Stream sibling(std::string name, StreamOptions options = {}) const;
+  /// A worker thread of the host that this device belongs to.
+  Stream host_worker(std::string name, StreamOptions options = {}) const;
 
   /// Runs `fn` after everything launched before. `fn` must own or outlive what it touches.
   void launch(Work work, std::function<void()> fn) const;
@@ -108,11 +136,13 @@ class Stream {
         return;
       }
     }
+    if (device().is_meta) return launch(std::move(work), std::function<void()>());
     launch(std::move(work), [cpu = std::move(cpu)] { with_isa(cpu); });
   }
   /// The moment when everything launched so far is done.
   Event record(std::string_view name) const;
-  /// Later launches run after `event`. An inline stream blocks its thread and rethrows.
+  /// Later launches run after `event`. An inline stream blocks its thread and rethrows. A GPU waits
+  /// for an event of the CPU as well; if that failed, the next call throws what it failed with.
   void wait(const Event& event) const;
   /// Blocks until everything is done. Rethrows the first error.
   void synchronize() const;
@@ -121,6 +151,12 @@ class Stream {
 
   const std::string& name() const;
   Device device() const;
+  /// What is launched here until pop_scope() is for `scope`, say listeners and, on a GPU, NVTX
+  /// ranges. Scopes nest; the innermost counts. `scope` names what outlives it. By the thread that
+  /// launches.
+  void push_scope(Scope scope) const;
+  void pop_scope() const;
+
   /// Nanoseconds this stream has been held up in wait(), since creation: the thread of an inline
   /// stream; on a GPU the waits that are over by now.
   std::int64_t blocked_ns() const;
@@ -136,6 +172,7 @@ class Stream {
   }
 
   friend bool operator==(const Stream&, const Stream&) = default;
+  friend std::int64_t meta_now_ns(const Stream& stream);
 
  private:
   explicit Stream(std::shared_ptr<internal::StreamImpl> impl) : impl_(std::move(impl)) {}

@@ -1,10 +1,14 @@
 // What is behind the handles of stream.h. Private to engine.
 #pragma once
 
+#include <exception>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <typeindex>
+#include <vector>
 
 #include "engine/stream.h"
 
@@ -21,6 +25,14 @@ class EventState {
   virtual void wait() = 0;
 };
 
+/// An event of a stream of the CPU.
+class CpuEventState : public EventState {
+ public:
+  /// Calls `fn` with the error that the stream failed with, or null, when the event is reached: at
+  /// once, or in the thread of the stream. `fn` must not throw.
+  virtual void on_reached(std::function<void(const std::exception_ptr&)> fn) = 0;
+};
+
 class StreamImpl {
  public:
   StreamImpl(std::string name, StreamOptions options, Device device)
@@ -35,6 +47,8 @@ class StreamImpl {
   virtual void synchronize() = 0;
   virtual std::int64_t blocked_ns() = 0;
   virtual void* native() const { return nullptr; }
+  virtual void push_scope(Scope scope) { scopes_.push_back(scope); }
+  virtual void pop_scope() { scopes_.pop_back(); }
 
   const std::string& name() const { return name_; }
   Device device() const { return device_; }
@@ -42,6 +56,11 @@ class StreamImpl {
 
  protected:
   const StreamOptions& options() const { return options_; }
+  /// For a launch that somebody wants to be told of: with this number.
+  std::optional<std::uint64_t> ticket_of(const Work& work) const {
+    if (options_.listener == nullptr) return std::nullopt;
+    return options_.listener->on_enqueue({work, name_, scopes_.empty() ? Scope() : scopes_.back()});
+  }
   /// Sleeps as options().delay_seed says, if it does.
   void delay();
 
@@ -50,11 +69,18 @@ class StreamImpl {
   const StreamOptions options_;
   const Device device_;
   std::uint64_t delay_count_ = 0;
+  std::vector<Scope> scopes_;
   std::map<std::type_index, std::shared_ptr<void>> states_;
 };
 
 std::shared_ptr<StreamImpl> make_inline_cpu(std::string name, StreamOptions options);
 std::shared_ptr<StreamImpl> make_worker_cpu(std::string name, StreamOptions options);
+std::shared_ptr<StreamImpl> make_meta(std::string name, DeviceKind kind, const MetaRates& rates,
+                                      StreamOptions options);
+/// One that shares the device of `stream`, a meta stream.
+std::shared_ptr<StreamImpl> make_meta_beside(const StreamImpl& stream, std::string name,
+                                             DeviceKind kind, StreamOptions options);
+std::int64_t meta_now_ns(const StreamImpl& stream);
 /// Defined where CUDA is built.
 std::shared_ptr<StreamImpl> make_cuda(std::string name, int index, StreamOptions options);
 

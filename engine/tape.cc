@@ -25,6 +25,22 @@ namespace tessera::engine {
 // a gradient of theirs is asked for. An output that was there before the region is not the
 // region's: it keeps the gradient that it has, and the region hands none in.
 
+namespace {
+
+// Says what a stream works for.
+class InScope {
+ public:
+  InScope(const Stream& stream, Scope scope) : stream_(stream) { stream_.push_scope(scope); }
+  ~InScope() { stream_.pop_scope(); }
+  InScope(const InScope&) = delete;
+  InScope& operator=(const InScope&) = delete;
+
+ private:
+  const Stream& stream_;
+};
+
+}  // namespace
+
 Tape::Tape(Memory memory, Stream compute)
     : memory_(std::move(memory)), compute_(std::move(compute)) {
   require(memory_.device() == compute_.device() && (!memory_.home() || *memory_.home() == compute_),
@@ -45,6 +61,7 @@ void Tape::made(const Tensor& t) {
 }
 
 void Tape::push(Entry entry) {
+  num_recorded_ += entry.kind == Entry::Kind::kOp || entry.kind == Entry::Kind::kReplay ? 1 : 0;
   entry.used = std::exchange(used_, {});
   entries_.push_back(std::move(entry));
 }
@@ -188,7 +205,9 @@ std::vector<Tensor> Tape::region(const Block& block, const std::function<std::ve
 
 // `again` is empty unless the region is to be recomputed.
 std::vector<Tensor> Tape::run_region(const Block& block, const Outputs& fn, Outputs again) {
+  const InScope scope(compute_, {block.name, forward_phase_});
   if (block.hooks != nullptr) block.hooks->before_forward(block, *this);
+  const std::uint64_t num_before = num_recorded_;
   std::vector<Tensor> results;
   if (recording() && again) {
     results = defer(block, fn, std::move(again));
@@ -197,7 +216,9 @@ std::vector<Tensor> Tape::run_region(const Block& block, const Outputs& fn, Outp
     results = fn();
     if (recording()) push({.kind = Entry::Kind::kRegionEnd, .block = &block});
   }
-  if (block.hooks != nullptr) block.hooks->after_forward(block, *this);
+  if (block.hooks != nullptr) {
+    block.hooks->after_forward(block, *this, num_recorded_ != num_before);
+  }
   return results;
 }
 
@@ -266,6 +287,8 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
       count_down(entry.used);
     }
   } catch (...) {
+    while (num_open_scopes_ > 0) end_scope();
+    forward_phase_ = "forward";
     clear();
     throw;
   }
@@ -286,16 +309,29 @@ void Tape::run(Entry& entry) {
       run_op(entry);
       break;
     case Entry::Kind::kRegionEnd:
+      begin_scope(*entry.block);
       if (hooks != nullptr) hooks->before_backward(*entry.block, *this);
       break;
     case Entry::Kind::kRegionBegin:
       if (hooks != nullptr) hooks->after_backward(*entry.block, *this);
+      end_scope();
       break;
     case Entry::Kind::kReplay:
+      begin_scope(*entry.block);
       if (hooks != nullptr) hooks->before_backward(*entry.block, *this);
       replay(entry);
       break;
   }
+}
+
+void Tape::begin_scope(const Block& block) {
+  compute_.push_scope({block.name, "backward"});
+  ++num_open_scopes_;
+}
+
+void Tape::end_scope() {
+  compute_.pop_scope();
+  --num_open_scopes_;
 }
 
 void Tape::run_op(Entry& entry) {
@@ -331,7 +367,13 @@ void Tape::replay(Entry& entry) {
   entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = entry.block});
   const std::vector<Tensor> douts = take_grads(entry);
   if (douts.empty()) return;
-  const std::vector<Tensor> results = entry.fn();
+  std::vector<Tensor> results;
+  {
+    const InScope scope(compute_, {entry.block->name, "recompute"});
+    const std::string_view phase = std::exchange(forward_phase_, "recompute");
+    results = entry.fn();
+    forward_phase_ = phase;
+  }
   count_down(std::exchange(used_, {}));  // by ops that did not record, behind the last that did
   for (std::size_t i = 0; i < douts.size(); ++i) {
     const std::size_t index = entry.outs[i].index;

@@ -44,7 +44,9 @@ class RegionHooks {
   virtual ~RegionHooks() = default;
   /// On return the block's parameters are resident. Tape::pass() says what the forward is for.
   virtual void before_forward(const Block& block, const Tape& tape) = 0;
-  virtual void after_forward(const Block& block, const Tape& tape) = 0;
+  /// `has_ops`: something was recorded since before_forward(), so backward has work there. In
+  /// backward the hooks fire either way.
+  virtual void after_forward(const Block& block, const Tape& tape, bool has_ops) = 0;
   /// On return parameters are resident and the gradient views of trainable ones are writable.
   virtual void before_backward(const Block& block, const Tape& tape) = 0;
   /// Every gradient that this pass of the region contributes has been written.
@@ -193,6 +195,8 @@ class Tape {
   void run(Entry& entry);
   void run_op(Entry& entry);
   void replay(Entry& entry);
+  void begin_scope(const Block& block);
+  void end_scope();
   Out produce(const Tensor& out);
   bool wants_grad(const Tensor& x) const;
   void refuse_lost_gradient(const Tensor& x) const;
@@ -204,7 +208,8 @@ class Tape {
   Stream compute_;
   Pass pass_ = Pass::kRecorded;
   std::vector<Entry> entries_;
-  std::vector<Parameter*> used_;  // since the last entry
+  std::uint64_t num_recorded_ = 0;  // ops and replays, ever
+  std::vector<Parameter*> used_;    // since the last entry
   std::unordered_map<TensorKey, Tensor, TensorKeyHash> grads_;
   std::unordered_set<TensorKey, TensorKeyHash> produced_;
   std::unordered_set<std::uint64_t> produced_serials_;
@@ -212,6 +217,8 @@ class Tape {
   std::unordered_map<std::uint64_t, const Block*> inside_;  // serials made in recomputed regions
   std::unordered_map<TensorKey, std::int64_t, TensorKeyHash> watched_;  // with their bytes
   std::unordered_map<const Parameter*, std::int64_t> pending_uses_;
+  std::string_view forward_phase_ = "forward";  // of scopes
+  int num_open_scopes_ = 0;                     // of regions in backward
 };
 
 }  // namespace tessera::engine

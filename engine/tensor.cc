@@ -125,7 +125,7 @@ float Tensor::item() const {
 void Tensor::copy_from_host(const void* values, std::int64_t numel) const {
   require(numel == this->numel(), "[tensor] expected {} values for {}, got {} ({})", this->numel(),
           shape_, numel, name());
-  if (numel == 0) return;
+  if (numel == 0 || device().is_meta) return;
   if constexpr (kCudaBuilt) {
     if (device().is_cuda()) {
       return cuda::copy(*buffer_->memory().home(), raw(), static_cast<const std::byte*>(values),
@@ -137,6 +137,8 @@ void Tensor::copy_from_host(const void* values, std::int64_t numel) const {
 
 void Tensor::copy_to_host(void* values) const {
   if (numel() == 0) return;
+  require(!device().is_meta, "[tensor] expected values, got memory of {} ({})", to_string(device()),
+          name());
   if constexpr (kCudaBuilt) {
     if (device().is_cuda()) {
       const Stream& home = *buffer_->memory().home();

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "engine/elementwise.h"
+#include "engine/gemm/gemm.h"
 #include "ops/attention_cuda.h"
-#include "ops/gemm.h"
 #include "ops/softmax_rows.h"
 
 namespace tessera::ops {
@@ -17,7 +17,11 @@ using engine::BFloat16;
 using engine::Category;
 using engine::DType;
 using engine::GradTarget;
+using engine::MatrixView;
 using engine::Memory;
+using engine::multiplies_bf16;
+using engine::Product;
+using engine::Products;
 using engine::Tape;
 using engine::Tensor;
 using engine::to_f32;
@@ -107,7 +111,7 @@ void dispatch(DType dtype, F fn) {
 template <class Scratch>
 std::optional<Scratch> host_scratch(const Tape& tape, const Layout& s, DType dtype) {
   if (tape.stream().device().is_cuda()) return {};
-  return Scratch(tape.memory(), s, dtype);
+  return Scratch(tape, s, dtype);
 }
 
 void multiply(float* x, std::int64_t numel, float factor) {
@@ -142,13 +146,13 @@ void store(T* dst, const float* src, std::int64_t rows, std::int64_t width, std:
 // Queries [row, row + rows) against keys [key, key + keys), and what multiplies them.
 struct Tile {
   Products& products;
-  const Memory& memory;
+  const Tensor& scratch;
   std::int64_t row, rows, key, keys;
 
   template <class A, class B>
   void product(const MatrixView<const A>& a, const MatrixView<const B>& b,
                const MatrixView<float>& c, bool accumulate) const {
-    gemm(products, memory, a, b, c, accumulate);
+    Product<A, B, float>{a, b, c, accumulate}.run(products, scratch);
   }
   template <class T>
   MatrixView<T> square(T* x) const {
@@ -181,12 +185,41 @@ P* operand_of(float* f32, const Tensor& space) {
   }
 }
 
+// What the largest of all tiles' products in bf16 needs.
+std::int64_t product_scratch_nbytes(Products& products, const Layout& s, bool is_backward) {
+  const std::int64_t d = s.head_size;
+  std::int64_t most = 0;
+  const auto consider = [&](const MatrixView<const BFloat16>& a,
+                            const MatrixView<const BFloat16>& b, const MatrixView<float>& c,
+                            bool accumulate) {
+    most = std::max(most, gemm_scratch_nbytes(products, a, b, c, accumulate));
+  };
+  for (std::int64_t row = 0; row < s.tokens; row += kRows<BFloat16>) {
+    const std::int64_t rows = std::min(kRows<BFloat16>, s.tokens - row);
+    const std::int64_t end = keys_end(s, row, rows);
+    for (std::int64_t key = 0; key < end; key += kKeys) {
+      const std::int64_t keys = std::min(kKeys, end - key);
+      const MatrixView<const BFloat16> of_rows{nullptr, rows, d, d}, of_keys{nullptr, keys, d, d},
+          square{nullptr, rows, keys, keys};
+      consider(of_rows, of_keys.t(), {nullptr, rows, keys, keys}, false);
+      consider(square, of_keys, {nullptr, rows, d, d}, key > 0);
+      if (is_backward) consider(square.t(), of_rows, {nullptr, keys, d, d}, true);
+    }
+  }
+  return most;
+}
+
 // What products read instead of the tensors' bf16: see [Note: attention tiles].
 struct Copies {
-  Copies(const Memory& memory, const Layout& s, DType dtype) {
+  Copies(const Tape& tape, const Layout& s, DType dtype, bool is_backward) {
+    const Memory& memory = tape.memory();
     const DType operand = operand_dtype(dtype);
     rows = operand == DType::kBF16 ? kRows<BFloat16> : kRows<float>;
-    if (operand == DType::kBF16) rounded = scratch(memory, rows, kKeys, operand);
+    if (operand == DType::kBF16) {
+      rounded = scratch(memory, rows, kKeys, operand);
+      product = gemm_scratch(
+          memory, product_scratch_nbytes(tape.stream().state<Products>(), s, is_backward));
+    }
     if (dtype == DType::kF32) return;
     k = scratch(memory, s.tokens, s.head_size, operand);
     v = scratch(memory, s.tokens, s.head_size, operand);
@@ -196,15 +229,16 @@ struct Copies {
   Tensor k, v;        // (T, D) of one kv head
   Tensor q;           // (rows, D) of one head
   Tensor rounded;     // (rows, kKeys): probabilities
+  Tensor product;     // of the products themselves
 };
 
 struct ForwardScratch : Copies {
-  ForwardScratch(const Memory& memory, const Layout& s, DType dtype)
-      : Copies(memory, s, dtype),
-        out(scratch(memory, rows, s.head_size)),
-        scores(scratch(memory, rows, kKeys)),
-        max(scratch(memory, 1, rows)),
-        sum(scratch(memory, 1, rows)) {}
+  ForwardScratch(const Tape& tape, const Layout& s, DType dtype)
+      : Copies(tape, s, dtype, /*is_backward=*/false),
+        out(scratch(tape.memory(), rows, s.head_size)),
+        scores(scratch(tape.memory(), rows, kKeys)),
+        max(scratch(tape.memory(), 1, rows)),
+        sum(scratch(tape.memory(), 1, rows)) {}
   Tensor out;       // (rows, D) of one head
   Tensor scores;    // (rows, kKeys)
   Tensor max, sum;  // (rows) of the keys so far
@@ -235,9 +269,8 @@ void update_softmax(const Tile& tile, const Layout& s, float* scores, P* p, floa
 
 // Queries [row, row + rows) of one head: leaves the result in w.out, and in w.max the log-sum-exp.
 template <class P>
-void attend(Products& products, const Memory& memory, const Layout& s, std::int64_t row,
-            const MatrixView<const P>& q, const MatrixView<const P>& k,
-            const MatrixView<const P>& v, const ForwardScratch& w) {
+void attend(Products& products, const Layout& s, std::int64_t row, const MatrixView<const P>& q,
+            const MatrixView<const P>& k, const MatrixView<const P>& v, const ForwardScratch& w) {
   float* scores = w.scores.data<float>();
   float* out = w.out.data<float>();
   float* max = w.max.data<float>();
@@ -245,7 +278,7 @@ void attend(Products& products, const Memory& memory, const Layout& s, std::int6
   const MatrixView<float> sums{out, q.rows, s.head_size, s.head_size};
   const std::int64_t end = keys_end(s, row, q.rows);
   for (std::int64_t key = 0; key < end; key += kKeys) {
-    const Tile tile{products, memory, row, q.rows, key, std::min(kKeys, end - key)};
+    const Tile tile{products, w.product, row, q.rows, key, std::min(kKeys, end - key)};
     P* const p = operand_of<P>(scores, w.rounded);
     tile.product(q, rows_of(k, key, tile.keys).t(), tile.square(scores), false);
     update_softmax(tile, s, scores, p, max, sum, out);
@@ -259,8 +292,8 @@ void attend(Products& products, const Memory& memory, const Layout& s, std::int6
 
 // `lse` may be null.
 template <class P, class T>
-void forward(Products& products, const Memory& memory, const Layout& s, const T* qkv, T* y,
-             float* lse, const ForwardScratch& w) {
+void forward(Products& products, const Layout& s, const T* qkv, T* y, float* lse,
+             const ForwardScratch& w) {
   const std::int64_t d = s.head_size, ld = s.qkv_width();
   MatrixView<const P> k, v;
   for (std::int64_t b = 0; b < s.batch; ++b) {
@@ -272,7 +305,7 @@ void forward(Products& products, const Memory& memory, const Layout& s, const T*
       for (std::int64_t row = 0; row < s.tokens; row += kRows<P>) {
         const std::int64_t rows = std::min(kRows<P>, s.tokens - row);
         const auto q = operand<P>(qkv + s.q_at(b, h) + row * ld, rows, d, ld, w.q);
-        attend(products, memory, s, row, q, k, v, w);
+        attend(products, s, row, q, k, v, w);
         store(y + s.y_at(b, h) + row * s.y_width(), w.out.data<float>(), rows, d, s.y_width(),
               false);
         if (lse != nullptr) engine::cast(lse + s.lse_at(b, h) + row, w.max.data<float>(), rows);
@@ -282,13 +315,14 @@ void forward(Products& products, const Memory& memory, const Layout& s, const T*
 }
 
 struct BackwardScratch : Copies {
-  BackwardScratch(const Memory& memory, const Layout& s, DType dtype)
-      : Copies(memory, s, dtype),
-        dk(scratch(memory, s.tokens, s.head_size)),
-        dv(scratch(memory, s.tokens, s.head_size)),
-        dq(scratch(memory, rows, s.head_size)),
-        p(scratch(memory, rows, kKeys)),
-        ds(scratch(memory, rows, kKeys)) {
+  BackwardScratch(const Tape& tape, const Layout& s, DType dtype)
+      : Copies(tape, s, dtype, /*is_backward=*/true),
+        dk(scratch(tape.memory(), s.tokens, s.head_size)),
+        dv(scratch(tape.memory(), s.tokens, s.head_size)),
+        dq(scratch(tape.memory(), rows, s.head_size)),
+        p(scratch(tape.memory(), rows, kKeys)),
+        ds(scratch(tape.memory(), rows, kKeys)) {
+    const Memory& memory = tape.memory();
     if (rounded.defined()) rounded_ds = scratch(memory, rows, kKeys, rounded.dtype());
     if (dtype != DType::kF32) dy = scratch(memory, rows, s.head_size, operand_dtype(dtype));
   }
@@ -349,9 +383,9 @@ struct Operands {
 // Queries [row, row + rows) of one head: assigns w.dq, adds to w.dk and w.dv. `dy` and `y`: their
 // rows, `ld` apart.
 template <class P, class T>
-void attend_backward(Products& products, const Memory& memory, const Layout& s, std::int64_t row,
-                     const Operands<P>& in, const float* lse, const T* dy, const T* y,
-                     std::int64_t ld, const BackwardScratch& w) {
+void attend_backward(Products& products, const Layout& s, std::int64_t row, const Operands<P>& in,
+                     const float* lse, const T* dy, const T* y, std::int64_t ld,
+                     const BackwardScratch& w) {
   const std::int64_t d = s.head_size, rows = in.q.rows;
   float* const p = w.p.data<float>();
   float* const ds = w.ds.data<float>();
@@ -359,7 +393,7 @@ void attend_backward(Products& products, const Memory& memory, const Layout& s, 
   const MatrixView<float> dq{w.dq.data<float>(), rows, d, d};
   const std::int64_t end = keys_end(s, row, rows);
   for (std::int64_t key = 0; key < end; key += kKeys) {
-    const Tile tile{products, memory, row, rows, key, std::min(kKeys, end - key)};
+    const Tile tile{products, w.product, row, rows, key, std::min(kKeys, end - key)};
     const auto k = rows_of(in.k, key, tile.keys), v = rows_of(in.v, key, tile.keys);
     const MatrixView<float> dk{w.dk.data<float>() + key * d, tile.keys, d, d};
     const MatrixView<float> dv{w.dv.data<float>() + key * d, tile.keys, d, d};
@@ -374,8 +408,8 @@ void attend_backward(Products& products, const Memory& memory, const Layout& s, 
 }
 
 template <class P, class T>
-void backward(Products& products, const Memory& memory, const Layout& s, const T* qkv, const T* y,
-              const float* lse, const T* dy, T* dqkv, bool accumulate, const BackwardScratch& w) {
+void backward(Products& products, const Layout& s, const T* qkv, const T* y, const float* lse,
+              const T* dy, T* dqkv, bool accumulate, const BackwardScratch& w) {
   const std::int64_t d = s.head_size, ld = s.qkv_width(), y_ld = s.y_width();
   Operands<P> in;
   for (std::int64_t b = 0; b < s.batch; ++b) {
@@ -392,8 +426,8 @@ void backward(Products& products, const Memory& memory, const Layout& s, const T
         const std::int64_t q_at = s.q_at(b, h) + row * ld, y_at = s.y_at(b, h) + row * y_ld;
         in.q = operand<P>(qkv + q_at, rows, d, ld, w.q);
         in.dy = operand<P>(dy + y_at, rows, d, y_ld, w.dy);
-        attend_backward(products, memory, s, row, in, lse + s.lse_at(b, h) + row, dy + y_at,
-                        y + y_at, y_ld, w);
+        attend_backward(products, s, row, in, lse + s.lse_at(b, h) + row, dy + y_at, y + y_at, y_ld,
+                        w);
         multiply(w.dq.data<float>(), rows * d, s.scale);
         store(dqkv + q_at, w.dq.data<float>(), rows, d, ld, accumulate);
       }
@@ -416,10 +450,10 @@ void launch_backward(const Tape& tape, const Layout& s, const Tensor& qkv, const
        .bytes_read =
            nbytes + y.nbytes() + dy.nbytes() + lse.nbytes() + (dqkv.accumulate ? nbytes : 0),
        .bytes_written = nbytes},
-      [=, &products = tape.stream().state<Products>(), memory = tape.memory()] {
+      [=, &products = tape.stream().state<Products>()] {
         dispatch(qkv.dtype(), [&](auto t, auto p) {
           using T = decltype(t);
-          backward<decltype(p)>(products, memory, s, qkv.data<T>(), y.data<T>(), lse.data<float>(),
+          backward<decltype(p)>(products, s, qkv.data<T>(), y.data<T>(), lse.data<float>(),
                                 dy.data<T>(), dqkv.dst.data<T>(), dqkv.accumulate, *w);
         });
       },
@@ -443,10 +477,10 @@ Tensor attention(Tape& tape, const Tensor& qkv, const AttentionShape& shape) {
        .flops = flops(s, 2),
        .bytes_read = qkv.nbytes(),
        .bytes_written = y.nbytes() + (saves ? lse.nbytes() : 0)},
-      [=, &products = tape.stream().state<Products>(), memory = tape.memory()] {
+      [=, &products = tape.stream().state<Products>()] {
         dispatch(qkv.dtype(), [&](auto t, auto p) {
           using T = decltype(t);
-          forward<decltype(p)>(products, memory, s, qkv.data<T>(), y.data<T>(),
+          forward<decltype(p)>(products, s, qkv.data<T>(), y.data<T>(),
                                saves ? lse.data<float>() : nullptr, *w);
         });
       },

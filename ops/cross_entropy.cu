@@ -9,6 +9,7 @@
 namespace tessera::ops {
 
 using engine::BFloat16;
+using engine::DeviceMatrix;
 using engine::DType;
 using engine::store_f32;
 using engine::Stream;

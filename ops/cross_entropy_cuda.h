@@ -9,10 +9,10 @@
 // loss and gradient of its row are NaN, and so is the mean.
 #pragma once
 
+#include "engine/gemm/gemm_cuda.h"
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "ops/cross_entropy_rows.h"
-#include "ops/gemm_cuda.h"
 
 namespace tessera::ops {
 
@@ -20,20 +20,21 @@ namespace tessera::ops {
 /// their losses, row_losses[0, n) f32. `dlogits`, unless null: softmax - onehot, 0 for an ignored
 /// row; may be the same memory as `logits` if the dtype is the same.
 void cross_entropy_forward_cuda(const engine::Stream& stream, const CrossEntropyRows& rows,
-                                std::int64_t first, const DeviceMatrix& logits, float* row_losses,
-                                const DeviceMatrix* dlogits);
+                                std::int64_t first, const engine::DeviceMatrix& logits,
+                                float* row_losses, const engine::DeviceMatrix* dlogits);
 
 /// dlogits = (or +=) scale (softmax - onehot), from the stats. `scale` is in device memory,
 /// null: 1. Aliasing as above.
 void cross_entropy_gradient_cuda(const engine::Stream& stream, const CrossEntropyRows& rows,
-                                 std::int64_t first, const DeviceMatrix& logits,
-                                 const DeviceMatrix& dlogits, const float* scale, bool accumulate);
+                                 std::int64_t first, const engine::DeviceMatrix& logits,
+                                 const engine::DeviceMatrix& dlogits, const float* scale,
+                                 bool accumulate);
 
 /// loss = the mean of row_losses (N) over rows that are not ignored, summed in double.
 void cross_entropy_mean_cuda(const engine::Stream& stream, const CrossEntropyRows& rows,
                              const float* row_losses, float* loss);
 
-/// scales = {dloss * weight, 0, 1}; see DeviceProduct.
+/// scales = {dloss * weight, 0, 1}; see engine::DeviceProduct.
 void cross_entropy_scales_cuda(const engine::Stream& stream, const CrossEntropyRows& rows,
                                const float* dloss, float* scales);
 

@@ -6,10 +6,10 @@
 
 #include "engine/elementwise.h"
 #include "ops/embedding_cuda.h"
+#include "ops/host_workspace.h"
 
 namespace tessera::ops {
 
-using engine::Category;
 using engine::DType;
 using engine::GradTarget;
 using engine::Parameter;
@@ -87,16 +87,16 @@ void launch_scatter(Tape& tape, Parameter& table, const Tensor& dy, RowOf row_of
   if (!grad) return;
   // At most the rows of dy are read back; a gradient that is assigned is written as a whole.
   const std::int64_t touched = dy.numel() * size_of(grad.dst.dtype());
+  const std::int64_t width = grad.dst.dim(1);
+  const Tensor sum = host_workspace(tape, {width}, "embedding.sum");
   tape.stream().launch(
       {.name = "embedding.backward",
        .flops = static_cast<double>(dy.numel()),
        .bytes_read = dy.nbytes() + (grad.accumulate ? touched : 0),
-       .bytes_written = grad.accumulate ? touched : grad.dst.nbytes()},
-      [=, memory = tape.memory()] {
+       .bytes_written = grad.accumulate ? touched : grad.dst.nbytes(),
+       .detail = table.name},
+      [=] {
         if (!grad.accumulate) engine::fill_zero(grad.dst);
-        const std::int64_t width = grad.dst.dim(1);
-        const Tensor sum =
-            Tensor::empty(memory, {width}, DType::kF32, "embedding.sum", Category::kWorkspace);
         std::vector<Scatter> order(static_cast<std::size_t>(dy.shape().rows()));
         for (std::size_t i = 0; i < order.size(); ++i)
           order[i] = {row_of(static_cast<std::int64_t>(i)), static_cast<std::int64_t>(i)};

@@ -1,23 +1,28 @@
 #include "ops/linear.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/elementwise.h"
-#include "ops/gemm.h"
-#include "ops/gemm_cuda.h"
+#include "engine/gemm/gemm.h"
+#include "engine/gemm/gemm_cuda.h"
+#include "ops/host_workspace.h"
 #include "ops/linear_cuda.h"
 
 namespace tessera::ops {
 
-using engine::Category;
+using engine::DeviceMatrix;
 using engine::dispatch_float;
-using engine::DType;
+using engine::gemm_flops;
 using engine::GradTarget;
-using engine::Memory;
+using engine::MatrixView;
 using engine::Parameter;
+using engine::Product;
+using engine::Products;
 using engine::Tape;
 using engine::Tensor;
 using engine::to_f32;
+using engine::Work;
 
 namespace {
 
@@ -34,13 +39,22 @@ MatrixView<T> weight_matrix(const Tensor& w, WeightLayout layout) {
   return layout == WeightLayout::kInOut ? stored : stored.t();
 }
 
-// `bias` may be undefined.
-template <class T>
-void forward(Products& products, const Memory& memory, const Tensor& y, const Tensor& x,
-             const Tensor& w, const Tensor& bias, WeightLayout layout) {
-  const std::int64_t rows = y.shape().rows(), out = y.dim(-1);
-  gemm(products, memory, matrix<const T>(x, rows, x.dim(-1)), weight_matrix<const T>(w, layout),
-       matrix<T>(y, rows, out), /*accumulate=*/false, bias.defined() ? bias.data<T>() : nullptr);
+// On the CPU `with_product` calls its argument with the product.
+template <class WithProduct, class Cuda>
+void launch_product(const Tape& tape, Work work, WithProduct with_product, Cuda cuda) {
+  auto& products = tape.stream().state<Products>();
+  Tensor scratch;
+  if (!tape.stream().device().is_cuda()) {
+    with_product([&](const auto& product) {
+      scratch = gemm_scratch(tape.memory(), product.scratch_nbytes(products));
+    });
+  }
+  tape.stream().launch(
+      std::move(work),
+      [=, &products] {
+        with_product([&](const auto& product) { product.run(products, scratch); });
+      },
+      cuda);
 }
 
 // sums[j] = dy[0][j] + dy[1][j] + ..., eight rows at a time.
@@ -58,19 +72,22 @@ void sum_rows(float* sums, const T* dy, std::int64_t rows, std::int64_t cols) {
   for (; r < rows; ++r) engine::add(sums, dy + r * cols, cols);
 }
 
-void backward_x(const Tape& tape, const GradTarget& dx, const Tensor& w, const Tensor& dy,
+void backward_x(const Tape& tape, const GradTarget& dx, const Parameter& p, const Tensor& dy,
                 WeightLayout layout) {
+  const Tensor& w = p.value;
   const std::int64_t rows = dy.shape().rows(), in = dx.dst.dim(-1), out = dy.dim(-1);
-  tape.stream().launch(
+  launch_product(
+      tape,
       {.name = "linear.backward_x",
        .flops = gemm_flops(rows, in, out),
        .bytes_read = dy.nbytes() + w.nbytes() + (dx.accumulate ? dx.dst.nbytes() : 0),
-       .bytes_written = dx.dst.nbytes()},
-      [=, &products = tape.stream().state<Products>(), memory = tape.memory()] {
+       .bytes_written = dx.dst.nbytes(),
+       .detail = p.name},
+      [=](auto fn) {
         dispatch_float(dy.dtype(), "linear", [&](auto t) {
           using T = decltype(t);
-          gemm(products, memory, matrix<const T>(dy, rows, out),
-               weight_matrix<const T>(w, layout).t(), matrix<T>(dx.dst, rows, in), dx.accumulate);
+          fn(Product<T, T, T>{matrix<const T>(dy, rows, out), weight_matrix<const T>(w, layout).t(),
+                              matrix<T>(dx.dst, rows, in), dx.accumulate});
         });
       },
       [&](const auto& stream) {
@@ -82,20 +99,23 @@ void backward_x(const Tape& tape, const GradTarget& dx, const Tensor& w, const T
       });
 }
 
-void backward_w(const Tape& tape, const GradTarget& dw, const Tensor& x, const Tensor& dy,
-                WeightLayout layout) {
+void backward_w(const Tape& tape, const GradTarget& dw, const Parameter& p, const Tensor& x,
+                const Tensor& dy, WeightLayout layout) {
   const std::int64_t rows = dy.shape().rows(), in = x.dim(-1), out = dy.dim(-1);
-  tape.stream().launch(
+  launch_product(
+      tape,
       {.name = "linear.backward_w",
        .flops = gemm_flops(in, out, rows),
        .bytes_read = dy.nbytes() + x.nbytes() + (dw.accumulate ? dw.dst.nbytes() : 0),
-       .bytes_written = dw.dst.nbytes()},
-      [=, &products = tape.stream().state<Products>(), memory = tape.memory()] {
+       .bytes_written = dw.dst.nbytes(),
+       .detail = p.name},
+      [=](auto fn) {
         dispatch_float(dy.dtype(), "linear", [&](auto t) {
           using T = decltype(t);
           dispatch_float(dw.dst.dtype(), "linear", [&](auto g) {
-            gemm(products, memory, matrix<const T>(x, rows, in).t(), matrix<const T>(dy, rows, out),
-                 weight_matrix<decltype(g)>(dw.dst, layout), dw.accumulate);
+            using G = decltype(g);
+            fn(Product<T, T, G>{matrix<const T>(x, rows, in).t(), matrix<const T>(dy, rows, out),
+                                weight_matrix<G>(dw.dst, layout), dw.accumulate});
           });
         });
       },
@@ -108,15 +128,15 @@ void backward_w(const Tape& tape, const GradTarget& dw, const Tensor& x, const T
       });
 }
 
-void backward_bias(const Tape& tape, const GradTarget& db, const Tensor& dy) {
+void backward_bias(const Tape& tape, const GradTarget& db, const Parameter& p, const Tensor& dy) {
+  const Tensor sums = host_workspace(tape, db.dst.shape(), "linear.bias_sums");
   tape.stream().launch(
       {.name = "linear.backward_bias",
        .flops = static_cast<double>(dy.numel()),
        .bytes_read = dy.nbytes() + (db.accumulate ? db.dst.nbytes() : 0),
-       .bytes_written = db.dst.nbytes()},
-      [=, memory = tape.memory()] {
-        const Tensor sums = Tensor::empty(memory, db.dst.shape(), DType::kF32, "linear.bias_sums",
-                                          Category::kWorkspace);
+       .bytes_written = db.dst.nbytes(),
+       .detail = p.name},
+      [=] {
         dispatch_float(dy.dtype(), "linear", [&](auto t) {
           sum_rows(sums.data<float>(), dy.data<decltype(t)>(), dy.shape().rows(), dy.dim(-1));
         });
@@ -146,15 +166,21 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
   const bool wants_dx = tape.needs_grad(x), wants_dw = tape.needs_grad(w);
   const bool wants_dbias = bias != nullptr && tape.needs_grad(*bias);
   const Tensor y = tape.empty(x.shape().with_last(out), x.dtype(), "linear");
-  tape.stream().launch(
+  launch_product(
+      tape,
       {.name = "linear.forward",
        .flops = gemm_flops(y.shape().rows(), out, in) +
                 (bias != nullptr ? static_cast<double>(y.numel()) : 0),
        .bytes_read = x.nbytes() + value.nbytes() + (bias != nullptr ? bias_value.nbytes() : 0),
-       .bytes_written = y.nbytes()},
-      [=, &products = tape.stream().state<Products>(), memory = tape.memory()] {
+       .bytes_written = y.nbytes(),
+       .detail = w.name},
+      [=](auto fn) {
         dispatch_float(x.dtype(), "linear", [&](auto t) {
-          forward<decltype(t)>(products, memory, y, x, value, bias_value, layout);
+          using T = decltype(t);
+          fn(Product<T, T, T>{matrix<const T>(x, y.shape().rows(), in),
+                              weight_matrix<const T>(value, layout),
+                              matrix<T>(y, y.shape().rows(), out), /*accumulate=*/false,
+                              bias_value.defined() ? bias_value.data<T>() : nullptr});
         });
       },
       [&](const auto& stream) {
@@ -167,10 +193,10 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
   if (!wants_dx && !wants_dw && !wants_dbias) return y;
   const Tensor saved = wants_dw ? x : x.without_data();
   tape.record("linear", y, [&tape, x = saved, &w, bias, layout](const Tensor& dy) {
-    if (const GradTarget dx = tape.grad_target(x)) backward_x(tape, dx, w.value, dy, layout);
-    if (const GradTarget dw = tape.grad_target(w)) backward_w(tape, dw, x, dy, layout);
+    if (const GradTarget dx = tape.grad_target(x)) backward_x(tape, dx, w, dy, layout);
+    if (const GradTarget dw = tape.grad_target(w)) backward_w(tape, dw, w, x, dy, layout);
     if (bias == nullptr) return;
-    if (const GradTarget db = tape.grad_target(*bias)) backward_bias(tape, db, dy);
+    if (const GradTarget db = tape.grad_target(*bias)) backward_bias(tape, db, *bias, dy);
   });
   return y;
 }

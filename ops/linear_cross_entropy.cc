@@ -1,21 +1,29 @@
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <type_traits>
 
 #include "engine/cuda.h"
 #include "engine/elementwise.h"
+#include "engine/gemm/gemm.h"
+#include "engine/gemm/gemm_cuda.h"
 #include "ops/cross_entropy.h"
 #include "ops/cross_entropy_cuda.h"
 #include "ops/cross_entropy_rows.h"
-#include "ops/gemm.h"
-#include "ops/gemm_cuda.h"
 
 namespace tessera::ops {
 
 using engine::BFloat16;
+using engine::DeviceMatrix;
 using engine::DType;
+using engine::gemm_flops;
 using engine::GradTarget;
+using engine::MatrixView;
 using engine::Memory;
+using engine::multiplies_bf16;
 using engine::Parameter;
+using engine::Product;
+using engine::Products;
 using engine::Tape;
 using engine::Tensor;
 
@@ -68,83 +76,152 @@ struct Head {
   }
 };
 
-// Calls `fn` with w (V, C) as products with x read it: as it is, or widened once where the CPU does
-// not multiply bf16.
+// What products with x read w (V, C) as: itself, or widened once where the CPU does not multiply
+// bf16.
+bool widens_weight(const Head& head) {
+  return head.w.dtype() == DType::kBF16 && (head.x.dtype() != DType::kBF16 || !multiplies_bf16());
+}
+
+// Calls `fn` with w as it is, or its copy `wide`.
 template <class T, class F>
-void with_weight(const Head& head, F fn) {
+void with_weight(const Head& head, const Tensor& wide, F fn) {
   const std::int64_t rows = head.rows.vocab_size, cols = head.width;
   if constexpr (std::is_same_v<T, BFloat16>) {
-    if (head.w.dtype() == DType::kBF16 && multiplies_bf16())
+    if (head.w.dtype() == DType::kBF16 && !widens_weight(head)) {
       return fn(matrix<const BFloat16>(head.w, rows, cols));
+    }
   }
-  if (head.w.dtype() == DType::kF32) return fn(matrix<const float>(head.w, rows, cols));
-  const Tensor wide = cross_entropy_workspace(head.memory, rows, cols);
-  engine::cast(wide, head.w);
-  fn(matrix<const float>(wide, rows, cols));
+  fn(matrix<const float>(widens_weight(head) ? wide : head.w, rows, cols));
+}
+
+template <class A, class B, class C>
+Product<A, B, C> product_of(MatrixView<const A> a, MatrixView<const B> b, MatrixView<C> c,
+                            bool accumulate) {
+  return {a, b, c, accumulate};
+}
+
+// The gradient of a chunk of logits as products read it.
+template <class W>
+MatrixView<const W> dlogits_of(const MatrixView<float>& chunk, const Tensor& narrow) {
+  if constexpr (std::is_same_v<W, BFloat16>) {
+    return {narrow.data<BFloat16>(), chunk.rows, chunk.cols, chunk.cols};
+  } else {
+    return chunk;
+  }
+}
+
+// Scratch of the CPU, from before the launch.
+struct HeadScratch {
+  Tensor space;    // of a chunk of logits, unless they are saved
+  Tensor wide;     // w, if widens_weight()
+  Tensor narrow;   // of a chunk of dlogits in bf16, if such are multiplied
+  Tensor sum;      // of dw, if that is not f32
+  Tensor product;  // of the largest product
+
+  HeadScratch(const Head& head, const GradTarget& dw, bool is_backward)
+      : space(head.chunk_space()) {
+    const std::int64_t vocab_size = head.rows.vocab_size;
+    if (widens_weight(head)) wide = cross_entropy_workspace(head.memory, vocab_size, head.width);
+    if (!is_backward) return;
+    if (head.w.dtype() == DType::kBF16 && !widens_weight(head)) {
+      narrow = cross_entropy_workspace(head.memory, head.chunk_rows, vocab_size, DType::kBF16);
+    }
+    if (dw && dw.dst.dtype() != DType::kF32) {
+      sum = cross_entropy_workspace(head.memory, vocab_size, head.width);
+    }
+  }
+};
+
+// Calls fn(first, logits, product) for each chunk of rows.
+template <class T, class F>
+void for_each_forward_product(const Head& head, const HeadScratch& s, F fn) {
+  with_weight<T>(head, s.wide, [&](auto w) {
+    for (std::int64_t first = 0; first < head.rows.count(); first += head.chunk_rows) {
+      const MatrixView<float> logits = head.chunk(first, s.space);
+      fn(first, logits, product_of(head.x_rows<T>(first, logits.rows), w.t(), logits, false));
+    }
+  });
 }
 
 template <class T>
-void head_forward(const Head& head, Products& products, float* loss) {
+void head_forward(const Head& head, const HeadScratch& s, Products& products, float* loss) {
   const CrossEntropyRows& rows = head.rows;
-  const Tensor space = head.chunk_space();
+  if (s.wide.defined()) engine::cast(s.wide, head.w);
   double sum = 0;
-  with_weight<T>(head, [&](auto w) {
-    for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
-      const MatrixView<float> logits = head.chunk(first, space);
-      gemm(products, head.memory, head.x_rows<T>(first, logits.rows), w.t(), logits, false);
-      for (std::int64_t i = 0; i < logits.rows; ++i)
-        sum += rows.forward(first + i, logits.data + i * logits.ld);
+  for_each_forward_product<T>(
+      head, s, [&](std::int64_t first, const MatrixView<float>& logits, const auto& product) {
+        product.run(products, s.product);
+        for (std::int64_t i = 0; i < logits.rows; ++i)
+          sum += rows.forward(first + i, logits.data + i * logits.ld);
+      });
+  *loss = static_cast<float>(sum * rows.mean_weight());
+}
+
+// Chunk by chunk: run(product) of the logits unless they are saved, gradients(first, chunk), and
+// run(product) of dx and dw.
+template <class T, class Gradients, class Run>
+void for_each_backward_product(const Head& head, const HeadScratch& s, const GradTarget& dx,
+                               const GradTarget& dw, Gradients gradients, Run run) {
+  const bool in_place = dw && !s.sum.defined();
+  with_weight<T>(head, s.wide, [&](auto w) {
+    using W = std::remove_const_t<std::remove_pointer_t<decltype(w.data)>>;
+    for (std::int64_t first = 0; first < head.rows.count(); first += head.chunk_rows) {
+      const MatrixView<float> chunk = head.chunk(first, s.space);
+      const auto x = [&] { return head.x_rows<T>(first, chunk.rows); };  // saved where it is needed
+      if (!head.saved.defined()) run(product_of(x(), w.t(), chunk, false));
+      gradients(first, chunk);
+      const MatrixView<const W> dlogits = dlogits_of<W>(chunk, s.narrow);
+      if (dx) {
+        const MatrixView<T> dx_rows{dx.dst.data<T>() + first * head.width, chunk.rows, head.width,
+                                    head.width};
+        run(product_of(dlogits, w, dx_rows, dx.accumulate));
+      }
+      if (dw) {
+        run(product_of(dlogits.t(), x(),
+                       matrix<float>(in_place ? dw.dst : s.sum, head.rows.vocab_size, head.width),
+                       first > 0 || (in_place && dw.accumulate)));
+      }
     }
   });
-  *loss = static_cast<float>(sum * rows.mean_weight());
 }
 
 // The gradient of the logits is rounded to bf16 where the CPU multiplies bf16.
 template <class T>
-void head_backward(const Head& head, Products& products, float dloss, const GradTarget& dx,
-                   const GradTarget& dw) {
+void head_backward(const Head& head, const HeadScratch& s, Products& products, float dloss,
+                   const GradTarget& dx, const GradTarget& dw) {
   const CrossEntropyRows& rows = head.rows;
-  const Memory& memory = head.memory;
-  const Tensor space = head.chunk_space();
-  const bool in_place = dw && dw.dst.dtype() == DType::kF32;
-  const Tensor sum =
-      !dw || in_place ? dw.dst : cross_entropy_workspace(memory, rows.vocab_size, head.width);
+  if (s.wide.defined()) engine::cast(s.wide, head.w);
   const auto scale = static_cast<float>(dloss * rows.mean_weight());
-  with_weight<T>(head, [&](auto w) {
-    using W = std::remove_const_t<std::remove_pointer_t<decltype(w.data)>>;
-    constexpr bool kNarrow = std::is_same_v<W, BFloat16>;
-    const Tensor narrow =
-        kNarrow ? cross_entropy_workspace(memory, head.chunk_rows, rows.vocab_size, DType::kBF16)
-                : Tensor();
-    for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
-      const MatrixView<float> chunk = head.chunk(first, space);
-      const auto x = [&] { return head.x_rows<T>(first, chunk.rows); };  // saved where it is needed
-      if (!head.saved.defined()) gemm(products, memory, x(), w.t(), chunk, false);
-      MatrixView<const W> dlogits;
-      if constexpr (kNarrow) {
-        dlogits = {narrow.data<BFloat16>(), chunk.rows, chunk.cols, chunk.cols};
-      } else {
-        dlogits = chunk;
-      }
-      for (std::int64_t i = 0; i < chunk.rows; ++i) {
-        float* row = chunk.data + i * chunk.ld;
-        if (!head.saved.defined()) rows.exponentials(first + i, row);
-        rows.gradient(first + i, row, scale);
-        if constexpr (kNarrow)
-          engine::cast(narrow.data<BFloat16>() + i * chunk.cols, row, chunk.cols);
-      }
-      if (dx) {
-        const MatrixView<T> dx_rows{dx.dst.data<T>() + first * head.width, chunk.rows, head.width,
-                                    head.width};
-        gemm(products, memory, dlogits, w, dx_rows, dx.accumulate);
-      }
-      if (dw) {
-        gemm(products, memory, dlogits.t(), x(), matrix<float>(sum, rows.vocab_size, head.width),
-             first > 0 || (in_place && dw.accumulate));
-      }
+  const auto gradients = [&](std::int64_t first, const MatrixView<float>& chunk) {
+    for (std::int64_t i = 0; i < chunk.rows; ++i) {
+      float* row = chunk.data + i * chunk.ld;
+      if (!head.saved.defined()) rows.exponentials(first + i, row);
+      rows.gradient(first + i, row, scale);
+      if (s.narrow.defined())
+        engine::cast(s.narrow.data<BFloat16>() + i * chunk.cols, row, chunk.cols);
     }
+  };
+  for_each_backward_product<T>(head, s, dx, dw, gradients,
+                               [&](const auto& product) { product.run(products, s.product); });
+  if (s.sum.defined()) engine::assign_or_add(dw.dst, s.sum, dw.accumulate);
+}
+
+// On the CPU: with room for the largest of the products that for_each_product(T{}, scratch, fn)
+// calls fn with.
+template <class F>
+std::optional<HeadScratch> head_scratch(const Tape& tape, const Head& head, const GradTarget& dw,
+                                        bool is_backward, F for_each_product) {
+  if (tape.stream().device().is_cuda()) return std::nullopt;
+  HeadScratch s(head, dw, is_backward);
+  auto& products = tape.stream().state<Products>();
+  std::int64_t most = 0;
+  engine::dispatch_float(head.x.dtype(), "cross_entropy", [&](auto t) {
+    for_each_product(t, s, [&](const auto& product) {
+      most = std::max(most, product.scratch_nbytes(products));
+    });
   });
-  if (dw && !in_place) engine::assign_or_add(dw.dst, sum, dw.accumulate);
+  s.product = gemm_scratch(head.memory, most);
+  return s;
 }
 
 // On a GPU ----------------------------------------------------------------------------------------
@@ -243,10 +320,15 @@ void head_backward_cuda(const GpuStream& stream, const Head& head, const Tensor&
 }
 
 void launch_head_backward(const Tape& tape, const Head& head, const Tensor& dloss,
-                          const GradTarget& dx, const GradTarget& dw) {
+                          const GradTarget& dx, const GradTarget& dw, const std::string& name) {
   const bool recompute = !head.saved.defined();
   const std::int64_t dx_nbytes = dx ? dx.dst.nbytes() : 0, dw_nbytes = dw ? dw.dst.nbytes() : 0;
   const int products = (dx ? 1 : 0) + (dw ? 1 : 0) + (recompute ? 1 : 0);
+  const auto scratch = head_scratch(
+      tape, head, dw, /*is_backward=*/true, [&](auto t, const HeadScratch& s, auto fn) {
+        for_each_backward_product<decltype(t)>(
+            head, s, dx, dw, [](std::int64_t, const MatrixView<float>&) {}, fn);
+      });
   tape.stream().launch(
       {.name = "linear_cross_entropy.backward",
        .flops = products * head.product_flops() + head.rows.backward_flops(recompute),
@@ -254,10 +336,11 @@ void launch_head_backward(const Tape& tape, const Head& head, const Tensor& dlos
                      (dx || recompute ? head.w.nbytes() : 0) + head.rows.targets.nbytes() +
                      head.rows.stats.nbytes() + (recompute ? 0 : head.saved.nbytes()) +
                      (dx.accumulate ? dx_nbytes : 0) + (dw.accumulate ? dw_nbytes : 0),
-       .bytes_written = dx_nbytes + dw_nbytes},
+       .bytes_written = dx_nbytes + dw_nbytes,
+       .detail = name},
       [=, &products = tape.stream().state<Products>()] {
         engine::dispatch_float(head.x.dtype(), "cross_entropy", [&](auto t) {
-          head_backward<decltype(t)>(head, products, *dloss.data<float>(), dx, dw);
+          head_backward<decltype(t)>(head, *scratch, products, *dloss.data<float>(), dx, dw);
         });
       },
       [&](const auto& stream) { head_backward_cuda(stream, head, dloss, dx, dw); });
@@ -289,15 +372,22 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
                              : Tensor();
   const Head head{tape.memory(), rows, x, value, saved, x.dim(-1), chunk_rows};
   const Tensor loss = tape.empty({}, DType::kF32, "cross_entropy");
+  const auto scratch = head_scratch(
+      tape, head, /*dw=*/{}, /*is_backward=*/false, [&](auto t, const HeadScratch& s, auto fn) {
+        for_each_forward_product<decltype(t)>(
+            head, s,
+            [&](std::int64_t, const MatrixView<float>&, const auto& product) { fn(product); });
+      });
   tape.stream().launch(
       {.name = "linear_cross_entropy.forward",
        .flops = head.product_flops() + rows.forward_flops(),
        .bytes_read = x.nbytes() + value.nbytes() + targets.nbytes(),
-       .bytes_written = rows.stats.nbytes() + loss.nbytes() + (saves ? saved.nbytes() : 0)},
+       .bytes_written = rows.stats.nbytes() + loss.nbytes() + (saves ? saved.nbytes() : 0),
+       .detail = w.name},
       [=, &products = tape.stream().state<Products>()] {
         rows.check_targets();
         engine::dispatch_float(x.dtype(), "cross_entropy", [&](auto t) {
-          head_forward<decltype(t)>(head, products, loss.data<float>());
+          head_forward<decltype(t)>(head, *scratch, products, loss.data<float>());
         });
       },
       [&](const auto& stream) { head_forward_cuda(stream, head, loss); });
@@ -306,7 +396,7 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
   if (saves && !wants_dw) back.x = x.without_data();
   tape.record("linear_cross_entropy", loss, [&tape, &w, head = back](const Tensor& dloss) {
     const GradTarget dx = tape.grad_target(head.x), dw = tape.grad_target(w);
-    if (dx || dw) launch_head_backward(tape, head, dloss, dx, dw);
+    if (dx || dw) launch_head_backward(tape, head, dloss, dx, dw, w.name);
   });
   return loss;
 }

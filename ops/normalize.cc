@@ -3,16 +3,15 @@
 #include <vector>
 
 #include "engine/elementwise.h"
+#include "ops/host_workspace.h"
 #include "ops/normalize_cuda.h"
 #include "ops/pointwise.h"
 #include "ops/vector_math.h"
 
 namespace tessera::ops {
 
-using engine::Category;
 using engine::DType;
 using engine::GradTarget;
-using engine::Memory;
 using engine::Parameter;
 using engine::Tape;
 using engine::Tensor;
@@ -87,14 +86,12 @@ void backward(const NormBackward& n, float* dw, float* dbias) {
   }
 }
 
-// Works with f32 sums over rows, which are then stored: one rounding, whatever the dtype.
-void run_backward(const Memory& memory, const NormBackward& n) {
-  const auto zero_sums = [&](const GradTarget& target) {
-    return target ? Tensor::zeros(memory, target.dst.shape(), DType::kF32, "normalize.sums",
-                                  Category::kWorkspace)
-                  : Tensor();
-  };
-  const Tensor dw = zero_sums(n.dw), dbias = zero_sums(n.dbias);
+// Works with f32 sums over rows, `dw` and `dbias`, which are then stored: one rounding, whatever
+// the dtype.
+void run_backward(const NormBackward& n, const Tensor& dw, const Tensor& dbias) {
+  for (const Tensor* sums : {&dw, &dbias}) {
+    if (sums->defined()) engine::fill_zero(*sums);
+  }
   engine::dispatch_float(n.x.dtype(), "normalize", [&](auto t) {
     backward<decltype(t)>(n, data_or_null<float>(dw), data_or_null<float>(dbias));
   });
@@ -130,8 +127,11 @@ void launch_backward(const Tape& tape, const NormBackward& n) {
   const int of_dx = (centred ? 14 : 9) + (n.dx.accumulate ? 1 : 0) + (adds ? 1 : 0);
   const int per_element = (n.dx ? of_dx : 0) + (n.dw ? (centred ? 4 : 3) : 0) + (n.dbias ? 1 : 0);
   work.flops = static_cast<double>(n.x.numel()) * per_element;
+  const auto sums_of = [&](const GradTarget& target) {
+    return target ? host_workspace(tape, target.dst.shape(), "normalize.sums") : Tensor();
+  };
   tape.stream().launch(
-      work, [n, memory = tape.memory()] { run_backward(memory, n); },
+      work, [n, dw = sums_of(n.dw), dbias = sums_of(n.dbias)] { run_backward(n, dw, dbias); },
       [&](const auto& stream) { normalize_backward_cuda(stream, tape.memory(), n); });
 }
 

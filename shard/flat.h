@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "engine/parameter.h"
 #include "engine/tensor.h"
 #include "shard/layout.h"
 #include "shard/placement.h"
+#include "shard/split_tensor.h"
 
 namespace tessera::shard {
 
@@ -27,13 +30,19 @@ struct Flat {
   engine::Tensor segment_table = {};
 
   /// (owned.numel) in f32, or of frozen parameters in the dtype that is computed with.
-  engine::Tensor master = {};
+  SplitTensor master = {};
   /// (owned.numel) f32: the sum of gradients over ranks and micro-steps, once finish_step() has
-  /// waited for it. A view of the reducer's.
-  engine::Tensor grad_sum = {};
+  /// waited for it.
+  SplitTensor grad_sum = {};
+  /// The unit adds the squares of `grad_sum` for the norm, as sums are offloaded from a GPU.
+  bool has_own_squares = false;
   /// With UnusedParameters::kSkip, behind finish_step(): 1 for each parameter that no rank's
   /// backward reached. Otherwise empty.
   std::vector<std::uint8_t> unused = {};
 };
+
+/// `segments` as rows for kernels (SegmentRow), (segments, 3) i64.
+engine::Tensor make_segment_table(const engine::Memory& memory, std::span<const Segment> segments,
+                                  const std::string& name);
 
 }  // namespace tessera::shard

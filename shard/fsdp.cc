@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "comm/host_gather.h"
+#include "engine/elementwise.h"
 #include "engine/error.h"
 #include "shard/norm.h"
 #include "shard/packing.h"
@@ -34,11 +35,28 @@ void check(const FsdpOptions& options) {
           "[fsdp] expected reductions_in_flight of at least 0, got {}",
           options.reductions_in_flight);
   check_packing(options);
+  require(options.mean_ranks >= 0, "[fsdp] expected mean_ranks of at least 0, got {}",
+          options.mean_ranks);
   require(options.shard_ranks >= 0, "[fsdp] expected shard_ranks of at least 0, got {}",
           options.shard_ranks);
   require(!options.placement.is_whole() || options.shard_ranks <= 1,
           "[fsdp] expected no shard_ranks where nothing is sharded, got {} ({})",
           options.shard_ranks, to_string(options.placement));
+  const OffloadOptions& offload = options.offload;
+  for (const auto& [name, fraction] : {std::pair{"parameters", offload.parameters},
+                                       {"gradients", offload.gradients},
+                                       {"optimizer", offload.optimizer}}) {
+    require(fraction >= 0 && fraction <= 1, "[fsdp] expected offload.{} from 0 to 1, got {}", name,
+            fraction);
+  }
+  require(offload.threads >= 1, "[fsdp] expected offload.threads of at least 1, got {}",
+          offload.threads);
+  const Placement& placement = options.placement;
+  require(
+      offload.parameters == 0 || can_offload_parameters(placement, options.precision),
+      "[fsdp] expected parameters that are cut as their optimizer state is, or masters of their "
+      "own (bf16), for offload.parameters, got {} in f32: the masters are what is computed with",
+      to_string(placement));
   for (const DType dtype :
        {options.precision.param, options.precision.reduce, options.precision.accumulate}) {
     require(dtype == DType::kF32 || dtype == DType::kBF16, "[fsdp] expected f32 or bf16, got {}",
@@ -77,13 +95,15 @@ bool ranks_may_skip_units(const FsdpOptions& options) {
          options.placement.parameters == Place::kWhole;
 }
 
-void check_unique(const std::vector<Block*>& blocks, const Block* root) {
+void check_unique(const std::vector<Block*>& blocks, const Block* root,
+                  const FsdpOptions& options) {
   std::map<const Parameter*, const Block*> owners;
   std::set<std::string> names;
   auto visit = [&](const Block& block) {
     require(block.hooks == nullptr, "[fsdp] expected a block that is not wrapped yet ({})",
             block.name);
     for (const Parameter* p : block.parameters) {
+      if (options.ignores && options.ignores(*p)) continue;
       const auto [it, is_new] = owners.emplace(p, &block);
       require(is_new,
               "[fsdp] expected each parameter in one block, got '{}' in '{}' and '{}': put what "
@@ -117,34 +137,34 @@ Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine
            const std::vector<Block*>& blocks, Block* root, FsdpOptions options)
     : group_(group),
       compute_(compute),
-      context_{.mesh = make_mesh(group, memory, compute, options = resolved(options, group.size())),
-               .memory = memory,
-               .pinned = engine::Memory::pinned(compute),
-               .gather = compute.sibling(
-                   "gather", {.listener = options.listener, .delay_seed = options.delay_seed}),
-               .reduce = compute.sibling(
-                   "reduce", {.listener = options.listener,
-                              .delay_seed = options.delay_seed == 0 ? 0 : options.delay_seed + 1}),
-               .options = options},
+      context_{
+          .mesh = make_mesh(group, memory, compute, options = resolved(options, group.size())),
+          .memory = memory,
+          .pinned = engine::Memory::pinned(compute, {.poison = memory.poisons()}),
+          .gather = compute.sibling("gather", options.stream_options(0)),
+          .reduce = compute.sibling("reduce", options.stream_options(1)),
+          .options = options,
+          .offload = options.offload.any() ? std::make_unique<Offload>(compute, options) : nullptr},
       schedule_(options.prefetch, options.backward_prefetch, options.placement,
                 ranks_may_skip_units(options)),
       num_exceptions_(std::uncaught_exceptions()) {
-  check_unique(blocks, root);
+  check_unique(blocks, root, options);
   create_units(blocks, root);
-  check_numel(units_);
-  if (context_.options.check_gradients) {
-    std::vector<const Parameter*> parameters;
-    for (const auto& unit : units_) {
-      for (const Flat& flat : unit->flats()) {
-        if (!flat.trainable) continue;
-        parameters.insert(parameters.end(), flat.parameters.begin(), flat.parameters.end());
-      }
-    }
-    context_.check = std::make_shared<GradientCheck>(memory, std::move(parameters));
+  if (context_.options.offload.gradients > 0 && memory.device().is_cuda()) {
+    context_.norm_words = make_norm_words(memory);
   }
+  create_checks();
   plan_ = describe(options, context_.mesh, units_);
   agree(group, memory, compute_, plan_);
   create_rings();
+  for (const auto& unit : units_) {
+    require(context_.options.unused_parameters == UnusedParameters::kZero ||
+                unit->reducer() == nullptr || !unit->reducer()->remembers(),
+            "[fsdp] expected UnusedParameters::kZero with a communication hook that remembers "
+            "earlier steps, got kSkip: what it owes to a parameter that is not used would be lost "
+            "({})",
+            unit->name());
+  }
   parameters_changed();
   broadcast_buffers(0);
 }
@@ -156,6 +176,7 @@ Fsdp::~Fsdp() {
   // Collectives read slots, which die before the streams do, and a GPU may still write what the
   // host was to read. Whoever waited for work that failed has been told.
   if (update_) update_->synchronize_quietly();
+  if (context_.offload != nullptr) context_.offload->synchronize_quietly();
   for (const engine::Stream* stream : {&context_.gather, &context_.reduce, &compute_}) {
     stream->synchronize_quietly();
   }
@@ -164,6 +185,7 @@ Fsdp::~Fsdp() {
 void Fsdp::synchronize() const {
   context_.gather.synchronize();
   context_.reduce.synchronize();
+  if (context_.offload != nullptr) context_.offload->synchronize();
 }
 
 void Fsdp::create_units(const std::vector<Block*>& blocks, Block* root) {
@@ -177,6 +199,19 @@ void Fsdp::create_units(const std::vector<Block*>& blocks, Block* root) {
     units_.push_back(std::make_unique<Unit>(context_, std::vector<Block*>{root}, true));
   }
   for (const auto& unit : units_) schedule_.add(*unit);
+}
+
+void Fsdp::create_checks() {
+  check_numel(units_);
+  if (!context_.options.check_gradients) return;
+  std::vector<const Parameter*> parameters;
+  for (const auto& unit : units_) {
+    for (const Flat& flat : unit->flats()) {
+      if (!flat.trainable) continue;
+      parameters.insert(parameters.end(), flat.parameters.begin(), flat.parameters.end());
+    }
+  }
+  context_.check = std::make_shared<GradientCheck>(context_.memory, std::move(parameters));
 }
 
 // Shared rings of prefetch + 1 and reductions_in_flight + 1 slots; a ring of one slot for the root,
@@ -209,7 +244,15 @@ void Fsdp::create_rings() {
     staging = Tensor::empty(context_.memory, {max_staging / size_of(precision.accumulate)},
                             precision.reduce, "reduce_staging", Category::kCommunication);
   }
+  create_sum_slots();
+  auto sum_slot = sum_slots_.rbegin();  // the root's is the first, others take turns
+  std::int64_t first_parameter = 0;
   for (const auto& unit : units_) {
+    SumSlot* sum = nullptr;
+    if (!sum_slots_.empty()) {
+      sum = unit->is_root() ? &sum_slots_.front() : &*sum_slot;
+      if (++sum_slot == sum_slots_.rend()) sum_slot = sum_slots_.rbegin();
+    }
     unit->set_up(
         unit->is_root() || !shares_parameters
             ? make_ring(unit->name(), unit->gathered_nbytes(), 1, Category::kGatheredParameter)
@@ -217,7 +260,27 @@ void Fsdp::create_rings() {
         unit->is_root()
             ? make_ring(unit->name() + ".grad", unit->gradient_nbytes(), 1, Category::kGradient)
             : gradients,
-        staging);
+        staging, sum, first_parameter);
+    first_parameter += static_cast<std::int64_t>(unit->used().size());
+  }
+}
+
+// As many as reductions can be on their way, so that one is written to the host beside the next;
+// the root's may be the largest.
+void Fsdp::create_sum_slots() {
+  if (context_.options.offload.gradients == 0) return;
+  std::int64_t max_nbytes = 0, root_nbytes = 0;
+  int num_units = 0;
+  for (const auto& unit : units_) {
+    std::int64_t& nbytes = unit->is_root() ? root_nbytes : max_nbytes;
+    nbytes = std::max(nbytes, unit->sum_nbytes());
+    num_units += unit->sum_nbytes() > 0 ? 1 : 0;
+  }
+  const int count = std::min(context_.options.reductions_in_flight + 1, num_units);
+  for (int i = 0; i < count; ++i) {
+    sum_slots_.push_back({engine::Buffer::create(
+        context_.memory, "sum_slot", i == 0 ? std::max(max_nbytes, root_nbytes) : max_nbytes,
+        Category::kGradient)});
   }
 }
 
@@ -226,16 +289,19 @@ void Fsdp::create_rings() {
 
 void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
   require(num_micro_steps >= 1, "[fsdp] expected at least 1 micro-step, got {}", num_micro_steps);
+  check_whole("begin_step");
   require(phase_ != Phase::kStep,
           "[fsdp] expected finish_step() or cancel_step() before the next begin_step(), got a step "
           "of which {} of {} micro-steps have begun",
           micro_step_ + 1, num_micro_steps_);
+  check_not_held("begin_step()");
   for (const auto& unit : units_) {
     for (const Flat& flat : unit->flats()) {
       for (const Parameter* p : flat.parameters) {
         require(p->trainable == flat.trainable,
-                "[fsdp] expected trainable={} as when it was wrapped, got {} ({})", flat.trainable,
-                p->trainable, p->name);
+                "[fsdp] expected trainable={} as when it was wrapped, or trainable_changed(), got "
+                "{} ({})",
+                flat.trainable, p->trainable, p->name);
       }
     }
   }
@@ -247,10 +313,16 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
           joined_ ? joined_->num_micro_steps : 0, num_micro_steps, group_.rank());
   broadcast_buffers(joined_ ? joined_->first_rank : 0);
   num_micro_steps_ = num_micro_steps;
-  num_batches_ = joined_ ? joined_->total : std::int64_t{group_.size()} * num_micro_steps;
+  const int mean_ranks =
+      context_.options.mean_ranks == 0 ? group_.size() : context_.options.mean_ranks;
+  num_batches_ = joined_ ? joined_->total : std::int64_t{mean_ranks} * num_micro_steps;
   micro_step_ = -1;
   for (const auto& unit : units_) unit->begin_step(compute_);
   if (context_.check != nullptr) context_.check->begin_step(compute_);
+  if (context_.norm_words.defined()) {  // behind what a step that was given up may still add
+    context_.reduce.wait(compute_.record("norm read"));
+    engine::launch_fill(context_.reduce, context_.norm_words, 0, "norm.clear");
+  }
   begin_micro_step(first);
   phase_ = Phase::kStep;
 }
@@ -294,6 +366,9 @@ std::vector<T> Fsdp::gather_to_host(const std::vector<T>& values, std::string_vi
 
 int Fsdp::join(int num_batches) {
   require(phase_ != Phase::kStep, "[fsdp] expected join() between steps, got it inside one");
+  require(context_.options.mean_ranks == 0,
+          "[fsdp] expected no join() with mean_ranks, got {}: ranks of other groups are not asked",
+          context_.options.mean_ranks);
   require(num_batches >= 0, "[fsdp] expected a number of batches, got {} (rank {})", num_batches,
           group_.rank());
   const std::vector<std::int64_t> all = gather_to_host(
@@ -343,9 +418,15 @@ GradNorm Fsdp::finish_step() {
       context_.mesh.group_of(placement.optimizer) == nullptr) {
     compute_.wait(context_.gather.record("gathered"));
   }
-  const bool is_updated = std::exchange(early_, std::nullopt).has_value();
+  const std::optional<Early> early = std::exchange(early_, std::nullopt);
   GradNorm norm = reduce_norm(context_, compute_, units_, mean_scale());
-  phase_ = is_updated ? Phase::kIdle : Phase::kFinished;
+  std::erase_if(norms_in_flight_, [](const GradNorm& n) { return n.is_known(); });
+  norms_in_flight_.push_back(norm);
+  phase_ = early ? Phase::kIdle : Phase::kFinished;
+  if (early && updates_on_host()) {
+    for (const auto& unit : units_) gather_updated(*unit);
+    early->update.end();
+  }
   return norm;
 }
 
@@ -362,6 +443,12 @@ void Fsdp::find_unused() {
   }
 }
 
+void Fsdp::check_whole(std::string_view caller) const {
+  require(phase_ != Phase::kBroken,
+          "[{}] expected units that are whole, got an Fsdp whose trainable_changed() failed",
+          caller);
+}
+
 void Fsdp::cancel_step() {
   require(!early_ || early_->updated.empty(),
           "[fsdp] expected finish_step() behind a backward that has updated parameters, got "
@@ -376,6 +463,7 @@ void Fsdp::cancel_step() {
 void Fsdp::take_gradients(std::string_view update) {
   require(phase_ == Phase::kFinished,
           "[optimizer] expected begin_step(), backward and finish_step() before each step()");
+  check_not_held("an update");
   group_.declare(update);
   schedule_.close_visits(compute_);
   phase_ = Phase::kIdle;
@@ -406,20 +494,18 @@ void Fsdp::take_gradients_early(std::string_view update, EarlyUpdate early) {
   early_ = Early{.update = std::move(early)};
   schedule_.on_final([this](Unit& unit) { update_early(unit); });
   if (update_) return;
-  const FsdpOptions& options = context_.options;
-  update_ = compute_.sibling("optimizer",
-                             {.listener = options.listener,
-                              .delay_seed = options.delay_seed == 0 ? 0 : options.delay_seed + 2});
+  update_ = compute_.sibling("optimizer", context_.options.stream_options(2));
 }
 
-void Fsdp::forget_early_update() noexcept {
-  if (!early_) return;
+void Fsdp::end_updates() noexcept {
+  if (!early_ && context_.offload == nullptr) return;
   schedule_.on_final(nullptr);
   early_.reset();
   if (std::uncaught_exceptions() > num_exceptions_) {
     group_.abort("another error ended the training loop");
   }
   if (update_) update_->synchronize_quietly();
+  if (context_.offload != nullptr) context_.offload->synchronize_quietly();
 }
 
 void Fsdp::update_early(Unit& unit) {
@@ -447,29 +533,37 @@ void Fsdp::finish_early_update() {
     }
   }
   for (const auto& unit : units_) {
-    if (gathers_later(*unit)) unit->gather_renewed();
+    if (gathers_later(*unit) && !updates_on_host()) unit->gather_renewed();
   }
   compute_.wait(update_->record("updated"));
-  early_->update.end();
+  if (!updates_on_host()) early_->update.end();
 }
 
-// Whether finish_step() gathers what an update beside backward renewed.
+// Whether finish_step() gathers what an update beside backward renewed. Gathers that wait for the
+// host would hold up those of backward, and of the norm.
 bool Fsdp::gathers_later(const Unit& unit) const {
-  return early_ && early_->update.gathers == UpdateGathers::kContiguous &&
-         early_->updated.contains(&unit);
+  return early_ && (updates_on_host() || (early_->update.gathers == UpdateGathers::kContiguous &&
+                                          early_->updated.contains(&unit)));
 }
 
-void Fsdp::updated(Unit& unit, const engine::Stream& stream) {
-  unit.renew(stream);
-  if (gathers_later(unit)) return;
+bool Fsdp::updates_on_host() const { return context_.options.offload.optimizer > 0; }
+
+void Fsdp::updated(Unit& unit, const engine::Stream& stream,
+                   const std::vector<WrittenOnHost>& on_host) {
+  unit.renew(stream, on_host);
+  if (!gathers_later(unit)) gather_updated(unit);
+}
+
+void Fsdp::gather_updated(Unit& unit) {
   unit.gather_renewed();
-  if (unit.is_root()) unit.unshard(stream, "forward");
+  if (unit.is_root()) unit.unshard(compute_, "forward");
 }
 
 void Fsdp::parameters_changed() {
+  if (context_.offload != nullptr) context_.offload->synchronize();
   schedule_.close_visits(compute_);
   for (const auto& unit : units_) {
-    unit->renew(compute_);
+    unit->renew_all(compute_);
     unit->gather_renewed();
   }
 }

@@ -35,8 +35,19 @@ namespace tessera::shard {
 /// When an update beside backward has updated parameters gathered that are whole on every rank, or
 /// in every replica, and updated in parts (zero1, zero2 and hybrids).
 enum class UpdateGathers {
-  kInterleaved,  ///< of each unit at once, between what backward sends
+  kInterleaved,  ///< of each unit at once, between what backward sends; with
+                 ///< OffloadOptions::optimizer behind the norm, as others would wait for the host
   kContiguous,   ///< of all units behind the last reduction
+};
+
+/// Keeps tensors that are laid out like flats, such as an optimizer's state.
+class FlatUser {
+ public:
+  virtual ~FlatUser() = default;
+  /// Around Fsdp::trainable_changed(), for each unit that is laid out anew: its flats are about to
+  /// go, and have come. Collective; parameters have their new `trainable` already.
+  virtual void before_recut(const Unit& unit) = 0;
+  virtual void after_recut(const Unit& unit) = 0;
 };
 
 class Fsdp {
@@ -63,7 +74,8 @@ class Fsdp {
 
   /// Starts a step of `num_micro_steps` forward-backward passes, and its first one. Collective if
   /// blocks have buffers: see FsdpOptions::broadcast_buffers.
-  /// Throws InvalidArgument naming a parameter whose `trainable` was changed after wrapping.
+  /// Throws InvalidArgument naming a parameter whose `trainable` was changed without a call of
+  /// trainable_changed().
   void begin_step(int num_micro_steps = 1, const MicroStep& first = {});
   /// Starts the next pass of the step.
   void next_micro_step(const MicroStep& next = {});
@@ -116,6 +128,15 @@ class Fsdp {
   void load_from(int root, const engine::Parameter& p, std::span<const float> values);
   /// Masters were written (by load()): renews the copies that are gathered or computed with.
   void parameters_changed();
+  /// Collective, between steps, behind the update: `trainable` of some parameters was changed, on
+  /// all ranks alike. Cuts their units anew, one after the other; values stay, and so does the
+  /// optimizer's state of what is trainable before and after. What is frozen loses its state, and
+  /// with parameters in bf16 its f32 master; what is no longer starts from a state of zeros, and
+  /// from a master that is the bf16 value. Reducers of one's own are made anew, and each rank needs
+  /// a batch for the next step. Throws InvalidArgument if ranks differ, naming the parameter,
+  /// inside a step or region, between step_in_backward() or join() and its step, and with a
+  /// reducer that remembers earlier steps. If memory runs out in it, nothing but the end is left.
+  void trainable_changed();
   /// Collective: makes tensors that are no parameters (running statistics) those of rank `root`.
   void broadcast(const std::vector<engine::Tensor>& buffers, int root = 0);
   /// What the blocks have as buffers now, in declared order, the root's last.
@@ -129,11 +150,16 @@ class Fsdp {
     std::size_t index;
   };
   Location location_of(const engine::Parameter& p) const;
+  /// The same as f32 workspace, once the compute stream gets there; see full().
+  engine::Tensor whole(const Location& at, const SplitTensor& owned);
   /// Collective: a whole parameter-shaped tensor of which every rank has the elements that its
   /// optimizer owns, laid out like Flat::master; f32 or bf16.
-  std::vector<float> full(const Location& at, const engine::Tensor& owned);
+  std::vector<float> full(const Location& at, const SplitTensor& owned);
   /// The other way round, not collective: `owned` takes this rank's part of `values`.
-  void load(const Location& at, const engine::Tensor& owned, std::span<const float> values);
+  void load(const Location& at, const SplitTensor& owned, std::span<const float> values);
+  /// `user` is told when units are laid out anew, until it is removed.
+  void add_user(FlatUser& user) { users_.push_back(&user); }
+  void remove_user(FlatUser& user) noexcept { std::erase(users_, &user); }
   /// `update` says how they are used, in words that must be the same on every rank. Throws
   /// InvalidArgument unless a finished step's gradients are there and not used yet, and CommError
   /// if ranks differ.
@@ -152,14 +178,22 @@ class Fsdp {
   /// UnusedParameters::kSkip or NonFinite::kSkip, as only the end of a step shows what is unused or
   /// not finite; CommError if `update`, as in take_gradients(), differs.
   void take_gradients_early(std::string_view update, EarlyUpdate early);
-  /// For whoever made it and dies before it has ended: nothing is called any more, and what was
-  /// launched is done. While an exception unwinds, aborts the group so that nobody waits.
-  void forget_early_update() noexcept;
-  /// `stream` wrote the masters of `unit`: renews the copies that are computed with, and of the
-  /// root, which the next forward needs first, starts the gather.
-  void updated(Unit& unit, const engine::Stream& stream);
+  /// For an optimizer that dies: an early update is not called any more, and what updates launched
+  /// beside compute is done. While an exception unwinds, aborts the group so that nobody waits.
+  void end_updates() noexcept;
+  /// `stream` wrote the masters of `unit`, and what of them lies on the host is written as
+  /// `on_host` says: renews the copies that are computed with, and of the root, which the next
+  /// forward needs first, starts the gather.
+  void updated(Unit& unit, const engine::Stream& stream,
+               const std::vector<WrittenOnHost>& on_host = {});
   /// All units are updated: starts the first gathers of the next forward.
   void prefetch_forward() { schedule_.prefetch_first(compute_); }
+
+  /// For who reads or writes whole values: throws InvalidArgument inside a step, and while a region
+  /// is open, naming its unit. `caller` is for the message.
+  void check_at_rest(std::string_view caller);
+  /// While the result lives, steps and updates are refused, as what `holder` writes would be lost.
+  [[nodiscard]] std::shared_ptr<const void> hold_values(std::string_view holder);
 
   /// All parameters in name order.
   std::vector<engine::Parameter*> parameters() const;
@@ -167,16 +201,25 @@ class Fsdp {
   const FsdpOptions& options() const { return context_.options; }
   const Mesh& mesh() const { return context_.mesh; }
   const engine::Memory& memory() const { return context_.memory; }
+  /// Page-locked memory of the host: what is offloaded. On the CPU plain memory.
+  const engine::Memory& host_memory() const { return context_.pinned; }
+  /// Null without any.
+  const Offload* offload() const { return context_.offload.get(); }
   const engine::Stream& compute() const { return compute_; }
   /// Lines that all ranks agreed on, and their hash.
   const std::vector<std::string>& plan() const { return plan_; }
   std::uint64_t plan_hash() const;
 
  private:
-  enum class Phase { kIdle, kStep, kFinished };
+  enum class Phase { kIdle, kStep, kFinished, kBroken };
 
   void create_units(const std::vector<engine::Block*>& blocks, engine::Block* root);
   void create_rings();
+  void check_whole(std::string_view caller) const;
+  void create_sum_slots();
+  void create_checks();
+  void recut(Unit& unit);
+  void check_not_held(std::string_view caller) const;
   void broadcast_buffers(int root);
   void end_micro_step();
   void begin_micro_step(const MicroStep& options);
@@ -187,6 +230,8 @@ class Fsdp {
   void update_early(Unit& unit);
   void finish_early_update();
   bool gathers_later(const Unit& unit) const;
+  bool updates_on_host() const;
+  void gather_updated(Unit& unit);
 
   // An update beside the backward at work.
   struct Early {
@@ -206,6 +251,7 @@ class Fsdp {
   engine::Stream compute_;
   UnitContext context_;
   std::vector<std::unique_ptr<SlotRing>> rings_;
+  std::vector<SumSlot> sum_slots_;
   std::vector<std::unique_ptr<Unit>> units_;
   Schedule schedule_;
   std::vector<std::string> plan_;
@@ -215,8 +261,12 @@ class Fsdp {
   std::int64_t num_batches_ = 1;  // that the mean is over
   std::optional<Joined> joined_;  // of the next step, or the one at work
   int last_joined_ = 0;           // Joined::first_rank of the last step
+  // What a GPU may still write, whoever has let go of it.
+  std::vector<GradNorm> norms_in_flight_;
   std::optional<Early> early_;
   std::optional<engine::Stream> update_;  // of early updates
+  std::vector<FlatUser*> users_;
+  std::string holder_;  // of hold_values()
   int num_exceptions_;
 };
 

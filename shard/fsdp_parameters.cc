@@ -37,15 +37,22 @@ Fsdp::Location Fsdp::location_of(const Parameter& p) const {
   engine::fail("[fsdp] expected a wrapped parameter ({})", p.name);
 }
 
-std::vector<float> Fsdp::full(const Location& at, const Tensor& owned) {
+Tensor Fsdp::whole(const Location& at, const SplitTensor& owned) {
   const auto& [flat, index] = at;
   const Parameter& p = *flat.parameters[index];
   const Tensor whole =
       Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
+  if (context_.offload != nullptr) context_.offload->synchronize();  // the host may still write
   for (const Segment& s : flat.segments) {
     if (s.parameter != index) continue;
-    engine::launch_assign_or_add(compute_, whole.slice(s.parameter_begin, {s.numel}),
-                                 owned.slice(s.shard_begin, {s.numel}), false, "copy", p.name);
+    const SplitTensor home = owned.slice(s.shard_begin, s.numel);
+    Tensor part = home.device();
+    if (home.has_host()) {
+      part = Tensor::empty(context_.memory, {s.numel}, owned.dtype(), p.name, Category::kWorkspace);
+      copy(part, home, compute_, "copy");
+    }
+    engine::launch_assign_or_add(compute_, whole.slice(s.parameter_begin, {s.numel}), part, false,
+                                 "copy", p.name);
   }
   if (comm::ProcessGroup* group = context_.mesh.group_of(flat.owner)) {
     context_.gather.wait(compute_.record("copied"));
@@ -58,8 +65,13 @@ std::vector<float> Fsdp::full(const Location& at, const Tensor& owned) {
     }
     compute_.wait(context_.gather.record("broadcast"));
   }
+  return whole;
+}
+
+std::vector<float> Fsdp::full(const Location& at, const SplitTensor& owned) {
+  const Tensor all = whole(at, owned);
   compute_.synchronize();
-  std::vector<float> values = engine::to_vector<float>(whole);
+  std::vector<float> values = engine::to_vector<float>(all);
   if (compute_.device().is_cuda()) group_.check();  // an aborted broadcast ends without an error
   return values;
 }
@@ -101,14 +113,15 @@ void check_numel(const Parameter& p, std::span<const float> values) {
 
 }  // namespace
 
-void Fsdp::load(const Location& at, const Tensor& owned, std::span<const float> values) {
+void Fsdp::load(const Location& at, const SplitTensor& owned, std::span<const float> values) {
   const auto& [flat, index] = at;
   check_numel(*flat.parameters[index], values);
   context_.gather.synchronize();  // nobody still reads what is overwritten
   compute_.synchronize();
+  if (context_.offload != nullptr) context_.offload->synchronize();
   for (const Segment& s : flat.segments) {
     if (s.parameter != index) continue;
-    copy_from_floats(owned.slice(s.shard_begin, {s.numel}),
+    copy_from_floats(owned.slice(s.shard_begin, s.numel),
                      values.subspan(static_cast<std::size_t>(s.parameter_begin),
                                     static_cast<std::size_t>(s.numel)));
   }
@@ -130,6 +143,29 @@ void Fsdp::load_from(int root, const Parameter& p, std::span<const float> values
   compute_.synchronize();
   if (compute_.device().is_cuda()) group_.check();
   load(p, engine::to_vector<float>(whole));
+}
+
+void Fsdp::check_at_rest(std::string_view caller) {
+  check_whole(caller);
+  require(phase_ != Phase::kStep, "[{}] expected finish_step() or cancel_step() before, got a step",
+          caller);
+  check_not_held(caller);
+  schedule_.close_visits(compute_);
+  for (const auto& unit : units_) {
+    require(!unit->in_use(),
+            "[{}] expected no open region, got one whose parameters are in use ({})", caller,
+            unit->name());
+  }
+}
+
+std::shared_ptr<const void> Fsdp::hold_values(std::string_view holder) {
+  holder_ = holder;
+  return {this, [this](const void*) { holder_.clear(); }};
+}
+
+void Fsdp::check_not_held(std::string_view caller) const {
+  require(holder_.empty(), "[fsdp] expected {} behind the end of {}, got it inside", caller,
+          holder_);
 }
 
 void Fsdp::broadcast(const std::vector<Tensor>& buffers, int root) {

@@ -45,27 +45,37 @@ void for_each_trainable(const std::vector<std::unique_ptr<Unit>>& units, F fn) {
   }
 }
 
-// On the CPU: (1 + index of a parameter whose gradient is not finite, sum of squares).
+// On the CPU: (1 + index of a parameter whose gradient is not finite, sum of squares). On a meta
+// device without reading anything.
 void reduce_on_cpu(const UnitContext& context, const Stream& compute,
                    const std::vector<std::unique_ptr<Unit>>& units, double mean_scale,
                    const Tensor& norm) {
+  const bool is_meta = compute.device().is_meta;
   std::int64_t numel = 0, fault = 0;
   for_each_trainable(units, [&](const Flat& flat, auto) { numel += flat.layout.value_numel(); });
   SquareSum sum(numel);
+  for (const auto& unit : units) compute.wait(unit->sum_stored());
   compute.synchronize();  // the host reads the sums
   for_each_trainable(units, [&](const Flat& flat, std::int64_t first) {
     for (const Segment& s : flat.segments) {
-      const auto g = flat.grad_sum.slice(s.shard_begin, {s.numel}).span<float>();
-      if (fault == 0 && !sum.try_add(g)) fault = first + static_cast<std::int64_t>(s.parameter) + 1;
+      if (is_meta) break;
+      const SplitTensor g = flat.grad_sum.slice(s.shard_begin, s.numel);
+      for (const Tensor* part : {&g.device(), &g.host()}) {
+        if (fault != 0 || !part->defined() || sum.try_add(part->span<float>())) continue;
+        fault = first + static_cast<std::int64_t>(s.parameter) + 1;
+      }
     }
   });
   constexpr std::int64_t kNumWords = 1 + SquareSum::kNumWords;
   const Tensor mine =
       Tensor::empty(context.memory, {kNumWords}, DType::kI64, "norm", Category::kCommunication);
-  std::ranges::copy(sum.words(), mine.span<std::int64_t>().begin() + 1);
-  mine.span<std::int64_t>()[0] = fault;
+  if (!is_meta) {
+    std::ranges::copy(sum.words(), mine.span<std::int64_t>().begin() + 1);
+    mine.span<std::int64_t>()[0] = fault;
+  }
   const Tensor all = gather(context, compute, mine);
   compute.synchronize();
+  if (is_meta) return;
   SquareSum total(numel);
   const std::span<const std::int64_t> words = all.span<std::int64_t>();
   fault = 0;
@@ -82,27 +92,43 @@ void reduce_on_cpu(const UnitContext& context, const Stream& compute,
 void reduce_on_gpu(const UnitContext& context, const Stream& compute,
                    const std::vector<std::unique_ptr<Unit>>& units, double mean_scale,
                    const Tensor& norm) {
-  const Tensor mine = Tensor::empty(context.memory, {kNumExponentWords}, DType::kI64, "norm",
-                                    Category::kCommunication);
-  engine::launch_fill(compute, mine, 0, "norm.clear");
-  const auto no_cpu = [] {};
+  // Sums that lie on the host were added when they were final.
+  const Tensor mine = make_norm_words(context.memory);
+  if (context.norm_words.defined()) {
+    engine::copy(mine, context.norm_words, compute, "norm.start");
+  } else {
+    engine::launch_fill(compute, mine, 0, "norm.clear");
+  }
   for_each_trainable(units, [&](const Flat& flat, std::int64_t first) {
-    if (flat.segments.empty()) return;
-    compute.launch({.name = "norm.add_squares",
-                    .flops = 2.0 * static_cast<double>(flat.grad_sum.numel()),
-                    .bytes_read = flat.grad_sum.nbytes()},
-                   no_cpu, [&](const auto& stream) {
-                     add_squares_cuda(stream, mine, flat.grad_sum, flat.segment_table, first);
-                   });
+    if (flat.has_own_squares) return;
+    add_squares(compute, mine, flat, flat.grad_sum.device(), first);
   });
   const Tensor all = gather(context, compute, mine);
-  compute.launch({.name = "norm.finish", .bytes_read = all.nbytes()}, no_cpu,
-                 [&](const auto& stream) {
-                   finish_norm_cuda(stream, norm, all, all.numel() / kNumExponentWords, mean_scale);
-                 });
+  compute.launch(
+      {.name = "norm.finish", .bytes_read = all.nbytes()}, [] {},
+      [&](const auto& stream) {
+        finish_norm_cuda(stream, norm, all, all.numel() / kNumExponentWords, mean_scale);
+      });
 }
 
 }  // namespace
+
+Tensor make_norm_words(const engine::Memory& memory) {
+  return Tensor::empty(memory, {kNumExponentWords}, DType::kI64, "norm", Category::kCommunication);
+}
+
+void add_squares(const Stream& stream, const Tensor& words, const Flat& flat, const Tensor& sum,
+                 std::int64_t first_parameter) {
+  if (flat.segments.empty()) return;
+  stream.launch(
+      {.name = "norm.add_squares",
+       .flops = 2.0 * static_cast<double>(sum.numel()),
+       .bytes_read = sum.nbytes()},
+      [] {},
+      [&](const auto& cuda_stream) {
+        add_squares_cuda(cuda_stream, words, sum, flat.segment_table, first_parameter);
+      });
+}
 
 bool GradNorm::is_known() const { return state_->copied.reached(); }
 
@@ -111,6 +137,13 @@ float GradNorm::value() const {
   engine::require(where.empty(), "[fsdp] expected finite gradients, got NaN or infinity ({})",
                   where);
   return std::bit_cast<float>(state_->on_host.span<std::int32_t>()[0]);
+}
+
+std::optional<float> GradNorm::unchecked_value() const {
+  state_->copied.wait();
+  const auto words = state_->on_host.span<std::int32_t>();
+  if (words[1] != 0) return std::nullopt;
+  return std::bit_cast<float>(words[0]);
 }
 
 std::string GradNorm::not_finite() const {
@@ -146,7 +179,8 @@ GradNorm reduce_norm(const UnitContext& context, const Stream& compute,
   if (!compute.device().is_cuda()) {
     reduce_on_cpu(context, compute, units, mean_scale, state->on_host);
     GradNorm norm(std::move(state));
-    if (context.options.non_finite == NonFinite::kThrow) static_cast<void>(norm.value());
+    const bool throws = context.options.non_finite == NonFinite::kThrow;
+    if (throws && !compute.device().is_meta) static_cast<void>(norm.value());
     return norm;
   }
   state->on_device = make(context.memory);

@@ -25,6 +25,9 @@ class GradNorm {
   std::string not_finite() const;
   /// value() would not block.
   bool is_known() const;
+  /// For threads beside the one that drives the group: what value() returns, or nothing if a
+  /// gradient is not finite. Blocks. Does not look whether the group failed: then it means nothing.
+  std::optional<float> unchecked_value() const;
   /// (2) i32 on a GPU, for kernels: the bits of the f32 norm, and 0 if every gradient is finite.
   /// Undefined on the CPU.
   const engine::Tensor& on_device() const { return state_->on_device; }
@@ -43,6 +46,13 @@ class GradNorm {
                               const std::vector<std::unique_ptr<Unit>>& units, double mean_scale);
   std::shared_ptr<State> state_;
 };
+
+/// What UnitContext::norm_words is on a GPU: i64, uninitialised.
+engine::Tensor make_norm_words(const engine::Memory& memory);
+/// Adds the squares of `sum`, the whole Flat::grad_sum, to them as work of a CUDA stream.
+/// `first_parameter`: how many trainable ones come before those of the flat.
+void add_squares(const engine::Stream& stream, const engine::Tensor& words, const Flat& flat,
+                 const engine::Tensor& sum, std::int64_t first_parameter);
 
 /// The norm of the gradient sums times `mean_scale`, which `compute` has waited for: each rank adds
 /// up what its optimizer owns, and one gather among those who own parts makes it whole. Collective.

@@ -18,20 +18,19 @@ Mesh::Mesh(ProcessGroup& world, int shard_ranks, int reshard_ranks, bool gathers
           "[mesh] expected reshard_after_forward to divide {} shard_ranks, got {}", shard_ranks,
           reshard_ranks);
   if (size == 1) return;
-  const int rank = world.rank();
   const bool is_grid = 1 < shard_ranks && shard_ranks < size;
   gather_.world = &world;
-  reduce_.world = gathers ? keep(world.split(0, rank)) : &world;
+  reduce_.world = gathers ? keep(world.split_by([](int) { return 0; })) : &world;
   for (Axes* axes : {&gather_, &reduce_}) {
     if (is_grid) {
-      axes->shard = keep(world.split(replica(), rank));
-      axes->replicate = keep(world.split(shard_index(), rank));
+      axes->shard = keep(world.split_by([=](int r) { return r / shard_ranks; }));
+      axes->replicate = keep(world.split_by([=](int r) { return r % shard_ranks; }));
     } else {
       (shard_ranks == size ? axes->shard : axes->replicate) = axes->world;
     }
   }
   if (reshard_ranks > 1 && reshard_ranks < shard_ranks) {
-    reshard_ = keep(world.split(rank / reshard_ranks, rank));
+    reshard_ = keep(world.split_by([=](int r) { return r / reshard_ranks; }));
   }
 }
 

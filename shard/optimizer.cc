@@ -40,48 +40,101 @@ std::map<std::string, std::size_t> listed(const std::vector<ParameterGroup>& gro
   return group_of;
 }
 
+void fill_zero(const SplitTensor& t) {
+  for (const Tensor* part : {&t.device(), &t.host()}) {
+    if (!part->defined()) continue;
+    part->buffer()->memory().fill(part->raw(), 0, part->nbytes());
+  }
+}
+
 }  // namespace
 
 Optimizer::Optimizer(Fsdp& fsdp, std::vector<std::string> state_names,
                      std::vector<ParameterGroup> groups,
                      const std::function<std::size_t(const Parameter&)>& default_group)
-    : fsdp_(fsdp), state_names_(std::move(state_names)), groups_(std::move(groups)) {
+    : fsdp_(fsdp),
+      state_names_(std::move(state_names)),
+      groups_(std::move(groups)),
+      default_group_(default_group) {
   std::map<std::string, std::size_t> group_of = listed(groups_);
-  const bool is_cuda = fsdp.compute().device().is_cuda();
-  for (const auto& unit : fsdp.units()) {
-    for (const Flat& flat : unit->flats()) {
-      if (!flat.trainable) continue;
-      Slot slot{.unit = unit.get(),
-                .flat = &flat,
-                .states = {},
-                .groups = {},
-                .step_groups = {},
-                .groups_on_gpu = {}};
-      for (const std::string& name : state_names_) {
-        slot.states.push_back(Tensor::zeros(fsdp.memory(), flat.master.shape(), engine::DType::kF32,
-                                            unit->name() + "." + name, Category::kOptimizer));
-      }
-      for (const Parameter* p : flat.parameters) {
-        const auto it = group_of.find(p->name);
-        const std::size_t group = it == group_of.end() ? default_group(*p) : it->second;
-        slot.groups.push_back(static_cast<std::int32_t>(group));
-        if (it != group_of.end()) group_of.erase(it);
-      }
-      slot.step_groups = slot.groups;
-      if (is_cuda) {
-        slot.groups_on_gpu = Tensor::from<std::int32_t>(
-            fsdp.memory(), {static_cast<std::int64_t>(slot.groups.size())}, slot.groups,
-            unit->name() + ".groups", Category::kOptimizer);
-      }
-      slots_.push_back(std::move(slot));
-    }
-  }
-  require(group_of.empty(), "[optimizer] expected trainable parameters, got '{}' (group '{}')",
+  for (const auto& unit : fsdp.units()) create_slots(*unit);
+  for (const Parameter* p : fsdp.parameters()) group_of.erase(p->name);
+  require(group_of.empty(), "[optimizer] expected wrapped parameters, got '{}' (group '{}')",
           group_of.empty() ? "" : group_of.begin()->first,
           group_of.empty() ? "" : groups_[group_of.begin()->second].name);
-  if (!is_cuda) return;
-  num_steps_on_gpu_ = Tensor::zeros(fsdp.memory(), {1}, engine::DType::kI32, "optimizer.num_steps",
-                                    Category::kOptimizer);
+  stage_updates();
+  if (fsdp.compute().device().is_cuda()) {
+    num_steps_on_gpu_ = Tensor::zeros(fsdp.memory(), {1}, engine::DType::kI32,
+                                      "optimizer.num_steps", Category::kOptimizer);
+  }
+  fsdp.add_user(*this);
+}
+
+Optimizer::~Optimizer() {
+  end_updates();
+  fsdp_.remove_user(*this);
+}
+
+void Optimizer::create_slots(const Unit& unit) {
+  const std::map<std::string, std::size_t> group_of = listed(groups_);
+  for (const Flat& flat : unit.flats()) {
+    if (!flat.trainable) continue;
+    Slot slot{.unit = &unit,
+              .flat = &flat,
+              .parts = parts_of(flat, fsdp_, unit.name()),
+              .states = {},
+              .groups = {},
+              .step_groups = {},
+              .groups_on_gpu = {}};
+    for (const std::string& name : state_names_) {
+      slot.states.push_back(SplitTensor::empty(
+          fsdp_.memory(), fsdp_.host_memory(), flat.owned.numel, fsdp_.options().offload.optimizer,
+          engine::DType::kF32, unit.name() + "." + name, Category::kOptimizer));
+      fill_zero(slot.states.back());
+    }
+    for (const Parameter* p : flat.parameters) {
+      const auto it = group_of.find(p->name);
+      const std::size_t group = it == group_of.end() ? default_group_(*p) : it->second;
+      slot.groups.push_back(static_cast<std::int32_t>(group));
+    }
+    slot.step_groups = std::make_shared<std::vector<std::int32_t>>(slot.groups);
+    if (fsdp_.compute().device().is_cuda()) {
+      slot.groups_on_gpu = Tensor::from<std::int32_t>(
+          fsdp_.memory(), {static_cast<std::int64_t>(slot.groups.size())}, slot.groups,
+          unit.name() + ".groups", Category::kOptimizer);
+    }
+    slots_.push_back(std::move(slot));
+  }
+}
+
+void Optimizer::stage_updates() {
+  if (fsdp_.offload() == nullptr) return;
+  std::vector<UpdateParts::Cut> cuts;
+  for (const Slot& slot : slots_) cuts.push_back({slot.flat, &slot.parts});
+  offloaded_ = std::make_unique<UpdateParts>(fsdp_, cuts);
+}
+
+void Optimizer::before_recut(const Unit& unit) {
+  for (const Slot& slot : slots_) {
+    if (slot.unit != &unit) continue;
+    for (std::size_t i = 0; i < slot.flat->parameters.size(); ++i) {
+      const Parameter* p = slot.flat->parameters[i];
+      if (!p->trainable) continue;
+      for (const SplitTensor& state : slot.states) {
+        kept_[p].push_back(fsdp_.full({*slot.flat, i}, state));
+      }
+    }
+  }
+  offloaded_.reset();  // staging for other parts
+  std::erase_if(slots_, [&](const Slot& slot) { return slot.unit == &unit; });
+}
+
+void Optimizer::after_recut(const Unit& unit) {
+  create_slots(unit);
+  for (const auto& [p, states] : kept_) {
+    for (std::size_t i = 0; i < states.size(); ++i) load_state(*p, state_names_[i], states[i]);
+  }
+  kept_.clear();
 }
 
 // The step
@@ -107,9 +160,28 @@ void Optimizer::step_units() {
   end_step();
 }
 
+// For one call by a thread of the host, which must not be the last to hold what is the GPU's: it
+// would give that back while the thread that launches may be in a call that waits for the GPU, and
+// this for the host. So norms are kept here until that thread is past them.
+std::function<Optimizer::HostStep()> Optimizer::host_step_of(const GradNorm& norm,
+                                                             double max_norm) {
+  if (fsdp_.options().offload.optimizer == 0) return {};
+  while (!norms_in_use_.empty() && norms_in_use_.front().read.reached()) norms_in_use_.pop_front();
+  norms_in_use_.push_back({norm, {}});
+  return [&used = norms_in_use_.back().norm, max_norm, &count = num_steps_on_host_]() -> HostStep {
+    const std::optional<float> value = used.unchecked_value();
+    if (!value) return {.skips = true, .clip = 1, .num_steps = count};
+    return {.skips = false, .clip = clip_scale(*value, max_norm), .num_steps = ++count};
+  };
+}
+
 void Optimizer::begin_step(double lr, const GradNorm& norm, double max_norm) {
   if (fsdp_.compute().device().is_cuda()) {
-    begin_step(Step{.lr = lr, .norm = norm.on_device(), .max_norm = max_norm});
+    Step step{.lr = lr, .norm = norm.on_device(), .max_norm = max_norm};
+    step.on_host = host_step_of(norm, max_norm);
+    begin_step(std::move(step));
+  } else if (fsdp_.compute().device().is_meta) {
+    begin_step(Step{.lr = lr});
   } else if (norm.not_finite().empty()) {
     begin_step(Step{.lr = lr, .clip = clip_scale(norm.value(), max_norm)});
   } else {
@@ -138,12 +210,25 @@ void Optimizer::step_in_backward(double lr, UpdateGathers gathers) {
 
 void Optimizer::prepare_step(Step step) {
   for (Slot& slot : slots_) slot.is_updated = false;
+  if (offloaded_ == nullptr) stage_updates();  // units were laid out anew
   skips_ = step.skips;
   if (skips_) return;
   step.mean_scale = fsdp_.mean_scale();
   step.num_steps = ++num_steps_;
   step.num_steps_on_gpu = num_steps_on_gpu_;
+  if (fsdp_.compute().device().is_cuda() && fsdp_.options().offload.optimizer > 0) {
+    step.host = &fsdp_.offload()->hosts().front();
+    if (!step.on_host) {
+      step.on_host = [clip = step.clip, &count = num_steps_on_host_]() -> HostStep {
+        return {.skips = false, .clip = clip, .num_steps = ++count};
+      };
+    }
+  }
   prepare(step);
+  if (step.host == nullptr) return;
+  const engine::Event prepared = step.host->record("prepared");
+  if (!norms_in_use_.empty()) norms_in_use_.back().read = prepared;
+  for (const Stream& host : fsdp_.offload()->hosts()) host.wait(prepared);
 }
 
 // What must be the same on every rank, as each updates a part.
@@ -163,11 +248,11 @@ void Optimizer::leave_unused(Slot& slot) {
   for (std::size_t i = 0; i < groups.size(); ++i) {
     if (unused[i] != 0) groups[i] = -1;
   }
-  if (groups == slot.step_groups) return;
-  slot.step_groups = std::move(groups);
+  if (groups == *slot.step_groups) return;
+  slot.step_groups = std::make_shared<std::vector<std::int32_t>>(std::move(groups));
   if (!slot.groups_on_gpu.defined()) return;
-  slot.groups_on_gpu.copy_from_host(slot.step_groups.data(),
-                                    static_cast<std::int64_t>(slot.step_groups.size()));
+  slot.groups_on_gpu.copy_from_host(slot.step_groups->data(),
+                                    static_cast<std::int64_t>(slot.step_groups->size()));
 }
 
 void Optimizer::step_unit(Unit& unit, const Stream& stream) {
@@ -178,9 +263,29 @@ void Optimizer::step_unit(Unit& unit, const Stream& stream) {
     slot.is_updated = true;
     if (skips_) continue;
     leave_unused(slot);
-    update({*slot.flat, unit.name(), slot.states, slot.step_groups, slot.groups_on_gpu}, stream);
-    fsdp_.updated(unit, stream);
+    update_slot(slot, unit, stream);
   }
+}
+
+void Optimizer::update_slot(Slot& slot, Unit& unit, const Stream& stream) {
+  const Flat& flat = *slot.flat;
+  const auto update_part = [&](const UpdatePart& part, const Tensor& master, const Tensor& grad_sum,
+                               const Stream& at) {
+    std::vector<Tensor> states;
+    for (const SplitTensor& state : slot.states) {
+      const SplitTensor s = state.slice(part.range.begin, part.range.numel);
+      states.push_back(part.is_on_host ? s.host() : s.device());
+    }
+    update({unit.name(), master, grad_sum, part.segments, part.segment_table, std::move(states),
+            slot.step_groups, slot.groups_on_gpu},
+           at);
+  };
+  if (fsdp_.offload() == nullptr) {
+    update_part(slot.parts.front(), flat.master.device(), flat.grad_sum.device(), stream);
+    return fsdp_.updated(unit, stream);
+  }
+  const UpdateParts::Written written = offloaded_->run(flat, slot.parts, unit, stream, update_part);
+  fsdp_.updated(unit, written.by, written.on_host);
 }
 
 void Optimizer::end_step() {
@@ -205,7 +310,7 @@ ParameterGroup& Optimizer::group(std::string_view name) {
   return *it;
 }
 
-const Tensor& Optimizer::state(const Fsdp::Location& at, std::string_view name) const {
+const SplitTensor& Optimizer::state(const Fsdp::Location& at, std::string_view name) const {
   const auto index = std::ranges::find(state_names_, name) - state_names_.begin();
   require(static_cast<std::size_t>(index) < state_names_.size(),
           "[optimizer] expected one of the states {}, got '{}'", fmt::join(state_names_, ", "),
@@ -237,6 +342,8 @@ void Optimizer::set_num_steps(std::int64_t num_steps) {
           "[optimizer] expected a number of steps, got {}", num_steps);
   num_steps_ = num_steps;
   if (!num_steps_on_gpu_.defined()) return;
+  if (fsdp_.offload() != nullptr) fsdp_.offload()->synchronize();
+  num_steps_on_host_ = num_steps;
   const auto count = static_cast<std::int32_t>(num_steps);
   num_steps_on_gpu_.copy_from_host(&count, 1);
 }

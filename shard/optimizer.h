@@ -5,7 +5,10 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <functional>
+#include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +18,7 @@
 #include "shard/fsdp.h"
 #include "shard/grad_norm.h"
 #include "shard/rule_kernels.h"
+#include "shard/update_parts.h"
 
 namespace tessera::shard {
 
@@ -31,9 +35,9 @@ struct ParameterGroup {
   double weight_decay = 0;
 };
 
-class Optimizer {
+class Optimizer : private FlatUser {
  public:
-  virtual ~Optimizer() { forget_early_update(); }
+  ~Optimizer() override;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -88,6 +92,12 @@ class Optimizer {
   void set_num_steps(std::int64_t num_steps);
 
  protected:
+  /// What the host of a GPU knows once the norm of the gradient is there.
+  struct HostStep {
+    bool skips;  // a gradient is not finite
+    double clip;
+    std::int64_t num_steps;  // this one included, if it is not skipped
+  };
   /// What a step is made with.
   struct Step {
     double lr = 0;
@@ -98,55 +108,83 @@ class Optimizer {
     double max_norm = 0;                   // with `norm`: 0 means no clipping
     std::int64_t num_steps = 0;            // this one included; counted on a GPU by `steps_on_gpu`
     engine::Tensor num_steps_on_gpu = {};  // (1) i32
+    // Of a GPU that offloads: where its host prepares for updates there, and with what: to be
+    // called once, by work of that stream.
+    const engine::Stream* host = nullptr;
+    std::function<HostStep()> on_host = {};
   };
-  /// One trainable flat of this rank.
+  /// One trainable flat of this rank, or a part of it: with offload some parts lie, and are
+  /// updated, on the host. All tensors lie on the device of the stream.
   struct Target {
-    const Flat& flat;
     const std::string& unit;
-    std::span<const engine::Tensor> states;  // (owned.numel) f32 each, as state_names()
-    std::span<const std::int32_t> groups;    // of each parameter of the flat; -1: left as it is
-    const engine::Tensor& groups_on_gpu;     // the same
+    engine::Tensor master, grad_sum;     // (numel) f32
+    std::span<const Segment> segments;   // `shard_begin` counts from the tensors' first element
+    engine::Tensor segment_table;        // on a GPU: the same, see SegmentRow
+    std::vector<engine::Tensor> states;  // (numel) f32 each, as state_names()
+    // Of each parameter of the flat; -1: left as it is. `groups_on_gpu`: the same.
+    std::shared_ptr<const std::vector<std::int32_t>> groups;
+    engine::Tensor groups_on_gpu;
   };
 
   /// `fsdp` outlives the optimizer. Groups that parameters listed in none belong to come first:
-  /// `default_group` says which. Throws InvalidArgument for a group that lists an unknown or frozen
-  /// parameter, a parameter in two groups, two groups of one name, and more than kMaxGroups.
+  /// `default_group` says which. Throws InvalidArgument for a group that lists a parameter that is
+  /// not wrapped (frozen ones may be set free later), a parameter in two groups, two groups of one
+  /// name, and more than kMaxGroups.
   Optimizer(Fsdp& fsdp, std::vector<std::string> state_names, std::vector<ParameterGroup> groups,
             const std::function<std::size_t(const engine::Parameter&)>& default_group);
   Fsdp& fsdp() const { return fsdp_; }
   /// To be called by the destructor of whoever launches functions that use its own members.
-  void forget_early_update() noexcept { fsdp_.forget_early_update(); }
+  void end_updates() noexcept { fsdp_.end_updates(); }
 
   /// Before the flats of a step, as work of the compute stream on a GPU.
   virtual void prepare(const Step& step) = 0;
-  /// The update, as work of `stream`.
+  /// The update, as work of `stream`. May run beside that of other parts.
   virtual void update(const Target& target, const engine::Stream& stream) = 0;
 
  private:
+  void before_recut(const Unit& unit) override;
+  void after_recut(const Unit& unit) override;
+  void create_slots(const Unit& unit);
+
   // What belongs to one trainable flat.
   struct Slot {
     const Unit* unit;
     const Flat* flat;
-    std::vector<engine::Tensor> states;
+    std::vector<UpdatePart> parts;
+    std::vector<SplitTensor> states;
     std::vector<std::int32_t> groups;
-    std::vector<std::int32_t> step_groups;  // -1 for what has no gradient in this step
-    engine::Tensor groups_on_gpu;           // the same
-    bool is_updated = false;                // in this step
+    std::shared_ptr<const std::vector<std::int32_t>> step_groups;  // -1: no gradient in this step
+    engine::Tensor groups_on_gpu;                                  // the same
+    bool is_updated = false;                                       // in this step
   };
   std::string describe(const Step& step) const;
   static void leave_unused(Slot& slot);
   void begin_step(Step step);
   void prepare_step(Step step);
   void step_units();
-  const engine::Tensor& state(const Fsdp::Location& at, std::string_view name) const;
+  void stage_updates();
+  std::function<HostStep()> host_step_of(const GradNorm& norm, double max_norm);
+  void update_slot(Slot& slot, Unit& unit, const engine::Stream& stream);
+  const SplitTensor& state(const Fsdp::Location& at, std::string_view name) const;
 
   Fsdp& fsdp_;
   std::vector<std::string> state_names_;
   std::vector<ParameterGroup> groups_;
+  std::function<std::size_t(const engine::Parameter&)> default_group_;
   std::vector<Slot> slots_;
+  // While a unit is laid out anew: the states of its parameters, whole.
+  std::map<const engine::Parameter*, std::vector<std::vector<float>>> kept_;
   bool skips_ = false;  // the step at work
   std::int64_t num_steps_ = 0;
   engine::Tensor num_steps_on_gpu_;
+  std::int64_t num_steps_on_host_ = 0;  // the same, of a thread of the host
+  // Norms that a thread of the host reads, and when it has.
+  struct NormInUse {
+    GradNorm norm;
+    engine::Event read;
+  };
+  std::deque<NormInUse> norms_in_use_;
+  std::unique_ptr<UpdateParts> offloaded_;  // null: nothing is
 };
 
 }  // namespace tessera::shard

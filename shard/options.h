@@ -4,10 +4,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "engine/dtype.h"
 #include "engine/stream.h"
 #include "shard/placement.h"
+
+namespace tessera::engine {
+struct Parameter;
+}
 
 namespace tessera::shard {
 
@@ -45,6 +50,32 @@ enum class NonFinite {
   kSkip,   ///< GradNorm::not_finite() says so, and the optimizer, given the norm, updates nothing
 };
 
+/// How much of what a rank keeps between uses lies in page-locked memory of the host instead of on
+/// the device: fractions from 0 to 1 of the elements that it has of each unit, the last ones,
+/// rounded to multiples of 128. Bits are those without. On the CPU this is memory of books of its
+/// own, so that all but the speed can be seen.
+struct OffloadOptions {
+  /// The masters, and what is gathered from them unless other ranks own a part of it too. What is
+  /// whole on every rank is computed with where it lies: without masters of its own (f32) it cannot
+  /// be offloaded.
+  double parameters = 0;
+  /// The sums of gradients. What a pass with MicroStep::no_sync keeps stays on the device.
+  double gradients = 0;
+  /// The states of the optimizer, which are updated there by the host.
+  double optimizer = 0;
+  /// Of the host that update and cast, for each rank; at least 1.
+  int threads = 1;
+
+  bool any() const { return parameters > 0 || gradients > 0 || optimizer > 0; }
+};
+
+/// Whether OffloadOptions::parameters has anything to move: masters apart from what is computed
+/// with or gathered from, or all of a part that is gathered.
+inline bool can_offload_parameters(const Placement& placement, const Precision& precision) {
+  return precision.param != engine::DType::kF32 ||
+         (placement.parameters != Place::kWhole && placement.parameters == placement.optimizer);
+}
+
 struct FsdpOptions {
   Placement placement = {};
   /// Ranks that one copy of what is cut lies on; must divide all ranks. 0: all of them.
@@ -76,11 +107,25 @@ struct FsdpOptions {
   /// and the micro-step that was reduced (of several with no_sync the last). Reads every gradient
   /// once more.
   bool check_gradients = false;
+  OffloadOptions offload = {};
+  /// Parameters that stay as they are, with memory and gradients of the caller's own: neither
+  /// initialised nor cut, gathered, reduced or updated, and no part of the norm.
+  std::function<bool(const engine::Parameter&)> ignores = {};
+  /// How many ranks' batches the gradient is the mean over; 0: those of the group. For experts in a
+  /// group of their own, which compute for all ranks: see docs/models.md.
+  int mean_ranks = 0;
   std::uint64_t seed = 1;       ///< of the initial parameters
   ReducerFactory reducer = {};  ///< instead of make_reducer(): a communication hook
+  /// What `reducer` is made with, in words that must be the same on every rank.
+  std::string reducer_text = {};
 
   engine::LaunchListener* listener = nullptr;  ///< of the gather and the reduce stream
   std::uint64_t delay_seed = 0;                ///< random delays on both (tests)
+
+  /// Of stream `number` beside compute, with random delays of its own.
+  engine::StreamOptions stream_options(std::uint64_t number) const {
+    return {.listener = listener, .delay_seed = delay_seed == 0 ? 0 : delay_seed + number};
+  }
 };
 
 /// What is special about one forward-backward pass of a step.

@@ -35,6 +35,7 @@ std::vector<std::size_t> packs_of(const std::vector<engine::Block*>& blocks,
   for (const engine::Block* block : blocks) {
     std::int64_t numel = 0;
     for (const engine::Parameter* p : block->parameters) {
+      if (options.ignores && options.ignores(*p)) continue;
       if (p->trainable || !is_bucket) numel += p->shape.numel();
     }
     sizes.push_back(is_bucket ? numel * engine::size_of(options.precision.reduce) : numel);

@@ -32,7 +32,12 @@ std::vector<std::string> describe(const FsdpOptions& options, int num_ranks) {
       fmt::format("non_finite {}, check_gradients {}",
                   options.non_finite == NonFinite::kSkip ? "skipped" : "thrown",
                   options.check_gradients),
-      fmt::format("reducer {}", options.reducer ? "own" : "of the strategy"),
+      fmt::format("offload parameters={} gradients={} optimizer={}", options.offload.parameters,
+                  options.offload.gradients, options.offload.optimizer),
+      fmt::format("mean over {} ranks", options.mean_ranks == 0 ? num_ranks : options.mean_ranks),
+      fmt::format("reducer {}", !options.reducer               ? "of the strategy"
+                                : options.reducer_text.empty() ? "own"
+                                                               : options.reducer_text),
       fmt::format("seed {}", options.seed)};
 }
 
@@ -53,8 +58,13 @@ std::vector<std::string> describe(const FsdpOptions& options, const Mesh& mesh,
                                     flat.layout.offset(i), p.init.str()));
       }
     }
-    if (!options.broadcast_buffers) continue;
     for (const engine::Block* block : unit->blocks()) {
+      for (const engine::Parameter* p : block->parameters) {
+        if (options.ignores && options.ignores(*p)) {
+          lines.push_back(fmt::format("  {} {} ignored", p->name, p->shape));
+        }
+      }
+      if (!options.broadcast_buffers) continue;
       for (const engine::Tensor& buffer : block->buffers) {
         lines.push_back(fmt::format("  buffer {} of {}: {} {}", buffer.name(), block->name,
                                     buffer.shape(), name_of(buffer.dtype())));
@@ -72,6 +82,7 @@ std::uint64_t hash(const std::vector<std::string>& lines) {
 
 void agree(comm::ProcessGroup& group, const engine::Memory& memory, const engine::Stream& stream,
            const std::vector<std::string>& lines) {
+  if (stream.device().is_meta) return;  // nobody is there to disagree
   const auto num_ranks = static_cast<std::size_t>(group.size());
   const auto gather = [&]<class T>(const std::vector<T>& values) {
     return comm::gather_to_host<T>(group, values, memory, stream, "plan");

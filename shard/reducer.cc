@@ -7,8 +7,6 @@ namespace tessera::shard {
 
 using comm::Accumulate;
 using comm::ProcessGroup;
-using engine::Category;
-using engine::DType;
 using engine::Event;
 using engine::Tensor;
 
@@ -20,10 +18,6 @@ using engine::Tensor;
 // down the columns of the mesh. Between replicas of K ranks a shard of 1/K then travels once per
 // replica, and replicas wait for each other, though not for other units' reductions. Groups that do
 // not sum in rank order anyway reduce inside each replica alone, and across once per step.
-
-Reducer::Reducer(const ReducerContext& context)
-    : sum_(Tensor::empty(context.memory, {context.range.numel}, DType::kF32,
-                         context.name + ".grad_sum", Category::kGradient)) {}
 
 namespace {
 
@@ -37,6 +31,7 @@ class StrategyReducer : public Reducer {
         staging_(context.staging) {}
 
   void begin_step() override { has_sum_ = false; }
+  bool has_more() const override { return false; }
 
   void reduce(const Tensor& in, const Event& ready, bool is_last) override {
     stream_.wait(ready);
@@ -114,8 +109,9 @@ class InsideThenAcross final : public StrategyReducer {
   explicit InsideThenAcross(const ReducerContext& context)
       : StrategyReducer(context), mesh_(context.mesh) {}
 
+  bool has_more() const override { return !is_across_; }
   void finish() override {
-    if (!is_across_) go_across();
+    if (has_more()) go_across();
   }
 
  private:

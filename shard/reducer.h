@@ -30,7 +30,10 @@ struct ReducerContext {
   const Mesh& mesh;                            ///< groups for the stream: mesh.reduce()
   Precision precision;
   engine::Memory memory;
+  engine::Memory pinned;  ///< page-locked memory of the host; on the CPU plain memory
   engine::Stream stream;  ///< reductions are work of this stream
+  engine::Tensor sum;     ///< (range.numel) f32: what Reducer::sum() is to be; of a reducer that
+                          ///< another one uses that one's own
   /// In the reduction dtype, at least as large as the gradient, for the use of one reduce() at a
   /// time; undefined if that is the dtype of gradients.
   engine::Tensor staging;
@@ -49,15 +52,20 @@ class Reducer {
   /// for which it is set, where the last micro-step does not reach the unit. Every rank calls it as
   /// often. The caller keeps `in` as it is until an event that it records on the stream.
   virtual void reduce(const engine::Tensor& in, const engine::Event& ready, bool is_last) = 0;
+  /// Whether finish() has anything to do; with OffloadOptions::gradients the sum is moved for it.
+  virtual bool has_more() const { return true; }
+  /// Whether a gradient depends on what earlier steps left. Such a hook cannot be made anew in
+  /// mid-run, and gives a gradient to what no backward of a step reached.
+  virtual bool remembers() const { return false; }
   /// Behind all calls of a step that has some: enqueues what is left to do until sum() is final.
   virtual void finish() {}
 
-  /// (range.numel) f32: the sum over ranks and micro-steps, not the mean.
+  /// (range.numel) f32: the sum over ranks and micro-steps, not the mean. Only work that reduce()
+  /// and finish() enqueue may use it: with OffloadOptions::gradients it lies there only then.
   const engine::Tensor& sum() const { return sum_; }
 
  protected:
-  /// Allocates the sum.
-  explicit Reducer(const ReducerContext& context);
+  explicit Reducer(const ReducerContext& context) : sum_(context.sum) {}
 
   engine::Tensor sum_;
 };

@@ -102,21 +102,21 @@ void RuleKernels<Rule>::prepare(const engine::Stream& stream, const engine::Tens
 
 template <class Rule>
 void RuleKernels<Rule>::update(const engine::Stream& stream, const engine::Tensor& step,
-                               const Flat& flat, const std::array<float*, Rule::kNumStates>& states,
-                               const engine::Tensor& groups) {
+                               const UpdatedCuda& updated,
+                               const std::array<float*, Rule::kNumStates>& states) {
   rule_kernels::States<Rule> kept{};
   std::copy(states.begin(), states.end(), kept.data);
-  const auto* rows = reinterpret_cast<const SegmentRow*>(flat.segment_table.raw());
-  const std::int64_t num_rows = flat.segment_table.dim(0);
+  const auto* rows = reinterpret_cast<const SegmentRow*>(updated.segment_table.raw());
+  const std::int64_t num_rows = updated.segment_table.dim(0);
   // As many blocks a row as the whole shard could fill.
   engine::LaunchShape shape = engine::stride_shape(
-      (flat.owned.numel + rule_kernels::kPerThread - 1) / rule_kernels::kPerThread,
+      (updated.master.numel() + rule_kernels::kPerThread - 1) / rule_kernels::kPerThread,
       rule_kernels::kNumThreads);
   for (std::int64_t row = 0; row < num_rows; row += kMaxSegmentRows) {
     shape.grid.y = static_cast<unsigned>(std::min(num_rows - row, kMaxSegmentRows));
     engine::launch_kernel(stream, shape, rule_kernels::update_kernel<Rule>,
-                          flat.master.data<float>(), flat.grad_sum.data<float>(), kept, rows + row,
-                          groups.data<std::int32_t>(),
+                          updated.master.data<float>(), updated.grad_sum.data<float>(), kept,
+                          rows + row, updated.groups.data<std::int32_t>(),
                           reinterpret_cast<const StepCuda<Rule>*>(step.raw()));
   }
 }

@@ -7,7 +7,6 @@
 
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "shard/flat.h"
 
 namespace tessera::shard {
 
@@ -31,6 +30,13 @@ struct GroupsCuda {
   double weight_decay[kMaxGroups] = {};
 };
 
+/// What is updated: f32 tensors of equal size.
+struct UpdatedCuda {
+  engine::Tensor master, grad_sum;
+  engine::Tensor segment_table;  ///< SegmentRow, that count from their first elements
+  engine::Tensor groups;         ///< i32 of each parameter; -1: left as it is
+};
+
 /// The kernels of one rule; defined in rule_optimizer.cuh, where CUDA is built.
 template <class Rule>
 struct RuleKernels {
@@ -38,11 +44,10 @@ struct RuleKernels {
   static std::int64_t step_nbytes();
   static void prepare(const engine::Stream& stream, const engine::Tensor& step, const Rule& rule,
                       const ClipCuda& clip, const GroupsCuda& groups);
-  /// `states`: addresses of (owned.numel) f32, null for a state that is not kept. `groups`: i32 of
-  /// each parameter; -1: left as it is.
-  static void update(const engine::Stream& stream, const engine::Tensor& step, const Flat& flat,
-                     const std::array<float*, Rule::kNumStates>& states,
-                     const engine::Tensor& groups);
+  /// `states`: addresses of as many f32, null for a state that is not kept.
+  static void update(const engine::Stream& stream, const engine::Tensor& step,
+                     const UpdatedCuda& updated,
+                     const std::array<float*, Rule::kNumStates>& states);
 };
 
 }  // namespace tessera::shard

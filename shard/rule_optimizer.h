@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,7 +49,7 @@ class RuleOptimizer : public Optimizer {
                                 engine::DType::kU8, "optimizer.step", engine::Category::kOptimizer);
     }
   }
-  ~RuleOptimizer() override { forget_early_update(); }
+  ~RuleOptimizer() override { end_updates(); }
 
   /// The same with one group for all that no other lists.
   RuleOptimizer(Fsdp& fsdp, Rule rule, std::vector<std::string> state_names,
@@ -57,16 +58,42 @@ class RuleOptimizer : public Optimizer {
                       [default_group](const engine::Parameter&) { return default_group; }) {}
 
  private:
+  // What the host updates with.
+  struct Prepared {
+    std::vector<typename Rule::Step> groups;  // of each group
+    float scale = 1;                          // of the gradient sums
+    bool skips = false;
+  };
+  struct GroupRates {
+    double lr, weight_decay;
+  };
+
   void prepare(const Step& step) override {
-    steps_.clear();
+    std::vector<GroupRates> rates;
     GroupsCuda on_gpu;
     for (const ParameterGroup& group : groups()) {
       const double lr{static_cast<float>(step.lr * group.lr_scale)};
-      steps_.push_back(rule_.prepare(lr, group.weight_decay, step.num_steps));
+      rates.push_back({lr, group.weight_decay});
       on_gpu.lr[on_gpu.count] = lr;
       on_gpu.weight_decay[on_gpu.count++] = group.weight_decay;
     }
-    scale_ = static_cast<float>(step.mean_scale * step.clip);
+    const auto prepared = std::make_shared<Prepared>();
+    prepared_ = prepared;
+    const auto prepare_on_host = [rule = rule_, rates, prepared,
+                                  mean_scale = step.mean_scale](const HostStep& on_host) {
+      prepared->skips = on_host.skips;
+      if (on_host.skips) return;
+      prepared->scale = static_cast<float>(mean_scale * on_host.clip);
+      for (const GroupRates& r : rates) {
+        prepared->groups.push_back(rule.prepare(r.lr, r.weight_decay, on_host.num_steps));
+      }
+    };
+    if (!fsdp().compute().device().is_cuda()) {
+      prepare_on_host({.skips = false, .clip = step.clip, .num_steps = step.num_steps});
+    } else if (step.host != nullptr) {
+      step.host->launch({.name = "optimizer.prepare"},
+                        [prepare_on_host, on_host = step.on_host] { prepare_on_host(on_host()); });
+    }
     fsdp().compute().launch(
         {.name = "optimizer.prepare"}, [] {},
         [&](const auto& stream) {
@@ -78,37 +105,41 @@ class RuleOptimizer : public Optimizer {
   }
 
   void update(const Target& target, const engine::Stream& stream) override {
-    const Flat& flat = target.flat;
     std::array<float*, Rule::kNumStates> states{};
     for (std::size_t i = 0; i < target.states.size(); ++i)
-      states[i] = target.states[i].data<float>();
-    const std::int64_t nbytes = flat.master.nbytes();
+      states[i] = target.states[i].template data<float>();
+    const std::int64_t nbytes = target.master.nbytes();
     const auto num_states = static_cast<std::int64_t>(target.states.size());
     stream.launch(
         {.name = "optimizer",
-         .flops = 12.0 * static_cast<double>(flat.owned.numel),
+         .flops = 12.0 * static_cast<double>(target.master.numel()),
          .bytes_read = (2 + num_states) * nbytes,
          .bytes_written = (1 + num_states) * nbytes,
          .detail = target.unit},
-        [this, &flat, states, groups = target.groups] {
-          for (const Segment& s : flat.segments) {
-            if (groups[s.parameter] < 0) continue;
-            update_segment(steps_[static_cast<std::size_t>(groups[s.parameter])],
-                           flat.master.template data<float>() + s.shard_begin,
-                           flat.grad_sum.template data<float>() + s.shard_begin, states,
-                           s.shard_begin, s.numel);
+        [prepared = prepared_, states, p = target.master.template data<float>(),
+         g = target.grad_sum.template data<float>(), segments = target.segments,
+         groups = target.groups] {
+          if (prepared->skips) return;
+          for (const Segment& s : segments) {
+            const std::int32_t group = (*groups)[s.parameter];
+            if (group < 0) continue;
+            update_segment(*prepared, static_cast<std::size_t>(group), p + s.shard_begin,
+                           g + s.shard_begin, states, s.shard_begin, s.numel);
           }
         },
         [&](const auto& cuda_stream) {
-          if (flat.segments.empty()) return;
-          RuleKernels<Rule>::update(cuda_stream, step_on_gpu_, flat, states, target.groups_on_gpu);
+          if (target.segments.empty()) return;
+          RuleKernels<Rule>::update(
+              cuda_stream, step_on_gpu_,
+              {target.master, target.grad_sum, target.segment_table, target.groups_on_gpu}, states);
         });
   }
 
-  void update_segment(const typename Rule::Step& step, float* p, const float* g,
-                      std::array<float*, Rule::kNumStates> states, std::int64_t begin,
-                      std::int64_t numel) const {
-    const float scale = scale_;
+  static void update_segment(const Prepared& prepared, std::size_t group, float* p, const float* g,
+                             std::array<float*, Rule::kNumStates> states, std::int64_t begin,
+                             std::int64_t numel) {
+    const typename Rule::Step step = prepared.groups[group];
+    const float scale = prepared.scale;
     for (float*& state : states) state = state == nullptr ? nullptr : state + begin;
     const auto run = [&](auto keeps) {
 #pragma GCC ivdep  // understood without -fopenmp-simd, in a consumer's build as well
@@ -128,8 +159,7 @@ class RuleOptimizer : public Optimizer {
   }
 
   Rule rule_;
-  std::vector<typename Rule::Step> steps_;  // of each group
-  float scale_ = 1;
+  std::shared_ptr<const Prepared> prepared_;
   engine::Tensor step_on_gpu_;
 };
 

@@ -108,8 +108,10 @@ void Schedule::before_forward(const Block& block, const Tape& tape) {
   call({Call::Hook::kBeforeForward, &block, tape.pass()}, tape.stream());
 }
 
-void Schedule::after_forward(const Block& block, const Tape& tape) {
-  call({Call::Hook::kAfterForward, &block, tape.pass()}, tape.stream());
+void Schedule::after_forward(const Block& block, const Tape& tape, bool has_ops) {
+  call(
+      {.hook = Call::Hook::kAfterForward, .block = &block, .pass = tape.pass(), .has_ops = has_ops},
+      tape.stream());
 }
 
 void Schedule::before_backward(const Block& block, const Tape& tape) {
@@ -117,8 +119,8 @@ void Schedule::before_backward(const Block& block, const Tape& tape) {
 }
 
 void Schedule::after_backward(const Block& block, const Tape& tape) {
-  const auto& [visitor, index] = position_of(block);
-  const bool ends_visit = visitor->backward && index == visitor->backward->first;
+  const Visitor* visitor = position_of(block).visitor;
+  const bool ends_visit = visitor->backward && visitor->backward->num_regions == 1;
   call({Call::Hook::kAfterBackward, &block, tape.pass(),
         ends_visit && has_pending_uses(*visitor->unit, tape)},
        tape.stream());
@@ -143,7 +145,7 @@ void Schedule::run(const Call& call, const Stream& compute) {
     case Call::Hook::kBeforeForward:
       return begin_forward(at, compute, call.pass);
     case Call::Hook::kAfterForward:
-      return end_forward(at, compute);
+      return end_forward(at, compute, call.has_ops);
     case Call::Hook::kBeforeBackward:
       return begin_backward(at, compute);
     case Call::Hook::kAfterBackward:
@@ -164,20 +166,37 @@ void Schedule::shadow(const Stream& compute) {
 
 void Schedule::begin_forward(const Position& at, const Stream& compute, Pass pass) {
   const auto& [visitor, index] = at;
-  if (visitor->visit && index > visitor->visit->last && visitor->visit->pass == pass) {
-    visitor->visit->last = index;  // the next block of a packed unit
-  } else {
+  if (joins_visit(at, pass)) {
+    close_pending(*visitor, compute);
+    if (!visitor->unit->is_root()) last_entered_ = visitor;
+  } else if (!visitor->backward) {
     close_visit(*visitor, compute);
     enter_forward(*visitor, compute, pass);
-    visitor->visit = Visit{index, index, pass, {forward_.size(), forward_.size()}};
+    visitor->visit = Visit{index, pass, {forward_.size(), forward_.size()}};
   }
   ++visitor->num_open_blocks;
+  auto& visit = visitor->backward ? visitor->backward : visitor->visit;
+  if (pass == Pass::kRecorded) ++visit->num_regions;
 }
 
-void Schedule::end_forward(const Position& at, const Stream& compute) {
+// Whether a region is part of the visit at work: the next block of a packed unit, or one inside
+// another.
+bool Schedule::joins_visit(const Position& at, Pass pass) {
   const auto& [visitor, index] = at;
-  --visitor->num_open_blocks;
-  if (index + 1 == visitor->unit->blocks().size()) close_visit(*visitor, compute);
+  if (!visitor->visit) return false;
+  Visit& visit = *visitor->visit;
+  const bool is_next = index > visit.last && visit.pass == pass;
+  if (!is_next && visitor->num_open_blocks == 0) return false;
+  visit.last = std::max(visit.last, index);
+  return true;
+}
+
+void Schedule::end_forward(const Position& at, const Stream& compute, bool has_ops) {
+  Visitor& visitor = *at.visitor;
+  --visitor.num_open_blocks;
+  if (!visitor.visit) return;  // inside its own backward
+  visitor.visit->has_ops |= has_ops;
+  if (visitor.visit->last + 1 == visitor.unit->blocks().size()) close_visit(visitor, compute);
 }
 
 void Schedule::close_pending(const Visitor& entering, const Stream& compute) {
@@ -242,16 +261,19 @@ void Schedule::close_visit(Visitor& visitor, const Stream& compute) {
   Visit visit = *std::exchange(visitor.visit, std::nullopt);
   Unit& unit = *visitor.unit;
   unit.release();
+  visit.is_idle = !visit.has_ops && std::ranges::none_of(unit.flats(), &Flat::trainable);
   const bool is_recorded = visit.pass == Pass::kRecorded;
+  const bool is_pending = is_recorded && !visit.is_idle;
   if (is_recorded) {
     visit.inside.end = forward_.size();
     visitor.recorded.push_back(visit);
-    pending_.push_back(&visitor);
   }
+  if (is_pending) pending_.push_back(&visitor);
   // The last unit of the forward is the first of the backward.
-  const bool is_next = is_recorded && (unit.is_root() || planned_.begin == planned_.end);
-  const bool stays = !placement_.reshard_after_forward && !visitor.recorded.empty();
-  if (!is_next && !stays) unit.reshard(compute, is_recorded);
+  const bool is_next = is_pending && (unit.is_root() || planned_.begin == planned_.end);
+  const bool stays =
+      !placement_.reshard_after_forward && !std::ranges::all_of(visitor.recorded, &Visit::is_idle);
+  if (!is_next && !stays) unit.reshard(compute, is_pending);
 }
 
 // Backward
@@ -276,15 +298,18 @@ void Schedule::begin_backward(const Position& at, const Stream& compute) {
   visitor->unit->begin_gradient(compute);
 }
 
+void Schedule::begin_backwards() {
+  if (std::exchange(in_backward_, true)) return;
+  ++num_backwards_;
+  if (!forward_.empty()) order_ = forward_;
+  const bool is_last_backward = num_backwards_ >= micro_step_.num_backwards;
+  for (Visitor& v : visitors_) v.is_final = v.is_final || (is_last_backward && !v.is_visited);
+}
+
 void Schedule::enter_backward(Visitor& visitor, const Stream& compute) {
   close_pending(visitor, compute);
-  if (!in_backward_) {
-    in_backward_ = true;
-    ++num_backwards_;
-    if (!forward_.empty()) order_ = forward_;
-    const bool is_last_backward = num_backwards_ >= micro_step_.num_backwards;
-    for (Visitor& v : visitors_) v.is_final = v.is_final || (is_last_backward && !v.is_visited);
-  }
+  begin_backwards();
+  if (visitor.backward->is_idle) return;
   // What a recomputed region will visit again.
   planned_ = {visitor.backward->inside.begin, visitor.backward->inside.end};
   const auto it = std::find(pending_.rbegin(), pending_.rend(), &visitor);
@@ -309,8 +334,8 @@ void Schedule::prefetch_pending(int count, const Stream& compute) const {
 }
 
 void Schedule::end_backward(const Position& at, const Stream& compute, bool has_pending_uses) {
-  const auto& [visitor, index] = at;
-  if (!visitor->backward || index != visitor->backward->first) return;
+  Visitor* visitor = at.visitor;
+  if (!visitor->backward || --visitor->backward->num_regions > 0) return;
   visitor->backward.reset();
   --num_open_backwards_;
   Unit& unit = *visitor->unit;

@@ -6,7 +6,11 @@
 // A unit may pack several neighbouring blocks, and a block may run several times before a backward.
 // A visit is one pass over consecutive blocks of the unit: gathered when the first block starts,
 // given back when the last one ends (or another unit starts). Backward meets the visits in reverse
-// order: a visit's backward starts with its last block and ends with its first.
+// order: a visit's backward starts with its last block and ends when all its regions have ended. A
+// region inside another one of the same unit, as where a weight is borrowed, is part of its visit.
+//
+// A visit of frozen parameters alone in which nothing was recorded is idle: below the lowest
+// trainable parameter nobody wants a gradient, so its backward gathers nothing.
 //
 // [Note: finality]
 // A unit is reduced exactly once per micro-step: when the backward of its last visit has ended and
@@ -70,6 +74,8 @@ class Schedule : public engine::RegionHooks {
   bool has_run_backward() const { return num_backwards_ > 0; }
   /// Whether there was a micro-step that shadow() can repeat.
   bool can_shadow() const { return !last_calls_.empty(); }
+  /// There is nothing to repeat any more: what is trainable has changed.
+  void forget_calls() { last_calls_.clear(); }
   /// In a micro-step: takes part in it without a forward, as in the last one that had a backward.
   void shadow(const engine::Stream& compute);
   /// Gathers what the next forward needs first.
@@ -79,7 +85,7 @@ class Schedule : public engine::RegionHooks {
   void on_final(std::function<void(Unit&)> fn) { on_final_ = std::move(fn); }
 
   void before_forward(const engine::Block& block, const engine::Tape& tape) override;
-  void after_forward(const engine::Block& block, const engine::Tape& tape) override;
+  void after_forward(const engine::Block& block, const engine::Tape& tape, bool has_ops) override;
   void before_backward(const engine::Block& block, const engine::Tape& tape) override;
   void after_backward(const engine::Block& block, const engine::Tape& tape) override;
 
@@ -89,10 +95,13 @@ class Schedule : public engine::RegionHooks {
     std::size_t begin = 0, end = 0;
   };
   struct Visit {
-    std::size_t first, last;  // block indices
+    std::size_t last;  // block index
     engine::Pass pass;
     Span inside = {};
-    bool will_replay = false;  // backward will visit some of them again
+    int num_regions = 0;       // whose backward is to come
+    bool has_ops = false;      // that were recorded
+    bool is_idle = false;      // its backward needs no parameters
+    bool will_replay = false;  // backward will visit some of those inside again
   };
   // A unit and its visits.
   struct Visitor {
@@ -116,14 +125,17 @@ class Schedule : public engine::RegionHooks {
     const engine::Block* block;
     engine::Pass pass;           // of a forward
     bool has_pending_uses = {};  // behind a visit's backward: the parameters have more to come
+    bool has_ops = {};           // behind a forward: some were recorded
   };
 
   void forget();
+  void begin_backwards();
   const Position& position_of(const engine::Block& block) const;
   void call(const Call& call, const engine::Stream& compute);
   void run(const Call& call, const engine::Stream& compute);
   void begin_forward(const Position& at, const engine::Stream& compute, engine::Pass pass);
-  void end_forward(const Position& at, const engine::Stream& compute);
+  void end_forward(const Position& at, const engine::Stream& compute, bool has_ops);
+  bool joins_visit(const Position& at, engine::Pass pass);
   void begin_backward(const Position& at, const engine::Stream& compute);
   void end_backward(const Position& at, const engine::Stream& compute, bool has_pending_uses);
   bool is_replaying() const { return num_open_backwards_ > 0; }

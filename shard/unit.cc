@@ -6,6 +6,7 @@
 #include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
+#include "shard/grad_norm.h"
 
 namespace tessera::shard {
 
@@ -32,10 +33,10 @@ Unit::Unit(UnitContext& context, std::vector<Block*> blocks, bool is_root)
     : context_(context), blocks_(std::move(blocks)), is_root_(is_root) {
   name_ = blocks_.front()->name;
   if (blocks_.size() > 1) name_ += ".." + blocks_.back()->name;
-  create_flats();
+  create_flats(Values::kInitial);
 }
 
-void Unit::create_flats() {
+void Unit::create_flats(Values values) {
   const Placement& placement = context_.options.placement;
   const Precision& precision = context_.options.precision;
   const Mesh& mesh = context_.mesh;
@@ -48,7 +49,8 @@ void Unit::create_flats() {
     std::vector<std::int64_t> numels;
     for (const Block* block : blocks_) {
       for (Parameter* p : block->parameters) {
-        if (p->trainable != trainable) continue;
+        const auto& ignores = context_.options.ignores;
+        if (p->trainable != trainable || (ignores && ignores(*p))) continue;
         parameters.push_back(p);
         numels.push_back(p->shape.numel());
       }
@@ -80,21 +82,29 @@ void Unit::create_flats() {
                                       Category::kGradient);
   std::int64_t offset_nbytes = 0;
   for (Flat& flat : flats_) {
-    stores_.push_back(std::make_unique<ParameterStore>(StoreContext{.name = name_,
-                                                                    .mesh = mesh,
-                                                                    .memory = context_.memory,
-                                                                    .gather = context_.gather,
-                                                                    .placement = placement,
-                                                                    .dtype = precision.param,
-                                                                    .keeps = !is_root_},
-                                                       flat, gathered_, offset_nbytes));
+    stores_.push_back(std::make_unique<ParameterStore>(
+        StoreContext{.name = name_,
+                     .mesh = mesh,
+                     .memory = context_.memory,
+                     .host_memory = context_.pinned,
+                     .offload = context_.offload.get(),
+                     .host_fraction = context_.options.offload.parameters,
+                     .gather = context_.gather,
+                     .placement = placement,
+                     .dtype = precision.param,
+                     .keeps = !is_root_},
+        flat, gathered_, offset_nbytes));
     offset_nbytes += flat.layout.flat_numel() * size_of(precision.param);
     flat.master = stores_.back()->master();
     if (flat.trainable) {
       gradient_view_ = Tensor(gradient_, 0, {flat.layout.flat_numel()}, precision.accumulate);
     }
     bind(flat, stores_.back()->whole());
-    initialise(flat);
+    if (values == Values::kInitial) initialise(flat);
+  }
+  if (!context_.memory.device().is_cuda()) return;
+  for (Flat& flat : flats_) {
+    flat.segment_table = make_segment_table(context_.memory, flat.segments, name_ + ".segments");
   }
 }
 
@@ -108,26 +118,34 @@ void Unit::bind(const Flat& flat, const Tensor& value) {
 }
 
 void Unit::initialise(Flat& flat) const {
+  if (context_.memory.device().is_meta) return;
   std::vector<float> values;
-  std::vector<std::int64_t> table;
   for (const Segment& s : flat.segments) {
     const Parameter& p = *flat.parameters[s.parameter];
     values.resize(static_cast<std::size_t>(s.numel));
     p.init.write(values.data(), s.parameter_begin, s.numel, p.name, context_.options.seed);
-    copy_from_floats(flat.master.slice(s.shard_begin, {s.numel}), values);
-    table.insert(table.end(), {s.shard_begin, s.numel, static_cast<std::int64_t>(s.parameter)});
+    copy_from_floats(flat.master.slice(s.shard_begin, s.numel), values);
   }
-  if (!context_.memory.device().is_cuda()) return;
-  flat.segment_table = Tensor::from<std::int64_t>(
-      context_.memory, {static_cast<std::int64_t>(flat.segments.size()), 3}, table,
-      name_ + ".segments", Category::kParameterShard);
 }
 
-void Unit::set_up(SlotRing* parameters, SlotRing* gradients, const Tensor& reduce_staging) {
+std::int64_t Unit::sum_nbytes() const {
+  const auto flat = std::ranges::find_if(flats_, &Flat::trainable);
+  return flat == flats_.end() ? 0 : flat->gradient_range.numel * size_of(DType::kF32);
+}
+
+void Unit::set_up(SlotRing* parameters, SlotRing* gradients, const Tensor& reduce_staging,
+                  SumSlot* sum, std::int64_t first_parameter) {
+  first_parameter_ = first_parameter;
   parameter_ring_ = parameters;
   gradient_ring_ = gradients;
   for (Flat& flat : flats_) {
     if (!flat.trainable) continue;
+    const std::int64_t numel = flat.gradient_range.numel;
+    sum_ = SplitTensor::empty(context_.memory, context_.pinned, numel,
+                              context_.options.offload.gradients, DType::kF32, name_ + ".grad_sum",
+                              Category::kGradient);
+    sum_slot_ = sum_.has_host() ? sum : nullptr;
+    flat.has_own_squares = sum_slot_ != nullptr && context_.norm_words.defined();
     const ReducerContext context{.name = name_,
                                  .parameters = flat.parameters,
                                  .layout = flat.layout,
@@ -136,12 +154,41 @@ void Unit::set_up(SlotRing* parameters, SlotRing* gradients, const Tensor& reduc
                                  .mesh = context_.mesh,
                                  .precision = context_.options.precision,
                                  .memory = context_.memory,
+                                 .pinned = context_.pinned,
                                  .stream = context_.reduce,
+                                 .sum = sum_slot_ == nullptr
+                                            ? sum_.device()
+                                            : Tensor(sum_slot_->buffer, 0, {numel}, DType::kF32),
                                  .staging = reduce_staging};
     reducer_ = context_.options.reducer ? context_.options.reducer(context) : make_reducer(context);
-    flat.grad_sum =
-        reducer_->sum().slice(flat.owned.begin - flat.gradient_range.begin, {flat.owned.numel});
+    flat.grad_sum = sum_.slice(flat.owned.begin - flat.gradient_range.begin, flat.owned.numel);
   }
+}
+
+void Unit::tear_down() {
+  if (gradient_slot_ != nullptr) give_gradient_back({});  // of a step that was given up
+  parameter_ring_ = gradient_ring_ = nullptr;
+  for (Flat& flat : flats_) flat.grad_sum = {};
+  reducer_.reset();
+  sum_ = {};
+  sum_slot_ = nullptr;
+  sum_on_device_ = sum_stored_ = {};
+  updated_.clear();
+}
+
+bool Unit::is_cut_otherwise() const {
+  return std::ranges::any_of(flats_, [](const Flat& flat) {
+    return std::ranges::any_of(flat.parameters,
+                               [&](const Parameter* p) { return p->trainable != flat.trainable; });
+  });
+}
+
+void Unit::recut() {
+  flats_.clear();
+  stores_.clear();
+  used_.clear();
+  gradient_view_ = {};
+  create_flats(Values::kNone);
 }
 
 // Parameters
@@ -158,13 +205,15 @@ void Unit::unshard(const Stream& compute, const char* why) {
     reshard(compute);
     return true;
   });
+  was_acquired_ = false;
   gathered_->attach(parameter_slot_->buffer);
   context_.gather.wait(parameter_slot_->last_use);
+  if (context_.offload != nullptr) context_.offload->fetch().wait(parameter_slot_->last_use);
   for (const auto& store : stores_) store->unshard(why);
 }
 
 void Unit::acquire(const Stream& compute) {
-  in_use_ = true;
+  in_use_ = was_acquired_ = true;
   for (const auto& store : stores_) store->wait(compute);
 }
 
@@ -174,6 +223,10 @@ void Unit::reshard(const Stream& compute, bool keep) {
     for (const auto& store : stores_) store->keep(compute, parameter_slot_->buffer);
   }
   engine::Event last_use = compute.record("last_use");
+  if (!was_acquired_) {  // nobody has waited for the gather
+    context_.gather.wait(last_use);
+    last_use = context_.gather.record("gathered");
+  }
   if (context_.memory.poisons()) {
     context_.gather.wait(last_use);
     const Tensor whole(parameter_slot_->buffer, 0, {gathered_->nbytes()}, DType::kU8);
@@ -184,9 +237,25 @@ void Unit::reshard(const Stream& compute, bool keep) {
   parameter_ring_->give_back(*std::exchange(parameter_slot_, nullptr), std::move(last_use));
 }
 
-void Unit::renew(const Stream& stream) {
+void Unit::renew(const Stream& stream, const std::vector<WrittenOnHost>& on_host) {
   reshard(stream);  // what was gathered ahead and not used is out of date
-  for (const auto& store : stores_) store->renew(stream);
+  for (std::size_t i = 0; i < flats_.size(); ++i) {
+    stores_[i]->renew(stream, flats_[i].trainable ? on_host : std::vector<WrittenOnHost>());
+  }
+  if (context_.offload == nullptr) return;
+  updated_.clear();
+  for (const WrittenOnHost& written : on_host) updated_.push_back(written.when);
+  updated_.push_back(stream.record("updated"));
+}
+
+void Unit::renew_all(const Stream& stream) {
+  reshard(stream);
+  for (std::size_t i = 0; i < flats_.size(); ++i) {
+    const SplitTensor& master = flats_[i].master;
+    std::vector<WrittenOnHost> on_host;
+    if (master.has_host()) on_host.push_back({{master.split(), master.host().numel()}, {}});
+    stores_[i]->renew(stream, on_host);
+  }
 }
 
 void Unit::gather_renewed() {
@@ -225,10 +294,56 @@ void Unit::reduce_gradient(const Stream& compute, bool is_last) {
       engine::launch_fill(compute, in_slot(p->grad, *gradient_slot_), 0, "fill_zero", p->name);
     }
   }
+  if (sum_slot_ != nullptr) {
+    fetch_sum(reduced_in_step_);
+  } else {
+    wait_for_updates(context_.reduce);
+  }
   reducer_->reduce(in_slot(gradient_view_, *gradient_slot_), compute.record("gradient_ready"),
                    is_last);
   reduced_in_step_ = true;
   give_gradient_back(context_.reduce.record("reduced"));
+  if (sum_slot_ != nullptr) store_sum(is_last && !reducer_->has_more());
+}
+
+// Updates, which may be made beside all else, read sums.
+void Unit::wait_for_updates(const Stream& stream) {
+  for (const engine::Event& event : updated_) stream.wait(event);
+  updated_.clear();
+}
+
+// Makes the slot of the sum ready for a reduction.
+void Unit::fetch_sum(bool has_sum) {
+  if (!has_sum) return context_.reduce.wait(sum_slot_->last_use);
+  const Stream& up = context_.offload->sums_up();
+  up.wait(sum_slot_->last_use);
+  up.wait(sum_stored_);
+  copy(reducer_->sum(), sum_, up, "fetch sum");
+  context_.reduce.wait(up.record("sum fetched"));
+}
+
+// Of the sum in its slot.
+void Unit::add_squares_of_sum() {
+  has_squares_ = true;
+  const Flat& flat = flats_.front();
+  if (!flat.has_own_squares) return;
+  const Tensor sum =
+      reducer_->sum().slice(flat.owned.begin - flat.gradient_range.begin, {flat.owned.numel});
+  add_squares(context_.reduce, context_.norm_words, flat, sum, first_parameter_);
+}
+
+void Unit::store_sum(bool is_final) {
+  if (is_final) add_squares_of_sum();
+  const Stream& down = context_.offload->sums_down();
+  down.wait(context_.reduce.record("reduced"));
+  wait_for_updates(down);
+  if (sum_.device().defined()) {
+    engine::copy(sum_.device(), reducer_->sum().slice(0, sum_.device().shape()), down, "store sum");
+    sum_on_device_ = down.record("sum on device");
+  }
+  engine::copy(sum_.host(), reducer_->sum().slice(sum_.split(), sum_.host().shape()), down,
+               "store sum");
+  sum_stored_ = sum_slot_->last_use = down.record("sum stored");
 }
 
 void Unit::give_gradient_back(engine::Event last_use) {
@@ -242,20 +357,39 @@ void Unit::give_gradient_back(engine::Event last_use) {
 void Unit::begin_step(const Stream& compute) {
   // Left over from a step that was given up.
   if (gradient_slot_ != nullptr) give_gradient_back(compute.record("left"));
-  reduced_in_step_ = finished_in_step_ = false;
+  reduced_in_step_ = finished_in_step_ = has_squares_ = false;
   std::ranges::fill(used_, std::uint8_t{0});
   if (reducer_ != nullptr) reducer_->begin_step();
 }
 
 void Unit::wait_for_sums(const Stream& stream) {
-  if (!std::exchange(finished_in_step_, true)) reducer_->finish();
+  if (!std::exchange(finished_in_step_, true) && reducer_->has_more()) {
+    if (sum_slot_ != nullptr) fetch_sum(true);
+    reducer_->finish();
+    if (sum_slot_ != nullptr) store_sum(true);
+  }
+  if (sum_slot_ != nullptr && !has_squares_) {  // the last micro-step did not reduce it
+    fetch_sum(true);
+    add_squares_of_sum();
+    sum_slot_->last_use = context_.reduce.record("squares");
+  }
   stream.wait(context_.reduce.record("reduced"));
+  if (sum_slot_ != nullptr) stream.wait(sum_on_device_);
 }
 
 void Unit::finish_step(const Stream& compute) {
   if (reducer_ == nullptr) return;
   if (reduced_in_step_) return wait_for_sums(compute);
-  engine::launch_fill(compute, reducer_->sum(), 0, "fill_zero", name_);
+  if (sum_slot_ == nullptr) {
+    wait_for_updates(compute);
+    engine::launch_fill(compute, sum_.device(), 0, "fill_zero", name_);
+    return;
+  }
+  fetch_sum(false);
+  engine::launch_fill(context_.reduce, reducer_->sum(), 0, "fill_zero", name_);
+  store_sum(true);
+  compute.wait(context_.reduce.record("reduced"));
+  compute.wait(sum_on_device_);
 }
 
 void Unit::set_unused(std::vector<std::uint8_t> unused) {

@@ -17,6 +17,7 @@
 #include "shard/flat.h"
 #include "shard/gradient_check.h"
 #include "shard/mesh.h"
+#include "shard/offload.h"
 #include "shard/options.h"
 #include "shard/parameter_store.h"
 #include "shard/reducer.h"
@@ -28,11 +29,15 @@ namespace tessera::shard {
 struct UnitContext {
   Mesh mesh;
   engine::Memory memory;
-  engine::Memory pinned;  ///< what the host reads of a GPU's; plain on the CPU
+  engine::Memory pinned;  ///< page-locked memory of the host; plain on the CPU
   engine::Stream gather;  ///< gathers of parameters
   engine::Stream reduce;  ///< reductions of gradients
   FsdpOptions options;
   std::shared_ptr<GradientCheck> check = nullptr;  ///< if the options ask for it
+  std::unique_ptr<Offload> offload = nullptr;      ///< the same
+  /// On a GPU that offloads sums: where their squares are added, before they leave, for
+  /// reduce_norm(). Cleared before each step.
+  engine::Tensor norm_words = {};
 };
 
 class Unit {
@@ -49,12 +54,26 @@ class Unit {
   /// What a parameter slot holds: 0 if the parameters are whole on every rank.
   std::int64_t gathered_nbytes() const { return gathered_->nbytes(); }
   std::int64_t gradient_nbytes() const { return gradient_->nbytes(); }
-  /// Where slots come from, and the staging of reductions; set once, before the first step.
-  void set_up(SlotRing* parameters, SlotRing* gradients, const engine::Tensor& reduce_staging);
+  /// What the sum of gradients takes: 0 without trainable parameters.
+  std::int64_t sum_nbytes() const;
+  /// Where slots come from, and the staging of reductions; set before the first step, and anew
+  /// behind tear_down(). `sum`: null if the sums of gradients are not offloaded. `first_parameter`:
+  /// how many trainable ones earlier units have.
+  void set_up(SlotRing* parameters, SlotRing* gradients, const engine::Tensor& reduce_staging,
+              SumSlot* sum, std::int64_t first_parameter);
+
+  /// Takes back what set_up() made; between steps, with nothing gathered.
+  void tear_down();
+  /// Whether some parameter's `trainable` is no longer that of its flat.
+  bool is_cut_otherwise() const;
+  /// Between tear_down() and set_up(): lays the parameters out anew, uninitialised.
+  void recut();
 
   // Parameters.
 
   bool unsharded() const { return gathered_->resident(); }
+  /// Between acquire() and release().
+  bool in_use() const { return in_use_; }
   bool can_prefetch() const;
   /// Starts the gather, unless unsharded. `why` ends the collective's label.
   void unshard(const engine::Stream& compute, const char* why);
@@ -64,9 +83,12 @@ class Unit {
   /// Gives the slot back once `compute` has done what it was told so far. `keep`: with what the
   /// placement keeps after forward.
   void reshard(const engine::Stream& compute, bool keep = false);
-  /// Masters were written by `stream`: renews this rank's part of the copies that are computed
-  /// with, and gives gathered ones back. What was gathered is in use no more.
-  void renew(const engine::Stream& stream);
+  /// Masters of the trainable flat were written by `stream`, and what of them lies on the host as
+  /// `on_host` says: renews this rank's part of the copies that are computed with, and gives
+  /// gathered ones back. What was gathered is in use no more.
+  void renew(const engine::Stream& stream, const std::vector<WrittenOnHost>& on_host);
+  /// The same where any masters were written, and all are there.
+  void renew_all(const engine::Stream& stream);
   /// Behind renew(): gathers what other ranks renewed. Until then only gathers may read the copies.
   void gather_renewed();
 
@@ -83,20 +105,30 @@ class Unit {
   // The step.
 
   void begin_step(const engine::Stream& compute);
-  /// Behind the last reduction: makes `stream` wait for the sums.
+  /// Behind the last reduction: makes `stream` wait for the sums, but for what of them lies on the
+  /// host.
   void wait_for_sums(const engine::Stream& stream);
+  /// When that is there.
+  const engine::Event& sum_stored() const { return sum_stored_; }
   /// The same at the end of a step. Without any reduction the sums are zero.
   void finish_step(const engine::Stream& compute);
+  /// Of the trainable flat; null if there is none, or before set_up().
+  Reducer* reducer() const { return reducer_.get(); }
   /// Whether this rank's backward reached each trainable parameter in the step.
   const std::vector<std::uint8_t>& used() const { return used_; }
   /// Sets Flat::unused of the trainable flat.
   void set_unused(std::vector<std::uint8_t> unused);
 
  private:
-  void create_flats();
+  enum class Values { kInitial, kNone };
+  void create_flats(Values values);
   void bind(const Flat& flat, const engine::Tensor& value);
   void initialise(Flat& flat) const;
   void give_gradient_back(engine::Event last_use);
+  void fetch_sum(bool has_sum);
+  void store_sum(bool is_final);
+  void add_squares_of_sum();
+  void wait_for_updates(const engine::Stream& stream);
 
   UnitContext& context_;
   std::vector<engine::Block*> blocks_;
@@ -109,12 +141,19 @@ class Unit {
   std::vector<std::unique_ptr<ParameterStore>> stores_;  // of each flat
   std::unique_ptr<Reducer> reducer_;                     // of the trainable flat
   engine::Tensor gradient_view_;                         // (flat_numel), accumulation dtype
+  SplitTensor sum_;              // where the reducer's sum lies between reductions
+  SumSlot* sum_slot_ = nullptr;  // where it lies in them, if `sum_` is partly on the host
+  engine::Event sum_on_device_, sum_stored_;  // in the parts of sum_, the host's last
+  std::vector<engine::Event> updated_;        // sum_ was read for the last time
   SlotRing* parameter_ring_ = nullptr;
   SlotRing* gradient_ring_ = nullptr;
   SlotRing::Slot* parameter_slot_ = nullptr;
   SlotRing::Slot* gradient_slot_ = nullptr;
   bool in_use_ = false;
+  bool was_acquired_ = false;  // since the last unshard()
   bool reduced_in_step_ = false, finished_in_step_ = false;
+  bool has_squares_ = false;  // of the step's sum
+  std::int64_t first_parameter_ = 0;
 };
 
 }  // namespace tessera::shard

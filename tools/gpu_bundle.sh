@@ -7,7 +7,7 @@ set -euo pipefail
 
 die() { echo "gpu_bundle: $*" >&2; exit 1; }
 
-max_mib=60
+max_mib=63
 strip=--strip-all
 to=
 for argument; do

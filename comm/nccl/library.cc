@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include "comm/nccl.h"
 #include "engine/error.h"
 
 namespace tessera::comm {
@@ -61,6 +62,10 @@ std::shared_ptr<const NcclLibrary> NcclLibrary::load(const std::string& path) {
   find(handle, "ncclSend", where, l.send);
   find(handle, "ncclRecv", where, l.recv);
   return library;
+}
+
+std::string nccl_version(const std::string& library_path) {
+  return version_text(NcclLibrary::load(library_path)->version);
 }
 
 }  // namespace tessera::comm

@@ -80,7 +80,7 @@ class ProcessRank final : public NcclGroup {
     compare(exchange({}, call), call);
   }
 
-  std::unique_ptr<ProcessGroup> split(int color, int key) override {
+  std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
     const Call call = announce("split", "split");
     const auto records = exchange({.color = color, .key = key}, call);
     compare(records, call);

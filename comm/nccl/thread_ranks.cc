@@ -68,7 +68,7 @@ class NcclThreadGroup final : public NcclGroup {
   void barrier(std::string_view label) override { self_.barrier(label); }
 
   // The last to come makes the communicators of all.
-  std::unique_ptr<ProcessGroup> split(int color, int key) override {
+  std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
     const auto [group, rank] = self_.split(color, key);
     std::shared_ptr<NcclEndpoints> endpoints;
     const auto run = [&, &group = group](std::span<const Slot> slots, int block, std::int64_t) {

@@ -23,7 +23,7 @@ class ThreadsGroup final : public ProcessGroup {
   void declare(std::string_view what) override { self_.declare(what); }
   void barrier(std::string_view label) override { self_.barrier(label); }
 
-  std::unique_ptr<ProcessGroup> split(int color, int key) override {
+  std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
     ThreadRank::Part part = self_.split(color, key);
     return std::make_unique<ThreadsGroup>(std::move(part.group), part.rank,
                                           ThreadRank::Kind::kSplit);

@@ -9,18 +9,18 @@
 #include <memory>
 
 #include "engine/copy.h"
-#include "ops/gemm_algorithms.h"
-#include "ops/gemm_cuda.h"
+#include "engine/gemm/gemm_algorithms.h"
+#include "engine/gemm/gemm_cuda.h"
 #include "third_party/cuda/emulation/control.h"
 
 namespace tessera::cuda_emulation {
 namespace {
 
 using engine::DType;
+using engine::GemmAlgorithms;
 using engine::Memory;
 using engine::Stream;
 using engine::Tensor;
-using ops::GemmAlgorithms;
 
 // Descriptors of D (m, n) = A (m, k) B (k, n), all column-major and packed.
 struct Descriptors {
@@ -142,10 +142,10 @@ float multiply(const Stream& stream, const Memory& memory) {
   stream.launch(
       {.name = "gemm"}, [] {},
       [&](const auto& cuda_stream) {
-        ops::gemm_cuda(cuda_stream, memory,
-                       {.a = ops::device_matrix(a, 8, kDepth),
-                        .b = ops::device_matrix(b, kDepth, 8),
-                        .c = ops::device_matrix(c, 8, 8)});
+        engine::gemm_cuda(cuda_stream, memory,
+                          {.a = engine::device_matrix(a, 8, kDepth),
+                           .b = engine::device_matrix(b, kDepth, 8),
+                           .c = engine::device_matrix(c, 8, 8)});
       });
   EXPECT_EQ(calls().launches, 1);
   EXPECT_EQ(calls().blocking, 0);
@@ -164,7 +164,7 @@ TEST(CublasLtTest, ProductsTakeTheAlgorithmOfTheFile) {
     std::string rest;
     for (int i = 0; i < 13; ++i) rest += " 00000000";
     algorithms->load(key + id + rest, "gemm.txt");
-    ops::set_gemm_algorithms(stream, algorithms);
+    engine::set_gemm_algorithms(stream, algorithms);
     return multiply(stream, memory);
   };
   const Stream stream = Stream::cuda("compute", 0);

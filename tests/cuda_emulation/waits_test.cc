@@ -9,16 +9,12 @@
 #include <vector>
 
 #include "tests/testing/program.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/temp_folder.h"
 
 namespace tessera::cuda_emulation {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kTsan = true;
-#else
-constexpr bool kTsan = false;
-#endif
 constexpr const char* kProgram = "tests/cuda_emulation/toy_steps";
 
 // With `removed`, a wait and how late to make what it covers, taken away. Accounts for all waits in
@@ -118,7 +114,8 @@ void expect_all_needed(const std::string& strategy, int num_masked) {
     unnoticed += fmt::format("\n  {} for tasks {} to {} of {}", wait.name, wait.first_task,
                              wait.last_task, wait.stream);
   }
-  EXPECT_LE(num_unnoticed, kTsan ? 0 : num_masked) << "not noticed when removed:" << unnoticed;
+  EXPECT_LE(num_unnoticed, testing::kUnderTsan ? 0 : num_masked)
+      << "not noticed when removed:" << unnoticed;
   fmt::print(
       "{}: of rank 0's waits {} are needed, {} redundant, {} superseded, {} for peers, {} of "
       "copies; "

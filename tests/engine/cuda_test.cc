@@ -2,10 +2,17 @@
 // work.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <future>
 #include <mutex>
+#include <numeric>
+#include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/copy.h"
@@ -76,6 +83,88 @@ TEST(Cuda, EventsOrderStreams) {
 }
 
 // f32 and bf16, any mix; sizes with and without tails; addresses that allow wide accesses or not.
+// Work of the host, here 1 for the tensor `x`, that begins when `go` is set.
+Event fill_when_told(const Stream& host, const Tensor& x, std::promise<void>& go) {
+  host.launch({.name = "fill"}, [x, told = go.get_future().share()] {
+    told.wait();
+    std::ranges::fill(x.span<float>(), 1.0f);
+  });
+  return host.record("filled");
+}
+
+TEST(Cuda, WaitsForTheHostWithoutHoldingUpWhoLaunches) {
+  const Stream compute = Stream::cuda("compute", 0), host = Stream::worker_cpu("host");
+  const Memory device(compute), pinned = Memory::pinned(compute);
+  const Tensor on_device = Tensor::zeros(device, {40}, DType::kF32);
+  for (int round = 0; round < 3; ++round) {
+    const Tensor x = Tensor::zeros(pinned, {40}, DType::kF32);
+    std::promise<void> go;
+    const Event filled = fill_when_told(host, x, go);
+    EXPECT_FALSE(filled.reached());
+    compute.wait(filled);
+    copy(on_device, x, compute);
+    const Event copied = compute.record("copied");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_FALSE(copied.reached());
+    go.set_value();
+    EXPECT_EQ(to_vector<float>(on_device), std::vector<float>(40, 1.0f)) << round;
+    launch_fill(compute, on_device, 0, "clear");
+  }
+}
+
+// Each event has a word of its own, however the hosts overtake each other.
+TEST(Cuda, WaitsForManyHostsAtATime) {
+  const Stream compute = Stream::cuda("compute", 0), other = compute.sibling("other");
+  const Stream hosts[] = {Stream::worker_cpu("a"), Stream::worker_cpu("b")};
+  const Memory device(compute), pinned = Memory::pinned(compute);
+  const Tensor x = Tensor::zeros(pinned, {2, 40}, DType::kF32);
+  const Tensor of_a = Tensor::zeros(device, {40}, DType::kF32);
+  const Tensor of_b = Tensor::zeros(device, {40}, DType::kF32);
+  std::promise<void> go_a, go_b;
+  const Event a = fill_when_told(hosts[0], x.slice(0, {40}), go_a);
+  const Event b = fill_when_told(hosts[1], x.slice(40, {40}), go_b);
+  other.wait(device.allocated());
+  compute.wait(a);
+  compute.wait(b);
+  other.wait(b);
+  copy(of_b, x.slice(40, {40}), other);
+  copy(of_a, x.slice(0, {40}), compute);
+  const Event copied = compute.record("copied");
+  go_b.set_value();
+  other.synchronize();
+  EXPECT_FALSE(copied.reached());
+  go_a.set_value();
+  EXPECT_EQ(to_vector<float>(of_a), std::vector<float>(40, 1.0f));
+  EXPECT_EQ(to_vector<float>(of_b), std::vector<float>(40, 1.0f));
+}
+
+TEST(Cuda, ManyWaitsForTheHostNeedNoMoreMemory) {
+  const Stream compute = Stream::cuda("compute", 0), host = Stream::worker_cpu("host");
+  for (int i = 0; i < 5000; ++i) {
+    host.launch({.name = "nothing"}, [] {});
+    compute.wait(host.record("done"));
+  }
+  compute.synchronize();
+}
+
+TEST(Cuda, TellsWhatTheHostFailedWith) {
+  const Stream host = Stream::worker_cpu("host");
+  const Stream compute = Stream::cuda("compute", 0), later = compute.sibling("later");
+  std::promise<void> go;
+  host.launch({.name = "fail"}, [told = go.get_future().share()] {
+    told.wait();
+    throw std::runtime_error("planted");
+  });
+  const Event failed = host.record("failed");
+  compute.wait(failed);
+  go.set_value();
+  EXPECT_EQ(error_of<std::runtime_error>([&] { compute.synchronize(); }), "planted");
+  EXPECT_EQ(error_of<std::runtime_error>([&] { compute.launch({.name = "next"}, [] {}); }),
+            "planted");
+  EXPECT_EQ(error_of<std::runtime_error>([&] { later.wait(failed); }), "planted");
+  EXPECT_NO_THROW(later.synchronize());
+}
+
 TEST(Cuda, ElementwiseHasTheBitsOfTheCpu) {
   const Stream compute = Stream::cuda("compute", 0), cpu = Stream::inline_cpu("cpu");
   const Memory device(compute), host;
@@ -198,6 +287,42 @@ TEST(Cuda, ListenersHearWithoutASynchronisation) {
   compute.synchronize();
   EXPECT_EQ(listener.count, kLaunches);
   EXPECT_TRUE(listener.ordered);
+}
+
+TEST(Cuda, ListenersHearWhatTheyWantWhenTheStreamEnds) {
+  struct Listener : LaunchListener {
+    std::optional<std::uint64_t> on_enqueue(const LaunchRequest&) noexcept override {
+      ++asked;
+      return asked >= 100 && asked < 300 ? std::optional(asked) : std::nullopt;
+    }
+    void on_launch(const LaunchRecord& record) noexcept override {
+      told.push_back(record.ticket);
+      ordered = ordered && record.begin_ns <= record.end_ns && record.begin_ns >= last;
+      last = record.end_ns;
+    }
+    std::uint64_t asked = 0;
+    std::vector<std::uint64_t> told;
+    bool ordered = true;
+    std::int64_t last = 0;
+  } listener;
+  const auto now_ns = [] {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  };
+  const std::int64_t begin = now_ns();
+  {
+    const Stream compute = Stream::cuda("compute", 0, {.listener = &listener});
+    const Memory memory(compute);
+    const Tensor t = Tensor::empty(memory, {7}, DType::kF32, "t");
+    for (int i = 0; i < 310; ++i) launch_set(compute, t, 1, "set");
+  }
+  std::vector<std::uint64_t> expected(200);
+  std::iota(expected.begin(), expected.end(), 100);
+  EXPECT_EQ(listener.told, expected);
+  EXPECT_TRUE(listener.ordered);
+  EXPECT_GE(listener.last, begin);
+  EXPECT_LE(listener.last, now_ns() + 1'000'000) << "times of the host's clock";
 }
 
 TEST(Cuda, MaterializedParametersHaveTheValuesOfTheCpu) {

@@ -1,6 +1,8 @@
 // Recomputed regions: several outputs, outputs that were there before, tensors that escape, and
 // regions in which nothing wants a gradient.
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/engine/tape_testing.h"
@@ -255,7 +257,7 @@ TEST_F(RegionTest, ARegionInWhichNothingIsWantedIsNotRunAgain) {
     EXPECT_EQ(runs, 1);
     EXPECT_EQ(w.grad.item(), 1);
     w.grad_written = false;
-    EXPECT_EQ(log, (std::vector<std::string>{"+f lower", "-f lower", "+f upper", "-f upper",
+    EXPECT_EQ(log, (std::vector<std::string>{"+f lower", "-f, no op: lower", "+f upper", "-f upper",
                                              "+b upper", "-b upper", "+b lower", "-b lower"}));
   }
 }
@@ -311,6 +313,66 @@ TEST_F(RegionTest, ASliceOfAWatchedTensorIsRefused) {
   EXPECT_THROW(tape.needs_grad(both), InvalidArgument) << "it is watched still";
   tape.clear();
   EXPECT_FALSE(tape.needs_grad(both));
+}
+
+// What launches are for, as listeners learn it.
+TEST(Scopes, NameTheRegionAndThePass) {
+  struct Listener : LaunchListener {
+    std::optional<std::uint64_t> on_enqueue(const LaunchRequest& request) noexcept override {
+      seen += std::string(request.work.name) + " " + std::string(request.scope.block) + " " +
+              std::string(request.scope.phase) + "\n";
+      return std::nullopt;
+    }
+    void on_launch(const LaunchRecord&) noexcept override {}
+    std::string seen;
+  } listener;
+  const Memory memory;
+  const Stream compute = Stream::inline_cpu("compute", {.listener = &listener});
+  Tape tape(memory, compute);
+  const Block root{"root", {}, nullptr}, plain{"plain", {}, nullptr}, again{"again", {}, nullptr},
+      inner{"inner", {}, nullptr};
+  const Tensor x = Tensor::from<float>(memory, {1}, std::vector<float>{1}, "x");
+  tape.watch(x);
+  // y = x
+  const auto op = [&](const Tensor& in, const char* name) {
+    const bool wanted = tape.needs_grad(in);
+    const Tensor out = tape.empty(in.shape(), in.dtype(), "out");
+    compute.launch({.name = name}, [] {});
+    if (!wanted) return out;
+    tape.record(name, out, [&, in, name](const Tensor& dout) {
+      compute.launch({.name = name}, [] {});
+      tape.pass_grad(in, dout);
+    });
+    return out;
+  };
+  const auto forward = [&] {
+    return tape.region(root, [&] {
+      const Tensor h = tape.region(plain, [&] { return op(op(x, "a"), "b"); });
+      const Tensor g = tape.region(
+          again, [&, h] { return tape.region(inner, [&, h] { return op(op(h, "c"), "d"); }); },
+          {.recompute = true});
+      return op(g, "loss");
+    });
+  };
+  const Tensor loss = forward();
+  EXPECT_EQ(std::exchange(listener.seen, ""),
+            "a plain forward\nb plain forward\nc inner forward\nd inner forward\n"
+            "loss root forward\n");
+  tape.backward(loss);
+  EXPECT_EQ(std::exchange(listener.seen, ""),
+            "tape.dloss  \nloss root backward\nc inner recompute\nd inner recompute\n"
+            "d inner backward\nc inner backward\nb plain backward\na plain backward\n");
+  // An error leaves none behind.
+  const Tensor bad = forward();
+  const Tensor end = tape.region(root, [&] {
+    const Tensor out = tape.empty(bad.shape(), bad.dtype(), "out");
+    tape.record("bad", out, [](const Tensor&) { fail("broken"); });
+    return out;
+  });
+  EXPECT_THROW(tape.backward(end), InvalidArgument);
+  listener.seen.clear();
+  op(x, "behind");
+  EXPECT_EQ(listener.seen, "behind  \n");
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -246,6 +247,55 @@ TEST(Listener, IsToldOfEveryLaunchInOrder) {
     EXPECT_GE(seen[0].end_ns - seen[0].begin_ns, 2'000'000);
     EXPECT_EQ(seen[1].name, "empty");
     EXPECT_GE(seen[1].begin_ns, seen[0].end_ns);
+  }
+}
+
+// Takes every other launch, and remembers what it was asked.
+class Choosy : public LaunchListener {
+ public:
+  std::optional<std::uint64_t> on_enqueue(const LaunchRequest& request) noexcept override {
+    asked.push_back(std::string(request.work.name) + " " + request.stream + " " +
+                    std::string(request.scope.block) + " " + std::string(request.scope.phase));
+    thread = std::this_thread::get_id();
+    if (asked.size() % 2 == 0) return std::nullopt;
+    return asked.size();
+  }
+  void on_launch(const LaunchRecord& record) noexcept override {
+    told.emplace_back(std::string(record.work.name), record.ticket);
+  }
+
+  std::vector<std::string> asked;
+  std::thread::id thread;
+  std::vector<std::pair<std::string, std::uint64_t>> told;
+};
+
+TEST(Listener, IsAskedBeforeALaunchAndToldOfWhatItTakes) {
+  for (const bool is_inline : {true, false}) {
+    Choosy listener;
+    {
+      const StreamOptions options{.listener = &listener};
+      const Stream stream =
+          is_inline ? Stream::inline_cpu("s", options) : Stream::worker_cpu("s", options);
+      Gate gate;
+      if (is_inline) gate.open();
+      stream.launch({.name = "a"}, gate.pass());
+      stream.push_scope({"root", "forward"});
+      stream.launch({.name = "b"}, [] {});
+      stream.push_scope({"h.0", "backward"});
+      stream.launch({.name = "c"}, [] {});
+      stream.pop_scope();
+      stream.launch({.name = "d"}, [] {});
+      stream.pop_scope();
+      stream.launch({.name = "e"}, [] {});
+      EXPECT_EQ(listener.asked,
+                (std::vector<std::string>{"a s  ", "b s root forward", "c s h.0 backward",
+                                          "d s root forward", "e s  "}))
+          << "when it is launched, not when it runs";
+      EXPECT_EQ(listener.thread, std::this_thread::get_id());
+      if (!is_inline) gate.open();
+    }
+    EXPECT_EQ(listener.told,
+              (std::vector<std::pair<std::string, std::uint64_t>>{{"a", 1}, {"c", 3}, {"e", 5}}));
   }
 }
 

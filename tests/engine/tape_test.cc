@@ -393,7 +393,7 @@ TEST_F(TapeTest, AReplayHoldsItsUsesUntilItHasRecordedThemAgain) {
     std::vector<std::int64_t>* pending;
     Parameter* w;
     void before_forward(const Block&, const Tape& tape) override { see(tape); }
-    void after_forward(const Block&, const Tape& tape) override { see(tape); }
+    void after_forward(const Block&, const Tape& tape, bool) override { see(tape); }
     void before_backward(const Block&, const Tape& tape) override { see(tape); }
     void after_backward(const Block&, const Tape& tape) override { see(tape); }
     void see(const Tape& tape) const { pending->push_back(tape.pending_uses(*w)); }

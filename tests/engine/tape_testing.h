@@ -60,7 +60,9 @@ struct LoggingHooks : RegionHooks {
   std::vector<std::string>* log;
   explicit LoggingHooks(std::vector<std::string>* l) : log(l) {}
   void before_forward(const Block& b, const Tape&) override { log->push_back("+f " + b.name); }
-  void after_forward(const Block& b, const Tape&) override { log->push_back("-f " + b.name); }
+  void after_forward(const Block& b, const Tape&, bool has_ops) override {
+    log->push_back((has_ops ? "-f " : "-f, no op: ") + b.name);
+  }
   void before_backward(const Block& b, const Tape&) override { log->push_back("+b " + b.name); }
   void after_backward(const Block& b, const Tape&) override { log->push_back("-b " + b.name); }
 };

@@ -45,7 +45,7 @@ class LoggedGroup : public comm::ForwardingGroup {
   LoggedGroup(std::unique_ptr<comm::ProcessGroup> inner, CollectiveLog& log)
       : ForwardingGroup(std::move(inner)), log_(log) {}
 
-  std::unique_ptr<comm::ProcessGroup> split(int color, int key) override {
+  std::unique_ptr<comm::ProcessGroup> make_part(int color, int key) override {
     return std::make_unique<LoggedGroup>(inner().split(color, key), log_);
   }
 

@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <future>
 #include <limits>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/copy.h"
@@ -13,6 +17,7 @@
 #include "engine/elementwise.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/sanitizers.h"
 
 namespace tessera::shard {
 namespace {
@@ -51,6 +56,7 @@ TEST(CudaFsdp, EveryStrategyHasTheBitsOfTheCpu) {
   for (const int ranks : {1, 2, 3, 4}) {
     for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
       for (const int prefetch : {0, 1, 2}) {
+        if (testing::kIsSlow && prefetch != ranks % 3) continue;
         expect_bits_of_the_cpu(
             {.ranks = ranks,
              .poison = true,
@@ -73,6 +79,95 @@ TEST(CudaFsdp, EveryOptionHasTheBitsOfTheCpu) {
       {.blocks = 5,
        .numel = 77,
        .options = {.placement = Placement::preset("zero1"), .bucket_nbytes = 1300}});
+}
+
+TEST(CudaFsdp, OffloadHasTheBitsOfTheCpu) {
+  for (const OffloadOptions& offload :
+       {OffloadOptions{.parameters = 1, .gradients = 1, .optimizer = 1},
+        OffloadOptions{.parameters = 0.4, .gradients = 0.7, .optimizer = 0.2, .threads = 2},
+        OffloadOptions{.parameters = 0.2, .gradients = 0.4, .optimizer = 0.7},
+        OffloadOptions{.parameters = 1}, OffloadOptions{.gradients = 1},
+        OffloadOptions{.optimizer = 1}}) {
+    for (const char* strategy : {"zero3", "zero1", "ddp"}) {
+      for (const bool is_bf16 : {false, true}) {
+        if (testing::kIsSlow && is_bf16 != (offload.optimizer < 1)) continue;
+        Training run{.accum = 2, .blocks = 4, .numel = 700, .max_norm = 0.5, .poison = true};
+        run.options.placement = Placement::preset(strategy);
+        run.options.precision.param = is_bf16 ? DType::kBF16 : DType::kF32;
+        run.options.offload = offload;
+        run.adamw = is_bf16;
+        if (!is_bf16 && offload.parameters > 0 && std::string(strategy) != "zero3") continue;
+        expect_bits_of_the_cpu(run);
+        run.delay_seed = 3;
+        run.max_norm = 0;
+        run.in_backward = UpdateGathers::kInterleaved;
+        expect_bits_of_the_cpu(run);
+      }
+    }
+  }
+}
+
+// p -= g, on the host once it is told.
+class Held : public Optimizer {
+ public:
+  Held(Fsdp& fsdp, std::shared_future<void> told)
+      : Optimizer(fsdp, {"m"}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }),
+        told_(std::move(told)) {}
+  ~Held() override { end_updates(); }
+
+ private:
+  void prepare(const Step&) override {}
+  void update(const Target& target, const engine::Stream& stream) override {
+    stream.launch({.name = "held"}, [told = told_, p = target.master, g = target.grad_sum] {
+      EXPECT_EQ(told.wait_for(std::chrono::seconds(2)), std::future_status::ready);
+      const auto values = p.span<float>();
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] -= g.span<float>()[i];
+    });
+  }
+  std::shared_future<void> told_;
+};
+
+// Update, forward and backward are all launched before the host has updated anything.
+TEST(CudaFsdp, WhoLaunchesNeverWaitsForTheHostThatUpdates) {
+  for (const bool in_backward : {false, true}) {
+    std::vector<float> result[2];
+    for (const bool is_held : {false, true}) {
+      comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+        const auto compute = engine::Stream::cuda("compute", 0);
+        const engine::Memory memory(compute);
+        engine::Tape tape(memory, compute);
+        ToyModel model(3, 300);
+        Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
+                  {.offload = {.parameters = 1, .gradients = 1, .optimizer = 1}});
+        std::promise<void> go;
+        if (!is_held) go.set_value();
+        Held optimizer(fsdp, go.get_future().share());
+        const Tensor x = Tensor::zeros(memory, {300}, DType::kF32, "x");
+        for (int step = 0; step < 2; ++step) {
+          if (in_backward) optimizer.step_in_backward(0.1);
+          fsdp.begin_step();
+          tape.backward(model.loss(tape, x));
+          const GradNorm norm = fsdp.finish_step();
+          if (!in_backward) optimizer.step(0.1, {});
+          if (!is_held) continue;
+          // The first step ends without the host, norm and all; the second needs what it updates.
+          const engine::Event end = compute.record("step");
+          const auto late = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+          while (!end.reached() && std::chrono::steady_clock::now() < late) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          }
+          EXPECT_EQ(end.reached(), step == 0);
+          EXPECT_EQ(norm.is_known(), step == 0);
+        }
+        if (is_held) go.set_value();
+        for (const engine::Parameter* p : fsdp.parameters()) {
+          const std::vector<float> values = fsdp.full_parameter(*p);
+          result[is_held].insert(result[is_held].end(), values.begin(), values.end());
+        }
+      });
+    }
+    EXPECT_EQ(result[0], result[1]);
+  }
 }
 
 TEST(CudaFsdp, UpdatesInBackwardHaveTheBitsOfTheCpu) {
@@ -115,8 +210,10 @@ TEST(CudaFsdp, CollectivesHaveTheOrderOfTheCpu) {
 
 // One rank and one scale: loss = sum(scale^2 x).
 struct OneRank {
-  explicit OneRank(comm::ProcessGroup& world, float first)
-      : model(0, 4), fsdp(world, memory, compute, {}, &model.root, {}), optimizer(fsdp, {}) {
+  explicit OneRank(comm::ProcessGroup& world, float first, const OffloadOptions& offload = {})
+      : model(0, 4),
+        fsdp(world, memory, compute, {}, &model.root, {.offload = offload}),
+        optimizer(fsdp, {}) {
     fsdp.load(model.scale, std::vector<float>(4, 1.0f));
     fsdp.parameters_changed();
     backward(first);
@@ -149,19 +246,25 @@ TEST(CudaFsdp, AGradientThatIsNotFiniteChangesNothingAndIsNamed) {
 }
 
 TEST(CudaFsdp, AStepThatIsSkippedIsNotCounted) {
-  std::vector<std::vector<float>> after;
-  for (const bool skips : {false, true}) {
-    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
-      OneRank rank(world, skips ? std::nanf("") : 0.5f);
-      rank.optimizer.step(0.1, rank.fsdp.finish_step(), 1);
-      if (skips) {
-        rank.backward(0.5f);
-        rank.optimizer.step(0.1, rank.fsdp.finish_step(), 1);
-      }
-      after.push_back(rank.fsdp.full_parameter(rank.model.scale));
-    });
+  for (const double offload : {0, 1}) {
+    std::vector<std::vector<float>> after;
+    for (const bool skips : {false, true}) {
+      comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+        OneRank rank(world, skips ? std::nanf("") : 0.5f,
+                     {.parameters = offload, .gradients = offload, .optimizer = offload});
+        const GradNorm norm = rank.fsdp.finish_step();
+        EXPECT_EQ(norm.not_finite(), skips ? "scale" : "");
+        rank.optimizer.step(0.1, norm, 1);
+        if (skips) {
+          rank.backward(0.5f);
+          rank.optimizer.step(0.1, rank.fsdp.finish_step(), 1);
+        }
+        EXPECT_EQ(rank.optimizer.num_steps(), 1);
+        after.push_back(rank.fsdp.full_parameter(rank.model.scale));
+      });
+    }
+    EXPECT_EQ(after[0], after[1]);
   }
-  EXPECT_EQ(after[0], after[1]);
 }
 
 // Elements 0, 150 and 299 of a parameter of 300 lie on the first, the middle and the last rank.

@@ -22,6 +22,7 @@
 #include "shard/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_training.h"
+#include "tests/shard/watch.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::shard {
@@ -37,9 +38,11 @@ using testing::CollectiveLog;
 using testing::error_of;
 using testing::has;
 using testing::LoggedGroup;
+using testing::loss_with;
 using testing::ToyModel;
 using testing::train;
 using testing::Training;
+using testing::Watch;
 
 constexpr UpdateGathers kBoth[] = {UpdateGathers::kInterleaved, UpdateGathers::kContiguous};
 
@@ -134,48 +137,6 @@ TEST(EarlyUpdate, HasTheBitsOfAStepBehindWhereARankHasNoBatch) {
   EXPECT_EQ(run(true), run(false));
 }
 
-// Told of launches; lets a thread wait for one.
-class Watch : public engine::LaunchListener {
- public:
-  void on_launch(const engine::LaunchRecord& record) noexcept override {
-    const std::lock_guard lock(mutex_);
-    seen_.push_back(std::string(record.work.name) + " " + record.work.detail);
-    changed_.notify_all();
-  }
-  bool wait_for(const std::string& launch) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(10),
-                             [&] { return std::ranges::find(seen_, launch) != seen_.end(); });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::string> seen_;
-};
-
-// The loss of `model`, calling `fn` in the backward of its first block.
-Tensor loss_with(Tape& tape, ToyModel& model, const std::function<void()>& fn) {
-  return tape.region(model.root, [&] {
-    Tensor x = testing::affine(tape, Tensor::zeros(tape.memory(), {40}, engine::DType::kF32),
-                               model.scale, nullptr);
-    for (const auto& layer : model.layers) {
-      x = tape.region(layer->block, [&] {
-        const Tensor y = testing::affine(tape, x, layer->weight, &layer->bias);
-        if (layer != model.layers.front()) return y;
-        const Tensor passed = tape.empty(y.shape(), y.dtype(), "watch");
-        engine::copy(passed, y, tape.stream(), "watch");
-        tape.record("watch", passed, [&tape, fn, y](const Tensor& dy) {
-          fn();
-          tape.pass_grad(y, dy);
-        });
-        return passed;
-      });
-    }
-    return testing::sum(tape, x);
-  });
-}
-
 // The backward of the first block does not end before the last block has been updated.
 TEST(EarlyUpdate, IsMadeWhileBackwardGoesOn) {
   for (const std::string name : {"ddp", "zero1", "zero3"}) {
@@ -203,13 +164,13 @@ class Slow : public Optimizer {
   Slow(Fsdp& fsdp, std::function<void(const std::string& unit)> before)
       : Optimizer(fsdp, {}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }),
         before_(std::move(before)) {}
-  ~Slow() override { forget_early_update(); }
+  ~Slow() override { end_updates(); }
 
  private:
   void prepare(const Step&) override {}
   void update(const Target& target, const Stream& stream) override {
     stream.launch({.name = "slow"},
-                  [this, unit = target.unit, p = target.flat.master, g = target.flat.grad_sum] {
+                  [this, unit = target.unit, p = target.master, g = target.grad_sum] {
                     before_(unit);
                     for (std::int64_t i = 0; i < p.numel(); ++i)
                       p.data<float>()[i] -= g.data<float>()[i];

@@ -71,6 +71,31 @@ Tensor forward_to_head(Tape& tape, ToyModel& model, const Tensor& input, bool re
   });
 }
 
+// Layer `i` in its region, with `more` computed from its output inside the same region.
+Tensor nested(Tape& tape, ToyModel& model, const Tensor& x, std::size_t i,
+              const std::function<Tensor(const Tensor&)>& more, bool recompute = false) {
+  auto& l = *model.layers[i];
+  return tape.region(l.block,
+                     [x, more, &tape, &l] { return more(affine(tape, x, l.weight, &l.bias)); },
+                     {.recompute = recompute});
+}
+
+// Layers inside each other: 0 is around 3, which is around 1, which is around 2; and 1 around
+// itself.
+Tensor nested_forward(Tape& tape, ToyModel& model, const Tensor& input, bool recompute) {
+  return tape.region(model.root, [&] {
+    const auto in = [&tape, &model](std::size_t i, auto more, bool again = false) {
+      return [&tape, &model, i, more, again](const Tensor& x) {
+        return nested(tape, model, x, i, more, again);
+      };
+    };
+    const auto nothing = [](const Tensor& x) { return x; };
+    const auto all = in(0, in(3, in(1, in(2, in(1, nothing)), recompute)), recompute);
+    const Tensor x = all(affine(tape, input, model.scale, nullptr));
+    return sum(tape, affine(tape, in(1, nothing)(x), model.scale, nullptr));
+  });
+}
+
 // One micro-step: what a user does between begin_step() and finish_step().
 using PassFn = std::function<void(Tape&, ToyModel&, const Tensor& x, int step)>;
 
@@ -119,6 +144,61 @@ std::vector<Pattern> patterns() {
        [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
          const std::vector<std::vector<int>> orders = {{0, 1, 2, 3}, {1, 3}, {3, 2, 1, 0}};
          tape.backward(forward(tape, model, x, orders[static_cast<std::size_t>(step % 3)]));
+       }},
+      {"LossOnAnIntermediate",
+       [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
+         const std::vector<Tensor> losses = tape.region(model.root, [&] {
+           Tensor h = affine(tape, x, model.scale, nullptr);
+           std::vector<Tensor> sums;
+           for (const auto& layer : model.layers) {
+             auto& l = *layer;
+             h = tape.region(l.block, [&] { return affine(tape, h, l.weight, &l.bias); });
+             sums.push_back(sum(tape, h));
+           }
+           return sums;
+         });
+         // With the last one, then without: the layers behind the second get no gradient.
+         tape.backward(step == 1 ? std::vector<Tensor>{losses[1]}
+                                 : std::vector<Tensor>{losses[1], losses[3]});
+       }},
+      {"NestedUnits", [](Tape& tape, ToyModel& model, const Tensor& x,
+                         int) { tape.backward(nested_forward(tape, model, x, false)); }},
+      {"NestedAndRecomputed", [](Tape& tape, ToyModel& model, const Tensor& x,
+                                 int) { tape.backward(nested_forward(tape, model, x, true)); }},
+      {"TiedInsideAUnit",
+       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
+         tape.backward(tape.region(model.root, [&] {
+           Tensor h = affine(tape, x, model.scale, nullptr);
+           for (const auto& layer : model.layers) {
+             auto& l = *layer;
+             h = tape.region(l.block, [&] {
+               return affine(tape, affine(tape, h, l.weight, &l.bias), l.weight, nullptr);
+             });
+           }
+           return sum(tape, h);
+         }));
+       }},
+      {"TiedAcrossUnits",
+       [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
+         tape.backward(tape.region(model.root, [&] {
+           auto& owner = *model.layers[0];
+           const auto borrowed = [&tape, &owner](const Tensor& h) {
+             return tape.region(owner.block,
+                                [&] { return affine(tape, h, owner.weight, nullptr); });
+           };
+           Tensor h = affine(tape, x, model.scale, nullptr);
+           h = nested(tape, model, h, 0, [](const Tensor& y) { return y; });
+           h = nested(tape, model, h, 1, borrowed, step == 1);
+           h = nested(tape, model, h, 3, borrowed);
+           // The other way round: the owner's region is around all that borrow.
+           h = tape.region(owner.block, [&] {
+             return nested(tape, model, h, 2, [&](const Tensor& y) {
+               EXPECT_TRUE(owner.weight.value.buffer()->resident());
+               return affine(tape, y, owner.weight, nullptr);
+             });
+           });
+           return sum(tape, h);
+         }));
        }},
       {"RootIsAHead",
        [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
@@ -335,6 +415,83 @@ TEST(FsdpOrder, TheNextStepFollowsTheRecordedOrder) {
               "all_gather h.1 forward", "all_gather h.0 backward", "reduce_scatter h.1 gradient",
               "all_gather h.2 backward", "reduce_scatter h.0 gradient",
               "reduce_scatter h.2 gradient", "reduce_scatter root gradient", "all_gather norm"}));
+    }
+  });
+}
+
+// What comes next is known from the second step of a new order on: gathers then run ahead again.
+TEST(FsdpOrder, PrefetchAdaptsToAnOrderThatChanges) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    CollectiveLog log;
+    LoggedGroup group(world, log);
+    Rank rank(group, {}, 4);
+    // What is gathered in forward, up to and including the moment when layer `order[at]` computes.
+    const auto gathered_by = [&](const std::vector<int>& order, std::size_t at) {
+      log.take();
+      std::vector<std::string> lines;
+      rank.fsdp.begin_step();
+      rank.tape.backward(rank.tape.region(rank.model.root, [&] {
+        Tensor x = affine(rank.tape, rank.ones(), rank.model.scale, nullptr);
+        for (std::size_t i = 0; i < order.size(); ++i) {
+          auto& l = *rank.model.layers[static_cast<std::size_t>(order[i])];
+          x = rank.tape.region(l.block, [&] {
+            if (i == at) lines = log.take();
+            return affine(rank.tape, x, l.weight, &l.bias);
+          });
+        }
+        return sum(rank.tape, x);
+      }));
+      rank.fsdp.finish_step();
+      return lines;
+    };
+    using Lines = std::vector<std::string>;
+    const auto lines = [](const std::vector<std::string>& names) {
+      Lines all = {"all_gather root forward"};
+      for (const std::string& name : names) all.push_back("all_gather " + name + " forward");
+      return all;
+    };
+    const std::vector<int> one = {0, 1, 2, 3}, other = {3, 1, 0, 2};
+    EXPECT_EQ(gathered_by(one, 1), lines({"h.0", "h.1", "h.2"}));
+    // By the old order h.0 comes first, and it takes a slot that h.1 is to have.
+    EXPECT_EQ(gathered_by(other, 1), lines({"h.0", "h.3", "h.1"}));
+    EXPECT_EQ(gathered_by(other, 1), lines({"h.3", "h.1", "h.0"}));
+    EXPECT_EQ(gathered_by(one, 1), lines({"h.3", "h.0", "h.1"}));
+    EXPECT_EQ(gathered_by(one, 1), lines({"h.0", "h.1", "h.2"}));
+  });
+}
+
+// The owner of a borrowed weight is gathered when the borrower needs it, and reduced once, behind
+// the first use.
+TEST(FsdpOrder, AnOwnerIsReducedBehindAllWhoBorrow) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    CollectiveLog log;
+    LoggedGroup group(world, log);
+    Rank rank(group);
+    for (int step = 0; step < 3; ++step) {
+      log.take();
+      rank.fsdp.begin_step();
+      auto& owner = *rank.model.layers[0];
+      const auto nothing = [](const Tensor& y) { return y; };
+      rank.tape.backward(rank.tape.region(rank.model.root, [&] {
+        Tensor h = affine(rank.tape, rank.ones(), rank.model.scale, nullptr);
+        h = nested(rank.tape, rank.model, h, 0, nothing);
+        h = nested(rank.tape, rank.model, h, 1, nothing);
+        h = rank.tape.region(owner.block, [&] {
+          return nested(rank.tape, rank.model, h, 2, [&](const Tensor& y) {
+            return affine(rank.tape, y, owner.weight, nullptr);
+          });
+        });
+        return sum(rank.tape, h);
+      }));
+      rank.fsdp.finish_step();
+      if (step == 0) continue;
+      std::vector<std::string> reductions;
+      for (const std::string& line : log.take()) {
+        if (line.starts_with("reduce")) reductions.push_back(line);
+      }
+      EXPECT_EQ(reductions, (std::vector<std::string>{
+                                "reduce_scatter h.2 gradient", "reduce_scatter h.1 gradient",
+                                "reduce_scatter h.0 gradient", "reduce_scatter root gradient"}));
     }
   });
 }
@@ -591,7 +748,7 @@ TEST(FsdpGradients, OfASkippedBlockAreZero) {
       bool any = false;
       for (const Segment& s : flat.segments) {
         for (std::int64_t i = 0; i < s.numel; ++i) {
-          any = any || flat.grad_sum.data<float>()[s.shard_begin + i] != 0;
+          any = any || flat.grad_sum.device().data<float>()[s.shard_begin + i] != 0;
         }
       }
       EXPECT_EQ(any, !skip);
@@ -906,8 +1063,8 @@ class AgreeingGroup : public LoggedGroup {
     ++counts_.calls;
     LoggedGroup::agree(stream);
   }
-  std::unique_ptr<ProcessGroup> split(int color, int key) override {
-    return std::make_unique<AgreeingGroup>(LoggedGroup::split(color, key), counts_);
+  std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
+    return std::make_unique<AgreeingGroup>(LoggedGroup::make_part(color, key), counts_);
   }
 
  private:

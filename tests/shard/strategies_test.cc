@@ -17,6 +17,7 @@
 #include "shard/fsdp.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/sanitizers.h"
 
 namespace tessera::shard {
 namespace {
@@ -90,11 +91,7 @@ const std::vector<float>& one_process(Training run, int micro_batches) {
 }
 
 // How many choices of options each strategy meets; sanitizers take ten times as long.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kTurns = 1;
-#else
-constexpr int kTurns = 6;
-#endif
+constexpr int kTurns = testing::kIsSlow ? 1 : 6;
 
 class Bits : public ::testing::TestWithParam<int> {};
 
@@ -144,8 +141,8 @@ class AnyOrderGroup : public LoggedGroup {
  public:
   using LoggedGroup::LoggedGroup;
   bool sums_in_rank_order() const override { return false; }
-  std::unique_ptr<ProcessGroup> split(int color, int key) override {
-    return std::make_unique<AnyOrderGroup>(LoggedGroup::split(color, key), unread_);
+  std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
+    return std::make_unique<AnyOrderGroup>(LoggedGroup::make_part(color, key), unread_);
   }
 
  private:
@@ -352,7 +349,8 @@ FsdpOptions options_of(const Strategy& strategy, int ranks) {
 // What is sent is counted as the whole of what a collective brings together.
 TEST(Bytes, OfAStepEqualAClosedFormula) {
   using Op = comm::Collective::Op;
-  for (const int ranks : {2, 4, 6}) {
+  const std::array<int, 3> worlds = {4, 2, 6};
+  for (const int ranks : std::span(worlds).first(testing::at_most_if_slow(1, 3))) {
     for (const Strategy& strategy : strategies(ranks)) {
       for (const Precision& precision :
            {Precision{}, Precision{DType::kBF16, DType::kBF16, DType::kF32}}) {
@@ -441,9 +439,10 @@ void expect_memory(const Strategy& strategy, int ranks, FsdpOptions options) {
 }
 
 TEST(MemoryOf, EveryStrategyEqualsAClosedFormula) {
+  const std::array<int, 5> aheads = {1, 0, 2, 3, 7};  // more than there are units, too
   for (const int ranks : {1, 2, 3, 4}) {
     for (const Strategy& strategy : strategies(ranks)) {
-      for (const int ahead : {0, 1, 2, 3, 7}) {  // more than there are units, too
+      for (const int ahead : std::span(aheads).first(testing::at_most_if_slow(1, 5))) {
         for (const Precision& precision :
              {Precision{}, Precision{.param = DType::kBF16, .reduce = DType::kBF16},
               Precision{.param = DType::kBF16, .accumulate = DType::kBF16}}) {

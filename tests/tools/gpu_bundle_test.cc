@@ -57,11 +57,11 @@ TEST_F(GpuBundle, IsMadeWithinItsLimit) {
 }
 
 TEST_F(GpuBundle, HoldsTestsOfEveryLayer) {
-  for (const char* test : {"engine/cuda_test", "ops/cuda_gemm_test", "ops/cuda_attention_test",
+  for (const char* test : {"engine/cuda_test", "engine/cuda_gemm_test", "ops/cuda_attention_test",
                            "shard/cuda_fsdp_test", "tools/train/cuda_train_test"}) {
     EXPECT_TRUE(fs::exists(fs::path(bundle()) / "tests" / test)) << test;
   }
-  EXPECT_FALSE(fs::exists(fs::path(bundle()) / "tests/ops/gemm_test")) << "not of a GPU";
+  EXPECT_FALSE(fs::exists(fs::path(bundle()) / "tests/engine/gemm_test")) << "not of a GPU";
 }
 
 TEST_F(GpuBundle, OverwritesNothing) {

@@ -7,15 +7,22 @@ namespace {
 
 void run(int argc, char** argv) {
   FlagSet flags("bench", "Times Tessera beside OpenBLAS, memcpy and PyTorch on this machine.");
-  run_bench(argc, argv, flags, {},
-            {{"gemm", bench_gemm},
-             {"collectives", bench_collectives},
-             {"replicas", bench_replicas},
-             {"host", bench_host},
-             {"ops", bench_ops},
-             {"prefetch", bench_prefetch},
-             {"steps", bench_steps},
-             {"profile", bench_profile}});
+  run_bench(
+      argc, argv, flags, {},
+      {{"gemm", bench_gemm},
+       {"collectives", bench_collectives},
+       {"replicas", bench_replicas},
+       {"host", bench_host},
+       {"ops", bench_ops},
+       {"prefetch", bench_prefetch},
+       {"offload",
+        [](const BenchConfig& config, BenchReport& report) {
+          bench_offload(
+              {.model = {.layers = 6, .heads = 6, .dim = 384, .seq = 256}, .batch = 1, .ranks = 2},
+              config, report);
+        }},
+       {"steps", bench_steps},
+       {"profile", bench_profile}});
 }
 
 }  // namespace

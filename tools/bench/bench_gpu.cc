@@ -34,6 +34,11 @@ class GpuBench {
 
   void device(const BenchConfig& config, BenchReport& report) { ceilings(config, report); }
   void steps(const BenchConfig& config, BenchReport& report);
+  void offload(const BenchConfig& config, BenchReport& report) {
+    for (const TrainingRow& row : rows(config)) {
+      if (!is_late()) bench_offload(row, config, report);
+    }
+  }
   void profile(const BenchConfig& config, BenchReport& report);
 
  private:
@@ -222,6 +227,7 @@ void run(int argc, char** argv) {
   run_bench(argc, argv, flags, defaults,
             {{"device", part(&GpuBench::device)},
              {"steps", part(&GpuBench::steps)},
+             {"offload", part(&GpuBench::offload)},
              {"profile", part(&GpuBench::profile)}});
 }
 

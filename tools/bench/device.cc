@@ -6,9 +6,9 @@
 
 #include "engine/copy.h"
 #include "engine/elementwise.h"
+#include "engine/gemm/gemm.h"
+#include "engine/gemm/gemm_cuda.h"
 #include "engine/parameter.h"
-#include "ops/gemm.h"
-#include "ops/gemm_cuda.h"
 #include "tools/bench/timing.h"
 
 namespace tessera::tools {
@@ -47,14 +47,15 @@ double product_gflop_per_s(const Stream& stream, const engine::Memory& memory, c
                            std::int64_t num_samples) {
   const std::int64_t side = a.dim(0);
   const Tensor c = Tensor::empty(memory, a.shape(), a.dtype(), "c");
-  const ops::DeviceProduct product{.a = ops::device_matrix(a, side, side),
-                                   .b = ops::device_matrix(a, side, side),
-                                   .c = ops::device_matrix(c, side, side)};
+  const engine::DeviceProduct product{.a = engine::device_matrix(a, side, side),
+                                      .b = engine::device_matrix(a, side, side),
+                                      .c = engine::device_matrix(c, side, side)};
   const double ms = median_ms(stream, num_samples, [&] {
     stream.launch(
-        {.name = "product"}, [] {}, [&](const auto& on) { ops::gemm_cuda(on, memory, product); });
+        {.name = "product"}, [] {},
+        [&](const auto& on) { engine::gemm_cuda(on, memory, product); });
   });
-  return ops::gemm_flops(side, side, side) / ms * 1e-6;
+  return engine::gemm_flops(side, side, side) / ms * 1e-6;
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "engine/elementwise.h"
+#include "engine/gemm/gemm.h"
 #include "engine/isa.h"
 #include "engine/parameter.h"
-#include "ops/gemm.h"
 #include "tools/bench/parts.h"
 #include "tools/bench/peak.h"
 #include "tools/bench/timing.h"
@@ -65,8 +65,8 @@ Tensor to_bf16(const Memory& memory, const Tensor& x) {
 }
 
 template <class T>
-ops::MatrixView<const T> view(const Tensor& x, bool transposed) {
-  const auto stored = ops::matrix<const T>(x, x.dim(0), x.dim(1));
+engine::MatrixView<const T> view(const Tensor& x, bool transposed) {
+  const auto stored = engine::matrix<const T>(x, x.dim(0), x.dim(1));
   return transposed ? stored.t() : stored;
 }
 
@@ -76,7 +76,7 @@ void bench_gemm(const BenchConfig& config, BenchReport& report) {
   openblas_set_num_threads(1);
   const double peak = peak_gflop_per_s();
   report.note(fmt::format("{}, {}; peak: {:.1f} GFLOP/s", name_of(engine::isa()),
-                          ops::gemm_library(), peak));
+                          engine::gemm_library(), peak));
   report.begin_table(
       "gemm",
       "Matrix products (M x N x K), one thread. of_peak: f32 to what registers can do; ratio: f32 "
@@ -84,7 +84,7 @@ void bench_gemm(const BenchConfig& config, BenchReport& report) {
       {"product", "f32_gflop_per_s", "of_peak", "openblas_gflop_per_s", "ratio",
        "bf16_gflop_per_s"});
   const Memory memory;
-  ops::Products products(engine::Stream::inline_cpu("compute"));
+  engine::Products products(engine::Stream::inline_cpu("compute"));
   for (const Product& p : kProducts) {
     if (!config.wants(p.name())) continue;
     const bool ta = p.a_transposed, tb = p.b_transposed;
@@ -92,10 +92,10 @@ void bench_gemm(const BenchConfig& config, BenchReport& report) {
     const Tensor b = normal(memory, tb ? p.n : p.k, tb ? p.k : p.n, "b");
     const Tensor a16 = to_bf16(memory, a), b16 = to_bf16(memory, b);
     const Tensor c = Tensor::empty(memory, {p.m, p.n}, DType::kF32, "c");
-    const auto out = ops::matrix<float>(c, p.m, p.n);
+    const auto out = engine::matrix<float>(c, p.m, p.n);
     const auto blas_int = [](std::int64_t n) { return static_cast<blasint>(n); };
     const auto times = time_in_turn(
-        {[&] { ops::gemm(view<float>(a, ta), view<float>(b, tb), out, false); },
+        {[&] { engine::gemm(view<float>(a, ta), view<float>(b, tb), out, false); },
          [&] {
            cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans,
                        tb ? CblasTrans : CblasNoTrans, blas_int(p.m), blas_int(p.n), blas_int(p.k),
@@ -103,12 +103,12 @@ void bench_gemm(const BenchConfig& config, BenchReport& report) {
                        0, c.data<float>(), blas_int(p.n));
          },
          [&] {
-           ops::gemm(products, memory, view<BFloat16>(a16, ta), view<BFloat16>(b16, tb), out,
-                     false);
+           engine::gemm(products, memory, view<BFloat16>(a16, ta), view<BFloat16>(b16, tb), out,
+                        false);
          }},
         config.samples);
     const auto gflops = [&](const Measurement& t) {
-      return ops::gemm_flops(p.m, p.n, p.k) / t.median_ms * 1e-6;
+      return engine::gemm_flops(p.m, p.n, p.k) / t.median_ms * 1e-6;
     };
     report.row({p.name(), gflops(times[0]), Cell(gflops(times[0]) / peak, 2), gflops(times[1]),
                 Cell(times[1].median_ms / times[0].median_ms, 2), gflops(times[2])});

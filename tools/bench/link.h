@@ -48,7 +48,7 @@ class LinkedGroup : public comm::ForwardingGroup {
   LinkedGroup(std::unique_ptr<comm::ProcessGroup> inner, Link& link, IsEdge is_edge)
       : ForwardingGroup(std::move(inner)), link_(link), is_edge_(std::move(is_edge)) {}
 
-  std::unique_ptr<comm::ProcessGroup> split(int color, int key) override {
+  std::unique_ptr<comm::ProcessGroup> make_part(int color, int key) override {
     return std::make_unique<LinkedGroup>(inner().split(color, key), link_, is_edge_);
   }
 

@@ -6,12 +6,12 @@
 
 #include "comm/threads.h"
 #include "engine/elementwise.h"
+#include "engine/gemm/gemm.h"
 #include "engine/isa.h"
 #include "engine/tape.h"
 #include "ops/attention.h"
 #include "ops/cross_entropy.h"
 #include "ops/gelu.h"
-#include "ops/gemm.h"
 #include "ops/layernorm.h"
 #include "shard/adamw.h"
 #include "shard/fsdp.h"
@@ -132,7 +132,7 @@ void bench_ops(const BenchConfig& config, BenchReport& report) {
       "{}, {}; at most {:.1f} GFLOP/s of f32 in registers; matrix products {:.1f} f32, {:.1f} "
       "bf16; "
       "{:.1f} GB/s by memcpy",
-      name_of(engine::isa()), ops::gemm_library(), peak_gflop_per_s(),
+      name_of(engine::isa()), engine::gemm_library(), peak_gflop_per_s(),
       product_gflop_per_s(DType::kF32), product_gflop_per_s(DType::kBF16), copy_gb_per_s()));
   report.begin_table("ops",
                      fmt::format("Kernels, one thread: B {}, T {}, C {}, H {}, V {}; adamw of "

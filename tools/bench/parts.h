@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/bench/report.h"
+#include "tools/bench/training.h"
 #include "tools/train/flags.h"
 
 namespace tessera::tools {
@@ -49,6 +50,8 @@ void bench_host(const BenchConfig& config, BenchReport& report);
 void bench_ops(const BenchConfig& config, BenchReport& report);
 /// Training steps over links of stated bandwidth, with and without gathering ahead.
 void bench_prefetch(const BenchConfig& config, BenchReport& report);
+/// The steps of `base` with parts of its state in memory of the host, beside those without.
+void bench_offload(const TrainingRow& base, const BenchConfig& config, BenchReport& report);
 /// Whole training steps beside PyTorch's.
 void bench_steps(const BenchConfig& config, BenchReport& report);
 /// The time of those steps by kernel.

@@ -1,18 +1,22 @@
 // What the machine can do at most, measured in the same run as what we do.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "engine/dtype.h"
 
 namespace tessera::tools {
 
 /// f32 multiplications and additions of one thread in registers, at the instruction set of
-/// engine/isa.h: the best of many short tries, in GFLOP/s.
-double peak_gflop_per_s();
+/// engine/isa.h: the best of many short tries, in GFLOP/s. More
+/// samples are surer: each of 7 ways takes about 5 ms a sample.
+double peak_gflop_per_s(std::int64_t num_samples = 11);
 /// Our matrix product of a block's size, one thread, operands of `dtype` with f32 results: the best
 /// of some tries, in GFLOP/s.
-double product_gflop_per_s(engine::DType dtype);
+double product_gflop_per_s(engine::DType dtype, std::int64_t num_samples = 11);
 /// Bytes that one thread's memcpy reads and writes, of blocks beyond every cache: the best of some
 /// tries, in GB/s.
-double copy_gb_per_s();
+double copy_gb_per_s(std::size_t nbytes = std::size_t{256} << 20);
 
 }  // namespace tessera::tools

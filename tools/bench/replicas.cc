@@ -42,17 +42,20 @@ Times run_rank(ProcessGroup& world, const Case& c, std::int64_t num_samples) {
   const shard::Mesh mesh(world, c.shard_ranks);
   const shard::Layout layout(std::vector{c.nbytes / engine::size_of(DType::kF32)}, world.size());
   const Tensor in = Tensor::zeros(memory, {layout.flat_numel()}, DType::kF32, "gradient");
-  const auto reducer = shard::make_reducer(
-      {.name = "turns",
-       .parameters = {},
-       .layout = layout,
-       .range = layout.part(mesh.part(Place::kShard), mesh.num_parts(Place::kShard)),
-       .place = Place::kShard,
-       .mesh = mesh,
-       .precision = {},
-       .memory = memory,
-       .stream = stream,
-       .staging = {}});
+  const shard::Range range = layout.part(mesh.part(Place::kShard), mesh.num_parts(Place::kShard));
+  const auto reducer =
+      shard::make_reducer({.name = "turns",
+                           .parameters = {},
+                           .layout = layout,
+                           .range = range,
+                           .place = Place::kShard,
+                           .mesh = mesh,
+                           .precision = {},
+                           .memory = memory,
+                           .pinned = memory,
+                           .stream = stream,
+                           .sum = Tensor::empty(memory, {range.numel}, DType::kF32, "sum"),
+                           .staging = {}});
   const Tensor part =
       Tensor::zeros(memory, {layout.flat_numel() / world.size()}, DType::kF32, "part");
   const Tensor shard = Tensor::zeros(memory, reducer->sum().shape(), DType::kF32, "shard");

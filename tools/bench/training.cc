@@ -58,12 +58,14 @@ class Training {
                .prefetch = row.prefetch,
                .backward_prefetch = row.backward_prefetch,
                .precision = {.param = row.param},
+               .offload = row.offload,
                .listener = log}),
         adamw_(fsdp_, {}),
         random_{1, static_cast<std::uint64_t>(world.rank())} {}
 
   const engine::Stream& compute() const { return compute_; }
   engine::MemoryStats memory() const { return memory_.stats(); }
+  engine::MemoryStats host_memory() const { return fsdp_.host_memory().stats(); }
 
   void draw_batch() {
     tokens_ = draw("tokens");
@@ -74,6 +76,7 @@ class Training {
   double step(TrainingTimes& times) {
     const std::int64_t blocked_ns = compute_.blocked_ns();
     const Timer timer;
+    if (row_.updates_in_backward) adamw_.step_in_backward(3e-4);
     fsdp_.begin_step();
     const Tensor loss = gpt_.loss(tape_, {tokens_, targets_}, {});
     const double forward_end = timer.ms();
@@ -81,7 +84,7 @@ class Training {
     const double backward_end = timer.ms();
     fsdp_.finish_step();
     const double finish_end = timer.ms();
-    adamw_.step(3e-4);
+    if (!row_.updates_in_backward) adamw_.step(3e-4);
     const double step_end = timer.ms();
     times.forward_ms.push_back(forward_end);
     times.backward_ms.push_back(backward_end - forward_end);
@@ -161,6 +164,7 @@ TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, Launc
     TrainingTimes mine = row.on_gpu ? run_on_gpu(training, num_steps, heard_by)
                                     : run_on_cpu(training, num_steps, heard_by);
     mine.memory = training.memory();
+    mine.host_memory = training.host_memory();
     if (is_first) first = std::move(mine);
   });
   return first;

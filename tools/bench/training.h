@@ -26,6 +26,8 @@ struct TrainingRow {
   bool on_gpu = false;  ///< GPU 0, one rank
   int prefetch = 1;     ///< as in FsdpOptions, like the next
   shard::BackwardPrefetch backward_prefetch = shard::BackwardPrefetch::kPre;
+  shard::OffloadOptions offload = {};
+  bool updates_in_backward = false;
 
   std::string name() const;
 };
@@ -36,7 +38,8 @@ const std::vector<TrainingRow>& training_rows();
 /// step_ms is from the end of one step to the end of the next, which the host launches meanwhile.
 struct TrainingTimes {
   std::vector<double> step_ms;
-  engine::MemoryStats memory;  ///< after the last step
+  engine::MemoryStats memory;       ///< after the last step
+  engine::MemoryStats host_memory;  ///< of what is offloaded
   std::vector<double> forward_ms, backward_ms;
   std::vector<double> finish_ms;        ///< last reductions, norm of the gradient
   std::vector<double> optimizer_ms;     ///< and the copies in the parameter dtype

@@ -87,6 +87,17 @@ std::string excerpt(std::string_view text, std::size_t max_nbytes) {
   return fmt::format("{}... ({} bytes)", escaped(text.substr(0, end)), text.size());
 }
 
+std::string with_commas(std::int64_t n) {
+  const std::string digits = std::to_string(n);
+  const std::size_t sign = n < 0 ? 1 : 0;
+  std::string text;
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    if (i > sign && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
+}
+
 std::string duration_text(double seconds) {
   // In doubles, as no integer holds the longest that a run may ask for.
   const double s = std::floor(seconds), min = std::floor(s / 60), h = std::floor(min / 60);

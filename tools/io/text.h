@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,5 +34,7 @@ std::string excerpt(std::string_view text, std::size_t max_nbytes = 200);
 
 /// A time to wait: 3:07 (minutes), 12:03:04 (hours), "3 days 04:05" or "12.5 years".
 std::string duration_text(double seconds);
+/// "1,048,576"
+std::string with_commas(std::int64_t n);
 
 }  // namespace tessera::tools

@@ -45,6 +45,14 @@ std::int64_t GptConfig::num_parameters() const {
   return (vocab + seq) * dim + layers * (12 * dim * dim + 13 * dim) + 2 * dim;
 }
 
+double GptConfig::train_flops(std::int64_t tokens) const {
+  const auto t = static_cast<double>(tokens), c = static_cast<double>(dim);
+  const double linear = 24 * t * c * c;  // C x 3C, C x C, C x 4C, 4C x C
+  const double attention = 4 * c * t * (t + 1) / 2;
+  const double head = 2 * t * c * static_cast<double>(vocab);
+  return 3 * (static_cast<double>(layers) * (linear + attention) + head);
+}
+
 GptConfig gpt_preset(const std::string& name) {
   const auto gpt2 = [](std::int64_t layers, std::int64_t heads, std::int64_t dim) {
     return GptConfig{.layers = layers, .heads = heads, .dim = dim, .seq = 1024, .vocab = 50257};

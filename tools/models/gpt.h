@@ -24,6 +24,9 @@ struct GptConfig {
   /// Throws InvalidArgument naming the field.
   void validate() const;
   std::int64_t num_parameters() const;
+  /// Operations of the matrix products of a sequence of `tokens`, forward and backward (twice as
+  /// many): those of attention for the pairs it sees; nothing that is computed again.
+  double train_flops(std::int64_t tokens) const;
 };
 
 /// small (default), gpt2, gpt2-medium, gpt2-large, gpt2-xl. Throws InvalidArgument otherwise.

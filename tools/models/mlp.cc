@@ -23,6 +23,15 @@ void MlpConfig::validate() const {
           inputs, hidden, layers, classes);
 }
 
+double MlpConfig::train_flops() const {
+  const auto product = [](std::int64_t in, std::int64_t out) {
+    return 2 * static_cast<double>(in) * static_cast<double>(out);
+  };
+  if (layers == 1) return 2 * product(inputs, classes);
+  return 2 * product(inputs, hidden) +
+         3 * (static_cast<double>(layers - 2) * product(hidden, hidden) + product(hidden, classes));
+}
+
 Mlp::Mlp(const MlpConfig& config) : config_((config.validate(), config)) {
   for (std::int64_t i = 0; i < config.layers; ++i) {
     const std::int64_t in = i == 0 ? config.inputs : config.hidden;

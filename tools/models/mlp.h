@@ -18,6 +18,9 @@ struct MlpConfig {
 
   /// Throws InvalidArgument naming the field.
   void validate() const;
+  /// Operations of the matrix products of a sample, forward and backward; the inputs have no
+  /// gradient.
+  double train_flops() const;
 };
 
 class Mlp : public Model {

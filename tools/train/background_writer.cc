@@ -75,6 +75,11 @@ std::optional<std::error_code> BackgroundWriter::error() const {
   return error_;
 }
 
+bool BackgroundWriter::is_idle() const {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty();
+}
+
 void BackgroundWriter::flush(Patience patience) {
   std::unique_lock lock(mutex_);
   if (patience == Patience::kLong) {

@@ -32,6 +32,8 @@ class BackgroundWriter {
   void write(std::string text);
   /// The error of the first write that failed, if one did; later text is lost.
   std::optional<std::error_code> error() const;
+  /// Whether all is written, or lost.
+  bool is_idle() const;
   /// Waits until all is written: as long as that takes, or (kShort) until there was no progress for
   /// 5 seconds. Throws IoError naming the path.
   enum class Patience { kLong, kShort };

@@ -52,9 +52,10 @@ Batch load_batch(const Memory& memory, const std::vector<BatchTensor>& tensors,
 
 BatchLoader::BatchLoader(const Memory& memory, const engine::Stream& compute,
                          const std::vector<BatchTensor>& tensors, std::int64_t num_batches,
-                         Fill fill)
+                         Fill fill, engine::LaunchListener* listener)
     : compute_(compute),
-      copy_(compute.device().is_cuda() ? compute.sibling("loader") : compute),
+      copy_(compute.device().is_cuda() ? compute.sibling("loader", {.listener = listener})
+                                       : compute),
       num_batches_(num_batches),
       fill_(std::move(fill)) {
   const bool on_gpu = compute.device().is_cuda();
@@ -63,6 +64,10 @@ BatchLoader::BatchLoader(const Memory& memory, const engine::Stream& compute,
     slot.host = empty_batch(host, tensors);
     if (on_gpu) slot.device = empty_batch(memory, tensors);
     slot.used = memory.allocated();
+  }
+  if (compute.device().is_meta) {
+    num_filled_ = num_batches;
+    return;
   }
   try {
     thread_ = std::jthread([this](const std::stop_token& stop) { fill_all(stop); });
@@ -73,8 +78,10 @@ BatchLoader::BatchLoader(const Memory& memory, const engine::Stream& compute,
 }
 
 BatchLoader::~BatchLoader() {
-  thread_.request_stop();
-  thread_.join();
+  if (thread_.joinable()) {
+    thread_.request_stop();
+    thread_.join();
+  }
   copy_.synchronize_quietly();  // copies read slots, which die before the stream does
 }
 
@@ -110,11 +117,13 @@ const Batch& BatchLoader::next() {
   const std::int64_t n = num_taken_;
   Slot& slot = slot_of(n);
   const bool on_gpu = compute_.device().is_cuda();
+  const auto begin = std::chrono::steady_clock::now();
   {
     std::unique_lock lock(mutex_);
     if (!on_gpu) num_released_ = n;
     changed_.notify_all();
     changed_.wait(lock, [&] { return num_filled_ > n || error_; });
+    waited_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
     if (num_filled_ <= n) std::rethrow_exception(error_);
   }
   if (on_gpu) upload(slot);

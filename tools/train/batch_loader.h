@@ -39,11 +39,12 @@ class BatchLoader {
   /// Writes every element of batch `n` to `host`, in the loader's thread.
   using Fill = std::function<void(std::int64_t n, const Batch& host)>;
 
-  /// Fills batches 0 to num_batches - 1 in order. `memory`: of compute's device. Destroyed only
-  /// when `compute` is certain to come to an end, as it waits for copies behind that. Throws
-  /// DeviceError if no thread can be started.
+  /// Fills batches 0 to num_batches - 1 in order. `memory`: of compute's device. `listener`: told
+  /// of copies to the GPU. Destroyed only when `compute` is certain to come to an end, as it waits
+  /// for copies behind that. Throws DeviceError if no thread can be started.
   BatchLoader(const engine::Memory& memory, const engine::Stream& compute,
-              const std::vector<BatchTensor>& tensors, std::int64_t num_batches, Fill fill);
+              const std::vector<BatchTensor>& tensors, std::int64_t num_batches, Fill fill,
+              engine::LaunchListener* listener = nullptr);
   ~BatchLoader();
   BatchLoader(const BatchLoader&) = delete;
   BatchLoader& operator=(const BatchLoader&) = delete;
@@ -51,6 +52,8 @@ class BatchLoader {
   /// The next batch, for work launched on `compute` before the next call. Rethrows what `fill`
   /// threw at this batch. Throws InvalidArgument after the last one.
   const Batch& next();
+  /// Nanoseconds that next() has waited for batches to be filled.
+  std::int64_t waited_ns() const { return waited_ns_; }
 
  private:
   static constexpr std::int64_t kNumSlots = 2;
@@ -70,6 +73,7 @@ class BatchLoader {
   const Fill fill_;
   std::array<Slot, kNumSlots> slots_;
   std::int64_t num_taken_ = 0;  // of the thread that calls next()
+  std::int64_t waited_ns_ = 0;  // the same
 
   std::mutex mutex_;
   std::condition_variable_any changed_;

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/gemm/gemm.h"
 #include "engine/isa.h"
-#include "ops/gemm.h"
 
 namespace tessera::tools {
 namespace {
@@ -41,10 +41,10 @@ void choose_cpu(const CpuConfig& config) {
     engine::require(holds, "[cpu] expected to choose before anything is computed ({})", flag);
   };
   check("cpu.isa", config.isa == "auto" || name_of(engine::isa()) == config.isa);
-  const std::string library = ops::gemm_library();
+  const std::string library = engine::gemm_library();
   check("cpu.gemm",
         config.gemm == "auto" || library.starts_with("oneDNN") == (config.gemm == "onednn"));
-  check("cpu.threads_per_rank", ops::threads_per_product() == config.threads_per_rank);
+  check("cpu.threads_per_rank", engine::threads_per_product() == config.threads_per_rank);
 }
 
 void check_pins(const CpuConfig& config, int num_ranks) {
@@ -70,8 +70,8 @@ void pin_rank(const CpuConfig& config, int rank) {
 }
 
 std::string cpu_text() {
-  const int num_threads = ops::threads_per_product();
-  return fmt::format("{}, {}{}", name_of(engine::isa()), ops::gemm_library(),
+  const int num_threads = engine::threads_per_product();
+  return fmt::format("{}, {}{}", name_of(engine::isa()), engine::gemm_library(),
                      num_threads == 1 ? "" : fmt::format(" with {} threads", num_threads));
 }
 

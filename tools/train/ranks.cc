@@ -128,9 +128,9 @@ Ranks Ranks::choose(const TrainConfig& config) {
                   (p.backend == BackendChoice::kAuto && one_each && size > 1)};
 }
 
-engine::Stream Ranks::compute(int rank) const {
-  return num_gpus == 0 ? engine::Stream::inline_cpu("compute")
-                       : engine::Stream::cuda("compute", rank % num_gpus);
+engine::Stream Ranks::compute(int rank, const engine::StreamOptions& options) const {
+  return num_gpus == 0 ? engine::Stream::inline_cpu("compute", options)
+                       : engine::Stream::cuda("compute", rank % num_gpus, options);
 }
 
 void Ranks::run(const TrainConfig& config,

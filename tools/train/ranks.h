@@ -20,7 +20,7 @@ struct Ranks {
   /// InvalidArgument for nccl without a GPU for each rank.
   static Ranks choose(const TrainConfig& config);
 
-  engine::Stream compute(int rank) const;
+  engine::Stream compute(int rank, const engine::StreamOptions& options = {}) const;
   /// fn(world) on a thread per rank; ends as comm::run_ranks() does. When the ranks have failed and
   /// one of them does not end, the error is told on stderr, and after the deadline (at least 2 and
   /// at most 60 seconds) the process ends with exit code 1.

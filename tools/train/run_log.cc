@@ -14,6 +14,7 @@
 
 #include "engine/error.h"
 #include "tools/io/text.h"
+#include "tools/train/step_text.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -53,6 +54,10 @@ std::string peak_bytes(const engine::MemoryStats& memory) {
   return record.add("total", memory.peak_total_nbytes).text();
 }
 
+JsonRecord known(std::string_view name, const std::optional<double>& value) {
+  return value ? JsonRecord().add(name, *value) : JsonRecord();
+}
+
 }  // namespace
 
 RunLog::RunLog(const TrainConfig& config, std::string items, std::string config_toml)
@@ -65,34 +70,54 @@ RunLog::RunLog(const TrainConfig& config, std::string items, std::string config_
       jsonl_path_(log_path(config)),
       jsonl_file_(jsonl_path_, JsonlWriter::Mode::kReplaceLater),
       jsonl_(jsonl_file_.fd(), jsonl_path_),
-      terminal_(STDOUT_FILENO, "stdout"),
+      console_(STDOUT_FILENO),
+      tensorboard_(config.log.tensorboard.empty()
+                       ? nullptr
+                       : std::make_unique<TensorBoardLog>(resolve_user_path(config.log.tensorboard),
+                                                          items_)),
       start_(std::chrono::steady_clock::now()) {}
 
 std::vector<RunFile> RunLog::outputs(const TrainConfig& config) {
   const std::string folder = resolve_user_path(config.out);
-  return {{config.log.jsonl.empty() ? "out" : "log.jsonl", log_path(config)},
-          {"out", folder + "/sample.txt"},
-          {"out", folder + "/config.toml"}};
+  std::vector<RunFile> files = {{config.log.jsonl.empty() ? "out" : "log.jsonl", log_path(config)},
+                                {"out", folder + "/sample.txt"}};
+  if (!config.log.trace.empty()) {
+    files.insert(files.begin(), {"log.trace", resolve_user_path(config.log.trace)});
+  }
+  files.push_back({"out", folder + "/config.toml"});
+  return files;
 }
 
 void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
                            std::span<const RunFile> read) {
   const std::vector<RunFile> written = outputs(config);
   const std::span<const RunFile> all = written;
-  check_files_differ(all.first(1), all.subspan(1));
+  for (std::size_t i = 0; i + 1 < all.size(); ++i) {
+    check_files_differ(all.subspan(i, 1), all.subspan(i + 1));
+  }
   check_files_differ(all, read);
   if (flags.config_path().empty()) return;
   const RunFile given{"config", flags.config_path()};
   const std::string text = flags.to_toml();
   // What is written over it is then what it holds.
   const bool stays = holds_text(given.path, text);
-  check_files_differ(stays ? all.first(2) : all, std::span(&given, 1));
+  check_files_differ(stays ? all.first(all.size() - 1) : all, std::span(&given, 1));
 }
 
 void RunLog::begin() {
   ::unlink(path("sample.txt").c_str());  // of an earlier run
   write_file("config.toml", config_toml_);
   jsonl_file_.clear();
+  if (tensorboard_) tensorboard_->begin();
+}
+
+void RunLog::set_rates(double flops_per_item, double peak_flop_per_s) {
+  peak_items_per_s_ = flops_per_item > 0 ? peak_flop_per_s / flops_per_item : 0;
+}
+
+std::optional<double> RunLog::peak_percent(const StepRecord& r) const {
+  if (peak_items_per_s_ == 0) return std::nullopt;
+  return 100 * r.items_per_s / peak_items_per_s_;
 }
 
 void RunLog::write_file(const std::string& name, const std::string& text) const {
@@ -101,24 +126,36 @@ void RunLog::write_file(const std::string& name, const std::string& text) const 
   file.commit();
 }
 
-void RunLog::say(const std::string& line) { terminal_.write(line + "\n"); }
+void RunLog::say(const std::string& line, Console::Style style) { console_.say(line, style); }
 
 // Tells once of each output that is lost.
 void RunLog::check_output() {
-  const auto check = [](const BackgroundWriter& output, const std::string& name, bool& told) {
+  const auto check = [this](const auto& output, const std::string& name, bool& told) {
     const auto error = output.error();
     if (!error || std::exchange(told, true)) return;
     const bool reader_has_gone = error->value() == EPIPE;
+    console_.status("");
     std::fprintf(stderr, "warning: [log] %s: %s; the training %s\n", escaped(name).c_str(),
                  error->message().c_str(),
                  reader_has_gone ? "ends after this step" : "goes on without");
     if (reader_has_gone) request_stop(SIGPIPE);
   };
   check(jsonl_, jsonl_path_, told_jsonl_);
-  check(terminal_, "stdout", told_terminal_);
+  check(console_, "stdout", told_console_);
+  if (tensorboard_) check(tensorboard_->writer(), tensorboard_->path(), told_tensorboard_);
+}
+
+std::string RunLog::time_left(std::int64_t step) const {
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
+  const double left =
+      elapsed.count() / static_cast<double>(step) * static_cast<double>(num_steps_ - step);
+  return duration_text(left);
 }
 
 void RunLog::step(const StepRecord& r) {
+  const std::optional<double> percent = peak_percent(r);
+  summary_.add(r, percent);
+  if (tensorboard_) tensorboard_->step(r);
   jsonl_.write(
       JsonRecord()
           .add("step", r.step)
@@ -128,28 +165,47 @@ void RunLog::step(const StepRecord& r) {
           .add("step_ms", r.step_ms)
           .add(items_ + "_per_s", r.items_per_s)
           .add("exposed_comm_ms", r.exposed_comm_ms)
+          .add("num_collectives", r.traffic.num_collectives)
+          .add("sent_bytes", r.traffic.bytes_sent)
+          .add("data_ms", r.data_ms)
+          .add_all(known("compute_ms", r.compute_ms))
+          .add_all(known("optimizer_ms", r.optimizer_ms))
+          .add_all(known("peak_percent", percent))
           .add_literal("peak_bytes", peak_bytes(r.memory))
+          .add_all(r.host_memory
+                       ? JsonRecord().add_literal("host_peak_bytes", peak_bytes(*r.host_memory))
+                       : JsonRecord())
           .add_all(r.skipped.empty() ? JsonRecord() : JsonRecord().add("skipped", r.skipped))
           .line());
   check_output();
+  const StepTextOptions options{
+      .num_steps = num_steps_, .items = items_, .peak_percent = percent, .eta = time_left(r.step)};
+  const bool is_last = r.step == num_steps_;
+  if (every_ > 0) console_.status(is_last ? "" : status_text(r, options));
   if (!r.skipped.empty()) {
     return say(fmt::format("step {:>5}/{} | update skipped: the gradient is not finite ({})",
-                           r.step, num_steps_, r.skipped));
+                           r.step, num_steps_, r.skipped),
+               Console::Style::kWarning);
   }
-  const bool is_last = r.step == num_steps_;
   if (every_ == 0 || (r.step % every_ != 0 && !is_last && r.step != 1)) return;
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
-  const double left =
-      elapsed.count() / static_cast<double>(r.step) * static_cast<double>(num_steps_ - r.step);
-  say(fmt::format(
-      "step {:>5}/{} | loss {:.4f} | norm {:.3f} | lr {:.2e} | {:.0f} ms | {:.0f} {}/s | exposed "
-      "comm {:.1f} ms | ETA {}",
-      r.step, num_steps_, r.loss, r.grad_norm, r.lr, r.step_ms, r.items_per_s, items_,
-      r.exposed_comm_ms, duration_text(left)));
+  say(step_text(r, options), Console::Style::kStrong);
 }
 
 void RunLog::validation(std::int64_t step, double val_loss, const std::string& extra) {
-  say(fmt::format("step {:>5}/{} | val loss {:.4f}{}", step, num_steps_, val_loss, extra));
+  say(fmt::format("step {:>5}/{} | val loss {:.4f}{}", step, num_steps_, val_loss, extra),
+      Console::Style::kStrong);
+  if (tensorboard_) tensorboard_->validation(step, val_loss);
+}
+
+void RunLog::summary(const std::vector<std::string>& advice) {
+  const auto figures = summary_.figures();
+  if (!figures) return;
+  console_.status("");
+  say("summary", Console::Style::kStrong);
+  for (const auto& [label, text] : RunSummary::rows(*figures, items_)) {
+    say(fmt::format("  {:<8}{}", label, text));
+  }
+  for (const std::string& line : advice) say("  next    " + line);
 }
 
 void RunLog::finish(const std::string& params_sha256, std::optional<double> val_loss,
@@ -157,6 +213,9 @@ void RunLog::finish(const std::string& params_sha256, std::optional<double> val_
   JsonRecord record;
   record.add("params_sha256", params_sha256);
   record.add_literal("val_loss", val_loss ? json_literal(*val_loss) : "null");
+  if (const auto figures = summary_.figures()) {
+    record.add_literal("summary", RunSummary::record(*figures, items_).text());
+  }
   jsonl_.write(JsonRecord().add_literal("final", record.add_all(extra).text()).line());
   flush();
 }
@@ -165,7 +224,8 @@ void RunLog::flush() {
   using Patience = BackgroundWriter::Patience;
   const Patience patience = stop_requested() != 0 ? Patience::kShort : Patience::kLong;
   jsonl_.flush(patience);
-  terminal_.flush(patience);
+  if (tensorboard_) tensorboard_->flush(patience);
+  console_.flush(patience);
 }
 
 }  // namespace tessera::tools

@@ -1,5 +1,5 @@
-// What a run tells: progress lines with an estimate of the time left, and a JSON line per step.
-// Rank 0 has one.
+// What a run tells: progress lines with an estimate of the time left, a JSON line per step, scalars
+// for TensorBoard if asked for, and a summary at the end. Rank 0 has one.
 //
 // [Note: output never ends a training]
 // Lines are written in the background. A terminal that is paused holds up nothing; a disk that is
@@ -11,31 +11,22 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "engine/memory.h"
 #include "tools/io/jsonl.h"
 #include "tools/train/background_writer.h"
+#include "tools/train/console.h"
 #include "tools/train/run_files.h"
+#include "tools/train/run_summary.h"
+#include "tools/train/step_record.h"
+#include "tools/train/tensorboard.h"
 #include "tools/train/train_config.h"
 
 namespace tessera::tools {
-
-/// One step as it was.
-struct StepRecord {
-  std::int64_t step = 0;  ///< from 1
-  double loss = 0;        ///< mean over the global batch, before the update
-  float grad_norm = 0;    ///< of the mean gradient, before clipping
-  double lr = 0;
-  double step_ms = 0;
-  double items_per_s = 0;      ///< tokens, or samples
-  double exposed_comm_ms = 0;  ///< compute waiting for collectives
-  engine::MemoryStats memory = {};
-  std::string skipped = {};  ///< whose gradient is not finite: no norm, no update; empty: none's
-};
 
 class RunLog {
  public:
@@ -54,15 +45,22 @@ class RunLog {
   const std::string& jsonl_path() const { return jsonl_path_; }
   /// The run has begun: writes config.toml and empties the log.
   void begin();
+  /// From here on steps say what part of `peak_flop_per_s`, of all ranks together, the model's own
+  /// operations are: `flops_per_item` of forward and backward, without what is recomputed.
+  void set_rates(double flops_per_item, double peak_flop_per_s);
   /// Writes `text` to a file of the output folder, whole or not at all.
   void write_file(const std::string& name, const std::string& text) const;
 
   // Among these only flush() and finish() throw for output that is lost.
 
   /// A line for the terminal.
-  void say(const std::string& line);
+  void say(const std::string& line, Console::Style style = Console::Style::kPlain);
   void step(const StepRecord& record);
   void validation(std::int64_t step, double val_loss, const std::string& extra);
+  /// Tells on the terminal what the steps were like, and `advice`.
+  void summary(const std::vector<std::string>& advice);
+  /// Of the steps so far, if any.
+  std::optional<RunSummary::Figures> figures() const { return summary_.figures(); }
   /// Waits until all is written, but after a request to stop not for a reader that does not read.
   /// Throws IoError naming what was lost.
   void flush();
@@ -73,6 +71,8 @@ class RunLog {
  private:
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
   void check_output();
+  std::string time_left(std::int64_t step) const;
+  std::optional<double> peak_percent(const StepRecord& record) const;
 
   std::int64_t num_steps_;
   std::int64_t every_;
@@ -83,8 +83,12 @@ class RunLog {
       folder_lock_;  // of a file of its own: config.toml is replaced, the log may be elsewhere
   std::string jsonl_path_;
   JsonlWriter jsonl_file_;
-  BackgroundWriter jsonl_, terminal_;
-  bool told_jsonl_ = false, told_terminal_ = false;
+  BackgroundWriter jsonl_;
+  Console console_;
+  std::unique_ptr<TensorBoardLog> tensorboard_;  // null: none
+  bool told_jsonl_ = false, told_console_ = false, told_tensorboard_ = false;
+  RunSummary summary_;
+  double peak_items_per_s_ = 0;  // 0: unknown
   std::chrono::steady_clock::time_point start_;
 };
 

@@ -2,18 +2,27 @@
 
 #include <fmt/core.h>
 
+#include <chrono>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/process_group.h"
 #include "tools/io/file.h"
 #include "tools/io/text.h"
+#include "tools/machine/limits.h"
+#include "tools/train/advice.h"
+#include "tools/train/audit.h"
 #include "tools/train/cpu.h"
+#include "tools/train/hook_report.h"
+#include "tools/train/product_rate.h"
 #include "tools/train/ranks.h"
+#include "tools/train/run_trace.h"
 #include "tools/train/stop.h"
+#include "tools/train/task_plan.h"
 
 namespace tessera::tools {
 namespace {
@@ -25,44 +34,75 @@ struct Result {
   JsonRecord end;
 };
 
-Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Task& task, RunLog* log) {
+// `trace`, `audit`: null if none is asked for.
+Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Task& task, RunLog* log,
+                  RunTrace* trace, Audit* audit) {
   const TrainConfig& config = task.config();
   const std::unique_ptr<TaskRank> rank = task.rank();
   Model& model = rank->model();
-  Trainer trainer(world, ranks.compute(world.rank()), config, model.blocks(), model.root(), log);
+  TraceRecorder* recorder = trace == nullptr ? nullptr : &trace->recorder(world.rank());
+  Trainer trainer(world, ranks.compute(world.rank(), {.listener = recorder}), config,
+                  model.blocks(), model.root(), log, recorder);
   rank->load(trainer, log);
+  if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
+  const HookReport hook(trainer.fsdp(), config.comm.options());
   const auto loss = [&](std::int64_t first_sample, const Batch& batch) {
     return model.loss(trainer.tape(), batch,
                       {.recompute = config.train.recompute,
                        .seed = static_cast<std::uint64_t>(config.train.seed),
                        .first_sample = first_sample});
   };
+  std::optional<double> peak_flop_per_s;
+  if (ranks.num_gpus == 0 && config.log.peak_ms > 0) {
+    peak_flop_per_s = product_flop_per_s(world, config.precision.param,
+                                         std::chrono::milliseconds(config.log.peak_ms));
+  }
   world.barrier("loaded");  // only now can no rank fail to start
   if (log != nullptr) {
+    if (peak_flop_per_s) log->set_rates(task.items().flops, *peak_flop_per_s);
     const auto pause = world.pause_deadline();
     log->begin();
+    if (trace != nullptr) trace->begin();
+    for (const std::string& line : hook.lines()) log->say(line);
+    if (!hook.lines().empty()) log->write_file("comm_hook.txt", hook.table());
   }
   trainer.run(rank->data(), loss, rank->validation(trainer), task.items().per_sample);
   return {.params_sha256 = trainer.params_sha256(),
           .validation = trainer.validation(),
           .sample = rank->finish(trainer, log),
-          .end = trainer.end_record()};
+          .end = trainer.end_record().add_all(hook.record())};
 }
 
 // Says and writes what the run leaves.
-void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& result) {
+void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& result,
+            const RunTrace* trace, const Audit* audit) {
   if (!result.sample.empty()) {
     log.say(fmt::format(
         "\n---- generated -----------------------------------------------------------\n{}\n"
         "--------------------------------------------------------------------------\n",
         result.sample));
   }
+  if (const auto figures = log.figures()) {
+    log.summary(advice(*figures, task.config(),
+                       {.num_ranks = ranks.size,
+                        .num_gpus = ranks.num_gpus,
+                        .num_cores = read_limits().usable_cores()}));
+  }
   const auto& validation = result.validation;
   if (validation && !validation->summary.empty()) log.say(validation->summary);
   log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
                       escaped(log.jsonl_path()), escaped(log.folder())));
+  if (trace != nullptr) log.say(trace->summary());
+  if (audit != nullptr) {
+    for (const std::string& line : audit->lines()) log.say(line);
+  }
   if (const std::string line = task.closing_line(); !line.empty()) log.say(line);
   JsonRecord end = ranks.record().add_all(result.end);
+  if (trace != nullptr) end.add_all(trace->record());
+  if (audit != nullptr) {
+    const PlanTarget target = plan_target(ranks, task.config());
+    end.add_literal("planned", plan_record(audit->plan(), target).text());
+  }
   if (validation) end.add_all(validation->record);
   log.finish(result.params_sha256, validation ? std::optional(validation->loss) : std::nullopt,
              end);
@@ -80,20 +120,39 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   const Ranks ranks = Ranks::choose(config);
   check_pins(config.cpu, ranks.size);
   task.prepare(flags);
+  const std::vector<std::string> budget_lines = fit_task(task, ranks);
+  if (config.plan) {
+    for (const std::string& line : budget_lines) fmt::print("{}\n", line);
+    for (const std::string& line : plan_lines(plan_task(task, ranks), plan_target(ranks, config))) {
+      fmt::print("{}\n", line);
+    }
+    return;
+  }
   std::optional<StopSignals> signals;  // from the start of the ranks to the very end
   RunLog log(config, task.items().name, flags.to_toml());
+  std::unique_ptr<RunTrace> trace;
+  if (!config.log.trace.empty()) trace = std::make_unique<RunTrace>(config, ranks.size);
   if (task.samples()) AtomicFile(log.folder() + "/sample.txt");  // or throws, before training
   log.say(task.summary());
   log.say("device: " + ranks.str());
+  for (const std::string& line : budget_lines) log.say(line);
+  std::optional<Audit> audit;
+  if (config.audit) {
+    audit.emplace(plan_task(task, ranks), plan_target(ranks, config), config.log.val_every);
+  }
   Result result;
   signals.emplace();
   ranks.run(config, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
     pin_rank(config.cpu, world.rank());
-    Result mine = train_rank(world, ranks, task, is_first ? &log : nullptr);
+    Result mine = train_rank(world, ranks, task, is_first ? &log : nullptr, trace.get(),
+                             is_first && audit ? &*audit : nullptr);
     if (is_first) result = std::move(mine);
   });
-  report(log, task, ranks, result);
+  if (trace != nullptr) trace->close();
+  report(log, task, ranks, result, trace.get(), audit ? &*audit : nullptr);
+  if (trace != nullptr) trace->flush();
+  if (audit) audit->check();
 }
 
 }  // namespace tessera::tools

@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -16,17 +17,20 @@ namespace {
 struct Stop {
   int signal;
   std::string_view name;
-  std::string_view message;
+  std::string_view message;  // begins with kEraseLine
 };
+constexpr std::string_view kEraseLine = "\r\x1b[K";  // for terminals alone
 constexpr std::array<Stop, 4> kStops{{
-    {SIGINT, "SIGINT", "SIGINT: ending soon; another, a second from now, ends at once\n"},
-    {SIGTERM, "SIGTERM", "SIGTERM: ending soon; another, a second from now, ends at once\n"},
-    {SIGHUP, "SIGHUP", "SIGHUP: ending soon; another, a second from now, ends at once\n"},
+    {SIGINT, "SIGINT", "\r\x1b[KSIGINT: ending soon; another, a second from now, ends at once\n"},
+    {SIGTERM, "SIGTERM",
+     "\r\x1b[KSIGTERM: ending soon; another, a second from now, ends at once\n"},
+    {SIGHUP, "SIGHUP", "\r\x1b[KSIGHUP: ending soon; another, a second from now, ends at once\n"},
     {SIGPIPE, "SIGPIPE", ""},
 }};
 
 // Signals are the process's, so these are, too.
 std::atomic<int> requested = 0;
+std::atomic<bool> stderr_is_terminal = false;   // where a status line may stand
 std::atomic<std::int64_t> first_signal_ns = 0;  // 0: none yet
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
@@ -52,8 +56,9 @@ void on_signal(int signal) {
     pollfd file{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
     // Whoever does not read stderr is not waited for.
     if (stop.signal != signal || ::poll(&file, 1, 0) != 1) continue;
-    [[maybe_unused]] const auto written =
-        ::write(STDERR_FILENO, stop.message.data(), stop.message.size());
+    const std::string_view message = stop.message.substr(
+        stderr_is_terminal ? 0 : std::min(kEraseLine.size(), stop.message.size()));
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, message.data(), message.size());
   }
   errno = error;
 }
@@ -63,6 +68,7 @@ void on_signal(int signal) {
 StopSignals::StopSignals() {
   requested = 0;
   first_signal_ns = 0;
+  stderr_is_terminal = ::isatty(STDERR_FILENO) == 1;
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     Saved saved{.signal = signal, .action = {}};
     if (::sigaction(signal, nullptr, &saved.action) == 0 && saved.action.sa_handler == SIG_IGN) {

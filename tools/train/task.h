@@ -38,6 +38,8 @@ class Task {
   /// The configuration's flags.
   virtual void add_to(FlagSet& flags) = 0;
   virtual const TrainConfig& config() const = 0;
+  /// To be changed before rank(), as a memory budget asks for.
+  virtual TrainConfig& config() = 0;
   /// `flags` were parsed and config() is valid: reads what training needs, and throws if the run
   /// could not end well. Changes no file.
   virtual void prepare(const FlagSet& flags) = 0;
@@ -48,6 +50,7 @@ class Task {
   struct Items {
     std::string name;
     std::int64_t per_sample;
+    double flops;  ///< of one of them, forward and backward, without what is recomputed; 0: unknown
   };
   virtual Items items() const = 0;
   /// A line for the terminal: model and data.

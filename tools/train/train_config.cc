@@ -9,8 +9,10 @@
 #include <limits>
 #include <numbers>
 #include <system_error>
+#include <thread>
 
 #include "engine/error.h"
+#include "tools/io/nbytes.h"
 
 namespace tessera::tools {
 
@@ -25,6 +27,10 @@ constexpr std::int64_t kMaxRanks = 1024;
 constexpr int kReshardAsStrategy = -2, kKeep = -1;
 
 }  // namespace
+
+std::int64_t TrainConfig::memory_limit_nbytes() const {
+  return memory_budget.empty() ? 0 : parse_nbytes(memory_budget, "memory_budget");
+}
 
 double StepConfig::lr_at(std::int64_t step) const {
   if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
@@ -127,6 +133,7 @@ void TrainConfig::add_to(FlagSet& flags) {
              .min = 0,
              .max = 86400,
              .above_min = true});
+  comm.add_to(flags);
   const auto precision_flag = [&](const char* name, DType* field, const char* help) {
     flags.add(name, field, EnumOption<DType>{help, {{"f32", DType::kF32}, {"bf16", DType::kBF16}}});
   };
@@ -138,6 +145,23 @@ void TrainConfig::add_to(FlagSet& flags) {
       "wire's dtype");
   precision_flag("precision.accumulate", &precision.accumulate,
                  "what backward accumulates gradients into");
+  const auto fraction_flag = [&](const char* name, double* field, const char* help) {
+    flags.add(name, field, NumberOption{.help = help, .min = 0, .max = 1});
+  };
+  fraction_flag(
+      "offload.parameters", &offload.parameters,
+      "fraction of each rank's shard of the parameters that lies in page-locked memory of "
+      "the host and is fetched ahead of its gather; of parameters that are whole on every "
+      "rank the masters, which only bf16 has apart");
+  fraction_flag("offload.gradients", &offload.gradients,
+                "the same of the sums of gradients, which are sent as units finish");
+  fraction_flag("offload.optimizer", &offload.optimizer,
+                "the same of the optimizer's states, which threads of the host update");
+  flags.add(
+      "offload.threads", &offload.threads,
+      {.help = "of the host that update and cast, for each rank; 0: the cores, shared by the ranks",
+       .min = 0,
+       .max = 1024});
   flags.add("train.steps", &train.steps, {.help = "optimizer steps", .min = 0});
   flags.add("train.batch", &train.batch,
             {.help = "samples per rank and micro-step", .min = 1, .max = 1 << 24});
@@ -199,10 +223,36 @@ void TrainConfig::add_to(FlagSet& flags) {
       "log.jsonl", &log.jsonl,
       {.help =
            "file of one JSON line a step, numbered from 1; empty: log.jsonl in the output folder"});
+  flags.add("log.trace", &log.trace,
+            {.help = "file for a trace of what ran when on all ranks, which ui.perfetto.dev opens; "
+                     "empty: none"});
+  flags.add("log.trace_steps", &log.trace_steps,
+            {.help = "steps that the trace shows, as FIRST:LAST, numbered from 1; auto: 3:5, or "
+                     "the last ones of a shorter run"});
+  flags.add("log.tensorboard", &log.tensorboard,
+            {.help = "folder for a file of scalars that TensorBoard shows, made if need be; empty: "
+                     "none"});
+  flags.add(
+      "log.peak_ms", &log.peak_ms,
+      {.help = "how long the ranks multiply matrices before the first step, on the CPU, to know "
+               "the peak that a step's rate is part of; 0: not at all",
+       .min = 0,
+       .max = 10'000});
   flags.add("out", &out, {.help = "folder for everything written, made if need be"});
+  flags.add("plan", &plan,
+            {.help = "say what a step would do, its memory, messages and simulated time, and end"});
+  flags.add("audit", &audit,
+            {.help = "compare each step with the plan: bytes sent, collectives, peaks of memory; a "
+                     "difference is an error at the end of the run"});
+  flags.add(
+      "memory_budget", &memory_budget,
+      {.help = "that a rank's device may hold, such as 40GiB: turns prefetch off, recomputes, "
+               "offloads and the like until the plan fits, or says that nothing does; to "
+               "exceed it is an error; empty: no limit"});
 }
 
 void TrainConfig::validate(const FlagSet& flags) const {
+  static_cast<void>(memory_limit_nbytes());  // or throws
   const StepConfig defaults;
   const bool is_sgd = train.optimizer == OptimizerKind::kSgd;
   const auto refuse = [&](const char* name, double value, double initial, const char* owner) {
@@ -230,6 +280,14 @@ void TrainConfig::validate(const FlagSet& flags) const {
           "finite is known when backward has ended, and most is updated by then",
           train.max_skips);
   const shard::Placement placement = shard::Placement::preset(parallel.strategy);
+  require(offload.parameters == 0 || shard::can_offload_parameters(placement, precision),
+          "[config] expected offload.parameters=0 with parallel.strategy={} and "
+          "precision.param=f32, got {}: the masters are what is computed with",
+          parallel.strategy, offload.parameters);
+  require(offload.threads == 0 || offload.parameters > 0 || offload.gradients > 0 ||
+              offload.optimizer > 0,
+          "[config] expected offload.threads with something to offload, got {} without",
+          offload.threads);
   const int reshard = reshard_ranks();
   require(placement.parameters != shard::Place::kWhole || reshard == kReshardAsStrategy ||
               reshard == kKeep,
@@ -261,6 +319,7 @@ void TrainConfig::validate(const FlagSet& flags) const {
           "[config] expected parallel.canonical=true with nccl only, got it with {}, which always "
           "sums in the order of ranks",
           device == DeviceChoice::kCpu ? "device=cpu" : "parallel.backend=threads");
+  comm.validate(flags, parallel.strategy, precision, train.grad_clip, train.max_skips);
   // Samples are numbered in 64 bits. How many ranks 0 stands for depends on the machine.
   const std::int64_t ranks = parallel.ranks > 0 ? parallel.ranks : kMaxRanks;
   std::int64_t num_samples = train.steps;
@@ -274,6 +333,28 @@ void TrainConfig::validate(const FlagSet& flags) const {
           std::numeric_limits<std::int64_t>::max(), train.steps, train.accum, train.batch, ranks,
           parallel.ranks);
   require(!out.empty(), "[config] expected a folder, got an empty value (out)");
+  require(!log.trace.empty() || log.trace_steps == "auto",
+          "[config] expected log.trace_steps with log.trace only, got {} without", log.trace_steps);
+  static_cast<void>(trace_steps());  // throws
+}
+
+StepRange TrainConfig::trace_steps() const {
+  if (log.trace_steps == "auto") {
+    return {std::max<std::int64_t>(1, std::min<std::int64_t>(3, train.steps)),
+            std::min<std::int64_t>(5, train.steps)};
+  }
+  const std::string& text = log.trace_steps;
+  StepRange range;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, range.first);
+  const bool has_colon = first.ec == std::errc() && first.ptr != end && *first.ptr == ':';
+  const auto last = std::from_chars(has_colon ? first.ptr + 1 : end, end, range.last);
+  require(has_colon && last.ec == std::errc() && last.ptr == end && range.first >= 1 &&
+              range.first <= range.last && range.last <= train.steps,
+          "[config] expected auto or FIRST:LAST from 1:1 to {0}:{0} (train.steps={0}), got '{1}' "
+          "(log.trace_steps)",
+          train.steps, text);
+  return range;
 }
 
 int TrainConfig::reshard_ranks() const {
@@ -317,7 +398,17 @@ shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
           .precision = precision,
           .non_finite = train.max_skips > 0 ? shard::NonFinite::kSkip : shard::NonFinite::kThrow,
           .check_gradients = train.check_gradients,
-          .seed = static_cast<std::uint64_t>(train.seed)};
+          .offload = {.parameters = offload.parameters,
+                      .gradients = offload.gradients,
+                      .optimizer = offload.optimizer,
+                      .threads =
+                          offload.threads > 0
+                              ? static_cast<int>(offload.threads)
+                              : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) /
+                                                num_ranks)},
+          .seed = static_cast<std::uint64_t>(train.seed),
+          .reducer = make_hook(comm.options()),
+          .reducer_text = comm.text()};
 }
 
 std::chrono::milliseconds TrainConfig::deadline() const {

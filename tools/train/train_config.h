@@ -8,6 +8,7 @@
 
 #include "engine/stream.h"
 #include "shard/options.h"
+#include "tools/train/comm_config.h"
 #include "tools/train/flags.h"
 
 namespace tessera::tools {
@@ -38,12 +39,18 @@ struct ParallelConfig {
   double deadline_s = 300;
 };
 
-/// See engine/isa.h and ops/gemm.h.
+/// See engine/isa.h and engine/gemm/gemm.h.
 struct CpuConfig {
   std::string isa = "auto";
   std::string gemm = "auto";
   std::int64_t threads_per_rank = 1;
   bool pin = false;
+};
+
+/// See shard::OffloadOptions.
+struct OffloadConfig {
+  double parameters = 0, gradients = 0, optimizer = 0;
+  std::int64_t threads = 0;  ///< 0: as many as cores, shared by the ranks
 };
 
 struct StepConfig {
@@ -73,6 +80,15 @@ struct LogConfig {
   std::int64_t every = 10;     ///< steps between lines on the terminal; 0: none
   std::int64_t val_every = 0;  ///< steps between validations; 0: at the end only
   std::string jsonl;           ///< empty: log.jsonl in the output folder
+  std::string trace;           ///< file; empty: none
+  std::string trace_steps = "auto";
+  std::string tensorboard;    ///< a folder; empty: none
+  std::int64_t peak_ms = 50;  ///< to measure the peak of matrix products; 0: not at all
+};
+
+/// First and last, from 1; none if `last` is smaller.
+struct StepRange {
+  std::int64_t first = 1, last = 0;
 };
 
 /// What the option data.path leads to, or, without one, `supplied`: data that `bazel run` lays
@@ -84,10 +100,15 @@ struct TrainConfig {
   DeviceChoice device = DeviceChoice::kAuto;
   CpuConfig cpu;
   ParallelConfig parallel;
+  CommConfig comm;
   shard::Precision precision;
+  OffloadConfig offload;
   StepConfig train;
   LogConfig log;
   std::string out;
+  bool plan = false;          ///< say what would be done, and end
+  bool audit = false;         ///< compare what is done with the plan
+  std::string memory_budget;  ///< of a rank's device, such as "40GiB"; empty: none
 
   /// Registers every field under its name. The initial values are the defaults.
   void add_to(FlagSet& flags);
@@ -97,6 +118,10 @@ struct TrainConfig {
   /// For `num_ranks` ranks. Throws InvalidArgument for what does not fit them.
   shard::FsdpOptions fsdp_options(int num_ranks) const;
   std::chrono::milliseconds deadline() const;
+  /// memory_budget in bytes; 0: none. Throws InvalidArgument if it says no size.
+  std::int64_t memory_limit_nbytes() const;
+  /// What log.trace_steps says. Throws InvalidArgument for steps that the run does not have.
+  StepRange trace_steps() const;
 
  private:
   // What parallel.reshard_after_forward says; see train_config.cc.

@@ -17,6 +17,7 @@
 #include "tools/data/text_data.h"
 #include "tools/io/text.h"
 #include "tools/models/mlp.h"
+#include "tools/train/default_data.h"
 #include "tools/train/main.h"
 #include "tools/train/run_files.h"
 #include "tools/train/run_task.h"
@@ -55,12 +56,11 @@ struct Config : TrainConfig {
                   {{"shuffle", SampleOrder::kShuffle}, {"sequential", SampleOrder::kSequential}}});
     TrainConfig::add_to(flags);
   }
-};
 
-constexpr const char* kDefaultData = "third_party/data/fashion_mnist";
-constexpr const char* kHowToGetData =
-    "give --data.path=FOLDER: of IDX files, such as /usr/share/datasets/fashion-mnist of Debian's "
-    "dataset-fashion-mnist";
+  MlpConfig mlp(const FashionMnist& data) const {
+    return {.inputs = data.train.num_pixels(), .hidden = hidden, .layers = layers};
+  }
+};
 
 // Pixels scaled to mean 0 and deviation 1 of Fashion-MNIST.
 template <class T>
@@ -102,11 +102,7 @@ std::int64_t count_correct(const Tensor& logits, const Tensor& targets) {
 class MlpRank : public TaskRank {
  public:
   MlpRank(const Config& config, const FashionMnist& data)
-      : config_(config),
-        data_(data),
-        mlp_(
-            {.inputs = data.train.num_pixels(), .hidden = config.hidden, .layers = config.layers}) {
-  }
+      : config_(config), data_(data), mlp_(config.mlp(data)) {}
 
   Model& model() override { return mlp_; }
 
@@ -173,15 +169,16 @@ class MlpTask : public Task {
  public:
   void add_to(FlagSet& flags) override { config_.add_to(flags); }
   const TrainConfig& config() const override { return config_; }
+  TrainConfig& config() override { return config_; }
 
   void prepare(const FlagSet& flags) override {
-    path_ = data_path(config_.data_path, kDefaultData, kHowToGetData);
+    path_ = data_path(config_.data_path, kDefaultImages, kHowToGetImages);
     data_ = load_fashion_mnist(path_);
     constexpr std::string_view kImages[] = {"-ubyte", "-ubyte.gz"};
     RunLog::check_outputs(config_, flags, files_of("data.path", path_, kImages));
   }
 
-  Items items() const override { return {"samples", 1}; }
+  Items items() const override { return {"samples", 1, config_.mlp(data_).train_flops()}; }
   std::string summary() const override {
     return fmt::format("data: {}, {} training and {} test images of {} x {}", escaped(path_),
                        data_.train.num_images, data_.test.num_images, data_.train.height,

@@ -12,6 +12,7 @@
 #include "tools/io/text.h"
 #include "tools/models/gpt.h"
 #include "tools/models/gpt_checkpoint.h"
+#include "tools/train/default_data.h"
 #include "tools/train/generate.h"
 #include "tools/train/main.h"
 #include "tools/train/run_task.h"
@@ -21,11 +22,6 @@
 
 namespace tessera::tools {
 namespace {
-
-constexpr const char* kDefaultText = "third_party/data/kjv.txt";
-constexpr const char* kHowToGetText =
-    "give --data.path=FILE: any text, such as Debian's bible-kjv and bible-kjv-text write with "
-    "`bible -f Gen1:1-Rev22:21 > kjv.txt`";
 
 class TransformerRank : public TaskRank {
  public:
@@ -108,22 +104,19 @@ class TransformerTask : public Task {
  public:
   void add_to(FlagSet& flags) override { config_.add_to(flags); }
   const TrainConfig& config() const override { return config_; }
+  TrainConfig& config() override { return config_; }
 
   void prepare(const FlagSet& flags) override {
     model_ = config_.gpt();
-    const std::string path = data_path(config_.data_path, kDefaultText, kHowToGetText);
-    const std::int64_t seq = config_.model.seq == 0 ? model_.seq : config_.model.seq;
-    data_.emplace(TokenFile(path),
-                  TokenDatasetOptions{.seq = seq,
-                                      .vocab = model_.vocab,
-                                      .val_fraction = config_.val_fraction,
-                                      .order = config_.data_order,
-                                      .seed = static_cast<std::uint64_t>(config_.train.seed)});
-    config_.check_files(flags, path);
+    data_.emplace(config_.dataset(model_));
+    config_.check_files(flags, data_->file().path());
     if (saves()) check_can_save_gpt(resolve_user_path(config_.save_final));
   }
 
-  Items items() const override { return {"tokens", data_->seq()}; }
+  Items items() const override {
+    const std::int64_t seq = data_->seq();
+    return {"tokens", seq, model_.train_flops(seq) / static_cast<double>(seq)};
+  }
   std::string summary() const override {
     return fmt::format(
         "model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}",

@@ -10,7 +10,9 @@
 #include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
+#include "engine/meta.h"
 #include "tools/io/sha256.h"
+#include "tools/train/part_timer.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -28,6 +30,11 @@ std::unique_ptr<shard::Optimizer> make_optimizer(shard::Fsdp& fsdp, const StepCo
   return std::make_unique<shard::AdamW>(
       fsdp, shard::AdamWOptions{
                 .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps, .weight_decay = c.weight_decay});
+}
+
+shard::FsdpOptions with_listener(shard::FsdpOptions options, engine::LaunchListener* listener) {
+  options.listener = listener;
+  return options;
 }
 
 // What `fn` returns; its errors say the step, from 1.
@@ -52,17 +59,28 @@ auto of_step(std::int64_t step, F fn) {
 
 Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
                  const TrainConfig& config, const std::vector<engine::Block*>& blocks,
-                 engine::Block* root, RunLog* log)
+                 engine::Block* root, RunLog* log, TraceRecorder* trace)
     : world_(world),
       config_(config),
       log_(log),
+      trace_(trace),
       compute_(compute),
-      memory_(compute),
+      memory_(compute, {.limit_nbytes = config.memory_limit_nbytes()}),
       pinned_(engine::Memory::pinned(compute)),
-      metrics_(compute.sibling("metrics")),
+      metrics_(compute.sibling("metrics", {.listener = trace})),
       tape_(memory_, compute_),
-      fsdp_(world, memory_, compute_, blocks, root, config.fsdp_options(world.size())),
-      optimizer_(make_optimizer(fsdp_, config.train)) {}
+      fsdp_(world, memory_, compute_, blocks, root,
+            with_listener(config.fsdp_options(world.size()), trace)),
+      optimizer_(make_optimizer(fsdp_, config.train)) {
+  if (trace_ == nullptr) return;
+  for (const auto& unit : fsdp_.units()) {
+    std::vector<std::string> names;
+    for (const engine::Block* block : unit->blocks()) names.push_back(block->name);
+    trace_->add_unit(unit->name(), names);
+  }
+  trace_->count_memory("memory", memory_);
+  if (uses_host_memory()) trace_->count_memory("host memory", fsdp_.host_memory());
+}
 
 // The global number of the first sample of this rank's `batch`.
 std::int64_t Trainer::first_sample(std::int64_t batch) const {
@@ -76,7 +94,8 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
                        static_cast<double>(c.batch) * static_cast<double>(items_per_sample);
   batches_ = std::make_unique<BatchLoader>(
       memory_, compute_, data.tensors, c.steps * c.accum,
-      [this, fill = data.fill](std::int64_t n, const Batch& host) { fill(first_sample(n), host); });
+      [this, fill = data.fill](std::int64_t n, const Batch& host) { fill(first_sample(n), host); },
+      trace_);
   const bool is_late = compute_.device().is_cuda();
   std::optional<Launched> pending;
   Mark begin{};
@@ -117,11 +136,15 @@ void Trainer::validate_after(std::int64_t step, const Validate& validate) {
 
 Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   const StepConfig& c = config_.train;
+  begin_peaks();
+  const comm::Traffic before = world_.traffic();
+  if (trace_ != nullptr) trace_->begin_step(step + 1);
   // One for each micro-step, and last the signal that asks this rank to stop: what all ranks know
   // of a step they know together, so they end after the same one.
   const Tensor values =
       Tensor::empty(memory_, {c.accum + 1}, DType::kF32, "values", Category::kCommunication);
   const double lr = c.lr_at(step);
+  double compute_ms = 0, optimizer_ms = 0;
   const bool overlaps = c.overlap_optimizer != OverlapOptimizer::kNone;
   if (overlaps) {
     optimizer_->step_in_backward(lr, c.overlap_optimizer == OverlapOptimizer::kInterleaved
@@ -135,22 +158,76 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
     } else {
       fsdp_.next_micro_step(pass);
     }
-    const Tensor value = loss(first_sample(step * c.accum + micro), batches_->next());
-    engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
-    // Before a backward that could only end in an error.
-    if (value.device().is_host() && c.max_skips == 0) {
-      check_loss(value.item(), step + 1, micro + 1, world_.rank());
-    }
-    tape_.backward(value);
+    const Batch& batch = batches_->next();
+    time_part(compute_, compute_ms, [&] {
+      const Tensor value = loss(first_sample(step * c.accum + micro), batch);
+      engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
+      // Before a backward that could only end in an error.
+      if (value.device().is_host() && c.max_skips == 0) {
+        check_loss(value.item(), step + 1, micro + 1, world_.rank());
+      }
+      tape_.backward(value);
+    });
   }
   const shard::GradNorm norm = of_step(step + 1, [&] { return fsdp_.finish_step(); });
-  if (!overlaps) optimizer_->step(lr, norm, c.grad_clip);
+  if (!overlaps) {
+    time_part(compute_, optimizer_ms, [&] { optimizer_->step(lr, norm, c.grad_clip); });
+  }
   engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
                      "keep_stop");
   comm::HostGather kept(world_, values, metrics_, pinned_, "values");
-  return {.record = {.step = step + 1, .lr = lr, .memory = memory_.stats()},
-          .values = std::move(kept),
-          .norm = norm};
+  StepRecord record{.step = step + 1, .lr = lr};
+  record_memory(record);
+  const comm::Traffic after = world_.traffic();
+  record.traffic = {after.num_collectives - before.num_collectives,
+                    after.bytes_sent - before.bytes_sent};
+  if (compute_.device().is_host()) {
+    record.compute_ms = compute_ms;
+    if (!overlaps) record.optimizer_ms = optimizer_ms;
+  }
+  if (trace_ != nullptr) trace_->end_step();
+  return {.record = std::move(record), .values = std::move(kept), .norm = norm};
+}
+
+void Trainer::begin_peaks() {
+  peaks_ = with_peaks_of(memory_.stats(), peaks_);
+  host_peaks_ = with_peaks_of(fsdp_.host_memory().stats(), host_peaks_);
+  memory_.reset_peaks();
+  engine::Memory(fsdp_.host_memory()).reset_peaks();
+}
+
+void Trainer::record_memory(StepRecord& record) {
+  record.step_memory = memory_.stats();
+  record.step_host_memory = fsdp_.host_memory().stats();
+  record.memory = with_peaks_of(record.step_memory, peaks_);
+  if (!uses_host_memory()) return;
+  record.host_memory = with_peaks_of(record.step_host_memory, host_peaks_);
+}
+
+int Trainer::num_optimizer_states() const {
+  return static_cast<int>(optimizer_->state_names().size());
+}
+
+std::vector<StepRecord> Trainer::plan(const std::vector<BatchTensor>& batch, const Loss& loss,
+                                      std::int64_t num_steps,
+                                      const std::function<void(std::int64_t step)>& before_step) {
+  engine::require(compute_.device().is_meta, "[plan] expected a meta device, got {}",
+                  to_string(compute_.device()));
+  batches_ = std::make_unique<BatchLoader>(memory_, compute_, batch,
+                                           num_steps * config_.train.accum, nullptr);
+  std::vector<StepRecord> records;
+  std::optional<Launched> pending;
+  for (std::int64_t step = 0; step < num_steps; ++step) {
+    before_step(step);
+    const auto begin_ns = meta_now_ns(compute_), blocked_ns = compute_.blocked_ns();
+    Launched launched = launch(step, loss);
+    StepRecord& record = records.emplace_back(launched.record);
+    record.step_ms = static_cast<double>(meta_now_ns(compute_) - begin_ns) * 1e-6;
+    record.exposed_comm_ms = static_cast<double>(compute_.blocked_ns() - blocked_ns) * 1e-6;
+    // A GPU's step is read behind the launch of the next.
+    if (compute_.device().is_cuda()) pending = std::move(launched);
+  }
+  return records;
 }
 
 // Reads and logs what the step left. The mean loss is over micro-steps and ranks, summed in the
@@ -185,9 +262,11 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
   record.step_ms = elapsed.count();
   record.items_per_s = items / elapsed.count() * 1e3;
   record.exposed_comm_ms = static_cast<double>(end.blocked_ns - begin.blocked_ns) * 1e-6;
+  record.data_ms = static_cast<double>(end.loader_ns - begin.loader_ns) * 1e-6;
   begin = end;
   num_steps_ = record.step;
   if (log_ != nullptr) log_->step(record);
+  if (log_ != nullptr && on_step_) on_step_(record);
 }
 
 // Which gradient is not finite, so that the update was skipped; empty if all are. Throws when there

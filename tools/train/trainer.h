@@ -19,6 +19,7 @@
 #include "shard/adamw.h"
 #include "shard/fsdp.h"
 #include "shard/sgd.h"
+#include "tools/trace/trace.h"
 #include "tools/train/batch_loader.h"
 #include "tools/train/run_log.h"
 #include "tools/train/train_config.h"
@@ -27,9 +28,11 @@ namespace tessera::tools {
 
 class Trainer {
  public:
-  /// `compute`: see Ranks. `log` on rank 0, null elsewhere. Collective; see shard::Fsdp.
+  /// `compute`: see Ranks. `log` on rank 0, null elsewhere. `trace`: this rank's, which `compute`
+  /// tells as well; null: none. It outlives this. Collective; see shard::Fsdp.
   Trainer(comm::ProcessGroup& world, const engine::Stream& compute, const TrainConfig& config,
-          const std::vector<engine::Block*>& blocks, engine::Block* root, RunLog* log);
+          const std::vector<engine::Block*>& blocks, engine::Block* root, RunLog* log,
+          TraceRecorder* trace = nullptr);
 
   comm::ProcessGroup& world() { return world_; }
   engine::Tape& tape() { return tape_; }
@@ -59,6 +62,15 @@ class Trainer {
   /// updates may be skipped. Call once.
   void run(const Data& data, const Loss& loss, const Validate& validate,
            std::int64_t items_per_sample);
+  /// Told of each step, in order, on a rank with a log.
+  void on_step(std::function<void(const StepRecord&)> fn) { on_step_ = std::move(fn); }
+  /// On a meta device (engine/meta.h): makes `num_steps` steps, of which nothing is read, and
+  /// returns what is known of them without values: memory, traffic, and simulated times. Call once,
+  /// instead of run(). `before_step` is called with each, from 0.
+  std::vector<StepRecord> plan(const std::vector<BatchTensor>& batch, const Loss& loss,
+                               std::int64_t num_steps,
+                               const std::function<void(std::int64_t step)>& before_step);
+  int num_optimizer_states() const;
   /// The signal that ended run() before its last step or validation, or that stops() found; 0:
   /// none.
   int stopped_by() const { return stopped_by_; }
@@ -95,19 +107,29 @@ class Trainer {
   struct Mark {
     std::chrono::steady_clock::time_point time;
     std::int64_t blocked_ns;
+    std::int64_t loader_ns;
   };
   std::int64_t first_sample(std::int64_t batch) const;
+  bool uses_host_memory() const {
+    return fsdp_.offload() != nullptr || config_.comm.powersgd.offload_error;
+  }
   Launched launch(std::int64_t step, const Loss& loss);
+  /// Starts peaks of memory anew.
+  void begin_peaks();
+  void record_memory(StepRecord& record);
   void finish(Launched& launched, Mark& mark, double items);
   void validate_after(std::int64_t step, const Validate& validate);
   /// `step` from 1, as `micro` is.
   std::string count_skip(const shard::GradNorm& norm, std::int64_t step);
   void check_loss(float loss, std::int64_t step, std::int64_t micro, int rank) const;
-  Mark mark() const { return {std::chrono::steady_clock::now(), compute_.blocked_ns()}; }
+  Mark mark() const {
+    return {std::chrono::steady_clock::now(), compute_.blocked_ns(), batches_->waited_ns()};
+  }
 
   comm::ProcessGroup& world_;
   const TrainConfig& config_;
   RunLog* log_;
+  TraceRecorder* trace_;
   engine::Stream compute_;
   engine::Memory memory_;
   engine::Memory pinned_;
@@ -117,6 +139,8 @@ class Trainer {
   shard::Fsdp fsdp_;
   std::unique_ptr<shard::Optimizer> optimizer_;
   std::optional<Validation> validation_;
+  engine::MemoryStats peaks_, host_peaks_;  // before the step at work
+  std::function<void(const StepRecord&)> on_step_;
   std::int64_t num_steps_ = 0;
   std::int64_t num_skips_ = 0;  // in a row
   int stopped_by_ = 0;

@@ -17,6 +17,11 @@ using engine::require;
 
 namespace {
 
+constexpr const char* kDefaultText = "third_party/data/kjv.txt";
+constexpr const char* kHowToGetText =
+    "give --data.path=FILE: any text, such as Debian's bible-kjv and bible-kjv-text write with "
+    "`bible -f Gen1:1-Rev22:21 > kjv.txt`";
+
 // Whose errors name the option.
 GptConfig config_to_start_from(const std::string& folder) {
   try {
@@ -101,6 +106,15 @@ GptConfig TransformerConfig::gpt() const {
   gpt.dropout = model.dropout;
   gpt.validate();
   return gpt;
+}
+
+TokenDataset TransformerConfig::dataset(const GptConfig& gpt) const {
+  return {TokenFile(tools::data_path(data_path, kDefaultText, kHowToGetText)),
+          {.seq = model.seq == 0 ? gpt.seq : model.seq,
+           .vocab = gpt.vocab,
+           .val_fraction = val_fraction,
+           .order = data_order,
+           .seed = static_cast<std::uint64_t>(train.seed)}};
 }
 
 void TransformerConfig::check_files(const FlagSet& flags, const std::string& data) const {

@@ -31,6 +31,9 @@ struct TransformerConfig : TrainConfig {
   /// which flags must fit: the same, and sequences that are no longer than its positions. Throws
   /// InvalidArgument or IoError naming the option.
   GptConfig gpt() const;
+  /// The text to train `gpt` on. Throws IoError or InvalidArgument as data_path() and TokenDataset
+  /// do.
+  TokenDataset dataset(const GptConfig& gpt) const;
   /// Throws InvalidArgument when an output is an input (`data`: the path in use). But a model may
   /// be saved to the folder it came from: by then it was read, and its files are replaced.
   void check_files(const FlagSet& flags, const std::string& data) const;

@@ -12,6 +12,7 @@
 #include <numbers>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/threads.h"
@@ -456,6 +457,33 @@ TEST(GptCheckpoint, CallsParametersAsTheModelSays) {
   EXPECT_EQ(ln_f(same, true), (Values{0, 1}));
   EXPECT_EQ(ln_f(same, false), (Values{0, 1}));
   EXPECT_EQ(ln_f(plain, false), (Values{1, 0}));
+}
+
+TEST(Gpt, CountsTheOperationsOfItsProducts) {
+  const GptConfig small{.layers = 2, .heads = 1, .dim = 3, .seq = 9, .vocab = 7};
+  // Of 5 tokens: 2 layers of 24 x 5 x 9 and, for 15 pairs, 4 x 3 x 15; a head of 2 x 5 x 3 x 7.
+  EXPECT_EQ(small.train_flops(5), 3 * (2 * (1080 + 180) + 210));
+
+  struct Listener : engine::LaunchListener {
+    double flops = 0;
+    void on_launch(const engine::LaunchRecord& record) noexcept override {
+      const std::string_view name = record.work.name;
+      if (name.starts_with("linear") || name.starts_with("attention")) flops += record.work.flops;
+    }
+  } listener;
+  const GptConfig config{.layers = 2, .heads = 1, .dim = 64, .seq = 32, .vocab = 96};
+  const Memory memory;
+  Tape tape(memory, engine::Stream::inline_cpu("compute", {.listener = &listener}));
+  Gpt gpt(config);
+  for (Parameter* p : parameters_of(gpt)) {
+    p->value = Tensor::zeros(memory, p->shape, engine::DType::kF32, p->name);
+    p->grad = Tensor::zeros(memory, p->shape, engine::DType::kF32, p->name);
+  }
+  const Tensor tokens = Tensor::zeros(memory, {1, 32}, engine::DType::kI32, "tokens");
+  tape.backward(gpt.loss(tape, {tokens, tokens}, {}));
+  // What is launched adds exponentials, biases, and scores that backward computes again.
+  EXPECT_GT(listener.flops, config.train_flops(32));
+  EXPECT_LT(listener.flops, 1.15 * config.train_flops(32));
 }
 
 }  // namespace

@@ -157,5 +157,14 @@ TEST(Mlp, RefusesABatchThatIsNotItsOwn) {
                   {"[mlp]", "inputs and targets", "0 tensors"}));
 }
 
+TEST(Mlp, CountsTheOperationsOfItsProducts) {
+  const auto flops = [](std::int64_t layers) {
+    return MlpConfig{.inputs = 5, .hidden = 3, .layers = layers, .classes = 2}.train_flops();
+  };
+  EXPECT_EQ(flops(1), 2 * 20);  // forward and the weight's gradient
+  EXPECT_EQ(flops(2), 2 * 30 + 3 * 12);
+  EXPECT_EQ(flops(4), 2 * 30 + 3 * (2 * 18 + 12));
+}
+
 }  // namespace
 }  // namespace tessera::tools

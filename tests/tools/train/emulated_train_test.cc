@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "tests/testing/errors.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/tools/train/gpt_run.h"
 #include "third_party/cuda/emulation/control.h"
 
@@ -15,7 +17,8 @@ using cuda_emulation::Live;
 constexpr GptConfig kModel = {.layers = 2, .heads = 2, .dim = 16, .seq = 8, .vocab = 32};
 constexpr std::int64_t kRanks = 2;
 
-Calls train(std::int64_t steps, const char* strategy, BackendChoice backend) {
+Calls train(std::int64_t steps, const char* strategy, BackendChoice backend,
+            const OffloadConfig& offload = {}, const CommConfig& comm = {}) {
   const testing::TempFolder folder;
   const TokenDataset data(TokenFile(folder.write("text.txt", std::string(500, '\7'))),
                           {.seq = kModel.seq, .vocab = kModel.vocab});
@@ -24,6 +27,8 @@ Calls train(std::int64_t steps, const char* strategy, BackendChoice backend) {
   config.parallel.ranks = kRanks;
   config.parallel.backend = backend;
   config.parallel.strategy = strategy;
+  config.offload = offload;
+  config.comm = comm;
   config.train.steps = steps;
   config.train.accum = 2;
   config.train.batch = 1;
@@ -45,6 +50,49 @@ TEST(EmulatedTraining, AStepWaitsForNothingButTheLastOnesLossAndNorm) {
       EXPECT_EQ(many.blocking - few.blocking, 2 * kSteps * kRanks) << what;
       EXPECT_EQ(many.mallocs, few.mallocs) << what;
       EXPECT_EQ(cuda_emulation::live(), Live()) << what << ": something was left";
+    }
+  }
+}
+
+// Pinned memory above all: to ask for it in a step would stop the GPU.
+TEST(EmulatedTraining, AStepThatOffloadsAsksForNoMemory) {
+  constexpr OffloadConfig kOffload{
+      .parameters = 0.6, .gradients = 0.8, .optimizer = 0.4, .threads = 2};
+  const Calls few = train(4, "zero3", BackendChoice::kThreads, kOffload);
+  const Calls many = train(8, "zero3", BackendChoice::kThreads, kOffload);
+  EXPECT_EQ(many.mallocs, few.mallocs);
+  EXPECT_EQ(cuda_emulation::live(), Live()) << "something was left";
+}
+
+TEST(EmulatedTraining, PinnedMemoryThatRunsOutIsNamed) {
+  constexpr OffloadConfig kOffload{.parameters = 1, .gradients = 1, .optimizer = 1, .threads = 1};
+  const cuda_emulation::Settings before = cuda_emulation::settings();
+  cuda_emulation::Settings little = before;
+  for (const std::size_t nbytes : {0, 20'000, 40'000}) {
+    little.pinned_nbytes = nbytes;
+    cuda_emulation::configure(little);
+    const std::string message = testing::error_of<engine::DeviceError>(
+        [&] { train(1, "zero3", BackendChoice::kThreads, kOffload); });
+    EXPECT_TRUE(testing::has(message, {"expected", "bytes for", "pinned"})) << message;
+    EXPECT_EQ(cuda_emulation::live(), Live()) << "something was left";
+  }
+  cuda_emulation::configure(before);
+  train(1, "zero3", BackendChoice::kThreads, kOffload);
+}
+
+TEST(EmulatedTraining, CommunicationHooksWaitForNothingMore) {
+  for (const std::string hook : {"bf16", "f16", "f16+powersgd", "batched_powersgd"}) {
+    if (testing::kIsSlow && hook != "f16+powersgd") continue;
+    for (const bool offloads : {false, true}) {
+      CommConfig comm{.hook = hook};
+      comm.powersgd.start_step = 1;
+      comm.powersgd.offload_error = offloads;
+      constexpr std::int64_t kSteps = 4;
+      const Calls few = train(kSteps, "zero3", BackendChoice::kThreads, {}, comm);
+      const Calls many = train(2 * kSteps, "zero3", BackendChoice::kThreads, {}, comm);
+      EXPECT_EQ(many.blocking - few.blocking, 2 * kSteps * kRanks) << hook;
+      EXPECT_EQ(many.mallocs, few.mallocs) << hook;
+      EXPECT_EQ(cuda_emulation::live(), Live()) << hook << ": something was left";
     }
   }
 }

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/covering.h"
 #include "tests/tools/train/gpt_run.h"
 
 namespace tessera::tools {
@@ -33,6 +34,7 @@ struct Case {
   AccumComm accum_comm = AccumComm::kEvery;
   int number = 0;         // of the case: which strategies meet which options
   bool overlaps = false;  // updates with backward, which leaves no norm to clip by
+  const char* hook = "none";
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
@@ -90,16 +92,9 @@ TrainConfig base(const Case& c) {
   config.train.grad_clip = c.overlaps ? 0 : kGradClip;
   config.train.accum_comm = c.accum_comm;
   config.precision = c.precision;
+  config.comm.hook = c.hook;
+  config.comm.powersgd = {.low_rank = {.rank = 2}, .start_step = 4};
   return config;
-}
-
-/// Row `row` of an orthogonal array of strength 2 (Bush 1952, over the field of 4 elements): in its
-/// 16 rows, any two of the 5 columns show all 16 pairs of levels.
-std::array<int, 5> levels(int row) {
-  constexpr std::array<int, 4> kTimes2 = {0, 2, 3, 1}, kTimes3 = {0, 3, 1, 2};
-  const int a = row / 4, b = row % 4;
-  const auto column = static_cast<std::size_t>(b);
-  return {a, b, a ^ b, a ^ kTimes2[column], a ^ kTimes3[column]};
 }
 
 /// What must not change the numbers, by `row` of the array.
@@ -112,7 +107,7 @@ TrainConfig variant(const Case& c, int row) {
   TrainConfig config = base(c);
   std::array<std::size_t, 5> level{};
   for (std::size_t i = 0; i < level.size(); ++i) {
-    level[i] = static_cast<std::size_t>(levels(row)[i]);
+    level[i] = static_cast<std::size_t>(testing::covering_levels(row)[i]);
   }
   const auto strategy = static_cast<std::size_t>(16 * c.number + row) % kStrategies.size();
   config.parallel.strategy = kStrategies[strategy];
@@ -134,6 +129,22 @@ TrainConfig variant(const Case& c, int row) {
     config.parallel.unit_min_numel = 0;
   }
   if (strategy == 10) config.parallel.shard_ranks = config.parallel.ranks;
+  if (config.comm.options().kind == shard::HookKind::kBatchedPowerSgd) {
+    // It compresses units, whatever is packed into them.
+    config.parallel.unit_min_numel = base(c).parallel.unit_min_numel;
+    config.parallel.bucket_mb = base(c).parallel.bucket_mb;
+  }
+  config.comm.powersgd.offload_error = row % 3 == 0;
+  constexpr std::array<OffloadConfig, 4> kOffload = {
+      OffloadConfig{},
+      {.parameters = 0.31, .gradients = 0.62, .optimizer = 0.47, .threads = 2},
+      {.parameters = 1, .gradients = 1, .optimizer = 1, .threads = 1},
+      {.parameters = 0.8, .optimizer = 0.3, .threads = 1}};
+  config.offload = kOffload[static_cast<std::size_t>(row + c.number) % kOffload.size()];
+  if (!shard::can_offload_parameters(shard::Placement::preset(config.parallel.strategy),
+                                     config.precision)) {
+    config.offload.parameters = 0;
+  }
   if (c.overlaps) {
     config.train.overlap_optimizer =
         row % 3 == 0 ? OverlapOptimizer::kBackward : OverlapOptimizer::kInterleaved;
@@ -144,10 +155,11 @@ TrainConfig variant(const Case& c, int row) {
 std::string describe(const TrainConfig& c) {
   return fmt::format(
       "{} shard_ranks {} reshard {}, prefetch {}, unit_min_numel {}, bucket_mb {}, recompute {}, "
-      "{} ranks x {}",
+      "offload {} {} {}, hook {}, {} ranks x {}",
       c.parallel.strategy, c.parallel.shard_ranks, c.parallel.reshard_after_forward,
       c.parallel.prefetch, c.parallel.unit_min_numel, c.parallel.bucket_mb, c.train.recompute,
-      c.parallel.ranks, c.train.accum);
+      c.offload.parameters, c.offload.gradients, c.offload.optimizer, c.comm.hook, c.parallel.ranks,
+      c.train.accum);
 }
 
 class Equivalence : public ::testing::TestWithParam<Case> {};
@@ -160,7 +172,7 @@ TEST_P(Equivalence, DistributionChangesNoBit) {
       std::ranges::count_if(want.grad_norm, [](double n) { return n > kGradClip; });
   EXPECT_TRUE(GetParam().overlaps || (clipped > 0 && clipped < std::ssize(want.grad_norm)))
       << clipped;
-  for (int row = 0; row < 16; ++row) {
+  for (int row = 0; row < testing::kCoveringRows; ++row) {
     const TrainConfig config = variant(GetParam(), row);
     const GptRun got = run_gpt(config, kModel, tokens());
     EXPECT_EQ(got.params_sha256, want.params_sha256) << describe(config);
@@ -171,7 +183,7 @@ TEST_P(Equivalence, DistributionChangesNoBit) {
 
 TEST_P(Equivalence, LearnsWhatFollowsWhat) {
   TrainConfig config = base(GetParam());
-  config.train.steps = 60;
+  config.train.steps = config.comm.options().compresses() ? 240 : 60;
   const std::int64_t micros = config.parallel.ranks * config.train.accum;
   config.train.batch = std::max<std::int64_t>(1, 4 / micros);
   const GptRun run = run_gpt(config, kModel, tokens());
@@ -195,6 +207,7 @@ TEST_P(Equivalence, WhatMattersChangesBits) {
 }
 
 constexpr shard::Precision kBf16 = {DType::kBF16, DType::kBF16, DType::kBF16};
+constexpr shard::Precision kBf16Params = {DType::kBF16, DType::kF32, DType::kF32};
 constexpr shard::Precision kBf16Wire = {DType::kBF16, DType::kBF16, DType::kF32};
 constexpr std::array<std::pair<std::int64_t, std::int64_t>, 4> kSix = {
     {{1, 6}, {2, 3}, {3, 2}, {6, 1}}};
@@ -207,6 +220,11 @@ constexpr std::array<std::pair<std::int64_t, std::int64_t>, 4> kOne = {
 // Sums that start on one rank have an order that depends on the number of ranks.
 constexpr std::array<std::pair<std::int64_t, std::int64_t>, 4> kThreeByTwo = {
     {{3, 2}, {3, 2}, {3, 2}, {3, 2}}};
+// What a hook makes of gradients depends on whose they are.
+constexpr std::array<std::pair<std::int64_t, std::int64_t>, 4> kTwoByTwo = {
+    {{2, 2}, {2, 2}, {2, 2}, {2, 2}}};
+constexpr std::array<std::pair<std::int64_t, std::int64_t>, 4> kFourByOne = {
+    {{4, 1}, {4, 1}, {4, 1}, {4, 1}}};
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, Equivalence,
@@ -216,7 +234,34 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"SgdBf16Wire", kSix, OptimizerKind::kSgd, kBf16Wire, AccumComm::kEvery, 3},
         Case{"OneRank", kOne},
         Case{"Overlapped", kSix, OptimizerKind::kAdamW, {}, AccumComm::kEvery, 4, true},
-        Case{"CommunicateLast", kThreeByTwo, OptimizerKind::kAdamW, {}, AccumComm::kLast}),
+        Case{"CommunicateLast", kThreeByTwo, OptimizerKind::kAdamW, {}, AccumComm::kLast},
+        Case{"PowerSgd",
+             kTwoByTwo,
+             OptimizerKind::kSgd,
+             {},
+             AccumComm::kEvery,
+             5,
+             false,
+             "powersgd"},
+        Case{"PowerSgdBf16", kThreeByTwo, OptimizerKind::kAdamW, kBf16Params, AccumComm::kLast, 6,
+             false, "f16+powersgd"},
+        Case{"PowerSgdOverlapped",
+             kFourByOne,
+             OptimizerKind::kSgd,
+             {},
+             AccumComm::kEvery,
+             7,
+             true,
+             "bf16+powersgd"},
+        Case{"BatchedPowerSgd",
+             kFourByOne,
+             OptimizerKind::kSgd,
+             {},
+             AccumComm::kEvery,
+             8,
+             false,
+             "batched_powersgd"},
+        Case{"F16", kTwoByTwo, OptimizerKind::kAdamW, {}, AccumComm::kEvery, 9, true, "f16"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

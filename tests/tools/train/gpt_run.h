@@ -22,6 +22,7 @@ struct GptRun {
   std::vector<double> loss, grad_norm;  ///< of each step, as logged
   std::map<std::string, std::vector<float>> parameters;
   std::string params_sha256;
+  std::vector<nlohmann::json> records;  ///< of each step, as logged
 };
 
 /// `init_from`: folder of weights to start from; empty: the seed's. `calls`: what rank 0
@@ -73,6 +74,7 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
     const auto record = nlohmann::json::parse(line);
     run.loss.push_back(record.at("loss").get<double>());
     run.grad_norm.push_back(record.at("grad_norm").get<double>());
+    run.records.push_back(record);
   }
   return run;
 }

@@ -1,8 +1,10 @@
 // The trainers as a person meets them: the programs, their flags, files, messages and exit codes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <initializer_list>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -13,6 +15,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/io/event_reader.h"
 #include "tests/tools/train/tiny_training.h"
 
 namespace tessera {
@@ -272,6 +275,7 @@ TEST_F(TrainTransformer, WhatCannotBeWrittenIsRefusedBeforeTraining) {
   expect_refused({{"out", file}}, {"[out]", file});
   expect_refused({{"out", file + "/run"}}, {"[out]", "Not a directory", file + "/run"});
   expect_refused({{"log.jsonl", folder_ / "none/log.jsonl"}}, {folder_ / "none/log.jsonl"});
+  expect_refused({{"log.tensorboard", file + "/tb"}}, {"[tensorboard]", file + "/tb"});
   std::filesystem::remove_all(folder_ / "run");
   std::filesystem::create_directories(folder_ / "full/config.json");
   std::filesystem::create_directories(folder_ / "whole/model.safetensors");
@@ -329,7 +333,9 @@ TEST_F(TrainTransformer, LogsEveryStep) {
   ASSERT_EQ(lines.size(), 6u);
   for (std::size_t step = 0; step < 5; ++step) {
     const json& line = lines[step];
-    EXPECT_EQ(line.size(), 8u) << line;
+    EXPECT_EQ(line.size(), 14u) << line;
+    EXPECT_GT(line.at("num_collectives").get<int>(), 0);
+    EXPECT_GT(line.at("sent_bytes").get<std::int64_t>(), 0);
     EXPECT_EQ(line.at("step"), step + 1);
     EXPECT_NEAR(line.at("loss").get<double>(), 5.545, 0.3);  // ln 256
     EXPECT_GT(line.at("grad_norm").get<double>(), 0);
@@ -337,6 +343,10 @@ TEST_F(TrainTransformer, LogsEveryStep) {
     EXPECT_GT(line.at("step_ms").get<double>(), 0);
     EXPECT_GT(line.at("tokens_per_s").get<double>(), 0);
     EXPECT_GE(line.at("exposed_comm_ms").get<double>(), 0);
+    EXPECT_GT(line.at("compute_ms").get<double>(), 0);
+    EXPECT_GT(line.at("optimizer_ms").get<double>(), 0);
+    EXPECT_GE(line.at("data_ms").get<double>(), 0);
+    EXPECT_GT(line.at("peak_percent").get<double>(), 0);
     std::int64_t largest = 0;
     for (const char* category : {"parameter_shard", "gathered_parameter", "gradient", "optimizer",
                                  "activation", "communication", "workspace"}) {
@@ -360,6 +370,78 @@ TEST_F(TrainTransformer, LogsEveryStep) {
   EXPECT_NEAR(final.at("val_loss").get<double>(), 5.545, 0.3);
   params_sha256({{"data.val_fraction", "0"}});
   EXPECT_TRUE(log_lines().back().at("final").at("val_loss").is_null());
+}
+
+TEST_F(TrainTransformer, TellsTensorBoardWhatItLogs) {
+  ASSERT_EQ(run({{"log.tensorboard", folder_ / "tb"}, {"log.val_every", "2"}}).exit_code, 0);
+  const std::filesystem::directory_iterator files(folder_ / "tb");
+  const std::string name = "tb/" + files->path().filename().string();
+  std::map<std::int64_t, float> losses, validations;
+  for (const auto& event : testing::EventReader::read(folder_.read(name))) {
+    const auto add = [&](const char* tag, std::map<std::int64_t, float>& values) {
+      if (const auto at = event.scalars.find(tag); at != event.scalars.end()) {
+        values[event.step] = at->second;
+      }
+    };
+    add("train/loss", losses);
+    add("validation/val_loss", validations);
+  }
+  const std::vector<json> lines = log_lines();
+  ASSERT_EQ(lines.size(), 4u);
+  ASSERT_EQ(losses.size(), 3u);
+  for (const auto& [step, loss] : losses) {
+    EXPECT_EQ(loss, lines[static_cast<std::size_t>(step - 1)].at("loss").get<float>());
+  }
+  ASSERT_EQ(validations.size(), 2u);
+  EXPECT_EQ(validations.at(3), lines.back().at("final").at("val_loss").get<float>());
+}
+
+TEST_F(TrainTransformer, SumsUpItsSteps) {
+  const Outcome outcome = run({{"train.steps", "20"}});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(
+      has(outcome.out, {"\nsummary\n  steps   18 measured, 2 before them left out\n",
+                        "% of the peak measured at the start\n", " at the peak of rank 0 "}));
+  const std::vector<json> lines = log_lines();
+  const json summary = lines.back().at("final").at("summary");
+  EXPECT_EQ(summary.at("steps"), 18);
+  EXPECT_EQ(summary.at("peak_bytes"), lines[19].at("peak_bytes").at("total"));
+  std::vector<double> step_ms;
+  double shares = 0;
+  for (std::size_t i = 2; i < 20; ++i) step_ms.push_back(lines[i].at("step_ms"));
+  std::sort(step_ms.begin(), step_ms.end());
+  EXPECT_DOUBLE_EQ(summary.at("step_ms").at("median"), (step_ms[8] + step_ms[9]) / 2);
+  for (const auto& [part, share] : summary.at("share").items()) shares += share.get<double>();
+  EXPECT_NEAR(shares, 1, 1e-9);
+  EXPECT_EQ(summary.at("share").size(), 5u);
+  const Outcome quiet = run({{"log.peak_ms", "0"}});
+  EXPECT_EQ(quiet.out.find("of the peak"), std::string::npos) << quiet.out;
+  EXPECT_FALSE(log_lines().front().contains("peak_percent"));
+}
+
+TEST_F(TrainTransformer, SaysWhatACommunicationHookSendsAndRemembers) {
+  const Outcome outcome = run({{"comm.hook", "bf16+powersgd"}, {"powersgd.start_step", "1"}});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  // Four matrices of each layer, and both embeddings.
+  EXPECT_TRUE(has(outcome.out, {"comm hook bf16+powersgd: rank 1, start_step 1",
+                                "10 of 28 parameters compressed", "errors remembered per rank"}));
+  const std::string table = folder_.read("run/comm_hook.txt");
+  EXPECT_TRUE(
+      has(table, {"h.1.mlp.c_fc.weight              (8, 32)                  1           1024"
+                  "             80      12.8x"}))
+      << table;
+  const json end = log_lines().back().at("final");
+  EXPECT_LT(end.at("comm_hook_bytes_after"), end.at("comm_hook_bytes_before"));
+  EXPECT_GT(end.at("comm_hook_error_bytes"), 0);
+
+  for (const char* strategy : {"ddp", "zero1", "zero2", "zero3", "hsdp", "hybrid_zero2", "hfsdp"}) {
+    const Outcome noop = run({{"comm.hook", "noop"},
+                              {"parallel.strategy", strategy},
+                              {"parallel.ranks", "4"},
+                              {"train.grad_clip", "0"}});
+    EXPECT_EQ(noop.exit_code, 0) << strategy << noop.err;
+    EXPECT_TRUE(has(noop.out, {"GRADIENTS ARE NOT REDUCED", "worthless"}));
+  }
 }
 
 TEST_F(TrainTransformer, ASavedModelIsTheTrainedOne) {

@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <numbers>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -84,6 +86,10 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
                                                    "--parallel.bucket_mb=2.5",
                                                    "--parallel.deadline_s=6.5",
                                                    "--precision.param=bf16",
+                                                   "--offload.parameters=0.25",
+                                                   "--offload.gradients=0.5",
+                                                   "--offload.optimizer=0.75",
+                                                   "--offload.threads=22",
                                                    "--train.steps=7",
                                                    "--train.batch=8",
                                                    "--train.accum=9",
@@ -120,6 +126,10 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
   EXPECT_EQ(c.parallel.bucket_mb, 2.5);
   EXPECT_EQ(c.parallel.deadline_s, 6.5);
   EXPECT_EQ(c.precision, shard::Precision{.param = DType::kBF16});
+  EXPECT_EQ(c.offload.parameters, 0.25);
+  EXPECT_EQ(c.offload.gradients, 0.5);
+  EXPECT_EQ(c.offload.optimizer, 0.75);
+  EXPECT_EQ(c.offload.threads, 22);
   EXPECT_EQ(c.train.steps, 7);
   EXPECT_EQ(c.train.batch, 8);
   EXPECT_EQ(c.train.accum, 9);
@@ -225,6 +235,41 @@ TEST(TrainConfig, SkipsAndChecksReachTheEngine) {
   config.train.check_gradients = true;
   EXPECT_EQ(config.fsdp_options(2).non_finite, shard::NonFinite::kSkip);
   EXPECT_TRUE(config.fsdp_options(2).check_gradients);
+}
+
+TEST(TrainConfig, OffloadReachesTheEngine) {
+  TrainConfig config;
+  EXPECT_FALSE(config.fsdp_options(2).offload.any());
+  config.offload = {.parameters = 0.25, .gradients = 0.5, .optimizer = 0.75};
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  for (const int ranks : {1, 2, 64}) {
+    const shard::OffloadOptions offload = config.fsdp_options(ranks).offload;
+    EXPECT_EQ(offload.parameters, 0.25);
+    EXPECT_EQ(offload.gradients, 0.5);
+    EXPECT_EQ(offload.optimizer, 0.75);
+    EXPECT_EQ(offload.threads, std::max(1, cores / ranks));
+  }
+  config.offload.threads = 5;
+  EXPECT_EQ(config.fsdp_options(2).offload.threads, 5);
+}
+
+TEST(TrainConfig, OffloadThatWouldDoNothingIsRefused) {
+  for (const char* strategy : {"ddp", "zero1", "zero2", "hfsdp"}) {
+    TrainConfig config;
+    config.out = "out";
+    config.parallel.strategy = strategy;
+    config.offload.parameters = 0.5;
+    const FlagSet flags("train", "");
+    EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { config.validate(flags); }),
+                    {"offload.parameters=0", strategy, "f32", "0.5"}));
+    config.precision.param = DType::kBF16;
+    EXPECT_NO_THROW(config.validate(flags)) << strategy;
+  }
+  TrainConfig config;
+  config.out = "out";
+  config.offload.threads = 3;
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { config.validate(FlagSet("train", "")); }),
+                  {"offload.threads", "3"}));
 }
 
 TEST(TrainConfig, ShardRanksAreTheStrategysUnlessGiven) {

@@ -494,6 +494,59 @@ TEST(Trainer, NoTimeIsLeftAfterTheLastStep) {
   EXPECT_TRUE(has(stdout_of([&] { run_ranks(config, train); }), {"step     1/1 ", "ETA 0:00\n"}));
 }
 
+// A loss that takes 20 ms, two micro-steps a step.
+std::vector<nlohmann::json> run_slowly(const TrainConfig& config) {
+  return run_ranks(config, [](const Rank& rank) {
+    rank.trainer.run(
+        rank.data(),
+        [&](std::int64_t, const Batch& batch) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          return rank.loss(batch);
+        },
+        nullptr, 1);
+  });
+}
+
+TEST(Trainer, ThePartsOfAStepAreDisjoint) {
+  for (const nlohmann::json& line : run_slowly(config_of(2, 2, 3))) {
+    const auto ms = [&](const char* name) { return line.at(name).get<double>(); };
+    EXPECT_GE(ms("compute_ms"), 40);
+    for (const char* part : {"exposed_comm_ms", "optimizer_ms", "data_ms"}) EXPECT_GE(ms(part), 0);
+    const double parts =
+        ms("compute_ms") + ms("exposed_comm_ms") + ms("optimizer_ms") + ms("data_ms");
+    EXPECT_GT(ms("step_ms"), parts);  // what is left is the norm, the losses, and such
+  }
+}
+
+TEST(Trainer, AnUpdateBesideBackwardHasNoTimeOfItsOwn) {
+  TrainConfig config = config_of(2, 2, 2);
+  config.train.overlap_optimizer = OverlapOptimizer::kBackward;
+  for (const nlohmann::json& line : run_slowly(config)) {
+    EXPECT_FALSE(line.contains("optimizer_ms"));
+    EXPECT_GE(line.at("compute_ms").get<double>(), 40);
+  }
+}
+
+// What is waited for a peer is communication, not computing.
+TEST(Trainer, WaitingForAPeerIsExposedCommunication) {
+  TrainConfig config = config_of(2, 1, 2);
+  config.parallel.prefetch = 0;  // so that forward waits for the peer's part
+  const auto lines = run_ranks(config, [](const Rank& rank) {
+    rank.trainer.run(
+        rank.data(),
+        [&](std::int64_t, const Batch& batch) {
+          if (rank.world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+          return rank.loss(batch);
+        },
+        nullptr, 1);
+  });
+  for (const nlohmann::json& line : lines) {
+    const auto ms = [&](const char* name) { return line.at(name).get<double>(); };
+    EXPECT_GT(ms("exposed_comm_ms"), 0);
+    EXPECT_GT(ms("step_ms"), ms("exposed_comm_ms") + ms("compute_ms"));
+  }
+}
+
 TEST(Trainer, WithoutAValidationSaysNothingOfOne) {
   TrainConfig config = config_of(1, 1, 2);
   config.log.val_every = 1;

@@ -68,6 +68,8 @@ Environment read_environment() {
       asked.settings.permutation_seed = parse_number(value);
     } else if (name == "memory") {
       asked.settings.memory_nbytes = parse_number(value);
+    } else if (name == "pinned") {
+      asked.settings.pinned_nbytes = parse_number(value);
     } else if (name == "fail_malloc") {
       asked.fail_malloc = value;
     } else if (name == "fail_launch") {
@@ -89,6 +91,7 @@ void apply(Runtime& machine, const Settings& settings) {
   machine.delay_seed.store(settings.delay_seed);
   machine.permutation_seed.store(settings.permutation_seed);
   machine.memory_nbytes.store(settings.memory_nbytes);
+  machine.pinned_nbytes.store(settings.pinned_nbytes);
 }
 
 void begin_generation(Runtime& machine, bool counting) {
@@ -187,7 +190,8 @@ Settings settings() {
   return {.num_devices = machine.num_devices.load(),
           .delay_seed = machine.delay_seed.load(),
           .permutation_seed = machine.permutation_seed.load(),
-          .memory_nbytes = machine.memory_nbytes.load()};
+          .memory_nbytes = machine.memory_nbytes.load(),
+          .pinned_nbytes = machine.pinned_nbytes.load()};
 }
 
 void configure(const Settings& settings) {

@@ -1,7 +1,8 @@
 // How tests steer and inspect the emulated device. Nothing of it exists on a real one.
 //
 // Programs that a test starts are steered by the environment variable TESSERA_CUDA_EMULATION,
-// comma separated, e.g. "devices=4,seed=3,permutation=2,memory=1000000,fail_malloc=0@5,
+// comma separated, e.g.
+// "devices=4,seed=3,permutation=2,memory=1000000,pinned=1000000,fail_malloc=0@5,
 // fail_launch=1@12,waits=FILE,remove=rank0#17/rank0.2@45" (see Settings, fail_*, waits,
 // remove_wait).
 #pragma once
@@ -18,6 +19,7 @@ struct Settings {
   std::uint64_t delay_seed = 0;        ///< not 0: random 0..300 us before work on streams
   std::uint64_t permutation_seed = 1;  ///< order of a block's threads; 0: natural
   std::size_t memory_nbytes = std::size_t{8} << 30;  ///< of each device
+  std::size_t pinned_nbytes = std::size_t{8} << 30;  ///< page-locked memory of the host
 };
 
 Settings settings();

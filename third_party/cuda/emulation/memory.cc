@@ -112,10 +112,17 @@ cudaError_t cudaHostAlloc(void** address, std::size_t nbytes, unsigned int flags
   if (nbytes == 0) return cudaSuccess;
   Runtime& machine = runtime();
   machine.counters.mallocs.fetch_add(1, std::memory_order_relaxed);
-  const std::optional<Allocation> made = pinned_arena().allocate(host_thread().device, nbytes);
-  if (!made) return failed(cudaErrorMemoryAllocation);
+  const auto asked = static_cast<std::int64_t>(nbytes);
+  const std::int64_t used = machine.counters.pinned_nbytes.fetch_add(asked) + asked;
+  std::optional<Allocation> made;
+  if (static_cast<std::size_t>(used) <= machine.pinned_nbytes.load()) {
+    made = pinned_arena().allocate(host_thread().device, nbytes);
+  }
+  if (!made) {
+    machine.counters.pinned_nbytes.fetch_sub(asked);
+    return failed(cudaErrorMemoryAllocation);
+  }
   machine.counters.pinned.fetch_add(1, std::memory_order_relaxed);
-  machine.counters.pinned_nbytes.fetch_add(static_cast<std::int64_t>(nbytes));
   *address = reinterpret_cast<void*>(made->address);
   return cudaSuccess;
 }

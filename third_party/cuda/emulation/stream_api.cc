@@ -1,9 +1,15 @@
 // Streams and events as CUDA's C functions.
+#include <cuda.h>
+
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 
 #include "third_party/cuda/emulation/edges.h"
@@ -128,6 +134,38 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t fn, void* user_
     fn(user_data);
     host_thread().in_host_function = false;
   });
+  return cudaSuccess;
+}
+
+namespace {
+
+CUresult emulated_wait_value(CUstream handle, CUdeviceptr address, cuuint32_t value,
+                             unsigned int flags) {
+  const Unseen unseen;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (entry_error(stream->device) != cudaSuccess) return CUDA_ERROR_UNKNOWN;
+  if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_NOT_SUPPORTED;
+  stream->push_work("wait value", [word = reinterpret_cast<cuuint32_t*>(address), value] {
+    const auto is_reached = [&] {
+      return static_cast<std::int32_t>(std::atomic_ref(*word).load(std::memory_order_acquire) -
+                                       value) >= 0;
+    };
+    while (!is_reached()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  });
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const Unseen unseen;
+  if (const cudaError_t error = entry_error()) return error;
+  const bool is_known = std::string_view(symbol) == "cuStreamWaitValue32";
+  *function = is_known ? reinterpret_cast<void*>(&emulated_wait_value) : nullptr;
+  *result = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 

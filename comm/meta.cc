@@ -1,0 +1,68 @@
+#include "comm/meta.h"
+
+#include <utility>
+#include <vector>
+
+#include "engine/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using engine::require;
+
+class MetaGroup final : public ProcessGroup {
+ public:
+  /// `members`: numbers in the world of the ranks of this group.
+  MetaGroup(std::vector<int> members, int rank, MetaOptions options)
+      : members_(std::move(members)), rank_(rank), options_(std::move(options)) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(members_.size()); }
+  bool sums_in_rank_order() const override { return options_.sums_in_rank_order; }
+  void agree(const Stream& /*stream*/) override {}
+  void declare(std::string_view /*what*/) override {}
+  void barrier(std::string_view /*label*/) override {}
+  std::shared_ptr<const void> pause_deadline() override { return nullptr; }
+  void check() override {}
+  void abort(std::string_view /*reason*/) noexcept override {}
+
+ private:
+  int world_rank(int rank) const override { return members_[static_cast<std::size_t>(rank)]; }
+
+  std::unique_ptr<ProcessGroup> make_part(int /*color*/, int /*key*/) override {
+    engine::fail("[meta] expected split_by(), got split(): there are no peers to ask (rank {})",
+                 rank_);
+  }
+  std::unique_ptr<ProcessGroup> make_part_by(const std::function<int(int rank)>& color) override {
+    std::vector<int> members;
+    int rank = 0;
+    for (int r = 0; r < size(); ++r) {
+      if (color(r) != color(rank_)) continue;
+      if (r == rank_) rank = static_cast<int>(members.size());
+      members.push_back(world_rank(r));
+    }
+    return std::make_unique<MetaGroup>(std::move(members), rank, options_);
+  }
+
+  void enqueue(Collective collective, const Stream& stream) override {
+    require(stream.device().is_meta, "[meta] expected a stream of a meta device, got '{}' of {}",
+            stream.name(), to_string(stream.device()));
+    stream.launch(collective.work, [] {});
+    if (options_.on_collective) options_.on_collective(collective, stream);
+  }
+
+  const std::vector<int> members_;
+  const int rank_;
+  const MetaOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> make_meta_rank(int rank, int size, MetaOptions options) {
+  require(rank >= 0 && rank < size, "[meta] expected a rank in [0, {}), got {}", size, rank);
+  std::vector<int> members;
+  for (int r = 0; r < size; ++r) members.push_back(r);
+  return std::make_unique<MetaGroup>(std::move(members), rank, std::move(options));
+}
+
+}  // namespace tessera::comm

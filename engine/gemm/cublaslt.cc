@@ -1,0 +1,319 @@
+#include "engine/gemm/cublaslt.h"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <compare>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/cuda_check.h"
+#include "engine/gemm/gemm_algorithms.h"
+
+namespace tessera::engine {
+
+namespace {
+
+// What an algorithm may ask for; those that ask for less get less. 32 MiB is what cublasLt's own
+// kernels are made for on sm_90.
+constexpr std::uint64_t kMaxWorkspace = std::uint64_t{32} << 20;
+constexpr int kMaxCandidates = 16;
+// The largest alignment that a kernel needs. Telling cublasLt of more would make the choice, and so
+// the bits, depend on where an allocation happens to be.
+constexpr std::uint32_t kAlignment = 16;
+
+void check(cublasStatus_t status, std::string_view call) {
+  require<DeviceError>(status == CUBLAS_STATUS_SUCCESS, "[cublaslt] expected {} to succeed, got {}",
+                       call, cublasLtGetStatusName(status));
+}
+
+template <auto kDestroy>
+struct Destroyer {
+  template <class T>
+  void operator()(T* handle) const {
+    (void)kDestroy(handle);
+  }
+};
+template <class Handle, auto kDestroy>
+using Owner = std::unique_ptr<std::remove_pointer_t<Handle>, Destroyer<kDestroy>>;
+using Handle = Owner<cublasLtHandle_t, cublasLtDestroy>;
+using Operation = Owner<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Layout = Owner<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Owner<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+template <class T>
+void set(const Operation& operation, cublasLtMatmulDescAttributes_t attribute, T value) {
+  check(cublasLtMatmulDescSetAttribute(operation.get(), attribute, &value, sizeof value),
+        "cublasLtMatmulDescSetAttribute");
+}
+template <class T>
+void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, T value) {
+  check(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof value),
+        "cublasLtMatmulPreferenceSetAttribute");
+}
+
+std::uint32_t alignment_of(const void* address) {
+  const auto bits = std::bit_cast<std::uintptr_t>(address) | kAlignment;
+  return std::uint32_t{1} << std::countr_zero(bits);
+}
+
+cudaDataType_t type_of(DType dtype) { return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF; }
+
+// One matrix of a product, as far as it reaches the choice of an algorithm.
+struct Side {
+  explicit Side(const DeviceMatrix& m)
+      : dtype(m.dtype),
+        rows(m.rows),
+        cols(m.cols),
+        ld(m.ld),
+        transposed(m.transposed),
+        alignment(alignment_of(m.data)) {}
+
+  // A row-major matrix is a column-major one of the transpose.
+  Layout layout() const {
+    cublasLtMatrixLayout_t layout = nullptr;
+    check(cublasLtMatrixLayoutCreate(&layout, type_of(dtype),
+                                     static_cast<std::uint64_t>(transposed ? rows : cols),
+                                     static_cast<std::uint64_t>(transposed ? cols : rows), ld),
+          "cublasLtMatrixLayoutCreate");
+    return Layout(layout);
+  }
+  cublasOperation_t operation() const { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; }
+  std::string text() const {
+    return fmt::format("{}{} ld {} align {}", name_of(dtype), transposed ? "^T" : "", ld,
+                       alignment);
+  }
+  auto operator<=>(const Side&) const = default;
+
+  DType dtype;
+  std::int64_t rows, cols, ld;
+  bool transposed;
+  std::uint32_t alignment;
+};
+
+// All that reaches the choice. The values of alpha and beta do not.
+struct Key {
+  explicit Key(const DeviceProduct& p)
+      : a(p.a), b(p.b), c(p.c), has_bias(p.bias != nullptr), device_scales(p.scales != nullptr) {}
+  std::string text() const {
+    return fmt::format("({}, {}) ({}, {}) | {} | {} | {}{}{}", a.rows, a.cols, b.rows, b.cols,
+                       a.text(), b.text(), c.text(), has_bias ? " | bias" : "",
+                       device_scales ? " | scales" : "");
+  }
+  auto operator<=>(const Key&) const = default;
+
+  Side a, b, c;
+  bool has_bias, device_scales;
+};
+
+// A product made ready. Row-major C = A B is column-major C^T = B^T A^T, so `b` comes first.
+struct Plan {
+  explicit Plan(const Key& key) : b(key.b.layout()), a(key.a.layout()), c(key.c.layout()) {
+    cublasLtMatmulDesc_t desc = nullptr;
+    check(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+          "cublasLtMatmulDescCreate");
+    operation.reset(desc);
+    set(operation, CUBLASLT_MATMUL_DESC_TRANSA, key.b.operation());
+    set(operation, CUBLASLT_MATMUL_DESC_TRANSB, key.a.operation());
+    set(operation, CUBLASLT_MATMUL_DESC_POINTER_MODE,
+        key.device_scales ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST);
+    // The bias is added to each column of C^T.
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
+        key.has_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT);
+  }
+
+  Operation operation;
+  Layout b, a, c;
+  bool supported = false;
+  cublasLtMatmulAlgo_t algorithm{};
+  std::size_t workspace_nbytes = 0;
+};
+
+using Candidates = std::vector<cublasLtMatmulHeuristicResult_t>;
+
+// The state of one stream; see Stream::state().
+class CublasLt {
+ public:
+  explicit CublasLt(const Stream& stream) {
+    cublasLtHandle_t handle = nullptr;
+    check(cublasLtCreate(&handle), "cublasLtCreate");
+    handle_.reset(handle);
+    cudaDeviceProp properties;
+    check_cuda(cudaGetDeviceProperties(&properties, stream.device().index),
+               "cudaGetDeviceProperties");
+    library_ = fmt::format("cublasLt {} | {}", cublasLtGetVersion(), properties.name);
+  }
+
+  void set_algorithms(std::shared_ptr<GemmAlgorithms> algorithms) {
+    algorithms_ = std::move(algorithms);
+    plans_.clear();
+  }
+
+  bool multiply(const Stream& stream, const Memory& memory, const DeviceProduct& product) {
+    const Key key(product);
+    auto plan = plans_.find(key);
+    if (plan == plans_.end()) {
+      Plan made(key);
+      choose(stream, memory, product, key, made);
+      plan = plans_.emplace(key, std::move(made)).first;
+    }
+    if (plan->second.supported) run(stream, memory, product, plan->second, product.c.data);
+    return plan->second.supported;
+  }
+
+ private:
+  // D = alpha A B + beta C with both C and D at `c`.
+  void run(const Stream& stream, const Memory& memory, const DeviceProduct& product,
+           const Plan& plan, void* c) const {
+    const Tensor workspace =
+        Tensor::empty(memory, {static_cast<std::int64_t>(plan.workspace_nbytes)}, DType::kU8,
+                      "gemm.workspace", Category::kWorkspace);
+    const float host_scales[] = {1, 0, 1};
+    const float* scales = product.scales != nullptr ? product.scales : host_scales;
+    if (product.bias != nullptr)
+      set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
+    check(cublasLtMatmul(handle_.get(), plan.operation.get(), scales, product.b.data, plan.b.get(),
+                         product.a.data, plan.a.get(), scales + (product.accumulate ? 2 : 1), c,
+                         plan.c.get(), c, plan.c.get(), &plan.algorithm,
+                         plan.workspace_nbytes > 0 ? workspace.raw() : nullptr,
+                         plan.workspace_nbytes, static_cast<cudaStream_t>(stream.native())),
+          "cublasLtMatmul");
+  }
+
+  // [Note: choosing an algorithm]
+  // cublasLt proposes algorithms, best guess first, as a function of the descriptors and the GPU.
+  // Only those are asked for that add the parts of a split K in f32 and in a fixed order: so that
+  // an element is rounded once, and equal calls give equal bits.
+  Candidates propose(const Plan& plan, const Key& key) const {
+    cublasLtMatmulPreference_t handle = nullptr;
+    check(cublasLtMatmulPreferenceCreate(&handle), "cublasLtMatmulPreferenceCreate");
+    const Preference preference(handle);
+    set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMaxWorkspace);
+    set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b.alignment);
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a.alignment);
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c.alignment);
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.c.alignment);
+    Candidates candidates(algorithms_ != nullptr && algorithms_->tunes() ? kMaxCandidates : 1);
+    int count = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        handle_.get(), plan.operation.get(), plan.b.get(), plan.a.get(), plan.c.get(), plan.c.get(),
+        preference.get(), static_cast<int>(candidates.size()), candidates.data(), &count);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED)
+      count = 0;
+    else
+      check(status, "cublasLtMatmulAlgoGetHeuristic");
+    candidates.resize(static_cast<std::size_t>(count));
+    std::erase_if(candidates, [](const auto& c) { return c.state != CUBLAS_STATUS_SUCCESS; });
+    return candidates;
+  }
+
+  void choose(const Stream& stream, const Memory& memory, const DeviceProduct& product,
+              const Key& key, Plan& plan) const {
+    // The choice reads no bias, only how aligned its address is: as little as any that comes.
+    if (product.bias != nullptr) {
+      set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+          std::bit_cast<const void*>(std::uintptr_t{kAlignment}));
+    }
+    const std::string name = library_ + " | " + key.text();
+    if (algorithms_ != nullptr) {
+      if (const auto algorithm = algorithms_->find(name)) return adopt(*algorithm, name, plan);
+    }
+    const Candidates candidates = propose(plan, key);
+    if (candidates.empty()) return;
+    if (algorithms_ != nullptr && algorithms_->tunes()) {
+      const auto fastest = find_fastest(stream, memory, product, plan, candidates);
+      adopt(algorithms_->insert(name, std::bit_cast<GemmAlgorithms::Algorithm>(fastest)), name,
+            plan);
+    } else {
+      take(candidates.front(), plan);
+    }
+  }
+
+  static void take(const cublasLtMatmulHeuristicResult_t& candidate, Plan& plan) {
+    plan.algorithm = candidate.algo;
+    plan.workspace_nbytes = candidate.workspaceSize;
+    plan.supported = true;
+  }
+
+  // An algorithm from a file, which may be anything.
+  void adopt(const GemmAlgorithms::Algorithm& algorithm, const std::string& name,
+             Plan& plan) const {
+    cublasLtMatmulHeuristicResult_t result{};
+    const auto algo = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle_.get(), plan.operation.get(), plan.b.get(), plan.a.get(),
+                                plan.c.get(), plan.c.get(), &algo, &result);
+    require<IoError>(
+        status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= kMaxWorkspace,
+        "[gemm_algorithms] expected an algorithm that cublasLt accepts, got {} and a workspace of "
+        "{} bytes ({})",
+        cublasLtGetStatusName(status), result.workspaceSize, name);
+    result.algo = algo;
+    take(result, plan);
+  }
+
+  // Into scratch, since the product may add to what is at C.
+  cublasLtMatmulAlgo_t find_fastest(const Stream& stream, const Memory& memory,
+                                    const DeviceProduct& product, Plan& plan,
+                                    const Candidates& candidates) const {
+    using Clock = std::chrono::steady_clock;
+    const Tensor scratch =
+        Tensor::empty(memory, {product.c.rows * product.c.ld * size_of(product.c.dtype)},
+                      DType::kU8, "gemm.tuning", Category::kWorkspace);
+    const auto time = [&](int num_runs) {
+      stream.synchronize();
+      const auto begin = Clock::now();
+      for (int i = 0; i < num_runs; ++i) run(stream, memory, product, plan, scratch.raw());
+      stream.synchronize();
+      return std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / num_runs;
+    };
+    constexpr double kBatch_ms = 2;  // long beside the time it takes to start and to wait
+    double best_ms = std::numeric_limits<double>::infinity();
+    cublasLtMatmulAlgo_t best{};
+    for (const auto& candidate : candidates) {
+      take(candidate, plan);
+      time(1);  // loads its code
+      const int num_runs = static_cast<int>(std::clamp(kBatch_ms / time(1), 1.0, 20.0));
+      const double ms = std::min(time(num_runs), time(num_runs));
+      if (ms < best_ms) best_ms = ms, best = candidate.algo;
+    }
+    return best;
+  }
+
+  Handle handle_;
+  std::string library_;  // and device
+  std::shared_ptr<GemmAlgorithms> algorithms_;
+  std::map<Key, Plan> plans_;
+};
+
+}  // namespace
+
+bool cublaslt_gemm(const Stream& stream, const Memory& memory, const DeviceProduct& product) {
+  // Kernels read 16 bytes of the bias at a time; choose() promises that much.
+  const bool fits = product.a.dtype == product.b.dtype && product.a.cols > 0 &&
+                    (product.a.dtype == DType::kBF16 || product.c.dtype == DType::kF32) &&
+                    alignment_of(product.bias) == kAlignment;
+  return fits && stream.state<CublasLt>().multiply(stream, memory, product);
+}
+
+void reserve_gemm_workspace(const Memory& memory) {
+  Tensor::empty(memory, {static_cast<std::int64_t>(kMaxWorkspace)}, DType::kU8, "gemm.workspace",
+                Category::kWorkspace);
+}
+
+void set_gemm_algorithms(const Stream& stream, std::shared_ptr<GemmAlgorithms> algorithms) {
+  require(stream.device().is_cuda(), "[gemm] expected a CUDA stream, got {} ({})",
+          to_string(stream.device()), stream.name());
+  const CurrentGpu current(stream.device().index);
+  stream.state<CublasLt>().set_algorithms(std::move(algorithms));
+}
+
+}  // namespace tessera::engine

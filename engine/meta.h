@@ -1,0 +1,38 @@
+// A device that is not there: what a program would do, without doing it.
+//
+//   Stream compute = Stream::meta("compute", DeviceKind::kCpu, {});
+//   Memory memory(compute);                 // counts bytes; its addresses must not be read
+//
+// The same code runs on it that runs on the device it stands for, with its shapes, allocations,
+// waits and launches: so peaks of memory, launches and collectives are those of a real run. For a
+// GPU that takes a build with CUDA, and no GPU: the functions that enqueue kernels are called, for
+// their workspace, and what they enqueue is dropped. Workspace of products, which the library says
+// on a GPU alone, is the most that they are allowed.
+//
+// [Note: simulated time]
+// Each stream has a clock. A launch takes the longer of its FLOPs and its bytes at the rates below,
+// a collective the time of the link to other ranks: the streams of one rank share it, and it
+// carries one transfer at a time. An event is a time, and waiting moves the clock to it. Listeners
+// are told these times. What the host takes to launch is left out, and so is waiting for other
+// ranks: they are taken to be where this one is. Copies between a device and its host go at the
+// rate of memory.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/stream.h"
+
+namespace tessera::engine {
+
+/// Of one rank. The defaults are those of one core of a small server.
+struct MetaRates {
+  double flops_per_s = 100e9;
+  double bytes_per_s = 10e9;       ///< of memory, read and written
+  double link_bytes_per_s = 10e9;  ///< sent to other ranks
+  double link_latency_s = 20e-6;   ///< of each collective
+};
+
+/// The simulated time that a meta stream has come to, in nanoseconds from 0.
+std::int64_t meta_now_ns(const Stream& stream);
+
+}  // namespace tessera::engine

@@ -1,0 +1,103 @@
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "engine/error.h"
+#include "engine/meta.h"
+#include "engine/stream_impl.h"
+
+namespace tessera::engine {
+namespace {
+
+using internal::EventState;
+using internal::StreamImpl;
+
+class MetaEvent final : public EventState {
+ public:
+  explicit MetaEvent(double time_s) : time_s_(time_s) {}
+  bool reached() override { return true; }
+  void wait() override {}
+  double time_s() const { return time_s_; }
+
+ private:
+  const double time_s_;
+};
+
+// What the streams of one rank share.
+struct MetaDevice {
+  MetaRates rates;
+  double link_free_s = 0;  // when the last collective ends
+};
+
+class MetaStream final : public StreamImpl {
+ public:
+  MetaStream(std::string name, DeviceKind kind, StreamOptions options,
+             std::shared_ptr<MetaDevice> shared)
+      : StreamImpl(std::move(name), options, Device{kind, 0, /*is_meta=*/true}),
+        shared_(std::move(shared)) {}
+
+  void launch(Work work, std::function<void()> fn) override {
+    const std::optional<std::uint64_t> ticket = ticket_of(work);
+    if (device().is_cuda() && fn) fn();  // enqueues nothing, and asks for workspace
+    const MetaRates& rates = shared_->rates;
+    double begin_s = now_s_, seconds = 0;
+    if (work.bytes_sent > 0) {
+      begin_s = std::max(begin_s, shared_->link_free_s);
+      seconds =
+          rates.link_latency_s + static_cast<double>(work.bytes_sent) / rates.link_bytes_per_s;
+      shared_->link_free_s = begin_s + seconds;
+    } else {
+      const auto nbytes = static_cast<double>(work.bytes_read + work.bytes_written);
+      seconds = std::max(work.flops / rates.flops_per_s, nbytes / rates.bytes_per_s);
+    }
+    now_s_ = begin_s + seconds;
+    if (ticket)
+      options().listener->on_launch({work, name(), to_ns(begin_s), to_ns(now_s_), *ticket});
+  }
+  Event record(std::string_view) override { return Event(std::make_shared<MetaEvent>(now_s_)); }
+  void wait(const Event& event) override {
+    const auto* of_meta = dynamic_cast<MetaEvent*>(event.state());
+    if (of_meta == nullptr || of_meta->time_s() <= now_s_) return;
+    blocked_s_ += of_meta->time_s() - now_s_;
+    now_s_ = of_meta->time_s();
+  }
+  void synchronize() override {}
+  std::int64_t blocked_ns() override { return to_ns(blocked_s_); }
+
+  std::int64_t now_ns() const { return to_ns(now_s_); }
+  const std::shared_ptr<MetaDevice>& shared() const { return shared_; }
+
+ private:
+  static std::int64_t to_ns(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
+
+  const std::shared_ptr<MetaDevice> shared_;
+  double now_s_ = 0, blocked_s_ = 0;
+};
+
+}  // namespace
+
+namespace internal {
+
+std::shared_ptr<StreamImpl> make_meta(std::string name, DeviceKind kind, const MetaRates& rates,
+                                      StreamOptions options) {
+  return std::make_shared<MetaStream>(std::move(name), kind, options,
+                                      std::make_shared<MetaDevice>(MetaDevice{.rates = rates}));
+}
+
+std::shared_ptr<StreamImpl> make_meta_beside(const StreamImpl& stream, std::string name,
+                                             DeviceKind kind, StreamOptions options) {
+  return std::make_shared<MetaStream>(std::move(name), kind, options,
+                                      dynamic_cast<const MetaStream&>(stream).shared());
+}
+
+std::int64_t meta_now_ns(const StreamImpl& stream) {
+  const auto* meta = dynamic_cast<const MetaStream*>(&stream);
+  require(meta != nullptr, "[meta] expected a meta stream, got '{}' of {}", stream.name(),
+          to_string(stream.device()));
+  return meta->now_ns();
+}
+
+}  // namespace internal
+}  // namespace tessera::engine

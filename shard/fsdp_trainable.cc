@@ -1,0 +1,68 @@
+// Parameters that are frozen, or set free, between steps.
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/error.h"
+#include "shard/fsdp.h"
+#include "shard/plan.h"
+
+namespace tessera::shard {
+
+using engine::Parameter;
+using engine::require;
+
+void Fsdp::trainable_changed() {
+  check_at_rest("trainable_changed");
+  require(phase_ == Phase::kIdle && !early_,
+          "[trainable_changed] expected the update of the last step before, and no "
+          "step_in_backward(), got {}",
+          early_ ? "step_in_backward()" : "gradients that wait");
+  require(!joined_,
+          "[trainable_changed] expected it before join(), got it between join() and its step");
+  for (const auto& unit : units_) {
+    require(unit->reducer() == nullptr || !unit->reducer()->remembers(),
+            "[trainable_changed] expected no communication hook that remembers earlier steps, got "
+            "one: what it owes would be lost ({})",
+            unit->name());
+  }
+  std::vector<std::string> lines;
+  for (const Parameter* p : parameters()) {
+    lines.push_back(fmt::format("{} is {}", p->name, p->trainable ? "trainable" : "frozen"));
+  }
+  agree(group_, context_.memory, compute_, lines);
+  for (const auto& unit : units_) unit->reshard(compute_);
+  for (const engine::Stream* stream : {&context_.gather, &context_.reduce, &compute_}) {
+    stream->synchronize();
+  }
+  if (context_.offload != nullptr) context_.offload->synchronize();
+  schedule_.forget_calls();
+  phase_ = Phase::kBroken;  // until all is made anew
+  for (const auto& unit : units_) unit->tear_down();
+  rings_.clear();
+  sum_slots_.clear();
+  for (const auto& unit : units_) {
+    if (unit->is_cut_otherwise()) recut(*unit);
+  }
+  create_checks();
+  plan_ = describe(context_.options, context_.mesh, units_);
+  create_rings();
+  phase_ = Phase::kIdle;
+  parameters_changed();
+}
+
+// Values and states pass through the host, one unit at a time.
+void Fsdp::recut(Unit& unit) {
+  std::vector<std::pair<const Parameter*, std::vector<float>>> values;
+  for (const Flat& flat : unit.flats()) {
+    for (const Parameter* p : flat.parameters) values.emplace_back(p, full_parameter(*p));
+  }
+  for (FlatUser* user : users_) user->before_recut(unit);
+  unit.recut();
+  for (const auto& [p, all] : values) load(*p, all);
+  for (FlatUser* user : users_) user->after_recut(unit);
+}
+
+}  // namespace tessera::shard

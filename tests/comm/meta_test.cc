@@ -1,0 +1,111 @@
+// Ranks that are not there, and the bytes that collectives state.
+#include "comm/meta.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "comm/threads.h"
+#include "engine/meta.h"
+#include "tests/testing/errors.h"
+
+namespace tessera::comm {
+namespace {
+
+using engine::DType;
+using engine::InvalidArgument;
+using engine::Memory;
+using testing::error_of;
+using testing::has;
+
+Stream meta_stream() { return Stream::meta("compute", engine::DeviceKind::kCpu, {}); }
+
+Tensor floats(const Memory& memory, std::int64_t numel) {
+  return Tensor::empty(memory, {numel}, DType::kF32);
+}
+
+// One of each, on groups that are split as a mesh splits them.
+void call_all(ProcessGroup& world, const Memory& memory, const Stream& stream) {
+  const int n = world.size();
+  const Tensor part = floats(memory, 5), whole = floats(memory, 5 * n);
+  const Tensor half = Tensor::empty(memory, {5 * n}, DType::kBF16);
+  world.all_gather(part, whole, stream, "a");
+  world.reduce_scatter(whole, part, Accumulate::kNo, stream, "b");
+  world.reduce_scatter(half, part, Accumulate::kNo, stream, "c");
+  world.all_reduce(whole, whole, Accumulate::kNo, stream, "d");
+  world.all_reduce(half, whole, Accumulate::kNo, stream, "e");
+  world.broadcast(whole, 1, stream, "f");
+  world.all_to_all(whole, floats(memory, 5 * n), stream, "g");
+}
+
+TEST(MetaGroup, CountsAsRanksOfThreadsDo) {
+  constexpr int kRanks = 4;
+  Traffic of_threads;
+  run_ranks(kRanks, {}, [&](ProcessGroup& world) {
+    const Stream stream = Stream::worker_cpu("comm");
+    const auto row = world.split_by([](int r) { return r / 2; });
+    call_all(world, Memory(), stream);
+    call_all(*row, Memory(), stream);
+    stream.synchronize();
+    EXPECT_EQ(row->size(), 2);
+    if (world.rank() == 3) {
+      EXPECT_EQ(row->rank(), 1);
+      of_threads = world.traffic();
+      EXPECT_EQ(row->traffic(), of_threads) << "of all groups of a world together";
+    }
+  });
+  const auto world = make_meta_rank(3, kRanks);
+  const Stream stream = meta_stream();
+  const auto row = world->split_by([](int r) { return r / 2; });
+  EXPECT_EQ(row->size(), 2);
+  EXPECT_EQ(row->rank(), 1);
+  call_all(*world, Memory(stream), stream);
+  call_all(*row, Memory(stream), stream);
+  EXPECT_EQ(world->traffic(), of_threads);
+  EXPECT_EQ(of_threads.num_collectives, 14);
+}
+
+// What a rank of 4 sends, from 5 f32 a rank: by hand.
+TEST(MetaGroup, StatesWhatARankSends) {
+  std::vector<std::string> seen;
+  const auto world =
+      make_meta_rank(0, 4, {.on_collective = [&](const Collective& c, const Stream&) {
+                       seen.push_back(fmt::format("{} {}", c.work.detail, c.work.bytes_sent));
+                     }});
+  const Stream stream = meta_stream();
+  call_all(*world, Memory(stream), stream);
+  EXPECT_EQ(seen,
+            (std::vector<std::string>{"a 60", "b 60", "c 30", "d 120", "e 90", "f 60", "g 60"}));
+}
+
+TEST(MetaGroup, SplitsWithoutPeers) {
+  const auto world = make_meta_rank(4, 6, {.sums_in_rank_order = false});
+  EXPECT_FALSE(world->sums_in_rank_order());
+  const auto odd = world->split_by([](int r) { return r % 2; });
+  EXPECT_EQ(odd->rank(), 2);
+  EXPECT_EQ(odd->size(), 3);
+  EXPECT_FALSE(odd->sums_in_rank_order());
+  const auto alone = odd->split_by([](int r) { return r; });
+  EXPECT_EQ(alone->size(), 1);
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { world->split(0, 0); }), {"split_by()", "4"}));
+}
+
+TEST(MetaGroup, SaysWhatIsExpected) {
+  EXPECT_TRUE(has(error_of<InvalidArgument>([] { make_meta_rank(2, 2); }), {"[0, 2)", "2"}));
+  const auto world = make_meta_rank(0, 2);
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] {
+                    world->all_gather(floats(Memory(), 1), floats(Memory(), 2),
+                                      Stream::inline_cpu("cpu"), "a");
+                  }),
+                  {"[meta]", "cpu:0"}));
+  const Stream meta = meta_stream();
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] {
+                    world->all_gather(floats(Memory(), 1), floats(Memory(meta), 2), meta, "a");
+                  }),
+                  {"meta cpu:0", "cpu:0"}));
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,339 @@
+// Matrix products: values against a naive reference, empty shapes, bits independent of alignment,
+// leading dimension and concurrency, bf16 rounding.
+#include "engine/gemm/gemm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "engine/philox.h"
+#include "tests/testing/errors.h"
+
+namespace tessera::engine {
+namespace {
+
+// Stored elements of a view at some offset from alignment and with some padding after each row;
+// padding is NaN so that reading it would show.
+template <class T>
+class Storage {
+ public:
+  Storage(std::int64_t rows, std::int64_t cols, bool transposed, std::uint64_t stream,
+          std::int64_t offset = 0, std::int64_t padding = 0) {
+    const std::int64_t r = transposed ? cols : rows, c = transposed ? rows : cols;
+    const std::int64_t ld = c + padding;
+    elements_.resize(static_cast<std::size_t>(offset + r * ld) + 64 / sizeof(T));
+    for (T& e : elements_) store_f32(e, NAN);
+    // From a 64-byte boundary, so that `offset` is the misalignment in elements.
+    const auto address = reinterpret_cast<std::uintptr_t>(elements_.data());
+    const auto skip = static_cast<std::int64_t>((64 - address % 64) % 64 / sizeof(T));
+    T* data = elements_.data() + skip + offset;
+    const RandomStream random{1, stream};
+    for (std::int64_t i = 0; i < r; ++i)
+      for (std::int64_t j = 0; j < c; ++j)
+        store_f32(data[i * ld + j], random.normal(static_cast<std::uint64_t>(i * c + j)));
+    view = {data, rows, cols, ld, transposed};
+  }
+  MatrixView<T> view;
+
+ private:
+  std::vector<T> elements_;
+};
+
+template <class T>
+float at(const MatrixView<T>& m, std::int64_t i, std::int64_t j) {
+  return to_f32(m.transposed ? m.data[j * m.ld + i] : m.data[i * m.ld + j]);
+}
+
+template <class T>
+std::vector<float> values(const MatrixView<T>& m) {
+  std::vector<float> v;
+  for (std::int64_t i = 0; i < m.rows; ++i)
+    for (std::int64_t j = 0; j < m.cols; ++j) v.push_back(at(m, i, j));
+  return v;
+}
+
+template <class A, class B, class C>
+std::vector<double> naive(const MatrixView<A>& a, const MatrixView<B>& b, const MatrixView<C>& c,
+                          bool accumulate) {
+  std::vector<double> out;
+  for (std::int64_t i = 0; i < a.rows; ++i)
+    for (std::int64_t j = 0; j < b.cols; ++j) {
+      double sum = accumulate ? at(c, i, j) : 0;
+      for (std::int64_t k = 0; k < a.cols; ++k)
+        sum += static_cast<double>(at(a, i, k)) * at(b, k, j);
+      out.push_back(sum);
+    }
+  return out;
+}
+
+struct Mix {
+  Memory memory{{.poison = true}};
+  Products products{Stream::inline_cpu("compute")};
+
+  template <class A, class B, class C>
+  void check(std::int64_t m, std::int64_t n, std::int64_t k) {
+    for (const bool ta : {false, true})
+      for (const bool tb : {false, true})
+        for (const bool tc : {false, true})
+          for (const bool accumulate : {false, true}) {
+            SCOPED_TRACE(::testing::Message()
+                         << m << " " << n << " " << k << " " << ta << tb << tc << accumulate);
+            const Storage<A> a(m, k, ta, 1, 1, 3);
+            const Storage<B> b(k, n, tb, 2, 2, 1);
+            Storage<C> c(m, n, tc, 3, 3, 5);
+            const std::vector<double> want = naive(a.view, b.view, c.view, accumulate);
+            gemm(products, memory, MatrixView<const A>(a.view), MatrixView<const B>(b.view), c.view,
+                 accumulate);
+            const std::vector<float> got = values(c.view);
+            const double rounding = std::is_same_v<C, float> ? 0 : 0x1p-8;
+            for (std::size_t i = 0; i < want.size(); ++i)
+              ASSERT_NEAR(got[i], want[i],
+                          rounding * std::abs(want[i]) + 1e-6 * std::sqrt(k + 1.0) * 4);
+          }
+  }
+};
+
+TEST(Gemm, EqualsTheNaiveProductForEveryMixLayoutAndAwkwardShape) {
+  Mix mix;
+  for (const auto& [m, n, k] : std::vector<std::tuple<int, int, int>>{{1, 1, 1},
+                                                                      {1, 7, 13},
+                                                                      {7, 1, 13},
+                                                                      {13, 31, 1},
+                                                                      {33, 3, 40},
+                                                                      {17, 65, 601},
+                                                                      {65, 33, 64}}) {
+    mix.check<float, float, float>(m, n, k);
+    mix.check<float, float, BFloat16>(m, n, k);
+    mix.check<float, BFloat16, float>(m, n, k);
+    mix.check<float, BFloat16, BFloat16>(m, n, k);
+    mix.check<BFloat16, float, float>(m, n, k);
+    mix.check<BFloat16, float, BFloat16>(m, n, k);
+    mix.check<BFloat16, BFloat16, float>(m, n, k);
+    mix.check<BFloat16, BFloat16, BFloat16>(m, n, k);
+  }
+}
+
+TEST(Gemm, EqualsTheNaiveProductOverSeveralBlocksInEveryDirection) {
+  const Storage<float> a(1030, 260, false, 1), b(260, 200, false, 2), c(1030, 200, false, 3);
+  const std::vector<double> want = naive(a.view, b.view, c.view, false);
+  gemm(a.view, b.view, c.view, false);
+  const std::vector<float> got = values(c.view);
+  for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-4);
+}
+
+TEST(Gemm, EmptyDimensions) {
+  Mix mix;
+  for (const auto& [m, n, k] :
+       std::vector<std::tuple<int, int, int>>{{0, 3, 4}, {3, 0, 4}, {3, 4, 0}, {0, 0, 0}}) {
+    mix.check<float, float, float>(m, n, k);
+    mix.check<BFloat16, BFloat16, BFloat16>(m, n, k);
+  }
+}
+
+void expect_same_bits_wherever_it_lies(std::int64_t m, std::int64_t n, std::int64_t k, bool ta,
+                                       bool tb, bool accumulate) {
+  const Storage<float> a(m, k, ta, 1), b(k, n, tb, 2), c(m, n, false, 3);
+  gemm(a.view, b.view, c.view, accumulate);
+  const std::vector<float> want = values(c.view);
+  for (const std::int64_t offset : {1, 3, 6}) {
+    const Storage<float> a2(m, k, ta, 1, offset, 1), b2(k, n, tb, 2, (offset * 5) % 16, 2);
+    const Storage<float> c2(m, n, false, 3, (offset * 3) % 16, offset);
+    gemm(a2.view, b2.view, c2.view, accumulate);
+    ASSERT_EQ(values(c2.view), want) << m << " " << n << " " << k << " +" << offset;
+  }
+}
+
+TEST(Gemm, BitsDoNotDependOnAlignmentOrLeadingDimension) {
+  for (int m = 1; m <= 40; ++m)
+    for (int n = 1; n <= 40; n += 1 + n % 3)
+      for (const int k : {1, 2, 5, 7, 19, 40}) {
+        expect_same_bits_wherever_it_lies(m, n, k, (m + n) % 2 == 0, (n + k) % 2 == 0, false);
+        if (HasFatalFailure()) return;
+      }
+}
+
+// As large as for the library, where there is one. Slightly other leading dimensions change
+// nothing.
+TEST(Gemm, BitsOfLargeProductsDoNotDependOnAlignmentOrPadding) {
+  for (const auto& [m, n, k] : std::vector<std::tuple<int, int, int>>{{1, 300, 700},
+                                                                      {300, 1, 700},
+                                                                      {4, 70, 300},
+                                                                      {33, 64, 64},
+                                                                      {70, 4, 700},
+                                                                      {100, 130, 257},
+                                                                      {256, 64, 32},
+                                                                      {31, 500, 90}})
+    for (const bool ta : {false, true})
+      for (const bool tb : {false, true}) {
+        expect_same_bits_wherever_it_lies(m, n, k, ta, tb, true);
+        if (HasFatalFailure()) return;
+      }
+}
+
+// Each step gives tensors other addresses.
+TEST(Gemm, BitsOfBf16ProductsDoNotDependOnAlignment) {
+  Mix mix;
+  const auto check = [&]<class C>(C) {
+    for (const auto& [m, n, k] : std::vector<std::tuple<int, int, int>>{
+             {4, 70, 300}, {64, 64, 64}, {70, 5, 700}, {100, 130, 257}, {256, 64, 32}})
+      for (const bool ta : {false, true})
+        for (const bool tb : {false, true}) {
+          std::vector<float> want;
+          for (const std::int64_t offset : {0, 1, 3, 6}) {
+            const Storage<BFloat16> a(m, k, ta, 1, offset), b(k, n, tb, 2, (offset * 5) % 16);
+            const Storage<C> c(m, n, false, 3, (offset * 3) % 16);
+            gemm(mix.products, mix.memory, MatrixView<const BFloat16>(a.view),
+                 MatrixView<const BFloat16>(b.view), c.view, true);
+            if (offset == 0) want = values(c.view);
+            ASSERT_EQ(values(c.view), want) << m << " " << n << " " << k << " +" << offset;
+          }
+        }
+  };
+  check(float{});
+  check(BFloat16{});
+}
+
+// Sums are f32: of numbers that bf16 holds, as far apart as bf16 sums would lose.
+TEST(Gemm, SumsOfBf16ProductsAreF32) {
+  Mix mix;
+  const Storage<BFloat16> a(40, 512, false, 1), b(512, 40, false, 2), c16(40, 40, false, 3);
+  const Storage<float> c(40, 40, false, 3);
+  std::fill_n(a.view.data, 40 * 512, BFloat16::from_float(1.0f / 256));
+  std::fill_n(b.view.data, 512 * 40, BFloat16::from_float(1.0f));
+  const MatrixView<const BFloat16> x = a.view, y = b.view;
+  std::fill_n(c.view.data, 40 * 40, 256.0f);
+  gemm(mix.products, mix.memory, x, y, c.view, true);
+  for (const float v : values(c.view)) EXPECT_EQ(v, 258);
+  std::fill_n(c16.view.data, 40 * 40, BFloat16::from_float(256));
+  gemm(mix.products, mix.memory, x, y, c16.view, true);
+  for (const float v : values(c16.view)) EXPECT_EQ(v, 258);
+}
+
+TEST(Gemm, ABiasIsAddedToEachRow) {
+  Mix mix;
+  const auto check = [&]<class T, class C>(T, C) {
+    for (const auto& [m, n, k] :
+         std::vector<std::tuple<int, int, int>>{{5, 7, 9}, {70, 90, 110}, {3, 2, 0}}) {
+      const Storage<T> a(m, k, false, 1), b(k, n, true, 2), bias(1, n, false, 4);
+      const Storage<C> c(m, n, false, 3, 0, 3);
+      std::vector<double> want = naive(a.view, b.view, c.view, false);
+      for (std::size_t i = 0; i < want.size(); ++i)
+        want[i] += at(bias.view, 0, static_cast<std::int64_t>(i) % n);
+      gemm(mix.products, mix.memory, MatrixView<const T>(a.view), MatrixView<const T>(b.view),
+           c.view, false, bias.view.data);
+      const std::vector<float> got = values(c.view);
+      const double rounding = std::is_same_v<C, float> ? 0 : 0x1p-8;
+      for (std::size_t i = 0; i < want.size(); ++i)
+        ASSERT_NEAR(got[i], want[i], rounding * std::abs(want[i]) + 1e-6 * std::sqrt(k + 1.0) * 4);
+      EXPECT_THROW(gemm(mix.products, mix.memory, MatrixView<const T>(a.view),
+                        MatrixView<const T>(b.view), c.view, true, bias.view.data),
+                   InvalidArgument);
+    }
+  };
+  check(float{}, float{});
+  check(BFloat16{}, float{});
+  check(BFloat16{}, BFloat16{});
+}
+
+TEST(Gemm, LeavesThePaddingOfCAlone) {
+  const Storage<float> a(5, 4, false, 1), b(4, 6, false, 2);
+  const Storage<float> c(5, 6, false, 3, 0, 2);
+  gemm(a.view, b.view, c.view, false);
+  for (int i = 0; i < 5; ++i)
+    for (int j = 6; j < 8; ++j) EXPECT_TRUE(std::isnan(c.view.data[i * c.view.ld + j]));
+}
+
+template <class T>
+void expect_nan_alone_gives_nan(std::int64_t m, std::int64_t n, std::int64_t k) {
+  Mix mix;
+  const Storage<T> a(m, k, false, 1), b(k, n, false, 2);
+  const Storage<float> c(m, n, false, 3);
+  const MatrixView<const T> x = a.view, y = b.view;
+  std::fill_n(c.view.data, m * n, NAN);
+  gemm(mix.products, mix.memory, x, y, c.view, false);
+  for (const float v : values(c.view)) EXPECT_FALSE(std::isnan(v));
+  store_f32(a.view.data[4 * k], NAN);
+  gemm(mix.products, mix.memory, x, y, c.view, false);
+  for (std::int64_t j = 0; j < n; ++j) {
+    EXPECT_TRUE(std::isnan(at(c.view, 4, j)));
+    EXPECT_FALSE(std::isnan(at(c.view, 3, j)));
+  }
+}
+
+TEST(Gemm, PropagatesNanAndDoesNotReadOldCWhenAssigning) {
+  for (const auto& [m, n, k] : {std::tuple{9, 7, 8}, {90, 70, 80}}) {
+    expect_nan_alone_gives_nan<float>(m, n, k);
+    expect_nan_alone_gives_nan<BFloat16>(m, n, k);
+  }
+}
+
+TEST(Gemm, ConcurrentCallsGiveTheSameBits) {
+  const Storage<float> a(129, 300, false, 1), b(300, 65, true, 2);
+  const Storage<float> want(129, 65, false, 3);
+  gemm(a.view, b.view, want.view, false);
+  std::vector<std::thread> threads;
+  std::vector<std::vector<float>> got(4);
+  for (std::vector<float>& result : got) {
+    threads.emplace_back([&] {
+      const Storage<float> c(129, 65, false, 3);
+      for (int i = 0; i < 5; ++i) gemm(a.view, b.view, c.view, false);
+      result = values(c.view);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  for (const std::vector<float>& result : got) EXPECT_EQ(result, values(want.view));
+}
+
+TEST(Gemm, WorkspaceIsCountedAndGivenBack) {
+  const Memory memory;
+  Products products(Stream::inline_cpu("compute"));
+  const Storage<float> a(8, 16, false, 1);  // beside which bf16 is widened on every CPU
+  const Storage<BFloat16> b(16, 4, false, 2), c(8, 4, false, 3);
+  gemm(products, memory, MatrixView<const float>(a.view), MatrixView<const BFloat16>(b.view),
+       c.view, false);
+  const MemoryStats stats = memory.stats();
+  EXPECT_EQ(stats.peak_nbytes[static_cast<std::size_t>(Category::kWorkspace)],
+            4 * (16 * 4 + 8 * 4));
+  EXPECT_EQ(stats.total_nbytes, 0);
+}
+
+TEST(Gemm, RefusesShapesThatDoNotFit) {
+  const Storage<float> a(5, 4, false, 1), b(4, 6, false, 2), c(5, 6, false, 3);
+  EXPECT_THROW(gemm(a.view, b.view.t(), c.view, false), InvalidArgument);
+  EXPECT_THROW(gemm(a.view, b.view, c.view.t(), false), InvalidArgument);
+  MatrixView<float> narrow = c.view;
+  narrow.ld = 5;
+  EXPECT_THROW(gemm(a.view, b.view, narrow, false), InvalidArgument);
+  const Memory memory;
+  const Tensor t = Tensor::zeros(memory, {2, 3}, DType::kF32);
+  EXPECT_THROW(matrix<float>(t, 2, 2), InvalidArgument);
+  EXPECT_THROW(matrix<const BFloat16>(t, 2, 3), InvalidArgument);
+}
+
+// In a process of its own, as the choice is made once: says who multiplies.
+[[noreturn]] void choose(const char* gemm, const char* threads) {
+  setenv("TESSERA_CPU_GEMM", gemm, 1);
+  setenv("TESSERA_CPU_THREADS", threads, 1);
+  testing::say_and_exit(gemm_library);
+}
+
+TEST(GemmDeathTest, TheEnvironmentSaysWhoMultiplies) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const ::testing::ExitedWithCode ends(0);
+  EXPECT_EXIT(choose("eigen", ""), ends, "\\[Eigen 3\\.");
+  EXPECT_EXIT(choose("onednn", "2"), ends, "\\[oneDNN 2\\.|expected libdnnl.so.2, got none");
+  EXPECT_EXIT(choose("auto", "1"), ends, "\\[(oneDNN|Eigen) ");
+  EXPECT_EXIT(choose("mkl", ""), ends, "expected auto, onednn or eigen, got 'mkl'");
+  EXPECT_EXIT(choose("eigen", "2"), ends, "expected oneDNN for products of 2 threads, got Eigen");
+  for (const char* threads : {"0", "2x", "-1", "99999"})
+    EXPECT_EXIT(choose("", threads), ends, "threads from 1 to 1024, got '");
+}
+
+TEST(Gemm, CountsFlops) { EXPECT_EQ(gemm_flops(2, 3, 5), 60); }
+
+}  // namespace
+}  // namespace tessera::engine

@@ -1,0 +1,108 @@
+// On GPUs, the bits of the CPU: parameters that are frozen and set free, edited and initialised
+// whole; and mixtures of experts with numbers that no sum rounds.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "engine/cuda.h"
+#include "engine/elementwise.h"
+#include "shard/summon.h"
+#include "tests/shard/moe_model.h"
+#include "tests/shard/toy_model.h"
+
+namespace tessera::shard {
+namespace {
+
+using engine::DType;
+using engine::Memory;
+using engine::Parameter;
+using engine::Stream;
+using engine::Tape;
+using engine::Tensor;
+using tessera::testing::ToyModel;
+
+// Not 0 where these tests can run.
+int num_gpus() {
+  const int count = engine::kCudaBuilt ? engine::cuda::num_devices() : 0;
+  EXPECT_GT(count, 0) << "these tests need a GPU";
+  return std::max(count, 1);
+}
+
+// Steps between which parameters are frozen, set free and edited.
+std::vector<float> train(int ranks, const FsdpOptions& options, int gpus) {
+  std::vector<float> result;
+  comm::run_ranks(ranks, {}, [&](comm::ProcessGroup& world) {
+    const Stream compute =
+        gpus > 0 ? Stream::cuda("compute", world.rank() % gpus) : Stream::inline_cpu("compute");
+    const Memory memory(compute, {.poison = true});
+    Tape tape(memory, compute);
+    ToyModel model(3, 300);
+    model.layers[1]->weight.trainable = false;
+    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+    initialise(fsdp, [](const Parameter& p, std::span<float> values) {
+      Parameter(p).init.write(values.data(), 0, p.shape.numel(), p.name, 5);
+      std::ranges::reverse(values);
+    });
+    Sgd optimizer(fsdp, {.momentum = 0.9});
+    std::vector<float> mine;
+    for (int step = 0; step < 6; ++step) {
+      if (step == 2) model.layers[1]->weight.trainable = true;
+      if (step == 4) model.layers[0]->bias.trainable = model.scale.trainable = false;
+      if (step % 2 == 0 && step > 0) fsdp.trainable_changed();
+      if (step == 3) {
+        summon(fsdp, {&model.layers[2]->weight, &model.layers[1]->weight},
+               [&](const std::vector<Tensor>& whole) {
+                 engine::launch_assign_or_add(compute, whole[0], whole[1], true, "edit");
+               },
+               {.write_back = true});
+      }
+      fsdp.begin_step();
+      std::vector<float> x(300);
+      const engine::RandomStream random{
+          7, static_cast<std::uint64_t>(step * world.size() + world.rank())};
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] = random.normal(i);
+      tape.backward(model.loss(tape, Tensor::from<float>(memory, {300}, x)));
+      mine.push_back(fsdp.finish_step().value());
+      optimizer.step(1e-2);
+    }
+    for (const Parameter* p : fsdp.parameters()) {
+      for (const float v : fsdp.full_parameter(*p)) mine.push_back(v);
+      if (!p->trainable) continue;
+      for (const float v : optimizer.full_state(*p, "velocity")) mine.push_back(v);
+    }
+    if (world.rank() == 0) result = mine;
+  });
+  return result;
+}
+
+TEST(CudaModels, FreezingAndEditsHaveTheBitsOfTheCpu) {
+  for (const char* strategy : {"zero3", "zero1", "ddp"}) {
+    for (const int ranks : {1, 3}) {
+      const FsdpOptions options{.placement = Placement::preset(strategy)};
+      const std::vector<float> expected = train(ranks, options, 0);
+      EXPECT_EQ(train(ranks, options, num_gpus()), expected) << strategy << " ranks " << ranks;
+    }
+  }
+}
+
+TEST(CudaModels, ExpertsHaveTheBitsOfTheCpu) {
+  testing::MoeRun run{.ranks = 1, .accum = 4, .steps = 1, .model = {.k = 1, .exact = true}};
+  const testing::MoeResult expected = testing::train_moe(run);
+  run.num_gpus = num_gpus();
+  run.ranks = 4;
+  run.accum = 1;
+  for (const int expert_ranks : {1, 4}) {
+    run.expert_ranks = expert_ranks;
+    const testing::MoeResult got = testing::train_moe(run);
+    EXPECT_EQ(got.parameters, expected.parameters) << expert_ranks;
+    // From the norms of the parts, each rounded.
+    for (std::size_t i = 0; i < got.norms.size(); ++i) {
+      EXPECT_NEAR(got.norms[i], expected.norms[i], 1e-6 * expected.norms[i]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::shard

@@ -1,0 +1,213 @@
+// A small mixture of experts, with experts on every rank or spread over an expert-parallel group.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "comm/threads.h"
+#include "engine/copy.h"
+#include "ops/add.h"
+#include "ops/cross_entropy.h"
+#include "ops/dispatch.h"
+#include "ops/linear.h"
+#include "ops/relu.h"
+#include "ops/route.h"
+#include "ops/scale.h"
+#include "ops/sum.h"
+#include "shard/all_to_all.h"
+#include "shard/initialise.h"
+#include "shard/joint_norm.h"
+#include "shard/sgd.h"
+
+namespace tessera::testing {
+
+struct MoeOptions {
+  std::int64_t num_experts = 4, k = 2, rows = 12, width = 8, hidden = 16, capacity = 5;
+  /// Whole numbers, gates of 1 and a loss that is a sum: no sum is rounded, so its order is free.
+  bool exact = false;
+};
+
+// Expert e belongs to rank e % size() of the expert-parallel group, as its expert e / size().
+class Moe {
+ public:
+  Moe(const MoeOptions& options, comm::ProcessGroup& exchange)
+      : options_(options), exchange_(exchange) {
+    using engine::Init;
+    const auto [num_experts, k, rows, width, hidden, capacity, exact] = options;
+    in = {"in", {width, width}, Init::normal(0.5f)};
+    router = {"router", {width, num_experts}, Init::normal(1)};
+    out = {"out", {width, width}, Init::normal(0.5f)};
+    root = {"root", {&in, &router, &out}};
+    for (std::int64_t e = exchange.rank(); e < num_experts; e += exchange.size()) {
+      const std::string name = "expert." + std::to_string(e);
+      auto& x = *experts.emplace_back(std::make_unique<Expert>());
+      x.w1 = {name + ".w1", {width, hidden}, Init::normal(0.5f)};
+      x.w2 = {name + ".w2", {hidden, width}, Init::normal(0.5f)};
+      x.block = {name, {&x.w1, &x.w2}};
+    }
+  }
+
+  std::vector<engine::Block*> expert_blocks() {
+    std::vector<engine::Block*> all;
+    for (auto& e : experts) all.push_back(&e->block);
+    return all;
+  }
+
+  // x (rows, width) -> scalar.
+  engine::Tensor loss(engine::Tape& tape, const engine::Tensor& x, const engine::Tensor& targets,
+                      bool recompute) {
+    return tape.region(root, [&] {
+      const engine::Tensor h = ops::linear(tape, x, in, nullptr);
+      const ops::Routing r =
+          ops::route(tape, ops::linear(tape, h, router, nullptr),
+                     {options_.k, options_.capacity, /*renormalise=*/options_.exact});
+      const auto num_local = static_cast<std::int64_t>(experts.size());
+      auto rows = ops::dispatch(tape, h, r.slots, num_local, exchange_.size() * options_.capacity);
+      for (std::size_t i = 0; i < experts.size(); ++i) {
+        rows[i] = tape.region(
+            experts[i]->block,
+            [this, &tape, &e = *experts[i], sent = rows[i], number = std::to_string(i)] {
+              using shard::all_to_all;
+              engine::Tensor t = all_to_all(tape, exchange_, sent, "tokens " + number);
+              t = ops::linear(tape, t, e.w1, nullptr);
+              t = ops::linear(tape, options_.exact ? t : ops::relu(tape, t), e.w2, nullptr);
+              return all_to_all(tape, exchange_, t, "results " + number);
+            },
+            {.recompute = recompute});
+      }
+      const engine::Tensor y = ops::combine(tape, rows, r.gates, r.slots);
+      if (options_.exact) return ops::sum(tape, ops::linear(tape, y, out, nullptr));
+      const engine::Tensor logits = ops::linear(tape, ops::add(tape, y, h), out, nullptr);
+      const engine::Tensor mean = ops::cross_entropy(tape, logits, targets);
+      return ops::add(tape, mean, ops::scale(tape, r.aux, 0.01f));
+    });
+  }
+
+  struct Expert {
+    engine::Parameter w1, w2;
+    engine::Block block;
+  };
+  engine::Parameter in, router, out;
+  engine::Block root;
+  std::vector<std::unique_ptr<Expert>> experts;
+
+ private:
+  MoeOptions options_;
+  comm::ProcessGroup& exchange_;
+};
+
+struct MoeRun {
+  int ranks = 1, expert_ranks = 1, accum = 1, steps = 3;
+  double max_norm = 0;
+  bool recompute = false, is_delayed = false;  // communication
+
+  int num_gpus = 0;
+  MoeOptions model = {};
+  shard::FsdpOptions dense = {}, experts = {};
+};
+
+struct MoeResult {
+  std::vector<float> norms;  // of each step, on every rank alike
+  std::vector<std::pair<std::string, std::vector<float>>> parameters;  // in name order
+};
+
+inline void whole_numbers(const engine::Parameter& p, std::span<float> values) {
+  const engine::RandomStream random{11, engine::fnv1a(p.name)};
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<float>(random.bits(i) % 5) - 2;
+  }
+}
+
+// One rank's part.
+inline void train_moe_rank(comm::ProcessGroup& world, const MoeRun& run, MoeResult& result,
+                           std::mutex& mutex) {
+  using engine::Stream;
+  using engine::Tensor;
+  const std::uint64_t seed = run.is_delayed ? 100 + static_cast<std::uint64_t>(world.rank()) : 0;
+  const Stream compute = run.num_gpus > 0 ? Stream::cuda("compute", world.rank() % run.num_gpus)
+                                          : Stream::inline_cpu("compute");
+  const engine::Memory memory(compute, {.poison = true});
+  engine::Tape tape(memory, compute);
+  // Ranks of one expert-parallel group lie beside each other; `owners` hold the same experts.
+  const auto exchange = world.split(world.rank() / run.expert_ranks, world.rank());
+  const auto owners = world.split(world.rank() % run.expert_ranks, world.rank());
+  Moe model(run.model, *exchange);
+  shard::FsdpOptions dense_options = run.dense, experts_options = run.experts;
+  experts_options.mean_ranks = world.size();
+  dense_options.delay_seed = experts_options.delay_seed = seed;
+  shard::Fsdp dense(world, memory, compute, {}, &model.root, dense_options);
+  shard::Fsdp experts(*owners, memory, compute, model.expert_blocks(), nullptr, experts_options);
+  if (run.model.exact) {
+    shard::initialise(dense, whole_numbers);
+    shard::initialise(experts, whole_numbers);
+  }
+  shard::Sgd dense_optimizer(dense, {.momentum = 0.5}),
+      expert_optimizer(experts, {.momentum = 0.5});
+  std::vector<float> norms;
+  for (int step = 0; step < run.steps; ++step) {
+    for (int micro = 0; micro < run.accum; ++micro) {
+      for (shard::Fsdp* fsdp : {&dense, &experts}) {
+        micro == 0 ? fsdp->begin_step(run.accum) : fsdp->next_micro_step();
+      }
+      const int number = (step * run.accum + micro) * world.size() + world.rank();
+      const engine::RandomStream random{7, static_cast<std::uint64_t>(number)};
+      const auto [num_experts, k, rows, width, hidden, capacity, exact] = run.model;
+      std::vector<float> values(static_cast<std::size_t>(rows * width));
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = exact ? static_cast<float>(random.bits(i) % 3) - 1 : random.normal(i);
+      }
+      std::vector<std::int32_t> targets(static_cast<std::size_t>(rows));
+      for (std::size_t i = 0; i < targets.size(); ++i) {
+        targets[i] =
+            static_cast<std::int32_t>(random.bits(1000 + i) % static_cast<std::uint32_t>(width));
+      }
+      tape.backward(model.loss(tape, Tensor::from<float>(memory, {rows, width}, values, "x"),
+                               Tensor::from<std::int32_t>(memory, {rows}, targets, "targets"),
+                               run.recompute));
+    }
+    const shard::GradNorm dense_norm = dense.finish_step(), expert_norm = experts.finish_step();
+    const std::vector<shard::NormPart> parts = {{dense, dense_norm}, {experts, expert_norm}};
+    const float norm = shard::joint_norm(world, parts);
+    norms.push_back(norm);
+    const shard::ClipFactor clip{shard::clip_scale(norm, run.max_norm)};
+    const double lr = run.model.exact ? 0x1p-10 : 0.1;
+    dense_optimizer.step(lr, clip);
+    expert_optimizer.step(lr, clip);
+  }
+  std::vector<std::pair<std::string, std::vector<float>>> mine;
+  for (shard::Fsdp* fsdp : {&dense, &experts}) {
+    for (const engine::Parameter* p : fsdp->parameters()) {
+      mine.emplace_back(p->name, fsdp->full_parameter(*p));
+    }
+  }
+  const std::lock_guard lock(mutex);
+  if (result.norms.empty()) result.norms = norms;
+  EXPECT_EQ(result.norms, norms) << "rank " << world.rank();
+  for (auto& p : mine) {
+    const auto it =
+        std::ranges::find(result.parameters, p.first, [](const auto& q) { return q.first; });
+    if (it == result.parameters.end()) {
+      result.parameters.push_back(std::move(p));
+    } else {
+      EXPECT_EQ(it->second, p.second) << p.first << ", rank " << world.rank();
+    }
+  }
+}
+
+inline MoeResult train_moe(const MoeRun& run) {
+  MoeResult result;
+  std::mutex mutex;
+  comm::run_ranks(run.ranks, {},
+                  [&](comm::ProcessGroup& world) { train_moe_rank(world, run, result, mutex); });
+  std::ranges::sort(result.parameters);
+  return result;
+}
+
+}  // namespace tessera::testing

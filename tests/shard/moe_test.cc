@@ -1,0 +1,274 @@
+// Mixtures of experts: the exchange and its gradient; experts in a group of one and in
+// expert-parallel groups against one process; what their gradients are divided by; one norm.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/shard/moe_model.h"
+#include "tests/testing/errors.h"
+
+namespace tessera::shard {
+namespace {
+
+using comm::ProcessGroup;
+using engine::DType;
+using engine::InvalidArgument;
+using engine::Memory;
+using engine::Stream;
+using engine::Tape;
+using engine::Tensor;
+using tessera::testing::error_of;
+using tessera::testing::has;
+using tessera::testing::Moe;
+using tessera::testing::MoeResult;
+using tessera::testing::MoeRun;
+using tessera::testing::train_moe;
+
+// y on rank r = block r of every rank, so d (sum_r w_r . y_r) / dx on rank s = block s of every w.
+TEST(AllToAll, GradientsGoBackWhereTheyCameFrom) {
+  for (const bool is_async : {false, true}) {
+    for (const bool recompute : {false, true}) {
+      comm::run_ranks(3, {}, [&](ProcessGroup& world) {
+        const Stream compute = is_async ? Stream::worker_cpu("compute", {.delay_seed = 1})
+                                        : Stream::inline_cpu("compute");
+        const Memory memory({.poison = true});
+        Tape tape(memory, compute);
+        const auto value = [](int rank, std::size_t i) {
+          return static_cast<float>(100 * rank) + static_cast<float>(i);
+        };
+        const auto of = [&](int rank) {
+          std::vector<float> all(12);
+          for (std::size_t i = 0; i < all.size(); ++i) all[i] = value(rank, i);
+          return Tensor::from<float>(memory, {6, 2}, all, "x");
+        };
+        const Tensor x = of(world.rank()), w = of(world.rank() + 10);
+        tape.watch(x);
+        const engine::Block block{"block"};
+        const Tensor y =
+            tape.region(block, [x, &tape, &world] { return all_to_all(tape, world, x, "there"); },
+                        {.recompute = recompute});
+        const Tensor loss = tape.empty({}, DType::kF32, "loss");
+        tape.record("loss", loss,
+                    [&, y = y.without_data()](const Tensor&) { tape.pass_grad(y, w); });
+        tape.backward(loss);
+        compute.synchronize();
+        for (int s = 0; s < 3; ++s) {
+          for (std::size_t i = 0; i < 4; ++i) {
+            const auto at = static_cast<std::size_t>(4 * s) + i;
+            const auto block_of_mine = static_cast<std::size_t>(4 * world.rank()) + i;
+            EXPECT_EQ(y.data<float>()[at], value(s, block_of_mine));
+            EXPECT_EQ(tape.grad(x).data<float>()[at], value(s + 10, block_of_mine));
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(AllToAll, RecordsNothingForDataAndIsTheIdentityAlone) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    const Memory memory;
+    Tape tape(memory, Stream::inline_cpu("compute"));
+    const Tensor x = Tensor::zeros(memory, {4}, DType::kBF16, "x");
+    all_to_all(tape, world, x, "data");
+    EXPECT_EQ(tape.num_entries(), 0u);
+    const auto alone = world.split(world.rank(), 0);
+    tape.watch(x);
+    EXPECT_EQ(all_to_all(tape, *alone, x, "alone").key(), x.key());
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] {
+                      all_to_all(tape, world, Tensor::zeros(memory, {3}, DType::kF32, "odd"),
+                                 "odd");
+                    }),
+                    {"[all_to_all]", "multiple of 2", "odd"}));
+  });
+}
+
+void expect_equal(const MoeResult& got, const MoeResult& want, const std::string& what) {
+  EXPECT_EQ(got.norms, want.norms) << what;
+  ASSERT_EQ(got.parameters.size(), want.parameters.size()) << what;
+  for (std::size_t i = 0; i < got.parameters.size(); ++i) {
+    EXPECT_EQ(got.parameters[i], want.parameters[i]) << what;
+  }
+}
+
+void expect_near(const MoeResult& got, const MoeResult& want, const std::string& what) {
+  ASSERT_EQ(got.parameters.size(), want.parameters.size()) << what;
+  for (std::size_t i = 0; i < got.norms.size(); ++i) {
+    EXPECT_NEAR(got.norms[i], want.norms[i], 1e-5 * want.norms[i]) << what;
+  }
+  for (std::size_t i = 0; i < got.parameters.size(); ++i) {
+    EXPECT_EQ(got.parameters[i].first, want.parameters[i].first);
+    for (std::size_t j = 0; j < got.parameters[i].second.size(); ++j) {
+      ASSERT_NEAR(got.parameters[i].second[j], want.parameters[i].second[j], 1e-5)
+          << what << " " << got.parameters[i].first;
+    }
+  }
+}
+
+std::vector<FsdpOptions> all_options() {
+  std::vector<FsdpOptions> all;
+  for (const char* strategy : {"zero3", "ddp", "zero1"}) {
+    for (const int prefetch : {0, 1}) {
+      all.push_back({.placement = Placement::preset(strategy), .prefetch = prefetch});
+    }
+  }
+  return all;
+}
+
+// Where every rank has all experts, nothing is summed in another order.
+TEST(Moe, OnEveryRankHasTheBitsOfOneProcess) {
+  MoeRun run{.ranks = 1, .accum = 4, .max_norm = 0.5};
+  const MoeResult expected = train_moe(run);
+  EXPECT_GT(expected.norms[0], 0.5f) << "it is clipped";
+  run.ranks = 4;
+  run.accum = 1;
+  for (const FsdpOptions& options : all_options()) {
+    run.dense = run.experts = options;
+    expect_equal(train_moe(run), expected, to_string(options.placement));
+  }
+}
+
+// An expert adds up the tokens of all ranks in one product, so sums have another order; how they
+// are cut and gathered changes no bit all the same.
+TEST(Moe, InExpertParallelGroupsTrainsAsOneProcess) {
+  MoeRun run{.ranks = 1, .accum = 4, .max_norm = 0.5};
+  const MoeResult one_process = train_moe(run);
+  run.ranks = 4;
+  run.accum = 1;
+  for (const int expert_ranks : {2, 4}) {
+    run.expert_ranks = expert_ranks;
+    run.dense = run.experts = {};
+    const MoeResult expected = train_moe(run);
+    expect_near(expected, one_process, "expert ranks " + std::to_string(expert_ranks));
+    for (const FsdpOptions& options : all_options()) {
+      for (const bool recompute : {false, true}) {
+        MoeRun other = run;
+        other.dense = other.experts = options;
+        other.recompute = recompute;
+        other.is_delayed = recompute;
+        expect_equal(train_moe(other), expected, to_string(options.placement));
+      }
+    }
+  }
+}
+
+// With numbers that no sum rounds the order does not matter, and every arrangement has the bits of
+// one process: parameters, and the norm over all of them.
+TEST(Moe, HasTheBitsOfOneProcessWhereNothingIsRounded) {
+  MoeRun run{.ranks = 1, .accum = 4, .steps = 1, .model = {.k = 1, .exact = true}};
+  const MoeResult expected = train_moe(run);
+  for (const int expert_ranks : {1, 2, 4}) {
+    for (const int accum : {1, 2}) {
+      run.ranks = 4 / accum;
+      run.accum = accum;
+      if (expert_ranks > run.ranks) continue;
+      run.expert_ranks = expert_ranks;
+      expect_equal(train_moe(run), expected, "expert ranks " + std::to_string(expert_ranks));
+    }
+  }
+}
+
+// All of it in one Fsdp, whose norm is that over all parameters.
+TEST(JointNorm, IsThatOfOneFsdp) {
+  comm::run_ranks(4, {}, [](ProcessGroup& world) {
+    const Memory memory;
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    const auto alone = world.split(world.rank(), 0);
+    const auto batch = [&](Moe& model) {
+      std::vector<float> values(12 * 8);
+      const engine::RandomStream random{7, static_cast<std::uint64_t>(world.rank())};
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = random.normal(i);
+      tape.backward(model.loss(tape, Tensor::from<float>(memory, {12, 8}, values),
+                               Tensor::zeros(memory, {12}, DType::kI32), false));
+    };
+    Moe whole({}, *alone), split({}, *alone);
+    Fsdp all(world, memory, compute, whole.expert_blocks(), &whole.root, {});
+    all.begin_step();
+    batch(whole);
+    const float expected = all.finish_step().value();
+    for (const std::string& strategy : Placement::preset_names()) {
+      FsdpOptions options{.placement = Placement::preset(strategy)};
+      if (!options.placement.is_whole()) options.shard_ranks = default_shard_ranks(strategy, 4);
+      Fsdp dense(world, memory, compute, {}, &split.root, options);
+      Fsdp experts(world, memory, compute, split.expert_blocks(), nullptr, options);
+      dense.begin_step();
+      experts.begin_step();
+      batch(split);
+      const GradNorm dense_norm = dense.finish_step(), expert_norm = experts.finish_step();
+      const std::vector<NormPart> parts = {{dense, dense_norm}, {experts, expert_norm}};
+      EXPECT_EQ(joint_norm(world, parts), expected) << strategy;
+      EXPECT_LT(dense_norm.value(), expected);
+    }
+  });
+}
+
+TEST(JointNorm, OfWhatIsNotFiniteIsAnErrorOnEveryRank) {
+  comm::run_ranks(3, {}, [](ProcessGroup& world) {
+    const Memory memory;
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    const auto alone = world.split(world.rank(), 0);
+    Moe model({}, *alone);
+    Fsdp dense(*alone, memory, compute, {}, &model.root, {.non_finite = NonFinite::kSkip});
+    Fsdp experts(*alone, memory, compute, model.expert_blocks(), nullptr,
+                 {.non_finite = NonFinite::kSkip});
+    for (const bool is_bad : {true, false}) {
+      dense.begin_step();
+      experts.begin_step();
+      std::vector<float> values(96, 1.0f);
+      if (is_bad && world.rank() == 1) values[5] = std::numeric_limits<float>::infinity();
+      tape.backward(model.loss(tape, Tensor::from<float>(memory, {12, 8}, values),
+                               Tensor::zeros(memory, {12}, DType::kI32), false));
+      const GradNorm dense_norm = dense.finish_step(), expert_norm = experts.finish_step();
+      const std::vector<NormPart> parts = {{dense, dense_norm}, {experts, expert_norm}};
+      if (is_bad) {
+        EXPECT_TRUE(has(error_of<InvalidArgument>([&] { joint_norm(world, parts); }),
+                        {"[joint_norm]", "rank 1"}));
+      } else {
+        EXPECT_GT(joint_norm(world, parts), 0);
+      }
+      Sgd(dense, {}).step(0, dense_norm, 0);
+      Sgd(experts, {}).step(0, expert_norm, 0);
+    }
+  });
+}
+
+// The gradient of an expert in a group of one is the sum over the tokens of all ranks: what it is
+// divided by is said, not guessed.
+TEST(JointNorm, RefusesMeansOverDifferentNumbersOfBatches) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    const Memory memory;
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    const auto alone = world.split(world.rank(), 0);
+    for (const int mean_ranks : {0, 2}) {
+      Moe model({}, world);
+      Fsdp dense(world, memory, compute, {}, &model.root, {});
+      Fsdp experts(*alone, memory, compute, model.expert_blocks(), nullptr,
+                   {.mean_ranks = mean_ranks});
+      EXPECT_EQ(experts.mean_scale(), 1);
+      dense.begin_step();
+      experts.begin_step();
+      EXPECT_EQ(experts.mean_scale(), mean_ranks == 0 ? 1 : 0.5);
+      const Tensor x = Tensor::from<float>(memory, {12, 8}, std::vector<float>(96, 1.0f));
+      tape.backward(model.loss(tape, x, Tensor::zeros(memory, {12}, DType::kI32), false));
+      const GradNorm dense_norm = dense.finish_step(), expert_norm = experts.finish_step();
+      const std::vector<NormPart> parts = {{dense, dense_norm}, {experts, expert_norm}};
+      if (mean_ranks == 0) {
+        EXPECT_TRUE(has(error_of<InvalidArgument>([&] { joint_norm(world, parts); }),
+                        {"[joint_norm]", "got 2 and 1"}));
+      } else {
+        EXPECT_GT(joint_norm(world, parts), 0);
+        Sgd(dense, {}).step(0);
+        EXPECT_TRUE(
+            has(error_of<InvalidArgument>([&] { experts.join(1); }), {"mean_ranks", "got 2"}));
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::shard

@@ -1,0 +1,547 @@
+// Offload to memory of the host: the bits of a run without, the bytes on each side, the order of
+// what moves, and what is refused.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/forwarding_group.h"
+#include "comm/threads.h"
+#include "shard/adamw.h"
+#include "shard/fsdp.h"
+#include "shard/sgd.h"
+#include "tests/shard/toy_training.h"
+#include "tests/shard/watch.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/sanitizers.h"
+
+namespace tessera::shard {
+namespace {
+
+using engine::Category;
+using engine::DType;
+using engine::InvalidArgument;
+using engine::Memory;
+using engine::Stream;
+using engine::Tensor;
+using testing::error_of;
+using testing::has;
+using testing::ToyModel;
+using testing::train;
+using testing::Training;
+
+const std::vector<OffloadOptions> kOffloads = {
+    {.parameters = 1, .gradients = 1, .optimizer = 1},
+    {.parameters = 0.4, .gradients = 0.7, .optimizer = 0.2},
+    {.parameters = 0.7, .gradients = 0.2, .optimizer = 0.45, .threads = 3},
+    {.parameters = 1},
+    {.gradients = 1},
+    {.optimizer = 1},
+    {.gradients = 1.0 / 3, .optimizer = 0.61, .threads = 2},
+};
+
+// With the first `count` of kOffloads.
+void expect_bits_without(Training run, const std::string& what,
+                         std::size_t count = kOffloads.size()) {
+  run.options.offload = {};
+  const std::vector<float> expected = train(run);
+  count = testing::at_most_if_slow(2, count);
+  for (const OffloadOptions& offload : std::span(kOffloads).first(count)) {
+    if (offload.parameters > 0 &&
+        !can_offload_parameters(run.options.placement, run.options.precision)) {
+      continue;
+    }
+    run.options.offload = offload;
+    EXPECT_EQ(train(run), expected) << what << ", offload " << offload.parameters << " "
+                                    << offload.gradients << " " << offload.optimizer;
+  }
+}
+
+class OffloadOn : public ::testing::TestWithParam<int> {};
+
+TEST_P(OffloadOn, HasTheBitsOfNoneForEveryStrategy) {
+  const int ranks = GetParam();
+  for (const std::string name :
+       {"ddp", "zero1", "zero2", "zero3", "shard_grad_op", "hsdp", "hybrid_zero2", "hfsdp"}) {
+    if (ranks == 1 && is_hybrid(name)) continue;
+    Training run{.ranks = ranks, .accum = 2, .blocks = 4, .numel = 700};
+    run.options.placement = Placement::preset(name);
+    if (!run.options.placement.is_whole()) {
+      run.options.shard_ranks = default_shard_ranks(name, ranks);
+    }
+    run.poison = true;
+    run.adamw = ranks % 2 == 0;
+    run.max_norm = 0.5;
+    for (const bool is_bf16 : {false, true}) {
+      if (testing::kIsSlow && is_bf16 == (ranks % 2 == 0)) continue;
+      run.options.precision.param = is_bf16 ? DType::kBF16 : DType::kF32;
+      expect_bits_without(run, name + (is_bf16 ? " bf16" : ""));
+    }
+    run.delay_seed = 5;
+    run.steps = 2;
+    expect_bits_without(run, name + " delayed", 3);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, OffloadOn, ::testing::Values(1, 2, 3, 4));
+
+TEST(Offload, HasTheBitsOfNoneWhateverTheSchedule) {
+  for (const std::string name : {"zero3", "zero1", "ddp"}) {
+    if (testing::kIsSlow && name != "zero3") continue;
+    Training base{.ranks = 2, .accum = 2, .steps = 4, .blocks = 4, .numel = 700};
+    base.options.placement = Placement::preset(name);
+    base.options.precision.param = DType::kBF16;
+    base.poison = true;
+    const auto check = [&](const std::string& what, auto change) {
+      Training run = base;
+      change(run);
+      expect_bits_without(run, name + " " + what);
+    };
+    check("recompute", [](Training& run) { run.recompute = true; });
+    check("rounds", [](Training& run) { run.rounds = 2; });
+    check("units that a step leaves out", [](Training& run) { run.rests = true; });
+    check("and that are skipped", [](Training& run) {
+      run.rests = run.adamw = true;
+      run.options.unused_parameters = UnusedParameters::kSkip;
+    });
+    check("no_sync", [](Training& run) { run.no_sync = true; });
+    check("packed", [](Training& run) { run.options.unit_min_numel = 2000; });
+    check("prefetch 0", [](Training& run) { run.options.prefetch = 0; });
+    check("prefetch 3", [](Training& run) { run.options.prefetch = 3; });
+    check("none in flight", [](Training& run) { run.options.reductions_in_flight = 0; });
+    check("all in flight", [](Training& run) { run.options.reductions_in_flight = 4; });
+    check("one micro-step", [](Training& run) { run.accum = 1; });
+    check("bf16 gradients", [](Training& run) {
+      run.options.precision = {DType::kBF16, DType::kBF16, DType::kBF16};
+    });
+    for (const UpdateGathers gathers : {UpdateGathers::kInterleaved, UpdateGathers::kContiguous}) {
+      check("in backward", [&](Training& run) {
+        run.in_backward = gathers;
+        run.delay_seed = 9;
+        run.steps = 2;
+      });
+    }
+  }
+}
+
+// Poisoning waits where nothing else may.
+TEST(Offload, HasTheBitsOfNoneWithoutPoison) {
+  for (const std::string name : {"ddp", "zero3"}) {
+    Training run{.ranks = 2, .accum = 2, .steps = 2, .blocks = 5, .numel = 700};
+    run.options.placement = Placement::preset(name);
+    run.options.precision.param = DType::kBF16;
+    for (const std::uint64_t seed : {11, 12, 13}) {
+      run.delay_seed = seed;
+      run.options.prefetch = static_cast<int>(seed % 3);
+      expect_bits_without(run, name);
+    }
+  }
+}
+
+struct Rank {
+  Rank(comm::ProcessGroup& world, FsdpOptions options)
+      : tape(memory, Stream::inline_cpu("compute")),
+        model(4, 700),
+        fsdp(world, memory, tape.stream(), model.blocks(), &model.root, std::move(options)) {}
+
+  Tensor loss(float first = 0.25f) {
+    std::vector<float> values(700, 0.25f);
+    values[0] = first;
+    return model.loss(tape, Tensor::from<float>(memory, {700}, values, "x"));
+  }
+
+  Memory memory;
+  engine::Tape tape;
+  ToyModel model;
+  Fsdp fsdp;
+};
+
+// One of 2 ranks owns 768 elements of each of 4 blocks (700 + 700, each padded to 768), and 384 of
+// the root's (700).
+TEST(Offload, MemoryOnBothSidesIsAsComputed) {
+  constexpr std::int64_t kOwned = 4 * 768 + 384;
+  constexpr std::int64_t kGradientSlots = 4 * (2 * 1536 + 768);
+  struct Case {
+    OffloadOptions offload;
+    std::int64_t parameters, gradients, optimizer;  // elements on the host
+    std::int64_t device_staging, host_staging;      // bytes
+  };
+  const std::vector<Case> cases = {
+      {{}, 0, 0, 0, 0, 0},
+      {{.parameters = 1, .gradients = 1, .optimizer = 1}, kOwned, kOwned, kOwned, 0, 0},
+      // Parts of 768 end at 640 (0.2), 512 (0.4) and 256 (0.7), of 384 at 256, 256 and 128. On the
+      // device update [256, 512) and [512, 640) with sums of the host, the latter with masters too.
+      {{.parameters = 0.4, .gradients = 0.7, .optimizer = 0.2},
+       4 * 256 + 128,
+       4 * 512 + 256,
+       4 * 128 + 128,
+       2 * 4 * (256 + 128),
+       0},
+      // All is brought to the host, by each thread a half.
+      {{.optimizer = 1, .threads = 2}, 0, 0, kOwned, 0, 2 * 2 * 2 * 4 * 384},
+      {{.gradients = 1}, 0, kOwned, 0, 2 * 4 * 768, 0},
+  };
+  for (const Case& c : cases) {
+    comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+      Rank rank(world, {.offload = c.offload});
+      AdamW adamw(rank.fsdp, {});
+      rank.fsdp.begin_step();
+      rank.tape.backward(rank.loss());
+      adamw.step(0.1, rank.fsdp.finish_step(), 1);
+      rank.fsdp.synchronize();
+      const auto of = [](const engine::MemoryStats& stats, Category category) {
+        return stats.peak_nbytes[static_cast<std::size_t>(category)];
+      };
+      const engine::MemoryStats device = rank.memory.stats();
+      const engine::MemoryStats host = rank.fsdp.host_memory().stats();
+      const std::int64_t sum_slots = c.gradients == 0 ? 0 : 4 * (768 + 768);
+      EXPECT_EQ(of(device, Category::kParameterShard), 4 * (kOwned - c.parameters));
+      EXPECT_EQ(of(host, Category::kParameterShard), 4 * c.parameters);
+      EXPECT_EQ(of(device, Category::kGradient),
+                4 * (kOwned - c.gradients) + kGradientSlots + sum_slots);
+      EXPECT_EQ(of(host, Category::kGradient), 4 * c.gradients);
+      EXPECT_EQ(of(device, Category::kOptimizer), 2 * 4 * (kOwned - c.optimizer));
+      EXPECT_EQ(of(host, Category::kOptimizer), 2 * 4 * c.optimizer);
+      EXPECT_EQ(of(device, Category::kWorkspace), c.device_staging);
+      EXPECT_EQ(of(host, Category::kWorkspace) - 8, c.host_staging);  // and the norm
+    });
+  }
+}
+
+// Each gather fetches once, each reduction writes its sum, each but the first of a step reads it.
+TEST(Offload, MovesNoByteTwice) {
+  static constexpr std::int64_t kOwned = 4 * (4 * 768 + 384);  // bytes
+  const auto moved = [](OffloadOptions offload, DType dtype, const auto& check) {
+    comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+      testing::Watch watch;
+      Rank rank(world, {.precision = {.param = dtype}, .offload = offload, .listener = &watch});
+      AdamW adamw(rank.fsdp, {});
+      for (int step = 0; step < 2; ++step) {
+        rank.fsdp.synchronize();
+        watch.clear();
+        rank.fsdp.begin_step(3);
+        for (int micro = 0; micro < 3; ++micro) {
+          if (micro > 0) rank.fsdp.next_micro_step();
+          rank.tape.backward(rank.loss());
+        }
+        adamw.step(0.1, rank.fsdp.finish_step(), 1);
+      }
+      rank.fsdp.synchronize();
+      check(watch);
+    });
+  };
+  moved({.parameters = 1, .gradients = 1, .optimizer = 1}, DType::kF32, [](testing::Watch& watch) {
+    EXPECT_GT(watch.count("all_gather"), 3 * 4);
+    EXPECT_EQ(watch.count("fetch ", "fetch"), watch.count("all_gather", "gather") - 1);  // norm
+    EXPECT_EQ(watch.nbytes("store sum"), 3 * kOwned);
+    EXPECT_EQ(watch.nbytes("fetch sum"), 2 * kOwned);
+    EXPECT_EQ(watch.count("bring"), 0);
+    EXPECT_EQ(watch.count("optimizer ", "host"), 5);
+  });
+  moved({.optimizer = 1, .threads = 2}, DType::kF32, [](testing::Watch& watch) {
+    EXPECT_EQ(watch.nbytes("fetch"), 0);
+    EXPECT_EQ(watch.nbytes("store sum"), 0);
+    EXPECT_EQ(watch.nbytes("bring"), 2 * kOwned);
+    EXPECT_EQ(watch.nbytes("bring back"), kOwned);
+    EXPECT_EQ(watch.count("optimizer ", "host 1"), 5);
+    EXPECT_EQ(watch.count("optimizer ", "host"), 10);
+  });
+  moved({.parameters = 1, .optimizer = 1, .threads = 2}, DType::kBF16, [](testing::Watch& watch) {
+    EXPECT_EQ(watch.count("cast ", "host 1"), 5);
+    EXPECT_EQ(watch.count("cast ", "host"), 10);
+  });
+  moved({.parameters = 1}, DType::kF32, [](testing::Watch& watch) {
+    EXPECT_EQ(watch.nbytes("bring"), kOwned);
+    EXPECT_EQ(watch.nbytes("bring back"), kOwned);
+    EXPECT_EQ(watch.count("optimizer ", "host"), 0);
+  });
+}
+
+// The backward of the first block does not end before the host has updated the last block.
+TEST(Offload, TheHostUpdatesWhileBackwardGoesOn) {
+  comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+    testing::Watch watch;
+    const Memory memory;
+    engine::Tape tape(memory, Stream::inline_cpu("compute"));
+    ToyModel model(3, 40);
+    Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root,
+              {.offload = {.parameters = 1, .gradients = 1, .optimizer = 1}, .listener = &watch});
+    Sgd sgd(fsdp, {.momentum = 0.9});
+    sgd.step_in_backward(0.1);
+    fsdp.begin_step();
+    bool is_early = false;
+    tape.backward(
+        testing::loss_with(tape, model, [&] { is_early = watch.wait_for("optimizer h.2"); }));
+    fsdp.finish_step();
+    EXPECT_TRUE(is_early);
+    EXPECT_EQ(watch.count("optimizer h.2", "host"), 1);
+  });
+}
+
+// Values by parameter are whole wherever they lie.
+TEST(Offload, ValuesGoInAndOut) {
+  std::vector<std::vector<float>> all;
+  for (const OffloadOptions& offload : {OffloadOptions{}, kOffloads[0], kOffloads[1]}) {
+    comm::run_ranks(3, {}, [&](comm::ProcessGroup& world) {
+      Rank rank(world, {.offload = offload});
+      AdamW adamw(rank.fsdp, {});
+      const engine::Parameter& p = rank.model.layers[1]->weight;
+      std::vector<float> values(700);
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.01f * static_cast<float>(i);
+      rank.fsdp.load(p, values);
+      rank.fsdp.parameters_changed();
+      EXPECT_EQ(rank.fsdp.full_parameter(p), values);
+      adamw.load_state(p, "m", values);
+      EXPECT_EQ(adamw.full_state(p, "m"), values);
+      EXPECT_EQ(adamw.full_state(p, "v"), std::vector<float>(700, 0.0f));
+      rank.fsdp.begin_step();
+      rank.tape.backward(rank.loss());
+      const GradNorm norm = rank.fsdp.finish_step();
+      const std::vector<float> gradient = rank.fsdp.full_gradient(p);
+      adamw.step(0.1, norm, 1);
+      std::vector<float> mine = rank.fsdp.full_parameter(p);
+      for (const std::vector<float>& more :
+           {gradient, adamw.full_state(p, "m"), adamw.full_state(p, "v")}) {
+        mine.insert(mine.end(), more.begin(), more.end());
+      }
+      if (world.rank() == 0) all.push_back(mine);
+    });
+  }
+  EXPECT_EQ(all[1], all[0]);
+  EXPECT_EQ(all[2], all[0]);
+}
+
+TEST(Offload, AStepThatIsNotFiniteIsSkippedThereToo) {
+  std::vector<std::vector<float>> all;
+  for (const OffloadOptions& offload : {OffloadOptions{}, kOffloads[0], kOffloads[1]}) {
+    comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+      Rank rank(world, {.non_finite = NonFinite::kSkip, .offload = offload});
+      AdamW adamw(rank.fsdp, {});
+      for (int step = 0; step < 3; ++step) {
+        rank.fsdp.begin_step();
+        rank.tape.backward(rank.loss(step == 1 && world.rank() == 1 ? std::nanf("") : 0.5f));
+        const GradNorm norm = rank.fsdp.finish_step();
+        EXPECT_EQ(norm.not_finite(), step == 1 ? "h.0.weight" : "");
+        adamw.step(0.1, norm, 1);
+      }
+      EXPECT_EQ(adamw.num_steps(), 2);
+      const std::vector<float> values = rank.fsdp.full_parameter(rank.model.layers[0]->weight);
+      if (world.rank() == 0) all.push_back(values);
+    });
+  }
+  EXPECT_EQ(all[1], all[0]);
+  EXPECT_EQ(all[2], all[0]);
+}
+
+// Gathers of the third block are slow.
+class SlowGroup : public comm::ForwardingGroup {
+ public:
+  explicit SlowGroup(comm::ProcessGroup& inner) : ForwardingGroup(inner) {}
+  explicit SlowGroup(std::unique_ptr<comm::ProcessGroup> inner)
+      : ForwardingGroup(std::move(inner)) {}
+  std::unique_ptr<comm::ProcessGroup> make_part(int color, int key) override {
+    return std::make_unique<SlowGroup>(inner().split(color, key));
+  }
+
+ private:
+  void before(const comm::Collective& c, const Stream& stream) override {
+    if (c.work.detail != "h.2 forward") return;
+    stream.launch({.name = "slow"},
+                  [] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); });
+  }
+};
+
+// A forward of two blocks that is given up leaves the gather of the third on its way, into the slot
+// that the second one takes in the next step.
+TEST(Offload, AStepThatIsGivenUpLeavesNothingBehind) {
+  std::vector<std::vector<float>> all;
+  for (const OffloadOptions& offload : {OffloadOptions{}, OffloadOptions{.parameters = 1}}) {
+    comm::run_ranks(2, {}, [&](comm::ProcessGroup& ranks) {
+      SlowGroup world(ranks);
+      Rank rank(world, {.offload = offload});
+      Sgd sgd(rank.fsdp, {.momentum = 0.9});
+      for (int step = 0; step < 3; ++step) {
+        rank.fsdp.begin_step();
+        Tensor x = Tensor::zeros(rank.memory, {700}, DType::kF32);
+        for (const int i : {0, 1}) {
+          ToyModel::Layer& layer = *rank.model.layers[static_cast<std::size_t>(i)];
+          x = rank.tape.region(layer.block, [&] {
+            return testing::affine(rank.tape, x, layer.weight, &layer.bias);
+          });
+        }
+        rank.fsdp.cancel_step();
+        rank.tape.clear();
+        rank.fsdp.begin_step();
+        rank.tape.backward(rank.loss());
+        sgd.step(0.1, rank.fsdp.finish_step(), 0);
+      }
+      std::vector<float> mine;
+      for (const engine::Parameter* p : rank.fsdp.parameters()) {
+        const std::vector<float> values = rank.fsdp.full_parameter(*p);
+        mine.insert(mine.end(), values.begin(), values.end());
+      }
+      if (world.rank() == 0) all.push_back(mine);
+    });
+  }
+  EXPECT_EQ(all[1], all[0]);
+}
+
+// p -= g, late.
+class Late : public Optimizer {
+ public:
+  explicit Late(Fsdp& fsdp)
+      : Optimizer(fsdp, {"m"}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }) {}
+  ~Late() override { end_updates(); }
+
+ private:
+  void prepare(const Step&) override {}
+  void update(const Target& target, const Stream& stream) override {
+    stream.launch({.name = "late"}, [p = target.master, g = target.grad_sum] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      for (std::int64_t i = 0; i < p.numel(); ++i) p.span<float>()[i] -= g.span<float>()[i];
+    });
+  }
+};
+
+// The second step leaves the layers out, so that nothing waits for their update.
+TEST(Offload, ASumStaysUntilTheHostHasReadIt) {
+  std::vector<std::vector<float>> all;
+  for (const OffloadOptions& offload :
+       {OffloadOptions{}, OffloadOptions{.gradients = 1, .optimizer = 1},
+        OffloadOptions{.optimizer = 1}}) {
+    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+      Rank rank(world, {.placement = Placement::preset("ddp"), .offload = offload});
+      Late late(rank.fsdp);
+      for (const int rounds : {1, 0, 0}) {
+        const Tensor x = Tensor::zeros(rank.memory, {700}, DType::kF32);
+        rank.fsdp.begin_step();
+        rank.tape.backward(rank.model.loss(rank.tape, x, false, rounds));
+        late.step(0.1, rank.fsdp.finish_step(), 0);
+      }
+      std::vector<float> mine;
+      for (const engine::Parameter* p : rank.fsdp.parameters()) {
+        const std::vector<float> values = rank.fsdp.full_parameter(*p);
+        mine.insert(mine.end(), values.begin(), values.end());
+      }
+      all.push_back(mine);
+    });
+  }
+  EXPECT_EQ(all[1], all[0]);
+  EXPECT_EQ(all[2], all[0]);
+}
+
+// A hook that has not been made for offload: what its finish() does to the sum is kept.
+class Doubling : public Reducer {
+ public:
+  explicit Doubling(const ReducerContext& context)
+      : Reducer(context), inner_(make_reducer(context)), stream_(context.stream) {}
+  void begin_step() override { inner_->begin_step(); }
+  void reduce(const Tensor& in, const engine::Event& ready, bool is_last) override {
+    inner_->reduce(in, ready, is_last);
+  }
+  void finish() override {
+    stream_.launch({.name = "double"}, [sum = sum()] {
+      for (float& x : sum.span<float>()) x *= 2;
+    });
+  }
+
+ private:
+  std::unique_ptr<Reducer> inner_;
+  Stream stream_;
+};
+
+TEST(Offload, AHookFinishesWhatItHasReduced) {
+  std::vector<std::vector<float>> all;
+  for (const double scale : {1.0, 2.0, 2.0}) {
+    comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+      FsdpOptions options;
+      if (scale == 2) {
+        options.reducer = [](const ReducerContext& context) {
+          return std::make_unique<Doubling>(context);
+        };
+      }
+      if (all.size() == 2) options.offload.gradients = 0.6;
+      Rank rank(world, options);
+      rank.fsdp.begin_step();
+      rank.tape.backward(rank.loss());
+      rank.fsdp.finish_step();
+      const std::vector<float> g = rank.fsdp.full_gradient(rank.model.layers[2]->weight);
+      world.barrier("read");
+      if (world.rank() == 0) all.push_back(g);
+      world.barrier("kept");
+    });
+  }
+  for (float& x : all[0]) x *= 2;
+  EXPECT_EQ(all[1], all[0]);
+  EXPECT_EQ(all[2], all[0]);
+}
+
+// An optimizer that fails where it updates.
+class Failing : public Optimizer {
+ public:
+  explicit Failing(Fsdp& fsdp)
+      : Optimizer(fsdp, {"m"}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }) {}
+  ~Failing() override { end_updates(); }
+
+ private:
+  void prepare(const Step&) override {}
+  void update(const Target& target, const Stream& stream) override {
+    stream.launch({.name = "fail"}, [unit = target.unit] {
+      if (unit == "h.1") throw std::runtime_error("planted in " + unit);
+    });
+  }
+};
+
+TEST(Offload, AnErrorOfTheHostEndsTheRun) {
+  for (const bool is_f32 : {true, false}) {
+    const std::string message = error_of<std::runtime_error>([&] {
+      comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+        FsdpOptions options{.offload = {.parameters = 1, .gradients = 1, .optimizer = 1}};
+        if (!is_f32) options.precision.param = DType::kBF16;
+        Rank rank(world, options);
+        Failing optimizer(rank.fsdp);
+        for (int step = 0; step < 3; ++step) {
+          rank.fsdp.begin_step();
+          rank.tape.backward(rank.loss());
+          optimizer.step(0.1, rank.fsdp.finish_step(), 1);
+        }
+      });
+    });
+    EXPECT_TRUE(has(message, {"planted in h.1"})) << message;
+  }
+}
+
+TEST(Offload, WhatCannotBeHonouredIsRefused) {
+  const auto refusal = [](FsdpOptions options) {
+    return error_of<InvalidArgument>([&] {
+      comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) { Rank rank(world, options); });
+    });
+  };
+  EXPECT_TRUE(has(refusal({.offload = {.parameters = 1.5}}), {"offload.parameters", "1.5"}));
+  EXPECT_TRUE(has(refusal({.offload = {.gradients = -0.1}}), {"offload.gradients", "-0.1"}));
+  EXPECT_TRUE(has(refusal({.offload = {.optimizer = std::nan("")}}), {"offload.optimizer", "nan"}));
+  EXPECT_TRUE(has(refusal({.offload = {.threads = 0}}), {"offload.threads", "0"}));
+  for (const char* name : {"ddp", "zero1", "zero2"}) {
+    EXPECT_TRUE(has(refusal({.placement = Placement::preset(name), .offload = {.parameters = 0.5}}),
+                    {"offload.parameters", "f32", "computed with"}));
+  }
+}
+
+TEST(Offload, IsPartOfThePlan) {
+  const std::string message = error_of<InvalidArgument>([] {
+    comm::run_ranks(2, {}, [](comm::ProcessGroup& world) {
+      Rank rank(world, {.offload = {.optimizer = world.rank() == 0 ? 0.5 : 0.25}});
+    });
+  });
+  EXPECT_TRUE(has(message, {"optimizer=0.5", "optimizer=0.25"})) << message;
+}
+
+}  // namespace
+}  // namespace tessera::shard

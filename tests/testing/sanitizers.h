@@ -1,0 +1,26 @@
+// Whether a test runs under a sanitizer that takes ten times as long.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+namespace tessera::testing {
+
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kUnderTsan = true;
+#else
+inline constexpr bool kUnderTsan = false;
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kIsSlow = true;
+#else
+inline constexpr bool kIsSlow = kUnderTsan;
+#endif
+
+/// `count`, or under such a sanitizer at most `few`: for tests that try the same in many ways.
+constexpr std::size_t at_most_if_slow(std::size_t few, std::size_t count) {
+  return kIsSlow ? std::min(few, count) : count;
+}
+
+}  // namespace tessera::testing

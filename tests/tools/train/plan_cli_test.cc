@@ -1,0 +1,112 @@
+// --plan, --audit and --memory_budget of the trainers, and the program plan, as a person meets
+// them.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "tests/testing/errors.h"
+#include "tests/tools/train/tiny_training.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using testing::Flags;
+using testing::has;
+using testing::Outcome;
+
+const std::string kPlan = "tools/plan/plan";
+
+class PlanCli : public testing::TinyTraining {
+ protected:
+  json final_record() const {
+    std::istringstream file(folder_.read("run/log.jsonl"));
+    json last;
+    for (std::string line; std::getline(file, line);) last = json::parse(line);
+    return last.at("final");
+  }
+  bool has_run() const { return std::filesystem::exists(folder_ / "run"); }
+};
+
+TEST_F(PlanCli, SaysWhatAStepWouldDoAndMakesNothing) {
+  const Outcome outcome = run({{"plan", "true"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"plan ", "memory of a step", "optimizer", "states x 4 B x",
+                                "all_gather", "h.1 forward", "reduce_scatter", "GFLOP/s"}));
+  EXPECT_FALSE(has_run());
+}
+
+TEST_F(PlanCli, IsTheSameFromTheProgramThatNeedsNoData) {
+  const Outcome trainer = run({{"plan", "true"}});
+  Flags flags = flags_;
+  flags.erase("data.path");
+  flags["model.vocab"] = "256";
+  const Outcome plan = testing::run_program(kPlan, flags);
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+  const auto upto_times = [](const std::string& text) {
+    return text.substr(0, text.find("a step has "));
+  };
+  EXPECT_EQ(upto_times(plan.out), upto_times(trainer.out));
+  flags["json"] = "true";
+  const auto record = json::parse(testing::run_program(kPlan, flags).out);
+  EXPECT_GT(record.at("sent_bytes").get<std::int64_t>(), 0);
+  EXPECT_FALSE(has_run());
+}
+
+TEST_F(PlanCli, AuditsEachKindOfRun) {
+  for (const Flags& more :
+       {Flags{},
+        Flags{{"parallel.strategy", "zero1"},
+              {"train.overlap_optimizer", "interleaved"},
+              {"train.grad_clip", "0"}},
+        Flags{{"offload.optimizer", "0.5"}, {"offload.gradients", "1"}, {"train.accum", "2"}},
+        Flags{{"comm.hook", "powersgd"}, {"powersgd.start_step", "1"}},
+        Flags{{"comm.hook", "f16"}, {"parallel.strategy", "ddp"}},
+        Flags{{"train.check_gradients", "true"}, {"train.max_skips", "2"}},
+        Flags{{"log.val_every", "1"}, {"data.val_fraction", "0.2"}},
+        Flags{{"precision.param", "bf16"}, {"train.recompute", "true"}}}) {
+    Flags flags = more;
+    flags["audit"] = "true";
+    const Outcome outcome = run(flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_TRUE(has(outcome.out, {"planned", "measured", "steps are as planned"})) << outcome.out;
+    const json planned = final_record().at("planned");
+    EXPECT_GT(planned.at("peak_bytes").at("total").get<std::int64_t>(), 0);
+  }
+}
+
+TEST_F(PlanCli, KeepsToABudget) {
+  Flags flags = flags_;
+  flags.erase("data.path");
+  flags["model.vocab"] = "256";
+  flags["json"] = "true";
+  const auto peak =
+      json::parse(testing::run_program(kPlan, flags).out).at("peak_bytes").at("total");
+  const std::string little_less = std::to_string(peak.get<std::int64_t>() - 1);
+  const Outcome free = run();
+  const std::string hash = final_record().at("params_sha256");
+  const Outcome kept = run({{"memory_budget", little_less}, {"audit", "true"}});
+  EXPECT_EQ(kept.exit_code, 0) << kept.err;
+  EXPECT_TRUE(has(kept.out, {"memory budget", "as asked", "too much", "parallel.prefetch=0", "fits",
+                             "steps are as planned"}));
+  EXPECT_EQ(final_record().at("params_sha256"), hash);
+  EXPECT_TRUE(has(folder_.read("run/config.toml"), {"prefetch = 0"}));
+}
+
+TEST_F(PlanCli, RefusesBudgetsThatNothingMeets) {
+  const Outcome tight = run({{"memory_budget", "20kB"}});
+  EXPECT_EQ(tight.exit_code, 1);
+  EXPECT_TRUE(has(tight.err, {"[memory_budget]", "20,000", "as asked", "offload.optimizer=1"}));
+  for (const char* bad : {"a lot", "-1GiB", "0"}) {
+    const Outcome outcome = run({{"memory_budget", bad}});
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {"memory_budget", "40GiB", bad}));
+  }
+  EXPECT_FALSE(has_run());
+}
+
+}  // namespace
+}  // namespace tessera

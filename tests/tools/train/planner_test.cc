@@ -1,0 +1,320 @@
+// What the planner says is what runs do: bytes sent, collectives and peaks of memory, exactly.
+#include "tools/train/planner.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "shard/placement.h"
+#include "tests/testing/covering.h"
+#include "tests/testing/errors.h"
+#include "tests/tools/train/gpt_run.h"
+#include "tools/io/nbytes.h"
+#include "tools/train/audit.h"
+#include "tools/train/budget.h"
+#include "tools/train/plan_report.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::DType;
+using testing::GptRun;
+using testing::run_gpt;
+using testing::TempFolder;
+
+constexpr GptConfig kModel = {
+    .layers = 4, .heads = 3, .dim = 39, .seq = 17, .vocab = 307, .dropout = 0.1};
+
+const TokenDataset& tokens() {
+  static const TokenDataset data = [] {
+    const TempFolder folder;
+    return TokenDataset(TokenFile(folder.write("tokens.bin", std::string(8000, '\1'))),
+                        {.seq = kModel.seq, .vocab = kModel.vocab});
+  }();
+  return data;
+}
+
+TrainConfig base(int ranks) {
+  TrainConfig config;
+  config.device = DeviceChoice::kCpu;
+  config.parallel.ranks = ranks;
+  config.train.steps = 3;
+  config.train.batch = 1;
+  config.train.lr = 1e-3;
+  return config;
+}
+
+TrainPlan plan_of(const TrainConfig& config, const GptConfig& sizes = kModel) {
+  Gpt model(sizes);
+  const engine::Shape shape{config.train.batch, sizes.seq};
+  return make_plan(config, {.num_ranks = static_cast<int>(config.parallel.ranks)}, model,
+                   {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
+}
+
+std::string text_of(const engine::MemoryStats& memory) {
+  std::string text;
+  for (int i = 0; i < engine::kNumCategories; ++i) {
+    text += fmt::format("{} {}, ", name_of(static_cast<engine::Category>(i)),
+                        memory.peak_nbytes[static_cast<std::size_t>(i)]);
+  }
+  return text + fmt::format("total {}", memory.peak_total_nbytes);
+}
+
+std::string text_of(const nlohmann::json& peaks) {
+  std::string text;
+  for (int i = 0; i < engine::kNumCategories; ++i) {
+    const auto name = std::string(name_of(static_cast<engine::Category>(i)));
+    text += fmt::format("{} {}, ", name, peaks.at(name).get<std::int64_t>());
+  }
+  return text + fmt::format("total {}", peaks.at("total").get<std::int64_t>());
+}
+
+std::string describe(const TrainConfig& c) {
+  return fmt::format(
+      "{} x {} {} reshard {} prefetch {} in flight {} pack {} recompute {} offload {} {} {} {}",
+      c.parallel.ranks, c.train.accum, c.parallel.strategy, c.parallel.reshard_after_forward,
+      c.parallel.prefetch, c.parallel.reductions_in_flight, c.parallel.unit_min_numel,
+      c.train.recompute, c.offload.parameters, c.offload.gradients, c.offload.optimizer,
+      name_of(c.precision.param));
+}
+
+void expect_as_planned(const TrainConfig& config) {
+  const TrainPlan plan = plan_of(config);
+  const GptRun run = run_gpt(config, kModel, tokens());
+  for (std::size_t step = 0; step < run.records.size(); ++step) {
+    const nlohmann::json& measured = run.records[step];
+    const StepRecord& planned = plan.steps[std::min<std::size_t>(step, 1)];
+    const std::string what = fmt::format("{} step {}", describe(config), step + 1);
+    EXPECT_EQ(measured.at("sent_bytes").get<std::int64_t>(), planned.traffic.bytes_sent) << what;
+    EXPECT_EQ(measured.at("num_collectives").get<std::int64_t>(), planned.traffic.num_collectives)
+        << what;
+    EXPECT_EQ(text_of(measured.at("peak_bytes")), text_of(planned.memory)) << what;
+    if (planned.host_memory) {
+      EXPECT_EQ(text_of(measured.at("host_peak_bytes")), text_of(*planned.host_memory)) << what;
+    }
+  }
+}
+
+TEST(Planner, SaysWhatRunsDo) {
+  constexpr std::array<const char*, 8> kStrategies = {
+      "zero3", "ddp", "zero1", "hsdp", "zero2", "shard_grad_op", "hfsdp", "hybrid_zero2"};
+  constexpr std::array<std::int64_t, 4> kPrefetch = {1, 0, 2, 9};
+  constexpr std::array<std::int64_t, 4> kRanks = {2, 1, 3, 4};
+  const std::array<shard::Precision, 4> precisions = {shard::Precision{},
+                                                      {DType::kBF16, DType::kF32, DType::kF32},
+                                                      {DType::kBF16, DType::kBF16, DType::kBF16},
+                                                      {DType::kF32, DType::kBF16, DType::kF32}};
+  constexpr std::array<OffloadConfig, 4> kOffload = {
+      OffloadConfig{},
+      {.parameters = 0.31, .gradients = 0.62, .optimizer = 0.47, .threads = 2},
+      {.parameters = 1, .gradients = 1, .optimizer = 1, .threads = 1},
+      {.optimizer = 0.3, .threads = 1}};
+  for (int row = 0; row < 2 * testing::kCoveringRows; ++row) {
+    std::array<std::size_t, 5> level{};
+    std::ranges::copy(testing::covering_levels(row % testing::kCoveringRows), level.begin());
+    TrainConfig config = base(static_cast<int>(kRanks[level[0]]));
+    config.parallel.strategy = kStrategies[2 * level[1] + static_cast<std::size_t>(row / 16)];
+    config.parallel.prefetch = kPrefetch[level[2]];
+    config.parallel.reductions_in_flight = kPrefetch[level[3]];
+    config.offload = kOffload[level[4]];
+    config.precision = precisions[static_cast<std::size_t>(row + row / 4) % 4];
+    config.train.recompute = (row + row / 4) % 2 == 1;
+    config.train.accum = 1 + row % 3;
+    config.train.accum_comm = row % 5 == 4 ? AccumComm::kLast : AccumComm::kEvery;
+    config.train.optimizer = row % 2 == 0 ? OptimizerKind::kAdamW : OptimizerKind::kSgd;
+    config.parallel.unit_min_numel = row % 4 == 3 ? 40'000 : 0;
+    if (!shard::can_offload_parameters(shard::Placement::preset(config.parallel.strategy),
+                                       config.precision)) {
+      config.offload.parameters = 0;
+    }
+    if (config.parallel.strategy == std::string("zero3") && row % 3 == 1) {
+      config.parallel.reshard_after_forward = config.parallel.ranks % 2 == 0 ? "2" : "false";
+    }
+    if (row % 7 == 6) {
+      config.train.overlap_optimizer = OverlapOptimizer::kInterleaved;
+      config.train.grad_clip = 0;
+    }
+    expect_as_planned(config);
+  }
+}
+
+// By hand: a root of 307 x 39 + 17 x 39 + 2 x 39 parameters, blocks of 12 x 39^2 + 13 x 39.
+TEST(Planner, ShowsItsArithmetic) {
+  TrainConfig config = base(4);
+  config.parallel.prefetch = 2;
+  const TrainPlan plan = plan_of(config);
+  std::map<engine::Category, std::int64_t> of_terms;
+  for (const PlannedMemory& m : plan.memory) {
+    for (const PlanTerm& term : m.terms) of_terms[m.category] += term.nbytes;
+  }
+  const auto planned = [&](engine::Category c) {
+    return plan.memory[static_cast<std::size_t>(c)].nbytes;
+  };
+  for (const auto category :
+       {engine::Category::kParameterShard, engine::Category::kGatheredParameter,
+        engine::Category::kGradient, engine::Category::kOptimizer}) {
+    EXPECT_EQ(of_terms[category], planned(category)) << name_of(category);
+  }
+  const std::string text = fmt::format("{}", fmt::join(plan_lines(plan, {.num_ranks = 4}), "\n"));
+  EXPECT_TRUE(testing::has(text, {"3 slots x ", "2 states x 4 B x ", " / 4", "all_gather",
+                                  "h.1 forward", "reduce_scatter", "h.3 gradient", "GFLOP/s"}));
+  const auto json = nlohmann::json::parse(plan_record(plan, {.num_ranks = 4}).text());
+  EXPECT_EQ(json.at("sent_bytes").get<std::int64_t>(), plan.steps[1].traffic.bytes_sent);
+  EXPECT_EQ(json.at("peak_bytes").at("optimizer").get<std::int64_t>(),
+            planned(engine::Category::kOptimizer));
+  EXPECT_EQ(json.at("collectives").size(), plan.collectives.size());
+  std::int64_t sent = 0;
+  for (const PlannedCollective& c : plan.collectives) sent += c.bytes_sent;
+  EXPECT_EQ(sent, plan.steps[1].traffic.bytes_sent);
+}
+
+// A slow link is waited for, a fast one is not but for the first gather and the last reduction.
+TEST(Planner, SaysWhichCollectivesCannotBeHidden) {
+  const auto plan_with = [](double link_gbs) {
+    Gpt model(kModel);
+    const engine::Shape shape{1, kModel.seq};
+    return make_plan(
+        base(2),
+        {.num_ranks = 2,
+         .rates = {.flops_per_s = 1e9, .link_bytes_per_s = link_gbs * 1e9, .link_latency_s = 0}},
+        model, {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
+  };
+  const TrainPlan slow = plan_with(0.01), fast = plan_with(100);
+  EXPECT_GT(slow.steps[1].exposed_comm_ms, 0.5 * slow.steps[1].step_ms);
+  EXPECT_LT(fast.steps[1].exposed_comm_ms, 0.01 * fast.steps[1].step_ms);
+  double of_collectives = 0;
+  for (const PlannedCollective& c : slow.collectives) of_collectives += c.exposed_ms;
+  EXPECT_GT(of_collectives, 0.8 * slow.steps[1].exposed_comm_ms);
+  EXPECT_LE(of_collectives, 1.001 * slow.steps[1].exposed_comm_ms);
+}
+
+TEST(Planner, PlansModelsThatNoMachineHolds) {
+  TrainConfig config = base(8);
+  GptConfig sizes = gpt_preset("gpt2-xl");
+  sizes.layers = 400;
+  const TrainPlan plan = plan_of(config, sizes);
+  EXPECT_GT(peak_nbytes(plan), std::int64_t{20} << 30);
+}
+
+// Without a GPU. See tests/tools/train/emulated_plan_test.cc for what GPUs measure.
+TEST(Planner, PlansForGpus) {
+  if (!engine::kCudaBuilt) GTEST_SKIP() << "a build without CUDA";
+  Gpt model(kModel);
+  const engine::Shape shape{1, kModel.seq};
+  const TrainPlan plan =
+      make_plan(base(2), {.num_ranks = 2, .on_gpus = true}, model,
+                {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
+  const TrainPlan on_cpus = plan_of(base(2));
+  EXPECT_EQ(plan.steps[1].traffic.num_collectives, on_cpus.steps[1].traffic.num_collectives);
+  const auto gradients = static_cast<std::size_t>(engine::Category::kGradient);
+  EXPECT_EQ(plan.memory[gradients].nbytes, on_cpus.memory[gradients].nbytes);
+}
+
+// Budgets
+// -----------------------------------------------------------------------------------------
+
+TEST(Budget, ReadsSizes) {
+  EXPECT_EQ(parse_nbytes("40GiB", "m"), std::int64_t{40} << 30);
+  EXPECT_EQ(parse_nbytes("1.5 GB", "m"), 1'500'000'000);
+  EXPECT_EQ(parse_nbytes("12345", "m"), 12345);
+  EXPECT_EQ(parse_nbytes("3kB", "m"), 3000);
+  for (const char* bad :
+       {"", "GiB", "-1GiB", "40 parsecs", "1e30GiB", "0", "nan", "inf", "4G iB"}) {
+    EXPECT_TRUE(testing::has(
+        testing::error_of<engine::InvalidArgument>([&] { parse_nbytes(bad, "memory_budget"); }),
+        {"memory_budget", "40GiB", "'" + std::string(bad) + "'"}))
+        << bad;
+  }
+}
+
+TEST(Budget, WalksDownUntilThePlanFits) {
+  const TrainConfig config = base(2);
+  const auto peak = [](const TrainConfig& c) { return peak_nbytes(plan_of(c)); };
+  const std::int64_t asked = peak(config);
+  const BudgetPlan same = fit_budget(config, asked, peak);
+  EXPECT_EQ(same.rungs.size(), 1u);
+  const BudgetPlan less = fit_budget(config, asked - 1, peak);
+  EXPECT_EQ(less.config.parallel.prefetch, 0);
+  EXPECT_EQ(less.rungs.back().what, "parallel.prefetch=0");
+  EXPECT_EQ(peak(less.config), less.rungs.back().nbytes);
+  EXPECT_LT(less.rungs.back().nbytes, asked);
+  // The end of the ladder, and beyond.
+  std::string all;
+  try {
+    fit_budget(config, 1, peak);
+  } catch (const engine::InvalidArgument& e) {
+    all = e.what();
+  }
+  EXPECT_TRUE(testing::has(all, {"as asked", "train.recompute=true", "offload.optimizer=1",
+                                 "offload.parameters=1", "too much"}));
+  // What it settles on has the same bits.
+  const std::int64_t recomputed = [&] {
+    TrainConfig c = config;
+    c.parallel.prefetch = c.parallel.reductions_in_flight = 0;
+    c.train.recompute = true;
+    return peak(c);
+  }();
+  const BudgetPlan small = fit_budget(config, recomputed, peak);
+  EXPECT_TRUE(small.config.train.recompute);
+  EXPECT_EQ(run_gpt(small.config, kModel, tokens()).params_sha256,
+            run_gpt(config, kModel, tokens()).params_sha256);
+}
+
+// Audits
+// -----------------------------------------------------------------------------------------
+
+TEST(Audit, ComparesEachStep) {
+  const TrainConfig config = base(2);
+  const TrainPlan plan = plan_of(config);
+  Audit audit(plan, {.num_ranks = 2}, /*val_every=*/0);
+  std::int64_t number = 0;
+  for (const std::size_t i : {0u, 1u, 1u}) {
+    StepRecord step = plan.steps[i];
+    step.step = ++number;
+    audit.add(step);
+  }
+  audit.check();
+  EXPECT_EQ(audit.lines().back(), "3 steps are as planned");
+  StepRecord wrong = plan.steps[1];
+  wrong.step = 4;
+  wrong.traffic.bytes_sent += 4;
+  audit.add(wrong);
+  wrong.step = 5;
+  audit.add(plan.steps[1]);
+  EXPECT_TRUE(testing::has(testing::error_of<engine::InvalidArgument>([&] { audit.check(); }),
+                           {"[audit]", "bytes sent", "DIFFERS", "step 4"}));
+}
+
+TEST(Audit, ComparesEveryPeak) {
+  const TrainPlan plan = plan_of(base(2));
+  for (int i = 0; i <= engine::kNumCategories; ++i) {
+    Audit audit(plan, {.num_ranks = 2}, 0);
+    StepRecord step = plan.steps[0];
+    (i < engine::kNumCategories ? step.step_memory.peak_nbytes[static_cast<std::size_t>(i)]
+                                : step.step_memory.peak_total_nbytes) -= 1;
+    audit.add(step);
+    EXPECT_THROW(audit.check(), engine::InvalidArgument) << i;
+  }
+}
+
+TEST(Audit, LeavesOutStepsBehindAValidation) {
+  const TrainPlan plan = plan_of(base(2));
+  Audit audit(plan, {.num_ranks = 2}, /*val_every=*/2);
+  for (std::int64_t number = 1; number <= 4; ++number) {
+    StepRecord step = plan.steps[number == 1 ? 0 : 1];
+    step.step = number;
+    if (number == 3) step.traffic.num_collectives += 1;
+    audit.add(step);
+  }
+  audit.check();
+  EXPECT_EQ(audit.lines().back(), "3 steps are as planned");
+}
+
+}  // namespace
+}  // namespace tessera::tools

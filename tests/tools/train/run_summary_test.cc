@@ -1,0 +1,212 @@
+// What is told of steps: lines, medians, shares, advice.
+#include "tools/train/run_summary.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/testing/errors.h"
+#include "tools/train/advice.h"
+#include "tools/train/step_text.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+namespace {
+
+using testing::has;
+
+StepRecord record_of(std::int64_t step, double step_ms) {
+  StepRecord record{.step = step, .loss = 2.5, .grad_norm = 0.5f, .lr = 1e-3, .step_ms = step_ms};
+  record.items_per_s = 1e6 / step_ms;
+  record.exposed_comm_ms = 0.25 * step_ms;
+  record.data_ms = 0.125 * step_ms;
+  record.compute_ms = 0.5 * step_ms;
+  record.optimizer_ms = 0.0625 * step_ms;
+  record.memory.peak_total_nbytes = 3 << 20;
+  record.memory.peak_nbytes[static_cast<std::size_t>(engine::Category::kActivation)] = 2 << 20;
+  return record;
+}
+
+/// Of `num_steps` steps of 1, 2, 3, ... ms, the first of them slow.
+RunSummary::Figures figures_of(std::int64_t num_steps) {
+  RunSummary summary;
+  for (std::int64_t step = 1; step <= num_steps; ++step) {
+    summary.add(record_of(step, step == 1 ? 1e6 : static_cast<double>(step)), {});
+  }
+  return summary.figures().value();
+}
+
+TEST(StepRecord, PartsAndTheRestAreTheStep) {
+  StepRecord record = record_of(1, 16);
+  EXPECT_EQ(record.other_ms(), 1.0);
+  record.optimizer_ms.reset();
+  EXPECT_EQ(record.other_ms(), 2.0);
+  record.compute_ms.reset();  // a GPU's
+  EXPECT_FALSE(record.other_ms().has_value());
+}
+
+TEST(StepText, ColumnsStayWhereTheyAre) {
+  StepTextOptions options{.num_steps = 12345, .items = "tokens", .peak_percent = 7, .eta = "0:30"};
+  StepRecord small = record_of(1, 1.5), large = record_of(12345, 4000);
+  large.loss = 11.25;
+  large.grad_norm = 999;
+  large.items_per_s = 1234567;
+  const std::string a = step_text(small, options), b = step_text(large, options);
+  EXPECT_TRUE(has(a, {"step     1/12345 | loss  2.5000 | norm   0.500 | lr 1.00e-03 |",
+                      "1.5 ms: ", " tokens/s,   7 % of peak |   3.0 MiB | ETA 0:30"}));
+  std::size_t num_bars = 0;
+  for (std::size_t at = a.find(" | "); at != std::string::npos; at = a.find(" | ", at + 1)) {
+    EXPECT_EQ(b.substr(at, 3), " | ") << a << "\n" << b;
+    ++num_bars;
+  }
+  EXPECT_EQ(num_bars, 7u);
+}
+
+TEST(StepText, SaysWhatIsKnownAlone) {
+  StepRecord record = record_of(1, 16);
+  EXPECT_TRUE(has(step_text(record, {}), {"compute", "exposed comm", "optimizer", "data"}));
+  record.compute_ms.reset();
+  record.optimizer_ms.reset();
+  const std::string text = step_text(record, {});
+  EXPECT_TRUE(has(text, {"exposed comm", "data"}));
+  for (const char* unknown : {"compute", "optimizer", "of peak"}) {
+    EXPECT_EQ(text.find(unknown), std::string::npos) << text;
+  }
+}
+
+TEST(StepText, NbytesHaveTheirUnit) {
+  EXPECT_EQ(nbytes_text(0), "0 B");
+  EXPECT_EQ(nbytes_text(1023), "1023 B");
+  EXPECT_EQ(nbytes_text(1536), "1.5 KiB");
+  EXPECT_EQ(nbytes_text(40.0 * (1 << 30)), "40.0 GiB");
+}
+
+TEST(RunSummary, LeavesTheWarmupOut) {
+  EXPECT_FALSE(RunSummary().figures().has_value());
+  EXPECT_EQ(figures_of(1).num_warmup, 0);
+  EXPECT_EQ(figures_of(1).step_ms.median, 1e6);
+  EXPECT_EQ(figures_of(2).num_warmup, 1);
+  EXPECT_EQ(figures_of(2).step_ms.median, 2);
+  EXPECT_EQ(figures_of(50).num_warmup, 5);
+  EXPECT_EQ(figures_of(1000).num_warmup, 10);
+  EXPECT_EQ(figures_of(1000).num_steps, 990);
+}
+
+TEST(RunSummary, MedianAndSpreadAreThoseOfTheSteps) {
+  const RunSummary::Figures f = figures_of(12);  // 2 to 12 ms
+  EXPECT_EQ(f.num_steps, 11);
+  EXPECT_DOUBLE_EQ(f.step_ms.median, 7);
+  EXPECT_DOUBLE_EQ(f.step_ms.p10, 3);
+  EXPECT_DOUBLE_EQ(f.step_ms.p90, 11);
+  EXPECT_DOUBLE_EQ(f.items_per_s.median, 1e6 / 7);
+}
+
+TEST(RunSummary, SharesAreOfTheTimeOfAllSteps) {
+  const RunSummary::Figures f = figures_of(12);
+  ASSERT_EQ(f.parts.size(), 5u);
+  EXPECT_DOUBLE_EQ(f.share("compute"), 0.5);
+  EXPECT_DOUBLE_EQ(f.share("exposed comm"), 0.25);
+  EXPECT_DOUBLE_EQ(f.share("optimizer"), 0.0625);
+  EXPECT_DOUBLE_EQ(f.share("data"), 0.125);
+  EXPECT_DOUBLE_EQ(f.share("other"), 0.0625);
+  EXPECT_EQ(f.share("nothing"), 0);
+}
+
+TEST(RunSummary, OfAGpuThereAreWaitsAlone) {
+  RunSummary summary;
+  StepRecord record = record_of(1, 16);
+  record.compute_ms.reset();
+  record.optimizer_ms.reset();
+  summary.add(record, {});
+  const auto parts = summary.figures().value().parts;
+  ASSERT_EQ(parts.size(), 1u);
+  EXPECT_EQ(parts[0].name, "exposed comm");
+}
+
+TEST(RunSummary, KeepsWhatALongRunDidLast) {
+  const RunSummary::Figures f = figures_of(25'000);
+  EXPECT_EQ(f.num_steps, 10'000);
+  EXPECT_DOUBLE_EQ(f.step_ms.median, (15'001 + 25'000) / 2.0);
+}
+
+TEST(RunSummary, RowsAndRecordSayTheSame) {
+  RunSummary summary;
+  for (int step = 1; step <= 3; ++step) summary.add(record_of(step, 10), 40 + step);
+  StepRecord skipped = record_of(4, 10);
+  skipped.skipped = "w";
+  summary.add(skipped, 44);
+  const RunSummary::Figures f = summary.figures().value();
+  std::string text;
+  for (const auto& [label, row] : RunSummary::rows(f, "tokens")) text += label + ": " + row + "\n";
+  EXPECT_TRUE(has(text, {"steps: 3 measured, 1 before them left out; 1 updates skipped",
+                         "step: 10.0 ms median, 10.0 to 10.0 ms", "compute 50.0 %",
+                         "100000 tokens/s median, 43 % of the peak", "3.0 MiB at the peak",
+                         "activation 2.0 MiB"}));
+  const auto json = nlohmann::json::parse(RunSummary::record(f, "tokens").text());
+  EXPECT_EQ(json.at("steps"), 3);
+  EXPECT_EQ(json.at("warmup_steps"), 1);
+  EXPECT_EQ(json.at("step_ms").at("median"), 10.0);
+  EXPECT_EQ(json.at("tokens_per_s").at("p90"), 1e5);
+  EXPECT_EQ(json.at("share").at("exposed_comm"), 0.25);
+  EXPECT_EQ(json.at("peak_percent"), 43.0);
+  EXPECT_EQ(json.at("peak_bytes"), 3 << 20);
+}
+
+/// Figures of a calm run with these shares.
+RunSummary::Figures calm(double exposed, double optimizer, double data) {
+  RunSummary::Figures f;
+  f.num_steps = 100;
+  f.step_ms = {.median = 10, .p10 = 9.5, .p90 = 10.5};
+  f.parts = {{"compute", 1 - exposed - optimizer - data},
+             {"exposed comm", exposed},
+             {"optimizer", optimizer},
+             {"data", data}};
+  return f;
+}
+
+std::string advised(const RunSummary::Figures& f, const TrainConfig& config = {},
+                    const RunPlace& place = {.num_ranks = 2, .num_gpus = 0, .num_cores = 2}) {
+  std::string text;
+  for (const std::string& line : advice(f, config, place)) text += line + "\n";
+  return text;
+}
+
+TEST(Advice, SaysNothingOfWhatIsWell) {
+  EXPECT_EQ(advised(calm(0.05, 0.1, 0.01)), "");
+  RunSummary::Figures few = calm(0.5, 0.3, 0.1);
+  few.num_steps = 4;
+  EXPECT_EQ(advised(few), "");
+  EXPECT_EQ(advised(calm(0.5, 0, 0), {}, {.num_ranks = 1, .num_gpus = 0, .num_cores = 2}), "");
+}
+
+TEST(Advice, OfExposedCommunicationFollowsTheConfiguration) {
+  TrainConfig config;
+  config.parallel.prefetch = 0;
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"20 %", "--parallel.prefetch=1"}));
+  config.parallel.prefetch = 1;
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--parallel.prefetch=2"}));
+  config.parallel.reductions_in_flight = 0;
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--parallel.reductions_in_flight=1"}));
+  config.parallel.reductions_in_flight = 1;
+  config.parallel.strategy = "ddp";  // which gathers nothing
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.batch"}));
+  config.train.accum = 4;
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.accum_comm=last"}));
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, {.num_ranks = 4, .num_gpus = 0, .num_cores = 2}),
+                  {"4 ranks share 2 cores", "--parallel.ranks=2", "--train.accum=2 times"}));
+}
+
+TEST(Advice, NamesTheLoaderTheOptimizerAndTheMachine) {
+  EXPECT_TRUE(has(advised(calm(0, 0.25, 0.1)), {"loader for 10 %", "optimizer takes 25 %"}));
+  RunSummary::Figures wide = calm(0, 0, 0);
+  wide.step_ms.p90 = 19;
+  EXPECT_TRUE(has(advised(wide), {"factor of 2.0", "--cpu.pin=true"}));
+  EXPECT_TRUE(has(advised(wide, {}, {.num_ranks = 4, .num_gpus = 0, .num_cores = 2}),
+                  {"something else uses"}));
+  EXPECT_EQ(advised(wide, {}, {.num_ranks = 2, .num_gpus = 2, .num_cores = 2}), "");
+}
+
+}  // namespace
+}  // namespace tessera::tools

@@ -1,0 +1,158 @@
+#include "tools/machine/limits.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace tessera::tools {
+namespace {
+
+std::vector<std::string> lines_of(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+// The number at the front of `text`, behind spaces.
+std::optional<std::int64_t> number(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc()) return std::nullopt;
+  return value;
+}
+
+std::optional<std::int64_t> number_in(const std::string& path) {
+  const auto line = first_line(path);
+  return line ? number(*line) : std::nullopt;  // "max" is none
+}
+
+// "MemTotal:  65536 kB"
+std::int64_t meminfo_nbytes(const std::vector<std::string>& lines, std::string_view key) {
+  for (const std::string& line : lines) {
+    if (line.starts_with(key)) return number(line.substr(key.size())).value_or(0) * 1024;
+  }
+  return 0;
+}
+
+struct Folders {
+  std::vector<std::string> cpu, memory;  // of this process's cgroups and all above them
+};
+
+// `mount` and all folders from it down to `path`, which begins with a slash.
+void add_chain(const std::string& mount, std::string path, std::vector<std::string>& folders) {
+  for (;;) {
+    while (path.ends_with('/')) path.pop_back();
+    folders.push_back(mount + path);
+    if (path.empty()) return;
+    path.erase(path.rfind('/'));
+  }
+}
+
+Folders cgroup_folders(const std::string& root) {
+  Folders folders;
+  const std::string mount = root + "/sys/fs/cgroup";
+  for (const std::string& line : lines_of(root + "/proc/self/cgroup")) {  // 4:cpu,cpuacct:/path
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos || line.find("/..", second) != std::string::npos) continue;
+    std::string controllers = line.substr(first, second + 1 - first);  // with both colons
+    std::replace(controllers.begin(), controllers.end(), ':', ',');
+    const std::string path = line.substr(second + 1);
+    if (!path.starts_with('/')) continue;
+    if (controllers == ",,") {
+      add_chain(mount, path, folders.cpu);
+      add_chain(mount, path, folders.memory);
+    }
+    if (controllers.find(",cpu,") != std::string::npos) {
+      add_chain(mount + "/cpu", path, folders.cpu);
+    }
+    if (controllers.find(",memory,") != std::string::npos) {
+      add_chain(mount + "/memory", path, folders.memory);
+    }
+  }
+  return folders;
+}
+
+// Version 2: "max 100000" or "150000 100000". Version 1: two files, -1 for none.
+std::optional<double> quota_of(const std::string& folder) {
+  std::optional<std::int64_t> quota, period;
+  if (const auto line = first_line(folder + "/cpu.max")) {
+    quota = number(*line);
+    period = number(line->substr(std::min(line->find(' '), line->size())));
+  } else {
+    quota = number_in(folder + "/cpu.cfs_quota_us");
+    period = number_in(folder + "/cpu.cfs_period_us");
+  }
+  if (!quota || *quota <= 0 || !period || *period <= 0) return std::nullopt;
+  return static_cast<double>(*quota) / static_cast<double>(*period);
+}
+
+void read_memory_limit(const std::string& folder, MachineLimits& limits) {
+  const auto v2 = number_in(folder + "/memory.max");
+  const auto limit = v2 ? v2 : number_in(folder + "/memory.limit_in_bytes");
+  // Version 1 says 2^63 less a page where there is no limit.
+  if (!limit || *limit <= 0 || (limits.memory_nbytes > 0 && *limit >= limits.memory_nbytes)) return;
+  if (limits.cgroup_limit_nbytes && *limits.cgroup_limit_nbytes <= *limit) return;
+  limits.cgroup_limit_nbytes = limit;
+  const auto used = number_in(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"));
+  // The cache of files is given back when memory is short.
+  std::int64_t cache = 0;
+  for (const std::string& line : lines_of(folder + "/memory.stat")) {
+    const std::string_view key = v2 ? "inactive_file " : "total_inactive_file ";
+    if (line.starts_with(key)) cache = number(line.substr(key.size())).value_or(0);
+  }
+  limits.cgroup_used_nbytes = std::max<std::int64_t>(used.value_or(0) - cache, 0);
+}
+
+}  // namespace
+
+int MachineLimits::usable_cores() const {
+  const double quota = cpu_quota ? std::ceil(*cpu_quota) : num_allowed;
+  return std::max(1, std::min(num_allowed, static_cast<int>(quota)));
+}
+
+std::int64_t MachineLimits::usable_nbytes() const {
+  if (!cgroup_limit_nbytes) return available_nbytes;
+  return std::min(available_nbytes,
+                  std::max<std::int64_t>(*cgroup_limit_nbytes - cgroup_used_nbytes, 0));
+}
+
+std::optional<std::string> first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  if (!std::getline(file, line)) return std::nullopt;
+  return line;
+}
+
+MachineLimits read_limits(const std::string& root) {
+  MachineLimits limits;
+  for (const std::string& line : lines_of(root + "/proc/cpuinfo")) {
+    limits.num_cores += line.starts_with("processor") ? 1 : 0;
+  }
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  limits.num_allowed = ::sched_getaffinity(0, sizeof(allowed), &allowed) == 0
+                           ? CPU_COUNT(&allowed)
+                           : static_cast<int>(std::thread::hardware_concurrency());
+  limits.num_cores = std::max(limits.num_cores, limits.num_allowed);
+  const std::vector<std::string> meminfo = lines_of(root + "/proc/meminfo");
+  limits.memory_nbytes = meminfo_nbytes(meminfo, "MemTotal:");
+  limits.available_nbytes = meminfo_nbytes(meminfo, "MemAvailable:");
+  const Folders folders = cgroup_folders(root);
+  for (const std::string& folder : folders.cpu) {
+    const auto quota = quota_of(folder);
+    if (quota && (!limits.cpu_quota || *quota < *limits.cpu_quota)) limits.cpu_quota = quota;
+  }
+  for (const std::string& folder : folders.memory) read_memory_limit(folder, limits);
+  return limits;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,86 @@
+// What train_transformer would do with the same options: without data, memory, GPUs or ranks.
+#include <fmt/core.h>
+
+#include <cstdint>
+#include <iostream>
+#include <string>
+
+#include "engine/error.h"
+#include "tools/models/gpt.h"
+#include "tools/train/budget.h"
+#include "tools/train/main.h"
+#include "tools/train/plan_report.h"
+#include "tools/train/planner.h"
+#include "tools/train/transformer_config.h"
+
+namespace tessera::tools {
+namespace {
+
+struct PlanConfig : TransformerConfig {
+  bool json = false;
+  double gflops = 100, memory_gbs = 10, link_gbs = 10, link_latency_us = 20;
+
+  void add_to(FlagSet& flags) {
+    TransformerConfig::add_to(flags);
+    flags.add("json", &json, {.help = "one JSON object instead of text"});
+    const auto rate = [&](const char* name, double* field, const char* help) {
+      flags.add(name, field, {.help = help, .min = 0, .above_min = true});
+    };
+    rate("rates.gflops", &gflops, "GFLOP/s of one rank, for simulated times");
+    rate("rates.memory_gbs", &memory_gbs, "GB/s of memory, read and written");
+    rate("rates.link_gbs", &link_gbs, "GB/s that a rank sends");
+    flags.add("rates.link_latency_us", &link_latency_us,
+              {.help = "microseconds of each collective", .min = 0});
+  }
+  PlanTarget target() const {
+    const bool on_gpus = device == DeviceChoice::kCuda;
+    return {.num_ranks = static_cast<int>(parallel.ranks > 0 ? parallel.ranks : parallel.cpu_ranks),
+            .on_gpus = on_gpus,
+            .sums_in_rank_order =
+                !on_gpus || parallel.backend != BackendChoice::kNccl || parallel.canonical,
+            .rates = {.flops_per_s = gflops * 1e9,
+                      .bytes_per_s = memory_gbs * 1e9,
+                      .link_bytes_per_s = link_gbs * 1e9,
+                      .link_latency_s = link_latency_us * 1e-6}};
+  }
+};
+
+void run(int argc, char** argv) {
+  PlanConfig config;
+  FlagSet flags("plan",
+                "Says what train_transformer would do with the same options: memory by category, "
+                "collectives and bytes, simulated time. --device=cuda plans for GPUs.");
+  config.add_to(flags);
+  if (!flags.parse(argc, argv, std::cout)) return;
+  config.validate(flags);
+  const GptConfig sizes = config.gpt();
+  Gpt model(sizes);
+  const engine::Shape shape{config.train.batch,
+                            config.model.seq == 0 ? sizes.seq : config.model.seq};
+  const PlanTarget target = config.target();
+  const auto plan_of = [&](const TrainConfig& c) {
+    return make_plan(
+        c, target, model,
+        {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}});
+  };
+  TrainConfig chosen = static_cast<const TrainConfig&>(config);
+  chosen.memory_budget.clear();  // which a plan may exceed
+  if (const std::int64_t budget = config.memory_limit_nbytes(); budget > 0) {
+    const BudgetPlan fitted =
+        fit_budget(chosen, budget, [&](const TrainConfig& c) { return peak_nbytes(plan_of(c)); });
+    chosen = fitted.config;
+    if (!config.json) {
+      for (const std::string& line : lines_of(fitted.rungs, budget)) fmt::print("{}\n", line);
+    }
+  }
+  const TrainPlan plan = plan_of(chosen);
+  if (config.json) return fmt::print("{}\n", plan_record(plan, target).text());
+  for (const std::string& line : plan_lines(plan, target)) fmt::print("{}\n", line);
+}
+
+}  // namespace
+}  // namespace tessera::tools
+
+int main(int argc, char** argv) {
+  return tessera::tools::run_main([&] { tessera::tools::run(argc, argv); });
+}

@@ -1,0 +1,24 @@
+// What to try next, after a run: few rules, each with the figure that it follows from.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/train/run_summary.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+/// Where the run was.
+struct RunPlace {
+  int num_ranks = 1;
+  int num_gpus = 0;   ///< 0: the CPU
+  int num_cores = 1;  ///< that the process may use
+};
+
+/// At most three, the most telling first; empty where nothing stands out. Fewer than 5 measured
+/// steps say nothing.
+std::vector<std::string> advice(const RunSummary::Figures& figures, const TrainConfig& config,
+                                const RunPlace& place);
+
+}  // namespace tessera::tools

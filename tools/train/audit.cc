@@ -1,0 +1,78 @@
+#include "tools/train/audit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/error.h"
+#include "tools/io/text.h"
+
+namespace tessera::tools {
+
+Audit::Audit(TrainPlan plan, const PlanTarget& target, std::int64_t val_every)
+    : plan_(std::move(plan)), on_gpus_(target.on_gpus), val_every_(val_every) {}
+
+std::vector<Audit::Row> Audit::rows_of(const StepRecord& step) const {
+  const StepRecord& planned = plan_.steps[step.step == 1 ? 0 : 1];
+  std::vector<Row> rows = {
+      {"bytes sent", planned.traffic.bytes_sent, step.traffic.bytes_sent},
+      {"collectives", planned.traffic.num_collectives, step.traffic.num_collectives}};
+  // `loose`: how rows with workspace are compared.
+  const auto add = [&](const std::string& where, const engine::MemoryStats& p,
+                       const engine::MemoryStats& m, const Row& loose) {
+    const auto add_row = [&](const std::string& what, std::int64_t planned_nbytes,
+                             std::int64_t nbytes, bool has_workspace) {
+      Row row = has_workspace ? loose : Row();
+      row.what = where + what;
+      row.planned = planned_nbytes;
+      row.measured = nbytes;
+      rows.push_back(std::move(row));
+    };
+    for (int i = 0; i < engine::kNumCategories; ++i) {
+      const auto category = static_cast<engine::Category>(i);
+      const auto at = static_cast<std::size_t>(i);
+      add_row(std::string(name_of(category)), p.peak_nbytes[at], m.peak_nbytes[at],
+              category == engine::Category::kWorkspace);
+    }
+    add_row("all memory", p.peak_total_nbytes, m.peak_total_nbytes, true);
+  };
+  constexpr std::int64_t kNormsOnTheirWay = 64;  // bytes
+  add("", planned.step_memory, step.step_memory, {.is_bound = on_gpus_});
+  if (planned.step_host_memory.peak_total_nbytes > 0) {
+    add("host: ", planned.step_host_memory, step.step_host_memory,
+        {.slack = on_gpus_ ? kNormsOnTheirWay : 0});
+  }
+  return rows;
+}
+
+void Audit::add(const StepRecord& step) {
+  const bool is_behind_validation =
+      val_every_ > 0 && step.step > 1 && (step.step - 1) % val_every_ == 0;
+  if (is_behind_validation || first_wrong_ > 0) return;
+  rows_ = rows_of(step);
+  ++num_steps_;
+  if (!std::ranges::all_of(rows_, &Row::is_as_planned)) first_wrong_ = step.step;
+}
+
+std::vector<std::string> Audit::lines() const {
+  std::vector<std::string> lines = {
+      fmt::format("{:<26}{:>18}{:>18}", "audit, per step and rank", "planned", "measured")};
+  for (const Row& row : rows_) {
+    if (row.planned == 0 && row.measured == 0) continue;
+    lines.push_back(fmt::format("  {:<24}{:>18}{:>18}  {}", row.what,
+                                (row.is_bound ? "<= " : "") + with_commas(row.planned),
+                                with_commas(row.measured), row.is_as_planned() ? "" : "DIFFERS"));
+    while (lines.back().ends_with(' ')) lines.back().pop_back();
+  }
+  lines.push_back(first_wrong_ > 0 ? fmt::format("step {} is not as planned", first_wrong_)
+                                   : fmt::format("{} steps are as planned", num_steps_));
+  return lines;
+}
+
+void Audit::check() const {
+  if (first_wrong_ == 0) return;
+  engine::fail("[audit] expected what was planned, got:\n{}", fmt::join(lines(), "\n"));
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,50 @@
+// Whether training does what its plan says: bytes sent, collectives, and peaks of memory by
+// category, step by step.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/train/plan_report.h"
+#include "tools/train/planner.h"
+#include "tools/train/step_record.h"
+
+namespace tessera::tools {
+
+class Audit {
+ public:
+  /// `val_every`: as in LogConfig.
+  Audit(TrainPlan plan, const PlanTarget& target, std::int64_t val_every);
+
+  const TrainPlan& plan() const { return plan_; }
+  /// Each step, in order, of rank 0. A step behind a validation is left out: units that were
+  /// gathered ahead for it are gathered again.
+  void add(const StepRecord& step);
+  /// Planned beside measured, of the last step that was compared. The workspace of a GPU's products
+  /// is planned as the most that it may be, and norms on their way from it to the host are more or
+  /// fewer; all else must be equal.
+  std::vector<std::string> lines() const;
+  /// Throws InvalidArgument with the lines and the first step that differs.
+  void check() const;
+
+ private:
+  struct Row {
+    std::string what = {};
+    std::int64_t planned = 0, measured = 0;
+    bool is_bound = false;
+    std::int64_t slack = 0;
+    bool is_as_planned() const {
+      return measured <= planned + slack && (is_bound || measured >= planned - slack);
+    }
+  };
+  std::vector<Row> rows_of(const StepRecord& step) const;
+
+  TrainPlan plan_;
+  bool on_gpus_;
+  std::int64_t val_every_;
+  std::int64_t num_steps_ = 0, first_wrong_ = 0;  // steps from 1; 0: none
+  std::vector<Row> rows_;                         // of the first wrong step, or the last
+};
+
+}  // namespace tessera::tools

@@ -1,0 +1,36 @@
+// A limit of memory, and what a training can do without to stay below it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tools/train/planner.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+/// A rung of the ladder.
+struct BudgetRung {
+  std::string what;     ///< "as asked", "parallel.prefetch=0"
+  std::int64_t nbytes;  ///< planned peak of a rank's device, with the rungs above
+};
+
+struct BudgetPlan {
+  TrainConfig config;             ///< that of the last rung
+  std::vector<BudgetRung> rungs;  ///< tried, the last one fits
+};
+
+/// Walks down what costs time and saves memory until the plan fits `budget_nbytes`: gathers ahead,
+/// reductions in flight, resharding after forward, recomputing, offloading the optimizer's state,
+/// gradients, parameters; each beside those before it, and none that changes a bit. `plan_peak`
+/// plans a configuration and returns its peak. Throws InvalidArgument with all that was tried if
+/// nothing fits.
+BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
+                      const std::function<std::int64_t(const TrainConfig&)>& plan_peak);
+
+/// A table of the rungs.
+std::vector<std::string> lines_of(const std::vector<BudgetRung>& rungs, std::int64_t budget_nbytes);
+
+}  // namespace tessera::tools

@@ -1,0 +1,133 @@
+#include "tools/train/plan_report.h"
+
+#include <fmt/format.h>
+
+#include "tools/io/text.h"
+
+namespace tessera::tools {
+
+using engine::MemoryStats;
+
+namespace {
+
+std::string mib(std::int64_t nbytes) {
+  return fmt::format("{:.1f} MiB", static_cast<double>(nbytes) / 0x1p20);
+}
+
+std::string peak_literal(const MemoryStats& memory) {
+  JsonRecord peaks;
+  for (int i = 0; i < engine::kNumCategories; ++i) {
+    peaks.add(name_of(static_cast<engine::Category>(i)),
+              memory.peak_nbytes[static_cast<std::size_t>(i)]);
+  }
+  return peaks.add("total", memory.peak_total_nbytes).text();
+}
+
+template <class T, class F>
+std::string json_array(const std::vector<T>& items, F literal) {
+  std::vector<std::string> literals;
+  for (const T& item : items) literals.push_back(literal(item));
+  return fmt::format("[{}]", fmt::join(literals, ","));
+}
+
+void add_memory(const TrainPlan& plan, std::vector<std::string>& lines) {
+  lines.push_back(fmt::format("memory of a step, per rank: {}; most at {}",
+                              mib(plan.steps.back().step_memory.peak_total_nbytes), plan.peak_at));
+  for (const PlannedMemory& m : plan.memory) {
+    if (m.nbytes == 0) continue;
+    lines.push_back(fmt::format("  {:<19}{:>16} B  {:>12}", name_of(m.category),
+                                with_commas(m.nbytes), mib(m.nbytes)));
+    std::int64_t rest = m.nbytes;
+    for (const PlanTerm& term : m.terms) {
+      lines.push_back(fmt::format("    {:>33} B  = {}", with_commas(term.nbytes), term.text));
+      rest -= term.nbytes;
+    }
+    if (!m.terms.empty() && rest != 0) {
+      lines.push_back(fmt::format("    {:>33} B  {}", with_commas(rest),
+                                  rest > 0 ? "other" : "on the host, or not at one time"));
+    }
+  }
+  const std::int64_t on_host = plan.steps.back().step_host_memory.peak_total_nbytes;
+  if (on_host > 0) {
+    lines.push_back(
+        fmt::format("  {:<19}{:>16} B  {:>12}", "on the host", with_commas(on_host), mib(on_host)));
+  }
+}
+
+// Collectives of one name and label that follow each other in the same place of each step count
+// together.
+void add_collectives(const TrainPlan& plan, std::vector<std::string>& lines) {
+  const StepRecord& step = plan.steps.back();
+  lines.push_back(fmt::format(
+      "a step sends {} in {} collectives (the first: {} in {}):", mib(step.traffic.bytes_sent),
+      step.traffic.num_collectives, mib(plan.steps.front().traffic.bytes_sent),
+      plan.steps.front().traffic.num_collectives));
+  for (const PlannedCollective& c : plan.collectives) {
+    lines.push_back(fmt::format(
+        "  {:<15}{:<28}{:>16} B{}", c.name, c.label, with_commas(c.bytes_sent),
+        c.exposed_ms > 0.0005 ? fmt::format("  compute waits {:.3f} ms", c.exposed_ms) : ""));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& target) {
+  std::vector<std::string> lines = {fmt::format("plan {:016x}, {} rank{} on {}", plan.hash,
+                                                target.num_ranks, target.num_ranks == 1 ? "" : "s",
+                                                target.on_gpus ? "GPUs" : "CPUs")};
+  add_memory(plan, lines);
+  add_collectives(plan, lines);
+  const StepRecord& step = plan.steps.back();
+  const engine::MetaRates& rates = target.rates;
+  lines.push_back(fmt::format(
+      "at {:.0f} GFLOP/s, {:.0f} GB/s of memory and {:.1f} GB/s between ranks a step would take "
+      "{:.1f} ms, {:.1f} of them waiting for collectives",
+      rates.flops_per_s * 1e-9, rates.bytes_per_s * 1e-9, rates.link_bytes_per_s * 1e-9,
+      step.step_ms, step.exposed_comm_ms));
+  lines.push_back(fmt::format(
+      "a step has {} launches, which took this host {:.1f} ms ({:.2f} us each)", plan.num_launches,
+      plan.host_ms, 1e3 * plan.host_ms / static_cast<double>(plan.num_launches)));
+  return lines;
+}
+
+JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target) {
+  const auto memory = json_array(plan.memory, [](const PlannedMemory& m) {
+    const auto terms = json_array(m.terms, [](const PlanTerm& term) {
+      return JsonRecord().add("text", term.text).add("bytes", term.nbytes).text();
+    });
+    return JsonRecord()
+        .add("category", name_of(m.category))
+        .add("bytes", m.nbytes)
+        .add_literal("terms", terms)
+        .text();
+  });
+  const auto collectives = json_array(plan.collectives, [](const PlannedCollective& c) {
+    return JsonRecord()
+        .add("name", c.name)
+        .add("label", c.label)
+        .add("sent_bytes", c.bytes_sent)
+        .add("end_ms", c.end_ms)
+        .add("exposed_ms", c.exposed_ms)
+        .text();
+  });
+  const StepRecord& step = plan.steps.back();
+  return JsonRecord()
+      .add("hash", fmt::format("{:016x}", plan.hash))
+      .add("ranks", target.num_ranks)
+      .add("device", target.on_gpus ? "cuda" : "cpu")
+      .add_literal("peak_bytes", peak_literal(step.step_memory))
+      .add_literal("host_peak_bytes", peak_literal(step.step_host_memory))
+      .add("peak_at", plan.peak_at)
+      .add("sent_bytes", step.traffic.bytes_sent)
+      .add("num_collectives", step.traffic.num_collectives)
+      .add("first_step_sent_bytes", plan.steps.front().traffic.bytes_sent)
+      .add("first_step_num_collectives", plan.steps.front().traffic.num_collectives)
+      .add("step_ms", step.step_ms)
+      .add("exposed_comm_ms", step.exposed_comm_ms)
+      .add("num_launches", plan.num_launches)
+      .add("host_ms", plan.host_ms)
+      .add_literal("memory", memory)
+      .add_literal("collectives", collectives);
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,17 @@
+// A TrainPlan for people and for programs, and beside what a run measured.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/io/jsonl.h"
+#include "tools/train/planner.h"
+
+namespace tessera::tools {
+
+/// Lines: memory by category with its arithmetic, traffic, collectives in order, simulated time.
+std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& target);
+/// The same figures as one JSON object.
+JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target);
+
+}  // namespace tessera::tools

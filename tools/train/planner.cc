@@ -1,0 +1,237 @@
+#include "tools/train/planner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "comm/meta.h"
+#include "tools/io/text.h"
+#include "tools/train/trainer.h"
+
+namespace tessera::tools {
+
+using engine::Category;
+using engine::size_of;
+using shard::Place;
+
+namespace {
+
+constexpr std::int64_t kNumSteps = 2;
+
+// What is launched on the compute stream, and where memory peaks.
+class ComputeLog final : public engine::LaunchListener {
+ public:
+  struct Launch {
+    std::int64_t begin_ns, end_ns;
+  };
+
+  void watch(const engine::Memory& memory) { memory_ = &memory; }
+  void begin() {
+    launches.clear();
+    most_ = 0;
+    peak_at.clear();
+  }
+  std::optional<std::uint64_t> on_enqueue(const engine::LaunchRequest& request) noexcept override {
+    look(request);
+    return 0;
+  }
+  void on_launch(const engine::LaunchRecord& record) noexcept override {
+    launches.push_back({record.begin_ns, record.end_ns});
+  }
+
+  std::vector<Launch> launches;
+  std::string peak_at;
+
+ private:
+  void look(const engine::LaunchRequest& request) {
+    if (memory_ == nullptr) return;
+    const std::int64_t nbytes = memory_->stats().total_nbytes;
+    if (nbytes <= most_) return;
+    most_ = nbytes;
+    const auto& [block, phase] = request.scope;
+    peak_at = fmt::format("{}{}{}", request.work.name, block.empty() ? "" : ", ", block);
+    if (!block.empty()) peak_at += fmt::format(" {}", phase);
+  }
+
+  const engine::Memory* memory_ = nullptr;
+  std::int64_t most_ = 0;
+};
+
+struct Called {
+  PlannedCollective collective;
+  std::int64_t end_ns;
+};
+
+std::string over(int parts) { return parts == 1 ? "" : fmt::format(" / {}", parts); }
+
+// Elements of a kind of flat, over all units.
+struct Elements {
+  std::int64_t whole = 0, mine = 0;
+  int parts = 1;
+};
+
+// The arithmetic of what Fsdp and its optimizer hold, apart from what is offloaded.
+std::map<Category, std::vector<PlanTerm>> terms_of(const shard::Fsdp& fsdp, int num_states) {
+  const shard::FsdpOptions& options = fsdp.options();
+  const shard::Mesh& mesh = fsdp.mesh();
+  const shard::Precision& precision = options.precision;
+  Elements masters, wires, sums;
+  std::int64_t max_gathered = 0, max_gradient = 0, root_gathered = 0, root_gradient = 0;
+  std::int64_t sum_gathered = 0;
+  int num_units = 0;
+  for (const auto& unit : fsdp.units()) {
+    for (const shard::Flat& flat : unit->flats()) {
+      const std::int64_t whole = flat.layout.flat_numel();
+      const bool has_master = flat.trainable && precision.param != engine::DType::kF32;
+      wires.whole += whole;
+      wires.mine += flat.parameter_range.numel;
+      wires.parts = mesh.num_parts(options.placement.parameters);
+      if (!flat.trainable) continue;
+      if (has_master) {
+        masters.whole += whole;
+        masters.mine += flat.owned.numel;
+      }
+      masters.parts = mesh.num_parts(options.placement.optimizer);
+      sums.whole += whole;
+      sums.mine += flat.gradient_range.numel;
+      sums.parts = mesh.num_parts(options.placement.gradients);
+    }
+    std::int64_t& gathered = unit->is_root() ? root_gathered : max_gathered;
+    std::int64_t& gradient = unit->is_root() ? root_gradient : max_gradient;
+    gathered = std::max(gathered, unit->gathered_nbytes());
+    gradient = std::max(gradient, unit->gradient_nbytes());
+    if (unit->is_root()) continue;
+    ++num_units;
+    sum_gathered += unit->gathered_nbytes();
+  }
+  std::map<Category, std::vector<PlanTerm>> terms;
+  const auto add = [&](Category category, std::string text, std::int64_t nbytes) {
+    if (nbytes > 0) terms[category].push_back({std::move(text), nbytes});
+  };
+  const auto slots = [&](int ahead) { return std::min(ahead, num_units - 1) + 1; };
+  add(Category::kParameterShard,
+      fmt::format("parameters {} B x {}{}", size_of(precision.param), with_commas(wires.whole),
+                  over(wires.parts)),
+      wires.mine * size_of(precision.param));
+  add(Category::kParameterShard,
+      fmt::format("f32 masters 4 B x {}{}", with_commas(masters.whole), over(masters.parts)),
+      masters.mine * 4);
+  if (options.placement.reshard_after_forward) {
+    const int count = slots(options.prefetch);
+    add(Category::kGatheredParameter,
+        fmt::format("{} slots x {} B, the largest unit (prefetch + 1)", count,
+                    with_commas(max_gathered)),
+        count * max_gathered);
+  } else {
+    add(Category::kGatheredParameter, fmt::format("all {} units, kept after forward", num_units),
+        sum_gathered);
+  }
+  add(Category::kGatheredParameter, fmt::format("the root {} B", with_commas(root_gathered)),
+      root_gathered);
+  const int gradient_slots = slots(options.reductions_in_flight);
+  add(Category::kGradient,
+      fmt::format("{} slots x {} B, the largest unit (reductions in flight + 1)", gradient_slots,
+                  with_commas(max_gradient)),
+      gradient_slots * max_gradient);
+  add(Category::kGradient, fmt::format("the root {} B", with_commas(root_gradient)), root_gradient);
+  add(Category::kGradient,
+      fmt::format("sums 4 B x {}{}", with_commas(sums.whole), over(sums.parts)), sums.mine * 4);
+  std::int64_t owned = 0;
+  for (const auto& unit : fsdp.units()) {
+    for (const shard::Flat& flat : unit->flats()) owned += flat.trainable ? flat.owned.numel : 0;
+  }
+  add(Category::kOptimizer,
+      fmt::format("{} states x 4 B x {}{}", num_states, with_commas(sums.whole),
+                  over(masters.parts)),
+      num_states * 4 * owned);
+  return terms;
+}
+
+// Which waits of compute end when a collective does.
+void find_exposed(const std::vector<ComputeLog::Launch>& launches, std::vector<Called>& called) {
+  for (std::size_t i = 1; i < launches.size(); ++i) {
+    const std::int64_t from = launches[i - 1].end_ns, to = launches[i].begin_ns;
+    if (to <= from) continue;
+    const auto cause = std::ranges::find(called, to, &Called::end_ns);
+    if (cause != called.end()) {
+      cause->collective.exposed_ms += static_cast<double>(to - from) * 1e-6;
+    }
+  }
+}
+
+}  // namespace
+
+std::int64_t peak_nbytes(const TrainPlan& plan) {
+  return std::max(plan.steps.back().memory.peak_total_nbytes, plan.between_steps_nbytes);
+}
+
+TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
+                    const std::vector<BatchTensor>& batch) {
+  ComputeLog log;
+  std::vector<Called> called;
+  const auto world = comm::make_meta_rank(
+      0, target.num_ranks,
+      {.sums_in_rank_order = target.sums_in_rank_order,
+       .on_collective = [&called](const comm::Collective& c, const engine::Stream& stream) {
+         called.push_back({{.name = std::string(c.work.name),
+                            .label = c.work.detail,
+                            .bytes_sent = c.work.bytes_sent,
+                            .end_ms = 0},
+                           meta_now_ns(stream)});
+       }});
+  const auto compute = engine::Stream::meta(
+      "compute", target.on_gpus ? engine::DeviceKind::kCuda : engine::DeviceKind::kCpu,
+      target.rates, {.listener = &log});
+  Trainer trainer(*world, compute, config, model.blocks(), model.root(), /*log=*/nullptr);
+  log.watch(trainer.tape().memory());
+
+  std::int64_t begin_ns = 0;
+  std::chrono::steady_clock::time_point begin;
+  const auto before_step = [&](std::int64_t) {
+    log.begin();
+    called.clear();
+    begin_ns = meta_now_ns(compute);
+    begin = std::chrono::steady_clock::now();
+  };
+  const auto loss = [&](std::int64_t first_sample, const Batch& tensors) {
+    return model.loss(trainer.tape(), tensors,
+                      {.recompute = config.train.recompute,
+                       .seed = static_cast<std::uint64_t>(config.train.seed),
+                       .first_sample = first_sample});
+  };
+  TrainPlan plan;
+  plan.steps = trainer.plan(batch, loss, kNumSteps, before_step);
+  plan.host_ms =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  plan.hash = trainer.fsdp().plan_hash();
+  plan.facts = trainer.fsdp().plan();
+  plan.peak_at = log.peak_at;
+  // Fsdp::full_parameter(), as at the end; what is offloaded is copied first.
+  std::int64_t max_numel = 0;
+  for (const engine::Parameter* p : trainer.fsdp().parameters()) {
+    max_numel = std::max(max_numel, p->shape.numel());
+  }
+  const int copies = trainer.fsdp().offload() == nullptr ? 1 : 2;
+  plan.between_steps_nbytes = trainer.tape().memory().stats().total_nbytes + copies * 4 * max_numel;
+  plan.num_launches = std::ssize(log.launches) + std::ssize(called);
+  find_exposed(log.launches, called);
+  for (Called& c : called) {
+    c.collective.end_ms = static_cast<double>(c.end_ns - begin_ns) * 1e-6;
+    plan.collectives.push_back(std::move(c.collective));
+  }
+  auto terms = terms_of(trainer.fsdp(), trainer.num_optimizer_states());
+  const engine::MemoryStats& memory = plan.steps.back().step_memory;
+  for (int i = 0; i < engine::kNumCategories; ++i) {
+    const auto category = static_cast<Category>(i);
+    plan.memory.push_back(
+        {category, memory.peak_nbytes[static_cast<std::size_t>(i)], std::move(terms[category])});
+  }
+  return plan;
+}
+
+}  // namespace tessera::tools

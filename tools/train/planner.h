@@ -1,0 +1,68 @@
+// What training would do, found by making two of its steps on a device that is not there (see
+// engine/meta.h): the same trainer, sharding and model, without memory, data or peers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/meta.h"
+#include "tools/models/model.h"
+#include "tools/train/batch_loader.h"
+#include "tools/train/step_record.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+/// Where the training would run.
+struct PlanTarget {
+  int num_ranks = 1;
+  bool on_gpus = false;
+  bool sums_in_rank_order = true;  ///< false: NCCL in its own order
+  engine::MetaRates rates = {};
+};
+
+/// A term of the arithmetic behind a number of bytes.
+struct PlanTerm {
+  std::string text;  ///< "2 states x 4 B x 1,024 / 4"
+  std::int64_t nbytes;
+};
+
+struct PlannedMemory {
+  engine::Category category;
+  std::int64_t nbytes;          ///< peak of a step
+  std::vector<PlanTerm> terms;  ///< what is not in them depends on the model alone
+};
+
+struct PlannedCollective {
+  std::string name;         ///< "all_gather"
+  std::string label;        ///< "h.0 forward"
+  std::int64_t bytes_sent;  ///< by one rank
+  double end_ms;            ///< from the start of the step
+  double exposed_ms = 0;    ///< for which compute waits
+};
+
+/// Of rank 0: ranks differ by the rounding of their shards at most.
+struct TrainPlan {
+  std::uint64_t hash;              ///< that ranks agree on
+  std::vector<std::string> facts;  ///< behind it
+  /// The first and the second: later ones are as the second. Without values.
+  std::vector<StepRecord> steps;
+  std::vector<PlannedMemory> memory;           ///< of the second, as what follows
+  std::string peak_at;                         ///< the launch that needs most: "h.3 linear.forward"
+  std::vector<PlannedCollective> collectives;  ///< in the order of calls
+  std::int64_t between_steps_nbytes;  ///< most between steps: a whole f32 parameter beside the rest
+  std::int64_t num_launches;
+  double host_ms;  ///< that this machine took to launch them
+};
+
+/// Of a rank's device, over the whole run. Validation and sampling run forward alone, with no
+/// larger batch than a step, and are taken to need no more than one.
+std::int64_t peak_nbytes(const TrainPlan& plan);
+
+/// Throws what the training would for a configuration that cannot run. `batch`: what the model's
+/// loss takes.
+TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
+                    const std::vector<BatchTensor>& batch);
+
+}  // namespace tessera::tools

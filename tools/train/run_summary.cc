@@ -1,0 +1,141 @@
+#include "tools/train/run_summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "tools/io/text.h"
+#include "tools/train/step_text.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr std::array<std::string_view, 5> kParts = {"compute", "exposed comm", "optimizer", "data",
+                                                    "other"};
+
+// Between the neighbours, as most programs count percentiles.
+double percentile(const std::vector<double>& sorted, double part) {
+  const double at = part * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(std::floor(at));
+  const std::size_t above = std::min(below + 1, sorted.size() - 1);
+  return std::lerp(sorted[below], sorted[above], at - static_cast<double>(below));
+}
+
+RunSummary::Spread spread(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return {percentile(values, 0.5), percentile(values, 0.1), percentile(values, 0.9)};
+}
+
+JsonRecord to_json(const RunSummary::Spread& s) {
+  return JsonRecord().add("median", s.median).add("p10", s.p10).add("p90", s.p90);
+}
+
+}  // namespace
+
+void RunSummary::add(const StepRecord& r, std::optional<double> peak_percent) {
+  memory_ = r.memory;
+  num_skipped_ += r.skipped.empty() ? 0 : 1;
+  samples_.push_back(
+      {.step = r.step,
+       .step_ms = r.step_ms,
+       .items_per_s = r.items_per_s,
+       .parts_ms = {r.compute_ms, r.exposed_comm_ms, r.optimizer_ms, r.data_ms, r.other_ms()},
+       .peak_percent = peak_percent});
+  if (samples_.size() > kMaxSamples) samples_.pop_front();
+}
+
+std::optional<RunSummary::Figures> RunSummary::figures() const {
+  if (samples_.empty()) return std::nullopt;
+  const std::int64_t last = samples_.back().step;
+  Figures f;
+  f.num_warmup = last == 1 ? 0 : std::clamp<std::int64_t>(last / 10, 1, 10);
+  f.num_skipped = num_skipped_;
+  f.memory = memory_;
+  std::vector<double> step_ms, items_per_s, percents;
+  std::array<std::optional<double>, kParts.size()> parts_ms;
+  for (const Sample& sample : samples_) {
+    if (sample.step <= f.num_warmup) continue;
+    step_ms.push_back(sample.step_ms);
+    items_per_s.push_back(sample.items_per_s);
+    if (sample.peak_percent) percents.push_back(*sample.peak_percent);
+    for (std::size_t i = 0; i < kParts.size(); ++i) {
+      if (sample.parts_ms[i]) parts_ms[i] = parts_ms[i].value_or(0) + *sample.parts_ms[i];
+    }
+  }
+  f.num_steps = static_cast<std::int64_t>(step_ms.size());
+  const double total_ms = std::accumulate(step_ms.begin(), step_ms.end(), 0.0);
+  for (std::size_t i = 0; i < kParts.size(); ++i) {
+    // What the loop of a GPU waits for the loader may be hidden behind the GPU's work: no part.
+    const bool is_hidden = kParts[i] == "data" && !parts_ms[0];
+    if (parts_ms[i] && !is_hidden) f.parts.push_back({kParts[i], *parts_ms[i] / total_ms});
+  }
+  f.step_ms = spread(std::move(step_ms));
+  f.items_per_s = spread(std::move(items_per_s));
+  if (!percents.empty()) f.peak_percent = spread(std::move(percents)).median;
+  return f;
+}
+
+double RunSummary::Figures::share(std::string_view part) const {
+  for (const Part& p : parts) {
+    if (p.name == part) return p.share;
+  }
+  return 0;
+}
+
+std::vector<std::pair<std::string, std::string>> RunSummary::rows(const Figures& f,
+                                                                  std::string_view items) {
+  std::vector<std::pair<std::string, std::string>> rows;
+  rows.emplace_back(
+      "steps",
+      fmt::format("{} measured, {} before them left out{}", f.num_steps, f.num_warmup,
+                  f.num_skipped == 0 ? "" : fmt::format("; {} updates skipped", f.num_skipped)));
+  rows.emplace_back("step", fmt::format("{:.1f} ms median, {:.1f} to {:.1f} ms for 8 of 10",
+                                        f.step_ms.median, f.step_ms.p10, f.step_ms.p90));
+  std::vector<std::string> parts;
+  for (const Part& part : f.parts) {
+    parts.push_back(fmt::format("{} {:.1f} %", part.name, 100 * part.share));
+  }
+  rows.emplace_back("time", join(parts, ", "));
+  rows.emplace_back("speed",
+                    fmt::format("{:.0f} {}/s median{}", f.items_per_s.median, items,
+                                f.peak_percent ? fmt::format(", {:.0f} % of the peak measured at "
+                                                             "the start",
+                                                             *f.peak_percent)
+                                               : ""));
+  std::vector<std::pair<std::int64_t, int>> peaks;
+  for (int c = 0; c < engine::kNumCategories; ++c) {
+    peaks.emplace_back(-f.memory.peak_nbytes[static_cast<std::size_t>(c)], c);
+  }
+  std::sort(peaks.begin(), peaks.end());
+  std::vector<std::string> largest;
+  for (const auto& [negative, c] : peaks) {
+    if (negative == 0 || largest.size() == 3) break;
+    largest.push_back(fmt::format("{} {}", name_of(static_cast<engine::Category>(c)),
+                                  nbytes_text(-static_cast<double>(negative))));
+  }
+  rows.emplace_back("memory",
+                    fmt::format("{} at the peak of rank 0 (largest: {})",
+                                nbytes_text(static_cast<double>(f.memory.peak_total_nbytes)),
+                                join(largest, ", ")));
+  return rows;
+}
+
+JsonRecord RunSummary::record(const Figures& f, std::string_view items) {
+  JsonRecord record;
+  record.add("steps", f.num_steps).add("warmup_steps", f.num_warmup);
+  record.add_literal("step_ms", to_json(f.step_ms).text());
+  record.add_literal(std::string(items) + "_per_s", to_json(f.items_per_s).text());
+  JsonRecord shares;
+  for (const Part& part : f.parts) {
+    std::string name(part.name);
+    std::replace(name.begin(), name.end(), ' ', '_');
+    shares.add(name, part.share);
+  }
+  record.add_literal("share", shares.text());
+  if (f.peak_percent) record.add("peak_percent", *f.peak_percent);
+  return record.add("peak_bytes", f.memory.peak_total_nbytes);
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,117 @@
+#include "tools/train/run_trace.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <utility>
+
+#include "tools/io/text.h"
+#include "tools/train/stop.h"
+
+namespace tessera::tools {
+namespace {
+
+// Of each step the mean over ranks.
+std::map<std::int64_t, Overlap> means_of(
+    const std::vector<std::unique_ptr<TraceRecorder>>& recorders) {
+  std::map<std::int64_t, std::vector<Overlap>> steps;
+  for (const auto& recorder : recorders) {
+    for (const StepOverlap& step : recorder->overlaps()) steps[step.step].push_back(step.overlap);
+  }
+  std::map<std::int64_t, Overlap> means;
+  for (const auto& [step, overlaps] : steps) means[step] = mean_of(overlaps);
+  return means;
+}
+
+}  // namespace
+
+RunTrace::RunTrace(const TrainConfig& config, int num_ranks)
+    : path_(resolve_user_path(config.log.trace)),
+      file_(path_, JsonlWriter::Mode::kReplaceLater),
+      background_(file_.fd(), path_),
+      writer_([this](std::string text) { write(std::move(text)); }) {
+  const StepRange steps = config.trace_steps();
+  const std::int64_t start_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                    std::chrono::steady_clock::now().time_since_epoch())
+                                    .count();
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    recorders_.push_back(std::make_unique<TraceRecorder>(
+        writer_, TraceOptions{.process = rank,
+                              .process_name = fmt::format("rank {}", rank),
+                              .start_ns = start_ns,
+                              .first_step = steps.first,
+                              .last_step = steps.last}));
+  }
+}
+
+void RunTrace::begin() {
+  file_.clear();
+  const std::lock_guard lock(mutex_);
+  has_begun_ = true;
+  if (!held_.empty()) background_.write(std::exchange(held_, {}));
+}
+
+void RunTrace::write(std::string text) {
+  const std::lock_guard lock(mutex_);
+  if (!has_begun_) {
+    held_ += text;
+    return;
+  }
+  background_.write(std::move(text));
+  const auto error = background_.error();
+  if (!error || std::exchange(told_, true)) return;
+  std::fprintf(stderr, "warning: [trace] %s: %s; the training goes on without\n",
+               escaped(path_).c_str(), error->message().c_str());
+}
+
+void RunTrace::close() {
+  for (const auto& recorder : recorders_) recorder->finish();
+  writer_.close();
+}
+
+std::int64_t RunTrace::num_lost() const {
+  std::int64_t sum = 0;
+  for (const auto& recorder : recorders_) sum += recorder->num_lost();
+  return sum;
+}
+
+std::string RunTrace::summary() const {
+  std::vector<Overlap> steps;
+  for (const auto& [step, overlap] : means_of(recorders_)) steps.push_back(overlap);
+  std::string line = fmt::format("trace {}", escaped(path_));
+  if (num_lost() > 0) line += fmt::format(" (without {} launches, for lack of memory)", num_lost());
+  if (steps.empty()) return line + ": no step";
+  const Overlap mean = mean_of(steps);
+  line += fmt::format(": communication {:.1f} ms a step", mean.comm.comm_ms);
+  if (mean.comm.comm_ms == 0) return line;
+  line += fmt::format(", {:.1f} ms of it hidden behind computation ({:.0f} %), {:.1f} ms exposed (",
+                      mean.comm.hidden_ms, 100 * mean.comm.hidden_ms / mean.comm.comm_ms,
+                      mean.comm.exposed_ms);
+  const char* comma = "";
+  for (const auto& [kind, times] : mean.kinds) {
+    line += fmt::format("{}{} {:.1f}", std::exchange(comma, ", "), kind, times.exposed_ms);
+  }
+  return line + ")";
+}
+
+JsonRecord RunTrace::record() const {
+  std::string steps;
+  for (const auto& [step, overlap] : means_of(recorders_)) {
+    steps += steps.empty() ? "" : ",";
+    steps += JsonRecord().add("step", step).add_all(record_of(overlap)).text();
+  }
+  return JsonRecord().add_literal("trace", JsonRecord()
+                                               .add("file", path_)
+                                               .add("num_lost", num_lost())
+                                               .add_literal("steps", "[" + steps + "]")
+                                               .text());
+}
+
+void RunTrace::flush() {
+  using Patience = BackgroundWriter::Patience;
+  background_.flush(stop_requested() != 0 ? Patience::kShort : Patience::kLong);
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,28 @@
+// A step as a line for people.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tools/train/step_record.h"
+
+namespace tessera::tools {
+
+struct StepTextOptions {
+  std::int64_t num_steps = 0;
+  std::string items = "items";              ///< that items_per_s counts
+  std::optional<double> peak_percent = {};  ///< see RunLog::set_rates()
+  std::string eta = {};                     ///< time left
+};
+
+/// "step    10/500 | loss 2.3456 | ... | 123.4 ms: compute 98.2, ... | 210.3 MiB | ETA 0:30": each
+/// figure with its unit, and in its column from line to line.
+std::string step_text(const StepRecord& record, const StepTextOptions& options);
+/// The short form, for a status line.
+std::string status_text(const StepRecord& record, const StepTextOptions& options);
+
+/// "512 B", "1.5 KiB", "210.3 MiB", "12.0 GiB".
+std::string nbytes_text(double nbytes);
+
+}  // namespace tessera::tools

@@ -1,0 +1,43 @@
+#include "tools/train/task_plan.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/train/budget.h"
+
+namespace tessera::tools {
+
+PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config) {
+  return {.num_ranks = ranks.size,
+          .on_gpus = ranks.num_gpus > 0,
+          .sums_in_rank_order = !ranks.nccl || config.parallel.canonical};
+}
+
+namespace {
+
+TrainPlan plan_with(const Task& task, const TrainConfig& config, const Ranks& ranks) {
+  const std::unique_ptr<TaskRank> rank = task.rank();
+  TrainConfig unlimited = config;
+  unlimited.memory_budget.clear();
+  return make_plan(unlimited, plan_target(ranks, config), rank->model(), rank->data().tensors);
+}
+
+}  // namespace
+
+TrainPlan plan_task(Task& task, const Ranks& ranks) {
+  return plan_with(task, std::as_const(task).config(), ranks);
+}
+
+std::vector<std::string> fit_task(Task& task, const Ranks& ranks) {
+  TrainConfig& config = task.config();
+  const std::int64_t budget = config.memory_limit_nbytes();
+  if (budget == 0) return {};
+  BudgetPlan fitted = fit_budget(
+      config, budget, [&](const TrainConfig& c) { return peak_nbytes(plan_with(task, c, ranks)); });
+  config = std::move(fitted.config);
+  return lines_of(fitted.rungs, budget);
+}
+
+}  // namespace tessera::tools

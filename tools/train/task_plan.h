@@ -1,0 +1,23 @@
+// What the options plan, audit and memory_budget ask of a task before its ranks start.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/train/planner.h"
+#include "tools/train/ranks.h"
+#include "tools/train/task.h"
+
+namespace tessera::tools {
+
+/// Where `ranks` of `config` run, for the planner.
+PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config);
+
+/// Of a prepared task, in whose configuration a budget is cleared while it plans.
+TrainPlan plan_task(Task& task, const Ranks& ranks);
+
+/// Changes the configuration of a prepared task so that its plan fits memory_budget, if it has one.
+/// The lines that say how; empty without. Throws InvalidArgument if nothing fits.
+std::vector<std::string> fit_task(Task& task, const Ranks& ranks);
+
+}  // namespace tessera::tools

@@ -1,0 +1,45 @@
+// A run's scalars for TensorBoard: loss, grad_norm, lr, times, speed, memory by category, val_loss.
+// What cannot be written is lost and told, and never ends a training: see run_log.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "tools/io/file.h"
+#include "tools/train/background_writer.h"
+#include "tools/train/step_record.h"
+
+namespace tessera::tools {
+
+class TensorBoardLog {
+ public:
+  /// Makes `folder` and in it an empty file, under a name that TensorBoard finds and no other run
+  /// has. Files of earlier runs stay; TensorBoard shows the last. `items`: what items_per_s counts.
+  /// Throws IoError naming the path.
+  TensorBoardLog(const std::string& folder, std::string items);
+  /// Removes the file if the run has not begun.
+  ~TensorBoardLog();
+  TensorBoardLog(const TensorBoardLog&) = delete;
+  TensorBoardLog& operator=(const TensorBoardLog&) = delete;
+
+  const std::string& path() const { return path_; }
+  void begin();
+  void step(const StepRecord& record);
+  void validation(std::int64_t step, double val_loss);
+
+  /// As of BackgroundWriter.
+  const BackgroundWriter& writer() const { return writer_; }
+  void flush(BackgroundWriter::Patience patience) { writer_.flush(patience); }
+
+ private:
+  TensorBoardLog(std::pair<std::string, FileDescriptor> file, std::string items);
+
+  std::string items_;
+  std::string path_;
+  FileDescriptor file_;
+  bool has_begun_ = false;
+  BackgroundWriter writer_;
+};
+
+}  // namespace tessera::tools
