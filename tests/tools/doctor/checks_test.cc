@@ -1,0 +1,236 @@
+// What the doctor says of machines that are not this one, and of what is broken.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "comm/forwarding_group.h"
+#include "comm/process_group.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/temp_folder.h"
+#include "tools/doctor/check.h"
+#include "tools/doctor/file_checks.h"
+#include "tools/doctor/gpu_checks.h"
+#include "tools/doctor/launcher_checks.h"
+#include "tools/doctor/machine_checks.h"
+#include "tools/doctor/self_test.h"
+
+namespace tessera::tools {
+namespace {
+
+using testing::has;
+using testing::TempFolder;
+
+constexpr std::int64_t kGiB = std::int64_t{1} << 30;
+
+::testing::AssertionResult is(const Check& check, Verdict verdict,
+                              std::initializer_list<std::string_view> parts) {
+  const std::string text = text_of({check});
+  if (check.verdict != verdict) return ::testing::AssertionFailure() << text;
+  if (check.fix.empty() != (verdict == Verdict::kOk)) {
+    return ::testing::AssertionFailure() << "a fix belongs to what is not ok, alone: " << text;
+  }
+  return has(text, parts);
+}
+
+TEST(Check, TextHasALineAndAFixForEach) {
+  const Checks checks = {
+      {.name = "a", .found = "fine"},
+      {.name = "b", .verdict = Verdict::kWarn, .found = "slow\x1b[2J", .fix = "wait"},
+      {.name = "c", .verdict = Verdict::kFail, .found = "broken", .fix = "mend"}};
+  EXPECT_EQ(text_of(checks),
+            "ok    a              fine\n"
+            "warn  b              slow\\x1b[2J\n"
+            "                     fix: wait\n"
+            "FAIL  c              broken\n"
+            "                     fix: mend\n"
+            "1 ok, 1 to look at, 1 failed\n");
+  EXPECT_EQ(verdict_of(checks), Verdict::kFail);
+  EXPECT_EQ(verdict_of({checks[0], checks[1]}), Verdict::kWarn);
+  EXPECT_EQ(verdict_of({}), Verdict::kOk);
+}
+
+TEST(Check, JsonSaysTheSame) {
+  const Checks checks = {{.name = "a",
+                          .verdict = Verdict::kWarn,
+                          .found = "x",
+                          .fix = "y",
+                          .facts = JsonRecord().add("n", 3)}};
+  EXPECT_EQ(nlohmann::json::parse(json_of(checks)),
+            nlohmann::json::parse(R"({"verdict":"warn","checks":[{"name":"a","verdict":"warn",
+                                      "found":"x","fix":"y","n":3}]})"));
+}
+
+TEST(MachineChecks, LimitsOfContainersAreTold) {
+  EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 64}), Verdict::kOk, {"64 to use"}));
+  EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 4}), Verdict::kOk,
+                 {"4 to use, 4 of 64 by affinity"}));
+  EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 64, .cpu_quota = 1.5}),
+                 Verdict::kWarn, {"2 to use", "1.50 cores' time", "at most 2 ranks"}));
+  const MachineLimits roomy{.memory_nbytes = 16 * kGiB, .available_nbytes = 8 * kGiB};
+  EXPECT_TRUE(is(check_memory(roomy), Verdict::kOk, {"8.0 GiB to use of 16.0 GiB"}));
+  MachineLimits tight = roomy;
+  tight.cgroup_limit_nbytes = kGiB;
+  tight.cgroup_used_nbytes = kGiB - (300 << 20);
+  EXPECT_TRUE(is(check_memory(tight), Verdict::kWarn,
+                 {"300.0 MiB to use", "cgroup: 724.0 MiB of 1.0 GiB used", "memory limit"}));
+}
+
+TEST(MachineChecks, HugePagesThatAreOffAreTold) {
+  const TempFolder root;
+  const std::string folder = root / "sys/kernel/mm/transparent_hugepage";
+  std::filesystem::create_directories(folder);
+  const auto with = [&](const char* text) {
+    root.write("sys/kernel/mm/transparent_hugepage/enabled", text);
+    return check_huge_pages(root.path());
+  };
+  EXPECT_TRUE(is(with("[always] madvise never\n"), Verdict::kOk, {"always"}));
+  EXPECT_TRUE(is(with("always [madvise] never\n"), Verdict::kOk, {"madvise"}));
+  EXPECT_TRUE(is(with("always madvise [never]\n"), Verdict::kWarn, {"never", "echo madvise"}));
+  EXPECT_TRUE(is(with("]nonsense["), Verdict::kOk, {"not told"}));
+  EXPECT_TRUE(is(check_huge_pages(root / "none"), Verdict::kOk, {"not told"}));
+}
+
+TEST(MachineChecks, LockedMemoryIsComparedWithWhatOffloadTakes) {
+  // f32 master, f32 gradient, two f32 moments.
+  EXPECT_EQ(offload_nbytes(1000), 16'000);
+  constexpr std::int64_t kMany = 1'000'000'000;
+  EXPECT_TRUE(is(check_locked_memory(8 << 20, "gpt9", kMany, true), Verdict::kWarn,
+                 {"limit 8.0 MiB", "all of gpt9 takes 14.9 GiB (16 B x 1000.0M)", "ulimit -l"}));
+  EXPECT_TRUE(is(check_locked_memory(-1, "gpt9", kMany, true), Verdict::kOk, {"limit none"}));
+  EXPECT_TRUE(is(check_locked_memory(16 * kMany, "gpt9", kMany, true), Verdict::kOk, {}));
+  EXPECT_TRUE(is(check_locked_memory(16 * kMany - 1, "gpt9", kMany, true), Verdict::kWarn, {}));
+  EXPECT_TRUE(is(check_locked_memory(8 << 20, "gpt9", kMany, false), Verdict::kOk,
+                 {"on the CPU offload locks nothing"}));
+  EXPECT_TRUE(is(check_open_files(256), Verdict::kWarn, {"limit 256", "ulimit -n"}));
+  EXPECT_TRUE(is(check_open_files(1024), Verdict::kOk, {}));
+  EXPECT_TRUE(is(check_open_files(-1), Verdict::kOk, {"no limit"}));
+}
+
+TEST(GpuChecks, SayWhatABuildCanUse) {
+  EXPECT_TRUE(is(check_gpus(nullptr, false), Verdict::kOk, {"no CUDA"}));
+  EXPECT_TRUE(is(check_gpus(nullptr, true), Verdict::kWarn, {"NVIDIA's driver", "CUDA Toolkit"}));
+  GpuFacts facts{.gpus = {}, .driver_version = 12040, .runtime_version = 13000};
+  EXPECT_TRUE(is(check_gpus(&facts, false), Verdict::kOk, {"none", "CUDA 13.0"}));
+  EXPECT_TRUE(is(check_gpus(&facts, true), Verdict::kWarn, {"CUDA_VISIBLE_DEVICES"}));
+  const Gpu hopper{.name = "H100", .memory_nbytes = 80 * kGiB, .major = 9, .minor = 0};
+  facts.gpus = {hopper, hopper};
+  EXPECT_TRUE(is(check_gpus(&facts, true), Verdict::kOk,
+                 {"2: H100 (80.0 GiB, 9.0), H100", "driver for CUDA 12.4, runtime 13.0"}));
+  facts.gpus[1] = {.name = "V100", .memory_nbytes = 16 * kGiB, .major = 7, .minor = 0};
+  EXPECT_TRUE(is(check_gpus(&facts, true), Verdict::kFail, {"V100", "cuda_archs=70"}));
+}
+
+TEST(GpuChecks, NcclIsMissedWhereItIsNeeded) {
+  EXPECT_TRUE(is(check_nccl("2.22.3", "", 4), Verdict::kOk, {"2.22.3"}));
+  EXPECT_TRUE(is(check_nccl("", "why", 1), Verdict::kOk, {"two GPUs"}));
+  EXPECT_TRUE(is(check_nccl("", "why", 2), Verdict::kWarn, {"why", "--parallel.backend=threads"}));
+}
+
+TEST(LauncherChecks, SayWhatIsHeeded) {
+  const auto one = [](const std::string& name, const std::string& value) {
+    const Checks checks = check_launcher({{name, value}, {"PATH", "/bin"}});
+    EXPECT_EQ(checks.size(), 1u) << name;
+    return checks.at(0);
+  };
+  EXPECT_TRUE(is(one("HOME", "x"), Verdict::kOk, {"none of launchers"}));
+  EXPECT_TRUE(is(one("NCCL_DEBUG", "INFO"), Verdict::kOk, {"NCCL_DEBUG=INFO: heeded"}));
+  EXPECT_TRUE(is(one("CUDA_VISIBLE_DEVICES", "1"), Verdict::kOk, {"heeded"}));
+  EXPECT_TRUE(is(one("LOCAL_RANK", "3"), Verdict::kOk, {"not heeded", "--parallel.ranks"}));
+  EXPECT_TRUE(is(one("OMP_NUM_THREADS", "1"), Verdict::kOk, {"not heeded"}));
+  EXPECT_TRUE(is(one("OMP_NUM_THREADS", "8"), Verdict::kWarn, {"--cpu.threads_per_rank=8"}));
+  EXPECT_TRUE(is(one("WORLD_SIZE", "1"), Verdict::kOk, {"not heeded"}));
+  for (const char* name : {"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    EXPECT_TRUE(
+        is(one(name, "4"), Verdict::kWarn, {"--parallel.ranks=4", "one process a machine"}));
+    EXPECT_TRUE(is(one(name, "many"), Verdict::kOk, {"not heeded"}));
+  }
+  EXPECT_EQ(check_launcher({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"NCCL_IB_HCA", "x"}}).size(), 3u);
+}
+
+TEST(LauncherChecks, ReadTheEnvironment) {
+  ::setenv("TESSERA_DOCTOR_TEST", "a=b", 1);
+  EXPECT_EQ(environment().at("TESSERA_DOCTOR_TEST"), "a=b");
+}
+
+TEST(FileChecks, TheTextIsReadAsTrainingsReadIt) {
+  const TempFolder folder;
+  EXPECT_TRUE(is(check_text(folder.write("a.txt", "In the beginning")), Verdict::kOk,
+                 {"a.txt: text, 16 tokens"}));
+  EXPECT_TRUE(is(check_text(folder / "none"), Verdict::kFail, {"none", "--data.path"}));
+  EXPECT_TRUE(is(check_text(folder.write("half.bin", "123")), Verdict::kFail, {"half.bin"}));
+}
+
+TEST(FileChecks, AnOutputFolderIsTriedAndLeftAlone) {
+  const TempFolder folder;
+  EXPECT_TRUE(is(check_out(folder / "runs/new", 1), Verdict::kOk, {"can be written to", " free"}));
+  EXPECT_EQ(folder.num_entries(), 0);
+  EXPECT_TRUE(is(check_out(folder.path(), std::int64_t{1} << 62), Verdict::kWarn, {"make room"}));
+  EXPECT_TRUE(
+      is(check_out(folder.write("file", "") + "/runs", 1), Verdict::kFail, {"file", "--out"}));
+  EXPECT_TRUE(is(check_out("/proc/tessera", 1), Verdict::kFail, {"/proc"}));
+}
+
+TEST(SelfTest, AWrongElementOfAProductFails) {
+  EXPECT_EQ(check_product(engine_product()).verdict == Verdict::kFail, false);
+  for (const float error : {1e-2f, std::nanf("")}) {
+    const Check check =
+        check_product([&](engine::MatrixView<const float> a, engine::MatrixView<const float> b,
+                          engine::MatrixView<float> c) {
+          engine_product()(a, b, c);
+          c.data[c.ld * 192 + 128] += error;  // the last one
+        });
+    EXPECT_TRUE(is(check, Verdict::kFail, {"element (192, 128)"}));
+  }
+}
+
+/// Changes one element that rank 1 sends in collectives of one kind.
+class WrongBit : public comm::ForwardingGroup {
+ public:
+  WrongBit(comm::ProcessGroup& inner, comm::Collective::Op op) : ForwardingGroup(inner), op_(op) {}
+
+ private:
+  void before(const comm::Collective& c, const engine::Stream& stream) override {
+    if (c.op != op_ || rank() != 1) return;
+    stream.synchronize();
+    float* last = c.in.data<float>() + c.in.numel() - 1;
+    *last = 100;  // no value of the test
+  }
+  std::unique_ptr<ProcessGroup> make_part(int, int) override { return nullptr; }
+
+  const comm::Collective::Op op_;
+};
+
+TEST(SelfTest, AWrongElementOfACollectiveFails) {
+  using Op = comm::Collective::Op;
+  for (const Op op : {Op::kAllGather, Op::kReduceScatter}) {
+    const Checks checks = check_collectives(
+        2, [&](comm::ProcessGroup& world, const std::function<void(comm::ProcessGroup&)>& run) {
+          WrongBit wrong(world, op);
+          run(wrong);
+        });
+    ASSERT_EQ(checks.size(), 2u);
+    const bool gathers = op == Op::kAllGather;
+    EXPECT_TRUE(is(checks[gathers ? 0 : 1], Verdict::kFail, {"wrong values: element", "is "}));
+    EXPECT_NE(checks[gathers ? 1 : 0].verdict, Verdict::kFail);
+  }
+}
+
+TEST(SelfTest, CollectivesAreRightHere) {
+  for (const int ranks : {2, 3}) {
+    for (const Check& check : check_collectives(ranks)) {
+      EXPECT_NE(check.verdict, Verdict::kFail) << check.found;
+      EXPECT_TRUE(has(check.found, {"values right"}));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::tools

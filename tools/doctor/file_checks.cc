@@ -1,0 +1,103 @@
+#include "tools/doctor/file_checks.h"
+
+#include <fmt/format.h>
+#include <sys/statvfs.h>
+
+#include <array>
+#include <filesystem>
+#include <span>
+#include <system_error>
+
+#include "engine/error.h"
+#include "tools/data/fashion_mnist.h"
+#include "tools/data/text_data.h"
+#include "tools/io/file.h"
+#include "tools/train/default_data.h"
+#include "tools/train/flags.h"
+#include "tools/train/step_text.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+namespace {
+
+std::filesystem::path nearest_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path folder = std::filesystem::absolute(path, error).lexically_normal();
+  while (!std::filesystem::exists(folder, error) && folder.has_relative_path()) {
+    folder = folder.parent_path();
+  }
+  return folder;
+}
+
+}  // namespace
+
+Check check_text(const std::string& option) {
+  constexpr std::int64_t kVocab = 256, kUnknownVocab = std::int64_t{1} << 31;
+  Check check{.name = "text"};
+  try {
+    const std::string path = data_path(option, kDefaultText, kHowToGetText);
+    const TokenFile file(path);
+    file.check_tokens(file.format() == "text" ? kVocab : kUnknownVocab);
+    check.found = fmt::format("{}: {}, {} tokens", path, file.format(), file.num_tokens());
+    check.facts.add("path", path).add("tokens", file.num_tokens());
+  } catch (const engine::IoError& error) {
+    check.verdict = Verdict::kFail;
+    check.found = error.what();
+    check.fix = kHowToGetText;
+  }
+  return check;
+}
+
+Check check_images() {
+  Check check{.name = "images"};
+  try {
+    const std::string path = data_path("", kDefaultImages, kHowToGetImages);
+    const FashionMnist data = load_fashion_mnist(path);
+    check.found = fmt::format("{}: {} training and {} test images", path, data.train.num_images,
+                              data.test.num_images);
+    check.facts.add("path", path).add("images", data.train.num_images);
+  } catch (const engine::IoError& error) {
+    check.verdict = Verdict::kFail;
+    check.found = error.what();
+    check.fix = kHowToGetImages;
+  }
+  return check;
+}
+
+Check check_out(const std::string& path, std::int64_t wanted_nbytes) {
+  Check check{.name = "output"};
+  check.facts.add("path", path);
+  const std::filesystem::path folder = nearest_folder(path);
+  try {
+    engine::require<engine::IoError>(std::filesystem::is_directory(folder),
+                                     "[out] expected a folder, got something else ({})",
+                                     folder.string());
+    // Never given its name, so removed.
+    AtomicFile probe((folder / "tessera_doctor_probe").string());
+    constexpr std::array<std::byte, 4096> kBytes{};
+    probe.write(kBytes);
+    probe.flush();
+  } catch (const engine::IoError& error) {
+    check.verdict = Verdict::kFail;
+    check.found = error.what();
+    check.fix = "give --out=FOLDER where you may write and there is room";
+    return check;
+  }
+  struct statvfs system {};
+  if (::statvfs(folder.c_str(), &system) != 0) {
+    check.found = path + " can be written to";
+    return check;
+  }
+  const auto free_nbytes = static_cast<std::int64_t>(system.f_bavail * system.f_frsize);
+  check.found = fmt::format("{} can be written to, {} free", path,
+                            nbytes_text(static_cast<double>(free_nbytes)));
+  check.facts.add("free_bytes", free_nbytes);
+  if (free_nbytes < wanted_nbytes) {
+    check.verdict = Verdict::kWarn;
+    check.fix = fmt::format("make room for {}, which a saved model takes, or give --out=FOLDER",
+                            nbytes_text(static_cast<double>(wanted_nbytes)));
+  }
+  return check;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,238 @@
+#include "tools/doctor/self_test.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "comm/threads.h"
+#include "engine/error.h"
+#include "engine/memory.h"
+#include "engine/stream.h"
+#include "engine/tensor.h"
+#include "tools/bench/peak.h"
+#include "tools/bench/timing.h"
+
+namespace tessera::tools {
+namespace {
+
+using comm::ProcessGroup;
+using engine::DType;
+using engine::MatrixView;
+using engine::Memory;
+using engine::Stream;
+using engine::Tensor;
+
+constexpr std::int64_t kShardNumel = 1'000'003;  // that collectives move; no multiple of anything
+
+// Small whole numbers, whose sums are exact: neighbours differ, and so do ranks.
+float value_at(int rank, std::int64_t i) {
+  return static_cast<float>((i * 7 + rank * 13 + 3) % 31 - 15);
+}
+
+std::vector<float> pattern(std::int64_t numel, int seed) {
+  std::vector<float> values(static_cast<std::size_t>(numel));
+  for (std::int64_t i = 0; i < numel; ++i) {
+    values[static_cast<std::size_t>(i)] = value_at(seed, i) / 7.0f;
+  }
+  return values;
+}
+
+// What is wrong with a product of odd sizes; empty: nothing.
+std::string wrong_product(const Product& product) {
+  constexpr std::int64_t kRows = 193, kInner = 257, kCols = 129;
+  const std::vector<float> a = pattern(kRows * kInner, 1), b = pattern(kInner * kCols, 2);
+  std::vector<float> c(static_cast<std::size_t>(kRows * kCols),
+                       std::numeric_limits<float>::quiet_NaN());
+  product(MatrixView<const float>{a.data(), kRows, kInner, kInner},
+          MatrixView<const float>{b.data(), kInner, kCols, kCols},
+          MatrixView<float>{c.data(), kRows, kCols, kCols});
+  for (std::int64_t row = 0; row < kRows; ++row) {
+    for (std::int64_t col = 0; col < kCols; ++col) {
+      double sum = 0, magnitude = 0;
+      for (std::int64_t k = 0; k < kInner; ++k) {
+        const double term = static_cast<double>(a[static_cast<std::size_t>(row * kInner + k)]) *
+                            static_cast<double>(b[static_cast<std::size_t>(k * kCols + col)]);
+        sum += term;
+        magnitude += std::abs(term);
+      }
+      // A bound of sums in any order: Higham, "Accuracy and Stability", 3.5.
+      const double bound = kInner * 0x1p-24 * magnitude;
+      const double got = c[static_cast<std::size_t>(row * kCols + col)];
+      if (std::abs(got - sum) <= bound) continue;
+      return fmt::format("element ({}, {}) of a product is {}, not {}", row, col, got, sum);
+    }
+  }
+  return "";
+}
+
+struct RankTimes {
+  std::vector<double> gather_ms, scatter_ms, copy_ms;
+  std::string wrong_gather, wrong_scatter;
+};
+
+// The first element that is not what expected(i) says.
+std::string first_wrong(const Tensor& tensor, int rank,
+                        const std::function<float(std::int64_t)>& expected) {
+  const std::span<const float> values = tensor.span<float>();
+  for (std::int64_t i = 0; i < tensor.numel(); ++i) {
+    const float got = values[static_cast<std::size_t>(i)];
+    if (got == expected(i)) continue;
+    return fmt::format("element {} on rank {} is {}, not {}", i, rank, got, expected(i));
+  }
+  return "";
+}
+
+RankTimes run_rank(ProcessGroup& world) {
+  constexpr std::int64_t kNumel = kShardNumel;
+  constexpr int kNumSamples = 10;
+  const int rank = world.rank(), size = world.size();
+  const Memory memory;
+  const Stream stream = Stream::worker_cpu("comm");
+  const auto tensor = [&](std::int64_t numel) {
+    return Tensor::zeros(memory, {numel}, DType::kF32, "self test");
+  };
+  const Tensor shard = tensor(kNumel), gathered = tensor(kNumel * size);
+  const Tensor whole = tensor(kNumel * size), sum = tensor(kNumel), copy = tensor(kNumel * size);
+  for (std::int64_t i = 0; i < kNumel; ++i) shard.data<float>()[i] = value_at(rank, i);
+  for (std::int64_t i = 0; i < whole.numel(); ++i) whole.data<float>()[i] = value_at(rank, i);
+  const auto timed = [&](const std::function<void()>& fn) {
+    world.barrier("self test");
+    const Timer timer;
+    fn();
+    return timer.ms();
+  };
+  RankTimes times;
+  for (int sample = -2; sample < kNumSamples; ++sample) {  // two that do not count
+    const double gather_ms = timed([&] {
+      world.all_gather(shard, gathered, stream, "self test");
+      stream.synchronize();
+    });
+    const double scatter_ms = timed([&] {
+      world.reduce_scatter(whole, sum, comm::Accumulate::kNo, stream, "self test");
+      stream.synchronize();
+    });
+    const double copy_ms = timed(
+        [&] { std::memcpy(copy.raw(), whole.raw(), static_cast<std::size_t>(whole.nbytes())); });
+    if (sample < 0) continue;
+    times.gather_ms.push_back(gather_ms);
+    times.scatter_ms.push_back(scatter_ms);
+    times.copy_ms.push_back(copy_ms);
+  }
+  times.wrong_gather = first_wrong(gathered, rank, [&](std::int64_t i) {
+    return value_at(static_cast<int>(i / kNumel), i % kNumel);
+  });
+  times.wrong_scatter = first_wrong(sum, rank, [&](std::int64_t i) {
+    float expected = 0;
+    for (int r = 0; r < size; ++r) expected += value_at(r, rank * kNumel + i);
+    return expected;
+  });
+  return times;
+}
+
+Check collective_check(const char* name, const std::vector<RankTimes>& ranks,
+                       std::vector<double> RankTimes::*samples, std::string RankTimes::*wrong,
+                       double nbytes) {
+  constexpr double kSlow = 0.25;
+  Check check{.name = name};
+  for (const RankTimes& rank : ranks) {
+    if ((rank.*wrong).empty()) continue;
+    check.verdict = Verdict::kFail;
+    check.found = "wrong values: " + rank.*wrong;
+    check.fix =
+        "do not train on this machine: its memory or its build is broken; memtest, and a "
+        "build from scratch";
+    return check;
+  }
+  const double ms = median_of_slowest(ranks, samples);
+  const double ratio = median_of_slowest(ranks, &RankTimes::copy_ms) / ms;
+  check.found = fmt::format(
+      "{} thread ranks: values right, {:.1f} GB/s a rank, {:.2f} of memcpy by "
+      "as many threads",
+      ranks.size(), nbytes / ms * 1e-6, ratio);
+  check.facts.add("ranks", ranks.size()).add("gb_per_s", nbytes / ms * 1e-6);
+  check.facts.add("ratio_to_memcpy", ratio);
+  if (ratio < kSlow) {
+    check.verdict = Verdict::kWarn;
+    check.fix = "end other programs, or use fewer ranks than cores: ranks wait for each other";
+  }
+  return check;
+}
+
+}  // namespace
+
+Product engine_product() {
+  return [](MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c) {
+    engine::gemm(a, b, c, /*accumulate=*/false);
+  };
+}
+
+Check check_product(const Product& product) {
+  constexpr std::int64_t kNumSamples = 5;
+  constexpr double kSlow = 0.5;
+  Check check{.name = "product"};
+  if (const std::string wrong = wrong_product(product); !wrong.empty()) {
+    check.verdict = Verdict::kFail;
+    check.found = "wrong values: " + wrong;
+    check.fix =
+        "do not train on this machine as it is; TESSERA_CPU_GEMM=eigen or a lower "
+        "TESSERA_CPU_ISA tells whether the library or the processor is broken";
+    return check;
+  }
+  const double peak = peak_gflop_per_s(kNumSamples);
+  const double rate = product_gflop_per_s(DType::kF32, kNumSamples);
+  const double bf16 = product_gflop_per_s(DType::kBF16, kNumSamples);
+  check.found = fmt::format(
+      "values right; one thread: {:.0f} GFLOP/s in f32, {:.0f} % of {:.0f} in "
+      "registers; {:.0f} GFLOP/s in bf16",
+      rate, 100 * rate / peak, peak, bf16);
+  check.facts.add("gflop_per_s", rate).add("peak_gflop_per_s", peak);
+  check.facts.add("bf16_gflop_per_s", bf16);
+  if (rate < kSlow * peak) {
+    check.verdict = Verdict::kWarn;
+    check.fix =
+        "apt-get install libdnnl2 if Eigen multiplies (see products); otherwise end other "
+        "programs and run this again";
+  }
+  return check;
+}
+
+Checks check_collectives(int num_ranks, const Wrap& wrap) {
+  std::vector<RankTimes> ranks(static_cast<std::size_t>(num_ranks));
+  comm::run_ranks(num_ranks, {}, [&](ProcessGroup& world) {
+    const auto run = [&](ProcessGroup& group) {
+      ranks[static_cast<std::size_t>(world.rank())] = run_rank(group);
+    };
+    if (wrap) {
+      wrap(world, run);
+    } else {
+      run(world);
+    }
+  });
+  const double nbytes = sizeof(float) * static_cast<double>(kShardNumel * num_ranks);
+  return {collective_check("all_gather", ranks, &RankTimes::gather_ms, &RankTimes::wrong_gather,
+                           nbytes),
+          collective_check("reduce_scatter", ranks, &RankTimes::scatter_ms,
+                           &RankTimes::wrong_scatter, nbytes)};
+}
+
+Checks self_test(int num_cores) {
+  constexpr int kMostRanks = 8;
+  constexpr std::size_t kCopyNbytes = std::size_t{64} << 20;
+  Checks checks = {check_product(engine_product())};
+  const double gb_per_s = copy_gb_per_s(kCopyNbytes);
+  Check memcpy_check{.name = "memcpy"};
+  memcpy_check.found = fmt::format("one thread reads and writes {:.1f} GB/s", gb_per_s);
+  memcpy_check.facts.add("gb_per_s", gb_per_s);
+  checks.push_back(std::move(memcpy_check));
+  for (Check& check : check_collectives(std::clamp(num_cores, 2, kMostRanks))) {
+    checks.push_back(std::move(check));
+  }
+  return checks;
+}
+
+}  // namespace tessera::tools
