@@ -1,0 +1,218 @@
+// The program as a person runs it: tiny trainings, a planted fault, an interruption, requests that
+// cannot be.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/testing/errors.h"
+#include "tests/testing/program.h"
+#include "tests/testing/temp_folder.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::Flags;
+using testing::has;
+using testing::Outcome;
+using testing::run_program;
+using testing::TempFolder;
+
+class Compare : public ::testing::Test {
+ protected:
+  Compare() {
+    std::string text;
+    while (text.size() < 2000) text += "In the beginning God created the heaven and the earth.\n";
+    flags_ = {{"data.path", folder_.write("text.txt", text)},
+              {"model.layers", "2"},
+              {"model.heads", "2"},
+              {"model.dim", "8"},
+              {"model.seq", "8"},
+              {"train.batch", "1"},
+              {"train.steps", "4"},
+              {"warmup_steps", "1"},
+              {"parallel.ranks", "2"},
+              {"device", "cpu"},
+              {"strategies", "ddp,zero3"},
+              {"sweep", "parallel.prefetch=0,1"},
+              {"out", folder_ / "out"}};
+  }
+
+  Outcome compare(const Flags& more = {}) const {
+    Flags flags = more;
+    flags.insert(flags_.begin(), flags_.end());
+    return run_program("tools/compare/compare", flags);
+  }
+  json results() const { return json::parse(folder_.read("out/compare.json")); }
+  std::string state(int i) const { return results().at("configurations").at(i).at("state"); }
+
+  /// A trainer that does `script` with $train, the real one, and $out, the folder of its run.
+  std::string trainer(const std::string& script) const {
+    const std::string path = folder_.write(
+        "trainer", "#!/bin/bash\ntrain=" + fs::absolute("tools/train/train_transformer").string() +
+                       "\nout=${2#--out=}\n" + script);
+    fs::permissions(path, fs::perms::owner_all);
+    return path;
+  }
+
+  const TempFolder folder_;
+  Flags flags_;
+};
+
+TEST_F(Compare, EndToEnd) {
+  const Outcome outcome = compare({{"rounds", "2"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"[8/8] zero3 prefetch=1, round 2: loss", "baseline",
+                                "All 4 configurations give the same bits"}));
+  const json all = results();
+  EXPECT_TRUE(all.at("verdict").at("passed").get<bool>());
+  ASSERT_EQ(all.at("configurations").size(), 4u);
+  const std::string page = folder_.read("out/report.html");
+  std::string sha;
+  for (const json& row : all.at("configurations")) {
+    // The figures are those of the log.
+    const std::string log =
+        folder_.read("out/" + row.at("folder").get<std::string>() + "/round-2/log.jsonl");
+    const std::string hash = row.at("params_sha256").at(1);
+    EXPECT_TRUE(has(log, {"\"params_sha256\":\"" + hash}));
+    EXPECT_TRUE(has(log, {"\"loss\":" + row.at("last_loss").dump() + ","}));
+    EXPECT_TRUE(has(log, {"\"total\":" + row.at("peak_bytes").at("total").dump()}));
+    EXPECT_TRUE(has(page, {"data-field=\"step_ms\" data-value=\"" +
+                           row.at("metrics").at("step_ms").at("median").dump() + "\""}));
+    EXPECT_TRUE(sha.empty() || sha == hash);
+    sha = hash;
+  }
+  EXPECT_NE(all.at("configurations")[0].at("peak_bytes"),
+            all.at("configurations")[3].at("peak_bytes"));
+  EXPECT_TRUE(
+      has(folder_.read("out/runs/zero3_prefetch=1/configuration.toml"), {"strategy = \"zero3\""}));
+}
+
+TEST_F(Compare, AnotherArithmeticIsMeasuredAgainstTheTolerance) {
+  flags_["strategies"] = "ddp";
+  flags_["sweep"] = "precision.param=f32,bf16";
+  const Outcome within = compare({{"tolerance", "1"}});
+  EXPECT_EQ(within.exit_code, 0) << within.err;
+  EXPECT_TRUE(has(within.out, {"1 configuration with another arithmetic stays within 1"}));
+  const Outcome beyond = compare({{"tolerance", "1e-9"}, {"out", folder_ / "b"}});
+  EXPECT_EQ(beyond.exit_code, 1);
+  EXPECT_TRUE(
+      has(beyond.out, {"beyond the tolerance of 1e-09 (precision.param changes the arithmetic)"}));
+}
+
+TEST_F(Compare, APlantedWrongBitFailsAndIsNamed) {
+  const std::string bad_loss = trainer(
+      "\"$train\" \"$@\" || exit 1\n"
+      "[[ $out == */zero3_prefetch=1/* ]] && sed -i '3s/\"loss\":./\"loss\":9/' "
+      "\"$out/log.jsonl\"\n"
+      "exit 0\n");
+  const Outcome outcome = compare({{"trainer", bad_loss}});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.out,
+                  {"Parity fails: 1 configuration differs from ddp prefetch=0: zero3 prefetch=1",
+                   "first in step 3"}));
+  EXPECT_TRUE(has(outcome.err, {"[parity]"}));
+  EXPECT_EQ(results().at("configurations")[3].at("parity").at("first_step"), 3);
+  EXPECT_NE(folder_.read("out/report.html").find(">Parity fails<"), std::string::npos);
+
+  const std::string bad_hash = trainer(
+      "\"$train\" \"$@\" || exit 1\n"
+      "[[ $out == */zero3_prefetch=0/* ]] && sed -i "
+      "'s/\"params_sha256\":\"./\"params_sha256\":\"x/' \"$out/log.jsonl\"\n"
+      "exit 0\n");
+  const Outcome hash = compare({{"trainer", bad_hash}, {"out", folder_ / "b"}});
+  EXPECT_EQ(hash.exit_code, 1);
+  EXPECT_TRUE(has(hash.out, {"zero3 prefetch=0 (equal losses, other parameters at the end)"}));
+}
+
+TEST_F(Compare, ATrainingThatFailsIsNamedAndTheOthersGoOn) {
+  const std::string failing = trainer(
+      "[[ $out == */ddp_prefetch=1/* ]] && { echo no memory >&2; kill -KILL $$; }\nexec \"$train\" "
+      "\"$@\"\n");
+  const Outcome outcome = compare({{"trainer", failing}});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(
+      has(outcome.out, {"[2/4] ddp prefetch=1: failed, SIGKILL; see", "Failed: ddp prefetch=1."}));
+  EXPECT_TRUE(has(folder_.read("out/runs/ddp_prefetch=1/round-1/console.txt"), {"no memory"}));
+  EXPECT_EQ(state(1), "failed");
+  EXPECT_EQ(state(3), "done");
+}
+
+TEST_F(Compare, AnInterruptionKeepsWhatThereIsAndResumeTrainsTheRest) {
+  // Asks the comparison to stop while the third configuration trains, the first time.
+  const std::string marker = folder_ / "was_here";
+  const std::string script =
+      trainer("[[ $out == */zero3_prefetch=0/* && ! -e " + marker + " ]] && { touch " + marker +
+              "; kill -INT $PPID; }\nexec \"$train\" \"$@\"\n");
+  flags_["trainer"] = script;
+  const Outcome stopped = compare();
+  EXPECT_EQ(stopped.exit_code, 1);
+  EXPECT_TRUE(
+      has(stopped.out,
+          {"zero3 prefetch=0: interrupted",
+           "Not complete: 2 of 4 configurations missing (zero3 prefetch=0; zero3 prefetch=1)"}));
+  EXPECT_EQ(state(1), "done");
+  EXPECT_EQ(state(2), "missing");
+  EXPECT_NE(folder_.read("out/report.html").find(">Not complete<"), std::string::npos);
+  const std::string kept = folder_.read("out/runs/ddp_prefetch=1/round-1/log.jsonl");
+
+  EXPECT_TRUE(has(compare().err, {"expected a folder without a comparison, or --resume"}));
+  EXPECT_TRUE(has(compare({{"resume", "true"}, {"train.steps", "5"}}).err,
+                  {"[resume] expected the options of the comparison that is there",
+                   "configuration ddp prefetch=0"}));
+  EXPECT_TRUE(has(compare({{"resume", "true"}, {"sweep", "parallel.prefetch=1"}}).err,
+                  {"got ddp_prefetch=0 as well, which is not asked for"}));
+  EXPECT_TRUE(has(compare({{"resume", "true"}, {"trainer", "tools/train/train_transformer"}}).err,
+                  {"another build of it"}));
+  EXPECT_TRUE(has(compare({{"resume", "true"}, {"out", folder_ / "new"}}).err,
+                  {"to go on with, got none"}));
+
+  const Outcome resumed = compare({{"resume", "true"}});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err << resumed.out;
+  EXPECT_TRUE(has(resumed.out, {"[2/4] ddp prefetch=1: kept", "[3/4] zero3 prefetch=0: loss",
+                                "All 4 configurations give the same bits"}));
+  EXPECT_EQ(folder_.read("out/runs/ddp_prefetch=1/round-1/log.jsonl"), kept);
+  EXPECT_EQ(state(2), "done");
+}
+
+TEST_F(Compare, TracesOfTheRunsAreDrawn) {
+  flags_["strategies"] = "zero3";
+  const std::string traced = trainer(
+      "\"$train\" \"$@\" && echo "
+      "'[{\"ph\":\"X\",\"pid\":0,\"tid\":1,\"ts\":0,\"dur\":5,\"name\":\"planted\"}]' "
+      "> \"$out/trace.json\"\n");
+  ASSERT_EQ(compare({{"trainer", traced}}).exit_code, 0);
+  const std::string page = folder_.read("out/report.html");
+  const std::size_t on = page.find("\"traces\":[{\"name\":\"zero3 prefetch=1\"");
+  EXPECT_NE(on, std::string::npos);
+  EXPECT_LT(on, page.find("{\"name\":\"zero3 prefetch=0\",\"duration_ms\"", on)) << "on above off";
+  folder_.write("out/runs/zero3_prefetch=1/round-1/trace.json", "{");
+  const Outcome again = compare({{"trainer", traced}, {"resume", "true"}});
+  EXPECT_EQ(again.exit_code, 0);
+  EXPECT_TRUE(has(again.err, {"trace.json", "the page shows no streams"}));
+}
+
+TEST_F(Compare, WhatCannotBeIsAnErrorBeforeAnythingIsTrained) {
+  const auto refused = [&](const Flags& more, const std::string& words) {
+    const Outcome outcome = compare(more);
+    EXPECT_EQ(outcome.exit_code, 1) << words;
+    EXPECT_TRUE(has(outcome.err, {words}));
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_FALSE(fs::exists(folder_ / "out/runs"));
+  };
+  refused({{"sweep", "parallel.prefech=0,1"}}, "did you mean parallel.prefetch?");
+  refused({{"sweep", "parallel.prefetch=0,-1"}}, "configuration ddp prefetch=-1");
+  refused({{"strategies", "zero3,hsdp"}, {"sweep", "parallel.shard_ranks=3"}}, "shard_ranks");
+  refused({{"report", folder_ / "nowhere/report.html"}}, "nowhere/report.html");
+  refused({{"report", folder_ / "out/compare.json"}}, "[report]");
+  refused({{"trainer", folder_ / "nothing"}}, "[trainer] expected a program");
+  refused({{"data.path", "/nowhere"}}, "/nowhere");
+  folder_.write("file", "");
+  refused({{"out", folder_ / "file"}}, "[out] expected a folder");
+}
+
+}  // namespace
+}  // namespace tessera::tools

@@ -1,0 +1,249 @@
+// From a command line and logs to a verdict: what must be equal, what may differ, and who is named.
+#include "tools/compare/comparison.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "engine/error.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/temp_folder.h"
+
+namespace tessera::tools {
+namespace {
+
+using testing::error_of;
+using testing::has;
+using testing::TempFolder;
+
+class CompareRequest : public ::testing::Test {
+ protected:
+  CompareRequest() { folder_.write("text.txt", std::string(400, 'a')); }
+
+  Request request(const std::vector<std::string>& more) const {
+    std::vector<std::string> words = {"compare",          "--data.path=" + folder_ / "text.txt",
+                                      "--model.layers=2", "--model.heads=2",
+                                      "--model.dim=8",    "--model.seq=8",
+                                      "--train.batch=1",  "--device=cpu"};
+    words.insert(words.end(), more.begin(), more.end());
+    std::vector<const char*> argv;
+    for (const std::string& word : words) argv.push_back(word.c_str());
+    std::ostringstream out;
+    return read_request(static_cast<int>(argv.size()), argv.data(), out);
+  }
+  std::string refused(const std::vector<std::string>& more) const {
+    return error_of<engine::Error>([&] { request(more); });
+  }
+
+  const TempFolder folder_;
+};
+
+// Requests ---------------------------------------------------------------------------------------
+
+TEST_F(CompareRequest, HoldsAConfigurationForEachCombination) {
+  const Request r = request({"--strategies=ddp,zero3", "--sweep", "parallel.prefetch=0,2",
+                             "--sweep=offload.optimizer=0,1", "--train.steps=7"});
+  ASSERT_EQ(r.configurations.size(), 8u);
+  const Configuration& last = r.configurations.back();
+  EXPECT_EQ(last.name, "zero3 prefetch=2 offload.optimizer=1");
+  EXPECT_EQ(last.config.parallel.prefetch, 2);
+  EXPECT_EQ(last.config.offload.optimizer, 1);
+  EXPECT_EQ(last.config.train.steps, 7);
+  EXPECT_EQ(last.options.at("parallel.strategy"), "\"zero3\"");
+  EXPECT_EQ(last.num_ranks, 4);
+  EXPECT_TRUE(has(last.toml, {"strategy = \"zero3\""}));
+  EXPECT_TRUE(has(last.toml, {"out = \"\""}));
+  EXPECT_EQ(request({"--parallel.strategy=zero2"}).configurations.size(), 1u);
+  EXPECT_EQ(request({"--sweep=parallel.strategy=ddp,hsdp"}).configurations.size(), 2u);
+  EXPECT_EQ(request({}).configurations.size(), 4u);
+  EXPECT_TRUE(request({"--help"}).configurations.empty());
+}
+
+TEST_F(CompareRequest, WhatCannotRunIsRefusedByTheNameOfItsConfiguration) {
+  EXPECT_TRUE(has(refused({"--sweep=parallel.prefech=0,1"}), {"did you mean parallel.prefetch?"}));
+  EXPECT_TRUE(has(refused({"--sweep=rounds=1,2"}), {"expected a known option, got rounds"}));
+  EXPECT_TRUE(has(refused({"--sweep=parallel.prefetch=0,x"}), {"configuration ddp prefetch=x"}));
+  EXPECT_TRUE(has(refused({"--strategies=ddp,zero4"}), {"configuration zero4"}));
+  EXPECT_TRUE(has(
+      refused({"--strategies=ddp,hsdp", "--sweep=parallel.ranks=2,3", "--parallel.shard_ranks=2"}),
+      {"configuration ddp ranks=2"}));
+  EXPECT_TRUE(has(refused({"--strategies=hsdp", "--sweep=parallel.shard_ranks=1,2,3"}),
+                  {"(configuration hsdp shard_ranks=3)"}));
+  EXPECT_TRUE(
+      has(refused({"--strategies=zero3,ddp", "--offload.parameters=1"}), {"configuration ddp"}));
+  EXPECT_TRUE(has(refused({"--sweep=cpu.gemm=eigen,none"}), {"configuration ddp cpu.gemm=none"}));
+  EXPECT_TRUE(has(refused({"--sweep=model.vocab=256,10"}), {"configuration ddp model.vocab=10"}));
+  EXPECT_TRUE(has(refused({"--sweep=data.path=/nowhere"}), {"once"}));
+  EXPECT_TRUE(has(refused({"--sweep=parallel.prefetch=0,1", "--parallel.prefetch=1"}), {"once"}));
+  EXPECT_TRUE(has(refused({"--strategies=ddp", "--parallel.strategy=ddp"}), {"got both"}));
+  EXPECT_TRUE(has(refused({"--train.steps=3"}), {"warmup_steps below train.steps=3"}));
+  EXPECT_TRUE(has(refused({"--save.final=x"}), {"save.final"}));
+  EXPECT_TRUE(has(refused({"--log.jsonl=x"}), {"log.jsonl"}));
+  EXPECT_TRUE(has(refused({"--tolerance=-1"}), {"tolerance"}));
+  EXPECT_TRUE(has(refused({"--rounds=0"}), {"rounds"}));
+}
+
+// What must be equal -----------------------------------------------------------------------------
+
+TEST_F(CompareRequest, BitsMustBeEqualUnlessTheArithmeticIsAnother) {
+  using Reasons = std::vector<std::string>;
+  const auto reasons = [&](const std::vector<std::string>& words) {
+    const Request r = request(words);
+    return arithmetic_differences(r.configurations.at(0), r.configurations.at(1));
+  };
+  EXPECT_EQ(reasons({"--strategies=ddp,hsdp"}), Reasons());
+  EXPECT_EQ(reasons({"--strategies=zero3", "--sweep=parallel.prefetch=0,5"}), Reasons());
+  EXPECT_EQ(reasons({"--strategies=zero3", "--sweep=train.recompute=true,false"}), Reasons());
+  EXPECT_EQ(reasons({"--strategies=zero3", "--sweep=offload.gradients=0,1"}), Reasons());
+  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=precision.param=f32,bf16"}),
+            Reasons{"precision.param"});
+  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=comm.hook=none,bf16"}), Reasons{"comm.hook"});
+  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=train.lr=1,2"}), Reasons{"train.lr"});
+  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=train.accum_comm=every,last"}),
+            Reasons{"train.accum_comm"});
+  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=cpu.gemm=onednn,eigen"}), Reasons{"cpu.gemm"});
+  // The same micro-batches, dealt in another way; or others.
+  Request r = request({"--strategies=ddp", "--sweep=parallel.ranks=4,2 train.accum=1,2"});
+  EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(3)), Reasons());
+  EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(1)),
+            Reasons{"train.accum"});
+  r.configurations[3].sums_in_rank_order = false;
+  EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(3)),
+            Reasons{"parallel.ranks"});
+}
+
+RunRecord run_of(std::vector<double> loss, std::string sha = "same") {
+  RunRecord run;
+  run.loss = std::move(loss);
+  run.params_sha256 = std::move(sha);
+  for (std::size_t i = 0; i < run.loss.size(); ++i) {
+    run.metrics["step_ms"].push_back(10.0 + double(i));
+    run.metrics["tokens_per_s"].push_back(100);
+  }
+  run.peak_bytes = {{"optimizer", 5}, {"total", 1 << 20}};
+  return run;
+}
+
+TEST(Parity, SeesEveryKindOfDifference) {
+  const RunRecord base = run_of({3, 2, 1});
+  const auto compare = [&](const RunRecord& run, const std::vector<std::string>& reasons = {}) {
+    return compare_runs(base, std::vector<RunRecord>{base, run}, reasons, 0.5);
+  };
+  EXPECT_EQ(compare(base).kind, ParityKind::kEqualBits);
+  const Parity loss = compare(run_of({3, std::nextafter(2, 3), 1.25}));
+  EXPECT_EQ(loss.kind, ParityKind::kDiffers);
+  EXPECT_EQ(loss.first_step, 2);
+  EXPECT_EQ(loss.max_difference, 0.25);
+  EXPECT_TRUE(has(loss.text, {"0.25, first in step 2"}));
+  const Parity hash = compare(run_of({3, 2, 1}, "other"));
+  EXPECT_EQ(hash.kind, ParityKind::kDiffers);
+  EXPECT_TRUE(has(hash.text, {"other parameters"}));
+  EXPECT_EQ(compare(run_of({3, 2})).kind, ParityKind::kDiffers);
+  // With a reason it may be another number, up to the tolerance.
+  EXPECT_EQ(compare(run_of({3, 2.5, 1}, "other"), {"train.lr"}).kind, ParityKind::kWithin);
+  const Parity far = compare(run_of({3, 2.75, 1}, "other"), {"train.lr"});
+  EXPECT_EQ(far.kind, ParityKind::kDiffers);
+  EXPECT_TRUE(has(far.text, {"beyond the tolerance of 0.5 (train.lr changes the arithmetic)"}));
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(compare(run_of({3, nan, 1}), {"train.lr"}).kind, ParityKind::kDiffers);
+  EXPECT_EQ(compare_runs(base, {}, {}, 1).kind, ParityKind::kUnknown);
+}
+
+// The verdict ------------------------------------------------------------------------------------
+
+class CompareVerdict : public CompareRequest {
+ protected:
+  Comparison summary(std::vector<Trained> trained) const {
+    return summarise(request_, std::move(trained));
+  }
+  const Request request_ = request({"--strategies=ddp,zero2,zero3", "--warmup_steps=1"});
+};
+
+TEST_F(CompareVerdict, NamesWhatDiffersFailedOrIsMissing) {
+  const RunRecord good = run_of({3, 2, 1}), bad = run_of({3, 2, 1}, "other");
+  const Comparison all = summary({{{good}}, {{good}}, {{good}}});
+  EXPECT_TRUE(all.verdict.passed && all.verdict.complete);
+  EXPECT_TRUE(has(all.verdict.sentence, {"All 3 configurations give the same bits"}));
+  EXPECT_TRUE(has(all.verdict.sentence, {"Fastest: ddp at 11.5 ms a step"}));
+  EXPECT_TRUE(has(table_text(all), {"baseline"}));
+
+  const Comparison planted = summary({{{good}}, {{bad}}, {{good}}});
+  EXPECT_FALSE(planted.verdict.passed);
+  EXPECT_TRUE(planted.verdict.complete);
+  EXPECT_TRUE(
+      has(planted.verdict.sentence, {"Parity fails: 1 configuration differs from ddp: zero2"}));
+  EXPECT_TRUE(has(table_text(planted), {"DIFFERS parameters"}));
+
+  const Comparison failed = summary({{{good}}, {{}, "exit code 1"}, {{good}}});
+  EXPECT_FALSE(failed.verdict.passed || failed.verdict.complete);
+  EXPECT_TRUE(has(failed.verdict.sentence, {"Failed: zero2."}));
+
+  const Comparison missing = summary({{{good}}, {{good}}, {}});
+  EXPECT_TRUE(missing.verdict.passed);
+  EXPECT_FALSE(missing.verdict.complete);
+  EXPECT_TRUE(
+      has(missing.verdict.sentence, {"Not complete: 1 of 3 configurations missing (zero3)"}));
+  const Comparison nothing = summary({{}, {{good}}, {{good}}});
+  EXPECT_FALSE(nothing.verdict.passed || nothing.verdict.complete);
+  EXPECT_EQ(nothing.rows[1].parity.text, "no baseline");
+}
+
+TEST_F(CompareVerdict, MediansLeaveOutWarmUpAndWhatIsNotKnownIsNull) {
+  const nlohmann::ordered_json json = to_json(summary({{{run_of({3, 2, 1})}}, {}, {}}));
+  const auto& rows = json.at("configurations");
+  EXPECT_EQ(rows[0]["metrics"]["step_ms"],
+            (nlohmann::ordered_json{{"median", 11.5}, {"q1", 11.25}, {"q3", 11.75}}));
+  EXPECT_TRUE(rows[0]["metrics"]["sent_bytes"].is_null());
+  EXPECT_TRUE(rows[0]["metrics"]["overlap"].is_null());
+  EXPECT_TRUE(rows[0]["planned"].is_null() && rows[0]["host_peak_bytes"].is_null());
+  EXPECT_EQ(rows[0]["peak_bytes"]["total"], 1 << 20);
+  EXPECT_EQ(rows[0]["loss"], (nlohmann::ordered_json{3.0, 2.0, 1.0}));
+  EXPECT_EQ(rows[0]["loss_difference"], (nlohmann::ordered_json{0.0, 0.0, 0.0}));
+  EXPECT_EQ(rows[0]["options"]["parallel.strategy"], "ddp");
+  EXPECT_EQ(rows[0]["state"], "done");
+  EXPECT_EQ(rows[1]["state"], "missing");
+  EXPECT_TRUE(rows[1]["loss"].is_null() && rows[1]["last_loss"].is_null());
+  EXPECT_TRUE(has(table_text(summary({{{run_of({3, 2, 1})}}, {}, {}})),
+                  {"not measured: exposed ms, peak MiB planned, sent MiB"}));
+}
+
+// Formulas ---------------------------------------------------------------------------------------
+
+// Two layers of width 8 on 4 ranks, 256 tokens, 8 positions: 2128 + 2 x 872 parameters.
+TEST_F(CompareRequest, FormulasAreThoseOfTheStrategies) {
+  const std::int64_t root = 8 * (256 + 8 + 2), block = 872, all = root + 2 * block;
+  const Request r = request({"--strategies=ddp,zero1,zero2,zero3,shard_grad_op,hsdp,hfsdp"});
+  ASSERT_EQ(r.configurations[0].model.num_parameters(), all);
+  const auto sent = [&](int i) { return sent_formula(r.configurations.at(std::size_t(i)))->value; };
+  const double ring = 0.75 * 4, p = double(all);
+  EXPECT_DOUBLE_EQ(sent(0), 2 * ring * p);
+  EXPECT_DOUBLE_EQ(sent(1), 3 * ring * p);
+  EXPECT_DOUBLE_EQ(sent(2), 2 * ring * p);
+  EXPECT_DOUBLE_EQ(sent(3), ring * (double(root + 3 * block) + p));
+  EXPECT_DOUBLE_EQ(sent(4), 2 * ring * p);
+  // Replicas of 2: each of both hands its sum of half the model on.
+  EXPECT_DOUBLE_EQ(sent(5), 2 * (double(root + 3 * block) + p) + 2 * 2 * p / 2);
+  EXPECT_DOUBLE_EQ(sent(6), 2 * (double(root + 3 * block) + p) + 2 * 2 * p / 2 + 2 * p / 2);
+  const std::vector<Formula> zero3 = memory_formulas(r.configurations.at(3));
+  ASSERT_EQ(zero3.size(), 4u);
+  EXPECT_EQ(zero3[0].name, "parameter_shard");
+  EXPECT_EQ(zero3[0].value, double(all));
+  EXPECT_EQ(zero3[1].value, 4.0 * double(root + 2 * block));
+  EXPECT_EQ(zero3[2].value, double(all) + 4.0 * double(root + 2 * block));
+  EXPECT_EQ(zero3[3].value, 2.0 * double(all));
+  EXPECT_EQ(zero3[3].numbers, "2 x 4 x " + std::to_string(all) + " / 4");
+  const Request hook = request({"--strategies=ddp", "--comm.hook=bf16"});
+  EXPECT_FALSE(sent_formula(hook.configurations[0]).has_value());
+  EXPECT_EQ(
+      sent_formula(request({"--strategies=ddp", "--parallel.ranks=1"}).configurations[0])->value,
+      0);
+}
+
+}  // namespace
+}  // namespace tessera::tools

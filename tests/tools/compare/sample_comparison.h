@@ -1,0 +1,94 @@
+// A comparison as compare.json holds it, without a training: 2 x 2 configurations with all figures
+// there can be, one of which differs, and names that HTML must not take for its own.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace tessera::testing {
+
+inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
+  using nlohmann::ordered_json;
+  ordered_json all = {
+      {"format", 1},
+      {"verdict",
+       {{"passed", false}, {"complete", true}, {"sentence", "Parity fails: <b>zero3</b> & more."}}},
+      {"baseline", "ddp prefetch=0"},
+      {"rounds", 1},
+      {"warmup_steps", 3},
+      {"tolerance", 0.05},
+      {"steps", num_steps},
+      {"model", {{"preset", "small"}, {"parameters", 640000}, {"layers", 3}, {"dim", 128}}},
+      {"devices", {"cpu, v3"}},
+      {"configurations", ordered_json::array()}};
+  int i = 0;
+  for (const char* name : {"ddp prefetch=0", "ddp prefetch=2", "zero3 prefetch=0",
+                           "zero3 </script><img src=x onerror=alert(1)> '\""}) {
+    const double x = 1 + 0.1 * i++;
+    const bool differs = i == 4;
+    const auto spread = [&](double median) {
+      return ordered_json{{"median", median}, {"q1", median * 0.9}, {"q3", median * 1.1}};
+    };
+    ordered_json row = {
+        {"name", name}, {"folder", "runs/x"}, {"state", "done"}, {"failure", ""}, {"rounds", 1}};
+    row["strategy"] = i <= 2 ? "ddp" : "zero3";
+    row["ranks"] = 4;
+    row["shard_ranks"] = 4;
+    row["overrides"] = ordered_json::object();
+    row["parity"] = {{"kind", differs ? "differs" : "equal bits"},
+                     {"text", differs ? "differs by \"1e-3\"" : "equal bits"},
+                     {"changes_arithmetic", ordered_json::array()},
+                     {"max_loss_difference", differs ? 1e-3 : 0.0},
+                     {"first_step", differs ? ordered_json(2) : ordered_json()},
+                     {"equal_parameters", !differs}};
+    row["params_sha256"] = {"ab"};
+    row["last_loss"] = 3.25 * x;
+    row["metrics"] = {{"step_ms", spread(40 / x)},    {"exposed_comm_ms", spread(4 * x)},
+                      {"compute_ms", spread(20 / x)}, {"optimizer_ms", spread(3)},
+                      {"data_ms", spread(0.5)},       {"tokens_per_s", spread(30000 * x)},
+                      {"overlap", spread(0.8)},       {"sent_bytes", spread(4e6 * x)},
+                      {"num_collectives", nullptr}};
+    row["peak_bytes"] = {{"parameter_shard", 2000000 / i},
+                         {"gathered_parameter", 300000 * (i - 1)},
+                         {"gradient", 2500000},
+                         {"optimizer", 5000000 / i},
+                         {"activation", 9000000},
+                         {"communication", 80},
+                         {"workspace", 70000},
+                         {"total", 18000000 - 500000 * i}};
+    row["host_peak_bytes"] =
+        i == 2 ? ordered_json{{"optimizer", 1000000}, {"total", 1000000}} : ordered_json();
+    row["planned"] = {{"peak_bytes", {{"total", 18000000 - 500000 * i}}},
+                      {"sent_bytes", 4000000},
+                      {"num_collectives", nullptr}};
+    row["theory"] = {{"memory",
+                      {{{"name", "optimizer"},
+                        {"words", "2 x 4 B x parameters"},
+                        {"numbers", "2 x 4 x 640000"},
+                        {"bytes", 5120000}}}},
+                     {"sent",
+                      {{"name", "sent"},
+                       {"words", "2 x (n-1)/n x gradients"},
+                       {"numbers", "2 x 3/4 x 4 x 640000"},
+                       {"bytes", 3840000}}}};
+    row["on_pareto_front"] = i >= 3;
+    row["loss"] = ordered_json::array();
+    row["loss_difference"] = ordered_json::array();
+    for (int step = 0; step < num_steps; ++step) {
+      row["loss"].push_back(5 - 0.01 * step);
+      row["loss_difference"].push_back(differs && step == num_steps / 2 ? 1e-3 : 0.0);
+    }
+    row["options"] = {{"parallel.prefetch", i}, {"data.path", name}};
+    all["configurations"].push_back(row);
+  }
+  return all;
+}
+
+inline nlohmann::ordered_json sample_traces() {
+  return nlohmann::ordered_json::parse(R"([
+    {"name":"ddp prefetch=2","duration_ms":20,"left_out":0,"threads":[
+      {"name":"compute","slices":[[0,9,"linear"],[9.5,8,"<b>"]]},{"name":"gather","slices":[[1,6,"all_gather"]]}]},
+    {"name":"ddp prefetch=0","duration_ms":25,"left_out":3,"threads":[{"name":"compute","slices":[[6,9,"linear"]]}]}])");
+}
+
+}  // namespace tessera::testing

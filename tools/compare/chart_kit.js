@@ -1,0 +1,169 @@
+'use strict';
+// What the charts are made of. Names come from files and command lines: they only ever become text nodes and attributes.
+
+const errors = [];
+window.addEventListener('error', (event) => tellError(event.message));
+function tellError(message) {
+  errors.push(String(message));
+  document.documentElement.dataset.errors = String(errors.length);
+  const box = document.createElement('p');
+  box.className = 'errors';
+  box.textContent = 'This page has an error: ' + message;
+  document.querySelector('main').prepend(box);
+}
+
+const MIB = 1024 * 1024;
+const known = (value) => value !== null && value !== undefined;
+
+function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS('http://www.w3.org/2000/svg', tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+// As many digits as are worth reading.
+function short(value) {
+  if (value === 0) return '0';
+  const size = Math.abs(value);
+  if (size >= 100000) return Math.round(value).toLocaleString('en-US');
+  if (size >= 100) return value.toFixed(0);
+  if (size >= 10) return value.toFixed(1);
+  if (size >= 0.1) return value.toFixed(2);
+  return value.toExponential(1).replace('e', ' e');
+}
+const ms = (value) => known(value) ? short(value) + ' ms' : 'not measured';
+function mib(bytes) {
+  if (!known(bytes)) return 'not measured';
+  if (bytes > 0 && bytes < 10240) return bytes + ' B';
+  return short(bytes / MIB) + ' MiB';
+}
+
+// Round numbers from 0 to at least `most`.
+function ticks(most, count = 5) {
+  if (!(most > 0)) return [0, 1];
+  const rough = most / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((f) => f * power).find((s) => s >= rough);
+  const result = [];
+  for (let i = 0; ; ++i) {
+    result.push(i * step);
+    if (i * step >= most * 0.999) return result;
+  }
+}
+
+function legend(items) {
+  const list = el('ul', {class: 'legend'});
+  for (const {name, color, kind} of items) {
+    const swatch = el('i', {class: kind || '', 'aria-hidden': 'true'});
+    swatch.style.setProperty('--swatch', color);
+    list.append(el('li', {}, swatch, name));
+  }
+  return list;
+}
+
+function table(head, rows) {
+  const result = el('table', {}, el('thead', {}, el('tr', {}, ...head.map((h) => el('th', {scope: 'col'}, h)))));
+  const body = el('tbody');
+  for (const [first, ...rest] of rows) {
+    body.append(el('tr', {}, el('th', {scope: 'row'}, first), ...rest.map((cell) => {
+      const unknown = cell === 'not measured';
+      const node = el('td', unknown ? {class: 'unknown'} : {}, cell);
+      if (typeof cell === 'string' && cell.length > 34) node.className = 'text wrap';
+      return node;
+    })));
+  }
+  result.append(body);
+  return result;
+}
+
+// The figures of a chart as a table, for whoever cannot or would not see it.
+function figures(title, head, rows, open = false) {
+  return el('details', open ? {open: ''} : {}, el('summary', {}, title),
+            el('div', {class: 'scroller', role: 'region', 'aria-label': title, tabindex: '0'}, table(head, rows)));
+}
+
+// One tab stop: arrow keys go from mark to mark, and so does the pointer. `tell(i)` gives [bold, rest] of the line below.
+function explorable(area, count, mark, tell, hint) {
+  const readout = el('p', {class: 'readout', 'aria-live': 'polite'}, hint);
+  let active = -1;
+  const go = (i) => {
+    if (i === active || count === 0) return;
+    if (active >= 0) mark(active, false);
+    active = (i + count) % count;
+    mark(active, true);
+    const [bold, rest] = tell(active);
+    readout.replaceChildren(el('b', {}, bold), ' ' + rest);
+  };
+  area.setAttribute('tabindex', '0');
+  area.addEventListener('keydown', (event) => {
+    const step = {ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1}[event.key];
+    if (step === undefined) return;
+    event.preventDefault();
+    go(active < 0 && step < 0 ? count - 1 : active + step);
+  });
+  return {readout, go};
+}
+
+// Bars that lie one below the other. Each row: {label, segments: [{value, series, name}], value, marks: [{value, name}],
+// thin: a second bar of segments}. Values share one scale.
+function barChart(figure, rows, options) {
+  const sum = (segments) => segments.reduce((total, s) => total + s.value, 0);
+  const most = Math.max(...rows.flatMap((row) => [
+    sum(row.segments), ...(row.marks || []).map((m) => m.value), ...(row.thin ? [sum(row.thin)] : [])]), 1e-12);
+  const list = el('ul', {class: 'bars', role: 'group', 'aria-label': options.title});
+  const bar = (segments, marks, thin) => {
+    const node = svg('svg', {role: 'presentation', class: thin ? 'thin' : '', preserveAspectRatio: 'none'});
+    node.append(svg('rect', {class: 'track', width: '100%', height: '100%', rx: 4}));
+    let at = 0;
+    for (const {value, series, name} of segments) {
+      if (!(value > 0)) continue;
+      node.append(svg('rect', {class: 's' + series, x: 100 * at / most + '%', width: 100 * value / most + '%',
+                               height: '100%', 'data-name': name, 'data-value': value}));
+      at += value;
+    }
+    for (const {value, name} of marks || []) {
+      const part = 100 * value / most;
+      node.append(svg('rect', {class: 'tick', x: part + '%', transform: `translate(${part > 99 ? -3 : -1.5})`, width: 3,
+                               height: '100%', 'data-name': name, 'data-value': value}));
+    }
+    return node;
+  };
+  const items = rows.map((row) => {
+    const cell = el('div', {class: 'track-cell'}, bar(row.segments, row.marks, false));
+    if (row.thin && sum(row.thin) > 0) cell.append(bar(row.thin, [], true));
+    return el('li', {}, el('span', {class: 'label'}, row.label), cell, el('span', {class: 'value'}, row.value));
+  });
+  list.append(...items);
+  const {readout, go} = explorable(list, rows.length, (i, on) => items[i].classList.toggle('active', on),
+                                   (i) => [rows[i].label + ':', rows[i].text], options.hint);
+  items.forEach((item, i) => item.addEventListener('pointerenter', () => go(i)));
+  figure.append(legend(options.legend), list, readout);
+}
+
+// Draws now and whenever the width changes. `draw(width)` returns an svg.
+function responsive(figure, draw) {
+  const holder = el('div');
+  figure.append(holder);
+  let last = 0;
+  const update = () => {
+    const width = Math.floor(holder.clientWidth);
+    if (width === 0 || width === last) return;
+    last = width;
+    try {
+      holder.replaceChildren(draw(width));
+    } catch (error) {
+      tellError(error.message);
+    }
+  };
+  new ResizeObserver(update).observe(holder);
+  update();
+}
+
+const text = (x, y, words, attributes = {}) => svg('text', {x, y, ...attributes}, words);

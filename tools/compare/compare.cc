@@ -1,0 +1,159 @@
+// Trains the transformer once for each configuration and says whether they agree and what each
+// costs.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "engine/error.h"
+#include "tools/compare/comparison.h"
+#include "tools/compare/comparison_folder.h"
+#include "tools/compare/report_page.h"
+#include "tools/compare/request.h"
+#include "tools/compare/trace_slices.h"
+#include "tools/compare/training_process.h"
+#include "tools/io/text.h"
+#include "tools/train/main.h"
+#include "tools/train/stop.h"
+
+namespace tessera::tools {
+namespace {
+
+void say(const std::string& line) {
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+// Trains all that is missing, in turn, and collects what there is.
+class Trainings {
+ public:
+  Trainings(const Request& request, const ComparisonFolder& folder)
+      : request_(request), folder_(folder), trained_(request.configurations.size()) {}
+
+  std::vector<Trained> run() {
+    const std::int64_t total = request_.compare.rounds * std::ssize(request_.configurations);
+    std::int64_t number = 0;
+    for (std::int64_t round = 1; round <= request_.compare.rounds; ++round) {
+      for (std::size_t i = 0; i < trained_.size(); ++i) {
+        ++number;
+        const std::string what =
+            fmt::format("[{}/{}] {}{}", number, total, escaped(request_.configurations[i].name),
+                        request_.compare.rounds > 1 ? fmt::format(", round {}", round) : "");
+        visit(i, round, what);
+      }
+    }
+    return std::move(trained_);
+  }
+
+ private:
+  void visit(std::size_t i, std::int64_t round, const std::string& what) {
+    const Configuration& c = request_.configurations[i];
+    Trained& trained = trained_[i];
+    if (std::optional<RunRecord> run = folder_.finished(c, round)) {
+      say(what + ": kept");
+      trained.rounds.push_back(std::move(*run));
+      return;
+    }
+    if (stop_requested() != 0) return;
+    try {
+      train(c, round, what, trained);
+    } catch (const engine::IoError& e) {
+      trained.failure = e.what();
+    }
+    if (!trained.failure.empty())
+      say(fmt::format("{}: failed, {}", what, escaped(trained.failure)));
+  }
+
+  void train(const Configuration& c, std::int64_t round, const std::string& what,
+             Trained& trained) {
+    const std::string out = folder_.round_path(c, round), console = out + "/console.txt";
+    std::error_code ignored;  // without the folder the console cannot be written, which says why
+    std::filesystem::create_directories(out, ignored);
+    std::vector<std::string> arguments = {"--config=" + folder_.configuration_path(c),
+                                          "--out=" + out};
+    // Each has a trace of its own, where the page looks for it.
+    const auto trace = c.options.find("log.trace");
+    if (trace != c.options.end() && trace->second != R"("")") {
+      arguments.push_back("--log.trace=" + out + "/trace.json");
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    const ProcessEnd end = run_process(folder_.trainer(), arguments, console);
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+    if (stop_requested() != 0) return say(what + ": interrupted");
+    if (!end.ok()) {
+      trained.failure = fmt::format("{}; see {}", end.str(), console);
+      return;
+    }
+    std::optional<RunRecord> run = folder_.finish(c, round);
+    if (!run) {
+      trained.failure = fmt::format("it ended before its last step; see {}", console);
+      return;
+    }
+    const auto times = run->metrics.find("step_ms");
+    const auto middle = times == run->metrics.end() ? std::nullopt : spread_of(times->second);
+    say(fmt::format("{}: loss {:.4f}{}, {:.1f} s", what, run->loss.back(),
+                    middle ? fmt::format(", {:.1f} ms a step", middle->median) : "",
+                    elapsed.count()));
+    trained.rounds.push_back(std::move(*run));
+  }
+
+  const Request& request_;
+  const ComparisonFolder& folder_;
+  std::vector<Trained> trained_;
+};
+
+// A trace that cannot be read costs the page its streams, and nothing else.
+nlohmann::ordered_json traces(const Comparison& comparison,
+                              const std::vector<std::string>& folders) {
+  try {
+    return traces_to_show(comparison, folders);
+  } catch (const engine::IoError& e) {
+    fmt::print(stderr, "warning: {}; the page shows no streams\n", escaped(e.what()));
+    return nlohmann::ordered_json::array();
+  }
+}
+
+void write_results(const Comparison& comparison, const ComparisonFolder& folder) {
+  std::vector<std::string> traced;
+  for (const Row& row : comparison.rows) {
+    traced.push_back(row.trained.rounds.empty() ? "" : folder.round_path(*row.configuration, 1));
+  }
+  const nlohmann::ordered_json json = to_json(comparison);
+  const auto replace = nlohmann::ordered_json::error_handler_t::replace;
+  write_file(folder.json_path(), json.dump(1, ' ', false, replace) + "\n");
+  write_file(folder.report_path(), report_page(json, traces(comparison, traced)));
+}
+
+void compare(int argc, char** argv) {
+  const Request request = read_request(argc, argv, std::cout);
+  if (request.configurations.empty()) return;
+  const ComparisonFolder folder(request);
+  say(fmt::format("{} configurations, {} steps each; the baseline is {}",
+                  request.configurations.size(), request.configurations.front().config.train.steps,
+                  escaped(request.configurations.front().name)));
+  const StopSignals signals;
+  const Comparison comparison = summarise(request, Trainings(request, folder).run());
+  write_results(comparison, folder);
+  say("\n" + table_text(comparison));
+  say(escaped(comparison.verdict.sentence));
+  say(fmt::format("figures {}\nreport {}", escaped(folder.json_path()),
+                  escaped(folder.report_path())));
+  engine::require(comparison.verdict.passed,
+                  "[parity] expected every configuration to give the numbers that it should, "
+                  "got one that does not; see above");
+  engine::require(comparison.verdict.complete,
+                  "[compare] expected all configurations to be trained, got some missing; --resume "
+                  "goes on");
+}
+
+}  // namespace
+}  // namespace tessera::tools
+
+int main(int argc, char** argv) {
+  return tessera::tools::run_main([&] { tessera::tools::compare(argc, argv); });
+}

@@ -1,0 +1,62 @@
+// What a comparison found: every configuration's figures, parity with the baseline, and a verdict.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/compare/parity.h"
+#include "tools/compare/request.h"
+#include "tools/compare/run_record.h"
+#include "tools/compare/theory.h"
+
+namespace tessera::tools {
+
+/// What is known of one configuration.
+struct Trained {
+  std::vector<RunRecord> rounds = {};  ///< those that ran to their end
+  std::string failure = {};            ///< why one did not; empty: none failed
+};
+
+struct Row {
+  const Configuration* configuration = nullptr;
+  Trained trained = {};
+  bool complete = false;  ///< all rounds are there
+  Parity parity = {};
+  std::map<std::string, Spread> metrics = {};  ///< over all rounds, without warm-up steps
+  std::optional<double> last_loss = {};
+  bool is_on_front = false;  ///< of throughput against memory
+  std::vector<Formula> memory_theory = {};
+  std::optional<Formula> sent_theory = {};
+
+  std::optional<double> median(const std::string& metric) const;
+  /// Of all categories together, on its device.
+  std::optional<std::int64_t> peak_nbytes() const;
+  std::optional<std::int64_t> planned_peak_nbytes() const;
+};
+
+struct Verdict {
+  bool passed = false;    ///< nothing that was trained differs from what it should be
+  bool complete = false;  ///< everything was trained
+  std::string sentence = {};
+};
+
+struct Comparison {
+  const Request* request = nullptr;
+  std::vector<Row> rows = {};  ///< as in the request
+  Verdict verdict = {};
+};
+
+/// `trained` as request.configurations, which outlive what is returned.
+Comparison summarise(const Request& request, std::vector<Trained> trained);
+
+/// What the page and other programs read. A figure that is not known is null.
+nlohmann::ordered_json to_json(const Comparison& comparison);
+
+/// The rows for a terminal: aligned, with units.
+std::string table_text(const Comparison& comparison);
+
+}  // namespace tessera::tools

@@ -1,0 +1,189 @@
+#include "tools/compare/comparison_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <system_error>
+#include <vector>
+
+#include "engine/error.h"
+#include "tools/io/json.h"
+#include "tools/io/jsonl.h"
+#include "tools/io/sha256.h"
+#include "tools/io/text.h"
+#include "tools/train/flags.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using engine::IoError;
+using engine::require;
+
+constexpr std::int64_t kMaxTomlNbytes = 1 << 20;
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  require<IoError>(!error && fs::is_directory(path, error),
+                   "[out] expected a folder that can be made, got {} ({})",
+                   error ? error.message() : "something else", path);
+}
+
+std::string sha256_of(const std::string& path) {
+  const InputFile file(path);
+  Sha256 sha;
+  std::vector<std::byte> bytes(1 << 20);
+  for (std::int64_t at = 0; at < file.nbytes();) {
+    const auto n = std::min<std::int64_t>(std::ssize(bytes), file.nbytes() - at);
+    const std::span part(bytes.data(), static_cast<std::size_t>(n));
+    file.read(at, part);
+    sha.update(part);
+    at += n;
+  }
+  return sha.hex();
+}
+
+FileDescriptor locked(const std::string& folder) {
+  const std::string path = folder + "/.lock";
+  FileDescriptor file(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+  const int error = file.is_open() ? 0 : errno;
+  require<IoError>(error == 0, "[out] expected a folder that can be written to, got {} ({})",
+                   std::generic_category().message(error), folder);
+  lock_for_run(file, folder);
+  return file;
+}
+
+std::vector<std::string> folders_in(const std::string& folder) {
+  std::vector<std::string> names = names_in_folder(folder);
+  std::erase_if(names, [](const std::string& name) { return name == "." || name == ".."; });
+  std::ranges::sort(names);
+  return names;
+}
+
+// Throws before anything is trained.
+void check_can_write(const std::string& path) { const AtomicFile never_committed(path); }
+
+std::string done_path(const std::string& round) { return round + "/done.json"; }
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+}  // namespace
+
+void write_file(const std::string& path, const std::string& text) {
+  AtomicFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+}
+
+ComparisonFolder::ComparisonFolder(const Request& request) {
+  const CompareConfig& compare = request.compare;
+  std::error_code error;
+  trainer_ = fs::absolute(compare.trainer, error).string();
+  require<IoError>(!error && ::access(trainer_.c_str(), X_OK) == 0,
+                   "[trainer] expected a program, which `bazel run //tools:compare` supplies, got "
+                   "none ({})",
+                   trainer_);
+  trainer_sha256_ = sha256_of(trainer_);
+  path_ = fs::absolute(resolve_user_path(compare.out), error).string();
+  report_path_ = compare.report.empty()
+                     ? path_ + "/report.html"
+                     : fs::absolute(resolve_user_path(compare.report), error).string();
+  make_folder(path_);
+  lock_ = locked(path_);
+  const bool is_new = folders_in(path_ + "/runs").empty();
+  require(is_new || compare.resume,
+          "[compare] expected a folder without a comparison, or --resume to go on with the one "
+          "that is there, or another --out, got one ({})",
+          path_);
+  require(!is_new || !compare.resume,
+          "[resume] expected a folder with a comparison to go on with, got none ({})", path_);
+  require(report_path_ != json_path() && !report_path_.starts_with(path_ + "/runs/"),
+          "[report] expected a file apart from the comparison's others, got {}", report_path_);
+  check_can_write(json_path());
+  check_can_write(report_path_);
+  if (!is_new) check_same(request);
+  write_configurations(request);
+}
+
+void ComparisonFolder::check_same(const Request& request) const {
+  std::set<std::string> expected;
+  for (const Configuration& c : request.configurations) {
+    expected.insert(folder_name_of(c.name));
+    const std::string path = configuration_path(c);
+    if (!exists(path)) continue;
+    const std::string there = read_text_file(path, kMaxTomlNbytes);
+    require(there == c.toml,
+            "[resume] expected the options of the comparison that is there, got others, as a "
+            "comparison of both would be none; see {} (configuration {})",
+            path, escaped(c.name));
+    for (std::int64_t round = 1; exists(round_path(c, round)); ++round) {
+      const std::string done = done_path(round_path(c, round));
+      if (!exists(done)) continue;
+      const nlohmann::json record = parse_json(read_text_file(done, kMaxTomlNbytes), done);
+      const bool is_same = record.is_object() && record.contains("trainer_sha256") &&
+                           record["trainer_sha256"] == trainer_sha256_;
+      require(is_same,
+              "[resume] expected the program that trained what is there, got another build of it "
+              "({}, {})",
+              trainer_, done);
+    }
+  }
+  const std::vector<std::string> there = folders_in(path_ + "/runs");
+  for (const std::string& name : there) {
+    require(expected.contains(name),
+            "[resume] expected configurations that are compared, got {} as well, which is not "
+            "asked for ({})",
+            escaped(name), path_ + "/runs");
+  }
+}
+
+void ComparisonFolder::write_configurations(const Request& request) const {
+  for (const Configuration& c : request.configurations) {
+    const std::string path = configuration_path(c);
+    make_folder(fs::path(path).parent_path().string());
+    if (!exists(path)) write_file(path, c.toml);
+  }
+}
+
+std::string ComparisonFolder::configuration_path(const Configuration& c) const {
+  return fmt::format("{}/runs/{}/configuration.toml", path_, folder_name_of(c.name));
+}
+
+std::string ComparisonFolder::round_path(const Configuration& c, std::int64_t round) const {
+  return fmt::format("{}/runs/{}/round-{}", path_, folder_name_of(c.name), round);
+}
+
+std::optional<RunRecord> ComparisonFolder::finished(const Configuration& c,
+                                                    std::int64_t round) const {
+  const std::string folder = round_path(c, round);
+  if (!exists(done_path(folder))) return std::nullopt;
+  return read_run_record(folder + "/log.jsonl");
+}
+
+std::optional<RunRecord> ComparisonFolder::finish(const Configuration& c,
+                                                  std::int64_t round) const {
+  const std::string folder = round_path(c, round);
+  RunRecord run = read_run_record(folder + "/log.jsonl");
+  if (!run.stopped_by.empty() || std::ssize(run.loss) != c.config.train.steps) return std::nullopt;
+  write_file(done_path(folder), JsonRecord()
+                                    .add("trainer", trainer_)
+                                    .add("trainer_sha256", trainer_sha256_)
+                                    .add("params_sha256", run.params_sha256)
+                                    .line());
+  return run;
+}
+
+}  // namespace tessera::tools

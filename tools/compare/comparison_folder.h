@@ -1,0 +1,57 @@
+// The folder of a comparison:
+//
+//   compare.json, report.html
+//   runs/NAME/configuration.toml           all options of this configuration
+//   runs/NAME/round-1/log.jsonl, config.toml, console.txt
+//   runs/NAME/round-1/done.json            it ran to its end: by which program, and how long
+//
+// One comparison alone is in a folder. Going on (--resume) demands that what is there is of the
+// same configurations and program, so that nothing is mixed; there may be more configurations or
+// rounds than before.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tools/compare/request.h"
+#include "tools/compare/run_record.h"
+#include "tools/io/file.h"
+
+namespace tessera::tools {
+
+class ComparisonFolder {
+ public:
+  /// Makes the folder, locks it and writes down every configuration; nothing of it if it throws
+  /// InvalidArgument: a folder with a comparison and no `resume`, other configurations in it, or
+  /// trainings by another program. IoError: a folder, report or program that cannot be.
+  explicit ComparisonFolder(const Request& request);
+
+  const std::string& path() const { return path_; }
+  std::string json_path() const { return path_ + "/compare.json"; }
+  const std::string& report_path() const { return report_path_; }
+  const std::string& trainer() const { return trainer_; }
+
+  std::string configuration_path(const Configuration& c) const;
+  /// `round` from 1.
+  std::string round_path(const Configuration& c, std::int64_t round) const;
+
+  /// What a finished training left; none if it has not run to its end. Throws IoError for a log
+  /// that cannot be read although it has.
+  std::optional<RunRecord> finished(const Configuration& c, std::int64_t round) const;
+  /// Marks a training as finished if its log says that it was: all steps, by itself. What it has
+  /// left then; else none.
+  std::optional<RunRecord> finish(const Configuration& c, std::int64_t round) const;
+
+ private:
+  void check_same(const Request& request) const;
+  void write_configurations(const Request& request) const;
+
+  std::string path_, report_path_, trainer_, trainer_sha256_;
+  FileDescriptor lock_;
+};
+
+/// Writes `text` to `path`, whole or not at all. Throws IoError.
+void write_file(const std::string& path, const std::string& text);
+
+}  // namespace tessera::tools

@@ -1,0 +1,151 @@
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tools/compare/comparison.h"
+#include "tools/io/text.h"
+
+namespace tessera::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+template <class T>
+ordered_json or_null(const std::optional<T>& value) {
+  return value ? ordered_json(*value) : ordered_json(nullptr);
+}
+
+// JSON knows no NaN and no infinity.
+ordered_json finite(double value) {
+  return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
+}
+
+ordered_json json_of(const BytesByCategory& bytes) {
+  if (bytes.empty()) return nullptr;
+  ordered_json result;
+  for (const auto& [name, nbytes] : bytes) result[name] = nbytes;
+  return result;
+}
+
+// The most of each category, over all rounds.
+BytesByCategory most_of(const std::vector<RunRecord>& rounds, BytesByCategory RunRecord::*bytes) {
+  BytesByCategory result;
+  for (const RunRecord& run : rounds) {
+    for (const auto& [name, nbytes] : run.*bytes) result[name] = std::max(result[name], nbytes);
+  }
+  return result;
+}
+
+ordered_json json_of(const Formula& formula) {
+  return {{"name", formula.name},
+          {"words", formula.words},
+          {"numbers", formula.numbers},
+          {"bytes", std::llround(formula.value)}};
+}
+
+ordered_json json_of(const Parity& parity) {
+  return {{"kind", name_of(parity.kind)},
+          {"text", parity.text},
+          {"changes_arithmetic", parity.reasons},
+          {"max_loss_difference", finite(parity.max_difference)},
+          {"first_step", or_null(parity.first_step)},
+          {"equal_parameters", parity.equal_parameters}};
+}
+
+ordered_json json_of(const std::vector<double>& values) {
+  ordered_json result = ordered_json::array();
+  for (const double value : values) result.push_back(finite(value));
+  return result;
+}
+
+ordered_json planned_of(const Row& row) {
+  if (row.trained.rounds.empty()) return nullptr;
+  const RunRecord& run = row.trained.rounds.front();
+  if (run.planned_peak_bytes.empty() && !run.planned_sent_bytes) return nullptr;
+  return {{"peak_bytes", json_of(run.planned_peak_bytes)},
+          {"sent_bytes", or_null(run.planned_sent_bytes)},
+          {"num_collectives", or_null(run.planned_num_collectives)}};
+}
+
+ordered_json differences(const Row& row, const std::vector<double>* baseline) {
+  if (baseline == nullptr || row.trained.rounds.empty()) return nullptr;
+  const std::vector<double>& loss = row.trained.rounds.front().loss;
+  std::vector<double> result;
+  for (std::size_t i = 0; i < std::min(loss.size(), baseline->size()); ++i) {
+    result.push_back(std::abs(loss[i] - (*baseline)[i]));
+  }
+  return json_of(result);
+}
+
+ordered_json json_of(const Row& row, const std::vector<double>* baseline) {
+  const Configuration& c = *row.configuration;
+  const std::vector<RunRecord>& rounds = row.trained.rounds;
+  ordered_json result = {{"name", c.name}, {"folder", "runs/" + folder_name_of(c.name)}};
+  result["state"] = !row.trained.failure.empty() ? "failed" : row.complete ? "done" : "missing";
+  result["failure"] = row.trained.failure;
+  result["rounds"] = rounds.size();
+  result["strategy"] = c.config.parallel.strategy;
+  result["ranks"] = c.num_ranks;
+  result["shard_ranks"] = c.shard_ranks;
+  result["overrides"] = ordered_json::object();
+  for (const auto& [key, value] : c.overrides) result["overrides"][key] = value;
+  result["parity"] = json_of(row.parity);
+  result["params_sha256"] = ordered_json::array();
+  for (const RunRecord& run : rounds) result["params_sha256"].push_back(run.params_sha256);
+  result["last_loss"] = row.last_loss ? finite(*row.last_loss) : ordered_json(nullptr);
+  for (const std::string& name : metric_names()) {
+    const auto found = row.metrics.find(name);
+    result["metrics"][name] = found == row.metrics.end()
+                                  ? ordered_json(nullptr)
+                                  : ordered_json{{"median", found->second.median},
+                                                 {"q1", found->second.q1},
+                                                 {"q3", found->second.q3}};
+  }
+  result["peak_bytes"] = json_of(most_of(rounds, &RunRecord::peak_bytes));
+  result["host_peak_bytes"] = json_of(most_of(rounds, &RunRecord::host_peak_bytes));
+  result["planned"] = planned_of(row);
+  result["theory"] = {{"memory", ordered_json::array()}, {"sent", nullptr}};
+  for (const Formula& f : row.memory_theory) result["theory"]["memory"].push_back(json_of(f));
+  if (row.sent_theory) result["theory"]["sent"] = json_of(*row.sent_theory);
+  result["on_pareto_front"] = row.is_on_front;
+  result["loss"] = rounds.empty() ? ordered_json(nullptr) : json_of(rounds.front().loss);
+  result["loss_difference"] = differences(row, baseline);
+  for (const auto& [key, value] : c.options) {
+    result["options"][key] = ordered_json::parse(value);
+  }
+  return result;
+}
+
+}  // namespace
+
+ordered_json to_json(const Comparison& comparison) {
+  const Request& request = *comparison.request;
+  const Configuration& baseline = request.configurations.front();
+  ordered_json result = {{"format", 1}};
+  result["verdict"] = {{"passed", comparison.verdict.passed},
+                       {"complete", comparison.verdict.complete},
+                       {"sentence", comparison.verdict.sentence}};
+  result["baseline"] = baseline.name;
+  result["rounds"] = request.compare.rounds;
+  result["warmup_steps"] = request.compare.warmup_steps;
+  result["tolerance"] = request.compare.tolerance;
+  result["steps"] = baseline.config.train.steps;
+  result["model"] = {{"preset", baseline.config.model.preset},
+                     {"parameters", baseline.model.num_parameters()},
+                     {"layers", baseline.model.layers},
+                     {"dim", baseline.model.dim}};
+  std::set<std::string> machines;
+  for (const Row& row : comparison.rows) {
+    for (const RunRecord& run : row.trained.rounds) {
+      machines.insert(run.cpu.empty() ? run.device : run.device + ", " + run.cpu);
+    }
+  }
+  result["devices"] = machines;
+  const std::vector<RunRecord>& first = comparison.rows.front().trained.rounds;
+  const std::vector<double>* losses = first.empty() ? nullptr : &first.front().loss;
+  result["configurations"] = ordered_json::array();
+  for (const Row& row : comparison.rows) result["configurations"].push_back(json_of(row, losses));
+  return result;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,253 @@
+// The sections of the page, drawn from the JSON in #data. A section without figures stays hidden.
+
+const data = JSON.parse(document.getElementById('data').textContent);
+const all = data.configurations;
+const trained = all.filter((c) => c.rounds > 0);
+const metric = (c, name) => known(c.metrics[name]) ? c.metrics[name].median : null;
+
+function section(id, lead) {
+  const node = document.getElementById(id);
+  node.hidden = false;
+  node.querySelector('.lead').append(lead);
+  return node;
+}
+const figureOf = (node, i = 0) => node.querySelectorAll('figure')[i];
+
+function best(value) {
+  const candidates = trained.filter((c) => known(value(c)));
+  return candidates.length === 0 ? null : candidates.reduce((a, b) => value(b) < value(a) ? b : a);
+}
+
+function cards() {
+  const box = document.getElementById('cards');
+  const card = (title, figure, unit, who) => box.append(el('div', {class: 'card'}, el('h3', {}, title),
+      el('p', {class: 'figure'}, figure + ' ', el('small', {}, unit)), el('p', {class: 'who'}, who)));
+  const equal = trained.filter((c) => c.parity.kind === 'equal bits').length;
+  card('Equal bits', `${equal} of ${all.length}`, '', 'with ' + data.baseline);
+  const fast = best((c) => metric(c, 'step_ms'));
+  if (fast) card('Fastest step', short(metric(fast, 'step_ms')), 'ms', fast.name);
+  const small = best((c) => c.peak_bytes ? c.peak_bytes.total : null);
+  if (small) card('Least memory on a rank', short(small.peak_bytes.total / MIB), 'MiB', small.name);
+  const sent = best((c) => metric(c, 'sent_bytes'));
+  if (sent) card('Least sent in a step', short(metric(sent, 'sent_bytes') / MIB), 'MiB', sent.name);
+  else {
+    const exposed = best((c) => metric(c, 'exposed_comm_ms'));
+    if (exposed) card('Least exposed waiting', short(metric(exposed, 'exposed_comm_ms')), 'ms', exposed.name);
+  }
+}
+
+// The table stands in the page already; this makes its columns sort.
+function sortable() {
+  const node = document.querySelector('#table table');
+  const heads = [...node.tHead.rows[0].cells];
+  const body = node.tBodies[0];
+  heads.forEach((head, i) => {
+    const button = el('button', {type: 'button'}, ...head.childNodes);
+    head.append(button);
+    button.addEventListener('click', () => {
+      const down = head.getAttribute('aria-sort') === 'ascending';
+      heads.forEach((other) => other.removeAttribute('aria-sort'));
+      head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
+      const key = (row) => row.cells[i].dataset.value ?? row.cells[i].textContent;
+      const order = (a, b) => {
+        const x = key(a), y = key(b), p = parseFloat(x), q = parseFloat(y);
+        if (x === '' || y === '') return (x === '') - (y === '');  // unknown is last, either way
+        const less = Number.isNaN(p) || Number.isNaN(q) ? x.localeCompare(y) : p - q;
+        return down ? -less : less;
+      };
+      body.append(...[...body.rows].sort(order));
+    });
+  });
+}
+
+function lossSection() {
+  const base = all.find((c) => c.name === data.baseline);
+  if (!base.loss_points) return;
+  const others = trained.filter((c) => c !== base && c.loss_points);
+  const off = others.filter((c) => c.loss_points.difference.some((d) => d !== 0));
+  const exact = others.length - off.length;
+  const node = section('loss', off.length === 0
+      ? `Yes, to the bit: ${others.length === 0 ? 'there is only the baseline' : 'every difference to the baseline is exactly 0'}.`
+      : `${exact} of ${others.length} differ from the baseline by exactly 0 in every step; the others as drawn.`);
+  figureOf(node, 0).append(legend([{name: `loss of ${data.baseline}`, color: 'var(--c0)'}]));
+  responsive(figureOf(node, 0), (width) => lossPlot(width, base.loss_points));
+  const lines = new Map();  // those that differ alike are one line
+  for (const c of off) {
+    const key = JSON.stringify(c.loss_points.difference);
+    lines.set(key, [...(lines.get(key) || []), c]);
+  }
+  const groups = [...lines.values()];
+  const shown = groups.slice(0, 6).map((group) => group[0]);
+  const series = (i) => [1, 2, 3, 5, 7, 0][i];
+  const items = shown.map((c, i) => ({
+    name: groups[i].length === 1 ? c.name : `${groups[i].length} alike: ${c.name}, ...`, color: `var(--c${series(i)})`,
+  }));
+  if (exact > 0) items.unshift({name: `${exact} × exactly 0`, color: 'var(--c4)'});
+  if (off.some((c) => c.parity.changes_arithmetic.length > 0)) {
+    items.push({name: `tolerance ${data.tolerance}`, color: 'var(--soft)', kind: 'dash'});
+  }
+  figureOf(node, 1).append(legend(items));
+  responsive(figureOf(node, 1), (width) => differencePlot(width, base.loss_points.step, shown, exact, series));
+  if (groups.length > shown.length) {
+    figureOf(node, 1).append(el('p', {class: 'note'}, `${groups.length - shown.length} more lines are in the table below.`));
+  }
+  node.append(figures('The distances as a table', ['configuration', 'largest difference', 'first step', 'parameters', 'why it may differ'],
+      trained.map((c) => [c.name, known(c.parity.max_loss_difference) ? String(c.parity.max_loss_difference) : 'not finite',
+                          known(c.parity.first_step) ? String(c.parity.first_step) : '-',
+                          c.parity.equal_parameters ? 'equal' : 'differ', c.parity.changes_arithmetic.join(', ') || 'must be equal'])));
+}
+
+const CATEGORIES = [['parameter_shard', 'parameters'], ['gathered_parameter', 'gathered parameters'], ['gradient', 'gradients'],
+                    ['optimizer', 'optimizer'], ['activation', 'activations'], ['communication', 'communication'], ['workspace', 'workspace']];
+
+function memorySection() {
+  const rows = trained.filter((c) => c.peak_bytes);
+  if (rows.length === 0) return;
+  const parts = (bytes) => CATEGORIES.map(([key, name], i) => ({value: bytes[key] || 0, series: i, name}));
+  const listing = (bytes) => CATEGORIES.filter(([key]) => bytes[key] > 0).map(([key, name]) => `${name} ${mib(bytes[key])}`).join(' · ');
+  const hosts = rows.some((c) => c.host_peak_bytes && c.host_peak_bytes.total > 0);
+  const planned = rows.some((c) => c.planned && c.planned.peak_bytes && known(c.planned.peak_bytes.total));
+  const node = section('memory', 'The peak of each category on one rank. Peaks need not fall together: the mark is the most that was in use at one time, '
+      + 'and the figure is of that.' + (hosts ? ' The thin bar is memory of the host, where offloaded state lies.' : '')
+      + (planned ? '' : ' No plan was recorded, so nothing is shown as planned.'));
+  barChart(figureOf(node), rows.map((c) => ({
+    label: c.name, segments: parts(c.peak_bytes), thin: c.host_peak_bytes ? parts(c.host_peak_bytes) : null,
+    marks: known(c.peak_bytes.total) ? [{value: c.peak_bytes.total, name: 'peak'}] : [], value: mib(c.peak_bytes.total),
+    text: listing(c.peak_bytes) + (c.host_peak_bytes && c.host_peak_bytes.total > 0 ? ` · on the host ${mib(c.host_peak_bytes.total)}` : '')
+        + (c.planned && c.planned.peak_bytes ? ` · planned ${mib(c.planned.peak_bytes.total)}` : ''),
+  })), {title: 'Peak memory by category', hint: 'Point at a bar, or use the arrow keys, for its figures.',
+        legend: CATEGORIES.filter(([key]) => rows.some((c) => c.peak_bytes[key] > 0 || (c.host_peak_bytes && c.host_peak_bytes[key] > 0)))
+            .map(([key, name]) => ({name, color: `var(--c${CATEGORIES.findIndex(([k]) => k === key)})`}))
+            .concat([{name: 'peak of all together', color: 'var(--ink)', kind: 'tick'}])});
+  const formulas = [];
+  const seen = new Set();
+  for (const c of rows) {
+    for (const f of c.theory.memory) {
+      if (f.bytes === 0) continue;
+      const measured = c.peak_bytes[f.name];
+      const line = [f.name.replace('_', ' '), f.words, f.numbers, mib(f.bytes), mib(measured)];
+      const key = c.strategy + line.join('|');
+      if (seen.has(key)) continue;
+      seen.add(key);
+      formulas.push([c.name, ...line]);
+    }
+  }
+  if (formulas.length > 0) {
+    node.append(figures('Why it is so much: the formulas beside what was measured',
+                        ['configuration', 'category', 'formula', 'in numbers', 'by formula', 'measured'], formulas, formulas.length <= 20));
+  }
+}
+
+function timeSection() {
+  const rows = trained.filter((c) => known(metric(c, 'step_ms')));
+  if (rows.length === 0) return;
+  const parts = [['compute_ms', 'forward and backward', 0], ['exposed_comm_ms', 'exposed communication', 2],
+                 ['optimizer_ms', 'optimizer', 3], ['data_ms', 'data', 5]];
+  const shown = parts.filter(([key]) => rows.some((c) => known(metric(c, key))));
+  const untold = parts.filter((p) => !shown.includes(p)).map(([, name]) => name);
+  const rest = untold.length > 0 ? 'not split further' : 'the rest';
+  const node = section('time', 'Medians of one step on rank 0, without warm-up. Exposed communication is what computation waited for; hidden communication costs no time here.'
+      + (untold.length > 0 ? ` Not measured: ${untold.join(', ')}.` : ''));
+  barChart(figureOf(node), rows.map((c) => {
+    const step = metric(c, 'step_ms');
+    const segments = shown.filter(([key]) => known(metric(c, key))).map(([key, name, series]) => ({value: metric(c, key), series, name}));
+    const left = Math.max(0, step - segments.reduce((total, s) => total + s.value, 0));
+    segments.push({value: left, series: 6, name: rest});
+    const {q1, q3} = c.metrics.step_ms;
+    const overlap = metric(c, 'overlap');
+    return {label: c.name, segments, value: ms(step),
+            text: `half of all steps took ${short(q1)} to ${ms(q3)} · ` + segments.map((s) => `${s.name} ${ms(s.value)}`).join(' · ')
+                + (known(overlap) ? ` · ${Math.round(100 * overlap)} % of communication overlapped` : '')};
+  }), {title: 'Where the time of a step goes', hint: 'Point at a bar, or use the arrow keys, for its figures.',
+       legend: shown.map(([, name, series]) => ({name, color: `var(--c${series})`})).concat([{name: rest, color: 'var(--c6)'}])});
+}
+
+function communicationSection() {
+  const rows = trained.filter((c) => known(metric(c, 'sent_bytes')) || c.theory.sent);
+  if (rows.length === 0) return;
+  const measured = rows.some((c) => known(metric(c, 'sent_bytes')));
+  const planned = rows.some((c) => c.planned && known(c.planned.sent_bytes));
+  const node = section('communication', 'Bytes that one rank sends in a step. The mark is the formula of the strategy, if every collective is a ring of its n ranks.'
+      + (measured ? '' : ' What was sent was not measured in these runs, so the marks stand alone.'));
+  barChart(figureOf(node), rows.map((c) => {
+    const sent = metric(c, 'sent_bytes');
+    const formula = c.theory.sent;
+    const plan = c.planned && known(c.planned.sent_bytes) ? ` · planned ${mib(c.planned.sent_bytes)}` : '';
+    return {label: c.name, segments: known(sent) ? [{value: sent, series: 0, name: 'measured'}] : [],
+            marks: formula ? [{value: formula.bytes, name: 'theory'}] : [],
+            value: known(sent) ? mib(sent) : formula ? '≈ ' + mib(formula.bytes) : 'not measured',
+            text: (known(sent) ? `measured ${mib(sent)}` : 'not measured') + plan
+                + (known(metric(c, 'num_collectives')) ? ` · ${metric(c, 'num_collectives')} collectives` : '')
+                + (formula ? ` · by formula ${mib(formula.bytes)}` : ' · no formula for these options')};
+  }), {title: 'Bytes sent against theory', hint: 'Point at a bar, or use the arrow keys, for its figures.',
+       legend: [...(measured ? [{name: 'measured', color: 'var(--c0)'}] : []), {name: 'by formula', color: 'var(--ink)', kind: 'tick'}]});
+  node.append(figures('The formulas', ['configuration', 'formula', 'in numbers', 'by formula', 'measured', ...(planned ? ['planned'] : [])],
+      rows.filter((c) => c.theory.sent).map((c) => [c.name, c.theory.sent.words, c.theory.sent.numbers, mib(c.theory.sent.bytes),
+          mib(metric(c, 'sent_bytes')), ...(planned ? [mib(c.planned && c.planned.sent_bytes)] : [])])));
+}
+
+function paretoSection() {
+  const rows = trained.filter((c) => c.peak_bytes && known(c.peak_bytes.total) && known(metric(c, 'tokens_per_s')));
+  if (rows.length < 2) return;
+  const front = rows.filter((c) => c.on_pareto_front).sort((a, b) => a.peak_bytes.total - b.peak_bytes.total);
+  const node = section('pareto', `Up and to the left is better. ${front.length === 1 ? 'One is' : front.length + ' are'} beaten by no other (the dashed front): `
+      + front.map((c) => c.name).join('; ') + '.');
+  const strategies = [...new Set(rows.map((c) => c.strategy))];
+  figureOf(node).append(legend(strategies.map((name, i) => ({name, color: `var(--c${i % 8})`})).concat([{name: 'Pareto front', color: 'var(--soft)', kind: 'dash'}])));
+  let dots = [];
+  responsive(figureOf(node), (width) => {
+    const plot = paretoPlot(width, rows, front, strategies);
+    dots = plot.dots;
+    dots.forEach((dot, i) => dot.addEventListener('pointerenter', () => explore.go(i)));
+    return plot.node;
+  });
+  const explore = explorable(figureOf(node), rows.length, (i, on) => dots[i].classList.toggle('active', on),
+      (i) => [rows[i].name + ':', `${short(metric(rows[i], 'tokens_per_s'))} tokens/s · ${mib(rows[i].peak_bytes.total)}`
+              + (rows[i].on_pareto_front ? ' · on the front' : '')], 'Point at a dot, or use the arrow keys.');
+  dots.forEach((dot, i) => dot.addEventListener('pointerenter', () => explore.go(i)));
+  figureOf(node).append(explore.readout);
+}
+
+function sidesSection() {
+  if (trained.length < 2) return;
+  const node = section('sides', '');
+  const holder = node.querySelector('.scroller');
+  const options = () => trained.map((c, i) => el('option', {value: i}, c.name));
+  const selects = ['Left', 'Right'].map((name) => el('select', {'aria-label': name}, ...options()));
+  node.querySelector('.pickers').append(...selects.map((s, i) => el('label', {}, ['Left', 'Right'][i], s)));
+  selects[1].selectedIndex = trained.length - 1;
+  const amount = (value, format) => known(value) ? format(value) : 'not measured';
+  const update = () => {
+    const [a, b] = selects.map((s) => trained[s.selectedIndex]);
+    const rows = [];
+    const add = (name, value, format) => {
+      const x = value(a), y = value(b);
+      const ratio = known(x) && known(y) && x > 0 ? '× ' + (y / x).toFixed(2) : '';
+      rows.push([name, amount(x, format), amount(y, format), ratio]);
+    };
+    rows.push(['numbers', a.parity.kind, b.parity.kind, '']);
+    add('step', (c) => metric(c, 'step_ms'), ms);
+    add('exposed communication', (c) => metric(c, 'exposed_comm_ms'), ms);
+    add('tokens/s', (c) => metric(c, 'tokens_per_s'), short);
+    add('peak memory', (c) => c.peak_bytes && c.peak_bytes.total, mib);
+    for (const [key, name] of CATEGORIES) add('· ' + name, (c) => c.peak_bytes && c.peak_bytes[key], mib);
+    add('sent in a step', (c) => metric(c, 'sent_bytes'), mib);
+    for (const key of new Set([...Object.keys(a.changed), ...Object.keys(b.changed)])) {
+      const of = (c) => String(key in c.changed ? c.changed[key] : data.options[key]);
+      if (of(a) !== of(b)) rows.push([key, of(a), of(b), '']);
+    }
+    holder.replaceChildren(table(['', a.name, b.name, 'right / left'], rows));
+  };
+  selects.forEach((s) => s.addEventListener('change', update));
+  update();
+}
+
+for (const draw of [cards, sortable, lossSection, memorySection, timeSection, communicationSection, paretoSection, ganttSection, sidesSection]) {
+  try {
+    draw();
+  } catch (error) {
+    tellError(`${draw.name}: ${error.message}`);
+  }
+}
+document.documentElement.dataset.errors = String(errors.length);
+document.documentElement.dataset.drawn = 'yes';

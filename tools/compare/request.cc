@@ -1,0 +1,264 @@
+#include "tools/compare/request.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <ostream>
+#include <set>
+#include <span>
+
+#include "engine/error.h"
+#include "tools/io/file.h"
+#include "tools/io/text.h"
+#include "tools/train/cpu.h"
+#include "tools/train/ranks.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::fail;
+using engine::require;
+
+constexpr const char* kAbout =
+    "Trains the bundled transformer once for each configuration, with the same seed and data, one "
+    "after the other, and says whether they give the same numbers, and what each costs. All "
+    "options of train_transformer are those of every training.";
+
+// Short, so that a comparison takes minutes: speed and bits show in a few steps.
+TransformerConfig defaults() {
+  TransformerConfig config;
+  config.train.steps = 20;
+  config.train.warmup = 5;
+  config.train.lr = 1e-3;
+  config.log.val_every = 0;
+  config.val_fraction = 0;
+  config.sample_tokens = 0;
+  config.audit = true;  // which leaves what was planned in the log
+  config.out = CompareConfig().out;
+  return config;
+}
+
+// The command line with all --sweep as one, since an option may stand once.
+std::vector<std::string> joined_sweeps(std::span<const char* const> arguments) {
+  std::vector<std::string> result;
+  std::string sweep;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string_view argument = arguments[i];
+    const bool has_value = argument.starts_with("--sweep=");
+    if (!has_value && argument != "--sweep") {
+      result.emplace_back(argument);
+      continue;
+    }
+    require(has_value || i + 1 < arguments.size(), "[sweep] expected key=value,value, got nothing");
+    const std::string_view value = has_value ? argument.substr(8) : arguments[++i];
+    require(value.find('=') != std::string_view::npos,
+            "[sweep] expected key=value,value such as parallel.prefetch=0,1,2, got {}",
+            excerpt(value));
+    if (!sweep.empty()) sweep += ' ';
+    sweep += value;
+  }
+  if (!sweep.empty()) result.push_back("--sweep=" + sweep);
+  return result;
+}
+
+bool parse(FlagSet& flags, const std::vector<std::string>& arguments, std::ostream& out) {
+  std::vector<const char*> pointers;
+  for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
+  return flags.parse(pointers, out);
+}
+
+// The CPU is chosen once in a process, so another one tries. What it says when it cannot; empty if
+// it can.
+std::string cpu_error(const CpuConfig& cpu) {
+  std::array<int, 2> ends{};
+  require<engine::DeviceError>(::pipe(ends.data()) == 0, "[cpu] expected a pipe, got none");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::string message;
+    try {
+      choose_cpu(cpu);
+    } catch (const std::exception& e) {
+      message = e.what();
+    }
+    [[maybe_unused]] const auto written = ::write(ends[1], message.data(), message.size());
+    std::_Exit(0);
+  }
+  FileDescriptor in(ends[0]);
+  FileDescriptor(ends[1]).close();
+  require<engine::DeviceError>(child > 0, "[cpu] expected a process to start, got none");
+  std::string message;
+  std::array<char, 512> part{};
+  for (ssize_t n = 0; (n = ::read(in.get(), part.data(), part.size())) > 0;) {
+    message.append(part.data(), static_cast<std::size_t>(n));
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return "[cpu] expected an answer, got none";
+  return message;
+}
+
+// What the configurations share is looked at once.
+class Checks {
+ public:
+  void cpu(const CpuConfig& cpu) {
+    const std::string key = fmt::format("{} {} {}", cpu.isa, cpu.gemm, cpu.threads_per_rank);
+    if (!cpus_.insert(key).second) return;
+    const std::string message = cpu_error(cpu);
+    require(message.empty(), "{}", message);
+  }
+  void data(const TransformerConfig& config, const GptConfig& model) {
+    const std::string key =
+        fmt::format("{}\n{} {} {} {} {}", config.data_path, config.model.seq, model.seq,
+                    model.vocab, config.val_fraction, static_cast<int>(config.data_order));
+    if (data_.insert(key).second) (void)config.dataset(model);
+  }
+
+ private:
+  std::set<std::string> cpus_, data_;
+};
+
+void check(Configuration& c, const FlagSet& flags, Checks& checks) {
+  TransformerConfig& config = c.config;
+  require(config.save_final.empty(),
+          "[config] expected save.final to be empty, as nothing says whose model to keep, got {}",
+          config.save_final);
+  require(config.log.tensorboard.empty(),
+          "[config] expected no log.tensorboard, as configurations would share it, got '{}'",
+          config.log.tensorboard);
+  require(!config.plan, "[config] expected trainings to compare, got plan=true");
+  require(config.log.jsonl.empty(),
+          "[config] expected log.jsonl to be empty, as each training has a log of its own, got {}",
+          config.log.jsonl);
+  require(config.train.steps >= 1, "[config] expected at least 1 step to compare, got {}",
+          config.train.steps);
+  config.validate(flags);
+  checks.cpu(config.cpu);
+  const Ranks ranks = Ranks::choose(config);
+  check_pins(config.cpu, ranks.size);
+  const shard::FsdpOptions options = config.fsdp_options(ranks.size);
+  c.num_ranks = ranks.size;
+  c.shard_ranks = options.shard_ranks;
+  c.on_gpu = ranks.num_gpus > 0;
+  c.sums_in_rank_order = !ranks.nccl || config.parallel.canonical;
+  c.model = config.gpt();
+  checks.data(config, c.model);
+}
+
+// What is in force, without where it goes: the folder may be moved, and goes on from there.
+void record(Configuration& c) {
+  c.config.out.clear();
+  c.config.data_path = resolve_user_path(c.config.data_path);
+  c.config.init_from = resolve_user_path(c.config.init_from);
+  FlagSet all("train_transformer", "");
+  TransformerConfig copy = c.config;
+  copy.add_to(all);
+  c.toml = all.to_toml();
+  const nlohmann::json options = nlohmann::json::parse(all.to_json());
+  for (const auto& [key, value] : options.items()) c.options[key] = value.dump();
+}
+
+Configuration make(const std::vector<std::string>& arguments, const Overrides& overrides,
+                   Checks& checks, std::ostream& out) {
+  Configuration c{.name = name_of(overrides), .overrides = overrides, .config = defaults()};
+  std::vector<std::string> of_training;
+  for (const auto& [key, value] : overrides) {
+    of_training.push_back(fmt::format("--{}={}", key, value));
+  }
+  {
+    // Only the trainer's options can be swept.
+    TransformerConfig ignored;
+    FlagSet flags("compare", kAbout);
+    ignored.add_to(flags);
+    parse(flags, of_training, out);
+  }
+  CompareConfig compare;
+  FlagSet flags("compare", kAbout);
+  compare.add_to(flags);
+  c.config.add_to(flags);
+  std::vector<std::string> all = arguments;
+  all.insert(all.end(), of_training.begin(), of_training.end());
+  parse(flags, all, out);
+  check(c, flags, checks);
+  record(c);
+  return c;
+}
+
+}  // namespace
+
+void CompareConfig::add_to(FlagSet& flags) {
+  flags.add("strategies", &strategies,
+            {.help = "of parallel.strategy, to compare, with commas between; the first is the "
+                     "baseline; empty: parallel.strategy alone"});
+  flags.add("sweep", &sweep,
+            {.help = "key=value,value,...: every value of an option of the training with every "
+                     "other; several, apart by spaces or as several flags"});
+  flags.add("rounds", &rounds,
+            {.help = "how often all are trained in turn, so that a noisy machine hits all alike",
+             .min = 1,
+             .max = 1000});
+  flags.add("warmup_steps", &warmup_steps,
+            {.help = "first steps of each training that medians leave out", .min = 0});
+  flags.add("tolerance", &tolerance,
+            {.help = "largest difference of a step's loss to the baseline, where an option changes "
+                     "the arithmetic; elsewhere bits are equal",
+             .min = 0});
+  flags.add("resume", &resume,
+            {.help = "keep what an interrupted comparison in the output folder has finished, and "
+                     "train the rest"});
+  flags.add("report", &report,
+            {.help = "file of the page; empty: report.html in the output folder"});
+  flags.add("trainer", &trainer,
+            {.help = "program that trains, as train_transformer does; relative to where this one "
+                     "starts, as `bazel run` lays it there"});
+}
+
+Request read_request(int argc, const char* const* argv, std::ostream& out) {
+  const std::span<const char* const> given(argv, static_cast<std::size_t>(argc));
+  const std::vector<std::string> arguments = joined_sweeps(given.subspan(given.empty() ? 0 : 1));
+  Request request;
+  TransformerConfig config = defaults();
+  FlagSet flags("compare", kAbout);
+  request.compare.add_to(flags);
+  config.add_to(flags);
+  if (!parse(flags, arguments, out)) return {};
+  request.compare.out = config.out;
+  std::vector<SweepAxis> axes = parse_sweep(request.compare.sweep);
+  const bool sweeps_strategy =
+      std::ranges::any_of(axes, [](const SweepAxis& a) { return a.key == "parallel.strategy"; });
+  const bool asks = flags.is_given("strategies");
+  require(!asks || request.compare.strategies.empty() ||
+              !(sweeps_strategy || flags.is_given("parallel.strategy")),
+          "[compare] expected strategies or parallel.strategy, got both");
+  const bool is_one = sweeps_strategy || (!asks && flags.is_given("parallel.strategy"));
+  if (!request.compare.strategies.empty() && !is_one) {
+    axes.insert(axes.begin(), parse_axis("parallel.strategy", request.compare.strategies));
+  }
+  Checks checks;
+  std::set<std::string> folders;
+  for (const Overrides& overrides : combinations(axes)) {
+    const std::string name = name_of(overrides);
+    try {
+      request.configurations.push_back(make(arguments, overrides, checks, out));
+    } catch (const engine::IoError& e) {
+      fail<engine::IoError>("{} (configuration {})", e.what(), escaped(name));
+    } catch (const engine::Error& e) {
+      fail("{} (configuration {})", e.what(), escaped(name));
+    }
+    require(folders.insert(folder_name_of(name)).second,
+            "[sweep] expected names that differ in letters and digits, got {} again",
+            escaped(name));
+    require(request.compare.warmup_steps < request.configurations.back().config.train.steps,
+            "[compare] expected warmup_steps below train.steps={}, got {} (configuration {})",
+            request.configurations.back().config.train.steps, request.compare.warmup_steps,
+            escaped(name));
+  }
+  return request;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,64 @@
+// What a person asked to compare: the options of this program, those of every training, and the
+// configurations that follow from them.
+//
+// [Note: a process for each training] Every training is a process of train_transformer of its own,
+// not a call in this one. The CPU's instruction set and matrix library are chosen once in a
+// process, so one process could not sweep them; oneDNN writes its kernels, and memory is first
+// touched, once in a process, so the first configuration would pay for all that follow. A training
+// that runs out of memory or whose ranks get stuck ends its process, and the comparison goes on.
+// And each row can be repeated by the command that it shows. What is known without training -
+// options that do not parse, sizes that do not fit, files that are not there - is found here, with
+// the trainer's own code, before the first one starts.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tools/compare/sweep.h"
+#include "tools/train/transformer_config.h"
+
+namespace tessera::tools {
+
+/// The options beside the training's.
+struct CompareConfig {
+  std::string strategies = "ddp,zero1,zero2,zero3";
+  std::string sweep;
+  std::int64_t rounds = 1;
+  std::int64_t warmup_steps = 3;
+  double tolerance = 0.05;
+  bool resume = false;
+  std::string report;  ///< empty: report.html in the output folder
+  std::string trainer = "tools/train/train_transformer";
+  std::string out = "runs/compare";
+
+  void add_to(FlagSet& flags);
+};
+
+/// The training that one row of the comparison is about.
+struct Configuration {
+  std::string name;
+  Overrides overrides;
+  TransformerConfig config = {};
+  GptConfig model = {};
+  int num_ranks = 1;
+  int shard_ranks = 1;
+  bool sums_in_rank_order = true;  ///< on this machine: not in NCCL's own order
+  bool on_gpu = false;
+  std::map<std::string, std::string> options = {};  ///< in force, as JSON literals
+  std::string toml = {};                            ///< the same, as a file for --config
+};
+
+struct Request {
+  CompareConfig compare;
+  std::vector<Configuration> configurations;  ///< the first is the baseline
+};
+
+/// Reads the command line; several --sweep are one. Checks every configuration as the trainer
+/// would, and that the text can be read. Nothing is written and nothing trained. No configurations:
+/// --help or --version was printed to `out`. Throws as FlagSet does, and with the name of the
+/// configuration that cannot be.
+Request read_request(int argc, const char* const* argv, std::ostream& out);
+
+}  // namespace tessera::tools

@@ -1,0 +1,44 @@
+// What is compared: every combination of the values that options are to take.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera::tools {
+
+/// An option of the trainer, and the values it takes in turn.
+struct SweepAxis {
+  std::string key;
+  std::vector<std::string> values;
+
+  friend bool operator==(const SweepAxis&, const SweepAxis&) = default;
+};
+
+/// Options and their values, as on a command line.
+using Overrides = std::vector<std::pair<std::string, std::string>>;
+
+inline constexpr std::int64_t kMaxConfigurations = 256;
+
+/// "ddp,zero3". Throws InvalidArgument naming `key` for an empty value or one that stands twice.
+SweepAxis parse_axis(std::string_view key, std::string_view values);
+
+/// "parallel.prefetch=0,1,2 offload.optimizer=0,1": as parse_axis(), and throws for a key that
+/// stands twice, has no values, or is none that a comparison may set: outputs, and files of
+/// options.
+std::vector<SweepAxis> parse_sweep(std::string_view text);
+
+/// Every combination, values of the last axis changing fastest; one without overrides if there is
+/// no axis. Throws InvalidArgument for more than kMaxConfigurations.
+std::vector<Overrides> combinations(std::span<const SweepAxis> axes);
+
+/// What people call it: "zero3 prefetch=1 offload.optimizer=0"; "as given" without overrides.
+std::string name_of(const Overrides& overrides);
+
+/// A name for its folder: letters, digits and ".=-_" of the name, all else a "_".
+std::string folder_name_of(std::string_view name);
+
+}  // namespace tessera::tools

@@ -1,0 +1,99 @@
+#include "tools/compare/training_process.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <system_error>
+#include <thread>
+
+#include "engine/error.h"
+#include "tools/io/file.h"
+#include "tools/train/stop.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::IoError;
+using engine::require;
+
+// In the new process: calls only what may be called between fork and exec. Ends it.
+[[noreturn]] void become(char* const* argv, int console, int error_pipe, pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) ::_exit(127);  // it died before
+  const int none = ::open("/dev/null", O_RDONLY);
+  if (none >= 0 && ::dup2(none, STDIN_FILENO) >= 0 && ::dup2(console, STDOUT_FILENO) >= 0 &&
+      ::dup2(console, STDERR_FILENO) >= 0) {
+    ::signal(SIGPIPE, SIG_DFL);
+    ::signal(SIGXFSZ, SIG_DFL);
+    ::execv(argv[0], argv);
+  }
+  const int error = errno;
+  [[maybe_unused]] const auto written = ::write(error_pipe, &error, sizeof(error));
+  ::_exit(127);
+}
+
+ProcessEnd wait_for(pid_t child) {
+  bool has_asked = false;
+  while (true) {
+    int status = 0;
+    const pid_t ended = ::waitpid(child, &status, WNOHANG);
+    if (ended == child) {
+      if (WIFEXITED(status)) return {.exit_code = WEXITSTATUS(status)};
+      return {.exit_code = -1, .signal = WTERMSIG(status)};
+    }
+    require<IoError>(ended == 0 || errno == EINTR, "[trainer] expected to wait for it, got {}",
+                     std::strerror(errno));
+    // A terminal asks both of them; twice within a second is one request.
+    if (stop_requested() != 0 && !has_asked) {
+      ::kill(child, stop_requested());
+      has_asked = true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+}  // namespace
+
+std::string ProcessEnd::str() const {
+  if (signal == 0) return fmt::format("exit code {}", exit_code);
+  const char* name = ::sigabbrev_np(signal);
+  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
+}
+
+ProcessEnd run_process(const std::string& program, const std::vector<std::string>& arguments,
+                       const std::string& console) {
+  FileDescriptor out(
+      ::open(console.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
+  require<IoError>(out.is_open(), "[trainer] expected a file to print to, got {} ({})",
+                   std::strerror(errno), console);
+  int ends[2];
+  require<IoError>(::pipe2(ends, O_CLOEXEC) == 0, "[trainer] expected a pipe, got {}",
+                   std::strerror(errno));
+  FileDescriptor errors(ends[0]), write_end(ends[1]);
+  std::vector<std::string> words{program};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
+  if (child == 0) become(argv.data(), out.get(), write_end.get(), parent);
+  require<IoError>(child > 0, "[trainer] expected a process to start, got {} ({})",
+                   std::strerror(errno), program);
+  write_end.close();
+  int error = 0;
+  const bool failed = ::read(errors.get(), &error, sizeof(error)) == sizeof(error);
+  const ProcessEnd end = wait_for(child);
+  require<IoError>(!failed, "[trainer] expected a program that starts, got {} ({})",
+                   std::generic_category().message(error), program);
+  return end;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,24 @@
+// A training as a process of its own; see [Note: a process for each training] in request.h.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera::tools {
+
+struct ProcessEnd {
+  int exit_code = 0;  ///< -1: a signal ended it
+  int signal = 0;     ///< 0: none
+
+  bool ok() const { return exit_code == 0; }
+  std::string str() const;  ///< "exit code 1", "SIGKILL": for people
+};
+
+/// Runs `program` to its end, what it prints going to the file `console`, which is replaced. When
+/// this process is asked to stop (stop.h), so is that one, and it is waited for; when this one
+/// dies, that one is asked to stop. Throws IoError for a console that cannot be written or a
+/// program that cannot start.
+ProcessEnd run_process(const std::string& program, const std::vector<std::string>& arguments,
+                       const std::string& console);
+
+}  // namespace tessera::tools
