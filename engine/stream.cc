@@ -31,6 +31,13 @@ Stream Stream::cuda(std::string name, int index, StreamOptions options) {
 
 Stream Stream::meta(std::string name, DeviceKind kind, const MetaRates& rates,
                     StreamOptions options) {
+  // Without the functions that enqueue kernels nothing would ask for a GPU's workspace.
+  if (kind == DeviceKind::kCuda && !kCudaBuilt) {
+    fail<DeviceError>(
+        "[stream] expected a build with CUDA, got one without ({} on a meta device that stands for "
+        "a GPU)",
+        name);
+  }
   return Stream(internal::make_meta(std::move(name), kind, rates, options));
 }
 

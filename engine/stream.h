@@ -114,7 +114,8 @@ class Stream {
   /// A queue of GPU `index`. launch() calls its function at once, which enqueues kernels. Used by
   /// one thread. Throws DeviceError if the build has no CUDA or the machine no such GPU.
   static Stream cuda(std::string name, int index, StreamOptions options = {});
-  /// A stream of a device that is not there; see meta.h.
+  /// A stream of a device that is not there; see meta.h. Throws DeviceError for a GPU if the build
+  /// has no CUDA.
   static Stream meta(std::string name, DeviceKind kind, const MetaRates& rates,
                      StreamOptions options = {});
   /// A queue of the same device that runs beside this one: a worker thread, or another CUDA stream.

@@ -204,12 +204,18 @@ TEST(Planner, PlansModelsThatNoMachineHolds) {
 
 // Without a GPU. See tests/tools/train/emulated_plan_test.cc for what GPUs measure.
 TEST(Planner, PlansForGpus) {
-  if (!engine::kCudaBuilt) GTEST_SKIP() << "a build without CUDA";
   Gpt model(kModel);
   const engine::Shape shape{1, kModel.seq};
-  const TrainPlan plan =
-      make_plan(base(2), {.num_ranks = 2, .on_gpus = true}, model,
-                {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
+  const auto make = [&] {
+    return make_plan(base(2), {.num_ranks = 2, .on_gpus = true}, model,
+                     {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
+  };
+  if (!engine::kCudaBuilt) {
+    EXPECT_TRUE(
+        testing::has(testing::error_of<engine::DeviceError>(make), {"expected a build with CUDA"}));
+    return;
+  }
+  const TrainPlan plan = make();
   const TrainPlan on_cpus = plan_of(base(2));
   EXPECT_EQ(plan.steps[1].traffic.num_collectives, on_cpus.steps[1].traffic.num_collectives);
   const auto gradients = static_cast<std::size_t>(engine::Category::kGradient);
