@@ -58,7 +58,7 @@ TEST_F(FindDivergence, NamesWhatAnotherDtypeChangesFirst) {
   const Outcome outcome = find({"precision.param=f32", "precision.param=bf16"});
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_TRUE(has(outcome.out,
-                  {"First difference: step 1, micro-batch 1 (A: rank 0, micro-step 1; B: rank 0, "
+                  {"First difference: step 1, micro-batch 1 (A: rank 0, micro-step 1; B: rank 0,",
                    "micro-step 1), gathered parameter (forward)\n",
                    "unit root, tensor wte.weight, shape (256, 8)\n", " of 2,048 elements differ, ",
                    "A: f32, unit root", "B: bf16, unit root", "0 checksums before it are equal"}));
