@@ -214,12 +214,38 @@ std::vector<Tensor> Tape::run_region(const Block& block, const Outputs& fn, Outp
   } else {
     if (recording()) entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = &block});
     results = fn();
-    if (recording()) push({.kind = Entry::Kind::kRegionEnd, .block = &block});
+    if (recording()) push(end_of(block, results));
   }
+  tell_outputs(block, results);
   if (block.hooks != nullptr) {
     block.hooks->after_forward(block, *this, num_recorded_ != num_before);
   }
   return results;
+}
+
+// A listener is told the gradients of what the region hands out: by then they are complete.
+Tape::Entry Tape::end_of(const Block& block, const std::vector<Tensor>& results) const {
+  Entry entry{.kind = Entry::Kind::kRegionEnd, .block = &block};
+  for (std::size_t i = 0; listener_ != nullptr && i < results.size(); ++i) {
+    if (results[i].defined()) entry.outs.push_back({results[i].key(), results[i].shape(), i});
+  }
+  return entry;
+}
+
+void Tape::tell_outputs(const Block& block, const std::vector<Tensor>& results) const {
+  if (listener_ == nullptr || pass_ == Pass::kUnrecorded) return;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (results[i].defined()) listener_->on_output(block, i, results[i], forward_phase_);
+  }
+}
+
+void Tape::tell_gradients(const Entry& entry) const {
+  if (listener_ == nullptr) return;
+  for (const Out& out : entry.outs) {
+    const auto it = grads_.find(out.key);
+    if (it == grads_.end()) continue;
+    listener_->on_output_gradient(*entry.block, out.index, it->second.reshape(out.shape));
+  }
 }
 
 std::vector<Tensor> Tape::defer(const Block& block, const Outputs& fn, Outputs again) {
@@ -310,6 +336,7 @@ void Tape::run(Entry& entry) {
       break;
     case Entry::Kind::kRegionEnd:
       begin_scope(*entry.block);
+      tell_gradients(entry);
       if (hooks != nullptr) hooks->before_backward(*entry.block, *this);
       break;
     case Entry::Kind::kRegionBegin:
@@ -318,6 +345,7 @@ void Tape::run(Entry& entry) {
       break;
     case Entry::Kind::kReplay:
       begin_scope(*entry.block);
+      tell_gradients(entry);
       if (hooks != nullptr) hooks->before_backward(*entry.block, *this);
       replay(entry);
       break;

@@ -53,6 +53,20 @@ class RegionHooks {
   virtual void after_backward(const Block& block, const Tape& tape) = 0;
 };
 
+/// Told of what crosses the borders of regions, for whoever looks at values. By the thread that
+/// launches, once what computes the tensor is launched: on a GPU read it behind the tape's stream.
+class BorderListener {
+ public:
+  virtual ~BorderListener() = default;
+  /// Output `index` of a region that is to have a backward. `phase`: "forward" or, inside a region
+  /// that is recomputed, "recompute".
+  virtual void on_output(const Block& block, std::size_t index, const Tensor& output,
+                         std::string_view phase) = 0;
+  /// The complete gradient of that output, of its shape, before the region's backward uses it.
+  virtual void on_output_gradient(const Block& block, std::size_t index,
+                                  const Tensor& gradient) = 0;
+};
+
 /// Where an op writes a gradient: `dst` undefined means nobody wants it.
 struct GradTarget {
   Tensor dst;
@@ -71,6 +85,8 @@ class Tape {
 
   const Memory& memory() const { return memory_; }
   const Stream& stream() const { return compute_; }
+  /// From now on tells `listener`, which outlives this; null: nobody. Between steps.
+  void listen(BorderListener* listener) { listener_ = listener; }
   /// A new activation, uninitialised.
   Tensor empty(const Shape& shape, DType dtype, std::string_view name);
 
@@ -155,7 +171,7 @@ class Tape {
   struct Out {
     TensorKey key;
     Shape shape;
-    std::size_t index = 0;  // of replays: among the results of `fn`
+    std::size_t index = 0;  // of regions and replays: among the results of `fn`
   };
   struct Entry {
     enum class Kind { kOp, kRegionBegin, kRegionEnd, kReplay };
@@ -189,6 +205,9 @@ class Tape {
   std::vector<Tensor> run_region(const Block& block, const Outputs& fn, Outputs again);
   std::vector<Tensor> defer(const Block& block, const Outputs& fn, Outputs again);
   void push(Entry entry);
+  Entry end_of(const Block& block, const std::vector<Tensor>& results) const;
+  void tell_outputs(const Block& block, const std::vector<Tensor>& results) const;
+  void tell_gradients(const Entry& entry) const;
   void skip(std::span<const Tensor> outs);
   void made(const Tensor& t);
   void count_down(const std::vector<Parameter*>& used);
@@ -219,6 +238,7 @@ class Tape {
   std::unordered_map<const Parameter*, std::int64_t> pending_uses_;
   std::string_view forward_phase_ = "forward";  // of scopes
   int num_open_scopes_ = 0;                     // of regions in backward
+  BorderListener* listener_ = nullptr;
 };
 
 }  // namespace tessera::engine

@@ -82,6 +82,10 @@ class Optimizer : private FlatUser {
   // State, for checkpoints: by parameter, whatever the ranks and the strategy.
 
   const std::vector<std::string>& state_names() const { return state_names_; }
+  /// What this rank has of the state `name` of the flat that a trainable parameter is in, laid out
+  /// like Flat::master; with offload ready behind Fsdp::synchronize(). Throws InvalidArgument
+  /// naming what is unknown, or frozen.
+  const SplitTensor& state(const Fsdp::Location& at, std::string_view name) const;
   /// Collective: the whole state `name` of a trainable parameter, on every rank. Throws
   /// InvalidArgument naming what is unknown.
   std::vector<float> full_state(const engine::Parameter& p, std::string_view name);
@@ -165,7 +169,6 @@ class Optimizer : private FlatUser {
   void stage_updates();
   std::function<HostStep()> host_step_of(const GradNorm& norm, double max_norm);
   void update_slot(Slot& slot, Unit& unit, const engine::Stream& stream);
-  const SplitTensor& state(const Fsdp::Location& at, std::string_view name) const;
 
   Fsdp& fsdp_;
   std::vector<std::string> state_names_;

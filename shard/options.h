@@ -9,6 +9,7 @@
 #include "engine/dtype.h"
 #include "engine/stream.h"
 #include "shard/placement.h"
+#include "shard/step_listener.h"
 
 namespace tessera::engine {
 struct Parameter;
@@ -121,6 +122,7 @@ struct FsdpOptions {
 
   engine::LaunchListener* listener = nullptr;  ///< of the gather and the reduce stream
   std::uint64_t delay_seed = 0;                ///< random delays on both (tests)
+  StepListener* step_listener = nullptr;       ///< must outlive the Fsdp; null: nobody listens
 
   /// Of stream `number` beside compute, with random delays of its own.
   engine::StreamOptions stream_options(std::uint64_t number) const {

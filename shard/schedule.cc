@@ -213,7 +213,7 @@ void Schedule::enter_forward(Visitor& visitor, const Stream& compute, Pass pass)
   Unit& unit = *visitor.unit;
   if (pass != Pass::kUnrecorded) visitor.is_visited = true;
   unit.unshard(compute, "forward");
-  unit.acquire(compute);
+  unit.acquire(compute, "forward");
   if (unit.is_root()) {
     planned_ = {0, order_.size()};
   } else {
@@ -315,7 +315,7 @@ void Schedule::enter_backward(Visitor& visitor, const Stream& compute) {
   const auto it = std::find(pending_.rbegin(), pending_.rend(), &visitor);
   if (it != pending_.rend()) pending_.erase(std::next(it).base());
   visitor.unit->unshard(compute, "backward");
-  visitor.unit->acquire(compute);
+  visitor.unit->acquire(compute, "backward");
   int ahead = 0;
   if (visitor.backward->will_replay) {
     for (std::size_t i = planned_.begin; i < planned_.end && ahead < depth_; ++i, ++ahead) {

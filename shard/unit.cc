@@ -212,9 +212,11 @@ void Unit::unshard(const Stream& compute, const char* why) {
   for (const auto& store : stores_) store->unshard(why);
 }
 
-void Unit::acquire(const Stream& compute) {
+void Unit::acquire(const Stream& compute, const char* why) {
   in_use_ = was_acquired_ = true;
   for (const auto& store : stores_) store->wait(compute);
+  StepListener* listener = context_.options.step_listener;
+  if (listener != nullptr) listener->on_gathered(*this, why);
 }
 
 void Unit::reshard(const Stream& compute, bool keep) {
@@ -294,6 +296,8 @@ void Unit::reduce_gradient(const Stream& compute, bool is_last) {
       engine::launch_fill(compute, in_slot(p->grad, *gradient_slot_), 0, "fill_zero", p->name);
     }
   }
+  StepListener* listener = context_.options.step_listener;
+  if (listener != nullptr) listener->on_gradient(*this);
   if (sum_slot_ != nullptr) {
     fetch_sum(reduced_in_step_);
   } else {

@@ -77,8 +77,9 @@ class Unit {
   bool can_prefetch() const;
   /// Starts the gather, unless unsharded. `why` ends the collective's label.
   void unshard(const engine::Stream& compute, const char* why);
-  /// Work of `compute` may use the parameters from here until release().
-  void acquire(const engine::Stream& compute);
+  /// Work of `compute` may use the parameters from here until release(). `why`: "forward" or
+  /// "backward", for StepListener.
+  void acquire(const engine::Stream& compute, const char* why);
   void release() { in_use_ = false; }
   /// Gives the slot back once `compute` has done what it was told so far. `keep`: with what the
   /// placement keeps after forward.

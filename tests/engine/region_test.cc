@@ -1,7 +1,10 @@
 // Recomputed regions: several outputs, outputs that were there before, tensors that escape, and
 // regions in which nothing wants a gradient.
+#include <fmt/format.h>
+
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -373,6 +376,46 @@ TEST(Scopes, NameTheRegionAndThePass) {
   listener.seen.clear();
   op(x, "behind");
   EXPECT_EQ(listener.seen, "behind  \n");
+}
+
+struct Borders : BorderListener {
+  std::vector<std::string> log;
+  void on_output(const Block& b, std::size_t index, const Tensor& output,
+                 std::string_view phase) override {
+    log.push_back(fmt::format("{} {} {} = {}", phase, b.name, index, output.data<float>()[0]));
+  }
+  void on_output_gradient(const Block& b, std::size_t index, const Tensor& gradient) override {
+    log.push_back(fmt::format("d {} {} {} = {}", b.name, index, gradient.shape().str(),
+                              gradient.data<float>()[0]));
+  }
+};
+
+TEST_F(RegionTest, AListenerIsToldWhatCrossesBorders) {
+  for (const bool recompute : {false, true}) {
+    Borders borders;
+    tape.listen(&borders);
+    const Tensor x = input({1});
+    tape.watch(x);
+    const auto two = [x, this] {
+      const Tensor h = tape.region(inner, [x, this] { return scale(tape, x, 2); });
+      return std::vector<Tensor>{scale(tape, h, 3), scale(tape, h, 5)};
+    };
+    const std::vector<Tensor> out = tape.region(block, two, {recompute});
+    // Of two uses the gradient is told as one, and of what nobody uses none.
+    tape.backward(add(tape, scale(tape, out[1], 7), scale(tape, out[1], 1)));
+    std::vector<std::string> expected = {"forward h.0.inner 0 = 2", "forward h.0 0 = 6",
+                                         "forward h.0 1 = 10", "d h.0 1 (1) = 8"};
+    if (recompute) expected.emplace_back("recompute h.0.inner 0 = 2");
+    expected.emplace_back("d h.0.inner 0 (1) = 40");
+    EXPECT_EQ(borders.log, expected) << recompute;
+    borders.log.clear();
+    tape.no_grad([&] { return tape.region(block, two); });
+    EXPECT_EQ(borders.log, std::vector<std::string>()) << "evaluation";
+    tape.listen(nullptr);
+    tape.backward(tape.region(block, two)[0]);
+    EXPECT_EQ(borders.log, std::vector<std::string>()) << "nobody listens";
+    tape.clear();
+  }
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "engine/error.h"
 #include "tools/compare/comparison.h"
 #include "tools/compare/comparison_folder.h"
+#include "tools/compare/find_divergence.h"
 #include "tools/compare/report_page.h"
 #include "tools/compare/request.h"
 #include "tools/compare/trace_slices.h"
@@ -129,8 +130,21 @@ void write_results(const Comparison& comparison, const ComparisonFolder& folder)
   write_file(folder.report_path(), report_page(json, traces(comparison, traced)));
 }
 
+void tell_divergence(const Request& request) {
+  const StopSignals signals;
+  const DivergenceResult result = find_divergence(request);
+  for (const std::string& line : lines_of(result)) say(line);
+  for (const DivergenceRun* run : {&result.a, &result.b}) {
+    engine::require(result.report.first || run->failure.empty(),
+                    "[divergence] expected trainings that end well, got {}", run->failure);
+  }
+  engine::require(!result.report.first,
+                  "[divergence] expected A and B to compute the same, got a difference; see above");
+}
+
 void compare(int argc, char** argv) {
   const Request request = read_request(argc, argv, std::cout);
+  if (request.finds_divergence()) return tell_divergence(request);
   if (request.configurations.empty()) return;
   const ComparisonFolder folder(request);
   say(fmt::format("{} configurations, {} steps each; the baseline is {}",

@@ -26,6 +26,7 @@ std::map<std::string, Spread> spreads(const std::vector<RunRecord>& rounds, std:
       const auto skipped = std::min<std::ptrdiff_t>(warmup, std::ssize(all));
       values.insert(values.end(), all.begin() + skipped, all.end());
     }
+    std::erase_if(values, [](double value) { return std::isnan(value); });
     const std::optional<Spread> spread = spread_of(std::move(values));
     if (is_told && spread) result[name] = *spread;
   }

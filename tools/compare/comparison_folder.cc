@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "tools/compare/training_process.h"
 #include "tools/io/json.h"
 #include "tools/io/jsonl.h"
 #include "tools/io/sha256.h"
@@ -91,11 +92,7 @@ void write_file(const std::string& path, const std::string& text) {
 ComparisonFolder::ComparisonFolder(const Request& request) {
   const CompareConfig& compare = request.compare;
   std::error_code error;
-  trainer_ = fs::absolute(compare.trainer, error).string();
-  require<IoError>(!error && ::access(trainer_.c_str(), X_OK) == 0,
-                   "[trainer] expected a program, which `bazel run //tools:compare` supplies, got "
-                   "none ({})",
-                   trainer_);
+  trainer_ = program_path(compare.trainer);
   trainer_sha256_ = sha256_of(trainer_);
   path_ = fs::absolute(resolve_user_path(compare.out), error).string();
   report_path_ = compare.report.empty()

@@ -14,6 +14,8 @@
 #include <span>
 
 #include "engine/error.h"
+#include "tools/compare/arguments.h"
+#include "tools/compare/divergence.h"
 #include "tools/io/file.h"
 #include "tools/io/text.h"
 #include "tools/train/cpu.h"
@@ -42,29 +44,6 @@ TransformerConfig defaults() {
   config.audit = true;  // which leaves what was planned in the log
   config.out = CompareConfig().out;
   return config;
-}
-
-// The command line with all --sweep as one, since an option may stand once.
-std::vector<std::string> joined_sweeps(std::span<const char* const> arguments) {
-  std::vector<std::string> result;
-  std::string sweep;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const std::string_view argument = arguments[i];
-    const bool has_value = argument.starts_with("--sweep=");
-    if (!has_value && argument != "--sweep") {
-      result.emplace_back(argument);
-      continue;
-    }
-    require(has_value || i + 1 < arguments.size(), "[sweep] expected key=value,value, got nothing");
-    const std::string_view value = has_value ? argument.substr(8) : arguments[++i];
-    require(value.find('=') != std::string_view::npos,
-            "[sweep] expected key=value,value such as parallel.prefetch=0,1,2, got {}",
-            excerpt(value));
-    if (!sweep.empty()) sweep += ' ';
-    sweep += value;
-  }
-  if (!sweep.empty()) result.push_back("--sweep=" + sweep);
-  return result;
 }
 
 bool parse(FlagSet& flags, const std::vector<std::string>& arguments, std::ostream& out) {
@@ -123,7 +102,7 @@ class Checks {
   std::set<std::string> cpus_, data_;
 };
 
-void check(Configuration& c, const FlagSet& flags, Checks& checks) {
+void check(Configuration& c, const std::string& probe, const FlagSet& flags, Checks& checks) {
   TransformerConfig& config = c.config;
   require(config.save_final.empty(),
           "[config] expected save.final to be empty, as nothing says whose model to keep, got {}",
@@ -135,6 +114,10 @@ void check(Configuration& c, const FlagSet& flags, Checks& checks) {
   require(config.log.jsonl.empty(),
           "[config] expected log.jsonl to be empty, as each training has a log of its own, got {}",
           config.log.jsonl);
+  require(config.log.probe == probe && config.log.probe_values.empty(),
+          "[config] expected neither log.probe nor log.probe_values, as --find-divergence names "
+          "what it records, got '{}'",
+          config.log.probe == probe ? config.log.probe_values : config.log.probe);
   require(config.train.steps >= 1, "[config] expected at least 1 step to compare, got {}",
           config.train.steps);
   config.validate(flags);
@@ -163,9 +146,11 @@ void record(Configuration& c) {
   for (const auto& [key, value] : options.items()) c.options[key] = value.dump();
 }
 
+// `probe`: where the training is to leave a record; empty: nowhere.
 Configuration make(const std::vector<std::string>& arguments, const Overrides& overrides,
-                   Checks& checks, std::ostream& out) {
+                   const std::string& probe, Checks& checks, std::ostream& out) {
   Configuration c{.name = name_of(overrides), .overrides = overrides, .config = defaults()};
+  c.config.log.probe = probe;
   std::vector<std::string> of_training;
   for (const auto& [key, value] : overrides) {
     of_training.push_back(fmt::format("--{}={}", key, value));
@@ -184,9 +169,53 @@ Configuration make(const std::vector<std::string>& arguments, const Overrides& o
   std::vector<std::string> all = arguments;
   all.insert(all.end(), of_training.begin(), of_training.end());
   parse(flags, all, out);
-  check(c, flags, checks);
+  check(c, probe, flags, checks);
   record(c);
   return c;
+}
+
+// The same, with errors that name it.
+Configuration make_named(const std::vector<std::string>& arguments, const Overrides& overrides,
+                         const std::string& probe, Checks& checks, std::ostream& out) {
+  const std::string name = name_of(overrides);
+  try {
+    return make(arguments, overrides, probe, checks, out);
+  } catch (const engine::IoError& e) {
+    fail<engine::IoError>("{} (configuration {})", e.what(), escaped(name));
+  } catch (const engine::Error& e) {
+    fail("{} (configuration {})", e.what(), escaped(name));
+  }
+}
+
+void read_divergence(Request& request, const std::vector<std::string>& arguments,
+                     const FlagSet& flags, std::ostream& out) {
+  for (const char* key : {"strategies", "sweep", "rounds", "resume", "report", "tolerance"}) {
+    require(!flags.is_given(key),
+            "[find-divergence] expected two configurations alone, got {} as well", key);
+  }
+  const std::string& pair = request.compare.find_divergence;
+  const std::size_t middle = pair.find(kPairSeparator);
+  require(middle != std::string::npos,
+          "[find-divergence] expected two configurations, as --find-divergence A B, got {}",
+          excerpt(pair));
+  const std::array sides = {pair.substr(0, middle), pair.substr(middle + 1)};
+  const auto num_records = std::ranges::count_if(sides, is_record_path);
+  require(num_records != 1,
+          "[find-divergence] expected two configurations or two records, got one of each ({}, {})",
+          excerpt(sides[0]), excerpt(sides[1]));
+  Checks checks;
+  for (const std::string& side : sides) {
+    if (num_records > 0) {
+      request.records.push_back(record_path(side));
+      continue;
+    }
+    const Overrides overrides = parse_overrides(side);
+    std::vector<std::string> base = arguments;
+    for (const auto& [key, value] : overrides) base = without(base, key);
+    request.configurations.push_back(make_named(base, overrides, "probe.jsonl", checks, out));
+  }
+  if (num_records > 0) return;
+  check_same_training(request.configurations[0].options, request.configurations[1].options);
 }
 
 }  // namespace
@@ -198,6 +227,10 @@ void CompareConfig::add_to(FlagSet& flags) {
   flags.add("sweep", &sweep,
             {.help = "key=value,value,...: every value of an option of the training with every "
                      "other; several, apart by spaces or as several flags"});
+  flags.add("find_divergence", &find_divergence,
+            {.help = "--find-divergence A B: instead of comparing losses, name the first tensor of "
+                     "which A and B have different bits; each is a strategy, options as "
+                     "'key=value key=value' over those of this command, or a file of --log.probe"});
   flags.add("rounds", &rounds,
             {.help = "how often all are trained in turn, so that a noisy machine hits all alike",
              .min = 1,
@@ -220,7 +253,7 @@ void CompareConfig::add_to(FlagSet& flags) {
 
 Request read_request(int argc, const char* const* argv, std::ostream& out) {
   const std::span<const char* const> given(argv, static_cast<std::size_t>(argc));
-  const std::vector<std::string> arguments = joined_sweeps(given.subspan(given.empty() ? 0 : 1));
+  const std::vector<std::string> arguments = joined_arguments(given.subspan(given.empty() ? 0 : 1));
   Request request;
   TransformerConfig config = defaults();
   FlagSet flags("compare", kAbout);
@@ -228,6 +261,10 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
   config.add_to(flags);
   if (!parse(flags, arguments, out)) return {};
   request.compare.out = config.out;
+  if (request.finds_divergence()) {
+    read_divergence(request, arguments, flags, out);
+    return request;
+  }
   std::vector<SweepAxis> axes = parse_sweep(request.compare.sweep);
   const bool sweeps_strategy =
       std::ranges::any_of(axes, [](const SweepAxis& a) { return a.key == "parallel.strategy"; });
@@ -243,13 +280,7 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
   std::set<std::string> folders;
   for (const Overrides& overrides : combinations(axes)) {
     const std::string name = name_of(overrides);
-    try {
-      request.configurations.push_back(make(arguments, overrides, checks, out));
-    } catch (const engine::IoError& e) {
-      fail<engine::IoError>("{} (configuration {})", e.what(), escaped(name));
-    } catch (const engine::Error& e) {
-      fail("{} (configuration {})", e.what(), escaped(name));
-    }
+    request.configurations.push_back(make_named(arguments, overrides, "", checks, out));
     require(folders.insert(folder_name_of(name)).second,
             "[sweep] expected names that differ in letters and digits, got {} again",
             escaped(name));

@@ -25,6 +25,7 @@ namespace tessera::tools {
 struct CompareConfig {
   std::string strategies = "ddp,zero1,zero2,zero3";
   std::string sweep;
+  std::string find_divergence;  ///< two of them, kPairSeparator between; empty: not asked for
   std::int64_t rounds = 1;
   std::int64_t warmup_steps = 3;
   double tolerance = 0.05;
@@ -53,12 +54,16 @@ struct Configuration {
 struct Request {
   CompareConfig compare;
   std::vector<Configuration> configurations;  ///< the first is the baseline
+  /// The files of find_divergence, if those are records: then there are no configurations.
+  std::vector<std::string> records = {};
+
+  bool finds_divergence() const { return !compare.find_divergence.empty(); }
 };
 
 /// Reads the command line; several --sweep are one. Checks every configuration as the trainer
-/// would, and that the text can be read. Nothing is written and nothing trained. No configurations:
-/// --help or --version was printed to `out`. Throws as FlagSet does, and with the name of the
-/// configuration that cannot be.
+/// would, and that the text can be read. Nothing is written and nothing trained. Neither
+/// configurations nor records: --help or --version was printed to `out`. Throws as FlagSet does,
+/// and with the name of the configuration that cannot be.
 Request read_request(int argc, const char* const* argv, std::ostream& out);
 
 }  // namespace tessera::tools

@@ -20,6 +20,7 @@ using engine::IoError;
 using engine::require;
 using nlohmann::json;
 
+constexpr const char* kOverlap = "overlap";
 constexpr std::int64_t kMaxLogNbytes = std::int64_t{1} << 30;
 
 // Fields of one JSON object, which `where` names in errors.
@@ -84,6 +85,7 @@ void read_step(const json& line, const std::string& where, RunRecord& run,
   require<IoError>(fields.find("loss") != nullptr, "[log] expected a loss, got none ({})", where);
   run.loss.push_back(fields.number("loss").value_or(std::numeric_limits<double>::quiet_NaN()));
   for (const std::string& name : metric_names()) {
+    if (name == kOverlap) continue;  // of the last record
     const std::optional<double> value = fields.number(name);
     if (value) {
       run.metrics[name].push_back(*value);
@@ -95,6 +97,28 @@ void read_step(const json& line, const std::string& where, RunRecord& run,
   run.host_peak_bytes = fields.bytes("host_peak_bytes");
 }
 
+// The part of communication that was hidden, of the steps that were traced.
+void read_overlap(const json& trace, const std::string& where, RunRecord& run) {
+  const Fields fields(trace, where);
+  const json* steps = fields.find("steps");
+  require<IoError>(steps != nullptr && steps->is_array(),
+                   "[log] expected steps of the trace, got none ({})", where);
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  std::vector<double> overlap(run.loss.size(), kUnknown);
+  bool is_told = false;
+  for (const json& item : *steps) {
+    const Fields step(item, where);
+    const auto number = step.count("step");
+    const auto comm_ms = step.number("comm_ms"), hidden_ms = step.number("hidden_ms");
+    require<IoError>(number && *number >= 1 && *number <= std::ssize(overlap),
+                     "[log] expected a step of the run, got another ({})", where);
+    if (!comm_ms || !hidden_ms || *comm_ms <= 0) continue;
+    overlap[static_cast<std::size_t>(*number - 1)] = *hidden_ms / *comm_ms;
+    is_told = true;
+  }
+  if (is_told) run.metrics[kOverlap] = std::move(overlap);
+}
+
 void read_end(const json& line, const std::string& where, RunRecord& run) {
   const Fields fields(line, where);
   run.params_sha256 = fields.text("params_sha256");
@@ -103,6 +127,8 @@ void read_end(const json& line, const std::string& where, RunRecord& run) {
   run.stopped_by = fields.text("stopped_by");
   run.device = fields.text("device");
   run.cpu = fields.text("cpu");
+  const json* trace = fields.find("trace");
+  if (trace != nullptr) read_overlap(*trace, where + ", trace", run);
   const json* planned = fields.find("planned");
   if (planned == nullptr || planned->is_null()) return;
   const Fields plan(*planned, where + ", planned");

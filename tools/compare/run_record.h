@@ -14,13 +14,14 @@ namespace tessera::tools {
 using BytesByCategory = std::map<std::string, std::int64_t>;
 
 /// The fields of a step's record that are compared, beside its loss, by their names in the log:
-/// step_ms, exposed_comm_ms, compute_ms, optimizer_ms, data_ms, tokens_per_s, overlap (a fraction),
-/// sent_bytes and num_collectives (of rank 0).
+/// step_ms, exposed_comm_ms, compute_ms, optimizer_ms, data_ms, tokens_per_s, sent_bytes and
+/// num_collectives (of rank 0); and overlap, the fraction of communication that was hidden, from
+/// the last record of a run with a trace.
 const std::vector<std::string>& metric_names();
 
 struct RunRecord {
   std::vector<double> loss;  ///< of each step; NaN where the log says null
-  /// Of each step; absent where some step does not tell.
+  /// Of each step; absent where some step does not tell. Overlap is NaN of steps without a trace.
   std::map<std::string, std::vector<double>> metrics;
   BytesByCategory peak_bytes, host_peak_bytes;  ///< of rank 0, up to the last step
   std::string params_sha256;

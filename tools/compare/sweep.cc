@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <set>
+#include <system_error>
 
 #include "engine/error.h"
 #include "tools/io/text.h"
+#include "tools/train/flags.h"
 
 namespace tessera::tools {
 namespace {
@@ -78,6 +81,39 @@ std::vector<Overrides> combinations(std::span<const SweepAxis> axes) {
     all = std::move(longer);
   }
   return all;
+}
+
+Overrides parse_overrides(std::string_view text) {
+  Overrides overrides;
+  for (const std::string& word : split(text, ' ')) {
+    if (word.empty()) continue;
+    const std::size_t equals = word.find('=');
+    const bool is_strategy = equals == std::string::npos;
+    const std::string key = is_strategy ? "parallel.strategy" : word.substr(0, equals);
+    require(!is_output(key),
+            "[find-divergence] expected an option of the training, got {}, which names what is "
+            "written",
+            excerpt(key));
+    for (const auto& [other, value] : overrides) {
+      require(other != key, "[find-divergence] expected each option once, got {} twice",
+              excerpt(key));
+    }
+    overrides.emplace_back(key, is_strategy ? word : word.substr(equals + 1));
+  }
+  return overrides;
+}
+
+bool is_record_path(const std::string& text) {
+  if (text.empty() || text.find('=') != std::string::npos) return false;
+  std::error_code ignored;
+  return text.find('/') != std::string::npos || text.ends_with(".jsonl") ||
+         std::filesystem::exists(resolve_user_path(text), ignored);
+}
+
+std::string record_path(const std::string& text) {
+  const std::string path = resolve_user_path(text);
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored) ? path + "/probe.jsonl" : path;
 }
 
 std::string name_of(const Overrides& overrides) {

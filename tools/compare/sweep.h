@@ -35,6 +35,15 @@ std::vector<SweepAxis> parse_sweep(std::string_view text);
 /// no axis. Throws InvalidArgument for more than kMaxConfigurations.
 std::vector<Overrides> combinations(std::span<const SweepAxis> axes);
 
+/// One configuration: "parallel.strategy=ddp train.accum=2"; a word alone is a strategy. Throws
+/// InvalidArgument for a key that stands twice, or is none that a comparison may set.
+Overrides parse_overrides(std::string_view text);
+
+/// Whether `text` can only mean the record of a run: a file, or a folder with one.
+bool is_record_path(const std::string& text);
+/// The file: of a folder its probe.jsonl.
+std::string record_path(const std::string& text);
+
 /// What people call it: "zero3 prefetch=1 offload.optimizer=0"; "as given" without overrides.
 std::string name_of(const Overrides& overrides);
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <system_error>
 #include <thread>
 
@@ -65,6 +66,16 @@ std::string ProcessEnd::str() const {
   if (signal == 0) return fmt::format("exit code {}", exit_code);
   const char* name = ::sigabbrev_np(signal);
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
+}
+
+std::string program_path(const std::string& program) {
+  std::error_code error;
+  const std::string path = std::filesystem::absolute(program, error).string();
+  require<IoError>(!error && ::access(path.c_str(), X_OK) == 0,
+                   "[trainer] expected a program, which `bazel run //tools:compare` supplies, got "
+                   "none ({})",
+                   path);
+  return path;
 }
 
 ProcessEnd run_process(const std::string& program, const std::vector<std::string>& arguments,

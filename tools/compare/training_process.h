@@ -14,6 +14,9 @@ struct ProcessEnd {
   std::string str() const;  ///< "exit code 1", "SIGKILL": for people
 };
 
+/// Where `program` lies. Throws IoError unless it can be run.
+std::string program_path(const std::string& program);
+
 /// Runs `program` to its end, what it prints going to the file `console`, which is replaced. When
 /// this process is asked to stop (stop.h), so is that one, and it is waited for; when this one
 /// dies, that one is asked to stop. Throws IoError for a console that cannot be written or a

@@ -84,6 +84,9 @@ std::vector<RunFile> RunLog::outputs(const TrainConfig& config) {
   if (!config.log.trace.empty()) {
     files.insert(files.begin(), {"log.trace", resolve_user_path(config.log.trace)});
   }
+  if (!config.log.probe.empty()) {
+    files.insert(files.begin(), {"log.probe", resolve_user_path(config.log.probe)});
+  }
   files.push_back({"out", folder + "/config.toml"});
   return files;
 }

@@ -20,6 +20,7 @@
 #include "tools/train/hook_report.h"
 #include "tools/train/product_rate.h"
 #include "tools/train/ranks.h"
+#include "tools/train/run_probe.h"
 #include "tools/train/run_trace.h"
 #include "tools/train/stop.h"
 #include "tools/train/task_plan.h"
@@ -34,15 +35,16 @@ struct Result {
   JsonRecord end;
 };
 
-// `trace`, `audit`: null if none is asked for.
+// `trace`, `probe`, `audit`: null if none is asked for.
 Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Task& task, RunLog* log,
-                  RunTrace* trace, Audit* audit) {
+                  RunTrace* trace, RunProbe* probe, Audit* audit) {
   const TrainConfig& config = task.config();
   const std::unique_ptr<TaskRank> rank = task.rank();
   Model& model = rank->model();
   TraceRecorder* recorder = trace == nullptr ? nullptr : &trace->recorder(world.rank());
   Trainer trainer(world, ranks.compute(world.rank(), {.listener = recorder}), config,
-                  model.blocks(), model.root(), log, recorder);
+                  model.blocks(), model.root(), log, recorder,
+                  probe == nullptr ? nullptr : &probe->probe(world.rank()));
   rank->load(trainer, log);
   if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
   const HookReport hook(trainer.fsdp(), config.comm.options());
@@ -75,7 +77,7 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Task& tas
 
 // Says and writes what the run leaves.
 void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& result,
-            const RunTrace* trace, const Audit* audit) {
+            const RunTrace* trace, const RunProbe* probe, const Audit* audit) {
   if (!result.sample.empty()) {
     log.say(fmt::format(
         "\n---- generated -----------------------------------------------------------\n{}\n"
@@ -93,6 +95,7 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
   log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
                       escaped(log.jsonl_path()), escaped(log.folder())));
   if (trace != nullptr) log.say(trace->summary());
+  if (probe != nullptr) log.say(probe->summary());
   if (audit != nullptr) {
     for (const std::string& line : audit->lines()) log.say(line);
   }
@@ -132,6 +135,10 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   RunLog log(config, task.items().name, flags.to_toml());
   std::unique_ptr<RunTrace> trace;
   if (!config.log.trace.empty()) trace = std::make_unique<RunTrace>(config, ranks.size);
+  std::unique_ptr<RunProbe> probe;
+  if (!config.log.probe.empty()) {
+    probe = std::make_unique<RunProbe>(config, ranks.size, flags.to_json());
+  }
   if (task.samples()) AtomicFile(log.folder() + "/sample.txt");  // or throws, before training
   log.say(task.summary());
   log.say("device: " + ranks.str());
@@ -142,15 +149,21 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   }
   Result result;
   signals.emplace();
-  ranks.run(config, [&](comm::ProcessGroup& world) {
-    const bool is_first = world.rank() == 0;
-    pin_rank(config.cpu, world.rank());
-    Result mine = train_rank(world, ranks, task, is_first ? &log : nullptr, trace.get(),
-                             is_first && audit ? &*audit : nullptr);
-    if (is_first) result = std::move(mine);
-  });
+  try {
+    ranks.run(config, [&](comm::ProcessGroup& world) {
+      const bool is_first = world.rank() == 0;
+      pin_rank(config.cpu, world.rank());
+      Result mine = train_rank(world, ranks, task, is_first ? &log : nullptr, trace.get(),
+                               probe.get(), is_first && audit ? &*audit : nullptr);
+      if (is_first) result = std::move(mine);
+    });
+  } catch (...) {
+    if (probe != nullptr) probe->keep();  // what led to an error is worth comparing
+    throw;
+  }
   if (trace != nullptr) trace->close();
-  report(log, task, ranks, result, trace.get(), audit ? &*audit : nullptr);
+  if (probe != nullptr) probe->commit();
+  report(log, task, ranks, result, trace.get(), probe.get(), audit ? &*audit : nullptr);
   if (trace != nullptr) trace->flush();
   if (audit) audit->check();
 }

@@ -13,6 +13,7 @@
 
 #include "engine/error.h"
 #include "tools/io/nbytes.h"
+#include "tools/probe/probe_record.h"
 
 namespace tessera::tools {
 
@@ -25,6 +26,21 @@ namespace {
 constexpr std::int64_t kMaxRanks = 1024;
 // What parallel.reshard_after_forward can say beside a number of ranks.
 constexpr int kReshardAsStrategy = -2, kKeep = -1;
+
+// FIRST:LAST, of `steps` steps.
+StepRange parse_steps(const std::string& text, std::int64_t steps, const char* option) {
+  StepRange range;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, range.first);
+  const bool has_colon = first.ec == std::errc() && first.ptr != end && *first.ptr == ':';
+  const auto last = std::from_chars(has_colon ? first.ptr + 1 : end, end, range.last);
+  require(has_colon && last.ec == std::errc() && last.ptr == end && range.first >= 1 &&
+              range.first <= range.last && range.last <= steps,
+          "[config] expected auto or FIRST:LAST from 1:1 to {0}:{0} (train.steps={0}), got '{1}' "
+          "({2})",
+          steps, text, option);
+  return range;
+}
 
 }  // namespace
 
@@ -229,6 +245,15 @@ void TrainConfig::add_to(FlagSet& flags) {
   flags.add("log.trace_steps", &log.trace_steps,
             {.help = "steps that the trace shows, as FIRST:LAST, numbered from 1; auto: 3:5, or "
                      "the last ones of a shorter run"});
+  flags.add("log.probe", &log.probe,
+            {.help = "file for checksums of parameters, activations and gradients of all ranks, "
+                     "which compare --find-divergence reads; empty: none"});
+  flags.add("log.probe_steps", &log.probe_steps,
+            {.help = "steps that have checksums, as FIRST:LAST, numbered from 1; auto: all"});
+  flags.add("log.probe_values", &log.probe_values,
+            {.help = "instead of all checksums the values of one tensor, as "
+                     "PHASE:MICRO_BATCH:VISIT:TENSOR; the run ends with the last of "
+                     "log.probe_steps; empty: none"});
   flags.add("log.tensorboard", &log.tensorboard,
             {.help = "folder for a file of scalars that TensorBoard shows, made if need be; empty: "
                      "none"});
@@ -336,25 +361,25 @@ void TrainConfig::validate(const FlagSet& flags) const {
   require(!log.trace.empty() || log.trace_steps == "auto",
           "[config] expected log.trace_steps with log.trace only, got {} without", log.trace_steps);
   static_cast<void>(trace_steps());  // throws
+  require(!log.probe.empty() || (log.probe_steps == "auto" && log.probe_values.empty()),
+          "[config] expected {0} with log.probe only, got {1} without",
+          log.probe_values.empty() ? "log.probe_steps" : "log.probe_values",
+          log.probe_values.empty() ? log.probe_steps : log.probe_values);
+  static_cast<void>(probe_steps());
+  if (!log.probe_values.empty()) static_cast<void>(parse_target(log.probe_values));
 }
 
 StepRange TrainConfig::trace_steps() const {
-  if (log.trace_steps == "auto") {
-    return {std::max<std::int64_t>(1, std::min<std::int64_t>(3, train.steps)),
-            std::min<std::int64_t>(5, train.steps)};
-  }
-  const std::string& text = log.trace_steps;
-  StepRange range;
-  const char* const end = text.data() + text.size();
-  const auto first = std::from_chars(text.data(), end, range.first);
-  const bool has_colon = first.ec == std::errc() && first.ptr != end && *first.ptr == ':';
-  const auto last = std::from_chars(has_colon ? first.ptr + 1 : end, end, range.last);
-  require(has_colon && last.ec == std::errc() && last.ptr == end && range.first >= 1 &&
-              range.first <= range.last && range.last <= train.steps,
-          "[config] expected auto or FIRST:LAST from 1:1 to {0}:{0} (train.steps={0}), got '{1}' "
-          "(log.trace_steps)",
-          train.steps, text);
-  return range;
+  if (log.trace_steps != "auto")
+    return parse_steps(log.trace_steps, train.steps, "log.trace_steps");
+  return {std::max<std::int64_t>(1, std::min<std::int64_t>(3, train.steps)),
+          std::min<std::int64_t>(5, train.steps)};
+}
+
+StepRange TrainConfig::probe_steps() const {
+  if (log.probe_steps != "auto")
+    return parse_steps(log.probe_steps, train.steps, "log.probe_steps");
+  return {1, train.steps};
 }
 
 int TrainConfig::reshard_ranks() const {

@@ -82,8 +82,11 @@ struct LogConfig {
   std::string jsonl;           ///< empty: log.jsonl in the output folder
   std::string trace;           ///< file; empty: none
   std::string trace_steps = "auto";
-  std::string tensorboard;    ///< a folder; empty: none
-  std::int64_t peak_ms = 50;  ///< to measure the peak of matrix products; 0: not at all
+  std::string probe;                 ///< file; empty: none
+  std::string probe_steps = "auto";  ///< auto: every step
+  std::string probe_values;          ///< what to keep whole; empty: nothing
+  std::string tensorboard;           ///< a folder; empty: none
+  std::int64_t peak_ms = 50;         ///< to measure the peak of matrix products; 0: not at all
 };
 
 /// First and last, from 1; none if `last` is smaller.
@@ -122,6 +125,8 @@ struct TrainConfig {
   std::int64_t memory_limit_nbytes() const;
   /// What log.trace_steps says. Throws InvalidArgument for steps that the run does not have.
   StepRange trace_steps() const;
+  /// The same of log.probe_steps.
+  StepRange probe_steps() const;
 
  private:
   // What parallel.reshard_after_forward says; see train_config.cc.

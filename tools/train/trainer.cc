@@ -32,8 +32,10 @@ std::unique_ptr<shard::Optimizer> make_optimizer(shard::Fsdp& fsdp, const StepCo
                 .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps, .weight_decay = c.weight_decay});
 }
 
-shard::FsdpOptions with_listener(shard::FsdpOptions options, engine::LaunchListener* listener) {
+shard::FsdpOptions with_listeners(shard::FsdpOptions options, engine::LaunchListener* listener,
+                                  shard::StepListener* step_listener) {
   options.listener = listener;
+  options.step_listener = step_listener;
   return options;
 }
 
@@ -59,19 +61,21 @@ auto of_step(std::int64_t step, F fn) {
 
 Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
                  const TrainConfig& config, const std::vector<engine::Block*>& blocks,
-                 engine::Block* root, RunLog* log, TraceRecorder* trace)
+                 engine::Block* root, RunLog* log, TraceRecorder* trace, Probe* probe)
     : world_(world),
       config_(config),
       log_(log),
       trace_(trace),
+      probe_(probe),
       compute_(compute),
       memory_(compute, {.limit_nbytes = config.memory_limit_nbytes()}),
       pinned_(engine::Memory::pinned(compute)),
       metrics_(compute.sibling("metrics", {.listener = trace})),
       tape_(memory_, compute_),
       fsdp_(world, memory_, compute_, blocks, root,
-            with_listener(config.fsdp_options(world.size()), trace)),
+            with_listeners(config.fsdp_options(world.size()), trace, probe)),
       optimizer_(make_optimizer(fsdp_, config.train)) {
+  tape_.listen(probe_);
   if (trace_ == nullptr) return;
   for (const auto& unit : fsdp_.units()) {
     std::vector<std::string> names;
@@ -87,24 +91,32 @@ std::int64_t Trainer::first_sample(std::int64_t batch) const {
   return (batch * world_.size() + world_.rank()) * config_.train.batch;
 }
 
+// A probe for the values of one tensor needs no step behind it.
+std::int64_t Trainer::num_steps_to_run() const {
+  const std::int64_t steps = config_.train.steps;
+  const bool ends_early = probe_ != nullptr && probe_->options().target.has_value();
+  return ends_early ? std::min(probe_->options().last_step, steps) : steps;
+}
+
 void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
                   std::int64_t items_per_sample) {
   const StepConfig& c = config_.train;
+  const std::int64_t num_steps = num_steps_to_run();
   const double items = static_cast<double>(world_.size()) * static_cast<double>(c.accum) *
                        static_cast<double>(c.batch) * static_cast<double>(items_per_sample);
   batches_ = std::make_unique<BatchLoader>(
-      memory_, compute_, data.tensors, c.steps * c.accum,
+      memory_, compute_, data.tensors, num_steps * c.accum,
       [this, fill = data.fill](std::int64_t n, const Batch& host) { fill(first_sample(n), host); },
       trace_);
   const bool is_late = compute_.device().is_cuda();
   std::optional<Launched> pending;
   Mark begin{};
-  for (std::int64_t step = 0; step < c.steps && stopped_by_ == 0; ++step) {
+  for (std::int64_t step = 0; step < num_steps && stopped_by_ == 0; ++step) {
     if (!pending) begin = mark();
     Launched launched = launch(step, loss);
     if (pending) finish(*pending, begin, items);
     pending = std::move(launched);
-    const bool is_last = step + 1 == c.steps;
+    const bool is_last = step + 1 == num_steps;
     const bool validates =
         !is_last && config_.log.val_every > 0 && (step + 1) % config_.log.val_every == 0;
     if (is_late && !validates && !is_last) continue;
@@ -113,7 +125,7 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
     if (validates && stopped_by_ == 0) validate_after(step + 1, validate);
   }
   if (pending) finish(*pending, begin, items);
-  if (stopped_by_ == 0) validate_after(c.steps, validate);
+  if (stopped_by_ == 0) validate_after(num_steps, validate);
   if (stopped_by_ == 0 || log_ == nullptr) return;
   log_->say(fmt::format("stopped by {} after step {} of {}", signal_name(stopped_by_), num_steps_,
                         c.steps));
@@ -139,6 +151,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   begin_peaks();
   const comm::Traffic before = world_.traffic();
   if (trace_ != nullptr) trace_->begin_step(step + 1);
+  if (probe_ != nullptr) probe_->begin_step(step + 1);
   // One for each micro-step, and last the signal that asks this rank to stop: what all ranks know
   // of a step they know together, so they end after the same one.
   const Tensor values =
@@ -152,6 +165,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
                                          : shard::UpdateGathers::kContiguous);
   }
   for (std::int64_t micro = 0; micro < c.accum; ++micro) {
+    if (probe_ != nullptr) probe_->begin_micro_step(micro);
     const shard::MicroStep pass{.no_sync = c.accum_comm == AccumComm::kLast && micro + 1 < c.accum};
     if (micro == 0) {
       fsdp_.begin_step(static_cast<int>(c.accum), pass);
@@ -170,9 +184,11 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
     });
   }
   const shard::GradNorm norm = of_step(step + 1, [&] { return fsdp_.finish_step(); });
+  if (probe_ != nullptr) probe_->on_reduced(fsdp_);
   if (!overlaps) {
     time_part(compute_, optimizer_ms, [&] { optimizer_->step(lr, norm, c.grad_clip); });
   }
+  if (probe_ != nullptr) probe_->on_updated(fsdp_, *optimizer_);
   engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
                      "keep_stop");
   comm::HostGather kept(world_, values, metrics_, pinned_, "values");
@@ -186,6 +202,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
     if (!overlaps) record.optimizer_ms = optimizer_ms;
   }
   if (trace_ != nullptr) trace_->end_step();
+  if (probe_ != nullptr) probe_->end_step();
   return {.record = std::move(record), .values = std::move(kept), .norm = norm};
 }
 

@@ -19,6 +19,7 @@
 #include "shard/adamw.h"
 #include "shard/fsdp.h"
 #include "shard/sgd.h"
+#include "tools/probe/probe.h"
 #include "tools/trace/trace.h"
 #include "tools/train/batch_loader.h"
 #include "tools/train/run_log.h"
@@ -29,10 +30,11 @@ namespace tessera::tools {
 class Trainer {
  public:
   /// `compute`: see Ranks. `log` on rank 0, null elsewhere. `trace`: this rank's, which `compute`
-  /// tells as well; null: none. It outlives this. Collective; see shard::Fsdp.
+  /// tells as well; null: none. `probe`: the same of checksums. Both outlive this. Collective; see
+  /// shard::Fsdp.
   Trainer(comm::ProcessGroup& world, const engine::Stream& compute, const TrainConfig& config,
           const std::vector<engine::Block*>& blocks, engine::Block* root, RunLog* log,
-          TraceRecorder* trace = nullptr);
+          TraceRecorder* trace = nullptr, Probe* probe = nullptr);
 
   comm::ProcessGroup& world() { return world_; }
   engine::Tape& tape() { return tape_; }
@@ -55,11 +57,11 @@ class Trainer {
   /// Null: none. Collective.
   using Validate = std::function<Validation()>;
 
-  /// Runs all steps, and `validate` as configured. `items_per_sample`: tokens of a sample, or 1.
-  /// When a rank finds that it was asked to stop (stop.h), all ranks end after that step, and
-  /// without the last validation. Throws InvalidArgument naming step, micro-step (both from 1) and
-  /// rank when a loss is not finite, and step and parameter when a gradient is not and no more
-  /// updates may be skipped. Call once.
+  /// Runs all steps, or those until a probe has what it is after, and `validate` as configured.
+  /// `items_per_sample`: tokens of a sample, or 1. When a rank finds that it was asked to stop
+  /// (stop.h), all ranks end after that step, and without the last validation. Throws
+  /// InvalidArgument naming step, micro-step (both from 1) and rank when a loss is not finite, and
+  /// step and parameter when a gradient is not and no more updates may be skipped. Call once.
   void run(const Data& data, const Loss& loss, const Validate& validate,
            std::int64_t items_per_sample);
   /// Told of each step, in order, on a rank with a log.
@@ -110,6 +112,7 @@ class Trainer {
     std::int64_t loader_ns;
   };
   std::int64_t first_sample(std::int64_t batch) const;
+  std::int64_t num_steps_to_run() const;
   bool uses_host_memory() const {
     return fsdp_.offload() != nullptr || config_.comm.powersgd.offload_error;
   }
@@ -130,6 +133,7 @@ class Trainer {
   const TrainConfig& config_;
   RunLog* log_;
   TraceRecorder* trace_;
+  Probe* probe_;
   engine::Stream compute_;
   engine::Memory memory_;
   engine::Memory pinned_;

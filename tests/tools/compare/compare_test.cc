@@ -195,6 +195,20 @@ TEST_F(Compare, TracesOfTheRunsAreDrawn) {
   EXPECT_TRUE(has(again.err, {"trace.json", "the page shows no streams"}));
 }
 
+TEST_F(Compare, OverlapIsMeasuredWithATrace) {
+  const Outcome outcome = compare({{"strategies", "zero3"},
+                                   {"sweep", "parallel.prefetch=1"},
+                                   {"log.trace", "asked"},
+                                   {"log.trace_steps", "1:3"}});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"overlap %"}));
+  const double overlap =
+      results().at("configurations").at(0).at("metrics").at("overlap").at("median");
+  EXPECT_GE(overlap, 0);
+  EXPECT_LE(overlap, 1);
+  EXPECT_TRUE(has(folder_.read("out/report.html"), {"data-field=\"overlap\" data-value=\""}));
+}
+
 TEST_F(Compare, WhatCannotBeIsAnErrorBeforeAnythingIsTrained) {
   const auto refused = [&](const Flags& more, const std::string& words) {
     const Outcome outcome = compare(more);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "engine/error.h"
 #include "tests/testing/errors.h"
@@ -57,6 +58,25 @@ TEST(RunRecord, HasThePlanIfThereIsOne) {
   EXPECT_EQ(run.planned_sent_bytes, 7);
   EXPECT_EQ(run.planned_num_collectives, 3);
   EXPECT_EQ(run.stopped_by, "SIGINT");
+}
+
+TEST(RunRecord, OverlapIsThatOfTheStepsWithATrace) {
+  const TempFolder folder;
+  const auto end_with = [](const std::string& steps) {
+    return R"({"final":{"params_sha256":"ab","trace":{"file":"t","steps":[)" + steps + "]}}}\n";
+  };
+  const RunRecord run = read_run_record(folder.write(
+      "log.jsonl", kSteps + end_with(R"({"step":2,"comm_ms":4,"hidden_ms":3,"exposed_ms":1})")));
+  const std::vector<double>& overlap = run.metrics.at("overlap");
+  ASSERT_EQ(overlap.size(), 2u);
+  EXPECT_TRUE(std::isnan(overlap[0]));
+  EXPECT_EQ(overlap[1], 0.75);
+  // Of one rank there is nothing to hide.
+  const RunRecord alone = read_run_record(
+      folder.write("log.jsonl", kSteps + end_with(R"({"step":2,"comm_ms":0,"hidden_ms":0})")));
+  EXPECT_FALSE(alone.metrics.contains("overlap"));
+  EXPECT_TRUE(has(error_of_log(kSteps + end_with(R"({"step":3,"comm_ms":4,"hidden_ms":3})")),
+                  {"expected a step of the run, got another", "trace"}));
 }
 
 TEST(RunRecord, WhatIsNoLogIsRefusedByItsLine) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -13,6 +15,7 @@
 #include "tools/data/text_data.h"
 #include "tools/models/gpt.h"
 #include "tools/models/gpt_checkpoint.h"
+#include "tools/probe/probe.h"
 #include "tools/train/ranks.h"
 #include "tools/train/trainer.h"
 
@@ -25,11 +28,14 @@ struct GptRun {
   std::vector<nlohmann::json> records;  ///< of each step, as logged
 };
 
+/// Of a rank; null: none.
+using ProbeFactory = std::function<std::unique_ptr<tools::Probe>(int rank)>;
+
 /// `init_from`: folder of weights to start from; empty: the seed's. `calls`: what rank 0
 /// called.
 inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
                       const tools::TokenDataset& data, const std::string& init_from = "",
-                      CollectiveLog* calls = nullptr) {
+                      CollectiveLog* calls = nullptr, const ProbeFactory& make_probe = {}) {
   const TempFolder folder;
   config.out = folder.path();
   config.log.every = 0;
@@ -41,8 +47,9 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
     CollectiveLog unread;
     LoggedGroup logged(world, is_first && calls != nullptr ? *calls : unread);
     tools::Gpt gpt(model);
+    const auto probe = make_probe ? make_probe(world.rank()) : nullptr;
     tools::Trainer trainer(logged, ranks.compute(world.rank()), config, gpt.blocks(), gpt.root(),
-                           is_first ? &log : nullptr);
+                           is_first ? &log : nullptr, nullptr, probe.get());
     if (!init_from.empty()) tools::load_gpt(trainer.fsdp(), gpt, init_from);
     const engine::Shape shape{config.train.batch, model.seq};
     const auto fill = [&](std::int64_t first, const tools::Batch& host) {

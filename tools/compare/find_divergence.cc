@@ -1,0 +1,143 @@
+#include "tools/compare/find_divergence.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "engine/error.h"
+#include "tools/compare/comparison_folder.h"
+#include "tools/compare/training_process.h"
+#include "tools/io/text.h"
+#include "tools/train/flags.h"
+#include "tools/train/stop.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using engine::IoError;
+using engine::require;
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  require<IoError>(!error, "[out] expected a folder that can be made, got {} ({})", error.message(),
+                   path);
+}
+
+// One configuration, in a folder of its own.
+class Side {
+ public:
+  Side(const Configuration& c, const char* letter, const std::string& out, std::string trainer)
+      : letter_(letter), folder_(out + "/" + letter), trainer_(std::move(trainer)) {
+    make_folder(folder_);
+    write_file(folder_ + "/configuration.toml", c.toml);
+  }
+
+  /// The record, called `name`, and how the training ended; empty: well.
+  std::pair<ProbeRun, std::string> train(const std::string& name,
+                                         const std::vector<std::string>& more) const {
+    const std::string path = fmt::format("{}/{}.jsonl", folder_, name);
+    const std::string console = fmt::format("{}/{}.txt", folder_, name);
+    std::error_code ignored;
+    fs::remove(path, ignored);  // of an earlier search: it must not be taken for this one
+    std::vector<std::string> arguments = {"--config=" + folder_ + "/configuration.toml",
+                                          "--out=" + folder_, "--log.probe=" + path,
+                                          "--audit=false"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProcessEnd end = run_process(trainer_, arguments, console);
+    require(stop_requested() == 0, "[divergence] expected to go on, got {}",
+            signal_name(stop_requested()));
+    require<IoError>(fs::exists(path, ignored),
+                     "[divergence] expected a training that leaves a record, got {}; see {} ({})",
+                     end.str(), console, letter_);
+    return {read_probe_run(path), end.ok() ? "" : fmt::format("{}; see {}", end.str(), console)};
+  }
+
+ private:
+  std::string letter_, folder_, trainer_;
+};
+
+// The values of the first tensor that differs, from both runs made again.
+class SecondRuns {
+ public:
+  SecondRuns(const Side& a, const Side& b, const Divergence& first)
+      : first_(first),
+        options_({fmt::format("--log.probe_steps={0}:{0}", first.key.step),
+                  "--log.probe_values=" + target_text(first.key)}),
+        a_(a.train("values", options_).first),
+        b_(b.train("values", options_).first) {}
+
+  void add_to(DivergenceResult& result) const {
+    result.values = difference_of(values(a_, first_.a), values(b_, first_.b));
+    for (const auto& [letter, run, side] :
+         {std::tuple("A", &a_, &first_.a), std::tuple("B", &b_, &first_.b)}) {
+      const Checksum again = checksum_of(values_of(*run, first_.key), 0);
+      if (again.hash == side->checksum.hash) continue;
+      result.remark += fmt::format(
+          "{}{} does not repeat itself: trained again, this tensor has the checksum {:016x}.",
+          result.remark.empty() ? "" : " ", letter, again.hash);
+    }
+  }
+
+ private:
+  std::vector<float> values(const ProbeRun& run, const DivergentSide& side) const {
+    return values_of(run, first_.key, side.other_rank);
+  }
+
+  const Divergence& first_;
+  std::vector<std::string> options_;
+  ProbeRun a_, b_;
+};
+
+DivergenceResult of_records(const std::vector<std::string>& paths) {
+  const ProbeRun a = read_probe_run(paths[0]), b = read_probe_run(paths[1]);
+  DivergenceResult result{.a = {.name = a.path, .path = a.path, .header = a.header},
+                          .b = {.name = b.path, .path = b.path, .header = b.header},
+                          .report = compare_probes(a, b)};
+  if (result.report.first) {
+    result.remark = "Records hold no values: --find-divergence with the two configurations has.";
+  }
+  return result;
+}
+
+DivergenceResult of_configurations(const Request& request, const std::string& out) {
+  const Configuration& first = request.configurations[0];
+  const Configuration& second = request.configurations[1];
+  const std::string trainer = program_path(request.compare.trainer);
+  const Side side_a(first, "a", out, trainer), side_b(second, "b", out, trainer);
+  const auto [a, failure_a] = side_a.train("probe", {});
+  const auto [b, failure_b] = side_b.train("probe", {});
+  DivergenceResult result{
+      .a = {.name = first.name, .path = a.path, .header = a.header, .failure = failure_a},
+      .b = {.name = second.name, .path = b.path, .header = b.header, .failure = failure_b},
+      .report = compare_probes(a, b)};
+  if (!result.report.first) return result;
+  try {
+    SecondRuns(side_a, side_b, *result.report.first).add_to(result);
+  } catch (const engine::Error& e) {  // what was found is worth telling without
+    result.remark = fmt::format("No values: {}", e.what());
+  }
+  return result;
+}
+
+}  // namespace
+
+DivergenceResult find_divergence(const Request& request) {
+  const std::string out = resolve_user_path(request.compare.out) + "/divergence";
+  make_folder(out);
+  DivergenceResult result =
+      request.records.empty() ? of_configurations(request, out) : of_records(request.records);
+  const auto replace = nlohmann::ordered_json::error_handler_t::replace;
+  write_file(out + "/divergence.json", to_json(result).dump(1, ' ', false, replace) + "\n");
+  return result;
+}
+
+}  // namespace tessera::tools

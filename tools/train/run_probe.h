@@ -1,0 +1,56 @@
+// The checksums of a run: one file for all ranks, which takes its place when the run has ended. See
+// tools/probe/probe_record.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tools/io/file.h"
+#include "tools/probe/probe.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+class RunProbe {
+ public:
+  /// For a `config` that asks for it; `options`: those in force, as a JSON object. Throws IoError
+  /// naming the path when it cannot be written.
+  RunProbe(const TrainConfig& config, int num_ranks, const std::string& options);
+  RunProbe(const RunProbe&) = delete;
+  RunProbe& operator=(const RunProbe&) = delete;
+
+  /// Of a rank, for its trainer.
+  Probe& probe(int rank) { return *probes_[static_cast<std::size_t>(rank)]; }
+
+  // The ranks have ended.
+
+  /// The steps that all of them ended are the record. Throws IoError for one that could not be
+  /// written, and InvalidArgument if the tensor whose values were asked for was not met.
+  void commit();
+  /// The same behind an error: what there is, if all ranks ended a step and it can be written.
+  void keep() noexcept;
+  /// A line for the terminal: where it is, and how much it holds.
+  std::string summary() const;
+
+ private:
+  void write(int rank, std::int64_t step, const std::vector<ProbePart>& parts);
+  void write_end();
+  std::int64_t last_step() const;
+
+  std::string path_, target_;
+  AtomicFile file_;
+  std::vector<std::unique_ptr<Probe>> probes_;
+  std::mutex mutex_;
+  std::vector<std::int64_t> last_steps_;  // of each rank
+  std::int64_t first_step_ = 1;
+  std::int64_t num_parts_ = 0;
+  std::string error_;  // of the first write that failed
+};
+
+/// What the record says of the run. `options`: see RunProbe.
+ProbeHeader probe_header(const TrainConfig& config, int num_ranks, const std::string& options);
+
+}  // namespace tessera::tools
