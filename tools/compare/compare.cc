@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -61,17 +62,20 @@ class Trainings {
       return;
     }
     if (stop_requested() != 0) return;
+    std::string failure;
     try {
-      train(c, round, what, trained);
+      failure = train(c, round, what, trained);
     } catch (const engine::IoError& e) {
-      trained.failure = e.what();
+      failure = e.what();
     }
-    if (!trained.failure.empty())
-      say(fmt::format("{}: failed, {}", what, escaped(trained.failure)));
+    if (failure.empty()) return;
+    say(fmt::format("{}: failed, {}", what, escaped(failure)));
+    if (trained.failure.empty()) trained.failure = std::move(failure);
   }
 
-  void train(const Configuration& c, std::int64_t round, const std::string& what,
-             Trained& trained) {
+  // Why it failed; empty if it did not, or was interrupted.
+  std::string train(const Configuration& c, std::int64_t round, const std::string& what,
+                    Trained& trained) {
     const std::string out = folder_.round_path(c, round), console = out + "/console.txt";
     std::error_code ignored;  // without the folder the console cannot be written, which says why
     std::filesystem::create_directories(out, ignored);
@@ -85,22 +89,20 @@ class Trainings {
     const auto begin = std::chrono::steady_clock::now();
     const ProcessEnd end = run_process(folder_.trainer(), arguments, console);
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-    if (stop_requested() != 0) return say(what + ": interrupted");
-    if (!end.ok()) {
-      trained.failure = fmt::format("{}; see {}", end.str(), console);
-      return;
+    if (stop_requested() != 0) {
+      say(what + ": interrupted");
+      return "";
     }
+    if (!end.ok()) return fmt::format("{}; see {}", end.str(), console);
     std::optional<RunRecord> run = folder_.finish(c, round);
-    if (!run) {
-      trained.failure = fmt::format("it ended before its last step; see {}", console);
-      return;
-    }
+    if (!run) return fmt::format("it ended before its last step; see {}", console);
     const auto times = run->metrics.find("step_ms");
     const auto middle = times == run->metrics.end() ? std::nullopt : spread_of(times->second);
     say(fmt::format("{}: loss {:.4f}{}, {:.1f} s", what, run->loss.back(),
                     middle ? fmt::format(", {:.1f} ms a step", middle->median) : "",
                     elapsed.count()));
     trained.rounds.push_back(std::move(*run));
+    return "";
   }
 
   const Request& request_;
@@ -143,6 +145,7 @@ void tell_divergence(const Request& request) {
 }
 
 void compare(int argc, char** argv) {
+  std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how trainings end
   const Request request = read_request(argc, argv, std::cout);
   if (request.finds_divergence()) return tell_divergence(request);
   if (request.configurations.empty()) return;
@@ -157,9 +160,11 @@ void compare(int argc, char** argv) {
   say(escaped(comparison.verdict.sentence));
   say(fmt::format("figures {}\nreport {}", escaped(folder.json_path()),
                   escaped(folder.report_path())));
-  engine::require(comparison.verdict.passed,
+  engine::require(comparison.verdict.agrees,
                   "[parity] expected every configuration to give the numbers that it should, "
                   "got one that does not; see above");
+  engine::require(!comparison.verdict.failed,
+                  "[compare] expected every training to end well, got one that failed; see above");
   engine::require(comparison.verdict.complete,
                   "[compare] expected all configurations to be trained, got some missing; --resume "
                   "goes on");

@@ -129,7 +129,9 @@ Verdict verdict_of(const Comparison& comparison) {
   const auto missing =
       rows_where(rows, [](const Row& r) { return !r.complete && r.trained.failure.empty(); });
   const bool has_baseline = !rows.front().trained.rounds.empty();
-  Verdict verdict{.passed = differing.empty() && failed.empty() && has_baseline,
+  Verdict verdict{.agrees = differing.empty(),
+                  .failed = !failed.empty(),
+                  .passed = differing.empty() && failed.empty() && has_baseline,
                   .complete = missing.empty() && failed.empty()};
   std::string& text = verdict.sentence;
   if (!differing.empty()) {

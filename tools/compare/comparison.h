@@ -39,7 +39,9 @@ struct Row {
 };
 
 struct Verdict {
-  bool passed = false;    ///< nothing that was trained differs from what it should be
+  bool agrees = false;    ///< nothing that was trained differs from what it should be
+  bool failed = false;    ///< a training did
+  bool passed = false;    ///< all agree, with a baseline, and none failed
   bool complete = false;  ///< everything was trained
   std::string sentence = {};
 };

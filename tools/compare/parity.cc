@@ -105,7 +105,8 @@ std::vector<std::string> arithmetic_differences(const Configuration& a, const Co
     const bool deals = key == "parallel.ranks" || key == "train.accum";
     // The host prepares its part of AdamW in double precision as the GPU does its own, but for the
     // last bit.
-    const bool is_host_part = b.on_gpu && key == "offload.optimizer";
+    const bool is_host_part =
+        b.on_gpu && (key == "offload.optimizer" || key == "memory_budget");  // which may offload it
     const bool is_nccl_order = !in_order && key.starts_with("parallel.");
     const bool is_exact = (deals && same_batches) || keeps_bits(key);
     if (!is_exact || is_host_part || is_nccl_order || (is_square && changes_units(key))) {

@@ -66,9 +66,18 @@ function lossSection() {
   const others = trained.filter((c) => c !== base && c.loss_points);
   const off = others.filter((c) => c.loss_points.difference.some((d) => d !== 0));
   const exact = others.length - off.length;
-  const node = section('loss', off.length === 0
-      ? `Yes, to the bit: ${others.length === 0 ? 'there is only the baseline' : 'every difference to the baseline is exactly 0'}.`
-      : `${exact} of ${others.length} differ from the baseline by exactly 0 in every step; the others as drawn.`);
+  const equal = others.filter((c) => c.parity.kind === 'equal bits').length;
+  let answer = `${equal} of ${others.length} have the bits of the baseline`;
+  if (others.length === 0) {
+    answer = 'There is only the baseline.';
+  } else if (equal === others.length) {
+    answer = 'Yes, to the bit: every difference to the baseline is exactly 0.';
+  } else if (exact > equal) {
+    answer += `; ${exact - equal} more have the losses drawn here, and differ in another round or in the parameters at the end.`;
+  } else {
+    answer += '; the others differ as drawn.';
+  }
+  const node = section('loss', answer);
   figureOf(node, 0).append(legend([{name: `loss of ${data.baseline}`, color: 'var(--c0)'}]));
   responsive(figureOf(node, 0), (width) => lossPlot(width, base.loss_points));
   const lines = new Map();  // those that differ alike are one line

@@ -149,9 +149,13 @@ std::string parity_cell(const ordered_json& row, bool is_baseline) {
   } else if (kind == "within" || kind == "differs") {
     const ordered_json& distance = row.at("parity").at("max_loss_difference");
     style = kind;
-    words = fmt::format("{} {}", kind,
-                        distance.is_null() ? std::string("by what is not finite")
-                                           : fmt::format("{:.2g}", distance.get<double>()));
+    if (row.at("parity").at("first_step").is_null()) {
+      words = row.at("parity").at("equal_parameters").get<bool>() ? kind : "other parameters";
+    } else {
+      words = fmt::format("{} {}", kind,
+                          distance.is_null() ? std::string("by what is not finite")
+                                             : fmt::format("{:.2g}", distance.get<double>()));
+    }
   } else if (state == "done") {
     words = "no baseline";
   }

@@ -77,8 +77,9 @@ std::string cpu_error(const CpuConfig& cpu) {
     message.append(part.data(), static_cast<std::size_t>(n));
   }
   int status = 0;
-  ::waitpid(child, &status, 0);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return "[cpu] expected an answer, got none";
+  const bool has_ended = ::waitpid(child, &status, 0) == child;
+  if (!has_ended || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+    return "[cpu] expected an answer, got none";
   return message;
 }
 
@@ -135,7 +136,7 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
 
 // What is in force, without where it goes: the folder may be moved, and goes on from there.
 void record(Configuration& c) {
-  c.config.out.clear();
+  c.config.out = "runs/train_transformer";
   c.config.data_path = resolve_user_path(c.config.data_path);
   c.config.init_from = resolve_user_path(c.config.init_from);
   FlagSet all("train_transformer", "");

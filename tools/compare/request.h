@@ -6,7 +6,7 @@
 // process, so one process could not sweep them; oneDNN writes its kernels, and memory is first
 // touched, once in a process, so the first configuration would pay for all that follow. A training
 // that runs out of memory or whose ranks get stuck ends its process, and the comparison goes on.
-// And each row can be repeated by the command that it shows. What is known without training -
+// And each configuration has a file that repeats it. What is known without training -
 // options that do not parse, sizes that do not fit, files that are not there - is found here, with
 // the trainer's own code, before the first one starts.
 #pragma once

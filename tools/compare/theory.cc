@@ -74,9 +74,13 @@ struct Sum {
   double value = 0;
 };
 
+// The options in force are then the trainer's choice.
+bool has_budget(const Configuration& c) { return c.config.memory_limit_nbytes() > 0; }
+
 }  // namespace
 
 std::vector<Formula> memory_formulas(const Configuration& c) {
+  if (has_budget(c)) return {};
   const Sizes s(c);
   const OffloadConfig& offload = c.config.offload;
   std::vector<Formula> result;
@@ -133,7 +137,9 @@ std::vector<Formula> memory_formulas(const Configuration& c) {
 std::optional<Formula> sent_formula(const Configuration& c) {
   const Sizes s(c);
   const bool keeps_parts = s.p.reshard_ranks > 1 && s.p.reshard_ranks < s.shards;
-  if (!c.config.comm.text().empty() || keeps_parts || packs(c)) return std::nullopt;
+  if (!c.config.comm.text().empty() || keeps_parts || packs(c) || has_budget(c)) {
+    return std::nullopt;
+  }
   const std::int64_t accum = c.config.train.accum;
   const std::int64_t reductions = c.config.train.accum_comm == AccumComm::kLast ? 1 : accum;
   Sum sum;

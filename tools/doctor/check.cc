@@ -26,18 +26,19 @@ Verdict verdict_of(const Checks& checks) {
   return worst;
 }
 
-std::string text_of(const Checks& checks) {
-  std::string text;
-  for (const Check& check : checks) {
-    text +=
-        fmt::format("{:<5} {:<14} {}\n", name_of(check.verdict), check.name, escaped(check.found));
-    if (!check.fix.empty()) text += fmt::format("{:20} fix: {}\n", "", escaped(check.fix));
-  }
+std::string text_of(const Check& check) {
+  std::string text =
+      fmt::format("{:<5} {:<14} {}\n", name_of(check.verdict), check.name, escaped(check.found));
+  if (!check.fix.empty()) text += fmt::format("{:20} fix: {}\n", "", escaped(check.fix));
+  return text;
+}
+
+std::string summary_of(const Checks& checks) {
   const auto count = [&](Verdict verdict) {
     return std::ranges::count(checks, verdict, &Check::verdict);
   };
-  return text + fmt::format("{} ok, {} to look at, {} failed\n", count(Verdict::kOk),
-                            count(Verdict::kWarn), count(Verdict::kFail));
+  return fmt::format("{} ok, {} to look at, {} failed\n", count(Verdict::kOk),
+                     count(Verdict::kWarn), count(Verdict::kFail));
 }
 
 std::string json_of(const Checks& checks) {

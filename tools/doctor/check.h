@@ -28,9 +28,10 @@ using Checks = std::vector<Check>;
 
 /// The worst of them; kOk for none.
 Verdict verdict_of(const Checks& checks);
-/// A line of each check and one for its fix, and a last one that counts. Names and values are
-/// escaped.
-std::string text_of(const Checks& checks);
+/// A line, and one for its fix. Names and values are escaped.
+std::string text_of(const Check& check);
+/// A line that counts them.
+std::string summary_of(const Checks& checks);
 /// {"verdict":"ok","checks":[{"name":...,"verdict":...,"found":...,"fix":...,facts...}, ...]}
 std::string json_of(const Checks& checks);
 

@@ -41,10 +41,14 @@ struct Config {
   }
 };
 
+// Says each line once it is known: what is looked at later may end the process.
 Checks examine(const Config& config) {
   Checks checks;
   const auto add = [&](Checks more) {
-    for (Check& check : more) checks.push_back(std::move(check));
+    for (Check& check : more) {
+      if (!config.json) std::cout << text_of(check) << std::flush;
+      checks.push_back(std::move(check));
+    }
   };
   const MachineLimits limits = read_limits();
   const std::int64_t num_parameters = gpt_preset(config.preset).num_parameters();
@@ -61,7 +65,9 @@ Checks examine(const Config& config) {
   // What cannot be chosen is told already.
   const bool can_compute =
       checks[0].verdict != Verdict::kFail && checks[1].verdict != Verdict::kFail;
-  if (config.self_test && can_compute) add(self_test(limits.usable_cores()));
+  if (config.self_test && can_compute) {
+    add(self_test(limits.usable_cores(), limits.usable_nbytes()));
+  }
   return checks;
 }
 
@@ -72,7 +78,7 @@ int run(int argc, char** argv) {
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return 0;
   const Checks checks = examine(config);
-  std::cout << (config.json ? json_of(checks) : text_of(checks)) << std::flush;
+  std::cout << (config.json ? json_of(checks) : summary_of(checks)) << std::flush;
   return verdict_of(checks) == Verdict::kFail ? 1 : 0;
 }
 

@@ -2,6 +2,7 @@
 // and how fast beside what the machine itself does.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -29,7 +30,8 @@ using Wrap = std::function<void(comm::ProcessGroup& world,
                                 const std::function<void(comm::ProcessGroup&)>& run)>;
 Checks check_collectives(int num_ranks, const Wrap& wrap = nullptr);
 
-/// All of it; `num_cores` may be used.
-Checks self_test(int num_cores);
+/// All of it, with what may be used. kWarn for what that leaves no memory for, kFail for what
+/// throws.
+Checks self_test(int num_cores, std::int64_t usable_nbytes);
 
 }  // namespace tessera::tools

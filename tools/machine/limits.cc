@@ -100,8 +100,6 @@ void read_memory_limit(const std::string& folder, MachineLimits& limits) {
   const auto limit = v2 ? v2 : number_in(folder + "/memory.limit_in_bytes");
   // Version 1 says 2^63 less a page where there is no limit.
   if (!limit || *limit <= 0 || (limits.memory_nbytes > 0 && *limit >= limits.memory_nbytes)) return;
-  if (limits.cgroup_limit_nbytes && *limits.cgroup_limit_nbytes <= *limit) return;
-  limits.cgroup_limit_nbytes = limit;
   const auto used = number_in(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"));
   // The cache of files is given back when memory is short.
   std::int64_t cache = 0;
@@ -109,7 +107,13 @@ void read_memory_limit(const std::string& folder, MachineLimits& limits) {
     const std::string_view key = v2 ? "inactive_file " : "total_inactive_file ";
     if (line.starts_with(key)) cache = number(line.substr(key.size())).value_or(0);
   }
-  limits.cgroup_used_nbytes = std::max<std::int64_t>(used.value_or(0) - cache, 0);
+  const std::int64_t in_use = std::max<std::int64_t>(used.value_or(0) - cache, 0);
+  if (limits.cgroup_limit_nbytes &&
+      *limits.cgroup_limit_nbytes - limits.cgroup_used_nbytes <= *limit - in_use) {
+    return;
+  }
+  limits.cgroup_limit_nbytes = limit;
+  limits.cgroup_used_nbytes = in_use;
 }
 
 }  // namespace

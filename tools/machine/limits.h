@@ -14,7 +14,7 @@ struct MachineLimits {
   std::optional<double> cpu_quota = {};  ///< cores' worth of time that its cgroups allow
   std::int64_t memory_nbytes = 0;        ///< of the machine
   std::int64_t available_nbytes = 0;  ///< that programs can get without swapping, says the kernel
-  std::optional<std::int64_t> cgroup_limit_nbytes = {};  ///< the lowest of its cgroups
+  std::optional<std::int64_t> cgroup_limit_nbytes = {};  ///< of its cgroup with least room
   std::int64_t cgroup_used_nbytes = 0;                   ///< in that cgroup
 
   /// Threads that can run at once: at least 1.

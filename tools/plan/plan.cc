@@ -34,10 +34,13 @@ struct PlanConfig : TransformerConfig {
   }
   PlanTarget target() const {
     const bool on_gpus = device == DeviceChoice::kCuda;
-    return {.num_ranks = static_cast<int>(parallel.ranks > 0 ? parallel.ranks : parallel.cpu_ranks),
+    const std::int64_t ranks = parallel.ranks > 0 ? parallel.ranks : parallel.cpu_ranks;
+    // As Ranks chooses on a machine with a GPU for each rank.
+    const bool nccl = on_gpus && (parallel.backend == BackendChoice::kNccl ||
+                                  (parallel.backend == BackendChoice::kAuto && ranks > 1));
+    return {.num_ranks = static_cast<int>(ranks),
             .on_gpus = on_gpus,
-            .sums_in_rank_order =
-                !on_gpus || parallel.backend != BackendChoice::kNccl || parallel.canonical,
+            .sums_in_rank_order = !nccl || parallel.canonical,
             .rates = {.flops_per_s = gflops * 1e9,
                       .bytes_per_s = memory_gbs * 1e9,
                       .link_bytes_per_s = link_gbs * 1e9,

@@ -14,16 +14,33 @@ constexpr double kWideSpread = 1.5;
 constexpr std::int64_t kMinSteps = 5;
 constexpr std::size_t kMost = 3;
 
+int largest_divisor(int n, int most) {
+  int d = std::min(n, most);
+  while (n % d != 0) --d;
+  return d;
+}
+
+// For ranks whose threads do not fit.
+std::string fewer_threads(const TrainConfig& config, const RunPlace& place) {
+  const auto threads = static_cast<int>(config.cpu.threads_per_rank);
+  const std::string found =
+      fmt::format("{} ranks{} share {} cores, so some always wait; try ", place.num_ranks,
+                  threads > 1 ? fmt::format(" of {} threads", threads) : "", place.num_cores);
+  if (threads > 1) {
+    return fmt::format("{}--cpu.threads_per_rank={}", found,
+                       std::max(place.num_cores / place.num_ranks, 1));
+  }
+  const int ranks = largest_divisor(place.num_ranks, std::max(place.num_cores, 1));
+  return fmt::format("{}--parallel.ranks={} with --train.accum={} times as much", found, ranks,
+                     place.num_ranks / ranks);
+}
+
 std::string less_exposed(double percent, const TrainConfig& config, const RunPlace& place) {
   const ParallelConfig& p = config.parallel;
   const shard::Placement placement = shard::Placement::preset(p.strategy);
   const std::string found = fmt::format("exposed communication is {:.0f} % of a step", percent);
   if (place.num_gpus == 0 && place.num_ranks * config.cpu.threads_per_rank > place.num_cores) {
-    return fmt::format(
-        "{}: {} ranks share {} cores, so some always wait; try --parallel.ranks={} with "
-        "--train.accum={} times as much",
-        found, place.num_ranks, place.num_cores, std::max(place.num_cores, 1),
-        (place.num_ranks + place.num_cores - 1) / std::max(place.num_cores, 1));
+    return found + ": " + fewer_threads(config, place);
   }
   if (placement.parameters != shard::Place::kWhole && p.prefetch == 0) {
     return found + ": no unit is gathered ahead; try --parallel.prefetch=1, for one slot more";

@@ -39,7 +39,8 @@ std::vector<Audit::Row> Audit::rows_of(const StepRecord& step) const {
   };
   constexpr std::int64_t kNormsOnTheirWay = 64;  // bytes
   add("", planned.step_memory, step.step_memory, {.is_bound = on_gpus_});
-  if (planned.step_host_memory.peak_total_nbytes > 0) {
+  if (planned.step_host_memory.peak_total_nbytes > 0 ||
+      step.step_host_memory.peak_total_nbytes > 0) {
     add("host: ", planned.step_host_memory, step.step_host_memory,
         {.slack = on_gpus_ ? kNormsOnTheirWay : 0});
   }
@@ -49,7 +50,10 @@ std::vector<Audit::Row> Audit::rows_of(const StepRecord& step) const {
 void Audit::add(const StepRecord& step) {
   const bool is_behind_validation =
       val_every_ > 0 && step.step > 1 && (step.step - 1) % val_every_ == 0;
-  if (is_behind_validation || first_wrong_ > 0) return;
+  // What is not updated is not gathered anew, there or ahead of the next step.
+  const bool is_skipped = !step.skipped.empty();
+  const bool is_behind_skip = std::exchange(was_skipped_, is_skipped);
+  if (is_behind_validation || is_skipped || is_behind_skip || first_wrong_ > 0) return;
   rows_ = rows_of(step);
   ++num_steps_;
   if (!std::ranges::all_of(rows_, &Row::is_as_planned)) first_wrong_ = step.step;
@@ -72,7 +76,7 @@ std::vector<std::string> Audit::lines() const {
 
 void Audit::check() const {
   if (first_wrong_ == 0) return;
-  engine::fail("[audit] expected what was planned, got:\n{}", fmt::join(lines(), "\n"));
+  engine::fail("[audit] expected what was planned, got:\n  {}", fmt::join(lines(), "\n  "));
 }
 
 }  // namespace tessera::tools

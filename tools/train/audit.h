@@ -44,6 +44,7 @@ class Audit {
   bool on_gpus_;
   std::int64_t val_every_;
   std::int64_t num_steps_ = 0, first_wrong_ = 0;  // steps from 1; 0: none
+  bool was_skipped_ = false;                      // the update of the last step
   std::vector<Row> rows_;                         // of the first wrong step, or the last
 };
 

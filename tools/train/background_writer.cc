@@ -33,8 +33,9 @@ FileDescriptor open_terminal(int fd) {
 
 }  // namespace
 
-BackgroundWriter::BackgroundWriter(int fd, std::string path)
-    : own_fd_(open_terminal(fd)),
+BackgroundWriter::BackgroundWriter(int fd, std::string path, std::size_t max_queued_nbytes)
+    : max_queued_nbytes_(max_queued_nbytes),
+      own_fd_(open_terminal(fd)),
       fd_(own_fd_.is_open() ? own_fd_.get() : fd),
       path_(std::move(path)),
       wake_(::eventfd(0, EFD_CLOEXEC)) {
@@ -61,7 +62,7 @@ BackgroundWriter::~BackgroundWriter() {
 void BackgroundWriter::write(std::string text) {
   const std::lock_guard lock(mutex_);
   if (error_ || text.empty()) return;
-  if (queued_nbytes_ + text.size() > kMaxQueuedNbytes) {
+  if (!queue_.empty() && queued_nbytes_ + text.size() > max_queued_nbytes_) {
     error_ = std::error_code(ENOBUFS, std::generic_category());
     return;
   }

@@ -20,15 +20,15 @@ class BackgroundWriter {
  public:
   /// `fd` stays the caller's, and open while this lives. `path` names it in messages. Throws
   /// DeviceError when no thread starts.
-  BackgroundWriter(int fd, std::string path);
+  BackgroundWriter(int fd, std::string path, std::size_t max_queued_nbytes = std::size_t{16} << 20);
   /// Writes what is left, but gives up after a second without progress: flush() knows better.
   ~BackgroundWriter();
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  /// Queues `text`: one write, or in a pipe parts that are written whole. Never blocks: what comes
-  /// when kMaxQueuedNbytes wait already is lost, with the error ENOBUFS. So is what comes after a
-  /// write that failed.
+  /// Queues `text`: one write, or in a pipe parts that are written whole. Never blocks: what would
+  /// wait behind other text, `max_queued_nbytes` in all, is lost with the error ENOBUFS. So is what
+  /// comes after a write that failed.
   void write(std::string text);
   /// The error of the first write that failed, if one did; later text is lost.
   std::optional<std::error_code> error() const;
@@ -40,14 +40,13 @@ class BackgroundWriter {
   void flush(Patience patience = Patience::kLong);
 
  private:
-  static constexpr std::size_t kMaxQueuedNbytes = std::size_t{16} << 20;
-
   void run();
   /// The system's error number, 0 if none.
   int write_out(std::string_view text);
   bool wait_for_room();
   bool is_closing() const;
 
+  const std::size_t max_queued_nbytes_;
   const FileDescriptor own_fd_;  // of a terminal
   const int fd_;
   const std::string path_;

@@ -59,8 +59,8 @@ BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
     plan.rungs.push_back({change.what, plan_peak(plan.config)});
   }
   require(plan.rungs.back().nbytes <= budget_nbytes,
-          "[memory_budget] expected a way to train within {} bytes per rank, got none:\n{}",
-          with_commas(budget_nbytes), fmt::join(lines_of(plan.rungs, budget_nbytes), "\n"));
+          "[memory_budget] expected a way to train within {} bytes per rank, got none:\n  {}",
+          with_commas(budget_nbytes), fmt::join(lines_of(plan.rungs, budget_nbytes), "\n  "));
   return plan;
 }
 

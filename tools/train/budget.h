@@ -24,7 +24,8 @@ struct BudgetPlan {
 
 /// Walks down what costs time and saves memory until the plan fits `budget_nbytes`: gathers ahead,
 /// reductions in flight, resharding after forward, recomputing, offloading the optimizer's state,
-/// gradients, parameters; each beside those before it, and none that changes a bit. `plan_peak`
+/// gradients, parameters; each beside those before it. None changes a bit, but on a GPU that of the
+/// optimizer's state: an update on the host may differ in the last. `plan_peak`
 /// plans a configuration and returns its peak. Throws InvalidArgument with all that was tried if
 /// nothing fits.
 BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,

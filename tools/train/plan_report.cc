@@ -84,9 +84,11 @@ std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& tar
       "{:.1f} ms, {:.1f} of them waiting for collectives",
       rates.flops_per_s * 1e-9, rates.bytes_per_s * 1e-9, rates.link_bytes_per_s * 1e-9,
       step.step_ms, step.exposed_comm_ms));
-  lines.push_back(fmt::format(
-      "a step has {} launches, which took this host {:.1f} ms ({:.2f} us each)", plan.num_launches,
-      plan.host_ms, 1e3 * plan.host_ms / static_cast<double>(plan.num_launches)));
+  lines.push_back(
+      fmt::format("a step has {} launches of computation and collectives, which took this host "
+                  "{:.1f} ms ({:.2f} us each)",
+                  plan.num_launches, plan.host_ms,
+                  1e3 * plan.host_ms / static_cast<double>(plan.num_launches)));
   return lines;
 }
 

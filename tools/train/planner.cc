@@ -152,14 +152,30 @@ std::map<Category, std::vector<PlanTerm>> terms_of(const shard::Fsdp& fsdp, int 
   return terms;
 }
 
-// Which waits of compute end when a collective does.
-void find_exposed(const std::vector<ComputeLog::Launch>& launches, std::vector<Called>& called) {
-  for (std::size_t i = 1; i < launches.size(); ++i) {
-    const std::int64_t from = launches[i - 1].end_ns, to = launches[i].begin_ns;
-    if (to <= from) continue;
-    const auto cause = std::ranges::find(called, to, &Called::end_ns);
-    if (cause != called.end()) {
-      cause->collective.exposed_ms += static_cast<double>(to - from) * 1e-6;
+// Which waits of compute, in a step that begins at `begin_ns`, end when a collective does. What the
+// step before gathered ahead counts with what this one does for the next: in the long run the same.
+void find_exposed(std::int64_t begin_ns, const std::vector<ComputeLog::Launch>& launches,
+                  const std::vector<Called>& ahead, std::vector<Called>& called) {
+  const auto last_alike = [&](const Called& c) {
+    return std::find_if(called.rbegin(), called.rend(), [&](const Called& other) {
+      return other.collective.name == c.collective.name &&
+             other.collective.label == c.collective.label;
+    });
+  };
+  std::int64_t from = begin_ns;
+  for (const ComputeLog::Launch& launch : launches) {
+    const std::int64_t to = launch.begin_ns, waited = to - from;
+    from = launch.end_ns;
+    if (waited <= 0) continue;
+    const double waited_ms = static_cast<double>(waited) * 1e-6;
+    if (const auto own = std::ranges::find(called, to, &Called::end_ns); own != called.end()) {
+      own->collective.exposed_ms += waited_ms;
+      continue;
+    }
+    const auto early = std::ranges::find(ahead, to, &Called::end_ns);
+    if (early == ahead.end()) continue;
+    if (const auto own = last_alike(*early); own != called.rend()) {
+      own->collective.exposed_ms += waited_ms;
     }
   }
 }
@@ -173,7 +189,7 @@ std::int64_t peak_nbytes(const TrainPlan& plan) {
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
                     const std::vector<BatchTensor>& batch) {
   ComputeLog log;
-  std::vector<Called> called;
+  std::vector<Called> called, ahead;
   const auto world = comm::make_meta_rank(
       0, target.num_ranks,
       {.sums_in_rank_order = target.sums_in_rank_order,
@@ -194,7 +210,7 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
   std::chrono::steady_clock::time_point begin;
   const auto before_step = [&](std::int64_t) {
     log.begin();
-    called.clear();
+    ahead = std::exchange(called, {});
     begin_ns = meta_now_ns(compute);
     begin = std::chrono::steady_clock::now();
   };
@@ -219,7 +235,7 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
   const int copies = trainer.fsdp().offload() == nullptr ? 1 : 2;
   plan.between_steps_nbytes = trainer.tape().memory().stats().total_nbytes + copies * 4 * max_numel;
   plan.num_launches = std::ssize(log.launches) + std::ssize(called);
-  find_exposed(log.launches, called);
+  find_exposed(begin_ns, log.launches, ahead, called);
   for (Called& c : called) {
     c.collective.end_ms = static_cast<double>(c.end_ns - begin_ns) * 1e-6;
     plan.collectives.push_back(std::move(c.collective));

@@ -13,6 +13,9 @@
 namespace tessera::tools {
 namespace {
 
+// A step of a large model with many micro-steps is some tens of MB for each rank.
+constexpr std::size_t kMaxQueuedNbytes = std::size_t{1} << 30;
+
 // Of each step the mean over ranks.
 std::map<std::int64_t, Overlap> means_of(
     const std::vector<std::unique_ptr<TraceRecorder>>& recorders) {
@@ -30,7 +33,7 @@ std::map<std::int64_t, Overlap> means_of(
 RunTrace::RunTrace(const TrainConfig& config, int num_ranks)
     : path_(resolve_user_path(config.log.trace)),
       file_(path_, JsonlWriter::Mode::kReplaceLater),
-      background_(file_.fd(), path_),
+      background_(file_.fd(), path_, kMaxQueuedNbytes),
       writer_([this](std::string text) { write(std::move(text)); }) {
   const StepRange steps = config.trace_steps();
   const std::int64_t start_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -58,7 +58,7 @@ TEST_F(CompareRequest, HoldsAConfigurationForEachCombination) {
   EXPECT_EQ(last.options.at("parallel.strategy"), "\"zero3\"");
   EXPECT_EQ(last.num_ranks, 4);
   EXPECT_TRUE(has(last.toml, {"strategy = \"zero3\""}));
-  EXPECT_TRUE(has(last.toml, {"out = \"\""}));
+  EXPECT_TRUE(has(last.toml, {"out = \"runs/train_transformer\""}));
   EXPECT_EQ(request({"--parallel.strategy=zero2"}).configurations.size(), 1u);
   EXPECT_EQ(request({"--sweep=parallel.strategy=ddp,hsdp"}).configurations.size(), 2u);
   EXPECT_EQ(request({}).configurations.size(), 4u);
@@ -174,7 +174,7 @@ TEST_F(CompareVerdict, NamesWhatDiffersFailedOrIsMissing) {
   EXPECT_TRUE(has(table_text(all), {"baseline"}));
 
   const Comparison planted = summary({{{good}}, {{bad}}, {{good}}});
-  EXPECT_FALSE(planted.verdict.passed);
+  EXPECT_FALSE(planted.verdict.passed || planted.verdict.agrees);
   EXPECT_TRUE(planted.verdict.complete);
   EXPECT_TRUE(
       has(planted.verdict.sentence, {"Parity fails: 1 configuration differs from ddp: zero2"}));
@@ -182,6 +182,7 @@ TEST_F(CompareVerdict, NamesWhatDiffersFailedOrIsMissing) {
 
   const Comparison failed = summary({{{good}}, {{}, "exit code 1"}, {{good}}});
   EXPECT_FALSE(failed.verdict.passed || failed.verdict.complete);
+  EXPECT_TRUE(failed.verdict.agrees && failed.verdict.failed);
   EXPECT_TRUE(has(failed.verdict.sentence, {"Failed: zero2."}));
 
   const Comparison missing = summary({{{good}}, {{good}}, {}});

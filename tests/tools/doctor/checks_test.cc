@@ -32,7 +32,7 @@ constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 
 ::testing::AssertionResult is(const Check& check, Verdict verdict,
                               std::initializer_list<std::string_view> parts) {
-  const std::string text = text_of({check});
+  const std::string text = text_of(check);
   if (check.verdict != verdict) return ::testing::AssertionFailure() << text;
   if (check.fix.empty() != (verdict == Verdict::kOk)) {
     return ::testing::AssertionFailure() << "a fix belongs to what is not ok, alone: " << text;
@@ -45,7 +45,9 @@ TEST(Check, TextHasALineAndAFixForEach) {
       {.name = "a", .found = "fine"},
       {.name = "b", .verdict = Verdict::kWarn, .found = "slow\x1b[2J", .fix = "wait"},
       {.name = "c", .verdict = Verdict::kFail, .found = "broken", .fix = "mend"}};
-  EXPECT_EQ(text_of(checks),
+  std::string text;
+  for (const Check& check : checks) text += text_of(check);
+  EXPECT_EQ(text + summary_of(checks),
             "ok    a              fine\n"
             "warn  b              slow\\x1b[2J\n"
             "                     fix: wait\n"

@@ -58,6 +58,17 @@ TEST_F(LimitsTest, TheLowestOfNestedCgroupsCounts) {
   EXPECT_EQ(limits.usable_nbytes(), 5 * kGiB);
 }
 
+TEST_F(LimitsTest, TakesTheLeastRoomOfNestedGroups) {
+  write("proc/self/cgroup", "0::/slice/job\n");
+  write("sys/fs/cgroup/slice/job/memory.max", "4294967296\n");
+  write("sys/fs/cgroup/slice/job/memory.current", "0\n");
+  write("sys/fs/cgroup/slice/memory.max", "8589934592\n");
+  write("sys/fs/cgroup/slice/memory.current", "7516192768\n");
+  const MachineLimits limits = read();
+  EXPECT_EQ(limits.cgroup_limit_nbytes, 8 * kGiB);
+  EXPECT_EQ(limits.usable_nbytes(), kGiB);
+}
+
 TEST_F(LimitsTest, VersionOneIsRead) {
   write("proc/self/cgroup", "4:cpu,cpuacct:/a\n3:memory:/b\n1:name=systemd:/\n");
   write("sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "200000\n");

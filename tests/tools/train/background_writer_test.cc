@@ -71,6 +71,15 @@ TEST_F(BackgroundWriterTest, FlushWaitsForTheLastByte) {
   flushed.get();
 }
 
+TEST_F(BackgroundWriterTest, ATextAloneMayBeOfAnySize) {
+  BackgroundWriter writer(in_.get(), "pipe", /*max_queued_nbytes=*/10);
+  writer.write(std::string(kMore, 'a'));
+  EXPECT_FALSE(writer.error());
+  writer.write("a");
+  ASSERT_TRUE(writer.error());
+  EXPECT_EQ(read(kMore), kMore);
+}
+
 TEST_F(BackgroundWriterTest, SixteenMebibytesWaitAndNoMore) {
   constexpr std::size_t kMiB = 1 << 20;
   BackgroundWriter writer(in_.get(), "pipe");

@@ -309,6 +309,31 @@ TEST(Audit, ComparesEveryPeak) {
   }
 }
 
+TEST(Audit, ComparesHostMemoryThatNobodyPlanned) {
+  const TrainPlan plan = plan_of(base(2));
+  ASSERT_EQ(plan.steps[0].step_host_memory.peak_total_nbytes, 0);
+  Audit audit(plan, {.num_ranks = 2}, 0);
+  StepRecord step = plan.steps[0];
+  step.step_host_memory.peak_total_nbytes = 4;
+  audit.add(step);
+  EXPECT_TRUE(testing::has(testing::error_of<engine::InvalidArgument>([&] { audit.check(); }),
+                           {"host: all memory", "DIFFERS", "\n  step 1 is not as planned"}));
+}
+
+TEST(Audit, LeavesOutUpdatesThatWereSkipped) {
+  const TrainPlan plan = plan_of(base(2));
+  Audit audit(plan, {.num_ranks = 2}, 0);
+  for (std::int64_t number = 1; number <= 5; ++number) {
+    StepRecord step = plan.steps[number == 1 ? 0 : 1];
+    step.step = number;
+    if (number == 3) step.skipped = "h.0.ln_1.weight";
+    if (number == 3 || number == 4) step.traffic.num_collectives -= 1;
+    audit.add(step);
+  }
+  audit.check();
+  EXPECT_EQ(audit.lines().back(), "3 steps are as planned");
+}
+
 TEST(Audit, LeavesOutStepsBehindAValidation) {
   const TrainPlan plan = plan_of(base(2));
   Audit audit(plan, {.num_ranks = 2}, /*val_every=*/2);

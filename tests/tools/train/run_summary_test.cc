@@ -196,6 +196,11 @@ TEST(Advice, OfExposedCommunicationFollowsTheConfiguration) {
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.accum_comm=last"}));
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, {.num_ranks = 4, .num_gpus = 0, .num_cores = 2}),
                   {"4 ranks share 2 cores", "--parallel.ranks=2", "--train.accum=2 times"}));
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, {.num_ranks = 3, .num_gpus = 0, .num_cores = 2}),
+                  {"--parallel.ranks=1", "--train.accum=3 times"}));
+  config.cpu.threads_per_rank = 4;
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, {.num_ranks = 2, .num_gpus = 0, .num_cores = 4}),
+                  {"2 ranks of 4 threads share 4 cores", "--cpu.threads_per_rank=2"}));
 }
 
 TEST(Advice, NamesTheLoaderTheOptimizerAndTheMachine) {
