@@ -39,11 +39,8 @@ std::vector<Audit::Row> Audit::rows_of(const StepRecord& step) const {
   };
   constexpr std::int64_t kNormsOnTheirWay = 64;  // bytes
   add("", planned.step_memory, step.step_memory, {.is_bound = on_gpus_});
-  if (planned.step_host_memory.peak_total_nbytes > 0 ||
-      step.step_host_memory.peak_total_nbytes > 0) {
-    add("host: ", planned.step_host_memory, step.step_host_memory,
-        {.slack = on_gpus_ ? kNormsOnTheirWay : 0});
-  }
+  add("host: ", planned.step_host_memory, step.step_host_memory,
+      {.slack = on_gpus_ ? kNormsOnTheirWay : 0});
   return rows;
 }
 
