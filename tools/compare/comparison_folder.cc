@@ -53,17 +53,6 @@ std::string sha256_of(const std::string& path) {
   return sha.hex();
 }
 
-FileDescriptor locked(const std::string& folder) {
-  const std::string path = folder + "/.lock";
-  FileDescriptor file(
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
-  const int error = file.is_open() ? 0 : errno;
-  require<IoError>(error == 0, "[out] expected a folder that can be written to, got {} ({})",
-                   std::generic_category().message(error), folder);
-  lock_for_run(file, folder);
-  return file;
-}
-
 std::vector<std::string> folders_in(const std::string& folder) {
   std::vector<std::string> names = names_in_folder(folder);
   std::erase_if(names, [](const std::string& name) { return name == "." || name == ".."; });
@@ -83,6 +72,17 @@ bool exists(const std::string& path) {
 
 }  // namespace
 
+FileDescriptor lock_folder(const std::string& folder) {
+  const std::string path = folder + "/.lock";
+  FileDescriptor file(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+  const int error = file.is_open() ? 0 : errno;
+  require<IoError>(error == 0, "[out] expected a folder that can be written to, got {} ({})",
+                   std::generic_category().message(error), folder);
+  lock_for_run(file, folder);
+  return file;
+}
+
 void write_file(const std::string& path, const std::string& text) {
   AtomicFile file(path);
   file.write(std::as_bytes(std::span(text)));
@@ -99,7 +99,7 @@ ComparisonFolder::ComparisonFolder(const Request& request) {
                      ? path_ + "/report.html"
                      : fs::absolute(resolve_user_path(compare.report), error).string();
   make_folder(path_);
-  lock_ = locked(path_);
+  lock_ = lock_folder(path_);
   const bool is_new = folders_in(path_ + "/runs").empty();
   require(is_new || compare.resume,
           "[compare] expected a folder without a comparison, or --resume to go on with the one "

@@ -51,6 +51,10 @@ class ComparisonFolder {
   FileDescriptor lock_;
 };
 
+/// For a folder that one program alone may write to at a time, as long as the descriptor is open.
+/// Throws IoError naming it when another does, or nobody can.
+FileDescriptor lock_folder(const std::string& folder);
+
 /// Writes `text` to `path`, whole or not at all. Throws IoError.
 void write_file(const std::string& path, const std::string& text);
 

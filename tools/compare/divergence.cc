@@ -34,6 +34,7 @@ struct Whole {
   std::map<std::int64_t, const ProbePart*> parts = {};  // by where they begin
   const ProbePart* other = nullptr;                     // the same elements, other bits
 
+  // Of what begins at the same element, that of the lowest rank comes first.
   void add(const ProbePart& p, const std::string& path) {
     if (part == nullptr || p.rank < part->rank) part = &p;
     require<IoError>(p.shape == part->shape,
@@ -44,11 +45,8 @@ struct Whole {
     require<IoError>(it->second->checksum.numel == p.checksum.numel,
                      "[divergence] expected ranks that hold equal parts of {}, got others ({})",
                      excerpt(p.key.tensor), path);
-    const bool is_lower = p.rank < it->second->rank;
-    const ProbePart* const higher = is_lower ? it->second : &p;
-    if (is_lower) it->second = &p;
-    const bool differs = it->second->checksum.hash != higher->checksum.hash;
-    if (differs && other == nullptr) other = higher;
+    const bool differs = it->second->checksum.hash != p.checksum.hash;
+    if (differs && other == nullptr) other = &p;
   }
   bool is_complete() const {
     std::int64_t next = 0;
@@ -73,11 +71,14 @@ struct Whole {
 using Wholes = std::map<ProbeKey, Whole>;
 
 Wholes wholes_of(const ProbeRun& run, std::int64_t first_step, std::int64_t last_step) {
-  Wholes wholes;
+  std::vector<const ProbePart*> parts;
   for (const ProbePart& part : run.parts) {
-    if (part.key.step < first_step || part.key.step > last_step) continue;
-    wholes[part.key].add(part, run.path);
+    if (part.key.step >= first_step && part.key.step <= last_step) parts.push_back(&part);
   }
+  // Ranks write in any order.
+  std::ranges::sort(parts, {}, [](const ProbePart* p) { return std::tuple(p->begin, p->rank); });
+  Wholes wholes;
+  for (const ProbePart* part : parts) wholes[part->key].add(*part, run.path);
   return wholes;
 }
 
@@ -112,6 +113,12 @@ class Reasons {
  private:
   std::vector<NotCompared> all_;
 };
+
+std::string text_of(const std::vector<NotCompared>& all) {
+  std::vector<std::string> reasons;
+  for (const NotCompared& item : all) reasons.push_back(excerpt(item.reason));
+  return reasons.empty() ? "neither has any" : join(reasons, "; ");
+}
 
 // Why the two runs cannot have the same there; empty if they can.
 std::string obstacle(ProbePhase phase, const ProbeHeader& a, const ProbeHeader& b) {
@@ -168,18 +175,19 @@ void count_steps_apart(const ProbeRun& run, const char* name, const DivergenceRe
 
 void check_same_training(const std::map<std::string, std::string>& a,
                          const std::map<std::string, std::string>& b) {
-  const auto text = [](const std::map<std::string, std::string>& options, const std::string& key) {
+  const auto value_of = [](const std::map<std::string, std::string>& options,
+                           const std::string& key) {
     const auto it = options.find(key);
-    return it == options.end() ? std::string("no such option") : excerpt(it->second);
+    return it == options.end() ? std::string("no such option") : it->second;
   };
   for (const auto* options : {&a, &b}) {
     for (const auto& [key, value] : *options) {
       const bool counts = key.starts_with("model.") || key.starts_with("data.") ||
                           key == "train.seed" || key == "init.from";
       require(
-          !counts || text(a, key) == text(b, key),
+          !counts || value_of(a, key) == value_of(b, key),
           "[divergence] expected runs of one model, data and seed, got {} in A and {} in B ({})",
-          text(a, key), text(b, key), key);
+          excerpt(value_of(a, key)), excerpt(value_of(b, key)), key);
     }
   }
 }
@@ -227,6 +235,10 @@ DivergenceReport compare_probes(const ProbeRun& a, const ProbeRun& b) {
   count_steps_apart(a, "A", report, reasons);
   count_steps_apart(b, "B", report, reasons);
   report.not_compared = reasons.take();
+  require(report.num_compared > 0,
+          "[divergence] expected runs with a tensor to compare, got none that both have: {} ({}, "
+          "{})",
+          text_of(report.not_compared), a.path, b.path);
   return report;
 }
 
@@ -248,7 +260,10 @@ ValueDifference difference_of(std::span<const float> a, std::span<const float> b
       d.b = b[i];
     }
     const double distance = std::abs(double{a[i]} - double{b[i]});
-    if (std::isnan(distance)) d.max_abs = distance;
+    if (std::isnan(distance)) {  // which has no neighbours
+      d.max_abs = distance;
+      continue;
+    }
     if (distance > d.max_abs) d.max_abs = distance;
     d.max_ulps = std::max(d.max_ulps, std::abs(ordered(a[i]) - ordered(b[i])));
   }

@@ -55,8 +55,8 @@ struct DivergenceReport {
 void check_same_training(const std::map<std::string, std::string>& a,
                          const std::map<std::string, std::string>& b);
 
-/// Throws as check_same_training(); InvalidArgument for records that have no step in common, or
-/// tensors of another shape; IoError for one that contradicts itself.
+/// Throws as check_same_training(); InvalidArgument for records that have no step or tensor in
+/// common, or tensors of another shape; IoError for one that contradicts itself.
 DivergenceReport compare_probes(const ProbeRun& a, const ProbeRun& b);
 
 /// Where the values of a tensor differ, in its flat order.
@@ -65,7 +65,7 @@ struct ValueDifference {
   std::int64_t first_index = 0;
   float a = 0, b = 0;         ///< there
   double max_abs = 0;         ///< largest |a - b|; NaN if one is not a number
-  std::int64_t max_ulps = 0;  ///< floats between them, at most; of f32
+  std::int64_t max_ulps = 0;  ///< floats between them, at most; of f32, NaN aside
 };
 /// By bits. Throws InvalidArgument if sizes differ.
 ValueDifference difference_of(std::span<const float> a, std::span<const float> b);

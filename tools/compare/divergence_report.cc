@@ -70,11 +70,11 @@ std::string values_text(const ValueDifference& d, const Divergence& first) {
   if (d.num_differing == 0) return "  no element differs in the second runs";
   const bool is_nan = std::isnan(d.max_abs);
   return fmt::format(
-      "  {} of {} differ{}, the first at {}: A {:.9g}, B {:.9g}; largest difference {}, at most {}",
+      "  {} of {} differ{}, the first at {}: A {:.9g}, B {:.9g}; largest difference {}{}",
       with_commas(d.num_differing), plural(numel, "element"), d.num_differing == 1 ? "s" : "",
       index_text(d.first_index, first.shape), d.a, d.b,
       is_nan ? std::string("not a number") : fmt::format("{:.9g}", d.max_abs),
-      plural(d.max_ulps, "ULP"));
+      is_nan && d.max_ulps == 0 ? "" : fmt::format(", at most {}", plural(d.max_ulps, "ULP")));
 }
 
 json number(double value) { return std::isfinite(value) ? json(value) : json(); }
@@ -152,8 +152,9 @@ std::vector<std::string> lines_of(const DivergenceResult& r) {
         fmt::format("{} before it {} equal; of all {} of {}, {} differ.",
                     plural(report.num_before, "checksum"), report.num_before == 1 ? "is" : "are",
                     with_commas(report.num_compared), steps, with_commas(report.num_differing)));
-    if (report.num_before == 0 && report.first_step > 1) {
-      lines.emplace_back("It is the first that was compared: the runs may have parted earlier.");
+    if (first.key.step == report.first_step && report.first_step > 1) {
+      lines.emplace_back(
+          "Its step is the first that was compared: the runs may have parted earlier.");
     }
   }
   if (!r.remark.empty()) lines.push_back(escaped(r.remark));

@@ -14,6 +14,7 @@
 #include "engine/error.h"
 #include "tools/compare/comparison_folder.h"
 #include "tools/compare/training_process.h"
+#include "tools/io/file.h"
 #include "tools/io/text.h"
 #include "tools/train/flags.h"
 #include "tools/train/stop.h"
@@ -32,37 +33,62 @@ void make_folder(const std::string& path) {
                    path);
 }
 
+void remove(const std::string& path) {
+  std::error_code error;
+  fs::remove(path, error);
+  require<IoError>(!error, "[out] expected a file that can be replaced, got {} ({})",
+                   error.message(), path);
+}
+
+// Of the training that finds the tensor, and of the one that has its values.
+constexpr const char* kProbe = "probe";
+constexpr const char* kValues = "values";
+
 // One configuration, in a folder of its own.
 class Side {
  public:
   Side(const Configuration& c, const char* letter, const std::string& out, std::string trainer)
-      : letter_(letter), folder_(out + "/" + letter), trainer_(std::move(trainer)) {
+      : letter_(letter),
+        folder_(out + "/" + letter),
+        trainer_(std::move(trainer)),
+        traces_(c.options.contains("log.trace") && c.options.at("log.trace") != R"("")") {
     make_folder(folder_);
-    write_file(folder_ + "/configuration.toml", c.toml);
+    // What an earlier search left must not be taken for this one's.
+    for (const char* name :
+         {"configuration.toml", "config.toml", "log.jsonl", "comm_hook.txt", "sample.txt"}) {
+      remove(path(name));
+    }
+    for (const std::string name : {kProbe, kValues}) {
+      for (const char* ending : {".jsonl", ".txt", ".trace.json"}) remove(path(name + ending));
+    }
+    write_file(path("configuration.toml"), c.toml);
   }
 
   /// The record, called `name`, and how the training ended; empty: well.
   std::pair<ProbeRun, std::string> train(const std::string& name,
                                          const std::vector<std::string>& more) const {
-    const std::string path = fmt::format("{}/{}.jsonl", folder_, name);
-    const std::string console = fmt::format("{}/{}.txt", folder_, name);
-    std::error_code ignored;
-    fs::remove(path, ignored);  // of an earlier search: it must not be taken for this one
-    std::vector<std::string> arguments = {"--config=" + folder_ + "/configuration.toml",
-                                          "--out=" + folder_, "--log.probe=" + path,
+    const std::string record = path(name + ".jsonl"), console = path(name + ".txt");
+    std::vector<std::string> arguments = {"--config=" + path("configuration.toml"),
+                                          "--out=" + folder_, "--log.probe=" + record,
                                           "--audit=false"};
+    // Each has a trace of its own: all would write to the one file that was asked for.
+    if (traces_) arguments.push_back("--log.trace=" + path(name + ".trace.json"));
     arguments.insert(arguments.end(), more.begin(), more.end());
     const ProcessEnd end = run_process(trainer_, arguments, console);
     require(stop_requested() == 0, "[divergence] expected to go on, got {}",
             signal_name(stop_requested()));
-    require<IoError>(fs::exists(path, ignored),
+    std::error_code ignored;
+    require<IoError>(fs::exists(record, ignored),
                      "[divergence] expected a training that leaves a record, got {}; see {} ({})",
                      end.str(), console, letter_);
-    return {read_probe_run(path), end.ok() ? "" : fmt::format("{}; see {}", end.str(), console)};
+    return {read_probe_run(record), end.ok() ? "" : fmt::format("{}; see {}", end.str(), console)};
   }
 
  private:
+  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+
   std::string letter_, folder_, trainer_;
+  bool traces_;
 };
 
 // The values of the first tensor that differs, from both runs made again.
@@ -72,8 +98,8 @@ class SecondRuns {
       : first_(first),
         options_({fmt::format("--log.probe_steps={0}:{0}", first.key.step),
                   "--log.probe_values=" + target_text(first.key)}),
-        a_(a.train("values", options_).first),
-        b_(b.train("values", options_).first) {}
+        a_(a.train(kValues, options_).first),
+        b_(b.train(kValues, options_).first) {}
 
   void add_to(DivergenceResult& result) const {
     result.values = difference_of(values(a_, first_.a), values(b_, first_.b));
@@ -113,8 +139,8 @@ DivergenceResult of_configurations(const Request& request, const std::string& ou
   const Configuration& second = request.configurations[1];
   const std::string trainer = program_path(request.compare.trainer);
   const Side side_a(first, "a", out, trainer), side_b(second, "b", out, trainer);
-  const auto [a, failure_a] = side_a.train("probe", {});
-  const auto [b, failure_b] = side_b.train("probe", {});
+  const auto [a, failure_a] = side_a.train(kProbe, {});
+  const auto [b, failure_b] = side_b.train(kProbe, {});
   DivergenceResult result{
       .a = {.name = first.name, .path = a.path, .header = a.header, .failure = failure_a},
       .b = {.name = second.name, .path = b.path, .header = b.header, .failure = failure_b},
@@ -132,11 +158,14 @@ DivergenceResult of_configurations(const Request& request, const std::string& ou
 
 DivergenceResult find_divergence(const Request& request) {
   const std::string out = resolve_user_path(request.compare.out) + "/divergence";
+  const std::string json_path = out + "/divergence.json";
   make_folder(out);
+  const FileDescriptor lock = lock_folder(out);
+  remove(json_path);  // of an earlier search
   DivergenceResult result =
       request.records.empty() ? of_configurations(request, out) : of_records(request.records);
   const auto replace = nlohmann::ordered_json::error_handler_t::replace;
-  write_file(out + "/divergence.json", to_json(result).dump(1, ' ', false, replace) + "\n");
+  write_file(json_path, to_json(result).dump(1, ' ', false, replace) + "\n");
   return result;
 }
 

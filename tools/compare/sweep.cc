@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "engine/error.h"
+#include "shard/placement.h"
 #include "tools/io/text.h"
 #include "tools/train/flags.h"
 
@@ -104,10 +105,14 @@ Overrides parse_overrides(std::string_view text) {
 }
 
 bool is_record_path(const std::string& text) {
-  if (text.empty() || text.find('=') != std::string::npos) return false;
+  // A folder may be called as a strategy is: ./ddp means that one.
+  const std::vector<std::string>& strategies = shard::Placement::preset_names();
+  if (text.empty() || std::ranges::find(strategies, text) != strategies.end()) return false;
   std::error_code ignored;
-  return text.find('/') != std::string::npos || text.ends_with(".jsonl") ||
-         std::filesystem::exists(resolve_user_path(text), ignored);
+  if (text.ends_with(".jsonl") || std::filesystem::exists(resolve_user_path(text), ignored)) {
+    return true;
+  }
+  return text.find('/') != std::string::npos && text.find('=') == std::string::npos;
 }
 
 std::string record_path(const std::string& text) {

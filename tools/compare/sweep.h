@@ -39,7 +39,8 @@ std::vector<Overrides> combinations(std::span<const SweepAxis> axes);
 /// InvalidArgument for a key that stands twice, or is none that a comparison may set.
 Overrides parse_overrides(std::string_view text);
 
-/// Whether `text` can only mean the record of a run: a file, or a folder with one.
+/// Whether `text` means the record of a run, a file or a folder with one: what is no strategy and
+/// exists, ends in ".jsonl", or has a '/' and no '='.
 bool is_record_path(const std::string& text);
 /// The file: of a folder its probe.jsonl.
 std::string record_path(const std::string& text);

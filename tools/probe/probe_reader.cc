@@ -50,10 +50,13 @@ class Fields {
     check(is_count, name, "a count", field);
     return field.get<std::int64_t>();
   }
-  // Null for what JSON cannot say.
+  // Null and text for what JSON cannot say.
   double number(const char* name) const {
     const json& field = at(name);
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
     if (field.is_null()) return std::numeric_limits<double>::quiet_NaN();
+    if (field == "inf") return kInfinity;
+    if (field == "-inf") return -kInfinity;
     check(field.is_number(), name, "a number", field);
     return field.get<double>();
   }

@@ -6,11 +6,13 @@
 #include <array>
 #include <bit>
 #include <charconv>
+#include <cmath>
 #include <iterator>
 #include <span>
 #include <system_error>
 
 #include "engine/error.h"
+#include "tools/io/json.h"
 #include "tools/io/jsonl.h"
 #include "tools/io/text.h"
 
@@ -47,6 +49,12 @@ std::string hex_of(std::span<const float> values) {
     fmt::format_to(std::back_inserter(text), "{:08x}", std::bit_cast<std::uint32_t>(x));
   }
   return text;
+}
+
+// JSON has no infinity, and it would come back as not a number.
+std::string number_literal(double value) {
+  if (!std::isinf(value)) return json_literal(value);
+  return json_literal(std::string_view(value < 0 ? "-inf" : "inf"));
 }
 
 std::int64_t parse_count(std::string_view text, std::string_view whole) {
@@ -91,8 +99,8 @@ std::string part_text(const ProbePart& part) {
                          .add("dtype", part.dtype)
                          .add("hash", fmt::format("{:016x}", part.checksum.hash))
                          .add("numel", part.checksum.numel)
-                         .add("max_abs", part.checksum.max_abs)
-                         .add("sum", part.checksum.sum)
+                         .add_literal("max_abs", number_literal(part.checksum.max_abs))
+                         .add_literal("sum", number_literal(part.checksum.sum))
                          .line();
   for (std::size_t at = 0; at < part.values.size(); at += kMaxLineNumel) {
     const std::size_t n = std::min(kMaxLineNumel, part.values.size() - at);

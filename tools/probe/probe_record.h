@@ -5,7 +5,8 @@
 //    "rank":0,"order":17,"shape":[128],"begin":0,"dtype":"f32","hash":"9f...","numel":128,...}
 //   {"end":true,"last_step":20,"num_parts":1234}
 //
-// Order of lines says nothing. A part that was asked for is followed by its values.
+// An infinity is "inf" or "-inf", what is not a number is null. Order of lines says nothing. A part
+// that was asked for is followed by its values.
 #pragma once
 
 #include <compare>

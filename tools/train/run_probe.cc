@@ -88,7 +88,10 @@ void RunProbe::write_end() {
   file_.commit();
 }
 
+bool RunProbe::has_step() const { return last_step() >= first_step_; }
+
 void RunProbe::commit() {
+  if (!has_step() && error_.empty()) return;  // an older record is worth more
   engine::require(target_.empty() || num_parts_ > 0 || !error_.empty(),
                   "[probe] expected a tensor that the steps {} to {} have, got none of '{}' "
                   "(log.probe_values)",
@@ -97,7 +100,7 @@ void RunProbe::commit() {
 }
 
 void RunProbe::keep() noexcept {
-  if (last_step() < first_step_) return;  // an older record is worth more
+  if (!has_step()) return;
   try {
     write_end();
   } catch (const std::exception& e) {
@@ -109,6 +112,10 @@ void RunProbe::keep() noexcept {
 }
 
 std::string RunProbe::summary() const {
+  if (!has_step()) {
+    return fmt::format("probe {}: not written, as the run ended before the end of step {}",
+                       escaped(path_), first_step_);
+  }
   return fmt::format("probe {}: {} checksums of steps {} to {}", escaped(path_),
                      with_commas(num_parts_), first_step_, last_step());
 }

@@ -27,18 +27,21 @@ class RunProbe {
 
   // The ranks have ended.
 
-  /// The steps that all of them ended are the record. Throws IoError for one that could not be
-  /// written, and InvalidArgument if the tensor whose values were asked for was not met.
+  /// The steps that all of them ended are the record; if there are none, an older one stays. Throws
+  /// IoError for one that could not be written, and InvalidArgument if the tensor whose values were
+  /// asked for was not met.
   void commit();
   /// The same behind an error: what there is, if all ranks ended a step and it can be written.
   void keep() noexcept;
-  /// A line for the terminal: where it is, and how much it holds.
+  /// Behind commit(): a line for the terminal, where it is and how much it holds, or why it is not
+  /// written.
   std::string summary() const;
 
  private:
   void write(int rank, std::int64_t step, const std::vector<ProbePart>& parts);
   void write_end();
   std::int64_t last_step() const;
+  bool has_step() const;  // that all ranks ended
 
   std::string path_, target_;
   AtomicFile file_;

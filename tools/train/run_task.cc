@@ -77,7 +77,7 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Task& tas
 
 // Says and writes what the run leaves.
 void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& result,
-            const RunTrace* trace, const RunProbe* probe, const Audit* audit) {
+            const RunTrace* trace, const Audit* audit) {
   if (!result.sample.empty()) {
     log.say(fmt::format(
         "\n---- generated -----------------------------------------------------------\n{}\n"
@@ -95,7 +95,6 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
   log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
                       escaped(log.jsonl_path()), escaped(log.folder())));
   if (trace != nullptr) log.say(trace->summary());
-  if (probe != nullptr) log.say(probe->summary());
   if (audit != nullptr) {
     for (const std::string& line : audit->lines()) log.say(line);
   }
@@ -157,13 +156,17 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
                                probe.get(), is_first && audit ? &*audit : nullptr);
       if (is_first) result = std::move(mine);
     });
+    if (trace != nullptr) trace->close();
+    report(log, task, ranks, result, trace.get(), audit ? &*audit : nullptr);
   } catch (...) {
     if (probe != nullptr) probe->keep();  // what led to an error is worth comparing
     throw;
   }
-  if (trace != nullptr) trace->close();
-  if (probe != nullptr) probe->commit();
-  report(log, task, ranks, result, trace.get(), probe.get(), audit ? &*audit : nullptr);
+  if (probe != nullptr) {  // behind the report, which a full disk must not cost the run
+    probe->commit();
+    log.say(probe->summary());
+    log.flush();
+  }
   if (trace != nullptr) trace->flush();
   if (audit) audit->check();
 }

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/testing/errors.h"
@@ -163,6 +166,25 @@ TEST(Divergence, RanksThatContradictEachOtherAreNamed) {
   EXPECT_TRUE(compare_probes(b.record, b.record).first);
 }
 
+TEST(Divergence, RanksThatContradictAreTheSameInAnyOrderOfTheirParts) {
+  const TrainConfig config = config_of("ddp", 3);
+  const ProbeKey key{2, 0, kUpdated, "h.0.ln_1.weight"};
+  const ProbedRun a = run(config);
+  ProbedRun b = run(config, {key, 3, 1});
+  const auto place = [&](const ProbePart& p, const std::array<int, 3>& order) {
+    return std::pair(p.begin, order[static_cast<std::size_t>(p.rank)]);
+  };
+  std::array<int, 3> order = {0, 1, 2};
+  do {
+    std::ranges::sort(b.record.parts, {}, [&](const ProbePart& p) { return place(p, order); });
+    const DivergenceReport report = compare_probes(a.record, b.record);
+    ASSERT_TRUE(report.first);
+    EXPECT_EQ(target_text(report.first->key), target_text(key));
+    EXPECT_EQ(report.first->b.rank, 0) << fmt::format("{}", fmt::join(order, " "));
+    EXPECT_EQ(report.first->b.other_rank, 1) << fmt::format("{}", fmt::join(order, " "));
+  } while (std::ranges::next_permutation(order).found);
+}
+
 // What must not differ
 // ----------------------------------------------------------------------------
 
@@ -284,6 +306,37 @@ TEST(Divergence, StepsApartAreCountedOrRefused) {
                   {"expected runs with a step in common, got steps 1 to 2 in A and 3 to 3 in B"}));
 }
 
+TEST(Divergence, OfRecordsThatBeginLateAFirstStepThatDiffersMayNotBeTheFirst) {
+  TrainConfig config = config_of("zero3", 2);
+  const auto hint = [&](const char* steps, std::int64_t step) {
+    config.log.probe_steps = steps;
+    const ProbedRun a = run(config), b = run(config, {{step, 0, kUpdated, "h.0.ln_1.weight"}, 3});
+    const DivergenceResult result{.a = {"one", "a.jsonl", a.record.header},
+                                  .b = {"two", "b.jsonl", b.record.header},
+                                  .report = compare_probes(a.record, b.record)};
+    EXPECT_TRUE(result.report.first);
+    EXPECT_GT(result.report.num_before, 0);
+    std::string text;
+    for (const std::string& line : lines_of(result)) text += line;
+    return has(text, {"the runs may have parted earlier"});
+  };
+  EXPECT_TRUE(hint("2:3", 2));
+  EXPECT_FALSE(hint("2:3", 3));
+  EXPECT_FALSE(hint("1:3", 1));
+}
+
+TEST(Divergence, RecordsWithoutATensorInCommonAreRefused) {
+  const TrainConfig config = config_of("zero3", 2);
+  const auto only = [&](const ProbeKey& key) {
+    return run_probed(config, kModel, tokens(), {}, key);
+  };
+  const ProbedRun a = only({1, 1, kOutput, "h.0.output"});
+  const ProbedRun b = only({1, 1, kOutput, "h.1.output"});
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { compare_probes(a.record, b.record); }),
+                  {"expected runs with a tensor to compare, got none that both have: activation: "
+                   "A alone has it; activation: B alone has it"}));
+}
+
 TEST(Divergence, AnotherTrainingIsRefusedByTheNameOfWhatDiffers) {
   ProbedRun a = run(config_of("zero3", 2)), b = a;
   a.record.header.options = {{"train.seed", "1"}, {"train.lr", "0.1"}};
@@ -297,6 +350,11 @@ TEST(Divergence, AnotherTrainingIsRefusedByTheNameOfWhatDiffers) {
   b.record.header.options["data.path"] = "\"/b\"";
   EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { compare_probes(a.record, b.record); }),
                   {"got no such option in A and \"/b\" in B (data.path)"}));
+  const std::string begin(500, 'x');
+  a.record.header.options["data.path"] = begin + "a" + begin;
+  b.record.header.options["data.path"] = begin + "b" + begin;
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { compare_probes(a.record, b.record); }),
+                  {"got xxx", "(data.path)"}));
   GptConfig wider = kModel;
   wider.dim = 18;
   const ProbedRun c = run_probed(config_of("zero3", 2), wider, tokens());
@@ -336,6 +394,7 @@ TEST(Divergence, DistancesAreThoseOfNeighbouringFloats) {
   EXPECT_EQ(d.num_differing, 3);
   EXPECT_EQ(d.first_index, 1);
   EXPECT_TRUE(std::isnan(d.max_abs));
+  EXPECT_EQ(d.max_ulps, ulps(4, 8)) << "of what has neighbours";
   EXPECT_EQ(difference_of(std::vector<float>{3, 4}, std::vector<float>{3.5f, 8}).max_abs, 4);
 }
 

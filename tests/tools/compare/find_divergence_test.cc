@@ -9,6 +9,8 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/tools/train/tiny_training.h"
+#include "tools/compare/comparison_folder.h"
+#include "tools/io/file.h"
 
 namespace tessera::testing {
 namespace {
@@ -100,6 +102,35 @@ TEST_F(FindDivergence, RecordsOfRunsAreCompared) {
   EXPECT_TRUE(result().at("first").at("values").is_null());
 }
 
+TEST_F(FindDivergence, AnEarlierSearchIsReplaced) {
+  const std::string out = folder_ / "out/divergence";
+  const std::string mine = folder_ / "mine.json";
+  EXPECT_EQ(find({"precision.param=f32", "precision.param=bf16"}, {{"log.trace", mine}}).exit_code,
+            1);
+  EXPECT_FALSE(fs::exists(mine)) << "each training has a trace of its own";
+  const std::vector<std::string> files = {"/a/values.jsonl",      "/a/values.txt",
+                                          "/a/values.trace.json", "/b/values.jsonl",
+                                          "/a/probe.trace.json",  "/b/probe.trace.json"};
+  for (const std::string& file : files) EXPECT_TRUE(fs::exists(out + file)) << file;
+  EXPECT_EQ(find({"ddp", "zero2"}).exit_code, 0);
+  for (const std::string& file : files) EXPECT_FALSE(fs::exists(out + file)) << file;
+  // What it left may be compared again.
+  EXPECT_EQ(find({out + "/a/probe.jsonl", out + "/b"}).exit_code, 0);
+  EXPECT_TRUE(fs::exists(out + "/a/probe.jsonl"));
+  EXPECT_EQ(find({folder_ / "nothing.jsonl", folder_ / "nothing.jsonl"}).exit_code, 1);
+  EXPECT_FALSE(fs::exists(out + "/divergence.json")) << "of the search before";
+}
+
+TEST_F(FindDivergence, OneSearchAloneIsInAFolder) {
+  const std::string out = folder_ / "out/divergence";
+  fs::create_directories(out);
+  const tools::FileDescriptor lock = tools::lock_folder(out);
+  const Outcome outcome = find({"ddp", "zero3"});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"expected one run at a time", out}));
+  EXPECT_FALSE(fs::exists(out + "/a"));
+}
+
 TEST_F(FindDivergence, ATrainingThatEndsInAnErrorIsComparedUpToThere) {
   const Outcome outcome = find({"train.grad_clip=1", "train.lr=1e30"}, {{"train.steps", "6"}});
   EXPECT_EQ(outcome.exit_code, 1);
@@ -189,6 +220,32 @@ TEST_F(FindDivergence, TheMlpRecordsToo) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_TRUE(has(outcome.out, {"probe " + path, " checksums of steps 1 to 2"}));
   EXPECT_EQ(find({path, path}).exit_code, 0);
+}
+
+TEST_F(FindDivergence, AFullDiskUnderTheRecordCostsARunNothingElse) {
+  const std::string path = folder_.write("p.jsonl", "older");
+  const Outcome outcome =
+      shell("trap '' XFSZ; ulimit -f 64; exec " + command({{"log.probe", path}}));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"p.jsonl", "the training goes on without\n", "error: "}));
+  EXPECT_TRUE(has(outcome.out, {"parameters sha256 "}));
+  EXPECT_EQ(outcome.out.find("probe "), std::string::npos) << "no file that is not there";
+  EXPECT_TRUE(has(folder_.read("out/log.jsonl"), {"\"params_sha256\""}));
+  EXPECT_EQ(folder_.read("p.jsonl"), "older");
+}
+
+TEST_F(FindDivergence, ARunThatEndsBeforeTheStepsOfTheRecordLeavesAnOlderOne) {
+  const std::string path = folder_.write("p.jsonl", "older");
+  const std::string log = folder_ / "out/log.jsonl";
+  const Outcome outcome = shell(
+      command(
+          {{"train.steps", "1000000"}, {"log.probe_steps", "900000:900001"}, {"log.probe", path}}) +
+      " & pid=$!; for i in $(seq 600); do grep -q loss " + log +
+      " 2> /dev/null && break; sleep 0.1; done; kill -TERM $pid; wait $pid");
+  EXPECT_TRUE(has(outcome.out, {"probe " + path +
+                                ": not written, as the run ended before the end "
+                                "of step 900000\n"}));
+  EXPECT_EQ(folder_.read("p.jsonl"), "older");
 }
 
 TEST_F(FindDivergence, OptionsOfTheProbeAreChecked) {

@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "engine/error.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/temp_folder.h"
 
 namespace tessera::tools {
 namespace {
@@ -59,6 +62,23 @@ TEST(Sweep, WhatIsNoneIsRefused) {
 TEST(Sweep, FoldersHaveNamesOfPlainLetters) {
   EXPECT_EQ(folder_name_of("zero3 prefetch=1"), "zero3_prefetch=1");
   EXPECT_EQ(folder_name_of("../a b\n"), "_.._a_b_");
+}
+
+TEST(Sweep, ARecordIsWhatIsNoStrategyAndExistsOrHasTheNameOfOne) {
+  const testing::TempFolder folder;
+  ASSERT_EQ(::setenv("BUILD_WORKING_DIRECTORY", (folder / "").c_str(), 1), 0);
+  for (const char* name : {"ddp", "mine", "lr=0.1"})
+    std::filesystem::create_directory(folder / name);
+  EXPECT_FALSE(is_record_path("ddp")) << "a strategy, whatever folder there is";
+  EXPECT_TRUE(is_record_path("./ddp"));
+  EXPECT_TRUE(is_record_path("mine"));
+  EXPECT_TRUE(is_record_path("lr=0.1"));
+  EXPECT_TRUE(is_record_path("runs/lr=0.2/probe.jsonl"));
+  EXPECT_TRUE(is_record_path("runs/none"));
+  EXPECT_FALSE(is_record_path("lr=0.2"));
+  EXPECT_FALSE(is_record_path("data.path=/data/text parallel.strategy=ddp"));
+  EXPECT_FALSE(is_record_path("zero4"));
+  EXPECT_FALSE(is_record_path(""));
 }
 
 }  // namespace

@@ -74,6 +74,18 @@ TEST(ProbeRecord, ReadsBackWhatWasWritten) {
   EXPECT_TRUE(std::signbit(run.parts[1].values[1]));
 }
 
+TEST(ProbeRecord, AnInfinityReadsBackAsOne) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const TempFolder folder;
+  for (const float x : {kInfinity, -kInfinity}) {
+    const std::string text =
+        header_text(kHeader) + part_text(part_of({1, x}, 0, 0)) + end_text(2, 1);
+    const ProbeRun run = read_probe_run(folder.write("a.jsonl", text));
+    EXPECT_EQ(run.parts[0].checksum.max_abs, double{kInfinity});
+    EXPECT_EQ(run.parts[0].checksum.sum, double{x});
+  }
+}
+
 TEST(ProbeRecord, OfLongTensorsTheValuesTakeSeveralLines) {
   std::vector<float> values(200'000);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
@@ -119,6 +131,7 @@ TEST(ProbeRecord, WhatCannotBeIsRefusedByFileAndLine) {
   refused(with("\"begin\":0", "\"begin\":4"), ":2", "a part of 6 elements, got 4 from 4 on");
   refused(with("\"hash\":\"", "\"hash\":\"x"), ":2", "16 hex digits as hash");
   refused(with("\"sum\":", "\"som\":"), ":2", "expected sum, got none");
+  refused(with("\"sum\":", "\"sum\":\"infinite\",\"som\":"), ":2", "expected a number as sum");
   refused(with("\"values\":\"3f", "\"values\":\"+f"), ":3", "8 hex digits an element");
   refused(with("\"values\":\"3f800000", "\"values\":\""), "", "expected 4 values of");
   refused(with("\"values\":\"3f8", "\"values\":\"3f8000003f8"), ":3",
