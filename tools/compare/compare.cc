@@ -58,7 +58,7 @@ class Trainings {
     Trained& trained = trained_[i];
     if (std::optional<RunRecord> run = folder_.finished(c, round)) {
       say(what + ": kept");
-      trained.rounds.push_back(std::move(*run));
+      trained.add(std::move(*run), round);
       return;
     }
     if (stop_requested() != 0) return;
@@ -101,7 +101,7 @@ class Trainings {
     say(fmt::format("{}: loss {:.4f}{}, {:.1f} s", what, run->loss.back(),
                     middle ? fmt::format(", {:.1f} ms a step", middle->median) : "",
                     elapsed.count()));
-    trained.rounds.push_back(std::move(*run));
+    trained.add(std::move(*run), round);
     return "";
   }
 
@@ -124,7 +124,9 @@ nlohmann::ordered_json traces(const Comparison& comparison,
 void write_results(const Comparison& comparison, const ComparisonFolder& folder) {
   std::vector<std::string> traced;
   for (const Row& row : comparison.rows) {
-    traced.push_back(row.trained.rounds.empty() ? "" : folder.round_path(*row.configuration, 1));
+    const Trained& trained = row.trained;
+    traced.push_back(
+        trained.rounds.empty() ? "" : folder.round_path(*row.configuration, trained.first_round));
   }
   const nlohmann::ordered_json json = to_json(comparison);
   const auto replace = nlohmann::ordered_json::error_handler_t::replace;

@@ -6,6 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/compare/parity.h"
@@ -19,6 +20,12 @@ namespace tessera::tools {
 struct Trained {
   std::vector<RunRecord> rounds = {};  ///< those that ran to their end
   std::string failure = {};            ///< why one did not; empty: none failed
+  std::int64_t first_round = 0;        ///< the number of the first of `rounds`, from 1
+
+  void add(RunRecord run, std::int64_t round) {
+    if (rounds.empty()) first_round = round;
+    rounds.push_back(std::move(run));
+  }
 };
 
 struct Row {

@@ -14,12 +14,6 @@ constexpr double kWideSpread = 1.5;
 constexpr std::int64_t kMinSteps = 5;
 constexpr std::size_t kMost = 3;
 
-int largest_divisor(int n, int most) {
-  int d = std::min(n, most);
-  while (n % d != 0) --d;
-  return d;
-}
-
 // For ranks whose threads do not fit.
 std::string fewer_threads(const TrainConfig& config, const RunPlace& place) {
   const auto threads = static_cast<int>(config.cpu.threads_per_rank);
@@ -30,7 +24,8 @@ std::string fewer_threads(const TrainConfig& config, const RunPlace& place) {
     return fmt::format("{}--cpu.threads_per_rank={}", found,
                        std::max(place.num_cores / place.num_ranks, 1));
   }
-  const int ranks = largest_divisor(place.num_ranks, std::max(place.num_cores, 1));
+  int ranks = std::clamp(place.num_cores, 1, place.num_ranks);
+  while (place.num_ranks % ranks != 0) --ranks;  // so that a step has as many samples
   return fmt::format("{}--parallel.ranks={} with --train.accum={} times as much", found, ranks,
                      place.num_ranks / ranks);
 }
