@@ -547,6 +547,34 @@ TEST(Trainer, WaitingForAPeerIsExposedCommunication) {
   }
 }
 
+// The log says what the run needed so far, the audit what a step did.
+TEST(Trainer, PeaksAreOfTheRunAndOfTheStep) {
+  constexpr std::int64_t kLarge = 1'000'000;  // bytes, in the second of three steps
+  std::vector<StepRecord> records;
+  const auto lines = run_ranks(config_of(1, 1, 3), [&](const Rank& rank) {
+    rank.trainer.on_step([&](const StepRecord& r) { records.push_back(r); });
+    int step = 0;
+    rank.trainer.run(
+        rank.data(),
+        [&](std::int64_t, const Batch& batch) {
+          if (++step == 2) {
+            Tensor::empty(rank.trainer.tape().memory(), {kLarge / 4}, DType::kF32, "large",
+                          engine::Category::kWorkspace);
+          }
+          return rank.loss(batch);
+        },
+        nullptr, 1);
+  });
+  ASSERT_EQ(records.size(), 3u);
+  constexpr auto kWorkspace = static_cast<std::size_t>(engine::Category::kWorkspace);
+  EXPECT_LT(records[0].step_memory.peak_nbytes[kWorkspace], kLarge);
+  EXPECT_GE(records[1].step_memory.peak_nbytes[kWorkspace], kLarge);
+  EXPECT_LT(records[2].step_memory.peak_nbytes[kWorkspace], kLarge);
+  EXPECT_LT(lines[0].at("peak_bytes").at("workspace").get<std::int64_t>(), kLarge);
+  EXPECT_GE(lines[1].at("peak_bytes").at("workspace").get<std::int64_t>(), kLarge);
+  EXPECT_GE(lines[2].at("peak_bytes").at("workspace").get<std::int64_t>(), kLarge);
+}
+
 TEST(Trainer, WithoutAValidationSaysNothingOfOne) {
   TrainConfig config = config_of(1, 1, 2);
   config.log.val_every = 1;
