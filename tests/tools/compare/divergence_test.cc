@@ -350,11 +350,11 @@ TEST(Divergence, AnotherTrainingIsRefusedByTheNameOfWhatDiffers) {
   b.record.header.options["data.path"] = "\"/b\"";
   EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { compare_probes(a.record, b.record); }),
                   {"got no such option in A and \"/b\" in B (data.path)"}));
-  const std::string begin(500, 'x');
+  const std::string begin(500, 'd');
   a.record.header.options["data.path"] = begin + "a" + begin;
   b.record.header.options["data.path"] = begin + "b" + begin;
   EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { compare_probes(a.record, b.record); }),
-                  {"got xxx", "(data.path)"}));
+                  {"got ddd", "(data.path)"}));
   GptConfig wider = kModel;
   wider.dim = 18;
   const ProbedRun c = run_probed(config_of("zero3", 2), wider, tokens());
