@@ -184,6 +184,7 @@ void RunLog::step(const StepRecord& r) {
           .add_all(r.host_memory
                        ? JsonRecord().add_literal("host_peak_bytes", peak_bytes(*r.host_memory))
                        : JsonRecord())
+          .add_all(r.replayed.empty() ? JsonRecord() : JsonRecord().add("replayed", r.replayed))
           .add_all(r.skipped.empty() ? JsonRecord() : JsonRecord().add("skipped", r.skipped))
           .line());
   check_output();

@@ -77,6 +77,7 @@ Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
             with_listeners(config.fsdp_options(world.size()), trace, probe)),
       optimizer_(make_optimizer(fsdp_, config.train)) {
   tape_.listen(probe_);
+  if (config.train.guards() && !compute_.device().is_meta) guard_.emplace(config.train);
   if (trace_ == nullptr) return;
   for (const auto& unit : fsdp_.units()) {
     std::vector<std::string> names;
@@ -94,11 +95,10 @@ std::int64_t Trainer::first_sample(std::int64_t batch) const {
   return start_.sample + (since_start * world_.size() + world_.rank()) * config_.train.batch;
 }
 
-// Behind the steps that are done.
-TrainPosition Trainer::position() const {
+TrainPosition Trainer::behind(std::int64_t steps) const {
   const StepConfig& c = config_.train;
-  return {.step = num_steps_,
-          .sample = start_.sample + (num_steps_ - start_.step) * c.accum * world_.size() * c.batch,
+  return {.step = steps,
+          .sample = start_.sample + (steps - start_.step) * c.accum * world_.size() * c.batch,
           .num_skips = num_skips_};
 }
 
@@ -135,6 +135,7 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
   const std::int64_t num_steps = num_steps_to_run();
   const double items = static_cast<double>(world_.size()) * static_cast<double>(c.accum) *
                        static_cast<double>(c.batch) * static_cast<double>(items_per_sample);
+  data_ = data;
   batches_ = std::make_unique<BatchLoader>(
       memory_, compute_, data.tensors, std::max<std::int64_t>(num_steps - start_.step, 0) * c.accum,
       [this, fill = data.fill, first = start_.step * c.accum](std::int64_t n, const Batch& host) {
@@ -158,11 +159,11 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
     if (is_late && !validates && !saves && !is_last) continue;
     finish(*pending, begin, items);
     pending.reset();
-    if (saves) checkpoints_->save(position());
+    if (saves) checkpoints_->save(behind(num_steps_));
     if (validates && stopped_by_ == 0) validate_after(step + 1, validate);
   }
   if (pending) finish(*pending, begin, items);
-  if (checkpoints_) checkpoints_->save(position());
+  if (checkpoints_) checkpoints_->save(behind(num_steps_));
   if (stopped_by_ == 0) validate_after(num_steps_, validate);
   if (checkpoints_) checkpoints_->finish();
   if (stopped_by_ == 0 || log_ == nullptr) return;
@@ -203,26 +204,11 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
                                          ? shard::UpdateGathers::kInterleaved
                                          : shard::UpdateGathers::kContiguous);
   }
-  for (std::int64_t micro = 0; micro < c.accum; ++micro) {
-    if (probe_ != nullptr) probe_->begin_micro_step(micro);
-    const shard::MicroStep pass{.no_sync = c.accum_comm == AccumComm::kLast && micro + 1 < c.accum};
-    if (micro == 0) {
-      fsdp_.begin_step(static_cast<int>(c.accum), pass);
-    } else {
-      fsdp_.next_micro_step(pass);
-    }
-    const Batch& batch = batches_->next();
-    time_part(compute_, compute_ms, [&] {
-      const Tensor value = loss(first_sample(step * c.accum + micro), batch);
-      engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
-      // Before a backward that could only end in an error.
-      if (value.device().is_host() && c.max_skips == 0) {
-        check_loss(value.item(), step + 1, micro + 1, world_.rank());
-      }
-      tape_.backward(value);
-    });
-  }
-  const shard::GradNorm norm = of_step(step + 1, [&] { return fsdp_.finish_step(); });
+  shard::GradNorm norm = run_passes(
+      step, loss, values, [this](std::int64_t) -> const Batch& { return batches_->next(); },
+      compute_ms);
+  std::string replayed;
+  if (guard_ && guard_->watches(step + 1)) norm = guard(step, loss, values, norm, replayed);
   if (probe_ != nullptr) probe_->on_reduced(fsdp_);
   if (!overlaps) {
     time_part(compute_, optimizer_ms, [&] { optimizer_->step(lr, norm, c.grad_clip); });
@@ -232,6 +218,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
                      "keep_stop");
   comm::HostGather kept(world_, values, metrics_, pinned_, "values");
   StepRecord record{.step = step + 1, .lr = lr};
+  record.replayed = std::move(replayed);
   record_memory(record);
   const comm::Traffic after = world_.traffic();
   record.traffic = {after.num_collectives - before.num_collectives,
@@ -243,6 +230,77 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   if (trace_ != nullptr) trace_->end_step();
   if (probe_ != nullptr) probe_->end_step();
   return {.record = std::move(record), .values = std::move(kept), .norm = norm};
+}
+
+// Forward and backward of all micro-steps, and the reduction of what they leave.
+shard::GradNorm Trainer::run_passes(std::int64_t step, const Loss& loss, const Tensor& values,
+                                    const NextBatch& next, double& compute_ms) {
+  const StepConfig& c = config_.train;
+  for (std::int64_t micro = 0; micro < c.accum; ++micro) {
+    if (probe_ != nullptr) probe_->begin_micro_step(micro);
+    const shard::MicroStep pass{.no_sync = c.accum_comm == AccumComm::kLast && micro + 1 < c.accum};
+    if (micro == 0) {
+      fsdp_.begin_step(static_cast<int>(c.accum), pass);
+    } else {
+      fsdp_.next_micro_step(pass);
+    }
+    const Batch& batch = next(micro);
+    time_part(compute_, compute_ms, [&] {
+      const Tensor value = loss(first_sample(step * c.accum + micro), batch);
+      engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
+      // Before a backward that could only end in an error.
+      if (value.device().is_host() && c.max_skips == 0 && !guard_) {
+        check_loss(value.item(), step + 1, micro + 1, world_.rank());
+      }
+      tape_.backward(value);
+    });
+  }
+  return of_step(step + 1, [&] { return fsdp_.finish_step(); });
+}
+
+// Decides, before the update, whether what the passes came to is believed.
+shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor& values,
+                               const shard::GradNorm& first, std::string& replayed) {
+  const std::int64_t accum = config_.train.accum;
+  shard::GradNorm norm = first;
+  const auto outcome = [&] {
+    std::vector<float> mine = engine::to_vector<float>(values.slice(0, {accum}));
+    for (const float x : checksum_of_gradient(fsdp_)) mine.push_back(x);
+    return StepOutcome{world_.size(), gather(mine), norm.not_finite()};
+  };
+  const auto replay = [&] {
+    Batch again;
+    double unused_ms = 0;
+    norm = run_passes(
+        step, loss, values,
+        [&](std::int64_t micro) -> const Batch& {
+          again = load_batch(memory_, data_->tensors, [&](const Batch& host) {
+            data_->fill(first_sample(step * accum + micro), host);
+          });
+          return again;
+        },
+        unused_ms);
+    return outcome();
+  };
+  const StepGuard::Verdict verdict = guard_->judge(step + 1, outcome(), replay);
+  if (!verdict.is_replayed) return norm;
+  replayed = verdict.remark.empty() ? "equal" : verdict.remark;
+  if (!verdict.remark.empty() && log_ != nullptr) {
+    log_->say(fmt::format("warning: step {}: {}", step + 1, verdict.remark),
+              Console::Style::kWarning);
+  }
+  const bool may_skip = config_.train.max_skips > 0 && !verdict.outcome.not_finite.empty();
+  if (verdict.is_wrong.empty() || may_skip) return norm;
+  std::string where = "no checkpoint, as checkpoint.every is 0";
+  if (checkpoints_) {
+    checkpoints_->save(behind(step));
+    checkpoints_->finish();
+    where = fmt::format("the state before it is in {}", checkpoints_->newest());
+  }
+  engine::fail("[train] expected a step to go on from, got one of which {}{} (step {}; {})",
+               verdict.is_wrong,
+               verdict.remark.empty() ? ", made again from the same state as well" : "", step + 1,
+               where);
 }
 
 void Trainer::begin_peaks() {

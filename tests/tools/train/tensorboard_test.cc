@@ -92,7 +92,7 @@ TEST(TensorBoardLog, RunsShareNoFile) {
   std::vector<std::unique_ptr<TensorBoardLog>> logs;
   for (int i = 0; i < 3; ++i) {
     logs.push_back(std::make_unique<TensorBoardLog>(folder.path(), "tokens"));
-    logs.back()->begin();
+    logs.back()->begin(1);
     EXPECT_TRUE(has(logs.back()->path(), {"/events.out.tfevents."}));
   }
   EXPECT_EQ(folder.num_entries(), 3);
