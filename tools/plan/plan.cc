@@ -57,6 +57,7 @@ void run(int argc, char** argv) {
   if (!flags.parse(argc, argv, std::cout)) return;
   config.validate(flags);
   const GptConfig sizes = config.gpt();
+  config.check_blocks(sizes.layers);
   Gpt model(sizes);
   const engine::Shape shape{config.train.batch,
                             config.model.seq == 0 ? sizes.seq : config.model.seq};
@@ -69,8 +70,9 @@ void run(int argc, char** argv) {
   TrainConfig chosen = static_cast<const TrainConfig&>(config);
   chosen.memory_budget.clear();  // which a plan may exceed
   if (const std::int64_t budget = config.memory_limit_nbytes(); budget > 0) {
-    const BudgetPlan fitted =
-        fit_budget(chosen, budget, [&](const TrainConfig& c) { return peak_nbytes(plan_of(c)); });
+    const BudgetPlan fitted = fit_budget(chosen, budget, sizes.layers, [&](const TrainConfig& c) {
+      return peak_nbytes(plan_of(c));
+    });
     chosen = fitted.config;
     if (!config.json) {
       for (const std::string& line : lines_of(fitted.rungs, budget)) fmt::print("{}\n", line);

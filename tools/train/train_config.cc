@@ -24,6 +24,7 @@ using engine::require;
 namespace {
 
 constexpr std::int64_t kMaxRanks = 1024;
+constexpr std::int64_t kMaxBlocks = 1'000'000;
 // What parallel.reshard_after_forward can say beside a number of ranks.
 constexpr int kReshardAsStrategy = -2, kKeep = -1;
 
@@ -229,8 +230,10 @@ void TrainConfig::add_to(FlagSet& flags) {
                                      {{"constant", ScheduleKind::kConstant},
                                       {"cosine", ScheduleKind::kCosine},
                                       {"linear", ScheduleKind::kLinear}}});
-  flags.add("train.recompute", &train.recompute,
-            {.help = "keep no activations of a block; run its forward again in backward"});
+  flags.add_switch("train.recompute", &train.recompute.blocks,
+                   "keep no activations of a block, and run its forward again in backward: every "
+                   "block, none, or the first so many",
+                   kMaxBlocks);
   flags.add("log.every", &log.every,
             {.help = "steps between lines on the terminal; 0: none", .min = 0});
   flags.add("log.val_every", &log.val_every,
@@ -367,6 +370,12 @@ void TrainConfig::validate(const FlagSet& flags) const {
           log.probe_values.empty() ? log.probe_steps : log.probe_values);
   static_cast<void>(probe_steps());
   if (!log.probe_values.empty()) static_cast<void>(parse_target(log.probe_values));
+}
+
+void TrainConfig::check_blocks(std::int64_t num_blocks) const {
+  require(train.recompute.blocks == Recompute::kAll || train.recompute.blocks <= num_blocks,
+          "[config] expected train.recompute of at most the {} blocks of the model, got {}",
+          num_blocks, train.recompute.blocks);
 }
 
 StepRange TrainConfig::trace_steps() const {

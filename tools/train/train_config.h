@@ -8,6 +8,7 @@
 
 #include "engine/stream.h"
 #include "shard/options.h"
+#include "tools/models/model.h"
 #include "tools/train/comm_config.h"
 #include "tools/train/flags.h"
 
@@ -70,7 +71,7 @@ struct StepConfig {
   bool check_gradients = false;
   std::int64_t warmup = 0;
   ScheduleKind schedule = ScheduleKind::kCosine;
-  bool recompute = false;
+  Recompute recompute = false;
 
   /// Learning rate of `step` (from 0): linear warmup, then the schedule down to 0 at `steps`.
   double lr_at(std::int64_t step) const;
@@ -118,6 +119,8 @@ struct TrainConfig {
   /// Throws InvalidArgument for values that contradict each other or would have no effect. `flags`
   /// tells which were asked for.
   void validate(const FlagSet& flags) const;
+  /// Throws InvalidArgument if train.recompute asks for more blocks than a model has.
+  void check_blocks(std::int64_t num_blocks) const;
   /// For `num_ranks` ranks. Throws InvalidArgument for what does not fit them.
   shard::FsdpOptions fsdp_options(int num_ranks) const;
   std::chrono::milliseconds deadline() const;

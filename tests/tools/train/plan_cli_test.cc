@@ -67,7 +67,8 @@ TEST_F(PlanCli, AuditsEachKindOfRun) {
         Flags{{"comm.hook", "f16"}, {"parallel.strategy", "ddp"}},
         Flags{{"train.check_gradients", "true"}, {"train.max_skips", "2"}},
         Flags{{"log.val_every", "1"}, {"data.val_fraction", "0.2"}},
-        Flags{{"precision.param", "bf16"}, {"train.recompute", "true"}}}) {
+        Flags{{"precision.param", "bf16"}, {"train.recompute", "true"}},
+        Flags{{"train.recompute", "1"}}}) {
     Flags flags = more;
     flags["audit"] = "true";
     const Outcome outcome = run(flags);
