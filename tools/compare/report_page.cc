@@ -75,11 +75,12 @@ ordered_json thinned(const ordered_json& losses, const ordered_json& differences
 }
 
 // The comparison as the page needs it: options once, and losses thinned.
-ordered_json page_data(const ordered_json& comparison, const ordered_json& traces) {
+ordered_json page_data(const ordered_json& comparison, const ordered_json& steps) {
   ordered_json data = comparison;
   const ordered_json base = comparison.at("configurations").at(0).at("options");
   data["options"] = base;
-  data["traces"] = traces;
+  data["streams"] = steps.at("streams");
+  data["memory"] = steps.at("memory");
   ordered_json& rows = data["configurations"];  // behind the last field that is added
   const std::size_t max_points = std::clamp<std::size_t>(kMaxPoints / rows.size(), 20, 500);
   for (ordered_json& row : rows) {
@@ -283,8 +284,8 @@ std::string html_escaped(std::string_view text) {
   return result;
 }
 
-std::string report_page(const ordered_json& comparison, const ordered_json& traces) {
-  const ordered_json data = page_data(comparison, traces);
+std::string report_page(const ordered_json& comparison, const ordered_json& steps) {
+  const ordered_json data = page_data(comparison, steps);
   const ordered_json& verdict = data.at("verdict");
   const auto [status, badge] = status_of(data);
   std::vector<std::string> untold;

@@ -17,8 +17,9 @@ namespace {
 
 using nlohmann::ordered_json;
 using testing::has;
+using testing::no_steps;
 using testing::sample_comparison;
-using testing::sample_traces;
+using testing::sample_steps;
 
 /// The first tag that is closed by another, or never; empty: none. What is in script and style is
 /// text.
@@ -57,7 +58,7 @@ std::string between(const std::string& text, const std::string& begin, const std
 
 TEST(ReportPage, IsWellFormedAndHoldsEveryFigure) {
   const ordered_json data = sample_comparison();
-  const std::string page = report_page(data, sample_traces());
+  const std::string page = report_page(data, sample_steps());
   EXPECT_EQ(unbalanced_tag(page), "");
   EXPECT_TRUE(page.starts_with("<!doctype html>"));
   EXPECT_FALSE(has(page, {"{{"}));
@@ -80,6 +81,8 @@ TEST(ReportPage, IsWellFormedAndHoldsEveryFigure) {
   }
   // What the charts are drawn from is compare.json.
   const ordered_json drawn = ordered_json::parse(between(page, "id=\"data\">", "</script>"));
+  EXPECT_EQ(drawn.at("streams"), sample_steps().at("streams"));
+  EXPECT_EQ(drawn.at("memory"), sample_steps().at("memory"));
   for (std::size_t i = 0; i < 4; ++i) {
     const ordered_json &mine = drawn.at("configurations")[i],
                        &theirs = data.at("configurations")[i];
@@ -92,7 +95,7 @@ TEST(ReportPage, IsWellFormedAndHoldsEveryFigure) {
 }
 
 TEST(ReportPage, NeedsNothingElse) {
-  const std::string page = report_page(sample_comparison(), sample_traces());
+  const std::string page = report_page(sample_comparison(), sample_steps());
   for (const char* other : {"src=", "@import", "url(", "fetch(", "XMLHttpRequest", "<link"}) {
     std::string code = page;
     const std::string name = "src=x onerror";  // the planted name
@@ -105,7 +108,7 @@ TEST(ReportPage, NeedsNothingElse) {
 TEST(ReportPage, NamesAreTextAndNothingElse) {
   EXPECT_EQ(html_escaped("<a b='c' d=\"e\">&\n"),
             "&lt;a b=&#39;c&#39; d=&quot;e&quot;&gt;&amp;\\n");
-  const std::string page = report_page(sample_comparison(), sample_traces());
+  const std::string page = report_page(sample_comparison(), sample_steps());
   EXPECT_FALSE(has(page, {"<img"}));
   EXPECT_FALSE(has(page, {"<b>"}));
   EXPECT_TRUE(has(page, {"&lt;b&gt;zero3&lt;/b&gt; &amp; more."}));
@@ -119,7 +122,7 @@ TEST(ReportPage, WhatWasNotMeasuredIsNeverZero) {
     row["planned"] = nullptr;
   }
   data["configurations"][1]["metrics"]["sent_bytes"] = nullptr;
-  const std::string page = report_page(data, ordered_json::array());
+  const std::string page = report_page(data, no_steps());
   EXPECT_FALSE(has(between(page, "<table>", "</table>"), {"overlap"}));
   EXPECT_TRUE(has(page, {"Not measured in any of these runs: overlap, what was planned."}));
   EXPECT_TRUE(has(between(page, "<table>", "</table>"), {"data-value=\"\">not measured</td>"}));
@@ -128,7 +131,7 @@ TEST(ReportPage, WhatWasNotMeasuredIsNeverZero) {
 TEST(ReportPage, SaysHowItStands) {
   ordered_json data = sample_comparison();
   const auto badge = [&] {
-    return between(report_page(data, ordered_json::array()), "class=\"badge\">", "<");
+    return between(report_page(data, no_steps()), "class=\"badge\">", "<");
   };
   EXPECT_EQ(badge(), "Parity fails");
   data["configurations"][3]["parity"]["kind"] = "within";
@@ -144,7 +147,7 @@ TEST(ReportPage, StaysSmallAndKeepsTheLargestDifference) {
   ordered_json data = sample_comparison(20000);
   const ordered_json row = data["configurations"][3];
   while (data["configurations"].size() < 64) data["configurations"].push_back(row);
-  const std::string page = report_page(data, ordered_json::array());
+  const std::string page = report_page(data, no_steps());
   EXPECT_LT(page.size(), 2'000'000u);
   const ordered_json drawn = ordered_json::parse(between(page, "id=\"data\">", "</script>"));
   const ordered_json points = drawn["configurations"][3]["loss_points"];

@@ -2,8 +2,11 @@
 // them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <string>
 
@@ -54,6 +57,37 @@ TEST_F(PlanCli, IsTheSameFromTheProgramThatNeedsNoData) {
   const auto record = json::parse(testing::run_program(kPlan, flags).out);
   EXPECT_GT(record.at("sent_bytes").get<std::int64_t>(), 0);
   EXPECT_FALSE(has_run());
+}
+
+TEST_F(PlanCli, DrawsWhatIsPlanned) {
+  Flags flags = flags_;
+  flags.erase("data.path");
+  flags["model.vocab"] = "256";
+  flags["json"] = "true";
+  const std::string path = folder_ / "plan.trace.json";
+  const auto plan = json::parse(testing::run_program(kPlan, flags).out);
+  flags["log.trace"] = path;
+  const Outcome outcome = testing::run_program(kPlan, flags);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  std::int64_t most = 0, num_collectives = 0;
+  double begin_us = 0;
+  std::set<std::string> names;
+  for (const json& event : json::parse(folder_.read("plan.trace.json"))) {
+    const std::string name = event.at("name");
+    if (name == "memory total")
+      most = std::max(most, event.at("args").at("bytes").get<std::int64_t>());
+    if (event.at("ph") != "X") continue;
+    names.insert(name);
+    if (name == "step 2") begin_us = event.at("ts");
+    if (event.value("cat", "") == "gradients") ++num_collectives;
+  }
+  EXPECT_EQ(most, plan.at("peak_bytes").at("total").get<std::int64_t>());
+  EXPECT_TRUE(names.contains("step 1") && names.contains("step 2"));
+  EXPECT_TRUE(names.contains("all_gather h.1 forward"));
+  EXPECT_GT(begin_us, 0);
+  EXPECT_EQ(num_collectives, 2 * 3) << "of two blocks and the root, in both steps";
+  flags["log.trace"] = folder_ / "nowhere/plan.json";
+  EXPECT_TRUE(has(testing::run_program(kPlan, flags).err, {"nowhere/plan.json"}));
 }
 
 TEST_F(PlanCli, AuditsEachKindOfRun) {
