@@ -177,7 +177,7 @@ function stepMemorySection() {
       plot.cursor.setAttribute('transform', `translate(${plot.xOf(i)})`);
     }, (i) => [`at ${ms(at[i])}:`, `${mib(total[i])} · ` + CATEGORIES.filter(([key]) => bytes[key] && bytes[key][i] > 0)
         .map(([key, name]) => `${name} ${mib(bytes[key][i])}`).join(' · ')], 'Point at a moment, or use the arrow keys.');
-    holder.replaceChildren(area, readout, el('p', {class: 'note'}, (step.source === 'plan'
+    holder.replaceChildren(area, readout, el('p', {class: 'note'}, (trained.length > steps.length ? `The first ${steps.length} of ${trained.length}. ` : '') + (step.source === 'plan'
         ? 'As planned: books and order are those of the real schedule, time is simulated.' : 'As traced, the last step that was.')
         + ' What a single kernel takes and gives back is in the peak alone.'));
     responsive(area, (width) => {

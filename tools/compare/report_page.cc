@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::size_t kMaxPoints = 30000;  // of losses, in all
+constexpr std::size_t kMaxPoints = 12000;  // of losses, in all
 constexpr const char* kUnknown = R"(<td class="unknown" data-value="">not measured</td>)";
 
 // {{name}} each.
@@ -48,6 +48,12 @@ std::string in_script(const ordered_json& value) {
   return result;
 }
 
+// As many digits as can be seen, and more.
+ordered_json rounded(const ordered_json& value) {
+  if (!value.is_number_float()) return value;
+  return ordered_json::parse(fmt::format("{:.8g}", value.get<double>()));
+}
+
 // Of each stretch of steps the one with the largest difference, and always the first and the last.
 ordered_json thinned(const ordered_json& losses, const ordered_json& differences,
                      std::size_t max_points) {
@@ -68,8 +74,9 @@ ordered_json thinned(const ordered_json& losses, const ordered_json& differences
     if (begin == 0 && stride > 1) best = 0;
     if (begin + stride >= num_steps && stride > 1) best = num_steps - 1;
     result["step"].push_back(best + 1);
-    result["loss"].push_back(losses[best]);
-    result["difference"].push_back(best < differences.size() ? differences[best] : ordered_json());
+    result["loss"].push_back(rounded(losses[best]));
+    result["difference"].push_back(best < differences.size() ? rounded(differences[best])
+                                                             : ordered_json());
   }
   return result;
 }
@@ -95,7 +102,8 @@ ordered_json page_data(const ordered_json& comparison, const ordered_json& steps
     }
     row.erase("loss");
     row.erase("loss_difference");
-    row.erase("options");
+    for (const char* untold : {"options", "overrides", "folder", "params_sha256"})
+      row.erase(untold);
   }
   return data;
 }

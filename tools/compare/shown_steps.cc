@@ -25,7 +25,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::size_t kMaxPoints = 8000;  // of memory, over all configurations
+constexpr std::size_t kMaxWithMemory = 64;
+constexpr std::size_t kMaxPoints = 4000;  // of memory, over all configurations
 constexpr std::size_t kMaxPointsOfOne = 240, kMinPointsOfOne = 24;
 
 TrainPlan plan_of(const Configuration& c, TrainConfig config, Gpt& model, TraceWriter* trace) {
@@ -173,6 +174,7 @@ ordered_json steps_to_show(const Comparison& comparison, std::span<const std::st
       add_streams(attempt([&] { return planned_step(c, 1); }, warnings));
     }
   }
+  trained.resize(std::min(trained.size(), kMaxWithMemory));
   for (const std::size_t i : trained) {
     auto step = attempt([&] { return planned_step(*comparison.rows[i].configuration, max_points); },
                         warnings);

@@ -17,7 +17,8 @@ nlohmann::ordered_json planned_step(const Configuration& c, std::size_t max_poin
 
 /// {"streams": two steps with gathers ahead above the same without, of runs that left a trace.json
 /// ("source": "trace") or else as planned; one where nothing is gathered;
-///  "memory": of each configuration that was trained one step, {"name", "source", "duration_ms",
+///  "memory": of the first 64 configurations that were trained one step each, {"name", "source",
+///  "duration_ms",
 /// "memory", "terms"}, in the order of the rows}. `folders` as the rows; empty: not trained. What
 /// cannot be read or planned is left out, and said in `warnings`.
 nlohmann::ordered_json steps_to_show(const Comparison& comparison,

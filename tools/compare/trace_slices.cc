@@ -1,6 +1,7 @@
 #include "tools/compare/trace_slices.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -23,7 +24,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr std::int64_t kMaxTraceNbytes = std::int64_t{1} << 28;
-constexpr std::size_t kMaxSlices = 3000;
+constexpr std::size_t kMaxSlices = 1500;
 constexpr std::size_t kMaxNameNbytes = 60;
 constexpr std::string_view kMemory = "memory ";  // what TraceRecorder calls its counters
 
@@ -94,6 +95,9 @@ std::string cut(std::string name) {
   return name.substr(0, end) + "...";
 }
 
+// To the nanosecond, in few digits.
+double ms(double us) { return std::round(us * 1e3) * 1e-6; }
+
 // Books of memory from a moment on.
 struct Books {
   double at_ms = 0;
@@ -107,7 +111,7 @@ std::vector<Books> books_of(std::vector<Count> counts, double begin_us, double e
   std::vector<Books> books(1);
   for (const Count& count : counts) {
     if (count.at_us > end_us) break;
-    const double at_ms = std::max(0.0, (count.at_us - begin_us) * 1e-3);
+    const double at_ms = std::max(0.0, ms(count.at_us - begin_us));
     if (at_ms > books.back().at_ms) {
       books.push_back(books.back());
       books.back().at_ms = at_ms;
@@ -203,11 +207,10 @@ ordered_json step_of_trace(const json& trace, const std::string& where, const st
     const auto order = process.orders.find(slice.thread);
     auto [thread, is_new] = threads.try_emplace(
         {order == process.orders.end() ? 0 : order->second, slice.thread}, ordered_json::array());
-    thread->second.push_back(
-        {(slice.begin_us - begin) * 1e-3, slice.duration_us * 1e-3, cut(slice.name)});
+    thread->second.push_back({ms(slice.begin_us - begin), ms(slice.duration_us), cut(slice.name)});
   }
   ordered_json result = {{"name", name},
-                         {"duration_ms", (end - begin) * 1e-3},
+                         {"duration_ms", ms(end - begin)},
                          {"left_out", left_out},
                          {"threads", ordered_json::array()},
                          {"memory", memory_of(process.counts, begin, end, max_points)}};

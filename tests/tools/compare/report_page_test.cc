@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cctype>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -157,6 +158,38 @@ TEST(ReportPage, StaysSmallAndKeepsTheLargestDifference) {
   while (at + 1 < points["difference"].size() && points["difference"][at] == 0.0) ++at;
   EXPECT_EQ(points["difference"][at], 1e-3);
   EXPECT_EQ(points["step"][at], 10001);
+}
+
+// As many configurations as there can be, and of everything as much as is ever drawn.
+TEST(ReportPage, StaysSmallWithAllThatThereCanBe) {
+  ordered_json data = sample_comparison(3000);
+  ordered_json row = data["configurations"][3];
+  for (std::size_t i = 0; i < row["loss"].size(); ++i) {
+    row["loss"][i] = 3 + 1 / (3.0 + static_cast<double>(i));
+    row["loss_difference"][i] = 1e-7 / (7.0 + static_cast<double>(i));
+  }
+  data["configurations"] = ordered_json::array();
+  while (data["configurations"].size() < 256) data["configurations"].push_back(row);
+  ordered_json steps = no_steps();
+  ordered_json slices = ordered_json::array();
+  for (int i = 0; i < 1500; ++i) slices.push_back({i + 0.123456, 0.123456, std::string(60, 'n')});
+  while (steps["streams"].size() < 2) {
+    steps["streams"].push_back({{"name", "zero3"},
+                                {"source", "plan"},
+                                {"duration_ms", 2000},
+                                {"left_out", 5},
+                                {"threads", {{{"name", "compute"}, {"slices", slices}}}}});
+  }
+  ordered_json memory = sample_steps().at("memory")[1];
+  for (const char* category : {"optimizer", "activation", "gradient", "parameter_shard",
+                               "gathered_parameter", "communication", "workspace"}) {
+    memory["memory"]["bytes"][category] = std::vector<std::int64_t>(64, 1'234'567'890);
+  }
+  memory["memory"]["total"] = std::vector<std::int64_t>(64, 1'234'567'890);
+  memory["memory"]["ms"] = std::vector<double>(64, 123.456789);
+  for (int i = 0; i < 7; ++i) memory["terms"].push_back(memory["terms"][0]);
+  while (steps["memory"].size() < 64) steps["memory"].push_back(memory);
+  EXPECT_LT(report_page(data, steps).size(), 2'000'000u);
 }
 
 }  // namespace

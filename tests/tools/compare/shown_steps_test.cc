@@ -156,7 +156,7 @@ TEST_F(ShownSteps, MemoryOfManyConfigurationsIsThinned) {
   const ordered_json steps = shown(r);
   ASSERT_EQ(steps.at("memory").size(), 64u);
   for (const ordered_json& step : steps.at("memory")) {
-    EXPECT_LE(step.at("memory").at("ms").size(), 8000u / 64 + 2);
+    EXPECT_LE(step.at("memory").at("ms").size(), 4000u / 64 + 2);
   }
   EXPECT_LT(steps.dump().size(), 1'500'000u);
 }

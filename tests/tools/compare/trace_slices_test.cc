@@ -52,8 +52,8 @@ TEST(TraceSlices, OfManyTheLongestAreKept) {
   const TempFolder folder;
   const ordered_json slices =
       step_of_trace_file(folder.write("trace.json", "[" + events + "]"), "a", 9);
-  EXPECT_EQ(slices.at("left_out"), 1000);
-  EXPECT_EQ(slices.at("threads")[0].at("slices").size(), 3000u);
+  EXPECT_EQ(slices.at("left_out"), 2500);
+  EXPECT_EQ(slices.at("threads")[0].at("slices").size(), 1500u);
   EXPECT_EQ(slices.at("threads")[0].at("slices")[0][1], 0.5 * 1e-3);
 }
 
