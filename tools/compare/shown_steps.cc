@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "engine/error.h"
+#include "engine/io/json.h"
 #include "shard/placement.h"
 #include "tools/compare/trace_slices.h"
-#include "tools/io/json.h"
 #include "tools/models/gpt.h"
 #include "tools/trace/trace_events.h"
 #include "tools/train/budget.h"
@@ -132,7 +132,7 @@ ordered_json planned_step(const Configuration& c, std::size_t max_points) {
   std::string text;
   TraceWriter writer([&text](const std::string& more) { text += more; });
   const TrainPlan plan = plan_of(c, config, model, &writer);
-  ordered_json step = step_of_trace(parse_json(text, c.name), c.name, c.name, max_points);
+  ordered_json step = step_of_trace(engine::parse_json(text, c.name), c.name, c.name, max_points);
   step["source"] = "plan";
   step["terms"] = ordered_json::array();
   for (const PlannedMemory& memory : plan.memory) {

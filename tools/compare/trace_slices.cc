@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
-#include "tools/io/json.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
 
 namespace tessera::tools {
 namespace {
@@ -226,8 +226,8 @@ ordered_json step_of_trace(const json& trace, const std::string& where, const st
 
 ordered_json step_of_trace_file(const std::string& path, const std::string& name,
                                 std::size_t max_points) {
-  return step_of_trace(parse_json(read_text_file(path, kMaxTraceNbytes), path), path, name,
-                       max_points);
+  return step_of_trace(engine::parse_json(engine::read_text_file(path, kMaxTraceNbytes), path),
+                       path, name, max_points);
 }
 
 }  // namespace tessera::tools

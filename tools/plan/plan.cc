@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
+#include "engine/io/file.h"
 #include "tools/models/gpt.h"
 #include "tools/trace/trace_events.h"
 #include "tools/train/budget.h"
@@ -73,7 +73,7 @@ void run(int argc, char** argv) {
         c, target, model,
         {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}}, trace);
   };
-  std::optional<AtomicFile> trace_file;  // or throws, before anything is planned
+  std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
   if (!config.log.trace.empty()) trace_file.emplace(resolve_user_path(config.log.trace));
   TrainConfig chosen = static_cast<const TrainConfig&>(config);
   chosen.memory_budget.clear();  // which a plan may exceed

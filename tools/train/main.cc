@@ -9,7 +9,7 @@
 #include <exception>
 #include <new>
 
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -44,7 +44,7 @@ constexpr const char* kNoMemory = "[memory] expected memory from the system, got
 // `message` may hold names and values from files.
 void print_untrusted_error(const char* message) {
   try {
-    print_error(escaped_lines(message).c_str());
+    print_error(engine::escaped_lines(message).c_str());
   } catch (const std::bad_alloc&) {
     print_error(kNoMemory);
   }

@@ -18,7 +18,7 @@
 #include "comm/threads.h"
 #include "engine/cuda.h"
 #include "engine/error.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 #include "tools/train/cpu.h"
 
 namespace tessera::tools {
@@ -78,7 +78,7 @@ class StuckRanks {
  private:
   void print(const char* kind) const {
     try {
-      std::fprintf(stderr, "%s: %s\n", kind, escaped_lines(message_.data()).c_str());
+      std::fprintf(stderr, "%s: %s\n", kind, engine::escaped_lines(message_.data()).c_str());
     } catch (const std::bad_alloc&) {
       std::fprintf(stderr, "%s: no memory left\n", kind);
     }
