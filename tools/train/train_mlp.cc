@@ -176,6 +176,7 @@ class MlpTask : public Task {
     path_ = data_path(config_.data_path, kDefaultImages, kHowToGetImages);
     data_ = load_fashion_mnist(path_);
     constexpr std::string_view kImages[] = {"-ubyte", "-ubyte.gz"};
+    config_.check_blocks(config_.mlp(data_).layers);
     RunLog::check_outputs(config_, flags, files_of("data.path", path_, kImages));
   }
 

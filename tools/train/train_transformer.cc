@@ -109,6 +109,7 @@ class TransformerTask : public Task {
 
   void prepare(const FlagSet& flags) override {
     model_ = config_.gpt();
+    config_.check_blocks(model_.layers);
     data_.emplace(config_.dataset(model_));
     config_.check_files(flags, data_->file().path());
     if (saves()) check_can_save_gpt(resolve_user_path(config_.save_final));
