@@ -14,6 +14,7 @@
 
 #include "engine/error.h"
 #include "tools/io/text.h"
+#include "tools/train/flight_output.h"
 #include "tools/train/step_text.h"
 #include "tools/train/stop.h"
 
@@ -80,7 +81,8 @@ RunLog::RunLog(const TrainConfig& config, std::string items, std::string config_
 std::vector<RunFile> RunLog::outputs(const TrainConfig& config) {
   const std::string folder = resolve_user_path(config.out);
   std::vector<RunFile> files = {{config.log.jsonl.empty() ? "out" : "log.jsonl", log_path(config)},
-                                {"out", folder + "/sample.txt"}};
+                                {"out", folder + "/sample.txt"},
+                                {"out", folder + "/" + FlightOutput::kName}};
   if (!config.log.trace.empty()) {
     files.insert(files.begin(), {"log.trace", resolve_user_path(config.log.trace)});
   }
@@ -108,7 +110,9 @@ void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
 }
 
 void RunLog::begin() {
-  ::unlink(path("sample.txt").c_str());  // of an earlier run
+  for (const char* name : {"sample.txt", FlightOutput::kName}) {
+    ::unlink(path(name).c_str());  // of an earlier run
+  }
   write_file("config.toml", config_toml_);
   jsonl_file_.clear();
   if (tensorboard_) tensorboard_->begin();
