@@ -59,6 +59,10 @@ struct Made {
     return entry->state != FlightState::kFinished && entry->started_ns != 0 &&
            entry->started_ns < end_ns() && !failed_alone();
   }
+  bool called_too_late() const { return entry->called_ns >= end_ns(); }
+  bool had_not_come() const {
+    return entry->state == FlightState::kCalled || entry->started_ns >= end_ns();
+  }
   // Before the world did: the failure is this rank's own.
   bool failed_alone() const {
     const std::int64_t failed_ns = file->recording.failed_ns;
@@ -169,9 +173,10 @@ class Judge {
 
   // Who is not in a call that others wait in, by why.
   struct Absent {
-    std::vector<int> never, not_there, failed, unknown;
+    std::vector<int> never, too_late, not_there, failed, unknown;
     bool none() const {
-      return never.empty() && not_there.empty() && failed.empty() && unknown.empty();
+      return never.empty() && too_late.empty() && not_there.empty() && failed.empty() &&
+             unknown.empty();
     }
   };
   Absent absent_from(const Meeting& meeting) const {
@@ -179,8 +184,14 @@ class Judge {
     for (const int rank : std::get<1>(meeting.group)) {
       const auto m = meeting.made.find(rank);
       if (m != meeting.made.end()) {
-        if (m->second.entry->state == FlightState::kCalled) absent.not_there.push_back(rank);
-        if (m->second.failed_alone()) absent.failed.push_back(rank);
+        const Made& made = m->second;
+        if (made.called_too_late()) {
+          absent.too_late.push_back(rank);
+        } else if (made.had_not_come()) {
+          absent.not_there.push_back(rank);
+        } else if (made.failed_alone()) {
+          absent.failed.push_back(rank);
+        }
         continue;
       }
       const auto kept = ranks_.find(rank);
@@ -204,7 +215,7 @@ class Judge {
       // Of ranks that wait for each other in a chain, the one that waits for nobody is the cause.
       const auto waits = [&](int rank) { return waits_in_.contains(rank); };
       const bool is_effect = absent.unknown.empty() && absent.failed.empty() &&
-                             std::ranges::all_of(absent.never, waits) &&
+                             absent.too_late.empty() && std::ranges::all_of(absent.never, waits) &&
                              std::ranges::all_of(absent.not_there, waits);
       (is_effect ? effects : causes).emplace_back(&meeting, std::move(absent));
     }
@@ -233,6 +244,11 @@ class Judge {
     if (!absent.never.empty()) {
       lines.push_back(
           fmt::format("{} never called {}, which {}", ranks_text(absent.never), what, since));
+    }
+    for (const int rank : absent.too_late) {
+      const Made& m = meeting.made.at(rank);
+      lines.push_back(fmt::format("rank {} called {} {} after the ranks had failed, and {}", rank,
+                                  what, seconds_text(m.entry->called_ns - m.end_ns()), since));
     }
     if (!absent.not_there.empty()) {
       lines.push_back(fmt::format("{} called {}, but had other work before it, and {}",

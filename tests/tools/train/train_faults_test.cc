@@ -49,6 +49,19 @@ class TrainFaults : public testing::TinyTraining {
     return std::filesystem::exists(folder_ / "model/config.json") &&
            std::filesystem::exists(folder_ / "model/model.safetensors");
   }
+  /// The temporary files that are left, and a flight.json that is not whole.
+  std::string half_written() const {
+    std::string left;
+    for (const char* folder : {"run", "model"}) {
+      if (!std::filesystem::exists(folder_ / folder)) continue;
+      for (const auto& entry : std::filesystem::directory_iterator(folder_ / folder)) {
+        const std::string name = entry.path().filename().string();
+        if (name.find(".tmp-") != std::string::npos) left += name + " ";
+      }
+    }
+    const std::string flight = folder_.read("run/flight.json");
+    return flight.empty() || json::accept(flight) ? left : left + "flight.json";
+  }
   json last_line() const {
     std::istringstream file(folder_.read("run/log.jsonl"));
     std::string last;
@@ -270,12 +283,40 @@ TEST_F(TrainFaults, AResultThatIsNotFiniteIsAnError) {
   EXPECT_FALSE(has_model());
 }
 
+// Flight recorder
+// ------------------------------------------------------------------------------------------------
+
+TEST_F(TrainFaults, ARunThatFailsLeavesWhatItsRanksCalledAndSaysWhere) {
+  const std::string path = folder_ / "run/flight.json";
+  const Outcome failed = shell(command({{"train.lr", "1e30"}, {"train.warmup", "0"}}));
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_TRUE(has(failed.err, {"error: [train]", "\n  what each rank called last: " + path,
+                               "//tools:doctor --flight " + path}));
+  const json flight = json::parse(folder_.read("run/flight.json"));
+  EXPECT_EQ(flight.at("ranks").size(), 2);
+  EXPECT_GT(flight.at("ranks")[1].at("entries").size(), 10);
+  EXPECT_TRUE(failed.err.starts_with("error: " + flight.at("error").get<std::string>()));
+  // The next run, which does not fail, leaves none.
+  EXPECT_EQ(shell(command()).exit_code, 0);
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST_F(TrainFaults, ARecordingThatCannotBeWrittenHidesNoError) {
+  std::filesystem::create_directories(folder_ / "run/flight.json");
+  const Outcome failed = shell(command({{"train.lr", "1e30"}, {"train.warmup", "0"}}));
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_TRUE(has(failed.err, {"error: [train]",
+                               "\n  what each rank called last could not be "
+                               "written: ",
+                               "flight.json"}));
+}
+
 // Memory
 // ------------------------------------------------------------------------------------------------
 
 TEST_F(TrainFaults, MemoryThatRunsOutIsAnErrorAndNoCrash) {
   const std::string shim = std::filesystem::absolute("tests/testing/failing_new_preloaded.so");
-  int num_failed = 0, num_passed = 0, num_while_loading = 0;
+  int num_failed = 0, num_passed = 0, num_while_loading = 0, num_with_plan = 0;
   // Every so many allocations, at a distance that has no rhythm with a step's.
   for (const std::string all : {"", "+"}) {
     num_passed = 0;
@@ -296,11 +337,15 @@ TEST_F(TrainFaults, MemoryThatRunsOutIsAnErrorAndNoCrash) {
       const bool is_loading = outcome.err.find("[terminate]") != std::string::npos;
       num_while_loading += is_loading ? 1 : 0;
       EXPECT_TRUE(!is_loading || !std::filesystem::exists(folder_ / "run")) << n << all;
+      num_with_plan +=
+          has(outcome.err, {"\n    memory of a step, per rank:", "  activation "}) ? 1 : 0;
+      EXPECT_EQ(half_written(), "") << n << all;
       EXPECT_EQ(outcome.err.find(" ms, got"), std::string::npos) << n << all << outcome.err;
     }
   }
   EXPECT_GT(num_failed, 100);
   EXPECT_LE(num_while_loading, 5);
+  EXPECT_GT(num_with_plan, 20);  // most fail before there is a plan, or find no memory for it
 }
 
 TEST_F(TrainFaults, ALimitOfAddressSpaceIsAnErrorAndNoCrash) {
