@@ -1,5 +1,6 @@
 #include "comm/host_gather.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/copy.h"
@@ -58,6 +59,26 @@ void HostGather::await(const Stream* compute) const {
   }
   // A collective that was aborted on a GPU ends without an error.
   if (all_.device().is_cuda()) group_->check();
+}
+
+std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view mine,
+                                      const engine::Memory& memory, const Stream& stream,
+                                      std::string_view label) {
+  const std::int64_t size[] = {std::ssize(mine)};
+  const std::vector<std::int64_t> sizes =
+      gather_to_host<std::int64_t>(group, size, memory, stream, label);
+  const auto longest = static_cast<std::size_t>(*std::ranges::max_element(sizes));
+  std::vector<std::string> texts(sizes.size());
+  if (longest == 0) return texts;
+  std::vector<std::uint8_t> padded(longest);
+  std::ranges::copy(mine, padded.begin());
+  const std::vector<std::uint8_t> all =
+      gather_to_host<std::uint8_t>(group, padded, memory, stream, label);
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * longest);
+    texts[rank].assign(begin, begin + sizes[rank]);
+  }
+  return texts;
 }
 
 }  // namespace tessera::comm

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -64,5 +65,10 @@ std::vector<T> gather_to_host(ProcessGroup& group, std::span<const T> values,
   const Tensor in = Tensor::from<T>(memory, {n}, values, label, engine::Category::kCommunication);
   return HostGather(group, in, stream, engine::Memory::pinned(stream), label).template wait<T>();
 }
+
+/// The same of a text, of any length on any rank.
+std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view mine,
+                                      const engine::Memory& memory, const Stream& stream,
+                                      std::string_view label);
 
 }  // namespace tessera::comm

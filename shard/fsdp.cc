@@ -464,9 +464,20 @@ void Fsdp::take_gradients(std::string_view update) {
   require(phase_ == Phase::kFinished,
           "[optimizer] expected begin_step(), backward and finish_step() before each step()");
   check_not_held("an update");
+  wait_for_readers();
   group_.declare(update);
   schedule_.close_visits(compute_);
   phase_ = Phase::kIdle;
+}
+
+void Fsdp::wait_for_readers() {
+  const engine::Event read = std::exchange(values_read_, {});
+  // Threads of the host update what is offloaded, and do not wait for compute.
+  if (context_.offload != nullptr) {
+    read.wait();
+  } else {
+    compute_.wait(read);
+  }
 }
 
 // [Note: early updates]
@@ -490,6 +501,7 @@ void Fsdp::take_gradients_early(std::string_view update, EarlyUpdate early) {
       context_.options.unused_parameters == UnusedParameters::kZero,
       "[optimizer] expected unused parameters to have the gradient zero in a step_in_backward(), "
       "got UnusedParameters::kSkip: what is unused is known behind it");
+  wait_for_readers();
   group_.declare(update);
   early_ = Early{.update = std::move(early)};
   schedule_.on_final([this](Unit& unit) { update_early(unit); });

@@ -20,6 +20,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/process_group.h"
@@ -192,6 +193,11 @@ class Fsdp {
   /// For who reads or writes whole values: throws InvalidArgument inside a step, and while a region
   /// is open, naming its unit. `caller` is for the message.
   void check_at_rest(std::string_view caller);
+  /// Between steps, for who reads masters and states beside the next step, as a checkpoint does:
+  /// nothing updates or loads them before `read`.
+  void keep_values_until(engine::Event read) { values_read_ = std::move(read); }
+  /// For who writes masters and states: blocks until nobody reads or writes them.
+  void settle_values();
   /// While the result lives, steps and updates are refused, as what `holder` writes would be lost.
   [[nodiscard]] std::shared_ptr<const void> hold_values(std::string_view holder);
 
@@ -220,6 +226,7 @@ class Fsdp {
   void create_checks();
   void recut(Unit& unit);
   void check_not_held(std::string_view caller) const;
+  void wait_for_readers();
   void broadcast_buffers(int root);
   void end_micro_step();
   void begin_micro_step(const MicroStep& options);
@@ -267,6 +274,7 @@ class Fsdp {
   std::optional<engine::Stream> update_;  // of early updates
   std::vector<FlatUser*> users_;
   std::string holder_;  // of hold_values()
+  engine::Event values_read_;
   int num_exceptions_;
 };
 

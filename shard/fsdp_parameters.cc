@@ -113,12 +113,17 @@ void check_numel(const Parameter& p, std::span<const float> values) {
 
 }  // namespace
 
+void Fsdp::settle_values() {
+  context_.gather.synchronize();
+  compute_.synchronize();
+  if (context_.offload != nullptr) context_.offload->synchronize();
+  values_read_.wait();
+}
+
 void Fsdp::load(const Location& at, const SplitTensor& owned, std::span<const float> values) {
   const auto& [flat, index] = at;
   check_numel(*flat.parameters[index], values);
-  context_.gather.synchronize();  // nobody still reads what is overwritten
-  compute_.synchronize();
-  if (context_.offload != nullptr) context_.offload->synchronize();
+  settle_values();
   for (const Segment& s : flat.segments) {
     if (s.parameter != index) continue;
     copy_from_floats(owned.slice(s.shard_begin, s.numel),

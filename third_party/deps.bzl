@@ -62,6 +62,10 @@ _LIBRARIES = {
         package = "libtomlplusplus-dev",
         links = {_INCLUDE + "toml++": "include/toml++"},
     ),
+    "xxhash": dict(
+        package = "libxxhash-dev",
+        links = {_INCLUDE + "xxhash.h": "include/xxhash.h"},
+    ),
     "zlib": dict(
         package = "zlib1g-dev",
         links = {

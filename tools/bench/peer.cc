@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
-#include "tools/io/json.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
 
 namespace tessera::tools {
 
@@ -27,8 +27,8 @@ std::string run_program(const std::vector<std::string>& arguments) {
   };
   int ends[2];
   check(pipe2(ends, O_CLOEXEC) == 0 ? 0 : errno, "make a pipe for");
-  const FileDescriptor read_end(ends[0]);
-  FileDescriptor write_end(ends[1]);
+  const engine::FileDescriptor read_end(ends[0]);
+  engine::FileDescriptor write_end(ends[1]);
 
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
@@ -85,7 +85,7 @@ Measurement run_peer(const Peer& peer, const TrainingRow& row, std::int64_t num_
 
   const std::string output = run_program(arguments);
   const std::size_t brace = output.rfind("\n{") == std::string::npos ? 0 : output.rfind("\n{") + 1;
-  const nlohmann::json record = parse_json(std::string_view(output).substr(brace), script);
+  const nlohmann::json record = engine::parse_json(std::string_view(output).substr(brace), script);
   const auto number = [&](const char* name) {
     require<IoError>(record.is_object() && record.contains(name) && record[name].is_number(),
                      "[peer] expected a number '{}', got {} ({})", name, output, script);

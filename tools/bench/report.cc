@@ -22,11 +22,11 @@ void print_line(const std::string& line) {
 
 }  // namespace
 
-Cell::Cell(std::string text) : text_(std::move(text)), literal_(json_literal(text_)) {}
+Cell::Cell(std::string text) : text_(std::move(text)), literal_(engine::json_literal(text_)) {}
 
 Cell::Cell(double value, int decimals)
     : text_(std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, decimals)),
-      literal_(json_literal(value)) {}
+      literal_(engine::json_literal(value)) {}
 
 BenchReport::BenchReport(const std::string& jsonl_path) {
   if (!jsonl_path.empty()) jsonl_.emplace(jsonl_path);

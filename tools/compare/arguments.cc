@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "engine/error.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -42,7 +42,7 @@ std::vector<std::string> joined_arguments(std::span<const char* const> arguments
       require(!values.empty(), "[sweep] expected key=value,value, got nothing");
       require(values[0].find('=') != std::string::npos,
               "[sweep] expected key=value,value such as parallel.prefetch=0,1,2, got {}",
-              excerpt(values[0]));
+              engine::excerpt(values[0]));
       if (!sweep.empty()) sweep += ' ';
       sweep += values[0];
     } else if (is_option(argument, "--find-divergence") ||
@@ -51,7 +51,7 @@ std::vector<std::string> joined_arguments(std::span<const char* const> arguments
       require(values.size() == 2,
               "[find-divergence] expected two configurations or two records, such as "
               "parallel.strategy=ddp parallel.strategy=zero3, got {}",
-              values.empty() ? "none" : "only " + excerpt(values[0]));
+              values.empty() ? "none" : "only " + engine::excerpt(values[0]));
       result.push_back(
           fmt::format("--find_divergence={}{}{}", values[0], kPairSeparator, values[1]));
     } else {

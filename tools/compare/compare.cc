@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/io/text.h"
 #include "tools/compare/comparison.h"
 #include "tools/compare/comparison_folder.h"
 #include "tools/compare/find_divergence.h"
@@ -19,7 +20,6 @@
 #include "tools/compare/request.h"
 #include "tools/compare/trace_slices.h"
 #include "tools/compare/training_process.h"
-#include "tools/io/text.h"
 #include "tools/train/main.h"
 #include "tools/train/stop.h"
 
@@ -43,9 +43,9 @@ class Trainings {
     for (std::int64_t round = 1; round <= request_.compare.rounds; ++round) {
       for (std::size_t i = 0; i < trained_.size(); ++i) {
         ++number;
-        const std::string what =
-            fmt::format("[{}/{}] {}{}", number, total, escaped(request_.configurations[i].name),
-                        request_.compare.rounds > 1 ? fmt::format(", round {}", round) : "");
+        const std::string what = fmt::format(
+            "[{}/{}] {}{}", number, total, engine::escaped(request_.configurations[i].name),
+            request_.compare.rounds > 1 ? fmt::format(", round {}", round) : "");
         visit(i, round, what);
       }
     }
@@ -69,7 +69,7 @@ class Trainings {
       failure = e.what();
     }
     if (failure.empty()) return;
-    say(fmt::format("{}: failed, {}", what, escaped(failure)));
+    say(fmt::format("{}: failed, {}", what, engine::escaped(failure)));
     if (trained.failure.empty()) trained.failure = std::move(failure);
   }
 
@@ -116,7 +116,7 @@ nlohmann::ordered_json traces(const Comparison& comparison,
   try {
     return traces_to_show(comparison, folders);
   } catch (const engine::IoError& e) {
-    fmt::print(stderr, "warning: {}; the page shows no streams\n", escaped(e.what()));
+    fmt::print(stderr, "warning: {}; the page shows no streams\n", engine::escaped(e.what()));
     return nlohmann::ordered_json::array();
   }
 }
@@ -154,14 +154,14 @@ void compare(int argc, char** argv) {
   const ComparisonFolder folder(request);
   say(fmt::format("{} configurations, {} steps each; the baseline is {}",
                   request.configurations.size(), request.configurations.front().config.train.steps,
-                  escaped(request.configurations.front().name)));
+                  engine::escaped(request.configurations.front().name)));
   const StopSignals signals;
   const Comparison comparison = summarise(request, Trainings(request, folder).run());
   write_results(comparison, folder);
   say("\n" + table_text(comparison));
-  say(escaped(comparison.verdict.sentence));
-  say(fmt::format("figures {}\nreport {}", escaped(folder.json_path()),
-                  escaped(folder.report_path())));
+  say(engine::escaped(comparison.verdict.sentence));
+  say(fmt::format("figures {}\nreport {}", engine::escaped(folder.json_path()),
+                  engine::escaped(folder.report_path())));
   engine::require(comparison.verdict.agrees,
                   "[parity] expected every configuration to give the numbers that it should, "
                   "got one that does not; see above");

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/io/text.h"
 #include "tools/compare/pareto.h"
-#include "tools/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -47,7 +47,7 @@ std::string names_of(const std::vector<const Row*>& rows) {
     }
     names.push_back(row->configuration->name);
   }
-  return join(names, "; ");
+  return engine::join(names, "; ");
 }
 
 std::vector<const Row*> rows_where(const std::vector<Row>& rows, auto holds) {

@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
 #include "tools/compare/training_process.h"
-#include "tools/io/json.h"
 #include "tools/io/jsonl.h"
 #include "tools/io/sha256.h"
-#include "tools/io/text.h"
 #include "tools/train/flags.h"
 
 namespace tessera::tools {
@@ -40,7 +40,7 @@ void make_folder(const std::string& path) {
 }
 
 std::string sha256_of(const std::string& path) {
-  const InputFile file(path);
+  const engine::InputFile file(path);
   Sha256 sha;
   std::vector<std::byte> bytes(1 << 20);
   for (std::int64_t at = 0; at < file.nbytes();) {
@@ -54,14 +54,14 @@ std::string sha256_of(const std::string& path) {
 }
 
 std::vector<std::string> folders_in(const std::string& folder) {
-  std::vector<std::string> names = names_in_folder(folder);
+  std::vector<std::string> names = engine::names_in_folder(folder);
   std::erase_if(names, [](const std::string& name) { return name == "." || name == ".."; });
   std::ranges::sort(names);
   return names;
 }
 
 // Throws before anything is trained.
-void check_can_write(const std::string& path) { const AtomicFile never_committed(path); }
+void check_can_write(const std::string& path) { const engine::AtomicFile never_committed(path); }
 
 std::string done_path(const std::string& round) { return round + "/done.json"; }
 
@@ -72,19 +72,19 @@ bool exists(const std::string& path) {
 
 }  // namespace
 
-FileDescriptor lock_folder(const std::string& folder) {
+engine::FileDescriptor lock_folder(const std::string& folder) {
   const std::string path = folder + "/.lock";
-  FileDescriptor file(
+  engine::FileDescriptor file(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   const int error = file.is_open() ? 0 : errno;
   require<IoError>(error == 0, "[out] expected a folder that can be written to, got {} ({})",
                    std::generic_category().message(error), folder);
-  lock_for_run(file, folder);
+  engine::lock_for_run(file, folder);
   return file;
 }
 
 void write_file(const std::string& path, const std::string& text) {
-  AtomicFile file(path);
+  engine::AtomicFile file(path);
   file.write(std::as_bytes(std::span(text)));
   file.commit();
 }
@@ -121,15 +121,16 @@ void ComparisonFolder::check_same(const Request& request) const {
     expected.insert(folder_name_of(c.name));
     const std::string path = configuration_path(c);
     if (!exists(path)) continue;
-    const std::string there = read_text_file(path, kMaxTomlNbytes);
+    const std::string there = engine::read_text_file(path, kMaxTomlNbytes);
     require(there == c.toml,
             "[resume] expected the options of the comparison that is there, got others, as a "
             "comparison of both would be none; see {} (configuration {})",
-            path, escaped(c.name));
+            path, engine::escaped(c.name));
     for (std::int64_t round = 1; exists(round_path(c, round)); ++round) {
       const std::string done = done_path(round_path(c, round));
       if (!exists(done)) continue;
-      const nlohmann::json record = parse_json(read_text_file(done, kMaxTomlNbytes), done);
+      const nlohmann::json record =
+          engine::parse_json(engine::read_text_file(done, kMaxTomlNbytes), done);
       const bool is_same = record.is_object() && record.contains("trainer_sha256") &&
                            record["trainer_sha256"] == trainer_sha256_;
       require(is_same,
@@ -143,7 +144,7 @@ void ComparisonFolder::check_same(const Request& request) const {
     require(expected.contains(name),
             "[resume] expected configurations that are compared, got {} as well, which is not "
             "asked for ({})",
-            escaped(name), path_ + "/runs");
+            engine::escaped(name), path_ + "/runs");
   }
 }
 

@@ -14,9 +14,9 @@
 #include <optional>
 #include <string>
 
+#include "engine/io/file.h"
 #include "tools/compare/request.h"
 #include "tools/compare/run_record.h"
-#include "tools/io/file.h"
 
 namespace tessera::tools {
 
@@ -48,12 +48,12 @@ class ComparisonFolder {
   void write_configurations(const Request& request) const;
 
   std::string path_, report_path_, trainer_, trainer_sha256_;
-  FileDescriptor lock_;
+  engine::FileDescriptor lock_;
 };
 
 /// For a folder that one program alone may write to at a time, as long as the descriptor is open.
 /// Throws IoError naming it when another does, or nobody can.
-FileDescriptor lock_folder(const std::string& folder);
+engine::FileDescriptor lock_folder(const std::string& folder);
 
 /// Writes `text` to `path`, whole or not at all. Throws IoError.
 void write_file(const std::string& path, const std::string& text);

@@ -2,8 +2,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "engine/io/text.h"
 #include "tools/compare/comparison.h"
-#include "tools/io/text.h"
 
 namespace tessera::tools {
 namespace {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <functional>
 
+#include "engine/io/text.h"
 #include "tools/compare/comparison.h"
-#include "tools/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -54,7 +54,7 @@ std::string parity_text(const Row& row, const Row& baseline) {
 std::vector<Column> columns(const Comparison& comparison) {
   const Row& baseline = comparison.rows.front();
   return {
-      {"configuration", [](const Row& r) { return escaped(r.configuration->name); }, false},
+      {"configuration", [](const Row& r) { return engine::escaped(r.configuration->name); }, false},
       {"parity", [&](const Row& r) { return parity_text(r, baseline); }, false},
       {"loss",
        [](const Row& r) { return r.last_loss ? fmt::format("{:.4f}", *r.last_loss) : "-"; }},
@@ -110,7 +110,7 @@ std::string table_text(const Comparison& comparison) {
   for (const Row& row : comparison.rows) {
     add_line([&](const Column& column) { return column.text(row); });
   }
-  if (!untold.empty()) text += fmt::format("not measured: {}\n", join(untold, ", "));
+  if (!untold.empty()) text += fmt::format("not measured: {}\n", engine::join(untold, ", "));
   return text;
 }
 

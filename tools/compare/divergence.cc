@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "engine/error.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -38,14 +38,14 @@ struct Whole {
   // Of what begins at the same element, that of the lowest rank comes first.
   void add(const ProbePart& p, const std::string& path) {
     if (part == nullptr || p.rank < part->rank) part = &p;
-    require<IoError>(p.shape == part->shape,
-                     "[divergence] expected one shape of {}, got {} and {} ({})",
-                     excerpt(p.key.tensor), shape_text(part->shape), shape_text(p.shape), path);
+    require<IoError>(
+        p.shape == part->shape, "[divergence] expected one shape of {}, got {} and {} ({})",
+        engine::excerpt(p.key.tensor), shape_text(part->shape), shape_text(p.shape), path);
     const auto [it, is_new] = parts.emplace(p.begin, &p);
     if (is_new) return;
     require<IoError>(it->second->checksum.numel == p.checksum.numel,
                      "[divergence] expected ranks that hold equal parts of {}, got others ({})",
-                     excerpt(p.key.tensor), path);
+                     engine::excerpt(p.key.tensor), path);
     const bool differs = it->second->checksum.hash != p.checksum.hash;
     if (differs && other == nullptr) other = &p;
   }
@@ -117,8 +117,8 @@ class Reasons {
 
 std::string text_of(const std::vector<NotCompared>& all) {
   std::vector<std::string> reasons;
-  for (const NotCompared& item : all) reasons.push_back(excerpt(item.reason));
-  return reasons.empty() ? "neither has any" : join(reasons, "; ");
+  for (const NotCompared& item : all) reasons.push_back(engine::excerpt(item.reason));
+  return reasons.empty() ? "neither has any" : engine::join(reasons, "; ");
 }
 
 // Why the two runs cannot have the same there; empty if they can.
@@ -158,7 +158,7 @@ void check_same_parameters(const Wholes& a, const Wholes& b) {
     for (const auto& [name, shape] : *shapes) {
       require(text(in_a, name) == text(in_b, name),
               "[divergence] expected runs of one model, got {} of shape {} in A and {} in B",
-              excerpt(name), text(in_a, name), text(in_b, name));
+              engine::excerpt(name), text(in_a, name), text(in_b, name));
     }
   }
 }
@@ -191,7 +191,7 @@ void check_same_training(const std::map<std::string, std::string>& a,
       require(
           !counts || value_of(a, key) == value_of(b, key),
           "[divergence] expected runs of one model, data and seed, got {} in A and {} in B ({})",
-          excerpt(value_of(a, key)), excerpt(value_of(b, key)), key);
+          engine::excerpt(value_of(a, key)), engine::excerpt(value_of(b, key)), key);
     }
   }
 }
@@ -286,13 +286,13 @@ std::vector<float> values_of(const ProbeRun& run, const ProbeKey& key, int rank)
   std::vector<float> values;
   for (const auto& [begin, part] : parts) {
     require<IoError>(begin == std::ssize(values) && !part->values.empty(),
-                     "[divergence] expected all values of {}, got some ({})", excerpt(key.tensor),
-                     run.path);
+                     "[divergence] expected all values of {}, got some ({})",
+                     engine::excerpt(key.tensor), run.path);
     values.insert(values.end(), part->values.begin(), part->values.end());
   }
   require<IoError>(!parts.empty() && std::ssize(values) == numel_of(parts.begin()->second->shape),
-                   "[divergence] expected all values of {}, got {} ({})", excerpt(key.tensor),
-                   values.size(), run.path);
+                   "[divergence] expected all values of {}, got {} ({})",
+                   engine::excerpt(key.tensor), values.size(), run.path);
   return values;
 }
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -20,14 +20,15 @@ std::int64_t micro_step_of(std::int64_t micro_batch, const ProbeHeader& header) 
 }
 
 std::string plural(std::int64_t n, const char* one) {
-  return fmt::format("{} {}{}", with_commas(n), one, n == 1 ? "" : "s");
+  return fmt::format("{} {}{}", engine::with_commas(n), one, n == 1 ? "" : "s");
 }
 
 std::string run_text(const char* letter, const DivergenceRun& run) {
   std::string text =
-      fmt::format("{}: {} ({} x {})", letter, escaped(run.name), plural(run.header.ranks, "rank"),
-                  plural(run.header.accum, "micro-step"));
-  if (!run.failure.empty()) text += fmt::format("; it ended early: {}", escaped(run.failure));
+      fmt::format("{}: {} ({} x {})", letter, engine::escaped(run.name),
+                  plural(run.header.ranks, "rank"), plural(run.header.accum, "micro-step"));
+  if (!run.failure.empty())
+    text += fmt::format("; it ended early: {}", engine::escaped(run.failure));
   return text;
 }
 
@@ -55,8 +56,8 @@ std::string index_text(std::int64_t index, const std::vector<std::int64_t>& shap
 
 std::string side_text(const char* letter, const DivergentSide& side) {
   std::string text = fmt::format("  {}: {}, unit {}, largest {:.9g}, sum {:.9g}, checksum {:016x}",
-                                 letter, side.dtype, escaped(side.unit), side.checksum.max_abs,
-                                 side.checksum.sum, side.checksum.hash);
+                                 letter, side.dtype, engine::escaped(side.unit),
+                                 side.checksum.max_abs, side.checksum.sum, side.checksum.hash);
   if (side.rank >= 0) {
     text += fmt::format("; rank {} has other bits than rank {} in the part from element {} on",
                         side.other_rank, side.rank, side.begin);
@@ -71,8 +72,8 @@ std::string values_text(const ValueDifference& d, const Divergence& first) {
   const bool is_nan = std::isnan(d.max_abs);
   return fmt::format(
       "  {} of {} differ{}, the first at {}: A {:.9g}, B {:.9g}; largest difference {}{}",
-      with_commas(d.num_differing), plural(numel, "element"), d.num_differing == 1 ? "s" : "",
-      index_text(d.first_index, first.shape), d.a, d.b,
+      engine::with_commas(d.num_differing), plural(numel, "element"),
+      d.num_differing == 1 ? "s" : "", index_text(d.first_index, first.shape), d.a, d.b,
       is_nan ? std::string("not a number") : fmt::format("{:.9g}", d.max_abs),
       is_nan && d.max_ulps == 0 ? "" : fmt::format(", at most {}", plural(d.max_ulps, "ULP")));
 }
@@ -143,24 +144,25 @@ std::vector<std::string> lines_of(const DivergenceResult& r) {
     const std::string visit = first.key.visit > 1 ? fmt::format(", visit {}", first.key.visit) : "";
     lines.push_back(fmt::format("First difference: {}, {}", place_text(first.key, r),
                                 title_of(first.key.phase)));
-    lines.push_back(fmt::format("  unit {}, tensor {}{}, shape ({})", escaped(first.a.unit),
-                                escaped(first.key.tensor), visit, fmt::join(first.shape, ", ")));
+    lines.push_back(fmt::format("  unit {}, tensor {}{}, shape ({})", engine::escaped(first.a.unit),
+                                engine::escaped(first.key.tensor), visit,
+                                fmt::join(first.shape, ", ")));
     if (r.values) lines.push_back(values_text(*r.values, first));
     lines.push_back(side_text("A", first.a));
     lines.push_back(side_text("B", first.b));
-    lines.push_back(
-        fmt::format("{} before it {} equal; of all {} of {}, {} differ.",
-                    plural(report.num_before, "checksum"), report.num_before == 1 ? "is" : "are",
-                    with_commas(report.num_compared), steps, with_commas(report.num_differing)));
+    lines.push_back(fmt::format(
+        "{} before it {} equal; of all {} of {}, {} differ.", plural(report.num_before, "checksum"),
+        report.num_before == 1 ? "is" : "are", engine::with_commas(report.num_compared), steps,
+        engine::with_commas(report.num_differing)));
     if (first.key.step == report.first_step && report.first_step > 1) {
       lines.emplace_back(
           "Its step is the first that was compared: the runs may have parted earlier.");
     }
   }
-  if (!r.remark.empty()) lines.push_back(escaped(r.remark));
+  if (!r.remark.empty()) lines.push_back(engine::escaped(r.remark));
   for (const NotCompared& item : report.not_compared) {
-    lines.push_back(
-        fmt::format("Not compared ({}): {}", with_commas(item.count), escaped(item.reason)));
+    lines.push_back(fmt::format("Not compared ({}): {}", engine::with_commas(item.count),
+                                engine::escaped(item.reason)));
   }
   return lines;
 }

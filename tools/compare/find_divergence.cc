@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/io/file.h"
+#include "engine/io/text.h"
 #include "tools/compare/comparison_folder.h"
 #include "tools/compare/training_process.h"
-#include "tools/io/file.h"
-#include "tools/io/text.h"
 #include "tools/train/flags.h"
 #include "tools/train/stop.h"
 
@@ -160,7 +160,7 @@ DivergenceResult find_divergence(const Request& request) {
   const std::string out = resolve_user_path(request.compare.out) + "/divergence";
   const std::string json_path = out + "/divergence.json";
   make_folder(out);
-  const FileDescriptor lock = lock_folder(out);
+  const engine::FileDescriptor lock = lock_folder(out);
   remove(json_path);  // of an earlier search
   DivergenceResult result =
       request.records.empty() ? of_configurations(request, out) : of_records(request.records);

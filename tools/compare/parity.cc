@@ -7,7 +7,7 @@
 #include <limits>
 #include <set>
 
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -139,7 +139,7 @@ Parity compare_runs(const RunRecord& baseline, std::span<const RunRecord> runs,
     parity.kind = is_within ? ParityKind::kWithin : ParityKind::kDiffers;
     parity.text = fmt::format("{}, {} the tolerance of {:g} ({} changes the arithmetic)",
                               distance_text(parity), is_within ? "within" : "beyond", tolerance,
-                              join(parity.reasons, ", "));
+                              engine::join(parity.reasons, ", "));
   }
   return parity;
 }

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "engine/io/text.h"
 #include "tools/compare/templates.h"
-#include "tools/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -259,7 +259,7 @@ std::pair<std::string, std::string> status_of(const ordered_json& data) {
 
 std::string html_escaped(std::string_view text) {
   std::string result;
-  for (const char c : escaped(text)) {
+  for (const char c : engine::escaped(text)) {
     switch (c) {
       case '&':
         result += "&amp;";
@@ -304,7 +304,7 @@ std::string report_page(const ordered_json& comparison, const ordered_json& trac
         "Memory and bytes are those of rank 0. Press a heading to sort."},
        {"note", untold.empty() ? ""
                                : html_escaped("Not measured in any of these runs: " +
-                                              join(untold, ", ") + ".")},
+                                              engine::join(untold, ", ") + ".")},
        {"table", rows},
        {"data", in_script(data)}});
 }

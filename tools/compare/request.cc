@@ -14,10 +14,10 @@
 #include <span>
 
 #include "engine/error.h"
+#include "engine/io/file.h"
+#include "engine/io/text.h"
 #include "tools/compare/arguments.h"
 #include "tools/compare/divergence.h"
-#include "tools/io/file.h"
-#include "tools/io/text.h"
 #include "tools/train/cpu.h"
 #include "tools/train/ranks.h"
 
@@ -68,8 +68,8 @@ std::string cpu_error(const CpuConfig& cpu) {
     [[maybe_unused]] const auto written = ::write(ends[1], message.data(), message.size());
     std::_Exit(0);
   }
-  FileDescriptor in(ends[0]);
-  FileDescriptor(ends[1]).close();
+  engine::FileDescriptor in(ends[0]);
+  engine::FileDescriptor(ends[1]).close();
   require<engine::DeviceError>(child > 0, "[cpu] expected a process to start, got none");
   std::string message;
   std::array<char, 512> part{};
@@ -182,9 +182,9 @@ Configuration make_named(const std::vector<std::string>& arguments, const Overri
   try {
     return make(arguments, overrides, probe, checks, out);
   } catch (const engine::IoError& e) {
-    fail<engine::IoError>("{} (configuration {})", e.what(), escaped(name));
+    fail<engine::IoError>("{} (configuration {})", e.what(), engine::escaped(name));
   } catch (const engine::Error& e) {
-    fail("{} (configuration {})", e.what(), escaped(name));
+    fail("{} (configuration {})", e.what(), engine::escaped(name));
   }
 }
 
@@ -198,12 +198,12 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
   const std::size_t middle = pair.find(kPairSeparator);
   require(middle != std::string::npos,
           "[find-divergence] expected two configurations, as --find-divergence A B, got {}",
-          excerpt(pair));
+          engine::excerpt(pair));
   const std::array sides = {pair.substr(0, middle), pair.substr(middle + 1)};
   const auto num_records = std::ranges::count_if(sides, is_record_path);
   require(num_records != 1,
           "[find-divergence] expected two configurations or two records, got one of each ({}, {})",
-          excerpt(sides[0]), excerpt(sides[1]));
+          engine::excerpt(sides[0]), engine::excerpt(sides[1]));
   Checks checks;
   for (const std::string& side : sides) {
     if (num_records > 0) {
@@ -284,11 +284,11 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
     request.configurations.push_back(make_named(arguments, overrides, "", checks, out));
     require(folders.insert(folder_name_of(name)).second,
             "[sweep] expected names that differ in letters and digits, got {} again",
-            escaped(name));
+            engine::escaped(name));
     require(request.compare.warmup_steps < request.configurations.back().config.train.steps,
             "[compare] expected warmup_steps below train.steps={}, got {} (configuration {})",
             request.configurations.back().config.train.steps, request.compare.warmup_steps,
-            escaped(name));
+            engine::escaped(name));
   }
   return request;
 }

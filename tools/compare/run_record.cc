@@ -10,8 +10,8 @@
 #include <sstream>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
-#include "tools/io/json.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
 
 namespace tessera::tools {
 namespace {
@@ -157,13 +157,13 @@ RunRecord read_run_record(const std::string& path) {
   RunRecord run;
   std::set<std::string> untold;  // by some step
   bool has_ended = false;
-  std::istringstream lines(read_text_file(path, kMaxLogNbytes));
+  std::istringstream lines(engine::read_text_file(path, kMaxLogNbytes));
   int number = 0;
   for (std::string text; std::getline(lines, text);) {
     const std::string where = fmt::format("{}:{}", path, ++number);
     require<IoError>(!has_ended, "[log] expected nothing behind the last record, got more ({})",
                      where);
-    const json line = parse_json(text, where);
+    const json line = engine::parse_json(text, where);
     const Fields fields(line, where);
     if (const json* end = fields.find("final"); end != nullptr) {
       read_end(*end, where, run);

@@ -7,8 +7,8 @@
 #include <system_error>
 
 #include "engine/error.h"
+#include "engine/io/text.h"
 #include "shard/placement.h"
-#include "tools/io/text.h"
 #include "tools/train/flags.h"
 
 namespace tessera::tools {
@@ -39,9 +39,9 @@ SweepAxis parse_axis(std::string_view key, std::string_view values) {
   std::set<std::string> seen;
   for (const std::string& value : axis.values) {
     require(!value.empty(), "[sweep] expected values between commas, got an empty one ({}={})",
-            excerpt(key), excerpt(values));
+            engine::excerpt(key), engine::excerpt(values));
     require(seen.insert(value).second, "[sweep] expected each value once, got {} twice ({})",
-            excerpt(value), excerpt(key));
+            engine::excerpt(value), engine::excerpt(key));
   }
   return axis;
 }
@@ -54,13 +54,13 @@ std::vector<SweepAxis> parse_sweep(std::string_view text) {
     const std::size_t equals = word.find('=');
     require(equals != std::string::npos && equals > 0,
             "[sweep] expected key=value,value such as parallel.prefetch=0,1,2, got {}",
-            excerpt(word));
+            engine::excerpt(word));
     const std::string key = word.substr(0, equals);
     require(keys.insert(key).second, "[sweep] expected each option once, got {} twice",
-            excerpt(key));
+            engine::excerpt(key));
     require(!is_output(key),
             "[sweep] expected an option of the training, got {}, which names what is written",
-            excerpt(key));
+            engine::excerpt(key));
     axes.push_back(parse_axis(key, word.substr(equals + 1)));
   }
   return axes;
@@ -76,7 +76,7 @@ std::vector<Overrides> combinations(std::span<const SweepAxis> axes) {
         longer.back().emplace_back(axis.key, value);
         require(std::ssize(longer) <= kMaxConfigurations,
                 "[sweep] expected at most {} configurations, got more (at {})", kMaxConfigurations,
-                excerpt(axis.key));
+                engine::excerpt(axis.key));
       }
     }
     all = std::move(longer);
@@ -94,10 +94,10 @@ Overrides parse_overrides(std::string_view text) {
     require(!is_output(key),
             "[find-divergence] expected an option of the training, got {}, which names what is "
             "written",
-            excerpt(key));
+            engine::excerpt(key));
     for (const auto& [other, value] : overrides) {
       require(other != key, "[find-divergence] expected each option once, got {} twice",
-              excerpt(key));
+              engine::excerpt(key));
     }
     overrides.emplace_back(key, is_strategy ? word : word.substr(equals + 1));
   }

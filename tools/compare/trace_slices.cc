@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
-#include "tools/io/json.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
 
 namespace tessera::tools {
 namespace {
@@ -112,7 +112,7 @@ std::vector<std::size_t> chosen(const Comparison& comparison,
 }  // namespace
 
 ordered_json trace_slices(const std::string& path, const std::string& name) {
-  const json trace = parse_json(read_text_file(path, kMaxTraceNbytes), path);
+  const json trace = engine::parse_json(engine::read_text_file(path, kMaxTraceNbytes), path);
   const bool has_events = trace.is_object() && trace.contains("traceEvents");
   std::map<std::int64_t, Process> processes =
       read_processes(has_events ? trace.at("traceEvents") : trace, path);

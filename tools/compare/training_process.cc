@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
+#include "engine/io/file.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -80,14 +80,14 @@ std::string program_path(const std::string& program) {
 
 ProcessEnd run_process(const std::string& program, const std::vector<std::string>& arguments,
                        const std::string& console) {
-  FileDescriptor out(
+  engine::FileDescriptor out(
       ::open(console.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
   require<IoError>(out.is_open(), "[trainer] expected a file to print to, got {} ({})",
                    std::strerror(errno), console);
   int ends[2];
   require<IoError>(::pipe2(ends, O_CLOEXEC) == 0, "[trainer] expected a pipe, got {}",
                    std::strerror(errno));
-  FileDescriptor errors(ends[0]), write_end(ends[1]);
+  engine::FileDescriptor errors(ends[0]), write_end(ends[1]);
   std::vector<std::string> words{program};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;

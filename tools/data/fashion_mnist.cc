@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
+#include "engine/io/file.h"
 
 namespace tessera::tools {
 namespace {
@@ -64,7 +64,7 @@ class IdxFile {
     const std::string plain = folder + "/" + name;
     for (const auto& path : {plain, plain + ".gz"}) {
       std::error_code ignored;
-      if (std::filesystem::exists(path, ignored)) return InputFile(path).path();
+      if (std::filesystem::exists(path, ignored)) return engine::InputFile(path).path();
     }
     fail<IoError>("[idx] expected this file or the same with .gz, got neither ({})", plain);
   }

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "tools/io/file.h"
+#include "engine/io/file.h"
 
 namespace tessera::tools {
 
@@ -37,7 +37,7 @@ class TokenFile {
   template <class Use>
   void with_width(Use use) const;
 
-  InputFile file_;
+  engine::InputFile file_;
   std::string_view format_;
   std::int64_t header_nbytes_ = 0;
   std::int64_t token_nbytes_ = 1;  // 1, 2 or 4

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 
@@ -27,9 +27,9 @@ Verdict verdict_of(const Checks& checks) {
 }
 
 std::string text_of(const Check& check) {
-  std::string text =
-      fmt::format("{:<5} {:<14} {}\n", name_of(check.verdict), check.name, escaped(check.found));
-  if (!check.fix.empty()) text += fmt::format("{:20} fix: {}\n", "", escaped(check.fix));
+  std::string text = fmt::format("{:<5} {:<14} {}\n", name_of(check.verdict), check.name,
+                                 engine::escaped(check.found));
+  if (!check.fix.empty()) text += fmt::format("{:20} fix: {}\n", "", engine::escaped(check.fix));
   return text;
 }
 
@@ -54,7 +54,7 @@ std::string json_of(const Checks& checks) {
   }
   return JsonRecord()
       .add("verdict", name_of(verdict_of(checks)))
-      .add_literal("checks", fmt::format("[{}]", join(records, ",")))
+      .add_literal("checks", fmt::format("[{}]", engine::join(records, ",")))
       .line();
 }
 

@@ -9,9 +9,9 @@
 #include <system_error>
 
 #include "engine/error.h"
+#include "engine/io/file.h"
 #include "tools/data/fashion_mnist.h"
 #include "tools/data/text_data.h"
-#include "tools/io/file.h"
 #include "tools/train/default_data.h"
 #include "tools/train/flags.h"
 #include "tools/train/step_text.h"
@@ -73,7 +73,7 @@ Check check_out(const std::string& path, std::int64_t wanted_nbytes) {
                                      "[out] expected a folder, got something else ({})",
                                      folder.string());
     // Never given its name, so removed.
-    AtomicFile probe((folder / "tessera_doctor_probe").string());
+    engine::AtomicFile probe((folder / "tessera_doctor_probe").string());
     constexpr std::array<std::byte, 4096> kBytes{};
     probe.write(kBytes);
     probe.flush();

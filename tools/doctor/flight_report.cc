@@ -6,9 +6,9 @@
 #include <string_view>
 
 #include "engine/error.h"
-#include "tools/io/json.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
 #include "tools/io/jsonl.h"
-#include "tools/io/text.h"
 #include "tools/train/flags.h"
 
 namespace tessera::tools {
@@ -72,19 +72,20 @@ FlightReport report_flight(const std::string& files, bool json) {
   FlightReport report{.finding = verdict.finding, .text = ""};
   if (json) {
     std::vector<std::string> lines, errors;
-    for (const std::string& line : verdict.lines) lines.push_back(json_literal(line));
-    for (const FlightFile& file : read) errors.push_back(json_literal(file.error));
+    for (const std::string& line : verdict.lines) lines.push_back(engine::json_literal(line));
+    for (const FlightFile& file : read) errors.push_back(engine::json_literal(file.error));
     report.text = JsonRecord()
                       .add("finding", name_of(verdict.finding))
-                      .add_literal("lines", fmt::format("[{}]", join(lines, ",")))
-                      .add_literal("errors", fmt::format("[{}]", join(errors, ",")))
+                      .add_literal("lines", fmt::format("[{}]", engine::join(lines, ",")))
+                      .add_literal("errors", fmt::format("[{}]", engine::join(errors, ",")))
                       .line();
     return report;
   }
-  for (const std::string& line : verdict.lines) report.text += fmt::format("{}\n", escaped(line));
+  for (const std::string& line : verdict.lines)
+    report.text += fmt::format("{}\n", engine::escaped(line));
   for (const FlightFile& file : read) {
-    report.text +=
-        fmt::format("{} ended with: {}\n", escaped(file.path), escaped(first_line(file.error)));
+    report.text += fmt::format("{} ended with: {}\n", engine::escaped(file.path),
+                               engine::escaped(first_line(file.error)));
   }
   return report;
 }

@@ -7,7 +7,7 @@
 #include "comm/nccl.h"
 #include "engine/cuda.h"
 #include "engine/error.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 #include "tools/train/step_text.h"
 
 namespace tessera::tools {
@@ -58,9 +58,9 @@ Check check_gpus(const GpuFacts* facts, bool has_driver) {
         "kernels are compiled for compute capability 8.0 and later",
         gpu.major, gpu.minor);
   }
-  check.found =
-      fmt::format("{}: {}; driver for CUDA {}, runtime {}", facts->gpus.size(), join(all, ", "),
-                  cuda_version(facts->driver_version), cuda_version(facts->runtime_version));
+  check.found = fmt::format("{}: {}; driver for CUDA {}, runtime {}", facts->gpus.size(),
+                            engine::join(all, ", "), cuda_version(facts->driver_version),
+                            cuda_version(facts->runtime_version));
   return check;
 }
 

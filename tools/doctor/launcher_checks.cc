@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -61,7 +61,7 @@ int count_of(std::string_view text) {
 
 Check check_one(const Variable& variable, const std::string& name, const std::string& value) {
   Check check{.name = "variable"};
-  check.found = fmt::format("{}={}: {} ({})", name, excerpt(value, 60),
+  check.found = fmt::format("{}={}: {} ({})", name, engine::excerpt(value, 60),
                             variable.is_heeded ? "heeded" : "not heeded", variable.meaning);
   check.facts.add("variable", name).add("value", value).add("heeded", variable.is_heeded);
   for (const std::string_view counter : kNumProcesses) {

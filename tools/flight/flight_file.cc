@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
-#include "tools/io/json.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
 #include "tools/io/jsonl.h"
-#include "tools/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -49,7 +49,7 @@ template <class T, class F>
 std::string array_of(const std::vector<T>& items, F literal) {
   std::vector<std::string> literals;
   for (const T& item : items) literals.push_back(literal(item));
-  return fmt::format("[{}]", join(literals, ",\n"));
+  return fmt::format("[{}]", engine::join(literals, ",\n"));
 }
 
 // Fields of one JSON object, which `where` names in errors.
@@ -91,7 +91,8 @@ class Fields {
   }
   void check(bool ok, const char* name, const char* expected, const json& got) const {
     require<IoError>(ok, "[flight] expected {} as {}, got {} ({})", expected, name,
-                     excerpt(got.dump(-1, ' ', false, json::error_handler_t::replace)), where_);
+                     engine::excerpt(got.dump(-1, ' ', false, json::error_handler_t::replace)),
+                     where_);
   }
 
  private:
@@ -121,7 +122,8 @@ FlightState state_of(const Fields& fields) {
                                   FlightState::kFinished, FlightState::kFailed}) {
     if (name == name_of(state)) return state;
   }
-  engine::fail<IoError>("[flight] expected a state, got {} ({})", excerpt(name), fields.where());
+  engine::fail<IoError>("[flight] expected a state, got {} ({})", engine::excerpt(name),
+                        fields.where());
 }
 
 FlightEntry entry_of(const Fields& fields, const std::vector<FlightGroup>& groups) {
@@ -171,10 +173,10 @@ RankFlight rank_of(const Fields& fields, const std::vector<FlightGroup>& groups)
 std::string flight_json(const comm::FlightRecording& recording, std::string_view error) {
   const auto group = [](const FlightGroup& g) {
     std::vector<std::string> members;
-    for (const int member : g.members) members.push_back(json_literal(member));
+    for (const int member : g.members) members.push_back(engine::json_literal(member));
     return JsonRecord()
         .add("name", g.name)
-        .add_literal("members", fmt::format("[{}]", join(members, ",")))
+        .add_literal("members", fmt::format("[{}]", engine::join(members, ",")))
         .text();
   };
   const auto rank = [](const RankFlight& r) {
@@ -196,7 +198,7 @@ std::string flight_json(const comm::FlightRecording& recording, std::string_view
 }
 
 FlightFile read_flight(const std::string& path) {
-  const json whole = parse_json(read_text_file(path, kMaxFileNbytes), path);
+  const json whole = engine::parse_json(engine::read_text_file(path, kMaxFileNbytes), path);
   const Fields fields(whole, path);
   require<IoError>(fields.text("format", kMaxName) == kFormat,
                    "[flight] expected the format '{}', got another ({})", kFormat, path);

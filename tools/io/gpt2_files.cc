@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
-#include "tools/io/json.h"
-#include "tools/io/text.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -29,7 +29,7 @@ constexpr std::int64_t kMaxIndexNbytes = 1 << 26;
 class Config {
  public:
   Config(std::string_view text, std::string path)
-      : path_(std::move(path)), json_(parse_json(text, path_)) {
+      : path_(std::move(path)), json_(engine::parse_json(text, path_)) {
     require<IoError>(json_.is_object(), "[gpt2] expected an object, got otherwise ({})", path_);
   }
 
@@ -75,7 +75,7 @@ bool is_mask_buffer(std::string_view name) {
 
 /// The files that an index lists, each of which must be a plain name.
 std::map<std::string, std::set<std::string>> read_index(const std::string& path) {
-  const json index = parse_json(read_text_file(path, kMaxIndexNbytes), path);
+  const json index = engine::parse_json(engine::read_text_file(path, kMaxIndexNbytes), path);
   require<IoError>(
       index.is_object() && index.contains("weight_map") && index.at("weight_map").is_object(),
       "[gpt2] expected an object weight_map, got none ({})", path);
@@ -86,7 +86,7 @@ std::map<std::string, std::set<std::string>> read_index(const std::string& path)
         file.ends_with(".safetensors") && !file.starts_with('.') &&
             file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos,
         "[gpt2] expected a .safetensors file of the same folder, got {} (tensor {}, {})",
-        shown_name(value.dump()), shown_name(tensor), path);
+        engine::shown_name(value.dump()), engine::shown_name(tensor), path);
     files[file].insert(tensor);
   }
   return files;
@@ -130,7 +130,7 @@ Gpt2FileConfig parse_config(std::string_view text, const std::string& path) {
 /// The config that the weights at `path` were saved with, if they say.
 std::optional<Gpt2FileConfig> config_of_weights(const std::string& path) {
   if (is_missing(path)) return std::nullopt;
-  const SafetensorsFile weights(path);
+  const engine::SafetensorsFile weights(path);
   const auto copy = weights.metadata().find(kGpt2ConfigKey);
   if (copy == weights.metadata().end()) return std::nullopt;
   return parse_config(copy->second, path);
@@ -166,7 +166,7 @@ Gpt2FileConfig read_gpt2_config(const std::string& folder) {
                      "weights; renaming {} to config.json restores the older model ({})",
                      path, kGpt2ReplacedConfig, folder);
   }
-  const Gpt2FileConfig config = parse_config(read_text_file(path, kMaxConfigNbytes), path);
+  const Gpt2FileConfig config = parse_config(engine::read_text_file(path, kMaxConfigNbytes), path);
   if (saved) check_same_model(config, *saved, folder);
   return config;
 }
@@ -180,11 +180,11 @@ Gpt2Weights::Gpt2Weights(const std::string& folder) : folder_(folder) {
   }
   for (const auto& [name, tensors] : read_index(index)) {
     add_file(fmt::format("{}/{}", folder, name));
-    const SafetensorsFile& file = files_.back();
+    const engine::SafetensorsFile& file = files_.back();
     for (const std::string& tensor : tensors) {
       require<IoError>(file.find(tensor) != nullptr,
                        "[gpt2] expected what the index lists, got no tensor {} ({})",
-                       shown_name(tensor), file.path());
+                       engine::shown_name(tensor), file.path());
     }
     require<IoError>(file.tensors().size() == tensors.size(),
                      "[gpt2] expected {} tensors as the index lists, got {} ({})", tensors.size(),
@@ -194,45 +194,46 @@ Gpt2Weights::Gpt2Weights(const std::string& folder) : folder_(folder) {
 
 void Gpt2Weights::add_file(std::string path) {
   files_.emplace_back(std::move(path));
-  for (const TensorInfo& info : files_.back().tensors()) {
+  for (const engine::TensorInfo& info : files_.back().tensors()) {
     std::string_view name = info.name;
     if (name.starts_with(kPrefix)) name.remove_prefix(kPrefix.size());
     const auto [place, is_new] = places_.emplace(name, Place{files_.size() - 1, &info});
     require<IoError>(is_new, "[gpt2] expected each tensor once, got {} again ({}, {})",
-                     shown_name(name), files_[place->second.file].path(), files_.back().path());
+                     engine::shown_name(name), files_[place->second.file].path(),
+                     files_.back().path());
   }
 }
 
-void Gpt2Weights::check_complete(std::span<const TensorSpec> expected) const {
+void Gpt2Weights::check_complete(std::span<const engine::TensorSpec> expected) const {
   constexpr std::size_t kMaxListed = 50;
   std::vector<std::string> differences;
   std::set<std::string_view> names;
-  for (const TensorSpec& tensor : expected) {
+  for (const engine::TensorSpec& tensor : expected) {
     names.insert(tensor.name);
     const auto found = places_.find(tensor.name);
     if (found == places_.end()) {
-      differences.push_back(
-          fmt::format("{} {} is missing", shown_name(tensor.name), to_string(tensor.shape)));
+      differences.push_back(fmt::format("{} {} is missing", engine::shown_name(tensor.name),
+                                        engine::to_string(tensor.shape)));
       continue;
     }
-    const TensorInfo& info = *found->second.info;
-    if (info.shape != tensor.shape || !SafetensorsFile::can_read(info)) {
-      differences.push_back(fmt::format("{} is {} of {} and not {} of F32, BF16 or F16 in {}",
-                                        shown_name(tensor.name), to_string(info.shape), info.dtype,
-                                        to_string(tensor.shape),
-                                        files_[found->second.file].path()));
+    const engine::TensorInfo& info = *found->second.info;
+    if (info.shape != tensor.shape || !engine::SafetensorsFile::can_read(info)) {
+      differences.push_back(
+          fmt::format("{} is {} of {} and not {} of F32, BF16 or F16 in {}",
+                      engine::shown_name(tensor.name), engine::to_string(info.shape), info.dtype,
+                      engine::to_string(tensor.shape), files_[found->second.file].path()));
     }
   }
   for (const auto& [name, place] : places_) {
     if (names.contains(name) || is_mask_buffer(name) || name == "lm_head.weight") continue;
     differences.push_back(
-        fmt::format("{} is unexpected in {}", shown_name(name), files_[place.file].path()));
+        fmt::format("{} is unexpected in {}", engine::shown_name(name), files_[place.file].path()));
   }
   if (!differences.empty()) {
     const std::size_t num_listed = std::min(kMaxListed, differences.size());
     fail<IoError>("[gpt2] expected the {} tensors of the model, got {} differences ({}):\n  {}{}",
                   expected.size(), differences.size(), folder_,
-                  join(std::span(differences).first(num_listed), "\n  "),
+                  engine::join(std::span(differences).first(num_listed), "\n  "),
                   num_listed < differences.size() ? "\n  ..." : "");
   }
   check_head();
@@ -241,14 +242,15 @@ void Gpt2Weights::check_complete(std::span<const TensorSpec> expected) const {
 void Gpt2Weights::check_head() const {
   const auto head = places_.find("lm_head.weight"), embedding = places_.find("wte.weight");
   if (head == places_.end() || embedding == places_.end()) return;
-  const TensorInfo& a = *head->second.info;
-  const TensorInfo& b = *embedding->second.info;
-  const SafetensorsFile& a_file = files_[head->second.file];
-  const SafetensorsFile& b_file = files_[embedding->second.file];
+  const engine::TensorInfo& a = *head->second.info;
+  const engine::TensorInfo& b = *embedding->second.info;
+  const engine::SafetensorsFile& a_file = files_[head->second.file];
+  const engine::SafetensorsFile& b_file = files_[embedding->second.file];
   bool equal = a.shape == b.shape && a.dtype == b.dtype;
   std::vector<float> left(1 << 16), right(left.size());
-  for (std::int64_t at = 0; equal && at < numel(b.shape); at += std::ssize(left)) {
-    const auto n = static_cast<std::size_t>(std::min(std::ssize(left), numel(b.shape) - at));
+  for (std::int64_t at = 0; equal && at < engine::numel(b.shape); at += std::ssize(left)) {
+    const auto n =
+        static_cast<std::size_t>(std::min(std::ssize(left), engine::numel(b.shape) - at));
     a_file.read(a, at, std::span(left).first(n));
     b_file.read(b, at, std::span(right).first(n));
     equal = std::memcmp(left.data(), right.data(), n * sizeof(float)) == 0;
@@ -256,22 +258,23 @@ void Gpt2Weights::check_head() const {
   require<IoError>(equal,
                    "[gpt2] expected an output matrix that is the embedding wte.weight, got another "
                    "(tensor {}, {})",
-                   shown_name(a.name), a_file.path());
+                   engine::shown_name(a.name), a_file.path());
 }
 
-void Gpt2Weights::read(const TensorSpec& tensor, std::int64_t first, std::span<float> out) const {
+void Gpt2Weights::read(const engine::TensorSpec& tensor, std::int64_t first,
+                       std::span<float> out) const {
   const auto found = places_.find(tensor.name);
   require<IoError>(found != places_.end(), "[gpt2] expected tensor {}, got none ({})",
-                   shown_name(tensor.name), folder_);
+                   engine::shown_name(tensor.name), folder_);
   const auto& [file, info] = found->second;
   require<IoError>(info->shape == tensor.shape, "[gpt2] expected {}, got {} (tensor {}, {})",
-                   to_string(tensor.shape), to_string(info->shape), shown_name(tensor.name),
-                   files_[file].path());
+                   engine::to_string(tensor.shape), engine::to_string(info->shape),
+                   engine::shown_name(tensor.name), files_[file].path());
   files_[file].read(*info, first, out);
 }
 
-std::span<const float> Gpt2Weights::lookup(const TensorSpec& tensor) {
-  buffer_.resize(static_cast<std::size_t>(numel(tensor.shape)));
+std::span<const float> Gpt2Weights::lookup(const engine::TensorSpec& tensor) {
+  buffer_.resize(static_cast<std::size_t>(engine::numel(tensor.shape)));
   read(tensor, 0, buffer_);
   return buffer_;
 }

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/io/safetensors.h"
+#include "engine/io/safetensors.h"
 
 namespace tessera::tools {
 
@@ -52,24 +52,24 @@ class Gpt2Weights {
   /// Throws one IoError that lists every difference with its file and tensor: missing, unexpected,
   /// or of another shape or dtype. A separate output matrix (lm_head.weight) must equal the
   /// embedding. Attention mask buffers, which old versions saved, are ignored.
-  void check_complete(std::span<const TensorSpec> expected) const;
+  void check_complete(std::span<const engine::TensorSpec> expected) const;
 
   /// Elements [first, first + out.size()) of a tensor, as f32. Throws IoError when the file has no
   /// tensor of that name and shape.
-  void read(const TensorSpec& tensor, std::int64_t first, std::span<float> out) const;
+  void read(const engine::TensorSpec& tensor, std::int64_t first, std::span<float> out) const;
   /// A whole tensor; valid until the next call.
-  std::span<const float> lookup(const TensorSpec& tensor);
+  std::span<const float> lookup(const engine::TensorSpec& tensor);
 
  private:
   struct Place {
     std::size_t file;
-    const TensorInfo* info;
+    const engine::TensorInfo* info;
   };
   void add_file(std::string path);
   void check_head() const;
 
   std::string folder_;
-  std::vector<SafetensorsFile> files_;
+  std::vector<engine::SafetensorsFile> files_;
   std::map<std::string, Place, std::less<>> places_;  // by our names
   std::vector<float> buffer_;                         // of lookup()
 };
@@ -97,7 +97,8 @@ class Gpt2Writer {
  public:
   /// Creates `folder` if need be. `tensors`: all of the model, in the order of writing. Throws as
   /// SafetensorsWriter does.
-  Gpt2Writer(std::string folder, const Gpt2FileConfig& config, std::span<const TensorSpec> tensors);
+  Gpt2Writer(std::string folder, const Gpt2FileConfig& config,
+             std::span<const engine::TensorSpec> tensors);
 
   void write(std::string_view name, std::span<const float> data);
   /// Throws IoError; the older model then remains, or, when it is only the folder that could not be
@@ -107,8 +108,8 @@ class Gpt2Writer {
  private:
   std::string folder_;
   std::string config_text_;
-  SafetensorsWriter weights_;
-  AtomicFile config_;
+  engine::SafetensorsWriter weights_;
+  engine::AtomicFile config_;
 };
 
 }  // namespace tessera::tools

@@ -13,10 +13,10 @@
 #include <utility>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
 #include "tools/io/gpt2_files.h"
-#include "tools/io/json.h"
-#include "tools/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -26,9 +26,9 @@ using engine::require;
 
 constexpr const char* kPrefix = "transformer.";
 
-std::vector<TensorSpec> with_prefix(std::span<const TensorSpec> tensors) {
-  std::vector<TensorSpec> prefixed(tensors.begin(), tensors.end());
-  for (TensorSpec& tensor : prefixed) tensor.name.insert(0, kPrefix);
+std::vector<engine::TensorSpec> with_prefix(std::span<const engine::TensorSpec> tensors) {
+  std::vector<engine::TensorSpec> prefixed(tensors.begin(), tensors.end());
+  for (engine::TensorSpec& tensor : prefixed) tensor.name.insert(0, kPrefix);
   return prefixed;
 }
 
@@ -42,7 +42,7 @@ const std::string& created(const std::string& folder) {
   std::filesystem::create_directories(folder, error);
   require<IoError>(!error, "[gpt2] expected to create a folder, got {} ({})", error.message(),
                    folder);
-  for (const std::string& path : made) flush_folder_of(path);
+  for (const std::string& path : made) engine::flush_folder_of(path);
   return folder;
 }
 
@@ -52,39 +52,41 @@ std::string config_text(const Gpt2FileConfig& config) {
   // GPT-2's own end of text, or the last token of a smaller vocabulary.
   const std::int64_t end_of_text = std::min<std::int64_t>(50256, config.vocab_size - 1);
   const std::pair<const char*, std::string> keys[] = {
-      {"activation_function", json_literal("gelu_new")},
-      {"architectures", fmt::format("[{}]", json_literal("GPT2LMHeadModel"))},
-      {"attn_pdrop", json_literal(config.attn_pdrop)},
-      {"bos_token_id", json_literal(end_of_text)},
-      {"embd_pdrop", json_literal(config.embd_pdrop)},
-      {"eos_token_id", json_literal(end_of_text)},
-      {"layer_norm_epsilon", json_literal(config.layer_norm_epsilon)},
-      {"model_type", json_literal("gpt2")},
-      {"n_embd", json_literal(config.n_embd)},
-      {"n_head", json_literal(config.n_head)},
+      {"activation_function", engine::json_literal("gelu_new")},
+      {"architectures", fmt::format("[{}]", engine::json_literal("GPT2LMHeadModel"))},
+      {"attn_pdrop", engine::json_literal(config.attn_pdrop)},
+      {"bos_token_id", engine::json_literal(end_of_text)},
+      {"embd_pdrop", engine::json_literal(config.embd_pdrop)},
+      {"eos_token_id", engine::json_literal(end_of_text)},
+      {"layer_norm_epsilon", engine::json_literal(config.layer_norm_epsilon)},
+      {"model_type", engine::json_literal("gpt2")},
+      {"n_embd", engine::json_literal(config.n_embd)},
+      {"n_head", engine::json_literal(config.n_head)},
       {"n_inner", "null"},
-      {"n_layer", json_literal(config.n_layer)},
-      {"n_positions", json_literal(config.n_positions)},
-      {"resid_pdrop", json_literal(config.resid_pdrop)},
-      {"tie_word_embeddings", json_literal(true)},
-      {"torch_dtype", json_literal("float32")},
-      {"vocab_size", json_literal(config.vocab_size)},
+      {"n_layer", engine::json_literal(config.n_layer)},
+      {"n_positions", engine::json_literal(config.n_positions)},
+      {"resid_pdrop", engine::json_literal(config.resid_pdrop)},
+      {"tie_word_embeddings", engine::json_literal(true)},
+      {"torch_dtype", engine::json_literal("float32")},
+      {"vocab_size", engine::json_literal(config.vocab_size)},
   };
   std::string text;
   for (const auto& [key, value] : keys) {
-    text += fmt::format("{}  {}: {}", text.empty() ? "{\n" : ",\n", json_literal(key), value);
+    text +=
+        fmt::format("{}  {}: {}", text.empty() ? "{\n" : ",\n", engine::json_literal(key), value);
   }
   return text + "\n}\n";
 }
 
 /// Waits for other savers to be done, but at most a minute, since one that hangs would cost this
 /// model. Without a turn the worst is a folder that is refused when it is loaded.
-void take_turn(const FileDescriptor& folder, const std::string& path) {
+void take_turn(const engine::FileDescriptor& folder, const std::string& path) {
   constexpr int kPatience_s = 60;
-  for (int i = 0; i < 100 * kPatience_s && try_lock(folder) == Lock::kHeldByAnother; ++i) {
+  for (int i = 0; i < 100 * kPatience_s && engine::try_lock(folder) == engine::Lock::kHeldByAnother;
+       ++i) {
     if (i == 100) {
       std::fprintf(stderr, "warning: [gpt2] another process holds the folder; waiting (%s)\n",
-                   escaped(path).c_str());
+                   engine::escaped(path).c_str());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -101,7 +103,7 @@ bool rename_if_there(const std::string& from, const std::string& to) {
 }  // namespace
 
 Gpt2Writer::Gpt2Writer(std::string folder, const Gpt2FileConfig& config,
-                       std::span<const TensorSpec> tensors)
+                       std::span<const engine::TensorSpec> tensors)
     : folder_(std::move(folder)),
       config_text_(config_text(config)),
       weights_(created(folder_) + "/model.safetensors", with_prefix(tensors),
@@ -117,19 +119,19 @@ void Gpt2Writer::finish() {
   const std::string replaced = folder_ + "/" + kGpt2ReplacedConfig;
   weights_.flush();
   // Savers into one folder take turns, where it can be locked; the lock ends with the descriptor.
-  const FileDescriptor turn(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const engine::FileDescriptor turn(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   take_turn(turn, folder_);
-  if (holds_text(path, config_text_)) {
+  if (engine::holds_text(path, config_text_)) {
     weights_.replace();
     ::unlink(replaced.c_str());  // of a save that was cut short
-    flush_folder_of(path);
+    engine::flush_folder_of(path);
     return;
   }
   config_.write(std::as_bytes(std::span(config_text_)));
   config_.flush();
   const bool moved = rename_if_there(path, replaced);
   try {
-    flush_folder_of(path);
+    engine::flush_folder_of(path);
     weights_.replace();
   } catch (...) {
     if (moved) rename_if_there(replaced, path);
@@ -140,13 +142,13 @@ void Gpt2Writer::finish() {
     ::unlink(replaced.c_str());
   };
   try {
-    flush_folder_of(path);
+    engine::flush_folder_of(path);
   } catch (...) {
     place_config();  // the new model is whole, if perhaps not after a power cut
     throw;
   }
   place_config();
-  flush_folder_of(path);
+  engine::flush_folder_of(path);
 }
 
 }  // namespace tessera::tools

@@ -29,7 +29,7 @@ int standard_stream(const struct stat& status) {
 
 JsonRecord& JsonRecord::add_literal(std::string_view name, std::string_view literal) {
   if (!fields_.empty()) fields_ += ',';
-  fields_ += json_literal(name);
+  fields_ += engine::json_literal(name);
   fields_ += ':';
   fields_ += literal;
   return *this;
@@ -55,9 +55,9 @@ JsonlWriter::JsonlWriter(std::string path, Mode mode)
     return;
   }
   if (const int stream = standard_stream(status); stream >= 0) {
-    file_ = FileDescriptor(::fcntl(stream, F_DUPFD_CLOEXEC, 0));
+    file_ = engine::FileDescriptor(::fcntl(stream, F_DUPFD_CLOEXEC, 0));
   } else {
-    lock_for_run(file_, path_);
+    engine::lock_for_run(file_, path_);
     is_own_file_ = true;
   }
 }
@@ -70,7 +70,7 @@ void JsonlWriter::clear() {
 
 void JsonlWriter::write(const JsonRecord& record) {
   const std::string line = record.line();
-  write_all(file_, path_, std::as_bytes(std::span(line)));
+  engine::write_all(file_, path_, std::as_bytes(std::span(line)));
 }
 
 }  // namespace tessera::tools

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "tools/io/file.h"
-#include "tools/io/json.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
 
 namespace tessera::tools {
 
@@ -17,7 +17,7 @@ class JsonRecord {
  public:
   template <class T>
   JsonRecord& add(std::string_view name, const T& value) {
-    return add_literal(name, json_literal(value));
+    return add_literal(name, engine::json_literal(value));
   }
   /// `literal` is JSON already, such as another record's text().
   JsonRecord& add_literal(std::string_view name, std::string_view literal);
@@ -55,7 +55,7 @@ class JsonlWriter {
 
  private:
   std::string path_;
-  FileDescriptor file_;
+  engine::FileDescriptor file_;
   bool is_own_file_ = false;  // a regular file, and not a standard stream
 };
 

@@ -8,9 +8,9 @@
 namespace tessera::tools {
 namespace {
 
-std::vector<TensorSpec> tensor_specs(const Model& model,
-                                     const std::vector<engine::Parameter*>& parameters) {
-  std::vector<TensorSpec> specs;
+std::vector<engine::TensorSpec> tensor_specs(const Model& model,
+                                             const std::vector<engine::Parameter*>& parameters) {
+  std::vector<engine::TensorSpec> specs;
   for (const engine::Parameter* p : parameters) {
     const auto dims = p->shape.dims();
     specs.push_back({model.checkpoint_name(*p), {dims.begin(), dims.end()}});
@@ -44,8 +44,8 @@ void load_gpt(shard::Fsdp& fsdp, const Gpt& gpt, const std::string& folder) {
 void check_can_save_gpt(const std::string& folder) {
   // The files are opened under temporary names, and removed again.
   const Gpt2Writer files(folder, {}, {});
-  const AtomicFile replaced(folder + "/" + kGpt2ReplacedConfig);
-  flush_folder_of(folder + "/config.json");
+  const engine::AtomicFile replaced(folder + "/" + kGpt2ReplacedConfig);
+  engine::flush_folder_of(folder + "/config.json");
 }
 
 void save_gpt(shard::Fsdp& fsdp, const Gpt& gpt, const std::string& folder,

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
-#include "tools/io/json.h"
-#include "tools/io/text.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
 #include "tools/probe/probe_record.h"
 
 namespace tessera::tools {
@@ -67,7 +67,8 @@ class Fields {
   }
   void check(bool ok, const char* name, const char* expected, const json& got) const {
     require<IoError>(ok, "[probe] expected {} as {}, got {} ({})", expected, name,
-                     excerpt(got.dump(-1, ' ', false, json::error_handler_t::replace)), where_);
+                     engine::excerpt(got.dump(-1, ' ', false, json::error_handler_t::replace)),
+                     where_);
   }
 
  private:
@@ -109,7 +110,8 @@ ProbePhase phase_of(const Fields& line) {
     const auto phase = static_cast<ProbePhase>(i);
     if (name_of(phase) == name) return phase;
   }
-  engine::fail<IoError>("[probe] expected a phase, got {} ({})", excerpt(name), line.where());
+  engine::fail<IoError>("[probe] expected a phase, got {} ({})", engine::excerpt(name),
+                        line.where());
 }
 
 ProbePart part_of(const Fields& line, const ProbeHeader& header) {
@@ -168,10 +170,10 @@ void check(const ProbeRun& run, std::int64_t num_parts) {
   for (const ProbePart& part : run.parts) {
     const bool is_new = seen.emplace(part.key, part.rank, part.begin).second;
     require<IoError>(is_new, "[probe] expected each part once, got {} of rank {} twice ({})",
-                     excerpt(target_text(part.key)), part.rank, run.path);
+                     engine::excerpt(target_text(part.key)), part.rank, run.path);
     require<IoError>(part.values.empty() || std::ssize(part.values) == part.checksum.numel,
                      "[probe] expected {} values of {}, got {} ({})", part.checksum.numel,
-                     excerpt(part.key.tensor), part.values.size(), run.path);
+                     engine::excerpt(part.key.tensor), part.values.size(), run.path);
   }
 }
 
@@ -180,7 +182,7 @@ void check(const ProbeRun& run, std::int64_t num_parts) {
 ProbeRun read_probe_run(const std::string& path) {
   ProbeRun run;
   run.path = path;
-  const std::string text = read_text_file(path, kMaxRecordNbytes);
+  const std::string text = engine::read_text_file(path, kMaxRecordNbytes);
   std::optional<std::int64_t> num_parts;
   int number = 0;
   for (std::size_t begin = 0; begin < text.size();) {
@@ -189,7 +191,8 @@ ProbeRun read_probe_run(const std::string& path) {
     require<IoError>(end != std::string::npos && !num_parts,
                      "[probe] expected a record that ends with its last line, got {} ({})",
                      num_parts ? "more" : "half a line", where);
-    const json object = parse_json(std::string_view(text).substr(begin, end - begin), where);
+    const json object =
+        engine::parse_json(std::string_view(text).substr(begin, end - begin), where);
     begin = end + 1;
     const Fields line(object, where);
     if (number == 1) {

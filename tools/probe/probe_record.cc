@@ -12,9 +12,9 @@
 #include <system_error>
 
 #include "engine/error.h"
-#include "tools/io/json.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
 #include "tools/io/jsonl.h"
-#include "tools/io/text.h"
 
 namespace tessera::tools {
 
@@ -53,15 +53,15 @@ std::string hex_of(std::span<const float> values) {
 
 // JSON has no infinity, and it would come back as not a number.
 std::string number_literal(double value) {
-  if (!std::isinf(value)) return json_literal(value);
-  return json_literal(std::string_view(value < 0 ? "-inf" : "inf"));
+  if (!std::isinf(value)) return engine::json_literal(value);
+  return engine::json_literal(std::string_view(value < 0 ? "-inf" : "inf"));
 }
 
 std::int64_t parse_count(std::string_view text, std::string_view whole) {
   std::int64_t n = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
   require(error == std::errc() && end == text.data() + text.size() && n >= 0,
-          "[probe] expected PHASE:MICRO_BATCH:VISIT:TENSOR, got {}", excerpt(whole));
+          "[probe] expected PHASE:MICRO_BATCH:VISIT:TENSOR, got {}", engine::excerpt(whole));
   return n;
 }
 
@@ -127,16 +127,17 @@ ProbeKey parse_target(std::string_view text) {
   for (std::string_view& word : words) {
     const std::size_t colon = rest.find(':');
     require(colon != std::string_view::npos,
-            "[probe] expected PHASE:MICRO_BATCH:VISIT:TENSOR, got {}", excerpt(text));
+            "[probe] expected PHASE:MICRO_BATCH:VISIT:TENSOR, got {}", engine::excerpt(text));
     word = rest.substr(0, colon);
     rest.remove_prefix(colon + 1);
   }
   const auto phase = std::ranges::find(kPhases, words[0], &PhaseName::name);
   std::vector<std::string> names;
   for (const PhaseName& p : kPhases) names.emplace_back(p.name);
-  require(phase != kPhases.end(), "[probe] expected a phase of {}, got {}", join(names, ", "),
-          excerpt(words[0]));
-  require(!rest.empty(), "[probe] expected PHASE:MICRO_BATCH:VISIT:TENSOR, got {}", excerpt(text));
+  require(phase != kPhases.end(), "[probe] expected a phase of {}, got {}",
+          engine::join(names, ", "), engine::excerpt(words[0]));
+  require(!rest.empty(), "[probe] expected PHASE:MICRO_BATCH:VISIT:TENSOR, got {}",
+          engine::excerpt(text));
   return {.micro_batch = parse_count(words[1], text),
           .phase = phase->phase,
           .tensor = std::string(rest),

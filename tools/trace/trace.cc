@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "engine/error.h"
-#include "tools/io/json.h"
+#include "engine/io/json.h"
 #include "tools/io/jsonl.h"
 
 namespace tessera::tools {
@@ -72,7 +72,7 @@ std::string args_of(std::string_view unit, std::string_view phase, const engine:
   add(R"(,"phase":)", phase);
   add(R"(,"detail":)", work.detail);
   fmt::format_to(std::back_inserter(args), R"(,"flops":{},"bytes_read":{},"bytes_written":{}}})",
-                 json_literal(work.flops), work.bytes_read, work.bytes_written);
+                 engine::json_literal(work.flops), work.bytes_read, work.bytes_written);
   return args;
 }
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "tools/io/json.h"
+#include "engine/io/json.h"
 
 namespace tessera::tools {
 namespace {
@@ -31,7 +31,7 @@ bool is_plain(std::string_view value) {
 
 void append_literal(std::string& text, std::string_view value) {
   if (!is_plain(value)) {
-    text += json_literal(value);
+    text += engine::json_literal(value);
     return;
   }
   text += '"';
@@ -51,14 +51,14 @@ void TraceEvents::begin(char phase, const TraceThread& at, std::string_view name
 
 void TraceEvents::name_process(int process, std::string_view name, int order) {
   begin('M', {process, 0}, "process_name");
-  text_ += fmt::format(R"(,"args":{{"name":{}}}}})", json_literal(name));
+  text_ += fmt::format(R"(,"args":{{"name":{}}}}})", engine::json_literal(name));
   begin('M', {process, 0}, "process_sort_index");
   text_ += fmt::format(R"(,"args":{{"sort_index":{}}}}})", order);
 }
 
 void TraceEvents::name_thread(const TraceThread& at, std::string_view name, int order) {
   begin('M', at, "thread_name");
-  text_ += fmt::format(R"(,"args":{{"name":{}}}}})", json_literal(name));
+  text_ += fmt::format(R"(,"args":{{"name":{}}}}})", engine::json_literal(name));
   begin('M', at, "thread_sort_index");
   text_ += fmt::format(R"(,"args":{{"sort_index":{}}}}})", order);
 }

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "engine/error.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 
@@ -62,8 +62,9 @@ std::vector<std::string> Audit::lines() const {
   for (const Row& row : rows_) {
     if (row.planned == 0 && row.measured == 0) continue;
     lines.push_back(fmt::format("  {:<24}{:>18}{:>18}  {}", row.what,
-                                (row.is_bound ? "<= " : "") + with_commas(row.planned),
-                                with_commas(row.measured), row.is_as_planned() ? "" : "DIFFERS"));
+                                (row.is_bound ? "<= " : "") + engine::with_commas(row.planned),
+                                engine::with_commas(row.measured),
+                                row.is_as_planned() ? "" : "DIFFERS"));
     while (lines.back().ends_with(' ')) lines.back().pop_back();
   }
   lines.push_back(first_wrong_ > 0 ? fmt::format("step {} is not as planned", first_wrong_)

@@ -25,10 +25,10 @@ namespace tessera::tools {
 
 namespace {
 
-FileDescriptor open_terminal(int fd) {
-  if (::isatty(fd) == 0) return FileDescriptor();
-  return FileDescriptor(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
-                               O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+engine::FileDescriptor open_terminal(int fd) {
+  if (::isatty(fd) == 0) return engine::FileDescriptor();
+  return engine::FileDescriptor(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
+                                       O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include <system_error>
 #include <thread>
 
-#include "tools/io/file.h"
+#include "engine/io/file.h"
 
 namespace tessera::tools {
 
@@ -47,10 +47,10 @@ class BackgroundWriter {
   bool is_closing() const;
 
   const std::size_t max_queued_nbytes_;
-  const FileDescriptor own_fd_;  // of a terminal
+  const engine::FileDescriptor own_fd_;  // of a terminal
   const int fd_;
   const std::string path_;
-  const FileDescriptor wake_;  // ends a wait for room when this closes
+  const engine::FileDescriptor wake_;  // ends a wait for room when this closes
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::string> queue_;  // the front is being written

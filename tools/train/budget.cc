@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "engine/error.h"
+#include "engine/io/text.h"
 #include "shard/placement.h"
-#include "tools/io/text.h"
 
 namespace tessera::tools {
 
@@ -60,16 +60,17 @@ BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
   }
   require(plan.rungs.back().nbytes <= budget_nbytes,
           "[memory_budget] expected a way to train within {} bytes per rank, got none:\n  {}",
-          with_commas(budget_nbytes), fmt::join(lines_of(plan.rungs, budget_nbytes), "\n  "));
+          engine::with_commas(budget_nbytes),
+          fmt::join(lines_of(plan.rungs, budget_nbytes), "\n  "));
   return plan;
 }
 
 std::vector<std::string> lines_of(const std::vector<BudgetRung>& rungs,
                                   std::int64_t budget_nbytes) {
   std::vector<std::string> lines = {
-      fmt::format("memory budget of {} bytes per rank:", with_commas(budget_nbytes))};
+      fmt::format("memory budget of {} bytes per rank:", engine::with_commas(budget_nbytes))};
   for (const BudgetRung& rung : rungs) {
-    lines.push_back(fmt::format("  {:<38}{:>20} B  {}", rung.what, with_commas(rung.nbytes),
+    lines.push_back(fmt::format("  {:<38}{:>20} B  {}", rung.what, engine::with_commas(rung.nbytes),
                                 rung.nbytes <= budget_nbytes ? "fits" : "too much"));
   }
   return lines;

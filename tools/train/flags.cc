@@ -11,7 +11,7 @@
 #include <set>
 
 #include "engine/error.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 #include "tools/train/option_names.h"
 #include "tools/train/toml_file.h"
 
@@ -89,7 +89,7 @@ void FlagSet::add(std::string name, bool* field, BoolOption option) {
     return true;
   };
   add_option({std::move(name), Type::kBool, std::move(option.help), "true or false", set,
-              [field] { return json_literal(*field); }});
+              [field] { return engine::json_literal(*field); }});
 }
 
 void FlagSet::add_integer(std::string name, IntegerOption option,
@@ -116,13 +116,13 @@ void FlagSet::add(std::string name, double* field, const NumberOption& option) {
     return true;
   };
   add_option({std::move(name), Type::kNumber, option.help, range_of(option), set,
-              [field] { return json_literal(*field); }});
+              [field] { return engine::json_literal(*field); }});
 }
 
 void FlagSet::add(std::string name, std::string* field, TextOption option) {
   add_text(
       std::move(name), std::move(option), [field](const std::string& text) { *field = text; },
-      [field] { return json_literal(*field); });
+      [field] { return engine::json_literal(*field); });
 }
 
 void FlagSet::add_text(std::string name, TextOption option,
@@ -140,8 +140,8 @@ void FlagSet::add_text(std::string name, TextOption option,
                             set = std::move(set)](const Value& value) {
     const std::string& text = std::get<std::string>(value);
     // Anything else could not be written to a file and read back, and no path holds a NUL.
-    const bool is_text =
-        text.size() <= kMaxTextNbytes && is_utf8(text) && text.find('\0') == std::string::npos;
+    const bool is_text = text.size() <= kMaxTextNbytes && engine::is_utf8(text) &&
+                         text.find('\0') == std::string::npos;
     if (any ? !is_text : !is_choice(text)) return false;
     set(text);
     return true;
@@ -149,7 +149,7 @@ void FlagSet::add_text(std::string name, TextOption option,
   std::string allowed =
       option.choices.empty()
           ? fmt::format("text: at most {} bytes of UTF-8 without NUL", kMaxTextNbytes)
-          : fmt::format("one of {}", join(option.choices, ", "));
+          : fmt::format("one of {}", engine::join(option.choices, ", "));
   if (option.max_number > 0) allowed += fmt::format(", or 1 to {}", option.max_number);
   add_option({std::move(name), Type::kText, std::move(option.help), std::move(allowed), checked_set,
               std::move(literal), !option.choices.empty()});
@@ -164,7 +164,8 @@ const FlagSet::Option& FlagSet::find(std::string_view name, std::string_view sou
   const std::string_view nearest = nearest_name(name, names);
   const std::string hint =
       nearest.empty() ? "; --help lists all options" : fmt::format("; did you mean {}?", nearest);
-  fail("[{}] expected a known option, got {} ({}){}", program_, excerpt(name), source, hint);
+  fail("[{}] expected a known option, got {} ({}){}", program_, engine::excerpt(name), source,
+       hint);
 }
 
 void FlagSet::set(const Option& option, const std::optional<Value>& value, std::string_view shown,
@@ -207,7 +208,7 @@ void FlagSet::load_file(const std::string& path) const {
   std::set<std::string> seen;
   visit_toml_file(path, program_, [&](const TomlEntry& entry) {
     const std::string source =
-        fmt::format("{}:{}: {}", escaped(path), entry.line, excerpt(entry.name));
+        fmt::format("{}:{}: {}", engine::escaped(path), entry.line, engine::excerpt(entry.name));
     if (is_section(entry.name)) {
       require(entry.is_table, "[{}] expected a table of options, got {} ({})", program_,
               entry.shown, source);
@@ -243,11 +244,11 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
     const auto equals = argument.find('=');
     const std::string flag = argument.substr(0, equals);
     require(flag.starts_with("--"), "[{}] expected --name=value, got {}", program_,
-            excerpt(argument));
+            engine::excerpt(argument));
     const std::string name = flag.substr(2);
-    const Option* option = name == "config" ? nullptr : &find(name, excerpt(flag));
+    const Option* option = name == "config" ? nullptr : &find(name, engine::excerpt(flag));
     require(seen.insert(name).second, "[{}] expected each option once, got a second ({})", program_,
-            excerpt(argument));
+            engine::excerpt(argument));
     std::string text = "true";
     if (equals != std::string::npos) {
       text = argument.substr(equals + 1);
@@ -281,7 +282,7 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
         value = text;
         break;
     }
-    set(*option, value, fmt::format("\"{}\"", excerpt(text)), flag);
+    set(*option, value, fmt::format("\"{}\"", engine::excerpt(text)), flag);
     given_.insert(option->name);
   }
   return true;

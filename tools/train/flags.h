@@ -24,7 +24,7 @@
 #include <variant>
 #include <vector>
 
-#include "tools/io/json.h"
+#include "engine/io/json.h"
 
 namespace tessera::tools {
 
@@ -77,7 +77,7 @@ class FlagSet {
     add_integer(
         std::move(name), std::move(option),
         [field](std::int64_t value) { *field = static_cast<T>(value); },
-        [field] { return json_literal(*field); });
+        [field] { return engine::json_literal(*field); });
   }
   void add(std::string name, double* field, const NumberOption& option);
   void add(std::string name, std::string* field, TextOption option);
@@ -95,9 +95,9 @@ class FlagSet {
         },
         [field, choices = option.choices] {
           for (const auto& [choice, value] : choices) {
-            if (value == *field) return json_literal(choice);
+            if (value == *field) return engine::json_literal(choice);
           }
-          return json_literal("");
+          return engine::json_literal("");
         });
   }
 

@@ -53,7 +53,7 @@ std::string FlagSet::to_toml() const {
 std::string FlagSet::to_json() const {
   std::string text;
   for (const Option& option : options_) {
-    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", json_literal(option.name),
+    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", engine::json_literal(option.name),
                         option.literal());
   }
   return "{" + text + "}";

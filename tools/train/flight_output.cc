@@ -6,8 +6,8 @@
 #include <exception>
 #include <span>
 
+#include "engine/io/file.h"
 #include "tools/flight/flight_file.h"
-#include "tools/io/file.h"
 
 namespace tessera::tools {
 
@@ -20,7 +20,7 @@ std::string FlightOutput::write(std::string_view error) noexcept {
     try {
       const std::lock_guard lock(mutex_);
       const std::string text = flight_json(recorder_->read(), error);
-      AtomicFile file(path_);
+      engine::AtomicFile file(path_);
       file.write(std::as_bytes(std::span(text)));
       file.commit();
       return fmt::format(

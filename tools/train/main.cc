@@ -9,7 +9,7 @@
 #include <exception>
 #include <new>
 
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -42,7 +42,7 @@ void print_error(const char* message) {
 // `message` may hold names and values from files.
 void print_untrusted_error(const char* message) {
   try {
-    print_error(escaped_lines(message).c_str());
+    print_error(engine::escaped_lines(message).c_str());
   } catch (const std::bad_alloc&) {
     print_error(kNoMemory);
   }

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 
@@ -40,7 +40,7 @@ void add_collectives(const TrainPlan& plan, std::vector<std::string>& lines) {
       plan.steps.front().traffic.num_collectives));
   for (const PlannedCollective& c : plan.collectives) {
     lines.push_back(fmt::format(
-        "  {:<15}{:<28}{:>16} B{}", c.name, c.label, with_commas(c.bytes_sent),
+        "  {:<15}{:<28}{:>16} B{}", c.name, c.label, engine::with_commas(c.bytes_sent),
         c.exposed_ms > 0.0005 ? fmt::format("  compute waits {:.3f} ms", c.exposed_ms) : ""));
   }
 }
@@ -54,21 +54,22 @@ std::vector<std::string> memory_lines(const TrainPlan& plan) {
   for (const PlannedMemory& m : plan.memory) {
     if (m.nbytes == 0) continue;
     lines.push_back(fmt::format("  {:<19}{:>16} B  {:>12}", name_of(m.category),
-                                with_commas(m.nbytes), mib(m.nbytes)));
+                                engine::with_commas(m.nbytes), mib(m.nbytes)));
     std::int64_t rest = m.nbytes;
     for (const PlanTerm& term : m.terms) {
-      lines.push_back(fmt::format("    {:>33} B  = {}", with_commas(term.nbytes), term.text));
+      lines.push_back(
+          fmt::format("    {:>33} B  = {}", engine::with_commas(term.nbytes), term.text));
       rest -= term.nbytes;
     }
     if (!m.terms.empty() && rest != 0) {
-      lines.push_back(fmt::format("    {:>33} B  {}", with_commas(rest),
+      lines.push_back(fmt::format("    {:>33} B  {}", engine::with_commas(rest),
                                   rest > 0 ? "other" : "on the host, or not at one time"));
     }
   }
   const std::int64_t on_host = plan.steps.back().step_host_memory.peak_total_nbytes;
   if (on_host > 0) {
-    lines.push_back(
-        fmt::format("  {:<19}{:>16} B  {:>12}", "on the host", with_commas(on_host), mib(on_host)));
+    lines.push_back(fmt::format("  {:<19}{:>16} B  {:>12}", "on the host",
+                                engine::with_commas(on_host), mib(on_host)));
   }
   return lines;
 }

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "comm/meta.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
@@ -115,38 +115,41 @@ std::map<Category, std::vector<PlanTerm>> terms_of(const shard::Fsdp& fsdp, int 
   };
   const auto slots = [&](int ahead) { return std::min(ahead, num_units - 1) + 1; };
   add(Category::kParameterShard,
-      fmt::format("parameters {} B x {}{}", size_of(precision.param), with_commas(wires.whole),
-                  over(wires.parts)),
+      fmt::format("parameters {} B x {}{}", size_of(precision.param),
+                  engine::with_commas(wires.whole), over(wires.parts)),
       wires.mine * size_of(precision.param));
   add(Category::kParameterShard,
-      fmt::format("f32 masters 4 B x {}{}", with_commas(masters.whole), over(masters.parts)),
+      fmt::format("f32 masters 4 B x {}{}", engine::with_commas(masters.whole),
+                  over(masters.parts)),
       masters.mine * 4);
   if (options.placement.reshard_after_forward) {
     const int count = slots(options.prefetch);
     add(Category::kGatheredParameter,
         fmt::format("{} slots x {} B, the largest unit (prefetch + 1)", count,
-                    with_commas(max_gathered)),
+                    engine::with_commas(max_gathered)),
         count * max_gathered);
   } else {
     add(Category::kGatheredParameter, fmt::format("all {} units, kept after forward", num_units),
         sum_gathered);
   }
-  add(Category::kGatheredParameter, fmt::format("the root {} B", with_commas(root_gathered)),
-      root_gathered);
+  add(Category::kGatheredParameter,
+      fmt::format("the root {} B", engine::with_commas(root_gathered)), root_gathered);
   const int gradient_slots = slots(options.reductions_in_flight);
   add(Category::kGradient,
       fmt::format("{} slots x {} B, the largest unit (reductions in flight + 1)", gradient_slots,
-                  with_commas(max_gradient)),
+                  engine::with_commas(max_gradient)),
       gradient_slots * max_gradient);
-  add(Category::kGradient, fmt::format("the root {} B", with_commas(root_gradient)), root_gradient);
+  add(Category::kGradient, fmt::format("the root {} B", engine::with_commas(root_gradient)),
+      root_gradient);
   add(Category::kGradient,
-      fmt::format("sums 4 B x {}{}", with_commas(sums.whole), over(sums.parts)), sums.mine * 4);
+      fmt::format("sums 4 B x {}{}", engine::with_commas(sums.whole), over(sums.parts)),
+      sums.mine * 4);
   std::int64_t owned = 0;
   for (const auto& unit : fsdp.units()) {
     for (const shard::Flat& flat : unit->flats()) owned += flat.trainable ? flat.owned.numel : 0;
   }
   add(Category::kOptimizer,
-      fmt::format("{} states x 4 B x {}{}", num_states, with_commas(sums.whole),
+      fmt::format("{} states x 4 B x {}{}", num_states, engine::with_commas(sums.whole),
                   over(masters.parts)),
       num_states * 4 * owned);
   return terms;

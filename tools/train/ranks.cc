@@ -19,7 +19,7 @@
 #include "comm/threads.h"
 #include "engine/cuda.h"
 #include "engine/error.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 #include "tools/train/cpu.h"
 
 namespace tessera::tools {
@@ -80,7 +80,7 @@ class StuckRanks {
  private:
   static void print(const char* kind, std::string_view message) {
     try {
-      std::fprintf(stderr, "%s: %s\n", kind, escaped_lines(message).c_str());
+      std::fprintf(stderr, "%s: %s\n", kind, engine::escaped_lines(message).c_str());
     } catch (const std::bad_alloc&) {
       std::fprintf(stderr, "%s: no memory left\n", kind);
     }

@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
+#include "engine/io/file.h"
 
 namespace tessera::tools {
 namespace {
@@ -61,7 +61,7 @@ void check_files_differ(std::span<const RunFile> written, std::span<const RunFil
 std::vector<RunFile> files_of(const std::string& option, const std::string& folder,
                               std::span<const std::string_view> endings) {
   std::vector<RunFile> files;
-  for (const std::string& name : names_in_folder(folder)) {
+  for (const std::string& name : engine::names_in_folder(folder)) {
     const std::string path = fmt::format("{}/{}", folder, name);
     if (std::ranges::any_of(endings, [&](std::string_view e) { return path.ends_with(e); })) {
       files.push_back({option, path});

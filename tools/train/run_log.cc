@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "engine/error.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 #include "tools/train/flight_output.h"
 #include "tools/train/step_text.h"
 #include "tools/train/stop.h"
@@ -31,14 +31,14 @@ std::string make_folder(const std::string& path) {
   return folder;
 }
 
-FileDescriptor locked(const std::string& folder) {
-  FileDescriptor file(::open((folder + "/.lock").c_str(),
-                             O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+engine::FileDescriptor locked(const std::string& folder) {
+  engine::FileDescriptor file(::open(
+      (folder + "/.lock").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   const int error = file.is_open() ? 0 : errno;
   engine::require<engine::IoError>(error == 0,
                                    "[out] expected a folder that can be written to, got {} ({})",
                                    std::generic_category().message(error), folder);
-  lock_for_run(file, folder);
+  engine::lock_for_run(file, folder);
   return file;
 }
 
@@ -105,7 +105,7 @@ void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
   const RunFile given{"config", flags.config_path()};
   const std::string text = flags.to_toml();
   // What is written over it is then what it holds.
-  const bool stays = holds_text(given.path, text);
+  const bool stays = engine::holds_text(given.path, text);
   check_files_differ(stays ? all.first(all.size() - 1) : all, std::span(&given, 1));
 }
 
@@ -128,7 +128,7 @@ std::optional<double> RunLog::peak_percent(const StepRecord& r) const {
 }
 
 void RunLog::write_file(const std::string& name, const std::string& text) const {
-  AtomicFile file(path(name));
+  engine::AtomicFile file(path(name));
   file.write(std::as_bytes(std::span(text)));
   file.commit();
 }
@@ -142,7 +142,7 @@ void RunLog::check_output() {
     if (!error || std::exchange(told, true)) return;
     const bool reader_has_gone = error->value() == EPIPE;
     console_.status("");
-    std::fprintf(stderr, "warning: [log] %s: %s; the training %s\n", escaped(name).c_str(),
+    std::fprintf(stderr, "warning: [log] %s: %s; the training %s\n", engine::escaped(name).c_str(),
                  error->message().c_str(),
                  reader_has_gone ? "ends after this step" : "goes on without");
     if (reader_has_gone) request_stop(SIGPIPE);
@@ -156,7 +156,7 @@ std::string RunLog::time_left(std::int64_t step) const {
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
   const double left =
       elapsed.count() / static_cast<double>(step) * static_cast<double>(num_steps_ - step);
-  return duration_text(left);
+  return engine::duration_text(left);
 }
 
 void RunLog::step(const StepRecord& r) {
@@ -167,7 +167,7 @@ void RunLog::step(const StepRecord& r) {
       JsonRecord()
           .add("step", r.step)
           .add("loss", r.loss)  // null if it is not finite
-          .add_literal("grad_norm", r.skipped.empty() ? json_literal(r.grad_norm) : "null")
+          .add_literal("grad_norm", r.skipped.empty() ? engine::json_literal(r.grad_norm) : "null")
           .add("lr", r.lr)
           .add("step_ms", r.step_ms)
           .add(items_ + "_per_s", r.items_per_s)
@@ -219,7 +219,7 @@ void RunLog::finish(const std::string& params_sha256, std::optional<double> val_
                     const JsonRecord& extra) {
   JsonRecord record;
   record.add("params_sha256", params_sha256);
-  record.add_literal("val_loss", val_loss ? json_literal(*val_loss) : "null");
+  record.add_literal("val_loss", val_loss ? engine::json_literal(*val_loss) : "null");
   if (const auto figures = summary_.figures()) {
     record.add_literal("summary", RunSummary::record(*figures, items_).text());
   }

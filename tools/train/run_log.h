@@ -79,8 +79,8 @@ class RunLog {
   std::string items_;
   std::string config_toml_;
   std::string folder_;
-  FileDescriptor
-      folder_lock_;  // of a file of its own: config.toml is replaced, the log may be elsewhere
+  // Of a file of its own: config.toml is replaced, the log may be elsewhere.
+  engine::FileDescriptor folder_lock_;
   std::string jsonl_path_;
   JsonlWriter jsonl_file_;
   BackgroundWriter jsonl_;

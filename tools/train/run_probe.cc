@@ -10,14 +10,14 @@
 #include <utility>
 
 #include "engine/error.h"
-#include "tools/io/json.h"
-#include "tools/io/text.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
 #include "tools/train/flags.h"
 
 namespace tessera::tools {
 namespace {
 
-void write_text(AtomicFile& file, const std::string& text) {
+void write_text(engine::AtomicFile& file, const std::string& text) {
   file.write(std::as_bytes(std::span(text)));
 }
 
@@ -36,7 +36,7 @@ ProbeHeader probe_header(const TrainConfig& config, int num_ranks, const std::st
     // Two runs may have been started from different folders.
     const bool is_input = key == "data.path" || key == "init.from";
     header.options[key] =
-        is_input ? json_literal(resolve_user_path(value.get<std::string>())) : value.dump();
+        is_input ? engine::json_literal(resolve_user_path(value.get<std::string>())) : value.dump();
   }
   return header;
 }
@@ -73,7 +73,7 @@ void RunProbe::write(int rank, std::int64_t step, const std::vector<ProbePart>& 
     write_text(file_, text);
   } catch (const engine::IoError& e) {  // see [Note: output never ends a training] in run_log.h
     error_ = e.what();
-    fmt::print(stderr, "warning: {}; the training goes on without\n", escaped(error_));
+    fmt::print(stderr, "warning: {}; the training goes on without\n", engine::escaped(error_));
     return;
   }
   num_parts_ += std::ssize(parts);
@@ -105,7 +105,7 @@ void RunProbe::keep() noexcept {
     write_end();
   } catch (const std::exception& e) {
     try {
-      fmt::print(stderr, "warning: {}\n", escaped(e.what()));
+      fmt::print(stderr, "warning: {}\n", engine::escaped(e.what()));
     } catch (const std::exception&) {  // nobody is left to be told
     }
   }
@@ -114,10 +114,10 @@ void RunProbe::keep() noexcept {
 std::string RunProbe::summary() const {
   if (!has_step()) {
     return fmt::format("probe {}: not written, as the run ended before the end of step {}",
-                       escaped(path_), first_step_);
+                       engine::escaped(path_), first_step_);
   }
-  return fmt::format("probe {}: {} checksums of steps {} to {}", escaped(path_),
-                     with_commas(num_parts_), first_step_, last_step());
+  return fmt::format("probe {}: {} checksums of steps {} to {}", engine::escaped(path_),
+                     engine::with_commas(num_parts_), first_step_, last_step());
 }
 
 }  // namespace tessera::tools

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/io/file.h"
+#include "engine/io/file.h"
 #include "tools/probe/probe.h"
 #include "tools/train/train_config.h"
 
@@ -44,7 +44,7 @@ class RunProbe {
   bool has_step() const;  // that all ranks ended
 
   std::string path_, target_;
-  AtomicFile file_;
+  engine::AtomicFile file_;
   std::vector<std::unique_ptr<Probe>> probes_;
   std::mutex mutex_;
   std::vector<std::int64_t> last_steps_;  // of each rank

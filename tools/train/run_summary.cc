@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 #include "tools/train/step_text.h"
 
 namespace tessera::tools {
@@ -97,7 +97,7 @@ std::vector<std::pair<std::string, std::string>> RunSummary::rows(const Figures&
   for (const Part& part : f.parts) {
     parts.push_back(fmt::format("{} {:.1f} %", part.name, 100 * part.share));
   }
-  rows.emplace_back("time", join(parts, ", "));
+  rows.emplace_back("time", engine::join(parts, ", "));
   rows.emplace_back("speed",
                     fmt::format("{:.0f} {}/s median{}", f.items_per_s.median, items,
                                 f.peak_percent ? fmt::format(", {:.0f} % of the peak measured at "
@@ -118,7 +118,7 @@ std::vector<std::pair<std::string, std::string>> RunSummary::rows(const Figures&
   rows.emplace_back("memory",
                     fmt::format("{} at the peak of rank 0 (largest: {})",
                                 nbytes_text(static_cast<double>(f.memory.peak_total_nbytes)),
-                                join(largest, ", ")));
+                                engine::join(largest, ", ")));
   return rows;
 }
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "comm/process_group.h"
-#include "tools/io/file.h"
-#include "tools/io/text.h"
+#include "engine/io/file.h"
+#include "engine/io/text.h"
 #include "tools/machine/limits.h"
 #include "tools/train/advice.h"
 #include "tools/train/audit.h"
@@ -97,7 +97,7 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
   const auto& validation = result.validation;
   if (validation && !validation->summary.empty()) log.say(validation->summary);
   log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
-                      escaped(log.jsonl_path()), escaped(log.folder())));
+                      engine::escaped(log.jsonl_path()), engine::escaped(log.folder())));
   if (trace != nullptr) log.say(trace->summary());
   if (audit != nullptr) {
     for (const std::string& line : audit->lines()) log.say(line);
@@ -153,7 +153,8 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (!config.log.probe.empty()) {
     probe = std::make_unique<RunProbe>(config, ranks.size, flags.to_json());
   }
-  if (task.samples()) AtomicFile(log.folder() + "/sample.txt");  // or throws, before training
+  if (task.samples())
+    engine::AtomicFile(log.folder() + "/sample.txt");  // or throws, before training
   log.say(task.summary());
   log.say("device: " + ranks.str());
   for (const std::string& line : budget_lines) log.say(line);

@@ -7,7 +7,7 @@
 #include <map>
 #include <utility>
 
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -66,7 +66,7 @@ void RunTrace::write(std::string text) {
   const auto error = background_.error();
   if (!error || std::exchange(told_, true)) return;
   std::fprintf(stderr, "warning: [trace] %s: %s; the training goes on without\n",
-               escaped(path_).c_str(), error->message().c_str());
+               engine::escaped(path_).c_str(), error->message().c_str());
 }
 
 void RunTrace::close() {
@@ -83,7 +83,7 @@ std::int64_t RunTrace::num_lost() const {
 std::string RunTrace::summary() const {
   std::vector<Overlap> steps;
   for (const auto& [step, overlap] : means_of(recorders_)) steps.push_back(overlap);
-  std::string line = fmt::format("trace {}", escaped(path_));
+  std::string line = fmt::format("trace {}", engine::escaped(path_));
   if (num_lost() > 0) line += fmt::format(" (without {} launches, for lack of memory)", num_lost());
   if (steps.empty()) return line + ": no step";
   const Overlap mean = mean_of(steps);

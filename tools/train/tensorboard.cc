@@ -28,7 +28,7 @@ std::string file_name() {
 }
 
 // A second run of this process within a second has a number behind its name.
-std::pair<std::string, FileDescriptor> create_file(const std::string& folder) {
+std::pair<std::string, engine::FileDescriptor> create_file(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   engine::require<engine::IoError>(
@@ -38,7 +38,8 @@ std::pair<std::string, FileDescriptor> create_file(const std::string& folder) {
   const std::string name = folder + "/" + file_name();
   std::string path = name;
   for (int i = 1;; ++i) {
-    FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    engine::FileDescriptor file(
+        ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (file.is_open()) return {path, std::move(file)};
     engine::require<engine::IoError>(
         errno == EEXIST,
@@ -53,7 +54,8 @@ std::pair<std::string, FileDescriptor> create_file(const std::string& folder) {
 TensorBoardLog::TensorBoardLog(const std::string& folder, std::string items)
     : TensorBoardLog(create_file(folder), std::move(items)) {}
 
-TensorBoardLog::TensorBoardLog(std::pair<std::string, FileDescriptor> file, std::string items)
+TensorBoardLog::TensorBoardLog(std::pair<std::string, engine::FileDescriptor> file,
+                               std::string items)
     : items_(std::move(items)),
       path_(std::move(file.first)),
       file_(std::move(file.second)),

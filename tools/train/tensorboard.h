@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "tools/io/file.h"
+#include "engine/io/file.h"
 #include "tools/train/background_writer.h"
 #include "tools/train/step_record.h"
 
@@ -33,11 +33,11 @@ class TensorBoardLog {
   void flush(BackgroundWriter::Patience patience) { writer_.flush(patience); }
 
  private:
-  TensorBoardLog(std::pair<std::string, FileDescriptor> file, std::string items);
+  TensorBoardLog(std::pair<std::string, engine::FileDescriptor> file, std::string items);
 
   std::string items_;
   std::string path_;
-  FileDescriptor file_;
+  engine::FileDescriptor file_;
   bool has_begun_ = false;
   BackgroundWriter writer_;
 };

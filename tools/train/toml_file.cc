@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "engine/error.h"
-#include "tools/io/file.h"
-#include "tools/io/text.h"
+#include "engine/io/file.h"
+#include "engine/io/text.h"
 #include "tools/train/toml_limits.h"
 
 namespace tessera::tools {
@@ -20,7 +20,8 @@ std::string shown(const toml::node& node) {
   if (const toml::array* array = node.as_array()) {
     return array->is_array_of_tables() ? "an array of tables" : "an array";
   }
-  if (const auto* string = node.as_string()) return fmt::format("'{}'", excerpt(string->get()));
+  if (const auto* string = node.as_string())
+    return fmt::format("'{}'", engine::excerpt(string->get()));
   std::string text;
   node.visit([&](const auto& value) {
     if constexpr (toml::is_value<decltype(value)>) {
@@ -61,14 +62,14 @@ void visit_table(const toml::table& table, const std::string& prefix,
 
 void visit_toml_file(const std::string& path, std::string_view where,
                      const std::function<void(const TomlEntry&)>& visit) {
-  const std::string text = read_text_file(path, kMaxNbytes);
+  const std::string text = engine::read_text_file(path, kMaxNbytes);
   check_toml_limits(text, path);
   toml::table table;
   try {
     table = toml::parse(text, path);
   } catch (const toml::parse_error& error) {
     engine::fail<engine::IoError>("[{}] expected TOML, got: {} ({}:{})", where,
-                                  excerpt(error.description()), escaped(path),
+                                  engine::excerpt(error.description()), engine::escaped(path),
                                   error.source().begin.line);
   }
   visit_table(table, "", visit);

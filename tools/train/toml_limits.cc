@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "engine/error.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -60,7 +60,7 @@ void check_toml_limits(std::string_view text, std::string_view path) {
       if (ok) return;
       const auto line = 1 + std::ranges::count(text.substr(0, i), '\n');
       engine::fail<engine::IoError>("[toml] expected {}, got {} ({}:{})", expected, got,
-                                    escaped(path), line);
+                                    engine::escaped(path), line);
     };
     const char c = text[i];
     if (c == '"' || c == '\'') {

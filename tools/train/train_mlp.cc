@@ -11,11 +11,11 @@
 
 #include "engine/copy.h"
 #include "engine/elementwise.h"
+#include "engine/io/text.h"
 #include "ops/cross_entropy.h"
 #include "tools/data/fashion_mnist.h"
 #include "tools/data/permutation.h"
 #include "tools/data/text_data.h"
-#include "tools/io/text.h"
 #include "tools/models/mlp.h"
 #include "tools/train/default_data.h"
 #include "tools/train/main.h"
@@ -180,9 +180,9 @@ class MlpTask : public Task {
 
   Items items() const override { return {"samples", 1, config_.mlp(data_).train_flops()}; }
   std::string summary() const override {
-    return fmt::format("data: {}, {} training and {} test images of {} x {}", escaped(path_),
-                       data_.train.num_images, data_.test.num_images, data_.train.height,
-                       data_.train.width);
+    return fmt::format("data: {}, {} training and {} test images of {} x {}",
+                       engine::escaped(path_), data_.train.num_images, data_.test.num_images,
+                       data_.train.height, data_.train.width);
   }
   std::unique_ptr<TaskRank> rank() const override {
     return std::make_unique<MlpRank>(config_, data_);

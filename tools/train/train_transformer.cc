@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "engine/dtype.h"
+#include "engine/io/text.h"
 #include "tools/data/text_data.h"
-#include "tools/io/text.h"
 #include "tools/models/gpt.h"
 #include "tools/models/gpt_checkpoint.h"
 #include "tools/train/default_data.h"
@@ -121,7 +121,7 @@ class TransformerTask : public Task {
     return fmt::format(
         "model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}",
         model_.layers, model_.dim, model_.heads, double(model_.num_parameters()) * 1e-6,
-        escaped(data_->file().path()), data_->num_sequences(), data_->seq());
+        engine::escaped(data_->file().path()), data_->num_sequences(), data_->seq());
   }
   bool samples() const override { return config_.sample_tokens > 0; }
   std::unique_ptr<TaskRank> rank() const override {
@@ -129,7 +129,7 @@ class TransformerTask : public Task {
   }
   std::string closing_line() const override {
     if (saves()) {
-      return fmt::format("model in {}", escaped(resolve_user_path(config_.save_final)));
+      return fmt::format("model in {}", engine::escaped(resolve_user_path(config_.save_final)));
     }
     return stop_requested() != 0 ? "no model saved (save.final is empty)" : "";
   }

@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "engine/io/text.h"
 #include "tests/testing/errors.h"
 #include "tests/tools/compare/probed_gpt.h"
 #include "tools/compare/divergence_report.h"
-#include "tools/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -125,7 +125,7 @@ TEST_P(PlantedFault, IsNamedExactly) {
                          std::string(title_of(planted.key.phase)),
                          fmt::format("unit {}, tensor {}", planted.unit, planted.key.tensor),
                          fmt::format("1 of {} elements differs, the first at {}",
-                                     with_commas(std::ssize(in_a)), planted.index),
+                                     engine::with_commas(std::ssize(in_a)), planted.index),
                          "at most 1 ULP\n"}));
   const auto json = to_json(result).at("first");
   EXPECT_EQ(json.at("phase"), name_of(planted.key.phase));

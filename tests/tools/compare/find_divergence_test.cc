@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "engine/io/file.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/tools/train/tiny_training.h"
 #include "tools/compare/comparison_folder.h"
-#include "tools/io/file.h"
 
 namespace tessera::testing {
 namespace {
@@ -124,7 +124,7 @@ TEST_F(FindDivergence, AnEarlierSearchIsReplaced) {
 TEST_F(FindDivergence, OneSearchAloneIsInAFolder) {
   const std::string out = folder_ / "out/divergence";
   fs::create_directories(out);
-  const tools::FileDescriptor lock = tools::lock_folder(out);
+  const engine::FileDescriptor lock = tools::lock_folder(out);
   const Outcome outcome = find({"ddp", "zero3"});
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_TRUE(has(outcome.err, {"expected one run at a time", out}));

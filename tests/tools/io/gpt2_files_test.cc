@@ -26,13 +26,13 @@ const json kConfig = {{"model_type", "gpt2"}, {"n_layer", 1},       {"n_head", 2
                       {"n_inner", nullptr},   {"resid_pdrop", 0.25}};
 
 /// Two tensors, standing for a model.
-const std::vector<TensorSpec> kModel{{"wte.weight", {3, 4}}, {"h.0.attn.c_attn.bias", {2}}};
+const std::vector<engine::TensorSpec> kModel{{"wte.weight", {3, 4}}, {"h.0.attn.c_attn.bias", {2}}};
 
-void write_weights(const std::string& path, const std::vector<TensorSpec>& tensors,
+void write_weights(const std::string& path, const std::vector<engine::TensorSpec>& tensors,
                    float first = 0) {
-  SafetensorsWriter writer(path, tensors);
-  for (const auto& [name, shape] : tensors) {
-    std::vector<float> values(static_cast<std::size_t>(numel(shape)));
+  engine::SafetensorsWriter writer(path, tensors);
+  for (const auto& [name, shape, dtype] : tensors) {
+    std::vector<float> values(static_cast<std::size_t>(engine::numel(shape)));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i);
     writer.write(name, values);
   }
@@ -124,7 +124,7 @@ TEST(Gpt2Config, RefusesFilesThatAreNotStrictJson) {
 TEST(Gpt2Weights, TakesNamesWithAndWithoutPrefixAndIgnoresOldBuffers) {
   for (const std::string prefix : {"", "transformer."}) {
     const TempFolder folder;
-    std::vector<TensorSpec> tensors = kModel;
+    std::vector<engine::TensorSpec> tensors = kModel;
     for (auto& tensor : tensors) tensor.name.insert(0, prefix);
     tensors.push_back({prefix + "h.0.attn.bias", {1, 1, 8, 8}});
     tensors.push_back({prefix + "h.0.attn.masked_bias", {}});
@@ -172,13 +172,13 @@ TEST(Gpt2Weights, RefusesIntegerWeights) {
 
 TEST(Gpt2Weights, RefusesAnOutputMatrixOfItsOwn) {
   const TempFolder folder;
-  std::vector<TensorSpec> tensors = kModel;
+  std::vector<engine::TensorSpec> tensors = kModel;
   tensors.push_back({"lm_head.weight", {4, 3}});
   write_weights(folder / "model.safetensors", tensors);
   EXPECT_TRUE(has(error_of<IoError>([&] { Gpt2Weights(folder.path()).check_complete(kModel); }),
                   {"lm_head.weight", "wte.weight"}));
   tensors.back().shape = {3, 4};
-  SafetensorsWriter writer(folder / "model.safetensors", tensors);
+  engine::SafetensorsWriter writer(folder / "model.safetensors", tensors);
   writer.write("wte.weight", std::vector<float>(12, 1.0f));
   writer.write("h.0.attn.c_attn.bias", std::vector<float>(2));
   std::vector<float> head(12, 1.0f);
@@ -191,14 +191,15 @@ TEST(Gpt2Weights, RefusesAnOutputMatrixOfItsOwn) {
 
 TEST(Gpt2Weights, ComparesAnOutputMatrixToItsLastElement) {
   const TempFolder folder;
-  const std::vector<TensorSpec> model{{"wte.weight", {1'100, 120}}};  // more than is read at a time
+  const std::vector<engine::TensorSpec> model{
+      {"wte.weight", {1'100, 120}}};  // more than is read at a time
   const std::vector<float> same(1'100 * 120, 0.5f);
   for (const std::size_t at : {std::size_t{0}, std::size_t{65'535}, std::size_t{65'536},
                                std::size_t{131'072}, same.size() - 1, same.size()}) {
     std::vector<float> head = same;
     if (at < head.size()) head[at] = 0.25f;
-    SafetensorsWriter writer(folder / "model.safetensors",
-                             {model[0], {"lm_head.weight", {1'100, 120}}});
+    engine::SafetensorsWriter writer(folder / "model.safetensors",
+                                     {model[0], {"lm_head.weight", {1'100, 120}}});
     writer.write("wte.weight", same);
     writer.write("lm_head.weight", head);
     writer.finish();
@@ -305,7 +306,8 @@ TEST(Gpt2Writer, WritesAFolderThatReadsBackTheSame) {
   weights.check_complete(kModel);
   const auto back = weights.lookup(kModel[0]);
   EXPECT_EQ(std::vector(back.begin(), back.end()), wte);
-  EXPECT_NE(SafetensorsFile(path + "/model.safetensors").find("transformer.wte.weight"), nullptr);
+  EXPECT_NE(engine::SafetensorsFile(path + "/model.safetensors").find("transformer.wte.weight"),
+            nullptr);
   const auto json = json::parse(folder.read("new/model/config.json"));
   EXPECT_EQ(json.at("architectures"), nlohmann::json({"GPT2LMHeadModel"}));
   EXPECT_EQ(json.at("model_type"), "gpt2");
@@ -328,9 +330,9 @@ TEST(Gpt2Files, CopyTheModelThatTransformersWrote) {
   const Gpt2FileConfig config = read_gpt2_config(kGolden);
   EXPECT_EQ(config.n_embd, 52);
   EXPECT_EQ(config.attn_pdrop, 0);
-  const SafetensorsFile golden(std::string(kGolden) + "/model.safetensors");
-  std::vector<TensorSpec> specs;
-  for (const TensorInfo& tensor : golden.tensors()) {
+  const engine::SafetensorsFile golden(std::string(kGolden) + "/model.safetensors");
+  std::vector<engine::TensorSpec> specs;
+  for (const engine::TensorInfo& tensor : golden.tensors()) {
     ASSERT_TRUE(tensor.name.starts_with("transformer."));
     specs.push_back({tensor.name.substr(12), tensor.shape});
   }
@@ -340,12 +342,12 @@ TEST(Gpt2Files, CopyTheModelThatTransformersWrote) {
 
   const TempFolder folder;
   Gpt2Writer writer(folder.path(), config, specs);
-  for (const TensorSpec& tensor : specs) writer.write(tensor.name, weights.lookup(tensor));
+  for (const engine::TensorSpec& tensor : specs) writer.write(tensor.name, weights.lookup(tensor));
   writer.finish();
   EXPECT_EQ(read_gpt2_config(folder.path()), config);
   Gpt2Weights copy(folder.path());
   copy.check_complete(specs);
-  for (const TensorSpec& tensor : specs) {
+  for (const engine::TensorSpec& tensor : specs) {
     const auto expected = weights.lookup(tensor), got = copy.lookup(tensor);
     EXPECT_EQ(std::memcmp(expected.data(), got.data(), expected.size_bytes()), 0) << tensor.name;
   }

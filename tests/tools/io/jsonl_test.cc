@@ -56,7 +56,7 @@ TEST(Jsonl, ControlCharactersAreEscapedAsTomlNeedsIt) {
 
 TEST(Json, ErrorsAreShortAndCannotCommandATerminal) {
   const auto refusal = [](const std::string& text) {
-    return error_of<IoError>([&] { parse_json(text, "a.json"); });
+    return error_of<IoError>([&] { engine::parse_json(text, "a.json"); });
   };
   EXPECT_TRUE(
       has(refusal(R"({"a\u0000\u001b":1,"a\u0000\u001b":2})"), {"\"a\\x00\\x1b\" twice (a.json)"}));

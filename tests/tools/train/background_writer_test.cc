@@ -39,8 +39,8 @@ class BackgroundWriterTest : public ::testing::Test {
   BackgroundWriterTest() {
     std::array<int, 2> ends{};
     EXPECT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
-    out_ = FileDescriptor(ends[0]);
-    in_ = FileDescriptor(ends[1]);
+    out_ = engine::FileDescriptor(ends[0]);
+    in_ = engine::FileDescriptor(ends[1]);
     std::signal(SIGPIPE, SIG_IGN);
     ::alarm(30);  // ends a test that hangs
   }
@@ -59,7 +59,7 @@ class BackgroundWriterTest : public ::testing::Test {
     return num_read;
   }
 
-  FileDescriptor out_, in_;
+  engine::FileDescriptor out_, in_;
 };
 
 TEST_F(BackgroundWriterTest, FlushWaitsForTheLastByte) {
@@ -109,11 +109,12 @@ TEST_F(BackgroundWriterTest, AShortFlushGivesUpWithoutProgress) {
 }
 
 TEST_F(BackgroundWriterTest, ATerminalThatNobodyReadsHoldsUpNobody) {
-  const FileDescriptor terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  const engine::FileDescriptor terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   ASSERT_TRUE(terminal.is_open());
   ASSERT_EQ(::grantpt(terminal.get()), 0);
   ASSERT_EQ(::unlockpt(terminal.get()), 0);
-  const FileDescriptor side(::open(::ptsname(terminal.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  const engine::FileDescriptor side(
+      ::open(::ptsname(terminal.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
   ASSERT_TRUE(side.is_open());
   auto writer = std::make_unique<BackgroundWriter>(side.get(), "terminal");
   for (int i = 0; i < 10'000; ++i) writer->write("a line of a length that divides nothing\n");
@@ -158,7 +159,8 @@ TEST_F(BackgroundWriterTest, AReaderThatLeavesWhileThePipeIsFullIsAnError) {
 TEST_F(BackgroundWriterTest, WritesAgainWhatWasInterruptedOrFoundNoRoom) {
   for (const int error : {EINTR, EAGAIN}) {
     const TempFolder folder;
-    const FileDescriptor file(::open((folder / "a").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    const engine::FileDescriptor file(
+        ::open((folder / "a").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     const FaultHere fault({"write", below(folder, "a"), 1, std::to_string(error)});
     BackgroundWriter writer(file.get(), "a");
     writer.write("text\n");

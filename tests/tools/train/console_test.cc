@@ -14,9 +14,9 @@
 #include <string>
 #include <thread>
 
+#include "engine/io/file.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/io/file.h"
 
 namespace tessera::tools {
 namespace {
@@ -30,10 +30,11 @@ class ConsoleTest : public ::testing::Test {
   ConsoleTest() {
     ::setenv("TERM", "xterm", 1);
     ::unsetenv("NO_COLOR");
-    terminal_ = FileDescriptor(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+    terminal_ = engine::FileDescriptor(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
     EXPECT_EQ(::grantpt(terminal_.get()), 0);
     EXPECT_EQ(::unlockpt(terminal_.get()), 0);
-    side_ = FileDescriptor(::open(::ptsname(terminal_.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+    side_ =
+        engine::FileDescriptor(::open(::ptsname(terminal_.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
     const winsize size{.ws_row = 24, .ws_col = 40, .ws_xpixel = 0, .ws_ypixel = 0};
     EXPECT_EQ(::ioctl(side_.get(), TIOCSWINSZ, &size), 0);
     ::alarm(30);  // ends a test that hangs
@@ -61,7 +62,7 @@ class ConsoleTest : public ::testing::Test {
   /// As long as a status line stays at least.
   static void pass_time() { std::this_thread::sleep_for(std::chrono::milliseconds(150)); }
 
-  FileDescriptor terminal_, side_;
+  engine::FileDescriptor terminal_, side_;
 };
 
 const std::string kErase = "\r\x1b[K";
@@ -134,7 +135,7 @@ TEST_F(ConsoleTest, AnEmptyNoColorIsNone) {
 
 TEST_F(ConsoleTest, ADumbTerminalAndAFileGetLinesAlone) {
   const TempFolder folder;
-  const FileDescriptor file(
+  const engine::FileDescriptor file(
       ::open(folder.write("out", "").c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
   ::setenv("TERM", "dumb", 1);
   Console dumb(side_.get());

@@ -9,9 +9,9 @@
 #include <string>
 
 #include "engine/error.h"
+#include "engine/io/text.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -386,7 +386,7 @@ TEST(ConfigFile, MutatedIsReadOrRefusedInOneLine) {
     const std::string refusal = file_refusal(p, folder, text);
     num_read += refusal.empty() ? 1 : 0;
     EXPECT_LT(refusal.size(), 1000u);
-    EXPECT_EQ(escaped(refusal), refusal) << text;
+    EXPECT_EQ(engine::escaped(refusal), refusal) << text;
   }
   EXPECT_GT(num_read, 30);
   EXPECT_LT(num_read, 2900);
@@ -410,7 +410,7 @@ TEST(Flags, RefusalsCannotCommandATerminal) {
   for (const auto& [flag, part] : flags) {
     const std::string refusal = Program().refusal({flag});
     EXPECT_TRUE(has(refusal, {part}));
-    EXPECT_EQ(escaped(refusal), refusal);
+    EXPECT_EQ(engine::escaped(refusal), refusal);
   }
   const struct {
     const char* text;
@@ -421,7 +421,7 @@ TEST(Flags, RefusalsCannotCommandATerminal) {
   for (const auto& [text, part] : files) {
     const std::string refusal = file_refusal(text);
     EXPECT_TRUE(has(refusal, {part}));
-    EXPECT_EQ(escaped(refusal), refusal);
+    EXPECT_EQ(engine::escaped(refusal), refusal);
   }
 }
 
@@ -438,9 +438,11 @@ TEST(Flags, RefusalsCannotCommandATerminal) {
   }
   Program q;
   const std::string refusal = file_refusal(q, TempFolder(), p.flags.to_toml());
-  if (!refusal.empty()) return ::testing::AssertionFailure() << escaped(path) << ": " << refusal;
+  if (!refusal.empty())
+    return ::testing::AssertionFailure() << engine::escaped(path) << ": " << refusal;
   if (q.path != path || q.flags.to_toml() != p.flags.to_toml()) {
-    return ::testing::AssertionFailure() << escaped(path) << " became " << escaped(q.path);
+    return ::testing::AssertionFailure()
+           << engine::escaped(path) << " became " << engine::escaped(q.path);
   }
   return ::testing::AssertionSuccess();
 }

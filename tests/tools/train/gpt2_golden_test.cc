@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/io/safetensors.h"
 #include "tests/tools/train/gpt_run.h"
-#include "tools/io/safetensors.h"
 
 namespace tessera::tools {
 namespace {
@@ -76,13 +76,13 @@ TEST_P(Golden, TrainsAsTransformersDoes) {
   expect_near(run.loss, want.at("loss"), kLossTolerance, "loss");
   expect_near(run.grad_norm, want.at("grad_norm"), kNormTolerance, "gradient norm");
 
-  const SafetensorsFile final(kFolder + "gpt2_tiny_final.safetensors");
+  const engine::SafetensorsFile final(kFolder + "gpt2_tiny_final.safetensors");
   ASSERT_EQ(final.tensors().size(), run.parameters.size());
   for (const auto& [name, got] : run.parameters) {
-    const TensorInfo* tensor = final.find("transformer." + name);
+    const engine::TensorInfo* tensor = final.find("transformer." + name);
     ASSERT_NE(tensor, nullptr) << name;
     std::vector<float> expected(got.size());
-    ASSERT_EQ(numel(tensor->shape), std::ssize(got)) << name;
+    ASSERT_EQ(engine::numel(tensor->shape), std::ssize(got)) << name;
     final.read(*tensor, 0, expected);
     double largest = 0, difference = 0;
     for (std::size_t i = 0; i < got.size(); ++i) {

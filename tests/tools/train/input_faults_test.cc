@@ -7,11 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/io/text.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/train/tiny_training.h"
-#include "tools/io/text.h"
 
 namespace tessera {
 namespace {
@@ -46,7 +46,7 @@ bool is_tame(std::string_view text) {
   while (!text.empty()) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     const std::string_view line = text.substr(0, end);
-    if (tools::escaped(line) != line) return false;
+    if (engine::escaped(line) != line) return false;
     text.remove_prefix(std::min(end + 1, text.size()));
   }
   return true;

@@ -151,12 +151,12 @@ TEST_F(SaveFaults, KilledOverWeightsOfOthersSaysHowToGoBack) {
   // As the library of others writes them: no config in the metadata.
   const auto with_weights_of_others = [&] {
     start_with_old();
-    std::vector<tools::TensorSpec> specs;
-    const tools::SafetensorsFile ours(folder_ / "old/model.safetensors");
+    std::vector<engine::TensorSpec> specs;
+    const engine::SafetensorsFile ours(folder_ / "old/model.safetensors");
     for (const auto& tensor : ours.tensors()) specs.push_back({tensor.name, tensor.shape});
-    tools::SafetensorsWriter writer(folder_ / "m/model.safetensors", specs);
+    engine::SafetensorsWriter writer(folder_ / "m/model.safetensors", specs);
     for (const auto& tensor : ours.tensors()) {
-      std::vector<float> values(static_cast<std::size_t>(tools::numel(tensor.shape)));
+      std::vector<float> values(static_cast<std::size_t>(engine::numel(tensor.shape)));
       ours.read(tensor, 0, values);
       writer.write(tensor.name, values);
     }

@@ -13,7 +13,7 @@
 #include <string>
 #include <thread>
 
-#include "tools/io/file.h"
+#include "engine/io/file.h"
 
 namespace tessera::tools {
 namespace {
@@ -29,17 +29,17 @@ class StderrTo {
   StderrTo& operator=(const StderrTo&) = delete;
 
  private:
-  const FileDescriptor saved_;
+  const engine::FileDescriptor saved_;
 };
 
 struct Pipe {
   Pipe() {
     std::array<int, 2> ends{};
     EXPECT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
-    out = FileDescriptor(ends[0]);
-    in = FileDescriptor(ends[1]);
+    out = engine::FileDescriptor(ends[0]);
+    in = engine::FileDescriptor(ends[1]);
   }
-  FileDescriptor out, in;
+  engine::FileDescriptor out, in;
 };
 
 auto handler_of(int signal) {
@@ -127,7 +127,7 @@ TEST(StopSignals, WaitForNobodyWhoDoesNotReadWhatTheySay) {
 }
 
 TEST(StopSignals, LeaveTheErrorNumberOfWhatTheyInterrupt) {
-  const FileDescriptor unwritable(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const engine::FileDescriptor unwritable(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   const StopSignals signals;
   const StderrTo there(unwritable.get());
   errno = EDOM;

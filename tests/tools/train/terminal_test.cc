@@ -11,17 +11,17 @@
 #include <string>
 #include <vector>
 
+#include "engine/io/file.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/tools/train/tiny_training.h"
-#include "tools/io/file.h"
 
 namespace tessera {
 namespace {
 
+using engine::FileDescriptor;
 using testing::Flags;
 using testing::has;
-using tools::FileDescriptor;
 
 const std::string kErase = "\r\x1b[K";
 
@@ -36,7 +36,7 @@ class Terminal : public testing::TinyTraining {
   /// seen, if that is not empty.
   Seen run_on_terminal(const Flags& more, const std::string& interrupt_at = "",
                        const char* no_color = nullptr) const {
-    const FileDescriptor terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+    const engine::FileDescriptor terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
     EXPECT_EQ(::grantpt(terminal.get()), 0);
     EXPECT_EQ(::unlockpt(terminal.get()), 0);
     const std::string program = std::filesystem::absolute(testing::kTransformer).string();
@@ -45,7 +45,7 @@ class Terminal : public testing::TinyTraining {
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
-    FileDescriptor side(::open(::ptsname(terminal.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+    engine::FileDescriptor side(::open(::ptsname(terminal.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
     const pid_t child = ::fork();
     if (child == 0) {
       ::setenv("TERM", "xterm", 1);

@@ -211,7 +211,7 @@ class Generation : public ::testing::Test {
     for (const engine::Block* block : gpt.blocks()) {
       parameters.insert(parameters.end(), block->parameters.begin(), block->parameters.end());
     }
-    std::vector<TensorSpec> specs;
+    std::vector<engine::TensorSpec> specs;
     for (const engine::Parameter* p : parameters) {
       const auto dims = p->shape.dims();
       specs.push_back({p->name, {dims.begin(), dims.end()}});

@@ -29,11 +29,11 @@
 
 #include "comm/threads.h"
 #include "engine/error.h"
+#include "engine/io/file.h"
 #include "ops/linear.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/data/text_data.h"
-#include "tools/io/file.h"
 #include "tools/io/sha256.h"
 #include "tools/train/stop.h"
 
@@ -455,7 +455,8 @@ TEST(Trainer, ALogThatNobodyReadsHoldsUpNoStep) {
   config.out = folder.path();
   config.log.jsonl = folder / "pipe";
   ASSERT_EQ(::mkfifo(config.log.jsonl.c_str(), 0600), 0);
-  const FileDescriptor reader(::open(config.log.jsonl.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  const engine::FileDescriptor reader(
+      ::open(config.log.jsonl.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   RunLog log(config, std::string(1 << 20, 'x'));  // lines of 1 MiB, of which 16 may wait
   comm::run_ranks(2, {}, [&](ProcessGroup& world) {
     Model model;

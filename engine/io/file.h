@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::tools {
+namespace tessera::engine {
 
 /// Owns a file descriptor.
 class FileDescriptor {
@@ -102,4 +102,4 @@ class AtomicFile {
   FileDescriptor lock_;  // the same opening: holds the lock from flush() to the new name
 };
 
-}  // namespace tessera::tools
+}  // namespace tessera::engine

@@ -1,4 +1,4 @@
-#include "tools/io/safetensors.h"
+#include "engine/io/safetensors.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 
-namespace tessera::tools {
+namespace tessera::engine {
 namespace {
 
 using engine::InvalidArgument;
@@ -486,7 +486,7 @@ TEST(SafetensorsWriter, WritesWhatTheFormatSays) {
 TEST(SafetensorsWriter, WritesSeveralTensorsAndAllMetadata) {
   const TempFolder folder;
   const std::string path = folder / "a.safetensors";
-  const SafetensorsWriter::Metadata metadata = {{"a", "1"}, {"b \"", "\xC3\xA9"}, {"c", ""}};
+  const SafetensorsMetadata metadata = {{"a", "1"}, {"b \"", "\xC3\xA9"}, {"c", ""}};
   const std::vector<float> x{1, 2, 3}, y{4, 5};
   SafetensorsWriter writer(path, {{"none", {0, 4}}, {"x", {3}}, {"also none", {0}}, {"y", {2, 1}}},
                            metadata);
@@ -577,4 +577,4 @@ TEST(SafetensorsWriter, NamesThePathItCannotWrite) {
 }
 
 }  // namespace
-}  // namespace tessera::tools
+}  // namespace tessera::engine

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::tools {
+namespace tessera::engine {
 
 /// A tensor in a file.
 struct TensorInfo {
@@ -39,4 +39,4 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::int64_t b
 /// A name as error messages show it: quoted, escaped and not too long.
 std::string shown_name(std::string_view name);
 
-}  // namespace tessera::tools
+}  // namespace tessera::engine

@@ -1,4 +1,4 @@
-#include "tools/io/file.h"
+#include "engine/io/file.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -14,14 +14,10 @@
 #include <utility>
 
 #include "engine/error.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
-namespace tessera::tools {
+namespace tessera::engine {
 namespace {
-
-using engine::fail;
-using engine::IoError;
-using engine::require;
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
@@ -255,4 +251,4 @@ void AtomicFile::commit() {
   flush_folder_of(path_);
 }
 
-}  // namespace tessera::tools
+}  // namespace tessera::engine

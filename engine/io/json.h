@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace tessera::tools {
+namespace tessera::engine {
 
 /// Parses `text`. Throws IoError naming `path` and the place: malformed, not strict UTF-8, a key
 /// twice in one object, nested deeper than 16 levels.
@@ -24,4 +24,4 @@ std::string json_literal(T value) {
   return std::to_string(value);
 }
 
-}  // namespace tessera::tools
+}  // namespace tessera::engine

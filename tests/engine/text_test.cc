@@ -1,11 +1,11 @@
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <string_view>
 
-namespace tessera::tools {
+namespace tessera::engine {
 namespace {
 
 using namespace std::literals;
@@ -74,4 +74,4 @@ TEST(Text, DurationsAreReadable) {
 }
 
 }  // namespace
-}  // namespace tessera::tools
+}  // namespace tessera::engine

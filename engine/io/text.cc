@@ -1,11 +1,11 @@
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-namespace tessera::tools {
+namespace tessera::engine {
 namespace {
 
 struct Character {
@@ -111,4 +111,4 @@ std::string duration_text(double seconds) {
   return fmt::format("{:.3g} years", days / 365.25);
 }
 
-}  // namespace tessera::tools
+}  // namespace tessera::engine

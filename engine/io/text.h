@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace tessera::tools {
+namespace tessera::engine {
 
 /// The items with `separator` between them. (fmt::join makes gcc 12 warn of what is not there.)
 inline std::string join(std::span<const std::string> items, std::string_view separator) {
@@ -37,4 +37,4 @@ std::string duration_text(double seconds);
 /// "1,048,576"
 std::string with_commas(std::int64_t n);
 
-}  // namespace tessera::tools
+}  // namespace tessera::engine

@@ -1,4 +1,4 @@
-#include "tools/io/safetensors.h"
+#include "engine/io/safetensors.h"
 
 #include <algorithm>
 #include <array>
@@ -7,14 +7,10 @@
 
 #include "engine/dtype.h"
 #include "engine/error.h"
-#include "tools/io/json.h"
+#include "engine/io/json.h"
 
-namespace tessera::tools {
+namespace tessera::engine {
 namespace {
-
-using engine::BFloat16;
-using engine::IoError;
-using engine::require;
 
 static_assert(std::endian::native == std::endian::little, "safetensors is little-endian");
 
@@ -35,43 +31,6 @@ struct Float16 {
     return std::bit_cast<float>(sign | (exponent == 0 ? small : normal));
   }
 };
-
-/// The bytes of a file before its tensors: length, header, spaces up to a multiple of 8.
-std::string make_prefix(const std::vector<TensorSpec>& tensors,
-                        const SafetensorsWriter::Metadata& metadata, std::string_view path) {
-  std::string json = "{\"__metadata__\":{";
-  for (const auto& [key, value] : metadata) {
-    if (json.back() != '{') json += ',';
-    json += json_literal(key) + ":" + json_literal(value);
-  }
-  json += '}';
-  std::int64_t offset = 0;
-  for (const auto& [name, shape] : tensors) {
-    const std::int64_t end = offset + numel(shape) * size_of(engine::DType::kF32);
-    std::string dims = to_string(shape);
-    dims.front() = '[';
-    dims.back() = ']';
-    json += fmt::format(R"(,{}:{{"dtype":"F32","shape":{},"data_offsets":[{},{}]}})",
-                        json_literal(name), dims, offset, end);
-    offset = end;
-  }
-  json += '}';
-  json.resize((json.size() + 7) / 8 * 8, ' ');
-  // What we would refuse to read we refuse to write: names above all.
-  SafetensorsHeader header;
-  try {
-    header = parse_safetensors_header(json, offset, path);
-  } catch (const IoError& error) {
-    throw engine::InvalidArgument(error.what());
-  }
-  for (const TensorSpec& tensor : tensors) {
-    const auto same_name = [&](const TensorInfo& info) { return info.name == tensor.name; };
-    require(std::ranges::any_of(header.tensors, same_name),
-            "[safetensors] expected names in UTF-8, got {} ({})", shown_name(tensor.name), path);
-  }
-  const auto length = std::bit_cast<std::array<char, kPrefixNbytes>>(json.size());
-  return std::string(length.data(), length.size()) + json;
-}
 
 }  // namespace
 
@@ -124,7 +83,7 @@ void SafetensorsFile::read(const TensorInfo& tensor, std::int64_t first,
                    shown_name(tensor.name), path());
   const std::int64_t start = data_offset_ + tensor.begin;
   if (tensor.dtype == "F32") {
-    file_.read(start + first * size_of(engine::DType::kF32), std::as_writable_bytes(out));
+    file_.read(start + first * size_of(DType::kF32), std::as_writable_bytes(out));
   } else if (tensor.dtype == "BF16") {
     read_as<BFloat16>(start + first * 2, out);
   } else {
@@ -132,10 +91,62 @@ void SafetensorsFile::read(const TensorInfo& tensor, std::int64_t first,
   }
 }
 
+std::string_view safetensors_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "F32";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kI32:
+      return "I32";
+    case DType::kI64:
+      return "I64";
+    case DType::kU8:
+      return "U8";
+  }
+  return "";
+}
+
+std::string safetensors_prefix(std::span<const TensorSpec> tensors,
+                               const SafetensorsMetadata& metadata, std::string_view path) {
+  std::string json = "{\"__metadata__\":{";
+  for (const auto& [key, value] : metadata) {
+    if (json.back() != '{') json += ',';
+    json += json_literal(key) + ":" + json_literal(value);
+  }
+  json += '}';
+  std::int64_t offset = 0;
+  for (const auto& [name, shape, dtype] : tensors) {
+    const std::int64_t end = offset + numel(shape) * size_of(dtype);
+    std::string dims = to_string(shape);
+    dims.front() = '[';
+    dims.back() = ']';
+    json += fmt::format(R"(,{}:{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})",
+                        json_literal(name), safetensors_dtype(dtype), dims, offset, end);
+    offset = end;
+  }
+  json += '}';
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  // What we would refuse to read we refuse to write: names above all.
+  SafetensorsHeader header;
+  try {
+    header = parse_safetensors_header(json, offset, path);
+  } catch (const IoError& error) {
+    throw InvalidArgument(error.what());
+  }
+  for (const TensorSpec& tensor : tensors) {
+    const auto same_name = [&](const TensorInfo& info) { return info.name == tensor.name; };
+    require(std::ranges::any_of(header.tensors, same_name),
+            "[safetensors] expected names in UTF-8, got {} ({})", shown_name(tensor.name), path);
+  }
+  const auto length = std::bit_cast<std::array<char, kPrefixNbytes>>(json.size());
+  return std::string(length.data(), length.size()) + json;
+}
+
 SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorSpec> tensors,
-                                     const Metadata& metadata)
+                                     const SafetensorsMetadata& metadata)
     : file_(std::move(path)), tensors_(std::move(tensors)) {
-  const std::string prefix = make_prefix(tensors_, metadata, file_.path());
+  const std::string prefix = safetensors_prefix(tensors_, metadata, file_.path());
   file_.write(std::as_bytes(std::span(prefix)));
 }
 
@@ -162,4 +173,4 @@ void SafetensorsWriter::finish() {
   flush_folder_of(file_.path());
 }
 
-}  // namespace tessera::tools
+}  // namespace tessera::engine

@@ -1,4 +1,4 @@
-#include "tools/io/json.h"
+#include "engine/io/json.h"
 
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -6,14 +6,11 @@
 #include <vector>
 
 #include "engine/error.h"
-#include "tools/io/text.h"
+#include "engine/io/text.h"
 
-namespace tessera::tools {
+namespace tessera::engine {
 namespace {
 
-using engine::fail;
-using engine::IoError;
-using engine::require;
 using nlohmann::json;
 
 constexpr int kMaxDepth = 16;
@@ -66,4 +63,4 @@ std::string json_literal(std::string_view value) {
 std::string json_literal(double value) { return number_literal(value); }
 std::string json_literal(float value) { return number_literal(value); }
 
-}  // namespace tessera::tools
+}  // namespace tessera::engine

@@ -1,6 +1,6 @@
 // Output that appears whole or not at all: what is refused early, what is said, what is left
 // behind.
-#include "tools/io/file.h"
+#include "engine/io/file.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@
 #include "tests/testing/faults.h"
 #include "tests/testing/temp_folder.h"
 
-namespace tessera::tools {
+namespace tessera::engine {
 namespace {
 
 namespace fs = std::filesystem;
@@ -349,4 +349,4 @@ TEST(AtomicFile, IsRefusedAtOnceAtAMountPoint) {
 }
 
 }  // namespace
-}  // namespace tessera::tools
+}  // namespace tessera::engine

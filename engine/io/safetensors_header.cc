@@ -1,4 +1,4 @@
-#include "tools/io/safetensors_header.h"
+#include "engine/io/safetensors_header.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -7,14 +7,10 @@
 #include <utility>
 
 #include "engine/error.h"
-#include "tools/io/json.h"
+#include "engine/io/json.h"
 
-namespace tessera::tools {
+namespace tessera::engine {
 namespace {
-
-using engine::fail;
-using engine::IoError;
-using engine::require;
 
 /* [Note: safetensors rules]
    A file is refused unless all of this holds; the rules are the format's own, and stricter where it
@@ -272,4 +268,4 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::int64_t b
   return header;
 }
 
-}  // namespace tessera::tools
+}  // namespace tessera::engine

@@ -11,10 +11,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tools/io/file.h"
-#include "tools/io/safetensors_header.h"
+#include "engine/dtype.h"
+#include "engine/io/file.h"
+#include "engine/io/safetensors_header.h"
 
-namespace tessera::tools {
+namespace tessera::engine {
 
 /// A file open for reading. Only the header is held; tensors are read on demand, and reading is
 /// thread-safe.
@@ -50,18 +51,26 @@ class SafetensorsFile {
 struct TensorSpec {
   std::string name;
   std::vector<std::int64_t> shape;
+  DType dtype = DType::kF32;
 };
+
+using SafetensorsMetadata = std::map<std::string, std::string>;
+
+/// The format's name of a dtype: "F32".
+std::string_view safetensors_dtype(DType dtype);
+/// The bytes of a file before its tensors: length, header, and spaces up to a multiple of 8. Throws
+/// InvalidArgument for names that the format does not allow and for names that come twice.
+std::string safetensors_prefix(std::span<const TensorSpec> tensors,
+                               const SafetensorsMetadata& metadata, std::string_view path);
 
 /// Writes a file of f32 tensors, one after the other; the file appears whole, or not at all (see
 /// AtomicFile).
 class SafetensorsWriter {
  public:
-  using Metadata = std::map<std::string, std::string>;
-
-  /// `tensors`: all that will be written, in that order. Throws InvalidArgument for names that the
-  /// format does not allow and for names that come twice; IoError naming the path.
+  /// `tensors`: all that will be written, in that order, f32. Throws as safetensors_prefix();
+  /// IoError naming the path.
   SafetensorsWriter(std::string path, std::vector<TensorSpec> tensors,
-                    const Metadata& metadata = {{"format", "pt"}});
+                    const SafetensorsMetadata& metadata = {{"format", "pt"}});
 
   /// The next tensor, whole. Throws InvalidArgument when it is not the next or of another size.
   void write(std::string_view name, std::span<const float> data);
@@ -78,4 +87,4 @@ class SafetensorsWriter {
   std::size_t next_ = 0;
 };
 
-}  // namespace tessera::tools
+}  // namespace tessera::engine

@@ -1,5 +1,5 @@
 // JSON that comes from elsewhere, and values that we write.
-#include "tools/io/json.h"
+#include "engine/io/json.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include "engine/error.h"
 #include "tests/testing/errors.h"
 
-namespace tessera::tools {
+namespace tessera::engine {
 namespace {
 
 using engine::IoError;
@@ -69,4 +69,4 @@ TEST(JsonLiteral, WholeNumbersStayFloatingPoint) {
 }
 
 }  // namespace
-}  // namespace tessera::tools
+}  // namespace tessera::engine

@@ -1,0 +1,315 @@
+#include "shard/checkpoint/checkpointer.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <random>
+#include <sstream>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "comm/host_gather.h"
+#include "engine/error.h"
+#include "shard/checkpoint/manifest.h"
+#include "shard/checkpoint/writer.h"
+
+namespace tessera::shard {
+
+using engine::InvalidArgument;
+using engine::IoError;
+using engine::require;
+
+namespace {
+
+std::uint64_t draw() {
+  std::random_device device;
+  return std::uint64_t{device()} << 32 | device();
+}
+
+/// Work in a thread of its own, or none.
+class Job {
+ public:
+  ~Job() { wait(); }
+
+  /// Runs `fn` beside the caller, or before this returns.
+  void start(std::function<std::string()> fn, bool beside) {
+    wait();
+    is_done_ = false;
+    const auto run = [this, fn = std::move(fn)] {
+      report_ = report_of(fn);
+      is_done_ = true;
+    };
+    if (!beside) return run();
+    try {
+      thread_ = std::thread(run);
+    } catch (const std::system_error&) {
+      run();  // no thread to be had: slower, and all the same
+    }
+  }
+  bool is_done() const { return is_done_; }
+  void wait() {
+    if (thread_.joinable()) thread_.join();
+  }
+  /// Of what is done.
+  const Report& report() {
+    wait();
+    return report_;
+  }
+
+ private:
+  std::thread thread_;
+  std::atomic<bool> is_done_ = true;
+  Report report_;
+};
+
+/// Throws IoError unless the files that all ranks wrote are there, with their sizes.
+void check_files(const std::string& folder, const Manifest& manifest) {
+  for (const CheckpointFile& file : manifest.files) {
+    const std::string path = fmt::format("{}/{}", folder, file.name);
+    struct stat status {};
+    const int error = ::stat(path.c_str(), &status) == 0 ? 0 : errno;
+    require<IoError>(
+        error == 0 && status.st_size == file.nbytes,
+        "[checkpoint] expected the {} bytes that a rank wrote, got {}: the folder must "
+        "be one that all ranks share ({})",
+        file.nbytes,
+        error == 0 ? fmt::format("{}", status.st_size) : std::generic_category().message(error),
+        path);
+  }
+}
+
+}  // namespace
+
+struct Checkpointer::Save {
+  enum class Phase { kWriting, kPublishing };
+
+  CheckpointOrigin origin;
+  std::string temporary;
+  Manifest about;  // without files and tensors
+  std::vector<CheckpointPiece> pieces;
+  engine::Event taken;
+  Phase phase = Phase::kWriting;
+  Job job;  // dies first
+};
+
+Checkpointer::Checkpointer(comm::ProcessGroup& world, std::vector<CheckpointPart> parts,
+                           CheckpointerOptions options)
+    : world_(world),
+      parts_(std::move(parts)),
+      options_(std::move(options)),
+      stream_(parts_.at(0).fsdp->compute().sibling("checkpoint")) {
+  const Report opened = report_of([&]() -> std::string {
+    require(!options_.folder.empty() && options_.keep >= 0,
+            "[checkpoint] expected a folder and a number of checkpoints to keep, got '{}' and {}",
+            options_.folder, options_.keep);
+    if (world_.rank() != 0) return "";
+    folder_ = std::make_unique<CheckpointFolder>(options_.folder);
+    return fmt::format("{:016x}{:016x}", draw(), draw());
+  });
+  run_ = exchange(meeting(), opened, "checkpoints").front();
+}
+
+Checkpointer::~Checkpointer() {
+  if (save_ == nullptr) return;
+  const std::string temporary = save_->temporary;
+  save_.reset();
+  if (folder_ != nullptr) CheckpointFolder::remove(temporary);
+}
+
+Meeting Checkpointer::meeting() const { return {world_, parts_[0].fsdp->memory(), stream_}; }
+
+void Checkpointer::warn(std::string_view text) const {
+  if (world_.rank() == 0 && options_.warn) options_.warn(text);
+}
+
+std::int64_t Checkpointer::copy_nbytes() const {
+  return snapshot_ == nullptr ? 0 : snapshot_->nbytes();
+}
+
+// Saving
+// -----------------------------------------------------------------------------------------
+
+void Checkpointer::save(std::int64_t step, std::map<std::string, std::string> values) {
+  wait();
+  save_ = std::make_unique<Save>();
+  save_->origin = {.run = run_, .step = step, .rank = world_.rank(), .num_ranks = world_.size()};
+  const Report begun = report_of([&]() -> std::string {
+    begin(std::move(values));
+    return world_.rank() == 0 ? temporary_path(options_.folder, step, draw()) : "";
+  });
+  try {
+    save_->temporary = exchange(meeting(), begun, "checkpoint begun").front();
+  } catch (...) {
+    save_.reset();
+    throw;
+  }
+  Save* const save = save_.get();
+  const auto pause = options_.async ? nullptr : world_.pause_deadline();
+  save->job.start(
+      [save] {
+        save->taken.wait();
+        return to_text(write_pieces(save->temporary, save->origin, save->pieces));
+      },
+      options_.async);
+  if (!options_.async) wait();
+}
+
+// What is to be saved, copied where it would change or cannot be read.
+void Checkpointer::begin(std::map<std::string, std::string> values) {
+  Manifest& about = save_->about;
+  about.step = save_->origin.step;
+  about.run = run_;
+  about.ranks = world_.size();
+  about.plan = fmt::format("{:016x}", parts_[0].fsdp->plan_hash());
+  about.values = std::move(values);
+  for (const CheckpointPart& part : parts_) {
+    CheckpointOptimizer& optimizer = about.optimizers.emplace_back();
+    if (part.optimizer == nullptr) continue;
+    optimizer.num_steps = part.optimizer->num_steps();
+    for (const ParameterGroup& g : part.optimizer->groups()) {
+      optimizer.groups.push_back({g.name, g.lr_scale, g.weight_decay});
+    }
+  }
+  for (const CheckpointPart& part : parts_) {
+    // The gathers of the next forward go on.
+    if (part.fsdp->offload() != nullptr) part.fsdp->offload()->synchronize();
+  }
+  save_->pieces = pieces_of(parts_);
+  const engine::Stream& compute = parts_[0].fsdp->compute();
+  if (!options_.async && compute.device().is_host()) {
+    compute.synchronize();
+    return;
+  }
+  if (snapshot_ == nullptr) snapshot_ = std::make_unique<Snapshot>(compute);
+  snapshot_->take(save_->pieces);
+  save_->taken = snapshot_->taken();
+  for (const CheckpointPart& part : parts_) part.fsdp->keep_values_until(save_->taken);
+}
+
+std::optional<std::int64_t> Checkpointer::poll() {
+  if (save_ == nullptr) return std::nullopt;
+  const std::uint8_t is_done[] = {save_->job.is_done() ? std::uint8_t{1} : std::uint8_t{0}};
+  const std::vector<std::uint8_t> all = comm::gather_to_host<std::uint8_t>(
+      world_, is_done, meeting().memory, stream_, "checkpoint done");
+  if (std::ranges::find(all, 0) != all.end()) return std::nullopt;
+  return advance();
+}
+
+std::optional<std::int64_t> Checkpointer::wait() {
+  std::optional<std::int64_t> step;
+  while (save_ != nullptr) {
+    {
+      const auto pause = world_.pause_deadline();
+      save_->job.wait();
+    }
+    step = advance();
+  }
+  return step;
+}
+
+// All ranks are done with the phase. Returns the step if that was the last.
+std::optional<std::int64_t> Checkpointer::advance() {
+  std::vector<std::string> texts;
+  try {
+    texts = exchange(meeting(), save_->job.report(), "checkpoint");
+  } catch (...) {
+    const std::string temporary = save_->temporary;
+    save_.reset();
+    if (folder_ != nullptr) CheckpointFolder::remove(temporary);
+    throw;
+  }
+  if (save_->phase == Save::Phase::kPublishing) {
+    const std::int64_t step = save_->origin.step;
+    save_.reset();
+    if (!texts.front().empty()) warn(texts.front());
+    return step;
+  }
+  save_->phase = Save::Phase::kPublishing;
+  save_->pieces.clear();
+  const auto publish_it = [this, save = save_.get(), texts = std::move(texts)]() -> std::string {
+    return folder_ == nullptr ? "" : publish(*save, texts);
+  };
+  const auto pause = options_.async ? nullptr : world_.pause_deadline();
+  save_->job.start(publish_it, options_.async && folder_ != nullptr);
+  return std::nullopt;
+}
+
+// On rank 0. Returns what to warn of.
+std::string Checkpointer::publish(const Save& save, const std::vector<std::string>& written) {
+  Manifest manifest = save.about;
+  for (std::size_t rank = 0; rank < written.size(); ++rank) {
+    manifest.add(parse_manifest(written[rank], fmt::format("what rank {} wrote", rank)));
+  }
+  manifest.check_complete(save.temporary);
+  check_files(save.temporary, manifest);
+  if (rejected_.contains(manifest.step)) folder_->set_aside(manifest.step);
+  folder_->publish(save.temporary, manifest.step, to_text(manifest));
+  std::string warnings;
+  for (const std::string& error : folder_->prune(options_.keep)) {
+    warnings += fmt::format("{}{}", warnings.empty() ? "" : "\n", error);
+  }
+  return warnings;
+}
+
+// Loading
+// -----------------------------------------------------------------------------------------
+
+// Those that rank 0 sees, the newest first.
+std::vector<std::int64_t> Checkpointer::steps() {
+  const Report seen = report_of([&]() -> std::string {
+    return world_.rank() == 0 ? fmt::format("{}", fmt::join(steps_in(options_.folder), " ")) : "";
+  });
+  std::vector<std::int64_t> steps;
+  std::istringstream numbers(exchange(meeting(), seen, "checkpoints seen").front());
+  for (std::int64_t step = 0; numbers >> step;) steps.push_back(step);
+  return steps;
+}
+
+std::optional<LoadedCheckpoint> Checkpointer::load_newest(const LoadOptions& options) {
+  std::string errors;
+  for (const std::int64_t step : steps()) {
+    const std::string path = checkpoint_path(options_.folder, step);
+    try {
+      LoadedCheckpoint loaded = load_checkpoint(world_, parts_, path, options);
+      run_ = loaded.run;
+      return loaded;
+    } catch (const IoError& e) {
+      rejected_.insert(step);
+      errors += fmt::format("\n  {}", e.what());
+      warn(fmt::format("{} does not verify, and is passed over: {}", path, e.what()));
+    }
+  }
+  require<IoError>(errors.empty(),
+                   "[checkpoint] expected a checkpoint that verifies, got none{}\n({})", errors,
+                   options_.folder);
+  return std::nullopt;
+}
+
+LoadedCheckpoint Checkpointer::load(const std::string& path, const LoadOptions& options) {
+  const std::vector<std::int64_t> here = steps();
+  LoadedCheckpoint loaded = load_checkpoint(world_, parts_, path, options);
+  std::error_code error;
+  const bool is_of_folder =
+      std::filesystem::equivalent(path, checkpoint_path(options_.folder, loaded.step), error);
+  require(here.empty() || (is_of_folder && here.front() == loaded.step),
+          "[checkpoint] expected a folder for what follows step {}, got one that has step {}: name "
+          "another, or move its checkpoints ({})",
+          loaded.step, here.empty() ? 0 : here.front(), options_.folder);
+  run_ = loaded.run;
+  return loaded;
+}
+
+void Checkpointer::check_is_new() {
+  const std::vector<std::int64_t> here = steps();
+  require(here.empty(),
+          "[checkpoint] expected a folder without checkpoints for a new run, got one that has step "
+          "{} ({})",
+          here.empty() ? 0 : here.front(), options_.folder);
+}
+
+}  // namespace tessera::shard

@@ -1,0 +1,282 @@
+#include "shard/checkpoint/load.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "comm/host_gather.h"
+#include "engine/copy.h"
+#include "engine/error.h"
+#include "engine/io/safetensors.h"
+#include "engine/io/text.h"
+#include "shard/checkpoint/agreement.h"
+#include "shard/checkpoint/manifest.h"
+#include "shard/checkpoint/reader.h"
+#include "shard/hook.h"
+
+namespace tessera::shard {
+
+using engine::DType;
+using engine::Parameter;
+using engine::require;
+using engine::Tensor;
+
+namespace {
+
+bool is_of_hook(const CheckpointTensor& t) {
+  return t.kind != "parameter" && t.kind != "buffer" && !t.kind.starts_with("optimizer.");
+}
+
+/// One rank's loading.
+class Loading {
+ public:
+  Loading(CheckpointReader& reader, std::span<const CheckpointPart> parts, bool has_hooks)
+      : reader_(reader), parts_(parts), has_hooks_(has_hooks) {}
+
+  /// What is needed and missing, or another; and which tensors are needed, by number.
+  struct Needs {
+    std::vector<std::string> fatal, missing;
+    std::vector<std::uint8_t> needed;
+  };
+  Needs needs() const;
+  void read_values();
+  void set_optimizers(bool groups);
+
+ private:
+  const CheckpointTensor* need(Needs& needs, std::string_view kind, std::string_view name,
+                               std::span<const std::int64_t> dims, bool is_fatal,
+                               int part = 0) const;
+  void read_flat(const Flat& flat, const Optimizer* optimizer);
+  void read_into(const CheckpointTensor& t, std::int64_t begin, const Tensor& values);
+  void read_buffers(const Fsdp& fsdp);
+  void read_hooks();
+
+  CheckpointReader& reader_;
+  std::span<const CheckpointPart> parts_;
+  bool has_hooks_;
+  std::vector<float> staging_;
+};
+
+int buffer_part(const Fsdp& fsdp) {
+  return fsdp.options().broadcast_buffers ? 0 : fsdp.mesh().world().rank();
+}
+
+const CheckpointTensor* Loading::need(Needs& needs, std::string_view kind, std::string_view name,
+                                      std::span<const std::int64_t> dims, bool is_fatal,
+                                      int part) const {
+  const CheckpointTensor* const t = reader_.find(kind, name, part);
+  if (t == nullptr) {
+    (is_fatal ? needs.fatal : needs.missing).push_back(fmt::format("missing: {} {}", kind, name));
+    return nullptr;
+  }
+  const auto number = static_cast<std::size_t>(t - reader_.manifest().tensors.data());
+  needs.needed[number] = 1;
+  if (!std::ranges::equal(t->shape, dims)) {
+    needs.fatal.push_back(fmt::format("{} {}: expected shape {}, got {}", kind, name,
+                                      engine::to_string(dims), engine::to_string(t->shape)));
+  }
+  return t;
+}
+
+Loading::Needs Loading::needs() const {
+  Needs needs;
+  const std::vector<CheckpointTensor>& tensors = reader_.manifest().tensors;
+  needs.needed.resize(tensors.size());
+  for (const auto& [fsdp, optimizer] : parts_) {
+    for (const auto& unit : fsdp->units()) {
+      for (const Flat& flat : unit->flats()) {
+        for (const OwnedTensor& owned : owned_tensors(flat, optimizer)) {
+          for (const Parameter* p : flat.parameters) {
+            if (p->shape.numel() == 0) continue;
+            const auto* t =
+                need(needs, owned.kind, p->name, p->shape.dims(), owned.kind == "parameter");
+            if (t == nullptr || t->dtype == DType::kF32 || t->dtype == DType::kBF16) continue;
+            needs.fatal.push_back(fmt::format("{} {}: expected F32 or BF16, got {}", owned.kind,
+                                              p->name, engine::safetensors_dtype(t->dtype)));
+          }
+        }
+      }
+    }
+    for (const Tensor& buffer : fsdp->buffers()) {
+      const auto* t =
+          need(needs, "buffer", buffer.name(), buffer.shape().dims(), true, buffer_part(*fsdp));
+      if (t == nullptr) continue;
+      if (t->dtype != buffer.dtype()) {
+        needs.fatal.push_back(fmt::format("buffer {}: expected {}, got {}", buffer.name(),
+                                          engine::safetensors_dtype(buffer.dtype()),
+                                          engine::safetensors_dtype(t->dtype)));
+      }
+      const int num_parts = fsdp->options().broadcast_buffers ? 1 : fsdp->mesh().world().size();
+      if (t->num_parts == num_parts) continue;
+      needs.fatal.push_back(fmt::format("buffer {}: expected one of each of {} ranks, got {}",
+                                        buffer.name(), num_parts, t->num_parts));
+    }
+  }
+  bool is_hook_there = false;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!is_of_hook(tensors[i])) continue;
+    is_hook_there = true;
+    if (has_hooks_) needs.needed[i] = 1;
+  }
+  if (has_hooks_ && !is_hook_there) needs.missing.push_back("missing: what the hook remembers");
+  if (parts_.size() != reader_.manifest().optimizers.size()) {
+    needs.fatal.push_back(fmt::format("optimizers: expected {}, got {}", parts_.size(),
+                                      reader_.manifest().optimizers.size()));
+  }
+  return needs;
+}
+
+void Loading::read_into(const CheckpointTensor& t, std::int64_t begin, const Tensor& values) {
+  if (!values.defined() || values.numel() == 0) return;
+  if (values.device().is_host() && values.dtype() == DType::kF32) {
+    return reader_.read(t, begin, values.span<float>());
+  }
+  for (std::int64_t at = 0; at < values.numel(); at += kChunkNumel) {
+    const std::int64_t n = std::min(kChunkNumel, values.numel() - at);
+    staging_.resize(static_cast<std::size_t>(n));
+    reader_.read(t, begin + at, staging_);
+    engine::copy_from_floats(values.slice(at, {n}), staging_);
+  }
+}
+
+void Loading::read_flat(const Flat& flat, const Optimizer* optimizer) {
+  for (const OwnedTensor& owned : owned_tensors(flat, optimizer)) {
+    for (const Segment& s : flat.segments) {
+      const auto* t = reader_.find(owned.kind, flat.parameters[s.parameter]->name);
+      if (t == nullptr) continue;  // told already
+      const SplitTensor values = owned.values.slice(s.shard_begin, s.numel);
+      read_into(*t, s.parameter_begin, values.device());
+      read_into(*t, s.parameter_begin + values.split(), values.host());
+    }
+  }
+}
+
+void Loading::read_buffers(const Fsdp& fsdp) {
+  for (const Tensor& buffer : fsdp.buffers()) {
+    const auto* t = reader_.find("buffer", buffer.name(), buffer_part(fsdp));
+    const std::vector<std::byte> bytes = reader_.read_bytes(*t);
+    buffer.copy_from_host(bytes.data(), buffer.numel());
+  }
+}
+
+void Loading::read_hooks() {
+  std::vector<HookTensor> tensors;
+  for (const CheckpointTensor& t : reader_.manifest().tensors) {
+    if (!is_of_hook(t)) continue;
+    std::vector<float> values(static_cast<std::size_t>(t.numel()));
+    reader_.read(t, 0, values);
+    tensors.push_back({.name = t.kind,
+                       .parameter = t.name,
+                       .part = t.part,
+                       .num_parts = t.num_parts,
+                       .values = std::move(values)});
+  }
+  if (tensors.empty()) return;
+  for (const CheckpointPart& part : parts_) load_hooks(*part.fsdp, tensors);
+}
+
+void Loading::read_values() {
+  for (const auto& [fsdp, optimizer] : parts_) {
+    fsdp->settle_values();
+    for (const auto& unit : fsdp->units()) {
+      for (const Flat& flat : unit->flats()) read_flat(flat, optimizer);
+    }
+    read_buffers(*fsdp);
+  }
+  if (has_hooks_) read_hooks();
+}
+
+void Loading::set_optimizers(bool groups) {
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    Optimizer* const optimizer = parts_[i].optimizer;
+    if (optimizer == nullptr) continue;
+    const CheckpointOptimizer& saved = reader_.manifest().optimizers[i];
+    optimizer->set_num_steps(saved.num_steps);
+    if (!groups) continue;
+    for (const CheckpointGroup& g : saved.groups) {
+      ParameterGroup& mine = optimizer->group(g.name);
+      mine.lr_scale = g.lr_scale;
+      mine.weight_decay = g.weight_decay;
+    }
+  }
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += fmt::format("\n  {}", line);
+  return text;
+}
+
+}  // namespace
+
+LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const CheckpointPart> parts,
+                                 const std::string& path, const LoadOptions& options) {
+  require(!parts.empty(), "[checkpoint] expected something to load into ({})", path);
+  const Fsdp& first = *parts.front().fsdp;
+  const Meeting meeting{world, first.memory(), first.compute()};
+  bool has_hooks = false;
+  for (const CheckpointPart& part : parts) {
+    part.fsdp->check_at_rest("checkpoint");
+    has_hooks = has_hooks || !save_hooks(*part.fsdp).empty();
+  }
+  std::optional<CheckpointReader> reader;
+  const Report opened = report_of([&] {
+    reader.emplace(path);
+    return fmt::format("{:016x}{}", reader->manifest_xxh3(), has_hooks ? "h" : "");
+  });
+  for (const std::string& other : exchange(meeting, opened, "checkpoint opened")) {
+    require<engine::IoError>(
+        other.substr(0, 16) == opened.text.substr(0, 16),
+        "[checkpoint] expected one checkpoint on all ranks, got manifests that "
+        "differ ({})",
+        path);
+    has_hooks = has_hooks || other.ends_with('h');  // what is the same everywhere rank 0 has alone
+  }
+  const Manifest& manifest = reader->manifest();
+  Loading loading(*reader, parts, has_hooks);
+  Loading::Needs needs = loading.needs();
+  const std::vector<std::uint8_t> needed = comm::gather_to_host<std::uint8_t>(
+      world, needs.needed, meeting.memory, meeting.stream, "checkpoint needed");
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    bool is_needed = false;
+    for (std::size_t at = i; at < needed.size(); at += manifest.tensors.size()) {
+      is_needed = is_needed || needed[at] != 0;
+    }
+    const CheckpointTensor& t = manifest.tensors[i];
+    if (is_needed || t.part > 0) continue;
+    needs.missing.push_back(
+        fmt::format("unexpected: {} {}", engine::excerpt(t.kind), engine::excerpt(t.name)));
+  }
+  const Report compared = report_of([&]() -> std::string {
+    std::vector<std::string> all = needs.fatal;
+    if (options.strict) all.insert(all.end(), needs.missing.begin(), needs.missing.end());
+    require(all.empty(), "[checkpoint] expected the same tensors, got{}\n({})", joined(all), path);
+    return "";
+  });
+  exchange(meeting, compared, "checkpoint compared");
+  const Report read = report_of([&]() -> std::string {
+    for (std::size_t f = 0; f < manifest.files.size(); ++f) {
+      if (static_cast<int>(f) % world.size() == world.rank()) reader->check_header(f);
+    }
+    const auto pause = world.pause_deadline();
+    loading.read_values();
+    loading.set_optimizers(options.groups);
+    return "";
+  });
+  exchange(meeting, read, "checkpoint read");
+  for (const CheckpointPart& part : parts) part.fsdp->parameters_changed();
+  return {.path = path,
+          .step = manifest.step,
+          .run = manifest.run,
+          .ranks = manifest.ranks,
+          .values = manifest.values,
+          .differences = std::move(needs.missing)};
+}
+
+}  // namespace tessera::shard

@@ -1,0 +1,40 @@
+// Loads a checkpoint, whatever ranks and strategy wrote it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "shard/checkpoint/pieces.h"
+
+namespace tessera::shard {
+
+struct LoadOptions {
+  /// False: states of optimizers and hooks that are missing stay as they are, and tensors that
+  /// nobody has are ignored; LoadedCheckpoint::differences says which.
+  bool strict = true;
+  /// Parameter groups take their values from the checkpoint. False: they keep their own.
+  bool groups = true;
+};
+
+struct LoadedCheckpoint {
+  std::string path;
+  std::int64_t step = 0;
+  std::string run;
+  int ranks = 1;                              ///< that wrote it
+  std::map<std::string, std::string> values;  ///< see Manifest
+  std::vector<std::string> differences = {};  ///< a line each
+};
+
+/// Collective over `world`, which all groups of `parts` are of. Each rank reads what it owns, in
+/// chunks of 4 MiB; of what hooks remember, all of it. Throws on every rank alike: IoError naming
+/// rank, file and tensor if something is damaged or missing, or is another on some rank, and
+/// InvalidArgument listing all differences between what is saved and `parts`. Until an IoError of
+/// damaged bytes values may have been overwritten: load another checkpoint, or end.
+LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const CheckpointPart> parts,
+                                 const std::string& path, const LoadOptions& options = {});
+
+}  // namespace tessera::shard

@@ -1,0 +1,67 @@
+// What one rank contributes to a checkpoint: the elements that its optimizers own, and of what
+// several ranks have all of, a part.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/memory.h"
+#include "engine/stream.h"
+#include "engine/tensor.h"
+#include "shard/fsdp.h"
+#include "shard/optimizer.h"
+#include "shard/split_tensor.h"
+
+namespace tessera::shard {
+
+/// What is saved and loaded together: the dense parameters of a model, say, and its experts, in
+/// groups of their own. Two of one name, in groups that do not overlap, are copies of each other.
+struct CheckpointPart {
+  Fsdp* fsdp;
+  Optimizer* optimizer = nullptr;  ///< of its parameters; null: none
+};
+
+/// Neighbouring elements of a tensor of a checkpoint.
+struct CheckpointPiece {
+  std::string kind, name;  ///< see CheckpointTensor
+  int part = 0, num_parts = 1;
+  std::vector<std::int64_t> shape;  ///< of the whole tensor
+  std::int64_t begin = 0;           ///< first element
+  SplitTensor values;
+};
+
+/// What of a flat lies as Flat::owned says: masters, and the states of its optimizer.
+struct OwnedTensor {
+  std::string kind;
+  SplitTensor values;
+};
+std::vector<OwnedTensor> owned_tensors(const Flat& flat, const Optimizer* optimizer);
+
+/// Those of this rank. Masters and states are the engine's own, not copies. Between steps.
+/// Throws InvalidArgument for two buffers of one name.
+std::vector<CheckpointPiece> pieces_of(std::span<const CheckpointPart> parts);
+
+/// A copy of pieces in page-locked memory of the host, made beside the next step.
+class Snapshot {
+ public:
+  explicit Snapshot(const engine::Stream& compute);
+  ~Snapshot();
+  Snapshot(const Snapshot&) = delete;
+  Snapshot& operator=(const Snapshot&) = delete;
+
+  /// Copies `pieces` behind what compute was told so far, and makes them those of the copies;
+  /// values must stay as they are until taken(). Memory is kept for the next time.
+  void take(std::vector<CheckpointPiece>& pieces);
+  const engine::Event& taken() const { return taken_; }
+  std::int64_t nbytes() const { return memory_.stats().total_nbytes; }
+
+ private:
+  engine::Stream compute_, stream_;
+  engine::Memory memory_;
+  engine::Tensor arena_;
+  engine::Event taken_;
+};
+
+}  // namespace tessera::shard

@@ -1,0 +1,104 @@
+#include "shard/checkpoint/reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "engine/dtype.h"
+#include "engine/elementwise.h"
+#include "engine/error.h"
+#include "engine/io/text.h"
+#include "engine/io/xxh3.h"
+
+namespace tessera::shard {
+
+using engine::excerpt;
+using engine::IoError;
+using engine::require;
+
+CheckpointReader::CheckpointReader(std::string folder) : folder_(std::move(folder)) {
+  const std::string path = fmt::format("{}/{}", folder_, kManifestName);
+  const std::string text = engine::read_text_file(path, kMaxManifestNbytes);
+  manifest_ = parse_manifest(text, path);
+  manifest_.check_complete(path);
+  manifest_xxh3_ = engine::xxh3(std::as_bytes(std::span(text)));
+  for (const CheckpointFile& file : manifest_.files) {
+    files_.emplace_back(fmt::format("{}/{}", folder_, file.name));
+    require<IoError>(files_.back().nbytes() == file.nbytes,
+                     "[checkpoint] expected a file of {} bytes, got {} ({})", file.nbytes,
+                     files_.back().nbytes(), files_.back().path());
+  }
+  for (const CheckpointTensor& t : manifest_.tensors) tensors_[{t.kind, t.name, t.part}] = &t;
+}
+
+const CheckpointTensor* CheckpointReader::find(std::string_view kind, std::string_view name,
+                                               int part) const {
+  const auto found = tensors_.find({kind, name, part});
+  return found == tensors_.end() ? nullptr : found->second;
+}
+
+void CheckpointReader::check_header(std::size_t file) const {
+  const CheckpointFile& f = manifest_.files[file];
+  std::vector<std::byte> header(static_cast<std::size_t>(f.header_nbytes));
+  files_[file].read(0, header);
+  require<IoError>(engine::xxh3(header) == f.header_xxh3,
+                   "[checkpoint] expected the header that was written, got a damaged one ({})",
+                   files_[file].path());
+}
+
+// Leaves the bytes in chunk_.
+void CheckpointReader::read_chunk(const CheckpointTensor& tensor, const CheckpointRange& range,
+                                  std::size_t chunk) {
+  const std::int64_t first = static_cast<std::int64_t>(chunk) * kChunkNumel;
+  const std::int64_t size = size_of(tensor.dtype);
+  chunk_.resize(static_cast<std::size_t>(std::min(kChunkNumel, range.numel - first) * size));
+  const engine::InputFile& file = files_[range.file];
+  file.read(range.offset + first * size, chunk_);
+  require<IoError>(engine::xxh3(chunk_) == range.xxh3[chunk],
+                   "[checkpoint] expected the bytes that were written, got damaged ones (elements "
+                   "{} to {} of {} {}, {})",
+                   range.begin + first, range.begin + first + std::ssize(chunk_) / size,
+                   excerpt(tensor.kind), excerpt(tensor.name), file.path());
+}
+
+void CheckpointReader::read(const CheckpointTensor& tensor, std::int64_t begin,
+                            std::span<float> out) {
+  const std::int64_t end = begin + std::ssize(out);
+  require(begin >= 0 && end <= tensor.numel(),
+          "[checkpoint] expected elements of {}, got [{}, {}) ({} {})", tensor.numel(), begin, end,
+          tensor.kind, tensor.name);
+  // The first range that ends behind `begin`: ranges are sorted and cover everything.
+  auto range = std::ranges::upper_bound(tensor.ranges, begin, {},
+                                        [](const CheckpointRange& r) { return r.begin + r.numel; });
+  for (; begin < end; ++range) {
+    if (range->numel == 0) continue;
+    const std::int64_t range_end = std::min(end, range->begin + range->numel);
+    while (begin < range_end) {
+      const auto chunk = static_cast<std::size_t>((begin - range->begin) / kChunkNumel);
+      const std::int64_t chunk_begin =
+          range->begin + static_cast<std::int64_t>(chunk) * kChunkNumel;
+      const std::int64_t n = std::min(range_end, chunk_begin + kChunkNumel) - begin;
+      read_chunk(tensor, *range, chunk);
+      engine::dispatch_float(tensor.dtype, "checkpoint", [&](auto zero) {
+        using T = decltype(zero);
+        const auto* stored = reinterpret_cast<const T*>(chunk_.data()) + (begin - chunk_begin);
+        engine::cast(out.data(), stored, n);
+      });
+      out = out.subspan(static_cast<std::size_t>(n));
+      begin += n;
+    }
+  }
+}
+
+std::vector<std::byte> CheckpointReader::read_bytes(const CheckpointTensor& tensor) {
+  std::vector<std::byte> bytes;
+  for (const CheckpointRange& range : tensor.ranges) {
+    for (std::size_t chunk = 0; chunk < range.xxh3.size(); ++chunk) {
+      read_chunk(tensor, range, chunk);
+      bytes.insert(bytes.end(), chunk_.begin(), chunk_.end());
+    }
+  }
+  return bytes;
+}
+
+}  // namespace tessera::shard

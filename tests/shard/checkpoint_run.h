@@ -1,0 +1,120 @@
+// Training of the toy model that saves checkpoints and goes on from them.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shard/checkpoint/checkpointer.h"
+#include "tests/shard/toy_training.h"
+
+namespace tessera::testing {
+
+struct CheckpointRun {
+  Training training = {};  ///< `steps`: the last one
+  shard::CheckpointerOptions checkpoints = {};
+  int save_every = 1;     ///< 0: never
+  bool resumes = true;    ///< from the newest there is
+  std::string from = {};  ///< resumes from this one
+  shard::LoadOptions load = {};
+  /// What every rank does behind each step; false: it ends there.
+  std::function<bool(comm::ProcessGroup&, int step)> behind_step = {};
+};
+
+struct CheckpointResult {
+  std::vector<float> values;  ///< of all parameters and states of the optimizer, on rank 0
+  std::vector<float> norms;   ///< of the steps that were made
+  int first_step = 0;
+  std::int64_t copy_nbytes = 0;
+  std::map<std::string, std::string> saved_values;
+  std::vector<std::string> warnings, differences;
+};
+
+/// One rank's part.
+inline CheckpointResult train_saving_rank(comm::ProcessGroup& world, const CheckpointRun& run) {
+  const Training& t = run.training;
+  CheckpointResult result;
+  const engine::Stream compute = t.compute(world.rank());
+  const engine::Memory memory(compute, {.cache = t.cache, .poison = t.poison});
+  engine::Tape tape(memory, compute);
+  ToyModel model(t.blocks, t.numel);
+  shard::FsdpOptions options = t.options;
+  options.delay_seed = t.delay_seed;
+  shard::Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+  std::unique_ptr<shard::Optimizer> optimizer;
+  if (t.adamw) {
+    optimizer = std::make_unique<shard::AdamW>(fsdp, shard::AdamWOptions{});
+  } else {
+    optimizer = std::make_unique<shard::Sgd>(fsdp, shard::SgdOptions{.momentum = 0.9});
+  }
+  shard::CheckpointerOptions checkpoints = run.checkpoints;
+  checkpoints.warn = [&](std::string_view text) { result.warnings.emplace_back(text); };
+  shard::Checkpointer checkpointer(world, {{&fsdp, optimizer.get()}}, checkpoints);
+  int step = 0;
+  std::optional<shard::LoadedCheckpoint> loaded;
+  if (!run.from.empty()) {
+    loaded = checkpointer.load(run.from, run.load);
+  } else if (run.resumes) {
+    loaded = checkpointer.load_newest(run.load);
+  } else {
+    checkpointer.check_is_new();
+  }
+  if (loaded) {
+    step = static_cast<int>(loaded->step);
+    result.saved_values = loaded->values;
+    result.differences = loaded->differences;
+  }
+  result.first_step = step;
+  std::vector<shard::GradNorm> norms;
+  for (; step < t.steps; ++step) {
+    if (t.in_backward) optimizer->step_in_backward(1e-3, *t.in_backward);
+    for (int micro = 0; micro < t.accum; ++micro) {
+      if (micro == 0) {
+        fsdp.begin_step(t.accum);
+      } else {
+        fsdp.next_micro_step();
+      }
+      const int number = (step * t.accum + micro) * world.size() + world.rank();
+      const engine::RandomStream random{7, static_cast<std::uint64_t>(number)};
+      std::vector<float> values(static_cast<std::size_t>(t.numel));
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = random.normal(i);
+      const auto x = engine::Tensor::from<float>(memory, {t.numel}, values, "x");
+      tape.backward(model.loss(tape, x, t.recompute, t.rounds));
+    }
+    norms.push_back(fsdp.finish_step());
+    if (!t.in_backward) optimizer->step(1e-3, norms.back(), t.max_norm);
+    if (run.save_every > 0 && (step + 1) % run.save_every == 0) {
+      checkpointer.save(step + 1, {{"position", std::to_string(step + 1)}});
+    }
+    checkpointer.poll();
+    if (run.behind_step && !run.behind_step(world, step)) break;
+  }
+  checkpointer.wait();
+  for (const shard::GradNorm& norm : norms) result.norms.push_back(norm.value());
+  const auto add = [&](const std::vector<float>& values) {
+    result.values.insert(result.values.end(), values.begin(), values.end());
+  };
+  for (const engine::Parameter* p : fsdp.parameters()) {
+    add(fsdp.full_parameter(*p));
+    for (const std::string& name : optimizer->state_names()) add(optimizer->full_state(*p, name));
+  }
+  add({static_cast<float>(optimizer->num_steps())});
+  result.copy_nbytes = checkpointer.copy_nbytes();
+  return result;
+}
+
+/// What rank 0 has.
+inline CheckpointResult train_saving(const CheckpointRun& run) {
+  CheckpointResult result;
+  comm::run_ranks(run.training.ranks, {}, [&](comm::ProcessGroup& world) {
+    CheckpointResult mine = train_saving_rank(world, run);
+    if (world.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+}  // namespace tessera::testing
