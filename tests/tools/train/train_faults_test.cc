@@ -193,6 +193,20 @@ TEST_F(TrainFaults, TimeInWhichTheProcessWasStoppedIsNobodysDelay) {
 // Output
 // ------------------------------------------------------------------------------------------------
 
+// Shorter and longer than the deadline, at moments that nobody chose.
+TEST_F(TrainFaults, BeingStoppedChangesNoBit) {
+  const std::string training =
+      command({{"train.steps", "400"}, {"parallel.deadline_s", "1"}, {"parallel.ranks", "3"}});
+  const auto sha256 = [this] { return last_line().at("final").at("params_sha256"); };
+  ASSERT_EQ(shell(training).exit_code, 0);
+  const json expected = sha256();
+  const Outcome outcome =
+      during(training,
+             "for s in 0.3 1.5 0.1; do kill -STOP $P; sleep $s; kill -CONT $P; sleep 0.02; done");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(sha256(), expected);
+}
+
 TEST_F(TrainFaults, AReaderThatPausesHoldsUpNobody) {
   // 3,000 lines are more than a pipe takes.
   const Flags flags = {{"train.steps", "3000"}, {"log.every", "1"}, {"parallel.deadline_s", "0.5"}};
@@ -346,6 +360,22 @@ TEST_F(TrainFaults, MemoryThatRunsOutIsAnErrorAndNoCrash) {
   EXPECT_GT(num_failed, 100);
   EXPECT_LE(num_while_loading, 5);
   EXPECT_GT(num_with_plan, 20);  // most fail before there is a plan, or find no memory for it
+}
+
+TEST_F(TrainFaults, ALimitOfOpenFilesIsAnErrorAndNoCrash) {
+  int num_failed = 0, limit = 4;
+  for (int exit_code = 1; exit_code != 0; ++limit) {
+    ASSERT_LE(limit, 32);  // is enough
+    const Outcome outcome = shell("ulimit -n " + std::to_string(limit) + "; exec " + command());
+    exit_code = outcome.exit_code;
+    if (outcome.err.find("shared librar") != std::string::npos) continue;  // not even loaded
+    EXPECT_TRUE(exit_code == 0 || exit_code == 1) << limit << outcome.err;
+    if (exit_code == 0) continue;
+    ++num_failed;
+    EXPECT_TRUE(has(outcome.err, {"error: [", "Too many open files"})) << limit;
+    EXPECT_EQ(half_written(), "") << limit;
+  }
+  EXPECT_GT(num_failed, 2);
 }
 
 TEST_F(TrainFaults, ALimitOfAddressSpaceIsAnErrorAndNoCrash) {
