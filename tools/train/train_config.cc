@@ -231,6 +231,12 @@ void TrainConfig::add_to(FlagSet& flags) {
                                       {"linear", ScheduleKind::kLinear}}});
   flags.add("train.recompute", &train.recompute,
             {.help = "keep no activations of a block; run its forward again in backward"});
+  flags.add("train.max_minutes", &train.max_minutes,
+            {.help = "end behind the step at which training has taken that long, as a signal would "
+                     "end it, with a checkpoint if any are saved; 0: no limit",
+             .min = 0,
+             .max = 1e6});
+  checkpoint.add_to(flags);
   flags.add("log.every", &log.every,
             {.help = "steps between lines on the terminal; 0: none", .min = 0});
   flags.add("log.val_every", &log.val_every,
@@ -344,6 +350,7 @@ void TrainConfig::validate(const FlagSet& flags) const {
           "[config] expected parallel.canonical=true with nccl only, got it with {}, which always "
           "sums in the order of ranks",
           device == DeviceChoice::kCpu ? "device=cpu" : "parallel.backend=threads");
+  checkpoint.validate(flags);
   comm.validate(flags, parallel.strategy, precision, train.grad_clip, train.max_skips);
   // Samples are numbered in 64 bits. How many ranks 0 stands for depends on the machine.
   const std::int64_t ranks = parallel.ranks > 0 ? parallel.ranks : kMaxRanks;

@@ -8,6 +8,7 @@
 
 #include "engine/stream.h"
 #include "shard/options.h"
+#include "tools/train/checkpoint_config.h"
 #include "tools/train/comm_config.h"
 #include "tools/train/flags.h"
 
@@ -68,6 +69,7 @@ struct StepConfig {
   double grad_clip = 1;        ///< 0: off
   std::int64_t max_skips = 0;  ///< updates in a row, for gradients that are not finite
   bool check_gradients = false;
+  double max_minutes = 0;  ///< of training; 0: no limit
   std::int64_t warmup = 0;
   ScheduleKind schedule = ScheduleKind::kCosine;
   bool recompute = false;
@@ -107,6 +109,7 @@ struct TrainConfig {
   shard::Precision precision;
   OffloadConfig offload;
   StepConfig train;
+  CheckpointConfig checkpoint;
   LogConfig log;
   std::string out;
   bool plan = false;          ///< say what would be done, and end

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ratio>
 #include <span>
 #include <utility>
 
@@ -86,9 +87,39 @@ Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
   if (uses_host_memory()) trace_->count_memory("host memory", fsdp_.host_memory());
 }
 
-// The global number of the first sample of this rank's `batch`.
+// The global number of the first sample of this rank's `batch`. A run that went on from a
+// checkpoint may have had other ranks and batches before.
 std::int64_t Trainer::first_sample(std::int64_t batch) const {
-  return (batch * world_.size() + world_.rank()) * config_.train.batch;
+  const std::int64_t since_start = batch - start_.step * config_.train.accum;
+  return start_.sample + (since_start * world_.size() + world_.rank()) * config_.train.batch;
+}
+
+// Behind the steps that are done.
+TrainPosition Trainer::position() const {
+  const StepConfig& c = config_.train;
+  return {.step = num_steps_,
+          .sample = start_.sample + (num_steps_ - start_.step) * c.accum * world_.size() * c.batch,
+          .num_skips = num_skips_};
+}
+
+TrainPosition Trainer::open_checkpoints(RunIdentity identity) {
+  const CheckpointConfig& c = config_.checkpoint;
+  if (!c.saves() && !c.resumes()) return start_;
+  checkpoints_ = std::make_unique<RunCheckpoints>(world_, fsdp_, *optimizer_, config_,
+                                                  std::move(identity), log_);
+  start_ = checkpoints_->resume();
+  num_steps_ = start_.step;
+  num_skips_ = start_.num_skips;
+  return start_;
+}
+
+// What this rank knows; see stop.h.
+int Trainer::why_to_stop() const {
+  const std::chrono::duration<double, std::ratio<60>> elapsed =
+      std::chrono::steady_clock::now() - begin_;
+  const double most = config_.train.max_minutes;
+  if (stop_requested() == 0 && most > 0 && elapsed.count() >= most) return kTimeIsUp;
+  return stop_requested();
 }
 
 // A probe for the values of one tensor needs no step behind it.
@@ -105,27 +136,35 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
   const double items = static_cast<double>(world_.size()) * static_cast<double>(c.accum) *
                        static_cast<double>(c.batch) * static_cast<double>(items_per_sample);
   batches_ = std::make_unique<BatchLoader>(
-      memory_, compute_, data.tensors, num_steps * c.accum,
-      [this, fill = data.fill](std::int64_t n, const Batch& host) { fill(first_sample(n), host); },
+      memory_, compute_, data.tensors, std::max<std::int64_t>(num_steps - start_.step, 0) * c.accum,
+      [this, fill = data.fill, first = start_.step * c.accum](std::int64_t n, const Batch& host) {
+        fill(first_sample(first + n), host);
+      },
       trace_);
   const bool is_late = compute_.device().is_cuda();
   std::optional<Launched> pending;
   Mark begin{};
-  for (std::int64_t step = 0; step < num_steps && stopped_by_ == 0; ++step) {
+  begin_ = std::chrono::steady_clock::now();
+  for (std::int64_t step = start_.step; step < num_steps && stopped_by_ == 0; ++step) {
     if (!pending) begin = mark();
     Launched launched = launch(step, loss);
     if (pending) finish(*pending, begin, items);
     pending = std::move(launched);
+    if (checkpoints_) checkpoints_->poll();
     const bool is_last = step + 1 == num_steps;
+    const bool saves = checkpoints_ && checkpoints_->is_due(step + 1);
     const bool validates =
         !is_last && config_.log.val_every > 0 && (step + 1) % config_.log.val_every == 0;
-    if (is_late && !validates && !is_last) continue;
+    if (is_late && !validates && !saves && !is_last) continue;
     finish(*pending, begin, items);
     pending.reset();
+    if (saves) checkpoints_->save(position());
     if (validates && stopped_by_ == 0) validate_after(step + 1, validate);
   }
   if (pending) finish(*pending, begin, items);
-  if (stopped_by_ == 0) validate_after(num_steps, validate);
+  if (checkpoints_) checkpoints_->save(position());
+  if (stopped_by_ == 0) validate_after(num_steps_, validate);
+  if (checkpoints_) checkpoints_->finish();
   if (stopped_by_ == 0 || log_ == nullptr) return;
   log_->say(fmt::format("stopped by {} after step {} of {}", signal_name(stopped_by_), num_steps_,
                         c.steps));
@@ -189,7 +228,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
     time_part(compute_, optimizer_ms, [&] { optimizer_->step(lr, norm, c.grad_clip); });
   }
   if (probe_ != nullptr) probe_->on_updated(fsdp_, *optimizer_);
-  engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
+  engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(why_to_stop()),
                      "keep_stop");
   comm::HostGather kept(world_, values, metrics_, pinned_, "values");
   StepRecord record{.step = step + 1, .lr = lr};

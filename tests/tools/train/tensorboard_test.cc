@@ -44,7 +44,7 @@ std::vector<EventRead> read(const TempFolder& folder, const TensorBoardLog& log)
 TEST(TensorBoardLog, HoldsEveryFigureUnderItsTag) {
   const TempFolder folder;
   TensorBoardLog log(folder.path(), "tokens");
-  log.begin();
+  log.begin(1);
   log.step(record_of(1));
   StepRecord skipped = record_of(2);
   skipped.skipped = "w";
