@@ -36,7 +36,7 @@ constexpr int kBad = 2;  // the rank that goes wrong
 // What a rank calls. Each call is waited for in the stream, and at the end.
 struct Caller {
   ProcessGroup& world;
-  Memory memory = {};
+  Memory memory{};
   Stream stream = Stream::worker_cpu("comm");
 
   bool is_bad() const { return world.rank() == kBad; }
