@@ -82,12 +82,17 @@ void create_folders(const std::string& folder) {
   for (const std::string& path : made) engine::flush_folder_of(path);
 }
 
-/// Removes a folder of files. Returns the first error, 0 if none.
+/// Removes a folder of files, or a link. Returns the first error, 0 if none.
 int remove_folder(const std::string& folder) {
   int first_error = 0;
   const auto keep_error = [&](int result) {
     if (result != 0 && first_error == 0) first_error = errno;
   };
+  struct stat status {};
+  if (::lstat(folder.c_str(), &status) == 0 && S_ISLNK(status.st_mode)) {
+    keep_error(::unlink(folder.c_str()));  // what it leads to is not ours
+    return first_error;
+  }
   for (const std::string& name : engine::names_in_folder(folder)) {
     if (name == "." || name == "..") continue;
     keep_error(::unlink(fmt::format("{}/{}", folder, name).c_str()));
