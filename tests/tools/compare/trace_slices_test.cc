@@ -49,6 +49,13 @@ TEST(TraceSlices, OfManyTheLongestAreKept) {
   EXPECT_EQ(slices.at("threads")[0].at("slices")[0][1], 0.5 * 1e-3);
 }
 
+TEST(TraceSlices, ANumberThatIsNoIdIsNone) {
+  const TempFolder folder;
+  const std::string path =
+      folder.write("trace.json", R"([{"ph":"X","pid":1,"tid":1e300,"ts":0,"dur":1,"name":"a"}])");
+  EXPECT_EQ(trace_slices(path, "a").at("threads")[0].at("name"), "thread 0");
+}
+
 TEST(TraceSlices, WhatIsNoTraceIsRefused) {
   const TempFolder folder;
   for (const char* text : {"{}", "[]", "[1]", "{", R"([{"ph":"M","pid":1}])"}) {
