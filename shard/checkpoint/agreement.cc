@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <sstream>
 #include <utility>
 
 #include "comm/host_gather.h"
 #include "engine/error.h"
+#include "shard/checkpoint/folder.h"
 
 namespace tessera::shard {
 
@@ -64,6 +66,16 @@ std::vector<std::string> exchange(const Meeting& meeting, const Report& mine,
   }
   if (is_invalid_argument) throw InvalidArgument(all);
   throw IoError(all);
+}
+
+std::vector<std::int64_t> agreed_steps(const Meeting& meeting, const std::string& folder) {
+  const Report seen = report_of([&]() -> std::string {
+    return meeting.world.rank() == 0 ? fmt::format("{}", fmt::join(steps_in(folder), " ")) : "";
+  });
+  std::istringstream numbers(exchange(meeting, seen, "checkpoints seen").front());
+  std::vector<std::int64_t> steps;
+  for (std::int64_t step = 0; numbers >> step;) steps.push_back(step);
+  return steps;
 }
 
 }  // namespace tessera::shard

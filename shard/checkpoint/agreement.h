@@ -1,6 +1,7 @@
 // Errors that all ranks learn of together.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -32,5 +33,8 @@ Report report_of(const std::function<std::string()>& fn) noexcept;
 /// IoError that says which and why.
 std::vector<std::string> exchange(const Meeting& meeting, const Report& mine,
                                   std::string_view label);
+
+/// Collective: steps_in(folder), as rank 0 sees them.
+std::vector<std::int64_t> agreed_steps(const Meeting& meeting, const std::string& folder);
 
 }  // namespace tessera::shard

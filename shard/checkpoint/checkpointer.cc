@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <filesystem>
 #include <random>
-#include <sstream>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -259,53 +258,34 @@ std::string Checkpointer::publish(const Save& save, const std::vector<std::strin
 // Loading
 // -----------------------------------------------------------------------------------------
 
-// Those that rank 0 sees, the newest first.
-std::vector<std::int64_t> Checkpointer::steps() {
-  const Report seen = report_of([&]() -> std::string {
-    return world_.rank() == 0 ? fmt::format("{}", fmt::join(steps_in(options_.folder), " ")) : "";
-  });
-  std::vector<std::int64_t> steps;
-  std::istringstream numbers(exchange(meeting(), seen, "checkpoints seen").front());
-  for (std::int64_t step = 0; numbers >> step;) steps.push_back(step);
-  return steps;
-}
-
 std::optional<LoadedCheckpoint> Checkpointer::load_newest(const LoadOptions& options) {
-  std::string errors;
-  for (const std::int64_t step : steps()) {
-    const std::string path = checkpoint_path(options_.folder, step);
-    try {
-      LoadedCheckpoint loaded = load_checkpoint(world_, parts_, path, options);
-      run_ = loaded.run;
-      return loaded;
-    } catch (const IoError& e) {
-      rejected_.insert(step);
-      errors += fmt::format("\n  {}", e.what());
-      warn(fmt::format("{} does not verify, and is passed over: {}", path, e.what()));
-    }
-  }
-  require<IoError>(errors.empty(),
-                   "[checkpoint] expected a checkpoint that verifies, got none{}\n({})", errors,
-                   options_.folder);
-  return std::nullopt;
+  std::optional<LoadedCheckpoint> loaded = load_newest_checkpoint(
+      world_, parts_, options_.folder, options, [this](std::string_view text) { warn(text); },
+      [this](std::int64_t step) { rejected_.insert(step); });
+  if (loaded) run_ = loaded->run;
+  return loaded;
 }
 
 LoadedCheckpoint Checkpointer::load(const std::string& path, const LoadOptions& options) {
-  const std::vector<std::int64_t> here = steps();
   LoadedCheckpoint loaded = load_checkpoint(world_, parts_, path, options);
+  continue_from(loaded);
+  return loaded;
+}
+
+void Checkpointer::continue_from(const LoadedCheckpoint& loaded) {
+  const std::vector<std::int64_t> here = agreed_steps(meeting(), options_.folder);
   std::error_code error;
-  const bool is_of_folder =
-      std::filesystem::equivalent(path, checkpoint_path(options_.folder, loaded.step), error);
+  const bool is_of_folder = std::filesystem::equivalent(
+      loaded.path, checkpoint_path(options_.folder, loaded.step), error);
   require(here.empty() || (is_of_folder && here.front() == loaded.step),
           "[checkpoint] expected a folder for what follows step {}, got one that has step {}: name "
           "another, or move its checkpoints ({})",
           loaded.step, here.empty() ? 0 : here.front(), options_.folder);
   run_ = loaded.run;
-  return loaded;
 }
 
 void Checkpointer::check_is_new() {
-  const std::vector<std::int64_t> here = steps();
+  const std::vector<std::int64_t> here = agreed_steps(meeting(), options_.folder);
   require(here.empty(),
           "[checkpoint] expected a folder without checkpoints for a new run, got one that has step "
           "{} ({})",

@@ -80,6 +80,8 @@ class Checkpointer {
   /// The same of one checkpoint, of this folder or another. Throws InvalidArgument if this folder
   /// has newer ones, or is another one and has any: saves would be mixed with them.
   LoadedCheckpoint load(const std::string& path, const LoadOptions& options = {});
+  /// The same of one that was loaded already.
+  void continue_from(const LoadedCheckpoint& loaded);
   /// Throws InvalidArgument if the folder has checkpoints, which a new run must not mix with its
   /// own.
   void check_is_new();
@@ -94,7 +96,6 @@ class Checkpointer {
   void begin(std::map<std::string, std::string> values);
   std::optional<std::int64_t> advance();
   std::string publish(const Save& save, const std::vector<std::string>& written);
-  std::vector<std::int64_t> steps();
   void warn(std::string_view text) const;
 
   comm::ProcessGroup& world_;

@@ -16,6 +16,7 @@
 #include "engine/io/safetensors.h"
 #include "engine/io/text.h"
 #include "shard/checkpoint/agreement.h"
+#include "shard/checkpoint/folder.h"
 #include "shard/checkpoint/manifest.h"
 #include "shard/checkpoint/reader.h"
 #include "shard/hook.h"
@@ -277,6 +278,29 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
           .ranks = manifest.ranks,
           .values = manifest.values,
           .differences = std::move(needs.missing)};
+}
+
+std::optional<LoadedCheckpoint> load_newest_checkpoint(
+    comm::ProcessGroup& world, std::span<const CheckpointPart> parts, const std::string& folder,
+    const LoadOptions& options, const std::function<void(std::string_view)>& warn,
+    const std::function<void(std::int64_t step)>& rejected) {
+  require(!parts.empty(), "[checkpoint] expected something to load into ({})", folder);
+  const Fsdp& first = *parts.front().fsdp;
+  std::string errors;
+  for (const std::int64_t step : agreed_steps({world, first.memory(), first.compute()}, folder)) {
+    const std::string path = checkpoint_path(folder, step);
+    try {
+      return load_checkpoint(world, parts, path, options);
+    } catch (const engine::IoError& e) {
+      errors += fmt::format("\n  {}", e.what());
+      if (rejected) rejected(step);
+      if (warn) warn(fmt::format("passed over, as it does not verify: {}", e.what()));
+    }
+  }
+  require<engine::IoError>(errors.empty(),
+                           "[checkpoint] expected a checkpoint that verifies, got none{}\n  ({})",
+                           errors, folder);
+  return std::nullopt;
 }
 
 }  // namespace tessera::shard

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/process_group.h"
@@ -36,5 +39,13 @@ struct LoadedCheckpoint {
 /// damaged bytes values may have been overwritten: load another checkpoint, or end.
 LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const CheckpointPart> parts,
                                  const std::string& path, const LoadOptions& options = {});
+
+/// The newest of the checkpoints in `folder` that verifies. `warn` is told of each newer one that
+/// does not; `rejected`, if not null, of its step. Nothing if there are none. Throws as
+/// load_checkpoint(), but IoError if there are some and none verifies.
+std::optional<LoadedCheckpoint> load_newest_checkpoint(
+    comm::ProcessGroup& world, std::span<const CheckpointPart> parts, const std::string& folder,
+    const LoadOptions& options = {}, const std::function<void(std::string_view)>& warn = {},
+    const std::function<void(std::int64_t step)>& rejected = {});
 
 }  // namespace tessera::shard

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
@@ -62,9 +64,20 @@ JsonlWriter::JsonlWriter(std::string path, Mode mode)
   }
 }
 
-void JsonlWriter::clear() {
-  const int error = !is_own_file_ || ::ftruncate(file_.get(), 0) == 0 ? 0 : errno;
-  engine::require<engine::IoError>(error == 0, "[jsonl] expected to empty a log, got {} ({})",
+void JsonlWriter::keep_while(const std::function<bool(const nlohmann::json& record)>& keeps) {
+  if (!is_own_file_) return;
+  std::ifstream records(path_, std::ios::binary);
+  std::int64_t nbytes = 0;
+  for (std::string line; std::getline(records, line) && !records.eof();) {
+    try {
+      if (!keeps(engine::parse_json(line, path_))) break;
+    } catch (const engine::IoError&) {
+      break;
+    }
+    nbytes += std::ssize(line) + 1;
+  }
+  const int error = ::ftruncate(file_.get(), nbytes) == 0 ? 0 : errno;
+  engine::require<engine::IoError>(error == 0, "[jsonl] expected to cut a log, got {} ({})",
                                    std::generic_category().message(error), path_);
 }
 

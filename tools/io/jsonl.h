@@ -4,6 +4,8 @@
 //   log.write(JsonRecord().add("step", 3).add("loss", 2.5));    // {"step":3,"loss":2.5}
 #pragma once
 
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -37,15 +39,16 @@ class JsonlWriter {
   enum class Mode {
     kReplace,
     kAppend,
-    kReplaceLater,  ///< what is there stays until clear(); no two such writers at once
+    kReplaceLater,  ///< what is there stays until keep_while(); no two such writers at once
   };
 
   /// Throws IoError naming the path. A path that is where stdout or stderr goes, such as
   /// /dev/stdout, shares their position: nothing is written over.
   explicit JsonlWriter(std::string path, Mode mode = Mode::kReplace);
 
-  /// For kReplaceLater: empties a regular file, unless stdout or stderr goes there. Throws IoError.
-  void clear();
+  /// For kReplaceLater: cuts a regular file, unless stdout or stderr goes there, behind the first
+  /// records for which `keeps` is true; what is no record is not kept. Throws IoError.
+  void keep_while(const std::function<bool(const nlohmann::json& record)>& keeps);
 
   /// One write of one line, so that a reader or a second writer never sees half of one. Throws
   /// IoError naming the path, when the disk is full for example.

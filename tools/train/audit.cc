@@ -14,7 +14,7 @@ Audit::Audit(TrainPlan plan, const PlanTarget& target, std::int64_t val_every)
     : plan_(std::move(plan)), on_gpus_(target.on_gpus), val_every_(val_every) {}
 
 std::vector<Audit::Row> Audit::rows_of(const StepRecord& step) const {
-  const StepRecord& planned = plan_.steps[step.step == 1 ? 0 : 1];
+  const StepRecord& planned = plan_.steps[step.step == start_ + 1 ? 0 : 1];
   std::vector<Row> rows = {
       {"bytes sent", planned.traffic.bytes_sent, step.traffic.bytes_sent},
       {"collectives", planned.traffic.num_collectives, step.traffic.num_collectives}};
@@ -46,7 +46,7 @@ std::vector<Audit::Row> Audit::rows_of(const StepRecord& step) const {
 
 void Audit::add(const StepRecord& step) {
   const bool is_behind_validation =
-      val_every_ > 0 && step.step > 1 && (step.step - 1) % val_every_ == 0;
+      val_every_ > 0 && step.step > start_ + 1 && (step.step - 1) % val_every_ == 0;
   // What is not updated is not gathered anew, there or ahead of the next step.
   const bool is_skipped = !step.skipped.empty();
   const bool is_behind_skip = std::exchange(was_skipped_, is_skipped);

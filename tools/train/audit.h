@@ -18,6 +18,8 @@ class Audit {
   Audit(TrainPlan plan, const PlanTarget& target, std::int64_t val_every);
 
   const TrainPlan& plan() const { return plan_; }
+  /// The run goes on from behind that step.
+  void start_behind(std::int64_t step) { start_ = step; }
   /// Each step, in order, of rank 0. A step behind a validation is left out: units that were
   /// gathered ahead for it are gathered again.
   void add(const StepRecord& step);
@@ -42,6 +44,7 @@ class Audit {
 
   TrainPlan plan_;
   bool on_gpus_;
+  std::int64_t start_ = 0;
   std::int64_t val_every_;
   std::int64_t num_steps_ = 0, first_wrong_ = 0;  // steps from 1; 0: none
   bool was_skipped_ = false;                      // the update of the last step

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -75,7 +76,7 @@ RunLog::RunLog(const TrainConfig& config, std::string items, std::string config_
                        ? nullptr
                        : std::make_unique<TensorBoardLog>(resolve_user_path(config.log.tensorboard),
                                                           items_)),
-      start_(std::chrono::steady_clock::now()) {}
+      start_time_(std::chrono::steady_clock::now()) {}
 
 std::vector<RunFile> RunLog::outputs(const TrainConfig& config) {
   const std::string folder = resolve_user_path(config.out);
@@ -107,11 +108,16 @@ void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
   check_files_differ(stays ? all.first(all.size() - 1) : all, std::span(&given, 1));
 }
 
-void RunLog::begin() {
+void RunLog::begin(std::int64_t start) {
+  start_ = start;
   ::unlink(path("sample.txt").c_str());  // of an earlier run
   write_file("config.toml", config_toml_);
-  jsonl_file_.clear();
-  if (tensorboard_) tensorboard_->begin();
+  jsonl_file_.keep_while([start](const nlohmann::json& record) {
+    const auto step = record.find("step");
+    return step != record.end() && step->is_number_integer() && step->get<std::int64_t>() <= start;
+  });
+  if (tensorboard_) tensorboard_->begin(start + 1);
+  start_time_ = std::chrono::steady_clock::now();
 }
 
 void RunLog::set_rates(double flops_per_item, double peak_flop_per_s) {
@@ -149,9 +155,9 @@ void RunLog::check_output() {
 }
 
 std::string RunLog::time_left(std::int64_t step) const {
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_time_;
   const double left =
-      elapsed.count() / static_cast<double>(step) * static_cast<double>(num_steps_ - step);
+      elapsed.count() / static_cast<double>(step - start_) * static_cast<double>(num_steps_ - step);
   return engine::duration_text(left);
 }
 
@@ -178,6 +184,7 @@ void RunLog::step(const StepRecord& r) {
           .add_all(r.host_memory
                        ? JsonRecord().add_literal("host_peak_bytes", peak_bytes(*r.host_memory))
                        : JsonRecord())
+          .add_all(r.replayed.empty() ? JsonRecord() : JsonRecord().add("replayed", r.replayed))
           .add_all(r.skipped.empty() ? JsonRecord() : JsonRecord().add("skipped", r.skipped))
           .line());
   check_output();
@@ -190,7 +197,7 @@ void RunLog::step(const StepRecord& r) {
                            r.step, num_steps_, r.skipped),
                Console::Style::kWarning);
   }
-  if (every_ == 0 || (r.step % every_ != 0 && !is_last && r.step != 1)) return;
+  if (every_ == 0 || (r.step % every_ != 0 && !is_last && r.step != start_ + 1)) return;
   say(step_text(r, options), Console::Style::kStrong);
 }
 

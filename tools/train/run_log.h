@@ -43,8 +43,9 @@ class RunLog {
 
   const std::string& folder() const { return folder_; }
   const std::string& jsonl_path() const { return jsonl_path_; }
-  /// The run has begun: writes config.toml and empties the log.
-  void begin();
+  /// The run has begun, behind `start` steps of an earlier one: writes config.toml, and of the log
+  /// keeps the records of these.
+  void begin(std::int64_t start = 0);
   /// From here on steps say what part of `peak_flop_per_s`, of all ranks together, the model's own
   /// operations are: `flops_per_item` of forward and backward, without what is recomputed.
   void set_rates(double flops_per_item, double peak_flop_per_s);
@@ -74,7 +75,7 @@ class RunLog {
   std::string time_left(std::int64_t step) const;
   std::optional<double> peak_percent(const StepRecord& record) const;
 
-  std::int64_t num_steps_;
+  std::int64_t start_ = 0, num_steps_;
   std::int64_t every_;
   std::string items_;
   std::string config_toml_;
@@ -89,7 +90,7 @@ class RunLog {
   bool told_jsonl_ = false, told_console_ = false, told_tensorboard_ = false;
   RunSummary summary_;
   double peak_items_per_s_ = 0;  // 0: unknown
-  std::chrono::steady_clock::time_point start_;
+  std::chrono::steady_clock::time_point start_time_;
 };
 
 }  // namespace tessera::tools

@@ -37,7 +37,7 @@ struct Result {
 
 // `trace`, `probe`, `audit`: null if none is asked for.
 Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Task& task, RunLog* log,
-                  RunTrace* trace, RunProbe* probe, Audit* audit) {
+                  RunTrace* trace, RunProbe* probe, Audit* audit, const std::string& config_toml) {
   const TrainConfig& config = task.config();
   const std::unique_ptr<TaskRank> rank = task.rank();
   Model& model = rank->model();
@@ -46,6 +46,9 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Task& tas
                   model.blocks(), model.root(), log, recorder,
                   probe == nullptr ? nullptr : &probe->probe(world.rank()));
   rank->load(trainer, log);
+  const TrainPosition start = trainer.open_checkpoints(
+      {.model = task.model_text(), .data = task.data_text(), .config = config_toml});
+  if (audit != nullptr) audit->start_behind(start.step);
   if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
   const HookReport hook(trainer.fsdp(), config.comm.options());
   const auto loss = [&](std::int64_t first_sample, const Batch& batch) {
@@ -63,7 +66,7 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Task& tas
   if (log != nullptr) {
     if (peak_flop_per_s) log->set_rates(task.items().flops, *peak_flop_per_s);
     const auto pause = world.pause_deadline();
-    log->begin();
+    log->begin(start.step);
     if (trace != nullptr) trace->begin();
     for (const std::string& line : hook.lines()) log->say(line);
     if (!hook.lines().empty()) log->write_file("comm_hook.txt", hook.table());
@@ -154,7 +157,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
       const bool is_first = world.rank() == 0;
       pin_rank(config.cpu, world.rank());
       Result mine = train_rank(world, ranks, task, is_first ? &log : nullptr, trace.get(),
-                               probe.get(), is_first && audit ? &*audit : nullptr);
+                               probe.get(), is_first && audit ? &*audit : nullptr, flags.to_toml());
       if (is_first) result = std::move(mine);
     });
     if (trace != nullptr) trace->close();

@@ -50,7 +50,7 @@ RunTrace::RunTrace(const TrainConfig& config, int num_ranks)
 }
 
 void RunTrace::begin() {
-  file_.clear();
+  file_.keep_while([](const nlohmann::json&) { return false; });
   const std::lock_guard lock(mutex_);
   has_begun_ = true;
   if (!held_.empty()) background_.write(std::exchange(held_, {}));

@@ -36,6 +36,7 @@ struct StepRecord {
   engine::MemoryStats step_memory = {};                 ///< peaks inside this step alone
   engine::MemoryStats step_host_memory = {};
   comm::Traffic traffic = {};  ///< of this rank in this step
+  std::string replayed = {};   ///< what came of making the step again; empty: it was not
   std::string skipped = {};    ///< whose gradient is not finite: no norm, no update; empty: none's
 
   /// What the known parts leave of step_ms; nothing unless compute_ms is known.

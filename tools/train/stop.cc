@@ -95,6 +95,7 @@ void request_stop(int signal) {
 }
 
 std::string_view signal_name(int signal) {
+  if (signal == kTimeIsUp) return "train.max_minutes";
   for (const Stop& stop : kStops) {
     if (stop.signal == signal) return stop.name;
   }

@@ -31,7 +31,9 @@ class StopSignals {
 int stop_requested();
 /// Asks to stop as `signal` would, unless asked already. Does not count as a first signal.
 void request_stop(int signal);
-/// "SIGTERM"; "a signal" for those that do not ask to stop.
+/// What ends a training that has taken as long as it may, in the place of a signal's number.
+inline constexpr int kTimeIsUp = -1;
+/// "SIGTERM"; "train.max_minutes" of kTimeIsUp; "a signal" for those that do not ask to stop.
 std::string_view signal_name(int signal);
 
 }  // namespace tessera::tools

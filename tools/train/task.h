@@ -55,6 +55,10 @@ class Task {
   virtual Items items() const = 0;
   /// A line for the terminal: model and data.
   virtual std::string summary() const = 0;
+  /// What makes the model what it is, in words: a checkpoint of another one is refused.
+  virtual std::string model_text() const = 0;
+  /// What makes the data what they are: a checkpoint tells.
+  virtual std::string data_text() const = 0;
   virtual bool samples() const { return false; }
   virtual std::unique_ptr<TaskRank> rank() const = 0;
   /// The last line for the terminal; empty: none.

@@ -65,9 +65,9 @@ TensorBoardLog::~TensorBoardLog() {
   if (!has_begun_) ::unlink(path_.c_str());
 }
 
-void TensorBoardLog::begin() {
+void TensorBoardLog::begin(std::int64_t first_step) {
   has_begun_ = true;
-  writer_.write(event_header(now_s(), /*first_step=*/1));
+  writer_.write(event_header(now_s(), first_step));
 }
 
 void TensorBoardLog::step(const StepRecord& r) {

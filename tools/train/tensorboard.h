@@ -24,7 +24,7 @@ class TensorBoardLog {
   TensorBoardLog& operator=(const TensorBoardLog&) = delete;
 
   const std::string& path() const { return path_; }
-  void begin();
+  void begin(std::int64_t first_step);
   void step(const StepRecord& record);
   void validation(std::int64_t step, double val_loss);
 

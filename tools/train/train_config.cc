@@ -231,6 +231,24 @@ void TrainConfig::add_to(FlagSet& flags) {
                                       {"linear", ScheduleKind::kLinear}}});
   flags.add("train.recompute", &train.recompute,
             {.help = "keep no activations of a block; run its forward again in backward"});
+  flags.add(
+      "train.spike_factor", &train.spike_factor,
+      {.help = "a step whose loss is over that many times the median of the last 32, or not "
+               "finite, is made again from the same state before it is believed: with another "
+               "result the machine has failed and training goes on, with the same it ends, "
+               "before the update, with a checkpoint if any are saved; 0: off",
+       .min = 0,
+       .max = kHuge});
+  flags.add("train.verify_every", &train.verify_every,
+            {.help = "steps between those that are made again from the same state and compared bit "
+                     "by bit, as a check of the machine; 0: off",
+             .min = 0});
+  flags.add("train.max_minutes", &train.max_minutes,
+            {.help = "end behind the step at which training has taken that long, as a signal would "
+                     "end it, with a checkpoint if any are saved; 0: no limit",
+             .min = 0,
+             .max = 1e6});
+  checkpoint.add_to(flags);
   flags.add("log.every", &log.every,
             {.help = "steps between lines on the terminal; 0: none", .min = 0});
   flags.add("log.val_every", &log.val_every,
@@ -304,6 +322,22 @@ void TrainConfig::validate(const FlagSet& flags) const {
           "[config] expected train.max_skips=0 with train.overlap_optimizer, got {}: what is not "
           "finite is known when backward has ended, and most is updated by then",
           train.max_skips);
+  if (train.guards()) {
+    const char* const option = train.spike_factor > 0 ? "train.spike_factor" : "train.verify_every";
+    require(train.spike_factor == 0 || train.spike_factor > 1,
+            "[config] expected train.spike_factor above 1, got {}", train.spike_factor);
+    require(train.overlap_optimizer == OverlapOptimizer::kNone,
+            "[config] expected train.overlap_optimizer=none with {}, got another: what is updated "
+            "beside backward cannot be made again",
+            option);
+    require(!comm.options().compresses(),
+            "[config] expected no comm.hook that remembers earlier steps with {}, got {}", option,
+            comm.hook);
+    require(!audit && log.probe.empty(),
+            "[config] expected neither audit nor log.probe with {}, got {}: steps that are made "
+            "again are not planned",
+            option, audit ? "audit" : "log.probe");
+  }
   const shard::Placement placement = shard::Placement::preset(parallel.strategy);
   require(offload.parameters == 0 || shard::can_offload_parameters(placement, precision),
           "[config] expected offload.parameters=0 with parallel.strategy={} and "
@@ -344,6 +378,7 @@ void TrainConfig::validate(const FlagSet& flags) const {
           "[config] expected parallel.canonical=true with nccl only, got it with {}, which always "
           "sums in the order of ranks",
           device == DeviceChoice::kCpu ? "device=cpu" : "parallel.backend=threads");
+  checkpoint.validate(flags);
   comm.validate(flags, parallel.strategy, precision, train.grad_clip, train.max_skips);
   // Samples are numbered in 64 bits. How many ranks 0 stands for depends on the machine.
   const std::int64_t ranks = parallel.ranks > 0 ? parallel.ranks : kMaxRanks;
@@ -421,7 +456,8 @@ shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
           .unit_min_numel = parallel.unit_min_numel,
           .bucket_nbytes = static_cast<std::int64_t>(std::ceil(parallel.bucket_mb * (1 << 20))),
           .precision = precision,
-          .non_finite = train.max_skips > 0 ? shard::NonFinite::kSkip : shard::NonFinite::kThrow,
+          .non_finite = train.max_skips > 0 || train.guards() ? shard::NonFinite::kSkip
+                                                              : shard::NonFinite::kThrow,
           .check_gradients = train.check_gradients,
           .offload = {.parameters = offload.parameters,
                       .gradients = offload.gradients,

@@ -8,6 +8,7 @@
 
 #include "engine/stream.h"
 #include "shard/options.h"
+#include "tools/train/checkpoint_config.h"
 #include "tools/train/comm_config.h"
 #include "tools/train/flags.h"
 
@@ -68,10 +69,15 @@ struct StepConfig {
   double grad_clip = 1;        ///< 0: off
   std::int64_t max_skips = 0;  ///< updates in a row, for gradients that are not finite
   bool check_gradients = false;
+  double max_minutes = 0;         ///< of training; 0: no limit
+  double spike_factor = 0;        ///< of the median loss; 0: off. See step_guard.h
+  std::int64_t verify_every = 0;  ///< steps; 0: off. The same
   std::int64_t warmup = 0;
   ScheduleKind schedule = ScheduleKind::kCosine;
   bool recompute = false;
 
+  /// Whether some steps may be made twice.
+  bool guards() const { return spike_factor > 0 || verify_every > 0; }
   /// Learning rate of `step` (from 0): linear warmup, then the schedule down to 0 at `steps`.
   double lr_at(std::int64_t step) const;
 };
@@ -107,6 +113,7 @@ struct TrainConfig {
   shard::Precision precision;
   OffloadConfig offload;
   StepConfig train;
+  CheckpointConfig checkpoint;
   LogConfig log;
   std::string out;
   bool plan = false;          ///< say what would be done, and end

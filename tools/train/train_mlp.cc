@@ -184,6 +184,15 @@ class MlpTask : public Task {
                        engine::escaped(path_), data_.train.num_images, data_.test.num_images,
                        data_.train.height, data_.train.width);
   }
+  std::string model_text() const override {
+    const MlpConfig mlp = config_.mlp(data_);
+    return fmt::format("MLP of {} layers, {} x {} x {}", mlp.layers, mlp.inputs, mlp.hidden,
+                       mlp.classes);
+  }
+  std::string data_text() const override {
+    return fmt::format("{} images of {} x {} from {}", data_.train.num_images, data_.train.height,
+                       data_.train.width, path_);
+  }
   std::unique_ptr<TaskRank> rank() const override {
     return std::make_unique<MlpRank>(config_, data_);
   }

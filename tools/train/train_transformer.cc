@@ -123,6 +123,15 @@ class TransformerTask : public Task {
         model_.layers, model_.dim, model_.heads, double(model_.num_parameters()) * 1e-6,
         engine::escaped(data_->file().path()), data_->num_sequences(), data_->seq());
   }
+  std::string model_text() const override {
+    return fmt::format("GPT-2 of {} layers x {}, {} heads, {} positions, {} tokens, epsilon {}",
+                       model_.layers, model_.dim, model_.heads, model_.seq, model_.vocab,
+                       model_.norm_eps);
+  }
+  std::string data_text() const override {
+    return fmt::format("{} sequences of {} tokens from {}", data_->num_sequences(), data_->seq(),
+                       data_->file().path());
+  }
   bool samples() const override { return config_.sample_tokens > 0; }
   std::unique_ptr<TaskRank> rank() const override {
     return std::make_unique<TransformerRank>(config_, model_, *data_);

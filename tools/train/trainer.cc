@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ratio>
 #include <span>
 #include <utility>
 
@@ -76,6 +77,7 @@ Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
             with_listeners(config.fsdp_options(world.size()), trace, probe)),
       optimizer_(make_optimizer(fsdp_, config.train)) {
   tape_.listen(probe_);
+  if (config.train.guards() && !compute_.device().is_meta) guard_.emplace(config.train);
   if (trace_ == nullptr) return;
   for (const auto& unit : fsdp_.units()) {
     std::vector<std::string> names;
@@ -86,9 +88,38 @@ Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
   if (uses_host_memory()) trace_->count_memory("host memory", fsdp_.host_memory());
 }
 
-// The global number of the first sample of this rank's `batch`.
+// The global number of the first sample of this rank's `batch`. A run that went on from a
+// checkpoint may have had other ranks and batches before.
 std::int64_t Trainer::first_sample(std::int64_t batch) const {
-  return (batch * world_.size() + world_.rank()) * config_.train.batch;
+  const std::int64_t since_start = batch - start_.step * config_.train.accum;
+  return start_.sample + (since_start * world_.size() + world_.rank()) * config_.train.batch;
+}
+
+TrainPosition Trainer::behind(std::int64_t steps) const {
+  const StepConfig& c = config_.train;
+  return {.step = steps,
+          .sample = start_.sample + (steps - start_.step) * c.accum * world_.size() * c.batch,
+          .num_skips = num_skips_};
+}
+
+TrainPosition Trainer::open_checkpoints(RunIdentity identity) {
+  const CheckpointConfig& c = config_.checkpoint;
+  if (!c.saves() && !c.resumes()) return start_;
+  checkpoints_ = std::make_unique<RunCheckpoints>(world_, fsdp_, *optimizer_, config_,
+                                                  std::move(identity), log_);
+  start_ = checkpoints_->resume();
+  num_steps_ = start_.step;
+  num_skips_ = start_.num_skips;
+  return start_;
+}
+
+// What this rank knows; see stop.h.
+int Trainer::why_to_stop() const {
+  const std::chrono::duration<double, std::ratio<60>> elapsed =
+      std::chrono::steady_clock::now() - begin_;
+  const double most = config_.train.max_minutes;
+  if (stop_requested() == 0 && most > 0 && elapsed.count() >= most) return kTimeIsUp;
+  return stop_requested();
 }
 
 // A probe for the values of one tensor needs no step behind it.
@@ -104,28 +135,37 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
   const std::int64_t num_steps = num_steps_to_run();
   const double items = static_cast<double>(world_.size()) * static_cast<double>(c.accum) *
                        static_cast<double>(c.batch) * static_cast<double>(items_per_sample);
+  data_ = data;
   batches_ = std::make_unique<BatchLoader>(
-      memory_, compute_, data.tensors, num_steps * c.accum,
-      [this, fill = data.fill](std::int64_t n, const Batch& host) { fill(first_sample(n), host); },
+      memory_, compute_, data.tensors, std::max<std::int64_t>(num_steps - start_.step, 0) * c.accum,
+      [this, fill = data.fill, first = start_.step * c.accum](std::int64_t n, const Batch& host) {
+        fill(first_sample(first + n), host);
+      },
       trace_);
   const bool is_late = compute_.device().is_cuda();
   std::optional<Launched> pending;
   Mark begin{};
-  for (std::int64_t step = 0; step < num_steps && stopped_by_ == 0; ++step) {
+  begin_ = std::chrono::steady_clock::now();
+  for (std::int64_t step = start_.step; step < num_steps && stopped_by_ == 0; ++step) {
     if (!pending) begin = mark();
     Launched launched = launch(step, loss);
     if (pending) finish(*pending, begin, items);
     pending = std::move(launched);
+    if (checkpoints_) checkpoints_->poll();
     const bool is_last = step + 1 == num_steps;
+    const bool saves = checkpoints_ && checkpoints_->is_due(step + 1);
     const bool validates =
         !is_last && config_.log.val_every > 0 && (step + 1) % config_.log.val_every == 0;
-    if (is_late && !validates && !is_last) continue;
+    if (is_late && !validates && !saves && !is_last) continue;
     finish(*pending, begin, items);
     pending.reset();
+    if (saves) checkpoints_->save(behind(num_steps_));
     if (validates && stopped_by_ == 0) validate_after(step + 1, validate);
   }
   if (pending) finish(*pending, begin, items);
-  if (stopped_by_ == 0) validate_after(num_steps, validate);
+  if (checkpoints_) checkpoints_->save(behind(num_steps_));
+  if (stopped_by_ == 0) validate_after(num_steps_, validate);
+  if (checkpoints_) checkpoints_->finish();
   if (stopped_by_ == 0 || log_ == nullptr) return;
   log_->say(fmt::format("stopped by {} after step {} of {}", signal_name(stopped_by_), num_steps_,
                         c.steps));
@@ -164,35 +204,21 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
                                          ? shard::UpdateGathers::kInterleaved
                                          : shard::UpdateGathers::kContiguous);
   }
-  for (std::int64_t micro = 0; micro < c.accum; ++micro) {
-    if (probe_ != nullptr) probe_->begin_micro_step(micro);
-    const shard::MicroStep pass{.no_sync = c.accum_comm == AccumComm::kLast && micro + 1 < c.accum};
-    if (micro == 0) {
-      fsdp_.begin_step(static_cast<int>(c.accum), pass);
-    } else {
-      fsdp_.next_micro_step(pass);
-    }
-    const Batch& batch = batches_->next();
-    time_part(compute_, compute_ms, [&] {
-      const Tensor value = loss(first_sample(step * c.accum + micro), batch);
-      engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
-      // Before a backward that could only end in an error.
-      if (value.device().is_host() && c.max_skips == 0) {
-        check_loss(value.item(), step + 1, micro + 1, world_.rank());
-      }
-      tape_.backward(value);
-    });
-  }
-  const shard::GradNorm norm = of_step(step + 1, [&] { return fsdp_.finish_step(); });
+  shard::GradNorm norm = run_passes(
+      step, loss, values, [this](std::int64_t) -> const Batch& { return batches_->next(); },
+      compute_ms);
+  std::string replayed;
+  if (guard_ && guard_->watches(step + 1)) norm = guard(step, loss, values, norm, replayed);
   if (probe_ != nullptr) probe_->on_reduced(fsdp_);
   if (!overlaps) {
     time_part(compute_, optimizer_ms, [&] { optimizer_->step(lr, norm, c.grad_clip); });
   }
   if (probe_ != nullptr) probe_->on_updated(fsdp_, *optimizer_);
-  engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(stop_requested()),
+  engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(why_to_stop()),
                      "keep_stop");
   comm::HostGather kept(world_, values, metrics_, pinned_, "values");
   StepRecord record{.step = step + 1, .lr = lr};
+  record.replayed = std::move(replayed);
   record_memory(record);
   const comm::Traffic after = world_.traffic();
   record.traffic = {after.num_collectives - before.num_collectives,
@@ -204,6 +230,77 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   if (trace_ != nullptr) trace_->end_step();
   if (probe_ != nullptr) probe_->end_step();
   return {.record = std::move(record), .values = std::move(kept), .norm = norm};
+}
+
+// Forward and backward of all micro-steps, and the reduction of what they leave.
+shard::GradNorm Trainer::run_passes(std::int64_t step, const Loss& loss, const Tensor& values,
+                                    const NextBatch& next, double& compute_ms) {
+  const StepConfig& c = config_.train;
+  for (std::int64_t micro = 0; micro < c.accum; ++micro) {
+    if (probe_ != nullptr) probe_->begin_micro_step(micro);
+    const shard::MicroStep pass{.no_sync = c.accum_comm == AccumComm::kLast && micro + 1 < c.accum};
+    if (micro == 0) {
+      fsdp_.begin_step(static_cast<int>(c.accum), pass);
+    } else {
+      fsdp_.next_micro_step(pass);
+    }
+    const Batch& batch = next(micro);
+    time_part(compute_, compute_ms, [&] {
+      const Tensor value = loss(first_sample(step * c.accum + micro), batch);
+      engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
+      // Before a backward that could only end in an error.
+      if (value.device().is_host() && c.max_skips == 0 && !guard_) {
+        check_loss(value.item(), step + 1, micro + 1, world_.rank());
+      }
+      tape_.backward(value);
+    });
+  }
+  return of_step(step + 1, [&] { return fsdp_.finish_step(); });
+}
+
+// Decides, before the update, whether what the passes came to is believed.
+shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor& values,
+                               const shard::GradNorm& first, std::string& replayed) {
+  const std::int64_t accum = config_.train.accum;
+  shard::GradNorm norm = first;
+  const auto outcome = [&] {
+    std::vector<float> mine = engine::to_vector<float>(values.slice(0, {accum}));
+    for (const float x : checksum_of_gradient(fsdp_)) mine.push_back(x);
+    return StepOutcome{world_.size(), gather(mine), norm.not_finite()};
+  };
+  const auto replay = [&] {
+    Batch again;
+    double unused_ms = 0;
+    norm = run_passes(
+        step, loss, values,
+        [&](std::int64_t micro) -> const Batch& {
+          again = load_batch(memory_, data_->tensors, [&](const Batch& host) {
+            data_->fill(first_sample(step * accum + micro), host);
+          });
+          return again;
+        },
+        unused_ms);
+    return outcome();
+  };
+  const StepGuard::Verdict verdict = guard_->judge(step + 1, outcome(), replay);
+  if (!verdict.is_replayed) return norm;
+  replayed = verdict.remark.empty() ? "equal" : verdict.remark;
+  if (!verdict.remark.empty() && log_ != nullptr) {
+    log_->say(fmt::format("warning: step {}: {}", step + 1, verdict.remark),
+              Console::Style::kWarning);
+  }
+  const bool may_skip = config_.train.max_skips > 0 && !verdict.outcome.not_finite.empty();
+  if (verdict.is_wrong.empty() || may_skip) return norm;
+  std::string where = "no checkpoint, as checkpoint.every is 0";
+  if (checkpoints_) {
+    checkpoints_->save(behind(step));
+    checkpoints_->finish();
+    where = fmt::format("the state before it is in {}", checkpoints_->newest());
+  }
+  engine::fail("[train] expected a step to go on from, got one of which {}{} (step {}; {})",
+               verdict.is_wrong,
+               verdict.remark.empty() ? ", made again from the same state as well" : "", step + 1,
+               where);
 }
 
 void Trainer::begin_peaks() {

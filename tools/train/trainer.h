@@ -22,7 +22,9 @@
 #include "tools/probe/probe.h"
 #include "tools/trace/trace.h"
 #include "tools/train/batch_loader.h"
+#include "tools/train/run_checkpoints.h"
 #include "tools/train/run_log.h"
+#include "tools/train/step_guard.h"
 #include "tools/train/train_config.h"
 
 namespace tessera::tools {
@@ -39,6 +41,10 @@ class Trainer {
   comm::ProcessGroup& world() { return world_; }
   engine::Tape& tape() { return tape_; }
   shard::Fsdp& fsdp() { return fsdp_; }
+
+  /// Collective, before run(): saves checkpoints, and goes on from one, as configured. Returns what
+  /// training has behind it.
+  TrainPosition open_checkpoints(RunIdentity identity);
 
   /// What training reads. `fill` writes the micro-batch that starts at global sample
   /// `first_sample` to host memory, in a thread of its own; see BatchLoader.
@@ -113,10 +119,18 @@ class Trainer {
   };
   std::int64_t first_sample(std::int64_t batch) const;
   std::int64_t num_steps_to_run() const;
+  TrainPosition behind(std::int64_t steps) const;
+  int why_to_stop() const;
   bool uses_host_memory() const {
     return fsdp_.offload() != nullptr || config_.comm.powersgd.offload_error;
   }
   Launched launch(std::int64_t step, const Loss& loss);
+  // The batch of a micro-step of the step at work.
+  using NextBatch = std::function<const Batch&(std::int64_t micro)>;
+  shard::GradNorm run_passes(std::int64_t step, const Loss& loss, const engine::Tensor& values,
+                             const NextBatch& next, double& compute_ms);
+  shard::GradNorm guard(std::int64_t step, const Loss& loss, const engine::Tensor& values,
+                        const shard::GradNorm& first, std::string& replayed);
   /// Starts peaks of memory anew.
   void begin_peaks();
   void record_memory(StepRecord& record);
@@ -145,8 +159,13 @@ class Trainer {
   std::optional<Validation> validation_;
   engine::MemoryStats peaks_, host_peaks_;  // before the step at work
   std::function<void(const StepRecord&)> on_step_;
-  std::int64_t num_steps_ = 0;
-  std::int64_t num_skips_ = 0;  // in a row
+  std::unique_ptr<RunCheckpoints> checkpoints_;  // null: none
+  std::optional<StepGuard> guard_;
+  std::optional<Data> data_;  // of run()
+  TrainPosition start_;
+  std::int64_t num_steps_ = 0;                   // that are done, those before start_ too
+  std::int64_t num_skips_ = 0;                   // in a row
+  std::chrono::steady_clock::time_point begin_;  // of run()
   int stopped_by_ = 0;
 };
 

@@ -44,7 +44,7 @@ std::vector<EventRead> read(const TempFolder& folder, const TensorBoardLog& log)
 TEST(TensorBoardLog, HoldsEveryFigureUnderItsTag) {
   const TempFolder folder;
   TensorBoardLog log(folder.path(), "tokens");
-  log.begin();
+  log.begin(1);
   log.step(record_of(1));
   StepRecord skipped = record_of(2);
   skipped.skipped = "w";
@@ -92,7 +92,7 @@ TEST(TensorBoardLog, RunsShareNoFile) {
   std::vector<std::unique_ptr<TensorBoardLog>> logs;
   for (int i = 0; i < 3; ++i) {
     logs.push_back(std::make_unique<TensorBoardLog>(folder.path(), "tokens"));
-    logs.back()->begin();
+    logs.back()->begin(1);
     EXPECT_TRUE(has(logs.back()->path(), {"/events.out.tfevents."}));
   }
   EXPECT_EQ(folder.num_entries(), 3);

@@ -1,0 +1,212 @@
+// Trainings that are interrupted, and go on: with the bits, and the log, of one that was not.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/testing/errors.h"
+#include "tests/testing/faults.h"
+#include "tests/testing/program.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/tools/train/tiny_training.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::Fault;
+using testing::Flags;
+using testing::has;
+using testing::Outcome;
+using testing::run_program;
+
+class Resume : public testing::TinyTraining {
+ protected:
+  Resume() {
+    flags_["train.steps"] = "12";
+    flags_["model.dropout"] = "0.1";
+    flags_["log.peak_ms"] = "0";
+  }
+
+  /// The records of a run below the folder.
+  std::vector<json> log_of(const std::string& out) const {
+    std::vector<json> records;
+    std::istringstream lines(folder_.read(out + "/log.jsonl"));
+    for (std::string line; std::getline(lines, line);) records.push_back(json::parse(line));
+    return records;
+  }
+  /// What must not depend on an interruption: losses, norms, rates of learning, and parameters.
+  static std::string results(const std::vector<json>& log) {
+    std::string text;
+    for (const json& record : log) {
+      for (const char* key : {"step", "loss", "grad_norm", "lr"}) {
+        if (record.contains(key)) text += record.at(key).dump() + " ";
+      }
+      if (record.contains("final")) text += record.at("final").at("params_sha256").dump();
+    }
+    return text;
+  }
+  std::string results_of(const std::string& out) const { return results(log_of(out)); }
+  std::string expected() {
+    EXPECT_EQ(run({{"out", folder_ / "whole"}}).exit_code, 0);
+    EXPECT_EQ(log_of("whole").size(), 13u);
+    return results_of("whole");
+  }
+  std::vector<std::string> checkpoints(const std::string& out = "run") const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_ / out + "/checkpoints")) {
+      if (entry.is_directory()) names.push_back(entry.path().filename().string());
+    }
+    std::ranges::sort(names);
+    return names;
+  }
+};
+
+const Flags kSaves = {{"checkpoint.every", "2"}, {"resume", "auto"}};
+
+Flags saving(Flags more) {
+  more.insert(kSaves.begin(), kSaves.end());
+  return more;
+}
+
+TEST_F(Resume, AKilledRunGoesOnUnderOtherRanksAndStrategiesWithTheSameLog) {
+  const std::string whole = expected();
+  // At the rename that would name the checkpoint of step 4, and in the files of step 8.
+  const Fault faults[] = {{"rename", testing::below(folder_, "run/checkpoints/step_4"), 1, "kill"},
+                          {"write", testing::below(folder_, "run/checkpoints/step_8"), 2, "kill"}};
+  EXPECT_EQ(run_program(testing::kTransformer, with(saving({})), with_fault(faults[0])).exit_code,
+            -1);
+  EXPECT_TRUE(fs::exists(folder_ / "run/checkpoints/step_2"));
+  EXPECT_FALSE(fs::exists(folder_ / "run/checkpoints/step_4"));
+  EXPECT_EQ(run_program(testing::kTransformer,
+                        with(saving({{"parallel.strategy", "ddp"}, {"checkpoint.async", "false"}})),
+                        with_fault(faults[1]))
+                .exit_code,
+            -1);
+  EXPECT_EQ(folder_.read("run/checkpoints/latest"), "step_6\n");
+  const Outcome last =
+      run(saving({{"parallel.ranks", "1"}, {"train.accum", "2"}, {"checkpoint.keep", "2"}}));
+  EXPECT_EQ(last.exit_code, 0) << last.err;
+  EXPECT_TRUE(has(last.out, {"resumed behind step 6 of 2 ranks, at sample 12 (",
+                             "  changed: train.accum=2 (was 1)"}));
+  EXPECT_EQ(results_of("run"), whole);
+  EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step_10", "step_12"}));
+}
+
+TEST_F(Resume, ARunThatWasStoppedGoesOnFromItsLastStep) {
+  const Outcome stopped = run(saving({{"train.max_minutes", "1e-9"}}));
+  EXPECT_EQ(stopped.exit_code, 0) << stopped.err;
+  EXPECT_TRUE(has(stopped.out, {"stopped by train.max_minutes after step 1 of 12\n"}));
+  EXPECT_EQ(log_of("run").back().at("final").at("stopped_by"), "train.max_minutes");
+  EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step_1"}));
+  // A signal, while it goes on.
+  const Outcome signalled =
+      shell(command(saving({{"train.steps", "1000000"}, {"train.schedule", "constant"}})) +
+            " & P=$!; until [ $(wc -l < " + folder_ / "run/log.jsonl" +
+            ") -gt 3 ]; do kill -0 $P || exit 99; sleep 0.02; done; kill -TERM $P; wait $P");
+  EXPECT_EQ(signalled.exit_code, 0) << signalled.err;
+  const std::int64_t steps = log_of("run").back().at("final").at("steps");
+  EXPECT_GT(steps, 2);
+  EXPECT_EQ(folder_.read("run/checkpoints/latest"), "step_" + std::to_string(steps) + "\n");
+}
+
+TEST_F(Resume, MoreStepsAreTrainedFromTheEnd) {
+  EXPECT_EQ(run(saving({{"train.schedule", "constant"}, {"train.steps", "5"}})).exit_code, 0);
+  EXPECT_EQ(run(saving({{"train.schedule", "constant"}})).exit_code, 0);
+  const std::string first = results_of("run");
+  EXPECT_EQ(run({{"train.schedule", "constant"}, {"out", folder_ / "whole"}}).exit_code, 0);
+  EXPECT_EQ(first, results_of("whole"));
+  // Nothing is left to do: the same parameters, and nothing is saved twice.
+  const Outcome again = run(saving({{"train.schedule", "constant"}}));
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(results_of("run"), first);
+}
+
+TEST_F(Resume, FromAFolderOfOneOrOfSeveralIntoAnother) {
+  EXPECT_NE(expected(), "");
+  EXPECT_EQ(run({{"checkpoint.every", "4"}, {"out", folder_ / "a"}}).exit_code, 0);
+  for (const std::string from : {"a/checkpoints/step_8", "a/checkpoints"}) {
+    const Outcome next = run({{"resume", folder_ / from}, {"out", folder_ / "b"}});
+    ASSERT_EQ(next.exit_code, 0) << next.err;
+    EXPECT_FALSE(fs::exists(folder_ / "b/checkpoints"));
+    // Its own log has the steps that it made.
+    const std::vector<json> log = log_of("b");
+    EXPECT_EQ(log.front().at("step"), 9);
+    EXPECT_EQ(log.back().at("final").at("params_sha256"),
+              log_of("whole").back().at("final").at("params_sha256"));
+  }
+}
+
+TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
+  EXPECT_EQ(run({{"checkpoint.every", "6"}}).exit_code, 0);
+  const std::string log = folder_.read("run/log.jsonl");
+  const struct {
+    Flags flags;
+    std::vector<std::string> says;
+  } cases[] = {
+      {{{"checkpoint.every", "6"}}, {"expected a folder without checkpoints for a new run"}},
+      {{{"resume", "auto"}, {"model.heads", "4"}},
+       {"expected a checkpoint of this model", "2 heads"}},
+      {{{"resume", "auto"}, {"model.layers", "3"}}, {"[checkpoint]", "missing: parameter"}},
+      {{{"resume", "auto"}, {"train.optimizer", "sgd"}, {"train.momentum", "0.9"}},
+       {"missing: optimizer.", "unexpected: optimizer."}},
+      {{{"resume", folder_ / "nowhere"}}, {"nowhere/manifest.json"}},
+      {{{"resume", folder_ / "run/checkpoints/step_6"}, {"checkpoint.every", "1"}},
+       {"expected a folder for what follows step 6, got one that has step 12"}},
+      {{{"checkpoint.keep", "1"}}, {"expected checkpoint.every with checkpoint.keep"}},
+      {{{"checkpoint.dir", folder_ / "c"}}, {"expected checkpoint.every or resume=auto"}},
+      {{{"checkpoint.strict", "false"}}, {"expected resume with checkpoint.strict=false"}},
+  };
+  for (const auto& c : cases) {
+    const Outcome outcome = run(c.flags);
+    EXPECT_EQ(outcome.exit_code, 1) << outcome.out;
+    for (const std::string& part : c.says) EXPECT_TRUE(has(outcome.err, {part}));
+    EXPECT_EQ(folder_.read("run/log.jsonl"), log);
+  }
+  const Outcome other = run({{"resume", "auto"},
+                             {"train.optimizer", "sgd"},
+                             {"train.momentum", "0.9"},
+                             {"checkpoint.strict", "false"},
+                             {"train.steps", "13"}});
+  EXPECT_EQ(other.exit_code, 0) << other.err;
+  EXPECT_TRUE(has(other.out, {"not loaded: missing: optimizer.", "not loaded: unexpected:"}));
+}
+
+TEST_F(Resume, ADamagedCheckpointIsPassedOverAloud) {
+  EXPECT_EQ(run(saving({{"train.steps", "8"}, {"train.schedule", "constant"}})).exit_code, 0);
+  std::string manifest = folder_.read("run/checkpoints/step_8/manifest.json");
+  manifest[manifest.size() / 2] ^= 1;
+  folder_.write("run/checkpoints/step_8/manifest.json", manifest);
+  const Outcome next = run(saving({{"train.steps", "8"}, {"train.schedule", "constant"}}));
+  EXPECT_EQ(next.exit_code, 0) << next.err;
+  EXPECT_TRUE(has(next.out, {"warning: passed over, as it does not verify", "step_8/manifest.json",
+                             "resumed behind step 6"}));
+  EXPECT_EQ(checkpoints(),
+            (std::vector<std::string>{"step_4", "step_6", "step_8", "step_8.damaged-0"}));
+}
+
+TEST_F(Resume, AFullDiskEndsTheRunWithTheCheckpointsThatWere) {
+  const Fault fault{"write", testing::below(folder_, "run/checkpoints/step_4"), 3, "28"};
+  const Outcome outcome = run_program(testing::kTransformer, with(saving({})), with_fault(fault));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"No space left on device", "step_4.tmp-", "(rank "}));
+  EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step_2"}));
+  EXPECT_EQ(run(saving({})).exit_code, 0);
+  EXPECT_EQ(results_of("run"), expected());
+}
+
+TEST_F(Resume, TheAuditHoldsForTheStepsThatFollow) {
+  EXPECT_EQ(run(saving({{"train.steps", "4"}, {"train.schedule", "constant"}})).exit_code, 0);
+  const Outcome outcome = run(saving({{"audit", "true"}, {"train.schedule", "constant"}}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"8 steps are as planned"}));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,196 @@
+// Steps that are made again: what a machine that fails for a moment costs, and what is wrong for
+// good.
+#include "tools/train/step_guard.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "engine/error.h"
+#include "engine/philox.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/temp_folder.h"
+#include "tools/models/mlp.h"
+#include "tools/train/ranks.h"
+#include "tools/train/trainer.h"
+
+namespace tessera::tools {
+namespace {
+
+using testing::has;
+using testing::TempFolder;
+
+StepOutcome of(float loss, float gradient = 1) { return {1, {loss, gradient, 0}, ""}; }
+
+/// Judges steps with these losses, none of which is to be replayed.
+void learn(StepGuard& guard, int n, float loss) {
+  for (int i = 0; i < n; ++i) {
+    const auto verdict =
+        guard.judge(i + 1, of(loss), [] { return ADD_FAILURE() << "a replay", of(0); });
+    EXPECT_FALSE(verdict.is_replayed);
+  }
+}
+
+TEST(StepGuard, ASpikeIsOneAgainstTheMedianOfEnoughSteps) {
+  const StepConfig config{.spike_factor = 3};
+  StepGuard early(config);
+  learn(early, 7, 2);
+  learn(early, 1, 100);  // of seven nobody knows what is usual
+  StepGuard guard(config);
+  learn(guard, 20, 2);
+  learn(guard, 1, 6);
+  int num_replays = 0;
+  const auto again = [&](float loss) {
+    return [&num_replays, loss] { return ++num_replays, of(loss); };
+  };
+  const auto same = guard.judge(22, of(6.5f), again(6.5f));
+  EXPECT_EQ(num_replays, 1);
+  EXPECT_TRUE(
+      has(same.is_wrong, {"the loss is 6.5, over 3 times the median of the last 21", ", 2"}));
+  const auto healed = guard.judge(22, of(6.5f), again(2));
+  EXPECT_EQ(num_replays, 3);
+  EXPECT_EQ(healed.is_wrong, "");
+  EXPECT_EQ(healed.outcome.mean_loss(), 2);
+  EXPECT_TRUE(has(healed.remark, {"on rank 0 (loss 6.5, then 2, then 2)", "a transient fault"}));
+}
+
+TEST(StepGuard, OfThreeResultsTwoMustAgree) {
+  const StepConfig config{.verify_every = 5};
+  StepGuard guard(config);
+  EXPECT_TRUE(guard.watches(5));
+  EXPECT_FALSE(guard.watches(6));
+  std::vector<StepOutcome> next = {of(2, 1)};
+  const auto replay = [&] {
+    const StepOutcome outcome = next.front();
+    next.erase(next.begin());
+    return outcome;
+  };
+  EXPECT_EQ(guard.judge(5, of(2, 1), replay).remark, "");
+  next = {of(2, 7), of(2, 1)};  // the second was wrong, in the gradient alone
+  const auto second = guard.judge(10, of(2, 1), replay);
+  EXPECT_TRUE(has(second.remark, {"a transient fault"}));
+  EXPECT_EQ(second.is_wrong, "");
+  next = {of(2, 7), of(2, 8)};
+  EXPECT_TRUE(has(guard.judge(15, of(2, 1), replay).is_wrong, {"three results, on rank 0 first"}));
+  // Equal but for their bits: 0 and -0, NaN and NaN.
+  next = {of(-0.0f), of(-0.0f)};
+  EXPECT_NE(guard.judge(20, of(0.0f), replay).remark, "");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  next = {of(nan)};
+  EXPECT_TRUE(has(guard.judge(25, of(nan), replay).is_wrong, {"the loss is nan"}));
+  // The rank that differs.
+  StepOutcome two{2, {1, 0, 0, 1, 0, 0}, ""}, other{2, {1, 0, 0, 1, 0, 5}, ""};
+  EXPECT_EQ(two.first_difference(other), 1);
+}
+
+/// Losses of a training in which `fault` changes a loss: (step from 0, rank, how often it was
+/// made).
+using Fault = std::function<float(std::int64_t step, int rank, int attempt, float loss)>;
+
+struct Trained {
+  std::string sha, error, out;
+  std::vector<StepRecord> steps;
+  TrainPosition resumed;
+};
+
+Trained train(const TempFolder& folder, StepConfig step, const Fault& fault, bool resume = false) {
+  TrainConfig config;
+  config.device = DeviceChoice::kCpu;
+  config.parallel.ranks = 2;
+  config.out = folder.path();
+  config.log.every = 0;
+  config.train = step;
+  config.train.batch = 2;
+  config.train.accum = 2;
+  config.train.lr = 1e-2;
+  config.checkpoint.every = 100;
+  if (resume) config.checkpoint.resume = "auto";
+  Trained run;
+  RunLog log(config, "samples");
+  try {
+    Ranks::choose(config).run(config, [&](comm::ProcessGroup& world) {
+      Mlp mlp({.inputs = 6, .hidden = 8, .layers = 2, .classes = 3});
+      Trainer trainer(world, engine::Stream::inline_cpu("compute"), config, mlp.blocks(),
+                      mlp.root(), world.rank() == 0 ? &log : nullptr);
+      const TrainPosition start = trainer.open_checkpoints({"mlp", "data", ""});
+      if (world.rank() == 0) {
+        run.resumed = start;
+        trainer.on_step([&](const StepRecord& record) { run.steps.push_back(record); });
+      }
+      const auto fill = [](std::int64_t first, const Batch& host) {
+        const engine::RandomStream random{3, static_cast<std::uint64_t>(first)};
+        for (std::int64_t i = 0; i < 12; ++i) {
+          host[0].data<float>()[i] = random.normal(static_cast<std::uint64_t>(i));
+        }
+        host[1].data<std::int32_t>()[0] = static_cast<std::int32_t>(first % 3);
+        host[1].data<std::int32_t>()[1] = static_cast<std::int32_t>((first + 1) % 3);
+      };
+      std::map<std::int64_t, int> attempts;  // of each micro-batch
+      const auto loss = [&](std::int64_t first, const Batch& batch) {
+        const engine::Tensor value = mlp.loss(trainer.tape(), batch, {});
+        const std::int64_t step_number = first / 8;
+        float& x = *value.data<float>();
+        x = fault(step_number, world.rank(), attempts[first]++, x);
+        return value;
+      };
+      trainer.run({{{"x", {2, 6}, engine::DType::kF32}, {"y", {2}, engine::DType::kI32}}, fill},
+                  loss, nullptr, 1);
+      const std::string sha = trainer.params_sha256();
+      if (world.rank() == 0) run.sha = sha;
+    });
+  } catch (const engine::Error& e) {
+    run.error = e.what();
+  }
+  log.flush();
+  return run;
+}
+
+float healthy(std::int64_t, int, int, float loss) { return loss; }
+
+TEST(StepGuard, ATrainingWithATransientFaultEndsWithTheBitsOfOneWithout) {
+  const TempFolder a, b, c;
+  const StepConfig plain{.steps = 14}, guarded{.steps = 14, .spike_factor = 4, .verify_every = 5};
+  const Trained expected = train(a, plain, healthy);
+  EXPECT_EQ(expected.error, "");
+  const Trained verified = train(b, guarded, healthy);
+  EXPECT_EQ(verified.sha, expected.sha);
+  for (const StepRecord& step : verified.steps) {
+    EXPECT_EQ(step.replayed, step.step % 5 == 0 ? "equal" : "") << step.step;
+  }
+  // A spike of step 12 on rank 1, once; an infinity of step 2, once.
+  const Trained faulty =
+      train(c, guarded, [](std::int64_t step, int rank, int attempt, float loss) {
+        if (step == 11 && rank == 1 && attempt == 0) return loss * 100;
+        return step == 1 && rank == 0 && attempt == 0 ? std::numeric_limits<float>::infinity()
+                                                      : loss;
+      });
+  EXPECT_EQ(faulty.error, "");
+  EXPECT_EQ(faulty.sha, expected.sha);
+  EXPECT_TRUE(has(faulty.steps[11].replayed, {"rank 1", "transient"}));
+  EXPECT_TRUE(has(faulty.steps[1].replayed, {"rank 0", "transient"}));
+  EXPECT_LT(faulty.steps[11].loss, 4);  // what is logged is what was believed
+}
+
+TEST(StepGuard, WhatIsWrongAgainEndsTheTrainingWithTheStateBeforeIt) {
+  const TempFolder whole, broken;
+  const StepConfig guarded{.steps = 14, .spike_factor = 4};
+  const Trained expected = train(whole, guarded, healthy);
+  const Fault spike = [](std::int64_t step, int, int, float loss) {
+    return step == 11 ? loss * 100 : loss;
+  };
+  const Trained run = train(broken, guarded, spike);
+  EXPECT_TRUE(has(run.error, {"over 4 times the median", "made again from the same state as well",
+                              "(step 12; the state before it is in ", "/step_11"}));
+  EXPECT_EQ(run.steps.size(), 11u);
+  const Trained next = train(broken, guarded, healthy, /*resume=*/true);
+  EXPECT_EQ(next.resumed.step, 11);
+  EXPECT_EQ(next.sha, expected.sha);
+}
+
+}  // namespace
+}  // namespace tessera::tools

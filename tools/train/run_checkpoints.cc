@@ -1,0 +1,196 @@
+#include "tools/train/run_checkpoints.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "engine/error.h"
+#include "engine/io/text.h"
+#include "shard/checkpoint/load.h"
+#include "shard/checkpoint/manifest.h"
+
+namespace tessera::tools {
+
+using engine::escaped;
+using engine::require;
+
+namespace {
+
+// What no bit of the result depends on.
+constexpr std::string_view kNotCompared[] = {
+    "out",      "plan",    "audit", "resume",        "checkpoint", "device", "cpu",
+    "parallel", "offload", "log",   "memory_budget", "save",       "sample"};
+
+/// "section.key" to value.
+std::map<std::string, std::string> settings_of(std::string_view toml) {
+  std::map<std::string, std::string> settings;
+  std::istringstream lines{std::string(toml)};
+  std::string section;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with('[') && line.ends_with(']')) {
+      section = line.substr(1, line.size() - 2);
+    } else if (const auto equals = line.find(" = "); equals != std::string::npos) {
+      settings[fmt::format("{}{}{}", section, section.empty() ? "" : ".", line.substr(0, equals))] =
+          line.substr(equals + 3);
+    }
+  }
+  return settings;
+}
+
+std::int64_t integer(const std::map<std::string, std::string>& values, const std::string& key,
+                     const std::string& path) {
+  const auto found = values.find(key);
+  std::int64_t number = -1;
+  if (found != values.end()) {
+    const std::string& text = found->second;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end != text.data() + text.size()) number = -1;
+  }
+  require<engine::IoError>(
+      number >= 0, "[checkpoint] expected a number of a training, got {} (value {}, {})",
+      found == values.end() ? "none" : engine::excerpt(found->second), key, path);
+  return number;
+}
+
+std::string text(const std::map<std::string, std::string>& values, const std::string& key) {
+  const auto found = values.find(key);
+  return found == values.end() ? "" : found->second;
+}
+
+}  // namespace
+
+std::vector<std::string> changed_settings(std::string_view before, std::string_view now) {
+  const std::map<std::string, std::string> old = settings_of(before);
+  std::vector<std::string> changes;
+  for (const auto& [name, value] : settings_of(now)) {
+    const std::string_view section = std::string_view(name).substr(0, name.find('.'));
+    if (std::ranges::find(kNotCompared, section) != std::end(kNotCompared)) continue;
+    const auto found = old.find(name);
+    if (found == old.end() || found->second == value) continue;
+    changes.push_back(fmt::format("{}={} (was {})", name, value, found->second));
+  }
+  return changes;
+}
+
+RunCheckpoints::RunCheckpoints(comm::ProcessGroup& world, shard::Fsdp& fsdp,
+                               shard::Optimizer& optimizer, const TrainConfig& config,
+                               RunIdentity identity, RunLog* log)
+    : world_(world),
+      config_(config),
+      identity_(std::move(identity)),
+      log_(log),
+      parts_({{&fsdp, &optimizer}}),
+      folder_(config.checkpoint.folder(config.out)) {
+  if (!config.checkpoint.saves()) return;
+  shard::CheckpointerOptions options{.folder = folder_,
+                                     .keep = static_cast<int>(config.checkpoint.keep),
+                                     .async = config.checkpoint.async,
+                                     .warn = [this](std::string_view line) {
+                                       say(fmt::format("warning: {}", line),
+                                           Console::Style::kWarning);
+                                     }};
+  checkpointer_ = std::make_unique<shard::Checkpointer>(world, parts_, std::move(options));
+}
+
+void RunCheckpoints::say(const std::string& line, Console::Style style) const {
+  if (log_ != nullptr) log_->say(engine::escaped_lines(line), style);
+}
+
+TrainPosition RunCheckpoints::resume() {
+  const CheckpointConfig& c = config_.checkpoint;
+  if (!c.resumes()) {
+    if (checkpointer_ != nullptr) checkpointer_->check_is_new();
+    return {};
+  }
+  // Weight decay is the configuration's, which may have changed.
+  const shard::LoadOptions options{.strict = c.strict, .groups = false};
+  const auto warn = [this](std::string_view line) {
+    say(fmt::format("warning: {}", line), Console::Style::kWarning);
+  };
+  std::optional<shard::LoadedCheckpoint> loaded;
+  if (c.resume == "auto") {
+    loaded = checkpointer_ != nullptr
+                 ? checkpointer_->load_newest(options)
+                 : shard::load_newest_checkpoint(world_, parts_, folder_, options, warn);
+    if (!loaded) {
+      say(fmt::format("no checkpoint in {}: a new run", escaped(folder_)));
+      return {};
+    }
+  } else {
+    const std::string path = resolve_user_path(c.resume);
+    std::error_code ignored;
+    // A folder of checkpoints has no manifest, a damaged checkpoint may have none: by its name
+    // then.
+    const bool is_one =
+        std::filesystem::exists(fmt::format("{}/{}", path, shard::kManifestName), ignored) ||
+        shard::steps_in(path).empty();
+    loaded = is_one ? shard::load_checkpoint(world_, parts_, path, options)
+                    : shard::load_newest_checkpoint(world_, parts_, path, options, warn);
+    if (checkpointer_ != nullptr) checkpointer_->continue_from(*loaded);
+  }
+  return take_over(*loaded);
+}
+
+TrainPosition RunCheckpoints::take_over(const shard::LoadedCheckpoint& loaded) {
+  const auto& values = loaded.values;
+  const std::string model = text(values, "model");
+  require(model == identity_.model,
+          "[checkpoint] expected a checkpoint of this model, {}, got one of {} ({})",
+          identity_.model, model.empty() ? "another program" : engine::excerpt(model), loaded.path);
+  const TrainPosition position{.step = loaded.step,
+                               .sample = integer(values, "next_sample", loaded.path),
+                               .num_skips = integer(values, "num_skips", loaded.path)};
+  last_saved_ = position.step;
+  newest_ = loaded.path;
+  say(fmt::format("resumed behind step {} of {} ranks, at sample {} ({})", position.step,
+                  loaded.ranks, position.sample, escaped(loaded.path)),
+      Console::Style::kStrong);
+  for (const std::string& line : loaded.differences) say("  not loaded: " + line);
+  if (const std::string data = text(values, "data"); data != identity_.data) {
+    say(fmt::format("warning: other data: {} (was {})", identity_.data, data),
+        Console::Style::kWarning);
+  }
+  for (const std::string& line : changed_settings(text(values, "config"), identity_.config)) {
+    say("  changed: " + line);
+  }
+  return position;
+}
+
+bool RunCheckpoints::is_due(std::int64_t step) const {
+  return checkpointer_ != nullptr && step % config_.checkpoint.every == 0;
+}
+
+void RunCheckpoints::save(const TrainPosition& position) {
+  if (checkpointer_ == nullptr || position.step == last_saved_) return;
+  finish();
+  last_saved_ = position.step;
+  checkpointer_->save(position.step, {{"next_sample", std::to_string(position.sample)},
+                                      {"num_skips", std::to_string(position.num_skips)},
+                                      {"model", identity_.model},
+                                      {"data", identity_.data},
+                                      {"config", identity_.config}});
+  if (!checkpointer_->is_saving()) told(position.step);
+}
+
+void RunCheckpoints::poll() {
+  if (checkpointer_ != nullptr) told(checkpointer_->poll());
+}
+
+void RunCheckpoints::finish() {
+  if (checkpointer_ != nullptr) told(checkpointer_->wait());
+}
+
+void RunCheckpoints::told(std::optional<std::int64_t> step) {
+  if (!step) return;
+  newest_ = shard::checkpoint_path(folder_, *step);
+  if (config_.log.every > 0)
+    say(fmt::format("checkpoint of step {} in {}", *step, escaped(newest_)));
+}
+
+}  // namespace tessera::tools

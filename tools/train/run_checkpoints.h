@@ -1,0 +1,76 @@
+// The checkpoints of a training: where it goes on from, and what it leaves.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "shard/checkpoint/checkpointer.h"
+#include "shard/fsdp.h"
+#include "shard/optimizer.h"
+#include "tools/train/run_log.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+/// What a training has behind it.
+struct TrainPosition {
+  std::int64_t step = 0;       ///< steps
+  std::int64_t sample = 0;     ///< global samples
+  std::int64_t num_skips = 0;  ///< updates in a row, the last ones
+};
+
+/// What a checkpoint says of the run that saved it, beside tensors.
+struct RunIdentity {
+  std::string model;   ///< all that shapes do not tell; another one is refused
+  std::string data;    ///< another one is told
+  std::string config;  ///< TOML; what differs is told
+};
+
+/// One rank's. Whatever is not const is collective.
+class RunCheckpoints {
+ public:
+  /// All outlive this. `log` on rank 0, null elsewhere. Throws as shard::Checkpointer.
+  RunCheckpoints(comm::ProcessGroup& world, shard::Fsdp& fsdp, shard::Optimizer& optimizer,
+                 const TrainConfig& config, RunIdentity identity, RunLog* log);
+
+  /// Loads what the option resume says, and tells. Throws InvalidArgument for a checkpoint of
+  /// another model, and for a new run where there are checkpoints; otherwise as
+  /// shard::Checkpointer.
+  TrainPosition resume();
+  /// Whether a checkpoint is due behind `step` steps.
+  bool is_due(std::int64_t step) const;
+  /// Saves, unless that step was the last to be saved or none are.
+  void save(const TrainPosition& position);
+  /// Between steps, where a save may be at work.
+  void poll();
+  /// Ends the save at work, and tells of it.
+  void finish();
+  /// The newest that is whole; empty: none.
+  const std::string& newest() const { return newest_; }
+
+ private:
+  void say(const std::string& line, Console::Style style = Console::Style::kPlain) const;
+  void told(std::optional<std::int64_t> step);
+  TrainPosition take_over(const shard::LoadedCheckpoint& loaded);
+
+  comm::ProcessGroup& world_;
+  const TrainConfig& config_;
+  const RunIdentity identity_;
+  RunLog* const log_;
+  std::vector<shard::CheckpointPart> parts_;
+  std::string folder_;
+  std::unique_ptr<shard::Checkpointer> checkpointer_;  // null: nothing is saved
+  std::int64_t last_saved_ = -1;
+  std::string newest_;
+};
+
+/// "train.lr=0.002 (was 0.001)" of each setting that has another value in `now`, and is about what
+/// is computed: both as FlagSet::to_toml() writes them.
+std::vector<std::string> changed_settings(std::string_view before, std::string_view now);
+
+}  // namespace tessera::tools

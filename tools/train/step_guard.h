@@ -1,0 +1,62 @@
+// Looks at a step before its update: one that looks wrong, or whose turn it is to be verified, is
+// made again from the same state. A machine that computes as it should comes to the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shard/fsdp.h"
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+/// What a step came to, as all ranks know it.
+struct StepOutcome {
+  int num_ranks = 1;
+  /// Rank by rank: the losses of its micro-steps, and the checksum of its part of the gradient in
+  /// two floats of any bits.
+  std::vector<float> values;
+  std::string not_finite;  ///< a gradient; empty: none
+
+  std::span<const float> of(int rank) const;
+  /// Summed in the order of the samples.
+  double mean_loss() const;
+  /// Whose values are others than in `other`, bit by bit; nothing if none's are.
+  std::optional<int> first_difference(const StepOutcome& other) const;
+};
+
+/// The two floats of StepOutcome. Blocks until the gradient is reduced.
+std::vector<float> checksum_of_gradient(shard::Fsdp& fsdp);
+
+class StepGuard {
+ public:
+  /// The latest losses that a spike is measured against, and how many there must be.
+  static constexpr std::size_t kHistory = 32, kFewest = 8;
+
+  explicit StepGuard(const StepConfig& config) : config_(config) {}
+
+  /// Whether the outcome of `step`, from 1, must be known before its update.
+  bool watches(std::int64_t step) const;
+  struct Verdict {
+    StepOutcome outcome;
+    std::string remark = {};    ///< for the log: what was wrong, and is right now; empty: nothing
+    std::string is_wrong = {};  ///< what is wrong again: not to be updated with; empty: nothing
+    bool is_replayed = false;
+  };
+  /// `replay` makes the step again from the same state; the gradient is then that of the last call.
+  Verdict judge(std::int64_t step, StepOutcome first, const std::function<StepOutcome()>& replay);
+
+ private:
+  std::string suspicion(const StepOutcome& outcome) const;
+  double median() const;
+
+  const StepConfig& config_;
+  std::vector<double> losses_;  // the latest, oldest first
+};
+
+}  // namespace tessera::tools
