@@ -71,7 +71,10 @@ int free_port() {
 
 class BootstrapTest : public ::testing::Test {
  protected:
-  void SetUp() override { fs::create_directories(folder_); }
+  void SetUp() override {
+    fs::create_directories(folder_);
+    fs::permissions(folder_, fs::perms::owner_all);  // whatever the umask
+  }
   void TearDown() override { fs::remove_all(folder_); }
 
   std::string path() const { return (folder_ / "id").string(); }
@@ -319,6 +322,25 @@ TEST_F(BootstrapTest, WithoutADescriptorThereIsAnErrorAtOnce) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_THAT(by_tcp, Each(HasSubstr("Too many open files")));
   EXPECT_THAT(by_file, Each(HasSubstr("Too many open files")));
+}
+
+TEST_F(BootstrapTest, FoldersOfOthersAreRefused) {
+  const fs::path folder = fs::path(path()).parent_path();
+  for (const mode_t mode : {0777, 0707, 0770}) {
+    ASSERT_EQ(chmod(folder.c_str(), mode), 0);
+    EXPECT_THAT(results_of(file(), 2, {0, 1}),
+                Each(AllOf(HasSubstr("nobody else may write to"), HasSubstr("got 07"))));
+  }
+  ASSERT_EQ(chmod(folder.c_str(), 01777), 0);  // sticky
+  EXPECT_THAT(results_of(file(), 2, {0, 1}), Each("from 0"));
+  ASSERT_EQ(chmod(folder.c_str(), 0755), 0);
+  EXPECT_THAT(results_of(file(), 2, {0, 1}), Each("from 0"));
+  if (geteuid() == 0) {
+    ASSERT_EQ(chown(folder.c_str(), 12345, -1), 0);
+    EXPECT_THAT(results_of(file(), 2, {0, 1}), Each(HasSubstr("got one of 12345")));
+    ASSERT_EQ(chown(folder.c_str(), 0, -1), 0);
+  }
+  EXPECT_TRUE(left().empty());
 }
 
 TEST_F(BootstrapTest, StrangersOnTheSocketDoNotStopIt) {

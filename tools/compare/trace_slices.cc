@@ -50,7 +50,7 @@ struct Process {
 
 std::int64_t id_of(const json& event, const char* field) {
   const auto found = event.find(field);
-  return found != event.end() && found->is_number() ? found->get<std::int64_t>() : 0;
+  return found != event.end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
 }
 
 std::string text_of(const json& object, const char* field) {

@@ -94,6 +94,13 @@ TEST(TraceSlices, OfManyMomentsTheMostMemoryStays) {
   EXPECT_EQ(memory.at("total").back(), 4999);
 }
 
+TEST(TraceSlices, ANumberThatIsNoIdIsNone) {
+  const TempFolder folder;
+  const std::string path =
+      folder.write("trace.json", R"([{"ph":"X","pid":1,"tid":1e300,"ts":0,"dur":1,"name":"a"}])");
+  EXPECT_EQ(step_of_trace_file(path, "a", 9).at("threads")[0].at("name"), "thread 0");
+}
+
 TEST(TraceSlices, WhatIsNoTraceIsRefused) {
   const TempFolder folder;
   for (const char* text : {"{}", "[]", "[1]", "{", R"([{"ph":"M","pid":1}])"}) {
