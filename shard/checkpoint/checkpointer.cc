@@ -310,7 +310,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load_newest(const LoadOptions& opt
 
 LoadedCheckpoint Checkpointer::load(const std::string& path, const LoadOptions& options) {
   wait();
-  check_is_newest(path);  // before anything is overwritten
+  check_is_newest(path, path);  // before anything is overwritten
   LoadedCheckpoint loaded = load_checkpoint(world_, parts_, path, options);
   run_ = loaded.run;
   return loaded;
@@ -318,12 +318,12 @@ LoadedCheckpoint Checkpointer::load(const std::string& path, const LoadOptions& 
 
 void Checkpointer::continue_from(const LoadedCheckpoint& loaded) {
   wait();
-  check_is_newest(loaded.path);
+  check_is_newest(loaded.path, fmt::format("step {}", loaded.step));
   run_ = loaded.run;
 }
 
 // Throws InvalidArgument unless it is, or the folder has none.
-void Checkpointer::check_is_newest(const std::string& path) {
+void Checkpointer::check_is_newest(const std::string& path, std::string_view name) {
   const std::vector<std::int64_t> here = agreed_steps(meeting(), options_.folder);
   if (here.empty()) return;
   std::error_code error;
@@ -332,7 +332,7 @@ void Checkpointer::check_is_newest(const std::string& path) {
   require(is_newest,
           "[checkpoint] expected a folder for what follows {}, got one that has step {}: name "
           "another, or move its checkpoints ({})",
-          path, here.front(), options_.folder);
+          name, here.front(), options_.folder);
 }
 
 void Checkpointer::check_is_new() {

@@ -97,7 +97,7 @@ class Checkpointer {
 
   Meeting meeting() const;
   void check_step(std::int64_t step) const;
-  void check_is_newest(const std::string& path);
+  void check_is_newest(const std::string& path, std::string_view name);
   void begin(std::map<std::string, std::string> values);
   std::optional<std::int64_t> advance();
   std::string publish(const Save& save, const std::vector<std::string>& written);

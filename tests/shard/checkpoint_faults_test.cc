@@ -18,6 +18,7 @@
 #include "tests/shard/checkpoint_run.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/faults.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/temp_folder.h"
 
 namespace tessera::shard {
@@ -83,7 +84,8 @@ TEST(CheckpointFaults, EveryCallThatFailsIsAnErrorOnEveryRank) {
   EXPECT_GT(num_calls, 90);
   for (const bool async : {false, true}) {
     int num_failed = 0;
-    for (int at = 1; at <= num_calls; at += async ? 3 : 1) {
+    const int stride = testing::kIsSlow ? 20 : async ? 3 : 1;
+    for (int at = 1; at <= num_calls; at += stride) {
       const TempFolder folder;
       CheckpointRun run = run_in(folder / "c", 3, async);
       run.goes_on = true;
@@ -112,14 +114,14 @@ TEST(CheckpointFaults, EveryCallThatFailsIsAnErrorOnEveryRank) {
       ASSERT_FALSE(::testing::Test::HasFailure()) << "call " << at;
     }
     // The others close a folder that is flushed.
-    EXPECT_GE(num_failed, async ? num_calls / 3 - 3 : num_calls - 3);
+    EXPECT_GE(num_failed, num_calls / stride - 3);
   }
 }
 
 TEST(CheckpointFaults, WhatIsInterruptedOrShortIsContinued) {
   const std::vector<float> expected = trained(3);
   for (const char* action : {"4", "short"}) {  // EINTR
-    for (int at = 1; at < 60; ++at) {
+    for (int at = 1; at < 60; at += testing::kIsSlow ? 9 : 1) {
       const TempFolder folder;
       const CheckpointRun run = run_in(folder / "c", 1);
       {
@@ -139,7 +141,7 @@ TEST(CheckpointFaults, AFullDiskOfOneRankOrAllStopsTheSaveOnEveryRank) {
   for (const char* files : {"c/step_", "-00001-of-"}) {
     for (const bool async : {false, true}) {
       int num_full = 0;
-      for (int nbytes = 0; nbytes < 8000; nbytes += async ? 911 : 311) {
+      for (int nbytes = 0; nbytes < 8000; nbytes += async || testing::kIsSlow ? 911 : 311) {
         const TempFolder folder;
         train_saving(run_in(folder / "c", 1));
         CheckpointRun run = run_in(folder / "c", 3, async);

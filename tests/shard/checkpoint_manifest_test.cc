@@ -19,6 +19,7 @@
 #include "shard/checkpoint/reader.h"
 #include "tests/shard/checkpoint_run.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/temp_folder.h"
 
 namespace tessera::shard {
@@ -60,18 +61,20 @@ std::string text_of(json all) {
 
 void check(const std::string& text) { parse_manifest(text, "m").check_complete("m"); }
 
+constexpr std::size_t kStride = testing::kIsSlow ? 31 : 1;
+
 TEST(CheckpointManifest, EveryFlippedBitAndEveryLengthIsDamage) {
   const TempFolder folder;
   saved_in(folder);
   const std::string text = folder.read(kManifest);
   check(text);
-  for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {
+  for (std::size_t bit = 0; bit < 8 * text.size(); bit += kStride) {
     std::string damaged = text;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
     // Not of another version either: that would not be passed over.
     EXPECT_THROW(check(damaged), IoError) << "bit " << bit;
   }
-  for (std::size_t nbytes = 0; nbytes < text.size(); ++nbytes) {
+  for (std::size_t nbytes = 0; nbytes < text.size(); nbytes += kStride) {
     EXPECT_THROW(check(text.substr(0, nbytes)), IoError) << nbytes;
   }
   EXPECT_THROW(check(text + "\n"), IoError);
@@ -113,7 +116,9 @@ TEST(CheckpointManifest, EveryFieldMayBeAnything) {
                                     json::object(),
                                     json::object({{"a", 1}})};
   int num_errors = 0, num_read = 0;
+  std::size_t number = 0;
   const auto try_it = [&](const json& edited) {
+    if (number++ % kStride != 0) return;
     const std::string text = text_of(edited);
     folder.write(kManifest, text);
     try {
@@ -135,6 +140,9 @@ TEST(CheckpointManifest, EveryFieldMayBeAnything) {
   };
   const json flat = whole.flatten();
   for (const auto& [pointer, value] : flat.items()) {
+    // The first of a list stand for all.
+    if (pointer.starts_with("/tensors/") && pointer > "/tensors/2") continue;
+    if (pointer.starts_with("/files/") && pointer > "/files/1") continue;
     json::json_pointer at(pointer);
     for (; !at.empty(); at.pop_back()) {
       for (const json& other : others) {
@@ -149,11 +157,11 @@ TEST(CheckpointManifest, EveryFieldMayBeAnything) {
       try_it(edited);
     }
   }
-  EXPECT_GT(num_errors, 3000);
-  EXPECT_GT(num_read, 100);  // names of what nobody asks for, values
+  EXPECT_GT(num_errors, testing::kIsSlow ? 50 : 1000);
+  EXPECT_GT(num_read, testing::kIsSlow ? 1 : 50);  // names of what nobody asks for, values
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
-  EXPECT_LT(usage.ru_maxrss, 1 << 20) << "KiB";
+  EXPECT_LT(usage.ru_maxrss, testing::kIsSlow ? 8 << 20 : 1 << 20) << "KiB";
 }
 
 TEST(CheckpointManifest, RangesOfAFewBytesDoNotStandForMany) {
