@@ -523,6 +523,7 @@ void Fsdp::end_updates() noexcept {
 void Fsdp::update_early(Unit& unit) {
   unit.reshard(compute_);  // the slot need not wait for the update
   if (early_->updated.empty()) {
+    wait_for_readers();  // who came behind step_in_backward()
     early_->update.begin();
     update_->wait(compute_.record("prepared"));
   }
@@ -537,7 +538,10 @@ void Fsdp::finish_early_update() {
   if (context_.options.placement.parameters != Place::kWhole) {
     compute_.wait(context_.gather.record("gathered"));
   }
-  if (early_->updated.empty()) early_->update.begin();
+  if (early_->updated.empty()) {
+    wait_for_readers();
+    early_->update.begin();
+  }
   for (const bool root : {true, false}) {
     for (const auto& unit : units_) {
       if (unit->is_root() != root || early_->updated.contains(unit.get())) continue;

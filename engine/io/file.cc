@@ -141,6 +141,13 @@ void write_all(const FileDescriptor& file, std::string_view path,
   }
 }
 
+int flush(const FileDescriptor& file) {
+  while (::fsync(file.get()) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
 InputFile::InputFile(std::string path)
     : path_(std::move(path)),
       // Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -199,7 +206,7 @@ std::vector<std::string> names_in_folder(const std::string& folder) {
 
 void flush_folder_of(const std::string& path) {
   const FileDescriptor folder(::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  const int error = folder.is_open() && ::fsync(folder.get()) == 0 ? 0 : errno;
+  const int error = folder.is_open() ? engine::flush(folder) : errno;
   // EINVAL: nothing to flush, as this file system keeps names otherwise.
   require<IoError>(error == 0 || error == EINVAL,
                    "[file] expected to flush the folder of the file, got {} ({})", reason(error),
@@ -228,7 +235,7 @@ void AtomicFile::write(std::span<const std::byte> bytes) { write_all(file_, path
 void AtomicFile::flush() {
   require(file_.is_open(), "[file] expected one commit, got a second ({})", path_);
   lock_ = FileDescriptor(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
-  int error = lock_.is_open() && ::fsync(file_.get()) == 0 ? 0 : errno;
+  int error = lock_.is_open() ? engine::flush(file_) : errno;
   const int close_error = file_.close();
   if (error == 0) error = close_error;
   require<IoError>(error == 0, "[file] expected to flush the file, got {} ({})", reason(error),

@@ -41,6 +41,9 @@ void lock_for_run(const FileDescriptor& file, std::string_view path);
 /// Writes all of `bytes`, through interruptions and short writes. Throws IoError naming `path`.
 void write_all(const FileDescriptor& file, std::string_view path, std::span<const std::byte> bytes);
 
+/// Makes its bytes last through a power cut. Returns the system's error number, 0 if none.
+int flush(const FileDescriptor& file);
+
 /// A regular file open for reading at any offset. Reads by copying, not by mapping: a file that
 /// another process cuts short is then an error and not a SIGBUS. Reading is thread-safe.
 class InputFile {

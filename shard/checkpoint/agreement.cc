@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <new>
 #include <sstream>
 #include <utility>
 
@@ -29,8 +30,10 @@ Report report_of(const std::function<std::string()>& fn) noexcept {
   } catch (const InvalidArgument& e) {
     report.error = e.what();
     report.is_invalid_argument = true;
+  } catch (const std::bad_alloc&) {
+    report.error = "no memory";  // fits without any
   } catch (const std::exception& e) {
-    report.error = e.what();
+    report.error = *e.what() == '\0' ? "unknown error" : e.what();
   }
   return report;
 }

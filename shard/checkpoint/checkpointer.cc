@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cmath>
+#include <exception>
 #include <filesystem>
 #include <random>
 #include <system_error>
@@ -14,6 +16,7 @@
 
 #include "comm/host_gather.h"
 #include "engine/error.h"
+#include "engine/io/text.h"
 #include "shard/checkpoint/manifest.h"
 #include "shard/checkpoint/writer.h"
 
@@ -46,7 +49,7 @@ class Job {
     if (!beside) return run();
     try {
       thread_ = std::thread(run);
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
       run();  // no thread to be had: slower, and all the same
     }
   }
@@ -65,6 +68,28 @@ class Job {
   std::atomic<bool> is_done_ = true;
   Report report_;
 };
+
+/// Throws InvalidArgument for what would come back as something else, or not at all.
+void check_values(const Manifest& about) {
+  for (const auto& [key, value] : about.values) {
+    require(engine::is_utf8(key) && engine::is_utf8(value),
+            "[checkpoint] expected values in UTF-8, got {} = {}", engine::excerpt(key),
+            engine::excerpt(value));
+  }
+  for (const CheckpointOptimizer& optimizer : about.optimizers) {
+    for (const CheckpointGroup& g : optimizer.groups) {
+      require(engine::is_utf8(g.name) && std::isfinite(g.lr_scale) && std::isfinite(g.weight_decay),
+              "[checkpoint] expected parameter groups of finite values, got {}, {} ({})",
+              g.lr_scale, g.weight_decay, engine::excerpt(g.name));
+    }
+  }
+}
+
+engine::Stream stream_beside(const std::vector<CheckpointPart>& parts) {
+  require(!parts.empty() && parts.front().fsdp != nullptr,
+          "[checkpoint] expected something to save, got no parts");
+  return parts.front().fsdp->compute().sibling("checkpoint");
+}
 
 /// Throws IoError unless the files that all ranks wrote are there, with their sizes.
 void check_files(const std::string& folder, const Manifest& manifest) {
@@ -101,7 +126,7 @@ Checkpointer::Checkpointer(comm::ProcessGroup& world, std::vector<CheckpointPart
     : world_(world),
       parts_(std::move(parts)),
       options_(std::move(options)),
-      stream_(parts_.at(0).fsdp->compute().sibling("checkpoint")) {
+      stream_(stream_beside(parts_)) {
   const Report opened = report_of([&]() -> std::string {
     require(!options_.folder.empty() && options_.keep >= 0,
             "[checkpoint] expected a folder and a number of checkpoints to keep, got '{}' and {}",
@@ -138,6 +163,7 @@ void Checkpointer::save(std::int64_t step, std::map<std::string, std::string> va
   save_ = std::make_unique<Save>();
   save_->origin = {.run = run_, .step = step, .rank = world_.rank(), .num_ranks = world_.size()};
   const Report begun = report_of([&]() -> std::string {
+    check_step(step);
     begin(std::move(values));
     return world_.rank() == 0 ? temporary_path(options_.folder, step, draw()) : "";
   });
@@ -158,6 +184,18 @@ void Checkpointer::save(std::int64_t step, std::map<std::string, std::string> va
   if (!options_.async) wait();
 }
 
+// Throws InvalidArgument if a reader, or prune(), would take another checkpoint for the newest.
+void Checkpointer::check_step(std::int64_t step) const {
+  require(step >= 0, "[checkpoint] expected a number of steps, got {}", step);
+  if (world_.rank() != 0) return;
+  for (const std::int64_t there : steps_in(options_.folder)) {
+    require(there < step || rejected_.contains(there),
+            "[checkpoint] expected a step behind those in the folder, got {} where there is {}: "
+            "load what is there first, or name another folder ({})",
+            step, there, options_.folder);
+  }
+}
+
 // What is to be saved, copied where it would change or cannot be read.
 void Checkpointer::begin(std::map<std::string, std::string> values) {
   Manifest& about = save_->about;
@@ -174,6 +212,7 @@ void Checkpointer::begin(std::map<std::string, std::string> values) {
       optimizer.groups.push_back({g.name, g.lr_scale, g.weight_decay});
     }
   }
+  check_values(about);
   for (const CheckpointPart& part : parts_) {
     // The gathers of the next forward go on.
     if (part.fsdp->offload() != nullptr) part.fsdp->offload()->synchronize();
@@ -246,10 +285,12 @@ std::string Checkpointer::publish(const Save& save, const std::vector<std::strin
   }
   manifest.check_complete(save.temporary);
   check_files(save.temporary, manifest);
-  if (rejected_.contains(manifest.step)) folder_->set_aside(manifest.step);
-  folder_->publish(save.temporary, manifest.step, to_text(manifest));
-  std::string warnings;
-  for (const std::string& error : folder_->prune(options_.keep)) {
+  if (rejected_.contains(manifest.step)) {
+    folder_->set_aside(manifest.step);
+    rejected_.erase(manifest.step);
+  }
+  std::string warnings = folder_->publish(save.temporary, manifest.step, to_text(manifest));
+  for (const std::string& error : folder_->prune(options_.keep, rejected_)) {
     warnings += fmt::format("{}{}", warnings.empty() ? "" : "\n", error);
   }
   return warnings;
@@ -259,6 +300,7 @@ std::string Checkpointer::publish(const Save& save, const std::vector<std::strin
 // -----------------------------------------------------------------------------------------
 
 std::optional<LoadedCheckpoint> Checkpointer::load_newest(const LoadOptions& options) {
+  wait();
   std::optional<LoadedCheckpoint> loaded = load_newest_checkpoint(
       world_, parts_, options_.folder, options, [this](std::string_view text) { warn(text); },
       [this](std::int64_t step) { rejected_.insert(step); });
@@ -267,24 +309,34 @@ std::optional<LoadedCheckpoint> Checkpointer::load_newest(const LoadOptions& opt
 }
 
 LoadedCheckpoint Checkpointer::load(const std::string& path, const LoadOptions& options) {
+  wait();
+  check_is_newest(path);  // before anything is overwritten
   LoadedCheckpoint loaded = load_checkpoint(world_, parts_, path, options);
-  continue_from(loaded);
+  run_ = loaded.run;
   return loaded;
 }
 
 void Checkpointer::continue_from(const LoadedCheckpoint& loaded) {
-  const std::vector<std::int64_t> here = agreed_steps(meeting(), options_.folder);
-  std::error_code error;
-  const bool is_of_folder = std::filesystem::equivalent(
-      loaded.path, checkpoint_path(options_.folder, loaded.step), error);
-  require(here.empty() || (is_of_folder && here.front() == loaded.step),
-          "[checkpoint] expected a folder for what follows step {}, got one that has step {}: name "
-          "another, or move its checkpoints ({})",
-          loaded.step, here.empty() ? 0 : here.front(), options_.folder);
+  wait();
+  check_is_newest(loaded.path);
   run_ = loaded.run;
 }
 
+// Throws InvalidArgument unless it is, or the folder has none.
+void Checkpointer::check_is_newest(const std::string& path) {
+  const std::vector<std::int64_t> here = agreed_steps(meeting(), options_.folder);
+  if (here.empty()) return;
+  std::error_code error;
+  const bool is_newest =
+      std::filesystem::equivalent(path, checkpoint_path(options_.folder, here.front()), error);
+  require(is_newest,
+          "[checkpoint] expected a folder for what follows {}, got one that has step {}: name "
+          "another, or move its checkpoints ({})",
+          path, here.front(), options_.folder);
+}
+
 void Checkpointer::check_is_new() {
+  wait();
   const std::vector<std::int64_t> here = agreed_steps(meeting(), options_.folder);
   require(here.empty(),
           "[checkpoint] expected a folder without checkpoints for a new run, got one that has step "

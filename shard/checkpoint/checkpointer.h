@@ -63,8 +63,9 @@ class Checkpointer {
   // next save() starts anew.
 
   /// Saves what the parts hold behind `step` steps. `values`: what the program wants back, the same
-  /// on every rank. Behind the end of an earlier one. Async: returns when the copy is begun;
-  /// nothing is updated before it is made.
+  /// on every rank, in UTF-8. Behind the end of an earlier one. Async: returns when the copy is
+  /// begun; nothing is updated before it is made. Throws InvalidArgument for a step that is not
+  /// behind those of the folder, but for those that did not verify.
   void save(std::int64_t step, std::map<std::string, std::string> values);
   /// To be called between steps while a save may be at work, on every rank. Returns its step when
   /// it has its name.
@@ -72,6 +73,8 @@ class Checkpointer {
   /// Blocks until no save is at work.
   std::optional<std::int64_t> wait();
   bool is_saving() const { return save_ != nullptr; }
+
+  // Behind the end of a save at work.
 
   /// Loads the newest checkpoint of the folder that verifies, warning of those that do not; these
   /// stay, and are renamed if a save needs their name. Later saves are of the same run. Nothing if
@@ -93,6 +96,8 @@ class Checkpointer {
   struct Save;
 
   Meeting meeting() const;
+  void check_step(std::int64_t step) const;
+  void check_is_newest(const std::string& path);
   void begin(std::map<std::string, std::string> values);
   std::optional<std::int64_t> advance();
   std::string publish(const Save& save, const std::vector<std::string>& written);

@@ -1,5 +1,6 @@
 #include "shard/checkpoint/folder.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <charconv>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <system_error>
@@ -47,12 +49,50 @@ void rename_folder(const std::string& from, const std::string& to) {
                    engine::escaped(from), reason(error), to);
 }
 
-/// Removes a folder of files. Returns the first error, 0 if none.
+/// Throws IoError if there is a folder that cannot be read: it may hold checkpoints.
+std::vector<std::string> names_in(const std::string& folder) {
+  errno = 0;
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), ::closedir);
+  int error = stream == nullptr ? errno : 0;
+  std::vector<std::string> names;
+  while (error == 0) {
+    errno = 0;
+    const dirent* const entry = ::readdir(stream.get());
+    error = errno;
+    if (entry == nullptr) break;
+    names.emplace_back(entry->d_name);
+  }
+  require<IoError>(error == 0 || error == ENOENT,
+                   "[checkpoint] expected a folder that can be read, got {} ({})", reason(error),
+                   folder);
+  return names;
+}
+
+/// create_directories(), the names of which last through a power cut.
+void create_folders(const std::string& folder) {
+  std::vector<std::string> made;
+  for (std::filesystem::path path = folder; !path.empty() && !std::filesystem::exists(path);
+       path = path.parent_path()) {
+    made.push_back(path.string());
+  }
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  require<IoError>(!error, "[checkpoint] expected to make a folder, got {} ({})", error.message(),
+                   folder);
+  for (const std::string& path : made) engine::flush_folder_of(path);
+}
+
+/// Removes a folder of files, or a link. Returns the first error, 0 if none.
 int remove_folder(const std::string& folder) {
   int first_error = 0;
   const auto keep_error = [&](int result) {
     if (result != 0 && first_error == 0) first_error = errno;
   };
+  struct stat status {};
+  if (::lstat(folder.c_str(), &status) == 0 && S_ISLNK(status.st_mode)) {
+    keep_error(::unlink(folder.c_str()));  // what it leads to is not ours
+    return first_error;
+  }
   for (const std::string& name : engine::names_in_folder(folder)) {
     if (name == "." || name == "..") continue;
     keep_error(::unlink(fmt::format("{}/{}", folder, name).c_str()));
@@ -65,7 +105,7 @@ int remove_folder(const std::string& folder) {
 
 std::vector<std::int64_t> steps_in(const std::string& folder) {
   std::vector<std::int64_t> steps;
-  for (const std::string& name : engine::names_in_folder(folder)) {
+  for (const std::string& name : names_in(folder)) {
     if (const auto step = step_of(name)) steps.push_back(*step);
   }
   std::ranges::sort(steps, std::greater());
@@ -81,10 +121,8 @@ std::string temporary_path(const std::string& folder, std::int64_t step, std::ui
 }
 
 CheckpointFolder::CheckpointFolder(std::string folder) : folder_(std::move(folder)) {
-  std::error_code error;
-  std::filesystem::create_directories(folder_, error);
-  require<IoError>(!error, "[checkpoint] expected to make a folder, got {} ({})", error.message(),
-                   folder_);
+  while (folder_.size() > 1 && folder_.ends_with('/')) folder_.pop_back();
+  create_folders(folder_);
   const std::string lock = folder_ + "/.lock";
   lock_ =
       engine::FileDescriptor(::open(lock.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
@@ -101,14 +139,14 @@ CheckpointFolder::CheckpointFolder(std::string folder) : folder_(std::move(folde
   }
 }
 
-void CheckpointFolder::publish(const std::string& temporary, std::int64_t step,
-                               std::string_view manifest) {
+std::string CheckpointFolder::publish(const std::string& temporary, std::int64_t step,
+                                      std::string_view manifest) {
   const std::string path = fmt::format("{}/{}", temporary, kManifestName);
   engine::FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   require<IoError>(file.is_open(), "[checkpoint] expected to create a file, got {} ({})",
                    reason(errno), path);
   engine::write_all(file, path, std::as_bytes(std::span(manifest)));
-  int error = ::fsync(file.get()) == 0 ? 0 : errno;
+  int error = engine::flush(file);
   const int close_error = file.close();
   if (error == 0) error = close_error;
   require<IoError>(error == 0, "[checkpoint] expected to flush the file, got {} ({})",
@@ -119,11 +157,21 @@ void CheckpointFolder::publish(const std::string& temporary, std::int64_t step,
   require<IoError>(::access(whole.c_str(), F_OK) != 0,
                    "[checkpoint] expected no checkpoint of step {} yet, got one ({})", step, whole);
   rename_folder(temporary, whole);
-  engine::flush_folder_of(whole);
-  engine::AtomicFile latest(folder_ + "/latest");
-  const std::string text = fmt::format("{}{}\n", kPrefix, step);
-  latest.write(std::as_bytes(std::span(text)));
-  latest.commit();
+  try {
+    engine::flush_folder_of(whole);
+  } catch (const IoError&) {
+    ::rename(whole.c_str(), temporary.c_str());
+    throw;
+  }
+  try {
+    engine::AtomicFile latest(folder_ + "/latest");
+    const std::string text = fmt::format("{}{}\n", kPrefix, step);
+    latest.write(std::as_bytes(std::span(text)));
+    latest.commit();
+  } catch (const IoError& e) {
+    return e.what();
+  }
+  return "";
 }
 
 void CheckpointFolder::remove(const std::string& temporary) noexcept {
@@ -133,9 +181,10 @@ void CheckpointFolder::remove(const std::string& temporary) noexcept {
   }
 }
 
-std::vector<std::string> CheckpointFolder::prune(int keep) {
+std::vector<std::string> CheckpointFolder::prune(int keep, const std::set<std::int64_t>& damaged) {
   std::vector<std::string> errors;
   std::vector<std::int64_t> steps = steps_in(folder_);
+  std::erase_if(steps, [&](std::int64_t step) { return damaged.contains(step); });
   while (keep > 0 && std::ssize(steps) > keep) {
     // Under another name first: what is half removed must not look like a checkpoint.
     const std::string path = checkpoint_path(folder_, steps.back());

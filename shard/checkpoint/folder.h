@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,7 +17,8 @@
 
 namespace tessera::shard {
 
-/// Steps of the checkpoints in `folder`, the newest first. None if it cannot be read.
+/// Steps of the checkpoints in `folder`, the newest first. None if it is not there; throws IoError
+/// if it is and cannot be read.
 std::vector<std::int64_t> steps_in(const std::string& folder);
 /// The path of the checkpoint of `step`.
 std::string checkpoint_path(const std::string& folder, std::int64_t step);
@@ -32,12 +34,14 @@ class CheckpointFolder {
 
   /// The files in `temporary` are all written and flushed: adds the manifest, and gives the folder
   /// the name of `step`, which lasts through a power cut when this returns. Throws IoError; then
-  /// there is no checkpoint of `step`, unless what failed is `latest` alone.
-  void publish(const std::string& temporary, std::int64_t step, std::string_view manifest);
+  /// there is no checkpoint of `step`. Returns why `latest`, which nothing depends on, could not be
+  /// replaced, if so.
+  std::string publish(const std::string& temporary, std::int64_t step, std::string_view manifest);
   /// Removes `temporary`, as far as that works.
   static void remove(const std::string& temporary) noexcept;
-  /// Removes all but the newest `keep` checkpoints, the oldest first; 0: none. Returns the errors.
-  std::vector<std::string> prune(int keep);
+  /// Removes all but the newest `keep` checkpoints, the oldest first; 0: none. Those of `damaged`
+  /// steps do not count, and stay. Returns the errors.
+  std::vector<std::string> prune(int keep, const std::set<std::int64_t>& damaged);
   /// Gives the checkpoint of `step`, which does not verify, another name. Throws IoError.
   void set_aside(std::int64_t step);
 

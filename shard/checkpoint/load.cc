@@ -10,7 +10,6 @@
 #include <set>
 #include <utility>
 
-#include "comm/host_gather.h"
 #include "engine/copy.h"
 #include "engine/error.h"
 #include "engine/io/safetensors.h"
@@ -37,22 +36,25 @@ bool is_of_hook(const CheckpointTensor& t) {
 /// One rank's loading.
 class Loading {
  public:
-  Loading(CheckpointReader& reader, std::span<const CheckpointPart> parts, bool has_hooks)
-      : reader_(reader), parts_(parts), has_hooks_(has_hooks) {}
+  Loading(CheckpointReader& reader, std::span<const CheckpointPart> parts, bool has_hooks,
+          const LoadOptions& options)
+      : reader_(reader), parts_(parts), has_hooks_(has_hooks), options_(options) {}
 
   /// What is needed and missing, or another; and which tensors are needed, by number.
   struct Needs {
     std::vector<std::string> fatal, missing;
-    std::vector<std::uint8_t> needed;
+    std::string needed;  // a letter each: y or n
   };
   Needs needs() const;
   void read_values();
-  void set_optimizers(bool groups);
+  void set_optimizers();
 
  private:
   const CheckpointTensor* need(Needs& needs, std::string_view kind, std::string_view name,
                                std::span<const std::int64_t> dims, bool is_fatal,
                                int part = 0) const;
+  void compare_groups(Needs& needs, std::size_t part) const;
+  bool has_state_of(const CheckpointPart& part) const;
   void read_flat(const Flat& flat, const Optimizer* optimizer);
   void read_into(const CheckpointTensor& t, std::int64_t begin, const Tensor& values);
   void read_buffers(const Fsdp& fsdp);
@@ -61,6 +63,7 @@ class Loading {
   CheckpointReader& reader_;
   std::span<const CheckpointPart> parts_;
   bool has_hooks_;
+  const LoadOptions& options_;
   std::vector<float> staging_;
 };
 
@@ -77,7 +80,7 @@ const CheckpointTensor* Loading::need(Needs& needs, std::string_view kind, std::
     return nullptr;
   }
   const auto number = static_cast<std::size_t>(t - reader_.manifest().tensors.data());
-  needs.needed[number] = 1;
+  needs.needed[number] = 'y';
   if (!std::ranges::equal(t->shape, dims)) {
     needs.fatal.push_back(fmt::format("{} {}: expected shape {}, got {}", kind, name,
                                       engine::to_string(dims), engine::to_string(t->shape)));
@@ -88,7 +91,7 @@ const CheckpointTensor* Loading::need(Needs& needs, std::string_view kind, std::
 Loading::Needs Loading::needs() const {
   Needs needs;
   const std::vector<CheckpointTensor>& tensors = reader_.manifest().tensors;
-  needs.needed.resize(tensors.size());
+  needs.needed.assign(tensors.size(), 'n');
   for (const auto& [fsdp, optimizer] : parts_) {
     for (const auto& unit : fsdp->units()) {
       for (const Flat& flat : unit->flats()) {
@@ -123,14 +126,31 @@ Loading::Needs Loading::needs() const {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!is_of_hook(tensors[i])) continue;
     is_hook_there = true;
-    if (has_hooks_) needs.needed[i] = 1;
+    if (has_hooks_) needs.needed[i] = 'y';
   }
   if (has_hooks_ && !is_hook_there) needs.missing.push_back("missing: what the hook remembers");
   if (parts_.size() != reader_.manifest().optimizers.size()) {
     needs.fatal.push_back(fmt::format("optimizers: expected {}, got {}", parts_.size(),
                                       reader_.manifest().optimizers.size()));
+    return needs;
   }
+  for (std::size_t i = 0; i < parts_.size(); ++i) compare_groups(needs, i);
   return needs;
+}
+
+void Loading::compare_groups(Needs& needs, std::size_t part) const {
+  if (!options_.groups || parts_[part].optimizer == nullptr) return;
+  std::set<std::string> mine, saved;
+  for (const ParameterGroup& g : parts_[part].optimizer->groups()) mine.insert(g.name);
+  for (const CheckpointGroup& g : reader_.manifest().optimizers[part].groups) saved.insert(g.name);
+  for (const std::string& name : mine) {
+    if (saved.contains(name)) continue;
+    needs.missing.push_back(fmt::format("missing: parameter group {}", name));
+  }
+  for (const std::string& name : saved) {
+    if (mine.contains(name)) continue;
+    needs.missing.push_back(fmt::format("unexpected: parameter group {}", engine::excerpt(name)));
+  }
 }
 
 void Loading::read_into(const CheckpointTensor& t, std::int64_t begin, const Tensor& values) {
@@ -193,14 +213,34 @@ void Loading::read_values() {
   if (has_hooks_) read_hooks();
 }
 
-void Loading::set_optimizers(bool groups) {
+// Of any parameter, so that all ranks say the same.
+bool Loading::has_state_of(const CheckpointPart& part) const {
+  for (const auto& unit : part.fsdp->units()) {
+    for (const Flat& flat : unit->flats()) {
+      for (const OwnedTensor& owned : owned_tensors(flat, part.optimizer)) {
+        if (owned.kind == "parameter") continue;
+        for (const Parameter* p : flat.parameters) {
+          if (reader_.find(owned.kind, p->name) != nullptr) return true;
+        }
+      }
+    }
+  }
+  return part.optimizer->state_names().empty();
+}
+
+void Loading::set_optimizers() {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Optimizer* const optimizer = parts_[i].optimizer;
     if (optimizer == nullptr) continue;
     const CheckpointOptimizer& saved = reader_.manifest().optimizers[i];
-    optimizer->set_num_steps(saved.num_steps);
-    if (!groups) continue;
+    // States that start anew count their steps anew.
+    if (has_state_of(parts_[i])) optimizer->set_num_steps(saved.num_steps);
+    if (!options_.groups) continue;
     for (const CheckpointGroup& g : saved.groups) {
+      if (std::ranges::find(optimizer->groups(), g.name, &ParameterGroup::name) ==
+          optimizer->groups().end()) {
+        continue;  // told already
+      }
       ParameterGroup& mine = optimizer->group(g.name);
       mine.lr_scale = g.lr_scale;
       mine.weight_decay = g.weight_decay;
@@ -222,12 +262,12 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
   const Fsdp& first = *parts.front().fsdp;
   const Meeting meeting{world, first.memory(), first.compute()};
   bool has_hooks = false;
-  for (const CheckpointPart& part : parts) {
-    part.fsdp->check_at_rest("checkpoint");
-    has_hooks = has_hooks || !save_hooks(*part.fsdp).empty();
-  }
   std::optional<CheckpointReader> reader;
   const Report opened = report_of([&] {
+    for (const CheckpointPart& part : parts) {
+      part.fsdp->check_at_rest("checkpoint");
+      has_hooks = has_hooks || !save_hooks(*part.fsdp).empty();
+    }
     reader.emplace(path);
     return fmt::format("{:016x}{}", reader->manifest_xxh3(), has_hooks ? "h" : "");
   });
@@ -240,17 +280,17 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
     has_hooks = has_hooks || other.ends_with('h');  // what is the same everywhere rank 0 has alone
   }
   const Manifest& manifest = reader->manifest();
-  Loading loading(*reader, parts, has_hooks);
-  Loading::Needs needs = loading.needs();
-  const std::vector<std::uint8_t> needed = comm::gather_to_host<std::uint8_t>(
-      world, needs.needed, meeting.memory, meeting.stream, "checkpoint needed");
+  Loading loading(*reader, parts, has_hooks, options);
+  Loading::Needs needs;
+  const Report looked_up = report_of([&] {
+    needs = loading.needs();
+    return needs.needed;
+  });
+  const std::vector<std::string> needed = exchange(meeting, looked_up, "checkpoint needed");
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
-    bool is_needed = false;
-    for (std::size_t at = i; at < needed.size(); at += manifest.tensors.size()) {
-      is_needed = is_needed || needed[at] != 0;
-    }
     const CheckpointTensor& t = manifest.tensors[i];
-    if (is_needed || t.part > 0) continue;
+    const auto needs_it = [i](const std::string& of_rank) { return of_rank[i] == 'y'; };
+    if (t.part > 0 || std::ranges::any_of(needed, needs_it)) continue;
     needs.missing.push_back(
         fmt::format("unexpected: {} {}", engine::excerpt(t.kind), engine::excerpt(t.name)));
   }
@@ -267,7 +307,7 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
     }
     const auto pause = world.pause_deadline();
     loading.read_values();
-    loading.set_optimizers(options.groups);
+    loading.set_optimizers();
     return "";
   });
   exchange(meeting, read, "checkpoint read");

@@ -16,8 +16,9 @@
 namespace tessera::shard {
 
 struct LoadOptions {
-  /// False: states of optimizers and hooks that are missing stay as they are, and tensors that
-  /// nobody has are ignored; LoadedCheckpoint::differences says which.
+  /// False: states of optimizers and hooks, and parameter groups, that are missing stay as they
+  /// are, and those that nobody has are ignored; LoadedCheckpoint::differences says which. An
+  /// optimizer of whose states there is none counts its steps anew.
   bool strict = true;
   /// Parameter groups take their values from the checkpoint. False: they keep their own.
   bool groups = true;

@@ -31,6 +31,8 @@ namespace {
 constexpr std::string_view kFormat = "tessera checkpoint";
 constexpr std::size_t kHexDigits = 16;
 constexpr std::string_view kBeforeChecksum = "\"xxh3\": \"", kBehindChecksum = "\"\n}\n";
+// With its length before it.
+constexpr std::int64_t kMaxHeaderNbytes = 8 + engine::kMaxSafetensorsHeaderNbytes;
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kI32, DType::kI64, DType::kU8};
 
 std::uint64_t checksum_of(std::string_view text) {
@@ -172,9 +174,10 @@ CheckpointFile read_file(const Object& o, std::string_view path) {
                        f.name.find_first_of(std::string_view("/\0", 2)) == std::string::npos,
                    "[checkpoint] expected the name of a file in this folder, got {} ({})",
                    excerpt(f.name), path);
-  require<IoError>(f.header_nbytes <= f.nbytes,
-                   "[checkpoint] expected a header inside {} bytes, got one of {} (file {}, {})",
-                   f.nbytes, f.header_nbytes, excerpt(f.name), path);
+  const std::int64_t max = std::min(f.nbytes, kMaxHeaderNbytes);
+  require<IoError>(f.header_nbytes <= max,
+                   "[checkpoint] expected a header of at most {} bytes, got {} (file {}, {})", max,
+                   f.header_nbytes, excerpt(f.name), path);
   return f;
 }
 
@@ -229,6 +232,7 @@ CheckpointTensor read_tensor(const json& value, std::size_t number, const Manife
   }
   for (const json& range : o.array("ranges")) {
     t.ranges.push_back(read_range(Object(range, where, path), t, m, where, path));
+    if (t.ranges.back().numel == 0) t.ranges.pop_back();  // readers search by where ranges end
   }
   std::ranges::sort(t.ranges, {}, &CheckpointRange::begin);
   return t;
@@ -243,6 +247,28 @@ void check_checksum(std::string_view text, std::string_view path) {
                    "[checkpoint] expected a manifest that ends in the checksum of what is before, "
                    "got one that was changed or cut short ({})",
                    path);
+}
+
+}  // namespace
+
+namespace {
+
+// A small file must not stand for large tensors.
+void check_apart(const Manifest& m, std::string_view path) {
+  std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t>> all;  // file, begin, end
+  for (const CheckpointTensor& t : m.tensors) {
+    for (const CheckpointRange& r : t.ranges) {
+      all.emplace_back(r.file, r.offset, r.offset + r.numel * size_of(t.dtype));
+    }
+  }
+  std::ranges::sort(all);
+  for (std::size_t i = 1; i < all.size(); ++i) {
+    const auto& [file, begin, end] = all[i];
+    require<IoError>(file != std::get<0>(all[i - 1]) || begin >= std::get<2>(all[i - 1]),
+                     "[checkpoint] expected ranges of bytes of their own, got two that share byte "
+                     "{} of {} ({})",
+                     begin, excerpt(m.files[file].name), path);
+  }
 }
 
 }  // namespace
@@ -273,7 +299,14 @@ void Manifest::add(Manifest part) {
       const auto same = std::ranges::find_if(mine.ranges, [&](const CheckpointRange& other) {
         return other.begin == r.begin && other.numel == r.numel;
       });
-      if (same == mine.ranges.end()) mine.ranges.push_back(std::move(r));
+      if (same == mine.ranges.end()) {
+        mine.ranges.push_back(std::move(r));
+        continue;
+      }
+      require<IoError>(same->xxh3 == r.xxh3,
+                       "[checkpoint] expected copies of the same values, got others (elements {} "
+                       "to {} of {} {})",
+                       r.begin, r.begin + r.numel, t.kind, t.name);
     }
     std::ranges::sort(mine.ranges, {}, &CheckpointRange::begin);
   }
@@ -281,6 +314,7 @@ void Manifest::add(Manifest part) {
 
 void Manifest::check_complete(std::string_view path) const {
   std::map<std::tuple<std::string_view, std::string_view, int>, int> seen;
+  std::map<std::tuple<std::string_view, std::string_view, int>, int> num_parts;  // that are there
   for (const CheckpointTensor& t : tensors) {
     require<IoError>(++seen[{t.kind, t.name, t.part}] == 1,
                      "[checkpoint] expected each tensor once, got two ({} {}, {})", excerpt(t.kind),
@@ -297,6 +331,13 @@ void Manifest::check_complete(std::string_view path) const {
     require<IoError>(next == t.numel(), "[checkpoint] expected {} elements, got {} ({} {}, {})",
                      t.numel(), next, excerpt(t.kind), excerpt(t.name), path);
   }
+  for (const CheckpointTensor& t : tensors) ++num_parts[{t.kind, t.name, t.num_parts}];
+  for (const auto& [tensor, count] : num_parts) {
+    const auto& [kind, name, expected] = tensor;
+    require<IoError>(count == expected, "[checkpoint] expected {} parts, got {} ({} {}, {})",
+                     expected, count, excerpt(kind), excerpt(name), path);
+  }
+  check_apart(*this, path);
 }
 
 std::string to_text(const Manifest& m) {
@@ -317,15 +358,16 @@ std::string to_text(const Manifest& m) {
 }
 
 Manifest parse_manifest(std::string_view text, std::string_view path) {
+  // First, as what is damaged may be a bit of the version: every version ends in its checksum.
+  check_checksum(text, path);
   const json all = engine::parse_json(text, path);
   const Object o(all, "the whole", path);
   require<IoError>(o.text("format") == kFormat, "[checkpoint] expected format {}, got {} ({})",
                    kFormat, excerpt(o.text("format")), path);
-  const std::int64_t version = o.size("version");
-  require(version >= 1 && version <= kCheckpointVersion,
+  const std::int64_t version = o.integer("version", 1, std::numeric_limits<std::int32_t>::max());
+  require(version <= kCheckpointVersion,
           "[checkpoint] expected format version 1 to {}, got {}: written by a newer Tessera ({})",
           kCheckpointVersion, version, path);
-  check_checksum(text, path);
   Manifest m{.step = o.size("step"),
              .run = o.text("run"),
              .ranks = static_cast<int>(o.integer("ranks", 1, 1 << 24)),
@@ -334,9 +376,12 @@ Manifest parse_manifest(std::string_view text, std::string_view path) {
              .optimizers = {},
              .files = {},
              .tensors = {}};
-  const Object values(o.at("values"), "values", path);
+  require<IoError>(o.at("values").is_object(), "[checkpoint] expected an object as values ({})",
+                   path);
   for (const auto& [key, value] : o.at("values").items()) {
-    m.values.emplace(key, values.text(key));
+    require<IoError>(value.is_string(), "[checkpoint] expected text as value of {} ({})",
+                     excerpt(key), path);
+    m.values.emplace(key, value.get<std::string>());
   }
   for (const json& value : o.array("optimizers")) {
     const Object optimizer(value, "an optimizer", path);

@@ -16,7 +16,7 @@
 
 namespace tessera::shard {
 
-/// The version that is written; later ones are refused by name.
+/// The version that is written; later ones are refused by name. All end in their checksum alike.
 inline constexpr std::int64_t kCheckpointVersion = 1;
 /// Elements that share a checksum, and that a reader reads at a time.
 inline constexpr std::int64_t kChunkNumel = std::int64_t{1} << 20;
@@ -75,17 +75,19 @@ struct Manifest {
   std::vector<CheckpointFile> files;
   std::vector<CheckpointTensor> tensors;
 
-  /// Takes files and tensors of another rank's part. Ranges that are there already stay.
+  /// Takes files and tensors of another rank's part. Ranges that are there already stay. Throws
+  /// IoError naming the tensor if they hold other values, or it has another shape or dtype.
   void add(Manifest part);
   /// Throws IoError naming `path` and the tensor unless every element of every tensor is there
-  /// once.
+  /// once, in bytes that nothing else is in.
   void check_complete(std::string_view path) const;
 };
 
 /// JSON, which ends in its own checksum.
 std::string to_text(const Manifest& manifest);
-/// The other way round. Throws IoError naming `path` and what is wrong: damaged, of a newer
-/// version, malformed, ranges out of their tensor, chunks without a checksum, a name with a slash.
+/// The other way round. Throws IoError naming `path` and what is wrong: damaged, malformed, ranges
+/// out of their tensor, chunks without a checksum, a name with a slash; and InvalidArgument for
+/// what a newer version wrote.
 Manifest parse_manifest(std::string_view text, std::string_view path);
 
 }  // namespace tessera::shard

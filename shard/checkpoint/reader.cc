@@ -23,12 +23,24 @@ CheckpointReader::CheckpointReader(std::string folder) : folder_(std::move(folde
   manifest_.check_complete(path);
   manifest_xxh3_ = engine::xxh3(std::as_bytes(std::span(text)));
   for (const CheckpointFile& file : manifest_.files) {
-    files_.emplace_back(fmt::format("{}/{}", folder_, file.name));
-    require<IoError>(files_.back().nbytes() == file.nbytes,
+    const engine::InputFile there(path_of(file));
+    require<IoError>(there.nbytes() == file.nbytes,
                      "[checkpoint] expected a file of {} bytes, got {} ({})", file.nbytes,
-                     files_.back().nbytes(), files_.back().path());
+                     there.nbytes(), there.path());
   }
   for (const CheckpointTensor& t : manifest_.tensors) tensors_[{t.kind, t.name, t.part}] = &t;
+}
+
+std::string CheckpointReader::path_of(const CheckpointFile& file) const {
+  return fmt::format("{}/{}", folder_, file.name);
+}
+
+const engine::InputFile& CheckpointReader::open(std::size_t file) {
+  const auto at = std::ranges::find(files_, file, &OpenFile::number);
+  if (at != files_.end()) return at->file;
+  if (files_.size() == kMaxOpen) files_.pop_front();
+  files_.push_back({file, engine::InputFile(path_of(manifest_.files[file]))});
+  return files_.back().file;
 }
 
 const CheckpointTensor* CheckpointReader::find(std::string_view kind, std::string_view name,
@@ -40,10 +52,11 @@ const CheckpointTensor* CheckpointReader::find(std::string_view kind, std::strin
 void CheckpointReader::check_header(std::size_t file) const {
   const CheckpointFile& f = manifest_.files[file];
   std::vector<std::byte> header(static_cast<std::size_t>(f.header_nbytes));
-  files_[file].read(0, header);
+  const engine::InputFile input(path_of(f));
+  input.read(0, header);
   require<IoError>(engine::xxh3(header) == f.header_xxh3,
                    "[checkpoint] expected the header that was written, got a damaged one ({})",
-                   files_[file].path());
+                   input.path());
 }
 
 // Leaves the bytes in chunk_.
@@ -52,7 +65,7 @@ void CheckpointReader::read_chunk(const CheckpointTensor& tensor, const Checkpoi
   const std::int64_t first = static_cast<std::int64_t>(chunk) * kChunkNumel;
   const std::int64_t size = size_of(tensor.dtype);
   chunk_.resize(static_cast<std::size_t>(std::min(kChunkNumel, range.numel - first) * size));
-  const engine::InputFile& file = files_[range.file];
+  const engine::InputFile& file = open(range.file);
   file.read(range.offset + first * size, chunk_);
   require<IoError>(engine::xxh3(chunk_) == range.xxh3[chunk],
                    "[checkpoint] expected the bytes that were written, got damaged ones (elements "

@@ -1,7 +1,9 @@
 // A checkpoint open for reading: nothing is believed before its checksum is.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <span>
 #include <string>
@@ -42,12 +44,21 @@ class CheckpointReader {
   std::vector<std::byte> read_bytes(const CheckpointTensor& tensor);
 
  private:
+  // Ranks that are threads share what a process may have open.
+  static constexpr std::size_t kMaxOpen = 4;
+  struct OpenFile {
+    std::size_t number;
+    engine::InputFile file;
+  };
+
+  std::string path_of(const CheckpointFile& file) const;
+  const engine::InputFile& open(std::size_t file);
   void read_chunk(const CheckpointTensor& tensor, const CheckpointRange& range, std::size_t chunk);
 
   std::string folder_;
   Manifest manifest_;
   std::uint64_t manifest_xxh3_ = 0;
-  std::vector<engine::InputFile> files_;
+  std::deque<OpenFile> files_;  // those that were read last
   std::map<std::tuple<std::string_view, std::string_view, int>, const CheckpointTensor*> tensors_;
   std::vector<std::byte> chunk_;  // that was read last
 };

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -58,7 +57,7 @@ class ShardFile {
     nbytes_ += std::ssize(bytes);
   }
   void close() {
-    int error = ::fsync(file_.get()) == 0 ? 0 : errno;
+    int error = engine::flush(file_);
     const int close_error = file_.close();
     if (error == 0) error = close_error;
     require<IoError>(error == 0, "[checkpoint] expected to flush the file, got {} ({})",

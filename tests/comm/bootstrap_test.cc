@@ -5,10 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -195,6 +197,131 @@ TEST_F(BootstrapTest, FilesOfOthersAreRefused) {
 
   write(path() + ".1", "too short");
   EXPECT_THAT(results_of(file(), 2, {0})[0], HasSubstr("bytes, got 9"));
+}
+
+sockaddr_in address_of(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  return address;
+}
+
+TEST_F(BootstrapTest, APortThatIsTakenIsNamedAtOnceAndItsOwnerGoesOn) {
+  const int port = free_port();
+  const std::string place = "tcp:127.0.0.1:" + std::to_string(port);
+  std::vector<std::string> first;
+  std::jthread world([&] { first = results_of(place, 2, {0}); });
+  const int stranger = socket(AF_INET, SOCK_STREAM, 0);
+  const sockaddr_in address = address_of(port);
+  while (connect(stranger, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    std::this_thread::sleep_for(milliseconds(1));  // until the first listens
+  }
+  close(stranger);
+  EXPECT_THAT(results_of(place, 2, {0})[0],
+              AllOf(HasSubstr("expected to listen at " + place), HasSubstr("already in use"),
+                    HasSubstr("(rank 0)")));
+  EXPECT_THAT(results_of(place, 2, {1}), Each("from 0"));
+  world.join();
+  EXPECT_THAT(first, Each("from 0"));
+}
+
+// What a rank makes of a rank 0 that sends `text` in pieces of `step` bytes, then closes or waits.
+std::string answered_with(const std::string& text, std::size_t step, bool closes) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = address_of(0);
+  socklen_t length = sizeof(address);
+  EXPECT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
+  EXPECT_EQ(listen(listener, 1), 0);
+  EXPECT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  std::atomic<bool> ended = false;
+  std::jthread rank0([&] {
+    const int fd = accept(listener, nullptr, nullptr);
+    char handshake[64];
+    EXPECT_GT(recv(fd, handshake, sizeof(handshake), 0), 0);
+    for (std::size_t at = 0; at < text.size(); at += step) {
+      if (send(fd, text.data() + at, std::min(step, text.size() - at), MSG_NOSIGNAL) < 0) break;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    while (!closes && !ended) std::this_thread::sleep_for(milliseconds(1));
+    close(fd);
+  });
+  const std::string result = results_of("tcp:127.0.0.1:" + std::to_string(ntohs(address.sin_port)),
+                                        2, {1}, closes ? kLong : milliseconds(200))[0];
+  ended = true;
+  rank0.join();
+  close(listener);
+  return result;
+}
+
+TEST_F(BootstrapTest, AnAnswerThatIsCutShortOrNeverComesIsAnError) {
+  const std::string answer("\x05\0\0\0hello", 9);
+  EXPECT_EQ(answered_with(answer, 1, true), "hello");  // byte by byte
+  for (std::size_t n = 0; n < answer.size(); ++n) {
+    EXPECT_THAT(answered_with(answer.substr(0, n), 9, true), HasSubstr("got an end (rank 1)")) << n;
+  }
+  for (const std::size_t n : {0, 3, 4, 8}) {
+    EXPECT_THAT(answered_with(answer.substr(0, n), 9, false),
+                AllOf(HasSubstr("answer"), HasSubstr("within 200 ms, got none (rank 1)")))
+        << n;
+  }
+  EXPECT_THAT(answered_with("\xff\xff\xff\x7f", 4, true), HasSubstr("expected at most 4096 bytes"));
+}
+
+// Connections that say nothing, before the ranks and beside them, with few descriptors to spare.
+TEST_F(BootstrapTest, AThousandSilentConnectionsDoNotStopIt) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  for (const bool few_descriptors : {false, true}) {
+    const int port = free_port();
+    const std::string place = "tcp:127.0.0.1:" + std::to_string(port);
+    std::atomic<bool> ended = false;
+    std::atomic<int> num_tried = 0;
+    std::jthread scan([&] {
+      std::vector<int> open;
+      for (int i = 0; i < 1000 && !ended; ++i) {
+        const int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        const sockaddr_in address = address_of(port);
+        if (fd >= 0) {
+          (void)connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+          open.push_back(fd);
+        }
+        ++num_tried;
+        if (open.size() > 20) {  // those before it have been heard or pushed out
+          close(open.front());
+          open.erase(open.begin());
+        }
+        if (i % 50 == 0) std::this_thread::sleep_for(milliseconds(1));
+      }
+      for (const int fd : open) close(fd);
+    });
+    if (few_descriptors) {
+      const rlimit few{.rlim_cur = 48, .rlim_max = limit.rlim_max};
+      ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    }
+    std::vector<std::string> results;
+    {
+      std::jthread world([&] { results = results_of(place, 3, {0}, std::chrono::seconds(20)); });
+      while (num_tried < 200) std::this_thread::sleep_for(milliseconds(1));
+      EXPECT_THAT(results_of(place, 3, {1, 2}, std::chrono::seconds(20)), Each("from 0"));
+    }
+    ended = true;
+    scan.join();
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_THAT(results, Each("from 0"));
+  }
+}
+
+TEST_F(BootstrapTest, WithoutADescriptorThereIsAnErrorAtOnce) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const std::string place = "tcp:127.0.0.1:" + std::to_string(free_port());
+  const rlimit none{.rlim_cur = 0, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto by_tcp = results_of(place, 2, {0}), by_file = results_of(file(), 2, {0});
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_THAT(by_tcp, Each(HasSubstr("Too many open files")));
+  EXPECT_THAT(by_file, Each(HasSubstr("Too many open files")));
 }
 
 TEST_F(BootstrapTest, FoldersOfOthersAreRefused) {

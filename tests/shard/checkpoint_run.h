@@ -4,15 +4,24 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "engine/error.h"
 #include "shard/checkpoint/checkpointer.h"
 #include "tests/shard/toy_training.h"
 
 namespace tessera::testing {
+
+/// One rank of a run.
+struct CheckpointRank {
+  comm::ProcessGroup& world;
+  shard::Fsdp& fsdp;
+  shard::Optimizer& optimizer;
+  shard::Checkpointer& checkpointer;
+};
 
 struct CheckpointRun {
   Training training = {};  ///< `steps`: the last one
@@ -22,7 +31,11 @@ struct CheckpointRun {
   std::string from = {};  ///< resumes from this one
   shard::LoadOptions load = {};
   /// What every rank does behind each step; false: it ends there.
-  std::function<bool(comm::ProcessGroup&, int step)> behind_step = {};
+  std::function<bool(const CheckpointRank&, int step)> behind_step = {};
+  std::function<void(ToyModel&)> prepare = {};  ///< before the model is wrapped
+  /// What every rank does at once behind save(), and behind the last step.
+  std::function<void(const CheckpointRank&, int step)> behind_save = {}, at_end = {};
+  bool goes_on = false;  ///< behind saves that fail
 };
 
 struct CheckpointResult {
@@ -32,6 +45,7 @@ struct CheckpointResult {
   std::int64_t copy_nbytes = 0;
   std::map<std::string, std::string> saved_values;
   std::vector<std::string> warnings, differences;
+  std::vector<std::string> errors;  ///< of saves, with `goes_on`
 };
 
 /// One rank's part.
@@ -42,6 +56,7 @@ inline CheckpointResult train_saving_rank(comm::ProcessGroup& world, const Check
   const engine::Memory memory(compute, {.cache = t.cache, .poison = t.poison});
   engine::Tape tape(memory, compute);
   ToyModel model(t.blocks, t.numel);
+  if (run.prepare) run.prepare(model);
   shard::FsdpOptions options = t.options;
   options.delay_seed = t.delay_seed;
   shard::Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
@@ -54,6 +69,15 @@ inline CheckpointResult train_saving_rank(comm::ProcessGroup& world, const Check
   shard::CheckpointerOptions checkpoints = run.checkpoints;
   checkpoints.warn = [&](std::string_view text) { result.warnings.emplace_back(text); };
   shard::Checkpointer checkpointer(world, {{&fsdp, optimizer.get()}}, checkpoints);
+  const CheckpointRank rank{world, fsdp, *optimizer, checkpointer};
+  const auto attempt = [&](const std::function<void()>& fn) {
+    try {
+      fn();
+    } catch (const engine::IoError& e) {
+      if (!run.goes_on) throw;
+      result.errors.emplace_back(e.what());
+    }
+  };
   int step = 0;
   std::optional<shard::LoadedCheckpoint> loaded;
   if (!run.from.empty()) {
@@ -88,18 +112,21 @@ inline CheckpointResult train_saving_rank(comm::ProcessGroup& world, const Check
     norms.push_back(fsdp.finish_step());
     if (!t.in_backward) optimizer->step(1e-3, norms.back(), t.max_norm);
     if (run.save_every > 0 && (step + 1) % run.save_every == 0) {
-      checkpointer.save(step + 1, {{"position", std::to_string(step + 1)}});
+      attempt([&] { checkpointer.save(step + 1, {{"position", std::to_string(step + 1)}}); });
+      if (run.behind_save) run.behind_save(rank, step + 1);
     }
-    checkpointer.poll();
-    if (run.behind_step && !run.behind_step(world, step)) break;
+    attempt([&] { checkpointer.poll(); });
+    if (run.behind_step && !run.behind_step(rank, step)) break;
   }
-  checkpointer.wait();
+  attempt([&] { checkpointer.wait(); });
+  if (run.at_end) run.at_end(rank, step);
   for (const shard::GradNorm& norm : norms) result.norms.push_back(norm.value());
   const auto add = [&](const std::vector<float>& values) {
     result.values.insert(result.values.end(), values.begin(), values.end());
   };
   for (const engine::Parameter* p : fsdp.parameters()) {
     add(fsdp.full_parameter(*p));
+    if (!p->trainable) continue;
     for (const std::string& name : optimizer->state_names()) add(optimizer->full_state(*p, name));
   }
   add({static_cast<float>(optimizer->num_steps())});
@@ -107,14 +134,18 @@ inline CheckpointResult train_saving_rank(comm::ProcessGroup& world, const Check
   return result;
 }
 
+/// What each rank has.
+inline std::vector<CheckpointResult> train_saving_all(const CheckpointRun& run) {
+  std::vector<CheckpointResult> results(static_cast<std::size_t>(run.training.ranks));
+  comm::run_ranks(run.training.ranks, {}, [&](comm::ProcessGroup& world) {
+    results[static_cast<std::size_t>(world.rank())] = train_saving_rank(world, run);
+  });
+  return results;
+}
+
 /// What rank 0 has.
 inline CheckpointResult train_saving(const CheckpointRun& run) {
-  CheckpointResult result;
-  comm::run_ranks(run.training.ranks, {}, [&](comm::ProcessGroup& world) {
-    CheckpointResult mine = train_saving_rank(world, run);
-    if (world.rank() == 0) result = std::move(mine);
-  });
-  return result;
+  return std::move(train_saving_all(run).front());
 }
 
 }  // namespace tessera::testing

@@ -11,6 +11,7 @@ void run(int argc, char** argv) {
       argc, argv, flags, {},
       {{"gemm", bench_gemm},
        {"collectives", bench_collectives},
+       {"flight", bench_flight},
        {"replicas", bench_replicas},
        {"host", bench_host},
        {"ops", bench_ops},

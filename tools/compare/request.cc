@@ -131,6 +131,7 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   c.on_gpu = ranks.num_gpus > 0;
   c.sums_in_rank_order = !ranks.nccl || config.parallel.canonical;
   c.model = config.gpt();
+  config.check_blocks(c.model.layers);
   checks.data(config, c.model);
 }
 

@@ -1,0 +1,262 @@
+// Resumed training has the bits of training that was not interrupted: a covering set of choices
+// before and after.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "engine/philox.h"
+#include "shard/hooks.h"
+#include "tests/shard/checkpoint_run.h"
+#include "tests/testing/sanitizers.h"
+#include "tests/testing/temp_folder.h"
+
+namespace tessera::shard {
+namespace {
+
+using engine::DType;
+using testing::CheckpointResult;
+using testing::CheckpointRun;
+using testing::TempFolder;
+using testing::train_saving;
+using testing::Training;
+
+constexpr std::array kStrategies = {"zero3", "ddp", "zero1", "zero2", "hsdp", "hfsdp"};
+constexpr std::array<double, 3> kFractions = {0, 0.4, 1};
+constexpr std::array<std::int64_t, 3> kNumels = {301, 130, 3};  // the last: fewer than ranks
+
+// What a row chooses. Before and after have choices of their own.
+enum Choice {
+  kOptimizer,
+  kPrecision,
+  kAccum,
+  kClip,
+  kAsync,
+  kNumel,
+  kStrategy,
+  kRanks,
+  kShardRanks,
+  kPrefetch,
+  kPacking,
+  kOffload,
+  kEarly,
+  kShared = kStrategy,
+};
+constexpr std::array kLevels = {2, 2, 2, 2, 2, 3, 6, 5, 2, 3, 2, 3, 3};
+constexpr int kSide = static_cast<int>(kLevels.size()) - kShared;
+
+using Row = std::vector<int>;  // levels: what is shared, before, after
+
+int levels_of(std::size_t column) {
+  return kLevels[column < kLevels.size() ? column : column - kSide];
+}
+
+/// Few rows in which any two columns show all pairs of their levels.
+std::vector<Row> covering_rows() {
+  constexpr std::size_t kColumns = kLevels.size() + kSide;
+  using Pair = std::tuple<std::size_t, int, std::size_t, int>;
+  std::set<Pair> left;
+  for (std::size_t a = 0; a < kColumns; ++a) {
+    for (std::size_t b = a + 1; b < kColumns; ++b) {
+      for (int i = 0; i < levels_of(a); ++i) {
+        for (int j = 0; j < levels_of(b); ++j) left.insert({a, i, b, j});
+      }
+    }
+  }
+  const engine::RandomStream random{1, 2};
+  std::uint64_t next = 0;
+  const auto pairs_of = [&](const Row& row) {
+    std::vector<Pair> pairs;
+    for (std::size_t a = 0; a < kColumns; ++a) {
+      for (std::size_t b = a + 1; b < kColumns; ++b) {
+        if (left.contains({a, row[a], b, row[b]})) pairs.push_back({a, row[a], b, row[b]});
+      }
+    }
+    return pairs;
+  };
+  std::vector<Row> rows;
+  while (!left.empty()) {
+    Row best;
+    std::vector<Pair> covered;
+    for (int candidate = 0; candidate < 50; ++candidate) {
+      Row row(kColumns);
+      for (std::size_t c = 0; c < kColumns; ++c) {
+        row[c] = static_cast<int>(random.bits(next++) % static_cast<std::uint32_t>(levels_of(c)));
+      }
+      const auto& [a, i, b, j] = *left.begin();
+      row[a] = i;
+      row[b] = j;
+      std::vector<Pair> pairs = pairs_of(row);
+      if (pairs.size() <= covered.size()) continue;
+      best = row;
+      covered = std::move(pairs);
+    }
+    for (const Pair& pair : covered) left.erase(pair);
+    rows.push_back(best);
+  }
+  return rows;
+}
+
+// `side`: 0 before, 1 after. `micro_batches`: of a step, over all ranks.
+Training training_of(const Row& row, int side, int micro_batches) {
+  const auto level = [&](int choice) {
+    return row[static_cast<std::size_t>(choice + (choice >= kShared ? side * kSide : 0))];
+  };
+  Training t{.ranks = level(kRanks) + 1,
+             .blocks = 3,
+             .numel = kNumels[static_cast<std::size_t>(level(kNumel))],
+             .adamw = level(kOptimizer) == 1,
+             .poison = true};
+  t.accum = micro_batches / t.ranks;
+  const char* const strategy = kStrategies[static_cast<std::size_t>(level(kStrategy))];
+  t.options.placement = Placement::preset(strategy);
+  if (is_hybrid(strategy)) {
+    t.options.shard_ranks =
+        level(kShardRanks) == 1 ? t.ranks : default_shard_ranks(strategy, t.ranks);
+  }
+  if (level(kPrecision) == 1) t.options.precision.param = DType::kBF16;
+  t.options.prefetch = level(kPrefetch);
+  t.options.unit_min_numel = level(kPacking) == 1 ? 700 : 0;
+  const double fraction = kFractions[static_cast<std::size_t>(level(kOffload))];
+  t.options.offload.optimizer = fraction;
+  t.options.offload.gradients = fraction;
+  if (can_offload_parameters(t.options.placement, t.options.precision)) {
+    t.options.offload.parameters = fraction;
+  }
+  if (level(kEarly) == 1) t.in_backward = UpdateGathers::kInterleaved;
+  if (level(kEarly) == 2) t.in_backward = UpdateGathers::kContiguous;
+  return t;
+}
+
+TEST(CheckpointResume, HasTheBitsOfTrainingThatWasNotInterrupted) {
+  const std::vector<Row> rows = covering_rows();
+  EXPECT_GT(rows.size(), 36u);
+  EXPECT_LT(rows.size(), 80u);
+  for (std::size_t number = 0; number < rows.size(); ++number) {
+    if (testing::kIsSlow && number % 5 != 0) continue;
+    const Row& row = rows[number];
+    const int before_ranks = row[kRanks] + 1, after_ranks = row[kRanks + kSide] + 1;
+    const int micro_batches = std::lcm(before_ranks, after_ranks) * (row[kAccum] + 1);
+    const TempFolder folder;
+    CheckpointRun before{.training = training_of(row, 0, micro_batches),
+                         .checkpoints = {.folder = folder / "c", .async = row[kAsync] == 1}};
+    CheckpointRun after = before;
+    after.training = training_of(row, 1, micro_batches);
+    // The norm of an early update comes too late to clip.
+    if (row[kClip] == 1 && !before.training.in_backward && !after.training.in_backward) {
+      before.training.max_norm = after.training.max_norm = 0.5;
+    }
+    CheckpointRun whole = after;
+    whole.training.options = {.placement = Placement::preset("zero3"),
+                              .precision = after.training.options.precision};
+    whole.training.in_backward = {};
+    whole.training.steps = 5;
+    whole.save_every = 0;
+    const CheckpointResult expected = train_saving(whole);
+    if (number % 4 == 0) before.training.delay_seed = after.training.delay_seed = 10 + number;
+    before.training.steps = 2;
+    train_saving(before);
+    after.training.steps = 5;
+    const CheckpointResult result = train_saving(after);
+    EXPECT_EQ(result.first_step, 2);
+    const std::vector<float> norms(expected.norms.begin() + 2, expected.norms.end());
+    EXPECT_EQ(result.norms, norms) << "row " << number;
+    ASSERT_TRUE(result.values == expected.values)
+        << "row " << number << ": " << ::testing::PrintToString(row);
+  }
+}
+
+CheckpointRun hooked(const TempFolder& folder, const char* strategy, int ranks, int steps) {
+  CheckpointRun run{.training = {.ranks = ranks, .steps = steps, .poison = true},
+                    .checkpoints = {.folder = folder / "c"}};
+  Training& t = run.training;
+  t.options.placement = Placement::preset(strategy);
+  if (is_hybrid(strategy)) t.options.shard_ranks = default_shard_ranks(strategy, ranks);
+  HookOptions hook;
+  set_hook(hook, "batched_powersgd");
+  hook.powersgd.start_step = 1;
+  hook.powersgd.low_rank.min_compression_rate = 0;
+  t.options.reducer = make_hook(hook);
+  t.options.reducer_text = describe(hook);
+  return run;
+}
+
+TEST(CheckpointResume, KeepsWhatAHookRemembersToTheBit) {
+  for (const char* strategy : kStrategies) {
+    for (const bool async : {true, false}) {
+      const TempFolder folder, without;
+      CheckpointRun run = hooked(folder, strategy, 4, 3);
+      run.checkpoints.async = async;
+      run.training.adamw = async;
+      train_saving(run);
+      run.training.steps = 6;
+      const CheckpointResult result = train_saving(run);
+      EXPECT_EQ(result.first_step, 3);
+      CheckpointRun whole = run;
+      whole.checkpoints.folder = without / "c";
+      EXPECT_TRUE(train_saving(whole).values == result.values) << strategy;
+    }
+  }
+}
+
+// The sum over ranks of what each owes, by parameter.
+std::map<std::string, std::vector<double>> owed(const Fsdp& fsdp, comm::ProcessGroup& world) {
+  static std::mutex mutex;
+  static std::map<std::string, std::vector<double>> sums;
+  const auto meet = [&] { world.barrier("owed"); };
+  if (world.rank() == 0) sums.clear();
+  meet();
+  for (const HookTensor& t : save_hooks(fsdp)) {
+    if (t.name != "powersgd.error") continue;
+    const std::scoped_lock lock(mutex);
+    std::vector<double>& sum = sums[t.parameter];
+    const auto begin = static_cast<std::size_t>(t.begin);
+    sum.resize(std::max(sum.size(), begin + t.values.size()));
+    for (std::size_t i = 0; i < t.values.size(); ++i) sum[begin + i] += t.values[i];
+  }
+  meet();
+  return sums;
+}
+
+TEST(CheckpointResume, OtherRanksOweTheSameSum) {
+  for (const int ranks : {1, 2, 3, 5}) {
+    const TempFolder folder;
+    std::map<std::string, std::vector<double>> before, after;
+    CheckpointRun run = hooked(folder, "zero3", 4, 3);
+    run.at_end = [&](const testing::CheckpointRank& rank, int) {
+      const auto sums = owed(rank.fsdp, rank.world);
+      if (rank.world.rank() == 0) before = sums;
+    };
+    train_saving(run);
+    run = hooked(folder, "ddp", ranks, 3);
+    run.at_end = [&](const testing::CheckpointRank& rank, int) {
+      const auto sums = owed(rank.fsdp, rank.world);
+      if (rank.world.rank() == 0) after = sums;
+    };
+    EXPECT_EQ(train_saving(run).first_step, 3);
+    ASSERT_EQ(before.size(), 7u);
+    ASSERT_EQ(after.size(), before.size());
+    double largest = 0;
+    for (const auto& [name, sum] : before) {
+      ASSERT_EQ(after[name].size(), sum.size());
+      for (std::size_t i = 0; i < sum.size(); ++i) {
+        largest = std::max(largest, std::abs(sum[i]));
+        EXPECT_NEAR(after[name][i], sum[i], 1e-6 * std::max(1.0, std::abs(sum[i]))) << name;
+      }
+    }
+    EXPECT_GT(largest, 0.01);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::shard
