@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -268,48 +270,63 @@ TEST_F(BootstrapTest, AnAnswerThatIsCutShortOrNeverComesIsAnError) {
   EXPECT_THAT(answered_with("\xff\xff\xff\x7f", 4, true), HasSubstr("expected at most 4096 bytes"));
 }
 
-// Connections that say nothing, before the ranks and beside them, with few descriptors to spare.
+// Connections that say nothing, before the ranks and beside them.
 TEST_F(BootstrapTest, AThousandSilentConnectionsDoNotStopIt) {
-  rlimit limit{};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  for (const bool few_descriptors : {false, true}) {
-    const int port = free_port();
-    const std::string place = "tcp:127.0.0.1:" + std::to_string(port);
-    std::atomic<bool> ended = false;
-    std::atomic<int> num_tried = 0;
-    std::jthread scan([&] {
-      std::vector<int> open;
-      for (int i = 0; i < 1000 && !ended; ++i) {
-        const int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-        const sockaddr_in address = address_of(port);
-        if (fd >= 0) {
-          (void)connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-          open.push_back(fd);
-        }
-        ++num_tried;
-        if (open.size() > 20) {  // those before it have been heard or pushed out
-          close(open.front());
-          open.erase(open.begin());
-        }
-        if (i % 50 == 0) std::this_thread::sleep_for(milliseconds(1));
-      }
-      for (const int fd : open) close(fd);
-    });
-    if (few_descriptors) {
-      const rlimit few{.rlim_cur = 48, .rlim_max = limit.rlim_max};
-      ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  const int port = free_port();
+  const std::string place = "tcp:127.0.0.1:" + std::to_string(port);
+  std::atomic<int> num_tried = 0;
+  std::jthread scan([&](const std::stop_token& stop) {
+    std::vector<int> open;
+    for (; num_tried < 1000 && !stop.stop_requested(); ++num_tried) {
+      open.push_back(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+      const sockaddr_in address = address_of(port);
+      (void)connect(open.back(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+      if (num_tried % 50 == 0) std::this_thread::sleep_for(milliseconds(1));
+      if (open.size() < 200) continue;
+      close(open.front());
+      open.erase(open.begin());
     }
-    std::vector<std::string> results;
-    {
-      std::jthread world([&] { results = results_of(place, 3, {0}, std::chrono::seconds(20)); });
-      while (num_tried < 200) std::this_thread::sleep_for(milliseconds(1));
-      EXPECT_THAT(results_of(place, 3, {1, 2}, std::chrono::seconds(20)), Each("from 0"));
-    }
-    ended = true;
-    scan.join();
-    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    EXPECT_THAT(results, Each("from 0"));
+    for (const int fd : open) close(fd);
+  });
+  std::vector<std::string> results;
+  {
+    std::jthread world([&] { results = results_of(place, 3, {0}, std::chrono::seconds(20)); });
+    while (num_tried < 150) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_THAT(results_of(place, 3, {1, 2}, std::chrono::seconds(20)), Each("from 0"));
   }
+  scan.request_stop();
+  EXPECT_THAT(results, Each("from 0"));
+}
+
+// They hold all descriptors that rank 0 has.
+TEST_F(BootstrapTest, RanksAreHeardWhenStrangersHoldAllDescriptors) {
+  const int port = free_port();
+  const std::string place = "tcp:127.0.0.1:" + std::to_string(port);
+  const pid_t rank0 = fork();
+  if (rank0 == 0) {
+    const int next = dup(0);  // the lowest that is free
+    const rlimit few{.rlim_cur = static_cast<rlim_t>(next) + 8,
+                     .rlim_max = static_cast<rlim_t>(next) + 8};
+    close(next);
+    if (setrlimit(RLIMIT_NOFILE, &few) != 0) _exit(2);
+    _exit(results_of(place, 2, {0}, std::chrono::seconds(10))[0] == "from 0" ? 0 : 1);
+  }
+  const sockaddr_in address = address_of(port);
+  std::vector<int> strangers;
+  while (strangers.size() < 30) {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+      strangers.push_back(fd);
+    } else {
+      close(fd);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+  EXPECT_THAT(results_of(place, 2, {1}, std::chrono::seconds(10)), Each("from 0"));
+  int status = 0;
+  EXPECT_EQ(waitpid(rank0, &status, 0), rank0);
+  EXPECT_EQ(status, 0);
+  for (const int fd : strangers) close(fd);
 }
 
 TEST_F(BootstrapTest, WithoutADescriptorThereIsAnErrorAtOnce) {
