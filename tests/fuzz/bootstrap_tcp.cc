@@ -15,7 +15,7 @@
 namespace tessera::fuzz {
 namespace {
 
-constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::minutes kPatience{1};
 const std::vector<std::byte> kMessage = {std::byte{'h'}, std::byte{'e'}, std::byte{'l'},
                                          std::byte{'l'}, std::byte{'o'}};
 
