@@ -523,7 +523,7 @@ TEST_F(TrainTransformer, OutputThatIsLostIsAnError) {
 
 TEST_F(TrainTransformer, ThreadsThatCannotStartAreAnError) {
   flags_["parallel.ranks"] = "1000";
-  std::string line = "ulimit -v 300000; " + kTransformer;
+  std::string line = "ulimit -v 600000; " + kTransformer;
   for (const auto& [name, value] : flags_) line += " --" + name + "=" + value;
   const Outcome outcome = run_program("/bin/sh", std::vector<std::string>{"-c", line});
   EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
