@@ -33,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/flight_recorder.h"
 #include "comm/process_group.h"
 
 namespace tessera::comm {
@@ -40,8 +41,9 @@ namespace tessera::comm {
 struct NcclOptions {
   /// How long ranks wait for each other: to join, in one collective, in a host call.
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
-  /// As in ThreadsOptions.
+  /// As in ThreadsOptions, both.
   std::function<void(const std::string& message)> on_failure = {};
+  std::shared_ptr<FlightRecorder> flight = {};
   bool canonical = true;          ///< see [Note: NCCL and the order of sums]
   std::string library_path = "";  ///< empty: this process's NCCL, else libnccl.so.2
   std::vector<int> gpus = {};     ///< of thread ranks; empty: GPU r for rank r

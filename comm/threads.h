@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "comm/flight_recorder.h"
 #include "comm/process_group.h"
 
 namespace tessera::comm {
@@ -18,6 +19,8 @@ struct ThreadsOptions {
   /// Told once, in whichever thread, when the world fails: before its ranks have ended, which they
   /// may never do. Must not throw or call the world.
   std::function<void(const std::string& message)> on_failure = {};
+  /// Keeps the last calls of each rank of this world; null: nobody does.
+  std::shared_ptr<FlightRecorder> flight = {};
 };
 
 /// `size` groups that are ranks 0..size-1 of one world. Each is used by one thread and its streams.

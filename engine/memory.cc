@@ -11,6 +11,7 @@
 
 #include "engine/cuda.h"
 #include "engine/error.h"
+#include "engine/out_of_memory.h"
 
 namespace tessera::engine {
 namespace {
@@ -201,7 +202,7 @@ std::byte* Memory::allocate(std::int64_t nbytes, Category category, std::string_
   State& s = *state_;
   const std::lock_guard lock(s.mutex);
   const std::int64_t limit = s.options.limit_nbytes;
-  require<DeviceError>(limit == 0 || nbytes <= limit - s.stats.total_nbytes,
+  require<OutOfMemory>(limit == 0 || nbytes <= limit - s.stats.total_nbytes,
                        "[memory] expected to stay within {} bytes on {}, got {} in use and {} more "
                        "asked for, {} ({})",
                        limit, to_string(s.device), s.stats.total_nbytes, nbytes, name_of(category),
@@ -218,7 +219,7 @@ std::byte* Memory::allocate(std::int64_t nbytes, Category category, std::string_
       s.release_cache();
       data = s.make(blocks, block);
     }
-    require<DeviceError>(data != nullptr,
+    require<OutOfMemory>(data != nullptr,
                          "[memory] expected {} bytes for {} on {}, got none ({} bytes in use)",
                          nbytes, name_of(category), to_string(s.device), s.stats.total_nbytes);
   }

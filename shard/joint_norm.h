@@ -20,7 +20,8 @@ struct NormPart {
 /// from the parts' norms, each rounded to f32, for which the host waits. Collective over `world`,
 /// between the finish_step() of all parts and their optimizers, which take it as
 /// ClipFactor{clip_scale(norm, max_norm)}. Throws InvalidArgument if the gradients are means over
-/// different numbers of batches (see FsdpOptions::mean_ranks) or not finite.
+/// different numbers of batches (see FsdpOptions::mean_ranks) or not finite. On a meta device,
+/// where there is nothing to add up, the same gathers and 0.
 float joint_norm(comm::ProcessGroup& world, std::span<const NormPart> parts);
 
 }  // namespace tessera::shard

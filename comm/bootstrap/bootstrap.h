@@ -4,7 +4,9 @@
 //   file:PATH      a file on a disk that all ranks see. Each rank r > 0 leaves PATH.r with a number
 //                  it drew; rank 0 answers in PATH with all of these numbers, so nobody takes what
 //                  another run left behind. Files are private (0600), appear whole, are refused if
-//                  they are not the user's own plain files, and are gone afterwards.
+//                  they are not the user's own plain files, and are gone afterwards. The folder is
+//                  refused if it is another user's, or if others may write there and it is not
+//                  sticky.
 //   tcp:HOST:PORT  rank 0 listens there. Anyone who can connect gets the message: for networks in
 //                  which everyone may.
 #pragma once

@@ -106,6 +106,23 @@ void publish(const std::string& path, const Bytes& bytes, int rank) {
                         rank);
 }
 
+// Who may rename what lies in a folder decides what is found there. In a sticky one, as /tmp is,
+// others may only add files of their own, which are refused below.
+void check_folder(const std::string& path) {
+  const auto slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  struct stat info {};
+  const bool known = stat(folder.c_str(), &info) == 0;
+  require<IoError>(known, "[bootstrap] expected a folder for {}, got {}", path, reason());
+  require<IoError>(info.st_uid == geteuid() || info.st_uid == 0,
+                   "[bootstrap] expected a folder of user {} or of root, got one of {} ({})",
+                   geteuid(), info.st_uid, folder);
+  require<IoError>((info.st_mode & (S_IWGRP | S_IWOTH)) == 0 || (info.st_mode & S_ISVTX) != 0,
+                   "[bootstrap] expected a folder that nobody else may write to, or a sticky one, "
+                   "got {:04o} ({})",
+                   info.st_mode & 07777, folder);
+}
+
 // Nothing if there is no such file. Throws IoError unless it is a plain file of this user, that
 // nobody else may touch.
 std::optional<Bytes> read_private(const std::string& path, std::size_t max_nbytes) {
@@ -212,6 +229,7 @@ Bytes ask(const std::string& path, const Participant& self) {
 std::vector<std::byte> broadcast_by_file(const std::string& path,
                                          std::span<const std::byte> message,
                                          const Participant& self) {
+  check_folder(path);
   if (self.rank != 0) return ask(path, self);
   // Before anybody is waited for.
   require<IoError>(

@@ -154,6 +154,29 @@ bool identify(Connection& connection, std::vector<std::optional<Socket>>& ranks,
   return true;
 }
 
+void hear(std::vector<Connection>& strangers, std::vector<std::optional<Socket>>& ranks,
+          const Participant& self, const std::string& place) {
+  std::erase_if(strangers, [&](Connection& c) { return identify(c, ranks, self, place); });
+}
+
+// False when nobody waits. Where the process has no descriptor left, the oldest stranger makes
+// room: left in the queue, a connection would wake the next poll at once, for ever.
+bool accept_one(const Socket& listener, std::vector<Connection>& strangers,
+                const std::string& place) {
+  for (;;) {
+    Socket socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.get() >= 0) {
+      strangers.push_back({.socket = std::move(socket)});
+      return true;
+    }
+    if (errno != EMFILE && errno != ENFILE) return false;
+    require<IoError>(!strangers.empty(),
+                     "[bootstrap] expected to accept a connection at {}, got {} (rank 0)", place,
+                     reason());
+    strangers.erase(strangers.begin());
+  }
+}
+
 void answer(const std::string& host, int port, std::span<const std::byte> message,
             const Participant& self, const std::string& place) {
   const Socket listener = listen_at(host, port, place);
@@ -167,12 +190,11 @@ void answer(const std::string& host, int port, std::span<const std::byte> messag
       polls.push_back({.fd = c.socket.get(), .events = POLLIN, .revents = 0});
     }
     (void)poll(polls.data(), polls.size(), ms_left(self));
-    std::erase_if(strangers, [&](Connection& c) { return identify(c, ranks, self, place); });
-    for (;;) {
-      Socket socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (socket.get() < 0) break;
-      if (strangers.size() == kMaxStrangers) strangers.erase(strangers.begin());
-      strangers.push_back({.socket = std::move(socket)});
+    hear(strangers, ranks, self, place);
+    // Not all that ever come: the deadline is looked at below.
+    for (std::size_t i = 0; i < kMaxStrangers && accept_one(listener, strangers, place); ++i) {
+      if (strangers.size() > kMaxStrangers) hear(strangers, ranks, self, place);
+      if (strangers.size() > kMaxStrangers) strangers.erase(strangers.begin());
     }
     std::vector<bool> here(size);
     for (std::size_t r = 0; r < size; ++r) here[r] = r == 0 || ranks[r];

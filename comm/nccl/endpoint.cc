@@ -44,10 +44,16 @@ void NcclEndpoint::poll_pending() {
   const std::lock_guard lock(mutex_);
   const auto now = world_->clock().now();
   for (auto& [stream, calls] : pending_) {
-    while (!calls.empty() && calls.front().end.reached()) calls.pop_front();
+    while (!calls.empty() && calls.front().end.reached()) {
+      calls.front().call.flight.enter(FlightState::kFinished);
+      calls.pop_front();
+    }
     if (calls.empty()) continue;
     Pending& first = calls.front();
-    if (!first.started && first.begin.reached()) first.started = now;
+    if (!first.started && first.begin.reached()) {
+      first.started = now;
+      first.call.flight.enter(FlightState::kStarted);
+    }
     if (!first.started || now - *first.started < world_->deadline()) continue;
     if (group_) return group_->expire(first.call);
     return world_->fail(fmt::format(

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/flight_recorder.h"
 #include "comm/nccl.h"
 #include "comm/nccl/collectives.h"
 #include "comm/nccl/watchdog.h"
@@ -51,7 +52,7 @@ class NcclGroup : public ProcessGroup {
   void enqueue(Collective collective, const Stream& stream) override;
   /// This rank's next call, before it is enqueued. Throws CommError if the ranks are known to
   /// differ.
-  virtual Call announce(std::string_view op, std::string text) = 0;
+  virtual Call announce(const FlightCall& what, std::string text) = 0;
 
   NcclStaging staging_;
 };

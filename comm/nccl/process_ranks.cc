@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/bootstrap/bootstrap.h"
+#include "comm/flight_recorder.h"
 #include "comm/nccl/group.h"
 #include "engine/cuda.h"
 #include "engine/cuda_check.h"
@@ -50,6 +51,10 @@ class ProcessRank final : public NcclGroup {
         own_on_gpu_(buffer(device_, 1)),
         all_on_gpu_(buffer(device_, size_)),
         all_(buffer(pinned_, size_)) {
+    if (FlightRecorder* flight = world_->flight()) {
+      flight_group_ = flight->add_group(name_, members_);
+      ring_ = &flight->ring(world_rank(rank_));
+    }
     auto communicators = join(library, ids, name_, size_, {{.rank = rank_, .gpu = gpu_}}, *world_);
     std::vector<std::unique_ptr<NcclEndpoint>> endpoints;
     endpoints.push_back(std::make_unique<NcclEndpoint>(
@@ -64,11 +69,15 @@ class ProcessRank final : public NcclGroup {
   void agree(const Stream& stream) override {
     end_agree(true);
     begin_exchange({}, stream);
-    agreeing_ = next_call("agree", "agree");
+    agreeing_ = next_call({.op = "agree"}, "agree");
+    agreeing_->flight.enter(FlightState::kStarted);
     agreed_ = stream.record("agreed");
   }
 
-  void declare(std::string_view what) override { announce("declare", std::string(what)); }
+  void declare(std::string_view what) override {
+    announce({.op = "declare", .label = what}, std::string(what))
+        .flight.enter(FlightState::kFinished);
+  }
 
   void check() override {
     NcclGroup::check();
@@ -76,12 +85,13 @@ class ProcessRank final : public NcclGroup {
   }
 
   void barrier(std::string_view label) override {
-    const Call call = announce("barrier", fmt::format("barrier '{}'", label));
+    const Call call =
+        announce({.op = "barrier", .label = label}, fmt::format("barrier '{}'", label));
     compare(exchange({}, call), call);
   }
 
   std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
-    const Call call = announce("split", "split");
+    const Call call = announce({.op = "split"}, "split");
     const auto records = exchange({.color = color, .key = key}, call);
     compare(records, call);
     std::vector<int> ranks;
@@ -112,13 +122,16 @@ class ProcessRank final : public NcclGroup {
 
   int world_rank(int rank) const override { return members_[static_cast<std::size_t>(rank)]; }
 
-  Call next_call(std::string_view op, std::string text) {
-    return {.sequence = sequence_++, .op = op, .text = std::move(text)};
+  Call next_call(const FlightCall& what, std::string text) {
+    const std::int64_t sequence = sequence_++;
+    FlightTicket flight;
+    if (ring_ != nullptr) flight = {*ring_, ring_->called(flight_group_, sequence, what)};
+    return {.sequence = sequence, .op = what.op, .text = std::move(text), .flight = flight};
   }
 
   // What the ranks will compare.
-  Call announce(std::string_view op, std::string text) override {
-    Call call = next_call(op, std::move(text));
+  Call announce(const FlightCall& what, std::string text) override {
+    Call call = next_call(what, std::move(text));
     last_ = fmt::format("#{} {}", call.sequence, call.text);
     hash_ = hash_more(hash_, last_);
     return call;
@@ -154,6 +167,7 @@ class ProcessRank final : public NcclGroup {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     world_->check();  // or it was released without an answer
+    call.flight.enter(FlightState::kFinished);
     std::vector<Record> records(static_cast<std::size_t>(size_));
     std::memcpy(records.data(), all_.raw(), static_cast<std::size_t>(all_.nbytes()));
     return records;
@@ -161,6 +175,7 @@ class ProcessRank final : public NcclGroup {
 
   std::vector<Record> exchange(const Record& record, const Call& call) {
     end_agree(true);
+    call.flight.enter(FlightState::kStarted);
     begin_exchange(record, control_);
     return end_exchange(control_.record(call.op), call);
   }
@@ -195,6 +210,8 @@ class ProcessRank final : public NcclGroup {
   const Stream control_;
   const engine::Memory device_, pinned_;
   const Tensor own_, own_on_gpu_, all_on_gpu_, all_;
+  FlightRing* ring_ = nullptr;  // null: nothing is recorded
+  int flight_group_ = 0;
   std::int64_t sequence_ = 0;
   std::uint64_t hash_ = 0xCBF29CE484222325u;
   std::string last_ = "nothing";
@@ -207,7 +224,7 @@ class ProcessRank final : public NcclGroup {
 std::unique_ptr<ProcessGroup> make_nccl_process_group(const NcclMember& member,
                                                       const NcclOptions& options,
                                                       std::shared_ptr<const NcclLibrary> library) {
-  const auto world = std::make_shared<World>(options.deadline, options.on_failure);
+  const auto world = std::make_shared<World>(options.deadline, options.on_failure, options.flight);
   NcclIds ids{};
   std::vector<std::byte> message(sizeof(ids));
   if (member.rank == 0) {

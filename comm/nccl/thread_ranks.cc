@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "comm/flight_call.h"
 #include "comm/nccl/group.h"
 #include "comm/threads/thread_ranks.h"
 #include "engine/cuda.h"
@@ -31,13 +32,14 @@ void NcclGroup::enqueue(Collective collective, const Stream& stream) {
                   collective.work.name, to_string(device), stream.name(),
                   to_string(stream.device()), collective.work.detail, world_rank(rank_));
   world_->check();
-  Call call = announce(collective.work.name, collective.text);
+  Call call = announce(flight_call(collective), collective.text);
   engine::Event begin = stream.record("begin");
   try {
     stream.launch(std::move(collective.work), [&] {
       enqueue_nccl(collective, rank_, size_, options_.canonical, *endpoint_, staging_, stream);
     });
   } catch (const CommError& error) {
+    call.flight.enter(FlightState::kFailed);
     // Either it says why the world failed, or the world fails with it.
     world_->abort(fmt::format("[{} #{}] rank {} failed: {}; {}", call.op, call.sequence,
                               world_rank(rank_), error.what(), call.text));
@@ -109,8 +111,8 @@ class NcclThreadGroup final : public NcclGroup {
 
  private:
   int world_rank(int rank) const override { return self_.group()->world_rank(rank); }
-  Call announce(std::string_view op, std::string text) override {
-    Call call = self_.next_call(op, std::move(text));
+  Call announce(const FlightCall& what, std::string text) override {
+    Call call = self_.next_call(what, std::move(text));
     self_.group()->announce(self_.rank(), call);
     return call;
   }
@@ -156,11 +158,12 @@ std::vector<std::unique_ptr<ProcessGroup>> make_groups(
 }  // namespace
 
 std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(int size, NcclOptions options) {
-  return make_groups(make_world(size, options.deadline, options.on_failure), options);
+  return make_groups(make_world(size, options.deadline, options.on_failure, options.flight),
+                     options);
 }
 
 void run_nccl_ranks(int size, NcclOptions options, const std::function<void(ProcessGroup&)>& fn) {
-  const auto rendezvous = make_world(size, options.deadline, options.on_failure);
+  const auto rendezvous = make_world(size, options.deadline, options.on_failure, options.flight);
   run_on_threads(make_groups(rendezvous, options), *rendezvous->world(), fn);
 }
 

@@ -65,9 +65,11 @@ struct Rendezvous::Meeting {
 };
 
 World::World(std::chrono::milliseconds deadline,
-             std::function<void(const std::string& message)> on_failure)
+             std::function<void(const std::string& message)> on_failure,
+             std::shared_ptr<FlightRecorder> flight)
     : deadline_(std::min<std::chrono::milliseconds>(deadline, std::chrono::years(100))),
-      on_failure_(std::move(on_failure)) {
+      on_failure_(std::move(on_failure)),
+      flight_(std::move(flight)) {
   engine::require(deadline.count() > 0, "[threads] expected a deadline > 0 ms, got {}",
                   deadline.count());
 }
@@ -77,6 +79,7 @@ void World::fail_locked(std::string message, bool aborted) {
   failure_ = std::move(message);
   aborted_ = aborted;
   failed_.store(true, std::memory_order_release);
+  if (flight_) flight_->fail();
   if (on_failure_) on_failure_(*failure_);
   for (Rendezvous* group : groups_) {
     for (const auto& [sequence, meeting] : group->meetings_) meeting->set(kFailed);
@@ -124,6 +127,10 @@ Rendezvous::Rendezvous(std::shared_ptr<World> world, std::string name, std::vect
       members_(std::move(members)),
       departed_(members_.size(), kNever),
       last_(members_.size(), "nothing") {
+  if (FlightRecorder* flight = world_->flight()) {
+    flight_group_ = flight->add_group(name_, members_);
+    for (const int member : members_) flight_rings_.push_back(&flight->ring(member));
+  }
   const std::lock_guard lock(world_->mutex_);
   world_->groups_.push_back(this);
 }
@@ -133,7 +140,24 @@ Rendezvous::~Rendezvous() {
   std::erase(world_->groups_, this);
 }
 
+FlightTicket Rendezvous::record(int rank, std::int64_t sequence, const FlightCall& call) const {
+  if (flight_rings_.empty()) return {};
+  FlightRing& ring = *flight_rings_[static_cast<std::size_t>(rank)];
+  return {ring, ring.called(flight_group_, sequence, call)};
+}
+
 void Rendezvous::meet(int rank, const Call& call, const Slot& slot, const Chunks& chunks) {
+  call.flight.enter(FlightState::kStarted);
+  try {
+    meet_and_work(rank, call, slot, chunks);
+  } catch (...) {
+    call.flight.enter(FlightState::kFailed);
+    throw;
+  }
+  call.flight.enter(FlightState::kFinished);
+}
+
+void Rendezvous::meet_and_work(int rank, const Call& call, const Slot& slot, const Chunks& chunks) {
   const std::shared_ptr<Meeting> meeting = arrive(rank, call, slot, chunks);
   await(*meeting);
 
@@ -167,7 +191,15 @@ void Rendezvous::meet(int rank, const Call& call, const Slot& slot, const Chunks
   if (meeting->threw.load(std::memory_order_relaxed)) world_->check();
 }
 
-void Rendezvous::announce(int rank, const Call& call) { arrive(rank, call, {}, {}); }
+void Rendezvous::announce(int rank, const Call& call) {
+  try {
+    arrive(rank, call, {}, {});
+  } catch (...) {
+    call.flight.enter(FlightState::kFailed);
+    throw;
+  }
+  if (call.op == kDeclare) call.flight.enter(FlightState::kFinished);
+}
 
 std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& call,
                                                         const Slot& slot, const Chunks& chunks) {

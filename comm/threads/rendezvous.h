@@ -28,6 +28,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/flight_recorder.h"
 #include "comm/threads/deadline_clock.h"
 
 namespace tessera::comm {
@@ -37,10 +38,13 @@ class Rendezvous;
 /// What all groups of one world share.
 class World {
  public:
-  /// `on_failure`: as in ThreadsOptions. Throws InvalidArgument unless deadline > 0.
+  /// `on_failure`, `flight`: as in ThreadsOptions. Throws InvalidArgument unless deadline > 0.
   explicit World(std::chrono::milliseconds deadline,
-                 std::function<void(const std::string& message)> on_failure = {});
+                 std::function<void(const std::string& message)> on_failure = {},
+                 std::shared_ptr<FlightRecorder> flight = {});
 
+  /// Null: nothing is recorded.
+  FlightRecorder* flight() const { return flight_.get(); }
   /// Fails the world unless it has failed already: because a rank says so, or with an error.
   void abort(std::string message);
   void fail(std::string message);
@@ -80,6 +84,7 @@ class World {
 
   const std::chrono::milliseconds deadline_;
   const std::function<void(const std::string& message)> on_failure_;
+  const std::shared_ptr<FlightRecorder> flight_;
   const std::shared_ptr<DeadlineClock> clock_ = std::make_shared<DeadlineClock>();
   std::atomic<bool> failed_ = false;
   std::mutex mutex_;  // guards the rest, and all groups; never held while working or sleeping
@@ -93,6 +98,7 @@ struct Call {
   std::int64_t sequence = 0;
   std::string_view op;  ///< static storage
   std::string text;     ///< everything that must agree: op, reduction, dtypes, count, root, label
+  FlightTicket flight = {};
 };
 
 /// What a rank brings to a meeting; the op says what it points to.
@@ -128,6 +134,8 @@ class Rendezvous {
   int world_rank(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
   const std::string& name() const { return name_; }
   const std::shared_ptr<World>& world() const { return world_; }
+  /// A call of rank `rank`, recorded if its world is.
+  FlightTicket record(int rank, std::int64_t sequence, const FlightCall& call) const;
 
   /// Returns when every rank has come and all chunks are done. Throws CommError otherwise.
   void meet(int rank, const Call& call, const Slot& slot, const Chunks& chunks);
@@ -144,6 +152,7 @@ class Rendezvous {
   friend class World;
   struct Meeting;
 
+  void meet_and_work(int rank, const Call& call, const Slot& slot, const Chunks& chunks);
   std::shared_ptr<Meeting> arrive(int rank, const Call& call, const Slot& slot,
                                   const Chunks& chunks);
   void await(Meeting& meeting);
@@ -157,6 +166,8 @@ class Rendezvous {
   const std::shared_ptr<World> world_;
   const std::string name_;
   const std::vector<int> members_;
+  int flight_group_ = 0;
+  std::vector<FlightRing*> flight_rings_;  // by rank; none if nothing is recorded
   std::map<std::int64_t, std::shared_ptr<Meeting>> meetings_;  // not ready yet
   std::vector<std::int64_t> departed_;                         // by rank: no meetings from here on
   std::vector<std::string> last_;                              // by rank: the last call it came to

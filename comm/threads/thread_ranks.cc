@@ -78,27 +78,32 @@ ThreadRank::~ThreadRank() {
 }
 
 void ThreadRank::declare(std::string_view what) {
-  group_->announce(rank_, next_call(Rendezvous::kDeclare, std::string(what)));
+  group_->announce(rank_,
+                   next_call({.op = Rendezvous::kDeclare, .label = what}, std::string(what)));
 }
 
 void ThreadRank::barrier(std::string_view label) {
-  group_->meet(rank_, next_call("barrier", fmt::format("barrier '{}'", label)), {}, {});
+  group_->meet(rank_,
+               next_call({.op = "barrier", .label = label}, fmt::format("barrier '{}'", label)), {},
+               {});
 }
 
 ThreadRank::Part ThreadRank::split(int color, int key) {
   Split split{.color = color, .key = key};
-  group_->meet(rank_, next_call("split", "split"), {.in = nullptr, .out = &split},
+  group_->meet(rank_, next_call({.op = "split"}, "split"), {.in = nullptr, .out = &split},
                split_chunks(*group_));
   return split.part;
 }
 
 std::shared_ptr<Rendezvous> make_world(int size, std::chrono::milliseconds deadline,
-                                       std::function<void(const std::string& message)> on_failure) {
+                                       std::function<void(const std::string& message)> on_failure,
+                                       std::shared_ptr<FlightRecorder> flight) {
   engine::require(size >= 1, "[world] expected at least 1 rank, got {}", size);
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
-  return std::make_shared<Rendezvous>(std::make_shared<World>(deadline, std::move(on_failure)),
-                                      "world", std::move(members));
+  return std::make_shared<Rendezvous>(
+      std::make_shared<World>(deadline, std::move(on_failure), std::move(flight)), "world",
+      std::move(members));
 }
 
 void run_on_threads(std::vector<std::unique_ptr<ProcessGroup>> groups, World& world,

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/flight_recorder.h"
 #include "comm/process_group.h"
 #include "comm/threads/rendezvous.h"
 
@@ -34,8 +35,12 @@ class ThreadRank {
   const std::shared_ptr<Rendezvous>& group() const { return group_; }
   World& world() const { return *group_->world(); }
 
-  Call next_call(std::string_view op, std::string text) {
-    return {.sequence = sequence_++, .op = op, .text = std::move(text)};
+  Call next_call(const FlightCall& what, std::string text) {
+    const std::int64_t sequence = sequence_++;
+    return {.sequence = sequence,
+            .op = what.op,
+            .text = std::move(text),
+            .flight = group_->record(rank_, sequence, what)};
   }
   /// As in ProcessGroup.
   void declare(std::string_view what);
@@ -58,7 +63,8 @@ class ThreadRank {
 
 /// The group of all ranks of a new world.
 std::shared_ptr<Rendezvous> make_world(int size, std::chrono::milliseconds deadline,
-                                       std::function<void(const std::string& message)> on_failure);
+                                       std::function<void(const std::string& message)> on_failure,
+                                       std::shared_ptr<FlightRecorder> flight);
 
 /// Runs `fn` on a thread a group, and ends as run_ranks() in threads.h says.
 void run_on_threads(std::vector<std::unique_ptr<ProcessGroup>> groups, World& world,

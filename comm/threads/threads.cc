@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/flight_call.h"
 #include "comm/threads/chunks.h"
 #include "comm/threads/peer_collectives.h"
 #include "comm/threads/rendezvous.h"
@@ -51,7 +52,7 @@ class ThreadsGroup final : public ProcessGroup {
   // Pointers are taken now, in the caller's thread: it may release the buffers once it has an event
   // behind this. The tensors ride along so that the memory lives until then.
   void enqueue(Collective collective, const Stream& stream) override {
-    const Call call = self_.next_call(collective.work.name, std::move(collective.text));
+    const Call call = self_.next_call(flight_call(collective), std::move(collective.text));
     const Slot slot{.in = collective.in.raw(), .out = collective.out.raw()};
     stream.launch(
         std::move(collective.work),
@@ -78,11 +79,11 @@ std::vector<std::unique_ptr<ProcessGroup>> make_groups(
 }  // namespace
 
 std::vector<std::unique_ptr<ProcessGroup>> make_threads_world(int size, ThreadsOptions options) {
-  return make_groups(make_world(size, options.deadline, options.on_failure));
+  return make_groups(make_world(size, options.deadline, options.on_failure, options.flight));
 }
 
 void run_ranks(int size, ThreadsOptions options, const std::function<void(ProcessGroup&)>& fn) {
-  const auto rendezvous = make_world(size, options.deadline, options.on_failure);
+  const auto rendezvous = make_world(size, options.deadline, options.on_failure, options.flight);
   run_on_threads(make_groups(rendezvous), *rendezvous->world(), fn);
 }
 

@@ -55,7 +55,7 @@ void GemmAlgorithms::load(std::string_view text, std::string_view file) {
     require<IoError>(added || entry->second == algorithm,
                      "[gemm_algorithms] expected one algorithm a key, got two for '{}' ({}, line "
                      "{})",
-                     entry->first, file, line);
+                     row.substr(0, 80), file, line);
   }
   entries_ = std::move(entries);
 }

@@ -8,6 +8,7 @@
 
 #include "engine/error.h"
 #include "engine/io/json.h"
+#include "engine/io/text.h"
 
 namespace tessera::engine {
 namespace {
@@ -55,7 +56,7 @@ class HeaderReader {
 
   bool null() { unexpected("null"); }
   bool boolean(bool) { unexpected("a boolean"); }
-  bool number_float(double, const std::string& text) { unexpected("the number " + text); }
+  bool number_float(double, const std::string& text) { unexpected("the number " + excerpt(text)); }
   bool number_integer(std::int64_t value) { unexpected("the number " + std::to_string(value)); }
   bool binary(std::vector<std::uint8_t>&) { unexpected("binary data"); }
 
@@ -137,7 +138,7 @@ class HeaderReader {
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception& error) {
     fail<IoError>("[safetensors] expected a JSON header, got an error at byte {}: {} ({})",
-                  position, error.what(), path_);
+                  position, excerpt(error.what(), 400), path_);
   }
 
  private:

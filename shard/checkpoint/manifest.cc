@@ -98,19 +98,19 @@ class Object {
                      path_);
   }
 
-  const json& at(const char* key) const {
+  const json& at(const std::string& key) const {
     const auto found = value_.find(key);
     require<IoError>(found != value_.end(), "[checkpoint] expected the key {}, got none ({}, {})",
-                     key, where_, path_);
+                     excerpt(key), where_, path_);
     return *found;
   }
-  bool has(const char* key) const { return value_.contains(key); }
-  std::string text(const char* key) const {
+  bool has(const std::string& key) const { return value_.contains(key); }
+  std::string text(const std::string& key) const {
     const json& value = at(key);
     check(value.is_string(), "text", key);
     return value.get<std::string>();
   }
-  std::int64_t integer(const char* key, std::int64_t min, std::int64_t max) const {
+  std::int64_t integer(const std::string& key, std::int64_t min, std::int64_t max) const {
     const json& value = at(key);
     check(value.is_number_integer(), "an integer", key);
     const bool is_large =
@@ -119,21 +119,21 @@ class Object {
     check(!is_large && number >= min && number <= max, fmt::format("{} to {}", min, max), key);
     return number;
   }
-  std::int64_t size(const char* key) const {
+  std::int64_t size(const std::string& key) const {
     return integer(key, 0, std::numeric_limits<std::int64_t>::max() / 16);
   }
-  double number(const char* key) const {
+  double number(const std::string& key) const {
     const json& value = at(key);
     check(value.is_number(), "a number", key);
     return value.get<double>();
   }
-  const json& array(const char* key) const {
+  const json& array(const std::string& key) const {
     const json& value = at(key);
     check(value.is_array(), "a list", key);
     return value;
   }
   /// Checksums, one behind the other.
-  std::vector<std::uint64_t> checksums(const char* key) const {
+  std::vector<std::uint64_t> checksums(const std::string& key) const {
     const std::string hex = text(key);
     check(hex.size() % kHexDigits == 0, "checksums of 16 hex digits", key);
     std::vector<std::uint64_t> values;
@@ -145,16 +145,16 @@ class Object {
     }
     return values;
   }
-  std::uint64_t checksum(const char* key) const {
+  std::uint64_t checksum(const std::string& key) const {
     const std::vector<std::uint64_t> values = checksums(key);
     check(values.size() == 1, "one checksum", key);
     return values.front();
   }
 
  private:
-  void check(bool ok, std::string_view expected, const char* key) const {
+  void check(bool ok, std::string_view expected, const std::string& key) const {
     if (ok) return;
-    fail<IoError>("[checkpoint] expected {} as {}, got {} ({}, {})", expected, key,
+    fail<IoError>("[checkpoint] expected {} as {}, got {} ({}, {})", expected, excerpt(key),
                   excerpt(at(key).dump(-1, ' ', false, json::error_handler_t::replace)), where_,
                   path_);
   }

@@ -5,14 +5,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -69,7 +73,10 @@ int free_port() {
 
 class BootstrapTest : public ::testing::Test {
  protected:
-  void SetUp() override { fs::create_directories(folder_); }
+  void SetUp() override {
+    fs::create_directories(folder_);
+    fs::permissions(folder_, fs::perms::owner_all);  // whatever the umask
+  }
   void TearDown() override { fs::remove_all(folder_); }
 
   std::string path() const { return (folder_ / "id").string(); }
@@ -192,6 +199,165 @@ TEST_F(BootstrapTest, FilesOfOthersAreRefused) {
 
   write(path() + ".1", "too short");
   EXPECT_THAT(results_of(file(), 2, {0})[0], HasSubstr("bytes, got 9"));
+}
+
+sockaddr_in address_of(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  return address;
+}
+
+TEST_F(BootstrapTest, APortThatIsTakenIsNamedAtOnceAndItsOwnerGoesOn) {
+  const int port = free_port();
+  const std::string place = "tcp:127.0.0.1:" + std::to_string(port);
+  std::vector<std::string> first;
+  std::jthread world([&] { first = results_of(place, 2, {0}); });
+  const int stranger = socket(AF_INET, SOCK_STREAM, 0);
+  const sockaddr_in address = address_of(port);
+  while (connect(stranger, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    std::this_thread::sleep_for(milliseconds(1));  // until the first listens
+  }
+  close(stranger);
+  EXPECT_THAT(results_of(place, 2, {0})[0],
+              AllOf(HasSubstr("expected to listen at " + place), HasSubstr("already in use"),
+                    HasSubstr("(rank 0)")));
+  EXPECT_THAT(results_of(place, 2, {1}), Each("from 0"));
+  world.join();
+  EXPECT_THAT(first, Each("from 0"));
+}
+
+// What a rank makes of a rank 0 that sends `text` in pieces of `step` bytes, then closes or waits.
+std::string answered_with(const std::string& text, std::size_t step, bool closes) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = address_of(0);
+  socklen_t length = sizeof(address);
+  EXPECT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
+  EXPECT_EQ(listen(listener, 1), 0);
+  EXPECT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  std::atomic<bool> ended = false;
+  std::jthread rank0([&] {
+    const int fd = accept(listener, nullptr, nullptr);
+    char handshake[64];
+    EXPECT_GT(recv(fd, handshake, sizeof(handshake), 0), 0);
+    for (std::size_t at = 0; at < text.size(); at += step) {
+      if (send(fd, text.data() + at, std::min(step, text.size() - at), MSG_NOSIGNAL) < 0) break;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    while (!closes && !ended) std::this_thread::sleep_for(milliseconds(1));
+    close(fd);
+  });
+  const std::string result = results_of("tcp:127.0.0.1:" + std::to_string(ntohs(address.sin_port)),
+                                        2, {1}, closes ? kLong : milliseconds(200))[0];
+  ended = true;
+  rank0.join();
+  close(listener);
+  return result;
+}
+
+TEST_F(BootstrapTest, AnAnswerThatIsCutShortOrNeverComesIsAnError) {
+  const std::string answer("\x05\0\0\0hello", 9);
+  EXPECT_EQ(answered_with(answer, 1, true), "hello");  // byte by byte
+  for (std::size_t n = 0; n < answer.size(); ++n) {
+    EXPECT_THAT(answered_with(answer.substr(0, n), 9, true), HasSubstr("got an end (rank 1)")) << n;
+  }
+  for (const std::size_t n : {0, 3, 4, 8}) {
+    EXPECT_THAT(answered_with(answer.substr(0, n), 9, false),
+                AllOf(HasSubstr("answer"), HasSubstr("within 200 ms, got none (rank 1)")))
+        << n;
+  }
+  EXPECT_THAT(answered_with("\xff\xff\xff\x7f", 4, true), HasSubstr("expected at most 4096 bytes"));
+}
+
+// Connections that say nothing, before the ranks and beside them.
+TEST_F(BootstrapTest, AThousandSilentConnectionsDoNotStopIt) {
+  const int port = free_port();
+  const std::string place = "tcp:127.0.0.1:" + std::to_string(port);
+  std::atomic<int> num_tried = 0;
+  std::jthread scan([&](const std::stop_token& stop) {
+    std::vector<int> open;
+    for (; num_tried < 1000 && !stop.stop_requested(); ++num_tried) {
+      open.push_back(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+      const sockaddr_in address = address_of(port);
+      (void)connect(open.back(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+      if (num_tried % 50 == 0) std::this_thread::sleep_for(milliseconds(1));
+      if (open.size() < 200) continue;
+      close(open.front());
+      open.erase(open.begin());
+    }
+    for (const int fd : open) close(fd);
+  });
+  std::vector<std::string> results;
+  {
+    std::jthread world([&] { results = results_of(place, 3, {0}, std::chrono::seconds(20)); });
+    while (num_tried < 150) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_THAT(results_of(place, 3, {1, 2}, std::chrono::seconds(20)), Each("from 0"));
+  }
+  scan.request_stop();
+  EXPECT_THAT(results, Each("from 0"));
+}
+
+// They hold all descriptors that rank 0 has.
+TEST_F(BootstrapTest, RanksAreHeardWhenStrangersHoldAllDescriptors) {
+  const int port = free_port();
+  const std::string place = "tcp:127.0.0.1:" + std::to_string(port);
+  const pid_t rank0 = fork();
+  if (rank0 == 0) {
+    const int next = dup(0);  // the lowest that is free
+    const rlimit few{.rlim_cur = static_cast<rlim_t>(next) + 8,
+                     .rlim_max = static_cast<rlim_t>(next) + 8};
+    close(next);
+    if (setrlimit(RLIMIT_NOFILE, &few) != 0) _exit(2);
+    _exit(results_of(place, 2, {0}, std::chrono::seconds(10))[0] == "from 0" ? 0 : 1);
+  }
+  const sockaddr_in address = address_of(port);
+  std::vector<int> strangers;
+  while (strangers.size() < 30) {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+      strangers.push_back(fd);
+    } else {
+      close(fd);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+  EXPECT_THAT(results_of(place, 2, {1}, std::chrono::seconds(10)), Each("from 0"));
+  int status = 0;
+  EXPECT_EQ(waitpid(rank0, &status, 0), rank0);
+  EXPECT_EQ(status, 0);
+  for (const int fd : strangers) close(fd);
+}
+
+TEST_F(BootstrapTest, WithoutADescriptorThereIsAnErrorAtOnce) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const std::string place = "tcp:127.0.0.1:" + std::to_string(free_port());
+  const rlimit none{.rlim_cur = 0, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto by_tcp = results_of(place, 2, {0}), by_file = results_of(file(), 2, {0});
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_THAT(by_tcp, Each(HasSubstr("Too many open files")));
+  EXPECT_THAT(by_file, Each(HasSubstr("Too many open files")));
+}
+
+TEST_F(BootstrapTest, FoldersOfOthersAreRefused) {
+  const fs::path folder = fs::path(path()).parent_path();
+  for (const mode_t mode : {0777, 0707, 0770}) {
+    ASSERT_EQ(chmod(folder.c_str(), mode), 0);
+    EXPECT_THAT(results_of(file(), 2, {0, 1}),
+                Each(AllOf(HasSubstr("nobody else may write to"), HasSubstr("got 07"))));
+  }
+  ASSERT_EQ(chmod(folder.c_str(), 01777), 0);  // sticky
+  EXPECT_THAT(results_of(file(), 2, {0, 1}), Each("from 0"));
+  ASSERT_EQ(chmod(folder.c_str(), 0755), 0);
+  EXPECT_THAT(results_of(file(), 2, {0, 1}), Each("from 0"));
+  if (geteuid() == 0) {
+    ASSERT_EQ(chown(folder.c_str(), 12345, -1), 0);
+    EXPECT_THAT(results_of(file(), 2, {0, 1}), Each(HasSubstr("got one of 12345")));
+    ASSERT_EQ(chown(folder.c_str(), 0, -1), 0);
+  }
+  EXPECT_TRUE(left().empty());
 }
 
 TEST_F(BootstrapTest, StrangersOnTheSocketDoNotStopIt) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "shard/checkpoint/folder.h"
 #include "shard/checkpoint/reader.h"
 #include "tests/shard/checkpoint_run.h"
 #include "tests/testing/errors.h"
@@ -73,6 +74,15 @@ TEST(Checkpoint, KeepsTheNewestAndNamesTheLatest) {
   run.checkpoints.keep = 0;
   EXPECT_EQ(train_saving(run).first_step, 7);
   EXPECT_EQ(steps_in(folder / "c"), (std::vector<std::int64_t>{9, 8, 7, 6}));
+}
+
+TEST(Checkpoint, ALockThatIsALinkIsRefused) {
+  const TempFolder folder;
+  fs::create_symlink(folder / "elsewhere", folder / ".lock");
+  EXPECT_TRUE(testing::has(
+      testing::error_of<engine::IoError>([&] { const CheckpointFolder c(folder.path()); }),
+      {"expected to write here", ".lock"}));
+  EXPECT_EQ(folder.num_entries(), 1);
 }
 
 TEST(Checkpoint, EveryByteOfEveryFileIsChecked) {

@@ -15,6 +15,7 @@
 #include "comm/threads.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/sanitizers.h"
 
 namespace tessera::shard {
 namespace {
@@ -142,6 +143,15 @@ TEST(FsdpBits, PoisonAndDelaysChangeNoBit) {
       run.delay_seed = 17 + static_cast<std::uint64_t>(prefetch);
       EXPECT_EQ(train(run), expected) << strategy << " prefetch " << prefetch;
     }
+  }
+}
+
+TEST(FsdpBits, ManySeedsOfDelaysChangeNoBit) {
+  Training run{.ranks = 3, .steps = 2, .blocks = 2, .numel = 20, .max_norm = 5};
+  const std::vector<float> expected = train(run);
+  for (std::uint64_t seed = 1; seed <= testing::at_most_if_slow(20, 200); ++seed) {
+    run.delay_seed = seed;
+    ASSERT_EQ(train(run), expected) << seed;
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -113,8 +114,15 @@ struct MoeRun {
   shard::FsdpOptions dense = {}, experts = {};
 };
 
+/// What a rank has sent since it was set up, and held, by the end of a step.
+struct MoeBooks {
+  comm::Traffic traffic;
+  engine::MemoryStats memory;
+};
+
 struct MoeResult {
-  std::vector<float> norms;  // of each step, on every rank alike
+  std::map<int, std::vector<MoeBooks>> books;  // of each rank, by step
+  std::vector<float> norms;                    // of each step, on every rank alike
   std::vector<std::pair<std::string, std::vector<float>>> parameters;  // in name order
 };
 
@@ -125,19 +133,16 @@ inline void whole_numbers(const engine::Parameter& p, std::span<float> values) {
   }
 }
 
-// One rank's part.
-inline void train_moe_rank(comm::ProcessGroup& world, const MoeRun& run, MoeResult& result,
-                           std::mutex& mutex) {
-  using engine::Stream;
+// One rank's part; on a meta device its books alone.
+inline void train_moe_rank(comm::ProcessGroup& world, const engine::Stream& compute,
+                           const MoeRun& run, MoeResult& result, std::mutex& mutex) {
   using engine::Tensor;
   const std::uint64_t seed = run.is_delayed ? 100 + static_cast<std::uint64_t>(world.rank()) : 0;
-  const Stream compute = run.num_gpus > 0 ? Stream::cuda("compute", world.rank() % run.num_gpus)
-                                          : Stream::inline_cpu("compute");
   const engine::Memory memory(compute, {.poison = true});
   engine::Tape tape(memory, compute);
   // Ranks of one expert-parallel group lie beside each other; `owners` hold the same experts.
-  const auto exchange = world.split(world.rank() / run.expert_ranks, world.rank());
-  const auto owners = world.split(world.rank() % run.expert_ranks, world.rank());
+  const auto exchange = world.split_by([&](int rank) { return rank / run.expert_ranks; });
+  const auto owners = world.split_by([&](int rank) { return rank % run.expert_ranks; });
   Moe model(run.model, *exchange);
   shard::FsdpOptions dense_options = run.dense, experts_options = run.experts;
   experts_options.mean_ranks = world.size();
@@ -151,6 +156,8 @@ inline void train_moe_rank(comm::ProcessGroup& world, const MoeRun& run, MoeResu
   shard::Sgd dense_optimizer(dense, {.momentum = 0.5}),
       expert_optimizer(experts, {.momentum = 0.5});
   std::vector<float> norms;
+  const comm::Traffic set_up = world.traffic();  // ranks that are there agree on their plans
+  std::vector<MoeBooks> books;
   for (int step = 0; step < run.steps; ++step) {
     for (int micro = 0; micro < run.accum; ++micro) {
       for (shard::Fsdp* fsdp : {&dense, &experts}) {
@@ -180,6 +187,15 @@ inline void train_moe_rank(comm::ProcessGroup& world, const MoeRun& run, MoeResu
     const double lr = run.model.exact ? 0x1p-10 : 0.1;
     dense_optimizer.step(lr, clip);
     expert_optimizer.step(lr, clip);
+    compute.synchronize();
+    const comm::Traffic now = world.traffic();
+    books.push_back(
+        {{now.num_collectives - set_up.num_collectives, now.bytes_sent - set_up.bytes_sent},
+         memory.stats()});
+  }
+  if (compute.device().is_meta) {
+    result.books[world.rank()] = std::move(books);
+    return;
   }
   std::vector<std::pair<std::string, std::vector<float>>> mine;
   for (shard::Fsdp* fsdp : {&dense, &experts}) {
@@ -188,6 +204,7 @@ inline void train_moe_rank(comm::ProcessGroup& world, const MoeRun& run, MoeResu
     }
   }
   const std::lock_guard lock(mutex);
+  result.books[world.rank()] = std::move(books);
   if (result.norms.empty()) result.norms = norms;
   EXPECT_EQ(result.norms, norms) << "rank " << world.rank();
   for (auto& p : mine) {
@@ -204,8 +221,12 @@ inline void train_moe_rank(comm::ProcessGroup& world, const MoeRun& run, MoeResu
 inline MoeResult train_moe(const MoeRun& run) {
   MoeResult result;
   std::mutex mutex;
-  comm::run_ranks(run.ranks, {},
-                  [&](comm::ProcessGroup& world) { train_moe_rank(world, run, result, mutex); });
+  comm::run_ranks(run.ranks, {}, [&](comm::ProcessGroup& world) {
+    const auto compute = run.num_gpus > 0
+                             ? engine::Stream::cuda("compute", world.rank() % run.num_gpus)
+                             : engine::Stream::inline_cpu("compute");
+    train_moe_rank(world, compute, run, result, mutex);
+  });
   std::ranges::sort(result.parameters);
   return result;
 }

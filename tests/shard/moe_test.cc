@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "comm/meta.h"
+#include "engine/meta.h"
 #include "tests/shard/moe_model.h"
 #include "tests/testing/errors.h"
 
@@ -166,6 +169,47 @@ TEST(Moe, HasTheBitsOfOneProcessWhereNothingIsRounded) {
       if (expert_ranks > run.ranks) continue;
       run.expert_ranks = expert_ranks;
       expect_equal(train_moe(run), expected, "expert ranks " + std::to_string(expert_ranks));
+    }
+  }
+}
+
+// Where nothing runs: the exchanges, the groups of experts and the norm over both.
+TEST(Moe, OnAMetaDeviceSendsAndHoldsWhatCpuRanksDo) {
+  int row = 0;
+  for (const int ranks : {1, 2, 4}) {
+    for (const int expert_ranks : {1, 2, 4}) {
+      if (expert_ranks > ranks) continue;
+      for (const FsdpOptions& options : all_options()) {
+        ++row;
+        MoeRun run{.ranks = ranks,
+                   .expert_ranks = expert_ranks,
+                   .accum = 1 + row % 2,
+                   .max_norm = row % 3 == 0 ? 0.0 : 0.5,
+                   .recompute = row % 4 > 1,
+                   .dense = options,
+                   .experts = options};
+        const MoeResult measured = train_moe(run);
+        MoeResult planned;
+        std::mutex mutex;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const auto world = comm::make_meta_rank(rank, ranks);
+          testing::train_moe_rank(*world, Stream::meta("compute", engine::DeviceKind::kCpu, {}),
+                                  run, planned, mutex);
+          for (int step = 0; step < run.steps; ++step) {
+            const std::string what = std::to_string(rank) + " of " + std::to_string(ranks) +
+                                     " ranks, " + std::to_string(expert_ranks) +
+                                     " of them for experts, " + to_string(options.placement) +
+                                     ", step " + std::to_string(step);
+            const auto at = static_cast<std::size_t>(step);
+            const testing::MoeBooks &want = measured.books.at(rank).at(at),
+                                    &got = planned.books.at(rank).at(at);
+            EXPECT_EQ(got.traffic, want.traffic) << what;
+            EXPECT_EQ(got.memory.peak_nbytes, want.memory.peak_nbytes) << what;
+            EXPECT_EQ(got.memory.peak_total_nbytes, want.memory.peak_total_nbytes) << what;
+            EXPECT_EQ(got.memory.current_nbytes, want.memory.current_nbytes) << what;
+          }
+        }
+      }
     }
   }
 }

@@ -15,6 +15,7 @@ namespace {
 std::atomic<std::int64_t> good = -1;  // -1: no end of them
 std::atomic<bool> all = false;
 std::atomic<std::int64_t> count = 0;
+std::atomic<std::int64_t> live = 0;
 
 bool must_fail() {
   ++count;
@@ -36,20 +37,26 @@ void fail_new_after(std::int64_t num_good, Fails fails) {
 }
 void never_fail_new() { good = -1; }
 std::int64_t num_news() { return count; }
+std::int64_t num_live_news() { return live; }
 
 }  // namespace tessera::testing
 
-void* operator new(std::size_t nbytes) {
+void* operator new(std::size_t nbytes, const std::nothrow_t&) noexcept {
   void* data = must_fail() ? nullptr : std::malloc(nbytes == 0 ? 1 : nbytes);
+  if (data != nullptr) ++live;
+  return data;
+}
+void* operator new(std::size_t nbytes) {
+  void* data = operator new(nbytes, std::nothrow);
   if (data == nullptr) throw std::bad_alloc();
   return data;
 }
-void* operator new(std::size_t nbytes, const std::nothrow_t&) noexcept {
-  return must_fail() ? nullptr : std::malloc(nbytes == 0 ? 1 : nbytes);
+void operator delete(void* data) noexcept {
+  if (data != nullptr) --live;
+  std::free(data);
 }
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete(void* data, std::size_t) noexcept { std::free(data); }
-void operator delete(void* data, const std::nothrow_t&) noexcept { std::free(data); }
+void operator delete(void* data, std::size_t) noexcept { operator delete(data); }
+void operator delete(void* data, const std::nothrow_t&) noexcept { operator delete(data); }
 
 #ifdef FAILING_NEW_PRELOADED
 extern "C" sighandler_t signal(int number, sighandler_t handler) noexcept {

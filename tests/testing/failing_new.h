@@ -13,6 +13,8 @@ void fail_new_after(std::int64_t num_good, Fails fails);
 void never_fail_new();
 /// Allocations since the process began.
 std::int64_t num_news();
+/// Of these, how many have not been given back.
+std::int64_t num_live_news();
 
 /// No memory while it lives.
 struct NoMemory {

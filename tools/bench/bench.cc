@@ -11,6 +11,7 @@ void run(int argc, char** argv) {
       argc, argv, flags, {},
       {{"gemm", bench_gemm},
        {"collectives", bench_collectives},
+       {"flight", bench_flight},
        {"replicas", bench_replicas},
        {"host", bench_host},
        {"ops", bench_ops},
@@ -21,6 +22,7 @@ void run(int argc, char** argv) {
               {.model = {.layers = 6, .heads = 6, .dim = 384, .seq = 256}, .batch = 1, .ranks = 2},
               config, report);
         }},
+       {"checkpoint", bench_checkpoint},
        {"steps", bench_steps},
        {"profile", bench_profile}});
 }

@@ -42,6 +42,10 @@ void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
 void bench_gemm(const BenchConfig& config, BenchReport& report);
 /// Collectives of thread ranks beside memcpy by as many threads.
 void bench_collectives(const BenchConfig& config, BenchReport& report);
+/// Checkpoints beside dd and PyTorch's.
+void bench_checkpoint(const BenchConfig& config, BenchReport& report);
+/// Collectives of thread ranks with and without a flight recorder.
+void bench_flight(const BenchConfig& config, BenchReport& report);
 /// Two ways of reducing over replicas x shards of thread ranks.
 void bench_replicas(const BenchConfig& config, BenchReport& report);
 /// What the host does for an op beside its work.

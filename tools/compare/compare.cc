@@ -18,7 +18,7 @@
 #include "tools/compare/find_divergence.h"
 #include "tools/compare/report_page.h"
 #include "tools/compare/request.h"
-#include "tools/compare/trace_slices.h"
+#include "tools/compare/shown_steps.h"
 #include "tools/compare/training_process.h"
 #include "tools/train/main.h"
 #include "tools/train/stop.h"
@@ -110,28 +110,28 @@ class Trainings {
   std::vector<Trained> trained_;
 };
 
-// A trace that cannot be read costs the page its streams, and nothing else.
-nlohmann::ordered_json traces(const Comparison& comparison,
-                              const std::vector<std::string>& folders) {
-  try {
-    return traces_to_show(comparison, folders);
-  } catch (const engine::IoError& e) {
-    fmt::print(stderr, "warning: {}; the page shows no streams\n", engine::escaped(e.what()));
-    return nlohmann::ordered_json::array();
+// A trace that cannot be read costs the page what it would show of it, and nothing else.
+nlohmann::ordered_json steps(const Comparison& comparison,
+                             const std::vector<std::string>& folders) {
+  std::vector<std::string> warnings;
+  nlohmann::ordered_json result = steps_to_show(comparison, folders, warnings);
+  for (const std::string& warning : warnings) {
+    fmt::print(stderr, "warning: {}; the page does not show it\n", engine::escaped(warning));
   }
+  return result;
 }
 
 void write_results(const Comparison& comparison, const ComparisonFolder& folder) {
-  std::vector<std::string> traced;
+  std::vector<std::string> folders;
   for (const Row& row : comparison.rows) {
     const Trained& trained = row.trained;
-    traced.push_back(
+    folders.push_back(
         trained.rounds.empty() ? "" : folder.round_path(*row.configuration, trained.first_round));
   }
   const nlohmann::ordered_json json = to_json(comparison);
   const auto replace = nlohmann::ordered_json::error_handler_t::replace;
   write_file(folder.json_path(), json.dump(1, ' ', false, replace) + "\n");
-  write_file(folder.report_path(), report_page(json, traces(comparison, traced)));
+  write_file(folder.report_path(), report_page(json, steps(comparison, folders)));
 }
 
 void tell_divergence(const Request& request) {

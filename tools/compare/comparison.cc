@@ -128,10 +128,9 @@ Verdict verdict_of(const Comparison& comparison) {
   const auto failed = rows_where(rows, [](const Row& r) { return !r.trained.failure.empty(); });
   const auto missing =
       rows_where(rows, [](const Row& r) { return !r.complete && r.trained.failure.empty(); });
-  const bool has_baseline = !rows.front().trained.rounds.empty();
   Verdict verdict{.agrees = differing.empty(),
                   .failed = !failed.empty(),
-                  .passed = differing.empty() && failed.empty() && has_baseline,
+                  .has_baseline = !rows.front().trained.rounds.empty(),
                   .complete = missing.empty() && failed.empty()};
   std::string& text = verdict.sentence;
   if (!differing.empty()) {
@@ -145,7 +144,7 @@ Verdict verdict_of(const Comparison& comparison) {
     text += fmt::format("Not complete: {} of {} missing ({}); --resume goes on. ", missing.size(),
                         count_of(rows.size(), "configuration"), names_of(missing));
   }
-  if (verdict.passed && verdict.complete) text += best_text(rows);
+  if (verdict.passed() && verdict.complete) text += best_text(rows);
   while (text.ends_with(' ')) text.pop_back();
   return verdict;
 }

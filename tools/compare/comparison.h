@@ -46,11 +46,13 @@ struct Row {
 };
 
 struct Verdict {
-  bool agrees = false;    ///< nothing that was trained differs from what it should be
-  bool failed = false;    ///< a training did
-  bool passed = false;    ///< all agree, with a baseline, and none failed
-  bool complete = false;  ///< everything was trained
+  bool agrees = false;        ///< nothing that was trained differs from what it should be
+  bool failed = false;        ///< a training did
+  bool has_baseline = false;  ///< to agree with
+  bool complete = false;      ///< everything was trained
   std::string sentence = {};
+
+  bool passed() const { return agrees && !failed && has_baseline; }
 };
 
 struct Comparison {

@@ -122,7 +122,7 @@ ordered_json to_json(const Comparison& comparison) {
   const Request& request = *comparison.request;
   const Configuration& baseline = request.configurations.front();
   ordered_json result = {{"format", 1}};
-  result["verdict"] = {{"passed", comparison.verdict.passed},
+  result["verdict"] = {{"passed", comparison.verdict.passed()},
                        {"complete", comparison.verdict.complete},
                        {"sentence", comparison.verdict.sentence}};
   result["baseline"] = baseline.name;

@@ -78,7 +78,12 @@ std::string values_text(const ValueDifference& d, const Divergence& first) {
       is_nan && d.max_ulps == 0 ? "" : fmt::format(", at most {}", plural(d.max_ulps, "ULP")));
 }
 
-json number(double value) { return std::isfinite(value) ? json(value) : json(); }
+// JSON has no numbers for these.
+json number(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  return value;
+}
 
 json to_json(const DivergentSide& side) {
   json result = {{"unit", side.unit},

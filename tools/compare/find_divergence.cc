@@ -128,8 +128,13 @@ DivergenceResult of_records(const std::vector<std::string>& paths) {
   DivergenceResult result{.a = {.name = a.path, .path = a.path, .header = a.header},
                           .b = {.name = b.path, .path = b.path, .header = b.header},
                           .report = compare_probes(a, b)};
+  for (const auto& [letter, run] : {std::pair("A", &a), std::pair("B", &b)}) {
+    if (!run->is_unfinished) continue;
+    result.remark +=
+        fmt::format("{} went wrong in step {}, and has a part of it. ", letter, run->last_step);
+  }
   if (result.report.first) {
-    result.remark = "Records hold no values: --find-divergence with the two configurations has.";
+    result.remark += "Records hold no values: --find-divergence with the two configurations has.";
   }
   return result;
 }

@@ -138,49 +138,104 @@ function paretoPlot(width, rows, front, strategies) {
   return {node, dots};
 }
 
-// Streams of traced steps, all with one scale of time.
+// Streams of one or two steps, traced or planned, all with one scale of time.
 function ganttSection() {
-  const traces = data.traces || [];
-  if (traces.length === 0) return;
-  const node = section('gantt', traces.length > 1
-      ? `${traces[0].name} above ${traces[1].name}, with one scale of time: what a stream does while compute goes on is hidden.`
-      : `${traces[0].name}: what a stream does while compute goes on is hidden.`);
-  responsive(figureOf(node), (width) => ganttPlot(width, traces));
-  if (traces.some((t) => t.left_out > 0)) {
-    figureOf(node).append(el('p', {class: 'note'}, traces.filter((t) => t.left_out > 0)
-        .map((t) => `${t.left_out} of the shortest slices of ${t.name} are left out`).join('; ') + '.'));
+  const steps = data.streams || [];
+  if (steps.length === 0) return;
+  const planned = steps.some((s) => s.source === 'plan');
+  const node = section('gantt', (steps.length > 1 ? `${steps[0].name} above ${steps[1].name}, with one scale of time` : steps[0].name)
+      + ': what a stream does while compute goes on is hidden. '
+      + (planned ? 'No trace was taken, so this is what is planned: the launches and messages of the real schedule, in simulated time'
+                   + ' (100 GFLOP/s, 10 GB/s of memory and between ranks). With --log.trace=yes it is measured.'
+                 : 'The last traced step of rank 0.'));
+  const all = steps.flatMap((step) => step.threads.flatMap((thread) => thread.slices.map(([begin, duration, name]) => ({step, thread, begin, duration, name}))));
+  let rects = [];
+  const {readout, go} = explorable(figureOf(node), all.length, (i, on) => rects[i].classList.toggle('active', on),
+      (i) => [all[i].name + ':', `${ms(all[i].duration)} on ${all[i].thread.name}, from ${ms(all[i].begin)} on, ${all[i].step.name}`],
+      'Point at a slice, or use the arrow keys.');
+  responsive(figureOf(node), (width) => {
+    const plot = ganttPlot(width, steps);
+    rects = plot.rects;
+    rects.forEach((rect, i) => rect.addEventListener('pointerenter', () => go(i)));
+    return plot.node;
+  });
+  figureOf(node).append(readout);
+  if (steps.some((s) => s.left_out > 0)) {
+    figureOf(node).append(el('p', {class: 'note'}, steps.filter((s) => s.left_out > 0)
+        .map((s) => `${s.left_out} of the shortest slices of ${s.name} are left out`).join('; ') + '.'));
   }
 }
 
-function ganttPlot(width, traces) {
+function ganttPlot(width, steps) {
   const lane = 26, narrow = width < 560;
   const left = narrow ? 8 : 130;
-  const most = Math.max(...traces.map((t) => t.duration_ms));
+  const most = Math.max(...steps.map((s) => s.duration_ms));
   const head = 30, laneOf = narrow ? lane + 16 : lane;
-  const height = traces.reduce((sum, t) => sum + head + t.threads.length * laneOf + 14, 0) + 30;
+  const height = steps.reduce((sum, s) => sum + head + s.threads.length * laneOf + 14, 0) + 30;
   const node = svg('svg', {class: 'plot', viewBox: `0 0 ${width} ${height}`, height, role: 'img', 'aria-label': 'Slices of work by stream'});
   const x = (v) => left + v / most * (width - left - 10);
+  const names = [...new Set(steps.flatMap((s) => s.threads.map((t) => t.name)))];  // a stream keeps its colour
+  const rects = [];
   let top = 0;
-  for (const trace of traces) {
-    node.append(text(0, top + 18, `${trace.name}: ${ms(trace.duration_ms)}`, {class: 'title'}));
+  for (const step of steps) {
+    node.append(text(0, top + 18, `${step.name}: ${ms(step.duration_ms)}${step.source === 'plan' ? ', planned' : ''}`, {class: 'title'}));
     top += head;
-    trace.threads.forEach((thread, i) => {
+    for (const thread of step.threads) {
       if (narrow) node.append(text(8, top + 11, thread.name, {class: 'name'}));
       else node.append(text(left - 10, top + 16, thread.name, {'text-anchor': 'end', class: 'name'}));
       const at = narrow ? top + 16 : top;
       node.append(svg('rect', {class: 'track', x: left, y: at + 2, width: width - left - 10, height: lane - 6, rx: 3}));
       for (const [begin, duration, name] of thread.slices) {
-        node.append(svg('rect', {class: 's' + i % 8, x: x(begin), y: at + 2, width: Math.max(0.7, x(begin + duration) - x(begin) - 0.3),
-                                 height: lane - 6, rx: 1.5, 'fill-opacity': 0.88},
-                        svg('title', {}, `${name}: ${ms(duration)}`)));
+        rects.push(svg('rect', {class: 's' + names.indexOf(thread.name) % 8, x: x(begin), y: at + 2,
+                                width: Math.max(0.7, x(begin + duration) - x(begin) - 0.3), height: lane - 6, rx: 1.5,
+                                'fill-opacity': 0.88, 'data-name': 'slice', 'data-value': duration},
+                       svg('title', {}, `${name}: ${ms(duration)}`)));
       }
       top += laneOf;
-    });
+    }
     top += 14;
   }
+  node.append(...rects);
   for (const v of ticks(most, narrow ? 3 : 8).filter((t) => t <= most)) {
     node.append(svg('line', {class: 'axis', x1: x(v), x2: x(v), y1: top - 8, y2: top - 3}),
                 text(x(v), top + 12, short(v) + (v === 0 ? ' ms' : ''), {'text-anchor': v === 0 ? 'start' : 'middle'}));
   }
-  return node;
+  return {node, rects};
+}
+
+// Memory over one step, categories stacked. From each moment on it is what the books say.
+function stepMemoryPlot(width, step, most, marks) {
+  const {node, inner} = frame(width, Math.max(230, Math.min(330, width * 0.34)), {left: 62, right: 14, top: 12, bottom: 44});
+  node.setAttribute('aria-label', `Memory of ${step.name} over one step`);
+  const {ms: at, bytes, total} = step.memory;
+  const end = Math.max(step.duration_ms, 1e-9);
+  const x = (v) => inner.left + Math.min(v / end, 1) * (inner.right - inner.left);
+  const y = (v) => inner.bottom - v / most * (inner.bottom - inner.top);
+  for (const v of ticks(most / MIB, 4).filter((t) => t * MIB <= most)) {
+    node.append(svg('line', {class: 'grid', x1: inner.left, x2: inner.right, y1: y(v * MIB), y2: y(v * MIB)}),
+                text(inner.left - 7, y(v * MIB) + 4, short(v), {'text-anchor': 'end'}));
+  }
+  node.append(text(4, 10, 'MiB'));
+  const below = at.map(() => 0);
+  CATEGORIES.forEach(([key, name], series) => {
+    const values = bytes[key];
+    if (!values || Math.max(...values) === 0) return;
+    const lower = [...below];
+    values.forEach((v, i) => { below[i] += v; });
+    const edge = (heights) => heights.flatMap((h, i) => [[x(at[i]), y(h)], [i + 1 < at.length ? x(at[i + 1]) : x(end), y(h)]]);
+    const d = path(edge(below)) + 'L' + edge(lower).reverse().map((p) => p[0].toFixed(1) + ' ' + p[1].toFixed(1)).join('L') + 'Z';
+    node.append(svg('path', {class: 's' + series, d, 'fill-opacity': 0.9, 'data-name': name, 'data-value': Math.max(...values)}));
+  });
+  node.dataset.name = 'most at one time';
+  node.dataset.value = Math.max(...total);
+  for (const {value, name} of marks) {
+    node.append(svg('line', {class: 'front', x1: inner.left, x2: inner.right, y1: y(value), y2: y(value), 'data-name': name, 'data-value': value}));
+  }
+  node.append(svg('line', {class: 'axis', x1: inner.left, x2: inner.right, y1: inner.bottom, y2: inner.bottom}));
+  for (const v of ticks(end, width < 560 ? 3 : 7).filter((t) => t <= end)) node.append(text(x(v), inner.bottom + 17, short(v), {'text-anchor': 'middle'}));
+  node.append(text((inner.left + inner.right) / 2, inner.bottom + 35, step.source === 'plan' ? 'ms of one step, simulated' : 'ms of one step', {'text-anchor': 'middle'}));
+  const cursor = svg('line', {class: 'cursor', x1: 0, x2: 0, y1: inner.top, y2: inner.bottom, visibility: 'hidden'});
+  node.append(cursor);
+  const nearest = (px) => at.reduce((best, v, i) => x(v) <= px ? i : best, 0);
+  return {node, cursor, xOf: (i) => x(at[i]), nearest};
 }

@@ -147,6 +147,56 @@ function memorySection() {
   }
 }
 
+// One step of a configuration that is picked, and the arithmetic of its plan beside it.
+function stepMemorySection() {
+  const steps = (data.memory || []).filter((s) => s.memory);
+  if (steps.length === 0) return;
+  const node = section('step-memory', 'What is held from moment to moment of one step on one rank, and why: parameters come and go with their gathers, '
+      + 'activations grow through forward and shrink through backward. All have one scale.');
+  const figure = figureOf(node);
+  const pick = el('select', {'aria-label': 'configuration'}, ...steps.map((s, i) => el('option', {value: i}, s.name)));
+  node.querySelector('.pickers').append(el('label', {}, 'configuration', pick));
+  const row = (step) => all.find((c) => c.name === step.name);
+  const peakOf = (step) => row(step) && row(step).peak_bytes ? row(step).peak_bytes.total : null;
+  const most = Math.max(...steps.flatMap((s) => [...s.memory.total, peakOf(s) || 0])) * 1.04;
+  figure.append(legend(CATEGORIES.map(([key, name], i) => ({key, name, color: `var(--c${i})`}))
+      .filter(({key}) => steps.some((s) => s.memory.bytes[key] && Math.max(...s.memory.bytes[key]) > 0))
+      .concat([{name: 'measured peak', color: 'var(--soft)', kind: 'dash'}])));
+  const measured = (step, category) => row(step) && row(step).peak_bytes ? (row(step).peak_bytes[category] || 0).toLocaleString('en-US') : 'not measured';
+  const holder = el('div');
+  const terms = el('div');
+  const update = () => {
+    const step = steps[pick.selectedIndex];
+    const {ms: at, bytes, total} = step.memory;
+    const peak = peakOf(step);
+    let plot = null;
+    const area = el('div', {class: 'explore', role: 'group', 'aria-label': `Memory of ${step.name}`});
+    const {readout, go} = explorable(area, at.length, (i, on) => {
+      if (plot === null) return;
+      plot.cursor.setAttribute('visibility', on ? 'visible' : 'hidden');
+      plot.cursor.setAttribute('transform', `translate(${plot.xOf(i)})`);
+    }, (i) => [`at ${ms(at[i])}:`, `${mib(total[i])} · ` + CATEGORIES.filter(([key]) => bytes[key] && bytes[key][i] > 0)
+        .map(([key, name]) => `${name} ${mib(bytes[key][i])}`).join(' · ')], 'Point at a moment, or use the arrow keys.');
+    holder.replaceChildren(area, readout, el('p', {class: 'note'}, (trained.length > steps.length ? `The first ${steps.length} of ${trained.length}. ` : '') + (step.source === 'plan'
+        ? 'As planned: books and order are those of the real schedule, time is simulated.' : 'As traced, the last step that was.')
+        + ' What a single kernel takes and gives back is in the peak alone.'));
+    responsive(area, (width) => {
+      plot = stepMemoryPlot(width, step, most, known(peak) ? [{value: peak, name: 'measured peak'}] : []);
+      plot.node.addEventListener('pointermove', (event) => go(plot.nearest(event.clientX - plot.node.getBoundingClientRect().left)));
+      return plot.node;
+    });
+    const label = Object.fromEntries(CATEGORIES);
+    terms.replaceChildren(...(step.terms && step.terms.length > 0 ? [figures('Why: the arithmetic of the plan', ['category', 'arithmetic', 'bytes', 'peak of the category, measured'],
+        step.terms.map((t, i) => [label[t.category] || t.category, t.text, t.bytes.toLocaleString('en-US'),
+                                  i > 0 && step.terms[i - 1].category === t.category ? '' : measured(step, t.category)]), true)] : []));
+  };
+  figure.append(holder);
+  node.append(terms);
+  pick.selectedIndex = steps.length - 1;
+  pick.addEventListener('change', update);
+  update();
+}
+
 function timeSection() {
   const rows = trained.filter((c) => known(metric(c, 'step_ms')));
   if (rows.length === 0) return;
@@ -251,7 +301,7 @@ function sidesSection() {
   update();
 }
 
-for (const draw of [cards, sortable, lossSection, memorySection, timeSection, communicationSection, paretoSection, ganttSection, sidesSection]) {
+for (const draw of [cards, sortable, lossSection, memorySection, stepMemorySection, timeSection, communicationSection, paretoSection, ganttSection, sidesSection]) {
   try {
     draw();
   } catch (error) {

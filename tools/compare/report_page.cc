@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::size_t kMaxPoints = 30000;  // of losses, in all
+constexpr std::size_t kMaxPoints = 12000;  // of losses, in all
 constexpr const char* kUnknown = R"(<td class="unknown" data-value="">not measured</td>)";
 
 // {{name}} each.
@@ -48,6 +48,12 @@ std::string in_script(const ordered_json& value) {
   return result;
 }
 
+// As many digits as can be seen, and more.
+ordered_json rounded(const ordered_json& value) {
+  if (!value.is_number_float()) return value;
+  return ordered_json::parse(fmt::format("{:.8g}", value.get<double>()));
+}
+
 // Of each stretch of steps the one with the largest difference, and always the first and the last.
 ordered_json thinned(const ordered_json& losses, const ordered_json& differences,
                      std::size_t max_points) {
@@ -68,18 +74,20 @@ ordered_json thinned(const ordered_json& losses, const ordered_json& differences
     if (begin == 0 && stride > 1) best = 0;
     if (begin + stride >= num_steps && stride > 1) best = num_steps - 1;
     result["step"].push_back(best + 1);
-    result["loss"].push_back(losses[best]);
-    result["difference"].push_back(best < differences.size() ? differences[best] : ordered_json());
+    result["loss"].push_back(rounded(losses[best]));
+    result["difference"].push_back(best < differences.size() ? rounded(differences[best])
+                                                             : ordered_json());
   }
   return result;
 }
 
 // The comparison as the page needs it: options once, and losses thinned.
-ordered_json page_data(const ordered_json& comparison, const ordered_json& traces) {
+ordered_json page_data(const ordered_json& comparison, const ordered_json& steps) {
   ordered_json data = comparison;
   const ordered_json base = comparison.at("configurations").at(0).at("options");
   data["options"] = base;
-  data["traces"] = traces;
+  data["streams"] = steps.at("streams");
+  data["memory"] = steps.at("memory");
   ordered_json& rows = data["configurations"];  // behind the last field that is added
   const std::size_t max_points = std::clamp<std::size_t>(kMaxPoints / rows.size(), 20, 500);
   for (ordered_json& row : rows) {
@@ -94,7 +102,8 @@ ordered_json page_data(const ordered_json& comparison, const ordered_json& trace
     }
     row.erase("loss");
     row.erase("loss_difference");
-    row.erase("options");
+    for (const char* untold : {"options", "overrides", "folder", "params_sha256"})
+      row.erase(untold);
   }
   return data;
 }
@@ -283,8 +292,8 @@ std::string html_escaped(std::string_view text) {
   return result;
 }
 
-std::string report_page(const ordered_json& comparison, const ordered_json& traces) {
-  const ordered_json data = page_data(comparison, traces);
+std::string report_page(const ordered_json& comparison, const ordered_json& steps) {
+  const ordered_json data = page_data(comparison, steps);
   const ordered_json& verdict = data.at("verdict");
   const auto [status, badge] = status_of(data);
   std::vector<std::string> untold;

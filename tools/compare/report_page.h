@@ -10,10 +10,10 @@ namespace tessera::tools {
 /// Text as HTML shows it, in elements and in quoted attributes.
 std::string html_escaped(std::string_view text);
 
-/// `comparison`: to_json(). `traces`: an array of trace_slices(), empty for none. Below 2 MB
+/// `comparison`: to_json(). `steps`: steps_to_show(). Below 2 MB
 /// whatever the number of steps: losses are thinned, keeping the largest difference of those left
 /// out.
 std::string report_page(const nlohmann::ordered_json& comparison,
-                        const nlohmann::ordered_json& traces);
+                        const nlohmann::ordered_json& steps);
 
 }  // namespace tessera::tools

@@ -41,7 +41,8 @@ TransformerConfig defaults() {
   config.log.val_every = 0;
   config.val_fraction = 0;
   config.sample_tokens = 0;
-  config.audit = true;  // which leaves what was planned in the log
+  config.audit = true;                   // which leaves what was planned in the log
+  config.checkpoint.is_offered = false;  // a training that is interrupted begins anew
   config.out = CompareConfig().out;
   return config;
 }
@@ -131,6 +132,7 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   c.on_gpu = ranks.num_gpus > 0;
   c.sums_in_rank_order = !ranks.nccl || config.parallel.canonical;
   c.model = config.gpt();
+  config.check_blocks(c.model.layers);
   checks.data(config, c.model);
 }
 
@@ -158,7 +160,7 @@ Configuration make(const std::vector<std::string>& arguments, const Overrides& o
   }
   {
     // Only the trainer's options can be swept.
-    TransformerConfig ignored;
+    TransformerConfig ignored = defaults();
     FlagSet flags("compare", kAbout);
     ignored.add_to(flags);
     parse(flags, of_training, out);

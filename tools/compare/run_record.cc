@@ -12,6 +12,7 @@
 #include "engine/error.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -66,8 +67,8 @@ class Fields {
     return result;
   }
   void check(bool ok, const std::string& name, const char* expected, const json& got) const {
-    require<IoError>(ok, "[log] expected {} as {}, got {} ({})", expected, name, got.dump(),
-                     where_);
+    require<IoError>(ok, "[log] expected {} as {}, got {} ({})", expected, name,
+                     engine::excerpt(got.dump()), where_);
   }
 
  private:

@@ -1,11 +1,13 @@
 #include "tools/compare/trace_slices.h"
 
 #include <algorithm>
-#include <filesystem>
+#include <cmath>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <system_error>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,8 +24,9 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr std::int64_t kMaxTraceNbytes = std::int64_t{1} << 28;
-constexpr std::size_t kMaxSlices = 3000;
+constexpr std::size_t kMaxSlices = 1500;
 constexpr std::size_t kMaxNameNbytes = 60;
+constexpr std::string_view kMemory = "memory ";  // what TraceRecorder calls its counters
 
 struct Slice {
   std::int64_t thread = 0;
@@ -31,14 +34,23 @@ struct Slice {
   std::string name;
 };
 
+// From this moment on a counter has this value.
+struct Count {
+  double at_us = 0;
+  std::string counter;
+  std::int64_t nbytes = 0;
+};
+
 struct Process {
   std::vector<Slice> slices;
+  std::vector<Count> counts;
   std::map<std::int64_t, std::string> threads;
+  std::map<std::int64_t, std::int64_t> orders;  // in which threads are shown
 };
 
 std::int64_t id_of(const json& event, const char* field) {
   const auto found = event.find(field);
-  return found != event.end() && found->is_number() ? found->get<std::int64_t>() : 0;
+  return found != event.end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
 }
 
 std::string text_of(const json& object, const char* field) {
@@ -46,7 +58,7 @@ std::string text_of(const json& object, const char* field) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-// What the format calls complete events, and names of threads.
+// What the format calls complete events, counters of memory, and names of threads.
 std::map<std::int64_t, Process> read_processes(const json& events, const std::string& path) {
   require<IoError>(events.is_array(), "[trace] expected a list of events, got {} ({})",
                    events.type_name(), path);
@@ -59,10 +71,16 @@ std::map<std::int64_t, Process> read_processes(const json& events, const std::st
     const auto begin = event.find("ts"), duration = event.find("dur");
     if (phase == "M" && name == "thread_name" && event.contains("args")) {
       process.threads[id_of(event, "tid")] = text_of(event.at("args"), "name");
+    } else if (phase == "M" && name == "thread_sort_index" && event.contains("args")) {
+      process.orders[id_of(event, "tid")] = id_of(event.at("args"), "sort_index");
     } else if (phase == "X" && begin != event.end() && duration != event.end() &&
                begin->is_number() && duration->is_number()) {
       process.slices.push_back(
           {id_of(event, "tid"), begin->get<double>(), duration->get<double>(), name});
+    } else if (phase == "C" && name.starts_with(kMemory) && begin != event.end() &&
+               begin->is_number() && event.contains("args") && event.at("args").is_object()) {
+      process.counts.push_back(
+          {begin->get<double>(), name.substr(kMemory.size()), id_of(event.at("args"), "bytes")});
     }
   }
   return processes;
@@ -77,77 +95,127 @@ std::string cut(std::string name) {
   return name.substr(0, end) + "...";
 }
 
-bool has_trace(const std::string& folder) {
-  std::error_code ignored;
-  return std::filesystem::is_regular_file(folder + "/trace.json", ignored);
-}
+// To the nanosecond, in few digits.
+double ms(double us) { return std::round(us * 1e3) * 1e-6; }
 
-// Its options without how far gathers run ahead.
-std::map<std::string, std::string> other_options(const Configuration& c) {
-  std::map<std::string, std::string> options = c.options;
-  options.erase("parallel.prefetch");
-  return options;
-}
+// Books of memory from a moment on.
+struct Books {
+  double at_ms = 0;
+  std::map<std::string, std::int64_t> nbytes;
+  std::int64_t total = 0;
+};
 
-std::vector<std::size_t> chosen(const Comparison& comparison,
-                                std::span<const std::string> folders) {
-  std::vector<std::size_t> traced;
-  for (std::size_t i = 0; i < folders.size(); ++i) {
-    if (!folders[i].empty() && has_trace(folders[i])) traced.push_back(i);
-  }
-  for (const std::size_t off : traced) {
-    const Configuration& without = *comparison.rows[off].configuration;
-    if (without.config.parallel.prefetch != 0 || without.config.parallel.strategy == "ddp")
-      continue;
-    for (const std::size_t on : traced) {
-      const Configuration& with = *comparison.rows[on].configuration;
-      const bool gathers = with.config.parallel.prefetch > 0;
-      if (gathers && other_options(with) == other_options(without)) return {on, off};
+// What counters show from `begin_us` to `end_us`.
+std::vector<Books> books_of(std::vector<Count> counts, double begin_us, double end_us) {
+  std::ranges::stable_sort(counts, std::less(), &Count::at_us);
+  std::vector<Books> books(1);
+  for (const Count& count : counts) {
+    if (count.at_us > end_us) break;
+    const double at_ms = std::max(0.0, ms(count.at_us - begin_us));
+    if (at_ms > books.back().at_ms) {
+      books.push_back(books.back());
+      books.back().at_ms = at_ms;
+    }
+    if (count.counter == "total") {
+      books.back().total = count.nbytes;
+    } else {
+      books.back().nbytes[count.counter] = count.nbytes;
     }
   }
-  traced.resize(std::min<std::size_t>(traced.size(), 2));
-  return traced;
+  return books;
+}
+
+// Of each stretch of moments that with the most memory, and always the first and the last.
+std::vector<Books> thinned(const std::vector<Books>& books, std::size_t max_points) {
+  const std::size_t stride = (books.size() + max_points - 1) / max_points;
+  if (stride <= 1) return books;
+  std::vector<Books> result = {books.front()};
+  for (std::size_t begin = 1; begin + 1 < books.size(); begin += stride) {
+    const auto end = std::min(begin + stride, books.size() - 1);
+    result.push_back(*std::ranges::max_element(books.begin() + std::ptrdiff_t(begin),
+                                               books.begin() + std::ptrdiff_t(end), std::less(),
+                                               &Books::total));
+  }
+  result.push_back(books.back());
+  return result;
+}
+
+ordered_json memory_of(const std::vector<Count>& counts, double begin_us, double end_us,
+                       std::size_t max_points) {
+  if (counts.empty()) return nullptr;
+  const std::vector<Books> books = thinned(books_of(counts, begin_us, end_us), max_points);
+  ordered_json result = {{"ms", ordered_json::array()},
+                         {"bytes", ordered_json::object()},
+                         {"total", ordered_json::array()}};
+  for (const auto& [category, nbytes] : books.back().nbytes) {
+    ordered_json& values = result["bytes"][category] = ordered_json::array();
+    for (const Books& b : books) {
+      const auto found = b.nbytes.find(category);
+      values.push_back(found == b.nbytes.end() ? 0 : found->second);
+    }
+  }
+  for (const Books& b : books) {
+    result["ms"].push_back(b.at_ms);
+    result["total"].push_back(b.total);
+  }
+  return result;
 }
 
 }  // namespace
 
-ordered_json trace_slices(const std::string& path, const std::string& name) {
-  const json trace = engine::parse_json(engine::read_text_file(path, kMaxTraceNbytes), path);
+ordered_json step_of_trace(const json& trace, const std::string& where, const std::string& name,
+                           std::size_t max_points) {
   const bool has_events = trace.is_object() && trace.contains("traceEvents");
   std::map<std::int64_t, Process> processes =
-      read_processes(has_events ? trace.at("traceEvents") : trace, path);
+      read_processes(has_events ? trace.at("traceEvents") : trace, where);
   std::erase_if(processes, [](const auto& process) { return process.second.slices.empty(); });
-  require<IoError>(!processes.empty(), "[trace] expected slices, got none ({})", path);
+  require<IoError>(!processes.empty(), "[trace] expected slices, got none ({})", where);
   Process& process = processes.begin()->second;
   std::vector<Slice>& slices = process.slices;
   std::optional<Slice> step;
   for (const Slice& slice : slices) {
     if (is_step(slice) && (!step || slice.begin_us > step->begin_us)) step = slice;
   }
+  double begin = 0, end = 0;
   if (step) {
-    const double end = step->begin_us + step->duration_us;
+    begin = step->begin_us;
+    end = begin + step->duration_us;
+    // What is between two steps, such as the gathers that the second one begins with, is its own.
+    std::optional<double> before;
+    for (const Slice& slice : slices) {
+      const double slice_end = slice.begin_us + slice.duration_us;
+      if (is_step(slice) && slice_end <= begin) before = std::max(before.value_or(0), slice_end);
+    }
+    begin = before.value_or(begin);
     std::erase_if(slices, [&](const Slice& slice) {
-      return is_step(slice) || slice.begin_us < step->begin_us || slice.begin_us >= end;
+      return is_step(slice) || slice.begin_us + slice.duration_us <= begin || slice.begin_us >= end;
     });
+    for (Slice& slice : slices) {  // what reaches into the step from outside is cut
+      const double slice_end = std::min(slice.begin_us + slice.duration_us, end);
+      slice.begin_us = std::max(slice.begin_us, begin);
+      slice.duration_us = slice_end - slice.begin_us;
+    }
   }
   std::ranges::stable_sort(slices, std::greater(), &Slice::duration_us);
   const std::size_t left_out = slices.size() - std::min(slices.size(), kMaxSlices);
   slices.resize(slices.size() - left_out);
   std::ranges::stable_sort(slices, std::less(), &Slice::begin_us);
-  const double begin = step ? step->begin_us : slices.empty() ? 0 : slices.front().begin_us;
-  double end = step ? begin + step->duration_us : begin;
-  std::map<std::int64_t, ordered_json> threads;
+  if (!step && !slices.empty()) begin = end = slices.front().begin_us;
+  std::map<std::pair<std::int64_t, std::int64_t>, ordered_json> threads;  // by order and id
   for (const Slice& slice : slices) {
     end = std::max(end, slice.begin_us + slice.duration_us);
-    auto [thread, is_new] = threads.try_emplace(slice.thread, ordered_json::array());
-    thread->second.push_back(
-        {(slice.begin_us - begin) * 1e-3, slice.duration_us * 1e-3, cut(slice.name)});
+    const auto order = process.orders.find(slice.thread);
+    auto [thread, is_new] = threads.try_emplace(
+        {order == process.orders.end() ? 0 : order->second, slice.thread}, ordered_json::array());
+    thread->second.push_back({ms(slice.begin_us - begin), ms(slice.duration_us), cut(slice.name)});
   }
   ordered_json result = {{"name", name},
-                         {"duration_ms", (end - begin) * 1e-3},
+                         {"duration_ms", ms(end - begin)},
                          {"left_out", left_out},
-                         {"threads", ordered_json::array()}};
-  for (auto& [id, of_thread] : threads) {
+                         {"threads", ordered_json::array()},
+                         {"memory", memory_of(process.counts, begin, end, max_points)}};
+  for (auto& [key, of_thread] : threads) {
+    const std::int64_t id = key.second;
     const auto called = process.threads.find(id);
     const std::string thread =
         called == process.threads.end() ? "thread " + std::to_string(id) : cut(called->second);
@@ -156,13 +224,10 @@ ordered_json trace_slices(const std::string& path, const std::string& name) {
   return result;
 }
 
-ordered_json traces_to_show(const Comparison& comparison, std::span<const std::string> folders) {
-  ordered_json traces = ordered_json::array();
-  for (const std::size_t i : chosen(comparison, folders)) {
-    traces.push_back(
-        trace_slices(folders[i] + "/trace.json", comparison.rows[i].configuration->name));
-  }
-  return traces;
+ordered_json step_of_trace_file(const std::string& path, const std::string& name,
+                                std::size_t max_points) {
+  return step_of_trace(engine::parse_json(engine::read_text_file(path, kMaxTraceNbytes), path),
+                       path, name, max_points);
 }
 
 }  // namespace tessera::tools

@@ -1,23 +1,27 @@
-// One step of a trace in Chrome's JSON format (--log.trace), as a chart of its streams needs it.
+// One step of a trace in Chrome's JSON format (--log.trace), as charts of its streams and of memory
+// need it.
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json_fwd.hpp>
-#include <span>
 #include <string>
-
-#include "tools/compare/comparison.h"
 
 namespace tessera::tools {
 
-/// The last step of the first process that the trace marks as one (a slice called "step..."), or
-/// all of it if none is: {"name": `name`, "duration_ms", "left_out", "threads": [{"name", "slices":
-/// [[begin ms, duration ms, name]]}]}. Of many slices the longest, `left_out` counts the rest.
-/// Throws IoError naming `path`: unreadable, no JSON, no slices.
-nlohmann::ordered_json trace_slices(const std::string& path, const std::string& name);
-
-/// The traces to show, of the folders that have a trace.json: two configurations that differ in
-/// parallel.prefetch alone, on above off, or else the first one or two. `folders` as the rows.
-nlohmann::ordered_json traces_to_show(const Comparison& comparison,
-                                      std::span<const std::string> folders);
+/// The last step of the first process that the trace marks as one (a slice called "step..."), from
+/// the end of the one before, or all of it if none is:
+///
+///   {"name": `name`, "duration_ms", "left_out",
+///    "threads": [{"name", "slices": [[begin ms, duration ms, name]]}],
+///    "memory": {"ms": [...], "bytes": {category: [...]}, "total": [...]}}
+///
+/// Of many slices the longest, `left_out` counts the rest. Memory is what the trace's counters show
+/// from each of these times on, thinned to `max_points` such that its most stays; null where it has
+/// none. Throws IoError naming `where`: no events, no slices.
+nlohmann::ordered_json step_of_trace(const nlohmann::json& trace, const std::string& where,
+                                     const std::string& name, std::size_t max_points);
+/// The same of a file. Throws IoError naming `path`: unreadable, no JSON.
+nlohmann::ordered_json step_of_trace_file(const std::string& path, const std::string& name,
+                                          std::size_t max_points);
 
 }  // namespace tessera::tools

@@ -80,8 +80,8 @@ std::string program_path(const std::string& program) {
 
 ProcessEnd run_process(const std::string& program, const std::vector<std::string>& arguments,
                        const std::string& console) {
-  engine::FileDescriptor out(
-      ::open(console.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
+  engine::FileDescriptor out(::open(
+      console.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666));
   require<IoError>(out.is_open(), "[trainer] expected a file to print to, got {} ({})",
                    std::strerror(errno), console);
   int ends[2];

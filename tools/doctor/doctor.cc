@@ -1,14 +1,17 @@
 // Looks at this machine as a training would find it: each line says ok, warn or FAIL, and what to
-// do. Exit code 1 if something fails.
+// do. Exit code 1 if something fails. With --flight FILE... it looks at a run that failed instead.
 #include <sys/resource.h>
 
 #include <cstdint>
 #include <iostream>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tools/doctor/check.h"
 #include "tools/doctor/file_checks.h"
+#include "tools/doctor/flight_report.h"
 #include "tools/doctor/gpu_checks.h"
 #include "tools/doctor/launcher_checks.h"
 #include "tools/doctor/machine_checks.h"
@@ -27,6 +30,7 @@ struct Config {
   std::string out = "runs";
   std::string data_path;
   std::string preset = "gpt2";
+  std::string flight;
 
   void add_to(FlagSet& flags) {
     flags.add("json", &json, {.help = "one JSON object instead of lines"});
@@ -38,6 +42,9 @@ struct Config {
     flags.add(
         "model.preset", &preset,
         {.help = "model whose needs limits are compared with", .choices = gpt_preset_names()});
+    flags.add("flight", &flight,
+              {.help = "--flight FILE...: instead of the machine, look at what a run that failed "
+                       "left, and name the rank that was late, or the call at which ranks differ"});
   }
 };
 
@@ -76,7 +83,16 @@ int run(int argc, char** argv) {
                 "Looks at this machine as a training would find it, and says what to do.");
   Config config;
   config.add_to(flags);
-  if (!flags.parse(argc, argv, std::cout)) return 0;
+  const std::vector<std::string> joined =
+      join_flight_files(std::span(argv, static_cast<std::size_t>(argc)).subspan(1));
+  std::vector<const char*> arguments;
+  for (const std::string& argument : joined) arguments.push_back(argument.c_str());
+  if (!flags.parse(arguments, std::cout)) return 0;
+  if (!config.flight.empty()) {
+    const FlightReport report = report_flight(config.flight, config.json);
+    std::cout << report.text << std::flush;
+    return report.finding == FlightFinding::kFinished ? 0 : 1;
+  }
   const Checks checks = examine(config);
   std::cout << (config.json ? json_of(checks) : summary_of(checks)) << std::flush;
   return verdict_of(checks) == Verdict::kFail ? 1 : 0;

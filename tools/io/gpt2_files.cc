@@ -41,7 +41,8 @@ class Config {
     const json& value = json_.at(key);
     require<IoError>(value.is_number_unsigned() && value.get<std::uint64_t>() >= 1 &&
                          value.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMax),
-                     "[gpt2] expected {} in [1, {}], got {} ({})", key, kMax, value.dump(), path_);
+                     "[gpt2] expected {} in [1, {}], got {} ({})", key, kMax,
+                     engine::excerpt(value.dump()), path_);
     return value.get<std::int64_t>();
   }
 
@@ -50,7 +51,8 @@ class Config {
     if (!has(key)) return unless_there;
     const json& value = json_.at(key);
     require<IoError>(value.is_number() && value.get<double>() >= min && value.get<double>() < 1,
-                     "[gpt2] expected {} in [{}, 1), got {} ({})", key, min, value.dump(), path_);
+                     "[gpt2] expected {} in [{}, 1), got {} ({})", key, min,
+                     engine::excerpt(value.dump()), path_);
     return value.get<double>();
   }
 
@@ -59,8 +61,8 @@ class Config {
     if (!has(key) || std::ranges::count(supported, json_.at(key)) > 0) return;
     std::string list;
     for (const json& value : supported) list += (list.empty() ? "" : " or ") + value.dump();
-    fail<IoError>("[gpt2] expected {} to be {}, got {} ({})", key, list, json_.at(key).dump(),
-                  path_);
+    fail<IoError>("[gpt2] expected {} to be {}, got {} ({})", key, list,
+                  engine::excerpt(json_.at(key).dump()), path_);
   }
 
  private:
@@ -205,7 +207,7 @@ void Gpt2Weights::add_file(std::string path) {
 }
 
 void Gpt2Weights::check_complete(std::span<const engine::TensorSpec> expected) const {
-  constexpr std::size_t kMaxListed = 50;
+  constexpr std::size_t kMaxListed = 50, kMaxListedNbytes = 8192;
   std::vector<std::string> differences;
   std::set<std::string_view> names;
   for (const engine::TensorSpec& tensor : expected) {
@@ -230,7 +232,11 @@ void Gpt2Weights::check_complete(std::span<const engine::TensorSpec> expected) c
         fmt::format("{} is unexpected in {}", engine::shown_name(name), files_[place.file].path()));
   }
   if (!differences.empty()) {
-    const std::size_t num_listed = std::min(kMaxListed, differences.size());
+    const std::size_t max = std::min(kMaxListed, differences.size());
+    std::size_t num_listed = 0;
+    for (std::size_t nbytes = 0; num_listed < max && nbytes < kMaxListedNbytes; ++num_listed) {
+      nbytes += differences[num_listed].size();
+    }
     fail<IoError>("[gpt2] expected the {} tensors of the model, got {} differences ({}):\n  {}{}",
                   expected.size(), differences.size(), folder_,
                   engine::join(std::span(differences).first(num_listed), "\n  "),

@@ -160,10 +160,10 @@ Tensor Gpt::features(Tape& tape, const Tensor& tokens, const Pass& pass) {
           tokens.shape().str());
   Tensor x = ops::token_position_embedding(tape, tokens, wte_, wpe_);
   x = dropout(tape, x, "drop", pass);
-  for (const auto& layer : layers_) {
-    x = tape.region(layer->block,
-                    [=, this, &tape, &l = *layer] { return layer_forward(tape, l, x, pass); },
-                    {.recompute = pass.recompute});
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    x = tape.region(layers_[i]->block,
+                    [=, this, &tape, &l = *layers_[i]] { return layer_forward(tape, l, x, pass); },
+                    {.recompute = pass.recompute(static_cast<std::int64_t>(i))});
   }
   return ops::layernorm(tape, x, ln_f_weight_, &ln_f_bias_, static_cast<float>(config_.norm_eps));
 }

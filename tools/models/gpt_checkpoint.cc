@@ -3,8 +3,6 @@
 #include <optional>
 #include <vector>
 
-#include "tools/io/gpt2_files.h"
-
 namespace tessera::tools {
 namespace {
 
@@ -19,6 +17,18 @@ std::vector<engine::TensorSpec> tensor_specs(const Model& model,
 }
 
 }  // namespace
+
+Gpt2FileConfig gpt2_file_config(const GptConfig& config) {
+  return {.n_layer = config.layers,
+          .n_head = config.heads,
+          .n_embd = config.dim,
+          .n_positions = config.seq,
+          .vocab_size = config.vocab,
+          .layer_norm_epsilon = config.norm_eps,
+          .resid_pdrop = config.dropout,
+          .embd_pdrop = config.dropout,
+          .attn_pdrop = 0};
+}
 
 GptConfig read_gpt_config(const std::string& folder) {
   const Gpt2FileConfig file = read_gpt2_config(folder);
@@ -55,17 +65,7 @@ void save_gpt(shard::Fsdp& fsdp, const Gpt& gpt, const std::string& folder,
   std::optional<Gpt2Writer> writer;
   if (world.rank() == 0) {
     const auto pause = world.pause_deadline();
-    writer.emplace(folder,
-                   Gpt2FileConfig{.n_layer = config.layers,
-                                  .n_head = config.heads,
-                                  .n_embd = config.dim,
-                                  .n_positions = config.seq,
-                                  .vocab_size = config.vocab,
-                                  .layer_norm_epsilon = config.norm_eps,
-                                  .resid_pdrop = config.dropout,
-                                  .embd_pdrop = config.dropout,
-                                  .attn_pdrop = 0},
-                   tensor_specs(gpt, parameters));
+    writer.emplace(folder, gpt2_file_config(config), tensor_specs(gpt, parameters));
   }
   for (const engine::Parameter* p : parameters) {
     const std::vector<float> values = fsdp.full_parameter(*p);

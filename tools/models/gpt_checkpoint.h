@@ -5,9 +5,13 @@
 
 #include "comm/process_group.h"
 #include "shard/fsdp.h"
+#include "tools/io/gpt2_files.h"
 #include "tools/models/gpt.h"
 
 namespace tessera::tools {
+
+/// What config.json says of such a model.
+Gpt2FileConfig gpt2_file_config(const GptConfig& config);
 
 /// Sizes of the model in `folder`; dropout is 0. Throws IoError naming file and key.
 GptConfig read_gpt_config(const std::string& folder);

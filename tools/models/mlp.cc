@@ -54,16 +54,16 @@ std::vector<Block*> Mlp::blocks() {
   return blocks;
 }
 
-Tensor Mlp::forward(Tape& tape, const Tensor& x, bool recompute) {
+Tensor Mlp::forward(Tape& tape, const Tensor& x, Recompute recompute) {
   Tensor h = x;
-  for (const auto& layer : layers_) {
+  for (std::int64_t i = 0; const auto& layer : layers_) {
     const bool is_last = layer == layers_.back();
     h = tape.region(layer->block,
                     [h, is_last, &tape, &l = *layer] {
                       const Tensor y = ops::linear(tape, h, l.weight, &l.bias);
                       return is_last ? y : ops::relu(tape, y);
                     },
-                    {.recompute = recompute});
+                    {.recompute = recompute(i++)});
   }
   return h;
 }

@@ -42,7 +42,7 @@ class Mlp : public Model {
     engine::Parameter weight, bias;
     engine::Block block;
   };
-  engine::Tensor forward(engine::Tape& tape, const engine::Tensor& x, bool recompute);
+  engine::Tensor forward(engine::Tape& tape, const engine::Tensor& x, Recompute recompute);
 
   MlpConfig config_;
   std::vector<std::unique_ptr<Layer>> layers_;

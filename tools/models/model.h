@@ -1,7 +1,9 @@
 // What training asks of a model: blocks to wrap, a loss over a batch, names in a checkpoint.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -9,9 +11,32 @@
 
 namespace tessera::tools {
 
+/// Which blocks keep no activations, and run their forward again in backward: the first so many. By
+/// the time backward has come to them, what the others keep is gone.
+struct Recompute {
+  static constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
+
+  std::int64_t blocks = 0;
+
+  template <std::same_as<bool> Bool = bool>  // no number turns into `all`
+  constexpr Recompute(Bool all = false) : blocks(all ? kAll : 0) {}
+  static constexpr Recompute first(std::int64_t blocks) {
+    Recompute result;
+    result.blocks = blocks;
+    return result;
+  }
+
+  constexpr bool operator()(std::int64_t block) const { return block < blocks; }
+  bool operator==(const Recompute&) const = default;
+  /// "false", "true" or the number.
+  std::string str() const {
+    return blocks == 0 ? "false" : blocks == kAll ? "true" : std::to_string(blocks);
+  }
+};
+
 /// What one forward depends on besides parameters and batch.
 struct Pass {
-  bool recompute = false;
+  Recompute recompute = false;
   bool training = true;           ///< dropout is active
   std::uint64_t seed = 0;         ///< of dropout
   std::int64_t first_sample = 0;  ///< global number of the first sample: picks its dropout masks

@@ -3,10 +3,15 @@
 
 #include <cstdint>
 #include <iostream>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "engine/error.h"
+#include "engine/io/file.h"
 #include "tools/models/gpt.h"
+#include "tools/trace/trace_events.h"
 #include "tools/train/budget.h"
 #include "tools/train/main.h"
 #include "tools/train/plan_report.h"
@@ -52,31 +57,39 @@ void run(int argc, char** argv) {
   PlanConfig config;
   FlagSet flags("plan",
                 "Says what train_transformer would do with the same options: memory by category, "
-                "collectives and bytes, simulated time. --device=cuda plans for GPUs.");
+                "collectives and bytes, simulated time. --device=cuda plans for GPUs; "
+                "--log.trace=FILE draws both planned steps, in simulated time.");
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
   config.validate(flags);
   const GptConfig sizes = config.gpt();
+  config.check_blocks(sizes.layers);
   Gpt model(sizes);
   const engine::Shape shape{config.train.batch,
                             config.model.seq == 0 ? sizes.seq : config.model.seq};
   const PlanTarget target = config.target();
-  const auto plan_of = [&](const TrainConfig& c) {
+  const auto plan_of = [&](const TrainConfig& c, TraceWriter* trace = nullptr) {
     return make_plan(
         c, target, model,
-        {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}});
+        {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}}, trace);
   };
+  std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
+  if (!config.log.trace.empty()) trace_file.emplace(resolve_user_path(config.log.trace));
   TrainConfig chosen = static_cast<const TrainConfig&>(config);
   chosen.memory_budget.clear();  // which a plan may exceed
   if (const std::int64_t budget = config.memory_limit_nbytes(); budget > 0) {
-    const BudgetPlan fitted =
-        fit_budget(chosen, budget, [&](const TrainConfig& c) { return peak_nbytes(plan_of(c)); });
+    const BudgetPlan fitted = fit_budget(chosen, budget, sizes.layers, [&](const TrainConfig& c) {
+      return peak_nbytes(plan_of(c));
+    });
     chosen = fitted.config;
     if (!config.json) {
       for (const std::string& line : lines_of(fitted.rungs, budget)) fmt::print("{}\n", line);
     }
   }
-  const TrainPlan plan = plan_of(chosen);
+  TraceWriter trace(
+      [&](std::string_view text) { trace_file->write(std::as_bytes(std::span(text))); });
+  const TrainPlan plan = plan_of(chosen, trace_file ? &trace : nullptr);
+  if (trace_file) trace_file->commit();
   if (config.json) return fmt::print("{}\n", plan_record(plan, target).text());
   for (const std::string& line : plan_lines(plan, target)) fmt::print("{}\n", line);
 }

@@ -23,7 +23,6 @@ using engine::IoError;
 using engine::require;
 using nlohmann::json;
 
-constexpr std::int64_t kMaxRecordNbytes = std::int64_t{4} << 30;
 constexpr std::int64_t kMaxNumel = std::int64_t{1} << 48;
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
 
@@ -182,7 +181,7 @@ void check(const ProbeRun& run, std::int64_t num_parts) {
 ProbeRun read_probe_run(const std::string& path) {
   ProbeRun run;
   run.path = path;
-  const std::string text = engine::read_text_file(path, kMaxRecordNbytes);
+  const std::string text = engine::read_text_file(path, kMaxProbeNbytes);
   std::optional<std::int64_t> num_parts;
   int number = 0;
   for (std::size_t begin = 0; begin < text.size();) {
@@ -200,6 +199,13 @@ ProbeRun read_probe_run(const std::string& path) {
     } else if (line.has("end")) {
       run.last_step = line.count("last_step", kMaxCount);
       num_parts = line.count("num_parts", kMaxCount);
+      if (line.has("unfinished_step")) {
+        require<IoError>(line.count("unfinished_step", kMaxCount) == run.last_step + 1,
+                         "[probe] expected step {} as the unfinished one, got another ({})",
+                         run.last_step + 1, where);
+        run.is_unfinished = true;
+        ++run.last_step;
+      }
     } else if (line.has("values")) {
       require<IoError>(!run.parts.empty(), "[probe] expected values behind a part ({})", where);
       add_values(line, run.parts.back());

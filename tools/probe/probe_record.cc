@@ -109,12 +109,11 @@ std::string part_text(const ProbePart& part) {
   return text;
 }
 
-std::string end_text(std::int64_t last_step, std::int64_t num_parts) {
-  return JsonRecord()
-      .add("end", true)
-      .add("last_step", last_step)
-      .add("num_parts", num_parts)
-      .line();
+std::string end_text(std::int64_t last_step, std::int64_t num_parts, std::int64_t unfinished_step) {
+  JsonRecord record;
+  record.add("end", true).add("last_step", last_step).add("num_parts", num_parts);
+  if (unfinished_step != 0) record.add("unfinished_step", unfinished_step);
+  return record.line();
 }
 
 std::string target_text(const ProbeKey& key) {

@@ -5,6 +5,9 @@
 //    "rank":0,"order":17,"shape":[128],"begin":0,"dtype":"f32","hash":"9f...","numel":128,...}
 //   {"end":true,"last_step":20,"num_parts":1234}
 //
+// If the run went wrong within a step, the last line has "unfinished_step":21 as well: the record
+// holds what ranks had computed of it.
+//
 // An infinity is "inf" or "-inf", what is not a number is null. Order of lines says nothing. A part
 // that was asked for is followed by its values.
 #pragma once
@@ -72,14 +75,20 @@ struct ProbeHeader {
 struct ProbeRun {
   std::string path;
   ProbeHeader header;
-  std::int64_t last_step = 0;  ///< that all ranks ended
+  std::int64_t last_step = 0;  ///< that all ranks ended, or that the run went wrong in
+  bool is_unfinished = false;  ///< the latter: ranks have parts of it, maybe not all
   std::vector<ProbePart> parts;
 };
 
 // Each is whole lines.
 std::string header_text(const ProbeHeader& header);
 std::string part_text(const ProbePart& part);
-std::string end_text(std::int64_t last_step, std::int64_t num_parts);
+/// `unfinished_step`: last_step + 1 if some rank has parts of it; 0: none.
+std::string end_text(std::int64_t last_step, std::int64_t num_parts,
+                     std::int64_t unfinished_step = 0);
+
+/// A longer one is neither written nor read.
+inline constexpr std::int64_t kMaxProbeNbytes = std::int64_t{4} << 30;
 
 /// Throws IoError naming path and line: not readable, no record, cut short, values that cannot be.
 ProbeRun read_probe_run(const std::string& path);

@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <map>
+#include <string_view>
 #include <utility>
 
 #include "engine/error.h"
 #include "engine/io/text.h"
 #include "shard/placement.h"
+#include "tools/models/model.h"
 
 namespace tessera::tools {
 
@@ -14,8 +17,10 @@ using engine::require;
 
 namespace {
 
+constexpr std::string_view kRecomputeAll = "train.recompute=true";
+
 struct Change {
-  std::string what;
+  std::string_view what;
   std::function<bool(TrainConfig&)> apply;  // false: nothing to change
 };
 
@@ -39,7 +44,7 @@ std::vector<Change> ladder() {
              }
              return set(c.parallel.reshard_after_forward, "true");
            }},
-          {"train.recompute=true", [=](TrainConfig& c) { return set(c.train.recompute, true); }},
+          {kRecomputeAll, [=](TrainConfig& c) { return set(c.train.recompute, Recompute(true)); }},
           {"offload.optimizer=1", [=](TrainConfig& c) { return set(c.offload.optimizer, 1.0); }},
           {"offload.gradients=1", [=](TrainConfig& c) { return set(c.offload.gradients, 1.0); }},
           {"offload.parameters=1", [=](TrainConfig& c) {
@@ -48,15 +53,42 @@ std::vector<Change> ladder() {
            }}};
 }
 
+// Of a plan that fits with all of `num_blocks` recomputed and not with the first `too_few`:
+// recomputes as few as fit, and puts what was tried in place of the last rung.
+void recompute_fewest(BudgetPlan& plan, std::int64_t too_few, std::int64_t num_blocks,
+                      std::int64_t budget_nbytes, const PlanPeak& plan_peak) {
+  std::int64_t enough = num_blocks;
+  std::map<std::int64_t, std::int64_t> tried = {{num_blocks, plan.rungs.back().nbytes}};
+  while (enough - too_few > 1) {
+    const std::int64_t blocks = too_few + (enough - too_few) / 2;
+    TrainConfig config = plan.config;
+    config.train.recompute = Recompute::first(blocks);
+    const std::int64_t nbytes = tried[blocks] = plan_peak(config);
+    (nbytes <= budget_nbytes ? enough : too_few) = blocks;
+  }
+  plan.rungs.pop_back();
+  for (const auto& [blocks, nbytes] : tried) {
+    if (blocks > enough) break;
+    const bool is_all = blocks == num_blocks;
+    plan.rungs.push_back(
+        {is_all ? std::string(kRecomputeAll) : fmt::format("train.recompute={}", blocks), nbytes});
+  }
+  if (enough < num_blocks) plan.config.train.recompute = Recompute::first(enough);
+}
+
 }  // namespace
 
 BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
-                      const std::function<std::int64_t(const TrainConfig&)>& plan_peak) {
+                      std::int64_t num_blocks, const PlanPeak& plan_peak) {
   BudgetPlan plan{.config = config, .rungs = {{"as asked", plan_peak(config)}}};
   for (const Change& change : ladder()) {
     if (plan.rungs.back().nbytes <= budget_nbytes) return plan;
+    const std::int64_t recomputed = plan.config.train.recompute.blocks;
     if (!change.apply(plan.config)) continue;
-    plan.rungs.push_back({change.what, plan_peak(plan.config)});
+    plan.rungs.push_back({std::string(change.what), plan_peak(plan.config)});
+    if (change.what == kRecomputeAll && plan.rungs.back().nbytes <= budget_nbytes) {
+      recompute_fewest(plan, recomputed, num_blocks, budget_nbytes, plan_peak);
+    }
   }
   require(plan.rungs.back().nbytes <= budget_nbytes,
           "[memory_budget] expected a way to train within {} bytes per rank, got none:\n  {}",

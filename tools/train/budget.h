@@ -22,14 +22,17 @@ struct BudgetPlan {
   std::vector<BudgetRung> rungs;  ///< tried, the last one fits
 };
 
+/// Plans a configuration and returns its peak.
+using PlanPeak = std::function<std::int64_t(const TrainConfig&)>;
+
 /// Walks down what costs time and saves memory until the plan fits `budget_nbytes`: gathers ahead,
-/// reductions in flight, resharding after forward, recomputing, offloading the optimizer's state,
-/// gradients, parameters; each beside those before it. None changes a bit, but on a GPU that of the
-/// optimizer's state: an update on the host may differ in the last. `plan_peak`
-/// plans a configuration and returns its peak. Throws InvalidArgument with all that was tried if
+/// reductions in flight, resharding after forward, recomputing as few blocks of a model of
+/// `num_blocks` as fit, or all, offloading the optimizer's state, gradients, parameters; each
+/// beside those before it. None changes a bit, but on a GPU that of the optimizer's state: an
+/// update on the host may differ in the last. Throws InvalidArgument with all that was tried if
 /// nothing fits.
 BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
-                      const std::function<std::int64_t(const TrainConfig&)>& plan_peak);
+                      std::int64_t num_blocks, const PlanPeak& plan_peak);
 
 /// A table of the rungs.
 std::vector<std::string> lines_of(const std::vector<BudgetRung>& rungs, std::int64_t budget_nbytes);

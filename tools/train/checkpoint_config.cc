@@ -9,6 +9,7 @@ namespace tessera::tools {
 using engine::require;
 
 void CheckpointConfig::add_to(FlagSet& flags) {
+  if (!is_offered) return;
   flags.add(
       "checkpoint.every", &every,
       {.help = "steps between checkpoints, from which a run that was interrupted goes on with "

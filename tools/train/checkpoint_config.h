@@ -9,6 +9,7 @@
 namespace tessera::tools {
 
 struct CheckpointConfig {
+  bool is_offered = true;  ///< the options are; no flag
   std::int64_t every = 0;  ///< steps; 0: none are saved
   std::string dir;         ///< empty: checkpoints in the output folder
   std::int64_t keep = 3;   ///< 0: all

@@ -92,6 +92,26 @@ void FlagSet::add(std::string name, bool* field, BoolOption option) {
               [field] { return engine::json_literal(*field); }});
 }
 
+void FlagSet::add_switch(std::string name, std::int64_t* field, std::string help,
+                         std::int64_t max) {
+  constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
+  const auto set = [field, max](const Value& value) {
+    if (const bool* all = std::get_if<bool>(&value)) {
+      *field = *all ? kAll : 0;
+      return true;
+    }
+    const std::int64_t number = std::get<std::int64_t>(value);
+    if (number < 1 || number > max) return false;
+    *field = number;
+    return true;
+  };
+  add_option({std::move(name), Type::kSwitch, std::move(help),
+              fmt::format("true or false, or 1 to {}", max), set, [field] {
+                return *field == 0 || *field == kAll ? engine::json_literal(*field == kAll)
+                                                     : engine::json_literal(*field);
+              }});
+}
+
 void FlagSet::add_integer(std::string name, IntegerOption option,
                           std::function<void(std::int64_t)> set, Literal literal) {
   const auto checked_set = [min = option.min, max = option.max,
@@ -183,6 +203,9 @@ std::optional<FlagSet::Value> FlagSet::value_of(const Option& option, const Toml
     case Type::kBool:
       if (boolean != nullptr) return *boolean;
       break;
+    case Type::kSwitch:
+      if (boolean != nullptr) return *boolean;
+      [[fallthrough]];
     case Type::kInteger:
       if (integer != nullptr) return *integer;
       break;
@@ -252,7 +275,8 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
     std::string text = "true";
     if (equals != std::string::npos) {
       text = argument.substr(equals + 1);
-    } else if (option == nullptr || option->type != Type::kBool) {
+    } else if (option == nullptr ||
+               (option->type != Type::kBool && option->type != Type::kSwitch)) {
       require(i + 1 < arguments.size() && !std::string_view(arguments[i + 1]).starts_with("--"),
               "[{}] expected {}, got no value ({})", program_,
               option == nullptr ? "a file" : option->allowed, flag);
@@ -270,8 +294,10 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
     std::optional<Value> value;
     switch (option->type) {
       case Type::kBool:
+      case Type::kSwitch:
         if (text == "true" || text == "false") value = text == "true";
-        break;
+        if (value || option->type == Type::kBool) break;
+        [[fallthrough]];
       case Type::kInteger:
         if (const auto integer = parse_number<std::int64_t>(text)) value = *integer;
         break;

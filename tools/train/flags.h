@@ -81,6 +81,9 @@ class FlagSet {
   }
   void add(std::string name, double* field, const NumberOption& option);
   void add(std::string name, std::string* field, TextOption option);
+  /// A number of things from 1 to `max`, none (false: 0) or all (true, and the flag alone: the
+  /// largest of 64 bits).
+  void add_switch(std::string name, std::int64_t* field, std::string help, std::int64_t max);
   template <class E>
   requires std::is_enum_v<E>
   void add(std::string name, E* field, EnumOption<E> option) {
@@ -122,7 +125,7 @@ class FlagSet {
 
  private:
   using Value = std::variant<bool, std::int64_t, double, std::string>;
-  enum class Type { kBool, kInteger, kNumber, kText };
+  enum class Type { kBool, kSwitch, kInteger, kNumber, kText };
   struct Option {
     std::string name;
     Type type;

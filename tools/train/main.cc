@@ -39,8 +39,6 @@ void print_error(const char* message) {
   std::_Exit(1);
 }
 
-constexpr const char* kNoMemory = "[memory] expected memory from the system, got none";
-
 // `message` may hold names and values from files.
 void print_untrusted_error(const char* message) {
   try {

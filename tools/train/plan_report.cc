@@ -30,7 +30,25 @@ std::string json_array(const std::vector<T>& items, F literal) {
   return fmt::format("[{}]", fmt::join(literals, ","));
 }
 
-void add_memory(const TrainPlan& plan, std::vector<std::string>& lines) {
+// Collectives of one name and label that follow each other in the same place of each step count
+// together.
+void add_collectives(const TrainPlan& plan, std::vector<std::string>& lines) {
+  const StepRecord& step = plan.steps.back();
+  lines.push_back(fmt::format(
+      "a step sends {} in {} collectives (the first: {} in {}):", mib(step.traffic.bytes_sent),
+      step.traffic.num_collectives, mib(plan.steps.front().traffic.bytes_sent),
+      plan.steps.front().traffic.num_collectives));
+  for (const PlannedCollective& c : plan.collectives) {
+    lines.push_back(fmt::format(
+        "  {:<15}{:<28}{:>16} B{}", c.name, c.label, engine::with_commas(c.bytes_sent),
+        c.exposed_ms > 0.0005 ? fmt::format("  compute waits {:.3f} ms", c.exposed_ms) : ""));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> memory_lines(const TrainPlan& plan) {
+  std::vector<std::string> lines;
   lines.push_back(fmt::format("memory of a step, per rank: {}; most at {}",
                               mib(plan.steps.back().step_memory.peak_total_nbytes), plan.peak_at));
   for (const PlannedMemory& m : plan.memory) {
@@ -53,30 +71,15 @@ void add_memory(const TrainPlan& plan, std::vector<std::string>& lines) {
     lines.push_back(fmt::format("  {:<19}{:>16} B  {:>12}", "on the host",
                                 engine::with_commas(on_host), mib(on_host)));
   }
+  return lines;
 }
-
-// Collectives of one name and label that follow each other in the same place of each step count
-// together.
-void add_collectives(const TrainPlan& plan, std::vector<std::string>& lines) {
-  const StepRecord& step = plan.steps.back();
-  lines.push_back(fmt::format(
-      "a step sends {} in {} collectives (the first: {} in {}):", mib(step.traffic.bytes_sent),
-      step.traffic.num_collectives, mib(plan.steps.front().traffic.bytes_sent),
-      plan.steps.front().traffic.num_collectives));
-  for (const PlannedCollective& c : plan.collectives) {
-    lines.push_back(fmt::format(
-        "  {:<15}{:<28}{:>16} B{}", c.name, c.label, engine::with_commas(c.bytes_sent),
-        c.exposed_ms > 0.0005 ? fmt::format("  compute waits {:.3f} ms", c.exposed_ms) : ""));
-  }
-}
-
-}  // namespace
 
 std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& target) {
   std::vector<std::string> lines = {fmt::format("plan {:016x}, {} rank{} on {}", plan.hash,
                                                 target.num_ranks, target.num_ranks == 1 ? "" : "s",
                                                 target.on_gpus ? "GPUs" : "CPUs")};
-  add_memory(plan, lines);
+  const std::vector<std::string> memory = memory_lines(plan);
+  lines.insert(lines.end(), memory.begin(), memory.end());
   add_collectives(plan, lines);
   const StepRecord& step = plan.steps.back();
   const engine::MetaRates& rates = target.rates;

@@ -9,6 +9,8 @@
 
 namespace tessera::tools {
 
+/// Lines: memory by category with its arithmetic.
+std::vector<std::string> memory_lines(const TrainPlan& plan);
 /// Lines: memory by category with its arithmetic, traffic, collectives in order, simulated time.
 std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& target);
 /// The same figures as one JSON object.

@@ -11,6 +11,7 @@
 
 #include "comm/meta.h"
 #include "engine/io/text.h"
+#include "tools/trace/trace.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
@@ -23,12 +24,14 @@ namespace {
 
 constexpr std::int64_t kNumSteps = 2;
 
-// What is launched on the compute stream, and where memory peaks.
+// What is launched on the compute stream, and where memory peaks; told to a trace as well.
 class ComputeLog final : public engine::LaunchListener {
  public:
   struct Launch {
     std::int64_t begin_ns, end_ns;
   };
+
+  explicit ComputeLog(TraceRecorder* trace) : trace_(trace) {}
 
   void watch(const engine::Memory& memory) { memory_ = &memory; }
   void begin() {
@@ -38,10 +41,11 @@ class ComputeLog final : public engine::LaunchListener {
   }
   std::optional<std::uint64_t> on_enqueue(const engine::LaunchRequest& request) noexcept override {
     look(request);
-    return 0;
+    return trace_ == nullptr ? 0 : trace_->on_enqueue(request).value_or(0);
   }
   void on_launch(const engine::LaunchRecord& record) noexcept override {
     launches.push_back({record.begin_ns, record.end_ns});
+    if (trace_ != nullptr) trace_->on_launch(record);
   }
 
   std::vector<Launch> launches;
@@ -58,6 +62,7 @@ class ComputeLog final : public engine::LaunchListener {
     if (!block.empty()) peak_at += fmt::format(" {}", phase);
   }
 
+  TraceRecorder* const trace_;
   const engine::Memory* memory_ = nullptr;
   std::int64_t most_ = 0;
 };
@@ -190,8 +195,11 @@ std::int64_t peak_nbytes(const TrainPlan& plan) {
 }
 
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
-                    const std::vector<BatchTensor>& batch) {
-  ComputeLog log;
+                    const std::vector<BatchTensor>& batch, TraceWriter* trace) {
+  std::optional<TraceRecorder> recorder;
+  if (trace != nullptr) recorder.emplace(*trace, TraceOptions{.process_name = "rank 0, planned"});
+  TraceRecorder* const traced = recorder ? &*recorder : nullptr;
+  ComputeLog log(traced);
   std::vector<Called> called, ahead;
   const auto world = comm::make_meta_rank(
       0, target.num_ranks,
@@ -206,7 +214,7 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
   const auto compute = engine::Stream::meta(
       "compute", target.on_gpus ? engine::DeviceKind::kCuda : engine::DeviceKind::kCpu,
       target.rates, {.listener = &log});
-  Trainer trainer(*world, compute, config, model.blocks(), model.root(), /*log=*/nullptr);
+  Trainer trainer(*world, compute, config, model.blocks(), model.root(), /*log=*/nullptr, traced);
   log.watch(trainer.tape().memory());
 
   std::int64_t begin_ns = 0;
@@ -227,6 +235,10 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
   plan.steps = trainer.plan(batch, loss, kNumSteps, before_step);
   plan.host_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  if (recorder) {
+    recorder->finish();
+    trace->close();
+  }
   plan.hash = trainer.fsdp().plan_hash();
   plan.facts = trainer.fsdp().plan();
   plan.peak_at = log.peak_at;

@@ -8,6 +8,7 @@
 
 #include "engine/meta.h"
 #include "tools/models/model.h"
+#include "tools/trace/trace_events.h"
 #include "tools/train/batch_loader.h"
 #include "tools/train/step_record.h"
 #include "tools/train/train_config.h"
@@ -61,8 +62,8 @@ struct TrainPlan {
 std::int64_t peak_nbytes(const TrainPlan& plan);
 
 /// Throws what the training would for a configuration that cannot run. `batch`: what the model's
-/// loss takes.
+/// loss takes. `trace`: is given both steps as a trace, in simulated time, and closed.
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
-                    const std::vector<BatchTensor>& batch);
+                    const std::vector<BatchTensor>& batch, TraceWriter* trace = nullptr);
 
 }  // namespace tessera::tools

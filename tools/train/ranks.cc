@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -46,8 +47,9 @@ int count_gpus(DeviceChoice device) {
 // are there from the start, since a failure may be that there is no memory.
 class StuckRanks {
  public:
-  explicit StuckRanks(std::chrono::milliseconds deadline)
-      : grace_(std::clamp<std::chrono::milliseconds>(deadline, std::chrono::seconds(2),
+  StuckRanks(std::chrono::milliseconds deadline, FlightOutput* flight)
+      : flight_(flight),
+        grace_(std::clamp<std::chrono::milliseconds>(deadline, std::chrono::seconds(2),
                                                      std::chrono::minutes(1))) {
     try {
       thread_ = std::thread([this] { run(); });
@@ -76,9 +78,9 @@ class StuckRanks {
   }
 
  private:
-  void print(const char* kind) const {
+  static void print(const char* kind, std::string_view message) {
     try {
-      std::fprintf(stderr, "%s: %s\n", kind, engine::escaped_lines(message_.data()).c_str());
+      std::fprintf(stderr, "%s: %s\n", kind, engine::escaped_lines(message).c_str());
     } catch (const std::bad_alloc&) {
       std::fprintf(stderr, "%s: no memory left\n", kind);
     }
@@ -97,12 +99,16 @@ class StuckRanks {
       changed_.wait(lock, [this] { return ended_ || has_failed_; });
     }
     if (end_within(std::chrono::seconds(1))) return;
-    print("warning: waiting for ranks that have not ended after");
+    print("warning: waiting for ranks that have not ended after", message_.data());
+    if (flight_ != nullptr) {
+      print("warning", flight_->write(message_.data()));
+    }
     if (end_within(grace_)) return;
-    print("error");
+    print("error", message_.data());
     std::_Exit(1);
   }
 
+  FlightOutput* const flight_;
   const std::chrono::milliseconds grace_;
   std::atomic<bool> ended_ = false;
   std::mutex mutex_;
@@ -133,20 +139,23 @@ engine::Stream Ranks::compute(int rank, const engine::StreamOptions& options) co
                        : engine::Stream::cuda("compute", rank % num_gpus, options);
 }
 
-void Ranks::run(const TrainConfig& config,
-                const std::function<void(comm::ProcessGroup&)>& fn) const {
-  StuckRanks stuck(config.deadline());
+void Ranks::run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn,
+                FlightOutput* flight) const {
+  StuckRanks stuck(config.deadline(), flight);
+  const auto recorder = flight == nullptr ? nullptr : flight->recorder();
   const auto on_failure = [&](const std::string& message) { stuck.begin(message); };
   if constexpr (engine::kCudaBuilt) {
     if (nccl) {
       return comm::run_nccl_ranks(size,
                                   {.deadline = config.deadline(),
                                    .on_failure = on_failure,
+                                   .flight = recorder,
                                    .canonical = config.parallel.canonical},
                                   fn);
     }
   }
-  comm::run_ranks(size, {.deadline = config.deadline(), .on_failure = on_failure}, fn);
+  comm::run_ranks(
+      size, {.deadline = config.deadline(), .on_failure = on_failure, .flight = recorder}, fn);
 }
 
 std::string Ranks::str() const {

@@ -7,6 +7,7 @@
 #include "comm/process_group.h"
 #include "engine/stream.h"
 #include "tools/io/jsonl.h"
+#include "tools/train/flight_output.h"
 #include "tools/train/train_config.h"
 
 namespace tessera::tools {
@@ -24,7 +25,9 @@ struct Ranks {
   /// fn(world) on a thread per rank; ends as comm::run_ranks() does. When the ranks have failed and
   /// one of them does not end, the error is told on stderr, and after the deadline (at least 2 and
   /// at most 60 seconds) the process ends with exit code 1.
-  void run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn) const;
+  /// `flight`, unless it is null, records what the ranks call, and is written before that.
+  void run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn,
+           FlightOutput* flight = nullptr) const;
   /// "cuda, 4 ranks on 2 GPUs, threads", "cpu, 4 ranks, threads, v4+amx, oneDNN 2.6.3"
   std::string str() const;
   /// The same for the log: device, ranks, num_gpus, backend, cpu.

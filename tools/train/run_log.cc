@@ -15,6 +15,7 @@
 
 #include "engine/error.h"
 #include "engine/io/text.h"
+#include "tools/train/flight_output.h"
 #include "tools/train/step_text.h"
 #include "tools/train/stop.h"
 
@@ -81,7 +82,8 @@ RunLog::RunLog(const TrainConfig& config, std::string items, std::string config_
 std::vector<RunFile> RunLog::outputs(const TrainConfig& config) {
   const std::string folder = resolve_user_path(config.out);
   std::vector<RunFile> files = {{config.log.jsonl.empty() ? "out" : "log.jsonl", log_path(config)},
-                                {"out", folder + "/sample.txt"}};
+                                {"out", folder + "/sample.txt"},
+                                {"out", folder + "/" + FlightOutput::kName}};
   if (!config.log.trace.empty()) {
     files.insert(files.begin(), {"log.trace", resolve_user_path(config.log.trace)});
   }
@@ -110,7 +112,9 @@ void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
 
 void RunLog::begin(std::int64_t start) {
   start_ = start;
-  ::unlink(path("sample.txt").c_str());  // of an earlier run
+  for (const char* name : {"sample.txt", FlightOutput::kName}) {
+    ::unlink(path(name).c_str());  // of an earlier run
+  }
   write_file("config.toml", config_toml_);
   jsonl_file_.keep_while([start](const nlohmann::json& record) {
     const auto step = record.find("step");

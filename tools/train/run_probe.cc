@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <exception>
+#include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "engine/error.h"
@@ -17,8 +20,14 @@
 namespace tessera::tools {
 namespace {
 
-void write_text(engine::AtomicFile& file, const std::string& text) {
-  file.write(std::as_bytes(std::span(text)));
+constexpr std::int64_t kMaxEndNbytes = 256;
+
+// However it was typed, and from wherever: two runs may have been started from different folders.
+std::string resolved(const std::string& path) {
+  if (path.empty()) return path;
+  std::error_code error;
+  const auto whole = std::filesystem::weakly_canonical(resolve_user_path(path), error);
+  return error ? resolve_user_path(path) : whole.string();
 }
 
 }  // namespace
@@ -33,20 +42,21 @@ ProbeHeader probe_header(const TrainConfig& config, int num_ranks, const std::st
       .options = {}};
   const nlohmann::json all = nlohmann::json::parse(options);
   for (const auto& [key, value] : all.items()) {
-    // Two runs may have been started from different folders.
     const bool is_input = key == "data.path" || key == "init.from";
     header.options[key] =
-        is_input ? engine::json_literal(resolve_user_path(value.get<std::string>())) : value.dump();
+        is_input ? engine::json_literal(resolved(value.get<std::string>())) : value.dump();
   }
   return header;
 }
 
-RunProbe::RunProbe(const TrainConfig& config, int num_ranks, const std::string& options)
+RunProbe::RunProbe(const TrainConfig& config, int num_ranks, const std::string& options,
+                   std::int64_t max_nbytes)
     : path_(resolve_user_path(config.log.probe)),
       target_(config.log.probe_values),
       file_(path_),
       last_steps_(static_cast<std::size_t>(num_ranks), config.probe_steps().first - 1),
-      first_step_(config.probe_steps().first) {
+      first_step_(config.probe_steps().first),
+      max_nbytes_(max_nbytes) {
   const StepRange steps = config.probe_steps();
   const std::optional<ProbeKey> target =
       target_.empty() ? std::nullopt : std::optional(parse_target(target_));
@@ -61,7 +71,17 @@ RunProbe::RunProbe(const TrainConfig& config, int num_ranks, const std::string& 
           write(rank, step, parts);
         }));
   }
-  write_text(file_, header_text(probe_header(config, num_ranks, options)));
+  append(header_text(probe_header(config, num_ranks, options)));
+}
+
+void RunProbe::append(const std::string& text) {
+  nbytes_ += std::ssize(text);
+  engine::require<engine::IoError>(
+      nbytes_ <= max_nbytes_ - kMaxEndNbytes,
+      "[probe] expected a record of at most {} bytes, got more: log.probe_steps may ask for fewer "
+      "steps ({})",
+      engine::with_commas(max_nbytes_), path_);
+  file_.write(std::as_bytes(std::span(text)));
 }
 
 void RunProbe::write(int rank, std::int64_t step, const std::vector<ProbePart>& parts) {
@@ -70,21 +90,24 @@ void RunProbe::write(int rank, std::int64_t step, const std::vector<ProbePart>& 
   const std::lock_guard lock(mutex_);
   if (!error_.empty()) return;
   try {
-    write_text(file_, text);
+    append(text);
   } catch (const engine::IoError& e) {  // see [Note: output never ends a training] in run_log.h
     error_ = e.what();
     fmt::print(stderr, "warning: {}; the training goes on without\n", engine::escaped(error_));
     return;
   }
   num_parts_ += std::ssize(parts);
-  last_steps_[static_cast<std::size_t>(rank)] = step;
+  if (!parts.empty()) newest_step_ = std::max(newest_step_, step);
+  if (!has_gone_wrong_) last_steps_[static_cast<std::size_t>(rank)] = step;
 }
 
 std::int64_t RunProbe::last_step() const { return std::ranges::min(last_steps_); }
 
 void RunProbe::write_end() {
   engine::require<engine::IoError>(error_.empty(), "{}", error_);
-  write_text(file_, end_text(last_step(), num_parts_));
+  const std::int64_t last = last_step();
+  const std::string end = end_text(last, num_parts_, newest_step_ > last ? last + 1 : 0);
+  file_.write(std::as_bytes(std::span(end)));
   file_.commit();
 }
 
@@ -100,9 +123,10 @@ void RunProbe::commit() {
 }
 
 void RunProbe::keep() noexcept {
-  if (!has_step()) return;
   try {
-    write_end();
+    has_gone_wrong_ = true;
+    for (const auto& probe : probes_) probe->end_step();
+    if (has_step() || newest_step_ > 0) write_end();
   } catch (const std::exception& e) {
     try {
       fmt::print(stderr, "warning: {}\n", engine::escaped(e.what()));

@@ -10,6 +10,7 @@
 
 #include "engine/io/file.h"
 #include "tools/probe/probe.h"
+#include "tools/probe/probe_record.h"
 #include "tools/train/train_config.h"
 
 namespace tessera::tools {
@@ -17,8 +18,10 @@ namespace tessera::tools {
 class RunProbe {
  public:
   /// For a `config` that asks for it; `options`: those in force, as a JSON object. Throws IoError
-  /// naming the path when it cannot be written.
-  RunProbe(const TrainConfig& config, int num_ranks, const std::string& options);
+  /// naming the path when it cannot be written. A record of more than `max_nbytes` is lost, which
+  /// is told at once, and by commit().
+  RunProbe(const TrainConfig& config, int num_ranks, const std::string& options,
+           std::int64_t max_nbytes = kMaxProbeNbytes);
   RunProbe(const RunProbe&) = delete;
   RunProbe& operator=(const RunProbe&) = delete;
 
@@ -31,13 +34,15 @@ class RunProbe {
   /// IoError for one that could not be written, and InvalidArgument if the tensor whose values were
   /// asked for was not met.
   void commit();
-  /// The same behind an error: what there is, if all ranks ended a step and it can be written.
+  /// The same behind an error: what there is, of the step in which it happened as well, if it can
+  /// be written.
   void keep() noexcept;
   /// Behind commit(): a line for the terminal, where it is and how much it holds, or why it is not
   /// written.
   std::string summary() const;
 
  private:
+  void append(const std::string& text);
   void write(int rank, std::int64_t step, const std::vector<ProbePart>& parts);
   void write_end();
   std::int64_t last_step() const;
@@ -49,8 +54,11 @@ class RunProbe {
   std::mutex mutex_;
   std::vector<std::int64_t> last_steps_;  // of each rank
   std::int64_t first_step_ = 1;
+  std::int64_t max_nbytes_, nbytes_ = 0;
   std::int64_t num_parts_ = 0;
-  std::string error_;  // of the first write that failed
+  std::int64_t newest_step_ = 0;  // that some rank has parts of
+  bool has_gone_wrong_ = false;   // what comes now is of a step that did not end
+  std::string error_;             // of the first write that failed
 };
 
 /// What the record says of the run. `options`: see RunProbe.

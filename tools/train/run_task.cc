@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <chrono>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -17,9 +18,12 @@
 #include "tools/train/advice.h"
 #include "tools/train/audit.h"
 #include "tools/train/cpu.h"
+#include "tools/train/flight_output.h"
 #include "tools/train/hook_report.h"
+#include "tools/train/plan_report.h"
 #include "tools/train/product_rate.h"
 #include "tools/train/ranks.h"
+#include "tools/train/run_failure.h"
 #include "tools/train/run_probe.h"
 #include "tools/train/run_trace.h"
 #include "tools/train/stop.h"
@@ -114,6 +118,17 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
   if (!result.sample.empty()) log.write_file("sample.txt", result.sample + "\n");
 }
 
+// Runs the ranks to their end, or throws what is said of their failure.
+void run_ranks(const Ranks& ranks, Task& task, const RunLog& log,
+               const std::function<void(comm::ProcessGroup&)>& fn) {
+  FlightOutput flight(log.folder());
+  try {
+    ranks.run(std::as_const(task).config(), fn, &flight);
+  } catch (...) {
+    rethrow_failure(flight, [&] { return memory_lines(plan_task(task, ranks)); });
+  }
+}
+
 }  // namespace
 
 void run_task(int argc, char** argv, FlagSet flags, Task& task) {
@@ -153,7 +168,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   Result result;
   signals.emplace();
   try {
-    ranks.run(config, [&](comm::ProcessGroup& world) {
+    run_ranks(ranks, task, log, [&](comm::ProcessGroup& world) {
       const bool is_first = world.rank() == 0;
       pin_rank(config.cpu, world.rank());
       Result mine = train_rank(world, ranks, task, is_first ? &log : nullptr, trace.get(),

@@ -1,5 +1,6 @@
 #include "tools/train/task_plan.h"
 
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,8 +35,9 @@ std::vector<std::string> fit_task(Task& task, const Ranks& ranks) {
   TrainConfig& config = task.config();
   const std::int64_t budget = config.memory_limit_nbytes();
   if (budget == 0) return {};
-  BudgetPlan fitted = fit_budget(
-      config, budget, [&](const TrainConfig& c) { return peak_nbytes(plan_with(task, c, ranks)); });
+  BudgetPlan fitted =
+      fit_budget(config, budget, std::ssize(task.rank()->model().blocks()),
+                 [&](const TrainConfig& c) { return peak_nbytes(plan_with(task, c, ranks)); });
   config = std::move(fitted.config);
   return lines_of(fitted.rungs, budget);
 }

@@ -24,6 +24,7 @@ using engine::require;
 namespace {
 
 constexpr std::int64_t kMaxRanks = 1024;
+constexpr std::int64_t kMaxBlocks = 1'000'000;
 // What parallel.reshard_after_forward can say beside a number of ranks.
 constexpr int kReshardAsStrategy = -2, kKeep = -1;
 
@@ -229,8 +230,6 @@ void TrainConfig::add_to(FlagSet& flags) {
                                      {{"constant", ScheduleKind::kConstant},
                                       {"cosine", ScheduleKind::kCosine},
                                       {"linear", ScheduleKind::kLinear}}});
-  flags.add("train.recompute", &train.recompute,
-            {.help = "keep no activations of a block; run its forward again in backward"});
   flags.add(
       "train.spike_factor", &train.spike_factor,
       {.help = "a step whose loss is over that many times the median of the last 32, or not "
@@ -249,6 +248,10 @@ void TrainConfig::add_to(FlagSet& flags) {
              .min = 0,
              .max = 1e6});
   checkpoint.add_to(flags);
+  flags.add_switch("train.recompute", &train.recompute.blocks,
+                   "keep no activations of a block, and run its forward again in backward: every "
+                   "block, none, or the first so many",
+                   kMaxBlocks);
   flags.add("log.every", &log.every,
             {.help = "steps between lines on the terminal; 0: none", .min = 0});
   flags.add("log.val_every", &log.val_every,
@@ -402,6 +405,12 @@ void TrainConfig::validate(const FlagSet& flags) const {
           log.probe_values.empty() ? log.probe_steps : log.probe_values);
   static_cast<void>(probe_steps());
   if (!log.probe_values.empty()) static_cast<void>(parse_target(log.probe_values));
+}
+
+void TrainConfig::check_blocks(std::int64_t num_blocks) const {
+  require(train.recompute.blocks == Recompute::kAll || train.recompute.blocks <= num_blocks,
+          "[config] expected train.recompute of at most the {} blocks of the model, got {}",
+          num_blocks, train.recompute.blocks);
 }
 
 StepRange TrainConfig::trace_steps() const {

@@ -8,6 +8,7 @@
 
 #include "engine/stream.h"
 #include "shard/options.h"
+#include "tools/models/model.h"
 #include "tools/train/checkpoint_config.h"
 #include "tools/train/comm_config.h"
 #include "tools/train/flags.h"
@@ -74,7 +75,7 @@ struct StepConfig {
   std::int64_t verify_every = 0;  ///< steps; 0: off. The same
   std::int64_t warmup = 0;
   ScheduleKind schedule = ScheduleKind::kCosine;
-  bool recompute = false;
+  Recompute recompute = false;
 
   /// Whether some steps may be made twice.
   bool guards() const { return spike_factor > 0 || verify_every > 0; }
@@ -125,6 +126,8 @@ struct TrainConfig {
   /// Throws InvalidArgument for values that contradict each other or would have no effect. `flags`
   /// tells which were asked for.
   void validate(const FlagSet& flags) const;
+  /// Throws InvalidArgument if train.recompute asks for more blocks than a model has.
+  void check_blocks(std::int64_t num_blocks) const;
   /// For `num_ranks` ranks. Throws InvalidArgument for what does not fit them.
   shard::FsdpOptions fsdp_options(int num_ranks) const;
   std::chrono::milliseconds deadline() const;

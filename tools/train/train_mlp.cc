@@ -16,6 +16,7 @@
 #include "tools/data/fashion_mnist.h"
 #include "tools/data/permutation.h"
 #include "tools/data/text_data.h"
+#include "tools/io/jsonl.h"
 #include "tools/models/mlp.h"
 #include "tools/train/default_data.h"
 #include "tools/train/main.h"
@@ -175,6 +176,7 @@ class MlpTask : public Task {
     path_ = data_path(config_.data_path, kDefaultImages, kHowToGetImages);
     data_ = load_fashion_mnist(path_);
     constexpr std::string_view kImages[] = {"-ubyte", "-ubyte.gz"};
+    config_.check_blocks(config_.mlp(data_).layers);
     RunLog::check_outputs(config_, flags, files_of("data.path", path_, kImages));
   }
 
@@ -186,8 +188,13 @@ class MlpTask : public Task {
   }
   std::string model_text() const override {
     const MlpConfig mlp = config_.mlp(data_);
-    return fmt::format("MLP of {} layers, {} x {} x {}", mlp.layers, mlp.inputs, mlp.hidden,
-                       mlp.classes);
+    return JsonRecord()
+        .add("model", "mlp")
+        .add("layers", mlp.layers)
+        .add("inputs", mlp.inputs)
+        .add("hidden", mlp.hidden)
+        .add("classes", mlp.classes)
+        .text();
   }
   std::string data_text() const override {
     return fmt::format("{} images of {} x {} from {}", data_.train.num_images, data_.train.height,

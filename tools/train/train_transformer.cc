@@ -12,6 +12,7 @@
 #include "tools/data/text_data.h"
 #include "tools/models/gpt.h"
 #include "tools/models/gpt_checkpoint.h"
+#include "tools/models/gpt_text.h"
 #include "tools/train/default_data.h"
 #include "tools/train/generate.h"
 #include "tools/train/main.h"
@@ -108,6 +109,7 @@ class TransformerTask : public Task {
 
   void prepare(const FlagSet& flags) override {
     model_ = config_.gpt();
+    config_.check_blocks(model_.layers);
     data_.emplace(config_.dataset(model_));
     config_.check_files(flags, data_->file().path());
     if (saves()) check_can_save_gpt(resolve_user_path(config_.save_final));
@@ -123,11 +125,7 @@ class TransformerTask : public Task {
         model_.layers, model_.dim, model_.heads, double(model_.num_parameters()) * 1e-6,
         engine::escaped(data_->file().path()), data_->num_sequences(), data_->seq());
   }
-  std::string model_text() const override {
-    return fmt::format("GPT-2 of {} layers x {}, {} heads, {} positions, {} tokens, epsilon {}",
-                       model_.layers, model_.dim, model_.heads, model_.seq, model_.vocab,
-                       model_.norm_eps);
-  }
+  std::string model_text() const override { return to_text(model_); }
   std::string data_text() const override {
     return fmt::format("{} sequences of {} tokens from {}", data_->num_sequences(), data_->seq(),
                        data_->file().path());

@@ -2,9 +2,12 @@
 // cannot be.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
@@ -186,13 +189,58 @@ TEST_F(Compare, TracesOfTheRunsAreDrawn) {
       "> \"$out/trace.json\"\n");
   ASSERT_EQ(compare({{"trainer", traced}}).exit_code, 0);
   const std::string page = folder_.read("out/report.html");
-  const std::size_t on = page.find("\"traces\":[{\"name\":\"zero3 prefetch=1\"");
+  const std::size_t on = page.find("\"streams\":[{\"name\":\"zero3 prefetch=1\"");
   EXPECT_NE(on, std::string::npos);
   EXPECT_LT(on, page.find("{\"name\":\"zero3 prefetch=0\",\"duration_ms\"", on)) << "on above off";
   folder_.write("out/runs/zero3_prefetch=1/round-1/trace.json", "{");
   const Outcome again = compare({{"trainer", traced}, {"resume", "true"}});
   EXPECT_EQ(again.exit_code, 0);
-  EXPECT_TRUE(has(again.err, {"trace.json", "the page shows no streams"}));
+  EXPECT_TRUE(has(again.err, {"zero3_prefetch=1/round-1/trace.json", "the page does not show it"}));
+}
+
+TEST_F(Compare, TheTraceOfALaterRoundIsDrawnIfTheFirstFailed) {
+  const std::string failing = trainer(
+      "[[ $out == */round-1 ]] && exit 3\n\"$train\" \"$@\"\n"
+      "echo '[{\"ph\":\"X\",\"pid\":0,\"tid\":1,\"ts\":0,\"dur\":5,\"name\":\"planted\"}]' "
+      "> \"$out/trace.json\"\n");
+  EXPECT_EQ(compare({{"trainer", failing},
+                     {"rounds", "2"},
+                     {"strategies", "zero3"},
+                     {"sweep", "parallel.prefetch=1"}})
+                .exit_code,
+            1);
+  EXPECT_TRUE(has(folder_.read("out/report.html"), {"\"planted\"", "\"source\":\"trace\""}));
+}
+
+// What is drawn of a step is what was measured, and gathers ahead are above the same without.
+TEST_F(Compare, StepsAreDrawnAsPlannedWithoutATrace) {
+  ASSERT_EQ(compare().exit_code, 0);
+  const std::string page = folder_.read("out/report.html");
+  const std::string begin = "id=\"data\">";
+  const std::size_t at = page.find(begin) + begin.size();
+  const json drawn = json::parse(page.substr(at, page.find("</script>", at) - at));
+  const json& streams = drawn.at("streams");
+  ASSERT_EQ(streams.size(), 2u);
+  EXPECT_EQ(streams[0].at("name"), "zero3 prefetch=1");
+  EXPECT_EQ(streams[1].at("name"), "zero3 prefetch=0");
+  EXPECT_EQ(streams[0].at("source"), "plan");
+  EXPECT_LT(streams[0].at("duration_ms"), streams[1].at("duration_ms")) << "gathers are hidden";
+  const json rows = results().at("configurations");
+  ASSERT_EQ(drawn.at("memory").size(), rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const json& step = drawn.at("memory")[i];
+    EXPECT_EQ(step.at("name"), rows[i].at("name"));
+    const auto most = [](const json& values) {
+      return std::ranges::max(values.get<std::vector<std::int64_t>>());
+    };
+    const json& peaks = rows[i].at("peak_bytes");
+    EXPECT_EQ(most(step.at("memory").at("total")), peaks.at("total")) << i;
+    for (const char* category : {"activation", "gradient", "optimizer", "parameter_shard"}) {
+      EXPECT_EQ(most(step.at("memory").at("bytes").at(category)), peaks.at(category))
+          << i << category;
+    }
+    EXPECT_TRUE(has(step.at("terms").dump(), {"2 states x 4 B x "}));
+  }
 }
 
 TEST_F(Compare, OverlapIsMeasuredWithATrace) {

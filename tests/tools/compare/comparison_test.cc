@@ -168,30 +168,30 @@ class CompareVerdict : public CompareRequest {
 TEST_F(CompareVerdict, NamesWhatDiffersFailedOrIsMissing) {
   const RunRecord good = run_of({3, 2, 1}), bad = run_of({3, 2, 1}, "other");
   const Comparison all = summary({{{good}}, {{good}}, {{good}}});
-  EXPECT_TRUE(all.verdict.passed && all.verdict.complete);
+  EXPECT_TRUE(all.verdict.passed() && all.verdict.complete);
   EXPECT_TRUE(has(all.verdict.sentence, {"All 3 configurations give the same bits"}));
   EXPECT_TRUE(has(all.verdict.sentence, {"Fastest: ddp at 11.5 ms a step"}));
   EXPECT_TRUE(has(table_text(all), {"baseline"}));
 
   const Comparison planted = summary({{{good}}, {{bad}}, {{good}}});
-  EXPECT_FALSE(planted.verdict.passed || planted.verdict.agrees);
+  EXPECT_FALSE(planted.verdict.passed() || planted.verdict.agrees);
   EXPECT_TRUE(planted.verdict.complete);
   EXPECT_TRUE(
       has(planted.verdict.sentence, {"Parity fails: 1 configuration differs from ddp: zero2"}));
   EXPECT_TRUE(has(table_text(planted), {"DIFFERS parameters"}));
 
   const Comparison failed = summary({{{good}}, {{}, "exit code 1"}, {{good}}});
-  EXPECT_FALSE(failed.verdict.passed || failed.verdict.complete);
+  EXPECT_FALSE(failed.verdict.passed() || failed.verdict.complete);
   EXPECT_TRUE(failed.verdict.agrees && failed.verdict.failed);
   EXPECT_TRUE(has(failed.verdict.sentence, {"Failed: zero2."}));
 
   const Comparison missing = summary({{{good}}, {{good}}, {}});
-  EXPECT_TRUE(missing.verdict.passed);
+  EXPECT_TRUE(missing.verdict.passed());
   EXPECT_FALSE(missing.verdict.complete);
   EXPECT_TRUE(
       has(missing.verdict.sentence, {"Not complete: 1 of 3 configurations missing (zero3)"}));
   const Comparison nothing = summary({{}, {{good}}, {{good}}});
-  EXPECT_FALSE(nothing.verdict.passed || nothing.verdict.complete);
+  EXPECT_FALSE(nothing.verdict.passed() || nothing.verdict.complete);
   EXPECT_EQ(nothing.rows[1].parity.text, "no baseline");
 }
 

@@ -378,6 +378,25 @@ TEST(Divergence, WhatSomeRanksHaveNotRecordedIsNotCompared) {
 // Values
 // ------------------------------------------------------------------------------------------
 
+TEST(Divergence, JsonSaysWhatIsNoNumber) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  DivergenceResult result;
+  result.report.first =
+      Divergence{.key = {.step = 1, .tensor = "w"}, .shape = {1}, .a = {}, .b = {}};
+  result.report.first->a.checksum = {.numel = 1, .max_abs = kInfinity, .sum = -kInfinity};
+  result.report.first->b.checksum = {.numel = 1, .max_abs = std::nan(""), .sum = 2.5};
+  result.values = difference_of(std::vector<float>{static_cast<float>(-kInfinity)},
+                                std::vector<float>{std::nanf("")});
+  const auto first = to_json(result).at("first");
+  EXPECT_EQ(first.at("a").at("max_abs"), "inf");
+  EXPECT_EQ(first.at("a").at("sum"), "-inf");
+  EXPECT_EQ(first.at("b").at("max_abs"), "nan");
+  EXPECT_EQ(first.at("b").at("sum"), 2.5);
+  EXPECT_EQ(first.at("values").at("a"), "-inf");
+  EXPECT_EQ(first.at("values").at("b"), "nan");
+  EXPECT_EQ(first.at("values").at("max_abs_difference"), "nan");
+}
+
 TEST(Divergence, DistancesAreThoseOfNeighbouringFloats) {
   const float tiny = std::numeric_limits<float>::denorm_min();
   const auto ulps = [](float a, float b) {

@@ -131,6 +131,28 @@ TEST_F(FindDivergence, OneSearchAloneIsInAFolder) {
   EXPECT_FALSE(fs::exists(out + "/a"));
 }
 
+TEST_F(FindDivergence, DataMayBeNamedInSeveralWays) {
+  const fs::path data = flags_.at("data.path");
+  const std::string a = record("a");
+  const std::string b = record("b", {{"data.path", data.parent_path() / "." / data.filename()}});
+  const Outcome same = find({a, b});
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+}
+
+// The update of step 1 is infinite, and so is what forward of step 2 computes with.
+TEST_F(FindDivergence, TheStepThatGoesWrongIsCompared) {
+  Flags flags{{"train.lr", "1e30"}, {"train.schedule", "constant"}, {"log.probe_steps", "2:3"}};
+  flags["out"] = folder_ / "bad";
+  flags["log.probe"] = folder_ / "bad.jsonl";
+  EXPECT_EQ(run(flags).exit_code, 1);
+  const std::string good = record("good", {{"log.probe_steps", "2:3"}});
+  const Outcome outcome = find({good, folder_ / "bad.jsonl"});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.out, {"First difference: step 2, micro-batch 1", "gathered parameter",
+                                "B went wrong in step 2, and has a part of it"}))
+      << outcome.out << outcome.err;
+}
+
 TEST_F(FindDivergence, ATrainingThatEndsInAnErrorIsComparedUpToThere) {
   const Outcome outcome = find({"train.grad_clip=1", "train.lr=1e30"}, {{"train.steps", "6"}});
   EXPECT_EQ(outcome.exit_code, 1);

@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 using testing::Outcome;
 using testing::run_program;
 using testing::sample_comparison;
-using testing::sample_traces;
+using testing::sample_steps;
 using testing::TempFolder;
 
 constexpr const char* kChromium = "/usr/bin/chromium";
@@ -36,6 +36,16 @@ root.dataset.focused = String(document.activeElement === bars);
 bars.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowDown'}));
 bars.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowDown'}));
 root.dataset.readout = document.querySelector('#memory .readout').textContent;
+const press = (node, key) => node.dispatchEvent(new KeyboardEvent('keydown', {key}));
+const moments = document.querySelector('#step-memory .explore');
+if (moments) {
+  press(moments, 'ArrowRight');
+  press(moments, 'ArrowRight');
+  root.dataset.moment = document.querySelector('#step-memory .readout').textContent;
+  root.dataset.terms = document.querySelector('#step-memory tbody').textContent;
+  press(document.querySelector('#gantt figure'), 'ArrowUp');
+  root.dataset.slice = document.querySelector('#gantt .readout').textContent;
+}
 document.querySelectorAll('#table thead button')[3].click();
 root.dataset.first = document.querySelector('#table tbody th').textContent;
 root.dataset.hidden = [...document.querySelectorAll('section')].filter((s) => s.hidden).map((s) => s.id).join(' ');
@@ -50,9 +60,9 @@ class Browser : public ::testing::Test {
   }
 
   /// The page's document once its scripts have run.
-  std::string drawn(const ordered_json& data, const ordered_json& traces, const std::string& size,
+  std::string drawn(const ordered_json& data, const ordered_json& steps, const std::string& size,
                     bool dark = false) const {
-    std::string page = report_page(data, traces);
+    std::string page = report_page(data, steps);
     page.insert(page.rfind("</body>"), kProbe);
     const std::string path = folder_.write("report.html", page);
     std::vector<std::string> words = {"120",
@@ -108,7 +118,7 @@ std::vector<double> of_rows(const ordered_json& data, Get get) {
 
 TEST_F(Browser, DrawsTheFiguresOfTheJsonWithoutAnError) {
   const ordered_json data = sample_comparison();
-  const std::string page = drawn(data, sample_traces(), "1280,900");
+  const std::string page = drawn(data, sample_steps(), "1280,900");
   EXPECT_EQ(attribute(page, "errors"), "0");
   EXPECT_EQ(attribute(page, "drawn"), "yes");
   EXPECT_EQ(attribute(page, "hidden"), "");
@@ -135,19 +145,31 @@ TEST_F(Browser, DrawsTheFiguresOfTheJsonWithoutAnError) {
   EXPECT_EQ(marks(page, "communication", "measured"), of_rows(data, metric("sent_bytes")));
   EXPECT_EQ(marks(page, "communication", "theory").size(), 4u);
   EXPECT_EQ(marks(page, "memory", "optimizer").size(), 5u) << "one lies on the host";
+  // Of the last one, which is picked at first.
+  EXPECT_EQ(marks(page, "step-memory", "activations"), std::vector<double>{8000000});
+  EXPECT_EQ(marks(page, "step-memory", "optimizer"), std::vector<double>{2500000});
+  EXPECT_EQ(marks(page, "step-memory", "most at one time"), std::vector<double>{10500000});
+  EXPECT_EQ(marks(page, "step-memory", "measured peak"), std::vector<double>{17000000});
+  EXPECT_EQ(marks(page, "gantt", "slice"), (std::vector<double>{9, 8, 6, 9.25}));
 }
 
 TEST_F(Browser, IsUsedByKeyboard) {
-  const std::string page = drawn(sample_comparison(), sample_traces(), "1280,900");
+  const std::string page = drawn(sample_comparison(), sample_steps(), "1280,900");
   EXPECT_EQ(attribute(page, "focused"), "true");
   EXPECT_EQ(attribute(page, "readout").find("ddp prefetch=2: parameters"), 0u)
       << attribute(page, "readout");
+  EXPECT_EQ(attribute(page, "moment"),
+            "at 4.00 ms: 10.0 MiB · optimizer 2.38 MiB · activations 7.63 MiB");
+  EXPECT_EQ(attribute(page, "terms").find("optimizer2 states x 4 B x &lt;i&gt;640,000"), 0u)
+      << attribute(page, "terms");
+  EXPECT_EQ(attribute(page, "slice"),
+            "linear: 9.25 ms on compute, from 6.00 ms on, ddp prefetch=0");
   // The fastest step is that of the last one.
   EXPECT_EQ(attribute(page, "first").find("zero3 "), 0u) << attribute(page, "first");
 }
 
 TEST_F(Browser, FitsNarrowScreensAndFollowsTheColourScheme) {
-  const std::string page = drawn(sample_comparison(), sample_traces(), "500,800", true);
+  const std::string page = drawn(sample_comparison(), sample_steps(), "500,800", true);
   EXPECT_EQ(attribute(page, "errors"), "0");
   EXPECT_EQ(attribute(page, "overflows"), "false");
   EXPECT_EQ(attribute(page, "dark"), "true");
@@ -159,9 +181,9 @@ TEST_F(Browser, WithLittleToShowItLeavesTheRestOut) {
     for (auto& metric : row["metrics"]) metric = nullptr;
     row["theory"]["sent"] = nullptr;
   }
-  const std::string page = drawn(data, ordered_json::array(), "1280,900");
+  const std::string page = drawn(data, testing::no_steps(), "1280,900");
   EXPECT_EQ(attribute(page, "errors"), "0");
-  EXPECT_EQ(attribute(page, "hidden"), "time communication pareto gantt");
+  EXPECT_EQ(attribute(page, "hidden"), "step-memory time communication pareto gantt");
 }
 
 }  // namespace

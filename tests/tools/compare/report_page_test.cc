@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cctype>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -17,8 +18,9 @@ namespace {
 
 using nlohmann::ordered_json;
 using testing::has;
+using testing::no_steps;
 using testing::sample_comparison;
-using testing::sample_traces;
+using testing::sample_steps;
 
 /// The first tag that is closed by another, or never; empty: none. What is in script and style is
 /// text.
@@ -57,7 +59,7 @@ std::string between(const std::string& text, const std::string& begin, const std
 
 TEST(ReportPage, IsWellFormedAndHoldsEveryFigure) {
   const ordered_json data = sample_comparison();
-  const std::string page = report_page(data, sample_traces());
+  const std::string page = report_page(data, sample_steps());
   EXPECT_EQ(unbalanced_tag(page), "");
   EXPECT_TRUE(page.starts_with("<!doctype html>"));
   EXPECT_FALSE(has(page, {"{{"}));
@@ -80,6 +82,8 @@ TEST(ReportPage, IsWellFormedAndHoldsEveryFigure) {
   }
   // What the charts are drawn from is compare.json.
   const ordered_json drawn = ordered_json::parse(between(page, "id=\"data\">", "</script>"));
+  EXPECT_EQ(drawn.at("streams"), sample_steps().at("streams"));
+  EXPECT_EQ(drawn.at("memory"), sample_steps().at("memory"));
   for (std::size_t i = 0; i < 4; ++i) {
     const ordered_json &mine = drawn.at("configurations")[i],
                        &theirs = data.at("configurations")[i];
@@ -92,7 +96,7 @@ TEST(ReportPage, IsWellFormedAndHoldsEveryFigure) {
 }
 
 TEST(ReportPage, NeedsNothingElse) {
-  const std::string page = report_page(sample_comparison(), sample_traces());
+  const std::string page = report_page(sample_comparison(), sample_steps());
   for (const char* other : {"src=", "@import", "url(", "fetch(", "XMLHttpRequest", "<link"}) {
     std::string code = page;
     const std::string name = "src=x onerror";  // the planted name
@@ -105,7 +109,7 @@ TEST(ReportPage, NeedsNothingElse) {
 TEST(ReportPage, NamesAreTextAndNothingElse) {
   EXPECT_EQ(html_escaped("<a b='c' d=\"e\">&\n"),
             "&lt;a b=&#39;c&#39; d=&quot;e&quot;&gt;&amp;\\n");
-  const std::string page = report_page(sample_comparison(), sample_traces());
+  const std::string page = report_page(sample_comparison(), sample_steps());
   EXPECT_FALSE(has(page, {"<img"}));
   EXPECT_FALSE(has(page, {"<b>"}));
   EXPECT_TRUE(has(page, {"&lt;b&gt;zero3&lt;/b&gt; &amp; more."}));
@@ -119,7 +123,7 @@ TEST(ReportPage, WhatWasNotMeasuredIsNeverZero) {
     row["planned"] = nullptr;
   }
   data["configurations"][1]["metrics"]["sent_bytes"] = nullptr;
-  const std::string page = report_page(data, ordered_json::array());
+  const std::string page = report_page(data, no_steps());
   EXPECT_FALSE(has(between(page, "<table>", "</table>"), {"overlap"}));
   EXPECT_TRUE(has(page, {"Not measured in any of these runs: overlap, what was planned."}));
   EXPECT_TRUE(has(between(page, "<table>", "</table>"), {"data-value=\"\">not measured</td>"}));
@@ -128,7 +132,7 @@ TEST(ReportPage, WhatWasNotMeasuredIsNeverZero) {
 TEST(ReportPage, SaysHowItStands) {
   ordered_json data = sample_comparison();
   const auto badge = [&] {
-    return between(report_page(data, ordered_json::array()), "class=\"badge\">", "<");
+    return between(report_page(data, no_steps()), "class=\"badge\">", "<");
   };
   EXPECT_EQ(badge(), "Parity fails");
   data["configurations"][3]["parity"]["kind"] = "within";
@@ -144,7 +148,7 @@ TEST(ReportPage, StaysSmallAndKeepsTheLargestDifference) {
   ordered_json data = sample_comparison(20000);
   const ordered_json row = data["configurations"][3];
   while (data["configurations"].size() < 64) data["configurations"].push_back(row);
-  const std::string page = report_page(data, ordered_json::array());
+  const std::string page = report_page(data, no_steps());
   EXPECT_LT(page.size(), 2'000'000u);
   const ordered_json drawn = ordered_json::parse(between(page, "id=\"data\">", "</script>"));
   const ordered_json points = drawn["configurations"][3]["loss_points"];
@@ -154,6 +158,38 @@ TEST(ReportPage, StaysSmallAndKeepsTheLargestDifference) {
   while (at + 1 < points["difference"].size() && points["difference"][at] == 0.0) ++at;
   EXPECT_EQ(points["difference"][at], 1e-3);
   EXPECT_EQ(points["step"][at], 10001);
+}
+
+// As many configurations as there can be, and of everything as much as is ever drawn.
+TEST(ReportPage, StaysSmallWithAllThatThereCanBe) {
+  ordered_json data = sample_comparison(3000);
+  ordered_json row = data["configurations"][3];
+  for (std::size_t i = 0; i < row["loss"].size(); ++i) {
+    row["loss"][i] = 3 + 1 / (3.0 + static_cast<double>(i));
+    row["loss_difference"][i] = 1e-7 / (7.0 + static_cast<double>(i));
+  }
+  data["configurations"] = ordered_json::array();
+  while (data["configurations"].size() < 256) data["configurations"].push_back(row);
+  ordered_json steps = no_steps();
+  ordered_json slices = ordered_json::array();
+  for (int i = 0; i < 1500; ++i) slices.push_back({i + 0.123456, 0.123456, std::string(60, 'n')});
+  while (steps["streams"].size() < 2) {
+    steps["streams"].push_back({{"name", "zero3"},
+                                {"source", "plan"},
+                                {"duration_ms", 2000},
+                                {"left_out", 5},
+                                {"threads", {{{"name", "compute"}, {"slices", slices}}}}});
+  }
+  ordered_json memory = sample_steps().at("memory")[1];
+  for (const char* category : {"optimizer", "activation", "gradient", "parameter_shard",
+                               "gathered_parameter", "communication", "workspace"}) {
+    memory["memory"]["bytes"][category] = std::vector<std::int64_t>(64, 1'234'567'890);
+  }
+  memory["memory"]["total"] = std::vector<std::int64_t>(64, 1'234'567'890);
+  memory["memory"]["ms"] = std::vector<double>(64, 123.456789);
+  for (int i = 0; i < 7; ++i) memory["terms"].push_back(memory["terms"][0]);
+  while (steps["memory"].size() < 64) steps["memory"].push_back(memory);
+  EXPECT_LT(report_page(data, steps).size(), 2'000'000u);
 }
 
 }  // namespace

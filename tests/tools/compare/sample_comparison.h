@@ -84,11 +84,25 @@ inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
   return all;
 }
 
-inline nlohmann::ordered_json sample_traces() {
-  return nlohmann::ordered_json::parse(R"([
-    {"name":"ddp prefetch=2","duration_ms":20,"left_out":0,"threads":[
+inline nlohmann::ordered_json no_steps() {
+  return nlohmann::ordered_json::parse(R"({"streams":[],"memory":[]})");
+}
+
+// What steps_to_show() finds of it.
+inline nlohmann::ordered_json sample_steps() {
+  return nlohmann::ordered_json::parse(R"({"streams":[
+    {"name":"ddp prefetch=2","source":"trace","duration_ms":20,"left_out":0,"threads":[
       {"name":"compute","slices":[[0,9,"linear"],[9.5,8,"<b>"]]},{"name":"gather","slices":[[1,6,"all_gather"]]}]},
-    {"name":"ddp prefetch=0","duration_ms":25,"left_out":3,"threads":[{"name":"compute","slices":[[6,9,"linear"]]}]}])");
+    {"name":"ddp prefetch=0","source":"trace","duration_ms":25,"left_out":3,"threads":[
+      {"name":"compute","slices":[[6,9.25,"linear"]]}]}],
+    "memory":[
+    {"name":"ddp prefetch=0","source":"trace","duration_ms":25,
+     "memory":{"ms":[0,5,20],"bytes":{"optimizer":[5000000,5000000,5000000],"activation":[0,9000000,1000000]},
+               "total":[5000000,14000000,6000000]},"terms":[]},
+    {"name":"ddp prefetch=2","source":"plan","duration_ms":20,
+     "memory":{"ms":[0,4,8],"bytes":{"optimizer":[2500000,2500000,2500000],"activation":[0,8000000,1000]},
+               "total":[2500000,10500000,2501000]},
+     "terms":[{"category":"optimizer","text":"2 states x 4 B x <i>640,000</i>","bytes":5120000}]}]})");
 }
 
 }  // namespace tessera::testing

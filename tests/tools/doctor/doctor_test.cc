@@ -20,6 +20,8 @@ using testing::Outcome;
 using testing::run_program;
 using testing::TempFolder;
 
+using Words = std::vector<std::string>;
+
 const std::string kDoctor = "tools/doctor/doctor";
 
 TEST(Doctor, FindsNothingBrokenWhereTestsRun) {
@@ -65,6 +67,52 @@ TEST(Doctor, UnknownFlagsAreRefused) {
   const Outcome outcome = run_program(kDoctor, Flags{{"jsn", "true"}});
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_TRUE(has(outcome.err, {"jsn", "did you mean json?"}));
+}
+
+// Rank 2 never came.
+std::string flight_text(int num_ranks) {
+  std::string ranks;
+  for (int r = 0; r < num_ranks; ++r) {
+    const std::string entry =
+        R"({"group":0,"seq":17,"op":"all_gather","dtype":"f32","count":8,"label":"h.3",)"
+        R"("state":"failed","called_ns":1,"started_ns":1000000000,"ended_ns":3000000001})";
+    ranks += (r == 0 ? "" : ",") + std::string("{\"rank\":") + std::to_string(r) +
+             ",\"calls\":18,\"entries\":[" + (r == 2 ? "" : entry) + "]}";
+  }
+  return R"({"format":"tessera flight","version":1,"error":"[all_gather] \u001b[2J","now_ns":4,)"
+         R"("failed_ns":3000000000,"groups":[{"name":"world","members":[0,1,2,3]}],"ranks":[)" +
+         ranks + "]}";
+}
+
+TEST(Doctor, SaysWhoWasLateInARunThatFailed) {
+  const TempFolder folder;
+  const std::string path = folder.write("flight.json", flight_text(4));
+  const Outcome outcome = run_program(kDoctor, Words{"--flight", path});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_EQ(outcome.out,
+            "rank 2 never called all_gather f32 x 8 'h.3' (call 17 of world), which ranks 0-1, 3 "
+            "wait for since 2.0 s\n  rank 2 called nothing at all\n" +
+                path + " ended with: [all_gather] \\x1b[2J\n");
+  const Outcome as_json = run_program(kDoctor, Words{"--json", "--flight=" + path});
+  EXPECT_EQ(as_json.exit_code, 1);
+  const json report = json::parse(as_json.out);
+  EXPECT_EQ(report.at("finding"), "a rank was late");
+  EXPECT_EQ(report.at("lines").size(), 2);
+}
+
+TEST(Doctor, TakesSeveralRecordingsAndNamesOneThatItCannotBelieve) {
+  const TempFolder folder;
+  const std::string path = folder.write("flight.json", flight_text(4));
+  const Outcome twice = run_program(kDoctor, Words{"--flight", path, path});
+  EXPECT_EQ(twice.exit_code, 1);
+  EXPECT_TRUE(has(twice.err, {"[flight] expected each rank in one file, got rank 0 again", path}));
+  const std::string spoiled = folder.write("spoiled.json", "{}");
+  const Outcome unreadable = run_program(kDoctor, Words{"--flight", path, spoiled});
+  EXPECT_EQ(unreadable.exit_code, 1);
+  EXPECT_TRUE(has(unreadable.err, {"[flight] expected format, got none", "spoiled.json"}));
+  const Outcome none = run_program(kDoctor, Words{"--flight", "--json"});
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_TRUE(has(none.err, {"[flight] expected files, as --flight FILE..., got none"}));
 }
 
 }  // namespace

@@ -303,19 +303,27 @@ TEST(Gpt, EveryLayerAndBranchHasAMaskOfItsOwn) {
 }
 
 TEST(Gpt, RecomputeFindsTheSameMasksAndGradients) {
-  std::vector<std::vector<float>> grads[2];
-  for (const bool recompute : {false, true}) {
+  std::vector<std::vector<std::vector<float>>> grads;
+  std::vector<std::size_t> num_entries;  // a region that is run again is one
+  for (const Recompute recompute : {Recompute(), Recompute::first(1), Recompute(true)}) {
     RandomModel model;
     const Pass pass{.recompute = recompute, .seed = kSeed, .first_sample = 3};
-    model.tape.backward(
-        model.gpt.loss(model.tape, {model.tensor(kTokens), model.tensor(kTargets)}, pass));
+    const Tensor loss =
+        model.gpt.loss(model.tape, {model.tensor(kTokens), model.tensor(kTargets)}, pass);
+    num_entries.push_back(model.tape.num_entries());
+    model.tape.backward(loss);
+    auto& of_pass = grads.emplace_back();
     for (Parameter* p : parameters_of(model.gpt)) {
       const auto grad = p->grad.span<float>();
       EXPECT_GT(*std::ranges::max_element(grad), 0) << p->name;
-      grads[recompute].emplace_back(grad.begin(), grad.end());
+      of_pass.emplace_back(grad.begin(), grad.end());
     }
   }
   EXPECT_EQ(grads[0], grads[1]);
+  EXPECT_EQ(grads[0], grads[2]);
+  const std::size_t of_one_block = num_entries[0] - num_entries[1];
+  EXPECT_GT(of_one_block, 0u);
+  EXPECT_EQ(num_entries[1] - num_entries[2], 2 * of_one_block);
 }
 
 TEST(Gpt, TheNextTokensLogitsAreThoseOfTheLastPosition) {

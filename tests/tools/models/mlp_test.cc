@@ -106,22 +106,29 @@ TEST(Mlp, ComputesLogitsAndLoss) {
 }
 
 TEST(Mlp, RecomputeFindsTheSameGradients) {
-  std::vector<std::vector<float>> grads[2];
-  for (const bool recompute : {false, true}) {
+  std::vector<std::vector<std::vector<float>>> grads;
+  std::vector<std::size_t> num_entries;
+  for (const Recompute recompute : {Recompute(), Recompute::first(2), Recompute(true)}) {
     RandomModel model({.inputs = 5, .hidden = 6, .layers = 3, .classes = 4});
     const Tensor x = Tensor::from<float>(model.memory, {kBatch, 5}, random_values(15, "x", 1), "x");
     const std::vector<std::int32_t> targets = {3, 0, 2};
     const Tensor labels = Tensor::from<std::int32_t>(model.memory, {kBatch}, targets, "labels");
-    model.tape.backward(model.mlp.loss(model.tape, {x, labels}, {.recompute = recompute}));
+    const Tensor loss = model.mlp.loss(model.tape, {x, labels}, {.recompute = recompute});
+    num_entries.push_back(model.tape.num_entries());
+    model.tape.backward(loss);
+    auto& of_pass = grads.emplace_back();
     for (const engine::Block* block : model.mlp.blocks()) {
       for (const Parameter* p : block->parameters) {
         const auto grad = p->grad.span<float>();
         EXPECT_GT(*std::ranges::max_element(grad), 0) << p->name;
-        grads[recompute].emplace_back(grad.begin(), grad.end());
+        of_pass.emplace_back(grad.begin(), grad.end());
       }
     }
   }
   EXPECT_EQ(grads[0], grads[1]);
+  EXPECT_EQ(grads[0], grads[2]);
+  EXPECT_GT(num_entries[0], num_entries[1]);
+  EXPECT_GE(num_entries[1], num_entries[2]);
 }
 
 TEST(Mlp, StartsWithTheVarianceOfItsInputs) {

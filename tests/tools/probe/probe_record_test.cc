@@ -105,6 +105,22 @@ TEST(ProbeRecord, StepsThatSomeRankHasNotEndedAreLeftOut) {
   EXPECT_EQ(read_probe_run(folder.write("a.jsonl", text)).parts.size(), 1u);
 }
 
+TEST(ProbeRecord, AnUnfinishedStepIsKept) {
+  ProbePart next = part_of({}, 0, 0), ahead = part_of({}, 0, 0);
+  next.key.step = 3;
+  ahead.key.step = 4;
+  const TempFolder folder;
+  const std::string text =
+      header_text(kHeader) + part_text(part_of({1, 2}, 0, 0)) + part_text(next) + part_text(ahead);
+  const ProbeRun run = read_probe_run(folder.write("a.jsonl", text + end_text(2, 3, 3)));
+  EXPECT_EQ(run.last_step, 3);
+  EXPECT_TRUE(run.is_unfinished);
+  EXPECT_EQ(run.parts.size(), 2u);
+  const std::string path = folder.write("a.jsonl", text + end_text(2, 3, 4));
+  EXPECT_TRUE(has(error_of<engine::IoError>([&] { read_probe_run(path); }),
+                  {path + ":6", "expected step 3 as the unfinished one"}));
+}
+
 TEST(ProbeRecord, WhatCannotBeIsRefusedByFileAndLine) {
   const TempFolder folder;
   const auto refused = [&](std::string text, const char* line, const std::string& words) {

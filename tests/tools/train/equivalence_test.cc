@@ -119,7 +119,9 @@ TrainConfig variant(const Case& c, int row) {
       shard::Placement::preset(config.parallel.strategy).parameters != shard::Place::kWhole) {
     config.parallel.backward_prefetch = shard::BackwardPrefetch::kPost;
   }
-  config.train.recompute = level[3] % 2 == 1;
+  if (level[3] % 2 == 1) {
+    config.train.recompute = level[3] == 1 ? Recompute(true) : Recompute::first(1 + row % 2);
+  }
   std::tie(config.parallel.ranks, config.train.accum) = c.ranks_accum[level[4]];
   if (strategy == 9 && config.parallel.ranks % 2 == 0) config.parallel.reshard_after_forward = "2";
   // Packing of reductions alone, where there is nothing to gather.
@@ -157,7 +159,7 @@ std::string describe(const TrainConfig& c) {
       "{} shard_ranks {} reshard {}, prefetch {}, unit_min_numel {}, bucket_mb {}, recompute {}, "
       "offload {} {} {}, hook {}, {} ranks x {}",
       c.parallel.strategy, c.parallel.shard_ranks, c.parallel.reshard_after_forward,
-      c.parallel.prefetch, c.parallel.unit_min_numel, c.parallel.bucket_mb, c.train.recompute,
+      c.parallel.prefetch, c.parallel.unit_min_numel, c.parallel.bucket_mb, c.train.recompute.str(),
       c.offload.parameters, c.offload.gradients, c.offload.optimizer, c.comm.hook, c.parallel.ranks,
       c.train.accum);
 }

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/error.h"
 #include "engine/io/text.h"
@@ -156,6 +159,44 @@ TEST(Flags, TakeTheEdgesOfTheirRanges) {
   for (const auto& [flag, value] : {std::pair{"--share=-2", -2.0}, {"--share=3", 3.0}}) {
     EXPECT_TRUE(flags.parse(std::vector<const char*>{flag}, out));
     EXPECT_EQ(share, value);
+  }
+}
+
+TEST(Flags, SomeCountsCanBeNoneOrAll) {
+  constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
+  const testing::TempFolder folder;
+  const auto parsed = [&](const std::string& argument) {
+    std::int64_t blocks = 5;
+    FlagSet flags("train", "");
+    flags.add_switch("a.blocks", &blocks, "which", 7);
+    EXPECT_TRUE(has(flags.help(), {"--a.blocks=5", "which (true or false, or 1 to 7)"}));
+    std::ostringstream out;
+    EXPECT_TRUE(flags.parse(std::vector<const char*>{argument.c_str()}, out));
+    // What it says of itself says the same to another.
+    const std::string toml = flags.to_toml();
+    const std::int64_t value = std::exchange(blocks, 5);
+    FlagSet again("train", "");
+    again.add_switch("a.blocks", &blocks, "which", 7);
+    const std::string file = "--config=" + folder.write("a.toml", toml);
+    EXPECT_TRUE(again.parse(std::vector<const char*>{file.c_str()}, out));
+    EXPECT_EQ(blocks, value) << toml;
+    return value;
+  };
+  EXPECT_EQ(parsed("--a.blocks"), kAll);
+  EXPECT_EQ(parsed("--a.blocks=true"), kAll);
+  EXPECT_EQ(parsed("--a.blocks=false"), 0);
+  EXPECT_EQ(parsed("--a.blocks=1"), 1);
+  EXPECT_EQ(parsed("--a.blocks=7"), 7);
+  for (const char* bad : {"0", "8", "-1", "1.5", "all", "", "True"}) {
+    std::int64_t blocks = 5;
+    FlagSet flags("train", "");
+    flags.add_switch("a.blocks", &blocks, "which", 7);
+    const std::string argument = std::string("--a.blocks=") + bad;
+    std::ostringstream out;
+    EXPECT_TRUE(has(error_of<InvalidArgument>(
+                        [&] { flags.parse(std::vector<const char*>{argument.c_str()}, out); }),
+                    {"true or false, or 1 to 7", std::string("\"") + bad + "\""}));
+    EXPECT_EQ(blocks, 5);
   }
 }
 

@@ -2,8 +2,11 @@
 // them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <string>
 
@@ -56,6 +59,37 @@ TEST_F(PlanCli, IsTheSameFromTheProgramThatNeedsNoData) {
   EXPECT_FALSE(has_run());
 }
 
+TEST_F(PlanCli, DrawsWhatIsPlanned) {
+  Flags flags = flags_;
+  flags.erase("data.path");
+  flags["model.vocab"] = "256";
+  flags["json"] = "true";
+  const std::string path = folder_ / "plan.trace.json";
+  const auto plan = json::parse(testing::run_program(kPlan, flags).out);
+  flags["log.trace"] = path;
+  const Outcome outcome = testing::run_program(kPlan, flags);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  std::int64_t most = 0, num_collectives = 0;
+  double begin_us = 0;
+  std::set<std::string> names;
+  for (const json& event : json::parse(folder_.read("plan.trace.json"))) {
+    const std::string name = event.at("name");
+    if (name == "memory total")
+      most = std::max(most, event.at("args").at("bytes").get<std::int64_t>());
+    if (event.at("ph") != "X") continue;
+    names.insert(name);
+    if (name == "step 2") begin_us = event.at("ts");
+    if (event.value("cat", "") == "gradients") ++num_collectives;
+  }
+  EXPECT_EQ(most, plan.at("peak_bytes").at("total").get<std::int64_t>());
+  EXPECT_TRUE(names.contains("step 1") && names.contains("step 2"));
+  EXPECT_TRUE(names.contains("all_gather h.1 forward"));
+  EXPECT_GT(begin_us, 0);
+  EXPECT_EQ(num_collectives, 2 * 3) << "of two blocks and the root, in both steps";
+  flags["log.trace"] = folder_ / "nowhere/plan.json";
+  EXPECT_TRUE(has(testing::run_program(kPlan, flags).err, {"nowhere/plan.json"}));
+}
+
 TEST_F(PlanCli, AuditsEachKindOfRun) {
   for (const Flags& more :
        {Flags{},
@@ -67,7 +101,8 @@ TEST_F(PlanCli, AuditsEachKindOfRun) {
         Flags{{"comm.hook", "f16"}, {"parallel.strategy", "ddp"}},
         Flags{{"train.check_gradients", "true"}, {"train.max_skips", "2"}},
         Flags{{"log.val_every", "1"}, {"data.val_fraction", "0.2"}},
-        Flags{{"precision.param", "bf16"}, {"train.recompute", "true"}}}) {
+        Flags{{"precision.param", "bf16"}, {"train.recompute", "true"}},
+        Flags{{"train.recompute", "1"}}}) {
     Flags flags = more;
     flags["audit"] = "true";
     const Outcome outcome = run(flags);

@@ -80,7 +80,7 @@ std::string describe(const TrainConfig& c) {
       "{} x {} {} reshard {} prefetch {} in flight {} pack {} recompute {} offload {} {} {} {}",
       c.parallel.ranks, c.train.accum, c.parallel.strategy, c.parallel.reshard_after_forward,
       c.parallel.prefetch, c.parallel.reductions_in_flight, c.parallel.unit_min_numel,
-      c.train.recompute, c.offload.parameters, c.offload.gradients, c.offload.optimizer,
+      c.train.recompute.str(), c.offload.parameters, c.offload.gradients, c.offload.optimizer,
       name_of(c.precision.param));
 }
 
@@ -124,7 +124,9 @@ TEST(Planner, SaysWhatRunsDo) {
     config.parallel.reductions_in_flight = kPrefetch[level[3]];
     config.offload = kOffload[level[4]];
     config.precision = precisions[static_cast<std::size_t>(row + row / 4) % 4];
-    config.train.recompute = (row + row / 4) % 2 == 1;
+    if ((row + row / 4) % 2 == 1) {
+      config.train.recompute = row % 3 == 0 ? Recompute(true) : Recompute::first(row % 3);
+    }
     config.train.accum = 1 + row % 3;
     config.train.accum_comm = row % 5 == 4 ? AccumComm::kLast : AccumComm::kEvery;
     config.train.optimizer = row % 2 == 0 ? OptimizerKind::kAdamW : OptimizerKind::kSgd;
@@ -243,9 +245,12 @@ TEST(Budget, WalksDownUntilThePlanFits) {
   const TrainConfig config = base(2);
   const auto peak = [](const TrainConfig& c) { return peak_nbytes(plan_of(c)); };
   const std::int64_t asked = peak(config);
-  const BudgetPlan same = fit_budget(config, asked, peak);
+  const auto fit = [&](std::int64_t budget_nbytes) {
+    return fit_budget(config, budget_nbytes, kModel.layers, peak);
+  };
+  const BudgetPlan same = fit(asked);
   EXPECT_EQ(same.rungs.size(), 1u);
-  const BudgetPlan less = fit_budget(config, asked - 1, peak);
+  const BudgetPlan less = fit(asked - 1);
   EXPECT_EQ(less.config.parallel.prefetch, 0);
   EXPECT_EQ(less.rungs.back().what, "parallel.prefetch=0");
   EXPECT_EQ(peak(less.config), less.rungs.back().nbytes);
@@ -253,23 +258,50 @@ TEST(Budget, WalksDownUntilThePlanFits) {
   // The end of the ladder, and beyond.
   std::string all;
   try {
-    fit_budget(config, 1, peak);
+    fit(1);
   } catch (const engine::InvalidArgument& e) {
     all = e.what();
   }
   EXPECT_TRUE(testing::has(all, {"as asked", "train.recompute=true", "offload.optimizer=1",
                                  "offload.parameters=1", "too much"}));
   // What it settles on has the same bits.
-  const std::int64_t recomputed = [&] {
-    TrainConfig c = config;
-    c.parallel.prefetch = c.parallel.reductions_in_flight = 0;
-    c.train.recompute = true;
-    return peak(c);
-  }();
-  const BudgetPlan small = fit_budget(config, recomputed, peak);
-  EXPECT_TRUE(small.config.train.recompute);
-  EXPECT_EQ(run_gpt(small.config, kModel, tokens()).params_sha256,
-            run_gpt(config, kModel, tokens()).params_sha256);
+  const std::string hash = run_gpt(config, kModel, tokens()).params_sha256;
+  TrainConfig blocking = config;
+  blocking.parallel.prefetch = blocking.parallel.reductions_in_flight = 0;
+  const auto peak_of_first = [&](std::int64_t blocks) {
+    blocking.train.recompute = Recompute::first(blocks);
+    return peak(blocking);
+  };
+  // Backward begins with the last block, which is whole by then either way.
+  EXPECT_EQ(peak_of_first(kModel.layers), peak_of_first(kModel.layers - 1));
+  for (std::int64_t blocks = 1; blocks < kModel.layers; ++blocks) {
+    const std::int64_t enough = peak_of_first(blocks);
+    EXPECT_LT(enough, peak_of_first(blocks - 1)) << blocks;
+    const BudgetPlan small = fit(enough);
+    EXPECT_EQ(small.config.train.recompute.str(), std::to_string(blocks));
+    EXPECT_EQ(small.rungs.back().what, fmt::format("train.recompute={}", blocks));
+    EXPECT_EQ(small.rungs.back().nbytes, enough);
+    for (std::size_t i = 1; i < small.rungs.size(); ++i) {
+      EXPECT_GT(small.rungs[i - 1].nbytes, enough) << small.rungs[i].what;
+    }
+    EXPECT_EQ(small.config.offload.optimizer, 0);
+    EXPECT_EQ(run_gpt(small.config, kModel, tokens()).params_sha256, hash) << blocks;
+  }
+}
+
+// What is recomputed as asked stays so: the ladder goes on from there.
+TEST(Budget, RecomputesNoFewerBlocksThanAsked) {
+  TrainConfig config = base(2);
+  config.parallel.prefetch = config.parallel.reductions_in_flight = 0;
+  config.train.recompute = Recompute::first(2);
+  std::vector<std::int64_t> planned;
+  const BudgetPlan plan = fit_budget(config, 70, 48, [&](const TrainConfig& c) {
+    planned.push_back(c.train.recompute.blocks);
+    return 100 - std::min<std::int64_t>(c.train.recompute.blocks, 48);
+  });
+  EXPECT_EQ(plan.config.train.recompute, Recompute::first(30));
+  EXPECT_EQ(std::ranges::min(planned), 2);
+  EXPECT_LE(planned.size(), 9u);
 }
 
 // Audits

@@ -4,9 +4,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <stdexcept>
+#include <string>
 
 #include "engine/error.h"
+#include "tests/testing/temp_folder.h"
+#include "tools/flight/flight_file.h"
+#include "tools/flight/flight_verdict.h"
+#include "tools/train/flight_output.h"
 
 namespace tessera::tools {
 namespace {
@@ -43,6 +49,34 @@ TEST(Ranks, ThatEndAfterAnErrorThrowIt) {
                                            world.barrier("step");
                                          }),
                std::logic_error);
+}
+
+TEST(Ranks, WhatTheyCalledIsWrittenBeforeTheProcessEndsWithoutThem) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const TrainConfig config = config_of(0.2);
+  const testing::TempFolder folder;
+  const auto run = [&](const std::string& out) {
+    FlightOutput flight(out);
+    Ranks::choose(config).run(
+        config,
+        [](comm::ProcessGroup& world) {
+          ::alarm(30);  // ends a test that hangs
+          if (world.rank() == 1) {
+            for (;;) ::pause();
+          }
+          world.barrier("step");
+        },
+        &flight);
+  };
+  EXPECT_EXIT(run(::getenv("TEST_TMPDIR")), ::testing::ExitedWithCode(1),
+              "what each rank called last: .*/flight.json .*//tools:doctor --flight(.|\n)*"
+              "error: .*rank 1 is missing");
+  const FlightFile file = read_flight(std::string(::getenv("TEST_TMPDIR")) + "/flight.json");
+  EXPECT_EQ(judge({&file, 1}).finding, FlightFinding::kLate);
+  // A file that cannot be written hides no error.
+  EXPECT_EXIT(run(folder / "is not there"), ::testing::ExitedWithCode(1),
+              "what each rank called last could not be written: .*is not there(.|\n)*"
+              "error: .*rank 1 is missing");
 }
 
 }  // namespace

@@ -152,7 +152,7 @@ TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
   } cases[] = {
       {{{"checkpoint.every", "6"}}, {"expected a folder without checkpoints for a new run"}},
       {{{"resume", "auto"}, {"model.heads", "4"}},
-       {"expected a checkpoint of this model", "2 heads"}},
+       {"expected a checkpoint of this model", "heads\":2"}},
       {{{"resume", "auto"}, {"model.layers", "3"}}, {"[checkpoint]", "missing: parameter"}},
       {{{"resume", "auto"}, {"train.optimizer", "sgd"}, {"train.momentum", "0.9"}},
        {"missing: optimizer.", "unexpected: optimizer."}},

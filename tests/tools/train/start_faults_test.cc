@@ -127,6 +127,15 @@ TEST_F(StartFaults, AnInputIsNoOutput) {
   EXPECT_EQ(folder_.read("a.toml"), "train.lr = 0.01\n");
 }
 
+TEST_F(StartFaults, ALockThatIsALinkIsRefused) {
+  fs::create_directory(folder_ / "run");
+  fs::create_symlink(folder_ / "book.txt", folder_ / "run/.lock");
+  const Outcome outcome = run();
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"expected a folder that can be written to", folder_ / "run"}));
+  EXPECT_EQ(folder_.read("book.txt"), book_);
+}
+
 TEST_F(StartFaults, AModelToStartFromIsNoOutput) {
   ASSERT_EQ(run({{"save.final", folder_ / "m"}}).exit_code, 0);
   const std::string weights = folder_.read("m/model.safetensors");

@@ -151,6 +151,8 @@ TEST_F(TrainTransformer, ValuesOutOfRangeAreRefused) {
       {"train.warmup", "-1"},
       {"train.schedule", "step"},
       {"train.recompute", "yes"},
+      {"train.recompute", "0"},
+      {"train.recompute", "1.5"},
       {"log.every", "-1"},
       {"model.preset", "gpt3"},
       {"model.dim", "-8"},
@@ -181,6 +183,7 @@ TEST_F(TrainTransformer, ValuesThatContradictEachOtherAreRefused) {
                  {"2 ranks with 1024 threads", "cpu.pin"});
   expect_refused({{"cpu.gemm", "eigen"}, {"cpu.threads_per_rank", "2"}},
                  {"oneDNN for products of 2 threads", "got Eigen"});
+  expect_refused({{"train.recompute", "3"}}, {"train.recompute", "the 2 blocks", "got 3"});
   expect_refused({{"out", ""}}, {"(out)"});
   flags_["device"] = "auto";
   expect_refused({{"parallel.canonical", "true"}, {"parallel.backend", "threads"}},
@@ -520,7 +523,7 @@ TEST_F(TrainTransformer, OutputThatIsLostIsAnError) {
 
 TEST_F(TrainTransformer, ThreadsThatCannotStartAreAnError) {
   flags_["parallel.ranks"] = "1000";
-  std::string line = "ulimit -v 300000; " + kTransformer;
+  std::string line = "ulimit -v 600000; " + kTransformer;
   for (const auto& [name, value] : flags_) line += " --" + name + "=" + value;
   const Outcome outcome = run_program("/bin/sh", std::vector<std::string>{"-c", line});
   EXPECT_EQ(outcome.exit_code, 1) << outcome.err;

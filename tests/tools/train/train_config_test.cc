@@ -148,7 +148,7 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
   EXPECT_TRUE(c.train.check_gradients);
   EXPECT_EQ(c.train.warmup, 18);
   EXPECT_EQ(c.train.schedule, ScheduleKind::kLinear);
-  EXPECT_TRUE(c.train.recompute);
+  EXPECT_EQ(c.train.recompute, Recompute(true));
   EXPECT_EQ(c.log.every, 19);
   EXPECT_EQ(c.log.val_every, 20);
   EXPECT_EQ(c.log.jsonl, "lines");

@@ -49,6 +49,19 @@ class TrainFaults : public testing::TinyTraining {
     return std::filesystem::exists(folder_ / "model/config.json") &&
            std::filesystem::exists(folder_ / "model/model.safetensors");
   }
+  /// The temporary files that are left, and a flight.json that is not whole.
+  std::string half_written() const {
+    std::string left;
+    for (const char* folder : {"run", "model"}) {
+      if (!std::filesystem::exists(folder_ / folder)) continue;
+      for (const auto& entry : std::filesystem::directory_iterator(folder_ / folder)) {
+        const std::string name = entry.path().filename().string();
+        if (name.find(".tmp-") != std::string::npos) left += name + " ";
+      }
+    }
+    const std::string flight = folder_.read("run/flight.json");
+    return flight.empty() || json::accept(flight) ? left : left + "flight.json";
+  }
   json last_line() const {
     std::istringstream file(folder_.read("run/log.jsonl"));
     std::string last;
@@ -180,6 +193,20 @@ TEST_F(TrainFaults, TimeInWhichTheProcessWasStoppedIsNobodysDelay) {
 // Output
 // ------------------------------------------------------------------------------------------------
 
+// Shorter and longer than the deadline, at moments that nobody chose.
+TEST_F(TrainFaults, BeingStoppedChangesNoBit) {
+  const std::string training =
+      command({{"train.steps", "400"}, {"parallel.deadline_s", "1"}, {"parallel.ranks", "3"}});
+  const auto sha256 = [this] { return last_line().at("final").at("params_sha256"); };
+  ASSERT_EQ(shell(training).exit_code, 0);
+  const json expected = sha256();
+  const Outcome outcome =
+      during(training,
+             "for s in 0.3 1.5 0.1; do kill -STOP $P; sleep $s; kill -CONT $P; sleep 0.02; done");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(sha256(), expected);
+}
+
 TEST_F(TrainFaults, AReaderThatPausesHoldsUpNobody) {
   // 3,000 lines are more than a pipe takes.
   const Flags flags = {{"train.steps", "3000"}, {"log.every", "1"}, {"parallel.deadline_s", "0.5"}};
@@ -270,12 +297,40 @@ TEST_F(TrainFaults, AResultThatIsNotFiniteIsAnError) {
   EXPECT_FALSE(has_model());
 }
 
+// Flight recorder
+// ------------------------------------------------------------------------------------------------
+
+TEST_F(TrainFaults, ARunThatFailsLeavesWhatItsRanksCalledAndSaysWhere) {
+  const std::string path = folder_ / "run/flight.json";
+  const Outcome failed = shell(command({{"train.lr", "1e30"}, {"train.warmup", "0"}}));
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_TRUE(has(failed.err, {"error: [train]", "\n  what each rank called last: " + path,
+                               "//tools:doctor --flight " + path}));
+  const json flight = json::parse(folder_.read("run/flight.json"));
+  EXPECT_EQ(flight.at("ranks").size(), 2);
+  EXPECT_GT(flight.at("ranks")[1].at("entries").size(), 10);
+  EXPECT_TRUE(failed.err.starts_with("error: " + flight.at("error").get<std::string>()));
+  // The next run, which does not fail, leaves none.
+  EXPECT_EQ(shell(command()).exit_code, 0);
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST_F(TrainFaults, ARecordingThatCannotBeWrittenHidesNoError) {
+  std::filesystem::create_directories(folder_ / "run/flight.json");
+  const Outcome failed = shell(command({{"train.lr", "1e30"}, {"train.warmup", "0"}}));
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_TRUE(has(failed.err, {"error: [train]",
+                               "\n  what each rank called last could not be "
+                               "written: ",
+                               "flight.json"}));
+}
+
 // Memory
 // ------------------------------------------------------------------------------------------------
 
 TEST_F(TrainFaults, MemoryThatRunsOutIsAnErrorAndNoCrash) {
   const std::string shim = std::filesystem::absolute("tests/testing/failing_new_preloaded.so");
-  int num_failed = 0, num_passed = 0, num_while_loading = 0;
+  int num_failed = 0, num_passed = 0, num_while_loading = 0, num_with_plan = 0;
   // Every so many allocations, at a distance that has no rhythm with a step's.
   for (const std::string all : {"", "+"}) {
     num_passed = 0;
@@ -296,11 +351,31 @@ TEST_F(TrainFaults, MemoryThatRunsOutIsAnErrorAndNoCrash) {
       const bool is_loading = outcome.err.find("[terminate]") != std::string::npos;
       num_while_loading += is_loading ? 1 : 0;
       EXPECT_TRUE(!is_loading || !std::filesystem::exists(folder_ / "run")) << n << all;
+      num_with_plan +=
+          has(outcome.err, {"\n    memory of a step, per rank:", "  activation "}) ? 1 : 0;
+      EXPECT_EQ(half_written(), "") << n << all;
       EXPECT_EQ(outcome.err.find(" ms, got"), std::string::npos) << n << all << outcome.err;
     }
   }
   EXPECT_GT(num_failed, 100);
   EXPECT_LE(num_while_loading, 5);
+  EXPECT_GT(num_with_plan, 20);  // most fail before there is a plan, or find no memory for it
+}
+
+TEST_F(TrainFaults, ALimitOfOpenFilesIsAnErrorAndNoCrash) {
+  int num_failed = 0, limit = 4;
+  for (int exit_code = 1; exit_code != 0; ++limit) {
+    ASSERT_LE(limit, 32);  // is enough
+    const Outcome outcome = shell("ulimit -n " + std::to_string(limit) + "; exec " + command());
+    exit_code = outcome.exit_code;
+    if (outcome.err.find("shared librar") != std::string::npos) continue;  // not even loaded
+    EXPECT_TRUE(exit_code == 0 || exit_code == 1) << limit << outcome.err;
+    if (exit_code == 0) continue;
+    ++num_failed;
+    EXPECT_TRUE(has(outcome.err, {"error: [", "Too many open files"})) << limit;
+    EXPECT_EQ(half_written(), "") << limit;
+  }
+  EXPECT_GT(num_failed, 2);
 }
 
 TEST_F(TrainFaults, ALimitOfAddressSpaceIsAnErrorAndNoCrash) {

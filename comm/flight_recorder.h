@@ -1,0 +1,138 @@
+// The last calls of each rank of a world, for whoever asks why it hangs or has failed.
+//
+//   const auto flight = std::make_shared<FlightRecorder>();
+//   run_ranks(4, {.flight = flight}, ...);        // and, when that throws:
+//   const FlightRecording recording = flight->read();
+//
+// A call takes a slot of a ring that was made with its world, so recording asks for no memory. What
+// came of it is written by whichever thread finds out, until 1,000 later calls have taken its slot.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::comm {
+
+/// What a rank calls: all that must agree, in parts.
+struct FlightCall {
+  std::string_view op;          ///< static storage
+  std::string_view dtype = {};  ///< static storage; empty: moves no tensor
+  std::int64_t numel = 0;
+  bool onto_sum = false;
+  int root = -1;                ///< as a rank of the group; -1: none
+  std::string_view label = {};  ///< kept up to FlightRing::kMaxLabel bytes
+};
+
+/// Called: its stream has not come to it. Started: waits for its peers, or works with them. On a
+/// GPU that thread ranks share memory of, finished means that all of them have enqueued it.
+enum class FlightState : std::uint8_t { kCalled, kStarted, kFinished, kFailed };
+/// "called", "started", "finished", "failed".
+std::string_view name_of(FlightState state);
+
+/// One call as it went. Times are std::chrono::steady_clock nanoseconds, 0 until then.
+struct FlightEntry {
+  int group = 0;              ///< number in FlightRecording::groups
+  std::int64_t sequence = 0;  ///< among the calls of its group, as in messages
+  std::string op, dtype, label;
+  std::int64_t numel = 0;
+  bool onto_sum = false;
+  int root = -1;
+  FlightState state = FlightState::kCalled;
+  std::int64_t called_ns = 0, started_ns = 0, ended_ns = 0;
+
+  friend bool operator==(const FlightEntry&, const FlightEntry&) = default;
+};
+
+struct FlightGroup {
+  std::string name;          ///< not unique
+  std::vector<int> members;  ///< as ranks of the world
+
+  friend bool operator==(const FlightGroup&, const FlightGroup&) = default;
+};
+
+struct RankFlight {
+  int rank = 0;
+  std::int64_t num_calls = 0;        ///< since the world was made
+  std::vector<FlightEntry> entries;  ///< the last of them, oldest first
+
+  friend bool operator==(const RankFlight&, const RankFlight&) = default;
+};
+
+struct FlightRecording {
+  std::int64_t now_ns = 0;
+  std::int64_t failed_ns = 0;  ///< when the world failed; 0: it has not
+  std::vector<FlightGroup> groups;
+  std::vector<RankFlight> ranks;  ///< of this process, by rank
+
+  friend bool operator==(const FlightRecording&, const FlightRecording&) = default;
+};
+
+/// The calls of one rank. Thread-safe.
+class FlightRing {
+ public:
+  static constexpr std::size_t kNumEntries = 1000;
+  static constexpr std::size_t kMaxLabel = 64;
+
+  /// The number under which enter() knows the call later.
+  std::int64_t called(int group, std::int64_t sequence, const FlightCall& call) noexcept;
+  /// Now; nothing if the slot has gone to a later call.
+  void enter(std::int64_t number, FlightState state) noexcept;
+  RankFlight read(int rank) const;
+
+ private:
+  struct Slot {
+    FlightCall call;  // whose label is beside it
+    std::array<char, kMaxLabel> label;
+    std::uint8_t label_nbytes;
+    FlightState state;
+    int group;
+    std::int64_t sequence, called_ns, started_ns, ended_ns;
+  };
+  mutable std::mutex mutex_;
+  std::int64_t num_calls_ = 0;
+  std::vector<Slot> slots_ = std::vector<Slot>(kNumEntries);  // of call n: n % kNumEntries
+};
+
+/// A recorded call, for whoever carries it out. Default constructed: of none, and does nothing.
+class FlightTicket {
+ public:
+  FlightTicket() = default;
+  FlightTicket(FlightRing& ring, std::int64_t number) : ring_(&ring), number_(number) {}
+  void enter(FlightState state) const noexcept {
+    if (ring_ != nullptr) ring_->enter(number_, state);
+  }
+
+ private:
+  FlightRing* ring_ = nullptr;
+  std::int64_t number_ = 0;
+};
+
+/// Of one world at a time. Thread-safe.
+class FlightRecorder {
+ public:
+  FlightRecording read() const;
+
+  // For backends.
+
+  /// The ring of rank `rank` of the world, made when it is first asked for.
+  FlightRing& ring(int rank);
+  /// The number of a new group.
+  int add_group(std::string name, std::vector<int> members);
+  /// The world has failed now.
+  void fail() noexcept;
+
+ private:
+  mutable std::mutex mutex_;  // guards the rest, not what is in the rings
+  std::vector<FlightGroup> groups_;
+  std::map<int, std::unique_ptr<FlightRing>> rings_;
+  std::int64_t failed_ns_ = 0;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,223 @@
+// Every command of the docs runs, with fewer steps of a smaller model, or stands below with the
+// reason why it does not; and what the docs print behind a plan is what it says.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "engine/io/file.h"
+#include "engine/io/text.h"
+#include "tests/testing/program.h"
+#include "tests/testing/temp_folder.h"
+
+namespace tessera::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Command {
+  std::string page;
+  std::string line;                     // without its comment
+  std::vector<std::string> shown = {};  // the lines of the next block, if it is no command
+  std::string where() const { return page + ": " + line; }
+};
+
+/// Commands that no test runs as they stand here, by how they begin, and why.
+struct NotRun {
+  const char* begin;
+  const char* why;
+};
+constexpr NotRun kNotRun[] = {
+    {"./bazelw test", "these are the parts of .ci/run"},
+    {"./bazelw build", "these are the parts of .ci/run"},
+    {"bazel run //tools:bench", "it measures for minutes"},
+    {"./bazelw run //tools:gpu_bundle", "//tests/tools:gpu_bundle_test does"},
+    {"./bazelw run //tools:install", "//tests/tools/install:install_test and .ci/run install do"},
+    {"bazel run //tools:convert", "it needs a checkpoint: //tests/tools/train:convert_test does"},
+    {"bazel run //tools:doctor -- --flight",
+     "it needs a run that failed: //tests/tools/train:train_faults_test does"},
+    {"cmake ", ".ci/run install does"},
+    {"cd examples", ".ci/run examples does"},
+    {"bazel run //tools:train_transformer -- --device=cuda", "it needs a GPU: gpu_check.sh does"},
+    {"./bazelw run //tools:train_transformer -- --device=cuda", "the same"},
+    {"tensorboard ",
+     "it is no part of the build: tests/golden/check_event_file.py reads the files"},
+};
+
+std::string without_comment(const std::string& line) {
+  const std::size_t at = line.find("  #");
+  std::string text = at == std::string::npos ? line : line.substr(0, at);
+  while (text.ends_with(' ')) text.pop_back();
+  return text;
+}
+
+/// Blocks of code are indented by four spaces; a line that ends with \ goes on.
+std::vector<Command> commands_of(const std::string& page) {
+  const std::regex begin("(\\./bazelw|\\.\\./bazelw|bazel|cmake|cd|tensorboard) .*");
+  std::vector<Command> all;
+  bool in_block = false, is_shown = false;
+  std::istringstream lines(engine::read_text_file(page, 1 << 20));
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("    ")) {
+      if (!line.empty()) in_block = false;
+      continue;
+    }
+    std::string text = line.substr(4);
+    while (text.ends_with('\\')) {
+      text.pop_back();
+      EXPECT_TRUE(std::getline(lines, line)) << page;
+      text += line.substr(std::min(line.find_first_not_of(' '), line.size()));
+    }
+    if (std::regex_match(text, begin)) {
+      all.push_back({page, without_comment(text)});
+      is_shown = false;
+    } else {
+      if (!in_block) is_shown = !all.empty() && all.back().shown.empty();
+      if (is_shown) all.back().shown.push_back(text);
+    }
+    in_block = true;
+  }
+  return all;
+}
+
+std::vector<Command> all_commands() {
+  std::vector<std::string> pages = {"README.md", "CONTRIBUTING.md"};
+  for (const auto& entry : fs::directory_iterator("docs")) {
+    if (entry.path().extension() == ".md") pages.push_back(entry.path().string());
+  }
+  std::vector<Command> all;
+  for (const std::string& page : pages) {
+    for (Command& command : commands_of(page)) all.push_back(std::move(command));
+  }
+  return all;
+}
+
+const NotRun* reason(const Command& command) {
+  for (const NotRun& r : kNotRun) {
+    if (command.line.starts_with(r.begin)) return &r;
+  }
+  return nullptr;
+}
+
+// As a shell splits it, with single quotes.
+std::vector<std::string> words_of(const std::string& line) {
+  std::vector<std::string> words(1);
+  bool quoted = false;
+  for (const char c : line) {
+    if (c == '\'') {
+      quoted = !quoted;
+    } else if (c == ' ' && !quoted) {
+      if (!words.back().empty()) words.emplace_back();
+    } else {
+      words.back() += c;
+    }
+  }
+  return words;
+}
+
+class Docs : public ::testing::Test {
+ protected:
+  Docs() {
+    std::string text;
+    while (text.size() < 20000) text += "In the beginning God created the heaven and the earth.\n";
+    folder_.write("text.txt", text);
+  }
+
+  /// What the program of `command` prints, made small.
+  Outcome run(const Command& command) const {
+    std::vector<std::string> words = words_of(command.line);
+    const std::string target = words.at(2);
+    EXPECT_TRUE(target.starts_with("//tools:")) << command.where();
+    const std::string name = target.substr(8);
+    std::vector<std::string> arguments;
+    for (std::size_t i = 4; i < words.size(); ++i) {
+      // What it writes stays below the folder of this test.
+      arguments.push_back(
+          std::regex_replace(words[i], std::regex("=/(tmp|data)/"), "=" + folder_.path() + "/"));
+    }
+    const auto add = [&](const std::string& flag, const std::string& value) {
+      const auto given = std::ranges::find_if(
+          arguments, [&](const std::string& a) { return a.starts_with("--" + flag + "="); });
+      if (given == arguments.end()) {
+        arguments.push_back("--" + flag + "=" + value);
+      } else if (flag == "train.steps") {
+        *given = "--" + flag + "=" + value;
+      }
+    };
+    const bool trains = name.starts_with("train_") || name == "compare";
+    if (trains) {
+      add("train.steps", "5");
+      add("device", "cpu");
+      add("out", folder_ / "run");
+    }
+    if (trains && name != "train_mlp") {
+      for (const char* size : {"layers", "heads"}) add(std::string("model.") + size, "2");
+      for (const char* size : {"dim", "seq"}) add(std::string("model.") + size, "8");
+      add("train.batch", "1");
+      add("data.path", folder_ / "text.txt");
+      add("sample.tokens", "0");
+    }
+    if (name == "compare") {
+      std::erase_if(arguments, [](const std::string& a) { return a.starts_with("--sample."); });
+      std::erase_if(arguments,
+                    [](const std::string& a) { return a.starts_with("--train.steps="); });
+      arguments.emplace_back("--train.steps=5");
+    }
+    if (name == "doctor") add("self_test", "false");
+    const std::string program =
+        (trains && name != "compare" ? "tools/train/" : "tools/" + name + "/") + name;
+    fs::remove_all(folder_ / "run");
+    return run_program(program, arguments, {{"BUILD_WORKING_DIRECTORY", folder_.path()}});
+  }
+
+  const TempFolder folder_;
+};
+
+TEST_F(Docs, EveryCommandRunsOrIsListed) {
+  std::set<const NotRun*> used;
+  int num_run = 0;
+  for (const Command& command : all_commands()) {
+    if (const NotRun* r = reason(command)) {
+      used.insert(r);
+      continue;
+    }
+    ++num_run;
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.exit_code, 0) << command.where() << "\n" << outcome.err;
+  }
+  EXPECT_GE(num_run, 20);
+  for (const NotRun& r : kNotRun) EXPECT_TRUE(used.contains(&r)) << r.begin << ": in no page";
+}
+
+// "..." stands for lines that are left out.
+TEST_F(Docs, ShowWhatPlansSay) {
+  int num_shown = 0;
+  for (const Command& command : all_commands()) {
+    if (!command.line.starts_with("bazel run //tools:plan ") || command.shown.empty()) continue;
+    ++num_shown;
+    const Outcome outcome = run(command);
+    ASSERT_EQ(outcome.exit_code, 0) << command.where() << "\n" << outcome.err;
+    std::istringstream lines(outcome.out);
+    bool may_skip = false;
+    for (const std::string& want : command.shown) {
+      if (want.find_first_not_of(' ') != std::string::npos && want.ends_with("...")) {
+        may_skip = true;
+        continue;
+      }
+      std::string got;
+      while (std::getline(lines, got) && may_skip && got != want) {
+      }
+      EXPECT_EQ(got, want) << command.where();
+      may_skip = false;
+    }
+  }
+  EXPECT_GE(num_shown, 9) << "eight strategies, and one in plan.md";
+}
+
+}  // namespace
+}  // namespace tessera::testing

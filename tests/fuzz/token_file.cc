@@ -1,0 +1,39 @@
+// Token files. Ahead of the file three bytes: is it called .bin, the vocabulary, the sequence.
+#include <algorithm>
+
+#include "tests/fuzz/target.h"
+#include "tests/testing/temp_folder.h"
+#include "tools/data/text_data.h"
+
+namespace tessera::fuzz {
+
+const char* const kTarget = "token_file";
+
+void consume(std::string_view input) {
+  static const testing::TempFolder folder;
+  if (input.size() < 3) return;
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(input[i]); };
+  const std::int64_t seq = 1 + byte(2), vocab = 1 + 16 * byte(1);
+  const std::string path = folder.write(byte(0) % 2 == 1 ? "tokens.bin" : "text", input.substr(3));
+  for (const auto order : {tools::SampleOrder::kSequential, tools::SampleOrder::kShuffle}) {
+    const tools::TokenDataset data(
+        tools::TokenFile(path),
+        {.seq = seq, .vocab = vocab, .val_fraction = 0.1, .order = order, .seed = 1});
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(seq)), targets(tokens.size());
+    const auto check = [&] {
+      for (const auto& list : {tokens, targets}) {
+        promise(std::ranges::all_of(list, [&](auto t) { return t >= 0 && t < vocab; }),
+                "expected tokens of the vocabulary");
+      }
+    };
+    for (const std::int64_t sample :
+         {std::int64_t{0}, data.num_sequences(), std::int64_t{1} << 60}) {
+      data.batch(sample, 1, tokens, targets);
+      check();
+    }
+    data.val_batch(data.num_val_sequences() - 1, 1, tokens, targets);
+    check();
+  }
+}
+
+}  // namespace tessera::fuzz

@@ -1,0 +1,165 @@
+// Which steps the page draws, and that what it draws of a plan is the plan.
+#include "tools/compare/shown_steps.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "engine/error.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/temp_folder.h"
+#include "tools/compare/comparison.h"
+#include "tools/compare/request.h"
+
+namespace tessera::tools {
+namespace {
+
+using nlohmann::ordered_json;
+using testing::has;
+using testing::TempFolder;
+
+class ShownSteps : public ::testing::Test {
+ protected:
+  ShownSteps() { folder_.write("text.txt", std::string(400, 'a')); }
+
+  Request request(const std::vector<std::string>& more) const {
+    std::vector<std::string> words = {"compare",          "--data.path=" + folder_ / "text.txt",
+                                      "--model.layers=3", "--model.heads=2",
+                                      "--model.dim=8",    "--model.seq=8",
+                                      "--train.batch=1",  "--device=cpu"};
+    words.insert(words.end(), more.begin(), more.end());
+    std::vector<const char*> argv;
+    for (const std::string& word : words) argv.push_back(word.c_str());
+    std::ostringstream out;
+    return read_request(static_cast<int>(argv.size()), argv.data(), out);
+  }
+
+  /// All were trained but those in `untrained`; those in `traced` left a trace of one slice.
+  ordered_json shown(const Request& r, const std::vector<std::size_t>& traced = {},
+                     const std::vector<std::size_t>& untrained = {}) {
+    Comparison comparison;
+    std::vector<std::string> folders;
+    for (std::size_t i = 0; i < r.configurations.size(); ++i) {
+      comparison.rows.push_back({.configuration = &r.configurations[i]});
+      const std::string name = "run-" + std::to_string(i);
+      folders.push_back(std::ranges::count(untrained, i) > 0 ? "" : folder_ / name);
+      if (std::ranges::count(traced, i) == 0) continue;
+      std::filesystem::create_directories(folder_ / name);
+      folder_.write(name + "/trace.json", R"([{"ph":"X","pid":0,"tid":1,"ts":0,"dur":5,"name":"a"},
+          {"ph":"C","pid":0,"ts":1,"name":"memory total","args":{"bytes":3}}])");
+    }
+    warnings_.clear();
+    return steps_to_show(comparison, folders, warnings_);
+  }
+
+  static std::vector<std::string> names(const ordered_json& steps) {
+    std::vector<std::string> result;
+    for (const ordered_json& step : steps) {
+      result.push_back(step.at("source").get<std::string>() + " " +
+                       step.at("name").get<std::string>());
+    }
+    return result;
+  }
+  static double busy_ms(const ordered_json& step, const std::string& thread) {
+    double sum = 0;
+    for (const ordered_json& t : step.at("threads")) {
+      if (t.at("name") != thread) continue;
+      for (const ordered_json& slice : t.at("slices")) sum += slice[1].get<double>();
+    }
+    return sum;
+  }
+
+  const TempFolder folder_;
+  std::vector<std::string> warnings_;
+};
+
+using Names = std::vector<std::string>;
+
+TEST_F(ShownSteps, GathersAheadAreAboveTheSameWithout) {
+  const Request r = request(
+      {"--strategies=ddp,zero3", "--sweep=parallel.prefetch=0,2", "--sweep=train.accum=1,2"});
+  const ordered_json steps = shown(r);
+  EXPECT_EQ(names(steps.at("streams")),
+            (Names{"plan zero3 prefetch=2 train.accum=1", "plan zero3 prefetch=0 train.accum=1"}));
+  EXPECT_EQ(steps.at("memory").size(), 8u);
+  // The same work, which takes longer.
+  const ordered_json &on = steps.at("streams")[0], &off = steps.at("streams")[1];
+  EXPECT_GT(busy_ms(on, "gather"), 0);
+  EXPECT_NEAR(busy_ms(on, "gather"), busy_ms(off, "gather"), 1e-4);
+  EXPECT_NEAR(busy_ms(on, "compute"), busy_ms(off, "compute"), 1e-4);
+  EXPECT_LT(on.at("duration_ms"), off.at("duration_ms"));
+}
+
+TEST_F(ShownSteps, WhereOneDepthWasTrainedTheOtherIsPlanned) {
+  EXPECT_EQ(names(shown(request({"--strategies=ddp,zero3"})).at("streams")),
+            (Names{"plan zero3", "plan zero3 with prefetch=0"}));
+  EXPECT_EQ(names(shown(request({"--strategies=zero3", "--parallel.prefetch=0"})).at("streams")),
+            (Names{"plan zero3 with prefetch=1", "plan zero3"}));
+  EXPECT_EQ(names(shown(request({"--strategies=ddp,zero1"})).at("streams")), Names{"plan ddp"});
+}
+
+TEST_F(ShownSteps, TracesAreShownInPlaceOfPlans) {
+  const Request r = request({"--strategies=ddp,zero3", "--sweep=parallel.prefetch=1,0"});
+  EXPECT_EQ(names(shown(r, {0, 2, 3}).at("streams")),
+            (Names{"trace zero3 prefetch=1", "trace zero3 prefetch=0"}));
+}
+
+TEST_F(ShownSteps, ATraceBesidePlansIsShownAlone) {
+  const Request r = request({"--strategies=ddp,zero3", "--sweep=parallel.prefetch=1,0"});
+  const ordered_json steps = shown(r, {1});
+  EXPECT_EQ(names(steps.at("streams")), Names{"trace ddp prefetch=0"});
+  EXPECT_EQ(names(steps.at("memory")), (Names{"plan ddp prefetch=1", "trace ddp prefetch=0",
+                                              "plan zero3 prefetch=1", "plan zero3 prefetch=0"}));
+  EXPECT_EQ(steps.at("memory")[1].at("memory").at("total"), ordered_json::array({0, 3}));
+  EXPECT_EQ(steps.at("memory")[1].at("terms"), planned_step(r.configurations[1], 9).at("terms"));
+  EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_F(ShownSteps, WhatWasNotTrainedIsNotShown) {
+  const Request r = request({"--strategies=ddp,zero3"});
+  const ordered_json steps = shown(r, {}, {0, 1});
+  EXPECT_TRUE(steps.at("streams").empty());
+  EXPECT_TRUE(steps.at("memory").empty());
+}
+
+TEST_F(ShownSteps, ATraceThatCannotBeReadIsToldAndPlannedInstead) {
+  const Request r = request({"--strategies=ddp"});
+  shown(r, {0});
+  folder_.write("run-0/trace.json", "{");
+  const ordered_json steps = shown(r);
+  ASSERT_FALSE(warnings_.empty());
+  EXPECT_TRUE(has(warnings_.front(), {"run-0/trace.json"}));
+  EXPECT_EQ(names(steps.at("memory")), Names{"plan ddp"});
+  EXPECT_EQ(names(steps.at("streams")), Names{"plan ddp"});
+}
+
+TEST_F(ShownSteps, ABudgetIsMetAsTheTrainingMeetsIt) {
+  const auto most = [&](const std::vector<std::string>& more) {
+    const Request r = request(more);
+    const ordered_json step = planned_step(r.configurations.at(0), 100);
+    return std::ranges::max(step.at("memory").at("total").get<std::vector<std::int64_t>>());
+  };
+  const std::int64_t free = most({"--strategies=zero3"});
+  EXPECT_LT(most({"--strategies=zero3", "--memory_budget=" + std::to_string(free - 1)}), free);
+}
+
+TEST_F(ShownSteps, MemoryOfManyConfigurationsIsThinned) {
+  const Request r = request({"--strategies=ddp,zero3", "--sweep=train.accum=1,4",
+                             "--sweep=train.seed=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16"});
+  ASSERT_EQ(r.configurations.size(), 64u);
+  const ordered_json steps = shown(r);
+  ASSERT_EQ(steps.at("memory").size(), 64u);
+  for (const ordered_json& step : steps.at("memory")) {
+    EXPECT_LE(step.at("memory").at("ms").size(), 4000u / 64 + 2);
+  }
+  EXPECT_LT(steps.dump().size(), 1'500'000u);
+}
+
+}  // namespace
+}  // namespace tessera::tools

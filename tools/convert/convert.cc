@@ -1,0 +1,147 @@
+// A checkpoint to a model folder of Hugging Face, and the other way round: which it is, is seen.
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/threads.h"
+#include "engine/error.h"
+#include "engine/io/text.h"
+#include "engine/memory.h"
+#include "shard/checkpoint/checkpointer.h"
+#include "shard/checkpoint/folder.h"
+#include "shard/checkpoint/manifest.h"
+#include "shard/checkpoint/reader.h"
+#include "tools/io/gpt2_files.h"
+#include "tools/models/gpt.h"
+#include "tools/models/gpt_checkpoint.h"
+#include "tools/models/gpt_text.h"
+#include "tools/train/flags.h"
+#include "tools/train/main.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::IoError;
+using engine::require;
+
+/// Says how far it is: on a terminal as it goes on, otherwise at the end alone.
+class Progress {
+ public:
+  explicit Progress(std::string what, std::int64_t total) : what_(std::move(what)), total_(total) {}
+
+  void done(std::int64_t nbytes) {
+    done_ += nbytes;
+    if (::isatty(STDERR_FILENO) == 0) return;
+    fmt::print(stderr, "\r{} {:3.0f} %", what_,
+               100.0 * static_cast<double>(done_) /
+                   static_cast<double>(std::max<std::int64_t>(total_, 1)));
+    if (done_ == total_) fmt::print(stderr, "\n");
+  }
+
+ private:
+  std::string what_;
+  std::int64_t total_, done_ = 0;
+};
+
+/// The checkpoint that `path` is, or the newest of the checkpoints in it.
+std::string checkpoint_of(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::exists(path + "/" + shard::kManifestName, ignored)) return path;
+  const std::vector<std::int64_t> steps = shard::steps_in(path);
+  return steps.empty() ? "" : shard::checkpoint_path(path, steps.front());
+}
+
+// One tensor at a time.
+void to_model(const std::string& from, const std::string& to) {
+  shard::CheckpointReader reader(from);
+  for (std::size_t f = 0; f < reader.manifest().files.size(); ++f) reader.check_header(f);
+  const auto& values = reader.manifest().values;
+  const auto text = values.find("model");
+  const GptConfig config = parse_gpt_text(text == values.end() ? "{}" : text->second, from);
+  Gpt gpt(config);
+  std::vector<const engine::Parameter*> parameters;
+  for (const engine::Block* block : gpt.blocks()) {
+    parameters.insert(parameters.end(), block->parameters.begin(), block->parameters.end());
+  }
+  parameters.insert(parameters.end(), gpt.root()->parameters.begin(), gpt.root()->parameters.end());
+  std::ranges::sort(parameters, {}, [](const engine::Parameter* p) { return p->name; });
+  std::vector<engine::TensorSpec> specs;
+  std::int64_t numel = 0;
+  for (const engine::Parameter* p : parameters) {
+    const auto dims = p->shape.dims();
+    specs.push_back({gpt.checkpoint_name(*p), {dims.begin(), dims.end()}});
+    numel += p->shape.numel();
+    const shard::CheckpointTensor* const t = reader.find("parameter", p->name);
+    require<IoError>(t != nullptr && t->numel() == p->shape.numel(),
+                     "[convert] expected a parameter of shape {}, got {} ({}, {})", p->shape,
+                     t == nullptr ? "none" : "another", p->name, from);
+  }
+  Gpt2Writer writer(to, gpt2_file_config(config), specs);
+  Progress progress("parameters", numel);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    std::vector<float> tensor(static_cast<std::size_t>(parameters[i]->shape.numel()));
+    reader.read(*reader.find("parameter", parameters[i]->name), 0, tensor);
+    writer.write(specs[i].name, tensor);
+    progress.done(std::ssize(tensor));
+  }
+  writer.finish();
+  fmt::print("model of step {} in {}\n", reader.manifest().step, engine::escaped(to));
+}
+
+// Through one rank, which holds the whole model.
+void to_checkpoint(const std::string& from, const std::string& to) {
+  const GptConfig config = read_gpt_config(from);
+  Gpt gpt(config);
+  comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+    const engine::Memory memory;
+    shard::Fsdp fsdp(world, memory, engine::Stream::inline_cpu("compute"), gpt.blocks(), gpt.root(),
+                     {.placement = shard::Placement::preset("ddp")});
+    load_gpt(fsdp, gpt, from);
+    shard::Checkpointer checkpointer(world, {{&fsdp}}, {.folder = to, .async = false});
+    checkpointer.check_is_new();
+    checkpointer.save(0, {{"model", to_text(config)}, {"next_sample", "0"}, {"num_skips", "0"}});
+  });
+  fmt::print(
+      "checkpoint of step 0 in {}; it has no optimizer: --resume={} --checkpoint.strict=false\n",
+      engine::escaped(to), engine::escaped(to));
+}
+
+void run(int argc, char** argv) {
+  std::string from, to;
+  FlagSet flags("convert",
+                "A checkpoint of train_transformer to a model folder as Hugging Face has them, or "
+                "the other way round.");
+  flags.add(
+      "from", &from,
+      {.help = "folder: a checkpoint, one of checkpoints, of which the newest, or a GPT-2 model "
+               "of Hugging Face"});
+  flags.add("to", &to, {.help = "folder to write the other one to, made if need be"});
+  if (!flags.parse(argc, argv, std::cout)) return;
+  require(!from.empty() && !to.empty(),
+          "[convert] expected --from=FOLDER --to=FOLDER, got '{}', '{}'", from, to);
+  from = resolve_user_path(from);
+  to = resolve_user_path(to);
+  const std::string checkpoint = checkpoint_of(from);
+  if (!checkpoint.empty()) return to_model(checkpoint, to);
+  std::error_code ignored;
+  require<IoError>(std::filesystem::exists(from + "/config.json", ignored),
+                   "[convert] expected a folder with manifest.json, step_N or config.json, got "
+                   "another ({})",
+                   from);
+  to_checkpoint(from, to);
+}
+
+}  // namespace
+}  // namespace tessera::tools
+
+int main(int argc, char** argv) {
+  return tessera::tools::run_main([&] { tessera::tools::run(argc, argv); });
+}

@@ -1,0 +1,31 @@
+// Where the last calls of a run's ranks go when it fails.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "comm/flight_recorder.h"
+
+namespace tessera::tools {
+
+class FlightOutput {
+ public:
+  /// The name in the output folder.
+  static constexpr const char* kName = "flight.json";
+
+  explicit FlightOutput(const std::string& folder);
+
+  const std::shared_ptr<comm::FlightRecorder>& recorder() const { return recorder_; }
+  /// Writes the file, whole or not at all, over an earlier one of this run. A line that says where
+  /// it is, or why there is none. Thread-safe.
+  std::string write(std::string_view error) noexcept;
+
+ private:
+  const std::string path_;
+  const std::shared_ptr<comm::FlightRecorder> recorder_;
+  std::mutex mutex_;  // of the file
+};
+
+}  // namespace tessera::tools
