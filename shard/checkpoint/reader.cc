@@ -16,6 +16,17 @@ using engine::excerpt;
 using engine::IoError;
 using engine::require;
 
+namespace {
+
+// Read and added to a checksum while it is in the cache.
+constexpr std::size_t kPieceNbytes = std::size_t{1} << 18;
+
+std::int64_t chunk_numel(const CheckpointRange& range, std::size_t chunk) {
+  return std::min(kChunkNumel, range.numel - static_cast<std::int64_t>(chunk) * kChunkNumel);
+}
+
+}  // namespace
+
 CheckpointReader::CheckpointReader(std::string folder) : folder_(std::move(folder)) {
   const std::string path = fmt::format("{}/{}", folder_, kManifestName);
   const std::string text = engine::read_text_file(path, kMaxManifestNbytes);
@@ -59,18 +70,21 @@ void CheckpointReader::check_header(std::size_t file) const {
                    input.path());
 }
 
-// Leaves the bytes in chunk_.
 void CheckpointReader::read_chunk(const CheckpointTensor& tensor, const CheckpointRange& range,
-                                  std::size_t chunk) {
+                                  std::size_t chunk, std::span<std::byte> to) {
   const std::int64_t first = static_cast<std::int64_t>(chunk) * kChunkNumel;
   const std::int64_t size = size_of(tensor.dtype);
-  chunk_.resize(static_cast<std::size_t>(std::min(kChunkNumel, range.numel - first) * size));
   const engine::InputFile& file = open(range.file);
-  file.read(range.offset + first * size, chunk_);
-  require<IoError>(engine::xxh3(chunk_) == range.xxh3[chunk],
+  engine::Xxh3 checksum;
+  for (std::size_t at = 0; at < to.size(); at += kPieceNbytes) {
+    const auto piece = to.subspan(at, std::min(kPieceNbytes, to.size() - at));
+    file.read(range.offset + first * size + static_cast<std::int64_t>(at), piece);
+    checksum.update(piece);
+  }
+  require<IoError>(checksum.value() == range.xxh3[chunk],
                    "[checkpoint] expected the bytes that were written, got damaged ones (elements "
                    "{} to {} of {} {}, {})",
-                   range.begin + first, range.begin + first + std::ssize(chunk_) / size,
+                   range.begin + first, range.begin + first + std::ssize(to) / size,
                    excerpt(tensor.kind), excerpt(tensor.name), file.path());
 }
 
@@ -91,12 +105,18 @@ void CheckpointReader::read(const CheckpointTensor& tensor, std::int64_t begin,
       const std::int64_t chunk_begin =
           range->begin + static_cast<std::int64_t>(chunk) * kChunkNumel;
       const std::int64_t n = std::min(range_end, chunk_begin + kChunkNumel) - begin;
-      read_chunk(tensor, *range, chunk);
-      engine::dispatch_float(tensor.dtype, "checkpoint", [&](auto zero) {
-        using T = decltype(zero);
-        const auto* stored = reinterpret_cast<const T*>(chunk_.data()) + (begin - chunk_begin);
-        engine::cast(out.data(), stored, n);
-      });
+      const std::span<float> part = out.first(static_cast<std::size_t>(n));
+      if (tensor.dtype == engine::DType::kF32 && n == chunk_numel(*range, chunk)) {
+        read_chunk(tensor, *range, chunk, std::as_writable_bytes(part));
+      } else {
+        chunk_.resize(static_cast<std::size_t>(chunk_numel(*range, chunk) * size_of(tensor.dtype)));
+        read_chunk(tensor, *range, chunk, chunk_);
+        engine::dispatch_float(tensor.dtype, "checkpoint", [&](auto zero) {
+          using T = decltype(zero);
+          const auto* stored = reinterpret_cast<const T*>(chunk_.data()) + (begin - chunk_begin);
+          engine::cast(part.data(), stored, n);
+        });
+      }
       out = out.subspan(static_cast<std::size_t>(n));
       begin += n;
     }
@@ -107,8 +127,10 @@ std::vector<std::byte> CheckpointReader::read_bytes(const CheckpointTensor& tens
   std::vector<std::byte> bytes;
   for (const CheckpointRange& range : tensor.ranges) {
     for (std::size_t chunk = 0; chunk < range.xxh3.size(); ++chunk) {
-      read_chunk(tensor, range, chunk);
-      bytes.insert(bytes.end(), chunk_.begin(), chunk_.end());
+      const auto nbytes =
+          static_cast<std::size_t>(chunk_numel(range, chunk) * size_of(tensor.dtype));
+      bytes.resize(bytes.size() + nbytes);
+      read_chunk(tensor, range, chunk, std::span(bytes).last(nbytes));
     }
   }
   return bytes;

@@ -53,7 +53,8 @@ class CheckpointReader {
 
   std::string path_of(const CheckpointFile& file) const;
   const engine::InputFile& open(std::size_t file);
-  void read_chunk(const CheckpointTensor& tensor, const CheckpointRange& range, std::size_t chunk);
+  void read_chunk(const CheckpointTensor& tensor, const CheckpointRange& range, std::size_t chunk,
+                  std::span<std::byte> to);
 
   std::string folder_;
   Manifest manifest_;

@@ -58,19 +58,25 @@ std::vector<std::string> files_of_checkpoint(const std::string& folder) {
   return files;
 }
 
-// What a reader does at least: every byte of rank's files into memory, and its checksum.
-void read_files(const std::vector<std::string>& files, int rank, int ranks) {
-  std::vector<std::byte> buffer(std::size_t{4} << 20);
+// What a reader does at least: every byte of a rank's files to a place of its own, and a checksum.
+// `memory`: as much as the largest of them.
+void read_files(const std::vector<std::string>& files, int rank, int ranks,
+                std::vector<std::byte>& memory) {
+  constexpr std::int64_t kPieceNbytes = 1 << 18;
+  std::int64_t used = 0;
   for (std::size_t i = static_cast<std::size_t>(rank); i < files.size();
        i += static_cast<std::size_t>(ranks)) {
     const engine::InputFile file(files[i]);
+    memory.resize(std::max(memory.size(), static_cast<std::size_t>(used + file.nbytes())));
     engine::Xxh3 checksum;
-    for (std::int64_t at = 0; at < file.nbytes(); at += std::ssize(buffer)) {
-      const auto part = std::span(buffer).first(
-          static_cast<std::size_t>(std::min<std::int64_t>(std::ssize(buffer), file.nbytes() - at)));
-      file.read(at, part);
-      checksum.update(part);
+    for (std::int64_t at = 0; at < file.nbytes(); at += kPieceNbytes) {
+      const auto piece = std::span(memory).subspan(
+          static_cast<std::size_t>(used + at),
+          static_cast<std::size_t>(std::min(kPieceNbytes, file.nbytes() - at)));
+      file.read(at, piece);
+      checksum.update(piece);
     }
+    used += file.nbytes();
     engine::require(checksum.value() != 0, "[bench] expected a checksum");
   }
 }
@@ -102,6 +108,7 @@ Times measure(const GptConfig& sizes, int ranks, const std::string& folder) {
       world.barrier("bench end");
       if (is_first) ms.push_back(timer.ms());
     };
+    std::vector<std::byte> read;
     for (std::int64_t round = 0; round <= kRounds; ++round) {
       const std::int64_t step = round + 1;
       timed(times.save_ms, [&] { plain.save(step, {}); });
@@ -118,7 +125,7 @@ Times measure(const GptConfig& sizes, int ranks, const std::string& folder) {
         if (is_first) write_with_dd(folder + "/dd", times.nbytes);
       });
       timed(times.load_ms, [&] { plain.load(path); });
-      timed(times.read_ms, [&] { read_files(files, world.rank(), ranks); });
+      timed(times.read_ms, [&] { read_files(files, world.rank(), ranks, read); });
       timed(times.held_ms, [&] {
         beside.save(step, {});
         fsdp.settle_values();  // as the next update would wait
@@ -151,7 +158,8 @@ void bench_checkpoint(const BenchConfig& config, BenchReport& report) {
   for (const int ranks : {1, 2, 4}) {
     const std::string name = fmt::format("ours, {} rank{}", ranks, ranks == 1 ? "" : "s");
     if (!config.wants(name)) continue;
-    const Times t = measure(gpt_preset("gpt2"), ranks, folder.path());
+    const Times t = measure(gpt_preset("gpt2"), ranks, fmt::format("{}/{}", folder.path(), ranks));
+    fs::remove_all(fmt::format("{}/{}", folder.path(), ranks));
     nbytes = static_cast<double>(t.nbytes);
     const double save = median(t.save_ms), dd = median(t.dd_ms), load = median(t.load_ms),
                  read = median(t.read_ms);
