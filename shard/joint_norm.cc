@@ -53,8 +53,8 @@ std::vector<std::int64_t> gather(comm::ProcessGroup& world, const Fsdp& fsdp,
     const auto n = static_cast<std::int64_t>(values.size());
     const auto in = engine::Tensor::from<std::int64_t>(fsdp.memory(), {n}, values, "joint norm",
                                                        engine::Category::kCommunication);
-    comm::HostGather(world, in, fsdp.compute(), engine::Memory::pinned(fsdp.compute()),
-                     "joint norm");
+    const comm::HostGather sent(world, in, fsdp.compute(), engine::Memory::pinned(fsdp.compute()),
+                                "joint norm");
     return std::vector<std::int64_t>(values.size() * static_cast<std::size_t>(world.size()));
   }
   return comm::gather_to_host<std::int64_t>(world, values, fsdp.memory(), fsdp.compute(),

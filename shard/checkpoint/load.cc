@@ -128,7 +128,7 @@ Loading::Needs Loading::needs() const {
     is_hook_there = true;
     if (has_hooks_) needs.needed[i] = 'y';
   }
-  if (has_hooks_ && !is_hook_there) needs.missing.push_back("missing: what the hook remembers");
+  if (has_hooks_ && !is_hook_there) needs.missing.emplace_back("missing: what the hook remembers");
   if (parts_.size() != reader_.manifest().optimizers.size()) {
     needs.fatal.push_back(fmt::format("optimizers: expected {}, got {}", parts_.size(),
                                       reader_.manifest().optimizers.size()));

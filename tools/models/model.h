@@ -19,6 +19,7 @@ struct Recompute {
   std::int64_t blocks = 0;
 
   template <std::same_as<bool> Bool = bool>  // no number turns into `all`
+  // NOLINTNEXTLINE(google-explicit-constructor): `true` is one
   constexpr Recompute(Bool all = false) : blocks(all ? kAll : 0) {}
   static constexpr Recompute first(std::int64_t blocks) {
     Recompute result;
