@@ -17,7 +17,7 @@
 
 #include "engine/error.h"
 #include "shard/checkpoint/reader.h"
-#include "tests/shard/checkpoint_run.h"
+#include "tests/shard/checkpoint_crash_run.h"
 #include "tests/testing/faults.h"
 #include "tests/testing/program.h"
 #include "tests/testing/sanitizers.h"
@@ -29,25 +29,13 @@ namespace {
 using testing::below;
 using testing::CheckpointResult;
 using testing::CheckpointRun;
+using testing::crash_run;
 using testing::Fault;
 using testing::Outcome;
 using testing::TempFolder;
 using testing::train_saving;
 
 namespace fs = std::filesystem;
-
-CheckpointRun run_in(const std::string& folder, int steps, bool async) {
-  CheckpointRun run{.training = {.steps = steps, .blocks = 1, .numel = 40, .adamw = true},
-                    .checkpoints = {.folder = folder, .keep = 1, .async = async}};
-  run.training.options.placement = Placement::preset("zero3");
-  return run;
-}
-
-// Of CheckpointCrash.EveryCall, which runs it in a process of its own.
-TEST(CheckpointCrash, DISABLED_Saves) {
-  const std::string async = ::getenv("CRASH_ASYNC");
-  train_saving(run_in(::getenv("CRASH_FOLDER"), 2, async == "1"));
-}
 
 std::set<std::string> names_in(const std::string& folder) {
   std::set<std::string> names;
@@ -60,12 +48,10 @@ std::set<std::string> names_in(const std::string& folder) {
 void kill_at_every_call(bool async) {
   ::setenv("TESSERA_NO_FLUSH", "1", 1);
   const TempFolder start;
-  train_saving(run_in(start / "c", 1, async));
-  CheckpointRun whole = run_in(start / "none", 4, async);
+  train_saving(crash_run(start / "c", 1, async));
+  CheckpointRun whole = crash_run(start / "none", 4, async);
   whole.save_every = 0;
   const CheckpointResult expected = train_saving(whole);
-  const std::vector<std::string> arguments = {"--gtest_filter=*DISABLED_Saves",
-                                              "--gtest_also_run_disabled_tests"};
   std::map<int, int> resumed;  // how often from which step
   int at = 1;
   for (bool ended = false; !ended; at += testing::kIsSlow ? 7 : 1) {
@@ -73,13 +59,12 @@ void kill_at_every_call(bool async) {
     fs::copy(start / "c", folder / "c", fs::copy_options::recursive);
     const Fault fault{"write,fsync,close,rename,unlink,mkdir,rmdir,create", below(folder, "c"), at,
                       "kill"};
-    const Outcome outcome = testing::run_program("/proc/self/exe", arguments,
-                                                 {{"TESSERA_FAULT", fault.text()},
-                                                  {"CRASH_FOLDER", folder / "c"},
-                                                  {"CRASH_ASYNC", async ? "1" : "0"}});
+    const std::vector<std::string> arguments = {folder / "c", async ? "async" : "sync"};
+    const Outcome outcome = testing::run_program("tests/shard/checkpoint_saves", arguments,
+                                                 {{"TESSERA_FAULT", fault.text()}});
     ended = outcome.exit_code == 0;
     ASSERT_TRUE(ended || outcome.exit_code == -1) << outcome.out << outcome.err;
-    CheckpointRun next = run_in(folder / "c", 4, async);
+    CheckpointRun next = crash_run(folder / "c", 4, async);
     next.save_every = 4;
     const CheckpointResult result = train_saving(next);
     EXPECT_EQ(result.values, expected.values) << "killed at call " << at;
@@ -203,7 +188,7 @@ std::vector<Call> calls_in(const std::string& log, const std::string& folder) {
 // Steps are marked by folders of the test's own.
 TEST(CheckpointCrash, APowerCutLeavesWhatWasSaved) {
   const TempFolder folder, log;
-  CheckpointRun run = run_in(folder / "new/c", 3, false);
+  CheckpointRun run = crash_run(folder / "new/c", 3, false);
   run.behind_step = [&](const testing::CheckpointRank& rank, int step) {
     if (rank.world.rank() != 0) return true;
     ::mkdir((folder / ("saved-" + std::to_string(step + 1))).c_str(), 0700);
@@ -252,7 +237,7 @@ TEST(CheckpointCrash, APowerCutLeavesWhatWasSaved) {
       EXPECT_GE(newest, saved) << "behind " << call.call << " " << call.path << " " << only_flushed;
       EXPECT_LE(newest, saved + 1);
       if (newest == 0) continue;
-      CheckpointRun next = run_in(after / "f/new/c", newest, false);
+      CheckpointRun next = crash_run(after / "f/new/c", newest, false);
       next.save_every = 0;
       ++num_cuts;
       EXPECT_EQ(train_saving(next).first_step, newest) << call.call << " " << call.path;

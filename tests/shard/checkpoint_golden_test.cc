@@ -1,11 +1,10 @@
 // A checkpoint that the first version wrote, which every later version loads.
 //
-// tests/golden/checkpoint_v1 was written by DISABLED_Write below, into $GOLDEN_FOLDER. Python's
+// tests/golden/checkpoint_v1 was written by //tests/shard:write_golden_checkpoint. Python's
 // safetensors 0.8.0 reads its model files: safe_open(path, "np") finds h.0.weight and h.0.bias
 // whole, parts like scale[0:128] of the others, h.1.weight in BF16, and buffer/count in I64.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <map>
@@ -15,54 +14,26 @@
 
 #include "engine/copy.h"
 #include "engine/io/xxh3.h"
-#include "shard/hooks.h"
-#include "tests/shard/checkpoint_run.h"
+#include "shard/hook.h"
+#include "tests/shard/golden_checkpoint_run.h"
 #include "tests/testing/temp_folder.h"
 
 namespace tessera::shard {
 namespace {
 
-using engine::Tensor;
 using testing::CheckpointRank;
 using testing::CheckpointResult;
 using testing::CheckpointRun;
+using testing::golden_run;
 using testing::TempFolder;
-using testing::ToyModel;
 using testing::train_saving;
 
 constexpr const char* kGolden = "tests/golden/checkpoint_v1/step_3";
 
-// With all that a checkpoint can hold: a hook's errors, a buffer, a frozen parameter in bf16.
-CheckpointRun run_on(int ranks, const char* strategy) {
-  CheckpointRun run{
-      .training = {.ranks = ranks, .steps = 3, .blocks = 2, .numel = 200, .adamw = true}};
-  run.training.options.placement = Placement::preset(strategy);
-  run.training.options.precision.param = engine::DType::kBF16;
-  HookOptions hook;
-  set_hook(hook, "batched_powersgd");
-  hook.powersgd.start_step = 0;
-  hook.powersgd.low_rank.min_compression_rate = 0;
-  run.training.options.reducer = make_hook(hook);
-  run.training.options.reducer_text = describe(hook);
-  run.prepare = [](ToyModel& model) {
-    const engine::Memory memory;
-    model.root.buffers = {
-        Tensor::from<std::int64_t>(memory, {2}, std::vector<std::int64_t>{5, 6}, "count")};
-    model.layers[1]->weight.trainable = false;
-  };
-  return run;
-}
-
-TEST(CheckpointGolden, DISABLED_Write) {
-  CheckpointRun run = run_on(2, "zero3");
-  run.checkpoints = {.folder = ::getenv("GOLDEN_FOLDER"), .keep = 1, .async = false};
-  train_saving(run);
-}
-
 TEST(CheckpointGolden, IsLoadedByEveryLaterVersion) {
   for (const int ranks : {1, 2, 3}) {
     const TempFolder folder;
-    CheckpointRun run = run_on(ranks, ranks == 3 ? "ddp" : "zero3");
+    CheckpointRun run = golden_run(ranks, ranks == 3 ? "ddp" : "zero3");
     run.checkpoints.folder = folder / "c";
     run.from = kGolden;
     run.at_end = [](const CheckpointRank& rank, int) {
