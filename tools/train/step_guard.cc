@@ -67,7 +67,20 @@ std::vector<float> checksum_of_gradient(shard::Fsdp& fsdp) {
 }
 
 bool StepGuard::watches(std::int64_t step) const {
-  return config_.spike_factor > 0 || (config_.verify_every > 0 && step % config_.verify_every == 0);
+  return config_.spike_factor > 0 || is_due(step);
+}
+
+bool StepGuard::is_due(std::int64_t step) const {
+  return config_.verify_every > 0 && step % config_.verify_every == 0;
+}
+
+bool StepGuard::doubts(std::int64_t step, const StepOutcome& outcome) const {
+  return is_due(step) || !suspicion(outcome).empty();
+}
+
+void StepGuard::learn(double loss) {
+  losses_.push_back(loss);
+  if (losses_.size() > kHistory) losses_.erase(losses_.begin());
 }
 
 double StepGuard::median() const {
@@ -93,9 +106,7 @@ std::string StepGuard::suspicion(const StepOutcome& outcome) const {
 StepGuard::Verdict StepGuard::judge(std::int64_t step, StepOutcome first,
                                     const std::function<StepOutcome()>& replay) {
   Verdict verdict{.outcome = std::move(first)};
-  const std::string suspicion = this->suspicion(verdict.outcome);
-  const bool is_due = config_.verify_every > 0 && step % config_.verify_every == 0;
-  if (!suspicion.empty() || is_due) {
+  if (doubts(step, verdict.outcome)) {
     verdict.is_replayed = true;
     const StepOutcome second = replay();
     if (const std::optional<int> rank = verdict.outcome.first_difference(second)) {
@@ -115,11 +126,10 @@ StepGuard::Verdict StepGuard::judge(std::int64_t step, StepOutcome first,
           *rank, verdict.outcome.mean_loss(), second.mean_loss(), third.mean_loss());
       verdict.outcome = std::move(third);
     }
-    verdict.is_wrong = this->suspicion(verdict.outcome);
+    verdict.is_wrong = suspicion(verdict.outcome);
   }
   if (!verdict.is_wrong.empty()) return verdict;
-  losses_.push_back(verdict.outcome.mean_loss());
-  if (losses_.size() > kHistory) losses_.erase(losses_.begin());
+  learn(verdict.outcome.mean_loss());
   return verdict;
 }
 

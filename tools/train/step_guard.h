@@ -42,6 +42,10 @@ class StepGuard {
 
   /// Whether the outcome of `step`, from 1, must be known before its update.
   bool watches(std::int64_t step) const;
+  /// Whether judge() would have it made again. Looks at no checksum.
+  bool doubts(std::int64_t step, const StepOutcome& outcome) const;
+  /// A loss that is believed.
+  void learn(double loss);
   struct Verdict {
     StepOutcome outcome;
     std::string remark = {};    ///< for the log: what was wrong, and is right now; empty: nothing
@@ -52,6 +56,7 @@ class StepGuard {
   Verdict judge(std::int64_t step, StepOutcome first, const std::function<StepOutcome()>& replay);
 
  private:
+  bool is_due(std::int64_t step) const;
   std::string suspicion(const StepOutcome& outcome) const;
   double median() const;
 

@@ -263,11 +263,18 @@ shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor
                                const shard::GradNorm& first, std::string& replayed) {
   const std::int64_t accum = config_.train.accum;
   shard::GradNorm norm = first;
-  const auto outcome = [&] {
+  const auto outcome = [&](bool with_gradient) {
     std::vector<float> mine = engine::to_vector<float>(values.slice(0, {accum}));
-    for (const float x : checksum_of_gradient(fsdp_)) mine.push_back(x);
+    for (const float x : with_gradient ? checksum_of_gradient(fsdp_) : std::vector<float>(2)) {
+      mine.push_back(x);
+    }
     return StepOutcome{world_.size(), gather(mine), norm.not_finite()};
   };
+  // Most steps need no pass over the gradient.
+  if (const StepOutcome losses = outcome(false); !guard_->doubts(step + 1, losses)) {
+    guard_->learn(losses.mean_loss());
+    return norm;
+  }
   const auto replay = [&] {
     Batch again;
     double unused_ms = 0;
@@ -280,10 +287,9 @@ shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor
           return again;
         },
         unused_ms);
-    return outcome();
+    return outcome(true);
   };
-  const StepGuard::Verdict verdict = guard_->judge(step + 1, outcome(), replay);
-  if (!verdict.is_replayed) return norm;
+  const StepGuard::Verdict verdict = guard_->judge(step + 1, outcome(true), replay);
   replayed = verdict.remark.empty() ? "equal" : verdict.remark;
   if (!verdict.remark.empty() && log_ != nullptr) {
     log_->say(fmt::format("warning: step {}: {}", step + 1, verdict.remark),
