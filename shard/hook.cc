@@ -11,57 +11,93 @@ using engine::require;
 
 namespace {
 
+class StateInMemory final : public HookState {
+ public:
+  explicit StateInMemory(std::span<const HookTensor> tensors) : tensors_(tensors) {
+    infos_.assign(tensors.begin(), tensors.end());
+  }
+  std::span<const HookTensorInfo> tensors() const override { return infos_; }
+  void read(std::size_t index, std::int64_t first, std::span<float> out) const override {
+    const std::span<const float> values = tensors_[index].values;
+    std::ranges::copy(values.subspan(static_cast<std::size_t>(first), out.size()), out.begin());
+  }
+
+ private:
+  std::span<const HookTensor> tensors_;
+  std::vector<HookTensorInfo> infos_;
+};
+
 HookReducer* hook_of(const Unit& unit) { return dynamic_cast<HookReducer*>(unit.reducer()); }
 
 }  // namespace
 
-std::vector<float> cut_error(std::span<const HookTensor> of_all_ranks, const std::string& parameter,
-                             int part, int num_parts, std::int64_t begin, std::int64_t numel) {
-  const auto size = static_cast<std::size_t>(numel);
-  int num_old = 0;
-  for (const HookTensor& t : of_all_ranks) {
-    if (t.name == "powersgd.error" && t.parameter == parameter) num_old = t.num_parts;
+CutError::CutError(const HookState& state, const std::string& parameter, int part, int num_parts)
+    : state_(state),
+      parameter_(parameter),
+      part_(static_cast<std::size_t>(part)),
+      num_parts_(static_cast<std::size_t>(num_parts)) {
+  const std::span<const HookTensorInfo> all = state.tensors();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].name != "powersgd.error" || all[i].parameter != parameter) continue;
+    if (tensors_.empty()) tensors_.resize(static_cast<std::size_t>(std::max(all[i].num_parts, 1)));
+    require(all[i].num_parts == std::ssize(tensors_) && all[i].part >= 0 &&
+                all[i].part < all[i].num_parts,
+            "[powersgd] expected parts of {}, got part {} of {} ({})", tensors_.size(), all[i].part,
+            all[i].num_parts, parameter);
+    tensors_[static_cast<std::size_t>(all[i].part)].push_back(i);
   }
-  require(num_old > 0, "[powersgd] expected the error of a parameter, got none ({})", parameter);
-  // Of each new part the sum of old ones; [part][element].
-  std::vector<std::vector<double>> sums(static_cast<std::size_t>(num_parts));
-  for (auto& sum : sums) sum.resize(size);
-  std::vector<std::vector<std::uint8_t>> seen(static_cast<std::size_t>(num_old));
-  for (auto& there : seen) there.resize(size);
-  for (const HookTensor& t : of_all_ranks) {
-    if (t.name != "powersgd.error" || t.parameter != parameter) continue;
-    require(t.num_parts == num_old && t.part >= 0 && t.part < num_old,
-            "[powersgd] expected parts of {}, got part {} of {} ({})", num_old, t.part, t.num_parts,
-            parameter);
+  require(!tensors_.empty(), "[powersgd] expected the error of a parameter, got none ({})",
+          parameter);
+  for (auto& of_part : tensors_) {
+    std::ranges::sort(of_part, {}, [&](std::size_t i) { return all[i].begin; });
+  }
+}
+
+void CutError::check(std::int64_t begin, std::int64_t numel) const {
+  for (std::size_t old = 0; old < tensors_.size(); ++old) {
+    std::int64_t next = begin;  // first element that was not seen
+    for (const std::size_t i : tensors_[old]) {
+      const HookTensorInfo& t = state_.tensors()[i];
+      if (t.numel == 0 || t.begin + t.numel <= begin || t.begin >= begin + numel) continue;
+      require(t.begin >= next || next == begin,
+              "[powersgd] expected each element of an error once, got {} twice ({})",
+              std::max(t.begin, begin), parameter_);
+      if (t.begin > next) break;
+      next = t.begin + t.numel;
+    }
+    require(next >= begin + numel,
+            "[powersgd] expected all elements of part {} of {}, got none of {} ({})", old,
+            tensors_.size(), next, parameter_);
+  }
+}
+
+void CutError::add(std::span<double> sum, std::size_t old, std::int64_t begin) const {
+  std::vector<float> values;
+  for (const std::size_t i : tensors_[old]) {
+    const HookTensorInfo& t = state_.tensors()[i];
     const std::int64_t first = std::max(begin, t.begin);
-    const std::int64_t end = std::min(begin + numel, t.begin + std::ssize(t.values));
-    auto& sum = sums[static_cast<std::size_t>(t.part % num_parts)];
-    for (std::int64_t i = first; i < end; ++i) {
-      const auto at = static_cast<std::size_t>(i - begin);
-      std::uint8_t& there = seen[static_cast<std::size_t>(t.part)][at];
-      require(there == 0, "[powersgd] expected each element of an error once, got {} twice ({})", i,
-              parameter);
-      there = 1;
-      sum[at] += t.values[static_cast<std::size_t>(i - t.begin)];
+    const std::int64_t end = std::min(begin + std::ssize(sum), t.begin + t.numel);
+    if (first >= end) continue;
+    values.resize(static_cast<std::size_t>(end - first));
+    state_.read(i, first - t.begin, values);
+    auto* to = sum.data() + (first - begin);
+    for (const float x : values) *to++ += x;
+  }
+}
+
+void CutError::read(std::int64_t begin, std::span<float> out) const {
+  // Nothing is left by rounding where a new part is of one old part at most.
+  const std::size_t first_part = tensors_.size() <= num_parts_ ? part_ : 0;
+  std::vector<double> sum(out.size()), carried(out.size());
+  for (std::size_t p = first_part; p <= part_; ++p) {
+    std::ranges::fill(sum, 0.0);
+    for (std::size_t old = p; old < tensors_.size(); old += num_parts_) add(sum, old, begin);
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const double exact = sum[i] + carried[i];
+      out[i] = static_cast<float>(exact);
+      carried[i] = exact - out[i];
     }
   }
-  for (int old = 0; old < num_old; ++old) {
-    const auto& there = seen[static_cast<std::size_t>(old)];
-    const auto missing = std::ranges::find(there, 0) - there.begin();
-    require(missing == std::ssize(there),
-            "[powersgd] expected all elements of part {} of {}, got none of {} ({})", old, num_old,
-            begin + missing, parameter);
-  }
-  std::vector<float> values(size);
-  for (std::size_t i = 0; i < size; ++i) {
-    double carried = 0;
-    for (int p = 0; p <= part; ++p) {
-      const double exact = sums[static_cast<std::size_t>(p)][i] + carried;
-      values[i] = static_cast<float>(exact);
-      carried = exact - values[i];
-    }
-  }
-  return values;
 }
 
 std::vector<HookTensor> save_hooks(const Fsdp& fsdp) {
@@ -75,11 +111,22 @@ std::vector<HookTensor> save_hooks(const Fsdp& fsdp) {
   return tensors;
 }
 
-void load_hooks(const Fsdp& fsdp, std::span<const HookTensor> of_all_ranks) {
+bool have_hooks_state(const Fsdp& fsdp) {
+  return std::ranges::any_of(fsdp.units(), [](const auto& unit) {
+    const HookReducer* const hook = hook_of(*unit);
+    return hook != nullptr && hook->has_state();
+  });
+}
+
+void load_hooks(const Fsdp& fsdp, const HookState& of_all_ranks) {
   fsdp.synchronize();
   for (const auto& unit : fsdp.units()) {
     if (HookReducer* const hook = hook_of(*unit)) hook->load(of_all_ranks);
   }
+}
+
+void load_hooks(const Fsdp& fsdp, std::span<const HookTensor> of_all_ranks) {
+  load_hooks(fsdp, StateInMemory(of_all_ranks));
 }
 
 }  // namespace tessera::shard

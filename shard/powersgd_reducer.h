@@ -36,8 +36,9 @@ class PowerSgd final : public HookReducer {
   std::int64_t error_nbytes(bool on_host) const override {
     return error_.defined() && on_host == options_.offload_error ? error_.nbytes() : 0;
   }
+  bool has_state() const override { return true; }
   std::vector<HookTensor> state() const override;
-  void load(std::span<const HookTensor> of_all_ranks) override;
+  void load(const HookState& of_all_ranks) override;
 
  private:
   const std::vector<LowRankMatrix>& matrices() const { return layout_.matrices(); }

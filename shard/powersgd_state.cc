@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "engine/copy.h"
 #include "engine/elementwise.h"
@@ -13,13 +16,21 @@ using engine::Tensor;
 
 namespace {
 
-constexpr std::int64_t kExact = std::int64_t{1} << 24;  // integers below are exact in f32
+constexpr std::int64_t kExact = std::int64_t{1} << 24;      // integers below are exact in f32
+constexpr std::int64_t kReadNumel = std::int64_t{1} << 20;  // elements in host memory at a time
 
-const HookTensor* find(std::span<const HookTensor> tensors, std::string_view name,
-                       const std::string& parameter) {
+std::optional<std::size_t> find(const HookState& state, std::string_view name,
+                                const std::string& parameter) {
+  const auto all = state.tensors();
   const auto found = std::ranges::find_if(
-      tensors, [&](const HookTensor& t) { return t.name == name && t.parameter == parameter; });
-  return found == tensors.end() ? nullptr : &*found;
+      all, [&](const HookTensorInfo& t) { return t.name == name && t.parameter == parameter; });
+  if (found == all.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - all.begin());
+}
+
+HookTensor hook_tensor(HookTensorInfo info, std::vector<float> values) {
+  info.numel = std::ssize(values);
+  return {std::move(info), std::move(values)};
 }
 
 std::vector<float> floats_of(const Tensor& t) {
@@ -48,60 +59,78 @@ std::vector<HookTensor> PowerSgd::state() const {
   std::vector<HookTensor> tensors;
   for (const LowRankPiece& piece : layout_.pieces()) {
     if (!piece.matrix || !error_.defined()) continue;
-    tensors.push_back({.name = "powersgd.error",
-                       .parameter = parameters_[piece.parameter]->name,
-                       .part = part_,
-                       .num_parts = num_parts_,
-                       .begin = piece.parameter_begin,
-                       .values = floats_of(error_.slice(piece.at, {piece.numel}))});
+    tensors.push_back(hook_tensor({.name = "powersgd.error",
+                                   .parameter = parameters_[piece.parameter]->name,
+                                   .part = part_,
+                                   .num_parts = num_parts_,
+                                   .begin = piece.parameter_begin},
+                                  floats_of(error_.slice(piece.at, {piece.numel}))));
   }
   if (mesh_.world().rank() != 0) return tensors;
   const std::int64_t rounds = num_steps_ / kExact;
   for (const LowRankMatrix& m : matrices()) {
     if (!has_qs_) break;
     tensors.push_back(
-        {.name = "powersgd.q", .parameter = name_of(m), .values = floats_of(q_of(m, qs_))});
+        hook_tensor({.name = "powersgd.q", .parameter = name_of(m)}, floats_of(q_of(m, qs_))));
   }
   tensors.push_back(
-      {.name = "powersgd.step",
-       .parameter = name_,
-       .values = {static_cast<float>(num_steps_ % kExact), static_cast<float>(rounds)}});
+      hook_tensor({.name = "powersgd.step", .parameter = name_},
+                  {static_cast<float>(num_steps_ % kExact), static_cast<float>(rounds)}));
   return tensors;
 }
 
-void PowerSgd::load(std::span<const HookTensor> of_all_ranks) {
-  const HookTensor* const steps = find(of_all_ranks, "powersgd.step", name_);
-  require(steps != nullptr && steps->values.size() == 2,
+void PowerSgd::load(const HookState& of_all_ranks) {
+  const std::optional<std::size_t> at = find(of_all_ranks, "powersgd.step", name_);
+  std::array<float, 2> steps{};
+  require(at && of_all_ranks.tensors()[*at].numel == std::ssize(steps),
           "[powersgd] expected the steps of a unit, got none ({})", name_);
-  for (const float x : steps->values) {
+  of_all_ranks.read(*at, 0, steps);
+  for (const float x : steps) {
     require(x >= 0 && x <= kExact, "[powersgd] expected a number of steps, got {} ({})", x, name_);
   }
   // Nothing is taken over before all of it fits.
-  std::vector<std::pair<Tensor, std::span<const float>>> qs;
+  std::vector<std::pair<Tensor, std::size_t>> qs;
   for (const LowRankMatrix& m : matrices()) {
-    const HookTensor* const q = find(of_all_ranks, "powersgd.q", name_of(m));
-    if (q == nullptr) continue;  // saved before it was drawn
+    const std::optional<std::size_t> q = find(of_all_ranks, "powersgd.q", name_of(m));
+    if (!q) continue;  // saved before it was drawn
     const Tensor own = q_of(m, qs_);
-    require(std::ssize(q->values) == own.numel(),
+    const std::int64_t numel = of_all_ranks.tensors()[*q].numel;
+    require(numel == own.numel(),
             "[powersgd] expected a Q of {} x {}, got {} elements: the rank was another ({})",
-            m.cols, m.rank, q->values.size(), name_of(m));
-    qs.emplace_back(own, q->values);
+            m.cols, m.rank, numel, name_of(m));
+    qs.emplace_back(own, *q);
   }
   require(qs.empty() || std::ssize(qs) == num_matrices(),
           "[powersgd] expected a Q of every matrix of a unit, got {} of {} ({})", qs.size(),
           num_matrices(), name_);
-  std::vector<std::pair<Tensor, std::vector<float>>> errors;
+  std::vector<std::pair<const LowRankPiece*, CutError>> errors;
   for (const LowRankPiece& piece : layout_.pieces()) {
     if (!piece.matrix || !error_.defined()) continue;
-    errors.emplace_back(error_.slice(piece.at, {piece.numel}),
-                        cut_error(of_all_ranks, parameters_[piece.parameter]->name, part_,
-                                  num_parts_, piece.parameter_begin, piece.numel));
+    const CutError error(of_all_ranks, parameters_[piece.parameter]->name, part_, num_parts_);
+    error.check(piece.parameter_begin, piece.numel);
+    errors.emplace_back(&piece, error);
   }
-  for (const auto& [own, values] : errors) engine::copy_from_floats(own, values);
-  for (const auto& [own, values] : qs) engine::copy_from_floats(own, values);
+
+  std::vector<float> values;
+  const auto copy = [&](const Tensor& own, const auto& read) {
+    for (std::int64_t first = 0; first < own.numel(); first += kReadNumel) {
+      const std::int64_t n = std::min(kReadNumel, own.numel() - first);
+      values.resize(static_cast<std::size_t>(n));
+      read(first, std::span<float>(values));
+      engine::copy_from_floats(own.slice(first, {n}), values);
+    }
+  };
+  for (const auto& [piece, error] : errors) {
+    copy(error_.slice(piece->at, {piece->numel}), [&](std::int64_t first, std::span<float> out) {
+      error.read(piece->parameter_begin + first, out);
+    });
+  }
+  for (const auto& [own, q] : qs) {
+    copy(own.reshape({own.numel()}),
+         [&](std::int64_t first, std::span<float> out) { of_all_ranks.read(q, first, out); });
+  }
   has_qs_ = !qs.empty();
-  num_steps_ = static_cast<std::int64_t>(steps->values[0]) +
-               kExact * static_cast<std::int64_t>(steps->values[1]);
+  num_steps_ = static_cast<std::int64_t>(steps[0]) + kExact * static_cast<std::int64_t>(steps[1]);
 }
 
 }  // namespace tessera::shard

@@ -33,6 +33,30 @@ bool is_of_hook(const CheckpointTensor& t) {
   return t.kind != "parameter" && t.kind != "buffer" && !t.kind.starts_with("optimizer.");
 }
 
+class HooksInFiles final : public HookState {
+ public:
+  explicit HooksInFiles(CheckpointReader& reader) : reader_(reader) {
+    for (const CheckpointTensor& t : reader.manifest().tensors) {
+      if (!is_of_hook(t)) continue;
+      infos_.push_back({.name = t.kind,
+                        .parameter = t.name,
+                        .part = t.part,
+                        .num_parts = t.num_parts,
+                        .numel = t.numel()});
+      tensors_.push_back(&t);
+    }
+  }
+  std::span<const HookTensorInfo> tensors() const override { return infos_; }
+  void read(std::size_t index, std::int64_t first, std::span<float> out) const override {
+    reader_.read(*tensors_[index], first, out);
+  }
+
+ private:
+  CheckpointReader& reader_;
+  std::vector<HookTensorInfo> infos_;
+  std::vector<const CheckpointTensor*> tensors_;
+};
+
 /// One rank's loading.
 class Loading {
  public:
@@ -187,19 +211,9 @@ void Loading::read_buffers(const Fsdp& fsdp) {
 }
 
 void Loading::read_hooks() {
-  std::vector<HookTensor> tensors;
-  for (const CheckpointTensor& t : reader_.manifest().tensors) {
-    if (!is_of_hook(t)) continue;
-    std::vector<float> values(static_cast<std::size_t>(t.numel()));
-    reader_.read(t, 0, values);
-    tensors.push_back({.name = t.kind,
-                       .parameter = t.name,
-                       .part = t.part,
-                       .num_parts = t.num_parts,
-                       .values = std::move(values)});
-  }
-  if (tensors.empty()) return;
-  for (const CheckpointPart& part : parts_) load_hooks(*part.fsdp, tensors);
+  const HooksInFiles state(reader_);
+  if (state.tensors().empty()) return;
+  for (const CheckpointPart& part : parts_) load_hooks(*part.fsdp, state);
 }
 
 void Loading::read_values() {
@@ -266,18 +280,15 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
   const Report opened = report_of([&] {
     for (const CheckpointPart& part : parts) {
       part.fsdp->check_at_rest("checkpoint");
-      has_hooks = has_hooks || !save_hooks(*part.fsdp).empty();
+      has_hooks = has_hooks || have_hooks_state(*part.fsdp);
     }
     reader.emplace(path);
-    return fmt::format("{:016x}{}", reader->manifest_xxh3(), has_hooks ? "h" : "");
+    return fmt::format("{:016x}", reader->manifest_xxh3());
   });
   for (const std::string& other : exchange(meeting, opened, "checkpoint opened")) {
     require<engine::IoError>(
-        other.substr(0, 16) == opened.text.substr(0, 16),
-        "[checkpoint] expected one checkpoint on all ranks, got manifests that "
-        "differ ({})",
-        path);
-    has_hooks = has_hooks || other.ends_with('h');  // what is the same everywhere rank 0 has alone
+        other == opened.text,
+        "[checkpoint] expected one checkpoint on all ranks, got manifests that differ ({})", path);
   }
   const Manifest& manifest = reader->manifest();
   Loading loading(*reader, parts, has_hooks, options);

@@ -88,8 +88,7 @@ void add_buffers(std::vector<CheckpointPiece>& pieces, const Fsdp& fsdp) {
 void add_hooks(std::vector<CheckpointPiece>& pieces, const Fsdp& fsdp) {
   const Memory host;
   for (const HookTensor& t : save_hooks(fsdp)) {
-    const auto n = static_cast<std::int64_t>(t.values.size());
-    std::int64_t numel = n;
+    std::int64_t numel = t.numel;
     for (const Parameter* p : fsdp.parameters()) {
       if (t.name == "powersgd.error" && p->name == t.parameter) numel = p->shape.numel();
     }
@@ -99,7 +98,7 @@ void add_hooks(std::vector<CheckpointPiece>& pieces, const Fsdp& fsdp) {
                       .num_parts = t.num_parts,
                       .shape = {numel},
                       .begin = t.begin,
-                      .values = SplitTensor(Tensor::from<float>(host, {n}, t.values, t.name,
+                      .values = SplitTensor(Tensor::from<float>(host, {t.numel}, t.values, t.name,
                                                                 engine::Category::kWorkspace))});
   }
 }

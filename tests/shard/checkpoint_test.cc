@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/io/xxh3.h"
 #include "shard/checkpoint/folder.h"
 #include "shard/checkpoint/reader.h"
 #include "tests/shard/checkpoint_run.h"
@@ -83,6 +85,17 @@ TEST(Checkpoint, ALockThatIsALinkIsRefused) {
       testing::error_of<engine::IoError>([&] { const CheckpointFolder c(folder.path()); }),
       {"expected to write here", ".lock"}));
   EXPECT_EQ(folder.num_entries(), 1);
+}
+
+TEST(Checkpoint, TheManifestHasTheChecksumOfEachFile) {
+  const TempFolder folder;
+  train_saving(run_in(folder, of("zero3", 2, 1, 1)));
+  const CheckpointReader reader(checkpoint_path(folder / "c", 1));
+  EXPECT_EQ(reader.manifest().files.size(), 4u);  // two of each rank
+  for (const CheckpointFile& file : reader.manifest().files) {
+    const std::string bytes = folder.read("c/step_1/" + file.name);
+    EXPECT_EQ(engine::xxh3(std::as_bytes(std::span(bytes))), file.xxh3) << file.name;
+  }
 }
 
 TEST(Checkpoint, EveryByteOfEveryFileIsChecked) {

@@ -74,13 +74,13 @@ std::vector<HookTensor> start_of(const json& run) {
   std::vector<HookTensor> tensors;
   for (const std::string layer : {"a", "b", "c"}) {
     const std::string name = layer + ".weight";
-    tensors.push_back({.name = "powersgd.step", .parameter = layer, .values = {0, 0}});
-    tensors.push_back({.name = "powersgd.q",
-                       .parameter = name,
-                       .values = run["q"][name].get<std::vector<float>>()});
-    tensors.push_back({.name = "powersgd.error",
-                       .parameter = name,
-                       .values = std::vector<float>(golden()["start"][name].size())});
+    const auto add = [&](const char* what, const std::string& of, std::vector<float> values) {
+      const std::int64_t numel = std::ssize(values);
+      tensors.push_back({{.name = what, .parameter = of, .numel = numel}, std::move(values)});
+    };
+    add("powersgd.step", layer, {0, 0});
+    add("powersgd.q", name, run["q"][name].get<std::vector<float>>());
+    add("powersgd.error", name, std::vector<float>(golden()["start"][name].size()));
   }
   return tensors;
 }

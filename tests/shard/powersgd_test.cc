@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -371,6 +374,59 @@ TEST(PowerSgd, OwesAsMuchAfterAnotherNumberOfRanksTookOver) {
               << to.ranks;
         }
       }
+    }
+  }
+}
+
+// Ten elements of each part of an error: 100 part + i. Remembers which were read.
+class CountedState final : public HookState {
+ public:
+  explicit CountedState(int num_parts) {
+    for (int part = 0; part < num_parts; ++part) {
+      infos_.push_back({.name = "powersgd.error",
+                        .parameter = "p",
+                        .part = part,
+                        .num_parts = num_parts,
+                        .numel = 10});
+    }
+  }
+  std::span<const HookTensorInfo> tensors() const override { return infos_; }
+  void read(std::size_t index, std::int64_t first, std::span<float> out) const override {
+    read_.insert(index);
+    num_read_ += std::ssize(out);
+    for (float& x : out) x = static_cast<float>(100 * index) + static_cast<float>(first++);
+  }
+
+  mutable std::set<std::size_t> read_;
+  mutable std::int64_t num_read_ = 0;
+
+ private:
+  std::vector<HookTensorInfo> infos_;
+};
+
+TEST(PowerSgd, ReadsNoMoreOfWhatOthersOweThanItTakesOver) {
+  struct Case {
+    int parts_before, part, parts;
+    std::set<std::size_t> read;
+  };
+  const std::vector<Case> cases = {
+      {3, 1, 3, {1}}, {2, 1, 5, {1}}, {2, 4, 5, {}}, {4, 0, 3, {0, 3}}, {4, 1, 3, {0, 1, 3}}};
+  for (const Case& c : cases) {
+    const CountedState state(c.parts_before);
+    const std::string name = "p";
+    const CutError error(state, name, c.part, c.parts);
+    error.check(2, 5);
+    EXPECT_EQ(state.num_read_, 0);
+    std::vector<float> values(5);
+    error.read(2, values);
+    EXPECT_EQ(state.read_, c.read);
+    EXPECT_EQ(state.num_read_, 5 * std::ssize(c.read));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      float sum = 0;
+      for (int old = c.part; old < c.parts_before; old += c.parts) {
+        sum += static_cast<float>(100 * old) + 2 + static_cast<float>(i);
+      }
+      EXPECT_EQ(values[i], sum) << c.parts_before << " to " << c.parts << " element " << i;
     }
   }
 }
