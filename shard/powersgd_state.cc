@@ -89,7 +89,11 @@ void PowerSgd::load(const HookState& of_all_ranks) {
     require(x >= 0 && x <= kExact, "[powersgd] expected a number of steps, got {} ({})", x, name_);
   }
   // Nothing is taken over before all of it fits.
-  std::vector<std::pair<Tensor, std::size_t>> qs;
+  struct OwnQ {
+    Tensor own;
+    std::size_t saved;
+  };
+  std::vector<OwnQ> qs;
   for (const LowRankMatrix& m : matrices()) {
     const std::optional<std::size_t> q = find(of_all_ranks, "powersgd.q", name_of(m));
     if (!q) continue;  // saved before it was drawn
@@ -98,17 +102,21 @@ void PowerSgd::load(const HookState& of_all_ranks) {
     require(numel == own.numel(),
             "[powersgd] expected a Q of {} x {}, got {} elements: the rank was another ({})",
             m.cols, m.rank, numel, name_of(m));
-    qs.emplace_back(own, *q);
+    qs.push_back({own, *q});
   }
   require(qs.empty() || std::ssize(qs) == num_matrices(),
           "[powersgd] expected a Q of every matrix of a unit, got {} of {} ({})", qs.size(),
           num_matrices(), name_);
-  std::vector<std::pair<const LowRankPiece*, CutError>> errors;
+  struct OwnError {
+    const LowRankPiece& piece;
+    CutError saved;
+  };
+  std::vector<OwnError> errors;
   for (const LowRankPiece& piece : layout_.pieces()) {
     if (!piece.matrix || !error_.defined()) continue;
     const CutError error(of_all_ranks, parameters_[piece.parameter]->name, part_, num_parts_);
     error.check(piece.parameter_begin, piece.numel);
-    errors.emplace_back(&piece, error);
+    errors.push_back({piece, error});
   }
 
   std::vector<float> values;
@@ -120,14 +128,14 @@ void PowerSgd::load(const HookState& of_all_ranks) {
       engine::copy_from_floats(own.slice(first, {n}), values);
     }
   };
-  for (const auto& [piece, error] : errors) {
-    copy(error_.slice(piece->at, {piece->numel}), [&](std::int64_t first, std::span<float> out) {
-      error.read(piece->parameter_begin + first, out);
+  for (const OwnError& e : errors) {
+    copy(error_.slice(e.piece.at, {e.piece.numel}), [&](std::int64_t first, std::span<float> out) {
+      e.saved.read(e.piece.parameter_begin + first, out);
     });
   }
-  for (const auto& [own, q] : qs) {
-    copy(own.reshape({own.numel()}),
-         [&](std::int64_t first, std::span<float> out) { of_all_ranks.read(q, first, out); });
+  for (const OwnQ& q : qs) {
+    copy(q.own.reshape({q.own.numel()}),
+         [&](std::int64_t first, std::span<float> out) { of_all_ranks.read(q.saved, first, out); });
   }
   has_qs_ = !qs.empty();
   num_steps_ = static_cast<std::int64_t>(steps[0]) + kExact * static_cast<std::int64_t>(steps[1]);

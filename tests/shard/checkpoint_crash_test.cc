@@ -86,14 +86,15 @@ TEST(CheckpointCrash, EveryCallBesideTraining) { kill_at_every_call(true); }
 // What a power cut may leave
 // -----------------------------------------------------------------------------------------
 
+/// Of which all bytes, or no bytes, are there.
+struct File {
+  std::string bytes;  // once it is whole
+  bool is_flushed = false;
+};
+
 /// A file system that remembers what was flushed.
 class Disk {
  public:
-  /// Files of which all bytes, or no bytes, are there.
-  struct File {
-    std::string bytes;  // once it is whole
-    bool is_flushed = false;
-  };
   struct Node {
     std::map<std::string, std::shared_ptr<Node>> names, flushed_names;  // of a folder
     std::optional<File> file;

@@ -79,7 +79,7 @@ std::vector<Row> covering_rows() {
     std::vector<Pair> pairs;
     for (std::size_t a = 0; a < kColumns; ++a) {
       for (std::size_t b = a + 1; b < kColumns; ++b) {
-        if (left.contains({a, row[a], b, row[b]})) pairs.push_back({a, row[a], b, row[b]});
+        if (left.contains({a, row[a], b, row[b]})) pairs.emplace_back(a, row[a], b, row[b]);
       }
     }
     return pairs;

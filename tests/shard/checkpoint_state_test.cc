@@ -226,7 +226,8 @@ TEST(CheckpointState, ExpertsOfTheirOwnGroupsAndCopiesOfThem) {
   });
   // Which are not the same after all.
   comm::run_ranks(4, {}, [&](ProcessGroup& world) {
-    WithExperts model(world, world.rank() / 2, {"expert"}, float(world.rank() / 2));
+    const int copy = world.rank() / 2;
+    WithExperts model(world, copy, {"expert"}, float(copy));
     EXPECT_TRUE(has(error_of<IoError>([&] { save("differ", world, model); }),
                     {"expected copies of the same values", "parameter expert", "(rank 0)"}));
   });
