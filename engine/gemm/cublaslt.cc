@@ -97,6 +97,38 @@ struct Side {
   std::uint32_t alignment;
 };
 
+// What record_gemms() keeps of a matrix.
+DeviceMatrix recorded(const DeviceMatrix& m) {
+  DeviceMatrix r = m;
+  r.data = std::bit_cast<void*>(std::uintptr_t{alignment_of(m.data)});
+  return r;
+}
+
+// Memory for a recorded matrix, as aligned as it was, full of small numbers.
+class Scratch {
+ public:
+  Scratch(const Stream& stream, const Memory& memory, const DeviceMatrix& m) {
+    const std::uint32_t alignment = alignment_of(m.data);
+    const std::int64_t stored_rows = m.transposed ? m.cols : m.rows;
+    bytes_ = Tensor::empty(memory, {stored_rows * m.ld * size_of(m.dtype) + alignment}, DType::kU8,
+                           "gemm.tuning", Category::kWorkspace);
+    constexpr int kSmall = 0x3c;  // 0x3c3c is 0.011 in bf16, and so is 0x3c3c3c3c in f32
+    check_cuda(cudaMemsetAsync(bytes_.raw(), kSmall, static_cast<std::size_t>(bytes_.numel()),
+                               static_cast<cudaStream_t>(stream.native())),
+               "cudaMemsetAsync");
+    data_ = bytes_.raw() + (alignment < kAlignment ? alignment : 0);
+  }
+  std::byte* data() const { return data_; }
+  DeviceMatrix like(DeviceMatrix m) const {
+    m.data = data_;
+    return m;
+  }
+
+ private:
+  Tensor bytes_;
+  std::byte* data_;
+};
+
 // All that reaches the choice. The values of alpha and beta do not.
 struct Key {
   explicit Key(const DeviceProduct& p)
@@ -160,17 +192,48 @@ class CublasLt {
     auto plan = plans_.find(key);
     if (plan == plans_.end()) {
       Plan made(key);
-      choose(stream, memory, product, key, made);
+      choose(key, made);
       plan = plans_.emplace(key, std::move(made)).first;
     }
-    if (plan->second.supported) run(stream, memory, product, plan->second, product.c.data);
+    if (plan->second.supported) run(stream, memory, product, plan->second);
     return plan->second.supported;
   }
 
+  // Whether a choice was made by time, and kept.
+  bool tune(const Stream& stream, const DeviceProduct& recorded, GemmAlgorithms& algorithms) const {
+    const Key key(recorded);
+    const std::string name = name_of(key);
+    if (algorithms.find(name)) return false;
+    Plan plan(key);
+    allow_any_bias(key, plan);
+    const Candidates candidates = propose(plan, key, kMaxCandidates);
+    if (candidates.empty()) return false;
+    const Memory memory(stream);
+    const Scratch a(stream, memory, recorded.a), b(stream, memory, recorded.b),
+        c(stream, memory, recorded.c);
+    const Scratch bias(
+        stream, memory,
+        {.dtype = recorded.c.dtype, .rows = 1, .cols = recorded.c.cols, .ld = recorded.c.cols});
+    const std::vector<float> ones = {1, 0, 1};
+    const Tensor scales = Tensor::from<float>(memory, {3}, ones, "gemm.tuning");
+    const DeviceProduct product{.a = a.like(recorded.a),
+                                .b = b.like(recorded.b),
+                                .c = c.like(recorded.c),
+                                .accumulate = recorded.accumulate,
+                                .bias = key.has_bias ? bias.data() : nullptr,
+                                .scales = key.device_scales ? scales.data<float>() : nullptr};
+    const auto fastest = find_fastest(stream, memory, product, plan, candidates);
+    algorithms.insert(name, std::bit_cast<GemmAlgorithms::Algorithm>(fastest));
+    return true;
+  }
+
  private:
-  // D = alpha A B + beta C with both C and D at `c`.
+  std::string name_of(const Key& key) const { return library_ + " | " + key.text(); }
+
+  // D = alpha A B + beta C with both C and D at product.c.
   void run(const Stream& stream, const Memory& memory, const DeviceProduct& product,
-           const Plan& plan, void* c) const {
+           const Plan& plan) const {
+    void* const c = product.c.data;
     const Tensor workspace =
         Tensor::empty(memory, {static_cast<std::int64_t>(plan.workspace_nbytes)}, DType::kU8,
                       "gemm.workspace", Category::kWorkspace);
@@ -190,7 +253,7 @@ class CublasLt {
   // cublasLt proposes algorithms, best guess first, as a function of the descriptors and the GPU.
   // Only those are asked for that add the parts of a split K in f32 and in a fixed order: so that
   // an element is rounded once, and equal calls give equal bits.
-  Candidates propose(const Plan& plan, const Key& key) const {
+  Candidates propose(const Plan& plan, const Key& key, int max_candidates) const {
     cublasLtMatmulPreference_t handle = nullptr;
     check(cublasLtMatmulPreferenceCreate(&handle), "cublasLtMatmulPreferenceCreate");
     const Preference preference(handle);
@@ -201,7 +264,7 @@ class CublasLt {
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a.alignment);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c.alignment);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.c.alignment);
-    Candidates candidates(algorithms_ != nullptr && algorithms_->tunes() ? kMaxCandidates : 1);
+    Candidates candidates(static_cast<std::size_t>(max_candidates));
     int count = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         handle_.get(), plan.operation.get(), plan.b.get(), plan.a.get(), plan.c.get(), plan.c.get(),
@@ -215,26 +278,21 @@ class CublasLt {
     return candidates;
   }
 
-  void choose(const Stream& stream, const Memory& memory, const DeviceProduct& product,
-              const Key& key, Plan& plan) const {
-    // The choice reads no bias, only how aligned its address is: as little as any that comes.
-    if (product.bias != nullptr) {
-      set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-          std::bit_cast<const void*>(std::uintptr_t{kAlignment}));
-    }
-    const std::string name = library_ + " | " + key.text();
+  // The choice reads no bias, only how aligned its address is: as little as any that comes.
+  static void allow_any_bias(const Key& key, const Plan& plan) {
+    if (!key.has_bias) return;
+    set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+        std::bit_cast<const void*>(std::uintptr_t{kAlignment}));
+  }
+
+  void choose(const Key& key, Plan& plan) const {
+    allow_any_bias(key, plan);
     if (algorithms_ != nullptr) {
+      const std::string name = name_of(key);
       if (const auto algorithm = algorithms_->find(name)) return adopt(*algorithm, name, plan);
     }
-    const Candidates candidates = propose(plan, key);
-    if (candidates.empty()) return;
-    if (algorithms_ != nullptr && algorithms_->tunes()) {
-      const auto fastest = find_fastest(stream, memory, product, plan, candidates);
-      adopt(algorithms_->insert(name, std::bit_cast<GemmAlgorithms::Algorithm>(fastest)), name,
-            plan);
-    } else {
-      take(candidates.front(), plan);
-    }
+    const Candidates candidates = propose(plan, key, 1);
+    if (!candidates.empty()) take(candidates.front(), plan);
   }
 
   static void take(const cublasLtMatmulHeuristicResult_t& candidate, Plan& plan) {
@@ -260,18 +318,14 @@ class CublasLt {
     take(result, plan);
   }
 
-  // Into scratch, since the product may add to what is at C.
   cublasLtMatmulAlgo_t find_fastest(const Stream& stream, const Memory& memory,
                                     const DeviceProduct& product, Plan& plan,
                                     const Candidates& candidates) const {
     using Clock = std::chrono::steady_clock;
-    const Tensor scratch =
-        Tensor::empty(memory, {product.c.rows * product.c.ld * size_of(product.c.dtype)},
-                      DType::kU8, "gemm.tuning", Category::kWorkspace);
     const auto time = [&](int num_runs) {
       stream.synchronize();
       const auto begin = Clock::now();
-      for (int i = 0; i < num_runs; ++i) run(stream, memory, product, plan, scratch.raw());
+      for (int i = 0; i < num_runs; ++i) run(stream, memory, product, plan);
       stream.synchronize();
       return std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / num_runs;
     };
@@ -294,14 +348,35 @@ class CublasLt {
   std::map<Key, Plan> plans_;
 };
 
+// The state of a stream that is asked what it multiplies.
+struct GemmRecord {
+  explicit GemmRecord(const Stream&) {}
+  std::shared_ptr<std::vector<DeviceProduct>> gemms;
+};
+
+bool is_for_cublaslt(const DeviceProduct& product) {
+  // Kernels read 16 bytes of the bias at a time; choose() promises that much.
+  return product.a.dtype == product.b.dtype && product.a.cols > 0 &&
+         (product.a.dtype == DType::kBF16 || product.c.dtype == DType::kF32) &&
+         alignment_of(product.bias) == kAlignment;
+}
+
 }  // namespace
 
 bool cublaslt_gemm(const Stream& stream, const Memory& memory, const DeviceProduct& product) {
-  // Kernels read 16 bytes of the bias at a time; choose() promises that much.
-  const bool fits = product.a.dtype == product.b.dtype && product.a.cols > 0 &&
-                    (product.a.dtype == DType::kBF16 || product.c.dtype == DType::kF32) &&
-                    alignment_of(product.bias) == kAlignment;
-  return fits && stream.state<CublasLt>().multiply(stream, memory, product);
+  return is_for_cublaslt(product) && stream.state<CublasLt>().multiply(stream, memory, product);
+}
+
+void note_gemm(const Stream& stream, const DeviceProduct& product) {
+  const auto& gemms = stream.state<GemmRecord>().gemms;
+  if (gemms == nullptr || !is_for_cublaslt(product)) return;
+  DeviceProduct noted = product;
+  noted.a = recorded(product.a), noted.b = recorded(product.b), noted.c = recorded(product.c);
+  // Only whether they are there matters.
+  static constexpr float kOne = 1;
+  if (product.bias != nullptr) noted.bias = std::bit_cast<void*>(std::uintptr_t{kAlignment});
+  if (product.scales != nullptr) noted.scales = &kOne;
+  if (std::ranges::find(*gemms, noted) == gemms->end()) gemms->push_back(noted);
 }
 
 void reserve_gemm_workspace(const Memory& memory) {
@@ -314,6 +389,20 @@ void set_gemm_algorithms(const Stream& stream, std::shared_ptr<GemmAlgorithms> a
           to_string(stream.device()), stream.name());
   const CurrentGpu current(stream.device().index);
   stream.state<CublasLt>().set_algorithms(std::move(algorithms));
+}
+
+void record_gemms(const Stream& stream, std::shared_ptr<std::vector<DeviceProduct>> gemms) {
+  stream.state<GemmRecord>().gemms = std::move(gemms);
+}
+
+int tune_gemms(const Stream& stream, const std::vector<DeviceProduct>& gemms,
+               GemmAlgorithms& algorithms) {
+  const CurrentGpu current(stream.device().index);
+  int num_timed = 0;
+  for (const DeviceProduct& gemm : gemms) {
+    if (stream.state<CublasLt>().tune(stream, gemm, algorithms)) ++num_timed;
+  }
+  return num_timed;
 }
 
 }  // namespace tessera::engine

@@ -9,6 +9,9 @@ namespace tessera::engine {
 /// Descriptors and choices are kept with the stream. Throws DeviceError.
 bool cublaslt_gemm(const Stream& stream, const Memory& memory, const DeviceProduct& product);
 
+/// For record_gemms().
+void note_gemm(const Stream& stream, const DeviceProduct& product);
+
 /// Takes and gives back as much of `memory` as a product may ask for.
 void reserve_gemm_workspace(const Memory& memory);
 

@@ -101,6 +101,7 @@ void gemm_cuda(const Stream& stream, const Memory& memory, const DeviceProduct& 
     return gemm_cuda(stream, memory, transposed);
   }
   if (p.c.rows == 0 || p.c.cols == 0) return;
+  note_gemm(stream, p);
   if (stream.device().is_meta) return reserve_gemm_workspace(memory);
   if (!cublaslt_gemm(stream, memory, p)) plain_gemm(stream, p);
 }

@@ -84,4 +84,9 @@ GemmAlgorithms::Algorithm GemmAlgorithms::insert(const std::string& key,
   return entries_.emplace(key, algorithm).first->second;
 }
 
+std::int64_t GemmAlgorithms::size() const {
+  const std::lock_guard lock(mutex_);
+  return std::ssize(entries_);
+}
+
 }  // namespace tessera::engine

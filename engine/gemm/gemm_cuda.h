@@ -28,6 +28,7 @@ struct DeviceMatrix {
     auto* begin = static_cast<std::byte*>(data) + first * ld * size_of(dtype);
     return {begin, dtype, count, cols, ld, false};
   }
+  friend bool operator==(const DeviceMatrix&, const DeviceMatrix&) = default;
 };
 
 /// The elements of `x` as (rows, cols). Throws InvalidArgument if it has another number of them.
@@ -44,6 +45,8 @@ struct DeviceProduct {
   const void* bias = nullptr;  ///< of C's dtype; C not transposed then
   /// {alpha, 0, 1} in device memory, so that alpha need not be known to the host; null: alpha is 1.
   const float* scales = nullptr;
+
+  friend bool operator==(const DeviceProduct&, const DeviceProduct&) = default;
 };
 
 /// Enqueues the product. Sums are f32 (never TF32), and an element of C is rounded once, from

@@ -231,19 +231,31 @@ TEST(CudaGemmTest, ChoicesByTimeAreKeptAndReadBack) {
   if constexpr (kCudaBuilt) {
     const std::vector<Case> cases = {{.m = 64, .n = 48, .k = 96, .a = kBF16, .b = kBF16},
                                      {.m = 31, .n = 33, .k = 37, .accumulate = true}};
+    const auto gemms = std::make_shared<std::vector<DeviceProduct>>();
     const auto run_all = [&](const std::shared_ptr<GemmAlgorithms>& algorithms) {
       const Stream stream = Stream::cuda("compute", 0);
       set_gemm_algorithms(stream, algorithms);
+      record_gemms(stream, gemms);
       std::vector<Values> results;
-      for (const Case& c : cases) results.push_back(run(stream, c));
+      for (const Case& c : cases) {
+        for (int i = 0; i < 2; ++i) results.push_back(run(stream, c));
+      }
       return results;
     };
-    const auto tuned = std::make_shared<GemmAlgorithms>(true);
+    const auto tuned = std::make_shared<GemmAlgorithms>();
+    run_all(tuned);  // for the record: without an entry
+    EXPECT_EQ(tuned->size(), 0);
+    ASSERT_EQ(gemms->size(), cases.size());
+    EXPECT_EQ((*gemms)[0].b.cols, 48);
+    EXPECT_TRUE((*gemms)[1].accumulate);
+    const Stream idle = Stream::cuda("tuning", 0);
+    EXPECT_EQ(tune_gemms(idle, *gemms, *tuned), 2);
+    EXPECT_EQ(tune_gemms(idle, *gemms, *tuned), 0);
     const std::vector<Values> want = run_all(tuned);
     const std::string text = tuned->text();
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;
     EXPECT_EQ(run_all(tuned), want);
-    const auto read = std::make_shared<GemmAlgorithms>(false);
+    const auto read = std::make_shared<GemmAlgorithms>();
     read->load(text, "gemm.txt");
     EXPECT_EQ(run_all(read), want);
     EXPECT_EQ(read->text(), text);

@@ -23,11 +23,11 @@ GemmAlgorithms::Algorithm some_algorithm() {
 }
 
 TEST(GemmAlgorithmsTest, ReadsWhatItWrites) {
-  GemmAlgorithms written(false);
+  GemmAlgorithms written;
   EXPECT_EQ(written.text(), kHeader);
   written.insert("b | c", some_algorithm());
   written.insert("a", {});
-  GemmAlgorithms read(false);
+  GemmAlgorithms read;
   read.load(written.text(), "file");
   EXPECT_EQ(read.text(), written.text());
   EXPECT_EQ(read.find("b | c"), some_algorithm());
@@ -38,7 +38,7 @@ TEST(GemmAlgorithmsTest, ReadsWhatItWrites) {
 }
 
 TEST(GemmAlgorithmsTest, KeepsTheFirstChoice) {
-  GemmAlgorithms algorithms(true);
+  GemmAlgorithms algorithms;
   EXPECT_EQ(algorithms.insert("a", some_algorithm()), some_algorithm());
   EXPECT_EQ(algorithms.insert("a", {}), some_algorithm());
 }
@@ -66,7 +66,7 @@ TEST(GemmAlgorithmsTest, RefusesWhatIsMalformedNamingFileAndLine) {
   };
   for (const auto& [text, line] : cases) {
     SCOPED_TRACE(text);
-    GemmAlgorithms algorithms(false);
+    GemmAlgorithms algorithms;
     try {
       algorithms.load(text, "gemm.txt");
       ADD_FAILURE() << "read";

@@ -8,7 +8,7 @@ namespace tessera::fuzz {
 const char* const kTarget = "gemm_algorithms";
 
 void consume(std::string_view input) {
-  engine::GemmAlgorithms algorithms(false), again(false);
+  engine::GemmAlgorithms algorithms, again;
   algorithms.load(input, "input");
   again.load(algorithms.text(), "again");
   promise(again.text() == algorithms.text(), "expected the same algorithms again");
