@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "comm/threads.h"
+#include "engine/cuda.h"
+#include "engine/gemm/gemm_algorithms.h"
 #include "engine/philox.h"
 #include "engine/tape.h"
 #include "shard/adamw.h"
@@ -128,10 +132,25 @@ TrainingTimes run_on_cpu(Training& training, std::int64_t num_steps, LaunchLog* 
   return times;
 }
 
+// Matrix products by the algorithms that are fastest in this process, as in training.
+void tune(Training& training, TrainingTimes& unused) {
+  if constexpr (engine::kCudaBuilt) {
+    static const auto algorithms = std::make_shared<engine::GemmAlgorithms>();
+    const auto gemms = std::make_shared<std::vector<engine::DeviceProduct>>();
+    engine::record_gemms(training.compute(), gemms);
+    training.step(unused);
+    engine::record_gemms(training.compute(), nullptr);
+    training.compute().synchronize();
+    engine::tune_gemms(training.compute(), *gemms, *algorithms);
+    engine::set_gemm_algorithms(training.compute(), algorithms);
+  }
+}
+
 // One batch for all steps, and the host one step ahead, as in training.
 TrainingTimes run_on_gpu(Training& training, std::int64_t num_steps, LaunchLog* log) {
   TrainingTimes times, host;
   training.draw_batch();
+  tune(training, host);
   for (std::int64_t step = 0; step < kWarmupSteps; ++step) training.step(host);
   training.compute().synchronize();
   if (log != nullptr) log->clear();

@@ -81,6 +81,9 @@ class Trainings {
     std::filesystem::create_directories(out, ignored);
     std::vector<std::string> arguments = {"--config=" + folder_.configuration_path(c),
                                           "--out=" + out};
+    if (c.on_gpu && c.config.cuda.gemm_algorithms.empty()) {
+      arguments.push_back("--cuda.gemm_algorithms=" + folder_.gemm_algorithms_path());
+    }
     // Each has a trace of its own, where the page looks for it.
     const auto trace = c.options.find("log.trace");
     if (trace != c.options.end() && trace->second != R"("")") {

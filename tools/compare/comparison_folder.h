@@ -36,6 +36,9 @@ class ComparisonFolder {
   /// `round` from 1.
   std::string round_path(const Configuration& c, std::int64_t round) const;
 
+  /// Of all trainings, so that those on GPUs multiply matrices alike.
+  std::string gemm_algorithms_path() const { return path_ + "/gemm_algorithms.txt"; }
+
   /// What a finished training left; none if it has not run to its end. Throws IoError for a log
   /// that cannot be read although it has.
   std::optional<RunRecord> finished(const Configuration& c, std::int64_t round) const;

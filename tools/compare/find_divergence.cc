@@ -51,6 +51,8 @@ class Side {
       : letter_(letter),
         folder_(out + "/" + letter),
         trainer_(std::move(trainer)),
+        gemms_(c.on_gpu && c.config.cuda.gemm_algorithms.empty() ? out + "/gemm_algorithms.txt"
+                                                                 : ""),
         traces_(c.options.contains("log.trace") && c.options.at("log.trace") != R"("")") {
     make_folder(folder_);
     // What an earlier search left must not be taken for this one's.
@@ -71,6 +73,7 @@ class Side {
     std::vector<std::string> arguments = {"--config=" + path("configuration.toml"),
                                           "--out=" + folder_, "--log.probe=" + record,
                                           "--audit=false"};
+    if (!gemms_.empty()) arguments.push_back("--cuda.gemm_algorithms=" + gemms_);
     // Each has a trace of its own: all would write to the one file that was asked for.
     if (traces_) arguments.push_back("--log.trace=" + path(name + ".trace.json"));
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -88,6 +91,7 @@ class Side {
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
 
   std::string letter_, folder_, trainer_;
+  std::string gemms_;  // of both sides, so that they multiply matrices alike; empty: as configured
   bool traces_;
 };
 

@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "comm/meta.h"
+#include "engine/cuda.h"
+#include "engine/gemm/gemm_algorithms.h"
 #include "engine/io/text.h"
 #include "tools/trace/trace.h"
 #include "tools/train/trainer.h"
@@ -214,6 +216,9 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
   const auto compute = engine::Stream::meta(
       "compute", target.on_gpus ? engine::DeviceKind::kCuda : engine::DeviceKind::kCpu,
       target.rates, {.listener = &log});
+  if constexpr (engine::kCudaBuilt) {
+    if (target.gemms != nullptr && target.on_gpus) engine::record_gemms(compute, target.gemms);
+  }
   Trainer trainer(*world, compute, config, model.blocks(), model.root(), /*log=*/nullptr, traced);
   log.watch(trainer.tape().memory());
 

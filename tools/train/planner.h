@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "engine/gemm/gemm_cuda.h"
 #include "engine/meta.h"
 #include "tools/models/model.h"
 #include "tools/trace/trace_events.h"
@@ -21,6 +23,9 @@ struct PlanTarget {
   bool on_gpus = false;
   bool sums_in_rank_order = true;  ///< false: NCCL in its own order
   engine::MetaRates rates = {};
+  /// Is given the GPU's matrix products, each once; see engine::record_gemms(). Null: not asked
+  /// for.
+  std::shared_ptr<std::vector<engine::DeviceProduct>> gemms = nullptr;
 };
 
 /// A term of the arithmetic behind a number of bytes.

@@ -90,6 +90,9 @@ std::vector<RunFile> RunLog::outputs(const TrainConfig& config) {
   if (!config.log.probe.empty()) {
     files.insert(files.begin(), {"log.probe", resolve_user_path(config.log.probe)});
   }
+  const std::string& gemms = config.cuda.gemm_algorithms;
+  files.push_back(gemms.empty() ? RunFile{"out", folder + "/gemm_algorithms.txt"}
+                                : RunFile{"cuda.gemm_algorithms", resolve_user_path(gemms)});
   files.push_back({"out", folder + "/config.toml"});
   return files;
 }

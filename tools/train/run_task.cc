@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "comm/process_group.h"
+#include "engine/cuda.h"
+#include "engine/gemm/gemm_algorithms.h"
 #include "engine/io/file.h"
 #include "engine/io/text.h"
 #include "tools/machine/limits.h"
@@ -19,6 +21,7 @@
 #include "tools/train/audit.h"
 #include "tools/train/cpu.h"
 #include "tools/train/flight_output.h"
+#include "tools/train/gemm_choice.h"
 #include "tools/train/hook_report.h"
 #include "tools/train/plan_report.h"
 #include "tools/train/product_rate.h"
@@ -39,15 +42,19 @@ struct Result {
   JsonRecord end;
 };
 
-// `trace`, `probe`, `audit`: null if none is asked for.
+// `gemms`, `trace`, `probe`, `audit`: null if none is asked for.
 Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Task& task, RunLog* log,
-                  RunTrace* trace, RunProbe* probe, Audit* audit, const std::string& config_toml) {
+                  const std::shared_ptr<engine::GemmAlgorithms>& gemms, RunTrace* trace,
+                  RunProbe* probe, Audit* audit, const std::string& config_toml) {
   const TrainConfig& config = task.config();
   const std::unique_ptr<TaskRank> rank = task.rank();
   Model& model = rank->model();
   TraceRecorder* recorder = trace == nullptr ? nullptr : &trace->recorder(world.rank());
-  Trainer trainer(world, ranks.compute(world.rank(), {.listener = recorder}), config,
-                  model.blocks(), model.root(), log, recorder,
+  const engine::Stream compute = ranks.compute(world.rank(), {.listener = recorder});
+  if constexpr (engine::kCudaBuilt) {
+    if (gemms != nullptr) engine::set_gemm_algorithms(compute, gemms);
+  }
+  Trainer trainer(world, compute, config, model.blocks(), model.root(), log, recorder,
                   probe == nullptr ? nullptr : &probe->probe(world.rank()));
   rank->load(trainer, log);
   const TrainPosition start = trainer.open_checkpoints(
@@ -161,6 +168,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   log.say(task.summary());
   log.say("device: " + ranks.str());
   for (const std::string& line : budget_lines) log.say(line);
+  const auto gemms = choose_gemm_algorithms(task, ranks, log);
   std::optional<Audit> audit;
   if (config.audit) {
     audit.emplace(plan_task(task, ranks), plan_target(ranks, config), config.log.val_every);
@@ -171,7 +179,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
     run_ranks(ranks, task, log, [&](comm::ProcessGroup& world) {
       const bool is_first = world.rank() == 0;
       pin_rank(config.cpu, world.rank());
-      Result mine = train_rank(world, ranks, task, is_first ? &log : nullptr, trace.get(),
+      Result mine = train_rank(world, ranks, task, is_first ? &log : nullptr, gemms, trace.get(),
                                probe.get(), is_first && audit ? &*audit : nullptr, flags.to_toml());
       if (is_first) result = std::move(mine);
     });

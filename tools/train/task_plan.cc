@@ -18,26 +18,34 @@ PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config) {
 
 namespace {
 
-TrainPlan plan_with(const Task& task, const TrainConfig& config, const Ranks& ranks) {
+TrainPlan plan_with(const Task& task, const TrainConfig& config, const PlanTarget& target) {
   const std::unique_ptr<TaskRank> rank = task.rank();
   TrainConfig unlimited = config;
   unlimited.memory_budget.clear();
-  return make_plan(unlimited, plan_target(ranks, config), rank->model(), rank->data().tensors);
+  return make_plan(unlimited, target, rank->model(), rank->data().tensors);
 }
 
 }  // namespace
 
 TrainPlan plan_task(Task& task, const Ranks& ranks) {
-  return plan_with(task, std::as_const(task).config(), ranks);
+  const TrainConfig& config = std::as_const(task).config();
+  return plan_with(task, config, plan_target(ranks, config));
+}
+
+std::vector<engine::DeviceProduct> gemms_of(const Task& task, const Ranks& ranks) {
+  PlanTarget target = plan_target(ranks, task.config());
+  target.gemms = std::make_shared<std::vector<engine::DeviceProduct>>();
+  plan_with(task, task.config(), target);
+  return *target.gemms;
 }
 
 std::vector<std::string> fit_task(Task& task, const Ranks& ranks) {
   TrainConfig& config = task.config();
   const std::int64_t budget = config.memory_limit_nbytes();
   if (budget == 0) return {};
-  BudgetPlan fitted =
-      fit_budget(config, budget, std::ssize(task.rank()->model().blocks()),
-                 [&](const TrainConfig& c) { return peak_nbytes(plan_with(task, c, ranks)); });
+  BudgetPlan fitted = fit_budget(
+      config, budget, std::ssize(task.rank()->model().blocks()),
+      [&](const TrainConfig& c) { return peak_nbytes(plan_with(task, c, plan_target(ranks, c))); });
   config = std::move(fitted.config);
   return lines_of(fitted.rungs, budget);
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/gemm/gemm_cuda.h"
 #include "tools/train/planner.h"
 #include "tools/train/ranks.h"
 #include "tools/train/task.h"
@@ -15,6 +16,9 @@ PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config);
 
 /// Of a prepared task, in whose configuration a budget is cleared while it plans.
 TrainPlan plan_task(Task& task, const Ranks& ranks);
+
+/// The matrix products of a rank's steps on a GPU, each once. Of a prepared task.
+std::vector<engine::DeviceProduct> gemms_of(const Task& task, const Ranks& ranks);
 
 /// Changes the configuration of a prepared task so that its plan fits memory_budget, if it has one.
 /// The lines that say how; empty without. Throws InvalidArgument if nothing fits.

@@ -99,6 +99,12 @@ void TrainConfig::add_to(FlagSet& flags) {
       "cpu.pin", &cpu.pin,
       {.help = "each rank keeps to cores of its own, cpu.threads_per_rank of them; there must "
                "be enough"});
+  flags.add("cuda.tune_gemm", &cuda.tune_gemm,
+            {.help = "on GPUs: before training, time the algorithms that cublasLt proposes for "
+                     "each matrix product of a step, and keep the fastest; false: take the first"});
+  flags.add("cuda.gemm_algorithms", &cuda.gemm_algorithms,
+            {.help = "file where those that were chosen are kept, and found by later runs, which "
+                     "then have the same bits; default: gemm_algorithms.txt in the output folder"});
   flags.add("parallel.ranks", &parallel.ranks,
             {.help = fmt::format("ranks, one thread each, which take the GPUs in turn; 0: one a "
                                  "GPU, or {} on the CPU",

@@ -49,6 +49,12 @@ struct CpuConfig {
   bool pin = false;
 };
 
+/// See gemm_choice.h.
+struct CudaConfig {
+  bool tune_gemm = true;
+  std::string gemm_algorithms;  ///< file; empty: gemm_algorithms.txt in the output folder
+};
+
 /// See shard::OffloadOptions.
 struct OffloadConfig {
   double parameters = 0, gradients = 0, optimizer = 0;
@@ -109,6 +115,7 @@ std::string data_path(const std::string& option, const std::string& supplied,
 struct TrainConfig {
   DeviceChoice device = DeviceChoice::kAuto;
   CpuConfig cpu;
+  CudaConfig cuda;
   ParallelConfig parallel;
   CommConfig comm;
   shard::Precision precision;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -219,6 +220,9 @@ TEST(CudaTraining, ProgramsTrainAndSayWhere) {
       ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
       EXPECT_TRUE(has(outcome.out, {"device: cuda, 2 ranks on ", "step     9/10 | loss",
                                     "step    10/10 | loss", "val loss"}));
+      // The second finds what the first has chosen.
+      EXPECT_EQ(has(outcome.out, {"matrix products: 0 timed"}), !hashes.empty()) << outcome.out;
+      EXPECT_TRUE(has(outcome.out, {"algorithms in ", "gemm_algorithms.txt"}));
       std::istringstream lines(folder.read("log.jsonl"));
       nlohmann::json last;
       int num_lines = 0;
@@ -235,6 +239,43 @@ TEST(CudaTraining, ProgramsTrainAndSayWhere) {
     }
     EXPECT_EQ(hashes[0], hashes[1]) << program;
   }
+}
+
+TEST(CudaTraining, AlgorithmsOfProductsAreThoseOfTheFile) {
+  const TempFolder folder;
+  const auto train = [&](const std::string& out, Flags more) {
+    Flags flags{{"device", "cuda"},   {"parallel.ranks", "1"}, {"model.hidden", "8"},
+                {"train.steps", "1"}, {"train.batch", "2"},    {"out", folder / out}};
+    for (const auto& [name, value] : more) flags[name] = value;
+    return run_program("tools/train/train_mlp", flags);
+  };
+  const auto products = [](const std::string& text) { return std::ranges::count(text, '\n') - 1; };
+  const Outcome first = train("a", {});
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  const std::string chosen = folder.read("a/gemm_algorithms.txt");
+  EXPECT_GT(products(chosen), 2);
+  EXPECT_TRUE(has(first.out, {fmt::format("matrix products: {} timed", products(chosen))}));
+  // Not timed, not kept.
+  EXPECT_EQ(train("b", {{"cuda.tune_gemm", "false"}}).exit_code, 0);
+  EXPECT_FALSE(std::filesystem::exists(folder / "b/gemm_algorithms.txt"));
+  // Of another run; another shape is added.
+  const std::string file = folder.write("kept.txt", chosen);
+  EXPECT_TRUE(has(train("c", {{"cuda.gemm_algorithms", file}}).out,
+                  {"matrix products: 0 timed", "kept.txt"}));
+  EXPECT_EQ(folder.read("kept.txt"), chosen);
+  EXPECT_EQ(train("d", {{"cuda.gemm_algorithms", file}, {"train.batch", "3"}}).exit_code, 0);
+  EXPECT_GT(products(folder.read("kept.txt")), products(chosen));
+  EXPECT_FALSE(std::filesystem::exists(folder / "d/gemm_algorithms.txt"));
+  // A file that is not one, or is missing where nothing may be timed.
+  const std::string other = folder.write("other.txt", "something\n");
+  const Outcome refused = train("e", {{"cuda.gemm_algorithms", other}});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_TRUE(has(refused.err, {"[gemm_algorithms]", "other.txt", "line 1"})) << refused.err;
+  EXPECT_EQ(folder.read("other.txt"), "something\n");
+  const Outcome missing =
+      train("f", {{"cuda.gemm_algorithms", folder / "none"}, {"cuda.tune_gemm", "false"}});
+  EXPECT_EQ(missing.exit_code, 1);
+  EXPECT_TRUE(has(missing.err, {"none"})) << missing.err;
 }
 
 TEST(CudaBatchLoader, BatchesAreOnTheDeviceWhileTheyAreUsed) {
