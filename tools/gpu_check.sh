@@ -8,18 +8,28 @@ usage() {
 usage: gpu_check.sh [option...] [folder for the results: ./gpu_check_out]
 
   --budget=SECONDS      for everything (540). What there is no time for is named as skipped
-  --parts=LIST          of machine,tests,losses,sanitizer,steps (all); machine always runs on a GPU
+  --parts=LIST          of machine,gemm,ops,tests,losses,profile,kernels,sanitizer,steps (all); machine always runs on a GPU,
+                        and the parts share the time, so that one alone has all of it
+  --plan=1|2|3          everything, for a machine that is lent for ten minutes at a time, bare:
+                        1  machine,gemm,ops, and steps of 124M beside torch.compile
+                        2  machine,tests,losses,profile,kernels
+                        3  machine,sanitizer, and steps of 350M, 1.5B, and 124M beside eager PyTorch
   --device=cuda|cpu     cpu: the losses alone, as a check of the golden ones
   --small               sizes of a moment, no figures: for the emulated device
   --write-golden=FILE   trains on the CPU and writes the losses that the GPU is compared with; nothing else
 
 machine    what is here, and what the GPU reaches: bytes copied, matrix products
-tests      every GPU test, one program after the other
+gemm       every matrix product of GPT-2 124M: by the first algorithm that cublasLt proposes, and by the fastest
+ops        the GPU tests of ops, one program after the other
+tests      all other GPU tests
 losses     both trainers on the GPU: the loss of each step beside that on the CPU
+profile    a step of GPT-2 124M by kernel and shape
+kernels    attention, cross-entropy and norms under Nsight Compute, if it is here
 sanitizer  the tests of ops under compute-sanitizer, as far as the time goes
-steps      whole steps of GPT-2 124M and 350M by kernel, and beside PyTorch's if python3 has torch
+steps      whole steps of GPT-2, beside PyTorch's if python3 has torch
 
-Writes report.txt and results.jsonl (one JSON object a line). Exit code 0 when nothing failed.
+Writes report.txt and results.jsonl (one JSON object a line) as it goes. A part that fails ends no other; without a GPU nothing
+runs. Exit code 0 when nothing failed.
 EOF
 }
 
@@ -27,7 +37,13 @@ die() { echo "gpu_check: $*" >&2; exit 2; }
 
 here=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)
 budget=540
-parts=machine,tests,losses,sanitizer,steps
+all=machine,gemm,ops,tests,losses,profile,kernels,sanitizer,steps
+parts=
+# Of steps, a line each: models|batches|ways of PyTorch.
+trainings="\
+gpt2|16,64,max|eager,compile
+gpt2-medium|16,max|eager,compile
+gpt2-xl|8|compile"
 device=cuda
 small=
 golden=
@@ -36,6 +52,12 @@ for argument; do
   case $argument in
     --budget=*) budget=${argument#*=} ;;
     --parts=*) parts=${argument#*=} ;;
+    --plan=1) parts=${parts:-machine,gemm,ops,steps} trainings="gpt2|64,max|compile" ;;
+    --plan=2) parts=${parts:-machine,tests,losses,profile,kernels} ;;
+    --plan=3)
+      parts=${parts:-machine,sanitizer,steps}
+      trainings=$'gpt2-medium|16,max|compile\ngpt2-xl|8,max|compile\ngpt2|64|eager\ngpt2-medium|16|eager'
+      ;;
     --device=cuda | --device=cpu) device=${argument#*=} ;;
     --small) small=1 ;;
     --write-golden=*) golden=$(realpath -m -- "${argument#*=}") ;;
@@ -45,13 +67,15 @@ for argument; do
   esac
 done
 [[ $budget =~ ^[0-9]+$ ]] || die "expected whole seconds, got --budget=$budget"
+parts=${parts:-$all}
 for part in ${parts//,/ }; do
-  [[ ,machine,tests,losses,sanitizer,steps, == *,$part,* ]] || die "expected parts from --help, got $part"
+  [[ ,$all, == *,$part,* ]] || die "expected parts from --help, got $part"
 done
 out=$(realpath -m -- "${out:-gpu_check_out}")
 
 work=$(mktemp -d)
-trap 'rm -rf -- "$work"' EXIT
+torch_pid=
+trap 'if [[ $torch_pid ]]; then kill "$torch_pid" 2>/dev/null || true; fi; rm -rf -- "$work"' EXIT
 passed=0
 failed=0
 skipped=0
@@ -69,6 +93,16 @@ quote() {
 skip() { say "skipped: $*"; record "\"part\":\"skipped\",\"what\":$(quote "$*")"; skipped=$((skipped + 1)); }
 left() { echo $((budget - SECONDS)); }
 wants() { [[ ,$parts, == *,$1,* ]]; }
+# Seconds that part $1 may take: its part of what is left, which it shares with those behind it.
+declare -A weights=([machine]=4 [gemm]=12 [ops]=20 [tests]=30 [losses]=6 [profile]=8 [kernels]=8 [sanitizer]=30 [steps]=50)
+share() {
+  local part sum=0 behind=
+  for part in ${all//,/ }; do
+    if [[ $part == "$1" ]]; then behind=1; fi
+    if [[ $behind ]] && wants "$part"; then sum=$((sum + weights[$part])); fi
+  done
+  echo $(($(left) * weights[$1] / sum))
+}
 
 # ---- what this machine has
 
@@ -113,32 +147,55 @@ find_libraries() {
     "site-packages (nvidia/*/lib), got none"
 }
 
-# Sets `python` to a program that runs python3 without our libraries, if torch is there and sees the GPU.
-find_torch() {
-  local version
-  python=
+# Begins to look for torch, which takes a minute to load for the first time.
+start_torch() {
   command -v python3 >/dev/null || return 0
   printf '#!/bin/sh\nLD_LIBRARY_PATH=%q exec python3 "$@"\n' "$python_libraries" >"$work/python"
   chmod +x "$work/python"
-  version=$(timeout 60 "$work/python" -c 'import torch
+  timeout 240 "$work/python" -c 'import torch
 assert torch.cuda.is_available()
-print(torch.__version__)' 2>/dev/null) || return 0
-  python=$work/python
-  say "torch $version"
-  record "\"part\":\"torch\",\"version\":$(quote "$version")"
+print(torch.__version__)' >"$work/torch" 2>/dev/null &
+  torch_pid=$!
 }
 
-# Runs bench_gpu with these flags into the report and the results; $1 is the limit in seconds.
+# Sets `python` to a program that runs python3 without our libraries, if torch is there and sees the GPU.
+find_torch() {
+  python=
+  if [[ ! $torch_pid ]] || ! wait "$torch_pid"; then
+    torch_pid=
+    return 0
+  fi
+  torch_pid=
+  python=$work/python
+  say "torch $(<"$work/torch")"
+  record "\"part\":\"torch\",\"version\":$(quote "$(<"$work/torch")")"
+}
+
+# Runs bench_gpu with these flags into the report and the results, line by line; $1 is the limit in seconds.
 bench_gpu() {
   local limit=$1 status=0
   shift
-  : >"$work/bench.jsonl"
-  if [[ $small ]]; then set -- --bench.side=64 --bench.models=small --bench.batch=1 "$@"; fi
-  timeout -k 10 "$limit" tools/bench/bench_gpu --bench.jsonl="$work/bench.jsonl" --bench.samples=5 "$@" >"$work/log" 2>&1 ||
-    status=$?
-  tee -a "$report" <"$work/log"
-  cat "$work/bench.jsonl" >>"$results"
+  timeout -k 10 "$limit" tools/bench/bench_gpu --bench.jsonl=>(cat >>"$results") --bench.samples=5 \
+    ${small:+--bench.side=64} "$@" > >(tee -a "$report") 2>&1 || status=$?
+  wait $! # for tee
   return $status
+}
+# The model and batches $1 and $2, or those of a moment.
+sizes() {
+  if [[ $small ]]; then echo "--bench.models=small --bench.batches=1"; else echo "--bench.models=$1 --bench.batches=$2"; fi
+}
+# Counts a run of bench_gpu as part $1, in $2 seconds.
+run_bench() {
+  local name=$1 limit=$2
+  shift 2
+  if ((limit < 10 && !${small:-0})); then skip "$name"; return; fi
+  if bench_gpu "$limit" "$@"; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    say "failed: $name"
+    record "\"part\":\"failed\",\"what\":$(quote "$name")"
+  fi
 }
 
 run_machine() {
@@ -152,9 +209,18 @@ run_machine() {
   gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader -i 0 2>/dev/null || true)
   record "\"part\":\"gpu\",\"name\":$(quote "$gpu"),\"date\":\"$(date -u +%F)\""
   say "libraries: $LD_LIBRARY_PATH"
-  # The first thing that needs a GPU: without one, all else is pointless.
-  bench_gpu 90 --bench.parts=device ||
+  # Without a GPU all else is pointless.
+  if ! timeout -k 10 120 tools/train/train_mlp --device=cuda --plan >"$work/log" 2>&1 && grep -q '\[device\]' "$work/log"; then
+    cat "$work/log" >&2
     die "expected a GPU with a driver for CUDA 13, got the error above"
+  fi
+  run_bench machine 200 --bench.parts=device # a cold cublasLt has half a gigabyte
+}
+
+run_gemm() {
+  section "gemm"
+  # shellcheck disable=SC2046 # words on purpose
+  run_bench gemm "$1" --bench.parts=gemm --bench.limit_s=$(($1 - 5)) $(sizes gpt2 64)
 }
 
 # ---- tests
@@ -184,27 +250,31 @@ judge_test() {
   if ((bad)); then show_end; fi
 }
 
+# The tests of the layers from $2 on, for $1 seconds.
 run_tests() {
   local end=$((SECONDS + $1)) test begin limit
-  section "tests"
+  shift
+  section "tests: $*"
   while read -r test; do
     limit=$((end - SECONDS))
     if ((limit < 5)); then skip "$test"; continue; fi
     begin=$SECONDS
-    limited $((limit < 120 || small ? limit : 120)) "$test"
+    limited $((limit < 40 || small ? limit : 40)) "$test"
     judge_test "$test" "$begin"
-  done < <(find tests -type f -perm -u+x -name '*_test' | sort)
+  done < <(for layer; do
+    if [[ -d tests/$layer ]]; then find "tests/$layer" -type f -perm -u+x -name '*_test' | sort; fi
+  done)
 }
 
 # ---- losses
 
 # name|program|flags: tolerances are relative. In f32 a GPU differs by the order of its sums; in bf16 by roundings that
-# those turn.
-transformer="--model.layers=2 --model.heads=2 --model.dim=128 --model.seq=64 --train.batch=2 --data.val_fraction=0 --sample.tokens=0"
+# those turn, which a higher learning rate makes much of.
+transformer="--model.layers=2 --model.heads=2 --model.dim=128 --model.seq=64 --train.batch=2 --train.lr=0.0003 --data.val_fraction=0 --sample.tokens=0"
 mlp=--data.order=sequential
 runs="\
 transformer f32|train_transformer|0.0001|$transformer --precision.param=f32
-transformer bf16|train_transformer|0.02|$transformer --precision.param=bf16
+transformer bf16|train_transformer|0.002|$transformer --precision.param=bf16
 mlp f32|train_mlp|0.0001|$mlp --precision.param=f32
 mlp bf16|train_mlp|0.02|$mlp --precision.param=bf16"
 
@@ -257,18 +327,20 @@ run_losses() {
 # ---- compute-sanitizer
 
 run_sanitizer() {
-  local end=$((SECONDS + $1)) sanitizer tool test begin limit ok bad what runs_left
+  local end=$((SECONDS + $1)) sanitizer tool test begin limit ok bad what tests_left
   section "compute-sanitizer"
   sanitizer=$(command -v compute-sanitizer ||
     find /usr/local/cuda*/bin /usr/local/cuda*/compute-sanitizer /opt/nvidia -maxdepth 4 -name compute-sanitizer \
       -type f -perm -u+x 2>/dev/null | head -1) || true
   if [[ -z $sanitizer ]]; then skip "compute-sanitizer: not found in PATH, /usr/local/cuda*, /opt/nvidia"; return; fi
   mapfile -t tests < <(find tests/ops -type f -perm -u+x -name '*_test' | sort)
-  runs_left=$((3 * ${#tests[@]}))
   for tool in memcheck racecheck initcheck; do
+    tests_left=${#tests[@]}
     for test in "${tests[@]}"; do
-      limit=$(((end - SECONDS) / runs_left))
-      runs_left=$((runs_left - 1))
+      # All of what is left for the first tool, the rest for the next.
+      limit=$(((end - SECONDS) / tests_left))
+      if ((limit > 60)); then limit=60; fi
+      tests_left=$((tests_left - 1))
       if ((limit < 3)); then skip "$tool of $test"; continue; fi
       begin=$SECONDS
       # Many sizes are for speed's sake in the tests, and here they are slow.
@@ -277,7 +349,6 @@ run_sanitizer() {
       if grep -q '^=========.*not supported' "$work/log"; then
         skip "$tool: $(grep '^=========.*not supported' "$work/log" | head -1)"
         show_end
-        runs_left=$((runs_left - (${#tests[@]} - 1)))
         break
       fi
       ok=$(count '^\[       OK \]')
@@ -301,28 +372,40 @@ run_sanitizer() {
   done
 }
 
-# ---- steps
+# ---- kernels and steps
+
+run_profile() {
+  section "profile"
+  # shellcheck disable=SC2046 # words on purpose
+  run_bench profile "$1" --bench.parts=profile --bench.steps=5 $(sizes gpt2 64)
+}
+
+run_kernels() {
+  local ncu
+  section "kernels"
+  ncu=$(command -v ncu || find /usr/local/cuda*/bin /opt/nvidia -maxdepth 4 -name ncu -type f -perm -u+x 2>/dev/null | head -1) || true
+  if [[ -z $ncu ]]; then skip "Nsight Compute: no ncu in PATH, /usr/local/cuda*, /opt/nvidia"; return; fi
+  # shellcheck disable=SC2046 # words on purpose
+  limited "$1" "$ncu" --kernel-name-base demangled --kernel-name 'regex:attention|RowArguments|[nN]orm' --launch-count 24 \
+    --section SpeedOfLight --section Occupancy --section MemoryWorkloadAnalysis tools/bench/bench_gpu --bench.parts=profile \
+    --bench.steps=1 --bench.side=256 $(sizes gpt2 16)
+  cat "$work/log" >>"$report"
+  if ((status)); then skip "Nsight Compute: $(grep -m1 -E '==ERROR==|error' "$work/log" || echo "exit code $status")"; fi
+}
 
 run_steps() {
-  local free
+  local models batches peers free
   section "steps"
-  if (($(left) < 30)); then skip "steps"; return; fi
-  if bench_gpu "$(left)" --bench.parts=profile --bench.steps=5 --bench.limit_s=60; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-  fi
   find_torch
   if [[ -z $python ]]; then skip "PyTorch: no python3 with torch that sees the GPU"; fi
-  if (($(left) < 30)); then skip "steps beside PyTorch"; return; fi
   free=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits -i 0 2>/dev/null || echo 0)
   [[ $free =~ ^[0-9]+$ ]] || free=0
-  if bench_gpu "$(left)" --bench.parts=steps --bench.steps=10 --bench.memory_mib="$free" --bench.python="$python" \
-    --bench.limit_s=$(($(left) - 15)); then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-  fi
+  while IFS='|' read -r models batches peers; do
+    # shellcheck disable=SC2046 # words on purpose
+    run_bench "steps of $models" "$(left)" --bench.parts=steps --bench.steps=10 --bench.memory_mib="$free" \
+      --bench.python="$python" --bench.peers="$peers" --bench.limit_s=$(($(left) > 20 ? $(left) - 15 : 5)) $(sizes "$models" "$batches")
+    if [[ $small ]]; then break; fi
+  done <<<"$trainings"
 }
 
 # ---- all of it
@@ -344,12 +427,17 @@ if [[ $device == cpu ]]; then
   parts=losses
 else
   find_libraries
+  if wants steps; then start_torch; fi
   run_machine
 fi
-# What a part leaves over is the next one's; steps come last and take the rest.
-if wants tests; then run_tests $((budget * (small ? 90 : 30) / 100)); fi
+# What a part leaves over is the next ones'.
+if wants gemm; then run_gemm "$(share gemm)"; fi
+if wants ops; then run_tests "$(share ops)" ops; fi
+if wants tests; then run_tests "$(share tests)" engine shard tools comm; fi
 if wants losses; then run_losses; fi
-if wants sanitizer; then run_sanitizer $((budget * 25 / 100)); fi
+if wants profile; then run_profile "$(share profile)"; fi
+if wants kernels; then run_kernels "$(share kernels)"; fi
+if wants sanitizer; then run_sanitizer "$(share sanitizer)"; fi
 if wants steps; then run_steps; fi
 section "done"
 say "$skipped skipped; results in $out"

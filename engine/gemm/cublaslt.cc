@@ -6,9 +6,9 @@
 #include <bit>
 #include <chrono>
 #include <compare>
-#include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,6 +96,27 @@ struct Side {
   bool transposed;
   std::uint32_t alignment;
 };
+
+// What an algorithm says of itself, as far as it does.
+std::string text_of(const cublasLtMatmulAlgo_t& algorithm) {
+  constexpr std::pair<cublasLtMatmulAlgoConfigAttributes_t, const char*> kParts[] = {
+      {CUBLASLT_ALGO_CONFIG_ID, "id"},
+      {CUBLASLT_ALGO_CONFIG_TILE_ID, "tile"},
+      {CUBLASLT_ALGO_CONFIG_STAGES_ID, "stages"},
+      {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, "split"},
+      {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, "reduction"}};
+  std::string text;
+  for (const auto& [attribute, name] : kParts) {
+    std::uint32_t value = 0;
+    std::size_t written = 0;
+    if (cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, sizeof value,
+                                             &written) != CUBLAS_STATUS_SUCCESS) {
+      continue;
+    }
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, value);
+  }
+  return text;
+}
 
 // What record_gemms() keeps of a matrix.
 DeviceMatrix recorded(const DeviceMatrix& m) {
@@ -199,15 +220,16 @@ class CublasLt {
     return plan->second.supported;
   }
 
-  // Whether a choice was made by time, and kept.
-  bool tune(const Stream& stream, const DeviceProduct& recorded, GemmAlgorithms& algorithms) const {
+  // Chooses by time, unless there is an entry or nothing to choose from.
+  std::optional<TunedGemm> tune(const Stream& stream, const DeviceProduct& recorded,
+                                GemmAlgorithms& algorithms) const {
     const Key key(recorded);
     const std::string name = name_of(key);
-    if (algorithms.find(name)) return false;
+    if (algorithms.find(name)) return std::nullopt;
     Plan plan(key);
     allow_any_bias(key, plan);
     const Candidates candidates = propose(plan, key, kMaxCandidates);
-    if (candidates.empty()) return false;
+    if (candidates.empty()) return std::nullopt;
     const Memory memory(stream);
     const Scratch a(stream, memory, recorded.a), b(stream, memory, recorded.b),
         c(stream, memory, recorded.c);
@@ -222,9 +244,20 @@ class CublasLt {
                                 .accumulate = recorded.accumulate,
                                 .bias = key.has_bias ? bias.data() : nullptr,
                                 .scales = key.device_scales ? scales.data<float>() : nullptr};
-    const auto fastest = find_fastest(stream, memory, product, plan, candidates);
+    std::vector<double> times_ms;
+    for (const auto& candidate : candidates) {
+      take(candidate, plan);
+      times_ms.push_back(time_ms(stream, memory, product, plan));
+    }
+    const auto best = std::ranges::min_element(times_ms);
+    const cublasLtMatmulAlgo_t& fastest =
+        candidates[static_cast<std::size_t>(best - times_ms.begin())].algo;
     algorithms.insert(name, std::bit_cast<GemmAlgorithms::Algorithm>(fastest));
-    return true;
+    return TunedGemm{.gemm = recorded,
+                     .first_ms = times_ms.front(),
+                     .ms = *best,
+                     .num_proposed = static_cast<int>(candidates.size()),
+                     .algorithm = text_of(fastest)};
   }
 
  private:
@@ -318,9 +351,9 @@ class CublasLt {
     take(result, plan);
   }
 
-  cublasLtMatmulAlgo_t find_fastest(const Stream& stream, const Memory& memory,
-                                    const DeviceProduct& product, Plan& plan,
-                                    const Candidates& candidates) const {
+  // Of one product, the faster of two turns.
+  double time_ms(const Stream& stream, const Memory& memory, const DeviceProduct& product,
+                 const Plan& plan) const {
     using Clock = std::chrono::steady_clock;
     const auto time = [&](int num_runs) {
       stream.synchronize();
@@ -330,16 +363,9 @@ class CublasLt {
       return std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / num_runs;
     };
     constexpr double kBatch_ms = 2;  // long beside the time it takes to start and to wait
-    double best_ms = std::numeric_limits<double>::infinity();
-    cublasLtMatmulAlgo_t best{};
-    for (const auto& candidate : candidates) {
-      take(candidate, plan);
-      time(1);  // loads its code
-      const int num_runs = static_cast<int>(std::clamp(kBatch_ms / time(1), 1.0, 20.0));
-      const double ms = std::min(time(num_runs), time(num_runs));
-      if (ms < best_ms) best_ms = ms, best = candidate.algo;
-    }
-    return best;
+    time(1);                         // loads its code
+    const int num_runs = static_cast<int>(std::clamp(kBatch_ms / time(1), 1.0, 20.0));
+    return std::min(time(num_runs), time(num_runs));
   }
 
   Handle handle_;
@@ -395,14 +421,15 @@ void record_gemms(const Stream& stream, std::shared_ptr<std::vector<DeviceProduc
   stream.state<GemmRecord>().gemms = std::move(gemms);
 }
 
-int tune_gemms(const Stream& stream, const std::vector<DeviceProduct>& gemms,
-               GemmAlgorithms& algorithms) {
+std::vector<TunedGemm> tune_gemms(const Stream& stream, const std::vector<DeviceProduct>& gemms,
+                                  GemmAlgorithms& algorithms) {
   const CurrentGpu current(stream.device().index);
-  int num_timed = 0;
+  std::vector<TunedGemm> timed;
   for (const DeviceProduct& gemm : gemms) {
-    if (stream.state<CublasLt>().tune(stream, gemm, algorithms)) ++num_timed;
+    auto tuned = stream.state<CublasLt>().tune(stream, gemm, algorithms);
+    if (tuned) timed.push_back(*std::move(tuned));
   }
-  return num_timed;
+  return timed;
 }
 
 }  // namespace tessera::engine

@@ -59,10 +59,19 @@ void set_gemm_algorithms(const Stream& stream, std::shared_ptr<GemmAlgorithms> a
 /// (engine/meta.h). Null: no more. Defined where CUDA is built.
 void record_gemms(const Stream& stream, std::shared_ptr<std::vector<DeviceProduct>> gemms);
 
+/// A product that was timed.
+struct TunedGemm {
+  DeviceProduct gemm;
+  double first_ms;        ///< by the first algorithm proposed
+  double ms;              ///< by the fastest
+  int num_proposed;       ///< algorithms
+  std::string algorithm;  ///< the fastest, in words: "id 66, tile 18, stages 36, split 1"
+};
+
 /// Gives each product of `gemms` that has no entry the fastest of the algorithms proposed, timed on
 /// `stream`, a CUDA stream with nothing else to do, in memory of its own that is given back.
-/// Blocks. Returns how many were timed. Throws DeviceError. Defined where CUDA is built.
-int tune_gemms(const Stream& stream, const std::vector<DeviceProduct>& gemms,
-               GemmAlgorithms& algorithms);
+/// Blocks. Returns what was timed. Throws DeviceError. Defined where CUDA is built.
+std::vector<TunedGemm> tune_gemms(const Stream& stream, const std::vector<DeviceProduct>& gemms,
+                                  GemmAlgorithms& algorithms);
 
 }  // namespace tessera::engine

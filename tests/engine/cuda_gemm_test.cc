@@ -249,8 +249,15 @@ TEST(CudaGemmTest, ChoicesByTimeAreKeptAndReadBack) {
     EXPECT_EQ((*gemms)[0].b.cols, 48);
     EXPECT_TRUE((*gemms)[1].accumulate);
     const Stream idle = Stream::cuda("tuning", 0);
-    EXPECT_EQ(tune_gemms(idle, *gemms, *tuned), 2);
-    EXPECT_EQ(tune_gemms(idle, *gemms, *tuned), 0);
+    const std::vector<TunedGemm> timed = tune_gemms(idle, *gemms, *tuned);
+    ASSERT_EQ(timed.size(), 2u);
+    for (const TunedGemm& t : timed) {
+      EXPECT_GE(t.num_proposed, 1);
+      EXPECT_LE(t.ms, t.first_ms);
+      EXPECT_GT(t.ms, 0);
+      EXPECT_TRUE(t.algorithm.starts_with("id ")) << t.algorithm;
+    }
+    EXPECT_TRUE(tune_gemms(idle, *gemms, *tuned).empty());
     const std::vector<Values> want = run_all(tuned);
     const std::string text = tuned->text();
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;

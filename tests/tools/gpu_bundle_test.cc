@@ -95,7 +95,7 @@ TEST_F(GpuBundle, SaysWhichLossesAreOff) {
 }
 
 TEST_F(GpuBundle, RefusesOptionsItDoesNotKnow) {
-  for (const char* option : {"--budget=soon", "--parts=tests,tea", "--fast"}) {
+  for (const char* option : {"--budget=soon", "--parts=tests,tea", "--plan=4", "--fast"}) {
     const Outcome outcome = check({option});
     EXPECT_EQ(outcome.exit_code, 2) << option;
     EXPECT_TRUE(has(outcome.err, {"expected"})) << option << outcome.err;

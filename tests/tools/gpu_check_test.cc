@@ -1,4 +1,5 @@
 // The check of a GPU, on a GPU or the emulated one: it finds the device and trains on it.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -22,13 +23,20 @@ TEST(GpuCheck, MeasuresTheDeviceAndTrainsAsOnTheCpu) {
       run_program("tools/gpu_bundle",
                   std::vector<std::string>{folder / "bundle", "--max_mib=1000", "--symbols"});
   ASSERT_EQ(made.exit_code, 0) << made.out << made.err;
-  const Outcome outcome = run_program(
-      folder / "bundle/gpu_check.sh",
-      std::vector<std::string>{"--small", "--parts=machine,losses,steps", folder / "out"});
+  const Outcome outcome =
+      run_program(folder / "bundle/gpu_check.sh",
+                  std::vector<std::string>{"--small", "--parts=machine,gemm,losses,profile,steps",
+                                           folder / "out"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
-  EXPECT_TRUE(has(outcome.out, {"product bf16"})) << outcome.out;
-  EXPECT_TRUE(has(outcome.out, {"whole step"})) << outcome.out;
-  EXPECT_TRUE(outcome.out.ends_with("\n6 passed, 0 failed\n")) << outcome.out;
+  // A table of each part, as text and as records.
+  for (const char* text : {"product bf16", "algorithm", "whole step", "compile_ratio"}) {
+    EXPECT_TRUE(has(outcome.out, {text})) << outcome.out;
+  }
+  const std::string records = folder.read("out/results.jsonl");
+  for (const char* part : {"device", "gemm", "profile", "steps", "losses", "summary"}) {
+    EXPECT_TRUE(has(records, {fmt::format(R"("part":"{}")", part)})) << part << "\n" << records;
+  }
+  EXPECT_TRUE(outcome.out.ends_with("\n8 passed, 0 failed\n")) << outcome.out;
 }
 
 }  // namespace

@@ -2,9 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "engine/error.h"
@@ -22,7 +25,8 @@ constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 struct GpuConfig {
   std::string models = "gpt2,gpt2-medium";
-  std::int64_t batch = 16;
+  std::string batches = "16,64,max";
+  std::string peers = "eager,compile";
   std::int64_t side = 8192;
   std::int64_t memory_mib = 0;
   double limit_s = 0;
@@ -33,6 +37,7 @@ class GpuBench {
   explicit GpuBench(const GpuConfig& gpu) : gpu_(gpu) {}
 
   void device(const BenchConfig& config, BenchReport& report) { ceilings(config, report); }
+  void gemm(const BenchConfig& config, BenchReport& report);
   void steps(const BenchConfig& config, BenchReport& report);
   void offload(const BenchConfig& config, BenchReport& report) {
     for (const TrainingRow& row : rows(config)) {
@@ -48,10 +53,10 @@ class GpuBench {
   }
   std::vector<TrainingRow> rows(const BenchConfig& config) const;
   bool is_late() const { return gpu_.limit_s > 0 && clock_.ms() > gpu_.limit_s * 1e3; }
-  void step_row(const TrainingRow& row, const BenchConfig& config, BenchReport& report,
-                const TrainingTimes& ours);
+  std::optional<TrainingTimes> step_row(const TrainingRow& row, const BenchConfig& config,
+                                        BenchReport& report);
   void largest_row(TrainingRow row, const BenchConfig& config, BenchReport& report);
-  double peer_ms(const TrainingRow& row, bool compile, const BenchConfig& config,
+  double peer_ms(const TrainingRow& row, const char* mode, const BenchConfig& config,
                  BenchReport& report) const;
 
   const GpuConfig& gpu_;
@@ -59,15 +64,25 @@ class GpuBench {
   std::optional<Ceilings> ceilings_;
 };
 
+// Of each model and each batch that is a number.
 std::vector<TrainingRow> GpuBench::rows(const BenchConfig& config) const {
   std::vector<TrainingRow> rows;
   for (const std::string& model : list_of(gpu_.models)) {
-    const TrainingRow row{.model = gpt_preset(model),
-                          .batch = gpu_.batch,
-                          .strategy = "ddp",  // one rank has nothing to shard
-                          .param = engine::DType::kBF16,
-                          .on_gpu = true};
-    if (config.wants(row.name())) rows.push_back(row);
+    for (const std::string& batch : list_of(gpu_.batches)) {
+      if (batch == "max") continue;
+      std::int64_t number = 0;
+      const auto [end, error] = std::from_chars(batch.data(), batch.data() + batch.size(), number);
+      engine::require(error == std::errc() && end == batch.data() + batch.size() && number > 0 &&
+                          number <= 1 << 20,
+                      "[bench] expected numbers of sequences, and max, got '{}' (bench.batches)",
+                      batch);
+      const TrainingRow row{.model = gpt_preset(model),
+                            .batch = number,
+                            .strategy = "ddp",  // one rank has nothing to shard
+                            .param = engine::DType::kBF16,
+                            .on_gpu = true};
+      if (config.wants(row.name())) rows.push_back(row);
+    }
   }
   return rows;
 }
@@ -91,10 +106,10 @@ double tokens_per_s(const TrainingRow& row, double ms) {
 }
 
 // PyTorch's step; NaN, and why, if there is none.
-double GpuBench::peer_ms(const TrainingRow& row, bool compile, const BenchConfig& config,
+double GpuBench::peer_ms(const TrainingRow& row, const char* mode, const BenchConfig& config,
                          BenchReport& report) const {
-  if (config.python.empty()) return kNone;
-  const char* mode = compile ? "compile" : "eager";
+  const std::vector<std::string> peers = list_of(gpu_.peers);
+  if (config.python.empty() || std::ranges::find(peers, mode) == peers.end()) return kNone;
   std::int64_t left_s = 0;
   if (gpu_.limit_s > 0) {
     left_s = static_cast<std::int64_t>(gpu_.limit_s - clock_.ms() * 1e-3);
@@ -104,6 +119,7 @@ double GpuBench::peer_ms(const TrainingRow& row, bool compile, const BenchConfig
     }
   }
   try {
+    const bool compile = std::string_view(mode) == "compile";
     return run_peer({config.python, config.peer, compile, left_s}, row, config.steps).median_ms;
   } catch (const engine::IoError& e) {
     report.note(fmt::format("PyTorch {}, {}: {}", mode, row.name(), e.what()));
@@ -111,33 +127,54 @@ double GpuBench::peer_ms(const TrainingRow& row, bool compile, const BenchConfig
   }
 }
 
-void GpuBench::step_row(const TrainingRow& row, const BenchConfig& config, BenchReport& report,
-                        const TrainingTimes& ours) {
-  const Measurement mine = Measurement::of(ours.step_ms);
-  const double eager = peer_ms(row, false, config, report);
-  const double compiled = peer_ms(row, true, config, report);
+// None, and why, if it does not run: a batch may be too large for the memory.
+std::optional<TrainingTimes> GpuBench::step_row(const TrainingRow& row, const BenchConfig& config,
+                                                BenchReport& report) {
+  std::optional<TrainingTimes> ours;
+  try {
+    ours = run_training(row, config.steps);
+  } catch (const engine::DeviceError& e) {
+    report.note(fmt::format("{}: {}", row.name(), e.what()));
+    return std::nullopt;
+  }
+  const Measurement mine = Measurement::of(ours->step_ms);
+  const double eager = peer_ms(row, "eager", config, report);
+  const double compiled = peer_ms(row, "compile", config, report);
+  const double tflop_per_s =
+      static_cast<double>(row.batch) * row.model.train_flops(row.model.seq) / mine.median_ms * 1e-9;
   constexpr double kMib = 1 << 20;
   report.row({row.name(), Cell(mine.median_ms, 2), Cell(mine.min_ms, 2), Cell(mine.max_ms, 2),
-              Cell(tokens_per_s(row, mine.median_ms), 0),
-              Cell(static_cast<double>(ours.memory.reserved_nbytes) / kMib, 0), Cell(eager, 2),
+              Cell(tokens_per_s(row, mine.median_ms), 0), Cell(tflop_per_s),
+              Cell(ceilings_->percent(tflop_per_s * 1e3, 0)),
+              Cell(static_cast<double>(ours->memory.reserved_nbytes) / kMib, 0), Cell(eager, 2),
               Cell(compiled, 2), Cell(eager / mine.median_ms, 2),
               Cell(compiled / mine.median_ms, 2)});
+  return ours;
 }
 
 void GpuBench::steps(const BenchConfig& config, BenchReport& report) {
+  ceilings(config, report);
   report.begin_table(
       "steps",
-      fmt::format("Training steps, median of {}; eager, compile: PyTorch; ratio: its time to ours",
+      fmt::format("Training steps, median of {}; ceiling_pct: of the bf16 products that the GPU "
+                  "reaches; eager, compile: PyTorch; ratio: its time to ours",
                   config.steps),
-      {"training", "ms", "min_ms", "max_ms", "tokens_per_s", "memory_mib", "eager_ms", "compile_ms",
-       "eager_ratio", "compile_ratio"});
-  // Largest batches last: they may be skipped.
+      {"training", "ms", "min_ms", "max_ms", "tokens_per_s", "tflop_per_s", "ceiling_pct",
+       "memory_mib", "eager_ms", "compile_ms", "eager_ratio", "compile_ratio"});
+  const std::vector<std::string> batches = list_of(gpu_.batches);
+  const bool wants_largest = std::ranges::find(batches, "max") != batches.end();
+  // Largest batches last: they may be skipped. Of each model, from its last row.
   std::vector<TrainingRow> largest;
   for (const TrainingRow& row : rows(config)) {
-    const TrainingTimes times = run_training(row, config.steps);
-    step_row(row, config, report, times);
+    if (is_late()) {
+      report.note("skipped for lack of time: " + row.name());
+      continue;
+    }
+    const std::optional<TrainingTimes> times = step_row(row, config, report);
+    if (!times || !wants_largest) continue;
     TrainingRow larger = row;
-    larger.batch = largest_batch(row.batch, times.memory, gpu_.memory_mib);
+    larger.batch = largest_batch(row.batch, times->memory, gpu_.memory_mib);
+    if (!largest.empty() && largest.back().model.layers == row.model.layers) largest.pop_back();
     if (larger.batch > row.batch) largest.push_back(larger);
   }
   for (const TrainingRow& row : largest) {
@@ -152,17 +189,14 @@ void GpuBench::steps(const BenchConfig& config, BenchReport& report) {
 // With a smaller batch if need be: the estimate knows nothing of fragments.
 void GpuBench::largest_row(TrainingRow row, const BenchConfig& config, BenchReport& report) {
   constexpr int kTries = 3;
-  for (int i = 0; i < kTries; ++i) {
-    std::optional<TrainingTimes> times;
-    try {
-      times = run_training(row, config.steps);
-    } catch (const engine::DeviceError& e) {
-      report.note(fmt::format("{}: {}", row.name(), e.what()));
-      row.batch = row.batch * 9 / 10 / 8 * 8;
-      continue;
-    }
-    return step_row(row, config, report, *times);
+  for (int i = 0; i < kTries && !step_row(row, config, report); ++i) {
+    row.batch = row.batch * 9 / 10 / 8 * 8;
   }
+}
+
+void GpuBench::gemm(const BenchConfig& config, BenchReport& report) {
+  measure_gemms(
+      rows(config), ceilings(config, report), [this] { return is_late(); }, report);
 }
 
 void GpuBench::profile(const BenchConfig& config, BenchReport& report) {
@@ -172,19 +206,21 @@ void GpuBench::profile(const BenchConfig& config, BenchReport& report) {
       report.note("skipped for lack of time: profile of " + row.name());
       continue;
     }
-    LaunchLog log;
+    LaunchLog log(/*by_shape=*/true);
     const TrainingTimes times = run_training(row, config.steps, &log);
     const double step_ms = Measurement::of(times.step_ms).median_ms;
     std::vector<KernelTimes> kernels = log.kernels();
     std::sort(kernels.begin(), kernels.end(), [](const KernelTimes& a, const KernelTimes& b) {
       return a.total_ms() > b.total_ms();
     });
-    report.begin_table("profile",
-                       fmt::format("A step of {} by kernel, mean of {} steps; ceiling_pct: of what "
-                                   "the GPU reaches, bytes or bf16 products, whichever is more",
-                                   row.name(), config.steps),
-                       {"kernel", "stream", "calls", "ms", "share_pct", "tflop_per_s", "gb_per_s",
-                        "ceiling_pct", "row"});
+    report.begin_table(
+        "profile",
+        fmt::format("A step of {} by kernel and shape, mean of {} steps; gflop, mib: "
+                    "of a call; ceiling_pct: of what the GPU reaches, bytes or "
+                    "bf16 products, whichever is more",
+                    row.name(), config.steps),
+        {"kernel", "stream", "calls", "gflop", "mib_read", "mib_written", "ms", "share_pct",
+         "tflop_per_s", "gb_per_s", "ceiling_pct", "row"});
     const auto steps = static_cast<double>(config.steps);
     double sum_ms = 0;
     for (const KernelTimes& k : kernels) {
@@ -192,13 +228,17 @@ void GpuBench::profile(const BenchConfig& config, BenchReport& report) {
       const double gflop_per_s = k.flops / k.total_ms() * 1e-6;
       const double gb_per_s = k.nbytes / k.total_ms() * 1e-6;
       if (k.stream == "compute") sum_ms += ms;
-      report.row({k.name, k.stream, Cell(static_cast<double>(k.ms.size()) / steps), Cell(ms, 3),
-                  100 * ms / step_ms, gflop_per_s * 1e-3, gb_per_s,
+      const auto mib = [](std::int64_t nbytes) {
+        return Cell(static_cast<double>(nbytes) / (1 << 20));
+      };
+      report.row({k.name, k.stream, Cell(static_cast<double>(k.ms.size()) / steps),
+                  Cell(k.call_flops * 1e-9), mib(k.call_bytes_read), mib(k.call_bytes_written),
+                  Cell(ms, 3), 100 * ms / step_ms, gflop_per_s * 1e-3, gb_per_s,
                   ceiling.percent(gflop_per_s, gb_per_s), row.name()});
     }
     const auto whole = [&](const char* name, double ms) {
-      report.row(
-          {name, "", kNone, Cell(ms, 3), 100 * ms / step_ms, kNone, kNone, kNone, row.name()});
+      report.row({name, "", kNone, kNone, kNone, kNone, Cell(ms, 3), 100 * ms / step_ms, kNone,
+                  kNone, kNone, row.name()});
     };
     whole("between kernels", step_ms - sum_ms);
     whole("whole step, with timers", step_ms);
@@ -209,11 +249,15 @@ void run(int argc, char** argv) {
   GpuConfig gpu;
   FlagSet flags("bench_gpu", "Times Tessera on a GPU beside PyTorch and beside what it reaches.");
   flags.add("bench.models", &gpu.models, {.help = "comma-separated list of model presets"});
-  flags.add("bench.batch", &gpu.batch, {.help = "sequences of a step", .min = 1, .max = 1 << 20});
+  flags.add("bench.batches", &gpu.batches,
+            {.help = "comma-separated list of the sequences of a step; max, with "
+                     "bench.memory_mib: as many as fit, in steps alone"});
+  flags.add("bench.peers", &gpu.peers,
+            {.help = "of eager and compile, with bench.python: how PyTorch runs"});
   flags.add("bench.side", &gpu.side,
             {.help = "of the matrices that ceilings are measured with", .min = 16, .max = 32768});
   flags.add("bench.memory_mib", &gpu.memory_mib,
-            {.help = "free memory of the GPU, for the row with the largest batch; 0: no such row",
+            {.help = "free memory of the GPU, for rows with the largest batch; 0: no such rows",
              .min = 0,
              .max = 1 << 30});
   flags.add("bench.limit_s", &gpu.limit_s,
@@ -226,6 +270,7 @@ void run(int argc, char** argv) {
   defaults.parts = "device,steps,profile";
   run_bench(argc, argv, flags, defaults,
             {{"device", part(&GpuBench::device)},
+             {"gemm", part(&GpuBench::gemm)},
              {"steps", part(&GpuBench::steps)},
              {"offload", part(&GpuBench::offload)},
              {"profile", part(&GpuBench::profile)}});

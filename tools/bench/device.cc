@@ -1,12 +1,17 @@
 #include "tools/bench/device.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "engine/copy.h"
+#include "engine/cuda.h"
 #include "engine/elementwise.h"
 #include "engine/gemm/gemm.h"
+#include "engine/gemm/gemm_algorithms.h"
 #include "engine/gemm/gemm_cuda.h"
 #include "engine/parameter.h"
 #include "tools/bench/timing.h"
@@ -58,6 +63,14 @@ double product_gflop_per_s(const Stream& stream, const engine::Memory& memory, c
   return engine::gemm_flops(side, side, side) / ms * 1e-6;
 }
 
+// "8192x3072x768 NT bf16 bf16 f32 bias": rows, columns and depth; transposed or not; dtypes.
+std::string text_of(const engine::DeviceProduct& p) {
+  const auto letter = [](const engine::DeviceMatrix& m) { return m.transposed ? 'T' : 'N'; };
+  return fmt::format("{}x{}x{} {}{} {} {} {}{}", p.c.rows, p.c.cols, p.a.cols, letter(p.a),
+                     letter(p.b), name_of(p.a.dtype), name_of(p.b.dtype), name_of(p.c.dtype),
+                     p.bias != nullptr ? " bias" : "");
+}
+
 }  // namespace
 
 double Ceilings::percent(double gflop_per_s, double gb) const {
@@ -92,6 +105,34 @@ Ceilings measure_ceilings(std::int64_t side, std::int64_t num_samples, BenchRepo
   report.row({"product f32", "-", ceilings.f32_gflop_per_s * 1e-3});
   report.row({"product bf16", "-", ceilings.bf16_gflop_per_s * 1e-3});
   return ceilings;
+}
+
+void measure_gemms(const std::vector<TrainingRow>& rows, const Ceilings& ceilings,
+                   const std::function<bool()>& is_late, BenchReport& report) {
+  report.begin_table("gemm",
+                     "Matrix products of a step: the first algorithm that cublasLt proposes, and "
+                     "the fastest; ceiling_pct: of the bf16 product that the GPU reaches",
+                     {"product", "gflop", "first_ms", "best_ms", "ratio", "tflop_per_s",
+                      "ceiling_pct", "proposed", "algorithm"});
+  if constexpr (engine::kCudaBuilt) {
+    const Stream stream = Stream::cuda("tuning", 0);
+    engine::GemmAlgorithms algorithms;  // so that none is timed twice
+    for (TrainingRow row : rows) {
+      for (const std::int64_t vocab : {row.model.vocab, (row.model.vocab + 127) / 128 * 128}) {
+        row.model.vocab = vocab;
+        for (const engine::DeviceProduct& gemm : gemms_of(row)) {
+          if (is_late()) return report.note("skipped for lack of time: further products");
+          for (const engine::TunedGemm& t : engine::tune_gemms(stream, {gemm}, algorithms)) {
+            const double gflop = engine::gemm_flops(gemm.c.rows, gemm.c.cols, gemm.a.cols) * 1e-9;
+            report.row({text_of(gemm), Cell(gflop), Cell(t.first_ms, 4), Cell(t.ms, 4),
+                        Cell(t.first_ms / t.ms, 2), Cell(gflop / t.ms),
+                        Cell(ceilings.percent(gflop / t.ms * 1e3, 0)), t.num_proposed,
+                        t.algorithm});
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace tessera::tools

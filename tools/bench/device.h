@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "tools/bench/report.h"
+#include "tools/bench/training.h"
 
 namespace tessera::tools {
 
@@ -22,5 +25,10 @@ struct Ceilings {
 /// Products of normal (side, side) matrices; copies and additions of 16 side^2 bytes. Medians of
 /// `num_samples`. Throws DeviceError without a GPU.
 Ceilings measure_ceilings(std::int64_t side, std::int64_t num_samples, BenchReport& report);
+
+/// The matrix products of steps of `rows`, with the vocabulary as it is and as long as a multiple
+/// of 128: by the first algorithm that cublasLt proposes, and by the fastest. Ends when `is_late`.
+void measure_gemms(const std::vector<TrainingRow>& rows, const Ceilings& ceilings,
+                   const std::function<bool()>& is_late, BenchReport& report);
 
 }  // namespace tessera::tools

@@ -25,15 +25,22 @@ double KernelTimes::best_step_ms(std::int64_t num_steps) const {
 void LaunchLog::on_launch(const engine::LaunchRecord& record) noexcept {
   const std::lock_guard lock(mutex_);
   if (record.begin_ns < since_ns_) return;
+  const engine::Work& work = record.work;
   auto it = std::find_if(kernels_.begin(), kernels_.end(), [&](const KernelTimes& k) {
-    return k.name == record.work.name && k.stream == record.stream;
+    return k.name == work.name && k.stream == record.stream &&
+           (!by_shape_ || (k.call_flops == work.flops && k.call_bytes_read == work.bytes_read &&
+                           k.call_bytes_written == work.bytes_written));
   });
   if (it == kernels_.end()) {
-    kernels_.push_back({.name = std::string(record.work.name), .stream = record.stream});
+    kernels_.push_back({.name = std::string(work.name),
+                        .stream = record.stream,
+                        .call_flops = work.flops,
+                        .call_bytes_read = work.bytes_read,
+                        .call_bytes_written = work.bytes_written});
     it = kernels_.end() - 1;
   }
-  it->flops += record.work.flops;
-  it->nbytes += static_cast<double>(record.work.bytes_read + record.work.bytes_written);
+  it->flops += work.flops;
+  it->nbytes += static_cast<double>(work.bytes_read + work.bytes_written);
   it->ms.push_back(static_cast<double>(record.end_ns - record.begin_ns) * 1e-6);
 }
 

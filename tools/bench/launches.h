@@ -10,9 +10,12 @@
 
 namespace tessera::tools {
 
-/// Every launch of one name on one stream.
+/// Every launch of one name on one stream; of one shape as well, if the log tells them apart.
 struct KernelTimes {
   std::string name, stream;
+  /// Of one launch: what tells shapes apart.
+  double call_flops = 0;
+  std::int64_t call_bytes_read = 0, call_bytes_written = 0;
   double flops = 0, nbytes = 0;  ///< sums
   std::vector<double> ms = {};   ///< of each launch
 
@@ -24,6 +27,9 @@ struct KernelTimes {
 
 class LaunchLog : public engine::LaunchListener {
  public:
+  LaunchLog() = default;
+  explicit LaunchLog(bool by_shape) : by_shape_(by_shape) {}
+
   void on_launch(const engine::LaunchRecord& record) noexcept override;
   /// Forgets what has begun, also what a GPU only tells of later.
   void clear();
@@ -31,6 +37,7 @@ class LaunchLog : public engine::LaunchListener {
   std::vector<KernelTimes> kernels() const;
 
  private:
+  const bool by_shape_ = false;
   mutable std::mutex mutex_;
   std::vector<KernelTimes> kernels_;
   std::int64_t since_ns_ = 0;

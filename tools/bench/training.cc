@@ -6,9 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "comm/meta.h"
 #include "comm/threads.h"
 #include "engine/cuda.h"
 #include "engine/gemm/gemm_algorithms.h"
+#include "engine/meta.h"
 #include "engine/philox.h"
 #include "engine/tape.h"
 #include "shard/adamw.h"
@@ -50,10 +52,10 @@ namespace {
 // A model in training, and what its steps read.
 class Training {
  public:
-  Training(comm::ProcessGroup& world, const TrainingRow& row, LaunchLog* log)
+  Training(comm::ProcessGroup& world, const TrainingRow& row, engine::Stream compute,
+           LaunchLog* log)
       : row_(row),
-        compute_(row.on_gpu ? engine::Stream::cuda("compute", world.rank(), {.listener = log})
-                            : engine::Stream::inline_cpu("compute", {.listener = log})),
+        compute_(std::move(compute)),
         memory_(compute_),
         tape_(memory_, compute_),
         gpt_(row.model),
@@ -179,7 +181,11 @@ TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, Launc
     const bool is_first = world.rank() == 0;
     LaunchLog* heard_by = is_first ? log : nullptr;
     const auto wrapped = wrap ? wrap(world) : nullptr;
-    Training training(wrapped ? *wrapped : world, row, heard_by);
+    const engine::StreamOptions options{.listener = heard_by};
+    Training training(wrapped ? *wrapped : world, row,
+                      row.on_gpu ? engine::Stream::cuda("compute", world.rank(), options)
+                                 : engine::Stream::inline_cpu("compute", options),
+                      heard_by);
     TrainingTimes mine = row.on_gpu ? run_on_gpu(training, num_steps, heard_by)
                                     : run_on_cpu(training, num_steps, heard_by);
     mine.memory = training.memory();
@@ -187,6 +193,20 @@ TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, Launc
     if (is_first) first = std::move(mine);
   });
   return first;
+}
+
+std::vector<engine::DeviceProduct> gemms_of(const TrainingRow& row) {
+  const auto gemms = std::make_shared<std::vector<engine::DeviceProduct>>();
+  if constexpr (engine::kCudaBuilt) {
+    const auto world = comm::make_meta_rank(0, row.ranks);
+    Training training(*world, row, engine::Stream::meta("compute", engine::DeviceKind::kCuda, {}),
+                      /*log=*/nullptr);
+    engine::record_gemms(training.compute(), gemms);
+    TrainingTimes unused;
+    training.draw_batch();
+    training.step(unused);
+  }
+  return *gemms;
 }
 
 }  // namespace tessera::tools

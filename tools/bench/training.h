@@ -9,6 +9,7 @@
 
 #include "comm/process_group.h"
 #include "engine/dtype.h"
+#include "engine/gemm/gemm_cuda.h"
 #include "engine/memory.h"
 #include "shard/options.h"
 #include "tools/bench/launches.h"
@@ -55,5 +56,8 @@ using WrapGroup = std::function<std::unique_ptr<comm::ProcessGroup>(comm::Proces
 /// null, hears what rank 0 launches in those. `wrap` may be null.
 TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, LaunchLog* log = nullptr,
                            const WrapGroup& wrap = nullptr);
+
+/// The matrix products of a step on a GPU, each once; needs none. Of a build with CUDA.
+std::vector<engine::DeviceProduct> gemms_of(const TrainingRow& row);
 
 }  // namespace tessera::tools

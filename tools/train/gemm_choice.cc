@@ -40,9 +40,9 @@ std::shared_ptr<engine::GemmAlgorithms> choose_gemm_algorithms(const Task& task,
   if constexpr (engine::kCudaBuilt) {
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<engine::DeviceProduct> gemms = gemms_of(task, ranks);
-    int num_timed = 0;
+    std::size_t num_timed = 0;
     for (int gpu = 0; gpu < ranks.num_gpus; ++gpu) {  // of one kind: only the first has to time
-      num_timed += tune_gemms(engine::Stream::cuda("tuning", gpu), gemms, *algorithms);
+      num_timed += tune_gemms(engine::Stream::cuda("tuning", gpu), gemms, *algorithms).size();
     }
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
     if (num_timed > 0) {

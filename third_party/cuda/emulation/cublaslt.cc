@@ -206,6 +206,23 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
   return CUBLAS_STATUS_SUCCESS;
 }
 
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
+                                                    void* value, std::size_t nbytes,
+                                                    std::size_t* written) {
+  if (algo == nullptr || value == nullptr || written == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  const auto algorithm = std::bit_cast<Algorithm>(*algo);
+  auto asked = static_cast<std::uint32_t>(algorithm.id);
+  if (attribute == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME)
+    asked = algorithm.reduction();
+  else if (attribute != CUBLASLT_ALGO_CONFIG_ID)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (nbytes != sizeof asked) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(value, &asked, sizeof asked);
+  *written = sizeof asked;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
