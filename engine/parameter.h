@@ -6,27 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/philox.h"
+#include "engine/init.h"
 #include "engine/tensor.h"
 
 namespace tessera::engine {
-
-/// How a parameter starts; element i is a pure function of (seed, name, i).
-struct Init {
-  enum class Kind { kZeros, kOnes, kNormal, kUniform };
-  Kind kind = Kind::kZeros;
-  float scale = 0;  ///< standard deviation, or bound of the uniform distribution [-scale, scale]
-
-  std::string str() const;  ///< "normal 0.02"
-  static Init zeros() { return {}; }
-  static Init ones() { return {Kind::kOnes, 0}; }
-  static Init normal(float stddev) { return {Kind::kNormal, stddev}; }
-  static Init uniform(float bound) { return {Kind::kUniform, bound}; }
-
-  /// Writes elements [begin, begin + numel) of the parameter called `name`.
-  void write(float* dst, std::int64_t begin, std::int64_t numel, std::string_view name,
-             std::uint64_t seed) const;
-};
 
 /// A trainable tensor. Ops take it by reference and keep its address: it must not move or die while
 /// a tape has entries.

@@ -4,9 +4,10 @@
 #pragma once
 
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <string_view>
+
+#include "engine/box_muller.h"
 
 namespace tessera::engine {
 
@@ -52,12 +53,14 @@ struct RandomStream {
   }
   constexpr float uniform(std::uint64_t index) const { return to_uniform(bits(index)); }
   /// Standard normal by Box-Muller; elements 2k and 2k+1 share a pair of words.
-  float normal(std::uint64_t index) const {
-    const auto block = philox(seed, index / 4, stream);
-    const std::size_t pair = (index % 4) / 2 * 2;
-    const double u1 = to_uniform(block[pair]), u2 = to_uniform(block[pair + 1]);
-    const double radius = std::sqrt(-2.0 * std::log(u1)), angle = 6.283185307179586 * u2;
-    return static_cast<float>(radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+  constexpr float normal(std::uint64_t index) const { return normals(index / 4)[index % 4]; }
+  /// Elements 4 block to 4 block + 3.
+  constexpr std::array<float, 4> normals(std::uint64_t block) const {
+    const auto words = philox(seed, block, stream);
+    const CosSin a = box_muller(to_uniform(words[0]), to_uniform(words[1]));
+    const CosSin b = box_muller(to_uniform(words[2]), to_uniform(words[3]));
+    return {static_cast<float>(a.cos), static_cast<float>(a.sin), static_cast<float>(b.cos),
+            static_cast<float>(b.sin)};
   }
 };
 

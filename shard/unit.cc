@@ -119,13 +119,20 @@ void Unit::bind(const Flat& flat, const Tensor& value) {
 
 void Unit::initialise(Flat& flat) const {
   if (context_.memory.device().is_meta) return;
-  std::vector<float> values;
+  const engine::Stream stream = engine::init_stream(context_.memory);
+  const engine::Stream host = engine::Stream::inline_cpu("init");
+  const auto seed = static_cast<std::uint64_t>(context_.options.seed);
   for (const Segment& s : flat.segments) {
     const Parameter& p = *flat.parameters[s.parameter];
-    values.resize(static_cast<std::size_t>(s.numel));
-    p.init.write(values.data(), s.parameter_begin, s.numel, p.name, context_.options.seed);
-    copy_from_floats(flat.master.slice(s.shard_begin, s.numel), values);
+    const SplitTensor values = flat.master.slice(s.shard_begin, s.numel);
+    if (values.device().defined()) {
+      launch_init(stream, p.init, values.device(), s.parameter_begin, p.name, seed);
+    }
+    if (values.has_host()) {
+      launch_init(host, p.init, values.host(), s.parameter_begin + values.split(), p.name, seed);
+    }
   }
+  stream.synchronize();
 }
 
 std::int64_t Unit::sum_nbytes() const {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -88,6 +89,36 @@ TEST(RandomStream, NormalsAreMadeOfTheirOwnPairOfWords) {
     const double angle = 2 * M_PI * random.uniform(i + 1);
     EXPECT_NEAR(random.normal(i), radius * std::cos(angle), 1e-6) << i;
     EXPECT_NEAR(random.normal(i + 1), radius * std::sin(angle), 1e-6) << i;
+  }
+}
+
+// On any machine: their logarithm and sines are our own.
+TEST(RandomStream, NormalsHaveTheseBits) {
+  const std::array<float, 8> expected = {0x1.87c208p-4f,  0x1.fec972p-1f,  -0x1.6822e4p-1f,
+                                         -0x1.f816fep-2f, -0x1.796574p-1f, 0x1.82ae78p+0f,
+                                         0x1.0e70aep+0f,  -0x1.f4d368p-2f};
+  const RandomStream random{5, 9};
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(random.normal(i), expected[i]) << i;
+  EXPECT_EQ(portable_log(0.3), -0x1.34378fcbda721p+0);
+}
+
+TEST(BoxMuller, LogarithmAndSinesAreWithinTheirBounds) {
+  for (std::uint32_t k = 0; k < 1u << 23; k += 97) {
+    const double u = RandomStream::to_uniform(k << 9), log = std::log(u);
+    ASSERT_NEAR(portable_log(u), log, 1e-15 * std::max(1.0, std::abs(log))) << u;
+    ASSERT_NEAR(portable_log(u) / log, 1, 1e-15) << u;
+    const auto angle = 6.283185307179586476925286766559L * u;
+    const CosSin x = portable_cos_sin(u);
+    ASSERT_NEAR(x.cos, static_cast<double>(std::cos(angle)), 1e-15) << u;
+    ASSERT_NEAR(x.sin, static_cast<double>(std::sin(angle)), 1e-15) << u;
+  }
+  for (const double x : {1e-300, 0.7, 0.70710678118654752, 1.0, 1.5, 1e300}) {
+    EXPECT_NEAR(portable_log(x), std::log(x), 1e-15 * std::max(1.0, std::abs(std::log(x)))) << x;
+  }
+  for (int eighth = 0; eighth < 8; ++eighth) {
+    const CosSin x = portable_cos_sin(eighth / 8.0);
+    EXPECT_NEAR(x.cos, std::cos(M_PI / 4 * eighth), 1e-15) << eighth;
+    EXPECT_NEAR(x.sin, std::sin(M_PI / 4 * eighth), 1e-15) << eighth;
   }
 }
 
