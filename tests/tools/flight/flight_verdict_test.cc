@@ -145,7 +145,7 @@ TEST(FlightVerdict, ARankWhoseOwnCallFailsIsNamedAndTheOthersAreToldAtOnce) {
     });
   };
   const FlightFile file = recording_of(
-      kPatient,
+      milliseconds(10'000),  // which nobody waits for
       [&](ProcessGroup& world) {
         const Stream stream = Stream::worker_cpu("comm");
         if (world.rank() == 2) {
@@ -155,12 +155,13 @@ TEST(FlightVerdict, ARankWhoseOwnCallFailsIsNamedAndTheOthersAreToldAtOnce) {
           });
         }
         gather(world, stream, "h.0");
+        if (world.rank() == 2) stay_away(world);  // and looks at no stream
         stream.synchronize();
       },
       flight);
   testing::never_fail_new();
   const FlightVerdict verdict = judge_one(file);
-  EXPECT_EQ(file.error, "std::bad_alloc");
+  EXPECT_EQ(file.error, "[abort] by rank 2: std::bad_alloc");
   EXPECT_EQ(verdict.finding, FlightFinding::kLate);
   EXPECT_THAT(verdict.lines,
               ElementsAre(MatchesRegex("rank 2 failed in all_gather f32 x 4 'h\\.0' \\(call 0 of "
