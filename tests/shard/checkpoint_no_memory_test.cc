@@ -1,5 +1,5 @@
-// Saves in which one allocation finds no memory, or all from there on, whichever it is: all ranks
-// end soon with an error, older checkpoints load, and the next save works.
+// Saves and loads in which one allocation finds no memory, or all from there on, whichever it is:
+// all ranks end soon with an error, older checkpoints load, and the next save works.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <new>
 #include <set>
@@ -88,22 +89,22 @@ void save_and_wait(Checkpointer& checkpointer, std::int64_t step) {
   checkpointer.wait();
 }
 
-// A save in which memory fails; returns what this rank was told, if it goes on. Throws what ends
-// it.
+// Memory fails while ranks do something; run() returns what this rank was told, if it goes on, and
+// throws what ends it.
 class Attempt {
  public:
   Attempt(std::int64_t num_good, Fails fails) : num_good_(num_good), fails_(fails) {}
 
-  std::string run(const CheckpointRank& rank, std::int64_t step) {
+  std::string run(int rank, const std::function<void()>& fn) {
     begin_.arrive_and_wait();
-    if (rank.world.rank() == 0) {
+    if (rank == 0) {
       first_ = num_news();
       fail_new_after(num_good_, fails_);
     }
     begin_.arrive_and_wait();
     std::exception_ptr error;
     try {
-      save_and_wait(rank.checkpointer, step);
+      fn();
     } catch (const engine::CommError&) {
       end_.arrive_and_drop();
       throw;
@@ -138,38 +139,31 @@ class Attempt {
   std::barrier<Stop> end_{kRanks, Stop{this}};
 };
 
-// What came of a run that attempts to save step 2 of 2.
-enum class End { kSaved, kTold, kEnded, kTerminated };
+// What came of a run of two steps that attempts something behind the second.
+enum class End { kDone, kTold, kEnded, kTerminated };
 
-// The run; it has saved step 1, and saves step 2 again if it was told that this failed.
-End attempt(const CheckpointRun& run, Attempt& attempt) {
+using Behind = std::function<End(const CheckpointRank&, const std::string& folder, Attempt&)>;
+
+End attempt(const CheckpointRun& run, const Behind& behind, Attempt& attempt) {
   CheckpointRun saving = run;
-  End end = End::kSaved;
+  End end = End::kDone;
   saving.behind_step = [&](const CheckpointRank& rank, int step) {
     if (step == 0) {
       save_and_wait(rank.checkpointer, 1);
       return true;
     }
-    const std::string told = attempt.run(rank, 2);
-    EXPECT_FALSE(rank.checkpointer.is_saving());
-    rank.world.barrier("attempt");
-    if (told.empty()) return true;
-    if (rank.world.rank() == 0) {
-      end = End::kTold;
-      EXPECT_EQ(checkpoints_in(run.checkpoints.folder), Names{"step_1"});
-    }
-    EXPECT_TRUE(
-        has(told, {"expected memory from the system, got none (checkpoint of step 2) (rank "}));
-    save_and_wait(rank.checkpointer, 2);
+    const End mine = behind(rank, run.checkpoints.folder, attempt);
+    if (rank.world.rank() == 0) end = mine;
     return true;
   };
   try {
     const Trained trained = train(saving);
     // What follows a save may be missing, aloud.
-    EXPECT_TRUE(steps_in(run.checkpoints.folder) == Steps{2} || trained.warnings.size() == 1u);
     for (const std::string& warning : trained.warnings) {
       EXPECT_TRUE(has(warning, {"expected memory to replace `latest` and remove old ones"}));
     }
+    const Steps steps = steps_in(run.checkpoints.folder);
+    EXPECT_TRUE(std::ssize(steps) <= run.checkpoints.keep || trained.warnings.size() == 1);
   } catch (const std::bad_alloc&) {
     end = End::kEnded;
   } catch (const engine::CommError&) {  // of a rank that had memory to say what it missed
@@ -182,13 +176,14 @@ End attempt(const CheckpointRun& run, Attempt& attempt) {
 }
 
 // The same in a process of its own: some libraries know no other way out.
-End attempt_elsewhere(const CheckpointRun& run, std::int64_t num_good, Fails fails) {
+End attempt_elsewhere(const CheckpointRun& run, const Behind& behind, std::int64_t num_good,
+                      Fails fails) {
   const pid_t child = ::fork();
   if (child == 0) {
     std::set_terminate([] { ::_exit(static_cast<int>(End::kTerminated)); });
     ::alarm(60);
     Attempt failing(num_good, fails);
-    const End end = attempt(run, failing);
+    const End end = attempt(run, behind, failing);
     std::fflush(nullptr);
     ::_exit(::testing::Test::HasFailure() ? 99 : static_cast<int>(end));
   }
@@ -197,6 +192,35 @@ End attempt_elsewhere(const CheckpointRun& run, std::int64_t num_good, Fails fai
   EXPECT_TRUE(WIFEXITED(status)) << status;
   EXPECT_NE(WEXITSTATUS(status), 99);
   return static_cast<End>(WEXITSTATUS(status));
+}
+
+constexpr const char* kTold = "expected memory from the system, got none (checkpoint";
+
+// What was told to fail is tried again.
+End save_step_2(const CheckpointRank& rank, const std::string& folder, Attempt& attempt) {
+  const std::string told =
+      attempt.run(rank.world.rank(), [&] { save_and_wait(rank.checkpointer, 2); });
+  EXPECT_FALSE(rank.checkpointer.is_saving());
+  if (told.empty()) return End::kDone;
+  EXPECT_TRUE(has(told, {kTold, "of step 2) (rank "}));
+  if (rank.world.rank() == 0) {
+    EXPECT_EQ(checkpoints_in(folder), Names{"step_1"});
+  }
+  save_and_wait(rank.checkpointer, 2);
+  return End::kTold;
+}
+
+End load_step_2(const CheckpointRank& rank, const std::string&, Attempt& attempt) {
+  save_and_wait(rank.checkpointer, 2);
+  std::int64_t step = 0;
+  const auto load = [&] { step = rank.checkpointer.load_newest()->step; };
+  const std::string told = attempt.run(rank.world.rank(), load);
+  if (!told.empty()) {
+    EXPECT_TRUE(has(told, {kTold, "(rank "}));
+    load();
+  }
+  EXPECT_EQ(step, 2);
+  return told.empty() ? End::kDone : End::kTold;
 }
 
 TEST(CheckpointNoMemory, AnErrorForWhichThereIsNoMemoryIsReportedAsThat) {
@@ -216,42 +240,62 @@ TEST(CheckpointNoMemory, AnErrorForWhichThereIsNoMemoryIsReportedAsThat) {
   EXPECT_EQ(untold.text, "");
 }
 
+// Lets every so many allocations fail: ranks ask for memory in another order each time, so that
+// these are all of them in the end. Calls `check` with what came of each.
+void fail_each(const CheckpointRun& run, const Behind& behind, Fails fails,
+               const std::function<void(End, const std::string& folder)>& check) {
+  Attempt none(kNone, fails);
+  const auto in = [&](const TempFolder& folder) {
+    CheckpointRun there = run;
+    there.checkpoints.folder = folder / "c";
+    return there;
+  };
+  const TempFolder first;
+  EXPECT_EQ(attempt(in(first), behind, none), End::kDone);
+  const std::int64_t all = none.num_allocations();
+  EXPECT_GT(all, 1000);
+  std::map<End, int> num;
+  const std::int64_t stride = (fails == Fails::kOne ? 7 : 37) * (testing::kIsSlow ? 13 : 1);
+  for (std::int64_t n = 0; n < all; n += stride) {
+    const TempFolder folder;
+    const End end = attempt_elsewhere(in(folder), behind, n, fails);
+    ++num[end];
+    check(end, folder / "c");
+    ASSERT_FALSE(::testing::Test::HasFailure()) << "allocation " << n;
+  }
+  EXPECT_GT(num[End::kEnded], 5);
+  if (fails == Fails::kAll) return;  // then JSON has no way out, see docs/reliability.md
+  EXPECT_GT(num[End::kTold], 10);
+  EXPECT_LT(num[End::kTerminated], num[End::kTold] / 5);
+}
+
 TEST(CheckpointNoMemory, EveryAllocationOfASaveMayFail) {
   const TempFolder without;
   const std::vector<float> expected = train(run_in(without / "c", false)).values;
   for (const bool async : {false, true}) {
-    Attempt none(kNone, Fails::kOne);
-    const TempFolder first;
-    EXPECT_EQ(attempt(run_in(first / "c", async), none), End::kSaved);
-    const std::int64_t all = none.num_allocations();
-    EXPECT_GT(all, 1000);
     for (const Fails fails : {Fails::kOne, Fails::kAll}) {
-      std::map<End, int> num;
-      // Ranks ask for memory in another order each time: some of them are all of them in the end.
-      const std::int64_t stride = (fails == Fails::kOne ? 7 : 37) * (testing::kIsSlow ? 13 : 1);
-      for (std::int64_t n = 0; n < all; n += stride) {
-        const TempFolder folder;
-        const CheckpointRun run = run_in(folder / "c", async);
-        const End end = attempt_elsewhere(run, n, fails);
-        ++num[end];
-        const Steps steps = steps_in(folder / "c");
-        if (end == End::kSaved || end == End::kTold) {
-          EXPECT_EQ(steps.front(), 2);
-        } else {
-          EXPECT_TRUE(steps == Steps{1} || steps == Steps{2} || steps == (Steps{2, 1}));
-        }
+      fail_each(run_in("", async), save_step_2, fails, [&](End end, const std::string& folder) {
+        const Steps steps = steps_in(folder);
+        const bool has_ended = end == End::kEnded || end == End::kTerminated;
+        EXPECT_TRUE(steps == Steps{2} || steps == (Steps{2, 1}) ||
+                    (has_ended && steps == Steps{1}));
         // What has a name is whole: nothing is passed over. What was half written is gone.
-        const Trained next = train(run);
+        const Trained next = train(run_in(folder, async));
         EXPECT_EQ(next.first_step, steps.front());
         EXPECT_EQ(next.values, expected);
-        EXPECT_EQ(checkpoints_in(folder / "c").size(), steps.size());
-        ASSERT_FALSE(HasFailure()) << "allocation " << n << ", async " << async;
-      }
-      EXPECT_GT(num[End::kEnded], 5);
-      if (fails == Fails::kAll) continue;  // then JSON has no way out, see docs/reliability.md
-      EXPECT_GT(num[End::kTold], 10);
-      EXPECT_LT(num[End::kTerminated], num[End::kTold] / 5);
+        EXPECT_EQ(checkpoints_in(folder).size(), steps.size());
+      });
     }
+  }
+}
+
+TEST(CheckpointNoMemory, EveryAllocationOfALoadMayFailAndNoOlderOneIsTaken) {
+  CheckpointRun run = run_in("", false);
+  run.checkpoints.keep = 2;
+  for (const Fails fails : {Fails::kOne, Fails::kAll}) {
+    fail_each(run, load_step_2, fails, [](End, const std::string& folder) {
+      EXPECT_EQ(steps_in(folder), (Steps{2, 1}));
+    });
   }
 }
 
