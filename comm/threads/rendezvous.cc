@@ -150,8 +150,10 @@ void Rendezvous::meet(int rank, const Call& call, const Slot& slot, const Chunks
   call.flight.enter(FlightState::kStarted);
   try {
     meet_and_work(rank, call, slot, chunks);
-  } catch (...) {
+  } catch (const std::exception& e) {
     call.flight.enter(FlightState::kFailed);
+    // Unless it has failed: no memory. The others wait for this rank, whose stream alone knows.
+    world_->abort_by(world_rank(rank), e.what());
     throw;
   }
   call.flight.enter(FlightState::kFinished);

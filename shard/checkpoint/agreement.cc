@@ -13,48 +13,56 @@
 
 namespace tessera::shard {
 
+using engine::DeviceError;
 using engine::InvalidArgument;
 using engine::IoError;
 
 namespace {
 
-// The first letter says what the rest is.
-constexpr char kText = '+', kInvalidArgument = 'i', kError = 'e';
+using Kind = Report::Kind;
+
+Report failed(Kind kind, const std::exception& e) noexcept {
+  try {
+    return {kind, *e.what() == '\0' ? "unknown error" : e.what()};
+  } catch (const std::bad_alloc&) {
+    return {Kind::kDevice};
+  }
+}
 
 }  // namespace
 
-Report report_of(const std::function<std::string()>& fn) noexcept {
-  Report report;
+Report report_of_error() noexcept {
   try {
-    report.text = fn();
+    throw;
   } catch (const InvalidArgument& e) {
-    report.error = e.what();
-    report.is_invalid_argument = true;
+    return failed(Kind::kInvalidArgument, e);
+  } catch (const DeviceError& e) {
+    return failed(Kind::kDevice, e);
   } catch (const std::bad_alloc&) {
-    report.error = "no memory";  // fits without any
+    return {Kind::kDevice};
   } catch (const std::exception& e) {
-    report.error = *e.what() == '\0' ? "unknown error" : e.what();
+    return failed(Kind::kIo, e);
   }
-  return report;
 }
 
 std::vector<std::string> exchange(const Meeting& meeting, const Report& mine,
                                   std::string_view label) {
-  const char first = mine.error.empty()         ? kText
-                     : mine.is_invalid_argument ? kInvalidArgument
-                                                : kError;
-  const std::string message =
-      fmt::format("{}{}", first, mine.error.empty() ? mine.text : mine.error);
+  const std::string message = fmt::format("{}{}", static_cast<char>(mine.kind), mine.text);
   std::vector<std::string> texts =
       comm::gather_texts(meeting.world, message, meeting.memory, meeting.stream, label);
   // Ranks that fail alike are told of once.
   std::vector<std::pair<std::string, std::string>> errors;
-  bool is_invalid_argument = true;
+  bool is_invalid_argument = true, is_device = false;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    const char kind = texts[rank].front();
+    const auto kind = static_cast<Kind>(texts[rank].front());
     texts[rank].erase(0, 1);
-    if (kind == kText) continue;
-    is_invalid_argument = is_invalid_argument && kind == kInvalidArgument;
+    if (kind == Kind::kText) continue;
+    is_invalid_argument = is_invalid_argument && kind == Kind::kInvalidArgument;
+    is_device = is_device || kind == Kind::kDevice;
+    if (texts[rank].empty()) {
+      texts[rank] =
+          fmt::format("[checkpoint] expected memory from the system, got none ({})", label);
+    }
     if (!errors.empty() && errors.back().first == texts[rank]) {
       errors.back().second += fmt::format(", {}", rank);
     } else {
@@ -67,6 +75,7 @@ std::vector<std::string> exchange(const Meeting& meeting, const Report& mine,
     if (!all.empty()) all += "\n  ";
     all += fmt::format("{} (rank {})", error, ranks);
   }
+  if (is_device) throw DeviceError(all);
   if (is_invalid_argument) throw InvalidArgument(all);
   throw IoError(all);
 }

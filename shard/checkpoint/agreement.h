@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,15 +21,26 @@ struct Meeting {
 
 /// What one rank has to say, or why it failed.
 struct Report {
-  std::string text;
-  std::string error;
-  bool is_invalid_argument = false;  ///< the error is; otherwise it becomes an IoError
+  enum class Kind : char { kText = '+', kInvalidArgument = 'i', kDevice = 'd', kIo = 'e' };
+
+  Kind kind = Kind::kText;
+  std::string text = {};  ///< of what is no text the error's; empty: there was no memory
 };
 
-/// Runs `fn`; its exceptions become the error.
-Report report_of(const std::function<std::string()>& fn) noexcept;
-/// Collective: the texts of all ranks. If some failed, throws on every rank an InvalidArgument or
-/// IoError that says which and why.
+/// Of the exception that is being handled; needs no memory.
+Report report_of_error() noexcept;
+/// What `fn` returns, or its error.
+template <class F>
+Report report_of(const F& fn) noexcept {
+  try {
+    return {Report::Kind::kText, fn()};
+  } catch (...) {
+    return report_of_error();
+  }
+}
+/// Collective: the texts of all ranks. If some failed, throws on every rank which and why:
+/// DeviceError if memory or a device was missing, else InvalidArgument if that is what all threw,
+/// else IoError. A rank that has no memory for this itself throws bad_alloc, alone.
 std::vector<std::string> exchange(const Meeting& meeting, const Report& mine,
                                   std::string_view label);
 

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <exception>
 #include <filesystem>
+#include <new>
 #include <random>
 #include <system_error>
 #include <thread>
@@ -40,10 +41,11 @@ class Job {
   ~Job() { wait(); }
 
   /// Runs `fn` beside the caller, or before this returns.
-  void start(std::function<std::string()> fn, bool beside) {
+  template <class F>
+  void start(F fn, bool beside) noexcept {
     wait();
     is_done_ = false;
-    const auto run = [this, fn = std::move(fn)] {
+    const auto run = [this, fn] {
       report_ = report_of(fn);
       is_done_ = true;
     };
@@ -122,6 +124,7 @@ struct Checkpointer::Save {
   std::string temporary;
   Manifest about;  // without files and tensors
   std::vector<CheckpointPiece> pieces;
+  std::vector<std::string> written;  // by each rank: manifests
   engine::Event taken;
   Phase phase = Phase::kWriting;
   Job job;  // dies first
@@ -145,10 +148,13 @@ Checkpointer::Checkpointer(comm::ProcessGroup& world, std::vector<CheckpointPart
 }
 
 Checkpointer::~Checkpointer() {
-  if (save_ == nullptr) return;
-  const std::string temporary = save_->temporary;
+  if (save_ != nullptr) give_up();
+}
+
+void Checkpointer::give_up() noexcept {
+  save_->job.wait();
+  if (folder_ != nullptr) CheckpointFolder::remove(save_->temporary);
   save_.reset();
-  if (folder_ != nullptr) CheckpointFolder::remove(temporary);
 }
 
 Meeting Checkpointer::meeting() const { return {world_, parts_[0].fsdp->memory(), stream_}; }
@@ -166,27 +172,28 @@ std::int64_t Checkpointer::copy_nbytes() const {
 
 void Checkpointer::save(std::int64_t step, std::map<std::string, std::string> values) {
   wait();
-  save_ = std::make_unique<Save>();
-  save_->origin = {.run = run_, .step = step, .rank = world_.rank(), .num_ranks = world_.size()};
+  // Not below, where it would be told to ranks that wait for what has failed here.
+  for (const CheckpointPart& part : parts_) part.fsdp->synchronize();
   const Report begun = report_of([&]() -> std::string {
+    save_ = std::make_unique<Save>();
+    save_->origin = {.run = run_, .step = step, .rank = world_.rank(), .num_ranks = world_.size()};
     check_step(step);
     begin(std::move(values));
     return world_.rank() == 0 ? temporary_path(options_.folder, step, draw()) : "";
   });
   try {
-    save_->temporary = exchange(meeting(), begun, "checkpoint begun").front();
+    const std::string label = fmt::format("checkpoint of step {}", step);
+    save_->temporary = exchange(meeting(), begun, label).front();
   } catch (...) {
     save_.reset();
     throw;
   }
-  Save* const save = save_.get();
-  const auto pause = options_.async ? nullptr : world_.pause_deadline();
-  save->job.start(
-      [save] {
-        save->taken.wait();
-        return to_text(write_pieces(save->temporary, save->origin, save->pieces));
-      },
-      options_.async);
+  const auto write = [this, save = save_.get()] {
+    const auto pause = options_.async ? nullptr : world_.pause_deadline();
+    save->taken.wait();
+    return to_text(write_pieces(save->temporary, save->origin, save->pieces));
+  };
+  save_->job.start(write, options_.async);
   if (!options_.async) wait();
 }
 
@@ -219,10 +226,6 @@ void Checkpointer::begin(std::map<std::string, std::string> values) {
     }
   }
   check_values(about);
-  for (const CheckpointPart& part : parts_) {
-    // The gathers of the next forward go on.
-    if (part.fsdp->offload() != nullptr) part.fsdp->offload()->synchronize();
-  }
   save_->pieces = pieces_of(parts_);
   const engine::Stream& compute = parts_[0].fsdp->compute();
   if (!options_.async && compute.device().is_host()) {
@@ -258,36 +261,36 @@ std::optional<std::int64_t> Checkpointer::wait() {
 
 // All ranks are done with the phase. Returns the step if that was the last.
 std::optional<std::int64_t> Checkpointer::advance() {
+  const std::int64_t step = save_->origin.step;
   std::vector<std::string> texts;
   try {
-    texts = exchange(meeting(), save_->job.report(), "checkpoint");
+    texts = exchange(meeting(), save_->job.report(), fmt::format("checkpoint of step {}", step));
   } catch (...) {
-    const std::string temporary = save_->temporary;
-    save_.reset();
-    if (folder_ != nullptr) CheckpointFolder::remove(temporary);
+    give_up();
     throw;
   }
   if (save_->phase == Save::Phase::kPublishing) {
-    const std::int64_t step = save_->origin.step;
     save_.reset();
     if (!texts.front().empty()) warn(texts.front());
     return step;
   }
   save_->phase = Save::Phase::kPublishing;
   save_->pieces.clear();
-  const auto publish_it = [this, save = save_.get(), texts = std::move(texts)]() -> std::string {
-    return folder_ == nullptr ? "" : publish(*save, texts);
+  save_->written = std::move(texts);
+  const auto publish_it = [this, save = save_.get()]() -> std::string {
+    if (folder_ == nullptr) return "";
+    const auto pause = options_.async ? nullptr : world_.pause_deadline();
+    return publish(*save);
   };
-  const auto pause = options_.async ? nullptr : world_.pause_deadline();
   save_->job.start(publish_it, options_.async && folder_ != nullptr);
   return std::nullopt;
 }
 
 // On rank 0. Returns what to warn of.
-std::string Checkpointer::publish(const Save& save, const std::vector<std::string>& written) {
+std::string Checkpointer::publish(const Save& save) {
   Manifest manifest = save.about;
-  for (std::size_t rank = 0; rank < written.size(); ++rank) {
-    manifest.add(parse_manifest(written[rank], fmt::format("what rank {} wrote", rank)));
+  for (std::size_t rank = 0; rank < save.written.size(); ++rank) {
+    manifest.add(parse_manifest(save.written[rank], fmt::format("what rank {} wrote", rank)));
   }
   manifest.check_complete(save.temporary);
   check_files(save.temporary, manifest);
@@ -295,11 +298,21 @@ std::string Checkpointer::publish(const Save& save, const std::vector<std::strin
     folder_->set_aside(manifest.step);
     rejected_.erase(manifest.step);
   }
-  std::string warnings = folder_->publish(save.temporary, manifest.step, to_text(manifest));
-  for (const std::string& error : folder_->prune(options_.keep, rejected_)) {
-    warnings += fmt::format("{}{}", warnings.empty() ? "" : "\n", error);
+  // Written now, when there is memory for it.
+  std::string no_memory = fmt::format(
+      "[checkpoint] expected memory to replace `latest` and remove old ones, got none (step {})",
+      manifest.step);
+  folder_->publish(save.temporary, manifest.step, to_text(manifest));
+  // The checkpoint is there: what goes wrong now does not undo it.
+  try {
+    std::string warnings = folder_->set_latest(manifest.step);
+    for (const std::string& error : folder_->prune(options_.keep, rejected_)) {
+      warnings += fmt::format("{}{}", warnings.empty() ? "" : "\n", error);
+    }
+    return warnings;
+  } catch (const std::bad_alloc&) {
+    return no_memory;
   }
-  return warnings;
 }
 
 // Loading

@@ -59,13 +59,15 @@ class Checkpointer {
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   // All collective, between steps. Errors are thrown on every rank alike: IoError naming rank, file
-  // and cause. After one of save(), poll() or wait() older checkpoints are as they were, and the
-  // next save() starts anew.
+  // and cause, DeviceError naming the rank that had no memory. After one of save(), poll() or
+  // wait() older checkpoints are as they were, and the next save() starts anew. A rank that has no
+  // memory to tell the others throws bad_alloc, and they an error once it leaves.
 
   /// Saves what the parts hold behind `step` steps. `values`: what the program wants back, the same
-  /// on every rank, in UTF-8. Behind the end of an earlier one. Async: returns when the copy is
-  /// begun; nothing is updated before it is made. Throws InvalidArgument for a step that is not
-  /// behind those of the folder, but for those that did not verify.
+  /// on every rank, in UTF-8. Behind the end of an earlier one: if that failed and neither poll()
+  /// nor wait() has told, this throws its error and begins nothing; to be called again. Async:
+  /// returns when the copy is begun; nothing is updated before it is made. Throws InvalidArgument
+  /// for a step that is not behind those of the folder, but for those that did not verify.
   void save(std::int64_t step, std::map<std::string, std::string> values);
   /// To be called between steps while a save may be at work, on every rank. Returns its step when
   /// it has its name.
@@ -100,7 +102,8 @@ class Checkpointer {
   void check_is_newest(const std::string& path, std::string_view name);
   void begin(std::map<std::string, std::string> values);
   std::optional<std::int64_t> advance();
-  std::string publish(const Save& save, const std::vector<std::string>& written);
+  std::string publish(const Save& save);
+  void give_up() noexcept;
   void warn(std::string_view text) const;
 
   comm::ProcessGroup& world_;

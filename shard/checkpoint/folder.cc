@@ -44,9 +44,10 @@ std::optional<std::int64_t> step_of(std::string_view name) {
 }
 
 void rename_folder(const std::string& from, const std::string& to) {
-  const int error = ::rename(from.c_str(), to.c_str()) == 0 ? 0 : errno;
-  require<IoError>(error == 0, "[checkpoint] expected to rename {}, got {} ({})",
-                   engine::escaped(from), reason(error), to);
+  if (::rename(from.c_str(), to.c_str()) == 0) return;  // needs no memory behind it
+  const int error = errno;
+  fail<IoError>("[checkpoint] expected to rename {}, got {} ({})", engine::escaped(from),
+                reason(error), to);
 }
 
 /// Throws IoError if there is a folder that cannot be read: it may hold checkpoints.
@@ -139,8 +140,8 @@ CheckpointFolder::CheckpointFolder(std::string folder) : folder_(std::move(folde
   }
 }
 
-std::string CheckpointFolder::publish(const std::string& temporary, std::int64_t step,
-                                      std::string_view manifest) {
+void CheckpointFolder::publish(const std::string& temporary, std::int64_t step,
+                               std::string_view manifest) {
   const std::string path = fmt::format("{}/{}", temporary, kManifestName);
   engine::FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   require<IoError>(file.is_open(), "[checkpoint] expected to create a file, got {} ({})",
@@ -159,10 +160,13 @@ std::string CheckpointFolder::publish(const std::string& temporary, std::int64_t
   rename_folder(temporary, whole);
   try {
     engine::flush_folder_of(whole);
-  } catch (const IoError&) {
+  } catch (...) {  // no memory either
     ::rename(whole.c_str(), temporary.c_str());
     throw;
   }
+}
+
+std::string CheckpointFolder::set_latest(std::int64_t step) {
   try {
     engine::AtomicFile latest(folder_ + "/latest");
     const std::string text = fmt::format("{}{}\n", kPrefix, step);

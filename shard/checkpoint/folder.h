@@ -34,9 +34,10 @@ class CheckpointFolder {
 
   /// The files in `temporary` are all written and flushed: adds the manifest, and gives the folder
   /// the name of `step`, which lasts through a power cut when this returns. Throws IoError; then
-  /// there is no checkpoint of `step`. Returns why `latest`, which nothing depends on, could not be
-  /// replaced, if so.
-  std::string publish(const std::string& temporary, std::int64_t step, std::string_view manifest);
+  /// there is no checkpoint of `step`.
+  void publish(const std::string& temporary, std::int64_t step, std::string_view manifest);
+  /// Returns why `latest`, which nothing depends on, could not be replaced, if so.
+  std::string set_latest(std::int64_t step);
   /// Removes `temporary`, as far as that works.
   static void remove(const std::string& temporary) noexcept;
   /// Removes all but the newest `keep` checkpoints, the oldest first; 0: none. Those of `damaged`

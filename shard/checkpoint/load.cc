@@ -275,6 +275,8 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
   require(!parts.empty(), "[checkpoint] expected something to load into ({})", path);
   const Fsdp& first = *parts.front().fsdp;
   const Meeting meeting{world, first.memory(), first.compute()};
+  // Not below, where it would be told to ranks that wait for what has failed here.
+  for (const CheckpointPart& part : parts) part.fsdp->synchronize();
   bool has_hooks = false;
   std::optional<CheckpointReader> reader;
   const Report opened = report_of([&] {

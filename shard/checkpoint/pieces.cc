@@ -24,6 +24,12 @@ std::vector<std::int64_t> dims_of(const engine::Shape& shape) {
   return {shape.dims().begin(), shape.dims().end()};
 }
 
+// Bytes that a copy takes.
+std::int64_t room_for(const SplitTensor& t) {
+  const std::int64_t nbytes = t.numel() * size_of(t.dtype());
+  return (nbytes + kAlignmentNbytes - 1) / kAlignmentNbytes * kAlignmentNbytes;
+}
+
 // Which copy of what it owns a rank has: of ddp each rank has all, of hsdp each replica.
 struct Copy {
   int index, count;
@@ -133,16 +139,21 @@ Snapshot::Snapshot(const Stream& compute)
 Snapshot::~Snapshot() { stream_.synchronize_quietly(); }
 
 void Snapshot::take(std::vector<CheckpointPiece>& pieces) {
-  const auto room_for = [](const SplitTensor& t) {
-    const std::int64_t nbytes = t.numel() * size_of(t.dtype());
-    return (nbytes + kAlignmentNbytes - 1) / kAlignmentNbytes * kAlignmentNbytes;
-  };
   std::int64_t nbytes = 0;
   for (const CheckpointPiece& piece : pieces) nbytes += room_for(piece.values);
   if (!arena_.defined() || arena_.nbytes() < nbytes) {
     arena_ = {};
     arena_ = Tensor::empty(memory_, {nbytes}, DType::kU8, "snapshot", engine::Category::kWorkspace);
   }
+  try {
+    copy_beside(pieces);
+  } catch (...) {  // no memory: nobody would wait for what was begun
+    stream_.synchronize_quietly();
+    throw;
+  }
+}
+
+void Snapshot::copy_beside(std::vector<CheckpointPiece>& pieces) {
   stream_.wait(compute_.record("values"));
   std::int64_t at = 0;
   for (CheckpointPiece& piece : pieces) {

@@ -52,12 +52,15 @@ class Snapshot {
   Snapshot& operator=(const Snapshot&) = delete;
 
   /// Copies `pieces` behind what compute was told so far, and makes them those of the copies;
-  /// values must stay as they are until taken(). Memory is kept for the next time.
+  /// values must stay as they are until taken(). Memory is kept for the next time. If it throws,
+  /// nothing reads values any more.
   void take(std::vector<CheckpointPiece>& pieces);
   const engine::Event& taken() const { return taken_; }
   std::int64_t nbytes() const { return memory_.stats().total_nbytes; }
 
  private:
+  void copy_beside(std::vector<CheckpointPiece>& pieces);
+
   engine::Stream compute_, stream_;
   engine::Memory memory_;
   engine::Tensor arena_;

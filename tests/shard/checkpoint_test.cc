@@ -1,6 +1,7 @@
 // Checkpoints: what is loaded is what was saved, whoever loads it; what is damaged is found.
 #include "shard/checkpoint/checkpointer.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -135,6 +136,63 @@ TEST(Checkpoint, EveryByteOfEveryFileIsChecked) {
     EXPECT_EQ(train_saving(run).first_step, 2);
   }
   EXPECT_EQ(num_files, 5);  // the manifest, and two of each rank
+}
+
+TEST(Checkpoint, AFileThatIsMissingOrBelongsElsewhereIsRefusedByName) {
+  const TempFolder folder, other;
+  CheckpointRun run = run_in(folder, of("zero3", 2, 1, 2));
+  train_saving(run);
+  CheckpointRun elsewhere = run;
+  elsewhere.checkpoints.folder = other / "c";
+  train_saving(elsewhere);
+  const std::string step_1 = folder / "c/step_1/", step_2 = folder / "c/step_2/",
+                    elsewhere_2 = other / "c/step_2/";
+  for (const char* kind : {"model", "state"}) {
+    const std::string first = fmt::format("{}-00000-of-00002.safetensors", kind),
+                      second = fmt::format("{}-00001-of-00002.safetensors", kind);
+    // Not found by its size alone.
+    ASSERT_EQ(fs::file_size(step_2 + second), fs::file_size(elsewhere_2 + second));
+    ASSERT_EQ(fs::file_size(step_2 + second), fs::file_size(step_1 + second));
+    struct Case {
+      const char* what;
+      std::string from;  // takes the place of `second` in step 2; empty: nothing does
+    };
+    const Case cases[] = {{"missing", ""},
+                          {"another rank's", step_2 + first},
+                          {"another step's", step_1 + second},
+                          {"another run's", elsewhere_2 + second}};
+    for (const Case& c : cases) {
+      const std::string place = step_2 + second, kept = folder / "kept";
+      fs::rename(place, kept);
+      if (!c.from.empty()) fs::copy_file(c.from, place);
+      CheckpointRun next = run;
+      next.save_every = 0;
+      const CheckpointResult result = train_saving(next);
+      EXPECT_EQ(result.first_step, 1) << c.what;
+      ASSERT_EQ(result.warnings.size(), 1u) << c.what;
+      EXPECT_TRUE(testing::has(result.warnings[0], {"passed over, as it does not verify", place}))
+          << c.what;
+      next.from = folder / "c/step_2";
+      EXPECT_TRUE(testing::has(testing::error_of<engine::IoError>([&] { train_saving(next); }),
+                               {place, "(rank "}))
+          << c.what;
+      fs::rename(kept, place);
+    }
+    // Both are there, under each other's name.
+    const auto exchange = [&] {
+      fs::rename(step_2 + first, folder / "kept");
+      fs::rename(step_2 + second, step_2 + first);
+      fs::rename(folder / "kept", step_2 + second);
+    };
+    exchange();
+    const CheckpointResult result = train_saving(run);
+    EXPECT_EQ(result.first_step, 1);
+    EXPECT_TRUE(testing::has(result.warnings.at(0), {"does not verify", step_2 + first}));
+    fs::remove_all(folder / "c/step_2");
+    fs::rename(folder / "c/step_2.damaged-0", folder / "c/step_2");
+    exchange();
+    EXPECT_EQ(train_saving(run).first_step, 2);
+  }
 }
 
 }  // namespace

@@ -111,6 +111,11 @@ bool fails(std::string_view call, std::string_view path, const char* to = nullpt
   return true;
 }
 
+/// The same of an open file. Without a fault it needs no memory.
+bool fails(std::string_view call, int fd) {
+  return ::getenv("TESSERA_FAULT") != nullptr && fails(call, path_of(fd));
+}
+
 }  // namespace
 
 extern "C" {
@@ -153,13 +158,13 @@ int open(const char* path, int flags, ...) {
 }
 
 int fsync(int fd) {
-  if (fails("fsync", path_of(fd))) return -1;
+  if (fails("fsync", fd)) return -1;
   // Tests that end the process, not the machine, need not wait for the disk.
   return ::getenv("TESSERA_NO_FLUSH") != nullptr ? 0 : real<int(int)>("fsync")(fd);
 }
 
 int flock(int fd, int operation) noexcept {
-  return fails("flock", path_of(fd)) ? -1 : real<int(int, int)>("flock")(fd, operation);
+  return fails("flock", fd) ? -1 : real<int(int, int)>("flock")(fd, operation);
 }
 
 ssize_t write(int fd, const void* bytes, size_t n) {
@@ -180,14 +185,14 @@ ssize_t write(int fd, const void* bytes, size_t n) {
 }
 
 ssize_t send(int fd, const void* bytes, size_t n, int flags) {
-  return fails("send", path_of(fd))
+  return fails("send", fd)
              ? -1
              : real<ssize_t(int, const void*, size_t, int)>("send")(fd, bytes, n, flags);
 }
 
 // Closes all the same, as Linux does.
 int close(int fd) {
-  const bool failed = fails("close", path_of(fd));
+  const bool failed = fails("close", fd);
   const int error = errno;
   const int result = real<int(int)>("close")(fd);
   if (failed) errno = error;

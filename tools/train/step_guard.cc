@@ -17,10 +17,14 @@ namespace {
 
 std::uint32_t bits_of(float x) { return std::bit_cast<std::uint32_t>(x); }
 
-// A flat's gradient sums that this rank owns, without padding.
-void add_to(engine::Xxh3& checksum, const shard::Flat& flat) {
+bool equal(std::span<const float> a, std::span<const float> b) {
+  return std::ranges::equal(a, b, {}, bits_of, bits_of);
+}
+
+// What of a flat this rank owns, without padding.
+void add_to(engine::Xxh3& checksum, const shard::Flat& flat, const shard::SplitTensor& owned) {
   for (const shard::Segment& s : flat.segments) {
-    const shard::SplitTensor part = flat.grad_sum.slice(s.shard_begin, s.numel);
+    const shard::SplitTensor part = owned.slice(s.shard_begin, s.numel);
     for (const Tensor* t : {&part.device(), &part.host()}) {
       if (!t->defined()) continue;
       std::vector<std::byte> bytes(static_cast<std::size_t>(t->nbytes()));
@@ -38,7 +42,7 @@ std::span<const float> StepOutcome::of(int rank) const {
 }
 
 double StepOutcome::mean_loss() const {
-  const std::size_t accum = of(0).size() - 2;
+  const std::size_t accum = of(0).size() - kNumChecksumFloats;
   double sum = 0;
   for (std::size_t micro = 0; micro < accum; ++micro) {
     for (int rank = 0; rank < num_ranks; ++rank) sum += of(rank)[micro];
@@ -46,24 +50,58 @@ double StepOutcome::mean_loss() const {
   return sum / static_cast<double>(accum * static_cast<std::size_t>(num_ranks));
 }
 
-std::optional<int> StepOutcome::first_difference(const StepOutcome& other) const {
+std::string StepOutcome::difference(const StepOutcome& other) const {
+  const std::size_t num_losses = of(0).size() - kNumChecksumFloats;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    if (!std::ranges::equal(of(rank), other.of(rank), {}, bits_of, bits_of)) return rank;
+    const auto mine = of(rank).first(num_losses), others = other.of(rank).first(num_losses);
+    if (!equal(mine, others)) return fmt::format("loss on rank {}", rank);
   }
-  return std::nullopt;
-}
-
-std::vector<float> checksum_of_gradient(shard::Fsdp& fsdp) {
-  fsdp.settle_values();
-  engine::Xxh3 checksum;
-  for (const auto& unit : fsdp.units()) {
-    for (const shard::Flat& flat : unit->flats()) {
-      if (flat.trainable) add_to(checksum, flat);
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    if (!equal(of(rank).subspan(num_losses, 2), other.of(rank).subspan(num_losses, 2))) {
+      return fmt::format("gradient of any rank, seen in the sums of rank {}", rank);
     }
   }
-  const std::uint64_t value = checksum.value();
-  return {std::bit_cast<float>(static_cast<std::uint32_t>(value)),
-          std::bit_cast<float>(static_cast<std::uint32_t>(value >> 32))};
+  return "";
+}
+
+std::string StepOutcome::damage(const StepOutcome& other) const {
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    if (!equal(of(rank).last(2), other.of(rank).last(2))) {
+      return fmt::format("the parameters of rank {} have changed while nobody wrote them", rank);
+    }
+    const int copy = copies_apart == 0 ? rank : rank % copies_apart;
+    if (!equal(of(rank).last(2), of(copy).last(2))) {
+      return fmt::format("the parameters of ranks {} and {} differ, which are to be the same", copy,
+                         rank);
+    }
+  }
+  return "";
+}
+
+std::vector<float> checksums_of(shard::Fsdp& fsdp) {
+  fsdp.settle_values();
+  engine::Xxh3 gradient, parameters;
+  for (const auto& unit : fsdp.units()) {
+    for (const shard::Flat& flat : unit->flats()) {
+      if (flat.trainable) add_to(gradient, flat, flat.grad_sum);
+      add_to(parameters, flat, flat.master);
+    }
+  }
+  std::vector<float> floats;
+  for (const std::uint64_t value : {gradient.value(), parameters.value()}) {
+    floats.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(value)));
+    floats.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(value >> 32)));
+  }
+  return floats;
+}
+
+int copies_apart(const shard::Fsdp& fsdp) {
+  for (const auto& unit : fsdp.units()) {
+    for (const shard::Flat& flat : unit->flats()) {
+      if (flat.owner == shard::Place::kWorld) return 0;
+    }
+  }
+  return fsdp.mesh().shard_ranks();
 }
 
 bool StepGuard::watches(std::int64_t step) const {
@@ -106,24 +144,32 @@ std::string StepGuard::suspicion(const StepOutcome& outcome) const {
 StepGuard::Verdict StepGuard::judge(std::int64_t step, StepOutcome first,
                                     const std::function<StepOutcome()>& replay) {
   Verdict verdict{.outcome = std::move(first)};
+  const auto is_damaged = [&](const StepOutcome& now) {
+    verdict.is_wrong = now.damage(verdict.outcome);
+    return verdict.is_damaged = !verdict.is_wrong.empty();
+  };
   if (doubts(step, verdict.outcome)) {
+    if (is_damaged(verdict.outcome)) return verdict;
     verdict.is_replayed = true;
     const StepOutcome second = replay();
-    if (const std::optional<int> rank = verdict.outcome.first_difference(second)) {
+    if (is_damaged(second)) return verdict;
+    const std::string difference = verdict.outcome.difference(second);
+    if (!difference.empty()) {
       // Two against one.
       StepOutcome third = replay();
-      const bool is_first_right = !verdict.outcome.first_difference(third);
-      if (!is_first_right && second.first_difference(third)) {
+      if (is_damaged(third)) return verdict;
+      const bool is_first_right = verdict.outcome.difference(third).empty();
+      if (!is_first_right && !second.difference(third).empty()) {
         verdict.is_wrong = fmt::format(
-            "made three times from the same state it came to three results, on rank {} first: this "
-            "machine does not compute as it should",
-            *rank);
+            "made three times from the same state it came to three results, first to another {}: "
+            "this machine does not compute as it should",
+            difference);
         return verdict;
       }
       verdict.remark = fmt::format(
-          "made again from the same state it came to another result on rank {} (loss {:.9g}, then "
-          "{:.9g}, then {:.9g}): a transient fault of the machine; going on with what came twice",
-          *rank, verdict.outcome.mean_loss(), second.mean_loss(), third.mean_loss());
+          "made again from the same state it came to another {} (loss {:.9g}, then {:.9g}, then "
+          "{:.9g}): a transient fault of the machine; going on with what came twice",
+          difference, verdict.outcome.mean_loss(), second.mean_loss(), third.mean_loss());
       verdict.outcome = std::move(third);
     }
     verdict.is_wrong = suspicion(verdict.outcome);

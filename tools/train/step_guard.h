@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,20 +17,29 @@ namespace tessera::tools {
 /// What a step came to, as all ranks know it.
 struct StepOutcome {
   int num_ranks = 1;
-  /// Rank by rank: the losses of its micro-steps, and the checksum of its part of the gradient in
-  /// two floats of any bits.
+  /// Rank by rank: the losses of its micro-steps, and what checksums_of() returned there.
   std::vector<float> values;
   std::string not_finite;  ///< a gradient; empty: none
+  /// Ranks that are that far apart keep copies of the same parameters; 0: none do.
+  int copies_apart = 0;
 
   std::span<const float> of(int rank) const;
   /// Summed in the order of the samples.
   double mean_loss() const;
-  /// Whose values are others than in `other`, bit by bit; nothing if none's are.
-  std::optional<int> first_difference(const StepOutcome& other) const;
+  /// What differs from `other`, bit by bit: "loss on rank 1", or if all losses are the same, the
+  /// gradient, to whose sums all ranks have contributed. Empty: nothing.
+  std::string difference(const StepOutcome& other) const;
+  /// Of which ranks the parameters have changed since `other`, or are no copies of each other,
+  /// which no step does. Empty: of none.
+  std::string damage(const StepOutcome& other) const;
 };
 
-/// The two floats of StepOutcome. Blocks until the gradient is reduced.
-std::vector<float> checksum_of_gradient(shard::Fsdp& fsdp);
+/// Of this rank's part of the gradient, and of the parameters that it keeps, each in two floats of
+/// any bits. Blocks until the gradient is reduced.
+std::vector<float> checksums_of(shard::Fsdp& fsdp);
+inline constexpr std::size_t kNumChecksumFloats = 4;
+/// See StepOutcome.
+int copies_apart(const shard::Fsdp& fsdp);
 
 class StepGuard {
  public:
@@ -51,6 +59,7 @@ class StepGuard {
     std::string remark = {};    ///< for the log: what was wrong, and is right now; empty: nothing
     std::string is_wrong = {};  ///< what is wrong again: not to be updated with; empty: nothing
     bool is_replayed = false;
+    bool is_damaged = false;  ///< what is wrong are the parameters: not to be saved either
   };
   /// `replay` makes the step again from the same state; the gradient is then that of the last call.
   Verdict judge(std::int64_t step, StepOutcome first, const std::function<StepOutcome()>& replay);

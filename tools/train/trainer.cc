@@ -265,10 +265,11 @@ shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor
   shard::GradNorm norm = first;
   const auto outcome = [&](bool with_gradient) {
     std::vector<float> mine = engine::to_vector<float>(values.slice(0, {accum}));
-    for (const float x : with_gradient ? checksum_of_gradient(fsdp_) : std::vector<float>(2)) {
+    for (const float x :
+         with_gradient ? checksums_of(fsdp_) : std::vector<float>(kNumChecksumFloats)) {
       mine.push_back(x);
     }
-    return StepOutcome{world_.size(), gather(mine), norm.not_finite()};
+    return StepOutcome{world_.size(), gather(mine), norm.not_finite(), copies_apart(fsdp_)};
   };
   // Most steps need no pass over the gradient.
   if (const StepOutcome losses = outcome(false); !guard_->doubts(step + 1, losses)) {
@@ -276,6 +277,7 @@ shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor
     return norm;
   }
   const auto replay = [&] {
+    fsdp_.parameters_changed();  // a copy that is kept may be what was wrong
     Batch again;
     double unused_ms = 0;
     norm = run_passes(
@@ -294,6 +296,13 @@ shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor
   if (!verdict.remark.empty() && log_ != nullptr) {
     log_->say(fmt::format("warning: step {}: {}", step + 1, verdict.remark),
               Console::Style::kWarning);
+  }
+  if (verdict.is_damaged) {
+    engine::fail<engine::DeviceError>(
+        "[train] expected memory that keeps what is written, got a step before which {}: go on "
+        "from "
+        "a checkpoint (step {})",
+        verdict.is_wrong, step + 1);
   }
   const bool may_skip = config_.train.max_skips > 0 && !verdict.outcome.not_finite.empty();
   if (verdict.is_wrong.empty() || may_skip) return norm;

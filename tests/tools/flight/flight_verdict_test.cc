@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "engine/error.h"
 #include "engine/tensor.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/failing_new.h"
 
 namespace tessera::tools {
 namespace {
@@ -41,8 +43,9 @@ void gather(ProcessGroup& group, const Stream& stream, std::string_view label) {
 }
 
 // What `fn` on four ranks leaves.
-FlightFile recording_of(milliseconds deadline, const std::function<void(ProcessGroup&)>& fn) {
-  const auto flight = std::make_shared<FlightRecorder>();
+FlightFile recording_of(
+    milliseconds deadline, const std::function<void(ProcessGroup&)>& fn,
+    const std::shared_ptr<FlightRecorder>& flight = std::make_shared<FlightRecorder>()) {
   FlightFile file{.path = "flight.json", .error = "", .recording = {}};
   try {
     comm::run_ranks(4, {.deadline = deadline, .flight = flight}, fn);
@@ -131,6 +134,38 @@ TEST(FlightVerdict, ARankThatThrowsIsTheOneThatNeverCalled) {
   ASSERT_EQ(verdict.lines.size(), 2);
   EXPECT_TRUE(has(verdict.lines[0], {"rank 3 never called all_gather f32 x 4 'h.0'"}));
   EXPECT_EQ(verdict.lines[1], "  rank 3 called nothing at all");
+}
+
+TEST(FlightVerdict, ARankWhoseOwnCallFailsIsNamedAndTheOthersAreToldAtOnce) {
+  const auto flight = std::make_shared<FlightRecorder>();
+  const auto num_waiting = [&] {
+    const comm::FlightRecording now = flight->read();
+    return std::ranges::count_if(now.ranks, [](const comm::RankFlight& rank) {
+      return !rank.entries.empty() && rank.entries.back().state == comm::FlightState::kStarted;
+    });
+  };
+  const FlightFile file = recording_of(
+      milliseconds(10'000),  // which nobody waits for
+      [&](ProcessGroup& world) {
+        const Stream stream = Stream::worker_cpu("comm");
+        if (world.rank() == 2) {
+          stream.launch({.name = "uses all memory"}, [&] {
+            while (num_waiting() < 3) std::this_thread::sleep_for(milliseconds(1));
+            testing::fail_new_after(0, testing::Fails::kOne);
+          });
+        }
+        gather(world, stream, "h.0");
+        if (world.rank() == 2) stay_away(world);  // and looks at no stream
+        stream.synchronize();
+      },
+      flight);
+  testing::never_fail_new();
+  const FlightVerdict verdict = judge_one(file);
+  EXPECT_EQ(file.error, "[abort] by rank 2: std::bad_alloc");
+  EXPECT_EQ(verdict.finding, FlightFinding::kLate);
+  EXPECT_THAT(verdict.lines,
+              ElementsAre(MatchesRegex("rank 2 failed in all_gather f32 x 4 'h\\.0' \\(call 0 of "
+                                       "world\\), which ranks 0-1, 3 wait for since 0\\..* s")));
 }
 
 TEST(FlightVerdict, TheFirstCallAtWhichRanksDifferIsNamedWithBothSides) {

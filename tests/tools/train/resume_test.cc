@@ -1,9 +1,12 @@
 // Trainings that are interrupted, and go on: with the bits, and the log, of one that was not.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -191,12 +194,44 @@ TEST_F(Resume, ADamagedCheckpointIsPassedOverAloud) {
             (std::vector<std::string>{"step_4", "step_6", "step_8", "step_8.damaged-0"}));
 }
 
-TEST_F(Resume, AFullDiskEndsTheRunWithTheCheckpointsThatWere) {
-  const Fault fault{"write", testing::below(folder_, "run/checkpoints/step_4"), 3, "28"};
-  const Outcome outcome = run_program(testing::kTransformer, with(saving({})), with_fault(fault));
+TEST_F(Resume, ADiskThatFailsEndsTheRunWithTheCheckpointsThatWere) {
+  const std::string at = testing::below(folder_, "run/checkpoints/step_4");
+  const struct {
+    Fault fault;
+    std::string cause;
+  } cases[] = {
+      {{"write", at, 3, std::to_string(ENOSPC)}, "No space left on device"},
+      // Where a folder cannot get another name, as in a lower layer of an overlay.
+      {{"rename", at, 1, std::to_string(EXDEV)}, "Invalid cross-device link"},
+  };
+  const std::string whole = expected();
+  for (const auto& c : cases) {
+    fs::remove_all(folder_ / "run");
+    const Outcome outcome =
+        run_program(testing::kTransformer, with(saving({})), with_fault(c.fault));
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {c.cause, "step_4.tmp-", "(rank "}));
+    EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step_2"}));
+    EXPECT_EQ(run(saving({})).exit_code, 0);
+    EXPECT_EQ(results_of("run"), whole);
+  }
+}
+
+TEST_F(Resume, AFileThatIsOverTheUsersLimitIsAnErrorAndNoSignal) {
+  EXPECT_EQ(run(saving({{"train.max_minutes", "1e-9"}})).exit_code, 0);
+  const std::string log = folder_.read("run/log.jsonl");
+  std::uintmax_t smallest = std::numeric_limits<std::uintmax_t>::max();
+  for (const auto& entry : fs::directory_iterator(folder_ / "run/checkpoints/step_1")) {
+    if (entry.path().extension() != ".json") smallest = std::min(smallest, entry.file_size());
+  }
+  // Blocks of 512 bytes.
+  ASSERT_GT(smallest, 4 * log.size() + 4096);
+  const Outcome outcome =
+      shell(fmt::format("ulimit -f {}; exec {}", smallest / 512 - 1, command(saving({}))));
   EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_TRUE(has(outcome.err, {"No space left on device", "step_4.tmp-", "(rank "}));
-  EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step_2"}));
+  EXPECT_TRUE(has(outcome.err, {"error: [file] expected to write ", "got File too large",
+                                "/step_2.tmp-", "-of-00002.safetensors", "(rank "}));
+  EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step_1"}));
   EXPECT_EQ(run(saving({})).exit_code, 0);
   EXPECT_EQ(results_of("run"), expected());
 }

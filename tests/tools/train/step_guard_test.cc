@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <ranges>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,7 @@ namespace {
 using testing::has;
 using testing::TempFolder;
 
-StepOutcome of(float loss, float gradient = 1) { return {1, {loss, gradient, 0}, ""}; }
+StepOutcome of(float loss, float gradient = 1) { return {1, {loss, gradient, 0, 0, 0}, ""}; }
 
 /// Judges steps with these losses, none of which is to be replayed.
 void learn(StepGuard& guard, int n, float loss) {
@@ -76,7 +77,8 @@ TEST(StepGuard, OfThreeResultsTwoMustAgree) {
   EXPECT_TRUE(has(second.remark, {"a transient fault"}));
   EXPECT_EQ(second.is_wrong, "");
   next = {of(2, 7), of(2, 8)};
-  EXPECT_TRUE(has(guard.judge(15, of(2, 1), replay).is_wrong, {"three results, on rank 0 first"}));
+  EXPECT_TRUE(has(guard.judge(15, of(2, 1), replay).is_wrong,
+                  {"three results, first to another gradient of any"}));
   // Equal but for their bits: 0 and -0, NaN and NaN.
   next = {of(-0.0f), of(-0.0f)};
   EXPECT_NE(guard.judge(20, of(0.0f), replay).remark, "");
@@ -84,13 +86,39 @@ TEST(StepGuard, OfThreeResultsTwoMustAgree) {
   next = {of(nan)};
   EXPECT_TRUE(has(guard.judge(25, of(nan), replay).is_wrong, {"the loss is nan"}));
   // The rank that differs.
-  StepOutcome two{2, {1, 0, 0, 1, 0, 0}, ""}, other{2, {1, 0, 0, 1, 0, 5}, ""};
-  EXPECT_EQ(two.first_difference(other), 1);
+  StepOutcome two{2, {1, 0, 0, 0, 0, 1, 0, 0, 0, 0}, ""}, other = two;
+  EXPECT_EQ(two.difference(other), "");
+  other.values[7] = 5;
+  EXPECT_EQ(two.difference(other), "gradient of any rank, seen in the sums of rank 1");
+  other.values[5] = 7;
+  EXPECT_EQ(two.difference(other), "loss on rank 1");
+}
+
+TEST(StepGuard, ParametersThatNobodyWroteStayAndAreCopies) {
+  const StepConfig config{.verify_every = 5};
+  const StepOutcome whole{4, std::vector<float>(20), "", 2};
+  StepOutcome changed = whole, copied = whole, parts = whole;
+  for (const std::size_t rank : {0, 2}) parts.values[5 * rank + 4] = 3;  // of shard 0
+  EXPECT_EQ(parts.damage(parts), "");
+  changed.values[18] = 1;
+  EXPECT_TRUE(has(parts.damage(whole), {"of rank 0 have changed"}));
+  EXPECT_TRUE(has(changed.damage(changed), {"of ranks 1 and 3 differ"}));
+  changed.copies_apart = 0;
+  EXPECT_EQ(changed.damage(changed), "");
+  // However often the same comes of it.
+  StepGuard guard(config);
+  StepOutcome wrong = changed;
+  wrong.values[0] = 9;
+  const auto verdict = guard.judge(5, whole, [&] { return wrong; });
+  EXPECT_TRUE(verdict.is_damaged);
+  EXPECT_TRUE(has(verdict.is_wrong, {"rank 3 have changed while nobody wrote them"}));
 }
 
 /// Losses of a training in which `fault` changes a loss: (step from 0, rank, how often it was
 /// made).
 using Fault = std::function<float(std::int64_t step, int rank, int attempt, float loss)>;
+/// What is done to a model between forward and backward.
+using Damage = std::function<void(std::int64_t step, int rank, int attempt, Mlp& mlp)>;
 
 struct Trained {
   std::string sha, error, out;
@@ -98,10 +126,12 @@ struct Trained {
   TrainPosition resumed;
 };
 
-Trained train(const TempFolder& folder, StepConfig step, const Fault& fault, bool resume = false) {
+Trained train(const TempFolder& folder, StepConfig step, const Fault& fault, bool resume = false,
+              const std::string& strategy = "zero3", const Damage& damage = {}) {
   TrainConfig config;
   config.device = DeviceChoice::kCpu;
   config.parallel.ranks = 2;
+  config.parallel.strategy = strategy;
   config.out = folder.path();
   config.log.every = 0;
   config.train = step;
@@ -135,7 +165,9 @@ Trained train(const TempFolder& folder, StepConfig step, const Fault& fault, boo
         const engine::Tensor value = mlp.loss(trainer.tape(), batch, {});
         const std::int64_t step_number = first / 8;
         float& x = *value.data<float>();
-        x = fault(step_number, world.rank(), attempts[first]++, x);
+        const int attempt = attempts[first]++;
+        x = fault(step_number, world.rank(), attempt, x);
+        if (damage) damage(step_number, world.rank(), attempt, mlp);
         return value;
       };
       trainer.run({{{"x", {2, 6}, engine::DType::kF32}, {"y", {2}, engine::DType::kI32}}, fill},
@@ -190,6 +222,41 @@ TEST(StepGuard, WhatIsWrongAgainEndsTheTrainingWithTheStateBeforeIt) {
   const Trained next = train(broken, guarded, healthy, /*resume=*/true);
   EXPECT_EQ(next.resumed.step, 11);
   EXPECT_EQ(next.sha, expected.sha);
+}
+
+// A bit of weights that lie on rank 1 for the passes of a step flips between forward and backward.
+TEST(StepGuard, AFlippedBitOfGatheredWeightsIsFoundInAStepThatIsVerified) {
+  for (const char* strategy : {"zero3", "shard_grad_op", "zero2", "zero1", "hsdp", "ddp"}) {
+    const TempFolder whole, broken;
+    const StepConfig verified{.steps = 7, .verify_every = 5};
+    const Trained expected = train(whole, verified, healthy, false, strategy);
+    EXPECT_EQ(expected.error, "");
+    int num_flips = 0;
+    const Damage flip = [&](std::int64_t step, int rank, int, Mlp& mlp) {
+      if (step != 4 || rank != 1 || num_flips > 0) return;
+      // The last layer whose gradients go on to another, and that has not been released.
+      for (engine::Block* block : mlp.blocks() | std::views::drop(1)) {
+        const engine::Parameter& weight = *block->parameters.front();
+        if (!weight.value.buffer()->resident()) continue;
+        ++num_flips;
+        std::byte* const exponent = weight.value.raw() + 3;
+        *exponent ^= std::byte{1};
+        return;
+      }
+    };
+    const Trained run = train(broken, verified, healthy, false, strategy, flip);
+    EXPECT_EQ(num_flips, 1) << strategy;
+    if (std::string(strategy) == "ddp") {
+      // What is computed with is all there is.
+      EXPECT_TRUE(has(run.error, {"the parameters of ranks 0 and 1 differ", "(step 5)"}));
+      EXPECT_EQ(run.steps.size(), 4u);
+      continue;
+    }
+    EXPECT_EQ(run.error, "") << strategy;
+    EXPECT_EQ(run.sha, expected.sha) << strategy;
+    EXPECT_TRUE(has(run.steps.at(4).replayed, {"it came to another ", "a transient fault"}))
+        << strategy;
+  }
 }
 
 }  // namespace
