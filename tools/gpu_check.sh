@@ -199,12 +199,12 @@ run_tests() {
 # ---- losses
 
 # name|program|flags: tolerances are relative. In f32 a GPU differs by the order of its sums; in bf16 by roundings that
-# those turn.
+# those turn, and by those of logits. Nine steps: the text of the tenth is such that even two CPUs differ by 2 %.
 transformer="--model.layers=2 --model.heads=2 --model.dim=128 --model.seq=64 --train.batch=2 --data.val_fraction=0 --sample.tokens=0"
 mlp=--data.order=sequential
 runs="\
 transformer f32|train_transformer|0.0001|$transformer --precision.param=f32
-transformer bf16|train_transformer|0.02|$transformer --precision.param=bf16
+transformer bf16|train_transformer|0.005|$transformer --precision.param=bf16
 mlp f32|train_mlp|0.0001|$mlp --precision.param=f32
 mlp bf16|train_mlp|0.02|$mlp --precision.param=bf16"
 
@@ -213,7 +213,7 @@ train() {
   local limit
   limit=$(left)
   # shellcheck disable=SC2086 # words on purpose
-  timeout -k 10 $((limit > 1 ? limit : 1)) "tools/train/$2" --device="$1" --parallel.ranks=1 --train.steps=10 --train.warmup=2 \
+  timeout -k 10 $((limit > 1 ? limit : 1)) "tools/train/$2" --device="$1" --parallel.ranks=1 --train.steps=9 --train.warmup=2 \
     --log.every=0 --out="$work/run" $3 >"$work/log" 2>&1 &&
     sed -n 's/^{"step":[0-9]*,"loss":\([^,]*\),.*/\1/p' "$work/run/log.jsonl" | paste -sd,
 }

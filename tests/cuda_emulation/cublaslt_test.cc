@@ -11,6 +11,7 @@
 #include "engine/copy.h"
 #include "engine/gemm/gemm_algorithms.h"
 #include "engine/gemm/gemm_cuda.h"
+#include "tests/ops/naive_cross_entropy.h"
 #include "third_party/cuda/emulation/control.h"
 
 namespace tessera::cuda_emulation {
@@ -21,6 +22,10 @@ using engine::GemmAlgorithms;
 using engine::Memory;
 using engine::Stream;
 using engine::Tensor;
+using testing::linear_case;
+using testing::run_op;
+using testing::some_targets;
+using testing::Targets;
 
 // Descriptors of D (m, n) = A (m, k) B (k, n), all column-major and packed.
 struct Descriptors {
@@ -173,6 +178,22 @@ TEST(CublasLtTest, ProductsTakeTheAlgorithmOfTheFile) {
   EXPECT_NE(run("2"), run("1"));
   EXPECT_NE(run("3"), run("2"));
   EXPECT_THROW(run("9"), engine::IoError);
+}
+
+// Of odd products in a forward and a backward.
+int count_odd_products(std::int64_t rows, std::int64_t vocab_size) {
+  const int before = num_odd_products();
+  const Targets targets = some_targets(rows, vocab_size);
+  for (const std::int64_t max_saved_numel : {-1, 0})
+    run_op(linear_case(targets, vocab_size, 8, {.max_saved_numel = max_saved_numel}),
+           {.dtype = DType::kBF16, .grad_dtype = DType::kF32, .on_cuda = true});
+  return num_odd_products() - before;
+}
+
+TEST(CublasLtTest, VocabularyOfOddSizeMakesNoOddProducts) {
+  EXPECT_EQ(count_odd_products(16, 77), 0);
+  EXPECT_EQ(count_odd_products(16, 4099), 0);
+  EXPECT_EQ(count_odd_products(17, 77), 7) << "the number of tokens is what it is";
 }
 
 TEST(CublasLtTest, NothingIsLeft) {

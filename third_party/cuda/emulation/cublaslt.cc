@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -71,6 +72,13 @@ cublasStatus_t assign(T& field, const void* value, std::size_t nbytes) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
+std::atomic<int> num_odd{0};
+
+bool is_odd(const Product& product) {
+  const ProductShape s = product.shape();
+  return product.a.type == CUDA_R_16BF && (s.m % 8 != 0 || s.n % 8 != 0 || s.k % 8 != 0);
+}
+
 bool is_aligned(const void* address, std::int64_t nbytes) {
   return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(nbytes) == 0;
 }
@@ -85,6 +93,8 @@ int live_cublaslt_objects() {
   const std::lock_guard lock(registry().mutex);
   return static_cast<int>(registry().objects.size());
 }
+
+int num_odd_products() { return num_odd.load(); }
 
 }  // namespace tessera::cuda_emulation
 
@@ -256,6 +266,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   for (const void* address : {a, b, c, static_cast<const void*>(d)})
     fits = fits && is_aligned(address, algorithm.alignment());
   if (!fits) return CUBLAS_STATUS_INVALID_VALUE;
+  if (is_odd(product)) ++num_odd;
 
   // The library does not look at memory: a kernel that leaves it ends the device.
   const std::int64_t bias_nbytes = product.shape().m * product.d.element_nbytes();

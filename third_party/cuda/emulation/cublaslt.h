@@ -15,4 +15,8 @@ namespace tessera::cuda_emulation {
 /// Handles and descriptors that exist now, in the whole process.
 int live_cublaslt_objects();
 
+/// Products of bf16 so far, in the whole process, of which an extent is no multiple of 8: a GPU's
+/// tensor cores may not run them at full speed.
+int num_odd_products();
+
 }  // namespace tessera::cuda_emulation
