@@ -20,9 +20,10 @@ namespace tessera::engine {
 
 namespace {
 
-// What an algorithm may ask for; those that ask for less get less. 32 MiB is what cublasLt's own
-// kernels are made for on sm_90.
-constexpr std::uint64_t kMaxWorkspace = std::uint64_t{32} << 20;
+// What an algorithm may ask for; those that ask for less get less. Kernels alone are content with
+// 32 MiB on sm_90, the parts of a split K are not: those of the narrow gradients of weights, whose
+// few tiles would leave most of a GPU idle, take 50 MB for (768, 2304) in 7 parts.
+constexpr std::uint64_t kMaxWorkspace = std::uint64_t{128} << 20;
 constexpr int kMaxCandidates = 16;
 // The largest alignment that a kernel needs. Telling cublasLt of more would make the choice, and so
 // the bits, depend on where an allocation happens to be.
@@ -189,14 +190,18 @@ class CublasLt {
   // [Note: choosing an algorithm]
   // cublasLt proposes algorithms, best guess first, as a function of the descriptors and the GPU.
   // Only those are asked for that add the parts of a split K in f32 and in a fixed order: so that
-  // an element is rounded once, and equal calls give equal bits.
+  // an element is rounded once, and equal calls give equal bits. By cublasLt.h, COMPUTE_TYPE and
+  // OUTPUT_TYPE store the parts in workspace, in f32 and in C's dtype, and reduce them in a
+  // separate step, which sees all of them. INPLACE adds each part to C when its turn comes, in C's
+  // dtype; counters take care that it is one at a time, and nothing is said of the order.
   Candidates propose(const Plan& plan, const Key& key) const {
     cublasLtMatmulPreference_t handle = nullptr;
     check(cublasLtMatmulPreferenceCreate(&handle), "cublasLtMatmulPreferenceCreate");
     const Preference preference(handle);
     set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMaxWorkspace);
-    set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-        std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+    std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    if (key.c.dtype == DType::kF32) reductions |= CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+    set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b.alignment);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a.alignment);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c.alignment);

@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cstdint>
@@ -228,7 +229,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_INVALID_VALUE;
   *count = 0;
   const auto& alignment = preference->alignment;
-  for (const std::uint64_t id : {1, 3, 2, 4}) {
+  const Operation* operation = get<Operation>(desc);
+  const Layout *la = get<Layout>(a), *lb = get<Layout>(b);
+  if (operation == nullptr || la == nullptr || lb == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  const ProductShape shape = Product{*operation, *la, *lb, {}, {}}.shape();
+  const bool is_long = shape.k >= 32 * std::max(shape.m, shape.n);
+  using Ids = std::array<std::uint64_t, 5>;
+  for (const std::uint64_t id : is_long ? Ids{5, 3, 1, 2, 4} : Ids{1, 3, 2, 5, 4}) {
     const Algorithm algorithm{cublasLtGetVersion(), id, {}};
     const auto algo = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
     cublasLtMatmulHeuristicResult_t result;
