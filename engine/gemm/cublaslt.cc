@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <compare>
 #include <limits>
-#include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -90,7 +89,7 @@ struct Side {
     return fmt::format("{}{} ld {} align {}", name_of(dtype), transposed ? "^T" : "", ld,
                        alignment);
   }
-  auto operator<=>(const Side&) const = default;
+  bool operator==(const Side&) const = default;
 
   DType dtype;
   std::int64_t rows, cols, ld;
@@ -107,10 +106,24 @@ struct Key {
                        a.text(), b.text(), c.text(), has_bias ? " | bias" : "",
                        device_scales ? " | scales" : "");
   }
-  auto operator<=>(const Key&) const = default;
+  bool operator==(const Key&) const = default;
 
   Side a, b, c;
   bool has_bias, device_scales;
+};
+
+struct KeyHash {
+  std::size_t operator()(const Key& key) const {
+    std::uint64_t hash = (key.has_bias ? 2 : 0) + (key.device_scales ? 1 : 0);
+    for (const Side* side : {&key.a, &key.b, &key.c}) {
+      for (const std::int64_t part :
+           {side->rows, side->cols, side->ld,
+            std::int64_t{side->alignment} * 16 + static_cast<std::int64_t>(side->dtype) * 2 +
+                (side->transposed ? 1 : 0)})
+        hash = std::rotl((hash ^ static_cast<std::uint64_t>(part)) * 0x9E3779B97F4A7C15u, 29);
+    }
+    return hash;
+  }
 };
 
 // A product made ready. Row-major C = A B is column-major C^T = B^T A^T, so `b` comes first.
@@ -296,7 +309,7 @@ class CublasLt {
   Handle handle_;
   std::string library_;  // and device
   std::shared_ptr<GemmAlgorithms> algorithms_;
-  std::map<Key, Plan> plans_;
+  std::unordered_map<Key, Plan, KeyHash> plans_;
 };
 
 }  // namespace
