@@ -1,11 +1,55 @@
 #include "engine/cuda.h"
 
+#include <cuda.h>
 #include <fmt/format.h>
 
 #include "engine/cuda_check.h"
 #include "engine/error.h"
 
-namespace tessera::engine::cuda {
+namespace tessera::engine {
+
+void* find_driver_function(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+  const cudaError_t status = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+  check_cuda(status, fmt::format("cudaGetDriverEntryPoint of {}", name));
+  require<DeviceError>(result == cudaDriverEntryPointSuccess && found != nullptr,
+                       "[cuda] expected a driver with {}, got none", name);
+  return found;
+}
+
+namespace {
+
+// Has the calling thread chosen or used a GPU?
+bool has_context() {
+  using GetCurrent = CUresult (*)(CUcontext*);
+  static const auto kGetCurrent =
+      reinterpret_cast<GetCurrent>(find_driver_function("cuCtxGetCurrent"));
+  CUcontext context = nullptr;
+  return kGetCurrent(&context) == CUDA_SUCCESS && context != nullptr;
+}
+
+}  // namespace
+
+CurrentGpu::CurrentGpu(int index) {
+  int before = 0;
+  check_cuda(cudaGetDevice(&before), "cudaGetDevice");
+  if (before == index) return;
+  const bool was_chosen = has_context();
+  check_cuda(cudaSetDevice(index), "cudaSetDevice");
+  if (was_chosen) before_ = before;
+}
+
+CurrentGpu::~CurrentGpu() {
+  if (before_ >= 0) (void)cudaSetDevice(before_);
+}
+
+namespace cuda {
 namespace {
 
 cudaStream_t native(const Stream& stream) { return static_cast<cudaStream_t>(stream.native()); }
@@ -38,17 +82,14 @@ std::byte* allocate(const Device& device, std::int64_t nbytes) {
     (void)cudaGetLastError();
     return nullptr;
   }
-  check_cuda(status, fmt::format("an allocation of {} bytes on {}", nbytes, to_string(device)));
+  if (status != cudaSuccess)
+    check_cuda(status, fmt::format("an allocation of {} bytes on {}", nbytes, to_string(device)));
   return static_cast<std::byte*>(data);
 }
 
 void deallocate(const Device& device, std::byte* data) noexcept {
-  // After a sticky error nothing can be freed, and nobody can be told.
-  int before = 0;
-  if (cudaGetDevice(&before) != cudaSuccess) return;
-  if (before != device.index) (void)cudaSetDevice(device.index);
-  (void)(device.is_cuda() ? cudaFree(data) : cudaFreeHost(data));
-  if (before != device.index) (void)cudaSetDevice(before);
+  on_gpu_quietly(device.index,
+                 [&] { (void)(device.is_cuda() ? cudaFree(data) : cudaFreeHost(data)); });
 }
 
 void fill(const Stream& stream, std::byte* dst, int byte, std::int64_t nbytes) {
@@ -66,4 +107,5 @@ void copy(const Stream& stream, std::byte* dst, const std::byte* src, std::int64
         "cudaMemcpyAsync", stream);
 }
 
-}  // namespace tessera::engine::cuda
+}  // namespace cuda
+}  // namespace tessera::engine

@@ -37,23 +37,9 @@ namespace {
 
 using WaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
 
-// cuStreamWaitValue32. The driver's library is found at run time, as a build needs none.
 WaitValue wait_value() {
-  static const WaitValue kFound = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &found,
-                                                                12000, cudaEnableDefault, &result);
-#else
-    const cudaError_t status =
-        cudaGetDriverEntryPoint("cuStreamWaitValue32", &found, cudaEnableDefault, &result);
-#endif
-    check_cuda(status, "cudaGetDriverEntryPoint of cuStreamWaitValue32");
-    require<DeviceError>(result == cudaDriverEntryPointSuccess && found != nullptr,
-                         "[cuda] expected a driver with cuStreamWaitValue32, got none");
-    return reinterpret_cast<WaitValue>(found);
-  }();
+  static const auto kFound =
+      reinterpret_cast<WaitValue>(find_driver_function("cuStreamWaitValue32"));
   return kFound;
 }
 

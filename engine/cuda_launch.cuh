@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <utility>
 
 #include "engine/cuda_check.h"
@@ -28,6 +29,26 @@ inline cudaStream_t cuda_stream(const Stream& stream) {
   return static_cast<cudaStream_t>(stream.native());
 }
 
+/// Dynamic shared memory that kernels may use, as far as a stream knows: so that it asks for each
+/// kernel once, and not at each launch. What CUDA lets a kernel use is the last request of any
+/// stream: so one that needs more than 48 KiB must always need the same.
+class SharedMemoryLimits {
+ public:
+  explicit SharedMemoryLimits(const Stream&) {}
+  /// Lets `kernel` use `nbytes` on the current GPU.
+  void raise(const void* kernel, std::size_t nbytes) {
+    std::size_t& limit = limits_[kernel];
+    if (nbytes <= limit) return;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(nbytes)),
+               "cudaFuncSetAttribute");
+    limit = nbytes;
+  }
+
+ private:
+  std::map<const void*, std::size_t> limits_;
+};
+
 /// Starts `kernel` on a CUDA stream, inside the function given to Stream::launch(), which states
 /// the work and makes its GPU current. An empty grid is no launch, and a meta device starts
 /// nothing. Throws DeviceError.
@@ -37,12 +58,9 @@ void launch_kernel(const Stream& stream, const LaunchShape& shape, void (*kernel
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   if (stream.device().is_meta) return;
   constexpr std::size_t kSharedByDefault = 48 << 10;
-  if (shape.shared_nbytes > kSharedByDefault) {
-    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shape.shared_nbytes)),
-               "cudaFuncSetAttribute");
-  }
+  if (shape.shared_nbytes > kSharedByDefault)
+    stream.state<SharedMemoryLimits>().raise(reinterpret_cast<const void*>(kernel),
+                                             shape.shared_nbytes);
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;

@@ -31,21 +31,22 @@ auto explain(Where where, F fn) {
   }
 }
 
-// A recorded cudaEvent_t.
+// A recorded cudaEvent_t of a GPU, which must be current but for the destructor.
 class Mark {
  public:
-  Mark(cudaStream_t stream, unsigned flags) {
+  Mark(cudaStream_t stream, unsigned flags, int gpu) : gpu_(gpu) {
     check_cuda(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreateWithFlags");
     const cudaError_t status = cudaEventRecord(event_, stream);
     if (status != cudaSuccess) (void)cudaEventDestroy(event_);
     check_cuda(status, "cudaEventRecord");
   }
   ~Mark() {
-    if (event_ != nullptr) (void)cudaEventDestroy(event_);
+    if (event_ != nullptr) on_gpu_quietly(gpu_, [this] { (void)cudaEventDestroy(event_); });
   }
-  Mark(Mark&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Mark(Mark&& other) noexcept : event_(std::exchange(other.event_, nullptr)), gpu_(other.gpu_) {}
   Mark& operator=(Mark&& other) noexcept {
     std::swap(event_, other.event_);
+    std::swap(gpu_, other.gpu_);
     return *this;
   }
 
@@ -67,31 +68,42 @@ class Mark {
 
  private:
   cudaEvent_t event_ = nullptr;
+  int gpu_;
 };
 
-// A host that waits for one sleeps: threads that update there wait for most of a step.
+// A host that waits for one sleeps: threads that update there wait for most of a step. Any thread
+// may ask it, whatever its GPU.
 class CudaEvent final : public EventState {
  public:
-  CudaEvent(cudaStream_t native, std::string_view name, std::string stream)
-      : mark_(native, cudaEventDisableTiming | cudaEventBlockingSync),
+  CudaEvent(cudaStream_t native, std::string_view name, std::shared_ptr<const std::string> stream,
+            int gpu)
+      : mark_(native, cudaEventDisableTiming | cudaEventBlockingSync, gpu),
         name_(name),
-        stream_(std::move(stream)) {}
+        stream_(std::move(stream)),
+        gpu_(gpu) {}
 
   bool reached() override {
-    return explain([this] { return where(); }, [this] { return mark_.reached(); });
+    return on_gpu([this] { return mark_.reached(); });
   }
   void wait() override {
-    explain([this] { return where(); },
-            [this] { check_cuda(cudaEventSynchronize(mark_.get()), "cudaEventSynchronize"); });
+    on_gpu([this] { check_cuda(cudaEventSynchronize(mark_.get()), "cudaEventSynchronize"); });
   }
   cudaEvent_t get() const { return mark_.get(); }
 
  private:
-  std::string where() const { return fmt::format("event '{}' of {}", name_, stream_); }
+  template <class F>
+  std::invoke_result_t<F> on_gpu(F fn) const {
+    return explain([this] { return fmt::format("event '{}' of {}", name_, *stream_); },
+                   [&] {
+                     const CurrentGpu current(gpu_);
+                     return fn();
+                   });
+  }
 
   const Mark mark_;
   const std::string name_;
-  const std::string stream_;
+  const std::shared_ptr<const std::string> stream_;
+  const int gpu_;
 };
 
 // Makes NVTX look for a profiler now, once: it does so lazily otherwise, in whichever threads come
@@ -151,10 +163,12 @@ class CudaStream final : public StreamImpl {
 
   ~CudaStream() override {
     // Errors were told to whoever waited.
-    (void)cudaStreamSynchronize(stream_);
-    if (options().listener != nullptr) settle_quietly();
-    states().clear();  // handles of libraries refer to the stream
-    (void)cudaStreamDestroy(stream_);
+    on_gpu_quietly(device().index, [this] {
+      (void)cudaStreamSynchronize(stream_);
+      if (options().listener != nullptr) settle_quietly();
+      states().clear();  // handles of libraries refer to the stream
+      (void)cudaStreamDestroy(stream_);
+    });
   }
 
   void launch(Work work, std::function<void()> fn) override {
@@ -166,10 +180,9 @@ class CudaStream final : public StreamImpl {
       const bool has_base = std::exchange(is_told_, ticket.has_value());
       if (!ticket) return fn();
       if (!has_base) rebase();
-      Mark begin(stream_, cudaEventDefault);
+      Mark begin = mark();
       fn();
-      pending_.push_back(
-          {std::move(begin), Mark(stream_, cudaEventDefault), std::move(work), {}, *ticket});
+      pending_.push_back({std::move(begin), mark(), std::move(work), {}, *ticket});
       if (pending_.size() > kMaxPending) settle();
     });
   }
@@ -185,8 +198,9 @@ class CudaStream final : public StreamImpl {
 
   Event record(std::string_view event_name) override {
     flags_.check();
-    return on_gpu({},
-                  [&] { return Event(std::make_shared<CudaEvent>(stream_, event_name, where_)); });
+    return on_gpu({}, [&] {
+      return Event(std::make_shared<CudaEvent>(stream_, event_name, where_, device().index));
+    });
   }
 
   void wait(const Event& event) override {
@@ -195,9 +209,9 @@ class CudaStream final : public StreamImpl {
     if (auto* cpu_event = dynamic_cast<CpuEventState*>(event.state())) return wait(*cpu_event);
     auto* cuda_event = dynamic_cast<CudaEvent*>(event.state());
     on_gpu({}, [&] {
-      Mark begin(stream_, cudaEventDefault);
+      Mark begin = mark();
       check_cuda(cudaStreamWaitEvent(stream_, cuda_event->get(), 0), "cudaStreamWaitEvent");
-      pending_.push_back({std::move(begin), Mark(stream_, cudaEventDefault), {}, {}, 0});
+      pending_.push_back({std::move(begin), mark(), {}, {}, 0});
       settle();
     });
   }
@@ -226,13 +240,16 @@ class CudaStream final : public StreamImpl {
   };
   static constexpr std::size_t kMaxPending = 256;
 
+  // Now. This GPU must be current.
+  Mark mark() const { return {stream_, cudaEventDefault, device().index}; }
+
   // fn() with this GPU current. Its errors name the work, if it is some, the stream and the GPU.
   template <class F>
   std::invoke_result_t<F> on_gpu(const Work& work, F fn) {
     const auto where = [&] {
-      if (work.name.empty()) return where_;
+      if (work.name.empty()) return *where_;
       return fmt::format("{}{}{}, {}", work.name, work.detail.empty() ? "" : " of ", work.detail,
-                         where_);
+                         *where_);
     };
     return explain(where, [&] {
       const CurrentGpu current(device().index);
@@ -245,10 +262,9 @@ class CudaStream final : public StreamImpl {
     if (event.reached()) return event.wait();
     on_gpu({}, [&] {
       settle();
-      Mark begin(stream_, cudaEventDefault);
+      Mark begin = mark();
       std::shared_ptr<HostFlag> flag = flags_.wait_for(event, stream_, device().index);
-      pending_.push_back(
-          {std::move(begin), Mark(stream_, cudaEventDefault), {}, std::move(flag), 0});
+      pending_.push_back({std::move(begin), mark(), {}, std::move(flag), 0});
     });
   }
 
@@ -261,7 +277,7 @@ class CudaStream final : public StreamImpl {
     std::int64_t best_ns = std::numeric_limits<std::int64_t>::max();
     for (int i = 0; i < attempts && best_ns > kGoodNs; ++i) {
       const std::int64_t begin = now_ns();
-      Mark base(stream_, cudaEventDefault);
+      Mark base = mark();
       check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
       const std::int64_t end = now_ns();
       if (end - begin >= best_ns) continue;
@@ -313,7 +329,8 @@ class CudaStream final : public StreamImpl {
                "cudaLaunchHostFunc");
   }
 
-  const std::string where_ = fmt::format("stream '{}' of {}", name(), to_string(device()));
+  const std::shared_ptr<const std::string> where_ = std::make_shared<const std::string>(
+      fmt::format("stream '{}' of {}", name(), to_string(device())));
   cudaStream_t stream_ = nullptr;
   std::deque<Pending> pending_;
   std::optional<Base> base_;  // with a listener, or after a synchronisation

@@ -29,15 +29,18 @@ struct LinearCrossEntropyOptions {
 };
 
 /// cross_entropy(x w^T), a chunk of rows at a time: full logits need not live.
-///   x (.., C) f32 or bf16, w (V, C) f32 or bf16, targets (..) i32 -> loss () f32. Logits are f32.
+///   x (.., C) f32 or bf16, w (V, C) f32 or bf16, targets (..) i32 -> loss () f32. Logits are f32,
+///   on a GPU of the dtype of x.
 ///   The gradient of w is summed chunk by chunk in its view, or in f32 workspace (V, C) if the view
 ///   is bf16. Saves w, targets, two f32 per row and, within `max_saved_numel`, (.., V) f32 on the
 ///   CPU and of the dtype of x on a GPU; and x, unless w is frozen and these logits are saved.
-///   A bf16 w is widened once a pass on the CPU. On a GPU softmax - onehot is rounded to the dtype
-///   of x, by a relative 2^-9 if that is bf16, before it is multiplied with w and x; so a gradient
-///   is off by at most 2^-9 times the sum of the absolute values of its terms. x and w should be of
-///   one dtype there.
-///   Throws InvalidArgument if shapes or dtypes do not fit.
+///   A bf16 w is widened once a pass on the CPU.
+///   On a GPU a bf16 x rounds twice. A logit is off by at most 2^-9 of itself: so with L the
+///   largest absolute value of a row's logits the row's loss is off by at most 2^-8 L, without a
+///   bias that rows would share, and softmax by a factor of at most exp(2^-8 L). And softmax -
+///   onehot is off by 2^-9 of itself, before it is multiplied with w and x. x and w should be of
+///   one dtype there. If they are bf16 and V is no multiple of 8, both passes take workspace for w,
+///   and backward for an f32 dw. Throws InvalidArgument if shapes or dtypes do not fit.
 engine::Tensor linear_cross_entropy(engine::Tape& tape, const engine::Tensor& x,
                                     engine::Parameter& w, const engine::Tensor& targets,
                                     const LinearCrossEntropyOptions& options = {});

@@ -16,15 +16,16 @@
 
 namespace tessera::ops {
 
-/// `logits` (n, V) are those of rows [first, first + n), not transposed. Writes their stats and
-/// their losses, row_losses[0, n) f32. `dlogits`, unless null: softmax - onehot, 0 for an ignored
-/// row; may be the same memory as `logits` if the dtype is the same.
+/// `logits` (n, V or more), f32 or bf16, are those of rows [first, first + n), not transposed;
+/// columns from V on are neither read nor written. Writes their stats and their losses,
+/// row_losses[0, n) f32. `dlogits`, unless null, of the same shape and dtype, maybe the same
+/// memory: softmax - onehot, 0 for an ignored row.
 void cross_entropy_forward_cuda(const engine::Stream& stream, const CrossEntropyRows& rows,
                                 std::int64_t first, const engine::DeviceMatrix& logits,
                                 float* row_losses, const engine::DeviceMatrix* dlogits);
 
 /// dlogits = (or +=) scale (softmax - onehot), from the stats. `scale` is in device memory,
-/// null: 1. Aliasing as above.
+/// null: 1. Matrices as above.
 void cross_entropy_gradient_cuda(const engine::Stream& stream, const CrossEntropyRows& rows,
                                  std::int64_t first, const engine::DeviceMatrix& logits,
                                  const engine::DeviceMatrix& dlogits, const float* scale,

@@ -31,9 +31,10 @@ namespace {
 
 // Rows of logits that live at one time: 8 MiB, but enough for the products to pay for reading w and
 // updating its gradient as a whole with each chunk. A GPU fills its cores with 256 MiB, and
-// multiplies in tiles of up to 128 rows.
-std::int64_t choose_chunk_rows(std::int64_t vocab_size, bool on_gpu) {
-  const std::int64_t row_nbytes = vocab_size * 4;
+// multiplies in tiles of up to 128 rows. Fewer, so that logits stay in its L2 cache, gain nothing:
+// 256 rows of GPT-2's fit in 50 MB, w does not beside them, and to read w for each 256 rows moves
+// as much as to write and read the logits.
+std::int64_t choose_chunk_rows(std::int64_t row_nbytes, bool on_gpu) {
   if (!on_gpu) return std::clamp<std::int64_t>((std::int64_t{8} << 20) / row_nbytes, 256, 512);
   return std::max<std::int64_t>((std::int64_t{256} << 20) / row_nbytes / 128, 1) * 128;
 }
@@ -42,9 +43,30 @@ std::int64_t choose_chunk_rows(std::int64_t vocab_size, bool on_gpu) {
 // sequences of GPT-2 once: 6 GiB of bf16.
 std::int64_t choose_max_saved_numel(bool on_gpu) { return std::int64_t{1} << (on_gpu ? 32 : 24); }
 
-// On a GPU rows of logits are padded to 16 bytes of either dtype, which the products want.
-std::int64_t saved_cols(std::int64_t vocab_size, bool on_gpu) {
-  return on_gpu ? (vocab_size + 7) / 8 * 8 : vocab_size;
+std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// [Note: vocabulary of odd size on a GPU]
+// A row of logits begins at a multiple of 16 bytes, which the products want. For bf16 that may
+// not do: tensor cores are fed 16 bytes at a time, and of a product with an extent that is no
+// multiple of 8, whatever its leading dimension, cublasLt may fall back to kernels of an older
+// GPU, three times slower. GPT-2 has 50,257 words. So where the vocabulary is no multiple of 8,
+// products see the next multiple of 128, a tile, or if they are few words, of 8. w is read from
+// a copy that ends in rows of 0; so in the further columns of the logits stands 0, which cross-
+// entropy leaves alone and which is their gradient; and dw is summed in a workspace as long,
+// whose further rows go nowhere. By estimate, GPT-2 on an H100: w, 77 MB, is copied in forward
+// and backward, and dw, 154 MB of f32, read once and written once more, 0.2 ms of a step of over
+// 100; in return 20 ms of products run in fast kernels if they did not.
+// Room behind w in its flat buffer would cost no copy. But then layout, plan, reducers and
+// checkpoints would know of rows that are none and must be 0, and a tensor that is in no flat
+// buffer would still need the copy. To multiply the last 81 columns by themselves would read x
+// and dx, 100 MB each, once more, which takes as long, and round dx twice.
+constexpr std::int64_t kWord = 8, kTile = 128;
+
+std::int64_t product_cols(std::int64_t vocab_size, DType dtype, bool on_gpu) {
+  const bool pads = on_gpu && dtype == DType::kBF16 && vocab_size % kWord != 0;
+  return pads ? round_up(vocab_size, vocab_size < 32 * kTile ? kWord : kTile) : vocab_size;
 }
 
 // The fused op: what its kernels read.
@@ -53,11 +75,13 @@ struct Head {
   CrossEntropyRows rows;
   Tensor x;  // (N, C) f32 or bf16
   Tensor w;  // (V, C) f32 or bf16
-  // Undefined if nothing is saved. CPU: (N, V) f32, exp(logit - max). GPU: (N, saved_cols), dtype
-  // of x, softmax - onehot.
+  // Undefined if nothing is saved. CPU: (N, V) f32, exp(logit - max). GPU: (N, ld), dtype of x,
+  // softmax - onehot.
   Tensor saved;
   std::int64_t width;
   std::int64_t chunk_rows;
+  std::int64_t cols;  // of the logits, as products see them
+  std::int64_t ld;    // of the logits
 
   double product_flops() const { return gemm_flops(rows.count(), rows.vocab_size, width); }
   Tensor chunk_space() const {
@@ -227,45 +251,56 @@ std::optional<HeadScratch> head_scratch(const Tape& tape, const Head& head, cons
 // On a GPU ----------------------------------------------------------------------------------------
 // Templates, so that they need not exist in a build without CUDA.
 //
-// [Note: gradient of the fused op on a GPU]
+// [Note: the fused op on a GPU]
+// Logits are of the dtype of x and become dlogits where they stand: bf16 logits are written once,
+// and read and written once by the cross-entropy. They are rounded to bf16 before the softmax, as
+// PyTorch's are under autocast; what that costs stands in the header.
 // dloss is not known to the host, nor in forward. So dlogits are made for dloss = 1 and without the
-// weight of the mean, and stored in the dtype of x, as the products want; what they lack is a
-// factor of the products. Forward saves them, or backward computes the logits of a chunk again:
-// bits are those of the saved ones up to the order of sums in products of fewer rows.
+// weight of the mean; what they lack is a factor of the products. Forward saves them, or backward
+// computes the logits of a chunk again: bits are those of the saved ones up to the order of sums in
+// products of fewer rows.
 
-// The first `count` rows of `first` on of a padded matrix. Without CUDA nothing instantiates its
-// callers.
-[[maybe_unused]] DeviceMatrix device_rows(const Tensor& t, std::int64_t first, std::int64_t count,
-                                          std::int64_t vocab_size) {
-  const std::int64_t ld = t.dim(1);
-  return {t.raw() + first * ld * engine::size_of(t.dtype()), t.dtype(), count, vocab_size, ld};
+// Rows [first, first + count) of logits.
+[[maybe_unused]] DeviceMatrix logits_rows(const Head& head, const Tensor& t, std::int64_t first,
+                                          std::int64_t count) {
+  return DeviceMatrix{t.raw(), t.dtype(), first + count, head.cols, head.ld}.slice(first, count);
+}
+
+// w as products read it, (cols, C): see [Note: vocabulary of odd size on a GPU].
+template <class GpuStream>
+Tensor product_weight(const GpuStream& stream, const Head& head) {
+  if (head.cols == head.rows.vocab_size) return head.w;
+  const Tensor copy = cross_entropy_workspace(head.memory, head.cols, head.width, head.w.dtype());
+  engine::cuda::copy(stream, copy.raw(), head.w.raw(), head.w.nbytes());
+  engine::cuda::fill(stream, copy.raw() + head.w.nbytes(), 0, copy.nbytes() - head.w.nbytes());
+  return copy;
 }
 
 template <class GpuStream>
-void compute_logits(const GpuStream& stream, const Head& head, std::int64_t first,
+void compute_logits(const GpuStream& stream, const Head& head, const Tensor& w, std::int64_t first,
                     const DeviceMatrix& logits) {
   const DeviceMatrix x = device_matrix(head.x, head.rows.count(), head.width);
-  const DeviceMatrix w = device_matrix(head.w, head.rows.vocab_size, head.width);
-  gemm_cuda(stream, head.memory, {.a = x.slice(first, logits.rows), .b = w.t(), .c = logits});
+  gemm_cuda(stream, head.memory,
+            {.a = x.slice(first, logits.rows),
+             .b = device_matrix(w, head.cols, head.width).t(),
+             .c = logits});
 }
 
 template <class GpuStream>
 void head_forward_cuda(const GpuStream& stream, const Head& head, const Tensor& loss) {
   const CrossEntropyRows& rows = head.rows;
-  const std::int64_t vocab_size = rows.vocab_size, ld = saved_cols(vocab_size, true);
   const bool saves = head.saved.defined();
-  const bool in_place = saves && head.saved.dtype() == DType::kF32;
   const Tensor row_losses = cross_entropy_workspace(head.memory, 1, rows.count());
   const Tensor space =
-      in_place ? head.saved : cross_entropy_workspace(head.memory, head.chunk_rows, ld);
+      saves ? head.saved
+            : cross_entropy_workspace(head.memory, head.chunk_rows, head.ld, head.x.dtype());
+  const Tensor w = product_weight(stream, head);
   for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
     const std::int64_t count = std::min(head.chunk_rows, rows.count() - first);
-    const DeviceMatrix logits = device_rows(space, in_place ? first : 0, count, vocab_size);
-    const DeviceMatrix dlogits =
-        saves ? device_rows(head.saved, first, count, vocab_size) : DeviceMatrix{};
-    compute_logits(stream, head, first, logits);
+    const DeviceMatrix logits = logits_rows(head, space, saves ? first : 0, count);
+    compute_logits(stream, head, w, first, logits);
     cross_entropy_forward_cuda(stream, rows, first, logits, row_losses.data<float>() + first,
-                               saves ? &dlogits : nullptr);
+                               saves ? &logits : nullptr);
   }
   cross_entropy_mean_cuda(stream, rows, row_losses.data<float>(), loss.data<float>());
 }
@@ -274,32 +309,30 @@ template <class GpuStream>
 void head_backward_cuda(const GpuStream& stream, const Head& head, const Tensor& dloss,
                         const GradTarget& dx, const GradTarget& dw) {
   const CrossEntropyRows& rows = head.rows;
-  const std::int64_t vocab_size = rows.vocab_size, ld = saved_cols(vocab_size, true);
-  const bool saved = head.saved.defined(), in_place = head.x.dtype() == DType::kF32;
+  const bool saved = head.saved.defined();
   const std::int64_t step = saved ? rows.count() : head.chunk_rows;
-  const Tensor space = saved ? Tensor() : cross_entropy_workspace(head.memory, step, ld);
-  const Tensor dspace = saved      ? head.saved
-                        : in_place ? space
-                                   : cross_entropy_workspace(head.memory, step, ld, head.x.dtype());
+  const Tensor space =
+      saved ? head.saved : cross_entropy_workspace(head.memory, step, head.ld, head.x.dtype());
+  const Tensor w = dx || !saved ? product_weight(stream, head) : Tensor();
   // Chunks are summed in f32 and rounded once.
-  const bool direct = dw && (dw.dst.dtype() == DType::kF32 || step >= rows.count());
+  const bool direct =
+      dw && head.cols == rows.vocab_size && (dw.dst.dtype() == DType::kF32 || step >= rows.count());
   const Tensor sum =
-      !dw || direct ? dw.dst : cross_entropy_workspace(head.memory, vocab_size, head.width);
+      !dw || direct ? dw.dst : cross_entropy_workspace(head.memory, head.cols, head.width);
   const Tensor scales = cross_entropy_workspace(head.memory, 1, 3);
   cross_entropy_scales_cuda(stream, rows, dloss.data<float>(), scales.data<float>());
   for (std::int64_t first = 0; first < rows.count(); first += step) {
     const std::int64_t count = std::min(step, rows.count() - first);
-    const DeviceMatrix dlogits = device_rows(dspace, 0, count, vocab_size);
+    const DeviceMatrix dlogits = logits_rows(head, space, 0, count);
     if (!saved) {
-      const DeviceMatrix logits = device_rows(space, 0, count, vocab_size);
-      compute_logits(stream, head, first, logits);
-      cross_entropy_gradient_cuda(stream, rows, first, logits, dlogits, /*scale=*/nullptr,
+      compute_logits(stream, head, w, first, dlogits);
+      cross_entropy_gradient_cuda(stream, rows, first, dlogits, dlogits, /*scale=*/nullptr,
                                   /*accumulate=*/false);
     }
     if (dx) {
       gemm_cuda(stream, head.memory,
                 {.a = dlogits,
-                 .b = device_matrix(head.w, vocab_size, head.width),
+                 .b = device_matrix(w, head.cols, head.width),
                  .c = device_matrix(dx.dst, rows.count(), head.width).slice(first, count),
                  .accumulate = dx.accumulate,
                  .scales = scales.data<float>()});
@@ -308,14 +341,14 @@ void head_backward_cuda(const GpuStream& stream, const Head& head, const Tensor&
       gemm_cuda(stream, head.memory,
                 {.a = dlogits.t(),
                  .b = device_matrix(head.x, rows.count(), head.width).slice(first, count),
-                 .c = device_matrix(sum, vocab_size, head.width),
+                 .c = device_matrix(sum, head.cols, head.width),
                  .accumulate = first > 0 || (direct && dw.accumulate),
                  .scales = scales.data<float>()});
     }
   }
   if (dw && !direct) {
     engine::cuda::assign_or_add(stream, dw.dst.raw(), dw.dst.dtype(), sum.raw(), sum.dtype(),
-                                sum.numel(), dw.accumulate);
+                                dw.dst.numel(), dw.accumulate);
   }
 }
 
@@ -360,17 +393,19 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
   const CrossEntropyRows rows =
       make_cross_entropy_rows(tape, x, targets, vocab_size, options.ignore_index);
   const bool on_gpu = tape.stream().device().is_cuda();
-  const std::int64_t chunk_rows =
-      std::min(rows.count(), options.chunk_rows == 0 ? choose_chunk_rows(vocab_size, on_gpu)
-                                                     : options.chunk_rows);
+  const DType dtype = on_gpu ? x.dtype() : DType::kF32;  // of the logits
+  const std::int64_t cols = product_cols(vocab_size, dtype, on_gpu),
+                     ld = on_gpu ? round_up(cols, kWord) : cols;
+  const std::int64_t chunk_rows = std::min(
+      rows.count(), options.chunk_rows == 0 ? choose_chunk_rows(ld * engine::size_of(dtype), on_gpu)
+                                            : options.chunk_rows);
   const std::int64_t max_saved_numel =
       options.max_saved_numel < 0 ? choose_max_saved_numel(on_gpu) : options.max_saved_numel;
   const bool wants_dx = tape.needs_grad(x), wants_dw = tape.needs_grad(w);
   const bool saves = (wants_dx || wants_dw) && rows.count() <= max_saved_numel / vocab_size;
-  const Tensor saved = saves ? tape.empty({rows.count(), saved_cols(vocab_size, on_gpu)},
-                                          on_gpu ? x.dtype() : DType::kF32, "cross_entropy.saved")
-                             : Tensor();
-  const Head head{tape.memory(), rows, x, value, saved, x.dim(-1), chunk_rows};
+  const Tensor saved =
+      saves ? tape.empty({rows.count(), ld}, dtype, "cross_entropy.saved") : Tensor();
+  const Head head{tape.memory(), rows, x, value, saved, x.dim(-1), chunk_rows, cols, ld};
   const Tensor loss = tape.empty({}, DType::kF32, "cross_entropy");
   const auto scratch = head_scratch(
       tape, head, /*dw=*/{}, /*is_backward=*/false, [&](auto t, const HeadScratch& s, auto fn) {

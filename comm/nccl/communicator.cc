@@ -32,8 +32,9 @@ constexpr std::string_view kPurposeNames[kNumPurposes] = {"gathers", "reductions
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<const NcclLibrary> library,
-                                   const ncclUniqueId& id, int size, int rank, std::string name)
-    : library_(std::move(library)), name_(std::move(name)) {
+                                   const ncclUniqueId& id, int size, int rank, int gpu,
+                                   std::string name)
+    : library_(std::move(library)), name_(std::move(name)), gpu_(gpu) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   const ncclResult_t result = library_->comm_init_rank_config(&comm_, size, id, rank, &config);
@@ -82,12 +83,15 @@ std::optional<std::string> NcclCommunicator::error() {
 
 void NcclCommunicator::abort() noexcept {
   const std::lock_guard lock(mutex_);
-  if (comm_ != nullptr) (void)library_->comm_abort(std::exchange(comm_, nullptr));
+  if (comm_ == nullptr) return;
+  engine::on_gpu_quietly(gpu_,
+                         [this] { (void)library_->comm_abort(std::exchange(comm_, nullptr)); });
 }
 
 void NcclCommunicator::begin_finish() noexcept {
   const std::lock_guard lock(mutex_);
-  if (comm_ != nullptr) (void)library_->comm_finalize(comm_);
+  if (comm_ == nullptr) return;
+  engine::on_gpu_quietly(gpu_, [this] { (void)library_->comm_finalize(comm_); });
 }
 
 bool NcclCommunicator::end_finish(World& world, DeadlineClock::time_point deadline) noexcept {
@@ -98,7 +102,9 @@ bool NcclCommunicator::end_finish(World& world, DeadlineClock::time_point deadli
       return false;
   }
   const std::lock_guard lock(mutex_);
-  if (comm_ != nullptr) (void)library_->comm_destroy(std::exchange(comm_, nullptr));
+  if (comm_ == nullptr) return true;
+  engine::on_gpu_quietly(gpu_,
+                         [this] { (void)library_->comm_destroy(std::exchange(comm_, nullptr)); });
   return true;
 }
 
@@ -149,7 +155,7 @@ std::vector<NcclCommunicators> join(const std::shared_ptr<const NcclLibrary>& li
       for (std::size_t i = 0; i < ranks.size(); ++i) {
         const engine::CurrentGpu current(ranks[i].gpu);
         communicators[i][p] = std::make_unique<NcclCommunicator>(
-            library, ids[p], size, ranks[i].rank,
+            library, ids[p], size, ranks[i].rank, ranks[i].gpu,
             fmt::format("rank {} of {}, cuda:{}, for {}", ranks[i].rank, name, ranks[i].gpu,
                         kPurposeNames[p]));
       }

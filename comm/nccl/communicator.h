@@ -24,10 +24,10 @@ namespace tessera::comm {
 /// for that, within the deadline and only as long as the world has not failed.
 class NcclCommunicator {
  public:
-  /// Begins to join `size` ranks; ready() tells when it has. `name` is for messages. The GPU must
-  /// be the calling thread's current one. Throws CommError.
+  /// Begins to join `size` ranks; ready() tells when it has. `name` is for messages. `gpu` must be
+  /// the calling thread's current one. Throws CommError.
   NcclCommunicator(std::shared_ptr<const NcclLibrary> library, const ncclUniqueId& id, int size,
-                   int rank, std::string name);
+                   int rank, int gpu, std::string name);
   /// Aborts what finish() did not end.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -58,6 +58,7 @@ class NcclCommunicator {
 
   const std::shared_ptr<const NcclLibrary> library_;
   const std::string name_;
+  const int gpu_;  // NCCL leaves a thread with the GPU that it had
   std::mutex mutex_;
   ncclComm_t comm_ = nullptr;  // null: aborted or finished
 };

@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <compare>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,9 +19,10 @@ namespace tessera::engine {
 
 namespace {
 
-// What an algorithm may ask for; those that ask for less get less. 32 MiB is what cublasLt's own
-// kernels are made for on sm_90.
-constexpr std::uint64_t kMaxWorkspace = std::uint64_t{32} << 20;
+// What an algorithm may ask for; those that ask for less get less. Kernels alone are content with
+// 32 MiB on sm_90, the parts of a split K are not: those of the narrow gradients of weights, whose
+// few tiles would leave most of a GPU idle, take 50 MB for (768, 2304) in 7 parts.
+constexpr std::uint64_t kMaxWorkspace = std::uint64_t{128} << 20;
 constexpr int kMaxCandidates = 16;
 // The largest alignment that a kernel needs. Telling cublasLt of more would make the choice, and so
 // the bits, depend on where an allocation happens to be.
@@ -89,7 +89,7 @@ struct Side {
     return fmt::format("{}{} ld {} align {}", name_of(dtype), transposed ? "^T" : "", ld,
                        alignment);
   }
-  auto operator<=>(const Side&) const = default;
+  bool operator==(const Side&) const = default;
 
   DType dtype;
   std::int64_t rows, cols, ld;
@@ -159,10 +159,24 @@ struct Key {
                        a.text(), b.text(), c.text(), has_bias ? " | bias" : "",
                        device_scales ? " | scales" : "");
   }
-  auto operator<=>(const Key&) const = default;
+  bool operator==(const Key&) const = default;
 
   Side a, b, c;
   bool has_bias, device_scales;
+};
+
+struct KeyHash {
+  std::size_t operator()(const Key& key) const {
+    std::uint64_t hash = (key.has_bias ? 2 : 0) + (key.device_scales ? 1 : 0);
+    for (const Side* side : {&key.a, &key.b, &key.c}) {
+      for (const std::int64_t part :
+           {side->rows, side->cols, side->ld,
+            std::int64_t{side->alignment} * 16 + static_cast<std::int64_t>(side->dtype) * 2 +
+                (side->transposed ? 1 : 0)})
+        hash = std::rotl((hash ^ static_cast<std::uint64_t>(part)) * 0x9E3779B97F4A7C15u, 29);
+    }
+    return hash;
+  }
 };
 
 // A product made ready. Row-major C = A B is column-major C^T = B^T A^T, so `b` comes first.
@@ -285,14 +299,18 @@ class CublasLt {
   // [Note: choosing an algorithm]
   // cublasLt proposes algorithms, best guess first, as a function of the descriptors and the GPU.
   // Only those are asked for that add the parts of a split K in f32 and in a fixed order: so that
-  // an element is rounded once, and equal calls give equal bits.
+  // an element is rounded once, and equal calls give equal bits. By cublasLt.h, COMPUTE_TYPE and
+  // OUTPUT_TYPE store the parts in workspace, in f32 and in C's dtype, and reduce them in a
+  // separate step, which sees all of them. INPLACE adds each part to C when its turn comes, in C's
+  // dtype; counters take care that it is one at a time, and nothing is said of the order.
   Candidates propose(const Plan& plan, const Key& key, int max_candidates) const {
     cublasLtMatmulPreference_t handle = nullptr;
     check(cublasLtMatmulPreferenceCreate(&handle), "cublasLtMatmulPreferenceCreate");
     const Preference preference(handle);
     set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMaxWorkspace);
-    set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-        std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+    std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    if (key.c.dtype == DType::kF32) reductions |= CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+    set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b.alignment);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a.alignment);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c.alignment);
@@ -371,7 +389,7 @@ class CublasLt {
   Handle handle_;
   std::string library_;  // and device
   std::shared_ptr<GemmAlgorithms> algorithms_;
-  std::map<Key, Plan> plans_;
+  std::unordered_map<Key, Plan, KeyHash> plans_;
 };
 
 // The state of a stream that is asked what it multiplies.

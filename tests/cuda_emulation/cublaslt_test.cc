@@ -5,12 +5,14 @@
 #include <cublasLt.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
 #include "engine/copy.h"
 #include "engine/gemm/gemm_algorithms.h"
 #include "engine/gemm/gemm_cuda.h"
+#include "tests/ops/naive_cross_entropy.h"
 #include "third_party/cuda/emulation/control.h"
 
 namespace tessera::cuda_emulation {
@@ -21,6 +23,10 @@ using engine::GemmAlgorithms;
 using engine::Memory;
 using engine::Stream;
 using engine::Tensor;
+using testing::linear_case;
+using testing::run_op;
+using testing::some_targets;
+using testing::Targets;
 
 // Descriptors of D (m, n) = A (m, k) B (k, n), all column-major and packed.
 struct Descriptors {
@@ -73,14 +79,19 @@ TEST(CublasLtTest, ProposesWhatThePreferenceAllows) {
   EXPECT_EQ(f32.count, 2) << "those without workspace";
   f32.prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{4096});
   EXPECT_EQ(f32.propose(), CUBLAS_STATUS_SUCCESS);
-  EXPECT_EQ(f32.count, 4);
+  EXPECT_EQ(f32.count, 5);
   f32.prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
              std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
   EXPECT_EQ(f32.propose(), CUBLAS_STATUS_SUCCESS);
   EXPECT_EQ(f32.count, 3);
+  f32.prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+             std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
+                           CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE});
+  EXPECT_EQ(f32.propose(), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(f32.count, 4);
   f32.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::uint32_t{4});
   EXPECT_EQ(f32.propose(), CUBLAS_STATUS_SUCCESS);
-  EXPECT_EQ(f32.count, 2);
+  EXPECT_EQ(f32.count, 3);
   Descriptors odd(7, 8, 8, CUDA_R_16BF, CUDA_R_16BF);
   EXPECT_EQ(odd.propose(), CUBLAS_STATUS_NOT_SUPPORTED);
   Descriptors mixed(8, 8, 8, CUDA_R_32F, CUDA_R_16BF);
@@ -173,6 +184,50 @@ TEST(CublasLtTest, ProductsTakeTheAlgorithmOfTheFile) {
   EXPECT_NE(run("2"), run("1"));
   EXPECT_NE(run("3"), run("2"));
   EXPECT_THROW(run("9"), engine::IoError);
+}
+
+// Parts of f32 may lie in workspace as what the result is; of bf16 they would be rounded each.
+TEST(CublasLtTest, LongSumsAreSplit) {
+  constexpr std::int64_t kWide = 8, kDepth = 32 * kWide;
+  std::vector<float> values(kDepth * kWide, 1.0f);
+  std::fill(values.begin() + kDepth * kWide / 2, values.end(), -1.0f);
+  std::fill(values.end() - kWide, values.end(), -1 + 0x1p-6f);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Stream stream = Stream::cuda("compute", 0);
+    Memory memory(stream);
+    const Tensor a = testing::to_tensor(memory, {kDepth, kWide}, values, DType::kBF16);
+    const Tensor ones = testing::to_tensor(memory, {kDepth, kWide},
+                                           std::vector<float>(kDepth * kWide, 1.0f), DType::kBF16);
+    const Tensor c = Tensor::empty(memory, {kWide, kWide}, dtype);
+    memory.reset_peaks();
+    stream.launch(
+        {.name = "gemm"}, [] {},
+        [&](const auto& cuda_stream) {
+          engine::gemm_cuda(cuda_stream, memory,
+                            {.a = engine::device_matrix(a, kDepth, kWide).t(),
+                             .b = engine::device_matrix(ones, kDepth, kWide),
+                             .c = engine::device_matrix(c, kWide, kWide)});
+        });
+    EXPECT_EQ(memory.stats().peak_nbytes[static_cast<int>(engine::Category::kWorkspace)],
+              2 * kWide * kWide * 4);
+    EXPECT_EQ(testing::to_values(c)[0], 0x1p-6) << "0 if the halves are rounded to bf16";
+  }
+}
+
+// Of odd products in a forward and a backward.
+int count_odd_products(std::int64_t rows, std::int64_t vocab_size) {
+  const int before = num_odd_products();
+  const Targets targets = some_targets(rows, vocab_size);
+  for (const std::int64_t max_saved_numel : {-1, 0})
+    run_op(linear_case(targets, vocab_size, 8, {.max_saved_numel = max_saved_numel}),
+           {.dtype = DType::kBF16, .grad_dtype = DType::kF32, .on_cuda = true});
+  return num_odd_products() - before;
+}
+
+TEST(CublasLtTest, VocabularyOfOddSizeMakesNoOddProducts) {
+  EXPECT_EQ(count_odd_products(16, 77), 0);
+  EXPECT_EQ(count_odd_products(16, 4099), 0);
+  EXPECT_EQ(count_odd_products(17, 77), 7) << "the number of tokens is what it is";
 }
 
 TEST(CublasLtTest, NothingIsLeft) {

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "tests/testing/gradcheck.h"
+#include "tests/ops/naive_cross_entropy.h"
 
 namespace tessera::ops {
 namespace {
@@ -13,131 +13,55 @@ using namespace tessera::testing;  // NOLINT: the harness
 using engine::InvalidArgument;
 using engine::Stream;
 
-using Targets = std::vector<std::int32_t>;
-
-constexpr std::int32_t kIgnore = -100;
-
-Tensor to_targets(const Memory& memory, const Targets& values) {
-  return Tensor::from<std::int32_t>(memory, {static_cast<std::int64_t>(values.size())}, values,
-                                    "targets");
-}
-
-// Targets all over the vocabulary, both ends included, and some to ignore.
-Targets some_targets(std::int64_t rows, std::int64_t vocab_size, std::int32_t ignore = kIgnore) {
-  Targets t(static_cast<std::size_t>(rows));
-  for (std::size_t i = 0; i < t.size(); ++i)
-    t[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i * 7919) % vocab_size);
-  t[0] = static_cast<std::int32_t>(vocab_size - 1);
-  for (std::size_t i = 3; i < t.size(); i += 5) t[i] = ignore;
-  return t;
-}
-
-struct Naive {
-  double loss = 0;
-  Values dlogits;
-};
-
-Naive naive_cross_entropy(const Values& logits, const Targets& targets, double dloss,
-                          std::int32_t ignore) {
-  const std::size_t vocab_size = logits.size() / targets.size();
-  const auto counted = static_cast<double>(targets.size()) -
-                       static_cast<double>(std::count(targets.begin(), targets.end(), ignore));
-  Naive result{0, Values(logits.size())};
-  for (std::size_t i = 0; i < targets.size(); ++i) {
-    if (targets[i] == ignore) continue;
-    const double* x = logits.data() + i * vocab_size;
-    double* dx = result.dlogits.data() + i * vocab_size;
-    const double max = *std::max_element(x, x + vocab_size);
-    double sum = 0;
-    for (std::size_t v = 0; v < vocab_size; ++v) sum += std::exp(x[v] - max);
-    result.loss += (std::log(sum) + max - x[targets[i]]) / counted;
-    for (std::size_t v = 0; v < vocab_size; ++v)
-      dx[v] = std::exp(x[v] - max) / sum / counted * dloss;
-    dx[targets[i]] -= dloss / counted;
-  }
-  return result;
-}
-
-OpCase cross_entropy_case(std::int64_t rows, std::int64_t vocab_size, std::int32_t ignore = kIgnore,
-                          float scale = 1) {
-  const Targets targets = some_targets(rows, vocab_size, ignore);
-  return {.inputs = {{rows, vocab_size}},
-          .build =
-              [=](Tape& tape, const auto& x, auto&) {
-                return cross_entropy(tape, x[0], to_targets(tape.memory(), targets), ignore);
-              },
-          .scale = scale};
-}
-
-OpCase linear_case(std::int64_t rows, std::int64_t vocab_size, std::int64_t width,
-                   LinearCrossEntropyOptions options = {}) {
-  const Targets targets = some_targets(rows, vocab_size, options.ignore_index);
-  return {.inputs = {{rows, width}},
-          .parameters = {{vocab_size, width}},
-          .build = [=](Tape& tape, const auto& x, auto& p) {
-            return linear_cross_entropy(tape, x[0], p[0], to_targets(tape.memory(), targets),
-                                        options);
-          }};
-}
-
 // Compares one run of linear_case() with the reference.
 void expect_naive_linear(std::int64_t rows, std::int64_t vocab_size, std::int64_t width,
                          const LinearCrossEntropyOptions& options) {
-  const OpRun run = run_op(linear_case(rows, vocab_size, width, options));
-  const Values &x = run.leaves[0], &w = run.leaves[1];
-  const auto n = static_cast<std::size_t>(rows), v_size = static_cast<std::size_t>(vocab_size),
-             c_size = static_cast<std::size_t>(width);
-  Values logits(n * v_size), dx(x.size()), dw(w.size());
-  for (std::size_t i = 0; i < n; ++i)
-    for (std::size_t v = 0; v < v_size; ++v)
-      for (std::size_t c = 0; c < c_size; ++c)
-        logits[i * v_size + v] += x[i * c_size + c] * w[v * c_size + c];
-  const Naive want =
-      naive_cross_entropy(logits, some_targets(rows, vocab_size, options.ignore_index), run.dy[0],
-                          options.ignore_index);
-  for (std::size_t i = 0; i < n; ++i) {
-    for (std::size_t v = 0; v < v_size; ++v) {
-      const double d = want.dlogits[i * v_size + v];
-      for (std::size_t c = 0; c < c_size; ++c) {
-        dx[i * c_size + c] += d * w[v * c_size + c];
-        dw[v * c_size + c] += d * x[i * c_size + c];
-      }
-    }
-  }
+  const Targets targets = some_targets(rows, vocab_size, options.ignore_index);
+  const OpRun run = run_op(linear_case(targets, vocab_size, width, options));
+  const NaiveLinear want =
+      naive_linear_cross_entropy(run, targets, options.ignore_index, round_to_nothing);
   expect_close(run.y, {want.loss}, 2e-6, "loss");
-  expect_close(run.grads[0], dx, 1e-5, "dx");
-  expect_close(run.grads[1], dw, 1e-5, "dw");
+  expect_close(run.grads[0], want.dx, 1e-5, "dx");
+  expect_close(run.grads[1], want.dw, 1e-5, "dw");
+}
+
+// dlogits as the op gives them.
+Values scaled(const NaiveLoss& naive, double dloss) {
+  Values dlogits = naive.dlogits;
+  for (double& d : dlogits) d *= naive.weight * dloss;
+  return dlogits;
 }
 
 TEST(CrossEntropyTest, EqualsTheReference) {
   for (const auto& [rows, vocab_size] : {std::pair{37, 307}, {4, 50257}, {2, 1}, {1, 7}}) {
     for (const float scale : {1.0f, 30.0f}) {
-      const OpRun run = run_op(cross_entropy_case(rows, vocab_size, kIgnore, scale));
-      const Naive want =
-          naive_cross_entropy(run.leaves[0], some_targets(rows, vocab_size), run.dy[0], kIgnore);
+      const Targets targets = some_targets(rows, vocab_size);
+      const OpRun run = run_op(cross_entropy_case(targets, vocab_size, scale));
+      const NaiveLoss want = naive_cross_entropy(run.leaves[0], targets, kIgnore);
       expect_close(run.y, {want.loss}, 1e-6, "loss");
-      expect_close(run.grads[0], want.dlogits, 3e-6, "dlogits");
+      expect_close(run.grads[0], scaled(want, run.dy[0]), 3e-6, "dlogits");
     }
   }
 }
 
 TEST(CrossEntropyTest, IgnoresTheIndexItIsGiven) {
-  const OpRun run = run_op(cross_entropy_case(9, 20, 5));
-  const Naive want = naive_cross_entropy(run.leaves[0], some_targets(9, 20, 5), run.dy[0], 5);
+  const Targets targets = some_targets(9, 20, 5);
+  const OpRun run = run_op(cross_entropy_case(targets, 20, 1, 5));
+  const NaiveLoss want = naive_cross_entropy(run.leaves[0], targets, 5);
   expect_close(run.y, {want.loss}, 1e-6, "loss");
-  expect_close(run.grads[0], want.dlogits, 3e-6, "dlogits");
+  expect_close(run.grads[0], scaled(want, run.dy[0]), 3e-6, "dlogits");
 }
 
 TEST(CrossEntropyTest, GradientsMatchDifferences) {
-  check_gradients(cross_entropy_case(9, 20));
-  check_gradients(linear_case(9, 20, 6));
-  check_gradients(linear_case(9, 20, 6, {.chunk_rows = 4, .max_saved_numel = 0}));
+  check_gradients(cross_entropy_case(some_targets(9, 20), 20));
+  check_gradients(linear_case(some_targets(9, 20), 20, 6));
+  check_gradients(linear_case(some_targets(9, 20), 20, 6, {.chunk_rows = 4, .max_saved_numel = 0}));
 }
 
 TEST(CrossEntropyTest, BFloat16MatchesF32) {
-  check_bf16(cross_entropy_case(9, 40));
-  check_bf16(linear_case(9, 40, 6));
-  check_bf16(linear_case(9, 40, 6, {.chunk_rows = 4, .max_saved_numel = 0}));
+  check_bf16(cross_entropy_case(some_targets(9, 40), 40));
+  check_bf16(linear_case(some_targets(9, 40), 40, 6));
+  check_bf16(linear_case(some_targets(9, 40), 40, 6, {.chunk_rows = 4, .max_saved_numel = 0}));
 }
 
 TEST(LinearCrossEntropyTest, EqualsTheReferenceInChunksOfAnySize) {
@@ -154,11 +78,13 @@ TEST(LinearCrossEntropyTest, SavedAndRecomputedGiveTheSameBits) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const RunOptions options{.dtype = dtype, .grad_dtype = dtype};
       const OpRun saved =
-          run_op(linear_case(37, 307, 24, {.chunk_rows = chunk_rows, .max_saved_numel = 37 * 307}),
+          run_op(linear_case(some_targets(37, 307), 307, 24,
+                             {.chunk_rows = chunk_rows, .max_saved_numel = 37 * 307}),
                  options);
-      const OpRun recomputed = run_op(
-          linear_case(37, 307, 24, {.chunk_rows = chunk_rows, .max_saved_numel = 37 * 307 - 1}),
-          options);
+      const OpRun recomputed =
+          run_op(linear_case(some_targets(37, 307), 307, 24,
+                             {.chunk_rows = chunk_rows, .max_saved_numel = 37 * 307 - 1}),
+                 options);
       EXPECT_EQ(saved.y, recomputed.y);
       EXPECT_EQ(saved.grads, recomputed.grads);
     }
@@ -166,7 +92,7 @@ TEST(LinearCrossEntropyTest, SavedAndRecomputedGiveTheSameBits) {
 }
 
 TEST(LinearCrossEntropyTest, SameBitsTwice) {
-  const OpCase op = linear_case(37, 307, 24, {.chunk_rows = 10});
+  const OpCase op = linear_case(some_targets(37, 307), 307, 24, {.chunk_rows = 10});
   const OpRun one = run_op(op), other = run_op(op);
   EXPECT_EQ(one.y, other.y);
   EXPECT_EQ(one.grads, other.grads);

@@ -4,8 +4,10 @@
 
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "engine/copy.h"
+#include "tests/ops/naive_cross_entropy.h"
 #include "tests/testing/cuda_op.h"
 
 namespace tessera::ops {
@@ -14,57 +16,19 @@ namespace {
 using namespace tessera::testing;  // NOLINT: the harness
 using engine::Stream;
 
-using Targets = std::vector<std::int32_t>;
-
-constexpr std::int32_t kIgnore = -100;
 constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16;
 
-Tensor to_targets(const Memory& memory, const Targets& values) {
-  return Tensor::from<std::int32_t>(memory, {static_cast<std::int64_t>(values.size())}, values,
-                                    "targets");
-}
-
-// Targets all over the vocabulary, both ends included, and some to ignore.
-Targets some_targets(std::int64_t rows, std::int64_t vocab_size) {
-  Targets t(static_cast<std::size_t>(rows));
-  for (std::size_t i = 0; i < t.size(); ++i)
-    t[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i * 7919) % vocab_size);
-  t[0] = static_cast<std::int32_t>(vocab_size - 1);
-  for (std::size_t i = 3; i < t.size(); i += 5) t[i] = kIgnore;
-  return t;
-}
-
-OpCase logits_case(const Targets& targets, std::int64_t vocab_size, float scale = 1) {
-  return {.inputs = {{static_cast<std::int64_t>(targets.size()), vocab_size}},
-          .build =
-              [=](Tape& tape, const auto& x, auto&) {
-                return cross_entropy(tape, x[0], to_targets(tape.memory(), targets), kIgnore);
-              },
-          .scale = scale};
-}
-
-OpCase linear_case(const Targets& targets, std::int64_t vocab_size, std::int64_t width,
-                   LinearCrossEntropyOptions options = {}) {
-  return {.inputs = {{static_cast<std::int64_t>(targets.size()), width}},
-          .parameters = {{vocab_size, width}},
-          .build = [=](Tape& tape, const auto& x, auto& p) {
-            return linear_cross_entropy(tape, x[0], p[0], to_targets(tape.memory(), targets),
-                                        options);
-          }};
-}
-
-// Exponentials and sums differ in the last bits. With bf16 the fused op rounds softmax - onehot to
-// 2^-9 of each element, where the CPU keeps f32: gradients are off by less than 2^-9 of the sum of
-// the absolute values of their terms, which is below 2^-8 of the largest gradient here.
+// Exponentials and sums differ in the last bits. With bf16 the fused op rounds logits and softmax -
+// onehot, where the CPU keeps f32. FusedRoundsAsStated is exact about that.
 constexpr CudaBounds kLogitsBounds{.f32 = 3e-6, .bf16 = 3e-6};
-constexpr CudaBounds kLinearBounds{.f32 = 1e-5, .bf16 = 0x1p-8};
+constexpr CudaBounds kLinearBounds{.f32 = 1e-5, .bf16 = 0x1p-5};
 
 TEST(CudaCrossEntropyTest, OfLogitsIsThatOfTheCpu) {
   for (const auto& [rows, vocab_size] : {std::pair{37, 307}, {33, 304}, {1, 7}, {2, 1}, {31, 8}})
-    check_cuda(logits_case(some_targets(rows, vocab_size), vocab_size), kLogitsBounds);
-  check_cuda_run(logits_case(some_targets(37, 307), 307, 30.0f), {}, kLogitsBounds);
-  check_cuda_run(logits_case(some_targets(4, 50257), 50257), {}, kLogitsBounds);
-  check_cuda_run(logits_case(some_targets(1025, 10), 10), {.dtype = kBF16}, kLogitsBounds);
+    check_cuda(cross_entropy_case(some_targets(rows, vocab_size), vocab_size), kLogitsBounds);
+  check_cuda_run(cross_entropy_case(some_targets(37, 307), 307, 30.0f), {}, kLogitsBounds);
+  check_cuda_run(cross_entropy_case(some_targets(4, 50257), 50257), {}, kLogitsBounds);
+  check_cuda_run(cross_entropy_case(some_targets(1025, 10), 10), {.dtype = kBF16}, kLogitsBounds);
 }
 
 TEST(CudaCrossEntropyTest, FusedIsThatOfTheCpu) {
@@ -80,6 +44,34 @@ TEST(CudaCrossEntropyTest, FusedIsThatOfTheCpu) {
   check_cuda_run(linear_case(some_targets(3, 50257), 50257, 8), {.dtype = kBF16}, kLinearBounds);
 }
 
+double round_to_bf16(double x) {
+  return engine::BFloat16::from_float(static_cast<float>(x)).to_float();
+}
+
+// Apart from a logit on the verge of two roundings, f32 sums and exponentials change nothing.
+TEST(CudaCrossEntropyTest, FusedRoundsAsStated) {
+  for (const auto& [rows, vocab_size, width] :
+       {std::tuple{37, 307, 24}, {33, 320, 24}, {1, 13, 5}, {3, 50257, 8}}) {
+    for (const std::int64_t max_saved_numel : {-1, 0}) {
+      for (const float scale : {1.0f, 3.0f}) {
+        SCOPED_TRACE(fmt::format("{} words, {} saved, {}", vocab_size, max_saved_numel, scale));
+        const Targets targets = some_targets(rows, vocab_size);
+        const OpRun run = run_op(
+            linear_case(targets, vocab_size, width, {.max_saved_numel = max_saved_numel}, scale),
+            {.dtype = kBF16, .grad_dtype = kF32, .on_cuda = true});
+        const NaiveLinear rounded =
+            naive_linear_cross_entropy(run, targets, kIgnore, round_to_bf16);
+        expect_as_on_cpu(run.y, {rounded.loss}, 1e-4, kF32, "loss");
+        expect_as_on_cpu(run.grads[0], rounded.dx, 1e-4, kBF16, "dx");
+        expect_as_on_cpu(run.grads[1], rounded.dw, 1e-4, kF32, "dw");
+        const NaiveLinear exact =
+            naive_linear_cross_entropy(run, targets, kIgnore, round_to_nothing);
+        EXPECT_LE(std::abs(run.y[0] - exact.loss), 0x1p-8 * exact.max_logit);
+      }
+    }
+  }
+}
+
 TEST(CudaCrossEntropyTest, FusedSavesOrComputesTheSameGradients) {
   for (const DType dtype : {kF32, kBF16}) {
     const RunOptions options{.dtype = dtype, .grad_dtype = kF32, .on_cuda = true};
@@ -93,7 +85,7 @@ TEST(CudaCrossEntropyTest, FusedSavesOrComputesTheSameGradients) {
 
 TEST(CudaCrossEntropyTest, AllIgnoredIsZero) {
   const Targets targets(5, kIgnore);
-  for (const OpCase& op : {logits_case(targets, 31), linear_case(targets, 31, 6),
+  for (const OpCase& op : {cross_entropy_case(targets, 31), linear_case(targets, 31, 6),
                            linear_case(targets, 31, 6, {.chunk_rows = 2, .max_saved_numel = 0})})
     for (const int num_uses : {1, 2}) {
       const OpRun run = run_op(op, {.num_uses = num_uses, .on_cuda = true});
@@ -109,7 +101,7 @@ TEST(CudaCrossEntropyTest, MaskedLogitsHaveNoGradient) {
   for (std::int64_t i = 0; i < kRows; ++i)  // the first that is not masked
     while (logits[static_cast<std::size_t>(i * kVocab + targets[static_cast<std::size_t>(i)])] > 0)
       ++targets[static_cast<std::size_t>(i)];
-  OpCase op = logits_case(targets, kVocab);
+  OpCase op = cross_entropy_case(targets, kVocab);
   op.transform = [](float x) { return x > 0 ? -std::numeric_limits<float>::infinity() : x; };
   for (const DType dtype : {kF32, kBF16}) {
     const OpRun run = check_cuda_run(op, {.dtype = dtype}, kLogitsBounds);
@@ -122,7 +114,7 @@ TEST(CudaCrossEntropyTest, BadTargetsMakeTheLossNaN) {
                                  std::numeric_limits<std::int32_t>::min()}) {
     const Targets targets = {3, bad, 30, kIgnore};
     for (const OpCase& op :
-         {logits_case(targets, 31), linear_case(targets, 31, 6),
+         {cross_entropy_case(targets, 31), linear_case(targets, 31, 6),
           linear_case(targets, 31, 6, {.chunk_rows = 1, .max_saved_numel = 0})}) {
       const OpRun run = run_op(op, {.on_cuda = true});
       EXPECT_TRUE(std::isnan(run.y[0])) << bad;
@@ -134,7 +126,7 @@ TEST(CudaCrossEntropyTest, BadTargetsMakeTheLossNaN) {
 }
 
 TEST(CudaCrossEntropyTest, NaNLogitsMakeTheLossNaN) {
-  OpCase op = logits_case({1, 0}, 21);
+  OpCase op = cross_entropy_case({1, 0}, 21);
   op.transform = [](float) { return std::numeric_limits<float>::quiet_NaN(); };
   EXPECT_TRUE(std::isnan(run_op(op, {.on_cuda = true}).y[0]));
 }

@@ -34,15 +34,17 @@ struct Training {
   shard::FsdpOptions options = {};
   bool no_sync = false;                                  ///< in all micro-steps but the last
   std::optional<shard::UpdateGathers> in_backward = {};  ///< with max_norm 0: how updates are made
-  int num_gpus = 0;  ///< 0: on the CPU; else rank r runs on GPU r % num_gpus
+  int num_gpus = 0;  ///< 0: on the CPU; else rank r runs on GPU first_gpu + r % num_gpus
+  int first_gpu = 0;
   bool cache = true;
   /// On every rank; one for which it is false stops there and returns nothing.
   std::function<bool(comm::ProcessGroup&, int step)> before_step = {};
 
   engine::Stream compute(int rank) const {
     const engine::StreamOptions stream_options{.delay_seed = delay_seed};
-    return num_gpus == 0 ? engine::Stream::inline_cpu("compute", stream_options)
-                         : engine::Stream::cuda("compute", rank % num_gpus, stream_options);
+    return num_gpus == 0
+               ? engine::Stream::inline_cpu("compute", stream_options)
+               : engine::Stream::cuda("compute", first_gpu + rank % num_gpus, stream_options);
   }
 };
 

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -17,12 +19,16 @@ using testing::Outcome;
 using testing::run_program;
 using testing::TempFolder;
 
-TEST(GpuCheck, MeasuresTheDeviceAndTrainsAsOnTheCpu) {
-  const TempFolder folder;
+void make_bundle(const TempFolder& folder) {
   const Outcome made =
       run_program("tools/gpu_bundle",
                   std::vector<std::string>{folder / "bundle", "--max_mib=1000", "--symbols"});
   ASSERT_EQ(made.exit_code, 0) << made.out << made.err;
+}
+
+TEST(GpuCheck, MeasuresTheDeviceAndTrainsAsOnTheCpu) {
+  const TempFolder folder;
+  make_bundle(folder);
   const Outcome outcome =
       run_program(folder / "bundle/gpu_check.sh",
                   std::vector<std::string>{"--small", "--parts=machine,gemm,losses,profile,steps",
@@ -37,6 +43,29 @@ TEST(GpuCheck, MeasuresTheDeviceAndTrainsAsOnTheCpu) {
     EXPECT_TRUE(has(records, {fmt::format(R"("part":"{}")", part)})) << part << "\n" << records;
   }
   EXPECT_TRUE(outcome.out.ends_with("\n8 passed, 0 failed\n")) << outcome.out;
+}
+
+// With a sanitizer that says what it was asked and finds nothing.
+TEST(GpuCheck, SanitizersLookAtOurKernels) {
+  const TempFolder folder;
+  make_bundle(folder);
+  const std::string sanitizer = folder.write("compute-sanitizer",
+                                             "#!/bin/sh\n"
+                                             "echo \"$*\" >>$(dirname $0)/asked\n"
+                                             "echo '[       OK ] Some.Test (0 ms)'\n");
+  std::filesystem::permissions(sanitizer, std::filesystem::perms::owner_all);
+  const Outcome outcome =
+      run_program(folder / "bundle/gpu_check.sh",
+                  std::vector<std::string>{"--small", "--parts=machine,sanitizer", folder / "out"},
+                  {{"PATH", folder / "" + ":/usr/bin:/bin"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+  std::ifstream asked(folder / "asked");
+  int num_lines = 0;
+  for (std::string line; std::getline(asked, line); ++num_lines) {
+    EXPECT_EQ(has(line, {"--kernel-name kns=tessera"}), has(line, {"--tool racecheck"})) << line;
+    EXPECT_EQ(has(line, {":*Fused*"}), has(line, {"--tool initcheck"})) << line;
+  }
+  EXPECT_GE(num_lines, 3 * 5) << outcome.out;
 }
 
 }  // namespace

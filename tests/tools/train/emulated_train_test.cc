@@ -18,10 +18,11 @@ constexpr GptConfig kModel = {.layers = 2, .heads = 2, .dim = 16, .seq = 8, .voc
 constexpr std::int64_t kRanks = 2;
 
 Calls train(std::int64_t steps, const char* strategy, BackendChoice backend,
-            const OffloadConfig& offload = {}, const CommConfig& comm = {}) {
+            const OffloadConfig& offload = {}, const CommConfig& comm = {},
+            const GptConfig& model = kModel) {
   const testing::TempFolder folder;
   const TokenDataset data(TokenFile(folder.write("text.txt", std::string(500, '\7'))),
-                          {.seq = kModel.seq, .vocab = kModel.vocab});
+                          {.seq = model.seq, .vocab = model.vocab});
   TrainConfig config;
   config.device = DeviceChoice::kCuda;
   config.parallel.ranks = kRanks;
@@ -35,7 +36,7 @@ Calls train(std::int64_t steps, const char* strategy, BackendChoice backend,
   config.train.lr = 1e-3;
   config.train.schedule = ScheduleKind::kConstant;
   cuda_emulation::start_counting();
-  testing::run_gpt(config, kModel, data);
+  testing::run_gpt(config, model, data);
   return cuda_emulation::calls();
 }
 
@@ -52,6 +53,19 @@ TEST(EmulatedTraining, AStepWaitsForNothingButTheLastOnesLossAndNorm) {
       EXPECT_EQ(cuda_emulation::live(), Live()) << what << ": something was left";
     }
   }
+}
+
+// A rank's GPU is its thread's from the first call on, and kernels of large heads are given their
+// shared memory once.
+TEST(EmulatedTraining, AStepSetsNothingThatIsSet) {
+  constexpr GptConfig kLargeHead = {.layers = 2, .heads = 1, .dim = 128, .seq = 8, .vocab = 32};
+  const auto calls_of = [&](std::int64_t steps) {
+    return train(steps, "zero3", BackendChoice::kThreads, {}, {}, kLargeHead);
+  };
+  const Calls few = calls_of(2), many = calls_of(4);
+  EXPECT_EQ(many.set_devices, few.set_devices);
+  EXPECT_GT(few.set_attributes, 0);
+  EXPECT_EQ(many.set_attributes, few.set_attributes);
 }
 
 // Pinned memory above all: to ask for it in a step would stop the GPU.

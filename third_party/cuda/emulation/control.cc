@@ -97,7 +97,7 @@ void apply(Runtime& machine, const Settings& settings) {
 void begin_generation(Runtime& machine, bool counting) {
   Counters& counters = machine.counters;
   for (auto* counter : {&counters.launches, &counters.copies, &counters.mallocs, &counters.blocking,
-                        &counters.removed_waits}) {
+                        &counters.set_devices, &counters.set_attributes, &counters.removed_waits}) {
     counter->store(0);
   }
   machine.counting.store(counting);
@@ -136,6 +136,7 @@ void begin(Runtime& machine, const Environment& asked) {
   apply(machine, asked.settings);
   for (Device& device : machine.devices) {
     device.sticky.store(0);
+    device.has_context.store(false);
     device.malloc_countdown.store(0);
     device.malloc_failures.store(0);
     device.launch_countdown.store(0);
@@ -234,7 +235,17 @@ Calls calls() {
           .copies = counters.copies.load(),
           .mallocs = counters.mallocs.load(),
           .blocking = counters.blocking.load(),
+          .set_devices = counters.set_devices.load(),
+          .set_attributes = counters.set_attributes.load(),
           .removed_waits = counters.removed_waits.load()};
+}
+
+std::vector<int> contexts() {
+  const Unseen unseen;
+  std::vector<int> devices;
+  for (int i = 0; i < kMaxDevices; ++i)
+    if (runtime().devices[static_cast<std::size_t>(i)].has_context.load()) devices.push_back(i);
+  return devices;
 }
 
 void label_thread(const std::string& label) {

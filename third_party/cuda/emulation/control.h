@@ -54,14 +54,21 @@ Live live();
 
 /// What was called since start_counting() or reset(), in the whole process.
 struct Calls {
-  std::int64_t launches = 0;       ///< kernels and work of emulated libraries
-  std::int64_t copies = 0;         ///< copies and fills
-  std::int64_t mallocs = 0;        ///< cudaMalloc, cudaMallocHost
-  std::int64_t blocking = 0;       ///< calls that block the host: synchronise, copies to pageable
-                                   ///< memory, cudaFree
-  std::int64_t removed_waits = 0;  ///< waits that remove_wait took away
+  std::int64_t launches = 0;        ///< kernels and work of emulated libraries
+  std::int64_t copies = 0;          ///< copies and fills
+  std::int64_t mallocs = 0;         ///< cudaMalloc, cudaMallocHost
+  std::int64_t blocking = 0;        ///< calls that block the host: synchronise, copies to pageable
+                                    ///< memory, cudaFree
+  std::int64_t set_devices = 0;     ///< cudaSetDevice
+  std::int64_t set_attributes = 0;  ///< cudaFuncSetAttribute, of shared memory
+  std::int64_t removed_waits = 0;   ///< waits that remove_wait took away
 };
 Calls calls();
+
+/// The devices that got a context of this process since reset(): by cudaSetDevice, or by a call in
+/// a thread whose current device they were, as all are that need one. On a real device a context
+/// takes some hundred MB.
+std::vector<int> contexts();
 
 // Waits.
 // [Note: waits]

@@ -3,6 +3,8 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -71,6 +73,13 @@ cublasStatus_t assign(T& field, const void* value, std::size_t nbytes) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
+std::atomic<int> num_odd{0};
+
+bool is_odd(const Product& product) {
+  const ProductShape s = product.shape();
+  return product.a.type == CUDA_R_16BF && (s.m % 8 != 0 || s.n % 8 != 0 || s.k % 8 != 0);
+}
+
 bool is_aligned(const void* address, std::int64_t nbytes) {
   return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(nbytes) == 0;
 }
@@ -85,6 +94,8 @@ int live_cublaslt_objects() {
   const std::lock_guard lock(registry().mutex);
   return static_cast<int>(registry().objects.size());
 }
+
+int num_odd_products() { return num_odd.load(); }
 
 }  // namespace tessera::cuda_emulation
 
@@ -235,7 +246,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_INVALID_VALUE;
   *count = 0;
   const auto& alignment = preference->alignment;
-  for (const std::uint64_t id : {1, 3, 2, 4}) {
+  const Operation* operation = get<Operation>(desc);
+  const Layout *la = get<Layout>(a), *lb = get<Layout>(b);
+  if (operation == nullptr || la == nullptr || lb == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  const ProductShape shape = Product{*operation, *la, *lb, {}, {}}.shape();
+  const bool is_long = shape.k >= 32 * std::max(shape.m, shape.n);
+  using Ids = std::array<std::uint64_t, 5>;
+  for (const std::uint64_t id : is_long ? Ids{5, 3, 1, 2, 4} : Ids{1, 3, 2, 5, 4}) {
     const Algorithm algorithm{cublasLtGetVersion(), id, {}};
     const auto algo = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
     cublasLtMatmulHeuristicResult_t result;
@@ -273,6 +290,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   for (const void* address : {a, b, c, static_cast<const void*>(d)})
     fits = fits && is_aligned(address, algorithm.alignment());
   if (!fits) return CUBLAS_STATUS_INVALID_VALUE;
+  if (is_odd(product)) ++num_odd;
 
   // The library does not look at memory: a kernel that leaves it ends the device.
   const std::int64_t bias_nbytes = product.shape().m * product.d.element_nbytes();

@@ -72,7 +72,7 @@ cublasStatus_t Product::check() const {
   return known ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-bool Algorithm::is_known() const { return library == cublasLtGetVersion() && id >= 1 && id <= 4; }
+bool Algorithm::is_known() const { return library == cublasLtGetVersion() && id >= 1 && id <= 5; }
 
 bool Algorithm::takes(const Product& p) const {
   return id != 1 || (p.a.is_aligned(16) && p.b.is_aligned(16) && p.d.is_aligned(16));
@@ -80,11 +80,12 @@ bool Algorithm::takes(const Product& p) const {
 
 std::uint32_t Algorithm::reduction() const {
   if (id == 3) return CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  if (id == 5) return CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
   return id == 4 ? CUBLASLT_REDUCTION_SCHEME_INPLACE : CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
 std::size_t Algorithm::workspace_nbytes(const ProductShape& s) const {
-  if (id == 3) return static_cast<std::size_t>(2 * s.m * s.n) * sizeof(float);
+  if (id == 3 || id == 5) return static_cast<std::size_t>(2 * s.m * s.n) * sizeof(float);
   return id == 4 ? 1024 : 0;
 }
 
@@ -106,10 +107,12 @@ void Task::run() const {
     }
   } else if (algorithm.id == 2) {
     add(sums.data(), 0, s.k);
-  } else if (algorithm.id == 3) {
+  } else if (algorithm.id == 3 || algorithm.id == 5) {
     std::fill(workspace, workspace + 2 * numel, 0.0f);
     add(workspace, 0, s.k / 2);
     add(workspace + numel, s.k / 2, s.k);
+    if (algorithm.id == 5 && product.d.type == CUDA_R_16BF)
+      for (std::size_t i = 0; i < 2 * numel; ++i) workspace[i] = round_to_bf16(workspace[i]);
     for (std::size_t i = 0; i < numel; ++i) sums[i] = workspace[i] + workspace[numel + i];
   } else {
     add(sums.data(), 0, s.k / 2);

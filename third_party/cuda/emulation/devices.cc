@@ -48,6 +48,12 @@ const ErrorText* find_error(cudaError_t error) {
 
 bool exists(int device) { return device >= 0 && device < runtime().num_devices.load(); }
 
+/// Of its current device to the calling thread.
+void give_context() {
+  host_thread().has_context = true;
+  runtime().devices[host_thread().device].has_context.store(true, std::memory_order_relaxed);
+}
+
 /// -1: not known to the emulation.
 int attribute_of(cudaDeviceAttr attribute, int device) {
   switch (attribute) {
@@ -120,6 +126,12 @@ int attribute_of(cudaDeviceAttr attribute, int device) {
 cudaError_t failed(cudaError_t error) { return host_thread().last_error = error; }
 
 cudaError_t entry_error(int device) {
+  const cudaError_t error = device_error(device);
+  if (error != cudaErrorNoDevice && error != cudaErrorNotPermitted) give_context();
+  return error;
+}
+
+cudaError_t device_error(int device) {
   Runtime& machine = runtime();
   if (machine.num_devices.load(std::memory_order_relaxed) == 0) return failed(cudaErrorNoDevice);
   if (host_thread().in_host_function) return failed(cudaErrorNotPermitted);
@@ -156,6 +168,8 @@ cudaError_t cudaSetDevice(int device) {
     return failed(runtime().num_devices.load() == 0 ? cudaErrorNoDevice : cudaErrorInvalidDevice);
   }
   host_thread().device = device;
+  give_context();
+  runtime().counters.set_devices.fetch_add(1, std::memory_order_relaxed);
   if (host_thread().label.empty()) host_thread().set_label("device" + std::to_string(device));
   return cudaSuccess;
 }

@@ -116,6 +116,7 @@ struct EventObject {
 
 struct Device {
   std::atomic<int> sticky{0};  ///< a cudaError_t
+  std::atomic<bool> has_context{false};
   std::atomic<std::size_t> used_nbytes{0};
   std::atomic<int> malloc_countdown{0};  ///< 0: no fault planned
   std::atomic<int> malloc_failures{0};   ///< from then on
@@ -129,7 +130,8 @@ struct Device {
 struct Counters {
   std::atomic<std::int64_t> allocations{0}, allocated_nbytes{0}, pinned{0}, pinned_nbytes{0},
       streams{0}, events{0};
-  std::atomic<std::int64_t> launches{0}, copies{0}, mallocs{0}, blocking{0}, removed_waits{0};
+  std::atomic<std::int64_t> launches{0}, copies{0}, mallocs{0}, blocking{0}, set_devices{0},
+      set_attributes{0}, removed_waits{0};
 };
 
 /// The state of the emulated machine. Lives until the process ends.
@@ -166,6 +168,7 @@ struct HostThread {
 
   std::string label;  ///< empty: none yet
   int device = 0;
+  bool has_context = false;  ///< of `device`
   bool in_host_function = false;
   const char* illegal_address = nullptr;  ///< what is wrong with the arguments of the next launch
   cudaError_t last_error = cudaSuccess;
@@ -189,8 +192,10 @@ Work& current_work();
 /// Remembers `error` as the calling thread's last. Returns it.
 cudaError_t failed(cudaError_t error);
 /// The error that any call on `device` gives now: no such device, sticky, called from a host
-/// function. Sets the last error.
+/// function. Sets the last error. The thread's current device has a context from then on.
 cudaError_t entry_error(int device);
+/// The same for libraries, which make the device current themselves.
+cudaError_t device_error(int device);
 inline cudaError_t entry_error() { return entry_error(host_thread().device); }
 /// Breaks `device`: prints and keeps `what`.
 void break_device(int device, cudaError_t error, const std::string& what);

@@ -64,7 +64,7 @@ cudaError_t enqueue(cudaStream_t handle, std::string name, std::function<void()>
   const Unseen unseen;
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
-  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (const cudaError_t error = device_error(stream->device)) return error;
   runtime().counters.launches.fetch_add(1, std::memory_order_relaxed);
   stream->push_work(std::move(name), std::move(fn));
   return cudaSuccess;
@@ -83,6 +83,7 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
       value > kSharedOptinNbytes) {
     return failed(cudaErrorInvalidValue);
   }
+  runtime().counters.set_attributes.fetch_add(1, std::memory_order_relaxed);
   const std::lock_guard lock(runtime().mutex);
   runtime().devices[host_thread().device].max_shared_nbytes[kernel] = value;
   return cudaSuccess;

@@ -156,16 +156,29 @@ CUresult emulated_wait_value(CUstream handle, CUdeviceptr address, cuuint32_t va
   return CUDA_SUCCESS;
 }
 
+CUresult emulated_current_context(CUcontext* context) {
+  const Unseen unseen;
+  *context = host_thread().has_context
+                 ? reinterpret_cast<CUcontext>(&runtime().devices[host_thread().device])
+                 : nullptr;
+  return CUDA_SUCCESS;
+}
+
+void* driver_function(std::string_view name) {
+  if (name == "cuStreamWaitValue32") return reinterpret_cast<void*>(&emulated_wait_value);
+  if (name == "cuCtxGetCurrent") return reinterpret_cast<void*>(&emulated_current_context);
+  return nullptr;
+}
+
 }  // namespace
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
   const Unseen unseen;
-  if (const cudaError_t error = entry_error()) return error;
-  const bool is_known = std::string_view(symbol) == "cuStreamWaitValue32";
-  *function = is_known ? reinterpret_cast<void*>(&emulated_wait_value) : nullptr;
-  *result = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  if (const cudaError_t error = device_error(host_thread().device)) return error;
+  *function = driver_function(symbol);
+  *result = *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 
