@@ -281,8 +281,8 @@ TEST_F(TrainFaults, ASampleThatCannotBeWrittenCostsNothingElse) {
 
 TEST_F(TrainFaults, DataThatShrinkEndTheTrainingOnAllRanks) {
   flags_["checkpoint.every"] = "1";
-  const Outcome outcome = during(command({{"train.steps", kForever}}),
-                                 "truncate -s 100 " + flags_.at("data.path"));
+  const Outcome outcome =
+      during(command({{"train.steps", kForever}}), "truncate -s 100 " + flags_.at("data.path"));
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_TRUE(has(outcome.err, {"error: [file] expected ", "got the end of the file", "text.txt"}));
   EXPECT_FALSE(has_model());
