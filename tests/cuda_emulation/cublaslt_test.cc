@@ -171,7 +171,7 @@ TEST(CublasLtTest, ProductsTakeTheAlgorithmOfTheFile) {
   const auto run = [&](const std::string& id) {
     const Stream stream = Stream::cuda("compute", 0);
     const Memory memory(stream);
-    const auto algorithms = std::make_shared<GemmAlgorithms>(false);
+    const auto algorithms = std::make_shared<GemmAlgorithms>();
     std::string rest;
     for (int i = 0; i < 13; ++i) rest += " 00000000";
     algorithms->load(key + id + rest, "gemm.txt");
