@@ -11,6 +11,7 @@
 #include "shard/layout.h"
 #include "shard/placement.h"
 #include "shard/split_tensor.h"
+#include "shard/tile.h"
 
 namespace tessera::shard {
 
@@ -26,8 +27,8 @@ struct Flat {
   Range owned;                    ///< what the optimizer updates
   Place owner = Place::kWhole;    ///< over which ranks the owned parts are cut
   std::vector<Segment> segments;  ///< of `owned`
-  /// (segments, 3) i64 on a GPU, for kernels: see SegmentRow in segment_row.h.
-  engine::Tensor segment_table = {};
+  /// (tiles, 2) i64 on a GPU, for kernels: the segments as rows of Tile.
+  engine::Tensor tiles = {};
 
   /// (owned.numel) in f32, or of frozen parameters in the dtype that is computed with.
   SplitTensor master = {};
@@ -41,8 +42,10 @@ struct Flat {
   std::vector<std::uint8_t> unused = {};
 };
 
-/// `segments` as rows for kernels (SegmentRow), (segments, 3) i64.
-engine::Tensor make_segment_table(const engine::Memory& memory, std::span<const Segment> segments,
-                                  const std::string& name);
+/// `segments`, each cut into as few tiles as there can be, in order.
+std::vector<Tile> tiles_of(std::span<const Segment> segments);
+/// The same for kernels, as rows (tiles, 2) i64.
+engine::Tensor make_tile_table(const engine::Memory& memory, std::span<const Segment> segments,
+                               const std::string& name);
 
 }  // namespace tessera::shard

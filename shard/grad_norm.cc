@@ -104,17 +104,13 @@ void reduce_on_gpu(const UnitContext& context, const Stream& compute,
     add_squares(compute, mine, flat, flat.grad_sum.device(), first);
   });
   const Tensor all = gather(context, compute, mine);
-  compute.launch(
-      {.name = "norm.finish", .bytes_read = all.nbytes()}, [] {},
-      [&](const auto& stream) {
-        finish_norm_cuda(stream, norm, all, all.numel() / kNumExponentWords, mean_scale);
-      });
+  finish_norm(compute, norm, all, mean_scale);
 }
 
 }  // namespace
 
 Tensor make_norm_words(const engine::Memory& memory) {
-  return Tensor::empty(memory, {kNumExponentWords}, DType::kI64, "norm", Category::kCommunication);
+  return Tensor::empty(memory, {kNumNormWords}, DType::kI64, "norm", Category::kCommunication);
 }
 
 void add_squares(const Stream& stream, const Tensor& words, const Flat& flat, const Tensor& sum,
@@ -126,7 +122,15 @@ void add_squares(const Stream& stream, const Tensor& words, const Flat& flat, co
        .bytes_read = sum.nbytes()},
       [] {},
       [&](const auto& cuda_stream) {
-        add_squares_cuda(cuda_stream, words, sum, flat.segment_table, first_parameter);
+        add_squares_cuda(cuda_stream, words, sum, flat.tiles, first_parameter);
+      });
+}
+
+void finish_norm(const Stream& stream, const Tensor& norm, const Tensor& words, double mean_scale) {
+  stream.launch(
+      {.name = "norm.finish", .bytes_read = words.nbytes()}, [] {},
+      [&](const auto& cuda_stream) {
+        finish_norm_cuda(cuda_stream, norm, words, words.numel() / kNumNormWords, mean_scale);
       });
 }
 

@@ -28,7 +28,8 @@ class GradNorm {
   /// For threads beside the one that drives the group: what value() returns, or nothing if a
   /// gradient is not finite. Blocks. Does not look whether the group failed: then it means nothing.
   std::optional<float> unchecked_value() const;
-  /// (2) i32 on a GPU, for kernels: the bits of the f32 norm, and 0 if every gradient is finite.
+  /// (2) i32 on a GPU, for kernels: the bits of the f32 norm, and 0 if every gradient is finite;
+  /// otherwise 1 + the first trainable parameter where it is not, and the first means nothing.
   /// Undefined on the CPU.
   const engine::Tensor& on_device() const { return state_->on_device; }
 
@@ -53,6 +54,10 @@ engine::Tensor make_norm_words(const engine::Memory& memory);
 /// `first_parameter`: how many trainable ones come before those of the flat.
 void add_squares(const engine::Stream& stream, const engine::Tensor& words, const Flat& flat,
                  const engine::Tensor& sum, std::int64_t first_parameter);
+/// What GradNorm::on_device() is, of the words of all parts, one behind the other: the root of
+/// their sum, rounded once, times `mean_scale`. As work of a CUDA stream.
+void finish_norm(const engine::Stream& stream, const engine::Tensor& norm,
+                 const engine::Tensor& words, double mean_scale);
 
 /// The norm of the gradient sums times `mean_scale`, which `compute` has waited for: each rank adds
 /// up what its optimizer owns, and one gather among those who own parts makes it whole. Collective.

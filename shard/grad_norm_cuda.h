@@ -1,22 +1,25 @@
-// The kernels of grad_norm.cc. See [Note: sums by exponent] in grad_norm.cu.
+// The kernels of grad_norm.cc. See [Note: exact sum of squares] in grad_norm.cu.
 #pragma once
+
+#include <cstdint>
 
 #include "engine/stream.h"
 #include "engine/tensor.h"
 
 namespace tessera::shard {
 
-/// i64 words of a partial sum: two sums for each exponent, and the first parameter at fault.
-inline constexpr std::int64_t kNumExponentWords = 2 * 256 + 1;
+/// i64 words of a partial sum: those of the sum itself, and the first parameter at fault.
+inline constexpr int kNumNormDigits = 74;
+inline constexpr std::int64_t kNumNormWords = kNumNormDigits + 1;
 
-/// Adds the squares of a shard (f32) to `words`, which start as 0; `table` is Flat::segment_table.
+/// Adds the squares of a shard (f32) to `words`, which start as 0; `tiles` is Flat::tiles.
 /// The last word becomes the least `first_parameter + parameter + 1` whose gradient is not finite,
-/// as a distance from the largest i64.
+/// as a distance from the largest i64; then the others mean nothing.
 void add_squares_cuda(const engine::Stream& stream, const engine::Tensor& words,
-                      const engine::Tensor& shard, const engine::Tensor& table,
+                      const engine::Tensor& shard, const engine::Tensor& tiles,
                       std::int64_t first_parameter);
 
-/// `words` of `num_parts` parts (num_parts * kNumExponentWords) -> `norm` (2) i32: the bits of
+/// `words` of `num_parts` parts (num_parts * kNumNormWords) -> `norm` (2) i32: the bits of
 /// sqrt(sum) * mean_scale as f32, and 0 or the word of the first part at fault: 1 + parameter.
 void finish_norm_cuda(const engine::Stream& stream, const engine::Tensor& norm,
                       const engine::Tensor& words, std::int64_t num_parts, double mean_scale);

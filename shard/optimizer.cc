@@ -276,7 +276,7 @@ void Optimizer::update_slot(Slot& slot, Unit& unit, const Stream& stream) {
       const SplitTensor s = state.slice(part.range.begin, part.range.numel);
       states.push_back(part.is_on_host ? s.host() : s.device());
     }
-    update({unit.name(), master, grad_sum, part.segments, part.segment_table, std::move(states),
+    update({unit.name(), master, grad_sum, part.segments, part.tiles, std::move(states),
             slot.step_groups, slot.groups_on_gpu},
            at);
   };

@@ -123,7 +123,7 @@ class Optimizer : private FlatUser {
     const std::string& unit;
     engine::Tensor master, grad_sum;     // (numel) f32
     std::span<const Segment> segments;   // `shard_begin` counts from the tensors' first element
-    engine::Tensor segment_table;        // on a GPU: the same, see SegmentRow
+    engine::Tensor tiles;                // on a GPU: the same, as rows of Tile
     std::vector<engine::Tensor> states;  // (numel) f32 each, as state_names()
     // Of each parameter of the flat; -1: left as it is. `groups_on_gpu`: the same.
     std::shared_ptr<const std::vector<std::int32_t>> groups;

@@ -6,7 +6,7 @@
 
 #include "engine/cuda_launch.cuh"
 #include "shard/rule_kernels.h"
-#include "shard/segment_row.h"
+#include "shard/tile.cuh"
 
 namespace tessera::shard {
 
@@ -53,33 +53,54 @@ __device__ void update_element(const typename Rule::Step& step, float grad, floa
   }
 }
 
-constexpr int kNumThreads = 256;
-constexpr int kPerThread = 4;  // 16 bytes of each array
-
-// A row of blocks for each segment. Segments start at multiples of 256 bytes in the flat parameter,
-// shards may cut them anywhere: so a thread takes 4 neighbours if they are aligned.
+// The same of 4 neighbours, by 16 bytes.
 template <class Rule>
-__global__ void update_kernel(float* __restrict p, const float* __restrict g, States<Rule> states,
-                              const SegmentRow* table, const int* groups,
-                              const StepCuda<Rule>* step) {
-  if (step->skip) return;
-  const SegmentRow segment = table[blockIdx.y];
-  if (groups[segment.parameter] < 0) return;
-  const float scale = step->scale;
-  const typename Rule::Step group = step->groups[groups[segment.parameter]];
-  const auto run = [&](std::int64_t i) {
-    update_element<Rule>(group, g[i] * scale, p[i], states, i);
-  };
-  const std::int64_t end = segment.begin + segment.numel;
-  const std::int64_t aligned = (segment.begin + kPerThread - 1) / kPerThread * kPerThread;
-  const std::int64_t thread = engine::stride_begin();
-  if (thread == 0) {
-    for (std::int64_t i = segment.begin; i < aligned && i < end; ++i) run(i);
+__device__ void update_quad(const typename Rule::Step& step, const float* g, float scale, float* p,
+                            const States<Rule>& states, std::int64_t i) {
+  using Quad = engine::Packed<float>;
+  const Quad grad = Quad::load(g + i);
+  Quad value = Quad::load(p + i);
+  Quad kept[Rule::kNumStates + 1];
+  for (std::size_t k = 0; k < Rule::kNumStates; ++k) {
+    kept[k] = states.data[k] != nullptr ? Quad::load(states.data[k] + i) : Quad{};
   }
-  for (std::int64_t i = aligned + thread * kPerThread; i < end;
-       i += engine::stride_step() * kPerThread) {
-    const std::int64_t last = i + kPerThread < end ? i + kPerThread : end;
-    for (std::int64_t j = i; j < last; ++j) run(j);
+  for (int j = 0; j < Quad::kNumel; ++j) {
+    float state[Rule::kNumStates + 1] = {};
+    for (std::size_t k = 0; k < Rule::kNumStates; ++k) state[k] = kept[k].values[j];
+    Rule::update(step, grad.values[j] * scale, value.values[j], state);
+    for (std::size_t k = 0; k < Rule::kNumStates; ++k) kept[k].values[j] = state[k];
+  }
+  value.store(p + i);
+  for (std::size_t k = 0; k < Rule::kNumStates; ++k) {
+    if (states.data[k] != nullptr) kept[k].store(states.data[k] + i);
+  }
+}
+
+constexpr std::int64_t kMaxBlocks = 2048;
+
+// `is_packed`: all addresses are multiples of 16 bytes.
+template <class Rule>
+__global__ void __launch_bounds__(kTileThreads)
+    update_kernel(float* __restrict p, const float* __restrict g, States<Rule> states,
+                  const Tile* tiles, std::int64_t num_tiles, bool is_packed, const int* groups,
+                  const StepCuda<Rule>* step) {
+  if (step->skip) return;
+  const float scale = step->scale;
+  for (std::int64_t t = blockIdx.x; t < num_tiles; t += gridDim.x) {
+    const Tile tile = tiles[t];
+    const int index = groups[tile.parameter];
+    if (index < 0) continue;
+    const typename Rule::Step group = step->groups[index];
+    if (is_packed && is_full(tile)) {
+      for (int turn = 0; turn < kTileTurns; ++turn) {
+        update_quad<Rule>(group, g, scale, p, states, quad_begin(tile, turn));
+      }
+      continue;
+    }
+    for (std::int64_t i = tile.begin + threadIdx.x; i < tile.begin + tile.numel;
+         i += kTileThreads) {
+      update_element<Rule>(group, g[i] * scale, p[i], states, i);
+    }
   }
 }
 
@@ -106,19 +127,15 @@ void RuleKernels<Rule>::update(const engine::Stream& stream, const engine::Tenso
                                const std::array<float*, Rule::kNumStates>& states) {
   rule_kernels::States<Rule> kept{};
   std::copy(states.begin(), states.end(), kept.data);
-  const auto* rows = reinterpret_cast<const SegmentRow*>(updated.segment_table.raw());
-  const std::int64_t num_rows = updated.segment_table.dim(0);
-  // As many blocks a row as the whole shard could fill.
-  engine::LaunchShape shape = engine::stride_shape(
-      (updated.master.numel() + rule_kernels::kPerThread - 1) / rule_kernels::kPerThread,
-      rule_kernels::kNumThreads);
-  for (std::int64_t row = 0; row < num_rows; row += kMaxSegmentRows) {
-    shape.grid.y = static_cast<unsigned>(std::min(num_rows - row, kMaxSegmentRows));
-    engine::launch_kernel(stream, shape, rule_kernels::update_kernel<Rule>,
-                          updated.master.data<float>(), updated.grad_sum.data<float>(), kept,
-                          rows + row, updated.groups.data<std::int32_t>(),
-                          reinterpret_cast<const StepCuda<Rule>*>(step.raw()));
-  }
+  float* p = updated.master.data<float>();
+  const float* g = updated.grad_sum.data<float>();
+  const bool is_packed = engine::are_packable(p, g) && std::ranges::all_of(states, [](float* s) {
+                           return engine::are_packable(s);
+                         });
+  engine::launch_kernel(stream, tile_shape(updated.tiles, rule_kernels::kMaxBlocks),
+                        rule_kernels::update_kernel<Rule>, p, g, kept, tiles_in(updated.tiles),
+                        updated.tiles.dim(0), is_packed, updated.groups.data<std::int32_t>(),
+                        reinterpret_cast<const StepCuda<Rule>*>(step.raw()));
 }
 
 }  // namespace tessera::shard

@@ -33,8 +33,8 @@ struct GroupsCuda {
 /// What is updated: f32 tensors of equal size.
 struct UpdatedCuda {
   engine::Tensor master, grad_sum;
-  engine::Tensor segment_table;  ///< SegmentRow, that count from their first elements
-  engine::Tensor groups;         ///< i32 of each parameter; -1: left as it is
+  engine::Tensor tiles;   ///< rows of Tile, that count from their first elements
+  engine::Tensor groups;  ///< i32 of each parameter; -1: left as it is
 };
 
 /// The kernels of one rule; defined in rule_optimizer.cuh, where CUDA is built.

@@ -131,7 +131,7 @@ class RuleOptimizer : public Optimizer {
           if (target.segments.empty()) return;
           RuleKernels<Rule>::update(
               cuda_stream, step_on_gpu_,
-              {target.master, target.grad_sum, target.segment_table, target.groups_on_gpu}, states);
+              {target.master, target.grad_sum, target.tiles, target.groups_on_gpu}, states);
         });
   }
 

@@ -104,7 +104,7 @@ void Unit::create_flats(Values values) {
   }
   if (!context_.memory.device().is_cuda()) return;
   for (Flat& flat : flats_) {
-    flat.segment_table = make_segment_table(context_.memory, flat.segments, name_ + ".segments");
+    flat.tiles = make_tile_table(context_.memory, flat.segments, name_ + ".tiles");
   }
 }
 

@@ -24,10 +24,10 @@ std::vector<UpdatePart> parts_of(const Flat& flat, const Fsdp& fsdp, const std::
                      .is_on_host = is_on_host,
                      .host = host});
     if (is_on_host || !fsdp.memory().device().is_cuda()) return;
-    parts.back().segment_table =
+    parts.back().tiles =
         range.numel == numel
-            ? flat.segment_table
-            : make_segment_table(fsdp.memory(), parts.back().segments, unit + ".segments");
+            ? flat.tiles
+            : make_tile_table(fsdp.memory(), parts.back().segments, unit + ".tiles");
   };
   // Where the sum is cut, which counts from the begin of its own range.
   const std::int64_t sum_numel = flat.gradient_range.numel;

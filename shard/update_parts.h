@@ -18,9 +18,9 @@ namespace tessera::shard {
 
 /// A part of what a rank owns of a flat, of which masters, sums and states each lie in one place.
 struct UpdatePart {
-  Range range;                        ///< of Flat::owned, from which it counts
-  std::vector<Segment> segments;      ///< `shard_begin` counts from the part's first element
-  engine::Tensor segment_table = {};  ///< on a GPU, of what is updated there
+  Range range;                    ///< of Flat::owned, from which it counts
+  std::vector<Segment> segments;  ///< `shard_begin` counts from the part's first element
+  engine::Tensor tiles = {};      ///< on a GPU, of what is updated there
   bool is_on_host = false;
   std::size_t host = 0;  ///< of Offload::hosts()
 };

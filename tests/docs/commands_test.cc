@@ -37,6 +37,8 @@ constexpr NotRun kNotRun[] = {
     {"./bazelw build", "these are the parts of .ci/run"},
     {"bazel run //tools:bench", "it measures for minutes"},
     {"./bazelw run //tools:gpu_bundle", "//tests/tools:gpu_bundle_test does"},
+    {"./bazelw run //tools:kernel_report",
+     "it compiles every kernel: //tests/tools/kernel_report:kernel_table_test takes a few"},
     {"./bazelw run //tools:install", "//tests/tools/install:install_test and .ci/run install do"},
     {"bazel run //tools:convert", "it needs a checkpoint: //tests/tools/train:convert_test does"},
     {"bazel run //tools:doctor -- --flight",

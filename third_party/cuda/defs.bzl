@@ -29,19 +29,28 @@ def _gencode(archs):
     flags = ["-gencode=arch=compute_{0},code=sm_{0}".format(arch) for arch in archs]
     return flags + ["-gencode=arch=compute_{0},code=compute_{0}".format(archs[-1])]
 
-def _compile(ctx, source, context, headers):
-    """One nvcc action. The toolkit's own headers are found by nvcc itself."""
-    object = ctx.actions.declare_file("_objs/%s/%s.o" % (ctx.label.name, source.basename))
+def _archs(ctx):
+    return ctx.var.get("cuda_archs", _ARCHS).split(",")
+
+def _arguments(ctx, context):
+    """What every compilation by nvcc is given. The toolkit's own headers are found by nvcc itself."""
     root = ctx.label.workspace_root or "."
     arguments = ctx.actions.args()
-    arguments.add_all(["-ccbin", HOST_COMPILER, "-c", source, "-o", object])
+    arguments.add_all(["-ccbin", HOST_COMPILER])
     arguments.add_all(_FLAGS)
     if not ctx.label.workspace_root:
         arguments.add("--Werror=all-warnings")
-    arguments.add_all(_gencode(ctx.var.get("cuda_archs", _ARCHS).split(",")))
     arguments.add_all(depset([root], transitive = [context.quote_includes, context.includes]), before_each = "-I")
     arguments.add_all(context.system_includes, before_each = "-isystem")
     arguments.add_all(depset(ctx.attr.local_defines, transitive = [context.defines]), format_each = "-D%s")
+    return arguments
+
+def _compile(ctx, source, context, headers):
+    """The object file."""
+    object = ctx.actions.declare_file("_objs/%s/%s.o" % (ctx.label.name, source.basename))
+    arguments = _arguments(ctx, context)
+    arguments.add_all(["-c", source, "-o", object])
+    arguments.add_all(_gencode(_archs(ctx)))
     ctx.actions.run(
         executable = NVCC,
         arguments = [arguments],
@@ -53,11 +62,34 @@ def _compile(ctx, source, context, headers):
     )
     return object
 
+def _report_resources(ctx, source, context, headers):
+    """What ptxas says of each kernel, for the last architecture. An action of its own, which runs when it is asked for."""
+    report = ctx.actions.declare_file("_objs/%s/%s.ptxas" % (ctx.label.name, source.basename))
+    machine_code = ctx.actions.declare_file("_objs/%s/%s.cubin" % (ctx.label.name, source.basename))
+    arguments = _arguments(ctx, context)
+    arguments.add_all(["-cubin", source, "-o", machine_code, "-arch=sm_" + _archs(ctx)[-1], "-Xptxas=-v"])
+    ctx.actions.run_shell(
+        command = "report=$1; shift; \"$@\" 2>\"$report\" || { status=$?; cat \"$report\" >&2; exit $status; }",
+        arguments = [report.path, NVCC, arguments],
+        inputs = depset([source], transitive = [headers]),
+        outputs = [report, machine_code],
+        mnemonic = "CudaResources",
+        progress_message = "Compiling %s for its registers" % source.short_path,
+        use_default_shell_env = True,
+    )
+    return struct(source = source.short_path, report = report)
+
+KernelReportsInfo = provider(
+    doc = "What ptxas says of the kernels of .cu files.",
+    fields = {"reports": "depset of struct(source, report): the .cu file's path, and a file"},
+)
+
 def _cuda_objects_impl(ctx):
     context = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps]).compilation_context
     headers = depset(ctx.files.hdrs, transitive = [context.headers])
     objects = [_compile(ctx, source, context, headers) for source in ctx.files.srcs]
-    return [DefaultInfo(files = depset(objects))]
+    reports = [_report_resources(ctx, source, context, headers) for source in ctx.files.srcs]
+    return [DefaultInfo(files = depset(objects)), KernelReportsInfo(reports = depset(reports))]
 
 _cuda_objects = rule(
     implementation = _cuda_objects_impl,
@@ -133,4 +165,44 @@ def _missing_impl(ctx):
 missing = rule(
     implementation = _missing_impl,
     attrs = {"text": attr.string()},
+)
+
+AllKernelReportsInfo = provider(
+    doc = "The same of all that a target leans on.",
+    fields = {"reports": "as in KernelReportsInfo"},
+)
+
+def _all_kernel_reports_impl(target, ctx):
+    found = [target[KernelReportsInfo].reports] if KernelReportsInfo in target else []
+    for name in ["srcs", "deps"]:
+        for dep in getattr(ctx.rule.attr, name, None) or []:
+            if AllKernelReportsInfo in dep:
+                found.append(dep[AllKernelReportsInfo].reports)
+    return [AllKernelReportsInfo(reports = depset(transitive = found))]
+
+_all_kernel_reports = aspect(
+    implementation = _all_kernel_reports_impl,
+    attr_aspects = ["srcs", "deps"],
+)
+
+def _kernel_reports_impl(ctx):
+    """One file: nvcc's version, and behind a line "file PATH" what ptxas says of it. Empty where nvcc compiles nothing."""
+    found = depset(transitive = [dep[AllKernelReportsInfo].reports for dep in ctx.attr.deps]).to_list()
+    output = ctx.actions.declare_file(ctx.label.name + ".txt")
+    commands = ["%s --version" % NVCC] if found else []
+    for item in found:
+        commands += ["echo 'file %s'" % item.source, "cat '%s'" % item.report.path]
+    ctx.actions.run_shell(
+        command = "{ %s; } >'%s'" % ("; ".join(commands or [":"]), output.path),
+        inputs = [item.report for item in found],
+        outputs = [output],
+        mnemonic = "KernelReports",
+        use_default_shell_env = True,
+    )
+    return [DefaultInfo(files = depset([output]), runfiles = ctx.runfiles([output]))]
+
+# What the compiler says of every kernel that `deps` lean on, for //tools:kernel_report.
+kernel_reports = rule(
+    implementation = _kernel_reports_impl,
+    attrs = {"deps": attr.label_list(aspects = [_all_kernel_reports])},
 )
