@@ -1,8 +1,10 @@
 #include "engine/io/json.h"
 
 #include <cmath>
+#include <cstddef>
+#include <iterator>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -15,6 +17,71 @@ using nlohmann::json;
 
 constexpr int kMaxDepth = 16;
 
+// From the leaves on: a value that holds others allocates when it is destroyed, and an empty one
+// does not.
+void dismantle(json& value) noexcept {
+  if (!value.is_structured()) return;
+  for (json& child : value) dismantle(child);
+  value.clear();
+}
+
+// Makes a value of what the parser finds. What throws leaves the part that was made.
+class Builder {
+ public:
+  Builder(json& root, std::string_view path) : root_(root), path_(path) {}
+
+  bool null() { return add(nullptr); }
+  bool boolean(bool value) { return add(value); }
+  bool number_integer(json::number_integer_t value) { return add(value); }
+  bool number_unsigned(json::number_unsigned_t value) { return add(value); }
+  bool number_float(json::number_float_t value, const std::string&) { return add(value); }
+  bool string(std::string& value) { return add(std::move(value)); }
+  bool binary(json::binary_t&) { return false; }  // not in text
+  bool start_object(std::size_t) { return open(json::value_t::object); }
+  bool start_array(std::size_t) { return open(json::value_t::array); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& key) {
+    const auto [member, is_new] = opened_.back()->get_ref<json::object_t&>().try_emplace(key);
+    require<IoError>(is_new, "[json] expected each key once, got \"{}\" twice ({})", excerpt(key),
+                     path_);
+    member_ = &member->second;
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const json::exception& error) {
+    fail<IoError>("[json] expected JSON, got {} ({})", excerpt(error.what(), 400), path_);
+  }
+
+ private:
+  bool add(json value) {
+    place(std::move(value));
+    return true;
+  }
+  json* place(json value) {
+    json* const place = opened_.empty()               ? &root_
+                        : opened_.back()->is_object() ? member_
+                                                      : &opened_.back()->emplace_back();
+    *place = std::move(value);
+    return place;
+  }
+  bool open(json::value_t type) {
+    // What opens counts as a level too: it may be empty.
+    require<IoError>(std::ssize(opened_) < kMaxDepth,
+                     "[json] expected at most {} levels, got more ({})", kMaxDepth, path_);
+    opened_.push_back(place(type));
+    return true;
+  }
+  bool close() {
+    opened_.pop_back();
+    return true;
+  }
+
+  json& root_;
+  std::string_view path_;
+  std::vector<json*> opened_;  // each in the one before it
+  json* member_ = nullptr;     // of the object that is open, whose value comes next
+};
+
 template <class T>
 std::string number_literal(T value) {
   if (!std::isfinite(value)) return "null";
@@ -26,31 +93,17 @@ std::string number_literal(T value) {
 }  // namespace
 
 json parse_json(std::string_view text, std::string_view path) {
-  std::vector<std::set<std::string>> keys;  // of each open object
-  const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
-    // What opens counts as a level too: it may be empty.
-    const bool opens =
-        event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-    require<IoError>(depth + opens <= kMaxDepth, "[json] expected at most {} levels, got more ({})",
-                     kMaxDepth, path);
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      require<IoError>(keys.back().insert(key).second,
-                       "[json] expected each key once, got \"{}\" twice ({})", excerpt(key), path);
-    }
-    return true;
-  };
   // The parser takes a NUL for the end of the text.
   require<IoError>(text.find('\0') == std::string_view::npos,
                    "[json] expected text without NUL bytes, got one ({})", path);
-  try {
-    return json::parse(text, check);
-  } catch (const json::exception& error) {
-    fail<IoError>("[json] expected JSON, got {} ({})", excerpt(error.what(), 400), path);
-  }
+  json value;
+  JsonEnd end(value);
+  Builder builder(value, path);
+  json::sax_parse(text, &builder);
+  return std::exchange(value, nullptr);
 }
+
+JsonEnd::~JsonEnd() { dismantle(value_); }
 
 std::string json_literal(std::string_view value) {
   std::string literal = json(value).dump(-1, ' ', false, json::error_handler_t::replace);

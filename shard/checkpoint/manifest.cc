@@ -360,7 +360,8 @@ std::string to_text(const Manifest& m) {
 Manifest parse_manifest(std::string_view text, std::string_view path) {
   // First, as what is damaged may be a bit of the version: every version ends in its checksum.
   check_checksum(text, path);
-  const json all = engine::parse_json(text, path);
+  json all = engine::parse_json(text, path);
+  const engine::JsonEnd end(all);
   const Object o(all, "the whole", path);
   require<IoError>(o.text("format") == kFormat, "[checkpoint] expected format {}, got {} ({})",
                    kFormat, excerpt(o.text("format")), path);

@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "engine/error.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/failing_new.h"
 
 namespace tessera::engine {
 namespace {
@@ -50,6 +53,27 @@ TEST(ParseJson, NestsAsDeepAsItSaysAndNoDeeper) {
   EXPECT_NO_THROW(parse_json(nested(16), ""));
   EXPECT_TRUE(has(refusal(nested(17)), {"at most 16 levels"}));
   EXPECT_TRUE(has(refusal(nested(100'000)), {"at most 16 levels"}));
+}
+
+// A value's own destructor would end the process.
+TEST(ParseJson, GivesBackWhatItMadeWithoutMemory) {
+  const std::string text =
+      R"({"a long key for which memory is needed": [[1, "a long text, too"], {"b": {"c": []}}], "d": {}})";
+  int num_failed = 0;
+  for (std::int64_t n = 0;; ++n) {
+    testing::fail_new_after(n, testing::Fails::kAll);
+    try {
+      nlohmann::json value = parse_json(text, "a.json");
+      const JsonEnd end(value);
+      testing::fail_new_after(0, testing::Fails::kAll);
+      break;
+    } catch (const std::bad_alloc&) {
+      ++num_failed;
+    }
+    testing::never_fail_new();
+  }
+  testing::never_fail_new();
+  EXPECT_GT(num_failed, 10);
 }
 
 TEST(ParseJson, RefusesTextThatIsNotStrictJson) {

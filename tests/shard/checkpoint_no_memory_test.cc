@@ -255,7 +255,7 @@ void fail_each(const CheckpointRun& run, const Behind& behind, Fails fails,
   const std::int64_t all = none.num_allocations();
   EXPECT_GT(all, 1000);
   std::map<End, int> num;
-  const std::int64_t stride = (fails == Fails::kOne ? 7 : 37) * (testing::kIsSlow ? 13 : 1);
+  const std::int64_t stride = (fails == Fails::kOne ? 11 : 61) * (testing::kIsSlow ? 7 : 1);
   for (std::int64_t n = 0; n < all; n += stride) {
     const TempFolder folder;
     const End end = attempt_elsewhere(in(folder), behind, n, fails);
@@ -263,10 +263,11 @@ void fail_each(const CheckpointRun& run, const Behind& behind, Fails fails,
     check(end, folder / "c");
     ASSERT_FALSE(::testing::Test::HasFailure()) << "allocation " << n;
   }
-  EXPECT_GT(num[End::kEnded], 5);
-  if (fails == Fails::kAll) return;  // then JSON has no way out, see docs/reliability.md
-  EXPECT_GT(num[End::kTold], 10);
-  EXPECT_LT(num[End::kTerminated], num[End::kTold] / 5);
+  EXPECT_GT(num[End::kEnded], 0);
+  EXPECT_EQ(num[End::kTerminated], 0);
+  if (fails == Fails::kOne) {
+    EXPECT_GT(num[End::kTold], 3);
+  }
 }
 
 TEST(CheckpointNoMemory, EveryAllocationOfASaveMayFail) {
