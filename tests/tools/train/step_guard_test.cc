@@ -8,7 +8,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <ranges>
 #include <string>
 #include <vector>
 
@@ -234,9 +233,10 @@ TEST(StepGuard, AFlippedBitOfGatheredWeightsIsFoundInAStepThatIsVerified) {
     int num_flips = 0;
     const Damage flip = [&](std::int64_t step, int rank, int, Mlp& mlp) {
       if (step != 4 || rank != 1 || num_flips > 0) return;
-      // The last layer whose gradients go on to another, and that has not been released.
-      for (engine::Block* block : mlp.blocks() | std::views::drop(1)) {
-        const engine::Parameter& weight = *block->parameters.front();
+      // The first layer that has one before it, and has not been released.
+      const std::vector<engine::Block*> blocks = mlp.blocks();
+      for (auto block = blocks.begin() + 1; block != blocks.end(); ++block) {
+        const engine::Parameter& weight = *(*block)->parameters.front();
         if (!weight.value.buffer()->resident()) continue;
         ++num_flips;
         std::byte* const exponent = weight.value.raw() + 3;
