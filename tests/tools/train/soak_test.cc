@@ -120,10 +120,10 @@ TEST(Soak, AtTheEndOfALongRunNothingMoreIsHeldThanAtItsBeginning) {
   const Sample first = least(samples, kWindow), last = least(samples, kSteps - kWindow);
   EXPECT_LE(last.holds.num_threads, first.holds.num_threads);
   EXPECT_LE(last.holds.num_open_files, first.holds.num_open_files);
-  // The summary keeps the times of the last 10,000 steps, four in an allocation. What is lost once
-  // in a validation would be 100.
+  // The summary keeps the times of the last 10,000 steps, four in an allocation; and some 50 come
+  // and go. What is lost once in a validation would be 100.
   EXPECT_LE(last.holds.num_allocations,
-            first.holds.num_allocations + (kSteps - 2 * kWindow) / 4 + 40);
+            first.holds.num_allocations + (kSteps - 2 * kWindow) / 4 + 80);
   if (!testing::kIsSlow) {
     EXPECT_LE(last.nbytes, first.nbytes + (std::int64_t{1} << 20));
   }
