@@ -348,22 +348,25 @@ TEST(Cuda, MaterializedParametersHaveTheValuesOfTheCpu) {
 }
 
 TEST(Cuda, InitialValuesHaveTheBitsOfTheCpu) {
+  struct Range {
+    std::int64_t begin, numel;
+  };
   const Stream compute = Stream::cuda("compute", 0), cpu = Stream::inline_cpu("cpu");
   const Memory device(compute, {.poison = true}), host(cpu, {.poison = true});
   for (const Init& init : {Init::zeros(), Init::ones(), Init::normal(0.02f), Init::uniform(3)}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      for (const auto& [begin, numel] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-               {0, 1}, {3, 1}, {1, 6}, {2, 3000}, {5'000'000'003, 101}, {4, 0}}) {
+      for (const Range& r :
+           std::vector<Range>{{0, 1}, {3, 1}, {1, 6}, {2, 3000}, {5'000'000'003, 101}, {4, 0}}) {
         const auto values = [&](const Stream& stream, const Memory& memory) {
-          const Tensor x = Tensor::empty(memory, {numel + 8}, dtype, "x");
+          const Tensor x = Tensor::empty(memory, {r.numel + 8}, dtype, "x");
           launch_set(stream, x, 7, "set");
-          launch_init(stream, init, x.slice(4, {numel}), begin, "w", 5);
+          launch_init(stream, init, x.slice(4, {r.numel}), r.begin, "w", 5);
           stream.synchronize();
           std::vector<std::byte> bytes(static_cast<std::size_t>(x.nbytes()));
           x.copy_to_host(bytes.data());
           return bytes;  // with what must stay
         };
-        EXPECT_EQ(values(compute, device), values(cpu, host)) << init.str() << " " << begin;
+        EXPECT_EQ(values(compute, device), values(cpu, host)) << init.str() << " " << r.begin;
       }
     }
   }
