@@ -12,7 +12,7 @@
 
 namespace tessera::engine {
 
-/// ln x within 1e-15 (relative, absolute below 1), for x that is neither denormal nor negative.
+/// ln x within 1e-15 (relative, absolute below 1), for a positive x that is not denormal.
 /// x = 2^e m with m around 1, ln m = 2 artanh((m - 1) / (m + 1)) by its series: |s| < 0.172, so
 /// that the first term left out is below 2^-57.
 constexpr double portable_log(double x) {

@@ -37,7 +37,7 @@ struct UpdatedCuda {
   engine::Tensor groups;  ///< i32 of each parameter; -1: left as it is
 };
 
-/// The kernels of one rule; defined in rule_optimizer.cuh, where CUDA is built.
+/// The kernels of one rule; defined in rule_kernels.cuh, where CUDA is built.
 template <class Rule>
 struct RuleKernels {
   /// Bytes of what a step needs on the device.

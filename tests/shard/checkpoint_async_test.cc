@@ -25,9 +25,9 @@ namespace {
 
 using engine::Parameter;
 using testing::CheckpointRank;
-using testing::CheckpointResult;
 using testing::CheckpointRun;
 using testing::FaultHere;
+using testing::goes_on_unharmed;
 using testing::TempFolder;
 using testing::train_saving;
 
@@ -77,12 +77,7 @@ TEST(CheckpointAsync, TrainingGoesOnWhileTheDiskIsBusy) {
   EXPECT_EQ(num_saving, 8);  // on 2 ranks, in 4 steps
   EXPECT_EQ(steps_in(folder / "c"), (Steps{8, 4}));
   fs::remove_all(folder / "c/step_8");
-  run.behind_step = {};
-  run.save_every = 0;
-  const CheckpointResult result = train_saving(run);
-  EXPECT_EQ(result.first_step, 4);
-  run.checkpoints.folder = without / "c";
-  EXPECT_TRUE(train_saving(run).values == result.values);
+  EXPECT_TRUE(goes_on_unharmed(run, 4, without / "c"));
 }
 
 TEST(CheckpointAsync, WhatIsWrittenAtOnceBehindTheCallIsNotSaved) {
@@ -100,12 +95,7 @@ TEST(CheckpointAsync, WhatIsWrittenAtOnceBehindTheCallIsNotSaved) {
     rank.fsdp.parameters_changed();
   };
   train_saving(run);
-  run.behind_save = {};
-  run.save_every = 0;
-  const CheckpointResult result = train_saving(run);
-  EXPECT_EQ(result.first_step, 1);
-  run.checkpoints.folder = without / "c";
-  EXPECT_TRUE(train_saving(run).values == result.values);
+  EXPECT_TRUE(goes_on_unharmed(run, 1, without / "c"));
 }
 
 TEST(CheckpointAsync, TheNextSaveAndALoadAreBehindTheOneAtWork) {

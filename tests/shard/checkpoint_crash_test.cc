@@ -194,10 +194,8 @@ TEST(CheckpointCrash, APowerCutLeavesWhatWasSaved) {
     if (rank.world.rank() != 0) return true;
     ::mkdir((folder / ("saved-" + std::to_string(step + 1))).c_str(), 0700);
     // Before it is pruned.
-    {
-      fs::copy(folder / "new/c", log / ("after-" + std::to_string(step + 1)),
-               fs::copy_options::recursive);
-    }
+    fs::copy(folder / "new/c", log / ("after-" + std::to_string(step + 1)),
+             fs::copy_options::recursive);
     return true;
   };
   {

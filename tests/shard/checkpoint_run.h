@@ -148,4 +148,15 @@ inline CheckpointResult train_saving(const CheckpointRun& run) {
   return std::move(train_saving_all(run).front());
 }
 
+/// Does `run` go on from its checkpoint of `step`, without saving or meddling, to the values that
+/// it has when it is trained whole in `empty_folder`?
+inline bool goes_on_unharmed(CheckpointRun run, int step, const std::string& empty_folder) {
+  run.save_every = 0;
+  run.behind_step = {};
+  run.behind_save = {};
+  const CheckpointResult resumed = train_saving(run);
+  run.checkpoints.folder = empty_folder;
+  return resumed.first_step == step && train_saving(run).values == resumed.values;
+}
+
 }  // namespace tessera::testing

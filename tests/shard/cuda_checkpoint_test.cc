@@ -17,6 +17,7 @@ namespace {
 
 using testing::CheckpointResult;
 using testing::CheckpointRun;
+using testing::goes_on_unharmed;
 using testing::TempFolder;
 using testing::train_saving;
 
@@ -80,10 +81,7 @@ TEST(CudaCheckpoint, KeepsWhatAHookRemembers) {
   run.training.options.reducer_text = describe(hook);
   train_saving(run);
   run.training.steps = 4;
-  const CheckpointResult result = train_saving(run);
-  EXPECT_EQ(result.first_step, 2);
-  run.checkpoints.folder = without / "c";
-  EXPECT_TRUE(train_saving(run).values == result.values);
+  EXPECT_TRUE(goes_on_unharmed(run, 2, without / "c"));
 }
 
 TEST(CudaCheckpoint, WhatIsWrittenAtOnceBehindTheCallIsNotSaved) {
@@ -100,12 +98,7 @@ TEST(CudaCheckpoint, WhatIsWrittenAtOnceBehindTheCallIsNotSaved) {
     rank.fsdp.parameters_changed();
   };
   train_saving(run);
-  run.behind_save = {};
-  run.save_every = 0;
-  const CheckpointResult result = train_saving(run);
-  EXPECT_EQ(result.first_step, 1);
-  run.checkpoints.folder = without / "c";
-  EXPECT_TRUE(train_saving(run).values == result.values);
+  EXPECT_TRUE(goes_on_unharmed(run, 1, without / "c"));
 }
 
 }  // namespace

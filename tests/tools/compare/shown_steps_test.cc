@@ -14,6 +14,7 @@
 #include "engine/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/compare/compare_request.h"
 #include "tools/compare/comparison.h"
 #include "tools/compare/request.h"
 
@@ -26,18 +27,8 @@ using testing::TempFolder;
 
 class ShownSteps : public ::testing::Test {
  protected:
-  ShownSteps() { folder_.write("text.txt", std::string(400, 'a')); }
-
   Request request(const std::vector<std::string>& more) const {
-    std::vector<std::string> words = {"compare",          "--data.path=" + folder_ / "text.txt",
-                                      "--model.layers=3", "--model.heads=2",
-                                      "--model.dim=8",    "--model.seq=8",
-                                      "--train.batch=1",  "--device=cpu"};
-    words.insert(words.end(), more.begin(), more.end());
-    std::vector<const char*> argv;
-    for (const std::string& word : words) argv.push_back(word.c_str());
-    std::ostringstream out;
-    return read_request(static_cast<int>(argv.size()), argv.data(), out);
+    return testing::compare_request(folder_, 3, more);
   }
 
   /// All were trained but those in `untrained`; those in `traced` left a trace of one slice.
