@@ -9,15 +9,13 @@
 #include <map>
 #include <mutex>
 #include <numeric>
-#include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "engine/philox.h"
 #include "shard/hooks.h"
 #include "tests/shard/checkpoint_run.h"
+#include "tests/testing/covering.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/temp_folder.h"
 
@@ -55,56 +53,12 @@ enum Choice {
 constexpr std::array kLevels = {2, 2, 2, 2, 2, 3, 6, 5, 2, 3, 2, 3, 3};
 constexpr int kSide = static_cast<int>(kLevels.size()) - kShared;
 
-using Row = std::vector<int>;  // levels: what is shared, before, after
+using Row = testing::CoveringRow;  // levels: what is shared, before, after
 
-int levels_of(std::size_t column) {
-  return kLevels[column < kLevels.size() ? column : column - kSide];
-}
-
-/// Few rows in which any two columns show all pairs of their levels.
-std::vector<Row> covering_rows() {
-  constexpr std::size_t kColumns = kLevels.size() + kSide;
-  using Pair = std::tuple<std::size_t, int, std::size_t, int>;
-  std::set<Pair> left;
-  for (std::size_t a = 0; a < kColumns; ++a) {
-    for (std::size_t b = a + 1; b < kColumns; ++b) {
-      for (int i = 0; i < levels_of(a); ++i) {
-        for (int j = 0; j < levels_of(b); ++j) left.insert({a, i, b, j});
-      }
-    }
-  }
-  const engine::RandomStream random{1, 2};
-  std::uint64_t next = 0;
-  const auto pairs_of = [&](const Row& row) {
-    std::vector<Pair> pairs;
-    for (std::size_t a = 0; a < kColumns; ++a) {
-      for (std::size_t b = a + 1; b < kColumns; ++b) {
-        if (left.contains({a, row[a], b, row[b]})) pairs.emplace_back(a, row[a], b, row[b]);
-      }
-    }
-    return pairs;
-  };
-  std::vector<Row> rows;
-  while (!left.empty()) {
-    Row best;
-    std::vector<Pair> covered;
-    for (int candidate = 0; candidate < 50; ++candidate) {
-      Row row(kColumns);
-      for (std::size_t c = 0; c < kColumns; ++c) {
-        row[c] = static_cast<int>(random.bits(next++) % static_cast<std::uint32_t>(levels_of(c)));
-      }
-      const auto& [a, i, b, j] = *left.begin();
-      row[a] = i;
-      row[b] = j;
-      std::vector<Pair> pairs = pairs_of(row);
-      if (pairs.size() <= covered.size()) continue;
-      best = row;
-      covered = std::move(pairs);
-    }
-    for (const Pair& pair : covered) left.erase(pair);
-    rows.push_back(best);
-  }
-  return rows;
+std::vector<Row> rows_to_show() {
+  std::vector<int> num_levels(kLevels.begin(), kLevels.end());
+  num_levels.insert(num_levels.end(), kLevels.begin() + kShared, kLevels.end());
+  return testing::covering_rows(num_levels).rows;
 }
 
 // `side`: 0 before, 1 after. `micro_batches`: of a step, over all ranks.
@@ -139,7 +93,7 @@ Training training_of(const Row& row, int side, int micro_batches) {
 }
 
 TEST(CheckpointResume, HasTheBitsOfTrainingThatWasNotInterrupted) {
-  const std::vector<Row> rows = covering_rows();
+  const std::vector<Row> rows = rows_to_show();
   EXPECT_GT(rows.size(), 36u);
   EXPECT_LT(rows.size(), 80u);
   for (std::size_t number = 0; number < rows.size(); ++number) {
