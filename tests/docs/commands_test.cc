@@ -47,6 +47,8 @@ constexpr NotRun kNotRun[] = {
     {"cd examples", ".ci/run examples does"},
     {"bazel run //tools:train_transformer -- --device=cuda", "it needs a GPU: gpu_check.sh does"},
     {"./bazelw run //tools:train_transformer -- --device=cuda", "the same"},
+    {".ci/fuzz", "it fuzzes for minutes: //tests/fuzz runs each target on what is kept"},
+    {"gpu_bundle/gpu_check.sh", "it needs a GPU: //tests/tools:gpu_bundle_test runs it without"},
     {"tensorboard ",
      "it is no part of the build: tests/golden/check_event_file.py reads the files"},
 };
@@ -60,7 +62,8 @@ std::string without_comment(const std::string& line) {
 
 /// Blocks of code are indented by four spaces; a line that ends with \ goes on.
 std::vector<Command> commands_of(const std::string& page) {
-  const std::regex begin("(\\./bazelw|\\.\\./bazelw|bazel|cmake|cd|tensorboard) .*");
+  const std::regex begin(
+      "(\\S*/bazelw|bazel|cmake|cd|tensorboard|\\.ci/\\w+|\\S*\\.sh|python3)( .*)?");
   std::vector<Command> all;
   bool in_block = false, is_shown = false;
   std::istringstream lines(engine::read_text_file(page, 1 << 20));
@@ -75,6 +78,9 @@ std::vector<Command> commands_of(const std::string& page) {
       EXPECT_TRUE(std::getline(lines, line)) << page;
       text += line.substr(std::min(line.find_first_not_of(' '), line.size()));
     }
+    EXPECT_FALSE(text.find_first_not_of(' ') != std::string::npos &&
+                 text.substr(text.find_first_not_of(' ')).starts_with("--"))
+        << page << ": expected a \\ before what goes on, got " << text;
     if (std::regex_match(text, begin)) {
       all.push_back({page, without_comment(text)});
       is_shown = false;
