@@ -58,12 +58,15 @@ class StrategyReducer : public Reducer {
   bool has_sum_ = false;
 };
 
+// Its first gradient is the sum, unless that is rounded on its way.
 class Alone final : public StrategyReducer {
  public:
   using StrategyReducer::StrategyReducer;
+  bool takes_sum() const override { return true; }
 
  private:
   void add(const Tensor& in, Accumulate accumulate, bool) override {
+    if (in.key() == sum_.key()) return;
     engine::launch_assign_or_add(stream(), sum_, in, accumulate == Accumulate::kYes, "reduce",
                                  label());
   }

@@ -52,6 +52,9 @@ class Reducer {
   /// for which it is set, where the last micro-step does not reach the unit. Every rank calls it as
   /// often. The caller keeps `in` as it is until an event that it records on the stream.
   virtual void reduce(const engine::Tensor& in, const engine::Event& ready, bool is_last) = 0;
+  /// Whether reduce(in) may be given a first gradient of a step that was computed where sum() lies,
+  /// `in` and sum() being the same memory: so it must be of the sum's size and dtype.
+  virtual bool takes_sum() const { return false; }
   /// Whether finish() has anything to do; with OffloadOptions::gradients the sum is moved for it.
   virtual bool has_more() const { return true; }
   /// Whether a gradient depends on what earlier steps left. Such a hook cannot be made anew in

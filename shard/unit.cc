@@ -21,10 +21,10 @@ using engine::Tensor;
 
 namespace {
 
-// `t` as part of `slot`, to which its buffer is attached: the unit lets go of its own handle before
+// `t` as part of `home`, to which its buffer is attached: the unit lets go of its own handle before
 // what it launched has run.
-Tensor in_slot(const Tensor& t, const SlotRing::Slot& slot) {
-  return Tensor(slot.buffer, t.key().offset_nbytes, t.shape(), t.dtype());
+Tensor in_home(const Tensor& t, const std::shared_ptr<Buffer>& home) {
+  return Tensor(home, t.key().offset_nbytes, t.shape(), t.dtype());
 }
 
 }  // namespace
@@ -173,7 +173,7 @@ void Unit::set_up(SlotRing* parameters, SlotRing* gradients, const Tensor& reduc
 }
 
 void Unit::tear_down() {
-  if (gradient_slot_ != nullptr) give_gradient_back({});  // of a step that was given up
+  if (has_gradient()) give_gradient_back({});  // of a step that was given up
   parameter_ring_ = gradient_ring_ = nullptr;
   for (Flat& flat : flats_) flat.grad_sum = {};
   reducer_.reset();
@@ -274,15 +274,27 @@ void Unit::gather_renewed() {
 // Gradients
 // ----------------------------------------------------------------------------------------
 
+// A rank that is alone need not copy its gradient to the sum.
+bool Unit::sum_takes_gradient() const {
+  return sum_slot_ == nullptr && reducer_ != nullptr && reducer_->takes_sum() &&
+         gradient_view_.shape() == sum_.device().shape() && gradient_view_.dtype() == DType::kF32;
+}
+
 void Unit::begin_gradient(const Stream& compute) {
   if (gradient_->nbytes() == 0 || gradient_->resident()) return;
-  gradient_slot_ = &gradient_ring_->borrow(name_, gradient_->nbytes(), [] { return false; });
-  gradient_->attach(gradient_slot_->buffer);
-  compute.wait(gradient_slot_->last_use);
+  if (!reduced_in_step_ && sum_takes_gradient()) {
+    // Compute comes behind what read the sum of the step before.
+    gradient_home_ = sum_.device().buffer();
+  } else {
+    gradient_slot_ = &gradient_ring_->borrow(name_, gradient_->nbytes(), [] { return false; });
+    gradient_home_ = gradient_slot_->buffer;
+    compute.wait(gradient_slot_->last_use);
+  }
+  gradient_->attach(gradient_home_);
   for (const Flat& flat : flats_) {
     if (!flat.trainable) continue;
     if (context_.memory.poisons()) {
-      engine::launch_fill(compute, in_slot(gradient_view_, *gradient_slot_), engine::kPoison,
+      engine::launch_fill(compute, in_home(gradient_view_, gradient_home_), engine::kPoison,
                           "poison", name_);
     }
     for (Parameter* p : flat.parameters) p->grad_written = false;
@@ -297,10 +309,10 @@ void Unit::reduce_gradient(const Stream& compute, bool is_last) {
       if (p->grad_written) {
         used_[i] = 1;
         if (context_.check != nullptr)
-          context_.check->look(compute, *p, in_slot(p->grad, *gradient_slot_));
+          context_.check->look(compute, *p, in_home(p->grad, gradient_home_));
         continue;
       }
-      engine::launch_fill(compute, in_slot(p->grad, *gradient_slot_), 0, "fill_zero", p->name);
+      engine::launch_fill(compute, in_home(p->grad, gradient_home_), 0, "fill_zero", p->name);
     }
   }
   StepListener* listener = context_.options.step_listener;
@@ -310,7 +322,7 @@ void Unit::reduce_gradient(const Stream& compute, bool is_last) {
   } else {
     wait_for_updates(context_.reduce);
   }
-  reducer_->reduce(in_slot(gradient_view_, *gradient_slot_), compute.record("gradient_ready"),
+  reducer_->reduce(in_home(gradient_view_, gradient_home_), compute.record("gradient_ready"),
                    is_last);
   reduced_in_step_ = true;
   give_gradient_back(context_.reduce.record("reduced"));
@@ -359,6 +371,8 @@ void Unit::store_sum(bool is_final) {
 
 void Unit::give_gradient_back(engine::Event last_use) {
   gradient_->release();
+  gradient_home_ = nullptr;
+  if (gradient_slot_ == nullptr) return;
   gradient_ring_->give_back(*std::exchange(gradient_slot_, nullptr), std::move(last_use));
 }
 
@@ -367,7 +381,7 @@ void Unit::give_gradient_back(engine::Event last_use) {
 
 void Unit::begin_step(const Stream& compute) {
   // Left over from a step that was given up.
-  if (gradient_slot_ != nullptr) give_gradient_back(compute.record("left"));
+  if (has_gradient()) give_gradient_back(compute.record("left"));
   reduced_in_step_ = finished_in_step_ = has_squares_ = false;
   std::ranges::fill(used_, std::uint8_t{0});
   if (reducer_ != nullptr) reducer_->begin_step();

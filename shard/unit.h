@@ -3,9 +3,10 @@
 //   SHARDED --unshard--> UNSHARDED --reshard--> SHARDED
 //
 // Memory: the shard always; a parameter slot while unsharded; a gradient slot from before_backward
-// until the gradient is reduced. Parameters are views into the slot that the gather writes, their
-// gradients views into the slot that the reduction reads: nothing is copied in or out. A unit does
-// what it is told; when is decided by the schedule.
+// until the gradient is reduced, or on a rank that is alone the place of its sum. Parameters are
+// views into the slot that the gather writes, their gradients views into the slot that the
+// reduction reads: nothing is copied in or out. A unit does what it is told; when is decided by the
+// schedule.
 #pragma once
 
 #include <cstdint>
@@ -96,7 +97,7 @@ class Unit {
   // Gradients.
 
   /// A gradient was begun and is not reduced.
-  bool has_gradient() const { return gradient_slot_ != nullptr; }
+  bool has_gradient() const { return gradient_home_ != nullptr; }
   /// Makes the gradient views writable.
   void begin_gradient(const engine::Stream& compute);
   /// Hands the gradient that was begun to the reducer, zero where nothing was written. `is_last`:
@@ -125,6 +126,7 @@ class Unit {
   void create_flats(Values values);
   void bind(const Flat& flat, const engine::Tensor& value);
   void initialise(Flat& flat) const;
+  bool sum_takes_gradient() const;
   void give_gradient_back(engine::Event last_use);
   void fetch_sum(bool has_sum);
   void store_sum(bool is_final);
@@ -150,6 +152,7 @@ class Unit {
   SlotRing* gradient_ring_ = nullptr;
   SlotRing::Slot* parameter_slot_ = nullptr;
   SlotRing::Slot* gradient_slot_ = nullptr;
+  std::shared_ptr<engine::Buffer> gradient_home_;  // of a gradient that was begun: slot's, or sum's
   bool in_use_ = false;
   bool was_acquired_ = false;  // since the last unshard()
   bool reduced_in_step_ = false, finished_in_step_ = false;
