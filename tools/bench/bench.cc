@@ -22,6 +22,7 @@ void run(int argc, char** argv) {
               {.model = {.layers = 6, .heads = 6, .dim = 384, .seq = 256}, .batch = 1, .ranks = 2},
               config, report);
         }},
+       {"hooks", bench_hooks},
        {"checkpoint", bench_checkpoint},
        {"steps", bench_steps},
        {"profile", bench_profile}});

@@ -54,6 +54,8 @@ void bench_host(const BenchConfig& config, BenchReport& report);
 void bench_ops(const BenchConfig& config, BenchReport& report);
 /// Training steps over links of stated bandwidth, with and without gathering ahead.
 void bench_prefetch(const BenchConfig& config, BenchReport& report);
+/// What a model learns in equal time with and without communication hooks.
+void bench_hooks(const BenchConfig& config, BenchReport& report);
 /// The steps of `base` with parts of its state in memory of the host, beside those without.
 void bench_offload(const TrainingRow& base, const BenchConfig& config, BenchReport& report);
 /// Whole training steps beside PyTorch's.
