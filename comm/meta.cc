@@ -48,7 +48,7 @@ class MetaGroup final : public ProcessGroup {
     require(stream.device().is_meta, "[meta] expected a stream of a meta device, got '{}' of {}",
             stream.name(), to_string(stream.device()));
     stream.launch(collective.work, [] {});
-    if (options_.on_collective) options_.on_collective(collective, stream);
+    if (options_.on_collective) options_.on_collective(collective, members_, stream);
   }
 
   const std::vector<int> members_;

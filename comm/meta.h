@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "comm/process_group.h"
 
@@ -12,8 +13,9 @@ namespace tessera::comm {
 struct MetaOptions {
   bool sums_in_rank_order = true;  ///< of the backend that it stands for
   /// Told of each collective, of the groups that are split from this one as well, once `stream` has
-  /// simulated it.
-  std::function<void(const Collective&, const Stream& stream)> on_collective = {};
+  /// simulated it. `ranks`: between which, as this world numbers them.
+  std::function<void(const Collective&, const std::vector<int>& ranks, const Stream& stream)>
+      on_collective = {};
 };
 
 /// Rank `rank` of `size`. Nothing is ever compared with other ranks. split() throws

@@ -70,10 +70,10 @@ TEST(MetaGroup, CountsAsRanksOfThreadsDo) {
 // What a rank of 4 sends, from 5 f32 a rank: by hand.
 TEST(MetaGroup, StatesWhatARankSends) {
   std::vector<std::string> seen;
-  const auto world =
-      make_meta_rank(0, 4, {.on_collective = [&](const Collective& c, const Stream&) {
-                       seen.push_back(fmt::format("{} {}", c.work.detail, c.work.bytes_sent));
-                     }});
+  const auto world = make_meta_rank(
+      0, 4, {.on_collective = [&](const Collective& c, const std::vector<int>&, const Stream&) {
+        seen.push_back(fmt::format("{} {}", c.work.detail, c.work.bytes_sent));
+      }});
   const Stream stream = meta_stream();
   call_all(*world, Memory(stream), stream);
   EXPECT_EQ(seen,
@@ -90,6 +90,22 @@ TEST(MetaGroup, SplitsWithoutPeers) {
   const auto alone = odd->split_by([](int r) { return r; });
   EXPECT_EQ(alone->size(), 1);
   EXPECT_TRUE(has(error_of<InvalidArgument>([&] { world->split(0, 0); }), {"split_by()", "4"}));
+}
+
+TEST(MetaGroup, TellsBetweenWhichRanks) {
+  std::vector<std::vector<int>> seen;
+  const auto world = make_meta_rank(
+      3, 6, {.on_collective = [&](const Collective&, const std::vector<int>& ranks, const Stream&) {
+        seen.push_back(ranks);
+      }});
+  const auto odd = world->split_by([](int r) { return r % 2; });
+  const auto last_two = odd->split_by([](int r) { return r == 0; });
+  const Stream stream = meta_stream();
+  for (ProcessGroup* group : {world.get(), odd.get(), last_two.get()}) {
+    group->all_reduce(floats(Memory(stream), 1), floats(Memory(stream), 1), Accumulate::kNo, stream,
+                      "a");
+  }
+  EXPECT_EQ(seen, (std::vector<std::vector<int>>{{0, 1, 2, 3, 4, 5}, {1, 3, 5}, {3, 5}}));
 }
 
 TEST(MetaGroup, SaysWhatIsExpected) {

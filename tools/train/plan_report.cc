@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
+#include <map>
+
 #include "engine/io/text.h"
 
 namespace tessera::tools {
@@ -30,6 +33,25 @@ std::string json_array(const std::vector<T>& items, F literal) {
   return fmt::format("[{}]", fmt::join(literals, ","));
 }
 
+// "0 to 3", or "0, 2, 4".
+std::string ranks_text(const std::vector<int>& ranks) {
+  const bool are_neighbours =
+      ranks.size() > 2 && ranks.back() - ranks.front() == std::ssize(ranks) - 1;
+  if (are_neighbours) return fmt::format("{} to {}", ranks.front(), ranks.back());
+  return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+// What rank 0 sends to which others: they may be as near as a chip or as far as another host.
+std::map<std::vector<int>, comm::Traffic> traffic_by_ranks(const TrainPlan& plan) {
+  std::map<std::vector<int>, comm::Traffic> traffic;
+  for (const PlannedCollective& c : plan.collectives) {
+    comm::Traffic& t = traffic[c.ranks];
+    ++t.num_collectives;
+    t.bytes_sent += c.bytes_sent;
+  }
+  return traffic;
+}
+
 // Collectives of one name and label that follow each other in the same place of each step count
 // together.
 void add_collectives(const TrainPlan& plan, std::vector<std::string>& lines) {
@@ -42,6 +64,14 @@ void add_collectives(const TrainPlan& plan, std::vector<std::string>& lines) {
     lines.push_back(fmt::format(
         "  {:<15}{:<28}{:>16} B{}", c.name, c.label, engine::with_commas(c.bytes_sent),
         c.exposed_ms > 0.0005 ? fmt::format("  compute waits {:.3f} ms", c.exposed_ms) : ""));
+  }
+  const auto by_ranks = traffic_by_ranks(plan);
+  if (by_ranks.size() < 2) return;
+  for (const auto& [ranks, traffic] : by_ranks) {
+    lines.push_back(fmt::format("  {:<43}{:>16} B in {} collective{}",
+                                fmt::format("between ranks {}", ranks_text(ranks)),
+                                engine::with_commas(traffic.bytes_sent), traffic.num_collectives,
+                                traffic.num_collectives == 1 ? "" : "s"));
   }
 }
 
@@ -114,6 +144,7 @@ JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target) {
         .add("sent_bytes", c.bytes_sent)
         .add("end_ms", c.end_ms)
         .add("exposed_ms", c.exposed_ms)
+        .add_literal("ranks", fmt::format("[{}]", fmt::join(c.ranks, ",")))
         .text();
   });
   const StepRecord& step = plan.steps.back();

@@ -74,6 +74,8 @@ struct Called {
   std::int64_t end_ns;
 };
 
+std::string slots_text(int count) { return fmt::format("{} slot{}", count, count == 1 ? "" : "s"); }
+
 std::string over(int parts) { return parts == 1 ? "" : fmt::format(" / {}", parts); }
 
 // Elements of a kind of flat, over all units.
@@ -132,7 +134,7 @@ std::map<Category, std::vector<PlanTerm>> terms_of(const shard::Fsdp& fsdp, int 
   if (options.placement.reshard_after_forward) {
     const int count = slots(options.prefetch);
     add(Category::kGatheredParameter,
-        fmt::format("{} slots x {} B, the largest unit (prefetch + 1)", count,
+        fmt::format("{} x {} B, the largest unit (prefetch + 1)", slots_text(count),
                     engine::with_commas(max_gathered)),
         count * max_gathered);
   } else {
@@ -143,8 +145,8 @@ std::map<Category, std::vector<PlanTerm>> terms_of(const shard::Fsdp& fsdp, int 
       fmt::format("the root {} B", engine::with_commas(root_gathered)), root_gathered);
   const int gradient_slots = slots(options.reductions_in_flight);
   add(Category::kGradient,
-      fmt::format("{} slots x {} B, the largest unit (reductions in flight + 1)", gradient_slots,
-                  engine::with_commas(max_gradient)),
+      fmt::format("{} x {} B, the largest unit (reductions in flight + 1)",
+                  slots_text(gradient_slots), engine::with_commas(max_gradient)),
       gradient_slots * max_gradient);
   add(Category::kGradient, fmt::format("the root {} B", engine::with_commas(root_gradient)),
       root_gradient);
@@ -206,10 +208,12 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
   const auto world = comm::make_meta_rank(
       0, target.num_ranks,
       {.sums_in_rank_order = target.sums_in_rank_order,
-       .on_collective = [&called](const comm::Collective& c, const engine::Stream& stream) {
+       .on_collective = [&called](const comm::Collective& c, const std::vector<int>& ranks,
+                                  const engine::Stream& stream) {
          called.push_back({{.name = std::string(c.work.name),
                             .label = c.work.detail,
                             .bytes_sent = c.work.bytes_sent,
+                            .ranks = ranks,
                             .end_ms = 0},
                            meta_now_ns(stream)});
        }});

@@ -44,6 +44,7 @@ struct PlannedCollective {
   std::string name;         ///< "all_gather"
   std::string label;        ///< "h.0 forward"
   std::int64_t bytes_sent;  ///< by one rank
+  std::vector<int> ranks;   ///< between which
   double end_ms;            ///< from the start of the step
   double exposed_ms = 0;    ///< for which compute waits
 };

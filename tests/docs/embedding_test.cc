@@ -1,0 +1,117 @@
+// docs/embedding.md, line by line: what it shows is this program.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/threads.h"
+#include "engine/io/file.h"
+#include "engine/tape.h"
+#include "ops/cross_entropy.h"
+#include "ops/gelu.h"
+#include "ops/linear.h"
+#include "shard/adamw.h"
+#include "shard/checkpoint/checkpointer.h"
+#include "shard/fsdp.h"
+#include "tests/testing/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+using engine::Tensor;
+
+struct Model {
+  // clang-format off
+  engine::Parameter weight = {"fc0.weight", {2, 64}, engine::Init::normal(0.3f)}, bias = {"fc0.bias", {64}};
+  // clang-format on
+  engine::Block block = {"fc0", {&weight, &bias}};
+
+  Tensor loss(engine::Tape& tape, Tensor x, const Tensor& targets) {
+    x = tape.region(block, [&] { return ops::gelu(tape, ops::linear(tape, x, weight, &bias)); });
+    return ops::cross_entropy(tape, x, targets);
+  }
+};
+
+// Returns the step that it went on from, and the loss of the last.
+std::pair<std::int64_t, float> train_on(comm::ProcessGroup& world, const std::string& folder) {
+  const auto compute = engine::Stream::inline_cpu("compute");
+  const engine::Memory memory;
+  engine::Tape tape(memory, compute);
+  Model model;
+  const std::vector<engine::Block*> blocks = {&model.block};
+  engine::Block* const root = nullptr;
+  // clang-format off
+  shard::Fsdp fsdp(world, memory, compute, blocks, root, {.placement = shard::Placement::preset("zero3")});
+  // clang-format on
+  shard::AdamW optimizer(fsdp, {.weight_decay = 0.01});
+  const Tensor x = Tensor::from<float>(memory, {1, 2}, std::vector<float>{1, -1}, "x");
+  const Tensor targets =
+      Tensor::from<std::int32_t>(memory, {1}, std::vector<std::int32_t>{7}, "targets");
+  const auto step_once = [&] {
+    constexpr double lr = 0.01;
+    fsdp.begin_step();
+    const Tensor loss = model.loss(tape, x, targets);
+    tape.backward(loss);
+    optimizer.step(lr, fsdp.finish_step(), /*max_norm=*/1);
+    return loss.item();
+  };
+  std::int64_t step = 0;
+  shard::Checkpointer checkpoints(world, {{&fsdp, &optimizer}}, {.folder = folder});
+  if (const auto loaded = checkpoints.load_newest()) step = loaded->step;
+  const std::int64_t first = step;
+  float loss = 0;
+  for (; step < first + 3; ++step) loss = step_once();
+  checkpoints.save(step, {{"epoch", "3"}});
+  checkpoints.wait();
+  const Tensor seen = tape.no_grad([&] { return model.loss(tape, x, targets); });
+  EXPECT_LT(seen.item(), loss);
+  return {first, loss};
+}
+
+TEST(EmbeddingPage, TrainsAndGoesOn) {
+  const testing::TempFolder folder;
+  std::pair<std::int64_t, float> first, second;
+  const auto run = [&](std::pair<std::int64_t, float>& result) {
+    const auto train = [&](comm::ProcessGroup& world) {
+      const auto mine = train_on(world, folder / "checkpoints");
+      if (world.rank() == 0) result = mine;
+    };
+    comm::run_ranks(4, {}, [&](comm::ProcessGroup& world) { train(world); });
+  };
+  run(first);
+  run(second);
+  EXPECT_EQ(first.first, 0);
+  EXPECT_EQ(second.first, 3);
+  EXPECT_LT(second.second, first.second);
+}
+
+// Without spaces and what follows //.
+std::string bare(std::string line) {
+  line.erase(std::min(line.find("//"), line.size()));
+  std::erase_if(line, [](unsigned char c) { return std::isspace(c) != 0; });
+  return line;
+}
+
+TEST(EmbeddingPage, ShowsWhatIsHere) {
+  std::vector<std::string> here;
+  std::istringstream source(engine::read_text_file("tests/docs/embedding_test.cc", 1 << 20));
+  for (std::string line; std::getline(source, line);) here.push_back(bare(line));
+  std::istringstream page(engine::read_text_file("docs/embedding.md", 1 << 20));
+  int num_lines = 0;
+  for (std::string line; std::getline(page, line);) {
+    if (!line.starts_with("    ") || line.find("bazelw") != std::string::npos) continue;
+    ++num_lines;
+    const std::string wanted = bare(line);
+    EXPECT_TRUE(std::ranges::any_of(here, [&](const std::string& l) {
+      return l.find(wanted) != std::string::npos;
+    })) << line;
+  }
+  EXPECT_GT(num_lines, 12);
+}
+
+}  // namespace
+}  // namespace tessera
