@@ -31,10 +31,7 @@ double Link::edge_nbytes() const {
 }
 
 void LinkedGroup::before(const comm::Collective& c, const engine::Stream& stream) {
-  const auto ranks = static_cast<double>(size());
-  const auto whole = static_cast<double>(std::max(c.in.nbytes(), c.out.nbytes()));
-  const double passes = c.op == comm::Collective::Op::kAllReduce ? 2 : 1;
-  const double sent = passes * whole * (ranks - 1) / ranks;
+  const auto sent = static_cast<double>(c.work.bytes_sent);
   const bool is_edge = is_edge_(c.work.detail);
   stream.launch({.name = "link", .detail = c.work.detail},
                 [&link = link_, sent, is_edge] { link.pass(sent, is_edge); });

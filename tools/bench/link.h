@@ -37,9 +37,8 @@ class Link {
   double nbytes_ = 0, edge_nbytes_ = 0;
 };
 
-/// Passes collectives on to `inner` once what a ring sends for them has passed the link: of a whole
-/// of n bytes on N ranks n (N - 1) / N, of an all-reduce twice that. `is_edge(label)`: whether
-/// nothing can be done beside a collective.
+/// Passes collectives on to `inner` once what a rank sends for them (comm::Traffic) has passed the
+/// link. `is_edge(label)`: whether nothing can be done beside a collective.
 class LinkedGroup : public comm::ForwardingGroup {
  public:
   using IsEdge = std::function<bool(std::string_view label)>;
