@@ -424,7 +424,11 @@ GradNorm Fsdp::finish_step() {
   norms_in_flight_.push_back(norm);
   phase_ = early ? Phase::kIdle : Phase::kFinished;
   if (early && updates_on_host()) {
-    for (const auto& unit : units_) gather_updated(*unit);
+    for (const bool root : {true, false}) {  // as the next forward needs them
+      for (const auto& unit : units_) {
+        if (unit->is_root() == root) gather_updated(*unit);
+      }
+    }
     early->update.end();
   }
   return norm;
