@@ -7,6 +7,16 @@
 
 namespace tessera::shard {
 
+/// x^n for n >= 0, by multiplications alone: std::pow() rounds otherwise on a GPU than on its host,
+/// and what both update must have the same bits.
+constexpr double power(double x, std::int64_t n) {
+  double result = 1;
+  for (; n > 0; n /= 2, x *= x) {
+    if (n % 2 == 1) result *= x;
+  }
+  return result;
+}
+
 struct AdamWRule {
   static constexpr std::size_t kNumStates = 2;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
@@ -15,10 +25,9 @@ struct AdamWRule {
     float keep, step_size, v_scale, beta1, beta2, eps;
   };
   constexpr Step prepare(double lr, double weight_decay, std::int64_t num_steps) const {
-    const auto n = static_cast<double>(num_steps);
     return {.keep = static_cast<float>(1 - lr * weight_decay),
-            .step_size = static_cast<float>(lr / (1 - std::pow(beta1, n))),
-            .v_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, n))),
+            .step_size = static_cast<float>(lr / (1 - power(beta1, num_steps))),
+            .v_scale = static_cast<float>(1 / std::sqrt(1 - power(beta2, num_steps))),
             .beta1 = static_cast<float>(beta1),
             .beta2 = static_cast<float>(beta2),
             .eps = static_cast<float>(eps)};

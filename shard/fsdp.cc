@@ -424,7 +424,11 @@ GradNorm Fsdp::finish_step() {
   norms_in_flight_.push_back(norm);
   phase_ = early ? Phase::kIdle : Phase::kFinished;
   if (early && updates_on_host()) {
-    for (const auto& unit : units_) gather_updated(*unit);
+    for (const bool root : {true, false}) {  // as the next forward needs them
+      for (const auto& unit : units_) {
+        if (unit->is_root() == root) gather_updated(*unit);
+      }
+    }
     early->update.end();
   }
   return norm;
@@ -470,15 +474,8 @@ void Fsdp::take_gradients(std::string_view update) {
   phase_ = Phase::kIdle;
 }
 
-void Fsdp::wait_for_readers() {
-  const engine::Event read = std::exchange(values_read_, {});
-  // Threads of the host update what is offloaded, and do not wait for compute.
-  if (context_.offload != nullptr) {
-    read.wait();
-  } else {
-    compute_.wait(read);
-  }
-}
+// Updates of what is offloaded too begin behind work of compute: see UpdateParts.
+void Fsdp::wait_for_readers() { compute_.wait(std::exchange(values_read_, {})); }
 
 // [Note: early updates]
 // A unit whose gradient is final in the last micro-step has no use left, so a stream of its own may

@@ -38,7 +38,7 @@ void Fsdp::trainable_changed() {
     stream->synchronize();
   }
   if (context_.offload != nullptr) context_.offload->synchronize();
-  wait_for_readers();
+  std::exchange(values_read_, {}).wait();  // before memory is given back
   schedule_.forget_calls();
   phase_ = Phase::kBroken;  // until all is made anew
   for (const auto& unit : units_) unit->tear_down();

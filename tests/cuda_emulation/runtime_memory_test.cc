@@ -94,6 +94,24 @@ TEST_F(CudaEmulation, TheNthAllocationFailsOnDemand) {
   check(cudaFree(y));
 }
 
+TEST_F(CudaEmulation, TheNthPageLockedAllocationOfADeviceFailsOnDemand) {
+  fail_pinned(/*device=*/0, /*nth=*/2, /*count=*/2);
+  char* x = new_device<char>(8);  // not counted
+  void *y = nullptr, *z = nullptr;
+  check(cudaMallocHost(&y, 8));
+  check(cudaSetDevice(1));
+  check(cudaMallocHost(&z, 8));
+  check(cudaFreeHost(z));
+  check(cudaSetDevice(0));
+  EXPECT_EQ(cudaMallocHost(&z, 8), cudaErrorMemoryAllocation);
+  EXPECT_EQ(cudaMallocHost(&z, 8), cudaErrorMemoryAllocation);
+  EXPECT_EQ(z, nullptr);
+  check(cudaMallocHost(&z, 8));
+  check(cudaFree(x));
+  check(cudaFreeHost(y));
+  check(cudaFreeHost(z));
+}
+
 TEST_F(CudaEmulationDeathTest, HostMayNotTouchDeviceMemory) {
   auto* x = new_device<volatile int>(10);
   EXPECT_DEATH(x[3] = 1,

@@ -11,6 +11,7 @@
 
 #include "engine/cuda.h"
 #include "tests/shard/hook_run.h"
+#include "tests/shard/non_finite_hooks.h"
 #include "tests/testing/sanitizers.h"
 
 namespace tessera::shard {
@@ -110,26 +111,10 @@ TEST(CudaHooks, KeepWhatTheyDoNotSendToTheBit) {
 }
 
 TEST(CudaHooks, RememberNothingThatIsNotFinite) {
-  for (const float value : {std::numeric_limits<float>::quiet_NaN(), 3e38f}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      HookRun run{.ranks = 2, .steps = 4};
-      run.options.non_finite = NonFinite::kSkip;
-      run.hook.powersgd.error_dtype = dtype;
-      run.gradient = [&](int step, int rank, std::size_t i) {
-        auto g = normals(run.shapes[i].numel(), static_cast<std::uint64_t>(10 * step + rank));
-        if (step == 1 && i == 0) std::fill(g.begin() + 3, g.begin() + 30, value);
-        return g;
-      };
-      const HookResult result = on_gpu(run);
-      EXPECT_NE(result.not_finite[1].find("p0"), std::string::npos) << result.not_finite[1];
-      EXPECT_EQ(result.not_finite[2] + result.not_finite[3], "");
-      for (int rank = 0; rank < 2; ++rank) {
-        EXPECT_EQ(result.error(1, "p0", rank), result.error(0, "p0", rank));
-      }
-      for (const HookTensor& t : result.state.back()) {
-        EXPECT_TRUE(std::ranges::all_of(t.values, [](float x) { return std::isfinite(x); }));
-      }
-    }
+  const std::vector<testing::NonFiniteCase> cases = testing::non_finite_cases();
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    if (i % (testing::kIsSlow ? 13 : 5) != 0) continue;  // the CPU meets each
+    testing::expect_nothing_is_kept(cases[i], on_gpu);
   }
 }
 

@@ -88,10 +88,11 @@ void update_on_cpu(const Rule& rule, Arrays& arrays, const std::vector<Segment>&
 }
 
 /// `offsets`: of p, g and states from what is aligned, in turn. Returns what is on the GPU after
-/// two steps.
+/// two steps, behind `num_steps_before`.
 template <class Rule>
 Arrays update_on_gpu(const Rule& rule, const Arrays& arrays, const std::vector<Segment>& segments,
-                     std::array<std::int64_t, 4> offsets, bool skips) {
+                     std::array<std::int64_t, 4> offsets, bool skips,
+                     std::int32_t num_steps_before = 0) {
   const engine::Stream stream = engine::Stream::cuda("compute", 0);
   const engine::Memory memory(stream);
   const auto numel = std::ssize(arrays.p);
@@ -113,7 +114,8 @@ Arrays update_on_gpu(const Rule& rule, const Arrays& arrays, const std::vector<S
   const Tensor groups =
       Tensor::from<std::int32_t>(memory, {std::ssize(group_numbers)}, group_numbers, "groups");
   const Tensor tiles = make_tile_table(memory, segments, "tiles");
-  const Tensor num_steps = Tensor::zeros(memory, {1}, DType::kI32, "num_steps");
+  const Tensor num_steps = Tensor::from<std::int32_t>(
+      memory, {1}, std::array<std::int32_t, 1>{num_steps_before}, "num_steps");
   const Tensor norm =
       Tensor::from<std::int32_t>(memory, {2}, std::array<std::int32_t, 2>{0, skips}, "norm");
   const Tensor step =
@@ -170,6 +172,18 @@ TEST(CudaUpdate, HasTheBitsOfTheCpu) {
   expect_bits_of_the_cpu(AdamWRule{}, true);
   expect_bits_of_the_cpu(SgdRule{.momentum = 0.9}, true);
   expect_bits_of_the_cpu(SgdRule{}, false);
+}
+
+// The powers of a step are the CPU's, whatever its number.
+TEST(CudaUpdate, HasTheBitsOfTheCpuInEveryStep) {
+  const std::vector<Segment> segments = segments_from(0, 0, {2000, 100});
+  const Arrays before = random_arrays(2100, 2, true);
+  for (const std::int32_t done : {0, 1, 2, 4, 8, 12, 30, 99, 100, 333, 1000, 4999, 123456}) {
+    Arrays expected = before;
+    for (const int step : {1, 2}) update_on_cpu(AdamWRule{}, expected, segments, done + step);
+    const Arrays got = update_on_gpu(AdamWRule{}, before, segments, {0, 0, 0, 0}, false, done);
+    EXPECT_TRUE(got.p == expected.p && got.states == expected.states) << "behind step " << done;
+  }
 }
 
 // More tiles than there are blocks.

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/forwarding_group.h"
 #include "comm/threads.h"
 #include "shard/adamw.h"
 #include "shard/fsdp.h"
@@ -196,6 +197,55 @@ TEST(EarlyUpdate, HoldsUpNoGather) {
   tape.backward(loss_with(tape, model, [&] { reached.set_value(); }));
   fsdp.finish_step();
   EXPECT_EQ(status, std::future_status::ready);
+}
+
+// The gather of what was updated of the last block is held up until told.
+class HeldGroup : public comm::ForwardingGroup {
+ public:
+  HeldGroup(ProcessGroup& inner, std::function<void()> before)
+      : ForwardingGroup(inner), before_(std::move(before)) {}
+  HeldGroup(std::unique_ptr<ProcessGroup> inner, std::function<void()> before)
+      : ForwardingGroup(std::move(inner)), before_(std::move(before)) {}
+  std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
+    return std::make_unique<HeldGroup>(inner().split(color, key), before_);
+  }
+
+ private:
+  void before(const comm::Collective& c, const Stream& stream) override {
+    if (c.work.detail == "h.2 update") stream.launch({.name = "held"}, before_);
+  }
+  std::function<void()> before_;
+};
+
+// Gathers behind the norm, of a step() and of updates on the host, are waited for one by one.
+TEST(EarlyUpdate, TheNextForwardBeginsWhileTheLastBlockIsStillGathered) {
+  for (const bool on_host : {false, true}) {
+    comm::run_ranks(2, {}, [&](ProcessGroup& ranks) {
+      std::promise<void> reached;
+      std::future_status status = std::future_status::timeout;
+      HeldGroup world(ranks, [&, future = reached.get_future().share()] {
+        status = future.wait_for(std::chrono::seconds(10));
+      });
+      const Memory memory;
+      Tape tape(memory, Stream::inline_cpu("compute"));
+      ToyModel model(3, 40);
+      FsdpOptions options{.placement = Placement::preset("zero1")};
+      if (on_host) options.offload.optimizer = 1;
+      Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, options);
+      Sgd sgd(fsdp, {.momentum = 0.9});
+      for (int step = 0; step < 2; ++step) {
+        if (step == 0 && on_host) sgd.step_in_backward(0.1, UpdateGathers::kInterleaved);
+        fsdp.begin_step();
+        tape.backward(testing::loss_calling(tape, model, 40, [&](std::size_t i) {
+          if (step == 1 && i == 0) reached.set_value();
+        }));
+        const GradNorm norm = fsdp.finish_step();
+        if (step == 0 && !on_host) sgd.step(0.1, norm, 0);
+      }
+      fsdp.synchronize();
+      EXPECT_EQ(status, std::future_status::ready) << "on the host " << on_host;
+    });
+  }
 }
 
 // An error in backward finds the update of another unit at work.

@@ -18,6 +18,7 @@
 #include "shard/reducer.h"
 #include "shard/sgd.h"
 #include "tests/shard/collective_log.h"
+#include "tests/shard/patterns.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"
 
@@ -35,254 +36,18 @@ using engine::Tensor;
 using tessera::testing::affine;
 using tessera::testing::CollectiveLog;
 using tessera::testing::error_of;
+using tessera::testing::forward;
 using tessera::testing::has;
 using tessera::testing::LoggedGroup;
+using tessera::testing::PassFn;
+using tessera::testing::Pattern;
+using tessera::testing::patterns;
 using tessera::testing::sum;
 using tessera::testing::ToyModel;
+using tessera::testing::train_pattern;
 
-constexpr std::int64_t kNumel = 130;
-
-// The model's layers in `order`, each in its region, between the two uses of the root.
-Tensor forward(Tape& tape, ToyModel& model, const Tensor& input, const std::vector<int>& order,
-               engine::RegionOptions root_options = {}) {
-  return tape.region(
-      model.root,
-      [input, order, &tape, &model] {
-        Tensor x = affine(tape, input, model.scale, nullptr);
-        for (const int i : order) {
-          auto& l = *model.layers[static_cast<std::size_t>(i)];
-          x = tape.region(l.block, [x, &tape, &l] { return affine(tape, x, l.weight, &l.bias); });
-        }
-        return sum(tape, affine(tape, x, model.scale, nullptr));
-      },
-      root_options);
-}
-
-// The root is a head: used last alone.
-Tensor forward_to_head(Tape& tape, ToyModel& model, const Tensor& input, bool recompute) {
-  return tape.region(model.root, [&] {
-    Tensor x = input;
-    for (const auto& layer : model.layers) {
-      ToyModel::Layer& l = *layer;
-      x = tape.region(l.block, [x, &tape, &l] { return affine(tape, x, l.weight, &l.bias); },
-                      {.recompute = recompute});
-    }
-    return sum(tape, affine(tape, x, model.scale, nullptr));
-  });
-}
-
-// Layer `i` in its region, with `more` computed from its output inside the same region.
-Tensor nested(Tape& tape, ToyModel& model, const Tensor& x, std::size_t i,
-              const std::function<Tensor(const Tensor&)>& more, bool recompute = false) {
-  auto& l = *model.layers[i];
-  return tape.region(l.block,
-                     [x, more, &tape, &l] { return more(affine(tape, x, l.weight, &l.bias)); },
-                     {.recompute = recompute});
-}
-
-// Layers inside each other: 0 is around 3, which is around 1, which is around 2; and 1 around
-// itself.
-Tensor nested_forward(Tape& tape, ToyModel& model, const Tensor& input, bool recompute) {
-  return tape.region(model.root, [&] {
-    const auto in = [&tape, &model](std::size_t i, auto more, bool again = false) {
-      return [&tape, &model, i, more, again](const Tensor& x) {
-        return nested(tape, model, x, i, more, again);
-      };
-    };
-    const auto nothing = [](const Tensor& x) { return x; };
-    const auto all = in(0, in(3, in(1, in(2, in(1, nothing)), recompute)), recompute);
-    const Tensor x = all(affine(tape, input, model.scale, nullptr));
-    return sum(tape, affine(tape, in(1, nothing)(x), model.scale, nullptr));
-  });
-}
-
-// One micro-step: what a user does between begin_step() and finish_step().
-using PassFn = std::function<void(Tape&, ToyModel&, const Tensor& x, int step)>;
-
-struct Pattern {
-  std::string name;
-  PassFn run;
-  int num_backwards = 1;
-};
-
-void PrintTo(const Pattern& pattern, std::ostream* out) { *out << pattern.name; }
-
-Pattern one_forward(std::string name, std::vector<int> order) {
-  return {std::move(name), [order](Tape& tape, ToyModel& model, const Tensor& x, int) {
-            tape.backward(forward(tape, model, x, order));
-          }};
-}
-
-std::vector<Pattern> patterns() {
-  return {
-      one_forward("SkippedBlock", {0, 2, 3}),
-      one_forward("OnlyTheFirst", {0}),
-      one_forward("NoBlock", {}),
-      one_forward("OtherOrder", {2, 0, 3, 1}),
-      one_forward("RepeatedBlocks", {0, 0, 1, 1, 2, 3}),
-      one_forward("TwoRounds", {0, 1, 2, 3, 0, 1, 2, 3}),
-      {"TwoForwards",
-       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
-         const Tensor first = forward(tape, model, x, {0, 1, 2, 3});
-         const Tensor second = forward(tape, model, x, {3, 1});
-         tape.backward(std::vector<Tensor>{first, second});
-       }},
-      {"TwoLossesOneBackwardEach",
-       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
-         tape.backward(forward(tape, model, x, {0, 1, 2, 3}));
-         tape.backward(forward(tape, model, x, {0, 1, 3}), 0.5f);
-       },
-       2},
-      {"EvaluationInTheMiddle",
-       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
-         const Tensor loss = forward(tape, model, x, {0, 1, 2, 3});
-         tape.no_grad([&] { return forward(tape, model, x, {1, 2}); });
-         tape.backward(loss);
-         tape.no_grad([&] { return forward(tape, model, x, {0}); });
-       }},
-      {"ChangesFromStepToStep",
-       [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
-         const std::vector<std::vector<int>> orders = {{0, 1, 2, 3}, {1, 3}, {3, 2, 1, 0}};
-         tape.backward(forward(tape, model, x, orders[static_cast<std::size_t>(step % 3)]));
-       }},
-      {"LossOnAnIntermediate",
-       [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
-         const std::vector<Tensor> losses = tape.region(model.root, [&] {
-           Tensor h = affine(tape, x, model.scale, nullptr);
-           std::vector<Tensor> sums;
-           for (const auto& layer : model.layers) {
-             auto& l = *layer;
-             h = tape.region(l.block, [&] { return affine(tape, h, l.weight, &l.bias); });
-             sums.push_back(sum(tape, h));
-           }
-           return sums;
-         });
-         // With the last one, then without: the layers behind the second get no gradient.
-         tape.backward(step == 1 ? std::vector<Tensor>{losses[1]}
-                                 : std::vector<Tensor>{losses[1], losses[3]});
-       }},
-      {"NestedUnits", [](Tape& tape, ToyModel& model, const Tensor& x,
-                         int) { tape.backward(nested_forward(tape, model, x, false)); }},
-      {"NestedAndRecomputed", [](Tape& tape, ToyModel& model, const Tensor& x,
-                                 int) { tape.backward(nested_forward(tape, model, x, true)); }},
-      {"TiedInsideAUnit",
-       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
-         tape.backward(tape.region(model.root, [&] {
-           Tensor h = affine(tape, x, model.scale, nullptr);
-           for (const auto& layer : model.layers) {
-             auto& l = *layer;
-             h = tape.region(l.block, [&] {
-               return affine(tape, affine(tape, h, l.weight, &l.bias), l.weight, nullptr);
-             });
-           }
-           return sum(tape, h);
-         }));
-       }},
-      {"TiedAcrossUnits",
-       [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
-         tape.backward(tape.region(model.root, [&] {
-           auto& owner = *model.layers[0];
-           const auto borrowed = [&tape, &owner](const Tensor& h) {
-             return tape.region(owner.block,
-                                [&] { return affine(tape, h, owner.weight, nullptr); });
-           };
-           Tensor h = affine(tape, x, model.scale, nullptr);
-           h = nested(tape, model, h, 0, [](const Tensor& y) { return y; });
-           h = nested(tape, model, h, 1, borrowed, step == 1);
-           h = nested(tape, model, h, 3, borrowed);
-           // The other way round: the owner's region is around all that borrow.
-           h = tape.region(owner.block, [&] {
-             return nested(tape, model, h, 2, [&](const Tensor& y) {
-               EXPECT_TRUE(owner.weight.value.buffer()->resident());
-               return affine(tape, y, owner.weight, nullptr);
-             });
-           });
-           return sum(tape, h);
-         }));
-       }},
-      {"RootIsAHead",
-       [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
-         tape.backward(forward_to_head(tape, model, x, step % 2 == 0));
-       }},
-      {"RecomputedRoot",
-       [](Tape& tape, ToyModel& model, const Tensor& x, int) {
-         tape.backward(forward(tape, model, x, {0, 1, 2, 3}, {.recompute = true}));
-       }},
-      {"RecordedAndNotInOnePass",
-       [](Tape& tape, ToyModel& model, const Tensor& x, int step) {
-         tape.backward(tape.region(model.root, [&] {
-           Tensor h = affine(tape, x, model.scale, nullptr);
-           for (std::size_t i = 0; i < model.layers.size(); ++i) {
-             auto& l = *model.layers[i];
-             const auto run = [&, in = h] {
-               return tape.region(l.block, [&] { return affine(tape, in, l.weight, &l.bias); });
-             };
-             const bool is_recorded = (i + static_cast<std::size_t>(step)) % 2 == 0;
-             h = is_recorded ? run() : tape.no_grad(run);
-             if (!is_recorded) h = affine(tape, h, model.scale, nullptr);
-           }
-           return sum(tape, h);
-         }));
-       }},
-  };
-}
-
-struct Training {
-  int ranks = 2;
-  int accum = 1;
-  int steps = 3;
-  bool poison = true;
-  int num_backwards = 1;
-  bool is_async = false;  // a compute stream of its own, and delays that differ between ranks
-  FsdpOptions options = {};
-};
-
-// Every norm and evaluation, in order, and the parameters after the last step.
-std::vector<float> train(const Training& run, const PassFn& pass) {
-  std::vector<float> result;
-  comm::run_ranks(run.ranks, {}, [&](ProcessGroup& world) {
-    const Memory memory({.poison = run.poison});
-    FsdpOptions options = run.options;
-    std::uint64_t compute_delay_seed = 0;
-    if (run.is_async) {
-      options.delay_seed = 100 + static_cast<std::uint64_t>(world.rank());
-      compute_delay_seed = 200 + static_cast<std::uint64_t>(world.rank());
-    }
-    const Stream compute = run.is_async
-                               ? Stream::worker_cpu("compute", {.delay_seed = compute_delay_seed})
-                               : Stream::inline_cpu("compute");
-    Tape tape(memory, compute);
-    ToyModel model(4, kNumel);
-    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
-    AdamW optimizer(fsdp, {});
-    std::vector<float> mine;
-    for (int step = 0; step < run.steps; ++step) {
-      const MicroStep micro_step{.num_backwards = run.num_backwards};
-      fsdp.begin_step(run.accum, micro_step);
-      for (int micro = 0; micro < run.accum; ++micro) {
-        if (micro > 0) fsdp.next_micro_step(micro_step);
-        const int number = (step * run.accum + micro) * world.size() + world.rank();
-        const engine::RandomStream random{7, static_cast<std::uint64_t>(number)};
-        const Tensor x = tape.empty({kNumel}, DType::kF32, "x");
-        for (std::uint64_t i = 0; i < kNumel; ++i) x.data<float>()[i] = random.normal(i);
-        pass(tape, model, x, step);
-      }
-      mine.push_back(fsdp.finish_step().value());
-      optimizer.step(1e-2, ClipFactor{clip_scale(mine.back(), 5)});
-      if (step + 1 == run.steps) break;  // parameters are read while the optimizer may be at work
-      const Tensor ones = Tensor::from<float>(memory, {kNumel}, std::vector<float>(kNumel, 1.0f));
-      const Tensor loss = tape.no_grad([&] { return forward(tape, model, ones, {0, 1, 2, 3}); });
-      compute.synchronize();
-      mine.push_back(loss.item());
-    }
-    for (const Parameter* p : fsdp.parameters()) {
-      const std::vector<float> values = fsdp.full_parameter(*p);
-      mine.insert(mine.end(), values.begin(), values.end());
-    }
-    if (world.rank() == 0) result = mine;
-  });
-  return result;
-}
+constexpr std::int64_t kNumel = testing::kPatternNumel;
+using Training = testing::PatternTraining;
 
 class FsdpPatterns : public ::testing::TestWithParam<Pattern> {};
 
@@ -291,12 +56,12 @@ TEST_P(FsdpPatterns, EqualPlainDataParallelism) {
   Training reference{.ranks = 1, .accum = 3, .steps = 3, .num_backwards = pattern.num_backwards};
   reference.options.placement = Placement::preset("ddp");
   reference.options.prefetch = 0;
-  const std::vector<float> one_process = train(reference, pattern.run);
+  const std::vector<float> one_process = train_pattern(reference, pattern.run);
   for (const int ranks : {1, 3}) {
     Training run = reference;
     run.ranks = ranks;
     run.accum = 3 / ranks;
-    const std::vector<float> expected = train(run, pattern.run);
+    const std::vector<float> expected = train_pattern(run, pattern.run);
     EXPECT_EQ(expected, one_process) << "ranks " << ranks;
     for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
       run.options.placement = Placement::preset(strategy);
@@ -304,7 +69,7 @@ TEST_P(FsdpPatterns, EqualPlainDataParallelism) {
         run.options.prefetch = prefetch;
         for (const std::int64_t unit_min_numel : {0, 500, 100000}) {
           run.options.unit_min_numel = unit_min_numel;
-          EXPECT_EQ(train(run, pattern.run), expected)
+          EXPECT_EQ(train_pattern(run, pattern.run), expected)
               << strategy << " ranks " << ranks << " prefetch " << prefetch << " packing "
               << unit_min_numel;
         }
@@ -319,7 +84,7 @@ TEST_P(FsdpPatterns, AsynchronousComputeAndDelaysChangeNoBit) {
   const Pattern& pattern = GetParam();
   Training run{.ranks = 3, .accum = 2, .steps = 2, .num_backwards = pattern.num_backwards};
   run.options.placement = Placement::preset("ddp");
-  const std::vector<float> expected = train(run, pattern.run);
+  const std::vector<float> expected = train_pattern(run, pattern.run);
   run.is_async = true;
   struct Choice {
     const char* strategy;
@@ -332,7 +97,7 @@ TEST_P(FsdpPatterns, AsynchronousComputeAndDelaysChangeNoBit) {
     run.options.placement = Placement::preset(strategy);
     run.options.prefetch = prefetch;
     run.poison = poison;
-    EXPECT_EQ(train(run, pattern.run), expected)
+    EXPECT_EQ(train_pattern(run, pattern.run), expected)
         << strategy << " prefetch " << prefetch << " poison " << poison;
   }
 }
@@ -758,12 +523,12 @@ TEST(FsdpGradients, OfASkippedBlockAreZero) {
 
 TEST(FsdpWorlds, FiveAndSevenRanksEqualOne) {
   const PassFn plain = patterns().front().run;
-  const std::vector<float> expected = train({.ranks = 1, .accum = 35, .steps = 2}, plain);
+  const std::vector<float> expected = train_pattern({.ranks = 1, .accum = 35, .steps = 2}, plain);
   for (const char* strategy : {"zero3", "shard_grad_op", "ddp"}) {
     for (const int ranks : {5, 7}) {
       Training run{.ranks = ranks, .accum = 35 / ranks, .steps = 2};
       run.options.placement = Placement::preset(strategy);
-      EXPECT_EQ(train(run, plain), expected) << strategy << " ranks " << ranks;
+      EXPECT_EQ(train_pattern(run, plain), expected) << strategy << " ranks " << ranks;
     }
   }
 }
@@ -774,14 +539,14 @@ TEST(FsdpParameters, WhatIsKeptForBackwardIsThatOfItsUnit) {
     tape.backward(forward(tape, model, x, {0, 1, 2, 3}));
   };
   Training run{.ranks = 4, .accum = 3};
-  const std::vector<float> expected = train(run, plain);
+  const std::vector<float> expected = train_pattern(run, plain);
   run.is_async = true;
   run.options.placement.reshard_ranks = 2;
   for (const int prefetch : {0, 1}) {
     for (const bool poison : {false, true}) {
       run.options.prefetch = prefetch;
       run.poison = poison;
-      EXPECT_EQ(train(run, plain), expected) << prefetch << " poison " << poison;
+      EXPECT_EQ(train_pattern(run, plain), expected) << prefetch << " poison " << poison;
     }
   }
 }

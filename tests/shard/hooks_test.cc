@@ -183,9 +183,9 @@ TEST(Hooks, NoopSendsNothing) {
 // What is sent
 // -----------------------------------------------------------------------------------------
 
-// The bytes that rank 0 gives to collectives of gradients in one step.
-std::map<std::string, std::int64_t> sent_in_a_step(const HookRun& run) {
-  std::map<std::string, std::int64_t> sent;
+// The collectives of gradients that rank 0 calls in one step.
+std::vector<testing::CollectiveLog::Record> called_in_a_step(const HookRun& run) {
+  std::vector<testing::CollectiveLog::Record> called;
   comm::run_ranks(run.ranks, {}, [&](comm::ProcessGroup& ranks) {
     testing::CollectiveLog log;
     testing::LoggedGroup world(ranks, log);
@@ -204,13 +204,17 @@ std::map<std::string, std::int64_t> sent_in_a_step(const HookRun& run) {
     fsdp.finish_step();
     fsdp.synchronize();
     if (world.rank() != 0) return;
-    for (const auto& record : log.records()) {
-      if (record.text.find("norm") == std::string::npos) {
-        sent[record.text.substr(0, record.text.find(' '))] += record.in_nbytes;
-      }
+    for (auto& record : log.records()) {
+      if (record.text.find("norm") == std::string::npos) called.push_back(std::move(record));
     }
   });
-  return sent;
+  return called;
+}
+
+std::vector<std::string> texts_of_a_step(const HookRun& run) {
+  std::vector<std::string> lines;
+  for (const auto& record : called_in_a_step(run)) lines.push_back(record.text);
+  return lines;
 }
 
 TEST(Traffic, IsWhatCollectivesCarry) {
@@ -223,12 +227,65 @@ TEST(Traffic, IsWhatCollectivesCarry) {
     for (const auto& unit : run_hook(run).traffic) {
       for (const HookTraffic& t : unit) told += t.nbytes_after;
     }
-    const auto sent = sent_in_a_step(run);
     std::int64_t carried = 0;
-    for (const auto& [op, nbytes] : sent) {
-      if (op == "all_reduce" || op == "all_to_all") carried += nbytes;
+    for (const auto& record : called_in_a_step(run)) {
+      const bool is_of_hook =
+          record.text.starts_with("all_reduce") || record.text.starts_with("all_to_all");
+      if (is_of_hook) carried += record.in_nbytes;
     }
     EXPECT_NEAR(double(carried), told, 1e-6 * told) << name;
+  }
+}
+
+// P of all matrices with all that is small is one message of a unit, Q of all matrices another.
+TEST(Traffic, OfACompressedUnitIsTwoMessages) {
+  using Lines = std::vector<std::string>;
+  HookRun run = hook_run_of("powersgd", 2);
+  run.shapes = {{24, 10}, {7}, {9, 4, 5}, {6, 6}, {50}};
+  run.hook.powersgd.start_step = 0;
+  EXPECT_EQ(texts_of_a_step(run), (Lines{"all_reduce b3 powersgd P", "all_reduce b3 powersgd Q",
+                                         "all_reduce b2 powersgd P", "all_reduce b2 powersgd Q",
+                                         "all_reduce b1 powersgd P",  // a vector alone
+                                         "all_reduce b0 powersgd P", "all_reduce b0 powersgd Q",
+                                         "all_reduce root powersgd P"}));
+  run.options.unit_min_numel = 10000;
+  for (const char* name : {"powersgd", "bf16+powersgd", "batched_powersgd"}) {
+    set_hook(run.hook, name);
+    const Lines lines = texts_of_a_step(run);
+    ASSERT_EQ(lines.size(), name == std::string("batched_powersgd") ? 4u : 3u) << name;
+    EXPECT_TRUE(has(lines[0], {"all_reduce", "powersgd P"})) << name;
+    EXPECT_TRUE(has(lines[1], {"all_reduce", "powersgd Q"})) << name;
+    EXPECT_TRUE(has(lines[2], {"all_reduce root powersgd P"})) << name;
+  }
+}
+
+TEST(Traffic, ErrorsTakeTheBytesOfWhatIsCompressed) {
+  for (const std::string name : {"powersgd", "f16+powersgd"}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const bool offload : {false, true}) {
+        comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+          const engine::Stream compute = engine::Stream::inline_cpu("compute");
+          testing::GivenGradients model({{128, 64}, {128}, {256, 16, 2}, {64, 64}});
+          HookOptions hook;
+          set_hook(hook, name);
+          hook.powersgd.error_dtype = dtype;
+          hook.powersgd.offload_error = offload;
+          const Fsdp fsdp(world, engine::Memory(compute), compute, model.blocks(), &model.root,
+                          {.reducer = make_hook(hook)});
+          std::int64_t on_device = 0, on_host = 0;
+          for (const auto& unit : fsdp.units()) {
+            const auto& reducer = dynamic_cast<const HookReducer&>(*unit->reducer());
+            on_device += reducer.error_nbytes(false);
+            on_host += reducer.error_nbytes(true);
+          }
+          // Every rank remembers all of it, whatever is sharded.
+          const std::int64_t numel = 128 * 64 + 256 * 16 * 2 + 64 * 64;
+          const std::int64_t nbytes = numel * engine::size_of(dtype);
+          EXPECT_EQ(on_device, offload ? 0 : nbytes) << name;
+          EXPECT_EQ(on_host, offload ? nbytes : 0) << name;
+        });
+      }
+    }
   }
 }
 

@@ -2,10 +2,12 @@
 // what moves, and what is refused.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -18,6 +20,7 @@
 #include "shard/adamw.h"
 #include "shard/fsdp.h"
 #include "shard/sgd.h"
+#include "tests/shard/collective_log.h"
 #include "tests/shard/toy_training.h"
 #include "tests/shard/watch.h"
 #include "tests/testing/errors.h"
@@ -262,6 +265,83 @@ TEST(Offload, MovesNoByteTwice) {
     EXPECT_EQ(watch.nbytes("bring back"), kOwned);
     EXPECT_EQ(watch.count("optimizer ", "host"), 0);
   });
+}
+
+// The collectives of rank 0 in the second step, and in its update.
+std::vector<std::string> collectives(FsdpOptions options, std::optional<UpdateGathers> early) {
+  std::vector<std::string> lines;
+  comm::run_ranks(2, {}, [&](comm::ProcessGroup& ranks) {
+    testing::CollectiveLog log;
+    testing::LoggedGroup world(ranks, log);
+    Rank rank(world, options);
+    AdamW adamw(rank.fsdp, {});
+    for (int step = 0; step < 2; ++step) {
+      log.take();
+      if (early) adamw.step_in_backward(0.1, *early);
+      rank.fsdp.begin_step();
+      rank.tape.backward(rank.loss());
+      const GradNorm norm = rank.fsdp.finish_step();
+      if (!early) adamw.step(0.1, norm, 1);
+    }
+    if (world.rank() == 0) lines = log.take();
+  });
+  return lines;
+}
+
+TEST(Offload, CollectivesAreThoseOfNoneInTheSameOrder) {
+  const std::optional<UpdateGathers> updates[] = {std::nullopt, UpdateGathers::kContiguous,
+                                                  UpdateGathers::kInterleaved};
+  for (const std::string name : {"zero3", "zero1", "ddp"}) {
+    for (const auto& early : updates) {
+      FsdpOptions options{.placement = Placement::preset(name)};
+      options.precision.param = DType::kBF16;  // masters apart
+      const std::vector<std::string> without = collectives(options, early);
+      const std::vector<std::string> contiguous = collectives(options, UpdateGathers::kContiguous);
+      EXPECT_GE(without.size(), 5u);
+      for (const OffloadOptions& offload : kOffloads) {
+        options.offload = offload;
+        const std::vector<std::string> lines = collectives(options, early);
+        std::vector<std::string> expected = without;
+        // Gathers of what the host updates would hold up all behind them, so they follow behind the
+        // norm, as the next forward needs them.
+        if (early && offload.optimizer > 0) {
+          expected = contiguous;
+          const auto is_gradient = [](const std::string& l) { return l.ends_with(" gradient"); };
+          const auto last = std::ranges::find_if(expected.rbegin(), expected.rend(), is_gradient);
+          const auto norm = std::ranges::find(expected, "all_gather norm");
+          std::rotate(last.base(), norm, norm + 1);
+        }
+        EXPECT_EQ(lines, expected)
+            << name << ", updates " << (early ? static_cast<int>(*early) : -1) << ", offload "
+            << offload.parameters << " " << offload.gradients << " " << offload.optimizer;
+      }
+    }
+  }
+}
+
+// Whether the parameters of the next block are fetched before this one computes.
+TEST(Offload, PrefetchFetchesAheadOfCompute) {
+  for (const int prefetch : {0, 1, 2}) {
+    comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+      testing::Watch watch;
+      Rank rank(world, {.prefetch = prefetch, .offload = {.parameters = 1}, .listener = &watch});
+      for (int step = 0; step < 2; ++step) {
+        rank.fsdp.synchronize();
+        watch.clear();
+        rank.fsdp.begin_step();
+        rank.tape.backward(testing::loss_calling(rank.tape, rank.model, 700, [&](std::size_t i) {
+          if (step == 0 || i + 1 == rank.model.layers.size()) return;
+          const std::string next = "fetch h." + std::to_string(i + 1);
+          if (prefetch > 0) {
+            EXPECT_TRUE(watch.wait_for(next)) << next;
+          } else {
+            EXPECT_EQ(watch.count(next), 0) << next;
+          }
+        }));
+        rank.fsdp.finish_step();
+      }
+    });
+  }
 }
 
 // The backward of the first block does not end before the host has updated the last block.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <type_traits>
@@ -13,6 +14,7 @@
 
 #include "comm/threads.h"
 #include "shard/adamw.h"
+#include "shard/adamw_rule.h"
 #include "shard/sgd.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"
@@ -89,6 +91,20 @@ TEST(AdamW, FollowsItsFormulaAndDecaysOnlyMatrices) {
       }
     }
   }
+}
+
+TEST(Power, IsThatOfThePowersOfTwoAndAsCloseAsDoublesAreElsewhere) {
+  EXPECT_EQ(power(0.5, 0), 1);
+  EXPECT_EQ(power(0.5, 1), 0.5);
+  EXPECT_EQ(power(0.5, 1022), 0x1p-1022);
+  EXPECT_EQ(power(2, 1023), 0x1p1023);
+  for (const double x : {0.8, 0.9, 0.95, 0.999, 0.9999}) {
+    for (const std::int64_t n : {1, 2, 3, 7, 8, 100, 4095, 4096, 100'000}) {
+      const double exact = std::pow(x, static_cast<double>(n));
+      EXPECT_NEAR(power(x, n), exact, 1e-16 * static_cast<double>(n + 1) * exact) << x << " " << n;
+    }
+  }
+  EXPECT_EQ(power(0.9, std::int64_t{1} << 40), 0);
 }
 
 TEST(ClipScale, IsTorchs) {

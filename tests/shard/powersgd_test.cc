@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/shard/hook_run.h"
+#include "tests/shard/non_finite_hooks.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::shard {
@@ -214,34 +215,8 @@ bool all_finite(const std::vector<float>& values) {
 }
 
 TEST(PowerSgd, RemembersNothingThatIsNotFinite) {
-  for (const float value : {kNan, kInf, -kInf, 3e38f}) {
-    for (const std::size_t at : {0u, 2u}) {
-      for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        HookRun run{.ranks = 3, .steps = 4};
-        run.options.non_finite = NonFinite::kSkip;
-        run.hook.powersgd.error_dtype = dtype;
-        run.gradient = [&](int step, int rank, std::size_t i) {
-          std::vector<float> g =
-              normals(run.shapes[i].numel(), static_cast<std::uint64_t>(10 * step + rank));
-          // A number so large that sums of it are infinite is on every rank.
-          if (step == 1 && i == at && (rank == 1 || value == 3e38f)) {
-            std::fill(g.begin() + 3, g.begin() + 30, value);
-          }
-          return g;
-        };
-        const HookResult result = run_hook(run);
-        const std::string name = fmt::format("p{}", at);
-        EXPECT_EQ(result.not_finite[0], "");
-        EXPECT_NE(result.not_finite[1].find(name), std::string::npos) << result.not_finite[1];
-        EXPECT_EQ(result.not_finite[2] + result.not_finite[3], "") << value;
-        for (int rank = 0; rank < 3; ++rank) {
-          EXPECT_EQ(result.error(1, name, rank), result.error(0, name, rank)) << "rank " << rank;
-        }
-        for (const auto& step : result.state) {
-          for (const HookTensor& t : step) EXPECT_TRUE(all_finite(t.values)) << t.name;
-        }
-      }
-    }
+  for (const testing::NonFiniteCase& of_case : testing::non_finite_cases()) {
+    testing::expect_nothing_is_kept(of_case, testing::run_hook);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -76,6 +77,24 @@ inline engine::Tensor loss_with(engine::Tape& tape, ToyModel& model,
           tape.pass_grad(y, dy);
         });
         return passed;
+      });
+    }
+    return sum(tape, x);
+  });
+}
+
+// The loss of `model` for zeros, calling `fn(i)` where its block i computes.
+inline engine::Tensor loss_calling(engine::Tape& tape, ToyModel& model, std::int64_t numel,
+                                   const std::function<void(std::size_t)>& fn) {
+  return tape.region(model.root, [&] {
+    engine::Tensor x =
+        affine(tape, engine::Tensor::zeros(tape.memory(), {numel}, engine::DType::kF32),
+               model.scale, nullptr);
+    for (std::size_t i = 0; i < model.layers.size(); ++i) {
+      ToyModel::Layer& layer = *model.layers[i];
+      x = tape.region(layer.block, [&] {
+        fn(i);
+        return affine(tape, x, layer.weight, &layer.bias);
       });
     }
     return sum(tape, x);

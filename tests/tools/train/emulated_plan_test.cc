@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "shard/options.h"
 #include "shard/placement.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/tools/train/gpt_run.h"
@@ -67,23 +68,44 @@ void expect_as_planned(const TrainConfig& config) {
   }
 }
 
+TrainConfig config_of(const char* strategy, bool is_bf16, double offload) {
+  TrainConfig config;
+  config.device = DeviceChoice::kCuda;
+  config.parallel.ranks = 2;
+  config.parallel.backend = BackendChoice::kThreads;
+  config.parallel.strategy = strategy;
+  config.precision.param = is_bf16 ? DType::kBF16 : DType::kF32;
+  config.offload = {.gradients = offload, .optimizer = offload, .threads = 1};
+  if (shard::can_offload_parameters(shard::Placement::preset(strategy), config.precision)) {
+    config.offload.parameters = offload;
+  }
+  config.train.steps = 3;
+  config.train.accum = is_bf16 ? 2 : 1;
+  config.train.recompute = is_bf16;
+  config.train.batch = 1;
+  config.train.lr = 1e-3;
+  return config;
+}
+
 TEST(EmulatedPlan, SaysWhatGpusDo) {
   for (const char* strategy : {"zero3", "ddp", "zero1", "hsdp"}) {
     for (const bool is_bf16 : {false, true}) {
       for (const double offload : {0.0, 0.6}) {
         if (testing::kIsSlow && (offload > 0) != is_bf16) continue;
-        TrainConfig config;
-        config.device = DeviceChoice::kCuda;
-        config.parallel.ranks = 2;
-        config.parallel.backend = BackendChoice::kThreads;
-        config.parallel.strategy = strategy;
-        config.precision.param = is_bf16 ? DType::kBF16 : DType::kF32;
-        config.offload = {.gradients = offload, .optimizer = offload, .threads = 1};
-        config.train.steps = 3;
-        config.train.accum = is_bf16 ? 2 : 1;
-        config.train.recompute = is_bf16;
-        config.train.batch = 1;
-        config.train.lr = 1e-3;
+        expect_as_planned(config_of(strategy, is_bf16, offload));
+      }
+    }
+  }
+}
+
+TEST(EmulatedPlan, SaysWhatGpusDoThatUpdateBesideBackward) {
+  for (const char* strategy : {"zero3", "zero1", "ddp"}) {
+    for (const auto overlap : {OverlapOptimizer::kBackward, OverlapOptimizer::kInterleaved}) {
+      for (const double offload : {0.0, 0.6}) {
+        if (testing::kIsSlow && (offload > 0) != (overlap == OverlapOptimizer::kBackward)) continue;
+        TrainConfig config = config_of(strategy, true, offload);
+        config.train.overlap_optimizer = overlap;
+        config.train.grad_clip = 0;
         expect_as_planned(config);
       }
     }

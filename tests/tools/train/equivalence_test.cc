@@ -236,6 +236,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"SgdBf16Wire", kSix, OptimizerKind::kSgd, kBf16Wire, AccumComm::kEvery, 3},
         Case{"OneRank", kOne},
         Case{"Overlapped", kSix, OptimizerKind::kAdamW, {}, AccumComm::kEvery, 4, true},
+        Case{"OverlappedBf16", kFour, OptimizerKind::kAdamW, kBf16, AccumComm::kEvery, 10, true},
         Case{"CommunicateLast", kThreeByTwo, OptimizerKind::kAdamW, {}, AccumComm::kLast},
         Case{"PowerSgd",
              kTwoByTwo,

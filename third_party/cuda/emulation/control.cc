@@ -105,12 +105,12 @@ void begin_generation(Runtime& machine, bool counting) {
 }
 
 /// "device@nth", or nothing.
-void plan_fault(Runtime& machine, std::string_view text, std::atomic<int> Device::*countdown) {
+void plan_fault(Runtime& machine, std::string_view text, PlannedFaults Device::*faults) {
   if (text.empty()) return;
   const auto [device, nth] = cut(text, '@');
   const std::uint64_t number = parse_number(device);
   if (number >= kMaxDevices) refuse(text);
-  (machine.devices[number].*countdown).store(static_cast<int>(parse_number(nth)));
+  (machine.devices[number].*faults).plan(static_cast<int>(parse_number(nth)), 1);
 }
 
 /// Wait::text().
@@ -137,14 +137,14 @@ void begin(Runtime& machine, const Environment& asked) {
   for (Device& device : machine.devices) {
     device.sticky.store(0);
     device.has_context.store(false);
-    device.malloc_countdown.store(0);
-    device.malloc_failures.store(0);
-    device.launch_countdown.store(0);
+    for (PlannedFaults* faults : {&device.mallocs, &device.pinned_mallocs, &device.launches}) {
+      faults->plan(0, 0);
+    }
     const std::lock_guard lock(machine.mutex);
     device.fault.clear();
   }
-  plan_fault(machine, asked.fail_malloc, &Device::malloc_countdown);
-  plan_fault(machine, asked.fail_launch, &Device::launch_countdown);
+  plan_fault(machine, asked.fail_malloc, &Device::mallocs);
+  plan_fault(machine, asked.fail_launch, &Device::launches);
   machine.removal.store(nullptr);
   if (!asked.remove.empty()) plan_removal(machine, asked.remove, kRemovalDelayMs);
   begin_generation(machine, /*counting=*/!asked.waits.empty());
@@ -207,14 +207,17 @@ void reset() {
 
 void fail_malloc(int device, int nth, int count) {
   const Unseen unseen;
-  Device& d = runtime().devices.at(static_cast<std::size_t>(device));
-  d.malloc_failures.store(count);
-  d.malloc_countdown.store(nth);
+  runtime().devices.at(static_cast<std::size_t>(device)).mallocs.plan(nth, count);
+}
+
+void fail_pinned(int device, int nth, int count) {
+  const Unseen unseen;
+  runtime().devices.at(static_cast<std::size_t>(device)).pinned_mallocs.plan(nth, count);
 }
 
 void fail_launch(int device, int nth) {
   const Unseen unseen;
-  runtime().devices.at(static_cast<std::size_t>(device)).launch_countdown.store(nth);
+  runtime().devices.at(static_cast<std::size_t>(device)).launches.plan(nth, 1);
 }
 
 Live live() {

@@ -114,13 +114,28 @@ struct EventObject {
   std::shared_ptr<Record> last = nullptr;
 };
 
+/// Calls that are to fail: the nth from now, and those behind it.
+struct PlannedFaults {
+  std::atomic<int> countdown{0};  ///< 0: none
+  std::atomic<int> count{0};      ///< from then on; at most 1: that call alone
+
+  void plan(int nth, int num) {
+    count.store(num);
+    countdown.store(nth);
+  }
+  /// Of one call.
+  bool fails() {
+    if (countdown.load() <= 0 || countdown.fetch_sub(1) != 1) return false;
+    if (count.fetch_sub(1) > 1) countdown.store(1);
+    return true;
+  }
+};
+
 struct Device {
   std::atomic<int> sticky{0};  ///< a cudaError_t
   std::atomic<bool> has_context{false};
   std::atomic<std::size_t> used_nbytes{0};
-  std::atomic<int> malloc_countdown{0};  ///< 0: no fault planned
-  std::atomic<int> malloc_failures{0};   ///< from then on
-  std::atomic<int> launch_countdown{0};
+  PlannedFaults mallocs, pinned_mallocs, launches;
   std::array<std::atomic<bool>, kMaxDevices> peer_enabled{};
   std::string fault = {};                             ///< guarded by Runtime::mutex
   std::shared_ptr<Stream> null_stream = nullptr;      ///< guarded by Runtime::mutex

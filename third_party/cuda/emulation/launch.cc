@@ -45,8 +45,7 @@ cudaError_t enqueue_kernel(cudaStream_t handle, KernelLaunch launch) {
   machine.counters.launches.fetch_add(1, std::memory_order_relaxed);
 
   const int number = stream->device;
-  const bool fails =
-      device.launch_countdown.load() > 0 && device.launch_countdown.fetch_sub(1) == 1;
+  const bool fails = device.launches.fails();
   if (fails || illegal_address != nullptr) {
     const cudaError_t error = fails ? cudaErrorLaunchFailure : cudaErrorIllegalAddress;
     const std::string what = launch.name + ": " + (fails ? "failed on demand" : illegal_address);

@@ -65,10 +65,7 @@ cudaError_t cudaMalloc(void** address, std::size_t nbytes) {
   machine.counters.mallocs.fetch_add(1, std::memory_order_relaxed);
   const int number = host_thread().device;
   Device& device = machine.devices[number];
-  if (device.malloc_countdown.load() > 0 && device.malloc_countdown.fetch_sub(1) == 1) {
-    if (device.malloc_failures.fetch_sub(1) > 1) device.malloc_countdown.store(1);
-    return failed(cudaErrorMemoryAllocation);
-  }
+  if (device.mallocs.fails()) return failed(cudaErrorMemoryAllocation);
   const std::size_t used = device.used_nbytes.fetch_add(nbytes) + nbytes;
   std::optional<Allocation> made;
   if (used <= machine.memory_nbytes.load()) made = device_arena().allocate(number, nbytes);
@@ -112,6 +109,9 @@ cudaError_t cudaHostAlloc(void** address, std::size_t nbytes, unsigned int flags
   if (nbytes == 0) return cudaSuccess;
   Runtime& machine = runtime();
   machine.counters.mallocs.fetch_add(1, std::memory_order_relaxed);
+  if (machine.devices[host_thread().device].pinned_mallocs.fails()) {
+    return failed(cudaErrorMemoryAllocation);
+  }
   const auto asked = static_cast<std::int64_t>(nbytes);
   const std::int64_t used = machine.counters.pinned_nbytes.fetch_add(asked) + asked;
   std::optional<Allocation> made;

@@ -1,0 +1,157 @@
+// What offload must not cost: threads that launch the work of a GPU wait for nothing more than
+// without it, neither for a GPU nor for what its host does.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <chrono>
+#include <cstdint>
+#include <future>
+#include <map>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/threads.h"
+#include "engine/copy.h"
+#include "tests/shard/toy_training.h"
+#include "third_party/cuda/emulation/control.h"
+
+namespace tessera::shard {
+namespace {
+
+using engine::Memory;
+using engine::Stream;
+using engine::Tensor;
+using testing::Training;
+
+constexpr OffloadOptions kAll{.parameters = 1, .gradients = 1, .optimizer = 1, .threads = 2};
+constexpr OffloadOptions kSome{.parameters = 0.4, .gradients = 0.7, .optimizer = 0.5};
+
+// How often each rank's thread waited for an event or a stream in the steps between the first and
+// the last.
+std::map<std::string, int> waits_of_ranks(Training run) {
+  run.steps = 5;
+  run.num_gpus = run.ranks;
+  run.before_step = [&run](comm::ProcessGroup& world, int step) {
+    if (step == 1) cuda_emulation::label_thread(fmt::format("rank {}", world.rank()));
+    if (step + 1 == run.steps) cuda_emulation::label_thread("end");
+    return true;
+  };
+  cuda_emulation::start_counting();
+  train(run);
+  std::map<std::string, int> counts;
+  for (const cuda_emulation::Wait& wait : cuda_emulation::waits()) {
+    if (!wait.thread.starts_with("rank ")) continue;
+    counts[wait.thread] += wait.kind != cuda_emulation::WaitKind::kStreamWaitEvent ? 1 : 0;
+  }
+  return counts;
+}
+
+TEST(HostWaits, OfRankThreadsAreThoseWithoutOffload) {
+  for (const char* strategy : {"zero3", "zero1", "ddp"}) {
+    for (const bool early : {false, true}) {
+      Training run{.ranks = 2, .accum = 2, .numel = 300, .adamw = true};
+      run.options.placement = Placement::preset(strategy);
+      run.options.precision.param = engine::DType::kBF16;
+      if (early) run.in_backward = UpdateGathers::kInterleaved;
+      const std::map<std::string, int> expected = waits_of_ranks(run);
+      EXPECT_EQ(expected.size(), 2u);
+      for (const OffloadOptions& offload : {kAll, kSome}) {
+        run.options.offload = offload;
+        EXPECT_EQ(waits_of_ranks(run), expected)
+            << strategy << (early ? ", in backward" : "") << ", offload " << offload.parameters;
+      }
+    }
+  }
+}
+
+// Blocks whatever thread meets it until it is let go. True if that came in time.
+class Gate {
+ public:
+  bool wait() const {
+    return opened_.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  }
+  void open() { promise_.set_value(); }
+
+ private:
+  std::promise<void> promise_;
+  std::shared_future<void> opened_ = promise_.get_future().share();
+};
+
+struct Rank {
+  Rank(comm::ProcessGroup& world, const FsdpOptions& options)
+      : compute(Stream::cuda("compute", world.rank())),
+        memory(compute),
+        tape(memory, compute),
+        model(3, 300),
+        fsdp(world, memory, compute, model.blocks(), &model.root, options) {}
+
+  void pass() {
+    fsdp.begin_step();
+    tape.backward(model.loss(tape, Tensor::zeros(memory, {300}, engine::DType::kF32)));
+  }
+
+  Stream compute;
+  Memory memory;
+  engine::Tape tape;
+  testing::ToyModel model;
+  Fsdp fsdp;
+};
+
+// An update goes behind what reads the values, a checkpoint's copy, and nobody stands by for it.
+TEST(HostWaits, AnUpdateBehindAReaderHoldsUpNobody) {
+  for (const bool early : {false, true}) {
+    for (const OffloadOptions& offload : {OffloadOptions{}, kAll, kSome}) {
+      comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+        Rank rank(world, {.placement = Placement::preset("ddp"),
+                          .precision = {.param = engine::DType::kBF16},
+                          .offload = offload});
+        Sgd sgd(rank.fsdp, {.momentum = 0.9});
+        // As bits: padding may be whatever it was.
+        const auto add_bits = [](std::span<const float> values, std::vector<std::uint32_t>& bits) {
+          for (const float x : values) bits.push_back(std::bit_cast<std::uint32_t>(x));
+        };
+        const auto bits_now = [&] {
+          std::vector<std::uint32_t> bits;
+          for (const auto& unit : rank.fsdp.units()) {
+            const SplitTensor& master = unit->flats().front().master;
+            for (const Tensor* part : {&master.device(), &master.host()}) {
+              if (part->defined()) add_bits(engine::to_vector<float>(*part), bits);
+            }
+          }
+          return bits;
+        };
+        const std::vector<std::uint32_t> before = bits_now();
+        std::vector<std::uint32_t> read;
+        bool in_time = false;
+        Gate gate;
+        const Stream reader = rank.compute.host_worker("reader");
+        reader.launch({.name = "read"}, [&] {
+          in_time = gate.wait();
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          for (const auto& unit : rank.fsdp.units()) {
+            const SplitTensor& master = unit->flats().front().master;
+            if (master.has_host()) add_bits(master.host().span<float>(), read);
+          }
+        });
+        rank.fsdp.keep_values_until(reader.record("read"));
+        if (early) sgd.step_in_backward(0.1);
+        rank.pass();
+        const GradNorm norm = rank.fsdp.finish_step();
+        if (!early) sgd.step(0.1, norm, 0);
+        gate.open();
+        rank.fsdp.synchronize();
+        EXPECT_TRUE(in_time) << "early " << early << ", offload " << offload.parameters;
+        EXPECT_NE(bits_now(), before);
+        if (offload.parameters == 1) {
+          EXPECT_EQ(read, before) << "early " << early;
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::shard
