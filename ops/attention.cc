@@ -458,8 +458,8 @@ void launch_backward(const Tape& tape, const Layout& s, const Tensor& qkv, const
         });
       },
       [&](const auto& stream) {
-        const Tensor delta = scratch(tape.memory(), s.batch * s.heads, s.tokens);
-        attention_backward_cuda(stream, s, qkv, y, lse, dy, delta, dqkv.dst, dqkv.accumulate);
+        attention_backward_cuda(stream, tape.memory(), s, qkv, y, lse, dy, dqkv.dst,
+                                dqkv.accumulate);
       });
 }
 

@@ -9,7 +9,10 @@
 namespace tessera::ops {
 
 using engine::BFloat16;
+using engine::Category;
+using engine::DType;
 using engine::LaunchShape;
+using engine::Memory;
 using engine::Packed;
 using engine::Stream;
 using engine::Tensor;
@@ -46,10 +49,13 @@ LaunchShape tile_shape(const AttentionLayout& s, std::int64_t heads, int rows, i
 
 /// delta (B, H, T) = rowsum(dy * y) of the heads in y, dy (B, T, H * D). Half a warp a row; each of
 /// its lanes sums what is 16 bytes wide, so that bits do not depend on how the bytes are fetched.
+/// Clears `num_counters` of `counters`, at most a thread each, for the kernel behind it.
 template <class T, bool kVector>
-__global__ void delta_kernel(AttentionLayout s, const T* y, const T* dy, float* delta) {
+__global__ void delta_kernel(AttentionLayout s, const T* y, const T* dy, float* delta,
+                             unsigned* counters, std::int64_t num_counters) {
   constexpr int kLanes = 16, kWidth = Packed<T>::kNumel;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  if (engine::stride_begin() < num_counters) counters[engine::stride_begin()] = 0;
   const std::int64_t row = engine::stride_begin() / kLanes;  // of (B, T, H)
   const bool inside = row < s.batch * s.tokens * s.heads;
   float sum = 0;
@@ -76,14 +82,52 @@ __global__ void delta_kernel(AttentionLayout s, const T* y, const T* dy, float* 
 
 template <class T>
 void compute_delta(const Stream& stream, const AttentionLayout& s, const Tensor& y,
-                   const Tensor& dy, const Tensor& delta) {
+                   const Tensor& dy, float* delta, unsigned* counters = nullptr,
+                   std::int64_t num_counters = 0) {
   const T *y_data = y.data<T>(), *dy_data = dy.data<T>();
   const bool vector = s.head_size % Packed<T>::kNumel == 0 && engine::are_packable(y_data, dy_data);
   constexpr int kThreads = 256, kRows = kThreads / 16;
-  const std::int64_t blocks = (delta.numel() + kRows - 1) / kRows;
+  const std::int64_t blocks = (s.batch * s.tokens * s.heads + kRows - 1) / kRows;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads)};
   engine::launch_kernel(stream, shape, vector ? delta_kernel<T, true> : delta_kernel<T, false>, s,
-                        y_data, dy_data, delta.data<float>());
+                        y_data, dy_data, delta, counters, num_counters);
+}
+
+Tensor workspace(const Memory& memory, std::int64_t numel, DType dtype = DType::kF32) {
+  return Tensor::empty(memory, {numel}, dtype, "attention.workspace", Category::kWorkspace);
+}
+
+template <int kSize>
+void backward_f32(const Stream& stream, const AttentionLayout& s,
+                  const flash_f32::BackwardTensors& x) {
+  const auto shape = [&](std::int64_t heads) {
+    return tile_shape(s, heads, flash_f32::kBackwardRows, flash_f32::kThreads,
+                      flash_f32::kBackwardSharedNbytes<kSize>);
+  };
+  engine::launch_kernel(stream, shape(s.kv_heads), flash_f32::backward_kernel<kSize, true>, s, x);
+  engine::launch_kernel(stream, shape(s.heads), flash_f32::backward_kernel<kSize, false>, s, x);
+}
+
+template <int kSize>
+void backward_bf16(const Stream& stream, const Memory& memory, const AttentionLayout& s,
+                   flash::BackwardTensors x, const Tensor& y, const Tensor& dy, float* delta) {
+  using Tiles = flash::BackwardTiles<kSize>;
+  // Counters are fewer than the threads that compute delta: kWarps for as many queries or more,
+  // and one, where each query has 16 threads.
+  const std::int64_t tiles = Tiles::num_query_tiles(s), num_counters = tiles * flash::kWarps + 1;
+  const Tensor counters = workspace(memory, num_counters, DType::kI32);
+  // A sum of one addend needs no room.
+  const bool adds = s.tokens > Tiles::kKeys;
+  const Tensor dq = workspace(memory, adds ? tiles * Tiles::kQueries * kSize : 0);
+  x.dq = dq.data<float>();
+  x.turns = reinterpret_cast<unsigned*>(counters.data<std::int32_t>());
+  x.ticket = x.turns + tiles * flash::kWarps;
+  compute_delta<BFloat16>(stream, s, y, dy, delta, x.turns, num_counters);
+  engine::launch_kernel(
+      stream, tile_shape(s, s.kv_heads, Tiles::kKeys, flash::kThreads, Tiles::kSharedNbytes),
+      rows_are_packable(s, x.qkv, x.dy, x.dqkv) ? flash::backward_kernel<true, kSize>
+                                                : flash::backward_kernel<false, kSize>,
+      s, x);
 }
 
 }  // namespace
@@ -93,7 +137,7 @@ void attention_forward_cuda(const Stream& stream, const AttentionLayout& s, cons
   float* lse_data = lse.defined() ? lse.data<float>() : nullptr;
   dispatch_head_size(s.head_size, [&](auto size) {
     constexpr int kSize = decltype(size)::value;
-    if (qkv.dtype() == engine::DType::kF32) {
+    if (qkv.dtype() == DType::kF32) {
       engine::launch_kernel(stream,
                             tile_shape(s, s.heads, flash_f32::kForwardRows, flash_f32::kThreads,
                                        flash_f32::kForwardSharedNbytes<kSize>),
@@ -112,42 +156,27 @@ void attention_forward_cuda(const Stream& stream, const AttentionLayout& s, cons
   });
 }
 
-void attention_backward_cuda(const Stream& stream, const AttentionLayout& s, const Tensor& qkv,
-                             const Tensor& y, const Tensor& lse, const Tensor& dy,
-                             const Tensor& delta, const Tensor& dqkv, bool accumulate) {
-  if (qkv.dtype() == engine::DType::kF32)
-    compute_delta<float>(stream, s, y, dy, delta);
-  else
-    compute_delta<BFloat16>(stream, s, y, dy, delta);
+void attention_backward_cuda(const Stream& stream, const Memory& memory, const AttentionLayout& s,
+                             const Tensor& qkv, const Tensor& y, const Tensor& lse,
+                             const Tensor& dy, const Tensor& dqkv, bool accumulate) {
+  const Tensor delta = workspace(memory, lse.numel());
   dispatch_head_size(s.head_size, [&](auto size) {
     constexpr int kSize = decltype(size)::value;
-    if (qkv.dtype() == engine::DType::kF32) {
-      const flash_f32::BackwardTensors x{qkv.data<float>(),   dy.data<float>(),   lse.data<float>(),
-                                         delta.data<float>(), dqkv.data<float>(), accumulate};
-      const auto shape = [&](std::int64_t heads) {
-        return tile_shape(s, heads, flash_f32::kBackwardRows, flash_f32::kThreads,
-                          flash_f32::kBackwardSharedNbytes<kSize>);
-      };
-      engine::launch_kernel(stream, shape(s.kv_heads), flash_f32::backward_kernel<kSize, true>, s,
-                            x);
-      engine::launch_kernel(stream, shape(s.heads), flash_f32::backward_kernel<kSize, false>, s, x);
-      return;
+    if (qkv.dtype() == DType::kF32) {
+      compute_delta<float>(stream, s, y, dy, delta.data<float>());
+      backward_f32<kSize>(stream, s,
+                          {qkv.data<float>(), dy.data<float>(), lse.data<float>(),
+                           delta.data<float>(), dqkv.data<float>(), accumulate});
+    } else {
+      backward_bf16<kSize>(stream, memory, s,
+                           {.qkv = qkv.data<BFloat16>(),
+                            .dy = dy.data<BFloat16>(),
+                            .lse = lse.data<float>(),
+                            .delta = delta.data<float>(),
+                            .dqkv = dqkv.data<BFloat16>(),
+                            .accumulate = accumulate},
+                           y, dy, delta.data<float>());
     }
-    using Tiles = flash::BackwardTiles<kSize>;
-    const flash::BackwardTensors x{qkv.data<BFloat16>(), dy.data<BFloat16>(),   lse.data<float>(),
-                                   delta.data<float>(),  dqkv.data<BFloat16>(), accumulate};
-    const auto shape = [&](std::int64_t heads) {
-      return tile_shape(s, heads, Tiles::kOwn, flash::kThreads, Tiles::kSharedNbytes);
-    };
-    const bool vector = rows_are_packable(s, x.qkv, x.dy, x.dqkv);
-    engine::launch_kernel(stream, shape(s.kv_heads),
-                          vector ? flash::backward_kernel<true, kSize, true>
-                                 : flash::backward_kernel<false, kSize, true>,
-                          s, x);
-    engine::launch_kernel(stream, shape(s.heads),
-                          vector ? flash::backward_kernel<true, kSize, false>
-                                 : flash::backward_kernel<false, kSize, false>,
-                          s, x);
   });
 }
 

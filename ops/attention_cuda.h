@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
 
@@ -45,12 +46,11 @@ void attention_forward_cuda(const engine::Stream& stream, const AttentionLayout&
                             const engine::Tensor& qkv, const engine::Tensor& y,
                             const engine::Tensor& lse);
 
-/// Assigns every element of dqkv, or adds to it. `delta`: workspace (B, H, T) f32. Throws
-/// DeviceError.
-void attention_backward_cuda(const engine::Stream& stream, const AttentionLayout& layout,
-                             const engine::Tensor& qkv, const engine::Tensor& y,
-                             const engine::Tensor& lse, const engine::Tensor& dy,
-                             const engine::Tensor& delta, const engine::Tensor& dqkv,
-                             bool accumulate);
+/// Assigns every element of dqkv, or adds to it. Workspace of `memory`: (B, H, T) f32, and for bf16
+/// f32 for each element of q, T and the head size rounded up to tiles. Throws DeviceError.
+void attention_backward_cuda(const engine::Stream& stream, const engine::Memory& memory,
+                             const AttentionLayout& layout, const engine::Tensor& qkv,
+                             const engine::Tensor& y, const engine::Tensor& lse,
+                             const engine::Tensor& dy, const engine::Tensor& dqkv, bool accumulate);
 
 }  // namespace tessera::ops

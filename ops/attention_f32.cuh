@@ -175,7 +175,10 @@ struct BackwardTensors {
   bool accumulate;
 };
 
-/// As the bf16 kernel; see [Note: deterministic attention backward].
+/// kOwnKeys: one block for kBackwardRows keys of a kv head walks the queries of every head of its
+/// group, and computes dk and dv. Otherwise one for as many queries of a head walks the keys, and
+/// computes dq. p and ds are computed twice, and no sum leaves its registers: in bf16 it is one
+/// pass, see [Note: deterministic attention backward].
 template <int kSize, bool kOwnKeys>
 __global__ void __launch_bounds__(kThreads, 2)
     backward_kernel(AttentionLayout s, BackwardTensors x) {

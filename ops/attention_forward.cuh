@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kThreads)
     multiply_add<kSize>(out, scores, v_tile(i));
   }
   softmax.finish(out);
-  store_rows<kVector, kSize>(Rows<BFloat16>{y + s.y_at(b, h), s.y_width()}, out, 1, warp_row,
-                             tokens, head_size, false);
+  store_rows<kVector>(Rows<BFloat16>{y + s.y_at(b, h), s.y_width()}, out, 1, warp_row, tokens,
+                      head_size, false);
   if (lse == nullptr || lane_id() % 4 != 0) return;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {

@@ -138,10 +138,59 @@ __device__ void multiply_add(float (&acc)[kM][kSize / 8][4], const float (&p)[kM
   }
 }
 
+/// acc (kM * 16, kN * 8) = a^T b, over the first `num_rows` rows, rounded up to kStep, of `a` (.,
+/// kAPitch) and `b` (., kBPitch).
+template <int kAPitch, int kBPitch, int kStep, int kM, int kN>
+__device__ void multiply_left_transposed(float (&acc)[kM][kN][4], const BFloat16* a,
+                                         const BFloat16* b, int num_rows) {
+  const int lane = lane_id();
+  const BFloat16* a_lane = a + (lane % 8 + lane / 16 * 8) * kAPitch + lane / 8 % 2 * 8;
+  const BFloat16* b_lane = b + lane % 16 * kBPitch + lane / 16 * 8;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[m][n][e] = 0;
+#pragma unroll 1
+  for (int row = 0; row < num_rows; row += kStep) {
+#pragma unroll
+    for (int k = row; k < row + kStep; k += 16) {
+      std::uint32_t left[kM][4];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) ldmatrix_x4_trans(left[m], a_lane + k * kAPitch + m * 16);
+#pragma unroll
+      for (int n = 0; n < kN; n += 2) {
+        std::uint32_t right[4];
+        ldmatrix_x4_trans(right, b_lane + k * kBPitch + n * 8);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) multiply_two(acc[m][n], acc[m][n + 1], left[m], right);
+      }
+    }
+  }
+}
+
+/// Writes a warp's fragments, rounded to bf16, to `tile` (kM * 16, kN * 8).
+template <int kTilePitch, int kM, int kN>
+__device__ void store_fragments(BFloat16* tile, const float (&x)[kM][kN][4]) {
+  const int lane = lane_id();
+  BFloat16* to = tile + lane / 4 * kTilePitch + lane % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        *reinterpret_cast<std::uint32_t*>(to + (m * 16 + half * 8) * kTilePitch + n * 8) =
+            pack_bf16(x[m][n][half * 2], x[m][n][half * 2 + 1]);
+    }
+  }
+}
+
 /// Writes a warp's fragments times `factor` to rows [row, row + kM * 16) of `dst`, or adds them.
-template <bool kVector, int kSize, int kM>
-__device__ void store_rows(Rows<BFloat16> dst, const float (&acc)[kM][kSize / 8][4], float factor,
-                           int row, int num_rows, int head_size, bool accumulate) {
+template <bool kVector, int kM, int kN>
+__device__ void store_rows(Rows<BFloat16> dst, const float (&acc)[kM][kN][4], float factor, int row,
+                           int num_rows, int head_size, bool accumulate) {
   const int lane = lane_id();
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
@@ -150,7 +199,7 @@ __device__ void store_rows(Rows<BFloat16> dst, const float (&acc)[kM][kSize / 8]
       const int r = row + m * 16 + lane / 4 + half * 8;
       if (r >= num_rows) continue;
 #pragma unroll
-      for (int n = 0; n < kSize / 8; ++n) {
+      for (int n = 0; n < kN; ++n) {
         const int c = n * 8 + lane % 4 * 2;
         if (c >= head_size) break;
         BFloat16* to = dst.at(r) + c;

@@ -61,6 +61,7 @@ TEST(CudaAttentionTest, EqualsTheCpuForAllLengthsAndHeadSizes) {
 TEST(CudaAttentionTest, EqualsTheCpuForManyTiles) {
   expect_as_cpu({1, 1025, 1, 1, 8});
   expect_as_cpu({1, 200, 1, 1, 128});
+  expect_as_cpu({2, 300, 4, 2, 16});
 }
 
 TEST(CudaAttentionTest, EqualsTheCpuForAllGroupsAndBatches) {
@@ -72,13 +73,16 @@ TEST(CudaAttentionTest, EqualsTheCpuForAllGroupsAndBatches) {
 TEST(CudaAttentionTest, EqualsTheCpuWithoutTheCausalMask) {
   for (const std::int64_t tokens : {1, 31, 130}) expect_as_cpu({1, tokens, 2, 1, 64, false});
   expect_as_cpu({2, 70, 1, 1, 128, false});
+  expect_as_cpu({1, 290, 2, 1, 40, false});
 }
 
 TEST(CudaAttentionTest, GradientIsAddedToWhatIsThere) {
-  for (const std::int64_t head_size : {13, 64}) {
-    const OpCase op = attention_case({1, 70, 2, 1, head_size});
-    check_cuda_run(op, {.num_uses = 2}, {.f32 = kF32Bound});
-    expect_bf16(op, 2);
+  for (const std::int64_t tokens : {70, 150}) {
+    for (const std::int64_t head_size : {13, 64}) {
+      const OpCase op = attention_case({1, tokens, 2, 1, head_size});
+      check_cuda_run(op, {.num_uses = 2}, {.f32 = kF32Bound});
+      expect_bf16(op, 2);
+    }
   }
 }
 
@@ -97,7 +101,7 @@ TEST(CudaAttentionTest, LargeScoresStayFinite) {
 }
 
 TEST(CudaAttentionTest, BitsDoNotDependOnAlignment) {
-  const OpCase op = attention_case({1, 70, 2, 1, 64});
+  const OpCase op = attention_case({1, 150, 2, 1, 64});
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const OpRun aligned = run_op(op, {.dtype = dtype, .on_cuda = true});
     const OpRun moved = run_op(op, {.dtype = dtype, .offset = 1, .on_cuda = true});

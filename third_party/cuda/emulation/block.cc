@@ -96,7 +96,31 @@ std::string Block::run(const std::function<void()>& thread_body) {
   return std::exchange(failure_, {});
 }
 
+void Block::pause() {
+  paused_thread_ = current_thread;
+  has_paused_ = true;
+  current().fiber = fibers_.current();
+  races_.act_as_host();
+  fibers_.jump(FiberPool::kHost);
+}
+
+std::string Block::resume() {
+  running = this;
+  has_paused_ = false;
+  enter(paused_thread_);
+  go_to_current();
+  return std::exchange(failure_, {});
+}
+
+void Block::rest() {
+  warps_[warp_].ready |= 1u << current_lane();
+  ready_warps_ |= 1u << warp_;
+  turn_ = true;
+  suspend();
+}
+
 void Block::forget_threads() {
+  has_paused_ = false;
   fibers_.reset();
   races_.reset();
 }

@@ -17,7 +17,8 @@ namespace tessera::cuda_emulation {
 
 std::string text_of(const uint3& index);
 
-/// Runs blocks on one OS thread, one after the other, and keeps what the next can use.
+/// Runs blocks on one OS thread, one after the other, and keeps what the next can use. A block may
+/// pause, and another Block of this thread run in the meantime.
 class Block {
  public:
   static constexpr unsigned kLanes = 32;
@@ -27,9 +28,12 @@ class Block {
 
   /// Before the first block of a launch; seed 0 is the natural order.
   void start_launch(dim3 shape, std::uint64_t seed);
-  /// Every thread of the block `blockIdx`; the text of what went wrong, or empty. After a failure
-  /// the caller calls forget_threads().
+  /// Every thread of the block `blockIdx`, until the block ends or pauses; the text of what went
+  /// wrong, or empty. After a failure the caller calls forget_threads().
   std::string run(const std::function<void()>& thread_body);
+  bool has_paused() const { return has_paused_; }
+  /// Goes on, with `blockIdx` as before, until the block ends or pauses again.
+  std::string resume();
   void forget_threads();
 
   unsigned num_threads() const { return num_threads_; }
@@ -42,6 +46,10 @@ class Block {
   // For the current thread.
   int sync(const char* name, bool predicate, Place where);
   void meet(const Collective& collective, std::uint32_t mask, void* mine, Place where);
+  /// Leaves the block until resume(), which goes on with this thread.
+  void pause();
+  /// Lets other threads of the block go on.
+  void rest();
   [[noreturn]] void fail(const char* text, Place where);
   void issue(AsyncCopy copy);
   void commit();
@@ -125,6 +133,8 @@ class Block {
   unsigned num_warps_ = 0;
   unsigned num_gone_ = 0;
   bool has_met_ = false;
+  bool has_paused_ = false;
+  unsigned paused_thread_ = 0;
   std::vector<Thread> threads_;
   Warp warps_[kLanes];
   std::uint32_t ready_warps_ = 0;  // may include some that are not

@@ -103,6 +103,17 @@ T reduce(unsigned mask, T value, F combine, Place where) {
 inline std::atomic<unsigned> fence{0};
 
 }  // namespace internal
+
+/// ld.acquire.gpu and st.release.gpu.
+inline unsigned load_acquire(const unsigned* address) {
+  let_overtake();
+  return std::atomic_ref<unsigned>(*const_cast<unsigned*>(address)).load(std::memory_order_acquire);
+}
+inline void store_release(unsigned* address, unsigned value) {
+  std::atomic_ref<unsigned>(*address).store(value, std::memory_order_release);
+  note_progress();
+  let_overtake();
+}
 }  // namespace tessera::cuda_emulation
 
 // Barriers.
@@ -131,6 +142,11 @@ inline void __threadfence() {
 }
 inline void __threadfence_block() { __threadfence(); }
 inline void __threadfence_system() { __threadfence(); }
+/// Every loop that waits for what others write calls it: see [Note: blocks that wait].
+inline void __nanosleep(
+    unsigned, tessera::cuda_emulation::Place where = tessera::cuda_emulation::Place::here()) {
+  tessera::cuda_emulation::wait_for_others(where);
+}
 
 // Warp functions. A lane that takes no part reads as all bits set.
 template <class T>

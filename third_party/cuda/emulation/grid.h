@@ -3,15 +3,22 @@
 // [Note: order of threads] Blocks run one after the other. The threads of a block run until they
 // reach a barrier or the end; which runs next is drawn from the seed, for warps and for lanes, at
 // the start and after every barrier, so that work which leans on an order without a barrier shows
-// as a wrong result for some seed. Seed 0 is the natural order. A thread that spins until another
-// has written something spins for ever.
+// as a wrong result for some seed. Seed 0 is the natural order.
+//
+// [Note: blocks that wait] A thread that spins until another has written something calls
+// __nanosleep in its loop, else it spins for ever. There other threads and other blocks go on: up
+// to four blocks are under way, in an order that the seed draws, as on a GPU that has room for so
+// many; so a block that waits for one that can only start when it has ended fails, as "no block can
+// go on". load_acquire and store_release are places where other blocks may overtake, too. Kernels
+// whose blocks pause so have dynamic shared memory alone: static variables are there once.
 //
 // [Note: races] Under ThreadSanitizer the threads of a block are fibers of its own kind, ordered by
 // __syncthreads, __syncwarp, the start and the end of a launch and nothing else: shuffles and votes
 // order no memory, as on the device. Threads share such fibers (32 a stream), so a race between two
 // given threads may be missed, one between many is not. Blocks of one launch are
 // unordered if their threads meet nowhere and there is no dynamic shared memory; else shared
-// memory, which every block finds at the same address, orders them.
+// memory, which every block finds at the same address, orders them. Blocks under way together are
+// unordered but for acquire and release.
 #pragma once
 
 #include <vector_types.h>
@@ -75,6 +82,13 @@ struct Collective {
   void (*combine)(void* const (&lanes)[32], std::uint32_t group);
 };
 void meet(const Collective& collective, std::uint32_t mask, void* mine, Place where);
+
+/// For a thread that waits for what others write: lets them go on.
+void wait_for_others(Place where);
+/// Other blocks may overtake here, if the seed says so.
+void let_overtake();
+/// Something was written that others may wait for.
+void note_progress();
 
 /// Ends the running launch with an error that names kernel, block and thread.
 [[noreturn]] void fail_launch(const char* text, Place where);
