@@ -6,8 +6,8 @@
 #include "engine/elementwise.h"
 #include "engine/gemm/gemm.h"
 #include "engine/gemm/gemm_cuda.h"
+#include "ops/column_sums.h"
 #include "ops/host_workspace.h"
-#include "ops/linear_cuda.h"
 
 namespace tessera::ops {
 
@@ -130,10 +130,12 @@ void backward_w(const Tape& tape, const GradTarget& dw, const Parameter& p, cons
 
 void backward_bias(const Tape& tape, const GradTarget& db, const Parameter& p, const Tensor& dy) {
   const Tensor sums = host_workspace(tape, db.dst.shape(), "linear.bias_sums");
+  const Tensor parts = tape.column_sums(dy);
+  const Tensor& summed = parts.defined() ? parts : dy;
   tape.stream().launch(
       {.name = "linear.backward_bias",
-       .flops = static_cast<double>(dy.numel()),
-       .bytes_read = dy.nbytes() + (db.accumulate ? db.dst.nbytes() : 0),
+       .flops = static_cast<double>(summed.numel()),
+       .bytes_read = summed.nbytes() + (db.accumulate ? db.dst.nbytes() : 0),
        .bytes_written = db.dst.nbytes(),
        .detail = p.name},
       [=] {
@@ -142,7 +144,10 @@ void backward_bias(const Tape& tape, const GradTarget& db, const Parameter& p, c
         });
         engine::assign_or_add(db.dst, sums, db.accumulate);
       },
-      [&](const auto& stream) { column_sums_cuda(stream, tape.memory(), db, dy); });
+      [&](const auto& stream) {
+        if (parts.defined()) return sum_parts_cuda(stream, db, parts);
+        column_sums_cuda(stream, tape.memory(), db, dy);
+      });
 }
 
 }  // namespace
@@ -190,6 +195,7 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
                    .c = device_matrix(y, x.shape().rows(), out),
                    .bias = bias != nullptr ? bias_value.raw() : nullptr});
       });
+  if (bias != nullptr && bias->trainable) tape.want_column_sums(y);
   if (!wants_dx && !wants_dw && !wants_dbias) return y;
   const Tensor saved = wants_dw ? x : x.without_data();
   tape.record("linear", y, [&tape, x = saved, &w, bias, layout](const Tensor& dy) {
