@@ -15,13 +15,13 @@ namespace {
 template <class T, bool kAligned>
 __global__ void part_sums_kernel(float* sums, const T* src, std::int64_t rows, std::int64_t cols,
                                  std::int64_t rows_per_part) {
-  sum_part(sums, rows, cols, rows_per_part,
-           [=](float(&x)[kColsPerThread], std::int64_t row, std::int64_t col, int count) {
-             const T* from = src + row * cols + col;
-             if (count >= kColsPerThread) return read_vector<kColsPerThread, kAligned>(x, from);
+  sum_part<4>(sums, rows, cols, rows_per_part,
+              [=](float(&x)[kColsPerThread], std::int64_t row, std::int64_t col, int count) {
+                const T* from = src + row * cols + col;
+                if (count >= kColsPerThread) return read_vector<kColsPerThread, kAligned>(x, from);
 #pragma unroll
-             for (int k = 0; k < kColsPerThread; ++k) x[k] = k < count ? to_f32(from[k]) : 0.0f;
-           });
+                for (int k = 0; k < kColsPerThread; ++k) x[k] = k < count ? to_f32(from[k]) : 0.0f;
+              });
 }
 
 constexpr int kWarp = 32,

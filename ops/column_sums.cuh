@@ -24,7 +24,8 @@ inline engine::LaunchShape part_sums_shape(const RowParts& parts, std::int64_t c
 
 /// sums[part][j] = the sum of x[k] over the rows of this block's part, where read(x, row, col,
 /// count) gives column col + k of a row. `count` of them exist, 0 to 8; the others are to be 0.
-template <class Read>
+/// kUnroll: rows that a thread has at work at once, which helps where nothing is written.
+template <int kUnroll, class Read>
 __device__ void sum_part(float* sums, std::int64_t rows, std::int64_t cols,
                          std::int64_t rows_per_part, const Read& read) {
   __shared__ float partial[kThreadsHigh][kColsPerThread][kThreadsWide];
@@ -36,7 +37,7 @@ __device__ void sum_part(float* sums, std::int64_t rows, std::int64_t cols,
   const std::int64_t begin = blockIdx.y * rows_per_part;
   const std::int64_t end = begin + rows_per_part < rows ? begin + rows_per_part : rows;
   float total[kColsPerThread] = {};
-#pragma unroll 4
+#pragma unroll kUnroll
   for (std::int64_t r = begin + y; r < end; r += kThreadsHigh) {
     float values[kColsPerThread];
     read(values, r, first_col, count);

@@ -63,18 +63,20 @@ __global__ void pointwise_sums_kernel(T* out, bool accumulate, F f,
                                       PointwiseInputs<T, F::kNumInputs> inputs, float* sums,
                                       std::int64_t rows, std::int64_t cols,
                                       std::int64_t rows_per_part) {
-  sum_part(sums, rows, cols, rows_per_part,
-           [&](float(&x)[kColsPerThread], std::int64_t row, std::int64_t col, int count) {
-             const std::int64_t i = row * cols + col;
-             if (count == kColsPerThread)
-               return write_pointwise<kColsPerThread, kAligned>(x, out, accumulate, f, inputs, i);
+  sum_part<1>(sums, rows, cols, rows_per_part,
+              [&](float(&x)[kColsPerThread], std::int64_t row, std::int64_t col, int count) {
+                const std::int64_t i = row * cols + col;
+                if (count == kColsPerThread)
+                  return write_pointwise<kColsPerThread, kAligned>(x, out, accumulate, f, inputs,
+                                                                   i);
 #pragma unroll
-             for (int k = 0; k < kColsPerThread; ++k) {
-               float result[1] = {0};
-               if (k < count) write_pointwise<1, false>(result, out, accumulate, f, inputs, i + k);
-               x[k] = result[0];
-             }
-           });
+                for (int k = 0; k < kColsPerThread; ++k) {
+                  float result[1] = {0};
+                  if (k < count)
+                    write_pointwise<1, false>(result, out, accumulate, f, inputs, i + k);
+                  x[k] = result[0];
+                }
+              });
 }
 
 template <class F, std::size_t... n>
