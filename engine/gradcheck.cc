@@ -45,8 +45,9 @@ std::vector<float> random_values(std::int64_t numel, std::uint64_t stream, float
 }
 
 OpRun run_op(const OpCase& op, const RunOptions& options) {
-  const Stream stream =
-      options.on_cuda ? Stream::cuda("compute", 0) : Stream::inline_cpu("compute");
+  const Stream stream = options.on_cuda
+                            ? Stream::cuda("compute", 0, {.listener = options.listener})
+                            : Stream::inline_cpu("compute", {.listener = options.listener});
   const Memory memory(stream, {.poison = true});
   Tape tape(memory, stream);
   OpRun run;

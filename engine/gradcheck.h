@@ -44,6 +44,7 @@ struct RunOptions {
   int nudged_leaf = -1;            ///< leaf with `nudge` added to one element; no backward then
   std::int64_t nudged_index = 0;
   float nudge = 0;
+  LaunchListener* listener = nullptr;  ///< told of every launch; outlives the run
 };
 
 /// f = sum over uses u and elements i of r[u][i] y[i], for fixed random r that bf16 can hold.

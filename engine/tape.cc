@@ -17,6 +17,16 @@ namespace tessera::engine {
 // pass assigns as well, and is remembered in Parameter::grad_written; the owner zero-fills what was
 // not written when it needs the whole flat buffer.
 //
+// [Note: sums left beside gradients]
+// The gradient of a bias is the sum of the columns of a gradient dy. On a GPU, reading dy for that
+// alone costs as much as what wrote it. So the op with the bias asks for the sums as it makes y, in
+// every pass that may lead to a backward; an op whose output has the gradient of y (an addition)
+// asks in turn; and an op that writes that gradient, knowing each element as it does, leaves the
+// sums of blocks of rows beside it. They belong to the gradient's memory and not to y, so they stay
+// with it where it is passed on; whoever is about to add to that memory drops them, may leave new
+// ones of the whole, and if nobody does, the op with the bias reads dy after all. What is asked for
+// depends on the model alone, so the bits do as well: not on strategies or recomputation.
+//
 // [Note: recomputed regions]
 // The first run of a recomputed region records nothing: its ops say, by asking for gradients, only
 // whether it is to run again at all, and one entry stands for it, with its outputs. The second run
@@ -160,14 +170,15 @@ GradTarget Tape::grad_target(const Tensor& x) {
   Tensor& grad = grads_[x.key()];
   if (!grad.defined()) {
     grad = Tensor::empty(memory_, x.shape(), x.dtype(), x.name());
-    return {grad, false};
+    return {grad, false, wants_column_sums(x)};
   }
   if (grad.buffer().use_count() > 1) {  // shared by pass_grad
     const Tensor own = Tensor::empty(memory_, x.shape(), x.dtype(), x.name());
     launch_assign_or_add(compute_, own, grad, false, "tape.copy_grad");
     grad = own;
   }
-  return {grad.reshape(x.shape()), true};
+  drop_column_sums(grad);
+  return {grad.reshape(x.shape()), true, wants_column_sums(x)};
 }
 
 GradTarget Tape::grad_target(Parameter& p) {
@@ -190,6 +201,29 @@ void Tape::pass_grad(const Tensor& x, const Tensor& dx) {
   } else {
     launch_assign_or_add(compute_, grad_target(x).dst, dx, true, "tape.add_grad");
   }
+}
+
+void Tape::want_column_sums(const Tensor& y) {
+  if (pass_ == Pass::kUnrecorded || !compute_.device().is_cuda()) return;
+  summed_[y.key()] = y.dim(-1);
+}
+
+bool Tape::wants_column_sums(const Tensor& y) const {
+  const auto it = summed_.find(y.key());
+  return it != summed_.end() && y.shape().rank() > 0 && y.dim(-1) == it->second;
+}
+
+void Tape::leave_column_sums(const Tensor& dx, const Tensor& parts) {
+  require(parts.shape().rank() == 2 && parts.dim(1) == dx.dim(-1) && parts.dtype() == DType::kF32,
+          "[tape] expected sums (n, {}) f32, got {} {} ({})", dx.dim(-1), parts.shape(),
+          name_of(parts.dtype()), dx.name());
+  column_sums_.insert_or_assign(dx.key(), ColumnSums{dx.buffer(), parts});
+}
+
+Tensor Tape::column_sums(const Tensor& dy) const {
+  const auto it = column_sums_.find(dy.key());
+  const bool fits = it != column_sums_.end() && it->second.parts.dim(1) == dy.dim(-1);
+  return fits ? it->second.parts : Tensor();
 }
 
 Tensor Tape::region(const Block& block, const std::function<Tensor()>& fn, RegionOptions options) {
@@ -311,6 +345,7 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
       entries_.pop_back();
       run(entry);
       count_down(entry.used);
+      std::erase_if(column_sums_, [](const auto& s) { return s.second.gradient.expired(); });
     }
   } catch (...) {
     while (num_open_scopes_ > 0) end_scope();
@@ -319,6 +354,8 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
     throw;
   }
   std::erase_if(grads_, [this](const auto& item) { return !watched_.contains(item.first); });
+  summed_.clear();
+  column_sums_.clear();
   produced_.clear();
   produced_serials_.clear();
   inside_.clear();
@@ -416,6 +453,8 @@ void Tape::clear() {
   entries_.clear();
   used_.clear();
   grads_.clear();
+  summed_.clear();
+  column_sums_.clear();
   produced_.clear();
   produced_serials_.clear();
   deferred_ = {};

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -70,7 +71,8 @@ class BorderListener {
 /// Where an op writes a gradient: `dst` undefined means nobody wants it.
 struct GradTarget {
   Tensor dst;
-  bool accumulate = false;  ///< add to what is there; otherwise assign every element
+  bool accumulate = false;         ///< add to what is there; otherwise assign every element
+  bool wants_column_sums = false;  ///< whoever can may Tape::leave_column_sums() of dst
   explicit operator bool() const { return dst.defined(); }
 };
 
@@ -110,6 +112,15 @@ class Tape {
   /// The gradient of `x` is `dx` itself (or grows by it): for ops that pass a gradient through.
   /// Throws InvalidArgument if numel or dtype differ from `x`.
   void pass_grad(const Tensor& x, const Tensor& dx);
+  /// Asks, as `y` is made, for the sums of the columns of its gradient, which the gradient of a
+  /// bias is: see [Note: sums left beside gradients] in tape.cc. Nothing on a CPU.
+  void want_column_sums(const Tensor& y);
+  bool wants_column_sums(const Tensor& y) const;
+  /// By who has just launched what writes all of a gradient `dx` (..., C): `parts` (n, C), f32, add
+  /// up to the sums of its columns. Throws InvalidArgument for another shape or dtype.
+  void leave_column_sums(const Tensor& dx, const Tensor& parts);
+  /// What was left with `dy` as it is now, or undefined.
+  Tensor column_sums(const Tensor& dy) const;
   /// Will anybody want the gradient of `x`, or of `p`? False for data, for frozen parameters and
   /// while not recording. An op asks before it launches: it saves only what the gradients that are
   /// wanted need, and if none is, it does not record, and its output is data in turn.
@@ -173,6 +184,10 @@ class Tape {
     Shape shape;
     std::size_t index = 0;  // of regions and replays: among the results of `fn`
   };
+  struct ColumnSums {
+    std::weak_ptr<Buffer> gradient;
+    Tensor parts;
+  };
   struct Entry {
     enum class Kind { kOp, kRegionBegin, kRegionEnd, kReplay };
     Kind kind = Kind::kOp;
@@ -211,6 +226,7 @@ class Tape {
   void skip(std::span<const Tensor> outs);
   void made(const Tensor& t);
   void count_down(const std::vector<Parameter*>& used);
+  void drop_column_sums(const Tensor& grad) { column_sums_.erase(grad.key()); }
   void run(Entry& entry);
   void run_op(Entry& entry);
   void replay(Entry& entry);
@@ -230,6 +246,8 @@ class Tape {
   std::uint64_t num_recorded_ = 0;  // ops and replays, ever
   std::vector<Parameter*> used_;    // since the last entry
   std::unordered_map<TensorKey, Tensor, TensorKeyHash> grads_;
+  std::unordered_map<TensorKey, std::int64_t, TensorKeyHash> summed_;     // wanted: tensor, columns
+  std::unordered_map<TensorKey, ColumnSums, TensorKeyHash> column_sums_;  // left: of gradients
   std::unordered_set<TensorKey, TensorKeyHash> produced_;
   std::unordered_set<std::uint64_t> produced_serials_;
   Deferred deferred_;

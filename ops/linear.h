@@ -12,9 +12,17 @@ enum class WeightLayout {
 };
 
 /// y = x W + b. x (..., I), w (I, O) or (O, I), bias (O) or null; y (..., O). f32 or bf16, all
-/// alike; sums are f32 and rounded once. Saves x if w is trainable. Throws InvalidArgument if
-/// shapes or dtypes do not fit.
+/// alike; sums are f32 and rounded once. Saves x if w is trainable. On a GPU the gradient of the
+/// bias takes the sums that whoever writes the gradient of y may leave; see [Note: sums left beside
+/// gradients] in engine/tape.cc. Throws InvalidArgument if shapes or dtypes do not fit.
 engine::Tensor linear(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
                       engine::Parameter* bias, WeightLayout layout = WeightLayout::kInOut);
+
+/// gelu(x W + b), tanh, with the tape and, but for what follows, the bits of gelu() of linear(); b
+/// not null. On a GPU both are one product where a choice by time has found that to be faster
+/// (engine/gemm/gemm_algorithms.h); GELU is then of the sum before it is rounded, so that in bf16 y
+/// differs by up to 2^-8 |x W + b| besides its own rounding. Saves what the two do.
+engine::Tensor linear_gelu(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
+                           engine::Parameter& bias, WeightLayout layout = WeightLayout::kInOut);
 
 }  // namespace tessera::ops

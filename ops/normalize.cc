@@ -114,7 +114,7 @@ void launch_forward(const Tape& tape, const NormForward& n) {
       [&](const auto& stream) { normalize_forward_cuda(stream, n); });
 }
 
-void launch_backward(const Tape& tape, const NormBackward& n) {
+void launch_backward(Tape& tape, const NormBackward& n) {
   const bool centred = n.mean.defined(), adds = n.residual.defined();
   engine::Work work{.name = adds ? (centred ? "add_layernorm.backward" : "add_rmsnorm.backward")
                                  : (centred ? "layernorm.backward" : "rmsnorm.backward"),
@@ -124,15 +124,18 @@ void launch_backward(const Tape& tape, const NormBackward& n) {
     work.bytes_read += target->accumulate ? target->dst.nbytes() : 0;
     work.bytes_written += target->dst.nbytes();
   }
-  const int of_dx = (centred ? 14 : 9) + (n.dx.accumulate ? 1 : 0) + (adds ? 1 : 0);
+  const int of_dx = (centred ? 14 : 9) + (n.dx.accumulate ? 1 : 0) + (adds ? 1 : 0) +
+                    (n.dx.wants_column_sums ? 1 : 0);
   const int per_element = (n.dx ? of_dx : 0) + (n.dw ? (centred ? 4 : 3) : 0) + (n.dbias ? 1 : 0);
   work.flops = static_cast<double>(n.x.numel()) * per_element;
   const auto sums_of = [&](const GradTarget& target) {
     return target ? host_workspace(tape, target.dst.shape(), "normalize.sums") : Tensor();
   };
+  Tensor dx_sums;
   tape.stream().launch(
       work, [n, dw = sums_of(n.dw), dbias = sums_of(n.dbias)] { run_backward(n, dw, dbias); },
-      [&](const auto& stream) { normalize_backward_cuda(stream, tape.memory(), n); });
+      [&](const auto& stream) { dx_sums = normalize_backward_cuda(stream, tape.memory(), n); });
+  if (dx_sums.defined()) tape.leave_column_sums(n.dx.dst, dx_sums);
 }
 
 void check(const Tensor& x, const Tensor& w, const Parameter& p) {
@@ -217,6 +220,7 @@ NormOfSum add_normalize(Tape& tape, Norm norm, const Tensor& x, const Tensor& h,
                 GradTarget dx{dsum};
                 if (dy.defined()) {
                   dx.dst = tape.empty(sum.shape(), sum.dtype(), sum.name());
+                  dx.wants_column_sums = tape.wants_column_sums(x) || tape.wants_column_sums(h);
                   const NormBackward back{.dx = dx,
                                           .dw = tape.grad_target(w),
                                           .dbias = bias_target(tape, bias),

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "engine/cuda_launch.cuh"
+#include "ops/column_sums.h"
 #include "ops/normalize.cuh"
 #include "ops/normalize_cuda.h"
 
@@ -17,11 +18,13 @@ using engine::Tensor;
 // [Note: gradients of the parameters of a norm]
 // dw and dbias are sums over all rows, added up in three steps, each in a fixed order: a thread
 // over the rows of its group, the groups of a block, and a second kernel over the at most
-// kMaxBlocks blocks. That number is the same on every GPU, so that the bits are.
+// kMaxBlocks blocks. That number is the same on every GPU, so that the bits are. So are the sums of
+// the columns of dx, but for the last step, which is left to whoever wants them.
 
 namespace {
 
 constexpr int kMaxThreads = 512;          // of a block
+constexpr int kResidentThreads = 768;     // at work on a multiprocessor: so at most 80 registers
 constexpr std::int64_t kMaxBlocks = 512;  // of backward: three or four for each of an H100's units
 
 template <class T>
@@ -30,7 +33,7 @@ struct BackwardArgs {
   const float *mean, *rstd;        // mean may be null
   T* dx;                           // may be null
   bool accumulate;
-  float *dw, *dbias;  // (blocks, C), a row a block; may be null
+  float *dw, *dbias, *dx_sums;  // (blocks, C), a row a block; may be null
   std::int64_t rows, cols;
 };
 
@@ -59,13 +62,14 @@ __device__ void sum_groups(float (&values)[kWidth]) {
 
 // kOnce: the threads cover a row at once. kAligned: of T; the f32 partial sums are.
 template <int kWidth, bool kAligned, bool kOnce, class T>
-__global__ void __launch_bounds__(kMaxThreads) backward_kernel(BackwardArgs<T> a) {
+__global__ void __launch_bounds__(kOnce ? kResidentThreads : kMaxThreads)
+    backward_kernel(BackwardArgs<T> a) {
   const std::int64_t begin = threadIdx.x * kWidth, step = blockDim.x * kWidth;
   const std::int64_t rows_at_once = static_cast<std::int64_t>(gridDim.x) * blockDim.y;
   const auto size = static_cast<float>(a.cols);
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y;
   const std::int64_t partial_row = static_cast<std::int64_t>(blockIdx.x) * a.cols;
-  float w_first[kWidth] = {}, dw[kWidth] = {}, dbias[kWidth] = {};
+  float w_first[kWidth] = {}, dw[kWidth] = {}, dbias[kWidth] = {}, dx_sums[kWidth] = {};
   if (begin < a.cols) read_vector<kWidth, kAligned>(w_first, a.w + begin);
 
   for (std::int64_t base = first_row; base < a.rows; base += rows_at_once) {
@@ -117,75 +121,48 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(BackwardArgs<T> a
 #pragma unroll
         for (int k = 0; k < kWidth; ++k)
           out[k] += rstd * (d[k] * w[k] - g_mean - xhat[k] * gx_mean);
-        write_vector<kWidth, kAligned>(a.dx + row * a.cols + c, out, a.accumulate);
+        write_and_round<kWidth, kAligned>(a.dx + row * a.cols + c, out, a.accumulate);
       }
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
         xhat[k] *= d[k];
-        if (kOnce || c == begin) dw[k] += xhat[k], dbias[k] += d[k];
+        if (kOnce || c == begin) dw[k] += xhat[k], dbias[k] += d[k], dx_sums[k] += out[k];
       }
       if (!kOnce && c != begin) {
         add_partial(a.dw == nullptr ? nullptr : a.dw + partial_row + c, xhat, base == first_row);
         add_partial(a.dbias == nullptr ? nullptr : a.dbias + partial_row + c, d, base == first_row);
+        add_partial(a.dx_sums == nullptr ? nullptr : a.dx_sums + partial_row + c, out,
+                    base == first_row);
       }
     }
   }
   sum_groups(dw);
   sum_groups(dbias);
+  if (a.dx_sums != nullptr) sum_groups(dx_sums);
   if (threadIdx.y != 0 || begin >= a.cols) return;
   add_partial(a.dw == nullptr ? nullptr : a.dw + partial_row + begin, dw, true);
   add_partial(a.dbias == nullptr ? nullptr : a.dbias + partial_row + begin, dbias, true);
-}
-
-constexpr int kSummands = 8;  // of a column at work at once
-
-// dst = or += the sum of the rows of `partials` (num, C). A block takes kWarp columns.
-template <class G>
-__global__ void column_sums_kernel(G* dst, bool accumulate, const float* partials, std::int64_t num,
-                                   std::int64_t cols) {
-  __shared__ float sums[kSummands][kWarp];
-  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * kWarp + threadIdx.x;
-  float sum = 0;
-  if (c < cols) {
-#pragma unroll 8
-    for (std::int64_t p = threadIdx.y; p < num; p += kSummands) sum += partials[p * cols + c];
-  }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || c >= cols) return;
-  for (int s = 1; s < kSummands; ++s) sum += sums[s][threadIdx.x];
-  const float result[] = {sum};
-  write_vector<1, false>(dst + c, result, accumulate);
-}
-
-void sum_columns(const Stream& stream, const GradTarget& dst, const Tensor& partials) {
-  const std::int64_t cols = dst.dst.numel();
-  engine::dispatch_float(dst.dst.dtype(), "normalize", [&](auto g) {
-    using G = decltype(g);
-    engine::launch_kernel(stream,
-                          {.grid = dim3(static_cast<unsigned>((cols + kWarp - 1) / kWarp)),
-                           .block = dim3(kWarp, kSummands)},
-                          column_sums_kernel<G>, dst.dst.data<G>(), dst.accumulate,
-                          partials.data<float>(), partials.dim(0), cols);
-  });
+  add_partial(a.dx_sums == nullptr ? nullptr : a.dx_sums + partial_row + begin, dx_sums, true);
 }
 
 }  // namespace
 
-void normalize_backward_cuda(const Stream& stream, const Memory& memory, const NormBackward& n) {
+Tensor normalize_backward_cuda(const Stream& stream, const Memory& memory, const NormBackward& n) {
   const std::int64_t rows = n.x.shape().rows(), cols = n.x.dim(-1);
+  Tensor dx_sums;
   engine::dispatch_float(n.x.dtype(), "normalize", [&](auto t) {
     using T = decltype(t);
     dispatch_width<T>(cols, [&](auto width) {
       constexpr int kWidth = width;
       const dim3 block = block_of(cols, kWidth, kMaxThreads, kMaxThreads / 2);
       const std::int64_t blocks = std::min((rows + block.y - 1) / block.y, kMaxBlocks);
-      const auto partials_of = [&](const GradTarget& target) {
-        return target ? Tensor::empty(memory, {blocks, cols}, DType::kF32, "normalize.sums",
+      const auto partials = [&](bool wanted) {
+        return wanted ? Tensor::empty(memory, {blocks, cols}, DType::kF32, "normalize.sums",
                                       Category::kWorkspace)
                       : Tensor();
       };
-      const Tensor dw = partials_of(n.dw), dbias = partials_of(n.dbias);
+      const Tensor dw = partials(bool(n.dw)), dbias = partials(bool(n.dbias));
+      dx_sums = partials(n.dx.wants_column_sums);
       const BackwardArgs<T> a{.dy = n.dy.data<T>(),
                               .x = n.x.data<T>(),
                               .w = n.w.data<T>(),
@@ -196,6 +173,7 @@ void normalize_backward_cuda(const Stream& stream, const Memory& memory, const N
                               .accumulate = n.dx.accumulate,
                               .dw = data_or_null<float>(dw),
                               .dbias = data_or_null<float>(dbias),
+                              .dx_sums = data_or_null<float>(dx_sums),
                               .rows = rows,
                               .cols = cols};
       const std::size_t shared = block.y == 1 ? 0 : block.x * kWidth * sizeof(float);
@@ -209,10 +187,11 @@ void normalize_backward_cuda(const Stream& stream, const Memory& memory, const N
                : (aligned ? backward_kernel<kWidth, true, false, T>
                           : backward_kernel<kWidth, false, false, T>),
           a);
-      if (n.dw) sum_columns(stream, n.dw, dw);
-      if (n.dbias) sum_columns(stream, n.dbias, dbias);
+      if (n.dw) sum_parts_cuda(stream, n.dw, dw);
+      if (n.dbias) sum_parts_cuda(stream, n.dbias, dbias);
     });
   });
+  return dx_sums;
 }
 
 }  // namespace tessera::ops

@@ -36,8 +36,9 @@ T* data_or_null(const engine::Tensor& t) {
 }
 
 void normalize_forward_cuda(const engine::Stream& stream, const NormForward& n);
-/// Takes an f32 workspace of up to 2 * 512 * C from `memory`, whose home is `stream`.
-void normalize_backward_cuda(const engine::Stream& stream, const engine::Memory& memory,
-                             const NormBackward& n);
+/// Returns the sums of the columns of dx, f32 (parts, C), if they are wanted, else undefined. Takes
+/// an f32 workspace of up to 3 * 512 * C from `memory`, whose home is `stream`.
+engine::Tensor normalize_backward_cuda(const engine::Stream& stream, const engine::Memory& memory,
+                                       const NormBackward& n);
 
 }  // namespace tessera::ops

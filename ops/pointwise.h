@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "engine/tape.h"
+#include "ops/column_sums.h"
 
 namespace tessera::ops {
 
@@ -32,6 +33,14 @@ struct Pointwise {
   engine::GradTarget out;
   std::array<engine::Tensor, static_cast<std::size_t>(F::kNumInputs)> in;
   F f = {};
+  engine::Tensor column_sums = {};  ///< of `out`, in parts; undefined: none. Of launch_gradient()
+};
+
+/// Functions that gradients are made with say `static constexpr bool kSumsColumns = true`: they
+/// have a second kernel, which leaves the sums of columns that a bias wants.
+template <class F>
+concept SumsColumns = requires {
+  requires F::kSumsColumns;
 };
 
 /// The same on a CUDA stream; defined in pointwise.cuh.
@@ -92,12 +101,26 @@ void launch_pointwise(const engine::Stream& stream, const PointwiseWork& work, P
                     out.shape(), name_of(in.dtype()), in.shape(), in.name());
     nbytes_read += in.nbytes();
   }
+  const bool sums = p.column_sums.defined();
   stream.launch(
       {.name = work.name,
-       .flops = static_cast<double>(out.numel()) * (work.flops + (p.out.accumulate ? 1 : 0)),
+       .flops = static_cast<double>(out.numel()) *
+                (work.flops + (p.out.accumulate ? 1 : 0) + (sums ? 1 : 0)),
        .bytes_read = nbytes_read,
-       .bytes_written = out.nbytes()},
+       .bytes_written = out.nbytes() + (sums ? p.column_sums.nbytes() : 0)},
       [p] { pointwise_cpu(p); }, [&](const auto& s) { pointwise_cuda(s, p); });
+}
+
+/// The same for the gradient of an input, p.out from tape.grad_target(): leaves the sums of its
+/// columns, too, where they are wanted.
+template <class F>
+void launch_gradient(engine::Tape& tape, const PointwiseWork& work, Pointwise<F> p) {
+  const engine::GradTarget dx = p.out;
+  if (SumsColumns<F> && dx.wants_column_sums)
+    p.column_sums = empty_part_sums(tape.memory(), dx.dst);
+  const engine::Tensor sums = p.column_sums;
+  launch_pointwise(tape.stream(), work, std::move(p));
+  if (sums.defined()) tape.leave_column_sums(dx.dst, sums);
 }
 
 /// y = F::value(x), and dx = dy F::slope(x).
@@ -109,23 +132,30 @@ struct ValueOf {
 template <class F>
 struct SlopeOf {
   static constexpr int kNumInputs = 2;
+  static constexpr bool kSumsColumns = true;
   constexpr float operator()(float dy, float x) const { return dy * F::slope(x); }
 };
+
+/// The part of unary() behind the launch, for an x whose gradient is needed.
+template <class F>
+void record_unary(engine::Tape& tape, const engine::Tensor& x, const engine::Tensor& y,
+                  std::string_view op, PointwiseWork backward) {
+  tape.record(op, y, [&tape, x, backward](const engine::Tensor& dy) {
+    if (const engine::GradTarget dx = tape.grad_target(x))
+      launch_gradient(tape, backward, Pointwise<SlopeOf<F>>{dx, {dy, x}});
+  });
+}
 
 /// An op of one number: y = F::value(x) elementwise, dx = dy F::slope(x). Saves x. Throws
 /// InvalidArgument for another dtype than f32 and bf16.
 template <class F>
 engine::Tensor unary(engine::Tape& tape, const engine::Tensor& x, std::string_view op,
                      PointwiseWork forward, PointwiseWork backward) {
-  using engine::GradTarget, engine::Tensor;
+  using engine::Tensor;
   const bool wants_dx = tape.needs_grad(x);
   const Tensor y = tape.empty(x.shape(), x.dtype(), op);
   launch_pointwise(tape.stream(), forward, Pointwise<ValueOf<F>>{{y}, {x}});
-  if (!wants_dx) return y;
-  tape.record(op, y, [&tape, x, backward](const Tensor& dy) {
-    if (const GradTarget dx = tape.grad_target(x))
-      launch_pointwise(tape.stream(), backward, Pointwise<SlopeOf<F>>{dx, {dy, x}});
-  });
+  if (wants_dx) record_unary<F>(tape, x, y, op, backward);
   return y;
 }
 

@@ -29,6 +29,7 @@ struct Gated {
 
 struct GateSlope {
   static constexpr int kNumInputs = 3;
+  static constexpr bool kSumsColumns = true;
   constexpr float operator()(float dy, float gate, float up) const {
     return dy * up * Silu::slope(gate);
   }
@@ -36,6 +37,7 @@ struct GateSlope {
 
 struct UpSlope {
   static constexpr int kNumInputs = 2;
+  static constexpr bool kSumsColumns = true;
   constexpr float operator()(float dy, float gate) const { return dy * Silu::value(gate); }
 };
 

@@ -23,12 +23,12 @@ Tensor swiglu(Tape& tape, const Tensor& gate, const Tensor& up) {
   tape.record("swiglu", y, [&tape, gate, up = saved](const Tensor& dy) {
     // One after the other: gate and up may be the same tensor.
     if (const GradTarget dgate = tape.grad_target(gate)) {
-      launch_pointwise(tape.stream(), {"swiglu.backward_gate", kSigmoidFlops + 6},
-                       Pointwise<GateSlope>{dgate, {dy, gate, up}});
+      launch_gradient(tape, {"swiglu.backward_gate", kSigmoidFlops + 6},
+                      Pointwise<GateSlope>{dgate, {dy, gate, up}});
     }
     if (const GradTarget dup = tape.grad_target(up)) {
-      launch_pointwise(tape.stream(), {"swiglu.backward_up", kSigmoidFlops + 2},
-                       Pointwise<UpSlope>{dup, {dy, gate}});
+      launch_gradient(tape, {"swiglu.backward_up", kSigmoidFlops + 2},
+                      Pointwise<UpSlope>{dup, {dy, gate}});
     }
   });
   return y;

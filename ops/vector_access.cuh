@@ -38,9 +38,9 @@ __device__ void read_vector(float (&values)[kWidth], const T* src) {
   for (int k = 0; k < kWidth; ++k) values[k] = engine::to_f32(v.values[k]);
 }
 
-/// dst[0 .. kWidth) = values, or += with `accumulate`.
+/// dst[0 .. kWidth) = values, or += with `accumulate`. `values` become what dst then holds.
 template <int kWidth, bool kAligned, class T>
-__device__ void write_vector(T* dst, const float (&values)[kWidth], bool accumulate = false) {
+__device__ void write_and_round(T* dst, float (&values)[kWidth], bool accumulate) {
   auto* out = reinterpret_cast<internal::Vector<T, kWidth, kAligned>*>(dst);
   internal::Vector<T, kWidth, kAligned> v;
   if (accumulate) {
@@ -53,6 +53,17 @@ __device__ void write_vector(T* dst, const float (&values)[kWidth], bool accumul
     for (int k = 0; k < kWidth; ++k) engine::store_f32(v.values[k], values[k]);
   }
   *out = v;
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) values[k] = engine::to_f32(v.values[k]);
+}
+
+/// The same, and `values` are left alone.
+template <int kWidth, bool kAligned, class T>
+__device__ void write_vector(T* dst, const float (&values)[kWidth], bool accumulate = false) {
+  float rounded[kWidth];
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) rounded[k] = values[k];
+  write_and_round<kWidth, kAligned>(dst, rounded, accumulate);
 }
 
 }  // namespace tessera::ops

@@ -286,6 +286,66 @@ TEST_F(TapeTest, FrozenParametersWantNoGradientAndTrainableOnesNeedAView) {
       has(error_of<InvalidArgument>([&] { tape.grad_target(bare); }), {"bare", "(2)", "(3)"}));
 }
 
+// y = x. Backward leaves `parts` beside the gradient of x.
+Tensor leave_sums(Tape& tape, const Tensor& x, const Tensor& parts) {
+  const Tensor y = tape.empty(x.shape(), x.dtype(), "leave_sums");
+  assign_or_add(y, x, false);
+  tape.record("leave_sums", y, [&tape, x, parts](const Tensor& dy) {
+    const GradTarget dx = tape.grad_target(x);
+    assign_or_add(dx.dst, dy, dx.accumulate);
+    tape.leave_column_sums(dx.dst, parts);
+  });
+  return y;
+}
+
+TEST_F(TapeTest, SumsStayWithAGradientUntilMoreIsAdded) {
+  const Tensor x = input({1, 2}), parts = Tensor::zeros(memory, {4, 2}, DType::kF32);
+  // What was left with the gradient of h, as whoever made h finds it.
+  const auto left = [&](const std::function<Tensor(const Tensor& h)>& op) {
+    tape.clear();
+    tape.watch(x);
+    const Tensor start = tape.empty({2}, DType::kF32, "start");
+    std::int64_t num_owners = 0;
+    tape.record("start", start, [&](const Tensor&) { num_owners = parts.buffer().use_count(); });
+    const Tensor h = tape.empty({2}, DType::kF32, "h");
+    assign_or_add(h, x, false);
+    Tensor sums;
+    tape.record("h", h, [&](const Tensor& dh) {
+      sums = tape.column_sums(dh);
+      EXPECT_FALSE(tape.column_sums(dh.reshape({2, 1})).defined()) << "other columns";
+      assign_or_add(tape.grad_target(start).dst, dh, false);
+    });
+    const Tensor y = op(h), loss = tape.empty({}, DType::kF32, "loss");
+    tape.record("loss", loss, [&, y](const Tensor&) { tape.pass_grad(y, x); });
+    tape.backward(loss);
+    const bool found = sums.defined();
+    EXPECT_TRUE(!found || sums.key() == parts.key());
+    EXPECT_EQ(num_owners, 1 + (found ? 1 : 0)) << "with the gradient they go";
+    return found;
+  };
+  EXPECT_TRUE(left([&](const Tensor& h) { return leave_sums(tape, h, parts); }));
+  EXPECT_TRUE(left([&](const Tensor& h) { return leave_sums(tape, scale(tape, h, 1), parts); }) ==
+              false)
+      << "of another tensor";
+  EXPECT_TRUE(left([&](const Tensor& h) { return add(tape, h, leave_sums(tape, h, parts)); }))
+      << "who adds last may leave them";
+  EXPECT_FALSE(left([&](const Tensor& h) {
+    const Tensor a = scale(tape, h, 2);
+    return add(tape, a, leave_sums(tape, h, parts));
+  })) << "written behind them";
+  EXPECT_FALSE(left([&](const Tensor& h) {
+    const Tensor a = add(tape, h, h);
+    return add(tape, a, leave_sums(tape, h, parts));
+  })) << "passed behind them";
+  const Tensor dx = input({1, 2});
+  for (const Shape& shape : {Shape{2}, Shape{4, 3}}) {
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] {
+                      tape.leave_column_sums(dx, Tensor::zeros(memory, shape, DType::kF32));
+                    }),
+                    {"(n, 2)", shape.str()}));
+  }
+}
+
 TEST_F(TapeTest, KnowsWhoWantsAGradient) {
   const Tensor data = input({1}), leaf = input({1});
   tape.watch(leaf);
