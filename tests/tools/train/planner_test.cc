@@ -52,11 +52,11 @@ TrainConfig base(int ranks) {
   return config;
 }
 
-TrainPlan plan_of(const TrainConfig& config, const GptConfig& sizes = kModel) {
+TrainPlan plan_of(const TrainConfig& config, const GptConfig& sizes = kModel, int rank = 0) {
   Gpt model(sizes);
   const engine::Shape shape{config.train.batch, sizes.seq};
-  return make_plan(config, {.num_ranks = static_cast<int>(config.parallel.ranks)}, model,
-                   {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
+  return make_plan(config, {.num_ranks = static_cast<int>(config.parallel.ranks), .rank = rank},
+                   model, {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
 }
 
 std::string text_of(const engine::MemoryStats& memory) {
@@ -78,19 +78,25 @@ std::string text_of(const nlohmann::json& peaks) {
 }
 
 void expect_as_planned(const TrainConfig& config, const std::string& text) {
-  const TrainPlan plan = plan_of(config);
   const GptRun run = run_gpt(config, kModel, tokens());
-  for (std::size_t step = 0; step < run.records.size(); ++step) {
-    const nlohmann::json& measured = run.records[step];
-    const StepRecord& planned = plan.steps[std::min<std::size_t>(step, 1)];
-    const std::string what = fmt::format("{}, step {}", text, step + 1);
-    EXPECT_EQ(measured.at("sent_bytes").get<std::int64_t>(), planned.traffic.bytes_sent) << what;
-    EXPECT_EQ(measured.at("num_collectives").get<std::int64_t>(), planned.traffic.num_collectives)
-        << what;
-    EXPECT_EQ(text_of(measured.at("peak_bytes")), text_of(planned.memory)) << what;
-    EXPECT_EQ(measured.contains("host_peak_bytes"), planned.host_memory.has_value()) << what;
-    if (planned.host_memory && measured.contains("host_peak_bytes")) {
-      EXPECT_EQ(text_of(measured.at("host_peak_bytes")), text_of(*planned.host_memory)) << what;
+  for (int rank = 0; rank < static_cast<int>(config.parallel.ranks); ++rank) {
+    const TrainPlan plan = plan_of(config, kModel, rank);
+    const std::vector<StepRecord>& steps = run.steps[static_cast<std::size_t>(rank)];
+    ASSERT_EQ(std::ssize(steps), config.train.steps);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const StepRecord& measured = steps[i];
+      const StepRecord& planned = plan.steps[std::min<std::size_t>(i, 1)];
+      const std::string what = fmt::format("{}, rank {}, step {}", text, rank, i + 1);
+      EXPECT_EQ(measured.traffic, planned.traffic) << what;
+      EXPECT_EQ(text_of(measured.step_memory), text_of(planned.step_memory)) << what;
+      EXPECT_EQ(text_of(measured.step_host_memory), text_of(planned.step_host_memory)) << what;
+      // And of the run so far, with what came before the first step.
+      EXPECT_EQ(text_of(measured.memory), text_of(planned.memory)) << what;
+      if (rank > 0) continue;
+      const nlohmann::json& logged = run.records[i];
+      EXPECT_EQ(logged.at("sent_bytes").get<std::int64_t>(), planned.traffic.bytes_sent) << what;
+      EXPECT_EQ(text_of(logged.at("peak_bytes")), text_of(planned.memory)) << what;
+      EXPECT_EQ(logged.contains("host_peak_bytes"), planned.host_memory.has_value()) << what;
     }
   }
 }
