@@ -1,8 +1,11 @@
 #include "comm/meta.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "comm/nccl/staging_nbytes.h"
 #include "engine/error.h"
 
 namespace tessera::comm {
@@ -47,13 +50,33 @@ class MetaGroup final : public ProcessGroup {
   void enqueue(Collective collective, const Stream& stream) override {
     require(stream.device().is_meta, "[meta] expected a stream of a meta device, got '{}' of {}",
             stream.name(), to_string(stream.device()));
+    stage(collective, stream);
     stream.launch(collective.work, [] {});
     if (options_.on_collective) options_.on_collective(collective, members_, stream);
   }
 
+  // As NcclStaging::get(): a block a stream, that grows.
+  void stage(const Collective& c, const engine::Stream& stream) {
+    const std::int64_t nbytes =
+        options_.is_nccl ? nccl_staging_nbytes(c, size(), options_.sums_in_rank_order) : 0;
+    if (nbytes == 0) return;
+    auto found = std::ranges::find(staging_, stream, &Staging::stream);
+    if (found == staging_.end()) found = staging_.insert(found, Staging{stream, {}});
+    if (found->bytes.defined() && found->bytes.nbytes() >= nbytes) return;
+    found->bytes = {};
+    found->bytes = Tensor::empty(c.out.buffer()->memory(), {nbytes}, engine::DType::kU8,
+                                 "nccl.staging", engine::Category::kCommunication);
+  }
+
+  struct Staging {
+    engine::Stream stream;
+    Tensor bytes;
+  };
+
   const std::vector<int> members_;
   const int rank_;
   const MetaOptions options_;
+  std::vector<Staging> staging_;
 };
 
 }  // namespace

@@ -82,7 +82,12 @@ std::uint64_t hash(const std::vector<std::string>& lines) {
 
 void agree(comm::ProcessGroup& group, const engine::Memory& memory, const engine::Stream& stream,
            const std::vector<std::string>& lines) {
-  if (stream.device().is_meta) return;  // nobody is there to disagree
+  if (stream.device().is_meta) {  // nobody is there to disagree
+    const auto mine = engine::Tensor::empty(memory, {2}, engine::DType::kI64, "plan",
+                                            engine::Category::kCommunication);
+    comm::gather_values(group, mine, stream, "plan");
+    return;
+  }
   const auto num_ranks = static_cast<std::size_t>(group.size());
   const auto gather = [&]<class T>(const std::vector<T>& values) {
     return comm::gather_to_host<T>(group, values, memory, stream, "plan");

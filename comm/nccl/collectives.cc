@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "comm/nccl/staging_nbytes.h"
 #include "comm/threads/rank_order.h"
 #include "engine/error.h"
 
@@ -13,12 +14,6 @@ namespace tessera::comm {
 namespace {
 
 using engine::DType;
-
-// Elements or bytes: parts begin where wide accesses may.
-constexpr std::int64_t kAlignment = 64;
-std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
 
 // A part of memory that goes to one rank, or comes from it.
 struct Part {
@@ -28,11 +23,12 @@ struct Part {
 
 class Share {
  public:
-  Share(const Collective& c, int rank, int size, NcclEndpoint& endpoint, NcclStaging& staging,
-        const Stream& gpu)
+  Share(const Collective& c, int rank, int size, bool canonical, NcclEndpoint& endpoint,
+        NcclStaging& staging, const Stream& gpu)
       : c_(c),
         rank_(rank),
         size_(size),
+        staging_nbytes_(nccl_staging_nbytes(c, size, canonical)),
         endpoint_(endpoint),
         staging_(staging),
         gpu_(gpu),
@@ -66,8 +62,8 @@ class Share {
   // All blocks come here and are folded from where they lie.
   void reduce_scatter_in_order() {
     const std::int64_t part = c_.in.nbytes() / size_;
-    const std::int64_t stride = round_up(part, kAlignment);
-    std::byte* const staged = stage(stride * size_);
+    const std::int64_t stride = round_up_part(part);
+    std::byte* const staged = stage();
     exchange(
         Purpose::kReduce,
         [&](int r) {
@@ -82,13 +78,13 @@ class Share {
   // The same with parts that may differ by some elements, and then everybody's sums to everybody.
   void all_reduce_in_order() {
     const std::int64_t all = c_.out.numel();
-    const std::int64_t part = round_up((all + size_ - 1) / size_, kAlignment);
+    const std::int64_t part = all_reduce_part(all, size_);
     const auto begin = [&](int r) { return std::min(all, r * part); };
     const auto numel = [&](int r) { return begin(r + 1) - begin(r); };
     const std::int64_t in_size = size_of(c_.in.dtype());
     const std::int64_t f32_size = size_of(DType::kF32);
 
-    std::byte* const staged = stage(part * size_ * in_size);
+    std::byte* const staged = stage();
     exchange(
         Purpose::kReduce,
         [&](int r) {
@@ -117,8 +113,9 @@ class Share {
   static std::size_t bytes(const Tensor& t) { return static_cast<std::size_t>(t.nbytes()); }
   float* out() const { return c_.out.data<float>(); }
   bool adds() const { return c_.accumulate == Accumulate::kYes; }
-  std::byte* stage(std::int64_t nbytes) {
-    return nbytes == 0 ? nullptr : staging_.get(nbytes, c_.out.buffer()->memory(), gpu_);
+  std::byte* stage() {
+    if (staging_nbytes_ == 0) return nullptr;
+    return staging_.get(staging_nbytes_, c_.out.buffer()->memory(), gpu_);
   }
 
   void call(Purpose purpose, std::string_view name,
@@ -169,7 +166,7 @@ class Share {
     const bool is_f32 = c_.in.dtype() == DType::kF32;
     const bool is_direct = is_f32 && !adds();
     const std::int64_t numel = c_.out.numel();
-    void* const sum = is_direct ? out() : static_cast<void*>(stage(numel * size_of(c_.in.dtype())));
+    void* const sum = is_direct ? out() : static_cast<void*>(stage());
     call(Purpose::kReduce, name, [&](const NcclLibrary& nccl, ncclComm_t comm) {
       return (nccl.*function)(c_.in.raw(), sum, static_cast<std::size_t>(numel),
                               is_f32 ? ncclFloat32 : ncclBfloat16, ncclSum, comm, native_);
@@ -183,6 +180,7 @@ class Share {
   const Collective& c_;
   const int rank_;
   const int size_;
+  const std::int64_t staging_nbytes_;
   NcclEndpoint& endpoint_;
   NcclStaging& staging_;
   const Stream& gpu_;
@@ -222,7 +220,7 @@ void NcclStaging::let_go(const Block& block) {
 void enqueue_nccl(const Collective& collective, int rank, int size, bool canonical,
                   NcclEndpoint& endpoint, NcclStaging& staging, const Stream& gpu) {
   if (collective.in.numel() == 0) return;
-  Share share(collective, rank, size, endpoint, staging, gpu);
+  Share share(collective, rank, size, canonical, endpoint, staging, gpu);
   switch (collective.op) {
     case Collective::Op::kAllGather:
       return share.all_gather();

@@ -46,6 +46,7 @@ struct PlanConfig : TransformerConfig {
     return {.num_ranks = static_cast<int>(ranks),
             .on_gpus = on_gpus,
             .sums_in_rank_order = !nccl || parallel.canonical,
+            .is_nccl = nccl,
             .rates = {.flops_per_s = gflops * 1e9,
                       .bytes_per_s = memory_gbs * 1e9,
                       .link_bytes_per_s = link_gbs * 1e9,

@@ -11,7 +11,7 @@
 namespace tessera::tools {
 
 Audit::Audit(TrainPlan plan, const PlanTarget& target, std::int64_t val_every)
-    : plan_(std::move(plan)), on_gpus_(target.on_gpus), val_every_(val_every) {}
+    : plan_(std::move(plan)), rank_(target.rank), on_gpus_(target.on_gpus), val_every_(val_every) {}
 
 std::vector<Audit::Row> Audit::rows_of(const StepRecord& step) const {
   const StepRecord& planned = plan_.steps[step.step == start_ + 1 ? 0 : 1];
@@ -57,8 +57,8 @@ void Audit::add(const StepRecord& step) {
 }
 
 std::vector<std::string> Audit::lines() const {
-  std::vector<std::string> lines = {
-      fmt::format("{:<26}{:>18}{:>18}", "audit, per step and rank", "planned", "measured")};
+  std::vector<std::string> lines = {fmt::format(
+      "{:<26}{:>18}{:>18}", fmt::format("audit of a step, rank {}", rank_), "planned", "measured")};
   for (const Row& row : rows_) {
     if (row.planned == 0 && row.measured == 0) continue;
     lines.push_back(fmt::format("  {:<24}{:>18}{:>18}  {}", row.what,
@@ -74,7 +74,23 @@ std::vector<std::string> Audit::lines() const {
 
 void Audit::check() const {
   if (first_wrong_ == 0) return;
-  engine::fail("[audit] expected what was planned, got:\n  {}", fmt::join(lines(), "\n  "));
+  engine::fail("[audit] expected what was planned, got:\n  {} (rank {})",
+               fmt::join(lines(), "\n  "), rank_);
+}
+
+const Audit& shown_of(const Audits& audits) {
+  const auto wrong = std::ranges::find_if(audits, [](const auto& a) { return a->differs(); });
+  return wrong == audits.end() ? *audits.front() : **wrong;
+}
+
+std::vector<std::string> lines_of(const Audits& audits) {
+  const Audit& shown = shown_of(audits);
+  std::vector<std::string> lines = shown.lines();
+  if (audits.size() > 1) {
+    lines.back() += shown.differs() ? fmt::format(" on rank {}", shown.rank())
+                                    : fmt::format(" on each of {} ranks", audits.size());
+  }
+  return lines;
 }
 
 }  // namespace tessera::tools

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,12 @@ class Audit {
   Audit(TrainPlan plan, const PlanTarget& target, std::int64_t val_every);
 
   const TrainPlan& plan() const { return plan_; }
+  /// The rank that it is of: all of them are audited, each against a plan of its own.
+  int rank() const { return rank_; }
+  bool differs() const { return first_wrong_ > 0; }
   /// The run goes on from behind that step.
   void start_behind(std::int64_t step) { start_ = step; }
-  /// Each step, in order, of rank 0. A step behind a validation is left out: units that were
+  /// Each step, in order, of that rank. A step behind a validation is left out: units that were
   /// gathered ahead for it are gathered again.
   void add(const StepRecord& step);
   /// Planned beside measured, of the last step that was compared. The workspace of a GPU's products
@@ -43,6 +47,7 @@ class Audit {
   std::vector<Row> rows_of(const StepRecord& step) const;
 
   TrainPlan plan_;
+  int rank_;
   bool on_gpus_;
   std::int64_t start_ = 0;
   std::int64_t val_every_;
@@ -50,5 +55,13 @@ class Audit {
   bool was_skipped_ = false;                      // the update of the last step
   std::vector<Row> rows_;                         // of the first wrong step, or the last
 };
+
+/// One for each rank.
+using Audits = std::vector<std::unique_ptr<Audit>>;
+
+/// The first that differs, or that of rank 0.
+const Audit& shown_of(const Audits& audits);
+/// Its lines, the last of which says how many ranks are so.
+std::vector<std::string> lines_of(const Audits& audits);
 
 }  // namespace tessera::tools

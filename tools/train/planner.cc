@@ -201,13 +201,16 @@ std::int64_t peak_nbytes(const TrainPlan& plan) {
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
                     const std::vector<BatchTensor>& batch, TraceWriter* trace) {
   std::optional<TraceRecorder> recorder;
-  if (trace != nullptr) recorder.emplace(*trace, TraceOptions{.process_name = "rank 0, planned"});
+  if (trace != nullptr)
+    recorder.emplace(*trace,
+                     TraceOptions{.process_name = fmt::format("rank {}, planned", target.rank)});
   TraceRecorder* const traced = recorder ? &*recorder : nullptr;
   ComputeLog log(traced);
   std::vector<Called> called, ahead;
   const auto world = comm::make_meta_rank(
-      0, target.num_ranks,
+      target.rank, target.num_ranks,
       {.sums_in_rank_order = target.sums_in_rank_order,
+       .is_nccl = target.is_nccl,
        .on_collective = [&called](const comm::Collective& c, const std::vector<int>& ranks,
                                   const engine::Stream& stream) {
          called.push_back({{.name = std::string(c.work.name),

@@ -20,8 +20,10 @@ namespace tessera::tools {
 /// Where the training would run.
 struct PlanTarget {
   int num_ranks = 1;
+  int rank = 0;  ///< whose plan it is
   bool on_gpus = false;
   bool sums_in_rank_order = true;  ///< false: NCCL in its own order
+  bool is_nccl = false;
   engine::MetaRates rates = {};
   /// Is given the GPU's matrix products, each once; see engine::record_gemms(). Null: not asked
   /// for.
@@ -49,7 +51,7 @@ struct PlannedCollective {
   double exposed_ms = 0;    ///< for which compute waits
 };
 
-/// Of rank 0: ranks differ by the rounding of their shards at most.
+/// Of one rank: others differ in what they send first, and by the rounding of what they offload.
 struct TrainPlan {
   std::uint64_t hash;              ///< that ranks agree on
   std::vector<std::string> facts;  ///< behind it

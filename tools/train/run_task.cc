@@ -42,12 +42,20 @@ struct Result {
   JsonRecord end;
 };
 
-// `gemms`, `trace`, `probe`, `audit`: null if none is asked for.
-Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Task& task, RunLog* log,
+// `gemms`, `trace`, `probe`: null if none is asked for. `audits`: of all ranks; empty: the same.
+Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task, RunLog* log,
                   const std::shared_ptr<engine::GemmAlgorithms>& gemms, RunTrace* trace,
-                  RunProbe* probe, Audit* audit, const std::string& config_toml) {
+                  RunProbe* probe, Audits& audits, const std::string& config_toml) {
   const TrainConfig& config = task.config();
+  Audit* audit = nullptr;
+  if (!audits.empty()) {
+    std::unique_ptr<Audit>& mine = audits[static_cast<std::size_t>(all.rank())];
+    mine = std::make_unique<Audit>(plan_task(task, ranks, all.rank()),
+                                   plan_target(ranks, config, all.rank()), config.log.val_every);
+    audit = mine.get();
+  }
   const std::unique_ptr<TaskRank> rank = task.rank();
+  comm::ProcessGroup& world = rank->group(all);
   Model& model = rank->model();
   TraceRecorder* recorder = trace == nullptr ? nullptr : &trace->recorder(world.rank());
   const engine::Stream compute = ranks.compute(world.rank(), {.listener = recorder});
@@ -91,7 +99,7 @@ Result train_rank(comm::ProcessGroup& world, const Ranks& ranks, const Task& tas
 
 // Says and writes what the run leaves.
 void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& result,
-            const RunTrace* trace, const Audit* audit) {
+            const RunTrace* trace, const Audits& audits) {
   if (!result.sample.empty()) {
     log.say(fmt::format(
         "\n---- generated -----------------------------------------------------------\n{}\n"
@@ -109,15 +117,15 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
   log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
                       engine::escaped(log.jsonl_path()), engine::escaped(log.folder())));
   if (trace != nullptr) log.say(trace->summary());
-  if (audit != nullptr) {
-    for (const std::string& line : audit->lines()) log.say(line);
+  if (!audits.empty()) {
+    for (const std::string& line : lines_of(audits)) log.say(line);
   }
   if (const std::string line = task.closing_line(); !line.empty()) log.say(line);
   JsonRecord end = ranks.record().add_all(result.end);
   if (trace != nullptr) end.add_all(trace->record());
-  if (audit != nullptr) {
+  if (!audits.empty()) {
     const PlanTarget target = plan_target(ranks, task.config());
-    end.add_literal("planned", plan_record(audit->plan(), target).text());
+    end.add_literal("planned", plan_record(audits.front()->plan(), target).text());
   }
   if (validation) end.add_all(validation->record);
   log.finish(result.params_sha256, validation ? std::optional(validation->loss) : std::nullopt,
@@ -169,22 +177,19 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   log.say("device: " + ranks.str());
   for (const std::string& line : budget_lines) log.say(line);
   const auto gemms = choose_gemm_algorithms(task, ranks, log);
-  std::optional<Audit> audit;
-  if (config.audit) {
-    audit.emplace(plan_task(task, ranks), plan_target(ranks, config), config.log.val_every);
-  }
+  Audits audits(config.audit ? static_cast<std::size_t>(ranks.size) : 0);
   Result result;
   signals.emplace();
   try {
     run_ranks(ranks, task, log, [&](comm::ProcessGroup& world) {
       const bool is_first = world.rank() == 0;
       pin_rank(config.cpu, world.rank());
-      Result mine = train_rank(world, ranks, task, is_first ? &log : nullptr, gemms, trace.get(),
-                               probe.get(), is_first && audit ? &*audit : nullptr, flags.to_toml());
+      Result mine = train_rank(world, ranks, std::as_const(task), is_first ? &log : nullptr, gemms,
+                               trace.get(), probe.get(), audits, flags.to_toml());
       if (is_first) result = std::move(mine);
     });
     if (trace != nullptr) trace->close();
-    report(log, task, ranks, result, trace.get(), audit ? &*audit : nullptr);
+    report(log, task, ranks, result, trace.get(), audits);
   } catch (...) {
     if (probe != nullptr) probe->keep();  // what led to an error is worth comparing
     throw;
@@ -195,7 +200,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
     log.flush();
   }
   if (trace != nullptr) trace->flush();
-  if (audit) audit->check();
+  if (!audits.empty()) shown_of(audits).check();
 }
 
 }  // namespace tessera::tools

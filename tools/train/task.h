@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/process_group.h"
 #include "tools/models/model.h"
 #include "tools/train/flags.h"
 #include "tools/train/run_log.h"
@@ -21,6 +22,9 @@ class TaskRank {
   virtual ~TaskRank() = default;
 
   virtual Model& model() = 0;
+  /// What training sends through: `world`, or a group of its own around it
+  /// (comm/forwarding_group.h) that this keeps.
+  virtual comm::ProcessGroup& group(comm::ProcessGroup& world) { return world; }
   /// The model was wrapped: sets parameters that do not start from the seed.
   virtual void load(Trainer& /*trainer*/, RunLog* /*log*/) {}
   virtual Trainer::Data data() = 0;

@@ -10,10 +10,12 @@
 
 namespace tessera::tools {
 
-PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config) {
+PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config, int rank) {
   return {.num_ranks = ranks.size,
+          .rank = rank,
           .on_gpus = ranks.num_gpus > 0,
-          .sums_in_rank_order = !ranks.nccl || config.parallel.canonical};
+          .sums_in_rank_order = !ranks.nccl || config.parallel.canonical,
+          .is_nccl = ranks.nccl};
 }
 
 namespace {
@@ -27,9 +29,9 @@ TrainPlan plan_with(const Task& task, const TrainConfig& config, const PlanTarge
 
 }  // namespace
 
-TrainPlan plan_task(Task& task, const Ranks& ranks) {
-  const TrainConfig& config = std::as_const(task).config();
-  return plan_with(task, config, plan_target(ranks, config));
+TrainPlan plan_task(const Task& task, const Ranks& ranks, int rank) {
+  const TrainConfig& config = task.config();
+  return plan_with(task, config, plan_target(ranks, config, rank));
 }
 
 std::vector<engine::DeviceProduct> gemms_of(const Task& task, const Ranks& ranks) {

@@ -11,11 +11,11 @@
 
 namespace tessera::tools {
 
-/// Where `ranks` of `config` run, for the planner.
-PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config);
+/// Where `rank` of `ranks` of `config` runs, for the planner.
+PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config, int rank = 0);
 
-/// Of a prepared task, in whose configuration a budget is cleared while it plans.
-TrainPlan plan_task(Task& task, const Ranks& ranks);
+/// Of a prepared task, without its budget.
+TrainPlan plan_task(const Task& task, const Ranks& ranks, int rank = 0);
 
 /// The matrix products of a rank's steps on a GPU, each once. Of a prepared task.
 std::vector<engine::DeviceProduct> gemms_of(const Task& task, const Ranks& ranks);

@@ -395,7 +395,7 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
   begin = end;
   num_steps_ = record.step;
   if (log_ != nullptr) log_->step(record);
-  if (log_ != nullptr && on_step_) on_step_(record);
+  if (on_step_) on_step_(record);
 }
 
 // Which gradient is not finite, so that the update was skipped; empty if all are. Throws when there

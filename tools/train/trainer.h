@@ -70,7 +70,7 @@ class Trainer {
   /// step and parameter when a gradient is not and no more updates may be skipped. Call once.
   void run(const Data& data, const Loss& loss, const Validate& validate,
            std::int64_t items_per_sample);
-  /// Told of each step, in order, on a rank with a log.
+  /// Told of each step, in order.
   void on_step(std::function<void(const StepRecord&)> fn) { on_step_ = std::move(fn); }
   /// On a meta device (engine/meta.h): makes `num_steps` steps, of which nothing is read, and
   /// returns what is known of them without values: memory, traffic, and simulated times. Call once,

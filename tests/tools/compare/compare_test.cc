@@ -1,12 +1,18 @@
 // The program as a person runs it: tiny trainings, a planted fault, an interruption, requests that
 // cannot be.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "tests/testing/errors.h"
@@ -64,6 +70,101 @@ class Compare : public ::testing::Test {
   const TempFolder folder_;
   Flags flags_;
 };
+
+/// What the logs of all rounds of one configuration say.
+struct Logs {
+  std::map<std::string, std::vector<double>> values;  ///< of each step behind the warm-up
+  std::vector<double> peaks;                          ///< of each round
+  json planned;                                       ///< of the first
+
+  double median(const std::string& field) const {
+    std::vector<double> sorted = values.at(field);
+    std::ranges::sort(sorted);
+    const std::size_t half = sorted.size() / 2;
+    return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+  }
+};
+
+Logs read_logs(const TempFolder& folder, const std::string& configuration, int num_rounds,
+               int num_warmup) {
+  Logs logs;
+  for (int round = 1; round <= num_rounds; ++round) {
+    std::istringstream lines(
+        folder.read(fmt::format("out/{}/round-{}/log.jsonl", configuration, round)));
+    json record;
+    for (std::string line; std::getline(lines, line);) {
+      const json next = json::parse(line);
+      if (next.contains("final")) {
+        logs.peaks.push_back(record.at("peak_bytes").at("total").get<double>());
+        if (round == 1) logs.planned = next.at("final").at("planned");
+        continue;
+      }
+      record = next;
+      if (record.at("step").get<int>() <= num_warmup) continue;
+      for (const char* field : {"step_ms", "exposed_comm_ms", "tokens_per_s", "sent_bytes"}) {
+        logs.values[field].push_back(record.at(field).get<double>());
+      }
+    }
+  }
+  return logs;
+}
+
+// In the JSON, the page and the table.
+TEST_F(Compare, FiguresAreThoseOfTheLogs) {
+  flags_["train.steps"] = "5";
+  const Outcome outcome = compare({{"rounds", "3"}, {"warmup_steps", "2"}});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const std::string page = folder_.read("out/report.html");
+  const json all = results();
+  ASSERT_EQ(all.at("configurations").size(), 4u);
+  constexpr double kMiB = 1 << 20;
+  for (const json& row : all.at("configurations")) {
+    const Logs logs = read_logs(folder_, row.at("folder").get<std::string>(), 3, 2);
+    ASSERT_EQ(logs.values.at("step_ms").size(), 9u);
+    ASSERT_EQ(logs.peaks.size(), 3u);
+    const std::string name = row.at("name");
+    const double peak = std::ranges::max(logs.peaks);
+    const double planned_peak = logs.planned.at("peak_bytes").at("total").get<double>();
+    const double planned_sent = logs.planned.at("sent_bytes").get<double>();
+    // The row of the page and that of the table.
+    const std::size_t at = page.find(fmt::format("<th scope=\"row\">{}</th>", name));
+    ASSERT_NE(at, std::string::npos);
+    const std::string cells = page.substr(at, page.find("</tr>", at) - at);
+    const std::size_t line = outcome.out.rfind("\n" + name + "  ");
+    ASSERT_NE(line, std::string::npos);
+    std::istringstream words(outcome.out.substr(line, outcome.out.find('\n', line + 1) - line));
+    const std::vector<std::string> shown{std::istream_iterator<std::string>(words), {}};
+    const auto is_shown = [&](const char* field, double value, const char* format, double unit) {
+      const std::string text = fmt::format(fmt::runtime(format), value / unit);
+      EXPECT_TRUE(std::ranges::count(shown, text) > 0) << name << " " << field << " " << text;
+      const std::string cell = fmt::format("data-field=\"{}\" data-value=\"", field);
+      const std::size_t begin = cells.find(cell);
+      ASSERT_NE(begin, std::string::npos) << name << " " << field;
+      EXPECT_EQ(std::stod(cells.substr(begin + cell.size())), value) << name << " " << field;
+      EXPECT_NE(cells.find(">" + text + "<"), std::string::npos) << name << " " << field;
+    };
+    for (const auto& [field, format, unit] : {std::tuple("step_ms", "{:.2f}", 1.0),
+                                              {"exposed_comm_ms", "{:.2f}", 1.0},
+                                              {"tokens_per_s", "{:.0f}", 1.0},
+                                              {"sent_bytes", "{:.2f}", kMiB}}) {
+      const double median = logs.median(field);
+      EXPECT_EQ(row.at("metrics").at(field).at("median").get<double>(), median) << name << field;
+      is_shown(field, median, format, unit);
+    }
+    EXPECT_EQ(row.at("peak_bytes").at("total").get<double>(), peak);
+    is_shown("peak_bytes", peak, "{:.2f}", kMiB);
+    EXPECT_EQ(row.at("planned").at("peak_bytes").at("total").get<double>(), planned_peak);
+    EXPECT_EQ(row.at("planned").at("sent_bytes").get<double>(), planned_sent);
+    for (const auto& [field, value] :
+         {std::pair("planned_peak_bytes", planned_peak), {"planned_sent_bytes", planned_sent}}) {
+      const std::string cell = fmt::format(
+          "data-field=\"{}\" data-value=\"{:.0f}\">planned {:.2f}<", field, value, value / kMiB);
+      EXPECT_NE(cells.find(cell), std::string::npos) << name << " " << cell;
+      EXPECT_TRUE(std::ranges::count(shown, fmt::format("{:.2f}", value / kMiB)) > 0)
+          << name << " " << field;
+    }
+  }
+}
 
 TEST_F(Compare, EndToEnd) {
   const Outcome outcome = compare({{"rounds", "2"}});
@@ -129,6 +230,37 @@ TEST_F(Compare, APlantedWrongBitFailsAndIsNamed) {
   const Outcome hash = compare({{"trainer", bad_hash}, {"out", folder_ / "b"}});
   EXPECT_EQ(hash.exit_code, 1);
   EXPECT_TRUE(has(hash.out, {"zero3 prefetch=0 (equal losses, other parameters at the end)"}));
+}
+
+// One bit of what rank 1 sends under zero3: no log was touched.
+TEST_F(Compare, AStrategyThatIsBrokenIsNamedAndSoIsItsUnit) {
+  flags_.erase("sweep");
+  flags_["strategies"] = "ddp,zero2,zero3,hsdp";
+  flags_["trainer"] = fs::absolute("tests/tools/train/broken_trainer");
+  const Outcome outcome = compare();
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.out, {"Parity fails: 1 configuration differs from ddp: zero3 ("}))
+      << outcome.out;
+  EXPECT_TRUE(has(outcome.err, {"[parity]"}));
+  const json rows = results().at("configurations");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const json& parity = rows[i].at("parity");
+    EXPECT_EQ(parity.at("kind") == "differs", i == 2) << rows[i].at("name") << parity;
+  }
+
+  flags_.erase("strategies");
+  std::vector<std::string> words = {"--find-divergence", "zero2", "zero3"};
+  for (const auto& [name, value] : flags_) {
+    if (name != "warmup_steps") words.push_back("--" + name + "=" + value);
+  }
+  const Outcome found = run_program("tools/compare/compare", words);
+  EXPECT_EQ(found.exit_code, 1);
+  EXPECT_TRUE(has(found.out, {"First difference: step 1", "unit h.1, tensor h.1.ln_1.weight",
+                              " 1 of 8 elements differ"}))
+      << found.out << found.err;
+  const json first = json::parse(folder_.read("out/divergence/divergence.json")).at("first");
+  EXPECT_EQ(first.at("b").at("unit"), "h.1");
+  EXPECT_EQ(first.at("step"), 1);
 }
 
 TEST_F(Compare, ATrainingThatFailsIsNamedAndTheOthersGoOn) {

@@ -3,18 +3,24 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "engine/error.h"
+#include "shard/placement.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/compare_request.h"
+#include "tools/models/gpt.h"
+#include "tools/train/planner.h"
 
 namespace tessera::tools {
 namespace {
@@ -69,6 +75,8 @@ TEST_F(CompareRequest, WhatCannotRunIsRefusedByTheNameOfItsConfiguration) {
   EXPECT_TRUE(
       has(refused({"--strategies=zero3,ddp", "--offload.parameters=1"}), {"configuration ddp"}));
   EXPECT_TRUE(has(refused({"--sweep=cpu.gemm=eigen,none"}), {"configuration ddp cpu.gemm=none"}));
+  EXPECT_TRUE(has(refused({"--sweep=memory_budget=1GiB,lots"}),
+                  {"configuration ddp memory_budget=lots", "40GiB"}));
   EXPECT_TRUE(has(refused({"--sweep=model.vocab=256,10"}), {"configuration ddp model.vocab=10"}));
   EXPECT_TRUE(has(refused({"--sweep=data.path=/nowhere"}), {"once"}));
   EXPECT_TRUE(has(refused({"--sweep=parallel.prefetch=0,1", "--parallel.prefetch=1"}), {"once"}));
@@ -235,6 +243,43 @@ TEST_F(CompareRequest, FormulasAreThoseOfTheStrategies) {
   EXPECT_EQ(
       sent_formula(request({"--strategies=ddp", "--parallel.ranks=1"}).configurations[0])->value,
       0);
+}
+
+// Every parameter is a multiple of 128 elements for each of 4 ranks, so nothing is padded.
+TEST_F(CompareRequest, FormulasAreWhatIsPlanned) {
+  const Request r =
+      request({"--strategies=ddp,zero1,zero2,zero3,shard_grad_op,hsdp,hybrid_zero2,hfsdp",
+               "--model.dim=512", "--model.seq=64", "--train.recompute",
+               "--sweep=precision.param=f32,bf16 train.accum=1,2 parallel.prefetch=0,1",
+               "--parallel.reductions_in_flight=0"});
+  ASSERT_EQ(r.configurations.size(), 64u);
+  for (const Configuration& c : r.configurations) {
+    ASSERT_EQ(c.num_ranks, 4);
+    Gpt model(c.model);
+    const engine::Shape shape{c.config.train.batch, c.model.seq};
+    const TrainPlan plan = make_plan(
+        c.config, {.num_ranks = c.num_ranks}, model,
+        {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}});
+    std::int64_t sent = 0;
+    for (const PlannedCollective& collective : plan.collectives) {
+      // Which formulas leave out: norms and losses.
+      if (collective.label != "norm" && collective.label != "values") sent += collective.bytes_sent;
+    }
+    const std::optional<Formula> formula = sent_formula(c);
+    ASSERT_TRUE(formula.has_value());
+    EXPECT_EQ(formula->value, double(sent)) << c.name << ": " << formula->numbers;
+    const std::vector<Formula> memory = memory_formulas(c);
+    EXPECT_EQ(memory.size(), shard::Placement::preset(c.config.parallel.strategy).parameters ==
+                                     shard::Place::kWhole
+                                 ? 3u
+                                 : 4u);
+    for (const Formula& f : memory) {
+      const auto planned = std::ranges::find_if(
+          plan.memory, [&](const PlannedMemory& m) { return name_of(m.category) == f.name; });
+      ASSERT_NE(planned, plan.memory.end()) << f.name;
+      EXPECT_EQ(f.value, double(planned->nbytes)) << c.name << " " << f.name << ": " << f.numbers;
+    }
+  }
 }
 
 }  // namespace

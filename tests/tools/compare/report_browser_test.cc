@@ -50,6 +50,15 @@ document.querySelectorAll('#table thead button')[3].click();
 root.dataset.first = document.querySelector('#table tbody th').textContent;
 root.dataset.hidden = [...document.querySelectorAll('section')].filter((s) => s.hidden).map((s) => s.id).join(' ');
 root.dataset.images = document.images.length;
+const sides = () => [...document.querySelectorAll('#sides tbody tr')]
+    .map((row) => [...row.children].map((cell) => cell.textContent).join('|')).join('; ');
+root.dataset.outer = sides();
+const picks = document.querySelectorAll('#sides select');
+if (picks.length === 2) {
+  picks[1].selectedIndex = 1;
+  picks[1].dispatchEvent(new Event('change'));
+}
+root.dataset.inner = sides();
 </script>)";
 
 class Browser : public ::testing::Test {
@@ -62,7 +71,9 @@ class Browser : public ::testing::Test {
   /// The page's document once its scripts have run.
   std::string drawn(const ordered_json& data, const ordered_json& steps, const std::string& size,
                     bool dark = false) const {
-    std::string page = report_page(data, steps);
+    return drawn_page(report_page(data, steps), size, dark);
+  }
+  std::string drawn_page(std::string page, const std::string& size, bool dark = false) const {
     page.insert(page.rfind("</body>"), kProbe);
     const std::string path = folder_.write("report.html", page);
     std::vector<std::string> words = {"120",
@@ -143,7 +154,13 @@ TEST_F(Browser, DrawsTheFiguresOfTheJsonWithoutAnError) {
   EXPECT_EQ(marks(page, "time", "forward and backward"), of_rows(data, metric("compute_ms")));
   EXPECT_EQ(marks(page, "time", "exposed communication"), of_rows(data, metric("exposed_comm_ms")));
   EXPECT_EQ(marks(page, "communication", "measured"), of_rows(data, metric("sent_bytes")));
-  EXPECT_EQ(marks(page, "communication", "theory").size(), 4u);
+  std::vector<double> formulas;
+  for (const ordered_json& row : data.at("configurations")) {
+    const ordered_json& sent = row.at("theory").at("sent");
+    if (!sent.is_null()) formulas.push_back(sent.at("bytes").get<double>());
+  }
+  EXPECT_EQ(formulas.size(), 4u);
+  EXPECT_EQ(marks(page, "communication", "theory"), formulas);
   EXPECT_EQ(marks(page, "memory", "optimizer").size(), 5u) << "one lies on the host";
   // Of the last one, which is picked at first.
   EXPECT_EQ(marks(page, "step-memory", "activations"), std::vector<double>{8000000});
@@ -151,6 +168,60 @@ TEST_F(Browser, DrawsTheFiguresOfTheJsonWithoutAnError) {
   EXPECT_EQ(marks(page, "step-memory", "most at one time"), std::vector<double>{10500000});
   EXPECT_EQ(marks(page, "step-memory", "measured peak"), std::vector<double>{17000000});
   EXPECT_EQ(marks(page, "gantt", "slice"), (std::vector<double>{9, 8, 6, 9.25}));
+}
+
+// As the program leaves it, of trainings.
+TEST_F(Browser, DrawsARealComparison) {
+  std::string text;
+  while (text.size() < 2000) text += "In the beginning God created the heaven and the earth.\n";
+  const testing::Flags flags = {{"data.path", folder_.write("text.txt", text)},
+                                {"model.layers", "2"},
+                                {"model.heads", "2"},
+                                {"model.dim", "8"},
+                                {"model.seq", "8"},
+                                {"train.batch", "1"},
+                                {"train.steps", "4"},
+                                {"warmup_steps", "1"},
+                                {"parallel.ranks", "2"},
+                                {"device", "cpu"},
+                                {"strategies", "ddp,zero3"},
+                                {"sweep", "parallel.prefetch=0,1"},
+                                {"out", folder_ / "out"}};
+  const Outcome compared = run_program("tools/compare/compare", flags);
+  ASSERT_EQ(compared.exit_code, 0) << compared.err;
+  const ordered_json data = ordered_json::parse(folder_.read("out/compare.json"));
+  const std::string page = drawn_page(folder_.read("out/report.html"), "1280,900");
+  EXPECT_EQ(attribute(page, "errors"), "0");
+  EXPECT_EQ(attribute(page, "drawn"), "yes");
+  EXPECT_EQ(attribute(page, "hidden"), "");
+  const auto metric = [](const char* name) {
+    return [name](const ordered_json& row) -> const ordered_json& {
+      return row.at("metrics").at(name).at("median");
+    };
+  };
+  const auto peak = [](const char* name) {
+    return [name](const ordered_json& row) -> const ordered_json& {
+      return row.at("peak_bytes").at(name);
+    };
+  };
+  const auto theory = [](const ordered_json& row) -> const ordered_json& {
+    return row.at("theory").at("sent").at("bytes");
+  };
+  EXPECT_EQ(marks(page, "memory", "parameters"), of_rows(data, peak("parameter_shard")));
+  EXPECT_EQ(marks(page, "memory", "optimizer"), of_rows(data, peak("optimizer")));
+  EXPECT_EQ(marks(page, "memory", "peak"), of_rows(data, peak("total")));
+  EXPECT_EQ(marks(page, "time", "forward and backward"), of_rows(data, metric("compute_ms")));
+  EXPECT_EQ(marks(page, "communication", "measured"), of_rows(data, metric("sent_bytes")));
+  EXPECT_EQ(of_rows(data, theory).size(), 4u);
+  EXPECT_EQ(marks(page, "communication", "theory"), of_rows(data, theory));
+  // The first beside the last, and beside the second: what differs, and nothing that does not.
+  const std::string outer = attribute(page, "outer"), inner = attribute(page, "inner");
+  for (const char* row : {"parallel.strategy|ddp|zero3|", "parallel.prefetch|0|1|"}) {
+    EXPECT_NE(outer.find(row), std::string::npos) << outer;
+  }
+  EXPECT_NE(inner.find("parallel.prefetch|0|1|"), std::string::npos) << inner;
+  EXPECT_EQ(inner.find("parallel.strategy"), std::string::npos) << inner;
+  EXPECT_EQ(inner.find("model."), std::string::npos) << inner;
 }
 
 TEST_F(Browser, IsUsedByKeyboard) {

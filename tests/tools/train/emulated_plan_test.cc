@@ -3,13 +3,15 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <set>
 #include <string>
+#include <vector>
 
-#include "shard/options.h"
-#include "shard/placement.h"
 #include "tests/testing/sanitizers.h"
+#include "tests/tools/train/covering_configs.h"
 #include "tests/tools/train/gpt_run.h"
 #include "tools/train/planner.h"
 
@@ -21,80 +23,88 @@ using engine::DType;
 
 constexpr GptConfig kModel = {.layers = 3, .heads = 2, .dim = 16, .seq = 8, .vocab = 40};
 
-std::int64_t peak(const nlohmann::json& record, const char* which, Category category) {
-  return record.at(which).at(std::string(name_of(category))).get<std::int64_t>();
-}
-
-void expect_as_planned(const TrainConfig& config) {
+TrainPlan plan_of(const TrainConfig& config, int rank) {
   Gpt model(kModel);
   const engine::Shape shape{1, kModel.seq};
-  const TrainPlan plan =
-      make_plan(config,
-                {.num_ranks = static_cast<int>(config.parallel.ranks),
-                 .on_gpus = true,
-                 .sums_in_rank_order = config.parallel.backend == BackendChoice::kThreads ||
-                                       config.parallel.canonical},
-                model, {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
+  const bool is_nccl = config.parallel.backend == BackendChoice::kNccl;
+  return make_plan(config,
+                   {.num_ranks = static_cast<int>(config.parallel.ranks),
+                    .rank = rank,
+                    .on_gpus = true,
+                    .sums_in_rank_order = !is_nccl || config.parallel.canonical,
+                    .is_nccl = is_nccl},
+                   model, {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
+}
+
+void expect_as_planned(const TrainConfig& config, const std::string& text) {
   const testing::TempFolder folder;
   const TokenDataset data(TokenFile(folder.write("text.txt", std::string(500, '\7'))),
                           {.seq = kModel.seq, .vocab = kModel.vocab});
   const testing::GptRun run = testing::run_gpt(config, kModel, data);
-  for (std::size_t i = 0; i < run.records.size(); ++i) {
-    const nlohmann::json& measured = run.records[i];
-    const StepRecord& planned = plan.steps[i == 0 ? 0 : 1];
-    const std::string what =
-        fmt::format("{} {} offload {} step {}", config.parallel.strategy,
-                    name_of(config.precision.param), config.offload.optimizer, i + 1);
-    EXPECT_EQ(measured.at("sent_bytes").get<std::int64_t>(), planned.traffic.bytes_sent) << what;
-    EXPECT_EQ(measured.at("num_collectives").get<std::int64_t>(), planned.traffic.num_collectives)
-        << what;
-    for (int c = 0; c < engine::kNumCategories; ++c) {
-      const auto category = static_cast<Category>(c);
-      const std::int64_t nbytes = planned.memory.peak_nbytes[static_cast<std::size_t>(c)];
-      if (category == Category::kWorkspace) {
-        EXPECT_LE(peak(measured, "peak_bytes", category), nbytes) << what;
-      } else {
-        EXPECT_EQ(peak(measured, "peak_bytes", category), nbytes)
-            << what << " " << name_of(category);
+  for (int rank = 0; rank < static_cast<int>(config.parallel.ranks); ++rank) {
+    const TrainPlan plan = plan_of(config, rank);
+    const std::vector<StepRecord>& steps = run.steps[static_cast<std::size_t>(rank)];
+    ASSERT_EQ(std::ssize(steps), config.train.steps);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const StepRecord& measured = steps[i];
+      const StepRecord& planned = plan.steps[i == 0 ? 0 : 1];
+      const std::string what = fmt::format("{}, rank {}, step {}", text, rank, i + 1);
+      EXPECT_EQ(measured.traffic, planned.traffic) << what;
+      for (std::size_t c = 0; c < engine::kNumCategories; ++c) {
+        const auto category = static_cast<Category>(c);
+        const std::int64_t nbytes = measured.step_memory.peak_nbytes[c];
+        if (category == Category::kWorkspace) {
+          EXPECT_LE(nbytes, planned.step_memory.peak_nbytes[c]) << what;
+        } else {
+          EXPECT_EQ(nbytes, planned.step_memory.peak_nbytes[c]) << what << " " << name_of(category);
+        }
+        // Norms of 8 bytes on their way to the host: more of them if the GPU is late.
+        const std::int64_t slack = category == Category::kWorkspace ? 64 : 0;
+        EXPECT_LE(std::abs(measured.step_host_memory.peak_nbytes[c] -
+                           planned.step_host_memory.peak_nbytes[c]),
+                  slack)
+            << what << " host " << name_of(category);
       }
-      if (!planned.host_memory) continue;
-      // Norms of 8 bytes on their way to the host: more of them if the GPU is late.
-      const std::int64_t slack = category == Category::kWorkspace ? 64 : 0;
-      EXPECT_LE(std::abs(peak(measured, "host_peak_bytes", category) -
-                         planned.host_memory->peak_nbytes[static_cast<std::size_t>(c)]),
-                slack)
-          << what << " host " << name_of(category);
     }
   }
-}
-
-TrainConfig config_of(const char* strategy, bool is_bf16, double offload) {
-  TrainConfig config;
-  config.device = DeviceChoice::kCuda;
-  config.parallel.ranks = 2;
-  config.parallel.backend = BackendChoice::kThreads;
-  config.parallel.strategy = strategy;
-  config.precision.param = is_bf16 ? DType::kBF16 : DType::kF32;
-  config.offload = {.gradients = offload, .optimizer = offload, .threads = 1};
-  if (shard::can_offload_parameters(shard::Placement::preset(strategy), config.precision)) {
-    config.offload.parameters = offload;
-  }
-  config.train.steps = 3;
-  config.train.accum = is_bf16 ? 2 : 1;
-  config.train.recompute = is_bf16;
-  config.train.batch = 1;
-  config.train.lr = 1e-3;
-  return config;
 }
 
 TEST(EmulatedPlan, SaysWhatGpusDo) {
-  for (const char* strategy : {"zero3", "ddp", "zero1", "hsdp"}) {
-    for (const bool is_bf16 : {false, true}) {
-      for (const double offload : {0.0, 0.6}) {
-        if (testing::kIsSlow && (offload > 0) != is_bf16) continue;
-        expect_as_planned(config_of(strategy, is_bf16, offload));
-      }
+  using testing::config_factor;
+  using Config = TrainConfig&;
+  TrainConfig base;
+  base.device = DeviceChoice::kCuda;
+  base.train.steps = 3;
+  base.train.batch = 1;
+  base.train.lr = 1e-3;
+  base.out = "unused";
+  std::vector<testing::ConfigFactor> factors = testing::parallel_factors();
+  factors.push_back(
+      {{"backend=threads", [](Config c) { c.parallel.backend = BackendChoice::kThreads; }},
+       {"backend=nccl", [](Config c) { c.parallel.backend = BackendChoice::kNccl; }},
+       {"backend=nccl canonical=true", [](Config c) {
+          c.parallel.backend = BackendChoice::kNccl;
+          c.parallel.canonical = true;
+        }}});
+  factors.push_back(config_factor<DType>("dtype",
+                                         [](Config c) -> auto& { return c.precision.param; },
+                                         {{"f32", DType::kF32}, {"bf16", DType::kBF16}}));
+  factors.push_back(config_factor<OffloadConfig>(
+      "offload", [](Config c) -> auto& { return c.offload; },
+      {{"none", {}}, {"parts", {.gradients = 0.6, .optimizer = 0.6, .threads = 1}}}));
+  const testing::CoveringConfigs covering = testing::covering_configs(base, factors);
+  std::set<std::string> refused = {"ranks=1 with reshard=2", "ranks=3 with reshard=2"};
+  for (const char* whole : {"ddp", "zero1", "zero2", "hybrid_zero2"}) {
+    for (const char* level : {"true", "2"}) {
+      refused.insert(fmt::format("strategy={} with reshard={}", whole, level));
     }
+  }
+  EXPECT_EQ(covering.impossible, refused);
+  EXPECT_GE(covering.rows.size(), 8u * 4);  // strategies x ranks
+  EXPECT_LT(covering.rows.size(), 48u);
+  for (std::size_t row = 0; row < covering.rows.size(); ++row) {
+    if (testing::kIsSlow && row % 5 != 0) continue;
+    expect_as_planned(covering.rows[row].config, covering.rows[row].text);
   }
 }
 
@@ -103,10 +113,25 @@ TEST(EmulatedPlan, SaysWhatGpusDoThatUpdateBesideBackward) {
     for (const auto overlap : {OverlapOptimizer::kBackward, OverlapOptimizer::kInterleaved}) {
       for (const double offload : {0.0, 0.6}) {
         if (testing::kIsSlow && (offload > 0) != (overlap == OverlapOptimizer::kBackward)) continue;
-        TrainConfig config = config_of(strategy, true, offload);
+        TrainConfig config;
+        config.device = DeviceChoice::kCuda;
+        config.parallel.ranks = 2;
+        config.parallel.backend = BackendChoice::kThreads;
+        config.parallel.strategy = strategy;
+        config.precision.param = DType::kBF16;
+        config.offload = {
+            .parameters = offload, .gradients = offload, .optimizer = offload, .threads = 1};
+        config.train.steps = 3;
+        config.train.accum = 2;
+        config.train.recompute = true;
+        config.train.batch = 1;
+        config.train.lr = 1e-3;
         config.train.overlap_optimizer = overlap;
         config.train.grad_clip = 0;
-        expect_as_planned(config);
+        expect_as_planned(
+            config, fmt::format("{} {} offload {}", strategy,
+                                overlap == OverlapOptimizer::kBackward ? "backward" : "interleaved",
+                                offload));
       }
     }
   }

@@ -1,6 +1,7 @@
 // A whole training run in process, as train_transformer makes it, and all that it leaves.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -17,6 +18,7 @@
 #include "tools/models/gpt_checkpoint.h"
 #include "tools/probe/probe.h"
 #include "tools/train/ranks.h"
+#include "tools/train/step_record.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::testing {
@@ -25,7 +27,8 @@ struct GptRun {
   std::vector<double> loss, grad_norm;  ///< of each step, as logged
   std::map<std::string, std::vector<float>> parameters;
   std::string params_sha256;
-  std::vector<nlohmann::json> records;  ///< of each step, as logged
+  std::vector<nlohmann::json> records;                ///< of each step, as logged
+  std::vector<std::vector<tools::StepRecord>> steps;  ///< the same of each rank, not only the first
 };
 
 /// Of a rank; null: none.
@@ -42,6 +45,7 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
   tools::RunLog log(config, "tokens");
   GptRun run;
   const tools::Ranks ranks = tools::Ranks::choose(config);
+  run.steps.resize(static_cast<std::size_t>(ranks.size));
   ranks.run(config, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
     CollectiveLog unread;
@@ -50,6 +54,8 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
     const auto probe = make_probe ? make_probe(world.rank()) : nullptr;
     tools::Trainer trainer(logged, ranks.compute(world.rank()), config, gpt.blocks(), gpt.root(),
                            is_first ? &log : nullptr, nullptr, probe.get());
+    trainer.on_step([&run, rank = static_cast<std::size_t>(world.rank())](
+                        const tools::StepRecord& step) { run.steps[rank].push_back(step); });
     if (!init_from.empty()) tools::load_gpt(trainer.fsdp(), gpt, init_from);
     const engine::Shape shape{config.train.batch, model.seq};
     const auto fill = [&](std::int64_t first, const tools::Batch& host) {

@@ -1,5 +1,6 @@
 // --plan, --audit and --memory_budget of the trainers, and the program plan, as a person meets
 // them.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <sstream>
 #include <string>
 
+#include "engine/io/text.h"
 #include "tests/testing/errors.h"
 #include "tests/tools/train/tiny_training.h"
 
@@ -22,6 +24,7 @@ using testing::has;
 using testing::Outcome;
 
 const std::string kPlan = "tools/plan/plan";
+const std::string kBrokenTrainer = "tests/tools/train/broken_trainer";
 
 class PlanCli : public testing::TinyTraining {
  protected:
@@ -53,9 +56,15 @@ TEST_F(PlanCli, IsTheSameFromTheProgramThatNeedsNoData) {
     return text.substr(0, text.find("a step has "));
   };
   EXPECT_EQ(upto_times(plan.out), upto_times(trainer.out));
+  // Ranks agree on what is planned, by its hash.
+  const std::string hash = plan.out.substr(0, std::string("plan 0123456789abcdef").size());
+  EXPECT_TRUE(has(run({{"out", folder_ / "other"}}).out, {hash + ": 3 units, zero3 on 2 ranks"}));
   flags["json"] = "true";
   const auto record = json::parse(testing::run_program(kPlan, flags).out);
+  EXPECT_EQ("plan " + record.at("hash").get<std::string>(), hash);
   EXPECT_GT(record.at("sent_bytes").get<std::int64_t>(), 0);
+  EXPECT_GT(record.at("host_ms").get<double>(), 0);
+  EXPECT_GT(record.at("num_launches").get<std::int64_t>(), record.at("num_collectives"));
   EXPECT_FALSE(has_run());
 }
 
@@ -107,10 +116,53 @@ TEST_F(PlanCli, AuditsEachKindOfRun) {
     flags["audit"] = "true";
     const Outcome outcome = run(flags);
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    EXPECT_TRUE(has(outcome.out, {"planned", "measured", "steps are as planned"})) << outcome.out;
+    EXPECT_TRUE(has(outcome.out, {"audit of a step, rank 0", "planned", "measured",
+                                  "steps are as planned on each of 2 ranks"}))
+        << outcome.out;
     const json planned = final_record().at("planned");
     EXPECT_GT(planned.at("peak_bytes").at("total").get<std::int64_t>(), 0);
+    // Of the last step that is compared: behind a validation there is none.
+    const char* field = more.contains("log.val_every") ? "first_step_sent_bytes" : "sent_bytes";
+    const std::string sent = engine::with_commas(planned.at(field).get<std::int64_t>());
+    EXPECT_TRUE(has(outcome.out, {fmt::format("  {:<24}{:>18}{:>18}", "bytes sent", sent, sent)}))
+        << outcome.out;
   }
+}
+
+// Rank 1 holds more in one of them, all ranks send more in the other.
+TEST_F(PlanCli, ARunThatIsNotAsPlannedEndsWithAnErrorOnceItIsSaved) {
+  struct Case {
+    const char *fault, *what, *rank;
+  };
+  for (const Case& c :
+       {Case{"allocate", "  activation  ", "rank 1"}, Case{"send", "  bytes sent  ", "rank 0"}}) {
+    const std::string model = folder_ / c.fault;
+    const Flags flags = with({{"audit", "true"}, {"fault", c.fault}, {"save.final", model}});
+    const Outcome outcome = testing::run_program(kBrokenTrainer, flags);
+    EXPECT_EQ(outcome.exit_code, 1);
+    const std::string end = fmt::format("step 2 is not as planned on {}\n", c.rank);
+    EXPECT_TRUE(has(outcome.out, {end})) << outcome.out;
+    EXPECT_TRUE(has(outcome.err, {"[audit] expected what was planned", "step 2 is not as planned",
+                                  fmt::format("({})", c.rank)}));
+    // The first of the lines that differ is of what was done wrong.
+    const std::size_t differs = outcome.out.find("DIFFERS");
+    const std::size_t line = outcome.out.rfind('\n', differs) + 1;
+    EXPECT_EQ(outcome.out.compare(line, std::string(c.what).size(), c.what), 0) << outcome.out;
+    EXPECT_TRUE(std::filesystem::exists(model + "/model.safetensors")) << c.fault;
+    EXPECT_TRUE(final_record().contains("planned"));
+    EXPECT_EQ(final_record().at("params_sha256").get<std::string>().size(), 64u);
+  }
+  const Outcome without =
+      testing::run_program(kBrokenTrainer, with({{"fault", "send"}, {"audit", "false"}}));
+  EXPECT_EQ(without.exit_code, 0) << without.err;
+}
+
+// Ranks that meet at every collective, with next to nothing to compute between them.
+TEST_F(PlanCli, ARunSaysWhatToTryNext) {
+  const Outcome outcome = run(
+      {{"train.steps", "12"}, {"parallel.prefetch", "0"}, {"parallel.reductions_in_flight", "0"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"\n  next    exposed communication is "})) << outcome.out;
 }
 
 TEST_F(PlanCli, KeepsToABudget) {
@@ -132,13 +184,23 @@ TEST_F(PlanCli, KeepsToABudget) {
 }
 
 TEST_F(PlanCli, RefusesBudgetsThatNothingMeets) {
+  Flags no_data = flags_;
+  no_data.erase("data.path");
+  no_data["model.vocab"] = "256";
+  no_data["memory_budget"] = "20kB";
+  const Outcome planned = testing::run_program(kPlan, no_data);
+  EXPECT_EQ(planned.exit_code, 1);
+  EXPECT_TRUE(has(planned.err, {"[memory_budget]", "20,000", "as asked", "offload.optimizer=1"}));
   const Outcome tight = run({{"memory_budget", "20kB"}});
   EXPECT_EQ(tight.exit_code, 1);
   EXPECT_TRUE(has(tight.err, {"[memory_budget]", "20,000", "as asked", "offload.optimizer=1"}));
   for (const char* bad : {"a lot", "-1GiB", "0"}) {
-    const Outcome outcome = run({{"memory_budget", bad}});
-    EXPECT_EQ(outcome.exit_code, 1);
-    EXPECT_TRUE(has(outcome.err, {"memory_budget", "40GiB", bad}));
+    no_data["memory_budget"] = bad;
+    for (const Outcome& outcome :
+         {run({{"memory_budget", bad}}), testing::run_program(kPlan, no_data)}) {
+      EXPECT_EQ(outcome.exit_code, 1);
+      EXPECT_TRUE(has(outcome.err, {"memory_budget", "40GiB", bad}));
+    }
   }
   EXPECT_FALSE(has_run());
 }

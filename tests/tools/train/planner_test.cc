@@ -5,15 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "shard/placement.h"
-#include "tests/testing/covering.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/sanitizers.h"
+#include "tests/tools/train/covering_configs.h"
 #include "tests/tools/train/gpt_run.h"
 #include "tools/io/nbytes.h"
 #include "tools/train/audit.h"
@@ -47,14 +48,15 @@ TrainConfig base(int ranks) {
   config.train.steps = 3;
   config.train.batch = 1;
   config.train.lr = 1e-3;
+  config.out = "unused";
   return config;
 }
 
-TrainPlan plan_of(const TrainConfig& config, const GptConfig& sizes = kModel) {
+TrainPlan plan_of(const TrainConfig& config, const GptConfig& sizes = kModel, int rank = 0) {
   Gpt model(sizes);
   const engine::Shape shape{config.train.batch, sizes.seq};
-  return make_plan(config, {.num_ranks = static_cast<int>(config.parallel.ranks)}, model,
-                   {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
+  return make_plan(config, {.num_ranks = static_cast<int>(config.parallel.ranks), .rank = rank},
+                   model, {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
 }
 
 std::string text_of(const engine::MemoryStats& memory) {
@@ -75,74 +77,93 @@ std::string text_of(const nlohmann::json& peaks) {
   return text + fmt::format("total {}", peaks.at("total").get<std::int64_t>());
 }
 
-std::string describe(const TrainConfig& c) {
-  return fmt::format(
-      "{} x {} {} reshard {} prefetch {} in flight {} pack {} recompute {} offload {} {} {} {}",
-      c.parallel.ranks, c.train.accum, c.parallel.strategy, c.parallel.reshard_after_forward,
-      c.parallel.prefetch, c.parallel.reductions_in_flight, c.parallel.unit_min_numel,
-      c.train.recompute.str(), c.offload.parameters, c.offload.gradients, c.offload.optimizer,
-      name_of(c.precision.param));
-}
-
-void expect_as_planned(const TrainConfig& config) {
-  const TrainPlan plan = plan_of(config);
+void expect_as_planned(const TrainConfig& config, const std::string& text) {
   const GptRun run = run_gpt(config, kModel, tokens());
-  for (std::size_t step = 0; step < run.records.size(); ++step) {
-    const nlohmann::json& measured = run.records[step];
-    const StepRecord& planned = plan.steps[std::min<std::size_t>(step, 1)];
-    const std::string what = fmt::format("{} step {}", describe(config), step + 1);
-    EXPECT_EQ(measured.at("sent_bytes").get<std::int64_t>(), planned.traffic.bytes_sent) << what;
-    EXPECT_EQ(measured.at("num_collectives").get<std::int64_t>(), planned.traffic.num_collectives)
-        << what;
-    EXPECT_EQ(text_of(measured.at("peak_bytes")), text_of(planned.memory)) << what;
-    if (planned.host_memory) {
-      EXPECT_EQ(text_of(measured.at("host_peak_bytes")), text_of(*planned.host_memory)) << what;
+  for (int rank = 0; rank < static_cast<int>(config.parallel.ranks); ++rank) {
+    const TrainPlan plan = plan_of(config, kModel, rank);
+    const std::vector<StepRecord>& steps = run.steps[static_cast<std::size_t>(rank)];
+    ASSERT_EQ(std::ssize(steps), config.train.steps);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const StepRecord& measured = steps[i];
+      const StepRecord& planned = plan.steps[std::min<std::size_t>(i, 1)];
+      const std::string what = fmt::format("{}, rank {}, step {}", text, rank, i + 1);
+      EXPECT_EQ(measured.traffic, planned.traffic) << what;
+      EXPECT_EQ(text_of(measured.step_memory), text_of(planned.step_memory)) << what;
+      EXPECT_EQ(text_of(measured.step_host_memory), text_of(planned.step_host_memory)) << what;
+      // And of the run so far, with what came before the first step.
+      EXPECT_EQ(text_of(measured.memory), text_of(planned.memory)) << what;
+      if (rank > 0) continue;
+      const nlohmann::json& logged = run.records[i];
+      EXPECT_EQ(logged.at("sent_bytes").get<std::int64_t>(), planned.traffic.bytes_sent) << what;
+      EXPECT_EQ(text_of(logged.at("peak_bytes")), text_of(planned.memory)) << what;
+      EXPECT_EQ(logged.contains("host_peak_bytes"), planned.host_memory.has_value()) << what;
     }
   }
 }
 
 TEST(Planner, SaysWhatRunsDo) {
-  constexpr std::array<const char*, 8> kStrategies = {
-      "zero3", "ddp", "zero1", "hsdp", "zero2", "shard_grad_op", "hfsdp", "hybrid_zero2"};
-  constexpr std::array<std::int64_t, 4> kPrefetch = {1, 0, 2, 9};
-  constexpr std::array<std::int64_t, 4> kRanks = {2, 1, 3, 4};
-  const std::array<shard::Precision, 4> precisions = {shard::Precision{},
-                                                      {DType::kBF16, DType::kF32, DType::kF32},
-                                                      {DType::kBF16, DType::kBF16, DType::kBF16},
-                                                      {DType::kF32, DType::kBF16, DType::kF32}};
-  constexpr std::array<OffloadConfig, 4> kOffload = {
-      OffloadConfig{},
-      {.parameters = 0.31, .gradients = 0.62, .optimizer = 0.47, .threads = 2},
-      {.parameters = 1, .gradients = 1, .optimizer = 1, .threads = 1},
-      {.optimizer = 0.3, .threads = 1}};
-  for (int row = 0; row < 2 * testing::kCoveringRows; ++row) {
-    std::array<std::size_t, 5> level{};
-    std::ranges::copy(testing::covering_levels(row % testing::kCoveringRows), level.begin());
-    TrainConfig config = base(static_cast<int>(kRanks[level[0]]));
-    config.parallel.strategy = kStrategies[2 * level[1] + static_cast<std::size_t>(row / 16)];
-    config.parallel.prefetch = kPrefetch[level[2]];
-    config.parallel.reductions_in_flight = kPrefetch[level[3]];
-    config.offload = kOffload[level[4]];
-    config.precision = precisions[static_cast<std::size_t>(row + row / 4) % 4];
-    if ((row + row / 4) % 2 == 1) {
-      config.train.recompute = row % 3 == 0 ? Recompute(true) : Recompute::first(row % 3);
+  using testing::config_factor;
+  using Config = TrainConfig&;
+  std::vector<testing::ConfigFactor> factors = testing::parallel_factors();
+  factors.push_back(config_factor<std::int64_t>(
+      "shard_ranks", [](Config c) -> auto& { return c.parallel.shard_ranks; },
+      {{"auto", 0}, {"1", 1}, {"2", 2}, {"4", 4}}));
+  factors.push_back(config_factor<shard::BackwardPrefetch>(
+      "backward_prefetch", [](Config c) -> auto& { return c.parallel.backward_prefetch; },
+      {{"pre", shard::BackwardPrefetch::kPre}, {"post", shard::BackwardPrefetch::kPost}}));
+  factors.push_back(config_factor<std::int64_t>(
+      "reductions_in_flight", [](Config c) -> auto& { return c.parallel.reductions_in_flight; },
+      {{"0", 0}, {"1", 1}, {"2", 2}, {"9", 9}}));
+  factors.push_back(
+      config_factor<AccumComm>("accum_comm", [](Config c) -> auto& { return c.train.accum_comm; },
+                               {{"every", AccumComm::kEvery}, {"last", AccumComm::kLast}}));
+  factors.push_back(config_factor<shard::Precision>(
+      "dtype", [](Config c) -> auto& { return c.precision; },
+      {{"f32", {}},
+       {"bf16", {DType::kBF16, DType::kF32, DType::kF32}},
+       {"bf16_throughout", {DType::kBF16, DType::kBF16, DType::kBF16}},
+       {"bf16_reduced", {DType::kF32, DType::kBF16, DType::kF32}}}));
+  factors.push_back(config_factor<OptimizerKind>(
+      "optimizer", [](Config c) -> auto& { return c.train.optimizer; },
+      {{"adamw", OptimizerKind::kAdamW}, {"sgd", OptimizerKind::kSgd}}));
+  factors.push_back(config_factor<std::int64_t>(
+      "unit_min_numel", [](Config c) -> auto& { return c.parallel.unit_min_numel; },
+      {{"0", 0}, {"40000", 40'000}}));
+  factors.push_back(config_factor<OffloadConfig>(
+      "offload", [](Config c) -> auto& { return c.offload; },
+      {{"none", {}},
+       {"parts", {.parameters = 0.31, .gradients = 0.62, .optimizer = 0.47, .threads = 2}},
+       {"gradients+states", {.gradients = 0.62, .optimizer = 1, .threads = 2}},
+       {"all", {.parameters = 1, .gradients = 1, .optimizer = 1, .threads = 1}},
+       {"states", {.optimizer = 0.3, .threads = 1}}}));
+  factors.push_back(config_factor<OverlapOptimizer>(
+      "overlap_optimizer", [](Config c) -> auto& { return c.train.overlap_optimizer; },
+      {{"none", OverlapOptimizer::kNone},
+       {"backward", OverlapOptimizer::kBackward},
+       {"interleaved", OverlapOptimizer::kInterleaved}}));
+  const testing::CoveringConfigs covering = testing::covering_configs(base(1), factors);
+  // More shards than ranks, or a number that does not divide them.
+  std::set<std::string> refused = {"ranks=1 with shard_ranks=2", "ranks=1 with shard_ranks=4",
+                                   "ranks=2 with shard_ranks=4", "ranks=3 with shard_ranks=2",
+                                   "ranks=3 with shard_ranks=4", "ranks=1 with reshard=2",
+                                   "ranks=3 with reshard=2",     "reshard=2 with shard_ranks=1"};
+  refused.insert("prefetch=0 with backward_prefetch=post");  // nothing is gathered ahead
+  for (const char* whole : {"ddp", "zero1", "zero2", "hybrid_zero2"}) {  // nothing is gathered
+    for (const char* level : {"reshard=true", "reshard=2", "backward_prefetch=post"}) {
+      refused.insert(fmt::format("strategy={} with {}", whole, level));
     }
-    config.train.accum = 1 + row % 3;
-    config.train.accum_comm = row % 5 == 4 ? AccumComm::kLast : AccumComm::kEvery;
-    config.train.optimizer = row % 2 == 0 ? OptimizerKind::kAdamW : OptimizerKind::kSgd;
-    config.parallel.unit_min_numel = row % 4 == 3 ? 40'000 : 0;
-    if (!shard::can_offload_parameters(shard::Placement::preset(config.parallel.strategy),
-                                       config.precision)) {
-      config.offload.parameters = 0;
+  }
+  for (const char* no_hybrid : {"ddp", "zero1", "zero2", "zero3", "shard_grad_op"}) {
+    for (const int shard_ranks : {1, 2, 4}) {
+      refused.insert(fmt::format("strategy={} with shard_ranks={}", no_hybrid, shard_ranks));
     }
-    if (config.parallel.strategy == std::string("zero3") && row % 3 == 1) {
-      config.parallel.reshard_after_forward = config.parallel.ranks % 2 == 0 ? "2" : "false";
-    }
-    if (row % 7 == 6) {
-      config.train.overlap_optimizer = OverlapOptimizer::kInterleaved;
-      config.train.grad_clip = 0;
-    }
-    expect_as_planned(config);
+  }
+  EXPECT_EQ(covering.impossible, refused);
+  EXPECT_GE(covering.rows.size(), 8u * 5);  // strategies x ways to offload
+  EXPECT_LT(covering.rows.size(), 100u);
+  for (std::size_t row = 0; row < covering.rows.size(); ++row) {
+    if (testing::kIsSlow && row % 5 != 0) continue;
+    expect_as_planned(covering.rows[row].config, covering.rows[row].text);
   }
 }
 

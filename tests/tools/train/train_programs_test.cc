@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -415,6 +416,30 @@ TEST_F(TrainMlpData, TheLossIsThatOfScaledPixelsAndTheTestImages) {
     return mlp.loss(tape, {x, targets}, {}).item();
   }),
               1e-5);
+}
+
+TEST_F(TrainMlpData, DoesWhatItPlans) {
+  Images images;
+  for (int i = 0; i < 12; ++i) images.add(static_cast<std::uint8_t>(20 * i), i % 10);
+  flags_["parallel.ranks"] = "3";
+  flags_["train.steps"] = "4";
+  const json planned = train(images, images, {{"audit", "true"}}).final.at("planned");
+  flags_["device"] = "cpu";
+  flags_["plan"] = "true";
+  flags_["out"] = folder_ / "unused";
+  const Outcome plan = run_program("tools/train/train_mlp", flags_);
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_EQ(plan.out.find("plan " + planned.at("hash").get<std::string>() + ", 3 ranks on CPUs\n"),
+            0u)
+      << plan.out;
+  // Nothing is computed when the first unit is gathered.
+  const std::size_t first = plan.out.find("all_gather ");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_NE(plan.out.find("compute waits", first), std::string::npos) << plan.out;
+  double exposed_ms = 0;
+  for (const json& c : planned.at("collectives")) exposed_ms += c.at("exposed_ms").get<double>();
+  EXPECT_GT(exposed_ms, 0);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "unused"));
 }
 
 TEST_F(TrainMlpData, AccuracyCountsEveryTestImageOnceWhateverTheNumberOfRanks) {

@@ -1,0 +1,35 @@
+// How much memory a reduction over NCCL takes beside its tensors: for what makes it, and for what
+// plans it without NCCL. Private to comm.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/process_group.h"
+
+namespace tessera::comm {
+
+/// Elements or bytes: parts begin where wide accesses may.
+constexpr std::int64_t round_up_part(std::int64_t n) {
+  constexpr std::int64_t kAlignment = 64;
+  return (n + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+/// Of an all-reduce in the order of ranks: elements that one of `size` ranks sums.
+inline std::int64_t all_reduce_part(std::int64_t numel, int size) {
+  return round_up_part((numel + size - 1) / size);
+}
+
+/// Bytes that NCCL writes before they are summed; 0: none. `canonical`: see NcclOptions.
+inline std::int64_t nccl_staging_nbytes(const Collective& c, int size, bool canonical) {
+  const bool scatters = c.op == Collective::Op::kReduceScatter;
+  if (!scatters && c.op != Collective::Op::kAllReduce) return 0;
+  const std::int64_t in_size = size_of(c.in.dtype());
+  if (!canonical) {
+    const bool is_direct = c.in.dtype() == engine::DType::kF32 && c.accumulate == Accumulate::kNo;
+    return is_direct ? 0 : c.out.numel() * in_size;
+  }
+  return size * (scatters ? round_up_part(c.in.nbytes() / size)
+                          : all_reduce_part(c.out.numel(), size) * in_size);
+}
+
+}  // namespace tessera::comm
