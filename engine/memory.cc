@@ -173,7 +173,7 @@ struct Memory::State {
 
   // Makes room for a block of `nbytes`, which no kept one serves; see the header.
   void shrink_cache(std::int64_t nbytes) {
-    if (owner != nullptr) return;  // CUDA frees nothing while a stream captures
+    if (owner != nullptr) return;  // as in free()
     const std::int64_t used = stats.reserved_nbytes - kept_nbytes + nbytes;
     const auto most = static_cast<std::int64_t>(
         kMaxReserved * static_cast<double>(std::max(peak_used_nbytes, used)));
@@ -304,7 +304,7 @@ void Memory::free(std::byte* data, std::int64_t nbytes, Category category) noexc
   }
   const std::int64_t block = block_nbytes(nbytes);
   State::Blocks& blocks = s.blocks_of_size.find(block)->second;
-  if (s.options.cache) {
+  if (s.options.cache || s.owner != nullptr) {  // CUDA frees nothing while a stream captures
     s.keep(blocks, block, data);
   } else {
     s.unmake(blocks, block, data);

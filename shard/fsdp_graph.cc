@@ -13,8 +13,8 @@ using engine::require;
 
 // [Note: a step as a graph]
 // A graph repeats what the device did, with the addresses it had. So each step has to begin and end
-// alike on the host: no unit is gathered, and rings hand out their first slot next. What a step
-// gathers ahead for the next one is therefore left out, and the graph begins with it. Everything
+// alike on the host: no unit is gathered, all slots are free. What a step gathers ahead for the
+// next one is therefore left out, and the graph begins with it. Everything
 // else that the host keeps from step to step - the plan of the schedule, events, counts of visits -
 // is the same behind each step, and events of the capture stand for the last launch. What changes
 // is read from the device: learning rates (Optimizer::repeat_step()), the number of updates, the
@@ -46,7 +46,6 @@ void Fsdp::rest() {
   check_not_held("a captured step");
   wait_for_readers();
   schedule_.cancel(compute_);
-  for (const auto& ring : rings_) ring->rewind();
 }
 
 std::function<void()> Fsdp::capture_step(const std::function<void()>& step) {
@@ -75,6 +74,7 @@ std::function<void()> Fsdp::capture_step(const std::function<void()>& step) {
 }
 
 GradNorm Fsdp::read_norm(const GradNorm& captured) {
+  std::erase_if(norms_in_flight_, [](const GradNorm& n) { return n.is_known(); });
   return norms_in_flight_.emplace_back(copy_norm(context_, compute_, captured));
 }
 

@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/cuda.h"
+#include "engine/elementwise.h"
 #include "shard/optimizer.h"
 #include "shard/rule_kernels.h"
 
@@ -102,11 +102,8 @@ class RuleOptimizer : public Optimizer {
 
   void set_rates(double lr) override {
     const GroupsCuda rates = rates_of(lr);
-    fsdp().compute().launch(
-        {.name = "optimizer.rates"}, [] {},
-        [&](const auto& stream) {
-          engine::cuda::store(stream, groups_on_gpu_.raw(), std::as_bytes(std::span(&rates, 1)));
-        });
+    engine::launch_store(fsdp().compute(), groups_on_gpu_, std::as_bytes(std::span(&rates, 1)),
+                         "optimizer.rates");
   }
 
   GroupsCuda rates_of(double lr) const {

@@ -36,8 +36,6 @@ class SlotRing {
   Slot& borrow(const std::string& borrower, std::int64_t nbytes, std::function<bool()> evict);
   /// `last_use`: when the borrower's last work on the slot is done.
   void give_back(Slot& slot, engine::Event last_use);
-  /// All are free: the next to be borrowed is the first.
-  void rewind() { next_ = 0; }
   std::size_t size() const { return slots_.size(); }
 
  private:

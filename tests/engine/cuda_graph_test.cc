@@ -99,6 +99,21 @@ TEST_F(CudaGraphTest, WhatIsKeptFromACaptureStaysTheGraphs) {
   EXPECT_EQ(stats.total_nbytes, 2 * x_.nbytes());
 }
 
+TEST_F(CudaGraphTest, ALaunchIsInOrderWithAllItsStreams) {
+  set_x(1);
+  step();
+  CudaGraph graph(memory_, {side_}, [&] { step(); });
+  const Tensor read = Tensor::zeros(memory_, {kNumel}, DType::kF32);
+  side_.wait(memory_.allocated());
+  for (int i = 0; i < 20; ++i) {
+    launch_set(side_, sum_, static_cast<float>(i), "before");
+    graph.launch();
+    launch_assign_or_add(side_, read, sum_, false, "behind");
+    side_.synchronize();
+    EXPECT_EQ(to_vector<float>(read).front(), static_cast<float>(i + 1));
+  }
+}
+
 TEST_F(CudaGraphTest, PeaksOfMemoryAreThoseWithout) {
   set_x(1);
   step();

@@ -2,11 +2,13 @@
 // cannot be captured.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "engine/elementwise.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
 
@@ -133,6 +135,28 @@ TEST(CudaGraph, GradientsThatAreNotFiniteSkipTheUpdateOfThatStep) {
     EXPECT_NE(norms[1].not_finite(), "");
     EXPECT_GT(norms[2].value(), 0);
     EXPECT_EQ(rank.sgd.num_steps(), 3);  // with the first, without the one that was skipped
+  });
+}
+
+TEST(CudaGraph, WhoReadsValuesIsWaitedFor) {
+  comm::run_ranks(1, {}, [](comm::ProcessGroup& world) {
+    Rank rank(world);
+    rank.step();
+    const auto launch = rank.fsdp.capture_step([&] { rank.step(); });
+    const engine::Stream reader = rank.compute.sibling("reader", {.delay_seed = 9});
+    const Tensor master =
+        rank.fsdp.units().front()->flats().front().master.device().slice(0, {300});
+    const Tensor read = Tensor::zeros(rank.memory, master.shape(), DType::kF32);
+    const std::vector<float> expected = engine::to_vector<float>(master);
+    reader.wait(rank.compute.record("now"));
+    for (int i = 0; i < 20; ++i) engine::launch_fill(reader, read, 0, "late");
+    engine::copy(read, master, reader);
+    rank.fsdp.keep_values_until(reader.record("read"));
+    rank.sgd.repeat_step(1e-3);
+    launch();
+    reader.synchronize();
+    EXPECT_EQ(engine::to_vector<float>(read), expected);
+    EXPECT_NE(engine::to_vector<float>(master), expected);
   });
 }
 
