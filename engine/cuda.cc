@@ -52,6 +52,20 @@ CurrentGpu::~CurrentGpu() {
 namespace cuda {
 namespace {
 
+// While one lives, what CUDA takes for unsafe while this thread captures is allowed: to ask for
+// memory, which is not part of what is captured.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { exchange(); }
+  ~RelaxedCapture() { exchange(); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  void exchange() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 cudaStream_t native(const Stream& stream) { return static_cast<cudaStream_t>(stream.native()); }
 
 void check(cudaError_t status, std::string_view call, const Stream& stream) {
@@ -74,6 +88,7 @@ int num_devices() {
 
 std::byte* allocate(const Device& device, std::int64_t nbytes) {
   const CurrentGpu current(device.index);
+  const RelaxedCapture relaxed;
   void* data = nullptr;
   const auto size = static_cast<std::size_t>(nbytes);
   const cudaError_t status =

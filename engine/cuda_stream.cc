@@ -76,19 +76,38 @@ class Mark {
 class CudaEvent final : public EventState {
  public:
   CudaEvent(cudaStream_t native, std::string_view name, std::shared_ptr<const std::string> stream,
-            int gpu)
+            int gpu, std::shared_ptr<StreamCapture> capture)
       : mark_(native, cudaEventDisableTiming | cudaEventBlockingSync, gpu),
         name_(name),
         stream_(std::move(stream)),
-        gpu_(gpu) {}
+        gpu_(gpu),
+        capture_(std::move(capture)) {}
 
   bool reached() override {
+    if (capture_ != nullptr) return of_last_launch().reached();
     return on_gpu([this] { return mark_.reached(); });
   }
   void wait() override {
+    if (capture_ != nullptr) return of_last_launch().wait();
     on_gpu([this] { check_cuda(cudaEventSynchronize(mark_.get()), "cudaEventSynchronize"); });
   }
   cudaEvent_t get() const { return mark_.get(); }
+  /// Null: not recorded in a capture.
+  const std::shared_ptr<StreamCapture>& capture() const { return capture_; }
+  /// What it stands for behind its capture.
+  const Event& of_last_launch() const {
+    require(!capture_->is_active,
+            "[graph] expected nobody to wait for what is captured, got event '{}' of {}", name_,
+            *stream_);
+    return capture_->last_launch;
+  }
+  /// Throws unless a stream that captures may take it for reached: see cuda_graph.h.
+  void check_before(const StreamCapture& capture) const {
+    require(recorded_ns_ < capture.begin_ns,
+            "[graph] expected events of the captured streams, got event '{}' of {}, which was "
+            "recorded beside the capture",
+            name_, *stream_);
+  }
 
  private:
   template <class F>
@@ -104,6 +123,8 @@ class CudaEvent final : public EventState {
   const std::string name_;
   const std::shared_ptr<const std::string> stream_;
   const int gpu_;
+  const std::shared_ptr<StreamCapture> capture_;
+  const std::int64_t recorded_ns_ = now_ns();
 };
 
 // Makes NVTX look for a profiler now, once: it does so lazily otherwise, in whichever threads come
@@ -199,7 +220,8 @@ class CudaStream final : public StreamImpl {
   Event record(std::string_view event_name) override {
     flags_.check();
     return on_gpu({}, [&] {
-      return Event(std::make_shared<CudaEvent>(stream_, event_name, where_, device().index));
+      return Event(
+          std::make_shared<CudaEvent>(stream_, event_name, where_, device().index, capture_));
     });
   }
 
@@ -208,6 +230,8 @@ class CudaStream final : public StreamImpl {
     if (event.state() == nullptr) return;
     if (auto* cpu_event = dynamic_cast<CpuEventState*>(event.state())) return wait(*cpu_event);
     auto* cuda_event = dynamic_cast<CudaEvent*>(event.state());
+    if (capture_ != nullptr) return wait_in_capture(event, *cuda_event);
+    if (cuda_event->capture() != nullptr) return wait(cuda_event->of_last_launch());
     on_gpu({}, [&] {
       Mark begin = mark();
       check_cuda(cudaStreamWaitEvent(stream_, cuda_event->get(), 0), "cudaStreamWaitEvent");
@@ -217,15 +241,25 @@ class CudaStream final : public StreamImpl {
   }
 
   void synchronize() override {
+    require(capture_ == nullptr, "[graph] expected nobody to wait for {} while it captures",
+            *where_);
     on_gpu({}, [&] { rebase(); });
     flags_.check();
   }
 
   std::int64_t blocked_ns() override {
-    settle();
+    if (capture_ == nullptr) settle();
     return blocked_ns_;
   }
   void* native() const override { return stream_; }
+  void set_capture(std::shared_ptr<StreamCapture> capture) override {
+    require(capture == nullptr || options().listener == nullptr,
+            "[graph] expected streams that nobody listens to, got {}: a graph has no times of its "
+            "launches",
+            *where_);
+    capture_ = std::move(capture);
+  }
+  bool is_capturing() const override { return capture_ != nullptr; }
 
  private:
   struct Pending {
@@ -257,8 +291,22 @@ class CudaStream final : public StreamImpl {
     });
   }
 
+  // Without times, which would be asked for.
+  void wait_in_capture(const Event& handle, const CudaEvent& event) {
+    if (event.capture() != capture_) {
+      event.check_before(*capture_);
+      capture_->before.push_back(handle);
+      return;
+    }
+    on_gpu({}, [&] {
+      check_cuda(cudaStreamWaitEvent(stream_, event.get(), 0), "cudaStreamWaitEvent");
+    });
+  }
+
   // See cuda_host_flags.h.
   void wait(CpuEventState& event) {
+    require(capture_ == nullptr,
+            "[graph] expected work of the GPU alone, got {} to wait for the host", *where_);
     if (event.reached()) return event.wait();
     on_gpu({}, [&] {
       settle();
@@ -338,6 +386,7 @@ class CudaStream final : public StreamImpl {
   std::int64_t last_end_ns_ = 0;  // told to the listener
   bool is_told_ = true;           // the listener wanted the last launch
   HostFlags flags_;
+  std::shared_ptr<StreamCapture> capture_;  // null: work is done
 };
 
 }  // namespace

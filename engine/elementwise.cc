@@ -1,6 +1,8 @@
 #include "engine/elementwise.h"
 
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "engine/cuda.h"
 
@@ -67,6 +69,18 @@ void launch_set(const Stream& stream, const Tensor& dst, float value, std::strin
       [&](const auto& cuda_stream) {
         cuda::set(cuda_stream, dst.raw(), dst.dtype(), dst.numel(), value);
       });
+}
+
+void launch_store(const Stream& stream, const Tensor& dst, std::span<const std::byte> data,
+                  std::string_view name) {
+  require(std::ssize(data) == dst.nbytes(), "[store] expected {} bytes, got {} ({})", dst.nbytes(),
+          data.size(), dst.name());
+  stream.launch(
+      {.name = name, .bytes_written = dst.nbytes()},
+      [dst, to = dst.raw(), copied = std::vector(data.begin(), data.end())] {
+        std::memcpy(to, copied.data(), copied.size());
+      },
+      [&](const auto& cuda_stream) { cuda::store(cuda_stream, dst.raw(), data); });
 }
 
 void launch_fill(const Stream& stream, const Tensor& dst, int byte, std::string_view name,

@@ -1,6 +1,9 @@
+#include <cstring>
+
 #include "engine/cuda.h"
 #include "engine/cuda_launch.cuh"
 #include "engine/elementwise.h"
+#include "engine/error.h"
 
 namespace tessera::engine::cuda {
 namespace {
@@ -53,7 +56,26 @@ __global__ void set_kernel(T* dst, std::int64_t numel, float value) {
   for (std::int64_t i = stride_begin(); i < numel; i += stride_step()) store_f32(dst[i], value);
 }
 
+struct Stored {
+  std::uint64_t words[kMaxStored / sizeof(std::uint64_t)];
+};
+
+__global__ void store_kernel(std::uint64_t* dst, Stored data, int num_words) {
+  const auto i = static_cast<int>(threadIdx.x);
+  if (i < num_words) dst[i] = data.words[i];
+}
+
 }  // namespace
+
+void store(const Stream& stream, std::byte* dst, std::span<const std::byte> data) {
+  require(data.size() <= kMaxStored && data.size() % sizeof(std::uint64_t) == 0,
+          "[cuda] expected at most {} bytes in words of 8, got {}", kMaxStored, data.size());
+  Stored stored{};
+  std::memcpy(&stored, data.data(), data.size());
+  const auto num_words = static_cast<int>(data.size() / sizeof(std::uint64_t));
+  launch_kernel(stream, {.grid = dim3(1), .block = dim3(kMaxStored / sizeof(std::uint64_t))},
+                store_kernel, reinterpret_cast<std::uint64_t*>(dst), stored, num_words);
+}
 
 void set(const Stream& stream, std::byte* dst, DType dtype, std::int64_t numel, float value) {
   dispatch_float(dtype, "set", [&](auto t) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -53,6 +54,10 @@ void launch_assign_or_add(const Stream& stream, const Tensor& dst, const Tensor&
                           bool accumulate, std::string_view name, std::string detail = {});
 /// dst[i] = value; f32 or bf16.
 void launch_set(const Stream& stream, const Tensor& dst, float value, std::string_view name);
+/// The bytes of dst = data, at most 1 KiB in words of 8, taken at the call: for what changes from
+/// launch to launch of a graph.
+void launch_store(const Stream& stream, const Tensor& dst, std::span<const std::byte> data,
+                  std::string_view name);
 /// Sets every byte.
 void launch_fill(const Stream& stream, const Tensor& dst, int byte, std::string_view name,
                  std::string detail = {});

@@ -76,6 +76,40 @@ MemoryStats with_peaks_of(MemoryStats now, const MemoryStats& earlier) {
   return now;
 }
 
+// What a graph has. Dies with the state at the latest; the state is locked for all of it.
+class Memory::Owned {
+ public:
+  explicit Owned(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  ~Owned();
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+
+ private:
+  friend class Memory;
+  struct Peaks {
+    std::array<std::int64_t, kNumCategories> nbytes{};
+    std::int64_t total_nbytes = 0;
+
+    static Peaks of(const MemoryStats& now) { return {now.current_nbytes, now.total_nbytes}; }
+    void raise(const MemoryStats& now) {
+      for (std::size_t c = 0; c < nbytes.size(); ++c) {
+        nbytes[c] = std::max(nbytes[c], now.current_nbytes[c]);
+      }
+      total_nbytes = std::max(total_nbytes, now.total_nbytes);
+    }
+  };
+  struct Block {
+    std::int64_t nbytes;  // of the whole
+    std::int64_t used_nbytes = 0;
+    Category category{};
+    bool is_used = true;
+  };
+
+  std::shared_ptr<State> state_;
+  std::map<std::byte*, Block> blocks_;
+  Peaks before_, peaks_;
+};
+
 struct Memory::State {
   State(MemoryOptions o, const Device& d, std::optional<Stream> h)
       : options(std::move(o)), device(d), home(std::move(h)) {
@@ -104,6 +138,8 @@ struct Memory::State {
   std::int64_t kept_nbytes = 0, peak_used_nbytes = 0;  // whole blocks
   std::uint64_t num_kept = 0;                          // ever
   std::uint64_t next_serial = 1;
+  std::shared_ptr<Owned> owner;        // of what is handed out now; null: nobody's
+  std::map<std::byte*, Owned*> owned;  // blocks that are out of the books
 
   // A new block, or null. Throws bad_alloc without room for the books.
   std::byte* make(Blocks& blocks, std::int64_t nbytes) {
@@ -137,6 +173,7 @@ struct Memory::State {
 
   // Makes room for a block of `nbytes`, which no kept one serves; see the header.
   void shrink_cache(std::int64_t nbytes) {
+    if (owner != nullptr) return;  // as in free()
     const std::int64_t used = stats.reserved_nbytes - kept_nbytes + nbytes;
     const auto most = static_cast<std::int64_t>(
         kMaxReserved * static_cast<double>(std::max(peak_used_nbytes, used)));
@@ -172,6 +209,7 @@ struct Memory::State {
   }
 
   void release_cache() {
+    if (owner != nullptr) return;
     for (auto& [nbytes, blocks] : blocks_of_size) {
       while (!blocks.kept.empty()) unmake(blocks, nbytes, take(blocks, nbytes));
     }
@@ -238,6 +276,10 @@ std::byte* Memory::allocate(std::int64_t nbytes, Category category, std::string_
   stats.total_nbytes += nbytes;
   stats.peak_nbytes[c] = std::max(stats.peak_nbytes[c], stats.current_nbytes[c]);
   stats.peak_total_nbytes = std::max(stats.peak_total_nbytes, stats.total_nbytes);
+  if (s.owner != nullptr) {
+    s.owner->peaks_.raise(stats);
+    s.owner->blocks_[data] = {.nbytes = block, .used_nbytes = nbytes, .category = category};
+  }
   return data;
 }
 
@@ -250,15 +292,81 @@ void Memory::free(std::byte* data, std::int64_t nbytes, Category category) noexc
     }
   }
   const std::lock_guard lock(s.mutex);
+  if (const auto owned = s.owned.find(data); owned != s.owned.end()) {
+    owned->second->blocks_.find(data)->second.is_used = false;
+    return;
+  }
   s.stats.current_nbytes[static_cast<std::size_t>(category)] -= nbytes;
   s.stats.total_nbytes -= nbytes;
+  if (s.owner != nullptr) {
+    const auto mine = s.owner->blocks_.find(data);
+    if (mine != s.owner->blocks_.end()) mine->second.is_used = false;
+  }
   const std::int64_t block = block_nbytes(nbytes);
   State::Blocks& blocks = s.blocks_of_size.find(block)->second;
-  if (s.options.cache) {
+  if (s.options.cache || s.owner != nullptr) {  // CUDA frees nothing while a stream captures
     s.keep(blocks, block, data);
   } else {
     s.unmake(blocks, block, data);
   }
+}
+
+void Memory::begin_owning() {
+  auto owner = std::make_shared<Owned>(state_);
+  const std::lock_guard lock(state_->mutex);
+  owner->before_ = owner->peaks_ = Owned::Peaks::of(state_->stats);
+  state_->owner = std::move(owner);
+}
+
+std::shared_ptr<Memory::Owned> Memory::end_owning() {
+  State& s = *state_;
+  const std::lock_guard lock(s.mutex);
+  const std::shared_ptr<Owned> owner = std::exchange(s.owner, nullptr);
+  for (auto& [data, block] : owner->blocks_) {
+    s.owned.emplace(data, owner.get());
+    if (block.is_used) {
+      s.stats.current_nbytes[static_cast<std::size_t>(block.category)] -= block.used_nbytes;
+      s.stats.total_nbytes -= block.used_nbytes;
+    } else {
+      s.kept_nbytes -= block.nbytes;
+      std::erase_if(s.blocks_of_size.find(block.nbytes)->second.kept,
+                    [&](const State::Kept& kept) { return kept.data == data; });
+    }
+  }
+  return owner;
+}
+
+// A block that is still in use has left the books: it goes when its user lets go.
+Memory::Owned::~Owned() {
+  State& s = *state_;
+  const std::lock_guard lock(s.mutex);
+  for (const auto& [data, block] : blocks_) {
+    s.owned.erase(data);
+    if (!block.is_used) {
+      s.keep(s.blocks_of_size.find(block.nbytes)->second, block.nbytes, data);
+      continue;
+    }
+    s.stats.current_nbytes[static_cast<std::size_t>(block.category)] += block.used_nbytes;
+    s.stats.total_nbytes += block.used_nbytes;
+  }
+}
+
+void Memory::count_again(const Owned& owned) {
+  State& s = *state_;
+  const std::lock_guard lock(s.mutex);
+  MemoryStats& stats = s.stats;
+  const std::int64_t more = owned.peaks_.total_nbytes - owned.before_.total_nbytes;
+  const std::int64_t limit = s.options.limit_nbytes;
+  require<OutOfMemory>(limit == 0 || more <= limit - stats.total_nbytes,
+                       "[memory] expected to stay within {} bytes on {}, got {} in use and {} more "
+                       "of a graph",
+                       limit, to_string(s.device), stats.total_nbytes, more);
+  for (std::size_t c = 0; c < stats.peak_nbytes.size(); ++c) {
+    stats.peak_nbytes[c] =
+        std::max(stats.peak_nbytes[c],
+                 stats.current_nbytes[c] + owned.peaks_.nbytes[c] - owned.before_.nbytes[c]);
+  }
+  stats.peak_total_nbytes = std::max(stats.peak_total_nbytes, stats.total_nbytes + more);
 }
 
 MemoryStats Memory::stats() const {

@@ -98,6 +98,17 @@ class Memory {
   /// `nbytes` and `category` as given to allocate().
   void free(std::byte* data, std::int64_t nbytes, Category category) noexcept;
 
+  // For cuda_graph.h. A block that is handed out between the first two calls belongs to the result:
+  // it is nobody else's until that dies, and no part of the books behind the second call. On a
+  // thread that captures.
+
+  class Owned;
+  void begin_owning();
+  std::shared_ptr<Owned> end_owning();
+  /// Peaks are at least what they were between those calls, above what is in use now. Throws as
+  /// allocate().
+  void count_again(const Owned& owned);
+
   /// Reached when another stream may use what was allocated so far.
   Event allocated() const;
 

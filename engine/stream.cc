@@ -73,7 +73,15 @@ Device Stream::device() const { return impl_->device(); }
 void Stream::push_scope(Scope scope) const { impl_->push_scope(scope); }
 void Stream::pop_scope() const { impl_->pop_scope(); }
 std::int64_t Stream::blocked_ns() const { return impl_->blocked_ns(); }
+bool Stream::is_capturing() const { return impl_->is_capturing(); }
+void Stream::set_capture(const std::shared_ptr<internal::StreamCapture>& capture) const {
+  impl_->set_capture(capture);
+}
 void* Stream::native() const { return impl_->native(); }
+void internal::StreamImpl::set_capture(std::shared_ptr<StreamCapture> /*capture*/) {
+  fail("[graph] expected a stream of a GPU, got '{}' of {}", name(), to_string(device()));
+}
+
 std::shared_ptr<void>& Stream::state_slot(std::type_index type) const {
   return impl_->states()[type];
 }

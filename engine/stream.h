@@ -85,6 +85,7 @@ struct MetaRates;
 
 namespace internal {
 class EventState;
+struct StreamCapture;
 class StreamImpl;
 }  // namespace internal
 
@@ -161,6 +162,8 @@ class Stream {
   /// Nanoseconds this stream has been held up in wait(), since creation: the thread of an inline
   /// stream; on a GPU the waits that are over by now.
   std::int64_t blocked_ns() const;
+  /// What is launched now is kept for a graph; see cuda_graph.h.
+  bool is_capturing() const;
   /// The cudaStream_t, or null.
   void* native() const;
   /// A T(stream) that lives as long as the stream does: library handles and what they cache. Made
@@ -174,9 +177,11 @@ class Stream {
 
   friend bool operator==(const Stream&, const Stream&) = default;
   friend std::int64_t meta_now_ns(const Stream& stream);
+  friend class CudaGraph;
 
  private:
   explicit Stream(std::shared_ptr<internal::StreamImpl> impl) : impl_(std::move(impl)) {}
+  void set_capture(const std::shared_ptr<internal::StreamCapture>& capture) const;
   std::shared_ptr<void>& state_slot(std::type_index type) const;
   std::shared_ptr<internal::StreamImpl> impl_;
 };

@@ -25,6 +25,15 @@ class EventState {
   virtual void wait() = 0;
 };
 
+/// A capture of streams of a GPU, while it is made and as long as its events live; see
+/// cuda_graph.h.
+struct StreamCapture {
+  bool is_active = true;  ///< streams still capture
+  std::int64_t begin_ns = now_ns();
+  std::vector<Event> before = {};  ///< recorded before it, to be waited for by the first launch
+  Event last_launch = {};          ///< of the graph, its end
+};
+
 /// An event of a stream of the CPU.
 class CpuEventState : public EventState {
  public:
@@ -47,6 +56,10 @@ class StreamImpl {
   virtual void synchronize() = 0;
   virtual std::int64_t blocked_ns() = 0;
   virtual void* native() const { return nullptr; }
+  /// From now on launches, records and waits are part of `capture`, whose streams CUDA knows; null:
+  /// they are done again.
+  virtual void set_capture(std::shared_ptr<StreamCapture> capture);
+  virtual bool is_capturing() const { return false; }
   virtual void push_scope(Scope scope) { scopes_.push_back(scope); }
   virtual void pop_scope() { scopes_.pop_back(); }
 

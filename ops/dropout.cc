@@ -110,12 +110,20 @@ void launch_mask(const Tape& tape, std::string_view name, const GradTarget& out,
 
 }  // namespace
 
-Tensor dropout(Tape& tape, const Tensor& x, float p, RandomStream random,
-               std::uint64_t first_index) {
+Tensor dropout(Tape& tape, const Tensor& x, float p, RandomStream random, std::uint64_t first_index,
+               const IndexOffset& offset) {
   engine::require(p >= 0 && p < 1, "[dropout] expected a probability in [0, 1), got {} ({})", p,
                   x.name());
   if (p == 0) return x;
-  const DropoutMask mask{random, first_index, threshold_of(p), 1 / (1 - p)};
+  engine::require(!offset.count.defined() || offset.count.device().is_cuda(),
+                  "[dropout] expected an offset of indices on a GPU only, got one on {} ({})",
+                  to_string(tape.stream().device()), x.name());
+  const DropoutMask mask{random,
+                         first_index,
+                         threshold_of(p),
+                         1 / (1 - p),
+                         offset.count.defined() ? offset.count.data<std::int64_t>() : nullptr,
+                         offset.numel};
   const bool wants_dx = tape.needs_grad(x);
   const Tensor y = tape.empty(x.shape(), x.dtype(), "dropout");
   launch_mask(tape, "dropout.forward", {y}, x, mask);

@@ -21,6 +21,9 @@ __device__ float keep_or_drop(float x, std::uint32_t word, const DropoutMask& ma
 template <bool kAligned, class T>
 __global__ void dropout_kernel(T* out, bool accumulate, const T* in, std::int64_t numel,
                                DropoutMask mask) {
+  if (mask.offset_count != nullptr) {
+    mask.first_index += static_cast<std::uint64_t>(*mask.offset_count * mask.offset_numel);
+  }
   constexpr int kWidth = kAligned ? kVectorWidth<T> : kWords;
   const auto skip = static_cast<std::int64_t>(mask.first_index % kWords);  // of the first block
   const std::uint64_t first_block = mask.first_index / kWords;
@@ -60,7 +63,9 @@ void dropout_cuda(const Stream& stream, const GradTarget& out, const Tensor& in,
     using T = decltype(t);
     T* dst = out.dst.data<T>();
     const T* src = in.data<T>();
-    const bool aligned = mask.first_index % kWords == 0 && are_aligned<kVectorWidth<T>>(dst, src);
+    const bool aligned = mask.first_index % kWords == 0 &&
+                         (mask.offset_count == nullptr || mask.offset_numel % kWords == 0) &&
+                         are_aligned<kVectorWidth<T>>(dst, src);
     const std::int64_t width = aligned ? kVectorWidth<T> : kWords;
     const std::int64_t count = (in.numel() + kWords - 1 + width - 1) / width;
     engine::launch_kernel(stream, engine::stride_shape(in.numel() == 0 ? 0 : count),

@@ -16,7 +16,9 @@ struct DropoutMask {
   engine::RandomStream random;
   std::uint64_t first_index;
   std::uint32_t threshold;
-  float scale;  ///< of what is kept
+  float scale;                                 ///< of what is kept
+  const std::int64_t* offset_count = nullptr;  ///< IndexOffset::count; null: none
+  std::int64_t offset_numel = 0;
 };
 
 /// out[i] = or += in[i] scale, or 0 where the mask drops it. f32 or bf16, alike.

@@ -420,8 +420,10 @@ GradNorm Fsdp::finish_step() {
   }
   const std::optional<Early> early = std::exchange(early_, std::nullopt);
   GradNorm norm = reduce_norm(context_, compute_, units_, mean_scale());
-  std::erase_if(norms_in_flight_, [](const GradNorm& n) { return n.is_known(); });
-  norms_in_flight_.push_back(norm);
+  if (!compute_.is_capturing()) {
+    std::erase_if(norms_in_flight_, [](const GradNorm& n) { return n.is_known(); });
+    norms_in_flight_.push_back(norm);
+  }
   phase_ = early ? Phase::kIdle : Phase::kFinished;
   if (early && updates_on_host()) {
     for (const bool root : {true, false}) {  // as the next forward needs them
@@ -569,7 +571,7 @@ void Fsdp::updated(Unit& unit, const engine::Stream& stream,
 
 void Fsdp::gather_updated(Unit& unit) {
   unit.gather_renewed();
-  if (unit.is_root()) unit.unshard(compute_, "forward");
+  if (unit.is_root() && !compute_.is_capturing()) unit.unshard(compute_, "forward");
 }
 
 void Fsdp::parameters_changed() {

@@ -106,6 +106,19 @@ class Fsdp {
   /// Gives the step up, on every rank alike: its gradients are forgotten. Throws InvalidArgument if
   /// Optimizer::step_in_backward() has updated some of the parameters.
   void cancel_step();
+  /// Captures step(), a whole one from begin_step() to its update by an optimizer's step(), without
+  /// doing it, and returns what does it: to be called between steps, each time behind
+  /// Optimizer::repeat_step(). Batches, and all else that changes, come by device memory; see
+  /// [Note: a step as a graph] and engine/cuda_graph.h. One step came before it as usual, so that
+  /// everything is warm. The result dies before this object, and is of no use behind
+  /// trainable_changed(). Steps of the usual kind, evaluations and checkpoints go on between its
+  /// calls. Throws InvalidArgument without a GPU, with several ranks, with what the host takes part
+  /// in (offload, reducers of one's own, check_gradients, UnusedParameters::kSkip, join(),
+  /// step_in_backward()) and with listeners.
+  std::function<void()> capture_step(const std::function<void()>& step);
+  /// What finish_step() would have returned, behind a call of that result: the norm now.
+  /// `captured`: what it returned in the capture, which itself cannot be read.
+  GradNorm read_norm(const GradNorm& captured);
   /// Blocks until all collectives are done. Throws CommError if one failed.
   void synchronize() const;
   /// Gradient sums times this are the mean over ranks and micro-steps, or behind join() over
@@ -188,7 +201,9 @@ class Fsdp {
   void updated(Unit& unit, const engine::Stream& stream,
                const std::vector<WrittenOnHost>& on_host = {});
   /// All units are updated: starts the first gathers of the next forward.
-  void prefetch_forward() { schedule_.prefetch_first(compute_); }
+  void prefetch_forward() {
+    if (!compute_.is_capturing()) schedule_.prefetch_first(compute_);
+  }
 
   /// For who reads or writes whole values: throws InvalidArgument inside a step, and while a region
   /// is open, naming its unit. `caller` is for the message.
@@ -222,6 +237,8 @@ class Fsdp {
   void create_units(const std::vector<engine::Block*>& blocks, engine::Block* root);
   void create_rings();
   void check_whole(std::string_view caller) const;
+  void check_can_capture() const;
+  void rest();
   void create_sum_slots();
   void create_checks();
   void recut(Unit& unit);

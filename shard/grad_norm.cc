@@ -107,6 +107,10 @@ void reduce_on_gpu(const UnitContext& context, const Stream& compute,
   finish_norm(compute, norm, all, mean_scale);
 }
 
+Tensor empty_norm(const engine::Memory& memory) {
+  return Tensor::empty(memory, {2}, DType::kI32, "norm", Category::kWorkspace);
+}
+
 }  // namespace
 
 Tensor make_norm_words(const engine::Memory& memory) {
@@ -151,6 +155,8 @@ std::optional<float> GradNorm::unchecked_value() const {
 }
 
 std::string GradNorm::not_finite() const {
+  engine::require(state_->on_host.defined(),
+                  "[fsdp] expected Fsdp::read_norm() of a captured step, got its norm read");
   state_->copied.wait();
   if (state_->on_device.defined())
     state_->group->check();  // an aborted gather ends without an error
@@ -169,10 +175,8 @@ GradNorm reduce_norm(const UnitContext& context, const Stream& compute,
     state->parameters.insert(state->parameters.end(), flat.parameters.begin(),
                              flat.parameters.end());
   });
-  const auto make = [](const engine::Memory& memory) {
-    return Tensor::empty(memory, {2}, DType::kI32, "norm", Category::kWorkspace);
-  };
-  state->on_host = make(context.pinned);
+  const bool is_captured = compute.is_capturing();
+  if (!is_captured) state->on_host = empty_norm(context.pinned);
   if (context.check != nullptr) {
     context.gather.wait(compute.record("gradient_check"));
     state->check = context.check;
@@ -187,11 +191,26 @@ GradNorm reduce_norm(const UnitContext& context, const Stream& compute,
     if (throws && !compute.device().is_meta) static_cast<void>(norm.value());
     return norm;
   }
-  state->on_device = make(context.memory);
+  state->on_device = empty_norm(context.memory);
   reduce_on_gpu(context, compute, units, mean_scale, state->on_device);
-  engine::copy(state->on_host, state->on_device, compute, "norm.copy");
-  state->copied = compute.record("norm copied");
-  return GradNorm(std::move(state));
+  GradNorm norm(std::move(state));
+  if (!is_captured) norm.read(compute);
+  return norm;
+}
+
+void GradNorm::read(const Stream& compute) {
+  engine::copy(state_->on_host, state_->on_device, compute, "norm.copy");
+  state_->copied = compute.record("norm copied");
+}
+
+GradNorm copy_norm(const UnitContext& context, const Stream& compute, const GradNorm& norm) {
+  auto state = std::make_shared<GradNorm::State>(*norm.state_);
+  state->on_device = empty_norm(context.memory);
+  state->on_host = empty_norm(context.pinned);
+  engine::copy(state->on_device, norm.on_device(), compute, "norm.keep");
+  GradNorm copied(std::move(state));
+  copied.read(compute);
+  return copied;
 }
 
 }  // namespace tessera::shard

@@ -14,7 +14,8 @@
 namespace tessera::shard {
 
 /// The norm of the mean gradient of a step over ranks and micro-steps. On a GPU it stays there, and
-/// comes to the host when somebody asks; a value handle, which the group outlives.
+/// comes to the host when somebody asks; a value handle, which the group outlives. That of a
+/// captured step can be read by kernels alone; see Fsdp::read_norm().
 class GradNorm {
  public:
   /// On a GPU blocks until it is known. Throws InvalidArgument naming a parameter whose gradient is
@@ -45,8 +46,14 @@ class GradNorm {
   explicit GradNorm(std::shared_ptr<State> state) : state_(std::move(state)) {}
   friend GradNorm reduce_norm(const UnitContext& context, const engine::Stream& compute,
                               const std::vector<std::unique_ptr<Unit>>& units, double mean_scale);
+  friend GradNorm copy_norm(const UnitContext& context, const engine::Stream& compute,
+                            const GradNorm& norm);
+  void read(const engine::Stream& compute);
   std::shared_ptr<State> state_;
 };
+
+/// On a GPU: what `norm`, of a captured step, is once `compute` gets there, in memory of its own.
+GradNorm copy_norm(const UnitContext& context, const engine::Stream& compute, const GradNorm& norm);
 
 /// What UnitContext::norm_words is on a GPU: i64, uninitialised.
 engine::Tensor make_norm_words(const engine::Memory& memory);

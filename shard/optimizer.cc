@@ -214,7 +214,9 @@ void Optimizer::prepare_step(Step step) {
   skips_ = step.skips;
   if (skips_) return;
   step.mean_scale = fsdp_.mean_scale();
-  step.num_steps = ++num_steps_;
+  step.is_captured = fsdp_.compute().is_capturing();
+  step.num_steps = num_steps_ + 1;
+  if (!step.is_captured) num_steps_ = step.num_steps;  // else each launch counts
   step.num_steps_on_gpu = num_steps_on_gpu_;
   if (fsdp_.compute().device().is_cuda() && fsdp_.options().offload.optimizer > 0) {
     step.host = &fsdp_.offload()->hosts().front();
@@ -229,6 +231,15 @@ void Optimizer::prepare_step(Step step) {
   const engine::Event prepared = step.host->record("prepared");
   if (!norms_in_use_.empty()) norms_in_use_.back().read = prepared;
   for (const Stream& host : fsdp_.offload()->hosts()) host.wait(prepared);
+}
+
+void Optimizer::repeat_step(double lr) {
+  ++num_steps_;
+  set_rates(lr);
+}
+
+void Optimizer::set_rates(double) {
+  engine::fail("[optimizer] expected one that reads its rates on the device in a captured step");
 }
 
 // What must be the same on every rank, as each updates a part.

@@ -66,6 +66,10 @@ class Optimizer : private FlatUser {
   /// Fsdp::take_gradients_early() does, CommError if ranks differ.
   void step_in_backward(double lr, UpdateGathers gathers = UpdateGathers::kInterleaved);
 
+  /// Before each launch of a step that was captured with step(): the update that it makes has this
+  /// learning rate, and counts. Throws InvalidArgument for an optimizer that cannot be captured.
+  void repeat_step(double lr);
+
   // The same in parts: begin, every unit once, end. Units may be updated in any order.
 
   void begin_step(double lr, const GradNorm& norm, double max_norm);
@@ -112,6 +116,7 @@ class Optimizer : private FlatUser {
     double max_norm = 0;                   // with `norm`: 0 means no clipping
     std::int64_t num_steps = 0;            // this one included; counted on a GPU by `steps_on_gpu`
     engine::Tensor num_steps_on_gpu = {};  // (1) i32
+    bool is_captured = false;              // rates are those of set_rates()
     // Of a GPU that offloads: where its host prepares for updates there, and with what: to be
     // called once, by work of that stream.
     const engine::Stream* host = nullptr;
@@ -142,6 +147,9 @@ class Optimizer : private FlatUser {
 
   /// Before the flats of a step, as work of the compute stream on a GPU.
   virtual void prepare(const Step& step) = 0;
+  /// For steps that are captured: learning rate and groups of the next, as work of the compute
+  /// stream. Throws InvalidArgument unless overridden.
+  virtual void set_rates(double lr);
   /// The update, as work of `stream`. May run beside that of other parts.
   virtual void update(const Target& target, const engine::Stream& stream) = 0;
 

@@ -22,7 +22,9 @@ namespace rule_kernels {
 // One thread. The clipping is that of clip_scale() in fsdp.cc.
 template <class Rule>
 __global__ void prepare_kernel(StepCuda<Rule>* step, Rule rule, const int* norm, double mean_scale,
-                               double clip, double max_norm, int* num_steps, GroupsCuda groups) {
+                               double clip, double max_norm, int* num_steps, GroupsCuda groups,
+                               const GroupsCuda* instead) {
+  const GroupsCuda& rates = instead != nullptr ? *instead : groups;
   if (norm != nullptr && max_norm > 0) {
     clip = fmin(1.0, max_norm / (static_cast<double>(__int_as_float(norm[0])) + 1e-6));
   }
@@ -30,8 +32,8 @@ __global__ void prepare_kernel(StepCuda<Rule>* step, Rule rule, const int* norm,
   step->skip = norm != nullptr && norm[1] != 0;
   if (step->skip) return;
   const int count = ++*num_steps;
-  for (int g = 0; g < groups.count; ++g) {
-    step->groups[g] = rule.prepare(groups.lr[g], groups.weight_decay[g], count);
+  for (int g = 0; g < rates.count; ++g) {
+    step->groups[g] = rule.prepare(rates.lr[g], rates.weight_decay[g], count);
   }
 }
 
@@ -113,12 +115,14 @@ std::int64_t RuleKernels<Rule>::step_nbytes() {
 
 template <class Rule>
 void RuleKernels<Rule>::prepare(const engine::Stream& stream, const engine::Tensor& step,
-                                const Rule& rule, const ClipCuda& clip, const GroupsCuda& groups) {
+                                const Rule& rule, const ClipCuda& clip, const GroupsCuda& groups,
+                                const engine::Tensor& groups_on_gpu) {
   engine::launch_kernel(
       stream, {.grid = dim3(1), .block = dim3(1)}, rule_kernels::prepare_kernel<Rule>,
       reinterpret_cast<StepCuda<Rule>*>(step.raw()), rule,
       clip.norm.defined() ? clip.norm.data<std::int32_t>() : nullptr, clip.mean_scale, clip.clip,
-      clip.max_norm, clip.num_steps.data<std::int32_t>(), groups);
+      clip.max_norm, clip.num_steps.data<std::int32_t>(), groups,
+      groups_on_gpu.defined() ? reinterpret_cast<const GroupsCuda*>(groups_on_gpu.raw()) : nullptr);
 }
 
 template <class Rule>

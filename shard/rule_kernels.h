@@ -42,8 +42,10 @@ template <class Rule>
 struct RuleKernels {
   /// Bytes of what a step needs on the device.
   static std::int64_t step_nbytes();
+  /// `groups_on_gpu`: read when it runs, instead of `groups`; undefined: none.
   static void prepare(const engine::Stream& stream, const engine::Tensor& step, const Rule& rule,
-                      const ClipCuda& clip, const GroupsCuda& groups);
+                      const ClipCuda& clip, const GroupsCuda& groups,
+                      const engine::Tensor& groups_on_gpu);
   /// `states`: addresses of as many f32, null for a state that is not kept.
   static void update(const engine::Stream& stream, const engine::Tensor& step,
                      const UpdatedCuda& updated,

@@ -22,10 +22,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "engine/elementwise.h"
 #include "shard/optimizer.h"
 #include "shard/rule_kernels.h"
 
@@ -47,6 +49,9 @@ class RuleOptimizer : public Optimizer {
       step_on_gpu_ =
           engine::Tensor::empty(fsdp.memory(), {RuleKernels<Rule>::step_nbytes()},
                                 engine::DType::kU8, "optimizer.step", engine::Category::kOptimizer);
+      groups_on_gpu_ = engine::Tensor::empty(
+          fsdp.memory(), {static_cast<std::int64_t>(sizeof(GroupsCuda))}, engine::DType::kU8,
+          "optimizer.rates", engine::Category::kOptimizer);
     }
   }
   ~RuleOptimizer() override { end_updates(); }
@@ -64,19 +69,9 @@ class RuleOptimizer : public Optimizer {
     float scale = 1;                          // of the gradient sums
     bool skips = false;
   };
-  struct GroupRates {
-    double lr, weight_decay;
-  };
 
   void prepare(const Step& step) override {
-    std::vector<GroupRates> rates;
-    GroupsCuda on_gpu;
-    for (const ParameterGroup& group : groups()) {
-      const double lr{static_cast<float>(step.lr * group.lr_scale)};
-      rates.push_back({lr, group.weight_decay});
-      on_gpu.lr[on_gpu.count] = lr;
-      on_gpu.weight_decay[on_gpu.count++] = group.weight_decay;
-    }
+    const GroupsCuda rates = rates_of(step.lr);
     const auto prepared = std::make_shared<Prepared>();
     prepared_ = prepared;
     const auto prepare_on_host = [rule = rule_, rates, prepared,
@@ -84,8 +79,9 @@ class RuleOptimizer : public Optimizer {
       prepared->skips = on_host.skips;
       if (on_host.skips) return;
       prepared->scale = static_cast<float>(mean_scale * on_host.clip);
-      for (const GroupRates& r : rates) {
-        prepared->groups.push_back(rule.prepare(r.lr, r.weight_decay, on_host.num_steps));
+      for (int g = 0; g < rates.count; ++g) {
+        prepared->groups.push_back(
+            rule.prepare(rates.lr[g], rates.weight_decay[g], on_host.num_steps));
       }
     };
     if (!fsdp().compute().device().is_cuda()) {
@@ -99,9 +95,24 @@ class RuleOptimizer : public Optimizer {
         [&](const auto& stream) {
           RuleKernels<Rule>::prepare(
               stream, step_on_gpu_, rule_,
-              {step.mean_scale, step.clip, step.norm, step.max_norm, step.num_steps_on_gpu},
-              on_gpu);
+              {step.mean_scale, step.clip, step.norm, step.max_norm, step.num_steps_on_gpu}, rates,
+              step.is_captured ? groups_on_gpu_ : engine::Tensor());
         });
+  }
+
+  void set_rates(double lr) override {
+    const GroupsCuda rates = rates_of(lr);
+    engine::launch_store(fsdp().compute(), groups_on_gpu_, std::as_bytes(std::span(&rates, 1)),
+                         "optimizer.rates");
+  }
+
+  GroupsCuda rates_of(double lr) const {
+    GroupsCuda rates;
+    for (const ParameterGroup& group : groups()) {
+      rates.lr[rates.count] = double{static_cast<float>(lr * group.lr_scale)};
+      rates.weight_decay[rates.count++] = group.weight_decay;
+    }
+    return rates;
   }
 
   void update(const Target& target, const engine::Stream& stream) override {
@@ -160,7 +171,7 @@ class RuleOptimizer : public Optimizer {
 
   Rule rule_;
   std::shared_ptr<const Prepared> prepared_;
-  engine::Tensor step_on_gpu_;
+  engine::Tensor step_on_gpu_, groups_on_gpu_;
 };
 
 }  // namespace tessera::shard

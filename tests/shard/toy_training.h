@@ -29,6 +29,7 @@ struct Training {
   bool rests = false;  ///< the second step and the last leave the layers out
   bool adamw = false;
   double max_norm = 0;
+  double lr_decay = 0;
   bool poison = false;
   std::uint64_t delay_seed = 0;
   shard::FsdpOptions options = {};
@@ -37,6 +38,10 @@ struct Training {
   int num_gpus = 0;  ///< 0: on the CPU; else rank r runs on GPU first_gpu + r % num_gpus
   int first_gpu = 0;
   bool cache = true;
+  /// On a GPU, with one rank: steps from this one on are one graph. Negative: none are.
+  int graph_from = -1;
+  /// Behind each launch of it.
+  std::function<void(shard::Fsdp&, engine::Tape&, ToyModel&)> between_steps = {};
   /// On every rank; one for which it is false stops there and returns nothing.
   std::function<bool(comm::ProcessGroup&, int step)> before_step = {};
 
@@ -63,10 +68,17 @@ inline std::vector<float> train_rank(comm::ProcessGroup& world, const Training& 
   } else {
     optimizer = std::make_unique<shard::Sgd>(fsdp, shard::SgdOptions{.momentum = 0.9});
   }
-  std::vector<shard::GradNorm> norms;
-  for (int step = 0; step < run.steps; ++step) {
-    if (run.before_step && !run.before_step(world, step)) return {};
-    if (run.in_backward) optimizer->step_in_backward(1e-3, *run.in_backward);
+  const auto batch_of = [&](int step, int micro) {
+    const int number = (step * run.accum + micro) * world.size() + world.rank();
+    const engine::RandomStream random{7, static_cast<std::uint64_t>(number)};
+    std::vector<float> values(static_cast<std::size_t>(run.numel));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = random.normal(i);
+    return values;
+  };
+  const auto rate_of = [&](int step) { return 1e-3 / (1 + run.lr_decay * step); };
+  // All of a step, with the batch that `next` gives.
+  const auto make_step = [&](int step, const std::function<engine::Tensor(int micro)>& next) {
+    if (run.in_backward) optimizer->step_in_backward(rate_of(step), *run.in_backward);
     for (int micro = 0; micro < run.accum; ++micro) {
       const shard::MicroStep micro_step{.no_sync = run.no_sync && micro + 1 < run.accum};
       if (micro == 0) {
@@ -74,16 +86,39 @@ inline std::vector<float> train_rank(comm::ProcessGroup& world, const Training& 
       } else {
         fsdp.next_micro_step(micro_step);
       }
-      const int number = (step * run.accum + micro) * world.size() + world.rank();
-      const engine::RandomStream random{7, static_cast<std::uint64_t>(number)};
-      std::vector<float> values(static_cast<std::size_t>(run.numel));
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = random.normal(i);
-      const auto x = engine::Tensor::from<float>(memory, {run.numel}, values, "x");
       const bool rests = run.rests && (step == 1 || step + 1 == run.steps);
-      tape.backward(model.loss(tape, x, run.recompute, rests ? 0 : run.rounds));
+      tape.backward(model.loss(tape, next(micro), run.recompute, rests ? 0 : run.rounds));
     }
-    norms.push_back(fsdp.finish_step());
-    if (!run.in_backward) optimizer->step(1e-3, norms.back(), run.max_norm);
+    shard::GradNorm norm = fsdp.finish_step();
+    if (!run.in_backward) optimizer->step(rate_of(step), norm, run.max_norm);
+    return norm;
+  };
+  std::vector<shard::GradNorm> norms;
+  std::vector<engine::Tensor> inputs;  // of the graph
+  std::optional<shard::GradNorm> captured;
+  std::function<void()> launch;
+  for (int step = 0; step < run.steps; ++step) {
+    if (run.before_step && !run.before_step(world, step)) return {};
+    if (run.graph_from < 0 || step < run.graph_from) {
+      norms.push_back(make_step(step, [&](int micro) {
+        return engine::Tensor::from<float>(memory, {run.numel}, batch_of(step, micro), "x");
+      }));
+      continue;
+    }
+    if (!launch) {
+      for (int micro = 0; micro < run.accum; ++micro) {
+        inputs.push_back(engine::Tensor::zeros(memory, {run.numel}, engine::DType::kF32, "x"));
+      }
+      launch = fsdp.capture_step(
+          [&] { captured = make_step(-1, [&](int micro) { return inputs[std::size_t(micro)]; }); });
+    }
+    for (int micro = 0; micro < run.accum; ++micro) {
+      inputs[std::size_t(micro)].copy_from_host(batch_of(step, micro).data(), run.numel);
+    }
+    optimizer->repeat_step(rate_of(step));
+    launch();
+    norms.push_back(fsdp.read_norm(*captured));
+    if (run.between_steps) run.between_steps(fsdp, tape, model);
   }
   std::vector<float> mine;
   for (const shard::GradNorm& norm : norms) mine.push_back(norm.value());

@@ -30,6 +30,7 @@ struct GpuConfig {
   std::int64_t side = 8192;
   std::int64_t memory_mib = 0;
   double limit_s = 0;
+  bool graph = false;
 };
 
 class GpuBench {
@@ -138,8 +139,9 @@ std::optional<TrainingTimes> GpuBench::step_row(const TrainingRow& row, const Be
     return std::nullopt;
   }
   const Measurement mine = Measurement::of(ours->step_ms);
-  const double eager = peer_ms(row, "eager", config, report);
-  const double compiled = peer_ms(row, "compile", config, report);
+  const bool has_peer = !row.is_graph;  // timed in the row without
+  const double eager = has_peer ? peer_ms(row, "eager", config, report) : kNone;
+  const double compiled = has_peer ? peer_ms(row, "compile", config, report) : kNone;
   const double tflop_per_s =
       static_cast<double>(row.batch) * row.model.train_flops(row.model.seq) / mine.median_ms * 1e-9;
   constexpr double kMib = 1 << 20;
@@ -171,6 +173,11 @@ void GpuBench::steps(const BenchConfig& config, BenchReport& report) {
       continue;
     }
     const std::optional<TrainingTimes> times = step_row(row, config, report);
+    if (gpu_.graph) {
+      TrainingRow graph = row;
+      graph.is_graph = true;
+      step_row(graph, config, report);
+    }
     if (!times || !wants_largest) continue;
     TrainingRow larger = row;
     larger.batch = largest_batch(row.batch, times->memory, gpu_.memory_mib);
@@ -262,6 +269,8 @@ void run(int argc, char** argv) {
              .max = 1 << 30});
   flags.add("bench.limit_s", &gpu.limit_s,
             {.help = "start nothing more after so many seconds; 0: no limit", .min = 0});
+  flags.add("bench.graph", &gpu.graph,
+            {.help = "a second row of each training in steps, whose steps are CUDA graphs"});
   GpuBench bench(gpu);
   const auto part = [&](void (GpuBench::*member)(const BenchConfig&, BenchReport&)) {
     return [&bench, member](const BenchConfig& c, BenchReport& r) { (bench.*member)(c, r); };

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -23,10 +24,11 @@ using engine::DType;
 using engine::Tensor;
 
 std::string TrainingRow::name() const {
-  return fmt::format("{}x{} batch {} {}, {}", model.layers, model.dim, batch, name_of(param),
+  return fmt::format("{}x{} batch {} {}, {}{}", model.layers, model.dim, batch, name_of(param),
                      on_gpu       ? "GPU"
                      : ranks == 1 ? "1 rank"
-                                  : fmt::format("{} ranks {}", ranks, strategy));
+                                  : fmt::format("{} ranks {}", ranks, strategy),
+                     is_graph ? ", graph" : "");
 }
 
 const std::vector<TrainingRow>& training_rows() {
@@ -73,6 +75,18 @@ class Training {
   engine::MemoryStats memory() const { return memory_.stats(); }
   engine::MemoryStats host_memory() const { return fsdp_.host_memory().stats(); }
 
+  // From now on a step is one launch of what is captured here.
+  void capture() {
+    launch_ = fsdp_.capture_step([this] {
+      TrainingTimes unused;
+      step(unused);
+    });
+  }
+  void launch() {
+    adamw_.repeat_step(kLearningRate);
+    launch_();
+  }
+
   void draw_batch() {
     tokens_ = draw("tokens");
     targets_ = draw("targets");
@@ -82,7 +96,7 @@ class Training {
   double step(TrainingTimes& times) {
     const std::int64_t blocked_ns = compute_.blocked_ns();
     const Timer timer;
-    if (row_.updates_in_backward) adamw_.step_in_backward(3e-4);
+    if (row_.updates_in_backward) adamw_.step_in_backward(kLearningRate);
     fsdp_.begin_step();
     const Tensor loss = gpt_.loss(tape_, {tokens_, targets_}, {});
     const double forward_end = timer.ms();
@@ -90,7 +104,7 @@ class Training {
     const double backward_end = timer.ms();
     fsdp_.finish_step();
     const double finish_end = timer.ms();
-    if (!row_.updates_in_backward) adamw_.step(3e-4);
+    if (!row_.updates_in_backward) adamw_.step(kLearningRate);
     const double step_end = timer.ms();
     times.forward_ms.push_back(forward_end);
     times.backward_ms.push_back(backward_end - forward_end);
@@ -111,6 +125,8 @@ class Training {
     return Tensor::from<std::int32_t>(memory_, shape, values, name);
   }
 
+  static constexpr double kLearningRate = 3e-4;
+
   const TrainingRow& row_;
   engine::Stream compute_;
   engine::Memory memory_;
@@ -121,6 +137,7 @@ class Training {
   engine::RandomStream random_;
   std::uint64_t index_ = 0;
   Tensor tokens_, targets_;
+  std::function<void()> launch_;
 };
 
 TrainingTimes run_on_cpu(Training& training, std::int64_t num_steps, LaunchLog* log) {
@@ -149,11 +166,13 @@ void tune(Training& training, TrainingTimes& unused) {
 }
 
 // One batch for all steps, and the host one step ahead, as in training.
-TrainingTimes run_on_gpu(Training& training, std::int64_t num_steps, LaunchLog* log) {
+TrainingTimes run_on_gpu(Training& training, bool is_graph, std::int64_t num_steps,
+                         LaunchLog* log) {
   TrainingTimes times, host;
   training.draw_batch();
   tune(training, host);
   for (std::int64_t step = 0; step < kWarmupSteps; ++step) training.step(host);
+  if (is_graph) training.capture();
   training.compute().synchronize();
   if (log != nullptr) log->clear();
   Timer timer;
@@ -161,7 +180,7 @@ TrainingTimes run_on_gpu(Training& training, std::int64_t num_steps, LaunchLog* 
   for (std::int64_t step = 0; step <= num_steps; ++step) {
     engine::Event done;
     if (step < num_steps) {
-      training.step(host);
+      is_graph ? training.launch() : static_cast<void>(training.step(host));
       done = training.compute().record("step");
     }
     previous.wait();
@@ -186,7 +205,7 @@ TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, Launc
                       row.on_gpu ? engine::Stream::cuda("compute", world.rank(), options)
                                  : engine::Stream::inline_cpu("compute", options),
                       heard_by);
-    TrainingTimes mine = row.on_gpu ? run_on_gpu(training, num_steps, heard_by)
+    TrainingTimes mine = row.on_gpu ? run_on_gpu(training, row.is_graph, num_steps, heard_by)
                                     : run_on_cpu(training, num_steps, heard_by);
     mine.memory = training.memory();
     mine.host_memory = training.host_memory();

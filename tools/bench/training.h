@@ -29,6 +29,7 @@ struct TrainingRow {
   shard::BackwardPrefetch backward_prefetch = shard::BackwardPrefetch::kPre;
   shard::OffloadOptions offload = {};
   bool updates_in_backward = false;
+  bool is_graph = false;  ///< on a GPU: timed steps are CUDA graphs, which nobody listens to
 
   std::string name() const;
 };

@@ -136,7 +136,8 @@ Tensor Gpt::dropout(Tape& tape, const Tensor& x, const std::string& name, const 
   const std::int64_t sample_numel = x.dim(1) * x.dim(2);
   return ops::dropout(tape, x, static_cast<float>(config_.dropout),
                       {pass.seed, engine::fnv1a(name)},
-                      static_cast<std::uint64_t>(pass.first_sample * sample_numel));
+                      static_cast<std::uint64_t>(pass.first_sample * sample_numel),
+                      {pass.samples_before, sample_numel});
 }
 
 // x (B, T, C) -> (B, T, C)

@@ -41,6 +41,9 @@ struct Pass {
   bool training = true;           ///< dropout is active
   std::uint64_t seed = 0;         ///< of dropout
   std::int64_t first_sample = 0;  ///< global number of the first sample: picks its dropout masks
+  /// (1) i64 on a GPU, added to first_sample when kernels run: of a step that is captured.
+  /// Undefined: nothing is.
+  engine::Tensor samples_before = {};
 };
 
 class Model {

@@ -22,6 +22,7 @@
 #include "tools/train/cpu.h"
 #include "tools/train/flight_output.h"
 #include "tools/train/gemm_choice.h"
+#include "tools/train/graph_choice.h"
 #include "tools/train/hook_report.h"
 #include "tools/train/plan_report.h"
 #include "tools/train/product_rate.h"
@@ -74,7 +75,8 @@ Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task,
     return model.loss(trainer.tape(), batch,
                       {.recompute = config.train.recompute,
                        .seed = static_cast<std::uint64_t>(config.train.seed),
-                       .first_sample = first_sample});
+                       .first_sample = first_sample,
+                       .samples_before = trainer.samples_before()});
   };
   std::optional<double> peak_flop_per_s;
   if (ranks.num_gpus == 0 && config.log.peak_ms > 0) {
@@ -154,6 +156,8 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
   check_pins(config.cpu, ranks.size);
+  const std::string graph = graph_line(config, ranks.size, ranks.num_gpus > 0);
+  static_cast<void>(uses_graphs(config, ranks.size, ranks.num_gpus > 0));  // or throws
   task.prepare(flags);
   const std::vector<std::string> budget_lines = fit_task(task, ranks);
   if (config.plan) {
@@ -175,6 +179,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
     engine::AtomicFile(log.folder() + "/sample.txt");  // or throws, before training
   log.say(task.summary());
   log.say("device: " + ranks.str());
+  if (!graph.empty()) log.say(graph);
   for (const std::string& line : budget_lines) log.say(line);
   const auto gemms = choose_gemm_algorithms(task, ranks, log);
   Audits audits(config.audit ? static_cast<std::size_t>(ranks.size) : 0);

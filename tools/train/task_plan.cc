@@ -23,6 +23,7 @@ namespace {
 TrainPlan plan_with(const Task& task, const TrainConfig& config, const PlanTarget& target) {
   const std::unique_ptr<TaskRank> rank = task.rank();
   TrainConfig unlimited = config;
+  if (!config.memory_budget.empty()) unlimited.cuda.graph = GraphChoice::kOff;  // as the run
   unlimited.memory_budget.clear();
   return make_plan(unlimited, target, rank->model(), rank->data().tensors);
 }

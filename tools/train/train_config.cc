@@ -99,6 +99,13 @@ void TrainConfig::add_to(FlagSet& flags) {
       "cpu.pin", &cpu.pin,
       {.help = "each rank keeps to cores of its own, cpu.threads_per_rank of them; there must "
                "be enough"});
+  flags.add(
+      "cuda.graph", &cuda.graph,
+      EnumOption<GraphChoice>{
+          "on a GPU, with one rank: behind the first two steps each step is one launch of a "
+          "CUDA graph, with the same bits; auto: on where it can be, off where something "
+          "that was asked for needs the host, which the run says",
+          {{"auto", GraphChoice::kAuto}, {"on", GraphChoice::kOn}, {"off", GraphChoice::kOff}}});
   flags.add("cuda.tune_gemm", &cuda.tune_gemm,
             {.help = "on GPUs: before training, time the algorithms that cublasLt proposes for "
                      "each matrix product of a step, those that do GELU as well among them, and "

@@ -17,6 +17,8 @@ namespace tessera::tools {
 
 enum class OptimizerKind { kAdamW, kSgd };
 enum class ScheduleKind { kConstant, kCosine, kLinear };
+/// Whether steps on a GPU are CUDA graphs; see graph_choice.h.
+enum class GraphChoice { kAuto, kOn, kOff };
 /// When gradients are reduced under accumulation: last keeps them whole until the last micro-step.
 enum class AccumComm { kEvery, kLast };
 /// Updates beside the last backward of a step; see shard::UpdateGathers.
@@ -49,8 +51,9 @@ struct CpuConfig {
   bool pin = false;
 };
 
-/// See gemm_choice.h.
+/// See gemm_choice.h and graph_choice.h.
 struct CudaConfig {
+  GraphChoice graph = GraphChoice::kAuto;
   bool tune_gemm = true;
   std::string gemm_algorithms;  ///< file; empty: gemm_algorithms.txt in the output folder
 };

@@ -60,6 +60,15 @@ auto of_step(std::int64_t step, F fn) {
 // changes nothing, so the parameters are still those of the step that is named (but for updates
 // beside backward, which no norm precedes). On the CPU launching is doing, and nothing is late.
 
+// [Note: steps as graphs]
+// On one GPU a step, from the first forward to the update, can be one launch of a CUDA graph (see
+// engine/cuda_graph.h and [Note: a step as a graph] in shard/fsdp_graph.cc), which small models,
+// whose kernels are shorter than their launches, gain from. What changes from step to step is
+// written to the device before: the batches, copied to tensors of the graph's own, the number of
+// samples since the capture, for dropout, and the learning rate. What a step leaves is copied out
+// behind: losses and the norm. All else - checkpoints, validations, what the log says - is as
+// without.
+
 Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
                  const TrainConfig& config, const std::vector<engine::Block*>& blocks,
                  engine::Block* root, RunLog* log, TraceRecorder* trace, Probe* probe)
@@ -142,6 +151,7 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
         fill(first_sample(first + n), host);
       },
       trace_);
+  create_graph(data.tensors);
   const bool is_late = compute_.device().is_cuda();
   std::optional<Launched> pending;
   Mark begin{};
@@ -204,13 +214,16 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
                                          ? shard::UpdateGathers::kInterleaved
                                          : shard::UpdateGathers::kContiguous);
   }
-  shard::GradNorm norm = run_passes(
-      step, loss, values, [this](std::int64_t) -> const Batch& { return batches_->next(); },
-      compute_ms);
+  const bool is_graph = captures(step, loss);
+  shard::GradNorm norm =
+      is_graph ? run_graph(step, values)
+               : run_passes(
+                     step, loss, values,
+                     [this](std::int64_t) -> const Batch& { return batches_->next(); }, compute_ms);
   std::string replayed;
   if (guard_ && guard_->watches(step + 1)) norm = guard(step, loss, values, norm, replayed);
   if (probe_ != nullptr) probe_->on_reduced(fsdp_);
-  if (!overlaps) {
+  if (!overlaps && !is_graph) {
     time_part(compute_, optimizer_ms, [&] { optimizer_->step(lr, norm, c.grad_clip); });
   }
   if (probe_ != nullptr) probe_->on_updated(fsdp_, *optimizer_);
@@ -230,6 +243,89 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   if (trace_ != nullptr) trace_->end_step();
   if (probe_ != nullptr) probe_->end_step();
   return {.record = std::move(record), .values = std::move(kept), .norm = norm};
+}
+
+// What a graph reads and writes, if steps are to be graphs.
+void Trainer::create_graph(const std::vector<BatchTensor>& tensors) {
+  if (!uses_graphs(config_, world_.size(), compute_.device().is_cuda())) return;
+  const std::int64_t accum = config_.train.accum;
+  graph_.emplace();
+  for (std::int64_t micro = 0; micro < accum; ++micro) {
+    Batch& batch = graph_->batches.emplace_back();
+    for (const BatchTensor& t : tensors) {
+      batch.push_back(Tensor::zeros(memory_, t.shape, t.dtype, t.name));
+    }
+  }
+  graph_->losses = Tensor::zeros(memory_, {accum}, DType::kF32, "losses", Category::kCommunication);
+  graph_->samples_before =
+      Tensor::zeros(memory_, {1}, DType::kI64, "samples_before", Category::kCommunication);
+}
+
+Tensor Trainer::samples_before() const {
+  return graph_ && graph_->is_capturing ? graph_->samples_before : Tensor();
+}
+
+// Whether the step is to be launched as a graph, which is captured first if there is none yet. What
+// keeps CUDA from it is no reason to end a run that did not ask for graphs: nothing was done yet.
+bool Trainer::captures(std::int64_t step, const Loss& loss) {
+  if (!graph_ || compute_.device().is_meta || graph_->has_failed) return false;
+  if (step < start_.step + kStepsBeforeGraph) return false;
+  if (graph_->launch) return true;
+  const auto give_up = [&](const std::exception& e) {
+    tape_.clear();  // of what was recorded until then
+    graph_->has_failed = true;
+    graph_->is_capturing = false;
+    if (config_.cuda.graph == GraphChoice::kOn) throw;
+    if (log_ == nullptr) return;
+    log_->say(fmt::format("warning: cuda graph: none, as step {} could not be captured: {}",
+                          step + 1, e.what()),
+              Console::Style::kWarning);
+  };
+  try {
+    capture(step, loss);
+  } catch (const engine::InvalidArgument& e) {
+    give_up(e);
+  } catch (const engine::DeviceError& e) {
+    give_up(e);
+  }
+  return !graph_->has_failed;
+}
+
+void Trainer::capture(std::int64_t step, const Loss& loss) {
+  const StepConfig& c = config_.train;
+  StepGraph& graph = *graph_;
+  graph.captured_step = step;
+  graph.is_capturing = true;
+  graph.launch = fsdp_.capture_step([&] {
+    double unused_ms = 0;
+    graph.norm = run_passes(
+        step, loss, graph.losses,
+        [&](std::int64_t micro) -> const Batch& {
+          return graph.batches[static_cast<std::size_t>(micro)];
+        },
+        unused_ms);
+    optimizer_->step(c.lr_at(step), *graph.norm, c.grad_clip);
+  });
+  graph.is_capturing = false;
+}
+
+shard::GradNorm Trainer::run_graph(std::int64_t step, const Tensor& values) {
+  const StepConfig& c = config_.train;
+  StepGraph& graph = *graph_;
+  for (const Batch& batch : graph.batches) {
+    const Batch& next = batches_->next();
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      engine::copy(batch[i], next[i], compute_, "graph_batch");
+    }
+  }
+  const std::int64_t before =
+      first_sample(step * c.accum) - first_sample(graph.captured_step * c.accum);
+  engine::launch_store(compute_, graph.samples_before, std::as_bytes(std::span(&before, 1)),
+                       "samples_before");
+  optimizer_->repeat_step(c.lr_at(step));
+  graph.launch();
+  engine::copy(values.slice(0, {c.accum}), graph.losses, compute_, "keep_losses");
+  return fsdp_.read_norm(*graph.norm);
 }
 
 // Forward and backward of all micro-steps, and the reduction of what they leave.
@@ -344,6 +440,7 @@ std::vector<StepRecord> Trainer::plan(const std::vector<BatchTensor>& batch, con
                   to_string(compute_.device()));
   batches_ = std::make_unique<BatchLoader>(memory_, compute_, batch,
                                            num_steps * config_.train.accum, nullptr);
+  create_graph(batch);
   std::vector<StepRecord> records;
   std::optional<Launched> pending;
   for (std::int64_t step = 0; step < num_steps; ++step) {

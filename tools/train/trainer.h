@@ -22,6 +22,7 @@
 #include "tools/probe/probe.h"
 #include "tools/trace/trace.h"
 #include "tools/train/batch_loader.h"
+#include "tools/train/graph_choice.h"
 #include "tools/train/run_checkpoints.h"
 #include "tools/train/run_log.h"
 #include "tools/train/step_guard.h"
@@ -52,7 +53,8 @@ class Trainer {
     std::vector<BatchTensor> tensors;
     std::function<void(std::int64_t first_sample, const Batch& host)> fill;
   };
-  /// Mean loss (f32 scalar) of that micro-batch.
+  /// Mean loss (f32 scalar) of that micro-batch. What it draws by sample it draws for those behind
+  /// `first_sample` + samples_before().
   using Loss = std::function<engine::Tensor(std::int64_t first_sample, const Batch& batch)>;
   struct Validation {
     double loss;               ///< mean
@@ -70,6 +72,9 @@ class Trainer {
   /// step and parameter when a gradient is not and no more updates may be skipped. Call once.
   void run(const Data& data, const Loss& loss, const Validate& validate,
            std::int64_t items_per_sample);
+  /// Of a step that becomes a graph: (1) i64 on the GPU, see Pass::samples_before. Otherwise
+  /// undefined.
+  engine::Tensor samples_before() const;
   /// Told of each step, in order.
   void on_step(std::function<void(const StepRecord&)> fn) { on_step_ = std::move(fn); }
   /// On a meta device (engine/meta.h): makes `num_steps` steps, of which nothing is read, and
@@ -107,6 +112,16 @@ class Trainer {
     comm::HostGather values;  // losses and the wish to stop
     shard::GradNorm norm;
   };
+  /// [Note: steps as graphs] in trainer.cc.
+  struct StepGraph {
+    std::vector<Batch> batches;  // of each micro-step
+    engine::Tensor losses;       // the same
+    engine::Tensor samples_before;
+    std::int64_t captured_step = 0;
+    bool is_capturing = false, has_failed = false;
+    std::optional<shard::GradNorm> norm;
+    std::function<void()> launch;  // null: not captured yet
+  };
   /// Ends a validation.
   struct Stopped : std::exception {
     const char* what() const noexcept override { return "[train] asked to stop"; }
@@ -129,6 +144,10 @@ class Trainer {
   using NextBatch = std::function<const Batch&(std::int64_t micro)>;
   shard::GradNorm run_passes(std::int64_t step, const Loss& loss, const engine::Tensor& values,
                              const NextBatch& next, double& compute_ms);
+  void create_graph(const std::vector<BatchTensor>& tensors);
+  bool captures(std::int64_t step, const Loss& loss);
+  void capture(std::int64_t step, const Loss& loss);
+  shard::GradNorm run_graph(std::int64_t step, const engine::Tensor& values);
   shard::GradNorm guard(std::int64_t step, const Loss& loss, const engine::Tensor& values,
                         const shard::GradNorm& first, std::string& replayed);
   /// Starts peaks of memory anew.
@@ -156,6 +175,7 @@ class Trainer {
   std::unique_ptr<BatchLoader> batches_;  // dies after fsdp_, which ends what compute waits for
   shard::Fsdp fsdp_;
   std::unique_ptr<shard::Optimizer> optimizer_;
+  std::optional<StepGraph> graph_;  // dies before what it uses
   std::optional<Validation> validation_;
   engine::MemoryStats peaks_, host_peaks_;  // before the step at work
   std::function<void(const StepRecord&)> on_step_;

@@ -133,6 +133,50 @@ TEST(CudaTraining, DistributionChangesNoBit) {
   }
 }
 
+TEST(CudaTraining, StepsThatAreGraphsHaveTheBitsOfThoseThatAreNot) {
+  std::vector<TrainConfig> configs;
+  for (const Variant& v : {kVariants[1], kVariants[3], kVariants[6]}) {
+    configs.push_back(configure(DeviceChoice::kCuda, v));
+  }
+  configs[1].train.accum_comm = AccumComm::kLast;
+  configs[1].train.batch = 3;  // samples that begin within a block of random words
+  configs[2].precision = {DType::kBF16, DType::kF32, DType::kF32};
+  configs.push_back(base(DeviceChoice::kCuda, 1));
+  configs.back().train.accum = 1;
+  configs.back().train.optimizer = OptimizerKind::kSgd;
+  configs.back().train.lr = 0.1;
+  configs.back().train.max_skips = 1;
+  for (TrainConfig& config : configs) {
+    config.cuda.graph = GraphChoice::kOff;
+    const GptRun want = run_gpt(config, kModel, tokens());
+    for (const GraphChoice graph : {GraphChoice::kOn, GraphChoice::kAuto}) {
+      config.cuda.graph = graph;
+      const GptRun got = run_gpt(config, kModel, tokens());
+      expect_same(got, want, config.parallel.strategy);
+      ASSERT_EQ(got.records.size(), want.records.size());
+      for (std::size_t i = 0; i < got.records.size(); ++i) {
+        EXPECT_EQ(got.records[i].at("lr"), want.records[i].at("lr"));
+        EXPECT_EQ(got.records[i].at("sent_bytes"), want.records[i].at("sent_bytes"));
+      }
+    }
+  }
+}
+
+// A loss that the host reads.
+TEST(CudaTraining, AStepThatCannotBeCapturedGoesOnAsItIsUnlessAGraphIsAskedFor) {
+  TrainConfig config = base(DeviceChoice::kCuda, 1);
+  const GptRun want = run_gpt(config, kModel, tokens());
+  double sum = 0;
+  const auto read = [&](const Tensor& loss) { sum += loss.item(); };
+  EXPECT_EQ(run_gpt(config, kModel, tokens(), "", nullptr, {}, read).params_sha256,
+            want.params_sha256);
+  EXPECT_GT(sum, 0);
+  config.cuda.graph = GraphChoice::kOn;
+  const std::string error =
+      error_of<InvalidArgument>([&] { run_gpt(config, kModel, tokens(), "", nullptr, {}, read); });
+  EXPECT_TRUE(has(error, {"[graph]"})) << error;
+}
+
 TEST(CudaTraining, Bf16OnAllWires) {
   TrainConfig config = base(DeviceChoice::kCpu, 2);
   config.precision = {DType::kBF16, DType::kBF16, DType::kBF16};
@@ -239,6 +283,90 @@ TEST(CudaTraining, ProgramsTrainAndSayWhere) {
     }
     EXPECT_EQ(hashes[0], hashes[1]) << program;
   }
+}
+
+class CudaGraphProgram : public ::testing::Test {
+ protected:
+  Outcome train(const std::string& out, const Flags& more) const {
+    Flags flags{{"device", "cuda"},
+                {"parallel.ranks", "1"},
+                {"model.layers", "2"},
+                {"model.heads", "2"},
+                {"model.dim", "32"},
+                {"model.seq", "16"},
+                {"model.dropout", "0.1"},
+                {"data.path", text_},
+                {"data.val_fraction", "0.02"},
+                {"train.steps", "9"},
+                {"train.batch", "2"},
+                {"train.accum", "2"},
+                {"log.every", "1"},
+                {"cuda.gemm_algorithms", folder_ / "gemm_algorithms.txt"},
+                {"out", folder_ / out}};
+    for (const auto& [name, value] : more) flags[name] = value;
+    return run_program("tools/train/train_transformer", flags);
+  }
+  std::string hash_of(const std::string& out) const {
+    std::istringstream lines(folder_.read(out + "/log.jsonl"));
+    std::string last;
+    for (std::string line; std::getline(lines, line);) last = line;
+    return nlohmann::json::parse(last).at("final").at("params_sha256");
+  }
+  const TempFolder folder_;
+  const std::string text_ = folder_.write("text.txt", std::string(3000, 'a') + "bc");
+};
+
+TEST_F(CudaGraphProgram, StepsAreAsPlannedWhateverComesBetween) {
+  const std::string line = "cuda graph: one launch a step, behind the first 2";
+  for (const char* strategy : {"zero3", "ddp"}) {
+    const std::string name = strategy;
+    Flags flags{{"parallel.strategy", strategy}, {"cuda.graph", "off"}};
+    const Outcome without = train(name + "_off", flags);
+    ASSERT_EQ(without.exit_code, 0) << without.err;
+    EXPECT_FALSE(has(without.out, {"cuda graph"}));
+    flags["cuda.graph"] = "on";
+    flags["audit"] = "true";
+    const Outcome audited = train(name + "_audited", flags);
+    ASSERT_EQ(audited.exit_code, 0) << audited.out << audited.err;
+    EXPECT_TRUE(has(audited.out, {line, "9 steps are as planned"})) << audited.out;
+    EXPECT_EQ(hash_of(name + "_audited"), hash_of(name + "_off")) << strategy;
+    flags["audit"] = "false";
+    flags["log.val_every"] = "4";
+    flags["checkpoint.every"] = "3";
+    const Outcome with = train(name + "_on", flags);
+    ASSERT_EQ(with.exit_code, 0) << with.out << with.err;
+    EXPECT_EQ(hash_of(name + "_on"), hash_of(name + "_off")) << strategy;
+    // Goes on from the checkpoint of step 6, so that steps 7 and 8 are none.
+    flags["resume"] = folder_ / (name + "_on/checkpoints/step_6");
+    const Outcome resumed = train(name + "_resumed", flags);
+    ASSERT_EQ(resumed.exit_code, 0) << resumed.out << resumed.err;
+    EXPECT_EQ(hash_of(name + "_resumed"), hash_of(name + "_off")) << strategy;
+  }
+}
+
+TEST_F(CudaGraphProgram, IsRefusedWhereTheHostTakesPart) {
+  const std::vector<std::pair<Flags, std::string>> cases = {
+      {{{"device", "cpu"}}, "the device is the CPU"},
+      {{{"parallel.ranks", "2"}}, "several ranks"},
+      {{{"offload.optimizer", "1"}}, "offloaded"},
+      {{{"comm.hook", "bf16"}}, "comm.hook"},
+      {{{"train.overlap_optimizer", "backward"}, {"train.grad_clip", "0"}},
+       "train.overlap_optimizer"},
+      {{{"train.verify_every", "4"}}, "train.verify_every"},
+      {{{"train.check_gradients", "true"}}, "train.check_gradients"},
+      {{{"log.trace", folder_ / "trace"}}, "log.trace"},
+      {{{"log.probe", folder_ / "probe"}}, "log.probe"},
+      {{{"memory_budget", "1GiB"}}, "memory_budget"},
+  };
+  for (auto [flags, what] : cases) {
+    flags["cuda.graph"] = "on";
+    const Outcome refused = train("refused", flags);
+    EXPECT_EQ(refused.exit_code, 1) << what;
+    EXPECT_TRUE(has(refused.err, {"cuda.graph=on", what})) << refused.err;
+  }
+  const Outcome automatic = train("auto", {{"train.check_gradients", "true"}});
+  EXPECT_EQ(automatic.exit_code, 0) << automatic.err;
+  EXPECT_TRUE(has(automatic.out, {"cuda graph: none, as train.check_gradients"})) << automatic.out;
 }
 
 TEST(CudaTraining, AlgorithmsOfProductsAreThoseOfTheFile) {

@@ -35,10 +35,11 @@ struct GptRun {
 using ProbeFactory = std::function<std::unique_ptr<tools::Probe>(int rank)>;
 
 /// `init_from`: folder of weights to start from; empty: the seed's. `calls`: what rank 0
-/// called.
+/// called. `read`: told of each loss.
 inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
                       const tools::TokenDataset& data, const std::string& init_from = "",
-                      CollectiveLog* calls = nullptr, const ProbeFactory& make_probe = {}) {
+                      CollectiveLog* calls = nullptr, const ProbeFactory& make_probe = {},
+                      const std::function<void(const engine::Tensor&)>& read = {}) {
   const TempFolder folder;
   config.out = folder.path();
   config.log.every = 0;
@@ -63,10 +64,13 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
                  host[1].span<std::int32_t>());
     };
     const auto loss = [&](std::int64_t first, const tools::Batch& batch) {
-      return gpt.loss(trainer.tape(), batch,
-                      {.recompute = config.train.recompute,
-                       .seed = static_cast<std::uint64_t>(config.train.seed),
-                       .first_sample = first});
+      const engine::Tensor value = gpt.loss(trainer.tape(), batch,
+                                            {.recompute = config.train.recompute,
+                                             .seed = static_cast<std::uint64_t>(config.train.seed),
+                                             .first_sample = first,
+                                             .samples_before = trainer.samples_before()});
+      if (read) read(value);
+      return value;
     };
     trainer.run(
         {{{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}}, fill},

@@ -97,7 +97,8 @@ void apply(Runtime& machine, const Settings& settings) {
 void begin_generation(Runtime& machine, bool counting) {
   Counters& counters = machine.counters;
   for (auto* counter : {&counters.launches, &counters.copies, &counters.mallocs, &counters.blocking,
-                        &counters.set_devices, &counters.set_attributes, &counters.removed_waits}) {
+                        &counters.set_devices, &counters.set_attributes, &counters.graph_launches,
+                        &counters.removed_waits}) {
     counter->store(0);
   }
   machine.counting.store(counting);
@@ -228,7 +229,8 @@ Live live() {
           .pinned = counters.pinned.load(),
           .pinned_nbytes = counters.pinned_nbytes.load(),
           .streams = counters.streams.load(),
-          .events = counters.events.load()};
+          .events = counters.events.load(),
+          .graphs = counters.graphs.load()};
 }
 
 Calls calls() {
@@ -240,6 +242,7 @@ Calls calls() {
           .blocking = counters.blocking.load(),
           .set_devices = counters.set_devices.load(),
           .set_attributes = counters.set_attributes.load(),
+          .graph_launches = counters.graph_launches.load(),
           .removed_waits = counters.removed_waits.load()};
 }
 

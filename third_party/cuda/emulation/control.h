@@ -50,11 +50,12 @@ struct Live {
   std::int64_t pinned_nbytes = 0;
   std::int64_t streams = 0;
   std::int64_t events = 0;
+  std::int64_t graphs = 0;  ///< and those that can be launched
   bool operator==(const Live&) const = default;
 };
 Live live();
 
-/// What was called since start_counting() or reset(), in the whole process.
+/// What was called since start_counting() or reset(), in the whole process; for a capture as well.
 struct Calls {
   std::int64_t launches = 0;        ///< kernels and work of emulated libraries
   std::int64_t copies = 0;          ///< copies and fills
@@ -63,6 +64,7 @@ struct Calls {
                                     ///< memory, cudaFree
   std::int64_t set_devices = 0;     ///< cudaSetDevice
   std::int64_t set_attributes = 0;  ///< cudaFuncSetAttribute, of shared memory
+  std::int64_t graph_launches = 0;  ///< what they run is not counted
   std::int64_t removed_waits = 0;   ///< waits that remove_wait took away
 };
 Calls calls();

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "third_party/cuda/emulation/arena.h"
+#include "third_party/cuda/emulation/capture.h"
 #include "third_party/cuda/emulation/edges.h"
 #include "third_party/cuda/emulation/internal.h"
 #include "third_party/cuda/emulation/runtime.h"
@@ -55,6 +56,9 @@ cudaError_t copy(void* dst, const void* src, std::size_t nbytes, cudaMemcpyKind 
     return failed(cudaErrorInvalidMemcpyDirection);
   }
   if (!matches(kind, to, from)) return failed(cudaErrorInvalidValue);
+  if (to == Place::kPageable || from == Place::kPageable) {  // a graph would read it when it runs
+    if (const cudaError_t error = uncapturable_error(stream)) return error;
+  }
   Counters& counters = runtime().counters;
   counters.copies.fetch_add(1, std::memory_order_relaxed);
 
@@ -70,6 +74,7 @@ cudaError_t copy(void* dst, const void* src, std::size_t nbytes, cudaMemcpyKind 
     stream.push_work("copy", [=] { std::memmove(target, source, nbytes); });
     const bool on_device = to == Place::kDevice && from == Place::kDevice;
     const bool on_host = to != Place::kDevice && from != Place::kDevice;
+    if (capture_of(stream) != nullptr) return cudaSuccess;
     if ((synchronous && !on_device) || to == Place::kPageable || on_host) {
       counters.blocking.fetch_add(1, std::memory_order_relaxed);
       block_on(stream);
@@ -99,7 +104,7 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, std::size_t nbytes, cuda
   const Unseen unseen;
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
-  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (const cudaError_t error = work_error(*stream)) return error;
   return copy(dst, src, nbytes, kind, *stream, /*synchronous=*/false);
 }
 
@@ -108,7 +113,7 @@ cudaError_t cudaMemcpyPeerAsync(void* dst, int dst_device, const void* src, int 
   const Unseen unseen;
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
-  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (const cudaError_t error = work_error(*stream)) return error;
   const int num_devices = runtime().num_devices.load();
   if (dst_device < 0 || dst_device >= num_devices || src_device < 0 || src_device >= num_devices) {
     return failed(cudaErrorInvalidDevice);
@@ -125,6 +130,7 @@ cudaError_t cudaMemcpyPeerAsync(void* dst, int dst_device, const void* src, int 
 cudaError_t cudaMemcpy(void* dst, const void* src, std::size_t nbytes, cudaMemcpyKind kind) {
   const Unseen unseen;
   if (const cudaError_t error = entry_error()) return error;
+  if (const cudaError_t error = unsafe_error(cudaErrorStreamCaptureImplicit)) return error;
   return copy(dst, src, nbytes, kind, *null_stream(host_thread().device), /*synchronous=*/true);
 }
 
@@ -132,12 +138,13 @@ cudaError_t cudaMemsetAsync(void* dst, int value, std::size_t nbytes, cudaStream
   const Unseen unseen;
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
-  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (const cudaError_t error = work_error(*stream)) return error;
   return fill(dst, value, nbytes, *stream);
 }
 
 cudaError_t cudaMemset(void* dst, int value, std::size_t nbytes) {
   const Unseen unseen;
   if (const cudaError_t error = entry_error()) return error;
+  if (const cudaError_t error = unsafe_error(cudaErrorStreamCaptureImplicit)) return error;
   return fill(dst, value, nbytes, *null_stream(host_thread().device));
 }

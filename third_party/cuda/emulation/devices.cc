@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "third_party/cuda/emulation/capture.h"
 #include "third_party/cuda/emulation/edges.h"
 #include "third_party/cuda/emulation/internal.h"
 #include "third_party/cuda/emulation/runtime.h"
@@ -274,6 +275,7 @@ cudaError_t cudaDeviceDisablePeerAccess(int peer) {
 cudaError_t cudaDeviceSynchronize() {
   const Unseen unseen;
   if (const cudaError_t error = entry_error()) return error;
+  if (const cudaError_t error = unsafe_error()) return error;
   const int device = host_thread().device;
   runtime().counters.blocking.fetch_add(1, std::memory_order_relaxed);
   for (const std::shared_ptr<Stream>& stream : streams_of(device)) block_on(*stream);

@@ -28,6 +28,10 @@ inline constexpr int kMaxDevices = 16;
 /// Per stream, by uid: the last task that has happened before. Absent: none.
 using Clock = std::vector<int>;
 
+class Capture;
+struct GraphContent;
+struct GraphExec;
+
 /// One cudaEventRecord. `done` is set by the recorded stream's worker.
 struct Record {
   std::atomic<int> done{0};
@@ -38,6 +42,9 @@ struct Record {
   int task = 0;
   int generation = -1;  ///< of counting; -1: not accounted
   Clock clock = {};
+  // Of a capturing stream, whose `clock` counts the streams of the capture:
+  std::shared_ptr<Capture> capture = nullptr;
+  std::size_t in_capture = 0;  ///< number
 
   /// Blocks until done. Gives no edge.
   void block() const { done.wait(0); }
@@ -67,7 +74,9 @@ struct Task {
 /// A queue and its worker thread. The worker owns a reference and ends after quit().
 class Stream {
  public:
-  static std::shared_ptr<Stream> start(int device, std::string label, int priority);
+  /// `is_accounted`: its tasks count in the account of waits.
+  static std::shared_ptr<Stream> start(int device, std::string label, int priority,
+                                       bool is_accounted = true);
 
   /// `fn` is called, seen, by the worker.
   void push_work(std::string name, std::function<void()> fn);
@@ -78,24 +87,33 @@ class Stream {
   void overtake(Removal& removal);
   /// Whether all that was pushed has run; if so, gives the edge from it.
   bool idle();
+  /// Null: work runs. Otherwise the capture gets it; records and waits are its own (capture.h).
+  std::shared_ptr<Capture> capture() const;
+  void set_capture(std::shared_ptr<Capture> capture);
 
   const int uid;
   const int device;
   const std::string label;
   const int priority;
+  const bool is_accounted;
 
   // Guarded by the account's mutex:
   Clock clock = {};
   int clock_generation = -1;
 
  private:
-  Stream(int uid, int device, std::string label, int priority)
-      : uid(uid), device(device), label(std::move(label)), priority(priority) {}
+  Stream(int uid, int device, std::string label, int priority, bool is_accounted)
+      : uid(uid),
+        device(device),
+        label(std::move(label)),
+        priority(priority),
+        is_accounted(is_accounted) {}
   void push(std::unique_ptr<Task> task);
   void work();
   void run(Task& task);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<Capture> capture_;
   std::condition_variable filled_;
   std::deque<std::unique_ptr<Task>> tasks_;
   bool busy_ = false;
@@ -144,9 +162,9 @@ struct Device {
 
 struct Counters {
   std::atomic<std::int64_t> allocations{0}, allocated_nbytes{0}, pinned{0}, pinned_nbytes{0},
-      streams{0}, events{0};
+      streams{0}, events{0}, graphs{0};
   std::atomic<std::int64_t> launches{0}, copies{0}, mallocs{0}, blocking{0}, set_devices{0},
-      set_attributes{0}, removed_waits{0};
+      set_attributes{0}, graph_launches{0}, removed_waits{0};
 };
 
 /// The state of the emulated machine. Lives until the process ends.
@@ -165,12 +183,19 @@ struct Runtime {
   std::mutex mutex;
   std::unordered_map<cudaStream_t, std::shared_ptr<Stream>> streams;
   std::unordered_map<cudaEvent_t, std::shared_ptr<EventObject>> events;
+  std::unordered_map<cudaGraph_t, std::shared_ptr<const GraphContent>> graphs;
+  std::unordered_map<cudaGraphExec_t, std::shared_ptr<GraphExec>> graph_execs;
   std::uint64_t num_handles = 0;
   std::vector<std::unique_ptr<Removal>> removals;
   std::set<std::string> labels;  ///< of host threads alive
   int num_unlabelled = 0;
 };
 Runtime& runtime();
+
+/// Handles are never used twice, so that a stale one is always found out. Under Runtime::mutex.
+inline std::uint64_t new_handle(Runtime& machine, std::uint64_t kind) {
+  return (kind << 48) + 16 * ++machine.num_handles;
+}
 
 /// A host thread.
 struct HostThread {
@@ -191,6 +216,8 @@ struct HostThread {
   int num_waits = 0;
   int num_streams = 0;
   Clock clock = {};
+  cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+  std::vector<std::shared_ptr<Capture>> captures;  ///< begun in this thread
 };
 /// The calling thread.
 HostThread& host_thread();
@@ -223,6 +250,9 @@ std::shared_ptr<Stream> null_stream(int device);
 std::vector<std::shared_ptr<Stream>> streams_of(int device);
 /// Waits for everything that `stream` holds. Gives the edge and moves the host's clock.
 void block_on(Stream& stream);
+
+/// A graph's new handle.
+cudaGraph_t add_graph(std::shared_ptr<const GraphContent> content);
 
 std::uint64_t mix(std::uint64_t seed, std::uint64_t value);
 

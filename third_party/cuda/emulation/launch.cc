@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "third_party/cuda/emulation/capture.h"
 #include "third_party/cuda/emulation/edges.h"
 #include "third_party/cuda/emulation/internal.h"
 #include "third_party/cuda/emulation/runtime.h"
@@ -33,7 +34,7 @@ cudaError_t enqueue_kernel(cudaStream_t handle, KernelLaunch launch) {
   const char* const illegal_address = std::exchange(host_thread().illegal_address, nullptr);
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
-  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (const cudaError_t error = work_error(*stream)) return error;
   if (stream->device != host_thread().device) return failed(cudaErrorInvalidResourceHandle);
   if (!valid_shape(launch.grid, launch.block)) return failed(cudaErrorInvalidConfiguration);
   Runtime& machine = runtime();
@@ -64,6 +65,7 @@ cudaError_t enqueue(cudaStream_t handle, std::string name, std::function<void()>
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t error = device_error(stream->device)) return error;
+  if (const cudaError_t error = work_error(*stream)) return error;
   runtime().counters.launches.fetch_add(1, std::memory_order_relaxed);
   stream->push_work(std::move(name), std::move(fn));
   return cudaSuccess;

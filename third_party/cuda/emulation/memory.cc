@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "third_party/cuda/emulation/arena.h"
+#include "third_party/cuda/emulation/capture.h"
 #include "third_party/cuda/emulation/edges.h"
 #include "third_party/cuda/emulation/internal.h"
 #include "third_party/cuda/emulation/runtime.h"
@@ -58,6 +59,7 @@ using namespace tessera::cuda_emulation;  // NOLINT: the definitions below are C
 cudaError_t cudaMalloc(void** address, std::size_t nbytes) {
   const Unseen unseen;
   if (const cudaError_t error = entry_error()) return error;
+  if (const cudaError_t error = unsafe_error()) return error;
   if (address == nullptr) return failed(cudaErrorInvalidValue);
   *address = nullptr;
   if (nbytes == 0) return cudaSuccess;
@@ -82,6 +84,7 @@ cudaError_t cudaMalloc(void** address, std::size_t nbytes) {
 cudaError_t cudaFree(void* address) {
   const Unseen unseen;
   if (address == nullptr) return entry_error();
+  if (const cudaError_t error = unsafe_error()) return error;
   const auto found = device_arena().starting_at(reinterpret_cast<std::uintptr_t>(address));
   if (!found) return failed(cudaErrorInvalidValue);
   Runtime& machine = runtime();
@@ -102,6 +105,7 @@ cudaError_t cudaFree(void* address) {
 cudaError_t cudaHostAlloc(void** address, std::size_t nbytes, unsigned int flags) {
   const Unseen unseen;
   if (const cudaError_t error = entry_error()) return error;
+  if (const cudaError_t error = unsafe_error()) return error;
   constexpr unsigned kFlags =
       cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined;
   if (address == nullptr || (flags & ~kFlags) != 0) return failed(cudaErrorInvalidValue);
@@ -134,6 +138,7 @@ cudaError_t cudaMallocHost(void** address, std::size_t nbytes) {
 cudaError_t cudaFreeHost(void* address) {
   const Unseen unseen;
   if (address == nullptr) return entry_error();
+  if (const cudaError_t error = unsafe_error()) return error;
   const auto freed = pinned_arena().free(reinterpret_cast<std::uintptr_t>(address));
   if (!freed) return failed(cudaErrorInvalidValue);
   Runtime& machine = runtime();

@@ -88,6 +88,12 @@ void submit(const std::shared_ptr<NcclComm>& comm, const std::vector<NcclArgs>& 
       Outstanding& operator=(const Outstanding&) = delete;
       const std::shared_ptr<NcclComm> comm;
     };
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(stream, &capturing) != cudaSuccess ||
+        capturing != cudaStreamCaptureStatusNone) {
+      comm->error = ncclInvalidUsage;  // in a graph: not emulated
+      return;
+    }
     auto outstanding = std::make_shared<Outstanding>(comm);
     const cudaError_t status =
         enqueue(stream, name, [outstanding = std::move(outstanding), run]() mutable {

@@ -13,9 +13,10 @@
 
 namespace tessera::cuda_emulation {
 
-/// One kernel and its grid. `run_grid(seed)` runs every thread of the grid and is called once, by
-/// the stream's worker; `seed` picks the order of threads, 0 the natural order. What it throws
-/// (std::exception) becomes a sticky launch failure, its text goes to stderr.
+/// One kernel and its grid. `run_grid(seed)` runs every thread of the grid and is called by the
+/// stream's worker: once, or at each launch of a graph that holds it; `seed` picks the order of
+/// threads, 0 the natural order. What it throws (std::exception) becomes a sticky launch failure,
+/// its text goes to stderr.
 struct KernelLaunch {
   std::string name = {};
   const void* kernel = nullptr;  ///< the function, as given to cudaFuncSetAttribute

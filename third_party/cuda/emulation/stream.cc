@@ -5,6 +5,7 @@
 #include <exception>
 #include <thread>
 
+#include "third_party/cuda/emulation/capture.h"
 #include "third_party/cuda/emulation/edges.h"
 #include "third_party/cuda/emulation/internal.h"
 #include "third_party/cuda/emulation/runtime.h"
@@ -33,10 +34,11 @@ void hold(const Removal& removal) {
 
 }  // namespace
 
-std::shared_ptr<Stream> Stream::start(int device, std::string label, int priority) {
+std::shared_ptr<Stream> Stream::start(int device, std::string label, int priority,
+                                      bool is_accounted) {
   static std::atomic<int> num_streams{0};
   const int uid = num_streams.fetch_add(1, std::memory_order_relaxed);
-  std::shared_ptr<Stream> stream(new Stream(uid, device, std::move(label), priority));
+  std::shared_ptr<Stream> stream(new Stream(uid, device, std::move(label), priority, is_accounted));
   std::thread([stream] {
     const Unseen unseen;
     stream->work();
@@ -44,7 +46,20 @@ std::shared_ptr<Stream> Stream::start(int device, std::string label, int priorit
   return stream;
 }
 
+std::shared_ptr<Capture> Stream::capture() const {
+  const std::lock_guard lock(mutex_);
+  return capture_;
+}
+
+void Stream::set_capture(std::shared_ptr<Capture> capture) {
+  const std::lock_guard lock(mutex_);
+  capture_ = std::move(capture);
+}
+
 void Stream::push_work(std::string name, std::function<void()> fn) {
+  if (const std::shared_ptr<Capture> capturing = capture()) {
+    return capturing->add_work(*this, std::move(name), std::move(fn));
+  }
   auto task = std::make_unique<Task>(Task{.name = std::move(name), .run = std::move(fn)});
   push(std::move(task));
 }
@@ -65,9 +80,9 @@ void Stream::push(std::unique_ptr<Task> task) {
       if (removal->covered.count({label, num_work_}) > 0) task->held_by = removal;
     }
     task->overtakes = std::exchange(overtakes_, nullptr);
-    account_work(*this, num_work_);
+    if (is_accounted) account_work(*this, num_work_);
   } else if (task->kind == Task::Kind::kRecord) {
-    account_record(*this, *task->record, num_work_);
+    if (is_accounted) account_record(*this, *task->record, num_work_);
   }
   if (ended_) {  // destroyed while another thread waits for the device: all of it has run
     if (task->kind == Task::Kind::kRecord) {

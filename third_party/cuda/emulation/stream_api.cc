@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "third_party/cuda/emulation/capture.h"
 #include "third_party/cuda/emulation/edges.h"
 #include "third_party/cuda/emulation/internal.h"
 
@@ -32,10 +33,20 @@ std::shared_ptr<Record> last_record(EventObject& event) {
   return event.last;
 }
 
-/// Handles are never used twice, so that a stale one is always found out.
-template <class Handle>
-Handle new_handle(Runtime& machine, std::uint64_t kind) {
-  return reinterpret_cast<Handle>((kind << 48) + 16 * ++machine.num_handles);
+/// Of a wait of `stream` for an event of `capture`, which may be null, where either captures.
+cudaError_t wait_in_capture_error(const Stream& stream, Capture* capture) {
+  const std::shared_ptr<Capture> own = capture_of(stream);
+  if (capture != nullptr && !capture->is_active()) {
+    if (own != nullptr) own->spoil();
+    return failed(cudaErrorCapturedEvent);
+  }
+  if (own != nullptr && own.get() != capture) {
+    own->spoil();
+    if (capture == nullptr) return failed(cudaErrorStreamCaptureIsolation);
+    capture->spoil();
+    return failed(cudaErrorStreamCaptureMerge);
+  }
+  return capture->is_spoilt() ? failed(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
 }
 
 }  // namespace
@@ -65,7 +76,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned int flag
                     std::clamp(priority, -5, 0));
   Runtime& machine = runtime();
   const std::lock_guard lock(machine.mutex);
-  *handle = new_handle<cudaStream_t>(machine, 0x57);
+  *handle = reinterpret_cast<cudaStream_t>(new_handle(machine, 0x57));
   machine.streams.emplace(*handle, std::move(stream));
   machine.counters.streams.fetch_add(1, std::memory_order_relaxed);
   return cudaSuccess;
@@ -80,6 +91,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   Runtime& machine = runtime();
   std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t error = uncapturable_error(*stream)) return error;
   {
     const std::lock_guard lock(machine.mutex);
     machine.streams.erase(handle);
@@ -94,6 +106,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (const cudaError_t error = look_error(*stream)) return error;
   return stream->idle() ? cudaSuccess : failed(cudaErrorNotReady);
 }
 
@@ -102,6 +115,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (const cudaError_t error = look_error(*stream)) return error;
   runtime().counters.blocking.fetch_add(1, std::memory_order_relaxed);
   const std::shared_ptr<Record> record = stream->push_record();
   if (account_wait(WaitKind::kStreamSynchronize, nullptr, record.get())) return cudaSuccess;
@@ -118,6 +132,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
   if (const cudaError_t error = entry_error(stream->device)) return error;
   if (flags != 0) return failed(cudaErrorInvalidValue);
   std::shared_ptr<Record> record = last_record(*event);
+  const std::shared_ptr<Capture> capture = record ? record->capture : nullptr;
+  if (capture != nullptr || capture_of(*stream) != nullptr) {
+    if (const cudaError_t error = wait_in_capture_error(*stream, capture.get())) return error;
+    capture->add_wait(stream, *record);
+    return cudaSuccess;
+  }
   if (account_wait(WaitKind::kStreamWaitEvent, stream.get(), record.get())) return cudaSuccess;
   if (record) stream->push_wait(std::move(record));
   return cudaSuccess;
@@ -127,7 +147,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t fn, void* user_
   const Unseen unseen;
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
-  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (const cudaError_t error = work_error(*stream)) return error;
   if (fn == nullptr) return failed(cudaErrorInvalidValue);
   stream->push_work("host function", [fn, user_data] {
     host_thread().in_host_function = true;
@@ -145,6 +165,7 @@ CUresult emulated_wait_value(CUstream handle, CUdeviceptr address, cuuint32_t va
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (entry_error(stream->device) != cudaSuccess) return CUDA_ERROR_UNKNOWN;
+  if (uncapturable_error(*stream) != cudaSuccess) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_NOT_SUPPORTED;
   stream->push_work("wait value", [word = reinterpret_cast<cuuint32_t*>(address), value] {
     const auto is_reached = [&] {
@@ -205,13 +226,6 @@ cudaError_t cudaStreamGetFlags(cudaStream_t handle, unsigned int* flags) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
-  const Unseen unseen;
-  if (!find_stream(handle)) return cudaErrorInvalidResourceHandle;
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned int flags) {
   const Unseen unseen;
   if (const cudaError_t error = entry_error()) return error;
@@ -223,7 +237,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned int flags) {
   event->flags = flags;
   Runtime& machine = runtime();
   const std::lock_guard lock(machine.mutex);
-  *handle = new_handle<cudaEvent_t>(machine, 0xE7);
+  *handle = reinterpret_cast<cudaEvent_t>(new_handle(machine, 0xE7));
   machine.events.emplace(*handle, std::move(event));
   machine.counters.events.fetch_add(1, std::memory_order_relaxed);
   return cudaSuccess;
@@ -249,10 +263,11 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
   const std::shared_ptr<Stream> stream = find_stream(stream_handle);
   const std::shared_ptr<EventObject> event = find_event(handle);
   if (!stream || !event) return cudaErrorInvalidResourceHandle;
-  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (const cudaError_t error = work_error(*stream)) return error;
   if (event->device != stream->device) return failed(cudaErrorInvalidResourceHandle);
+  const std::shared_ptr<Capture> capture = capture_of(*stream);
   const std::lock_guard lock(event->mutex);
-  event->last = stream->push_record();
+  event->last = capture != nullptr ? capture->add_record(*stream) : stream->push_record();
   return cudaSuccess;
 }
 
@@ -262,6 +277,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
   if (!event) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t error = entry_error(event->device)) return error;
   const std::shared_ptr<Record> record = last_record(*event);
+  if (const cudaError_t error = look_error(record.get())) return error;
   if (!record) return cudaSuccess;
   if (record->done.load() == 0) return failed(cudaErrorNotReady);
   // Events with times are asked about for statistics, where an early "yes" must not hide a race.
@@ -274,8 +290,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   const std::shared_ptr<EventObject> event = find_event(handle);
   if (!event) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t error = entry_error(event->device)) return error;
-  runtime().counters.blocking.fetch_add(1, std::memory_order_relaxed);
   const std::shared_ptr<Record> record = last_record(*event);
+  if (const cudaError_t error = look_error(record.get())) return error;
+  runtime().counters.blocking.fetch_add(1, std::memory_order_relaxed);
   if (account_wait(WaitKind::kEventSynchronize, nullptr, record.get())) return cudaSuccess;
   if (record) {
     record->block();
@@ -292,6 +309,10 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start_handle, cudaEvent_
   if (const cudaError_t error = entry_error(start->device)) return error;
   const std::shared_ptr<Record> begun = last_record(*start);
   const std::shared_ptr<Record> ended = last_record(*end);
+  for (const Record* record : {begun.get(), ended.get()}) {
+    if (record == nullptr || record->capture == nullptr) continue;
+    return look_error(record);
+  }
   if (ms == nullptr) return failed(cudaErrorInvalidValue);
   if (((start->flags | end->flags) & cudaEventDisableTiming) != 0 || !begun || !ended ||
       start->device != end->device) {
