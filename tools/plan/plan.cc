@@ -69,9 +69,11 @@ void run(int argc, char** argv) {
   const engine::Shape shape{config.train.batch,
                             config.model.seq == 0 ? sizes.seq : config.model.seq};
   const PlanTarget target = config.target();
-  const auto plan_of = [&](const TrainConfig& c, TraceWriter* trace = nullptr) {
+  const auto plan_of = [&](const TrainConfig& c, int rank, TraceWriter* trace = nullptr) {
+    PlanTarget of_rank = target;
+    of_rank.rank = rank;
     return make_plan(
-        c, target, model,
+        c, of_rank, model,
         {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}}, trace);
   };
   std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
@@ -80,7 +82,8 @@ void run(int argc, char** argv) {
   chosen.memory_budget.clear();  // which a plan may exceed
   if (const std::int64_t budget = config.memory_limit_nbytes(); budget > 0) {
     const BudgetPlan fitted = fit_budget(chosen, budget, sizes.layers, [&](const TrainConfig& c) {
-      return peak_nbytes(plan_of(c));
+      return most_of_ranks(c, target.num_ranks,
+                           [&](int rank) { return peak_nbytes(plan_of(c, rank)); });
     });
     chosen = fitted.config;
     if (!config.json) {
@@ -89,7 +92,7 @@ void run(int argc, char** argv) {
   }
   TraceWriter trace(
       [&](std::string_view text) { trace_file->write(std::as_bytes(std::span(text))); });
-  const TrainPlan plan = plan_of(chosen, trace_file ? &trace : nullptr);
+  const TrainPlan plan = plan_of(chosen, /*rank=*/0, trace_file ? &trace : nullptr);
   if (trace_file) trace_file->commit();
   if (config.json) return fmt::print("{}\n", plan_record(plan, target).text());
   for (const std::string& line : plan_lines(plan, target)) fmt::print("{}\n", line);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -95,6 +96,17 @@ BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
           engine::with_commas(budget_nbytes),
           fmt::join(lines_of(plan.rungs, budget_nbytes), "\n  "));
   return plan;
+}
+
+std::int64_t most_of_ranks(const TrainConfig& config, int num_ranks,
+                           const std::function<std::int64_t(int rank)>& peak) {
+  const auto is_part = [](double fraction) { return fraction > 0 && fraction < 1; };
+  const OffloadConfig& offload = config.offload;
+  const bool differ =
+      is_part(offload.parameters) || is_part(offload.gradients) || is_part(offload.optimizer);
+  std::int64_t most = 0;
+  for (int rank = 0; rank < (differ ? num_ranks : 1); ++rank) most = std::max(most, peak(rank));
+  return most;
 }
 
 std::vector<std::string> lines_of(const std::vector<BudgetRung>& rungs,

@@ -34,6 +34,11 @@ using PlanPeak = std::function<std::int64_t(const TrainConfig&)>;
 BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
                       std::int64_t num_blocks, const PlanPeak& plan_peak);
 
+/// The most that one of `num_ranks` needs, of which `peak` plans each: they differ where a part of
+/// a state is offloaded, and only there.
+std::int64_t most_of_ranks(const TrainConfig& config, int num_ranks,
+                           const std::function<std::int64_t(int rank)>& peak);
+
 /// A table of the rungs.
 std::vector<std::string> lines_of(const std::vector<BudgetRung>& rungs, std::int64_t budget_nbytes);
 

@@ -51,7 +51,7 @@ struct PlannedCollective {
   double exposed_ms = 0;    ///< for which compute waits
 };
 
-/// Of one rank: others differ in what they send first, and by the rounding of what they offload.
+/// Of one rank: others differ in what they hold if a part of a state is offloaded.
 struct TrainPlan {
   std::uint64_t hash;              ///< that ranks agree on
   std::vector<std::string> facts;  ///< behind it

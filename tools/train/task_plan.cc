@@ -47,8 +47,11 @@ std::vector<std::string> fit_task(Task& task, const Ranks& ranks) {
   const std::int64_t budget = config.memory_limit_nbytes();
   if (budget == 0) return {};
   BudgetPlan fitted = fit_budget(
-      config, budget, std::ssize(task.rank()->model().blocks()),
-      [&](const TrainConfig& c) { return peak_nbytes(plan_with(task, c, plan_target(ranks, c))); });
+      config, budget, std::ssize(task.rank()->model().blocks()), [&](const TrainConfig& c) {
+        return most_of_ranks(c, ranks.size, [&](int rank) {
+          return peak_nbytes(plan_with(task, c, plan_target(ranks, c, rank)));
+        });
+      });
   config = std::move(fitted.config);
   return lines_of(fitted.rungs, budget);
 }

@@ -9,6 +9,8 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shard/placement.h"
@@ -79,8 +81,16 @@ std::string text_of(const nlohmann::json& peaks) {
 
 void expect_as_planned(const TrainConfig& config, const std::string& text) {
   const GptRun run = run_gpt(config, kModel, tokens());
-  for (int rank = 0; rank < static_cast<int>(config.parallel.ranks); ++rank) {
+  const TrainPlan first = plan_of(config);
+  const int num_ranks = static_cast<int>(config.parallel.ranks);
+  for (int rank = 0; rank < num_ranks; ++rank) {
     const TrainPlan plan = plan_of(config, kModel, rank);
+    // A budget asks rank 0 alone where that is enough.
+    EXPECT_LE(peak_nbytes(plan),
+              most_of_ranks(
+                  config, num_ranks,
+                  [&](int r) { return peak_nbytes(r == 0 ? first : plan_of(config, kModel, r)); }))
+        << text << ", rank " << rank;
     const std::vector<StepRecord>& steps = run.steps[static_cast<std::size_t>(rank)];
     ASSERT_EQ(std::ssize(steps), config.train.steps);
     for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -197,6 +207,42 @@ TEST(Planner, ShowsItsArithmetic) {
   EXPECT_EQ(sent, plan.steps[1].traffic.bytes_sent);
 }
 
+TEST(Planner, SaysWhatTheHostDoesAndWhenMemoryIsMost) {
+  Gpt model(kModel);
+  const engine::Shape shape{1, kModel.seq};
+  std::string text;
+  TraceWriter trace([&](std::string_view part) { text += part; });
+  const TrainPlan plan =
+      make_plan(base(2), {.num_ranks = 2}, model,
+                {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}}, &trace);
+  EXPECT_GT(plan.host_ms, 0);
+  // The most that a listener sees, in the second step, is the peak; and what is launched then needs
+  // it.
+  double begin_us = 0, most_us = 0;
+  std::int64_t most = 0, num_launches = 0;
+  std::set<std::string> then;
+  const auto events = nlohmann::json::parse(text);
+  for (const auto& event : events) {
+    if (event.at("ph") == "X" && event.at("name") == "step 2") begin_us = event.at("ts");
+  }
+  for (const auto& event : events) {
+    if (event.at("name") != "memory total" || event.at("ts") < begin_us) continue;
+    const auto nbytes = event.at("args").at("bytes").get<std::int64_t>();
+    if (nbytes > most) most_us = event.at("ts");
+    most = std::max(most, nbytes);
+  }
+  EXPECT_EQ(most, plan.steps[1].step_memory.peak_total_nbytes);
+  for (const auto& event : events) {
+    if (event.at("ph") != "X" || !event.at("args").contains("flops")) continue;
+    // Copies to the host are neither computation nor collectives.
+    if (event.at("ts") >= begin_us && event.at("args").at("op") != "copy_values") ++num_launches;
+    if (event.at("ts") == most_us) then.insert(event.at("args").at("op"));
+  }
+  EXPECT_TRUE(then.contains(plan.peak_at.substr(0, plan.peak_at.find(','))))
+      << plan.peak_at << " not of " << fmt::format("{}", fmt::join(then, ", "));
+  EXPECT_EQ(plan.num_launches, num_launches);
+}
+
 // A slow link is waited for, a fast one is not but for the first gather and the last reduction.
 TEST(Planner, SaysWhichCollectivesCannotBeHidden) {
   const auto plan_with = [](double link_gbs) {
@@ -308,6 +354,72 @@ TEST(Budget, WalksDownUntilThePlanFits) {
     EXPECT_EQ(small.config.offload.optimizer, 0);
     EXPECT_EQ(run_gpt(small.config, kModel, tokens()).params_sha256, hash) << blocks;
   }
+}
+
+// Rungs that only some configurations come to, each with the bits of what was asked.
+TEST(Budget, ReshardsAndOffloadsWithTheSameBits) {
+  const auto peak = [](const TrainConfig& c) { return peak_nbytes(plan_of(c)); };
+  TrainConfig kept = base(2);
+  kept.parallel.strategy = "shard_grad_op";
+  kept.parallel.prefetch = kept.parallel.reductions_in_flight = 0;
+  const BudgetPlan resharded = fit_budget(kept, peak(kept) - 1, kModel.layers, peak);
+  EXPECT_EQ(resharded.rungs.back().what, "parallel.reshard_after_forward=true");
+  EXPECT_EQ(run_gpt(resharded.config, kModel, tokens()).params_sha256,
+            run_gpt(kept, kModel, tokens()).params_sha256);
+
+  TrainConfig asked = base(2);
+  asked.precision.param = DType::kBF16;
+  const std::string hash = run_gpt(asked, kModel, tokens()).params_sha256;
+  TrainConfig least = asked;
+  least.parallel.prefetch = least.parallel.reductions_in_flight = 0;
+  least.train.recompute = true;
+  for (const auto& [rung, fraction] : {std::pair("offload.optimizer=1", &OffloadConfig::optimizer),
+                                       {"offload.gradients=1", &OffloadConfig::gradients},
+                                       {"offload.parameters=1", &OffloadConfig::parameters}}) {
+    const std::int64_t before = peak(least);
+    least.offload.*fraction = 1;
+    ASSERT_LT(peak(least), before) << rung;
+    const BudgetPlan fitted = fit_budget(asked, peak(least), kModel.layers, peak);
+    EXPECT_EQ(fitted.rungs.back().what, rung);
+    EXPECT_EQ(fitted.rungs.back().nbytes, peak(least));
+    EXPECT_EQ(run_gpt(fitted.config, kModel, tokens()).params_sha256, hash) << rung;
+  }
+}
+
+// As run_task() gives it to the trainer: what is over the budget is refused when it is asked for.
+TEST(Budget, ATrainerThatNeedsMoreNamesTheTensor) {
+  TrainConfig config = base(2);
+  const TrainPlan plan = plan_of(config);
+  const std::int64_t most = plan.steps[1].step_memory.peak_total_nbytes;
+  const auto error_within = [&](std::int64_t nbytes) {
+    config.memory_budget = std::to_string(nbytes);
+    return testing::error_of<engine::Error>([&] { run_gpt(config, kModel, tokens()); });
+  };
+  EXPECT_TRUE(testing::has(error_within(most - 1),
+                           {fmt::format("[memory] expected to stay within {} bytes", most - 1),
+                            "more asked for, ", " ("}));
+  // Shards come first.
+  EXPECT_TRUE(testing::has(error_within(2000), {"parameter_shard (h.0.wire)"}));
+  config.memory_budget = std::to_string(peak_nbytes(plan));
+  EXPECT_EQ(run_gpt(config, kModel, tokens()).records.size(), 3u);
+}
+
+// A part of what is offloaded is found by units, and ranks own parts of different ones.
+TEST(Budget, IsForTheRankThatNeedsMost) {
+  TrainConfig config = base(4);
+  config.parallel.strategy = "zero1";
+  config.parallel.unit_min_numel = 40'000;
+  config.precision.param = DType::kBF16;
+  config.offload = {.parameters = 0.31, .gradients = 0.62, .optimizer = 0.47, .threads = 2};
+  const auto peak = [&](int rank) { return peak_nbytes(plan_of(config, kModel, rank)); };
+  const std::int64_t most = most_of_ranks(config, 4, peak);
+  EXPECT_EQ(most, std::max({peak(0), peak(1), peak(2), peak(3)}));
+  ASSERT_GT(most, peak(0));
+  config.memory_budget = std::to_string(peak(0));
+  EXPECT_TRUE(testing::has(
+      testing::error_of<engine::Error>([&] { run_gpt(config, kModel, tokens()); }), {"[memory]"}));
+  config.memory_budget = std::to_string(most);
+  EXPECT_EQ(run_gpt(config, kModel, tokens()).records.size(), 3u);
 }
 
 // What is recomputed as asked stays so: the ladder goes on from there.
