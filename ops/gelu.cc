@@ -1,6 +1,7 @@
 #include "ops/gelu.h"
 
 #include "ops/activation.h"
+#include "ops/gelu_parts.h"
 #include "ops/pointwise.h"
 
 namespace tessera::ops {
@@ -8,13 +9,21 @@ namespace tessera::ops {
 using engine::Tape;
 using engine::Tensor;
 
+namespace {
+
+constexpr PointwiseWork kTanhBackward{"gelu.backward", kSigmoidFlops + 14};
+
+}  // namespace
+
 Tensor gelu(Tape& tape, const Tensor& x, GeluKind kind) {
-  if (kind == GeluKind::kTanh) {
-    return unary<TanhGelu>(tape, x, "gelu", {"gelu.forward", kSigmoidFlops + 6},
-                           {"gelu.backward", kSigmoidFlops + 14});
-  }
+  if (kind == GeluKind::kTanh)
+    return unary<TanhGelu>(tape, x, "gelu", {"gelu.forward", kTanhGeluFlops}, kTanhBackward);
   return unary<ErfGelu>(tape, x, "gelu", {"gelu.forward", kNormalCdfFlops + 1},
                         {"gelu.backward", kNormalCdfFlops + kExpFlops + 6});
+}
+
+void record_tanh_gelu(Tape& tape, const Tensor& h, const Tensor& y) {
+  if (tape.needs_grad(h)) record_unary<TanhGelu>(tape, h, y, "gelu", kTanhBackward);
 }
 
 }  // namespace tessera::ops

@@ -7,6 +7,8 @@
 #include "engine/gemm/gemm.h"
 #include "engine/gemm/gemm_cuda.h"
 #include "ops/column_sums.h"
+#include "ops/gelu.h"
+#include "ops/gelu_parts.h"
 #include "ops/host_workspace.h"
 
 namespace tessera::ops {
@@ -150,9 +152,9 @@ void backward_bias(const Tape& tape, const GradTarget& db, const Parameter& p, c
       });
 }
 
-}  // namespace
-
-Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, WeightLayout layout) {
+// The layer, and on a GPU with `gelu` GELU (tanh) of it as well.
+Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, WeightLayout layout,
+              Tensor* gelu) {
   const Tensor value = tape.use(w);
   const Tensor bias_value = bias != nullptr ? tape.use(*bias) : Tensor();
   engine::require(value.shape().rank() == 2,
@@ -171,13 +173,15 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
   const bool wants_dx = tape.needs_grad(x), wants_dw = tape.needs_grad(w);
   const bool wants_dbias = bias != nullptr && tape.needs_grad(*bias);
   const Tensor y = tape.empty(x.shape().with_last(out), x.dtype(), "linear");
+  if (gelu != nullptr) *gelu = tape.empty(y.shape(), y.dtype(), "gelu");
+  const auto numel = static_cast<double>(y.numel());
   launch_product(
       tape,
-      {.name = "linear.forward",
-       .flops = gemm_flops(y.shape().rows(), out, in) +
-                (bias != nullptr ? static_cast<double>(y.numel()) : 0),
+      {.name = gelu != nullptr ? "linear_gelu.forward" : "linear.forward",
+       .flops = gemm_flops(y.shape().rows(), out, in) + (bias != nullptr ? numel : 0) +
+                (gelu != nullptr ? numel * kTanhGeluFlops : 0),
        .bytes_read = x.nbytes() + value.nbytes() + (bias != nullptr ? bias_value.nbytes() : 0),
-       .bytes_written = y.nbytes(),
+       .bytes_written = (gelu != nullptr ? 2 : 1) * y.nbytes(),
        .detail = w.name},
       [=](auto fn) {
         dispatch_float(x.dtype(), "linear", [&](auto t) {
@@ -189,11 +193,15 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
         });
       },
       [&](const auto& stream) {
-        gemm_cuda(stream, tape.memory(),
-                  {.a = device_matrix(x, x.shape().rows(), in),
-                   .b = device_weight_matrix(value, layout),
-                   .c = device_matrix(y, x.shape().rows(), out),
-                   .bias = bias != nullptr ? bias_value.raw() : nullptr});
+        engine::DeviceProduct product{.a = device_matrix(x, x.shape().rows(), in),
+                                      .b = device_weight_matrix(value, layout),
+                                      .c = device_matrix(y, x.shape().rows(), out),
+                                      .bias = bias != nullptr ? bias_value.raw() : nullptr};
+        if (gelu != nullptr) {
+          product.before_gelu = std::exchange(product.c, device_matrix(*gelu, product.c.rows, out));
+          product.gelu = tanh_gelu_cuda;
+        }
+        gemm_cuda(stream, tape.memory(), product);
       });
   if (bias != nullptr && bias->trainable) tape.want_column_sums(y);
   if (!wants_dx && !wants_dw && !wants_dbias) return y;
@@ -204,6 +212,21 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
     if (bias == nullptr) return;
     if (const GradTarget db = tape.grad_target(*bias)) backward_bias(tape, db, *bias, dy);
   });
+  return y;
+}
+
+}  // namespace
+
+Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, WeightLayout layout) {
+  return linear(tape, x, w, bias, layout, nullptr);
+}
+
+Tensor linear_gelu(Tape& tape, const Tensor& x, Parameter& w, Parameter& bias,
+                   WeightLayout layout) {
+  if (!tape.stream().device().is_cuda()) return gelu(tape, linear(tape, x, w, &bias, layout));
+  Tensor y;
+  const Tensor h = linear(tape, x, w, &bias, layout, &y);
+  record_tanh_gelu(tape, h, y);
   return y;
 }
 

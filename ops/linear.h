@@ -18,4 +18,11 @@ enum class WeightLayout {
 engine::Tensor linear(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
                       engine::Parameter* bias, WeightLayout layout = WeightLayout::kInOut);
 
+/// gelu(x W + b), tanh, with the tape and, but for what follows, the bits of gelu() of linear(); b
+/// not null. On a GPU both are one product where a choice by time has found that to be faster
+/// (engine/gemm/gemm_algorithms.h); GELU is then of the sum before it is rounded, so that in bf16 y
+/// differs by up to 2^-8 |x W + b| besides its own rounding. Saves what the two do.
+engine::Tensor linear_gelu(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
+                           engine::Parameter& bias, WeightLayout layout = WeightLayout::kInOut);
+
 }  // namespace tessera::ops

@@ -79,12 +79,22 @@ __global__ void pointwise_sums_kernel(T* out, bool accumulate, F f,
               });
 }
 
+template <class F, class T>
+void launch_elements(const engine::Stream& stream, T* out, bool accumulate, const F& f,
+                     const PointwiseInputs<T, F::kNumInputs>& inputs, std::int64_t numel) {
+  constexpr int kWidth = kVectorWidth<T>;
+  bool aligned = are_aligned<kWidth>(out);
+  for (const T* in : inputs.data) aligned = aligned && are_aligned<kWidth>(in);
+  engine::launch_kernel(stream, engine::stride_shape((numel + kWidth - 1) / kWidth),
+                        aligned ? pointwise_kernel<F, true, T> : pointwise_kernel<F, false, T>, out,
+                        accumulate, f, inputs, numel);
+}
+
 template <class F, std::size_t... n>
 void launch_pointwise_kernel(const engine::Stream& stream, const Pointwise<F>& p,
                              std::index_sequence<n...>) {
   engine::dispatch_float(p.out.dst.dtype(), "pointwise", [&](auto t) {
     using T = decltype(t);
-    constexpr int kWidth = kVectorWidth<T>;
     T* out = p.out.dst.template data<T>();
     const PointwiseInputs<T, F::kNumInputs> inputs{{p.in[n].template data<T>()...}};
     if constexpr (SumsColumns<F>) {
@@ -100,11 +110,7 @@ void launch_pointwise_kernel(const engine::Stream& stream, const Pointwise<F>& p
             parts.rows_each);
       }
     }
-    const auto kernel = are_aligned<kWidth>(out, inputs.data[n]...) ? pointwise_kernel<F, true, T>
-                                                                    : pointwise_kernel<F, false, T>;
-    const std::int64_t numel = p.out.dst.numel();
-    engine::launch_kernel(stream, engine::stride_shape((numel + kWidth - 1) / kWidth), kernel, out,
-                          p.out.accumulate, p.f, inputs, numel);
+    launch_elements(stream, out, p.out.accumulate, p.f, inputs, p.out.dst.numel());
   });
 }
 

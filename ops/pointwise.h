@@ -136,20 +136,26 @@ struct SlopeOf {
   constexpr float operator()(float dy, float x) const { return dy * F::slope(x); }
 };
 
+/// The part of unary() behind the launch, for an x whose gradient is needed.
+template <class F>
+void record_unary(engine::Tape& tape, const engine::Tensor& x, const engine::Tensor& y,
+                  std::string_view op, PointwiseWork backward) {
+  tape.record(op, y, [&tape, x, backward](const engine::Tensor& dy) {
+    if (const engine::GradTarget dx = tape.grad_target(x))
+      launch_gradient(tape, backward, Pointwise<SlopeOf<F>>{dx, {dy, x}});
+  });
+}
+
 /// An op of one number: y = F::value(x) elementwise, dx = dy F::slope(x). Saves x. Throws
 /// InvalidArgument for another dtype than f32 and bf16.
 template <class F>
 engine::Tensor unary(engine::Tape& tape, const engine::Tensor& x, std::string_view op,
                      PointwiseWork forward, PointwiseWork backward) {
-  using engine::GradTarget, engine::Tensor;
+  using engine::Tensor;
   const bool wants_dx = tape.needs_grad(x);
   const Tensor y = tape.empty(x.shape(), x.dtype(), op);
   launch_pointwise(tape.stream(), forward, Pointwise<ValueOf<F>>{{y}, {x}});
-  if (!wants_dx) return y;
-  tape.record(op, y, [&tape, x, backward](const Tensor& dy) {
-    if (const GradTarget dx = tape.grad_target(x))
-      launch_gradient(tape, backward, Pointwise<SlopeOf<F>>{dx, {dy, x}});
-  });
+  if (wants_dx) record_unary<F>(tape, x, y, op, backward);
   return y;
 }
 

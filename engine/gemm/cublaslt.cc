@@ -27,6 +27,8 @@ constexpr int kMaxCandidates = 16;
 // The largest alignment that a kernel needs. Telling cublasLt of more would make the choice, and so
 // the bits, depend on where an allocation happens to be.
 constexpr std::uint32_t kAlignment = 16;
+// The entry of a product with GELU that is faster without it. No algorithm: cublasLt refuses it.
+constexpr GemmAlgorithms::Algorithm kApart = {};
 
 void check(cublasStatus_t status, std::string_view call) {
   require<DeviceError>(status == CUBLAS_STATUS_SUCCESS, "[cublaslt] expected {} to succeed, got {}",
@@ -153,21 +155,27 @@ class Scratch {
 // All that reaches the choice. The values of alpha and beta do not.
 struct Key {
   explicit Key(const DeviceProduct& p)
-      : a(p.a), b(p.b), c(p.c), has_bias(p.bias != nullptr), device_scales(p.scales != nullptr) {}
+      : a(p.a),
+        b(p.b),
+        c(p.c),
+        has_bias(p.bias != nullptr),
+        device_scales(p.scales != nullptr),
+        has_gelu(p.before_gelu.data != nullptr) {}
   std::string text() const {
-    return fmt::format("({}, {}) ({}, {}) | {} | {} | {}{}{}", a.rows, a.cols, b.rows, b.cols,
+    return fmt::format("({}, {}) ({}, {}) | {} | {} | {}{}{}{}", a.rows, a.cols, b.rows, b.cols,
                        a.text(), b.text(), c.text(), has_bias ? " | bias" : "",
-                       device_scales ? " | scales" : "");
+                       device_scales ? " | scales" : "", has_gelu ? " | gelu" : "");
   }
   bool operator==(const Key&) const = default;
 
   Side a, b, c;
-  bool has_bias, device_scales;
+  bool has_bias, device_scales, has_gelu;
 };
 
 struct KeyHash {
   std::size_t operator()(const Key& key) const {
-    std::uint64_t hash = (key.has_bias ? 2 : 0) + (key.device_scales ? 1 : 0);
+    std::uint64_t hash =
+        (key.has_gelu ? 4 : 0) + (key.has_bias ? 2 : 0) + (key.device_scales ? 1 : 0);
     for (const Side* side : {&key.a, &key.b, &key.c}) {
       for (const std::int64_t part :
            {side->rows, side->cols, side->ld,
@@ -192,7 +200,10 @@ struct Plan {
         key.device_scales ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST);
     // The bias is added to each column of C^T.
     set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
-        key.has_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT);
+        key.has_gelu   ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+        : key.has_bias ? CUBLASLT_EPILOGUE_BIAS
+                       : CUBLASLT_EPILOGUE_DEFAULT);
+    if (key.has_gelu) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.c.ld);
   }
 
   Operation operation;
@@ -227,7 +238,7 @@ class CublasLt {
     auto plan = plans_.find(key);
     if (plan == plans_.end()) {
       Plan made(key);
-      choose(key, made);
+      choose(key, algorithms_.get(), made);
       plan = plans_.emplace(key, std::move(made)).first;
     }
     if (plan->second.supported) run(stream, memory, product, plan->second);
@@ -241,7 +252,7 @@ class CublasLt {
     const std::string name = name_of(key);
     if (algorithms.find(name)) return std::nullopt;
     Plan plan(key);
-    allow_any_bias(key, plan);
+    allow_any_vectors(key, plan);
     const Candidates candidates = propose(plan, key, kMaxCandidates);
     if (candidates.empty()) return std::nullopt;
     const Memory memory(stream);
@@ -252,26 +263,36 @@ class CublasLt {
         {.dtype = recorded.c.dtype, .rows = 1, .cols = recorded.c.cols, .ld = recorded.c.cols});
     const std::vector<float> ones = {1, 0, 1};
     const Tensor scales = Tensor::from<float>(memory, {3}, ones, "gemm.tuning");
-    const DeviceProduct product{.a = a.like(recorded.a),
-                                .b = b.like(recorded.b),
-                                .c = c.like(recorded.c),
-                                .accumulate = recorded.accumulate,
-                                .bias = key.has_bias ? bias.data() : nullptr,
-                                .scales = key.device_scales ? scales.data<float>() : nullptr};
+    DeviceProduct product{.a = a.like(recorded.a),
+                          .b = b.like(recorded.b),
+                          .c = c.like(recorded.c),
+                          .accumulate = recorded.accumulate,
+                          .bias = key.has_bias ? bias.data() : nullptr,
+                          .scales = key.device_scales ? scales.data<float>() : nullptr,
+                          .before_gelu = {},
+                          .gelu = recorded.gelu};
+    std::optional<Scratch> before_gelu;
+    std::optional<double> apart_ms;
+    if (key.has_gelu) {
+      before_gelu.emplace(stream, memory, recorded.before_gelu);
+      product.before_gelu = before_gelu->like(recorded.before_gelu);
+      apart_ms = time_apart_ms(stream, memory, product, algorithms);
+    }
     std::vector<double> times_ms;
     for (const auto& candidate : candidates) {
       take(candidate, plan);
-      times_ms.push_back(time_ms(stream, memory, product, plan));
+      times_ms.push_back(time_ms(stream, [&] { run(stream, memory, product, plan); }));
     }
     const auto best = std::ranges::min_element(times_ms);
     const cublasLtMatmulAlgo_t& fastest =
         candidates[static_cast<std::size_t>(best - times_ms.begin())].algo;
-    algorithms.insert(name, std::bit_cast<GemmAlgorithms::Algorithm>(fastest));
+    const bool is_apart = apart_ms && *apart_ms <= *best;
+    algorithms.insert(name, is_apart ? kApart : std::bit_cast<GemmAlgorithms::Algorithm>(fastest));
     return TunedGemm{.gemm = recorded,
-                     .first_ms = times_ms.front(),
-                     .ms = *best,
+                     .first_ms = apart_ms.value_or(times_ms.front()),
+                     .ms = is_apart ? *apart_ms : *best,
                      .num_proposed = static_cast<int>(candidates.size()),
-                     .algorithm = text_of(fastest)};
+                     .algorithm = is_apart ? "GELU apart" : text_of(fastest)};
   }
 
  private:
@@ -288,6 +309,8 @@ class CublasLt {
     const float* scales = product.scales != nullptr ? product.scales : host_scales;
     if (product.bias != nullptr)
       set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
+    if (product.before_gelu.data != nullptr)
+      set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.before_gelu.data);
     check(cublasLtMatmul(handle_.get(), plan.operation.get(), scales, product.b.data, plan.b.get(),
                          product.a.data, plan.a.get(), scales + (product.accumulate ? 2 : 1), c,
                          plan.c.get(), c, plan.c.get(), &plan.algorithm,
@@ -330,18 +353,27 @@ class CublasLt {
   }
 
   // The choice reads no bias, only how aligned its address is: as little as any that comes.
-  static void allow_any_bias(const Key& key, const Plan& plan) {
-    if (!key.has_bias) return;
-    set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-        std::bit_cast<const void*>(std::uintptr_t{kAlignment}));
+  static void allow_any_vectors(const Key& key, const Plan& plan) {
+    const auto any = std::bit_cast<const void*>(std::uintptr_t{kAlignment});
+    if (key.has_bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any);
+    if (key.has_gelu) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, any);
   }
 
-  void choose(const Key& key, Plan& plan) const {
-    allow_any_bias(key, plan);
-    if (algorithms_ != nullptr) {
+  // [Note: GELU in products]
+  // cublasLt can apply GELU (tanh) to what it has just summed and write both, which saves reading
+  // the product again; its kernels may be slower than those without. So a choice by time has an
+  // entry for such a product as well, that of the fastest algorithm or kApart: then, and without an
+  // entry, the product and GELU run one after the other. The two ways differ in bits: cublasLt
+  // takes GELU of the f32 sum, the kernel apart of what it was rounded to.
+  void choose(const Key& key, const GemmAlgorithms* algorithms, Plan& plan) const {
+    allow_any_vectors(key, plan);
+    if (algorithms != nullptr) {
       const std::string name = name_of(key);
-      if (const auto algorithm = algorithms_->find(name)) return adopt(*algorithm, name, plan);
+      const auto algorithm = algorithms->find(name);
+      if (algorithm && key.has_gelu && *algorithm == kApart) return;
+      if (algorithm) return adopt(*algorithm, name, plan);
     }
+    if (key.has_gelu) return;
     const Candidates candidates = propose(plan, key, 1);
     if (!candidates.empty()) take(candidates.front(), plan);
   }
@@ -369,14 +401,31 @@ class CublasLt {
     take(result, plan);
   }
 
-  // Of one product, the faster of two turns.
-  double time_ms(const Stream& stream, const Memory& memory, const DeviceProduct& product,
-                 const Plan& plan) const {
+  // Of a product and then GELU; nothing if cublasLt has no algorithm for the product.
+  std::optional<double> time_apart_ms(const Stream& stream, const Memory& memory,
+                                      const DeviceProduct& product,
+                                      const GemmAlgorithms& algorithms) const {
+    const DeviceMatrix& h = product.before_gelu;
+    DeviceProduct apart = product;
+    apart.c = h, apart.before_gelu = {}, apart.gelu = nullptr;
+    const Key key(apart);
+    Plan plan(key);
+    choose(key, &algorithms, plan);
+    if (!plan.supported) return std::nullopt;
+    return time_ms(stream, [&] {
+      run(stream, memory, apart, plan);
+      product.gelu(stream, h.dtype, product.c.data, h.data, h.rows * h.cols);
+    });
+  }
+
+  // Of one call, the faster of two turns.
+  template <class F>
+  static double time_ms(const Stream& stream, const F& call) {
     using Clock = std::chrono::steady_clock;
     const auto time = [&](int num_runs) {
       stream.synchronize();
       const auto begin = Clock::now();
-      for (int i = 0; i < num_runs; ++i) run(stream, memory, product, plan);
+      for (int i = 0; i < num_runs; ++i) call();
       stream.synchronize();
       return std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / num_runs;
     };
@@ -400,9 +449,14 @@ struct GemmRecord {
 
 bool is_for_cublaslt(const DeviceProduct& product) {
   // Kernels read 16 bytes of the bias at a time; choose() promises that much.
+  // cublasLt.h asks for a leading dimension of what it writes before GELU that is a multiple of 8.
+  // How exact its tanh is, is not said: enough for bf16.
   return product.a.dtype == product.b.dtype && product.a.cols > 0 &&
          (product.a.dtype == DType::kBF16 || product.c.dtype == DType::kF32) &&
-         alignment_of(product.bias) == kAlignment;
+         alignment_of(product.bias) == kAlignment &&
+         (product.before_gelu.data == nullptr ||
+          (product.c.dtype == DType::kBF16 && product.before_gelu.ld % 8 == 0 &&
+           alignment_of(product.before_gelu.data) == kAlignment));
 }
 
 }  // namespace
@@ -416,6 +470,7 @@ void note_gemm(const Stream& stream, const DeviceProduct& product) {
   if (gemms == nullptr || !is_for_cublaslt(product)) return;
   DeviceProduct noted = product;
   noted.a = recorded(product.a), noted.b = recorded(product.b), noted.c = recorded(product.c);
+  if (product.before_gelu.data != nullptr) noted.before_gelu = recorded(product.before_gelu);
   // Only whether they are there matters.
   static constexpr float kOne = 1;
   if (product.bias != nullptr) noted.bias = std::bit_cast<void*>(std::uintptr_t{kAlignment});

@@ -38,6 +38,10 @@ inline DeviceMatrix device_matrix(const Tensor& x, std::int64_t rows, std::int64
   return {x.raw(), x.dtype(), rows, cols, cols, false};
 }
 
+/// y[i] = f(x[i]) for `numel` elements of `dtype`, enqueued.
+using DeviceFunction = void (*)(const Stream& stream, DType dtype, void* y, const void* x,
+                                std::int64_t numel);
+
 /// C (M, N) = alpha A (M, K) B (K, N), + bias (N) in every row, + C with `accumulate`.
 struct DeviceProduct {
   DeviceMatrix a, b, c;
@@ -45,6 +49,10 @@ struct DeviceProduct {
   const void* bias = nullptr;  ///< of C's dtype; C not transposed then
   /// {alpha, 0, 1} in device memory, so that alpha need not be known to the host; null: alpha is 1.
   const float* scales = nullptr;
+  /// With data: takes AB + bias, and C is GELU (tanh) of that; of C's dtype and layout. A bias, but
+  /// neither alpha nor `accumulate`. See [Note: GELU in products] in cublaslt.cc.
+  DeviceMatrix before_gelu = {};
+  DeviceFunction gelu = nullptr;  ///< of it, for when cublasLt is not to do it
 
   friend bool operator==(const DeviceProduct&, const DeviceProduct&) = default;
 };

@@ -6,8 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "engine/copy.h"
 #include "engine/gemm/gemm_algorithms.h"
@@ -127,6 +130,31 @@ TEST(CublasLtTest, RefusesWhatDoesNotFit) {
   cublasLtMatrixLayoutDestroy(narrow);
 }
 
+TEST(CublasLtTest, RefusesGeluThatDoesNotFit) {
+  const Stream stream = Stream::cuda("compute", 0);
+  const Memory memory(stream);
+  const Tensor x = Tensor::zeros(memory, {16, 16}, DType::kBF16);
+  auto* native = static_cast<cudaStream_t>(stream.native());
+  Descriptors p(16, 16, 16, CUDA_R_16BF, CUDA_R_16BF);
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, auto value) {
+    EXPECT_EQ(cublasLtMatmulDescSetAttribute(p.operation, attribute, &value, sizeof value),
+              CUBLAS_STATUS_SUCCESS);
+  };
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, std::uint32_t{CUBLASLT_EPILOGUE_GELU_AUX_BIAS});
+  set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(x.raw()));
+  EXPECT_EQ(p.propose(), CUBLAS_STATUS_INVALID_VALUE) << "no leading dimension";
+  for (const std::int64_t ld : {8, 20}) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
+    EXPECT_EQ(p.propose(), CUBLAS_STATUS_INVALID_VALUE) << ld;
+  }
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, std::int64_t{16});
+  EXPECT_EQ(p.propose(), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(p.multiply(x.raw(), x.raw(), native), CUBLAS_STATUS_INVALID_VALUE) << "no memory";
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(x.raw()));
+  EXPECT_EQ(p.multiply(x.raw(), x.raw(), native), CUBLAS_STATUS_SUCCESS);
+  stream.synchronize();
+}
+
 TEST(CublasLtTest, LeavingMemoryEndsTheDevice) {
   {
     const Stream stream = Stream::cuda("compute", 0);
@@ -184,6 +212,58 @@ TEST(CublasLtTest, ProductsTakeTheAlgorithmOfTheFile) {
   EXPECT_NE(run("2"), run("1"));
   EXPECT_NE(run("3"), run("2"));
   EXPECT_THROW(run("9"), engine::IoError);
+}
+
+// Small whole numbers and a half, so that no sum is rounded. GELU (tanh) of 1.
+TEST(CublasLtTest, GeluIsTheProductsWhereTheFileHasAnAlgorithm) {
+  const std::string of_product = fmt::format(
+      "cublasLt {} | Emulated sm_90 | (8, 16) (16, 24) | bf16 ld 16 align 16 | bf16 ld 24 align 16 "
+      "| bf16 ld 24 align 16 | bias | gelu",
+      cublasLtGetVersion());
+  const engine::DeviceFunction copy = [](const Stream& on, DType, void* y, const void* x,
+                                         std::int64_t numel) {
+    EXPECT_EQ(numel, 8 * 24);
+    EXPECT_EQ(cudaMemcpyAsync(y, x, static_cast<std::size_t>(numel) * 2, cudaMemcpyDeviceToDevice,
+                              static_cast<cudaStream_t>(on.native())),
+              cudaSuccess);
+  };
+  // The first elements before and behind.
+  const auto run = [&](std::optional<std::uint32_t> id) {
+    const Stream stream = Stream::cuda("compute", 0);
+    const Memory memory(stream);
+    const auto algorithms = std::make_shared<GemmAlgorithms>();
+    if (id) {
+      GemmAlgorithms::Algorithm words{};
+      if (*id > 0) words[0] = static_cast<std::uint32_t>(cublasLtGetVersion()), words[2] = *id;
+      algorithms->insert(of_product, words);
+    }
+    engine::set_gemm_algorithms(stream, algorithms);
+    const auto filled = [&](engine::Shape shape, float value) {
+      return testing::to_tensor(memory, shape,
+                                std::vector<float>(static_cast<std::size_t>(shape.numel()), value),
+                                DType::kBF16);
+    };
+    const Tensor a = filled({8, 16}, 0.25f), b = filled({16, 24}, 0.125f),
+                 bias = filled({24}, 0.5f);
+    const Tensor before = filled({8, 24}, NAN), behind = filled({8, 24}, NAN);
+    stream.launch(
+        {.name = "gemm"}, [] {},
+        [&](const auto& cuda_stream) {
+          engine::gemm_cuda(cuda_stream, memory,
+                            {.a = engine::device_matrix(a, 8, 16),
+                             .b = engine::device_matrix(b, 16, 24),
+                             .c = engine::device_matrix(behind, 8, 24),
+                             .bias = bias.raw(),
+                             .before_gelu = engine::device_matrix(before, 8, 24),
+                             .gelu = copy});
+        });
+    return std::pair(testing::to_values(before), testing::to_values(behind));
+  };
+  const std::vector<double> one(8 * 24, 1.0), gelu_of_one(8 * 24, 0.83984375);
+  EXPECT_EQ(run(std::nullopt), std::pair(one, one)) << "the function given, here a copy";
+  EXPECT_EQ(run(0), std::pair(one, one)) << "faster apart";
+  for (const std::uint32_t id : {1, 2, 3}) EXPECT_EQ(run(id), std::pair(one, gelu_of_one)) << id;
+  EXPECT_THROW(run(9), engine::IoError);
 }
 
 // Parts of f32 may lie in workspace as what the result is; of bf16 they would be rounded each.

@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "ops/gelu.h"
 #include "tests/testing/gradcheck.h"
 
 namespace tessera::ops {
@@ -36,6 +37,24 @@ OpCase linear_case(Shape x, std::int64_t out, WeightLayout layout, bool with_bia
             }};
   if (with_bias) op.parameters.push_back({out});
   return op;
+}
+
+TEST(LinearTest, GeluIsThatOfTheLayer) {
+  for (const auto layout : {WeightLayout::kInOut, WeightLayout::kOutIn}) {
+    OpCase op = linear_case({3, 5, 7}, 9, layout, true), apart = op;
+    op.build = [=](Tape& tape, const std::vector<Tensor>& x, std::vector<Parameter>& p) {
+      return linear_gelu(tape, x[0], p[0], p[1], layout);
+    };
+    apart.build = [=](Tape& tape, const std::vector<Tensor>& x, std::vector<Parameter>& p) {
+      return gelu(tape, linear(tape, x[0], p[0], &p[1], layout));
+    };
+    check_gradients(op);
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const OpRun a = run_op(op, {.dtype = dtype}), b = run_op(apart, {.dtype = dtype});
+      EXPECT_EQ(a.y, b.y);
+      EXPECT_EQ(a.grads, b.grads);
+    }
+  }
 }
 
 // y, dx, dw, db in double.

@@ -152,6 +152,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
       return assign(operation->epilogue, value, nbytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
       return assign(operation->bias, value, nbytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+      return assign(operation->aux, value, nbytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+      return assign(operation->aux_ld, value, nbytes);
     default:
       return CUBLAS_STATUS_NOT_SUPPORTED;
   }
@@ -281,10 +285,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                         *get<Layout>(c_layout), *get<Layout>(d_layout)};
   const Operation& operation = product.operation;
   const auto algorithm = std::bit_cast<Algorithm>(*algo);
-  const bool has_bias = operation.epilogue == CUBLASLT_EPILOGUE_BIAS;
+  const bool has_bias = operation.has_bias(), has_gelu = operation.has_gelu();
   const bool on_host = operation.pointer_mode == CUBLASLT_POINTER_MODE_HOST;
   bool fits = alpha != nullptr && beta != nullptr && product.c.ld == product.d.ld &&
               (!has_bias || operation.bias != nullptr) &&
+              (!has_gelu || (operation.aux != nullptr && is_aligned(operation.aux, 16))) &&
               workspace_nbytes >= result.workspaceSize && is_aligned(workspace, 16) &&
               device_of(stream) == get<Handle>(handle)->device;
   for (const void* address : {a, b, c, static_cast<const void*>(d)})
@@ -294,11 +299,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 
   // The library does not look at memory: a kernel that leaves it ends the device.
   const std::int64_t bias_nbytes = product.shape().m * product.d.element_nbytes();
+  const std::int64_t aux_nbytes =
+      ((product.shape().n - 1) * operation.aux_ld + product.shape().m) * product.d.element_nbytes();
   const bool reachable =
       in_memory(a, product.a.nbytes()) && in_memory(b, product.b.nbytes()) &&
       in_memory(c, product.c.nbytes()) && in_memory(d, product.d.nbytes()) &&
       (workspace_nbytes == 0 || is_device_memory(workspace, workspace_nbytes)) &&
       (!has_bias || (in_memory(operation.bias, bias_nbytes) && is_aligned(operation.bias, 16))) &&
+      (!has_gelu || in_memory(operation.aux, aux_nbytes)) &&
       (on_host || (in_memory(alpha, sizeof(float)) && in_memory(beta, sizeof(float))));
   const Task task{.product = product,
                   .algorithm = algorithm,
@@ -307,6 +315,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                   .c = storage_of(c),
                   .d = storage_of(d),
                   .bias = has_bias ? storage_of(operation.bias) : nullptr,
+                  .aux = has_gelu ? storage_of(operation.aux) : nullptr,
                   .device_alpha = on_host ? nullptr : static_cast<const float*>(storage_of(alpha)),
                   .device_beta = on_host ? nullptr : static_cast<const float*>(storage_of(beta)),
                   .alpha = on_host ? *static_cast<const float*>(alpha) : 0,

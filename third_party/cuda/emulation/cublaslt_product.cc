@@ -1,6 +1,7 @@
 #include "third_party/cuda/emulation/cublaslt_product.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "third_party/cuda/emulation/bfloat16.h"
@@ -27,6 +28,10 @@ std::vector<float> widen(const Layout& layout, bool transposed, const void* data
   else
     copy(static_cast<const BFloat16*>(data));
   return wide;
+}
+
+float tanh_gelu(float x) {
+  return 0.5f * x * (1 + std::tanh(0.797884561f * (x + 0.044715f * x * x * x)));
 }
 
 // sums (m, n) += the part of the product over [begin, end) of K.
@@ -59,13 +64,14 @@ cublasStatus_t Product::check() const {
   if (b_rows != static_cast<std::uint64_t>(s.k) || c.rows != m || c.cols != n || d.rows != m ||
       d.cols != n)
     return CUBLAS_STATUS_INVALID_VALUE;
+  if (operation.has_gelu() && (operation.aux_ld % 8 != 0 || operation.aux_ld < s.m))
+    return CUBLAS_STATUS_INVALID_VALUE;
   const bool types = (a.type == CUDA_R_32F && d.type == CUDA_R_32F) ||
                      (a.type == CUDA_R_16BF && (d.type == CUDA_R_32F || d.type == CUDA_R_16BF));
   const bool known = types && b.type == a.type && c.type == d.type &&
                      operation.compute == CUBLAS_COMPUTE_32F &&
                      operation.scale_type == CUDA_R_32F &&
-                     (operation.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
-                      operation.epilogue == CUBLASLT_EPILOGUE_BIAS) &&
+                     (operation.epilogue == CUBLASLT_EPILOGUE_DEFAULT || operation.has_bias()) &&
                      (operation.pointer_mode == CUBLASLT_POINTER_MODE_HOST ||
                       operation.pointer_mode == CUBLASLT_POINTER_MODE_DEVICE) &&
                      a.is_aligned(4) && b.is_aligned(4);
@@ -138,6 +144,10 @@ void Task::store(const std::vector<float>& sums) const {
       float value = scale * sums[static_cast<std::size_t>(i * s.n + j)];
       if (old_scale != 0) value += old_scale * to_f32(static_cast<const T*>(c)[at]);
       if (bias != nullptr) value += to_f32(static_cast<const T*>(bias)[i]);
+      if (aux != nullptr) {
+        store_f32(static_cast<T*>(aux)[j * product.operation.aux_ld + i], value);
+        value = tanh_gelu(value);
+      }
       store_f32(static_cast<T*>(d)[at], value);
     }
 }

@@ -17,6 +17,11 @@ struct Operation {
   std::int32_t transa = CUBLAS_OP_N, transb = CUBLAS_OP_N;
   std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
+  void* aux = nullptr;  ///< of GELU: takes its input
+  std::int64_t aux_ld = 0;
+
+  bool has_gelu() const { return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
+  bool has_bias() const { return epilogue == CUBLASLT_EPILOGUE_BIAS || has_gelu(); }
 };
 
 /// What a cublasLtMatrixLayout_t stands for.
@@ -67,6 +72,7 @@ struct Task {
   const void *a, *b, *c;
   void* d;
   const void* bias;
+  void* aux;
   const float *device_alpha, *device_beta;  ///< null: the host's, next
   float alpha, beta;
   float* workspace;
