@@ -32,7 +32,7 @@ constexpr OffloadOptions kSome{.parameters = 0.4, .gradients = 0.7, .optimizer =
 // How often each rank's thread waited for an event or a stream in the steps between the first and
 // the last.
 std::map<std::string, int> waits_of_ranks(Training run) {
-  run.steps = 5;
+  run.steps = 4;
   run.num_gpus = run.ranks;
   run.before_step = [&run](comm::ProcessGroup& world, int step) {
     if (step == 1) cuda_emulation::label_thread(fmt::format("rank {}", world.rank()));
@@ -52,7 +52,7 @@ std::map<std::string, int> waits_of_ranks(Training run) {
 TEST(HostWaits, OfRankThreadsAreThoseWithoutOffload) {
   for (const char* strategy : {"zero3", "zero1", "ddp"}) {
     for (const bool early : {false, true}) {
-      Training run{.ranks = 2, .accum = 2, .numel = 300, .adamw = true};
+      Training run{.ranks = 2, .accum = 2, .numel = 70, .adamw = true};
       run.options.placement = Placement::preset(strategy);
       run.options.precision.param = engine::DType::kBF16;
       if (early) run.in_backward = UpdateGathers::kInterleaved;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -223,8 +224,9 @@ TEST(EarlyUpdate, TheNextForwardBeginsWhileTheLastBlockIsStillGathered) {
     comm::run_ranks(2, {}, [&](ProcessGroup& ranks) {
       std::promise<void> reached;
       std::future_status status = std::future_status::timeout;
+      std::atomic<bool> holds = false;  // initial values are gathered, too
       HeldGroup world(ranks, [&, future = reached.get_future().share()] {
-        status = future.wait_for(std::chrono::seconds(10));
+        if (holds) status = future.wait_for(std::chrono::seconds(10));
       });
       const Memory memory;
       Tape tape(memory, Stream::inline_cpu("compute"));
@@ -233,6 +235,8 @@ TEST(EarlyUpdate, TheNextForwardBeginsWhileTheLastBlockIsStillGathered) {
       if (on_host) options.offload.optimizer = 1;
       Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, options);
       Sgd sgd(fsdp, {.momentum = 0.9});
+      fsdp.synchronize();
+      holds = true;
       for (int step = 0; step < 2; ++step) {
         if (step == 0 && on_host) sgd.step_in_backward(0.1, UpdateGathers::kInterleaved);
         fsdp.begin_step();
