@@ -22,7 +22,8 @@ struct AttentionShape {
 ///   (GPT-2's c_attn) -> y (B, T, H * D) like qkv. Arithmetic is f32; on CUDA bf16 enters the
 ///   matrix products, as which the probabilities are rounded too.
 ///   Saves qkv, y and the log-sum-exp of the scores (B, H, T) f32; backward recomputes the
-///   probabilities tile by tile. Workspace grows as T * D.
+///   probabilities tile by tile. Workspace grows as T * D; on CUDA backward in bf16 takes as much
+///   in f32 as q has elements, D rounded up to 32, 64, 96 or 128, if T is more than a block's keys.
 ///   On CUDA D is at most 128.
 ///   Throws InvalidArgument if qkv is not of that form, KV does not divide H, or D is too large.
 engine::Tensor attention(engine::Tape& tape, const engine::Tensor& qkv,
