@@ -103,5 +103,29 @@ TEST(CudaPointwise, DropoutHasTheMaskOfTheCpuForAnyFirstIndex) {
         check_cuda_run(dropout_case(1025, p, first), {.dtype = dtype}, kSameBits);
 }
 
+// As a step that is captured draws.
+TEST(CudaPointwise, DropoutCountsSamplesOnTheDevice) {
+  const auto compute = engine::Stream::cuda("compute", 0);
+  const engine::Memory memory(compute);
+  Tape tape(memory, compute);
+  const RandomStream random{7, 1};
+  const Tensor x = Tensor::from<float>(memory, {257}, std::vector<float>(257, 1.0f), "x");
+  for (const std::int64_t count : {0, 1, 1000}) {
+    const Tensor on_gpu = Tensor::from<std::int64_t>(memory, {1}, std::vector{count}, "count");
+    for (const std::int64_t numel : {4, 5}) {  // a sample begins a block of random words, or not
+      for (const std::int64_t first : {0, 5}) {
+        const auto index = [](std::int64_t i) { return static_cast<std::uint64_t>(i); };
+        const Tensor want = tape.no_grad(
+            [&] { return dropout(tape, x, 0.5f, random, index(first + count * numel)); });
+        const Tensor got = tape.no_grad([&] {
+          return dropout(tape, x, 0.5f, random, index(first), {on_gpu, numel});
+        });
+        EXPECT_EQ(engine::to_vector<float>(got), engine::to_vector<float>(want))
+            << count << " samples of " << numel << ", " << first;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::ops

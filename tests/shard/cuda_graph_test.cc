@@ -141,6 +141,7 @@ TEST(CudaGraph, GradientsThatAreNotFiniteSkipTheUpdateOfThatStep) {
 TEST(CudaGraph, WhoReadsValuesIsWaitedFor) {
   comm::run_ranks(1, {}, [](comm::ProcessGroup& world) {
     Rank rank(world);
+    engine::launch_set(rank.compute, rank.x, 1, "x");
     rank.step();
     const auto launch = rank.fsdp.capture_step([&] { rank.step(); });
     const engine::Stream reader = rank.compute.sibling("reader", {.delay_seed = 9});

@@ -19,13 +19,13 @@ constexpr std::int64_t kRanks = 2;
 
 Calls train(std::int64_t steps, const char* strategy, BackendChoice backend,
             const OffloadConfig& offload = {}, const CommConfig& comm = {},
-            const GptConfig& model = kModel) {
+            const GptConfig& model = kModel, std::int64_t ranks = kRanks) {
   const testing::TempFolder folder;
   const TokenDataset data(TokenFile(folder.write("text.txt", std::string(500, '\7'))),
                           {.seq = model.seq, .vocab = model.vocab});
   TrainConfig config;
   config.device = DeviceChoice::kCuda;
-  config.parallel.ranks = kRanks;
+  config.parallel.ranks = ranks;
   config.parallel.backend = backend;
   config.parallel.strategy = strategy;
   config.offload = offload;
@@ -52,6 +52,25 @@ TEST(EmulatedTraining, AStepWaitsForNothingButTheLastOnesLossAndNorm) {
       EXPECT_EQ(many.mallocs, few.mallocs) << what;
       EXPECT_EQ(cuda_emulation::live(), Live()) << what << ": something was left";
     }
+  }
+}
+
+// The two steps before are launched by the host.
+TEST(EmulatedTraining, AStepThatIsAGraphIsOneLaunch) {
+  for (const char* strategy : {"zero3", "ddp"}) {
+    const auto calls_of = [&](std::int64_t steps) {
+      return train(steps, strategy, BackendChoice::kThreads, {}, {}, kModel, 1);
+    };
+    const Calls two = calls_of(2), few = calls_of(6), many = calls_of(10);
+    EXPECT_EQ(two.graph_launches, 0);
+    EXPECT_EQ(few.graph_launches, 4);
+    EXPECT_EQ(many.graph_launches, 8);
+    EXPECT_EQ(many.blocking - few.blocking, 2 * 4);
+    EXPECT_EQ(many.mallocs, few.mallocs);
+    // The number of samples, the rates, and the signal to stop.
+    EXPECT_EQ(many.launches - few.launches, 3 * 4);
+    EXPECT_GT(two.launches, 2 * 20 * 3);
+    EXPECT_EQ(cuda_emulation::live(), Live()) << strategy << ": something was left";
   }
 }
 
