@@ -23,6 +23,8 @@ void run(int argc, char** argv) {
               config, report);
         }},
        {"checkpoint", bench_checkpoint},
+       {"listeners", bench_listeners},
+       {"plan", bench_plan},
        {"steps", bench_steps},
        {"profile", bench_profile}});
 }
