@@ -8,11 +8,11 @@ usage() {
 usage: gpu_check.sh [option...] [folder for the results: ./gpu_check_out]
 
   --budget=SECONDS      for everything (540). What there is no time for is named as skipped
-  --parts=LIST          of machine,gemm,ops,tests,losses,profile,kernels,sanitizer,steps (all); machine always runs on a GPU,
+  --parts=LIST          of machine,gemm,ops,tests,losses,profile,trace,kernels,sanitizer,steps (all); machine always runs on a GPU,
                         and the parts share the time, so that one alone has all of it
   --plan=1|2|3          everything, for a machine that is lent for ten minutes at a time, bare:
                         1  machine,gemm,ops, and steps of 124M beside torch.compile
-                        2  machine,tests,losses,profile,kernels
+                        2  machine,tests,losses,profile,trace,kernels
                         3  machine,sanitizer, and steps of 350M, 1.5B, and 124M beside eager PyTorch
   --device=cuda|cpu     cpu: the losses alone, as a check of the golden ones
   --small               sizes of a moment, no figures: for the emulated device
@@ -24,6 +24,7 @@ ops        the GPU tests of ops, one program after the other
 tests      all other GPU tests
 losses     both trainers on the GPU: the loss of each step beside that on the CPU
 profile    a step of GPT-2 124M by kernel and shape
+trace      what it costs that a trace listens: steps of GPT-2 124M without one, with one that records no step, and every step
 kernels    attention, cross-entropy and norms under Nsight Compute, if it is here
 sanitizer  the tests of ops under compute-sanitizer, as far as the time goes
 steps      whole steps of GPT-2, beside PyTorch's if python3 has torch
@@ -37,7 +38,7 @@ die() { echo "gpu_check: $*" >&2; exit 2; }
 
 here=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)
 budget=540
-all=machine,gemm,ops,tests,losses,profile,kernels,sanitizer,steps
+all=machine,gemm,ops,tests,losses,profile,trace,kernels,sanitizer,steps
 parts=
 # Of steps, a line each: models|batches|ways of PyTorch.
 trainings="\
@@ -53,7 +54,7 @@ for argument; do
     --budget=*) budget=${argument#*=} ;;
     --parts=*) parts=${argument#*=} ;;
     --plan=1) parts=${parts:-machine,gemm,ops,steps} trainings="gpt2|64,max|compile" ;;
-    --plan=2) parts=${parts:-machine,tests,losses,profile,kernels} ;;
+    --plan=2) parts=${parts:-machine,tests,losses,profile,trace,kernels} ;;
     --plan=3)
       parts=${parts:-machine,sanitizer,steps}
       trainings=$'gpt2-medium|16,max|compile\ngpt2-xl|8,max|compile\ngpt2|64|eager\ngpt2-medium|16|eager'
@@ -94,7 +95,7 @@ skip() { say "skipped: $*"; record "\"part\":\"skipped\",\"what\":$(quote "$*")"
 left() { echo $((budget - SECONDS)); }
 wants() { [[ ,$parts, == *,$1,* ]]; }
 # Seconds that part $1 may take: its part of what is left, which it shares with those behind it.
-declare -A weights=([machine]=4 [gemm]=12 [ops]=20 [tests]=30 [losses]=6 [profile]=8 [kernels]=8 [sanitizer]=30 [steps]=50)
+declare -A weights=([machine]=4 [gemm]=12 [ops]=20 [tests]=30 [losses]=6 [profile]=8 [trace]=8 [kernels]=8 [sanitizer]=30 [steps]=50)
 share() {
   local part sum=0 behind=
   for part in ${all//,/ }; do
@@ -389,6 +390,48 @@ run_profile() {
   run_bench profile "$1" --bench.parts=profile --bench.steps=5 $(sizes gpt2 64)
 }
 
+# Three rounds in turn, each training 30 steps of which the first 10 do not count, as far as the time goes.
+run_trace() {
+  local end=$((SECONDS + $1)) steps=30 warmup=10 way flags limit median none=
+  local model="--model.preset=gpt2 --train.batch=16 --precision.param=bf16 --data.val_fraction=0 --sample.tokens=0"
+  section "trace"
+  if [[ $small ]]; then
+    steps=4
+    warmup=1
+    model=$transformer
+  fi
+  rm -f -- "$work"/*.step_ms
+  for _ in 1 2 3; do
+    for way in none idle every; do
+      limit=$((end - SECONDS))
+      if ((limit < 5)); then break 2; fi
+      flags=
+      if [[ $way == idle ]]; then flags="--log.trace=$work/run.trace.json --log.trace_steps=1:1"; fi
+      if [[ $way == every ]]; then flags="--log.trace=$work/run.trace.json --log.trace_steps=1:$steps"; fi
+      # shellcheck disable=SC2086 # words on purpose
+      limited "$limit" tools/train/train_transformer --device="$device" --parallel.ranks=1 --train.steps=$steps --train.warmup=2 \
+        --log.every=0 --out="$work/run" $model $flags
+      if ((status)); then
+        failed=$((failed + 1))
+        say "failed: a training with trace=$way"
+        show_end
+        return
+      fi
+      sed -n 's/^{"step":[0-9]*,.*"step_ms":\([^,}]*\).*/\1/p' "$work/run/log.jsonl" | tail -n +$((warmup + 1)) >>"$work/$way.step_ms"
+    done
+    if [[ $small ]]; then break; fi
+  done
+  if [[ ! -s $work/every.step_ms ]]; then skip "trace"; return; fi
+  for way in none idle every; do
+    median=$(sort -g "$work/$way.step_ms" | awk '{ a[NR] = $1 } END { printf "%.4f", (a[int((NR + 1) / 2)] + a[int(NR / 2) + 1]) / 2 }')
+    none=${none:-$median}
+    say "$(printf 'trace %-8s median of %3d steps %10s ms, %s of that without' $way "$(wc -l <"$work/$way.step_ms")" "$median" \
+      "$(awk -v a="$median" -v b="$none" 'BEGIN { printf "%.3f", a / b }')")"
+    record "\"part\":\"trace\",\"way\":\"$way\",\"step_ms\":$median,\"ratio\":$(awk -v a="$median" -v b="$none" 'BEGIN { printf "%.4f", a / b }')"
+  done
+  passed=$((passed + 1))
+}
+
 run_kernels() {
   local ncu
   section "kernels"
@@ -445,6 +488,7 @@ if wants ops; then run_tests "$(share ops)" ops; fi
 if wants tests; then run_tests "$(share tests)" engine shard tools comm; fi
 if wants losses; then run_losses; fi
 if wants profile; then run_profile "$(share profile)"; fi
+if wants trace; then run_trace "$(share trace)"; fi
 if wants kernels; then run_kernels "$(share kernels)"; fi
 if wants sanitizer; then run_sanitizer "$(share sanitizer)"; fi
 if wants steps; then run_steps; fi

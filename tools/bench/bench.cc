@@ -24,6 +24,8 @@ void run(int argc, char** argv) {
         }},
        {"hooks", bench_hooks},
        {"checkpoint", bench_checkpoint},
+       {"listeners", bench_listeners},
+       {"plan", bench_plan},
        {"steps", bench_steps},
        {"profile", bench_profile}});
 }

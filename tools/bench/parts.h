@@ -46,6 +46,10 @@ void bench_collectives(const BenchConfig& config, BenchReport& report);
 void bench_checkpoint(const BenchConfig& config, BenchReport& report);
 /// Collectives of thread ranks with and without a flight recorder.
 void bench_flight(const BenchConfig& config, BenchReport& report);
+/// Training steps without a listener, with a trace, and with a probe.
+void bench_listeners(const BenchConfig& config, BenchReport& report);
+/// Plans of trainings on 8 ranks.
+void bench_plan(const BenchConfig& config, BenchReport& report);
 /// Two ways of reducing over replicas x shards of thread ranks.
 void bench_replicas(const BenchConfig& config, BenchReport& report);
 /// What the host does for an op beside its work.

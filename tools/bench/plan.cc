@@ -1,0 +1,47 @@
+// How long it takes to plan a training that this machine could not hold.
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/bench/parts.h"
+#include "tools/bench/timing.h"
+#include "tools/models/gpt.h"
+#include "tools/train/planner.h"
+
+namespace tessera::tools {
+
+void bench_plan(const BenchConfig& config, BenchReport& report) {
+  report.begin_table("plan",
+                     fmt::format("make_plan() of two steps, zero3 on 8 ranks, bf16, batch 1; {} "
+                                 "samples. peak: of a rank, as planned",
+                                 config.samples),
+                     {"model", "s", "min_s", "max_s", "launches", "peak_gib"});
+  for (const std::string preset : {"gpt2", "gpt2-xl"}) {
+    if (!config.wants("plan " + preset)) continue;
+    TrainConfig training;
+    training.parallel.ranks = 8;
+    training.train.batch = 1;
+    training.train.steps = 2;
+    training.precision.param = engine::DType::kBF16;
+    const GptConfig sizes = gpt_preset(preset);
+    const engine::Shape shape{1, sizes.seq};
+    std::vector<double> ms;
+    TrainPlan plan{};
+    for (std::int64_t sample = 0; sample < config.samples; ++sample) {
+      const Timer timer;
+      Gpt model(sizes);
+      plan = make_plan(
+          training, {.num_ranks = 8}, model,
+          {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}});
+      ms.push_back(timer.ms());
+    }
+    const Measurement t = Measurement::of(ms);
+    report.row({preset, Cell(t.median_ms * 1e-3, 2), Cell(t.min_ms * 1e-3, 2),
+                Cell(t.max_ms * 1e-3, 2), plan.num_launches,
+                static_cast<double>(peak_nbytes(plan)) / 0x1p30});
+  }
+}
+
+}  // namespace tessera::tools
