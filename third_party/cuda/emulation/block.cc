@@ -274,6 +274,7 @@ void Block::complete(Warp& warp, std::uint32_t mask) {
   const std::uint32_t group = mask & warp.at_warp;
   const Thread& first = threads_[index * kLanes + first_bit(group)];
   if (first.collective->whole_warp && group != ~0u) {
+    races_.act_as(current().race_thread);  // it may have returned
     races_.join_host();
     failure_ = fmt::format("{} at {} needs all 32 lanes, but some are missing (thread {} waits)",
                            first.collective->name, text_of(first.where), text_of(first.index));

@@ -104,13 +104,14 @@ inline std::atomic<unsigned> fence{0};
 
 }  // namespace internal
 
-/// ld.acquire.gpu and st.release.gpu.
+/// ld.acquire.gpu and st.release.gpu. Builtins: without optimisation GCC takes the order that
+/// std::atomic_ref hands on for the strongest one.
 inline unsigned load_acquire(const unsigned* address) {
   let_overtake();
-  return std::atomic_ref<unsigned>(*const_cast<unsigned*>(address)).load(std::memory_order_acquire);
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 inline void store_release(unsigned* address, unsigned value) {
-  std::atomic_ref<unsigned>(*address).store(value, std::memory_order_release);
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
   note_progress();
   let_overtake();
 }

@@ -114,11 +114,15 @@ class Launch {
         finish(slot, slot.block.resume());
       }
     }
+    join_all();
+  }
+
+ private:
+  void join_all() {
     for (const auto& slot : worker->slots)
       if (slot->used) slot->block.races().join();
   }
 
- private:
   std::uint64_t draw() {
     Block& first = worker->slots.front()->block;
     return first.is_natural() ? num_turns_++ : first.draw();
@@ -165,7 +169,7 @@ class Launch {
   // What there is to do once the block has ended or paused.
   void finish(Slot& slot, const std::string& failure) {
     if (!failure.empty()) {
-      slot.block.races().join();
+      join_all();
       for (const auto& other : worker->slots) other->block.forget_threads();
       throw std::runtime_error(
           fmt::format("kernel {}, block {}: {}", kernel_.name, text_of(slot.index), failure));
