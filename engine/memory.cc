@@ -330,7 +330,7 @@ std::shared_ptr<Memory::Owned> Memory::end_owning() {
     } else {
       s.kept_nbytes -= block.nbytes;
       std::erase_if(s.blocks_of_size.find(block.nbytes)->second.kept,
-                    [&](const State::Kept& kept) { return kept.data == data; });
+                    [mine = data](const State::Kept& kept) { return kept.data == mine; });
     }
   }
   return owner;

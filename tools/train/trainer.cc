@@ -249,7 +249,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
 void Trainer::create_graph(const std::vector<BatchTensor>& tensors) {
   if (!uses_graphs(config_, world_.size(), compute_.device().is_cuda())) return;
   const std::int64_t accum = config_.train.accum;
-  graph_.emplace();
+  graph_ = std::make_unique<StepGraph>();
   for (std::int64_t micro = 0; micro < accum; ++micro) {
     Batch& batch = graph_->batches.emplace_back();
     for (const BatchTensor& t : tensors) {

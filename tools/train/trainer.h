@@ -175,7 +175,7 @@ class Trainer {
   std::unique_ptr<BatchLoader> batches_;  // dies after fsdp_, which ends what compute waits for
   shard::Fsdp fsdp_;
   std::unique_ptr<shard::Optimizer> optimizer_;
-  std::optional<StepGraph> graph_;  // dies before what it uses
+  std::unique_ptr<StepGraph> graph_;  // null: none; dies before what it uses
   std::optional<Validation> validation_;
   engine::MemoryStats peaks_, host_peaks_;  // before the step at work
   std::function<void(const StepRecord&)> on_step_;
