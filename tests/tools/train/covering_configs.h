@@ -29,9 +29,9 @@ template <class Value, class Field>
 ConfigFactor config_factor(const char* name, Field field,
                            const std::vector<std::pair<const char*, Value>>& levels) {
   ConfigFactor factor;
-  for (const auto& [text, value] : levels) {
-    factor.push_back({fmt::format("{}={}", name, text),
-                      [field, value](tools::TrainConfig& c) { field(c) = value; }});
+  for (const auto& level : levels) {
+    factor.push_back({fmt::format("{}={}", name, level.first),
+                      [field, value = level.second](tools::TrainConfig& c) { field(c) = value; }});
   }
   return factor;
 }

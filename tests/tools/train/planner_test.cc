@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "shard/placement.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/tools/train/covering_configs.h"
