@@ -13,8 +13,8 @@
 //   shard::RuleOptimizer<Lion> optimizer(fsdp, Lion{}, {"m"}, {{.name = "all"}}, 0);
 //
 // For a build with CUDA one .cu file of yours includes the rule and shard/rule_kernels.cuh, and
-// says `template struct tessera::shard::RuleKernels<Lion>;`. examples/own_optimizer.cc is such a
-// program.
+// says `template struct tessera::shard::RuleKernels<Lion>;`. examples/lion.h and lion.cu are such
+// a rule.
 #pragma once
 
 #include <array>

@@ -130,7 +130,8 @@ Arrays update_on_gpu(const Rule& rule, const Arrays& arrays, const std::vector<S
         {.name = "update"}, [] {},
         [&](const auto& cuda_stream) {
           RuleKernels<Rule>::prepare(cuda_stream, step, rule,
-                                     {kMeanScale, kClip, norm, 0, num_steps}, rates);
+                                     {kMeanScale, kClip, norm, 0, num_steps}, rates,
+                                     /*groups_on_gpu=*/{});
           RuleKernels<Rule>::update(cuda_stream, step, {p, g, tiles, groups}, states);
         });
   }

@@ -91,7 +91,8 @@ void train(comm::ProcessGroup& world, const Link& link, const Way& way, const To
     course.loss.push_back(loss.item());
     course.ms.push_back(timer.ms());
   }
-  course.nbytes_per_step = (link.nbytes() - nbytes) / (kNumSteps - kNumSteps / 2);
+  course.nbytes_per_step =
+      (link.nbytes() - nbytes) / static_cast<double>(kNumSteps - kNumSteps / 2);
 }
 
 Course run(const Way& way, const TokenDataset& data) {
