@@ -27,7 +27,7 @@ profile    a step of GPT-2 124M by kernel and shape
 trace      what it costs that a trace listens: steps of GPT-2 124M without one, with one that records no step, and every step
 kernels    attention, cross-entropy and norms under Nsight Compute, if it is here
 sanitizer  the tests of ops under compute-sanitizer, as far as the time goes
-steps      whole steps of GPT-2, beside PyTorch's if python3 has torch
+steps      whole steps of GPT-2, launch by launch and as CUDA graphs, beside PyTorch's if python3 has torch
 
 Writes report.txt and results.jsonl (one JSON object a line) as it goes. A part that fails ends no other; without a GPU nothing
 runs. Exit code 0 when nothing failed.
@@ -454,7 +454,7 @@ run_steps() {
   [[ $free =~ ^[0-9]+$ ]] || free=0
   while IFS='|' read -r models batches peers; do
     # shellcheck disable=SC2046 # words on purpose
-    run_bench "steps of $models" "$(left)" --bench.parts=steps --bench.steps=10 --bench.memory_mib="$free" \
+    run_bench "steps of $models" "$(left)" --bench.parts=steps --bench.steps=10 --bench.graph=true --bench.memory_mib="$free" \
       --bench.python="$python" --bench.peers="$peers" --bench.limit_s=$(($(left) > 20 ? $(left) - 15 : 5)) $(sizes "$models" "$batches")
     if [[ $small ]]; then break; fi
   done <<<"$trainings"

@@ -30,6 +30,7 @@ int NVTX_API pop() {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-identifier-naming): NVTX looks for this name
 extern "C" __attribute__((visibility("default"))) int InitializeInjectionNvtx2(
     NvtxGetExportTableFunc_t get_table) {
   const auto* callbacks =

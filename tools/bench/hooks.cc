@@ -28,7 +28,7 @@ namespace {
 using engine::Tensor;
 
 constexpr int kRanks = 4;
-constexpr std::int64_t kBatch = 4, kNumSteps = 300, kSmoothed = 20;
+constexpr std::int64_t kBatch = 4, kNumSteps = 300, kCounted = 150, kSmoothed = 20;
 constexpr double kNbytesPerS = 125e6;  // 1 Gbit/s
 constexpr std::chrono::microseconds kLatency{50};
 constexpr GptConfig kModel{.layers = 3, .heads = 4, .dim = 128, .seq = 64};
@@ -80,7 +80,7 @@ void train(comm::ProcessGroup& world, const Link& link, const Way& way, const To
   double nbytes = 0;
   const Timer timer;
   for (std::int64_t step = 0; step < kNumSteps; ++step) {
-    if (step == kNumSteps / 2) nbytes = link.nbytes();
+    if (step == kNumSteps - kCounted) nbytes = link.nbytes();
     data.batch((step * kRanks + world.rank()) * kBatch, kBatch, tokens.span<std::int32_t>(),
                targets.span<std::int32_t>());
     fsdp.begin_step();
@@ -91,8 +91,7 @@ void train(comm::ProcessGroup& world, const Link& link, const Way& way, const To
     course.loss.push_back(loss.item());
     course.ms.push_back(timer.ms());
   }
-  course.nbytes_per_step =
-      (link.nbytes() - nbytes) / static_cast<double>(kNumSteps - kNumSteps / 2);
+  course.nbytes_per_step = (link.nbytes() - nbytes) / kCounted;
 }
 
 Course run(const Way& way, const TokenDataset& data) {
@@ -134,7 +133,7 @@ void bench_hooks(const BenchConfig& config, BenchReport& report) {
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const Course& c = courses[i];
     std::vector<double> step_ms;
-    for (std::size_t s = kNumSteps / 2; s < c.ms.size(); ++s)
+    for (std::size_t s = kNumSteps - kCounted; s < c.ms.size(); ++s)
       step_ms.push_back(c.ms[s] - c.ms[s - 1]);
     report.row({kWays[wanted[i]].name, Cell(c.nbytes_per_step * 1e-6, 3), median(step_ms),
                 c.ms.back() * 1e-3, Cell(c.loss_at(c.ms.back()), 3),

@@ -18,6 +18,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/compare/tiny_comparison.h"
 
 namespace tessera::tools {
 namespace {
@@ -32,23 +33,7 @@ using testing::TempFolder;
 
 class Compare : public ::testing::Test {
  protected:
-  Compare() {
-    std::string text;
-    while (text.size() < 2000) text += "In the beginning God created the heaven and the earth.\n";
-    flags_ = {{"data.path", folder_.write("text.txt", text)},
-              {"model.layers", "2"},
-              {"model.heads", "2"},
-              {"model.dim", "8"},
-              {"model.seq", "8"},
-              {"train.batch", "1"},
-              {"train.steps", "4"},
-              {"warmup_steps", "1"},
-              {"parallel.ranks", "2"},
-              {"device", "cpu"},
-              {"strategies", "ddp,zero3"},
-              {"sweep", "parallel.prefetch=0,1"},
-              {"out", folder_ / "out"}};
-  }
+  Compare() : flags_(testing::tiny_comparison(folder_)) {}
 
   Outcome compare(const Flags& more = {}) const {
     Flags flags = more;

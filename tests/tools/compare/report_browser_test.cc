@@ -11,6 +11,7 @@
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/sample_comparison.h"
+#include "tests/tools/compare/tiny_comparison.h"
 #include "tools/compare/report_page.h"
 
 namespace tessera::tools {
@@ -60,6 +61,18 @@ if (picks.length === 2) {
 }
 root.dataset.inner = sides();
 </script>)";
+
+// What to take of a row.
+auto metric(const char* name) {
+  return [name](const ordered_json& row) -> const ordered_json& {
+    return row.at("metrics").at(name).at("median");
+  };
+}
+auto peak(const char* name) {
+  return [name](const ordered_json& row) -> const ordered_json& {
+    return row.at("peak_bytes").at(name);
+  };
+}
 
 class Browser : public ::testing::Test {
  protected:
@@ -136,16 +149,6 @@ TEST_F(Browser, DrawsTheFiguresOfTheJsonWithoutAnError) {
   EXPECT_EQ(attribute(page, "images"), "0") << "a name became an element";
   EXPECT_EQ(attribute(page, "overflows"), "false");
   EXPECT_EQ(attribute(page, "dark"), "false");
-  const auto metric = [](const char* name) {
-    return [name](const ordered_json& row) -> const ordered_json& {
-      return row.at("metrics").at(name).at("median");
-    };
-  };
-  const auto peak = [](const char* name) {
-    return [name](const ordered_json& row) -> const ordered_json& {
-      return row.at("peak_bytes").at(name);
-    };
-  };
   EXPECT_EQ(marks(page, "memory", "parameters"), of_rows(data, peak("parameter_shard")));
   EXPECT_EQ(marks(page, "memory", "gathered parameters"),
             of_rows(data, peak("gathered_parameter")));
@@ -172,38 +175,13 @@ TEST_F(Browser, DrawsTheFiguresOfTheJsonWithoutAnError) {
 
 // As the program leaves it, of trainings.
 TEST_F(Browser, DrawsARealComparison) {
-  std::string text;
-  while (text.size() < 2000) text += "In the beginning God created the heaven and the earth.\n";
-  const testing::Flags flags = {{"data.path", folder_.write("text.txt", text)},
-                                {"model.layers", "2"},
-                                {"model.heads", "2"},
-                                {"model.dim", "8"},
-                                {"model.seq", "8"},
-                                {"train.batch", "1"},
-                                {"train.steps", "4"},
-                                {"warmup_steps", "1"},
-                                {"parallel.ranks", "2"},
-                                {"device", "cpu"},
-                                {"strategies", "ddp,zero3"},
-                                {"sweep", "parallel.prefetch=0,1"},
-                                {"out", folder_ / "out"}};
-  const Outcome compared = run_program("tools/compare/compare", flags);
+  const Outcome compared = run_program("tools/compare/compare", testing::tiny_comparison(folder_));
   ASSERT_EQ(compared.exit_code, 0) << compared.err;
   const ordered_json data = ordered_json::parse(folder_.read("out/compare.json"));
   const std::string page = drawn_page(folder_.read("out/report.html"), "1280,900");
   EXPECT_EQ(attribute(page, "errors"), "0");
   EXPECT_EQ(attribute(page, "drawn"), "yes");
   EXPECT_EQ(attribute(page, "hidden"), "");
-  const auto metric = [](const char* name) {
-    return [name](const ordered_json& row) -> const ordered_json& {
-      return row.at("metrics").at(name).at("median");
-    };
-  };
-  const auto peak = [](const char* name) {
-    return [name](const ordered_json& row) -> const ordered_json& {
-      return row.at("peak_bytes").at(name);
-    };
-  };
   const auto theory = [](const ordered_json& row) -> const ordered_json& {
     return row.at("theory").at("sent").at("bytes");
   };
