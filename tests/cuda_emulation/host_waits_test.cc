@@ -143,6 +143,7 @@ TEST(HostWaits, AnUpdateBehindAReaderHoldsUpNobody) {
         if (!early) sgd.step(0.1, norm, 0);
         gate.open();
         rank.fsdp.synchronize();
+        reader.synchronize();
         EXPECT_TRUE(in_time) << "early " << early << ", offload " << offload.parameters;
         EXPECT_NE(bits_now(), before);
         if (offload.parameters == 1) {

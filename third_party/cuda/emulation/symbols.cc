@@ -157,8 +157,9 @@ void* ThreadLocal::address() const {
 
 const KernelSymbols& kernel_symbols(const void* kernel) {
   static std::mutex mutex;
-  static std::map<std::uintptr_t, Symbols> modules;  // by base
-  static std::map<const void*, KernelSymbols> kernels;
+  // Never destroyed: streams may still run when the program ends.
+  static auto& modules = *new std::map<std::uintptr_t, Symbols>;  // by base
+  static auto& kernels = *new std::map<const void*, KernelSymbols>;
   const Unseen unseen;
   const std::lock_guard lock(mutex);
   const auto known = kernels.find(kernel);
