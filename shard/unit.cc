@@ -179,7 +179,7 @@ void Unit::tear_down() {
   reducer_.reset();
   sum_ = {};
   sum_slot_ = nullptr;
-  sum_on_device_ = sum_stored_ = {};
+  sum_on_device_ = sum_stored_ = reduced_ = {};
   updated_.clear();
 }
 
@@ -283,8 +283,10 @@ bool Unit::sum_takes_gradient() const {
 void Unit::begin_gradient(const Stream& compute) {
   if (gradient_->nbytes() == 0 || gradient_->resident()) return;
   if (!reduced_in_step_ && sum_takes_gradient()) {
-    // Compute comes behind what read the sum of the step before.
+    // Compute comes behind what read the sum of the step before, and what a step that was given up
+    // added to it is waited for.
     gradient_home_ = sum_.device().buffer();
+    compute.wait(reduced_);
   } else {
     gradient_slot_ = &gradient_ring_->borrow(name_, gradient_->nbytes(), [] { return false; });
     gradient_home_ = gradient_slot_->buffer;
@@ -325,7 +327,8 @@ void Unit::reduce_gradient(const Stream& compute, bool is_last) {
   reducer_->reduce(in_home(gradient_view_, gradient_home_), compute.record("gradient_ready"),
                    is_last);
   reduced_in_step_ = true;
-  give_gradient_back(context_.reduce.record("reduced"));
+  reduced_ = context_.reduce.record("reduced");
+  give_gradient_back(reduced_);
   if (sum_slot_ != nullptr) store_sum(is_last && !reducer_->has_more());
 }
 

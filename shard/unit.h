@@ -147,6 +147,7 @@ class Unit {
   SplitTensor sum_;              // where the reducer's sum lies between reductions
   SumSlot* sum_slot_ = nullptr;  // where it lies in them, if `sum_` is partly on the host
   engine::Event sum_on_device_, sum_stored_;  // in the parts of sum_, the host's last
+  engine::Event reduced_;                     // what was handed to the reducer last
   std::vector<engine::Event> updated_;        // sum_ was read for the last time
   SlotRing* parameter_ring_ = nullptr;
   SlotRing* gradient_ring_ = nullptr;

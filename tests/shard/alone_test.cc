@@ -61,5 +61,34 @@ TEST(Alone, HasTheBitsOfRanks) {
   }
 }
 
+// The sum of a step that was given up may still be added to when the next one begins.
+TEST(Alone, AStepBehindOneThatWasGivenUpStartsAnew) {
+  const auto train = [](comm::ProcessGroup& world, bool gives_up) {
+    const engine::Stream compute = engine::Stream::inline_cpu("compute");
+    const engine::Memory memory(compute);
+    engine::Tape tape(memory, compute);
+    testing::ToyModel model(3, 300);
+    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {.delay_seed = 5});
+    Sgd optimizer(fsdp, {});
+    const auto pass = [&] {
+      const std::vector<float> ones(300, 1.0f);
+      tape.backward(model.loss(tape, engine::Tensor::from<float>(memory, {300}, ones)));
+    };
+    if (gives_up) {
+      fsdp.begin_step(2);
+      pass();
+      fsdp.next_micro_step();
+      pass();
+      fsdp.cancel_step();
+    }
+    fsdp.begin_step();
+    pass();
+    return fsdp.finish_step().value();
+  };
+  comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+    EXPECT_EQ(train(world, true), train(world, false));
+  });
+}
+
 }  // namespace
 }  // namespace tessera::shard
