@@ -585,9 +585,4 @@ void Fsdp::parameters_changed() {
 
 std::uint64_t Fsdp::plan_hash() const { return hash(plan_); }
 
-double clip_scale(float norm, double max_norm) {
-  if (max_norm <= 0) return 1;
-  return std::min(1.0, max_norm / (double{norm} + 1e-6));
-}
-
 }  // namespace tessera::shard

@@ -25,6 +25,8 @@
 
 #include "comm/process_group.h"
 #include "engine/tape.h"
+#include "shard/early_update.h"
+#include "shard/flat_user.h"
 #include "shard/grad_norm.h"
 #include "shard/options.h"
 #include "shard/schedule.h"
@@ -32,24 +34,6 @@
 #include "shard/unit.h"
 
 namespace tessera::shard {
-
-/// When an update beside backward has updated parameters gathered that are whole on every rank, or
-/// in every replica, and updated in parts (zero1, zero2 and hybrids).
-enum class UpdateGathers {
-  kInterleaved,  ///< of each unit at once, between what backward sends; with
-                 ///< OffloadOptions::optimizer behind the norm, as others would wait for the host
-  kContiguous,   ///< of all units behind the last reduction
-};
-
-/// Keeps tensors that are laid out like flats, such as an optimizer's state.
-class FlatUser {
- public:
-  virtual ~FlatUser() = default;
-  /// Around Fsdp::trainable_changed(), for each unit that is laid out anew: its flats are about to
-  /// go, and have come. Collective; parameters have their new `trainable` already.
-  virtual void before_recut(const Unit& unit) = 0;
-  virtual void after_recut(const Unit& unit) = 0;
-};
 
 class Fsdp {
  public:
@@ -178,15 +162,6 @@ class Fsdp {
   /// InvalidArgument unless a finished step's gradients are there and not used yet, and CommError
   /// if ranks differ.
   void take_gradients(std::string_view update);
-  /// An update beside backward: what it calls in the order of its members.
-  struct EarlyUpdate {
-    UpdateGathers gathers;
-    /// Before the first unit, in the last backward of the step or in finish_step().
-    std::function<void()> begin;
-    /// With each unit, once its sums are final, and a stream that has waited for them.
-    std::function<void(Unit& unit, const engine::Stream& stream)> update_unit;
-    std::function<void()> end;  ///< in finish_step()
-  };
   /// Instead of take_gradients(): the gradients of the step that begins next, as they get final.
   /// Throws InvalidArgument inside a step, for the second time before one, and with
   /// UnusedParameters::kSkip or NonFinite::kSkip, as only the end of a step shows what is unused or
@@ -294,9 +269,5 @@ class Fsdp {
   engine::Event values_read_;
   int num_exceptions_;
 };
-
-/// What gradients are multiplied with so that their norm is at most `max_norm`; 0: no clipping.
-/// max_norm / (norm + 1e-6) as in torch.nn.utils.clip_grad_norm_, at most 1.
-double clip_scale(float norm, double max_norm);
 
 }  // namespace tessera::shard

@@ -213,4 +213,9 @@ GradNorm copy_norm(const UnitContext& context, const Stream& compute, const Grad
   return copied;
 }
 
+double clip_scale(float norm, double max_norm) {
+  if (max_norm <= 0) return 1;
+  return std::min(1.0, max_norm / (double{norm} + 1e-6));
+}
+
 }  // namespace tessera::shard

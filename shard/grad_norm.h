@@ -72,4 +72,8 @@ void finish_norm(const engine::Stream& stream, const engine::Tensor& norm,
 GradNorm reduce_norm(const UnitContext& context, const engine::Stream& compute,
                      const std::vector<std::unique_ptr<Unit>>& units, double mean_scale);
 
+/// What gradients are multiplied with so that their norm is at most `max_norm`; 0: no clipping.
+/// max_norm / (norm + 1e-6) as in torch.nn.utils.clip_grad_norm_, at most 1.
+double clip_scale(float norm, double max_norm);
+
 }  // namespace tessera::shard

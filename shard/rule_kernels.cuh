@@ -19,7 +19,7 @@ struct StepCuda {
 
 namespace rule_kernels {
 
-// One thread. The clipping is that of clip_scale() in fsdp.cc.
+// One thread. The clipping is that of clip_scale() in grad_norm.cc.
 template <class Rule>
 __global__ void prepare_kernel(StepCuda<Rule>* step, Rule rule, const int* norm, double mean_scale,
                                double clip, double max_norm, int* num_steps, GroupsCuda groups,

@@ -1,0 +1,30 @@
+// An optimizer's update of each unit beside the rest of backward; see Fsdp::take_gradients_early().
+#pragma once
+
+#include <functional>
+
+#include "engine/stream.h"
+
+namespace tessera::shard {
+
+class Unit;
+
+/// When an update beside backward has updated parameters gathered that are whole on every rank, or
+/// in every replica, and updated in parts (zero1, zero2 and hybrids).
+enum class UpdateGathers {
+  kInterleaved,  ///< of each unit at once, between what backward sends; with
+                 ///< OffloadOptions::optimizer behind the norm, as others would wait for the host
+  kContiguous,   ///< of all units behind the last reduction
+};
+
+/// An update beside backward: what it calls in the order of its members.
+struct EarlyUpdate {
+  UpdateGathers gathers;
+  /// Before the first unit, in the last backward of the step or in finish_step().
+  std::function<void()> begin;
+  /// With each unit, once its sums are final, and a stream that has waited for them.
+  std::function<void(Unit& unit, const engine::Stream& stream)> update_unit;
+  std::function<void()> end;  ///< in finish_step()
+};
+
+}  // namespace tessera::shard
