@@ -68,7 +68,8 @@ TEST(Alone, AStepBehindOneThatWasGivenUpStartsAnew) {
     const engine::Memory memory(compute);
     engine::Tape tape(memory, compute);
     testing::ToyModel model(3, 300);
-    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, {.delay_seed = 5});
+    Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
+              {.placement = Placement::preset("ddp"), .delay_seed = 5});
     Sgd optimizer(fsdp, {});
     const auto pass = [&] {
       const std::vector<float> ones(300, 1.0f);
