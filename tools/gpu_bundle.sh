@@ -3,7 +3,8 @@
 #   ./bazelw run //tools:gpu_bundle -- DIR
 # The folder is this program's runfiles (the programs and tests that its BUILD target names, and their data), stripped,
 # with the libraries they need besides glibc, the driver and cublasLt. See gpu_check.sh in it.
-set -euo pipefail
+set -Eeuo pipefail
+trap 'echo "gpu_bundle: exit status $? of line $LINENO: $BASH_COMMAND" >&2' ERR
 
 die() { echo "gpu_bundle: $*" >&2; exit 1; }
 
@@ -38,9 +39,17 @@ strip $strip -- "${programs[@]}"
 # ---- libraries
 
 mkdir "$to/lib"
-ldd -- "${programs[@]}" |
-  awk '$2 == "=>" && $3 ~ /^\// && $1 !~ /^(ld-linux|lib(c|m|dl|rt|pthread|resolv|util|cuda|cublasLt|nccl)\.so)/ { print $3 }' |
-  sort -u | xargs -I{} cp -L -- {} "$to/lib"
+left_out='^(ld-linux|linux-vdso|lib(c|m|dl|rt|pthread|resolv|util|cuda|cublasLt|nccl)\.so)'
+for program in "${programs[@]}"; do
+  # ldd says what it could not find and fails for other reasons too (it runs the program's loader): what counts is what was found.
+  needs=$(ldd -- "$program" 2>&1) || echo "gpu_bundle: ldd ended with status $? for $program: $needs" >&2
+  while read -r library arrow file _; do
+    if [[ $arrow != '=>' || $library =~ $left_out ]]; then continue; fi
+    [[ $file == /* ]] || die "expected to find $library, which $program needs, got: $needs"
+    cp -L -- "$file" "$to/lib"
+  done <<<"$needs"
+done
+[[ -e $to/lib/libstdc++.so.6 ]] || die "expected ldd to name the programs' libraries, got nothing from it"
 find "$to/lib" -type f -exec strip --strip-unneeded {} +
 # The newest glibc that a symbol asks for.
 objdump -T -- "${programs[@]}" "$to"/lib/* | grep -oE 'GLIBC_[0-9]+\.[0-9]+' | cut -d_ -f2 | sort -uV | tail -1 >"$to/lib/glibc_version"
