@@ -39,17 +39,20 @@ strip $strip -- "${programs[@]}"
 # ---- libraries
 
 mkdir "$to/lib"
-left_out='^(ld-linux|linux-vdso|lib(c|m|dl|rt|pthread|resolv|util|cuda|cublasLt|nccl)\.so)'
-for program in "${programs[@]}"; do
-  # ldd says what it could not find and fails for other reasons too (it runs the program's loader): what counts is what was found.
-  needs=$(ldd -- "$program" 2>&1) || echo "gpu_bundle: ldd ended with status $? for $program: $needs" >&2
-  while read -r library arrow file _; do
-    if [[ $arrow != '=>' || $library =~ $left_out ]]; then continue; fi
-    [[ $file == /* ]] || die "expected to find $library, which $program needs, got: $needs"
-    cp -L -- "$file" "$to/lib"
-  done <<<"$needs"
+# By what the files say, and not by ldd, which runs the loader on each and can fail without a word.
+needed_by() { objdump -p -- "$@" | awk '$1 == "NEEDED" { print $2 }'; }
+left_out='^(ld-linux|lib(c|m|dl|rt|pthread|resolv|util|cuda|cublasLt|nccl)\.so)'
+mapfile -t libraries < <(needed_by "${programs[@]}")
+known=$(/sbin/ldconfig -p)
+while ((${#libraries[@]})); do
+  library=${libraries[0]}
+  libraries=("${libraries[@]:1}")
+  if [[ $library =~ $left_out || -e $to/lib/$library ]]; then continue; fi
+  file=$(awk -v name="$library" '$1 == name { print $NF; exit }' <<<"$known")
+  [[ $file ]] || die "expected $library among the libraries that ldconfig -p lists, got none"
+  cp -L -- "$file" "$to/lib/$library"
+  mapfile -t -O "${#libraries[@]}" libraries < <(needed_by "$file")
 done
-[[ -e $to/lib/libstdc++.so.6 ]] || die "expected ldd to name the programs' libraries, got nothing from it"
 find "$to/lib" -type f -exec strip --strip-unneeded {} +
 # The newest glibc that a symbol asks for.
 objdump -T -- "${programs[@]}" "$to"/lib/* | grep -oE 'GLIBC_[0-9]+\.[0-9]+' | cut -d_ -f2 | sort -uV | tail -1 >"$to/lib/glibc_version"
