@@ -4,6 +4,7 @@
 
 #include "third_party/cuda/emulation/edges.h"
 #include "third_party/cuda/emulation/internal.h"
+#include "third_party/cuda/emulation/runtime.h"
 
 namespace tessera::cuda_emulation {
 
@@ -48,6 +49,16 @@ HostThread::~HostThread() {
   if (label.empty()) return;
   const std::lock_guard lock(runtime().mutex);
   runtime().labels.erase(label);
+}
+
+LibraryThread::LibraryThread(int device)
+    : device_(host_thread().device), has_context_(host_thread().has_context) {
+  host_thread().device = device;
+}
+
+LibraryThread::~LibraryThread() {
+  host_thread().device = device_;
+  host_thread().has_context = has_context_;
 }
 
 Work& current_work() {

@@ -116,6 +116,7 @@ ncclResult_t poll(NcclComm& comm) {
   }
   if (!comm.unenqueued.empty()) {
     if (comm.polls-- > 0) return ncclInProgress;
+    const LibraryThread thread(comm.device);  // whoever asks how far it is
     while (!comm.unenqueued.empty()) {
       comm.unenqueued.front()();
       comm.unenqueued.pop_front();

@@ -43,6 +43,20 @@ cudaError_t enqueue_kernel(cudaStream_t stream, KernelLaunch launch);
 /// becomes a sticky error of the device.
 cudaError_t enqueue(cudaStream_t stream, std::string name, std::function<void()> fn);
 
+/// While one lives, the calling thread stands for a library's own, whose current device is
+/// `device`.
+class LibraryThread {
+ public:
+  explicit LibraryThread(int device);
+  ~LibraryThread();
+  LibraryThread(const LibraryThread&) = delete;
+  LibraryThread& operator=(const LibraryThread&) = delete;
+
+ private:
+  const int device_;  // the thread's
+  const bool has_context_;
+};
+
 /// Where the bytes of a device address are. Addresses outside device memory come back unchanged.
 void* storage_of(const void* address);
 template <class T>
