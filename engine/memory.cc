@@ -11,6 +11,7 @@
 
 #include "engine/cuda.h"
 #include "engine/error.h"
+#include "engine/memory_listener.h"
 #include "engine/out_of_memory.h"
 
 namespace tessera::engine {
@@ -280,6 +281,7 @@ std::byte* Memory::allocate(std::int64_t nbytes, Category category, std::string_
     s.owner->peaks_.raise(stats);
     s.owner->blocks_[data] = {.nbytes = block, .used_nbytes = nbytes, .category = category};
   }
+  if (s.options.listener != nullptr) s.options.listener->on_allocate(data, nbytes, category, name);
   return data;
 }
 
@@ -296,6 +298,7 @@ void Memory::free(std::byte* data, std::int64_t nbytes, Category category) noexc
     owned->second->blocks_.find(data)->second.is_used = false;
     return;
   }
+  if (s.options.listener != nullptr) s.options.listener->on_free(data);
   s.stats.current_nbytes[static_cast<std::size_t>(category)] -= nbytes;
   s.stats.total_nbytes -= nbytes;
   if (s.owner != nullptr) {
@@ -381,6 +384,8 @@ void Memory::reset_peaks() {
 }
 
 bool Memory::poisons() const { return state_->options.poison; }
+
+MemoryListener* Memory::listener() const { return state_->options.listener.get(); }
 
 std::uint64_t Memory::next_serial() {
   const std::lock_guard lock(state_->mutex);

@@ -53,11 +53,14 @@ struct Allocator {
   std::function<void(void* data, std::int64_t nbytes)> free = {};
 };
 
+class MemoryListener;
+
 struct MemoryOptions {
   bool cache = true;              ///< keep freed blocks for reuse
   bool poison = false;            ///< fill new and freed blocks with NaN bytes (tests)
   Allocator allocator = {};       ///< both functions, or none for the system's
   std::int64_t limit_nbytes = 0;  ///< that may be in use at one time; 0: no limit
+  std::shared_ptr<MemoryListener> listener = nullptr;  ///< see memory_listener.h; null: nobody
 };
 
 struct MemoryStats {
@@ -119,6 +122,8 @@ class Memory {
   /// Peaks start again from the current values.
   void reset_peaks();
   bool poisons() const;
+  /// Null: nobody.
+  MemoryListener* listener() const;
   /// A number no other buffer of this memory has.
   std::uint64_t next_serial();
   /// Tells memories apart.

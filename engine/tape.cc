@@ -37,6 +37,11 @@ namespace tessera::engine {
 
 namespace {
 
+std::string gradient_name(const Tensor& x) {
+  std::string name = "d";
+  return name += x.name();
+}
+
 // Says what a stream works for.
 class InScope {
  public:
@@ -169,11 +174,11 @@ GradTarget Tape::grad_target(const Tensor& x) {
   if (!wants_grad(x)) return {};
   Tensor& grad = grads_[x.key()];
   if (!grad.defined()) {
-    grad = Tensor::empty(memory_, x.shape(), x.dtype(), x.name());
+    grad = Tensor::empty(memory_, x.shape(), x.dtype(), gradient_name(x));
     return {grad, false, wants_column_sums(x)};
   }
   if (grad.buffer().use_count() > 1) {  // shared by pass_grad
-    const Tensor own = Tensor::empty(memory_, x.shape(), x.dtype(), x.name());
+    const Tensor own = Tensor::empty(memory_, x.shape(), x.dtype(), gradient_name(x));
     launch_assign_or_add(compute_, own, grad, false, "tape.copy_grad");
     grad = own;
   }

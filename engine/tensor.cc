@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/cuda.h"
+#include "engine/memory_listener.h"
 
 namespace tessera::engine {
 namespace {
@@ -66,8 +67,11 @@ Tensor::Tensor(std::shared_ptr<Buffer> buffer, std::int64_t offset_nbytes, const
 
 Tensor Tensor::empty(const Memory& memory, const Shape& shape, DType dtype, std::string_view name,
                      Category category) {
-  return Tensor(Buffer::create(memory, std::string(name), shape.numel() * size_of(dtype), category),
-                0, shape, dtype);
+  const Tensor t(
+      Buffer::create(memory, std::string(name), shape.numel() * size_of(dtype), category), 0, shape,
+      dtype);
+  if (memory.listener() != nullptr) memory.listener()->on_tensor(t.raw(), shape, dtype);
+  return t;
 }
 
 Tensor Tensor::zeros(const Memory& memory, const Shape& shape, DType dtype, std::string_view name,

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <utility>
 
 #include "comm/meta.h"
@@ -14,6 +15,7 @@
 #include "engine/gemm/gemm_algorithms.h"
 #include "engine/io/text.h"
 #include "tools/trace/trace.h"
+#include "tools/train/peak_blocks.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
@@ -25,6 +27,7 @@ using shard::Place;
 namespace {
 
 constexpr std::int64_t kNumSteps = 2;
+constexpr std::ptrdiff_t kMaxKinds = 16;  // of blocks that a category's arithmetic names
 
 // What is launched on the compute stream, and where memory peaks; told to a trace as well.
 class ComputeLog final : public engine::LaunchListener {
@@ -164,6 +167,23 @@ std::map<Category, std::vector<PlanTerm>> terms_of(const shard::Fsdp& fsdp, int 
   return terms;
 }
 
+// The same of what the model and the kernels make of it: what is there, the largest first. Small
+// blocks of many kinds are one term.
+std::vector<PlanTerm> terms_of(const std::vector<PeakBlocks::Kind>& kinds) {
+  std::vector<PlanTerm> terms;
+  for (const PeakBlocks::Kind& kind : kinds | std::views::take(kMaxKinds)) {
+    terms.push_back({fmt::format("{} x {}", kind.count, kind.what), kind.count * kind.nbytes});
+  }
+  std::int64_t count = 0, nbytes = 0;
+  for (const PeakBlocks::Kind& kind : kinds | std::views::drop(kMaxKinds)) {
+    count += kind.count;
+    nbytes += kind.count * kind.nbytes;
+  }
+  if (nbytes > 0)
+    terms.push_back({fmt::format("{} smaller block{}", count, count == 1 ? "" : "s"), nbytes});
+  return terms;
+}
+
 // Which waits of compute, in a step that begins at `begin_ns`, end when a collective does. What the
 // step before gathered ahead counts with what this one does for the next: in the long run the same.
 void find_exposed(std::int64_t begin_ns, const std::vector<ComputeLog::Launch>& launches,
@@ -226,13 +246,16 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
   if constexpr (engine::kCudaBuilt) {
     if (target.gemms != nullptr && target.on_gpus) engine::record_gemms(compute, target.gemms);
   }
-  Trainer trainer(*world, compute, config, model.blocks(), model.root(), /*log=*/nullptr, traced);
+  const auto blocks = std::make_shared<PeakBlocks>();
+  Trainer trainer(*world, compute, config, model.blocks(), model.root(), /*log=*/nullptr, traced,
+                  /*probe=*/nullptr, blocks);
   log.watch(trainer.tape().memory());
 
   std::int64_t begin_ns = 0;
   std::chrono::steady_clock::time_point begin;
   const auto before_step = [&](std::int64_t) {
     log.begin();
+    blocks->begin();
     ahead = std::exchange(called, {});
     begin_ns = meta_now_ns(compute);
     begin = std::chrono::steady_clock::now();
@@ -271,6 +294,7 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
   const engine::MemoryStats& memory = plan.steps.back().step_memory;
   for (int i = 0; i < engine::kNumCategories; ++i) {
     const auto category = static_cast<Category>(i);
+    if (terms[category].empty()) terms[category] = terms_of(blocks->most(category));
     plan.memory.push_back(
         {category, memory.peak_nbytes[static_cast<std::size_t>(i)], std::move(terms[category])});
   }

@@ -39,7 +39,7 @@ struct PlanTerm {
 struct PlannedMemory {
   engine::Category category;
   std::int64_t nbytes;          ///< peak of a step
-  std::vector<PlanTerm> terms;  ///< what is not in them depends on the model alone
+  std::vector<PlanTerm> terms;  ///< of what is held; or of the blocks when they are most
 };
 
 struct PlannedCollective {

@@ -71,14 +71,16 @@ auto of_step(std::int64_t step, F fn) {
 
 Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
                  const TrainConfig& config, const std::vector<engine::Block*>& blocks,
-                 engine::Block* root, RunLog* log, TraceRecorder* trace, Probe* probe)
+                 engine::Block* root, RunLog* log, TraceRecorder* trace, Probe* probe,
+                 std::shared_ptr<engine::MemoryListener> memory_listener)
     : world_(world),
       config_(config),
       log_(log),
       trace_(trace),
       probe_(probe),
       compute_(compute),
-      memory_(compute, {.limit_nbytes = config.memory_limit_nbytes()}),
+      memory_(compute, {.limit_nbytes = config.memory_limit_nbytes(),
+                        .listener = std::move(memory_listener)}),
       pinned_(engine::Memory::pinned(compute)),
       metrics_(compute.sibling("metrics", {.listener = trace})),
       tape_(memory_, compute_),

@@ -37,7 +37,8 @@ class Trainer {
   /// shard::Fsdp.
   Trainer(comm::ProcessGroup& world, const engine::Stream& compute, const TrainConfig& config,
           const std::vector<engine::Block*>& blocks, engine::Block* root, RunLog* log,
-          TraceRecorder* trace = nullptr, Probe* probe = nullptr);
+          TraceRecorder* trace = nullptr, Probe* probe = nullptr,
+          std::shared_ptr<engine::MemoryListener> memory_listener = nullptr);
 
   comm::ProcessGroup& world() { return world_; }
   engine::Tape& tape() { return tape_; }
