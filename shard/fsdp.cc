@@ -527,6 +527,7 @@ void Fsdp::update_early(Unit& unit) {
     update_->wait(compute_.record("prepared"));
   }
   early_->updated.insert(&unit);
+  unit.forbid_use();
   unit.wait_for_sums(*update_);
   early_->update.update_unit(unit, *update_);
 }

@@ -61,9 +61,9 @@ class Optimizer : private FlatUser {
   ///
   /// Bits are those of step(lr). The norm is known when most is updated, so nothing is clipped, and
   /// if a gradient is not finite, which finish_step() or on a GPU reading the norm throws for,
-  /// parameters and states are spoilt. Until finish_step() parameters are partly new: run no other
-  /// forward, read none, and leave groups as they are. Throws InvalidArgument as
-  /// Fsdp::take_gradients_early() does, CommError if ranks differ.
+  /// parameters and states are spoilt. Until finish_step() parameters are partly new: a forward
+  /// behind the last backward throws InvalidArgument; read none, and leave groups as they are.
+  /// Throws InvalidArgument as Fsdp::take_gradients_early() does, CommError if ranks differ.
   void step_in_backward(double lr, UpdateGathers gathers = UpdateGathers::kInterleaved);
 
   /// Before each launch of a step that was captured with step(): the update that it makes has this

@@ -15,6 +15,7 @@ using engine::Buffer;
 using engine::Category;
 using engine::DType;
 using engine::Parameter;
+using engine::require;
 using engine::size_of;
 using engine::Stream;
 using engine::Tensor;
@@ -220,6 +221,10 @@ void Unit::unshard(const Stream& compute, const char* why) {
 }
 
 void Unit::acquire(const Stream& compute, const char* why) {
+  require(!updated_in_step_,
+          "[fsdp] expected finish_step() before a use of parameters that a step in backward has "
+          "updated, got a {} of '{}': evaluate before the last backward or behind finish_step()",
+          why, name_);
   in_use_ = was_acquired_ = true;
   for (const auto& store : stores_) store->wait(compute);
   StepListener* listener = context_.options.step_listener;
@@ -268,6 +273,10 @@ void Unit::renew_all(const Stream& stream) {
 }
 
 void Unit::gather_renewed() {
+  require(parameter_slot_ == nullptr,
+          "[fsdp] expected no use of '{}' between its update and the gather of the others', got "
+          "one",
+          name_);
   for (const auto& store : stores_) store->gather_renewed();
 }
 
@@ -385,7 +394,7 @@ void Unit::give_gradient_back(engine::Event last_use) {
 void Unit::begin_step(const Stream& compute) {
   // Left over from a step that was given up.
   if (has_gradient()) give_gradient_back(compute.record("left"));
-  reduced_in_step_ = finished_in_step_ = has_squares_ = false;
+  reduced_in_step_ = finished_in_step_ = updated_in_step_ = has_squares_ = false;
   std::ranges::fill(used_, std::uint8_t{0});
   if (reducer_ != nullptr) reducer_->begin_step();
 }
@@ -406,6 +415,7 @@ void Unit::wait_for_sums(const Stream& stream) {
 }
 
 void Unit::finish_step(const Stream& compute) {
+  updated_in_step_ = false;
   if (reducer_ == nullptr) return;
   if (reduced_in_step_) return wait_for_sums(compute);
   if (sum_slot_ == nullptr) {

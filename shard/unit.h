@@ -82,6 +82,9 @@ class Unit {
   /// "backward", for StepListener.
   void acquire(const engine::Stream& compute, const char* why);
   void release() { in_use_ = false; }
+  /// Some parameters have the next step's values, others' owners perhaps not yet: until
+  /// finish_step() acquire() throws InvalidArgument.
+  void forbid_use() { updated_in_step_ = true; }
   /// Gives the slot back once `compute` has done what it was told so far. `keep`: with what the
   /// placement keeps after forward.
   void reshard(const engine::Stream& compute, bool keep = false);
@@ -156,7 +159,7 @@ class Unit {
   std::shared_ptr<engine::Buffer> gradient_home_;  // of a gradient that was begun: slot's, or sum's
   bool in_use_ = false;
   bool was_acquired_ = false;  // since the last unshard()
-  bool reduced_in_step_ = false, finished_in_step_ = false;
+  bool reduced_in_step_ = false, finished_in_step_ = false, updated_in_step_ = false;
   bool has_squares_ = false;  // of the step's sum
   std::int64_t first_parameter_ = 0;
 };

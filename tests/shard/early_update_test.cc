@@ -494,6 +494,38 @@ TEST(EarlyUpdateErrors, SayWhatIsExpected) {
       has(error_of<InvalidArgument>([&] { sgd.step(0.1); }), {"finish_step() before each"}));
 }
 
+// Behind the last backward some parameters are those of the next step, on some ranks. An evaluation
+// would see a mixture, and leave what it gathered to the next step (hfsdp).
+TEST(EarlyUpdateErrors, AnEvaluationBehindTheLastBackwardIsRefused) {
+  constexpr int kRanks = 4;
+  for (const std::string& name : Placement::preset_names()) {
+    for (const UpdateGathers gathers : kBoth) {
+      FsdpOptions options{.placement = Placement::preset(name)};
+      if (is_hybrid(name)) options.shard_ranks = 2;
+      comm::run_ranks(kRanks, {}, [&](ProcessGroup& world) {
+        const Memory memory;
+        Tape tape(memory, Stream::inline_cpu("compute"));
+        ToyModel model(3, 70);
+        Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, options);
+        Sgd sgd(fsdp, {.momentum = 0.9});
+        const Tensor x = Tensor::zeros(memory, {70}, engine::DType::kF32);
+        const auto evaluate = [&] { tape.no_grad([&] { return model.loss(tape, x); }); };
+        sgd.step_in_backward(0.1, gathers);
+        fsdp.begin_step(2);
+        tape.backward(model.loss(tape, x));
+        evaluate();
+        fsdp.next_micro_step({});
+        const Tensor loss = model.loss(tape, x);
+        evaluate();
+        tape.backward(loss);
+        EXPECT_TRUE(has(error_of<InvalidArgument>(evaluate),
+                        {"expected finish_step()", "a forward of 'h.", "evaluate before"}))
+            << name;
+      });
+    }
+  }
+}
+
 TEST(EarlyUpdateErrors, UnusedParametersThatAreSkippedAreKnownTooLate) {
   const Memory memory;
   auto groups = comm::make_threads_world(1);
