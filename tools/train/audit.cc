@@ -14,7 +14,7 @@ Audit::Audit(TrainPlan plan, const PlanTarget& target, std::int64_t val_every)
     : plan_(std::move(plan)), rank_(target.rank), on_gpus_(target.on_gpus), val_every_(val_every) {}
 
 std::vector<Audit::Row> Audit::rows_of(const StepRecord& step) const {
-  const StepRecord& planned = plan_.steps[step.step == start_ + 1 ? 0 : 1];
+  const StepRecord& planned = planned_step(plan_, step.step, start_);
   std::vector<Row> rows = {
       {"bytes sent", planned.traffic.bytes_sent, step.traffic.bytes_sent},
       {"collectives", planned.traffic.num_collectives, step.traffic.num_collectives}};

@@ -60,6 +60,12 @@ void add_collectives(const TrainPlan& plan, std::vector<std::string>& lines) {
       "a step sends {} in {} collectives (the first: {} in {}):", mib(step.traffic.bytes_sent),
       step.traffic.num_collectives, mib(plan.steps.front().traffic.bytes_sent),
       plan.steps.front().traffic.num_collectives));
+  if (plan.compresses_behind > 1) {
+    const comm::Traffic& before = planned_step(plan, 2).traffic;
+    lines.push_back(fmt::format("  up to step {}, before its hook compresses, {} in {} collectives",
+                                plan.compresses_behind, mib(before.bytes_sent),
+                                before.num_collectives));
+  }
   for (const PlannedCollective& c : plan.collectives) {
     lines.push_back(fmt::format(
         "  {:<15}{:<28}{:>16} B{}", c.name, c.label, engine::with_commas(c.bytes_sent),

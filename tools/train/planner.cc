@@ -26,7 +26,7 @@ using shard::Place;
 
 namespace {
 
-constexpr std::int64_t kNumSteps = 2;
+constexpr std::int64_t kNumSteps = 2;     // those that differ, and one more
 constexpr std::ptrdiff_t kMaxKinds = 16;  // of blocks that a category's arithmetic names
 
 // What is launched on the compute stream, and where memory peaks; told to a trace as well.
@@ -214,12 +214,25 @@ void find_exposed(std::int64_t begin_ns, const std::vector<ComputeLog::Launch>& 
 
 }  // namespace
 
+const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::int64_t start) {
+  const std::int64_t from = plan.compresses_behind;
+  const bool is_first = step == start + 1;
+  if (from == 0) return plan.steps[is_first ? 0 : 1];
+  if (start >= from) return plan.resumed[is_first ? 0 : 1];
+  const std::size_t num_before = plan.steps.size() - kNumSteps;
+  if (step <= from) return plan.steps[is_first ? 0 : num_before - 1];
+  return plan.steps[step == from + 1 ? num_before : num_before + 1];
+}
+
 std::int64_t peak_nbytes(const TrainPlan& plan) {
   return std::max(plan.steps.back().memory.peak_total_nbytes, plan.between_steps_nbytes);
 }
 
-TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
-                    const std::vector<BatchTensor>& batch, TraceWriter* trace) {
+namespace {
+
+// The plan of the first `num_steps` steps.
+TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const PlanTarget& target,
+                     Model& model, const std::vector<BatchTensor>& batch, TraceWriter* trace) {
   std::optional<TraceRecorder> recorder;
   if (trace != nullptr)
     recorder.emplace(*trace,
@@ -267,7 +280,7 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
                        .first_sample = first_sample});
   };
   TrainPlan plan;
-  plan.steps = trainer.plan(batch, loss, kNumSteps, before_step);
+  plan.steps = trainer.plan(batch, loss, num_steps, before_step);
   plan.host_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   if (recorder) {
@@ -298,6 +311,34 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
     plan.memory.push_back(
         {category, memory.peak_nbytes[static_cast<std::size_t>(i)], std::move(terms[category])});
   }
+  return plan;
+}
+
+// After how many steps a hook begins to compress in this training; 0: at once, or never.
+std::int64_t compresses_behind(const TrainConfig& config) {
+  if (!config.comm.options().compresses()) return 0;
+  const std::int64_t start = config.comm.powersgd.start_step;
+  return start < config.train.steps ? start : 0;
+}
+
+}  // namespace
+
+TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
+                    const std::vector<BatchTensor>& batch, TraceWriter* trace) {
+  const std::int64_t behind = compresses_behind(config);
+  if (behind == 0) return plan_steps(config, kNumSteps, target, model, batch, trace);
+  // Steps before it are alike but for the first, so two of them stand for all.
+  TrainConfig sooner = config;
+  std::int64_t& start = sooner.comm.powersgd.start_step;
+  start = std::min<std::int64_t>(behind, 2);
+  TrainPlan plan = plan_steps(sooner, start + kNumSteps, target, model, batch, trace);
+  start = 0;
+  plan.resumed = plan_steps(sooner, kNumSteps, target, model, batch, nullptr).steps;
+  plan.compresses_behind = behind;
+  // What ranks agree on names the step.
+  TrainPlan whole = plan_steps(config, 1, target, model, batch, nullptr);
+  plan.hash = whole.hash;
+  plan.facts = std::move(whole.facts);
   return plan;
 }
 

@@ -55,22 +55,28 @@ struct PlannedCollective {
 struct TrainPlan {
   std::uint64_t hash;              ///< that ranks agree on
   std::vector<std::string> facts;  ///< behind it
-  /// The first and the second: later ones are as the second. Without values.
+  /// The first and the second: later ones are as the second. Where a hook compresses later ones,
+  /// then also the first that it does and the second. Without values. See planned_step().
   std::vector<StepRecord> steps;
-  std::vector<PlannedMemory> memory;           ///< of the second, as what follows
-  std::string peak_at;                         ///< the launch that needs most: "h.3 linear.forward"
+  std::int64_t compresses_behind = 0;  ///< that step, from 1; 0: all are alike
+  std::vector<StepRecord> resumed;     ///< the first two of a run that goes on from behind it
+  std::vector<PlannedMemory> memory;   ///< of the last of `steps`, as what follows
+  std::string peak_at;                 ///< the launch that needs most: "h.3 linear.forward"
   std::vector<PlannedCollective> collectives;  ///< in the order of calls
   std::int64_t between_steps_nbytes;  ///< most between steps: a whole f32 parameter beside the rest
   std::int64_t num_launches;
   double host_ms;  ///< that this machine took to launch them
 };
 
+/// What is planned of a step, from 1, of a run that began behind step `start`.
+const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::int64_t start = 0);
+
 /// Of a rank's device, over the whole run. Validation and sampling run forward alone, with no
 /// larger batch than a step, and are taken to need no more than one.
 std::int64_t peak_nbytes(const TrainPlan& plan);
 
 /// Throws what the training would for a configuration that cannot run. `batch`: what the model's
-/// loss takes. `trace`: is given both steps as a trace, in simulated time, and closed.
+/// loss takes. `trace`: is given the steps as a trace, in simulated time, and closed.
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
                     const std::vector<BatchTensor>& batch, TraceWriter* trace = nullptr);
 

@@ -47,7 +47,7 @@ void expect_as_planned(const TrainConfig& config, const std::string& text) {
     ASSERT_EQ(std::ssize(steps), config.train.steps);
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const StepRecord& measured = steps[i];
-      const StepRecord& planned = plan.steps[i == 0 ? 0 : 1];
+      const StepRecord& planned = planned_step(plan, measured.step);
       const std::string what = fmt::format("{}, rank {}, step {}", text, rank, i + 1);
       EXPECT_EQ(measured.traffic, planned.traffic) << what;
       for (std::size_t c = 0; c < engine::kNumCategories; ++c) {

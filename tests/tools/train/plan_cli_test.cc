@@ -107,6 +107,7 @@ TEST_F(PlanCli, AuditsEachKindOfRun) {
               {"train.grad_clip", "0"}},
         Flags{{"offload.optimizer", "0.5"}, {"offload.gradients", "1"}, {"train.accum", "2"}},
         Flags{{"comm.hook", "powersgd"}, {"powersgd.start_step", "1"}},
+        Flags{{"comm.hook", "powersgd"}, {"train.steps", "12"}},
         Flags{{"comm.hook", "f16"}, {"parallel.strategy", "ddp"}},
         Flags{{"train.check_gradients", "true"}, {"train.max_skips", "2"}},
         Flags{{"log.val_every", "1"}, {"data.val_fraction", "0.2"}},
@@ -126,6 +127,31 @@ TEST_F(PlanCli, AuditsEachKindOfRun) {
     const std::string sent = engine::with_commas(planned.at(field).get<std::int64_t>());
     EXPECT_TRUE(has(outcome.out, {fmt::format("  {:<24}{:>18}{:>18}", "bytes sent", sent, sent)}))
         << outcome.out;
+  }
+}
+
+// A hook that compresses from some step on, before the checkpoint, with it or behind it.
+TEST_F(PlanCli, AuditsARunThatGoesOnAroundTheStartOfItsHook) {
+  for (const int start_step : {2, 4, 6}) {
+    Flags flags = {{"comm.hook", "powersgd"},
+                   {"powersgd.start_step", std::to_string(start_step)},
+                   {"powersgd.min_compression_rate", "1"},
+                   {"checkpoint.every", "4"},
+                   {"checkpoint.dir", folder_ / fmt::format("checkpoints{}", start_step)},
+                   {"train.steps", "4"},
+                   {"audit", "true"}};
+    EXPECT_TRUE(has(run(flags).out, {"4 steps are as planned"})) << start_step;
+    flags["train.steps"] = "9";
+    flags["resume"] = "auto";
+    const Outcome outcome = run(flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_TRUE(has(outcome.out, {"5 steps are as planned"})) << start_step << outcome.out;
+    flags["plan"] = "true";
+    flags.erase("audit");
+    flags.erase("resume");
+    const std::string line =
+        fmt::format("  up to step {}, before its hook compresses, ", start_step);
+    EXPECT_TRUE(has(run(flags).out, {line})) << start_step;
   }
 }
 

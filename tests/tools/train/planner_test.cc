@@ -46,7 +46,7 @@ TrainConfig base(int ranks) {
   TrainConfig config;
   config.device = DeviceChoice::kCpu;
   config.parallel.ranks = ranks;
-  config.train.steps = 3;
+  config.train.steps = 5;
   config.train.batch = 1;
   config.train.lr = 1e-3;
   config.out = "unused";
@@ -109,7 +109,7 @@ void expect_as_planned(const TrainConfig& config, const std::string& text) {
     ASSERT_EQ(std::ssize(steps), config.train.steps);
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const StepRecord& measured = steps[i];
-      const StepRecord& planned = plan.steps[std::min<std::size_t>(i, 1)];
+      const StepRecord& planned = planned_step(plan, measured.step);
       const std::string what = fmt::format("{}, rank {}, step {}", text, rank, i + 1);
       EXPECT_EQ(measured.traffic, planned.traffic) << what;
       EXPECT_EQ(text_of(measured.step_memory), text_of(planned.step_memory)) << what;
@@ -160,6 +160,21 @@ TEST(Planner, SaysWhatRunsDo) {
        {"gradients+states", {.gradients = 0.62, .optimizer = 1, .threads = 2}},
        {"all", {.parameters = 1, .gradients = 1, .optimizer = 1, .threads = 1}},
        {"states", {.optimizer = 0.3, .threads = 1}}}));
+  const auto hook = [](const char* name, std::int64_t start_step) {
+    CommConfig comm{.hook = name};
+    comm.powersgd.start_step = start_step;
+    comm.powersgd.low_rank = {.rank = 2, .min_compression_rate = 1};
+    return comm;
+  };
+  factors.push_back(
+      config_factor<CommConfig>("hook", [](Config c) -> auto& { return c.comm; },
+                                {{"none", {}},
+                                 {"bf16", hook("bf16", 10)},
+                                 {"powersgd", hook("powersgd", 0)},
+                                 {"powersgd behind 1", hook("powersgd", 1)},
+                                 {"powersgd behind 3", hook("powersgd", 3)},
+                                 {"powersgd behind 9", hook("powersgd", 9)},
+                                 {"batched_powersgd behind 2", hook("batched_powersgd", 2)}}));
   factors.push_back(config_factor<OverlapOptimizer>(
       "overlap_optimizer", [](Config c) -> auto& { return c.train.overlap_optimizer; },
       {{"none", OverlapOptimizer::kNone},
@@ -180,6 +195,12 @@ TEST(Planner, SaysWhatRunsDo) {
   for (const char* no_hybrid : {"ddp", "zero1", "zero2", "zero3", "shard_grad_op"}) {
     for (const int shard_ranks : {1, 2, 4}) {
       refused.insert(fmt::format("strategy={} with shard_ranks={}", no_hybrid, shard_ranks));
+    }
+  }
+  for (const char* dtype : {"bf16_reduced", "bf16_throughout"}) {  // a hook says what is sent
+    for (const char* of : {"bf16", "powersgd", "powersgd behind 1", "powersgd behind 3",
+                           "powersgd behind 9", "batched_powersgd behind 2"}) {
+      refused.insert(fmt::format("dtype={} with hook={}", dtype, of));
     }
   }
   EXPECT_EQ(covering.impossible, refused);
@@ -410,7 +431,7 @@ TEST(Budget, ATrainerThatNeedsMoreNamesTheTensor) {
   // Shards come first.
   EXPECT_TRUE(testing::has(error_within(2000), {"parameter_shard (h.0.wire)"}));
   config.memory_budget = std::to_string(peak_nbytes(plan));
-  EXPECT_EQ(run_gpt(config, kModel, tokens()).records.size(), 3u);
+  EXPECT_EQ(run_gpt(config, kModel, tokens()).records.size(), 5u);
 }
 
 // A part of what is offloaded is found by units, and ranks own parts of different ones.
@@ -428,7 +449,7 @@ TEST(Budget, IsForTheRankThatNeedsMost) {
   EXPECT_TRUE(testing::has(
       testing::error_of<engine::Error>([&] { run_gpt(config, kModel, tokens()); }), {"[memory]"}));
   config.memory_budget = std::to_string(most);
-  EXPECT_EQ(run_gpt(config, kModel, tokens()).records.size(), 3u);
+  EXPECT_EQ(run_gpt(config, kModel, tokens()).records.size(), 5u);
 }
 
 // What is recomputed as asked stays so: the ladder goes on from there.
