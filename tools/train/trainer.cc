@@ -152,25 +152,31 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
       trace_);
   create_graph(data.tensors);
   const bool is_late = compute_.device().is_cuda();
-  std::optional<Launched> pending;
+  // The last step. On a GPU it is kept until the next is launched, told already or not, so that
+  // every step holds what the plan says.
+  std::optional<Launched> last;
+  bool is_pending = false;
   begin_ = std::chrono::steady_clock::now();
   for (std::int64_t step = start_.step; step < num_steps && stopped_by_ == 0; ++step) {
-    if (!pending) last_end_ = nullptr;
+    if (!is_pending) last_end_ = nullptr;
     Launched launched = launch(step, loss);
-    if (pending) finish(*pending, items);
-    pending = std::move(launched);
+    if (is_pending) finish(*last, items);
+    last = std::move(launched);
+    is_pending = true;
     if (checkpoints_) checkpoints_->poll();
     const bool is_last = step + 1 == num_steps;
     const bool saves = checkpoints_ && checkpoints_->is_due(step + 1);
     const bool validates =
         !is_last && config_.log.val_every > 0 && (step + 1) % config_.log.val_every == 0;
     if (is_late && !validates && !saves && !is_last) continue;
-    finish(*pending, items);
-    pending.reset();
+    finish(*last, items);
+    is_pending = false;
+    if (!is_late) last.reset();
     if (saves) checkpoints_->save(behind(num_steps_));
     if (validates && stopped_by_ == 0) validate_after(step + 1, validate);
   }
-  if (pending) finish(*pending, items);
+  if (is_pending) finish(*last, items);
+  last.reset();
   if (checkpoints_) checkpoints_->save(behind(num_steps_));
   if (stopped_by_ == 0) validate_after(num_steps_, validate);
   if (checkpoints_) checkpoints_->finish();
