@@ -95,6 +95,9 @@ class InlineCpuStream final : public CpuStream {
   Event record(std::string_view) override { return Event(); }
   void synchronize() override {}
   std::int64_t blocked_ns() override { return blocked_ns_.load(std::memory_order_relaxed); }
+  std::shared_ptr<const StreamTime> time() override {
+    return std::make_shared<StreamTime>(StreamTime{now_ns(), blocked_ns(), true});
+  }
 
   void wait(const Event& event) override {
     if (event.reached()) return event.wait();

@@ -157,14 +157,15 @@ class NvtxRange {
 };
 
 // [Note: times of a GPU]
-// Timed events stand around each wait, and with a listener around each launch. Their times are read
-// when they are past, never waited for: at a synchronisation, when blocked_ns() is asked, and when
-// more than kMaxPending of them stand, so that their number is bounded by what the GPU has not done
-// yet. A GPU has a clock of its own, whose differences are f32 milliseconds. So times are counted
-// from a base, an event whose host time is known: each synchronisation sets one, to the few
-// microseconds it takes to wake up, and without any the last launch that was told becomes the next
-// base, so that differences stay short. Then only the drift between the two clocks adds up. Where
-// the listener has left launches out, the next one that it wants sets a base, and so waits once.
+// Timed events stand around each wait, at each time(), and with a listener around each launch.
+// Their times are read when they are past, never waited for: at a synchronisation, when
+// blocked_ns() is asked, and when more than kMaxPending of them stand, so that their number is
+// bounded by what the GPU has not done yet. A GPU has a clock of its own, whose differences are f32
+// milliseconds. So times are counted from a base, an event whose host time is known: each
+// synchronisation sets one, to the few microseconds it takes to wake up, and without any the last
+// launch that was told becomes the next base, so that differences stay short. Then only the drift
+// between the two clocks adds up. Where the listener has left launches out, the next one that it
+// wants sets a base, and so waits once.
 class CudaStream final : public StreamImpl {
  public:
   CudaStream(std::string name, int index, StreamOptions options)
@@ -251,6 +252,16 @@ class CudaStream final : public StreamImpl {
     if (capture_ == nullptr) settle();
     return blocked_ns_;
   }
+  std::shared_ptr<const StreamTime> time() override {
+    auto time = std::make_shared<StreamTime>();
+    if (capture_ == nullptr) {
+      on_gpu({}, [&] {
+        pending_.push_back({{}, mark(), {}, {}, 0, time});
+        settle();
+      });
+    }
+    return time;
+  }
   void* native() const override { return stream_; }
   void set_capture(std::shared_ptr<StreamCapture> capture) override {
     require(capture == nullptr || options().listener == nullptr,
@@ -263,10 +274,12 @@ class CudaStream final : public StreamImpl {
 
  private:
   struct Pending {
-    Mark begin, end;
-    Work work;                       // no name: a wait
+    std::optional<Mark> begin;
+    Mark end;
+    Work work;                       // no name: a wait, or a time
     std::shared_ptr<HostFlag> flag;  // that is waited for
     std::uint64_t ticket;
+    std::shared_ptr<StreamTime> time = {};  // to be told of `end`, which then has no begin
   };
   struct Base {
     Mark mark;
@@ -352,7 +365,12 @@ class CudaStream final : public StreamImpl {
     std::optional<Base> last;
     while (!pending_.empty() && pending_.front().end.reached()) {
       Pending& p = pending_.front();
-      const std::int64_t elapsed = p.end.ns_since(p.begin);
+      if (p.time != nullptr) {
+        tell(p);
+        pending_.pop_front();
+        continue;
+      }
+      const std::int64_t elapsed = p.end.ns_since(*p.begin);
       if (p.work.name.empty()) {
         blocked_ns_ += elapsed;
       } else {
@@ -370,6 +388,13 @@ class CudaStream final : public StreamImpl {
     if (last && !is_before_base) base_ = std::move(last);
   }
 
+  // From time to time, so that differences, which are f32, stay short.
+  void tell(Pending& p) {
+    if (last_time_) time_ns_ += p.end.ns_since(*last_time_);
+    last_time_ = std::move(p.end);
+    *p.time = {time_ns_, blocked_ns_, true};
+  }
+
   void delay_stream() {
     if (options().delay_seed == 0) return;
     check_cuda(cudaLaunchHostFunc(
@@ -383,8 +408,10 @@ class CudaStream final : public StreamImpl {
   std::deque<Pending> pending_;
   std::optional<Base> base_;  // with a listener, or after a synchronisation
   std::int64_t blocked_ns_ = 0;
-  std::int64_t last_end_ns_ = 0;  // told to the listener
-  bool is_told_ = true;           // the listener wanted the last launch
+  std::optional<Mark> last_time_;  // that was told
+  std::int64_t time_ns_ = 0;       // then
+  std::int64_t last_end_ns_ = 0;   // told to the listener
+  bool is_told_ = true;            // the listener wanted the last launch
   HostFlags flags_;
   std::shared_ptr<StreamCapture> capture_;  // null: work is done
 };

@@ -65,6 +65,9 @@ class MetaStream final : public StreamImpl {
   }
   void synchronize() override {}
   std::int64_t blocked_ns() override { return to_ns(blocked_s_); }
+  std::shared_ptr<const StreamTime> time() override {
+    return std::make_shared<StreamTime>(StreamTime{now_ns(), blocked_ns(), true});
+  }
 
   std::int64_t now_ns() const { return to_ns(now_s_); }
   const std::shared_ptr<MetaDevice>& shared() const { return shared_; }

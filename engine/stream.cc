@@ -73,6 +73,7 @@ Device Stream::device() const { return impl_->device(); }
 void Stream::push_scope(Scope scope) const { impl_->push_scope(scope); }
 void Stream::pop_scope() const { impl_->pop_scope(); }
 std::int64_t Stream::blocked_ns() const { return impl_->blocked_ns(); }
+std::shared_ptr<const StreamTime> Stream::time() const { return impl_->time(); }
 bool Stream::is_capturing() const { return impl_->is_capturing(); }
 void Stream::set_capture(const std::shared_ptr<internal::StreamCapture>& capture) const {
   impl_->set_capture(capture);

@@ -105,6 +105,13 @@ class Event {
   std::shared_ptr<internal::EventState> state_;
 };
 
+/// When a stream came to a place; see Stream::time().
+struct StreamTime {
+  std::int64_t ns = 0;          ///< on a clock of this stream's own
+  std::int64_t blocked_ns = 0;  ///< that wait() had held it up until then
+  bool is_known = false;
+};
+
 class Stream {
  public:
   /// Runs work in the calling thread at once; errors are thrown from launch().
@@ -162,6 +169,10 @@ class Stream {
   /// Nanoseconds this stream has been held up in wait(), since creation: the thread of an inline
   /// stream; on a GPU the waits that are over by now.
   std::int64_t blocked_ns() const;
+  /// When everything launched so far is done, for differences to other times of this stream. Known
+  /// at once of an inline stream; on a GPU when blocked_ns() or synchronize() is called behind that
+  /// moment, which nobody waits for. Never known of a worker thread, nor inside a capture.
+  std::shared_ptr<const StreamTime> time() const;
   /// What is launched now is kept for a graph; see cuda_graph.h.
   bool is_capturing() const;
   /// The cudaStream_t, or null.

@@ -55,6 +55,7 @@ class StreamImpl {
   virtual void wait(const Event& event) = 0;
   virtual void synchronize() = 0;
   virtual std::int64_t blocked_ns() = 0;
+  virtual std::shared_ptr<const StreamTime> time() { return std::make_shared<StreamTime>(); }
   virtual void* native() const { return nullptr; }
   /// From now on launches, records and waits are part of `capture`, whose streams CUDA knows; null:
   /// they are done again.

@@ -34,8 +34,10 @@ struct Config {
 
   void add_to(FlagSet& flags) {
     flags.add("json", &json, {.help = "one JSON object instead of lines"});
-    flags.add("self_test", &self_test,
-              {.help = "two seconds of products and collectives: their values and their rates"});
+    flags.add(
+        "self_test", &self_test,
+        {.help = "two seconds of products and collectives, and a few on each GPU: their values "
+                 "and their rates"});
     flags.add("out", &out, {.help = "folder that trainings are to write to"});
     flags.add("data.path", &data_path,
               {.help = "text or tokens to train a transformer on; empty: the bundled text"});
@@ -74,6 +76,7 @@ Checks examine(const Config& config) {
       checks[0].verdict != Verdict::kFail && checks[1].verdict != Verdict::kFail;
   if (config.self_test && can_compute) {
     add(self_test(limits.usable_cores(), limits.usable_nbytes()));
+    add(gpu_self_test(static_cast<int>(devices.num_gpus), devices.has_nccl));
   }
   return checks;
 }

@@ -107,6 +107,7 @@ Devices check_devices() {
   } else {
     devices.checks.push_back(check_gpus(nullptr, has_driver));
   }
+  devices.has_nccl = !version.empty();
   devices.checks.push_back(check_nccl(version, error, devices.num_gpus));
   return devices;
 }

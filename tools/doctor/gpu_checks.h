@@ -31,6 +31,7 @@ Check check_nccl(const std::string& version, const std::string& error, std::size
 struct Devices {
   Checks checks;
   std::size_t num_gpus = 0;  ///< that this build can use
+  bool has_nccl = false;
 };
 Devices check_devices();
 

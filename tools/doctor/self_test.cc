@@ -3,13 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <span>
 #include <vector>
 
+#include "comm/nccl.h"
 #include "comm/threads.h"
+#include "engine/copy.h"
 #include "engine/error.h"
 #include "engine/memory.h"
 #include "engine/stream.h"
@@ -42,10 +44,15 @@ std::vector<float> pattern(std::int64_t numel, int seed) {
   return values;
 }
 
-// What is wrong with a product of odd sizes; empty: nothing.
-std::string wrong_product(const Product& product) {
+}  // namespace
+
+std::string wrong_product(const Product& product, DType dtype, double unit) {
   constexpr std::int64_t kRows = 193, kInner = 257, kCols = 129;
-  const std::vector<float> a = pattern(kRows * kInner, 1), b = pattern(kInner * kCols, 2);
+  std::vector<float> a = pattern(kRows * kInner, 1), b = pattern(kInner * kCols, 2);
+  for (std::vector<float>* values : {&a, &b}) {
+    if (dtype == DType::kF32) continue;
+    for (float& x : *values) x = engine::BFloat16::from_float(x).to_float();
+  }
   std::vector<float> c(static_cast<std::size_t>(kRows * kCols),
                        std::numeric_limits<float>::quiet_NaN());
   product(MatrixView<const float>{a.data(), kRows, kInner, kInner},
@@ -61,7 +68,7 @@ std::string wrong_product(const Product& product) {
         magnitude += std::abs(term);
       }
       // A bound of sums in any order: Higham, "Accuracy and Stability", 3.5.
-      const double bound = kInner * 0x1p-24 * magnitude;
+      const double bound = kInner * unit * magnitude;
       const double got = c[static_cast<std::size_t>(row * kCols + col)];
       if (std::abs(got - sum) <= bound) continue;
       return fmt::format("element ({}, {}) of a product is {}, not {}", row, col, got, sum);
@@ -69,6 +76,8 @@ std::string wrong_product(const Product& product) {
   }
   return "";
 }
+
+namespace {
 
 struct RankTimes {
   std::vector<double> gather_ms, scatter_ms, copy_ms;
@@ -78,7 +87,7 @@ struct RankTimes {
 // The first element that is not what expected(i) says.
 std::string first_wrong(const Tensor& tensor, int rank,
                         const std::function<float(std::int64_t)>& expected) {
-  const std::span<const float> values = tensor.span<float>();
+  const std::vector<float> values = engine::to_vector<float>(tensor);
   for (std::int64_t i = 0; i < tensor.numel(); ++i) {
     const float got = values[static_cast<std::size_t>(i)];
     if (got == expected(i)) continue;
@@ -87,19 +96,22 @@ std::string first_wrong(const Tensor& tensor, int rank,
   return "";
 }
 
-RankTimes run_rank(ProcessGroup& world) {
-  constexpr std::int64_t kNumel = kShardNumel;
+// `numel`: of a shard. The stream is another than that of the tensors.
+RankTimes run_rank(ProcessGroup& world, std::int64_t numel, const Memory& memory,
+                   const Stream& stream) {
   constexpr int kNumSamples = 10;
   const int rank = world.rank(), size = world.size();
-  const Memory memory;
-  const Stream stream = Stream::worker_cpu("comm");
-  const auto tensor = [&](std::int64_t numel) {
-    return Tensor::zeros(memory, {numel}, DType::kF32, "self test");
+  const auto tensor = [&](std::int64_t n) {
+    return Tensor::zeros(memory, {n}, DType::kF32, "self test");
   };
-  const Tensor shard = tensor(kNumel), gathered = tensor(kNumel * size);
-  const Tensor whole = tensor(kNumel * size), sum = tensor(kNumel), copy = tensor(kNumel * size);
-  for (std::int64_t i = 0; i < kNumel; ++i) shard.data<float>()[i] = value_at(rank, i);
-  for (std::int64_t i = 0; i < whole.numel(); ++i) whole.data<float>()[i] = value_at(rank, i);
+  const auto values = [&](std::int64_t n) {
+    std::vector<float> all(static_cast<std::size_t>(n));
+    for (std::int64_t i = 0; i < n; ++i) all[static_cast<std::size_t>(i)] = value_at(rank, i);
+    return Tensor::from<float>(memory, {n}, all, "self test");
+  };
+  const Tensor shard = values(numel), gathered = tensor(numel * size);
+  const Tensor whole = values(numel * size), sum = tensor(numel), copy = tensor(numel * size);
+  stream.wait(memory.allocated());
   const auto timed = [&](const std::function<void()>& fn) {
     world.barrier("self test");
     const Timer timer;
@@ -116,51 +128,73 @@ RankTimes run_rank(ProcessGroup& world) {
       world.reduce_scatter(whole, sum, comm::Accumulate::kNo, stream, "self test");
       stream.synchronize();
     });
-    const double copy_ms = timed(
-        [&] { std::memcpy(copy.raw(), whole.raw(), static_cast<std::size_t>(whole.nbytes())); });
+    const double copy_ms = timed([&] {
+      if (!memory.device().is_host()) {
+        engine::copy(copy, whole, stream);
+        return stream.synchronize();
+      }
+      std::memcpy(copy.raw(), whole.raw(), static_cast<std::size_t>(whole.nbytes()));
+    });
     if (sample < 0) continue;
     times.gather_ms.push_back(gather_ms);
     times.scatter_ms.push_back(scatter_ms);
     times.copy_ms.push_back(copy_ms);
   }
   times.wrong_gather = first_wrong(gathered, rank, [&](std::int64_t i) {
-    return value_at(static_cast<int>(i / kNumel), i % kNumel);
+    return value_at(static_cast<int>(i / numel), i % numel);
   });
   times.wrong_scatter = first_wrong(sum, rank, [&](std::int64_t i) {
     float expected = 0;
-    for (int r = 0; r < size; ++r) expected += value_at(r, rank * kNumel + i);
+    for (int r = 0; r < size; ++r) expected += value_at(r, rank * numel + i);
     return expected;
   });
   return times;
 }
 
-Check collective_check(const char* name, const std::vector<RankTimes>& ranks,
+// What ranks are, and what they copy with.
+struct RankKind {
+  const char *prefix, *ranks, *copy, *if_wrong, *if_slow;
+  double slow;  // of the rate of a copy
+};
+
+Check collective_check(const RankKind& kind, const char* name, const std::vector<RankTimes>& ranks,
                        std::vector<double> RankTimes::*samples, std::string RankTimes::*wrong,
                        double nbytes) {
-  constexpr double kSlow = 0.25;
-  Check check{.name = name};
+  Check check{.name = fmt::format("{}{}", kind.prefix, name)};
   for (const RankTimes& rank : ranks) {
     if ((rank.*wrong).empty()) continue;
     check.verdict = Verdict::kFail;
     check.found = "wrong values: " + rank.*wrong;
-    check.fix =
-        "do not train on this machine: its memory or its build is broken; memtest, and a "
-        "build from scratch";
+    check.fix = kind.if_wrong;
     return check;
   }
   const double ms = median_of_slowest(ranks, samples);
   const double ratio = median_of_slowest(ranks, &RankTimes::copy_ms) / ms;
-  check.found = fmt::format(
-      "{} thread ranks: values right, {:.1f} GB/s a rank, {:.2f} of memcpy by "
-      "as many threads",
-      ranks.size(), nbytes / ms * 1e-6, ratio);
+  check.found = fmt::format("{} {}: values right, {:.1f} GB/s a rank, {:.2f} of {}", ranks.size(),
+                            kind.ranks, nbytes / ms * 1e-6, ratio, kind.copy);
   check.facts.add("ranks", ranks.size()).add("gb_per_s", nbytes / ms * 1e-6);
   check.facts.add("ratio_to_memcpy", ratio);
-  if (ratio < kSlow) {
+  if (ratio < kind.slow) {
     check.verdict = Verdict::kWarn;
-    check.fix = "end other programs, or use fewer ranks than cores: ranks wait for each other";
+    check.fix = kind.if_slow;
   }
   return check;
+}
+
+Checks collective_checks(const RankKind& kind, const std::vector<RankTimes>& ranks,
+                         std::int64_t numel) {
+  const double nbytes =
+      sizeof(float) * static_cast<double>(numel) * static_cast<double>(ranks.size());
+  return {collective_check(kind, "all_gather", ranks, &RankTimes::gather_ms,
+                           &RankTimes::wrong_gather, nbytes),
+          collective_check(kind, "reduce_scatter", ranks, &RankTimes::scatter_ms,
+                           &RankTimes::wrong_scatter, nbytes)};
+}
+
+void run_wrapped(ProcessGroup& world, const Wrap& wrap,
+                 const std::function<void(ProcessGroup&)>& run) {
+  if (wrap) return wrap(world, run);
+  run(world);
 }
 
 }  // namespace
@@ -202,22 +236,47 @@ Check check_product(const Product& product) {
 }
 
 Checks check_collectives(int num_ranks, const Wrap& wrap) {
+  constexpr RankKind kThreads{
+      .prefix = "",
+      .ranks = "thread ranks",
+      .copy = "memcpy by as many threads",
+      .if_wrong =
+          "do not train on this machine: its memory or its build is broken; memtest, and a "
+          "build from scratch",
+      .if_slow = "end other programs, or use fewer ranks than cores: ranks wait for each other",
+      .slow = 0.25};
   std::vector<RankTimes> ranks(static_cast<std::size_t>(num_ranks));
   comm::run_ranks(num_ranks, {}, [&](ProcessGroup& world) {
-    const auto run = [&](ProcessGroup& group) {
-      ranks[static_cast<std::size_t>(world.rank())] = run_rank(group);
-    };
-    if (wrap) {
-      wrap(world, run);
-    } else {
-      run(world);
-    }
+    run_wrapped(world, wrap, [&](ProcessGroup& group) {
+      ranks[static_cast<std::size_t>(world.rank())] =
+          run_rank(group, kShardNumel, Memory(), Stream::worker_cpu("comm"));
+    });
   });
-  const double nbytes = sizeof(float) * static_cast<double>(kShardNumel * num_ranks);
-  return {collective_check("all_gather", ranks, &RankTimes::gather_ms, &RankTimes::wrong_gather,
-                           nbytes),
-          collective_check("reduce_scatter", ranks, &RankTimes::scatter_ms,
-                           &RankTimes::wrong_scatter, nbytes)};
+  return collective_checks(kThreads, ranks, kShardNumel);
+}
+
+Checks check_gpu_collectives(int num_gpus, std::int64_t numel, const Wrap& wrap) {
+  constexpr RankKind kGpus{
+      .prefix = "gpu ",
+      .ranks = "GPUs over NCCL",
+      .copy = "a copy inside each",
+      .if_wrong =
+          "do not train over NCCL here; NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1, tell "
+          "whether a link between GPUs is broken; dmesg and nvidia-smi nvlink -e count its "
+          "errors",
+      .if_slow =
+          "nvidia-smi topo -m shows how the GPUs are linked, and NCCL_DEBUG=INFO which of "
+          "the links NCCL uses",
+      .slow = 0.002};  // PCIe beside HBM has 0.01
+  std::vector<RankTimes> ranks(static_cast<std::size_t>(num_gpus));
+  comm::run_nccl_ranks(num_gpus, {.deadline = std::chrono::seconds(30)}, [&](ProcessGroup& world) {
+    const Stream compute = Stream::cuda("compute", world.rank());
+    run_wrapped(world, wrap, [&](ProcessGroup& group) {
+      ranks[static_cast<std::size_t>(world.rank())] =
+          run_rank(group, numel, Memory(compute), compute.sibling("comm"));
+    });
+  });
+  return collective_checks(kGpus, ranks, numel);
 }
 
 namespace {

@@ -1,13 +1,16 @@
-// Products, copies and collectives on this machine, for about two seconds: whether they are right,
-// and how fast beside what the machine itself does.
+// Products, copies and collectives on this machine, for about two seconds, and on each of its GPUs:
+// whether they are right, and how fast beside what the machine itself does.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "comm/process_group.h"
+#include "engine/dtype.h"
 #include "engine/gemm/gemm.h"
+#include "tools/bench/gpu_rates.h"
 #include "tools/doctor/check.h"
 
 namespace tessera::tools {
@@ -17,6 +20,14 @@ using Product = std::function<void(engine::MatrixView<const float> a,
                                    engine::MatrixView<const float> b, engine::MatrixView<float> c)>;
 /// engine::gemm().
 Product engine_product();
+
+/// The same by cublasLt on a GPU, of operands rounded to `dtype`; values come from the host and go
+/// there. Throws DeviceError.
+Product gpu_product(int gpu, engine::DType dtype);
+/// What is wrong with a product of odd sizes, whose operands are of `dtype`, beside sums in double;
+/// empty: nothing. Each addition may be off by `unit` of the magnitude of its terms.
+std::string wrong_product(const Product& product, engine::DType dtype = engine::DType::kF32,
+                          double unit = 0x1p-24);
 
 /// One thread's matrix product beside what it multiplies and adds in registers, and every element
 /// of a product beside a sum in double. kFail if the values are wrong, kWarn below half of the
@@ -30,8 +41,26 @@ using Wrap = std::function<void(comm::ProcessGroup& world,
                                 const std::function<void(comm::ProcessGroup&)>& run)>;
 Checks check_collectives(int num_ranks, const Wrap& wrap = nullptr);
 
-/// All of it, with what may be used. kWarn for what that leaves no memory for, kFail for what
-/// throws.
+/// What was found on one GPU.
+struct GpuFigures {
+  int gpu = 0;
+  std::string wrong = {};  ///< values of a product; empty: none
+  GpuRates rates = {};
+};
+/// Products of f32 and bf16 on that GPU, and what it reaches. Throws DeviceError.
+GpuFigures try_gpu(int gpu);
+/// A line for each: kFail if values are wrong, kWarn for a rate that is low beside another of the
+/// same GPU (products beside copies in its memory, bf16 beside f32), beside that of the best GPU of
+/// this machine, or below what any PCIe x16 link takes from page-locked memory.
+Checks check_gpu_products(const std::vector<GpuFigures>& gpus);
+/// As check_collectives(), between GPUs over NCCL, `numel` elements a rank; the rate is set beside
+/// a copy inside each GPU. Throws CommError, DeviceError.
+Checks check_gpu_collectives(int num_gpus, std::int64_t numel, const Wrap& wrap = nullptr);
+/// All of a machine's GPUs, each in a few seconds; none for none. `has_nccl`: NCCL can be used.
+Checks gpu_self_test(int num_gpus, bool has_nccl);
+
+/// All of it on the CPU, with what may be used. kWarn for what that leaves no memory for, kFail for
+/// what throws.
 Checks self_test(int num_cores, std::int64_t usable_nbytes);
 
 }  // namespace tessera::tools

@@ -117,13 +117,11 @@ const Batch& BatchLoader::next() {
   const std::int64_t n = num_taken_;
   Slot& slot = slot_of(n);
   const bool on_gpu = compute_.device().is_cuda();
-  const auto begin = std::chrono::steady_clock::now();
   {
     std::unique_lock lock(mutex_);
     if (!on_gpu) num_released_ = n;
     changed_.notify_all();
     changed_.wait(lock, [&] { return num_filled_ > n || error_; });
-    waited_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
     if (num_filled_ <= n) std::rethrow_exception(error_);
   }
   if (on_gpu) upload(slot);

@@ -52,8 +52,6 @@ class BatchLoader {
   /// The next batch, for work launched on `compute` before the next call. Rethrows what `fill`
   /// threw at this batch. Throws InvalidArgument after the last one.
   const Batch& next();
-  /// Nanoseconds that next() has waited for batches to be filled.
-  std::int64_t waited_ns() const { return waited_ns_; }
 
  private:
   static constexpr std::int64_t kNumSlots = 2;
@@ -73,7 +71,6 @@ class BatchLoader {
   const Fill fill_;
   std::array<Slot, kNumSlots> slots_;
   std::int64_t num_taken_ = 0;  // of the thread that calls next()
-  std::int64_t waited_ns_ = 0;  // the same
 
   std::mutex mutex_;
   std::condition_variable_any changed_;

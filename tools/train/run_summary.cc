@@ -67,9 +67,7 @@ std::optional<RunSummary::Figures> RunSummary::figures() const {
   f.num_steps = static_cast<std::int64_t>(step_ms.size());
   const double total_ms = std::accumulate(step_ms.begin(), step_ms.end(), 0.0);
   for (std::size_t i = 0; i < kParts.size(); ++i) {
-    // What the loop of a GPU waits for the loader may be hidden behind the GPU's work: no part.
-    const bool is_hidden = kParts[i] == "data" && !parts_ms[0];
-    if (parts_ms[i] && !is_hidden) f.parts.push_back({kParts[i], *parts_ms[i] / total_ms});
+    if (parts_ms[i]) f.parts.push_back({kParts[i], *parts_ms[i] / total_ms});
   }
   f.step_ms = spread(std::move(step_ms));
   f.items_per_s = spread(std::move(items_per_s));

@@ -36,7 +36,7 @@ class RunSummary {
     std::int64_t num_skipped = 0;                ///< updates, of all steps
     Spread step_ms, items_per_s;
     std::optional<double> peak_percent = {};  ///< median
-    std::vector<Part> parts = {};             ///< what is known; of a GPU waits alone
+    std::vector<Part> parts = {};             ///< what is known; of graphs waits alone
     engine::MemoryStats memory = {};          ///< of the last step, whose peaks are the run's
     double share(std::string_view part) const;
   };

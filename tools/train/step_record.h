@@ -1,14 +1,25 @@
 // One step as it was: what the log, the terminal and the summary tell of it.
 //
 // [Note: the parts of a step]
-// On the CPU the host does the work itself, so the parts are times of rank 0's thread, and what
-// they leave of step_ms is the rest: starting and ending the step, the norm of the gradient, and
-// the gather of losses. What the thread waited for collectives counts as exposed communication,
-// wherever that was, and as nothing else. Work beside the thread, such as updates beside backward,
-// takes part only as time that the thread waited for it; then the optimizer's own time is not
-// known. On a GPU the host runs ahead and waits for nothing, so how long its thread spent where
-// says nothing of the GPU: only the waits for collectives are known, from events, and the loader's
-// time is the host's, which the GPU may never have noticed.
+// Times of rank 0, on the CPU of its thread, which does the work itself, and on a GPU of the GPU,
+// from events in its compute stream (engine::Stream::time()). They are disjoint, each moment
+// counting once:
+//   data           from asking for a batch until it is there. A GPU that has work left when the
+//                  host asks notices nothing; one that ran dry waits for host, loader and copy.
+//   compute        forward and backward of all micro-steps, without their waits. Of a GPU also the
+//                  gaps in which it waits for the host to launch more.
+//   exposed comm   waits for collectives, and for all else that other streams do, wherever they are
+//                  but for data. Counts as nothing else.
+//   optimizer      the update, without its waits.
+//   other          what these leave of step_ms: starting and ending the step, the norm of the
+//                  gradient; on the CPU the gather of losses; on a GPU what lay between steps.
+// Work beside compute, such as updates beside backward, takes part only as time that compute waited
+// for it; then the optimizer's own time is not known. Inside a step that is a CUDA graph there are
+// no events: neither compute nor optimizer is known, and exposed comm has the waits outside alone.
+//
+// step_ms: on the CPU from the start of the step until its loss and norm are known. On a GPU, which
+// has the next step by then, from the end of the step before (from its own start, where a
+// checkpoint or a validation lay between) to the end of its update.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +39,9 @@ struct StepRecord {
   double step_ms = 0;
   double items_per_s = 0;                   ///< tokens, or samples
   double exposed_comm_ms = 0;               ///< compute waiting for collectives
-  double data_ms = 0;                       ///< the loop waiting for the loader
-  std::optional<double> compute_ms = {};    ///< forward and backward; unknown on a GPU
-  std::optional<double> optimizer_ms = {};  ///< unknown on a GPU, and of updates beside backward
+  double data_ms = 0;                       ///< compute waiting for a batch
+  std::optional<double> compute_ms = {};    ///< forward and backward; unknown of a graph
+  std::optional<double> optimizer_ms = {};  ///< unknown of a graph, and of updates beside backward
   engine::MemoryStats memory = {};          ///< peaks since the start
   std::optional<engine::MemoryStats> host_memory = {};  ///< of what is offloaded
   engine::MemoryStats step_memory = {};                 ///< peaks inside this step alone

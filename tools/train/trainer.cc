@@ -13,7 +13,6 @@
 #include "engine/error.h"
 #include "engine/meta.h"
 #include "tools/io/sha256.h"
-#include "tools/train/part_timer.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -155,26 +154,31 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
       trace_);
   create_graph(data.tensors);
   const bool is_late = compute_.device().is_cuda();
-  std::optional<Launched> pending;
-  Mark begin{};
+  // The last step. On a GPU it is kept until the next is launched, told already or not, so that
+  // every step holds what the plan says.
+  std::optional<Launched> last;
+  bool is_pending = false;
   begin_ = std::chrono::steady_clock::now();
   for (std::int64_t step = start_.step; step < num_steps && stopped_by_ == 0; ++step) {
-    if (!pending) begin = mark();
+    if (!is_pending) last_end_ = nullptr;
     Launched launched = launch(step, loss);
-    if (pending) finish(*pending, begin, items);
-    pending = std::move(launched);
+    if (is_pending) finish(*last, items);
+    last = std::move(launched);
+    is_pending = true;
     if (checkpoints_) checkpoints_->poll();
     const bool is_last = step + 1 == num_steps;
     const bool saves = checkpoints_ && checkpoints_->is_due(step + 1);
     const bool validates =
         !is_last && config_.log.val_every > 0 && (step + 1) % config_.log.val_every == 0;
     if (is_late && !validates && !saves && !is_last) continue;
-    finish(*pending, begin, items);
-    pending.reset();
+    finish(*last, items);
+    is_pending = false;
+    if (!is_late) last.reset();
     if (saves) checkpoints_->save(behind(num_steps_));
     if (validates && stopped_by_ == 0) validate_after(step + 1, validate);
   }
-  if (pending) finish(*pending, begin, items);
+  if (is_pending) finish(*last, items);
+  last.reset();
   if (checkpoints_) checkpoints_->save(behind(num_steps_));
   if (stopped_by_ == 0) validate_after(num_steps_, validate);
   if (checkpoints_) checkpoints_->finish();
@@ -200,6 +204,7 @@ void Trainer::validate_after(std::int64_t step, const Validate& validate) {
 
 Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   const StepConfig& c = config_.train;
+  StepClock clock(compute_);
   begin_peaks();
   const comm::Traffic before = world_.traffic();
   if (trace_ != nullptr) trace_->begin_step(step + 1);
@@ -209,7 +214,6 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   const Tensor values =
       Tensor::empty(memory_, {c.accum + 1}, DType::kF32, "values", Category::kCommunication);
   const double lr = c.lr_at(step);
-  double compute_ms = 0, optimizer_ms = 0;
   const bool overlaps = c.overlap_optimizer != OverlapOptimizer::kNone;
   if (overlaps) {
     optimizer_->step_in_backward(lr, c.overlap_optimizer == OverlapOptimizer::kInterleaved
@@ -218,19 +222,22 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   }
   const bool is_graph = captures(step, loss);
   shard::GradNorm norm =
-      is_graph ? run_graph(step, values)
+      is_graph ? run_graph(step, values, clock)
                : run_passes(
                      step, loss, values,
-                     [this](std::int64_t) -> const Batch& { return batches_->next(); }, compute_ms);
+                     [this](std::int64_t) -> const Batch& { return batches_->next(); }, &clock);
   std::string replayed;
   if (guard_ && guard_->watches(step + 1)) norm = guard(step, loss, values, norm, replayed);
   if (probe_ != nullptr) probe_->on_reduced(fsdp_);
   if (!overlaps && !is_graph) {
-    time_part(compute_, optimizer_ms, [&] { optimizer_->step(lr, norm, c.grad_clip); });
+    clock.lap(StepPart::kOther);
+    optimizer_->step(lr, norm, c.grad_clip);
+    clock.lap(StepPart::kOptimizer);
   }
   if (probe_ != nullptr) probe_->on_updated(fsdp_, *optimizer_);
   engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(why_to_stop()),
                      "keep_stop");
+  if (compute_.device().is_cuda()) clock.lap(StepPart::kOther);
   comm::HostGather kept(world_, values, metrics_, pinned_, "values");
   StepRecord record{.step = step + 1, .lr = lr};
   record.replayed = std::move(replayed);
@@ -238,13 +245,13 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   const comm::Traffic after = world_.traffic();
   record.traffic = {after.num_collectives - before.num_collectives,
                     after.bytes_sent - before.bytes_sent};
-  if (compute_.device().is_host()) {
-    record.compute_ms = compute_ms;
-    if (!overlaps) record.optimizer_ms = optimizer_ms;
-  }
   if (trace_ != nullptr) trace_->end_step();
   if (probe_ != nullptr) probe_->end_step();
-  return {.record = std::move(record), .values = std::move(kept), .norm = norm};
+  return {.record = std::move(record),
+          .clock = std::move(clock),
+          .values = std::move(kept),
+          .norm = norm,
+          .is_graph = is_graph};
 }
 
 // What a graph reads and writes, if steps are to be graphs.
@@ -299,23 +306,24 @@ void Trainer::capture(std::int64_t step, const Loss& loss) {
   graph.captured_step = step;
   graph.is_capturing = true;
   graph.launch = fsdp_.capture_step([&] {
-    double unused_ms = 0;
     graph.norm = run_passes(
         step, loss, graph.losses,
         [&](std::int64_t micro) -> const Batch& {
           return graph.batches[static_cast<std::size_t>(micro)];
         },
-        unused_ms);
+        nullptr);
     optimizer_->step(c.lr_at(step), *graph.norm, c.grad_clip);
   });
   graph.is_capturing = false;
 }
 
-shard::GradNorm Trainer::run_graph(std::int64_t step, const Tensor& values) {
+shard::GradNorm Trainer::run_graph(std::int64_t step, const Tensor& values, StepClock& clock) {
   const StepConfig& c = config_.train;
   StepGraph& graph = *graph_;
   for (const Batch& batch : graph.batches) {
+    clock.lap(StepPart::kOther);
     const Batch& next = batches_->next();
+    clock.lap(StepPart::kData);
     for (std::size_t i = 0; i < batch.size(); ++i) {
       engine::copy(batch[i], next[i], compute_, "graph_batch");
     }
@@ -330,10 +338,14 @@ shard::GradNorm Trainer::run_graph(std::int64_t step, const Tensor& values) {
   return fsdp_.read_norm(*graph.norm);
 }
 
-// Forward and backward of all micro-steps, and the reduction of what they leave.
+// Forward and backward of all micro-steps, and the reduction of what they leave. `clock`: null for
+// none.
 shard::GradNorm Trainer::run_passes(std::int64_t step, const Loss& loss, const Tensor& values,
-                                    const NextBatch& next, double& compute_ms) {
+                                    const NextBatch& next, StepClock* clock) {
   const StepConfig& c = config_.train;
+  const auto lap = [clock](StepPart part) {
+    if (clock != nullptr) clock->lap(part);
+  };
   for (std::int64_t micro = 0; micro < c.accum; ++micro) {
     if (probe_ != nullptr) probe_->begin_micro_step(micro);
     const shard::MicroStep pass{.no_sync = c.accum_comm == AccumComm::kLast && micro + 1 < c.accum};
@@ -342,16 +354,17 @@ shard::GradNorm Trainer::run_passes(std::int64_t step, const Loss& loss, const T
     } else {
       fsdp_.next_micro_step(pass);
     }
+    lap(StepPart::kOther);
     const Batch& batch = next(micro);
-    time_part(compute_, compute_ms, [&] {
-      const Tensor value = loss(first_sample(step * c.accum + micro), batch);
-      engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
-      // Before a backward that could only end in an error.
-      if (value.device().is_host() && c.max_skips == 0 && !guard_) {
-        check_loss(value.item(), step + 1, micro + 1, world_.rank());
-      }
-      tape_.backward(value);
-    });
+    lap(StepPart::kData);
+    const Tensor value = loss(first_sample(step * c.accum + micro), batch);
+    engine::copy(values.slice(micro, {1}), value, compute_, "keep_loss");
+    // Before a backward that could only end in an error.
+    if (value.device().is_host() && c.max_skips == 0 && !guard_) {
+      check_loss(value.item(), step + 1, micro + 1, world_.rank());
+    }
+    tape_.backward(value);
+    lap(StepPart::kCompute);
   }
   return of_step(step + 1, [&] { return fsdp_.finish_step(); });
 }
@@ -377,7 +390,6 @@ shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor
   const auto replay = [&] {
     fsdp_.parameters_changed();  // a copy that is kept may be what was wrong
     Batch again;
-    double unused_ms = 0;
     norm = run_passes(
         step, loss, values,
         [&](std::int64_t micro) -> const Batch& {
@@ -386,7 +398,7 @@ shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor
           });
           return again;
         },
-        unused_ms);
+        nullptr);
     return outcome(true);
   };
   const StepGuard::Verdict verdict = guard_->judge(step + 1, outcome(true), replay);
@@ -460,7 +472,7 @@ std::vector<StepRecord> Trainer::plan(const std::vector<BatchTensor>& batch, con
 
 // Reads and logs what the step left. The mean loss is over micro-steps and ranks, summed in the
 // order of the samples.
-void Trainer::finish(Launched& launched, Mark& begin, double items) {
+void Trainer::finish(Launched& launched, double items) {
   StepRecord& record = launched.record;
   const std::int64_t accum = config_.train.accum;
   const std::vector<float> all = launched.values.wait<float>(compute_);
@@ -485,13 +497,20 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
     record.grad_norm = of_step(record.step, [&] { return launched.norm.value(); });
   }
 
-  const Mark end = mark();
-  const std::chrono::duration<double, std::milli> elapsed = end.time - begin.time;
-  record.step_ms = elapsed.count();
-  record.items_per_s = items / elapsed.count() * 1e3;
-  record.exposed_comm_ms = static_cast<double>(end.blocked_ns - begin.blocked_ns) * 1e-6;
-  record.data_ms = static_cast<double>(end.loader_ns - begin.loader_ns) * 1e-6;
-  begin = end;
+  // A GPU has the next step by now.
+  if (compute_.device().is_host()) launched.clock.lap(StepPart::kOther);
+  const StepClock::Times times = launched.clock.times(last_end_);
+  last_end_ = launched.clock.end();
+  record.step_ms = times.step_ms;
+  record.items_per_s = items / times.step_ms * 1e3;
+  record.exposed_comm_ms = times.exposed_comm_ms;
+  record.data_ms = times.data_ms;
+  if (!launched.is_graph) {
+    record.compute_ms = times.compute_ms;
+    if (config_.train.overlap_optimizer == OverlapOptimizer::kNone) {
+      record.optimizer_ms = times.optimizer_ms;
+    }
+  }
   num_steps_ = record.step;
   if (log_ != nullptr) log_->step(record);
   if (on_step_) on_step_(record);

@@ -25,6 +25,7 @@
 #include "tools/train/graph_choice.h"
 #include "tools/train/run_checkpoints.h"
 #include "tools/train/run_log.h"
+#include "tools/train/step_clock.h"
 #include "tools/train/step_guard.h"
 #include "tools/train/train_config.h"
 
@@ -107,11 +108,13 @@ class Trainer {
   std::string params_sha256();
 
  private:
-  /// A step that was launched, and what is known of it once it has been done.
+  /// A step that was launched, and what is known once it has been done.
   struct Launched {
     StepRecord record;
+    StepClock clock;
     comm::HostGather values;  // losses and the wish to stop
     shard::GradNorm norm;
+    bool is_graph;
   };
   /// [Note: steps as graphs] in trainer.cc.
   struct StepGraph {
@@ -127,12 +130,6 @@ class Trainer {
   struct Stopped : std::exception {
     const char* what() const noexcept override { return "[train] asked to stop"; }
   };
-  /// Where the time of a step starts.
-  struct Mark {
-    std::chrono::steady_clock::time_point time;
-    std::int64_t blocked_ns;
-    std::int64_t loader_ns;
-  };
   std::int64_t first_sample(std::int64_t batch) const;
   std::int64_t num_steps_to_run() const;
   TrainPosition behind(std::int64_t steps) const;
@@ -144,24 +141,21 @@ class Trainer {
   // The batch of a micro-step of the step at work.
   using NextBatch = std::function<const Batch&(std::int64_t micro)>;
   shard::GradNorm run_passes(std::int64_t step, const Loss& loss, const engine::Tensor& values,
-                             const NextBatch& next, double& compute_ms);
+                             const NextBatch& next, StepClock* clock);
   void create_graph(const std::vector<BatchTensor>& tensors);
   bool captures(std::int64_t step, const Loss& loss);
   void capture(std::int64_t step, const Loss& loss);
-  shard::GradNorm run_graph(std::int64_t step, const engine::Tensor& values);
+  shard::GradNorm run_graph(std::int64_t step, const engine::Tensor& values, StepClock& clock);
   shard::GradNorm guard(std::int64_t step, const Loss& loss, const engine::Tensor& values,
                         const shard::GradNorm& first, std::string& replayed);
   /// Starts peaks of memory anew.
   void begin_peaks();
   void record_memory(StepRecord& record);
-  void finish(Launched& launched, Mark& mark, double items);
+  void finish(Launched& launched, double items);
   void validate_after(std::int64_t step, const Validate& validate);
   /// `step` from 1, as `micro` is.
   std::string count_skip(const shard::GradNorm& norm, std::int64_t step);
   void check_loss(float loss, std::int64_t step, std::int64_t micro, int rank) const;
-  Mark mark() const {
-    return {std::chrono::steady_clock::now(), compute_.blocked_ns(), batches_->waited_ns()};
-  }
 
   comm::ProcessGroup& world_;
   const TrainConfig& config_;
@@ -184,6 +178,7 @@ class Trainer {
   std::optional<StepGuard> guard_;
   std::optional<Data> data_;  // of run()
   TrainPosition start_;
+  StepClock::Time last_end_;                     // of the step before, if the next follows at once
   std::int64_t num_steps_ = 0;                   // that are done, those before start_ too
   std::int64_t num_skips_ = 0;                   // in a row
   std::chrono::steady_clock::time_point begin_;  // of run()

@@ -225,6 +225,43 @@ TEST(SelfTest, AWrongElementOfACollectiveFails) {
   }
 }
 
+TEST(SelfTest, GpusAreComparedWithEachOtherAndWithTheirOwnCopies) {
+  const GpuRates good{.f32_gflop_per_s = 50e3,
+                      .bf16_gflop_per_s = 600e3,
+                      .copy_gb_per_s = 2500,
+                      .add_gb_per_s = 2600,
+                      .pinned_gb_per_s = 50};
+  EXPECT_TRUE(check_gpu_products({}).empty());
+  const auto check = [&](const GpuRates& second, const std::string& wrong = "") {
+    const Checks checks = check_gpu_products(
+        {{.gpu = 0, .rates = good}, {.gpu = 1, .wrong = wrong, .rates = second}});
+    EXPECT_EQ(checks.size(), 2u);
+    EXPECT_TRUE(is(checks[0], Verdict::kOk, {"values right", "50.0 TFLOP/s", "2500 GB/s"}));
+    EXPECT_EQ(checks[1].name, "gpu 1");
+    return checks[1];
+  };
+  const auto with = [&](double GpuRates::*rate, double value) {
+    GpuRates rates = good;
+    rates.*rate = value;
+    return rates;
+  };
+  EXPECT_EQ(check(good).verdict, Verdict::kOk);
+  EXPECT_TRUE(is(check({}, " element (1, 2)"), Verdict::kFail,
+                 {"wrong values: element (1, 2)", "CUDA_VISIBLE_DEVICES without 1"}));
+  for (const auto rate : {&GpuRates::f32_gflop_per_s, &GpuRates::bf16_gflop_per_s}) {
+    EXPECT_TRUE(is(check(with(rate, 0.7 * (good.*rate))), Verdict::kWarn, {"another GPU"}));
+  }
+  EXPECT_TRUE(is(check(with(&GpuRates::copy_gb_per_s, 1800)), Verdict::kWarn, {"another GPU"}));
+  EXPECT_TRUE(is(check(with(&GpuRates::pinned_gb_per_s, 3)), Verdict::kWarn, {"PCIe"}));
+  // Alone.
+  const auto alone = [&](const GpuRates& rates) {
+    return check_gpu_products({{.gpu = 0, .rates = rates}}).at(0);
+  };
+  EXPECT_TRUE(
+      is(alone(with(&GpuRates::bf16_gflop_per_s, 50e3)), Verdict::kWarn, {"bf16 beside f32"}));
+  EXPECT_TRUE(is(alone(with(&GpuRates::copy_gb_per_s, 20e3)), Verdict::kWarn, {"beside copies"}));
+}
+
 TEST(SelfTest, CollectivesAreRightHere) {
   for (const int ranks : {2, 3}) {
     for (const Check& check : check_collectives(ranks)) {

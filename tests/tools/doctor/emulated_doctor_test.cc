@@ -1,11 +1,21 @@
 // What the doctor learns of GPUs, on the emulated device.
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/forwarding_group.h"
 #include "engine/cuda.h"
+#include "third_party/cuda/emulation/control.h"
 #include "tools/doctor/gpu_checks.h"
+#include "tools/doctor/self_test.h"
 
 namespace tessera::tools {
 namespace {
+
+using comm::ProcessGroup;
+using engine::DType;
 
 TEST(EmulatedDoctor, NamesEveryGpu) {
   const GpuFacts facts = cuda_facts();
@@ -23,6 +33,82 @@ TEST(EmulatedDoctor, NamesEveryGpu) {
   ASSERT_EQ(devices.checks.size(), 2u);
   EXPECT_EQ(devices.checks[0].verdict, Verdict::kOk) << devices.checks[0].found;
   EXPECT_NE(devices.checks[0].found.find(facts.gpus[0].name), std::string::npos);
+}
+
+TEST(EmulatedDoctor, EachGpuMultipliesAsTheCpuDoes) {
+  for (const GpuFigures& figures : {try_gpu(0), try_gpu(1)}) {
+    EXPECT_EQ(figures.wrong, "");
+    const GpuRates& r = figures.rates;
+    for (const double rate : {r.f32_gflop_per_s, r.bf16_gflop_per_s, r.copy_gb_per_s,
+                              r.add_gb_per_s, r.pinned_gb_per_s}) {
+      EXPECT_GT(rate, 0);
+    }
+  }
+}
+
+TEST(EmulatedDoctor, AWrongProductIsNoticed) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const std::string wrong = wrong_product(
+        [&](engine::MatrixView<const float> a, engine::MatrixView<const float> b,
+            engine::MatrixView<float> c) {
+          gpu_product(0, dtype)(a, b, c);
+          c.data[c.ld * 192 + 128] += 0.1f;  // the last one
+        },
+        dtype, 0x1p-22);
+    EXPECT_NE(wrong.find("element (192, 128)"), std::string::npos) << wrong;
+  }
+  // Operands that were not rounded.
+  EXPECT_NE(wrong_product(gpu_product(0, DType::kBF16), DType::kF32, 0x1p-22), "");
+}
+
+// Changes the last element that rank 1 sends in collectives of one kind.
+class WrongBit : public comm::ForwardingGroup {
+ public:
+  WrongBit(comm::ProcessGroup& inner, comm::Collective::Op op) : ForwardingGroup(inner), op_(op) {}
+
+ private:
+  void before(const comm::Collective& c, const engine::Stream& stream) override {
+    if (c.op != op_ || rank() != 1) return;
+    stream.synchronize();
+    const float wrong = 100;  // no value of the test
+    c.in.slice(c.in.numel() - 1, {1}).copy_from_host(&wrong, 1);
+  }
+  std::unique_ptr<ProcessGroup> make_part(int, int) override { return nullptr; }
+
+  const comm::Collective::Op op_;
+};
+
+TEST(EmulatedDoctor, CollectivesOfGpusAreRightAndAWrongElementFails) {
+  using Op = comm::Collective::Op;
+  for (const Check& check : check_gpu_collectives(3, 1003)) {
+    EXPECT_NE(check.verdict, Verdict::kFail) << check.found;
+    EXPECT_NE(check.found.find("3 GPUs over NCCL: values right"), std::string::npos);
+  }
+  for (const Op op : {Op::kAllGather, Op::kReduceScatter}) {
+    const Checks checks = check_gpu_collectives(
+        2, 1003,
+        [&](comm::ProcessGroup& world, const std::function<void(comm::ProcessGroup&)>& run) {
+          WrongBit wrong(world, op);
+          run(wrong);
+        });
+    ASSERT_EQ(checks.size(), 2u);
+    const bool gathers = op == Op::kAllGather;
+    EXPECT_EQ(checks[gathers ? 0 : 1].verdict, Verdict::kFail);
+    EXPECT_NE(checks[gathers ? 0 : 1].found.find("wrong values: element"), std::string::npos);
+    EXPECT_NE(checks[gathers ? 1 : 0].verdict, Verdict::kFail);
+  }
+}
+
+// A GPU whose kernels fail is told, and the others are tried.
+TEST(EmulatedDoctor, AGpuThatFailsIsNamed) {
+  cuda_emulation::fail_malloc(0, 1, 100);
+  const Checks checks = gpu_self_test(2, /*has_nccl=*/false);
+  cuda_emulation::reset();
+  ASSERT_EQ(checks.size(), 2u);
+  EXPECT_EQ(checks[0].name, "gpu 0");
+  EXPECT_EQ(checks[0].verdict, Verdict::kFail);
+  EXPECT_EQ(checks[1].name, "gpu 1");
+  EXPECT_NE(checks[1].verdict, Verdict::kFail) << checks[1].found;
 }
 
 }  // namespace

@@ -65,27 +65,6 @@ TEST(BatchLoader, ABatchStaysWhileTheNextIsFilled) {
   }
 }
 
-TEST(BatchLoader, CountsTheTimeThatIsWaitedForIt) {
-  const Memory memory;
-  std::atomic<bool> go_on = false;
-  BatchLoader loader(memory, Stream::inline_cpu("compute"), kTensors, 2,
-                     [&](std::int64_t n, const Batch& host) {
-                       while (n == 1 && !go_on) std::this_thread::yield();
-                       fill(n, host);
-                     });
-  loader.next();
-  const std::int64_t before = loader.waited_ns();
-  std::jthread later([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    go_on = true;
-  });
-  const auto begin = std::chrono::steady_clock::now();
-  loader.next();
-  const std::chrono::nanoseconds elapsed = std::chrono::steady_clock::now() - begin;
-  EXPECT_GT(loader.waited_ns(), before);
-  EXPECT_LE(loader.waited_ns() - before, elapsed.count());
-}
-
 TEST(BatchLoader, ErrorsComeWithTheirBatchAndTheirText) {
   const Memory memory;
   BatchLoader loader(memory, Stream::inline_cpu("compute"), kTensors, 20,

@@ -330,9 +330,14 @@ TEST_F(CudaGraphProgram, StepsAreAsPlannedWhateverComesBetween) {
     ASSERT_EQ(audited.exit_code, 0) << audited.out << audited.err;
     EXPECT_TRUE(has(audited.out, {line, "9 steps are as planned"})) << audited.out;
     EXPECT_EQ(hash_of(name + "_audited"), hash_of(name + "_off")) << strategy;
+    flags["checkpoint.every"] = "3";
+    flags["cuda.graph"] = name == "ddp" ? "off" : "on";
+    const Outcome saved = train(name + "_saved", flags);
+    ASSERT_EQ(saved.exit_code, 0) << saved.out << saved.err;
+    EXPECT_TRUE(has(saved.out, {"9 steps are as planned"})) << saved.out;
+    flags["cuda.graph"] = "on";
     flags["audit"] = "false";
     flags["log.val_every"] = "4";
-    flags["checkpoint.every"] = "3";
     const Outcome with = train(name + "_on", flags);
     ASSERT_EQ(with.exit_code, 0) << with.out << with.err;
     EXPECT_EQ(hash_of(name + "_on"), hash_of(name + "_off")) << strategy;

@@ -43,7 +43,7 @@ TEST(StepRecord, PartsAndTheRestAreTheStep) {
   EXPECT_EQ(record.other_ms(), 1.0);
   record.optimizer_ms.reset();
   EXPECT_EQ(record.other_ms(), 2.0);
-  record.compute_ms.reset();  // a GPU's
+  record.compute_ms.reset();  // a graph's
   EXPECT_FALSE(record.other_ms().has_value());
 }
 
@@ -114,15 +114,16 @@ TEST(RunSummary, SharesAreOfTheTimeOfAllSteps) {
   EXPECT_EQ(f.share("nothing"), 0);
 }
 
-TEST(RunSummary, OfAGpuThereAreWaitsAlone) {
+TEST(RunSummary, OfAGraphThereAreWaitsAlone) {
   RunSummary summary;
   StepRecord record = record_of(1, 16);
   record.compute_ms.reset();
   record.optimizer_ms.reset();
   summary.add(record, {});
   const auto parts = summary.figures().value().parts;
-  ASSERT_EQ(parts.size(), 1u);
+  ASSERT_EQ(parts.size(), 2u);
   EXPECT_EQ(parts[0].name, "exposed comm");
+  EXPECT_EQ(parts[1].name, "data");
 }
 
 TEST(RunSummary, KeepsWhatALongRunDidLast) {
