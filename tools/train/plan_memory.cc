@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <ranges>
+#include <span>
 #include <utility>
 
 #include "engine/io/text.h"
@@ -17,7 +17,7 @@ using engine::with_commas;
 
 namespace {
 
-constexpr std::ptrdiff_t kMaxKinds = 16;  // of blocks that a category's arithmetic names
+constexpr std::size_t kMaxKinds = 16;  // of blocks that a category's arithmetic names
 
 std::string slots_text(int count) { return fmt::format("{} slot{}", count, count == 1 ? "" : "s"); }
 
@@ -197,11 +197,13 @@ std::vector<PeakBlocks::Kind> joined(std::vector<PeakBlocks::Kind> kinds, const 
 // Small blocks of many kinds are one term.
 std::vector<PlanTerm> terms_of(const std::vector<PeakBlocks::Kind>& kinds) {
   std::vector<PlanTerm> terms;
-  for (const PeakBlocks::Kind& kind : kinds | std::views::take(kMaxKinds)) {
+  const std::span<const PeakBlocks::Kind> all = kinds;
+  const std::size_t num_named = std::min(all.size(), kMaxKinds);
+  for (const PeakBlocks::Kind& kind : all.first(num_named)) {
     terms.push_back({fmt::format("{} x {}", kind.count, kind.what), kind.count * kind.nbytes});
   }
   std::int64_t count = 0, nbytes = 0;
-  for (const PeakBlocks::Kind& kind : kinds | std::views::drop(kMaxKinds)) {
+  for (const PeakBlocks::Kind& kind : all.subspan(num_named)) {
     count += kind.count;
     nbytes += kind.count * kind.nbytes;
   }
