@@ -140,7 +140,8 @@ Fsdp::Fsdp(comm::ProcessGroup& group, const engine::Memory& memory, const engine
       context_{
           .mesh = make_mesh(group, memory, compute, options = resolved(options, group.size())),
           .memory = memory,
-          .pinned = engine::Memory::pinned(compute, {.poison = memory.poisons()}),
+          .pinned = engine::Memory::pinned(
+              compute, {.poison = memory.poisons(), .listener = options.host_memory_listener}),
           .gather = compute.sibling("gather", options.stream_options(0)),
           .reduce = compute.sibling("reduce", options.stream_options(1)),
           .options = options,

@@ -12,8 +12,9 @@
 #include "shard/step_listener.h"
 
 namespace tessera::engine {
+class MemoryListener;
 struct Parameter;
-}
+}  // namespace tessera::engine
 
 namespace tessera::shard {
 
@@ -123,6 +124,8 @@ struct FsdpOptions {
   engine::LaunchListener* listener = nullptr;  ///< of the gather and the reduce stream
   std::uint64_t delay_seed = 0;                ///< random delays on both (tests)
   StepListener* step_listener = nullptr;       ///< must outlive the Fsdp; null: nobody listens
+  /// Of Fsdp::host_memory(); see engine/memory_listener.h. Null: nobody.
+  std::shared_ptr<engine::MemoryListener> host_memory_listener = nullptr;
 
   /// Of stream `number` beside compute, with random delays of its own.
   engine::StreamOptions stream_options(std::uint64_t number) const {

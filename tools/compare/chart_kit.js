@@ -68,16 +68,17 @@ function legend(items) {
   return list;
 }
 
+// Cells are strings or nodes. A column of words, or with a long cell, is to the left; others are of figures.
 function table(head, rows) {
-  const result = el('table', {}, el('thead', {}, el('tr', {}, ...head.map((h) => el('th', {scope: 'col'}, h)))));
+  const isLong = (cell) => typeof cell !== 'string' || cell.length > 34;
+  const isWord = (cell) => /^(\p{L}|$)/u.test(cell) && cell !== 'not measured';
+  const styleOf = (cells) => cells.some(isLong) ? 'text wrap' : cells.some((c) => c !== '') && cells.every(isWord) ? 'text' : '';
+  const styles = head.map((_, i) => styleOf(rows.map((row) => row[i])));
+  const result = el('table', {}, el('thead', {}, el('tr', {}, ...head.map((h, i) => el('th', {scope: 'col', class: styles[i]}, h)))));
   const body = el('tbody');
-  for (const [first, ...rest] of rows) {
-    body.append(el('tr', {}, el('th', {scope: 'row'}, first), ...rest.map((cell) => {
-      const unknown = cell === 'not measured';
-      const node = el('td', unknown ? {class: 'unknown'} : {}, cell);
-      if (typeof cell === 'string' && cell.length > 34) node.className = 'text wrap';
-      return node;
-    })));
+  for (const row of rows) {
+    body.append(el('tr', {}, ...row.map((cell, i) => i === 0 ? el('th', {scope: 'row'}, cell)
+        : el('td', {class: styles[i] + (cell === 'not measured' ? ' unknown' : '')}, cell))));
   }
   result.append(body);
   return result;

@@ -74,7 +74,9 @@ function differencePlot(width, steps, shown, exact, series) {
   node.append(svg('line', {class: 'grid', x1: inner.left, x2: inner.right, y1: lane, y2: lane}));
   if (exact > 0) {
     node.append(svg('line', {class: 'line l4', x1: x(steps[0]) - 2, x2: x(steps[steps.length - 1]) + 2, y1: lane, y2: lane, 'stroke-width': 4}));
-    for (const step of steps.length <= 60 ? steps : []) node.append(svg('circle', {class: 's4', cx: x(step), cy: lane, r: 3.5}));
+    for (const step of steps.length <= 60 ? steps : []) {
+      node.append(svg('circle', {class: 's4', cx: x(step), cy: lane, r: 3.5, 'data-name': 'exactly 0', 'data-value': 0}));
+    }
   }
   if (usesTolerance) {
     node.append(svg('line', {class: 'front', x1: inner.left, x2: inner.right, y1: y(data.tolerance), y2: y(data.tolerance)}));
@@ -85,7 +87,8 @@ function differencePlot(width, steps, shown, exact, series) {
     node.append(svg('path', {class: 'line l' + series(i), d: path(step.map((s, j) => known(difference[j]) ? [x(s), at(j)] : null))}));
     if (step.length > 60) return;
     step.forEach((s, j) => {
-      if (known(difference[j])) node.append(svg('circle', {class: 's' + series(i), cx: x(s), cy: at(j), r: 3}));
+      if (!known(difference[j])) return;
+      node.append(svg('circle', {class: 's' + series(i), cx: x(s), cy: at(j), r: 3, 'data-name': 'difference', 'data-value': difference[j]}));
     });
   });
   return node;
@@ -120,21 +123,24 @@ function paretoPlot(width, rows, front, strategies) {
               text((inner.left + inner.right) / 2, inner.bottom + 36, 'peak memory of a rank, MiB', {'text-anchor': 'middle'}),
               text(6, 13, 'tokens/s'));
   node.append(svg('path', {class: 'front', d: path(front.map((c) => [x(bytes(c)), y(speed(c))]))}));
-  const dots = rows.map((c) => svg('circle', {class: 'dot s' + strategies.indexOf(c.strategy) % 8, cx: x(bytes(c)), cy: y(speed(c)),
-                                               r: c.on_pareto_front ? 7.5 : 5.5, 'data-name': c.name}, svg('title', {}, c.name)));
-  node.append(...dots);
-  const taken = rows.map((c) => [x(bytes(c)) - 8, y(speed(c)) - 8, x(bytes(c)) + 8, y(speed(c)) + 8]);
-  for (const c of front) {
-    const wide = c.name.length * 6.9, right = x(bytes(c)) + 12, left = x(bytes(c)) - 12 - wide;
-    const middle = y(speed(c));
-    const boxes = [[right, middle - 8], [left, middle - 8], [x(bytes(c)) - wide / 2, middle - 27], [x(bytes(c)) - wide / 2, middle + 11]]
-        .map(([bx, by]) => [bx, by, bx + wide, by + 16]);
-    const free = boxes.find((b) => b[0] > inner.left && b[2] < width && b[1] > inner.top - 16 && b[3] < inner.bottom
-        && taken.every((t) => b[2] < t[0] || b[0] > t[2] || b[3] < t[1] || b[1] > t[3]));
-    if (!free) continue;  // its name is in the sentence above
-    taken.push(free);
-    node.append(text(free[0], free[1] + 12, c.name, {class: 'name'}));
-  }
+  const dots = rows.map((c) => svg('circle', {class: `dot ${c.on_pareto_front ? 'of-front l' : 's'}${strategies.indexOf(c.strategy) % 8}`,
+                                               cx: x(bytes(c)), cy: y(speed(c)), r: c.on_pareto_front ? 9 : 5.5, 'data-name': c.name},
+                                  svg('title', {}, c.name)));
+  node.append(...dots.filter((_, i) => !rows[i].on_pareto_front), ...front.map((c) => dots[rows.indexOf(c)]));
+  // A number stands in its dot; beside it where another dot of the front is as near.
+  const at = (c) => [x(bytes(c)), y(speed(c))];
+  const isFar = ([ax, ay], others, distance) => others.every(([bx, by]) => Math.hypot(bx - ax, by - ay) > distance);
+  const beside = [];
+  front.forEach((c, i) => {
+    const [cx, cy] = at(c);
+    const others = [...front.filter((other) => other !== c).map(at), ...beside];
+    const places = [16, 24, 32].flatMap((far) => [[0, -1], [-1, 0], [0.7, -0.7], [-0.7, -0.7], [1, 0], [0.7, 0.7], [-0.7, 0.7], [0, 1]]
+        .map(([dx, dy]) => [cx + far * dx, cy + far * dy]));
+    const place = isFar([cx, cy], others, 13) ? null : places.find((p) => isFar(p, others, 15) && isFar(p, rows.map(at), 13));
+    if (place) beside.push(place);
+    const [px, py] = place || [cx, cy];
+    node.append(text(px, py + 4, String(i + 1), {'text-anchor': 'middle', class: 'number'}));
+  });
   return {node, dots};
 }
 
@@ -166,20 +172,32 @@ function ganttSection() {
   }
 }
 
+// Lines of at most `most` characters, unless a word has more.
+function inLines(words, most) {
+  const lines = [];
+  for (const word of words.split(' ')) {
+    const last = lines.length - 1;
+    if (last >= 0 && lines[last].length + 1 + word.length <= most) lines[last] += ' ' + word;
+    else lines.push(word);
+  }
+  return lines;
+}
+
 function ganttPlot(width, steps) {
   const lane = 26, narrow = width < 560;
   const left = narrow ? 8 : 130;
   const most = Math.max(...steps.map((s) => s.duration_ms));
-  const head = 30, laneOf = narrow ? lane + 16 : lane;
-  const height = steps.reduce((sum, s) => sum + head + s.threads.length * laneOf + 14, 0) + 30;
+  const laneOf = narrow ? lane + 16 : lane;
+  const titles = steps.map((s) => inLines(`${s.name}: ${ms(s.duration_ms)}${s.source === 'plan' ? ', planned' : ''}`, width / 8.5));
+  const height = steps.reduce((sum, s, i) => sum + 12 + 18 * titles[i].length + s.threads.length * laneOf + 14, 0) + 30;
   const node = svg('svg', {class: 'plot', viewBox: `0 0 ${width} ${height}`, height, role: 'img', 'aria-label': 'Slices of work by stream'});
   const x = (v) => left + v / most * (width - left - 10);
   const names = [...new Set(steps.flatMap((s) => s.threads.map((t) => t.name)))];  // a stream keeps its colour
   const rects = [];
   let top = 0;
-  for (const step of steps) {
-    node.append(text(0, top + 18, `${step.name}: ${ms(step.duration_ms)}${step.source === 'plan' ? ', planned' : ''}`, {class: 'title'}));
-    top += head;
+  steps.forEach((step, i) => {
+    titles[i].forEach((line, j) => node.append(text(0, top + 18 + 18 * j, line, {class: 'title'})));
+    top += 12 + 18 * titles[i].length;
     for (const thread of step.threads) {
       if (narrow) node.append(text(8, top + 11, thread.name, {class: 'name'}));
       else node.append(text(left - 10, top + 16, thread.name, {'text-anchor': 'end', class: 'name'}));
@@ -194,11 +212,11 @@ function ganttPlot(width, steps) {
       top += laneOf;
     }
     top += 14;
-  }
+  });
   node.append(...rects);
   for (const v of ticks(most, narrow ? 3 : 8).filter((t) => t <= most)) {
     node.append(svg('line', {class: 'axis', x1: x(v), x2: x(v), y1: top - 8, y2: top - 3}),
-                text(x(v), top + 12, short(v) + (v === 0 ? ' ms' : ''), {'text-anchor': v === 0 ? 'start' : 'middle'}));
+                text(x(v), top + 12, short(v) + (v === 0 ? ' ms' : ''), {'text-anchor': v === 0 ? 'start' : x(v) > width - 20 ? 'end' : 'middle'}));
   }
   return {node, rects};
 }

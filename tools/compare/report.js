@@ -122,7 +122,7 @@ function memorySection() {
   barChart(figureOf(node), rows.map((c) => ({
     label: c.name, segments: parts(c.peak_bytes), thin: c.host_peak_bytes ? parts(c.host_peak_bytes) : null,
     marks: known(c.peak_bytes.total) ? [{value: c.peak_bytes.total, name: 'peak'}] : [], value: mib(c.peak_bytes.total),
-    text: listing(c.peak_bytes) + (c.host_peak_bytes && c.host_peak_bytes.total > 0 ? ` · on the host ${mib(c.host_peak_bytes.total)}` : '')
+    text: listing(c.peak_bytes) + (c.host_peak_bytes && c.host_peak_bytes.total > 0 ? ` · on the host ${mib(c.host_peak_bytes.total)} (${listing(c.host_peak_bytes)})` : '')
         + (c.planned && c.planned.peak_bytes ? ` · planned ${mib(c.planned.peak_bytes.total)}` : ''),
   })), {title: 'Peak memory by category', hint: 'Point at a bar, or use the arrow keys, for its figures.',
         legend: CATEGORIES.filter(([key]) => rows.some((c) => c.peak_bytes[key] > 0 || (c.host_peak_bytes && c.host_peak_bytes[key] > 0)))
@@ -147,6 +147,25 @@ function memorySection() {
   }
 }
 
+// The arithmetic of each category, whose measured peak stands in its first row. Of many terms the smaller ones are behind a fold.
+function termRows(terms, where, measured) {
+  const label = Object.fromEntries(CATEGORIES);
+  const bytes = (value) => value.toLocaleString('en-US');
+  return [...new Set(terms.map((t) => t.category))].flatMap((category) => {
+    const own = terms.filter((t) => t.category === category);
+    const shown = own.slice(0, own.length > 6 ? 5 : 6), rest = own.slice(shown.length);
+    const rows = shown.map((t) => ['', t.text, bytes(t.bytes), '']);
+    if (rest.length > 0) {
+      rows.push(['', el('details', {}, el('summary', {}, `${rest.length} smaller terms`),
+                        el('ul', {}, ...rest.map((t) => el('li', {}, `${t.text}: ${bytes(t.bytes)} B`)))),
+                 bytes(rest.reduce((sum, t) => sum + t.bytes, 0)), '']);
+    }
+    rows[0][0] = (label[category] || category) + where;
+    rows[0][3] = measured(category);
+    return rows;
+  });
+}
+
 // One step of a configuration that is picked, and the arithmetic of its plan beside it.
 function stepMemorySection() {
   const steps = (data.memory || []).filter((s) => s.memory);
@@ -162,7 +181,7 @@ function stepMemorySection() {
   figure.append(legend(CATEGORIES.map(([key, name], i) => ({key, name, color: `var(--c${i})`}))
       .filter(({key}) => steps.some((s) => s.memory.bytes[key] && Math.max(...s.memory.bytes[key]) > 0))
       .concat([{name: 'measured peak', color: 'var(--soft)', kind: 'dash'}])));
-  const measured = (step, category) => row(step) && row(step).peak_bytes ? (row(step).peak_bytes[category] || 0).toLocaleString('en-US') : 'not measured';
+  const measured = (step, where, category) => row(step) && row(step)[where] ? (row(step)[where][category] || 0).toLocaleString('en-US') : 'not measured';
   const holder = el('div');
   const terms = el('div');
   const update = () => {
@@ -185,10 +204,10 @@ function stepMemorySection() {
       plot.node.addEventListener('pointermove', (event) => go(plot.nearest(event.clientX - plot.node.getBoundingClientRect().left)));
       return plot.node;
     });
-    const label = Object.fromEntries(CATEGORIES);
-    terms.replaceChildren(...(step.terms && step.terms.length > 0 ? [figures('Why: the arithmetic of the plan', ['category', 'arithmetic', 'bytes', 'peak of the category, measured'],
-        step.terms.map((t, i) => [label[t.category] || t.category, t.text, t.bytes.toLocaleString('en-US'),
-                                  i > 0 && step.terms[i - 1].category === t.category ? '' : measured(step, t.category)]), true)] : []));
+    const rows = [...termRows(step.terms || [], '', (category) => measured(step, 'peak_bytes', category)),
+                  ...termRows(step.host_terms || [], ', on the host', (category) => measured(step, 'host_peak_bytes', category))];
+    terms.replaceChildren(...(rows.length > 0 ? [figures('Why: the arithmetic of the plan',
+        ['category', 'arithmetic', 'bytes', 'measured peak'], rows, true)] : []));
   };
   figure.append(holder);
   node.append(terms);
@@ -197,13 +216,15 @@ function stepMemorySection() {
   update();
 }
 
+// Of the time of a step, and which colour.
+const PARTS = [['compute_ms', 'forward and backward', 0], ['exposed_comm_ms', 'exposed communication', 2],
+               ['optimizer_ms', 'optimizer', 3], ['data_ms', 'data', 5]];
+
 function timeSection() {
   const rows = trained.filter((c) => known(metric(c, 'step_ms')));
   if (rows.length === 0) return;
-  const parts = [['compute_ms', 'forward and backward', 0], ['exposed_comm_ms', 'exposed communication', 2],
-                 ['optimizer_ms', 'optimizer', 3], ['data_ms', 'data', 5]];
-  const shown = parts.filter(([key]) => rows.some((c) => known(metric(c, key))));
-  const untold = parts.filter((p) => !shown.includes(p)).map(([, name]) => name);
+  const shown = PARTS.filter(([key]) => rows.some((c) => known(metric(c, key))));
+  const untold = PARTS.filter((p) => !shown.includes(p)).map(([, name]) => name);
   const rest = untold.length > 0 ? 'not split further' : 'the rest';
   const node = section('time', 'Medians of one step on rank 0, without warm-up. Exposed communication is what computation waited for; hidden communication costs no time here.'
       + (untold.length > 0 ? ` Not measured: ${untold.join(', ')}.` : ''));
@@ -250,7 +271,7 @@ function paretoSection() {
   if (rows.length < 2) return;
   const front = rows.filter((c) => c.on_pareto_front).sort((a, b) => a.peak_bytes.total - b.peak_bytes.total);
   const node = section('pareto', `Up and to the left is better. ${front.length === 1 ? 'One is' : front.length + ' are'} beaten by no other (the dashed front): `
-      + front.map((c) => c.name).join('; ') + '.');
+      + front.map((c, i) => `${i + 1} ${c.name}`).join('; ') + '.');
   const strategies = [...new Set(rows.map((c) => c.strategy))];
   figureOf(node).append(legend(strategies.map((name, i) => ({name, color: `var(--c${i % 8})`})).concat([{name: 'Pareto front', color: 'var(--soft)', kind: 'dash'}])));
   let dots = [];
@@ -262,7 +283,7 @@ function paretoSection() {
   });
   const explore = explorable(figureOf(node), rows.length, (i, on) => dots[i].classList.toggle('active', on),
       (i) => [rows[i].name + ':', `${short(metric(rows[i], 'tokens_per_s'))} tokens/s · ${mib(rows[i].peak_bytes.total)}`
-              + (rows[i].on_pareto_front ? ' · on the front' : '')], 'Point at a dot, or use the arrow keys.');
+              + (rows[i].on_pareto_front ? ` · number ${front.indexOf(rows[i]) + 1} of the front` : '')], 'Point at a dot, or use the arrow keys.');
   dots.forEach((dot, i) => dot.addEventListener('pointerenter', () => explore.go(i)));
   figureOf(node).append(explore.readout);
 }
@@ -285,12 +306,20 @@ function sidesSection() {
       rows.push([name, amount(x, format), amount(y, format), ratio]);
     };
     rows.push(['numbers', a.parity.kind, b.parity.kind, '']);
+    add('last loss', (c) => c.last_loss, (loss) => loss.toPrecision(7));
     add('step', (c) => metric(c, 'step_ms'), ms);
-    add('exposed communication', (c) => metric(c, 'exposed_comm_ms'), ms);
+    for (const [key, name] of PARTS) add('· ' + name, (c) => metric(c, key), ms);
+    add('communication overlapped', (c) => metric(c, 'overlap'), (part) => `${Math.round(100 * part)} %`);
     add('tokens/s', (c) => metric(c, 'tokens_per_s'), short);
-    add('peak memory', (c) => c.peak_bytes && c.peak_bytes.total, mib);
-    for (const [key, name] of CATEGORIES) add('· ' + name, (c) => c.peak_bytes && c.peak_bytes[key], mib);
+    for (const [where, title] of [['peak_bytes', 'peak memory'], ['host_peak_bytes', 'on the host']]) {
+      if (!a[where] && !b[where]) continue;
+      add(title, (c) => c[where] && c[where].total, mib);
+      for (const [key, name] of CATEGORIES) {
+        if ((a[where] && a[where][key] > 0) || (b[where] && b[where][key] > 0)) add('· ' + name, (c) => c[where] && c[where][key], mib);
+      }
+    }
     add('sent in a step', (c) => metric(c, 'sent_bytes'), mib);
+    add('collectives in a step', (c) => metric(c, 'num_collectives'), String);
     for (const key of new Set([...Object.keys(a.changed), ...Object.keys(b.changed)])) {
       const of = (c) => String(key in c.changed ? c.changed[key] : data.options[key]);
       if (of(a) !== of(b)) rows.push([key, of(a), of(b), '']);

@@ -18,6 +18,7 @@
 #include "tools/models/gpt.h"
 #include "tools/trace/trace_events.h"
 #include "tools/train/budget.h"
+#include "tools/train/plan_memory.h"
 #include "tools/train/planner.h"
 
 namespace tessera::tools {
@@ -112,6 +113,17 @@ std::optional<ordered_json> attempt(Make make, std::vector<std::string>& warning
   }
 }
 
+ordered_json terms_of(const std::vector<PlannedMemory>& categories) {
+  ordered_json terms = ordered_json::array();
+  for (const PlannedMemory& memory : categories) {
+    for (const PlanTerm& term : memory.terms) {
+      terms.push_back(
+          {{"category", name_of(memory.category)}, {"text", term.text}, {"bytes", term.nbytes}});
+    }
+  }
+  return terms;
+}
+
 ordered_json traced_step(const std::string& folder, const std::string& name,
                          std::size_t max_points) {
   ordered_json step = step_of_trace_file(trace_path(folder), name, max_points);
@@ -134,13 +146,8 @@ ordered_json planned_step(const Configuration& c, std::size_t max_points) {
   const TrainPlan plan = plan_of(c, config, model, &writer);
   ordered_json step = step_of_trace(engine::parse_json(text, c.name), c.name, c.name, max_points);
   step["source"] = "plan";
-  step["terms"] = ordered_json::array();
-  for (const PlannedMemory& memory : plan.memory) {
-    for (const PlanTerm& term : memory.terms) {
-      step["terms"].push_back(
-          {{"category", name_of(memory.category)}, {"text", term.text}, {"bytes", term.nbytes}});
-    }
-  }
+  step["terms"] = terms_of(plan.memory);
+  step["host_terms"] = terms_of(plan.host_memory);
   return step;
 }
 
@@ -159,6 +166,7 @@ ordered_json steps_to_show(const Comparison& comparison, std::span<const std::st
     if (!step) return;
     step->erase("memory");
     step->erase("terms");
+    step->erase("host_terms");
     result["streams"].push_back(std::move(*step));
   };
   if (!traced.empty()) {
@@ -182,7 +190,9 @@ ordered_json steps_to_show(const Comparison& comparison, std::span<const std::st
       auto measured =
           attempt([&] { return traced_step(folders[i], name_of_row(i), max_points); }, warnings);
       if (measured && !measured->at("memory").is_null()) {
-        (*measured)["terms"] = step ? step->at("terms") : ordered_json::array();
+        for (const char* terms : {"terms", "host_terms"}) {
+          (*measured)[terms] = step ? step->at(terms) : ordered_json::array();
+        }
         step = std::move(measured);
       }
     }

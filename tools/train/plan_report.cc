@@ -4,8 +4,10 @@
 
 #include <iterator>
 #include <map>
+#include <string_view>
 
 #include "engine/io/text.h"
+#include "tools/train/plan_memory.h"
 
 namespace tessera::tools {
 
@@ -81,31 +83,47 @@ void add_collectives(const TrainPlan& plan, std::vector<std::string>& lines) {
   }
 }
 
+std::string nbytes_line(std::string_view name, std::int64_t nbytes) {
+  return fmt::format("  {:<19}{:>16} B  {:>12}", name, engine::with_commas(nbytes), mib(nbytes));
+}
+
+void add_categories(const std::vector<PlannedMemory>& memory, std::string_view indent,
+                    std::vector<std::string>& lines) {
+  for (const PlannedMemory& m : memory) {
+    if (m.nbytes == 0) continue;
+    lines.push_back(nbytes_line(fmt::format("{}{}", indent, name_of(m.category)), m.nbytes));
+    for (const PlanTerm& term : m.terms) {
+      lines.push_back(
+          fmt::format("    {:>33} B  = {}", engine::with_commas(term.nbytes), term.text));
+    }
+  }
+}
+
+std::string memory_literal(const std::vector<PlannedMemory>& memory) {
+  return json_array(memory, [](const PlannedMemory& m) {
+    const auto terms = json_array(m.terms, [](const PlanTerm& term) {
+      return JsonRecord().add("text", term.text).add("bytes", term.nbytes).text();
+    });
+    return JsonRecord()
+        .add("category", name_of(m.category))
+        .add("bytes", m.nbytes)
+        .add_literal("terms", terms)
+        .text();
+  });
+}
+
 }  // namespace
 
 std::vector<std::string> memory_lines(const TrainPlan& plan) {
   std::vector<std::string> lines;
+  const StepRecord& step = plan.steps.back();
   lines.push_back(fmt::format("memory of a step, per rank: {}; most at {}",
-                              mib(plan.steps.back().step_memory.peak_total_nbytes), plan.peak_at));
-  for (const PlannedMemory& m : plan.memory) {
-    if (m.nbytes == 0) continue;
-    lines.push_back(fmt::format("  {:<19}{:>16} B  {:>12}", name_of(m.category),
-                                engine::with_commas(m.nbytes), mib(m.nbytes)));
-    std::int64_t rest = m.nbytes;
-    for (const PlanTerm& term : m.terms) {
-      lines.push_back(
-          fmt::format("    {:>33} B  = {}", engine::with_commas(term.nbytes), term.text));
-      rest -= term.nbytes;
-    }
-    if (!m.terms.empty() && rest != 0) {
-      lines.push_back(fmt::format("    {:>33} B  {}", engine::with_commas(rest),
-                                  rest > 0 ? "other" : "on the host, or not at one time"));
-    }
-  }
-  const std::int64_t on_host = plan.steps.back().step_host_memory.peak_total_nbytes;
+                              mib(step.step_memory.peak_total_nbytes), plan.peak_at));
+  add_categories(plan.memory, "", lines);
+  const std::int64_t on_host = step.step_host_memory.peak_total_nbytes;
   if (on_host > 0) {
-    lines.push_back(fmt::format("  {:<19}{:>16} B  {:>12}", "on the host",
-                                engine::with_commas(on_host), mib(on_host)));
+    lines.push_back(nbytes_line("on the host", on_host));
+    add_categories(plan.host_memory, "  ", lines);
   }
   return lines;
 }
@@ -133,16 +151,6 @@ std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& tar
 }
 
 JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target) {
-  const auto memory = json_array(plan.memory, [](const PlannedMemory& m) {
-    const auto terms = json_array(m.terms, [](const PlanTerm& term) {
-      return JsonRecord().add("text", term.text).add("bytes", term.nbytes).text();
-    });
-    return JsonRecord()
-        .add("category", name_of(m.category))
-        .add("bytes", m.nbytes)
-        .add_literal("terms", terms)
-        .text();
-  });
   const auto collectives = json_array(plan.collectives, [](const PlannedCollective& c) {
     return JsonRecord()
         .add("name", c.name)
@@ -169,7 +177,8 @@ JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target) {
       .add("exposed_comm_ms", step.exposed_comm_ms)
       .add("num_launches", plan.num_launches)
       .add("host_ms", plan.host_ms)
-      .add_literal("memory", memory)
+      .add_literal("memory", memory_literal(plan.memory))
+      .add_literal("host_memory", memory_literal(plan.host_memory))
       .add_literal("collectives", collectives);
 }
 

@@ -4,30 +4,22 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <memory>
 #include <optional>
-#include <ranges>
 #include <utility>
 
 #include "comm/meta.h"
 #include "engine/cuda.h"
 #include "engine/gemm/gemm_algorithms.h"
-#include "engine/io/text.h"
 #include "tools/trace/trace.h"
 #include "tools/train/peak_blocks.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
 
-using engine::Category;
-using engine::size_of;
-using shard::Place;
-
 namespace {
 
-constexpr std::int64_t kNumSteps = 2;     // those that differ, and one more
-constexpr std::ptrdiff_t kMaxKinds = 16;  // of blocks that a category's arithmetic names
+constexpr std::int64_t kNumSteps = 2;  // those that differ, and one more
 
 // What is launched on the compute stream, and where memory peaks; told to a trace as well.
 class ComputeLog final : public engine::LaunchListener {
@@ -76,113 +68,6 @@ struct Called {
   PlannedCollective collective;
   std::int64_t end_ns;
 };
-
-std::string slots_text(int count) { return fmt::format("{} slot{}", count, count == 1 ? "" : "s"); }
-
-std::string over(int parts) { return parts == 1 ? "" : fmt::format(" / {}", parts); }
-
-// Elements of a kind of flat, over all units.
-struct Elements {
-  std::int64_t whole = 0, mine = 0;
-  int parts = 1;
-};
-
-// The arithmetic of what Fsdp and its optimizer hold, apart from what is offloaded.
-std::map<Category, std::vector<PlanTerm>> terms_of(const shard::Fsdp& fsdp, int num_states) {
-  const shard::FsdpOptions& options = fsdp.options();
-  const shard::Mesh& mesh = fsdp.mesh();
-  const shard::Precision& precision = options.precision;
-  Elements masters, wires, sums;
-  std::int64_t max_gathered = 0, max_gradient = 0, root_gathered = 0, root_gradient = 0;
-  std::int64_t sum_gathered = 0;
-  int num_units = 0;
-  for (const auto& unit : fsdp.units()) {
-    for (const shard::Flat& flat : unit->flats()) {
-      const std::int64_t whole = flat.layout.flat_numel();
-      const bool has_master = flat.trainable && precision.param != engine::DType::kF32;
-      wires.whole += whole;
-      wires.mine += flat.parameter_range.numel;
-      wires.parts = mesh.num_parts(options.placement.parameters);
-      if (!flat.trainable) continue;
-      if (has_master) {
-        masters.whole += whole;
-        masters.mine += flat.owned.numel;
-      }
-      masters.parts = mesh.num_parts(options.placement.optimizer);
-      sums.whole += whole;
-      sums.mine += flat.gradient_range.numel;
-      sums.parts = mesh.num_parts(options.placement.gradients);
-    }
-    std::int64_t& gathered = unit->is_root() ? root_gathered : max_gathered;
-    std::int64_t& gradient = unit->is_root() ? root_gradient : max_gradient;
-    gathered = std::max(gathered, unit->gathered_nbytes());
-    gradient = std::max(gradient, unit->gradient_nbytes());
-    if (unit->is_root()) continue;
-    ++num_units;
-    sum_gathered += unit->gathered_nbytes();
-  }
-  std::map<Category, std::vector<PlanTerm>> terms;
-  const auto add = [&](Category category, std::string text, std::int64_t nbytes) {
-    if (nbytes > 0) terms[category].push_back({std::move(text), nbytes});
-  };
-  const auto slots = [&](int ahead) { return std::min(ahead, num_units - 1) + 1; };
-  add(Category::kParameterShard,
-      fmt::format("parameters {} B x {}{}", size_of(precision.param),
-                  engine::with_commas(wires.whole), over(wires.parts)),
-      wires.mine * size_of(precision.param));
-  add(Category::kParameterShard,
-      fmt::format("f32 masters 4 B x {}{}", engine::with_commas(masters.whole),
-                  over(masters.parts)),
-      masters.mine * 4);
-  if (options.placement.reshard_after_forward) {
-    const int count = slots(options.prefetch);
-    add(Category::kGatheredParameter,
-        fmt::format("{} x {} B, the largest unit (prefetch + 1)", slots_text(count),
-                    engine::with_commas(max_gathered)),
-        count * max_gathered);
-  } else {
-    add(Category::kGatheredParameter, fmt::format("all {} units, kept after forward", num_units),
-        sum_gathered);
-  }
-  add(Category::kGatheredParameter,
-      fmt::format("the root {} B", engine::with_commas(root_gathered)), root_gathered);
-  const int gradient_slots = slots(options.reductions_in_flight);
-  add(Category::kGradient,
-      fmt::format("{} x {} B, the largest unit (reductions in flight + 1)",
-                  slots_text(gradient_slots), engine::with_commas(max_gradient)),
-      gradient_slots * max_gradient);
-  add(Category::kGradient, fmt::format("the root {} B", engine::with_commas(root_gradient)),
-      root_gradient);
-  add(Category::kGradient,
-      fmt::format("sums 4 B x {}{}", engine::with_commas(sums.whole), over(sums.parts)),
-      sums.mine * 4);
-  std::int64_t owned = 0;
-  for (const auto& unit : fsdp.units()) {
-    for (const shard::Flat& flat : unit->flats()) owned += flat.trainable ? flat.owned.numel : 0;
-  }
-  add(Category::kOptimizer,
-      fmt::format("{} states x 4 B x {}{}", num_states, engine::with_commas(sums.whole),
-                  over(masters.parts)),
-      num_states * 4 * owned);
-  return terms;
-}
-
-// The same of what the model and the kernels make of it: what is there, the largest first. Small
-// blocks of many kinds are one term.
-std::vector<PlanTerm> terms_of(const std::vector<PeakBlocks::Kind>& kinds) {
-  std::vector<PlanTerm> terms;
-  for (const PeakBlocks::Kind& kind : kinds | std::views::take(kMaxKinds)) {
-    terms.push_back({fmt::format("{} x {}", kind.count, kind.what), kind.count * kind.nbytes});
-  }
-  std::int64_t count = 0, nbytes = 0;
-  for (const PeakBlocks::Kind& kind : kinds | std::views::drop(kMaxKinds)) {
-    count += kind.count;
-    nbytes += kind.count * kind.nbytes;
-  }
-  if (nbytes > 0)
-    terms.push_back({fmt::format("{} smaller block{}", count, count == 1 ? "" : "s"), nbytes});
-  return terms;
-}
 
 // Which waits of compute, in a step that begins at `begin_ns`, end when a collective does. What the
 // step before gathered ahead counts with what this one does for the next: in the long run the same.
@@ -260,8 +145,9 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
     if (target.gemms != nullptr && target.on_gpus) engine::record_gemms(compute, target.gemms);
   }
   const auto blocks = std::make_shared<PeakBlocks>();
+  const auto host_blocks = std::make_shared<PeakBlocks>();
   Trainer trainer(*world, compute, config, model.blocks(), model.root(), /*log=*/nullptr, traced,
-                  /*probe=*/nullptr, blocks);
+                  /*probe=*/nullptr, blocks, host_blocks);
   log.watch(trainer.tape().memory());
 
   std::int64_t begin_ns = 0;
@@ -269,6 +155,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
   const auto before_step = [&](std::int64_t) {
     log.begin();
     blocks->begin();
+    host_blocks->begin();
     ahead = std::exchange(called, {});
     begin_ns = meta_now_ns(compute);
     begin = std::chrono::steady_clock::now();
@@ -303,14 +190,11 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
     c.collective.end_ms = static_cast<double>(c.end_ns - begin_ns) * 1e-6;
     plan.collectives.push_back(std::move(c.collective));
   }
-  auto terms = terms_of(trainer.fsdp(), trainer.num_optimizer_states());
-  const engine::MemoryStats& memory = plan.steps.back().step_memory;
-  for (int i = 0; i < engine::kNumCategories; ++i) {
-    const auto category = static_cast<Category>(i);
-    if (terms[category].empty()) terms[category] = terms_of(blocks->most(category));
-    plan.memory.push_back(
-        {category, memory.peak_nbytes[static_cast<std::size_t>(i)], std::move(terms[category])});
-  }
+  const MemoryTerms terms = memory_terms(trainer.fsdp(), trainer.num_optimizer_states());
+  const StepRecord& step = plan.steps.back();
+  plan.memory = planned_memory(step.step_memory, terms.device, *blocks, trainer.fsdp());
+  plan.host_memory =
+      planned_memory(step.step_host_memory, terms.host, *host_blocks, trainer.fsdp());
   return plan;
 }
 

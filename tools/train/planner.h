@@ -12,6 +12,7 @@
 #include "tools/models/model.h"
 #include "tools/trace/trace_events.h"
 #include "tools/train/batch_loader.h"
+#include "tools/train/plan_memory.h"
 #include "tools/train/step_record.h"
 #include "tools/train/train_config.h"
 
@@ -30,18 +31,6 @@ struct PlanTarget {
   std::shared_ptr<std::vector<engine::DeviceProduct>> gemms = nullptr;
 };
 
-/// A term of the arithmetic behind a number of bytes.
-struct PlanTerm {
-  std::string text;  ///< "2 states x 4 B x 1,024 / 4"
-  std::int64_t nbytes;
-};
-
-struct PlannedMemory {
-  engine::Category category;
-  std::int64_t nbytes;          ///< peak of a step
-  std::vector<PlanTerm> terms;  ///< of what is held; or of the blocks when they are most
-};
-
 struct PlannedCollective {
   std::string name;         ///< "all_gather"
   std::string label;        ///< "h.0 forward"
@@ -58,10 +47,11 @@ struct TrainPlan {
   /// The first and the second: later ones are as the second. Where a hook compresses later ones,
   /// then also the first that it does and the second. Without values. See planned_step().
   std::vector<StepRecord> steps;
-  std::int64_t compresses_behind = 0;  ///< that step, from 1; 0: all are alike
-  std::vector<StepRecord> resumed;     ///< the first two of a run that goes on from behind it
-  std::vector<PlannedMemory> memory;   ///< of the last of `steps`, as what follows
-  std::string peak_at;                 ///< the launch that needs most: "h.3 linear.forward"
+  std::int64_t compresses_behind = 0;      ///< that step, from 1; 0: all are alike
+  std::vector<StepRecord> resumed;         ///< the first two of a run that goes on from behind it
+  std::vector<PlannedMemory> memory;       ///< of the last of `steps`, as what follows
+  std::vector<PlannedMemory> host_memory;  ///< where offloaded state lies
+  std::string peak_at;                     ///< the launch that needs most: "h.3 linear.forward"
   std::vector<PlannedCollective> collectives;  ///< in the order of calls
   std::int64_t between_steps_nbytes;  ///< most between steps: a whole f32 parameter beside the rest
   std::int64_t num_launches;

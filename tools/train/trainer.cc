@@ -33,9 +33,11 @@ std::unique_ptr<shard::Optimizer> make_optimizer(shard::Fsdp& fsdp, const StepCo
 }
 
 shard::FsdpOptions with_listeners(shard::FsdpOptions options, engine::LaunchListener* listener,
-                                  shard::StepListener* step_listener) {
+                                  shard::StepListener* step_listener,
+                                  std::shared_ptr<engine::MemoryListener> of_host_memory) {
   options.listener = listener;
   options.step_listener = step_listener;
+  options.host_memory_listener = std::move(of_host_memory);
   return options;
 }
 
@@ -71,20 +73,22 @@ auto of_step(std::int64_t step, F fn) {
 Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
                  const TrainConfig& config, const std::vector<engine::Block*>& blocks,
                  engine::Block* root, RunLog* log, TraceRecorder* trace, Probe* probe,
-                 std::shared_ptr<engine::MemoryListener> memory_listener)
+                 std::shared_ptr<engine::MemoryListener> of_memory,
+                 std::shared_ptr<engine::MemoryListener> of_host_memory)
     : world_(world),
       config_(config),
       log_(log),
       trace_(trace),
       probe_(probe),
       compute_(compute),
-      memory_(compute, {.limit_nbytes = config.memory_limit_nbytes(),
-                        .listener = std::move(memory_listener)}),
+      memory_(compute,
+              {.limit_nbytes = config.memory_limit_nbytes(), .listener = std::move(of_memory)}),
       pinned_(engine::Memory::pinned(compute)),
       metrics_(compute.sibling("metrics", {.listener = trace})),
       tape_(memory_, compute_),
       fsdp_(world, memory_, compute_, blocks, root,
-            with_listeners(config.fsdp_options(world.size()), trace, probe)),
+            with_listeners(config.fsdp_options(world.size()), trace, probe,
+                           std::move(of_host_memory))),
       optimizer_(make_optimizer(fsdp_, config.train)) {
   tape_.listen(probe_);
   if (config.train.guards() && !compute_.device().is_meta) guard_.emplace(config.train);

@@ -34,12 +34,14 @@ namespace tessera::tools {
 class Trainer {
  public:
   /// `compute`: see Ranks. `log` on rank 0, null elsewhere. `trace`: this rank's, which `compute`
-  /// tells as well; null: none. `probe`: the same of checksums. Both outlive this. Collective; see
-  /// shard::Fsdp.
+  /// tells as well; null: none. `probe`: the same of checksums. Both outlive this. `of_memory` is
+  /// told of this rank's blocks, `of_host_memory` of those of Fsdp::host_memory(); null: nobody.
+  /// Collective; see shard::Fsdp.
   Trainer(comm::ProcessGroup& world, const engine::Stream& compute, const TrainConfig& config,
           const std::vector<engine::Block*>& blocks, engine::Block* root, RunLog* log,
           TraceRecorder* trace = nullptr, Probe* probe = nullptr,
-          std::shared_ptr<engine::MemoryListener> memory_listener = nullptr);
+          std::shared_ptr<engine::MemoryListener> of_memory = nullptr,
+          std::shared_ptr<engine::MemoryListener> of_host_memory = nullptr);
 
   comm::ProcessGroup& world() { return world_; }
   engine::Tape& tape() { return tape_; }

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
@@ -43,12 +46,38 @@ if (moments) {
   press(moments, 'ArrowRight');
   press(moments, 'ArrowRight');
   root.dataset.moment = document.querySelector('#step-memory .readout').textContent;
-  root.dataset.terms = document.querySelector('#step-memory tbody').textContent;
   press(document.querySelector('#gantt figure'), 'ArrowUp');
   root.dataset.slice = document.querySelector('#gantt .readout').textContent;
 }
 document.querySelectorAll('#table thead button')[3].click();
 root.dataset.first = document.querySelector('#table tbody th').textContent;
+const rowsOf = (id) => [...document.querySelectorAll(`#${id} tbody tr`)]
+    .map((row) => [...row.cells].map((cell) => cell.textContent).join('|')).join('; ');
+for (const id of ['loss', 'memory', 'step-memory', 'communication']) root.setAttribute(`data-${id}-table`, rowsOf(id));
+// Cells of one column that are not aligned alike, and words that leave their drawing.
+root.dataset.ragged = [...document.querySelectorAll('table')].flatMap((table) => [...table.rows[0].cells].map((_, i) =>
+    new Set([...table.rows].map((row) => getComputedStyle(row.cells[i]).textAlign)).size)).filter((n) => n > 1).length;
+root.dataset.clipped = [...document.querySelectorAll('svg.plot text')].filter((node) => {
+  const {x, y, width, height} = node.getBBox(), all = node.ownerSVGElement.viewBox.baseVal;
+  return x < -1 || y < -2 || x + width > all.width + 1 || y + height > all.height + 2;
+}).map((node) => node.textContent).join('; ');
+root.dataset.width = window.innerWidth;
+// Where things are drawn, as lists of numbers.
+const told = (selector, numbers) => JSON.stringify([...document.querySelectorAll(selector)].map(numbers));
+const of = (node, ...names) => names.map((name) => Number(node.getAttribute(name)));
+const corners = (selector) => JSON.stringify([...document.querySelectorAll(selector)]
+    .flatMap((node) => (node.getAttribute('d').match(/[\d.]+ [\d.]+/g) || []).map((point) => point.split(' ').map(Number))));
+const amount = (node) => parseFloat(node.textContent) * (node.textContent.endsWith('k') ? 1000 : 1);
+root.dataset.lossLine = corners('#loss figure:nth-of-type(1) path.line');
+root.dataset.differenceLines = corners('#loss figure:nth-of-type(2) path.line');
+root.dataset.differences = told('#loss circle[data-name="difference"]', (node) => of(node, 'data-value', 'cx', 'cy'));
+root.dataset.zeros = told('#loss circle[data-name="exactly 0"]', (node) => of(node, 'data-value', 'cx', 'cy'));
+root.dataset.scale = told('#loss figure:nth-of-type(2) text[text-anchor="end"]', (node) => [Number(node.textContent), ...of(node, 'y')]);
+root.dataset.dots = told('#pareto .dot', (node) => [all.findIndex((c) => c.name === node.dataset.name), ...of(node, 'cx', 'cy')]);
+root.dataset.front = corners('#pareto path.front');
+root.dataset.numbers = told('#pareto .number', (node) => [amount(node), ...of(node, 'x', 'y')]);
+root.dataset.speeds = told('#pareto text[text-anchor="end"]', (node) => [amount(node), ...of(node, 'y')]);
+root.dataset.sizes = told('#pareto text[text-anchor="middle"]:not(.number)', (node) => [amount(node), ...of(node, 'x')]);
 root.dataset.hidden = [...document.querySelectorAll('section')].filter((s) => s.hidden).map((s) => s.id).join(' ');
 root.dataset.images = document.images.length;
 const sides = () => [...document.querySelectorAll('#sides tbody tr')]
@@ -86,8 +115,27 @@ class Browser : public ::testing::Test {
                     bool dark = false) const {
     return drawn_page(report_page(data, steps), size, dark);
   }
-  std::string drawn_page(std::string page, const std::string& size, bool dark = false) const {
-    page.insert(page.rfind("</body>"), kProbe);
+  /// The same in a frame of so many pixels: a window cannot be as narrow as a telephone. What the
+  /// probe told there is told of the whole.
+  std::string drawn_in_frame(const ordered_json& data, const ordered_json& steps, int width) const {
+    std::string page = probed(report_page(data, steps));
+    page = std::regex_replace(std::regex_replace(page, std::regex("&"), "&amp;"), std::regex("\""),
+                              "&quot;");
+    return dump("<!doctype html><html><head></head><body><iframe width=" + std::to_string(width) +
+                    " height=800 srcdoc=\"" + page +
+                    "\"></iframe><script>onload = () => Object.assign("
+                    "document.documentElement.dataset, document.querySelector('iframe')"
+                    ".contentDocument.documentElement.dataset);</script></body></html>",
+                "1280,900", false);
+  }
+  std::string drawn_page(const std::string& page, const std::string& size,
+                         bool dark = false) const {
+    return dump(probed(page), size, dark);
+  }
+
+ private:
+  static std::string probed(std::string page) { return page.insert(page.rfind("</body>"), kProbe); }
+  std::string dump(const std::string& page, const std::string& size, bool dark) const {
     const std::string path = folder_.write("report.html", page);
     std::vector<std::string> words = {"120",
                                       kChromium,
@@ -107,6 +155,7 @@ class Browser : public ::testing::Test {
     return outcome.out;
   }
 
+ protected:
   const TempFolder folder_;
 };
 
@@ -115,6 +164,37 @@ std::string attribute(const std::string& page, const std::string& name) {
   const std::regex pattern(" data-" + name + "=\"([^\"]*)\"");
   const std::string root = page.substr(0, page.find("<head"));
   return std::regex_search(root, match, pattern) ? match[1].str() : "none";
+}
+
+using Rows = std::vector<std::vector<double>>;
+Rows numbers(const std::string& page, const std::string& name) {
+  return ordered_json::parse(attribute(page, name)).get<Rows>();
+}
+std::vector<double> column(const Rows& rows, std::size_t i) {
+  std::vector<double> values;
+  for (const auto& row : rows) values.push_back(row.at(i));
+  return values;
+}
+
+/// That `at`, in pixels, is linear in `values`; returns the pixels of 1.
+double expect_linear(const std::vector<double>& at, const std::vector<double>& values) {
+  EXPECT_EQ(at.size(), values.size());
+  if (at.size() != values.size() || values.empty()) return 0;
+  const auto low = std::ranges::min_element(values) - values.begin();
+  const auto high = std::ranges::max_element(values) - values.begin();
+  const auto i = static_cast<std::size_t>(low), j = static_cast<std::size_t>(high);
+  const double scale = (at[j] - at[i]) / (values[j] - values[i]);
+  EXPECT_GT(std::abs(at[j] - at[i]), 30) << "all at one place";
+  for (std::size_t k = 0; k < at.size(); ++k) {
+    EXPECT_NEAR(at[k], at[i] + scale * (values[k] - values[i]), 0.2) << values[k];
+  }
+  return scale;
+}
+
+void expect_has(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+  }
 }
 
 /// What is drawn in a section: a value for each mark called `name`.
@@ -156,6 +236,15 @@ TEST_F(Browser, DrawsTheFiguresOfTheJsonWithoutAnError) {
   EXPECT_EQ(marks(page, "memory", "peak"), of_rows(data, peak("total")));
   EXPECT_EQ(marks(page, "time", "forward and backward"), of_rows(data, metric("compute_ms")));
   EXPECT_EQ(marks(page, "time", "exposed communication"), of_rows(data, metric("exposed_comm_ms")));
+  EXPECT_EQ(marks(page, "time", "optimizer"), of_rows(data, metric("optimizer_ms")));
+  EXPECT_EQ(marks(page, "time", "data"), of_rows(data, metric("data_ms")));
+  std::vector<double> rest;
+  for (const ordered_json& row : data.at("configurations")) {
+    const auto ms = [&](const char* name) { return metric(name)(row).get<double>(); };
+    rest.push_back(ms("step_ms") -
+                   (ms("compute_ms") + ms("exposed_comm_ms") + ms("optimizer_ms") + ms("data_ms")));
+  }
+  EXPECT_EQ(marks(page, "time", "the rest"), rest);
   EXPECT_EQ(marks(page, "communication", "measured"), of_rows(data, metric("sent_bytes")));
   std::vector<double> formulas;
   for (const ordered_json& row : data.at("configurations")) {
@@ -171,6 +260,150 @@ TEST_F(Browser, DrawsTheFiguresOfTheJsonWithoutAnError) {
   EXPECT_EQ(marks(page, "step-memory", "most at one time"), std::vector<double>{10500000});
   EXPECT_EQ(marks(page, "step-memory", "measured peak"), std::vector<double>{17000000});
   EXPECT_EQ(marks(page, "gantt", "slice"), (std::vector<double>{9, 8, 6, 9.25}));
+}
+
+// Figures in words, by hand from sample_comparison().
+TEST_F(Browser, TablesTellTheFiguresOfTheJson) {
+  const std::string page = drawn(sample_comparison(), sample_steps(), "1280,900");
+  EXPECT_EQ(attribute(page, "clipped"), "");
+  EXPECT_EQ(attribute(page, "ragged"), "0") << "columns with cells to the left and to the right";
+  expect_has(attribute(page, "memory-table"),
+             {"ddp prefetch=0|optimizer|2 x 4 B x parameters|2 x 4 x 640000|4.88 MiB|4.77 MiB",
+              "ddp prefetch=2|optimizer|2 x 4 B x parameters|2 x 4 x 640000|4.88 MiB|2.38 MiB"});
+  expect_has(attribute(page, "communication-table"),
+             {"ddp prefetch=0|2 x (n-1)/n x gradients|2 x 3/4 x 4 x 640000|3.66 MiB|3.81 MiB|3.81 "
+              "MiB",
+              "|3.66 MiB|4.96 MiB|3.81 MiB"});
+  expect_has(attribute(page, "loss-table"),
+             {"ddp prefetch=2|0|-|equal|must be equal", "|0.001|2|differ|must be equal"});
+  EXPECT_EQ(attribute(page, "step-memory-table"),
+            "optimizer|2 states x 4 B x &lt;i&gt;640,000&lt;/i&gt;|5,120,000|2,500,000; "
+            "activations|1 x 700 B, gelu|700|9,000,000; |1 x 600 B, linear|600|; "
+            "|1 x 500 B, layernorm|500|; |1 x 400 B, attention|400|; |1 x 300 B, add|300|; "
+            "|2 smaller terms1 x 20 B, tokens: 20 B1 x 10 B, targets: 10 B|30|; "
+            "optimizer, on the host|2 states x 4 B x 125,000|1,000,000|1,000,000");
+  // The first beside the last, and beside the second, whose optimizer is on the host.
+  const std::string outer = attribute(page, "outer"), inner = attribute(page, "inner");
+  expect_has(outer,
+             {"numbers|equal bits|differs|", "last loss|3.250000|4.225000|× 1.30",
+              "step|40.0 ms|30.8 ms|× 0.77", "· forward and backward|20.0 ms|15.4 ms|× 0.77",
+              "· exposed communication|4.00 ms|5.20 ms|× 1.30",
+              "· optimizer|3.00 ms|3.00 ms|× 1.00", "· data|0.50 ms|0.50 ms|× 1.00",
+              "communication overlapped|80 %|80 %|× 1.00", "tokens/s|30000|39000|× 1.30",
+              "peak memory|16.7 MiB|15.3 MiB|× 0.91", "· parameters|1.91 MiB|0.48 MiB|× 0.25",
+              "· activations|8.58 MiB|8.58 MiB|× 1.00", "sent in a step|3.81 MiB|4.96 MiB|× 1.30",
+              "collectives in a step|not measured|not measured|"});
+  EXPECT_EQ(outer.find("on the host"), std::string::npos) << outer;
+  expect_has(inner, {"on the host|not measured|0.95 MiB|; · optimizer|not measured|0.95 MiB|"});
+}
+
+// On a logarithmic scale, with a lane for exactly 0.
+TEST_F(Browser, LossesAreDrawnWhereTheyAre) {
+  ordered_json data = sample_comparison();
+  std::vector<double> loss = {5, 4.5, 4.75, 3, 3.25, 3.5, 3.75, 2.9, 2.8, 2.7, 2.6, 2.5};
+  std::vector<double> difference = {0, 1e-4, 1e-3, 1e-1, 0, 2e-4, 0.03, 0, 1e-3, 0, 0, 5e-4};
+  data["configurations"][0]["loss"] = loss;
+  data["configurations"][3]["loss_difference"] = difference;
+  const std::string page = drawn(data, sample_steps(), "1280,900");
+  std::vector<double> steps;
+  for (std::size_t i = 0; i < loss.size(); ++i) steps.push_back(static_cast<double>(i + 1));
+  const Rows line = numbers(page, "loss-line");
+  EXPECT_GT(expect_linear(column(line, 0), steps), 0);
+  EXPECT_LT(expect_linear(column(line, 1), loss), 0);
+  const Rows points = numbers(page, "differences");
+  EXPECT_EQ(column(points, 0), difference);
+  EXPECT_GT(expect_linear(column(points, 1), steps), 0);
+  std::vector<double> at, logs;
+  double lowest = 0, zero = 0;
+  for (const auto& point : points) {
+    if (point[0] == 0) {
+      zero = point[2];
+      continue;
+    }
+    at.push_back(point[2]);
+    logs.push_back(std::log10(point[0]));
+    lowest = std::max(lowest, point[2]);
+  }
+  int num_labels = 0;
+  for (const auto& label : ordered_json::parse(attribute(page, "scale"))) {
+    if (!label[0].is_number()) continue;  // "exactly 0"
+    at.push_back(label[1].get<double>() - 4);
+    logs.push_back(std::log10(label[0].get<double>()));
+    ++num_labels;
+  }
+  EXPECT_GE(num_labels, 3);
+  EXPECT_LT(expect_linear(at, logs), 0);
+  EXPECT_GT(zero, lowest + 10);
+  // A line through its points, and those that differ nowhere in the lane.
+  const Rows lines = numbers(page, "difference-lines");
+  EXPECT_EQ(lines.size(), points.size());
+  for (std::size_t i = 0; i < std::min(lines.size(), points.size()); ++i) {
+    EXPECT_NEAR(lines[i][0], points[i][1], 0.1);
+    EXPECT_NEAR(lines[i][1], points[i][2], 0.1);
+  }
+  const Rows zeros = numbers(page, "zeros");
+  EXPECT_EQ(zeros.size(), steps.size());
+  for (const auto& point : points) {
+    if (point[0] == 0) {
+      EXPECT_EQ(point[2], zero);
+    }
+  }
+  for (const auto& point : zeros) EXPECT_EQ(point[2], zero);
+}
+
+// Two of the front are nearly at one place.
+TEST_F(Browser, TheFrontIsDrawnAndNumbered) {
+  ordered_json data = sample_comparison();
+  const std::vector<double> total = {12e6, 9e6, 17e6, 9.02e6}, speed = {20000, 30000, 52000, 30100};
+  for (std::size_t i = 0; i < 4; ++i) {
+    ordered_json& row = data["configurations"][i];
+    row["peak_bytes"]["total"] = total[i];
+    row["metrics"]["tokens_per_s"]["median"] = speed[i];
+    row["on_pareto_front"] = i > 0;
+  }
+  for (const char* size : {"1280,900", "500,800"}) {
+    const std::string page = drawn(data, sample_steps(), size);
+    std::vector<double> x, y, bytes, speeds;
+    std::map<int, std::vector<double>> at;  // by row
+    for (const auto& dot : numbers(page, "dots")) {
+      const int row = static_cast<int>(dot[0]);
+      at[row] = {dot[1], dot[2]};
+      x.push_back(dot[1]);
+      y.push_back(dot[2]);
+      bytes.push_back(total.at(static_cast<std::size_t>(row)));
+      speeds.push_back(speed.at(static_cast<std::size_t>(row)));
+    }
+    ASSERT_EQ(at.size(), 4u);
+    for (const auto& label : ordered_json::parse(attribute(page, "sizes"))) {
+      if (!label[0].is_number()) continue;  // the name of the axis
+      bytes.push_back(label[0].get<double>() * 1024 * 1024);
+      x.push_back(label[1]);
+    }
+    for (const auto& label : numbers(page, "speeds")) {
+      speeds.push_back(label[0]);
+      y.push_back(label[1] - 4);
+    }
+    EXPECT_GT(bytes.size(), 5u);
+    EXPECT_GT(speeds.size(), 5u);
+    EXPECT_GT(expect_linear(x, bytes), 0);
+    EXPECT_LT(expect_linear(y, speeds), 0);
+    const std::vector<int> order = {1, 3, 2};  // by memory
+    const Rows front = numbers(page, "front"), labels = numbers(page, "numbers");
+    ASSERT_EQ(front.size(), order.size());
+    ASSERT_EQ(labels.size(), order.size());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const std::vector<double>& dot = at.at(order[i]);
+      EXPECT_NEAR(front[i][0], dot[0], 0.1);
+      EXPECT_NEAR(front[i][1], dot[1], 0.1);
+      EXPECT_EQ(labels[i][0], static_cast<double>(i + 1));
+      EXPECT_LT(std::hypot(labels[i][1] - dot[0], labels[i][2] - 4 - dot[1]), 40);
+      for (std::size_t j = 0; j < i; ++j) {
+        EXPECT_GT(std::hypot(labels[i][1] - labels[j][1], labels[i][2] - labels[j][2]), 10);
+      }
+    }
+    expect_has(page, {": 1 ddp prefetch=2; 2 zero3 &lt;/script&gt;"});
+    EXPECT_EQ(attribute(page, "clipped"), "");
+  }
 }
 
 // As the program leaves it, of trainings.
@@ -209,8 +442,6 @@ TEST_F(Browser, IsUsedByKeyboard) {
       << attribute(page, "readout");
   EXPECT_EQ(attribute(page, "moment"),
             "at 4.00 ms: 10.0 MiB · optimizer 2.38 MiB · activations 7.63 MiB");
-  EXPECT_EQ(attribute(page, "terms").find("optimizer2 states x 4 B x &lt;i&gt;640,000"), 0u)
-      << attribute(page, "terms");
   EXPECT_EQ(attribute(page, "slice"),
             "linear: 9.25 ms on compute, from 6.00 ms on, ddp prefetch=0");
   // The fastest step is that of the last one.
@@ -221,7 +452,17 @@ TEST_F(Browser, FitsNarrowScreensAndFollowsTheColourScheme) {
   const std::string page = drawn(sample_comparison(), sample_steps(), "500,800", true);
   EXPECT_EQ(attribute(page, "errors"), "0");
   EXPECT_EQ(attribute(page, "overflows"), "false");
+  EXPECT_EQ(attribute(page, "clipped"), "");
   EXPECT_EQ(attribute(page, "dark"), "true");
+  ordered_json steps = sample_steps();
+  steps["streams"][0]["name"] = "zero3 prefetch=1 offload.optimizer=0.5 with prefetch=0";
+  const std::string telephone = drawn_in_frame(sample_comparison(), steps, 360);
+  EXPECT_EQ(attribute(telephone, "width"), "360");
+  EXPECT_EQ(attribute(telephone, "errors"), "0");
+  EXPECT_EQ(attribute(telephone, "drawn"), "yes");
+  EXPECT_EQ(attribute(telephone, "overflows"), "false");
+  EXPECT_EQ(attribute(telephone, "clipped"), "");
+  EXPECT_EQ(attribute(telephone, "ragged"), "0");
 }
 
 TEST_F(Browser, WithLittleToShowItLeavesTheRestOut) {

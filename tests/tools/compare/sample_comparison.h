@@ -102,7 +102,15 @@ inline nlohmann::ordered_json sample_steps() {
     {"name":"ddp prefetch=2","source":"plan","duration_ms":20,
      "memory":{"ms":[0,4,8],"bytes":{"optimizer":[2500000,2500000,2500000],"activation":[0,8000000,1000]},
                "total":[2500000,10500000,2501000]},
-     "terms":[{"category":"optimizer","text":"2 states x 4 B x <i>640,000</i>","bytes":5120000}]}]})");
+     "terms":[{"category":"optimizer","text":"2 states x 4 B x <i>640,000</i>","bytes":5120000},
+              {"category":"activation","text":"1 x 700 B, gelu","bytes":700},
+              {"category":"activation","text":"1 x 600 B, linear","bytes":600},
+              {"category":"activation","text":"1 x 500 B, layernorm","bytes":500},
+              {"category":"activation","text":"1 x 400 B, attention","bytes":400},
+              {"category":"activation","text":"1 x 300 B, add","bytes":300},
+              {"category":"activation","text":"1 x 20 B, tokens","bytes":20},
+              {"category":"activation","text":"1 x 10 B, targets","bytes":10}],
+     "host_terms":[{"category":"optimizer","text":"2 states x 4 B x 125,000","bytes":1000000}]}]})");
 }
 
 }  // namespace tessera::testing

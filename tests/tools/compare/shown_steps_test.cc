@@ -108,8 +108,25 @@ TEST_F(ShownSteps, ATraceBesidePlansIsShownAlone) {
   EXPECT_EQ(names(steps.at("memory")), (Names{"plan ddp prefetch=1", "trace ddp prefetch=0",
                                               "plan zero3 prefetch=1", "plan zero3 prefetch=0"}));
   EXPECT_EQ(steps.at("memory")[1].at("memory").at("total"), ordered_json::array({0, 3}));
-  EXPECT_EQ(steps.at("memory")[1].at("terms"), planned_step(r.configurations[1], 9).at("terms"));
+  for (const char* terms : {"terms", "host_terms"}) {
+    EXPECT_EQ(steps.at("memory")[1].at(terms), planned_step(r.configurations[1], 9).at(terms));
+  }
   EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_F(ShownSteps, WhatIsOffloadedHasItsArithmeticOnTheHost) {
+  const ordered_json steps = shown(request({"--strategies=ddp", "--sweep=offload.optimizer=0,1"}));
+  const auto states = [&](std::size_t i, const char* terms) {
+    ordered_json found;
+    for (const ordered_json& term : steps.at("memory")[i].at(terms)) {
+      if (term.at("category") == "optimizer") found = term;
+    }
+    return found;
+  };
+  EXPECT_FALSE(states(0, "terms").is_null());
+  EXPECT_TRUE(states(0, "host_terms").is_null());
+  EXPECT_TRUE(states(1, "terms").is_null());
+  EXPECT_EQ(states(1, "host_terms"), states(0, "terms"));
 }
 
 TEST_F(ShownSteps, WhatWasNotTrainedIsNotShown) {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -78,18 +77,27 @@ std::string text_of(const nlohmann::json& peaks) {
   return text + fmt::format("total {}", peaks.at("total").get<std::int64_t>());
 }
 
-// Of what the model and the kernels take, which no formula of the sharding says.
 void expect_terms_to_add_up(const TrainPlan& plan, const std::string& text) {
-  for (const PlannedMemory& m : plan.memory) {
-    if (m.category != engine::Category::kActivation &&
-        m.category != engine::Category::kCommunication &&
-        m.category != engine::Category::kWorkspace) {
-      continue;
+  for (const auto* memory : {&plan.memory, &plan.host_memory}) {
+    const engine::MemoryStats& peaks =
+        memory == &plan.memory ? plan.steps[1].step_memory : plan.steps[1].step_host_memory;
+    ASSERT_EQ(memory->size(), std::size_t{engine::kNumCategories});
+    for (const PlannedMemory& m : *memory) {
+      const std::string what = fmt::format(
+          "{}, {}{}", text, memory == &plan.memory ? "" : "host: ", name_of(m.category));
+      EXPECT_EQ(m.nbytes, peaks.peak_nbytes[static_cast<std::size_t>(m.category)]) << what;
+      std::int64_t nbytes = 0;
+      for (const PlanTerm& term : m.terms) {
+        EXPECT_GT(term.nbytes, 0) << what;
+        nbytes += term.nbytes;
+      }
+      EXPECT_EQ(nbytes, m.nbytes) << what;
     }
-    std::int64_t nbytes = 0;
-    for (const PlanTerm& term : m.terms) nbytes += term.nbytes;
-    EXPECT_EQ(nbytes, m.nbytes) << text << ", " << name_of(m.category);
   }
+}
+
+const PlannedMemory& of(const std::vector<PlannedMemory>& memory, engine::Category category) {
+  return memory.at(static_cast<std::size_t>(category));
 }
 
 void expect_as_planned(const TrainConfig& config, const std::string& text) {
@@ -217,24 +225,74 @@ TEST(Planner, ShowsItsArithmetic) {
   TrainConfig config = base(4);
   config.parallel.prefetch = 2;
   const TrainPlan plan = plan_of(config);
-  std::map<engine::Category, std::int64_t> of_terms;
-  for (const PlannedMemory& m : plan.memory) {
-    for (const PlanTerm& term : m.terms) of_terms[m.category] += term.nbytes;
-  }
-  for (const PlannedMemory& m : plan.memory) {
-    EXPECT_EQ(of_terms[m.category], m.nbytes) << name_of(m.category);
-  }
+  expect_terms_to_add_up(plan, "as ever");
   const std::string text = fmt::format("{}", fmt::join(plan_lines(plan, {.num_ranks = 4}), "\n"));
   EXPECT_TRUE(testing::has(text, {"3 slots x ", "2 states x 4 B x ", " / 4", "all_gather",
                                   "h.1 forward", "reduce_scatter", "h.3 gradient", "GFLOP/s"}));
   const auto json = nlohmann::json::parse(plan_record(plan, {.num_ranks = 4}).text());
   EXPECT_EQ(json.at("sent_bytes").get<std::int64_t>(), plan.steps[1].traffic.bytes_sent);
   EXPECT_EQ(json.at("peak_bytes").at("optimizer").get<std::int64_t>(),
-            of_terms[engine::Category::kOptimizer]);
+            of(plan.memory, engine::Category::kOptimizer).nbytes);
   EXPECT_EQ(json.at("collectives").size(), plan.collectives.size());
   std::int64_t sent = 0;
   for (const PlannedCollective& c : plan.collectives) sent += c.bytes_sent;
   EXPECT_EQ(sent, plan.steps[1].traffic.bytes_sent);
+}
+
+// What is offloaded is on the host what it would be on the device.
+TEST(Planner, ShowsTheArithmeticOfWhatIsOffloaded) {
+  struct Case {
+    engine::Category category;
+    OffloadConfig half, all;
+    std::string formula;
+  };
+  const std::vector<Case> cases = {
+      {engine::Category::kParameterShard,
+       {.parameters = 0.5},
+       {.parameters = 1},
+       "parameters 4 B x "},
+      {engine::Category::kGradient, {.gradients = 0.5}, {.gradients = 1}, "sums 4 B x "},
+      {engine::Category::kOptimizer, {.optimizer = 0.5}, {.optimizer = 1}, "2 states x 4 B x "},
+  };
+  const auto term = [](const std::vector<PlannedMemory>& memory, const Case& c) {
+    for (const PlanTerm& t : of(memory, c.category).terms) {
+      if (t.text.starts_with(c.formula)) return t;
+    }
+    return PlanTerm{"", 0};
+  };
+  for (const int rank : {0, 1}) {
+    TrainConfig config = base(2);
+    const TrainPlan whole = plan_of(config, kModel, rank);
+    for (const Case& c : cases) {
+      const std::string what = fmt::format("rank {}, {}", rank, name_of(c.category));
+      const PlanTerm held = term(whole.memory, c);
+      EXPECT_TRUE(testing::has(held.text, {" / 2"})) << what;
+      config.offload = c.half;
+      const TrainPlan half = plan_of(config, kModel, rank);
+      expect_terms_to_add_up(half, what + ", half");
+      const PlanTerm kept = term(half.memory, c), moved = term(half.host_memory, c);
+      EXPECT_TRUE(testing::has(kept.text, {" / 2 - ", " on the host)"})) << what;
+      EXPECT_TRUE(testing::has(moved.text, {", of ", " / 2"})) << what;
+      EXPECT_EQ(kept.nbytes + moved.nbytes, held.nbytes) << what;
+      EXPECT_GT(moved.nbytes, held.nbytes / 3) << what;
+      EXPECT_GT(kept.nbytes, held.nbytes / 3) << what;
+      config.offload = c.all;
+      const TrainPlan all = plan_of(config, kModel, rank);
+      expect_terms_to_add_up(all, what + ", all");
+      EXPECT_EQ(term(all.memory, c).nbytes, 0) << what;
+      EXPECT_EQ(term(all.host_memory, c).text, held.text) << what;
+      EXPECT_EQ(term(all.host_memory, c).nbytes, held.nbytes) << what;
+      const std::string text =
+          fmt::format("{}", fmt::join(plan_lines(all, {.num_ranks = 2}), "\n"));
+      const std::string on_host = text.substr(text.find("on the host"));
+      EXPECT_TRUE(testing::has(on_host, {std::string(name_of(c.category)), "  = " + held.text}))
+          << what;
+      const auto json = nlohmann::json::parse(plan_record(all, {.num_ranks = 2}).text());
+      const auto& told = json.at("host_memory").at(static_cast<std::size_t>(c.category));
+      EXPECT_EQ(told.at("bytes"), json.at("host_peak_bytes").at(name_of(c.category))) << what;
+      EXPECT_EQ(told.at("terms").at(0).at("text"), held.text) << what;
+    }
+  }
 }
 
 TEST(Planner, SaysWhatTheHostDoesAndWhenMemoryIsMost) {
