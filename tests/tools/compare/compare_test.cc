@@ -220,7 +220,7 @@ TEST_F(Compare, APlantedWrongBitFailsAndIsNamed) {
 // One bit of what rank 1 sends under zero3: no log was touched.
 TEST_F(Compare, AStrategyThatIsBrokenIsNamedAndSoIsItsUnit) {
   flags_.erase("sweep");
-  flags_["strategies"] = "ddp,zero2,zero3,hsdp";
+  flags_["strategies"] = "ddp,zero2,zero3,hsdp:1";
   flags_["trainer"] = fs::absolute("tests/tools/train/broken_trainer");
   const Outcome outcome = compare();
   EXPECT_EQ(outcome.exit_code, 1);
@@ -232,6 +232,11 @@ TEST_F(Compare, AStrategyThatIsBrokenIsNamedAndSoIsItsUnit) {
     const json& parity = rows[i].at("parity");
     EXPECT_EQ(parity.at("kind") == "differs", i == 2) << rows[i].at("name") << parity;
   }
+  EXPECT_EQ(rows[3].at("name"), "hsdp:1");
+  EXPECT_EQ(rows[3].at("folder"), "runs/hsdp_1");
+  EXPECT_EQ(rows[3].at("options").at("parallel.shard_ranks"), 1);
+  EXPECT_NE(folder_.read("out/report.html").find("<th scope=\"row\">hsdp:1</th>"),
+            std::string::npos);
 
   flags_.erase("strategies");
   std::vector<std::string> words = {"--find-divergence", "zero2", "zero3"};
