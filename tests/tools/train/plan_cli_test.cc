@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -206,6 +207,34 @@ TEST_F(PlanCli, ARunSaysWhatToTryNext) {
       {{"train.steps", "12"}, {"parallel.prefetch", "0"}, {"parallel.reductions_in_flight", "0"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_TRUE(has(outcome.out, {"\n  next    exposed communication is "})) << outcome.out;
+}
+
+// As `plan | head` does, however much of the output the program keeps to itself.
+TEST_F(PlanCli, AReaderThatHasGoneEndsItInSilence) {
+  std::string plan = kPlan;
+  for (const auto& [name, value] : with({{"model.vocab", "256"}})) {
+    if (name != "data.path") plan += " --" + name + "=" + value;
+  }
+  const std::string no_reader = "mkfifo " + folder_ / "pipe" + "; exec 4<>" + folder_ / "pipe" +
+                                " 5>" + folder_ / "pipe" + " 4<&-; ";
+  const std::string help = testing::kTransformer + " --help";
+  for (const std::string& command :
+       {plan, plan + " --json", this->command({{"plan", "true"}}), help}) {
+    for (const char* unbuffered : {"", "stdbuf -o0 "}) {
+      std::filesystem::remove(folder_ / "pipe");
+      const Outcome gone = shell(no_reader + unbuffered + command + " >&5");
+      EXPECT_EQ(gone.exit_code, 128 + SIGPIPE) << unbuffered << command;
+      EXPECT_EQ(gone.err, "") << unbuffered << command;
+      const Outcome full = shell(unbuffered + command + " > /dev/full");
+      EXPECT_EQ(full.exit_code, 1) << unbuffered << command;
+      EXPECT_TRUE(has(full.err, {"error: "})) << unbuffered << command;
+    }
+  }
+  // What is wrong besides is told.
+  std::filesystem::remove(folder_ / "pipe");
+  const Outcome wrong = shell(no_reader + kPlan + " --model.layerz=1 >&5");
+  EXPECT_EQ(wrong.exit_code, 1);
+  EXPECT_TRUE(has(wrong.err, {"model.layerz"}));
 }
 
 TEST_F(PlanCli, KeepsToABudget) {
