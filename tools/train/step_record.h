@@ -2,13 +2,15 @@
 //
 // [Note: the parts of a step]
 // On the CPU the host does the work itself, so the parts are times of rank 0's thread, and what
-// they leave of step_ms is the rest: starting and ending the step, the norm of the gradient, and
-// the gather of losses. What the thread waited for collectives counts as exposed communication,
-// wherever that was, and as nothing else. Work beside the thread, such as updates beside backward,
-// takes part only as time that the thread waited for it; then the optimizer's own time is not
-// known. On a GPU the host runs ahead and waits for nothing, so how long its thread spent where
-// says nothing of the GPU: only the waits for collectives are known, from events, and the loader's
-// time is the host's, which the GPU may never have noticed.
+// they leave of step_ms is the rest: starting and ending the step, and the norm of the gradient.
+// What the thread waited for collectives counts as exposed communication, wherever that was, and as
+// nothing else. So does all time from when the rank has done its part of a step until it has the
+// losses of all ranks: there is nothing else to do, also while the system gives its core to a rank
+// that is slower, which is no wait that the thread could see. Work beside the thread, such as
+// updates beside backward, takes part only as time that the thread waited for it; then the
+// optimizer's own time is not known. On a GPU the host runs ahead and waits for nothing, so how
+// long its thread spent where says nothing of the GPU: only the waits for collectives are known,
+// from events, and the loader's time is the host's, which the GPU may never have noticed.
 #pragma once
 
 #include <cstdint>

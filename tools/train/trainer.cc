@@ -231,6 +231,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   if (probe_ != nullptr) probe_->on_updated(fsdp_, *optimizer_);
   engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(why_to_stop()),
                      "keep_stop");
+  const Mark done = mark();
   comm::HostGather kept(world_, values, metrics_, pinned_, "values");
   StepRecord record{.step = step + 1, .lr = lr};
   record.replayed = std::move(replayed);
@@ -244,7 +245,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   }
   if (trace_ != nullptr) trace_->end_step();
   if (probe_ != nullptr) probe_->end_step();
-  return {.record = std::move(record), .values = std::move(kept), .norm = norm};
+  return {.record = std::move(record), .done = done, .values = std::move(kept), .norm = norm};
 }
 
 // What a graph reads and writes, if steps are to be graphs.
@@ -464,6 +465,7 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
   StepRecord& record = launched.record;
   const std::int64_t accum = config_.train.accum;
   const std::vector<float> all = launched.values.wait<float>(compute_);
+  const Mark known = mark();
   const auto value = [&](int rank, std::int64_t i) {
     return all[static_cast<std::size_t>(rank * (accum + 1) + i)];
   };
@@ -490,6 +492,12 @@ void Trainer::finish(Launched& launched, Mark& begin, double items) {
   record.step_ms = elapsed.count();
   record.items_per_s = items / elapsed.count() * 1e3;
   record.exposed_comm_ms = static_cast<double>(end.blocked_ns - begin.blocked_ns) * 1e-6;
+  if (compute_.device().is_host()) {
+    // Not only what it was seen to wait: it had nothing else to do.
+    const std::chrono::duration<double, std::milli> gather = known.time - launched.done.time;
+    record.exposed_comm_ms +=
+        gather.count() - static_cast<double>(known.blocked_ns - launched.done.blocked_ns) * 1e-6;
+  }
   record.data_ms = static_cast<double>(end.loader_ns - begin.loader_ns) * 1e-6;
   begin = end;
   num_steps_ = record.step;

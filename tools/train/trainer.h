@@ -107,9 +107,16 @@ class Trainer {
   std::string params_sha256();
 
  private:
+  /// A point in the time of a step.
+  struct Mark {
+    std::chrono::steady_clock::time_point time;
+    std::int64_t blocked_ns;
+    std::int64_t loader_ns;
+  };
   /// A step that was launched, and what is known of it once it has been done.
   struct Launched {
     StepRecord record;
+    Mark done;                // from here on the rank only waits for the others
     comm::HostGather values;  // losses and the wish to stop
     shard::GradNorm norm;
   };
@@ -126,12 +133,6 @@ class Trainer {
   /// Ends a validation.
   struct Stopped : std::exception {
     const char* what() const noexcept override { return "[train] asked to stop"; }
-  };
-  /// Where the time of a step starts.
-  struct Mark {
-    std::chrono::steady_clock::time_point time;
-    std::int64_t blocked_ns;
-    std::int64_t loader_ns;
   };
   std::int64_t first_sample(std::int64_t batch) const;
   std::int64_t num_steps_to_run() const;
