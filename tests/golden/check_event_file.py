@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Reads the files of --log.tensorboard with TensorBoard itself and compares them with the run's log.jsonl.
 
+`.ci/run tensorboard` does so; by hand:
+
     python3 -m venv /tmp/tb && /tmp/tb/bin/pip install tensorboard
     bazel run //tools:train_transformer -- --train.steps=20 --out=/tmp/run --log.tensorboard=/tmp/run/tb
     /tmp/tb/bin/python tests/golden/check_event_file.py /tmp/run/tb /tmp/run/log.jsonl
@@ -31,6 +33,7 @@ def main(folder, log):
     assert steps, "the log has no steps"
     rate = next(name for name in steps[0] if name.endswith("_per_s"))
     tags = {"train/loss": "loss", "train/grad_norm": "grad_norm", "train/lr": "lr", "speed/" + rate: rate}
+    tags["speed/peak_percent"] = "peak_percent"
     for name in ("step_ms", "exposed_comm_ms", "data_ms", "compute_ms", "optimizer_ms"):
         tags["time/" + name] = name
     for tag, name in tags.items():

@@ -39,7 +39,7 @@ bool keeps_bits(const std::string& key) {
       "audit",
       "memory_budget",
   };
-  return keys.contains(key) || key.starts_with("log.");
+  return keys.contains(key) || key.starts_with("log.") || key.starts_with("rates.");
 }
 
 // A square of all elements of a unit depends on which blocks the unit has.

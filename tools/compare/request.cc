@@ -152,10 +152,11 @@ void record(Configuration& c) {
 // `probe`: where the training is to leave a record; empty: nowhere.
 Configuration make(const std::vector<std::string>& arguments, const Overrides& overrides,
                    const std::string& probe, Checks& checks, std::ostream& out) {
-  Configuration c{.name = name_of(overrides), .overrides = overrides, .config = defaults()};
+  Configuration c{
+      .name = name_of(overrides), .overrides = options_of(overrides), .config = defaults()};
   c.config.log.probe = probe;
   std::vector<std::string> of_training;
-  for (const auto& [key, value] : overrides) {
+  for (const auto& [key, value] : c.overrides) {
     of_training.push_back(fmt::format("--{}={}", key, value));
   }
   {
@@ -226,7 +227,8 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
 void CompareConfig::add_to(FlagSet& flags) {
   flags.add("strategies", &strategies,
             {.help = "of parallel.strategy, to compare, with commas between; the first is the "
-                     "baseline; empty: parallel.strategy alone"});
+                     "baseline; hsdp:2 is hsdp with parallel.shard_ranks=2, and so for other "
+                     "hybrids; empty: parallel.strategy alone"});
   flags.add("sweep", &sweep,
             {.help = "key=value,value,...: every value of an option of the training with every "
                      "other; several, apart by spaces or as several flags"});

@@ -40,7 +40,7 @@ struct CompareConfig {
 /// The training that one row of the comparison is about.
 struct Configuration {
   std::string name;
-  Overrides overrides;
+  Overrides overrides;  ///< options_of() what was asked for
   TransformerConfig config = {};
   GptConfig model = {};
   int num_ranks = 1;

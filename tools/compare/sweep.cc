@@ -121,6 +121,27 @@ std::string record_path(const std::string& text) {
   return std::filesystem::is_directory(path, ignored) ? path + "/probe.jsonl" : path;
 }
 
+Overrides options_of(const Overrides& overrides) {
+  Overrides options;
+  for (const auto& [key, value] : overrides) {
+    const std::size_t colon = value.find(':');
+    if (key != "parallel.strategy" || colon == std::string::npos) {
+      options.emplace_back(key, value);
+      continue;
+    }
+    const std::string strategy = value.substr(0, colon), ranks = value.substr(colon + 1);
+    const bool is_count = !ranks.empty() && ranks.front() != '0' &&
+                          ranks.find_first_not_of("0123456789") == std::string::npos;
+    require(shard::is_hybrid(strategy) && is_count,
+            "[compare] expected the ranks that share one copy behind hsdp, hybrid_zero2 or hfsdp, "
+            "as hsdp:2, got {}",
+            engine::excerpt(value));
+    options.emplace_back(key, strategy);
+    options.emplace_back("parallel.shard_ranks", ranks);
+  }
+  return options;
+}
+
 std::string name_of(const Overrides& overrides) {
   constexpr std::string_view kCommon = "parallel.";
   std::string name;

@@ -23,19 +23,10 @@ namespace {
 
 struct PlanConfig : TransformerConfig {
   bool json = false;
-  double gflops = 100, memory_gbs = 10, link_gbs = 10, link_latency_us = 20;
 
   void add_to(FlagSet& flags) {
     TransformerConfig::add_to(flags);
     flags.add("json", &json, {.help = "one JSON object instead of text"});
-    const auto rate = [&](const char* name, double* field, const char* help) {
-      flags.add(name, field, {.help = help, .min = 0, .above_min = true});
-    };
-    rate("rates.gflops", &gflops, "GFLOP/s of one rank, for simulated times");
-    rate("rates.memory_gbs", &memory_gbs, "GB/s of memory, read and written");
-    rate("rates.link_gbs", &link_gbs, "GB/s that a rank sends");
-    flags.add("rates.link_latency_us", &link_latency_us,
-              {.help = "microseconds of each collective", .min = 0});
   }
   PlanTarget target() const {
     const bool on_gpus = device == DeviceChoice::kCuda;
@@ -47,10 +38,7 @@ struct PlanConfig : TransformerConfig {
             .on_gpus = on_gpus,
             .sums_in_rank_order = !nccl || parallel.canonical,
             .is_nccl = nccl,
-            .rates = {.flops_per_s = gflops * 1e9,
-                      .bytes_per_s = memory_gbs * 1e9,
-                      .link_bytes_per_s = link_gbs * 1e9,
-                      .link_latency_s = link_latency_us * 1e-6}};
+            .rates = rates.rates()};
   }
 };
 

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
 #include <utility>
 
 #include "engine/error.h"
@@ -72,6 +75,41 @@ std::vector<std::string> Audit::lines() const {
   return lines;
 }
 
+std::string Audit::gathers_line() const {
+  constexpr double kLeastMs = 0.0005;  // as --plan shows
+  constexpr std::size_t kMostShown = 6;
+  // Those of losses, norms and compressed gradients have other labels.
+  const auto is_of_unit = [](const PlannedCollective& c) {
+    return c.name == "all_gather" &&
+           std::ranges::any_of(std::array{" forward", " backward", " update"},
+                               [&](const char* why) { return c.label.ends_with(why); });
+  };
+  bool has_gathers = false;
+  std::map<std::string, double> waits_ms;  // of all micro-steps
+  for (const PlannedCollective& c : plan_.collectives) {
+    if (!is_of_unit(c)) continue;
+    has_gathers = true;
+    if (c.exposed_ms > kLeastMs) waits_ms[c.label] += c.exposed_ms;
+  }
+  if (!has_gathers) return "";
+  if (waits_ms.empty()) return "all gathers are hidden in the plan, at --rates.*";
+  std::vector<std::pair<std::string, double>> waits(waits_ms.begin(), waits_ms.end());
+  std::ranges::stable_sort(waits, std::ranges::greater(), &std::pair<std::string, double>::second);
+  std::vector<std::string> shown;
+  double rest_ms = 0;
+  for (const auto& [label, ms] : waits) {
+    if (shown.size() < kMostShown) {
+      shown.push_back(fmt::format("{} {:.3f} ms", label, ms));
+    } else {
+      rest_ms += ms;
+    }
+  }
+  if (waits.size() > shown.size()) {
+    shown.push_back(fmt::format("{} more {:.3f} ms", waits.size() - shown.size(), rest_ms));
+  }
+  return fmt::format("gathers not hidden in the plan, at --rates.*: {}", fmt::join(shown, ", "));
+}
+
 void Audit::check() const {
   if (first_wrong_ == 0) return;
   engine::fail("[audit] expected what was planned, got:\n  {} (rank {})",
@@ -86,6 +124,9 @@ const Audit& shown_of(const Audits& audits) {
 std::vector<std::string> lines_of(const Audits& audits) {
   const Audit& shown = shown_of(audits);
   std::vector<std::string> lines = shown.lines();
+  if (std::string gathers = shown.gathers_line(); !gathers.empty()) {
+    lines.insert(lines.end() - 1, std::move(gathers));
+  }
   if (audits.size() > 1) {
     lines.back() += shown.differs() ? fmt::format(" on rank {}", shown.rank())
                                     : fmt::format(" on each of {} ranks", audits.size());

@@ -31,6 +31,9 @@ class Audit {
   /// is planned as the most that it may be, and norms on their way from it to the host are more or
   /// fewer; all else must be equal.
   std::vector<std::string> lines() const;
+  /// The gathers of units that computation waits for in the plan, those with most first, or that
+  /// there are none; empty if the plan gathers nothing.
+  std::string gathers_line() const;
   /// Throws InvalidArgument with the lines and the first step that differs.
   void check() const;
 
@@ -61,7 +64,7 @@ using Audits = std::vector<std::unique_ptr<Audit>>;
 
 /// The first that differs, or that of rank 0.
 const Audit& shown_of(const Audits& audits);
-/// Its lines, the last of which says how many ranks are so.
+/// Its lines; the last but one that of gathers, and the last says how many ranks are so.
 std::vector<std::string> lines_of(const Audits& audits);
 
 }  // namespace tessera::tools

@@ -1,18 +1,30 @@
 #include "tools/train/main.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <new>
+#include <system_error>
 
 #include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
+
+// What a shell says of a program that SIGPIPE has ended.
+constexpr int kReaderHasGone = 128 + SIGPIPE;
+
+// Whether stdout is a pipe that nobody reads any more, as behind `| head`.
+bool has_no_reader() {
+  pollfd out{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+  return ::poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
+}
 
 // Output that cannot be written is an error of the write, as on a full disk, and not a signal.
 void prepare_output() {
@@ -57,10 +69,14 @@ int run_main(const std::function<void()>& program) {
     program();
     // A write that failed earlier leaves nothing to flush, but its mark.
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+    if (has_no_reader()) return kReaderHasGone;
     print_error("[stdout] expected to write all output, got an error");
   } catch (const std::bad_alloc&) {
     print_error(kNoMemory);
   } catch (const std::exception& e) {
+    const auto* error = dynamic_cast<const std::system_error*>(&e);
+    if (error != nullptr && error->code().value() == EPIPE && has_no_reader())
+      return kReaderHasGone;  // that of a print
     std::fflush(stdout);
     print_untrusted_error(e.what());
   } catch (...) {

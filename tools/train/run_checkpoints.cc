@@ -24,8 +24,8 @@ namespace {
 
 // What no bit of the result depends on.
 constexpr std::string_view kNotCompared[] = {
-    "out",      "plan",    "audit", "resume",        "checkpoint", "device", "cpu",
-    "parallel", "offload", "log",   "memory_budget", "save",       "sample"};
+    "out", "plan",     "audit",   "rates", "resume",        "checkpoint", "device",
+    "cpu", "parallel", "offload", "log",   "memory_budget", "save",       "sample"};
 
 /// "section.key" to value.
 std::map<std::string, std::string> settings_of(std::string_view toml) {

@@ -171,7 +171,7 @@ std::string RunLog::time_left(std::int64_t step) const {
 void RunLog::step(const StepRecord& r) {
   const std::optional<double> percent = peak_percent(r);
   summary_.add(r, percent);
-  if (tensorboard_) tensorboard_->step(r);
+  if (tensorboard_) tensorboard_->step(r, percent);
   jsonl_.write(
       JsonRecord()
           .add("step", r.step)

@@ -27,6 +27,7 @@
 #include "tools/train/plan_report.h"
 #include "tools/train/product_rate.h"
 #include "tools/train/ranks.h"
+#include "tools/train/rates_config.h"
 #include "tools/train/run_failure.h"
 #include "tools/train/run_probe.h"
 #include "tools/train/run_trace.h"
@@ -153,6 +154,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (!flags.parse(argc, argv, std::cout)) return;
   const TrainConfig& config = task.config();
   config.validate(flags);
+  if (!config.plan && !config.audit) RatesConfig::check_unused(flags);
   choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
   check_pins(config.cpu, ranks.size);

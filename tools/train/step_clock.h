@@ -15,7 +15,7 @@
 namespace tessera::tools {
 
 /// See [Note: the parts of a step] in step_record.h.
-enum class StepPart { kData, kCompute, kOptimizer, kOther };
+enum class StepPart { kData, kCompute, kOptimizer, kExposed, kOther };
 
 class StepClock {
  public:
@@ -39,18 +39,18 @@ class StepClock {
   /// it did not. But for data, a lap's time is what waits for collectives have left of it.
   Times times(const Time& previous = nullptr) const {
     static_cast<void>(compute_.blocked_ns());  // takes up what is past
-    std::array<std::int64_t, 4> own_ns = {};
-    std::int64_t exposed_ns = 0;
+    std::array<std::int64_t, 5> own_ns = {};
+    std::int64_t blocked_ns = 0;
     const engine::StreamTime* last = start_.get();
     for (const auto& [part, time] : laps_) {
       engine::require(time->is_known, "[train] expected a step that is done, got one at work");
       const std::int64_t elapsed_ns = time->ns - last->ns;
       const bool is_data = part == StepPart::kData;
-      const std::int64_t blocked_ns =
+      const std::int64_t of_lap =
           is_data ? 0
                   : std::clamp<std::int64_t>(time->blocked_ns - last->blocked_ns, 0, elapsed_ns);
-      own_ns[static_cast<std::size_t>(part)] += elapsed_ns - blocked_ns;
-      exposed_ns += blocked_ns;
+      own_ns[static_cast<std::size_t>(part)] += elapsed_ns - of_lap;
+      blocked_ns += of_lap;
       last = time.get();
     }
     const auto ms = [](std::int64_t ns) { return static_cast<double>(ns) * 1e-6; };
@@ -58,7 +58,7 @@ class StepClock {
     return {.step_ms = ms(last->ns - (previous ? previous : start_)->ns),
             .data_ms = of(StepPart::kData),
             .compute_ms = of(StepPart::kCompute),
-            .exposed_comm_ms = ms(exposed_ns),
+            .exposed_comm_ms = of(StepPart::kExposed) + ms(blocked_ns),
             .optimizer_ms = of(StepPart::kOptimizer)};
   }
 

@@ -9,10 +9,13 @@
 //   compute        forward and backward of all micro-steps, without their waits. Of a GPU also the
 //                  gaps in which it waits for the host to launch more.
 //   exposed comm   waits for collectives, and for all else that other streams do, wherever they are
-//                  but for data. Counts as nothing else.
+//                  but for data. Counts as nothing else. On the CPU also all time from when the
+//                  rank has done its part of the step until it has the losses of all ranks: there
+//                  is nothing else to do, also while the system gives its core to a slower rank,
+//                  which is no wait that the thread could see.
 //   optimizer      the update, without its waits.
 //   other          what these leave of step_ms: starting and ending the step, the norm of the
-//                  gradient; on the CPU the gather of losses; on a GPU what lay between steps.
+//                  gradient; on a GPU what lay between steps.
 // Work beside compute, such as updates beside backward, takes part only as time that compute waited
 // for it; then the optimizer's own time is not known. Inside a step that is a CUDA graph there are
 // no events: neither compute nor optimizer is known, and exposed comm has the waits outside alone.

@@ -70,7 +70,7 @@ void TensorBoardLog::begin(std::int64_t first_step) {
   writer_.write(event_header(now_s(), first_step));
 }
 
-void TensorBoardLog::step(const StepRecord& r) {
+void TensorBoardLog::step(const StepRecord& r, std::optional<double> peak_percent) {
   const std::string rate = "speed/" + items_ + "_per_s";
   std::vector<Scalar> scalars = {
       {"train/loss", r.loss},      {"train/lr", r.lr},
@@ -79,6 +79,7 @@ void TensorBoardLog::step(const StepRecord& r) {
   if (r.skipped.empty()) scalars.push_back({"train/grad_norm", r.grad_norm});
   if (r.compute_ms) scalars.push_back({"time/compute_ms", *r.compute_ms});
   if (r.optimizer_ms) scalars.push_back({"time/optimizer_ms", *r.optimizer_ms});
+  if (peak_percent) scalars.push_back({"speed/peak_percent", *peak_percent});
   std::array<std::string, engine::kNumCategories> tags;
   for (int c = 0; c < engine::kNumCategories; ++c) {
     const auto i = static_cast<std::size_t>(c);

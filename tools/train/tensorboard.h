@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -25,7 +26,8 @@ class TensorBoardLog {
 
   const std::string& path() const { return path_; }
   void begin(std::int64_t first_step);
-  void step(const StepRecord& record);
+  /// `peak_percent`: as RunSummary::add().
+  void step(const StepRecord& record, std::optional<double> peak_percent);
   void validation(std::int64_t step, double val_loss);
 
   /// As of BackgroundWriter.

@@ -303,7 +303,9 @@ void TrainConfig::add_to(FlagSet& flags) {
             {.help = "say what a step would do, its memory, messages and simulated time, and end"});
   flags.add("audit", &audit,
             {.help = "compare each step with the plan: bytes sent, collectives, peaks of memory; a "
-                     "difference is an error at the end of the run"});
+                     "difference is an error at the end of the run; and say which gathers "
+                     "computation would wait for at --rates.*"});
+  rates.add_to(flags);
   flags.add(
       "memory_budget", &memory_budget,
       {.help = "that a rank's device may hold, such as 40GiB: turns prefetch off, recomputes, "

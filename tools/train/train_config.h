@@ -12,6 +12,7 @@
 #include "tools/train/checkpoint_config.h"
 #include "tools/train/comm_config.h"
 #include "tools/train/flags.h"
+#include "tools/train/rates_config.h"
 
 namespace tessera::tools {
 
@@ -129,6 +130,7 @@ struct TrainConfig {
   std::string out;
   bool plan = false;          ///< say what would be done, and end
   bool audit = false;         ///< compare what is done with the plan
+  RatesConfig rates;          ///< of both
   std::string memory_budget;  ///< of a rank's device, such as "40GiB"; empty: none
 
   /// Registers every field under its name. The initial values are the defaults.

@@ -241,7 +241,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
   if (probe_ != nullptr) probe_->on_updated(fsdp_, *optimizer_);
   engine::launch_set(compute_, values.slice(c.accum, {1}), static_cast<float>(why_to_stop()),
                      "keep_stop");
-  if (compute_.device().is_cuda()) clock.lap(StepPart::kOther);
+  clock.lap(StepPart::kOther);
   comm::HostGather kept(world_, values, metrics_, pinned_, "values");
   StepRecord record{.step = step + 1, .lr = lr};
   record.replayed = std::move(replayed);
@@ -480,6 +480,8 @@ void Trainer::finish(Launched& launched, double items) {
   StepRecord& record = launched.record;
   const std::int64_t accum = config_.train.accum;
   const std::vector<float> all = launched.values.wait<float>(compute_);
+  // On a GPU the next step has begun.
+  if (compute_.device().is_host()) launched.clock.lap(StepPart::kExposed);
   const auto value = [&](int rank, std::int64_t i) {
     return all[static_cast<std::size_t>(rank * (accum + 1) + i)];
   };
@@ -501,7 +503,6 @@ void Trainer::finish(Launched& launched, double items) {
     record.grad_norm = of_step(record.step, [&] { return launched.norm.value(); });
   }
 
-  // A GPU has the next step by now.
   if (compute_.device().is_host()) launched.clock.lap(StepPart::kOther);
   const StepClock::Times times = launched.clock.times(last_end_);
   last_end_ = launched.clock.end();

@@ -220,7 +220,7 @@ TEST_F(Compare, APlantedWrongBitFailsAndIsNamed) {
 // One bit of what rank 1 sends under zero3: no log was touched.
 TEST_F(Compare, AStrategyThatIsBrokenIsNamedAndSoIsItsUnit) {
   flags_.erase("sweep");
-  flags_["strategies"] = "ddp,zero2,zero3,hsdp";
+  flags_["strategies"] = "ddp,zero2,zero3,hsdp:1";
   flags_["trainer"] = fs::absolute("tests/tools/train/broken_trainer");
   const Outcome outcome = compare();
   EXPECT_EQ(outcome.exit_code, 1);
@@ -232,6 +232,11 @@ TEST_F(Compare, AStrategyThatIsBrokenIsNamedAndSoIsItsUnit) {
     const json& parity = rows[i].at("parity");
     EXPECT_EQ(parity.at("kind") == "differs", i == 2) << rows[i].at("name") << parity;
   }
+  EXPECT_EQ(rows[3].at("name"), "hsdp:1");
+  EXPECT_EQ(rows[3].at("folder"), "runs/hsdp_1");
+  EXPECT_EQ(rows[3].at("options").at("parallel.shard_ranks"), 1);
+  EXPECT_NE(folder_.read("out/report.html").find("<th scope=\"row\">hsdp:1</th>"),
+            std::string::npos);
 
   flags_.erase("strategies");
   std::vector<std::string> words = {"--find-divergence", "zero2", "zero3"};
@@ -367,11 +372,23 @@ TEST_F(Compare, OverlapIsMeasuredWithATrace) {
                                    {"log.trace_steps", "1:3"}});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_TRUE(has(outcome.out, {"overlap %"}));
-  const double overlap =
-      results().at("configurations").at(0).at("metrics").at("overlap").at("median");
-  EXPECT_GE(overlap, 0);
-  EXPECT_LE(overlap, 1);
-  EXPECT_TRUE(has(folder_.read("out/report.html"), {"data-field=\"overlap\" data-value=\""}));
+  const json row = results().at("configurations").at(0);
+  std::istringstream log(
+      folder_.read("out/" + row.at("folder").get<std::string>() + "/round-1/log.jsonl"));
+  json end;
+  for (std::string line; std::getline(log, line);) end = json::parse(line);
+  std::vector<double> overlaps;  // behind the warm-up
+  const json trace = end.at("final").at("trace");
+  for (const json& step : trace.at("steps")) {
+    if (step.at("step") == 1) continue;
+    overlaps.push_back(step.at("hidden_ms").get<double>() / step.at("comm_ms").get<double>());
+  }
+  ASSERT_EQ(overlaps.size(), 2u);
+  const double expected = (overlaps[0] + overlaps[1]) / 2;
+  const double overlap = row.at("metrics").at("overlap").at("median");
+  EXPECT_DOUBLE_EQ(overlap, expected);
+  EXPECT_TRUE(has(folder_.read("out/report.html"),
+                  {"data-field=\"overlap\" data-value=\"" + json(overlap).dump() + "\""}));
 }
 
 TEST_F(Compare, WhatCannotBeIsAnErrorBeforeAnythingIsTrained) {

@@ -62,6 +62,49 @@ TEST_F(CompareRequest, HoldsAConfigurationForEachCombination) {
   EXPECT_TRUE(request({"--help"}).configurations.empty());
 }
 
+TEST_F(CompareRequest, AHybridMaySayTheRanksThatShareACopy) {
+  const Request r = request({"--strategies=ddp,hsdp:2,hsdp:4,hybrid_zero2:2,hsdp",
+                             "--parallel.ranks=8", "--sweep=parallel.prefetch=1"});
+  std::vector<std::string> names;
+  std::vector<int> shard_ranks;
+  for (const Configuration& c : r.configurations) {
+    names.push_back(c.name);
+    shard_ranks.push_back(c.shard_ranks);
+    EXPECT_EQ(c.num_ranks, 8);
+  }
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"ddp prefetch=1", "hsdp:2 prefetch=1", "hsdp:4 prefetch=1",
+                                      "hybrid_zero2:2 prefetch=1", "hsdp prefetch=1"}));
+  EXPECT_EQ(shard_ranks, (std::vector<int>{1, 2, 4, 2, 4}));
+  const Configuration& hsdp = r.configurations[1];
+  EXPECT_EQ(hsdp.options.at("parallel.strategy"), "\"hsdp\"");
+  EXPECT_EQ(hsdp.options.at("parallel.shard_ranks"), "2");
+  EXPECT_EQ(hsdp.overrides, (Overrides{{"parallel.strategy", "hsdp"},
+                                       {"parallel.shard_ranks", "2"},
+                                       {"parallel.prefetch", "1"}}));
+  EXPECT_TRUE(has(hsdp.toml, {"strategy = \"hsdp\"", "shard_ranks = 2"}));
+  EXPECT_EQ(request({"--sweep=parallel.strategy=hfsdp:2"}).configurations.at(0).shard_ranks, 2);
+  const Request pair = request({"--find-divergence", "ddp", "hsdp:1"});
+  EXPECT_EQ(pair.configurations.at(1).shard_ranks, 1);
+  EXPECT_EQ(arithmetic_differences(r.configurations[0], hsdp), std::vector<std::string>());
+
+  for (const char* bad :
+       {"ddp:2", "zero3:2", "hsdp:", "hsdp:0", "hsdp:-2", "hsdp:x", "hsdp:2:2", "hsdp: 2"}) {
+    EXPECT_TRUE(has(refused({std::string("--strategies=ddp,") + bad}),
+                    {"[compare] expected the ranks that share one copy behind hsdp", "as hsdp:2",
+                     std::string("configuration ") + bad}))
+        << bad;
+  }
+  EXPECT_TRUE(has(refused({"--strategies=ddp,hsdq:2"}),
+                  {"expected one of zero3", "hsdp, ", "got 'hsdq' (configuration hsdq:2)"}));
+  EXPECT_TRUE(has(refused({"--strategies=hsdp:3"}),
+                  {"shard_ranks that divides 4 ranks, got 3 (configuration hsdp:3)"}));
+  EXPECT_TRUE(has(refused({"--strategies=hsdp:99999999999999999999"}), {"parallel.shard_ranks"}));
+  for (const char* twice : {"--parallel.shard_ranks=2", "--sweep=parallel.shard_ranks=2,4"}) {
+    EXPECT_TRUE(has(refused({"--strategies=hsdp:2", twice}), {"parallel.shard_ranks", "once"}));
+  }
+}
+
 TEST_F(CompareRequest, WhatCannotRunIsRefusedByTheNameOfItsConfiguration) {
   EXPECT_TRUE(has(refused({"--sweep=parallel.prefech=0,1"}), {"did you mean parallel.prefetch?"}));
   EXPECT_TRUE(has(refused({"--sweep=rounds=1,2"}), {"expected a known option, got rounds"}));

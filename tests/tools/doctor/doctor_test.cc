@@ -1,6 +1,7 @@
 // The doctor as a person meets it: the program, its lines and its exit code.
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -54,6 +55,16 @@ TEST(Doctor, EndsWithOneWhereSomethingFails) {
   const Outcome out = run_program(kDoctor, Flags{{"self_test", "false"}, {"out", "/proc/none"}});
   EXPECT_EQ(out.exit_code, 1);
   EXPECT_TRUE(has(out.out, {"FAIL  output "}));
+}
+
+TEST(Doctor, AReaderThatHasGoneEndsItInSilence) {
+  const TempFolder folder;
+  const std::string pipe = folder / "pipe";
+  const std::string script = "mkfifo " + pipe + "; exec 4<>" + pipe + " 5>" + pipe + " 4<&-; " +
+                             kDoctor + " --self_test=false --out=" + folder / "runs" + " >&5";
+  const Outcome outcome = run_program("/bin/sh", Words{"-c", script});
+  EXPECT_EQ(outcome.exit_code, 128 + SIGPIPE);
+  EXPECT_EQ(outcome.err, "");
 }
 
 TEST(Doctor, AWarningIsNoFailure) {

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -155,6 +157,48 @@ TEST_F(PlanCli, AuditsARunThatGoesOnAroundTheStartOfItsHook) {
   }
 }
 
+TEST_F(PlanCli, AnAuditNamesTheGathersThatAreNotHidden) {
+  const std::string slow_line = "gathers not hidden in the plan, at --rates.*: ";
+  const auto line_of = [](const Outcome& outcome) {
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    const std::size_t at = outcome.out.find("hidden in the plan");
+    if (at == std::string::npos) return std::string();
+    const std::size_t begin = outcome.out.rfind('\n', at) + 1;
+    return outcome.out.substr(begin, outcome.out.find('\n', at) - begin);
+  };
+  const Flags slow = {{"audit", "true"}, {"rates.link_gbs", "0.0001"}, {"train.accum", "2"}};
+  const std::string line = line_of(run(slow));
+  EXPECT_EQ(line.compare(0, slow_line.size(), slow_line), 0) << line;
+  const json planned = final_record().at("planned");
+  std::map<std::string, double> waits_ms;
+  for (const json& c : planned.at("collectives")) {
+    if (c.at("name") == "all_gather") waits_ms[c.at("label")] += c.at("exposed_ms").get<double>();
+  }
+  EXPECT_GT(waits_ms.at("norm"), 0.0005);
+  EXPECT_GT(waits_ms.at("h.1 forward"), 0.0005);
+  for (const auto& [label, ms] : waits_ms) {
+    const bool is_shown = label != "norm" && ms > 0.0005;
+    EXPECT_EQ(line.find(fmt::format("{} {:.3f} ms", label, ms)) != std::string::npos, is_shown)
+        << label << " in " << line;
+  }
+  EXPECT_EQ(line.find("more"), std::string::npos) << line;
+
+  Flags many = slow;
+  many["model.layers"] = "8";
+  many["parallel.prefetch"] = "0";
+  const std::string most = line_of(run(many));
+  EXPECT_EQ(std::ranges::count(most, ','), 7) << most;  // one in front of the list
+  EXPECT_NE(most.find(" more "), std::string::npos) << most;
+
+  const Flags fast = {{"audit", "true"},
+                      {"rates.gflops", "0.01"},
+                      {"rates.link_gbs", "1e6"},
+                      {"rates.link_latency_us", "0"}};
+  EXPECT_EQ(line_of(run(fast)), "all gathers are hidden in the plan, at --rates.*");
+  EXPECT_EQ(line_of(run({{"audit", "true"}, {"parallel.strategy", "ddp"}})), "");
+  EXPECT_TRUE(has(run({{"rates.link_gbs", "1"}}).err, {"rates.link_gbs with plan or audit only"}));
+}
+
 // Rank 1 holds more in one of them, all ranks send more in the other.
 TEST_F(PlanCli, ARunThatIsNotAsPlannedEndsWithAnErrorOnceItIsSaved) {
   struct Case {
@@ -189,6 +233,34 @@ TEST_F(PlanCli, ARunSaysWhatToTryNext) {
       {{"train.steps", "12"}, {"parallel.prefetch", "0"}, {"parallel.reductions_in_flight", "0"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_TRUE(has(outcome.out, {"\n  next    exposed communication is "})) << outcome.out;
+}
+
+// As `plan | head` does, however much of the output the program keeps to itself.
+TEST_F(PlanCli, AReaderThatHasGoneEndsItInSilence) {
+  std::string plan = kPlan;
+  for (const auto& [name, value] : with({{"model.vocab", "256"}})) {
+    if (name != "data.path") plan += " --" + name + "=" + value;
+  }
+  const std::string no_reader = "mkfifo " + folder_ / "pipe" + "; exec 4<>" + folder_ / "pipe" +
+                                " 5>" + folder_ / "pipe" + " 4<&-; ";
+  const std::string help = testing::kTransformer + " --help";
+  for (const std::string& command :
+       {plan, plan + " --json", this->command({{"plan", "true"}}), help}) {
+    for (const char* unbuffered : {"", "stdbuf -o0 "}) {
+      std::filesystem::remove(folder_ / "pipe");
+      const Outcome gone = shell(no_reader + unbuffered + command + " >&5");
+      EXPECT_EQ(gone.exit_code, 128 + SIGPIPE) << unbuffered << command;
+      EXPECT_EQ(gone.err, "") << unbuffered << command;
+      const Outcome full = shell(unbuffered + command + " > /dev/full");
+      EXPECT_EQ(full.exit_code, 1) << unbuffered << command;
+      EXPECT_TRUE(has(full.err, {"error: "})) << unbuffered << command;
+    }
+  }
+  // What is wrong besides is told.
+  std::filesystem::remove(folder_ / "pipe");
+  const Outcome wrong = shell(no_reader + kPlan + " --model.layerz=1 >&5");
+  EXPECT_EQ(wrong.exit_code, 1);
+  EXPECT_TRUE(has(wrong.err, {"model.layerz"}));
 }
 
 TEST_F(PlanCli, KeepsToABudget) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <set>
 #include <string>
@@ -329,6 +330,23 @@ TEST(Planner, SaysWhatTheHostDoesAndWhenMemoryIsMost) {
   EXPECT_TRUE(then.contains(plan.peak_at.substr(0, plan.peak_at.find(','))))
       << plan.peak_at << " not of " << fmt::format("{}", fmt::join(then, ", "));
   EXPECT_EQ(plan.num_launches, num_launches);
+}
+
+// One block on one rank. Forward: embedding; layernorm, linear, attention, linear, add_layernorm,
+// linear, gelu, linear, add; layernorm, linear_cross_entropy. Backward: the loss, 3 for each linear
+// (x, weight, bias), 2 embeddings, all else 1. Then the update of both units behind its start; the
+// loss and the wish to stop are kept, and gathered.
+TEST(Planner, CountsLaunchesAsAPersonWould) {
+  TrainConfig config = base(1);
+  config.parallel.strategy = "ddp";
+  const auto begin = std::chrono::steady_clock::now();
+  const TrainPlan plan =
+      plan_of(config, {.layers = 1, .heads = 1, .dim = 8, .seq = 8, .vocab = 16, .dropout = 0});
+  const std::chrono::duration<double, std::milli> all = std::chrono::steady_clock::now() - begin;
+  constexpr int kForward = 1 + 9 + 2, kBackward = 1 + 4 * 3 + 2 + 6, kUpdate = 1 + 2, kValues = 3;
+  EXPECT_EQ(plan.num_launches, kForward + kBackward + kUpdate + kValues);
+  EXPECT_GT(plan.host_ms, 0);
+  EXPECT_LT(plan.host_ms, all.count());  // it is one of two steps
 }
 
 // A slow link is waited for, a fast one is not but for the first gather and the last reduction.

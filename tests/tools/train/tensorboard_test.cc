@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,30 +46,31 @@ TEST(TensorBoardLog, HoldsEveryFigureUnderItsTag) {
   const TempFolder folder;
   TensorBoardLog log(folder.path(), "tokens");
   log.begin(1);
-  log.step(record_of(1));
+  log.step(record_of(1), 75);
   StepRecord skipped = record_of(2);
   skipped.skipped = "w";
   skipped.compute_ms.reset();
   skipped.optimizer_ms.reset();
-  log.step(skipped);
+  log.step(skipped, std::nullopt);
   log.validation(2, 1.5);
   log.flush(BackgroundWriter::Patience::kLong);
   const std::vector<EventRead> events = read(folder, log);
   ASSERT_EQ(events.size(), 5u);
   EXPECT_EQ(events[0].version, "brain.Event:2");
   EXPECT_TRUE(events[1].starts_session);
-  std::map<std::string, float> expected = {{"train/loss", 2.5f},         {"train/grad_norm", 0.5f},
-                                           {"train/lr", 0.25f},          {"time/step_ms", 16},
-                                           {"time/exposed_comm_ms", 2},  {"time/data_ms", 1},
-                                           {"time/compute_ms", 8},       {"time/optimizer_ms", 4},
-                                           {"speed/tokens_per_s", 1000}, {"peak_bytes/total", 500}};
+  std::map<std::string, float> expected = {
+      {"train/loss", 2.5f},       {"train/grad_norm", 0.5f},   {"train/lr", 0.25f},
+      {"time/step_ms", 16},       {"time/exposed_comm_ms", 2}, {"time/data_ms", 1},
+      {"time/compute_ms", 8},     {"time/optimizer_ms", 4},    {"speed/tokens_per_s", 1000},
+      {"speed/peak_percent", 75}, {"peak_bytes/total", 500}};
   for (int c = 0; c < engine::kNumCategories; ++c) {
     const std::string tag = "peak_bytes/" + std::string(name_of(static_cast<engine::Category>(c)));
     expected[tag] = static_cast<float>(100 + c);
   }
   EXPECT_EQ(events[2].step, 1);
   EXPECT_EQ(events[2].scalars, expected);
-  for (const char* unknown : {"train/grad_norm", "time/compute_ms", "time/optimizer_ms"}) {
+  for (const char* unknown :
+       {"train/grad_norm", "time/compute_ms", "time/optimizer_ms", "speed/peak_percent"}) {
     expected.erase(unknown);
   }
   EXPECT_EQ(events[3].step, 2);

@@ -16,6 +16,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -27,6 +28,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/forwarding_group.h"
 #include "comm/threads.h"
 #include "engine/error.h"
 #include "engine/io/file.h"
@@ -515,7 +517,7 @@ TEST(Trainer, ThePartsOfAStepAreDisjoint) {
     for (const char* part : {"exposed_comm_ms", "optimizer_ms", "data_ms"}) EXPECT_GE(ms(part), 0);
     const double parts =
         ms("compute_ms") + ms("exposed_comm_ms") + ms("optimizer_ms") + ms("data_ms");
-    EXPECT_GT(ms("step_ms"), parts);  // what is left is the norm, the losses, and such
+    EXPECT_GT(ms("step_ms"), parts);  // what is left is the norm, and such
   }
 }
 
@@ -545,6 +547,48 @@ TEST(Trainer, WaitingForAPeerIsExposedCommunication) {
     const auto ms = [&](const char* name) { return line.at(name).get<double>(); };
     EXPECT_GT(ms("exposed_comm_ms"), 0);
     EXPECT_GT(ms("step_ms"), ms("exposed_comm_ms") + ms("compute_ms"));
+  }
+}
+
+// Holds up one rank where the losses of a step are gathered, by the thread that calls: as where
+// another thread has its core, that is no wait for an event.
+class SlowAtLosses final : public comm::ForwardingGroup {
+ public:
+  SlowAtLosses(ProcessGroup& inner, bool is_slow) : ForwardingGroup(inner), is_slow_(is_slow) {}
+
+ private:
+  void before(const comm::Collective& c, const engine::Stream&) override {
+    if (is_slow_ && c.work.detail == "values") {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  }
+  std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
+    return inner().split(color, key);
+  }
+
+  bool is_slow_;
+};
+
+// Whoever of the two it is: rank 0, whose time the log tells, has nothing else to do.
+TEST(Trainer, BehindItsPartOfAStepARankWaitsForTheOthers) {
+  for (const int slow : {0, 1}) {
+    const TrainConfig config = config_of(2, 1, 2);
+    std::vector<StepRecord> records;
+    comm::run_ranks(2, {}, [&](ProcessGroup& threads) {
+      SlowAtLosses world(threads, threads.rank() == slow);
+      Model model;
+      Trainer trainer(world, engine::Stream::inline_cpu("compute"), config, {&model.block}, nullptr,
+                      nullptr);
+      if (world.rank() == 0) trainer.on_step([&](const StepRecord& r) { records.push_back(r); });
+      Rank{world, trainer, model, config}.run();
+    });
+    ASSERT_EQ(records.size(), 2u);
+    for (const StepRecord& r : records) {
+      EXPECT_GE(r.exposed_comm_ms, 99) << "rank " << slow;
+      ASSERT_TRUE(r.other_ms().has_value());
+      EXPECT_GE(*r.other_ms(), -1e-6);  // the parts add up to no more than the step
+      EXPECT_GE(r.step_ms, r.exposed_comm_ms + *r.compute_ms + *r.optimizer_ms + r.data_ms - 1e-6);
+    }
   }
 }
 

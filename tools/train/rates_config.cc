@@ -1,0 +1,33 @@
+#include "tools/train/rates_config.h"
+
+#include "engine/error.h"
+
+namespace tessera::tools {
+
+void RatesConfig::add_to(FlagSet& flags) {
+  const auto rate = [&](const char* name, double* field, const char* help) {
+    flags.add(name, field, {.help = help, .min = 0, .above_min = true});
+  };
+  rate("rates.gflops", &gflops, "GFLOP/s of one rank, for simulated times");
+  rate("rates.memory_gbs", &memory_gbs, "GB/s of memory, read and written");
+  rate("rates.link_gbs", &link_gbs, "GB/s that a rank sends");
+  flags.add("rates.link_latency_us", &link_latency_us,
+            {.help = "microseconds of each collective", .min = 0});
+}
+
+void RatesConfig::check_unused(const FlagSet& flags) {
+  for (const char* name :
+       {"rates.gflops", "rates.memory_gbs", "rates.link_gbs", "rates.link_latency_us"}) {
+    engine::require(!flags.is_given(name),
+                    "[config] expected {} with plan or audit only, got it without", name);
+  }
+}
+
+engine::MetaRates RatesConfig::rates() const {
+  return {.flops_per_s = gflops * 1e9,
+          .bytes_per_s = memory_gbs * 1e9,
+          .link_bytes_per_s = link_gbs * 1e9,
+          .link_latency_s = link_latency_us * 1e-6};
+}
+
+}  // namespace tessera::tools
