@@ -134,7 +134,7 @@ TEST(CheckpointResume, HasTheBitsOfTrainingThatWasNotInterrupted) {
 constexpr std::array kHooks = {"batched_powersgd", "powersgd", "f16+powersgd"};
 
 CheckpointRun hooked(const TempFolder& folder, const std::string& name, const char* strategy,
-                     int ranks, int steps) {
+                     int ranks, int steps, bool across_replicas = false) {
   CheckpointRun run{.training = {.ranks = ranks, .steps = steps, .poison = true},
                     .checkpoints = {.folder = folder / "c"}};
   Training& t = run.training;
@@ -144,6 +144,7 @@ CheckpointRun hooked(const TempFolder& folder, const std::string& name, const ch
   set_hook(hook, name);
   hook.powersgd.start_step = 1;
   hook.powersgd.low_rank.min_compression_rate = 0;
+  hook.powersgd.across_replicas = across_replicas;
   t.options.reducer = make_hook(hook);
   t.options.reducer_text = describe(hook);
   run.prepare = [](testing::ToyModel& model) {
@@ -172,6 +173,33 @@ TEST(CheckpointResume, KeepsWhatAHookRemembersToTheBit) {
   }
 }
 
+// Two replicas owe two parts, cut alike in both strategies.
+TEST(CheckpointResume, KeepsWhatReplicasOweToTheBit) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"hsdp", "hsdp"}, {"hfsdp", "hfsdp"}, {"hsdp", "hybrid_zero2"}, {"hybrid_zero2", "hsdp"}};
+  int number = 0;
+  for (const auto& of_case : cases) {
+    for (const std::string name : kHooks) {
+      ++number;
+      const auto run_of = [&](const TempFolder& folder, const char* strategy, int steps) {
+        CheckpointRun run = hooked(folder, name, strategy, 4, steps, true);
+        run.checkpoints.async = run.training.adamw = number % 2 == 0;
+        run.training.accum = 1 + number % 3;
+        if (number % 4 > 1) run.training.in_backward = UpdateGathers::kInterleaved;
+        run.training.options.offload.gradients = number % 5 == 0 ? 1 : 0;
+        return run;
+      };
+      const TempFolder folder, without;
+      train_saving(run_of(folder, of_case.first, 3));
+      const CheckpointResult result = train_saving(run_of(folder, of_case.second, 6));
+      EXPECT_EQ(result.first_step, 3);
+      const CheckpointResult whole = train_saving(run_of(without, of_case.first, 6));
+      EXPECT_TRUE(whole.values == result.values)
+          << of_case.first << " to " << of_case.second << " " << name;
+    }
+  }
+}
+
 // The sum over ranks of what each owes, by parameter.
 std::map<std::string, std::vector<double>> owed(const Fsdp& fsdp, comm::ProcessGroup& world) {
   static std::mutex mutex;
@@ -194,9 +222,11 @@ std::map<std::string, std::vector<double>> owed(const Fsdp& fsdp, comm::ProcessG
 TEST(CheckpointResume, OtherRanksOweTheSameSum) {
   for (const std::string name : kHooks) {
     for (const int ranks : {1, 2, 3, 5}) {
+      const bool across_replicas = ranks % 2 == 1;  // before
       const TempFolder folder;
       std::map<std::string, std::vector<double>> before, after;
-      CheckpointRun run = hooked(folder, name, "zero3", 4, 3);
+      CheckpointRun run =
+          hooked(folder, name, across_replicas ? "hfsdp" : "zero3", 4, 3, across_replicas);
       run.at_end = [&](const testing::CheckpointRank& rank, int) {
         const auto sums = owed(rank.fsdp, rank.world);
         if (rank.world.rank() == 0) before = sums;

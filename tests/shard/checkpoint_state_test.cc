@@ -108,6 +108,140 @@ TEST(CheckpointState, FrozenParametersInBf16ComeBackAsTheyAre) {
   }
 }
 
+// What trains behind step `step`, beside all that always does.
+void set_trainable(const std::vector<Parameter*>& parameters, int step) {
+  for (Parameter* p : parameters) {
+    if (p->name == "h.0.weight") p->trainable = step < 2 || step >= 4;
+    if (p->name == "h.1.bias") p->trainable = step < 4;
+    if (p->name == "scale") p->trainable = step >= 2;
+  }
+}
+
+std::vector<Parameter*> parameters_of(ToyModel& model) {
+  std::vector<Parameter*> all = model.root.parameters;
+  for (const engine::Block* block : model.blocks()) {
+    all.insert(all.end(), block->parameters.begin(), block->parameters.end());
+  }
+  return all;
+}
+
+// Saved at once behind each change, beside the step that follows.
+TEST(CheckpointState, WhatWasFrozenOrSetFreeInMidRunGoesOnFromThere) {
+  struct Case {
+    const char *before, *after;
+    bool is_bf16, is_early, is_offloaded;
+  };
+  for (const Case& c :
+       {Case{"zero3", "ddp", true, false, false}, Case{"ddp", "hfsdp", false, true, false},
+        Case{"hfsdp", "zero1", true, true, true}, Case{"zero1", "hybrid_zero2", false, false, true},
+        Case{"hsdp", "zero2", true, false, true}, Case{"zero2", "zero3", true, true, false}}) {
+    const TempFolder folder;
+    CheckpointRun run = run_in(folder / "c", 6, 4);
+    const auto place = [&](const char* strategy) {
+      run.training.options.placement = Placement::preset(strategy);
+      run.training.options.shard_ranks = default_shard_ranks(strategy, 4);
+    };
+    place(c.before);
+    if (c.is_bf16) run.training.options.precision.param = DType::kBF16;
+    if (c.is_early) run.training.in_backward = UpdateGathers::kInterleaved;
+    if (c.is_offloaded) run.training.options.offload = {.gradients = 0.5, .optimizer = 0.5};
+    run.save_every = 0;
+    int start = 0;
+    run.prepare = [&](ToyModel& model) { set_trainable(parameters_of(model), start); };
+    run.behind_step = [](const CheckpointRank& rank, int step) {
+      if (step != 1 && step != 3) return true;
+      set_trainable(rank.fsdp.parameters(), step + 1);
+      rank.fsdp.trainable_changed();
+      rank.checkpointer.save(step + 1, {});
+      return true;
+    };
+    const CheckpointResult whole = train_saving(run);
+    place(c.after);
+    run.training.options.offload = {};
+    run.behind_step = {};
+    start = 4;
+    CheckpointResult result = train_saving(run);
+    EXPECT_EQ(result.first_step, 4);
+    EXPECT_EQ(result.values, whole.values) << c.before << " to " << c.after;
+    EXPECT_EQ(result.norms, Floats(whole.norms.begin() + 4, whole.norms.end()));
+    // Through both: what was frozen is changed again.
+    fs::remove_all(folder / "c/step_4");
+    start = 2;
+    run.behind_step = [](const CheckpointRank& rank, int step) {
+      if (step != 3) return true;
+      set_trainable(rank.fsdp.parameters(), 4);
+      rank.fsdp.trainable_changed();
+      return true;
+    };
+    result = train_saving(run);
+    EXPECT_EQ(result.first_step, 2);
+    EXPECT_EQ(result.values, whole.values) << c.before << " to " << c.after;
+    // Into what was cut anew behind its Checkpointer was made.
+    run.behind_step = {};
+    run.training.steps = start = 0;
+    run.resumes = false;
+    run.checkpoints.folder = folder / "other";
+    run.at_end = [&](const CheckpointRank& rank, int) {
+      set_trainable(rank.fsdp.parameters(), 2);
+      rank.fsdp.trainable_changed();
+      rank.checkpointer.load(folder / "c/step_2");
+    };
+    const CheckpointResult loaded = train_saving(run);
+    run.at_end = {};
+    run.resumes = true;
+    run.checkpoints.folder = folder / "c";
+    start = 2;
+    EXPECT_EQ(train_saving(run).values, loaded.values) << c.before << " to " << c.after;
+  }
+}
+
+// They are the caller's own, who saves them, as buffers for one.
+TEST(CheckpointState, IgnoredParametersAreNoPartOfIt) {
+  for (const char* strategy : {"zero3", "ddp", "hfsdp", "hybrid_zero2"}) {
+    const TempFolder folder, without;
+    CheckpointRun run = run_in(folder / "c", 4, 4);
+    float own_value = 0;
+    const auto ignore = [&](CheckpointRun& r) {
+      r.prepare = [&](ToyModel& model) {
+        const Memory memory;
+        Parameter& own = model.layers[1]->weight;
+        engine::materialize({&own}, memory, /*seed=*/1);
+        std::ranges::fill(own.value.span<float>(), own_value);
+      };
+      r.training.options.ignores = [](const Parameter& p) { return p.name == "h.1.weight"; };
+    };
+    ignore(run);
+    own_value = 0.5f;
+    run.checkpoints.folder = without / "c";
+    const CheckpointResult whole = train_saving(run);
+    run.checkpoints.folder = folder / "c";
+    run.training.steps = 2;
+    run.training.options.placement = Placement::preset(strategy);
+    run.training.options.shard_ranks = default_shard_ranks(strategy, 4);
+    train_saving(run);
+    run.training.steps = 4;
+    run.save_every = 0;
+    CheckpointResult result = train_saving(run);
+    EXPECT_EQ(result.first_step, 2);
+    EXPECT_EQ(result.values, whole.values) << strategy;
+    own_value = 0.25f;  // nothing brings the other back
+    EXPECT_NE(train_saving(run).values, whole.values);
+    run.prepare = {};
+    run.training.options.ignores = {};
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { train_saving(run); }),
+                    {"missing: parameter h.1.weight", "missing: optimizer.m h.1.weight"}));
+  }
+  const TempFolder folder;
+  CheckpointRun run = run_in(folder / "c", 2);
+  train_saving(run);
+  run.training.options.ignores = [](const Parameter& p) { return p.name == "h.1.weight"; };
+  run.prepare = [](ToyModel& model) {
+    engine::materialize({&model.layers[1]->weight}, Memory(), /*seed=*/1);
+  };
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { train_saving(run); }),
+                  {"unexpected: parameter h.1.weight", "unexpected: optimizer.v h.1.weight"}));
+}
+
 TEST(CheckpointState, AllDifferencesAreListed) {
   const TempFolder folder;
   CheckpointRun saved = run_in(folder / "c", 2);

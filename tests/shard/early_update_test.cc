@@ -278,16 +278,19 @@ TEST(EarlyUpdate, EndsBeforeItsOptimizerDoes) {
   }
 }
 
-std::vector<std::string> collectives(const std::string& name, UpdateGathers gathers) {
+// Of rank 0 in the second step; `with_sizes`: and among how many ranks each is.
+std::vector<std::string> collectives(const std::string& name, UpdateGathers gathers, int ranks = 2,
+                                     bool with_sizes = false) {
   std::vector<std::string> lines;
-  comm::run_ranks(2, {}, [&](ProcessGroup& ranks) {
+  comm::run_ranks(ranks, {}, [&](ProcessGroup& all) {
     CollectiveLog log;
-    LoggedGroup world(ranks, log);
+    LoggedGroup world(all, log);
     const Memory memory;
     Tape tape(memory, Stream::inline_cpu("compute"));
     ToyModel model(3, 40);
-    Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root,
-              {.placement = Placement::preset(name)});
+    Fsdp fsdp(
+        world, memory, tape.stream(), model.blocks(), &model.root,
+        {.placement = Placement::preset(name), .shard_ranks = default_shard_ranks(name, ranks)});
     Sgd sgd(fsdp, {});
     for (int step = 0; step < 2; ++step) {
       log.take();
@@ -296,7 +299,10 @@ std::vector<std::string> collectives(const std::string& name, UpdateGathers gath
       tape.backward(model.loss(tape, Tensor::zeros(memory, {40}, engine::DType::kF32)));
       fsdp.finish_step();
     }
-    if (world.rank() == 0) lines = log.take();
+    if (world.rank() != 0) return;
+    for (const CollectiveLog::Record& record : log.records()) {
+      lines.push_back(record.text + (with_sizes ? " " + std::to_string(record.num_ranks) : ""));
+    }
   });
   return lines;
 }
@@ -326,6 +332,63 @@ TEST(EarlyUpdate, GathersNothingMoreForZero3) {
                    "reduce_scatter h.1 gradient", "reduce_scatter h.0 gradient",
                    "reduce_scatter root gradient", "all_gather root forward",
                    "all_gather h.0 forward", "all_gather norm"}));
+}
+
+// Two replicas of three ranks: what is cut in replicas is gathered among 3, and what is cut between
+// them among 2. A gradient is reduced in the first replica, whose ranks hand the sums on and get
+// back those of all.
+Lines hybrid(const Lines& lines) {
+  Lines expected;
+  for (const std::string& line : lines) {
+    if (!line.starts_with("reduce ")) {
+      expected.push_back(line);
+      continue;
+    }
+    const std::string gradient = line.substr(7) + " gradient ";
+    expected.push_back("reduce_scatter " + gradient + "3");
+    expected.insert(expected.end(), 2, "broadcast " + gradient + "2");
+  }
+  return expected;
+}
+
+// Replicas update alike, and have nothing to tell each other.
+TEST(EarlyUpdate, GathersNothingMoreForHsdp) {
+  for (const UpdateGathers gathers : kBoth) {
+    EXPECT_EQ(collectives("hsdp", gathers, 6, true),
+              hybrid({"all_gather h.1 forward 3", "all_gather h.2 forward 3",
+                      "all_gather h.1 backward 3", "reduce h.2", "all_gather h.0 backward 3",
+                      "reduce h.1", "reduce h.0", "reduce root", "all_gather root forward 3",
+                      "all_gather h.0 forward 3", "all_gather norm 3"}));
+  }
+}
+
+TEST(EarlyUpdate, GathersUpdatedPartsInsideReplicasForHybridZero2) {
+  EXPECT_EQ(collectives("hybrid_zero2", UpdateGathers::kInterleaved, 6, true),
+            hybrid({"reduce h.2", "all_gather h.2 update 3", "reduce h.1",
+                    "all_gather h.1 update 3", "reduce h.0", "all_gather h.0 update 3",
+                    "reduce root", "all_gather root update 3", "all_gather norm 3"}));
+  EXPECT_EQ(collectives("hybrid_zero2", UpdateGathers::kContiguous, 6, true),
+            hybrid({"reduce h.2", "reduce h.1", "reduce h.0", "reduce root",
+                    "all_gather root update 3", "all_gather h.0 update 3",
+                    "all_gather h.1 update 3", "all_gather h.2 update 3", "all_gather norm 3"}));
+}
+
+// A rank's shard is whole again before it is gathered for the next forward.
+TEST(EarlyUpdate, GathersUpdatedPartsBetweenReplicasForHfsdp) {
+  EXPECT_EQ(
+      collectives("hfsdp", UpdateGathers::kInterleaved, 6, true),
+      hybrid({"all_gather h.1 forward 3", "all_gather h.2 forward 3", "all_gather h.1 backward 3",
+              "reduce h.2", "all_gather h.2 update 2", "all_gather h.0 backward 3", "reduce h.1",
+              "all_gather h.1 update 2", "reduce h.0", "all_gather h.0 update 2", "reduce root",
+              "all_gather root update 2", "all_gather root forward 3", "all_gather h.0 forward 3",
+              "all_gather norm 6"}));
+  EXPECT_EQ(
+      collectives("hfsdp", UpdateGathers::kContiguous, 6, true),
+      hybrid({"all_gather h.1 forward 3", "all_gather h.2 forward 3", "all_gather h.1 backward 3",
+              "reduce h.2", "all_gather h.0 backward 3", "reduce h.1", "reduce h.0", "reduce root",
+              "all_gather root update 2", "all_gather root forward 3", "all_gather h.0 update 2",
+              "all_gather h.1 update 2", "all_gather h.2 update 2", "all_gather h.0 forward 3",
+              "all_gather norm 6"}));
 }
 
 // A hook that counts.

@@ -124,6 +124,84 @@ INSTANTIATE_TEST_SUITE_P(Hooks, HookSteps,
                            return name;
                          });
 
+// With across_replicas a rank multiplies its shard alone, so the bits are those of where shards are
+// cut, here inside rows. hsdp and hybrid_zero2 cut alike, and so does hfsdp where padding for all
+// ranks is no more than padding for those of a replica, as of these shapes.
+const std::array<Change, 5> kWaysAcross = {{
+    {"hsdp, delays, all sums on the host",
+     [](HookRun& run) {
+       run.options.offload = {.gradients = 1, .optimizer = 1};
+       run.options.delay_seed = 1;
+     }},
+    {"hybrid_zero2, no poison",
+     [](HookRun& run) {
+       run.options.placement = Placement::preset("hybrid_zero2");
+       run.options.prefetch = 0;
+       run.poison = false;
+     }},
+    {"hybrid_zero2, delays, errors on the host",
+     [](HookRun& run) {
+       run.options.placement = Placement::preset("hybrid_zero2");
+       run.options.reductions_in_flight = 3;
+       run.options.delay_seed = 2;
+       run.hook.powersgd.offload_error = true;
+     }},
+    {"hfsdp", [](HookRun& run) { run.options.placement = Placement::preset("hfsdp"); }},
+    {"hfsdp, delays, a part of the sums on the host",
+     [](HookRun& run) {
+       run.options.placement = Placement::preset("hfsdp");
+       run.options.offload.gradients = 0.5;
+       run.options.delay_seed = 3;
+     }},
+}};
+
+HookRun across_replicas(const char* hook) {
+  HookRun run = hook_run_of(hook, 4);
+  run.hook.powersgd.across_replicas = true;
+  run.options.placement = Placement::preset("hsdp");
+  run.options.shard_ranks = 2;
+  return run;
+}
+
+TEST(HookSteps, AcrossReplicasHaveTheSameBitsWhereverShardsAreCutAlike) {
+  for (const char* hook : {"f16+powersgd", "batched_powersgd"}) {
+    for (const auto& [steps, shape] : kSteps) {
+      HookRun run = across_replicas(hook);
+      run.shapes = {{20, 15}, {7}, {9, 4, 10}, {50}, {6, 6}};
+      shape(run);
+      const HookResult expected = run_hook(run);
+      for (const auto& [way, change] : kWaysAcross) {
+        HookRun other = run;
+        change(other);
+        const HookResult got = run_hook(other);
+        const std::string what = fmt::format("{}, {}, {}", hook, steps, way);
+        EXPECT_EQ(got.gradients, expected.gradients) << what;
+        EXPECT_EQ(got.state, expected.state) << what;
+      }
+    }
+  }
+}
+
+// 240 elements take 2 times 128: replicas of hsdp cut them in the middle; in those of hfsdp, where
+// each of 4 ranks updates 128, the first rank has them all.
+TEST(HookSteps, AcrossReplicasDifferByRoundingWhereShardsAreCutOtherwise) {
+  for (const char* hook : {"powersgd", "batched_powersgd"}) {
+    HookRun run = across_replicas(hook);
+    const HookResult expected = run_hook(run);
+    run.options.placement = Placement::preset("hfsdp");
+    const HookResult got = run_hook(run);
+    EXPECT_NE(got.state, expected.state) << "docs/hooks.md says otherwise";
+    for (std::size_t step = 0; step < got.gradients[0].size(); ++step) {
+      for (std::size_t i = 0; i < run.shapes.size(); ++i) {
+        const std::vector<float>& a = got.gradients[0][step][i];
+        const std::vector<float>& b = expected.gradients[0][step][i];
+        ASSERT_EQ(a.size(), b.size());
+        for (std::size_t k = 0; k < a.size(); ++k) ASSERT_NEAR(a[k], b[k], 2e-5) << hook;
+      }
+    }
+  }
+}
+
 // Against values of our own
 // -------------------------------------------------------------------------------------
 

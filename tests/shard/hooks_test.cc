@@ -73,12 +73,16 @@ TEST(Hooks, DoNotDependOnPackingButInBatches) {
 // Between replicas, what is compressed is the sum of each; ranks remember errors of their shard.
 TEST(Hooks, CompressAcrossReplicasAlone) {
   for (const bool batched : {false, true}) {
-    const std::pair<int, int> cases[] = {{4, 2}, {6, 3}, {4, 1}};
-    for (const auto& of_case : cases) {
-      const int ranks = of_case.first, shard_ranks = of_case.second;
+    struct Case {
+      const char* strategy;
+      int ranks, shard_ranks, accum;
+    };
+    for (const auto& [strategy, ranks, shard_ranks, accum] :
+         {Case{"hsdp", 4, 2, 1}, Case{"hsdp", 6, 3, 2}, Case{"hsdp", 4, 1, 1},
+          Case{"hybrid_zero2", 4, 2, 2}, Case{"hfsdp", 4, 2, 2}, Case{"hfsdp", 6, 3, 1}}) {
       HookRun run = hook_run_of(batched ? "batched_powersgd" : "powersgd", ranks);
-      run.accum = 1;
-      place(run, "hsdp", shard_ranks);
+      run.accum = accum;
+      place(run, strategy, shard_ranks);
       run.hook.powersgd.across_replicas = true;
       run.hook.powersgd.low_rank.rank = 1;
       run.hook.powersgd.low_rank.min_compression_rate = 0;
@@ -86,7 +90,7 @@ TEST(Hooks, CompressAcrossReplicasAlone) {
       // The same as one rank for each replica that has the sum of its gradients; but for the
       // order of sums.
       HookRun folded = hook_run_of(batched ? "batched_powersgd" : "powersgd", ranks / shard_ranks);
-      folded.accum = 1;
+      folded.accum = accum;
       folded.hook = run.hook;
       folded.hook.powersgd.across_replicas = false;
       folded.gradient = [&](int step, int replica, std::size_t i) {

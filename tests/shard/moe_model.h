@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@
 #include "ops/scale.h"
 #include "ops/sum.h"
 #include "shard/all_to_all.h"
+#include "shard/checkpoint/checkpointer.h"
 #include "shard/initialise.h"
 #include "shard/joint_norm.h"
 #include "shard/sgd.h"
@@ -112,6 +114,10 @@ struct MoeRun {
   int num_gpus = 0;
   MoeOptions model = {};
   shard::FsdpOptions dense = {}, experts = {};
+  std::optional<shard::UpdateGathers> in_backward = {};  ///< with max_norm 0: how updates are made
+  /// Goes on from the newest checkpoint there, if any, and saves behind the last step.
+  std::string folder = {};
+  bool saves_async = false;
 };
 
 /// What a rank has sent since it was set up, and held, by the end of a step.
@@ -122,7 +128,7 @@ struct MoeBooks {
 
 struct MoeResult {
   std::map<int, std::vector<MoeBooks>> books;  // of each rank, by step
-  std::vector<float> norms;                    // of each step, on every rank alike
+  std::vector<float> norms;                    // of each step made, on every rank alike
   std::vector<std::pair<std::string, std::vector<float>>> parameters;  // in name order
 };
 
@@ -158,7 +164,22 @@ inline void train_moe_rank(comm::ProcessGroup& world, const engine::Stream& comp
   std::vector<float> norms;
   const comm::Traffic set_up = world.traffic();  // ranks that are there agree on their plans
   std::vector<MoeBooks> books;
-  for (int step = 0; step < run.steps; ++step) {
+  std::unique_ptr<shard::Checkpointer> checkpointer;
+  int step = 0;
+  if (!run.folder.empty()) {
+    checkpointer = std::make_unique<shard::Checkpointer>(
+        world,
+        std::vector<shard::CheckpointPart>{{&dense, &dense_optimizer},
+                                           {&experts, &expert_optimizer}},
+        shard::CheckpointerOptions{.folder = run.folder, .async = run.saves_async});
+    if (const auto loaded = checkpointer->load_newest()) step = static_cast<int>(loaded->step);
+  }
+  const double lr = run.model.exact ? 0x1p-10 : 0.1;
+  for (; step < run.steps; ++step) {
+    if (run.in_backward) {
+      dense_optimizer.step_in_backward(lr, *run.in_backward);
+      expert_optimizer.step_in_backward(lr, *run.in_backward);
+    }
     for (int micro = 0; micro < run.accum; ++micro) {
       for (shard::Fsdp* fsdp : {&dense, &experts}) {
         micro == 0 ? fsdp->begin_step(run.accum) : fsdp->next_micro_step();
@@ -184,14 +205,19 @@ inline void train_moe_rank(comm::ProcessGroup& world, const engine::Stream& comp
     const float norm = shard::joint_norm(world, parts);
     norms.push_back(norm);
     const shard::ClipFactor clip{shard::clip_scale(norm, run.max_norm)};
-    const double lr = run.model.exact ? 0x1p-10 : 0.1;
-    dense_optimizer.step(lr, clip);
-    expert_optimizer.step(lr, clip);
+    if (!run.in_backward) {
+      dense_optimizer.step(lr, clip);
+      expert_optimizer.step(lr, clip);
+    }
     compute.synchronize();
     const comm::Traffic now = world.traffic();
     books.push_back(
         {{now.num_collectives - set_up.num_collectives, now.bytes_sent - set_up.bytes_sent},
          memory.stats()});
+  }
+  if (checkpointer != nullptr) {
+    checkpointer->save(step, {});
+    checkpointer->wait();
   }
   if (compute.device().is_meta) {
     result.books[world.rank()] = std::move(books);

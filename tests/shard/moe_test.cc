@@ -2,15 +2,23 @@
 // expert-parallel groups against one process; what their gradients are divided by; one norm.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <cstddef>
+#include <map>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "comm/meta.h"
 #include "engine/meta.h"
+#include "shard/hooks.h"
 #include "tests/shard/moe_model.h"
+#include "tests/testing/covering.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/sanitizers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace tessera::shard {
 namespace {
@@ -154,6 +162,57 @@ TEST(Moe, InExpertParallelGroupsTrainsAsOneProcess) {
         expect_equal(train_moe(other), expected, to_string(options.placement));
       }
     }
+  }
+}
+
+// A checkpoint of two Fsdp with two optimizers, under every pair of choices: saved with what is
+// offloaded, compressed or updated beside backward, resumed under another strategy with none of the
+// offload and overlap.
+TEST(Moe, ResumedHasTheBitsOfTrainingThatWasNotInterrupted) {
+  enum Choice : std::size_t { kStrategy, kHook, kExpertRanks, kUpdates, kOffload, kAsync, kAfter };
+  const std::vector<std::string> strategies = {"ddp",           "zero1", "zero2",        "zero3",
+                                               "shard_grad_op", "hsdp",  "hybrid_zero2", "hfsdp"};
+  const auto count = static_cast<int>(strategies.size());
+  const auto rows = testing::covering_rows({count, 3, 3, 3, 2, 2, count}).rows;
+  std::map<std::tuple<int, int>, MoeResult> known;
+  for (std::size_t number = 0; number < rows.size(); ++number) {
+    if (testing::kIsSlow && number % 7 != 0) continue;
+    const testing::CoveringRow& row = rows[number];
+    const auto place = [&](MoeRun& run, Choice choice) {
+      const std::string& strategy = strategies[static_cast<std::size_t>(row[choice])];
+      run.dense.placement = run.experts.placement = Placement::preset(strategy);
+      run.dense.shard_ranks = default_shard_ranks(strategy, run.ranks);
+      run.experts.shard_ranks = default_shard_ranks(strategy, run.ranks / run.expert_ranks);
+    };
+    MoeRun plain{.ranks = 4, .expert_ranks = 1 << row[kExpertRanks], .accum = 2, .steps = 4};
+    constexpr std::array kHooks = {"none", "f16", "powersgd"};
+    HookOptions hook;
+    set_hook(hook, kHooks[static_cast<std::size_t>(row[kHook])]);
+    hook.powersgd.start_step = 1;
+    hook.powersgd.low_rank.min_compression_rate = 0;
+    plain.dense.reducer = plain.experts.reducer = make_hook(hook);
+    plain.dense.reducer_text = plain.experts.reducer_text = describe(hook);
+    MoeResult& whole = known[{row[kHook], row[kExpertRanks]}];
+    if (whole.parameters.empty()) whole = train_moe(plain);
+
+    const testing::TempFolder folder;
+    MoeRun before = plain, after = plain;
+    before.folder = after.folder = folder / "c";
+    before.steps = 2;
+    before.saves_async = row[kAsync] == 1;
+    place(before, kStrategy);
+    place(after, kAfter);
+    if (row[kUpdates] == 1) before.in_backward = UpdateGathers::kInterleaved;
+    if (row[kUpdates] == 2) before.in_backward = UpdateGathers::kContiguous;
+    if (row[kOffload] == 1) {
+      before.dense.offload = {.gradients = 0.6, .optimizer = 0.6};
+      before.experts.offload = {.gradients = 1, .optimizer = 0.3};
+    }
+    train_moe(before);
+    MoeResult expected = whole;
+    expected.norms.erase(expected.norms.begin(), expected.norms.begin() + 2);
+    expect_equal(train_moe(after), expected,
+                 "row " + std::to_string(number) + ": " + ::testing::PrintToString(row));
   }
 }
 

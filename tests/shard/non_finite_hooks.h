@@ -1,5 +1,5 @@
 // Steps of which one meets what is not finite, under every way to compress: neither errors nor the
-// steps behind it keep anything of it.
+// steps behind it keep anything of it, and other parameters' errors go on.
 #pragma once
 
 #include <fmt/format.h>
@@ -65,6 +65,12 @@ inline std::vector<NonFiniteCase> non_finite_cases() {
   return cases;
 }
 
+/// But for parameter 0, and the unit that it is alone in.
+inline std::vector<shard::HookTensor> of_others(std::vector<shard::HookTensor> state) {
+  std::erase_if(state, [](const auto& t) { return t.parameter == "p0" || t.parameter == "b0"; });
+  return state;
+}
+
 /// `run_on` makes the runs: on the CPU or on a GPU.
 inline void expect_nothing_is_kept(const NonFiniteCase& of_case,
                                    const std::function<HookResult(const HookRun&)>& run_on) {
@@ -101,6 +107,17 @@ inline void expect_nothing_is_kept(const NonFiniteCase& of_case,
     EXPECT_FALSE(error.empty());
     EXPECT_EQ(got.error(1, "p0", part), error) << "part " << part;
   }
+  // Other parameters' are those behind the step, as if it had been made: what they sent is lost.
+  HookRun fine = run;
+  fine.gradient = usual;
+  const HookResult of_fine = run_on(fine);
+  for (std::size_t step = 1; step < got.state.size(); ++step) {
+    EXPECT_EQ(of_others(got.state[step]), of_others(of_fine.state[step])) << "step " << step;
+    for (std::size_t i = 1; step > 1 && i < run.shapes.size(); ++i) {
+      EXPECT_EQ(got.gradients[0][step][i], of_fine.gradients[0][step][i]) << "step " << step;
+    }
+  }
+  EXPECT_NE(of_others(got.state[1]), of_others(got.state[0])) << "they moved on";
   for (const auto& step : got.state) {
     for (const shard::HookTensor& t : step) {
       EXPECT_TRUE(std::ranges::all_of(t.values, [](float x) { return std::isfinite(x); }))

@@ -35,6 +35,7 @@ struct Case {
   int number = 0;         // of the case: which strategies meet which options
   bool overlaps = false;  // updates with backward, which leaves no norm to clip by
   const char* hook = "none";
+  bool across_replicas = false;
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
@@ -93,7 +94,9 @@ TrainConfig base(const Case& c) {
   config.train.accum_comm = c.accum_comm;
   config.precision = c.precision;
   config.comm.hook = c.hook;
-  config.comm.powersgd = {.low_rank = {.rank = 2}, .start_step = 4};
+  config.comm.powersgd = {
+      .low_rank = {.rank = 2}, .start_step = 4, .across_replicas = c.across_replicas};
+  if (c.across_replicas) config.parallel.strategy = "hsdp";
   return config;
 }
 
@@ -109,7 +112,8 @@ TrainConfig variant(const Case& c, int row) {
   for (std::size_t i = 0; i < level.size(); ++i) {
     level[i] = static_cast<std::size_t>(testing::covering_levels(row)[i]);
   }
-  const auto strategy = static_cast<std::size_t>(16 * c.number + row) % kStrategies.size();
+  auto strategy = static_cast<std::size_t>(16 * c.number + row) % kStrategies.size();
+  if (c.across_replicas) strategy = row % 2 == 0 ? 6 : 7;  // shards cut alike
   config.parallel.strategy = kStrategies[strategy];
   if (strategy == 3) config.parallel.reshard_after_forward = "false";
   config.parallel.reductions_in_flight = static_cast<std::int64_t>(level[0]);
@@ -131,8 +135,8 @@ TrainConfig variant(const Case& c, int row) {
     config.parallel.unit_min_numel = 0;
   }
   if (strategy == 10) config.parallel.shard_ranks = config.parallel.ranks;
-  if (config.comm.options().kind == shard::HookKind::kBatchedPowerSgd) {
-    // It compresses units, whatever is packed into them.
+  if (config.comm.options().kind == shard::HookKind::kBatchedPowerSgd || c.across_replicas) {
+    // It compresses units, whatever is packed into them, or shards of them.
     config.parallel.unit_min_numel = base(c).parallel.unit_min_numel;
     config.parallel.bucket_mb = base(c).parallel.bucket_mb;
   }
@@ -264,6 +268,15 @@ INSTANTIATE_TEST_SUITE_P(
              8,
              false,
              "batched_powersgd"},
+        Case{"PowerSgdAcrossReplicas",
+             kFourByOne,
+             OptimizerKind::kAdamW,
+             {},
+             AccumComm::kEvery,
+             11,
+             true,
+             "powersgd",
+             true},
         Case{"F16", kTwoByTwo, OptimizerKind::kAdamW, {}, AccumComm::kEvery, 9, true, "f16"}),
     [](const auto& info) { return std::string(info.param.name); });
 
