@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/copy.h"
@@ -14,6 +15,7 @@
 #include "shard/checkpoint/checkpointer.h"
 #include "tests/shard/checkpoint_run.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/temp_folder.h"
 
 namespace tessera::shard {
@@ -105,6 +107,120 @@ TEST(CheckpointState, FrozenParametersInBf16ComeBackAsTheyAre) {
     const CheckpointResult freed = train_saving(run);
     EXPECT_EQ(freed.differences.size(), 2u);
     EXPECT_EQ(freed.values.back(), 2) << "steps";
+  }
+}
+
+// What is trainable in each of three phases, of two steps each; most in the last.
+bool is_trainable(const Parameter& p, int phase) {
+  if (p.name == "h.0.weight") return phase == 2;
+  if (p.name == "h.1.weight") return phase != 2;
+  if (p.name == "h.1.bias") return phase != 0;
+  return p.name != "scale" || phase != 1;
+}
+
+// Every checkpoint goes on as the run did. The one saved just before a change goes on in a model
+// that is wrapped as behind it, too: what is frozen loses its states there as well.
+TEST(CheckpointState, WhatIsTrainableMayChangeInMidRun) {
+  const std::vector<std::string> strategies = Placement::preset_names();
+  for (std::size_t i = 0; i < strategies.size(); ++i) {
+    if (testing::kIsSlow && i % 3 != 1) continue;
+    const DType dtype = i % 2 == 0 ? DType::kF32 : DType::kBF16;
+    const TempFolder folder;
+    const auto run_from = [&](int phase, const std::string& name, const std::string& strategy) {
+      CheckpointRun run = run_in(folder / name, 6);
+      run.training.options.placement = Placement::preset(strategy);
+      if (is_hybrid(strategy)) run.training.options.shard_ranks = 2;
+      run.training.options.precision.param = dtype;
+      run.prepare = [phase](ToyModel& model) {
+        std::vector<engine::Block*> blocks = model.blocks();
+        blocks.push_back(&model.root);
+        for (const engine::Block* block : blocks) {
+          for (Parameter* p : block->parameters) p->trainable = is_trainable(*p, phase);
+        }
+      };
+      run.behind_step = [](const CheckpointRank& rank, int step) {
+        if (step != 1 && step != 3) return true;
+        for (Parameter* p : rank.fsdp.parameters()) p->trainable = is_trainable(*p, (step + 1) / 2);
+        rank.fsdp.trainable_changed();
+        return true;
+      };
+      return run;
+    };
+    CheckpointRun run = run_from(0, "whole", strategies[i]);
+    run.checkpoints.keep = 0;
+    run.training.ranks = 4;
+    run.training.options.offload = {.gradients = 0.5, .optimizer = 0.5};
+    const CheckpointResult whole = train_saving(run);
+    const std::string& other = strategies[(i + 3) % strategies.size()];
+    for (const auto& [step, phase] : {std::pair{1, 0}, {2, 1}, {3, 1}, {4, 2}, {5, 2}}) {
+      CheckpointRun resumed = run_from(phase, "from_" + std::to_string(step), other);
+      resumed.from = folder / ("whole/step_" + std::to_string(step));
+      resumed.save_every = 0;
+      resumed.training.accum = 2;
+      const bool is_before_change = step % 2 == 0;
+      if (is_before_change) {
+        EXPECT_TRUE(
+            has(error_of<InvalidArgument>([&] { train_saving(resumed); }),
+                {step == 2 ? "unexpected: optimizer.v scale" : "missing: optimizer.v h.0.weight"}));
+        resumed.load.strict = false;
+      }
+      const CheckpointResult result = train_saving(resumed);
+      EXPECT_EQ(result.first_step, step);
+      EXPECT_EQ(result.differences.empty(), !is_before_change);
+      EXPECT_TRUE(result.values == whole.values)
+          << strategies[i] << ", from step " << step << " " << other;
+    }
+  }
+}
+
+// They are the caller's to save: no checkpoint has them, and none is loaded into them.
+TEST(CheckpointState, IgnoredParametersStayTheCallersOwn) {
+  for (const char* strategy : {"zero3", "ddp", "hybrid_zero2"}) {
+    const TempFolder folder;
+    const auto run_of = [&](const char* name, int ranks) {
+      CheckpointRun run = run_in(folder / name, 4, ranks);
+      run.training.options.placement = Placement::preset(strategy);
+      if (is_hybrid(strategy)) run.training.options.shard_ranks = 2;
+      run.training.accum = 4 / ranks;
+      return run;
+    };
+    const auto ignoring = [&](const char* name, int ranks, float value, Tensor* own = nullptr) {
+      CheckpointRun run = run_of(name, ranks);
+      run.training.options.ignores = [](const Parameter& p) { return p.name == "h.1.weight"; };
+      run.prepare = [=](ToyModel& model) {
+        const Memory memory;
+        Parameter& weight = model.layers[1]->weight;
+        engine::materialize({&weight}, memory, /*seed=*/1);
+        std::ranges::fill(weight.value.span<float>(), value);
+        if (own != nullptr) *own = weight.value;
+      };
+      return run;
+    };
+    CheckpointRun run = ignoring("ignored", 4, 0.5f);
+    run.checkpoints.keep = 0;
+    const CheckpointResult whole = train_saving(run);
+    const std::string saved = folder / "ignored/step_2";
+    EXPECT_EQ(folder.read("ignored/step_2/manifest.json").find("h.1.weight"), std::string::npos);
+    CheckpointRun resumed = ignoring("resumed", 2, 0.5f);
+    resumed.from = saved;
+    EXPECT_TRUE(train_saving(resumed).values == whole.values) << strategy;
+    // A model that ignores nothing lacks it, however lenient.
+    resumed = run_of("all", 2);
+    resumed.from = saved;
+    resumed.load.strict = false;
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { train_saving(resumed); }),
+                    {"missing: parameter h.1.weight"}));
+    // One that ignores it has no use for what was saved.
+    if (strategy == std::string("hybrid_zero2")) continue;  // of more than one rank
+    train_saving(run_of("plain", 2));
+    Tensor own;
+    resumed = ignoring("none", 1, 0.25f, &own);
+    resumed.from = folder / "plain/step_4";
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { train_saving(resumed); }),
+                    {"unexpected: parameter h.1.weight", "unexpected: optimizer.v h.1.weight"}));
+    resumed.load.strict = false;
+    EXPECT_EQ(train_saving(resumed).differences.size(), 3u);
+    EXPECT_EQ(engine::to_vector<float>(own), Floats(300, 0.25f));
   }
 }
 
