@@ -111,7 +111,7 @@ struct FsdpOptions {
   bool check_gradients = false;
   OffloadOptions offload = {};
   /// Parameters that stay as they are, with memory and gradients of the caller's own: neither
-  /// initialised nor cut, gathered, reduced or updated, and no part of the norm.
+  /// initialised nor cut, gathered, reduced or updated, and no part of the norm or of a checkpoint.
   std::function<bool(const engine::Parameter&)> ignores = {};
   /// How many ranks' batches the gradient is the mean over; 0: those of the group. For experts in a
   /// group of their own, which compute for all ranks: see docs/models.md.

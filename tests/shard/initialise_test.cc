@@ -21,6 +21,7 @@ namespace {
 
 using comm::ProcessGroup;
 using engine::Category;
+using engine::DType;
 using engine::InvalidArgument;
 using engine::Memory;
 using engine::Parameter;
@@ -54,12 +55,13 @@ TEST(Initialise, HasTheValuesOfOneProcess) {
     Values expected;
     for (const int ranks : {1, 2, 4}) {
       if (only_rank >= ranks) continue;
-      for (const char* strategy : {"zero3", "zero1", "ddp"}) {
+      for (const std::string& strategy : Placement::preset_names()) {
         comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
           const Memory memory({.poison = true});
           ToyModel model(3, kNumel);
           Fsdp fsdp(world, memory, Stream::inline_cpu("compute"), model.blocks(), &model.root,
-                    {.placement = Placement::preset(strategy)});
+                    {.placement = Placement::preset(strategy),
+                     .shard_ranks = is_hybrid(strategy) ? std::min(ranks, 2) : 0});
           int num_calls = 0;
           initialise(
               fsdp,
@@ -83,28 +85,63 @@ TEST(Initialise, HasTheValuesOfOneProcess) {
 }
 
 // What a rank holds at most while a model is made: its shards and the slots, one unit of parameters
-// here; with values that need a whole parameter, that one beside it.
+// here; with values that need a whole parameter, that one beside it, and what is sent of it.
 TEST(Initialise, TakesTheShardsAndOneUnit) {
   constexpr int kRanks = 5, kBlocks = 8;
-  comm::run_ranks(kRanks, {}, [&](ProcessGroup& world) {
-    const Memory memory;
-    ToyModel model(kBlocks, kNumel);
-    Fsdp fsdp(world, memory, Stream::inline_cpu("compute"), model.blocks(), nullptr,
-              {.prefetch = 0, .reductions_in_flight = 0});
-    constexpr std::int64_t kUnit = 4 * 2 * kNumel, kModel = kBlocks * kUnit;
-    const auto peak = [&](Category c) {
-      return memory.stats().peak_nbytes[static_cast<std::size_t>(c)];
-    };
-    EXPECT_EQ(peak(Category::kParameterShard), kModel / kRanks);
-    EXPECT_EQ(peak(Category::kGatheredParameter), kUnit);
-    EXPECT_EQ(peak(Category::kGradient), kModel / kRanks + kUnit);
-    EXPECT_EQ(peak(Category::kWorkspace), 0);
-    fsdp.synchronize();
-    const std::int64_t before = memory.stats().total_nbytes;
-    initialise(fsdp, normalised);
-    EXPECT_EQ(memory.stats().peak_total_nbytes, before + 4 * kNumel);
-    EXPECT_EQ(memory.stats().total_nbytes, before);
-  });
+  constexpr std::int64_t kUnit = 2 * kNumel, kModel = kBlocks * kUnit;  // elements
+  struct Case {
+    const char* strategy;
+    DType param;
+    double offload;
+    std::int64_t shard, gathered;  // bytes: of masters and what is gathered from, of a slot
+  };
+  const Case cases[] = {
+      {"zero3", DType::kF32, 0, 4 * kModel / kRanks, 4 * kUnit},
+      {"zero3", DType::kF32, 1, 0, 4 * kUnit},
+      {"zero3", DType::kBF16, 0, (4 + 2) * kModel / kRanks, 2 * kUnit},
+      {"zero3", DType::kBF16, 1, 0, 2 * kUnit},
+      {"zero1", DType::kF32, 0, 4 * kModel, 0},
+      {"zero1", DType::kBF16, 0, 4 * kModel / kRanks + 2 * kModel, 0},
+      {"zero1", DType::kBF16, 1, 2 * kModel, 0},
+      {"ddp", DType::kF32, 0, 4 * kModel, 0},
+      {"ddp", DType::kBF16, 0, (4 + 2) * kModel, 0},
+      {"ddp", DType::kBF16, 1, 2 * kModel, 0},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(::testing::Message()
+                 << c.strategy << " " << engine::name_of(c.param) << " offload " << c.offload);
+    comm::run_ranks(kRanks, {}, [&](ProcessGroup& world) {
+      const Memory memory;
+      ToyModel model(kBlocks, kNumel);
+      Fsdp fsdp(world, memory, Stream::inline_cpu("compute"), model.blocks(), nullptr,
+                {.placement = Placement::preset(c.strategy),
+                 .prefetch = 0,
+                 .reductions_in_flight = 0,
+                 .precision = {.param = c.param},
+                 .offload = {.parameters = c.offload}});
+      const auto peak = [&](const Memory& m, Category category) {
+        return m.stats().peak_nbytes[static_cast<std::size_t>(category)];
+      };
+      fsdp.synchronize();
+      // Once more, with values that need a whole parameter: of every rank's own, and of one.
+      const std::int64_t before = memory.stats().total_nbytes;
+      const std::int64_t on_host = fsdp.host_memory().stats().total_nbytes;
+      EXPECT_EQ(peak(memory, Category::kParameterShard), c.shard);
+      EXPECT_EQ(peak(memory, Category::kGatheredParameter), c.gathered);
+      EXPECT_EQ(peak(memory, Category::kWorkspace), 0);
+      if (c.strategy == std::string("zero3")) {
+        EXPECT_EQ(peak(memory, Category::kGradient), 4 * kModel / kRanks + 4 * kUnit);
+      }
+      for (const int only_rank : {-1, 0}) {
+        initialise(fsdp, normalised, only_rank);
+        fsdp.synchronize();
+        const int num_whole = only_rank == world.rank() ? 2 : 1;
+        EXPECT_EQ(memory.stats().peak_total_nbytes, before + num_whole * 4 * kNumel);
+        EXPECT_EQ(memory.stats().total_nbytes, before);
+        EXPECT_EQ(fsdp.host_memory().stats().peak_total_nbytes, on_host);
+      }
+    });
+  }
 }
 
 TEST(Initialise, IsRefusedInsideAStep) {

@@ -16,9 +16,11 @@
 #include "ops/relu.h"
 #include "ops/scale.h"
 #include "shard/adamw.h"
+#include "shard/hooks.h"
 #include "shard/sgd.h"
 #include "shard/summon.h"
 #include "tests/shard/collective_log.h"
+#include "tests/testing/sanitizers.h"
 
 namespace tessera::shard {
 namespace {
@@ -127,7 +129,7 @@ struct Rank {
   Fsdp fsdp;
 };
 
-FsdpOptions options_of(const char* strategy, DType param = DType::kBF16) {
+FsdpOptions options_of(const std::string& strategy, DType param = DType::kBF16) {
   return {.placement = Placement::preset(strategy), .precision = {.param = param}};
 }
 
@@ -226,7 +228,8 @@ TEST(Lora, ComputesByItsFormula) {
 }
 
 // Norms, and adapters and base after some steps.
-std::vector<float> train(int ranks, int accum, const FsdpOptions& options, bool recompute) {
+std::vector<float> train(int ranks, int accum, const FsdpOptions& options, bool recompute,
+                         bool changes = true) {
   std::vector<float> result;
   comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
     Rank rank(world, options);
@@ -234,7 +237,7 @@ std::vector<float> train(int ranks, int accum, const FsdpOptions& options, bool 
     std::vector<float> mine;
     for (int step = 0; step < 4; ++step) {
       // Halfway the lowest adapter is frozen and, where there was none, the base set free.
-      if (step == 2) {
+      if (changes && step == 2) {
         rank.model.layers[kLowest]->a.trainable = rank.model.layers[kLowest]->b.trainable = false;
         rank.model.layers[0]->weight.trainable = true;
         rank.fsdp.trainable_changed();
@@ -257,14 +260,46 @@ std::vector<float> train(int ranks, int accum, const FsdpOptions& options, bool 
 TEST(Lora, TrainsAsInOneProcess) {
   for (const DType param : {DType::kF32, DType::kBF16}) {
     const std::vector<float> expected = train(1, 4, options_of("ddp", param), false);
-    for (const char* strategy : {"zero3", "shard_grad_op", "zero1"}) {
+    for (const std::string& strategy : Placement::preset_names()) {
       for (const int ranks : {2, 4}) {
+        if (testing::kIsSlow && ranks == 2) continue;
+        FsdpOptions options = options_of(strategy, param);
+        if (!options.placement.is_whole()) {
+          options.shard_ranks = default_shard_ranks(strategy, ranks);
+        }
         for (const bool recompute : {false, true}) {
-          EXPECT_EQ(train(ranks, 4 / ranks, options_of(strategy, param), recompute), expected)
+          EXPECT_EQ(train(ranks, 4 / ranks, options, recompute), expected)
               << strategy << " ranks " << ranks;
         }
+        const bool moves = can_offload_parameters(options.placement, options.precision);
+        options.offload = {.parameters = moves ? 0.5 : 0, .gradients = 0.7, .optimizer = 0.4};
+        EXPECT_EQ(train(ranks, 4 / ranks, options, true), expected)
+            << strategy << " ranks " << ranks << ", offloaded";
       }
     }
+  }
+}
+
+// A hook has the adapters' gradients alone; as it remembers, what is trainable stays.
+TEST(Lora, TrainsTheSameUnderAHookWhateverTheStrategy) {
+  HookOptions hook;
+  set_hook(hook, "powersgd");
+  hook.powersgd.start_step = 1;
+  hook.powersgd.low_rank = {.rank = 2, .min_compression_rate = 0};
+  const auto options_with_hook = [&](const std::string& strategy) {
+    FsdpOptions options = options_of(strategy, DType::kF32);
+    options.reducer = make_hook(hook);
+    options.reducer_text = describe(hook);
+    if (!options.placement.is_whole()) options.shard_ranks = default_shard_ranks(strategy, 4);
+    return options;
+  };
+  const std::vector<float> expected = train(4, 1, options_with_hook("ddp"), false, false);
+  EXPECT_NE(expected, train(4, 1, options_of("ddp", DType::kF32), false, false)) << "no hook";
+  hook.powersgd.offload_error = true;
+  for (const std::string& strategy : Placement::preset_names()) {
+    FsdpOptions options = options_with_hook(strategy);
+    options.offload = {.gradients = 0.7, .optimizer = 0.4};
+    EXPECT_EQ(train(4, 1, options, true, false), expected) << strategy;
   }
 }
 

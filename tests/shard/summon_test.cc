@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -59,23 +60,26 @@ struct Rank {
   Fsdp fsdp;
 };
 
-FsdpOptions options_of(const char* strategy, DType param = DType::kF32) {
-  return {.placement = Placement::preset(strategy), .precision = {.param = param}};
+// Hybrids share out among two ranks.
+FsdpOptions options_of(const std::string& strategy, int ranks, DType param = DType::kF32) {
+  return {.placement = Placement::preset(strategy),
+          .shard_ranks = is_hybrid(strategy) ? std::min(ranks, 2) : 0,
+          .precision = {.param = param}};
 }
 
 // Bits that bf16 does not have.
 float edited(float value) { return value * 0.5f + 1.00390625f; }
 
 TEST(Summon, GivesMastersAndWritesThemBack) {
-  for (const int ranks : {1, 3}) {
-    for (const char* strategy : {"zero3", "zero1", "ddp", "hfsdp"}) {
+  for (const int ranks : {1, 4}) {
+    for (const std::string& strategy : Placement::preset_names()) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
-          FsdpOptions options = options_of(strategy, dtype);
+          FsdpOptions options = options_of(strategy, ranks, dtype);
           if (can_offload_parameters(options.placement, options.precision)) {
             options.offload = {.parameters = 0.7, .optimizer = 0.5};
           }
-          Rank rank(world, options), other(world, options_of(strategy, dtype));
+          Rank rank(world, options), other(world, options_of(strategy, ranks, dtype));
           Sgd optimizer(rank.fsdp, {.momentum = 0.5}), others(other.fsdp, {.momentum = 0.5});
           rank.step(optimizer);
           other.step(others);
@@ -127,9 +131,9 @@ TEST(Summon, TakesEditsThatAreWorkOfAStream) {
 }
 
 TEST(Summon, OfOneRankTakesItsEdits) {
-  for (const char* strategy : {"zero3", "ddp"}) {
-    comm::run_ranks(3, {}, [&](ProcessGroup& world) {
-      Rank rank(world, options_of(strategy));
+  for (const std::string& strategy : Placement::preset_names()) {
+    comm::run_ranks(4, {}, [&](ProcessGroup& world) {
+      Rank rank(world, options_of(strategy, 4));
       bool is_called = false;
       summon(rank.fsdp, {&rank.model.scale},
              [&](const std::vector<Tensor>& whole) {
@@ -158,10 +162,10 @@ TEST(Summon, TakesTheMemoryOfWhatIsNamed) {
 }
 
 TEST(SummonErrors, EditsThatDifferAreNamedByEveryRank) {
-  for (const char* strategy : {"zero3", "ddp"}) {
-    std::vector<std::string> errors(3);
-    comm::run_ranks(3, {}, [&](ProcessGroup& world) {
-      Rank rank(world, options_of(strategy));
+  for (const std::string& strategy : Placement::preset_names()) {
+    std::vector<std::string> errors(4);
+    comm::run_ranks(4, {}, [&](ProcessGroup& world) {
+      Rank rank(world, options_of(strategy, 4));
       Parameter& bias = rank.model.layers[1]->bias;
       const std::vector<float> before = rank.fsdp.full_parameter(bias);
       errors[static_cast<std::size_t>(world.rank())] = error_of<InvalidArgument>([&] {
