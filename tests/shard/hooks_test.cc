@@ -77,12 +77,13 @@ TEST(Hooks, CompressAcrossReplicasAlone) {
       const char* strategy;
       int ranks, shard_ranks, accum;
     };
-    for (const auto& [strategy, ranks, shard_ranks, accum] :
+    for (const Case& c :
          {Case{"hsdp", 4, 2, 1}, Case{"hsdp", 6, 3, 2}, Case{"hsdp", 4, 1, 1},
           Case{"hybrid_zero2", 4, 2, 2}, Case{"hfsdp", 4, 2, 2}, Case{"hfsdp", 6, 3, 1}}) {
+      const int ranks = c.ranks, shard_ranks = c.shard_ranks;
       HookRun run = hook_run_of(batched ? "batched_powersgd" : "powersgd", ranks);
-      run.accum = accum;
-      place(run, strategy, shard_ranks);
+      run.accum = c.accum;
+      place(run, c.strategy, shard_ranks);
       run.hook.powersgd.across_replicas = true;
       run.hook.powersgd.low_rank.rank = 1;
       run.hook.powersgd.low_rank.min_compression_rate = 0;
@@ -90,7 +91,7 @@ TEST(Hooks, CompressAcrossReplicasAlone) {
       // The same as one rank for each replica that has the sum of its gradients; but for the
       // order of sums.
       HookRun folded = hook_run_of(batched ? "batched_powersgd" : "powersgd", ranks / shard_ranks);
-      folded.accum = accum;
+      folded.accum = c.accum;
       folded.hook = run.hook;
       folded.hook.powersgd.across_replicas = false;
       folded.gradient = [&](int step, int replica, std::size_t i) {
