@@ -33,6 +33,24 @@ bool is_of_hook(const CheckpointTensor& t) {
   return t.kind != "parameter" && t.kind != "buffer" && !t.kind.starts_with("optimizer.");
 }
 
+// What this rank's hooks make of what hooks remembered.
+struct HookNeeds {
+  bool state = false;   // any of it
+  bool errors = false;  // what compression has left, too
+
+  void add(const Fsdp& fsdp) {
+    state = state || have_hooks_state(fsdp);
+    for (const auto& unit : fsdp.units()) {
+      const auto* const hook = dynamic_cast<const HookReducer*>(unit->reducer());
+      if (hook == nullptr) continue;
+      errors = errors || hook->error_nbytes(false) > 0 || hook->error_nbytes(true) > 0;
+    }
+  }
+  bool takes(const CheckpointTensor& t) const {
+    return t.kind == "powersgd.error" ? errors : state;
+  }
+};
+
 class HooksInFiles final : public HookState {
  public:
   explicit HooksInFiles(CheckpointReader& reader) : reader_(reader) {
@@ -60,9 +78,9 @@ class HooksInFiles final : public HookState {
 /// One rank's loading.
 class Loading {
  public:
-  Loading(CheckpointReader& reader, std::span<const CheckpointPart> parts, bool has_hooks,
+  Loading(CheckpointReader& reader, std::span<const CheckpointPart> parts, HookNeeds hooks,
           const LoadOptions& options)
-      : reader_(reader), parts_(parts), has_hooks_(has_hooks), options_(options) {}
+      : reader_(reader), parts_(parts), hooks_(hooks), options_(options) {}
 
   /// What is needed and missing, or another; and which tensors are needed, by number.
   struct Needs {
@@ -86,7 +104,7 @@ class Loading {
 
   CheckpointReader& reader_;
   std::span<const CheckpointPart> parts_;
-  bool has_hooks_;
+  HookNeeds hooks_;
   const LoadOptions& options_;
   std::vector<float> staging_;
 };
@@ -150,9 +168,11 @@ Loading::Needs Loading::needs() const {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!is_of_hook(tensors[i])) continue;
     is_hook_there = true;
-    if (has_hooks_) needs.needed[i] = 'y';
+    if (hooks_.takes(tensors[i])) needs.needed[i] = 'y';
   }
-  if (has_hooks_ && !is_hook_there) needs.missing.emplace_back("missing: what the hook remembers");
+  if (hooks_.state && !is_hook_there) {
+    needs.missing.emplace_back("missing: what the hook remembers");
+  }
   if (parts_.size() != reader_.manifest().optimizers.size()) {
     needs.fatal.push_back(fmt::format("optimizers: expected {}, got {}", parts_.size(),
                                       reader_.manifest().optimizers.size()));
@@ -224,7 +244,7 @@ void Loading::read_values() {
     }
     read_buffers(*fsdp);
   }
-  if (has_hooks_) read_hooks();
+  if (hooks_.state) read_hooks();
 }
 
 // Of any parameter, so that all ranks say the same.
@@ -277,12 +297,12 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
   const Meeting meeting{world, first.memory(), first.compute()};
   // Not below, where it would be told to ranks that wait for what has failed here.
   for (const CheckpointPart& part : parts) part.fsdp->synchronize();
-  bool has_hooks = false;
+  HookNeeds hooks;
   std::optional<CheckpointReader> reader;
   const Report opened = report_of([&] {
     for (const CheckpointPart& part : parts) {
       part.fsdp->check_at_rest("checkpoint");
-      has_hooks = has_hooks || have_hooks_state(*part.fsdp);
+      hooks.add(*part.fsdp);
     }
     reader.emplace(path);
     return fmt::format("{:016x}", reader->manifest_xxh3());
@@ -293,7 +313,7 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
         "[checkpoint] expected one checkpoint on all ranks, got manifests that differ ({})", path);
   }
   const Manifest& manifest = reader->manifest();
-  Loading loading(*reader, parts, has_hooks, options);
+  Loading loading(*reader, parts, hooks, options);
   Loading::Needs needs;
   const Report looked_up = report_of([&] {
     needs = loading.needs();

@@ -12,6 +12,7 @@
 #include "engine/copy.h"
 #include "engine/error.h"
 #include "shard/checkpoint/checkpointer.h"
+#include "shard/hooks.h"
 #include "tests/shard/checkpoint_run.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
@@ -39,6 +40,7 @@ using testing::train_saving_all;
 namespace fs = std::filesystem;
 
 using Floats = std::vector<float>;
+using Lines = std::vector<std::string>;
 using Steps = std::vector<std::int64_t>;
 
 CheckpointRun run_in(const std::string& folder, int steps, int ranks = 2) {
@@ -279,6 +281,39 @@ TEST(CheckpointState, AllDifferencesAreListed) {
   EXPECT_EQ(result.values.back(), 0);
   run.load.groups = false;
   EXPECT_LT(train_saving(run).differences.size(), result.differences.size());
+}
+
+TEST(CheckpointState, WhatAHookOwesIsNotDroppedInSilence) {
+  const TempFolder folder;
+  const auto run_of = [&](const char* name, bool owes) {
+    CheckpointRun run = run_in(folder / name, 3);
+    HookOptions hook;
+    set_hook(hook, "powersgd");
+    hook.powersgd.start_step = 1;
+    hook.powersgd.low_rank.min_compression_rate = 0;
+    hook.powersgd.error_feedback = owes;
+    run.training.options.reducer = make_hook(hook);
+    run.training.options.reducer_text = describe(hook);
+    run.prepare = [](ToyModel& model) { model.layers[1]->weight.shape = {20, 15}; };
+    return run;
+  };
+  const CheckpointResult owing = train_saving(run_of("owing", true));
+  train_saving(run_of("free", false));
+  CheckpointRun run = run_of("owing", false);
+  run.save_every = 0;
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { train_saving(run); }),
+                  {"unexpected: powersgd.error h.1.weight", "step_3"}));
+  run.load.strict = false;
+  const CheckpointResult freed = train_saving(run);
+  EXPECT_EQ(freed.differences, Lines{"unexpected: powersgd.error h.1.weight"});
+  EXPECT_EQ(freed.values, owing.values);
+  run = run_of("free", true);
+  run.save_every = 0;
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { train_saving(run); }),
+                  {"expected the error of a parameter, got none (h.1.weight)"}));
+  run = run_of("free", false);
+  run.save_every = 0;
+  EXPECT_EQ(train_saving(run).first_step, 3);
 }
 
 // Nothing is written before all is compared.

@@ -11,6 +11,7 @@
 #include "comm/threads.h"
 #include "shard/adamw.h"
 #include "shard/fsdp.h"
+#include "shard/hooks.h"
 #include "shard/sgd.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"
@@ -121,6 +122,58 @@ TEST(NonFinite, ACheckNamesRankAndMicroStep) {
       rank.backward(0.5f);
       rank.fsdp.finish_step();
     });
+  }
+}
+
+// Who is looked for before gradients are sent, whoever they go to and however.
+TEST(NonFinite, ACheckNamesTheRankUnderEveryStrategyAndHook) {
+  for (const std::string& strategy : Placement::preset_names()) {
+    for (const char* hook_name : {"none", "bf16", "f16", "powersgd"}) {
+      for (const bool early : {false, true}) {
+        HookOptions hook;
+        set_hook(hook, hook_name);
+        hook.powersgd.start_step = 0;
+        FsdpOptions options{.placement = Placement::preset(strategy), .check_gradients = true};
+        if (!options.placement.is_whole()) options.shard_ranks = default_shard_ranks(strategy, 4);
+        options.reducer = make_hook(hook);
+        options.reducer_text = describe(hook);
+        const std::string error = error_of<InvalidArgument>([&] {
+          comm::run_ranks(4, {}, [&](ProcessGroup& world) {
+            Rank rank(world, options);
+            Sgd sgd(rank.fsdp, {});
+            if (early) sgd.step_in_backward(0.1);
+            rank.fsdp.begin_step(3);
+            for (int micro = 0; micro < 3; ++micro) {
+              if (micro > 0) rank.fsdp.next_micro_step();
+              rank.backward(micro == 1 && world.rank() == 3 ? kInf : 0.5f);
+            }
+            rank.fsdp.finish_step();
+          });
+        });
+        EXPECT_TRUE(has(error, {"got NaN or infinity (h.0.weight, rank 3, micro-step 2)"}))
+            << strategy << ", " << hook_name << (early ? ", beside backward" : "");
+      }
+    }
+  }
+}
+
+// Without communication in between, what is looked at is the sum.
+TEST(NonFinite, ACheckNamesTheMicroStepThatWasReduced) {
+  for (const char* strategy : {"ddp", "zero3", "hsdp"}) {
+    const std::string error = error_of<InvalidArgument>([&] {
+      comm::run_ranks(4, {}, [&](ProcessGroup& world) {
+        FsdpOptions options{.placement = Placement::preset(strategy), .check_gradients = true};
+        if (is_hybrid(strategy)) options.shard_ranks = 2;
+        Rank rank(world, options);
+        for (int micro = 0; micro < 3; ++micro) {
+          const MicroStep micro_step{.no_sync = micro < 2};
+          micro == 0 ? rank.fsdp.begin_step(3, micro_step) : rank.fsdp.next_micro_step(micro_step);
+          rank.backward(micro == 1 && world.rank() == 2 ? kInf : 0.5f);
+        }
+        rank.fsdp.finish_step();
+      });
+    });
+    EXPECT_TRUE(has(error, {"got NaN or infinity (h.0.weight, rank 2, micro-step 3)"})) << strategy;
   }
 }
 

@@ -15,7 +15,12 @@ void run(int argc, char** argv) {
        {"replicas", bench_replicas},
        {"host", bench_host},
        {"ops", bench_ops},
-       {"prefetch", bench_prefetch},
+       {"prefetch",
+        [](const BenchConfig& config, BenchReport& report) {
+          bench_prefetch(
+              {.model = {.layers = 16, .heads = 4, .dim = 256, .seq = 256}, .batch = 1, .ranks = 2},
+              config, report);
+        }},
        {"offload",
         [](const BenchConfig& config, BenchReport& report) {
           bench_offload(

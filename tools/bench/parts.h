@@ -56,8 +56,8 @@ void bench_replicas(const BenchConfig& config, BenchReport& report);
 void bench_host(const BenchConfig& config, BenchReport& report);
 /// Single kernels at the sizes of the 10.8M model.
 void bench_ops(const BenchConfig& config, BenchReport& report);
-/// Training steps over links of stated bandwidth, with and without gathering ahead.
-void bench_prefetch(const BenchConfig& config, BenchReport& report);
+/// The steps of `base` over links of stated bandwidth, with and without gathering ahead.
+void bench_prefetch(const TrainingRow& base, const BenchConfig& config, BenchReport& report);
 /// What a model learns in equal time with and without communication hooks.
 void bench_hooks(const BenchConfig& config, BenchReport& report);
 /// The steps of `base` with parts of its state in memory of the host, beside those without.

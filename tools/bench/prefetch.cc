@@ -18,7 +18,6 @@ namespace {
 
 using shard::BackwardPrefetch;
 
-constexpr int kRanks = 2;
 constexpr std::chrono::microseconds kLatency{50};
 
 struct Way {
@@ -31,12 +30,10 @@ constexpr Way kWays[] = {{"off", 0, BackwardPrefetch::kPre},
                          {"pre-backward", 1, BackwardPrefetch::kPre},
                          {"pre-backward, 2 ahead", 2, BackwardPrefetch::kPre}};
 
-TrainingRow row_of(const Way& way) {
-  return {.model = {.layers = 16, .heads = 4, .dim = 256, .seq = 256},
-          .batch = 1,
-          .ranks = kRanks,
-          .prefetch = way.prefetch,
-          .backward_prefetch = way.backward};
+TrainingRow row_of(TrainingRow row, const Way& way) {
+  row.prefetch = way.prefetch;
+  row.backward_prefetch = way.backward;
+  return row;
 }
 
 // Before the first gathers are done nothing can be computed, and behind the last backward there is
@@ -52,10 +49,11 @@ struct Result {
 };
 
 // `nbytes_per_s`: 0: no link.
-Result run(const Way& way, double nbytes_per_s, std::int64_t num_steps) {
+Result run(const TrainingRow& row, double nbytes_per_s, std::int64_t num_steps) {
   std::vector<std::unique_ptr<Link>> links;
-  for (int r = 0; r < kRanks; ++r) links.push_back(std::make_unique<Link>(nbytes_per_s, kLatency));
-  Result result{.times = run_training(row_of(way), num_steps, nullptr, [&](auto& world) {
+  for (int r = 0; r < row.ranks; ++r)
+    links.push_back(std::make_unique<Link>(nbytes_per_s, kLatency));
+  Result result{.times = run_training(row, num_steps, nullptr, [&](auto& world) {
                   return std::make_unique<LinkedGroup>(
                       world, *links[static_cast<std::size_t>(world.rank())], is_edge);
                 })};
@@ -67,11 +65,11 @@ Result run(const Way& way, double nbytes_per_s, std::int64_t num_steps) {
 
 }  // namespace
 
-void bench_prefetch(const BenchConfig& config, BenchReport& report) {
-  const std::string name = row_of(kWays[0]).name();
+void bench_prefetch(const TrainingRow& base, const BenchConfig& config, BenchReport& report) {
+  const std::string name = base.name();
   if (!config.wants("prefetch " + name)) return;
   // What a step computes, and what it sends.
-  const Result alone = run(kWays[2], 0, config.steps);
+  const Result alone = run(row_of(base, kWays[2]), 0, config.steps);
   const double skew_ms = median(alone.times.exposed_comm_ms);  // ranks wait for each other
   const double compute_ms = median(alone.times.step_ms) - skew_ms;
   report.begin_table(
@@ -91,7 +89,7 @@ void bench_prefetch(const BenchConfig& config, BenchReport& report) {
     std::vector<Result> last(std::size(kWays));
     for (std::int64_t round = 0; round < config.rounds; ++round) {
       for (std::size_t w = 0; w < std::size(kWays); ++w) {
-        last[w] = run(kWays[w], nbytes_per_s, config.steps);
+        last[w] = run(row_of(base, kWays[w]), nbytes_per_s, config.steps);
         const TrainingTimes& t = last[w].times;
         step_ms[w].insert(step_ms[w].end(), t.step_ms.begin(), t.step_ms.end());
         exposed_ms[w].insert(exposed_ms[w].end(), t.exposed_comm_ms.begin(),

@@ -169,6 +169,17 @@ TEST(TrainConfig, PrecisionsAreFlagsOfTheirOwn) {
     ASSERT_TRUE(flags.parse(std::vector<const char*>{flag}, out));
     EXPECT_EQ(c.precision, expected) << flag;
   }
+  // Its range would need loss scaling.
+  for (const std::string name : {"precision.param", "precision.reduce", "precision.accumulate"}) {
+    TrainConfig c;
+    FlagSet flags("train", "");
+    c.add_to(flags);
+    std::ostringstream out;
+    const std::string flag = "--" + name + "=f16";
+    EXPECT_TRUE(has(error_of<engine::InvalidArgument>(
+                        [&] { flags.parse(std::vector<const char*>{flag.c_str()}, out); }),
+                    {"expected one of f32, bf16, got \"f16\"", "(--" + name + ")"}));
+  }
 }
 
 TEST(TrainConfig, EveryChoiceHasItsName) {

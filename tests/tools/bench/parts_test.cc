@@ -1,0 +1,114 @@
+// What parts of the benchmark report, on a model so small that its times say nothing.
+#include "tools/bench/parts.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/testing/temp_folder.h"
+
+namespace tessera::tools {
+namespace {
+
+using nlohmann::json;
+using testing::TempFolder;
+
+const TrainingRow kTiny{
+    .model = {.layers = 3, .heads = 2, .dim = 64, .seq = 16, .vocab = 64}, .batch = 1, .ranks = 2};
+
+// The records that `part` writes, each of `fields` and no others, whose times fit together.
+template <class Part>
+std::vector<json> records_of(const Part& part, const std::set<std::string>& fields) {
+  const TempFolder folder;
+  {
+    BenchConfig config;
+    config.rounds = 1;
+    config.steps = 2;
+    BenchReport report(folder / "lines");
+    part(kTiny, config, report);
+  }
+  std::vector<json> records;
+  std::istringstream lines(folder.read("lines"));
+  for (std::string line; std::getline(lines, line);) {
+    const json& record = records.emplace_back(json::parse(line));
+    std::set<std::string> names;
+    for (const auto& [name, value] : record.items()) {
+      names.insert(name);
+      EXPECT_FALSE(value.is_null()) << record;
+    }
+    EXPECT_EQ(names, fields);
+    EXPECT_LE(record.at("min_ms"), record.at("ms"));
+    EXPECT_LE(record.at("ms"), record.at("max_ms"));
+  }
+  return records;
+}
+
+std::vector<double> column(const std::vector<json>& records, const char* name) {
+  std::vector<double> values;
+  for (const json& record : records) values.push_back(record.at(name).get<double>());
+  return values;
+}
+
+TEST(BenchParts, PrefetchTakesASlotMoreForEachUnitAhead) {
+  const std::vector<json> records = records_of(
+      bench_prefetch, {"part", "prefetch", "gb_per_s", "link_ms", "ms", "min_ms", "max_ms",
+                       "exposed_ms", "hidden_pct", "saved_pct", "peak_mib", "more_memory_pct"});
+  ASSERT_EQ(records.size(), 8u);  // four ways, at two speeds
+  const std::vector<double> link_ms = column(records, "link_ms"),
+                            peak = column(records, "peak_mib"),
+                            saved = column(records, "saved_pct"),
+                            more = column(records, "more_memory_pct");
+  for (const std::size_t off : {0u, 4u}) {
+    EXPECT_EQ(records[off].at("prefetch"), "off");
+    EXPECT_EQ(saved[off], 0);
+    EXPECT_EQ(more[off], 0);
+    for (const std::size_t way : {1u, 2u, 3u}) {
+      EXPECT_NEAR(peak[off + way] / peak[off], 1 + more[off + way] / 100, 1e-6);
+    }
+    // Each unit ahead is gathered once for a step that does not come.
+    const double one_ms = link_ms[off + 1] - link_ms[off];
+    EXPECT_GT(one_ms, 0);
+    EXPECT_LT(one_ms, 0.1 * link_ms[off]);
+    EXPECT_EQ(link_ms[off + 2], link_ms[off + 1]);
+    EXPECT_NEAR(link_ms[off + 3] - link_ms[off], 2 * one_ms, 1e-6 * link_ms[off]);
+    // Of slots, and nothing else: reductions have as many in each.
+    EXPECT_GT(peak[off + 1], peak[off]);
+    EXPECT_EQ(peak[off + 2], peak[off + 1]);
+    EXPECT_NEAR(peak[off + 3] - peak[off + 2], peak[off + 1] - peak[off], 1e-3);
+  }
+  EXPECT_NEAR(link_ms[0], 2 * link_ms[4], 1e-3 * link_ms[0]) << "twice the speed";
+}
+
+TEST(BenchParts, OffloadSavesMoreTheMoreOfItLiesOnTheHost) {
+  const std::vector<json> records = records_of(
+      bench_offload, {"part", "parameters", "gradients", "optimizer", "updates", "ms", "min_ms",
+                      "max_ms", "slower_pct", "device_mib", "saved_pct", "host_mib"});
+  ASSERT_EQ(records.size(), 12u);
+  const std::vector<double> device = column(records, "device_mib"),
+                            saved = column(records, "saved_pct"),
+                            on_host = column(records, "host_mib");
+  EXPECT_EQ(saved[0], 0);
+  EXPECT_LT(on_host[0], 1e-3) << "a few numbers";
+  EXPECT_EQ(column(records, "slower_pct")[0], 0);
+  for (std::size_t i = 1; i < records.size(); ++i) {
+    EXPECT_GT(on_host[i], 0.1) << records[i];
+    EXPECT_NEAR(device[i] / device[0], 1 - saved[i] / 100, 1e-6) << records[i];
+    EXPECT_EQ(records[i].at("updates"), i == 11 ? "in backward" : "behind");
+  }
+  EXPECT_GT(saved[10], 0);  // gradients alone need more room on their way than a tiny model has
+  for (const std::size_t half : {1u, 2u, 3u}) {  // of one kind, then all of it
+    EXPECT_GT(saved[half + 3], saved[half]) << records[half + 3];
+  }
+  for (std::size_t i = 8; i < 11; ++i) {  // of all kinds a quarter more each
+    EXPECT_GT(saved[i], saved[i - 1]) << records[i];
+    EXPECT_GT(on_host[i], on_host[i - 1]) << records[i];
+  }
+}
+
+}  // namespace
+}  // namespace tessera::tools
