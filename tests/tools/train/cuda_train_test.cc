@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,6 +17,8 @@
 #include "engine/cuda.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
+#include "engine/tape.h"
+#include "ops/scale.h"
 #include "tests/shard/collective_log.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
@@ -167,7 +170,10 @@ TEST(CudaTraining, AStepThatCannotBeCapturedGoesOnAsItIsUnlessAGraphIsAskedFor) 
   TrainConfig config = base(DeviceChoice::kCuda, 1);
   const GptRun want = run_gpt(config, kModel, tokens());
   double sum = 0;
-  const auto read = [&](const Tensor& loss) { sum += loss.item(); };
+  const auto read = [&](engine::Tape&, const Tensor& loss, std::int64_t) {
+    sum += loss.item();
+    return loss;
+  };
   EXPECT_EQ(run_gpt(config, kModel, tokens(), "", nullptr, {}, read).params_sha256,
             want.params_sha256);
   EXPECT_GT(sum, 0);
@@ -231,6 +237,63 @@ TEST(CudaTraining, ALossThatIsNotFiniteNamesItsStep) {
     config.train.warmup = 0;
     const std::string error = error_of<InvalidArgument>([&] { run_gpt(config, kModel, tokens()); });
     EXPECT_TRUE(has(error, {"finite", "step 2", "rank"}));
+  }
+}
+
+// Infinite: of the batches that begin with these samples, four of them in a step.
+testing::LossChange spoiling(const std::vector<std::int64_t>& bad) {
+  return [bad](engine::Tape& tape, const Tensor& loss, std::int64_t first) {
+    const bool is_bad = std::ranges::find(bad, first) != bad.end();
+    return is_bad ? ops::scale(tape, loss, std::numeric_limits<float>::infinity()) : loss;
+  };
+}
+
+// On the device nobody waits for the norm; what is skipped is as on the CPU.
+TEST(CudaTraining, SkipsUpdatesWhoseGradientIsNotFinite) {
+  struct Case {
+    const char *strategy, *hook;
+    AccumComm accum_comm;
+    bool checks;
+    const char* where;  // the end of what the log says
+  };
+  for (const Case& c : {Case{"zero3", "none", AccumComm::kEvery, false, ""},
+                        Case{"zero3", "none", AccumComm::kEvery, true, ", rank 1, micro-step 1"},
+                        Case{"ddp", "none", AccumComm::kLast, true, ", rank 1, micro-step 2"},
+                        Case{"hsdp", "f16", AccumComm::kEvery, true, ", rank 1, micro-step 1"}}) {
+    SCOPED_TRACE(fmt::format("{}, {}", c.strategy, c.hook));
+    TrainConfig config = base(DeviceChoice::kCuda, 2);
+    config.parallel.strategy = c.strategy;
+    config.train.schedule = ScheduleKind::kConstant;
+    config.train.accum_comm = c.accum_comm;
+    config.train.check_gradients = c.checks;
+    config.train.max_skips = 1;
+    config.comm.hook = c.hook;
+    const auto train = [&](std::int64_t steps, const std::vector<std::int64_t>& bad) {
+      config.train.steps = steps;
+      return run_gpt(config, kModel, tokens(), "", nullptr, {}, spoiling(bad));
+    };
+    // In steps 2 and 4, the first of which changes what follows, and the last nothing.
+    const GptRun got = train(4, {4 + 1, 12 + 1}), want = train(3, {4 + 1});
+    EXPECT_EQ(got.params_sha256, want.params_sha256);
+    EXPECT_NE(got.params_sha256, train(3, {}).params_sha256);
+    ASSERT_EQ(got.records.size(), 4u);
+    for (std::size_t i = 0; i < got.records.size(); ++i) {
+      const bool is_skipped = i % 2 == 1;
+      EXPECT_EQ(got.records[i].contains("skipped"), is_skipped) << got.records[i];
+      EXPECT_EQ(std::isnan(got.loss[i]), is_skipped);
+      EXPECT_EQ(std::isnan(got.grad_norm[i]), is_skipped);
+      if (!is_skipped) continue;
+      const auto where = got.records[i].at("skipped").get<std::string>();
+      EXPECT_TRUE(where.ends_with(c.where)) << where;
+      EXPECT_EQ(where.find("rank") != std::string::npos, c.checks) << where;
+    }
+    config.device = DeviceChoice::kCpu;
+    EXPECT_EQ(train(4, {4 + 1, 12 + 1}).records[1].at("skipped"), got.records[1].at("skipped"));
+    config.device = DeviceChoice::kCuda;
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] {
+                      train(4, {4 + 1, 8 + 1});
+                    }),
+                    {"at most 1 updates in a row", c.where, "(step 3)"}));
   }
 }
 

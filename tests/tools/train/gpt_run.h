@@ -1,6 +1,7 @@
 // A whole training run in process, as train_transformer makes it, and all that it leaves.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -9,8 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "engine/tape.h"
 #include "tests/shard/collective_log.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/data/text_data.h"
@@ -24,7 +27,7 @@
 namespace tessera::testing {
 
 struct GptRun {
-  std::vector<double> loss, grad_norm;  ///< of each step, as logged
+  std::vector<double> loss, grad_norm;  ///< of each step, as logged; NaN: not finite
   std::map<std::string, std::vector<float>> parameters;
   std::string params_sha256;
   std::vector<nlohmann::json> records;                ///< of each step, as logged
@@ -34,12 +37,15 @@ struct GptRun {
 /// Of a rank; null: none.
 using ProbeFactory = std::function<std::unique_ptr<tools::Probe>(int rank)>;
 
+using LossChange =
+    std::function<engine::Tensor(engine::Tape&, const engine::Tensor& loss, std::int64_t first)>;
+
 /// `init_from`: folder of weights to start from; empty: the seed's. `calls`: what rank 0
-/// called. `read`: told of each loss.
+/// called. `change`: makes another loss of that of the batch that begins with sample `first`.
 inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
                       const tools::TokenDataset& data, const std::string& init_from = "",
                       CollectiveLog* calls = nullptr, const ProbeFactory& make_probe = {},
-                      const std::function<void(const engine::Tensor&)>& read = {}) {
+                      const LossChange& change = {}) {
   const TempFolder folder;
   config.out = folder.path();
   config.log.every = 0;
@@ -69,8 +75,7 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
                                              .seed = static_cast<std::uint64_t>(config.train.seed),
                                              .first_sample = first,
                                              .samples_before = trainer.samples_before()});
-      if (read) read(value);
-      return value;
+      return change ? change(trainer.tape(), value, first) : value;
     };
     trainer.run(
         {{{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}}, fill},
@@ -89,8 +94,11 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
   std::istringstream lines(folder.read("log.jsonl"));
   for (std::string line; std::getline(lines, line);) {
     const auto record = nlohmann::json::parse(line);
-    run.loss.push_back(record.at("loss").get<double>());
-    run.grad_norm.push_back(record.at("grad_norm").get<double>());
+    for (const auto& [name, values] :
+         {std::pair{"loss", &run.loss}, {"grad_norm", &run.grad_norm}}) {
+      const auto& value = record.at(name);  // null: not finite
+      values->push_back(value.is_null() ? NAN : value.get<double>());
+    }
     run.records.push_back(record);
   }
   return run;
