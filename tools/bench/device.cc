@@ -25,7 +25,7 @@ using engine::Tensor;
 namespace {
 
 // "8192x3072x768 NT bf16 bf16 f32 bias": rows, columns and depth; transposed or not; dtypes.
-std::string text_of(const engine::DeviceProduct& p) {
+[[maybe_unused]] std::string text_of(const engine::DeviceProduct& p) {
   const auto letter = [](const engine::DeviceMatrix& m) { return m.transposed ? 'T' : 'N'; };
   return fmt::format("{}x{}x{} {}{} {} {} {}{}", p.c.rows, p.c.cols, p.a.cols, letter(p.a),
                      letter(p.b), name_of(p.a.dtype), name_of(p.b.dtype), name_of(p.c.dtype),

@@ -12,6 +12,7 @@
 #include "comm/nccl.h"
 #include "comm/threads.h"
 #include "engine/copy.h"
+#include "engine/cuda.h"
 #include "engine/error.h"
 #include "engine/memory.h"
 #include "engine/stream.h"
@@ -269,13 +270,18 @@ Checks check_gpu_collectives(int num_gpus, std::int64_t numel, const Wrap& wrap)
           "the links NCCL uses",
       .slow = 0.002};  // PCIe beside HBM has 0.01
   std::vector<RankTimes> ranks(static_cast<std::size_t>(num_gpus));
-  comm::run_nccl_ranks(num_gpus, {.deadline = std::chrono::seconds(30)}, [&](ProcessGroup& world) {
-    const Stream compute = Stream::cuda("compute", world.rank());
-    run_wrapped(world, wrap, [&](ProcessGroup& group) {
-      ranks[static_cast<std::size_t>(world.rank())] =
-          run_rank(group, numel, Memory(compute), compute.sibling("comm"));
-    });
-  });
+  if constexpr (engine::kCudaBuilt) {
+    const auto run = [&](ProcessGroup& world) {
+      const Stream compute = Stream::cuda("compute", world.rank());
+      run_wrapped(world, wrap, [&](ProcessGroup& group) {
+        ranks[static_cast<std::size_t>(world.rank())] =
+            run_rank(group, numel, Memory(compute), compute.sibling("comm"));
+      });
+    };
+    comm::run_nccl_ranks(num_gpus, {.deadline = std::chrono::seconds(30)}, run);
+  } else {
+    engine::fail<engine::DeviceError>("[doctor] expected a build with CUDA, got one without");
+  }
   return collective_checks(kGpus, ranks, numel);
 }
 
