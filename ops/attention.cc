@@ -29,7 +29,7 @@ using engine::to_f32;
 namespace {
 
 // [Note: attention tiles]
-// A head's scores are computed kRows queries by kKeys keys at a time, tiles with no visible key are
+// A head's scores are computed some queries by some keys at a time, tiles with no visible key are
 // skipped, and within a tile a masked score's probability is exactly 0. Forward walks the key tiles
 // of a row of queries with the online softmax: output and sum are relative to the largest score so
 // far, and are scaled down when a larger one comes. Backward walks the same tiles, recomputes p =
@@ -42,12 +42,21 @@ namespace {
 // Operands of products (P) are f32 rows where they lie; of bf16 rows copies, dense as kernels for
 // bf16 want them, or widened where the CPU does not multiply bf16. Where it does, probabilities and
 // the gradients of scores are rounded to bf16, in small products as well.
-constexpr std::int64_t kKeys = 256;
+struct TileShape {
+  std::int64_t rows;  // queries: a divisor of keys, so that each sees its tile's first key
+  std::int64_t keys;
+};
 
-// Queries of a tile whose products read P. A divisor of kKeys: so each query sees its tile's first
-// key.
+// Of tiles whose products read P. oneDNN's kernels take 48 columns of f32 at a time. Products of
+// matrices of bf16 cost as much to start as they do to run below 128 rows.
 template <class P>
-constexpr std::int64_t kRows = std::is_same_v<P, float> ? 64 : 128;
+TileShape tile_shape() {
+  if constexpr (std::is_same_v<P, float>) {
+    return {48, 288};
+  } else {
+    return {engine::isa() >= engine::Isa::kV4Amx ? 128 : 64, 256};
+  }
+}
 
 using Layout = AttentionLayout;
 
@@ -136,11 +145,21 @@ MatrixView<const P> rows_of(const MatrixView<const P>& m, std::int64_t begin, st
   return {m.data + begin * m.ld, count, m.cols, m.ld};
 }
 
+// dst = factor src, or dst +=.
 template <class T>
-void store(T* dst, const float* src, std::int64_t rows, std::int64_t width, std::int64_t ld,
-           bool accumulate) {
+void store(T* dst, const float* src, std::int64_t numel, float factor, bool accumulate) {
+  for (std::int64_t i = 0; i < numel; ++i) {
+    const float x = src[i] * factor;
+    engine::store_f32(dst[i], accumulate ? to_f32(dst[i]) + x : x);
+  }
+}
+
+// The same of rows, those of dst `ld` apart.
+template <class T>
+void store_rows(T* dst, const float* src, std::int64_t rows, std::int64_t width, std::int64_t ld,
+                float factor, bool accumulate) {
   for (std::int64_t r = 0; r < rows; ++r)
-    engine::assign_or_add(dst + r * ld, src + r * width, width, accumulate);
+    store(dst + r * ld, src + r * width, width, factor, accumulate);
 }
 
 // Queries [row, row + rows) against keys [key, key + keys), and what multiplies them.
@@ -194,11 +213,12 @@ std::int64_t product_scratch_nbytes(Products& products, const Layout& s, bool is
                             bool accumulate) {
     most = std::max(most, gemm_scratch_nbytes(products, a, b, c, accumulate));
   };
-  for (std::int64_t row = 0; row < s.tokens; row += kRows<BFloat16>) {
-    const std::int64_t rows = std::min(kRows<BFloat16>, s.tokens - row);
+  const TileShape shape = tile_shape<BFloat16>();
+  for (std::int64_t row = 0; row < s.tokens; row += shape.rows) {
+    const std::int64_t rows = std::min(shape.rows, s.tokens - row);
     const std::int64_t end = keys_end(s, row, rows);
-    for (std::int64_t key = 0; key < end; key += kKeys) {
-      const std::int64_t keys = std::min(kKeys, end - key);
+    for (std::int64_t key = 0; key < end; key += shape.keys) {
+      const std::int64_t keys = std::min(shape.keys, end - key);
       const MatrixView<const BFloat16> of_rows{nullptr, rows, d, d}, of_keys{nullptr, keys, d, d},
           square{nullptr, rows, keys, keys};
       consider(of_rows, of_keys.t(), {nullptr, rows, keys, keys}, false);
@@ -214,33 +234,33 @@ struct Copies {
   Copies(const Tape& tape, const Layout& s, DType dtype, bool is_backward) {
     const Memory& memory = tape.memory();
     const DType operand = operand_dtype(dtype);
-    rows = operand == DType::kBF16 ? kRows<BFloat16> : kRows<float>;
+    tile = operand == DType::kBF16 ? tile_shape<BFloat16>() : tile_shape<float>();
     if (operand == DType::kBF16) {
-      rounded = scratch(memory, rows, kKeys, operand);
+      rounded = scratch(memory, tile.rows, tile.keys, operand);
       product = gemm_scratch(
           memory, product_scratch_nbytes(tape.stream().state<Products>(), s, is_backward));
     }
     if (dtype == DType::kF32) return;
     k = scratch(memory, s.tokens, s.head_size, operand);
     v = scratch(memory, s.tokens, s.head_size, operand);
-    q = scratch(memory, rows, s.head_size, operand);
+    q = scratch(memory, tile.rows, s.head_size, operand);
   }
-  std::int64_t rows;  // of a tile
-  Tensor k, v;        // (T, D) of one kv head
-  Tensor q;           // (rows, D) of one head
-  Tensor rounded;     // (rows, kKeys): probabilities
-  Tensor product;     // of the products themselves
+  TileShape tile;
+  Tensor k, v;     // (T, D) of one kv head
+  Tensor q;        // (rows, D) of one head
+  Tensor rounded;  // (rows, keys): probabilities
+  Tensor product;  // of the products themselves
 };
 
 struct ForwardScratch : Copies {
   ForwardScratch(const Tape& tape, const Layout& s, DType dtype)
       : Copies(tape, s, dtype, /*is_backward=*/false),
-        out(scratch(tape.memory(), rows, s.head_size)),
-        scores(scratch(tape.memory(), rows, kKeys)),
-        max(scratch(tape.memory(), 1, rows)),
-        sum(scratch(tape.memory(), 1, rows)) {}
+        out(scratch(tape.memory(), tile.rows, s.head_size)),
+        scores(scratch(tape.memory(), tile.rows, tile.keys)),
+        max(scratch(tape.memory(), 1, tile.rows)),
+        sum(scratch(tape.memory(), 1, tile.rows)) {}
   Tensor out;       // (rows, D) of one head
-  Tensor scores;    // (rows, kKeys)
+  Tensor scores;    // (rows, keys)
   Tensor max, sum;  // (rows) of the keys so far
 };
 
@@ -267,25 +287,26 @@ void update_softmax(const Tile& tile, const Layout& s, float* scores, P* p, floa
   }
 }
 
-// Queries [row, row + rows) of one head: leaves the result in w.out, and in w.max the log-sum-exp.
-template <class P>
+// Queries [row, row + rows) of one head: assigns rows of y, and leaves the log-sum-exp in w.max.
+template <class P, class T>
 void attend(Products& products, const Layout& s, std::int64_t row, const MatrixView<const P>& q,
-            const MatrixView<const P>& k, const MatrixView<const P>& v, const ForwardScratch& w) {
+            const MatrixView<const P>& k, const MatrixView<const P>& v, T* y,
+            const ForwardScratch& w) {
   float* scores = w.scores.data<float>();
   float* out = w.out.data<float>();
   float* max = w.max.data<float>();
   float* sum = w.sum.data<float>();
   const MatrixView<float> sums{out, q.rows, s.head_size, s.head_size};
   const std::int64_t end = keys_end(s, row, q.rows);
-  for (std::int64_t key = 0; key < end; key += kKeys) {
-    const Tile tile{products, w.product, row, q.rows, key, std::min(kKeys, end - key)};
+  for (std::int64_t key = 0; key < end; key += w.tile.keys) {
+    const Tile tile{products, w.product, row, q.rows, key, std::min(w.tile.keys, end - key)};
     P* const p = operand_of<P>(scores, w.rounded);
     tile.product(q, rows_of(k, key, tile.keys).t(), tile.square(scores), false);
     update_softmax(tile, s, scores, p, max, sum, out);
     tile.product(tile.square<const P>(p), rows_of(v, key, tile.keys), sums, key > 0);
   }
   for (std::int64_t r = 0; r < q.rows; ++r) {
-    multiply(out + r * s.head_size, s.head_size, 1 / sum[r]);
+    store(y + r * s.y_width(), out + r * s.head_size, s.head_size, 1 / sum[r], false);
     max[r] = max[r] * s.scale + std::log(sum[r]);
   }
 }
@@ -302,12 +323,10 @@ void forward(Products& products, const Layout& s, const T* qkv, T* y, float* lse
         k = operand<P>(qkv + s.k_at(b, h / s.group()), s.tokens, d, ld, w.k);
         v = operand<P>(qkv + s.v_at(b, h / s.group()), s.tokens, d, ld, w.v);
       }
-      for (std::int64_t row = 0; row < s.tokens; row += kRows<P>) {
-        const std::int64_t rows = std::min(kRows<P>, s.tokens - row);
+      for (std::int64_t row = 0; row < s.tokens; row += w.tile.rows) {
+        const std::int64_t rows = std::min(w.tile.rows, s.tokens - row);
         const auto q = operand<P>(qkv + s.q_at(b, h) + row * ld, rows, d, ld, w.q);
-        attend(products, s, row, q, k, v, w);
-        store(y + s.y_at(b, h) + row * s.y_width(), w.out.data<float>(), rows, d, s.y_width(),
-              false);
+        attend(products, s, row, q, k, v, y + s.y_at(b, h) + row * s.y_width(), w);
         if (lse != nullptr) engine::cast(lse + s.lse_at(b, h) + row, w.max.data<float>(), rows);
       }
     }
@@ -319,17 +338,17 @@ struct BackwardScratch : Copies {
       : Copies(tape, s, dtype, /*is_backward=*/true),
         dk(scratch(tape.memory(), s.tokens, s.head_size)),
         dv(scratch(tape.memory(), s.tokens, s.head_size)),
-        dq(scratch(tape.memory(), rows, s.head_size)),
-        p(scratch(tape.memory(), rows, kKeys)),
-        ds(scratch(tape.memory(), rows, kKeys)) {
+        dq(scratch(tape.memory(), tile.rows, s.head_size)),
+        p(scratch(tape.memory(), tile.rows, tile.keys)),
+        ds(scratch(tape.memory(), tile.rows, tile.keys)) {
     const Memory& memory = tape.memory();
-    if (rounded.defined()) rounded_ds = scratch(memory, rows, kKeys, rounded.dtype());
-    if (dtype != DType::kF32) dy = scratch(memory, rows, s.head_size, operand_dtype(dtype));
+    if (rounded.defined()) rounded_ds = scratch(memory, tile.rows, tile.keys, rounded.dtype());
+    if (dtype != DType::kF32) dy = scratch(memory, tile.rows, s.head_size, operand_dtype(dtype));
   }
   Tensor dk, dv;      // (T, D) of one kv head
   Tensor dq;          // (rows, D) of one head
-  Tensor p, ds;       // (rows, kKeys)
-  Tensor rounded_ds;  // (rows, kKeys)
+  Tensor p, ds;       // (rows, keys)
+  Tensor rounded_ds;  // (rows, keys)
   Tensor dy;          // (rows, D) of one head, if it is copied
 };
 
@@ -392,8 +411,8 @@ void attend_backward(Products& products, const Layout& s, std::int64_t row, cons
   const Scores<P> scores{p, ds, operand_of<P>(p, w.rounded), operand_of<P>(ds, w.rounded_ds)};
   const MatrixView<float> dq{w.dq.data<float>(), rows, d, d};
   const std::int64_t end = keys_end(s, row, rows);
-  for (std::int64_t key = 0; key < end; key += kKeys) {
-    const Tile tile{products, w.product, row, rows, key, std::min(kKeys, end - key)};
+  for (std::int64_t key = 0; key < end; key += w.tile.keys) {
+    const Tile tile{products, w.product, row, rows, key, std::min(w.tile.keys, end - key)};
     const auto k = rows_of(in.k, key, tile.keys), v = rows_of(in.v, key, tile.keys);
     const MatrixView<float> dk{w.dk.data<float>() + key * d, tile.keys, d, d};
     const MatrixView<float> dv{w.dv.data<float>() + key * d, tile.keys, d, d};
@@ -421,20 +440,18 @@ void backward(Products& products, const Layout& s, const T* qkv, const T* y, con
         engine::fill_zero(w.dk);
         engine::fill_zero(w.dv);
       }
-      for (std::int64_t row = 0; row < s.tokens; row += kRows<P>) {
-        const std::int64_t rows = std::min(kRows<P>, s.tokens - row);
+      for (std::int64_t row = 0; row < s.tokens; row += w.tile.rows) {
+        const std::int64_t rows = std::min(w.tile.rows, s.tokens - row);
         const std::int64_t q_at = s.q_at(b, h) + row * ld, y_at = s.y_at(b, h) + row * y_ld;
         in.q = operand<P>(qkv + q_at, rows, d, ld, w.q);
         in.dy = operand<P>(dy + y_at, rows, d, y_ld, w.dy);
         attend_backward(products, s, row, in, lse + s.lse_at(b, h) + row, dy + y_at, y + y_at, y_ld,
                         w);
-        multiply(w.dq.data<float>(), rows * d, s.scale);
-        store(dqkv + q_at, w.dq.data<float>(), rows, d, ld, accumulate);
+        store_rows(dqkv + q_at, w.dq.data<float>(), rows, d, ld, s.scale, accumulate);
       }
       if ((h + 1) % s.group() == 0) {
-        multiply(w.dk.data<float>(), s.tokens * d, s.scale);
-        store(dqkv + s.k_at(b, g), w.dk.data<float>(), s.tokens, d, ld, accumulate);
-        store(dqkv + s.v_at(b, g), w.dv.data<float>(), s.tokens, d, ld, accumulate);
+        store_rows(dqkv + s.k_at(b, g), w.dk.data<float>(), s.tokens, d, ld, s.scale, accumulate);
+        store_rows(dqkv + s.v_at(b, g), w.dv.data<float>(), s.tokens, d, ld, 1, accumulate);
       }
     }
   }

@@ -98,7 +98,7 @@ void expect_naive(const Case& c, float input_scale = 1, double ulps = 1) {
 }
 
 TEST(AttentionTest, EqualsTheReferenceForAllLengthsAndHeadSizes) {
-  for (const std::int64_t tokens : {1, 2, 31, 33, 34, 66, 100, 257, 258}) {
+  for (const std::int64_t tokens : {1, 2, 31, 33, 34, 48, 49, 66, 100, 257, 258, 289, 337}) {
     for (const std::int64_t head_size : {1, 13, 64, 128})
       expect_naive({1, tokens, 2, 2, head_size});
   }
@@ -165,7 +165,7 @@ TEST(AttentionTest, LaterTokensDoNotChangeEarlierOnes) {
                                {.num_heads = 2, .num_kv_heads = 1}));
   };
   const Values before = run();
-  for (const std::int64_t changed : {299, 256, 255, 40, 31, 1}) {
+  for (const std::int64_t changed : {299, 288, 287, 256, 255, 40, 31, 1}) {
     const std::vector<float> others = random_values(kTokens * kWidth, 2, 30);
     std::copy(others.begin() + changed * kWidth, others.end(), values.begin() + changed * kWidth);
     const Values after = run();
@@ -179,7 +179,8 @@ TEST(AttentionTest, TheLastTokenChangesNoOtherOneForAnyLength) {
   const Memory memory;
   Tape tape(memory, Stream::inline_cpu("compute"));
   constexpr std::int64_t kWidth = 3 * 2;
-  std::vector<std::int64_t> lengths = {256, 257, 258, 288, 290};  // around a tile of keys
+  // Around a tile of keys.
+  std::vector<std::int64_t> lengths = {256, 257, 258, 287, 288, 289, 290, 337};
   for (std::int64_t tokens = 2; tokens <= 67; ++tokens) lengths.push_back(tokens);
   for (const std::int64_t tokens : lengths) {
     std::vector<float> values = random_values(tokens * kWidth, 1);
