@@ -39,16 +39,17 @@ namespace {
 // and shapes alone; the gradients of a shared kv head are summed in the order of its heads.
 // Few queries a tile waste little beyond the diagonal; many keys make the products large.
 //
-// Operands of products (P) are f32 rows where they lie; of bf16 rows copies, dense as kernels for
-// bf16 want them, or widened where the CPU does not multiply bf16. Where it does, probabilities and
+// Operands of products (P) are f32 rows where they lie, but for the second of q k^T and of dy v^T,
+// which is transposed once for all tiles; of bf16 rows copies, dense as kernels for bf16 want them,
+// or widened where the CPU does not multiply bf16. Where it does, probabilities and
 // the gradients of scores are rounded to bf16, in small products as well.
 struct TileShape {
   std::int64_t rows;  // queries: a divisor of keys, so that each sees its tile's first key
   std::int64_t keys;
 };
 
-// Of tiles whose products read P. oneDNN's kernels take 48 columns of f32 at a time. Products of
-// matrices of bf16 cost as much to start as they do to run below 128 rows.
+// Of tiles whose products read P. Kernels of f32 take 6 rows and 16 or 48 columns at a time. On
+// matrices of bf16 a product of fewer than 128 rows takes as long to start as to run.
 template <class P>
 TileShape tile_shape() {
   if constexpr (std::is_same_v<P, float>) {
@@ -138,6 +139,29 @@ MatrixView<const P> operand(const T* src, std::int64_t rows, std::int64_t width,
     for (std::int64_t r = 0; r < rows; ++r) engine::cast(dst + r * width, src + r * ld, width);
     return {dst, rows, width, width};
   }
+}
+
+// The transpose of the same, (width, rows), as the second operand of a product: f32 is copied.
+template <class P, class T>
+MatrixView<const P> transposed_operand(const T* src, std::int64_t rows, std::int64_t width,
+                                       std::int64_t ld, const Tensor& space) {
+  if constexpr (std::is_same_v<P, float>) {
+    float* const dst = space.data<float>();
+    constexpr std::int64_t kStrip = 16;  // rows that are read side by side
+    for (std::int64_t begin = 0; begin < rows; begin += kStrip) {
+      const std::int64_t end = std::min(begin + kStrip, rows);
+      for (std::int64_t i = 0; i < width; ++i)
+        for (std::int64_t r = begin; r < end; ++r) dst[i * rows + r] = to_f32(src[r * ld + i]);
+    }
+    return {dst, width, rows, rows};
+  } else {
+    return operand<P>(src, rows, width, ld, space).t();
+  }
+}
+
+template <class P>
+MatrixView<const P> cols_of(const MatrixView<const P>& m, std::int64_t begin, std::int64_t count) {
+  return {m.data + begin * (m.transposed ? m.ld : 1), m.rows, count, m.ld, m.transposed};
 }
 
 template <class P>
@@ -240,16 +264,21 @@ struct Copies {
       product = gemm_scratch(
           memory, product_scratch_nbytes(tape.stream().state<Products>(), s, is_backward));
     }
+    if (operand == DType::kF32) {
+      k_t = scratch(memory, s.head_size, s.tokens);
+      if (is_backward) v_t = scratch(memory, s.head_size, s.tokens);
+    }
     if (dtype == DType::kF32) return;
     k = scratch(memory, s.tokens, s.head_size, operand);
     v = scratch(memory, s.tokens, s.head_size, operand);
     q = scratch(memory, tile.rows, s.head_size, operand);
   }
   TileShape tile;
-  Tensor k, v;     // (T, D) of one kv head
-  Tensor q;        // (rows, D) of one head
-  Tensor rounded;  // (rows, keys): probabilities
-  Tensor product;  // of the products themselves
+  Tensor k, v;      // (T, D) of one kv head
+  Tensor k_t, v_t;  // (D, T), if products read f32
+  Tensor q;         // (rows, D) of one head
+  Tensor rounded;   // (rows, keys): probabilities
+  Tensor product;   // of the products themselves
 };
 
 struct ForwardScratch : Copies {
@@ -290,7 +319,7 @@ void update_softmax(const Tile& tile, const Layout& s, float* scores, P* p, floa
 // Queries [row, row + rows) of one head: assigns rows of y, and leaves the log-sum-exp in w.max.
 template <class P, class T>
 void attend(Products& products, const Layout& s, std::int64_t row, const MatrixView<const P>& q,
-            const MatrixView<const P>& k, const MatrixView<const P>& v, T* y,
+            const MatrixView<const P>& k_t, const MatrixView<const P>& v, T* y,
             const ForwardScratch& w) {
   float* scores = w.scores.data<float>();
   float* out = w.out.data<float>();
@@ -301,7 +330,7 @@ void attend(Products& products, const Layout& s, std::int64_t row, const MatrixV
   for (std::int64_t key = 0; key < end; key += w.tile.keys) {
     const Tile tile{products, w.product, row, q.rows, key, std::min(w.tile.keys, end - key)};
     P* const p = operand_of<P>(scores, w.rounded);
-    tile.product(q, rows_of(k, key, tile.keys).t(), tile.square(scores), false);
+    tile.product(q, cols_of(k_t, key, tile.keys), tile.square(scores), false);
     update_softmax(tile, s, scores, p, max, sum, out);
     tile.product(tile.square<const P>(p), rows_of(v, key, tile.keys), sums, key > 0);
   }
@@ -316,17 +345,18 @@ template <class P, class T>
 void forward(Products& products, const Layout& s, const T* qkv, T* y, float* lse,
              const ForwardScratch& w) {
   const std::int64_t d = s.head_size, ld = s.qkv_width();
-  MatrixView<const P> k, v;
+  MatrixView<const P> k_t, v;
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t h = 0; h < s.heads; ++h) {
       if (h % s.group() == 0) {
-        k = operand<P>(qkv + s.k_at(b, h / s.group()), s.tokens, d, ld, w.k);
+        k_t = transposed_operand<P>(qkv + s.k_at(b, h / s.group()), s.tokens, d, ld,
+                                    w.k_t.defined() ? w.k_t : w.k);
         v = operand<P>(qkv + s.v_at(b, h / s.group()), s.tokens, d, ld, w.v);
       }
       for (std::int64_t row = 0; row < s.tokens; row += w.tile.rows) {
         const std::int64_t rows = std::min(w.tile.rows, s.tokens - row);
         const auto q = operand<P>(qkv + s.q_at(b, h) + row * ld, rows, d, ld, w.q);
-        attend(products, s, row, q, k, v, y + s.y_at(b, h) + row * s.y_width(), w);
+        attend(products, s, row, q, k_t, v, y + s.y_at(b, h) + row * s.y_width(), w);
         if (lse != nullptr) engine::cast(lse + s.lse_at(b, h) + row, w.max.data<float>(), rows);
       }
     }
@@ -395,8 +425,8 @@ void scores_backward(const Tile& tile, const Layout& s, const Scores<P>& scores,
 // One head as products read it.
 template <class P>
 struct Operands {
-  MatrixView<const P> q, dy;  // queries [row, row + rows)
-  MatrixView<const P> k, v;   // all keys
+  MatrixView<const P> q, dy;        // queries [row, row + rows)
+  MatrixView<const P> k, k_t, v_t;  // all keys
 };
 
 // Queries [row, row + rows) of one head: assigns w.dq, adds to w.dk and w.dv. `dy` and `y`: their
@@ -413,11 +443,11 @@ void attend_backward(Products& products, const Layout& s, std::int64_t row, cons
   const std::int64_t end = keys_end(s, row, rows);
   for (std::int64_t key = 0; key < end; key += w.tile.keys) {
     const Tile tile{products, w.product, row, rows, key, std::min(w.tile.keys, end - key)};
-    const auto k = rows_of(in.k, key, tile.keys), v = rows_of(in.v, key, tile.keys);
+    const auto k = rows_of(in.k, key, tile.keys);
     const MatrixView<float> dk{w.dk.data<float>() + key * d, tile.keys, d, d};
     const MatrixView<float> dv{w.dv.data<float>() + key * d, tile.keys, d, d};
-    tile.product(in.q, k.t(), tile.square(p), false);
-    tile.product(in.dy, v.t(), tile.square(ds), false);
+    tile.product(in.q, cols_of(in.k_t, key, tile.keys), tile.square(p), false);
+    tile.product(in.dy, cols_of(in.v_t, key, tile.keys), tile.square(ds), false);
     scores_backward(tile, s, scores, lse, dy, y, ld);
     const auto dscores = tile.square<const P>(scores.ds_operand);
     tile.product(tile.square<const P>(scores.p_operand).t(), in.dy, dv, true);
@@ -436,7 +466,10 @@ void backward(Products& products, const Layout& s, const T* qkv, const T* y, con
       const std::int64_t g = h / s.group();
       if (h % s.group() == 0) {
         in.k = operand<P>(qkv + s.k_at(b, g), s.tokens, d, ld, w.k);
-        in.v = operand<P>(qkv + s.v_at(b, g), s.tokens, d, ld, w.v);
+        in.k_t = w.k_t.defined() ? transposed_operand<P>(qkv + s.k_at(b, g), s.tokens, d, ld, w.k_t)
+                                 : in.k.t();
+        in.v_t = transposed_operand<P>(qkv + s.v_at(b, g), s.tokens, d, ld,
+                                       w.v_t.defined() ? w.v_t : w.v);
         engine::fill_zero(w.dk);
         engine::fill_zero(w.dv);
       }

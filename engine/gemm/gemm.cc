@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "engine/elementwise.h"
+#include "engine/gemm/direct.h"
 #include "engine/gemm/gemm_eigen.h"
 #include "engine/gemm/onednn.h"
 #include "engine/isa.h"
@@ -32,6 +33,7 @@ struct Choice {
   std::unique_ptr<const OneDnn> library;
   int num_threads;
   bool insists;  // however small the product
+  bool is_auto;  // nobody said who
 };
 
 int wished_threads() {
@@ -62,7 +64,7 @@ Choice choose() {
           "[gemm] expected oneDNN for products of {} threads, got Eigen "
           "(TESSERA_CPU_THREADS)",
           num_threads);
-  return {std::move(library), num_threads, insists};
+  return {std::move(library), num_threads, insists, !insists && !refuses};
 }
 
 const Choice& choice() {
@@ -146,6 +148,12 @@ void add_product_of_eigen(const MatrixView<const float>& a, const MatrixView<con
   isa() >= Isa::kV3 ? v3::add_product(product) : v2::add_product(product);
 }
 
+// See [Note: products without packing].
+bool is_direct(const MatrixView<const float>& a, const MatrixView<const float>& b) {
+  return isa() >= Isa::kV4 && choice().is_auto && !b.transposed && a.rows >= kMinSide &&
+         b.cols >= kMinDirectCols && b.rows * b.cols <= kMaxDirectNumel;
+}
+
 void multiply_by_library(const OneDnn& library, const MatrixView<const float>& a,
                          const MatrixView<const float>& b, const MatrixView<float>& c,
                          bool accumulate) {
@@ -199,6 +207,20 @@ void gemm(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float
   if (c.transposed) return gemm(b.t(), a.t(), c.t(), accumulate);
   if (c.rows == 0 || c.cols == 0) return;
   if (a.cols == 0) return accumulate ? void() : set_zero(c);
+  if (is_direct(a, b)) {
+    return DirectProduct{.a = a.data,
+                         .b = b.data,
+                         .c = c.data,
+                         .lda = a.ld,
+                         .ldb = b.ld,
+                         .ldc = c.ld,
+                         .m = c.rows,
+                         .n = c.cols,
+                         .k = a.cols,
+                         .a_transposed = a.transposed,
+                         .accumulate = accumulate}
+        .run();
+  }
   if (const OneDnn* library = library_for(c.rows, c.cols, a.cols, kMinOneDnn)) {
     return multiply_by_library(*library, a, b, c, accumulate);
   }
