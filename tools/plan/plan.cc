@@ -47,7 +47,7 @@ void run(int argc, char** argv) {
   FlagSet flags("plan",
                 "Says what train_transformer would do with the same options: memory by category, "
                 "collectives and bytes, simulated time. --device=cuda plans for GPUs; "
-                "--log.trace=FILE draws both planned steps, in simulated time.");
+                "--log.trace=FILE draws the planned steps, in simulated time.");
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
   config.validate(flags);

@@ -76,7 +76,6 @@ std::vector<std::string> Audit::lines() const {
 }
 
 std::string Audit::gathers_line() const {
-  constexpr double kLeastMs = 0.0005;  // as --plan shows
   constexpr std::size_t kMostShown = 6;
   // Those of losses, norms and compressed gradients have other labels.
   const auto is_of_unit = [](const PlannedCollective& c) {
@@ -89,7 +88,7 @@ std::string Audit::gathers_line() const {
   for (const PlannedCollective& c : plan_.collectives) {
     if (!is_of_unit(c)) continue;
     has_gathers = true;
-    if (c.exposed_ms > kLeastMs) waits_ms[c.label] += c.exposed_ms;
+    if (c.is_exposed()) waits_ms[c.label] += c.exposed_ms;
   }
   if (!has_gathers) return "";
   if (waits_ms.empty()) return "all gathers are hidden in the plan, at --rates.*";

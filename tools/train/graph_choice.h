@@ -1,4 +1,4 @@
-// Whether a run's steps are CUDA graphs: [Note: steps as graphs] in trainer.cc.
+// Whether a run's steps are CUDA graphs: [Note: steps as graphs] in trainer_graph.cc.
 #pragma once
 
 #include <string>

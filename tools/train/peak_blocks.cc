@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <map>
 #include <unordered_set>
 #include <utility>
@@ -62,11 +61,9 @@ std::vector<PeakBlocks::Kind> PeakBlocks::most(Category category) const {
     const std::string what = fmt::format("{}, {}", block.size, block.name);
     ++kinds.try_emplace(what, Kind{what, block.nbytes, 0}).first->second.count;
   }
-  std::vector<Kind> sorted;
-  for (auto& [what, kind] : kinds) sorted.push_back(std::move(kind));
-  std::ranges::stable_sort(
-      sorted, [](const Kind& a, const Kind& b) { return a.count * a.nbytes > b.count * b.nbytes; });
-  return sorted;
+  std::vector<Kind> result;
+  for (auto& [what, kind] : kinds) result.push_back(std::move(kind));
+  return result;
 }
 
 }  // namespace tessera::tools

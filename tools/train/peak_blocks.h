@@ -25,7 +25,7 @@ class PeakBlocks final : public engine::MemoryListener {
 
   /// Peaks start again from what is there now.
   void begin();
-  /// What is there when `category` holds most since begin(), the first time; the largest first.
+  /// What is there when `category` holds most since begin(), the first time; by `what`.
   std::vector<Kind> most(engine::Category category) const;
 
   void on_allocate(const std::byte* data, std::int64_t nbytes, engine::Category category,

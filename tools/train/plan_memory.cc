@@ -164,7 +164,7 @@ void add_states(const shard::Fsdp& fsdp, int num_states, Terms& terms) {
             states);
 }
 
-// Blocks of units that differ in the unit's name alone are of one kind.
+// Blocks of units that differ in the unit's name alone are of one kind. The largest first.
 std::vector<PeakBlocks::Kind> joined(std::vector<PeakBlocks::Kind> kinds, const shard::Fsdp& fsdp) {
   const auto without_unit = [&](const std::string& what) {
     const std::size_t name = what.rfind(", ") + 2;

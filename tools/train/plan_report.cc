@@ -69,9 +69,9 @@ void add_collectives(const TrainPlan& plan, std::vector<std::string>& lines) {
                                 before.num_collectives));
   }
   for (const PlannedCollective& c : plan.collectives) {
-    lines.push_back(fmt::format(
-        "  {:<15}{:<28}{:>16} B{}", c.name, c.label, engine::with_commas(c.bytes_sent),
-        c.exposed_ms > 0.0005 ? fmt::format("  compute waits {:.3f} ms", c.exposed_ms) : ""));
+    lines.push_back(
+        fmt::format("  {:<15}{:<28}{:>16} B{}", c.name, c.label, engine::with_commas(c.bytes_sent),
+                    c.is_exposed() ? fmt::format("  compute waits {:.3f} ms", c.exposed_ms) : ""));
   }
   const auto by_ranks = traffic_by_ranks(plan);
   if (by_ranks.size() < 2) return;

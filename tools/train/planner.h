@@ -38,6 +38,9 @@ struct PlannedCollective {
   std::vector<int> ranks;   ///< between which
   double end_ms;            ///< from the start of the step
   double exposed_ms = 0;    ///< for which compute waits
+
+  /// Whether compute waits for what is shown as 0.001 ms or more.
+  bool is_exposed() const { return exposed_ms > 0.0005; }
 };
 
 /// Of one rank: others differ in what they hold if a part of a state is offloaded.

@@ -5,14 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <ratio>
-#include <span>
 #include <utility>
 
 #include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
 #include "engine/meta.h"
-#include "tools/io/sha256.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -60,15 +58,6 @@ auto of_step(std::int64_t step, F fn) {
 // before a validation and at the end nothing is left. An update with a gradient that is not finite
 // changes nothing, so the parameters are still those of the step that is named (but for updates
 // beside backward, which no norm precedes). On the CPU launching is doing, and nothing is late.
-
-// [Note: steps as graphs]
-// On one GPU a step, from the first forward to the update, can be one launch of a CUDA graph (see
-// engine/cuda_graph.h and [Note: a step as a graph] in shard/fsdp_graph.cc), which small models,
-// whose kernels are shorter than their launches, gain from. What changes from step to step is
-// written to the device before: the batches, copied to tensors of the graph's own, the number of
-// samples since the capture, for dropout, and the learning rate. What a step leaves is copied out
-// behind: losses and the norm. All else - checkpoints, validations, what the log says - is as
-// without.
 
 Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
                  const TrainConfig& config, const std::vector<engine::Block*>& blocks,
@@ -258,90 +247,6 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
           .is_graph = is_graph};
 }
 
-// What a graph reads and writes, if steps are to be graphs.
-void Trainer::create_graph(const std::vector<BatchTensor>& tensors) {
-  if (!uses_graphs(config_, world_.size(), compute_.device().is_cuda())) return;
-  const std::int64_t accum = config_.train.accum;
-  graph_ = std::make_unique<StepGraph>();
-  for (std::int64_t micro = 0; micro < accum; ++micro) {
-    Batch& batch = graph_->batches.emplace_back();
-    for (const BatchTensor& t : tensors) {
-      batch.push_back(Tensor::zeros(memory_, t.shape, t.dtype, t.name));
-    }
-  }
-  graph_->losses = Tensor::zeros(memory_, {accum}, DType::kF32, "losses", Category::kCommunication);
-  graph_->samples_before =
-      Tensor::zeros(memory_, {1}, DType::kI64, "samples_before", Category::kCommunication);
-}
-
-Tensor Trainer::samples_before() const {
-  return graph_ && graph_->is_capturing ? graph_->samples_before : Tensor();
-}
-
-// Whether the step is to be launched as a graph, which is captured first if there is none yet. What
-// keeps CUDA from it is no reason to end a run that did not ask for graphs: nothing was done yet.
-bool Trainer::captures(std::int64_t step, const Loss& loss) {
-  if (!graph_ || compute_.device().is_meta || graph_->has_failed) return false;
-  if (step < start_.step + kStepsBeforeGraph) return false;
-  if (graph_->launch) return true;
-  const auto give_up = [&](const std::exception& e) {
-    tape_.clear();  // of what was recorded until then
-    graph_->has_failed = true;
-    graph_->is_capturing = false;
-    if (config_.cuda.graph == GraphChoice::kOn) throw;
-    if (log_ == nullptr) return;
-    log_->say(fmt::format("warning: cuda graph: none, as step {} could not be captured: {}",
-                          step + 1, e.what()),
-              Console::Style::kWarning);
-  };
-  try {
-    capture(step, loss);
-  } catch (const engine::InvalidArgument& e) {
-    give_up(e);
-  } catch (const engine::DeviceError& e) {
-    give_up(e);
-  }
-  return !graph_->has_failed;
-}
-
-void Trainer::capture(std::int64_t step, const Loss& loss) {
-  const StepConfig& c = config_.train;
-  StepGraph& graph = *graph_;
-  graph.captured_step = step;
-  graph.is_capturing = true;
-  graph.launch = fsdp_.capture_step([&] {
-    graph.norm = run_passes(
-        step, loss, graph.losses,
-        [&](std::int64_t micro) -> const Batch& {
-          return graph.batches[static_cast<std::size_t>(micro)];
-        },
-        nullptr);
-    optimizer_->step(c.lr_at(step), *graph.norm, c.grad_clip);
-  });
-  graph.is_capturing = false;
-}
-
-shard::GradNorm Trainer::run_graph(std::int64_t step, const Tensor& values, StepClock& clock) {
-  const StepConfig& c = config_.train;
-  StepGraph& graph = *graph_;
-  for (const Batch& batch : graph.batches) {
-    clock.lap(StepPart::kOther);
-    const Batch& next = batches_->next();
-    clock.lap(StepPart::kData);
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      engine::copy(batch[i], next[i], compute_, "graph_batch");
-    }
-  }
-  const std::int64_t before =
-      first_sample(step * c.accum) - first_sample(graph.captured_step * c.accum);
-  engine::launch_store(compute_, graph.samples_before, std::as_bytes(std::span(&before, 1)),
-                       "samples_before");
-  optimizer_->repeat_step(c.lr_at(step));
-  graph.launch();
-  engine::copy(values.slice(0, {c.accum}), graph.losses, compute_, "keep_losses");
-  return fsdp_.read_norm(*graph.norm);
-}
-
 // Forward and backward of all micro-steps, and the reduction of what they leave. `clock`: null for
 // none.
 shard::GradNorm Trainer::run_passes(std::int64_t step, const Loss& loss, const Tensor& values,
@@ -371,65 +276,6 @@ shard::GradNorm Trainer::run_passes(std::int64_t step, const Loss& loss, const T
     lap(StepPart::kCompute);
   }
   return of_step(step + 1, [&] { return fsdp_.finish_step(); });
-}
-
-// Decides, before the update, whether what the passes came to is believed.
-shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor& values,
-                               const shard::GradNorm& first, std::string& replayed) {
-  const std::int64_t accum = config_.train.accum;
-  shard::GradNorm norm = first;
-  const auto outcome = [&](bool with_gradient) {
-    std::vector<float> mine = engine::to_vector<float>(values.slice(0, {accum}));
-    for (const float x :
-         with_gradient ? checksums_of(fsdp_) : std::vector<float>(kNumChecksumFloats)) {
-      mine.push_back(x);
-    }
-    return StepOutcome{world_.size(), gather(mine), norm.not_finite(), copies_apart(fsdp_)};
-  };
-  // Most steps need no pass over the gradient.
-  if (const StepOutcome losses = outcome(false); !guard_->doubts(step + 1, losses)) {
-    guard_->learn(losses.mean_loss());
-    return norm;
-  }
-  const auto replay = [&] {
-    fsdp_.parameters_changed();  // a copy that is kept may be what was wrong
-    Batch again;
-    norm = run_passes(
-        step, loss, values,
-        [&](std::int64_t micro) -> const Batch& {
-          again = load_batch(memory_, data_->tensors, [&](const Batch& host) {
-            data_->fill(first_sample(step * accum + micro), host);
-          });
-          return again;
-        },
-        nullptr);
-    return outcome(true);
-  };
-  const StepGuard::Verdict verdict = guard_->judge(step + 1, outcome(true), replay);
-  replayed = verdict.remark.empty() ? "equal" : verdict.remark;
-  if (!verdict.remark.empty() && log_ != nullptr) {
-    log_->say(fmt::format("warning: step {}: {}", step + 1, verdict.remark),
-              Console::Style::kWarning);
-  }
-  if (verdict.is_damaged) {
-    engine::fail<engine::DeviceError>(
-        "[train] expected memory that keeps what is written, got a step before which {}: go on "
-        "from "
-        "a checkpoint (step {})",
-        verdict.is_wrong, step + 1);
-  }
-  const bool may_skip = config_.train.max_skips > 0 && !verdict.outcome.not_finite.empty();
-  if (verdict.is_wrong.empty() || may_skip) return norm;
-  std::string where = "no checkpoint, as checkpoint.every is 0";
-  if (checkpoints_) {
-    checkpoints_->save(behind(step));
-    checkpoints_->finish();
-    where = fmt::format("the state before it is in {}", checkpoints_->newest());
-  }
-  engine::fail("[train] expected a step to go on from, got one of which {}{} (step {}; {})",
-               verdict.is_wrong,
-               verdict.remark.empty() ? ", made again from the same state as well" : "", step + 1,
-               where);
 }
 
 void Trainer::begin_peaks() {
@@ -541,71 +387,11 @@ void Trainer::check_loss(float loss, std::int64_t step, std::int64_t micro, int 
                   step, micro, rank);
 }
 
-std::vector<float> Trainer::gather(const std::vector<float>& values) {
-  const auto n = static_cast<std::int64_t>(values.size());
-  const Tensor in = Tensor::from<float>(memory_, {n}, values, "values", Category::kCommunication);
-  return comm::HostGather(world_, in, metrics_, pinned_, "values").wait<float>(compute_);
-}
-
-double Trainer::mean_loss(std::int64_t num_batches,
-                          const std::function<Tensor(std::int64_t batch)>& loss) {
-  const std::int64_t ranks = world_.size();
-  std::vector<float> mine;
-  for (std::int64_t first = 0; first < num_batches; first += ranks) {
-    if (stops()) throw Stopped();
-    // All ranks run as many forwards, since each one gathers: the last round may repeat a batch.
-    const std::int64_t batch = std::min(first + world_.rank(), num_batches - 1);
-    mine.push_back(tape_.no_grad([&] { return loss(batch).item(); }));
-  }
-  const std::vector<float> all = gather(mine);
-  double sum = 0;
-  for (std::int64_t batch = 0; batch < num_batches; ++batch) {
-    sum += all[static_cast<std::size_t>(batch % ranks) * mine.size() +
-               static_cast<std::size_t>(batch / ranks)];
-  }
-  return sum / static_cast<double>(num_batches);
-}
-
-bool Trainer::stops() {
-  for (const float signal : gather({static_cast<float>(stop_requested())})) {
-    if (stopped_by_ == 0) stopped_by_ = static_cast<int>(signal);
-  }
-  return stopped_by_ != 0;
-}
-
 JsonRecord Trainer::end_record() const {
   JsonRecord record;
   record.add("steps", num_steps_);
   if (stopped_by_ != 0) record.add("stopped_by", signal_name(stopped_by_));
   return record;
-}
-
-std::string Trainer::params_sha256() {
-  Sha256 sha;
-  for (const engine::Parameter* p : fsdp_.parameters()) {
-    const std::vector<float> values = fsdp_.full_parameter(*p);
-    const auto bad = std::ranges::find_if_not(values, [](float x) { return std::isfinite(x); });
-    engine::require(bad == values.end(),
-                    "[train] expected finite parameters after training, got {} at element {} ({})",
-                    bad == values.end() ? 0.0f : *bad, bad - values.begin(), p->name);
-    sha.update(std::as_bytes(std::span(values)));
-  }
-  return sha.hex();
-}
-
-std::vector<float> to_floats(const Tensor& t) {
-  std::vector<float> values(static_cast<std::size_t>(t.numel()));
-  engine::dispatch_float(t.dtype(), "to_floats", [&](auto zero) {
-    const auto stored = engine::to_vector<decltype(zero)>(t);
-    engine::cast(values.data(), stored.data(), t.numel());
-  });
-  return values;
-}
-
-std::int64_t largest_divisor(std::int64_t n, std::int64_t most) {
-  std::int64_t d = std::min(n, most);
-  while (d > 1 && n % d != 0) --d;
-  return d;
 }
 
 }  // namespace tessera::tools

@@ -118,7 +118,7 @@ class Trainer {
     shard::GradNorm norm;
     bool is_graph;
   };
-  /// [Note: steps as graphs] in trainer.cc.
+  /// [Note: steps as graphs] in trainer_graph.cc.
   struct StepGraph {
     std::vector<Batch> batches;  // of each micro-step
     engine::Tensor losses;       // the same

@@ -4,17 +4,15 @@
 
 #include <cmath>
 #include <filesystem>
-#include <functional>
 #include <initializer_list>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
-#include "comm/forwarding_group.h"
 #include "comm/process_group.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/doctor/wrong_bit.h"
 #include "tools/doctor/check.h"
 #include "tools/doctor/file_checks.h"
 #include "tools/doctor/gpu_checks.h"
@@ -193,31 +191,10 @@ TEST(SelfTest, AWrongElementOfAProductFails) {
   }
 }
 
-/// Changes one element that rank 1 sends in collectives of one kind.
-class WrongBit : public comm::ForwardingGroup {
- public:
-  WrongBit(comm::ProcessGroup& inner, comm::Collective::Op op) : ForwardingGroup(inner), op_(op) {}
-
- private:
-  void before(const comm::Collective& c, const engine::Stream& stream) override {
-    if (c.op != op_ || rank() != 1) return;
-    stream.synchronize();
-    float* last = c.in.data<float>() + c.in.numel() - 1;
-    *last = 100;  // no value of the test
-  }
-  std::unique_ptr<ProcessGroup> make_part(int, int) override { return nullptr; }
-
-  const comm::Collective::Op op_;
-};
-
 TEST(SelfTest, AWrongElementOfACollectiveFails) {
   using Op = comm::Collective::Op;
   for (const Op op : {Op::kAllGather, Op::kReduceScatter}) {
-    const Checks checks = check_collectives(
-        2, [&](comm::ProcessGroup& world, const std::function<void(comm::ProcessGroup&)>& run) {
-          WrongBit wrong(world, op);
-          run(wrong);
-        });
+    const Checks checks = check_collectives(2, with_wrong_bit(op));
     ASSERT_EQ(checks.size(), 2u);
     const bool gathers = op == Op::kAllGather;
     EXPECT_TRUE(is(checks[gathers ? 0 : 1], Verdict::kFail, {"wrong values: element", "is "}));

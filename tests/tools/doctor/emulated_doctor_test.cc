@@ -1,12 +1,11 @@
 // What the doctor learns of GPUs, on the emulated device.
 #include <gtest/gtest.h>
 
-#include <functional>
-#include <memory>
 #include <string>
 
-#include "comm/forwarding_group.h"
+#include "comm/process_group.h"
 #include "engine/cuda.h"
+#include "tests/tools/doctor/wrong_bit.h"
 #include "third_party/cuda/emulation/control.h"
 #include "tools/doctor/gpu_checks.h"
 #include "tools/doctor/self_test.h"
@@ -14,7 +13,6 @@
 namespace tessera::tools {
 namespace {
 
-using comm::ProcessGroup;
 using engine::DType;
 
 TEST(EmulatedDoctor, NamesEveryGpu) {
@@ -61,23 +59,6 @@ TEST(EmulatedDoctor, AWrongProductIsNoticed) {
   EXPECT_NE(wrong_product(gpu_product(0, DType::kBF16), DType::kF32, 0x1p-22), "");
 }
 
-// Changes the last element that rank 1 sends in collectives of one kind.
-class WrongBit : public comm::ForwardingGroup {
- public:
-  WrongBit(comm::ProcessGroup& inner, comm::Collective::Op op) : ForwardingGroup(inner), op_(op) {}
-
- private:
-  void before(const comm::Collective& c, const engine::Stream& stream) override {
-    if (c.op != op_ || rank() != 1) return;
-    stream.synchronize();
-    const float wrong = 100;  // no value of the test
-    c.in.slice(c.in.numel() - 1, {1}).copy_from_host(&wrong, 1);
-  }
-  std::unique_ptr<ProcessGroup> make_part(int, int) override { return nullptr; }
-
-  const comm::Collective::Op op_;
-};
-
 TEST(EmulatedDoctor, CollectivesOfGpusAreRightAndAWrongElementFails) {
   using Op = comm::Collective::Op;
   for (const Check& check : check_gpu_collectives(3, 1003)) {
@@ -85,12 +66,7 @@ TEST(EmulatedDoctor, CollectivesOfGpusAreRightAndAWrongElementFails) {
     EXPECT_NE(check.found.find("3 GPUs over NCCL: values right"), std::string::npos);
   }
   for (const Op op : {Op::kAllGather, Op::kReduceScatter}) {
-    const Checks checks = check_gpu_collectives(
-        2, 1003,
-        [&](comm::ProcessGroup& world, const std::function<void(comm::ProcessGroup&)>& run) {
-          WrongBit wrong(world, op);
-          run(wrong);
-        });
+    const Checks checks = check_gpu_collectives(2, 1003, with_wrong_bit(op));
     ASSERT_EQ(checks.size(), 2u);
     const bool gathers = op == Op::kAllGather;
     EXPECT_EQ(checks[gathers ? 0 : 1].verdict, Verdict::kFail);
