@@ -27,7 +27,13 @@ void run(int argc, char** argv) {
               {.model = {.layers = 6, .heads = 6, .dim = 384, .seq = 256}, .batch = 1, .ranks = 2},
               config, report);
         }},
-       {"hooks", bench_hooks},
+       {"hooks",
+        [](const BenchConfig& config, BenchReport& report) {
+          bench_hooks({.model = {.layers = 3, .heads = 4, .dim = 128, .seq = 64},
+                       .ranks = 4,
+                       .strategy = "ddp"},
+                      /*num_steps=*/300, config, report);
+        }},
        {"checkpoint", bench_checkpoint},
        {"listeners", bench_listeners},
        {"plan", bench_plan},

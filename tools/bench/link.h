@@ -17,14 +17,17 @@ namespace tessera::tools {
 /// What a rank sends goes through one at a time, whichever stream it is from: a token bucket.
 class Link {
  public:
-  /// 0 bytes a second: as fast as memory, but counted.
+  /// 0 bytes a second: as fast as memory.
   explicit Link(double nbytes_per_s, std::chrono::microseconds latency = {})
       : nbytes_per_s_(nbytes_per_s), latency_(latency) {}
 
-  /// Blocks while `nbytes` pass, behind what was begun before. `is_edge`: see edge_nbytes().
-  void pass(double nbytes, bool is_edge);
+  /// Blocks while `nbytes` pass, behind what was begun before.
+  void pass(double nbytes);
 
-  /// Passed so far.
+  /// Counts what is to pass, when it is launched: so counts depend on calls alone. `is_edge`: see
+  /// edge_nbytes().
+  void count(double nbytes, bool is_edge);
+  /// Counted so far.
   double nbytes() const;
   /// Of these, what no schedule can hide.
   double edge_nbytes() const;

@@ -58,8 +58,10 @@ void bench_host(const BenchConfig& config, BenchReport& report);
 void bench_ops(const BenchConfig& config, BenchReport& report);
 /// The steps of `base` over links of stated bandwidth, with and without gathering ahead.
 void bench_prefetch(const TrainingRow& base, const BenchConfig& config, BenchReport& report);
-/// What a model learns in equal time with and without communication hooks.
-void bench_hooks(const BenchConfig& config, BenchReport& report);
+/// What the model of `base` learns of text in equal time with and without communication hooks: when
+/// the first is done with `num_steps`, at least 2.
+void bench_hooks(const TrainingRow& base, std::int64_t num_steps, const BenchConfig& config,
+                 BenchReport& report);
 /// The steps of `base` with parts of its state in memory of the host, beside those without.
 void bench_offload(const TrainingRow& base, const BenchConfig& config, BenchReport& report);
 /// Whole training steps beside PyTorch's.

@@ -45,7 +45,7 @@ bool is_edge(std::string_view label) {
 
 struct Result {
   TrainingTimes times;
-  double nbytes = 0, edge_nbytes = 0;  // that a rank sends in a step
+  double nbytes = 0, edge_nbytes = 0;  // that a rank sends in a step that counts
 };
 
 // `nbytes_per_s`: 0: no link.
@@ -53,13 +53,20 @@ Result run(const TrainingRow& row, double nbytes_per_s, std::int64_t num_steps) 
   std::vector<std::unique_ptr<Link>> links;
   for (int r = 0; r < row.ranks; ++r)
     links.push_back(std::make_unique<Link>(nbytes_per_s, kLatency));
-  Result result{.times = run_training(row, num_steps, nullptr, [&](auto& world) {
-                  return std::make_unique<LinkedGroup>(
-                      world, *links[static_cast<std::size_t>(world.rank())], is_edge);
-                })};
-  const auto steps = static_cast<double>(num_steps + kWarmupSteps);
-  result.nbytes = links.front()->nbytes() / steps;
-  result.edge_nbytes = links.front()->edge_nbytes() / steps;
+  const auto wrap = [&](comm::ProcessGroup& world) {
+    return std::make_unique<LinkedGroup>(world, *links[static_cast<std::size_t>(world.rank())],
+                                         is_edge);
+  };
+  // The first of these steps finds gathered what the last one gathers for one that does not come.
+  std::vector<double> nbytes, edge_nbytes;
+  const auto count = [&, &link = *links.front()] {
+    nbytes.push_back(link.nbytes());
+    edge_nbytes.push_back(link.edge_nbytes());
+  };
+  Result result{.times = run_training(row, num_steps, nullptr, wrap, count)};
+  const auto steps = static_cast<double>(num_steps);
+  result.nbytes = (nbytes.at(1) - nbytes.at(0)) / steps;
+  result.edge_nbytes = (edge_nbytes.at(1) - edge_nbytes.at(0)) / steps;
   return result;
 }
 

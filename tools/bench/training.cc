@@ -140,14 +140,18 @@ class Training {
   std::function<void()> launch_;
 };
 
-TrainingTimes run_on_cpu(Training& training, std::int64_t num_steps, LaunchLog* log) {
+// `at_ends`: null but on rank 0.
+TrainingTimes run_on_cpu(Training& training, std::int64_t num_steps, LaunchLog* log,
+                         const std::function<void()>& at_ends) {
   TrainingTimes times, warmup;
   for (std::int64_t step = -kWarmupSteps; step < num_steps; ++step) {
     training.draw_batch();
     if (step == 0 && log != nullptr) log->clear();
+    if (step == 0 && at_ends) at_ends();
     const double step_ms = training.step(step < 0 ? warmup : times);
     if (step >= 0) times.step_ms.push_back(step_ms);
   }
+  if (at_ends) at_ends();
   return times;
 }
 
@@ -166,8 +170,8 @@ void tune(Training& training, TrainingTimes& unused) {
 }
 
 // One batch for all steps, and the host one step ahead, as in training.
-TrainingTimes run_on_gpu(Training& training, bool is_graph, std::int64_t num_steps,
-                         LaunchLog* log) {
+TrainingTimes run_on_gpu(Training& training, bool is_graph, std::int64_t num_steps, LaunchLog* log,
+                         const std::function<void()>& at_ends) {
   TrainingTimes times, host;
   training.draw_batch();
   tune(training, host);
@@ -175,6 +179,7 @@ TrainingTimes run_on_gpu(Training& training, bool is_graph, std::int64_t num_ste
   if (is_graph) training.capture();
   training.compute().synchronize();
   if (log != nullptr) log->clear();
+  if (at_ends) at_ends();
   Timer timer;
   engine::Event previous;
   for (std::int64_t step = 0; step <= num_steps; ++step) {
@@ -188,13 +193,14 @@ TrainingTimes run_on_gpu(Training& training, bool is_graph, std::int64_t num_ste
     previous = done;
   }
   training.compute().synchronize();
+  if (at_ends) at_ends();
   return times;
 }
 
 }  // namespace
 
 TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, LaunchLog* log,
-                           const WrapGroup& wrap) {
+                           const WrapGroup& wrap, const std::function<void()>& at_ends) {
   TrainingTimes first;
   comm::run_ranks(row.ranks, {}, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
@@ -205,8 +211,10 @@ TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, Launc
                       row.on_gpu ? engine::Stream::cuda("compute", world.rank(), options)
                                  : engine::Stream::inline_cpu("compute", options),
                       heard_by);
-    TrainingTimes mine = row.on_gpu ? run_on_gpu(training, row.is_graph, num_steps, heard_by)
-                                    : run_on_cpu(training, num_steps, heard_by);
+    const std::function<void()> mine_at_ends = is_first ? at_ends : nullptr;
+    TrainingTimes mine = row.on_gpu
+                             ? run_on_gpu(training, row.is_graph, num_steps, heard_by, mine_at_ends)
+                             : run_on_cpu(training, num_steps, heard_by, mine_at_ends);
     mine.memory = training.memory();
     mine.host_memory = training.host_memory();
     if (is_first) first = std::move(mine);

@@ -54,9 +54,11 @@ inline constexpr std::int64_t kWarmupSteps = 3;
 using WrapGroup = std::function<std::unique_ptr<comm::ProcessGroup>(comm::ProcessGroup&)>;
 
 /// Builds the model and runs kWarmupSteps that do not count and `num_steps` that do. `log`, if not
-/// null, hears what rank 0 launches in those. `wrap` may be null.
+/// null, hears what rank 0 launches in those. `wrap` may be null. `at_ends`, if not null, is called
+/// by rank 0 before the first that counts and behind the last.
 TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, LaunchLog* log = nullptr,
-                           const WrapGroup& wrap = nullptr);
+                           const WrapGroup& wrap = nullptr,
+                           const std::function<void()>& at_ends = nullptr);
 
 /// The matrix products of a step on a GPU, each once; needs none. Of a build with CUDA.
 std::vector<engine::DeviceProduct> gemms_of(const TrainingRow& row);

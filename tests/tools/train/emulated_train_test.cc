@@ -1,6 +1,9 @@
 // What only the emulated device can count: that a step of training holds up neither host nor GPU.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <map>
 #include <string>
 
 #include "tests/testing/errors.h"
@@ -36,7 +39,10 @@ Calls train(std::int64_t steps, const char* strategy, BackendChoice backend,
   config.train.lr = 1e-3;
   config.train.schedule = ScheduleKind::kConstant;
   cuda_emulation::start_counting();
-  testing::run_gpt(config, model, data);
+  testing::run_gpt(config, model, data, "", nullptr, [](int rank) {
+    cuda_emulation::label_thread(fmt::format("rank {}", rank));
+    return nullptr;
+  });
   return cuda_emulation::calls();
 }
 
@@ -87,14 +93,54 @@ TEST(EmulatedTraining, AStepSetsNothingThatIsSet) {
   EXPECT_EQ(many.set_attributes, few.set_attributes);
 }
 
-// Pinned memory above all: to ask for it in a step would stop the GPU.
-TEST(EmulatedTraining, AStepThatOffloadsAsksForNoMemory) {
-  constexpr OffloadConfig kOffload{
+// By thread: those of ranks launch.
+struct BlockingCalls {
+  std::map<std::string, std::int64_t> of_ranks;
+  std::int64_t of_others = 0;
+};
+
+BlockingCalls blocking_calls() {
+  BlockingCalls calls;
+  for (const auto& [thread, count] : cuda_emulation::blocking_calls()) {
+    if (thread.starts_with("rank ")) {
+      calls.of_ranks[thread] = count;
+    } else {
+      calls.of_others += count;
+    }
+  }
+  return calls;
+}
+
+// Ranks wait for the loss and the norm of the step before, as without offload. The threads of the
+// host that update wait for the GPU, as nobody else does. And of memory pinned memory above all: to
+// ask for it in a step would stop the GPU.
+TEST(EmulatedTraining, AStepThatOffloadsAsksForNoMemoryAndHoldsUpNoRank) {
+  constexpr OffloadConfig kSome{
       .parameters = 0.6, .gradients = 0.8, .optimizer = 0.4, .threads = 2};
-  const Calls few = train(4, "zero3", BackendChoice::kThreads, kOffload);
-  const Calls many = train(8, "zero3", BackendChoice::kThreads, kOffload);
-  EXPECT_EQ(many.mallocs, few.mallocs);
-  EXPECT_EQ(cuda_emulation::live(), Live()) << "something was left";
+  constexpr OffloadConfig kAll{.parameters = 1, .gradients = 1, .optimizer = 1, .threads = 1};
+  struct Case {
+    BackendChoice backend;
+    OffloadConfig offload;
+  };
+  constexpr std::int64_t kSteps = 4;
+  for (const auto& [backend, offload] :
+       {Case{BackendChoice::kThreads, {}}, Case{BackendChoice::kThreads, kSome},
+        Case{BackendChoice::kThreads, kAll}, Case{BackendChoice::kNccl, kSome}}) {
+    const Calls few = train(kSteps, "zero3", backend, offload);
+    const BlockingCalls few_blocking = blocking_calls();
+    const Calls many = train(2 * kSteps, "zero3", backend, offload);
+    const BlockingCalls many_blocking = blocking_calls();
+    const std::string what = fmt::format(
+        "{}, offload {}", backend == BackendChoice::kNccl ? "nccl" : "threads", offload.parameters);
+    EXPECT_EQ(few_blocking.of_ranks.size(), static_cast<std::size_t>(kRanks)) << what;
+    for (const auto& [rank, count] : many_blocking.of_ranks) {
+      EXPECT_EQ(count - few_blocking.of_ranks.at(rank), 2 * kSteps) << what << ": " << rank;
+    }
+    const std::int64_t of_others = many_blocking.of_others - few_blocking.of_others;
+    EXPECT_EQ(of_others >= kSteps, offload.optimizer > 0) << what << ": " << of_others;
+    EXPECT_EQ(many.mallocs, few.mallocs) << what;
+    EXPECT_EQ(cuda_emulation::live(), Live()) << what << ": something was left";
+  }
 }
 
 TEST(EmulatedTraining, PinnedMemoryThatRunsOutIsNamed) {

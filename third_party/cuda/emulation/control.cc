@@ -96,10 +96,14 @@ void apply(Runtime& machine, const Settings& settings) {
 
 void begin_generation(Runtime& machine, bool counting) {
   Counters& counters = machine.counters;
-  for (auto* counter : {&counters.launches, &counters.copies, &counters.mallocs, &counters.blocking,
-                        &counters.set_devices, &counters.set_attributes, &counters.graph_launches,
-                        &counters.removed_waits}) {
+  for (auto* counter :
+       {&counters.launches, &counters.copies, &counters.mallocs, &counters.set_devices,
+        &counters.set_attributes, &counters.graph_launches, &counters.removed_waits}) {
     counter->store(0);
+  }
+  {
+    const std::lock_guard lock(machine.mutex);
+    machine.blocking.clear();
   }
   machine.counting.store(counting);
   machine.generation.fetch_add(1);
@@ -236,14 +240,22 @@ Live live() {
 Calls calls() {
   const Unseen unseen;
   const Counters& counters = runtime().counters;
+  std::int64_t blocking = 0;
+  for (const auto& [thread, count] : blocking_calls()) blocking += count;
   return {.launches = counters.launches.load(),
           .copies = counters.copies.load(),
           .mallocs = counters.mallocs.load(),
-          .blocking = counters.blocking.load(),
+          .blocking = blocking,
           .set_devices = counters.set_devices.load(),
           .set_attributes = counters.set_attributes.load(),
           .graph_launches = counters.graph_launches.load(),
           .removed_waits = counters.removed_waits.load()};
+}
+
+std::map<std::string, std::int64_t> blocking_calls() {
+  const Unseen unseen;
+  const std::lock_guard lock(runtime().mutex);
+  return runtime().blocking;
 }
 
 std::vector<int> contexts() {

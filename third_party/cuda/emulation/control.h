@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,9 @@ struct Calls {
   std::int64_t removed_waits = 0;   ///< waits that remove_wait took away
 };
 Calls calls();
+/// Of Calls::blocking those of each thread, by the name that it had then (see waits). "": not
+/// named.
+std::map<std::string, std::int64_t> blocking_calls();
 
 /// The devices that got a context of this process since reset(): by cudaSetDevice, or by a call in
 /// a thread whose current device they were, as all are that need one. On a real device a context

@@ -64,7 +64,10 @@ cudaError_t copy(void* dst, const void* src, std::size_t nbytes, cudaMemcpyKind 
 
   void* target = storage_of(dst);
   if (from == Place::kPageable && to == Place::kDevice) {
-    if (synchronous) block_on(stream);
+    if (synchronous) {
+      count_blocking();
+      block_on(stream);
+    }
     const Seen seen;
     const std::shared_ptr<char[]> staged(new char[nbytes]);
     std::memcpy(staged.get(), src, nbytes);
@@ -76,7 +79,7 @@ cudaError_t copy(void* dst, const void* src, std::size_t nbytes, cudaMemcpyKind 
     const bool on_host = to != Place::kDevice && from != Place::kDevice;
     if (capture_of(stream) != nullptr) return cudaSuccess;
     if ((synchronous && !on_device) || to == Place::kPageable || on_host) {
-      counters.blocking.fetch_add(1, std::memory_order_relaxed);
+      count_blocking();
       block_on(stream);
       return entry_error(stream.device);
     }

@@ -277,7 +277,7 @@ cudaError_t cudaDeviceSynchronize() {
   if (const cudaError_t error = entry_error()) return error;
   if (const cudaError_t error = unsafe_error()) return error;
   const int device = host_thread().device;
-  runtime().counters.blocking.fetch_add(1, std::memory_order_relaxed);
+  count_blocking();
   for (const std::shared_ptr<Stream>& stream : streams_of(device)) block_on(*stream);
   return entry_error(device);
 }

@@ -33,6 +33,12 @@ HostThread& named_host_thread() {
   return thread;
 }
 
+void count_blocking() {
+  const std::string& label = host_thread().label;
+  const std::lock_guard lock(runtime().mutex);
+  ++runtime().blocking[label];
+}
+
 void HostThread::set_label(const std::string& wanted) {
   Runtime& machine = runtime();
   const std::lock_guard lock(machine.mutex);

@@ -163,8 +163,8 @@ struct Device {
 struct Counters {
   std::atomic<std::int64_t> allocations{0}, allocated_nbytes{0}, pinned{0}, pinned_nbytes{0},
       streams{0}, events{0}, graphs{0};
-  std::atomic<std::int64_t> launches{0}, copies{0}, mallocs{0}, blocking{0}, set_devices{0},
-      set_attributes{0}, graph_launches{0}, removed_waits{0};
+  std::atomic<std::int64_t> launches{0}, copies{0}, mallocs{0}, set_devices{0}, set_attributes{0},
+      graph_launches{0}, removed_waits{0};
 };
 
 /// The state of the emulated machine. Lives until the process ends.
@@ -189,6 +189,7 @@ struct Runtime {
   std::vector<std::unique_ptr<Removal>> removals;
   std::set<std::string> labels;  ///< of host threads alive
   int num_unlabelled = 0;
+  std::map<std::string, std::int64_t> blocking;  ///< calls; see blocking_calls
 };
 Runtime& runtime();
 
@@ -223,6 +224,8 @@ struct HostThread {
 HostThread& host_thread();
 /// The same, with a label and with numbers of the present generation.
 HostThread& named_host_thread();
+/// A call of this thread that blocks it.
+void count_blocking();
 
 /// The work in progress in this thread, for messages; null outside work.
 struct Work {

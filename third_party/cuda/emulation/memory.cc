@@ -88,7 +88,7 @@ cudaError_t cudaFree(void* address) {
   const auto found = device_arena().starting_at(reinterpret_cast<std::uintptr_t>(address));
   if (!found) return failed(cudaErrorInvalidValue);
   Runtime& machine = runtime();
-  machine.counters.blocking.fetch_add(1, std::memory_order_relaxed);
+  count_blocking();
   // Waits for the device, but nobody may rely on that: no edge.
   for (const std::shared_ptr<Stream>& stream : streams_of(found->device)) {
     stream->push_record()->block();

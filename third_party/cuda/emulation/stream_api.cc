@@ -116,7 +116,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   if (!stream) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t error = entry_error(stream->device)) return error;
   if (const cudaError_t error = look_error(*stream)) return error;
-  runtime().counters.blocking.fetch_add(1, std::memory_order_relaxed);
+  count_blocking();
   const std::shared_ptr<Record> record = stream->push_record();
   if (account_wait(WaitKind::kStreamSynchronize, nullptr, record.get())) return cudaSuccess;
   record->block();
@@ -292,7 +292,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   if (const cudaError_t error = entry_error(event->device)) return error;
   const std::shared_ptr<Record> record = last_record(*event);
   if (const cudaError_t error = look_error(record.get())) return error;
-  runtime().counters.blocking.fetch_add(1, std::memory_order_relaxed);
+  count_blocking();
   if (account_wait(WaitKind::kEventSynchronize, nullptr, record.get())) return cudaSuccess;
   if (record) {
     record->block();
