@@ -1,6 +1,7 @@
 // Compiled with contraction: a product and its sum are one operation.
 #include "engine/gemm/direct.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "engine/isa.h"
@@ -72,10 +73,36 @@ template <bool kTransposed>
   for (; col < p.n; ++col) multiply_columns<1, 4, 1, kTransposed>(p, col);
 }
 
+// B is the transpose of what is stored: some columns at a time are copied to where they are rows.
+template <bool kTransposed>
+[[gnu::always_inline]] inline void multiply_by_transpose(const DirectProduct& p) {
+  constexpr std::int64_t kCols = 64, kStrip = 16;  // columns of a copy; and read side by side
+  alignas(64) float copy[kMaxTransposedDepth * kCols];
+  for (std::int64_t col = 0; col < p.n; col += kCols) {
+    DirectProduct part = p;
+    part.n = std::min(kCols, p.n - col);
+    for (std::int64_t begin = 0; begin < part.n; begin += kStrip) {
+      const std::int64_t end = std::min(begin + kStrip, part.n);
+      for (std::int64_t i = 0; i < p.k; ++i)
+        for (std::int64_t j = begin; j < end; ++j) copy[i * kCols + j] = p.b[(col + j) * p.ldb + i];
+    }
+    part.b = copy;
+    part.ldb = kCols;
+    part.c = p.c + col;
+    multiply<kTransposed>(part);
+  }
+}
+
 }  // namespace
 
 void DirectProduct::run() const {
-  with_isa([this] { a_transposed ? multiply<true>(*this) : multiply<false>(*this); });
+  with_isa([this] {
+    if (b_transposed) {
+      a_transposed ? multiply_by_transpose<true>(*this) : multiply_by_transpose<false>(*this);
+    } else {
+      a_transposed ? multiply<true>(*this) : multiply<false>(*this);
+    }
+  });
 }
 
 }  // namespace tessera::engine

@@ -150,8 +150,11 @@ void add_product_of_eigen(const MatrixView<const float>& a, const MatrixView<con
 
 // See [Note: products without packing].
 bool is_direct(const MatrixView<const float>& a, const MatrixView<const float>& b) {
-  return isa() >= Isa::kV4 && choice().is_auto && !b.transposed && a.rows >= kMinSide &&
-         b.cols >= kMinDirectCols && b.rows * b.cols <= kMaxDirectNumel;
+  if (isa() < Isa::kV4 || !choice().is_auto || b.cols < kMinDirectCols) return false;
+  const std::int64_t numel = b.rows * b.cols;
+  return b.transposed ? a.rows >= kMinTransposedRows && b.rows <= kMaxTransposedDepth &&
+                            numel <= kMaxTransposedNumel
+                      : a.rows >= kMinSide && numel <= kMaxDirectNumel;
 }
 
 void multiply_by_library(const OneDnn& library, const MatrixView<const float>& a,
@@ -218,6 +221,7 @@ void gemm(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float
                          .n = c.cols,
                          .k = a.cols,
                          .a_transposed = a.transposed,
+                         .b_transposed = b.transposed,
                          .accumulate = accumulate}
         .run();
   }

@@ -8,12 +8,11 @@
 //
 // [Note: who multiplies]
 // oneDNN, which writes its kernels for the CPU it finds, where it is installed and the product is
-// not tiny; Eigen otherwise; and on a CPU with AVX-512 our own kernel where B is small and not
-// transposed ([Note: products without packing]). bf16 is multiplied as bf16 with sums in f32 where
-// the CPU has instructions for it, and is widened to f32 elsewhere. TESSERA_CPU_GEMM=eigen or
-// =onednn in the environment insists. A choice depends on shapes, never on timings, so that runs
-// repeat. With TESSERA_CPU_THREADS=n oneDNN shares each product between n threads: bits may depend
-// on n.
+// not tiny; Eigen otherwise; and on a CPU with AVX-512 our own kernel where B is small ([Note:
+// products without packing]). bf16 is multiplied as bf16 with sums in f32 where the CPU has
+// instructions for it, and is widened to f32 elsewhere. TESSERA_CPU_GEMM=eigen or =onednn in the
+// environment insists. A choice depends on shapes, never on timings, so that runs repeat. With
+// TESSERA_CPU_THREADS=n oneDNN shares each product between n threads: bits may depend on n.
 #pragma once
 
 #include <cstdint>

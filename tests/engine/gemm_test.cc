@@ -107,6 +107,7 @@ TEST(Gemm, EqualsTheNaiveProductForEveryMixLayoutAndAwkwardShape) {
                                                                       {13, 31, 1},
                                                                       {33, 3, 40},
                                                                       {23, 127, 65},
+                                                                      {97, 70, 40},
                                                                       {17, 65, 601},
                                                                       {65, 33, 64}}) {
     mix.check<float, float, float>(m, n, k);
@@ -320,47 +321,52 @@ TEST(Gemm, RefusesShapesThatDoNotFit) {
 // On every machine, whoever multiplies there.
 TEST(DirectProduct, AnElementIsTheSameWhereverItStandsAndHoweverMuchIsAsked) {
   constexpr std::int64_t kRows = 15, kCols = 119, kDepth = 37;  // each size of block and a rest
-  for (const bool transposed : {false, true})
-    for (const bool accumulate : {false, true}) {
-      const Storage<float> a(kRows, kDepth, transposed, 1, 1, 2), b(kDepth, kCols, false, 2, 3, 1);
-      const auto run = [&](std::int64_t row, std::int64_t rows, std::int64_t col,
-                           std::int64_t cols) {
-        const Storage<float> c(kRows, kCols, false, 3, 2, 5);
-        DirectProduct{.a = a.view.data + row * (transposed ? 1 : a.view.ld),
-                      .b = b.view.data + col,
-                      .c = c.view.data + row * c.view.ld + col,
-                      .lda = a.view.ld,
-                      .ldb = b.view.ld,
-                      .ldc = c.view.ld,
-                      .m = rows,
-                      .n = cols,
-                      .k = kDepth,
-                      .a_transposed = transposed,
-                      .accumulate = accumulate}
-            .run();
-        return values(c.view);
-      };
-      const Storage<float> before(kRows, kCols, false, 3);
-      const std::vector<float> untouched = values(before.view);
-      const std::vector<double> want = naive(a.view, b.view, before.view, accumulate);
-      const std::vector<float> whole = run(0, kRows, 0, kCols);
-      for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(whole[i], want[i], 1e-4);
-      for (const auto& [row, rows, col, cols] :
-           std::vector<std::tuple<int, int, int, int>>{{0, 1, 0, 1},
-                                                       {1, 2, 3, 4},
-                                                       {2, 6, 1, 16},
-                                                       {3, 7, 5, 37},
-                                                       {4, 11, 20, 99},
-                                                       {14, 1, 118, 1}}) {
-        const std::vector<float> part = run(row, rows, col, cols);
-        for (std::int64_t i = 0; i < kRows; ++i)
-          for (std::int64_t j = 0; j < kCols; ++j) {
-            const bool asked = i >= row && i < row + rows && j >= col && j < col + cols;
-            const auto at = static_cast<std::size_t>(i * kCols + j);
-            ASSERT_EQ(part[at], asked ? whole[at] : untouched[at]) << i << " " << j;
-          }
-      }
+  for (const auto& [ta, tb, accumulate] : std::vector<std::tuple<bool, bool, bool>>{
+           {false, false, false},
+           {false, true, true},
+           {true, false, true},
+           {true, true, false},
+       }) {
+    const Storage<float> a(kRows, kDepth, ta, 1, 1, 2), b(kDepth, kCols, tb, 2, 3, 1);
+    const auto run = [&, ta = ta, tb = tb, adds = accumulate](std::int64_t row, std::int64_t rows,
+                                                              std::int64_t col, std::int64_t cols) {
+      const Storage<float> c(kRows, kCols, false, 3, 2, 5);
+      DirectProduct{.a = a.view.data + row * (ta ? 1 : a.view.ld),
+                    .b = b.view.data + col * (tb ? b.view.ld : 1),
+                    .c = c.view.data + row * c.view.ld + col,
+                    .lda = a.view.ld,
+                    .ldb = b.view.ld,
+                    .ldc = c.view.ld,
+                    .m = rows,
+                    .n = cols,
+                    .k = kDepth,
+                    .a_transposed = ta,
+                    .b_transposed = tb,
+                    .accumulate = adds}
+          .run();
+      return values(c.view);
+    };
+    const Storage<float> before(kRows, kCols, false, 3);
+    const std::vector<float> untouched = values(before.view);
+    const std::vector<double> want = naive(a.view, b.view, before.view, accumulate);
+    const std::vector<float> whole = run(0, kRows, 0, kCols);
+    for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(whole[i], want[i], 1e-4);
+    for (const auto& [row, rows, col, cols] :
+         std::vector<std::tuple<int, int, int, int>>{{0, 1, 0, 1},
+                                                     {1, 2, 3, 4},
+                                                     {2, 6, 1, 16},
+                                                     {3, 7, 5, 37},
+                                                     {4, 11, 20, 99},
+                                                     {14, 1, 118, 1}}) {
+      const std::vector<float> part = run(row, rows, col, cols);
+      for (std::int64_t i = 0; i < kRows; ++i)
+        for (std::int64_t j = 0; j < kCols; ++j) {
+          const bool asked = i >= row && i < row + rows && j >= col && j < col + cols;
+          const auto at = static_cast<std::size_t>(i * kCols + j);
+          ASSERT_EQ(part[at], asked ? whole[at] : untouched[at]) << i << " " << j;
+        }
     }
+  }
 }
 
 // In a process of its own, as the choice is made once: says who multiplies.
