@@ -37,9 +37,9 @@ JsonRecord to_json(const RunSummary::Spread& s) {
 void RunSummary::add(const StepRecord& r, std::optional<double> peak_percent) {
   memory_ = r.memory;
   num_skipped_ += r.skipped.empty() ? 0 : 1;
+  ++num_steps_;
   samples_.push_back(
-      {.step = r.step,
-       .step_ms = r.step_ms,
+      {.step_ms = r.step_ms,
        .items_per_s = r.items_per_s,
        .parts_ms = {r.compute_ms, r.exposed_comm_ms, r.optimizer_ms, r.data_ms, r.other_ms()},
        .peak_percent = peak_percent});
@@ -48,15 +48,15 @@ void RunSummary::add(const StepRecord& r, std::optional<double> peak_percent) {
 
 std::optional<RunSummary::Figures> RunSummary::figures() const {
   if (samples_.empty()) return std::nullopt;
-  const std::int64_t last = samples_.back().step;
   Figures f;
-  f.num_warmup = last == 1 ? 0 : std::clamp<std::int64_t>(last / 10, 1, 10);
+  f.num_warmup = num_steps_ == 1 ? 0 : std::clamp<std::int64_t>(num_steps_ / 10, 1, 10);
   f.num_skipped = num_skipped_;
   f.memory = memory_;
   std::vector<double> step_ms, items_per_s, percents;
   std::array<std::optional<double>, kParts.size()> parts_ms;
+  std::int64_t step = num_steps_ - std::ssize(samples_);  // from 1, of this process
   for (const Sample& sample : samples_) {
-    if (sample.step <= f.num_warmup) continue;
+    if (++step <= f.num_warmup) continue;
     step_ms.push_back(sample.step_ms);
     items_per_s.push_back(sample.items_per_s);
     if (sample.peak_percent) percents.push_back(*sample.peak_percent);

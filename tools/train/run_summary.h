@@ -29,8 +29,8 @@ class RunSummary {
     std::string_view name;  ///< compute, exposed comm, optimizer, data, other
     double share = 0;       ///< of the time of all steps, 0 to 1
   };
-  /// Over the steps behind the warm-up: behind a tenth of them, at most 10, at least one; of a
-  /// single step, that one. At most the last 10,000.
+  /// Over the steps that were added, behind the warm-up: behind a tenth of them, at most 10, at
+  /// least one; of a single step, that one. At most the last 10,000.
   struct Figures {
     std::int64_t num_steps = 0, num_warmup = 0;  ///< that count, that do not
     std::int64_t num_skipped = 0;                ///< updates, of all steps
@@ -51,14 +51,14 @@ class RunSummary {
 
  private:
   struct Sample {
-    std::int64_t step;
     double step_ms, items_per_s;
     std::array<std::optional<double>, 5> parts_ms;
     std::optional<double> peak_percent;
   };
   static constexpr std::size_t kMaxSamples = 10'000;
 
-  std::deque<Sample> samples_;
+  std::deque<Sample> samples_;  // the last of num_steps_
+  std::int64_t num_steps_ = 0;
   std::int64_t num_skipped_ = 0;
   engine::MemoryStats memory_;
 };

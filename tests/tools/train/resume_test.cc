@@ -131,6 +131,16 @@ TEST_F(Resume, MoreStepsAreTrainedFromTheEnd) {
   EXPECT_EQ(results_of("run"), first);
 }
 
+TEST_F(Resume, TheSummaryIsOfTheStepsThatThisProcessMade) {
+  EXPECT_EQ(run(saving({{"train.schedule", "constant"}, {"train.steps", "4"}})).exit_code, 0);
+  const Outcome next = run(saving({{"train.schedule", "constant"}, {"train.steps", "8"}}));
+  EXPECT_EQ(next.exit_code, 0) << next.err;
+  EXPECT_TRUE(has(next.out, {"steps   3 measured, 1 before them left out"})) << next.out;
+  const json summary = log_of("run").back().at("final").at("summary");
+  EXPECT_EQ(summary.at("steps"), 3);
+  EXPECT_EQ(summary.at("warmup_steps"), 1);
+}
+
 TEST_F(Resume, FromAFolderOfOneOrOfSeveralIntoAnother) {
   EXPECT_NE(expected(), "");
   EXPECT_EQ(run({{"checkpoint.every", "4"}, {"out", folder_ / "a"}}).exit_code, 0);

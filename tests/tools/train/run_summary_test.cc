@@ -29,11 +29,12 @@ StepRecord record_of(std::int64_t step, double step_ms) {
   return record;
 }
 
-/// Of `num_steps` steps of 1, 2, 3, ... ms, the first of them slow.
-RunSummary::Figures figures_of(std::int64_t num_steps) {
+/// Of `num_steps` steps of 1, 2, 3, ... ms, the first of them slow, of a process that went on from
+/// behind step `start`.
+RunSummary::Figures figures_of(std::int64_t num_steps, std::int64_t start = 0) {
   RunSummary summary;
-  for (std::int64_t step = 1; step <= num_steps; ++step) {
-    summary.add(record_of(step, step == 1 ? 1e6 : static_cast<double>(step)), {});
+  for (std::int64_t i = 1; i <= num_steps; ++i) {
+    summary.add(record_of(start + i, i == 1 ? 1e6 : static_cast<double>(i)), {});
   }
   return summary.figures().value();
 }
@@ -92,6 +93,19 @@ TEST(RunSummary, LeavesTheWarmupOut) {
   EXPECT_EQ(figures_of(50).num_warmup, 5);
   EXPECT_EQ(figures_of(1000).num_warmup, 10);
   EXPECT_EQ(figures_of(1000).num_steps, 990);
+}
+
+// Of a run that was resumed the first steps are as slow as of any other.
+TEST(RunSummary, TheWarmupIsThatOfTheProcess) {
+  const RunSummary::Figures f = figures_of(4, 4);
+  EXPECT_EQ(f.num_warmup, 1);
+  EXPECT_EQ(f.num_steps, 3);
+  EXPECT_DOUBLE_EQ(f.step_ms.median, 3);
+  EXPECT_EQ(figures_of(1, 1000).num_warmup, 0);
+  EXPECT_EQ(figures_of(50, 1000).num_warmup, 5);
+  EXPECT_EQ(figures_of(50, 1000).num_steps, 45);
+  EXPECT_EQ(figures_of(10'005, 1'000'000).num_warmup, 10);
+  EXPECT_EQ(figures_of(10'005, 1'000'000).num_steps, 9'995) << "the first five are forgotten";
 }
 
 TEST(RunSummary, MedianAndSpreadAreThoseOfTheSteps) {
