@@ -69,6 +69,8 @@ Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task,
   rank->load(trainer, log);
   const TrainPosition start = trainer.open_checkpoints(
       {.model = task.model_text(), .data = task.data_text(), .config = config_toml});
+  if (trace != nullptr) trace->start_behind(start.step, world.rank());
+  if (probe != nullptr) probe->start_behind(start.step);
   if (audit != nullptr) audit->start_behind(start.step);
   if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
   const HookReport hook(trainer.fsdp(), config.comm.options());

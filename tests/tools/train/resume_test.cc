@@ -141,6 +141,25 @@ TEST_F(Resume, TheSummaryIsOfTheStepsThatThisProcessMade) {
   EXPECT_EQ(summary.at("warmup_steps"), 1);
 }
 
+TEST_F(Resume, AProbeHasTheStepsThatThisProcessMade) {
+  EXPECT_EQ(run(saving({{"train.schedule", "constant"}, {"train.steps", "4"}})).exit_code, 0);
+  const std::string path = folder_ / "probe.jsonl";
+  const auto said = [&](Flags flags) {
+    flags["train.schedule"] = "constant";
+    flags["log.probe"] = path;
+    const Outcome outcome = run(saving(flags));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return outcome.out;
+  };
+  EXPECT_TRUE(has(said({{"train.steps", "5"}, {"log.probe_steps", "1:3"}}),
+                  {"not written, as the run went on from behind step 4"}));
+  EXPECT_FALSE(fs::exists(path));
+  EXPECT_TRUE(has(said({{"train.steps", "7"}}), {"checksums of steps 6 to 7\n"}));
+  EXPECT_TRUE(folder_.read("probe.jsonl").find("\"first_step\":6") != std::string::npos);
+  EXPECT_TRUE(has(said({{"train.steps", "9"}, {"log.probe_steps", "3:8"}}),
+                  {"checksums of steps 8 to 8\n"}));
+}
+
 TEST_F(Resume, FromAFolderOfOneOrOfSeveralIntoAnother) {
   EXPECT_NE(expected(), "");
   EXPECT_EQ(run({{"checkpoint.every", "4"}, {"out", folder_ / "a"}}).exit_code, 0);
