@@ -139,6 +139,12 @@ TEST_F(Resume, TheSummaryIsOfTheStepsThatThisProcessMade) {
   const json summary = log_of("run").back().at("final").at("summary");
   EXPECT_EQ(summary.at("steps"), 3);
   EXPECT_EQ(summary.at("warmup_steps"), 1);
+  EXPECT_EQ(summary.at("sent_bytes"), summary.at("planned").at("sent_bytes"));
+  // A single step is the first of its process, which has nothing gathered ahead.
+  EXPECT_EQ(run(saving({{"train.schedule", "constant"}, {"train.steps", "9"}})).exit_code, 0);
+  const json one = log_of("run").back().at("final").at("summary");
+  EXPECT_EQ(one.at("sent_bytes"), one.at("planned").at("sent_bytes"));
+  EXPECT_NE(one.at("sent_bytes"), summary.at("sent_bytes"));
 }
 
 TEST_F(Resume, AProbeHasTheStepsThatThisProcessMade) {
