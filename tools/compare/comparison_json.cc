@@ -36,6 +36,13 @@ BytesByCategory most_of(const std::vector<RunRecord>& rounds, BytesByCategory Ru
   return result;
 }
 
+ordered_json json_of(const std::string& preset, const GptConfig& model) {
+  return {{"preset", preset},
+          {"parameters", model.num_parameters()},
+          {"layers", model.layers},
+          {"dim", model.dim}};
+}
+
 ordered_json json_of(const Formula& formula) {
   return {{"name", formula.name},
           {"words", formula.words},
@@ -72,7 +79,7 @@ ordered_json differences(const Row& row, const std::vector<double>* baseline) {
   const std::vector<double>& loss = row.trained.rounds.front().loss;
   std::vector<double> result;
   for (std::size_t i = 0; i < std::min(loss.size(), baseline->size()); ++i) {
-    result.push_back(std::abs(loss[i] - (*baseline)[i]));
+    result.push_back(loss_difference((*baseline)[i], loss[i]));
   }
   return json_of(result);
 }
@@ -87,6 +94,8 @@ ordered_json json_of(const Row& row, const std::vector<double>* baseline) {
   result["strategy"] = c.config.parallel.strategy;
   result["ranks"] = c.num_ranks;
   result["shard_ranks"] = c.shard_ranks;
+  result["steps"] = c.config.train.steps;
+  result["model"] = json_of(c.config.model.preset, c.model);
   result["overrides"] = ordered_json::object();
   for (const auto& [key, value] : c.overrides) result["overrides"][key] = value;
   result["parity"] = json_of(row.parity);
@@ -130,10 +139,7 @@ ordered_json to_json(const Comparison& comparison) {
   result["warmup_steps"] = request.compare.warmup_steps;
   result["tolerance"] = request.compare.tolerance;
   result["steps"] = baseline.config.train.steps;
-  result["model"] = {{"preset", baseline.config.model.preset},
-                     {"parameters", baseline.model.num_parameters()},
-                     {"layers", baseline.model.layers},
-                     {"dim", baseline.model.dim}};
+  result["model"] = json_of(baseline.config.model.preset, baseline.model);
   std::set<std::string> machines;
   for (const Row& row : comparison.rows) {
     for (const RunRecord& run : row.trained.rounds) {

@@ -44,8 +44,10 @@ std::string parity_text(const Row& row, const Row& baseline) {
   if (&row == &baseline && row.parity.kind == ParityKind::kEqualBits) return "baseline";
   if (row.parity.kind == ParityKind::kWithin || row.parity.kind == ParityKind::kDiffers) {
     const bool within = row.parity.kind == ParityKind::kWithin;
-    const std::string distance =
-        row.parity.first_step ? fmt::format("{:.2e}", row.parity.max_difference) : "parameters";
+    const std::string distance = !row.parity.first_step ? "parameters"
+                                 : !std::isfinite(row.parity.max_difference)
+                                     ? "not finite"
+                                     : fmt::format("{:.2e}", row.parity.max_difference);
     return fmt::format("{} {}", within ? "within" : "DIFFERS", distance);
   }
   return row.parity.text;

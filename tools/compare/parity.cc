@@ -60,13 +60,11 @@ bool same_micro_batches(const Configuration& a, const Configuration& b) {
 void compare_losses(const RunRecord& a, const RunRecord& b, Parity& parity) {
   const std::size_t num_steps = std::min(a.loss.size(), b.loss.size());
   for (std::size_t i = 0; i < num_steps; ++i) {
-    if (a.loss[i] == b.loss[i]) continue;
-    const double difference = std::abs(a.loss[i] - b.loss[i]);
+    const double difference = loss_difference(a.loss[i], b.loss[i]);
+    if (difference == 0) continue;
     const auto step = static_cast<std::int64_t>(i) + 1;
     parity.first_step = std::min(parity.first_step.value_or(step), step);
-    parity.max_difference =
-        std::max(parity.max_difference,
-                 std::isfinite(difference) ? difference : std::numeric_limits<double>::infinity());
+    parity.max_difference = std::max(parity.max_difference, difference);
   }
 }
 
@@ -74,7 +72,9 @@ std::string distance_text(const Parity& p) {
   if (!p.first_step) {
     return p.equal_parameters ? "no difference" : "equal losses, other parameters at the end";
   }
-  return fmt::format("loss differs by up to {:.3g}, first in step {}", p.max_difference,
+  return fmt::format("loss differs by {}, first in step {}",
+                     std::isfinite(p.max_difference) ? fmt::format("up to {:.3g}", p.max_difference)
+                                                     : "what is not finite",
                      *p.first_step);
 }
 
@@ -92,6 +92,12 @@ std::string name_of(ParityKind kind) {
       break;
   }
   return "unknown";
+}
+
+double loss_difference(double a, double b) {
+  if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
+  const double difference = std::abs(a - b);
+  return std::isfinite(difference) ? difference : std::numeric_limits<double>::infinity();
 }
 
 std::vector<std::string> arithmetic_differences(const Configuration& a, const Configuration& b) {

@@ -39,6 +39,10 @@ struct Parity {
   std::string text = {};  ///< for people: "equal bits"; "differs by 1e-3, first in step 2"
 };
 
+/// Between two losses of a step: 0 if they are equal, or both not a number, which the logs call
+/// null; infinite if one alone is not finite.
+double loss_difference(double a, double b);
+
 /// The options by which `b` computes other numbers than `a`, or the same in another order. Empty:
 /// bits must be equal.
 std::vector<std::string> arithmetic_differences(const Configuration& a, const Configuration& b);

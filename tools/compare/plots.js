@@ -40,7 +40,7 @@ function lossPlot(width, points) {
   const {node, inner} = frame(width, 250, {left: 46, right: 14, top: 10, bottom: 42});
   node.setAttribute('aria-label', 'Loss of the baseline by step');
   const finite = points.loss.filter(known);
-  let low = Math.min(...finite), high = Math.max(...finite);
+  let [low, high] = finite.length > 0 ? [Math.min(...finite), Math.max(...finite)] : [0, 0];
   if (high - low < 1e-9) [low, high] = [low - 0.5, high + 0.5];
   const y = (v) => inner.bottom - 6 - (v - low) / (high - low) * (inner.bottom - inner.top - 16);
   for (let i = 0; i <= 3; ++i) {

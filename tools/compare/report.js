@@ -296,17 +296,17 @@ function sidesSection() {
   const selects = ['Left', 'Right'].map((name) => el('select', {'aria-label': name}, ...options()));
   node.querySelector('.pickers').append(...selects.map((s, i) => el('label', {}, ['Left', 'Right'][i], s)));
   selects[1].selectedIndex = trained.length - 1;
-  const amount = (value, format) => known(value) ? format(value) : 'not measured';
   const update = () => {
     const [a, b] = selects.map((s) => trained[s.selectedIndex]);
     const rows = [];
-    const add = (name, value, format) => {
+    const add = (name, value, format, unknown = 'not measured') => {
       const x = value(a), y = value(b);
+      const amount = (v) => known(v) ? format(v) : unknown;
       const ratio = known(x) && known(y) && x > 0 ? '× ' + (y / x).toFixed(2) : '';
-      rows.push([name, amount(x, format), amount(y, format), ratio]);
+      rows.push([name, amount(x), amount(y), ratio]);
     };
     rows.push(['numbers', a.parity.kind, b.parity.kind, '']);
-    add('last loss', (c) => c.last_loss, (loss) => loss.toPrecision(7));
+    add('last loss', (c) => c.last_loss, (loss) => loss.toPrecision(7), 'not finite');
     add('step', (c) => metric(c, 'step_ms'), ms);
     for (const [key, name] of PARTS) add('· ' + name, (c) => metric(c, key), ms);
     add('communication overlapped', (c) => metric(c, 'overlap'), (part) => `${Math.round(100 * part)} %`);

@@ -18,6 +18,7 @@ using nlohmann::ordered_json;
 
 constexpr std::size_t kMaxPoints = 12000;  // of losses, in all
 constexpr const char* kUnknown = R"(<td class="unknown" data-value="">not measured</td>)";
+constexpr const char* kNotFinite = R"(<td class="unknown" data-value="">not finite</td>)";
 
 // {{name}} each.
 std::string filled(std::string_view page, const std::map<std::string, std::string>& values) {
@@ -135,6 +136,12 @@ std::string number_cell(const ordered_json& value, const ordered_json& planned,
   return cell.insert(cell.rfind("</td>"), below);
 }
 
+std::string loss_cell(const ordered_json& row) {
+  const ordered_json& loss = row.at("last_loss");
+  if (loss.is_null() && row.at("rounds").get<int>() > 0) return kNotFinite;
+  return number_cell(loss, {"last_loss", "{:.4f}"});
+}
+
 const ordered_json& median_of(const ordered_json& row, const char* metric) {
   static const ordered_json none;
   const ordered_json& spread = row.at("metrics").at(metric);
@@ -198,7 +205,7 @@ std::string table(const ordered_json& data, std::vector<std::string>& untold) {
     rows.push_back({
         fmt::format(R"(<th scope="row">{}</th>)", html_escaped(name)),
         parity_cell(row, name == data.at("baseline")),
-        number_cell(row.at("last_loss"), {"last_loss", "{:.4f}"}),
+        loss_cell(row),
         step_cell(row),
         number_cell(median_of(row, "exposed_comm_ms"), {"exposed_comm_ms", "{:.2f}"}),
         number_cell(median_of(row, "tokens_per_s"), {"tokens_per_s", "{:.0f}"}),
@@ -234,14 +241,34 @@ std::string table(const ordered_json& data, std::vector<std::string>& untold) {
                      body);
 }
 
+// "4", or "1 to 4" if configurations differ in what `value` says of them.
+std::string range_text(const ordered_json& rows, const char* format, auto value) {
+  const auto text = [&](double number) { return fmt::format(fmt::runtime(format), number); };
+  double least = value(rows.at(0)), most = least;
+  for (const ordered_json& row : rows) {
+    least = std::min<double>(least, value(row));
+    most = std::max<double>(most, value(row));
+  }
+  return text(least) == text(most) ? text(least) : fmt::format("{} to {}", text(least), text(most));
+}
+
 std::string facts(const ordered_json& data) {
-  const ordered_json& base = data.at("configurations").at(0);
+  const ordered_json& rows = data.at("configurations");
+  const auto of_all = [&](const char* field) {
+    return range_text(rows, "{:.0f}",
+                      [&](const ordered_json& row) { return row.at(field).get<double>(); });
+  };
+  const auto of_models = [&](const char* field, const char* format = "{:.0f}", double unit = 1) {
+    return range_text(rows, format, [&](const ordered_json& row) {
+      return row.at("model").at(field).get<double>() / unit;
+    });
+  };
+  const std::string ranks = of_all("ranks");
   std::vector<std::string> words = {
-      fmt::format("{:.2f} M parameters, {} layers × {}",
-                  data.at("model").at("parameters").get<double>() * 1e-6,
-                  data.at("model").at("layers").get<int>(), data.at("model").at("dim").get<int>()),
-      fmt::format("{} ranks", base.at("ranks").get<int>()),
-      fmt::format("{} steps, {} of them warm-up", data.at("steps").get<std::int64_t>(),
+      fmt::format("{} M parameters, {} layers × {}", of_models("parameters", "{:.2f}", 1e6),
+                  of_models("layers"), of_models("dim")),
+      fmt::format("{} rank{}", ranks, ranks == "1" ? "" : "s"),
+      fmt::format("{} steps, {} of them warm-up", of_all("steps"),
                   data.at("warmup_steps").get<std::int64_t>()),
       fmt::format("{} round{}", data.at("rounds").get<int>(),
                   data.at("rounds").get<int>() == 1 ? "" : "s in turn")};

@@ -51,7 +51,7 @@ ProcessEnd wait_for(pid_t child) {
     }
     require<IoError>(ended == 0 || errno == EINTR, "[trainer] expected to wait for it, got {}",
                      std::strerror(errno));
-    // A terminal asks both of them; twice within a second is one request.
+    // A terminal asks both of them: two signals within kSameRequest are one request.
     if (stop_requested() != 0 && !has_asked) {
       ::kill(child, stop_requested());
       has_asked = true;

@@ -91,6 +91,12 @@ void TraceRecorder::count_memory(const std::string& name, const engine::Memory& 
   memory_.add(name, memory);
 }
 
+void TraceRecorder::record_steps(std::int64_t first, std::int64_t last) {
+  const std::lock_guard lock(mutex_);
+  options_.first_step = first;
+  options_.last_step = last;
+}
+
 void TraceRecorder::begin_step(std::int64_t step) {
   const std::lock_guard lock(mutex_);
   engine::require(step > step_, "[trace] expected a step behind {}, got {} ({})", step_, step,

@@ -63,6 +63,8 @@ class TraceRecorder final : public engine::LaunchListener {
 
   /// Blocks that are gathered and reduced together; see Unit::name().
   void add_unit(const std::string& unit, const std::vector<std::string>& blocks);
+  /// Before the first step: which are recorded, instead of those of the options.
+  void record_steps(std::int64_t first, std::int64_t last);
   /// Adds a counter for each category: as the books are when work is launched. That is shown at the
   /// moment when the work runs on the compute stream; what is launched elsewhere behind some work
   /// of that stream is shown at its end.
@@ -133,7 +135,7 @@ class TraceRecorder final : public engine::LaunchListener {
   void hand_over(bool all);
 
   TraceWriter& writer_;
-  const TraceOptions options_;
+  TraceOptions options_;
   std::atomic<bool> is_recording_ = false;
   TraceMemory memory_;  // sampled outside the mutex
 

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -58,6 +59,10 @@ class RunLog {
   void say(const std::string& line, Console::Style style = Console::Style::kPlain);
   void step(const StepRecord& record);
   void validation(std::int64_t step, double val_loss, const std::string& extra);
+  /// Of the steps so far: what the plan says of each. See RunSummary::add_plan().
+  void add_plan(const std::function<const StepRecord&(std::int64_t step)>& planned) {
+    summary_.add_plan(planned);
+  }
   /// Tells on the terminal what the steps were like, and `advice`.
   void summary(const std::vector<std::string>& advice);
   /// Of the steps so far, if any.

@@ -51,27 +51,41 @@ ProbeHeader probe_header(const TrainConfig& config, int num_ranks, const std::st
 
 RunProbe::RunProbe(const TrainConfig& config, int num_ranks, const std::string& options,
                    std::int64_t max_nbytes)
-    : path_(resolve_user_path(config.log.probe)),
+    : config_(config),
+      path_(resolve_user_path(config.log.probe)),
       target_(config.log.probe_values),
       file_(path_),
+      header_(probe_header(config, num_ranks, options)),
       last_steps_(static_cast<std::size_t>(num_ranks), config.probe_steps().first - 1),
-      first_step_(config.probe_steps().first),
+      steps_(config.probe_steps()),
       max_nbytes_(max_nbytes) {
-  const StepRange steps = config.probe_steps();
   const std::optional<ProbeKey> target =
       target_.empty() ? std::nullopt : std::optional(parse_target(target_));
   for (int rank = 0; rank < num_ranks; ++rank) {
     probes_.push_back(std::make_unique<Probe>(
         ProbeOptions{.rank = rank,
                      .num_ranks = num_ranks,
-                     .first_step = steps.first,
-                     .last_step = steps.last,
+                     .first_step = steps_.first,
+                     .last_step = steps_.last,
                      .target = target},
         [this, rank](std::int64_t step, const std::vector<ProbePart>& parts) {
           write(rank, step, parts);
         }));
   }
-  append(header_text(probe_header(config, num_ranks, options)));
+}
+
+// All ranks say the same, and some may have made steps before others say it.
+void RunProbe::start_behind(std::int64_t start) {
+  const std::lock_guard lock(mutex_);
+  if (start == start_) return;
+  start_ = start;
+  steps_ = config_.probe_steps(start);
+  header_.first_step = steps_.first;
+  std::ranges::fill(last_steps_, steps_.first - 1);
+}
+
+void RunProbe::append_header() {
+  if (!std::exchange(has_header_, true)) append(header_text(header_));
 }
 
 void RunProbe::append(const std::string& text) {
@@ -90,6 +104,7 @@ void RunProbe::write(int rank, std::int64_t step, const std::vector<ProbePart>& 
   const std::lock_guard lock(mutex_);
   if (!error_.empty()) return;
   try {
+    append_header();
     append(text);
   } catch (const engine::IoError& e) {  // see [Note: output never ends a training] in run_log.h
     error_ = e.what();
@@ -105,20 +120,21 @@ std::int64_t RunProbe::last_step() const { return std::ranges::min(last_steps_);
 
 void RunProbe::write_end() {
   engine::require<engine::IoError>(error_.empty(), "{}", error_);
+  append_header();
   const std::int64_t last = last_step();
   const std::string end = end_text(last, num_parts_, newest_step_ > last ? last + 1 : 0);
   file_.write(std::as_bytes(std::span(end)));
   file_.commit();
 }
 
-bool RunProbe::has_step() const { return last_step() >= first_step_; }
+bool RunProbe::has_step() const { return last_step() >= steps_.first; }
 
 void RunProbe::commit() {
   if (!has_step() && error_.empty()) return;  // an older record is worth more
   engine::require(target_.empty() || num_parts_ > 0 || !error_.empty(),
                   "[probe] expected a tensor that the steps {} to {} have, got none of '{}' "
                   "(log.probe_values)",
-                  first_step_, last_step(), target_);
+                  steps_.first, last_step(), target_);
   write_end();
 }
 
@@ -137,11 +153,11 @@ void RunProbe::keep() noexcept {
 
 std::string RunProbe::summary() const {
   if (!has_step()) {
-    return fmt::format("probe {}: not written, as the run ended before the end of step {}",
-                       engine::escaped(path_), first_step_);
+    return fmt::format("probe {}: not written, as {}", engine::escaped(path_),
+                       why_none_of(steps_, start_));
   }
   return fmt::format("probe {}: {} checksums of steps {} to {}", engine::escaped(path_),
-                     engine::with_commas(num_parts_), first_step_, last_step());
+                     engine::with_commas(num_parts_), steps_.first, last_step());
 }
 
 }  // namespace tessera::tools

@@ -17,7 +17,8 @@ namespace tessera::tools {
 
 class RunProbe {
  public:
-  /// For a `config` that asks for it; `options`: those in force, as a JSON object. Throws IoError
+  /// For a `config` that asks for it, which outlives this; `options`: those in force, as a JSON
+  /// object. Throws IoError
   /// naming the path when it cannot be written. A record of more than `max_nbytes` is lost, which
   /// is told at once, and by commit().
   RunProbe(const TrainConfig& config, int num_ranks, const std::string& options,
@@ -27,6 +28,9 @@ class RunProbe {
 
   /// Of a rank, for its trainer.
   Probe& probe(int rank) { return *probes_[static_cast<std::size_t>(rank)]; }
+
+  /// Of each rank, before its first step: the run goes on from behind step `start`.
+  void start_behind(std::int64_t start);
 
   // The ranks have ended.
 
@@ -43,17 +47,22 @@ class RunProbe {
 
  private:
   void append(const std::string& text);
+  void append_header();
   void write(int rank, std::int64_t step, const std::vector<ProbePart>& parts);
   void write_end();
   std::int64_t last_step() const;
   bool has_step() const;  // that all ranks ended
 
+  const TrainConfig& config_;
   std::string path_, target_;
   engine::AtomicFile file_;
+  ProbeHeader header_;
   std::vector<std::unique_ptr<Probe>> probes_;
   std::mutex mutex_;
   std::vector<std::int64_t> last_steps_;  // of each rank
-  std::int64_t first_step_ = 1;
+  StepRange steps_;
+  std::int64_t start_ = 0;  // behind which they are
+  bool has_header_ = false;
   std::int64_t max_nbytes_, nbytes_ = 0;
   std::int64_t num_parts_ = 0;
   std::int64_t newest_step_ = 0;  // that some rank has parts of

@@ -28,6 +28,34 @@ RunSummary::Spread spread(std::vector<double> values) {
   return {percentile(values, 0.5), percentile(values, 0.1), percentile(values, 0.9)};
 }
 
+// Of an even number the smaller one of both in the middle, so that it is one that there was.
+std::int64_t median_of(std::vector<std::int64_t> values) {
+  const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+RunSummary::Bytes peaks_of(const StepRecord& r) {
+  return {.peak_nbytes = r.memory.peak_total_nbytes,
+          .host_peak_nbytes =
+              r.host_memory ? std::optional(r.host_memory->peak_total_nbytes) : std::nullopt};
+}
+
+// "3.0 MiB at the peak of rank 0, planned 2.9 MiB"
+std::string beside(std::int64_t measured, const char* what,
+                   const std::optional<std::int64_t>& planned) {
+  std::string text = fmt::format("{} {}", nbytes_text(static_cast<double>(measured)), what);
+  if (planned) text += fmt::format(", planned {}", nbytes_text(static_cast<double>(*planned)));
+  return text;
+}
+
+JsonRecord to_json(const RunSummary::Bytes& bytes) {
+  JsonRecord record;
+  record.add("peak_bytes", bytes.peak_nbytes);
+  if (bytes.host_peak_nbytes) record.add("host_peak_bytes", *bytes.host_peak_nbytes);
+  return record.add("sent_bytes", bytes.sent_nbytes);
+}
+
 JsonRecord to_json(const RunSummary::Spread& s) {
   return JsonRecord().add("median", s.median).add("p10", s.p10).add("p90", s.p90);
 }
@@ -36,27 +64,52 @@ JsonRecord to_json(const RunSummary::Spread& s) {
 
 void RunSummary::add(const StepRecord& r, std::optional<double> peak_percent) {
   memory_ = r.memory;
+  measured_ = peaks_of(r);
   num_skipped_ += r.skipped.empty() ? 0 : 1;
+  ++num_steps_;
   samples_.push_back(
       {.step = r.step,
        .step_ms = r.step_ms,
        .items_per_s = r.items_per_s,
+       .sent_nbytes = r.traffic.bytes_sent,
        .parts_ms = {r.compute_ms, r.exposed_comm_ms, r.optimizer_ms, r.data_ms, r.other_ms()},
        .peak_percent = peak_percent});
   if (samples_.size() > kMaxSamples) samples_.pop_front();
 }
 
+std::int64_t RunSummary::num_warmup() const {
+  return num_steps_ == 1 ? 0 : std::clamp<std::int64_t>(num_steps_ / 10, 1, 10);
+}
+
+std::int64_t RunSummary::num_left_out() const {
+  const std::int64_t num_forgotten = num_steps_ - std::ssize(samples_);
+  return std::max<std::int64_t>(num_warmup() - num_forgotten, 0);
+}
+
+void RunSummary::add_plan(const std::function<const StepRecord&(std::int64_t step)>& planned) {
+  if (samples_.empty()) return;
+  std::vector<std::int64_t> sent;
+  for (auto it = samples_.begin() + num_left_out(); it != samples_.end(); ++it) {
+    sent.push_back(planned(it->step).traffic.bytes_sent);
+  }
+  planned_ = peaks_of(planned(samples_.back().step));
+  planned_->sent_nbytes = median_of(std::move(sent));
+}
+
 std::optional<RunSummary::Figures> RunSummary::figures() const {
   if (samples_.empty()) return std::nullopt;
-  const std::int64_t last = samples_.back().step;
   Figures f;
-  f.num_warmup = last == 1 ? 0 : std::clamp<std::int64_t>(last / 10, 1, 10);
+  f.num_warmup = num_warmup();
   f.num_skipped = num_skipped_;
   f.memory = memory_;
+  f.measured = measured_;
+  f.planned = planned_;
   std::vector<double> step_ms, items_per_s, percents;
   std::array<std::optional<double>, kParts.size()> parts_ms;
-  for (const Sample& sample : samples_) {
-    if (sample.step <= f.num_warmup) continue;
+  std::vector<std::int64_t> sent;
+  for (auto it = samples_.begin() + num_left_out(); it != samples_.end(); ++it) {
+    const Sample& sample = *it;
+    sent.push_back(sample.sent_nbytes);
     step_ms.push_back(sample.step_ms);
     items_per_s.push_back(sample.items_per_s);
     if (sample.peak_percent) percents.push_back(*sample.peak_percent);
@@ -65,6 +118,7 @@ std::optional<RunSummary::Figures> RunSummary::figures() const {
     }
   }
   f.num_steps = static_cast<std::int64_t>(step_ms.size());
+  f.measured.sent_nbytes = median_of(std::move(sent));
   const double total_ms = std::accumulate(step_ms.begin(), step_ms.end(), 0.0);
   for (std::size_t i = 0; i < kParts.size(); ++i) {
     if (parts_ms[i]) f.parts.push_back({kParts[i], *parts_ms[i] / total_ms});
@@ -113,10 +167,20 @@ std::vector<std::pair<std::string, std::string>> RunSummary::rows(const Figures&
     largest.push_back(fmt::format("{} {}", name_of(static_cast<engine::Category>(c)),
                                   nbytes_text(-static_cast<double>(negative))));
   }
-  rows.emplace_back("memory",
-                    fmt::format("{} at the peak of rank 0 (largest: {})",
-                                nbytes_text(static_cast<double>(f.memory.peak_total_nbytes)),
-                                engine::join(largest, ", ")));
+  const auto planned = [&](auto member) -> std::optional<std::int64_t> {
+    return f.planned ? std::optional<std::int64_t>((*f.planned).*member) : std::nullopt;
+  };
+  constexpr const char* kAtPeak = "at the peak of rank 0";
+  rows.emplace_back(
+      "memory", fmt::format("{} (largest: {})",
+                            beside(f.measured.peak_nbytes, kAtPeak, planned(&Bytes::peak_nbytes)),
+                            engine::join(largest, ", ")));
+  if (f.measured.host_peak_nbytes) {
+    rows.emplace_back("on host", beside(*f.measured.host_peak_nbytes, kAtPeak,
+                                        f.planned ? f.planned->host_peak_nbytes : std::nullopt));
+  }
+  rows.emplace_back(
+      "sent", beside(f.measured.sent_nbytes, "a step by rank 0", planned(&Bytes::sent_nbytes)));
   return rows;
 }
 
@@ -133,7 +197,9 @@ JsonRecord RunSummary::record(const Figures& f, std::string_view items) {
   }
   record.add_literal("share", shares.text());
   if (f.peak_percent) record.add("peak_percent", *f.peak_percent);
-  return record.add("peak_bytes", f.memory.peak_total_nbytes);
+  record.add_all(to_json(f.measured));
+  if (f.planned) record.add_literal("planned", to_json(*f.planned).text());
+  return record;
 }
 
 }  // namespace tessera::tools

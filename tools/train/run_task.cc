@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 
 #include <chrono>
+#include <cstdint>
+#include <exception>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -38,6 +40,7 @@ namespace tessera::tools {
 namespace {
 
 struct Result {
+  std::int64_t start = 0;  // behind which step the run began
   std::string params_sha256;
   std::optional<Trainer::Validation> validation;
   std::string sample;
@@ -69,6 +72,8 @@ Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task,
   rank->load(trainer, log);
   const TrainPosition start = trainer.open_checkpoints(
       {.model = task.model_text(), .data = task.data_text(), .config = config_toml});
+  if (trace != nullptr) trace->start_behind(start.step, world.rank());
+  if (probe != nullptr) probe->start_behind(start.step);
   if (audit != nullptr) audit->start_behind(start.step);
   if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
   const HookReport hook(trainer.fsdp(), config.comm.options());
@@ -94,10 +99,28 @@ Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task,
     if (!hook.lines().empty()) log->write_file("comm_hook.txt", hook.table());
   }
   trainer.run(rank->data(), loss, rank->validation(trainer), task.items().per_sample);
-  return {.params_sha256 = trainer.params_sha256(),
+  return {.start = start.step,
+          .params_sha256 = trainer.params_sha256(),
           .validation = trainer.validation(),
           .sample = rank->finish(trainer, log),
           .end = trainer.end_record().add_all(hook.record())};
+}
+
+// Beside what rank 0 did, for the summary: the plan that was audited, or else one that is made now.
+// There may be none, as of a model whose steps depend on values.
+void add_plan(RunLog& log, const Task& task, const Ranks& ranks, const Audits& audits,
+              std::int64_t start) {
+  std::optional<TrainPlan> made;
+  const TrainPlan* plan = audits.empty() ? nullptr : &audits.front()->plan();
+  if (plan == nullptr) {
+    try {
+      plan = &made.emplace(plan_task(task, ranks));
+    } catch (const std::exception&) {  // the run has ended well without
+      return;
+    }
+  }
+  log.add_plan(
+      [&](std::int64_t step) -> const StepRecord& { return planned_step(*plan, step, start); });
 }
 
 // Says and writes what the run leaves.
@@ -110,6 +133,7 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
         result.sample));
   }
   if (const auto figures = log.figures()) {
+    add_plan(log, task, ranks, audits, result.start);
     log.summary(advice(*figures, task.config(),
                        {.num_ranks = ranks.size,
                         .num_gpus = ranks.num_gpus,

@@ -1,12 +1,17 @@
 #include "tools/train/run_trace.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <map>
+#include <system_error>
 #include <utility>
 
+#include "engine/error.h"
+#include "engine/io/json.h"
 #include "engine/io/text.h"
 #include "tools/train/stop.h"
 
@@ -28,50 +33,80 @@ std::map<std::int64_t, Overlap> means_of(
   return means;
 }
 
+bool is_something(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::symlink_status(path, ignored).type() !=
+         std::filesystem::file_type::not_found;
+}
+
 }  // namespace
 
 RunTrace::RunTrace(const TrainConfig& config, int num_ranks)
-    : path_(resolve_user_path(config.log.trace)),
+    : config_(config),
+      path_(resolve_user_path(config.log.trace)),
+      has_older_(is_something(path_)),
       file_(path_, JsonlWriter::Mode::kReplaceLater),
       background_(file_.fd(), path_, kMaxQueuedNbytes),
       writer_([this](std::string text) { write(std::move(text)); }) {
-  const StepRange steps = config.trace_steps();
   const std::int64_t start_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
                                     std::chrono::steady_clock::now().time_since_epoch())
                                     .count();
   for (int rank = 0; rank < num_ranks; ++rank) {
     recorders_.push_back(std::make_unique<TraceRecorder>(
-        writer_, TraceOptions{.process = rank,
-                              .process_name = fmt::format("rank {}", rank),
-                              .start_ns = start_ns,
-                              .first_step = steps.first,
-                              .last_step = steps.last}));
+        writer_,
+        TraceOptions{
+            .process = rank, .process_name = fmt::format("rank {}", rank), .start_ns = start_ns}));
   }
 }
 
+void RunTrace::start_behind(std::int64_t start, int rank) {
+  const StepRange steps = config_.trace_steps(start);
+  recorder(rank).record_steps(steps.first, steps.last);
+  if (rank != 0) return;
+  steps_ = steps;
+  start_ = start;
+}
+
 void RunTrace::begin() {
-  file_.keep_while([](const nlohmann::json&) { return false; });
   const std::lock_guard lock(mutex_);
   has_begun_ = true;
-  if (!held_.empty()) background_.write(std::exchange(held_, {}));
+  if (!held_.empty()) put(std::exchange(held_, {}));
+}
+
+void RunTrace::warn(const std::string& what) {
+  if (std::exchange(told_, true)) return;
+  std::fprintf(stderr, "warning: [trace] %s: %s; the training goes on without\n",
+               engine::escaped(path_).c_str(), what.c_str());
 }
 
 void RunTrace::write(std::string text) {
   const std::lock_guard lock(mutex_);
   if (!has_begun_) {
     held_ += text;
-    return;
+  } else {
+    put(std::move(text));
+  }
+}
+
+void RunTrace::put(std::string text) {
+  if (!error_.empty()) return;
+  if (!std::exchange(is_written_, true)) {
+    try {
+      file_.keep_while([](const nlohmann::json&) { return false; });
+    } catch (const engine::IoError& e) {  // see [Note: output never ends a training] in run_log.h
+      error_ = e.what();
+      return warn(error_);
+    }
   }
   background_.write(std::move(text));
-  const auto error = background_.error();
-  if (!error || std::exchange(told_, true)) return;
-  std::fprintf(stderr, "warning: [trace] %s: %s; the training goes on without\n",
-               engine::escaped(path_).c_str(), error->message().c_str());
+  if (const auto error = background_.error()) warn(error->message());
 }
 
 void RunTrace::close() {
   for (const auto& recorder : recorders_) recorder->finish();
-  writer_.close();
+  if (is_written_) return writer_.close();
+  // A file that this run made is nobody's.
+  if (!has_older_) ::unlink(path_.c_str());
 }
 
 std::int64_t RunTrace::num_lost() const {
@@ -84,6 +119,10 @@ std::string RunTrace::summary() const {
   std::vector<Overlap> steps;
   for (const auto& [step, overlap] : means_of(recorders_)) steps.push_back(overlap);
   std::string line = fmt::format("trace {}", engine::escaped(path_));
+  if (!is_written_) {
+    return line + fmt::format(": not written, as {}{}", why_none_of(steps_, start_),
+                              has_older_ ? "; what was there stays" : "");
+  }
   if (num_lost() > 0) line += fmt::format(" (without {} launches, for lack of memory)", num_lost());
   if (steps.empty()) return line + ": no step";
   const Overlap mean = mean_of(steps);
@@ -105,14 +144,16 @@ JsonRecord RunTrace::record() const {
     steps += steps.empty() ? "" : ",";
     steps += JsonRecord().add("step", step).add_all(record_of(overlap)).text();
   }
+  const std::string file = is_written_ ? engine::json_literal(path_) : "null";
   return JsonRecord().add_literal("trace", JsonRecord()
-                                               .add("file", path_)
+                                               .add_literal("file", file)
                                                .add("num_lost", num_lost())
                                                .add_literal("steps", "[" + steps + "]")
                                                .text());
 }
 
 void RunTrace::flush() {
+  engine::require<engine::IoError>(error_.empty(), "{}", error_);
   using Patience = BackgroundWriter::Patience;
   background_.flush(stop_requested() != 0 ? Patience::kShort : Patience::kLong);
 }

@@ -17,22 +17,27 @@ namespace tessera::tools {
 
 class RunTrace {
  public:
-  /// For a `config` that asks for a trace. What an earlier run left in the file stays until
-  /// begin(). Throws IoError naming the path when it cannot be written, or another run does.
+  /// For a `config` that asks for a trace, which outlives this. What an earlier run left in the
+  /// file stays until there is something to put in its place. Throws IoError naming the path when
+  /// it cannot be written, or another run does.
   RunTrace(const TrainConfig& config, int num_ranks);
   RunTrace(const RunTrace&) = delete;
   RunTrace& operator=(const RunTrace&) = delete;
 
   /// Of a rank, for its streams and its trainer.
   TraceRecorder& recorder(int rank) { return *recorders_[static_cast<std::size_t>(rank)]; }
-  /// The run has begun: empties the file. What is traced before is written then.
+  /// Of each rank, in its thread and before its first step: the run goes on from behind step
+  /// `start`.
+  void start_behind(std::int64_t start, int rank);
+  /// The run has begun: what is traced may be written now.
   void begin();
 
   // The ranks have ended, and their streams are gone.
 
-  /// The end of the file.
+  /// The end of the file. If no step was traced an older one stays.
   void close();
-  /// A line for the terminal: where it is, and how much communication was hidden.
+  /// A line for the terminal: where it is, and how much communication was hidden, or why it is not
+  /// written.
   std::string summary() const;
   /// The same for the last record of the log: of each step the mean over ranks.
   JsonRecord record() const;
@@ -41,17 +46,26 @@ class RunTrace {
 
  private:
   void write(std::string text);
+  void put(std::string text);  // under the mutex
+  void warn(const std::string& what);
   std::int64_t num_lost() const;
 
+  const TrainConfig& config_;
   std::string path_;
+  bool has_older_;
   JsonlWriter file_;  // opened, locked and emptied as a log
   BackgroundWriter background_;
   TraceWriter writer_;
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;
 
+  StepRange steps_;  // of rank 0, as start_
+  std::int64_t start_ = 0;
+
   std::mutex mutex_;
   bool has_begun_ = false;
-  std::string held_;  // until begin(): other ranks may be ahead of the one that calls it
+  std::string held_;         // until begin(): other ranks may be ahead of the one that calls it
+  bool is_written_ = false;  // the older file is gone
+  std::string error_;        // why it could not go
   bool told_ = false;
 };
 

@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 
 namespace tessera::tools {
@@ -21,10 +22,9 @@ struct Stop {
 };
 constexpr std::string_view kEraseLine = "\r\x1b[K";  // for terminals alone
 constexpr std::array<Stop, 4> kStops{{
-    {SIGINT, "SIGINT", "\r\x1b[KSIGINT: ending soon; another, a second from now, ends at once\n"},
-    {SIGTERM, "SIGTERM",
-     "\r\x1b[KSIGTERM: ending soon; another, a second from now, ends at once\n"},
-    {SIGHUP, "SIGHUP", "\r\x1b[KSIGHUP: ending soon; another, a second from now, ends at once\n"},
+    {SIGINT, "SIGINT", "\r\x1b[KSIGINT: ending soon; another one ends at once\n"},
+    {SIGTERM, "SIGTERM", "\r\x1b[KSIGTERM: ending soon; another one ends at once\n"},
+    {SIGHUP, "SIGHUP", "\r\x1b[KSIGHUP: ending soon; another one ends at once\n"},
     {SIGPIPE, "SIGPIPE", ""},
 }};
 
@@ -34,7 +34,7 @@ std::atomic<bool> stderr_is_terminal = false;   // where a status line may stand
 std::atomic<std::int64_t> first_signal_ns = 0;  // 0: none yet
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
-constexpr std::int64_t kSameRequest_ns = 1'000'000'000;
+constexpr std::int64_t kSameRequest_ns = std::chrono::nanoseconds(kSameRequest).count();
 
 // Calls only what a signal handler may.
 void on_signal(int signal) {

@@ -3,15 +3,20 @@
 
 #include <signal.h>
 
+#include <chrono>
 #include <string_view>
 #include <vector>
 
 namespace tessera::tools {
 
+/// One key press may arrive twice, a moment apart: a terminal signals the whole group, and whoever
+/// started the program (bazel run, timeout, //tools:compare, which looks every 10 ms) passes it on.
+/// No person presses twice that fast.
+inline constexpr std::chrono::milliseconds kSameRequest{100};
+
 /// While it lives, SIGINT, SIGTERM and SIGHUP ask to stop, unless they are ignored (nohup). The
-/// first says so on stderr. Who asks often asks twice - a shell and its terminal, timeout(1), a
-/// service manager - so what comes within the next second is the same request; a signal after that
-/// ends the process at once, as ever. One at a time.
+/// first says so on stderr, what comes within kSameRequest of it is the same request, and a signal
+/// after that ends the process at once, as ever. One at a time.
 class StopSignals {
  public:
   StopSignals();

@@ -28,8 +28,9 @@ constexpr std::int64_t kMaxBlocks = 1'000'000;
 // What parallel.reshard_after_forward can say beside a number of ranks.
 constexpr int kReshardAsStrategy = -2, kKeep = -1;
 
-// FIRST:LAST, of `steps` steps.
-StepRange parse_steps(const std::string& text, std::int64_t steps, const char* option) {
+// FIRST:LAST, of `steps` steps; those behind `start`.
+StepRange parse_steps(const std::string& text, std::int64_t steps, std::int64_t start,
+                      const char* option) {
   StepRange range;
   const char* const end = text.data() + text.size();
   const auto first = std::from_chars(text.data(), end, range.first);
@@ -40,10 +41,20 @@ StepRange parse_steps(const std::string& text, std::int64_t steps, const char* o
           "[config] expected auto or FIRST:LAST from 1:1 to {0}:{0} (train.steps={0}), got '{1}' "
           "({2})",
           steps, text, option);
+  range.first = std::max(range.first, start + 1);
   return range;
 }
 
 }  // namespace
+
+std::string why_none_of(const StepRange& steps, std::int64_t start) {
+  if (steps.first <= steps.last) {
+    return fmt::format("the run ended before the end of step {}", steps.first);
+  }
+  if (start == 0) return "the run has no step";
+  return fmt::format("the run went on from behind step {} and the steps to record end with {}",
+                     start, steps.last);
+}
 
 std::int64_t TrainConfig::memory_limit_nbytes() const {
   return memory_budget.empty() ? 0 : parse_nbytes(memory_budget, "memory_budget");
@@ -278,8 +289,8 @@ void TrainConfig::add_to(FlagSet& flags) {
             {.help = "file for a trace of what ran when on all ranks, which ui.perfetto.dev opens; "
                      "empty: none"});
   flags.add("log.trace_steps", &log.trace_steps,
-            {.help = "steps that the trace shows, as FIRST:LAST, numbered from 1; auto: 3:5, or "
-                     "the last ones of a shorter run"});
+            {.help = "steps that the trace shows, as FIRST:LAST, numbered from 1; auto: the third "
+                     "to the fifth that this process makes, or the last ones of a shorter run"});
   flags.add("log.probe", &log.probe,
             {.help = "file for checksums of parameters, activations and gradients of all ranks, "
                      "which compare --find-divergence reads; empty: none"});
@@ -429,17 +440,18 @@ void TrainConfig::check_blocks(std::int64_t num_blocks) const {
           num_blocks, train.recompute.blocks);
 }
 
-StepRange TrainConfig::trace_steps() const {
-  if (log.trace_steps != "auto")
-    return parse_steps(log.trace_steps, train.steps, "log.trace_steps");
-  return {std::max<std::int64_t>(1, std::min<std::int64_t>(3, train.steps)),
-          std::min<std::int64_t>(5, train.steps)};
+StepRange TrainConfig::trace_steps(std::int64_t start) const {
+  if (log.trace_steps != "auto") {
+    return parse_steps(log.trace_steps, train.steps, start, "log.trace_steps");
+  }
+  return {std::max(start + 1, std::min(start + 3, train.steps)), std::min(start + 5, train.steps)};
 }
 
-StepRange TrainConfig::probe_steps() const {
-  if (log.probe_steps != "auto")
-    return parse_steps(log.probe_steps, train.steps, "log.probe_steps");
-  return {1, train.steps};
+StepRange TrainConfig::probe_steps(std::int64_t start) const {
+  if (log.probe_steps != "auto") {
+    return parse_steps(log.probe_steps, train.steps, start, "log.probe_steps");
+  }
+  return {start + 1, train.steps};
 }
 
 int TrainConfig::reshard_ranks() const {

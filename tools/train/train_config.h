@@ -111,6 +111,10 @@ struct StepRange {
   std::int64_t first = 1, last = 0;
 };
 
+/// "the run ended before the end of step 3": why a process that went on from behind step `start`
+/// has recorded none of `steps`, as trace_steps(start) says them.
+std::string why_none_of(const StepRange& steps, std::int64_t start);
+
 /// What the option data.path leads to, or, without one, `supplied`: data that `bazel run` lays
 /// where the program starts. Throws IoError that says how to get data where that is missing.
 std::string data_path(const std::string& option, const std::string& supplied,
@@ -145,10 +149,12 @@ struct TrainConfig {
   std::chrono::milliseconds deadline() const;
   /// memory_budget in bytes; 0: none. Throws InvalidArgument if it says no size.
   std::int64_t memory_limit_nbytes() const;
-  /// What log.trace_steps says. Throws InvalidArgument for steps that the run does not have.
-  StepRange trace_steps() const;
+  /// What log.trace_steps says to a process that goes on from behind step `start`: of the steps
+  /// that it names those behind `start`. Throws InvalidArgument for steps that the run does not
+  /// have.
+  StepRange trace_steps(std::int64_t start = 0) const;
   /// The same of log.probe_steps.
-  StepRange probe_steps() const;
+  StepRange probe_steps(std::int64_t start = 0) const;
 
  private:
   // What parallel.reshard_after_forward says; see train_config.cc.

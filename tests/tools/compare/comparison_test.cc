@@ -19,6 +19,8 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/compare_request.h"
+#include "tests/tools/compare/sample_comparison.h"
+#include "tools/compare/report_page.h"
 #include "tools/models/gpt.h"
 #include "tools/train/planner.h"
 
@@ -197,6 +199,28 @@ TEST(Parity, SeesEveryKindOfDifference) {
   EXPECT_EQ(compare_runs(base, {}, {}, 1).kind, ParityKind::kUnknown);
 }
 
+TEST(Parity, LossesThatAreNotFiniteAgreeWithEachOtherAlone) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const RunRecord base = run_of({3, nan, 1});
+  const auto compare = [&](const RunRecord& run, const std::vector<std::string>& reasons = {}) {
+    return compare_runs(base, std::vector<RunRecord>{run}, reasons, 0.5);
+  };
+  const Parity same = compare(base);
+  EXPECT_EQ(same.kind, ParityKind::kEqualBits);
+  EXPECT_FALSE(same.first_step.has_value());
+  EXPECT_EQ(same.max_difference, 0);
+  // Of these the parameters decide, as of other losses.
+  EXPECT_TRUE(has(compare(run_of({3, nan, 1}, "other")).text, {"other parameters"}));
+  const Parity beside = compare(run_of({3, 2, 1}));
+  EXPECT_EQ(beside.kind, ParityKind::kDiffers);
+  EXPECT_EQ(beside.first_step, 2);
+  EXPECT_EQ(beside.text, "loss differs by what is not finite, first in step 2");
+  // With a reason the rest is measured all the same.
+  const Parity near = compare(run_of({3.25, nan, 1}, "other"), {"train.lr"});
+  EXPECT_EQ(near.kind, ParityKind::kWithin);
+  EXPECT_EQ(near.max_difference, 0.25);
+}
+
 // The verdict ------------------------------------------------------------------------------------
 
 class CompareVerdict : public CompareRequest {
@@ -235,6 +259,43 @@ TEST_F(CompareVerdict, NamesWhatDiffersFailedOrIsMissing) {
   const Comparison nothing = summary({{}, {{good}}, {{good}}});
   EXPECT_FALSE(nothing.verdict.passed() || nothing.verdict.complete);
   EXPECT_EQ(nothing.rows[1].parity.text, "no baseline");
+}
+
+TEST_F(CompareVerdict, ALossThatIsNotFiniteDiffersFromANumberAlone) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const RunRecord lost = run_of({3, nan, nan});
+  const Comparison all = summary({{{lost}}, {{lost}}, {{run_of({3, nan, 1})}}});
+  EXPECT_TRUE(has(all.verdict.sentence, {"1 configuration differs from ddp: zero3 (loss differs by "
+                                         "what is not finite, first in step 3)"}));
+  const std::string table = table_text(all);
+  EXPECT_TRUE(has(table, {"baseline", "equal bits", "DIFFERS not finite"})) << table;
+  EXPECT_FALSE(has(table, {"inf"})) << table;
+  const nlohmann::ordered_json json = to_json(all);
+  const auto& rows = json.at("configurations");
+  EXPECT_EQ(rows[0]["loss"], (nlohmann::ordered_json{3.0, nullptr, nullptr}));
+  EXPECT_EQ(rows[1]["loss_difference"], (nlohmann::ordered_json{0.0, 0.0, 0.0}));
+  EXPECT_EQ(rows[2]["loss_difference"], (nlohmann::ordered_json{0.0, 0.0, nullptr}));
+  EXPECT_EQ(rows[1]["parity"]["max_loss_difference"], 0.0);
+  EXPECT_TRUE(rows[2]["parity"]["max_loss_difference"].is_null());
+  EXPECT_TRUE(has(report_page(json, testing::no_steps()), {">not finite</td>"}));
+}
+
+TEST_F(CompareRequest, TheHeadOfThePageIsOfAllConfigurations) {
+  const auto head = [&](const std::vector<std::string>& words,
+                        const std::vector<std::string>& others = {}) {
+    Request r = request(words);
+    if (!others.empty()) r.configurations.push_back(request(others).configurations.front());
+    return report_page(to_json(summarise(r, std::vector<Trained>(r.configurations.size()))),
+                       testing::no_steps());
+  };
+  EXPECT_TRUE(has(head({"--sweep=parallel.ranks=2,1,4"}), {"<li>1 to 4 ranks</li>"}));
+  EXPECT_TRUE(has(head({"--parallel.ranks=1"}), {"<li>1 rank</li>"}));
+  EXPECT_TRUE(has(head({"--sweep=train.steps=9,7", "--warmup_steps=1"}),
+                  {"<li>7 to 9 steps, 1 of them warm-up</li>"}));
+  EXPECT_TRUE(has(head({}), {"<li>0.00 M parameters, 2 layers × 8</li>"}));
+  EXPECT_TRUE(has(head({"--model.dim=512"}, {"--model.dim=16"}),
+                  {"<li>0.01 to 6.44 M parameters, 2 layers × 16 to 512</li>"}));
+  EXPECT_TRUE(has(head({}, {"--model.layers=4"}), {" M parameters, 2 to 4 layers × 8</li>"}));
 }
 
 TEST_F(CompareVerdict, MediansLeaveOutWarmUpAndWhatIsNotKnownIsNull) {

@@ -151,6 +151,11 @@ TEST_F(FindDivergence, TheStepThatGoesWrongIsCompared) {
   EXPECT_TRUE(has(outcome.out, {"First difference: step 2, micro-batch 1", "gathered parameter",
                                 "B went wrong in step 2, and has a part of it"}))
       << outcome.out << outcome.err;
+  // What is not a number has the bits that it has.
+  const std::string bad = folder_.read("bad.jsonl");
+  ASSERT_TRUE(has(bad, {R"("max_abs":null)"}));
+  const Outcome same = find({folder_ / "bad.jsonl", folder_.write("again.jsonl", bad)});
+  EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
 }
 
 TEST_F(FindDivergence, ATrainingThatEndsInAnErrorIsComparedUpToThere) {

@@ -129,6 +129,17 @@ TEST(ReportPage, WhatWasNotMeasuredIsNeverZero) {
   EXPECT_TRUE(has(between(page, "<table>", "</table>"), {"data-value=\"\">not measured</td>"}));
 }
 
+TEST(ReportPage, ALossThatIsNotFiniteWasMeasured) {
+  ordered_json data = sample_comparison();
+  for (ordered_json& row : data["configurations"]) row["last_loss"] = nullptr;
+  data["configurations"][1]["rounds"] = 0;
+  const std::string page = report_page(data, no_steps()),
+                    table = between(page, "<table>", "</table>");
+  EXPECT_TRUE(has(table, {"<td class=\"unknown\" data-value=\"\">not finite</td>",
+                          "<td class=\"unknown\" data-value=\"\">not measured</td>"}));
+  EXPECT_FALSE(has(page, {"Not measured in any of these runs"}));
+}
+
 TEST(ReportPage, SaysHowItStands) {
   ordered_json data = sample_comparison();
   const auto badge = [&] {

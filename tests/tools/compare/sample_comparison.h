@@ -33,6 +33,8 @@ inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
         {"name", name}, {"folder", "runs/x"}, {"state", "done"}, {"failure", ""}, {"rounds", 1}};
     row["strategy"] = i <= 2 ? "ddp" : "zero3";
     row["ranks"] = 4;
+    row["steps"] = num_steps;
+    row["model"] = all["model"];
     row["shard_ranks"] = 4;
     row["overrides"] = ordered_json::object();
     row["parity"] = {{"kind", differs ? "differs" : "equal bits"},

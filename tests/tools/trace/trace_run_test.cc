@@ -241,6 +241,58 @@ TEST_F(TraceOfARun, ReplacesTheOneBefore) {
   EXPECT_EQ(steps_of(trace(), 1).size(), 3u);
 }
 
+// Steps 1 to 4 by one run, without a trace, and what follows by another.
+TEST_F(TraceOfARun, OfARunThatWasResumedShowsStepsThatItMade) {
+  const Flags saves = {{"checkpoint.every", "4"}, {"train.schedule", "constant"}};
+  const auto with_saves = [&](Flags more) {
+    more.insert(saves.begin(), saves.end());
+    return more;
+  };
+  const auto resumed = [&](Flags more) {
+    std::filesystem::remove_all(folder_ / "run");
+    EXPECT_EQ(run(with_saves({{"log.trace", ""}, {"train.steps", "4"}})).exit_code, 0);
+    more["resume"] = "auto";
+    return run(with_saves(more));
+  };
+  folder_.write("trace.json", "older");
+  ASSERT_EQ(resumed({{"train.steps", "11"}}).exit_code, 0);
+  for (const int process : {1, 2}) {
+    EXPECT_EQ(steps_of(TraceFile(folder_.read("trace.json")), process),
+              (std::set<std::string>{"step 7", "step 8", "step 9"}));
+  }
+  ASSERT_EQ(resumed({{"train.steps", "6"}}).exit_code, 0);
+  EXPECT_EQ(steps_of(TraceFile(folder_.read("trace.json")), 1), (std::set<std::string>{"step 6"}));
+  // What is asked for by number is what the log calls so.
+  ASSERT_EQ(resumed({{"log.trace_steps", "3:5"}}).exit_code, 0);
+  EXPECT_EQ(steps_of(TraceFile(folder_.read("trace.json")), 1), (std::set<std::string>{"step 5"}));
+
+  folder_.write("trace.json", "older");
+  const Outcome behind = resumed({{"log.trace_steps", "2:4"}});
+  EXPECT_EQ(behind.exit_code, 0) << behind.err;
+  EXPECT_TRUE(has(behind.out, {"trace " + path_ +
+                               ": not written, as the run went on from behind step 4 and the steps "
+                               "to record end with 4; what was there stays\n"}))
+      << behind.out;
+  EXPECT_EQ(folder_.read("trace.json"), "older");
+  EXPECT_TRUE(log().back().at("final").at("trace").at("file").is_null());
+  EXPECT_EQ(resumed({{"train.steps", "4"}}).exit_code, 0);
+  EXPECT_EQ(folder_.read("trace.json"), "older");
+}
+
+TEST_F(TraceOfARun, OfARunThatEndsEarlyLeavesTheOneBefore) {
+  folder_.write("trace.json", "older");
+  const Flags early = {{"train.max_minutes", "1e-9"}};
+  const Outcome outcome = run(early);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"not written, as the run ended before the end of step 3; what was "
+                                "there stays\n"}));
+  EXPECT_EQ(folder_.read("trace.json"), "older");
+  std::filesystem::remove(path_);
+  const Outcome first = run(early);
+  EXPECT_TRUE(has(first.out, {"not written, as the run ended before the end of step 3\n"}));
+  EXPECT_FALSE(std::filesystem::exists(path_)) << "an empty file is no trace";
+}
+
 TEST_F(TraceOfARun, OfTheMultiLayerPerceptron) {
   std::string pixels("\0\0\x08\x03\0\0\0\x08\0\0\0\x02\0\0\0\x02", 16),
       labels("\0\0\x08\x01\0\0\0\x08", 8);

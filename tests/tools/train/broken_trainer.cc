@@ -25,6 +25,7 @@ using engine::Tensor;
 enum class Fault {
   kSend,      // 4 bytes more, in step 2
   kAllocate,  // 4 bytes more, in step 2 of rank 1
+  kRead,      // of a value, which a plan has not
   kBit,       // in what rank 1 sends of the gradient of h.1, in every step of zero3
 };
 
@@ -82,7 +83,9 @@ class BrokenRank final : public TaskRank, public Model {
   Tensor loss(engine::Tape& tape, const std::vector<Tensor>& batch, const Pass& pass) override {
     stray_ = {};
     if (trainer_ != nullptr && pass.training && ++num_losses_ == 2) do_more(tape);
-    return inner_->model().loss(tape, batch, pass);
+    const Tensor loss = inner_->model().loss(tape, batch, pass);
+    if (fault_ == Fault::kRead) static_cast<void>(loss.item());
+    return loss;
   }
 
  private:
@@ -113,9 +116,11 @@ class BrokenTask : public TransformerTask {
   void add_to(FlagSet& flags) override {
     TransformerTask::add_to(flags);
     flags.add("fault", &fault_,
-              EnumOption<Fault>{
-                  "what is done wrong",
-                  {{"send", Fault::kSend}, {"allocate", Fault::kAllocate}, {"bit", Fault::kBit}}});
+              EnumOption<Fault>{"what is done wrong",
+                                {{"send", Fault::kSend},
+                                 {"allocate", Fault::kAllocate},
+                                 {"read", Fault::kRead},
+                                 {"bit", Fault::kBit}}});
   }
   std::unique_ptr<TaskRank> rank() const override {
     return std::make_unique<BrokenRank>(TransformerTask::rank(), config(), fault_);

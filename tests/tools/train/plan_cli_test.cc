@@ -16,6 +16,7 @@
 #include "engine/io/text.h"
 #include "tests/testing/errors.h"
 #include "tests/tools/train/tiny_training.h"
+#include "tools/train/step_text.h"
 
 namespace tessera {
 namespace {
@@ -130,6 +131,51 @@ TEST_F(PlanCli, AuditsEachKindOfRun) {
     EXPECT_TRUE(has(outcome.out, {fmt::format("  {:<24}{:>18}{:>18}", "bytes sent", sent, sent)}))
         << outcome.out;
   }
+}
+
+TEST_F(PlanCli, TheSummaryHasThePlanBesideWhatWasMeasured) {
+  for (const Flags& more :
+       {Flags{}, Flags{{"audit", "true"}}, Flags{{"train.steps", "1"}},
+        Flags{{"offload.optimizer", "0.5"}, {"offload.gradients", "1"}, {"train.accum", "2"}},
+        Flags{{"comm.hook", "powersgd"},
+              {"powersgd.start_step", "2"},
+              {"powersgd.min_compression_rate", "1"},
+              {"train.steps", "12"}},
+        Flags{{"parallel.strategy", "zero1"}, {"memory_budget", "1GiB"}}}) {
+    const Outcome outcome = run(more);
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const json summary = final_record().at("summary"), &planned = summary.at("planned");
+    for (const char* what : {"peak_bytes", "sent_bytes"}) {
+      EXPECT_GT(planned.at(what), 0) << what;
+      EXPECT_EQ(summary.at(what), planned.at(what)) << what << outcome.out;
+    }
+    const bool offloads = more.contains("offload.optimizer");
+    EXPECT_EQ(planned.contains("host_peak_bytes"), offloads);
+    const json none;
+    EXPECT_EQ(offloads ? summary.at("host_peak_bytes") : none,
+              offloads ? planned.at("host_peak_bytes") : none);
+    EXPECT_EQ(outcome.out.find("\n  on host ") != std::string::npos, offloads);
+    const std::string sent = tools::nbytes_text(summary.at("sent_bytes").get<double>());
+    EXPECT_TRUE(
+        has(outcome.out, {fmt::format("\n  sent    {0} a step by rank 0, planned {0}\n", sent),
+                          " at the peak of rank 0, planned "}));
+    EXPECT_EQ(final_record().contains("planned"), more.contains("audit"));
+  }
+}
+
+TEST_F(PlanCli, TheSummaryShowsARunThatIsNotAsPlanned) {
+  const Flags flags = with({{"fault", "send"}, {"train.steps", "2"}});
+  ASSERT_EQ(testing::run_program(kBrokenTrainer, flags).exit_code, 0);
+  const json summary = final_record().at("summary");
+  EXPECT_GT(summary.at("sent_bytes"), summary.at("planned").at("sent_bytes"));
+}
+
+TEST_F(PlanCli, TheSummaryOfAModelThatCannotBePlannedHasNone) {
+  const Outcome outcome = testing::run_program(kBrokenTrainer, with({{"fault", "read"}}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {" at the peak of rank 0 (largest", " a step by rank 0\n"}));
+  EXPECT_EQ(outcome.out.find("planned"), std::string::npos) << outcome.out;
+  EXPECT_FALSE(final_record().at("summary").contains("planned"));
 }
 
 // A hook that compresses from some step on, before the checkpoint, with it or behind it.

@@ -131,6 +131,41 @@ TEST_F(Resume, MoreStepsAreTrainedFromTheEnd) {
   EXPECT_EQ(results_of("run"), first);
 }
 
+TEST_F(Resume, TheSummaryIsOfTheStepsThatThisProcessMade) {
+  EXPECT_EQ(run(saving({{"train.schedule", "constant"}, {"train.steps", "4"}})).exit_code, 0);
+  const Outcome next = run(saving({{"train.schedule", "constant"}, {"train.steps", "8"}}));
+  EXPECT_EQ(next.exit_code, 0) << next.err;
+  EXPECT_TRUE(has(next.out, {"steps   3 measured, 1 before them left out"})) << next.out;
+  const json summary = log_of("run").back().at("final").at("summary");
+  EXPECT_EQ(summary.at("steps"), 3);
+  EXPECT_EQ(summary.at("warmup_steps"), 1);
+  EXPECT_EQ(summary.at("sent_bytes"), summary.at("planned").at("sent_bytes"));
+  // A single step is the first of its process, which has nothing gathered ahead.
+  EXPECT_EQ(run(saving({{"train.schedule", "constant"}, {"train.steps", "9"}})).exit_code, 0);
+  const json one = log_of("run").back().at("final").at("summary");
+  EXPECT_EQ(one.at("sent_bytes"), one.at("planned").at("sent_bytes"));
+  EXPECT_NE(one.at("sent_bytes"), summary.at("sent_bytes"));
+}
+
+TEST_F(Resume, AProbeHasTheStepsThatThisProcessMade) {
+  EXPECT_EQ(run(saving({{"train.schedule", "constant"}, {"train.steps", "4"}})).exit_code, 0);
+  const std::string path = folder_ / "probe.jsonl";
+  const auto said = [&](Flags flags) {
+    flags["train.schedule"] = "constant";
+    flags["log.probe"] = path;
+    const Outcome outcome = run(saving(flags));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return outcome.out;
+  };
+  EXPECT_TRUE(has(said({{"train.steps", "5"}, {"log.probe_steps", "1:3"}}),
+                  {"not written, as the run went on from behind step 4"}));
+  EXPECT_FALSE(fs::exists(path));
+  EXPECT_TRUE(has(said({{"train.steps", "7"}}), {"checksums of steps 6 to 7\n"}));
+  EXPECT_TRUE(folder_.read("probe.jsonl").find("\"first_step\":6") != std::string::npos);
+  EXPECT_TRUE(has(said({{"train.steps", "9"}, {"log.probe_steps", "3:8"}}),
+                  {"checksums of steps 8 to 8\n"}));
+}
+
 TEST_F(Resume, FromAFolderOfOneOrOfSeveralIntoAnother) {
   EXPECT_NE(expected(), "");
   EXPECT_EQ(run({{"checkpoint.every", "4"}, {"out", folder_ / "a"}}).exit_code, 0);

@@ -100,6 +100,44 @@ TEST_F(RunProbeTest, WithoutAnyStepAnOlderRecordStays) {
   EXPECT_EQ(folder_.read("probe.jsonl"), "older");
 }
 
+TEST_F(RunProbeTest, OfARunThatWasResumedBeginsWhereItDid) {
+  RunProbe run(config_, 2, "{}");
+  run.start_behind(3);
+  const auto make = [&](int rank, std::int64_t step) {
+    begin(run, rank, step);
+    run.probe(rank).end_step();
+  };
+  make(0, 4);
+  run.start_behind(3);  // the other rank comes later
+  make(0, 5);
+  make(1, 4);
+  make(1, 5);
+  run.commit();
+  EXPECT_TRUE(has(run.summary(), {"checksums of steps 4 to 5"}));
+  const ProbeRun record = read_probe_run(path_);
+  EXPECT_EQ(record.header.first_step, 4);
+  EXPECT_EQ(record.last_step, 5);
+  EXPECT_EQ(parts_by_step(), (Counts{{4, 2}, {5, 2}}));
+}
+
+TEST_F(RunProbeTest, SaysWhyThereIsNone) {
+  folder_.write("probe.jsonl", "older");
+  config_.log.probe_steps = "2:3";
+  const auto why = [&](std::int64_t start) {
+    RunProbe run(config_, 1, "{}");
+    run.start_behind(start);
+    run.commit();
+    return run.summary();
+  };
+  EXPECT_TRUE(has(why(0), {"not written, as the run ended before the end of step 2"}));
+  EXPECT_TRUE(has(why(2), {"not written, as the run ended before the end of step 3"}));
+  EXPECT_TRUE(has(why(4), {"not written, as the run went on from behind step 4 and the steps to "
+                           "record end with 3"}));
+  config_.log.probe_steps = "auto";
+  EXPECT_TRUE(has(why(5), {"went on from behind step 5 and the steps to record end with 5"}));
+  EXPECT_EQ(folder_.read("probe.jsonl"), "older");
+}
+
 // Reading refuses what is longer: so it is not written either.
 TEST_F(RunProbeTest, ARecordThatIsTooLongIsRefusedWhenItIsWritten) {
   folder_.write("probe.jsonl", "older");

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,11 +31,12 @@ StepRecord record_of(std::int64_t step, double step_ms) {
   return record;
 }
 
-/// Of `num_steps` steps of 1, 2, 3, ... ms, the first of them slow.
-RunSummary::Figures figures_of(std::int64_t num_steps) {
+/// Of `num_steps` steps of 1, 2, 3, ... ms, the first of them slow, of a process that went on from
+/// behind step `start`.
+RunSummary::Figures figures_of(std::int64_t num_steps, std::int64_t start = 0) {
   RunSummary summary;
-  for (std::int64_t step = 1; step <= num_steps; ++step) {
-    summary.add(record_of(step, step == 1 ? 1e6 : static_cast<double>(step)), {});
+  for (std::int64_t i = 1; i <= num_steps; ++i) {
+    summary.add(record_of(start + i, i == 1 ? 1e6 : static_cast<double>(i)), {});
   }
   return summary.figures().value();
 }
@@ -92,6 +95,19 @@ TEST(RunSummary, LeavesTheWarmupOut) {
   EXPECT_EQ(figures_of(50).num_warmup, 5);
   EXPECT_EQ(figures_of(1000).num_warmup, 10);
   EXPECT_EQ(figures_of(1000).num_steps, 990);
+}
+
+// Of a run that was resumed the first steps are as slow as of any other.
+TEST(RunSummary, TheWarmupIsThatOfTheProcess) {
+  const RunSummary::Figures f = figures_of(4, 4);
+  EXPECT_EQ(f.num_warmup, 1);
+  EXPECT_EQ(f.num_steps, 3);
+  EXPECT_DOUBLE_EQ(f.step_ms.median, 3);
+  EXPECT_EQ(figures_of(1, 1000).num_warmup, 0);
+  EXPECT_EQ(figures_of(50, 1000).num_warmup, 5);
+  EXPECT_EQ(figures_of(50, 1000).num_steps, 45);
+  EXPECT_EQ(figures_of(10'005, 1'000'000).num_warmup, 10);
+  EXPECT_EQ(figures_of(10'005, 1'000'000).num_steps, 9'995) << "the first five are forgotten";
 }
 
 TEST(RunSummary, MedianAndSpreadAreThoseOfTheSteps) {
@@ -153,6 +169,56 @@ TEST(RunSummary, RowsAndRecordSayTheSame) {
   EXPECT_EQ(json.at("share").at("exposed_comm"), 0.25);
   EXPECT_EQ(json.at("peak_percent"), 43.0);
   EXPECT_EQ(json.at("peak_bytes"), 3 << 20);
+}
+
+/// Of a step that holds and sends so much, `host` of it on the host.
+StepRecord step_with(std::int64_t step, std::int64_t peak, std::optional<std::int64_t> host,
+                     std::int64_t sent) {
+  StepRecord record = record_of(step, 10);
+  record.memory.peak_total_nbytes = peak;
+  if (host) record.host_memory = engine::MemoryStats{.peak_total_nbytes = *host};
+  record.traffic.bytes_sent = sent;
+  return record;
+}
+
+TEST(RunSummary, WhatWasPlannedStandsBesideWhatWasMeasured) {
+  RunSummary summary;
+  std::map<std::int64_t, StepRecord> plan;
+  // The run began behind step 10; step 11 is its warm-up.
+  for (const std::int64_t step : {11, 12, 13, 14}) {
+    const std::int64_t peak = step << 20;
+    summary.add(step_with(step, peak, 3 << 20, step == 11 ? 9 << 20 : 5 << 10), {});
+    plan[step] = step_with(step, peak - (1 << 19), 2 << 20, step == 11 ? 1 : 4 << 10);
+  }
+  EXPECT_FALSE(summary.figures().value().planned.has_value());
+  summary.add_plan([&](std::int64_t step) -> const StepRecord& { return plan.at(step); });
+  const RunSummary::Figures f = summary.figures().value();
+  std::string text;
+  for (const auto& [label, row] : RunSummary::rows(f, "tokens")) text += label + ": " + row + "\n";
+  EXPECT_TRUE(has(text, {"memory: 14.0 MiB at the peak of rank 0, planned 13.5 MiB (largest: ",
+                         "\non host: 3.0 MiB at the peak of rank 0, planned 2.0 MiB\n",
+                         "\nsent: 5.0 KiB a step by rank 0, planned 4.0 KiB\n"}));
+  const auto json = nlohmann::json::parse(RunSummary::record(f, "tokens").text());
+  EXPECT_EQ(json.at("peak_bytes"), 14 << 20);
+  EXPECT_EQ(json.at("host_peak_bytes"), 3 << 20);
+  EXPECT_EQ(json.at("sent_bytes"), 5 << 10);
+  EXPECT_EQ(json.at("planned"), (nlohmann::json{{"peak_bytes", (14 << 20) - (1 << 19)},
+                                                {"host_peak_bytes", 2 << 20},
+                                                {"sent_bytes", 4 << 10}}));
+}
+
+TEST(RunSummary, WithoutAPlanNothingIsSaidToBePlanned) {
+  RunSummary summary;
+  for (const std::int64_t sent : {8, 6, 2, 4}) summary.add(step_with(1, 100, {}, sent), {});
+  const RunSummary::Figures f = summary.figures().value();
+  EXPECT_EQ(f.measured.sent_nbytes, 4) << "of 6, 2 and 4";
+  std::string text;
+  for (const auto& [label, row] : RunSummary::rows(f, "tokens")) text += label + ": " + row + "\n";
+  EXPECT_TRUE(has(text, {"memory: 100 B at the peak of rank 0 (largest", "sent: 4 B a step"}));
+  for (const char* untold : {"planned", "host"}) {
+    EXPECT_EQ(text.find(untold), std::string::npos) << text;
+    EXPECT_EQ(RunSummary::record(f, "tokens").text().find(untold), std::string::npos);
+  }
 }
 
 /// Figures of a calm run with these shares.
