@@ -110,14 +110,17 @@ const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::in
 }
 
 std::int64_t peak_nbytes(const TrainPlan& plan) {
-  return std::max(plan.steps.back().memory.peak_total_nbytes, plan.between_steps_nbytes);
+  const StepRecord& last = plan.repeated ? *plan.repeated : plan.steps.back();
+  return std::max({plan.steps.back().memory.peak_total_nbytes, last.memory.peak_total_nbytes,
+                   plan.between_steps_nbytes});
 }
 
 namespace {
 
-// The plan of the first `num_steps` steps.
+// The plan of the first `num_steps` steps. `repeats_last`: see Trainer::plan().
 TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const PlanTarget& target,
-                     Model& model, const std::vector<BatchTensor>& batch, TraceWriter* trace) {
+                     Model& model, const std::vector<BatchTensor>& batch, TraceWriter* trace,
+                     bool repeats_last = false) {
   std::optional<TraceRecorder> recorder;
   if (trace != nullptr)
     recorder.emplace(*trace,
@@ -167,7 +170,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
                        .first_sample = first_sample});
   };
   TrainPlan plan;
-  plan.steps = trainer.plan(batch, loss, num_steps, before_step);
+  plan.steps = trainer.plan(batch, loss, num_steps, before_step, repeats_last);
   plan.host_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   if (recorder) {
@@ -210,7 +213,15 @@ std::int64_t compresses_behind(const TrainConfig& config) {
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
                     const std::vector<BatchTensor>& batch, TraceWriter* trace) {
   const std::int64_t behind = compresses_behind(config);
-  if (behind == 0) return plan_steps(config, kNumSteps, target, model, batch, trace);
+  if (behind == 0) {
+    TrainPlan plan = plan_steps(config, kNumSteps, target, model, batch, trace);
+    if (config.train.guards()) {
+      plan.repeated = plan_steps(config, kNumSteps, target, model, batch, nullptr,
+                                 /*repeats_last=*/true)
+                          .steps.back();
+    }
+    return plan;
+  }
   // Steps before it are alike but for the first, so two of them stand for all.
   TrainConfig sooner = config;
   std::int64_t& start = sooner.comm.powersgd.start_step;

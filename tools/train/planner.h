@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,11 +48,13 @@ struct TrainPlan {
   /// The first and the second: later ones are as the second. Where a hook compresses later ones,
   /// then also the first that it does and the second. Without values. See planned_step().
   std::vector<StepRecord> steps;
-  std::int64_t compresses_behind = 0;      ///< that step, from 1; 0: all are alike
-  std::vector<StepRecord> resumed;         ///< the first two of a run that goes on from behind it
-  std::vector<PlannedMemory> memory;       ///< of the last of `steps`, as what follows
-  std::vector<PlannedMemory> host_memory;  ///< where offloaded state lies
-  std::string peak_at;                     ///< the launch that needs most: "h.3 linear.forward"
+  std::int64_t compresses_behind = 0;  ///< that step, from 1; 0: all are alike
+  std::vector<StepRecord> resumed;     ///< the first two of a run that goes on from behind it
+  /// A step that a guard has made again, but not the run's first; empty without a guard.
+  std::optional<StepRecord> repeated;
+  std::vector<PlannedMemory> memory;           ///< of the last of `steps`, as what follows
+  std::vector<PlannedMemory> host_memory;      ///< where offloaded state lies
+  std::string peak_at;                         ///< the launch that needs most: "h.3 linear.forward"
   std::vector<PlannedCollective> collectives;  ///< in the order of calls
   std::int64_t between_steps_nbytes;  ///< most between steps: a whole f32 parameter beside the rest
   std::int64_t num_launches;

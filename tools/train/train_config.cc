@@ -352,10 +352,9 @@ void TrainConfig::validate(const FlagSet& flags) const {
     require(!comm.options().compresses(),
             "[config] expected no comm.hook that remembers earlier steps with {}, got {}", option,
             comm.hook);
-    require(!audit && log.probe.empty(),
-            "[config] expected neither audit nor log.probe with {}, got {}: steps that are made "
-            "again are not planned",
-            option, audit ? "audit" : "log.probe");
+    require(log.probe.empty(),
+            "[config] expected no log.probe with {}, got '{}': a record has each step once", option,
+            log.probe);
   }
   const shard::Placement placement = shard::Placement::preset(parallel.strategy);
   require(offload.parameters == 0 || shard::can_offload_parameters(placement, precision),

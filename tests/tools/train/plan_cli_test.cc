@@ -112,6 +112,7 @@ TEST_F(PlanCli, AuditsEachKindOfRun) {
         Flags{{"comm.hook", "powersgd"}, {"train.steps", "12"}},
         Flags{{"comm.hook", "f16"}, {"parallel.strategy", "ddp"}},
         Flags{{"train.check_gradients", "true"}, {"train.max_skips", "2"}},
+        Flags{{"train.verify_every", "2"}, {"train.spike_factor", "5"}},
         Flags{{"log.val_every", "1"}, {"data.val_fraction", "0.2"}},
         Flags{{"precision.param", "bf16"}, {"train.recompute", "true"}},
         Flags{{"train.recompute", "1"}}}) {
