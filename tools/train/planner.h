@@ -68,6 +68,11 @@ const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::in
 /// larger batch than a step, and are taken to need no more than one.
 std::int64_t peak_nbytes(const TrainPlan& plan);
 
+/// What may make plans of ranks differ: how much of each flat a rank owns and where it lies. Ranks
+/// of one kind need the same memory. Empty where all are of one kind: on CPUs, unless a part of a
+/// state is offloaded. Costs a part of what a plan does. Throws as make_plan().
+std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model& model);
+
 /// Throws what the training would for a configuration that cannot run. `batch`: what the model's
 /// loss takes. `trace`: is given the steps as a trace, in simulated time, and closed.
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,

@@ -99,6 +99,15 @@ TEST_F(PlanCli, DrawsWhatIsPlanned) {
   EXPECT_EQ(num_collectives, 2 * 3) << "of two blocks and the root, in both steps";
   flags["log.trace"] = folder_ / "nowhere/plan.json";
   EXPECT_TRUE(has(testing::run_program(kPlan, flags).err, {"nowhere/plan.json"}));
+  // As a trainer does that only plans.
+  const std::string drawn = folder_.read("plan.trace.json");
+  const Outcome trainer = run({{"plan", "true"}, {"log.trace", folder_ / "trainer.trace.json"}});
+  EXPECT_EQ(trainer.exit_code, 0) << trainer.err;
+  EXPECT_EQ(folder_.read("trainer.trace.json"), drawn);
+  const Outcome nowhere = run({{"plan", "true"}, {"log.trace", folder_ / "nowhere/plan.json"}});
+  EXPECT_EQ(nowhere.exit_code, 1);
+  EXPECT_TRUE(has(nowhere.err, {"nowhere/plan.json"}));
+  EXPECT_EQ(nowhere.out, "");
 }
 
 TEST_F(PlanCli, AuditsEachKindOfRun) {
@@ -280,6 +289,48 @@ TEST_F(PlanCli, KeepsToABudget) {
                              "steps are as planned"}));
   EXPECT_EQ(final_record().at("params_sha256"), hash);
   EXPECT_TRUE(has(folder_.read("run/config.toml"), {"prefetch = 0"}));
+}
+
+// The ladder, and what a training would be given to do the same.
+TEST_F(PlanCli, SaysInJsonWhatABudgetChanged) {
+  Flags flags = flags_;
+  flags.erase("data.path");
+  flags["model.vocab"] = "256";
+  flags["json"] = "true";
+  const auto plan_with = [&](const Flags& more) {
+    Flags all = flags;
+    for (const auto& [name, value] : more) all[name] = value;
+    const Outcome outcome = testing::run_program(kPlan, all);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return json::parse(outcome.out);
+  };
+  const json plain = plan_with({});
+  EXPECT_FALSE(plain.contains("memory_budget"));
+  const auto asked = plain.at("peak_bytes").at("total").get<std::int64_t>();
+  const json same = plan_with({{"memory_budget", std::to_string(asked * 2)}});
+  EXPECT_EQ(same.at("memory_budget").at("options"), json::object());
+  EXPECT_EQ(same.at("memory_budget").at("num_plans"), 1);
+  const std::int64_t budget = asked * 4 / 5;
+  const json told = plan_with({{"memory_budget", std::to_string(budget)}});
+  const json& ladder = told.at("memory_budget");
+  EXPECT_EQ(ladder.at("bytes").get<std::int64_t>(), budget);
+  const json& rungs = ladder.at("rungs");
+  ASSERT_GE(rungs.size(), 3u);
+  EXPECT_EQ(rungs[0].at("what"), "as asked");
+  EXPECT_EQ(rungs[0].at("peak_bytes").get<std::int64_t>(), asked);
+  EXPECT_EQ(rungs[1].at("what"), "parallel.prefetch=0");
+  for (std::size_t i = 0; i < rungs.size(); ++i) {
+    const bool fits = rungs[i].at("peak_bytes").get<std::int64_t>() <= budget;
+    EXPECT_EQ(rungs[i].at("fits").get<bool>(), fits);
+    EXPECT_EQ(fits, i + 1 == rungs.size()) << i;
+  }
+  // Asked for as it says, it is the same plan.
+  EXPECT_EQ(ladder.at("options").at("parallel.prefetch"), 0);
+  Flags chosen;
+  for (const auto& [name, value] : ladder.at("options").items()) chosen[name] = value.dump();
+  const json again = plan_with(chosen);
+  EXPECT_EQ(again.at("peak_bytes"), told.at("peak_bytes"));
+  EXPECT_EQ(again.at("peak_bytes").at("total"), rungs.back().at("peak_bytes"));
 }
 
 TEST_F(PlanCli, RefusesBudgetsThatNothingMeets) {
