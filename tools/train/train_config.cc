@@ -472,6 +472,10 @@ shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
           "[config] expected parallel.reshard_after_forward that divides {} ranks that shard, got "
           "{}",
           shard_ranks, placement.reshard_ranks);
+  require(!comm.powersgd.across_replicas || shard_ranks < num_ranks,
+          "[config] expected powersgd.across_replicas with more than one replica, got one, as all "
+          "{} ranks share a copy (parallel.strategy={}, parallel.shard_ranks={})",
+          num_ranks, parallel.strategy, parallel.shard_ranks);
   return {.placement = placement,
           .shard_ranks = shard_ranks,
           .prefetch = static_cast<int>(parallel.prefetch),

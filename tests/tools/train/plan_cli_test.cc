@@ -245,6 +245,28 @@ TEST_F(PlanCli, ARunSaysWhatToTryNext) {
   EXPECT_TRUE(has(outcome.out, {"\n  next    exposed communication is "})) << outcome.out;
 }
 
+// Before anything is made.
+TEST_F(PlanCli, RefusesWhatItsRanksCannotBe) {
+  for (const char* strategy : {"hsdp", "hybrid_zero2", "hfsdp"}) {
+    Flags flags = {{"parallel.strategy", strategy},
+                   {"parallel.shard_ranks", "2"},
+                   {"comm.hook", "powersgd"},
+                   {"powersgd.across_replicas", "true"}};
+    const Outcome refused = run(flags);
+    EXPECT_EQ(refused.exit_code, 1);
+    EXPECT_TRUE(has(refused.err, {"[config] expected powersgd.across_replicas with more than one",
+                                  "all 2 ranks", strategy}))
+        << refused.err;
+    EXPECT_FALSE(has_run());
+    flags["parallel.shard_ranks"] = "1";
+    flags["plan"] = "true";
+    EXPECT_EQ(run(flags).exit_code, 0) << strategy;
+  }
+  EXPECT_TRUE(has(run({{"parallel.strategy", "hsdp"}, {"parallel.shard_ranks", "3"}}).err,
+                  {"parallel.shard_ranks that divides 2 ranks, got 3"}));
+  EXPECT_FALSE(has_run());
+}
+
 // As `plan | head` does, however much of the output the program keeps to itself.
 TEST_F(PlanCli, AReaderThatHasGoneEndsItInSilence) {
   std::string plan = kPlan;
