@@ -220,7 +220,8 @@ std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model
   const OffloadConfig& offload = config.offload;
   const bool has_parts =
       is_part(offload.parameters) || is_part(offload.gradients) || is_part(offload.optimizer);
-  if (!has_parts && !target.on_gpus) return "";
+  const bool compresses_shards = config.comm.powersgd.across_replicas;
+  if (!has_parts && !compresses_shards && !target.on_gpus) return "";
   const auto world = comm::make_meta_rank(
       target.rank, target.num_ranks,
       {.sums_in_rank_order = target.sums_in_rank_order, .is_nccl = target.is_nccl});
@@ -231,6 +232,11 @@ std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model
     for (const shard::Flat& flat : unit->flats()) {
       kind += fmt::format("{} {}:", flat.owned.numel, flat.master.split());
       if (!flat.trainable) continue;
+      if (compresses_shards) {  // each piece of a parameter as a matrix of its own
+        for (const shard::Segment& s : flat.layout.segments(flat.gradient_range)) {
+          kind += fmt::format("{}+{}*{},", s.parameter, s.parameter_begin, s.numel);
+        }
+      }
       // Of what is owned, whose sum may be a part of a longer one.
       const shard::Range& sums = flat.gradient_range;
       const std::int64_t sum_split = sums.numel -

@@ -41,7 +41,7 @@ struct PlannedCollective {
   double exposed_ms = 0;    ///< for which compute waits
 };
 
-/// Of one rank: others differ in what they hold if a part of a state is offloaded.
+/// Of one rank: others may hold more or less; see rank_kind().
 struct TrainPlan {
   std::uint64_t hash;              ///< that ranks agree on
   std::vector<std::string> facts;  ///< behind it
@@ -68,9 +68,10 @@ const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::in
 /// larger batch than a step, and are taken to need no more than one.
 std::int64_t peak_nbytes(const TrainPlan& plan);
 
-/// What may make plans of ranks differ: how much of each flat a rank owns and where it lies. Ranks
-/// of one kind need the same memory. Empty where all are of one kind: on CPUs, unless a part of a
-/// state is offloaded. Costs a part of what a plan does. Throws as make_plan().
+/// What may make plans of ranks differ: how much of each flat a rank owns, where it lies, and which
+/// pieces of parameters it compresses. Ranks of one kind need the same memory. Empty where all are
+/// of one kind: on CPUs, unless a part of a state is offloaded or PowerSGD compresses between
+/// replicas alone. Costs a part of what a plan does. Throws as make_plan().
 std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model& model);
 
 /// Throws what the training would for a configuration that cannot run. `batch`: what the model's

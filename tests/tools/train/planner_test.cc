@@ -590,6 +590,26 @@ TEST(Planner, ALargePlanCostsALaunchForEachOfAStep) {
   EXPECT_LT(plan.num_launches, 40 * sizes.layers);
 }
 
+// Between replicas a rank compresses the pieces of parameters that its shard has.
+TEST(Budget, IsForTheShardThatCompressesMost) {
+  TrainConfig config = base(4);
+  config.parallel.strategy = "hsdp";
+  config.parallel.shard_ranks = 2;
+  config.comm.hook = "powersgd";
+  config.comm.powersgd.across_replicas = true;
+  config.comm.powersgd.low_rank = {.rank = 2, .min_compression_rate = 1};
+  const auto peak = [&](int rank) { return peak_nbytes(plan_of(config, kModel, rank)); };
+  int num_plans = 0;
+  const std::int64_t most = most_of_ranks(
+      4, [&](int rank) { return kind_of(config, rank); },
+      [&](int rank) { return ++num_plans, peak(rank); });
+  EXPECT_EQ(most, std::max({peak(0), peak(1), peak(2), peak(3)}));
+  EXPECT_NE(peak(0), peak(1));
+  EXPECT_EQ(num_plans, 2) << "of two replicas";
+  config.memory_budget = std::to_string(most);
+  EXPECT_EQ(run_gpt(config, kModel, tokens()).records.size(), 5u);
+}
+
 // What is recomputed as asked stays so: the ladder goes on from there.
 TEST(Budget, RecomputesNoFewerBlocksThanAsked) {
   TrainConfig config = base(2);
