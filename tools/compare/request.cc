@@ -20,6 +20,8 @@
 #include "tools/compare/divergence.h"
 #include "tools/train/cpu.h"
 #include "tools/train/ranks.h"
+#include "tools/train/task_plan.h"
+#include "tools/train/transformer_plan.h"
 
 namespace tessera::tools {
 namespace {
@@ -136,6 +138,18 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   checks.data(config, c.model);
 }
 
+// What else a training would refuse before its first step.
+void check_plan(const Configuration& c) {
+  const TransformerConfig& config = c.config;
+  Gpt model(c.model);
+  const PlanTarget target = plan_target(Ranks::choose(config), config);
+  if (config.memory_limit_nbytes() > 0) {
+    static_cast<void>(fit_transformer(config, model, target));
+  } else {
+    static_cast<void>(plan_transformer(config, config, model, target));
+  }
+}
+
 // What is in force, without where it goes: the folder may be moved, and goes on from there.
 void record(Configuration& c) {
   c.config.out = "runs/train_transformer";
@@ -178,17 +192,26 @@ Configuration make(const std::vector<std::string>& arguments, const Overrides& o
   return c;
 }
 
-// The same, with errors that name it.
-Configuration make_named(const std::vector<std::string>& arguments, const Overrides& overrides,
-                         const std::string& probe, Checks& checks, std::ostream& out) {
-  const std::string name = name_of(overrides);
+// What `fn` returns, with errors that name the configuration.
+template <class F>
+auto named(const std::string& name, F fn) {
   try {
-    return make(arguments, overrides, probe, checks, out);
+    return fn();
   } catch (const engine::IoError& e) {
     fail<engine::IoError>("{} (configuration {})", e.what(), engine::escaped(name));
   } catch (const engine::Error& e) {
     fail("{} (configuration {})", e.what(), engine::escaped(name));
   }
+}
+
+Configuration make_named(const std::vector<std::string>& arguments, const Overrides& overrides,
+                         const std::string& probe, Checks& checks, std::ostream& out) {
+  return named(name_of(overrides), [&] { return make(arguments, overrides, probe, checks, out); });
+}
+
+// Behind all other checks: a process that has planned cannot try other CPUs' kernels.
+void check_plans(const Request& request) {
+  for (const Configuration& c : request.configurations) named(c.name, [&] { check_plan(c); });
 }
 
 void read_divergence(Request& request, const std::vector<std::string>& arguments,
@@ -220,6 +243,7 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
   }
   if (num_records > 0) return;
   check_same_training(request.configurations[0].options, request.configurations[1].options);
+  check_plans(request);
 }
 
 }  // namespace
@@ -294,6 +318,7 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
             request.configurations.back().config.train.steps, request.compare.warmup_steps,
             engine::escaped(name));
   }
+  check_plans(request);
   return request;
 }
 

@@ -17,6 +17,7 @@
 #include "tools/train/plan_report.h"
 #include "tools/train/planner.h"
 #include "tools/train/transformer_config.h"
+#include "tools/train/transformer_plan.h"
 
 namespace tessera::tools {
 namespace {
@@ -54,35 +55,29 @@ void run(int argc, char** argv) {
   const GptConfig sizes = config.gpt();
   config.check_blocks(sizes.layers);
   Gpt model(sizes);
-  const engine::Shape shape{config.train.batch,
-                            config.model.seq == 0 ? sizes.seq : config.model.seq};
   const PlanTarget target = config.target();
-  const auto plan_of = [&](const TrainConfig& c, int rank, TraceWriter* trace = nullptr) {
-    PlanTarget of_rank = target;
-    of_rank.rank = rank;
-    return make_plan(
-        c, of_rank, model,
-        {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}}, trace);
-  };
   std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
   if (!config.log.trace.empty()) trace_file.emplace(resolve_user_path(config.log.trace));
   TrainConfig chosen = static_cast<const TrainConfig&>(config);
-  chosen.memory_budget.clear();  // which a plan may exceed
+  std::optional<JsonRecord> budget_json;
   if (const std::int64_t budget = config.memory_limit_nbytes(); budget > 0) {
-    const BudgetPlan fitted = fit_budget(chosen, budget, sizes.layers, [&](const TrainConfig& c) {
-      return most_of_ranks(c, target.num_ranks,
-                           [&](int rank) { return peak_nbytes(plan_of(c, rank)); });
-    });
+    const BudgetPlan fitted = fit_transformer(config, model, target);
     chosen = fitted.config;
+    budget_json = budget_record(fitted, budget);
     if (!config.json) {
       for (const std::string& line : lines_of(fitted.rungs, budget)) fmt::print("{}\n", line);
     }
   }
   TraceWriter trace(
       [&](std::string_view text) { trace_file->write(std::as_bytes(std::span(text))); });
-  const TrainPlan plan = plan_of(chosen, /*rank=*/0, trace_file ? &trace : nullptr);
+  const TrainPlan plan =
+      plan_transformer(config, chosen, model, target, trace_file ? &trace : nullptr);
   if (trace_file) trace_file->commit();
-  if (config.json) return fmt::print("{}\n", plan_record(plan, target).text());
+  if (config.json) {
+    JsonRecord record = plan_record(plan, target);
+    if (budget_json) record.add_literal("memory_budget", budget_json->text());
+    return fmt::print("{}\n", record.text());
+  }
   for (const std::string& line : plan_lines(plan, target)) fmt::print("{}\n", line);
 }
 

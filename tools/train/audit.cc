@@ -17,7 +17,8 @@ Audit::Audit(TrainPlan plan, const PlanTarget& target, std::int64_t val_every)
     : plan_(std::move(plan)), rank_(target.rank), on_gpus_(target.on_gpus), val_every_(val_every) {}
 
 std::vector<Audit::Row> Audit::rows_of(const StepRecord& step) const {
-  const StepRecord& planned = planned_step(plan_, step.step, start_);
+  const StepRecord& planned =
+      step.replayed.empty() ? planned_step(plan_, step.step, start_) : *plan_.repeated;
   std::vector<Row> rows = {
       {"bytes sent", planned.traffic.bytes_sent, step.traffic.bytes_sent},
       {"collectives", planned.traffic.num_collectives, step.traffic.num_collectives}};
@@ -53,7 +54,12 @@ void Audit::add(const StepRecord& step) {
   // What is not updated is not gathered anew, there or ahead of the next step.
   const bool is_skipped = !step.skipped.empty();
   const bool is_behind_skip = std::exchange(was_skipped_, is_skipped);
-  if (is_behind_validation || is_skipped || is_behind_skip || first_wrong_ > 0) return;
+  // Of a step that was made again the plan knows what follows another one, and comes to the same.
+  const bool is_unplanned =
+      !step.replayed.empty() && (step.step == start_ + 1 || step.replayed != kReplayedEqual);
+  if (is_behind_validation || is_skipped || is_behind_skip || is_unplanned || first_wrong_ > 0) {
+    return;
+  }
   rows_ = rows_of(step);
   ++num_steps_;
   if (!std::ranges::all_of(rows_, &Row::is_as_planned)) first_wrong_ = step.step;

@@ -25,7 +25,8 @@ class Audit {
   /// The run goes on from behind that step.
   void start_behind(std::int64_t step) { start_ = step; }
   /// Each step, in order, of that rank. A step behind a validation is left out: units that were
-  /// gathered ahead for it are gathered again.
+  /// gathered ahead for it are gathered again. So is one that was made again if it is the first of
+  /// the run, or did not come to the same.
   void add(const StepRecord& step);
   /// Planned beside measured, of the last step that was compared. The workspace of a GPU's products
   /// is planned as the most that it may be, and norms on their way from it to the host are more or

@@ -56,13 +56,13 @@ BatchLoader::BatchLoader(const Memory& memory, const engine::Stream& compute,
     : compute_(compute),
       copy_(compute.device().is_cuda() ? compute.sibling("loader", {.listener = listener})
                                        : compute),
+      tensors_(tensors),
       num_batches_(num_batches),
       fill_(std::move(fill)) {
-  const bool on_gpu = compute.device().is_cuda();
-  const Memory host = on_gpu ? Memory::pinned(compute) : memory;
+  const Memory host = on_gpu() ? Memory::pinned(compute) : memory;
   for (Slot& slot : slots_) {
     slot.host = empty_batch(host, tensors);
-    if (on_gpu) slot.device = empty_batch(memory, tensors);
+    if (on_gpu()) slot.device = empty_batch(memory, tensors);
     slot.used = memory.allocated();
   }
   if (compute.device().is_meta) {
@@ -116,17 +116,36 @@ const Batch& BatchLoader::next() {
                   num_batches_);
   const std::int64_t n = num_taken_;
   Slot& slot = slot_of(n);
-  const bool on_gpu = compute_.device().is_cuda();
   {
     std::unique_lock lock(mutex_);
-    if (!on_gpu) num_released_ = n;
+    if (!on_gpu()) num_released_ = n;
     changed_.notify_all();
     changed_.wait(lock, [&] { return num_filled_ > n || error_; });
     if (num_filled_ <= n) std::rethrow_exception(error_);
   }
-  if (on_gpu) upload(slot);
+  if (on_gpu()) upload(slot);
   ++num_taken_;
-  return on_gpu ? slot.device : slot.host;
+  return on_gpu() ? slot.device : slot.host;
+}
+
+const Batch& BatchLoader::again(std::int64_t n) {
+  engine::require(0 <= n && n < num_taken_,
+                  "[batch_loader] expected one of the {} batches that were read, got {}",
+                  num_taken_, n);
+  Slot& slot = slot_of(num_taken_ - 1);
+  const Batch& batch = on_gpu() ? slot.device : slot.host;
+  if (compute_.device().is_meta) return batch;
+  if (!on_gpu()) {  // the slot is this thread's until next()
+    fill_(n, slot.host);
+    return batch;
+  }
+  // The pinned one may be the loader thread's by now.
+  const Batch host = empty_batch(Memory(), tensors_);
+  fill_(n, host);
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    batch[i].copy_from_host(host[i].raw(), host[i].numel());  // behind what compute has been given
+  }
+  return batch;
 }
 
 void BatchLoader::upload(Slot& slot) {

@@ -52,6 +52,11 @@ class BatchLoader {
   /// The next batch, for work launched on `compute` before the next call. Rethrows what `fill`
   /// threw at this batch. Throws InvalidArgument after the last one.
   const Batch& next();
+  /// Batch `n`, which next() has returned before, once more: filled in this thread, beside the
+  /// loader's, in place of the one that was returned last. For work launched on `compute` before
+  /// the next call of either. Blocks. Throws what `fill` does, and InvalidArgument for a batch that
+  /// next() has not come to.
+  const Batch& again(std::int64_t n);
 
  private:
   static constexpr std::int64_t kNumSlots = 2;
@@ -63,10 +68,12 @@ class BatchLoader {
   };
   void fill_all(const std::stop_token& stop);
   void upload(Slot& slot);
+  bool on_gpu() const { return compute_.device().is_cuda(); }
   Slot& slot_of(std::int64_t n) { return slots_[static_cast<std::size_t>(n % kNumSlots)]; }
 
   const engine::Stream compute_;
   const engine::Stream copy_;
+  const std::vector<BatchTensor> tensors_;
   const std::int64_t num_batches_;
   const Fill fill_;
   std::array<Slot, kNumSlots> slots_;

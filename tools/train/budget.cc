@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -77,13 +79,30 @@ void recompute_fewest(BudgetPlan& plan, std::int64_t too_few, std::int64_t num_b
   if (enough < num_blocks) plan.config.train.recompute = Recompute::first(enough);
 }
 
+nlohmann::ordered_json options_of(TrainConfig config) {
+  FlagSet flags("options", "");
+  config.add_to(flags);
+  return nlohmann::ordered_json::parse(flags.to_json());
+}
+
+// Those of `b` that are not the same in `a`.
+std::vector<std::pair<std::string, std::string>> changes(const TrainConfig& a,
+                                                         const TrainConfig& b) {
+  const nlohmann::ordered_json before = options_of(a), after = options_of(b);
+  std::vector<std::pair<std::string, std::string>> result;
+  for (const auto& [name, value] : after.items()) {
+    if (before.at(name) != value) result.emplace_back(name, value.dump());
+  }
+  return result;
+}
+
 }  // namespace
 
 BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
                       std::int64_t num_blocks, const PlanPeak& plan_peak) {
   BudgetPlan plan{.config = config, .rungs = {{"as asked", plan_peak(config)}}};
   for (const Change& change : ladder()) {
-    if (plan.rungs.back().nbytes <= budget_nbytes) return plan;
+    if (plan.rungs.back().nbytes <= budget_nbytes) break;
     const std::int64_t recomputed = plan.config.train.recompute.blocks;
     if (!change.apply(plan.config)) continue;
     plan.rungs.push_back({std::string(change.what), plan_peak(plan.config)});
@@ -95,18 +114,25 @@ BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
           "[memory_budget] expected a way to train within {} bytes per rank, got none:\n  {}",
           engine::with_commas(budget_nbytes),
           fmt::join(lines_of(plan.rungs, budget_nbytes), "\n  "));
+  plan.options = changes(config, plan.config);
   return plan;
 }
 
-std::int64_t most_of_ranks(const TrainConfig& config, int num_ranks,
+std::int64_t most_of_ranks(int num_ranks, const std::function<std::string(int rank)>& kind,
                            const std::function<std::int64_t(int rank)>& peak) {
-  const auto is_part = [](double fraction) { return fraction > 0 && fraction < 1; };
-  const OffloadConfig& offload = config.offload;
-  const bool differ =
-      is_part(offload.parameters) || is_part(offload.gradients) || is_part(offload.optimizer);
+  std::set<std::string> planned;
   std::int64_t most = 0;
-  for (int rank = 0; rank < (differ ? num_ranks : 1); ++rank) most = std::max(most, peak(rank));
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    if (planned.insert(kind(rank)).second) most = std::max(most, peak(rank));
+  }
   return most;
+}
+
+TrainConfig without_budget(const TrainConfig& config) {
+  TrainConfig unlimited = config;
+  if (!config.memory_budget.empty()) unlimited.cuda.graph = GraphChoice::kOff;  // as the run
+  unlimited.memory_budget.clear();
+  return unlimited;
 }
 
 std::vector<std::string> lines_of(const std::vector<BudgetRung>& rungs,
@@ -118,6 +144,25 @@ std::vector<std::string> lines_of(const std::vector<BudgetRung>& rungs,
                                 rung.nbytes <= budget_nbytes ? "fits" : "too much"));
   }
   return lines;
+}
+
+JsonRecord budget_record(const BudgetPlan& plan, std::int64_t budget_nbytes) {
+  std::vector<std::string> rungs;
+  for (const BudgetRung& rung : plan.rungs) {
+    rungs.push_back(JsonRecord()
+                        .add("what", rung.what)
+                        .add("peak_bytes", rung.nbytes)
+                        .add("fits", rung.nbytes <= budget_nbytes)
+                        .text());
+  }
+  JsonRecord options;
+  for (const auto& [name, literal] : plan.options) options.add_literal(name, literal);
+  JsonRecord record;
+  record.add("bytes", budget_nbytes)
+      .add_literal("rungs", fmt::format("[{}]", fmt::join(rungs, ",")))
+      .add_literal("options", options.text());
+  if (plan.num_plans > 0) record.add("num_plans", plan.num_plans);
+  return record;
 }
 
 }  // namespace tessera::tools

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tools/io/jsonl.h"
 #include "tools/train/planner.h"
 #include "tools/train/train_config.h"
 
@@ -20,6 +22,9 @@ struct BudgetRung {
 struct BudgetPlan {
   TrainConfig config;             ///< that of the last rung
   std::vector<BudgetRung> rungs;  ///< tried, the last one fits
+  /// Options that differ from what was asked, and their values as JSON literals.
+  std::vector<std::pair<std::string, std::string>> options = {};
+  std::int64_t num_plans = 0;  ///< that were made, of ranks and rungs; 0: not counted
 };
 
 /// Plans a configuration and returns its peak.
@@ -34,12 +39,17 @@ using PlanPeak = std::function<std::int64_t(const TrainConfig&)>;
 BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
                       std::int64_t num_blocks, const PlanPeak& plan_peak);
 
-/// The most that one of `num_ranks` needs, of which `peak` plans each: they differ where a part of
-/// a state is offloaded, and only there.
-std::int64_t most_of_ranks(const TrainConfig& config, int num_ranks,
+/// The most that one of `num_ranks` needs: `peak` plans one rank of each `kind`, as rank_kind()
+/// returns it.
+std::int64_t most_of_ranks(int num_ranks, const std::function<std::string(int rank)>& kind,
                            const std::function<std::int64_t(int rank)>& peak);
+
+/// To be planned: without its budget, which a plan may exceed, and else as it would be trained.
+TrainConfig without_budget(const TrainConfig& config);
 
 /// A table of the rungs.
 std::vector<std::string> lines_of(const std::vector<BudgetRung>& rungs, std::int64_t budget_nbytes);
+/// The same as one JSON object, with the options that were changed.
+JsonRecord budget_record(const BudgetPlan& plan, std::int64_t budget_nbytes);
 
 }  // namespace tessera::tools

@@ -120,6 +120,10 @@ std::vector<std::string> memory_lines(const TrainPlan& plan) {
   lines.push_back(fmt::format("memory of a step, per rank: {}; most at {}",
                               mib(step.step_memory.peak_total_nbytes), plan.peak_at));
   add_categories(plan.memory, "", lines);
+  if (plan.repeated) {
+    lines.push_back(
+        nbytes_line("made again, in all", plan.repeated->step_memory.peak_total_nbytes));
+  }
   const std::int64_t on_host = step.step_host_memory.peak_total_nbytes;
   if (on_host > 0) {
     lines.push_back(nbytes_line("on the host", on_host));
@@ -162,8 +166,8 @@ JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target) {
         .text();
   });
   const StepRecord& step = plan.steps.back();
-  return JsonRecord()
-      .add("hash", fmt::format("{:016x}", plan.hash))
+  JsonRecord record;
+  record.add("hash", fmt::format("{:016x}", plan.hash))
       .add("ranks", target.num_ranks)
       .add("device", target.on_gpus ? "cuda" : "cpu")
       .add_literal("peak_bytes", peak_literal(step.step_memory))
@@ -180,6 +184,9 @@ JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target) {
       .add_literal("memory", memory_literal(plan.memory))
       .add_literal("host_memory", memory_literal(plan.host_memory))
       .add_literal("collectives", collectives);
+  if (plan.repeated)
+    record.add_literal("repeated_peak_bytes", peak_literal(plan.repeated->step_memory));
+  return record;
 }
 
 }  // namespace tessera::tools

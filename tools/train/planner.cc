@@ -11,6 +11,7 @@
 #include "comm/meta.h"
 #include "engine/cuda.h"
 #include "engine/gemm/gemm_algorithms.h"
+#include "shard/update_parts.h"
 #include "tools/trace/trace.h"
 #include "tools/train/peak_blocks.h"
 #include "tools/train/trainer.h"
@@ -110,14 +111,23 @@ const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::in
 }
 
 std::int64_t peak_nbytes(const TrainPlan& plan) {
-  return std::max(plan.steps.back().memory.peak_total_nbytes, plan.between_steps_nbytes);
+  const StepRecord& last = plan.repeated ? *plan.repeated : plan.steps.back();
+  return std::max({plan.steps.back().memory.peak_total_nbytes, last.memory.peak_total_nbytes,
+                   plan.between_steps_nbytes});
 }
 
 namespace {
 
-// The plan of the first `num_steps` steps.
+engine::Stream compute_of(const PlanTarget& target, const engine::StreamOptions& options) {
+  return engine::Stream::meta("compute",
+                              target.on_gpus ? engine::DeviceKind::kCuda : engine::DeviceKind::kCpu,
+                              target.rates, options);
+}
+
+// The plan of the first `num_steps` steps. `repeats_last`: see Trainer::plan().
 TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const PlanTarget& target,
-                     Model& model, const std::vector<BatchTensor>& batch, TraceWriter* trace) {
+                     Model& model, const std::vector<BatchTensor>& batch, TraceWriter* trace,
+                     bool repeats_last = false) {
   std::optional<TraceRecorder> recorder;
   if (trace != nullptr)
     recorder.emplace(*trace,
@@ -138,9 +148,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
                             .end_ms = 0},
                            meta_now_ns(stream)});
        }});
-  const auto compute = engine::Stream::meta(
-      "compute", target.on_gpus ? engine::DeviceKind::kCuda : engine::DeviceKind::kCpu,
-      target.rates, {.listener = &log});
+  const auto compute = compute_of(target, {.listener = &log});
   if constexpr (engine::kCudaBuilt) {
     if (target.gemms != nullptr && target.on_gpus) engine::record_gemms(compute, target.gemms);
   }
@@ -167,7 +175,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
                        .first_sample = first_sample});
   };
   TrainPlan plan;
-  plan.steps = trainer.plan(batch, loss, num_steps, before_step);
+  plan.steps = trainer.plan(batch, loss, num_steps, before_step, repeats_last);
   plan.host_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   if (recorder) {
@@ -207,10 +215,56 @@ std::int64_t compresses_behind(const TrainConfig& config) {
 
 }  // namespace
 
+std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model& model) {
+  const auto is_part = [](double fraction) { return fraction > 0 && fraction < 1; };
+  const OffloadConfig& offload = config.offload;
+  const bool has_parts =
+      is_part(offload.parameters) || is_part(offload.gradients) || is_part(offload.optimizer);
+  const bool compresses_shards = config.comm.powersgd.across_replicas;
+  if (!has_parts && !compresses_shards && !target.on_gpus) return "";
+  const auto world = comm::make_meta_rank(
+      target.rank, target.num_ranks,
+      {.sums_in_rank_order = target.sums_in_rank_order, .is_nccl = target.is_nccl});
+  const auto compute = compute_of(target, {});
+  Trainer trainer(*world, compute, config, model.blocks(), model.root(), /*log=*/nullptr);
+  std::string kind;
+  for (const auto& unit : trainer.fsdp().units()) {
+    for (const shard::Flat& flat : unit->flats()) {
+      kind += fmt::format("{} {}:", flat.owned.numel, flat.master.split());
+      if (!flat.trainable) continue;
+      if (compresses_shards) {  // each piece of a parameter as a matrix of its own
+        for (const shard::Segment& s : flat.layout.segments(flat.gradient_range)) {
+          kind += fmt::format("{}+{}*{},", s.parameter, s.parameter_begin, s.numel);
+        }
+      }
+      // Of what is owned, whose sum may be a part of a longer one.
+      const shard::Range& sums = flat.gradient_range;
+      const std::int64_t sum_split = sums.numel -
+                                     shard::SplitTensor::host_numel(sums.numel, offload.gradients) -
+                                     (flat.owned.begin - sums.begin);
+      kind += fmt::format("{}:", std::clamp(sum_split, std::int64_t{0}, flat.owned.numel));
+      for (const shard::UpdatePart& part : shard::parts_of(flat, trainer.fsdp(), unit->name())) {
+        // On a GPU a kernel's table of tiles is as long as there are pieces of parameters.
+        kind += fmt::format("{}{}{},", part.range.numel, part.is_on_host ? " host" : "",
+                            part.tiles.defined() ? fmt::format(" {}", part.tiles.numel()) : "");
+      }
+    }
+  }
+  return kind;
+}
+
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
                     const std::vector<BatchTensor>& batch, TraceWriter* trace) {
   const std::int64_t behind = compresses_behind(config);
-  if (behind == 0) return plan_steps(config, kNumSteps, target, model, batch, trace);
+  if (behind == 0) {
+    TrainPlan plan = plan_steps(config, kNumSteps, target, model, batch, trace);
+    if (config.train.guards()) {
+      plan.repeated = plan_steps(config, kNumSteps, target, model, batch, nullptr,
+                                 /*repeats_last=*/true)
+                          .steps.back();
+    }
+    return plan;
+  }
   // Steps before it are alike but for the first, so two of them stand for all.
   TrainConfig sooner = config;
   std::int64_t& start = sooner.comm.powersgd.start_step;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,18 +44,20 @@ struct PlannedCollective {
   bool is_exposed() const { return exposed_ms > 0.0005; }
 };
 
-/// Of one rank: others differ in what they hold if a part of a state is offloaded.
+/// Of one rank: others may hold more or less; see rank_kind().
 struct TrainPlan {
   std::uint64_t hash;              ///< that ranks agree on
   std::vector<std::string> facts;  ///< behind it
   /// The first and the second: later ones are as the second. Where a hook compresses later ones,
   /// then also the first that it does and the second. Without values. See planned_step().
   std::vector<StepRecord> steps;
-  std::int64_t compresses_behind = 0;      ///< that step, from 1; 0: all are alike
-  std::vector<StepRecord> resumed;         ///< the first two of a run that goes on from behind it
-  std::vector<PlannedMemory> memory;       ///< of the last of `steps`, as what follows
-  std::vector<PlannedMemory> host_memory;  ///< where offloaded state lies
-  std::string peak_at;                     ///< the launch that needs most: "h.3 linear.forward"
+  std::int64_t compresses_behind = 0;  ///< that step, from 1; 0: all are alike
+  std::vector<StepRecord> resumed;     ///< the first two of a run that goes on from behind it
+  /// A step that a guard has made again, but not the run's first; empty without a guard.
+  std::optional<StepRecord> repeated;
+  std::vector<PlannedMemory> memory;           ///< of the last of `steps`, as what follows
+  std::vector<PlannedMemory> host_memory;      ///< where offloaded state lies
+  std::string peak_at;                         ///< the launch that needs most: "h.3 linear.forward"
   std::vector<PlannedCollective> collectives;  ///< in the order of calls
   std::int64_t between_steps_nbytes;  ///< most between steps: a whole f32 parameter beside the rest
   std::int64_t num_launches;
@@ -67,6 +70,12 @@ const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::in
 /// Of a rank's device, over the whole run. Validation and sampling run forward alone, with no
 /// larger batch than a step, and are taken to need no more than one.
 std::int64_t peak_nbytes(const TrainPlan& plan);
+
+/// What may make plans of ranks differ: how much of each flat a rank owns, where it lies, and which
+/// pieces of parameters it compresses. Ranks of one kind need the same memory. Empty where all are
+/// of one kind: on CPUs, unless a part of a state is offloaded or PowerSGD compresses between
+/// replicas alone. Costs a part of what a plan does. Throws as make_plan().
+std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model& model);
 
 /// Throws what the training would for a configuration that cannot run. `batch`: what the model's
 /// loss takes. `trace`: is given the steps as a trace, in simulated time, and closed.

@@ -9,7 +9,9 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,7 @@
 #include "engine/io/file.h"
 #include "engine/io/text.h"
 #include "tools/machine/limits.h"
+#include "tools/trace/trace_events.h"
 #include "tools/train/advice.h"
 #include "tools/train/audit.h"
 #include "tools/train/cpu.h"
@@ -171,6 +174,19 @@ void run_ranks(const Ranks& ranks, Task& task, const RunLog& log,
   }
 }
 
+// Draws what is planned as well, if there is a file for it.
+void say_plan(const Task& task, const Ranks& ranks, const std::vector<std::string>& budget_lines,
+              std::optional<engine::AtomicFile>& trace_file) {
+  TraceWriter trace(
+      [&](std::string_view text) { trace_file->write(std::as_bytes(std::span(text))); });
+  const TrainPlan plan = plan_task(task, ranks, /*rank=*/0, trace_file ? &trace : nullptr);
+  if (trace_file) trace_file->commit();
+  for (const std::string& line : budget_lines) fmt::print("{}\n", line);
+  for (const std::string& line : plan_lines(plan, plan_target(ranks, task.config()))) {
+    fmt::print("{}\n", line);
+  }
+}
+
 }  // namespace
 
 void run_task(int argc, char** argv, FlagSet flags, Task& task) {
@@ -182,16 +198,17 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
   check_pins(config.cpu, ranks.size);
+  static_cast<void>(config.fsdp_options(ranks.size));  // or throws
   const std::string graph = graph_line(config, ranks.size, ranks.num_gpus > 0);
   static_cast<void>(uses_graphs(config, ranks.size, ranks.num_gpus > 0));  // or throws
   task.prepare(flags);
+  std::optional<engine::AtomicFile> trace_file;  // of a plan, or throws
+  if (config.plan && !config.log.trace.empty()) {
+    trace_file.emplace(resolve_user_path(config.log.trace));
+  }
   const std::vector<std::string> budget_lines = fit_task(task, ranks);
   if (config.plan) {
-    for (const std::string& line : budget_lines) fmt::print("{}\n", line);
-    for (const std::string& line : plan_lines(plan_task(task, ranks), plan_target(ranks, config))) {
-      fmt::print("{}\n", line);
-    }
-    return;
+    return say_plan(task, ranks, budget_lines, trace_file);
   }
   std::optional<StopSignals> signals;  // from the start of the ranks to the very end
   RunLog log(config, task.items().name, flags.to_toml());

@@ -34,6 +34,9 @@
 
 namespace tessera::tools {
 
+/// StepRecord::replayed of a step that came to the same.
+inline constexpr const char* kReplayedEqual = "equal";
+
 struct StepRecord {
   std::int64_t step = 0;  ///< from 1
   double loss = 0;        ///< mean over the global batch, before the update
@@ -50,7 +53,7 @@ struct StepRecord {
   engine::MemoryStats step_memory = {};                 ///< peaks inside this step alone
   engine::MemoryStats step_host_memory = {};
   comm::Traffic traffic = {};  ///< of this rank in this step
-  std::string replayed = {};   ///< what came of making the step again; empty: it was not
+  std::string replayed = {};   ///< kReplayedEqual, or what was wrong; empty: not made again
   std::string skipped = {};    ///< whose gradient is not finite: no norm, no update; empty: none's
 
   /// What the known parts leave of step_ms; nothing unless compute_ms is known.

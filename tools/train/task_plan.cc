@@ -21,19 +21,17 @@ PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config, int rank) 
 
 namespace {
 
-TrainPlan plan_with(const Task& task, const TrainConfig& config, const PlanTarget& target) {
+TrainPlan plan_with(const Task& task, const TrainConfig& config, const PlanTarget& target,
+                    TraceWriter* trace = nullptr) {
   const std::unique_ptr<TaskRank> rank = task.rank();
-  TrainConfig unlimited = config;
-  if (!config.memory_budget.empty()) unlimited.cuda.graph = GraphChoice::kOff;  // as the run
-  unlimited.memory_budget.clear();
-  return make_plan(unlimited, target, rank->model(), rank->data().tensors);
+  return make_plan(without_budget(config), target, rank->model(), rank->data().tensors, trace);
 }
 
 }  // namespace
 
-TrainPlan plan_task(const Task& task, const Ranks& ranks, int rank) {
+TrainPlan plan_task(const Task& task, const Ranks& ranks, int rank, TraceWriter* trace) {
   const TrainConfig& config = task.config();
-  return plan_with(task, config, plan_target(ranks, config, rank));
+  return plan_with(task, config, plan_target(ranks, config, rank), trace);
 }
 
 std::vector<engine::DeviceProduct> gemms_of(const Task& task, const Ranks& ranks) {
@@ -49,9 +47,13 @@ std::vector<std::string> fit_task(Task& task, const Ranks& ranks) {
   if (budget == 0) return {};
   BudgetPlan fitted = fit_budget(
       config, budget, std::ssize(task.rank()->model().blocks()), [&](const TrainConfig& c) {
-        return most_of_ranks(c, ranks.size, [&](int rank) {
-          return peak_nbytes(plan_with(task, c, plan_target(ranks, c, rank)));
-        });
+        return most_of_ranks(
+            ranks.size,
+            [&](int rank) {
+              return rank_kind(without_budget(c), plan_target(ranks, c, rank),
+                               task.rank()->model());
+            },
+            [&](int rank) { return peak_nbytes(plan_with(task, c, plan_target(ranks, c, rank))); });
       });
   config = std::move(fitted.config);
   return lines_of(fitted.rungs, budget);

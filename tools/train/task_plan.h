@@ -14,8 +14,9 @@ namespace tessera::tools {
 /// Where `rank` of `ranks` of `config` runs, for the planner.
 PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config, int rank = 0);
 
-/// Of a prepared task, without its budget.
-TrainPlan plan_task(const Task& task, const Ranks& ranks, int rank = 0);
+/// Of a prepared task, without its budget. `trace`: see make_plan().
+TrainPlan plan_task(const Task& task, const Ranks& ranks, int rank = 0,
+                    TraceWriter* trace = nullptr);
 
 /// The matrix products of a rank's steps on a GPU, each once. Of a prepared task.
 std::vector<engine::DeviceProduct> gemms_of(const Task& task, const Ranks& ranks);

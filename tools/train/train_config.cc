@@ -287,7 +287,7 @@ void TrainConfig::add_to(FlagSet& flags) {
            "file of one JSON line a step, numbered from 1; empty: log.jsonl in the output folder"});
   flags.add("log.trace", &log.trace,
             {.help = "file for a trace of what ran when on all ranks, which ui.perfetto.dev opens; "
-                     "empty: none"});
+                     "with plan of both planned steps, in simulated time; empty: none"});
   flags.add("log.trace_steps", &log.trace_steps,
             {.help = "steps that the trace shows, as FIRST:LAST, numbered from 1; auto: the third "
                      "to the fifth that this process makes, or the last ones of a shorter run"});
@@ -363,10 +363,9 @@ void TrainConfig::validate(const FlagSet& flags) const {
     require(!comm.options().compresses(),
             "[config] expected no comm.hook that remembers earlier steps with {}, got {}", option,
             comm.hook);
-    require(!audit && log.probe.empty(),
-            "[config] expected neither audit nor log.probe with {}, got {}: steps that are made "
-            "again are not planned",
-            option, audit ? "audit" : "log.probe");
+    require(log.probe.empty(),
+            "[config] expected no log.probe with {}, got '{}': a record has each step once", option,
+            log.probe);
   }
   const shard::Placement placement = shard::Placement::preset(parallel.strategy);
   require(offload.parameters == 0 || shard::can_offload_parameters(placement, precision),
@@ -485,6 +484,10 @@ shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
           "[config] expected parallel.reshard_after_forward that divides {} ranks that shard, got "
           "{}",
           shard_ranks, placement.reshard_ranks);
+  require(!comm.powersgd.across_replicas || shard_ranks < num_ranks,
+          "[config] expected powersgd.across_replicas with more than one replica, got one, as all "
+          "{} ranks share a copy (parallel.strategy={}, parallel.shard_ranks={})",
+          num_ranks, parallel.strategy, parallel.shard_ranks);
   return {.placement = placement,
           .shard_ranks = shard_ranks,
           .prefetch = static_cast<int>(parallel.prefetch),

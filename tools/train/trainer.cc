@@ -80,7 +80,7 @@ Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
                            std::move(of_host_memory))),
       optimizer_(make_optimizer(fsdp_, config.train)) {
   tape_.listen(probe_);
-  if (config.train.guards() && !compute_.device().is_meta) guard_.emplace(config.train);
+  if (config.train.guards()) guard_.emplace(config.train);
   if (trace_ == nullptr) return;
   for (const auto& unit : fsdp_.units()) {
     std::vector<std::string> names;
@@ -138,7 +138,6 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
   const std::int64_t num_steps = num_steps_to_run();
   const double items = static_cast<double>(world_.size()) * static_cast<double>(c.accum) *
                        static_cast<double>(c.batch) * static_cast<double>(items_per_sample);
-  data_ = data;
   batches_ = std::make_unique<BatchLoader>(
       memory_, compute_, data.tensors, std::max<std::int64_t>(num_steps - start_.step, 0) * c.accum,
       [this, fill = data.fill, first = start_.step * c.accum](std::int64_t n, const Batch& host) {
@@ -220,7 +219,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
                      step, loss, values,
                      [this](std::int64_t) -> const Batch& { return batches_->next(); }, &clock);
   std::string replayed;
-  if (guard_ && guard_->watches(step + 1)) norm = guard(step, loss, values, norm, replayed);
+  if (guard_) norm = guard(step, loss, values, std::move(norm), replayed);
   if (probe_ != nullptr) probe_->on_reduced(fsdp_);
   if (!overlaps && !is_graph) {
     clock.lap(StepPart::kOther);
@@ -299,12 +298,15 @@ int Trainer::num_optimizer_states() const {
 
 std::vector<StepRecord> Trainer::plan(const std::vector<BatchTensor>& batch, const Loss& loss,
                                       std::int64_t num_steps,
-                                      const std::function<void(std::int64_t step)>& before_step) {
+                                      const std::function<void(std::int64_t step)>& before_step,
+                                      bool repeats_last) {
   engine::require(compute_.device().is_meta, "[plan] expected a meta device, got {}",
                   to_string(compute_.device()));
   batches_ = std::make_unique<BatchLoader>(memory_, compute_, batch,
                                            num_steps * config_.train.accum, nullptr);
   create_graph(batch);
+  engine::require(guard_ || !repeats_last, "[plan] expected a guard for a step to be made again");
+  if (repeats_last) repeated_ = num_steps - 1;
   std::vector<StepRecord> records;
   std::optional<Launched> pending;
   for (std::int64_t step = 0; step < num_steps; ++step) {

@@ -83,10 +83,12 @@ class Trainer {
   void on_step(std::function<void(const StepRecord&)> fn) { on_step_ = std::move(fn); }
   /// On a meta device (engine/meta.h): makes `num_steps` steps, of which nothing is read, and
   /// returns what is known of them without values: memory, traffic, and simulated times. Call once,
-  /// instead of run(). `before_step` is called with each, from 0.
+  /// instead of run(). `before_step` is called with each, from 0. `repeats_last`: the last one is
+  /// made again, as by a guard, which the configuration must have.
   std::vector<StepRecord> plan(const std::vector<BatchTensor>& batch, const Loss& loss,
                                std::int64_t num_steps,
-                               const std::function<void(std::int64_t step)>& before_step);
+                               const std::function<void(std::int64_t step)>& before_step,
+                               bool repeats_last = false);
   int num_optimizer_states() const;
   /// The signal that ended run() before its last step or validation, or that stops() found; 0:
   /// none.
@@ -149,7 +151,12 @@ class Trainer {
   void capture(std::int64_t step, const Loss& loss);
   shard::GradNorm run_graph(std::int64_t step, const engine::Tensor& values, StepClock& clock);
   shard::GradNorm guard(std::int64_t step, const Loss& loss, const engine::Tensor& values,
-                        const shard::GradNorm& first, std::string& replayed);
+                        shard::GradNorm first, std::string& replayed);
+  void plan_guard(std::int64_t step, const Loss& loss, const engine::Tensor& values,
+                  std::optional<shard::GradNorm>& norm);
+  void repeat_passes(std::int64_t step, const Loss& loss, const engine::Tensor& values,
+                     std::optional<shard::GradNorm>& norm);
+  comm::HostGather start_gather(const std::vector<float>& values);
   /// Starts peaks of memory anew.
   void begin_peaks();
   void record_memory(StepRecord& record);
@@ -178,7 +185,7 @@ class Trainer {
   std::function<void(const StepRecord&)> on_step_;
   std::unique_ptr<RunCheckpoints> checkpoints_;  // null: none
   std::optional<StepGuard> guard_;
-  std::optional<Data> data_;  // of run()
+  std::optional<std::int64_t> repeated_;  // the step that plan() makes again
   TrainPosition start_;
   StepClock::Time last_end_;                     // of the step before, if the next follows at once
   std::int64_t num_steps_ = 0;                   // that are done, those before start_ too

@@ -18,9 +18,13 @@ using engine::Category;
 using engine::Tensor;
 
 std::vector<float> Trainer::gather(const std::vector<float>& values) {
+  return start_gather(values).wait<float>(compute_);
+}
+
+comm::HostGather Trainer::start_gather(const std::vector<float>& values) {
   const auto n = static_cast<std::int64_t>(values.size());
-  const Tensor in = Tensor::from<float>(memory_, {n}, values, "values", Category::kCommunication);
-  return comm::HostGather(world_, in, metrics_, pinned_, "values").wait<float>(compute_);
+  Tensor in = Tensor::from<float>(memory_, {n}, values, "values", Category::kCommunication);
+  return {world_, std::move(in), metrics_, pinned_, "values"};
 }
 
 double Trainer::mean_loss(std::int64_t num_batches,

@@ -402,6 +402,17 @@ TEST_F(Compare, WhatCannotBeIsAnErrorBeforeAnythingIsTrained) {
   refused({{"sweep", "parallel.prefech=0,1"}}, "did you mean parallel.prefetch?");
   refused({{"sweep", "parallel.prefetch=0,-1"}}, "configuration ddp prefetch=-1");
   refused({{"strategies", "zero3,hsdp"}, {"sweep", "parallel.shard_ranks=3"}}, "shard_ranks");
+  // What only some of the ranks can be, and what no plan fits.
+  refused({{"strategies", "hsdp:1,hsdp:2"},
+           {"comm.hook", "powersgd"},
+           {"powersgd.across_replicas", "true"}},
+          "with more than one replica, got one, as all 2 ranks share a copy");
+  refused({{"strategies", "hsdp:1,hsdp:2"},
+           {"comm.hook", "powersgd"},
+           {"powersgd.across_replicas", "true"}},
+          "(configuration hsdp:2 prefetch=0)");
+  refused({{"memory_budget", "20kB"}}, "(configuration ddp prefetch=0)");
+  refused({{"memory_budget", "20kB"}}, "a way to train within 20,000 bytes per rank, got none");
   refused({{"report", folder_ / "nowhere/report.html"}}, "nowhere/report.html");
   refused({{"report", folder_ / "out/compare.json"}}, "[report]");
   refused({{"trainer", folder_ / "nothing"}}, "[trainer] expected a program");

@@ -1,6 +1,7 @@
 // Batches come in order, whole, and with the errors of whoever fills them.
 #include "tools/train/batch_loader.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -63,6 +64,21 @@ TEST(BatchLoader, ABatchStaysWhileTheNextIsFilled) {
     EXPECT_EQ(num_filled, n + 2);
     expect_batch(batch, n);
   }
+}
+
+// In the place of the last one, whatever is filled beside it.
+TEST(BatchLoader, BatchesAreReadAgain) {
+  const Memory memory;
+  BatchLoader loader(memory, Stream::inline_cpu("compute"), kTensors, 9, fill);
+  const std::int64_t nbytes = memory.stats().total_nbytes;
+  EXPECT_THROW(loader.again(0), InvalidArgument);
+  for (std::int64_t n = 0; n < 9; ++n) {
+    expect_batch(loader.next(), n);
+    for (std::int64_t before = 0; before <= n; ++before) expect_batch(loader.again(before), before);
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { loader.again(n + 1); }),
+                    {fmt::format("one of the {} batches", n + 1)}));
+  }
+  EXPECT_EQ(memory.stats().peak_total_nbytes, nbytes);
 }
 
 TEST(BatchLoader, ErrorsComeWithTheirBatchAndTheirText) {

@@ -100,6 +100,15 @@ TEST_F(PlanCli, DrawsWhatIsPlanned) {
   EXPECT_EQ(num_collectives, 2 * 3) << "of two blocks and the root, in both steps";
   flags["log.trace"] = folder_ / "nowhere/plan.json";
   EXPECT_TRUE(has(testing::run_program(kPlan, flags).err, {"nowhere/plan.json"}));
+  // As a trainer does that only plans.
+  const std::string drawn = folder_.read("plan.trace.json");
+  const Outcome trainer = run({{"plan", "true"}, {"log.trace", folder_ / "trainer.trace.json"}});
+  EXPECT_EQ(trainer.exit_code, 0) << trainer.err;
+  EXPECT_EQ(folder_.read("trainer.trace.json"), drawn);
+  const Outcome nowhere = run({{"plan", "true"}, {"log.trace", folder_ / "nowhere/plan.json"}});
+  EXPECT_EQ(nowhere.exit_code, 1);
+  EXPECT_TRUE(has(nowhere.err, {"nowhere/plan.json"}));
+  EXPECT_EQ(nowhere.out, "");
 }
 
 TEST_F(PlanCli, AuditsEachKindOfRun) {
@@ -113,6 +122,7 @@ TEST_F(PlanCli, AuditsEachKindOfRun) {
         Flags{{"comm.hook", "powersgd"}, {"train.steps", "12"}},
         Flags{{"comm.hook", "f16"}, {"parallel.strategy", "ddp"}},
         Flags{{"train.check_gradients", "true"}, {"train.max_skips", "2"}},
+        Flags{{"train.verify_every", "2"}, {"train.spike_factor", "5"}},
         Flags{{"log.val_every", "1"}, {"data.val_fraction", "0.2"}},
         Flags{{"precision.param", "bf16"}, {"train.recompute", "true"}},
         Flags{{"train.recompute", "1"}}}) {
@@ -281,6 +291,28 @@ TEST_F(PlanCli, ARunSaysWhatToTryNext) {
   EXPECT_TRUE(has(outcome.out, {"\n  next    exposed communication is "})) << outcome.out;
 }
 
+// Before anything is made.
+TEST_F(PlanCli, RefusesWhatItsRanksCannotBe) {
+  for (const char* strategy : {"hsdp", "hybrid_zero2", "hfsdp"}) {
+    Flags flags = {{"parallel.strategy", strategy},
+                   {"parallel.shard_ranks", "2"},
+                   {"comm.hook", "powersgd"},
+                   {"powersgd.across_replicas", "true"}};
+    const Outcome refused = run(flags);
+    EXPECT_EQ(refused.exit_code, 1);
+    EXPECT_TRUE(has(refused.err, {"[config] expected powersgd.across_replicas with more than one",
+                                  "all 2 ranks", strategy}))
+        << refused.err;
+    EXPECT_FALSE(has_run());
+    flags["parallel.shard_ranks"] = "1";
+    flags["plan"] = "true";
+    EXPECT_EQ(run(flags).exit_code, 0) << strategy;
+  }
+  EXPECT_TRUE(has(run({{"parallel.strategy", "hsdp"}, {"parallel.shard_ranks", "3"}}).err,
+                  {"parallel.shard_ranks that divides 2 ranks, got 3"}));
+  EXPECT_FALSE(has_run());
+}
+
 // As `plan | head` does, however much of the output the program keeps to itself.
 TEST_F(PlanCli, AReaderThatHasGoneEndsItInSilence) {
   std::string plan = kPlan;
@@ -325,6 +357,48 @@ TEST_F(PlanCli, KeepsToABudget) {
                              "steps are as planned"}));
   EXPECT_EQ(final_record().at("params_sha256"), hash);
   EXPECT_TRUE(has(folder_.read("run/config.toml"), {"prefetch = 0"}));
+}
+
+// The ladder, and what a training would be given to do the same.
+TEST_F(PlanCli, SaysInJsonWhatABudgetChanged) {
+  Flags flags = flags_;
+  flags.erase("data.path");
+  flags["model.vocab"] = "256";
+  flags["json"] = "true";
+  const auto plan_with = [&](const Flags& more) {
+    Flags all = flags;
+    for (const auto& [name, value] : more) all[name] = value;
+    const Outcome outcome = testing::run_program(kPlan, all);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return json::parse(outcome.out);
+  };
+  const json plain = plan_with({});
+  EXPECT_FALSE(plain.contains("memory_budget"));
+  const auto asked = plain.at("peak_bytes").at("total").get<std::int64_t>();
+  const json same = plan_with({{"memory_budget", std::to_string(asked * 2)}});
+  EXPECT_EQ(same.at("memory_budget").at("options"), json::object());
+  EXPECT_EQ(same.at("memory_budget").at("num_plans"), 1);
+  const std::int64_t budget = asked * 4 / 5;
+  const json told = plan_with({{"memory_budget", std::to_string(budget)}});
+  const json& ladder = told.at("memory_budget");
+  EXPECT_EQ(ladder.at("bytes").get<std::int64_t>(), budget);
+  const json& rungs = ladder.at("rungs");
+  ASSERT_GE(rungs.size(), 3u);
+  EXPECT_EQ(rungs[0].at("what"), "as asked");
+  EXPECT_EQ(rungs[0].at("peak_bytes").get<std::int64_t>(), asked);
+  EXPECT_EQ(rungs[1].at("what"), "parallel.prefetch=0");
+  for (std::size_t i = 0; i < rungs.size(); ++i) {
+    const bool fits = rungs[i].at("peak_bytes").get<std::int64_t>() <= budget;
+    EXPECT_EQ(rungs[i].at("fits").get<bool>(), fits);
+    EXPECT_EQ(fits, i + 1 == rungs.size()) << i;
+  }
+  // Asked for as it says, it is the same plan.
+  EXPECT_EQ(ladder.at("options").at("parallel.prefetch"), 0);
+  Flags chosen;
+  for (const auto& [name, value] : ladder.at("options").items()) chosen[name] = value.dump();
+  const json again = plan_with(chosen);
+  EXPECT_EQ(again.at("peak_bytes"), told.at("peak_bytes"));
+  EXPECT_EQ(again.at("peak_bytes").at("total"), rungs.back().at("peak_bytes"));
 }
 
 TEST_F(PlanCli, RefusesBudgetsThatNothingMeets) {

@@ -21,6 +21,7 @@
 #include "tools/train/audit.h"
 #include "tools/train/budget.h"
 #include "tools/train/plan_report.h"
+#include "tools/train/transformer_plan.h"
 
 namespace tessera::tools {
 namespace {
@@ -58,6 +59,12 @@ TrainPlan plan_of(const TrainConfig& config, const GptConfig& sizes = kModel, in
   const engine::Shape shape{config.train.batch, sizes.seq};
   return make_plan(config, {.num_ranks = static_cast<int>(config.parallel.ranks), .rank = rank},
                    model, {{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}});
+}
+
+std::string kind_of(const TrainConfig& config, int rank) {
+  Gpt model(kModel);
+  return rank_kind(config, {.num_ranks = static_cast<int>(config.parallel.ranks), .rank = rank},
+                   model);
 }
 
 std::string text_of(const engine::MemoryStats& memory) {
@@ -107,10 +114,10 @@ void expect_as_planned(const TrainConfig& config, const std::string& text) {
   const int num_ranks = static_cast<int>(config.parallel.ranks);
   for (int rank = 0; rank < num_ranks; ++rank) {
     const TrainPlan plan = plan_of(config, kModel, rank);
-    // A budget asks rank 0 alone where that is enough.
+    // A budget asks one rank of each kind.
     EXPECT_LE(peak_nbytes(plan),
               most_of_ranks(
-                  config, num_ranks,
+                  num_ranks, [&](int r) { return kind_of(config, r); },
                   [&](int r) { return peak_nbytes(r == 0 ? first : plan_of(config, kModel, r)); }))
         << text << ", rank " << rank;
     expect_terms_to_add_up(plan, text);
@@ -518,12 +525,87 @@ TEST(Budget, IsForTheRankThatNeedsMost) {
   config.precision.param = DType::kBF16;
   config.offload = {.parameters = 0.31, .gradients = 0.62, .optimizer = 0.47, .threads = 2};
   const auto peak = [&](int rank) { return peak_nbytes(plan_of(config, kModel, rank)); };
-  const std::int64_t most = most_of_ranks(config, 4, peak);
+  const std::int64_t most = most_of_ranks(
+      4, [&](int rank) { return kind_of(config, rank); }, peak);
   EXPECT_EQ(most, std::max({peak(0), peak(1), peak(2), peak(3)}));
   ASSERT_GT(most, peak(0));
   config.memory_budget = std::to_string(peak(0));
   EXPECT_TRUE(testing::has(
       testing::error_of<engine::Error>([&] { run_gpt(config, kModel, tokens()); }), {"[memory]"}));
+  config.memory_budget = std::to_string(most);
+  EXPECT_EQ(run_gpt(config, kModel, tokens()).records.size(), 5u);
+}
+
+// By counts, as no time is asserted: what a budget costs is one plan for each rung and kind of
+// rank, and a plan costs its launches.
+TEST(Budget, PlansOneRankOfEachKind) {
+  TrainConfig config = base(64);
+  const auto planned = [&] {
+    int num_plans = 0;
+    std::vector<std::int64_t> peaks;
+    const std::int64_t most = most_of_ranks(
+        64, [&](int rank) { return kind_of(config, rank); },
+        [&](int rank) { return ++num_plans, peak_nbytes(plan_of(config, kModel, rank)); });
+    for (const int rank : {0, 1, 20, 31, 32, 62, 63}) {
+      EXPECT_LE(peak_nbytes(plan_of(config, kModel, rank)), most) << rank;
+    }
+    return num_plans;
+  };
+  EXPECT_EQ(planned(), 1);
+  config.offload.optimizer = 0.5;
+  EXPECT_EQ(planned(), 1) << "all shards are cut alike";
+  // The whole sums are cut in one place, on one rank: before it, there, behind it; and so in units
+  // of two sizes.
+  config.parallel.strategy = "zero1";
+  config.offload = {.gradients = 0.3};
+  const int num_kinds = planned();
+  EXPECT_GE(num_kinds, 2);
+  EXPECT_LE(num_kinds, 5);
+}
+
+TEST(Budget, CostsAPlanForEachRung) {
+  Gpt model(kModel);
+  TransformerConfig config;
+  static_cast<TrainConfig&>(config) = base(8);
+  config.parallel.strategy = "zero1";
+  config.precision.param = DType::kBF16;
+  const PlanTarget target = {.num_ranks = 8};
+  const auto fit = [&](std::int64_t budget_nbytes) {
+    config.memory_budget = std::to_string(budget_nbytes);
+    return fit_transformer(config, model, target);
+  };
+  const BudgetPlan all = fit(std::int64_t{1} << 40);
+  EXPECT_EQ(all.num_plans, 1);
+  EXPECT_TRUE(all.options.empty());
+  const BudgetPlan less = fit(all.rungs.back().nbytes - 1);
+  EXPECT_EQ(less.num_plans, std::ssize(less.rungs));
+  EXPECT_GE(less.rungs.size(), 2u);
+}
+
+// In one direction a block has few launches, and its collectives.
+TEST(Planner, ALargePlanCostsALaunchForEachOfAStep) {
+  const GptConfig sizes = gpt_preset("gpt2-xl");
+  const TrainPlan plan = plan_of(base(8), sizes);
+  EXPECT_GT(plan.num_launches, 20 * sizes.layers);
+  EXPECT_LT(plan.num_launches, 40 * sizes.layers);
+}
+
+// Between replicas a rank compresses the pieces of parameters that its shard has.
+TEST(Budget, IsForTheShardThatCompressesMost) {
+  TrainConfig config = base(4);
+  config.parallel.strategy = "hsdp";
+  config.parallel.shard_ranks = 2;
+  config.comm.hook = "powersgd";
+  config.comm.powersgd.across_replicas = true;
+  config.comm.powersgd.low_rank = {.rank = 2, .min_compression_rate = 1};
+  const auto peak = [&](int rank) { return peak_nbytes(plan_of(config, kModel, rank)); };
+  int num_plans = 0;
+  const std::int64_t most = most_of_ranks(
+      4, [&](int rank) { return kind_of(config, rank); },
+      [&](int rank) { return ++num_plans, peak(rank); });
+  EXPECT_EQ(most, std::max({peak(0), peak(1), peak(2), peak(3)}));
+  EXPECT_NE(peak(0), peak(1));
+  EXPECT_EQ(num_plans, 2) << "of two replicas";
   config.memory_budget = std::to_string(most);
   EXPECT_EQ(run_gpt(config, kModel, tokens()).records.size(), 5u);
 }

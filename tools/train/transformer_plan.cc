@@ -1,0 +1,39 @@
+#include "tools/train/transformer_plan.h"
+
+#include <cstdint>
+
+#include "engine/dtype.h"
+#include "engine/tensor.h"
+
+namespace tessera::tools {
+
+TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& config, Gpt& model,
+                           const PlanTarget& target, TraceWriter* trace) {
+  const engine::Shape shape{asked.train.batch,
+                            asked.model.seq == 0 ? model.config().seq : asked.model.seq};
+  return make_plan(
+      without_budget(config), target, model,
+      {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}}, trace);
+}
+
+BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const PlanTarget& target) {
+  const auto on = [&target](int rank) {
+    PlanTarget of_rank = target;
+    of_rank.rank = rank;
+    return of_rank;
+  };
+  std::int64_t num_plans = 0;
+  const auto most = [&](const TrainConfig& c) {
+    return most_of_ranks(
+        target.num_ranks, [&](int rank) { return rank_kind(without_budget(c), on(rank), model); },
+        [&](int rank) {
+          ++num_plans;
+          return peak_nbytes(plan_transformer(config, c, model, on(rank)));
+        });
+  };
+  BudgetPlan plan = fit_budget(config, config.memory_limit_nbytes(), model.config().layers, most);
+  plan.num_plans = num_plans;
+  return plan;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,20 @@
+// Plans of train_transformer from its options alone: without data, memory, GPUs or ranks.
+#pragma once
+
+#include "tools/models/gpt.h"
+#include "tools/train/budget.h"
+#include "tools/train/planner.h"
+#include "tools/train/transformer_config.h"
+
+namespace tessera::tools {
+
+/// Of `config`, which is `asked` or what a budget made of it, and a `model` of asked.gpt(). Of
+/// `target`, on whose `rank`. A budget is left out: the plan may exceed it. `trace`: see
+/// make_plan(). Throws what the training would for a configuration that cannot run.
+TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& config, Gpt& model,
+                           const PlanTarget& target, TraceWriter* trace = nullptr);
+
+/// What fit_budget() makes of a configuration with a memory_budget.
+BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const PlanTarget& target);
+
+}  // namespace tessera::tools
