@@ -481,14 +481,15 @@ void Fsdp::take_gradients(std::string_view update) {
 void Fsdp::wait_for_readers() { compute_.wait(std::exchange(values_read_, {})); }
 
 // [Note: early updates]
-// A unit whose gradient is final in the last micro-step has no use left, so a stream of its own may
-// update it behind the reduction, while backward goes on. Peers read the unit's part no more: its
-// last gather was complete, here and so everywhere, before the backward that needed it. The root,
-// and what that backward does not reach, follow in finish_step(), behind all gathers, as some of
-// these may be for nobody; finish_step() waits for all updates. The order is that of the
-// reductions, so it is the same on all ranks. Elements are updated with the same numbers as at the
-// end, so bits are too; but the norm of the gradient comes too late to clip it, or to skip what is
-// not finite.
+// A unit whose gradient is final in the last micro-step has no use left, unless a region that is
+// still to be recomputed uses what is frozen of it, or uses it without gradient. Behind the
+// reduction, and behind the last such use, a stream of its own may update it while backward goes
+// on. Peers read the unit's part no more: its last gather is complete, here and so everywhere. The
+// root, and what that backward does not reach, follow in finish_step(), behind all gathers, as some
+// of these may be for nobody; finish_step() waits for all updates. The order is that of the
+// reductions and replays, so it is the same on all ranks. Elements are updated with the same
+// numbers as at the end, so bits are too; but the norm of the gradient comes too late to clip it,
+// or to skip what is not finite.
 
 void Fsdp::take_gradients_early(std::string_view update, EarlyUpdate early) {
   require(phase_ != Phase::kStep && !early_,
@@ -529,6 +530,8 @@ void Fsdp::update_early(Unit& unit) {
   }
   early_->updated.insert(&unit);
   unit.forbid_use();
+  update_->wait(compute_.record("last_use"));
+  unit.wait_for_gather(*update_);
   unit.wait_for_sums(*update_);
   early_->update.update_unit(unit, *update_);
 }

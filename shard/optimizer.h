@@ -52,7 +52,8 @@ class Optimizer : private FlatUser {
   void step(double lr, ClipFactor clip = {});
 
   /// Before Fsdp::begin_step(): the update of the step that begins, made beside its last backward,
-  /// of each unit as soon as its gradient is final. Fsdp::finish_step() ends it; no step() follows.
+  /// of each unit as soon as its gradient is final and no region that is recomputed is to use it
+  /// again, see replays.h. Fsdp::finish_step() ends it; no step() follows.
   ///
   ///   optimizer.step_in_backward(lr);
   ///   fsdp.begin_step();
@@ -62,7 +63,8 @@ class Optimizer : private FlatUser {
   /// Bits are those of step(lr). The norm is known when most is updated, so nothing is clipped, and
   /// if a gradient is not finite, which finish_step() or on a GPU reading the norm throws for,
   /// parameters and states are spoilt. Until finish_step() parameters are partly new: a forward
-  /// behind the last backward throws InvalidArgument; read none, and leave groups as they are.
+  /// behind the last backward throws InvalidArgument, and so does one inside no_grad() in a
+  /// recomputed region around which no block is wrapped; read none, and leave groups as they are.
   /// Throws InvalidArgument as Fsdp::take_gradients_early() does, CommError if ranks differ.
   void step_in_backward(double lr, UpdateGathers gathers = UpdateGathers::kInterleaved);
 

@@ -53,6 +53,8 @@ void Schedule::forget() {
   num_open_backwards_ = 0;
   in_micro_step_ = false;
   is_shadow_ = false;
+  untold_.clear();
+  replays_.clear();
   calls_.clear();
 }
 
@@ -90,6 +92,7 @@ void Schedule::end_micro_step(const Stream& compute) {
 
 namespace {
 
+// Of trainable parameters.
 bool has_pending_uses(const Unit& unit, const Tape& tape) {
   for (const Flat& flat : unit.flats()) {
     for (const engine::Parameter* p : flat.parameters) {
@@ -115,7 +118,10 @@ void Schedule::after_forward(const Block& block, const Tape& tape, bool has_ops)
 }
 
 void Schedule::before_backward(const Block& block, const Tape& tape) {
-  call({Call::Hook::kBeforeBackward, &block, tape.pass()}, tape.stream());
+  const Visitor* visitor = position_of(block).visitor;
+  call({Call::Hook::kBeforeBackward, &block, tape.pass(),
+        visitor->is_reduced && has_pending_uses(*visitor->unit, tape)},
+       tape.stream());
 }
 
 void Schedule::after_backward(const Block& block, const Tape& tape) {
@@ -143,13 +149,17 @@ void Schedule::run(const Call& call, const Stream& compute) {
   const Position& at = position_of(*call.block);
   switch (call.hook) {
     case Call::Hook::kBeforeForward:
-      return begin_forward(at, compute, call.pass);
+      return begin_forward(at, compute, call);
     case Call::Hook::kAfterForward:
+      replays_.after_forward(*call.block, call.pass);
       return end_forward(at, compute, call.has_ops);
     case Call::Hook::kBeforeBackward:
-      return begin_backward(at, compute);
+      replays_.before_backward(*call.block);
+      return begin_backward(at, compute, call.has_pending_uses);
     case Call::Hook::kAfterBackward:
-      return end_backward(at, compute, call.has_pending_uses);
+      replays_.after_backward();
+      end_backward(at, compute, call.has_pending_uses);
+      return tell_final(compute);
     case Call::Hook::kLastUse:
       if (completes_gradient(*at.visitor, false)) end_gradient(*at.visitor, compute);
       return;
@@ -164,15 +174,20 @@ void Schedule::shadow(const Stream& compute) {
 // Forward
 // ------------------------------------------------------------------------------------------
 
-void Schedule::begin_forward(const Position& at, const Stream& compute, Pass pass) {
+void Schedule::begin_forward(const Position& at, const Stream& compute, const Call& call) {
   const auto& [visitor, index] = at;
+  const Pass pass = call.pass;
+  const bool is_replay = replays_.before_forward(*call.block, *visitor->unit, pass);
   if (joins_visit(at, pass)) {
     close_pending(*visitor, compute);
     if (!visitor->unit->is_root()) last_entered_ = visitor;
   } else if (!visitor->backward) {
     close_visit(*visitor, compute);
     enter_forward(*visitor, compute, pass);
-    visitor->visit = Visit{index, pass, {forward_.size(), forward_.size()}};
+    visitor->visit = Visit{.last = index,
+                           .pass = pass,
+                           .inside = {forward_.size(), forward_.size()},
+                           .is_replay = is_replay};
   }
   ++visitor->num_open_blocks;
   auto& visit = visitor->backward ? visitor->backward : visitor->visit;
@@ -279,7 +294,7 @@ void Schedule::close_visit(Visitor& visitor, const Stream& compute) {
 // Backward
 // -----------------------------------------------------------------------------------------
 
-void Schedule::begin_backward(const Position& at, const Stream& compute) {
+void Schedule::begin_backward(const Position& at, const Stream& compute, bool has_pending_uses) {
   const auto& [visitor, index] = at;
   const std::string& name = visitor->unit->blocks()[index]->name;
   close_visit(*visitor, compute);
@@ -287,7 +302,7 @@ void Schedule::begin_backward(const Position& at, const Stream& compute) {
   require(in_micro_step_, "[fsdp] expected begin_step() before a backward ('{}')", name);
   require(!visitor->recorded.empty(),
           "[fsdp] expected a forward recorded in this step before a backward ('{}')", name);
-  require(!visitor->is_reduced,
+  require(!visitor->is_reduced || (visitor->recorded.back().is_replay && !has_pending_uses),
           "[fsdp] expected {} backward in this micro-step, got another one that reaches '{}', "
           "which is reduced already: say MicroStep::num_backwards",
           micro_step_.num_backwards, visitor->unit->name());
@@ -295,7 +310,7 @@ void Schedule::begin_backward(const Position& at, const Stream& compute) {
   visitor->recorded.pop_back();
   enter_backward(*visitor, compute);
   ++num_open_backwards_;
-  visitor->unit->begin_gradient(compute);
+  if (!visitor->is_reduced) visitor->unit->begin_gradient(compute);
 }
 
 void Schedule::begin_backwards() {
@@ -371,7 +386,23 @@ void Schedule::reduce(Visitor& visitor, const Stream& compute) {
   visitor.unit->reduce_gradient(compute, is_last_);
   visitor.is_reduced = true;
   // The root's region is still open, and frozen parameters may be in use there.
-  if (is_last_ && on_final_ && !visitor.unit->is_root()) on_final_(*visitor.unit);
+  if (!is_last_ || !on_final_ || visitor.unit->is_root()) return;
+  untold_.push_back(&visitor);
+  tell_final(compute);
+}
+
+// A region that is still to be recomputed may visit a unit that is reduced.
+void Schedule::tell_final(const Stream& compute) {
+  if (!on_final_ || untold_.empty()) return;
+  for (Visitor* v : std::exchange(untold_, {})) {
+    const bool has_replays = replays_.has(*v->unit);
+    if (!has_replays) close_visit(*v, compute);
+    if (has_replays || v->visit || v->backward || !v->recorded.empty()) {
+      untold_.push_back(v);
+    } else {
+      on_final_(*v->unit);
+    }
+  }
 }
 
 }  // namespace tessera::shard

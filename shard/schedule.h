@@ -21,6 +21,10 @@
 // micro-step ends is reduced then, in the declared order backwards. So the order of reductions
 // follows from the program alone.
 //
+// Uses of frozen parameters hold no reduction up. So a region that is recomputed later may visit a
+// unit that is reduced, as its first run has announced: that visit gathers what it computes with,
+// and has no gradient.
+//
 // Where ranks may leave out different units (unused parameters), it cannot follow from what one
 // rank does: every unit is then reduced in every micro-step, with a gradient of zero where there is
 // none, in the declared order backwards; one that is final waits for those before it.
@@ -41,6 +45,7 @@
 
 #include "engine/tape.h"
 #include "shard/options.h"
+#include "shard/replays.h"
 #include "shard/unit.h"
 
 namespace tessera::shard {
@@ -81,7 +86,8 @@ class Schedule : public engine::RegionHooks {
   /// Gathers what the next forward needs first.
   void prefetch_first(const engine::Stream& compute);
   /// From now on calls `fn`, which may be null, with each unit that has been reduced for the last
-  /// time in a step, once nothing computes with its parameters any more; never with the root.
+  /// time in a step, once nothing computes with its parameters any more, see replays.h; never with
+  /// the root. In an order that follows from the program alone.
   void on_final(std::function<void(Unit&)> fn) { on_final_ = std::move(fn); }
 
   void before_forward(const engine::Block& block, const engine::Tape& tape) override;
@@ -100,6 +106,7 @@ class Schedule : public engine::RegionHooks {
     Span inside = {};
     int num_regions = 0;       // whose backward is to come
     bool has_ops = false;      // that were recorded
+    bool is_replay = false;    // of a region that is recomputed, whose first run was here too
     bool is_idle = false;      // its backward needs no parameters
     bool will_replay = false;  // backward will visit some of those inside again
   };
@@ -123,9 +130,10 @@ class Schedule : public engine::RegionHooks {
     enum class Hook { kBeforeForward, kAfterForward, kBeforeBackward, kAfterBackward, kLastUse };
     Hook hook;
     const engine::Block* block;
-    engine::Pass pass;           // of a forward
-    bool has_pending_uses = {};  // behind a visit's backward: the parameters have more to come
-    bool has_ops = {};           // behind a forward: some were recorded
+    engine::Pass pass;  // of a forward
+    // Of trainable parameters, before the backward of a reduced unit or behind that of a visit.
+    bool has_pending_uses = {};
+    bool has_ops = {};  // behind a forward: some were recorded
   };
 
   void forget();
@@ -133,10 +141,10 @@ class Schedule : public engine::RegionHooks {
   const Position& position_of(const engine::Block& block) const;
   void call(const Call& call, const engine::Stream& compute);
   void run(const Call& call, const engine::Stream& compute);
-  void begin_forward(const Position& at, const engine::Stream& compute, engine::Pass pass);
+  void begin_forward(const Position& at, const engine::Stream& compute, const Call& call);
   void end_forward(const Position& at, const engine::Stream& compute, bool has_ops);
   bool joins_visit(const Position& at, engine::Pass pass);
-  void begin_backward(const Position& at, const engine::Stream& compute);
+  void begin_backward(const Position& at, const engine::Stream& compute, bool has_pending_uses);
   void end_backward(const Position& at, const engine::Stream& compute, bool has_pending_uses);
   bool is_replaying() const { return num_open_backwards_ > 0; }
   void enter_forward(Visitor& visitor, const engine::Stream& compute, engine::Pass pass);
@@ -150,6 +158,7 @@ class Schedule : public engine::RegionHooks {
   void end_gradient(Visitor& visitor, const engine::Stream& compute);
   void reduce_final(const engine::Stream& compute);
   void reduce(Visitor& visitor, const engine::Stream& compute);
+  void tell_final(const engine::Stream& compute);
 
   int depth_;
   BackwardPrefetch backward_;
@@ -170,6 +179,8 @@ class Schedule : public engine::RegionHooks {
   MicroStep micro_step_;
   bool is_last_ = true;
   std::function<void(Unit&)> on_final_;
+  std::vector<Visitor*> untold_;  // reduced for the last time, in order, and perhaps still in use
+  Replays replays_;
   bool in_micro_step_ = false;
   bool is_shadow_ = false;        // the micro-step
   std::vector<Call> calls_;       // of the micro-step

@@ -203,7 +203,8 @@ void Unit::recut() {
 // ---------------------------------------------------------------------------------------
 
 bool Unit::can_prefetch() const {
-  return parameter_ring_ != nullptr && parameter_ring_->has_free(gathered_->nbytes());
+  return !updated_in_step_ && parameter_ring_ != nullptr &&
+         parameter_ring_->has_free(gathered_->nbytes());
 }
 
 void Unit::unshard(const Stream& compute, const char* why) {
@@ -223,12 +224,17 @@ void Unit::unshard(const Stream& compute, const char* why) {
 void Unit::acquire(const Stream& compute, const char* why) {
   require(!updated_in_step_,
           "[fsdp] expected finish_step() before a use of parameters that a step in backward has "
-          "updated, got a {} of '{}': evaluate before the last backward or behind finish_step()",
+          "updated, got a {} of '{}': evaluate before the last backward or behind finish_step(), "
+          "and give Fsdp the block of a recomputed region that uses them inside no_grad",
           why, name_);
   in_use_ = was_acquired_ = true;
-  for (const auto& store : stores_) store->wait(compute);
+  wait_for_gather(compute);
   StepListener* listener = context_.options.step_listener;
   if (listener != nullptr) listener->on_gathered(*this, why);
+}
+
+void Unit::wait_for_gather(const Stream& stream) const {
+  for (const auto& store : stores_) store->wait(stream);
 }
 
 void Unit::reshard(const Stream& compute, bool keep) {

@@ -75,12 +75,16 @@ class Unit {
   bool unsharded() const { return gathered_->resident(); }
   /// Between acquire() and release().
   bool in_use() const { return in_use_; }
+  /// Whether a gather ahead has a slot, and nothing that it reads is being updated.
   bool can_prefetch() const;
   /// Starts the gather, unless unsharded. `why` ends the collective's label.
   void unshard(const engine::Stream& compute, const char* why);
   /// Work of `compute` may use the parameters from here until release(). `why`: "forward" or
   /// "backward", for StepListener.
   void acquire(const engine::Stream& compute, const char* why);
+  /// Makes `stream` wait for the last gather, whether it was for a use or not: behind it nobody
+  /// reads this rank's part.
+  void wait_for_gather(const engine::Stream& stream) const;
   void release() { in_use_ = false; }
   /// Some parameters have the next step's values, others' owners perhaps not yet: until
   /// finish_step() acquire() throws InvalidArgument.
