@@ -443,7 +443,9 @@ StepRange TrainConfig::trace_steps(std::int64_t start) const {
   if (log.trace_steps != "auto") {
     return parse_steps(log.trace_steps, train.steps, start, "log.trace_steps");
   }
-  return {std::max(start + 1, std::min(start + 3, train.steps)), std::min(start + 5, train.steps)};
+  // With the last of probe_steps a run ends that is after values.
+  const std::int64_t steps = log.probe_values.empty() ? train.steps : probe_steps().last;
+  return {std::max(start + 1, std::min(start + 3, steps)), std::min(start + 5, steps)};
 }
 
 StepRange TrainConfig::probe_steps(std::int64_t start) const {
