@@ -145,6 +145,11 @@ void Optimizer::step(double lr, const GradNorm& norm, double max_norm) {
   step_units();
 }
 
+void Optimizer::step(double lr, const JointNorm& norm, double max_norm) {
+  begin_step(lr, norm, max_norm);
+  step_units();
+}
+
 void Optimizer::step(double lr, ClipFactor clip) {
   begin_step(lr, clip);
   step_units();
@@ -187,6 +192,11 @@ void Optimizer::begin_step(double lr, const GradNorm& norm, double max_norm) {
   } else {
     begin_step(Step{.lr = lr, .skips = true});
   }
+}
+
+void Optimizer::begin_step(double lr, const JointNorm& norm, double max_norm) {
+  if (!norm.not_finite().empty()) return begin_step(Step{.lr = lr, .skips = true});
+  begin_step(lr, ClipFactor{clip_scale(norm.value(), max_norm)});
 }
 
 void Optimizer::begin_step(double lr, ClipFactor clip) {
@@ -246,6 +256,7 @@ void Optimizer::set_rates(double) {
 std::string Optimizer::describe(const Step& step) const {
   std::string text = fmt::format("optimizer step {}, lr {}, clip {}, max_norm {}", num_steps_ + 1,
                                  step.lr, step.clip, step.max_norm);
+  if (step.skips) text += ", skipped";
   for (const ParameterGroup& group : groups_) {
     text += fmt::format(", '{}' lr x {} decay {}", group.name, group.lr_scale, group.weight_decay);
   }

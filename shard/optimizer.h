@@ -17,6 +17,7 @@
 #include "engine/tensor.h"
 #include "shard/fsdp.h"
 #include "shard/grad_norm.h"
+#include "shard/joint_norm.h"
 #include "shard/rule_kernels.h"
 #include "shard/update_parts.h"
 
@@ -41,13 +42,18 @@ class Optimizer : private FlatUser {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Both throw InvalidArgument unless Fsdp::finish_step() came before, once for each step, and
+  // All throw InvalidArgument unless Fsdp::finish_step() came before, once for each step, and
   // CommError if ranks differ in the number of steps, the learning rate, the clipping or a group.
 
   /// One update with the mean gradient, whose norm is brought down to `max_norm` (0: whatever it
   /// is). If a gradient is not finite (see FsdpOptions::non_finite) nothing changes, and the step
-  /// is not counted: GradNorm::not_finite() says so. On a GPU without waiting for `norm`.
+  /// is not counted: GradNorm::not_finite() says so. On a GPU without waiting for `norm`. That is
+  /// decided by the ranks of this Fsdp alone: a model of several goes on together with
+  /// joint_norm().
   void step(double lr, const GradNorm& norm, double max_norm);
+  /// The same with the norm over several Fsdps, whose optimizers all are given it: if a gradient of
+  /// any of them is not finite none changes anything, on any rank; JointNorm::not_finite() says so.
+  void step(double lr, const JointNorm& norm, double max_norm);
   /// One update with the mean gradient times `clip`.
   void step(double lr, ClipFactor clip = {});
 
@@ -73,6 +79,7 @@ class Optimizer : private FlatUser {
   // The same in parts: begin, every unit once, end. Units may be updated in any order.
 
   void begin_step(double lr, const GradNorm& norm, double max_norm);
+  void begin_step(double lr, const JointNorm& norm, double max_norm);
   void begin_step(double lr, ClipFactor clip);
   /// Updates what this rank owns of the unit as work of `stream`, which has waited for its
   /// gradient, and starts what renews the copies that are computed with.
