@@ -116,6 +116,7 @@ class Optimizer : private FlatUser {
   /// What a step is made with.
   struct Step {
     double lr = 0;
+    std::shared_ptr<const std::vector<GroupRates>> groups = {};  // group_rates()
     double mean_scale = 1;                 // gradient sums times this are the mean
     double clip = 1;                       // used when `norm` is undefined
     bool skips = false;                    // a gradient is not finite; on a GPU `norm` says so
@@ -149,6 +150,8 @@ class Optimizer : private FlatUser {
   Optimizer(Fsdp& fsdp, std::vector<std::string> state_names, std::vector<ParameterGroup> groups,
             const std::function<std::size_t(const engine::Parameter&)>& default_group);
   Fsdp& fsdp() const { return fsdp_; }
+  /// What the groups have now: the same vector until one of them changes.
+  std::shared_ptr<const std::vector<GroupRates>> group_rates();
   /// To be called by the destructor of whoever launches functions that use its own members.
   void end_updates() noexcept { fsdp_.end_updates(); }
 
@@ -176,7 +179,7 @@ class Optimizer : private FlatUser {
     engine::Tensor groups_on_gpu;                                  // the same
     bool is_updated = false;                                       // in this step
   };
-  std::string describe(const Step& step) const;
+  std::string describe(const Step& step);
   static void leave_unused(Slot& slot);
   void begin_step(Step step);
   void prepare_step(Step step);
@@ -188,6 +191,9 @@ class Optimizer : private FlatUser {
   Fsdp& fsdp_;
   std::vector<std::string> state_names_;
   std::vector<ParameterGroup> groups_;
+  std::shared_ptr<const std::vector<GroupRates>> group_rates_;
+  std::string groups_text_;                      // of those
+  std::map<std::string, std::size_t> group_of_;  // each listed parameter
   std::function<std::size_t(const engine::Parameter&)> default_group_;
   std::vector<Slot> slots_;
   // While a unit is laid out anew: the states of its parameters, whole.
