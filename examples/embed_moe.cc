@@ -102,10 +102,11 @@ float train(comm::ProcessGroup& world) {
     tape.backward(loss);
     const shard::GradNorm dense_norm = dense.finish_step(), expert_norm = experts.finish_step();
     const std::vector<shard::NormPart> parts = {{dense, dense_norm}, {experts, expert_norm}};
-    const float norm = shard::joint_norm(world, parts);
-    const shard::ClipFactor clip{shard::clip_scale(norm, /*max_norm=*/1)};
-    dense_optimizer.step(/*lr=*/1e-2, clip);
-    expert_optimizer.step(/*lr=*/1e-2, clip);
+    // What one norm clips is also skipped together, should the options say so and a gradient not be
+    // finite.
+    const shard::JointNorm norm = shard::joint_norm(world, parts);
+    dense_optimizer.step(/*lr=*/1e-2, norm, /*max_norm=*/1);
+    expert_optimizer.step(/*lr=*/1e-2, norm, /*max_norm=*/1);
     mean = step == 0 ? loss.item() : 0.95f * mean + 0.05f * loss.item();
     if (world.rank() == 0 && step % 100 == 0) std::printf("step %3lu loss %.4f\n", step, mean);
   }

@@ -1,8 +1,11 @@
 #include "shard/joint_norm.h"
 
+#include <fmt/format.h>
+
 #include <bit>
 #include <cmath>
-#include <limits>
+#include <iterator>
+#include <string>
 #include <vector>
 
 #include "comm/host_gather.h"
@@ -61,61 +64,94 @@ std::vector<std::int64_t> gather(comm::ProcessGroup& world, const Fsdp& fsdp,
                                             "joint norm");
 }
 
-void check_finite(bool is_finite, std::size_t rank) {
-  engine::require(is_finite,
-                  "[joint_norm] expected finite gradients, got NaN or infinity (rank {})", rank);
+// What ranks tell each other about their gradients, as bits of one word.
+constexpr std::int64_t kFinite = 1, kSkips = 2;
+
+std::int64_t flags_of(std::span<const NormPart> parts) {
+  std::int64_t flags = kFinite | kSkips;
+  for (const NormPart& part : parts) {
+    if (!is_meta(part.fsdp) && !part.norm.unchecked_value()) flags &= ~kFinite;
+    if (part.fsdp.options().non_finite != NonFinite::kSkip) flags &= ~kSkips;
+  }
+  return flags;
 }
 
-double exact(comm::ProcessGroup& world, std::span<const NormPart> parts) {
+struct Result {
+  std::int64_t flags;  // that all ranks have
+  double norm;         // means nothing if not kFinite
+};
+
+Result exact(comm::ProcessGroup& world, std::span<const NormPart> parts) {
   const Fsdp& any = parts[0].fsdp;
   any.compute().synchronize();
   std::int64_t mine = 0, numel = 0;
   for_each_segment(parts, [&](const engine::Tensor& g) { mine += g.numel(); });
   for (const std::int64_t n : gather(world, any, {&mine, 1})) numel += n;
   SquareSum sum(numel), total(numel);
-  bool is_finite = true;
+  std::vector<std::int64_t> own = {flags_of(parts)};
   for_each_segment(parts, [&](const engine::Tensor& g) {
-    if (is_meta(any)) return;
-    is_finite = is_finite && sum.try_add(g.span<float>());
+    if (is_meta(any) || (own[0] & kFinite) == 0) return;
+    if (!sum.try_add(g.span<float>())) own[0] &= ~kFinite;
   });
-  // All ranks learn of it before any throws.
-  std::vector<std::int64_t> own = {is_finite ? 1 : 0};
   const auto own_words = sum.words();
   own.insert(own.end(), own_words.begin(), own_words.end());
   const std::vector<std::int64_t> words = gather(world, any, own);
-  if (is_meta(any)) return 0;
+  Result result{.flags = own[0], .norm = 0};
+  if (is_meta(any)) return result;
+  for (std::size_t at = 0; at < words.size(); at += own.size()) result.flags &= words[at];
+  if ((result.flags & kFinite) == 0) return result;
   for (std::size_t at = 0; at < words.size(); at += own.size()) {
-    check_finite(words[at] != 0, at / own.size());
     const auto rank = std::span(words).subspan(at + 1, SquareSum::kNumWords);
     total.add(SquareSum::from_words(rank, numel));
   }
-  return std::sqrt(total.total()) * any.mean_scale();
+  result.norm = std::sqrt(total.total()) * any.mean_scale();
+  return result;
 }
 
 // Every rank of a part's group adds an equal share of it.
-double of_norms(comm::ProcessGroup& world, std::span<const NormPart> parts) {
+Result of_norms(comm::ProcessGroup& world, std::span<const NormPart> parts) {
   double mine = 0, total = 0;
   for (const NormPart& part : parts) {
     if (is_meta(part.fsdp)) break;
-    const double norm{
-        part.norm.unchecked_value().value_or(std::numeric_limits<float>::quiet_NaN())};
+    const double norm{part.norm.unchecked_value().value_or(0)};
     mine += norm * norm / part.fsdp.mesh().world().size();
   }
-  const auto bits = std::bit_cast<std::int64_t>(mine);
-  std::size_t rank = 0;
-  const std::vector<std::int64_t> all = gather(world, parts[0].fsdp, {&bits, 1});
-  if (is_meta(parts[0].fsdp)) return 0;
-  for (const std::int64_t bits_of_rank : all) {
-    const auto share = std::bit_cast<double>(bits_of_rank);
-    check_finite(std::isfinite(share), rank++);
-    total += share;
+  const std::int64_t own[] = {flags_of(parts), std::bit_cast<std::int64_t>(mine)};
+  const std::vector<std::int64_t> words = gather(world, parts[0].fsdp, own);
+  Result result{.flags = own[0], .norm = 0};
+  if (is_meta(parts[0].fsdp)) return result;
+  for (std::size_t at = 0; at < words.size(); at += std::size(own)) {
+    result.flags &= words[at];
+    total += std::bit_cast<double>(words[at + 1]);
   }
-  return std::sqrt(total);
+  result.norm = std::sqrt(total);
+  return result;
+}
+
+// What the first rank that saw one says of it.
+std::string find_fault(comm::ProcessGroup& world, std::span<const NormPart> parts) {
+  std::string mine;
+  for (const NormPart& part : parts) {
+    if (mine.empty()) mine = part.norm.not_finite();
+  }
+  const Fsdp& any = parts[0].fsdp;
+  const std::vector<std::string> all =
+      comm::gather_texts(world, mine, any.memory(), any.compute(), "joint norm");
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) return fmt::format("{}, seen by rank {}", all[rank], rank);
+  }
+  return "a sum of gradients";
 }
 
 }  // namespace
 
-float joint_norm(comm::ProcessGroup& world, std::span<const NormPart> parts) {
+float JointNorm::value() const {
+  engine::require(not_finite_.empty(),
+                  "[joint_norm] expected finite gradients, got NaN or infinity ({})", not_finite_);
+  return value_;
+}
+
+JointNorm joint_norm(comm::ProcessGroup& world, std::span<const NormPart> parts) {
   engine::require(!parts.empty(), "[joint_norm] expected at least one part, got none");
   const Fsdp& first = parts[0].fsdp;
   for (const NormPart& part : parts) {
@@ -124,7 +160,12 @@ float joint_norm(comm::ProcessGroup& world, std::span<const NormPart> parts) {
                     std::lround(1 / first.mean_scale()), std::lround(1 / part.fsdp.mean_scale()));
   }
   const bool is_cuda = first.compute().device().is_cuda();
-  return static_cast<float>(is_cuda ? of_norms(world, parts) : exact(world, parts));
+  const auto [flags, norm] = is_cuda ? of_norms(world, parts) : exact(world, parts);
+  // All ranks have the same flags, so all of them look for the fault.
+  const std::string fault = (flags & kFinite) != 0 ? "" : find_fault(world, parts);
+  const JointNorm joint(static_cast<float>(norm), fault);
+  if ((flags & kSkips) == 0) static_cast<void>(joint.value());
+  return joint;
 }
 
 }  // namespace tessera::shard

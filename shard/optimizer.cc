@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "engine/copy.h"
@@ -23,14 +25,13 @@ namespace {
 
 // Which group each listed parameter is in.
 std::map<std::string, std::size_t> listed(const std::vector<ParameterGroup>& groups) {
-  require(groups.size() <= kMaxGroups, "[optimizer] expected at most {} groups, got {}", kMaxGroups,
-          groups.size());
+  require(groups.size() <= kMaxGroups, "[optimizer] expected at most {} groups, got {} ('{}')",
+          kMaxGroups, groups.size(), groups.empty() ? "" : groups.back().name);
   std::map<std::string, std::size_t> group_of;
+  std::set<std::string_view> names;
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    for (std::size_t other = 0; other < g; ++other) {
-      require(groups[other].name != groups[g].name,
-              "[optimizer] expected groups of different names, got two '{}'", groups[g].name);
-    }
+    require(names.insert(groups[g].name).second,
+            "[optimizer] expected groups of different names, got two '{}'", groups[g].name);
     for (const std::string& name : groups[g].parameters) {
       const auto [it, is_new] = group_of.emplace(name, g);
       require(is_new, "[optimizer] expected each parameter in one group, got '{}' in '{}' and '{}'",
@@ -55,13 +56,14 @@ Optimizer::Optimizer(Fsdp& fsdp, std::vector<std::string> state_names,
     : fsdp_(fsdp),
       state_names_(std::move(state_names)),
       groups_(std::move(groups)),
+      group_of_(listed(groups_)),
       default_group_(default_group) {
-  std::map<std::string, std::size_t> group_of = listed(groups_);
   for (const auto& unit : fsdp.units()) create_slots(*unit);
-  for (const Parameter* p : fsdp.parameters()) group_of.erase(p->name);
-  require(group_of.empty(), "[optimizer] expected wrapped parameters, got '{}' (group '{}')",
-          group_of.empty() ? "" : group_of.begin()->first,
-          group_of.empty() ? "" : groups_[group_of.begin()->second].name);
+  std::map<std::string, std::size_t> unknown = group_of_;
+  for (const Parameter* p : fsdp.parameters()) unknown.erase(p->name);
+  require(unknown.empty(), "[optimizer] expected wrapped parameters, got '{}' (group '{}')",
+          unknown.empty() ? "" : unknown.begin()->first,
+          unknown.empty() ? "" : groups_[unknown.begin()->second].name);
   stage_updates();
   if (fsdp.compute().device().is_cuda()) {
     num_steps_on_gpu_ = Tensor::zeros(fsdp.memory(), {1}, engine::DType::kI32,
@@ -76,7 +78,6 @@ Optimizer::~Optimizer() {
 }
 
 void Optimizer::create_slots(const Unit& unit) {
-  const std::map<std::string, std::size_t> group_of = listed(groups_);
   for (const Flat& flat : unit.flats()) {
     if (!flat.trainable) continue;
     Slot slot{.unit = &unit,
@@ -93,8 +94,8 @@ void Optimizer::create_slots(const Unit& unit) {
       fill_zero(slot.states.back());
     }
     for (const Parameter* p : flat.parameters) {
-      const auto it = group_of.find(p->name);
-      const std::size_t group = it == group_of.end() ? default_group_(*p) : it->second;
+      const auto it = group_of_.find(p->name);
+      const std::size_t group = it == group_of_.end() ? default_group_(*p) : it->second;
       slot.groups.push_back(static_cast<std::int32_t>(group));
     }
     slot.step_groups = std::make_shared<std::vector<std::int32_t>>(slot.groups);
@@ -145,6 +146,11 @@ void Optimizer::step(double lr, const GradNorm& norm, double max_norm) {
   step_units();
 }
 
+void Optimizer::step(double lr, const JointNorm& norm, double max_norm) {
+  begin_step(lr, norm, max_norm);
+  step_units();
+}
+
 void Optimizer::step(double lr, ClipFactor clip) {
   begin_step(lr, clip);
   step_units();
@@ -189,6 +195,11 @@ void Optimizer::begin_step(double lr, const GradNorm& norm, double max_norm) {
   }
 }
 
+void Optimizer::begin_step(double lr, const JointNorm& norm, double max_norm) {
+  if (!norm.not_finite().empty()) return begin_step(Step{.lr = lr, .skips = true});
+  begin_step(lr, ClipFactor{clip_scale(norm.value(), max_norm)});
+}
+
 void Optimizer::begin_step(double lr, ClipFactor clip) {
   begin_step(Step{.lr = lr, .clip = clip.value});
 }
@@ -213,6 +224,7 @@ void Optimizer::prepare_step(Step step) {
   if (offloaded_ == nullptr) stage_updates();  // units were laid out anew
   skips_ = step.skips;
   if (skips_) return;
+  step.groups = group_rates();
   step.mean_scale = fsdp_.mean_scale();
   step.is_captured = fsdp_.compute().is_capturing();
   step.num_steps = num_steps_ + 1;
@@ -242,14 +254,28 @@ void Optimizer::set_rates(double) {
   engine::fail("[optimizer] expected one that reads its rates on the device in a captured step");
 }
 
-// What must be the same on every rank, as each updates a part.
-std::string Optimizer::describe(const Step& step) const {
-  std::string text = fmt::format("optimizer step {}, lr {}, clip {}, max_norm {}", num_steps_ + 1,
-                                 step.lr, step.clip, step.max_norm);
-  for (const ParameterGroup& group : groups_) {
-    text += fmt::format(", '{}' lr x {} decay {}", group.name, group.lr_scale, group.weight_decay);
+std::shared_ptr<const std::vector<GroupRates>> Optimizer::group_rates() {
+  const auto has = [](const GroupRates& rates, const ParameterGroup& group) {
+    return rates == GroupRates{group.lr_scale, group.weight_decay};
+  };
+  if (group_rates_ != nullptr && std::ranges::equal(*group_rates_, groups_, has)) {
+    return group_rates_;
   }
-  return text;
+  std::vector<GroupRates> rates;
+  groups_text_.clear();
+  for (const ParameterGroup& group : groups_) {
+    rates.push_back({group.lr_scale, group.weight_decay});
+    groups_text_ +=
+        fmt::format(", '{}' lr x {} decay {}", group.name, group.lr_scale, group.weight_decay);
+  }
+  return group_rates_ = std::make_shared<const std::vector<GroupRates>>(std::move(rates));
+}
+
+// What must be the same on every rank, as each updates a part.
+std::string Optimizer::describe(const Step& step) {
+  group_rates();
+  return fmt::format("optimizer step {}, lr {}, clip {}, max_norm {}{}{}", num_steps_ + 1, step.lr,
+                     step.clip, step.max_norm, step.skips ? ", skipped" : "", groups_text_);
 }
 
 void Optimizer::leave_unused(Slot& slot) {

@@ -17,6 +17,7 @@
 #include "engine/tensor.h"
 #include "shard/fsdp.h"
 #include "shard/grad_norm.h"
+#include "shard/joint_norm.h"
 #include "shard/rule_kernels.h"
 #include "shard/update_parts.h"
 
@@ -41,13 +42,18 @@ class Optimizer : private FlatUser {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Both throw InvalidArgument unless Fsdp::finish_step() came before, once for each step, and
+  // All throw InvalidArgument unless Fsdp::finish_step() came before, once for each step, and
   // CommError if ranks differ in the number of steps, the learning rate, the clipping or a group.
 
   /// One update with the mean gradient, whose norm is brought down to `max_norm` (0: whatever it
   /// is). If a gradient is not finite (see FsdpOptions::non_finite) nothing changes, and the step
-  /// is not counted: GradNorm::not_finite() says so. On a GPU without waiting for `norm`.
+  /// is not counted: GradNorm::not_finite() says so. On a GPU without waiting for `norm`. That is
+  /// decided by the ranks of this Fsdp alone: a model of several goes on together with
+  /// joint_norm().
   void step(double lr, const GradNorm& norm, double max_norm);
+  /// The same with the norm over several Fsdps, whose optimizers all are given it: if a gradient of
+  /// any of them is not finite none changes anything, on any rank; JointNorm::not_finite() says so.
+  void step(double lr, const JointNorm& norm, double max_norm);
   /// One update with the mean gradient times `clip`.
   void step(double lr, ClipFactor clip = {});
 
@@ -75,6 +81,7 @@ class Optimizer : private FlatUser {
   // The same in parts: begin, every unit once, end. Units may be updated in any order.
 
   void begin_step(double lr, const GradNorm& norm, double max_norm);
+  void begin_step(double lr, const JointNorm& norm, double max_norm);
   void begin_step(double lr, ClipFactor clip);
   /// Updates what this rank owns of the unit as work of `stream`, which has waited for its
   /// gradient, and starts what renews the copies that are computed with.
@@ -111,6 +118,7 @@ class Optimizer : private FlatUser {
   /// What a step is made with.
   struct Step {
     double lr = 0;
+    std::shared_ptr<const std::vector<GroupRates>> groups = {};  // group_rates()
     double mean_scale = 1;                 // gradient sums times this are the mean
     double clip = 1;                       // used when `norm` is undefined
     bool skips = false;                    // a gradient is not finite; on a GPU `norm` says so
@@ -144,6 +152,8 @@ class Optimizer : private FlatUser {
   Optimizer(Fsdp& fsdp, std::vector<std::string> state_names, std::vector<ParameterGroup> groups,
             const std::function<std::size_t(const engine::Parameter&)>& default_group);
   Fsdp& fsdp() const { return fsdp_; }
+  /// What the groups have now: the same vector until one of them changes.
+  std::shared_ptr<const std::vector<GroupRates>> group_rates();
   /// To be called by the destructor of whoever launches functions that use its own members.
   void end_updates() noexcept { fsdp_.end_updates(); }
 
@@ -171,7 +181,7 @@ class Optimizer : private FlatUser {
     engine::Tensor groups_on_gpu;                                  // the same
     bool is_updated = false;                                       // in this step
   };
-  std::string describe(const Step& step) const;
+  std::string describe(const Step& step);
   static void leave_unused(Slot& slot);
   void begin_step(Step step);
   void prepare_step(Step step);
@@ -183,6 +193,9 @@ class Optimizer : private FlatUser {
   Fsdp& fsdp_;
   std::vector<std::string> state_names_;
   std::vector<ParameterGroup> groups_;
+  std::shared_ptr<const std::vector<GroupRates>> group_rates_;
+  std::string groups_text_;                      // of those
+  std::map<std::string, std::size_t> group_of_;  // each listed parameter
   std::function<std::size_t(const engine::Parameter&)> default_group_;
   std::vector<Slot> slots_;
   // While a unit is laid out anew: the states of its parameters, whole.

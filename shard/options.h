@@ -45,7 +45,8 @@ enum class UnusedParameters {
 /// or behind it, when its slot is free. PyTorch's BACKWARD_PRE and BACKWARD_POST.
 enum class BackwardPrefetch { kPre, kPost };
 
-/// What becomes of a step whose gradient is not finite, on all ranks alike.
+/// What becomes of a step whose gradient is not finite, on all ranks of an Fsdp alike; of several
+/// that train one model together, with joint_norm().
 enum class NonFinite {
   kThrow,  ///< Fsdp::finish_step() throws; on a GPU GradNorm::value() does, and the optimizer,
            ///< given the norm, updates nothing

@@ -10,30 +10,48 @@
 
 namespace tessera::shard {
 
+// Before what each group has: a Rule::Step.
 template <class Rule>
-struct StepCuda {
+struct alignas(float) alignas(typename Rule::Step) StepCuda {
   float scale;  // of the gradient sums
   bool skip;
-  typename Rule::Step groups[kMaxGroups];
 };
 
 namespace rule_kernels {
 
-// One thread. The clipping is that of clip_scale() in grad_norm.cc.
 template <class Rule>
-__global__ void prepare_kernel(StepCuda<Rule>* step, Rule rule, const int* norm, double mean_scale,
-                               double clip, double max_norm, int* num_steps, GroupsCuda groups,
-                               const GroupsCuda* instead) {
-  const GroupsCuda& rates = instead != nullptr ? *instead : groups;
-  if (norm != nullptr && max_norm > 0) {
-    clip = fmin(1.0, max_norm / (static_cast<double>(__int_as_float(norm[0])) + 1e-6));
+__device__ typename Rule::Step* groups_of(StepCuda<Rule>* step) {
+  return reinterpret_cast<typename Rule::Step*>(step + 1);
+}
+template <class Rule>
+__device__ const typename Rule::Step* groups_of(const StepCuda<Rule>* step) {
+  return reinterpret_cast<const typename Rule::Step*>(step + 1);
+}
+
+constexpr int kPrepareThreads = 256;
+
+// One block; each thread takes some groups. The clipping is that of clip_scale() in grad_norm.cc.
+template <class Rule>
+__global__ void __launch_bounds__(kPrepareThreads)
+    prepare_kernel(StepCuda<Rule>* step, Rule rule, const int* norm, double mean_scale, double clip,
+                   double max_norm, int* num_steps, double lr, bool reads_lr, const double* table,
+                   std::int64_t num_groups) {
+  const bool skip = norm != nullptr && norm[1] != 0;
+  const int count = *num_steps + 1;
+  __syncthreads();  // all have read it
+  if (threadIdx.x == 0) {
+    if (norm != nullptr && max_norm > 0) {
+      clip = fmin(1.0, max_norm / (static_cast<double>(__int_as_float(norm[0])) + 1e-6));
+    }
+    step->scale = static_cast<float>(mean_scale * clip);
+    step->skip = skip;
+    if (!skip) *num_steps = count;
   }
-  step->scale = static_cast<float>(mean_scale * clip);
-  step->skip = norm != nullptr && norm[1] != 0;
-  if (step->skip) return;
-  const int count = ++*num_steps;
-  for (int g = 0; g < rates.count; ++g) {
-    step->groups[g] = rule.prepare(rates.lr[g], rates.weight_decay[g], count);
+  if (skip) return;
+  if (reads_lr) lr = table[0];
+  for (std::int64_t g = threadIdx.x; g < num_groups; g += kPrepareThreads) {
+    const double rate{static_cast<float>(lr * table[1 + 2 * g])};
+    groups_of(step)[g] = rule.prepare(rate, table[2 + 2 * g], count);
   }
 }
 
@@ -92,7 +110,7 @@ __global__ void __launch_bounds__(kTileThreads)
     const Tile tile = tiles[t];
     const int index = groups[tile.parameter];
     if (index < 0) continue;
-    const typename Rule::Step group = step->groups[index];
+    const typename Rule::Step group = groups_of(step)[index];
     if (is_packed && is_full(tile)) {
       for (int turn = 0; turn < kTileTurns; ++turn) {
         update_quad<Rule>(group, g, scale, p, states, quad_begin(tile, turn));
@@ -109,20 +127,20 @@ __global__ void __launch_bounds__(kTileThreads)
 }  // namespace rule_kernels
 
 template <class Rule>
-std::int64_t RuleKernels<Rule>::step_nbytes() {
-  return sizeof(StepCuda<Rule>);
+std::int64_t RuleKernels<Rule>::step_nbytes(std::int64_t num_groups) {
+  return static_cast<std::int64_t>(sizeof(StepCuda<Rule>)) +
+         num_groups * static_cast<std::int64_t>(sizeof(typename Rule::Step));
 }
 
 template <class Rule>
 void RuleKernels<Rule>::prepare(const engine::Stream& stream, const engine::Tensor& step,
-                                const Rule& rule, const ClipCuda& clip, const GroupsCuda& groups,
-                                const engine::Tensor& groups_on_gpu) {
+                                const Rule& rule, const ClipCuda& clip, const RatesCuda& rates) {
   engine::launch_kernel(
-      stream, {.grid = dim3(1), .block = dim3(1)}, rule_kernels::prepare_kernel<Rule>,
-      reinterpret_cast<StepCuda<Rule>*>(step.raw()), rule,
+      stream, {.grid = dim3(1), .block = dim3(rule_kernels::kPrepareThreads)},
+      rule_kernels::prepare_kernel<Rule>, reinterpret_cast<StepCuda<Rule>*>(step.raw()), rule,
       clip.norm.defined() ? clip.norm.data<std::int32_t>() : nullptr, clip.mean_scale, clip.clip,
-      clip.max_norm, clip.num_steps.data<std::int32_t>(), groups,
-      groups_on_gpu.defined() ? reinterpret_cast<const GroupsCuda*>(groups_on_gpu.raw()) : nullptr);
+      clip.max_norm, clip.num_steps.data<std::int32_t>(), rates.lr, rates.reads_lr,
+      reinterpret_cast<const double*>(rates.table.raw()), rates.num_groups());
 }
 
 template <class Rule>

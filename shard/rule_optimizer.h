@@ -17,7 +17,9 @@
 // a rule.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -28,6 +30,7 @@
 #include <vector>
 
 #include "engine/elementwise.h"
+#include "engine/error.h"
 #include "shard/optimizer.h"
 #include "shard/rule_kernels.h"
 
@@ -46,12 +49,14 @@ class RuleOptimizer : public Optimizer {
         rule_(std::move(rule)) {
     if constexpr (engine::kCudaBuilt) {
       if (!fsdp.compute().device().is_cuda()) return;
+      const std::int64_t num_groups = std::ssize(this->groups());
       step_on_gpu_ =
-          engine::Tensor::empty(fsdp.memory(), {RuleKernels<Rule>::step_nbytes()},
+          engine::Tensor::empty(fsdp.memory(), {RuleKernels<Rule>::step_nbytes(num_groups)},
                                 engine::DType::kU8, "optimizer.step", engine::Category::kOptimizer);
-      groups_on_gpu_ = engine::Tensor::empty(
-          fsdp.memory(), {static_cast<std::int64_t>(sizeof(GroupsCuda))}, engine::DType::kU8,
-          "optimizer.rates", engine::Category::kOptimizer);
+      stored_ = group_rates();
+      rates_on_gpu_ = engine::Tensor::from<std::int64_t>(fsdp.memory(), {1 + 2 * num_groups},
+                                                         words_of(*stored_), "optimizer.rates",
+                                                         engine::Category::kOptimizer);
     }
   }
   ~RuleOptimizer() override { end_updates(); }
@@ -71,17 +76,17 @@ class RuleOptimizer : public Optimizer {
   };
 
   void prepare(const Step& step) override {
-    const GroupsCuda rates = rates_of(step.lr);
     const auto prepared = std::make_shared<Prepared>();
     prepared_ = prepared;
-    const auto prepare_on_host = [rule = rule_, rates, prepared,
+    const auto prepare_on_host = [rule = rule_, lr = step.lr, groups = step.groups, prepared,
                                   mean_scale = step.mean_scale](const HostStep& on_host) {
       prepared->skips = on_host.skips;
       if (on_host.skips) return;
       prepared->scale = static_cast<float>(mean_scale * on_host.clip);
-      for (int g = 0; g < rates.count; ++g) {
-        prepared->groups.push_back(
-            rule.prepare(rates.lr[g], rates.weight_decay[g], on_host.num_steps));
+      prepared->groups.reserve(groups->size());
+      for (const GroupRates& group : *groups) {
+        const double rate{static_cast<float>(lr * group.lr_scale)};
+        prepared->groups.push_back(rule.prepare(rate, group.weight_decay, on_host.num_steps));
       }
     };
     if (!fsdp().compute().device().is_cuda()) {
@@ -90,29 +95,50 @@ class RuleOptimizer : public Optimizer {
       step.host->launch({.name = "optimizer.prepare"},
                         [prepare_on_host, on_host = step.on_host] { prepare_on_host(on_host()); });
     }
+    // What a graph repeats must not write over what set_rates() wrote.
+    if (!step.is_captured) store_groups(step.groups);
     fsdp().compute().launch(
         {.name = "optimizer.prepare"}, [] {},
         [&](const auto& stream) {
           RuleKernels<Rule>::prepare(
               stream, step_on_gpu_, rule_,
-              {step.mean_scale, step.clip, step.norm, step.max_norm, step.num_steps_on_gpu}, rates,
-              step.is_captured ? groups_on_gpu_ : engine::Tensor());
+              {step.mean_scale, step.clip, step.norm, step.max_norm, step.num_steps_on_gpu},
+              {.table = rates_on_gpu_, .lr = step.lr, .reads_lr = step.is_captured});
         });
   }
 
   void set_rates(double lr) override {
-    const GroupsCuda rates = rates_of(lr);
-    engine::launch_store(fsdp().compute(), groups_on_gpu_, std::as_bytes(std::span(&rates, 1)),
-                         "optimizer.rates");
+    engine::require(rates_on_gpu_.defined(),
+                    "[optimizer] expected a GPU to repeat a captured step on, got {}",
+                    to_string(fsdp().compute().device()));
+    store_groups(group_rates());
+    engine::launch_store(fsdp().compute(), rates_on_gpu_.slice(0, {1}),
+                         std::as_bytes(std::span(&lr, 1)), "optimizer.rates");
   }
 
-  GroupsCuda rates_of(double lr) const {
-    GroupsCuda rates;
-    for (const ParameterGroup& group : groups()) {
-      rates.lr[rates.count] = double{static_cast<float>(lr * group.lr_scale)};
-      rates.weight_decay[rates.count++] = group.weight_decay;
+  // Bits of a learning rate, not set, and of `rates`.
+  static std::vector<std::int64_t> words_of(const std::vector<GroupRates>& rates) {
+    std::vector<std::int64_t> words = {0};
+    for (const GroupRates& group : rates) {
+      const auto row = std::bit_cast<std::array<std::int64_t, 2>>(group);
+      words.insert(words.end(), row.begin(), row.end());
     }
-    return rates;
+    return words;
+  }
+
+  // As work of the compute stream, if they have changed since the last time.
+  void store_groups(const std::shared_ptr<const std::vector<GroupRates>>& rates) {
+    if (!rates_on_gpu_.defined() || rates == stored_) return;
+    stored_ = rates;
+    constexpr std::size_t kRows = 64;  // as much as one launch takes
+    for (std::size_t begin = 0; begin < rates->size(); begin += kRows) {
+      const std::span<const GroupRates> rows =
+          std::span(*rates).subspan(begin, std::min(kRows, rates->size() - begin));
+      engine::launch_store(
+          fsdp().compute(),
+          rates_on_gpu_.slice(static_cast<std::int64_t>(1 + 2 * begin), {2 * std::ssize(rows)}),
+          std::as_bytes(rows), "optimizer.groups");
+    }
   }
 
   void update(const Target& target, const engine::Stream& stream) override {
@@ -171,7 +197,9 @@ class RuleOptimizer : public Optimizer {
 
   Rule rule_;
   std::shared_ptr<const Prepared> prepared_;
-  engine::Tensor step_on_gpu_, groups_on_gpu_;
+  engine::Tensor step_on_gpu_;
+  engine::Tensor rates_on_gpu_;                                 // RatesCuda::table
+  std::shared_ptr<const std::vector<GroupRates>> stored_ = {};  // in it
 };
 
 }  // namespace tessera::shard

@@ -7,14 +7,18 @@
 #include <cmath>
 #include <future>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/meta.h"
 #include "engine/copy.h"
 #include "engine/cuda.h"
 #include "engine/elementwise.h"
+#include "engine/meta.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
@@ -180,6 +184,70 @@ TEST(CudaFsdp, UpdatesInBackwardHaveTheBitsOfTheCpu) {
                               .options = {.placement = Placement::preset(strategy)},
                               .in_backward = gathers});
     }
+  }
+}
+
+// More of them than threads that prepare them.
+TEST(CudaFsdp, ManyGroupsHaveTheBitsOfTheCpu) {
+  Training run{
+      .ranks = 2, .blocks = 130, .numel = 40, .adamw = true, .many_groups = true, .max_norm = 0.5};
+  expect_bits_of_the_cpu(run);
+  run.blocks = 40;
+  run.options.offload = {.gradients = 0.5, .optimizer = 0.5};
+  expect_bits_of_the_cpu(run);
+  run.options.offload = {};
+  run.blocks = 20;
+  run.max_norm = 0;
+  for (const char* strategy : {"zero1", "ddp"}) {
+    run.options.placement = Placement::preset(strategy);
+    run.in_backward = std::nullopt;
+    expect_bits_of_the_cpu(run);
+    run.in_backward = UpdateGathers::kInterleaved;
+    expect_bits_of_the_cpu(run);
+  }
+}
+
+// What groups take on the device is there before the first step, and a device that is not there
+// says as much.
+TEST(CudaFsdp, ManyGroupsTakeMemoryOnceAndAsPlanned) {
+  constexpr int kBlocks = 100;
+  const auto books_of = [](const engine::Stream& compute, bool has_groups) {
+    std::vector<engine::MemoryStats> books;
+    const std::unique_ptr<comm::ProcessGroup> world =
+        compute.device().is_meta ? comm::make_meta_rank(0, 1)
+                                 : std::move(comm::make_threads_world(1).front());
+    const engine::Memory memory(compute);
+    engine::Tape tape(memory, compute);
+    ToyModel model(kBlocks, 40);
+    Fsdp fsdp(*world, memory, compute, model.blocks(), &model.root, {});
+    AdamW optimizer(
+        fsdp, {.groups = has_groups ? testing::groups_of(model) : std::vector<ParameterGroup>{}});
+    books.push_back(memory.stats());
+    for (int step = 0; step < 4; ++step) {
+      if (has_groups && step > 0) optimizer.group("group 7").lr_scale *= 0.5;
+      fsdp.begin_step();
+      tape.backward(model.loss(tape, Tensor::zeros(memory, {40}, DType::kF32, "x")));
+      optimizer.step(1e-3, fsdp.finish_step(), 1);
+      compute.synchronize();
+      books.push_back(memory.stats());
+    }
+    return books;
+  };
+  const auto nbytes = [](const std::vector<engine::MemoryStats>& books, std::size_t step) {
+    return books[step].current_nbytes[static_cast<std::size_t>(engine::Category::kOptimizer)];
+  };
+  const auto gpu = engine::Stream::cuda("compute", 0);
+  const auto plain = books_of(gpu, false), many = books_of(gpu, true);
+  EXPECT_GE(nbytes(many, 0) - nbytes(plain, 0), 2 * kBlocks * std::int64_t{16 + 24});
+  const auto planned =
+      books_of(engine::Stream::meta("compute", engine::DeviceKind::kCuda, {}), true);
+  for (std::size_t step = 0; step < many.size(); ++step) {
+    EXPECT_EQ(nbytes(many, step), nbytes(many, 0));
+    EXPECT_EQ(many[step].current_nbytes, planned[step].current_nbytes);
+    EXPECT_EQ(many[step].peak_nbytes, planned[step].peak_nbytes);
+    EXPECT_EQ(many[step].peak_total_nbytes, planned[step].peak_total_nbytes);
+    EXPECT_EQ(many[step].num_reservations - many[0].num_reservations,
+              plain[step].num_reservations - plain[0].num_reservations);
   }
 }
 

@@ -62,6 +62,11 @@ TEST(CudaGraph, EveryOptionHasTheBitsOfStepsWithout) {
                      .options = {.placement = Placement::preset("zero1"), .bucket_nbytes = 1300}});
 }
 
+// More than one launch stores, of which one changes from step to step.
+TEST(CudaGraph, ManyGroupsHaveTheBitsOfStepsWithout) {
+  expect_equal_bits({.blocks = 100, .numel = 40, .adamw = true, .many_groups = true});
+}
+
 // Evaluations take slots and memory, and end with units gathered ahead.
 TEST(CudaGraph, WhatComesBetweenChangesNothing) {
   for (const char* strategy : {"zero3", "ddp"}) {

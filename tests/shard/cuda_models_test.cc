@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "engine/cuda.h"
 #include "engine/elementwise.h"
+#include "engine/error.h"
 #include "shard/summon.h"
 #include "tests/shard/moe_model.h"
 #include "tests/shard/toy_model.h"
@@ -102,6 +105,56 @@ TEST(CudaModels, ExpertsHaveTheBitsOfTheCpu) {
       EXPECT_NEAR(got.norms[i], expected.norms[i], 1e-6 * expected.norms[i]);
     }
   }
+}
+
+// With the host that a part of each update is made on, or without.
+TEST(CudaModels, UpdatesOfExpertsAndTheRestAreSkippedTogether) {
+  for (const double on_host : {0.0, 0.5}) {
+    for (const auto fault : {testing::MoeFault::kDense, testing::MoeFault::kExperts}) {
+      testing::MoeRun run{.ranks = 2,
+                          .expert_ranks = 2,
+                          .max_norm = 0.5,
+                          .num_gpus = num_gpus(),
+                          .fault = testing::MoeFault::kStepLeftOut};
+      run.dense = {.non_finite = NonFinite::kSkip, .offload = {.optimizer = on_host}};
+      run.experts = run.dense;
+      const testing::MoeResult expected = testing::train_moe(run);
+      run.fault = fault;
+      const testing::MoeResult got = testing::train_moe(run);
+      EXPECT_EQ(got.parameters, expected.parameters);
+      EXPECT_EQ(got.norms, expected.norms);
+      EXPECT_EQ(got.num_steps, 2);
+      EXPECT_NE(got.not_finite.find(fault == testing::MoeFault::kDense ? "seen by rank 0"
+                                                                       : "seen by rank 1"),
+                std::string::npos)
+          << got.not_finite;
+    }
+  }
+}
+
+// Where nothing throws before the norm is read.
+TEST(CudaModels, AJointNormThatIsNotFiniteIsAnErrorOnEveryRank) {
+  std::atomic<int> num_errors = 0;
+  EXPECT_THROW(comm::run_ranks(2, {},
+                               [&](comm::ProcessGroup& world) {
+                                 const testing::MoeRun run{.ranks = 2,
+                                                           .expert_ranks = 2,
+                                                           .fault = testing::MoeFault::kExperts};
+                                 testing::MoeResult result;
+                                 std::mutex mutex;
+                                 try {
+                                   testing::train_moe_rank(
+                                       world, Stream::cuda("compute", world.rank() % num_gpus()),
+                                       run, result, mutex);
+                                 } catch (const engine::InvalidArgument& error) {
+                                   const std::string text = error.what();
+                                   EXPECT_NE(text.find("[joint_norm]"), std::string::npos) << text;
+                                   ++num_errors;
+                                   throw;
+                                 }
+                               }),
+               engine::InvalidArgument);
+  EXPECT_EQ(num_errors, 2);
 }
 
 }  // namespace

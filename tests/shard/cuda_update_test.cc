@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -119,19 +120,18 @@ Arrays update_on_gpu(const Rule& rule, const Arrays& arrays, const std::vector<S
   const Tensor norm =
       Tensor::from<std::int32_t>(memory, {2}, std::array<std::int32_t, 2>{0, skips}, "norm");
   const Tensor step =
-      Tensor::zeros(memory, {(RuleKernels<Rule>::step_nbytes() + 7) / 8}, DType::kI64, "step");
-  GroupsCuda rates{.count = 2};
-  for (int group = 0; group < 2; ++group) {
-    rates.lr[group] = static_cast<float>(kLr * (group + 1));
-    rates.weight_decay[group] = group * kDecay;
-  }
+      Tensor::zeros(memory, {(RuleKernels<Rule>::step_nbytes(2) + 7) / 8}, DType::kI64, "step");
+  // The learning rate, and what the groups multiply it with and decay by.
+  const std::array<double, 5> rates = {0, 1, 0, 2, kDecay};
+  const Tensor table = Tensor::from<std::int64_t>(
+      memory, {5}, std::bit_cast<std::array<std::int64_t, 5>>(rates), "rates");
   for (int i = 0; i < 2; ++i) {
     stream.launch(
         {.name = "update"}, [] {},
         [&](const auto& cuda_stream) {
           RuleKernels<Rule>::prepare(cuda_stream, step, rule,
-                                     {kMeanScale, kClip, norm, 0, num_steps}, rates,
-                                     /*groups_on_gpu=*/{});
+                                     {kMeanScale, kClip, norm, 0, num_steps},
+                                     {.table = table, .lr = kLr});
           RuleKernels<Rule>::update(cuda_stream, step, {p, g, tiles, groups}, states);
         });
   }

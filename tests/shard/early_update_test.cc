@@ -81,6 +81,15 @@ TEST_P(EarlyUpdateOn, HasTheBitsOfAStepBehindForEveryStrategy) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, EarlyUpdateOn, ::testing::Values(1, 2, 3, 4));
 
+TEST(EarlyUpdate, HasTheBitsOfAStepBehindWithManyGroups) {
+  for (const char* strategy : {"ddp", "zero1", "zero3", "hsdp"}) {
+    Training run{.ranks = 4, .blocks = 20, .numel = 130, .adamw = true, .many_groups = true};
+    run.options.placement = Placement::preset(strategy);
+    if (is_hybrid(strategy)) run.options.shard_ranks = 2;
+    expect_bits_of_a_step_behind(run, strategy);
+  }
+}
+
 TEST(EarlyUpdate, HasTheBitsOfAStepBehindWhateverTheSchedule) {
   for (const std::string name : {"ddp", "zero1", "zero3"}) {
     Training base{.ranks = 2, .accum = 2, .steps = 4, .blocks = 4, .numel = 130};

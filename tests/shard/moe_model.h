@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -106,6 +107,10 @@ class Moe {
   comm::ProcessGroup& exchange_;
 };
 
+/// Of step 1, whose sum of gradients is not finite on the ranks of one group: of the dense
+/// parameters', or of the last experts' alone.
+enum class MoeFault { kNone, kStepLeftOut, kDense, kExperts };
+
 struct MoeRun {
   int ranks = 1, expert_ranks = 1, accum = 1, steps = 3;
   double max_norm = 0;
@@ -115,6 +120,7 @@ struct MoeRun {
   MoeOptions model = {};
   shard::FsdpOptions dense = {}, experts = {};
   std::optional<shard::UpdateGathers> in_backward = {};  ///< with max_norm 0: how updates are made
+  MoeFault fault = MoeFault::kNone;
   /// Goes on from the newest checkpoint there, if any, and saves behind the last step.
   std::string folder = {};
   bool saves_async = false;
@@ -129,13 +135,31 @@ struct MoeBooks {
 struct MoeResult {
   std::map<int, std::vector<MoeBooks>> books;  // of each rank, by step
   std::vector<float> norms;                    // of each step made, on every rank alike
-  std::vector<std::pair<std::string, std::vector<float>>> parameters;  // in name order
+  std::string not_finite;                      // JointNorm::not_finite() of the others
+  std::int64_t num_steps = 0;                  // of both optimizers
+  std::vector<std::pair<std::string, std::vector<float>>> parameters;  // and states, by name
 };
 
 inline void whole_numbers(const engine::Parameter& p, std::span<float> values) {
   const engine::RandomStream random{11, engine::fnv1a(p.name)};
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = static_cast<float>(random.bits(i) % 5) - 2;
+  }
+}
+
+// Behind the last backward of a step.
+inline void spoil_gradients(const shard::Fsdp& fsdp) {
+  fsdp.synchronize();
+  fsdp.compute().synchronize();
+  for (const auto& unit : fsdp.units()) {
+    for (const shard::Flat& flat : unit->flats()) {
+      for (const shard::Segment& s : flat.segments) {
+        const shard::SplitTensor sum = flat.grad_sum.slice(s.shard_begin, s.numel);
+        const engine::Tensor g = sum.device().defined() ? sum.device() : sum.host();
+        const float inf = std::numeric_limits<float>::infinity();
+        g.slice(0, {1}).copy_from_host(&inf, 1);
+      }
+    }
   }
 }
 
@@ -162,6 +186,7 @@ inline void train_moe_rank(comm::ProcessGroup& world, const engine::Stream& comp
   shard::Sgd dense_optimizer(dense, {.momentum = 0.5}),
       expert_optimizer(experts, {.momentum = 0.5});
   std::vector<float> norms;
+  std::string not_finite;
   const comm::Traffic set_up = world.traffic();  // ranks that are there agree on their plans
   std::vector<MoeBooks> books;
   std::unique_ptr<shard::Checkpointer> checkpointer;
@@ -176,6 +201,7 @@ inline void train_moe_rank(comm::ProcessGroup& world, const engine::Stream& comp
   }
   const double lr = run.model.exact ? 0x1p-10 : 0.1;
   for (; step < run.steps; ++step) {
+    if (step == 1 && run.fault == MoeFault::kStepLeftOut) continue;
     if (run.in_backward) {
       dense_optimizer.step_in_backward(lr, *run.in_backward);
       expert_optimizer.step_in_backward(lr, *run.in_backward);
@@ -200,14 +226,20 @@ inline void train_moe_rank(comm::ProcessGroup& world, const engine::Stream& comp
                                Tensor::from<std::int32_t>(memory, {rows}, targets, "targets"),
                                run.recompute));
     }
+    const bool has_last_experts = world.rank() % run.expert_ranks == run.expert_ranks - 1;
+    if (step == 1 && run.fault == MoeFault::kDense) spoil_gradients(dense);
+    if (step == 1 && run.fault == MoeFault::kExperts && has_last_experts) spoil_gradients(experts);
     const shard::GradNorm dense_norm = dense.finish_step(), expert_norm = experts.finish_step();
     const std::vector<shard::NormPart> parts = {{dense, dense_norm}, {experts, expert_norm}};
-    const float norm = shard::joint_norm(world, parts);
-    norms.push_back(norm);
-    const shard::ClipFactor clip{shard::clip_scale(norm, run.max_norm)};
+    const shard::JointNorm norm = shard::joint_norm(world, parts);
+    if (norm.not_finite().empty()) {
+      norms.push_back(norm.value());
+    } else {
+      not_finite = norm.not_finite();
+    }
     if (!run.in_backward) {
-      dense_optimizer.step(lr, clip);
-      expert_optimizer.step(lr, clip);
+      dense_optimizer.step(lr, norm, run.max_norm);
+      expert_optimizer.step(lr, norm, run.max_norm);
     }
     compute.synchronize();
     const comm::Traffic now = world.traffic();
@@ -224,15 +256,25 @@ inline void train_moe_rank(comm::ProcessGroup& world, const engine::Stream& comp
     return;
   }
   std::vector<std::pair<std::string, std::vector<float>>> mine;
-  for (shard::Fsdp* fsdp : {&dense, &experts}) {
-    for (const engine::Parameter* p : fsdp->parameters()) {
-      mine.emplace_back(p->name, fsdp->full_parameter(*p));
+  const auto take = [&](shard::Fsdp& fsdp, shard::Optimizer& optimizer) {
+    for (const engine::Parameter* p : fsdp.parameters()) {
+      mine.emplace_back(p->name, fsdp.full_parameter(*p));
+      mine.emplace_back(p->name + ", velocity", optimizer.full_state(*p, "velocity"));
     }
-  }
+    return optimizer.num_steps();
+  };
+  const std::int64_t num_steps = take(dense, dense_optimizer);
+  EXPECT_EQ(take(experts, expert_optimizer), num_steps) << "rank " << world.rank();
   const std::lock_guard lock(mutex);
   result.books[world.rank()] = std::move(books);
-  if (result.norms.empty()) result.norms = norms;
+  if (result.norms.empty()) {
+    result.norms = norms;
+    result.not_finite = not_finite;
+    result.num_steps = num_steps;
+  }
   EXPECT_EQ(result.norms, norms) << "rank " << world.rank();
+  EXPECT_EQ(result.not_finite, not_finite) << "rank " << world.rank();
+  EXPECT_EQ(result.num_steps, num_steps) << "rank " << world.rank();
   for (auto& p : mine) {
     const auto it =
         std::ranges::find(result.parameters, p.first, [](const auto& q) { return q.first; });

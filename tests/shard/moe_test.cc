@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
@@ -13,6 +15,7 @@
 
 #include "comm/meta.h"
 #include "engine/meta.h"
+#include "shard/adamw.h"
 #include "shard/hooks.h"
 #include "tests/shard/moe_model.h"
 #include "tests/testing/covering.h"
@@ -33,6 +36,7 @@ using engine::Tensor;
 using tessera::testing::error_of;
 using tessera::testing::has;
 using tessera::testing::Moe;
+using tessera::testing::MoeFault;
 using tessera::testing::MoeResult;
 using tessera::testing::MoeRun;
 using tessera::testing::train_moe;
@@ -98,6 +102,7 @@ TEST(AllToAll, RecordsNothingForDataAndIsTheIdentityAlone) {
 
 void expect_equal(const MoeResult& got, const MoeResult& want, const std::string& what) {
   EXPECT_EQ(got.norms, want.norms) << what;
+  EXPECT_EQ(got.num_steps, want.num_steps) << what;
   ASSERT_EQ(got.parameters.size(), want.parameters.size()) << what;
   for (std::size_t i = 0; i < got.parameters.size(); ++i) {
     EXPECT_EQ(got.parameters[i], want.parameters[i]) << what;
@@ -302,13 +307,46 @@ TEST(JointNorm, IsThatOfOneFsdp) {
       batch(split);
       const GradNorm dense_norm = dense.finish_step(), expert_norm = experts.finish_step();
       const std::vector<NormPart> parts = {{dense, dense_norm}, {experts, expert_norm}};
-      EXPECT_EQ(joint_norm(world, parts), expected) << strategy;
+      EXPECT_EQ(joint_norm(world, parts).value(), expected) << strategy;
       EXPECT_LT(dense_norm.value(), expected);
     }
   });
 }
 
-TEST(JointNorm, OfWhatIsNotFiniteIsAnErrorOnEveryRank) {
+// Dense parameters and experts, on all ranks: whoever holds the gradient that is not finite.
+TEST(JointNorm, SkipsTheUpdatesOfAllPartsOnAllRanksTogether) {
+  for (const std::string& strategy : Placement::preset_names()) {
+    for (const int expert_ranks : {1, 2, 4}) {
+      for (const MoeFault fault : {MoeFault::kDense, MoeFault::kExperts}) {
+        MoeRun run{.ranks = 4,
+                   .expert_ranks = expert_ranks,
+                   .max_norm = fault == MoeFault::kDense ? 0.5 : 0.0,
+                   .fault = MoeFault::kStepLeftOut};
+        run.dense = {.placement = Placement::preset(strategy), .non_finite = NonFinite::kSkip};
+        run.experts = run.dense;
+        run.dense.shard_ranks = default_shard_ranks(strategy, 4);
+        run.experts.shard_ranks = default_shard_ranks(strategy, 4 / expert_ranks);
+        const MoeResult expected = train_moe(run);
+        EXPECT_EQ(expected.num_steps, 2);
+        EXPECT_EQ(expected.not_finite, "");
+        run.fault = fault;
+        const MoeResult got = train_moe(run);
+        const std::string what = strategy + ", expert ranks " + std::to_string(expert_ranks) +
+                                 (fault == MoeFault::kDense ? ", dense" : ", experts");
+        expect_equal(got, expected, what);
+        EXPECT_TRUE(
+            has(got.not_finite,
+                {fault == MoeFault::kDense ? "in" : "expert.",
+                 fault == MoeFault::kDense ? ", seen by rank 0"
+                                           : ", seen by rank " + std::to_string(expert_ranks - 1)}))
+            << what;
+      }
+    }
+  }
+}
+
+// Groups of one each: nobody else learns of it by another way.
+TEST(JointNorm, OfWhatIsNotFiniteSaysSoOnEveryRank) {
   comm::run_ranks(3, {}, [](ProcessGroup& world) {
     const Memory memory;
     const Stream compute = Stream::inline_cpu("compute");
@@ -318,7 +356,18 @@ TEST(JointNorm, OfWhatIsNotFiniteIsAnErrorOnEveryRank) {
     Fsdp dense(*alone, memory, compute, {}, &model.root, {.non_finite = NonFinite::kSkip});
     Fsdp experts(*alone, memory, compute, model.expert_blocks(), nullptr,
                  {.non_finite = NonFinite::kSkip});
+    AdamW dense_optimizer(dense, {}), expert_optimizer(experts, {});
+    const auto values_of = [](Fsdp& fsdp, Optimizer& optimizer) {
+      std::vector<std::vector<float>> all;
+      for (const engine::Parameter* p : fsdp.parameters()) {
+        all.push_back(fsdp.full_parameter(*p));
+        for (const char* state : {"m", "v"}) all.push_back(optimizer.full_state(*p, state));
+      }
+      return all;
+    };
     for (const bool is_bad : {true, false}) {
+      const auto dense_before = values_of(dense, dense_optimizer);
+      const auto experts_before = values_of(experts, expert_optimizer);
       dense.begin_step();
       experts.begin_step();
       std::vector<float> values(96, 1.0f);
@@ -326,17 +375,93 @@ TEST(JointNorm, OfWhatIsNotFiniteIsAnErrorOnEveryRank) {
       tape.backward(model.loss(tape, Tensor::from<float>(memory, {12, 8}, values),
                                Tensor::zeros(memory, {12}, DType::kI32), false));
       const GradNorm dense_norm = dense.finish_step(), expert_norm = experts.finish_step();
+      EXPECT_EQ(dense_norm.not_finite().empty(), !is_bad || world.rank() != 1);
       const std::vector<NormPart> parts = {{dense, dense_norm}, {experts, expert_norm}};
+      const JointNorm norm = joint_norm(world, parts);
       if (is_bad) {
-        EXPECT_TRUE(has(error_of<InvalidArgument>([&] { joint_norm(world, parts); }),
-                        {"[joint_norm]", "rank 1"}));
+        EXPECT_TRUE(has(norm.not_finite(), {"in, seen by rank 1"}));
+        EXPECT_TRUE(has(error_of<InvalidArgument>([&] { static_cast<void>(norm.value()); }),
+                        {"[joint_norm]", "expected finite gradients", "in, seen by rank 1"}));
       } else {
-        EXPECT_GT(joint_norm(world, parts), 0);
+        EXPECT_EQ(norm.not_finite(), "");
+        EXPECT_GT(norm.value(), 0);
       }
-      Sgd(dense, {}).step(0, dense_norm, 0);
-      Sgd(experts, {}).step(0, expert_norm, 0);
+      dense_optimizer.step(0.1, norm, 1);
+      expert_optimizer.step(0.1, norm, 1);
+      EXPECT_EQ(dense_optimizer.num_steps(), is_bad ? 0 : 1);
+      EXPECT_EQ(expert_optimizer.num_steps(), is_bad ? 0 : 1);
+      EXPECT_EQ(values_of(dense, dense_optimizer) == dense_before, is_bad);
+      EXPECT_EQ(values_of(experts, expert_optimizer) == experts_before, is_bad);
     }
   });
+}
+
+TEST(JointNorm, OfWhatIsNotFiniteIsAnErrorOnEveryRankUnlessAllPartsSkip) {
+  comm::run_ranks(3, {}, [](ProcessGroup& world) {
+    const Memory memory;
+    const Stream compute = Stream::inline_cpu("compute");
+    Tape tape(memory, compute);
+    const auto alone = world.split(world.rank(), 0);
+    Moe model({}, *alone);
+    // One part of one rank throws, and it is another's gradient that is not finite.
+    const NonFinite policy = world.rank() == 2 ? NonFinite::kThrow : NonFinite::kSkip;
+    Fsdp dense(*alone, memory, compute, {}, &model.root, {.non_finite = NonFinite::kSkip});
+    Fsdp experts(*alone, memory, compute, model.expert_blocks(), nullptr, {.non_finite = policy});
+    dense.begin_step();
+    experts.begin_step();
+    tape.backward(model.loss(tape, Tensor::from<float>(memory, {12, 8}, std::vector(96, 1.0f)),
+                             Tensor::zeros(memory, {12}, DType::kI32), false));
+    if (world.rank() == 1) testing::spoil_gradients(dense);
+    const GradNorm dense_norm = dense.finish_step(), expert_norm = experts.finish_step();
+    const std::vector<NormPart> parts = {{dense, dense_norm}, {experts, expert_norm}};
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { joint_norm(world, parts); }),
+                    {"[joint_norm]", "in, seen by rank 1"}))
+        << "rank " << world.rank();
+  });
+}
+
+TEST(JointNorm, ARankThatUpdatesWhereOthersSkipIsAnError) {
+  const std::string error = error_of<engine::Error>([] {
+    comm::run_ranks(2, {}, [](ProcessGroup& world) {
+      const Memory memory;
+      const Stream compute = Stream::inline_cpu("compute");
+      Tape tape(memory, compute);
+      const auto alone = world.split(world.rank(), 0);
+      Moe model({}, *alone);
+      Fsdp fsdp(world, memory, compute, model.expert_blocks(), &model.root,
+                {.non_finite = NonFinite::kSkip});
+      Sgd optimizer(fsdp, {});
+      fsdp.begin_step();
+      tape.backward(model.loss(tape, Tensor::from<float>(memory, {12, 8}, std::vector(96, 1.0f)),
+                               Tensor::zeros(memory, {12}, DType::kI32), false));
+      testing::spoil_gradients(fsdp);
+      const GradNorm own_norm = fsdp.finish_step();
+      const std::vector<NormPart> parts = {{fsdp, own_norm}};
+      const JointNorm norm = joint_norm(world, parts);
+      world.rank() == 0 ? optimizer.step(0.1, norm, 0) : optimizer.step(0.1);
+    });
+  });
+  EXPECT_TRUE(has(error, {"optimizer step 1", ", skipped"}));
+}
+
+TEST(JointNorm, WithTheDefaultWhatIsNotFiniteEndsTrainingOnEveryRank) {
+  std::atomic<int> num_errors = 0;
+  const std::string error = error_of<InvalidArgument>([&] {
+    comm::run_ranks(4, {}, [&](ProcessGroup& world) {
+      try {
+        MoeResult result;
+        std::mutex mutex;
+        testing::train_moe_rank(world, Stream::inline_cpu("compute"),
+                                {.ranks = 4, .expert_ranks = 4, .fault = MoeFault::kExperts},
+                                result, mutex);
+      } catch (const engine::Error&) {
+        ++num_errors;
+        throw;
+      }
+    });
+  });
+  EXPECT_TRUE(has(error, {"expected finite gradients", "expert.3.w1"}));
+  EXPECT_EQ(num_errors, 4);
 }
 
 // The gradient of an expert in a group of one is the sum over the tokens of all ranks: what it is
@@ -364,7 +489,7 @@ TEST(JointNorm, RefusesMeansOverDifferentNumbersOfBatches) {
         EXPECT_TRUE(has(error_of<InvalidArgument>([&] { joint_norm(world, parts); }),
                         {"[joint_norm]", "got 2 and 1"}));
       } else {
-        EXPECT_GT(joint_norm(world, parts), 0);
+        EXPECT_GT(joint_norm(world, parts).value(), 0);
         Sgd(dense, {}).step(0);
         EXPECT_TRUE(
             has(error_of<InvalidArgument>([&] { experts.join(1); }), {"mean_ranks", "got 2"}));

@@ -50,13 +50,13 @@ struct Rank {
 };
 
 TEST(NonFinite, AStepIsSkippedAsIfItHadNotBeen) {
-  for (const std::string name : {"ddp", "zero1", "zero2", "zero3", "hsdp"}) {
+  for (const std::string& name : Placement::preset_names()) {
     std::optional<std::vector<float>> expected;
     for (const bool has_bad_step : {false, true}) {
       comm::run_ranks(4, {}, [&](ProcessGroup& world) {
-        FsdpOptions options{.placement = Placement::preset(name), .non_finite = NonFinite::kSkip};
-        if (is_hybrid(name)) options.shard_ranks = 2;
-        Rank rank(world, options);
+        Rank rank(world, {.placement = Placement::preset(name),
+                          .shard_ranks = default_shard_ranks(name, 4),
+                          .non_finite = NonFinite::kSkip});
         AdamW adamw(rank.fsdp, {});
         for (int step = 0; step < 4; ++step) {
           const bool is_bad = step == 2;

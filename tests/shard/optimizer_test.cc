@@ -16,7 +16,7 @@
 #include "shard/adamw.h"
 #include "shard/adamw_rule.h"
 #include "shard/sgd.h"
-#include "tests/shard/toy_model.h"
+#include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::shard {
@@ -202,6 +202,75 @@ TEST(Groups, HaveTheirOwnLearningRateAndDecay) {
   }
 }
 
+// A layer-wise learning rate of a deep model: each parameter has a group of its own.
+TEST(Groups, AreAsManyAsAModelHasParameters) {
+  constexpr int kBlocks = 100;
+  constexpr std::int64_t kNumel = 66;
+  // By parameter: values and moments behind three updates.
+  const auto train = [](int ranks, const std::string& strategy) {
+    std::vector<std::vector<float>> result;
+    comm::run_ranks(ranks, {}, [&](comm::ProcessGroup& world) {
+      const engine::Memory memory;
+      const auto compute = engine::Stream::inline_cpu("compute");
+      engine::Tape tape(memory, compute);
+      testing::ToyModel model(kBlocks, kNumel);
+      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
+                {.placement = Placement::preset(strategy),
+                 .shard_ranks = default_shard_ranks(strategy, ranks)});
+      AdamW optimizer(fsdp, {.groups = testing::groups_of(model)});
+      ASSERT_EQ(optimizer.groups().size(), 2u + 2 * kBlocks);
+      for (int step = 0; step < 3; ++step) {
+        if (step == 2) optimizer.group("group 130").lr_scale = 0;
+        const std::vector<float> kept = fsdp.full_parameter(model.layers[65]->weight);
+        for (int micro = 0; micro < 4 / ranks; ++micro) {
+          micro == 0 ? fsdp.begin_step(4 / ranks) : fsdp.next_micro_step();
+          const auto number = static_cast<float>(micro * ranks + world.rank() + step);
+          tape.backward(model.loss(
+              tape, Tensor::from<float>(memory, {kNumel}, std::vector<float>(kNumel, 0.1f * number),
+                                        "x")));
+        }
+        fsdp.finish_step();
+        std::vector<std::vector<float>> before, gradients;
+        for (const auto& layer : model.layers) {
+          for (const engine::Parameter* p : {&layer->weight, &layer->bias}) {
+            before.push_back(fsdp.full_parameter(*p));
+            gradients.push_back(fsdp.full_gradient(*p));
+          }
+        }
+        optimizer.step(0.01);
+        if (step == 2) {
+          EXPECT_EQ(fsdp.full_parameter(model.layers[65]->weight), kept);
+        }
+        if (step > 0) continue;
+        // In the first step the moments are the gradient and its square.
+        for (std::size_t g = 0; g < 2 * kBlocks; ++g) {
+          const auto& layer = *model.layers[g / 2];
+          const auto after = fsdp.full_parameter(g % 2 == 0 ? layer.weight : layer.bias);
+          const double lr = 0.01 * (1 + 0.1 * static_cast<double>(g));
+          const double decay = 1 / (1 + static_cast<double>(g));
+          for (std::size_t k = 0; k < after.size(); ++k) {
+            const double gradient = gradients[g][k];
+            const double want =
+                before[g][k] * (1 - lr * decay) - lr * gradient / (std::abs(gradient) + 1e-8);
+            ASSERT_NEAR(after[k], want, 1e-5 * (1 + std::abs(want))) << "group " << g;
+          }
+        }
+      }
+      std::vector<std::vector<float>> mine;
+      for (const engine::Parameter* p : fsdp.parameters()) {
+        mine.push_back(fsdp.full_parameter(*p));
+        for (const char* state : {"m", "v"}) mine.push_back(optimizer.full_state(*p, state));
+      }
+      if (world.rank() == 0) result = mine;
+    });
+    return result;
+  };
+  const auto expected = train(1, "ddp");
+  for (const std::string& strategy : Placement::preset_names()) {
+    EXPECT_EQ(train(4, strategy), expected) << strategy;
+  }
+}
+
 TEST(Groups, ThatDoNotFitAreRefusedByName) {
   comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
     Rank rank(world, "zero3");
@@ -216,11 +285,17 @@ TEST(Groups, ThatDoNotFitAreRefusedByName) {
                     {"h.0.bias", "'a'", "'b'"}));
     EXPECT_TRUE(has(error({{.name = "matrices"}}), {"'matrices'"}));
     EXPECT_TRUE(has(error({{.name = "a", .weight_decay = -1}}), {"-1", "a"}));
-    EXPECT_TRUE(has(error(std::vector<ParameterGroup>(20)), {"16", "22"}));
+    std::vector<ParameterGroup> many;
+    for (std::size_t g = 0; g < kMaxGroups - 2; ++g) many.push_back({.name = std::to_string(g)});
+    EXPECT_NO_THROW(AdamW(rank.fsdp, {.groups = many}));
+    many.push_back({.name = "one too many"});
+    EXPECT_TRUE(has(error(many), {"65536", "65537", "'one too many'"}));
     AdamW optimizer(rank.fsdp, {.groups = {{.name = "head", .parameters = {"h.2.bias"}}}});
     optimizer.group("head").lr_scale = 2;
     EXPECT_TRUE(has(testing::error_of<engine::InvalidArgument>([&] { optimizer.group("tail"); }),
                     {"matrices, vectors, head", "'tail'"}));
+    EXPECT_TRUE(has(testing::error_of<engine::InvalidArgument>([&] { optimizer.repeat_step(1); }),
+                    {"captured step", "cpu"}));
     EXPECT_TRUE(has(testing::error_of<engine::InvalidArgument>(
                         [&] { Sgd(rank.fsdp, {.groups = {{.name = "a", .weight_decay = 0.1}}}); }),
                     {"weight decay", "'a'"}));

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/threads.h"
@@ -28,6 +29,9 @@ struct Training {
   int rounds = 1;      ///< of the layers in one forward
   bool rests = false;  ///< the second step and the last leave the layers out
   bool adamw = false;
+  /// With `adamw`: each layer's weight and bias are groups of their own, with learning rates and
+  /// decays that differ, of which those of one change before each step but the first.
+  bool many_groups = false;
   double max_norm = 0;
   double lr_decay = 0;
   bool poison = false;
@@ -53,6 +57,20 @@ struct Training {
   }
 };
 
+inline std::vector<shard::ParameterGroup> groups_of(const ToyModel& model) {
+  std::vector<shard::ParameterGroup> groups;
+  for (const auto& layer : model.layers) {
+    for (const engine::Parameter* p : {&layer->weight, &layer->bias}) {
+      const double number = static_cast<double>(groups.size());
+      groups.push_back({.name = "group " + std::to_string(groups.size()),
+                        .parameters = {p->name},
+                        .lr_scale = 1 + 0.1 * number,
+                        .weight_decay = 1 / (1 + number)});
+    }
+  }
+  return groups;
+}
+
 /// One rank's part of train(): every parameter and norm, in order.
 inline std::vector<float> train_rank(comm::ProcessGroup& world, const Training& run) {
   const engine::Stream compute = run.compute(world.rank());
@@ -64,7 +82,9 @@ inline std::vector<float> train_rank(comm::ProcessGroup& world, const Training& 
   shard::Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
   std::unique_ptr<shard::Optimizer> optimizer;
   if (run.adamw) {
-    optimizer = std::make_unique<shard::AdamW>(fsdp, shard::AdamWOptions{});
+    shard::AdamWOptions adamw;
+    if (run.many_groups) adamw.groups = groups_of(model);
+    optimizer = std::make_unique<shard::AdamW>(fsdp, std::move(adamw));
   } else {
     optimizer = std::make_unique<shard::Sgd>(fsdp, shard::SgdOptions{.momentum = 0.9});
   }
@@ -99,6 +119,10 @@ inline std::vector<float> train_rank(comm::ProcessGroup& world, const Training& 
   std::function<void()> launch;
   for (int step = 0; step < run.steps; ++step) {
     if (run.before_step && !run.before_step(world, step)) return {};
+    if (run.many_groups && step > 0) {
+      const int number = (step * 67 + 2) % (2 * run.blocks);
+      optimizer->group("group " + std::to_string(number)).lr_scale *= 0.5;
+    }
     if (run.graph_from < 0 || step < run.graph_from) {
       norms.push_back(make_step(step, [&](int micro) {
         return engine::Tensor::from<float>(memory, {run.numel}, batch_of(step, micro), "x");
