@@ -387,6 +387,8 @@ TEST(Replays, HoldUpdatesUpUntilTheyHaveComputed) {
   const Memory memory(compute);
   Tape tape(memory, compute);
   ToyModel model(3, 40);
+  // Without a reduction of its own, which would be waited for.
+  model.layers[0]->weight.trainable = model.layers[0]->bias.trainable = false;
   Fsdp fsdp(*groups.front(), memory, compute, model.blocks(), &model.root,
             {.placement = Placement::preset("ddp")});
   Update update;
@@ -406,7 +408,8 @@ TEST(Replays, HoldUpdatesUpUntilTheyHaveComputed) {
       return y;
     };
     const auto nothing = [](const Tensor& y) { return y; };
-    Tensor h = nested(tape, model, x, 0, look, /*recompute=*/true);
+    Tensor h = affine(tape, x, model.scale, nullptr);
+    h = nested(tape, model, h, 0, look, /*recompute=*/true);
     h = nested(tape, model, h, 1, nothing);
     return sum(tape, nested(tape, model, h, 2, nothing));
   }));
