@@ -183,7 +183,7 @@ void Schedule::begin_forward(const Position& at, const Stream& compute, const Ca
     if (!visitor->unit->is_root()) last_entered_ = visitor;
   } else if (!visitor->backward) {
     close_visit(*visitor, compute);
-    enter_forward(*visitor, compute, pass);
+    enter_forward(*visitor, compute, pass, is_replay);
     visitor->visit = Visit{.last = index,
                            .pass = pass,
                            .inside = {forward_.size(), forward_.size()},
@@ -219,9 +219,10 @@ void Schedule::close_pending(const Visitor& entering, const Stream& compute) {
   last_entered_ = nullptr;
 }
 
-void Schedule::enter_forward(Visitor& visitor, const Stream& compute, Pass pass) {
+void Schedule::enter_forward(Visitor& visitor, const Stream& compute, Pass pass, bool is_replay) {
   close_pending(visitor, compute);
-  if (!is_replaying() && std::exchange(in_backward_, false)) {
+  // Without a root nothing need be open where a region of no unit is recomputed.
+  if (!is_replaying() && !is_replay && std::exchange(in_backward_, false)) {
     planned_ = {0, order_.size()};
     forward_.clear();
   }

@@ -147,7 +147,8 @@ class Schedule : public engine::RegionHooks {
   void begin_backward(const Position& at, const engine::Stream& compute, bool has_pending_uses);
   void end_backward(const Position& at, const engine::Stream& compute, bool has_pending_uses);
   bool is_replaying() const { return num_open_backwards_ > 0; }
-  void enter_forward(Visitor& visitor, const engine::Stream& compute, engine::Pass pass);
+  void enter_forward(Visitor& visitor, const engine::Stream& compute, engine::Pass pass,
+                     bool is_replay);
   void mark_replay();
   void close_visit(Visitor& visitor, const engine::Stream& compute);
   void close_pending(const Visitor& entering, const engine::Stream& compute);

@@ -467,6 +467,29 @@ TEST(Replays, ThatDoNotComeHoldUpdatesUpUntilTheirGatherIsDone) {
   });
 }
 
+// A region of no unit runs again while no unit is open: that begins no other backward.
+TEST(Replays, AreNoForwards) {
+  const auto norm_of = [](bool recompute) {
+    auto groups = comm::make_threads_world(1);
+    Rank rank(*groups.front(), {}, /*with_root=*/false);
+    const Block span{"span", {}};
+    const Tensor x = Tensor::from<float>(rank.memory, {40}, std::vector<float>(40, 0.5f), "x");
+    rank.fsdp->begin_step(1, {.num_backwards = 2});
+    for (int i = 0; i < 2; ++i) {
+      Tensor h = x;
+      for (const std::size_t layer : {0, 1, 2}) {
+        h = rank.tape.region(span, [h, layer, &rank] { return rank.layer(h, layer); },
+                             {.recompute = recompute});
+      }
+      rank.tape.backward(sum(rank.tape, h));
+    }
+    return rank.fsdp->finish_step().value();
+  };
+  const float expected = norm_of(false);
+  EXPECT_GT(expected, 0);
+  EXPECT_EQ(norm_of(true), expected);
+}
+
 // Nothing tells such a use from an evaluation.
 TEST(Replays, WithoutGradientInRegionsThatAreNotWrappedAreRefused) {
   auto groups = comm::make_threads_world(1);
