@@ -152,6 +152,7 @@ void tell_divergence(const Request& request) {
 void compare(int argc, char** argv) {
   std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how trainings end
   const Request request = read_request(argc, argv, std::cout);
+  check_plans(request);
   if (request.finds_divergence()) return tell_divergence(request);
   if (request.configurations.empty()) return;
   const ComparisonFolder folder(request);

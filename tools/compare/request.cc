@@ -209,11 +209,6 @@ Configuration make_named(const std::vector<std::string>& arguments, const Overri
   return named(name_of(overrides), [&] { return make(arguments, overrides, probe, checks, out); });
 }
 
-// Behind all other checks: a process that has planned cannot try other CPUs' kernels.
-void check_plans(const Request& request) {
-  for (const Configuration& c : request.configurations) named(c.name, [&] { check_plan(c); });
-}
-
 void read_divergence(Request& request, const std::vector<std::string>& arguments,
                      const FlagSet& flags, std::ostream& out) {
   for (const char* key : {"strategies", "sweep", "rounds", "resume", "report", "tolerance"}) {
@@ -243,7 +238,6 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
   }
   if (num_records > 0) return;
   check_same_training(request.configurations[0].options, request.configurations[1].options);
-  check_plans(request);
 }
 
 }  // namespace
@@ -318,8 +312,11 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
             request.configurations.back().config.train.steps, request.compare.warmup_steps,
             engine::escaped(name));
   }
-  check_plans(request);
   return request;
+}
+
+void check_plans(const Request& request) {
+  for (const Configuration& c : request.configurations) named(c.name, [&] { check_plan(c); });
 }
 
 }  // namespace tessera::tools

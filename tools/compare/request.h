@@ -66,4 +66,9 @@ struct Request {
 /// and with the name of the configuration that cannot be.
 Request read_request(int argc, const char* const* argv, std::ostream& out);
 
+/// Plans every configuration. Throws, with its name, what its training would before its first step,
+/// or that no plan meets its memory_budget. Chooses this process's CPU, so that nothing can be read
+/// for another one behind it.
+void check_plans(const Request& request);
+
 }  // namespace tessera::tools
