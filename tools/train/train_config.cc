@@ -287,7 +287,7 @@ void TrainConfig::add_to(FlagSet& flags) {
            "file of one JSON line a step, numbered from 1; empty: log.jsonl in the output folder"});
   flags.add("log.trace", &log.trace,
             {.help = "file for a trace of what ran when on all ranks, which ui.perfetto.dev opens; "
-                     "with plan of both planned steps, in simulated time; empty: none"});
+                     "with plan of the planned steps, in simulated time; empty: none"});
   flags.add("log.trace_steps", &log.trace_steps,
             {.help = "steps that the trace shows, as FIRST:LAST, numbered from 1; auto: the third "
                      "to the fifth that this process makes, or the last ones of a shorter run"});

@@ -83,8 +83,7 @@ shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor
   if (verdict.is_damaged) {
     engine::fail<engine::DeviceError>(
         "[train] expected memory that keeps what is written, got a step before which {}: go on "
-        "from "
-        "a checkpoint (step {})",
+        "from a checkpoint (step {})",
         verdict.is_wrong, step + 1);
   }
   const bool may_skip = config_.train.max_skips > 0 && !verdict.outcome.not_finite.empty();
