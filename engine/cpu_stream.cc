@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/cpu_event.h"
 #include "engine/error.h"
 #include "engine/philox.h"
 #include "engine/stream_impl.h"
@@ -30,46 +31,6 @@ void StreamImpl::delay() {
 }
 
 namespace {
-
-class CpuEvent final : public CpuEventState {
- public:
-  using Call = std::function<void(const std::exception_ptr&)>;
-
-  void set(std::exception_ptr e) {
-    std::vector<Call> calls;
-    {
-      const std::lock_guard lock(mutex_);
-      reached_ = true;
-      error_ = std::move(e);
-      calls.swap(calls_);
-    }
-    changed_.notify_all();
-    for (const Call& call : calls) call(error_);
-  }
-  void on_reached(Call fn) override {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!reached_) return calls_.push_back(std::move(fn));
-    }
-    fn(error_);
-  }
-  bool reached() override {
-    const std::lock_guard lock(mutex_);
-    return reached_;
-  }
-  void wait() override {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return reached_; });
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool reached_ = false;
-  std::exception_ptr error_;  // written before `reached_`, and never again
-  std::vector<Call> calls_;
-};
 
 class CpuStream : public StreamImpl {
  public:
@@ -147,7 +108,7 @@ class WorkerCpuStream final : public CpuStream {
   }
 
   void wait(const Event& event) override {
-    push([event] { event.wait(); });
+    push([event = event.for_host()] { event.wait(); });
   }
   // Allocates nothing, so that memory which tasks use can be freed behind it in any case.
   void synchronize() override {

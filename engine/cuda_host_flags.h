@@ -8,8 +8,8 @@
 // it waits for.) A stream that waited for work that failed goes on, without what it waited for; its
 // next call, or the end of synchronize(), throws.
 //
-// The thread that writes the number must not wait for anything that waits for the GPU: a call that
-// frees its memory, or a lock that another thread holds in such a call.
+// The thread that writes the number must not wait for anything that waits for the GPU, which any
+// call of CUDA does: see cuda_host_events.h.
 #pragma once
 
 #include <cuda_runtime_api.h>

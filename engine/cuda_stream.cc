@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "engine/cuda_check.h"
+#include "engine/cuda_host_events.h"
 #include "engine/cuda_host_flags.h"
 #include "engine/error.h"
 #include "engine/stream_impl.h"
@@ -71,17 +72,18 @@ class Mark {
   int gpu_;
 };
 
-// A host that waits for one sleeps: threads that update there wait for most of a step. Any thread
-// may ask it, whatever its GPU.
+// A host that waits for one sleeps. Any thread may ask it, whatever its GPU; one that a GPU waits
+// for asks for_host().
 class CudaEvent final : public EventState {
  public:
   CudaEvent(cudaStream_t native, std::string_view name, std::shared_ptr<const std::string> stream,
-            int gpu, std::shared_ptr<StreamCapture> capture)
+            int gpu, std::shared_ptr<StreamCapture> capture, std::shared_ptr<HostEvents> host)
       : mark_(native, cudaEventDisableTiming | cudaEventBlockingSync, gpu),
         name_(name),
         stream_(std::move(stream)),
         gpu_(gpu),
-        capture_(std::move(capture)) {}
+        capture_(std::move(capture)),
+        host_(std::move(host)) {}
 
   bool reached() override {
     if (capture_ != nullptr) return of_last_launch().reached();
@@ -90,6 +92,13 @@ class CudaEvent final : public EventState {
   void wait() override {
     if (capture_ != nullptr) return of_last_launch().wait();
     on_gpu([this] { check_cuda(cudaEventSynchronize(mark_.get()), "cudaEventSynchronize"); });
+  }
+  std::shared_ptr<EventState> for_host() override {
+    if (capture_ != nullptr) {
+      EventState* const launched = of_last_launch().state();
+      return launched == nullptr ? nullptr : launched->for_host();
+    }
+    return on_gpu([this] { return host_->behind(mark_.get(), what()); });
   }
   cudaEvent_t get() const { return mark_.get(); }
   /// Null: not recorded in a capture.
@@ -110,9 +119,10 @@ class CudaEvent final : public EventState {
   }
 
  private:
+  std::string what() const { return fmt::format("event '{}' of {}", name_, *stream_); }
   template <class F>
   std::invoke_result_t<F> on_gpu(F fn) const {
-    return explain([this] { return fmt::format("event '{}' of {}", name_, *stream_); },
+    return explain([this] { return what(); },
                    [&] {
                      const CurrentGpu current(gpu_);
                      return fn();
@@ -124,6 +134,7 @@ class CudaEvent final : public EventState {
   const std::shared_ptr<const std::string> stream_;
   const int gpu_;
   const std::shared_ptr<StreamCapture> capture_;
+  const std::shared_ptr<HostEvents> host_;
   const std::int64_t recorded_ns_ = now_ns();
 };
 
@@ -221,8 +232,8 @@ class CudaStream final : public StreamImpl {
   Event record(std::string_view event_name) override {
     flags_.check();
     return on_gpu({}, [&] {
-      return Event(
-          std::make_shared<CudaEvent>(stream_, event_name, where_, device().index, capture_));
+      return Event(std::make_shared<CudaEvent>(stream_, event_name, where_, device().index,
+                                               capture_, host_events_));
     });
   }
 
@@ -413,6 +424,7 @@ class CudaStream final : public StreamImpl {
   std::int64_t last_end_ns_ = 0;   // told to the listener
   bool is_told_ = true;            // the listener wanted the last launch
   HostFlags flags_;
+  const std::shared_ptr<HostEvents> host_events_ = std::make_shared<HostEvents>(device().index);
   std::shared_ptr<StreamCapture> capture_;  // null: work is done
 };
 

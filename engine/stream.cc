@@ -56,6 +56,12 @@ Stream Stream::sibling(std::string name, StreamOptions options) const {
   return worker_cpu(std::move(name), options);
 }
 
+Event Event::for_host() const {
+  std::shared_ptr<internal::EventState> told;
+  if (state_ != nullptr) told = state_->for_host();
+  return told == nullptr ? *this : Event(std::move(told));
+}
+
 void Stream::launch(Work work, std::function<void()> fn) const {
   impl_->launch(std::move(work), std::move(fn));
 }

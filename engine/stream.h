@@ -97,6 +97,11 @@ class Event {
   bool reached() const;
   /// Blocks the calling thread. Rethrows the error of the stream, if it failed before this moment.
   void wait() const;
+  /// This event for a thread that a GPU may come to wait for, which must call nothing of CUDA: not
+  /// to wait for an event of a GPU, nor to give one back. For whoever tells that thread to wait,
+  /// the one that drives the stream of this event. See engine/cuda_host_events.h. Throws
+  /// DeviceError.
+  Event for_host() const;
 
   /// For implementations of streams.
   internal::EventState* state() const { return state_.get(); }

@@ -23,6 +23,8 @@ class EventState {
   virtual bool reached() = 0;
   /// Blocks; rethrows the error of the stream.
   virtual void wait() = 0;
+  /// See Event::for_host(). Null: this event itself.
+  virtual std::shared_ptr<EventState> for_host() { return nullptr; }
 };
 
 /// A capture of streams of a GPU, while it is made and as long as its events live; see

@@ -147,11 +147,22 @@ float GradNorm::value() const {
   return std::bit_cast<float>(state_->on_host.span<std::int32_t>()[0]);
 }
 
-std::optional<float> GradNorm::unchecked_value() const {
-  state_->copied.wait();
-  const auto words = state_->on_host.span<std::int32_t>();
+std::optional<float> GradNorm::State::finite_value() const {
+  const auto words = on_host.span<std::int32_t>();
   if (words[1] != 0) return std::nullopt;
   return std::bit_cast<float>(words[0]);
+}
+
+std::optional<float> GradNorm::unchecked_value() const {
+  state_->copied.wait();
+  return state_->finite_value();
+}
+
+std::function<std::optional<float>()> GradNorm::unchecked_value_for_host() const {
+  return [state = state_.get(), copied = state_->copied.for_host()] {
+    copied.wait();
+    return state->finite_value();
+  };
 }
 
 std::string GradNorm::not_finite() const {

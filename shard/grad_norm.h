@@ -1,6 +1,7 @@
 // The norm of a step's gradient: the same bits for every strategy.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +30,9 @@ class GradNorm {
   /// For threads beside the one that drives the group: what value() returns, or nothing if a
   /// gradient is not finite. Blocks. Does not look whether the group failed: then it means nothing.
   std::optional<float> unchecked_value() const;
+  /// The same, as a function for a thread that a GPU may wait for (Event::for_host). This norm, or
+  /// another handle of it, must outlive the function.
+  std::function<std::optional<float>()> unchecked_value_for_host() const;
   /// (2) i32 on a GPU, for kernels: the bits of the f32 norm, and 0 if every gradient is finite;
   /// otherwise 1 + the first trainable parameter where it is not, and the first means nothing.
   /// Undefined on the CPU.
@@ -42,6 +46,8 @@ class GradNorm {
     engine::Event copied;
     std::shared_ptr<const GradientCheck> check;
     std::optional<comm::HostGather> findings;  // of `check`
+
+    std::optional<float> finite_value() const;  // once copied
   };
   explicit GradNorm(std::shared_ptr<State> state) : state_(std::move(state)) {}
   friend GradNorm reduce_norm(const UnitContext& context, const engine::Stream& compute,

@@ -166,16 +166,16 @@ void Optimizer::step_units() {
   end_step();
 }
 
-// For one call by a thread of the host, which must not be the last to hold what is the GPU's: it
-// would give that back while the thread that launches may be in a call that waits for the GPU, and
-// this for the host. So norms are kept here until that thread is past them.
+// For one call by a thread of the host, which must not be the last to hold what is the GPU's
+// (Event::for_host). So norms are kept here until that thread is past them.
 std::function<Optimizer::HostStep()> Optimizer::host_step_of(const GradNorm& norm,
                                                              double max_norm) {
   if (fsdp_.options().offload.optimizer == 0) return {};
   while (!norms_in_use_.empty() && norms_in_use_.front().read.reached()) norms_in_use_.pop_front();
   norms_in_use_.push_back({norm, {}});
-  return [&used = norms_in_use_.back().norm, max_norm, &count = num_steps_on_host_]() -> HostStep {
-    const std::optional<float> value = used.unchecked_value();
+  return [norm_of = norm.unchecked_value_for_host(), max_norm,
+          &count = num_steps_on_host_]() -> HostStep {
+    const std::optional<float> value = norm_of();
     if (!value) return {.skips = true, .clip = 1, .num_steps = count};
     return {.skips = false, .clip = clip_scale(*value, max_norm), .num_steps = ++count};
   };

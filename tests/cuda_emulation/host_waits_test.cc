@@ -1,11 +1,12 @@
 // What offload must not cost: threads that launch the work of a GPU wait for nothing more than
-// without it, neither for a GPU nor for what its host does.
+// without it, neither for a GPU nor for what its host does, and nobody waits for ever.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <future>
 #include <map>
 #include <span>
@@ -165,6 +166,32 @@ TEST(HostWaits, AnUpdateBehindAReaderHoldsUpNobody) {
         update_behind_reader(strategy, early, offload);
       }
     }
+  }
+}
+
+// A call that finds the queue of its stream full keeps the lock of CUDA's context until there is
+// room, for which the GPU may have to wait for a thread that updates on the host: it must do
+// without CUDA. Two ranks share the GPU, so that one stands in that call while the other launches.
+TEST(HostWaits, AFullQueueIsNoneOfThoseThatUpdateOnTheHost) {
+  const cuda_emulation::Settings before = cuda_emulation::settings();
+  cuda_emulation::Settings small = before;
+  small.queue_size = 4;
+  for (const char* strategy : {"zero3", "ddp"}) {
+    Training run{.ranks = 2, .accum = 2, .blocks = 4, .numel = 700, .max_norm = 0.5};
+    run.options.placement = Placement::preset(strategy);
+    run.options.precision.param = engine::DType::kBF16;
+    run.options.offload = kAll;
+    const std::vector<float> expected = train(run);
+    run.num_gpus = 1;
+    cuda_emulation::configure(small);
+    std::future<std::vector<float>> got =
+        std::async(std::launch::async, [&] { return train(run); });
+    if (got.wait_for(std::chrono::minutes(2)) != std::future_status::ready) {
+      fmt::print(stderr, "{}: the ranks, the GPU and its host wait for each other\n", strategy);
+      std::abort();  // nobody can be joined
+    }
+    EXPECT_EQ(got.get(), expected) << strategy;
+    cuda_emulation::configure(before);
   }
 }
 

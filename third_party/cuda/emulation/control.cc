@@ -70,6 +70,8 @@ Environment read_environment() {
       asked.settings.memory_nbytes = parse_number(value);
     } else if (name == "pinned") {
       asked.settings.pinned_nbytes = parse_number(value);
+    } else if (name == "queue") {
+      asked.settings.queue_size = static_cast<int>(parse_number(value));
     } else if (name == "fail_malloc") {
       asked.fail_malloc = value;
     } else if (name == "fail_launch") {
@@ -92,6 +94,7 @@ void apply(Runtime& machine, const Settings& settings) {
   machine.permutation_seed.store(settings.permutation_seed);
   machine.memory_nbytes.store(settings.memory_nbytes);
   machine.pinned_nbytes.store(settings.pinned_nbytes);
+  machine.queue_size.store(settings.queue_size);
 }
 
 void begin_generation(Runtime& machine, bool counting) {
@@ -197,7 +200,8 @@ Settings settings() {
           .delay_seed = machine.delay_seed.load(),
           .permutation_seed = machine.permutation_seed.load(),
           .memory_nbytes = machine.memory_nbytes.load(),
-          .pinned_nbytes = machine.pinned_nbytes.load()};
+          .pinned_nbytes = machine.pinned_nbytes.load(),
+          .queue_size = machine.queue_size.load()};
 }
 
 void configure(const Settings& settings) {

@@ -2,7 +2,7 @@
 //
 // Programs that a test starts are steered by the environment variable TESSERA_CUDA_EMULATION,
 // comma separated, e.g.
-// "devices=4,seed=3,permutation=2,memory=1000000,pinned=1000000,fail_malloc=0@5,
+// "devices=4,seed=3,permutation=2,memory=1000000,pinned=1000000,queue=64,fail_malloc=0@5,
 // fail_launch=1@12,waits=FILE,remove=rank0#17/rank0.2@45" (see Settings, fail_*, waits,
 // remove_wait).
 #pragma once
@@ -21,6 +21,10 @@ struct Settings {
   std::uint64_t permutation_seed = 1;  ///< order of a block's threads; 0: natural
   std::size_t memory_nbytes = std::size_t{8} << 30;  ///< of each device
   std::size_t pinned_nbytes = std::size_t{8} << 30;  ///< page-locked memory of the host
+  /// Tasks that the queue of a stream has room for, as a real one has for about a thousand. Whoever
+  /// finds it full waits, and has the lock of the device's context meanwhile, which all calls take
+  /// but those that ask which device is current: so it was seen on an H100.
+  int queue_size = 1024;
 };
 
 Settings settings();

@@ -136,6 +136,7 @@ cudaError_t device_error(int device) {
   Runtime& machine = runtime();
   if (machine.num_devices.load(std::memory_order_relaxed) == 0) return failed(cudaErrorNoDevice);
   if (host_thread().in_host_function) return failed(cudaErrorNotPermitted);
+  { const std::lock_guard lock(machine.devices[device].context_lock); }
   const int sticky = machine.devices[device].sticky.load(std::memory_order_relaxed);
   return sticky == 0 ? cudaSuccess : failed(static_cast<cudaError_t>(sticky));
 }

@@ -69,6 +69,7 @@ struct Task {
   std::uint64_t number = 0;  ///< of the stream's tasks of any kind, for random delays
   Removal* held_by = nullptr;
   Removal* overtakes = nullptr;
+  bool runs_always = false;  ///< when the device is broken, too
 };
 
 /// A queue and its worker thread. The worker owns a reference and ends after quit().
@@ -80,6 +81,8 @@ class Stream {
 
   /// `fn` is called, seen, by the worker.
   void push_work(std::string name, std::function<void()> fn);
+  /// The same, but `fn` is called when the device is broken, too. Not in a capture.
+  void push_callback(std::function<void()> fn);
   std::shared_ptr<Record> push_record();
   void push_wait(std::shared_ptr<Record> record);
   void quit();
@@ -115,6 +118,7 @@ class Stream {
   mutable std::mutex mutex_;
   std::shared_ptr<Capture> capture_;
   std::condition_variable filled_;
+  std::condition_variable popped_;
   std::deque<std::unique_ptr<Task>> tasks_;
   bool busy_ = false;
   bool ended_ = false;  ///< after quit(), when nothing is left
@@ -153,6 +157,7 @@ struct Device {
   std::atomic<int> sticky{0};  ///< a cudaError_t
   std::atomic<bool> has_context{false};
   std::atomic<std::size_t> used_nbytes{0};
+  std::mutex context_lock;  ///< before all others; see Settings::queue_size
   PlannedFaults mallocs, pinned_mallocs, launches;
   std::array<std::atomic<bool>, kMaxDevices> peer_enabled{};
   std::string fault = {};                             ///< guarded by Runtime::mutex
@@ -174,6 +179,7 @@ struct Runtime {
   std::atomic<std::uint64_t> permutation_seed{1};
   std::atomic<std::size_t> memory_nbytes{0};
   std::atomic<std::size_t> pinned_nbytes{0};
+  std::atomic<int> queue_size{0};
   std::atomic<int> generation{0};  ///< of numbers: start_counting, reset and remove_wait begin one
   std::atomic<bool> counting{false};
   std::atomic<Removal*> removal{nullptr};

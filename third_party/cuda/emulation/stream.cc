@@ -64,11 +64,24 @@ void Stream::push_work(std::string name, std::function<void()> fn) {
   push(std::move(task));
 }
 
+void Stream::push_callback(std::function<void()> fn) {
+  push(std::make_unique<Task>(Task{.name = "callback", .run = std::move(fn), .runs_always = true}));
+}
+
 void Stream::push(std::unique_ptr<Task> task) {
   release_edge(task.get());
   const Unseen unseen;
   Runtime& machine = runtime();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  const auto has_room = [&] {
+    return static_cast<int>(tasks_.size()) < machine.queue_size.load(std::memory_order_relaxed);
+  };
+  if (task->kind != Task::Kind::kQuit && !has_room()) {
+    lock.unlock();
+    const std::lock_guard context(machine.devices[device].context_lock);
+    lock.lock();
+    popped_.wait(lock, has_room);
+  }
   if (const int generation = machine.generation.load(); generation_ != generation) {
     generation_ = generation;
     num_work_ = 0;
@@ -140,6 +153,7 @@ void Stream::work() {
       busy_ = tasks_.front()->kind != Task::Kind::kRecord;
       task = std::move(tasks_.front());
       tasks_.pop_front();
+      popped_.notify_one();
     }
     acquire_edge(task.get());
     quitting = quitting || task->kind == Task::Kind::kQuit;
@@ -172,7 +186,7 @@ void Stream::run(Task& task) {
     if (random % 2 == 0) sleep_ns(static_cast<std::int64_t>(random / 2 % 300'000));
   }
   current_work() = {.task = task.name.c_str(), .stream = label.c_str()};
-  if (machine.devices[device].sticky.load(std::memory_order_relaxed) == 0) {
+  if (task.runs_always || machine.devices[device].sticky.load(std::memory_order_relaxed) == 0) {
     try {
       const Seen seen;
       task.run();

@@ -157,6 +157,22 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t fn, void* user_
   return cudaSuccess;
 }
 
+cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t fn, void* user_data,
+                                  unsigned int flags) {
+  const Unseen unseen;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  if (!stream) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (const cudaError_t error = uncapturable_error(*stream)) return error;
+  if (fn == nullptr || flags != 0) return failed(cudaErrorInvalidValue);
+  stream->push_callback([fn, handle, user_data, device = stream->device] {
+    host_thread().in_host_function = true;
+    fn(handle, static_cast<cudaError_t>(runtime().devices[device].sticky.load()), user_data);
+    host_thread().in_host_function = false;
+  });
+  return cudaSuccess;
+}
+
 namespace {
 
 CUresult emulated_wait_value(CUstream handle, CUdeviceptr address, cuuint32_t value,
