@@ -12,9 +12,10 @@ enum class WeightLayout {
 };
 
 /// y = x W + b. x (..., I), w (I, O) or (O, I), bias (O) or null; y (..., O). f32 or bf16, all
-/// alike; sums are f32 and rounded once. Saves x if w is trainable. On a GPU the gradient of the
-/// bias takes the sums that whoever writes the gradient of y may leave; see [Note: sums left beside
-/// gradients] in engine/tape.cc. Throws InvalidArgument if shapes or dtypes do not fit.
+/// alike; sums are f32 and rounded once, on a GPU as engine/gemm/gemm_cuda.h says. Saves x if w is
+/// trainable. On a GPU the gradient of the bias takes the sums that whoever writes the gradient of
+/// y may leave; see [Note: sums left beside gradients] in engine/tape.cc. Throws InvalidArgument if
+/// shapes or dtypes do not fit.
 engine::Tensor linear(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
                       engine::Parameter* bias, WeightLayout layout = WeightLayout::kInOut);
 

@@ -59,8 +59,8 @@ struct Operand {
   Tensor tensor;
 };
 
-// Runs the product and returns C.
-Values run(const Stream& stream, const Case& c, Values* want = nullptr, Values* scale = nullptr) {
+// Runs the product and returns C. `bound`: of the difference from `want`.
+Values run(const Stream& stream, const Case& c, Values* want = nullptr, Values* bound = nullptr) {
   const Memory memory(stream, {.poison = true});
   const Operand a(memory, c.m, c.k, c.a, c.a_transposed, c, 1);
   const Operand b(memory, c.k, c.n, c.b, c.b_transposed, c, 2);
@@ -88,34 +88,37 @@ Values run(const Stream& stream, const Case& c, Values* want = nullptr, Values* 
                  bias_values = c.bias ? to_values(bias) : Values();
     const auto m = static_cast<std::size_t>(c.m), n = static_cast<std::size_t>(c.n),
                k = static_cast<std::size_t>(c.k);
-    want->assign(m * n, 0), scale->assign(m * n, 0);
+    want->assign(m * n, 0), bound->assign(m * n, 0);
     for (std::size_t i = 0; i < m; ++i)
       for (std::size_t l = 0; l < k; ++l)
         for (std::size_t j = 0; j < n; ++j) {
           const double term = c.alpha * av[i * k + l] * bv[l * n + j];
           (*want)[i * n + j] += term;
-          (*scale)[i * n + j] += std::abs(term);
+          (*bound)[i * n + j] += std::abs(term);
         }
     for (std::size_t at = 0; at < m * n; ++at) {
       const double rest = (c.bias ? bias_values[at % n] : 0) + (c.accumulate ? before[at] : 0);
+      const double product = (*want)[at];
       (*want)[at] += rest;
-      (*scale)[at] += std::abs(rest);
+      (*bound)[at] = static_cast<double>(c.k + 3) * 0x1p-24 * ((*bound)[at] + std::abs(rest));
+      if (c.c == kBF16) {
+        (*bound)[at] += 0x1p-8 * (std::abs((*want)[at]) + (rest != 0 ? std::abs(product) : 0));
+      }
     }
   }
   return out.values();
 }
 
 // Each element within (K + 3) 2^-24 of the sum of the absolute values of its terms, the bound of an
-// f32 sum in any order, and half a unit in the last place of bf16 if it is stored so.
+// f32 sum in any order, and half a unit in the last place of bf16 if it is stored so, or of the
+// product as well if something is added to it (gemm_cuda.h).
 void check(const Case& c) {
   SCOPED_TRACE(text_of(c));
   const Stream stream = Stream::cuda("compute", 0);
-  Values want, scale;
-  const Values got = run(stream, c, &want, &scale);
+  Values want, bound;
+  const Values got = run(stream, c, &want, &bound);
   for (std::size_t i = 0; i < got.size(); ++i) {
-    const double sum_error = static_cast<double>(c.k + 3) * 0x1p-24 * scale[i];
-    const double rounding = c.c == kBF16 ? 0x1p-8 * std::abs(want[i]) : 0;
-    ASSERT_TRUE(std::abs(got[i] - want[i]) <= sum_error + rounding)
+    ASSERT_TRUE(std::abs(got[i] - want[i]) <= bound[i])
         << "[" << i << "]: expected " << want[i] << ", got " << got[i];
   }
   EXPECT_EQ(run(stream, c), got) << "twice";
