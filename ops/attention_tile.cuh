@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "engine/cuda_launch.cuh"
+#include "ops/exp2.cuh"
 #include "ops/mma.cuh"
 
 namespace tessera::ops::flash {
@@ -35,17 +36,6 @@ struct Rows {
   __device__ Rows(T* data, std::int64_t stride) : data(data), stride(static_cast<int>(stride)) {}
   __device__ T* at(int row) const { return data + static_cast<std::int64_t>(row) * stride; }
 };
-
-/// 2^x to 2 ulp, by one instruction; 0 for -inf.
-__device__ inline float exp2_approx(float x) {
-#if defined(__CUDACC__)
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return exp2f(x);
-#endif
-}
 
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x % 32); }
 __device__ inline int warp_id() { return static_cast<int>(threadIdx.x / 32); }
