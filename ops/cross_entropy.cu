@@ -5,6 +5,7 @@
 #include "engine/cuda_launch.cuh"
 #include "ops/cross_entropy_cuda.h"
 #include "ops/exp2.cuh"
+#include "ops/mma.cuh"
 #include "ops/vector_access.cuh"
 
 namespace tessera::ops {
@@ -70,22 +71,22 @@ __device__ float sum_relative_to(RowStats part, float max) {
   return part.max == max ? part.sum : part.sum * expf(part.max - max);
 }
 
-__device__ RowStats combine(RowStats a, RowStats b) {
-  const float max = fmaxf(a.max, b.max);  // the number, if one is NaN: the sum has it then
-  return {max, sum_relative_to(a, max) + sum_relative_to(b, max)};
-}
-
 __device__ RowStats combine_warp(RowStats part) {
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
-    part = combine(part, RowStats{__shfl_xor_sync(kAllLanes, part.max, mask),
-                                  __shfl_xor_sync(kAllLanes, part.sum, mask)});
-  }
-  return part;
+  float max = part.max;  // the number, if one is NaN: the sum has it then
+#pragma unroll
+  for (int mask = kWarp / 2; mask > 0; mask /= 2)
+    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, mask));
+  float sum = sum_relative_to(part, max);
+#pragma unroll
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
+  return {max, sum};
 }
 
-// Every thread gets the same.
-__device__ RowStats combine_block(RowStats part) {
-  __shared__ RowStats warps[kWarp];
+// Every thread gets the same. Called for the `number`th time by all of the block: two in turn have
+// memory of their own, so that nobody need wait until all have read.
+__device__ RowStats combine_block(RowStats part, unsigned number) {
+  __shared__ RowStats memory[2][kWarp];
+  RowStats* const warps = memory[number % 2];
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   part = combine_warp(part);
@@ -97,7 +98,7 @@ __device__ RowStats combine_block(RowStats part) {
 
 // One pass over the row: the largest so far, and the sum relative to it.
 template <bool kAligned, class T>
-__device__ RowStats row_stats(const T* logits, int vocab_size) {
+__device__ RowStats row_stats(const T* logits, int vocab_size, unsigned number = 0) {
   RowStats part{-kInfinity, 0.0f};
   const int step = static_cast<int>(blockDim.x) * kPerThread;
   for (int v = static_cast<int>(threadIdx.x) * kPerThread; v < vocab_size; v += step) {
@@ -112,7 +113,7 @@ __device__ RowStats row_stats(const T* logits, int vocab_size) {
     for (int k = 0; k < kPerThread; ++k) sum += exp_of<T>(x[k], from);
     part = {max, sum};
   }
-  return combine_block(part);
+  return combine_block(part, number);
 }
 
 // dlogits = (or +=) scale (exp(logits - max) / sum - onehot). A thread reads what it writes first.
@@ -168,6 +169,66 @@ __global__ void __launch_bounds__(kMaxThreads)
   if (dlogits_ld > 0) {
     row_gradient<kAligned>(dlogits, logits, rows.vocab_size, stats, target, 1.0f,
                            /*accumulate=*/false);
+  }
+}
+
+// [Note: rows in shared memory]
+// Each block of forward_kernel reads, waits for all of its threads, and writes: while they wait it
+// moves nothing, and two blocks, as many as fit, do not keep the memory busy. So where two rows fit
+// an SM's shared memory, a block works on one while the next is on its way. A thread reads nothing
+// but what it has copied itself: it waits for others in the sum alone.
+
+// Of one row. With the block's own memory, two rows are all that fits an SM of an H100.
+constexpr int kStreamedNbytes = 111 << 10;
+constexpr int kStreamedBlocks = 132;  // one for each SM of an H100
+
+template <class T>
+__device__ void fetch_row(T* to, const T* logits, int vocab_size) {
+  const int step = static_cast<int>(blockDim.x) * kPerThread;
+  constexpr int kPer16 = 16 / static_cast<int>(sizeof(T));
+  for (int v = static_cast<int>(threadIdx.x) * kPerThread; v < vocab_size; v += step) {
+#pragma unroll
+    for (int k = 0; k < kPerThread; k += kPer16) cp_async_16(to + v + k, logits + v + k);
+  }
+}
+
+// forward_kernel with rows aligned, and a gradient. Rows are as long in memory as is fetched of
+// them.
+template <class T>
+__global__ void __launch_bounds__(kMaxThreads)
+    streamed_forward_kernel(RowArguments rows, std::int64_t num_rows, const T* logits,
+                            std::int64_t ld, float* row_losses, T* dlogits,
+                            std::int64_t dlogits_ld) {
+  constexpr int kNumel = kStreamedNbytes / static_cast<int>(sizeof(T));
+  T* const memory = engine::dynamic_shared<T>();
+  const bool leads = threadIdx.x == 0;
+  fetch_row(memory, logits + blockIdx.x * ld, rows.vocab_size);
+  cp_async_commit();
+  unsigned number = 0, num_sums = 0;
+  for (std::int64_t row = blockIdx.x; row < num_rows; row += gridDim.x, ++number) {
+    const std::int64_t next = row + gridDim.x;
+    if (next < num_rows)
+      fetch_row(memory + (number + 1) % 2 * kNumel, logits + next * ld, rows.vocab_size);
+    cp_async_commit();
+    cp_async_wait<1>();
+    const T* const here = memory + number % 2 * kNumel;
+    const std::int32_t target = rows.targets[row];
+    if (target == rows.ignore_index) {
+      if (leads) rows.stats[row] = {0.0f, 1.0f}, row_losses[row] = 0.0f;
+      clear_row<true>(dlogits + row * dlogits_ld, rows.vocab_size);
+      continue;
+    }
+    const bool valid = rows.is_valid(target);
+    // Before the barrier in row_stats(), behind which others may write there.
+    const double chosen = leads && valid ? double{to_f32(logits[row * ld + target])} : 0.0;
+    RowStats stats = row_stats<true>(here, rows.vocab_size, num_sums++);
+    if (!valid) stats = {kNaN, kNaN};
+    if (leads) {
+      rows.stats[row] = stats;
+      row_losses[row] = static_cast<float>(log(double{stats.sum}) + stats.max - chosen);
+    }
+    row_gradient<true>(dlogits + row * dlogits_ld, here, rows.vocab_size, stats, target, 1.0f,
+                       /*accumulate=*/false);
   }
 }
 
@@ -236,6 +297,23 @@ bool has_aligned_rows(const DeviceMatrix& m) {
          });
 }
 
+// Whether a block of the GPU may have the memory of streamed_forward_kernel.
+class StreamedRoom {
+ public:
+  explicit StreamedRoom(const Stream& stream) {
+    int nbytes = 0;
+    engine::check_cuda(cudaDeviceGetAttribute(&nbytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                              stream.device().index),
+                       "cudaDeviceGetAttribute");
+    constexpr int kOwnNbytes = 4 << 10;  // a bound of what the kernel has besides
+    is_there_ = nbytes >= 2 * kStreamedNbytes + kOwnNbytes;
+  }
+  explicit operator bool() const { return is_there_; }
+
+ private:
+  bool is_there_;
+};
+
 // Calls fn(T{}, aligned).
 template <class F>
 void dispatch(const DeviceMatrix& logits, const DeviceMatrix& dlogits, F fn) {
@@ -254,7 +332,20 @@ void cross_entropy_forward_cuda(const Stream& stream, const CrossEntropyRows& ro
       dlogits != nullptr ? *dlogits : DeviceMatrix{.data = nullptr, .dtype = logits.dtype};
   dispatch(logits, gradient, [&](auto t, auto aligned) {
     using T = decltype(t);
-    engine::launch_kernel(stream, shape(logits), forward_kernel<T, decltype(aligned)::value>,
+    constexpr bool kAligned = decltype(aligned)::value;
+    const std::int64_t fetched = (rows.vocab_size + kPerThread - 1) / kPerThread * kPerThread;
+    if (kAligned && dlogits != nullptr && !stream.device().is_meta && logits.ld >= fetched &&
+        fetched * static_cast<std::int64_t>(sizeof(T)) <= kStreamedNbytes &&
+        logits.rows > kStreamedBlocks && stream.state<StreamedRoom>()) {
+      engine::LaunchShape streamed = shape(logits);
+      streamed.grid = dim3(kStreamedBlocks);
+      streamed.shared_nbytes = 2 * kStreamedNbytes;
+      return engine::launch_kernel(stream, streamed, streamed_forward_kernel<T>,
+                                   arguments(rows, first), logits.rows,
+                                   static_cast<const T*>(logits.data), logits.ld, row_losses,
+                                   static_cast<T*>(gradient.data), gradient.ld);
+    }
+    engine::launch_kernel(stream, shape(logits), forward_kernel<T, kAligned>,
                           arguments(rows, first), static_cast<const T*>(logits.data), logits.ld,
                           row_losses, static_cast<T*>(gradient.data), gradient.ld);
   });

@@ -17,23 +17,12 @@
 #include <cstdint>
 
 #include "engine/dtype.h"
+#include "ops/bf16_pair.cuh"
 #if !defined(__CUDACC__)
 #include "third_party/cuda/emulation/device.h"
 #endif
 
 namespace tessera::ops {
-
-/// Two f32 rounded to nearest bf16, `low` in the lower half.
-inline __device__ std::uint32_t pack_bf16(float low, float high) {
-#if defined(__CUDACC__)
-  std::uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-#else
-  return static_cast<std::uint32_t>(engine::BFloat16::from_float(low).bits) |
-         static_cast<std::uint32_t>(engine::BFloat16::from_float(high).bits) << 16;
-#endif
-}
 
 /// d += a b for one 16 x 8 x 16 tile: bf16 products are exact, sums are f32 in unspecified order.
 inline __device__ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4],

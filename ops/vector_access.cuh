@@ -5,8 +5,11 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "engine/dtype.h"
+#include "ops/bf16_pair.cuh"
 
 namespace tessera::ops {
 
@@ -26,35 +29,87 @@ namespace internal {
 template <class T, int kWidth, bool kAligned>
 struct alignas(kAligned ? sizeof(T) * kWidth : alignof(T)) Vector {
   T values[kWidth];
+
+  __device__ float get(int k) const { return engine::to_f32(values[k]); }
+  __device__ void set(const float (&x)[kWidth]) {
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) engine::store_f32(values[k], x[k]);
+  }
 };
 
+// By words: a compiler that is shown halves of them takes them apart and puts them together, which
+// is most of what kernels then do, and may write them one by one.
+template <>
+struct Vector<engine::BFloat16, 8, true> {
+  uint4 words;
+
+  __device__ float get(int k) const {
+    const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+    return k % 2 == 0 ? low_bf16(pairs[k / 2]) : high_bf16(pairs[k / 2]);
+  }
+  __device__ void set(const float (&x)[8]) {
+    words = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
+                       pack_bf16(x[6], x[7]));
+  }
+};
+
+template <class Vector, class T>
+__device__ void load(Vector& to, const T* from) {
+#if defined(__CUDACC__)
+  to = *reinterpret_cast<const Vector*>(from);
+#else
+  std::memcpy(static_cast<void*>(&to), from, sizeof to);
+#endif
+}
+
+template <class Vector, class T>
+__device__ void store(T* to, const Vector& from) {
+#if defined(__CUDACC__)
+  if constexpr (std::is_same_v<Vector, internal::Vector<engine::BFloat16, 8, true>>) {
+    __stwb(reinterpret_cast<uint4*>(to), from.words);  // else at times word by word
+  } else {
+    *reinterpret_cast<Vector*>(to) = from;
+  }
+#else
+  std::memcpy(static_cast<void*>(to), &from, sizeof from);
+#endif
+}
+
 }  // namespace internal
+
+/// Elements as they are stored, on their way: they take half of the registers if they are bf16.
+template <int kWidth, bool kAligned, class T>
+using Loaded = internal::Vector<T, kWidth, kAligned>;
+
+/// src[0 .. kWidth).
+template <int kWidth, bool kAligned, class T>
+__device__ Loaded<kWidth, kAligned, T> load_vector(const T* src) {
+  Loaded<kWidth, kAligned, T> v;
+  internal::load(v, src);
+  return v;
+}
 
 /// values = src[0 .. kWidth).
 template <int kWidth, bool kAligned, class T>
 __device__ void read_vector(float (&values)[kWidth], const T* src) {
-  const auto v = *reinterpret_cast<const internal::Vector<T, kWidth, kAligned>*>(src);
+  const auto v = load_vector<kWidth, kAligned>(src);
 #pragma unroll
-  for (int k = 0; k < kWidth; ++k) values[k] = engine::to_f32(v.values[k]);
+  for (int k = 0; k < kWidth; ++k) values[k] = v.get(k);
 }
 
 /// dst[0 .. kWidth) = values, or += with `accumulate`. `values` become what dst then holds.
 template <int kWidth, bool kAligned, class T>
 __device__ void write_and_round(T* dst, float (&values)[kWidth], bool accumulate) {
-  auto* out = reinterpret_cast<internal::Vector<T, kWidth, kAligned>*>(dst);
-  internal::Vector<T, kWidth, kAligned> v;
+  Loaded<kWidth, kAligned, T> v;
   if (accumulate) {
-    v = *out;
+    v = load_vector<kWidth, kAligned>(dst);
 #pragma unroll
-    for (int k = 0; k < kWidth; ++k)
-      engine::store_f32(v.values[k], engine::to_f32(v.values[k]) + values[k]);
-  } else {
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) engine::store_f32(v.values[k], values[k]);
+    for (int k = 0; k < kWidth; ++k) values[k] = v.get(k) + values[k];
   }
-  *out = v;
+  v.set(values);
+  internal::store(dst, v);
 #pragma unroll
-  for (int k = 0; k < kWidth; ++k) values[k] = engine::to_f32(v.values[k]);
+  for (int k = 0; k < kWidth; ++k) values[k] = v.get(k);
 }
 
 /// The same, and `values` are left alone.
