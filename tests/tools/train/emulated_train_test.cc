@@ -112,8 +112,8 @@ BlockingCalls blocking_calls() {
 }
 
 // Ranks wait for the loss and the norm of the step before, as without offload. The threads of the
-// host that update wait for the GPU, but not by calls of CUDA (cuda_host_events.h). And of memory pinned memory above all: to
-// ask for it in a step would stop the GPU.
+// host that update wait for the GPU, but not by calls of CUDA (cuda_host_events.h). And of memory
+// pinned memory above all: to ask for it in a step would stop the GPU.
 TEST(EmulatedTraining, AStepThatOffloadsAsksForNoMemoryAndHoldsUpNoRank) {
   constexpr OffloadConfig kSome{
       .parameters = 0.6, .gradients = 0.8, .optimizer = 0.4, .threads = 2};
