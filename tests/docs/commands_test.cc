@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <regex>
 #include <set>
@@ -202,6 +203,18 @@ TEST_F(Docs, EveryCommandRunsOrIsListed) {
   for (const NotRun& r : kNotRun) EXPECT_TRUE(used.contains(&r)) << r.begin << ": in no page";
 }
 
+// The same line, but for the scratch of matrix products in a sum of all memory: a CPU's library
+// takes what that CPU's kernels need, at most some MiB.
+bool is_shown(const std::string& got, const std::string& want) {
+  static const std::regex kMemory("(memory of a step, per rank: )([0-9.]+)( MiB.*)");
+  std::smatch of_got, of_want;
+  if (!std::regex_match(got, of_got, kMemory) || !std::regex_match(want, of_want, kMemory))
+    return got == want;
+  const double allowed = 0.001 * std::stod(of_want[2]);
+  return of_got[1] == of_want[1] && of_got[3] == of_want[3] &&
+         std::abs(std::stod(of_got[2]) - std::stod(of_want[2])) <= allowed;
+}
+
 // "..." stands for lines that are left out.
 TEST_F(Docs, ShowWhatPlansSay) {
   int num_shown = 0;
@@ -218,9 +231,9 @@ TEST_F(Docs, ShowWhatPlansSay) {
         continue;
       }
       std::string got;
-      while (std::getline(lines, got) && may_skip && got != want) {
+      while (std::getline(lines, got) && may_skip && !is_shown(got, want)) {
       }
-      EXPECT_EQ(got, want) << command.where();
+      EXPECT_TRUE(is_shown(got, want)) << command.where() << "\n" << got << "\n" << want;
       may_skip = false;
     }
   }
