@@ -14,9 +14,9 @@ namespace tessera::ops {
 // [Note: rows and threads of a norm]
 // threadIdx.x runs along a row, in whole warps, threadIdx.y over the rows that a block has at work
 // at once. A thread keeps its first kWidth columns in registers; columns beyond those that the
-// threads of a row cover at once are read again for each pass. Forward has a kernel besides in
-// which a warp has a row to itself, all of it in registers. Which thread sums what depends on the
-// shape and dtype alone, not on addresses (kAligned) or the GPU, so the bits do as well.
+// threads of a row cover at once are read again for each pass. Where a row fits the registers of a
+// warp, each warp has one to itself. Which thread sums what depends on the shape and dtype alone,
+// not on addresses (kAligned) or the GPU, so the bits do as well.
 //
 // What takes time is to wait: for the rows, and for each other in the sums. So a row is read as
 // soon as it can be, backward's next one before the sums of the present one, and a sum takes one

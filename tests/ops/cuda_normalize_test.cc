@@ -45,8 +45,13 @@ TEST(CudaNormalize, RowsWiderThanABlockAndMoreRowsThanBlocks) {
   check_cuda_run(norm_case(Norm::kLayer, {3, 5000}), {.num_uses = 2}, {.f32 = 5e-6});
   check_cuda_run(norm_case(Norm::kRms, {2, 1500}), {.num_uses = 2}, {.f32 = 5e-6});
   check_cuda_run(norm_case(Norm::kLayer, {2, 8200}), {.dtype = DType::kBF16}, {.bf16 = 5e-6});
-  // 8 rows at once in each of 512 blocks.
-  check_cuda_run(norm_case(Norm::kLayer, {2 * 512 * 8 + 5, 5}), {}, {.f32 = 1e-5});
+  // 9 rows at once in each of 264 blocks.
+  check_cuda_run(norm_case(Norm::kLayer, {2 * 264 * 9 + 5, 5}), {}, {.f32 = 1e-5});
+  // A row to a warp, 8 in each of 132 blocks; and to some warps.
+  check_cuda_run(norm_case(Norm::kLayer, {2 * 132 * 8 + 5, 24}, Residual::kYes),
+                 {.dtype = DType::kBF16, .num_uses = 2}, {.bf16 = 0x1p-6});
+  check_cuda_run(norm_case(Norm::kLayer, {2 * 264 + 5, 1032}, Residual::kYes),
+                 {.dtype = DType::kBF16}, {.bf16 = 0x1p-7});
 }
 
 TEST(CudaNormalize, TheResidualFormIsThatOfTheCpu) {
