@@ -59,12 +59,13 @@ struct DeviceProduct {
 
 /// Enqueues the product. Sums are f32 (never TF32), and an element of C is rounded once, from
 /// alpha AB + bias + C, but that some of cublasLt's kernels (of an H100: for small and odd shapes)
-/// round alpha AB to a bf16 C's dtype before they add to it. The same bits every time for the same shapes, layouts and addresses modulo
-/// 16; which bits may differ between models of GPU and versions of cublasLt. Any mix of dtypes, and
-/// addresses aligned to their elements alone: what cublasLt has no algorithm for (A and B of two
-/// dtypes, f32 A and B with a bf16 C, a bias not aligned to 16 bytes, K = 0) runs in a plain
-/// kernel, many times slower. Workspace comes from `memory`, whose home must be `stream`. Throws
-/// InvalidArgument unless the shapes fit, DeviceError.
+/// round alpha AB to a bf16 C's dtype before they add to it. The same bits every time for the same
+/// shapes, layouts and addresses modulo 16; which bits may differ between models of GPU and
+/// versions of cublasLt. Any mix of dtypes, and addresses aligned to their elements alone: what
+/// cublasLt has no algorithm for (A and B of two dtypes, f32 A and B with a bf16 C, a bias not
+/// aligned to 16 bytes, K = 0) runs in a plain kernel, many times slower. Workspace comes from
+/// `memory`, whose home must be `stream`. Throws InvalidArgument unless the shapes fit,
+/// DeviceError.
 void gemm_cuda(const Stream& stream, const Memory& memory, const DeviceProduct& product);
 
 }  // namespace tessera::engine
