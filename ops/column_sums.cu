@@ -49,18 +49,22 @@ __global__ void sum_parts_kernel(Out* dst, bool accumulate, const float* src, st
 
 void column_sums_cuda(const Stream& stream, const Memory& memory, const GradTarget& dst,
                       const Tensor& x) {
-  const std::int64_t rows = x.shape().rows(), cols = x.dim(-1);
-  const RowParts parts(rows);
   const Tensor sums = empty_part_sums(memory, x);
-  engine::dispatch_float(x.dtype(), "column_sums", [&](auto t) {
+  part_sums_cuda(stream, sums.data<float>(), x.dtype(), x.raw(), x.shape().rows(), x.dim(-1));
+  sum_parts_cuda(stream, dst, sums);
+}
+
+void part_sums_cuda(const Stream& stream, float* sums, engine::DType dtype, const void* x,
+                    std::int64_t rows, std::int64_t cols) {
+  const RowParts parts(rows);
+  engine::dispatch_float(dtype, "column_sums", [&](auto t) {
     using T = decltype(t);
-    const T* src = x.data<T>();
+    const T* src = static_cast<const T*>(x);
     const bool aligned = are_aligned<kColsPerThread>(src) && cols % kColsPerThread == 0;
     engine::launch_kernel(stream, part_sums_shape(parts, cols),
-                          aligned ? part_sums_kernel<T, true> : part_sums_kernel<T, false>,
-                          sums.data<float>(), src, rows, cols, parts.rows_each);
+                          aligned ? part_sums_kernel<T, true> : part_sums_kernel<T, false>, sums,
+                          src, rows, cols, parts.rows_each);
   });
-  sum_parts_cuda(stream, dst, sums);
 }
 
 void sum_parts_cuda(const Stream& stream, const GradTarget& dst, const Tensor& x) {

@@ -37,6 +37,11 @@ inline engine::Tensor empty_part_sums(const engine::Memory& memory, const engine
 void column_sums_cuda(const engine::Stream& stream, const engine::Memory& memory,
                       const engine::GradTarget& dst, const engine::Tensor& x);
 
+/// The first step alone, of `rows` times `cols` elements at `x`: sums (parts, cols), parts as
+/// RowParts says.
+void part_sums_cuda(const engine::Stream& stream, float* sums, engine::DType dtype, const void* x,
+                    std::int64_t rows, std::int64_t cols);
+
 /// The second step alone: x (parts, C) f32.
 void sum_parts_cuda(const engine::Stream& stream, const engine::GradTarget& dst,
                     const engine::Tensor& x);

@@ -11,7 +11,7 @@ using engine::Tensor;
 
 namespace {
 
-constexpr PointwiseWork kTanhBackward{"gelu.backward", kSigmoidFlops + 14};
+constexpr PointwiseWork kTanhBackward{"gelu.backward", kTanhGeluSlopeFlops};
 
 }  // namespace
 

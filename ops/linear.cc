@@ -101,6 +101,34 @@ void backward_x(const Tape& tape, const GradTarget& dx, const Parameter& p, cons
       });
 }
 
+// The gradient of h, of which the layer's input is GELU. On a GPU.
+void backward_h(Tape& tape, const GradTarget& dh, const Parameter& p, const Tensor& h,
+                const Tensor& dy, WeightLayout layout) {
+  engine::require(!dh.accumulate, "[gelu_mlp] expected one gradient of {}, got another", h.name());
+  const std::int64_t rows = dy.shape().rows(), in = h.dim(-1), out = dy.dim(-1);
+  const Tensor sums = dh.wants_column_sums ? empty_part_sums(tape.memory(), dh.dst) : Tensor();
+  tape.stream().launch(
+      {.name = "linear_gelu.backward_x",
+       .flops = gemm_flops(rows, in, out) +
+                static_cast<double>(h.numel()) * (kTanhGeluSlopeFlops + (sums.defined() ? 1 : 0)),
+       .bytes_read = dy.nbytes() + p.value.nbytes() + h.nbytes(),
+       .bytes_written = dh.dst.nbytes() + (sums.defined() ? sums.nbytes() : 0),
+       .detail = p.name},
+      [] {},
+      [&](const auto& stream) {
+        engine::GeluSlope slope{.at = device_matrix(h, rows, in),
+                                .column_sums = {},
+                                .finish = finish_tanh_gelu_slope_cuda};
+        if (sums.defined()) slope.column_sums = device_matrix(sums, sums.dim(0), in);
+        gemm_cuda(stream, tape.memory(),
+                  {.a = device_matrix(dy, rows, out),
+                   .b = device_weight_matrix(p.value, layout).t(),
+                   .c = device_matrix(dh.dst, rows, in),
+                   .slope = slope});
+      });
+  if (sums.defined()) tape.leave_column_sums(dh.dst, sums);
+}
+
 void backward_w(const Tape& tape, const GradTarget& dw, const Parameter& p, const Tensor& x,
                 const Tensor& dy, WeightLayout layout) {
   const std::int64_t rows = dy.shape().rows(), in = x.dim(-1), out = dy.dim(-1);
@@ -152,9 +180,10 @@ void backward_bias(const Tape& tape, const GradTarget& db, const Parameter& p, c
       });
 }
 
-// The layer, and on a GPU with `gelu` GELU (tanh) of it as well.
+// The layer, and on a GPU with `gelu` GELU (tanh) of it as well. With `h`, on a GPU: x is GELU of
+// that, which takes the gradient.
 Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, WeightLayout layout,
-              Tensor* gelu) {
+              Tensor* gelu, const Tensor& h = {}) {
   const Tensor value = tape.use(w);
   const Tensor bias_value = bias != nullptr ? tape.use(*bias) : Tensor();
   engine::require(value.shape().rank() == 2,
@@ -170,7 +199,7 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
                     "[linear] expected a bias ({}) {}, got {} {} ({})", out, name_of(x.dtype()),
                     bias_value.shape(), name_of(bias_value.dtype()), bias->name);
   }
-  const bool wants_dx = tape.needs_grad(x), wants_dw = tape.needs_grad(w);
+  const bool wants_dx = tape.needs_grad(h.defined() ? h : x), wants_dw = tape.needs_grad(w);
   const bool wants_dbias = bias != nullptr && tape.needs_grad(*bias);
   const Tensor y = tape.empty(x.shape().with_last(out), x.dtype(), "linear");
   if (gelu != nullptr) *gelu = tape.empty(y.shape(), y.dtype(), "gelu");
@@ -205,9 +234,13 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
       });
   if (bias != nullptr && bias->trainable) tape.want_column_sums(y);
   if (!wants_dx && !wants_dw && !wants_dbias) return y;
-  const Tensor saved = wants_dw ? x : x.without_data();
-  tape.record("linear", y, [&tape, x = saved, &w, bias, layout](const Tensor& dy) {
-    if (const GradTarget dx = tape.grad_target(x)) backward_x(tape, dx, w, dy, layout);
+  const Tensor saved = wants_dw ? x : x.without_data(), saved_h = wants_dx ? h : Tensor();
+  tape.record("linear", y, [&tape, x = saved, h = saved_h, &w, bias, layout](const Tensor& dy) {
+    if (h.defined()) {
+      if (const GradTarget dh = tape.grad_target(h)) backward_h(tape, dh, w, h, dy, layout);
+    } else if (const GradTarget dx = tape.grad_target(x)) {
+      backward_x(tape, dx, w, dy, layout);
+    }
     if (const GradTarget dw = tape.grad_target(w)) backward_w(tape, dw, w, x, dy, layout);
     if (bias == nullptr) return;
     if (const GradTarget db = tape.grad_target(*bias)) backward_bias(tape, db, *bias, dy);
@@ -228,6 +261,15 @@ Tensor linear_gelu(Tape& tape, const Tensor& x, Parameter& w, Parameter& bias,
   const Tensor h = linear(tape, x, w, &bias, layout, &y);
   record_tanh_gelu(tape, h, y);
   return y;
+}
+
+Tensor gelu_mlp(Tape& tape, const Tensor& x, Parameter& w_in, Parameter& b_in, Parameter& w_out,
+                Parameter* b_out, WeightLayout layout) {
+  if (!tape.stream().device().is_cuda())
+    return linear(tape, linear_gelu(tape, x, w_in, b_in, layout), w_out, b_out, layout);
+  Tensor y;
+  const Tensor h = linear(tape, x, w_in, &b_in, layout, &y);
+  return linear(tape, y, w_out, b_out, layout, nullptr, h);
 }
 
 }  // namespace tessera::ops

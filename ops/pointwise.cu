@@ -31,4 +31,22 @@ void tanh_gelu_cuda(const Stream& stream, engine::DType dtype, void* y, const vo
   });
 }
 
+void finish_tanh_gelu_slope_cuda(const Stream& stream, const engine::DeviceMatrix& c,
+                                 const engine::GeluSlope& slope, bool is_sloped) {
+  auto* const sums = static_cast<float*>(slope.column_sums.data);
+  if (is_sloped) {
+    if (sums != nullptr) part_sums_cuda(stream, sums, c.dtype, c.data, c.rows, c.cols);
+    return;
+  }
+  engine::dispatch_float(c.dtype, "gelu", [&](auto t) {
+    using T = decltype(t);
+    using F = SlopeOf<TanhGelu>;
+    T* const dx = static_cast<T*>(c.data);
+    const internal::PointwiseInputs<T, 2> inputs{{dx, static_cast<const T*>(slope.at.data)}};
+    if (sums == nullptr)
+      return internal::launch_elements<F>(stream, dx, false, {}, inputs, c.rows * c.cols);
+    internal::launch_elements_and_sums<F>(stream, dx, false, {}, inputs, sums, c.rows, c.cols);
+  });
+}
+
 }  // namespace tessera::ops

@@ -90,6 +90,20 @@ void launch_elements(const engine::Stream& stream, T* out, bool accumulate, cons
                         accumulate, f, inputs, numel);
 }
 
+// And `sums` of the columns of `out` (rows, cols), in parts.
+template <class F, class T>
+void launch_elements_and_sums(const engine::Stream& stream, T* out, bool accumulate, const F& f,
+                              const PointwiseInputs<T, F::kNumInputs>& inputs, float* sums,
+                              std::int64_t rows, std::int64_t cols) {
+  const RowParts parts(rows);
+  bool aligned = cols % kColsPerThread == 0 && are_aligned<kColsPerThread>(out);
+  for (const T* in : inputs.data) aligned = aligned && are_aligned<kColsPerThread>(in);
+  engine::launch_kernel(
+      stream, part_sums_shape(parts, cols),
+      aligned ? pointwise_sums_kernel<F, true, T> : pointwise_sums_kernel<F, false, T>, out,
+      accumulate, f, inputs, sums, rows, cols, parts.rows_each);
+}
+
 template <class F, std::size_t... n>
 void launch_pointwise_kernel(const engine::Stream& stream, const Pointwise<F>& p,
                              std::index_sequence<n...>) {
@@ -99,15 +113,9 @@ void launch_pointwise_kernel(const engine::Stream& stream, const Pointwise<F>& p
     const PointwiseInputs<T, F::kNumInputs> inputs{{p.in[n].template data<T>()...}};
     if constexpr (SumsColumns<F>) {
       if (p.column_sums.defined()) {
-        const std::int64_t rows = p.out.dst.shape().rows(), cols = p.out.dst.dim(-1);
-        const RowParts parts(rows);
-        const bool aligned =
-            cols % kColsPerThread == 0 && are_aligned<kColsPerThread>(out, inputs.data[n]...);
-        return engine::launch_kernel(
-            stream, part_sums_shape(parts, cols),
-            aligned ? pointwise_sums_kernel<F, true, T> : pointwise_sums_kernel<F, false, T>, out,
-            p.out.accumulate, p.f, inputs, p.column_sums.template data<float>(), rows, cols,
-            parts.rows_each);
+        return launch_elements_and_sums(stream, out, p.out.accumulate, p.f, inputs,
+                                        p.column_sums.template data<float>(),
+                                        p.out.dst.shape().rows(), p.out.dst.dim(-1));
       }
     }
     launch_elements(stream, out, p.out.accumulate, p.f, inputs, p.out.dst.numel());

@@ -27,7 +27,8 @@ constexpr int kMaxCandidates = 16;
 // The largest alignment that a kernel needs. Telling cublasLt of more would make the choice, and so
 // the bits, depend on where an allocation happens to be.
 constexpr std::uint32_t kAlignment = 16;
-// The entry of a product with GELU that is faster without it. No algorithm: cublasLt refuses it.
+// The entry of a product with GELU, or its slope, that is faster without. No algorithm: cublasLt
+// refuses it.
 constexpr GemmAlgorithms::Algorithm kApart = {};
 
 void check(cublasStatus_t status, std::string_view call) {
@@ -152,6 +153,25 @@ class Scratch {
   std::byte* data_;
 };
 
+// What cublasLt is to do with a sum besides.
+enum class Gelu { kNone, kValue, kSlope };
+
+Gelu gelu_of(const DeviceProduct& p) {
+  if (p.slope.at.data != nullptr) return Gelu::kSlope;
+  return p.before_gelu.data != nullptr ? Gelu::kValue : Gelu::kNone;
+}
+
+// What GELU is taken of: written by the product, or read for the slope.
+const DeviceMatrix& aux_of(const DeviceProduct& p) {
+  return gelu_of(p) == Gelu::kSlope ? p.slope.at : p.before_gelu;
+}
+
+std::uint32_t epilogue_of(Gelu gelu, bool has_bias) {
+  if (gelu == Gelu::kValue) return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+  if (gelu == Gelu::kSlope) return CUBLASLT_EPILOGUE_DGELU;
+  return has_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
 // All that reaches the choice. The values of alpha and beta do not.
 struct Key {
   explicit Key(const DeviceProduct& p)
@@ -160,22 +180,29 @@ struct Key {
         c(p.c),
         has_bias(p.bias != nullptr),
         device_scales(p.scales != nullptr),
-        has_gelu(p.before_gelu.data != nullptr) {}
+        has_sums(p.slope.column_sums.data != nullptr),
+        gelu(gelu_of(p)) {}
   std::string text() const {
-    return fmt::format("({}, {}) ({}, {}) | {} | {} | {}{}{}{}", a.rows, a.cols, b.rows, b.cols,
+    return fmt::format("({}, {}) ({}, {}) | {} | {} | {}{}{}{}{}", a.rows, a.cols, b.rows, b.cols,
                        a.text(), b.text(), c.text(), has_bias ? " | bias" : "",
-                       device_scales ? " | scales" : "", has_gelu ? " | gelu" : "");
+                       device_scales ? " | scales" : "",
+                       gelu == Gelu::kValue   ? " | gelu"
+                       : gelu == Gelu::kSlope ? " | gelu slope"
+                                              : "",
+                       has_sums ? " | sums" : "");
   }
   bool operator==(const Key&) const = default;
 
   Side a, b, c;
-  bool has_bias, device_scales, has_gelu;
+  bool has_bias, device_scales;
+  bool has_sums;  // behind a slope, whose time is that of both
+  Gelu gelu;
 };
 
 struct KeyHash {
   std::size_t operator()(const Key& key) const {
-    std::uint64_t hash =
-        (key.has_gelu ? 4 : 0) + (key.has_bias ? 2 : 0) + (key.device_scales ? 1 : 0);
+    std::uint64_t hash = static_cast<std::uint64_t>(key.gelu) * 8 + (key.has_sums ? 4 : 0) +
+                         (key.has_bias ? 2 : 0) + (key.device_scales ? 1 : 0);
     for (const Side* side : {&key.a, &key.b, &key.c}) {
       for (const std::int64_t part :
            {side->rows, side->cols, side->ld,
@@ -199,11 +226,8 @@ struct Plan {
     set(operation, CUBLASLT_MATMUL_DESC_POINTER_MODE,
         key.device_scales ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST);
     // The bias is added to each column of C^T.
-    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
-        key.has_gelu   ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
-        : key.has_bias ? CUBLASLT_EPILOGUE_BIAS
-                       : CUBLASLT_EPILOGUE_DEFAULT);
-    if (key.has_gelu) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.c.ld);
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(key.gelu, key.has_bias));
+    if (key.gelu != Gelu::kNone) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.c.ld);
   }
 
   Operation operation;
@@ -270,18 +294,28 @@ class CublasLt {
                           .bias = key.has_bias ? bias.data() : nullptr,
                           .scales = key.device_scales ? scales.data<float>() : nullptr,
                           .before_gelu = {},
-                          .gelu = recorded.gelu};
-    std::optional<Scratch> before_gelu;
+                          .gelu = recorded.gelu,
+                          .slope = recorded.slope};
+    std::optional<Scratch> aux, sums;
     std::optional<double> apart_ms;
-    if (key.has_gelu) {
-      before_gelu.emplace(stream, memory, recorded.before_gelu);
-      product.before_gelu = before_gelu->like(recorded.before_gelu);
+    if (key.gelu != Gelu::kNone) {
+      aux.emplace(stream, memory, aux_of(recorded));
+      (key.gelu == Gelu::kSlope ? product.slope.at : product.before_gelu) =
+          aux->like(aux_of(recorded));
+      if (key.has_sums) {
+        sums.emplace(stream, memory, recorded.slope.column_sums);
+        product.slope.column_sums = sums->like(recorded.slope.column_sums);
+      }
       apart_ms = time_apart_ms(stream, memory, product, algorithms);
     }
     std::vector<double> times_ms;
     for (const auto& candidate : candidates) {
       take(candidate, plan);
-      times_ms.push_back(time_ms(stream, [&] { run(stream, memory, product, plan); }));
+      times_ms.push_back(time_ms(stream, [&] {
+        run(stream, memory, product, plan);
+        if (key.gelu == Gelu::kSlope)
+          product.slope.finish(stream, product.c, product.slope, /*is_sloped=*/true);
+      }));
     }
     const auto best = std::ranges::min_element(times_ms);
     const cublasLtMatmulAlgo_t& fastest =
@@ -309,8 +343,8 @@ class CublasLt {
     const float* scales = product.scales != nullptr ? product.scales : host_scales;
     if (product.bias != nullptr)
       set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
-    if (product.before_gelu.data != nullptr)
-      set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.before_gelu.data);
+    if (const void* const aux = aux_of(product).data; aux != nullptr)
+      set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
     check(cublasLtMatmul(handle_.get(), plan.operation.get(), scales, product.b.data, plan.b.get(),
                          product.a.data, plan.a.get(), scales + (product.accumulate ? 2 : 1), c,
                          plan.c.get(), c, plan.c.get(), &plan.algorithm,
@@ -356,7 +390,8 @@ class CublasLt {
   static void allow_any_vectors(const Key& key, const Plan& plan) {
     const auto any = std::bit_cast<const void*>(std::uintptr_t{kAlignment});
     if (key.has_bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any);
-    if (key.has_gelu) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, any);
+    if (key.gelu != Gelu::kNone)
+      set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, any);
   }
 
   // [Note: GELU in products]
@@ -365,15 +400,22 @@ class CublasLt {
   // entry for such a product as well, that of the fastest algorithm or kApart: then, and without an
   // entry, the product and GELU run one after the other. The two ways differ in bits: cublasLt
   // takes GELU of the f32 sum, the kernel apart of what it was rounded to.
+  //
+  // The same holds for the slope: the product that is the gradient of GELU's output can be
+  // multiplied with gelu'(h) as it is summed, h being what GELU was taken of. Apart, the product is
+  // written to where the gradient of h goes and multiplied there, so that the two ways take the
+  // same memory and a plan need not know which it will be. Sums of columns are always ours, and
+  // timed with either way: DGELU_BGRAD would make them as well, but rounds them to bf16, and that
+  // it adds in a fixed order is not said.
   void choose(const Key& key, const GemmAlgorithms* algorithms, Plan& plan) const {
     allow_any_vectors(key, plan);
     if (algorithms != nullptr) {
       const std::string name = name_of(key);
       const auto algorithm = algorithms->find(name);
-      if (algorithm && key.has_gelu && *algorithm == kApart) return;
+      if (algorithm && key.gelu != Gelu::kNone && *algorithm == kApart) return;
       if (algorithm) return adopt(*algorithm, name, plan);
     }
-    if (key.has_gelu) return;
+    if (key.gelu != Gelu::kNone) return;
     const Candidates candidates = propose(plan, key, 1);
     if (!candidates.empty()) take(candidates.front(), plan);
   }
@@ -401,19 +443,22 @@ class CublasLt {
     take(result, plan);
   }
 
-  // Of a product and then GELU; nothing if cublasLt has no algorithm for the product.
+  // Of a product and then GELU, or its slope; nothing if cublasLt has no algorithm for the product.
   std::optional<double> time_apart_ms(const Stream& stream, const Memory& memory,
                                       const DeviceProduct& product,
                                       const GemmAlgorithms& algorithms) const {
     const DeviceMatrix& h = product.before_gelu;
+    const bool has_slope = gelu_of(product) == Gelu::kSlope;
     DeviceProduct apart = product;
-    apart.c = h, apart.before_gelu = {}, apart.gelu = nullptr;
+    if (!has_slope) apart.c = h;
+    apart.before_gelu = {}, apart.gelu = nullptr, apart.slope = {};
     const Key key(apart);
     Plan plan(key);
     choose(key, &algorithms, plan);
     if (!plan.supported) return std::nullopt;
     return time_ms(stream, [&] {
       run(stream, memory, apart, plan);
+      if (has_slope) return product.slope.finish(stream, product.c, product.slope, false);
       product.gelu(stream, h.dtype, product.c.data, h.data, h.rows * h.cols);
     });
   }
@@ -449,14 +494,14 @@ struct GemmRecord {
 
 bool is_for_cublaslt(const DeviceProduct& product) {
   // Kernels read 16 bytes of the bias at a time; choose() promises that much.
-  // cublasLt.h asks for a leading dimension of what it writes before GELU that is a multiple of 8.
+  // cublasLt.h asks for a leading dimension of what GELU is taken of that is a multiple of 8.
   // How exact its tanh is, is not said: enough for bf16.
+  const DeviceMatrix& aux = aux_of(product);
   return product.a.dtype == product.b.dtype && product.a.cols > 0 &&
          (product.a.dtype == DType::kBF16 || product.c.dtype == DType::kF32) &&
          alignment_of(product.bias) == kAlignment &&
-         (product.before_gelu.data == nullptr ||
-          (product.c.dtype == DType::kBF16 && product.before_gelu.ld % 8 == 0 &&
-           alignment_of(product.before_gelu.data) == kAlignment));
+         (aux.data == nullptr || (product.c.dtype == DType::kBF16 && aux.ld % 8 == 0 &&
+                                  alignment_of(aux.data) == kAlignment));
 }
 
 }  // namespace
@@ -470,7 +515,9 @@ void note_gemm(const Stream& stream, const DeviceProduct& product) {
   if (gemms == nullptr || !is_for_cublaslt(product)) return;
   DeviceProduct noted = product;
   noted.a = recorded(product.a), noted.b = recorded(product.b), noted.c = recorded(product.c);
-  if (product.before_gelu.data != nullptr) noted.before_gelu = recorded(product.before_gelu);
+  for (DeviceMatrix* const m : {&noted.before_gelu, &noted.slope.at, &noted.slope.column_sums}) {
+    if (m->data != nullptr) *m = recorded(*m);
+  }
   // Only whether they are there matters.
   static constexpr float kOne = 1;
   if (product.bias != nullptr) noted.bias = std::bit_cast<void*>(std::uintptr_t{kAlignment});

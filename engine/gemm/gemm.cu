@@ -104,6 +104,31 @@ void gemm_with_gelu(const Stream& stream, const Memory& memory, const DeviceProd
   if (!stream.device().is_meta) p.gelu(stream, h.dtype, p.c.data, h.data, h.rows * h.cols);
 }
 
+void gemm_with_slope(const Stream& stream, const Memory& memory, const DeviceProduct& p) {
+  const DeviceMatrix &at = p.slope.at, &sums = p.slope.column_sums;
+  require(at.rows == p.c.rows && at.cols == p.c.cols && at.ld == p.c.ld && at.ld == at.cols &&
+              at.dtype == p.c.dtype && !at.transposed && !p.c.transposed &&
+              p.slope.finish != nullptr && p.bias == nullptr && p.before_gelu.data == nullptr &&
+              !p.accumulate && p.scales == nullptr,
+          "[gemm] expected a product alone, and packed as what GELU was taken of, got ({}, {}) ld "
+          "{} and ({}, {}) ld {}",
+          at.rows, at.cols, at.ld, p.c.rows, p.c.cols, p.c.ld);
+  require(sums.data == nullptr || (sums.cols == p.c.cols && sums.ld == sums.cols &&
+                                   sums.dtype == DType::kF32 && !sums.transposed),
+          "[gemm] expected sums of {} columns f32, got {} ld {} {}", p.c.cols, sums.cols, sums.ld,
+          name_of(sums.dtype));
+  DeviceProduct apart = p;
+  apart.slope = {};
+  bool is_sloped = false;
+  if (p.c.rows > 0 && p.c.cols > 0) {
+    note_gemm(stream, apart);  // first, as above
+    note_gemm(stream, p);
+    is_sloped = !stream.device().is_meta && cublaslt_gemm(stream, memory, p);
+  }
+  if (!is_sloped) gemm_cuda(stream, memory, apart);
+  if (!stream.device().is_meta) p.slope.finish(stream, p.c, p.slope, is_sloped);
+}
+
 }  // namespace
 
 void gemm_cuda(const Stream& stream, const Memory& memory, const DeviceProduct& p) {
@@ -113,6 +138,7 @@ void gemm_cuda(const Stream& stream, const Memory& memory, const DeviceProduct& 
   check_layout(p.a, "A");
   check_layout(p.b, "B");
   check_layout(p.c, "C");
+  if (p.slope.at.data != nullptr) return gemm_with_slope(stream, memory, p);
   if (p.before_gelu.data != nullptr) return gemm_with_gelu(stream, memory, p);
   if (p.c.transposed) {
     require(p.bias == nullptr, "[gemm] expected no bias with a transposed C, got one");

@@ -62,7 +62,7 @@ void record_gemms(const Stream& stream, std::shared_ptr<std::vector<DeviceProduc
 /// A product that was timed.
 struct TunedGemm {
   DeviceProduct gemm;
-  double first_ms;        ///< by the first algorithm proposed; with GELU: of both apart
+  double first_ms;        ///< by the first algorithm proposed; with GELU or its slope: apart
   double ms;              ///< by the fastest
   int num_proposed;       ///< algorithms
   std::string algorithm;  ///< the fastest, in words: "id 66, tile 18, stages 36", "GELU apart"

@@ -42,6 +42,19 @@ inline DeviceMatrix device_matrix(const Tensor& x, std::int64_t rows, std::int64
 using DeviceFunction = void (*)(const Stream& stream, DType dtype, void* y, const void* x,
                                 std::int64_t numel);
 
+/// The slope of GELU (tanh) that a product is multiplied with, and the sums of columns of what it
+/// is then. See [Note: GELU in products] in cublaslt.cc.
+struct GeluSlope {
+  DeviceMatrix at;           ///< what GELU was taken of; of C's dtype and layout
+  DeviceMatrix column_sums;  ///< with data: f32 (parts, N), for `finish` to fill
+  /// Enqueues what is left to do: of C = AB, or with `is_sloped` of C = AB gelu'(at), makes the
+  /// latter, rounded to C's dtype, and adds up the columns of it.
+  void (*finish)(const Stream& stream, const DeviceMatrix& c, const GeluSlope& slope,
+                 bool is_sloped) = nullptr;
+
+  friend bool operator==(const GeluSlope&, const GeluSlope&) = default;
+};
+
 /// C (M, N) = alpha A (M, K) B (K, N), + bias (N) in every row, + C with `accumulate`.
 struct DeviceProduct {
   DeviceMatrix a, b, c;
@@ -53,6 +66,9 @@ struct DeviceProduct {
   /// neither alpha nor `accumulate`. See [Note: GELU in products] in cublaslt.cc.
   DeviceMatrix before_gelu = {};
   DeviceFunction gelu = nullptr;  ///< of it, for when cublasLt is not to do it
+  /// With data at slope.at: C is AB gelu'(slope.at). No bias, no alpha, no `accumulate`, no
+  /// before_gelu.
+  GeluSlope slope = {};
 
   friend bool operator==(const DeviceProduct&, const DeviceProduct&) = default;
 };

@@ -135,23 +135,30 @@ TEST(CublasLtTest, RefusesGeluThatDoesNotFit) {
   const Memory memory(stream);
   const Tensor x = Tensor::zeros(memory, {16, 16}, DType::kBF16);
   auto* native = static_cast<cudaStream_t>(stream.native());
-  Descriptors p(16, 16, 16, CUDA_R_16BF, CUDA_R_16BF);
-  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, auto value) {
-    EXPECT_EQ(cublasLtMatmulDescSetAttribute(p.operation, attribute, &value, sizeof value),
-              CUBLAS_STATUS_SUCCESS);
-  };
-  set(CUBLASLT_MATMUL_DESC_EPILOGUE, std::uint32_t{CUBLASLT_EPILOGUE_GELU_AUX_BIAS});
-  set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(x.raw()));
-  EXPECT_EQ(p.propose(), CUBLAS_STATUS_INVALID_VALUE) << "no leading dimension";
-  for (const std::int64_t ld : {8, 20}) {
-    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
-    EXPECT_EQ(p.propose(), CUBLAS_STATUS_INVALID_VALUE) << ld;
+  for (const auto epilogue : {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
+    Descriptors p(16, 16, 16, CUDA_R_16BF, CUDA_R_16BF);
+    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, auto value) {
+      EXPECT_EQ(cublasLtMatmulDescSetAttribute(p.operation, attribute, &value, sizeof value),
+                CUBLAS_STATUS_SUCCESS);
+    };
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, std::uint32_t{epilogue});
+    if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(x.raw()));
+    EXPECT_EQ(p.propose(), CUBLAS_STATUS_INVALID_VALUE) << "no leading dimension";
+    for (const std::int64_t ld : {8, 20}) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
+      EXPECT_EQ(p.propose(), CUBLAS_STATUS_INVALID_VALUE) << ld;
+    }
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, std::int64_t{16});
+    EXPECT_EQ(p.propose(), CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(p.multiply(x.raw(), x.raw(), native), CUBLAS_STATUS_INVALID_VALUE) << "no memory";
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(x.raw() + 8));
+    EXPECT_EQ(p.multiply(x.raw(), x.raw(), native), CUBLAS_STATUS_INVALID_VALUE) << "alignment";
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(x.raw()));
+    EXPECT_EQ(p.multiply(x.raw(), x.raw(), native), CUBLAS_STATUS_SUCCESS);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, std::uint32_t{CUBLASLT_EPILOGUE_DGELU_BGRAD});
+    EXPECT_EQ(p.propose(), CUBLAS_STATUS_NOT_SUPPORTED) << "nobody asks for it";
   }
-  set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, std::int64_t{16});
-  EXPECT_EQ(p.propose(), CUBLAS_STATUS_SUCCESS);
-  EXPECT_EQ(p.multiply(x.raw(), x.raw(), native), CUBLAS_STATUS_INVALID_VALUE) << "no memory";
-  set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(x.raw()));
-  EXPECT_EQ(p.multiply(x.raw(), x.raw(), native), CUBLAS_STATUS_SUCCESS);
   stream.synchronize();
 }
 

@@ -29,7 +29,9 @@ namespace {
   const auto letter = [](const engine::DeviceMatrix& m) { return m.transposed ? 'T' : 'N'; };
   return fmt::format("{}x{}x{} {}{} {} {} {}{}", p.c.rows, p.c.cols, p.a.cols, letter(p.a),
                      letter(p.b), name_of(p.a.dtype), name_of(p.b.dtype), name_of(p.c.dtype),
-                     p.bias != nullptr ? " bias" : "");
+                     p.bias != nullptr ? p.before_gelu.data != nullptr ? " bias gelu" : " bias"
+                     : p.slope.at.data != nullptr ? " gelu slope"
+                                                  : "");
 }
 
 }  // namespace

@@ -149,8 +149,7 @@ Tensor Gpt::layer_forward(Tape& tape, Layer& l, const Tensor& x, const Pass& pas
   h = ops::linear(tape, h, l.attn_proj_weight, &l.attn_proj_bias);
   const ops::NormOfSum mid = ops::add_layernorm(
       tape, x, dropout(tape, h, l.name + ".attn.drop", pass), l.ln_2_weight, &l.ln_2_bias, eps);
-  h = ops::linear_gelu(tape, mid.y, l.fc_weight, l.fc_bias);  // (B, T, 4C)
-  h = ops::linear(tape, h, l.proj_weight, &l.proj_bias);
+  h = ops::gelu_mlp(tape, mid.y, l.fc_weight, l.fc_bias, l.proj_weight, &l.proj_bias);
   return ops::add(tape, mid.sum, dropout(tape, h, l.name + ".mlp.drop", pass));
 }
 

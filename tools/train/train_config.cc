@@ -119,8 +119,8 @@ void TrainConfig::add_to(FlagSet& flags) {
           {{"auto", GraphChoice::kAuto}, {"on", GraphChoice::kOn}, {"off", GraphChoice::kOff}}});
   flags.add("cuda.tune_gemm", &cuda.tune_gemm,
             {.help = "on GPUs: before training, time the algorithms that cublasLt proposes for "
-                     "each matrix product of a step, those that do GELU as well among them, and "
-                     "keep the fastest; false: take the first, and GELU apart"});
+                     "each matrix product of a step, those that do GELU or its slope as well among "
+                     "them, and keep the fastest; false: take the first, and both apart"});
   flags.add("cuda.gemm_algorithms", &cuda.gemm_algorithms,
             {.help = "file where those that were chosen are kept, and found by later runs, which "
                      "then have the same bits; default: gemm_algorithms.txt in the output folder"});

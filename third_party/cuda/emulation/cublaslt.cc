@@ -285,11 +285,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                         *get<Layout>(c_layout), *get<Layout>(d_layout)};
   const Operation& operation = product.operation;
   const auto algorithm = std::bit_cast<Algorithm>(*algo);
-  const bool has_bias = operation.has_bias(), has_gelu = operation.has_gelu();
+  const bool has_bias = operation.has_bias(), has_aux = operation.has_aux();
   const bool on_host = operation.pointer_mode == CUBLASLT_POINTER_MODE_HOST;
   bool fits = alpha != nullptr && beta != nullptr && product.c.ld == product.d.ld &&
               (!has_bias || operation.bias != nullptr) &&
-              (!has_gelu || (operation.aux != nullptr && is_aligned(operation.aux, 16))) &&
+              (!has_aux || (operation.aux != nullptr && is_aligned(operation.aux, 16))) &&
               workspace_nbytes >= result.workspaceSize && is_aligned(workspace, 16) &&
               device_of(stream) == get<Handle>(handle)->device;
   for (const void* address : {a, b, c, static_cast<const void*>(d)})
@@ -306,7 +306,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
       in_memory(c, product.c.nbytes()) && in_memory(d, product.d.nbytes()) &&
       (workspace_nbytes == 0 || is_device_memory(workspace, workspace_nbytes)) &&
       (!has_bias || (in_memory(operation.bias, bias_nbytes) && is_aligned(operation.bias, 16))) &&
-      (!has_gelu || in_memory(operation.aux, aux_nbytes)) &&
+      (!has_aux || in_memory(operation.aux, aux_nbytes)) &&
       (on_host || (in_memory(alpha, sizeof(float)) && in_memory(beta, sizeof(float))));
   const Task task{.product = product,
                   .algorithm = algorithm,
@@ -315,7 +315,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                   .c = storage_of(c),
                   .d = storage_of(d),
                   .bias = has_bias ? storage_of(operation.bias) : nullptr,
-                  .aux = has_gelu ? storage_of(operation.aux) : nullptr,
+                  .aux = has_aux ? storage_of(operation.aux) : nullptr,
                   .device_alpha = on_host ? nullptr : static_cast<const float*>(storage_of(alpha)),
                   .device_beta = on_host ? nullptr : static_cast<const float*>(storage_of(beta)),
                   .alpha = on_host ? *static_cast<const float*>(alpha) : 0,

@@ -34,6 +34,11 @@ float tanh_gelu(float x) {
   return 0.5f * x * (1 + std::tanh(0.797884561f * (x + 0.044715f * x * x * x)));
 }
 
+float tanh_gelu_slope(float x) {
+  const float t = std::tanh(0.797884561f * (x + 0.044715f * x * x * x));
+  return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.797884561f * (1 + 3 * 0.044715f * x * x);
+}
+
 // sums (m, n) += the part of the product over [begin, end) of K.
 void add_part(float* sums, const float* a, const float* b, const ProductShape& s,
               std::int64_t begin, std::int64_t end) {
@@ -64,14 +69,15 @@ cublasStatus_t Product::check() const {
   if (b_rows != static_cast<std::uint64_t>(s.k) || c.rows != m || c.cols != n || d.rows != m ||
       d.cols != n)
     return CUBLAS_STATUS_INVALID_VALUE;
-  if (operation.has_gelu() && (operation.aux_ld % 8 != 0 || operation.aux_ld < s.m))
+  if (operation.has_aux() && (operation.aux_ld % 8 != 0 || operation.aux_ld < s.m))
     return CUBLAS_STATUS_INVALID_VALUE;
   const bool types = (a.type == CUDA_R_32F && d.type == CUDA_R_32F) ||
                      (a.type == CUDA_R_16BF && (d.type == CUDA_R_32F || d.type == CUDA_R_16BF));
   const bool known = types && b.type == a.type && c.type == d.type &&
                      operation.compute == CUBLAS_COMPUTE_32F &&
                      operation.scale_type == CUDA_R_32F &&
-                     (operation.epilogue == CUBLASLT_EPILOGUE_DEFAULT || operation.has_bias()) &&
+                     (operation.epilogue == CUBLASLT_EPILOGUE_DEFAULT || operation.has_bias() ||
+                      operation.has_slope()) &&
                      (operation.pointer_mode == CUBLASLT_POINTER_MODE_HOST ||
                       operation.pointer_mode == CUBLASLT_POINTER_MODE_DEVICE) &&
                      a.is_aligned(4) && b.is_aligned(4);
@@ -145,8 +151,13 @@ void Task::store(const std::vector<float>& sums) const {
       if (old_scale != 0) value += old_scale * to_f32(static_cast<const T*>(c)[at]);
       if (bias != nullptr) value += to_f32(static_cast<const T*>(bias)[i]);
       if (aux != nullptr) {
-        store_f32(static_cast<T*>(aux)[j * product.operation.aux_ld + i], value);
-        value = tanh_gelu(value);
+        T& before = static_cast<T*>(aux)[j * product.operation.aux_ld + i];
+        if (product.operation.has_slope()) {
+          value *= tanh_gelu_slope(to_f32(before));
+        } else {
+          store_f32(before, value);
+          value = tanh_gelu(value);
+        }
       }
       store_f32(static_cast<T*>(d)[at], value);
     }

@@ -17,10 +17,12 @@ struct Operation {
   std::int32_t transa = CUBLAS_OP_N, transb = CUBLAS_OP_N;
   std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
-  void* aux = nullptr;  ///< of GELU: takes its input
+  void* aux = nullptr;  ///< of GELU: takes its input; of its slope: where that is
   std::int64_t aux_ld = 0;
 
   bool has_gelu() const { return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
+  bool has_slope() const { return epilogue == CUBLASLT_EPILOGUE_DGELU; }
+  bool has_aux() const { return has_gelu() || has_slope(); }
   bool has_bias() const { return epilogue == CUBLASLT_EPILOGUE_BIAS || has_gelu(); }
 };
 
