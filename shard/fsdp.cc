@@ -313,6 +313,10 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
           "[fsdp] expected the {} micro-steps that join() returned, got {} (rank {})",
           joined_ ? joined_->num_micro_steps : 0, num_micro_steps, group_.rank());
   broadcast_buffers(joined_ ? joined_->first_rank : 0);
+  settle_step();
+  if (context_.options.non_finite == NonFinite::kSkip && context_.options.reducer) {
+    unsettled_.emplace();
+  }
   num_micro_steps_ = num_micro_steps;
   const int mean_ranks =
       context_.options.mean_ranks == 0 ? group_.size() : context_.options.mean_ranks;
@@ -425,6 +429,7 @@ GradNorm Fsdp::finish_step() {
     std::erase_if(norms_in_flight_, [](const GradNorm& n) { return n.is_known(); });
     norms_in_flight_.push_back(norm);
   }
+  if (unsettled_) unsettled_->norm = norm;
   phase_ = early ? Phase::kIdle : Phase::kFinished;
   if (early && updates_on_host()) {
     for (const bool root : {true, false}) {  // as the next forward needs them
@@ -465,11 +470,29 @@ void Fsdp::cancel_step() {
   schedule_.cancel(compute_);
   phase_ = Phase::kIdle;
   joined_.reset();
+  if (unsettled_) unsettled_->skips = true;
 }
 
-void Fsdp::take_gradients(std::string_view update) {
+void Fsdp::settle_step() const {
+  if (!unsettled_) return;
+  require(
+      phase_ != Phase::kStep,
+      "[fsdp] expected finish_step() or cancel_step() before what hooks remember is read, got a "
+      "step of which {} of {} micro-steps have begun",
+      micro_step_ + 1, num_micro_steps_);
+  const std::optional<GradNorm>& norm = unsettled_->norm;
+  const bool counts =
+      !unsettled_->skips && (compute_.device().is_meta || !norm || norm->not_finite().empty());
+  unsettled_.reset();
+  for (const auto& unit : units_) {
+    if (unit->reducer() != nullptr) unit->reducer()->end_step(counts);
+  }
+}
+
+void Fsdp::take_gradients(std::string_view update, bool skips) {
   require(phase_ == Phase::kFinished,
           "[optimizer] expected begin_step(), backward and finish_step() before each step()");
+  if (skips && unsettled_) unsettled_->skips = true;
   check_not_held("an update");
   wait_for_readers();
   group_.declare(update);

@@ -105,6 +105,10 @@ class Fsdp {
   GradNorm read_norm(const GradNorm& captured);
   /// Blocks until all collectives are done. Throws CommError if one failed.
   void synchronize() const;
+  /// With NonFinite::kSkip, between steps: tells reducers whether the last step counts, once,
+  /// before what they remember is read (see Reducer::end_step()). On a GPU blocks until its norm is
+  /// known.
+  void settle_step() const;
   /// Gradient sums times this are the mean over ranks and micro-steps, or behind join() over
   /// batches.
   double mean_scale() const { return 1.0 / static_cast<double>(num_batches_); }
@@ -160,8 +164,9 @@ class Fsdp {
   void remove_user(FlatUser& user) noexcept { std::erase(users_, &user); }
   /// `update` says how they are used, in words that must be the same on every rank. Throws
   /// InvalidArgument unless a finished step's gradients are there and not used yet, and CommError
-  /// if ranks differ.
-  void take_gradients(std::string_view update);
+  /// if ranks differ. `skips`: they are not used, as those of another Fsdp are not finite (see
+  /// JointNorm).
+  void take_gradients(std::string_view update, bool skips);
   /// Instead of take_gradients(): the gradients of the step that begins next, as they get final.
   /// Throws InvalidArgument inside a step, for the second time before one, and with
   /// UnusedParameters::kSkip or NonFinite::kSkip, as only the end of a step shows what is unused or
@@ -259,7 +264,13 @@ class Fsdp {
   int micro_step_ = 0;
   std::int64_t num_batches_ = 1;  // that the mean is over
   std::optional<Joined> joined_;  // of the next step, or the one at work
-  int last_joined_ = 0;           // Joined::first_rank of the last step
+  // With NonFinite::kSkip: what decides whether a step counts, until reducers were told.
+  struct Unsettled {
+    bool skips = false;
+    std::optional<GradNorm> norm;
+  };
+  mutable std::optional<Unsettled> unsettled_;
+  int last_joined_ = 0;  // Joined::first_rank of the last step
   // What a GPU may still write, whoever has let go of it.
   std::vector<GradNorm> norms_in_flight_;
   std::optional<Early> early_;

@@ -102,6 +102,7 @@ void CutError::read(std::int64_t begin, std::span<float> out) const {
 
 std::vector<HookTensor> save_hooks(const Fsdp& fsdp) {
   fsdp.synchronize();
+  fsdp.settle_step();
   std::vector<HookTensor> tensors;
   for (const auto& unit : fsdp.units()) {
     const HookReducer* const hook = hook_of(*unit);
@@ -120,6 +121,7 @@ bool have_hooks_state(const Fsdp& fsdp) {
 
 void load_hooks(const Fsdp& fsdp, const HookState& of_all_ranks) {
   fsdp.synchronize();
+  fsdp.settle_step();
   for (const auto& unit : fsdp.units()) {
     if (HookReducer* const hook = hook_of(*unit)) hook->load(of_all_ranks);
   }

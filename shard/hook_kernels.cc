@@ -188,27 +188,30 @@ void launch_add_decompressed(const Stream& stream, const Tensor& sum, const Tens
       [&](const auto& on) { add_decompressed_cuda(on, sum, mean, count, accumulate, bad); });
 }
 
-void launch_keep_error(const Stream& stream, const Tensor& error, const Tensor& input,
-                       const Tensor& decompressed, const Tensor& bad, const std::string& detail) {
+void launch_keep_error(const Stream& stream, const Tensor& error, const Tensor& before,
+                       const Tensor& input, const Tensor& decompressed, const Tensor& bad,
+                       const std::string& detail) {
   stream.launch(
       {.name = "hook.keep_error",
        .flops = static_cast<double>(error.numel()),
        .bytes_read = input.nbytes() + decompressed.nbytes(),
        .bytes_written = error.nbytes(),
        .detail = detail},
-      [error, input, decompressed, bad, to = error.raw(), in = floats(input),
-       out = floats(decompressed), flag = address(bad)] {
-        if (is_bad(flag)) return;
+      [error, before, input, decompressed, bad, to = error.raw(), was = before.raw(),
+       in = floats(input), out = floats(decompressed), flag = address(bad)] {
         engine::dispatch_float(error.dtype(), "keep_error", [&](auto e) {
-          auto* const kept = reinterpret_cast<decltype(e)*>(to);
+          using E = decltype(e);
+          auto* const kept = reinterpret_cast<E*>(to);
+          const auto* const old = reinterpret_cast<const E*>(was);
+          const bool keeps_old = is_bad(flag);
           for (std::int64_t i = 0; i < error.numel(); ++i) {
-            decltype(e) rounded;
+            E rounded;
             store_f32(rounded, in[i] - out[i]);
-            if (std::isfinite(to_f32(rounded))) kept[i] = rounded;
+            kept[i] = keeps_old || !std::isfinite(to_f32(rounded)) ? old[i] : rounded;
           }
         });
       },
-      [&](const auto& on) { keep_error_cuda(on, error, input, decompressed, bad); });
+      [&](const auto& on) { keep_error_cuda(on, error, before, input, decompressed, bad); });
 }
 
 void launch_pack_half(const Stream& stream, const Tensor& words, const Tensor& in,

@@ -136,13 +136,12 @@ __global__ void add_decompressed_kernel(float* sum, const float* mean, float fac
 }
 
 template <class E>
-__global__ void keep_error_kernel(E* error, const float* input, const float* decompressed,
-                                  const Word* bad, std::int64_t numel) {
-  if (is_bad(bad)) return;
+__global__ void keep_error_kernel(E* error, const E* before, const float* input,
+                                  const float* decompressed, const Word* bad, std::int64_t numel) {
   for (std::int64_t i = stride_begin(); i < numel; i += stride_step()) {
     E rounded;
     store_f32(rounded, input[i] - decompressed[i]);
-    if (is_finite(to_f32(rounded))) error[i] = rounded;
+    error[i] = is_bad(bad) || !is_finite(to_f32(rounded)) ? before[i] : rounded;
   }
 }
 
@@ -211,12 +210,13 @@ void add_decompressed_cuda(const Stream& stream, const Tensor& sum, const Tensor
                 sum.numel());
 }
 
-void keep_error_cuda(const Stream& stream, const Tensor& error, const Tensor& input,
-                     const Tensor& decompressed, const Tensor& bad) {
+void keep_error_cuda(const Stream& stream, const Tensor& error, const Tensor& before,
+                     const Tensor& input, const Tensor& decompressed, const Tensor& bad) {
   engine::dispatch_float(error.dtype(), "keep_error", [&](auto e) {
     using E = decltype(e);
     launch_kernel(stream, stride_shape(error.numel()), keep_error_kernel<E>, error.data<E>(),
-                  input.data<float>(), decompressed.data<float>(), flag_of(bad), error.numel());
+                  before.data<E>(), input.data<float>(), decompressed.data<float>(), flag_of(bad),
+                  error.numel());
   });
 }
 

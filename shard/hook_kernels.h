@@ -49,11 +49,13 @@ void launch_add_decompressed(const engine::Stream& stream, const engine::Tensor&
                              const engine::Tensor& mean, std::int64_t count, bool accumulate,
                              const engine::Tensor& bad, const std::string& detail);
 
-/// error = input - decompressed, rounded once to f32, and to bf16 if it is stored so. Stays as it
-/// is where `bad` (1) i64 is not 0, and in elements for which the result is not finite.
+/// error = input - decompressed, rounded once to f32, and to bf16 if it is stored so. What it was
+/// `before`, which may be the same memory, where `bad` (1) i64 is not 0, and in elements for which
+/// the result is not finite.
 void launch_keep_error(const engine::Stream& stream, const engine::Tensor& error,
-                       const engine::Tensor& input, const engine::Tensor& decompressed,
-                       const engine::Tensor& bad, const std::string& detail);
+                       const engine::Tensor& before, const engine::Tensor& input,
+                       const engine::Tensor& decompressed, const engine::Tensor& bad,
+                       const std::string& detail);
 
 /// How a tensor is cut for a message of one block of `block_numel` words for each rank: to rank
 /// r = replica * num_shards + shard goes the part of that shard that is this replica's.

@@ -19,8 +19,8 @@ void add_decompressed_cuda(const engine::Stream& stream, const engine::Tensor& s
                            const engine::Tensor& mean, std::int64_t count, bool accumulate,
                            const engine::Tensor& bad);
 void keep_error_cuda(const engine::Stream& stream, const engine::Tensor& error,
-                     const engine::Tensor& input, const engine::Tensor& decompressed,
-                     const engine::Tensor& bad);
+                     const engine::Tensor& before, const engine::Tensor& input,
+                     const engine::Tensor& decompressed, const engine::Tensor& bad);
 void pack_half_cuda(const engine::Stream& stream, const engine::Tensor& words,
                     const engine::Tensor& in, const HalfBlocks& blocks);
 void add_halves_cuda(const engine::Stream& stream, const engine::Tensor& out,

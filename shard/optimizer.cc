@@ -205,7 +205,7 @@ void Optimizer::begin_step(double lr, ClipFactor clip) {
 }
 
 void Optimizer::begin_step(Step step) {
-  fsdp_.take_gradients(describe(step));
+  fsdp_.take_gradients(describe(step), step.skips);
   prepare_step(step);
 }
 

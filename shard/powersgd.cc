@@ -37,6 +37,13 @@ using engine::Tensor;
 // where M - D needs no rounding, so wherever D lies between M / 2 and 2 M, and within half a unit
 // in the last place of E elsewhere.
 
+//
+// [Note: steps that count for nothing]
+// Whether a step's update is skipped is known behind its last reduction, when every error has moved
+// on. So where it may be, a step writes its errors beside the old ones, and the two are exchanged
+// when it is known to count: no copy, but the memory of another error. Qs, which are small, are
+// copied before a step changes them.
+
 namespace {
 
 // The words of a step's random numbers: another sequence for each matrix and step.
@@ -96,7 +103,8 @@ PowerSgd::PowerSgd(const ReducerContext& context, const PowerSgdOptions& options
       num_parts_(options.across_replicas ? mesh_.num_replicas() : mesh_.world().size()),
       scratch_(Scratch::of(context.stream, context.memory)),
       wire_sum_(wire, mesh_.reduce(), std::max(layout_.message_numel(), layout_.q_numel()),
-                *scratch_) {
+                *scratch_),
+      may_skip_(context.may_skip) {
   ReducerContext shared = context;
   shared.sum = sum();
   uncompressed_ = uncompressed(shared);
@@ -108,10 +116,18 @@ PowerSgd::PowerSgd(const ReducerContext& context, const PowerSgdOptions& options
   if (is_cut()) scratch_->reserve("part", range_.numel, DType::kF32);
   qs_ = Tensor::empty(context.memory, {layout_.q_numel()}, DType::kF32, name_ + ".powersgd.q",
                       Category::kCommunication);
+  if (may_skip_) {
+    old_qs_ = Tensor::empty(context.memory, {layout_.q_numel()}, DType::kF32,
+                            name_ + ".powersgd.old_q", Category::kCommunication);
+  }
   if (!options.error_feedback) return;
-  error_ = Tensor::zeros(options.offload_error ? context.pinned : context.memory,
-                         {layout_.input_numel()}, options.error_dtype, name_ + ".powersgd.error",
+  const auto make_error = [&](const char* name) {
+    return Tensor::zeros(options.offload_error ? context.pinned : context.memory,
+                         {layout_.input_numel()}, options.error_dtype, name_ + name,
                          Category::kCommunication);
+  };
+  error_ = make_error(".powersgd.error");
+  next_error_ = may_skip_ ? make_error(".powersgd.next_error") : error_;
   if (options.offload_error) {
     scratch_->reserve("error", layout_.input_numel(), options.error_dtype);
   }
@@ -122,6 +138,17 @@ void PowerSgd::begin_step() {
   ++num_steps_;
   has_sum_ = false;
   uncompressed_->begin_step();
+}
+
+void PowerSgd::end_step(bool counts) {
+  if (counts) {
+    if (has_sum_) std::swap(error_, next_error_);
+    return;
+  }
+  --num_steps_;
+  if (!has_sum_) return;
+  has_qs_ = had_qs_;
+  std::swap(qs_, old_qs_);
 }
 
 const std::string& PowerSgd::name_of(const LowRankMatrix& m) const {
@@ -149,7 +176,7 @@ void PowerSgd::read(const Tensor& in) {
   }
   const std::int64_t first = is_cut() ? range_.begin : 0;
   if (error_.defined() && options_.offload_error) {
-    engine::copy(error(), error_, stream_, "powersgd.fetch_error");
+    engine::copy(old_error(), has_sum_ ? next_error_ : error_, stream_, "powersgd.fetch_error");
   }
   // What other ranks have, or nobody.
   engine::launch_fill(stream_, message(), 0, "powersgd.clear", name_);
@@ -170,12 +197,16 @@ void PowerSgd::read(const Tensor& in) {
       continue;
     }
     launch_add_error(stream_, input().slice(piece.at, {piece.numel}), gradient,
-                     error_.defined() ? error().slice(piece.at, {piece.numel}) : Tensor(),
+                     error_.defined() ? old_error().slice(piece.at, {piece.numel}) : Tensor(),
                      parameter);
   }
 }
 
 void PowerSgd::start_qs() {
+  if (may_skip_ && !has_sum_) {
+    had_qs_ = has_qs_;
+    if (has_qs_) engine::copy(old_qs_, qs_, stream_, "powersgd.keep_q");
+  }
   const bool draws = !std::exchange(has_qs_, true) || !options_.warm_start;
   for (const LowRankMatrix& m : matrices()) {
     const Tensor q = q_of(m, qs_);
@@ -236,12 +267,13 @@ void PowerSgd::add_up() {
     const Tensor values = decompressed.slice(piece.at - m.input, {piece.numel});
     add_to_sum(piece, values);
     if (!error_.defined()) continue;
-    launch_keep_error(stream_, error().slice(piece.at, {piece.numel}),
+    launch_keep_error(stream_, new_error().slice(piece.at, {piece.numel}),
+                      old_error().slice(piece.at, {piece.numel}),
                       input().slice(piece.at, {piece.numel}), values, bad_of(m),
                       parameters_[piece.parameter]->name);
   }
   if (error_.defined() && options_.offload_error) {
-    engine::copy(error_, error(), stream_, "powersgd.store_error");
+    engine::copy(next_error_, new_error(), stream_, "powersgd.store_error");
   }
 }
 

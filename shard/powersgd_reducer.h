@@ -25,6 +25,7 @@ class PowerSgd final : public HookReducer {
            const ReducerFactory& uncompressed);
 
   void begin_step() override;
+  void end_step(bool counts) override;
   void reduce(const engine::Tensor& in, const engine::Event& ready, bool is_last) override;
   bool remembers() const override { return options_.error_feedback || options_.warm_start; }
   bool has_more() const override { return !compresses_ && uncompressed_->has_more(); }
@@ -34,7 +35,8 @@ class PowerSgd final : public HookReducer {
 
   std::vector<HookTraffic> traffic() const override;
   std::int64_t error_nbytes(bool on_host) const override {
-    return error_.defined() && on_host == options_.offload_error ? error_.nbytes() : 0;
+    if (!error_.defined() || on_host != options_.offload_error) return 0;
+    return error_.nbytes() * (may_skip_ ? 2 : 1);
   }
   bool has_state() const override { return true; }
   std::vector<HookTensor> state() const override;
@@ -51,8 +53,13 @@ class PowerSgd final : public HookReducer {
   engine::Tensor message() const { return scratch_->get("message", {layout_.message_numel()}); }
   engine::Tensor new_qs() const { return scratch_->get("qs", {layout_.q_numel()}); }
   engine::Tensor input() const { return scratch_->get("input", {layout_.input_numel()}); }
-  engine::Tensor error() const {
-    return options_.offload_error ? scratch_->get("error", error_.shape()) : error_;
+  // What the step has read so far, and what it leaves, where work of the stream can use them.
+  engine::Tensor old_error() const {
+    if (options_.offload_error) return scratch_->get("error", error_.shape());
+    return has_sum_ ? next_error_ : error_;
+  }
+  engine::Tensor new_error() const {
+    return options_.offload_error ? scratch_->get("error", error_.shape()) : next_error_;
   }
   engine::Tensor m_of(const LowRankMatrix& m) const {
     return input().slice(m.input, {m.num_rows, m.cols});
@@ -90,9 +97,13 @@ class PowerSgd final : public HookReducer {
   std::shared_ptr<Scratch> scratch_;
   WireSum wire_sum_;
   std::unique_ptr<Reducer> uncompressed_;  // of the steps before start_step
-  engine::Tensor error_;                   // laid out as the input
-  engine::Tensor qs_;                      // (q_numel) f32
-  bool has_qs_ = false, has_sum_ = false, compresses_ = false;
+  // See [Note: steps that count for nothing].
+  bool may_skip_;
+  engine::Tensor error_;       // laid out as the input; what steps that count have left
+  engine::Tensor next_error_;  // with may_skip_ what the step at work leaves, else the same tensor
+  engine::Tensor qs_;          // (q_numel) f32
+  engine::Tensor old_qs_;      // with may_skip_: before the step at work
+  bool has_qs_ = false, had_qs_ = false, has_sum_ = false, compresses_ = false;
   std::int64_t num_steps_ = 0;  // begun
 };
 

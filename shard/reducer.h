@@ -37,6 +37,7 @@ struct ReducerContext {
   /// In the reduction dtype, at least as large as the gradient, for the use of one reduce() at a
   /// time; undefined if that is the dtype of gradients.
   engine::Tensor staging;
+  bool may_skip = false;  ///< NonFinite::kSkip: Reducer::end_step() says which steps count
 };
 
 class Reducer {
@@ -62,6 +63,10 @@ class Reducer {
   virtual bool remembers() const { return false; }
   /// Behind all calls of a step that has some: enqueues what is left to do until sum() is final.
   virtual void finish() {}
+  /// With ReducerContext::may_skip, once for each step, before the next and before what the reducer
+  /// remembers is read: whether the step counts. If not, it was given up, or its update is skipped,
+  /// and what is remembered is to be what it was before begin_step(). All ranks say the same.
+  virtual void end_step(bool counts) { (void)counts; }
 
   /// (range.numel) f32: the sum over ranks and micro-steps, not the mean. Only work that reduce()
   /// and finish() enqueue may use it: with OffloadOptions::gradients it lies there only then.

@@ -167,7 +167,8 @@ void Unit::set_up(SlotRing* parameters, SlotRing* gradients, const Tensor& reduc
                                  .sum = sum_slot_ == nullptr
                                             ? sum_.device()
                                             : Tensor(sum_slot_->buffer, 0, {numel}, DType::kF32),
-                                 .staging = reduce_staging};
+                                 .staging = reduce_staging,
+                                 .may_skip = context_.options.non_finite == NonFinite::kSkip};
     reducer_ = context_.options.reducer ? context_.options.reducer(context) : make_reducer(context);
     flat.grad_sum = sum_.slice(flat.owned.begin - flat.gradient_range.begin, flat.owned.numel);
   }

@@ -88,16 +88,18 @@ inline std::vector<float> normals(std::int64_t numel, std::uint64_t seed) {
 /// What launch_keep_error() leaves of errors 7 for inputs and decompressed values of which the last
 /// two have no finite difference, and in bf16 the second none.
 inline std::vector<float> kept_errors(const engine::Stream& stream, engine::DType dtype,
-                                      std::int64_t bad) {
+                                      std::int64_t bad, bool in_place) {
   using engine::Category;
   const engine::Memory memory(stream);
   const auto tensor = [&](const std::vector<float>& values) {
     return engine::Tensor::from<float>(memory, {4}, values);
   };
   const engine::Tensor error = engine::Tensor::empty(memory, {4}, dtype);
-  engine::launch_set(stream, error, 7, "set");
+  const engine::Tensor before = in_place ? error : engine::Tensor::empty(memory, {4}, dtype);
+  engine::launch_set(stream, error, 5, "set");
+  engine::launch_set(stream, before, 7, "set");
   const auto flag = engine::Tensor::from<std::int64_t>(memory, {1}, std::vector{bad});
-  shard::launch_keep_error(stream, error, tensor({3, 3.4e38f, 3e38f, 1}),
+  shard::launch_keep_error(stream, error, before, tensor({3, 3.4e38f, 3e38f, 1}),
                            tensor({1, 0, -3e38f, std::numeric_limits<float>::quiet_NaN()}), flag,
                            "");
   const auto out = engine::Tensor::empty(memory, {4}, engine::DType::kF32);
