@@ -314,15 +314,15 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
           joined_ ? joined_->num_micro_steps : 0, num_micro_steps, group_.rank());
   broadcast_buffers(joined_ ? joined_->first_rank : 0);
   settle_step();
-  if (context_.options.non_finite == NonFinite::kSkip && context_.options.reducer) {
-    unsettled_.emplace();
-  }
   num_micro_steps_ = num_micro_steps;
   const int mean_ranks =
       context_.options.mean_ranks == 0 ? group_.size() : context_.options.mean_ranks;
   num_batches_ = joined_ ? joined_->total : std::int64_t{mean_ranks} * num_micro_steps;
   micro_step_ = -1;
   for (const auto& unit : units_) unit->begin_step(compute_);
+  if (context_.options.non_finite == NonFinite::kSkip && context_.options.reducer) {
+    unsettled_.emplace();
+  }
   if (context_.check != nullptr) context_.check->begin_step(compute_);
   if (context_.norm_words.defined()) {  // behind what a step that was given up may still add
     context_.reduce.wait(compute_.record("norm read"));
@@ -470,7 +470,7 @@ void Fsdp::cancel_step() {
   schedule_.cancel(compute_);
   phase_ = Phase::kIdle;
   joined_.reset();
-  if (unsettled_) unsettled_->skips = true;
+  if (unsettled_ && !unsettled_->is_taken) unsettled_->skips = true;
 }
 
 void Fsdp::settle_step() const {
@@ -482,7 +482,7 @@ void Fsdp::settle_step() const {
       micro_step_ + 1, num_micro_steps_);
   const std::optional<GradNorm>& norm = unsettled_->norm;
   const bool counts =
-      !unsettled_->skips && (compute_.device().is_meta || !norm || norm->not_finite().empty());
+      !unsettled_->skips && (compute_.device().is_meta || (norm && norm->not_finite().empty()));
   unsettled_.reset();
   for (const auto& unit : units_) {
     if (unit->reducer() != nullptr) unit->reducer()->end_step(counts);
@@ -497,6 +497,7 @@ void Fsdp::take_gradients(std::string_view update, bool skips) {
   wait_for_readers();
   group_.declare(update);
   schedule_.close_visits(compute_);
+  if (unsettled_) unsettled_->is_taken = true;
   phase_ = Phase::kIdle;
 }
 

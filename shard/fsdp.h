@@ -267,7 +267,8 @@ class Fsdp {
   // With NonFinite::kSkip: what decides whether a step counts, until reducers were told.
   struct Unsettled {
     bool skips = false;
-    std::optional<GradNorm> norm;
+    bool is_taken = false;         // by an update, which nobody can give up any more
+    std::optional<GradNorm> norm;  // of a step that has come to its end
   };
   mutable std::optional<Unsettled> unsettled_;
   int last_joined_ = 0;  // Joined::first_rank of the last step

@@ -321,6 +321,71 @@ TEST(PowerSgd, IsAskedWhatItRemembersBehindAStepAlone) {
   });
 }
 
+TEST(PowerSgd, AnUpdateCountsThoughNoStepIsGivenUpBehindIt) {
+  const std::vector<Shape> shapes = {{24, 10}, {7}};
+  std::vector<std::vector<HookTensor>> got;
+  for (const bool cancels : {false, true}) {
+    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+      const engine::Memory memory;
+      const engine::Stream compute = engine::Stream::inline_cpu("compute");
+      engine::Tape tape(memory, compute);
+      testing::GivenGradients model(shapes);
+      HookRun run;
+      run.shapes = shapes;
+      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
+                {.non_finite = NonFinite::kSkip,
+                 .reducer = make_hook(run.hook),
+                 .reducer_text = describe(run.hook)});
+      Sgd sgd(fsdp, {});
+      for (int step = 0; step < 2; ++step) {
+        fsdp.begin_step();
+        model.run(tape, [&](std::size_t i) { return given(run, step, 0, i); });
+        sgd.step(0.1, fsdp.finish_step(), 1);
+        if (!cancels) continue;
+        fsdp.cancel_step();  // of nothing
+        fsdp.begin_step();
+        model.run(tape, [&](std::size_t i) { return given(run, step + 2, 0, i); });
+        fsdp.finish_step();
+        fsdp.cancel_step();
+      }
+      got.push_back(save_hooks(fsdp));
+    });
+  }
+  EXPECT_EQ(got[0], got[1]);
+}
+
+TEST(PowerSgd, AStepThatIsRefusedCountsForNothing) {
+  const std::vector<Shape> shapes = {{24, 10}, {7}};
+  std::vector<std::vector<HookTensor>> got;
+  for (const bool refused : {false, true}) {
+    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+      const engine::Memory memory;
+      const engine::Stream compute = engine::Stream::inline_cpu("compute");
+      engine::Tape tape(memory, compute);
+      testing::GivenGradients model(shapes);
+      HookRun run;
+      run.shapes = shapes;
+      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
+                {.non_finite = NonFinite::kSkip,
+                 .reducer = make_hook(run.hook),
+                 .reducer_text = describe(run.hook)});
+      Sgd sgd(fsdp, {});
+      for (int step = 0; step < 2; ++step) {
+        if (refused && step == 1) {
+          EXPECT_NE(
+              error_of<engine::InvalidArgument>([&] { fsdp.begin_step(1, {.num_backwards = 0}); }),
+              "");
+        }
+        fsdp.begin_step();
+        model.run(tape, [&](std::size_t i) { return given(run, step, 0, i); });
+        sgd.step(0.1, fsdp.finish_step(), 1);
+      }
+      got.push_back(save_hooks(fsdp));
+    });
+  }
+  EXPECT_EQ(got[0], got[1]);
+}
+
 TEST(PowerSgd, SurvivesZeros) {
   HookRun run{.ranks = 2, .steps = 6};
   run.hook.powersgd.low_rank.rank = 3;
