@@ -321,7 +321,7 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
   micro_step_ = -1;
   for (const auto& unit : units_) unit->begin_step(compute_);
   if (context_.options.non_finite == NonFinite::kSkip && context_.options.reducer) {
-    unsettled_.emplace();
+    unsettled_ = Unsettled{};
   }
   if (context_.check != nullptr) context_.check->begin_step(compute_);
   if (context_.norm_words.defined()) {  // behind what a step that was given up may still add
