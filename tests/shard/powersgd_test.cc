@@ -11,10 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "shard/joint_norm.h"
-#include "shard/sgd.h"
 #include "tests/shard/hook_run.h"
-#include "tests/shard/non_finite_hooks.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::shard {
@@ -216,12 +213,6 @@ bool all_finite(const std::vector<float>& values) {
   return std::ranges::all_of(values, [](float x) { return std::isfinite(x); });
 }
 
-TEST(PowerSgd, AStepThatIsSkippedCountsForNothing) {
-  for (const testing::NonFiniteCase& of_case : testing::non_finite_cases()) {
-    testing::expect_as_if_it_had_not_been(of_case, testing::run_hook);
-  }
-}
-
 TEST(KeptErrors, LeaveOutWhatIsNotFinite) {
   using Values = std::vector<float>;
   const engine::Stream stream = engine::Stream::inline_cpu("compute");
@@ -230,160 +221,6 @@ TEST(KeptErrors, LeaveOutWhatIsNotFinite) {
     EXPECT_EQ(testing::kept_errors(stream, DType::kBF16, 0, in_place), (Values{2, 7, 7, 7}));
     EXPECT_EQ(testing::kept_errors(stream, DType::kF32, 1, in_place), (Values{7, 7, 7, 7}));
   }
-}
-
-// Nor does it matter that steps may be skipped, as long as none is.
-TEST(PowerSgd, AStepThatIsGivenUpCountsForNothingWhereStepsMayBeSkipped) {
-  for (const std::string name : {"powersgd", "batched_powersgd"}) {
-    for (const int start_step : {0, 1}) {
-      for (const bool offloads : {false, true}) {
-        HookRun run = testing::hook_run_of(name, 2);
-        run.hook.powersgd.start_step = start_step;
-        run.hook.powersgd.offload_error = offloads;
-        const HookResult plain = run_hook(run);
-        run.options.non_finite = NonFinite::kSkip;
-        for (const bool gives_up : {false, true}) {
-          run.gives_up = gives_up;
-          const HookResult got = run_hook(run);
-          EXPECT_EQ(got.state, plain.state) << name;
-          EXPECT_EQ(got.gradients, plain.gradients) << name;
-        }
-      }
-    }
-  }
-}
-
-// Another model of the same training has a gradient that is not finite, so nothing is updated.
-TEST(PowerSgd, AStepThatOthersSkipCountsForNothing) {
-  const std::vector<Shape> shapes = {{24, 10}, {7}, {9, 4, 5}};
-  const auto train = [&](const std::vector<int>& steps, int bad_step) {
-    std::vector<std::vector<HookTensor>> states;  // of rank 0
-    comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
-      const engine::Memory memory;
-      const engine::Stream compute = engine::Stream::inline_cpu("compute");
-      engine::Tape tape(memory, compute);
-      testing::GivenGradients model(shapes), other(std::vector<Shape>{{5}});
-      const HookRun run;
-      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
-                {.placement = Placement::preset("ddp"),
-                 .non_finite = NonFinite::kSkip,
-                 .reducer = make_hook(run.hook),
-                 .reducer_text = describe(run.hook)});
-      Fsdp others(world, memory, compute, other.blocks(), &other.root,
-                  {.non_finite = NonFinite::kSkip});
-      Sgd sgd(fsdp, {}), others_sgd(others, {});
-      for (const int step : steps) {
-        fsdp.begin_step();
-        others.begin_step();
-        model.run(tape, [&](std::size_t i) { return given(run, step, world.rank(), i); });
-        other.run(tape, [&](std::size_t) {
-          return std::vector<float>(5, step == bad_step && world.rank() == 1 ? kInf : 1.0f);
-        });
-        const GradNorm norm = fsdp.finish_step(), others_norm = others.finish_step();
-        EXPECT_EQ(norm.not_finite(), "");
-        const std::vector<NormPart> parts = {{fsdp, norm}, {others, others_norm}};
-        const JointNorm joint = joint_norm(world, parts);
-        sgd.step(0.1, joint, 1);
-        others_sgd.step(0.1, joint, 1);
-        const std::vector<HookTensor> state = save_hooks(fsdp);
-        if (world.rank() == 0) states.push_back(state);
-      }
-    });
-    return states;
-  };
-  const auto got = train({0, 1, 2}, 1), without = train({0, 2}, 1), all = train({0, 1, 2}, 7);
-  EXPECT_EQ(got[1], got[0]);
-  EXPECT_EQ(got[2], without[1]);
-  EXPECT_NE(all[1], all[0]);
-}
-
-TEST(PowerSgd, IsAskedWhatItRemembersBehindAStepAlone) {
-  comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
-    const engine::Memory memory;
-    const engine::Stream compute = engine::Stream::inline_cpu("compute");
-    testing::GivenGradients model(std::vector<Shape>{{32, 8}});
-    for (const NonFinite policy : {NonFinite::kThrow, NonFinite::kSkip}) {
-      const HookRun run;
-      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
-                {.non_finite = policy,
-                 .reducer = make_hook(run.hook),
-                 .reducer_text = describe(run.hook)});
-      // Errors of what may be skipped are there twice.
-      const auto& hook = dynamic_cast<HookReducer&>(*fsdp.units().front()->reducer());
-      EXPECT_EQ(hook.error_nbytes(false), 256 * 4 * (policy == NonFinite::kSkip ? 2 : 1));
-      if (policy == NonFinite::kThrow) continue;
-      fsdp.begin_step();
-      EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { save_hooks(fsdp); }),
-                      {"expected finish_step() or cancel_step()", "1 of 1 micro-steps"}));
-      fsdp.cancel_step();
-      EXPECT_FALSE(save_hooks(fsdp).empty());
-    }
-  });
-}
-
-TEST(PowerSgd, AnUpdateCountsThoughNoStepIsGivenUpBehindIt) {
-  const std::vector<Shape> shapes = {{24, 10}, {7}};
-  std::vector<std::vector<HookTensor>> got;
-  for (const bool cancels : {false, true}) {
-    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
-      const engine::Memory memory;
-      const engine::Stream compute = engine::Stream::inline_cpu("compute");
-      engine::Tape tape(memory, compute);
-      testing::GivenGradients model(shapes);
-      HookRun run;
-      run.shapes = shapes;
-      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
-                {.non_finite = NonFinite::kSkip,
-                 .reducer = make_hook(run.hook),
-                 .reducer_text = describe(run.hook)});
-      Sgd sgd(fsdp, {});
-      for (int step = 0; step < 2; ++step) {
-        fsdp.begin_step();
-        model.run(tape, [&](std::size_t i) { return given(run, step, 0, i); });
-        sgd.step(0.1, fsdp.finish_step(), 1);
-        if (!cancels) continue;
-        fsdp.cancel_step();  // of nothing
-        fsdp.begin_step();
-        model.run(tape, [&](std::size_t i) { return given(run, step + 2, 0, i); });
-        fsdp.finish_step();
-        fsdp.cancel_step();
-      }
-      got.push_back(save_hooks(fsdp));
-    });
-  }
-  EXPECT_EQ(got[0], got[1]);
-}
-
-TEST(PowerSgd, AStepThatIsRefusedCountsForNothing) {
-  const std::vector<Shape> shapes = {{24, 10}, {7}};
-  std::vector<std::vector<HookTensor>> got;
-  for (const bool refused : {false, true}) {
-    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
-      const engine::Memory memory;
-      const engine::Stream compute = engine::Stream::inline_cpu("compute");
-      engine::Tape tape(memory, compute);
-      testing::GivenGradients model(shapes);
-      HookRun run;
-      run.shapes = shapes;
-      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
-                {.non_finite = NonFinite::kSkip,
-                 .reducer = make_hook(run.hook),
-                 .reducer_text = describe(run.hook)});
-      Sgd sgd(fsdp, {});
-      for (int step = 0; step < 2; ++step) {
-        if (refused && step == 1) {
-          EXPECT_NE(
-              error_of<engine::InvalidArgument>([&] { fsdp.begin_step(1, {.num_backwards = 0}); }),
-              "");
-        }
-        fsdp.begin_step();
-        model.run(tape, [&](std::size_t i) { return given(run, step, 0, i); });
-        sgd.step(0.1, fsdp.finish_step(), 1);
-      }
-      got.push_back(save_hooks(fsdp));
-    });
-  }
-  EXPECT_EQ(got[0], got[1]);
 }
 
 TEST(PowerSgd, SurvivesZeros) {
