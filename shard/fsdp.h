@@ -105,9 +105,9 @@ class Fsdp {
   GradNorm read_norm(const GradNorm& captured);
   /// Blocks until all collectives are done. Throws CommError if one failed.
   void synchronize() const;
-  /// With NonFinite::kSkip, between steps: tells reducers whether the last step counts, once,
-  /// before what they remember is read (see Reducer::end_step()). On a GPU blocks until its norm is
-  /// known.
+  /// With NonFinite::kSkip, between steps: tells reducers that take steps back whether the last one
+  /// counts, once, before what they remember is read (see Reducer::end_step()). On a GPU blocks
+  /// until its norm is known.
   void settle_step() const;
   /// Gradient sums times this are the mean over ranks and micro-steps, or behind join() over
   /// batches.
@@ -264,11 +264,10 @@ class Fsdp {
   int micro_step_ = 0;
   std::int64_t num_batches_ = 1;  // that the mean is over
   std::optional<Joined> joined_;  // of the next step, or the one at work
-  // With NonFinite::kSkip: what decides whether a step counts, until reducers were told.
+  // A step of which reducers are still to be told whether it counts: if its norm is finite. None:
+  // it has not come to its end, or was given up, or skipped for another Fsdp.
   struct Unsettled {
-    bool skips = false;
-    bool is_taken = false;         // by an update, which nobody can give up any more
-    std::optional<GradNorm> norm;  // of a step that has come to its end
+    std::optional<GradNorm> norm;
   };
   mutable std::optional<Unsettled> unsettled_;
   int last_joined_ = 0;  // Joined::first_rank of the last step

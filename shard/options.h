@@ -50,7 +50,8 @@ enum class BackwardPrefetch { kPre, kPost };
 enum class NonFinite {
   kThrow,  ///< Fsdp::finish_step() throws; on a GPU GradNorm::value() does, and the optimizer,
            ///< given the norm, updates nothing
-  kSkip,   ///< GradNorm::not_finite() says so, and the optimizer, given the norm, updates nothing
+  kSkip,   ///< GradNorm::not_finite() says so, the optimizer, given the norm, updates nothing, and
+           ///< hooks take back what the step made them remember
 };
 
 /// How much of what a rank keeps between uses lies in page-locked memory of the host instead of on

@@ -36,7 +36,6 @@ using engine::Tensor;
 // whatever rounds on the wire: P and Q are what the ranks agreed on. M = D + E in real numbers
 // where M - D needs no rounding, so wherever D lies between M / 2 and 2 M, and within half a unit
 // in the last place of E elsewhere.
-
 //
 // [Note: steps that count for nothing]
 // Whether a step's update is skipped is known behind its last reduction, when every error has moved
@@ -137,6 +136,7 @@ void PowerSgd::begin_step() {
   compresses_ = num_steps_ >= options_.start_step;
   ++num_steps_;
   has_sum_ = false;
+  had_qs_.reset();
   uncompressed_->begin_step();
 }
 
@@ -146,8 +146,8 @@ void PowerSgd::end_step(bool counts) {
     return;
   }
   --num_steps_;
-  if (!has_sum_) return;
-  has_qs_ = had_qs_;
+  if (!had_qs_) return;
+  has_qs_ = *had_qs_;
   std::swap(qs_, old_qs_);
 }
 
@@ -203,7 +203,7 @@ void PowerSgd::read(const Tensor& in) {
 }
 
 void PowerSgd::start_qs() {
-  if (may_skip_ && !has_sum_) {
+  if (may_skip_ && !had_qs_) {
     had_qs_ = has_qs_;
     if (has_qs_) engine::copy(old_qs_, qs_, stream_, "powersgd.keep_q");
   }

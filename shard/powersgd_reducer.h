@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +26,7 @@ class PowerSgd final : public HookReducer {
            const ReducerFactory& uncompressed);
 
   void begin_step() override;
+  bool takes_back() const override { return true; }
   void end_step(bool counts) override;
   void reduce(const engine::Tensor& in, const engine::Event& ready, bool is_last) override;
   bool remembers() const override { return options_.error_feedback || options_.warm_start; }
@@ -99,11 +101,12 @@ class PowerSgd final : public HookReducer {
   std::unique_ptr<Reducer> uncompressed_;  // of the steps before start_step
   // See [Note: steps that count for nothing].
   bool may_skip_;
-  engine::Tensor error_;       // laid out as the input; what steps that count have left
-  engine::Tensor next_error_;  // with may_skip_ what the step at work leaves, else the same tensor
-  engine::Tensor qs_;          // (q_numel) f32
-  engine::Tensor old_qs_;      // with may_skip_: before the step at work
-  bool has_qs_ = false, had_qs_ = false, has_sum_ = false, compresses_ = false;
+  engine::Tensor error_;        // laid out as the input; what steps that count have left
+  engine::Tensor next_error_;   // with may_skip_ what the step at work leaves, else the same tensor
+  engine::Tensor qs_;           // (q_numel) f32
+  engine::Tensor old_qs_;       // with may_skip_: before the step at work
+  std::optional<bool> had_qs_;  // has_qs_ before the step at work, once it has changed Qs
+  bool has_qs_ = false, has_sum_ = false, compresses_ = false;
   std::int64_t num_steps_ = 0;  // begun
 };
 

@@ -63,9 +63,12 @@ class Reducer {
   virtual bool remembers() const { return false; }
   /// Behind all calls of a step that has some: enqueues what is left to do until sum() is final.
   virtual void finish() {}
-  /// With ReducerContext::may_skip, once for each step, before the next and before what the reducer
-  /// remembers is read: whether the step counts. If not, it was given up, or its update is skipped,
-  /// and what is remembered is to be what it was before begin_step(). All ranks say the same.
+  /// Whether end_step() has anything to do: then a GPU's host waits for the norm of each step.
+  virtual bool takes_back() const { return false; }
+  /// With ReducerContext::may_skip, if one reducer takes_back(), once for each step, before the
+  /// next and before what the reducer remembers is read: whether the step counts. If not, it was
+  /// given up, or its update is skipped, and what is remembered is to be what it was before
+  /// begin_step(). All ranks say the same.
   virtual void end_step(bool counts) { (void)counts; }
 
   /// (range.numel) f32: the sum over ranks and micro-steps, not the mean. Only work that reduce()

@@ -115,6 +115,7 @@ TEST(CudaHooks, RememberNothingThatIsNotFinite) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     if (i % (testing::kIsSlow ? 13 : 7) != 0) continue;  // the CPU meets each
     testing::expect_as_if_it_had_not_been(cases[i], on_gpu);
+    testing::expect_what_is_left_is_finite(cases[i], num_gpus());
   }
 }
 

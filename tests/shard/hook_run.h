@@ -42,6 +42,13 @@ struct HookRun {
   std::vector<shard::HookTensor> start = {};  ///< of all ranks, to be loaded before the first step
   int first_step = 0;                         ///< what gradients are counted from
 
+  std::vector<float> gradient_of(int micro, int rank, std::size_t i) const;
+  shard::FsdpOptions fsdp_options() const {
+    shard::FsdpOptions all = options;
+    all.reducer = make_hook(hook);
+    all.reducer_text = describe(hook);
+    return all;
+  }
   engine::Stream compute(int rank) const {
     const engine::StreamOptions stream_options{.delay_seed = options.delay_seed};
     return num_gpus == 0 ? engine::Stream::inline_cpu("compute", stream_options)
@@ -85,6 +92,36 @@ inline std::vector<float> normals(std::int64_t numel, std::uint64_t seed) {
   return values;
 }
 
+inline std::vector<float> HookRun::gradient_of(int micro, int rank, std::size_t i) const {
+  if (gradient) return gradient(micro, rank, i);
+  return normals(shapes[i].numel(), static_cast<std::uint64_t>(1000 * micro + 100 * rank) + i);
+}
+
+/// One rank of a run.
+struct HookRank {
+  HookRank(comm::ProcessGroup& world, const HookRun& of)
+      : run(of),
+        rank(world.rank()),
+        compute(of.compute(rank)),
+        memory(compute, {.poison = of.poison}),
+        tape(memory, compute),
+        model(of.shapes),
+        fsdp(world, memory, compute, model.blocks(), &model.root, of.fsdp_options()) {}
+
+  /// `micro` is counted over all steps.
+  void backward(int micro) {
+    model.run(tape, [&](std::size_t i) { return run.gradient_of(micro, rank, i); });
+  }
+
+  const HookRun& run;
+  int rank;
+  engine::Stream compute;
+  engine::Memory memory;
+  engine::Tape tape;
+  GivenGradients model;
+  shard::Fsdp fsdp;
+};
+
 /// What launch_keep_error() leaves of errors 7 for inputs and decompressed values of which the last
 /// two have no finite difference, and in bf16 the second none.
 inline std::vector<float> kept_errors(const engine::Stream& stream, engine::DType dtype,
@@ -117,23 +154,12 @@ inline HookResult run_hook(const HookRun& run) {
   comm::run_ranks(run.ranks, {}, [&](comm::ProcessGroup& world) {
     const int rank = world.rank();
     const auto r = static_cast<std::size_t>(rank);
-    const engine::Stream compute = run.compute(rank);
-    const engine::Memory memory(compute, {.poison = run.poison});
-    engine::Tape tape(memory, compute);
-    GivenGradients model(run.shapes);
-    shard::FsdpOptions options = run.options;
-    options.reducer = make_hook(run.hook);
-    options.reducer_text = describe(run.hook);
-    shard::Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
+    HookRank one(world, run);
+    shard::Fsdp& fsdp = one.fsdp;
     if (!run.start.empty()) load_hooks(fsdp, run.start);
     for (int step = 0; step < run.steps; ++step) {
       const auto backward = [&](int micro) {
-        const int number = (run.first_step + step) * run.accum + micro;
-        model.run(tape, [&](std::size_t i) {
-          if (run.gradient) return run.gradient(number, rank, i);
-          return normals(run.shapes[i].numel(),
-                         static_cast<std::uint64_t>(1000 * number + 100 * rank) + i);
-        });
+        one.backward((run.first_step + step) * run.accum + micro);
       };
       if (run.gives_up) {
         fsdp.begin_step(run.accum);
@@ -154,7 +180,7 @@ inline HookResult run_hook(const HookRun& run) {
       const shard::GradNorm norm = fsdp.finish_step();
       if (rank == 0) result.not_finite.push_back(norm.not_finite());
       HookResult::Values mean;
-      for (const auto& p : model.parameters) mean.push_back(fsdp.full_gradient(*p));
+      for (const auto& p : one.model.parameters) mean.push_back(fsdp.full_gradient(*p));
       result.gradients[r].push_back(std::move(mean));
       states[r].push_back(save_hooks(fsdp));
     }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tests/shard/hook_run.h"
+#include "tests/testing/errors.h"
 
 namespace tessera::testing {
 
@@ -67,31 +68,73 @@ inline std::vector<NonFiniteCase> non_finite_cases() {
   return cases;
 }
 
-/// `run_on` makes the runs: on the CPU or on a GPU.
-inline void expect_as_if_it_had_not_been(const NonFiniteCase& of_case,
-                                         const std::function<HookResult(const HookRun&)>& run_on) {
-  SCOPED_TRACE(of_case.name());
+inline std::vector<float> usual_gradient(int micro, int rank, std::size_t i) {
+  return normals(HookRun().shapes[i].numel(),
+                 static_cast<std::uint64_t>(100 * micro + 10 * rank) + i);
+}
+
+/// The run of a case, whose gradients are usual_gradient() but for what the case plants.
+inline HookRun run_of(const NonFiniteCase& of_case) {
   HookRun run{.ranks = of_case.across_replicas ? 4 : 3, .steps = 4, .accum = of_case.accum};
   set_hook(run.hook, of_case.hook);
   run.hook.powersgd.error_dtype = of_case.error_dtype;
   run.hook.powersgd.across_replicas = of_case.across_replicas;
   run.hook.powersgd.offload_error = of_case.offload_error;
-  run.options.non_finite = shard::NonFinite::kSkip;
   if (of_case.across_replicas) {
     run.options.placement = shard::Placement::preset("hsdp");
     run.options.shard_ranks = 2;
   }
-  const GradientOf usual = [shapes = run.shapes](int micro, int rank, std::size_t i) {
-    return normals(shapes[i].numel(), static_cast<std::uint64_t>(100 * micro + 10 * rank) + i);
-  };
   // What overflows in sums alone is on every rank.
   const bool on_all = std::isfinite(of_case.value);
   const int bad_micro = 2 * run.accum - 1;  // the last of step 1
-  run.gradient = [&](int micro, int rank, std::size_t i) {
-    std::vector<float> g = usual(micro, rank, i);
+  run.gradient = [=](int micro, int rank, std::size_t i) {
+    std::vector<float> g = usual_gradient(micro, rank, i);
     if (micro == bad_micro && i == 0 && (on_all || rank == 1)) of_case.plant(g);
     return g;
   };
+  return run;
+}
+
+/// A step that ends in an error, so that nothing takes back what it did, leaves what is finite, the
+/// errors of parameter 0 as they were, and other parameters' behind it. `num_gpus`: as of HookRun.
+inline void expect_what_is_left_is_finite(const NonFiniteCase& of_case, int num_gpus) {
+  SCOPED_TRACE(of_case.name());
+  HookRun run = run_of(of_case);
+  run.num_gpus = num_gpus;
+  comm::run_ranks(run.ranks, {}, [&](comm::ProcessGroup& world) {
+    HookRank one(world, run);
+    const auto step = [&](int number) {
+      for (int micro = 0; micro < run.accum; ++micro) {
+        micro == 0 ? one.fsdp.begin_step(run.accum) : one.fsdp.next_micro_step();
+        one.backward(number * run.accum + micro);
+      }
+    };
+    step(0);
+    one.fsdp.finish_step();
+    const std::vector<shard::HookTensor> before = save_hooks(one.fsdp);
+    step(1);
+    // On the CPU by the first call, on a GPU by the second.
+    EXPECT_TRUE(
+        has(error_of<engine::InvalidArgument>([&] { one.fsdp.finish_step().value(); }), {"p0"}));
+    const std::vector<shard::HookTensor> after = save_hooks(one.fsdp);
+    ASSERT_EQ(after.size(), before.size());
+    for (std::size_t i = 0; i < after.size(); ++i) {
+      EXPECT_TRUE(std::ranges::all_of(after[i].values, [](float x) { return std::isfinite(x); }))
+          << after[i].name << " " << after[i].parameter;
+      if (after[i].name != "powersgd.error") continue;
+      // The first of two micro-steps is fine.
+      const bool stays = after[i].parameter == "p0" && run.accum == 1;
+      EXPECT_EQ(after[i].values == before[i].values, stays) << after[i].parameter;
+    }
+  });
+}
+
+/// `run_on` makes the runs: on the CPU or on a GPU.
+inline void expect_as_if_it_had_not_been(const NonFiniteCase& of_case,
+                                         const std::function<HookResult(const HookRun&)>& run_on) {
+  SCOPED_TRACE(of_case.name());
+  HookRun run = run_of(of_case);
+  run.options.non_finite = shard::NonFinite::kSkip;
   const HookResult got = run_on(run);
   EXPECT_EQ(got.not_finite[0], "");
   EXPECT_NE(got.not_finite[1].find("p0"), std::string::npos) << got.not_finite[1];
@@ -104,7 +147,7 @@ inline void expect_as_if_it_had_not_been(const NonFiniteCase& of_case,
   HookRun without = run;
   without.steps = 3;
   without.gradient = [&](int micro, int rank, std::size_t i) {
-    return usual(micro < run.accum ? micro : micro + run.accum, rank, i);
+    return usual_gradient(micro < run.accum ? micro : micro + run.accum, rank, i);
   };
   const HookResult expected = run_on(without);
   EXPECT_NE(expected.state[1], expected.state[0]) << "it moves on";

@@ -29,16 +29,11 @@ using testing::run_hook;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-std::vector<float> given(const HookRun& run, int step, int rank, std::size_t i) {
-  if (run.gradient) return run.gradient(step, rank, i);
-  return normals(run.shapes[i].numel(), static_cast<std::uint64_t>(1000 * step + 100 * rank) + i);
-}
-
 // In double, over the ranks.
 std::vector<double> mean_given(const HookRun& run, int step, std::size_t i) {
   std::vector<double> mean(static_cast<std::size_t>(run.shapes[i].numel()));
   for (int rank = 0; rank < run.ranks; ++rank) {
-    const std::vector<float> g = given(run, step, rank, i);
+    const std::vector<float> g = run.gradient_of(step, rank, i);
     for (std::size_t k = 0; k < mean.size(); ++k) mean[k] += g[k] / double(run.ranks);
   }
   return mean;
@@ -134,7 +129,7 @@ TEST(PowerSgd, KeepsWhatItDoesNotSendToTheBit) {
           const std::string name = fmt::format("p{}", i);
           const std::vector<float>& d = result.gradients[0][std::size_t(step)][i];
           for (int rank = 0; rank < ranks; ++rank) {
-            const std::vector<float> g = given(run, step, rank, i);
+            const std::vector<float> g = run.gradient_of(step, rank, i);
             const std::vector<float> now = result.error(step, name, rank);
             const std::vector<float> old =
                 step == 0 ? std::vector<float>(g.size()) : result.error(step - 1, name, rank);

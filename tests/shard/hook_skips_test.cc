@@ -1,10 +1,10 @@
-// PowerSGD and steps that count for nothing: skipped, given up, refused, or ended by an error.
+// Hooks that remember, and steps that count for nothing: skipped, given up, refused, or ended by an
+// error.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,72 +20,40 @@ namespace {
 using engine::InvalidArgument;
 using testing::error_of;
 using testing::has;
+using testing::HookRank;
 using testing::HookResult;
 using testing::HookRun;
-using testing::normals;
 using testing::run_hook;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// One rank of a run, step by step; the hook's options are those of `run`.
-struct Training {
-  Training(comm::ProcessGroup& world, const HookRun& run, NonFinite policy = NonFinite::kSkip)
-      : run(run),
-        rank(world.rank()),
-        compute(engine::Stream::inline_cpu("compute")),
-        memory(compute),
-        tape(memory, compute),
-        model(run.shapes),
-        fsdp(world, memory, compute, model.blocks(), &model.root, options(run, policy)),
-        sgd(fsdp, {}) {}
-
-  static FsdpOptions options(const HookRun& run, NonFinite policy) {
-    FsdpOptions options = run.options;
-    options.non_finite = policy;
-    options.reducer = make_hook(run.hook);
-    options.reducer_text = describe(run.hook);
-    return options;
-  }
-  std::vector<float> gradient(int step, std::size_t i) const {
-    if (run.gradient) return run.gradient(step, rank, i);
-    return normals(run.shapes[i].numel(), static_cast<std::uint64_t>(1000 * step + 100 * rank) + i);
-  }
-  void backward(int step) {
-    fsdp.begin_step();
-    model.run(tape, [&](std::size_t i) { return gradient(step, i); });
-  }
-
-  const HookRun& run;
-  int rank;
-  engine::Stream compute;
-  engine::Memory memory;
-  engine::Tape tape;
-  testing::GivenGradients model;
-  Fsdp fsdp;
-  Sgd sgd;
-};
+HookRun that_may_skip() {
+  HookRun run;
+  run.options.non_finite = NonFinite::kSkip;
+  return run;
+}
 
 // What one rank remembers behind `steps`.
-template <class Steps>
-std::vector<HookTensor> state_behind(Steps steps) {
+std::vector<HookTensor> state_behind(const std::function<void(HookRank&, Sgd&)>& steps) {
   std::vector<HookTensor> state;
   comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
-    const HookRun run;
-    Training training(world, run);
-    steps(training);
-    state = save_hooks(training.fsdp);
+    const HookRun run = that_may_skip();
+    HookRank one(world, run);
+    Sgd sgd(one.fsdp, {});
+    steps(one, sgd);
+    state = save_hooks(one.fsdp);
   });
   return state;
 }
 
-TEST(PowerSgdSkips, AStepThatIsSkippedCountsForNothing) {
+TEST(HookSkips, AStepThatIsSkippedCountsForNothing) {
   for (const testing::NonFiniteCase& of_case : testing::non_finite_cases()) {
     testing::expect_as_if_it_had_not_been(of_case, testing::run_hook);
   }
 }
 
 // Nor does it matter that steps may be skipped, as long as none is.
-TEST(PowerSgdSkips, AStepThatIsGivenUpCountsForNothing) {
+TEST(HookSkips, AStepThatIsGivenUpCountsForNothing) {
   for (const std::string name : {"powersgd", "batched_powersgd"}) {
     for (const int start_step : {0, 1}) {
       for (const bool offloads : {false, true}) {
@@ -106,27 +74,30 @@ TEST(PowerSgdSkips, AStepThatIsGivenUpCountsForNothing) {
 }
 
 // Another model of the same training has a gradient that is not finite, so nothing is updated.
-TEST(PowerSgdSkips, AStepThatOthersSkipCountsForNothing) {
+TEST(HookSkips, AStepThatOthersSkipCountsForNothing) {
   const auto train = [&](const std::vector<int>& steps, int bad_step) {
     std::vector<std::vector<HookTensor>> states;  // of rank 0
     comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
-      const HookRun run;
-      HookRun other;
+      const HookRun run = that_may_skip();
+      HookRun other = run;
       other.hook.kind = HookKind::kNone;
       other.shapes = {{5}};
       other.gradient = [&](int step, int rank, std::size_t) {
         return std::vector<float>(5, step == bad_step && rank == 1 ? kInf : 1.0f);
       };
-      Training a(world, run), b(world, other);
+      HookRank a(world, run), b(world, other);
+      Sgd a_sgd(a.fsdp, {}), b_sgd(b.fsdp, {});
       for (const int step : steps) {
+        a.fsdp.begin_step();
+        b.fsdp.begin_step();
         a.backward(step);
         b.backward(step);
         const GradNorm norm = a.fsdp.finish_step(), others_norm = b.fsdp.finish_step();
         EXPECT_EQ(norm.not_finite(), "");
         const std::vector<NormPart> parts = {{a.fsdp, norm}, {b.fsdp, others_norm}};
         const JointNorm joint = joint_norm(world, parts);
-        a.sgd.step(0.1, joint, 1);
-        b.sgd.step(0.1, joint, 1);
+        a_sgd.step(0.1, joint, 1);
+        b_sgd.step(0.1, joint, 1);
         const std::vector<HookTensor> state = save_hooks(a.fsdp);
         if (world.rank() == 0) states.push_back(state);
       }
@@ -139,14 +110,16 @@ TEST(PowerSgdSkips, AStepThatOthersSkipCountsForNothing) {
   EXPECT_NE(all[1], all[0]);
 }
 
-TEST(PowerSgdSkips, AnUpdateCountsThoughNoStepIsGivenUpBehindIt) {
+TEST(HookSkips, AnUpdateCountsThoughNoStepIsGivenUpBehindIt) {
   const auto train = [](bool cancels) {
-    return state_behind([=](Training& t) {
+    return state_behind([=](HookRank& t, Sgd& sgd) {
       for (int step = 0; step < 2; ++step) {
+        t.fsdp.begin_step();
         t.backward(step);
-        t.sgd.step(0.1, t.fsdp.finish_step(), 1);
+        sgd.step(0.1, t.fsdp.finish_step(), 1);
         if (!cancels) continue;
         t.fsdp.cancel_step();  // of nothing
+        t.fsdp.begin_step();
         t.backward(step + 2);
         t.fsdp.finish_step();
         t.fsdp.cancel_step();
@@ -156,28 +129,30 @@ TEST(PowerSgdSkips, AnUpdateCountsThoughNoStepIsGivenUpBehindIt) {
   EXPECT_EQ(train(true), train(false));
 }
 
-TEST(PowerSgdSkips, AStepThatIsRefusedCountsForNothing) {
+TEST(HookSkips, AStepThatIsRefusedCountsForNothing) {
   const auto train = [](bool refused) {
-    return state_behind([=](Training& t) {
+    return state_behind([=](HookRank& t, Sgd& sgd) {
       for (int step = 0; step < 2; ++step) {
         if (refused && step == 1) {
           EXPECT_NE(error_of<InvalidArgument>([&] { t.fsdp.begin_step(1, {.num_backwards = 0}); }),
                     "");
         }
+        t.fsdp.begin_step();
         t.backward(step);
-        t.sgd.step(0.1, t.fsdp.finish_step(), 1);
+        sgd.step(0.1, t.fsdp.finish_step(), 1);
       }
     });
   };
   EXPECT_EQ(train(true), train(false));
 }
 
-TEST(PowerSgdSkips, WhatIsRememberedIsReadBehindAStep) {
+TEST(HookSkips, WhatIsRememberedIsReadBehindAStep) {
   for (const NonFinite policy : {NonFinite::kThrow, NonFinite::kSkip}) {
     comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
       HookRun run;
       run.shapes = {{32, 8}};
-      Training t(world, run, policy);
+      run.options.non_finite = policy;
+      HookRank t(world, run);
       // Errors of what may be skipped are there twice.
       const auto& hook = dynamic_cast<HookReducer&>(*t.fsdp.units().front()->reducer());
       EXPECT_EQ(hook.error_nbytes(false), 256 * 4 * (policy == NonFinite::kSkip ? 2 : 1));
@@ -191,39 +166,60 @@ TEST(PowerSgdSkips, WhatIsRememberedIsReadBehindAStep) {
   }
 }
 
-// Nothing takes back what it did, so it must not do what is not to be kept.
-TEST(PowerSgdSkips, AStepThatEndsInAnErrorLeavesNothingThatIsNotFinite) {
+TEST(HookSkips, AStepThatEndsInAnErrorLeavesWhatIsFinite) {
   for (const testing::NonFiniteCase& of_case : testing::non_finite_cases()) {
-    if (of_case.across_replicas) continue;
-    SCOPED_TRACE(of_case.name());
-    HookRun run;
-    set_hook(run.hook, of_case.hook);
-    run.hook.powersgd.error_dtype = of_case.error_dtype;
-    run.hook.powersgd.offload_error = of_case.offload_error;
-    run.gradient = [&](int step, int rank, std::size_t i) {
-      std::vector<float> g =
-          normals(run.shapes[i].numel(), static_cast<std::uint64_t>(1000 * step + 100 * rank) + i);
-      if (step == 1 && i == 0) of_case.plant(g);
-      return g;
-    };
-    comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
-      Training t(world, run, NonFinite::kThrow);
-      t.backward(0);
-      t.sgd.step(0.1, t.fsdp.finish_step(), 1);
-      const std::vector<HookTensor> before = save_hooks(t.fsdp);
-      t.backward(1);
-      EXPECT_TRUE(has(error_of<InvalidArgument>([&] { t.fsdp.finish_step(); }), {"p0"}));
-      const std::vector<HookTensor> after = save_hooks(t.fsdp);
-      ASSERT_EQ(after.size(), before.size());
-      for (std::size_t i = 0; i < after.size(); ++i) {
-        EXPECT_TRUE(std::ranges::all_of(after[i].values, [](float x) { return std::isfinite(x); }))
-            << after[i].name << " " << after[i].parameter;
-        if (after[i].name != "powersgd.error") continue;
-        EXPECT_EQ(after[i].values == before[i].values, after[i].parameter == "p0")
-            << after[i].parameter;
-      }
-    });
+    testing::expect_what_is_left_is_finite(of_case, /*num_gpus=*/0);
   }
+}
+
+// The strategy's reducer, and what it is told.
+class Told final : public Reducer {
+ public:
+  Told(const ReducerContext& context, bool takes_back, std::vector<bool>& told)
+      : Reducer(context), reducer_(make_reducer(context)), takes_back_(takes_back), told_(told) {}
+  void begin_step() override { reducer_->begin_step(); }
+  void reduce(const engine::Tensor& in, const engine::Event& ready, bool is_last) override {
+    reducer_->reduce(in, ready, is_last);
+  }
+  void finish() override { reducer_->finish(); }
+  bool takes_back() const override { return takes_back_; }
+  void end_step(bool counts) override { told_.push_back(counts); }
+
+ private:
+  std::unique_ptr<Reducer> reducer_;
+  bool takes_back_;
+  std::vector<bool>& told_;
+};
+
+// Nobody waits for a norm for those that have nothing to take back, or where nothing is skipped.
+TEST(HookSkips, WhoTakesStepsBackIsToldOnceOfEach) {
+  const auto told_of = [](bool takes_back, NonFinite policy) {
+    std::vector<bool> told;
+    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+      const engine::Memory memory;
+      const engine::Stream compute = engine::Stream::inline_cpu("compute");
+      engine::Tape tape(memory, compute);
+      testing::GivenGradients model(std::vector<engine::Shape>{{5}});
+      Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
+                {.non_finite = policy,
+                 .reducer = [&](const ReducerContext& context) -> std::unique_ptr<Reducer> {
+                   EXPECT_EQ(context.may_skip, policy == NonFinite::kSkip);
+                   return std::make_unique<Told>(context, takes_back, told);
+                 },
+                 .reducer_text = "told"});
+      for (const float value : {1.0f, policy == NonFinite::kSkip ? kInf : 2.0f, 3.0f}) {
+        fsdp.begin_step();
+        model.run(tape, [&](std::size_t) { return std::vector<float>(5, value); });
+        fsdp.finish_step();
+      }
+      fsdp.settle_step();
+      fsdp.settle_step();
+    });
+    return told;
+  };
+  EXPECT_EQ(told_of(true, NonFinite::kSkip), (std::vector<bool>{true, false, true}));
+  EXPECT_EQ(told_of(false, NonFinite::kSkip), std::vector<bool>());
+  EXPECT_EQ(told_of(true, NonFinite::kThrow), std::vector<bool>());
 }
 
 }  // namespace

@@ -1,0 +1,136 @@
+// Updates of what a step has a gradient for, behind it or beside its last backward, and what renews
+// the copies that are computed with.
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "engine/error.h"
+#include "shard/fsdp.h"
+
+namespace tessera::shard {
+
+using engine::require;
+
+void Fsdp::take_gradients(std::string_view update, bool skips) {
+  require(phase_ == Phase::kFinished,
+          "[optimizer] expected begin_step(), backward and finish_step() before each step()");
+  check_not_held("an update");
+  wait_for_readers();
+  group_.declare(update);
+  schedule_.close_visits(compute_);
+  if (skips && unsettled_) unsettled_->norm.reset();
+  phase_ = Phase::kIdle;
+}
+
+// Updates of what is offloaded too begin behind work of compute: see UpdateParts.
+void Fsdp::wait_for_readers() { compute_.wait(std::exchange(values_read_, {})); }
+
+// [Note: early updates]
+// A unit whose gradient is final in the last micro-step has no use left, unless a region that is
+// still to be recomputed uses what is frozen of it, or uses it without gradient. Behind the
+// reduction, and behind the last such use, a stream of its own may update it while backward goes
+// on. Peers read the unit's part no more: its last gather is complete, here and so everywhere. The
+// root, and what that backward does not reach, follow in finish_step(), behind all gathers, as some
+// of these may be for nobody; finish_step() waits for all updates. The order is that of the
+// reductions and replays, so it is the same on all ranks. Elements are updated with the same
+// numbers as at the end, so bits are too; but the norm of the gradient comes too late to clip it,
+// or to skip what is not finite.
+
+void Fsdp::take_gradients_early(std::string_view update, EarlyUpdate early) {
+  require(phase_ != Phase::kStep && !early_,
+          "[optimizer] expected one step_in_backward() before begin_step(), got {}",
+          early_ ? "two" : "it inside a step");
+  require(context_.options.non_finite == NonFinite::kThrow,
+          "[optimizer] expected NonFinite::kThrow for a step_in_backward(), got kSkip: what is not "
+          "finite is known behind it");
+  require(
+      context_.options.unused_parameters == UnusedParameters::kZero,
+      "[optimizer] expected unused parameters to have the gradient zero in a step_in_backward(), "
+      "got UnusedParameters::kSkip: what is unused is known behind it");
+  wait_for_readers();
+  group_.declare(update);
+  early_ = Early{.update = std::move(early)};
+  schedule_.on_final([this](Unit& unit) { update_early(unit); });
+  if (update_) return;
+  update_ = compute_.sibling("optimizer", context_.options.stream_options(2));
+}
+
+void Fsdp::end_updates() noexcept {
+  if (!early_ && context_.offload == nullptr) return;
+  schedule_.on_final(nullptr);
+  early_.reset();
+  if (std::uncaught_exceptions() > num_exceptions_) {
+    group_.abort("another error ended the training loop");
+  }
+  if (update_) update_->synchronize_quietly();
+  if (context_.offload != nullptr) context_.offload->synchronize_quietly();
+}
+
+void Fsdp::update_early(Unit& unit) {
+  unit.reshard(compute_);  // the slot need not wait for the update
+  if (early_->updated.empty()) {
+    wait_for_readers();  // who came behind step_in_backward()
+    early_->update.begin();
+    update_->wait(compute_.record("prepared"));
+  }
+  early_->updated.insert(&unit);
+  unit.forbid_use();
+  update_->wait(compute_.record("last_use"));
+  unit.wait_for_gather(*update_);
+  unit.wait_for_sums(*update_);
+  early_->update.update_unit(unit, *update_);
+}
+
+// Those that are left as in a step of its own, the root first.
+void Fsdp::finish_early_update() {
+  schedule_.close_visits(compute_);
+  if (context_.options.placement.parameters != Place::kWhole) {
+    compute_.wait(context_.gather.record("gathered"));
+  }
+  if (early_->updated.empty()) {
+    wait_for_readers();
+    early_->update.begin();
+  }
+  for (const bool root : {true, false}) {
+    for (const auto& unit : units_) {
+      if (unit->is_root() != root || early_->updated.contains(unit.get())) continue;
+      early_->update.update_unit(*unit, compute_);
+    }
+  }
+  for (const auto& unit : units_) {
+    if (gathers_later(*unit) && !updates_on_host()) unit->gather_renewed();
+  }
+  compute_.wait(update_->record("updated"));
+  if (!updates_on_host()) early_->update.end();
+}
+
+// Whether finish_step() gathers what an update beside backward renewed. Gathers that wait for the
+// host would hold up those of backward, and of the norm.
+bool Fsdp::gathers_later(const Unit& unit) const {
+  return early_ && (updates_on_host() || (early_->update.gathers == UpdateGathers::kContiguous &&
+                                          early_->updated.contains(&unit)));
+}
+
+bool Fsdp::updates_on_host() const { return context_.options.offload.optimizer > 0; }
+
+void Fsdp::updated(Unit& unit, const engine::Stream& stream,
+                   const std::vector<WrittenOnHost>& on_host) {
+  unit.renew(stream, on_host);
+  if (!gathers_later(unit)) gather_updated(unit);
+}
+
+void Fsdp::gather_updated(Unit& unit) {
+  unit.gather_renewed();
+  if (unit.is_root() && !compute_.is_capturing()) unit.unshard(compute_, "forward");
+}
+
+void Fsdp::parameters_changed() {
+  if (context_.offload != nullptr) context_.offload->synchronize();
+  schedule_.close_visits(compute_);
+  for (const auto& unit : units_) {
+    unit->renew_all(compute_);
+    unit->gather_renewed();
+  }
+}
+
+}  // namespace tessera::shard
