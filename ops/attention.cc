@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <type_traits>
 
 #include "engine/elementwise.h"
 #include "engine/gemm/gemm.h"
+#include "engine/gemm/pairs.h"
 #include "ops/attention_cuda.h"
-#include "ops/softmax_rows.h"
+#include "ops/attention_pairs.h"
+#include "ops/attention_scores.h"
 
 namespace tessera::ops {
 
@@ -48,12 +49,13 @@ struct TileShape {
   std::int64_t keys;
 };
 
-// Of tiles whose products read P. Kernels of f32 take 6 rows and 16 or 48 columns at a time. On
-// matrices of bf16 a product of fewer than 128 rows takes as long to start as to run.
+// Of tiles whose products read P. Kernels of f32 take 6 rows and 16 or 48 columns at a time; those
+// without AVX-512 copy the keys for each product, so they get more rows. On matrices of bf16 a
+// product of fewer than 128 rows takes as long to start as to run.
 template <class P>
 TileShape tile_shape() {
   if constexpr (std::is_same_v<P, float>) {
-    return {48, 288};
+    return {engine::isa() >= engine::Isa::kV4 ? 24 : 48, 288};
   } else {
     return {engine::isa() >= engine::Isa::kV4Amx ? 128 : 64, 256};
   }
@@ -117,15 +119,21 @@ void dispatch(DType dtype, F fn) {
   fn(BFloat16{}, float{});
 }
 
-// What the CPU kernels need beside the tensors; CUDA keeps it on the chip.
-template <class Scratch>
-std::optional<Scratch> host_scratch(const Tape& tape, const Layout& s, DType dtype) {
-  if (tape.stream().device().is_cuda()) return {};
-  return Scratch(tape, s, dtype);
+// Whether the CPU's kernels are those of attention_pairs.h.
+bool in_pairs(const Tape& tape, DType dtype) {
+  return !tape.stream().device().is_cuda() && dtype == DType::kBF16 && engine::multiplies_pairs();
+}
+std::optional<PairAttention> pair_kernels(const Tape& tape, const Layout& s, DType dtype,
+                                          bool is_backward) {
+  if (!in_pairs(tape, dtype)) return {};
+  return PairAttention(tape.memory(), s, is_backward);
 }
 
-void multiply(float* x, std::int64_t numel, float factor) {
-  for (std::int64_t i = 0; i < numel; ++i) x[i] *= factor;
+// What the CPU's other kernels need beside the tensors; CUDA keeps it on the chip.
+template <class Scratch>
+std::optional<Scratch> host_scratch(const Tape& tape, const Layout& s, DType dtype) {
+  if (tape.stream().device().is_cuda() || in_pairs(tape, dtype)) return {};
+  return Scratch(tape, s, dtype);
 }
 
 // Rows of one head, `ld` apart in a packed tensor, as an operand: where they lie, or a copy.
@@ -169,28 +177,10 @@ MatrixView<const P> rows_of(const MatrixView<const P>& m, std::int64_t begin, st
   return {m.data + begin * m.ld, count, m.cols, m.ld};
 }
 
-// dst = factor src, or dst +=.
-template <class T>
-void store(T* dst, const float* src, std::int64_t numel, float factor, bool accumulate) {
-  for (std::int64_t i = 0; i < numel; ++i) {
-    const float x = src[i] * factor;
-    engine::store_f32(dst[i], accumulate ? to_f32(dst[i]) + x : x);
-  }
-}
-
-// The same of rows, those of dst `ld` apart.
-template <class T>
-void store_rows(T* dst, const float* src, std::int64_t rows, std::int64_t width, std::int64_t ld,
-                float factor, bool accumulate) {
-  for (std::int64_t r = 0; r < rows; ++r)
-    store(dst + r * ld, src + r * width, width, factor, accumulate);
-}
-
-// Queries [row, row + rows) against keys [key, key + keys), and what multiplies them.
-struct Tile {
+// A tile, and what multiplies it.
+struct Tile : ScoreTile {
   Products& products;
   const Tensor& scratch;
-  std::int64_t row, rows, key, keys;
 
   template <class A, class B>
   void product(const MatrixView<const A>& a, const MatrixView<const B>& b,
@@ -199,23 +189,9 @@ struct Tile {
   }
   template <class T>
   MatrixView<T> square(T* x) const {
-    return {x, rows, keys, keys};
-  }
-  // Keys that query row + r may see here; and with as many, masked, as make whole lanes.
-  std::int64_t visible(bool causal, std::int64_t r) const {
-    return causal ? std::min(row + r + 1 - key, keys) : keys;
-  }
-  std::int64_t in_lanes(std::int64_t visible) const {
-    return std::min((visible + kLanes - 1) / kLanes * kLanes, keys);
+    return {x, rows, keys, ld};
   }
 };
-
-// -inf from `visible` on, in the lanes up to `keys`.
-void mask(float* scores, std::int64_t visible, std::int64_t keys) {
-  for (std::int64_t c = visible / kLanes * kLanes; c < keys; ++c) {
-    scores[c] = select(c < visible, scores[c], -std::numeric_limits<float>::infinity());
-  }
-}
 
 // Where a (rows, keys) operand of products is: f32 where it was computed, bf16 in a space of its
 // own.
@@ -293,29 +269,6 @@ struct ForwardScratch : Copies {
   Tensor max, sum;  // (rows) of the keys so far
 };
 
-// The online softmax: takes a tile of scores to probabilities `p` relative to the new maximum, and
-// scales what was summed so far to match.
-template <class P>
-void update_softmax(const Tile& tile, const Layout& s, float* scores, P* p, float* max, float* sum,
-                    float* out) {
-  for (std::int64_t r = 0; r < tile.rows; ++r, scores += tile.keys, p += tile.keys) {
-    const std::int64_t visible = tile.visible(s.causal, r), keys = tile.in_lanes(visible);
-    mask(scores, visible, keys);
-    const float largest = row_max(scores, keys);
-    if (tile.key == 0) {
-      max[r] = largest;
-      sum[r] = 0;
-    } else if (largest > max[r]) {
-      const float factor = exp((max[r] - largest) * s.scale);
-      max[r] = largest;
-      sum[r] *= factor;
-      multiply(out + r * s.head_size, s.head_size, factor);
-    }
-    sum[r] += exp_row(scores, p, keys, max[r], s.scale);
-    std::fill(p + keys, p + tile.keys, P{});
-  }
-}
-
 // Queries [row, row + rows) of one head: assigns rows of y, and leaves the log-sum-exp in w.max.
 template <class P, class T>
 void attend(Products& products, const Layout& s, std::int64_t row, const MatrixView<const P>& q,
@@ -328,14 +281,15 @@ void attend(Products& products, const Layout& s, std::int64_t row, const MatrixV
   const MatrixView<float> sums{out, q.rows, s.head_size, s.head_size};
   const std::int64_t end = keys_end(s, row, q.rows);
   for (std::int64_t key = 0; key < end; key += w.tile.keys) {
-    const Tile tile{products, w.product, row, q.rows, key, std::min(w.tile.keys, end - key)};
+    const std::int64_t keys = std::min(w.tile.keys, end - key);
+    const Tile tile{{row, q.rows, key, keys, keys}, products, w.product};
     P* const p = operand_of<P>(scores, w.rounded);
     tile.product(q, cols_of(k_t, key, tile.keys), tile.square(scores), false);
-    update_softmax(tile, s, scores, p, max, sum, out);
+    update_softmax(tile, s, scores, p, max, sum, out, s.head_size);
     tile.product(tile.square<const P>(p), rows_of(v, key, tile.keys), sums, key > 0);
   }
   for (std::int64_t r = 0; r < q.rows; ++r) {
-    store(y + r * s.y_width(), out + r * s.head_size, s.head_size, 1 / sum[r], false);
+    store_row(y + r * s.y_width(), out + r * s.head_size, s.head_size, 1 / sum[r], false);
     max[r] = max[r] * s.scale + std::log(sum[r]);
   }
 }
@@ -369,6 +323,7 @@ struct BackwardScratch : Copies {
         dk(scratch(tape.memory(), s.tokens, s.head_size)),
         dv(scratch(tape.memory(), s.tokens, s.head_size)),
         dq(scratch(tape.memory(), tile.rows, s.head_size)),
+        delta(scratch(tape.memory(), 1, tile.rows)),
         p(scratch(tape.memory(), tile.rows, tile.keys)),
         ds(scratch(tape.memory(), tile.rows, tile.keys)) {
     const Memory& memory = tape.memory();
@@ -377,50 +332,11 @@ struct BackwardScratch : Copies {
   }
   Tensor dk, dv;      // (T, D) of one kv head
   Tensor dq;          // (rows, D) of one head
+  Tensor delta;       // (rows)
   Tensor p, ds;       // (rows, keys)
   Tensor rounded_ds;  // (rows, keys)
   Tensor dy;          // (rows, D) of one head, if it is copied
 };
-
-// A tile's probabilities, and the gradient of its scores but for the scale: where they are computed
-// in f32, and where products read them.
-template <class P>
-struct Scores {
-  float *p, *ds;
-  P *p_operand, *ds_operand;
-};
-
-// Takes scores to probabilities, and dy v^T to the gradient of the scores. `dy` and `y`: rows of
-// one head, `ld` apart.
-template <class P, class T>
-void scores_backward(const Tile& tile, const Layout& s, const Scores<P>& scores, const float* lse,
-                     const T* dy, const T* y, std::int64_t ld) {
-  const float scale = s.scale;
-  for (std::int64_t r = 0; r < tile.rows; ++r, dy += ld, y += ld) {
-    const float delta =
-        lane_sum(s.head_size, [=](std::int64_t i) { return to_f32(dy[i]) * to_f32(y[i]); });
-    const float shift = lse[r];
-    float* __restrict p = scores.p + r * tile.keys;
-    float* __restrict ds = scores.ds + r * tile.keys;
-    P* __restrict p_operand = scores.p_operand + r * tile.keys;
-    P* __restrict ds_operand = scores.ds_operand + r * tile.keys;
-    const std::int64_t visible = tile.visible(s.causal, r), keys = tile.in_lanes(visible);
-    mask(p, visible, keys);
-    for (std::int64_t c = 0; c < keys; ++c) {
-      const float probability = exp(p[c] * scale - shift);
-      const float slope = probability * (ds[c] - delta);
-      if constexpr (std::is_same_v<P, float>) {
-        p[c] = probability;
-        ds[c] = slope;
-      } else {
-        engine::store_f32(p_operand[c], probability);
-        engine::store_f32(ds_operand[c], slope);
-      }
-    }
-    std::fill(p_operand + keys, p_operand + tile.keys, P{});
-    std::fill(ds_operand + keys, ds_operand + tile.keys, P{});
-  }
-}
 
 // One head as products read it.
 template <class P>
@@ -429,12 +345,10 @@ struct Operands {
   MatrixView<const P> k, k_t, v_t;  // all keys
 };
 
-// Queries [row, row + rows) of one head: assigns w.dq, adds to w.dk and w.dv. `dy` and `y`: their
-// rows, `ld` apart.
-template <class P, class T>
+// Queries [row, row + rows) of one head: assigns w.dq, adds to w.dk and w.dv.
+template <class P>
 void attend_backward(Products& products, const Layout& s, std::int64_t row, const Operands<P>& in,
-                     const float* lse, const T* dy, const T* y, std::int64_t ld,
-                     const BackwardScratch& w) {
+                     const float* lse, const float* delta, const BackwardScratch& w) {
   const std::int64_t d = s.head_size, rows = in.q.rows;
   float* const p = w.p.data<float>();
   float* const ds = w.ds.data<float>();
@@ -442,13 +356,14 @@ void attend_backward(Products& products, const Layout& s, std::int64_t row, cons
   const MatrixView<float> dq{w.dq.data<float>(), rows, d, d};
   const std::int64_t end = keys_end(s, row, rows);
   for (std::int64_t key = 0; key < end; key += w.tile.keys) {
-    const Tile tile{products, w.product, row, rows, key, std::min(w.tile.keys, end - key)};
+    const std::int64_t keys = std::min(w.tile.keys, end - key);
+    const Tile tile{{row, rows, key, keys, keys}, products, w.product};
     const auto k = rows_of(in.k, key, tile.keys);
     const MatrixView<float> dk{w.dk.data<float>() + key * d, tile.keys, d, d};
     const MatrixView<float> dv{w.dv.data<float>() + key * d, tile.keys, d, d};
     tile.product(in.q, cols_of(in.k_t, key, tile.keys), tile.square(p), false);
     tile.product(in.dy, cols_of(in.v_t, key, tile.keys), tile.square(ds), false);
-    scores_backward(tile, s, scores, lse, dy, y, ld);
+    scores_backward(tile, s, scores, lse, delta);
     const auto dscores = tile.square<const P>(scores.ds_operand);
     tile.product(tile.square<const P>(scores.p_operand).t(), in.dy, dv, true);
     tile.product(dscores.t(), in.q, dk, true);
@@ -460,6 +375,7 @@ template <class P, class T>
 void backward(Products& products, const Layout& s, const T* qkv, const T* y, const float* lse,
               const T* dy, T* dqkv, bool accumulate, const BackwardScratch& w) {
   const std::int64_t d = s.head_size, ld = s.qkv_width(), y_ld = s.y_width();
+  float* const delta = w.delta.data<float>();
   Operands<P> in;
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t h = 0; h < s.heads; ++h) {
@@ -478,13 +394,14 @@ void backward(Products& products, const Layout& s, const T* qkv, const T* y, con
         const std::int64_t q_at = s.q_at(b, h) + row * ld, y_at = s.y_at(b, h) + row * y_ld;
         in.q = operand<P>(qkv + q_at, rows, d, ld, w.q);
         in.dy = operand<P>(dy + y_at, rows, d, y_ld, w.dy);
-        attend_backward(products, s, row, in, lse + s.lse_at(b, h) + row, dy + y_at, y + y_at, y_ld,
-                        w);
-        store_rows(dqkv + q_at, w.dq.data<float>(), rows, d, ld, s.scale, accumulate);
+        row_deltas(s, rows, dy + y_at, y + y_at, y_ld, delta);
+        attend_backward(products, s, row, in, lse + s.lse_at(b, h) + row, delta, w);
+        store_rows(dqkv + q_at, ld, w.dq.data<float>(), d, rows, d, s.scale, accumulate);
       }
       if ((h + 1) % s.group() == 0) {
-        store_rows(dqkv + s.k_at(b, g), w.dk.data<float>(), s.tokens, d, ld, s.scale, accumulate);
-        store_rows(dqkv + s.v_at(b, g), w.dv.data<float>(), s.tokens, d, ld, 1, accumulate);
+        store_rows(dqkv + s.k_at(b, g), ld, w.dk.data<float>(), d, s.tokens, d, s.scale,
+                   accumulate);
+        store_rows(dqkv + s.v_at(b, g), ld, w.dv.data<float>(), d, s.tokens, d, 1, accumulate);
       }
     }
   }
@@ -494,6 +411,7 @@ void launch_backward(const Tape& tape, const Layout& s, const Tensor& qkv, const
                      const Tensor& lse, const Tensor& dy, const GradTarget& dqkv) {
   const std::int64_t nbytes = qkv.nbytes();
   const auto w = host_scratch<BackwardScratch>(tape, s, qkv.dtype());
+  const auto pairs = pair_kernels(tape, s, qkv.dtype(), /*is_backward=*/true);
   tape.stream().launch(
       {.name = "attention.backward",
        .flops = flops(s, 5),
@@ -501,6 +419,10 @@ void launch_backward(const Tape& tape, const Layout& s, const Tensor& qkv, const
            nbytes + y.nbytes() + dy.nbytes() + lse.nbytes() + (dqkv.accumulate ? nbytes : 0),
        .bytes_written = nbytes},
       [=, &products = tape.stream().state<Products>()] {
+        if (pairs) {
+          return pairs->backward(qkv.data<BFloat16>(), y.data<BFloat16>(), lse.data<float>(),
+                                 dy.data<BFloat16>(), dqkv.dst.data<BFloat16>(), dqkv.accumulate);
+        }
         dispatch(qkv.dtype(), [&](auto t, auto p) {
           using T = decltype(t);
           backward<decltype(p)>(products, s, qkv.data<T>(), y.data<T>(), lse.data<float>(),
@@ -522,12 +444,17 @@ Tensor attention(Tape& tape, const Tensor& qkv, const AttentionShape& shape) {
   const Tensor lse =
       saves ? tape.empty({s.batch, s.heads, s.tokens}, DType::kF32, "attention.lse") : Tensor();
   const auto w = host_scratch<ForwardScratch>(tape, s, qkv.dtype());
+  const auto pairs = pair_kernels(tape, s, qkv.dtype(), /*is_backward=*/false);
   tape.stream().launch(
       {.name = "attention.forward",
        .flops = flops(s, 2),
        .bytes_read = qkv.nbytes(),
        .bytes_written = y.nbytes() + (saves ? lse.nbytes() : 0)},
       [=, &products = tape.stream().state<Products>()] {
+        if (pairs) {
+          return pairs->forward(qkv.data<BFloat16>(), y.data<BFloat16>(),
+                                saves ? lse.data<float>() : nullptr);
+        }
         dispatch(qkv.dtype(), [&](auto t, auto p) {
           using T = decltype(t);
           forward<decltype(p)>(products, s, qkv.data<T>(), y.data<T>(),

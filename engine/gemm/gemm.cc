@@ -12,6 +12,7 @@
 #include "engine/gemm/direct.h"
 #include "engine/gemm/gemm_eigen.h"
 #include "engine/gemm/onednn.h"
+#include "engine/gemm/pairs.h"
 #include "engine/isa.h"
 
 namespace tessera::engine {
@@ -197,6 +198,8 @@ bool multiplies_bf16() {
   const OneDnn* const library = choice().library.get();
   return library != nullptr && isa() >= Isa::kV4Bf16 && library->has_bf16();
 }
+
+bool multiplies_pairs() { return isa() == Isa::kV4Bf16 && choice().is_auto; }
 
 std::string gemm_library() {
   const OneDnn* const library = choice().library.get();

@@ -131,6 +131,33 @@ TEST(AttentionTest, BFloat16MatchesF32) {
   check_bf16(attention_case({1, 300, 2, 1, 8}));
 }
 
+// y and its gradient are rounded to bf16, and so are probabilities and the gradients of scores,
+// where products read bf16.
+void expect_naive_bf16(const Case& c) {
+  SCOPED_TRACE(c.str());
+  const OpRun run = run_op(attention_case(c), {.dtype = DType::kBF16});
+  const Naive want = naive_attention(c, run.leaves[0], run.dy);
+  expect_close(run.y, want.y, 0x1p-8, "y");
+  expect_close(run.grads[0], want.dqkv, 0x1p-7, "dqkv");
+}
+
+TEST(AttentionTest, BFloat16EqualsTheReferenceForAllLengthsAndHeadSizes) {
+  // Around tiles of 24 queries and of 256 keys, pairs and vectors.
+  for (const std::int64_t tokens : {1, 2, 15, 23, 24, 25, 49, 100, 255, 256, 257, 290}) {
+    for (const std::int64_t head_size : {1, 13, 16, 33, 64}) {
+      expect_naive_bf16({1, tokens, 2, 2, head_size});
+    }
+  }
+  expect_naive_bf16({1, 530, 1, 1, 96});
+  expect_naive_bf16({1, 49, 1, 1, 128});
+}
+
+TEST(AttentionTest, BFloat16EqualsTheReferenceForGroupsAndWithoutTheMask) {
+  for (const auto& [heads, kv_heads] : {std::tuple{4, 2}, {3, 1}})
+    expect_naive_bf16({2, 70, heads, kv_heads, 8});
+  for (const std::int64_t tokens : {1, 31, 70, 257}) expect_naive_bf16({2, tokens, 2, 1, 8, false});
+}
+
 TEST(AttentionTest, GradientIsAddedToWhatIsThere) {
   const Memory memory;
   const Shape shape = {1, 40, 32};
@@ -198,9 +225,11 @@ TEST(AttentionTest, TheLastTokenChangesNoOtherOneForAnyLength) {
 
 TEST(AttentionTest, SameBitsTwice) {
   const OpCase op = attention_case({2, 130, 4, 2, 24});
-  const OpRun one = run_op(op), other = run_op(op);
-  EXPECT_EQ(one.y, other.y);
-  EXPECT_EQ(one.grads, other.grads);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const OpRun one = run_op(op, {.dtype = dtype}), other = run_op(op, {.dtype = dtype});
+    EXPECT_EQ(one.y, other.y);
+    EXPECT_EQ(one.grads, other.grads);
+  }
 }
 
 TEST(AttentionTest, MemoryGrowsWithTokensNotTheirSquare) {

@@ -1,0 +1,183 @@
+#include "engine/gemm/pairs.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define TESSERA_BF16 gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "engine/isa.h"
+
+namespace tessera::engine {
+
+#if defined(__x86_64__)
+namespace {
+
+// Rows [row, row + kRows) and columns [col, col + 16 kVectors) of C, in registers.
+template <int kRows, int kVectors, bool kTransposed>
+[[gnu::always_inline, TESSERA_BF16]] inline void multiply_block(const PairProduct& p,
+                                                                std::int64_t row,
+                                                                std::int64_t col) {
+  const Pair* const a = p.a + (kTransposed ? row : row * p.lda);
+  const Pair* b = p.b + col;
+  float* const c = p.c + row * p.ldc + col;
+  __m512 sums[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      sums[r][v] = p.accumulate ? _mm512_loadu_ps(c + r * p.ldc + v * kPairCols)  //
+                                : _mm512_setzero_ps();
+  for (std::int64_t i = 0; i < p.num_pairs; ++i, b += p.ldb) {
+    __m512i x[kVectors];
+    for (int v = 0; v < kVectors; ++v) x[v] = _mm512_loadu_si512(b + v * kPairCols);
+    for (int r = 0; r < kRows; ++r) {
+      const Pair pair = kTransposed ? a[i * p.lda + r] : a[r * p.lda + i];
+      const __m512i y = _mm512_set1_epi32(static_cast<int>(pair));
+      for (int v = 0; v < kVectors; ++v) {
+        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], reinterpret_cast<__m512bh>(y),
+                                      reinterpret_cast<__m512bh>(x[v]));
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(c + r * p.ldc + v * kPairCols, sums[r][v]);
+}
+
+// All rows of columns [col, col + 16 kVectors).
+template <int kVectors, bool kTransposed>
+[[gnu::always_inline, TESSERA_BF16]] inline void multiply_columns(const PairProduct& p,
+                                                                  std::int64_t col) {
+  std::int64_t row = 0;
+  for (; row + 6 <= p.m; row += 6) multiply_block<6, kVectors, kTransposed>(p, row, col);
+  for (; row + 2 <= p.m; row += 2) multiply_block<2, kVectors, kTransposed>(p, row, col);
+  if (row < p.m) multiply_block<1, kVectors, kTransposed>(p, row, col);
+}
+
+template <bool kTransposed>
+[[TESSERA_BF16]] void multiply(const PairProduct& p) {
+  std::int64_t col = 0;
+  for (; col + 64 <= p.n; col += 64) multiply_columns<4, kTransposed>(p, col);
+  for (; col + 32 <= p.n; col += 32) multiply_columns<2, kTransposed>(p, col);
+  for (; col < p.n; col += kPairCols) multiply_columns<1, kTransposed>(p, col);
+}
+
+}  // namespace
+
+void PairProduct::run() const { a_transposed ? multiply<true>(*this) : multiply<false>(*this); }
+
+[[TESSERA_BF16]] void round_to_cols(Pair* dst, const float* src, std::int64_t numel) {
+  for (std::int64_t i = 0; i < numel; i += 32) {
+    const __m512bh pairs =
+        _mm512_cvtne2ps_pbh(_mm512_loadu_ps(src + i + 16), _mm512_loadu_ps(src + i));
+    _mm512_storeu_si512(dst + i / 2, reinterpret_cast<__m512i>(pairs));
+  }
+}
+
+[[TESSERA_BF16]] void round_to_rows(Pair* dst, const float* low, const float* high,
+                                    std::int64_t numel) {
+  // Word l of the rounded 32 is an element of `low`, word 16 + l one of `high`.
+  std::array<std::uint16_t, 32> order;
+  for (std::uint16_t l = 0; l < 16; ++l) order[2 * l] = l, order[2 * l + 1] = l + 16;
+  const __m512i interleave = _mm512_loadu_si512(order.data());
+  for (std::int64_t i = 0; i < numel; i += 16) {
+    const __m512bh rounded =
+        _mm512_cvtne2ps_pbh(_mm512_loadu_ps(high + i), _mm512_loadu_ps(low + i));
+    _mm512_storeu_si512(dst + i,
+                        _mm512_permutexvar_epi16(interleave, reinterpret_cast<__m512i>(rounded)));
+  }
+}
+
+#else
+
+// Nobody is told that it can be used: multiplies_pairs().
+void PairProduct::run() const {}
+void round_to_cols(Pair*, const float*, std::int64_t) {}
+void round_to_rows(Pair*, const float*, const float*, std::int64_t) {}
+
+#endif
+
+namespace {
+
+constexpr int kSide = 16;
+using Words = std::uint32_t [[gnu::vector_size(64)]];
+
+// 16 x 16 words: in turn for each bit of an index, those whose row and column differ in it change
+// places.
+template <int kBit, int... kLane>
+[[gnu::always_inline]] inline void exchange(Words (&rows)[kSide],
+                                            std::integer_sequence<int, kLane...>) {
+  for (int i = 0; i < kSide; ++i) {
+    if ((i & kBit) != 0) continue;
+    const Words x = rows[i], y = rows[i + kBit];
+    rows[i] = __builtin_shufflevector(x, y, ((kLane & kBit) != 0 ? kLane - kBit + 16 : kLane)...);
+    rows[i + kBit] =
+        __builtin_shufflevector(x, y, ((kLane & kBit) != 0 ? kLane + 16 : kLane + kBit)...);
+  }
+}
+
+[[gnu::always_inline]] inline void transpose(Words (&rows)[kSide]) {
+  constexpr std::make_integer_sequence<int, kSide> kAll;
+  exchange<8>(rows, kAll);
+  exchange<4>(rows, kAll);
+  exchange<2>(rows, kAll);
+  exchange<1>(rows, kAll);
+}
+
+}  // namespace
+
+void pair_rows(Pair* dst, std::int64_t dst_ld, const BFloat16* src, std::int64_t rows,
+               std::int64_t width, std::int64_t ld) {
+  with_isa([&] {
+    for (std::int64_t r = 0; r < rows; r += 2, dst += dst_ld, src += 2 * ld) {
+      const BFloat16* const high = src + ld;
+      if (r + 1 < rows) {
+        for (std::int64_t j = 0; j < width; ++j)
+          dst[j] = static_cast<Pair>(src[j].bits) | static_cast<Pair>(high[j].bits) << 16;
+      } else {
+        for (std::int64_t j = 0; j < width; ++j) dst[j] = src[j].bits;
+      }
+      std::fill(dst + width, dst + dst_ld, Pair{0});
+    }
+  });
+}
+
+void pair_cols(Pair* dst, std::int64_t dst_ld, const BFloat16* src, std::int64_t rows,
+               std::int64_t width, std::int64_t ld) {
+  for (std::int64_t r = 0; r < rows; ++r, dst += dst_ld, src += ld) {
+    std::fill(dst + width / 2, dst + dst_ld, Pair{0});
+    std::memcpy(dst, src, static_cast<std::size_t>(width) * sizeof(BFloat16));
+  }
+}
+
+void pair_cols_transposed(Pair* dst, std::int64_t dst_ld, const BFloat16* src, std::int64_t rows,
+                          std::int64_t width, std::int64_t ld) {
+  const std::int64_t num_pairs = (width + 1) / 2;
+  with_isa([&] {
+    for (std::int64_t i = 0; i < num_pairs; i += kSide) {
+      const std::int64_t first = 2 * i, count = std::min<std::int64_t>(width - first, 2 * kSide);
+      const std::int64_t num_here = std::min<std::int64_t>(num_pairs - i, kSide);
+      for (std::int64_t r = 0; r < dst_ld; r += kSide) {
+        Words block[kSide];
+        const std::int64_t num_rows = std::clamp<std::int64_t>(rows - r, 0, kSide);
+        if (num_rows == kSide && count == 2 * kSide) {
+          for (int j = 0; j < kSide; ++j)
+            std::memcpy(&block[j], src + (r + j) * ld + first, sizeof(Words));
+        } else {
+          std::fill_n(block, kSide, Words{});
+          for (std::int64_t j = 0; j < num_rows; ++j)
+            std::memcpy(&block[j], src + (r + j) * ld + first,
+                        static_cast<std::size_t>(count) * sizeof(BFloat16));
+        }
+        transpose(block);
+        Pair* const to = dst + i * dst_ld + r;
+        for (std::int64_t j = 0; j < num_here; ++j)
+          std::memcpy(to + j * dst_ld, &block[j], sizeof(Words));
+      }
+    }
+  });
+}
+
+}  // namespace tessera::engine

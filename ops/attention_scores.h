@@ -1,0 +1,127 @@
+// What attention on the CPU does between its products, with a tile of scores and with rows of a
+// head. Private to attention.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "engine/dtype.h"
+#include "ops/attention_cuda.h"
+#include "ops/softmax_rows.h"
+
+namespace tessera::ops {
+
+/// Scores of queries [row, row + rows) by keys [key, key + keys), rows `ld` apart.
+struct ScoreTile {
+  std::int64_t row, rows, key, keys, ld;
+
+  /// Keys that query row + r may see here.
+  std::int64_t visible(bool causal, std::int64_t r) const {
+    return causal ? std::min(row + r + 1 - key, keys) : keys;
+  }
+  /// With as many, masked, as make whole lanes.
+  std::int64_t in_lanes(std::int64_t visible) const {
+    return std::min((visible + kLanes - 1) / kLanes * kLanes, ld);
+  }
+};
+
+/// -inf from `visible` on, in the lanes up to `keys`.
+inline void mask(float* scores, std::int64_t visible, std::int64_t keys) {
+  for (std::int64_t c = visible / kLanes * kLanes; c < keys; ++c) {
+    scores[c] = select(c < visible, scores[c], -std::numeric_limits<float>::infinity());
+  }
+}
+
+/// The online softmax: takes a tile of scores to probabilities `p` relative to the new maximum, 0
+/// up to ld where a query sees nothing, and scales what was summed so far to match: `sum`, and rows
+/// of `out`, `out_ld` apart.
+template <class P>
+void update_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scores, P* p,
+                    float* max, float* sum, float* out, std::int64_t out_ld) {
+  for (std::int64_t r = 0; r < tile.rows; ++r, scores += tile.ld, p += tile.ld) {
+    const std::int64_t visible = tile.visible(s.causal, r), keys = tile.in_lanes(visible);
+    mask(scores, visible, keys);
+    const float largest = row_max(scores, keys);
+    if (tile.key == 0) {
+      max[r] = largest;
+      sum[r] = 0;
+    } else if (largest > max[r]) {
+      const float factor = exp((max[r] - largest) * s.scale);
+      max[r] = largest;
+      sum[r] *= factor;
+      for (std::int64_t i = 0; i < out_ld; ++i) out[r * out_ld + i] *= factor;
+    }
+    sum[r] += exp_row(scores, p, keys, max[r], s.scale);
+    std::fill(p + keys, p + tile.ld, P{});
+  }
+}
+
+/// dst = factor src, or dst +=.
+template <class T>
+void store_row(T* dst, const float* src, std::int64_t numel, float factor, bool accumulate) {
+  for (std::int64_t i = 0; i < numel; ++i) {
+    const float x = src[i] * factor;
+    engine::store_f32(dst[i], accumulate ? engine::to_f32(dst[i]) + x : x);
+  }
+}
+
+/// The same of rows, `ld` and `src_ld` apart.
+template <class T>
+void store_rows(T* dst, std::int64_t ld, const float* src, std::int64_t src_ld, std::int64_t rows,
+                std::int64_t width, float factor, bool accumulate) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    store_row(dst + r * ld, src + r * src_ld, width, factor, accumulate);
+}
+
+/// A tile's probabilities, and the gradient of its scores but for the scale: where they are
+/// computed in f32, and where products read them.
+template <class P>
+struct Scores {
+  float *p, *ds;
+  P *p_operand, *ds_operand;
+};
+
+/// delta[r] = rowsum(dy * y) of one head's rows, `ld` apart: all at once, so that their cache
+/// misses overlap.
+template <class T>
+void row_deltas(const AttentionLayout& s, std::int64_t rows, const T* dy, const T* y,
+                std::int64_t ld, float* delta) {
+  for (std::int64_t r = 0; r < rows; ++r, dy += ld, y += ld) {
+    delta[r] = lane_sum(
+        s.head_size, [=](std::int64_t i) { return engine::to_f32(dy[i]) * engine::to_f32(y[i]); });
+  }
+}
+
+/// Takes scores to probabilities, and dy v^T to the gradient of the scores; both are 0 up to ld
+/// where a query sees nothing. `lse` and `delta` of the tile's rows.
+template <class P>
+void scores_backward(const ScoreTile& tile, const AttentionLayout& s, const Scores<P>& scores,
+                     const float* lse, const float* deltas) {
+  const float scale = s.scale;
+  for (std::int64_t r = 0; r < tile.rows; ++r) {
+    const float delta = deltas[r], shift = lse[r];
+    float* __restrict p = scores.p + r * tile.ld;
+    float* __restrict ds = scores.ds + r * tile.ld;
+    P* __restrict p_operand = scores.p_operand + r * tile.ld;
+    P* __restrict ds_operand = scores.ds_operand + r * tile.ld;
+    const std::int64_t visible = tile.visible(s.causal, r), keys = tile.in_lanes(visible);
+    mask(p, visible, keys);
+    for (std::int64_t c = 0; c < keys; ++c) {
+      const float probability = exp(p[c] * scale - shift);
+      const float slope = probability * (ds[c] - delta);
+      if constexpr (std::is_same_v<P, float>) {
+        p[c] = probability;
+        ds[c] = slope;
+      } else {
+        engine::store_f32(p_operand[c], probability);
+        engine::store_f32(ds_operand[c], slope);
+      }
+    }
+    std::fill(p_operand + keys, p_operand + tile.ld, P{});
+    std::fill(ds_operand + keys, ds_operand + tile.ld, P{});
+  }
+}
+
+}  // namespace tessera::ops
