@@ -10,9 +10,8 @@
 // Error. The three products left out are less than 2^-21.9 of the whole. Sums of 32 columns of A,
 // 16 + 1 + 1 additions each, are added to C, six for every 32 columns. So with u = 2^-24
 //   |C - exact| <= 1.02 u (6 ceil(k / 32) + 21) sum |a b|  (+ |C| before, times as much)
-// where one f32 sum has u k: narrower from k = 32 on. Tiles take numbers below 2^-126 for 0,
-// operands, sums and parts alike: that adds to the error 2^-126 (3 sum (|a| + |b|) + 7 k + 210),
-// which is all there is for operands below 2^-126, and nothing beside sums above 2^-90.
+// where one f32 sum has u k: narrower from k = 34 on. Tiles take numbers below 2^-126 for 0,
+// operands, sums and parts alike, which adds at most 2^-126 (3 sum (|a| + |b|) + 7 k + 210).
 //
 // Not finite. An infinity has the parts infinity, NaN, NaN, so wherever it is multiplied C is NaN,
 // where f32 has an infinity or NaN. NaN gives NaN, and sums beyond f32's largest number infinity or
