@@ -121,7 +121,8 @@ class SplitTest : public ::testing::TestWithParam<std::string> {
       for (std::int64_t j = 0; j < c.cols; ++j) before(i, j) = accumulate ? c(i, j) : 0;
     multiply(a, b, c, accumulate);
     const std::int64_t k = a.cols;
-    const double additions = static_cast<double>(6 * ((k + 31) / 32) + 21);
+    const std::int64_t num_packs = (k + 31) / 32;
+    const auto additions = static_cast<double>(6 * num_packs + 21);
     for (std::int64_t i = 0; i < c.rows; ++i)
       for (std::int64_t j = 0; j < c.cols; ++j) {
         double want = before(i, j), magnitude = std::abs(want), operands = 0;
