@@ -3,16 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
 #include <optional>
-#include <string_view>
 
 #include "engine/elementwise.h"
+#include "engine/gemm/choice.h"
 #include "engine/gemm/direct.h"
 #include "engine/gemm/gemm_eigen.h"
 #include "engine/gemm/onednn.h"
 #include "engine/gemm/pairs.h"
+#include "engine/gemm/split.h"
 #include "engine/isa.h"
 
 namespace tessera::engine {
@@ -23,59 +22,14 @@ namespace {
 // once. Vectors are another kernel of the library's, whose bits depend on any leading dimension;
 // those of its other kernels do where one is a multiple of 256 and k is large.
 constexpr std::int64_t kMinOneDnn = 24 * 24 * 24, kMinBf16 = 32 * 32 * 32, kMinSide = 4;
-constexpr int kMaxThreads = 1024;
 // A transposed A (of a weight gradient) is multiplied some of its stored rows at a time: 1.05 to
 // 1.35 times as fast where C has a side of 1536 or 2048 (the library's own panels of 384 rows do
 // badly there), and never more than 3 % slower.
 constexpr std::int64_t kPanelRows = 256;
 
-// Who multiplies, decided once: null means Eigen.
-struct Choice {
-  std::unique_ptr<const OneDnn> library;
-  int num_threads;
-  bool insists;  // however small the product
-  bool is_auto;  // nobody said who
-};
-
-int wished_threads() {
-  const char* const variable = std::getenv("TESSERA_CPU_THREADS");
-  const std::string_view text = variable == nullptr || *variable == 0 ? "1" : variable;
-  int count = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
-  require(error == std::errc() && end == text.data() + text.size() && count >= 1 &&
-              count <= kMaxThreads,
-          "[gemm] expected a number of threads from 1 to {}, got '{}' "
-          "(TESSERA_CPU_THREADS)",
-          kMaxThreads, text);
-  return count;
-}
-
-Choice choose() {
-  const char* const variable = std::getenv("TESSERA_CPU_GEMM");
-  const std::string_view name = variable == nullptr ? "" : variable;
-  const bool insists = name == "onednn", refuses = name == "eigen";
-  require(insists || refuses || name.empty() || name == "auto",
-          "[gemm] expected auto, onednn or eigen, got '{}' (TESSERA_CPU_GEMM)", name);
-  const int num_threads = wished_threads();
-  auto library = refuses ? nullptr : OneDnn::load(num_threads);
-  require(!insists || library != nullptr,
-          "[gemm] expected libdnnl.so.2, got none that is built for OpenMP: `apt-get "
-          "install libdnnl2` brings it (TESSERA_CPU_GEMM)");
-  require(num_threads == 1 || library != nullptr,
-          "[gemm] expected oneDNN for products of {} threads, got Eigen "
-          "(TESSERA_CPU_THREADS)",
-          num_threads);
-  return {std::move(library), num_threads, insists, !insists && !refuses};
-}
-
-const Choice& choice() {
-  static const Choice the_choice = choose();
-  return the_choice;
-}
-
 // The library for a product (m, k) (k, n), or null for Eigen.
 const OneDnn* library_for(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t least) {
-  const Choice& c = choice();
+  const GemmChoice& c = gemm_choice();
   if (std::min(m, n) < kMinSide || (!c.insists && m * n * k < least)) return nullptr;
   return c.library.get();
 }
@@ -151,11 +105,41 @@ void add_product_of_eigen(const MatrixView<const float>& a, const MatrixView<con
 
 // See [Note: products without packing].
 bool is_direct(const MatrixView<const float>& a, const MatrixView<const float>& b) {
-  if (isa() < Isa::kV4 || !choice().is_auto || b.cols < kMinDirectCols) return false;
+  if (isa() < Isa::kV4 || !gemm_choice().is_direct || b.cols < kMinDirectCols) return false;
   const std::int64_t numel = b.rows * b.cols;
   return b.transposed ? a.rows >= kMinTransposedRows && b.rows <= kMaxTransposedDepth &&
                             numel <= kMaxTransposedNumel
                       : a.rows >= kMinSide && numel <= kMaxDirectNumel;
+}
+
+// Those beyond the direct ones, that have sides enough.
+std::optional<SplitProduct> split_product(const MatrixView<const float>& a,
+                                          const MatrixView<const float>& b,
+                                          const MatrixView<float>& c, bool accumulate) {
+  if (!splits_f32() || is_direct(a, b)) return std::nullopt;
+  const SplitProduct product{.a = a.data,
+                             .b = b.data,
+                             .c = c.data,
+                             .lda = a.ld,
+                             .ldb = b.ld,
+                             .ldc = c.ld,
+                             .m = c.rows,
+                             .n = c.cols,
+                             .k = a.cols,
+                             .a_transposed = a.transposed,
+                             .b_transposed = b.transposed,
+                             .accumulate = accumulate};
+  if (!product.suits()) return std::nullopt;
+  return product;
+}
+
+// What the product of both needs when they are f32.
+template <class A, class B>
+std::int64_t split_nbytes(const MatrixView<const A>& a, const MatrixView<const B>& b) {
+  const MatrixView<const float> wide_a{nullptr, a.rows, a.cols, a.ld, a.transposed},
+      wide_b{nullptr, b.rows, b.cols, b.ld, b.transposed};
+  const auto product = split_product(wide_a, wide_b, {nullptr, a.rows, b.cols, b.cols}, false);
+  return product ? product->scratch_nbytes() : 0;
 }
 
 void multiply_by_library(const OneDnn& library, const MatrixView<const float>& a,
@@ -188,29 +172,44 @@ Products::Products(const Stream&) {}
 Products::~Products() = default;
 
 Bf16Products& Products::bf16() {
-  if (bf16_ == nullptr) bf16_ = std::make_unique<Bf16Products>(*choice().library);
+  if (bf16_ == nullptr) bf16_ = std::make_unique<Bf16Products>(*gemm_choice().library);
   return *bf16_;
 }
 
-int threads_per_product() { return choice().num_threads; }
+int threads_per_product() { return gemm_choice().num_threads; }
 
 bool multiplies_bf16() {
-  const OneDnn* const library = choice().library.get();
+  const OneDnn* const library = gemm_choice().library.get();
   return library != nullptr && isa() >= Isa::kV4Bf16 && library->has_bf16();
 }
 
-bool multiplies_pairs() { return isa() == Isa::kV4Bf16 && choice().is_auto; }
+bool multiplies_pairs() { return isa() == Isa::kV4Bf16 && gemm_choice().is_direct; }
 
 std::string gemm_library() {
-  const OneDnn* const library = choice().library.get();
+  const OneDnn* const library = gemm_choice().library.get();
   const auto [world, major, minor] = v2::kEigenVersion;
-  return library != nullptr ? library->name() : fmt::format("Eigen {}.{}.{}", world, major, minor);
+  const std::string name =
+      library != nullptr ? library->name() : fmt::format("Eigen {}.{}.{}", world, major, minor);
+  switch (gemm_choice().split) {
+    case SplitF32::kAmx:
+      return name + ", f32 split";
+    case SplitF32::kPortable:
+      return name + ", f32 split without tiles";
+    case SplitF32::kNo:
+      break;
+  }
+  return name;
 }
 
-void gemm(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c,
-          bool accumulate) {
+bool splits_f32() { return gemm_choice().split != SplitF32::kNo; }
+
+namespace {
+
+// `scratch` of split_nbytes(), or null where nothing is to be split.
+void multiply(const MatrixView<const float>& a, const MatrixView<const float>& b,
+              const MatrixView<float>& c, bool accumulate, std::byte* scratch) {
   check(a, b, c);
-  if (c.transposed) return gemm(b.t(), a.t(), c.t(), accumulate);
+  if (c.transposed) return multiply(b.t(), a.t(), c.t(), accumulate, scratch);
   if (c.rows == 0 || c.cols == 0) return;
   if (a.cols == 0) return accumulate ? void() : set_zero(c);
   if (is_direct(a, b)) {
@@ -228,11 +227,24 @@ void gemm(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float
                          .accumulate = accumulate}
         .run();
   }
+  if (scratch != nullptr) {
+    if (const auto product = split_product(a, b, c, accumulate)) {
+      return gemm_choice().split == SplitF32::kAmx ? product->run(scratch)
+                                                   : product->run_portably(scratch);
+    }
+  }
   if (const OneDnn* library = library_for(c.rows, c.cols, a.cols, kMinOneDnn)) {
     return multiply_by_library(*library, a, b, c, accumulate);
   }
   if (!accumulate) set_zero(c);
   add_product_of_eigen(a, b, c);
+}
+
+}  // namespace
+
+void gemm(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c,
+          bool accumulate) {
+  multiply(a, b, c, accumulate, nullptr);
 }
 
 namespace {
@@ -265,7 +277,9 @@ std::int64_t gemm_scratch_nbytes(Products& products, MatrixView<const A> a, Matr
     return products.bf16().scratch_nbytes(*shape);
   }
   const std::int64_t of_sums = std::is_same_v<C, float> ? 0 : c.rows * c.cols * 4;
-  return wide_nbytes(a) + wide_nbytes(b) + of_sums;
+  const std::int64_t before = wide_nbytes(a) + wide_nbytes(b) + of_sums;
+  const std::int64_t of_split = split_nbytes(a, b);
+  return of_split == 0 ? before : aligned(before) + of_split;
 }
 
 template <class A, class B, class C>
@@ -280,15 +294,17 @@ void gemm(Products& products, std::byte* scratch, MatrixView<const A> a, MatrixV
   }
   const MatrixView<const float> wide_a = widen(a, scratch),
                                 wide_b = widen(b, scratch + wide_nbytes(a));
+  const bool splits = split_nbytes(a, b) > 0;
+  require(!splits || scratch != nullptr, "[gemm] expected scratch for a product that is split");
+  std::byte* const behind = scratch + wide_nbytes(a) + wide_nbytes(b);
   if constexpr (std::is_same_v<C, float>) {
     if (bias != nullptr) set_rows(c, bias);
-    gemm(wide_a, wide_b, c, accumulate || bias != nullptr);
+    multiply(wide_a, wide_b, c, accumulate || bias != nullptr, splits ? behind : nullptr);
   } else {
-    const MatrixView<float> sums{
-        reinterpret_cast<float*>(scratch + wide_nbytes(a) + wide_nbytes(b)), c.rows, c.cols,
-        c.cols};
+    const MatrixView<float> sums{reinterpret_cast<float*>(behind), c.rows, c.cols, c.cols};
     if (bias != nullptr) set_rows(sums, bias);
-    gemm(wide_a, wide_b, sums, bias != nullptr);
+    multiply(wide_a, wide_b, sums, bias != nullptr,
+             splits ? behind + aligned(c.rows * c.cols * 4) : nullptr);
     with_isa([&] {
       for (std::int64_t i = 0; i < c.rows; ++i) {
         assign_or_add(c.data + i * c.ld, sums.data + i * c.cols, c.cols, accumulate);

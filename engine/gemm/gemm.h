@@ -11,8 +11,10 @@
 // not tiny; Eigen otherwise; and on a CPU with AVX-512 our own kernel where B is small ([Note:
 // products without packing]). bf16 is multiplied as bf16 with sums in f32 where the CPU has
 // instructions for it, and is widened to f32 elsewhere. TESSERA_CPU_GEMM=eigen or =onednn in the
-// environment insists. A choice depends on shapes, never on timings, so that runs repeat. With
-// TESSERA_CPU_THREADS=n oneDNN shares each product between n threads: bits may depend on n.
+// environment insists; =split, on a CPU with AMX, has f32 products multiplied in parts of bf16
+// where they are large ([Note: three parts of an f32]) and have scratch. A choice depends on
+// shapes, never on timings, so that runs repeat. With TESSERA_CPU_THREADS=n oneDNN shares each
+// product between n threads: bits may depend on n.
 #pragma once
 
 #include <cstdint>
@@ -67,16 +69,19 @@ class Products {
   std::unique_ptr<Bf16Products> bf16_;
 };
 
-/// Who multiplies on this CPU, for people: "oneDNN 2.6.3", "Eigen 3.4.0". Throws InvalidArgument if
-/// TESSERA_CPU_GEMM asks for what there is not.
+/// Who multiplies on this CPU, for people: "oneDNN 2.6.3", "Eigen 3.4.0", "oneDNN 2.6.3, f32
+/// split". Throws InvalidArgument if TESSERA_CPU_GEMM asks for what there is not.
 std::string gemm_library();
+/// Whether f32 (but for small products) is multiplied in parts of bf16.
+bool splits_f32();
 /// Threads that share a product; more than 1 with oneDNN alone.
 int threads_per_product();
 /// Whether products of bf16 by bf16 (but for tiny ones) are done without widening.
 bool multiplies_bf16();
 
 /// C (M, N) = A (M, K) B (K, N), or C += with `accumulate`; f32 throughout. C must not overlap A or
-/// B. M, N, K may be 0. Throws InvalidArgument unless the shapes fit.
+/// B. M, N, K may be 0. Never split, as it has no scratch. Throws InvalidArgument unless the shapes
+/// fit.
 void gemm(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c,
           bool accumulate);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <iostream>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -119,6 +120,15 @@ TEST(Gemm, EqualsTheNaiveProductForEveryMixLayoutAndAwkwardShape) {
     mix.check<BFloat16, BFloat16, float>(m, n, k);
     mix.check<BFloat16, BFloat16, BFloat16>(m, n, k);
   }
+}
+
+// With sides that are split, where that is who multiplies, and too many elements of B not to be.
+TEST(Gemm, EqualsTheNaiveProductForLargeMixes) {
+  Mix mix;
+  mix.check<float, float, float>(66, 200, 170);
+  mix.check<float, float, BFloat16>(66, 200, 170);
+  mix.check<float, BFloat16, float>(66, 200, 170);
+  mix.check<BFloat16, BFloat16, BFloat16>(66, 200, 170);
 }
 
 TEST(Gemm, EqualsTheNaiveProductOverSeveralBlocksInEveryDirection) {
@@ -305,6 +315,27 @@ TEST(Gemm, WorkspaceIsCountedAndGivenBack) {
   EXPECT_EQ(stats.total_nbytes, 0);
 }
 
+TEST(Gemm, WhatIsSplitHasScratch) {
+  if (!splits_f32()) {
+    std::cout << "f32 is not split: " << gemm_library() << std::endl;
+  }
+  const Memory memory;
+  Products products(Stream::inline_cpu("compute"));
+  const Storage<float> a(70, 170, false, 1), b(170, 200, false, 2), c(70, 200, false, 3);
+  const MatrixView<const float> x = a.view, y = b.view;
+  const std::int64_t nbytes = gemm_scratch_nbytes(products, x, y, c.view, false);
+  EXPECT_EQ(nbytes > 0, splits_f32());
+  EXPECT_LE(nbytes, 1 << 20);
+  gemm(products, memory, x, y, c.view, false);
+  EXPECT_EQ(memory.stats().peak_nbytes[static_cast<std::size_t>(Category::kWorkspace)], nbytes);
+  EXPECT_EQ(memory.stats().total_nbytes, 0);
+  const std::vector<float> split = values(c.view);
+  gemm(x, y, c.view, false);  // which never is
+  EXPECT_EQ(values(c.view) != split, splits_f32());
+  if (!splits_f32()) return;
+  EXPECT_THROW(gemm(products, nullptr, x, y, c.view, false), InvalidArgument);
+}
+
 TEST(Gemm, RefusesShapesThatDoNotFit) {
   const Storage<float> a(5, 4, false, 1), b(4, 6, false, 2), c(5, 6, false, 3);
   EXPECT_THROW(gemm(a.view, b.view.t(), c.view, false), InvalidArgument);
@@ -382,7 +413,13 @@ TEST(GemmDeathTest, TheEnvironmentSaysWhoMultiplies) {
   EXPECT_EXIT(choose("eigen", ""), ends, "\\[Eigen 3\\.");
   EXPECT_EXIT(choose("onednn", "2"), ends, "\\[oneDNN 2\\.|expected libdnnl.so.2, got none");
   EXPECT_EXIT(choose("auto", "1"), ends, "\\[(oneDNN|Eigen) ");
-  EXPECT_EXIT(choose("mkl", ""), ends, "expected auto, onednn or eigen, got 'mkl'");
+  EXPECT_EXIT(choose("split", ""), ends,
+              "\\[.*, f32 split\\]|expected a CPU with AMX .* got v|expected Linux to give");
+  EXPECT_EXIT(choose("split", "2"), ends,
+              "expected 1 thread for products that are split, got 2|expected a CPU|expected Linux");
+  EXPECT_EXIT(choose("split-portable", ""), ends, "\\[.*, f32 split without tiles\\]");
+  EXPECT_EXIT(choose("split-portable", "2"), ends, "expected 1 thread for products that are split");
+  EXPECT_EXIT(choose("mkl", ""), ends, "expected auto, onednn, eigen or split, got 'mkl'");
   EXPECT_EXIT(choose("eigen", "2"), ends, "expected oneDNN for products of 2 threads, got Eigen");
   for (const char* threads : {"0", "2x", "-1", "99999"})
     EXPECT_EXIT(choose("", threads), ends, "threads from 1 to 1024, got '");

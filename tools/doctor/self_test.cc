@@ -202,7 +202,8 @@ void run_wrapped(ProcessGroup& world, const Wrap& wrap,
 
 Product engine_product() {
   return [](MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c) {
-    engine::gemm(a, b, c, /*accumulate=*/false);
+    engine::Products products(engine::Stream::inline_cpu("compute"));
+    engine::gemm(products, engine::Memory(), a, b, c, /*accumulate=*/false);
   };
 }
 

@@ -43,7 +43,9 @@ void choose_cpu(const CpuConfig& config) {
   check("cpu.isa", config.isa == "auto" || name_of(engine::isa()) == config.isa);
   const std::string library = engine::gemm_library();
   check("cpu.gemm",
-        config.gemm == "auto" || library.starts_with("oneDNN") == (config.gemm == "onednn"));
+        config.gemm == "auto" || (engine::splits_f32() == (config.gemm == "split") &&
+                                  (config.gemm == "split" ||
+                                   library.starts_with("oneDNN") == (config.gemm == "onednn"))));
   check("cpu.threads_per_rank", engine::threads_per_product() == config.threads_per_rank);
 }
 

@@ -99,8 +99,9 @@ void TrainConfig::add_to(FlagSet& flags) {
              .choices = {"auto", "v2", "v3", "v4", "v4+bf16", "v4+amx"}});
   flags.add("cpu.gemm", &cpu.gemm,
             {.help = "who multiplies matrices on the CPU; auto: oneDNN where it is installed, or "
-                     "TESSERA_CPU_GEMM in the environment",
-             .choices = {"auto", "onednn", "eigen"}});
+                     "TESSERA_CPU_GEMM in the environment; split: f32 as six products of bf16, on "
+                     "a CPU with AMX",
+             .choices = {"auto", "onednn", "eigen", "split"}});
   flags.add("cpu.threads_per_rank", &cpu.threads_per_rank,
             {.help = "threads that each rank multiplies matrices with, on the CPU, by oneDNN; bits "
                      "may depend on their number",

@@ -72,6 +72,9 @@ TEST(CpuDeathTest, AFlagIsTheChoiceOrAnError) {
   EXPECT_EXIT(choose({.isa = "v2", .gemm = "eigen"}), ends, "\\[v2, Eigen [0-9.]+\\]");
   EXPECT_EXIT(choose({.isa = "v2", .gemm = "onednn", .threads_per_rank = 2}), ends,
               "\\[v2, oneDNN [0-9.]+ with 2 threads\\]|got none");
+  EXPECT_EXIT(
+      choose({.gemm = "split"}), ends,
+      "\\[v4\\+amx, .*, f32 split\\]|expected a CPU with AMX .* got v|expected Linux to give");
   EXPECT_EXIT(choose({.gemm = "onednn"}, /*twice=*/true), ends,
               "expected to choose before anything is computed \\(cpu.gemm\\)");
   EXPECT_EXIT(choose({.threads_per_rank = 2}, /*twice=*/true), ends, "\\(cpu.threads_per_rank\\)");

@@ -111,6 +111,25 @@ TEST_F(PlanCli, DrawsWhatIsPlanned) {
   EXPECT_EQ(nowhere.out, "");
 }
 
+// Their parts are workspace. On tiles in plain C++, and on the CPU's own if it has any.
+TEST_F(PlanCli, AuditsProductsOfF32InParts) {
+  const std::string large = command({{"audit", "true"},
+                                     {"model.layers", "1"},
+                                     {"model.dim", "128"},
+                                     {"model.seq", "64"},
+                                     {"train.batch", "2"},
+                                     {"train.steps", "2"}});
+  const Outcome portable = shell(large, {{"TESSERA_CPU_GEMM", "split-portable"}});
+  EXPECT_EQ(portable.exit_code, 0) << portable.err;
+  EXPECT_TRUE(has(portable.out, {", f32 split without tiles", "audit of a step, rank 0"}));
+  const Outcome split = shell(large + " --cpu.gemm=split");
+  if (split.exit_code == 0) {
+    EXPECT_TRUE(has(split.out, {"v4+amx", ", f32 split", "audit of a step, rank 0"}));
+  } else {
+    EXPECT_TRUE(has(split.err, {"[gemm] expected ", "AMX", "TESSERA_CPU_GEMM"})) << split.err;
+  }
+}
+
 TEST_F(PlanCli, AuditsEachKindOfRun) {
   for (const Flags& more :
        {Flags{},
