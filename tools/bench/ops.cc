@@ -108,6 +108,26 @@ void bench_kernels(Bench& bench, DType dtype) {
   run(x, [&] { return ops::linear_cross_entropy(tape, x, table, targets); });
 }
 
+// Attention alone, of as many tokens in shorter and longer rows and in narrower and wider heads.
+void bench_attention(Bench& bench, DType dtype, std::int64_t tokens, std::int64_t head_size) {
+  const std::string suffix = fmt::format(" {} T {} D {}", name_of(dtype), tokens, head_size);
+  if (!bench.config.wants("attention.forward" + suffix) &&
+      !bench.config.wants("attention.backward" + suffix)) {
+    return;
+  }
+  const Memory memory;
+  Tape tape(memory, Stream::inline_cpu("compute", {.listener = &bench.log}));
+  const Shape shape{kBatch * kTokens / tokens, tokens, kWidth};
+  const Tensor dy = normal(memory, shape, dtype, "dy");
+  const Tensor qkv = normal(memory, shape.with_last(3 * kWidth), dtype, "qkv");
+  bench.run(suffix, [&] {
+    tape.watch(qkv);
+    const Tensor y = ops::attention(tape, qkv, {.num_heads = kWidth / head_size});
+    tape.backward(scalar_of(tape, y, dy));
+    tape.clear();
+  });
+}
+
 void bench_adamw(Bench& bench) {
   comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
     const Memory memory;
@@ -141,6 +161,10 @@ void bench_ops(const BenchConfig& config, BenchReport& report) {
                      {"kernel", "ms", "min_ms", "max_ms", "gflop_per_s", "gb_per_s"});
   Bench bench{config, report};
   for (const DType dtype : {DType::kF32, DType::kBF16}) bench_kernels(bench, dtype);
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    for (const std::int64_t tokens : {256, 512, 1024})
+      for (const std::int64_t head_size : {32, 64, 128})
+        bench_attention(bench, dtype, tokens, head_size);
   bench_adamw(bench);
 }
 
