@@ -156,7 +156,10 @@ class CudaStream final : public StreamImpl {
       delay_stream();
       const std::optional<std::uint64_t> ticket = ticket_of(work);
       const bool has_base = std::exchange(is_told_, ticket.has_value());
-      if (!ticket) return fn();
+      if (!ticket) {
+        times_.forget();
+        return fn();
+      }
       if (!has_base) times_.rebase();
       CudaMark begin = times_.begin();
       fn();
@@ -211,7 +214,10 @@ class CudaStream final : public StreamImpl {
     if (capture_ == nullptr) on_gpu({}, [&] { times_.end_time(time); });
     return time;
   }
-  void* native() const override { return stream_; }
+  void* native() const override {
+    times_.forget();  // whoever asks may enqueue
+    return stream_;
+  }
   void set_capture(std::shared_ptr<StreamCapture> capture) override {
     require(capture == nullptr || options().listener == nullptr,
             "[graph] expected streams that nobody listens to, got {}: a graph has no times of its "
@@ -286,6 +292,7 @@ class CudaStream final : public StreamImpl {
 
   void delay_stream() {
     if (options().delay_seed == 0) return;
+    times_.forget();
     check_cuda(cudaLaunchHostFunc(
                    stream_, [](void* self) { static_cast<CudaStream*>(self)->delay(); }, this),
                "cudaLaunchHostFunc");
@@ -294,7 +301,7 @@ class CudaStream final : public StreamImpl {
   const std::shared_ptr<const std::string> where_ = std::make_shared<const std::string>(
       fmt::format("stream '{}' of {}", name(), to_string(device())));
   const cudaStream_t stream_ = make_stream();
-  CudaTimes times_{stream_, device().index, name(), options().listener};
+  mutable CudaTimes times_{stream_, device().index, name(), options().listener};
   bool is_told_ = true;  // the listener wanted the last launch
   HostFlags flags_;
   const std::shared_ptr<HostEvents> host_events_ = std::make_shared<HostEvents>(device().index);

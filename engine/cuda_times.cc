@@ -18,25 +18,33 @@ std::int64_t ns_between(const CudaMark& begin, const CudaMark& end) {
 
 }  // namespace
 
+// Whatever becomes of what is enqueued now, nothing begins at the same event again.
+CudaMark CudaTimes::begin() {
+  CudaMark begin = std::exchange(last_, nullptr);
+  if (begin == nullptr || is_reached(begin.get())) begin = marks_.record(stream_);
+  return begin;
+}
+
+void CudaTimes::end(Pending pending) {
+  pending.end = last_ = marks_.record(stream_);
+  pending_.push_back(std::move(pending));
+}
+
 // A GPU that is further behind is not asked at each launch.
 void CudaTimes::end_launch(CudaMark begin, Work work, std::uint64_t ticket) {
-  pending_.push_back({.begin = std::move(begin),
-                      .end = marks_.record(stream_),
-                      .work = std::move(work),
-                      .ticket = ticket});
+  end({.begin = std::move(begin), .work = std::move(work), .ticket = ticket});
   if (pending_.size() <= settle_above_) return;
   settle();
   settle_above_ = std::max(kMaxPending, pending_.size() + kMaxPending / 2);
 }
 
 void CudaTimes::end_wait(CudaMark begin, std::shared_ptr<HostFlag> flag) {
-  pending_.push_back(
-      {.begin = std::move(begin), .end = marks_.record(stream_), .flag = std::move(flag)});
+  end({.begin = std::move(begin), .flag = std::move(flag)});
   settle();
 }
 
 void CudaTimes::end_time(std::shared_ptr<StreamTime> time) {
-  pending_.push_back({.begin = nullptr, .end = marks_.record(stream_), .time = std::move(time)});
+  end({.time = std::move(time)});
   settle();
 }
 
@@ -77,7 +85,8 @@ void CudaTimes::settle(bool is_before_base) {
     } else {
       const std::int64_t end = is_before_base ? base_->ns - ns_between(p.end, base_->mark)
                                               : base_->ns + ns_between(base_->mark, p.end);
-      const std::int64_t elapsed = ns_between(p.begin, p.end);
+      const bool follows = last && p.begin == last->mark;
+      const std::int64_t elapsed = follows ? end - last->ns : ns_between(p.begin, p.end);
       // A thread that was held up reads the host's clock late. Still no launch of a stream begins
       // before another has ended.
       const std::int64_t begin = std::max(end - elapsed, last_end_ns_);

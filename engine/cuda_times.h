@@ -1,8 +1,19 @@
 // When work of a GPU ran. Private to engine, like stream_impl.h.
 //
 // [Note: times of a GPU]
-// Timed events stand around each wait, at each time(), and with a listener around each launch.
-// Their times are read when they are past, never waited for: at a synchronisation, at each wait and
+// A timed event stands behind each wait, at each time(), and with a listener behind each launch.
+// Where work begins is the event behind the work before it, if that one was not reached when it was
+// asked about, just before the new work was enqueued: then the GPU goes from one to the next at
+// once. If it was reached, the stream ran dry, and the work gets an event of its own to begin with,
+// as an idle gap is no part of it. The GPU may get there between the question and the host's first
+// call that enqueues: then the gap that counts as work is what the host takes for that, some
+// microseconds, nearly all of which would stand behind an event of its own as well. Nothing else
+// may have been enqueued between the two: whoever takes the stream's handle may do so, and what was
+// launched without a time or failed has, so behind these work begins with an event of its own too.
+// (Events that others wait for take the GPU no time that counts.) Each launch asks once: an older
+// answer would not do, as kernels are as short as the host's time between two of them.
+//
+// Times are read when they are past, never waited for: at a synchronisation, at each wait and
 // time(), when blocked_ns() is asked, and when more than kMaxPending of them stand, so that their
 // number is bounded by what the GPU has not done yet. A GPU has a clock of its own, whose
 // differences are f32 milliseconds. So times are counted from a base, an event whose host time is
@@ -34,12 +45,14 @@ class CudaTimes {
       : stream_(stream), name_(name), listener_(listener), marks_(gpu) {}
 
   /// Where what is enqueued next begins.
-  CudaMark begin() { return marks_.record(stream_); }
+  CudaMark begin();
   /// It was enqueued: a launch, a wait (for `flag`, which is kept until then), or nothing, to know
   /// the time.
   void end_launch(CudaMark begin, Work work, std::uint64_t ticket);
   void end_wait(CudaMark begin, std::shared_ptr<HostFlag> flag = nullptr);
   void end_time(std::shared_ptr<StreamTime> time);
+  /// Something was enqueued, or may be now, that has no end here.
+  void forget() { last_ = nullptr; }
 
   /// Accounts for what is past.
   void settle() { settle(/*is_before_base=*/false); }
@@ -50,8 +63,8 @@ class CudaTimes {
 
  private:
   struct Pending {
-    CudaMark begin;  // null: of a time
-    CudaMark end;
+    CudaMark begin = nullptr;  // of a time: none
+    CudaMark end = nullptr;
     Work work = {};                         // no name: a wait, or a time
     std::uint64_t ticket = 0;               // of a launch
     std::shared_ptr<HostFlag> flag = {};    // that is waited for
@@ -64,6 +77,7 @@ class CudaTimes {
 
   static constexpr std::size_t kMaxPending = 256;
 
+  void end(Pending pending);
   void set_base();
   void settle(bool is_before_base);
   void tell(Pending& pending);
@@ -72,6 +86,7 @@ class CudaTimes {
   const std::string& name_;
   LaunchListener* const listener_;
   CudaMarks marks_;
+  CudaMark last_;  // behind which nothing was enqueued; null: not known
   std::deque<Pending> pending_;
   std::size_t settle_above_ = kMaxPending;  // so many that are pending
   std::optional<Base> base_;                // with a listener, or after a synchronisation
