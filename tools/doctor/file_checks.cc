@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <array>
+#include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <span>
 #include <system_error>
 
@@ -20,13 +23,28 @@
 namespace tessera::tools {
 namespace {
 
-std::filesystem::path nearest_folder(const std::string& path) {
+std::filesystem::path whole_path(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::absolute(path, ignored).lexically_normal();
+}
+
+std::filesystem::path nearest_folder(std::filesystem::path folder) {
   std::error_code error;
-  std::filesystem::path folder = std::filesystem::absolute(path, error).lexically_normal();
   while (!std::filesystem::exists(folder, error) && folder.has_relative_path()) {
     folder = folder.parent_path();
   }
   return folder;
+}
+
+// Throws if what is missing of `path` cannot be made in `folder`.
+void check_names(const std::filesystem::path& path, const std::filesystem::path& folder) {
+  const auto longest = static_cast<std::int64_t>(::pathconf(folder.c_str(), _PC_NAME_MAX));
+  for (const std::filesystem::path& name : path.lexically_relative(folder)) {
+    const std::int64_t nbytes = std::ssize(name.native());
+    engine::require<engine::IoError>(longest < 0 || nbytes <= longest,
+                                     "[out] expected names of at most {} bytes, got one of {} ({})",
+                                     longest, nbytes, path.string());
+  }
 }
 
 }  // namespace
@@ -67,11 +85,12 @@ Check check_images() {
 Check check_out(const std::string& path, std::int64_t wanted_nbytes) {
   Check check{.name = "output"};
   check.facts.add("path", path);
-  const std::filesystem::path folder = nearest_folder(path);
+  const std::filesystem::path whole = whole_path(path), folder = nearest_folder(whole);
   try {
     engine::require<engine::IoError>(std::filesystem::is_directory(folder),
                                      "[out] expected a folder, got something else ({})",
                                      folder.string());
+    check_names(whole, folder);
     // Never given its name, so removed.
     engine::AtomicFile probe((folder / "tessera_doctor_probe").string());
     constexpr std::array<std::byte, 4096> kBytes{};

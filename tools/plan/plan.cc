@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/error.h"
 #include "engine/io/file.h"
@@ -16,6 +17,7 @@
 #include "tools/train/main.h"
 #include "tools/train/plan_report.h"
 #include "tools/train/planner.h"
+#include "tools/train/run_files.h"
 #include "tools/train/transformer_config.h"
 #include "tools/train/transformer_plan.h"
 
@@ -43,6 +45,16 @@ struct PlanConfig : TransformerConfig {
   }
 };
 
+std::vector<RunFile> files_read(const PlanConfig& config, const FlagSet& flags) {
+  constexpr std::string_view kSizes[] = {"/config.json"};
+  std::vector<RunFile> files;
+  if (!config.init_from.empty()) {
+    files = files_of("init.from", resolve_user_path(config.init_from), kSizes);
+  }
+  if (!flags.config_path().empty()) files.push_back({"config", flags.config_path()});
+  return files;
+}
+
 void run(int argc, char** argv) {
   PlanConfig config;
   FlagSet flags("plan",
@@ -51,13 +63,18 @@ void run(int argc, char** argv) {
                 "--log.trace=FILE draws the planned steps, in simulated time.");
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
+  config.plan = true;  // as a trainer's
   config.validate(flags);
   const GptConfig sizes = config.gpt();
   config.check_blocks(sizes.layers);
   Gpt model(sizes);
   const PlanTarget target = config.target();
   std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
-  if (!config.log.trace.empty()) trace_file.emplace(resolve_user_path(config.log.trace));
+  if (!config.log.trace.empty()) {
+    const RunFile trace{"log.trace", resolve_user_path(config.log.trace)};
+    check_files_differ(std::span(&trace, 1), files_read(config, flags));
+    trace_file.emplace(trace.path);
+  }
   TrainConfig chosen = static_cast<const TrainConfig&>(config);
   std::optional<JsonRecord> budget_json;
   if (const std::int64_t budget = config.memory_limit_nbytes(); budget > 0) {

@@ -104,9 +104,12 @@ void RunTrace::put(std::string text) {
 
 void RunTrace::close() {
   for (const auto& recorder : recorders_) recorder->finish();
-  if (is_written_) return writer_.close();
+  if (is_written_) writer_.close();
+}
+
+RunTrace::~RunTrace() {
   // A file that this run made is nobody's.
-  if (!has_older_) ::unlink(path_.c_str());
+  if (!is_written_ && !has_older_) ::unlink(path_.c_str());
 }
 
 std::int64_t RunTrace::num_lost() const {

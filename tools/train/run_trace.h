@@ -21,6 +21,8 @@ class RunTrace {
   /// file stays until there is something to put in its place. Throws IoError naming the path when
   /// it cannot be written, or another run does.
   RunTrace(const TrainConfig& config, int num_ranks);
+  /// However the run ended, a file that was made for it and got no step goes.
+  ~RunTrace();
   RunTrace(const RunTrace&) = delete;
   RunTrace& operator=(const RunTrace&) = delete;
 

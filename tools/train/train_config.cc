@@ -291,7 +291,8 @@ void TrainConfig::add_to(FlagSet& flags) {
                      "with plan of the planned steps, in simulated time; empty: none"});
   flags.add("log.trace_steps", &log.trace_steps,
             {.help = "steps that the trace shows, as FIRST:LAST, numbered from 1; auto: the third "
-                     "to the fifth that this process makes, or the last ones of a shorter run"});
+                     "to the fifth that this process makes, or the last ones of a shorter run; "
+                     "not with plan, whose steps are all shown"});
   flags.add("log.probe", &log.probe,
             {.help = "file for checksums of parameters, activations and gradients of all ranks, "
                      "which compare --find-divergence reads; empty: none"});
@@ -327,6 +328,13 @@ void TrainConfig::add_to(FlagSet& flags) {
 
 void TrainConfig::validate(const FlagSet& flags) const {
   static_cast<void>(memory_limit_nbytes());  // or throws
+  for (const char* name : {"log.jsonl", "log.trace_steps", "log.probe", "log.probe_steps",
+                           "log.probe_values", "log.tensorboard"}) {
+    require(!plan || !flags.is_given(name),
+            "[config] expected {} without plan only, got it with: no step is made, and log.trace "
+            "draws all that are planned",
+            name);
+  }
   const StepConfig defaults;
   const bool is_sgd = train.optimizer == OptimizerKind::kSgd;
   const auto refuse = [&](const char* name, double value, double initial, const char* owner) {

@@ -176,6 +176,9 @@ TEST(FileChecks, AnOutputFolderIsTriedAndLeftAlone) {
   EXPECT_TRUE(
       is(check_out(folder.write("file", "") + "/runs", 1), Verdict::kFail, {"file", "--out"}));
   EXPECT_TRUE(is(check_out("/proc/tessera", 1), Verdict::kFail, {"/proc"}));
+  EXPECT_TRUE(is(check_out(folder / "new/" + std::string(255, 'n'), 1), Verdict::kOk, {"free"}));
+  EXPECT_TRUE(is(check_out(folder / "new/" + std::string(256, 'n'), 1), Verdict::kFail,
+                 {"names of at most 255 bytes", "--out"}));
 }
 
 TEST(SelfTest, AWrongElementOfAProductFails) {

@@ -293,6 +293,16 @@ TEST_F(TraceOfARun, OfARunThatEndsEarlyLeavesTheOneBefore) {
   EXPECT_FALSE(std::filesystem::exists(path_)) << "an empty file is no trace";
 }
 
+TEST_F(TraceOfARun, OfARunThatFailsEarlyLeavesTheOneBefore) {
+  const Flags diverges = {{"train.lr", "1e30"}, {"train.grad_clip", "0"}};
+  const Outcome outcome = run(diverges);
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.out;
+  EXPECT_FALSE(std::filesystem::exists(path_)) << "an empty file is no trace";
+  folder_.write("trace.json", "older");
+  EXPECT_EQ(run(diverges).exit_code, 1);
+  EXPECT_EQ(folder_.read("trace.json"), "older");
+}
+
 TEST_F(TraceOfARun, OfTheMultiLayerPerceptron) {
   std::string pixels("\0\0\x08\x03\0\0\0\x08\0\0\0\x02\0\0\0\x02", 16),
       labels("\0\0\x08\x01\0\0\0\x08", 8);

@@ -130,6 +130,45 @@ TEST_F(PlanCli, AuditsProductsOfF32InParts) {
   }
 }
 
+// What a run would write, and which steps of it.
+TEST_F(PlanCli, RefusesWhatOnlyStepsThatAreMadeHave) {
+  const std::string drawn = folder_ / "plan.trace.json";
+  const std::map<std::string, std::string> options = {
+      {"log.jsonl", folder_ / "log.jsonl"}, {"log.trace_steps", "1:2"},
+      {"log.probe", folder_ / "probe"},     {"log.probe_steps", "1:2"},
+      {"log.probe_values", "loss:0:0:x"},   {"log.tensorboard", folder_ / "board"}};
+  for (const auto& [name, value] : options) {
+    Flags flags = flags_;
+    flags["log.trace"] = drawn;
+    flags[name] = value;
+    flags["plan"] = "true";
+    for (const std::string& program : {testing::kTransformer, kPlan}) {
+      const Outcome outcome = testing::run_program(program, flags);
+      EXPECT_EQ(outcome.exit_code, 1) << name << outcome.out;
+      EXPECT_TRUE(has(outcome.err, {"expected " + name + " without plan only"})) << outcome.err;
+      EXPECT_EQ(outcome.out, "");
+      flags.erase("plan");  // of the other one it is the purpose
+    }
+  }
+  EXPECT_FALSE(std::filesystem::exists(drawn));
+  // A file lists the options of a run, which may be planned.
+  const std::string file =
+      folder_.write("run.toml", "[log]\njsonl = \"log.jsonl\"\ntensorboard = \"board\"\n");
+  const Outcome outcome = run({{"plan", "true"}, {"config", file}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+}
+
+TEST_F(PlanCli, DrawsOverNothingThatItReads) {
+  const std::string text = "[model]\nvocab = 256\n";
+  const std::string file = folder_.write("plan.toml", text);
+  Flags flags = flags_;
+  flags["config"] = flags["log.trace"] = file;
+  const Outcome outcome = testing::run_program(kPlan, flags);
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"log.trace and config", "different files"})) << outcome.err;
+  EXPECT_EQ(folder_.read("plan.toml"), text);
+}
+
 TEST_F(PlanCli, AuditsEachKindOfRun) {
   for (const Flags& more :
        {Flags{},

@@ -101,7 +101,8 @@ void begin_generation(Runtime& machine, bool counting) {
   Counters& counters = machine.counters;
   for (auto* counter :
        {&counters.launches, &counters.copies, &counters.mallocs, &counters.set_devices,
-        &counters.set_attributes, &counters.graph_launches, &counters.removed_waits}) {
+        &counters.set_attributes, &counters.timed_events, &counters.timed_records,
+        &counters.graph_launches, &counters.removed_waits}) {
     counter->store(0);
   }
   {
@@ -252,6 +253,8 @@ Calls calls() {
           .blocking = blocking,
           .set_devices = counters.set_devices.load(),
           .set_attributes = counters.set_attributes.load(),
+          .timed_events = counters.timed_events.load(),
+          .timed_records = counters.timed_records.load(),
           .graph_launches = counters.graph_launches.load(),
           .removed_waits = counters.removed_waits.load()};
 }

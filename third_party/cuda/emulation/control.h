@@ -69,6 +69,8 @@ struct Calls {
                                     ///< memory, cudaFree
   std::int64_t set_devices = 0;     ///< cudaSetDevice
   std::int64_t set_attributes = 0;  ///< cudaFuncSetAttribute, of shared memory
+  std::int64_t timed_events = 0;    ///< events with times, made
+  std::int64_t timed_records = 0;   ///< of those
   std::int64_t graph_launches = 0;  ///< what they run is not counted
   std::int64_t removed_waits = 0;   ///< waits that remove_wait took away
 };

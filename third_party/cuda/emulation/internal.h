@@ -132,6 +132,7 @@ class Stream {
 struct EventObject {
   int device = 0;
   unsigned flags = 0;
+  bool has_times() const { return (flags & cudaEventDisableTiming) == 0; }
   std::mutex mutex = {};
   std::shared_ptr<Record> last = nullptr;
 };
@@ -169,7 +170,7 @@ struct Counters {
   std::atomic<std::int64_t> allocations{0}, allocated_nbytes{0}, pinned{0}, pinned_nbytes{0},
       streams{0}, events{0}, graphs{0};
   std::atomic<std::int64_t> launches{0}, copies{0}, mallocs{0}, set_devices{0}, set_attributes{0},
-      graph_launches{0}, removed_waits{0};
+      timed_events{0}, timed_records{0}, graph_launches{0}, removed_waits{0};
 };
 
 /// The state of the emulated machine. Lives until the process ends.

@@ -252,6 +252,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned int flags) {
   event->device = host_thread().device;
   event->flags = flags;
   Runtime& machine = runtime();
+  if (event->has_times()) machine.counters.timed_events.fetch_add(1, std::memory_order_relaxed);
   const std::lock_guard lock(machine.mutex);
   *handle = reinterpret_cast<cudaEvent_t>(new_handle(machine, 0xE7));
   machine.events.emplace(*handle, std::move(event));
@@ -281,6 +282,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
   if (!stream || !event) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t error = work_error(*stream)) return error;
   if (event->device != stream->device) return failed(cudaErrorInvalidResourceHandle);
+  if (event->has_times()) runtime().counters.timed_records.fetch_add(1, std::memory_order_relaxed);
   const std::shared_ptr<Capture> capture = capture_of(*stream);
   const std::lock_guard lock(event->mutex);
   event->last = capture != nullptr ? capture->add_record(*stream) : stream->push_record();
@@ -297,7 +299,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
   if (!record) return cudaSuccess;
   if (record->done.load() == 0) return failed(cudaErrorNotReady);
   // Events with times are asked about for statistics, where an early "yes" must not hide a race.
-  if ((event->flags & cudaEventDisableTiming) != 0) acquire_edge(record.get());
+  if (!event->has_times()) acquire_edge(record.get());
   return cudaSuccess;
 }
 
@@ -330,7 +332,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start_handle, cudaEvent_
     return look_error(record);
   }
   if (ms == nullptr) return failed(cudaErrorInvalidValue);
-  if (((start->flags | end->flags) & cudaEventDisableTiming) != 0 || !begun || !ended ||
+  if (!start->has_times() || !end->has_times() || !begun || !ended ||
       start->device != end->device) {
     return failed(cudaErrorInvalidResourceHandle);
   }
