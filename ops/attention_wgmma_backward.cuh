@@ -22,8 +22,9 @@ namespace tessera::ops::flash_wgmma {
 // ds^T goes to shared memory, too, where it waits for the other warpgroup's: dq, 64 by 64, is a sum
 // over all 128 keys, for which ds^T is the left operand, MN-major, and the keys are the right one.
 // A warpgroup takes 64 of the tile's 128 queries, for heads of 64; or 64 of 128 columns of the
-// head. The four products of 64 queries share registers with no other: 32 each for p and dp, and 16
-// for what is rounded of each, beside dk and dv.
+// head. Products into dk and dv are under way while those of the next queries and of dq are asked
+// for: so probabilities and slopes that are rounded have registers of their own, 16 each beside 32
+// each for p and dp, and what they read of q and dy stays until the step ends.
 
 using flash::BackwardTensors;
 using flash::KeyTile;
@@ -165,6 +166,7 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
   const int warp_own = group_own + flash::warp_id() % 4 * 16;  // the warp's
   const float scale_log2 = s.scale * flash::kLog2E;
   float dk[1][kSize / 8][4] = {}, dv[1][kSize / 8][4] = {};
+  std::uint32_t p_rounded[4][4], ds_rounded[4][4];
 
   load_tile<kVector, kThreads, kKeys, kSize>(
       keys, Rows<const BFloat16>{x.qkv + s.k_at(mine->b, mine->g), s.qkv_width()}, own, tokens,
@@ -231,7 +233,6 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           ds[n][e] = p[n][e] * (ds[n][e] - step_stats[stat(n, e) + kQueries]);
-      std::uint32_t p_rounded[4][4], ds_rounded[4][4];
       to_operand(p_rounded, p);
       to_operand(ds_rounded, ds);
       store_slopes(slopes + at * kKeys, warpgroup, ds_rounded);
@@ -239,12 +240,12 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
       multiply_add<Queries>(dv[0], p_rounded, operand_at(dy));
       multiply_add<Queries>(dk[0], ds_rounded, operand_at(q));
       wgmma_commit();
-      wgmma_wait<0>(dv[0], dk[0]);
     }
     fence_async_proxy();
     __syncthreads();  // the slopes of both warpgroups are there
     add_part_of_dq<kVector, kSize>(s, x, warpgroup, mine->b, h, tile / kQueries, mine->tile, keys,
                                    slopes);
+    wgmma_wait<0>(dv[0], dk[0]);  // where there was no dq to wait for
     h = next_h, tile = next_tile;
   }
   flash::store_rows<kVector>(Rows<BFloat16>{x.dqkv + s.k_at(mine->b, mine->g), s.qkv_width()}, dk,
