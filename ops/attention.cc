@@ -407,8 +407,8 @@ void backward(Products& products, const Layout& s, const T* qkv, const T* y, con
   }
 }
 
-void launch_backward(const Tape& tape, const Layout& s, const Tensor& qkv, const Tensor& y,
-                     const Tensor& lse, const Tensor& dy, const GradTarget& dqkv) {
+void launch_backward(const Tape& tape, const Layout& s, CudaAttention cuda, const Tensor& qkv,
+                     const Tensor& y, const Tensor& lse, const Tensor& dy, const GradTarget& dqkv) {
   const std::int64_t nbytes = qkv.nbytes();
   const auto w = host_scratch<BackwardScratch>(tape, s, qkv.dtype());
   const auto pairs = pair_kernels(tape, s, qkv.dtype(), /*is_backward=*/true);
@@ -430,12 +430,19 @@ void launch_backward(const Tape& tape, const Layout& s, const Tensor& qkv, const
         });
       },
       [&](const auto& stream) {
-        attention_backward_cuda(stream, tape.memory(), s, qkv, y, lse, dy, dqkv.dst,
+        attention_backward_cuda(stream, tape.memory(), cuda, s, qkv, y, lse, dy, dqkv.dst,
                                 dqkv.accumulate);
       });
 }
 
 }  // namespace
+
+void require_attention_kernels(const engine::Stream& stream, CudaAttention kernels) {
+  if (kernels == CudaAttention::kMma) return;
+  engine::require(stream.device().is_cuda(), "[attention] expected a GPU for wgmma, got {}",
+                  to_string(stream.device()));
+  if constexpr (engine::kCudaBuilt) require_wgmma_cuda(stream);
+}
 
 Tensor attention(Tape& tape, const Tensor& qkv, const AttentionShape& shape) {
   const Layout s = check(qkv, shape, tape.stream().device());
@@ -461,11 +468,11 @@ Tensor attention(Tape& tape, const Tensor& qkv, const AttentionShape& shape) {
                                saves ? lse.data<float>() : nullptr, *w);
         });
       },
-      [&](const auto& stream) { attention_forward_cuda(stream, s, qkv, y, lse); });
+      [&](const auto& stream) { attention_forward_cuda(stream, shape.cuda, s, qkv, y, lse); });
   if (!saves) return y;
-  tape.record("attention", y, [&tape, s, qkv, y, lse](const Tensor& dy) {
+  tape.record("attention", y, [&tape, s, cuda = shape.cuda, qkv, y, lse](const Tensor& dy) {
     if (const GradTarget dqkv = tape.grad_target(qkv))
-      launch_backward(tape, s, qkv, y, lse, dy, dqkv);
+      launch_backward(tape, s, cuda, qkv, y, lse, dy, dqkv);
   });
   return y;
 }

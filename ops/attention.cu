@@ -5,6 +5,8 @@
 #include "ops/attention_cuda.h"
 #include "ops/attention_f32.cuh"
 #include "ops/attention_forward.cuh"
+#include "ops/attention_launch.cuh"
+#include "ops/attention_wgmma.h"
 
 namespace tessera::ops {
 
@@ -29,22 +31,6 @@ void dispatch_head_size(std::int64_t head_size, F&& fn) {
   if (head_size <= 64) return fn(HeadSize<64>{});
   if (head_size <= 96) return fn(HeadSize<96>{});
   fn(HeadSize<128>{});
-}
-
-/// Can every row of every head be moved 16 bytes at a time?
-template <class... T>
-bool rows_are_packable(const AttentionLayout& s, const T*... pointers) {
-  return s.head_size % Packed<BFloat16>::kNumel == 0 && engine::are_packable(pointers...);
-}
-
-/// One block for each `rows` tokens of each of `heads`.
-LaunchShape tile_shape(const AttentionLayout& s, std::int64_t heads, int rows, int num_threads,
-                       std::size_t shared_nbytes) {
-  const std::int64_t tiles = (s.tokens + rows - 1) / rows;
-  return {.grid = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(heads),
-                       static_cast<unsigned>(s.batch)),
-          .block = dim3(static_cast<unsigned>(num_threads)),
-          .shared_nbytes = shared_nbytes};
 }
 
 /// delta (B, H, T) = rowsum(dy * y) of the heads in y, dy (B, T, H * D). Half a warp a row; each of
@@ -93,6 +79,25 @@ void compute_delta(const Stream& stream, const AttentionLayout& s, const Tensor&
                         y_data, dy_data, delta, counters, num_counters);
 }
 
+/// The major number of a stream's GPU, asked for once.
+struct ComputeCapability {
+  explicit ComputeCapability(const Stream& stream) {
+    engine::check_cuda(
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, stream.device().index),
+        "cudaDeviceGetAttribute");
+  }
+  int major = 0;
+};
+
+/// Are these heads for the kernels of attention_sm90a.cu? Throws where they are asked for on a GPU
+/// that cannot run them, whatever the heads.
+bool uses_wgmma(const Stream& stream, CudaAttention kernels, const AttentionLayout& s,
+                DType dtype) {
+  if (kernels != CudaAttention::kWgmma) return false;
+  require_wgmma_cuda(stream);
+  return dtype == DType::kBF16 && flash_wgmma::takes(s.head_size);
+}
+
 Tensor workspace(const Memory& memory, std::int64_t numel, DType dtype = DType::kF32) {
   return Tensor::empty(memory, {numel}, dtype, "attention.workspace", Category::kWorkspace);
 }
@@ -108,21 +113,29 @@ void backward_f32(const Stream& stream, const AttentionLayout& s,
   engine::launch_kernel(stream, shape(s.heads), flash_f32::backward_kernel<kSize, false>, s, x);
 }
 
+/// Computes delta and clears the counters that the kernel behind it needs, `num_turns` and one for
+/// tickets. They are fewer than the threads that compute delta: at most a warp's for 8 queries, and
+/// one, where each query has 16 threads.
+Tensor prepare_turns(const Stream& stream, const Memory& memory, const AttentionLayout& s,
+                     flash::BackwardTensors& x, const Tensor& y, const Tensor& dy, float* delta,
+                     std::int64_t num_turns) {
+  const Tensor counters = workspace(memory, num_turns + 1, DType::kI32);
+  x.turns = reinterpret_cast<unsigned*>(counters.data<std::int32_t>());
+  x.ticket = x.turns + num_turns;
+  compute_delta<BFloat16>(stream, s, y, dy, delta, x.turns, num_turns + 1);
+  return counters;
+}
+
 template <int kSize>
 void backward_bf16(const Stream& stream, const Memory& memory, const AttentionLayout& s,
                    flash::BackwardTensors x, const Tensor& y, const Tensor& dy, float* delta) {
   using Tiles = flash::BackwardTiles<kSize>;
-  // Counters are fewer than the threads that compute delta: kWarps for as many queries or more,
-  // and one, where each query has 16 threads.
-  const std::int64_t tiles = Tiles::num_query_tiles(s), num_counters = tiles * flash::kWarps + 1;
-  const Tensor counters = workspace(memory, num_counters, DType::kI32);
+  const std::int64_t tiles = Tiles::num_query_tiles(s);
+  const Tensor counters = prepare_turns(stream, memory, s, x, y, dy, delta, tiles * flash::kWarps);
   // A sum of one addend needs no room.
   const bool adds = s.tokens > Tiles::kKeys;
   const Tensor dq = workspace(memory, adds ? tiles * Tiles::kQueries * kSize : 0);
   x.dq = dq.data<float>();
-  x.turns = reinterpret_cast<unsigned*>(counters.data<std::int32_t>());
-  x.ticket = x.turns + tiles * flash::kWarps;
-  compute_delta<BFloat16>(stream, s, y, dy, delta, x.turns, num_counters);
   engine::launch_kernel(
       stream, tile_shape(s, s.kv_heads, Tiles::kKeys, flash::kThreads, Tiles::kSharedNbytes),
       rows_are_packable(s, x.qkv, x.dy, x.dqkv) ? flash::backward_kernel<true, kSize>
@@ -130,11 +143,32 @@ void backward_bf16(const Stream& stream, const Memory& memory, const AttentionLa
       s, x);
 }
 
+void backward_wgmma(const Stream& stream, const Memory& memory, const AttentionLayout& s,
+                    flash::BackwardTensors x, const Tensor& y, const Tensor& dy, float* delta) {
+  const flash_wgmma::BackwardWorkspace needs = flash_wgmma::backward_workspace(s);
+  const Tensor counters = prepare_turns(stream, memory, s, x, y, dy, delta, needs.num_turns);
+  const Tensor dq = workspace(memory, needs.dq_numel);
+  x.dq = dq.data<float>();
+  flash_wgmma::backward(stream, s, x);
+}
+
 }  // namespace
 
-void attention_forward_cuda(const Stream& stream, const AttentionLayout& s, const Tensor& qkv,
-                            const Tensor& y, const Tensor& lse) {
+void require_wgmma_cuda(const Stream& stream) {
+  if (stream.device().is_meta) return;
+  const int major = stream.state<ComputeCapability>().major;
+  engine::require(major == 9,
+                  "[attention] expected a GPU of compute capability 9.x for wgmma, got {}.x ({})",
+                  major, to_string(stream.device()));
+}
+
+void attention_forward_cuda(const Stream& stream, CudaAttention kernels, const AttentionLayout& s,
+                            const Tensor& qkv, const Tensor& y, const Tensor& lse) {
   float* lse_data = lse.defined() ? lse.data<float>() : nullptr;
+  if (uses_wgmma(stream, kernels, s, qkv.dtype())) {
+    flash_wgmma::forward(stream, s, qkv.data<BFloat16>(), y.data<BFloat16>(), lse_data);
+    return;
+  }
   dispatch_head_size(s.head_size, [&](auto size) {
     constexpr int kSize = decltype(size)::value;
     if (qkv.dtype() == DType::kF32) {
@@ -156,10 +190,12 @@ void attention_forward_cuda(const Stream& stream, const AttentionLayout& s, cons
   });
 }
 
-void attention_backward_cuda(const Stream& stream, const Memory& memory, const AttentionLayout& s,
-                             const Tensor& qkv, const Tensor& y, const Tensor& lse,
-                             const Tensor& dy, const Tensor& dqkv, bool accumulate) {
+void attention_backward_cuda(const Stream& stream, const Memory& memory, CudaAttention kernels,
+                             const AttentionLayout& s, const Tensor& qkv, const Tensor& y,
+                             const Tensor& lse, const Tensor& dy, const Tensor& dqkv,
+                             bool accumulate) {
   const Tensor delta = workspace(memory, lse.numel());
+  const bool wgmma = uses_wgmma(stream, kernels, s, qkv.dtype());
   dispatch_head_size(s.head_size, [&](auto size) {
     constexpr int kSize = decltype(size)::value;
     if (qkv.dtype() == DType::kF32) {
@@ -168,14 +204,14 @@ void attention_backward_cuda(const Stream& stream, const Memory& memory, const A
                           {qkv.data<float>(), dy.data<float>(), lse.data<float>(),
                            delta.data<float>(), dqkv.data<float>(), accumulate});
     } else {
-      backward_bf16<kSize>(stream, memory, s,
-                           {.qkv = qkv.data<BFloat16>(),
-                            .dy = dy.data<BFloat16>(),
-                            .lse = lse.data<float>(),
-                            .delta = delta.data<float>(),
-                            .dqkv = dqkv.data<BFloat16>(),
-                            .accumulate = accumulate},
-                           y, dy, delta.data<float>());
+      const flash::BackwardTensors tensors{.qkv = qkv.data<BFloat16>(),
+                                           .dy = dy.data<BFloat16>(),
+                                           .lse = lse.data<float>(),
+                                           .delta = delta.data<float>(),
+                                           .dqkv = dqkv.data<BFloat16>(),
+                                           .accumulate = accumulate};
+      (wgmma ? backward_wgmma : backward_bf16<kSize>)(stream, memory, s, tensors, y, dy,
+                                                      delta.data<float>());
     }
   });
 }

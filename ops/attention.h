@@ -9,12 +9,24 @@
 
 namespace tessera::ops {
 
+/// Which kernels a GPU computes attention in bf16 with.
+enum class CudaAttention {
+  kMma,    ///< mma.sync, on any GPU
+  kWgmma,  ///< products of warpgroups, on a GPU of compute capability 9.x, for heads of 33 to 64
+           ///< and 97 to 128; mma.sync for others
+};
+
+/// Throws InvalidArgument unless attention on `stream` can use these kernels: kMma says nothing
+/// about the CPU, and a GPU that is not there (engine/meta.h) has all.
+void require_attention_kernels(const engine::Stream& stream, CudaAttention kernels);
+
 struct AttentionShape {
   std::int64_t num_heads = 1;     ///< H
   std::int64_t num_kv_heads = 0;  ///< KV, divides H: heads [g * H/KV, (g + 1) * H/KV) share kv head
                                   ///< g; 0: H
   float scale = 0;                ///< of the scores, not negative; 0: 1 / sqrt(D)
   bool causal = true;             ///< token t sees tokens 0..t only
+  CudaAttention cuda = CudaAttention::kMma;  ///< has no say on the CPU
 };
 
 /// y[b, t, h] = sum_s softmax_s(scale * q[b, t, h] . k[b, s, g]) v[b, s, g], for each head.
@@ -26,7 +38,8 @@ struct AttentionShape {
 ///   probabilities tile by tile. Workspace grows as T * D; on CUDA backward in bf16 takes as much
 ///   in f32 as q has elements, D rounded up to 32, 64, 96 or 128, if T is more than a block's keys.
 ///   On CUDA D is at most 128.
-///   Throws InvalidArgument if qkv is not of that form, KV does not divide H, or D is too large.
+///   Throws InvalidArgument if qkv is not of that form, KV does not divide H, D is too large, or
+///   the GPU is not one for the kernels that are asked for.
 engine::Tensor attention(engine::Tape& tape, const engine::Tensor& qkv,
                          const AttentionShape& shape);
 

@@ -6,6 +6,7 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
+#include "ops/attention.h"
 
 namespace tessera::ops {
 
@@ -39,18 +40,22 @@ struct AttentionLayout {
   }
 };
 
+/// Throws InvalidArgument unless the GPU has the instructions of CudaAttention::kWgmma.
+void require_wgmma_cuda(const engine::Stream& stream);
+
 /// y and lse of qkv, as attention() defines them; lse may be undefined. Head size at most
 /// kMaxCudaHeadSize. bf16: products of bf16 values on tensor cores, probabilities rounded to bf16.
-/// Throws DeviceError.
-void attention_forward_cuda(const engine::Stream& stream, const AttentionLayout& layout,
-                            const engine::Tensor& qkv, const engine::Tensor& y,
-                            const engine::Tensor& lse);
+/// Throws DeviceError, and InvalidArgument for kernels that the GPU cannot run.
+void attention_forward_cuda(const engine::Stream& stream, CudaAttention kernels,
+                            const AttentionLayout& layout, const engine::Tensor& qkv,
+                            const engine::Tensor& y, const engine::Tensor& lse);
 
 /// Assigns every element of dqkv, or adds to it. Workspace of `memory`: (B, H, T) f32, and for bf16
 /// f32 for each element of q, T and the head size rounded up to tiles. Throws DeviceError.
 void attention_backward_cuda(const engine::Stream& stream, const engine::Memory& memory,
-                             const AttentionLayout& layout, const engine::Tensor& qkv,
-                             const engine::Tensor& y, const engine::Tensor& lse,
-                             const engine::Tensor& dy, const engine::Tensor& dqkv, bool accumulate);
+                             CudaAttention kernels, const AttentionLayout& layout,
+                             const engine::Tensor& qkv, const engine::Tensor& y,
+                             const engine::Tensor& lse, const engine::Tensor& dy,
+                             const engine::Tensor& dqkv, bool accumulate);
 
 }  // namespace tessera::ops

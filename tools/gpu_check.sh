@@ -8,10 +8,10 @@ usage() {
 usage: gpu_check.sh [option...] [folder for the results: ./gpu_check_out]
 
   --budget=SECONDS      for everything (540). What there is no time for is named as skipped
-  --parts=LIST          of machine,gemm,ops,tests,losses,profile,trace,kernels,sanitizer,steps (all); machine always runs on a GPU,
-                        and the parts share the time, so that one alone has all of it
+  --parts=LIST          of machine,gemm,ops,attention,tests,losses,profile,trace,kernels,sanitizer,steps (all); machine always runs
+                        on a GPU, and the parts share the time, so that one alone has all of it
   --plan=1|2|3          everything, for a machine that is lent for ten minutes at a time, bare:
-                        1  machine,gemm,ops, and steps of 124M beside torch.compile
+                        1  machine,gemm,ops,attention, and steps of 124M beside torch.compile
                         2  machine,tests,losses,profile,trace,kernels
                         3  machine,sanitizer, and steps of 350M, 1.5B, and 124M beside eager PyTorch
   --device=cuda|cpu     cpu: the losses alone, as a check of the golden ones
@@ -21,6 +21,7 @@ usage: gpu_check.sh [option...] [folder for the results: ./gpu_check_out]
 machine    what is here, and what the GPU reaches: bytes copied, matrix products
 gemm       every matrix product of GPT-2 124M: by the first algorithm that cublasLt proposes, and by the fastest
 ops        the GPU tests of ops, one program after the other
+attention  a layer's attention by mma.sync and by wgmma, forward and backward
 tests      all other GPU tests
 losses     both trainers on the GPU: the loss of each step beside that on the CPU
 profile    a step of GPT-2 124M by kernel and shape
@@ -38,7 +39,7 @@ die() { echo "gpu_check: $*" >&2; exit 2; }
 
 here=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)
 budget=540
-all=machine,gemm,ops,tests,losses,profile,trace,kernels,sanitizer,steps
+all=machine,gemm,ops,attention,tests,losses,profile,trace,kernels,sanitizer,steps
 parts=
 # Of steps, a line each: models|batches|ways of PyTorch.
 trainings="\
@@ -53,7 +54,7 @@ for argument; do
   case $argument in
     --budget=*) budget=${argument#*=} ;;
     --parts=*) parts=${argument#*=} ;;
-    --plan=1) parts=${parts:-machine,gemm,ops,steps} trainings="gpt2|64,max|compile" ;;
+    --plan=1) parts=${parts:-machine,gemm,ops,attention,steps} trainings="gpt2|64,max|compile" ;;
     --plan=2) parts=${parts:-machine,tests,losses,profile,trace,kernels} ;;
     --plan=3)
       parts=${parts:-machine,sanitizer,steps}
@@ -95,7 +96,7 @@ skip() { say "skipped: $*"; record "\"part\":\"skipped\",\"what\":$(quote "$*")"
 left() { echo $((budget - SECONDS)); }
 wants() { [[ ,$parts, == *,$1,* ]]; }
 # Seconds that part $1 may take: its part of what is left, which it shares with those behind it.
-declare -A weights=([machine]=4 [gemm]=12 [ops]=20 [tests]=30 [losses]=6 [profile]=8 [trace]=8 [kernels]=8 [sanitizer]=30 [steps]=50)
+declare -A weights=([machine]=4 [gemm]=12 [ops]=20 [attention]=6 [tests]=30 [losses]=6 [profile]=8 [trace]=8 [kernels]=8 [sanitizer]=30 [steps]=50)
 share() {
   local part sum=0 behind=
   for part in ${all//,/ }; do
@@ -222,6 +223,12 @@ run_gemm() {
   section "gemm"
   # shellcheck disable=SC2046 # words on purpose
   run_bench gemm "$1" --bench.parts=gemm --bench.limit_s=$(($1 - 5)) $(sizes gpt2 64)
+}
+
+run_attention() {
+  section "attention"
+  # shellcheck disable=SC2046 # words on purpose
+  run_bench attention "$1" --bench.parts=attention --bench.limit_s=$(($1 - 5)) $(sizes gpt2 64)
 }
 
 # ---- tests
@@ -496,6 +503,7 @@ fi
 # What a part leaves over is the next ones'.
 if wants gemm; then run_gemm "$(share gemm)"; fi
 if wants ops; then run_tests "$(share ops)" ops; fi
+if wants attention; then run_attention "$(share attention)"; fi
 if wants tests; then run_tests "$(share tests)" engine shard tools comm; fi
 if wants losses; then run_losses; fi
 if wants profile; then run_profile "$(share profile)"; fi

@@ -20,18 +20,20 @@ class AttentionOrderTest : public ::testing::Test {
 struct Case {
   std::int64_t batch, tokens, heads, kv_heads, head_size;
   bool causal;
+  CudaAttention cuda = CudaAttention::kMma;
 };
 
 OpRun run_in_order(const Case& c, std::uint64_t seed) {
   cuda_emulation::Settings settings = cuda_emulation::settings();
   settings.permutation_seed = seed;
   cuda_emulation::configure(settings);
-  const OpCase op{.inputs = {{c.batch, c.tokens, (c.heads + 2 * c.kv_heads) * c.head_size}},
-                  .build = [c](Tape& tape, const auto& x, auto&) {
-                    return attention(
-                        tape, x[0],
-                        {.num_heads = c.heads, .num_kv_heads = c.kv_heads, .causal = c.causal});
-                  }};
+  const OpCase op{
+      .inputs = {{c.batch, c.tokens, (c.heads + 2 * c.kv_heads) * c.head_size}},
+      .build = [c](Tape& tape, const auto& x, auto&) {
+        return attention(
+            tape, x[0],
+            {.num_heads = c.heads, .num_kv_heads = c.kv_heads, .causal = c.causal, .cuda = c.cuda});
+      }};
   return run_op(op, {.dtype = DType::kBF16, .on_cuda = true});
 }
 
@@ -39,8 +41,12 @@ OpRun run_in_order(const Case& c, std::uint64_t seed) {
 // way at a time.
 TEST_F(AttentionOrderTest, BitsDoNotDependOnTheOrderOfBlocks) {
   constexpr std::uint64_t kSeeds = 6;
-  for (const Case& c : {Case{1, 280, 2, 1, 24, true}, Case{1, 260, 1, 1, 40, false},
-                        Case{9, 130, 2, 2, 8, true}, Case{1, 130, 2, 2, 100, true}}) {
+  for (const Case& c :
+       {Case{1, 280, 2, 1, 24, true}, Case{1, 260, 1, 1, 40, false}, Case{9, 130, 2, 2, 8, true},
+        Case{1, 130, 2, 2, 100, true}, Case{1, 280, 2, 1, 64, true, CudaAttention::kWgmma},
+        Case{1, 260, 1, 1, 40, false, CudaAttention::kWgmma},
+        Case{9, 130, 2, 2, 64, true, CudaAttention::kWgmma},
+        Case{1, 200, 2, 2, 100, true, CudaAttention::kWgmma}}) {
     const OpRun natural = run_in_order(c, 0);
     for (std::uint64_t seed = 1; seed < kSeeds; ++seed)
       EXPECT_EQ(run_in_order(c, seed).grads, natural.grads) << c.tokens << ", seed " << seed;

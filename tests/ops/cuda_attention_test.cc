@@ -1,6 +1,7 @@
 // Attention on a GPU against the CPU op, over the sizes at which tiles, warps and loads differ.
 #include <vector>
 
+#include "engine/error.h"
 #include "ops/attention.h"
 #include "tests/testing/cuda_op.h"
 #include "tests/testing/errors.h"
@@ -21,13 +22,15 @@ struct Case {
   float scale = 0;  ///< of the inputs; 0: 1
 };
 
-OpCase attention_case(const Case& c) {
+OpCase attention_case(const Case& c, CudaAttention cuda) {
   return {.inputs = {{c.batch, c.tokens, (c.heads + 2 * c.kv_heads) * c.head_size}},
           .build =
-              [c](Tape& tape, const auto& x, auto&) {
-                return attention(
-                    tape, x[0],
-                    {.num_heads = c.heads, .num_kv_heads = c.kv_heads, .causal = c.causal});
+              [c, cuda](Tape& tape, const auto& x, auto&) {
+                return attention(tape, x[0],
+                                 {.num_heads = c.heads,
+                                  .num_kv_heads = c.kv_heads,
+                                  .causal = c.causal,
+                                  .cuda = cuda});
               },
           .scale = c.scale == 0 ? 1 : c.scale};
 }
@@ -43,53 +46,81 @@ void expect_bf16(const OpCase& op, int num_uses = 1) {
   expect_close(got.grads[0], want.grads[0], num_uses * kBF16Bound, "dqkv");
 }
 
-void expect_as_cpu(const Case& c) {
-  SCOPED_TRACE(fmt::format("B{} T{} H{} KV{} D{} {}", c.batch, c.tokens, c.heads, c.kv_heads,
-                           c.head_size, c.causal ? "causal" : "full"));
-  const OpCase op = attention_case(c);
-  check_cuda_run(op, {}, {.f32 = kF32Bound});
-  expect_bf16(op);
-}
+// With each of the kernels that a GPU may choose for bf16.
+class CudaAttentionTest : public ::testing::TestWithParam<CudaAttention> {
+ protected:
+  void SetUp() override {
+    try {
+      run_op(attention_case({1, 1, 1, 1, 64}), {.dtype = DType::kBF16, .on_cuda = true});
+    } catch (const engine::InvalidArgument& error) {
+      if (is_default()) throw;
+      GTEST_SKIP() << error.what();
+    }
+  }
 
-TEST(CudaAttentionTest, EqualsTheCpuForAllLengthsAndHeadSizes) {
+  static bool is_default() { return GetParam() == CudaAttention::kMma; }
+  static OpCase attention_case(const Case& c) { return ops::attention_case(c, GetParam()); }
+
+  // f32 knows no choice.
+  static void expect_f32(const OpCase& op, int num_uses = 1, double bound = kF32Bound) {
+    if (is_default()) check_cuda_run(op, {.num_uses = num_uses}, {.f32 = bound});
+  }
+
+  static void expect_as_cpu(const Case& c) {
+    SCOPED_TRACE(fmt::format("B{} T{} H{} KV{} D{} {}", c.batch, c.tokens, c.heads, c.kv_heads,
+                             c.head_size, c.causal ? "causal" : "full"));
+    const OpCase op = attention_case(c);
+    expect_f32(op);
+    expect_bf16(op);
+  }
+};
+
+TEST_P(CudaAttentionTest, EqualsTheCpuForAllLengthsAndHeadSizes) {
   for (const std::int64_t tokens : {1, 31, 33, 64, 130}) {
     for (const std::int64_t head_size : {13, 64, 128}) expect_as_cpu({1, tokens, 1, 1, head_size});
   }
   for (const std::int64_t head_size : {1, 32, 40, 80}) expect_as_cpu({1, 35, 1, 1, head_size});
 }
 
-TEST(CudaAttentionTest, EqualsTheCpuForManyTiles) {
+TEST_P(CudaAttentionTest, EqualsTheCpuForManyTiles) {
   expect_as_cpu({1, 1025, 1, 1, 8});
   expect_as_cpu({1, 200, 1, 1, 128});
   expect_as_cpu({2, 300, 4, 2, 16});
+  expect_as_cpu({1, 600, 1, 1, 64});
+  expect_as_cpu({1, 385, 2, 1, 50});
+  expect_as_cpu({1, 330, 2, 1, 104});
 }
 
-TEST(CudaAttentionTest, EqualsTheCpuForAllGroupsAndBatches) {
+TEST_P(CudaAttentionTest, EqualsTheCpuForAllGroupsAndBatches) {
   expect_as_cpu({2, 70, 4, 2, 16});
   expect_as_cpu({3, 33, 3, 1, 40});
   expect_as_cpu({2, 33, 6, 3, 13});
+  expect_as_cpu({2, 200, 4, 2, 64});
+  expect_as_cpu({1, 140, 3, 1, 100});
 }
 
-TEST(CudaAttentionTest, EqualsTheCpuWithoutTheCausalMask) {
+TEST_P(CudaAttentionTest, EqualsTheCpuWithoutTheCausalMask) {
   for (const std::int64_t tokens : {1, 31, 130}) expect_as_cpu({1, tokens, 2, 1, 64, false});
   expect_as_cpu({2, 70, 1, 1, 128, false});
   expect_as_cpu({1, 290, 2, 1, 40, false});
+  expect_as_cpu({1, 321, 1, 1, 61, false});
+  expect_as_cpu({1, 257, 1, 1, 128, false});
 }
 
-TEST(CudaAttentionTest, GradientIsAddedToWhatIsThere) {
+TEST_P(CudaAttentionTest, GradientIsAddedToWhatIsThere) {
   for (const std::int64_t tokens : {70, 150}) {
     for (const std::int64_t head_size : {13, 64}) {
       const OpCase op = attention_case({1, tokens, 2, 1, head_size});
-      check_cuda_run(op, {.num_uses = 2}, {.f32 = kF32Bound});
+      expect_f32(op, 2);
       expect_bf16(op, 2);
     }
   }
 }
 
-TEST(CudaAttentionTest, LargeScoresStayFinite) {
+TEST_P(CudaAttentionTest, LargeScoresStayFinite) {
   // Beyond +-100: maxima change by tile. A score of that size is known to 1e-5 only.
   const OpCase op = attention_case({1, 270, 1, 1, 16, true, 6});
-  check_cuda_run(op, {}, {.f32 = 10 * kF32Bound});
+  expect_f32(op, 1, 10 * kF32Bound);
   // Far beyond that, and all of them negative for some query: exp(-lse) of what lies behind the
   // last key is infinite.
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -100,7 +131,7 @@ TEST(CudaAttentionTest, LargeScoresStayFinite) {
   }
 }
 
-TEST(CudaAttentionTest, BitsDoNotDependOnAlignment) {
+TEST_P(CudaAttentionTest, BitsDoNotDependOnAlignment) {
   const OpCase op = attention_case({1, 150, 2, 1, 64});
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const OpRun aligned = run_op(op, {.dtype = dtype, .on_cuda = true});
@@ -110,7 +141,7 @@ TEST(CudaAttentionTest, BitsDoNotDependOnAlignment) {
   }
 }
 
-TEST(CudaAttentionTest, BitsDoNotDependOnWhetherItIsRecorded) {
+TEST_P(CudaAttentionTest, BitsDoNotDependOnWhetherItIsRecorded) {
   const OpCase op = attention_case({1, 70, 2, 1, 64});
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const OpRun recorded = run_op(op, {.dtype = dtype, .on_cuda = true});
@@ -118,10 +149,16 @@ TEST(CudaAttentionTest, BitsDoNotDependOnWhetherItIsRecorded) {
   }
 }
 
-TEST(CudaAttentionTest, RefusesLargeHeads) {
+TEST_P(CudaAttentionTest, RefusesLargeHeads) {
   const auto run = [] { run_op(attention_case({1, 3, 1, 1, 129}), {.on_cuda = true}); };
   EXPECT_TRUE(has(error_of<engine::InvalidArgument>(run), {"at most 128 on cuda:0", "got 129"}));
 }
+
+INSTANTIATE_TEST_SUITE_P(Kernels, CudaAttentionTest,
+                         ::testing::Values(CudaAttention::kMma, CudaAttention::kWgmma),
+                         [](const auto& param) {
+                           return param.param == CudaAttention::kMma ? "Mma" : "Wgmma";
+                         });
 
 }  // namespace
 }  // namespace tessera::ops

@@ -31,22 +31,23 @@ TEST(GpuCheck, MeasuresTheDeviceAndTrainsAsOnTheCpu) {
   make_bundle(folder);
   const Outcome outcome = run_program(
       folder / "bundle/gpu_check.sh",
-      std::vector<std::string>{"--small", "--parts=machine,gemm,losses,profile,trace,steps",
-                               folder / "out"});
+      std::vector<std::string>{
+          "--small", "--parts=machine,gemm,attention,losses,profile,trace,steps", folder / "out"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
   // A table of each part, as text and as records.
-  for (const char* text : {"product bf16", "algorithm", "whole step", "compile_ratio"}) {
+  for (const char* text : {"product bf16", "algorithm", "wgmma", "whole step", "compile_ratio"}) {
     EXPECT_TRUE(has(outcome.out, {text})) << outcome.out;
   }
   const std::string records = folder.read("out/results.jsonl");
-  for (const char* part : {"device", "gemm", "profile", "trace", "steps", "losses", "summary"}) {
+  for (const char* part :
+       {"device", "gemm", "attention", "profile", "trace", "steps", "losses", "summary"}) {
     EXPECT_TRUE(has(records, {fmt::format(R"("part":"{}")", part)})) << part << "\n" << records;
   }
   for (const char* way : {"none", "idle", "every"}) {
     EXPECT_TRUE(has(records, {fmt::format(R"("part":"trace","way":"{}","step_ms":)", way)}))
         << records;
   }
-  EXPECT_TRUE(outcome.out.ends_with("\n9 passed, 0 failed\n")) << outcome.out;
+  EXPECT_TRUE(outcome.out.ends_with("\n10 passed, 0 failed\n")) << outcome.out;
 }
 
 // With a sanitizer that says what it was asked and finds nothing.

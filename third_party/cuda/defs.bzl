@@ -3,7 +3,8 @@
 load("@local_cuda//:defs.bzl", "CUDA_FOUND", "HOST_COMPILER", "NCCL_FOUND", "NVCC")
 load("@rules_cc//cc:defs.bzl", "cc_library")
 
-# Machine code for these, and PTX of the last for every later GPU. --define=cuda_archs=90,100 chooses others.
+# Machine code for these, and PTX of the last for every later GPU. --define=cuda_archs=90,100 chooses others. What is for
+# sm_90a stands in files of its own, NAME_sm90a.cu.
 _ARCHS = "80,90"
 
 _FLAGS = [
@@ -27,9 +28,14 @@ def if_nccl(value, otherwise = []):
 
 def _gencode(archs):
     flags = ["-gencode=arch=compute_{0},code=sm_{0}".format(arch) for arch in archs]
+    if archs[-1].endswith("a"):
+        return flags
     return flags + ["-gencode=arch=compute_{0},code=compute_{0}".format(archs[-1])]
 
-def _archs(ctx):
+def _archs(ctx, source):
+    """What `source` is compiled for. Code of sm_90a runs there alone, and has no PTX for what comes later."""
+    if source.basename.endswith("_sm90a.cu"):
+        return ["90a"]
     return ctx.var.get("cuda_archs", _ARCHS).split(",")
 
 def _arguments(ctx, context):
@@ -50,7 +56,7 @@ def _compile(ctx, source, context, headers):
     object = ctx.actions.declare_file("_objs/%s/%s.o" % (ctx.label.name, source.basename))
     arguments = _arguments(ctx, context)
     arguments.add_all(["-c", source, "-o", object])
-    arguments.add_all(_gencode(_archs(ctx)))
+    arguments.add_all(_gencode(_archs(ctx, source)))
     ctx.actions.run(
         executable = NVCC,
         arguments = [arguments],
@@ -67,7 +73,7 @@ def _report_resources(ctx, source, context, headers):
     report = ctx.actions.declare_file("_objs/%s/%s.ptxas" % (ctx.label.name, source.basename))
     machine_code = ctx.actions.declare_file("_objs/%s/%s.cubin" % (ctx.label.name, source.basename))
     arguments = _arguments(ctx, context)
-    arguments.add_all(["-cubin", source, "-o", machine_code, "-arch=sm_" + _archs(ctx)[-1], "-Xptxas=-v"])
+    arguments.add_all(["-cubin", source, "-o", machine_code, "-arch=sm_" + _archs(ctx, source)[-1], "-Xptxas=-v"])
     ctx.actions.run_shell(
         command = "report=$1; shift; \"$@\" 2>\"$report\" || { status=$?; cat \"$report\" >&2; exit $status; }",
         arguments = [report.path, NVCC, arguments],

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "tools/bench/attention.h"
 #include "tools/bench/device.h"
 #include "tools/bench/parts.h"
 #include "tools/bench/peer.h"
@@ -39,6 +40,7 @@ class GpuBench {
 
   void device(const BenchConfig& config, BenchReport& report) { ceilings(config, report); }
   void gemm(const BenchConfig& config, BenchReport& report);
+  void attention(const BenchConfig& config, BenchReport& report);
   void steps(const BenchConfig& config, BenchReport& report);
   void offload(const BenchConfig& config, BenchReport& report) {
     for (const TrainingRow& row : rows(config)) {
@@ -206,6 +208,11 @@ void GpuBench::gemm(const BenchConfig& config, BenchReport& report) {
       rows(config), ceilings(config, report), [this] { return is_late(); }, report);
 }
 
+void GpuBench::attention(const BenchConfig& config, BenchReport& report) {
+  measure_attention(
+      rows(config), config.samples, ceilings(config, report), [this] { return is_late(); }, report);
+}
+
 void GpuBench::profile(const BenchConfig& config, BenchReport& report) {
   const Ceilings ceiling = ceilings(config, report);
   for (const TrainingRow& row : rows(config)) {
@@ -280,6 +287,7 @@ void run(int argc, char** argv) {
   run_bench(argc, argv, flags, defaults,
             {{"device", part(&GpuBench::device)},
              {"gemm", part(&GpuBench::gemm)},
+             {"attention", part(&GpuBench::attention)},
              {"steps", part(&GpuBench::steps)},
              {"offload", part(&GpuBench::offload)},
              {"profile", part(&GpuBench::profile)}});

@@ -2,12 +2,14 @@
 
 #include <cxxabi.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -80,7 +82,8 @@ std::string text_of(const KernelUse& k) {
 
 KernelTable read_ptxas(std::string_view text) {
   KernelTable table;
-  std::string release = "nvcc", arch, source;
+  std::string release = "nvcc", source;
+  std::set<std::string> archs;
   bool is_open = false;  // a kernel whose numbers are to come
   std::istringstream lines{std::string(text)};
   std::smatch match;
@@ -92,7 +95,7 @@ KernelTable read_ptxas(std::string_view text) {
     } else if (std::regex_search(line, match, kRelease)) {
       release = fmt::format("nvcc {}", match[1].str());
     } else if (std::regex_search(line, match, kEntry)) {
-      arch = match[2];
+      archs.insert(match[2]);
       table.kernels.push_back({.name = short_name(match[1]), .source = source});
       is_open = true;
     } else if (!is_open) {
@@ -119,7 +122,7 @@ KernelTable read_ptxas(std::string_view text) {
     require(k.registers > 0, "[kernel_report] expected the registers of a kernel, got none ({})",
             k.name);
   }
-  table.compiler = fmt::format("{}, {}", release, arch);
+  table.compiler = fmt::format("{}, {}", release, fmt::join(archs, " and "));
   sort(table);
   return table;
 }
@@ -146,7 +149,8 @@ KernelTable read_kernel_page(std::string_view page) {
   KernelTable table;
   std::istringstream lines{std::string(page)};
   std::smatch match;
-  static const std::regex kCompiler("compiler says it: (nvcc [0-9.]+, sm_[0-9a-z]+)\\.");
+  static const std::regex kCompiler(
+      "compiler says it: (nvcc [0-9.]+, sm_[0-9a-z]+( and sm_[0-9a-z]+)*)\\.");
   static const std::regex kRow(
       "\\| `([^`]+)` \\| ([^ ]+) \\| ([0-9]{1,9}) \\| ([0-9]{1,9}) \\| ([0-9]{1,9}) \\| "
       "([0-9]{1,9}) \\| ([0-9]{1,9}) \\|");

@@ -145,7 +145,7 @@ Tensor Gpt::layer_forward(Tape& tape, Layer& l, const Tensor& x, const Pass& pas
   const auto eps = static_cast<float>(config_.norm_eps);
   Tensor h = ops::layernorm(tape, x, l.ln_1_weight, &l.ln_1_bias, eps);
   h = ops::linear(tape, h, l.attn_weight, &l.attn_bias);  // (B, T, 3C)
-  h = ops::attention(tape, h, {.num_heads = config_.heads});
+  h = ops::attention(tape, h, {.num_heads = config_.heads, .cuda = config_.cuda_attention});
   h = ops::linear(tape, h, l.attn_proj_weight, &l.attn_proj_bias);
   const ops::NormOfSum mid = ops::add_layernorm(
       tape, x, dropout(tape, h, l.name + ".attn.drop", pass), l.ln_2_weight, &l.ln_2_bias, eps);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/tape.h"
+#include "ops/attention.h"
 #include "tools/models/model.h"
 
 namespace tessera::tools {
@@ -20,6 +21,8 @@ struct GptConfig {
   std::int64_t vocab = 256;  ///< V
   double dropout = 0;        ///< of embeddings and both residual branches, in [0, 1)
   double norm_eps = 1e-5;
+  /// A run's choice: no file of the model keeps it.
+  ops::CudaAttention cuda_attention = ops::CudaAttention::kMma;
 
   /// Throws InvalidArgument naming the field.
   void validate() const;

@@ -79,6 +79,11 @@ void TransformerConfig::add_to(FlagSet& flags) {
   flags.add("sample.tokens", &sample_tokens,
             {.help = "tokens to generate at the end; 0: none", .min = 0, .max = 1 << 20});
   TrainConfig::add_to(flags);
+  flags.add("cuda.attention", &cuda_attention,
+            EnumOption<ops::CudaAttention>{
+                "on GPUs: what computes attention in bf16; wgmma: what compute capability 9.x "
+                "alone has, where heads are of 33 to 64 or 97 to 128, and mma elsewhere",
+                {{"mma", ops::CudaAttention::kMma}, {"wgmma", ops::CudaAttention::kWgmma}}});
 }
 
 GptConfig TransformerConfig::gpt() const {
@@ -104,6 +109,7 @@ GptConfig TransformerConfig::gpt() const {
     apply("seq", model.seq, gpt.seq);
   }
   gpt.dropout = model.dropout;
+  gpt.cuda_attention = cuda_attention;
   gpt.validate();
   return gpt;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "ops/attention.h"
 #include "tools/data/text_data.h"
 #include "tools/models/gpt.h"
 #include "tools/train/train_config.h"
@@ -24,6 +25,7 @@ struct TransformerConfig : TrainConfig {
   SampleOrder data_order = SampleOrder::kShuffle;
   double val_fraction = 0.005;
   std::int64_t sample_tokens = 300;
+  ops::CudaAttention cuda_attention = ops::CudaAttention::kMma;
 
   TransformerConfig();
   void add_to(FlagSet& flags);

@@ -8,6 +8,7 @@
 
 #include "engine/dtype.h"
 #include "engine/io/text.h"
+#include "ops/attention.h"
 #include "tools/models/gpt_checkpoint.h"
 #include "tools/models/gpt_text.h"
 #include "tools/train/generate.h"
@@ -25,6 +26,7 @@ class TransformerRank : public TaskRank {
 
   void load(Trainer& trainer, RunLog* log) override {
     shard::Fsdp& fsdp = trainer.fsdp();
+    ops::require_attention_kernels(trainer.tape().stream(), config_.cuda_attention);
     if (!config_.init_from.empty()) load_gpt(fsdp, gpt_, resolve_user_path(config_.init_from));
     if (log == nullptr) return;
     const int num_ranks = trainer.world().size();

@@ -30,14 +30,14 @@ ptxas info    : Function properties for __internal_trig_reduction_slowpath
     40 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Compile time = 58.418 ms
 file ops/a.cu
-ptxas info    : Compiling entry function 'plain' for 'sm_90'
+ptxas info    : Compiling entry function 'plain' for 'sm_90a'
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 10 registers, used 0 barriers
 )";
 
 TEST(KernelTable, HoldsWhatTheCompilerSaid) {
   const KernelTable table = read_ptxas(kSaid);
-  EXPECT_EQ(table.compiler, "nvcc 13.0, sm_90");
+  EXPECT_EQ(table.compiler, "nvcc 13.0, sm_90 and sm_90a");
   const std::vector<KernelUse> expected = {{.name = "plain", .source = "ops/a.cu", .registers = 10},
                                            {.name = "ops::foo_kernel<float, 4, true>",
                                             .source = "ops/b.cu",
@@ -64,7 +64,7 @@ TEST(KernelTable, SaysWhatChanged) {
   after.kernels[0].name = "plainer";
   after.kernels[1].spill_store_nbytes = 0;
   const std::vector<std::string> expected = {
-      "compiler: nvcc 13.0, sm_90 -> nvcc 13.1, sm_90",
+      "compiler: nvcc 13.0, sm_90 and sm_90a -> nvcc 13.1, sm_90",
       "gone: plain (ops/a.cu): 10 registers, stack 0, spilled 0, loaded back 0, shared 0",
       "new: plainer (ops/a.cu): 10 registers, stack 0, spilled 0, loaded back 0, shared 0",
       "ops::foo_kernel<float, 4, true> (ops/b.cu): 40 registers, stack 8, spilled 12, loaded back "

@@ -437,6 +437,26 @@ TEST_F(CudaGraphProgram, IsRefusedWhereTheHostTakesPart) {
   EXPECT_TRUE(has(automatic.out, {"cuda graph: none, as train.check_gradients"})) << automatic.out;
 }
 
+TEST_F(CudaGraphProgram, AttentionIsComputedByWhatIsAskedFor) {
+  Flags flags{{"model.dim", "128"}, {"model.heads", "2"},        {"model.seq", "140"},
+              {"train.steps", "4"}, {"precision.param", "bf16"}, {"audit", "true"}};
+  flags["cuda.attention"] = "mma";
+  const Outcome mma = train("mma", flags);
+  ASSERT_EQ(mma.exit_code, 0) << mma.out << mma.err;
+  flags["cuda.attention"] = "wgmma";
+  const Outcome wgmma = train("wgmma", flags);
+  if (wgmma.exit_code == 0) {
+    EXPECT_TRUE(has(wgmma.out, {"4 steps are as planned"})) << wgmma.out;
+    EXPECT_NE(hash_of("wgmma"), hash_of("mma"));
+  } else {  // another GPU
+    EXPECT_TRUE(has(wgmma.err, {"compute capability 9.x for wgmma"})) << wgmma.err;
+  }
+  flags["device"] = "cpu";
+  const Outcome cpu = train("cpu", flags);
+  EXPECT_EQ(cpu.exit_code, 1);
+  EXPECT_TRUE(has(cpu.err, {"expected a GPU for wgmma, got cpu"})) << cpu.err;
+}
+
 TEST(CudaTraining, AlgorithmsOfProductsAreThoseOfTheFile) {
   const TempFolder folder;
   const auto train = [&](const std::string& out, Flags more) {

@@ -21,9 +21,13 @@ bool same_place(const Place& a, const Place& b) {
 
 std::string text_of(const Place& where) { return fmt::format("{}:{}", where.file, where.line); }
 
+constexpr std::size_t kCopyNbytes = 16;  // of a cp.async
+
 unsigned first_bit(std::uint32_t mask) { return static_cast<unsigned>(std::countr_zero(mask)); }
 
 }  // namespace
+
+Block& running_block() { return *running; }
 
 std::string text_of(const uint3& index) {
   return fmt::format("({}, {}, {})", index.x, index.y, index.z);
@@ -64,6 +68,7 @@ void Block::prepare() {
   num_arrived_ = 0;
   has_met_ = false;
   turn_ = false;
+  warpgroups_.start();
   interleave_ = !natural_ && draw() % 4 == 0;
   for (unsigned w = 0; w < num_warps_; ++w) {
     const unsigned lanes = std::min(kLanes, num_threads_ - w * kLanes);
@@ -93,6 +98,12 @@ std::string Block::run(const std::function<void()>& thread_body) {
   current_thread = kMaxThreads;
   (void)pick();
   go_to_current();
+  return result();
+}
+
+// What went wrong in a block that has ended or paused.
+std::string Block::result() {
+  if (failure_.empty() && !has_paused_) failure_ = warpgroups_.finish();
   return std::exchange(failure_, {});
 }
 
@@ -109,7 +120,7 @@ std::string Block::resume() {
   has_paused_ = false;
   enter(paused_thread_);
   go_to_current();
-  return std::exchange(failure_, {});
+  return result();
 }
 
 void Block::rest() {
@@ -232,6 +243,7 @@ int Block::sync(const char* name, bool predicate, Place where) {
   if (++num_arrived_ == num_threads_) {
     num_arrived_ = 0;
     ++block_order_.phase;
+    async_proxy_.pass_barrier();
     for (unsigned w = 0; w < num_warps_; ++w) {
       warps_[w].ready = std::exchange(warps_[w].at_block, 0);
       warps_[w].order = draw_order();
@@ -352,7 +364,13 @@ void Block::fail(const char* text, Place where) {
   leave();
 }
 
-void Block::issue(AsyncCopy copy) {
+void Block::note_operand(const void* shared, std::size_t nbytes, Place where) {
+  if (!async_proxy_.note_write(shared, nbytes, current_thread))
+    fail("writes shared memory that a wgmma has read since the last barrier", where);
+}
+
+void Block::issue(AsyncCopy copy, Place where) {
+  note_operand(copy.shared, kCopyNbytes, where);
   races_.act_as_host();
   current().copies.push_back({copy, current().num_committed});
   races_.act_as(current().race_thread);
@@ -372,6 +390,7 @@ std::optional<AsyncCopy> Block::land(int num_pending) {
     return std::nullopt;
   }
   ++me.num_landed;
+  (void)async_proxy_.note_write(oldest.copy.shared, kCopyNbytes, current_thread);
   return oldest.copy;
 }
 

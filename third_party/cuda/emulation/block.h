@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "third_party/cuda/emulation/async_proxy.h"
 #include "third_party/cuda/emulation/fibers.h"
 #include "third_party/cuda/emulation/grid.h"
+#include "third_party/cuda/emulation/warpgroups.h"
 
 namespace tessera::cuda_emulation {
 
@@ -42,6 +44,15 @@ class Block {
   bool is_natural() const { return natural_; }
   std::uint64_t draw();
   RaceThreads& races() { return races_; }
+  AsyncProxy& async_proxy() { return async_proxy_; }
+  Warpgroups& warpgroups() { return warpgroups_; }
+  /// fn(), whose allocations are the emulation's and not the current thread's.
+  template <class F>
+  void as_host(F&& fn) {
+    races_.act_as_host();
+    fn();
+    races_.act_as(current().race_thread);
+  }
 
   // For the current thread.
   int sync(const char* name, bool predicate, Place where);
@@ -51,7 +62,9 @@ class Block {
   /// Lets other threads of the block go on.
   void rest();
   [[noreturn]] void fail(const char* text, Place where);
-  void issue(AsyncCopy copy);
+  void issue(AsyncCopy copy, Place where);
+  /// It is written now, and may be an operand of a product.
+  void note_operand(const void* shared, std::size_t nbytes, Place where);
   void commit();
   std::optional<AsyncCopy> land(int num_pending);
 
@@ -106,6 +119,7 @@ class Block {
   static void run_threads();
   Order draw_order();
   void prepare();
+  std::string result();
   bool pick();
   void enter(unsigned thread);
   void go_to_current();
@@ -121,6 +135,8 @@ class Block {
   const std::function<void()>* body_ = nullptr;
   FiberPool fibers_;
   RaceThreads races_;
+  AsyncProxy async_proxy_;
+  Warpgroups warpgroups_;
   std::string failure_;  // empty: none
 
   bool natural_ = true;
@@ -150,5 +166,8 @@ class Block {
   MemoryOrder block_order_;
   MemoryOrder warp_orders_[kMaxThreads];  // by the first thread of the mask
 };
+
+/// The block whose threads the calling OS thread runs.
+Block& running_block();
 
 }  // namespace tessera::cuda_emulation

@@ -72,6 +72,8 @@ Environment read_environment() {
       asked.settings.pinned_nbytes = parse_number(value);
     } else if (name == "queue") {
       asked.settings.queue_size = static_cast<int>(parse_number(value));
+    } else if (name == "capability") {
+      asked.settings.compute_capability = static_cast<int>(parse_number(value));
     } else if (name == "fail_malloc") {
       asked.fail_malloc = value;
     } else if (name == "fail_launch") {
@@ -95,6 +97,7 @@ void apply(Runtime& machine, const Settings& settings) {
   machine.memory_nbytes.store(settings.memory_nbytes);
   machine.pinned_nbytes.store(settings.pinned_nbytes);
   machine.queue_size.store(settings.queue_size);
+  machine.compute_capability.store(settings.compute_capability);
 }
 
 void begin_generation(Runtime& machine, bool counting) {
@@ -202,7 +205,8 @@ Settings settings() {
           .permutation_seed = machine.permutation_seed.load(),
           .memory_nbytes = machine.memory_nbytes.load(),
           .pinned_nbytes = machine.pinned_nbytes.load(),
-          .queue_size = machine.queue_size.load()};
+          .queue_size = machine.queue_size.load(),
+          .compute_capability = machine.compute_capability.load()};
 }
 
 void configure(const Settings& settings) {

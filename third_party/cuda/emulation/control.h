@@ -2,9 +2,9 @@
 //
 // Programs that a test starts are steered by the environment variable TESSERA_CUDA_EMULATION,
 // comma separated, e.g.
-// "devices=4,seed=3,permutation=2,memory=1000000,pinned=1000000,queue=64,fail_malloc=0@5,
-// fail_launch=1@12,waits=FILE,remove=rank0#17/rank0.2@45" (see Settings, fail_*, waits,
-// remove_wait).
+// "devices=4,seed=3,permutation=2,memory=1000000,pinned=1000000,queue=64,capability=80,
+// fail_malloc=0@5,fail_launch=1@12,waits=FILE,remove=rank0#17/rank0.2@45" (see Settings, fail_*,
+// waits, remove_wait).
 #pragma once
 
 #include <cstddef>
@@ -25,6 +25,7 @@ struct Settings {
   /// finds it full waits, and has the lock of the device's context meanwhile, which all calls take
   /// but those that ask which device is current: so it was seen on an H100.
   int queue_size = 1024;
+  int compute_capability = 90;  ///< what it says of itself
 };
 
 Settings settings();

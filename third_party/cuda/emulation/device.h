@@ -22,6 +22,7 @@
 #include "third_party/cuda/emulation/mma.h"
 #include "third_party/cuda/emulation/runtime.h"
 #include "third_party/cuda/emulation/symbols.h"
+#include "third_party/cuda/emulation/wgmma.h"
 
 // The threads of a block run on one OS thread.
 #undef __shared__

@@ -64,6 +64,10 @@ int attribute_of(cudaDeviceAttr attribute, int device) {
       return 1024;
     case cudaDevAttrMaxBlockDimZ:
       return 64;
+    case cudaDevAttrComputeCapabilityMajor:
+      return runtime().compute_capability.load() / 10;
+    case cudaDevAttrComputeCapabilityMinor:
+      return runtime().compute_capability.load() % 10;
     case cudaDevAttrMaxGridDimX:
       return 0x7FFFFFFF;
     case cudaDevAttrMaxGridDimY:
@@ -88,10 +92,6 @@ int attribute_of(cudaDeviceAttr attribute, int device) {
       return 2048;
     case cudaDevAttrMaxBlocksPerMultiprocessor:
       return 32;
-    case cudaDevAttrComputeCapabilityMajor:
-      return 9;
-    case cudaDevAttrComputeCapabilityMinor:
-      return 0;
     case cudaDevAttrL2CacheSize:
       return 50 << 20;
     case cudaDevAttrGlobalMemoryBusWidth:
@@ -208,8 +208,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->maxGridSize[0] = 0x7FFFFFFF;
   properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
   properties->totalConstMem = 64 << 10;
-  properties->major = 9;
-  properties->minor = 0;
+  properties->major = attribute(cudaDevAttrComputeCapabilityMajor);
+  properties->minor = attribute(cudaDevAttrComputeCapabilityMinor);
   properties->multiProcessorCount = attribute(cudaDevAttrMultiProcessorCount);
   properties->maxThreadsPerMultiProcessor = attribute(cudaDevAttrMaxThreadsPerMultiProcessor);
   properties->maxBlocksPerMultiProcessor = attribute(cudaDevAttrMaxBlocksPerMultiprocessor);

@@ -162,6 +162,7 @@ class Launch {
       poison_shared(kernel_, shape_.shared_nbytes);
       block.races().fork();
     }
+    block.async_proxy().start(slot.dynamic_shared.get(), shape_.shared_nbytes, block.num_threads());
     worker->num_rests = 0;
     finish(slot, block.run(body_));
   }
@@ -225,7 +226,7 @@ void note_progress() { worker->num_rests = 0; }
 
 void fail_launch(const char* text, Place where) { worker->current->block.fail(text, where); }
 
-void issue_copy(AsyncCopy copy) { worker->current->block.issue(copy); }
+void issue_copy(AsyncCopy copy, Place where) { worker->current->block.issue(copy, where); }
 void commit_copies() { worker->current->block.commit(); }
 std::optional<AsyncCopy> land_copy(int num_pending) {
   return worker->current->block.land(num_pending);

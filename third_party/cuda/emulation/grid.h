@@ -98,7 +98,7 @@ struct AsyncCopy {
   void* shared;
   const void* global;  ///< null: zeros
 };
-void issue_copy(AsyncCopy copy);
+void issue_copy(AsyncCopy copy, Place where);
 void commit_copies();
 /// Takes the oldest copy out of the queue, unless it belongs to the last `num_pending` groups;
 /// kNoCopyPending takes those that are not committed, too.

@@ -181,6 +181,7 @@ struct Runtime {
   std::atomic<std::size_t> memory_nbytes{0};
   std::atomic<std::size_t> pinned_nbytes{0};
   std::atomic<int> queue_size{0};
+  std::atomic<int> compute_capability{0};
   std::atomic<int> generation{0};  ///< of numbers: start_counting, reset and remove_wait begin one
   std::atomic<bool> counting{false};
   std::atomic<Removal*> removal{nullptr};

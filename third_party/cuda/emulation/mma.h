@@ -41,7 +41,7 @@ inline void cp_async_16(void* shared, const void* global, bool valid, Place wher
     fail_launch("cp.async with an address that is not 16-byte aligned", where);
   }
   std::memset(shared, 0xFF, 16);
-  issue_copy({shared, valid ? global : nullptr});
+  issue_copy({shared, valid ? global : nullptr}, where);
 }
 
 inline void cp_async_commit() { commit_copies(); }

@@ -1,0 +1,76 @@
+// Which kernels attention in bf16 may be asked for, by what a GPU says of itself.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "engine/error.h"
+#include "engine/stream.h"
+#include "ops/attention.h"
+#include "tests/testing/cuda_op.h"
+#include "tests/testing/errors.h"
+#include "third_party/cuda/emulation/control.h"
+
+namespace tessera::ops {
+namespace {
+
+using namespace tessera::testing;  // NOLINT: the harness
+using engine::InvalidArgument;
+using engine::Stream;
+
+class AttentionKernelsTest : public ::testing::Test {
+ protected:
+  ~AttentionKernelsTest() override { cuda_emulation::reset(); }
+  static void say_capability(int capability) {
+    cuda_emulation::Settings settings = cuda_emulation::settings();
+    settings.compute_capability = capability;
+    cuda_emulation::configure(settings);
+  }
+};
+
+OpRun run(CudaAttention cuda, std::int64_t head_size) {
+  const OpCase op{.inputs = {{1, 500, 3 * head_size}},
+                  .build = [=](Tape& tape, const auto& x, auto&) {
+                    return attention(tape, x[0], {.cuda = cuda});
+                  }};
+  return run_op(op, {.dtype = DType::kBF16, .on_cuda = true});
+}
+
+TEST_F(AttentionKernelsTest, OtherGpusRefuseWgmmaForEveryHead) {
+  for (const int capability : {80, 89, 100, 120}) {
+    say_capability(capability);
+    const std::string got = std::to_string(capability / 10) + ".x (cuda:0)";
+    for (const std::int64_t head_size : {16, 64})
+      EXPECT_TRUE(has(error_of<InvalidArgument>([&] { run(CudaAttention::kWgmma, head_size); }),
+                      {"compute capability 9.x for wgmma", got}));
+    run(CudaAttention::kMma, 64);
+    EXPECT_TRUE(has(error_of<InvalidArgument>([] {
+                      require_attention_kernels(Stream::cuda("compute", 0), CudaAttention::kWgmma);
+                    }),
+                    {"compute capability 9.x for wgmma", got}));
+  }
+  require_attention_kernels(Stream::cuda("compute", 0), CudaAttention::kMma);
+}
+
+TEST_F(AttentionKernelsTest, TheCpuHasNoWgmma) {
+  const Stream cpu = Stream::inline_cpu("compute");
+  EXPECT_TRUE(
+      has(error_of<InvalidArgument>([&] { require_attention_kernels(cpu, CudaAttention::kWgmma); }),
+          {"expected a GPU for wgmma", "got cpu"}));
+  require_attention_kernels(cpu, CudaAttention::kMma);
+}
+
+// That the choice is one: products of other shapes add in another order.
+TEST_F(AttentionKernelsTest, OnlyHeadsThatWgmmaTakesHaveOtherBits) {
+  for (const std::int64_t head_size : {34, 64, 98, 128})
+    EXPECT_NE(run(CudaAttention::kWgmma, head_size).grads,
+              run(CudaAttention::kMma, head_size).grads)
+        << head_size;
+  for (const std::int64_t head_size : {32, 65, 96})
+    EXPECT_EQ(run(CudaAttention::kWgmma, head_size).grads,
+              run(CudaAttention::kMma, head_size).grads)
+        << head_size;
+}
+
+}  // namespace
+}  // namespace tessera::ops
