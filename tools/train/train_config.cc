@@ -328,7 +328,7 @@ void TrainConfig::add_to(FlagSet& flags) {
 
 void TrainConfig::validate(const FlagSet& flags) const {
   static_cast<void>(memory_limit_nbytes());  // or throws
-  for (const char* name : {"log.jsonl", "log.trace_steps", "log.probe", "log.probe_steps",
+  for (const char* name : {"audit", "log.jsonl", "log.trace_steps", "log.probe", "log.probe_steps",
                            "log.probe_values", "log.tensorboard"}) {
     require(!plan || !flags.is_given(name),
             "[config] expected {} without plan only, got it with: no step is made, and log.trace "

@@ -133,10 +133,13 @@ TEST_F(PlanCli, AuditsProductsOfF32InParts) {
 // What a run would write, and which steps of it.
 TEST_F(PlanCli, RefusesWhatOnlyStepsThatAreMadeHave) {
   const std::string drawn = folder_ / "plan.trace.json";
-  const std::map<std::string, std::string> options = {
-      {"log.jsonl", folder_ / "log.jsonl"}, {"log.trace_steps", "1:2"},
-      {"log.probe", folder_ / "probe"},     {"log.probe_steps", "1:2"},
-      {"log.probe_values", "loss:0:0:x"},   {"log.tensorboard", folder_ / "board"}};
+  const std::map<std::string, std::string> options = {{"log.jsonl", folder_ / "log.jsonl"},
+                                                      {"log.trace_steps", "1:2"},
+                                                      {"log.probe", folder_ / "probe"},
+                                                      {"log.probe_steps", "1:2"},
+                                                      {"log.probe_values", "loss:0:0:x"},
+                                                      {"log.tensorboard", folder_ / "board"},
+                                                      {"audit", "true"}};
   for (const auto& [name, value] : options) {
     Flags flags = flags_;
     flags["log.trace"] = drawn;
