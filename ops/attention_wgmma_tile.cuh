@@ -58,9 +58,8 @@ __device__ void load_tile(BFloat16* tile, Rows<const BFloat16> src, int row, int
 #pragma unroll
       for (int e = 0; e < 8; e += 2) {
         BFloat16 x{}, next{};
-        if (inside) x = from[e];
+        if (inside && c + e < head_size) x = from[e];
         if (inside && c + e + 1 < head_size) next = from[e + 1];
-        if (c + e >= head_size) x = BFloat16{};
         store_operand(to + e, std::uint32_t{x.bits} | std::uint32_t{next.bits} << 16);
       }
     }

@@ -89,7 +89,14 @@ KernelTable read_ptxas(std::string_view text) {
   std::smatch match;
   static const std::regex kRelease("release ([0-9.]+)");
   static const std::regex kEntry("Compiling entry function '([^']+)' for '([^']+)'");
+  static const std::regex kSerialized("\\(C75[0-9][0-9]\\)");
   for (std::string line; std::getline(lines, line);) {
+    // A note, whatever the flags: products of warpgroups wait for each other.
+    require(
+        !std::regex_search(line, kSerialized),
+        "[kernel_report] expected products of warpgroups that run as they are written, got '{}' "
+        "({})",
+        line, source);
     if (line.starts_with("file ")) {
       source = line.substr(5);
     } else if (std::regex_search(line, match, kRelease)) {

@@ -49,6 +49,16 @@ TEST(KernelTable, HoldsWhatTheCompilerSaid) {
   EXPECT_EQ(table.kernels, expected);
 }
 
+TEST(KernelTable, RefusesProductsThatTheCompilerSerializes) {
+  const std::string error = error_of([] {
+    read_ptxas(std::string(kSaid) +
+               "ptxas info    : (C7519) Potential Performance Loss: wgmma.mma_async instructions "
+               "are serialized due to insufficient register resources\n");
+  });
+  EXPECT_NE(error.find("(C7519)"), std::string::npos) << error;
+  EXPECT_NE(error.find("ops/a.cu"), std::string::npos) << error;
+}
+
 TEST(KernelTable, IsItsPageReadBack) {
   const KernelTable table = read_ptxas(kSaid);
   const KernelTable again = read_kernel_page(kernel_page(table));
