@@ -74,7 +74,7 @@ struct GradcheckOptions {
 void check_gradients(const OpCase& op, const GradcheckOptions& options = {});
 
 /// The bf16 op equals the f32 op on the same bf16 values within `tolerance` of the range of each
-/// tensor; gradients of parameters both as bf16 and as f32. One rounding is 2^-9. Throws Error if
+/// tensor; gradients of parameters both as bf16 and as f32. One rounding is 2^-8. Throws Error if
 /// it does not.
 void check_bf16(const OpCase& op, double tolerance = 0x1p-8);
 

@@ -33,7 +33,7 @@ struct AttentionShape {
 ///   qkv (B, T, (H + 2 KV) * D), f32 or bf16: a token's q heads, then its k heads, then its v heads
 ///   (GPT-2's c_attn) -> y (B, T, H * D) like qkv. Arithmetic is f32; bf16 enters the
 ///   matrix products as it is on CUDA and on a CPU that multiplies bf16, and probabilities and the
-///   gradients of scores are rounded to it for them, each by at most 2^-9 of itself.
+///   gradients of scores are rounded to it for them, each by at most 2^-8 of itself.
 ///   Saves qkv, y and the log-sum-exp of the scores (B, H, T) f32; backward recomputes the
 ///   probabilities tile by tile. Workspace grows as T * D; on CUDA backward in bf16 takes as much
 ///   in f32 as q has elements, D rounded up to 32, 64, 96 or 128, if T is more than a block's keys.

@@ -53,7 +53,8 @@ PairAttention::PairAttention(const Memory& memory, const AttentionLayout& layout
       depth_((layout.head_size + 1) / 2),
       width_(padded(layout.head_size, engine::kPairCols)),
       keys_(padded(layout.tokens, kLanes)) {
-  static_assert(kRows % 2 == 0);  // an odd number of rows leaves room for one of zeros
+  static_assert(kRows % 2 == 0);   // an odd number of rows leaves room for one of zeros
+  static_assert(kRows <= kLanes);  // see ScoreTile::visible()
   const std::int64_t rows = std::min(kRows, padded(s_.tokens, 2)), keys = std::min(kKeys, keys_);
   k_cols_ = scratch(memory, depth_, keys_);
   rows_of_keys_ = scratch(memory, keys_ / 2, width_);

@@ -17,7 +17,7 @@ namespace tessera::ops {
 struct ScoreTile {
   std::int64_t row, rows, key, keys, ld;
 
-  /// Keys that query row + r may see here.
+  /// Keys that query row + r may see here; 0 or less if there are none, but more than -kLanes.
   std::int64_t visible(bool causal, std::int64_t r) const {
     return causal ? std::min(row + r + 1 - key, keys) : keys;
   }

@@ -53,8 +53,8 @@ __device__ void store(T* dst, int count, const float (&x)[kPerThread], bool accu
     if (k < count) store_f32(dst[k], accumulate ? to_f32(dst[k]) + x[k] : x[k]);
 }
 
-// exp(x - max). Of bf16 logits, which are rounded by 2^-9 of themselves, to a few units of f32's
-// last place: expf itself would take twice the time that the logits take to move.
+// exp(x - max). Of bf16 logits, which are rounded by up to 2^-8 of themselves, to a few units of
+// f32's last place: expf itself would take twice the time that the logits take to move.
 template <class T>
 __device__ float exp_of(float x, float max) {
   if constexpr (std::is_same_v<T, float>) {

@@ -35,10 +35,10 @@ struct LinearCrossEntropyOptions {
 ///   is bf16. Saves w, targets, two f32 per row and, within `max_saved_numel`, (.., V) f32 on the
 ///   CPU and of the dtype of x on a GPU; and x, unless w is frozen and these logits are saved.
 ///   A bf16 w is widened once a pass on the CPU.
-///   On a GPU a bf16 x rounds twice. A logit is off by at most 2^-9 of itself: so with L the
-///   largest absolute value of a row's logits the row's loss is off by at most 2^-8 L, without a
-///   bias that rows would share, and softmax by a factor of at most exp(2^-8 L). And softmax -
-///   onehot is off by 2^-9 of itself, before it is multiplied with w and x. x and w should be of
+///   On a GPU a bf16 x rounds twice. A logit is off by at most 2^-8 of itself: so with L the
+///   largest absolute value of a row's logits the row's loss is off by at most 2^-7 L, without a
+///   bias that rows would share, and softmax by a factor of at most exp(2^-7 L). And softmax -
+///   onehot is off by 2^-8 of itself, before it is multiplied with w and x. x and w should be of
 ///   one dtype there. If they are bf16 and V is no multiple of 8, both passes take workspace for w,
 ///   and backward for an f32 dw. Throws InvalidArgument if shapes or dtypes do not fit.
 engine::Tensor linear_cross_entropy(engine::Tape& tape, const engine::Tensor& x,

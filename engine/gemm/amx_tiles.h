@@ -25,8 +25,8 @@ class AmxTiles {
     const Config config;
     asm volatile("ldtilecfg %0" : : "m"(config));
   }
-  /// What was there before is there again: a library may count on it. That is mostly nothing, and
-  /// then there is nothing to keep when threads change.
+  /// The shape that tiles had before they have again, with zeros in them: a library may count on
+  /// it. Mostly there was none, and then there is nothing to keep when threads change.
   ~AmxTiles() { asm volatile("ldtilecfg %0" : : "m"(before_)); }
   AmxTiles(const AmxTiles&) = delete;
   AmxTiles& operator=(const AmxTiles&) = delete;

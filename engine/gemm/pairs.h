@@ -48,7 +48,8 @@ void pair_rows(Pair* dst, std::int64_t dst_ld, const BFloat16* src, std::int64_t
 /// Pairs (r, i) of the same: columns 2 i and 2 i + 1, at dst[r * dst_ld + i]; zeros up to dst_ld.
 void pair_cols(Pair* dst, std::int64_t dst_ld, const BFloat16* src, std::int64_t rows,
                std::int64_t width, std::int64_t ld);
-/// The transpose of that, at dst[i * dst_ld + r]; zeros up to dst_ld, for i < ceil(width / 2).
+/// The transpose of that, at dst[i * dst_ld + r], for i < ceil(width / 2); zeros up to dst_ld, a
+/// multiple of 16.
 void pair_cols_transposed(Pair* dst, std::int64_t dst_ld, const BFloat16* src, std::int64_t rows,
                           std::int64_t width, std::int64_t ld);
 

@@ -23,7 +23,8 @@
 
 namespace tessera::engine {
 
-/// C (m, n) = A (m, k) B (k, n), or C += ; f32, row-major; A and B may be stored transposed.
+/// C (m, n) = A (m, k) B (k, n), or C += ; f32, row-major; A and B may be stored transposed. No
+/// side is 0.
 struct SplitProduct {
   const float *a, *b;
   float* c;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/gemm/direct.h"
+#include "engine/isa.h"
 #include "engine/philox.h"
 #include "tests/testing/errors.h"
 
@@ -77,6 +78,18 @@ struct Mix {
   Memory memory{{.poison = true}};
   Products products{Stream::inline_cpu("compute")};
 
+  // With as much scratch as it asks for, and not a byte more written.
+  template <class A, class B, class C>
+  void run(const Product<A, B, C>& product) {
+    constexpr std::int64_t kGuard = 256;
+    const std::int64_t nbytes = product.scratch_nbytes(products);
+    const Tensor scratch = gemm_scratch(memory, nbytes + kGuard);
+    std::byte* const guard = scratch.raw() + nbytes;
+    std::fill_n(guard, kGuard, std::byte{0x7b});
+    product.run(products, scratch);
+    EXPECT_EQ(std::count(guard, guard + kGuard, std::byte{0x7b}), kGuard);
+  }
+
   template <class A, class B, class C>
   void check(std::int64_t m, std::int64_t n, std::int64_t k) {
     for (const bool ta : {false, true})
@@ -89,8 +102,7 @@ struct Mix {
             const Storage<B> b(k, n, tb, 2, 2, 1);
             Storage<C> c(m, n, tc, 3, 3, 5);
             const std::vector<double> want = naive(a.view, b.view, c.view, accumulate);
-            gemm(products, memory, MatrixView<const A>(a.view), MatrixView<const B>(b.view), c.view,
-                 accumulate);
+            run(Product<A, B, C>{a.view, b.view, c.view, accumulate});
             const std::vector<float> got = values(c.view);
             const double rounding = std::is_same_v<C, float> ? 0 : 0x1p-8;
             for (std::size_t i = 0; i < want.size(); ++i)
@@ -237,8 +249,7 @@ TEST(Gemm, ABiasIsAddedToEachRow) {
       std::vector<double> want = naive(a.view, b.view, c.view, false);
       for (std::size_t i = 0; i < want.size(); ++i)
         want[i] += at(bias.view, 0, static_cast<std::int64_t>(i) % n);
-      gemm(mix.products, mix.memory, MatrixView<const T>(a.view), MatrixView<const T>(b.view),
-           c.view, false, bias.view.data);
+      mix.run(Product<T, T, C>{a.view, b.view, c.view, false, bias.view.data});
       const std::vector<float> got = values(c.view);
       const double rounding = std::is_same_v<C, float> ? 0 : 0x1p-8;
       for (std::size_t i = 0; i < want.size(); ++i)
@@ -249,6 +260,7 @@ TEST(Gemm, ABiasIsAddedToEachRow) {
     }
   };
   check(float{}, float{});
+  check(float{}, BFloat16{});
   check(BFloat16{}, float{});
   check(BFloat16{}, BFloat16{});
 }
@@ -334,6 +346,12 @@ TEST(Gemm, WhatIsSplitHasScratch) {
   EXPECT_EQ(values(c.view) != split, splits_f32());
   if (!splits_f32()) return;
   EXPECT_THROW(gemm(products, nullptr, x, y, c.view, false), InvalidArgument);
+  const Storage<float> small(66, 66, false, 2), d(70, 66, false, 3);
+  const MatrixView<const float> z{a.view.data, 70, 66, a.view.ld};
+  EXPECT_EQ(
+      gemm_scratch_nbytes(products, z, MatrixView<const float>(small.view), d.view, false) > 0,
+      isa() < Isa::kV4)
+      << "with AVX-512 B is multiplied where it lies";
 }
 
 TEST(Gemm, RefusesShapesThatDoNotFit) {

@@ -181,6 +181,24 @@ TEST_P(SplitTest, EachPartProductCounts) {
   }
 }
 
+// One column: nothing but the three products that are left out, and a rounding of each sum.
+TEST_P(SplitTest, WhatIsLeftOutIsLessThanFourRoundings) {
+  Matrix a(256, 1), b(1, 256), c(256, 256);
+  // Second parts of any size, and third ones as large as they can be if the second is rounded, and
+  // if it were not.
+  const auto number = [](std::uint64_t i) {
+    const auto index = static_cast<std::uint32_t>(i);
+    return std::bit_cast<float>(0x3f800000u | index << 8 | (index % 2 == 0 ? 0x80u : 0xffu));
+  };
+  a.fill(number), b.fill(number);
+  multiply(a, b, c);
+  for (std::int64_t i = 0; i < c.rows; ++i)
+    for (std::int64_t j = 0; j < c.cols; ++j) {
+      const double want = static_cast<double>(a(i, 0)) * static_cast<double>(b(0, j));
+      ASSERT_LE(std::abs(c(i, j) - want), want * (0x1.12p-22 + 1.1 * 0x1p-24)) << i << " " << j;
+    }
+}
+
 // Magnitudes far apart, and terms that cancel all but their last bits.
 TEST_P(SplitTest, IsWithinItsBoundWhereTermsCancelAndDiffer) {
   const RandomStream random{5, 1};

@@ -2,7 +2,9 @@
 // causality, bits, memory.
 #include "ops/attention.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <tuple>
 
 #include "tests/testing/gradcheck.h"
@@ -133,9 +135,11 @@ TEST(AttentionTest, BFloat16MatchesF32) {
 
 // y and its gradient are rounded to bf16, and so are probabilities and the gradients of scores,
 // where products read bf16.
-void expect_naive_bf16(const Case& c) {
+void expect_naive_bf16(const Case& c, float input_scale = 1) {
   SCOPED_TRACE(c.str());
-  const OpRun run = run_op(attention_case(c), {.dtype = DType::kBF16});
+  OpCase op = attention_case(c);
+  op.scale = input_scale;
+  const OpRun run = run_op(op, {.dtype = DType::kBF16});
   const Naive want = naive_attention(c, run.leaves[0], run.dy);
   expect_close(run.y, want.y, 0x1p-8, "y");
   expect_close(run.grads[0], want.dqkv, 0x1p-7, "dqkv");
@@ -158,47 +162,62 @@ TEST(AttentionTest, BFloat16EqualsTheReferenceForGroupsAndWithoutTheMask) {
   for (const std::int64_t tokens : {1, 31, 70, 257}) expect_naive_bf16({2, tokens, 2, 1, 8, false});
 }
 
+TEST(AttentionTest, BFloat16EqualsTheReferenceForLargeScores) {
+  expect_naive_bf16({1, 600, 1, 1, 13, true, 1.5f}, 3);
+}
+
 TEST(AttentionTest, GradientIsAddedToWhatIsThere) {
   const Memory memory;
   const Shape shape = {1, 40, 32};
-  const Tensor x = to_tensor(memory, shape, random_values(shape.numel(), 1), DType::kF32);
-  const Tensor ones = to_tensor(memory, shape, std::vector<float>(40 * 32, 1), DType::kF32);
-  const auto grad = [&](bool with_ones) {
-    Tape tape(memory, Stream::inline_cpu("compute"));
-    tape.watch(x);
-    const Tensor y = attention(tape, x, {.num_heads = 2, .num_kv_heads = 1});
-    const Tensor dy = to_tensor(memory, y.shape(), random_values(y.numel(), 2), DType::kF32);
-    const Tensor loss = tape.empty({}, DType::kF32, "loss");
-    tape.record("loss", loss, [&, y, dy](const Tensor&) {
-      if (with_ones) tape.pass_grad(x, ones);
-      tape.pass_grad(y, dy);
-    });
-    tape.backward(loss);
-    return to_values(tape.grad(x));
-  };
-  const Values alone = grad(false), added = grad(true);
-  for (std::size_t i = 0; i < alone.size(); ++i)
-    ASSERT_EQ(static_cast<float>(added[i]), 1.0f + static_cast<float>(alone[i])) << i;
-  EXPECT_EQ(to_values(ones), Values(40 * 32, 1)) << "a gradient that was handed over is not ours";
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Tensor x = to_tensor(memory, shape, random_values(shape.numel(), 1), dtype);
+    const Tensor ones = to_tensor(memory, shape, std::vector<float>(40 * 32, 1), dtype);
+    const auto grad = [&](bool with_ones) {
+      Tape tape(memory, Stream::inline_cpu("compute"));
+      tape.watch(x);
+      const Tensor y = attention(tape, x, {.num_heads = 2, .num_kv_heads = 1});
+      const Tensor dy = to_tensor(memory, y.shape(), random_values(y.numel(), 2), dtype);
+      const Tensor loss = tape.empty({}, DType::kF32, "loss");
+      tape.record("loss", loss, [&, y, dy](const Tensor&) {
+        if (with_ones) tape.pass_grad(x, ones);
+        tape.pass_grad(y, dy);
+      });
+      tape.backward(loss);
+      return to_values(tape.grad(x));
+    };
+    const Values alone = grad(false), added = grad(true);
+    for (std::size_t i = 0; i < alone.size(); ++i) {
+      const double want = 1 + alone[i];
+      if (dtype == DType::kF32) {
+        ASSERT_EQ(added[i], static_cast<float>(want)) << i;
+      } else {
+        // Both are rounded, each once.
+        ASSERT_NEAR(added[i], want, (std::abs(want) + std::abs(alone[i])) * 0x1.01p-8) << i;
+      }
+    }
+    EXPECT_EQ(to_values(ones), Values(40 * 32, 1)) << "a gradient that was handed over is not ours";
+  }
 }
 
 TEST(AttentionTest, LaterTokensDoNotChangeEarlierOnes) {
   const Memory memory;
   Tape tape(memory, Stream::inline_cpu("compute"));
   constexpr std::int64_t kTokens = 300, kWidth = 4 * 8;
-  std::vector<float> values = random_values(kTokens * kWidth, 1);
-  const auto run = [&] {
-    return to_values(attention(tape, to_tensor(memory, {1, kTokens, kWidth}, values, DType::kF32),
-                               {.num_heads = 2, .num_kv_heads = 1}));
-  };
-  const Values before = run();
-  for (const std::int64_t changed : {299, 288, 287, 256, 255, 40, 31, 1}) {
-    const std::vector<float> others = random_values(kTokens * kWidth, 2, 30);
-    std::copy(others.begin() + changed * kWidth, others.end(), values.begin() + changed * kWidth);
-    const Values after = run();
-    const auto end = static_cast<std::ptrdiff_t>(changed * 2 * 8);
-    EXPECT_TRUE(std::equal(before.begin(), before.begin() + end, after.begin())) << changed;
-    EXPECT_NE(before[static_cast<std::size_t>(end)], after[static_cast<std::size_t>(end)]);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    std::vector<float> values = random_values(kTokens * kWidth, 1);
+    const auto run = [&] {
+      return to_values(attention(tape, to_tensor(memory, {1, kTokens, kWidth}, values, dtype),
+                                 {.num_heads = 2, .num_kv_heads = 1}));
+    };
+    const Values before = run();
+    for (const std::int64_t changed : {299, 288, 287, 256, 255, 40, 31, 1}) {
+      const std::vector<float> others = random_values(kTokens * kWidth, 2, 30);
+      std::copy(others.begin() + changed * kWidth, others.end(), values.begin() + changed * kWidth);
+      const Values after = run();
+      const auto end = static_cast<std::ptrdiff_t>(changed * 2 * 8);
+      EXPECT_TRUE(std::equal(before.begin(), before.begin() + end, after.begin())) << changed;
+      EXPECT_NE(before[static_cast<std::size_t>(end)], after[static_cast<std::size_t>(end)]);
+    }
   }
 }
 
@@ -209,17 +228,19 @@ TEST(AttentionTest, TheLastTokenChangesNoOtherOneForAnyLength) {
   // Around a tile of keys.
   std::vector<std::int64_t> lengths = {256, 257, 258, 287, 288, 289, 290, 337};
   for (std::int64_t tokens = 2; tokens <= 67; ++tokens) lengths.push_back(tokens);
-  for (const std::int64_t tokens : lengths) {
-    std::vector<float> values = random_values(tokens * kWidth, 1);
-    const auto run = [&] {
-      const Tensor qkv = to_tensor(memory, {1, tokens, kWidth}, values, DType::kF32);
-      return to_values(attention(tape, qkv, {.num_heads = 1}));
-    };
-    const Values before = run();
-    for (auto v = values.end() - kWidth; v != values.end(); ++v) *v += 30;
-    const Values after = run();
-    EXPECT_TRUE(std::equal(before.begin(), before.end() - 2, after.begin())) << tokens;
-    EXPECT_NE(before.back(), after.back()) << tokens;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const std::int64_t tokens : lengths) {
+      std::vector<float> values = random_values(tokens * kWidth, 1);
+      const auto run = [&] {
+        const Tensor qkv = to_tensor(memory, {1, tokens, kWidth}, values, dtype);
+        return to_values(attention(tape, qkv, {.num_heads = 1}));
+      };
+      const Values before = run();
+      for (auto v = values.end() - kWidth; v != values.end(); ++v) *v += 30;
+      const Values after = run();
+      EXPECT_TRUE(std::equal(before.begin(), before.end() - 2, after.begin())) << tokens;
+      EXPECT_NE(before.back(), after.back()) << tokens;
+    }
   }
 }
 
@@ -234,10 +255,10 @@ TEST(AttentionTest, SameBitsTwice) {
 
 TEST(AttentionTest, MemoryGrowsWithTokensNotTheirSquare) {
   constexpr std::int64_t kSize = 16, kHeads = 2;
-  const auto workspace_nbytes = [&](std::int64_t tokens) {
+  const auto workspace_nbytes = [&](std::int64_t tokens, DType dtype) {
     const Memory memory;
     Tape tape(memory, Stream::inline_cpu("compute"));
-    const Tensor x = Tensor::zeros(memory, {1, tokens, 3 * kHeads * kSize}, DType::kF32);
+    const Tensor x = Tensor::zeros(memory, {1, tokens, 3 * kHeads * kSize}, dtype);
     tape.watch(x);
     const Tensor y = attention(tape, x, {.num_heads = kHeads});
     // Saved: qkv, y and one number a query.
@@ -249,9 +270,57 @@ TEST(AttentionTest, MemoryGrowsWithTokensNotTheirSquare) {
     tape.backward(loss);
     return memory.stats().peak_nbytes[static_cast<std::size_t>(engine::Category::kWorkspace)];
   };
-  const std::int64_t half = workspace_nbytes(1024), whole = workspace_nbytes(2048);
-  EXPECT_LE(whole, 2 * half);
-  EXPECT_LT(whole, 2048 * 2048 * 4 / 8);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const std::int64_t half = workspace_nbytes(1024, dtype), whole = workspace_nbytes(2048, dtype);
+    EXPECT_GT(whole, half);
+    EXPECT_LE(whole, 2 * half);
+    EXPECT_LT(whole, 2048 * 2048 * 4 / 8);
+  }
+}
+
+// What is not finite must not end as a number: training looks at the norm of gradients.
+TEST(AttentionTest, WhatIsNotFiniteStaysSo) {
+  const Memory memory;
+  constexpr std::int64_t kTokens = 60, kSize = 3, kChanged = 40;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      for (const std::int64_t part : {0, 1, 2}) {  // q, k, v
+        std::vector<float> values = random_values(kTokens * 3 * kSize, 1);
+        values[static_cast<std::size_t>((kChanged * 3 + part) * kSize + 1)] = bad;
+        Tape tape(memory, Stream::inline_cpu("compute"));
+        const Tensor qkv = to_tensor(memory, {1, kTokens, 3 * kSize}, values, dtype);
+        tape.watch(qkv);
+        const Tensor y = attention(tape, qkv, {.num_heads = 1});
+        const Tensor loss = tape.empty({}, DType::kF32, "loss");
+        const Tensor dy = to_tensor(memory, y.shape(), random_values(y.numel(), 2), dtype);
+        tape.record("loss", loss, [&tape, y, dy](const Tensor&) { tape.pass_grad(y, dy); });
+        tape.backward(loss);
+        const auto count_bad = [](const Values& v, std::int64_t begin) {
+          return std::count_if(v.begin() + begin, v.end(),
+                               [](double x) { return !std::isfinite(x); });
+        };
+        EXPECT_GT(count_bad(to_values(y), kChanged * kSize), 0) << name_of(dtype) << part << bad;
+        EXPECT_GT(count_bad(to_values(tape.grad(qkv)), 0), 0) << name_of(dtype) << part << bad;
+      }
+    }
+  }
+}
+
+TEST(AttentionTest, NothingOfNothingIsNothing) {
+  const Memory memory;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const Shape& shape : {Shape{0, 5, 12}, Shape{2, 0, 12}}) {
+      Tape tape(memory, Stream::inline_cpu("compute"));
+      const Tensor qkv = Tensor::zeros(memory, shape, dtype);
+      tape.watch(qkv);
+      const Tensor y = attention(tape, qkv, {.num_heads = 2});
+      EXPECT_EQ(y.numel(), 0);
+      const Tensor loss = tape.empty({}, DType::kF32, "loss");
+      tape.record("loss", loss, [&tape, y](const Tensor&) { tape.pass_grad(y, y); });
+      tape.backward(loss);
+    }
+  }
 }
 
 struct Recorder : engine::LaunchListener {

@@ -13,7 +13,7 @@ using namespace tessera::testing;  // NOLINT: the harness
 
 // Bounds as parts of the largest element. bf16 is compared with the CPU op in f32 on the same bf16
 // values: the probabilities and their gradients are rounded to bf16 before they enter a product,
-// 2^-9 of each, and so is the result.
+// 2^-8 of each, and so is the result.
 constexpr double kF32Bound = 1e-5, kBF16Bound = 0x1p-7;
 
 struct Case {
