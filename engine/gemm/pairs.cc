@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <utility>
 
+#include "engine/gemm/transpose.h"
 #include "engine/isa.h"
 
 namespace tessera::engine {
@@ -101,43 +101,22 @@ void round_to_rows(Pair*, const float*, const float*, std::int64_t) {}
 
 namespace {
 
-constexpr int kSide = 16;
-using Words = std::uint32_t [[gnu::vector_size(64)]];
-
-// 16 x 16 words: in turn for each bit of an index, those whose row and column differ in it change
-// places.
-template <int kBit, int... kLane>
-[[gnu::always_inline]] inline void exchange(Words (&rows)[kSide],
-                                            std::integer_sequence<int, kLane...>) {
-  for (int i = 0; i < kSide; ++i) {
-    if ((i & kBit) != 0) continue;
-    const Words x = rows[i], y = rows[i + kBit];
-    rows[i] = __builtin_shufflevector(x, y, ((kLane & kBit) != 0 ? kLane - kBit + 16 : kLane)...);
-    rows[i + kBit] =
-        __builtin_shufflevector(x, y, ((kLane & kBit) != 0 ? kLane + 16 : kLane + kBit)...);
-  }
-}
-
-[[gnu::always_inline]] inline void transpose(Words (&rows)[kSide]) {
-  constexpr std::make_integer_sequence<int, kSide> kAll;
-  exchange<8>(rows, kAll);
-  exchange<4>(rows, kAll);
-  exchange<2>(rows, kAll);
-  exchange<1>(rows, kAll);
-}
+constexpr std::int64_t kSide = kTransposeSide;
+using Words [[gnu::vector_size(64)]] = std::uint32_t;
 
 }  // namespace
 
 void pair_rows(Pair* dst, std::int64_t dst_ld, const BFloat16* src, std::int64_t rows,
                std::int64_t width, std::int64_t ld) {
   with_isa([&] {
-    for (std::int64_t r = 0; r < rows; r += 2, dst += dst_ld, src += 2 * ld) {
-      const BFloat16* const high = src + ld;
+    for (std::int64_t r = 0; r < rows; r += 2, dst += dst_ld) {
+      const BFloat16* const low = src + r * ld;
       if (r + 1 < rows) {
+        const BFloat16* const high = low + ld;
         for (std::int64_t j = 0; j < width; ++j)
-          dst[j] = static_cast<Pair>(src[j].bits) | static_cast<Pair>(high[j].bits) << 16;
+          dst[j] = static_cast<Pair>(low[j].bits) | static_cast<Pair>(high[j].bits) << 16;
       } else {
-        for (std::int64_t j = 0; j < width; ++j) dst[j] = src[j].bits;
+        for (std::int64_t j = 0; j < width; ++j) dst[j] = low[j].bits;
       }
       std::fill(dst + width, dst + dst_ld, Pair{0});
     }

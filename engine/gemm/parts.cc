@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <utility>
 
+#include "engine/gemm/transpose.h"
 #include "engine/isa.h"
 
 namespace tessera::engine {
@@ -17,25 +17,6 @@ using Floats [[gnu::vector_size(64)]] = float;
 constexpr std::int64_t kSide = kPackSide, kLanes = 16;
 
 using Block = std::array<std::array<float, kSide>, kSide>;
-
-// 16 x 16 elements: in step s those whose row and column differ in bit s change places.
-[[gnu::always_inline]] inline void transpose(Floats (&rows)[kLanes]) {
-  const auto step = [&]<int... kLane>(std::integer_sequence<int, kLane...>, auto bit) {
-    constexpr int kBit = decltype(bit)::value;
-    for (int i = 0; i < kLanes; ++i) {
-      if ((i & kBit) != 0) continue;
-      const Floats x = rows[i], y = rows[i + kBit];
-      rows[i] = __builtin_shufflevector(x, y, ((kLane & kBit) != 0 ? kLane - kBit + 16 : kLane)...);
-      rows[i + kBit] =
-          __builtin_shufflevector(x, y, ((kLane & kBit) != 0 ? kLane + 16 : kLane + kBit)...);
-    }
-  };
-  constexpr std::make_integer_sequence<int, kLanes> kAll;
-  step(kAll, std::integral_constant<int, 8>());
-  step(kAll, std::integral_constant<int, 4>());
-  step(kAll, std::integral_constant<int, 2>());
-  step(kAll, std::integral_constant<int, 1>());
-}
 
 // 32 x 32 elements that are stored transposed.
 [[gnu::always_inline]] inline void copy_transposed(const StoredMatrix& src, Block& block) {
