@@ -104,7 +104,7 @@ TEST_P(CudaAttentionTest, EqualsTheCpuWithoutTheCausalMask) {
   expect_as_cpu({2, 70, 1, 1, 128, false});
   expect_as_cpu({1, 290, 2, 1, 40, false});
   expect_as_cpu({1, 321, 1, 1, 61, false});
-  expect_as_cpu({1, 128, 1, 1, 61, false});  // whose tensors end where their memory does
+  expect_as_cpu({1, 128, 1, 1, 61, false});
   expect_as_cpu({1, 257, 1, 1, 128, false});
 }
 
