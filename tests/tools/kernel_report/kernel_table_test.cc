@@ -50,7 +50,7 @@ TEST(KernelTable, HoldsWhatTheCompilerSaid) {
 }
 
 TEST(KernelTable, RefusesProductsThatTheCompilerSerializes) {
-  const std::string error = error_of([] {
+  const std::string error = error_of<engine::InvalidArgument>([] {
     read_ptxas(std::string(kSaid) +
                "ptxas info    : (C7519) Potential Performance Loss: wgmma.mma_async instructions "
                "are serialized due to insufficient register resources\n");
