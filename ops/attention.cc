@@ -52,10 +52,13 @@ struct TileShape {
 // Of tiles whose products read P. Kernels of f32 take 6 rows and 16 or 48 columns at a time; those
 // without AVX-512 copy the keys for each product, so they get more rows. On matrices of bf16 a
 // product of fewer than 128 rows takes as long to start as to run.
+// There is room for as many rows in f32 on every CPU, so that plans are the same.
+constexpr std::int64_t kMostRows = 48;
+
 template <class P>
 TileShape tile_shape() {
   if constexpr (std::is_same_v<P, float>) {
-    return {engine::isa() >= engine::Isa::kV4 ? 24 : 48, 288};
+    return {engine::isa() >= engine::Isa::kV4 ? 24 : kMostRows, 288};
   } else {
     return {engine::isa() >= engine::Isa::kV4Amx ? 128 : 64, 256};
   }
@@ -235,8 +238,9 @@ struct Copies {
     const Memory& memory = tape.memory();
     const DType operand = operand_dtype(dtype);
     tile = operand == DType::kBF16 ? tile_shape<BFloat16>() : tile_shape<float>();
+    most_rows = std::max(tile.rows, kMostRows);
     if (operand == DType::kBF16) {
-      rounded = scratch(memory, tile.rows, tile.keys, operand);
+      rounded = scratch(memory, most_rows, tile.keys, operand);
       product = gemm_scratch(
           memory, product_scratch_nbytes(tape.stream().state<Products>(), s, is_backward));
     }
@@ -247,9 +251,10 @@ struct Copies {
     if (dtype == DType::kF32) return;
     k = scratch(memory, s.tokens, s.head_size, operand);
     v = scratch(memory, s.tokens, s.head_size, operand);
-    q = scratch(memory, tile.rows, s.head_size, operand);
+    q = scratch(memory, most_rows, s.head_size, operand);
   }
   TileShape tile;
+  std::int64_t most_rows;
   Tensor k, v;      // (T, D) of one kv head
   Tensor k_t, v_t;  // (D, T), if products read f32
   Tensor q;         // (rows, D) of one head
@@ -260,10 +265,10 @@ struct Copies {
 struct ForwardScratch : Copies {
   ForwardScratch(const Tape& tape, const Layout& s, DType dtype)
       : Copies(tape, s, dtype, /*is_backward=*/false),
-        out(scratch(tape.memory(), tile.rows, s.head_size)),
-        scores(scratch(tape.memory(), tile.rows, tile.keys)),
-        max(scratch(tape.memory(), 1, tile.rows)),
-        sum(scratch(tape.memory(), 1, tile.rows)) {}
+        out(scratch(tape.memory(), most_rows, s.head_size)),
+        scores(scratch(tape.memory(), most_rows, tile.keys)),
+        max(scratch(tape.memory(), 1, most_rows)),
+        sum(scratch(tape.memory(), 1, most_rows)) {}
   Tensor out;       // (rows, D) of one head
   Tensor scores;    // (rows, keys)
   Tensor max, sum;  // (rows) of the keys so far
@@ -322,13 +327,13 @@ struct BackwardScratch : Copies {
       : Copies(tape, s, dtype, /*is_backward=*/true),
         dk(scratch(tape.memory(), s.tokens, s.head_size)),
         dv(scratch(tape.memory(), s.tokens, s.head_size)),
-        dq(scratch(tape.memory(), tile.rows, s.head_size)),
-        delta(scratch(tape.memory(), 1, tile.rows)),
-        p(scratch(tape.memory(), tile.rows, tile.keys)),
-        ds(scratch(tape.memory(), tile.rows, tile.keys)) {
+        dq(scratch(tape.memory(), most_rows, s.head_size)),
+        delta(scratch(tape.memory(), 1, most_rows)),
+        p(scratch(tape.memory(), most_rows, tile.keys)),
+        ds(scratch(tape.memory(), most_rows, tile.keys)) {
     const Memory& memory = tape.memory();
-    if (rounded.defined()) rounded_ds = scratch(memory, tile.rows, tile.keys, rounded.dtype());
-    if (dtype != DType::kF32) dy = scratch(memory, tile.rows, s.head_size, operand_dtype(dtype));
+    if (rounded.defined()) rounded_ds = scratch(memory, most_rows, tile.keys, rounded.dtype());
+    if (dtype != DType::kF32) dy = scratch(memory, most_rows, s.head_size, operand_dtype(dtype));
   }
   Tensor dk, dv;      // (T, D) of one kv head
   Tensor dq;          // (rows, D) of one head

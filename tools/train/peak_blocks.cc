@@ -14,15 +14,23 @@ namespace tessera::tools {
 using engine::Category;
 using engine::with_commas;
 
+// So that memory is given back without asking for more: nobody could be told that there is none.
+void PeakBlocks::make_room(std::size_t num_blocks) {
+  const std::size_t needed = changes_.size() + 2 * num_blocks;
+  if (needed > changes_.capacity()) changes_.reserve(2 * needed);
+}
+
 void PeakBlocks::begin() {
   at_begin_.clear();
   for (const auto& [data, block] : in_use_) at_begin_.push_back(block);
   changes_.clear();
+  make_room(in_use_.size());
   for (Use& use : uses_) use = {.nbytes = use.nbytes, .most_nbytes = use.nbytes};
 }
 
 void PeakBlocks::on_allocate(const std::byte* data, std::int64_t nbytes, Category category,
                              std::string_view name) {
+  make_room(in_use_.size() + 1);
   in_use_[data] = blocks_.size();
   changes_.push_back(blocks_.size());
   blocks_.push_back(

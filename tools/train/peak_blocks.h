@@ -34,6 +34,8 @@ class PeakBlocks final : public engine::MemoryListener {
   void on_free(const std::byte* data) override;
 
  private:
+  void make_room(std::size_t num_blocks);
+
   struct Block {
     std::string name, size;
     std::int64_t nbytes;
