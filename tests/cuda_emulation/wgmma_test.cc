@@ -151,12 +151,13 @@ __global__ void multiply_kernel(float (*result)[kN], const Matrices* m, const La
                                 const Layout* layout_b, bool a_in_registers, Fault fault) {
   auto* a_tile = reinterpret_cast<unsigned char*>(ops::first_atom());
   unsigned char* b_tile = a_tile + kOperandNbytes;
+  if (fault == Fault::kPlainStore) {
+    for (int i = threadIdx.x; i < kOperandNbytes; i += 128) b_tile[i] = 0;
+    __syncthreads();
+  }
   if (fault == Fault::kProxyFenceTooEarly) ops::fence_async_proxy();
   store(a_tile, *layout_a, m->a);
   store(b_tile, *layout_b, m->b);
-  if (fault == Fault::kPlainStore) {
-    for (int i = threadIdx.x; i < kOperandNbytes; i += 128) b_tile[i] = 0;
-  }
   if (fault != Fault::kNoProxyFence && fault != Fault::kProxyFenceTooEarly)
     ops::fence_async_proxy();
   if (fault != Fault::kNoBarrier) __syncthreads();
@@ -308,8 +309,8 @@ TEST(WgmmaTest, OperandsAreWrittenByWhatKnowsThem) {
 // Groups: the first of two is over, the second is not.
 __global__ void two_groups_kernel(float* first, float* second, int* was_poison) {
   BFloat16* tile = ops::first_atom();
-  for (unsigned i = threadIdx.x; i < 64 * 64; i += 128)
-    ops::store_operand(tile + i / 2 * 2, ops::pack_bf16(1, 1));
+  for (unsigned i = threadIdx.x; i < 64 * 64 / 2; i += 128)
+    ops::store_operand(tile + 2 * i, ops::pack_bf16(1, 1));
   ops::fence_async_proxy();
   __syncthreads();
   float x[8][4] = {}, y[8][4] = {};

@@ -46,11 +46,13 @@ class Block {
   RaceThreads& races() { return races_; }
   AsyncProxy& async_proxy() { return async_proxy_; }
   Warpgroups& warpgroups() { return warpgroups_; }
-  /// fn(), whose allocations are the emulation's and not the current thread's.
+  /// fn(), whose allocations are the emulation's and not the current thread's, and whose accesses
+  /// to the threads' memory are no races: AsyncProxy and Warpgroups tell what is out of order.
   template <class F>
   void as_host(F&& fn) {
-    races_.act_as_host();
+    races_.begin_unseen();
     fn();
+    races_.end_unseen();
     races_.act_as(current().race_thread);
   }
 

@@ -13,6 +13,10 @@ extern "C" {
 [[gnu::weak]] void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 [[gnu::weak]] void __tsan_acquire(void* address);
 [[gnu::weak]] void __tsan_release(void* address);
+[[gnu::weak]] void AnnotateIgnoreReadsBegin(const char* file, int line);
+[[gnu::weak]] void AnnotateIgnoreReadsEnd(const char* file, int line);
+[[gnu::weak]] void AnnotateIgnoreWritesBegin(const char* file, int line);
+[[gnu::weak]] void AnnotateIgnoreWritesEnd(const char* file, int line);
 [[gnu::weak]] void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom,
                                                   std::size_t nbytes);
 [[gnu::weak]] void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom,
@@ -128,6 +132,19 @@ void RaceThreads::join_host() {
   release(&order_);
   act_as_host();
   acquire(&order_);
+}
+
+void RaceThreads::begin_unseen() {
+  act_as_host();
+  if (!enabled()) return;
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+  AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+}
+
+void RaceThreads::end_unseen() {
+  if (!enabled()) return;
+  AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 }
 
 void RaceThreads::fork() {

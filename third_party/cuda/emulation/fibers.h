@@ -94,6 +94,10 @@ class RaceThreads {
   /// Whose accesses follow, allocations of the emulation above all.
   void act_as(unsigned thread);
   void act_as_host();
+  /// As act_as_host; the accesses in between race with none. Code that is not instrumented needs
+  /// it too: memcpy, memcmp and memset are seen wherever they are called.
+  void begin_unseen();
+  void end_unseen();
   /// As act_as_host, ordered after what the calling thread did.
   void join_host();
   /// The host's accesses come before those of all threads from now on.
