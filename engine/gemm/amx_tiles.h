@@ -49,7 +49,7 @@ class AmxTiles {
   }
 
  private:
-  struct alignas(64) Config {
+  struct Config {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_nbytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     std::uint8_t num_rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};

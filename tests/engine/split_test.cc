@@ -1,10 +1,12 @@
-// f32 products in parts of bf16: on tiles that any CPU can do without, and on those of this CPU if
-// it has AMX. The names of the tests say which ran: portable, amx.
+// f32 products in parts of bf16: on tiles that any CPU can do without, and by the instructions of
+// AMX, which a CPU that has none traps. The names of the tests say which ran: portable, and amx or
+// trapped.
 #include "engine/gemm/split.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -19,6 +21,7 @@
 #include "engine/gemm/amx_tiles.h"
 #include "engine/isa.h"
 #include "engine/philox.h"
+#include "tests/engine/amx_traps.h"
 
 namespace tessera::engine {
 namespace {
@@ -33,8 +36,9 @@ const std::vector<std::string>& tiles_here() {
       request_amx();
       return {"portable", "amx"};
     } catch (const InvalidArgument& error) {
-      std::cout << "portable tiles alone: " << error.what() << std::endl;
-      return {"portable"};
+      std::cout << "instructions on tiles are trapped: " << error.what() << std::endl;
+      trap_tile_instructions();
+      return {"portable", "trapped"};
     }
   }();
   return tiles;
@@ -105,7 +109,7 @@ class SplitTest : public ::testing::TestWithParam<std::string> {
     std::vector<std::byte> space(nbytes + 64 + kGuard, std::byte{0x7b});
     const auto address = reinterpret_cast<std::uintptr_t>(space.data());
     std::byte* const scratch = space.data() + (64 - address % 64) % 64;
-    GetParam() == "amx" ? product.run(scratch) : product.run_portably(scratch);
+    GetParam() == "portable" ? product.run_portably(scratch) : product.run(scratch);
     for (std::size_t i = 0; i < kGuard; ++i) ASSERT_EQ(scratch[nbytes + i], std::byte{0x7b});
   }
   static void multiply(const Matrix& a, const Matrix& b, const Matrix& c, bool accumulate = false) {
@@ -366,9 +370,9 @@ TEST_P(SplitTest, ThreadsGiveTheSameBitsAgain) {
   for (const std::vector<std::uint32_t>& result : got) EXPECT_EQ(result, want.bits());
 }
 
-// Says whether the CPU adds as its manual writes: the bound holds for it either way if it does not
-// fail above.
-TEST_P(SplitTest, SaysWhetherBitsAreThoseOfPortableTiles) {
+// What is trapped adds as Intel's manual writes. For a CPU the test says whether it does: the bound
+// holds for it either way if it does not fail above.
+TEST_P(SplitTest, BitsAreThoseOfPortableTilesIfTheCpuAddsAsItsManualWrites) {
   Matrix a(64, 160), b(160, 64), c(64, 64), portable(64, 64);
   a.fill_normal(1), b.fill_normal(2);
   multiply(a, b, c);
@@ -377,10 +381,34 @@ TEST_P(SplitTest, SaysWhetherBitsAreThoseOfPortableTiles) {
   product.run_portably(scratch.data());
   std::cout << GetParam() << ": bits are " << (c.bits() == portable.bits() ? "" : "not ")
             << "those of portable tiles" << std::endl;
+  if (GetParam() != "amx") {
+    EXPECT_EQ(c.bits(), portable.bits());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiles, SplitTest, ::testing::ValuesIn(tiles_here()),
                          [](const auto& test) { return test.param; });
+
+#if defined(__x86_64__)
+
+// A library's tiles around ours: their shape is there again, and nothing in them.
+TEST(AmxTilesTest, HaveTheShapeThatTheyHadBefore) {
+  std::array<float, 256> ones, stored;
+  ones.fill(1);
+  AmxTiles around;
+  around.load<3>(ones.data(), 64);
+  {
+    AmxTiles within;
+    within.zero<0>();
+  }
+  around.store<3>(stored.data(), 64);
+  EXPECT_EQ(stored, (std::array<float, 256>{}));
+  around.load<3>(ones.data(), 64);
+  around.store<3>(stored.data(), 64);
+  EXPECT_EQ(stored, ones);
+}
+
+#endif
 
 SplitProduct of_shape(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed = false) {
   SplitProduct product{};
