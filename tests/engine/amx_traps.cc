@@ -188,7 +188,9 @@ class Instruction {
   bool has_no_base() const { return modrm_ >> 6 == 0 && ((has_sib() ? sib_ : modrm_) & 7) == 5; }
   void read_displacement() {
     if (modrm_ >> 6 == 1) {
-      displacement_ = static_cast<std::int8_t>(*at_++);
+      std::int8_t displacement;
+      std::memcpy(&displacement, at_++, sizeof displacement);
+      displacement_ = std::int64_t{displacement};
     } else if (modrm_ >> 6 == 2 || has_no_base()) {
       std::int32_t displacement;
       std::memcpy(&displacement, at_, sizeof displacement);
