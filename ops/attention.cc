@@ -8,6 +8,7 @@
 #include "engine/elementwise.h"
 #include "engine/gemm/gemm.h"
 #include "engine/gemm/pairs.h"
+#include "engine/gemm/transpose.h"
 #include "ops/attention_cuda.h"
 #include "ops/attention_pairs.h"
 #include "ops/attention_scores.h"
@@ -158,11 +159,15 @@ MatrixView<const P> transposed_operand(const T* src, std::int64_t rows, std::int
                                        std::int64_t ld, const Tensor& space) {
   if constexpr (std::is_same_v<P, float>) {
     float* const dst = space.data<float>();
-    constexpr std::int64_t kStrip = 16;  // rows that are read side by side
-    for (std::int64_t begin = 0; begin < rows; begin += kStrip) {
-      const std::int64_t end = std::min(begin + kStrip, rows);
-      for (std::int64_t i = 0; i < width; ++i)
-        for (std::int64_t r = begin; r < end; ++r) dst[i * rows + r] = to_f32(src[r * ld + i]);
+    if constexpr (std::is_same_v<T, float>) {
+      engine::transpose(dst, rows, src, rows, width, ld);
+    } else {
+      constexpr std::int64_t kStrip = 16;  // rows that are read side by side
+      for (std::int64_t begin = 0; begin < rows; begin += kStrip) {
+        const std::int64_t end = std::min(begin + kStrip, rows);
+        for (std::int64_t i = 0; i < width; ++i)
+          for (std::int64_t r = begin; r < end; ++r) dst[i * rows + r] = to_f32(src[r * ld + i]);
+      }
     }
     return {dst, width, rows, rows};
   } else {
@@ -267,21 +272,21 @@ struct ForwardScratch : Copies {
       : Copies(tape, s, dtype, /*is_backward=*/false),
         out(scratch(tape.memory(), most_rows, s.head_size)),
         scores(scratch(tape.memory(), most_rows, tile.keys)),
-        max(scratch(tape.memory(), 1, most_rows)),
+        shift(scratch(tape.memory(), 1, most_rows)),
         sum(scratch(tape.memory(), 1, most_rows)) {}
-  Tensor out;       // (rows, D) of one head
-  Tensor scores;    // (rows, keys)
-  Tensor max, sum;  // (rows) of the keys so far
+  Tensor out;         // (rows, D) of one head
+  Tensor scores;      // (rows, keys)
+  Tensor shift, sum;  // (rows) of the keys so far
 };
 
-// Queries [row, row + rows) of one head: assigns rows of y, and leaves the log-sum-exp in w.max.
+// Queries [row, row + rows) of one head: assigns rows of y, and leaves the log-sum-exp in w.shift.
 template <class P, class T>
 void attend(Products& products, const Layout& s, std::int64_t row, const MatrixView<const P>& q,
             const MatrixView<const P>& k_t, const MatrixView<const P>& v, T* y,
             const ForwardScratch& w) {
   float* scores = w.scores.data<float>();
   float* out = w.out.data<float>();
-  float* max = w.max.data<float>();
+  float* shift = w.shift.data<float>();
   float* sum = w.sum.data<float>();
   const MatrixView<float> sums{out, q.rows, s.head_size, s.head_size};
   const std::int64_t end = keys_end(s, row, q.rows);
@@ -290,12 +295,12 @@ void attend(Products& products, const Layout& s, std::int64_t row, const MatrixV
     const Tile tile{{row, q.rows, key, keys, keys}, products, w.product};
     P* const p = operand_of<P>(scores, w.rounded);
     tile.product(q, cols_of(k_t, key, tile.keys), tile.square(scores), false);
-    update_softmax(tile, s, scores, p, max, sum, out, s.head_size);
+    update_softmax(tile, s, scores, p, shift, sum, out, s.head_size);
     tile.product(tile.square<const P>(p), rows_of(v, key, tile.keys), sums, key > 0);
   }
   for (std::int64_t r = 0; r < q.rows; ++r) {
     store_row(y + r * s.y_width(), out + r * s.head_size, s.head_size, 1 / sum[r], false);
-    max[r] = max[r] * s.scale + std::log(sum[r]);
+    shift[r] = softmax_lse(shift[r], sum[r]);
   }
 }
 
@@ -316,7 +321,7 @@ void forward(Products& products, const Layout& s, const T* qkv, T* y, float* lse
         const std::int64_t rows = std::min(w.tile.rows, s.tokens - row);
         const auto q = operand<P>(qkv + s.q_at(b, h) + row * ld, rows, d, ld, w.q);
         attend(products, s, row, q, k_t, v, y + s.y_at(b, h) + row * s.y_width(), w);
-        if (lse != nullptr) engine::cast(lse + s.lse_at(b, h) + row, w.max.data<float>(), rows);
+        if (lse != nullptr) engine::cast(lse + s.lse_at(b, h) + row, w.shift.data<float>(), rows);
       }
     }
   }

@@ -1,12 +1,12 @@
 #include "ops/attention_pairs.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "engine/elementwise.h"
 #include "engine/gemm/pairs.h"
 #include "engine/isa.h"
 #include "ops/attention_scores.h"
+#include "ops/pair_scores.h"
 
 namespace tessera::ops {
 
@@ -36,16 +36,6 @@ Tensor scratch(const Memory& memory, std::int64_t rows, std::int64_t cols) {
 // A pair takes the place of an f32.
 Pair* pairs_of(const Tensor& x) { return reinterpret_cast<Pair*>(x.raw()); }
 
-// The columns of each row; and each two rows, of which the last of an odd number is beside zeros.
-void round_to_cols(Pair* dst, const float* src, std::int64_t rows, std::int64_t numel) {
-  engine::round_to_cols(dst, src, rows * numel);
-}
-void round_to_rows(Pair* dst, float* src, std::int64_t rows, std::int64_t numel) {
-  if (rows % 2 != 0) std::fill_n(src + rows * numel, numel, 0.0f);
-  for (std::int64_t r = 0; r < rows; r += 2, dst += numel, src += 2 * numel)
-    engine::round_to_rows(dst, src, src + numel, numel);
-}
-
 }  // namespace
 
 PairAttention::PairAttention(const Memory& memory, const AttentionLayout& layout, bool is_backward)
@@ -53,7 +43,7 @@ PairAttention::PairAttention(const Memory& memory, const AttentionLayout& layout
       depth_((layout.head_size + 1) / 2),
       width_(padded(layout.head_size, engine::kPairCols)),
       keys_(padded(layout.tokens, kLanes)) {
-  static_assert(kRows % 2 == 0);   // an odd number of rows leaves room for one of zeros
+  static_assert(kRows % 2 == 0);   // an odd number of rows leaves room in pairs of them
   static_assert(kRows <= kLanes);  // see ScoreTile::visible()
   const std::int64_t rows = std::min(kRows, padded(s_.tokens, 2)), keys = std::min(kKeys, keys_);
   k_cols_ = scratch(memory, depth_, keys_);
@@ -63,7 +53,7 @@ PairAttention::PairAttention(const Memory& memory, const AttentionLayout& layout
   p_ = scratch(memory, rows, keys);
   if (!is_backward) {
     p_cols_ = scratch(memory, rows, keys / 2);
-    max_ = scratch(memory, 1, rows);
+    shift_ = scratch(memory, 1, rows);
     sum_ = scratch(memory, 1, rows);
     return;
   }
@@ -142,13 +132,12 @@ void PairAttention::multiply_rows(const ScoreTile& tile, const Tensor& a, const 
 void PairAttention::forward(const BFloat16* qkv, BFloat16* y, float* lse) const {
   const std::int64_t d = s_.head_size, ld = s_.qkv_width();
   float* const scores = p_.data<float>();
-  float* const max = max_.data<float>();
+  float* const shift = shift_.data<float>();
   float* const sum = sum_.data<float>();
   float* const out = out_.data<float>();
   const auto attend = [&](const ScoreTile& tile) {
     multiply_cols(tile, q_cols_, k_cols_, p_);
-    update_softmax(tile, s_, scores, scores, max, sum, out, width_);
-    round_to_cols(pairs_of(p_cols_), scores, tile.rows, tile.ld);
+    update_pair_softmax(tile, s_, scores, pairs_of(p_cols_), shift, sum, out, width_);
     multiply_keys(tile, p_cols_);
   };
   engine::with_isa([&] {
@@ -166,8 +155,7 @@ void PairAttention::forward(const BFloat16* qkv, BFloat16* y, float* lse) const 
           BFloat16* const dst = y + s_.y_at(b, h) + row * s_.y_width();
           for (std::int64_t r = 0; r < rows; ++r) {
             store_row(dst + r * s_.y_width(), out + r * width_, d, 1 / sum[r], false);
-            if (lse != nullptr)
-              lse[s_.lse_at(b, h) + row + r] = max[r] * s_.scale + std::log(sum[r]);
+            if (lse != nullptr) lse[s_.lse_at(b, h) + row + r] = softmax_lse(shift[r], sum[r]);
           }
         }
       }
@@ -178,12 +166,9 @@ void PairAttention::forward(const BFloat16* qkv, BFloat16* y, float* lse) const 
 void PairAttention::backward(const BFloat16* qkv, const BFloat16* y, const float* lse,
                              const BFloat16* dy, BFloat16* dqkv, bool accumulate) const {
   const std::int64_t d = s_.head_size, ld = s_.qkv_width(), y_ld = s_.y_width();
-  float* const p = p_.data<float>();
-  float* const ds = ds_.data<float>();
-  float* const delta = delta_.data<float>();
   float* const dk = dk_.data<float>();
   float* const dv = dv_.data<float>();
-  const Scores<float> scores{p, ds, p, ds};
+  const PairScores scores{pairs_of(p_rows_), pairs_of(ds_rows_), pairs_of(ds_cols_)};
   engine::with_isa([&] {
     for (std::int64_t b = 0; b < s_.batch; ++b) {
       for (std::int64_t h = 0; h < s_.heads; ++h) {
@@ -203,14 +188,12 @@ void PairAttention::backward(const BFloat16* qkv, const BFloat16* y, const float
           pair_rows(pairs_of(q_rows_), width_, qkv + q_at, rows, d, ld);
           pair_cols(pairs_of(dy_cols_), depth_, dy + y_at, rows, d, y_ld);
           pair_rows(pairs_of(dy_rows_), width_, dy + y_at, rows, d, y_ld);
-          row_deltas(s_, rows, dy + y_at, y + y_at, y_ld, delta);
+          row_deltas(s_, rows, dy + y_at, y + y_at, y_ld, delta_.data<float>());
           for_each_tile(row, rows, [&](const ScoreTile& tile) {
             multiply_cols(tile, q_cols_, k_cols_, p_);
             multiply_cols(tile, dy_cols_, v_cols_, ds_);
-            scores_backward(tile, s_, scores, lse + s_.lse_at(b, h) + row, delta);
-            round_to_rows(pairs_of(p_rows_), p, rows, tile.ld);
-            round_to_rows(pairs_of(ds_rows_), ds, rows, tile.ld);
-            round_to_cols(pairs_of(ds_cols_), ds, rows, tile.ld);
+            pair_scores_backward(tile, s_, p_.data<float>(), ds_.data<float>(), scores,
+                                 lse + s_.lse_at(b, h) + row, delta_.data<float>());
             multiply_rows(tile, p_rows_, dy_rows_, dv_);
             multiply_rows(tile, ds_rows_, q_rows_, dk_);
             multiply_keys(tile, ds_cols_);

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 #include <type_traits>
 
 #include "engine/dtype.h"
@@ -34,29 +36,43 @@ inline void mask(float* scores, std::int64_t visible, std::int64_t keys) {
   }
 }
 
+inline constexpr float kLog2E = std::numbers::log2e_v<float>, kLn2 = std::numbers::ln2_v<float>;
+
 /// The online softmax: takes a tile of scores to probabilities `p` relative to the new maximum, 0
 /// up to ld where a query sees nothing, and scales what was summed so far to match: `sum`, and rows
-/// of `out`, `out_ld` apart.
+/// of `out`, `out_ld` apart. `shift` is, by row, the maximum times scale log2(e), which 2^x takes.
 template <class P>
 void update_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scores, P* p,
-                    float* max, float* sum, float* out, std::int64_t out_ld) {
+                    float* shift, float* sum, float* out, std::int64_t out_ld) {
+  const float unit = s.scale * kLog2E;
   for (std::int64_t r = 0; r < tile.rows; ++r, scores += tile.ld, p += tile.ld) {
     const std::int64_t visible = tile.visible(s.causal, r), keys = tile.in_lanes(visible);
     mask(scores, visible, keys);
-    const float largest = row_max(scores, keys);
+    const float largest = row_max(scores, keys) * unit;
     if (tile.key == 0) {
-      max[r] = largest;
+      shift[r] = largest;
       sum[r] = 0;
-    } else if (largest > max[r]) {
-      const float factor = exp((max[r] - largest) * s.scale);
-      max[r] = largest;
+    } else if (largest > shift[r]) {
+      const float factor = exp2(shift[r] - largest);
+      shift[r] = largest;
       sum[r] *= factor;
       for (std::int64_t i = 0; i < out_ld; ++i) out[r * out_ld + i] *= factor;
     }
-    sum[r] += exp_row(scores, p, keys, max[r], s.scale);
+    sum[r] += lane_sum(keys, [=, x = scores, row_shift = shift[r]](std::int64_t i) {
+      const float probability = exp2(std::fma(x[i], unit, -row_shift));
+      if constexpr (std::is_same_v<P, float>) {
+        x[i] = probability;  // which is p, so that the compiler sees one row
+      } else {
+        engine::store_f32(p[i], probability);
+      }
+      return probability;
+    });
     std::fill(p + keys, p + tile.ld, P{});
   }
 }
+
+/// log(sum exp(scale score)) of a row, in whose softmax nothing is missing.
+inline float softmax_lse(float shift, float sum) { return shift * kLn2 + std::log(sum); }
 
 /// dst = factor src, or dst +=.
 template <class T>
@@ -99,9 +115,9 @@ void row_deltas(const AttentionLayout& s, std::int64_t rows, const T* dy, const 
 template <class P>
 void scores_backward(const ScoreTile& tile, const AttentionLayout& s, const Scores<P>& scores,
                      const float* lse, const float* deltas) {
-  const float scale = s.scale;
+  const float unit = s.scale * kLog2E;
   for (std::int64_t r = 0; r < tile.rows; ++r) {
-    const float delta = deltas[r], shift = lse[r];
+    const float delta = deltas[r], shift = lse[r] * kLog2E;
     float* __restrict p = scores.p + r * tile.ld;
     float* __restrict ds = scores.ds + r * tile.ld;
     P* __restrict p_operand = scores.p_operand + r * tile.ld;
@@ -109,7 +125,7 @@ void scores_backward(const ScoreTile& tile, const AttentionLayout& s, const Scor
     const std::int64_t visible = tile.visible(s.causal, r), keys = tile.in_lanes(visible);
     mask(p, visible, keys);
     for (std::int64_t c = 0; c < keys; ++c) {
-      const float probability = exp(p[c] * scale - shift);
+      const float probability = exp2(std::fma(p[c], unit, -shift));
       const float slope = probability * (ds[c] - delta);
       if constexpr (std::is_same_v<P, float>) {
         p[c] = probability;

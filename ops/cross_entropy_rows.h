@@ -57,13 +57,13 @@ struct CrossEntropyRows {
     const float max = row_max(x, vocab_size);
     double sum = 0;
     for (std::int64_t v = 0; v < vocab_size; v += kBlock)
-      sum += exp_row(x + v, x + v, std::min(kBlock, vocab_size - v), max);
+      sum += exp_row(x + v, std::min(kBlock, vocab_size - v), max);
     row_stats(i) = {max, static_cast<float>(sum)};
     return std::log(sum) + max - chosen;
   }
 
   void exponentials(std::int64_t i, float* x) const {
-    if (!ignored(i)) exp_row(x, x, vocab_size, row_stats(i).max);
+    if (!ignored(i)) exp_row(x, vocab_size, row_stats(i).max);
   }
 
   void gradient(std::int64_t i, float* x, float dloss) const {

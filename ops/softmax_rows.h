@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <type_traits>
 
-#include "engine/dtype.h"
 #include "ops/vector_math.h"
 
 namespace tessera::ops {
@@ -25,19 +23,9 @@ inline float row_max(const float* x, std::int64_t numel) {
   return fold_lanes(lanes, larger);
 }
 
-/// y = exp((x - shift) * scale) for x[0, numel), rounded if P is bf16; an f32 y is x itself.
-/// Returns the sum, of what was not rounded.
-template <class P>
-float exp_row(float* x, P* y, std::int64_t numel, float shift, float scale = 1) {
-  return lane_sum(numel, [=](std::int64_t i) {
-    const float e = exp((x[i] - shift) * scale);
-    if constexpr (std::is_same_v<P, float>) {
-      x[i] = e;  // so that the compiler sees one row
-    } else {
-      engine::store_f32(y[i], e);
-    }
-    return e;
-  });
+/// x = exp(x - shift) for x[0, numel). Returns the sum.
+inline float exp_row(float* x, std::int64_t numel, float shift) {
+  return lane_sum(numel, [=](std::int64_t i) { return x[i] = exp(x[i] - shift); });
 }
 
 }  // namespace tessera::ops

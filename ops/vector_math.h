@@ -50,6 +50,25 @@ constexpr float exp(float x) {
 #endif
 }
 
+/// 2^x within 1 ulp for x < 127.5, in fewer operations than exp(). What is below 2^-126 may be 0.
+/// x = n + r and |r| <= 1/2: minimax polynomial for 2^r, times 2^n.
+constexpr float exp2(float x) {
+  constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
+  constexpr float kSmallest = -127;
+  x = kSmallest > x ? kSmallest : x;  // as it is written, NaN stays NaN
+  const float shifted = x + kRound;
+  const float r = x - (shifted - kRound);
+  float p = 0x1.41d334p-13f;
+  p = std::fma(p, r, 0x1.5f456ap-10f);
+  p = std::fma(p, r, 0x1.3b2dbcp-7f);
+  p = std::fma(p, r, 0x1.c6aed4p-5f);
+  p = std::fma(p, r, 0x1.ebfbdap-3f);
+  p = std::fma(p, r, 0x1.62e43p-1f);
+  p = std::fma(p, r, 1.0f);
+  // Shifting drops the bits of kRound; the exponent of -127 is that of 0.
+  return p * std::bit_cast<float>((std::bit_cast<std::uint32_t>(shifted) + 127u) << 23);
+}
+
 /// 1 / (1 + e^-x) within 2 ulp.
 constexpr float sigmoid(float x) {
 #if defined(__CUDA_ARCH__)

@@ -6,7 +6,6 @@
 #endif
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "engine/gemm/transpose.h"
@@ -68,34 +67,10 @@ template <bool kTransposed>
 
 void PairProduct::run() const { a_transposed ? multiply<true>(*this) : multiply<false>(*this); }
 
-[[TESSERA_BF16]] void round_to_cols(Pair* dst, const float* src, std::int64_t numel) {
-  for (std::int64_t i = 0; i < numel; i += 32) {
-    const __m512bh pairs =
-        _mm512_cvtne2ps_pbh(_mm512_loadu_ps(src + i + 16), _mm512_loadu_ps(src + i));
-    _mm512_storeu_si512(dst + i / 2, reinterpret_cast<__m512i>(pairs));
-  }
-}
-
-[[TESSERA_BF16]] void round_to_rows(Pair* dst, const float* low, const float* high,
-                                    std::int64_t numel) {
-  // Word l of the rounded 32 is an element of `low`, word 16 + l one of `high`.
-  std::array<std::uint16_t, 32> order;
-  for (std::uint16_t l = 0; l < 16; ++l) order[2 * l] = l, order[2 * l + 1] = l + 16;
-  const __m512i interleave = _mm512_loadu_si512(order.data());
-  for (std::int64_t i = 0; i < numel; i += 16) {
-    const __m512bh rounded =
-        _mm512_cvtne2ps_pbh(_mm512_loadu_ps(high + i), _mm512_loadu_ps(low + i));
-    _mm512_storeu_si512(dst + i,
-                        _mm512_permutexvar_epi16(interleave, reinterpret_cast<__m512i>(rounded)));
-  }
-}
-
 #else
 
 // Nobody is told that it can be used: multiplies_pairs().
 void PairProduct::run() const {}
-void round_to_cols(Pair*, const float*, std::int64_t) {}
-void round_to_rows(Pair*, const float*, const float*, std::int64_t) {}
 
 #endif
 

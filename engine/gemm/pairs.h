@@ -53,9 +53,4 @@ void pair_cols(Pair* dst, std::int64_t dst_ld, const BFloat16* src, std::int64_t
 void pair_cols_transposed(Pair* dst, std::int64_t dst_ld, const BFloat16* src, std::int64_t rows,
                           std::int64_t width, std::int64_t ld);
 
-/// The same of `numel` f32, a multiple of 32, rounded to the nearest bf16 (below 2^-126: to 0): one
-/// row's columns; and two rows. Only where the CPU has AVX512_BF16.
-void round_to_cols(Pair* dst, const float* src, std::int64_t numel);
-void round_to_rows(Pair* dst, const float* low, const float* high, std::int64_t numel);
-
 }  // namespace tessera::engine

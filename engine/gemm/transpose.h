@@ -1,6 +1,9 @@
-// 16 x 16 words in registers, transposed. Private to engine/gemm.
+// 16 x 16 words in registers, transposed. Private to engine/gemm and to attention.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <utility>
 
 namespace tessera::engine {
@@ -32,6 +35,28 @@ template <class V>
   internal::exchange<4>(rows, kAll);
   internal::exchange<2>(rows, kAll);
   internal::exchange<1>(rows, kAll);
+}
+
+/// dst[i * dst_ld + r] = src[r * src_ld + i] of `rows` x `cols`. For callers inside with_isa().
+[[gnu::always_inline]] inline void transpose(float* dst, std::int64_t dst_ld, const float* src,
+                                             std::int64_t rows, std::int64_t cols,
+                                             std::int64_t src_ld) {
+  using Floats [[gnu::vector_size(64)]] = float;
+  constexpr std::int64_t kSide = kTransposeSide;
+  for (std::int64_t r = 0; r < rows; r += kSide, src += kSide * src_ld, dst += kSide) {
+    const std::int64_t num_rows = std::min(kSide, rows - r);
+    const std::int64_t in_blocks = num_rows == kSide ? cols / kSide * kSide : 0;
+    for (std::int64_t i = 0; i < in_blocks; i += kSide) {
+      Floats block[kSide];
+      for (std::int64_t j = 0; j < kSide; ++j)
+        std::memcpy(&block[j], src + j * src_ld + i, sizeof(Floats));
+      transpose(block);
+      for (std::int64_t j = 0; j < kSide; ++j)
+        std::memcpy(dst + (i + j) * dst_ld, &block[j], sizeof(Floats));
+    }
+    for (std::int64_t i = in_blocks; i < cols; ++i)
+      for (std::int64_t j = 0; j < num_rows; ++j) dst[i * dst_ld + j] = src[j * src_ld + i];
+  }
 }
 
 }  // namespace tessera::engine

@@ -192,33 +192,5 @@ TEST(PairProductTest, AnElementDependsOnItsRowAndColumnAlone) {
   }
 }
 
-TEST(PairProductTest, RoundsToTheNearestAsStoresDo) {
-  if (!can_run()) return;
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  std::vector<float> x = {0.0f, -0.0f, 1.0f, kInfinity, -kInfinity, 3.4e38f, -3.4e38f, 0x1p-126f};
-  for (const std::uint32_t bits : {0x3F808000u, 0x3F818000u, 0x3F808001u, 0x3F817FFFu, 0xBF808000u})
-    x.push_back(std::bit_cast<float>(bits));  // ties and their neighbours
-  const RandomStream random{5, 0};
-  while (x.size() < 64) x.push_back(random.normal(x.size()));
-  const auto want = [](float v) { return static_cast<Pair>(BFloat16::from_float(v).bits); };
-  std::vector<Pair> y(33, kUntouched);
-  round_to_cols(y.data(), x.data(), 64);
-  for (std::size_t i = 0; i < 32; ++i)
-    EXPECT_EQ(y[i], want(x[2 * i]) | want(x[2 * i + 1]) << 16) << x[2 * i] << " " << x[2 * i + 1];
-  EXPECT_EQ(y[32], kUntouched);
-  round_to_rows(y.data(), x.data(), x.data() + 32, 32);
-  for (std::size_t i = 0; i < 32; ++i)
-    EXPECT_EQ(y[i], want(x[i]) | want(x[32 + i]) << 16) << x[i] << " " << x[32 + i];
-  EXPECT_EQ(y[32], kUntouched);
-
-  std::fill(x.begin(), x.end(), NAN);
-  round_to_cols(y.data(), x.data(), 64);
-  for (std::size_t i = 0; i < 32; ++i)
-    for (int half = 0; half < 2; ++half) EXPECT_TRUE(std::isnan(Operands::part(y[i], half)));
-  std::fill(x.begin(), x.end(), -0x1p-127f);  // the instruction's: a small number is 0
-  round_to_cols(y.data(), x.data(), 64);
-  EXPECT_EQ(y[0], 0x80008000u);
-}
-
 }  // namespace
 }  // namespace tessera::engine

@@ -30,6 +30,9 @@ TEST(VectorMath, ExpIsWithinOneUlp) {
   const auto exact = [](double x) { return std::exp(x); };
   EXPECT_LT(worst(-87.3f, 88.7f, exp, exact, true), 1.2e-7);
   EXPECT_LT(worst(-1, 1, exp, exact, true), 1e-7);
+  const auto exact2 = [](double x) { return std::exp2(x); };
+  EXPECT_LT(worst(-126, 127.49f, exp2, exact2, true), 1.2e-7);
+  EXPECT_LT(worst(-1, 1, exp2, exact2, true), 1e-7);
 }
 
 TEST(VectorMath, SigmoidIsWithinTwoUlp) {
@@ -56,6 +59,12 @@ TEST(VectorMath, SpecialValues) {
   EXPECT_EQ(exp(-87.34f), 0);
   EXPECT_GT(exp(-87.33f), 0);
   EXPECT_EQ(exp(kInfinity), kInfinity);
+  EXPECT_EQ(exp2(0.0f), 1);
+  EXPECT_EQ(exp2(-kInfinity), 0);
+  EXPECT_EQ(exp2(-1e30f), 0);
+  EXPECT_EQ(exp2(-126.51f), 0);
+  EXPECT_EQ(exp2(-126.0f), 0x1p-126f);
+  EXPECT_EQ(exp2(127.0f), 0x1p127f);
   EXPECT_EQ(exp(1e30f), kInfinity);
   EXPECT_EQ(exp(88.73f), kInfinity);
   EXPECT_NEAR(exp(88.72283f) / std::exp(88.72283172607422), 1, 1e-6);
@@ -66,7 +75,8 @@ TEST(VectorMath, SpecialValues) {
   EXPECT_EQ(normal_cdf(kInfinity), 1);
   EXPECT_EQ(normal_cdf(0), 0.5f);
   EXPECT_EQ(normal_density(kInfinity), 0);
-  for (const auto& f : {exp, sigmoid, normal_cdf, normal_density}) EXPECT_TRUE(std::isnan(f(kNan)));
+  for (const auto& f : {exp, exp2, sigmoid, normal_cdf, normal_density})
+    EXPECT_TRUE(std::isnan(f(kNan)));
 }
 
 TEST(VectorMath, ALoopGivesTheBitsOfSingleCalls) {

@@ -1,0 +1,232 @@
+#include "ops/pair_scores.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define TESSERA_BF16 gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#endif
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+namespace tessera::ops {
+
+using engine::Pair;
+
+#if defined(__x86_64__)
+namespace {
+
+constexpr int kFloats = 16;  // of a vector
+static_assert(kLanes == 2 * kFloats);
+
+// 2^x within 3 ulp; 0 where the result is below 2^-126. x = n + r and 0 <= r < 1: minimax
+// polynomial for 2^r, n goes into the exponent. NaN gives NaN.
+[[gnu::always_inline, TESSERA_BF16]] inline __m512 exp2(__m512 x) {
+  const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  __m512 p = _mm512_set1_ps(0x1.ec320ap-10f);
+  for (const float term :
+       {0x1.26900cp-7f, 0x1.c95446p-5f, 0x1.ebd5a8p-3f, 0x1.62e4f6p-1f, 0x1.fffffep-1f})
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(term));
+  const __mmask16 is_normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(is_normal, p, x);
+}
+
+// Nearest bf16 of 32; those below 2^-126 are 0.
+[[gnu::always_inline, TESSERA_BF16]] inline __m512i rounded(__m512 low, __m512 high) {
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+}
+
+// -inf from `visible` on in the last lanes of a row's `keys`.
+[[gnu::always_inline, TESSERA_BF16]] inline void mask_last(float* scores, std::int64_t visible,
+                                                           std::int64_t keys) {
+  if (keys <= 0) return;
+  const std::int64_t in_last = std::max<std::int64_t>(visible - (keys - kLanes), 0);
+  const auto masked = static_cast<std::uint32_t>(~std::uint64_t{0} << in_last);
+  const __m512 least = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  _mm512_mask_storeu_ps(scores + keys - kLanes, static_cast<__mmask16>(masked), least);
+  _mm512_mask_storeu_ps(scores + keys - kFloats, static_cast<__mmask16>(masked >> 16), least);
+}
+
+struct Larger {
+  [[gnu::always_inline, TESSERA_BF16]] static __m512 of(__m512 a, __m512 b) {
+    constexpr __mmask16 kAll = 0xFFFF;  // without it GCC 12 warns of its own header
+    return _mm512_mask_max_ps(a, kAll, a, b);
+  }
+};
+struct Sum {
+  [[gnu::always_inline, TESSERA_BF16]] static __m512 of(__m512 a, __m512 b) { return a + b; }
+};
+
+// Leaves kBit vectors, of lanes that differ from one another in this bit.
+template <class Op, int kBit, int... kLane>
+[[gnu::always_inline, TESSERA_BF16]] inline void fold(__m512 (&rows)[kFloats],
+                                                      std::integer_sequence<int, kLane...>) {
+  for (int i = 0; i < kBit; ++i) {
+    const __m512 x = rows[i], y = rows[i + kBit];
+    rows[i] =
+        Op::of(__builtin_shufflevector(x, y, ((kLane & kBit) != 0 ? kLane - kBit + 16 : kLane)...),
+               __builtin_shufflevector(x, y, ((kLane & kBit) != 0 ? kLane + 16 : kLane + kBit)...));
+  }
+}
+
+// The lanes of each row as one, by a tree: those of row r in lane r. Overwrites the rows.
+template <class Op>
+[[gnu::always_inline, TESSERA_BF16]] inline __m512 folded(__m512 (&rows)[kFloats]) {
+  constexpr std::make_integer_sequence<int, kFloats> kAll;
+  fold<Op, 8>(rows, kAll);
+  fold<Op, 4>(rows, kAll);
+  fold<Op, 2>(rows, kAll);
+  fold<Op, 1>(rows, kAll);
+  return rows[0];
+}
+
+// By lane, the largest of x.
+[[gnu::always_inline, TESSERA_BF16]] inline __m512 largest_of(const float* x, std::int64_t numel) {
+  __m512 low = _mm512_set1_ps(-std::numeric_limits<float>::infinity()), high = low;
+  for (std::int64_t c = 0; c < numel; c += kLanes) {
+    low = Larger::of(low, _mm512_loadu_ps(x + c));
+    high = Larger::of(high, _mm512_loadu_ps(x + c + kFloats));
+  }
+  return Larger::of(low, high);
+}
+
+// Probabilities of a row; returns their sum by lane.
+[[gnu::always_inline, TESSERA_BF16]] inline __m512 exp_to_pairs(const float* scores, Pair* p,
+                                                                std::int64_t keys, __m512 units,
+                                                                __m512 shift) {
+  __m512 low_sum = _mm512_setzero_ps(), high_sum = low_sum;
+  for (std::int64_t c = 0; c < keys; c += kLanes) {
+    const __m512 low = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + c), units, shift));
+    const __m512 high = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + c + kFloats), units, shift));
+    low_sum = _mm512_add_ps(low_sum, low);
+    high_sum = _mm512_add_ps(high_sum, high);
+    _mm512_storeu_si512(p + c / 2, rounded(low, high));
+  }
+  return _mm512_add_ps(low_sum, high_sum);
+}
+
+// Rows [row, row + count) of a tile, at most 16, whose maxima and sums are folded together.
+[[TESSERA_BF16]] void update_rows(const ScoreTile& tile, const AttentionLayout& s, std::int64_t row,
+                                  std::int64_t count, float* scores, Pair* p, float* shift,
+                                  float* sum, float* out, std::int64_t out_ld) {
+  const auto lanes = static_cast<__mmask16>((1u << count) - 1);
+  const __m512 units = _mm512_set1_ps(s.scale * kLog2E);
+  __m512 of_rows[kFloats];
+  for (__m512& of_row : of_rows) of_row = _mm512_setzero_ps();
+  for (std::int64_t r = 0; r < count; ++r) {
+    float* const of_row = scores + (row + r) * tile.ld;
+    const std::int64_t visible = tile.visible(s.causal, row + r), keys = tile.in_lanes(visible);
+    mask_last(of_row, visible, keys);
+    of_rows[r] = largest_of(of_row, keys);
+  }
+  __m512 largest = folded<Larger>(of_rows) * units, sums = _mm512_setzero_ps();
+  if (tile.key > 0) {
+    const __m512 before = _mm512_maskz_loadu_ps(lanes, shift + row);
+    const __mmask16 is_larger = _mm512_mask_cmp_ps_mask(lanes, largest, before, _CMP_GT_OQ);
+    largest = _mm512_mask_mov_ps(before, is_larger, largest);
+    const __m512 factor = exp2(before - largest);
+    sums = _mm512_maskz_loadu_ps(lanes, sum + row);
+    sums = _mm512_mask_mul_ps(sums, is_larger, sums, factor);
+    float factors[kFloats];
+    _mm512_storeu_ps(factors, factor);
+    for (std::int64_t r = 0; r < count; ++r) {
+      if ((is_larger >> r & 1) == 0) continue;
+      float* const of_row = out + (row + r) * out_ld;
+      for (std::int64_t i = 0; i < out_ld; ++i) of_row[i] *= factors[r];
+    }
+  }
+  _mm512_mask_storeu_ps(shift + row, lanes, largest);
+  for (__m512& of_row : of_rows) of_row = _mm512_setzero_ps();
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t visible = tile.visible(s.causal, row + r);
+    const std::int64_t keys = std::max<std::int64_t>(tile.in_lanes(visible), 0);
+    Pair* const p_of_row = p + (row + r) * tile.ld / 2;
+    of_rows[r] = exp_to_pairs(scores + (row + r) * tile.ld, p_of_row, keys, units,
+                              _mm512_set1_ps(shift[row + r]));
+    std::fill(p_of_row + keys / 2, p_of_row + tile.ld / 2, Pair{0});
+  }
+  _mm512_mask_storeu_ps(sum + row, lanes, sums + folded<Sum>(of_rows));
+}
+
+}  // namespace
+
+void update_pair_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scores, Pair* p,
+                         float* shift, float* sum, float* out, std::int64_t out_ld) {
+  for (std::int64_t row = 0; row < tile.rows; row += kFloats)
+    update_rows(tile, s, row, std::min<std::int64_t>(tile.rows - row, kFloats), scores, p, shift,
+                sum, out, out_ld);
+}
+
+namespace {
+
+// Rows [row, row + kRows) of a tile, which are beside each other in pairs.
+template <int kRows>
+[[gnu::always_inline, TESSERA_BF16]] inline void pair_rows_backward(
+    const ScoreTile& tile, const AttentionLayout& s, std::int64_t row, float* scores,
+    const float* dp, const PairScores& to, const float* lse, const float* deltas,
+    __m512i interleave) {
+  const __m512 units = _mm512_set1_ps(s.scale * kLog2E);
+  const std::int64_t ld = tile.ld;
+  const std::int64_t keys = tile.in_lanes(tile.visible(s.causal, row + kRows - 1));
+  scores += row * ld, dp += row * ld;
+  Pair *const p_rows = to.p_rows + row / 2 * ld, *const ds_rows = to.ds_rows + row / 2 * ld,
+              *const ds_cols = to.ds_cols + row * ld / 2;
+  __m512 shifts[kRows], delta[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    mask_last(scores + r * ld, tile.visible(s.causal, row + r), keys);
+    shifts[r] = _mm512_set1_ps(lse[row + r] * kLog2E);
+    delta[r] = _mm512_set1_ps(deltas[row + r]);
+  }
+  for (std::int64_t c = 0; c < keys; c += kLanes) {
+    __m512 p[2][2], ds[2][2];  // by row and half
+    for (int half = 0; half < 2; ++half) p[1][half] = ds[1][half] = _mm512_setzero_ps();
+    for (int r = 0; r < kRows; ++r) {
+      for (int half = 0; half < 2; ++half) {
+        const std::int64_t at = r * ld + c + half * kFloats;
+        p[r][half] = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + at), units, shifts[r]));
+        ds[r][half] = _mm512_mul_ps(p[r][half], _mm512_sub_ps(_mm512_loadu_ps(dp + at), delta[r]));
+      }
+      _mm512_storeu_si512(ds_cols + (r * ld + c) / 2, rounded(ds[r][0], ds[r][1]));
+    }
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t at = c + half * kFloats;
+      _mm512_storeu_si512(p_rows + at,
+                          _mm512_permutexvar_epi16(interleave, rounded(p[0][half], p[1][half])));
+      _mm512_storeu_si512(ds_rows + at,
+                          _mm512_permutexvar_epi16(interleave, rounded(ds[0][half], ds[1][half])));
+    }
+  }
+  const std::int64_t unseen = std::max<std::int64_t>(keys, 0);
+  std::fill(p_rows + unseen, p_rows + ld, Pair{0});
+  std::fill(ds_rows + unseen, ds_rows + ld, Pair{0});
+  for (int r = 0; r < kRows; ++r)
+    std::fill(ds_cols + (r * ld + unseen) / 2, ds_cols + (r + 1) * ld / 2, Pair{0});
+}
+
+}  // namespace
+
+[[TESSERA_BF16]] void pair_scores_backward(const ScoreTile& tile, const AttentionLayout& s,
+                                           float* scores, const float* dp, const PairScores& to,
+                                           const float* lse, const float* deltas) {
+  // Word l of the rounded 32 is an element of one row, word 16 + l one of the next.
+  std::array<std::uint16_t, 32> order;
+  for (std::uint16_t l = 0; l < kFloats; ++l) order[2 * l] = l, order[2 * l + 1] = l + kFloats;
+  const __m512i interleave = _mm512_loadu_si512(order.data());
+  std::int64_t row = 0;
+  for (; row + 2 <= tile.rows; row += 2)
+    pair_rows_backward<2>(tile, s, row, scores, dp, to, lse, deltas, interleave);
+  if (row < tile.rows) pair_rows_backward<1>(tile, s, row, scores, dp, to, lse, deltas, interleave);
+}
+
+#else
+
+// Nobody is told that it can be used: engine::multiplies_pairs().
+void update_pair_softmax(const ScoreTile&, const AttentionLayout&, float*, Pair*, float*, float*,
+                         float*, std::int64_t) {}
+void pair_scores_backward(const ScoreTile&, const AttentionLayout&, float*, const float*,
+                          const PairScores&, const float*, const float*) {}
+
+#endif
+
+}  // namespace tessera::ops
