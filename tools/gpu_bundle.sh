@@ -54,8 +54,9 @@ while ((${#libraries[@]})); do
   mapfile -t -O "${#libraries[@]}" libraries < <(needed_by "$file")
 done
 find "$to/lib" -type f -exec strip --strip-unneeded {} +
-# The newest glibc that a symbol asks for.
-objdump -T -- "${programs[@]}" "$to"/lib/* | grep -oE 'GLIBC_[0-9]+\.[0-9]+' | cut -d_ -f2 | sort -uV | tail -1 >"$to/lib/glibc_version"
+# The newest glibc that a symbol asks for. Of libraries alone: the file that is written may be there when a pattern of all files is
+# expanded, and of an empty file objdump says nothing and ends with 1.
+objdump -T -- "${programs[@]}" "$to"/lib/*.so* | grep -oE 'GLIBC_[0-9]+\.[0-9]+' | cut -d_ -f2 | sort -uV | tail -1 >"$to/lib/glibc_version"
 
 # ---- the first images of Fashion-MNIST: all of them would be half of the folder
 
