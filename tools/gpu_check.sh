@@ -41,9 +41,10 @@ here=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)
 budget=540
 all=machine,gemm,ops,attention,tests,losses,profile,trace,kernels,sanitizer,steps
 parts=
-# Of steps, a line each: models|batches|ways of PyTorch.
+# Of steps, a line each: models|batches|ways of PyTorch|kernels of attention; mma if none are named.
 trainings="\
 gpt2|16,64,max|eager,compile
+gpt2|64||wgmma
 gpt2-medium|16,max|eager,compile
 gpt2-xl|8|compile"
 device=cuda
@@ -54,11 +55,11 @@ for argument; do
   case $argument in
     --budget=*) budget=${argument#*=} ;;
     --parts=*) parts=${argument#*=} ;;
-    --plan=1) parts=${parts:-machine,gemm,ops,attention,steps} trainings="gpt2|64,max|compile" ;;
+    --plan=1) parts=${parts:-machine,gemm,ops,attention,steps} trainings=$'gpt2|64,max|compile\ngpt2|64||wgmma' ;;
     --plan=2) parts=${parts:-machine,tests,losses,profile,trace,kernels} ;;
     --plan=3)
       parts=${parts:-machine,sanitizer,steps}
-      trainings=$'gpt2-medium|16,max|compile\ngpt2-xl|8,max|compile\ngpt2|64|eager\ngpt2-medium|16|eager'
+      trainings=$'gpt2-medium|16,max|compile\ngpt2-xl|8,max|compile\ngpt2-xl|8||wgmma\ngpt2|64|eager\ngpt2-medium|16|eager'
       ;;
     --device=cuda | --device=cpu) device=${argument#*=} ;;
     --small) small=1 ;;
@@ -446,20 +447,26 @@ run_trace() {
   passed=$((passed + 1))
 }
 
+has_wgmma() { [[ $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 2>/dev/null) == 9.* ]]; }
+
 run_kernels() {
   local ncu
   section "kernels"
   ncu=$(command -v ncu || find /usr/local/cuda*/bin /opt/nvidia -maxdepth 4 -name ncu -type f -perm -u+x 2>/dev/null | head -1) || true
   if [[ -z $ncu ]]; then skip "Nsight Compute: no ncu in PATH, /usr/local/cuda*, /opt/nvidia"; return; fi
   # One at a time: a count of launches for all would go to those that come first.
-  local end=$((SECONDS + $1)) kernel limit
-  for kernel in 'flash::forward' 'flash::backward' 'RowArguments' 'ForwardArgs' 'BackwardArgs' 'add_squares'; do
+  local end=$((SECONDS + $1)) kernel limit attention
+  for kernel in 'flash::forward' 'flash::backward' 'RowArguments' 'ForwardArgs' 'BackwardArgs' 'add_squares' \
+    'flash_wgmma::forward' 'flash_wgmma::backward'; do
+    attention=mma
+    if [[ $kernel == flash_wgmma* ]]; then attention=wgmma; fi
+    if [[ $attention == wgmma ]] && ! has_wgmma; then skip "Nsight Compute of $kernel: the GPU has no wgmma"; continue; fi
     limit=$((end - SECONDS))
     if ((limit < 10)); then skip "Nsight Compute of $kernel"; continue; fi
     # shellcheck disable=SC2046 # words on purpose
     limited "$limit" "$ncu" --clock-control none --kernel-name-base demangled --kernel-name "regex:$kernel" --launch-count 1 \
       --section SpeedOfLight --section Occupancy --section MemoryWorkloadAnalysis --section WarpStateStats \
-      tools/bench/bench_gpu --bench.parts=profile --bench.steps=1 --bench.side=256 $(sizes gpt2 16)
+      tools/bench/bench_gpu --bench.parts=profile --bench.steps=1 --bench.side=256 --bench.attention=$attention $(sizes gpt2 16)
     # What ncu says, and not what the program under it does.
     sed -n '/^==PROF== Disconnected/,$p' "$work/log" >>"$report"
     if ((status)); then
@@ -471,15 +478,17 @@ run_kernels() {
 }
 
 run_steps() {
-  local models batches peers free
+  local models batches peers attention free
   section "steps"
   find_torch
   if [[ -z $python ]]; then skip "PyTorch: no python3 with torch that sees the GPU"; fi
   free=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits -i 0 2>/dev/null || echo 0)
   [[ $free =~ ^[0-9]+$ ]] || free=0
-  while IFS='|' read -r models batches peers; do
+  while IFS='|' read -r models batches peers attention; do
+    if [[ $attention == wgmma ]] && ! has_wgmma; then skip "wgmma: the GPU has none"; continue; fi
     # shellcheck disable=SC2046 # words on purpose
     run_bench "steps of $models" "$(left)" --bench.parts=steps --bench.steps=10 --bench.graph=true --bench.memory_mib="$free" \
+      --bench.attention="${attention:-mma}" \
       --bench.python="$python" --bench.peers="$peers" --bench.limit_s=$(($(left) > 20 ? $(left) - 15 : 5)) $(sizes "$models" "$batches")
     if [[ $small ]]; then break; fi
   done <<<"$trainings"

@@ -26,6 +26,7 @@ namespace tessera::tools {
 using engine::BFloat16;
 using engine::DType;
 using engine::Parameter;
+using engine::require;
 using engine::Tape;
 using engine::Tensor;
 using ops::CudaAttention;
@@ -45,6 +46,9 @@ struct AttentionRun {
   LaunchLog log = {};
 };
 
+// Of the largest element: roundings of probabilities, and of results, to bf16.
+constexpr double kMostApart = 0.02;
+
 // The largest difference, as a part of the largest element.
 double distance(const std::vector<BFloat16>& got, const std::vector<BFloat16>& want) {
   double largest = 0, apart = 0;
@@ -57,8 +61,10 @@ double distance(const std::vector<BFloat16>& got, const std::vector<BFloat16>& w
   return largest > 0 ? apart / largest : apart;
 }
 
-void report_runs(const AttentionSize& size, const std::vector<AttentionRun*>& runs,
+// Returns whether all results are near each other.
+bool report_runs(const AttentionSize& size, const std::vector<AttentionRun*>& runs,
                  const Ceilings& ceilings, BenchReport& report) {
+  bool are_near = true;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     for (const KernelTimes& k : runs[i]->log.kernels()) {
       const bool is_forward = k.name == "attention.forward";
@@ -71,11 +77,13 @@ void report_runs(const AttentionSize& size, const std::vector<AttentionRun*>& ru
                   Cell(t.median_ms, 3), Cell(t.min_ms, 3), Cell(t.max_ms, 3),
                   Cell(gflop_per_s * 1e-3), Cell(ceilings.percent(gflop_per_s, 0)),
                   Cell(apart, 5)});
+      are_near &= apart <= kMostApart;  // not NaN
     }
   }
+  return are_near;
 }
 
-void measure(const AttentionSize& size, std::int64_t num_samples, const Ceilings& ceilings,
+bool measure(const AttentionSize& size, std::int64_t num_samples, const Ceilings& ceilings,
              BenchReport& report) {
   std::vector<AttentionRun> all(std::size(kKernels));
   std::vector<engine::Stream> streams;
@@ -114,7 +122,7 @@ void measure(const AttentionSize& size, std::int64_t num_samples, const Ceilings
       runs[i]->dqkv = engine::to_vector<BFloat16>(tape.grad(qkv.value));
     }
   }
-  report_runs(size, runs, ceilings, report);
+  return report_runs(size, runs, ceilings, report);
 }
 
 }  // namespace
@@ -129,15 +137,24 @@ void measure_attention(const std::vector<TrainingRow>& rows, std::int64_t num_sa
                                  num_samples),
                      {"launch", "kernels", "batch", "tokens", "heads", "head_size", "ms", "min_ms",
                       "max_ms", "tflop_per_s", "ceiling_pct", "apart"});
-  for (const TrainingRow& row : rows) {
-    const std::int64_t heads = row.model.heads, head_size = row.model.dim / heads;
-    for (const std::int64_t factor : {1, 2}) {
-      if (heads % factor != 0 || head_size * factor > 128) continue;
-      if (is_late()) return report.note("skipped for lack of time: further attention");
-      measure({row.batch, row.model.seq, heads / factor, head_size * factor}, num_samples, ceilings,
-              report);
+  const auto measure_all = [&] {
+    bool are_near = true;
+    for (const TrainingRow& row : rows) {
+      const std::int64_t heads = row.model.heads, head_size = row.model.dim / heads;
+      for (const std::int64_t factor : {1, 2}) {
+        if (heads % factor != 0 || head_size * factor > 128) continue;
+        if (is_late()) {
+          report.note("skipped for lack of time: further attention");
+          return are_near;
+        }
+        are_near &= measure({row.batch, row.model.seq, heads / factor, head_size * factor},
+                            num_samples, ceilings, report);
+      }
     }
-  }
+    return are_near;
+  };
+  require(measure_all(), "[bench] expected results within {} of those of mma, see apart above",
+          kMostApart);
 }
 
 }  // namespace tessera::tools

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "ops/attention.h"
 #include "tools/bench/attention.h"
 #include "tools/bench/device.h"
 #include "tools/bench/parts.h"
@@ -32,6 +33,7 @@ struct GpuConfig {
   std::int64_t memory_mib = 0;
   double limit_s = 0;
   bool graph = false;
+  ops::CudaAttention attention = ops::CudaAttention::kMma;
 };
 
 class GpuBench {
@@ -79,11 +81,12 @@ std::vector<TrainingRow> GpuBench::rows(const BenchConfig& config) const {
                           number <= 1 << 20,
                       "[bench] expected numbers of sequences, and max, got '{}' (bench.batches)",
                       batch);
-      const TrainingRow row{.model = gpt_preset(model),
-                            .batch = number,
-                            .strategy = "ddp",  // one rank has nothing to shard
-                            .param = engine::DType::kBF16,
-                            .on_gpu = true};
+      TrainingRow row{.model = gpt_preset(model),
+                      .batch = number,
+                      .strategy = "ddp",  // one rank has nothing to shard
+                      .param = engine::DType::kBF16,
+                      .on_gpu = true};
+      row.model.cuda_attention = gpu_.attention;
       if (config.wants(row.name())) rows.push_back(row);
     }
   }
@@ -278,6 +281,11 @@ void run(int argc, char** argv) {
             {.help = "start nothing more after so many seconds; 0: no limit", .min = 0});
   flags.add("bench.graph", &gpu.graph,
             {.help = "a second row of each training in steps, whose steps are CUDA graphs"});
+  flags.add("bench.attention", &gpu.attention,
+            EnumOption<ops::CudaAttention>{
+                "what computes attention in steps, offload and profile, as cuda.attention of "
+                "//tools:train_transformer",
+                {{"mma", ops::CudaAttention::kMma}, {"wgmma", ops::CudaAttention::kWgmma}}});
   GpuBench bench(gpu);
   const auto part = [&](void (GpuBench::*member)(const BenchConfig&, BenchReport&)) {
     return [&bench, member](const BenchConfig& c, BenchReport& r) { (bench.*member)(c, r); };

@@ -14,6 +14,7 @@
 #include "engine/meta.h"
 #include "engine/philox.h"
 #include "engine/tape.h"
+#include "ops/attention.h"
 #include "shard/adamw.h"
 #include "shard/fsdp.h"
 #include "tools/bench/timing.h"
@@ -24,10 +25,11 @@ using engine::DType;
 using engine::Tensor;
 
 std::string TrainingRow::name() const {
-  return fmt::format("{}x{} batch {} {}, {}{}", model.layers, model.dim, batch, name_of(param),
+  return fmt::format("{}x{} batch {} {}, {}{}{}", model.layers, model.dim, batch, name_of(param),
                      on_gpu       ? "GPU"
                      : ranks == 1 ? "1 rank"
                                   : fmt::format("{} ranks {}", ranks, strategy),
+                     model.cuda_attention == ops::CudaAttention::kWgmma ? ", wgmma" : "",
                      is_graph ? ", graph" : "");
 }
 
