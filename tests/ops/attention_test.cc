@@ -119,7 +119,7 @@ TEST(AttentionTest, EqualsTheReferenceWithoutTheCausalMask) {
 
 TEST(AttentionTest, EqualsTheReferenceForLargeScores) {
   // Scores beyond +-100: maxima change by tile. An f32 of that size is known to 1e-5 only.
-  expect_naive({1, 270, 1, 1, 16, true, 1.5f}, 3, 10);
+  expect_naive({1, 600, 1, 1, 16, true, 1.5f}, 3, 10);
 }
 
 TEST(AttentionTest, GradientsMatchDifferences) {

@@ -90,9 +90,13 @@ struct Tile {
 // Softmax over tiles, one after the other, of the same rows.
 struct Softmax {
   static constexpr Index kWidth = 16;
+  static constexpr std::size_t kGuard = 16;  // as many as are stored at once
 
   explicit Softmax(Index rows)
-      : shift(at(rows + 1), 5), sum(at(rows + 1), 5), out(at(rows * kWidth + 1), 3) {}
+      : num_rows(at(rows)),
+        shift(num_rows + kGuard, 5),
+        sum(num_rows + kGuard, 5),
+        out(num_rows * kWidth + 1, 3) {}
 
   std::vector<Pair> update(const Tile& t) {
     std::vector<Pair> p(at(t.tile.rows * t.tile.ld / 2 + 1), kUntouched);
@@ -100,12 +104,15 @@ struct Softmax {
     update_pair_softmax(t.tile, t.layout, scores.data(), p.data(), shift.data(), sum.data(),
                         out.data(), kWidth);
     EXPECT_EQ(p.back(), kUntouched);
-    EXPECT_EQ(shift.back(), 5);
-    EXPECT_EQ(sum.back(), 5);
+    for (std::size_t i = num_rows; i < num_rows + kGuard; ++i) {
+      EXPECT_EQ(shift[i], 5);
+      EXPECT_EQ(sum[i], 5);
+    }
     EXPECT_EQ(out.back(), 3);
     return p;
   }
 
+  std::size_t num_rows;
   std::vector<float> shift, sum, out;
 };
 
@@ -191,6 +198,26 @@ TEST(PairScoresTest, LaterTilesRescaleWhatWasSummed) {
   }
 }
 
+// What is summed in f32 shows more of 2^x than probabilities do.
+TEST(PairScoresTest, RescalingIsWithinThreeUlp) {
+  if (!can_run()) return;
+  constexpr Index kRows = 24, kKeys = 32;
+  for (Index step = 0; step < 60; ++step) {
+    Softmax softmax(kRows);
+    softmax.update(Tile(0, kRows, 0, kKeys, false, 0));  // leaves a shift of 0
+    Tile later(0, kRows, kKeys, kKeys, false, 0);
+    later.layout.scale = 1;
+    for (Index r = 0; r < kRows; ++r)
+      later.scores[at(r * later.tile.ld + 7)] = 0.062f * static_cast<float>(step * kRows + r);
+    softmax.update(later);
+    for (Index r = 0; r < kRows; ++r) {
+      const double x = -static_cast<double>(softmax.shift[at(r)]);
+      const double want = x < -126 ? 0 : 3 * std::exp2(x);
+      EXPECT_NEAR(softmax.out[at(r * Softmax::kWidth)], want, want * 3 * 0x1p-23) << x;
+    }
+  }
+}
+
 // A row that sees nothing of a tile, and one whose largest score is no larger, keep their bits.
 TEST(PairScoresTest, WhatNeedsNoRescalingKeepsItsBits) {
   if (!can_run()) return;
@@ -203,6 +230,11 @@ TEST(PairScoresTest, WhatNeedsNoRescalingKeepsItsBits) {
   EXPECT_EQ(softmax.shift, shift);
   EXPECT_EQ(softmax.sum, sum);
   EXPECT_EQ(softmax.out, out);
+  Softmax equal(24);
+  const std::vector<float> unscaled = equal.out;
+  equal.update(Tile(256, 24, 0, 256, true, 0));
+  equal.update(Tile(256, 24, 256, 24, true, 0));
+  EXPECT_EQ(equal.out, unscaled);
 }
 
 TEST(PairScoresTest, WhatIsNotFiniteStaysSo) {
@@ -278,6 +310,9 @@ TEST(PairScoresTest, BackwardIsThatOfDoublePrecision) {
           if (r >= rows || !t.sees(r, c)) {
             ASSERT_EQ(p, 0) << c;
             ASSERT_EQ(ds, 0) << c;
+            if (r < rows) {
+              ASSERT_EQ(half_of(ds_cols[at((r * ld + c) / 2)], c % 2), 0) << c;
+            }
             continue;
           }
           const double want = std::exp(static_cast<double>(t.score(r, c)) * t.layout.scale -
