@@ -40,8 +40,8 @@ static_assert(kLanes == 2 * kFloats);
 // -inf from `visible` on in the last lanes of a row's `keys`.
 [[gnu::always_inline, TESSERA_BF16]] inline void mask_last(float* scores, std::int64_t visible,
                                                            std::int64_t keys) {
-  if (keys <= 0) return;
-  const std::int64_t in_last = std::max<std::int64_t>(visible - (keys - kLanes), 0);
+  if (keys == 0) return;
+  const std::int64_t in_last = visible - (keys - kLanes);  // up to kLanes
   const auto masked = static_cast<std::uint32_t>(~std::uint64_t{0} << in_last);
   const __m512 least = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
   _mm512_mask_storeu_ps(scores + keys - kLanes, static_cast<__mmask16>(masked), least);
@@ -139,8 +139,7 @@ template <class Op>
   _mm512_mask_storeu_ps(shift + row, lanes, largest);
   for (__m512& of_row : of_rows) of_row = _mm512_setzero_ps();
   for (std::int64_t r = 0; r < count; ++r) {
-    const std::int64_t visible = tile.visible(s.causal, row + r);
-    const std::int64_t keys = std::max<std::int64_t>(tile.in_lanes(visible), 0);
+    const std::int64_t keys = tile.in_lanes(tile.visible(s.causal, row + r));
     Pair* const p_of_row = p + (row + r) * tile.ld / 2;
     of_rows[r] = exp_to_pairs(scores + (row + r) * tile.ld, p_of_row, keys, units,
                               _mm512_set1_ps(shift[row + r]));
@@ -197,11 +196,10 @@ template <int kRows>
                           _mm512_permutexvar_epi16(interleave, rounded(ds[0][half], ds[1][half])));
     }
   }
-  const std::int64_t unseen = std::max<std::int64_t>(keys, 0);
-  std::fill(p_rows + unseen, p_rows + ld, Pair{0});
-  std::fill(ds_rows + unseen, ds_rows + ld, Pair{0});
+  std::fill(p_rows + keys, p_rows + ld, Pair{0});
+  std::fill(ds_rows + keys, ds_rows + ld, Pair{0});
   for (int r = 0; r < kRows; ++r)
-    std::fill(ds_cols + (r * ld + unseen) / 2, ds_cols + (r + 1) * ld / 2, Pair{0});
+    std::fill(ds_cols + (r * ld + keys) / 2, ds_cols + (r + 1) * ld / 2, Pair{0});
 }
 
 }  // namespace

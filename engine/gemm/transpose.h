@@ -1,4 +1,5 @@
-// 16 x 16 words in registers, transposed. Private to engine/gemm and to attention.
+// Transposes: 16 x 16 words in registers, and f32 in memory by such blocks. Private to engine/gemm
+// and to attention.
 #pragma once
 
 #include <algorithm>
