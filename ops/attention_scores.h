@@ -41,6 +41,7 @@ inline constexpr float kLog2E = std::numbers::log2e_v<float>, kLn2 = std::number
 /// The online softmax: takes a tile of scores to probabilities `p` relative to the new maximum, 0
 /// up to ld where a query sees nothing, and scales what was summed so far to match: `sum`, and rows
 /// of `out`, `out_ld` apart. `shift` is, by row, the maximum times scale log2(e), which 2^x takes.
+/// It is rounded, so scores beyond 2^30 / scale may end in NaN.
 template <class P>
 void update_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scores, P* p,
                     float* shift, float* sum, float* out, std::int64_t out_ld) {
