@@ -225,6 +225,8 @@ class Fsdp {
   void check_not_held(std::string_view caller) const;
   void wait_for_readers();
   void broadcast_buffers(int root);
+  // On the gather stream, between what compute did before and does behind.
+  void broadcast_behind_compute(const std::function<void()>& enqueue);
   void end_micro_step();
   void begin_micro_step(const MicroStep& options);
   // Every rank's values, rank by rank, between and behind collectives of units.

@@ -1,5 +1,6 @@
 // Values by parameter, whole, however they are cut.
 #include <algorithm>
+#include <functional>
 
 #include "engine/copy.h"
 #include "engine/elementwise.h"
@@ -55,15 +56,15 @@ Tensor Fsdp::whole(const Location& at, const SplitTensor& owned) {
                                  "copy", p.name);
   }
   if (comm::ProcessGroup* group = context_.mesh.group_of(flat.owner)) {
-    context_.gather.wait(compute_.record("copied"));
-    for (int part = 0; part < group->size(); ++part) {
-      for (const Segment& s : flat.layout.segments(flat.layout.part(part, group->size()))) {
-        if (s.parameter != index) continue;
-        group->broadcast(whole.slice(s.parameter_begin, {s.numel}),
-                         context_.mesh.owner(flat.owner, part), context_.gather, p.name);
+    broadcast_behind_compute([&, &flat = flat, index = index] {
+      for (int part = 0; part < group->size(); ++part) {
+        for (const Segment& s : flat.layout.segments(flat.layout.part(part, group->size()))) {
+          if (s.parameter != index) continue;
+          group->broadcast(whole.slice(s.parameter_begin, {s.numel}),
+                           context_.mesh.owner(flat.owner, part), context_.gather, p.name);
+        }
       }
-    }
-    compute_.wait(context_.gather.record("broadcast"));
+    });
   }
   return whole;
 }
@@ -174,9 +175,20 @@ void Fsdp::check_not_held(std::string_view caller) const {
 }
 
 void Fsdp::broadcast(const std::vector<Tensor>& buffers, int root) {
-  context_.gather.wait(compute_.record("buffers"));
-  for (const Tensor& buffer : buffers) {
-    group_.broadcast(buffer, root, context_.gather, buffer.name());
+  broadcast_behind_compute([&] {
+    for (const Tensor& buffer : buffers)
+      group_.broadcast(buffer, root, context_.gather, buffer.name());
+  });
+}
+
+void Fsdp::broadcast_behind_compute(const std::function<void()>& enqueue) {
+  context_.gather.wait(compute_.record("computed"));
+  try {
+    enqueue();
+  } catch (...) {
+    // One that was enqueued before may still write a tensor that its owner frees now.
+    context_.gather.synchronize_quietly();
+    throw;
   }
   compute_.wait(context_.gather.record("broadcast"));
 }
