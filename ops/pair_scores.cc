@@ -137,7 +137,6 @@ template <class Op>
     }
   }
   _mm512_mask_storeu_ps(shift + row, lanes, largest);
-  for (__m512& of_row : of_rows) of_row = _mm512_setzero_ps();
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t keys = tile.in_lanes(tile.visible(s.causal, row + r));
     Pair* const p_of_row = p + (row + r) * tile.ld / 2;

@@ -12,6 +12,7 @@ namespace tessera::ops {
 void update_pair_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scores,
                          engine::Pair* p, float* shift, float* sum, float* out,
                          std::int64_t out_ld);
+
 /// Pairs of probabilities' rows, (rows / 2, ld), and of the gradients of scores, by rows and by
 /// columns, (rows, ld / 2).
 struct PairScores {
