@@ -185,6 +185,12 @@ MatrixView<const P> rows_of(const MatrixView<const P>& m, std::int64_t begin, st
   return {m.data + begin * m.ld, count, m.cols, m.ld};
 }
 
+// Columns of a tile's scores that are computed: whole lanes make whole vectors, and what lies
+// behind the tile's keys is masked.
+std::int64_t num_cols(const ScoreTile& tile, const Layout& s) {
+  return std::min(tile.ld(), s.tokens - tile.key);
+}
+
 // A tile, and what multiplies it.
 struct Tile : ScoreTile {
   Products& products;
@@ -195,9 +201,16 @@ struct Tile : ScoreTile {
                const MatrixView<float>& c, bool accumulate) const {
     Product<A, B, float>{a, b, c, accumulate}.run(products, scratch);
   }
+  // dst = q k^T; k_t is of all keys.
+  template <class P>
+  void scores(const MatrixView<const P>& q, const MatrixView<const P>& k_t, float* dst,
+              const Layout& s) const {
+    const std::int64_t cols = num_cols(*this, s);
+    product(q, cols_of(k_t, key, cols), MatrixView<float>{dst, rows, cols, ld()}, false);
+  }
   template <class T>
   MatrixView<T> square(T* x) const {
-    return {x, rows, keys, ld};
+    return {x, rows, keys, ld()};
   }
 };
 
@@ -226,12 +239,13 @@ std::int64_t product_scratch_nbytes(Products& products, const Layout& s, bool is
     const std::int64_t rows = std::min(shape.rows, s.tokens - row);
     const std::int64_t end = keys_end(s, row, rows);
     for (std::int64_t key = 0; key < end; key += shape.keys) {
-      const std::int64_t keys = std::min(shape.keys, end - key);
-      const MatrixView<const BFloat16> of_rows{nullptr, rows, d, d}, of_keys{nullptr, keys, d, d},
-          square{nullptr, rows, keys, keys};
-      consider(of_rows, of_keys.t(), {nullptr, rows, keys, keys}, false);
+      const ScoreTile tile{row, rows, key, std::min(shape.keys, end - key)};
+      const std::int64_t cols = num_cols(tile, s);
+      const MatrixView<const BFloat16> of_rows{nullptr, rows, d, d}, of_cols{nullptr, cols, d, d},
+          of_keys{nullptr, tile.keys, d, d}, square{nullptr, rows, tile.keys, tile.ld()};
+      consider(of_rows, of_cols.t(), {nullptr, rows, cols, tile.ld()}, false);
       consider(square, of_keys, {nullptr, rows, d, d}, key > 0);
-      if (is_backward) consider(square.t(), of_rows, {nullptr, keys, d, d}, true);
+      if (is_backward) consider(square.t(), of_rows, {nullptr, tile.keys, d, d}, true);
     }
   }
   return most;
@@ -292,9 +306,9 @@ void attend(Products& products, const Layout& s, std::int64_t row, const MatrixV
   const std::int64_t end = keys_end(s, row, q.rows);
   for (std::int64_t key = 0; key < end; key += w.tile.keys) {
     const std::int64_t keys = std::min(w.tile.keys, end - key);
-    const Tile tile{{row, q.rows, key, keys, keys}, products, w.product};
+    const Tile tile{{row, q.rows, key, keys}, products, w.product};
     P* const p = operand_of<P>(scores, w.rounded);
-    tile.product(q, cols_of(k_t, key, tile.keys), tile.square(scores), false);
+    tile.scores(q, k_t, scores, s);
     update_softmax(tile, s, scores, p, shift, sum, out, s.head_size);
     tile.product(tile.square<const P>(p), rows_of(v, key, tile.keys), sums, key > 0);
   }
@@ -367,12 +381,12 @@ void attend_backward(Products& products, const Layout& s, std::int64_t row, cons
   const std::int64_t end = keys_end(s, row, rows);
   for (std::int64_t key = 0; key < end; key += w.tile.keys) {
     const std::int64_t keys = std::min(w.tile.keys, end - key);
-    const Tile tile{{row, rows, key, keys, keys}, products, w.product};
+    const Tile tile{{row, rows, key, keys}, products, w.product};
     const auto k = rows_of(in.k, key, tile.keys);
     const MatrixView<float> dk{w.dk.data<float>() + key * d, tile.keys, d, d};
     const MatrixView<float> dv{w.dv.data<float>() + key * d, tile.keys, d, d};
-    tile.product(in.q, cols_of(in.k_t, key, tile.keys), tile.square(p), false);
-    tile.product(in.dy, cols_of(in.v_t, key, tile.keys), tile.square(ds), false);
+    tile.scores(in.q, in.k_t, p, s);
+    tile.scores(in.dy, in.v_t, ds, s);
     scores_backward(tile, s, scores, lse, delta);
     const auto dscores = tile.square<const P>(scores.ds_operand);
     tile.product(tile.square<const P>(scores.p_operand).t(), in.dy, dv, true);

@@ -42,7 +42,7 @@ PairAttention::PairAttention(const Memory& memory, const AttentionLayout& layout
     : s_(layout),
       depth_((layout.head_size + 1) / 2),
       width_(padded(layout.head_size, engine::kPairCols)),
-      keys_(padded(layout.tokens, kLanes)) {
+      keys_(to_lanes(layout.tokens)) {
   static_assert(kRows % 2 == 0);   // an odd number of rows leaves room in pairs of them
   static_assert(kRows <= kLanes);  // see ScoreTile::visible()
   const std::int64_t rows = std::min(kRows, padded(s_.tokens, 2)), keys = std::min(kKeys, keys_);
@@ -74,8 +74,7 @@ template <class Work>
 void PairAttention::for_each_tile(std::int64_t row, std::int64_t rows, Work work) const {
   const std::int64_t end = s_.causal ? row + rows : s_.tokens;
   for (std::int64_t key = 0; key < end; key += kKeys) {
-    const std::int64_t keys = std::min(kKeys, end - key);
-    work(ScoreTile{row, rows, key, keys, padded(keys, kLanes)});
+    work(ScoreTile{row, rows, key, std::min(kKeys, end - key)});
   }
 }
 
@@ -87,7 +86,7 @@ void PairAttention::multiply_cols(const ScoreTile& tile, const Tensor& a, const 
               .c = c.data<float>(),
               .lda = depth_,
               .ldb = keys_,
-              .ldc = tile.ld,
+              .ldc = tile.ld(),
               .m = tile.rows,
               .n = padded(tile.keys, engine::kPairCols),
               .num_pairs = depth_,
@@ -101,7 +100,7 @@ void PairAttention::multiply_keys(const ScoreTile& tile, const Tensor& a) const 
   PairProduct{.a = pairs_of(a),
               .b = pairs_of(rows_of_keys_) + tile.key / 2 * width_,
               .c = out_.data<float>(),
-              .lda = tile.ld / 2,
+              .lda = tile.ld() / 2,
               .ldb = width_,
               .ldc = width_,
               .m = tile.rows,
@@ -118,7 +117,7 @@ void PairAttention::multiply_rows(const ScoreTile& tile, const Tensor& a, const 
   PairProduct{.a = pairs_of(a),
               .b = pairs_of(b),
               .c = c.data<float>() + tile.key * width_,
-              .lda = tile.ld,
+              .lda = tile.ld(),
               .ldb = width_,
               .ldc = width_,
               .m = tile.keys,

@@ -11,28 +11,32 @@
 
 #include "engine/dtype.h"
 #include "ops/attention_cuda.h"
+#include "ops/lanes.h"
 #include "ops/softmax_rows.h"
+#include "ops/vector_math.h"
 
 namespace tessera::ops {
 
-/// Scores of queries [row, row + rows) by keys [key, key + keys), rows `ld` apart.
+/// Scores of queries [row, row + rows) by keys [key, key + keys).
 struct ScoreTile {
-  std::int64_t row, rows, key, keys, ld;
+  std::int64_t row, rows, key, keys;
 
+  /// From one row to the next: whole lanes.
+  std::int64_t ld() const { return to_lanes(keys); }
   /// Keys that query row + r may see here; 0 or less if there are none, but more than -kLanes.
   std::int64_t visible(bool causal, std::int64_t r) const {
     return causal ? std::min(row + r + 1 - key, keys) : keys;
   }
-  /// With as many, masked, as make whole lanes.
-  std::int64_t in_lanes(std::int64_t visible) const {
-    return std::min((visible + kLanes - 1) / kLanes * kLanes, ld);
-  }
 };
 
-/// -inf from `visible` on, in the lanes up to `keys`.
-inline void mask(float* scores, std::int64_t visible, std::int64_t keys) {
-  for (std::int64_t c = visible / kLanes * kLanes; c < keys; ++c) {
-    scores[c] = select(c < visible, scores[c], -std::numeric_limits<float>::infinity());
+/// -inf from `visible` on, to the end of its last lanes.
+inline void mask(float* scores, std::int64_t visible) {
+  const std::int64_t begin = visible / kLanes * kLanes;
+  const auto in_last = static_cast<std::int32_t>(visible - begin);  // as wide as a score
+  if (in_last <= 0) return;
+  for (std::int32_t l = 0; l < std::int32_t{kLanes}; ++l) {
+    float& score = scores[begin + l];
+    score = select(l < in_last, score, -std::numeric_limits<float>::infinity());
   }
 }
 
@@ -46,10 +50,12 @@ template <class P>
 void update_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scores, P* p,
                     float* shift, float* sum, float* out, std::int64_t out_ld) {
   const float unit = s.scale * kLog2E;
-  for (std::int64_t r = 0; r < tile.rows; ++r, scores += tile.ld, p += tile.ld) {
-    const std::int64_t visible = tile.visible(s.causal, r), keys = tile.in_lanes(visible);
-    mask(scores, visible, keys);
-    const float largest = row_max(scores, keys) * unit;
+  const std::int64_t ld = tile.ld();
+  for (std::int64_t r = 0; r < tile.rows; ++r) {
+    float* const x = scores + r * ld;
+    const std::int64_t visible = tile.visible(s.causal, r);
+    mask(x, visible);
+    const float largest = row_max(x, to_lanes(visible)) * unit;
     if (tile.key == 0) {
       shift[r] = largest;
       sum[r] = 0;
@@ -59,6 +65,10 @@ void update_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scor
       sum[r] *= factor;
       for (std::int64_t i = 0; i < out_ld; ++i) out[r * out_ld + i] *= factor;
     }
+  }
+  // In a loop of their own exponentials do not wait for their row's maximum.
+  for (std::int64_t r = 0; r < tile.rows; ++r, scores += ld, p += ld) {
+    const std::int64_t keys = to_lanes(tile.visible(s.causal, r));
     sum[r] += lane_sum(keys, [=, x = scores, row_shift = shift[r]](std::int64_t i) {
       const float probability = exp2(std::fma(x[i], unit, -row_shift));
       if constexpr (std::is_same_v<P, float>) {
@@ -68,7 +78,7 @@ void update_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scor
       }
       return probability;
     });
-    std::fill(p + keys, p + tile.ld, P{});
+    std::fill(p + keys, p + ld, P{});
   }
 }
 
@@ -117,14 +127,15 @@ template <class P>
 void scores_backward(const ScoreTile& tile, const AttentionLayout& s, const Scores<P>& scores,
                      const float* lse, const float* deltas) {
   const float unit = s.scale * kLog2E;
+  const std::int64_t ld = tile.ld();
   for (std::int64_t r = 0; r < tile.rows; ++r) {
     const float delta = deltas[r], shift = lse[r] * kLog2E;
-    float* __restrict p = scores.p + r * tile.ld;
-    float* __restrict ds = scores.ds + r * tile.ld;
-    P* __restrict p_operand = scores.p_operand + r * tile.ld;
-    P* __restrict ds_operand = scores.ds_operand + r * tile.ld;
-    const std::int64_t visible = tile.visible(s.causal, r), keys = tile.in_lanes(visible);
-    mask(p, visible, keys);
+    float* __restrict p = scores.p + r * ld;
+    float* __restrict ds = scores.ds + r * ld;
+    P* __restrict p_operand = scores.p_operand + r * ld;
+    P* __restrict ds_operand = scores.ds_operand + r * ld;
+    const std::int64_t visible = tile.visible(s.causal, r), keys = to_lanes(visible);
+    mask(p, visible);
     for (std::int64_t c = 0; c < keys; ++c) {
       const float probability = exp2(std::fma(p[c], unit, -shift));
       const float slope = probability * (ds[c] - delta);
@@ -136,8 +147,8 @@ void scores_backward(const ScoreTile& tile, const AttentionLayout& s, const Scor
         engine::store_f32(ds_operand[c], slope);
       }
     }
-    std::fill(p_operand + keys, p_operand + tile.ld, P{});
-    std::fill(ds_operand + keys, ds_operand + tile.ld, P{});
+    std::fill(p_operand + keys, p_operand + ld, P{});
+    std::fill(ds_operand + keys, ds_operand + ld, P{});
   }
 }
 

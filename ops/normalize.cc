@@ -4,6 +4,7 @@
 
 #include "engine/elementwise.h"
 #include "ops/host_workspace.h"
+#include "ops/lanes.h"
 #include "ops/normalize_cuda.h"
 #include "ops/pointwise.h"
 #include "ops/vector_math.h"

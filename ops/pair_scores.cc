@@ -115,8 +115,8 @@ template <class Op>
   __m512 of_rows[kFloats];
   for (__m512& of_row : of_rows) of_row = _mm512_setzero_ps();
   for (std::int64_t r = 0; r < count; ++r) {
-    float* const of_row = scores + (row + r) * tile.ld;
-    const std::int64_t visible = tile.visible(s.causal, row + r), keys = tile.in_lanes(visible);
+    float* const of_row = scores + (row + r) * tile.ld();
+    const std::int64_t visible = tile.visible(s.causal, row + r), keys = to_lanes(visible);
     mask_last(of_row, visible, keys);
     of_rows[r] = largest_of(of_row, keys);
   }
@@ -138,11 +138,11 @@ template <class Op>
   }
   _mm512_mask_storeu_ps(shift + row, lanes, largest);
   for (std::int64_t r = 0; r < count; ++r) {
-    const std::int64_t keys = tile.in_lanes(tile.visible(s.causal, row + r));
-    Pair* const p_of_row = p + (row + r) * tile.ld / 2;
-    of_rows[r] = exp_to_pairs(scores + (row + r) * tile.ld, p_of_row, keys, units,
+    const std::int64_t keys = to_lanes(tile.visible(s.causal, row + r));
+    Pair* const p_of_row = p + (row + r) * tile.ld() / 2;
+    of_rows[r] = exp_to_pairs(scores + (row + r) * tile.ld(), p_of_row, keys, units,
                               _mm512_set1_ps(shift[row + r]));
-    std::fill(p_of_row + keys / 2, p_of_row + tile.ld / 2, Pair{0});
+    std::fill(p_of_row + keys / 2, p_of_row + tile.ld() / 2, Pair{0});
   }
   _mm512_mask_storeu_ps(sum + row, lanes, sums + folded<Sum>(of_rows));
 }
@@ -165,8 +165,8 @@ template <int kRows>
     const float* dp, const PairScores& to, const float* lse, const float* deltas,
     __m512i interleave) {
   const __m512 units = _mm512_set1_ps(s.scale * kLog2E);
-  const std::int64_t ld = tile.ld;
-  const std::int64_t keys = tile.in_lanes(tile.visible(s.causal, row + kRows - 1));
+  const std::int64_t ld = tile.ld();
+  const std::int64_t keys = to_lanes(tile.visible(s.causal, row + kRows - 1));
   scores += row * ld, dp += row * ld;
   Pair *const p_rows = to.p_rows + row / 2 * ld, *const ds_rows = to.ds_rows + row / 2 * ld,
               *const ds_cols = to.ds_cols + row * ld / 2;

@@ -6,21 +6,22 @@
 #include <cstdint>
 #include <limits>
 
+#include "ops/lanes.h"
 #include "ops/vector_math.h"
 
 namespace tessera::ops {
 
 /// The largest of x[0, numel); -inf if there is none.
 inline float row_max(const float* x, std::int64_t numel) {
-  const auto larger = [](float a, float b) { return a > b ? a : b; };
+  const auto take_larger = [](auto& a, const auto& b) { a = a > b ? a : b; };
   float lanes[kLanes];
   std::fill(lanes, lanes + kLanes, -std::numeric_limits<float>::infinity());
   std::int64_t i = 0;
   for (; i + kLanes <= numel; i += kLanes) {
-    for (std::int64_t l = 0; l < kLanes; ++l) lanes[l] = larger(lanes[l], x[i + l]);
+    for (std::int64_t l = 0; l < kLanes; ++l) take_larger(lanes[l], x[i + l]);
   }
-  for (std::int64_t l = 0; i + l < numel; ++l) lanes[l] = larger(lanes[l], x[i + l]);
-  return fold_lanes(lanes, larger);
+  for (std::int64_t l = 0; i + l < numel; ++l) take_larger(lanes[l], x[i + l]);
+  return fold_lanes(lanes, take_larger);
 }
 
 /// x = exp(x - shift) for x[0, numel). Returns the sum.

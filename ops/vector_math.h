@@ -101,28 +101,4 @@ constexpr float normal_cdf(float x) {
 /// Gaussian density e^(-x^2 / 2) / sqrt(2 pi).
 constexpr float normal_density(float x) { return 0.398942280f * exp(-0.5f * x * x); }
 
-/// Numbers that row reductions keep side by side.
-inline constexpr std::int64_t kLanes = 32;
-
-/// The lanes as one, by a tree: the upper half onto the lower, until one is left.
-template <std::int64_t width = kLanes / 2, class Combine>
-float fold_lanes(float* lanes, Combine combine) {
-  for (std::int64_t l = 0; l < width; ++l) lanes[l] = combine(lanes[l], lanes[l + width]);
-  if constexpr (width > 1) return fold_lanes<width / 2>(lanes, combine);
-  return lanes[0];
-}
-
-/// term(0) + ... + term(numel - 1) in an order that is a function of numel alone: the lanes in
-/// turn, then a tree. `term` is inlined and vectorised.
-template <class Term>
-float lane_sum(std::int64_t numel, Term term) {
-  float lanes[kLanes] = {};
-  std::int64_t i = 0;
-  for (; i + kLanes <= numel; i += kLanes) {
-    for (std::int64_t l = 0; l < kLanes; ++l) lanes[l] += term(i + l);
-  }
-  for (std::int64_t l = 0; i + l < numel; ++l) lanes[l] += term(i + l);
-  return fold_lanes(lanes, [](float a, float b) { return a + b; });
-}
-
 }  // namespace tessera::ops

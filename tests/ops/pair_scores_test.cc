@@ -62,7 +62,7 @@ void expect_rounded(float got, double x, double error) {
 // Scores of a tile of some queries, as a product leaves them: garbage from `keys` on.
 struct Tile {
   Tile(Index row, Index rows, Index key, Index keys, bool causal, float magnitude)
-      : tile{row, rows, key, keys, (keys + kLanes - 1) / kLanes * kLanes},
+      : tile{row, rows, key, keys},
         layout{.batch = 1,
                .tokens = 4096,
                .heads = 1,
@@ -70,17 +70,17 @@ struct Tile {
                .head_size = 8,
                .scale = 0.3f,
                .causal = causal},
-        scores(at(rows * tile.ld), 7e30f) {
+        scores(at(rows * tile.ld()), 7e30f) {
     const RandomStream random{7, static_cast<std::uint64_t>(row * 131 + keys)};
     for (Index r = 0; r < rows; ++r)
       for (Index c = 0; c < keys; ++c)
-        scores[at(r * tile.ld + c)] =
+        scores[at(r * tile.ld() + c)] =
             magnitude * random.normal(static_cast<std::uint64_t>(r * keys + c));
   }
   bool sees(Index r, Index c) const {
     return c < tile.keys && (!layout.causal || tile.key + c <= tile.row + r);
   }
-  float score(Index r, Index c) const { return scores[at(r * tile.ld + c)]; }
+  float score(Index r, Index c) const { return scores[at(r * tile.ld() + c)]; }
 
   ScoreTile tile;
   AttentionLayout layout;
@@ -99,7 +99,7 @@ struct Softmax {
         out(num_rows * kWidth + 1, 3) {}
 
   std::vector<Pair> update(const Tile& t) {
-    std::vector<Pair> p(at(t.tile.rows * t.tile.ld / 2 + 1), kUntouched);
+    std::vector<Pair> p(at(t.tile.rows * t.tile.ld() / 2 + 1), kUntouched);
     std::vector<float> scores = t.scores;
     update_pair_softmax(t.tile, t.layout, scores.data(), p.data(), shift.data(), sum.data(),
                         out.data(), kWidth);
@@ -158,8 +158,8 @@ TEST(PairScoresTest, SoftmaxIsThatOfDoublePrecision) {
           const double scale = t.layout.scale, lse = exact.largest * scale + std::log(exact.sum);
           EXPECT_NEAR(softmax_lse(softmax.shift[at(r)], softmax.sum[at(r)]), lse,
                       2e-6 + 2e-7 * std::abs(lse));
-          for (Index c = 0; c < t.tile.ld; ++c) {
-            const float got = half_of(p[at((r * t.tile.ld + c) / 2)], c % 2);
+          for (Index c = 0; c < t.tile.ld(); ++c) {
+            const float got = half_of(p[at((r * t.tile.ld() + c) / 2)], c % 2);
             if (!t.sees(r, c)) {
               ASSERT_EQ(got, 0) << c;
               continue;
@@ -208,7 +208,7 @@ TEST(PairScoresTest, RescalingIsWithinThreeUlp) {
     Tile later(0, kRows, kKeys, kKeys, false, 0);
     later.layout.scale = 1;
     for (Index r = 0; r < kRows; ++r)
-      later.scores[at(r * later.tile.ld + 7)] = 0.062f * static_cast<float>(step * kRows + r);
+      later.scores[at(r * later.tile.ld() + 7)] = 0.062f * static_cast<float>(step * kRows + r);
     softmax.update(later);
     for (Index r = 0; r < kRows; ++r) {
       const double x = -static_cast<double>(softmax.shift[at(r)]);
@@ -242,12 +242,12 @@ TEST(PairScoresTest, WhatIsNotFiniteStaysSo) {
   for (const std::uint32_t bits : {0x7FC00000u, 0xFFC00000u, 0x7F800001u, 0x7FFFFFFFu, 0x7F800000u})
     for (const Index c : {0, 5, 17, 31, 40}) {
       Tile t(40, 24, 0, 64, true, 3);
-      t.scores[at(3 * t.tile.ld + c)] = std::bit_cast<float>(bits);
+      t.scores[at(3 * t.tile.ld() + c)] = std::bit_cast<float>(bits);
       Softmax softmax(24);
       const std::vector<Pair> p = softmax.update(t);
       for (Index r = 0; r < 24; ++r)
         EXPECT_EQ(std::isnan(softmax.sum[at(r)]), r == 3) << bits << " " << r;
-      EXPECT_TRUE(std::isnan(half_of(p[at((3 * t.tile.ld + c) / 2)], c % 2)));
+      EXPECT_TRUE(std::isnan(half_of(p[at((3 * t.tile.ld() + c) / 2)], c % 2)));
     }
   Tile t(0, 2, 0, 32, false, 3);
   t.scores[9] = -kInfinity;
@@ -292,7 +292,7 @@ TEST(PairScoresTest, BackwardIsThatOfDoublePrecision) {
         lse[at(r)] = exact.sum == 0 ? 1.5f : static_cast<float>(own);
         deltas[at(r)] = 0.25f * static_cast<float>(r % 7) - 0.5f;
       }
-      const Index ld = t.tile.ld, num_pairs = (rows + 1) / 2;
+      const Index ld = t.tile.ld(), num_pairs = (rows + 1) / 2;
       std::vector<Pair> p_rows(at(num_pairs * ld + 1), kUntouched), ds_rows = p_rows,
                                                                     ds_cols = p_rows;
       ds_cols.assign(at(rows * ld / 2 + 1), kUntouched);
