@@ -15,11 +15,16 @@ using engine::Tensor;
 
 namespace {
 
-// Among whom the owned parts of one wire copy are cut.
-comm::ProcessGroup* update_group(const Mesh& mesh, const Flat& flat) {
-  if (flat.owned == flat.parameter_range) return nullptr;
-  const bool whole = flat.parameter_range.numel == flat.layout.flat_numel();
-  return whole ? mesh.group_of(flat.owner) : mesh.gather().replicate;
+// Among whom the owned parts of one wire copy are cut, in the order in which gathers make it whole.
+// Parts of a shard lie side by side in its column, so whole parameters whose parts are cut over a
+// grid become a shard first.
+std::vector<comm::ProcessGroup*> update_groups(const Mesh& mesh, const Flat& flat) {
+  if (flat.owned == flat.parameter_range) return {};
+  const Axes& axes = mesh.gather();
+  if (flat.parameter_range.numel != flat.layout.flat_numel()) return {axes.replicate};
+  const bool is_grid = axes.shard != nullptr && axes.replicate != nullptr;
+  if (flat.owner == Place::kWorld && is_grid) return {axes.replicate, axes.shard};
+  return {mesh.group_of(flat.owner)};
 }
 
 }  // namespace
@@ -31,9 +36,10 @@ ParameterStore::ParameterStore(const StoreContext& context, const Flat& flat,
       mesh_(context.mesh),
       gather_(context.gather),
       is_cut_(context.placement.parameters != Place::kWhole),
-      update_(update_group(context.mesh, flat)),
+      updates_(update_groups(context.mesh, flat)),
       offload_(context.offload),
-      own_begin_(flat.parameter_range.begin) {
+      own_begin_(flat.parameter_range.begin),
+      own_{flat.owned.begin - flat.parameter_range.begin, flat.owned.numel} {
   const engine::Shape whole{flat.layout.flat_numel()};
   // What peers renew, or compute reads, stays on the device.
   const bool is_only_gathered = is_cut_ && flat.owned == flat.parameter_range;
@@ -43,7 +49,7 @@ ParameterStore::ParameterStore(const StoreContext& context, const Flat& flat,
                               Category::kParameterShard);
   };
   wire_ = make(flat.parameter_range.numel, is_only_gathered, context.dtype, ".wire");
-  own_wire_ = wire_.slice(flat.owned.begin - own_begin_, flat.owned.numel);
+  own_wire_ = wire_.slice(own_.begin, own_.numel);
   const bool is_wire = context.dtype == DType::kF32 || !flat.trainable;
   master_ = is_wire ? own_wire_ : make(flat.owned.numel, true, DType::kF32, ".master");
   if (master_.has_host() && !own_wire_.has_host()) {
@@ -128,9 +134,16 @@ void ParameterStore::renew_on_host(const std::vector<WrittenOnHost>& written) {
 }
 
 void ParameterStore::gather_renewed() {
-  if (update_ == nullptr) return;
+  if (updates_.empty()) return;
   for (const Event& event : updated_) gather_.wait(event);
-  update_->all_gather(own_wire_.device(), wire_.device(), gather_, name_ + " update");
+  Range part = own_;
+  for (comm::ProcessGroup* group : updates_) {
+    const std::int64_t numel = part.numel * group->size();
+    const Range next{part.begin / numel * numel, numel};
+    group->all_gather(wire_.device().slice(part.begin, {part.numel}),
+                      wire_.device().slice(next.begin, {next.numel}), gather_, name_ + " update");
+    part = next;
+  }
   updated_ = {gather_.record("refreshed")};
   if (!is_cut_) ready_ = updated_;
 }

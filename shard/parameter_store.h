@@ -72,14 +72,15 @@ class ParameterStore {
   std::string name_;
   const Mesh& mesh_;
   engine::Stream gather_;
-  bool is_cut_;                           // the parameters are
-  comm::ProcessGroup* update_ = nullptr;  // among whom the parts of the wire copy are owned
+  bool is_cut_;                               // the parameters are
+  std::vector<comm::ProcessGroup*> updates_;  // that make the wire copy whole, one after the other
   const Offload* offload_;
   SplitTensor wire_, own_wire_, master_;
   engine::Tensor sent_up_;  // of masters on the host whose wire copy lies on the device
   engine::Event sent_;
   engine::Tensor whole_, kept_;
   std::int64_t own_begin_;  // of wire_ in whole_
+  Range own_;               // what this rank updates, in wire_
   std::int64_t kept_begin_ = 0;
   bool has_kept_ = false;
   std::vector<engine::Event> updated_;  // the wire copy may be sent

@@ -42,14 +42,16 @@ struct Strategy {
   std::string name;
   int shard_ranks;    // 0: the strategy's own
   int reshard_ranks;  // 0: what the strategy says
+  bool cuts_optimizer_over_world = false;
 
   std::string str() const {
     return name + " shard_ranks " + std::to_string(shard_ranks) + " reshard_ranks " +
-           std::to_string(reshard_ranks);
+           std::to_string(reshard_ranks) + (cuts_optimizer_over_world ? " optimizer=world" : "");
   }
   void apply(FsdpOptions& options, int ranks) const {
     options.placement = Placement::preset(name);
     options.placement.reshard_ranks = reshard_ranks;
+    if (cuts_optimizer_over_world) options.placement.optimizer = Place::kWorld;
     options.shard_ranks = shard_ranks != 0               ? shard_ranks
                           : options.placement.is_whole() ? 0
                                                          : default_shard_ranks(name, ranks);
@@ -68,8 +70,13 @@ std::vector<Strategy> strategies(int ranks) {
     }
   }
   if (ranks % 4 == 0) all.push_back({"hsdp", ranks / 2, ranks / 4});
-  // What no preset says: whole gradients, and a state cut inside replicas.
+  // What no preset says: whole gradients, and a state cut inside replicas; whole parameters, or
+  // those that forward leaves gathered, and a state cut over all ranks.
   if (ranks % 2 == 0) all.push_back({"zero1", ranks / 2, 0});
+  for (const char* name : {"zero1", "zero2", "shard_grad_op"}) {
+    for (int k = 1; k <= ranks; ++k)
+      if (ranks % k == 0) all.push_back({name, k, 0, true});
+  }
   return all;
 }
 
@@ -367,6 +374,10 @@ TEST(Bytes, OfAStepEqualAClosedFormula) {
         }
         if (p.optimizer != p.parameters && size.owned != size.parameters) {
           expected[Op::kAllGather] += param * size.parameters;
+          // Over a grid shards become whole first.
+          if (p.parameters == Place::kWhole && p.optimizer == Place::kWorld && shards > 1 &&
+              replicas > 1)
+            expected[Op::kAllGather] += param * size.model / shards;
         }
         if (p.gradients == Place::kWhole || shards == 1) {
           expected[Op::kAllReduce] += grad * size.model;
