@@ -286,21 +286,22 @@ struct ForwardScratch : Copies {
       : Copies(tape, s, dtype, /*is_backward=*/false),
         out(scratch(tape.memory(), most_rows, s.head_size)),
         scores(scratch(tape.memory(), most_rows, tile.keys)),
-        shift(scratch(tape.memory(), 1, most_rows)),
+        largest(scratch(tape.memory(), 1, most_rows)),
         sum(scratch(tape.memory(), 1, most_rows)) {}
-  Tensor out;         // (rows, D) of one head
-  Tensor scores;      // (rows, keys)
-  Tensor shift, sum;  // (rows) of the keys so far
+  Tensor out;           // (rows, D) of one head
+  Tensor scores;        // (rows, keys)
+  Tensor largest, sum;  // (rows) of the keys so far
 };
 
-// Queries [row, row + rows) of one head: assigns rows of y, and leaves the log-sum-exp in w.shift.
+// Queries [row, row + rows) of one head: assigns rows of y, and leaves the log-sum-exp in
+// w.largest.
 template <class P, class T>
 void attend(Products& products, const Layout& s, std::int64_t row, const MatrixView<const P>& q,
             const MatrixView<const P>& k_t, const MatrixView<const P>& v, T* y,
             const ForwardScratch& w) {
   float* scores = w.scores.data<float>();
   float* out = w.out.data<float>();
-  float* shift = w.shift.data<float>();
+  float* largest = w.largest.data<float>();
   float* sum = w.sum.data<float>();
   const MatrixView<float> sums{out, q.rows, s.head_size, s.head_size};
   const std::int64_t end = keys_end(s, row, q.rows);
@@ -309,12 +310,12 @@ void attend(Products& products, const Layout& s, std::int64_t row, const MatrixV
     const Tile tile{{row, q.rows, key, keys}, products, w.product};
     P* const p = operand_of<P>(scores, w.rounded);
     tile.scores(q, k_t, scores, s);
-    update_softmax(tile, s, scores, p, shift, sum, out, s.head_size);
+    update_softmax(tile, s, scores, p, largest, sum, out, s.head_size);
     tile.product(tile.square<const P>(p), rows_of(v, key, tile.keys), sums, key > 0);
   }
   for (std::int64_t r = 0; r < q.rows; ++r) {
     store_row(y + r * s.y_width(), out + r * s.head_size, s.head_size, 1 / sum[r], false);
-    shift[r] = softmax_lse(shift[r], sum[r]);
+    largest[r] = softmax_lse(largest[r], sum[r], s.scale);
   }
 }
 
@@ -335,7 +336,7 @@ void forward(Products& products, const Layout& s, const T* qkv, T* y, float* lse
         const std::int64_t rows = std::min(w.tile.rows, s.tokens - row);
         const auto q = operand<P>(qkv + s.q_at(b, h) + row * ld, rows, d, ld, w.q);
         attend(products, s, row, q, k_t, v, y + s.y_at(b, h) + row * s.y_width(), w);
-        if (lse != nullptr) engine::cast(lse + s.lse_at(b, h) + row, w.shift.data<float>(), rows);
+        if (lse != nullptr) engine::cast(lse + s.lse_at(b, h) + row, w.largest.data<float>(), rows);
       }
     }
   }

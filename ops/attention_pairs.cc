@@ -53,7 +53,7 @@ PairAttention::PairAttention(const Memory& memory, const AttentionLayout& layout
   p_ = scratch(memory, rows, keys);
   if (!is_backward) {
     p_cols_ = scratch(memory, rows, keys / 2);
-    shift_ = scratch(memory, 1, rows);
+    largest_ = scratch(memory, 1, rows);
     sum_ = scratch(memory, 1, rows);
     return;
   }
@@ -131,12 +131,12 @@ void PairAttention::multiply_rows(const ScoreTile& tile, const Tensor& a, const 
 void PairAttention::forward(const BFloat16* qkv, BFloat16* y, float* lse) const {
   const std::int64_t d = s_.head_size, ld = s_.qkv_width();
   float* const scores = p_.data<float>();
-  float* const shift = shift_.data<float>();
+  float* const largest = largest_.data<float>();
   float* const sum = sum_.data<float>();
   float* const out = out_.data<float>();
   const auto attend = [&](const ScoreTile& tile) {
     multiply_cols(tile, q_cols_, k_cols_, p_);
-    update_pair_softmax(tile, s_, scores, pairs_of(p_cols_), shift, sum, out, width_);
+    update_pair_softmax(tile, s_, scores, pairs_of(p_cols_), largest, sum, out, width_);
     multiply_keys(tile, p_cols_);
   };
   engine::with_isa([&] {
@@ -154,7 +154,8 @@ void PairAttention::forward(const BFloat16* qkv, BFloat16* y, float* lse) const 
           BFloat16* const dst = y + s_.y_at(b, h) + row * s_.y_width();
           for (std::int64_t r = 0; r < rows; ++r) {
             store_row(dst + r * s_.y_width(), out + r * width_, d, 1 / sum[r], false);
-            if (lse != nullptr) lse[s_.lse_at(b, h) + row + r] = softmax_lse(shift[r], sum[r]);
+            if (lse != nullptr)
+              lse[s_.lse_at(b, h) + row + r] = softmax_lse(largest[r], sum[r], s_.scale);
           }
         }
       }

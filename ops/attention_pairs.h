@@ -54,10 +54,10 @@ class PairAttention {
   engine::Tensor q_cols_, dy_cols_, q_rows_, dy_rows_;
   // (rows, keys) f32, and as pairs of columns, (rows, keys / 2), or of rows, (rows / 2, keys).
   engine::Tensor p_, ds_, p_cols_, p_rows_, ds_cols_, ds_rows_;
-  engine::Tensor out_;          // (rows, width) f32: y or dq
-  engine::Tensor shift_, sum_;  // (rows) f32, of the keys so far
-  engine::Tensor delta_;        // (rows) f32
-  engine::Tensor dk_, dv_;      // (tokens, width) f32 of one kv head
+  engine::Tensor out_;            // (rows, width) f32: y or dq
+  engine::Tensor largest_, sum_;  // (rows) f32, of the keys so far
+  engine::Tensor delta_;          // (rows) f32
+  engine::Tensor dk_, dv_;        // (tokens, width) f32 of one kv head
 };
 
 }  // namespace tessera::ops

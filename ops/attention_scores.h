@@ -44,24 +44,26 @@ inline constexpr float kLog2E = std::numbers::log2e_v<float>, kLn2 = std::number
 
 /// The online softmax: takes a tile of scores to probabilities `p` relative to the new maximum, 0
 /// up to ld where a query sees nothing, and scales what was summed so far to match: `sum`, and rows
-/// of `out`, `out_ld` apart. `shift` is, by row, the maximum times scale log2(e), which 2^x takes.
-/// It is rounded, so scores beyond 2^30 / scale may end in NaN.
+/// of `out`, `out_ld` apart. `largest` is each row's largest score. It is subtracted before scores
+/// are scaled, so that its own probability is 1 whatever its size: a rounding of it would be part
+/// of `sum`, which is f32, and not of a `p` that is rounded to bf16, and backward multiplies the
+/// difference by keys as large as the score.
 template <class P>
 void update_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scores, P* p,
-                    float* shift, float* sum, float* out, std::int64_t out_ld) {
+                    float* largest, float* sum, float* out, std::int64_t out_ld) {
   const float unit = s.scale * kLog2E;
   const std::int64_t ld = tile.ld();
   for (std::int64_t r = 0; r < tile.rows; ++r) {
     float* const x = scores + r * ld;
     const std::int64_t visible = tile.visible(s.causal, r);
     mask(x, visible);
-    const float largest = row_max(x, to_lanes(visible)) * unit;
+    const float here = row_max(x, to_lanes(visible));
     if (tile.key == 0) {
-      shift[r] = largest;
+      largest[r] = here;
       sum[r] = 0;
-    } else if (largest > shift[r]) {
-      const float factor = exp2(shift[r] - largest);
-      shift[r] = largest;
+    } else if (here > largest[r]) {
+      const float factor = exp2((largest[r] - here) * unit);
+      largest[r] = here;
       sum[r] *= factor;
       for (std::int64_t i = 0; i < out_ld; ++i) out[r * out_ld + i] *= factor;
     }
@@ -69,8 +71,8 @@ void update_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scor
   // In a loop of their own exponentials do not wait for their row's maximum.
   for (std::int64_t r = 0; r < tile.rows; ++r, scores += ld, p += ld) {
     const std::int64_t keys = to_lanes(tile.visible(s.causal, r));
-    sum[r] += lane_sum(keys, [=, x = scores, row_shift = shift[r]](std::int64_t i) {
-      const float probability = exp2(std::fma(x[i], unit, -row_shift));
+    sum[r] += lane_sum(keys, [=, x = scores, of_row = largest[r]](std::int64_t i) {
+      const float probability = exp2((x[i] - of_row) * unit);
       if constexpr (std::is_same_v<P, float>) {
         x[i] = probability;  // which is p, so that the compiler sees one row
       } else {
@@ -83,7 +85,9 @@ void update_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scor
 }
 
 /// log(sum exp(scale score)) of a row, in whose softmax nothing is missing.
-inline float softmax_lse(float shift, float sum) { return shift * kLn2 + std::log(sum); }
+inline float softmax_lse(float largest, float sum, float scale) {
+  return std::fma(largest, scale, std::log(sum));
+}
 
 /// dst = factor src, or dst +=.
 template <class T>

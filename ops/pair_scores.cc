@@ -94,11 +94,11 @@ template <class Op>
 // Probabilities of a row; returns their sum by lane.
 [[gnu::always_inline, TESSERA_BF16]] inline __m512 exp_to_pairs(const float* scores, Pair* p,
                                                                 std::int64_t keys, __m512 units,
-                                                                __m512 shift) {
+                                                                __m512 largest) {
   __m512 low_sum = _mm512_setzero_ps(), high_sum = low_sum;
   for (std::int64_t c = 0; c < keys; c += kLanes) {
-    const __m512 low = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + c), units, shift));
-    const __m512 high = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + c + kFloats), units, shift));
+    const __m512 low = exp2((_mm512_loadu_ps(scores + c) - largest) * units);
+    const __m512 high = exp2((_mm512_loadu_ps(scores + c + kFloats) - largest) * units);
     low_sum = _mm512_add_ps(low_sum, low);
     high_sum = _mm512_add_ps(high_sum, high);
     _mm512_storeu_si512(p + c / 2, rounded(low, high));
@@ -108,8 +108,9 @@ template <class Op>
 
 // Rows [row, row + count) of a tile, at most 16, whose maxima and sums are folded together.
 [[TESSERA_BF16]] void update_rows(const ScoreTile& tile, const AttentionLayout& s, std::int64_t row,
-                                  std::int64_t count, float* scores, Pair* p, float* shift,
-                                  float* sum, float* out, std::int64_t out_ld) {
+                                  std::int64_t count, float* scores, Pair* p,
+                                  float* largest_of_rows, float* sum, float* out,
+                                  std::int64_t out_ld) {
   const auto lanes = static_cast<__mmask16>((1u << count) - 1);
   const __m512 units = _mm512_set1_ps(s.scale * kLog2E);
   __m512 of_rows[kFloats];
@@ -120,12 +121,12 @@ template <class Op>
     mask_last(of_row, visible, keys);
     of_rows[r] = largest_of(of_row, keys);
   }
-  __m512 largest = folded<Larger>(of_rows) * units, sums = _mm512_setzero_ps();
+  __m512 largest = folded<Larger>(of_rows), sums = _mm512_setzero_ps();
   if (tile.key > 0) {
-    const __m512 before = _mm512_maskz_loadu_ps(lanes, shift + row);
+    const __m512 before = _mm512_maskz_loadu_ps(lanes, largest_of_rows + row);
     const __mmask16 is_larger = _mm512_mask_cmp_ps_mask(lanes, largest, before, _CMP_GT_OQ);
     largest = _mm512_mask_mov_ps(before, is_larger, largest);
-    const __m512 factor = exp2(before - largest);
+    const __m512 factor = exp2((before - largest) * units);
     sums = _mm512_maskz_loadu_ps(lanes, sum + row);
     sums = _mm512_mask_mul_ps(sums, is_larger, sums, factor);
     float factors[kFloats];
@@ -136,12 +137,12 @@ template <class Op>
       for (std::int64_t i = 0; i < out_ld; ++i) of_row[i] *= factors[r];
     }
   }
-  _mm512_mask_storeu_ps(shift + row, lanes, largest);
+  _mm512_mask_storeu_ps(largest_of_rows + row, lanes, largest);
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t keys = to_lanes(tile.visible(s.causal, row + r));
     Pair* const p_of_row = p + (row + r) * tile.ld() / 2;
     of_rows[r] = exp_to_pairs(scores + (row + r) * tile.ld(), p_of_row, keys, units,
-                              _mm512_set1_ps(shift[row + r]));
+                              _mm512_set1_ps(largest_of_rows[row + r]));
     std::fill(p_of_row + keys / 2, p_of_row + tile.ld() / 2, Pair{0});
   }
   _mm512_mask_storeu_ps(sum + row, lanes, sums + folded<Sum>(of_rows));
@@ -150,9 +151,9 @@ template <class Op>
 }  // namespace
 
 void update_pair_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scores, Pair* p,
-                         float* shift, float* sum, float* out, std::int64_t out_ld) {
+                         float* largest, float* sum, float* out, std::int64_t out_ld) {
   for (std::int64_t row = 0; row < tile.rows; row += kFloats)
-    update_rows(tile, s, row, std::min<std::int64_t>(tile.rows - row, kFloats), scores, p, shift,
+    update_rows(tile, s, row, std::min<std::int64_t>(tile.rows - row, kFloats), scores, p, largest,
                 sum, out, out_ld);
 }
 

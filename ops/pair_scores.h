@@ -10,7 +10,7 @@ namespace tessera::ops {
 /// As update_softmax(), with probabilities as pairs of columns, (rows, ld / 2); ld is a multiple of
 /// kLanes. Only where engine::multiplies_pairs().
 void update_pair_softmax(const ScoreTile& tile, const AttentionLayout& s, float* scores,
-                         engine::Pair* p, float* shift, float* sum, float* out,
+                         engine::Pair* p, float* largest, float* sum, float* out,
                          std::int64_t out_ld);
 
 /// Pairs of probabilities' rows, (rows / 2, ld), and of the gradients of scores, by rows and by

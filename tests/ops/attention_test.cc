@@ -166,6 +166,31 @@ TEST(AttentionTest, BFloat16EqualsTheReferenceForLargeScores) {
   expect_naive_bf16({1, 600, 1, 1, 13, true, 1.5f}, 3);
 }
 
+// A probability that is 1 leaves queries and keys no gradient, however large its score: y is then
+// that value, to the bit, so dy v and dy y differ by what their sums round.
+TEST(AttentionTest, SaturatedRowsGiveQueriesAndKeysNoGradient) {
+  const Case c{1, 40, 2, 2, 16};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const float magnitude : {300.0f, 1000.0f}) {
+      SCOPED_TRACE(fmt::format("{} {}", name_of(dtype), magnitude));
+      OpCase op = attention_case(c);
+      op.scale = magnitude;
+      const OpRun run = run_op(op, {.dtype = dtype});
+      const Naive want = naive_attention(c, run.leaves[0], run.dy);
+      expect_close(run.y, want.y, 0x1p-8, "y");
+      const auto largest = [](const Values& x) {
+        return std::abs(*std::ranges::max_element(x, {}, [](double v) { return std::abs(v); }));
+      };
+      const double bound =
+          4e-6 * 16 * largest(run.dy) * std::pow(largest(run.leaves[0]), 2) / std::sqrt(16.0);
+      for (std::size_t i = 0; i < run.grads[0].size(); ++i) {
+        if (i % static_cast<std::size_t>(c.width()) >= 4 * 16) continue;  // of a value
+        ASSERT_NEAR(run.grads[0][i], want.dqkv[i], bound) << i;
+      }
+    }
+  }
+}
+
 TEST(AttentionTest, GradientIsAddedToWhatIsThere) {
   const Memory memory;
   const Shape shape = {1, 40, 32};

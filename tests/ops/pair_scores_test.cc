@@ -94,18 +94,18 @@ struct Softmax {
 
   explicit Softmax(Index rows)
       : num_rows(at(rows)),
-        shift(num_rows + kGuard, 5),
+        largest(num_rows + kGuard, 5),
         sum(num_rows + kGuard, 5),
         out(num_rows * kWidth + 1, 3) {}
 
   std::vector<Pair> update(const Tile& t) {
     std::vector<Pair> p(at(t.tile.rows * t.tile.ld() / 2 + 1), kUntouched);
     std::vector<float> scores = t.scores;
-    update_pair_softmax(t.tile, t.layout, scores.data(), p.data(), shift.data(), sum.data(),
+    update_pair_softmax(t.tile, t.layout, scores.data(), p.data(), largest.data(), sum.data(),
                         out.data(), kWidth);
     EXPECT_EQ(p.back(), kUntouched);
     for (std::size_t i = num_rows; i < num_rows + kGuard; ++i) {
-      EXPECT_EQ(shift[i], 5);
+      EXPECT_EQ(largest[i], 5);
       EXPECT_EQ(sum[i], 5);
     }
     EXPECT_EQ(out.back(), 3);
@@ -113,7 +113,7 @@ struct Softmax {
   }
 
   std::size_t num_rows;
-  std::vector<float> shift, sum, out;
+  std::vector<float> largest, sum, out;
 };
 
 // Largest of what is seen of a row, and the sum of exponentials relative to it.
@@ -147,7 +147,7 @@ TEST(PairScoresTest, SoftmaxIsThatOfDoublePrecision) {
                                                                                     {31, 3, 34},
                                                                                     {96, 24, 40}}) {
     for (const bool causal : {false, true}) {
-      for (const float magnitude : {0.0f, 3.0f, 100.0f, 1000.0f}) {
+      for (const float magnitude : {0.0f, 3.0f, 100.0f, 1000.0f, 1e6f, 1e12f}) {
         const Tile t(row, rows, 0, keys, causal, magnitude);
         Softmax softmax(rows);
         const std::vector<Pair> p = softmax.update(t);
@@ -156,7 +156,9 @@ TEST(PairScoresTest, SoftmaxIsThatOfDoublePrecision) {
           Exact exact;
           exact.add(t, r);
           const double scale = t.layout.scale, lse = exact.largest * scale + std::log(exact.sum);
-          EXPECT_NEAR(softmax_lse(softmax.shift[at(r)], softmax.sum[at(r)]), lse,
+          EXPECT_EQ(softmax.largest[at(r)], exact.largest);
+          EXPECT_NEAR(softmax.sum[at(r)], exact.sum, exact.sum * 3e-6);
+          EXPECT_NEAR(softmax_lse(softmax.largest[at(r)], softmax.sum[at(r)], t.layout.scale), lse,
                       2e-6 + 2e-7 * std::abs(lse));
           for (Index c = 0; c < t.tile.ld(); ++c) {
             const float got = half_of(p[at((r * t.tile.ld() + c) / 2)], c % 2);
@@ -166,7 +168,7 @@ TEST(PairScoresTest, SoftmaxIsThatOfDoublePrecision) {
             }
             const double exponent = (t.score(r, c) - exact.largest) * scale,
                          want = std::exp(exponent);
-            expect_rounded(got, want, want * relative_error(exact.largest * scale));
+            expect_rounded(got, want, want * relative_error(exponent));
           }
         }
       }
@@ -189,11 +191,14 @@ TEST(PairScoresTest, LaterTilesRescaleWhatWasSummed) {
       if (key == 0) first[at(r)] = exact[at(r)].largest;
       const double scale = t.layout.scale,
                    lse = exact[at(r)].largest * scale + std::log(exact[at(r)].sum);
-      EXPECT_NEAR(softmax_lse(softmax.shift[at(r)], softmax.sum[at(r)]), lse, 1e-5) << key << r;
-      const double factor = std::exp((first[at(r)] - exact[at(r)].largest) * scale);
+      EXPECT_NEAR(softmax_lse(softmax.largest[at(r)], softmax.sum[at(r)], t.layout.scale), lse,
+                  1e-5)
+          << key << r;
+      const double exponent = (first[at(r)] - exact[at(r)].largest) * scale,
+                   factor = std::exp(exponent);
       for (Index i = 0; i < Softmax::kWidth; ++i)
         EXPECT_NEAR(softmax.out[at(r * Softmax::kWidth + i)], 3 * factor,
-                    3 * factor * relative_error(exact[at(r)].largest * scale) + 1e-37);
+                    3 * factor * relative_error(exponent) + 1e-37);
     }
   }
 }
@@ -204,14 +209,14 @@ TEST(PairScoresTest, RescalingIsWithinThreeUlp) {
   constexpr Index kRows = 24, kKeys = 32;
   for (Index step = 0; step < 60; ++step) {
     Softmax softmax(kRows);
-    softmax.update(Tile(0, kRows, 0, kKeys, false, 0));  // leaves a shift of 0
+    softmax.update(Tile(0, kRows, 0, kKeys, false, 0));  // whose largest is 0
     Tile later(0, kRows, kKeys, kKeys, false, 0);
     later.layout.scale = 1;
     for (Index r = 0; r < kRows; ++r)
       later.scores[at(r * later.tile.ld() + 7)] = 0.062f * static_cast<float>(step * kRows + r);
     softmax.update(later);
     for (Index r = 0; r < kRows; ++r) {
-      const double x = -static_cast<double>(softmax.shift[at(r)]);
+      const double x = -softmax.largest[at(r)] * kLog2E;  // in f32, as it is computed
       const double want = x < -126 ? 0 : 3 * std::exp2(x);
       EXPECT_NEAR(softmax.out[at(r * Softmax::kWidth)], want, want * 3 * 0x1p-23) << x;
     }
@@ -223,11 +228,11 @@ TEST(PairScoresTest, WhatNeedsNoRescalingKeepsItsBits) {
   if (!can_run()) return;
   Softmax softmax(24);
   softmax.update(Tile(256, 24, 0, 256, true, 10.0f));
-  const std::vector<float> shift = softmax.shift, sum = softmax.sum, out = softmax.out;
+  const std::vector<float> largest = softmax.largest, sum = softmax.sum, out = softmax.out;
   Tile later(256, 24, 256, 24, true, 0.0f);
   std::fill(later.scores.begin(), later.scores.end(), -1e4f);
   softmax.update(later);
-  EXPECT_EQ(softmax.shift, shift);
+  EXPECT_EQ(softmax.largest, largest);
   EXPECT_EQ(softmax.sum, sum);
   EXPECT_EQ(softmax.out, out);
   Softmax equal(24);
