@@ -14,6 +14,7 @@
 #include "tools/models/gpt.h"
 #include "tools/trace/trace_events.h"
 #include "tools/train/budget.h"
+#include "tools/train/cpu.h"
 #include "tools/train/main.h"
 #include "tools/train/plan_report.h"
 #include "tools/train/planner.h"
@@ -65,6 +66,7 @@ void run(int argc, char** argv) {
   if (!flags.parse(argc, argv, std::cout)) return;
   config.plan = true;  // as a trainer's
   config.validate(flags);
+  choose_cpu(config.cpu);  // whose products have scratch
   const GptConfig sizes = config.gpt();
   config.check_blocks(sizes.layers);
   Gpt model(sizes);

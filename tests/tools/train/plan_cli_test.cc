@@ -71,6 +71,29 @@ TEST_F(PlanCli, IsTheSameFromTheProgramThatNeedsNoData) {
   EXPECT_FALSE(has_run());
 }
 
+TEST_F(PlanCli, IsTheSameFromTheProgramThatNeedsNoDataWithEachChoiceOfTheCpu) {
+  flags_["precision.param"] = "bf16";
+  flags_["plan"] = "true";
+  Flags flags = flags_;
+  flags.erase("data.path");
+  flags.erase("plan");
+  flags["model.vocab"] = "256";
+  for (const auto& [key, value] :
+       Flags{{"cpu.isa", "v2"}, {"cpu.gemm", "eigen"}, {"cpu.threads_per_rank", "3"}}) {
+    const Outcome trainer = run({{key, value}});
+    Flags chosen = flags;
+    chosen[key] = value;
+    const Outcome plan = testing::run_program(kPlan, chosen);
+    EXPECT_EQ(plan.exit_code, 0) << plan.err;
+    const auto upto_times = [](const std::string& text) {
+      return text.substr(0, text.find("a step has "));
+    };
+    EXPECT_EQ(upto_times(plan.out), upto_times(trainer.out)) << key;
+  }
+  flags["cpu.isa"] = "v9";
+  EXPECT_EQ(testing::run_program(kPlan, flags).exit_code, 1);
+}
+
 TEST_F(PlanCli, DrawsWhatIsPlanned) {
   Flags flags = flags_;
   flags.erase("data.path");
