@@ -288,8 +288,12 @@ TEST_F(Compare, AnInterruptionKeepsWhatThereIsAndResumeTrainsTheRest) {
   EXPECT_TRUE(has(compare({{"resume", "true"}, {"train.steps", "5"}}).err,
                   {"[resume] expected the options of the comparison that is there",
                    "configuration ddp prefetch=0"}));
-  EXPECT_TRUE(has(compare({{"resume", "true"}, {"sweep", "parallel.prefetch=1"}}).err,
-                  {"got ddp_prefetch=0 as well, which is not asked for"}));
+  EXPECT_TRUE(
+      has(compare({{"resume", "true"}, {"sweep", "parallel.prefetch=1"}}).err,
+          {"[resume] expected a command that asks for all that the folder has of an earlier "
+           "comparison, got one without ddp_prefetch=0; zero3_prefetch=0: ask for them too, "
+           "or choose another --out (" +
+           folder_.path()}));
   EXPECT_TRUE(has(compare({{"resume", "true"}, {"trainer", "tools/train/train_transformer"}}).err,
                   {"another build of it"}));
   EXPECT_TRUE(has(compare({{"resume", "true"}, {"out", folder_ / "new"}}).err,
