@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -85,9 +86,8 @@ class Trainings {
       arguments.push_back("--cuda.gemm_algorithms=" + folder_.gemm_algorithms_path());
     }
     // Each has a trace of its own, where the page looks for it.
-    const auto trace = c.options.find("log.trace");
-    if (trace != c.options.end() && trace->second != R"("")") {
-      arguments.push_back("--log.trace=" + out + "/trace.json");
+    for (std::string& argument : trace_arguments(c, out + "/trace.json")) {
+      arguments.push_back(std::move(argument));
     }
     const auto begin = std::chrono::steady_clock::now();
     const ProcessEnd end = run_process(folder_.trainer(), arguments, console);

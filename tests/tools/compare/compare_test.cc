@@ -377,6 +377,16 @@ TEST_F(Compare, OverlapIsMeasuredWithATrace) {
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_TRUE(has(outcome.out, {"overlap %"}));
   const json row = results().at("configurations").at(0);
+  // Repeating a configuration leaves no trace where nobody asked for one.
+  const std::string toml = "out/runs/zero3_prefetch=1/configuration.toml";
+  const Outcome repeated = run_program("tools/train/train_transformer",
+                                       {{"config", folder_ / toml}, {"out", folder_ / "again"}});
+  EXPECT_EQ(repeated.exit_code, 0) << repeated.err;
+  EXPECT_FALSE(fs::exists("asked"));
+  EXPECT_TRUE(has(folder_.read(toml), {"# Traced: --log.trace=FILE --log.trace_steps=1:3"}));
+  EXPECT_TRUE(has(
+      compare({{"strategies", "zero3"}, {"sweep", "parallel.prefetch=1"}, {"resume", "true"}}).err,
+      {"[resume] expected the options of the comparison that is there"}));
   std::istringstream log(
       folder_.read("out/" + row.at("folder").get<std::string>() + "/round-1/log.jsonl"));
   json end;
