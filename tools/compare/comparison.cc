@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "engine/io/text.h"
 #include "tools/compare/pareto.h"
@@ -22,9 +23,8 @@ std::map<std::string, Spread> spreads(const std::vector<RunRecord>& rounds, std:
         is_told = false;
         break;
       }
-      const std::vector<double>& all = metric->second;
-      const auto skipped = std::min<std::ptrdiff_t>(warmup, std::ssize(all));
-      values.insert(values.end(), all.begin() + skipped, all.end());
+      const std::span<const double> measured = behind_warmup(metric->second, warmup);
+      values.insert(values.end(), measured.begin(), measured.end());
     }
     std::erase_if(values, [](double value) { return std::isnan(value); });
     const std::optional<Spread> spread = spread_of(std::move(values));

@@ -180,6 +180,22 @@ TEST_F(Compare, EndToEnd) {
       has(folder_.read("out/runs/zero3_prefetch=1/configuration.toml"), {"strategy = \"zero3\""}));
 }
 
+// All steps but the last are warm-up, and slow.
+TEST_F(Compare, ALineOfProgressLeavesOutTheWarmUpAsTheTableDoes) {
+  const std::string slow = trainer(
+      "\"$train\" \"$@\" && sed -i '1,3s/\"step_ms\":/\"step_ms\":900000,\"was\":/' "
+      "\"$out/log.jsonl\"\n");
+  const Outcome outcome =
+      compare({{"trainer", slow}, {"warmup_steps", "3"}, {"sweep", "parallel.prefetch=1"}});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json rows = results().at("configurations");
+  ASSERT_EQ(rows.size(), 2u);
+  for (const json& row : rows) {
+    const double median = row.at("metrics").at("step_ms").at("median");
+    EXPECT_TRUE(has(outcome.out, {fmt::format(", {:.1f} ms a step", median)})) << outcome.out;
+  }
+}
+
 TEST_F(Compare, AnotherArithmeticIsMeasuredAgainstTheTolerance) {
   flags_["strategies"] = "ddp";
   flags_["sweep"] = "precision.param=f32,bf16";
