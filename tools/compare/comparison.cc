@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <span>
 
 #include "engine/io/text.h"
 #include "tools/compare/pareto.h"
+#include "tools/train/time_split.h"
 
 namespace tessera::tools {
 namespace {
@@ -31,6 +33,38 @@ std::map<std::string, Spread> spreads(const std::vector<RunRecord>& rounds, std:
     if (is_told && spread) result[name] = *spread;
   }
   return result;
+}
+
+std::optional<StepParts> step_parts_of(const std::vector<RunRecord>& rounds,
+                                       const std::map<std::string, Spread>& metrics,
+                                       std::int64_t warmup) {
+  const auto step = metrics.find("step_ms");
+  if (step == metrics.end()) return std::nullopt;
+  constexpr std::array kParts = {"compute_ms", "exposed_comm_ms", "optimizer_ms", "data_ms"};
+  TimeSplit split(kParts.size() + 1);
+  for (const RunRecord& run : rounds) {
+    const std::span<const double> steps_ms = behind_warmup(run.metrics.at("step_ms"), warmup);
+    for (std::size_t i = 0; i < steps_ms.size(); ++i) {
+      std::array<std::optional<double>, kParts.size() + 1> parts_ms;
+      double other_ms = steps_ms[i];
+      for (std::size_t k = 0; k < kParts.size(); ++k) {
+        if (!metrics.contains(kParts[k])) continue;
+        parts_ms[k] = behind_warmup(run.metrics.at(kParts[k]), warmup)[i];
+        other_ms -= *parts_ms[k];
+      }
+      parts_ms.back() = other_ms;
+      split.add(steps_ms[i], parts_ms);
+    }
+  }
+  const auto ms = [&](std::size_t part) -> std::optional<double> {
+    const std::optional<double> share = split.share(part);
+    return share ? std::optional(*share * step->second.median) : std::nullopt;
+  };
+  return StepParts{.compute_ms = ms(0),
+                   .exposed_comm_ms = ms(1),
+                   .optimizer_ms = ms(2),
+                   .data_ms = ms(3),
+                   .other_ms = ms(kParts.size()).value_or(0)};
 }
 
 std::string count_of(std::size_t n, const char* what) {
@@ -181,6 +215,7 @@ Comparison summarise(const Request& request, std::vector<Trained> trained) {
     Row row{.configuration = &c, .trained = std::move(trained[i])};
     row.complete = std::ssize(row.trained.rounds) == request.compare.rounds;
     row.metrics = spreads(row.trained.rounds, request.compare.warmup_steps);
+    row.step_parts = step_parts_of(row.trained.rounds, row.metrics, request.compare.warmup_steps);
     if (!row.trained.rounds.empty()) row.last_loss = row.trained.rounds.front().loss.back();
     row.memory_theory = memory_formulas(c);
     row.sent_theory = sent_formula(c);

@@ -28,12 +28,19 @@ struct Trained {
   }
 };
 
+/// The median step, taken apart by what each part takes of the time of all steps: they add up.
+struct StepParts {
+  std::optional<double> compute_ms = {}, exposed_comm_ms = {}, optimizer_ms = {}, data_ms = {};
+  double other_ms = 0;  ///< the rest, and what is not known
+};
+
 struct Row {
   const Configuration* configuration = nullptr;
   Trained trained = {};
   bool complete = false;  ///< all rounds are there
   Parity parity = {};
   std::map<std::string, Spread> metrics = {};  ///< over all rounds, without warm-up steps
+  std::optional<StepParts> step_parts = {};    ///< over the same steps
   std::optional<double> last_loss = {};
   bool is_on_front = false;  ///< of throughput against memory
   std::vector<Formula> memory_theory = {};

@@ -65,6 +65,14 @@ ordered_json json_of(const std::vector<double>& values) {
   return result;
 }
 
+ordered_json json_of(const StepParts& parts) {
+  return {{"compute_ms", or_null(parts.compute_ms)},
+          {"exposed_comm_ms", or_null(parts.exposed_comm_ms)},
+          {"optimizer_ms", or_null(parts.optimizer_ms)},
+          {"data_ms", or_null(parts.data_ms)},
+          {"other_ms", parts.other_ms}};
+}
+
 ordered_json planned_of(const Row& row) {
   if (row.trained.rounds.empty()) return nullptr;
   const RunRecord& run = row.trained.rounds.front();
@@ -110,6 +118,7 @@ ordered_json json_of(const Row& row, const std::vector<double>* baseline) {
                                                  {"q1", found->second.q1},
                                                  {"q3", found->second.q3}};
   }
+  result["step_parts_ms"] = row.step_parts ? json_of(*row.step_parts) : ordered_json(nullptr);
   result["peak_bytes"] = json_of(most_of(rounds, &RunRecord::peak_bytes));
   result["host_peak_bytes"] = json_of(most_of(rounds, &RunRecord::host_peak_bytes));
   result["planned"] = planned_of(row);

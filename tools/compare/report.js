@@ -4,6 +4,7 @@ const data = JSON.parse(document.getElementById('data').textContent);
 const all = data.configurations;
 const trained = all.filter((c) => c.rounds > 0);
 const metric = (c, name) => known(c.metrics[name]) ? c.metrics[name].median : null;
+const stepPart = (c, name) => c.step_parts_ms ? c.step_parts_ms[name] : null;
 
 function section(id, lead) {
   const node = document.getElementById(id);
@@ -223,16 +224,15 @@ const PARTS = [['compute_ms', 'forward and backward', 0], ['exposed_comm_ms', 'e
 function timeSection() {
   const rows = trained.filter((c) => known(metric(c, 'step_ms')));
   if (rows.length === 0) return;
-  const shown = PARTS.filter(([key]) => rows.some((c) => known(metric(c, key))));
+  const shown = PARTS.filter(([key]) => rows.some((c) => known(stepPart(c, key))));
   const untold = PARTS.filter((p) => !shown.includes(p)).map(([, name]) => name);
   const rest = untold.length > 0 ? 'not split further' : 'the rest';
-  const node = section('time', 'Medians of one step on rank 0, without warm-up. Exposed communication is what computation waited for; hidden communication costs no time here.'
+  const node = section('time', 'The median step on rank 0, without warm-up, taken apart by what each part takes of the time of all steps. Exposed communication is what computation waited for; hidden communication costs no time here.'
       + (untold.length > 0 ? ` Not measured: ${untold.join(', ')}.` : ''));
   barChart(figureOf(node), rows.map((c) => {
     const step = metric(c, 'step_ms');
-    const segments = shown.filter(([key]) => known(metric(c, key))).map(([key, name, series]) => ({value: metric(c, key), series, name}));
-    const left = Math.max(0, step - segments.reduce((total, s) => total + s.value, 0));
-    segments.push({value: left, series: 6, name: rest});
+    const segments = shown.filter(([key]) => known(stepPart(c, key))).map(([key, name, series]) => ({value: stepPart(c, key), series, name}));
+    segments.push({value: Math.max(0, stepPart(c, 'other_ms')), series: 6, name: rest});
     const {q1, q3} = c.metrics.step_ms;
     const overlap = metric(c, 'overlap');
     return {label: c.name, segments, value: ms(step),
@@ -308,7 +308,7 @@ function sidesSection() {
     rows.push(['numbers', a.parity.kind, b.parity.kind, '']);
     add('last loss', (c) => c.last_loss, (loss) => loss.toPrecision(7), 'not finite');
     add('step', (c) => metric(c, 'step_ms'), ms);
-    for (const [key, name] of PARTS) add('· ' + name, (c) => metric(c, key), ms);
+    for (const [key, name] of [...PARTS, ['other_ms', 'the rest']]) add('· ' + name, (c) => stepPart(c, key), ms);
     add('communication overlapped', (c) => metric(c, 'overlap'), (part) => `${Math.round(100 * part)} %`);
     add('tokens/s', (c) => metric(c, 'tokens_per_s'), short);
     for (const [where, title] of [['peak_bytes', 'peak memory'], ['host_peak_bytes', 'on the host']]) {

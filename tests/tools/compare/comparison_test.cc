@@ -317,6 +317,39 @@ TEST_F(CompareVerdict, MediansLeaveOutWarmUpAndWhatIsNotKnownIsNull) {
                   {"not measured: exposed ms, peak MiB planned, sent MiB"}));
 }
 
+// Each part is long in a step of its own, so all are short in the median.
+TEST_F(CompareVerdict, PartsOfAStepAddUpToIt) {
+  RunRecord run = run_of({4, 3, 2, 1});
+  run.metrics["step_ms"] = {900, 10, 10, 10};
+  run.metrics["compute_ms"] = {1, 8, 1, 1};
+  run.metrics["exposed_comm_ms"] = {890, 1, 8, 1};
+  run.metrics["optimizer_ms"] = {0.5, 0.5, 0.5, 7.5};
+  run.metrics["data_ms"] = {0.25, 0.25, 0.25, 0.25};
+  RunRecord graph = run, unknown = run;
+  graph.metrics.erase("compute_ms");
+  graph.metrics.erase("optimizer_ms");
+  unknown.metrics.erase("step_ms");
+  const nlohmann::ordered_json json = to_json(summary({{{run}}, {{graph, graph}}, {{unknown}}}));
+  const nlohmann::ordered_json& parts = json.at("configurations")[0].at("step_parts_ms");
+  double sum = 0;
+  for (const auto& [name, expected] : {std::pair("compute_ms", 10.0 / 3),
+                                       {"exposed_comm_ms", 10.0 / 3},
+                                       {"optimizer_ms", 8.5 / 3},
+                                       {"data_ms", 0.25},
+                                       {"other_ms", 0.25}}) {
+    EXPECT_NEAR(parts.at(name).get<double>(), expected, 1e-12) << name;
+    sum += parts.at(name).get<double>();
+  }
+  EXPECT_EQ(parts.size(), 5u);
+  EXPECT_NEAR(sum, 10, 1e-12);
+  // What is not known is in the rest.
+  const nlohmann::ordered_json& waits = json.at("configurations")[1].at("step_parts_ms");
+  EXPECT_TRUE(waits.at("compute_ms").is_null() && waits.at("optimizer_ms").is_null());
+  EXPECT_NEAR(waits.at("exposed_comm_ms").get<double>(), 10.0 / 3, 1e-12);
+  EXPECT_NEAR(waits.at("other_ms").get<double>(), 10 - 10.0 / 3 - 0.25, 1e-12);
+  EXPECT_TRUE(json.at("configurations")[2].at("step_parts_ms").is_null());
+}
+
 // Formulas ---------------------------------------------------------------------------------------
 
 // Two layers of width 8 on 4 ranks, 256 tokens, 8 positions: 2128 + 2 x 872 parameters.

@@ -87,7 +87,8 @@ TEST(ReportPage, IsWellFormedAndHoldsEveryFigure) {
   for (std::size_t i = 0; i < 4; ++i) {
     const ordered_json &mine = drawn.at("configurations")[i],
                        &theirs = data.at("configurations")[i];
-    for (const char* field : {"name", "metrics", "peak_bytes", "planned", "theory", "parity"}) {
+    for (const char* field :
+         {"name", "metrics", "step_parts_ms", "peak_bytes", "planned", "theory", "parity"}) {
       EXPECT_EQ(mine.at(field), theirs.at(field)) << field;
     }
     EXPECT_EQ(mine.at("loss_points").at("loss"), theirs.at("loss"));
