@@ -171,8 +171,9 @@ function termRows(terms, where, measured) {
 function stepMemorySection() {
   const steps = (data.memory || []).filter((s) => s.memory);
   if (steps.length === 0) return;
-  const node = section('step-memory', 'What is held from moment to moment of one step on one rank, and why: parameters come and go with their gathers, '
-      + 'activations grow through forward and shrink through backward. All have one scale.');
+  const node = section('step-memory', 'What is held from moment to moment of one step on one rank, and why: shards, gradients, optimizer state and the slots '
+      + 'that parameters are gathered into are held throughout; activations grow through forward and shrink through backward, workspace and messages come and go. '
+      + 'All have one scale.');
   const figure = figureOf(node);
   const pick = el('select', {'aria-label': 'configuration'}, ...steps.map((s, i) => el('option', {value: i}, s.name)));
   node.querySelector('.pickers').append(el('label', {}, 'configuration', pick));

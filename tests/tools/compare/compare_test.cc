@@ -381,6 +381,13 @@ TEST_F(Compare, StepsAreDrawnAsPlannedWithoutATrace) {
       EXPECT_EQ(most(step.at("memory").at("bytes").at(category)), peaks.at(category))
           << i << category;
     }
+    // Which the page says of them.
+    for (const char* category :
+         {"gradient", "optimizer", "parameter_shard", "gathered_parameter"}) {
+      const json held = step.at("memory").at("bytes").value(category, json::array({0}));
+      EXPECT_TRUE(std::ranges::all_of(held, [&](const json& b) { return b == held.front(); }))
+          << category << " is held throughout: " << held;
+    }
     EXPECT_TRUE(has(step.at("terms").dump(), {"2 states x 4 B x "}));
   }
 }

@@ -117,6 +117,12 @@ TEST(ReportPage, NamesAreTextAndNothingElse) {
   EXPECT_TRUE(has(page, {"\\u003c/script\\u003e"}));
 }
 
+TEST(ReportPage, SaysWhatIsHeldThroughoutAStep) {
+  const std::string page = report_page(sample_comparison(), sample_steps());
+  EXPECT_FALSE(has(page, {"parameters come and go"}));
+  EXPECT_TRUE(has(page, {"held throughout", "activations grow through forward"}));
+}
+
 TEST(ReportPage, WhatWasNotMeasuredIsNeverZero) {
   ordered_json data = sample_comparison();
   for (ordered_json& row : data["configurations"]) {
