@@ -71,12 +71,11 @@ std::string count_of(std::size_t n, const char* what) {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
 }
 
-std::string names_of(const std::vector<const Row*>& rows) {
-  constexpr std::size_t kMost = 5;
+std::string names_of(const std::vector<const Row*>& rows, std::size_t most = 5) {
   std::vector<std::string> names;
   for (const Row* row : rows) {
-    if (names.size() == kMost) {
-      names.push_back(fmt::format("{} more", rows.size() - kMost));
+    if (names.size() == most) {
+      names.push_back(fmt::format("{} more", rows.size() - most));
       break;
     }
     names.push_back(row->configuration->name);
@@ -93,15 +92,14 @@ std::vector<const Row*> rows_where(const std::vector<Row>& rows, auto holds) {
 }
 
 std::string differing_text(const std::vector<const Row*>& rows, const std::string& baseline) {
-  std::string text =
-      fmt::format("Parity fails: {} {} from {}: ", count_of(rows.size(), "configuration"),
-                  rows.size() == 1 ? "differs" : "differ", baseline);
-  constexpr std::size_t kMost = 3;
-  for (std::size_t i = 0; i < std::min(rows.size(), kMost); ++i) {
-    text += fmt::format("{}{} ({})", i == 0 ? "" : "; ", rows[i]->configuration->name,
-                        rows[i]->parity.text);
-  }
-  return text + (rows.size() > kMost ? fmt::format("; and {} more. ", rows.size() - kMost) : ". ");
+  // Whose explanation is long is explained once: the table has the others.
+  const std::string& text = rows.front()->parity.text;
+  const bool is_alike =
+      std::ranges::all_of(rows, [&](const Row* row) { return row->parity.text == text; });
+  return fmt::format("Parity fails: {} {} from {}: {} ({}{}). ",
+                     count_of(rows.size(), "configuration"),
+                     rows.size() == 1 ? "differs" : "differ", baseline, names_of(rows, 3),
+                     is_alike ? "" : "the first: ", text);
 }
 
 std::string agreeing_text(const std::vector<Row>& rows, std::size_t num_equal,
@@ -129,22 +127,30 @@ std::string agreeing_text(const std::vector<Row>& rows, std::size_t num_equal,
   return text;
 }
 
+const Row* row_with_least(const std::vector<Row>& rows, auto value) {
+  const Row* found = nullptr;
+  for (const Row& row : rows) {
+    if (!value(row)) continue;
+    if (found == nullptr || *value(row) < *value(*found)) found = &row;
+  }
+  return found;
+}
+
 // What people look for next; nothing unless it is known of all that were trained.
 std::string best_text(const std::vector<Row>& rows) {
-  const auto best = [&](auto value) -> const Row* {
-    const Row* found = nullptr;
-    for (const Row& row : rows) {
-      if (!value(row)) continue;
-      if (found == nullptr || *value(row) < *value(*found)) found = &row;
-    }
-    return found;
-  };
-  const Row* fastest = best([](const Row& row) { return row.median("step_ms"); });
-  const Row* smallest = best([](const Row& row) { return row.peak_nbytes(); });
+  const Row* smallest = row_with_least(rows, [](const Row& row) { return row.peak_nbytes(); });
   std::string text;
-  if (fastest != nullptr) {
-    text += fmt::format("Fastest: {} at {:.3g} ms a step. ", fastest->configuration->name,
-                        *fastest->median("step_ms"));
+  if (const std::optional<Fastest> fastest = fastest_of(rows)) {
+    text += fmt::format("Fastest: {} at {:.3g} ms a step", fastest->row->configuration->name,
+                        *fastest->row->median("step_ms"));
+    const std::vector<const Row*>& others = fastest->not_told_apart;
+    if (!others.empty()) {
+      text += fmt::format(
+          ", not told apart from {} whose quartiles overlap ({}); more --rounds or --train.steps "
+          "would",
+          count_of(others.size(), "configuration"), names_of(others, 3));
+    }
+    text += ". ";
   }
   if (smallest != nullptr) {
     text += fmt::format("Least memory: {} with {:.1f} MiB a rank. ", smallest->configuration->name,
@@ -204,6 +210,19 @@ std::optional<std::int64_t> Row::planned_peak_nbytes() const {
   const BytesByCategory& planned = trained.rounds.front().planned_peak_bytes;
   const auto total = planned.find("total");
   return total == planned.end() ? std::nullopt : std::optional(total->second);
+}
+
+std::optional<Fastest> fastest_of(const std::vector<Row>& rows) {
+  Fastest fastest{.row = row_with_least(rows, [](const Row& r) { return r.median("step_ms"); })};
+  if (fastest.row == nullptr) return std::nullopt;
+  const double q3 = fastest.row->metrics.at("step_ms").q3;
+  for (const Row& row : rows) {
+    const auto step = row.metrics.find("step_ms");
+    if (&row == fastest.row || step == row.metrics.end()) continue;
+    // Its median is no smaller, so it can only overlap from above.
+    if (step->second.q1 <= q3) fastest.not_told_apart.push_back(&row);
+  }
+  return fastest;
 }
 
 Comparison summarise(const Request& request, std::vector<Trained> trained) {

@@ -52,6 +52,12 @@ struct Row {
   std::optional<std::int64_t> planned_peak_nbytes() const;
 };
 
+/// The row with the smallest median step, and those whose quartiles overlap with its own.
+struct Fastest {
+  const Row* row = nullptr;
+  std::vector<const Row*> not_told_apart = {};
+};
+
 struct Verdict {
   bool agrees = false;        ///< nothing that was trained differs from what it should be
   bool failed = false;        ///< a training did
@@ -70,6 +76,9 @@ struct Comparison {
 
 /// `trained` as request.configurations, which outlive what is returned.
 Comparison summarise(const Request& request, std::vector<Trained> trained);
+
+/// None where no row knows the time of its steps. Points into `rows`.
+std::optional<Fastest> fastest_of(const std::vector<Row>& rows);
 
 /// What the page and other programs read. A figure that is not known is null.
 nlohmann::ordered_json to_json(const Comparison& comparison);

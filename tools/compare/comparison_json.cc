@@ -73,6 +73,12 @@ ordered_json json_of(const StepParts& parts) {
           {"other_ms", parts.other_ms}};
 }
 
+ordered_json json_of(const Fastest& fastest) {
+  ordered_json others = ordered_json::array();
+  for (const Row* row : fastest.not_told_apart) others.push_back(row->configuration->name);
+  return {{"name", fastest.row->configuration->name}, {"not_told_apart_from", others}};
+}
+
 ordered_json planned_of(const Row& row) {
   if (row.trained.rounds.empty()) return nullptr;
   const RunRecord& run = row.trained.rounds.front();
@@ -149,6 +155,8 @@ ordered_json to_json(const Comparison& comparison) {
   result["tolerance"] = request.compare.tolerance;
   result["steps"] = baseline.config.train.steps;
   result["model"] = json_of(baseline.config.model.preset, baseline.model);
+  const std::optional<Fastest> fastest = fastest_of(comparison.rows);
+  result["fastest"] = fastest ? json_of(*fastest) : ordered_json(nullptr);
   std::set<std::string> machines;
   for (const Row& row : comparison.rows) {
     for (const RunRecord& run : row.trained.rounds) {

@@ -25,15 +25,20 @@ function cards() {
       el('p', {class: 'figure'}, figure + ' ', el('small', {}, unit)), el('p', {class: 'who'}, who)));
   const equal = trained.filter((c) => c.parity.kind === 'equal bits').length;
   card('Equal bits', `${equal} of ${all.length}`, '', 'with ' + data.baseline);
-  const fast = best((c) => metric(c, 'step_ms'));
-  if (fast) card('Fastest step', short(metric(fast, 'step_ms')), 'ms', fast.name);
+  const named = (c) => c.name + (c.parity.kind === 'differs' ? ', whose parity fails' : '');
+  const fast = data.fastest && all.find((c) => c.name === data.fastest.name);
+  if (fast) {
+    const others = data.fastest.not_told_apart_from;
+    const names = others.slice(0, 2).join(', ') + (others.length > 2 ? ` and ${others.length - 2} more` : '');
+    card('Fastest step', short(metric(fast, 'step_ms')), 'ms', named(fast) + (others.length > 0 ? `; not told apart from ${names}` : ''));
+  }
   const small = best((c) => c.peak_bytes ? c.peak_bytes.total : null);
-  if (small) card('Least memory on a rank', short(small.peak_bytes.total / MIB), 'MiB', small.name);
+  if (small) card('Least memory on a rank', short(small.peak_bytes.total / MIB), 'MiB', named(small));
   const sent = best((c) => metric(c, 'sent_bytes'));
-  if (sent) card('Least sent in a step', short(metric(sent, 'sent_bytes') / MIB), 'MiB', sent.name);
+  if (sent) card('Least sent in a step', short(metric(sent, 'sent_bytes') / MIB), 'MiB', named(sent));
   else {
     const exposed = best((c) => metric(c, 'exposed_comm_ms'));
-    if (exposed) card('Least exposed waiting', short(metric(exposed, 'exposed_comm_ms')), 'ms', exposed.name);
+    if (exposed) card('Least exposed waiting', short(metric(exposed, 'exposed_comm_ms')), 'ms', named(exposed));
   }
 }
 

@@ -350,6 +350,47 @@ TEST_F(CompareVerdict, PartsOfAStepAddUpToIt) {
   EXPECT_TRUE(json.at("configurations")[2].at("step_parts_ms").is_null());
 }
 
+TEST_F(CompareVerdict, TheFastestIsToldApartOrNot) {
+  const auto of_ms = [](std::vector<double> step_ms) {
+    RunRecord run = run_of({4, 3, 2, 1, 0});
+    run.metrics["step_ms"] = std::move(step_ms);
+    return run;
+  };
+  // Behind the warm-up: 10 [9.75, 10.25], 10.375 from 10.1875 on, and 20.
+  const RunRecord fast = of_ms({1, 9, 10, 10, 11}), near = of_ms({1, 10, 10.25, 10.5, 12}),
+                  slow = of_ms({1, 20, 20, 20, 20});
+  const Comparison apart = summary({{{slow}}, {{fast}}, {{slow}}});
+  EXPECT_TRUE(has(apart.verdict.sentence, {"Fastest: zero2 at 10 ms a step. Least memory"}));
+  EXPECT_EQ(to_json(apart).at("fastest"),
+            nlohmann::ordered_json::parse(R"({"name":"zero2","not_told_apart_from":[]})"));
+
+  const Comparison close = summary({{{near}}, {{slow}}, {{fast}}});
+  EXPECT_TRUE(has(close.verdict.sentence,
+                  {"Fastest: zero3 at 10 ms a step, not told apart from 1 configuration whose "
+                   "quartiles overlap (ddp); more --rounds or --train.steps would. Least memory"}))
+      << close.verdict.sentence;
+  EXPECT_EQ(to_json(close).at("fastest"),
+            nlohmann::ordered_json::parse(R"({"name":"zero3","not_told_apart_from":["ddp"]})"));
+  EXPECT_TRUE(to_json(summary({{}, {}, {}})).at("fastest").is_null());
+}
+
+TEST_F(CompareRequest, WhatDiffersAlikeIsExplainedOnce) {
+  const Request r = request({"--strategies=ddp", "--sweep=parallel.prefetch=0,1,2,3,4"});
+  const auto sentence = [&](const std::vector<RunRecord>& runs) {
+    std::vector<Trained> trained;
+    for (const RunRecord& run : runs) trained.push_back({{run}});
+    return summarise(r, std::move(trained)).verdict.sentence;
+  };
+  const RunRecord good = run_of({3, 2, 1}), bad = run_of({3, 2, 1}, "other"),
+                  off = run_of({3, 2.5, 1}, "other");
+  EXPECT_EQ(sentence({good, bad, bad, bad, bad}),
+            "Parity fails: 4 configurations differ from ddp prefetch=0: ddp prefetch=1; "
+            "ddp prefetch=2; ddp prefetch=3; 1 more (equal losses, other parameters at the end).");
+  EXPECT_EQ(sentence({good, bad, good, off, good}),
+            "Parity fails: 2 configurations differ from ddp prefetch=0: ddp prefetch=1; "
+            "ddp prefetch=3 (the first: equal losses, other parameters at the end).");
+}
+
 // Formulas ---------------------------------------------------------------------------------------
 
 // Two layers of width 8 on 4 ranks, 256 tokens, 8 positions: 2128 + 2 x 872 parameters.

@@ -62,6 +62,7 @@ root.dataset.clipped = [...document.querySelectorAll('svg.plot text')].filter((n
   return x < -1 || y < -2 || x + width > all.width + 1 || y + height > all.height + 2;
 }).map((node) => node.textContent).join('; ');
 root.dataset.width = window.innerWidth;
+root.dataset.cards = [...document.querySelectorAll('.card')].map((card) => [...card.children].map((node) => node.textContent).join('|')).join('; ');
 // Where things are drawn, as lists of numbers.
 const told = (selector, numbers) => JSON.stringify([...document.querySelectorAll(selector)].map(numbers));
 const of = (node, ...names) => names.map((name) => Number(node.getAttribute(name)));
@@ -297,6 +298,20 @@ TEST_F(Browser, TablesTellTheFiguresOfTheJson) {
   expect_has(inner, {"on the host|not measured|0.95 MiB|; · optimizer|not measured|0.95 MiB|"});
 }
 
+// The fastest one's parity fails, and two others are nearly as fast.
+TEST_F(Browser, CardsSayWhatTheirFiguresAreWorth) {
+  ordered_json data = sample_comparison();
+  data["configurations"][3]["name"] = data["fastest"]["name"] = "zero3";
+  const std::string cards = attribute(drawn(data, sample_steps(), "1280,900"), "cards");
+  expect_has(cards,
+             {"Fastest step|30.8 ms|zero3, whose parity fails; not told apart from ddp prefetch=2, "
+              "zero3 prefetch=0",
+              "MiB|zero3, whose parity fails", "Least sent in a step|3.81 MiB|ddp prefetch=0"});
+  data["fastest"] = {{"name", "ddp prefetch=2"}, {"not_told_apart_from", ordered_json::array()}};
+  EXPECT_NE(attribute(drawn(data, sample_steps(), "1280,900"), "cards").find("ms|ddp prefetch=2;"),
+            std::string::npos);
+}
+
 // On a logarithmic scale, with a lane for exactly 0.
 TEST_F(Browser, LossesAreDrawnWhereTheyAre) {
   ordered_json data = sample_comparison();
@@ -472,6 +487,7 @@ TEST_F(Browser, WithLittleToShowItLeavesTheRestOut) {
     row["step_parts_ms"] = nullptr;
     row["theory"]["sent"] = nullptr;
   }
+  data["fastest"] = nullptr;
   const std::string page = drawn(data, testing::no_steps(), "1280,900");
   EXPECT_EQ(attribute(page, "errors"), "0");
   EXPECT_EQ(attribute(page, "hidden"), "step-memory time communication pareto gantt");

@@ -84,6 +84,7 @@ TEST(ReportPage, IsWellFormedAndHoldsEveryFigure) {
   const ordered_json drawn = ordered_json::parse(between(page, "id=\"data\">", "</script>"));
   EXPECT_EQ(drawn.at("streams"), sample_steps().at("streams"));
   EXPECT_EQ(drawn.at("memory"), sample_steps().at("memory"));
+  EXPECT_EQ(drawn.at("fastest"), data.at("fastest"));
   for (std::size_t i = 0; i < 4; ++i) {
     const ordered_json &mine = drawn.at("configurations")[i],
                        &theirs = data.at("configurations")[i];
