@@ -7,8 +7,10 @@
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -85,9 +87,8 @@ class Trainings {
       arguments.push_back("--cuda.gemm_algorithms=" + folder_.gemm_algorithms_path());
     }
     // Each has a trace of its own, where the page looks for it.
-    const auto trace = c.options.find("log.trace");
-    if (trace != c.options.end() && trace->second != R"("")") {
-      arguments.push_back("--log.trace=" + out + "/trace.json");
+    for (std::string& argument : trace_arguments(c, out + "/trace.json")) {
+      arguments.push_back(std::move(argument));
     }
     const auto begin = std::chrono::steady_clock::now();
     const ProcessEnd end = run_process(folder_.trainer(), arguments, console);
@@ -100,7 +101,12 @@ class Trainings {
     std::optional<RunRecord> run = folder_.finish(c, round);
     if (!run) return fmt::format("it ended before its last step; see {}", console);
     const auto times = run->metrics.find("step_ms");
-    const auto middle = times == run->metrics.end() ? std::nullopt : spread_of(times->second);
+    std::vector<double> step_ms;
+    if (times != run->metrics.end()) {
+      const auto measured = behind_warmup(times->second, request_.compare.warmup_steps);
+      step_ms.assign(measured.begin(), measured.end());
+    }
+    const std::optional<Spread> middle = spread_of(std::move(step_ms));
     say(fmt::format("{}: loss {:.4f}{}, {:.1f} s", what, run->loss.back(),
                     middle ? fmt::format(", {:.1f} ms a step", middle->median) : "",
                     elapsed.count()));

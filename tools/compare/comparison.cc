@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <span>
 
 #include "engine/io/text.h"
 #include "tools/compare/pareto.h"
+#include "tools/train/time_split.h"
 
 namespace tessera::tools {
 namespace {
@@ -22,9 +25,8 @@ std::map<std::string, Spread> spreads(const std::vector<RunRecord>& rounds, std:
         is_told = false;
         break;
       }
-      const std::vector<double>& all = metric->second;
-      const auto skipped = std::min<std::ptrdiff_t>(warmup, std::ssize(all));
-      values.insert(values.end(), all.begin() + skipped, all.end());
+      const std::span<const double> measured = behind_warmup(metric->second, warmup);
+      values.insert(values.end(), measured.begin(), measured.end());
     }
     std::erase_if(values, [](double value) { return std::isnan(value); });
     const std::optional<Spread> spread = spread_of(std::move(values));
@@ -33,16 +35,47 @@ std::map<std::string, Spread> spreads(const std::vector<RunRecord>& rounds, std:
   return result;
 }
 
+std::optional<StepParts> step_parts_of(const std::vector<RunRecord>& rounds,
+                                       const std::map<std::string, Spread>& metrics,
+                                       std::int64_t warmup) {
+  const auto step = metrics.find("step_ms");
+  if (step == metrics.end()) return std::nullopt;
+  constexpr std::array kParts = {"compute_ms", "exposed_comm_ms", "optimizer_ms", "data_ms"};
+  TimeSplit split(kParts.size() + 1);
+  for (const RunRecord& run : rounds) {
+    const std::span<const double> steps_ms = behind_warmup(run.metrics.at("step_ms"), warmup);
+    for (std::size_t i = 0; i < steps_ms.size(); ++i) {
+      std::array<std::optional<double>, kParts.size() + 1> parts_ms;
+      double other_ms = steps_ms[i];
+      for (std::size_t k = 0; k < kParts.size(); ++k) {
+        if (!metrics.contains(kParts[k])) continue;
+        parts_ms[k] = behind_warmup(run.metrics.at(kParts[k]), warmup)[i];
+        other_ms -= *parts_ms[k];
+      }
+      parts_ms.back() = other_ms;
+      split.add(steps_ms[i], parts_ms);
+    }
+  }
+  const auto ms = [&](std::size_t part) -> std::optional<double> {
+    const std::optional<double> share = split.share(part);
+    return share ? std::optional(*share * step->second.median) : std::nullopt;
+  };
+  return StepParts{.compute_ms = ms(0),
+                   .exposed_comm_ms = ms(1),
+                   .optimizer_ms = ms(2),
+                   .data_ms = ms(3),
+                   .other_ms = ms(kParts.size()).value_or(0)};
+}
+
 std::string count_of(std::size_t n, const char* what) {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
 }
 
-std::string names_of(const std::vector<const Row*>& rows) {
-  constexpr std::size_t kMost = 5;
+std::string names_of(const std::vector<const Row*>& rows, std::size_t most = 5) {
   std::vector<std::string> names;
   for (const Row* row : rows) {
-    if (names.size() == kMost) {
-      names.push_back(fmt::format("{} more", rows.size() - kMost));
+    if (names.size() == most) {
+      names.push_back(fmt::format("{} more", rows.size() - most));
       break;
     }
     names.push_back(row->configuration->name);
@@ -59,15 +92,14 @@ std::vector<const Row*> rows_where(const std::vector<Row>& rows, auto holds) {
 }
 
 std::string differing_text(const std::vector<const Row*>& rows, const std::string& baseline) {
-  std::string text =
-      fmt::format("Parity fails: {} {} from {}: ", count_of(rows.size(), "configuration"),
-                  rows.size() == 1 ? "differs" : "differ", baseline);
-  constexpr std::size_t kMost = 3;
-  for (std::size_t i = 0; i < std::min(rows.size(), kMost); ++i) {
-    text += fmt::format("{}{} ({})", i == 0 ? "" : "; ", rows[i]->configuration->name,
-                        rows[i]->parity.text);
-  }
-  return text + (rows.size() > kMost ? fmt::format("; and {} more. ", rows.size() - kMost) : ". ");
+  // Whose explanation is long is explained once: the table has the others.
+  const std::string& text = rows.front()->parity.text;
+  const bool is_alike =
+      std::ranges::all_of(rows, [&](const Row* row) { return row->parity.text == text; });
+  return fmt::format("Parity fails: {} {} from {}: {} ({}{}). ",
+                     count_of(rows.size(), "configuration"),
+                     rows.size() == 1 ? "differs" : "differ", baseline, names_of(rows, 3),
+                     is_alike ? "" : "the first: ", text);
 }
 
 std::string agreeing_text(const std::vector<Row>& rows, std::size_t num_equal,
@@ -95,22 +127,30 @@ std::string agreeing_text(const std::vector<Row>& rows, std::size_t num_equal,
   return text;
 }
 
+const Row* row_with_least(const std::vector<Row>& rows, auto value) {
+  const Row* found = nullptr;
+  for (const Row& row : rows) {
+    if (!value(row)) continue;
+    if (found == nullptr || *value(row) < *value(*found)) found = &row;
+  }
+  return found;
+}
+
 // What people look for next; nothing unless it is known of all that were trained.
 std::string best_text(const std::vector<Row>& rows) {
-  const auto best = [&](auto value) -> const Row* {
-    const Row* found = nullptr;
-    for (const Row& row : rows) {
-      if (!value(row)) continue;
-      if (found == nullptr || *value(row) < *value(*found)) found = &row;
-    }
-    return found;
-  };
-  const Row* fastest = best([](const Row& row) { return row.median("step_ms"); });
-  const Row* smallest = best([](const Row& row) { return row.peak_nbytes(); });
+  const Row* smallest = row_with_least(rows, [](const Row& row) { return row.peak_nbytes(); });
   std::string text;
-  if (fastest != nullptr) {
-    text += fmt::format("Fastest: {} at {:.3g} ms a step. ", fastest->configuration->name,
-                        *fastest->median("step_ms"));
+  if (const std::optional<Fastest> fastest = fastest_of(rows)) {
+    text += fmt::format("Fastest: {} at {:.3g} ms a step", fastest->row->configuration->name,
+                        *fastest->row->median("step_ms"));
+    const std::vector<const Row*>& others = fastest->not_told_apart;
+    if (!others.empty()) {
+      text += fmt::format(
+          ", not told apart from {} whose quartiles overlap ({}); more --rounds or --train.steps "
+          "would",
+          count_of(others.size(), "configuration"), names_of(others, 3));
+    }
+    text += ". ";
   }
   if (smallest != nullptr) {
     text += fmt::format("Least memory: {} with {:.1f} MiB a rank. ", smallest->configuration->name,
@@ -172,6 +212,19 @@ std::optional<std::int64_t> Row::planned_peak_nbytes() const {
   return total == planned.end() ? std::nullopt : std::optional(total->second);
 }
 
+std::optional<Fastest> fastest_of(const std::vector<Row>& rows) {
+  Fastest fastest{.row = row_with_least(rows, [](const Row& r) { return r.median("step_ms"); })};
+  if (fastest.row == nullptr) return std::nullopt;
+  const double q3 = fastest.row->metrics.at("step_ms").q3;
+  for (const Row& row : rows) {
+    const auto step = row.metrics.find("step_ms");
+    if (&row == fastest.row || step == row.metrics.end()) continue;
+    // Its median is no smaller, so it can only overlap from above.
+    if (step->second.q1 <= q3) fastest.not_told_apart.push_back(&row);
+  }
+  return fastest;
+}
+
 Comparison summarise(const Request& request, std::vector<Trained> trained) {
   Comparison comparison{.request = &request};
   const Configuration& baseline = request.configurations.front();
@@ -181,6 +234,7 @@ Comparison summarise(const Request& request, std::vector<Trained> trained) {
     Row row{.configuration = &c, .trained = std::move(trained[i])};
     row.complete = std::ssize(row.trained.rounds) == request.compare.rounds;
     row.metrics = spreads(row.trained.rounds, request.compare.warmup_steps);
+    row.step_parts = step_parts_of(row.trained.rounds, row.metrics, request.compare.warmup_steps);
     if (!row.trained.rounds.empty()) row.last_loss = row.trained.rounds.front().loss.back();
     row.memory_theory = memory_formulas(c);
     row.sent_theory = sent_formula(c);

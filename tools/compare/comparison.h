@@ -28,12 +28,19 @@ struct Trained {
   }
 };
 
+/// The median step, taken apart by what each part takes of the time of all steps: they add up.
+struct StepParts {
+  std::optional<double> compute_ms = {}, exposed_comm_ms = {}, optimizer_ms = {}, data_ms = {};
+  double other_ms = 0;  ///< the rest, and what is not known
+};
+
 struct Row {
   const Configuration* configuration = nullptr;
   Trained trained = {};
   bool complete = false;  ///< all rounds are there
   Parity parity = {};
   std::map<std::string, Spread> metrics = {};  ///< over all rounds, without warm-up steps
+  std::optional<StepParts> step_parts = {};    ///< over the same steps
   std::optional<double> last_loss = {};
   bool is_on_front = false;  ///< of throughput against memory
   std::vector<Formula> memory_theory = {};
@@ -43,6 +50,12 @@ struct Row {
   /// Of all categories together, on its device.
   std::optional<std::int64_t> peak_nbytes() const;
   std::optional<std::int64_t> planned_peak_nbytes() const;
+};
+
+/// The row with the smallest median step, and those whose quartiles overlap with its own.
+struct Fastest {
+  const Row* row = nullptr;
+  std::vector<const Row*> not_told_apart = {};
 };
 
 struct Verdict {
@@ -63,6 +76,9 @@ struct Comparison {
 
 /// `trained` as request.configurations, which outlive what is returned.
 Comparison summarise(const Request& request, std::vector<Trained> trained);
+
+/// None where no row knows the time of its steps. Points into `rows`.
+std::optional<Fastest> fastest_of(const std::vector<Row>& rows);
 
 /// What the page and other programs read. A figure that is not known is null.
 nlohmann::ordered_json to_json(const Comparison& comparison);

@@ -139,13 +139,18 @@ void ComparisonFolder::check_same(const Request& request) const {
               trainer_, done);
     }
   }
-  const std::vector<std::string> there = folders_in(path_ + "/runs");
-  for (const std::string& name : there) {
-    require(expected.contains(name),
-            "[resume] expected configurations that are compared, got {} as well, which is not "
-            "asked for ({})",
-            engine::escaped(name), path_ + "/runs");
+  std::vector<std::string> others = folders_in(path_ + "/runs");
+  std::erase_if(others, [&](const std::string& name) { return expected.contains(name); });
+  const std::size_t num_others = others.size();
+  constexpr std::size_t kMost = 5;
+  if (num_others > kMost) {
+    others.resize(kMost);
+    others.push_back(fmt::format("{} more", num_others - kMost));
   }
+  require(num_others == 0,
+          "[resume] expected a command that asks for all that the folder has of an earlier "
+          "comparison, got one without {}: ask for {} too, or choose another --out ({})",
+          engine::escaped(engine::join(others, "; ")), num_others == 1 ? "it" : "them", path_);
 }
 
 void ComparisonFolder::write_configurations(const Request& request) const {

@@ -65,6 +65,20 @@ ordered_json json_of(const std::vector<double>& values) {
   return result;
 }
 
+ordered_json json_of(const StepParts& parts) {
+  return {{"compute_ms", or_null(parts.compute_ms)},
+          {"exposed_comm_ms", or_null(parts.exposed_comm_ms)},
+          {"optimizer_ms", or_null(parts.optimizer_ms)},
+          {"data_ms", or_null(parts.data_ms)},
+          {"other_ms", parts.other_ms}};
+}
+
+ordered_json json_of(const Fastest& fastest) {
+  ordered_json others = ordered_json::array();
+  for (const Row* row : fastest.not_told_apart) others.push_back(row->configuration->name);
+  return {{"name", fastest.row->configuration->name}, {"not_told_apart_from", others}};
+}
+
 ordered_json planned_of(const Row& row) {
   if (row.trained.rounds.empty()) return nullptr;
   const RunRecord& run = row.trained.rounds.front();
@@ -110,6 +124,7 @@ ordered_json json_of(const Row& row, const std::vector<double>* baseline) {
                                                  {"q1", found->second.q1},
                                                  {"q3", found->second.q3}};
   }
+  result["step_parts_ms"] = row.step_parts ? json_of(*row.step_parts) : ordered_json(nullptr);
   result["peak_bytes"] = json_of(most_of(rounds, &RunRecord::peak_bytes));
   result["host_peak_bytes"] = json_of(most_of(rounds, &RunRecord::host_peak_bytes));
   result["planned"] = planned_of(row);
@@ -140,6 +155,8 @@ ordered_json to_json(const Comparison& comparison) {
   result["tolerance"] = request.compare.tolerance;
   result["steps"] = baseline.config.train.steps;
   result["model"] = json_of(baseline.config.model.preset, baseline.model);
+  const std::optional<Fastest> fastest = fastest_of(comparison.rows);
+  result["fastest"] = fastest ? json_of(*fastest) : ordered_json(nullptr);
   std::set<std::string> machines;
   for (const Row& row : comparison.rows) {
     for (const RunRecord& run : row.trained.rounds) {

@@ -53,7 +53,7 @@ class Side {
         trainer_(std::move(trainer)),
         gemms_(c.on_gpu && c.config.cuda.gemm_algorithms.empty() ? out + "/gemm_algorithms.txt"
                                                                  : ""),
-        traces_(c.options.contains("log.trace") && c.options.at("log.trace") != R"("")") {
+        configuration_(c) {
     make_folder(folder_);
     // What an earlier search left must not be taken for this one's.
     for (const char* name :
@@ -75,7 +75,9 @@ class Side {
                                           "--audit=false"};
     if (!gemms_.empty()) arguments.push_back("--cuda.gemm_algorithms=" + gemms_);
     // Each has a trace of its own: all would write to the one file that was asked for.
-    if (traces_) arguments.push_back("--log.trace=" + path(name + ".trace.json"));
+    for (std::string& argument : trace_arguments(configuration_, path(name + ".trace.json"))) {
+      arguments.push_back(std::move(argument));
+    }
     arguments.insert(arguments.end(), more.begin(), more.end());
     const ProcessEnd end = run_process(trainer_, arguments, console);
     require(stop_requested() == 0, "[divergence] expected to go on, got {}",
@@ -92,7 +94,7 @@ class Side {
 
   std::string letter_, folder_, trainer_;
   std::string gemms_;  // of both sides, so that they multiply matrices alike; empty: as configured
-  bool traces_;
+  const Configuration& configuration_;
 };
 
 // The values of the first tensor that differs, from both runs made again.

@@ -4,6 +4,7 @@ const data = JSON.parse(document.getElementById('data').textContent);
 const all = data.configurations;
 const trained = all.filter((c) => c.rounds > 0);
 const metric = (c, name) => known(c.metrics[name]) ? c.metrics[name].median : null;
+const stepPart = (c, name) => c.step_parts_ms ? c.step_parts_ms[name] : null;
 
 function section(id, lead) {
   const node = document.getElementById(id);
@@ -24,15 +25,20 @@ function cards() {
       el('p', {class: 'figure'}, figure + ' ', el('small', {}, unit)), el('p', {class: 'who'}, who)));
   const equal = trained.filter((c) => c.parity.kind === 'equal bits').length;
   card('Equal bits', `${equal} of ${all.length}`, '', 'with ' + data.baseline);
-  const fast = best((c) => metric(c, 'step_ms'));
-  if (fast) card('Fastest step', short(metric(fast, 'step_ms')), 'ms', fast.name);
+  const named = (c) => c.name + (c.parity.kind === 'differs' ? ', whose parity fails' : '');
+  const fast = data.fastest && all.find((c) => c.name === data.fastest.name);
+  if (fast) {
+    const others = data.fastest.not_told_apart_from;
+    const names = others.slice(0, 2).join(', ') + (others.length > 2 ? ` and ${others.length - 2} more` : '');
+    card('Fastest step', short(metric(fast, 'step_ms')), 'ms', named(fast) + (others.length > 0 ? `; not told apart from ${names}` : ''));
+  }
   const small = best((c) => c.peak_bytes ? c.peak_bytes.total : null);
-  if (small) card('Least memory on a rank', short(small.peak_bytes.total / MIB), 'MiB', small.name);
+  if (small) card('Least memory on a rank', short(small.peak_bytes.total / MIB), 'MiB', named(small));
   const sent = best((c) => metric(c, 'sent_bytes'));
-  if (sent) card('Least sent in a step', short(metric(sent, 'sent_bytes') / MIB), 'MiB', sent.name);
+  if (sent) card('Least sent in a step', short(metric(sent, 'sent_bytes') / MIB), 'MiB', named(sent));
   else {
     const exposed = best((c) => metric(c, 'exposed_comm_ms'));
-    if (exposed) card('Least exposed waiting', short(metric(exposed, 'exposed_comm_ms')), 'ms', exposed.name);
+    if (exposed) card('Least exposed waiting', short(metric(exposed, 'exposed_comm_ms')), 'ms', named(exposed));
   }
 }
 
@@ -170,8 +176,9 @@ function termRows(terms, where, measured) {
 function stepMemorySection() {
   const steps = (data.memory || []).filter((s) => s.memory);
   if (steps.length === 0) return;
-  const node = section('step-memory', 'What is held from moment to moment of one step on one rank, and why: parameters come and go with their gathers, '
-      + 'activations grow through forward and shrink through backward. All have one scale.');
+  const node = section('step-memory', 'What is held from moment to moment of one step on one rank, and why: shards, gradients, optimizer state and the slots '
+      + 'that parameters are gathered into are held throughout; activations grow through forward and shrink through backward, workspace and messages come and go. '
+      + 'All have one scale.');
   const figure = figureOf(node);
   const pick = el('select', {'aria-label': 'configuration'}, ...steps.map((s, i) => el('option', {value: i}, s.name)));
   node.querySelector('.pickers').append(el('label', {}, 'configuration', pick));
@@ -223,16 +230,15 @@ const PARTS = [['compute_ms', 'forward and backward', 0], ['exposed_comm_ms', 'e
 function timeSection() {
   const rows = trained.filter((c) => known(metric(c, 'step_ms')));
   if (rows.length === 0) return;
-  const shown = PARTS.filter(([key]) => rows.some((c) => known(metric(c, key))));
+  const shown = PARTS.filter(([key]) => rows.some((c) => known(stepPart(c, key))));
   const untold = PARTS.filter((p) => !shown.includes(p)).map(([, name]) => name);
   const rest = untold.length > 0 ? 'not split further' : 'the rest';
-  const node = section('time', 'Medians of one step on rank 0, without warm-up. Exposed communication is what computation waited for; hidden communication costs no time here.'
+  const node = section('time', 'The median step on rank 0, without warm-up, taken apart by what each part takes of the time of all steps. Exposed communication is what computation waited for; hidden communication costs no time here.'
       + (untold.length > 0 ? ` Not measured: ${untold.join(', ')}.` : ''));
   barChart(figureOf(node), rows.map((c) => {
     const step = metric(c, 'step_ms');
-    const segments = shown.filter(([key]) => known(metric(c, key))).map(([key, name, series]) => ({value: metric(c, key), series, name}));
-    const left = Math.max(0, step - segments.reduce((total, s) => total + s.value, 0));
-    segments.push({value: left, series: 6, name: rest});
+    const segments = shown.filter(([key]) => known(stepPart(c, key))).map(([key, name, series]) => ({value: stepPart(c, key), series, name}));
+    segments.push({value: Math.max(0, stepPart(c, 'other_ms')), series: 6, name: rest});
     const {q1, q3} = c.metrics.step_ms;
     const overlap = metric(c, 'overlap');
     return {label: c.name, segments, value: ms(step),
@@ -308,7 +314,7 @@ function sidesSection() {
     rows.push(['numbers', a.parity.kind, b.parity.kind, '']);
     add('last loss', (c) => c.last_loss, (loss) => loss.toPrecision(7), 'not finite');
     add('step', (c) => metric(c, 'step_ms'), ms);
-    for (const [key, name] of PARTS) add('· ' + name, (c) => metric(c, key), ms);
+    for (const [key, name] of [...PARTS, ['other_ms', 'the rest']]) add('· ' + name, (c) => stepPart(c, key), ms);
     add('communication overlapped', (c) => metric(c, 'overlap'), (part) => `${Math.round(100 * part)} %`);
     add('tokens/s', (c) => metric(c, 'tokens_per_s'), short);
     for (const [where, title] of [['peak_bytes', 'peak memory'], ['host_peak_bytes', 'on the host']]) {

@@ -158,9 +158,17 @@ void record(Configuration& c) {
   FlagSet all("train_transformer", "");
   TransformerConfig copy = c.config;
   copy.add_to(all);
-  c.toml = all.to_toml();
   const nlohmann::json options = nlohmann::json::parse(all.to_json());
   for (const auto& [key, value] : options.items()) c.options[key] = value.dump();
+  // A trace costs time, so a comparison with traces must not go on without them: the file says so.
+  std::string remark;
+  if (!copy.log.trace.empty()) {
+    remark = fmt::format("# Traced: --log.trace=FILE --log.trace_steps={} does so again.\n",
+                         copy.log.trace_steps);
+  }
+  copy.log.trace.clear();
+  copy.log.trace_steps = TrainConfig().log.trace_steps;
+  c.toml = remark + all.to_toml();
 }
 
 // `probe`: where the training is to leave a record; empty: nowhere.
@@ -313,6 +321,11 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
             engine::escaped(name));
   }
   return request;
+}
+
+std::vector<std::string> trace_arguments(const Configuration& c, const std::string& path) {
+  if (c.config.log.trace.empty()) return {};
+  return {"--log.trace=" + path, "--log.trace_steps=" + c.config.log.trace_steps};
 }
 
 void check_plans(const Request& request) {

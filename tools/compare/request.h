@@ -48,8 +48,13 @@ struct Configuration {
   bool sums_in_rank_order = true;  ///< on this machine: not in NCCL's own order
   bool on_gpu = false;
   std::map<std::string, std::string> options = {};  ///< in force, as JSON literals
-  std::string toml = {};                            ///< the same, as a file for --config
+  /// The same, as a file for --config, but for where a trace goes: repeating it leaves none.
+  std::string toml = {};
 };
+
+/// What a training of `c` is told beside its file, so that its trace goes to `path`; nothing if no
+/// trace was asked for.
+std::vector<std::string> trace_arguments(const Configuration& c, const std::string& path);
 
 struct Request {
   CompareConfig compare;

@@ -154,6 +154,11 @@ const std::vector<std::string>& metric_names() {
   return names;
 }
 
+std::span<const double> behind_warmup(const std::vector<double>& values, std::int64_t warmup) {
+  const auto skipped = std::min<std::int64_t>(warmup, std::ssize(values));
+  return std::span(values).subspan(static_cast<std::size_t>(skipped));
+}
+
 RunRecord read_run_record(const std::string& path) {
   RunRecord run;
   std::set<std::string> untold;  // by some step

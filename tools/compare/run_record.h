@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ struct RunRecord {
   BytesByCategory planned_peak_bytes;  ///< "planned" of the last record; empty: not told
   std::optional<std::int64_t> planned_sent_bytes = {}, planned_num_collectives = {};
 };
+
+/// `values`, one of each step, without those of the first `warmup` steps.
+std::span<const double> behind_warmup(const std::vector<double>& values, std::int64_t warmup);
 
 /// Reads a log of train_transformer. Throws IoError naming path and line: unreadable, no JSON,
 /// steps that are not 1, 2, 3..., a field of another type, no last record.

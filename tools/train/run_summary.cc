@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "engine/io/text.h"
 #include "tools/train/step_text.h"
+#include "tools/train/time_split.h"
 
 namespace tessera::tools {
 namespace {
@@ -105,7 +105,7 @@ std::optional<RunSummary::Figures> RunSummary::figures() const {
   f.measured = measured_;
   f.planned = planned_;
   std::vector<double> step_ms, items_per_s, percents;
-  std::array<std::optional<double>, kParts.size()> parts_ms;
+  TimeSplit split(kParts.size());
   std::vector<std::int64_t> sent;
   for (auto it = samples_.begin() + num_left_out(); it != samples_.end(); ++it) {
     const Sample& sample = *it;
@@ -113,15 +113,12 @@ std::optional<RunSummary::Figures> RunSummary::figures() const {
     step_ms.push_back(sample.step_ms);
     items_per_s.push_back(sample.items_per_s);
     if (sample.peak_percent) percents.push_back(*sample.peak_percent);
-    for (std::size_t i = 0; i < kParts.size(); ++i) {
-      if (sample.parts_ms[i]) parts_ms[i] = parts_ms[i].value_or(0) + *sample.parts_ms[i];
-    }
+    split.add(sample.step_ms, sample.parts_ms);
   }
   f.num_steps = static_cast<std::int64_t>(step_ms.size());
   f.measured.sent_nbytes = median_of(std::move(sent));
-  const double total_ms = std::accumulate(step_ms.begin(), step_ms.end(), 0.0);
   for (std::size_t i = 0; i < kParts.size(); ++i) {
-    if (parts_ms[i]) f.parts.push_back({kParts[i], *parts_ms[i] / total_ms});
+    if (const auto share = split.share(i)) f.parts.push_back({kParts[i], *share});
   }
   f.step_ms = spread(std::move(step_ms));
   f.items_per_s = spread(std::move(items_per_s));

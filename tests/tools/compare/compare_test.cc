@@ -180,6 +180,22 @@ TEST_F(Compare, EndToEnd) {
       has(folder_.read("out/runs/zero3_prefetch=1/configuration.toml"), {"strategy = \"zero3\""}));
 }
 
+// All steps but the last are warm-up, and slow.
+TEST_F(Compare, ALineOfProgressLeavesOutTheWarmUpAsTheTableDoes) {
+  const std::string slow = trainer(
+      "\"$train\" \"$@\" && sed -i '1,3s/\"step_ms\":/\"step_ms\":900000,\"was\":/' "
+      "\"$out/log.jsonl\"\n");
+  const Outcome outcome =
+      compare({{"trainer", slow}, {"warmup_steps", "3"}, {"sweep", "parallel.prefetch=1"}});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json rows = results().at("configurations");
+  ASSERT_EQ(rows.size(), 2u);
+  for (const json& row : rows) {
+    const double median = row.at("metrics").at("step_ms").at("median");
+    EXPECT_TRUE(has(outcome.out, {fmt::format(", {:.1f} ms a step", median)})) << outcome.out;
+  }
+}
+
 TEST_F(Compare, AnotherArithmeticIsMeasuredAgainstTheTolerance) {
   flags_["strategies"] = "ddp";
   flags_["sweep"] = "precision.param=f32,bf16";
@@ -288,8 +304,12 @@ TEST_F(Compare, AnInterruptionKeepsWhatThereIsAndResumeTrainsTheRest) {
   EXPECT_TRUE(has(compare({{"resume", "true"}, {"train.steps", "5"}}).err,
                   {"[resume] expected the options of the comparison that is there",
                    "configuration ddp prefetch=0"}));
-  EXPECT_TRUE(has(compare({{"resume", "true"}, {"sweep", "parallel.prefetch=1"}}).err,
-                  {"got ddp_prefetch=0 as well, which is not asked for"}));
+  EXPECT_TRUE(
+      has(compare({{"resume", "true"}, {"sweep", "parallel.prefetch=1"}}).err,
+          {"[resume] expected a command that asks for all that the folder has of an earlier "
+           "comparison, got one without ddp_prefetch=0; zero3_prefetch=0: ask for them too, "
+           "or choose another --out (" +
+           folder_.path()}));
   EXPECT_TRUE(has(compare({{"resume", "true"}, {"trainer", "tools/train/train_transformer"}}).err,
                   {"another build of it"}));
   EXPECT_TRUE(has(compare({{"resume", "true"}, {"out", folder_ / "new"}}).err,
@@ -361,6 +381,13 @@ TEST_F(Compare, StepsAreDrawnAsPlannedWithoutATrace) {
       EXPECT_EQ(most(step.at("memory").at("bytes").at(category)), peaks.at(category))
           << i << category;
     }
+    // Which the page says of them.
+    for (const char* category :
+         {"gradient", "optimizer", "parameter_shard", "gathered_parameter"}) {
+      const json held = step.at("memory").at("bytes").value(category, json::array({0}));
+      EXPECT_TRUE(std::ranges::all_of(held, [&](const json& b) { return b == held.front(); }))
+          << category << " is held throughout: " << held;
+    }
     EXPECT_TRUE(has(step.at("terms").dump(), {"2 states x 4 B x "}));
   }
 }
@@ -373,6 +400,16 @@ TEST_F(Compare, OverlapIsMeasuredWithATrace) {
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_TRUE(has(outcome.out, {"overlap %"}));
   const json row = results().at("configurations").at(0);
+  // Repeating a configuration leaves no trace where nobody asked for one.
+  const std::string toml = "out/runs/zero3_prefetch=1/configuration.toml";
+  const Outcome repeated = run_program("tools/train/train_transformer",
+                                       {{"config", folder_ / toml}, {"out", folder_ / "again"}});
+  EXPECT_EQ(repeated.exit_code, 0) << repeated.err;
+  EXPECT_FALSE(fs::exists("asked"));
+  EXPECT_TRUE(has(folder_.read(toml), {"# Traced: --log.trace=FILE --log.trace_steps=1:3"}));
+  EXPECT_TRUE(has(
+      compare({{"strategies", "zero3"}, {"sweep", "parallel.prefetch=1"}, {"resume", "true"}}).err,
+      {"[resume] expected the options of the comparison that is there"}));
   std::istringstream log(
       folder_.read("out/" + row.at("folder").get<std::string>() + "/round-1/log.jsonl"));
   json end;

@@ -317,6 +317,80 @@ TEST_F(CompareVerdict, MediansLeaveOutWarmUpAndWhatIsNotKnownIsNull) {
                   {"not measured: exposed ms, peak MiB planned, sent MiB"}));
 }
 
+// Each part is long in a step of its own, so all are short in the median.
+TEST_F(CompareVerdict, PartsOfAStepAddUpToIt) {
+  RunRecord run = run_of({4, 3, 2, 1});
+  run.metrics["step_ms"] = {900, 10, 10, 10};
+  run.metrics["compute_ms"] = {1, 8, 1, 1};
+  run.metrics["exposed_comm_ms"] = {890, 1, 8, 1};
+  run.metrics["optimizer_ms"] = {0.5, 0.5, 0.5, 7.5};
+  run.metrics["data_ms"] = {0.25, 0.25, 0.25, 0.25};
+  RunRecord graph = run, unknown = run;
+  graph.metrics.erase("compute_ms");
+  graph.metrics.erase("optimizer_ms");
+  unknown.metrics.erase("step_ms");
+  const nlohmann::ordered_json json = to_json(summary({{{run}}, {{graph, graph}}, {{unknown}}}));
+  const nlohmann::ordered_json& parts = json.at("configurations")[0].at("step_parts_ms");
+  double sum = 0;
+  for (const auto& [name, expected] : {std::pair("compute_ms", 10.0 / 3),
+                                       {"exposed_comm_ms", 10.0 / 3},
+                                       {"optimizer_ms", 8.5 / 3},
+                                       {"data_ms", 0.25},
+                                       {"other_ms", 0.25}}) {
+    EXPECT_NEAR(parts.at(name).get<double>(), expected, 1e-12) << name;
+    sum += parts.at(name).get<double>();
+  }
+  EXPECT_EQ(parts.size(), 5u);
+  EXPECT_NEAR(sum, 10, 1e-12);
+  // What is not known is in the rest.
+  const nlohmann::ordered_json& waits = json.at("configurations")[1].at("step_parts_ms");
+  EXPECT_TRUE(waits.at("compute_ms").is_null() && waits.at("optimizer_ms").is_null());
+  EXPECT_NEAR(waits.at("exposed_comm_ms").get<double>(), 10.0 / 3, 1e-12);
+  EXPECT_NEAR(waits.at("other_ms").get<double>(), 10 - 10.0 / 3 - 0.25, 1e-12);
+  EXPECT_TRUE(json.at("configurations")[2].at("step_parts_ms").is_null());
+}
+
+TEST_F(CompareVerdict, TheFastestIsToldApartOrNot) {
+  const auto of_ms = [](std::vector<double> step_ms) {
+    RunRecord run = run_of({4, 3, 2, 1, 0});
+    run.metrics["step_ms"] = std::move(step_ms);
+    return run;
+  };
+  // Behind the warm-up: 10 [9.75, 10.25], 10.375 from 10.1875 on, and 20.
+  const RunRecord fast = of_ms({1, 9, 10, 10, 11}), near = of_ms({1, 10, 10.25, 10.5, 12}),
+                  slow = of_ms({1, 20, 20, 20, 20});
+  const Comparison apart = summary({{{slow}}, {{fast}}, {{slow}}});
+  EXPECT_TRUE(has(apart.verdict.sentence, {"Fastest: zero2 at 10 ms a step. Least memory"}));
+  EXPECT_EQ(to_json(apart).at("fastest"),
+            nlohmann::ordered_json::parse(R"({"name":"zero2","not_told_apart_from":[]})"));
+
+  const Comparison close = summary({{{near}}, {{slow}}, {{fast}}});
+  EXPECT_TRUE(has(close.verdict.sentence,
+                  {"Fastest: zero3 at 10 ms a step, not told apart from 1 configuration whose "
+                   "quartiles overlap (ddp); more --rounds or --train.steps would. Least memory"}))
+      << close.verdict.sentence;
+  EXPECT_EQ(to_json(close).at("fastest"),
+            nlohmann::ordered_json::parse(R"({"name":"zero3","not_told_apart_from":["ddp"]})"));
+  EXPECT_TRUE(to_json(summary({{}, {}, {}})).at("fastest").is_null());
+}
+
+TEST_F(CompareRequest, WhatDiffersAlikeIsExplainedOnce) {
+  const Request r = request({"--strategies=ddp", "--sweep=parallel.prefetch=0,1,2,3,4"});
+  const auto sentence = [&](const std::vector<RunRecord>& runs) {
+    std::vector<Trained> trained;
+    for (const RunRecord& run : runs) trained.push_back({{run}});
+    return summarise(r, std::move(trained)).verdict.sentence;
+  };
+  const RunRecord good = run_of({3, 2, 1}), bad = run_of({3, 2, 1}, "other"),
+                  off = run_of({3, 2.5, 1}, "other");
+  EXPECT_EQ(sentence({good, bad, bad, bad, bad}),
+            "Parity fails: 4 configurations differ from ddp prefetch=0: ddp prefetch=1; "
+            "ddp prefetch=2; ddp prefetch=3; 1 more (equal losses, other parameters at the end).");
+  EXPECT_EQ(sentence({good, bad, good, off, good}),
+            "Parity fails: 2 configurations differ from ddp prefetch=0: ddp prefetch=1; "
+            "ddp prefetch=3 (the first: equal losses, other parameters at the end).");
+}
+
 // Formulas ---------------------------------------------------------------------------------------
 
 // Two layers of width 8 on 4 ranks, 256 tokens, 8 positions: 2128 + 2 x 872 parameters.

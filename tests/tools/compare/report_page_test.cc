@@ -84,10 +84,12 @@ TEST(ReportPage, IsWellFormedAndHoldsEveryFigure) {
   const ordered_json drawn = ordered_json::parse(between(page, "id=\"data\">", "</script>"));
   EXPECT_EQ(drawn.at("streams"), sample_steps().at("streams"));
   EXPECT_EQ(drawn.at("memory"), sample_steps().at("memory"));
+  EXPECT_EQ(drawn.at("fastest"), data.at("fastest"));
   for (std::size_t i = 0; i < 4; ++i) {
     const ordered_json &mine = drawn.at("configurations")[i],
                        &theirs = data.at("configurations")[i];
-    for (const char* field : {"name", "metrics", "peak_bytes", "planned", "theory", "parity"}) {
+    for (const char* field :
+         {"name", "metrics", "step_parts_ms", "peak_bytes", "planned", "theory", "parity"}) {
       EXPECT_EQ(mine.at(field), theirs.at(field)) << field;
     }
     EXPECT_EQ(mine.at("loss_points").at("loss"), theirs.at("loss"));
@@ -114,6 +116,12 @@ TEST(ReportPage, NamesAreTextAndNothingElse) {
   EXPECT_FALSE(has(page, {"<b>"}));
   EXPECT_TRUE(has(page, {"&lt;b&gt;zero3&lt;/b&gt; &amp; more."}));
   EXPECT_TRUE(has(page, {"\\u003c/script\\u003e"}));
+}
+
+TEST(ReportPage, SaysWhatIsHeldThroughoutAStep) {
+  const std::string page = report_page(sample_comparison(), sample_steps());
+  EXPECT_FALSE(has(page, {"parameters come and go"}));
+  EXPECT_TRUE(has(page, {"held throughout", "activations grow through forward"}));
 }
 
 TEST(ReportPage, WhatWasNotMeasuredIsNeverZero) {
