@@ -33,6 +33,7 @@
 #include "tools/train/product_rate.h"
 #include "tools/train/ranks.h"
 #include "tools/train/rates_config.h"
+#include "tools/train/replicas.h"
 #include "tools/train/run_failure.h"
 #include "tools/train/run_probe.h"
 #include "tools/train/run_trace.h"
@@ -181,6 +182,8 @@ void say_plan(const Task& task, const Ranks& ranks, const std::vector<std::strin
       [&](std::string_view text) { trace_file->write(std::as_bytes(std::span(text))); });
   const TrainPlan plan = plan_task(task, ranks, /*rank=*/0, trace_file ? &trace : nullptr);
   if (trace_file) trace_file->commit();
+  const std::string replicas = replicas_warning(task.config(), ranks.size);
+  if (!replicas.empty()) fmt::print("{}\n", replicas);
   for (const std::string& line : budget_lines) fmt::print("{}\n", line);
   for (const std::string& line : plan_lines(plan, plan_target(ranks, task.config()))) {
     fmt::print("{}\n", line);
@@ -223,6 +226,9 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   log.say(task.summary());
   log.say("device: " + ranks.str());
   if (!graph.empty()) log.say(graph);
+  if (const std::string line = replicas_warning(config, ranks.size); !line.empty()) {
+    log.say(line, Console::Style::kWarning);
+  }
   for (const std::string& line : budget_lines) log.say(line);
   const auto gemms = choose_gemm_algorithms(task, ranks, log);
   Audits audits(config.audit ? static_cast<std::size_t>(ranks.size) : 0);

@@ -257,6 +257,8 @@ TEST(Advice, OfExposedCommunicationFollowsTheConfiguration) {
   config.parallel.reductions_in_flight = 0;
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--parallel.reductions_in_flight=1"}));
   config.parallel.reductions_in_flight = 1;
+  config.parallel.strategy = "hsdp";  // whose replicas have one rank
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.batch"}));
   config.parallel.strategy = "ddp";  // which gathers nothing
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.batch"}));
   config.train.accum = 4;

@@ -447,6 +447,22 @@ TEST_F(TrainTransformer, SaysWhatACommunicationHookSendsAndRemembers) {
   }
 }
 
+TEST_F(TrainTransformer, SaysHowManyRanksAReplicaHas) {
+  const Flags hybrid = {{"parallel.strategy", "hsdp"}, {"parallel.ranks", "3"}};
+  const std::string warning = "warning: hsdp on 3 ranks has replicas of 1 rank: nothing is cut";
+  const Outcome alone = run(hybrid);
+  EXPECT_EQ(alone.exit_code, 0) << alone.err;
+  EXPECT_TRUE(has(alone.out, {", hsdp on 3 ranks, replicas of 1\n", warning})) << alone.out;
+  Flags more = hybrid;
+  more["parallel.ranks"] = "4";
+  const Outcome pairs = run(more);
+  EXPECT_TRUE(has(pairs.out, {", hsdp on 4 ranks, replicas of 2\n"})) << pairs.out;
+  EXPECT_EQ(pairs.out.find("warning"), std::string::npos) << pairs.out;
+  Flags plan = hybrid;
+  plan["plan"] = "true";
+  EXPECT_TRUE(run(plan).out.starts_with(warning));
+}
+
 TEST_F(TrainTransformer, ASavedModelIsTheTrainedOne) {
   const std::string model = folder_ / "some/where/model";
   const std::string trained = params_sha256({{"save.final", model}});
