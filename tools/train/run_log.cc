@@ -125,6 +125,7 @@ void RunLog::begin(std::int64_t start) {
   });
   if (tensorboard_) tensorboard_->begin(start + 1);
   start_time_ = std::chrono::steady_clock::now();
+  has_begun_ = true;
 }
 
 void RunLog::set_rates(double flops_per_item, double peak_flop_per_s) {

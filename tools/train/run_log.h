@@ -47,6 +47,8 @@ class RunLog {
   /// The run has begun, behind `start` steps of an earlier one: writes config.toml, and of the log
   /// keeps the records of these.
   void begin(std::int64_t start = 0);
+  /// Whether begin() has ended: no step was made before.
+  bool has_begun() const { return has_begun_; }
   /// From here on steps say what part of `peak_flop_per_s`, of all ranks together, the model's own
   /// operations are: `flops_per_item` of forward and backward, without what is recomputed.
   void set_rates(double flops_per_item, double peak_flop_per_s);
@@ -95,6 +97,7 @@ class RunLog {
   bool told_jsonl_ = false, told_console_ = false, told_tensorboard_ = false;
   RunSummary summary_;
   double peak_items_per_s_ = 0;  // 0: unknown
+  bool has_begun_ = false;
   std::chrono::steady_clock::time_point start_time_;
 };
 

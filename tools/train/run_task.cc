@@ -171,7 +171,7 @@ void run_ranks(const Ranks& ranks, Task& task, const RunLog& log,
   try {
     ranks.run(std::as_const(task).config(), fn, &flight);
   } catch (...) {
-    rethrow_failure(flight, [&] { return memory_lines(plan_task(task, ranks)); });
+    rethrow_failure(flight, log.has_begun(), [&] { return memory_lines(plan_task(task, ranks)); });
   }
 }
 

@@ -215,6 +215,9 @@ TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
   EXPECT_EQ(other.exit_code, 0) << other.err;
   EXPECT_TRUE(has(other.out, {"not loaded: missing: optimizer.", "not loaded: unexpected:"}));
 }
+    // No rank was late.
+    EXPECT_EQ(outcome.err.find("each rank"), std::string::npos) << outcome.err;
+    EXPECT_FALSE(fs::exists(folder_ / "run/flight.json"));
 
 TEST_F(Resume, ADamagedCheckpointIsPassedOverAloud) {
   EXPECT_EQ(run(saving({{"train.steps", "8"}, {"train.schedule", "constant"}})).exit_code, 0);
