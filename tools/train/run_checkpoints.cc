@@ -148,8 +148,10 @@ TrainPosition RunCheckpoints::take_over(const shard::LoadedCheckpoint& loaded) {
                                .num_skips = integer(values, "num_skips", loaded.path)};
   last_saved_ = position.step;
   newest_ = loaded.path;
-  say(fmt::format("resumed behind step {} of {} ranks, at sample {} ({})", position.step,
-                  loaded.ranks, position.sample, escaped(loaded.path)),
+  if (checkpointer_ != nullptr) newest_step_ = position.step;
+  say(fmt::format("resumed behind step {} of {} rank{}, at sample {} ({})", position.step,
+                  loaded.ranks, loaded.ranks == 1 ? "" : "s", position.sample,
+                  escaped(loaded.path)),
       Console::Style::kStrong);
   for (const std::string& line : loaded.differences) say("  not loaded: " + line);
   if (const std::string data = text(values, "data"); data != identity_.data) {
@@ -194,3 +196,4 @@ void RunCheckpoints::told(std::optional<std::int64_t> step) {
 }
 
 }  // namespace tessera::tools
+  newest_step_ = step;

@@ -53,6 +53,8 @@ class RunCheckpoints {
   void finish();
   /// The newest that is whole; empty: none.
   const std::string& newest() const { return newest_; }
+  /// The step of the newest that this run has saved or went on from, if it saves any.
+  std::optional<std::int64_t> newest_step() const { return newest_step_; }
 
  private:
   void say(const std::string& line, Console::Style style = Console::Style::kPlain) const;
@@ -69,6 +71,7 @@ class RunCheckpoints {
   std::int64_t last_saved_ = -1;
   std::string newest_;
 };
+  std::optional<std::int64_t> newest_step_;
 
 /// "train.lr=0.002 (was 0.001)" of each setting that has another value in `now`, and is about what
 /// is computed: both as FlagSet::to_toml() writes them.

@@ -48,6 +48,7 @@ struct Result {
   std::string params_sha256;
   std::optional<Trainer::Validation> validation;
   std::string sample;
+  std::optional<std::int64_t> checkpoint;  // see Task::closing_line()
   JsonRecord end;
 };
 
@@ -107,6 +108,7 @@ Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task,
           .params_sha256 = trainer.params_sha256(),
           .validation = trainer.validation(),
           .sample = rank->finish(trainer, log),
+          .checkpoint = trainer.saved_step(),
           .end = trainer.end_record().add_all(hook.record())};
 }
 
@@ -151,7 +153,7 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
   if (!audits.empty()) {
     for (const std::string& line : lines_of(audits)) log.say(line);
   }
-  if (const std::string line = task.closing_line(); !line.empty()) log.say(line);
+  if (const std::string line = task.closing_line(result.checkpoint); !line.empty()) log.say(line);
   JsonRecord end = ranks.record().add_all(result.end);
   if (trace != nullptr) end.add_all(trace->record());
   if (!audits.empty()) {

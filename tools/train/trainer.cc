@@ -171,6 +171,7 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
   }
   if (is_pending) finish(*last, items);
   last.reset();
+  if (log_ != nullptr) log_->end_steps();
   if (checkpoints_) checkpoints_->save(behind(num_steps_));
   if (stopped_by_ == 0) validate_after(num_steps_, validate);
   if (checkpoints_) checkpoints_->finish();

@@ -127,11 +127,14 @@ std::unique_ptr<TaskRank> TransformerTask::rank() const {
   return std::make_unique<TransformerRank>(config_, model_, *data_);
 }
 
-std::string TransformerTask::closing_line() const {
+std::string TransformerTask::closing_line(std::optional<std::int64_t> checkpoint) const {
   if (saves()) {
     return fmt::format("model in {}", engine::escaped(resolve_user_path(config_.save_final)));
   }
-  return stop_requested() != 0 ? "no model saved (save.final is empty)" : "";
+  if (stop_requested() == 0) return "";
+  return fmt::format(
+      "no model saved (save.final is empty){}",
+      checkpoint ? fmt::format("; the checkpoint of step {} has it", *checkpoint) : "");
 }
 
 }  // namespace tessera::tools

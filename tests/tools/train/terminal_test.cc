@@ -110,6 +110,32 @@ TEST_F(Terminal, AnInterruptEndsWithTheSummary) {
   EXPECT_TRUE(has(seen.text, {kErase + "SIGINT: ending soon"}));
 }
 
+TEST_F(Terminal, NoStatusLineIsLeftBehindTheLastStep) {
+  const Seen stopped = run_on_terminal({{"train.steps", "1000"},
+                                        {"log.every", "10"},
+                                        {"checkpoint.every", "1000"},
+                                        {"train.max_minutes", "1e-9"}});
+  EXPECT_EQ(stopped.exit_code, 0) << stopped.text;
+  const std::size_t saved = stopped.text.find("checkpoint of step 1 in ");
+  ASSERT_NE(saved, std::string::npos) << stopped.text;
+  EXPECT_EQ(stopped.text.find("| ETA ", saved), std::string::npos) << stopped.text;
+}
+
+TEST_F(Terminal, NoStatusLineComesBehindASignal) {
+  const Seen seen = run_on_terminal(
+      {{"train.steps", "1000000"}, {"log.every", "100000"}, {"checkpoint.every", "1000000"}},
+      "step     1/1000000");
+  EXPECT_EQ(seen.exit_code, 0) << seen.text;
+  const std::size_t signal = seen.text.find("SIGINT: ending soon");
+  ASSERT_NE(signal, std::string::npos) << seen.text;
+  EXPECT_EQ(seen.text.find("| ETA ", signal), std::string::npos) << seen.text;
+  const std::size_t saved = seen.text.find("checkpoint of step ");
+  ASSERT_NE(saved, std::string::npos) << seen.text;
+  const std::string step = seen.text.substr(saved, seen.text.find(" in ", saved) - saved);
+  EXPECT_TRUE(
+      has(seen.text, {"no model saved (save.final is empty); the " + step + " has it\r\n"}));
+}
+
 TEST_F(Terminal, APipeGetsLinesAlone) {
   const testing::Outcome outcome =
       testing::run_program(testing::kTransformer,
