@@ -308,7 +308,8 @@ void TrainConfig::add_to(FlagSet& flags) {
   flags.add(
       "log.peak_ms", &log.peak_ms,
       {.help = "how long the ranks multiply matrices before the first step, on the CPU, to know "
-               "the peak that a step's rate is part of; 0: not at all",
+               "the peak that a step's rate is part of: three times, of which the best counts; 0: "
+               "not at all",
        .min = 0,
        .max = 10'000});
   flags.add("out", &out, {.help = "folder for everything written, made if need be"});
