@@ -86,8 +86,9 @@ void Fsdp::begin_micro_step(const MicroStep& options) {
   require(!is_last || !options.no_sync,
           "[fsdp] expected the last micro-step to reduce gradients, got no_sync");
   ++micro_step_;
-  group_.declare(fmt::format("micro-step {} of {}, no_sync {}, {} backwards", micro_step_ + 1,
-                             num_micro_steps_, options.no_sync, options.num_backwards));
+  group_.declare(fmt::format("micro-step {} of {}, no_sync {}, {} backward{}", micro_step_ + 1,
+                             num_micro_steps_, options.no_sync, options.num_backwards,
+                             options.num_backwards == 1 ? "" : "s"));
   if (context_.check != nullptr) context_.check->begin_micro_step(micro_step_);
   schedule_.begin_micro_step(options, is_last);
   if (joined_ && micro_step_ >= joined_->num_batches) schedule_.shadow(compute_);

@@ -242,7 +242,8 @@ TEST_P(Faults, RanksThatGiveAMicroStepOtherOptionsAreToldAtOnce) {
     rank.step();
   });
   for (const std::string& message : backwards.messages) {
-    EXPECT_TRUE(has(message, {"rank 2's micro-step 1 of 2", "1 backwards", "2 backwards"}));
+    EXPECT_TRUE(has(message, {"rank 2's micro-step 1 of 2", "1 backward", "2 backwards"}));
+    EXPECT_EQ(message.find("1 backwards"), std::string::npos) << message;
   }
   expect_everyone_was_told(backwards);
 

@@ -32,12 +32,13 @@ std::string fewer_threads(const TrainConfig& config, const RunPlace& place) {
 
 std::string less_exposed(double percent, const TrainConfig& config, const RunPlace& place) {
   const ParallelConfig& p = config.parallel;
-  const shard::Placement placement = shard::Placement::preset(p.strategy);
+  const bool gathers = shard::Placement::preset(p.strategy).parameters != shard::Place::kWhole &&
+                       config.fsdp_options(place.num_ranks).shard_ranks > 1;
   const std::string found = fmt::format("exposed communication is {:.0f} % of a step", percent);
   if (place.num_gpus == 0 && place.num_ranks * config.cpu.threads_per_rank > place.num_cores) {
     return found + ": " + fewer_threads(config, place);
   }
-  if (placement.parameters != shard::Place::kWhole && p.prefetch == 0) {
+  if (gathers && p.prefetch == 0) {
     return found + ": no unit is gathered ahead; try --parallel.prefetch=1, for one slot more";
   }
   if (p.reductions_in_flight == 0) {
@@ -48,7 +49,7 @@ std::string less_exposed(double percent, const TrainConfig& config, const RunPla
            ": every micro-step reduces; try --train.accum_comm=last, which keeps whole "
            "gradients and adds in another order";
   }
-  if (placement.parameters != shard::Place::kWhole && p.prefetch == 1) {
+  if (gathers && p.prefetch == 1) {
     return found + ": try --parallel.prefetch=2, for one slot more";
   }
   return found + ": try a larger --train.batch or --train.accum, which send as much for more work";

@@ -76,8 +76,11 @@ std::vector<std::string> Audit::lines() const {
                                 row.is_as_planned() ? "" : "DIFFERS"));
     while (lines.back().ends_with(' ')) lines.back().pop_back();
   }
-  lines.push_back(first_wrong_ > 0 ? fmt::format("step {} is not as planned", first_wrong_)
-                                   : fmt::format("{} steps are as planned", num_steps_));
+  lines.push_back(
+      first_wrong_ > 0
+          ? fmt::format("step {} is not as planned", first_wrong_)
+          : fmt::format("{} as planned",
+                        num_steps_ == 1 ? "1 step is" : fmt::format("{} steps are", num_steps_)));
   return lines;
 }
 

@@ -23,6 +23,13 @@ std::string_view environment(const char* name) {
 
 bool is_terminal(int fd) { return ::isatty(fd) == 1 && environment("TERM") != "dumb"; }
 
+// A part of a number would be another one.
+std::string_view cut(std::string_view text, std::size_t most) {
+  if (text.size() <= most) return text;
+  const std::size_t field = text.rfind(" | ", most);
+  return text.substr(0, field == std::string_view::npos ? most : field);
+}
+
 }  // namespace
 
 Console::Console(int fd)
@@ -62,7 +69,7 @@ void Console::status(std::string_view text) {
   const auto now = std::chrono::steady_clock::now();
   if (!text.empty() && (now < next_status_ || !writer_.is_idle())) return;
   next_status_ = now + kStatusInterval;
-  status_ = text.substr(0, static_cast<std::size_t>(std::max(columns(), 0)));
+  status_ = cut(text, static_cast<std::size_t>(std::max(columns(), 0)));
   writer_.write(std::string(kEraseLine) + status_);
 }
 

@@ -34,9 +34,9 @@ class Console {
   /// Writes `text` and a line break above the status line. `style` is for the first line, up to its
   /// first " | ". Never blocks; what is lost, error() and flush() tell.
   void say(std::string_view text, Style style = Style::kPlain);
-  /// Makes `text` the status line, cut to the width of the terminal; empty takes it away. `text` is
-  /// ASCII without control characters. Left out where the terminal has not taken what was written
-  /// before, or has had one less than 100 ms ago.
+  /// Makes `text` the status line; empty takes it away. What is wider than the terminal ends before
+  /// a " | ", or where it must. `text` is ASCII without control characters. Left out where the
+  /// terminal has not taken what was written before, or has had one less than 100 ms ago.
   void status(std::string_view text);
   bool shows_status() const { return shows_status_; }
 

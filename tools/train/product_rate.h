@@ -10,8 +10,9 @@
 namespace tessera::tools {
 
 /// Matrix products of a size that caches hold, operands of `dtype`, by all ranks at once as in a
-/// training, for about `time`: floating point operations a second of all of them together. CPU
-/// ranks alone. Collective.
+/// training, three times for about `time`: floating point operations a second of all of them
+/// together, the best of these, as other programs may take a part of each. CPU ranks alone.
+/// Collective.
 double product_flop_per_s(comm::ProcessGroup& world, engine::DType dtype,
                           std::chrono::milliseconds time);
 

@@ -126,8 +126,8 @@ Ranks Ranks::choose(const TrainConfig& config) {
   const int size = static_cast<int>(p.ranks > 0 ? p.ranks : num_gpus > 0 ? num_gpus : p.cpu_ranks);
   const bool one_each = num_gpus >= size;
   require(p.backend != BackendChoice::kNccl || one_each,
-          "[config] expected a GPU for each of {} ranks, got {} (parallel.backend=nccl)", size,
-          num_gpus);
+          "[config] expected a GPU for each of {} rank{}, got {} (parallel.backend=nccl)", size,
+          size == 1 ? "" : "s", num_gpus);
   return {.size = size,
           .num_gpus = std::min(num_gpus, size),
           .nccl = p.backend == BackendChoice::kNccl ||

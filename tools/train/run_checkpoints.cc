@@ -22,10 +22,12 @@ using engine::require;
 
 namespace {
 
-// What no bit of the result depends on.
+// What neither computes nor says who does: outputs, and the machine.
 constexpr std::string_view kNotCompared[] = {
-    "out", "plan",     "audit",   "rates", "resume",        "checkpoint", "device",
-    "cpu", "parallel", "offload", "log",   "memory_budget", "save",       "sample"};
+    "out", "plan",    "audit", "rates",         "resume", "checkpoint", "device",
+    "cpu", "offload", "log",   "memory_budget", "save",   "sample"};
+// Of a run their number is told instead, wherever it is from.
+constexpr std::string_view kNumRanks[] = {"parallel.ranks", "parallel.cpu_ranks"};
 
 /// "section.key" to value.
 std::map<std::string, std::string> settings_of(std::string_view toml) {
@@ -71,6 +73,7 @@ std::vector<std::string> changed_settings(std::string_view before, std::string_v
   for (const auto& [name, value] : settings_of(now)) {
     const std::string_view section = std::string_view(name).substr(0, name.find('.'));
     if (std::ranges::find(kNotCompared, section) != std::end(kNotCompared)) continue;
+    if (std::ranges::find(kNumRanks, name) != std::end(kNumRanks)) continue;
     const auto found = old.find(name);
     if (found == old.end() || found->second == value) continue;
     changes.push_back(fmt::format("{}={} (was {})", name, value, found->second));
@@ -102,10 +105,19 @@ void RunCheckpoints::say(const std::string& line, Console::Style style) const {
   if (log_ != nullptr) log_->say(engine::escaped_lines(line), style);
 }
 
+void RunCheckpoints::check_is_new() {
+  try {
+    checkpointer_->check_is_new();
+  } catch (const engine::InvalidArgument& e) {
+    engine::fail("{}; --resume=auto goes on from it, another --out or --checkpoint.dir begins anew",
+                 e.what());
+  }
+}
+
 TrainPosition RunCheckpoints::resume() {
   const CheckpointConfig& c = config_.checkpoint;
   if (!c.resumes()) {
-    if (checkpointer_ != nullptr) checkpointer_->check_is_new();
+    if (checkpointer_ != nullptr) check_is_new();
     return {};
   }
   // Weight decay is the configuration's, which may have changed.
@@ -125,6 +137,9 @@ TrainPosition RunCheckpoints::resume() {
   } else {
     const std::string path = resolve_user_path(c.resume);
     std::error_code ignored;
+    require(std::filesystem::is_directory(path, ignored),
+            "[checkpoint] expected none, auto or a folder with a checkpoint, got '{}' (resume)",
+            c.resume);
     // A folder of checkpoints has no manifest, a damaged checkpoint may have none: by its name
     // then.
     const bool is_one =
@@ -148,13 +163,18 @@ TrainPosition RunCheckpoints::take_over(const shard::LoadedCheckpoint& loaded) {
                                .num_skips = integer(values, "num_skips", loaded.path)};
   last_saved_ = position.step;
   newest_ = loaded.path;
-  say(fmt::format("resumed behind step {} of {} ranks, at sample {} ({})", position.step,
-                  loaded.ranks, position.sample, escaped(loaded.path)),
+  if (checkpointer_ != nullptr) newest_step_ = position.step;
+  say(fmt::format("resumed behind step {} of {} rank{}, at sample {} ({})", position.step,
+                  loaded.ranks, loaded.ranks == 1 ? "" : "s", position.sample,
+                  escaped(loaded.path)),
       Console::Style::kStrong);
   for (const std::string& line : loaded.differences) say("  not loaded: " + line);
   if (const std::string data = text(values, "data"); data != identity_.data) {
     say(fmt::format("warning: other data: {} (was {})", identity_.data, data),
         Console::Style::kWarning);
+  }
+  if (world_.size() != loaded.ranks) {
+    say(fmt::format("  changed: parallel.ranks={} (was {})", world_.size(), loaded.ranks));
   }
   for (const std::string& line : changed_settings(text(values, "config"), identity_.config)) {
     say("  changed: " + line);
@@ -189,6 +209,7 @@ void RunCheckpoints::finish() {
 void RunCheckpoints::told(std::optional<std::int64_t> step) {
   if (!step) return;
   newest_ = shard::checkpoint_path(folder_, *step);
+  newest_step_ = step;
   if (config_.log.every > 0)
     say(fmt::format("checkpoint of step {} in {}", *step, escaped(newest_)));
 }

@@ -53,10 +53,13 @@ class RunCheckpoints {
   void finish();
   /// The newest that is whole; empty: none.
   const std::string& newest() const { return newest_; }
+  /// The step of the newest that this run has saved or went on from, if it saves any.
+  std::optional<std::int64_t> newest_step() const { return newest_step_; }
 
  private:
   void say(const std::string& line, Console::Style style = Console::Style::kPlain) const;
   void told(std::optional<std::int64_t> step);
+  void check_is_new();
   TrainPosition take_over(const shard::LoadedCheckpoint& loaded);
 
   comm::ProcessGroup& world_;
@@ -68,10 +71,11 @@ class RunCheckpoints {
   std::unique_ptr<shard::Checkpointer> checkpointer_;  // null: nothing is saved
   std::int64_t last_saved_ = -1;
   std::string newest_;
+  std::optional<std::int64_t> newest_step_;
 };
 
 /// "train.lr=0.002 (was 0.001)" of each setting that has another value in `now`, and is about what
-/// is computed: both as FlagSet::to_toml() writes them.
+/// is computed or how ranks share it, but for their number: both as FlagSet::to_toml() writes them.
 std::vector<std::string> changed_settings(std::string_view before, std::string_view now);
 
 }  // namespace tessera::tools

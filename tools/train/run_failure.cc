@@ -13,18 +13,22 @@ namespace {
 
 struct Failure {
   std::string message;
-  bool is_out_of_memory = false;
+  bool is_out_of_memory = false, is_refusal = false;
 };
 
 Failure failure_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::bad_alloc&) {
-    return {kNoMemory, true};
+    return {.message = kNoMemory, .is_out_of_memory = true};
   } catch (const engine::OutOfMemory& e) {
-    return {e.what(), true};
+    return {.message = e.what(), .is_out_of_memory = true};
+  } catch (const engine::InvalidArgument& e) {
+    return {.message = e.what(), .is_refusal = true};
+  } catch (const engine::IoError& e) {
+    return {.message = e.what(), .is_refusal = true};
   } catch (const std::exception& e) {
-    return {e.what()};
+    return {.message = e.what()};
   }
 }
 
@@ -47,12 +51,13 @@ void add_memory_plan(std::string& message,
 
 }  // namespace
 
-void rethrow_failure(FlightOutput& flight,
+void rethrow_failure(FlightOutput& flight, bool has_begun,
                      const std::function<std::vector<std::string>()>& memory_plan) {
   const std::exception_ptr original = std::current_exception();
   std::optional<engine::Error> told;
   try {
     const Failure failure = failure_of(original);
+    if (failure.is_refusal && !has_begun) std::rethrow_exception(original);
     std::string message = failure.message;
     if (failure.is_out_of_memory) add_memory_plan(message, memory_plan);
     add(message, flight.write(failure.message));

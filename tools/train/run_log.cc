@@ -125,6 +125,7 @@ void RunLog::begin(std::int64_t start) {
   });
   if (tensorboard_) tensorboard_->begin(start + 1);
   start_time_ = std::chrono::steady_clock::now();
+  has_begun_ = true;
 }
 
 void RunLog::set_rates(double flops_per_item, double peak_flop_per_s) {
@@ -142,7 +143,10 @@ void RunLog::write_file(const std::string& name, const std::string& text) const 
   file.commit();
 }
 
-void RunLog::say(const std::string& line, Console::Style style) { console_.say(line, style); }
+void RunLog::say(const std::string& line, Console::Style style) {
+  if (stop_requested() != 0) console_.status("");  // whose place the signal's message has taken
+  console_.say(line, style);
+}
 
 // Tells once of each output that is lost.
 void RunLog::check_output() {
@@ -198,7 +202,7 @@ void RunLog::step(const StepRecord& r) {
   const StepTextOptions options{
       .num_steps = num_steps_, .items = items_, .peak_percent = percent, .eta = time_left(r.step)};
   const bool is_last = r.step == num_steps_;
-  if (every_ > 0) console_.status(is_last ? "" : status_text(r, options));
+  if (every_ > 0) console_.status(is_last || stop_requested() != 0 ? "" : status_text(r, options));
   if (!r.skipped.empty()) {
     return say(fmt::format("step {:>5}/{} | update skipped: the gradient is not finite ({})",
                            r.step, num_steps_, r.skipped),

@@ -47,6 +47,8 @@ class RunLog {
   /// The run has begun, behind `start` steps of an earlier one: writes config.toml, and of the log
   /// keeps the records of these.
   void begin(std::int64_t start = 0);
+  /// Whether begin() has ended: no step was made before.
+  bool has_begun() const { return has_begun_; }
   /// From here on steps say what part of `peak_flop_per_s`, of all ranks together, the model's own
   /// operations are: `flops_per_item` of forward and backward, without what is recomputed.
   void set_rates(double flops_per_item, double peak_flop_per_s);
@@ -57,7 +59,10 @@ class RunLog {
 
   /// A line for the terminal.
   void say(const std::string& line, Console::Style style = Console::Style::kPlain);
+  /// On a terminal with a status line, unless the run is asked to stop.
   void step(const StepRecord& record);
+  /// No step follows: takes the status line away.
+  void end_steps() { console_.status(""); }
   void validation(std::int64_t step, double val_loss, const std::string& extra);
   /// Of the steps so far: what the plan says of each. See RunSummary::add_plan().
   void add_plan(const std::function<const StepRecord&(std::int64_t step)>& planned) {
@@ -92,6 +97,7 @@ class RunLog {
   BackgroundWriter jsonl_;
   Console console_;
   std::unique_ptr<TensorBoardLog> tensorboard_;  // null: none
+  bool has_begun_ = false;
   bool told_jsonl_ = false, told_console_ = false, told_tensorboard_ = false;
   RunSummary summary_;
   double peak_items_per_s_ = 0;  // 0: unknown

@@ -49,6 +49,11 @@ std::string beside(std::int64_t measured, const char* what,
   return text;
 }
 
+std::string peak_text(double percent) {
+  return fmt::format(", {:.0f} % of the peak measured at the start{}", percent,
+                     percent > 100 ? ", while other programs ran" : "");
+}
+
 JsonRecord to_json(const RunSummary::Bytes& bytes) {
   JsonRecord record;
   record.add("peak_bytes", bytes.peak_nbytes);
@@ -137,9 +142,10 @@ std::vector<std::pair<std::string, std::string>> RunSummary::rows(const Figures&
                                                                   std::string_view items) {
   std::vector<std::pair<std::string, std::string>> rows;
   rows.emplace_back(
-      "steps",
-      fmt::format("{} measured, {} before them left out{}", f.num_steps, f.num_warmup,
-                  f.num_skipped == 0 ? "" : fmt::format("; {} updates skipped", f.num_skipped)));
+      "steps", fmt::format("{} measured, {} before them left out{}", f.num_steps, f.num_warmup,
+                           f.num_skipped == 0 ? ""
+                                              : fmt::format("; {} update{} skipped", f.num_skipped,
+                                                            f.num_skipped == 1 ? "" : "s")));
   rows.emplace_back("step", fmt::format("{:.1f} ms median, {:.1f} to {:.1f} ms for 8 of 10",
                                         f.step_ms.median, f.step_ms.p10, f.step_ms.p90));
   std::vector<std::string> parts;
@@ -147,12 +153,8 @@ std::vector<std::pair<std::string, std::string>> RunSummary::rows(const Figures&
     parts.push_back(fmt::format("{} {:.1f} %", part.name, 100 * part.share));
   }
   rows.emplace_back("time", engine::join(parts, ", "));
-  rows.emplace_back("speed",
-                    fmt::format("{:.0f} {}/s median{}", f.items_per_s.median, items,
-                                f.peak_percent ? fmt::format(", {:.0f} % of the peak measured at "
-                                                             "the start",
-                                                             *f.peak_percent)
-                                               : ""));
+  rows.emplace_back("speed", fmt::format("{:.0f} {}/s median{}", f.items_per_s.median, items,
+                                         f.peak_percent ? peak_text(*f.peak_percent) : ""));
   std::vector<std::pair<std::int64_t, int>> peaks;
   for (int c = 0; c < engine::kNumCategories; ++c) {
     peaks.emplace_back(-f.memory.peak_nbytes[static_cast<std::size_t>(c)], c);

@@ -33,6 +33,7 @@
 #include "tools/train/product_rate.h"
 #include "tools/train/ranks.h"
 #include "tools/train/rates_config.h"
+#include "tools/train/replicas.h"
 #include "tools/train/run_failure.h"
 #include "tools/train/run_probe.h"
 #include "tools/train/run_trace.h"
@@ -47,6 +48,7 @@ struct Result {
   std::string params_sha256;
   std::optional<Trainer::Validation> validation;
   std::string sample;
+  std::optional<std::int64_t> checkpoint;  // see Task::closing_line()
   JsonRecord end;
 };
 
@@ -106,6 +108,7 @@ Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task,
           .params_sha256 = trainer.params_sha256(),
           .validation = trainer.validation(),
           .sample = rank->finish(trainer, log),
+          .checkpoint = trainer.saved_step(),
           .end = trainer.end_record().add_all(hook.record())};
 }
 
@@ -150,7 +153,7 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
   if (!audits.empty()) {
     for (const std::string& line : lines_of(audits)) log.say(line);
   }
-  if (const std::string line = task.closing_line(); !line.empty()) log.say(line);
+  if (const std::string line = task.closing_line(result.checkpoint); !line.empty()) log.say(line);
   JsonRecord end = ranks.record().add_all(result.end);
   if (trace != nullptr) end.add_all(trace->record());
   if (!audits.empty()) {
@@ -170,7 +173,7 @@ void run_ranks(const Ranks& ranks, Task& task, const RunLog& log,
   try {
     ranks.run(std::as_const(task).config(), fn, &flight);
   } catch (...) {
-    rethrow_failure(flight, [&] { return memory_lines(plan_task(task, ranks)); });
+    rethrow_failure(flight, log.has_begun(), [&] { return memory_lines(plan_task(task, ranks)); });
   }
 }
 
@@ -181,6 +184,8 @@ void say_plan(const Task& task, const Ranks& ranks, const std::vector<std::strin
       [&](std::string_view text) { trace_file->write(std::as_bytes(std::span(text))); });
   const TrainPlan plan = plan_task(task, ranks, /*rank=*/0, trace_file ? &trace : nullptr);
   if (trace_file) trace_file->commit();
+  const std::string replicas = replicas_warning(task.config(), ranks.size);
+  if (!replicas.empty()) fmt::print("{}\n", replicas);
   for (const std::string& line : budget_lines) fmt::print("{}\n", line);
   for (const std::string& line : plan_lines(plan, plan_target(ranks, task.config()))) {
     fmt::print("{}\n", line);
@@ -223,6 +228,9 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   log.say(task.summary());
   log.say("device: " + ranks.str());
   if (!graph.empty()) log.say(graph);
+  if (const std::string line = replicas_warning(config, ranks.size); !line.empty()) {
+    log.say(line, Console::Style::kWarning);
+  }
   for (const std::string& line : budget_lines) log.say(line);
   const auto gemms = choose_gemm_algorithms(task, ranks, log);
   Audits audits(config.audit ? static_cast<std::size_t>(ranks.size) : 0);

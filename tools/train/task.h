@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/process_group.h"
@@ -65,8 +66,9 @@ class Task {
   virtual std::string data_text() const = 0;
   virtual bool samples() const { return false; }
   virtual std::unique_ptr<TaskRank> rank() const = 0;
-  /// The last line for the terminal; empty: none.
-  virtual std::string closing_line() const { return ""; }
+  /// The last line for the terminal; empty: none. `checkpoint`: of which step the run's last
+  /// checkpoint is, if it has saved one.
+  virtual std::string closing_line(std::optional<std::int64_t> /*checkpoint*/) const { return ""; }
 };
 
 }  // namespace tessera::tools

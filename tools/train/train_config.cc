@@ -308,7 +308,8 @@ void TrainConfig::add_to(FlagSet& flags) {
   flags.add(
       "log.peak_ms", &log.peak_ms,
       {.help = "how long the ranks multiply matrices before the first step, on the CPU, to know "
-               "the peak that a step's rate is part of; 0: not at all",
+               "the peak that a step's rate is part of: three times, of which the best counts; 0: "
+               "not at all",
        .min = 0,
        .max = 10'000});
   flags.add("out", &out, {.help = "folder for everything written, made if need be"});
@@ -489,16 +490,17 @@ shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
                               ? static_cast<int>(parallel.shard_ranks)
                               : shard::default_shard_ranks(parallel.strategy, num_ranks);
   require(num_ranks % shard_ranks == 0,
-          "[config] expected parallel.shard_ranks that divides {} ranks, got {}", num_ranks,
-          shard_ranks);
+          "[config] expected parallel.shard_ranks that divides {} rank{}, got {}", num_ranks,
+          num_ranks == 1 ? "" : "s", shard_ranks);
   require(placement.reshard_ranks == 0 || shard_ranks % placement.reshard_ranks == 0,
-          "[config] expected parallel.reshard_after_forward that divides {} ranks that shard, got "
-          "{}",
+          "[config] expected parallel.reshard_after_forward that divides the ranks that shard, {}, "
+          "got {}",
           shard_ranks, placement.reshard_ranks);
   require(!comm.powersgd.across_replicas || shard_ranks < num_ranks,
-          "[config] expected powersgd.across_replicas with more than one replica, got one, as all "
-          "{} ranks share a copy (parallel.strategy={}, parallel.shard_ranks={})",
-          num_ranks, parallel.strategy, parallel.shard_ranks);
+          "[config] expected powersgd.across_replicas with more than one replica, got one, as {} "
+          "a copy (parallel.strategy={}, parallel.shard_ranks={})",
+          num_ranks == 1 ? "the only rank has" : fmt::format("all {} ranks share", num_ranks),
+          parallel.strategy, parallel.shard_ranks);
   return {.placement = placement,
           .shard_ranks = shard_ranks,
           .prefetch = static_cast<int>(parallel.prefetch),

@@ -171,6 +171,7 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
   }
   if (is_pending) finish(*last, items);
   last.reset();
+  if (log_ != nullptr) log_->end_steps();
   if (checkpoints_) checkpoints_->save(behind(num_steps_));
   if (stopped_by_ == 0) validate_after(num_steps_, validate);
   if (checkpoints_) checkpoints_->finish();
@@ -377,9 +378,9 @@ std::string Trainer::count_skip(const shard::GradNorm& norm, std::int64_t step) 
   std::string where = norm.not_finite();
   num_skips_ = where.empty() ? 0 : num_skips_ + 1;
   engine::require(num_skips_ <= most,
-                  "[train] expected at most {} updates in a row to be skipped, got one more: the "
+                  "[train] expected at most {} update{} in a row to be skipped, got one more: the "
                   "gradient is not finite ({}) (step {})",
-                  most, where, step);
+                  most, most == 1 ? "" : "s", where, step);
   return where;
 }
 

@@ -95,6 +95,11 @@ class Trainer {
   int stopped_by() const { return stopped_by_; }
   /// Collective: whether some rank was asked to stop. For work beside the steps, so that it ends.
   bool stops();
+  /// Of which step the newest checkpoint is that this run has saved or went on from, if it saves
+  /// any.
+  std::optional<std::int64_t> saved_step() const {
+    return checkpoints_ ? checkpoints_->newest_step() : std::nullopt;
+  }
   /// How run() ended, for the last record of the log: steps, and the signal if one ended it.
   JsonRecord end_record() const;
   /// The last one, if any.

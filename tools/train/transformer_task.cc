@@ -12,6 +12,7 @@
 #include "tools/models/gpt_checkpoint.h"
 #include "tools/models/gpt_text.h"
 #include "tools/train/generate.h"
+#include "tools/train/replicas.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -30,14 +31,12 @@ class TransformerRank : public TaskRank {
     if (!config_.init_from.empty()) load_gpt(fsdp, gpt_, resolve_user_path(config_.init_from));
     if (log == nullptr) return;
     const int num_ranks = trainer.world().size();
-    const int shard_ranks = fsdp.options().shard_ranks;
+    const std::string replicas = replicas_text(config_, num_ranks);
     const double bucket_mb = config_.parallel.bucket_mb;
-    log->say(fmt::format(
-        "plan {:016x}: {} units, {} on {} rank{}{}{}", fsdp.plan_hash(), fsdp.units().size(),
-        config_.parallel.strategy, num_ranks, num_ranks == 1 ? "" : "s",
-        1 < shard_ranks && shard_ranks < num_ranks ? fmt::format(", replicas of {}", shard_ranks)
-                                                   : "",
-        bucket_mb > 0 ? fmt::format(", buckets of {} MiB", bucket_mb) : ""));
+    log->say(fmt::format("plan {:016x}: {} units, {} on {} rank{}{}{}", fsdp.plan_hash(),
+                         fsdp.units().size(), config_.parallel.strategy, num_ranks,
+                         num_ranks == 1 ? "" : "s", replicas.empty() ? "" : ", " + replicas,
+                         bucket_mb > 0 ? fmt::format(", buckets of {} MiB", bucket_mb) : ""));
   }
 
   Trainer::Data data() override {
@@ -128,11 +127,14 @@ std::unique_ptr<TaskRank> TransformerTask::rank() const {
   return std::make_unique<TransformerRank>(config_, model_, *data_);
 }
 
-std::string TransformerTask::closing_line() const {
+std::string TransformerTask::closing_line(std::optional<std::int64_t> checkpoint) const {
   if (saves()) {
     return fmt::format("model in {}", engine::escaped(resolve_user_path(config_.save_final)));
   }
-  return stop_requested() != 0 ? "no model saved (save.final is empty)" : "";
+  if (stop_requested() == 0) return "";
+  return fmt::format(
+      "no model saved (save.final is empty){}",
+      checkpoint ? fmt::format("; the checkpoint of step {} has it", *checkpoint) : "");
 }
 
 }  // namespace tessera::tools

@@ -24,7 +24,7 @@ class TransformerTask : public Task {
   std::string data_text() const override;
   bool samples() const override { return config_.sample_tokens > 0; }
   std::unique_ptr<TaskRank> rank() const override;
-  std::string closing_line() const override;
+  std::string closing_line(std::optional<std::int64_t> checkpoint) const override;
 
  private:
   bool saves() const { return !config_.save_final.empty(); }

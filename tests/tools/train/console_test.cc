@@ -88,6 +88,18 @@ TEST_F(ConsoleTest, AStatusLineNeverTakesTwo) {
   expect(console, kErase + std::string(39, 'x') + kErase);
 }
 
+TEST_F(ConsoleTest, AStatusLineIsCutBetweenFields) {
+  Console console(side_.get());
+  const std::string fits = std::string(30, 'x') + " | 34.7";  // and two more
+  for (const std::string rest : {"", " | 4096 tokens/s", " | 9 and so on | more"}) {
+    console.status(fits + rest);
+    expect(console, kErase + fits + kErase);
+    pass_time();
+  }
+  console.status(fits + " ms");  // of 40 columns one too many
+  expect(console, kErase + std::string(30, 'x') + kErase);
+}
+
 TEST_F(ConsoleTest, TheStatusLineGoesWithTheConsole) {
   auto console = std::make_unique<Console>(side_.get());
   console->status("one");

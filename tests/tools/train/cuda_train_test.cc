@@ -293,7 +293,7 @@ TEST(CudaTraining, SkipsUpdatesWhoseGradientIsNotFinite) {
     EXPECT_TRUE(has(error_of<InvalidArgument>([&] {
                       train(4, {4 + 1, 8 + 1});
                     }),
-                    {"at most 1 updates in a row", c.where, "(step 3)"}));
+                    {"at most 1 update in a row", c.where, "(step 3)"}));
   }
 }
 

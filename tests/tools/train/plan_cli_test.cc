@@ -215,7 +215,7 @@ TEST_F(PlanCli, AuditsEachKindOfRun) {
     const Outcome outcome = run(flags);
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_TRUE(has(outcome.out, {"audit of a step, rank 0", "planned", "measured",
-                                  "steps are as planned on each of 2 ranks"}))
+                                  " as planned on each of 2 ranks"}))
         << outcome.out;
     const json planned = final_record().at("planned");
     EXPECT_GT(planned.at("peak_bytes").at("total").get<std::int64_t>(), 0);
@@ -394,6 +394,10 @@ TEST_F(PlanCli, RefusesWhatItsRanksCannotBe) {
   }
   EXPECT_TRUE(has(run({{"parallel.strategy", "hsdp"}, {"parallel.shard_ranks", "3"}}).err,
                   {"parallel.shard_ranks that divides 2 ranks, got 3"}));
+  EXPECT_TRUE(has(
+      run({{"parallel.strategy", "hsdp"}, {"parallel.shard_ranks", "3"}, {"parallel.ranks", "1"}})
+          .err,
+      {"parallel.shard_ranks that divides 1 rank, got 3"}));
   EXPECT_FALSE(has_run());
 }
 

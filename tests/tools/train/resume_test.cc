@@ -97,7 +97,11 @@ TEST_F(Resume, AKilledRunGoesOnUnderOtherRanksAndStrategiesWithTheSameLog) {
       run(saving({{"parallel.ranks", "1"}, {"train.accum", "2"}, {"checkpoint.keep", "2"}}));
   EXPECT_EQ(last.exit_code, 0) << last.err;
   EXPECT_TRUE(has(last.out, {"resumed behind step 6 of 2 ranks, at sample 12 (",
-                             "  changed: train.accum=2 (was 1)"}));
+                             "  changed: parallel.ranks=1 (was 2)\n",
+                             "  changed: parallel.strategy=\"zero3\" (was \"ddp\")\n",
+                             "  changed: train.accum=2 (was 1)\n"}));
+  EXPECT_EQ(last.out.find("parallel.ranks=", last.out.find("(was 2)")), std::string::npos)
+      << last.out;
   EXPECT_EQ(results_of("run"), whole);
   EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step_10", "step_12"}));
 }
@@ -184,17 +188,23 @@ TEST_F(Resume, FromAFolderOfOneOrOfSeveralIntoAnother) {
 TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
   EXPECT_EQ(run({{"checkpoint.every", "6"}}).exit_code, 0);
   const std::string log = folder_.read("run/log.jsonl");
+  const std::string empty = folder_ / "empty";
+  fs::create_directory(empty);
   const struct {
     Flags flags;
     std::vector<std::string> says;
   } cases[] = {
-      {{{"checkpoint.every", "6"}}, {"expected a folder without checkpoints for a new run"}},
+      {{{"checkpoint.every", "6"}},
+       {"expected a folder without checkpoints for a new run, got one that has step 12 (",
+        "); --resume=auto goes on from it, another --out or --checkpoint.dir begins anew\n"}},
       {{{"resume", "auto"}, {"model.heads", "4"}},
        {"expected a checkpoint of this model", "heads\":2"}},
       {{{"resume", "auto"}, {"model.layers", "3"}}, {"[checkpoint]", "missing: parameter"}},
       {{{"resume", "auto"}, {"train.optimizer", "sgd"}, {"train.momentum", "0.9"}},
        {"missing: optimizer.", "unexpected: optimizer."}},
-      {{{"resume", folder_ / "nowhere"}}, {"nowhere/manifest.json"}},
+      {{{"resume", "yes"}}, {"expected none, auto or a folder with a checkpoint, got 'yes'"}},
+      {{{"resume", folder_ / "text.txt"}}, {"expected none, auto or a folder", "text.txt'"}},
+      {{{"resume", empty}}, {"empty/manifest.json"}},
       {{{"resume", folder_ / "run/checkpoints/step_6"}, {"checkpoint.every", "1"}},
        {"expected a folder for what follows step 6, got one that has step 12"}},
       {{{"checkpoint.keep", "1"}}, {"expected checkpoint.every with checkpoint.keep"}},
@@ -205,6 +215,9 @@ TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
     const Outcome outcome = run(c.flags);
     EXPECT_EQ(outcome.exit_code, 1) << outcome.out;
     for (const std::string& part : c.says) EXPECT_TRUE(has(outcome.err, {part}));
+    // No rank was late.
+    EXPECT_EQ(outcome.err.find("each rank"), std::string::npos) << outcome.err;
+    EXPECT_FALSE(fs::exists(folder_ / "run/flight.json"));
     EXPECT_EQ(folder_.read("run/log.jsonl"), log);
   }
   const Outcome other = run({{"resume", "auto"},

@@ -157,7 +157,7 @@ TEST(RunSummary, RowsAndRecordSayTheSame) {
   const RunSummary::Figures f = summary.figures().value();
   std::string text;
   for (const auto& [label, row] : RunSummary::rows(f, "tokens")) text += label + ": " + row + "\n";
-  EXPECT_TRUE(has(text, {"steps: 3 measured, 1 before them left out; 1 updates skipped",
+  EXPECT_TRUE(has(text, {"steps: 3 measured, 1 before them left out; 1 update skipped",
                          "step: 10.0 ms median, 10.0 to 10.0 ms", "compute 50.0 %",
                          "100000 tokens/s median, 43 % of the peak", "3.0 MiB at the peak",
                          "activation 2.0 MiB"}));
@@ -169,6 +169,17 @@ TEST(RunSummary, RowsAndRecordSayTheSame) {
   EXPECT_EQ(json.at("share").at("exposed_comm"), 0.25);
   EXPECT_EQ(json.at("peak_percent"), 43.0);
   EXPECT_EQ(json.at("peak_bytes"), 3 << 20);
+}
+
+TEST(RunSummary, MoreThanThePeakSaysWhy) {
+  for (const double percent : {100.0, 153.0}) {
+    RunSummary summary;
+    summary.add(record_of(1, 10), percent);
+    const auto rows = RunSummary::rows(summary.figures().value(), "tokens");
+    EXPECT_EQ(rows[3].second.ends_with(" measured at the start, while other programs ran"),
+              percent > 100)
+        << rows[3].second;
+  }
 }
 
 /// Of a step that holds and sends so much, `host` of it on the host.
@@ -257,6 +268,8 @@ TEST(Advice, OfExposedCommunicationFollowsTheConfiguration) {
   config.parallel.reductions_in_flight = 0;
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--parallel.reductions_in_flight=1"}));
   config.parallel.reductions_in_flight = 1;
+  config.parallel.strategy = "hsdp";  // whose replicas have one rank
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.batch"}));
   config.parallel.strategy = "ddp";  // which gathers nothing
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.batch"}));
   config.train.accum = 4;

@@ -110,6 +110,37 @@ TEST_F(Terminal, AnInterruptEndsWithTheSummary) {
   EXPECT_TRUE(has(seen.text, {kErase + "SIGINT: ending soon"}));
 }
 
+TEST_F(Terminal, NoStatusLineIsLeftBehindTheLastStep) {
+  const Seen stopped = run_on_terminal({{"train.steps", "1000"},
+                                        {"log.every", "10"},
+                                        {"checkpoint.every", "1000"},
+                                        {"train.max_minutes", "1e-9"}});
+  EXPECT_EQ(stopped.exit_code, 0) << stopped.text;
+  const std::size_t saved = stopped.text.find("checkpoint of step 1 in ");
+  ASSERT_NE(saved, std::string::npos) << stopped.text;
+  EXPECT_EQ(stopped.text.find(" % step ", saved), std::string::npos) << stopped.text;
+}
+
+TEST_F(Terminal, NoStatusLineComesBehindASignal) {
+  // Steps of about half a second, of each of which there is a line: one comes behind the signal.
+  const Seen seen = run_on_terminal({{"model.dim", "64"},
+                                     {"train.accum", "300"},
+                                     {"train.steps", "10000"},
+                                     {"log.every", "1"},
+                                     {"checkpoint.every", "10000"}},
+                                    "step     1/10000");
+  EXPECT_EQ(seen.exit_code, 0) << seen.text;
+  const std::size_t signal = seen.text.find("SIGINT: ending soon");
+  ASSERT_NE(signal, std::string::npos) << seen.text;
+  EXPECT_NE(seen.text.find("/10000\x1b[0m | loss ", signal), std::string::npos) << seen.text;
+  EXPECT_EQ(seen.text.find(" % step ", signal), std::string::npos) << seen.text;
+  const std::size_t saved = seen.text.find("checkpoint of step ");
+  ASSERT_NE(saved, std::string::npos) << seen.text;
+  const std::string step = seen.text.substr(saved, seen.text.find(" in ", saved) - saved);
+  EXPECT_TRUE(
+      has(seen.text, {"no model saved (save.final is empty); the " + step + " has it\r\n"}));
+}
+
 TEST_F(Terminal, APipeGetsLinesAlone) {
   const testing::Outcome outcome =
       testing::run_program(testing::kTransformer,

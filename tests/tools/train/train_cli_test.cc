@@ -404,7 +404,7 @@ TEST_F(TrainTransformer, SumsUpItsSteps) {
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_TRUE(has(outcome.out,
                   {"\nsummary\n  steps   18 measured, 2 before them left out\n",
-                   "% of the peak measured at the start\n", " at the peak of rank 0, planned "}));
+                   "% of the peak measured at the start", " at the peak of rank 0, planned "}));
   const std::vector<json> lines = log_lines();
   const json summary = lines.back().at("final").at("summary");
   EXPECT_EQ(summary.at("steps"), 18);
@@ -445,6 +445,22 @@ TEST_F(TrainTransformer, SaysWhatACommunicationHookSendsAndRemembers) {
     EXPECT_EQ(noop.exit_code, 0) << strategy << noop.err;
     EXPECT_TRUE(has(noop.out, {"GRADIENTS ARE NOT REDUCED", "worthless"}));
   }
+}
+
+TEST_F(TrainTransformer, SaysHowManyRanksAReplicaHas) {
+  const Flags hybrid = {{"parallel.strategy", "hsdp"}, {"parallel.ranks", "3"}};
+  const std::string warning = "warning: hsdp on 3 ranks has replicas of 1 rank: nothing is cut";
+  const Outcome alone = run(hybrid);
+  EXPECT_EQ(alone.exit_code, 0) << alone.err;
+  EXPECT_TRUE(has(alone.out, {", hsdp on 3 ranks, replicas of 1\n", warning})) << alone.out;
+  Flags more = hybrid;
+  more["parallel.ranks"] = "4";
+  const Outcome pairs = run(more);
+  EXPECT_TRUE(has(pairs.out, {", hsdp on 4 ranks, replicas of 2\n"})) << pairs.out;
+  EXPECT_EQ(pairs.out.find("warning"), std::string::npos) << pairs.out;
+  Flags plan = hybrid;
+  plan["plan"] = "true";
+  EXPECT_TRUE(run(plan).out.starts_with(warning));
 }
 
 TEST_F(TrainTransformer, ASavedModelIsTheTrainedOne) {
