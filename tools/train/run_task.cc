@@ -38,6 +38,7 @@
 #include "tools/train/run_trace.h"
 #include "tools/train/stop.h"
 #include "tools/train/task_plan.h"
+#include "tools/train/unused_options.h"
 
 namespace tessera::tools {
 namespace {
@@ -197,11 +198,12 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (!config.plan && !config.audit) RatesConfig::check_unused(flags);
   choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
+  check_unused_options(config, flags, ranks.num_gpus > 0);
   check_pins(config.cpu, ranks.size);
   static_cast<void>(config.fsdp_options(ranks.size));  // or throws
   const std::string graph = graph_line(config, ranks.size, ranks.num_gpus > 0);
   static_cast<void>(uses_graphs(config, ranks.size, ranks.num_gpus > 0));  // or throws
-  task.prepare(flags);
+  task.prepare(flags, ranks.num_gpus > 0);
   std::optional<engine::AtomicFile> trace_file;  // of a plan, or throws
   if (config.plan && !config.log.trace.empty()) {
     trace_file.emplace(resolve_user_path(config.log.trace));

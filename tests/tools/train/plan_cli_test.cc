@@ -374,6 +374,21 @@ TEST_F(PlanCli, RefusesWhatItsRanksCannotBe) {
   EXPECT_FALSE(has_run());
 }
 
+TEST_F(PlanCli, RefusesWhatWouldHaveNoEffect) {
+  Flags flags = flags_;
+  flags.erase("data.path");
+  const auto refused = [&](const Flags& more, const std::string& words) {
+    Flags all = more;
+    all.insert(flags.begin(), flags.end());
+    const Outcome outcome = testing::run_program(kPlan, all);
+    EXPECT_EQ(outcome.exit_code, 1) << words;
+    EXPECT_TRUE(has(outcome.err, {"[config] expected " + words}));
+  };
+  refused({{"cuda.attention", "wgmma"}}, "cuda.attention=wgmma on GPUs only");
+  refused({{"cuda.tune_gemm", "false"}}, "cuda.tune_gemm on GPUs only");
+  refused({{"parallel.strategy", "zero2"}, {"parallel.prefetch", "7"}}, "parallel.prefetch where");
+}
+
 // As `plan --rates.gflops=1e-300` once took 0.0 ms.
 TEST_F(PlanCli, RefusesRatesAtWhichTimeCannotBeCounted) {
   Flags flags = flags_;

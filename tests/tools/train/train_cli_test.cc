@@ -190,6 +190,16 @@ TEST_F(TrainTransformer, ValuesThatContradictEachOtherAreRefused) {
                  {"oneDNN for products of 2 threads", "got Eigen"});
   expect_refused({{"train.recompute", "3"}}, {"train.recompute", "the 2 blocks", "got 3"});
   expect_refused({{"out", ""}}, {"(out)"});
+  std::filesystem::remove_all(folder_ / "run");
+  expect_refused({{"parallel.strategy", "ddp"}, {"parallel.prefetch", "7"}},
+                 {"[config]", "parallel.prefetch", "got 7 with parallel.strategy=ddp"});
+  expect_refused({{"cuda.tune_gemm", "false"}}, {"[config]", "cuda.tune_gemm on GPUs only"});
+  expect_refused({{"cuda.gemm_algorithms", folder_ / "gemms"}},
+                 {"[config]", "cuda.gemm_algorithms on GPUs only"});
+  expect_refused({{"cuda.attention", "wgmma"}}, {"[config]", "cuda.attention=wgmma on GPUs only"});
+  expect_refused({{"log.val_every", "1"}, {"data.val_fraction", "0"}},
+                 {"[config]", "log.val_every", "got 1 with data.val_fraction=0"});
+  EXPECT_FALSE(exists("run"));
   flags_["device"] = "auto";
   expect_refused({{"parallel.canonical", "true"}, {"parallel.backend", "threads"}},
                  {"parallel.canonical=true", "parallel.backend=threads"});
@@ -569,6 +579,10 @@ TEST(TrainMlp, RefusesWhatItCannotDo) {
   refused({{"out", out}, {"model.layers", "0"}}, {"--model.layers"});
   refused({{"out", out}, {"data.path", folder.path()}}, {folder.path()});
   refused({{"out", out}, {"model.hidden", "16777216"}}, {"bytes"});
+  refused({{"out", out}, {"model.layers", "1"}, {"model.hidden", "8"}},
+          {"[config]", "model.hidden with model.layers above 1", "got 8 with 1"});
+  refused({{"out", out}, {"device", "cpu"}, {"cuda.tune_gemm", "false"}},
+          {"[config]", "cuda.tune_gemm on GPUs only"});
   refused({{"out", out}, {"train.lr", "1e30"}, {"train.warmup", "0"}, {"log.every", "0"}},
           {"finite", "step 2"});
 }
