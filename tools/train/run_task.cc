@@ -24,6 +24,7 @@
 #include "tools/trace/trace_events.h"
 #include "tools/train/advice.h"
 #include "tools/train/audit.h"
+#include "tools/train/checkpoint_folder.h"
 #include "tools/train/cpu.h"
 #include "tools/train/flight_output.h"
 #include "tools/train/gemm_choice.h"
@@ -214,6 +215,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   }
   std::optional<StopSignals> signals;  // from the start of the ranks to the very end
   RunLog log(config, task.items().name, flags.to_toml());
+  check_checkpoint_folder(config);
   std::unique_ptr<RunTrace> trace;
   if (!config.log.trace.empty()) trace = std::make_unique<RunTrace>(config, ranks.size);
   std::unique_ptr<RunProbe> probe;

@@ -303,6 +303,23 @@ TEST_F(TrainTransformer, WhatCannotBeWrittenIsRefusedBeforeTraining) {
   EXPECT_FALSE(exists("run"));
 }
 
+TEST_F(TrainTransformer, WhereCheckpointsCannotBeIsRefusedBeforeTraining) {
+  const std::string file = folder_ / "text.txt", name(300, 'a');
+  const auto refused = [&](const std::string& folder, const char* reason) {
+    expect_refused(
+        {{"checkpoint.every", "2"}, {"checkpoint.dir", folder}},
+        {"[checkpoint] expected a folder for checkpoints", reason, "(checkpoint.dir, ", folder});
+    expect_refused({{"resume", "auto"}, {"checkpoint.dir", folder}},
+                   {"[checkpoint]", reason, "(checkpoint.dir, ", folder});
+  };
+  refused(folder_ / name, "File name too long");
+  refused(folder_ / "none/" + name, "File name too long");
+  refused(file, "Not a directory");
+  refused(file + "/below", "Not a directory");
+  EXPECT_FALSE(exists("run/flight.json"));
+  EXPECT_FALSE(exists("none"));
+}
+
 TEST_F(TrainTransformer, ALossThatIsNotFiniteNamesTheStep) {
   expect_refused({{"train.lr", "1e30"}}, {"finite", "step 2", "rank"});
   expect_refused({{"train.lr", "1e30"}, {"train.optimizer", "sgd"}, {"train.schedule", "constant"}},
