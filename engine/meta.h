@@ -13,9 +13,9 @@
 // Each stream has a clock. A launch takes the longer of its FLOPs and its bytes at the rates below,
 // a collective the time of the link to other ranks: the streams of one rank share it, and it
 // carries one transfer at a time. An event is a time, and waiting moves the clock to it. Listeners
-// are told these times. What the host takes to launch is left out, and so is waiting for other
-// ranks: they are taken to be where this one is. Copies between a device and its host go at the
-// rate of memory.
+// are told these times; a launch that would end behind 100,000 days throws InvalidArgument. What
+// the host takes to launch is left out, and so is waiting for other ranks: they are taken to be
+// where this one is. Copies between a device and its host go at the rate of memory.
 #pragma once
 
 #include <cstdint>

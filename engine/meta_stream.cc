@@ -25,6 +25,9 @@ class MetaEvent final : public EventState {
   const double time_s_;
 };
 
+// Nanoseconds of it fit into 64 bits.
+constexpr double kMaxDays = 100'000;
+
 // What the streams of one rank share.
 struct MetaDevice {
   MetaRates rates;
@@ -52,6 +55,10 @@ class MetaStream final : public StreamImpl {
       const auto nbytes = static_cast<double>(work.bytes_read + work.bytes_written);
       seconds = std::max(work.flops / rates.flops_per_s, nbytes / rates.bytes_per_s);
     }
+    require(begin_s + seconds < kMaxDays * 86400,
+            "[meta] expected less than {} days of simulated time, got {:.3g} with {} (on {}): the "
+            "rates are too low",
+            kMaxDays, (begin_s + seconds) / 86400, work.name, name());
     now_s_ = begin_s + seconds;
     if (ticket)
       options().listener->on_launch({work, name(), to_ns(begin_s), to_ns(now_s_), *ticket});

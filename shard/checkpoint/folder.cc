@@ -72,11 +72,12 @@ std::vector<std::string> names_in(const std::string& folder) {
 /// create_directories(), the names of which last through a power cut.
 void create_folders(const std::string& folder) {
   std::vector<std::string> made;
-  for (std::filesystem::path path = folder; !path.empty() && !std::filesystem::exists(path);
+  std::error_code error;
+  for (std::filesystem::path path = folder;
+       !path.empty() && !std::filesystem::exists(path, error) && path != path.parent_path();
        path = path.parent_path()) {
     made.push_back(path.string());
   }
-  std::error_code error;
   std::filesystem::create_directories(folder, error);
   require<IoError>(!error, "[checkpoint] expected to make a folder, got {} ({})", error.message(),
                    folder);

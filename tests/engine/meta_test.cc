@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -105,6 +106,20 @@ TEST(Meta, LaunchesTakeTheLongerOfWorkAndBytes) {
   EXPECT_EQ(log.seen[0], std::tuple("compute", 0, 5000));
   EXPECT_EQ(log.seen[1], std::tuple("compute", 5000, 7000));
   EXPECT_EQ(meta_now_ns(compute), 7000);
+}
+
+TEST(Meta, TimesThatCannotBeCountedAreRefused) {
+  const Stream compute = Stream::meta("compute", DeviceKind::kCpu, kRates);
+  compute.launch({.name = "a", .flops = 8e18}, [] {});
+  EXPECT_EQ(meta_now_ns(compute), 8'000'000'000'000'000'000);
+  EXPECT_TRUE(
+      has(error_of<InvalidArgument>([&] { compute.launch({.name = "b", .flops = 1e18}, [] {}); }),
+          {"[meta] expected less than 100000 days", "got 1.04e+05 with b (on compute)"}));
+  for (const double flops : {1e300, std::numeric_limits<double>::infinity()}) {
+    error_of<InvalidArgument>([&] { compute.launch({.name = "b", .flops = flops}, [] {}); });
+  }
+  const Stream far = Stream::meta("far", DeviceKind::kCpu, {.link_latency_s = 1e10});
+  error_of<InvalidArgument>([&] { far.launch({.name = "send", .bytes_sent = 1}, [] {}); });
 }
 
 TEST(Meta, WaitingMovesTheClock) {

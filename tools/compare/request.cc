@@ -18,6 +18,7 @@
 #include "engine/io/text.h"
 #include "tools/compare/arguments.h"
 #include "tools/compare/divergence.h"
+#include "tools/train/attention_choice.h"
 #include "tools/train/cpu.h"
 #include "tools/train/ranks.h"
 #include "tools/train/task_plan.h"
@@ -132,6 +133,7 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   c.num_ranks = ranks.size;
   c.shard_ranks = options.shard_ranks;
   c.on_gpu = ranks.num_gpus > 0;
+  check_attention(config, c.on_gpu);
   c.sums_in_rank_order = !ranks.nccl || config.parallel.canonical;
   c.model = config.gpt();
   config.check_blocks(c.model.layers);
@@ -233,6 +235,13 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
   require(num_records != 1,
           "[find-divergence] expected two configurations or two records, got one of each ({}, {})",
           engine::excerpt(sides[0]), engine::excerpt(sides[1]));
+  for (const std::string& argument : arguments) {
+    const std::string key = argument.substr(0, argument.find('='));
+    const bool is_unused = key.starts_with("--") && key != "--find_divergence" && key != "--out";
+    require(num_records == 0 || !is_unused,
+            "[find-divergence] expected two records alone, got {} as well: nothing is trained",
+            key);
+  }
   Checks checks;
   for (const std::string& side : sides) {
     if (num_records > 0) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/error.h"
 #include "tools/doctor/check.h"
 #include "tools/doctor/file_checks.h"
 #include "tools/doctor/flight_report.h"
@@ -92,6 +93,12 @@ int run(int argc, char** argv) {
   for (const std::string& argument : joined) arguments.push_back(argument.c_str());
   if (!flags.parse(arguments, std::cout)) return 0;
   if (!config.flight.empty()) {
+    for (const char* name : {"self_test", "out", "data.path", "model.preset"}) {
+      engine::require(!flags.is_given(name),
+                      "[config] expected {} without flight only, got it with: the machine is not "
+                      "looked at",
+                      name);
+    }
     const FlightReport report = report_flight(config.flight, config.json);
     std::cout << report.text << std::flush;
     return report.finding == FlightFinding::kFinished ? 0 : 1;

@@ -13,6 +13,7 @@
 #include "engine/io/file.h"
 #include "tools/models/gpt.h"
 #include "tools/trace/trace_events.h"
+#include "tools/train/attention_choice.h"
 #include "tools/train/budget.h"
 #include "tools/train/cpu.h"
 #include "tools/train/main.h"
@@ -21,6 +22,7 @@
 #include "tools/train/run_files.h"
 #include "tools/train/transformer_config.h"
 #include "tools/train/transformer_plan.h"
+#include "tools/train/unused_options.h"
 
 namespace tessera::tools {
 namespace {
@@ -66,11 +68,13 @@ void run(int argc, char** argv) {
   if (!flags.parse(argc, argv, std::cout)) return;
   config.plan = true;  // as a trainer's
   config.validate(flags);
+  const PlanTarget target = config.target();
+  check_unused_options(config, flags, target.on_gpus);
+  check_attention(config, target.on_gpus);
   choose_cpu(config.cpu);  // whose products have scratch
   const GptConfig sizes = config.gpt();
   config.check_blocks(sizes.layers);
   Gpt model(sizes);
-  const PlanTarget target = config.target();
   std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
   if (!config.log.trace.empty()) {
     const RunFile trace{"log.trace", resolve_user_path(config.log.trace)};

@@ -42,15 +42,16 @@ std::string range_of(const IntegerOption& option) {
 
 std::string range_of(const NumberOption& option) {
   const bool has_min = std::isfinite(option.min), has_max = std::isfinite(option.max);
+  const char* const width = option.is_f32 ? " of 32 bits" : "";
   if (has_min && has_max) {
-    return fmt::format("a number in {}{}, {}{}", option.above_min ? "(" : "[", option.min,
-                       option.max, option.below_max ? ")" : "]");
+    return fmt::format("a number in {}{}, {}{}{}", option.above_min ? "(" : "[", option.min,
+                       option.max, option.below_max ? ")" : "]", width);
   }
   if (has_min)
-    return fmt::format("a finite number {} {}", option.above_min ? ">" : ">=", option.min);
+    return fmt::format("a finite number {} {}{}", option.above_min ? ">" : ">=", option.min, width);
   if (has_max)
-    return fmt::format("a finite number {} {}", option.below_max ? "<" : "<=", option.max);
-  return "a finite number";
+    return fmt::format("a finite number {} {}{}", option.below_max ? "<" : "<=", option.max, width);
+  return fmt::format("a finite number{}", width);
 }
 
 }  // namespace
@@ -127,11 +128,15 @@ void FlagSet::add_integer(std::string name, IntegerOption option,
 }
 
 void FlagSet::add(std::string name, double* field, const NumberOption& option) {
-  const auto set = [field, option](const Value& value) {
-    const double number = std::get<double>(value);
+  const auto is_in_range = [option](double number) {
     const bool above = option.above_min ? number > option.min : number >= option.min;
     const bool below = option.below_max ? number < option.max : number <= option.max;
-    if (!std::isfinite(number) || !above || !below) return false;
+    return std::isfinite(number) && above && below;
+  };
+  const auto set = [field, is_in_range, is_f32 = option.is_f32](const Value& value) {
+    const double number = std::get<double>(value);
+    if (!is_in_range(number)) return false;
+    if (is_f32 && !is_in_range(static_cast<float>(number))) return false;
     *field = number;
     return true;
   };

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "comm/meta.h"
@@ -74,26 +77,30 @@ struct Called {
 // step before gathered ahead counts with what this one does for the next: in the long run the same.
 void find_exposed(std::int64_t begin_ns, const std::vector<ComputeLog::Launch>& launches,
                   const std::vector<Called>& ahead, std::vector<Called>& called) {
-  const auto last_alike = [&](const Called& c) {
-    return std::find_if(called.rbegin(), called.rend(), [&](const Called& other) {
-      return other.collective.name == c.collective.name &&
-             other.collective.label == c.collective.label;
-    });
-  };
+  // Searched once for each launch, of which micro-steps make many: the first that ends then.
+  std::unordered_map<std::int64_t, Called*> own;
+  std::unordered_map<std::int64_t, const Called*> early;
+  std::map<std::pair<std::string_view, std::string_view>, Called*> last_alike;
+  for (Called& c : called) {
+    own.try_emplace(c.end_ns, &c);
+    last_alike[{c.collective.name, c.collective.label}] = &c;
+  }
+  for (const Called& c : ahead) early.try_emplace(c.end_ns, &c);
   std::int64_t from = begin_ns;
   for (const ComputeLog::Launch& launch : launches) {
     const std::int64_t to = launch.begin_ns, waited = to - from;
     from = launch.end_ns;
     if (waited <= 0) continue;
     const double waited_ms = static_cast<double>(waited) * 1e-6;
-    if (const auto own = std::ranges::find(called, to, &Called::end_ns); own != called.end()) {
-      own->collective.exposed_ms += waited_ms;
+    if (const auto it = own.find(to); it != own.end()) {
+      it->second->collective.exposed_ms += waited_ms;
       continue;
     }
-    const auto early = std::ranges::find(ahead, to, &Called::end_ns);
-    if (early == ahead.end()) continue;
-    if (const auto own = last_alike(*early); own != called.rend()) {
-      own->collective.exposed_ms += waited_ms;
+    const auto it = early.find(to);
+    if (it == early.end()) continue;
+    const PlannedCollective& c = it->second->collective;
+    if (const auto later = last_alike.find({c.name, c.label}); later != last_alike.end()) {
+      later->second->collective.exposed_ms += waited_ms;
     }
   }
 }

@@ -6,13 +6,13 @@ namespace tessera::tools {
 
 void RatesConfig::add_to(FlagSet& flags) {
   const auto rate = [&](const char* name, double* field, const char* help) {
-    flags.add(name, field, {.help = help, .min = 0, .above_min = true});
+    flags.add(name, field, {.help = help, .min = 1e-9, .max = 1e18});
   };
   rate("rates.gflops", &gflops, "GFLOP/s of one rank, for simulated times");
   rate("rates.memory_gbs", &memory_gbs, "GB/s of memory, read and written");
   rate("rates.link_gbs", &link_gbs, "GB/s that a rank sends");
   flags.add("rates.link_latency_us", &link_latency_us,
-            {.help = "microseconds of each collective", .min = 0});
+            {.help = "microseconds of each collective", .min = 0, .max = 1e12});
 }
 
 void RatesConfig::check_unused(const FlagSet& flags) {

@@ -24,6 +24,7 @@
 #include "tools/trace/trace_events.h"
 #include "tools/train/advice.h"
 #include "tools/train/audit.h"
+#include "tools/train/checkpoint_folder.h"
 #include "tools/train/cpu.h"
 #include "tools/train/flight_output.h"
 #include "tools/train/gemm_choice.h"
@@ -39,6 +40,7 @@
 #include "tools/train/run_trace.h"
 #include "tools/train/stop.h"
 #include "tools/train/task_plan.h"
+#include "tools/train/unused_options.h"
 
 namespace tessera::tools {
 namespace {
@@ -202,11 +204,12 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (!config.plan && !config.audit) RatesConfig::check_unused(flags);
   choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
+  check_unused_options(config, flags, ranks.num_gpus > 0);
   check_pins(config.cpu, ranks.size);
   static_cast<void>(config.fsdp_options(ranks.size));  // or throws
   const std::string graph = graph_line(config, ranks.size, ranks.num_gpus > 0);
   static_cast<void>(uses_graphs(config, ranks.size, ranks.num_gpus > 0));  // or throws
-  task.prepare(flags);
+  task.prepare(flags, ranks.num_gpus > 0);
   std::optional<engine::AtomicFile> trace_file;  // of a plan, or throws
   if (config.plan && !config.log.trace.empty()) {
     trace_file.emplace(resolve_user_path(config.log.trace));
@@ -217,6 +220,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   }
   std::optional<StopSignals> signals;  // from the start of the ranks to the very end
   RunLog log(config, task.items().name, flags.to_toml());
+  check_checkpoint_folder(config);
   std::unique_ptr<RunTrace> trace;
   if (!config.log.trace.empty()) trace = std::make_unique<RunTrace>(config, ranks.size);
   std::unique_ptr<RunProbe> probe;

@@ -47,7 +47,7 @@ class Task {
   virtual TrainConfig& config() = 0;
   /// `flags` were parsed and config() is valid: reads what training needs, and throws if the run
   /// could not end well. Changes no file.
-  virtual void prepare(const FlagSet& flags) = 0;
+  virtual void prepare(const FlagSet& flags, bool on_gpus) = 0;
 
   // For a prepared task.
 

@@ -221,15 +221,15 @@ void TrainConfig::add_to(FlagSet& flags) {
                                 {{"adamw", OptimizerKind::kAdamW}, {"sgd", OptimizerKind::kSgd}}});
   flags.add("train.lr", &train.lr, {.help = "peak learning rate", .min = 0, .max = kHuge});
   flags.add("train.momentum", &train.momentum,
-            {.help = "of sgd", .min = 0, .max = 1, .below_max = true});
+            {.help = "of sgd", .min = 0, .max = 1, .below_max = true, .is_f32 = true});
   flags.add("train.weight_decay", &train.weight_decay,
             {.help = "of adamw, on tensors of two or more dimensions", .min = 0, .max = kHuge});
   flags.add("train.beta1", &train.beta1,
-            {.help = "of adamw", .min = 0, .max = 1, .below_max = true});
+            {.help = "of adamw", .min = 0, .max = 1, .below_max = true, .is_f32 = true});
   flags.add("train.beta2", &train.beta2,
-            {.help = "of adamw", .min = 0, .max = 1, .below_max = true});
+            {.help = "of adamw", .min = 0, .max = 1, .below_max = true, .is_f32 = true});
   flags.add("train.eps", &train.eps,
-            {.help = "of adamw", .min = 0, .max = kHuge, .above_min = true});
+            {.help = "of adamw", .min = 0, .max = kHuge, .above_min = true, .is_f32 = true});
   flags.add(
       "train.overlap_optimizer", &train.overlap_optimizer,
       EnumOption<OverlapOptimizer>{

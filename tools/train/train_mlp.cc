@@ -11,6 +11,7 @@
 
 #include "engine/copy.h"
 #include "engine/elementwise.h"
+#include "engine/error.h"
 #include "engine/io/text.h"
 #include "ops/cross_entropy.h"
 #include "tools/data/fashion_mnist.h"
@@ -172,7 +173,11 @@ class MlpTask : public Task {
   const TrainConfig& config() const override { return config_; }
   TrainConfig& config() override { return config_; }
 
-  void prepare(const FlagSet& flags) override {
+  void prepare(const FlagSet& flags, bool /*on_gpus*/) override {
+    engine::require(config_.layers > 1 || !flags.is_given("model.hidden"),
+                    "[config] expected model.hidden with model.layers above 1, got {} with 1, "
+                    "which has no hidden layer",
+                    config_.hidden);
     path_ = data_path(config_.data_path, kDefaultImages, kHowToGetImages);
     data_ = load_fashion_mnist(path_);
     constexpr std::string_view kImages[] = {"-ubyte", "-ubyte.gz"};

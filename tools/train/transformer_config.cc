@@ -58,7 +58,11 @@ void TransformerConfig::add_to(FlagSet& flags) {
   size("model.seq", &model.seq, "tokens of a sequence");
   size("model.vocab", &model.vocab, "tokens of the vocabulary");
   flags.add("model.dropout", &model.dropout,
-            {.help = "of embeddings and residual branches", .min = 0, .max = 1, .below_max = true});
+            {.help = "of embeddings and residual branches",
+             .min = 0,
+             .max = 1,
+             .below_max = true,
+             .is_f32 = true});
   flags.add(
       "init.from", &init_from,
       {.help = "folder of a Hugging Face GPT-2 model to start from: sizes and weights, no more"});

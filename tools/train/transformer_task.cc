@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "engine/dtype.h"
+#include "engine/error.h"
 #include "engine/io/text.h"
 #include "ops/attention.h"
 #include "tools/models/gpt_checkpoint.h"
 #include "tools/models/gpt_text.h"
+#include "tools/train/attention_choice.h"
 #include "tools/train/generate.h"
 #include "tools/train/replicas.h"
 #include "tools/train/stop.h"
@@ -96,7 +98,13 @@ class TransformerRank : public TaskRank {
 
 }  // namespace
 
-void TransformerTask::prepare(const FlagSet& flags) {
+void TransformerTask::prepare(const FlagSet& flags, bool on_gpus) {
+  engine::require(
+      config_.val_fraction > 0 || config_.log.val_every == 0 || !flags.is_given("log.val_every"),
+      "[config] expected log.val_every with something to validate on, got {} with "
+      "data.val_fraction=0",
+      config_.log.val_every);
+  check_attention(config_, on_gpus);
   model_ = config_.gpt();
   config_.check_blocks(model_.layers);
   data_.emplace(config_.dataset(model_));

@@ -17,7 +17,7 @@ class TransformerTask : public Task {
   void add_to(FlagSet& flags) override { config_.add_to(flags); }
   const TrainConfig& config() const override { return config_; }
   TrainConfig& config() override { return config_; }
-  void prepare(const FlagSet& flags) override;
+  void prepare(const FlagSet& flags, bool on_gpus) override;
   Items items() const override;
   std::string summary() const override;
   std::string model_text() const override;

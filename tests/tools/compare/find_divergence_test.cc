@@ -1,6 +1,7 @@
 // compare --find-divergence as a person runs it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -23,8 +24,11 @@ class FindDivergence : public TinyTraining {
   FindDivergence() { flags_["out"] = folder_ / "out"; }
 
   Outcome find(const std::vector<std::string>& pair, const Flags& more = {}) const {
+    const bool trains =
+        std::ranges::none_of(pair, [](const auto& a) { return a.starts_with('/'); });
     std::vector<std::string> arguments;
-    for (const auto& [name, value] : with(more)) arguments.push_back("--" + name + "=" + value);
+    const Flags flags = trains ? with(more) : Flags{{"out", flags_.at("out")}};
+    for (const auto& [name, value] : flags) arguments.push_back("--" + name + "=" + value);
     arguments.emplace_back("--find-divergence");
     arguments.insert(arguments.end(), pair.begin(), pair.end());
     return run_program("tools/compare/compare", arguments);
@@ -184,6 +188,10 @@ TEST_F(FindDivergence, WhatCannotBeIsAnErrorBeforeAnythingIsTrained) {
   refused({"ddp", "out=elsewhere"}, "which names what is written");
   refused({"ddp", folder_ / "nothing.jsonl"}, "got one of each");
   refused({folder_ / "nothing.jsonl", folder_ / "nothing.jsonl"}, "nothing.jsonl");
+  const Outcome trained = run_program(
+      "tools/compare/compare", std::vector<std::string>{"--find-divergence", folder_ / "a.jsonl",
+                                                        folder_ / "b.jsonl", "--train.lr=1"});
+  EXPECT_TRUE(has(trained.err, {"expected two records alone, got --train.lr as well"}));
   refused({"ddp", "zero3"}, "expected two configurations alone, got sweep as well",
           {{"sweep", "parallel.prefetch=0,1"}});
   refused({"ddp", "zero3"}, "log.probe_steps", {{"log.probe_steps", "2:9"}});

@@ -111,6 +111,19 @@ TEST(Doctor, SaysWhoWasLateInARunThatFailed) {
   EXPECT_EQ(report.at("lines").size(), 2);
 }
 
+TEST(Doctor, LooksAtARecordingAlone) {
+  const TempFolder folder;
+  const std::string path = folder.write("flight.json", flight_text(4));
+  for (const std::string name : {"self_test", "out", "data.path", "model.preset"}) {
+    const std::string value = name == "self_test" ? "false" : name == "out" ? "runs" : "small";
+    const Outcome outcome =
+        run_program(kDoctor, Words{"--flight", path, "--" + name + "=" + value});
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {"[config] expected " + name + " without flight only"}));
+    EXPECT_EQ(outcome.out, "");
+  }
+}
+
 TEST(Doctor, TakesSeveralRecordingsAndNamesOneThatItCannotBelieve) {
   const TempFolder folder;
   const std::string path = folder.write("flight.json", flight_text(4));

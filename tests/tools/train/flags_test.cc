@@ -162,6 +162,24 @@ TEST(Flags, TakeTheEdgesOfTheirRanges) {
   }
 }
 
+TEST(Flags, WhatIsUsedAsF32IsInRangeAsF32) {
+  double beta = 0.5, eps = 1;
+  FlagSet flags("train", "");
+  flags.add("beta", &beta, {.help = "", .min = 0, .max = 1, .below_max = true, .is_f32 = true});
+  flags.add("eps", &eps, {.help = "", .min = 0, .above_min = true, .is_f32 = true});
+  std::ostringstream out;
+  const auto parse = [&](const char* flag) { flags.parse(std::vector<const char*>{flag}, out); };
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { parse("--beta=0.99999999"); }),
+                  {"a number in [0, 1) of 32 bits", "\"0.99999999\"", "(--beta)"}));
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { parse("--eps=1e-60"); }),
+                  {"a finite number > 0 of 32 bits", "\"1e-60\"", "(--eps)"}));
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { parse("--eps=1e60"); }), {"(--eps)"}));
+  parse("--beta=0.9999999");
+  parse("--eps=1e-40");
+  EXPECT_EQ(beta, 0.9999999) << "not rounded itself";
+  EXPECT_EQ(eps, 1e-40);
+}
+
 TEST(Flags, SomeCountsCanBeNoneOrAll) {
   constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
   const testing::TempFolder folder;

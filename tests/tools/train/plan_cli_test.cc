@@ -401,6 +401,43 @@ TEST_F(PlanCli, RefusesWhatItsRanksCannotBe) {
   EXPECT_FALSE(has_run());
 }
 
+TEST_F(PlanCli, RefusesWhatWouldHaveNoEffect) {
+  Flags flags = flags_;
+  flags.erase("data.path");
+  const auto refused = [&](const Flags& more, const std::string& words) {
+    Flags all = more;
+    all.insert(flags.begin(), flags.end());
+    const Outcome outcome = testing::run_program(kPlan, all);
+    EXPECT_EQ(outcome.exit_code, 1) << words;
+    EXPECT_TRUE(has(outcome.err, {"[config] expected " + words}));
+  };
+  refused({{"cuda.attention", "wgmma"}}, "cuda.attention=wgmma on GPUs only");
+  refused({{"cuda.tune_gemm", "false"}}, "cuda.tune_gemm on GPUs only");
+  refused({{"parallel.strategy", "zero2"}, {"parallel.prefetch", "7"}}, "parallel.prefetch where");
+}
+
+// As `plan --rates.gflops=1e-300` once took 0.0 ms.
+TEST_F(PlanCli, RefusesRatesAtWhichTimeCannotBeCounted) {
+  Flags flags = flags_;
+  flags.erase("data.path");
+  for (const auto& [name, value] : Flags{{"rates.gflops", "1e-300"},
+                                         {"rates.memory_gbs", "5e-324"},
+                                         {"rates.link_gbs", "0"},
+                                         {"rates.link_latency_us", "1e308"}}) {
+    Flags slow = flags;
+    slow[name] = value;
+    const Outcome refused = testing::run_program(kPlan, slow);
+    EXPECT_EQ(refused.exit_code, 1) << name;
+    EXPECT_TRUE(has(refused.err, {"a number in [", "\"" + value + "\"", "(--" + name + ")"}));
+  }
+  Flags sums = flags;
+  sums["rates.link_latency_us"] = "1e12";
+  EXPECT_EQ(testing::run_program(kPlan, sums).exit_code, 0);
+  sums["train.accum"] = "2000";
+  EXPECT_TRUE(has(testing::run_program(kPlan, sums).err,
+                  {"less than 100000 days of simulated time", "rates are too low"}));
+}
+
 // As `plan | head` does, however much of the output the program keeps to itself.
 TEST_F(PlanCli, AReaderThatHasGoneEndsItInSilence) {
   std::string plan = kPlan;

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
+#include <ctime>
 #include <set>
 #include <string>
 #include <string_view>
@@ -378,6 +380,28 @@ TEST(Planner, ALargePlanCostsALaunchForEachOfAStep) {
   const TrainPlan plan = plan_of(base(8), sizes);
   EXPECT_GT(plan.num_launches, 20 * sizes.layers);
   EXPECT_LT(plan.num_launches, 40 * sizes.layers);
+}
+
+// Seconds of this thread that a plan of so many micro-steps takes.
+double plan_seconds(std::int64_t accum) {
+  TrainConfig config = base(2);
+  config.train.accum = accum;
+  const auto now = [] {
+    timespec time{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  const double begin = now();
+  static_cast<void>(plan_of(config, {.layers = 1, .heads = 1, .dim = 8, .seq = 8, .vocab = 16}));
+  return now() - begin;
+}
+
+TEST(Planner, CostsAsManyTimesMoreAsThereAreMicroSteps) {
+  if (testing::kIsSlow) GTEST_SKIP() << "a sanitizer would take minutes";
+  constexpr int kTimesMore = 8;
+  plan_seconds(2000);
+  const double few = plan_seconds(4000);
+  EXPECT_LT(plan_seconds(kTimesMore * 4000), 1.5 * kTimesMore * few);
 }
 
 // Audits

@@ -144,9 +144,13 @@ TEST_F(TrainTransformer, ValuesOutOfRangeAreRefused) {
       {"train.lr", "3e-3x"},
       {"train.momentum", "1"},
       {"train.weight_decay", "-0.1"},
+      {"train.momentum", "0.99999999"},
       {"train.beta1", "1"},
+      {"train.beta1", "0.99999999"},
       {"train.beta2", "-1"},
+      {"train.beta2", "0.99999999"},
       {"train.eps", "0"},
+      {"train.eps", "1e-60"},
       {"train.grad_clip", "-1"},
       {"train.warmup", "-1"},
       {"train.schedule", "step"},
@@ -158,6 +162,7 @@ TEST_F(TrainTransformer, ValuesOutOfRangeAreRefused) {
       {"model.dim", "-8"},
       {"model.dropout", "1"},
       {"model.dropout", "-0.1"},
+      {"model.dropout", "0.99999999"},
       {"data.val_fraction", "1"},
       {"data.order", "random"},
       {"sample.tokens", "-1"}};
@@ -185,6 +190,16 @@ TEST_F(TrainTransformer, ValuesThatContradictEachOtherAreRefused) {
                  {"oneDNN for products of 2 threads", "got Eigen"});
   expect_refused({{"train.recompute", "3"}}, {"train.recompute", "the 2 blocks", "got 3"});
   expect_refused({{"out", ""}}, {"(out)"});
+  std::filesystem::remove_all(folder_ / "run");
+  expect_refused({{"parallel.strategy", "ddp"}, {"parallel.prefetch", "7"}},
+                 {"[config]", "parallel.prefetch", "got 7 with parallel.strategy=ddp"});
+  expect_refused({{"cuda.tune_gemm", "false"}}, {"[config]", "cuda.tune_gemm on GPUs only"});
+  expect_refused({{"cuda.gemm_algorithms", folder_ / "gemms"}},
+                 {"[config]", "cuda.gemm_algorithms on GPUs only"});
+  expect_refused({{"cuda.attention", "wgmma"}}, {"[config]", "cuda.attention=wgmma on GPUs only"});
+  expect_refused({{"log.val_every", "1"}, {"data.val_fraction", "0"}},
+                 {"[config]", "log.val_every", "got 1 with data.val_fraction=0"});
+  EXPECT_FALSE(exists("run"));
   flags_["device"] = "auto";
   expect_refused({{"parallel.canonical", "true"}, {"parallel.backend", "threads"}},
                  {"parallel.canonical=true", "parallel.backend=threads"});
@@ -286,6 +301,23 @@ TEST_F(TrainTransformer, WhatCannotBeWrittenIsRefusedBeforeTraining) {
     expect_refused({{"save.final", path}}, {path});
   }
   EXPECT_FALSE(exists("run"));
+}
+
+TEST_F(TrainTransformer, WhereCheckpointsCannotBeIsRefusedBeforeTraining) {
+  const std::string file = folder_ / "text.txt", name(300, 'a');
+  const auto refused = [&](const std::string& folder, const char* reason) {
+    expect_refused(
+        {{"checkpoint.every", "2"}, {"checkpoint.dir", folder}},
+        {"[checkpoint] expected a folder for checkpoints", reason, "(checkpoint.dir, ", folder});
+    expect_refused({{"resume", "auto"}, {"checkpoint.dir", folder}},
+                   {"[checkpoint]", reason, "(checkpoint.dir, ", folder});
+  };
+  refused(folder_ / name, "File name too long");
+  refused(folder_ / "none/" + name, "File name too long");
+  refused(file, "Not a directory");
+  refused(file + "/below", "Not a directory");
+  EXPECT_FALSE(exists("run/flight.json"));
+  EXPECT_FALSE(exists("none"));
 }
 
 TEST_F(TrainTransformer, ALossThatIsNotFiniteNamesTheStep) {
@@ -580,6 +612,10 @@ TEST(TrainMlp, RefusesWhatItCannotDo) {
   refused({{"out", out}, {"model.layers", "0"}}, {"--model.layers"});
   refused({{"out", out}, {"data.path", folder.path()}}, {folder.path()});
   refused({{"out", out}, {"model.hidden", "16777216"}}, {"bytes"});
+  refused({{"out", out}, {"model.layers", "1"}, {"model.hidden", "8"}},
+          {"[config]", "model.hidden with model.layers above 1", "got 8 with 1"});
+  refused({{"out", out}, {"device", "cpu"}, {"cuda.tune_gemm", "false"}},
+          {"[config]", "cuda.tune_gemm on GPUs only"});
   refused({{"out", out}, {"train.lr", "1e30"}, {"train.warmup", "0"}, {"log.every", "0"}},
           {"finite", "step 2"});
 }

@@ -1,0 +1,12 @@
+// Where checkpoints of a run go, looked at before ranks start.
+#pragma once
+
+#include "tools/train/train_config.h"
+
+namespace tessera::tools {
+
+/// Makes nothing. Throws IoError that names the option unless checkpoint.dir, if it is used, is a
+/// folder or can be made one.
+void check_checkpoint_folder(const TrainConfig& config);
+
+}  // namespace tessera::tools
