@@ -3,11 +3,13 @@
 #include <fstream>
 #include <iostream>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 
 #include "engine/error.h"
 #include "tools/bench/parts.h"
+#include "tools/train/run_files.h"
 
 namespace tessera::tools {
 namespace {
@@ -81,6 +83,14 @@ void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
   config.peer =
       config.peer.empty() ? "tools/bench/peers/torch_gpt.py" : resolve_user_path(config.peer);
 
+  if (!config.jsonl.empty()) {
+    const RunFile lines{"bench.jsonl", resolve_user_path(config.jsonl)};
+    std::vector<RunFile> read = {{"bench.peer", config.peer}};
+    if (config.python.find('/') != std::string::npos)
+      read.push_back({"bench.python", config.python});
+    if (!flags.config_path().empty()) read.push_back({"config", flags.config_path()});
+    check_files_differ(std::span(&lines, 1), read);
+  }
   BenchReport report(resolve_user_path(config.jsonl));
   report_machine(report);
   for (const BenchPart& part : parts) {

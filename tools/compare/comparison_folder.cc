@@ -21,6 +21,7 @@
 #include "tools/io/jsonl.h"
 #include "tools/io/sha256.h"
 #include "tools/train/flags.h"
+#include "tools/train/run_files.h"
 
 namespace tessera::tools {
 namespace {
@@ -98,6 +99,7 @@ ComparisonFolder::ComparisonFolder(const Request& request) {
   report_path_ = compare.report.empty()
                      ? path_ + "/report.html"
                      : fs::absolute(resolve_user_path(compare.report), error).string();
+  check_inputs(request);
   make_folder(path_);
   lock_ = lock_folder(path_);
   const bool is_new = folders_in(path_ + "/runs").empty();
@@ -107,12 +109,26 @@ ComparisonFolder::ComparisonFolder(const Request& request) {
           path_);
   require(!is_new || !compare.resume,
           "[resume] expected a folder with a comparison to go on with, got none ({})", path_);
-  require(report_path_ != json_path() && !report_path_.starts_with(path_ + "/runs/"),
+  require(!lies_in(report_path_, json_path()) && !lies_in(report_path_, path_ + "/runs"),
           "[report] expected a file apart from the comparison's others, got {}", report_path_);
   check_can_write(json_path());
   check_can_write(report_path_);
   if (!is_new) check_same(request);
   write_configurations(request);
+}
+
+void ComparisonFolder::check_inputs(const Request& request) const {
+  const RunFile page{request.compare.report.empty() ? "out" : "report", report_path_};
+  const std::vector<RunFile> written = {
+      page, {"out", json_path()}, {"out", gemm_algorithms_path()}};
+  check_files_differ(written, request.inputs);
+  check_files_outside(request.inputs, {"the trainings of out", path_ + "/runs"});
+  std::vector<RunFile> others = {{"the lock of out", path_ + "/.lock"}};
+  for (const Configuration& c : request.configurations) {
+    const std::string& gemms = c.config.cuda.gemm_algorithms;
+    if (!gemms.empty()) others.push_back({"cuda.gemm_algorithms", resolve_user_path(gemms)});
+  }
+  check_files_differ(std::span(&page, 1), others);
 }
 
 void ComparisonFolder::check_same(const Request& request) const {

@@ -23,8 +23,9 @@ namespace tessera::tools {
 class ComparisonFolder {
  public:
   /// Makes the folder, locks it and writes down every configuration; nothing of it if it throws
-  /// InvalidArgument: a folder with a comparison and no `resume`, other configurations in it, or
-  /// trainings by another program. IoError: a folder, report or program that cannot be.
+  /// InvalidArgument: an input that would be replaced, a folder with a comparison and no `resume`,
+  /// other configurations in it, or trainings by another program. IoError: a folder, report or
+  /// program that cannot be.
   explicit ComparisonFolder(const Request& request);
 
   const std::string& path() const { return path_; }
@@ -47,6 +48,7 @@ class ComparisonFolder {
   std::optional<RunRecord> finish(const Configuration& c, std::int64_t round) const;
 
  private:
+  void check_inputs(const Request& request) const;
   void check_same(const Request& request) const;
   void write_configurations(const Request& request) const;
 

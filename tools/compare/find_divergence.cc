@@ -17,6 +17,7 @@
 #include "tools/compare/comparison_folder.h"
 #include "tools/compare/training_process.h"
 #include "tools/train/flags.h"
+#include "tools/train/run_files.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -165,11 +166,21 @@ DivergenceResult of_configurations(const Request& request, const std::string& ou
   return result;
 }
 
+// Records may be those that an earlier search left: of records, only their comparison is written.
+void check_inputs(const Request& request, const std::string& out, const std::string& json_path) {
+  const std::vector<RunFile> written = {{"out", json_path}, {"the lock of out", out + "/.lock"}};
+  check_files_differ(written, request.inputs);
+  if (request.records.empty()) {
+    check_files_outside(request.inputs, {"the search for a divergence", out});
+  }
+}
+
 }  // namespace
 
 DivergenceResult find_divergence(const Request& request) {
   const std::string out = resolve_user_path(request.compare.out) + "/divergence";
   const std::string json_path = out + "/divergence.json";
+  check_inputs(request, out, json_path);
   make_folder(out);
   const engine::FileDescriptor lock = lock_folder(out);
   remove(json_path);  // of an earlier search

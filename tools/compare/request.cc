@@ -102,9 +102,17 @@ class Checks {
                     model.vocab, config.val_fraction, static_cast<int>(config.data_order));
     if (data_.insert(key).second) (void)config.dataset(model);
   }
+  /// For Request::inputs.
+  void files(const std::vector<RunFile>& files) {
+    for (const RunFile& file : files) {
+      if (paths_.insert(file.path).second) inputs_.push_back(file);
+    }
+  }
+  const std::vector<RunFile>& inputs() const { return inputs_; }
 
  private:
-  std::set<std::string> cpus_, data_;
+  std::set<std::string> cpus_, data_, paths_;
+  std::vector<RunFile> inputs_;
 };
 
 void check(Configuration& c, const std::string& probe, const FlagSet& flags, Checks& checks) {
@@ -138,6 +146,7 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   c.model = config.gpt();
   config.check_blocks(c.model.layers);
   checks.data(config, c.model);
+  checks.files(config.files_read(flags, config.text_path()));
 }
 
 // What else a training would refuse before its first step.
@@ -246,6 +255,7 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
   for (const std::string& side : sides) {
     if (num_records > 0) {
       request.records.push_back(record_path(side));
+      checks.files({{"find_divergence", request.records.back()}});
       continue;
     }
     const Overrides overrides = parse_overrides(side);
@@ -253,7 +263,10 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
     for (const auto& [key, value] : overrides) base = without(base, key);
     request.configurations.push_back(make_named(base, overrides, "probe.jsonl", checks, out));
   }
+  if (!flags.config_path().empty()) checks.files({{"config", flags.config_path()}});
+  request.inputs = checks.inputs();
   if (num_records > 0) return;
+  request.inputs.push_back({"trainer", request.compare.trainer});
   check_same_training(request.configurations[0].options, request.configurations[1].options);
 }
 
@@ -329,6 +342,8 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
             request.configurations.back().config.train.steps, request.compare.warmup_steps,
             engine::escaped(name));
   }
+  request.inputs = checks.inputs();
+  request.inputs.push_back({"trainer", request.compare.trainer});
   return request;
 }
 

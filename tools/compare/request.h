@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tools/compare/sweep.h"
+#include "tools/train/run_files.h"
 #include "tools/train/transformer_config.h"
 
 namespace tessera::tools {
@@ -61,6 +62,8 @@ struct Request {
   std::vector<Configuration> configurations;  ///< the first is the baseline
   /// The files of find_divergence, if those are records: then there are no configurations.
   std::vector<std::string> records = {};
+  /// What this program and the trainings read: data, models, --config, records, and the trainer.
+  std::vector<RunFile> inputs = {};
 
   bool finds_divergence() const { return !compare.find_divergence.empty(); }
 };

@@ -7,7 +7,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "engine/error.h"
 #include "engine/io/file.h"
@@ -48,16 +47,6 @@ struct PlanConfig : TransformerConfig {
   }
 };
 
-std::vector<RunFile> files_read(const PlanConfig& config, const FlagSet& flags) {
-  constexpr std::string_view kSizes[] = {"/config.json"};
-  std::vector<RunFile> files;
-  if (!config.init_from.empty()) {
-    files = files_of("init.from", resolve_user_path(config.init_from), kSizes);
-  }
-  if (!flags.config_path().empty()) files.push_back({"config", flags.config_path()});
-  return files;
-}
-
 void run(int argc, char** argv) {
   PlanConfig config;
   FlagSet flags("plan",
@@ -78,7 +67,9 @@ void run(int argc, char** argv) {
   std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
   if (!config.log.trace.empty()) {
     const RunFile trace{"log.trace", resolve_user_path(config.log.trace)};
-    check_files_differ(std::span(&trace, 1), files_read(config, flags));
+    check_files_differ(std::span(&trace, 1),
+                       config.files_read(flags, resolve_user_path(config.data_path)));
+    config.checkpoint.check_apart(config.out, std::span(&trace, 1));
     trace_file.emplace(trace.path);
   }
   TrainConfig chosen = static_cast<const TrainConfig&>(config);

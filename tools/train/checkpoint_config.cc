@@ -51,4 +51,11 @@ std::string CheckpointConfig::folder(const std::string& out) const {
   return resolve_user_path(dir.empty() ? fmt::format("{}/checkpoints", out) : dir);
 }
 
+void CheckpointConfig::check_apart(const std::string& out, std::span<const RunFile> files) const {
+  check_files_outside(files, {"the checkpoints", folder(out)});
+  if (resumes() && resume != "auto") {
+    check_files_outside(files, {"the checkpoints", resolve_user_path(resume)});
+  }
+}
+
 }  // namespace tessera::tools

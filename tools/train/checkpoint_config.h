@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "tools/train/flags.h"
+#include "tools/train/run_files.h"
 
 namespace tessera::tools {
 
@@ -25,6 +27,9 @@ struct CheckpointConfig {
   void validate(const FlagSet& flags) const;
   /// Where checkpoints are, with the output folder `out`.
   std::string folder(const std::string& out) const;
+  /// Throws InvalidArgument when one of `files` is where checkpoints are, this run's or those that
+  /// it resumes.
+  void check_apart(const std::string& out, std::span<const RunFile> files) const;
 };
 
 }  // namespace tessera::tools

@@ -32,9 +32,11 @@ std::string make_folder(const std::string& path) {
   return folder;
 }
 
+std::string lock_path(const std::string& folder) { return folder + "/.lock"; }
+
 engine::FileDescriptor locked(const std::string& folder) {
   engine::FileDescriptor file(::open(
-      (folder + "/.lock").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+      lock_path(folder).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   const int error = file.is_open() ? 0 : errno;
   engine::require<engine::IoError>(error == 0,
                                    "[out] expected a folder that can be written to, got {} ({})",
@@ -105,6 +107,15 @@ void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
     check_files_differ(all.subspan(i, 1), all.subspan(i + 1));
   }
   check_files_differ(all, read);
+  // Which would be replaced, and then holds off nobody.
+  const RunFile lock{"the lock of out", lock_path(resolve_user_path(config.out))};
+  check_files_differ(all, std::span(&lock, 1));
+  config.checkpoint.check_apart(config.out, all);
+  if (config.checkpoint.saves()) config.checkpoint.check_apart(config.out, read);
+  if (!config.log.tensorboard.empty()) {
+    const RunFile folder{"log.tensorboard", resolve_user_path(config.log.tensorboard)};
+    config.checkpoint.check_apart(config.out, std::span(&folder, 1));
+  }
   if (flags.config_path().empty()) return;
   const RunFile given{"config", flags.config_path()};
   const std::string text = flags.to_toml();

@@ -37,8 +37,9 @@ class RunLog {
 
   /// The files that a run with `config` writes to, by the option that says where.
   static std::vector<RunFile> outputs(const TrainConfig& config);
-  /// Before the first is written: throws InvalidArgument when one of outputs() is one of `read` or
-  /// the file of --config, or the log is another output. A run may repeat one from its config.toml.
+  /// Before the first is written: throws InvalidArgument when one of outputs() is one of `read`,
+  /// the file of --config, the folder's lock or where checkpoints are, or the log is another
+  /// output. A run may repeat one from its config.toml.
   static void check_outputs(const TrainConfig& config, const FlagSet& flags,
                             std::span<const RunFile> read);
 

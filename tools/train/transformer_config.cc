@@ -31,6 +31,14 @@ GptConfig config_to_start_from(const std::string& folder) {
   }
 }
 
+// Of the model in `folder`; none without one.
+std::vector<RunFile> model_files(const std::string& folder) {
+  constexpr std::string_view kEndings[] = {"/config.json", ".safetensors",
+                                           ".safetensors.index.json"};
+  if (folder.empty()) return {};
+  return files_of("init.from", resolve_user_path(folder), kEndings);
+}
+
 }  // namespace
 
 TransformerConfig::TransformerConfig() {
@@ -119,7 +127,7 @@ GptConfig TransformerConfig::gpt() const {
 }
 
 TokenDataset TransformerConfig::dataset(const GptConfig& gpt) const {
-  return {TokenFile(tools::data_path(data_path, kDefaultText, kHowToGetText)),
+  return {TokenFile(text_path()),
           {.seq = model.seq == 0 ? gpt.seq : model.seq,
            .vocab = gpt.vocab,
            .val_fraction = val_fraction,
@@ -127,15 +135,22 @@ TokenDataset TransformerConfig::dataset(const GptConfig& gpt) const {
            .seed = static_cast<std::uint64_t>(train.seed)}};
 }
 
+std::string TransformerConfig::text_path() const {
+  return tools::data_path(data_path, kDefaultText, kHowToGetText);
+}
+
+std::vector<RunFile> TransformerConfig::files_read(const FlagSet& flags,
+                                                   const std::string& data) const {
+  std::vector<RunFile> files = model_files(init_from);
+  if (!data.empty()) files.push_back({"data.path", data});
+  if (!flags.config_path().empty()) files.push_back({"config", flags.config_path()});
+  return files;
+}
+
 void TransformerConfig::check_files(const FlagSet& flags, const std::string& data) const {
-  constexpr std::string_view kModelFiles[] = {"/config.json", ".safetensors",
-                                              ".safetensors.index.json"};
   const RunFile text{"data.path", data};
-  const std::vector<RunFile> model =
-      init_from.empty() ? std::vector<RunFile>()
-                        : files_of("init.from", resolve_user_path(init_from), kModelFiles);
   RunLog::check_outputs(*this, flags, std::span(&text, 1));
-  RunLog::check_outputs(*this, flags, model);
+  RunLog::check_outputs(*this, flags, model_files(init_from));
   if (save_final.empty()) return;
   const std::string folder = resolve_user_path(save_final);
   const std::vector<RunFile> saved{{"save.final", folder + "/config.json"},
@@ -143,6 +158,7 @@ void TransformerConfig::check_files(const FlagSet& flags, const std::string& dat
                                    {"save.final", folder + "/model.safetensors"}};
   check_files_differ(saved, std::span(&text, 1));
   check_files_differ(saved, RunLog::outputs(*this));
+  checkpoint.check_apart(out, saved);
   const RunFile given{"config", flags.config_path()};
   if (!given.path.empty()) check_files_differ(saved, std::span(&given, 1));
 }

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ops/attention.h"
 #include "tools/data/text_data.h"
 #include "tools/models/gpt.h"
+#include "tools/train/run_files.h"
 #include "tools/train/train_config.h"
 
 namespace tessera::tools {
@@ -36,6 +38,11 @@ struct TransformerConfig : TrainConfig {
   /// The text to train `gpt` on. Throws IoError or InvalidArgument as data_path() and TokenDataset
   /// do.
   TokenDataset dataset(const GptConfig& gpt) const;
+  /// Where the text is. Throws IoError as data_path() does.
+  std::string text_path() const;
+  /// What a training reads: the text at `data`, if not empty, the files of init.from, and that of
+  /// --config.
+  std::vector<RunFile> files_read(const FlagSet& flags, const std::string& data) const;
   /// Throws InvalidArgument when an output is an input (`data`: the path in use). But a model may
   /// be saved to the folder it came from: by then it was read, and its files are replaced.
   void check_files(const FlagSet& flags, const std::string& data) const;

@@ -12,7 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/error.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+#include "tools/train/flags.h"
 
 namespace tessera::tools {
 namespace {
@@ -56,6 +59,30 @@ std::vector<double> column(const std::vector<json>& records, const char* name) {
   std::vector<double> values;
   for (const json& record : records) values.push_back(record.at(name).get<double>());
   return values;
+}
+
+TEST(BenchParts, AnInputIsNoOutput) {
+  const TempFolder folder;
+  const std::string toml = folder.write("a.toml", "bench.parts = \"none\"\n");
+  const std::string peer = folder.write("peer.py", "pass\n");
+  const auto refused = [&](const std::string& input, const std::string& path) {
+    std::vector<std::string> words = {"bench", "--bench.jsonl=" + path, "--" + input + "=" + path};
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    FlagSet flags("bench", "");
+    BenchConfig config;
+    config.parts = "none";
+    const std::string error = testing::error_of<engine::InvalidArgument>([&] {
+      run_bench(static_cast<int>(argv.size()), argv.data(), flags, config,
+                {{"none", [](const BenchConfig&, BenchReport&) {}}});
+    });
+    EXPECT_TRUE(testing::has(error, {"[config] expected bench.jsonl and " + input, path}));
+  };
+  refused("config", toml);
+  refused("bench.peer", peer);
+  refused("bench.python", peer);
+  EXPECT_EQ(folder.read("a.toml"), "bench.parts = \"none\"\n");
+  EXPECT_EQ(folder.read("peer.py"), "pass\n");
 }
 
 TEST(BenchParts, PrefetchTakesASlotMoreForEachUnitAhead) {

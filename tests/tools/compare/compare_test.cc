@@ -452,10 +452,73 @@ TEST_F(Compare, WhatCannotBeIsAnErrorBeforeAnythingIsTrained) {
   refused({{"memory_budget", "20kB"}}, "a way to train within 20,000 bytes per rank, got none");
   refused({{"report", folder_ / "nowhere/report.html"}}, "nowhere/report.html");
   refused({{"report", folder_ / "out/compare.json"}}, "[report]");
+  refused({{"report", folder_ / "./out/compare.json"}}, "[report]");
   refused({{"trainer", folder_ / "nothing"}}, "[trainer] expected a program");
   refused({{"data.path", "/nowhere"}}, "/nowhere");
   folder_.write("file", "");
   refused({{"out", folder_ / "file"}}, "[out] expected a folder");
+}
+
+TEST_F(Compare, AnInputIsNoOutput) {
+  const std::string data = flags_.at("data.path"), text = folder_.read("text.txt");
+  const std::string program = trainer("exec $train \"$@\"\n"), script = folder_.read("trainer");
+  const std::string toml = folder_.write("a.toml", "train.lr = 0.01\n");
+  const std::string model = folder_ / "m";
+  ASSERT_EQ(run_program("tools/train/train_transformer", Flags{{"data.path", data},
+                                                               {"model.layers", "2"},
+                                                               {"model.heads", "2"},
+                                                               {"model.dim", "8"},
+                                                               {"model.seq", "8"},
+                                                               {"train.steps", "1"},
+                                                               {"sample.tokens", "0"},
+                                                               {"device", "cpu"},
+                                                               {"save.final", model},
+                                                               {"out", folder_ / "made"}})
+                .exit_code,
+            0);
+  const std::string sizes = folder_.read("m/config.json");
+  fs::create_symlink(data, folder_ / "symbolic");
+  fs::create_hard_link(data, folder_ / "hard");
+  const auto refused = [&](const Flags& more, const std::vector<std::string>& words) {
+    const Outcome outcome = compare(more);
+    EXPECT_EQ(outcome.exit_code, 1) << words[0];
+    for (const std::string& part : words) EXPECT_TRUE(has(outcome.err, {part})) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(folder_.read("text.txt"), text);
+    EXPECT_EQ(folder_.read("trainer"), script);
+    EXPECT_EQ(folder_.read("a.toml"), "train.lr = 0.01\n");
+    EXPECT_EQ(folder_.read("m/config.json"), sizes);
+  };
+  for (const std::string name : {"text.txt", "./text.txt", "symbolic", "hard"}) {
+    refused({{"report", folder_ / name}}, {"[config] expected report and data.path", name});
+  }
+  refused({{"report", program}, {"trainer", program}}, {"[config] expected report and trainer"});
+  refused({{"report", toml}, {"config", toml}}, {"[config] expected report and config"});
+  refused({{"report", model + "/config.json"}, {"init.from", model}},
+          {"[config] expected report and init.from"});
+  refused({{"report", folder_ / "out/.lock"}}, {"[config] expected report and the lock of out"});
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+  fs::create_directory(folder_ / "out");
+  // One that has the name of an output, or of a training's.
+  for (const std::string name : {"compare.json", "report.html", "gemm_algorithms.txt"}) {
+    const std::string path = folder_.write("out/" + name, text);
+    refused({{"data.path", path}}, {"[config] expected out and data.path", name});
+    EXPECT_EQ(folder_.read("out/" + name), text);
+    fs::remove(path);
+  }
+  const std::string given = folder_.write("out/compare.json", "train.lr = 0.01\n");
+  refused({{"config", given}}, {"[config] expected out and config", given});
+  EXPECT_EQ(folder_.read("out/compare.json"), "train.lr = 0.01\n");
+  const std::string console = folder_ / "out/runs/ddp_prefetch=0/round-1/console.txt";
+  fs::create_directories(fs::path(console).parent_path());
+  fs::create_hard_link(data, console);
+  for (const std::string& path : {console, data}) {
+    refused({{"data.path", path}, {"resume", "true"}},
+            {"[config] expected data.path to name no file of the trainings of out", path});
+  }
+  flags_.erase("data.path");
+  refused({{"report", folder_ / "hard"}, {"sweep", "data.path=" + data}},
+          {"[config] expected report and data.path"});
 }
 
 }  // namespace

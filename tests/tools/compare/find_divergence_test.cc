@@ -200,6 +200,49 @@ TEST_F(FindDivergence, WhatCannotBeIsAnErrorBeforeAnythingIsTrained) {
   refused({"ddp", "zero3"}, "[trainer] expected a program", {{"trainer", folder_ / "nothing"}});
 }
 
+TEST_F(FindDivergence, AnInputIsNeitherReplacedNorRemoved) {
+  const std::string out = folder_ / "out/divergence";
+  fs::create_directories(out + "/a");
+  const std::string text = folder_.read("text.txt");
+  const auto refused = [&](const std::vector<std::string>& pair, const Flags& more,
+                           const std::string& words, const std::string& name,
+                           const std::string& bytes) {
+    const Outcome outcome = find(pair, more);
+    EXPECT_EQ(outcome.exit_code, 1) << name;
+    EXPECT_TRUE(has(outcome.err, {words})) << outcome.err;
+    EXPECT_EQ(folder_.read("out/divergence/" + name), bytes);
+    fs::remove(out + "/" + name);
+  };
+  const std::string data = "[config] expected data.path to name no file of the search";
+  for (const std::string name : {"a/probe.jsonl", "a/log.jsonl", "mine.txt"}) {
+    folder_.write("out/divergence/" + name, text);
+    refused({"ddp", "zero3"}, {{"data.path", out + "/" + name}}, data, name, text);
+    fs::create_hard_link(flags_.at("data.path"), out + "/" + name);
+    refused({"ddp", "zero3"}, {}, data, name, text);
+    fs::create_symlink(flags_.at("data.path"), out + "/" + name);
+    refused({"ddp", "zero3"}, {}, data, name, text);
+  }
+  fs::remove(out + "/a");
+  fs::create_directory_symlink(folder_ / "r", out + "/a");
+  fs::create_directory(folder_ / "r");
+  const std::string elsewhere = folder_.write("r/probe.jsonl", text);
+  refused({"ddp", "zero3"}, {{"data.path", elsewhere}}, data, "a/probe.jsonl", text);
+  fs::remove(out + "/a");
+  const std::string json = "divergence.json", bytes = "train.lr = 0.01\n";
+  folder_.write("out/divergence/" + json, text);
+  refused({"ddp", "zero3"}, {{"data.path", out + "/" + json}}, "expected out and data.path", json,
+          text);
+  folder_.write("out/divergence/" + json, bytes);
+  refused({"ddp", "zero3"}, {{"config", out + "/" + json}}, "expected out and config", json, bytes);
+  const std::string path = record("r") + "/probe.jsonl", lines = folder_.read("r/probe.jsonl");
+  folder_.write("out/divergence/" + json, bytes);
+  refused({path, path}, {{"config", out + "/" + json}}, "expected out and config", json, bytes);
+  folder_.write("out/divergence/" + json, lines);
+  refused({out + "/" + json, path}, {}, "[config] expected out and find_divergence", json, lines);
+  fs::create_symlink(path, out + "/" + json);
+  refused({path, path}, {}, "[config] expected out and find_divergence", json, lines);
+}
+
 TEST_F(FindDivergence, ARecordThatIsCutShortIsRefusedByItsName) {
   const std::string path = record("a") + "/probe.jsonl";
   const std::string text = folder_.read("a/probe.jsonl");

@@ -193,6 +193,13 @@ TEST_F(PlanCli, DrawsOverNothingThatItReads) {
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_TRUE(has(outcome.err, {"log.trace and config", "different files"})) << outcome.err;
   EXPECT_EQ(folder_.read("plan.toml"), text);
+  flags.erase("config");
+  flags["log.trace"] = flags.at("data.path");
+  const std::string book = folder_.read("text.txt");
+  const Outcome data = testing::run_program(kPlan, flags);
+  EXPECT_EQ(data.exit_code, 1);
+  EXPECT_TRUE(has(data.err, {"log.trace and data.path", "different files"})) << data.err;
+  EXPECT_EQ(folder_.read("text.txt"), book);
 }
 
 TEST_F(PlanCli, AuditsEachKindOfRun) {

@@ -229,6 +229,54 @@ TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
   EXPECT_TRUE(has(other.out, {"not loaded: missing: optimizer.", "not loaded: unexpected:"}));
 }
 
+TEST_F(Resume, NoOutputIsAFileOfACheckpoint) {
+  const std::string steps = folder_ / "run/checkpoints", moved = folder_ / "moved";
+  const Flags fields = {{"train.steps", "4"}, {"train.schedule", "constant"}};
+  Flags first = saving(fields);
+  EXPECT_EQ(run(first).exit_code, 0);
+  fs::copy(steps, moved, fs::copy_options::recursive);
+  const std::string manifest = folder_.read("run/checkpoints/step_4/manifest.json");
+  fs::create_hard_link(steps + "/step_4/manifest.json", folder_ / "hard");
+  fs::create_symlink(steps + "/latest", folder_ / "symbolic");
+  const auto refused = [&](Flags more, const std::string& option, const std::string& what) {
+    more.insert(fields.begin(), fields.end());
+    const Outcome outcome = run(more);
+    EXPECT_EQ(outcome.exit_code, 1) << option << outcome.out;
+    EXPECT_TRUE(has(outcome.err, {"[config] expected " + option + " ", what})) << outcome.err;
+    EXPECT_EQ(folder_.read("run/checkpoints/step_4/manifest.json"), manifest);
+    EXPECT_EQ(folder_.read("run/checkpoints/latest"), folder_.read("moved/latest"));
+  };
+  const std::string no_file = "to name no file of the checkpoints";
+  for (const char* option : {"log.trace", "log.jsonl", "log.probe"}) {
+    for (const std::string& path : {steps + "/step_4/manifest.json", steps + "/latest",
+                                    steps + "/.lock", folder_ / "hard", folder_ / "symbolic"}) {
+      refused({{"resume", "auto"}, {option, path}}, option, no_file);
+    }
+    refused({{"resume", moved}, {option, moved + "/latest"}}, option, no_file);
+    refused({{"resume", moved + "/step_4"}, {option, moved + "/step_4/new"}}, option, no_file);
+  }
+  refused({{"plan", "true"}, {"log.trace", steps + "/latest"}}, "log.trace", no_file);
+  for (const char* option : {"log.tensorboard", "save.final"}) {
+    refused({{"resume", "auto"}, {option, steps + "/step_4"}}, option, no_file);
+    refused({{"resume", "auto"}, {option, steps + "/step_6"}}, option, no_file);
+    refused({{"resume", moved + "/step_2"}, {option, moved + "/step_2"}}, option, no_file);
+  }
+  refused({{"resume", "auto"}, {"out", moved + "/step_4"}, {"checkpoint.dir", moved + "/step_4"}},
+          "out", no_file);
+  // What is pruned is no input.
+  const std::string text = folder_.read("text.txt");
+  const std::string data = folder_.write("run/checkpoints/step_2/text.txt", text);
+  refused(saving({{"data.path", data}}), "data.path", no_file);
+  EXPECT_EQ(folder_.read("run/checkpoints/step_2/text.txt"), text);
+}
+
+TEST_F(Resume, CheckpointsHaveAFolderOfTheirOwn) {
+  const Outcome outcome = run(saving({{"checkpoint.dir", folder_ / "run"}}));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"[config] expected out to name no file of the checkpoints"}));
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
 TEST_F(Resume, ADamagedCheckpointIsPassedOverAloud) {
   EXPECT_EQ(run(saving({{"train.steps", "8"}, {"train.schedule", "constant"}})).exit_code, 0);
   std::string manifest = folder_.read("run/checkpoints/step_8/manifest.json");

@@ -136,6 +136,20 @@ TEST_F(StartFaults, ALockThatIsALinkIsRefused) {
   EXPECT_EQ(folder_.read("book.txt"), book_);
 }
 
+TEST_F(StartFaults, TheLockOfARunIsNoOutput) {
+  for (const char* option : {"log.probe", "log.trace", "log.jsonl"}) {
+    for (const std::string name : {"run/.lock", "run/./.lock"}) {
+      expect_refused({{option, folder_ / name}}, option, "the lock of out");
+    }
+  }
+  ASSERT_EQ(run().exit_code, 0);
+  for (const char* option : {"log.probe", "log.trace", "log.jsonl"}) {
+    expect_refused({{option, folder_ / "run/.lock"}}, option, "the lock of out");
+  }
+  fs::create_symlink(folder_ / "run/.lock", folder_ / "symbolic");
+  expect_refused({{"log.probe", folder_ / "symbolic"}}, "log.probe", "the lock of out");
+}
+
 TEST_F(StartFaults, AModelToStartFromIsNoOutput) {
   ASSERT_EQ(run({{"save.final", folder_ / "m"}}).exit_code, 0);
   const std::string weights = folder_.read("m/model.safetensors");
