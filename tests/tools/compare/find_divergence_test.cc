@@ -27,7 +27,8 @@ class FindDivergence : public TinyTraining {
     const bool trains =
         std::ranges::none_of(pair, [](const auto& a) { return a.starts_with('/'); });
     std::vector<std::string> arguments;
-    const Flags flags = trains ? with(more) : Flags{{"out", flags_.at("out")}};
+    Flags flags = trains ? with(more) : more;  // records are compared without a training
+    flags["out"] = flags_.at("out");
     for (const auto& [name, value] : flags) arguments.push_back("--" + name + "=" + value);
     arguments.emplace_back("--find-divergence");
     arguments.insert(arguments.end(), pair.begin(), pair.end());
@@ -236,7 +237,7 @@ TEST_F(FindDivergence, AnInputIsNeitherReplacedNorRemoved) {
   refused({"ddp", "zero3"}, {{"config", out + "/" + json}}, "expected out and config", json, bytes);
   const std::string path = record("r") + "/probe.jsonl", lines = folder_.read("r/probe.jsonl");
   folder_.write("out/divergence/" + json, bytes);
-  refused({path, path}, {{"config", out + "/" + json}}, "expected out and config", json, bytes);
+  refused({path, path}, {{"config", out + "/" + json}}, "got --config as well", json, bytes);
   folder_.write("out/divergence/" + json, lines);
   refused({out + "/" + json, path}, {}, "[config] expected out and find_divergence", json, lines);
   fs::create_symlink(path, out + "/" + json);

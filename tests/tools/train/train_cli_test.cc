@@ -304,7 +304,7 @@ TEST_F(TrainTransformer, WhatCannotBeWrittenIsRefusedBeforeTraining) {
 }
 
 TEST_F(TrainTransformer, WhereCheckpointsCannotBeIsRefusedBeforeTraining) {
-  const std::string file = folder_ / "text.txt", name(300, 'a');
+  const std::string file = folder_.write("file", "no folder"), name(300, 'a');
   const auto refused = [&](const std::string& folder, const char* reason) {
     expect_refused(
         {{"checkpoint.every", "2"}, {"checkpoint.dir", folder}},
