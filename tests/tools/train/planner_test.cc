@@ -397,7 +397,6 @@ double plan_seconds(std::int64_t accum) {
 }
 
 TEST(Planner, CostsAsManyTimesMoreAsThereAreMicroSteps) {
-  if (testing::kIsSlow) GTEST_SKIP() << "a sanitizer would take minutes";
   constexpr int kTimesMore = 8;
   plan_seconds(2000);
   const double few = plan_seconds(4000);
