@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -148,6 +149,8 @@ struct fmt::formatter<tessera::engine::Shape> {
   constexpr auto parse(fmt::format_parse_context& context) { return context.begin(); }
   template <class Context>
   auto format(const tessera::engine::Shape& shape, Context& context) const {
-    return fmt::format_to(context.out(), "{}", shape.str());
+    // Not format_to(): what it calls in libfmt has another name for Clang than for GCC.
+    const std::string text = shape.str();
+    return std::copy(text.begin(), text.end(), context.out());
   }
 };

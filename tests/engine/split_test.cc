@@ -306,9 +306,9 @@ TEST_P(SplitTest, AnElementIsTheSameWhereverItStandsAndHoweverMuchIsAsked) {
   for (const auto& [ta, tb, accumulate] : kLayouts) {
     Matrix a(kRows, kDepth, ta, 2, 1), b(kDepth, kCols, tb, 1, 3);
     a.fill_normal(1), b.fill_normal(2);
-    const auto run_part = [&, ta = ta, tb = tb, adds = accumulate](
-                              std::int64_t row, std::int64_t rows, std::int64_t col,
-                              std::int64_t cols, std::int64_t padding) {
+    const auto run_part = [&, adds = accumulate](std::int64_t row, std::int64_t rows,
+                                                 std::int64_t col, std::int64_t cols,
+                                                 std::int64_t padding) {
       Matrix c(kRows, kCols, false, padding, 2);
       c.fill_normal(3);
       SplitProduct part = product_of(a, b, c, adds);
