@@ -112,7 +112,7 @@ share() {
 # The folder that holds library $1, or nothing.
 library_folder() {
   local folder file
-  for folder in ${LD_LIBRARY_PATH//:/ } /usr/local/cuda/lib64 /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib; do
+  for folder in ${LD_LIBRARY_PATH//:/ } /usr/local/cuda/lib64 /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*-linux/lib; do
     if [[ -e $folder/$1 ]]; then echo "$folder"; return; fi
   done
   file=$({ ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | awk -v name="$1" '$1 == name { print $NF; exit }')

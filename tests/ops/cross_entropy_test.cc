@@ -2,6 +2,7 @@
 // precision; and what chunks and recomputation must not change.
 #include "ops/cross_entropy.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "tests/ops/naive_cross_entropy.h"
@@ -21,7 +22,9 @@ void expect_naive_linear(std::int64_t rows, std::int64_t vocab_size, std::int64_
   const NaiveLinear want =
       naive_linear_cross_entropy(run, targets, options.ignore_index, round_to_nothing);
   expect_close(run.y, {want.loss}, 2e-6, "loss");
-  expect_close(run.grads[0], want.dx, 1e-5, "dx");
+  // Sums over the vocabulary, which a library may make one element after the other.
+  const double longer = std::max(1.0, static_cast<double>(vocab_size) / 4096);
+  expect_close(run.grads[0], want.dx, 1e-5 * std::sqrt(longer), "dx");
   expect_close(run.grads[1], want.dw, 1e-5, "dw");
 }
 

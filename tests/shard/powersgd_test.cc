@@ -334,7 +334,7 @@ TEST(PowerSgd, OwesAsMuchAfterAnotherNumberOfRanksTookOver) {
         const std::vector<double> after = owed(loaded, 0, name, to.parts);
         ASSERT_EQ(after.size(), before.size());
         for (std::size_t k = 0; k < before.size(); ++k) {
-          ASSERT_NEAR(after[k], before[k], 1e-7 * (1 + std::abs(before[k])))
+          ASSERT_NEAR(after[k], before[k], 3e-7 * (1 + std::abs(before[k])))
               << name << " from " << from.strategy << from.ranks << " to " << to.strategy
               << to.ranks;
         }
