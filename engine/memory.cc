@@ -259,8 +259,9 @@ std::byte* Memory::allocate(std::int64_t nbytes, Category category, std::string_
       data = s.make(blocks, block);
     }
     require<OutOfMemory>(data != nullptr,
-                         "[memory] expected {} bytes for {} on {}, got none ({} bytes in use)",
-                         nbytes, name_of(category), to_string(s.device), s.stats.total_nbytes);
+                         "[memory] expected {} bytes for {} on {}, got none ({}{}{} bytes in use)",
+                         nbytes, name_of(category), to_string(s.device), name,
+                         name.empty() ? "" : ", ", s.stats.total_nbytes);
   }
   if (s.options.poison) {
     try {

@@ -431,6 +431,20 @@ Tensor Tape::take_grad(const Out& out) {
   return grad;
 }
 
+namespace {
+
+// What the region's function refuses is not what the caller of backward() did.
+std::vector<Tensor> run_again(const Block& block, const std::function<std::vector<Tensor>()>& fn) {
+  try {
+    return fn();
+  } catch (const InvalidArgument& error) {
+    fail("{} (while region '{}', which is recomputed, ran again in backward)", error.what(),
+         block.name);
+  }
+}
+
+}  // namespace
+
 // Records the region now and hands it the gradients of the outputs it had; the loop in backward()
 // then runs what was recorded.
 void Tape::replay(Entry& entry) {
@@ -441,7 +455,7 @@ void Tape::replay(Entry& entry) {
   {
     const InScope scope(compute_, {entry.block->name, "recompute"});
     const std::string_view phase = std::exchange(forward_phase_, "recompute");
-    results = entry.fn();
+    results = run_again(*entry.block, entry.fn);
     forward_phase_ = phase;
   }
   count_down(std::exchange(used_, {}));  // by ops that did not record, behind the last that did

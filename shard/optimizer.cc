@@ -181,7 +181,17 @@ std::function<Optimizer::HostStep()> Optimizer::host_step_of(const GradNorm& nor
   };
 }
 
+namespace {
+
+void check_max_norm(double max_norm) {
+  require(max_norm >= 0, "[optimizer] expected a max_norm of at least 0, got {} (0: no clipping)",
+          max_norm);
+}
+
+}  // namespace
+
 void Optimizer::begin_step(double lr, const GradNorm& norm, double max_norm) {
+  check_max_norm(max_norm);
   if (fsdp_.compute().device().is_cuda()) {
     Step step{.lr = lr, .norm = norm.on_device(), .max_norm = max_norm};
     step.on_host = host_step_of(norm, max_norm);
@@ -196,6 +206,7 @@ void Optimizer::begin_step(double lr, const GradNorm& norm, double max_norm) {
 }
 
 void Optimizer::begin_step(double lr, const JointNorm& norm, double max_norm) {
+  check_max_norm(max_norm);
   if (!norm.not_finite().empty()) return begin_step(Step{.lr = lr, .skips = true});
   begin_step(lr, ClipFactor{clip_scale(norm.value(), max_norm)});
 }

@@ -42,7 +42,7 @@ const Schedule::Position& Schedule::position_of(const Block& block) const {
 
 void Schedule::forget() {
   for (Visitor& v : visitors_) {
-    v = {.unit = v.unit};
+    v = {.unit = v.unit, .has_stray = v.has_stray};
     v.unit->release();
   }
   planned_ = {0, order_.size()};
@@ -73,6 +73,7 @@ void Schedule::begin_micro_step(const MicroStep& options, bool is_last) {
   is_last_ = is_last;
   num_backwards_ = 0;
   in_micro_step_ = true;
+  has_recorded_ = false;
 }
 
 void Schedule::end_micro_step(const Stream& compute) {
@@ -108,7 +109,24 @@ bool has_pending_uses(const Unit& unit, const Tape& tape) {
 // --------------------------------------------------------------------------------------------
 
 void Schedule::before_forward(const Block& block, const Tape& tape) {
+  refuse_stray_forward(tape);
+  if (!in_micro_step_ && tape.pass() == Pass::kRecorded) {
+    position_of(block).visitor->has_stray = true;
+  }
   call({Call::Hook::kBeforeForward, &block, tape.pass()}, tape.stream());
+}
+
+// The tape's backward would come to it and find no step that it is part of.
+void Schedule::refuse_stray_forward(const Tape& tape) {
+  if (!in_micro_step_ || tape.pass() != Pass::kRecorded || std::exchange(has_recorded_, true)) {
+    return;
+  }
+  for (Visitor& v : visitors_) {
+    require(!std::exchange(v.has_stray, false) || !has_pending_uses(*v.unit, tape),
+            "[fsdp] expected no recorded forward from before this step, got one of '{}' that never "
+            "ran backward: wrap evaluations in tape.no_grad(), or forget them with tape.clear()",
+            v.unit->name());
+  }
 }
 
 void Schedule::after_forward(const Block& block, const Tape& tape, bool has_ops) {
@@ -302,7 +320,9 @@ void Schedule::begin_backward(const Position& at, const Stream& compute, bool ha
   if (visitor->backward) return;
   require(in_micro_step_, "[fsdp] expected begin_step() before a backward ('{}')", name);
   require(!visitor->recorded.empty(),
-          "[fsdp] expected a forward recorded in this step before a backward ('{}')", name);
+          "[fsdp] expected a forward recorded in this step before a backward ('{}'): call "
+          "begin_step() before the forward, and wrap evaluations in tape.no_grad()",
+          name);
   require(!visitor->is_reduced || (visitor->recorded.back().is_replay && !has_pending_uses),
           "[fsdp] expected {} backward in this micro-step, got another one that reaches '{}', "
           "which is reduced already: say MicroStep::num_backwards",

@@ -120,6 +120,7 @@ class Schedule : public engine::RegionHooks {
     bool is_visited = false;             // by a forward of this micro-step that has a backward
     bool is_final = false;               // its gradient, in this micro-step
     bool is_reduced = false;             // in this micro-step
+    bool has_stray = false;              // recorded between steps, for no backward
   };
   struct Position {
     Visitor* visitor;
@@ -137,6 +138,7 @@ class Schedule : public engine::RegionHooks {
   };
 
   void forget();
+  void refuse_stray_forward(const engine::Tape& tape);
   void begin_backwards();
   const Position& position_of(const engine::Block& block) const;
   void call(const Call& call, const engine::Stream& compute);
@@ -183,6 +185,7 @@ class Schedule : public engine::RegionHooks {
   std::vector<Visitor*> untold_;  // reduced for the last time, in order, and perhaps still in use
   Replays replays_;
   bool in_micro_step_ = false;
+  bool has_recorded_ = false;     // a forward, in this micro-step
   bool is_shadow_ = false;        // the micro-step
   std::vector<Call> calls_;       // of the micro-step
   std::vector<Call> last_calls_;  // of the last one that had a backward

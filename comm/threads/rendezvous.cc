@@ -304,7 +304,9 @@ void Rendezvous::fail_if_departed(const Meeting& meeting) noexcept {
 }
 
 std::string Rendezvous::where(const Call& call) const {
-  return fmt::format("[{} #{} of {}]", call.op, call.sequence, name_);
+  // What is declared is no collective of that name: the words that follow say what it is.
+  const std::string_view op = call.op == kDeclare ? "call" : call.op;
+  return fmt::format("[{} #{} of {}]", op, call.sequence, name_);
 }
 
 // Where a rank waits in another group of the world: most often for one of those who wait for it.

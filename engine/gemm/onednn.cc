@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <map>
 #include <string_view>
@@ -10,6 +11,7 @@
 
 #include "engine/error.h"
 #include "engine/isa.h"
+#include "engine/out_of_memory.h"
 #include "engine/tensor.h"
 #include "oneapi/dnnl/dnnl.h"
 
@@ -78,6 +80,8 @@ namespace {
 using Functions = OneDnn::Functions;
 
 void check(dnnl_status_t status, std::string_view call) {
+  require<OutOfMemory>(status != dnnl_out_of_memory,
+                       "[onednn] expected memory for {}, got none from the system", call);
   require<DeviceError>(status == dnnl_success, "[onednn] expected {} to succeed, got status {}",
                        call, static_cast<int>(status));
 }
@@ -141,13 +145,32 @@ std::unique_ptr<const OneDnn> OneDnn::load(int num_threads) {
   return std::make_unique<const OneDnn>(std::move(functions), num_threads);
 }
 
+// [Note: kernels without memory]
+// The library writes the code of a kernel when it first needs it, into memory that it does not
+// check for: without any, it writes to address 0. So before it may need some, a block that is
+// larger than what it will ask for is asked of the system, and given back at once.
+void OneDnn::check_room(std::string_view call) {
+  constexpr std::size_t kCodeNbytes = std::size_t{32} << 20;
+  void* const room = ::mmap(nullptr, kCodeNbytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  require<OutOfMemory>(room != MAP_FAILED,
+                       "[onednn] expected {} bytes for the kernels of {}, got none from the system",
+                       kCodeNbytes, call);
+  (void)::munmap(room, kCodeNbytes);
+}
+
 void OneDnn::sgemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_t n,
                    std::int64_t k, const float* a, std::int64_t lda, const float* b,
                    std::int64_t ldb, float beta, float* c, std::int64_t ldc) const {
   const Threads threads(*this);
+  const unsigned kind = 1u << ((a_transposed ? 1 : 0) + (b_transposed ? 2 : 0) +
+                               (beta == 0 ? 4 : 0) + (m == 1 || n == 1 ? 8 : 0));
+  const bool is_new = (sgemm_kinds_.load(std::memory_order_relaxed) & kind) == 0;
+  if (is_new) check_room("dnnl_sgemm");
   check(functions_->sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', m, n, k, 1, a, lda, b,
                           ldb, beta, c, ldc),
         "dnnl_sgemm");
+  if (is_new) sgemm_kinds_.fetch_or(kind, std::memory_order_relaxed);
 }
 
 // bf16
@@ -208,6 +231,7 @@ struct Bf16Products::State {
   }
 
   Kernel make(const Bf16Product::Shape& s) const {
+    OneDnn::check_room("a product of bf16");
     const auto a = matrix(s.m, s.k, s.lda, s.a_transposed, DType::kBF16);
     const auto b = matrix(s.k, s.n, s.ldb, s.b_transposed, DType::kBF16);
     const auto c = matrix(s.m, s.n, s.ldc, false, s.c_dtype);

@@ -2,11 +2,13 @@
 // engine/gemm/gemm.cc.
 #pragma once
 
+#include <atomic>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "engine/dtype.h"
 
@@ -26,7 +28,8 @@ class OneDnn {
   /// limited it.
   bool has_bf16() const { return has_bf16_; }
 
-  /// As BLAS has it, row-major: C (m, n) = op(A) op(B) + beta C.
+  /// As BLAS has it, row-major: C (m, n) = op(A) op(B) + beta C. Throws OutOfMemory where the
+  /// library would find no memory for its kernels or its scratch.
   void sgemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_t n, std::int64_t k,
              const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float beta,
              float* c, std::int64_t ldc) const;
@@ -36,12 +39,16 @@ class OneDnn {
   ~OneDnn();
   const Functions& functions() const { return *functions_; }
   int num_threads() const { return num_threads_; }
+  /// Throws OutOfMemory unless there is memory for the code of new kernels; `call` is for the
+  /// message. See [Note: kernels without memory] in onednn.cc.
+  static void check_room(std::string_view call);
 
  private:
   std::unique_ptr<const Functions> functions_;
   int num_threads_;
   bool has_bf16_;
   std::string name_;
+  mutable std::atomic<unsigned> sgemm_kinds_ = 0;  // bits: those whose kernels are there
 };
 
 /// C (m, n) = A (m, k) B (k, n), or C += : A and B bf16, C f32 or bf16, row-major, sums in f32.
@@ -64,7 +71,8 @@ class Bf16Products {
   static constexpr std::size_t kMaxKernels = 1024;
   explicit Bf16Products(const OneDnn& library);
   ~Bf16Products();
-  /// What run() needs. Throws DeviceError if the library refuses, as run() does.
+  /// What run() needs. Throws DeviceError if the library refuses, as run() does, and OutOfMemory as
+  /// OneDnn::sgemm() does.
   std::int64_t scratch_nbytes(const Bf16Product::Shape& shape);
   void run(const Bf16Product& product, std::byte* scratch);
 

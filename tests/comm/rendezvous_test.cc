@@ -263,7 +263,7 @@ TEST(RendezvousTest, WhatIsDeclaredIsComparedAndIsNoPlaceToBeSeenIn) {
   differing->announce(1, declared(0, "a"));
   EXPECT_THROW(differing->announce(0, call(0, "b")), CommError);
   EXPECT_EQ(failure_of(*differing->world()),
-            "[declare #0 of group] expected rank 11's a, got rank 10's b");
+            "[call #0 of group] expected rank 11's a, got rank 10's b");
 }
 
 TEST(RendezvousTest, RanksThatHaveLeftAreToldFromThoseThatAreMissing) {

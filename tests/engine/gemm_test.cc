@@ -3,17 +3,22 @@
 #include "engine/gemm/gemm.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
+#include <string>
 #include <thread>
 #include <tuple>
 #include <vector>
 
 #include "engine/gemm/direct.h"
 #include "engine/isa.h"
+#include "engine/out_of_memory.h"
 #include "engine/philox.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
@@ -443,6 +448,39 @@ TEST(GemmDeathTest, TheEnvironmentSaysWhoMultiplies) {
   EXPECT_EXIT(choose("eigen", "2"), ends, "expected oneDNN for products of 2 threads, got Eigen");
   for (const char* threads : {"0", "2x", "-1", "99999"})
     EXPECT_EXIT(choose("", threads), ends, "threads from 1 to 1024, got '");
+}
+
+// With less address space left than the library's kernels might need; then with enough.
+[[noreturn]] void multiply_without_memory() {
+  setenv("TESSERA_CPU_GEMM", "onednn", 1);
+  setenv("TESSERA_CPU_THREADS", "1", 1);
+  testing::say_and_exit([] {
+    (void)gemm_library();
+    std::vector<float> a(64 * 64, 1), b(64 * 64, 1), c(64 * 64, 0);
+    const auto multiply = [&] {
+      gemm({a.data(), 64, 64, 64}, {b.data(), 64, 64, 64}, {c.data(), 64, 64, 64}, false);
+    };
+    rlimit before{}, limit{};
+    getrlimit(RLIMIT_AS, &before);
+    limit = before;
+    std::int64_t num_pages = 0;
+    std::ifstream("/proc/self/statm") >> num_pages;
+    limit.rlim_cur = static_cast<rlim_t>(num_pages * ::getpagesize() + (16 << 20));
+    setrlimit(RLIMIT_AS, &limit);
+    const std::string error = testing::error_of<OutOfMemory>(multiply);
+    setrlimit(RLIMIT_AS, &before);
+    multiply();
+    return error + "; then " + std::to_string(static_cast<int>(c[0]));
+  });
+}
+
+TEST(GemmDeathTest, NoMemoryForKernelsIsAnErrorAndNoCrash) {
+  if (testing::kIsSlow) return;  // a sanitizer needs address space of its own
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      multiply_without_memory(), ::testing::ExitedWithCode(0),
+      "\\[\\[onednn\\] expected [0-9]+ bytes for the kernels of dnnl_sgemm, got none from the "
+      "system; then 64\\]|expected libdnnl.so.2, got none");
 }
 
 TEST(Gemm, CountsFlops) { EXPECT_EQ(gemm_flops(2, 3, 5), 60); }

@@ -50,6 +50,22 @@ TEST_F(RegionTest, SeveralOutputsHaveTheirOwnGradients) {
   }
 }
 
+TEST_F(RegionTest, AnErrorOfTheSecondRunSaysThatItIsOne) {
+  const Tensor x = input({1});
+  tape.watch(x);
+  bool is_second = false;
+  const Tensor y = tape.region(block,
+                               [&, x] {
+                                 require(!is_second, "[toy] expected the same again");
+                                 return scale(tape, x, 2);
+                               },
+                               {.recompute = true});
+  is_second = true;
+  EXPECT_EQ(error_of<InvalidArgument>([&] { tape.backward(y); }),
+            "[toy] expected the same again (while region 'h.0', which is recomputed, ran again in "
+            "backward)");
+}
+
 TEST_F(RegionTest, OneOutputOfSeveralIsEnough) {
   for (const bool recompute : {false, true}) {
     for (const std::size_t wanted : {0u, 1u}) {

@@ -903,6 +903,41 @@ TEST(FsdpSteps, OtherMistakesAreNamed) {
   });
 }
 
+TEST(FsdpSteps, AForwardThatWasRecordedBetweenThemIsNamed) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    for (const int num_before : {0, 1}) {
+      Rank rank(world);
+      const auto loss = [&] { return forward(rank.tape, rank.model, rank.ones(), {2, 1, 0}); };
+      const auto step = [&] {
+        rank.fsdp.begin_step(2);
+        for (int micro = 0; micro < 2; ++micro) {
+          if (micro > 0) rank.fsdp.next_micro_step();
+          const Tensor first = loss();
+          rank.tape.no_grad(loss);
+          rank.tape.backward({first, loss()});
+        }
+        return rank.fsdp.finish_step().value();
+      };
+      for (int i = 0; i < num_before; ++i) step();
+      const Tensor evaluated = loss();
+      EXPECT_EQ(error_of<InvalidArgument>(step),
+                "[fsdp] expected no recorded forward from before this step, got one of 'h.0' that "
+                "never ran backward: wrap evaluations in tape.no_grad(), or forget them with "
+                "tape.clear()");
+      rank.tape.clear();
+      rank.fsdp.cancel_step();
+      EXPECT_GT(step(), 0);
+      // That nothing comes between makes it no part of the step either.
+      const Tensor early = loss();
+      rank.fsdp.begin_step();
+      EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.tape.backward(early); }),
+                      {"recorded in this step", "begin_step() before the forward", "no_grad"}));
+      rank.fsdp.cancel_step();
+      EXPECT_GT(step(), 0);
+    }
+  });
+}
+
 // A block inside a recomputed one is visited again in backward: that is no new order of forward.
 TEST(FsdpOrder, AReplayOfNestedUnitsDoesNotCutTheRecordedOrder) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {

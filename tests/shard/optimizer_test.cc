@@ -343,6 +343,11 @@ TEST(Steps, AreRefusedOutOfOrder) {
       return testing::error_of<engine::InvalidArgument>(fn);
     };
     EXPECT_TRUE(has(error([&] { optimizer.step(0.1); }), {"finish_step"}));
+    for (const double max_norm : {-1.0, std::nan("")}) {
+      const GradNorm norm = rank.gradients();
+      EXPECT_TRUE(has(error([&] { optimizer.step(0.1, norm, max_norm); }),
+                      {"expected a max_norm of at least 0", "0: no clipping"}));
+    }
     rank.gradients();
     optimizer.step(0.1);
     EXPECT_TRUE(has(error([&] { optimizer.step(0.1); }), {"finish_step"})) << "used already";

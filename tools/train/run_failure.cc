@@ -6,29 +6,25 @@
 
 #include "engine/error.h"
 #include "engine/out_of_memory.h"
-#include "tools/train/main.h"
 
 namespace tessera::tools {
 namespace {
 
-struct Failure {
-  std::string message;
-  bool is_out_of_memory = false, is_refusal = false;
-};
+enum class Kind { kOutOfMemory, kRefusal, kOther };
 
-Failure failure_of(const std::exception_ptr& error) {
+Kind kind_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::bad_alloc&) {
-    return {.message = kNoMemory, .is_out_of_memory = true};
-  } catch (const engine::OutOfMemory& e) {
-    return {.message = e.what(), .is_out_of_memory = true};
-  } catch (const engine::InvalidArgument& e) {
-    return {.message = e.what(), .is_refusal = true};
-  } catch (const engine::IoError& e) {
-    return {.message = e.what(), .is_refusal = true};
-  } catch (const std::exception& e) {
-    return {.message = e.what()};
+    return Kind::kOutOfMemory;
+  } catch (const engine::OutOfMemory&) {
+    return Kind::kOutOfMemory;
+  } catch (const engine::InvalidArgument&) {
+    return Kind::kRefusal;
+  } catch (const engine::IoError&) {
+    return Kind::kRefusal;
+  } catch (const std::exception&) {
+    return Kind::kOther;
   }
 }
 
@@ -51,16 +47,17 @@ void add_memory_plan(std::string& message,
 
 }  // namespace
 
-void rethrow_failure(FlightOutput& flight, bool has_begun,
+void rethrow_failure(FlightOutput& flight, const RankErrors& errors, bool has_begun,
                      const std::function<std::vector<std::string>()>& memory_plan) {
   const std::exception_ptr original = std::current_exception();
   std::optional<engine::Error> told;
   try {
-    const Failure failure = failure_of(original);
-    if (failure.is_refusal && !has_begun) std::rethrow_exception(original);
-    std::string message = failure.message;
-    if (failure.is_out_of_memory) add_memory_plan(message, memory_plan);
-    add(message, flight.write(failure.message));
+    const Kind kind = kind_of(original);
+    if (kind == Kind::kRefusal && !has_begun) std::rethrow_exception(original);
+    const std::string error = errors.named(message_of(original));
+    std::string message = error;
+    if (kind == Kind::kOutOfMemory) add_memory_plan(message, memory_plan);
+    add(message, flight.write(error));
     told.emplace(message);
   } catch (...) {  // of another kind, or there is no memory for more
     std::rethrow_exception(original);

@@ -32,6 +32,7 @@
 #include "tools/train/hook_report.h"
 #include "tools/train/plan_report.h"
 #include "tools/train/product_rate.h"
+#include "tools/train/rank_errors.h"
 #include "tools/train/ranks.h"
 #include "tools/train/rates_config.h"
 #include "tools/train/replicas.h"
@@ -172,10 +173,15 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
 void run_ranks(const Ranks& ranks, Task& task, const RunLog& log,
                const std::function<void(comm::ProcessGroup&)>& fn) {
   FlightOutput flight(log.folder());
+  RankErrors errors(ranks.size);
+  const auto watched = [&](comm::ProcessGroup& world) {
+    errors.watch(world.rank(), [&] { fn(world); });
+  };
   try {
-    ranks.run(std::as_const(task).config(), fn, &flight);
+    ranks.run(std::as_const(task).config(), watched, &flight);
   } catch (...) {
-    rethrow_failure(flight, log.has_begun(), [&] { return memory_lines(plan_task(task, ranks)); });
+    rethrow_failure(flight, errors, log.has_begun(),
+                    [&] { return memory_lines(plan_task(task, ranks)); });
   }
 }
 

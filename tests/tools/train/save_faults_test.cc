@@ -241,7 +241,7 @@ TEST_F(SaveFaults, AFailingDiskIsNamedAndLeavesOneModel) {
       }
       ++num_failed;
       EXPECT_EQ(outcome.exit_code, 1) << which;
-      EXPECT_TRUE(has(outcome.err, {"error: [", folder_ / "m/", c.reason})) << which;
+      EXPECT_TRUE(has(outcome.err, {"error: ", "[", folder_ / "m/", c.reason})) << which;
       const std::string model = loaded();
       EXPECT_TRUE(model == "old" || (!c.is_old && model == "new")) << which << ": " << model;
       // Weights whose config could not follow say it themselves.
