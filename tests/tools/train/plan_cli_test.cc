@@ -544,8 +544,32 @@ TEST_F(PlanCli, RefusesBudgetsThatNothingMeets) {
   const Outcome tight = run({{"memory_budget", "20kB"}});
   EXPECT_EQ(tight.exit_code, 1);
   EXPECT_TRUE(has(tight.err, {"[memory_budget]", "20,000", "as asked", "offload.optimizer=1"}));
+  // What is largest in the plan of the last rung.
+  no_data.erase("memory_budget");
+  for (const auto& [name, value] : Flags{{"parallel.prefetch", "0"},
+                                         {"parallel.reductions_in_flight", "0"},
+                                         {"train.recompute", "true"},
+                                         {"offload.optimizer", "1"},
+                                         {"offload.gradients", "1"},
+                                         {"offload.parameters", "1"},
+                                         {"json", "true"}}) {
+    no_data[name] = value;
+  }
+  const json last = json::parse(testing::run_program(kPlan, no_data).out);
+  const auto by_bytes = [](const json& a, const json& b) { return a.at("bytes") < b.at("bytes"); };
+  const json category = std::ranges::max(last.at("memory"), by_bytes);
+  const json term = std::ranges::max(category.at("terms"), by_bytes);
+  for (const std::string& error : {planned.err, tight.err}) {
+    EXPECT_TRUE(has(error, {"the largest of the last, which needs most at " +
+                                last.at("peak_at").get<std::string>() + ":",
+                            "\n    " + category.at("category").get<std::string>(),
+                            engine::with_commas(category.at("bytes").get<std::int64_t>()),
+                            "B  = " + term.at("text").get<std::string>()}))
+        << error;
+  }
   for (const char* bad : {"a lot", "-1GiB", "0"}) {
     no_data["memory_budget"] = bad;
+    no_data.erase("json");
     for (const Outcome& outcome :
          {run({{"memory_budget", bad}}), testing::run_program(kPlan, no_data)}) {
       EXPECT_EQ(outcome.exit_code, 1);

@@ -86,9 +86,9 @@ void expect_as_planned(const TrainConfig& config, const std::string& text) {
     const TrainPlan plan = plan_of(config, kModel, rank);
     // A budget asks one rank of each kind.
     EXPECT_LE(peak_nbytes(plan),
-              most_of_ranks(
+              peak_nbytes(most_of_ranks(
                   num_ranks, [&](int r) { return kind_of(config, r); },
-                  [&](int r) { return peak_nbytes(r == 0 ? first : plan_of(config, kModel, r)); }))
+                  [&](int r) { return r == 0 ? first : plan_of(config, kModel, r); })))
         << text << ", rank " << rank;
     expect_terms_to_add_up(plan, text);
     const std::vector<StepRecord>& steps = run.steps[static_cast<std::size_t>(rank)];
