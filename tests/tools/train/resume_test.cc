@@ -229,6 +229,20 @@ TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
   EXPECT_TRUE(has(other.out, {"not loaded: missing: optimizer.", "not loaded: unexpected:"}));
 }
 
+TEST_F(Resume, SaysThatAHooksBlocksWerePackedOtherwise) {
+  const Flags hook = {{"comm.hook", "powersgd"},
+                      {"powersgd.start_step", "1"},
+                      {"powersgd.min_compression_rate", "1"}};
+  Flags saved = saving(hook), packed = saved;
+  EXPECT_EQ(run(saved).exit_code, 0);
+  packed["parallel.unit_min_numel"] = "100000";
+  const Outcome outcome = run(packed);
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.out;
+  EXPECT_TRUE(has(outcome.err, {"blocks packed as they were saved, into units ", "h.0, h.1",
+                                "got a unit h.0..h.1:", "parallel.unit_min_numel"}))
+      << outcome.err;
+}
+
 TEST_F(Resume, NoOutputIsAFileOfACheckpoint) {
   const std::string steps = folder_ / "run/checkpoints", moved = folder_ / "moved";
   const Flags fields = {{"train.steps", "4"}, {"train.schedule", "constant"}};
