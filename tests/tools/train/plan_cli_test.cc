@@ -202,6 +202,74 @@ TEST_F(PlanCli, DrawsOverNothingThatItReads) {
   EXPECT_EQ(folder_.read("text.txt"), book);
 }
 
+TEST_F(PlanCli, DrawsOverNoFileOfTheTraining) {
+  Flags flags = flags_;
+  flags.erase("data.path");
+  flags["model.vocab"] = "256";
+  flags["save.final"] = folder_ / "saved";
+  for (const char* folder : {"run", "saved"}) {
+    std::filesystem::create_directory(folder_ / folder);
+  }
+  const std::map<std::string, std::string> files = {
+      {"run/.lock", "the lock of out"},    {"run/log.jsonl", "out"},
+      {"run/config.toml", "out"},          {"run/sample.txt", "out"},
+      {"run/flight.json", "out"},          {"run/gemm_algorithms.txt", "out"},
+      {"saved/config.json", "save.final"}, {"saved/model.safetensors", "save.final"}};
+  for (const auto& [name, option] : files) {
+    flags["log.trace"] = folder_ / name;
+    for (const bool is_there : {false, true}) {
+      if (is_there) folder_.write(name, "kept");
+      const Outcome outcome = testing::run_program(kPlan, flags);
+      EXPECT_EQ(outcome.exit_code, 1) << name << outcome.out;
+      EXPECT_TRUE(has(outcome.err, {"log.trace and " + option + " to name different files"}))
+          << outcome.err;
+      EXPECT_EQ(std::filesystem::exists(folder_ / name), is_there);
+      EXPECT_EQ(is_there ? folder_.read(name) : "kept", "kept");
+    }
+  }
+}
+
+// The command line of a training says what its plan is, whatever else it asks for.
+TEST_F(PlanCli, TakesWhatATrainingTakesAndReadsAndWritesNothing) {
+  Flags flags = flags_;
+  flags.erase("data.path");
+  flags["model.vocab"] = "256";
+  flags["json"] = "true";
+  const auto plan = [&] {
+    const Outcome outcome = testing::run_program(kPlan, flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    json record = json::parse(outcome.out);
+    record.erase("host_ms");
+    return record;
+  };
+  const json alone = plan();
+  for (const auto& [name, value] : Flags{{"resume", folder_ / "none"},
+                                         {"checkpoint.every", "1"},
+                                         {"checkpoint.dir", folder_ / "checkpoints"},
+                                         {"save.final", folder_ / "saved"},
+                                         {"sample.tokens", "7"},
+                                         {"data.path", folder_ / "no.txt"},
+                                         {"data.order", "sequential"},
+                                         {"train.lr", "0.5"},
+                                         {"train.max_minutes", "1"},
+                                         {"log.every", "1"},
+                                         {"log.val_every", "1"},
+                                         {"log.peak_ms", "1"},
+                                         {"plan", "true"}}) {
+    flags[name] = value;
+  }
+  EXPECT_EQ(plan(), alone);
+  EXPECT_FALSE(has_run());
+  for (const char* made : {"none", "checkpoints", "saved"}) {
+    EXPECT_FALSE(std::filesystem::exists(folder_ / made)) << made;
+  }
+  EXPECT_TRUE(has(shell(kPlan + " --help").out, {"Takes the command line of a training as it is"}));
+  flags["plan"] = "false";
+  const Outcome trains = testing::run_program(kPlan, flags);
+  EXPECT_EQ(trains.exit_code, 1);
+  EXPECT_TRUE(has(trains.err, {"expected no plan=false of a program that only plans"}));
+}
+
 TEST_F(PlanCli, AuditsEachKindOfRun) {
   for (const Flags& more :
        {Flags{},
