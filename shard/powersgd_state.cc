@@ -1,12 +1,16 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
+#include "engine/io/text.h"
 #include "shard/powersgd_reducer.h"
 
 namespace tessera::shard {
@@ -26,6 +30,19 @@ std::optional<std::size_t> find(const HookState& state, std::string_view name,
       all, [&](const HookTensorInfo& t) { return t.name == name && t.parameter == parameter; });
   if (found == all.end()) return std::nullopt;
   return static_cast<std::size_t>(found - all.begin());
+}
+
+// "h.0, h.1, h.2 and 9 more", those that have steps.
+std::string units_of(const HookState& state) {
+  constexpr int kMostShown = 6;
+  std::string shown;
+  int num_units = 0;
+  for (const HookTensorInfo& t : state.tensors()) {
+    if (t.name != "powersgd.step" || ++num_units > kMostShown) continue;
+    shown += fmt::format("{}{}", shown.empty() ? "" : ", ", engine::excerpt(t.parameter));
+  }
+  if (num_units > kMostShown) shown += fmt::format(" and {} more", num_units - kMostShown);
+  return shown;
 }
 
 HookTensor hook_tensor(HookTensorInfo info, std::vector<float> values) {
@@ -82,6 +99,12 @@ std::vector<HookTensor> PowerSgd::state() const {
 void PowerSgd::load(const HookState& of_all_ranks) {
   const std::optional<std::size_t> at = find(of_all_ranks, "powersgd.step", name_);
   std::array<float, 2> steps{};
+  const std::string units = at ? "" : units_of(of_all_ranks);
+  require(units.empty(),
+          "[powersgd] expected blocks packed as they were saved, into units {}, got a unit {}: "
+          "unit_min_numel or bucket_nbytes (a trainer's parallel.unit_min_numel, "
+          "parallel.bucket_mb) was another",
+          units, name_);
   require(at && of_all_ranks.tensors()[*at].numel == std::ssize(steps),
           "[powersgd] expected the steps of a unit, got none ({})", name_);
   of_all_ranks.read(*at, 0, steps);

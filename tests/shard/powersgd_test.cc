@@ -416,6 +416,13 @@ TEST(PowerSgd, RefusesStateThatDoesNotFit) {
   std::erase_if(changed, [](const HookTensor& t) { return t.name == "powersgd.step"; });
   EXPECT_TRUE(has(error_with(changed), {"steps of a unit", "b0"}));
   changed = state;
+  for (HookTensor& t : changed) {
+    if (t.name == "powersgd.step" && t.parameter == "b0") t.parameter = "b0..b1";
+  }
+  EXPECT_TRUE(has(error_with(changed),
+                  {"blocks packed as they were saved, into units ", "b0..b1",
+                   "got a unit b0:", "unit_min_numel", "bucket_nbytes", "parallel.bucket_mb"}));
+  changed = state;
   std::erase_if(changed, [](const HookTensor& t) { return t.name == "powersgd.error"; });
   EXPECT_TRUE(has(error_with(changed), {"error of a parameter", "p0"}));
 }

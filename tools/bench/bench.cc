@@ -9,24 +9,26 @@ void run(int argc, char** argv) {
   FlagSet flags("bench", "Times Tessera beside OpenBLAS, memcpy and PyTorch on this machine.");
   run_bench(
       argc, argv, flags, {},
-      {{"gemm", bench_gemm},
-       {"collectives", bench_collectives},
-       {"flight", bench_flight},
-       {"replicas", bench_replicas},
-       {"host", bench_host},
-       {"ops", bench_ops},
+      {{"gemm", bench_gemm, {"samples"}},
+       {"collectives", bench_collectives, {"samples"}},
+       {"flight", bench_flight, {"samples"}},
+       {"replicas", bench_replicas, {"samples"}},
+       {"host", bench_host, {"samples"}},
+       {"ops", bench_ops, {"samples"}},
        {"prefetch",
         [](const BenchConfig& config, BenchReport& report) {
           bench_prefetch(
               {.model = {.layers = 16, .heads = 4, .dim = 256, .seq = 256}, .batch = 1, .ranks = 2},
               config, report);
-        }},
+        },
+        {"rounds", "steps"}},
        {"offload",
         [](const BenchConfig& config, BenchReport& report) {
           bench_offload(
               {.model = {.layers = 6, .heads = 6, .dim = 384, .seq = 256}, .batch = 1, .ranks = 2},
               config, report);
-        }},
+        },
+        {"rounds", "steps"}},
        {"hooks",
         [](const BenchConfig& config, BenchReport& report) {
           bench_hooks({.model = {.layers = 3, .heads = 4, .dim = 128, .seq = 64},
@@ -34,11 +36,11 @@ void run(int argc, char** argv) {
                        .strategy = "ddp"},
                       /*num_steps=*/300, config, report);
         }},
-       {"checkpoint", bench_checkpoint},
-       {"listeners", bench_listeners},
-       {"plan", bench_plan},
-       {"steps", bench_steps},
-       {"profile", bench_profile}});
+       {"checkpoint", bench_checkpoint, {"python", "peer"}},
+       {"listeners", bench_listeners, {"rounds", "steps"}},
+       {"plan", bench_plan, {"samples"}},
+       {"steps", bench_steps, {"rounds", "steps", "python", "peer"}},
+       {"profile", bench_profile, {"steps"}}});
 }
 
 }  // namespace

@@ -293,12 +293,21 @@ void run(int argc, char** argv) {
   BenchConfig defaults;
   defaults.parts = "device,steps,profile";
   run_bench(argc, argv, flags, defaults,
-            {{"device", part(&GpuBench::device)},
-             {"gemm", part(&GpuBench::gemm)},
-             {"attention", part(&GpuBench::attention)},
-             {"steps", part(&GpuBench::steps)},
-             {"offload", part(&GpuBench::offload)},
-             {"profile", part(&GpuBench::profile)}});
+            {{"device", part(&GpuBench::device), {"samples", "side"}},
+             {"gemm", part(&GpuBench::gemm), {"models", "batches", "limit_s", "samples", "side"}},
+             {"attention",
+              part(&GpuBench::attention),
+              {"models", "batches", "limit_s", "samples", "side"}},
+             {"steps",
+              part(&GpuBench::steps),
+              {"models", "batches", "limit_s", "samples", "side", "steps", "python", "peer",
+               "peers", "memory_mib", "graph", "attention"}},
+             {"offload",
+              part(&GpuBench::offload),
+              {"models", "batches", "limit_s", "rounds", "steps", "attention"}},
+             {"profile",
+              part(&GpuBench::profile),
+              {"models", "batches", "limit_s", "samples", "side", "steps", "attention"}}});
 }
 
 }  // namespace

@@ -1,7 +1,10 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -29,6 +32,21 @@ std::set<std::string> wanted_parts(const std::string& list, const std::vector<Be
     wanted.insert(name);
   }
   return wanted;
+}
+
+void check_used(const FlagSet& flags, const std::vector<BenchPart>& parts,
+                const std::set<std::string>& wanted) {
+  std::map<std::string, std::set<std::string>> users;  // of each option
+  for (const BenchPart& part : parts) {
+    for (const std::string& option : part.options) users[option].insert(part.name);
+  }
+  for (const auto& [option, names] : users) {
+    const bool is_used =
+        std::ranges::any_of(names, [&](const std::string& n) { return wanted.contains(n); });
+    engine::require(is_used || !flags.is_given("bench." + option),
+                    "[bench] expected bench.{} with one of the parts {}, got it with {}", option,
+                    fmt::join(names, ", "), fmt::join(wanted, ", "));
+  }
 }
 
 // What the figures mean nothing without.
@@ -61,7 +79,9 @@ std::vector<std::string> list_of(const std::string& text) {
 
 void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
                const std::vector<BenchPart>& parts) {
-  flags.add("bench.parts", &config.parts, {.help = "comma-separated list of " + names_of(parts)});
+  flags.add("bench.parts", &config.parts,
+            {.help = "comma-separated list of " + names_of(parts) +
+                     "; an option that none of these uses is refused"});
   flags.add("bench.rows", &config.rows, {.help = "only rows whose name contains this; empty: all"});
   flags.add("bench.samples", &config.samples,
             {.help = "times what is not a training step is sampled", .min = 1, .max = 100000});
@@ -91,6 +111,9 @@ void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
     if (!flags.config_path().empty()) read.push_back({"config", flags.config_path()});
     check_files_differ(std::span(&lines, 1), read);
   }
+  check_used(flags, parts, wanted);
+  engine::require(!flags.is_given("bench.peer") || !config.python.empty(),
+                  "[bench] expected bench.python with bench.peer, got none to run it with");
   BenchReport report(resolve_user_path(config.jsonl));
   report_machine(report);
   for (const BenchPart& part : parts) {

@@ -31,10 +31,12 @@ std::vector<std::string> list_of(const std::string& text);
 struct BenchPart {
   std::string name;
   std::function<void(const BenchConfig&, BenchReport&)> run;
+  std::vector<std::string> options =
+      {};  ///< "rounds" of bench.rounds: those that not all parts use
 };
 
 /// The program `flags` belongs to: parses, reports the machine, runs the wanted `parts` in their
-/// order. `config` holds the defaults.
+/// order. `config` holds the defaults. Throws InvalidArgument for an option of other parts alone.
 void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
                const std::vector<BenchPart>& parts);
 

@@ -138,7 +138,7 @@ ordered_json planned_step(const Configuration& c, std::size_t max_points) {
   TrainConfig config = static_cast<const TrainConfig&>(c.config);
   if (const std::int64_t budget = config.memory_limit_nbytes(); budget > 0) {
     config = fit_budget(config, budget, c.model.layers, [&](const TrainConfig& tried) {
-               return peak_nbytes(plan_of(c, tried, model, nullptr));
+               return plan_of(c, tried, model, nullptr);
              }).config;
   }
   std::string text;

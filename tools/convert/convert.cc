@@ -16,9 +16,8 @@
 #include "engine/io/text.h"
 #include "engine/memory.h"
 #include "shard/checkpoint/checkpointer.h"
-#include "shard/checkpoint/folder.h"
-#include "shard/checkpoint/manifest.h"
 #include "shard/checkpoint/reader.h"
+#include "tools/convert/newest_checkpoint.h"
 #include "tools/io/gpt2_files.h"
 #include "tools/models/gpt.h"
 #include "tools/models/gpt_checkpoint.h"
@@ -50,14 +49,6 @@ class Progress {
   std::string what_;
   std::int64_t total_, done_ = 0;
 };
-
-/// The checkpoint that `path` is, or the newest of the checkpoints in it.
-std::string checkpoint_of(const std::string& path) {
-  std::error_code ignored;
-  if (std::filesystem::exists(path + "/" + shard::kManifestName, ignored)) return path;
-  const std::vector<std::int64_t> steps = shard::steps_in(path);
-  return steps.empty() ? "" : shard::checkpoint_path(path, steps.front());
-}
 
 // One tensor at a time.
 void to_model(const std::string& from, const std::string& to) {
@@ -129,8 +120,9 @@ void run(int argc, char** argv) {
           "[convert] expected --from=FOLDER --to=FOLDER, got '{}', '{}'", from, to);
   from = resolve_user_path(from);
   to = resolve_user_path(to);
-  const std::string checkpoint = checkpoint_of(from);
-  if (!checkpoint.empty()) return to_model(checkpoint, to);
+  if (!newest_checkpoint(from).empty()) {
+    return read_newest(from, [&](const std::string& checkpoint) { to_model(checkpoint, to); });
+  }
   std::error_code ignored;
   require<IoError>(std::filesystem::exists(from + "/config.json", ignored),
                    "[convert] expected a folder with manifest.json, step_N or config.json, got "

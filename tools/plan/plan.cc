@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/error.h"
 #include "engine/io/file.h"
@@ -19,11 +20,15 @@
 #include "tools/train/plan_report.h"
 #include "tools/train/planner.h"
 #include "tools/train/run_files.h"
+#include "tools/train/run_log.h"
 #include "tools/train/transformer_config.h"
 #include "tools/train/transformer_plan.h"
 #include "tools/train/unused_options.h"
 
 namespace tessera::tools {
+
+using engine::require;
+
 namespace {
 
 struct PlanConfig : TransformerConfig {
@@ -47,14 +52,33 @@ struct PlanConfig : TransformerConfig {
   }
 };
 
+// The trace, all that is written here, takes the place of no file of the training.
+void check_trace(const PlanConfig& config, const FlagSet& flags) {
+  const RunFile trace{"log.trace", resolve_user_path(config.log.trace)};
+  const std::span<const RunFile> written(&trace, 1);
+  check_files_differ(written, config.files_read(flags, resolve_user_path(config.data_path)));
+  check_files_differ(written, config.files_saved());
+  std::vector<RunFile> files = RunLog::outputs(config);
+  std::erase_if(files, [&](const RunFile& f) { return f.option == trace.option; });
+  check_files_differ(written, files);
+  const RunFile lock = RunLog::lock_of(config);
+  check_files_differ(written, std::span(&lock, 1));
+  config.checkpoint.check_apart(config.out, written);
+}
+
 void run(int argc, char** argv) {
   PlanConfig config;
   FlagSet flags("plan",
                 "Says what train_transformer would do with the same options: memory by category, "
                 "collectives and bytes, simulated time. --device=cuda plans for GPUs; "
-                "--log.trace=FILE draws the planned steps, in simulated time.");
+                "--log.trace=FILE draws the planned steps, in simulated time. Takes the command "
+                "line of a training as it is: what does not change a step, such as learning rates, "
+                "samples, checkpoints and what is resumed, changes nothing here and is neither "
+                "read nor written.");
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
+  require(config.plan || !flags.is_given("plan"),
+          "[config] expected no plan=false of a program that only plans, got it");
   config.plan = true;  // as a trainer's
   config.validate(flags);
   const PlanTarget target = config.target();
@@ -66,11 +90,8 @@ void run(int argc, char** argv) {
   Gpt model(sizes);
   std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
   if (!config.log.trace.empty()) {
-    const RunFile trace{"log.trace", resolve_user_path(config.log.trace)};
-    check_files_differ(std::span(&trace, 1),
-                       config.files_read(flags, resolve_user_path(config.data_path)));
-    config.checkpoint.check_apart(config.out, std::span(&trace, 1));
-    trace_file.emplace(trace.path);
+    check_trace(config, flags);
+    trace_file.emplace(resolve_user_path(config.log.trace));
   }
   TrainConfig chosen = static_cast<const TrainConfig&>(config);
   std::optional<JsonRecord> budget_json;

@@ -13,6 +13,7 @@
 #include "engine/io/text.h"
 #include "shard/placement.h"
 #include "tools/models/model.h"
+#include "tools/train/plan_report.h"
 
 namespace tessera::tools {
 
@@ -59,14 +60,14 @@ std::vector<Change> ladder() {
 // Of a plan that fits with all of `num_blocks` recomputed and not with the first `too_few`:
 // recomputes as few as fit, and puts what was tried in place of the last rung.
 void recompute_fewest(BudgetPlan& plan, std::int64_t too_few, std::int64_t num_blocks,
-                      std::int64_t budget_nbytes, const PlanPeak& plan_peak) {
+                      std::int64_t budget_nbytes, const PlanMost& plan_most) {
   std::int64_t enough = num_blocks;
   std::map<std::int64_t, std::int64_t> tried = {{num_blocks, plan.rungs.back().nbytes}};
   while (enough - too_few > 1) {
     const std::int64_t blocks = too_few + (enough - too_few) / 2;
     TrainConfig config = plan.config;
     config.train.recompute = Recompute::first(blocks);
-    const std::int64_t nbytes = tried[blocks] = plan_peak(config);
+    const std::int64_t nbytes = tried[blocks] = peak_nbytes(plan_most(config));
     (nbytes <= budget_nbytes ? enough : too_few) = blocks;
   }
   plan.rungs.pop_back();
@@ -99,31 +100,36 @@ std::vector<std::pair<std::string, std::string>> changes(const TrainConfig& a,
 }  // namespace
 
 BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
-                      std::int64_t num_blocks, const PlanPeak& plan_peak) {
-  BudgetPlan plan{.config = config, .rungs = {{"as asked", plan_peak(config)}}};
+                      std::int64_t num_blocks, const PlanMost& plan_most) {
+  TrainPlan last = plan_most(config);
+  BudgetPlan plan{.config = config, .rungs = {{"as asked", peak_nbytes(last)}}};
   for (const Change& change : ladder()) {
     if (plan.rungs.back().nbytes <= budget_nbytes) break;
     const std::int64_t recomputed = plan.config.train.recompute.blocks;
     if (!change.apply(plan.config)) continue;
-    plan.rungs.push_back({std::string(change.what), plan_peak(plan.config)});
+    last = plan_most(plan.config);
+    plan.rungs.push_back({std::string(change.what), peak_nbytes(last)});
     if (change.what == kRecomputeAll && plan.rungs.back().nbytes <= budget_nbytes) {
-      recompute_fewest(plan, recomputed, num_blocks, budget_nbytes, plan_peak);
+      recompute_fewest(plan, recomputed, num_blocks, budget_nbytes, plan_most);
     }
   }
   require(plan.rungs.back().nbytes <= budget_nbytes,
-          "[memory_budget] expected a way to train within {} bytes per rank, got none:\n  {}",
+          "[memory_budget] expected a way to train within {} bytes per rank, got none:\n  {}\n  {}",
           engine::with_commas(budget_nbytes),
-          fmt::join(lines_of(plan.rungs, budget_nbytes), "\n  "));
+          fmt::join(lines_of(plan.rungs, budget_nbytes), "\n  "),
+          fmt::join(largest_lines(last), "\n  "));
   plan.options = changes(config, plan.config);
   return plan;
 }
 
-std::int64_t most_of_ranks(int num_ranks, const std::function<std::string(int rank)>& kind,
-                           const std::function<std::int64_t(int rank)>& peak) {
-  std::set<std::string> planned;
-  std::int64_t most = 0;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    if (planned.insert(kind(rank)).second) most = std::max(most, peak(rank));
+TrainPlan most_of_ranks(int num_ranks, const std::function<std::string(int rank)>& kind,
+                        const std::function<TrainPlan(int rank)>& plan) {
+  std::set<std::string> planned = {kind(0)};
+  TrainPlan most = plan(0);
+  for (int rank = 1; rank < num_ranks; ++rank) {
+    if (!planned.insert(kind(rank)).second) continue;
+    TrainPlan other = plan(rank);
+    if (peak_nbytes(other) > peak_nbytes(most)) most = std::move(other);
   }
   return most;
 }

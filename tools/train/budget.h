@@ -27,22 +27,22 @@ struct BudgetPlan {
   std::int64_t num_plans = 0;  ///< that were made, of ranks and rungs; 0: not counted
 };
 
-/// Plans a configuration and returns its peak.
-using PlanPeak = std::function<std::int64_t(const TrainConfig&)>;
+/// Plans a configuration: of the rank that needs most.
+using PlanMost = std::function<TrainPlan(const TrainConfig&)>;
 
 /// Walks down what costs time and saves memory until the plan fits `budget_nbytes`: gathers ahead,
 /// reductions in flight, resharding after forward, recomputing as few blocks of a model of
 /// `num_blocks` as fit, or all, offloading the optimizer's state, gradients, parameters; each
 /// beside those before it. None changes a bit, but on a GPU that of the optimizer's state: an
-/// update on the host may differ in the last. Throws InvalidArgument with all that was tried if
-/// nothing fits.
+/// update on the host may differ in the last. Throws InvalidArgument with all that was tried, and
+/// what is largest of the last, if nothing fits.
 BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
-                      std::int64_t num_blocks, const PlanPeak& plan_peak);
+                      std::int64_t num_blocks, const PlanMost& plan_most);
 
-/// The most that one of `num_ranks` needs: `peak` plans one rank of each `kind`, as rank_kind()
-/// returns it.
-std::int64_t most_of_ranks(int num_ranks, const std::function<std::string(int rank)>& kind,
-                           const std::function<std::int64_t(int rank)>& peak);
+/// Of `num_ranks` the one that needs most, the first of them: `plan` plans one rank of each `kind`,
+/// as rank_kind() returns it.
+TrainPlan most_of_ranks(int num_ranks, const std::function<std::string(int rank)>& kind,
+                        const std::function<TrainPlan(int rank)>& plan);
 
 /// To be planned: without its budget, which a plan may exceed, and else as it would be trained.
 TrainConfig without_budget(const TrainConfig& config);

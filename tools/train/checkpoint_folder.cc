@@ -9,6 +9,9 @@
 #include <system_error>
 
 #include "engine/error.h"
+#include "shard/checkpoint/folder.h"
+#include "shard/checkpoint/manifest.h"
+#include "tools/train/flags.h"
 
 namespace tessera::tools {
 
@@ -39,6 +42,21 @@ void check_checkpoint_folder(const TrainConfig& config) {
   expect(fs::is_directory(status), reason(ENOTDIR));
   const bool can_write = !checkpoint.saves() || ::access(there.c_str(), W_OK | X_OK) == 0;
   expect(can_write, reason(errno));
+}
+
+void check_resumed_folder(const CheckpointConfig& config) {
+  namespace fs = std::filesystem;
+  if (!config.resumes() || config.resume == "auto") return;
+  const std::string path = resolve_user_path(config.resume), inside = path + "/checkpoints";
+  std::error_code ignored;
+  if (fs::exists(path + "/" + shard::kManifestName, ignored) || !fs::is_directory(path, ignored) ||
+      !fs::is_directory(inside, ignored) || !shard::steps_in(path).empty()) {
+    return;
+  }
+  engine::require(shard::steps_in(inside).empty(),
+                  "[checkpoint] expected a checkpoint or a folder of checkpoints, got the folder "
+                  "of a run, whose checkpoints --resume={} goes on from (resume, {})",
+                  (fs::path(config.resume) / "checkpoints").string(), path);
 }
 
 }  // namespace tessera::tools

@@ -1,6 +1,7 @@
 // Where checkpoints of a run go, looked at before ranks start.
 #pragma once
 
+#include "tools/train/checkpoint_config.h"
 #include "tools/train/train_config.h"
 
 namespace tessera::tools {
@@ -8,5 +9,8 @@ namespace tessera::tools {
 /// Makes nothing. Throws IoError that names the option unless checkpoint.dir, if it is used, is a
 /// folder or can be made one.
 void check_checkpoint_folder(const TrainConfig& config);
+
+/// Throws InvalidArgument if what is resumed is the folder of a run, above its checkpoints.
+void check_resumed_folder(const CheckpointConfig& config);
 
 }  // namespace tessera::tools

@@ -31,12 +31,14 @@ std::vector<std::size_t> cores() {
   return all;
 }
 
-}  // namespace
+// An option, as the engine takes it.
+struct Choice {
+  std::string_view option;
+  const char* variable;
+  std::string value;  // auto: what the environment says stays
+};
 
-void choose_cpu(const CpuConfig& config) {
-  if (config.isa != "auto") setenv("TESSERA_CPU_ISA", config.isa.c_str(), 1);
-  if (config.gemm != "auto") setenv("TESSERA_CPU_GEMM", config.gemm.c_str(), 1);
-  setenv("TESSERA_CPU_THREADS", std::to_string(config.threads_per_rank).c_str(), 1);
+void check_chosen(const CpuConfig& config) {
   const auto check = [](std::string_view flag, bool holds) {
     engine::require(holds, "[cpu] expected to choose before anything is computed ({})", flag);
   };
@@ -47,6 +49,29 @@ void choose_cpu(const CpuConfig& config) {
                                   (config.gemm == "split" ||
                                    library.starts_with("oneDNN") == (config.gemm == "onednn"))));
   check("cpu.threads_per_rank", engine::threads_per_product() == config.threads_per_rank);
+}
+
+}  // namespace
+
+void choose_cpu(const CpuConfig& config) {
+  const Choice choices[] = {
+      {"cpu.isa", "TESSERA_CPU_ISA", config.isa},
+      {"cpu.gemm", "TESSERA_CPU_GEMM", config.gemm},
+      {"cpu.threads_per_rank", "TESSERA_CPU_THREADS", std::to_string(config.threads_per_rank)}};
+  for (const Choice& c : choices) {
+    if (c.value != "auto") setenv(c.variable, c.value.c_str(), 1);
+  }
+  try {
+    check_chosen(config);
+  } catch (const engine::InvalidArgument& e) {  // of a variable, which nobody may have set
+    std::string text = e.what();
+    for (const Choice& c : choices) {
+      const std::size_t at = text.find(fmt::format("({})", c.variable));
+      if (c.value == "auto" || at == std::string::npos) continue;
+      text.replace(at + 1, std::string_view(c.variable).size(), c.option);
+    }
+    engine::fail("{}", text);
+  }
 }
 
 void check_pins(const CpuConfig& config, int num_ranks) {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <iterator>
 #include <map>
 #include <string_view>
@@ -128,6 +130,30 @@ std::vector<std::string> memory_lines(const TrainPlan& plan) {
   if (on_host > 0) {
     lines.push_back(nbytes_line("on the host", on_host));
     add_categories(plan.host_memory, "  ", lines);
+  }
+  return lines;
+}
+
+std::vector<std::string> largest_lines(const TrainPlan& plan) {
+  constexpr std::size_t kNumCategories = 3, kNumTerms = 3;
+  const auto keep_largest = [](auto& items, std::size_t count) {
+    std::ranges::stable_sort(items,
+                             [](const auto& a, const auto& b) { return a.nbytes > b.nbytes; });
+    if (items.size() > count)
+      items.erase(items.begin() + static_cast<std::ptrdiff_t>(count), items.end());
+  };
+  std::vector<PlannedMemory> largest = plan.memory;
+  keep_largest(largest, kNumCategories);
+  for (PlannedMemory& m : largest) keep_largest(m.terms, kNumTerms);
+  std::vector<std::string> lines = {
+      fmt::format("the largest of the last, which needs most at {}:", plan.peak_at)};
+  add_categories(largest, "", lines);
+  if (plan.repeated) {
+    lines.push_back(
+        nbytes_line("made again, in all", plan.repeated->step_memory.peak_total_nbytes));
+  }
+  if (plan.between_steps_nbytes > plan.steps.back().memory.peak_total_nbytes) {
+    lines.push_back(nbytes_line("between steps", plan.between_steps_nbytes));
   }
   return lines;
 }

@@ -11,6 +11,8 @@ namespace tessera::tools {
 
 /// Lines: memory by category with its arithmetic.
 std::vector<std::string> memory_lines(const TrainPlan& plan);
+/// Lines: the categories that hold most of its peak, each with its largest terms.
+std::vector<std::string> largest_lines(const TrainPlan& plan);
 /// Lines: memory by category with its arithmetic, traffic, collectives in order, simulated time.
 std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& target);
 /// The same figures as one JSON object.

@@ -70,38 +70,64 @@ class ComputeLog final : public engine::LaunchListener {
 
 struct Called {
   PlannedCollective collective;
-  std::int64_t end_ns;
+  std::int64_t begin_ns, end_ns;  // on the link
 };
 
-// Which waits of compute, in a step that begins at `begin_ns`, end when a collective does. What the
-// step before gathered ahead counts with what this one does for the next: in the long run the same.
+// How long the link carries so many bytes; see [Note: simulated time].
+std::int64_t link_ns(const engine::MetaRates& rates, std::int64_t nbytes) {
+  return static_cast<std::int64_t>(
+      1e9 * (rates.link_latency_s + static_cast<double>(nbytes) / rates.link_bytes_per_s));
+}
+
+// [Note: what compute waits for]
+// A wait that ends when a collective does may have gone by with others: the norm of the gradient is
+// gathered behind the last reductions, and is there soon after them. The link carries one
+// collective at a time, so each has of the wait what it was on the link for. What is left, in which
+// nothing was sent, is of the one that ends it: a copy of the host's that it had to wait for. What
+// the step before gathered ahead counts with what this one does for the next: in the long run the
+// same.
+//
+// In a step that begins at `begin_ns`.
 void find_exposed(std::int64_t begin_ns, const std::vector<ComputeLog::Launch>& launches,
                   const std::vector<Called>& ahead, std::vector<Called>& called) {
-  // Searched once for each launch, of which micro-steps make many: the first that ends then.
-  std::unordered_map<std::int64_t, Called*> own;
-  std::unordered_map<std::int64_t, const Called*> early;
-  std::map<std::pair<std::string_view, std::string_view>, Called*> last_alike;
-  for (Called& c : called) {
-    own.try_emplace(c.end_ns, &c);
-    last_alike[{c.collective.name, c.collective.label}] = &c;
+  struct Sent {
+    std::int64_t begin_ns, end_ns;
+    PlannedCollective* counts;  // null: nothing alike in this step
+  };
+  std::vector<Sent> sent;  // in the order of the link, and of calls
+  std::map<std::pair<std::string_view, std::string_view>, PlannedCollective*> last_alike;
+  for (Called& c : called) last_alike[{c.collective.name, c.collective.label}] = &c.collective;
+  for (const Called& c : ahead) {
+    if (c.end_ns <= begin_ns || c.collective.bytes_sent == 0) continue;
+    const auto alike = last_alike.find({c.collective.name, c.collective.label});
+    sent.push_back({c.begin_ns, c.end_ns, alike == last_alike.end() ? nullptr : alike->second});
   }
-  for (const Called& c : ahead) early.try_emplace(c.end_ns, &c);
+  for (Called& c : called) {
+    if (c.collective.bytes_sent > 0) sent.push_back({c.begin_ns, c.end_ns, &c.collective});
+  }
+  // Searched once for each launch, of which micro-steps make many: the first that ends then.
+  std::unordered_map<std::int64_t, const Sent*> ended;
+  for (const Sent& s : sent) ended.try_emplace(s.end_ns, &s);
+  const auto add = [](const Sent& to, std::int64_t ns) {
+    if (to.counts != nullptr) to.counts->exposed_ms += static_cast<double>(ns) * 1e-6;
+  };
   std::int64_t from = begin_ns;
+  auto next = sent.begin();  // the first that is not over at `from`
   for (const ComputeLog::Launch& launch : launches) {
-    const std::int64_t to = launch.begin_ns, waited = to - from;
+    const std::int64_t begin = from, to = launch.begin_ns;
     from = launch.end_ns;
-    if (waited <= 0) continue;
-    const double waited_ms = static_cast<double>(waited) * 1e-6;
-    if (const auto it = own.find(to); it != own.end()) {
-      it->second->collective.exposed_ms += waited_ms;
-      continue;
+    if (to <= begin) continue;
+    const auto last = ended.find(to);
+    if (last == ended.end()) continue;
+    while (next != sent.end() && next->end_ns <= begin) ++next;
+    std::int64_t rest = to - begin;
+    for (auto s = next; s != sent.end() && s->begin_ns < to; ++s) {
+      const std::int64_t ns = std::min(s->end_ns, to) - std::max(s->begin_ns, begin);
+      if (ns <= 0) continue;
+      add(*s, ns);
+      rest -= ns;
     }
-    const auto it = early.find(to);
-    if (it == early.end()) continue;
-    const PlannedCollective& c = it->second->collective;
-    if (const auto later = last_alike.find({c.name, c.label}); later != last_alike.end()) {
-      later->second->collective.exposed_ms += waited_ms;
-    }
+    if (rest > 0) add(*last->second, rest);
   }
 }
 
@@ -146,14 +172,17 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
       target.rank, target.num_ranks,
       {.sums_in_rank_order = target.sums_in_rank_order,
        .is_nccl = target.is_nccl,
-       .on_collective = [&called](const comm::Collective& c, const std::vector<int>& ranks,
-                                  const engine::Stream& stream) {
+       .on_collective = [&called, rates = target.rates](const comm::Collective& c,
+                                                        const std::vector<int>& ranks,
+                                                        const engine::Stream& stream) {
+         const std::int64_t end_ns = meta_now_ns(stream);
          called.push_back({{.name = std::string(c.work.name),
                             .label = c.work.detail,
                             .bytes_sent = c.work.bytes_sent,
                             .ranks = ranks,
                             .end_ms = 0},
-                           meta_now_ns(stream)});
+                           end_ns - link_ns(rates, c.work.bytes_sent),
+                           end_ns});
        }});
   const auto compute = compute_of(target, {.listener = &log});
   if constexpr (engine::kCudaBuilt) {

@@ -38,7 +38,7 @@ struct PlannedCollective {
   std::int64_t bytes_sent;  ///< by one rank
   std::vector<int> ranks;   ///< between which
   double end_ms;            ///< from the start of the step
-  double exposed_ms = 0;    ///< for which compute waits
+  double exposed_ms = 0;    ///< while compute waits, of what it was on the link for
 
   /// Whether compute waits for what is shown as 0.001 ms or more.
   bool is_exposed() const { return exposed_ms > 0.0005; }

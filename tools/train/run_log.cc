@@ -99,6 +99,10 @@ std::vector<RunFile> RunLog::outputs(const TrainConfig& config) {
   return files;
 }
 
+RunFile RunLog::lock_of(const TrainConfig& config) {
+  return {"the lock of out", lock_path(resolve_user_path(config.out))};
+}
+
 void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
                            std::span<const RunFile> read) {
   const std::vector<RunFile> written = outputs(config);
@@ -108,7 +112,7 @@ void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
   }
   check_files_differ(all, read);
   // Which would be replaced, and then holds off nobody.
-  const RunFile lock{"the lock of out", lock_path(resolve_user_path(config.out))};
+  const RunFile lock = lock_of(config);
   check_files_differ(all, std::span(&lock, 1));
   config.checkpoint.check_apart(config.out, all);
   if (config.checkpoint.saves()) config.checkpoint.check_apart(config.out, read);

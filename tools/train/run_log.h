@@ -37,6 +37,8 @@ class RunLog {
 
   /// The files that a run with `config` writes to, by the option that says where.
   static std::vector<RunFile> outputs(const TrainConfig& config);
+  /// The lock of its output folder, of which it writes nothing.
+  static RunFile lock_of(const TrainConfig& config);
   /// Before the first is written: throws InvalidArgument when one of outputs() is one of `read`,
   /// the file of --config, the folder's lock or where checkpoints are, or the log is another
   /// output. A run may repeat one from its config.toml.

@@ -207,6 +207,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (!flags.parse(argc, argv, std::cout)) return;
   const TrainConfig& config = task.config();
   config.validate(flags);
+  check_resumed_folder(config.checkpoint);
   if (!config.plan && !config.audit) RatesConfig::check_unused(flags);
   choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);

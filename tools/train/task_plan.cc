@@ -53,7 +53,7 @@ std::vector<std::string> fit_task(Task& task, const Ranks& ranks) {
               return rank_kind(without_budget(c), plan_target(ranks, c, rank),
                                task.rank()->model());
             },
-            [&](int rank) { return peak_nbytes(plan_with(task, c, plan_target(ranks, c, rank))); });
+            [&](int rank) { return plan_with(task, c, plan_target(ranks, c, rank)); });
       });
   config = std::move(fitted.config);
   return lines_of(fitted.rungs, budget);

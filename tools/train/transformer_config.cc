@@ -147,15 +147,20 @@ std::vector<RunFile> TransformerConfig::files_read(const FlagSet& flags,
   return files;
 }
 
+std::vector<RunFile> TransformerConfig::files_saved() const {
+  if (save_final.empty()) return {};
+  const std::string folder = resolve_user_path(save_final);
+  return {{"save.final", folder + "/config.json"},
+          {"save.final", folder + "/" + kGpt2ReplacedConfig},
+          {"save.final", folder + "/model.safetensors"}};
+}
+
 void TransformerConfig::check_files(const FlagSet& flags, const std::string& data) const {
   const RunFile text{"data.path", data};
   RunLog::check_outputs(*this, flags, std::span(&text, 1));
   RunLog::check_outputs(*this, flags, model_files(init_from));
-  if (save_final.empty()) return;
-  const std::string folder = resolve_user_path(save_final);
-  const std::vector<RunFile> saved{{"save.final", folder + "/config.json"},
-                                   {"save.final", folder + "/" + kGpt2ReplacedConfig},
-                                   {"save.final", folder + "/model.safetensors"}};
+  const std::vector<RunFile> saved = files_saved();
+  if (saved.empty()) return;
   check_files_differ(saved, std::span(&text, 1));
   check_files_differ(saved, RunLog::outputs(*this));
   checkpoint.check_apart(out, saved);

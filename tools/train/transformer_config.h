@@ -43,6 +43,8 @@ struct TransformerConfig : TrainConfig {
   /// What a training reads: the text at `data`, if not empty, the files of init.from, and that of
   /// --config.
   std::vector<RunFile> files_read(const FlagSet& flags, const std::string& data) const;
+  /// What save.final writes; none without.
+  std::vector<RunFile> files_saved() const;
   /// Throws InvalidArgument when an output is an input (`data`: the path in use). But a model may
   /// be saved to the folder it came from: by then it was read, and its files are replaced.
   void check_files(const FlagSet& flags, const std::string& data) const;

@@ -28,7 +28,7 @@ BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const Pl
         target.num_ranks, [&](int rank) { return rank_kind(without_budget(c), on(rank), model); },
         [&](int rank) {
           ++num_plans;
-          return peak_nbytes(plan_transformer(config, c, model, on(rank)));
+          return plan_transformer(config, c, model, on(rank));
         });
   };
   BudgetPlan plan = fit_budget(config, config.memory_limit_nbytes(), model.config().layers, most);

@@ -85,6 +85,42 @@ TEST(BenchParts, AnInputIsNoOutput) {
   EXPECT_EQ(folder.read("peer.py"), "pass\n");
 }
 
+TEST(BenchParts, RefusesOptionsOfPartsThatAreNotRun) {
+  const auto run = [](std::vector<std::string> words) {
+    words.insert(words.begin(), "bench");
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    FlagSet flags("bench", "");
+    BenchConfig config;
+    config.parts = "trains";
+    int num_runs = 0;
+    const auto part = [&](const BenchConfig&, BenchReport& report) {
+      ++num_runs;
+      report.begin_table("part", "", {"value"});
+      report.row({1});
+    };
+    std::string error;
+    try {
+      run_bench(static_cast<int>(argv.size()), argv.data(), flags, config,
+                {{"trains", part, {"rounds", "steps", "python", "peer"}},
+                 {"kernels", part, {"samples"}},
+                 {"others", part}});
+    } catch (const engine::InvalidArgument& e) {
+      error = e.what();
+    }
+    EXPECT_EQ(num_runs == 0, !error.empty()) << error;
+    return error;
+  };
+  EXPECT_EQ(run({"--bench.rounds=2", "--bench.steps=2"}), "");
+  EXPECT_EQ(run({"--bench.parts=others,kernels", "--bench.samples=2"}), "");
+  EXPECT_TRUE(testing::has(run({"--bench.samples=2"}),
+                           {"bench.samples with one of the parts kernels, got it with trains"}));
+  EXPECT_TRUE(
+      testing::has(run({"--bench.parts=kernels,others", "--bench.python=python3"}),
+                   {"bench.python with one of the parts trains, got it with kernels, others"}));
+  EXPECT_TRUE(testing::has(run({"--bench.peer=p.py"}), {"bench.python with bench.peer, got none"}));
+}
+
 TEST(BenchParts, PrefetchTakesASlotMoreForEachUnitAhead) {
   const std::vector<json> records = records_of(
       bench_prefetch, {"part", "prefetch", "gb_per_s", "link_ms", "ms", "min_ms", "max_ms",

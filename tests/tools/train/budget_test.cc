@@ -42,10 +42,11 @@ TEST(Budget, ReadsSizes) {
 
 TEST(Budget, WalksDownUntilThePlanFits) {
   const TrainConfig config = base(2);
+  const auto plan = [](const TrainConfig& c) { return plan_of(c); };
   const auto peak = [](const TrainConfig& c) { return peak_nbytes(plan_of(c)); };
   const std::int64_t asked = peak(config);
   const auto fit = [&](std::int64_t budget_nbytes) {
-    return fit_budget(config, budget_nbytes, kModel.layers, peak);
+    return fit_budget(config, budget_nbytes, kModel.layers, plan);
   };
   const BudgetPlan same = fit(asked);
   EXPECT_EQ(same.rungs.size(), 1u);
@@ -90,11 +91,12 @@ TEST(Budget, WalksDownUntilThePlanFits) {
 
 // Rungs that only some configurations come to, each with the bits of what was asked.
 TEST(Budget, ReshardsAndOffloadsWithTheSameBits) {
+  const auto plan = [](const TrainConfig& c) { return plan_of(c); };
   const auto peak = [](const TrainConfig& c) { return peak_nbytes(plan_of(c)); };
   TrainConfig kept = base(2);
   kept.parallel.strategy = "shard_grad_op";
   kept.parallel.prefetch = kept.parallel.reductions_in_flight = 0;
-  const BudgetPlan resharded = fit_budget(kept, peak(kept) - 1, kModel.layers, peak);
+  const BudgetPlan resharded = fit_budget(kept, peak(kept) - 1, kModel.layers, plan);
   EXPECT_EQ(resharded.rungs.back().what, "parallel.reshard_after_forward=true");
   EXPECT_EQ(run_gpt(resharded.config, kModel, tokens()).params_sha256,
             run_gpt(kept, kModel, tokens()).params_sha256);
@@ -111,7 +113,7 @@ TEST(Budget, ReshardsAndOffloadsWithTheSameBits) {
     const std::int64_t before = peak(least);
     least.offload.*fraction = 1;
     ASSERT_LT(peak(least), before) << rung;
-    const BudgetPlan fitted = fit_budget(asked, peak(least), kModel.layers, peak);
+    const BudgetPlan fitted = fit_budget(asked, peak(least), kModel.layers, plan);
     EXPECT_EQ(fitted.rungs.back().what, rung);
     EXPECT_EQ(fitted.rungs.back().nbytes, peak(least));
     EXPECT_EQ(run_gpt(fitted.config, kModel, tokens()).params_sha256, hash) << rung;
@@ -144,8 +146,9 @@ TEST(Budget, IsForTheRankThatNeedsMost) {
   config.precision.param = DType::kBF16;
   config.offload = {.parameters = 0.31, .gradients = 0.62, .optimizer = 0.47, .threads = 2};
   const auto peak = [&](int rank) { return peak_nbytes(plan_of(config, kModel, rank)); };
-  const std::int64_t most = most_of_ranks(
-      4, [&](int rank) { return kind_of(config, rank); }, peak);
+  const std::int64_t most = peak_nbytes(most_of_ranks(
+      4, [&](int rank) { return kind_of(config, rank); },
+      [&](int rank) { return plan_of(config, kModel, rank); }));
   EXPECT_EQ(most, std::max({peak(0), peak(1), peak(2), peak(3)}));
   ASSERT_GT(most, peak(0));
   config.memory_budget = std::to_string(peak(0));
@@ -161,10 +164,9 @@ TEST(Budget, PlansOneRankOfEachKind) {
   TrainConfig config = base(64);
   const auto planned = [&] {
     int num_plans = 0;
-    std::vector<std::int64_t> peaks;
-    const std::int64_t most = most_of_ranks(
+    const std::int64_t most = peak_nbytes(most_of_ranks(
         64, [&](int rank) { return kind_of(config, rank); },
-        [&](int rank) { return ++num_plans, peak_nbytes(plan_of(config, kModel, rank)); });
+        [&](int rank) { return ++num_plans, plan_of(config, kModel, rank); }));
     for (const int rank : {0, 1, 20, 31, 32, 62, 63}) {
       EXPECT_LE(peak_nbytes(plan_of(config, kModel, rank)), most) << rank;
     }
@@ -211,9 +213,9 @@ TEST(Budget, IsForTheShardThatCompressesMost) {
   config.comm.powersgd.low_rank = {.rank = 2, .min_compression_rate = 1};
   const auto peak = [&](int rank) { return peak_nbytes(plan_of(config, kModel, rank)); };
   int num_plans = 0;
-  const std::int64_t most = most_of_ranks(
+  const std::int64_t most = peak_nbytes(most_of_ranks(
       4, [&](int rank) { return kind_of(config, rank); },
-      [&](int rank) { return ++num_plans, peak(rank); });
+      [&](int rank) { return ++num_plans, plan_of(config, kModel, rank); }));
   EXPECT_EQ(most, std::max({peak(0), peak(1), peak(2), peak(3)}));
   EXPECT_NE(peak(0), peak(1));
   EXPECT_EQ(num_plans, 2) << "of two replicas";
@@ -229,7 +231,10 @@ TEST(Budget, RecomputesNoFewerBlocksThanAsked) {
   std::vector<std::int64_t> planned;
   const BudgetPlan plan = fit_budget(config, 70, 48, [&](const TrainConfig& c) {
     planned.push_back(c.train.recompute.blocks);
-    return 100 - std::min<std::int64_t>(c.train.recompute.blocks, 48);
+    TrainPlan plan{};
+    plan.steps.resize(1);
+    plan.between_steps_nbytes = 100 - std::min<std::int64_t>(c.train.recompute.blocks, 48);
+    return plan;
   });
   EXPECT_EQ(plan.config.train.recompute, Recompute::first(30));
   EXPECT_EQ(std::ranges::min(planned), 2);

@@ -1,17 +1,24 @@
 // Checkpoints to models of Hugging Face, and back.
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
+#include "engine/error.h"
+#include "shard/checkpoint/reader.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/train/tiny_training.h"
+#include "tools/convert/newest_checkpoint.h"
 
 namespace tessera {
 namespace {
 
+namespace fs = std::filesystem;
 using testing::has;
 using testing::Outcome;
 
@@ -45,6 +52,36 @@ TEST_F(Convert, ACheckpointBecomesTheModelThatTrainingSaves) {
   const Outcome started = run({{"init.from", folder_ / "model"}});
   const auto sha = [](const std::string& out) { return out.substr(out.find("sha256 "), 71); };
   EXPECT_EQ(sha(resumed.out), sha(started.out));
+}
+
+// As a run does that saves the next one while this one is read: between the manifest and the
+// values.
+TEST_F(Convert, ACheckpointThatIsRemovedMeanwhileIsTheNextOneOrAnError) {
+  ASSERT_EQ(run({{"checkpoint.every", "1"}}).exit_code, 0);
+  const std::string folder = folder_ / "run/checkpoints";
+  fs::rename(folder + "/step_3", folder_ / "later");
+  std::vector<std::int64_t> steps;
+  const auto read = [&](const std::string& path) {
+    shard::CheckpointReader reader(path);
+    if (reader.manifest().step < 3) {
+      if (steps.empty()) fs::rename(folder_ / "later", folder + "/step_3");
+      fs::remove_all(path);
+    }
+    steps.push_back(reader.manifest().step);
+    for (std::size_t f = 0; f < reader.manifest().files.size(); ++f) reader.check_header(f);
+    steps.push_back(0);
+  };
+  tools::read_newest(folder, read);
+  EXPECT_EQ(steps, (std::vector<std::int64_t>{2, 3, 0}));
+  // No other one was asked for.
+  EXPECT_TRUE(
+      has(testing::error_of<engine::IoError>([&] { tools::read_newest(folder + "/step_1", read); }),
+          {"stays while it is read, got one that is gone", "/step_1)", "safetensors"}));
+  // One that is damaged is not gone.
+  EXPECT_EQ(testing::error_of<engine::IoError>([&] {
+              tools::read_newest(folder, [](const auto&) { engine::fail<engine::IoError>("no"); });
+            }),
+            "no");
 }
 
 TEST_F(Convert, WhatCannotBeConvertedIsRefusedAndNothingIsLost) {

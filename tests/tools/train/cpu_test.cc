@@ -57,8 +57,9 @@ TEST(CpuTest, RanksKeepToCoresOfTheirOwn) {
 }
 
 // In a process of its own, as the choice is made once: says what is chosen.
-[[noreturn]] void choose(const CpuConfig& config, bool twice = false) {
+[[noreturn]] void choose(const CpuConfig& config, bool twice = false, const char* isa = "") {
   setenv("TESSERA_CPU_THREADS", "3", 1);
+  if (*isa != 0) setenv("TESSERA_CPU_ISA", isa, 1);
   testing::say_and_exit([&] {
     if (twice) choose_cpu({.gemm = "eigen"});
     choose_cpu(config);
@@ -78,6 +79,18 @@ TEST(CpuDeathTest, AFlagIsTheChoiceOrAnError) {
   EXPECT_EXIT(choose({.gemm = "onednn"}, /*twice=*/true), ends,
               "expected to choose before anything is computed \\(cpu.gemm\\)");
   EXPECT_EXIT(choose({.threads_per_rank = 2}, /*twice=*/true), ends, "\\(cpu.threads_per_rank\\)");
+}
+
+TEST(CpuDeathTest, AnErrorNamesTheFlagOrTheVariableThatAsked) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const ::testing::ExitedWithCode ends(0);
+  EXPECT_EXIT(choose({.isa = "v9"}), ends, "got 'v9' \\(cpu.isa\\)");
+  EXPECT_EXIT(choose({}, /*twice=*/false, "v9"), ends, "got 'v9' \\(TESSERA_CPU_ISA\\)");
+  EXPECT_EXIT(choose({.isa = "v2", .gemm = "split"}), ends,
+              "expected a CPU with AMX .* got v2 \\(cpu.gemm\\)");
+  EXPECT_EXIT(choose({.gemm = "mkl"}), ends, "got 'mkl' \\(cpu.gemm\\)");
+  EXPECT_EXIT(choose({.gemm = "eigen", .threads_per_rank = 3}), ends,
+              "got Eigen \\(cpu.threads_per_rank\\)");
 }
 
 }  // namespace

@@ -44,10 +44,10 @@ TrainPlan plan_of(const TrainConfig& config, int rank) {
 // As a budget is checked: one rank of each kind.
 std::int64_t most_of(const TrainConfig& config) {
   Gpt model(kModel);
-  return most_of_ranks(
+  return peak_nbytes(most_of_ranks(
       static_cast<int>(config.parallel.ranks),
       [&](int rank) { return rank_kind(config, target_of(config, rank), model); },
-      [&](int rank) { return peak_nbytes(plan_of(config, rank)); });
+      [&](int rank) { return plan_of(config, rank); }));
 }
 
 void expect_as_planned(const TrainConfig& config, const std::string& text) {

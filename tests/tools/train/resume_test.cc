@@ -205,6 +205,10 @@ TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
       {{{"resume", "yes"}}, {"expected none, auto or a folder with a checkpoint, got 'yes'"}},
       {{{"resume", folder_ / "text.txt"}}, {"expected none, auto or a folder", "text.txt'"}},
       {{{"resume", empty}}, {"empty/manifest.json"}},
+      {{{"resume", folder_ / "run"}},
+       {"got the folder of a run", "--resume=" + (folder_ / "run/checkpoints ")}},
+      {{{"resume", folder_ / "run/"}, {"out", folder_ / "other"}},
+       {"got the folder of a run", "--resume=" + (folder_ / "run/checkpoints ")}},
       {{{"resume", folder_ / "run/checkpoints/step_6"}, {"checkpoint.every", "1"}},
        {"expected a folder for what follows step 6, got one that has step 12"}},
       {{{"checkpoint.keep", "1"}}, {"expected checkpoint.every with checkpoint.keep"}},
@@ -227,6 +231,20 @@ TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
                              {"train.steps", "13"}});
   EXPECT_EQ(other.exit_code, 0) << other.err;
   EXPECT_TRUE(has(other.out, {"not loaded: missing: optimizer.", "not loaded: unexpected:"}));
+}
+
+TEST_F(Resume, SaysThatAHooksBlocksWerePackedOtherwise) {
+  const Flags hook = {{"comm.hook", "powersgd"},
+                      {"powersgd.start_step", "1"},
+                      {"powersgd.min_compression_rate", "1"}};
+  Flags saved = saving(hook), packed = saved;
+  EXPECT_EQ(run(saved).exit_code, 0);
+  packed["parallel.unit_min_numel"] = "100000";
+  const Outcome outcome = run(packed);
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.out;
+  EXPECT_TRUE(has(outcome.err, {"blocks packed as they were saved, into units ", "h.0, h.1",
+                                "got a unit h.0..h.1:", "parallel.unit_min_numel"}))
+      << outcome.err;
 }
 
 TEST_F(Resume, NoOutputIsAFileOfACheckpoint) {
