@@ -60,14 +60,23 @@ FlightRecording sample() {
                                   .called_ns = 7,
                                   .started_ns = 8}}},
                     {.rank = 2,
-                     .num_calls = 1,
+                     .num_calls = 2,
                      .entries = {{.group = 0,
                                   .sequence = 0,
                                   .op = "barrier",
                                   .dtype = "",
                                   .label = "begin",
                                   .state = FlightState::kCalled,
-                                  .called_ns = 4}}}}};
+                                  .called_ns = 4},
+                                 {.group = 1,
+                                  .sequence = 0,
+                                  .op = "broadcast",
+                                  .dtype = "i32",
+                                  .label = "w",
+                                  .numel = 5,
+                                  .root = 0,
+                                  .state = FlightState::kCalled,
+                                  .called_ns = 5}}}}};
 }
 
 TEST(FlightFile, ReadsBackWhatWasWritten) {
@@ -84,6 +93,7 @@ TEST(FlightFile, SaysCallsAsMessagesDo) {
   EXPECT_EQ(text_of(r.ranks[0].entries[1], r.groups[1]), "broadcast f32 x 0 from rank 2");
   EXPECT_EQ(text_of(r.ranks[0].entries[2], r.groups[1]), "all_reduce f32 x 3 onto a sum 'norm'");
   EXPECT_EQ(text_of(r.ranks[1].entries[0], r.groups[0]), "barrier 'begin'");
+  EXPECT_EQ(text_of(r.ranks[1].entries[1], r.groups[1]), "broadcast i32 x 5 from rank 0 'w'");
 }
 
 TEST(FlightFile, WhatIsNoSuchFileIsRefusedByNameAndPlace) {

@@ -27,10 +27,16 @@ using testing::run_gpt;
 using testing::tokens;
 
 TEST(Budget, ReadsSizes) {
-  EXPECT_EQ(parse_nbytes("40GiB", "m"), std::int64_t{40} << 30);
+  EXPECT_EQ(parse_nbytes("12345", "m"), 12'345);
+  EXPECT_EQ(parse_nbytes("7 B", "m"), 7);
+  EXPECT_EQ(parse_nbytes("3kB", "m"), 3'000);
+  EXPECT_EQ(parse_nbytes("700MB", "m"), 700'000'000);
   EXPECT_EQ(parse_nbytes("1.5 GB", "m"), 1'500'000'000);
-  EXPECT_EQ(parse_nbytes("12345", "m"), 12345);
-  EXPECT_EQ(parse_nbytes("3kB", "m"), 3000);
+  EXPECT_EQ(parse_nbytes("2TB", "m"), 2'000'000'000'000);
+  EXPECT_EQ(parse_nbytes("3KiB", "m"), 3'072);
+  EXPECT_EQ(parse_nbytes("0.5MiB", "m"), 524'288);
+  EXPECT_EQ(parse_nbytes("40GiB", "m"), 42'949'672'960);
+  EXPECT_EQ(parse_nbytes("2TiB", "m"), 2'199'023'255'552);
   for (const char* bad :
        {"", "GiB", "-1GiB", "40 parsecs", "1e30GiB", "0", "nan", "inf", "4G iB"}) {
     EXPECT_TRUE(testing::has(

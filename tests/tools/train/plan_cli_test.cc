@@ -343,7 +343,10 @@ TEST_F(PlanCli, AnAuditNamesTheGathersThatAreNotHidden) {
                       {"rates.link_latency_us", "0"}};
   EXPECT_EQ(line_of(run(fast)), "all gathers are hidden in the plan, at --rates.*");
   EXPECT_EQ(line_of(run({{"audit", "true"}, {"parallel.strategy", "ddp"}})), "");
-  EXPECT_TRUE(has(run({{"rates.link_gbs", "1"}}).err, {"rates.link_gbs with plan or audit only"}));
+  for (const char* rate :
+       {"rates.gflops", "rates.memory_gbs", "rates.link_gbs", "rates.link_latency_us"}) {
+    EXPECT_TRUE(has(run({{rate, "1"}}).err, {std::string(rate) + " with plan or audit only"}));
+  }
 }
 
 // Rank 1 holds more in one of them, all ranks send more in the other.

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/meta.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::tools {
@@ -66,6 +67,23 @@ TEST(LearningRate, WarmupRisesEvenlyAndReachesThePeakInItsLastStep) {
     expect_lrs(config_of(schedule, 8, 4), {0.1, 0.2, 0.3, 0.4});
     expect_lrs(config_of(schedule, 4, 4), {0.2, 0.4, 0.6, 0.8});
   }
+}
+
+// Units of a thousand, as of links and memory elsewhere.
+TEST(TrainConfig, RatesAreTakenInTheirUnits) {
+  TrainConfig c;
+  FlagSet flags("train", "");
+  c.add_to(flags);
+  std::ostringstream out;
+  ASSERT_TRUE(
+      flags.parse(std::vector<const char*>{"--rates.gflops=3", "--rates.memory_gbs=5",
+                                           "--rates.link_gbs=7", "--rates.link_latency_us=11"},
+                  out));
+  const engine::MetaRates rates = c.rates.rates();
+  EXPECT_DOUBLE_EQ(rates.flops_per_s, 3e9);
+  EXPECT_DOUBLE_EQ(rates.bytes_per_s, 5e9);
+  EXPECT_DOUBLE_EQ(rates.link_bytes_per_s, 7e9);
+  EXPECT_DOUBLE_EQ(rates.link_latency_s, 11e-6);
 }
 
 TEST(TrainConfig, EveryFlagSetsItsOwnField) {
