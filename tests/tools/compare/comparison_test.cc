@@ -424,38 +424,54 @@ TEST_F(CompareRequest, FormulasAreThoseOfTheStrategies) {
 }
 
 // Every parameter is a multiple of 128 elements for each of 4 ranks, so nothing is padded.
+void expect_formulas_are_planned(const Configuration& c, std::size_t num_memory_formulas) {
+  ASSERT_EQ(c.num_ranks, 4);
+  Gpt model(c.model);
+  const engine::Shape shape{c.config.train.batch, c.model.seq};
+  const TrainPlan plan =
+      make_plan(c.config, {.num_ranks = c.num_ranks}, model,
+                {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}});
+  std::int64_t sent = 0;
+  for (const PlannedCollective& collective : plan.collectives) {
+    // Which formulas leave out: norms and losses.
+    if (collective.label != "norm" && collective.label != "values") sent += collective.bytes_sent;
+  }
+  const std::optional<Formula> formula = sent_formula(c);
+  ASSERT_TRUE(formula.has_value());
+  EXPECT_EQ(formula->value, double(sent)) << c.name << ": " << formula->numbers;
+  const std::vector<Formula> memory = memory_formulas(c);
+  EXPECT_EQ(memory.size(), num_memory_formulas) << c.name;
+  for (const Formula& f : memory) {
+    const auto planned = std::ranges::find_if(
+        plan.memory, [&](const PlannedMemory& m) { return name_of(m.category) == f.name; });
+    ASSERT_NE(planned, plan.memory.end()) << f.name;
+    EXPECT_EQ(f.value, double(planned->nbytes)) << c.name << " " << f.name << ": " << f.numbers;
+  }
+}
+
 TEST_F(CompareRequest, FormulasAreWhatIsPlanned) {
-  const Request r =
-      request({"--strategies=ddp,zero1,zero2,zero3,shard_grad_op,hsdp,hybrid_zero2,hfsdp",
-               "--model.dim=512", "--model.seq=64", "--train.recompute",
-               "--sweep=precision.param=f32,bf16 train.accum=1,2 parallel.prefetch=0,1",
-               "--parallel.reductions_in_flight=0"});
-  ASSERT_EQ(r.configurations.size(), 64u);
-  for (const Configuration& c : r.configurations) {
-    ASSERT_EQ(c.num_ranks, 4);
-    Gpt model(c.model);
-    const engine::Shape shape{c.config.train.batch, c.model.seq};
-    const TrainPlan plan = make_plan(
-        c.config, {.num_ranks = c.num_ranks}, model,
-        {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}});
-    std::int64_t sent = 0;
-    for (const PlannedCollective& collective : plan.collectives) {
-      // Which formulas leave out: norms and losses.
-      if (collective.label != "norm" && collective.label != "values") sent += collective.bytes_sent;
-    }
-    const std::optional<Formula> formula = sent_formula(c);
-    ASSERT_TRUE(formula.has_value());
-    EXPECT_EQ(formula->value, double(sent)) << c.name << ": " << formula->numbers;
-    const std::vector<Formula> memory = memory_formulas(c);
-    EXPECT_EQ(memory.size(), shard::Placement::preset(c.config.parallel.strategy).parameters ==
-                                     shard::Place::kWhole
-                                 ? 3u
-                                 : 4u);
-    for (const Formula& f : memory) {
-      const auto planned = std::ranges::find_if(
-          plan.memory, [&](const PlannedMemory& m) { return name_of(m.category) == f.name; });
-      ASSERT_NE(planned, plan.memory.end()) << f.name;
-      EXPECT_EQ(f.value, double(planned->nbytes)) << c.name << " " << f.name << ": " << f.numbers;
+  const struct {
+    const char* sweep;
+    std::size_t num_configurations;
+    bool has_gradients, has_states;  // and formulas for them
+  } cases[] = {
+      {"precision.param=f32,bf16 train.accum=1,2 parallel.prefetch=0,1", 8, true, true},
+      {"precision.reduce=f32,bf16 precision.accumulate=f32,bf16", 4, true, true},
+      {"train.accum=2 train.accum_comm=last precision.reduce=f32,bf16", 2, false, true},
+      {"train.optimizer=sgd train.momentum=0", 1, true, false},
+      {"train.optimizer=sgd train.momentum=0.5", 1, true, true},
+  };
+  for (const auto& [sweep, num_configurations, has_gradients, has_states] : cases) {
+    const Request r =
+        request({"--strategies=ddp,zero1,zero2,zero3,shard_grad_op,hsdp,hybrid_zero2,hfsdp",
+                 "--model.dim=512", "--model.seq=64", "--train.recompute",
+                 std::string("--sweep=") + sweep, "--parallel.reductions_in_flight=0"});
+    ASSERT_EQ(r.configurations.size(), 8 * num_configurations);
+    for (const Configuration& c : r.configurations) {
+      const bool gathers =
+          shard::Placement::preset(c.config.parallel.strategy).parameters != shard::Place::kWhole;
+      expect_formulas_are_planned(
+          c, std::size_t{1} + gathers + std::size_t{has_gradients} + std::size_t{has_states});
     }
   }
 }
