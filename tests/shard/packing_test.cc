@@ -83,6 +83,7 @@ TEST(PacksOf, AreCountedInParametersFromTheFrontOrInBytesFromTheEnd) {
   // In bytes: 40 40 40 160 40 40 20.
   EXPECT_EQ(units({.bucket_nbytes = 80}), (Packs{1, 2, 1, 3}))
       << "the default of the first bucket is larger, and capped";
+  EXPECT_EQ(units({.bucket_nbytes = 40}), (Packs{1, 1, 1, 1, 1, 2})) << "here, too";
   EXPECT_EQ(units({.bucket_nbytes = 80, .first_bucket_nbytes = 0}), (Packs{1, 2, 1, 2, 1}));
   EXPECT_EQ(units({.bucket_nbytes = 80, .first_bucket_nbytes = 60}), (Packs{1, 2, 1, 1, 2}));
   EXPECT_EQ(units({.bucket_nbytes = 160, .first_bucket_nbytes = 60}), (Packs{3, 2, 2}));
