@@ -148,10 +148,16 @@ TEST_F(CompareRequest, BitsMustBeEqualUnlessTheArithmeticIsAnother) {
   EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=precision.param=f32,bf16"}),
             Reasons{"precision.param"});
   EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=comm.hook=none,bf16"}), Reasons{"comm.hook"});
-  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=train.lr=1,2"}), Reasons{"train.lr"});
-  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=train.accum_comm=every,last"}),
-            Reasons{"train.accum_comm"});
-  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=cpu.gemm=onednn,eigen"}), Reasons{"cpu.gemm"});
+  for (const char* sweep :
+       {"cpu.gemm=onednn,eigen", "data.order=shuffle,sequential", "model.dropout=0,0.1",
+        "precision.accumulate=f32,bf16", "precision.reduce=f32,bf16", "train.accum_comm=every,last",
+        "train.beta2=0.9,0.95", "train.eps=1e-8,1e-6", "train.grad_clip=0,1", "train.lr=1,2",
+        "train.optimizer=adamw,sgd", "train.schedule=constant,linear", "train.seed=1,2",
+        "train.warmup=1,2", "train.weight_decay=0,0.1"}) {
+    const std::string text = sweep;
+    EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=" + text}),
+              Reasons{text.substr(0, text.find('='))});
+  }
   // The same micro-batches, dealt in another way; or others.
   Request r = request({"--strategies=ddp", "--sweep=parallel.ranks=4,2 train.accum=1,2"});
   EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(3)), Reasons());
@@ -160,6 +166,23 @@ TEST_F(CompareRequest, BitsMustBeEqualUnlessTheArithmeticIsAnother) {
   r.configurations[3].sums_in_rank_order = false;
   EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(3)),
             Reasons{"parallel.ranks"});
+  // What is compressed as one square depends on which blocks are one unit.
+  for (const char* sweep : {"parallel.bucket_mb=0,4", "parallel.unit_min_numel=0,99"}) {
+    const std::string text = sweep;
+    EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=" + text}), Reasons());
+    EXPECT_EQ(reasons({"--strategies=ddp", "--comm.hook=batched_powersgd", "--sweep=" + text}),
+              Reasons{text.substr(0, text.find('='))});
+  }
+  // The host's part of an update beside a GPU's.
+  for (const char* sweep : {"offload.optimizer=0,1", "memory_budget=1GiB,2GiB"}) {
+    const std::string text = sweep;
+    Request on_host = request({"--strategies=zero3", "--sweep=" + text});
+    for (const bool on_gpu : {false, true}) {
+      for (Configuration& c : on_host.configurations) c.on_gpu = on_gpu;
+      EXPECT_EQ(arithmetic_differences(on_host.configurations.at(0), on_host.configurations.at(1)),
+                on_gpu ? Reasons{text.substr(0, text.find('='))} : Reasons());
+    }
+  }
 }
 
 RunRecord run_of(std::vector<double> loss, std::string sha = "same") {
@@ -416,8 +439,15 @@ TEST_F(CompareRequest, FormulasAreThoseOfTheStrategies) {
   EXPECT_EQ(zero3[2].value, double(all) + 4.0 * double(root + 2 * block));
   EXPECT_EQ(zero3[3].value, 2.0 * double(all));
   EXPECT_EQ(zero3[3].numbers, "2 x 4 x " + std::to_string(all) + " / 4");
-  const Request hook = request({"--strategies=ddp", "--comm.hook=bf16"});
-  EXPECT_FALSE(sent_formula(hook.configurations[0]).has_value());
+  for (const char* option : {"--comm.hook=bf16", "--memory_budget=1GiB",
+                             "--parallel.unit_min_numel=9", "--parallel.reshard_after_forward=2"}) {
+    const std::string strategy = option == std::string("--comm.hook=bf16") ? "ddp" : "zero3";
+    const Request without = request({"--strategies=" + strategy, option});
+    EXPECT_FALSE(sent_formula(without.configurations[0]).has_value()) << option;
+  }
+  EXPECT_TRUE(
+      memory_formulas(request({"--strategies=ddp", "--memory_budget=1GiB"}).configurations[0])
+          .empty());
   EXPECT_EQ(
       sent_formula(request({"--strategies=ddp", "--parallel.ranks=1"}).configurations[0])->value,
       0);
