@@ -97,6 +97,23 @@ TEST(TraceSlices, OfManyMomentsTheMostMemoryStays) {
   EXPECT_EQ(memory.at("total").back(), 4999);
 }
 
+// Wherever in a stretch of those that are one point.
+TEST(TraceSlices, NoPeakIsLeftOut) {
+  const TempFolder folder;
+  for (int peak = 0; peak < 60; ++peak) {
+    std::string events = R"({"ph":"X","pid":0,"tid":1,"ts":0,"dur":60,"name":"step 1"},
+                            {"ph":"X","pid":0,"tid":2,"ts":0,"dur":60,"name":"a"})";
+    for (int i = 0; i < 60; ++i) {
+      events += R"(,{"ph":"C","pid":0,"ts":)" + std::to_string(i) +
+                R"(,"name":"memory total","args":{"bytes":)" + (i == peak ? "9" : "1") + "}}";
+    }
+    const ordered_json memory =
+        step_of_trace_file(folder.write("trace.json", "[" + events + "]"), "a", 8).at("memory");
+    EXPECT_LE(memory.at("ms").size(), 10u);
+    EXPECT_EQ(std::ranges::count(memory.at("total").get<std::vector<int>>(), 9), 1) << peak;
+  }
+}
+
 TEST(TraceSlices, LongNamesAreCutBetweenCharacters) {
   const TempFolder folder;
   const auto shown = [&](const std::string& name) {

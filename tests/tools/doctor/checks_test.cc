@@ -164,7 +164,7 @@ TEST(LauncherChecks, SayWhatIsHeeded) {
   EXPECT_TRUE(is(one("CUDA_VISIBLE_DEVICES", "1"), Verdict::kOk, {"heeded"}));
   EXPECT_TRUE(is(one("LOCAL_RANK", "3"), Verdict::kOk, {"not heeded", "--parallel.ranks"}));
   EXPECT_TRUE(is(one("OMP_NUM_THREADS", "1"), Verdict::kOk, {"not heeded"}));
-  EXPECT_TRUE(is(one("OMP_NUM_THREADS", "8"), Verdict::kWarn, {"--cpu.threads_per_rank=8"}));
+  EXPECT_TRUE(is(one("OMP_NUM_THREADS", "2"), Verdict::kWarn, {"--cpu.threads_per_rank=2"}));
   EXPECT_TRUE(is(one("WORLD_SIZE", "1"), Verdict::kOk, {"not heeded"}));
   for (const char* name : {"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     EXPECT_TRUE(
