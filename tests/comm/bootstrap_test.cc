@@ -108,6 +108,21 @@ TEST_F(BootstrapTest, EveryRankGetsTheMessageOfRank0AndNothingIsLeft) {
   }
 }
 
+TEST_F(BootstrapTest, TheLongestMessageIsOf4096Bytes) {
+  for (const std::string& place : {file(), "tcp:127.0.0.1:" + std::to_string(free_port())}) {
+    std::vector<std::byte> longest(4096, std::byte{7}), got;
+    longest.back() = std::byte{9};
+    std::jthread rank1([&] { got = bootstrap(place, 1, 2, {}, kLong); });
+    EXPECT_EQ(bootstrap(place, 0, 2, longest, kLong), longest);
+    rank1.join();
+    EXPECT_EQ(got, longest);
+    longest.push_back({});
+    EXPECT_THAT([&] { bootstrap(place, 0, 2, longest, kLong); },
+                ::testing::ThrowsMessage<engine::InvalidArgument>(
+                    HasSubstr("expected at most 4096 bytes, got 4097")));
+  }
+}
+
 TEST_F(BootstrapTest, OneAfterTheOtherAtTheSamePlace) {
   for (int i = 0; i < 5; ++i) EXPECT_THAT(results_of(file(), 3, {0, 1, 2}), Each("from 0"));
 }

@@ -416,7 +416,9 @@ TEST(Hooks, AreKnownByName) {
   HookOptions options;
   set_hook(options, "bf16+powersgd");
   EXPECT_TRUE(options.kind == HookKind::kPowerSgd && options.wire == Wire::kBF16);
-  EXPECT_TRUE(has(describe(options), {"bf16+powersgd", "rank 1", "start_step 10", "in f32"}));
+  EXPECT_TRUE(has(describe(options), {"bf16+powersgd", "rank 1", "start_step 10", "in f32, warm"}));
+  options.powersgd.offload_error = true;
+  EXPECT_TRUE(has(describe(options), {"in f32 offloaded, warm"}));
   set_hook(options, "none");
   EXPECT_FALSE(make_hook(options));
   EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { set_hook(options, "powersdg"); }),
