@@ -340,6 +340,26 @@ TEST_F(CompareVerdict, MediansLeaveOutWarmUpAndWhatIsNotKnownIsNull) {
                   {"not measured: exposed ms, peak MiB planned, sent MiB"}));
 }
 
+// Rounds may differ in memory, as of what waits for the host: nothing is told as less than it was.
+TEST_F(CompareVerdict, OfSeveralRoundsTheMostMemoryCountsAndOneMachineIsToldOnce) {
+  RunRecord first = run_of({3, 2, 1}), second = first;
+  first.peak_bytes = {{"optimizer", 5}, {"workspace", 9}, {"total", 14 << 20}};
+  second.peak_bytes = {{"optimizer", 6}, {"workspace", 3}, {"total", 9}};
+  first.metrics["overlap"] = second.metrics["overlap"] = {0.25, 0.25, 0.25};
+  second.host_peak_bytes = {{"total", 2}};
+  first.device = second.device = "cpu";
+  first.cpu = second.cpu = "v3, Eigen 3.4.0";
+  for (const auto& rounds : {std::vector{first, second}, {second, first}}) {
+    const nlohmann::ordered_json json = to_json(summary({{rounds}, {}, {}}));
+    const auto& row = json.at("configurations")[0];
+    EXPECT_EQ(row["peak_bytes"],
+              (nlohmann::ordered_json{{"optimizer", 6}, {"total", 14 << 20}, {"workspace", 9}}));
+    EXPECT_EQ(row["host_peak_bytes"], (nlohmann::ordered_json{{"total", 2}}));
+    EXPECT_TRUE(has(table_text(summary({{rounds}, {}, {}})), {" 14.00  ", "  25\n"}));
+    EXPECT_EQ(json.at("devices"), nlohmann::ordered_json::array({"cpu, v3, Eigen 3.4.0"}));
+  }
+}
+
 // Each part is long in a step of its own, so all are short in the median.
 TEST_F(CompareVerdict, PartsOfAStepAddUpToIt) {
   RunRecord run = run_of({4, 3, 2, 1});

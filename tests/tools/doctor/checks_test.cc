@@ -143,6 +143,8 @@ TEST(GpuChecks, SayWhatABuildCanUse) {
   facts.gpus = {hopper, hopper};
   EXPECT_TRUE(is(check_gpus(&facts, true), Verdict::kOk,
                  {"2: H100 (80.0 GiB, 9.0), H100", "driver for CUDA 12.4, runtime 13.0"}));
+  facts.gpus[1] = {.name = "A100", .memory_nbytes = 40 * kGiB, .major = 8, .minor = 0};
+  EXPECT_TRUE(is(check_gpus(&facts, true), Verdict::kOk, {"H100", "A100 (40.0 GiB, 8.0)"}));
   facts.gpus[1] = {.name = "V100", .memory_nbytes = 16 * kGiB, .major = 7, .minor = 0};
   EXPECT_TRUE(is(check_gpus(&facts, true), Verdict::kFail, {"V100", "cuda_archs=70"}));
 }

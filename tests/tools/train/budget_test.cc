@@ -161,6 +161,19 @@ TEST(Budget, IsForTheRankThatNeedsMost) {
   EXPECT_EQ(run_gpt(config, kModel, tokens()).records.size(), 5u);
 }
 
+TEST(Budget, TheMostOfAllKindsCounts) {
+  for (const std::string kinds : {"aab", "bba", "cab"}) {
+    std::string planned;
+    const auto kind = [&](int rank) { return std::string(1, kinds[std::size_t(rank)]); };
+    const auto peak = [&](int rank) -> std::int64_t {
+      planned += kind(rank);
+      return kind(rank) == "b" ? 5 : 3;
+    };
+    EXPECT_EQ(most_of_ranks(3, kind, peak), 5) << kinds;
+    EXPECT_EQ(planned.size(), kinds == "cab" ? 3u : 2u);
+  }
+}
+
 // By counts, as no time is asserted: what a budget costs is one plan for each rung and kind of
 // rank, and a plan costs its launches.
 TEST(Budget, PlansOneRankOfEachKind) {
