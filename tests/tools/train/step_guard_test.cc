@@ -57,6 +57,12 @@ TEST(StepGuard, ASpikeIsOneAgainstTheMedianOfEnoughSteps) {
   EXPECT_EQ(healed.is_wrong, "");
   EXPECT_EQ(healed.outcome.mean_loss(), 2);
   EXPECT_TRUE(has(healed.remark, {"on rank 0 (loss 6.5, then 2, then 2)", "a transient fault"}));
+  // From the ninth step on, and of no more than 32.
+  StepGuard first(config), long_run(config);
+  learn(first, 8, 2);
+  EXPECT_TRUE(first.judge(9, of(7), again(7)).is_replayed);
+  learn(long_run, 40, 2);
+  EXPECT_TRUE(has(long_run.judge(41, of(7), again(7)).is_wrong, {"of the last 32 steps, 2"}));
 }
 
 TEST(StepGuard, OfThreeResultsTwoMustAgree) {
