@@ -227,7 +227,7 @@ TEST(RunSummary, WhatWasPlannedStandsBesideWhatWasMeasured) {
 
 TEST(RunSummary, WithoutAPlanNothingIsSaidToBePlanned) {
   RunSummary summary;
-  for (const std::int64_t sent : {8, 6, 2, 4}) summary.add(step_with(1, 100, {}, sent), {});
+  for (const std::int64_t sent : {8, 6, 2, 4, 10}) summary.add(step_with(1, 100, {}, sent), {});
   const RunSummary::Figures f = summary.figures().value();
   EXPECT_EQ(f.measured.sent_nbytes, 4) << "of 6, 2 and 4";
   std::string text;
