@@ -15,6 +15,10 @@
 
 #include "engine/meta.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/temp_folder.h"
+#include "tools/data/text_data.h"
+#include "tools/models/gpt.h"
+#include "tools/train/transformer_config.h"
 
 namespace tessera::tools {
 namespace {
@@ -410,6 +414,29 @@ TEST(TrainConfig, ADeadlineIsNeverRoundedToNothing) {
   EXPECT_EQ(config.deadline().count(), 250);
   config.parallel.deadline_s = 1e-6;
   EXPECT_EQ(config.deadline().count(), 1);
+}
+
+// A model that is started from may have more positions than sequences are to have tokens.
+TEST(TransformerConfig, SequencesAreAsLongAsAskedAndInTheOrderOfTheSeed) {
+  const testing::TempFolder folder;
+  TransformerConfig config;
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += static_cast<char>(i);
+  config.data_path = folder.write("text.txt", text);
+  config.val_fraction = 0;
+  const GptConfig model{.seq = 32};
+  EXPECT_EQ(config.dataset(model).seq(), 32);
+  config.model.seq = 8;
+  EXPECT_EQ(config.dataset(model).seq(), 8);
+  EXPECT_EQ(config.dataset(model).num_sequences(), 12);
+  const auto tokens_of = [&](std::int64_t seed) {
+    config.train.seed = seed;
+    std::vector<std::int32_t> tokens(12 * 8), targets(12 * 8);
+    config.dataset(model).batch(0, 12, tokens, targets);
+    return tokens;
+  };
+  EXPECT_EQ(tokens_of(1), tokens_of(1));
+  EXPECT_NE(tokens_of(1), tokens_of(2));
 }
 
 }  // namespace
