@@ -105,8 +105,8 @@ TEST(PlanReport, SaysEachFigureOfItsOwnStep) {
   std::string text;
   for (const std::string& line : plan_lines(plan, {.num_ranks = 6})) text += line + "\n";
   EXPECT_TRUE(testing::has(
-      text, {"a step sends 4.0 MiB in 40 collectives (the first: 1.0 MiB in 10):\n"
-             "  up to step 3, before its hook compresses, 2.0 MiB in 20 collectives\n",
+      text, {"a step sends 4.0 MiB in 40 collectives (the first: 1.0 MiB in 10):\n",
+             "\n  up to step 3, before its hook compresses, 2.0 MiB in 20 collectives\n",
              "between ranks 0 to 2 ", " 7 B in 1 collective\n", "between ranks 0, 2, 4 ",
              " 14 B in 2 collectives\n", "which took this host 12.0 ms (12.00 us each)\n"}));
   const auto record = nlohmann::json::parse(plan_record(plan, {.num_ranks = 6}).text());
