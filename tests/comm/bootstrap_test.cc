@@ -39,16 +39,17 @@ std::vector<std::byte> bytes(const std::string& text) {
   return {p, p + text.size()};
 }
 
-// What each rank gets, or the error it ends with.
+// What each rank gets, or the error it ends with. `message`: of all; empty: each says its number.
 std::vector<std::string> results_of(const std::string& address, int size,
-                                    const std::vector<int>& ranks, milliseconds deadline = kLong) {
+                                    const std::vector<int>& ranks, milliseconds deadline = kLong,
+                                    const std::string& message = "") {
   std::vector<std::string> results(ranks.size());
   std::vector<std::jthread> threads;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     threads.emplace_back([&, i] {
       try {
-        const auto got =
-            bootstrap(address, ranks[i], size, bytes("from " + std::to_string(ranks[i])), deadline);
+        const std::string own = message.empty() ? "from " + std::to_string(ranks[i]) : message;
+        const auto got = bootstrap(address, ranks[i], size, bytes(own), deadline);
         results[i].assign(reinterpret_cast<const char*>(got.data()), got.size());
       } catch (const engine::Error& error) {
         results[i] = error.what();
@@ -105,6 +106,16 @@ TEST_F(BootstrapTest, EveryRankGetsTheMessageOfRank0AndNothingIsLeft) {
     EXPECT_TRUE(left().empty());
     EXPECT_THAT(results_of("tcp:127.0.0.1:" + std::to_string(free_port()), size, ranks),
                 Each("from 0"));
+  }
+}
+
+TEST_F(BootstrapTest, TheLongestMessageIsOf4096Bytes) {
+  std::string text(4096, 'x');
+  text.back() = 'y';
+  for (const std::string& place : {file(), "tcp:127.0.0.1:" + std::to_string(free_port())}) {
+    EXPECT_THAT(results_of(place, 2, {0, 1}, milliseconds(5000), text), Each(text));
+    EXPECT_THAT(results_of(place, 2, {0}, milliseconds(5000), text + "z"),
+                Each(HasSubstr("expected at most 4096 bytes, got 4097")));
   }
 }
 

@@ -93,8 +93,12 @@ TEST(FlightRecorder, KeepsTheLastThousandAndLongLabelsInPart) {
   for (int i = 0; i < 1500; ++i) {
     const std::string label = std::to_string(i) + std::string(100, 'x');
     EXPECT_EQ(ring.called(0, i, {.op = "all_gather", .label = label}), i);
+    if (i >= 500) continue;  // those whose slots others get
+    ring.enter(i, FlightState::kStarted);
+    ring.enter(i, FlightState::kFinished);
   }
-  ring.enter(499, FlightState::kFailed);  // whose slot is another's by now
+  ring.enter(499, FlightState::kFailed);    // whose slot is another's by now
+  ring.enter(500, FlightState::kFinished);  // the oldest that is kept
   ring.enter(1499, FlightState::kStarted);
   const FlightRecording recording = recorder.read();
   ASSERT_EQ(recording.ranks.size(), 1);
@@ -104,11 +108,25 @@ TEST(FlightRecorder, KeepsTheLastThousandAndLongLabelsInPart) {
   ASSERT_EQ(rank.entries.size(), 1000);
   EXPECT_EQ(rank.entries.front().sequence, 500);
   EXPECT_EQ(rank.entries.front().label, "500" + std::string(FlightRing::kMaxLabel - 3, 'x'));
+  EXPECT_EQ(rank.entries.front().state, FlightState::kFinished);
   EXPECT_EQ(rank.entries.back().sequence, 1499);
   EXPECT_EQ(rank.entries.back().state, FlightState::kStarted);
-  for (std::size_t i = 0; i < 999; ++i) {
+  for (std::size_t i = 1; i < 999; ++i) {
     ASSERT_EQ(rank.entries[i].state, FlightState::kCalled) << i;
+    ASSERT_EQ(rank.entries[i].started_ns, 0) << i;
+    ASSERT_EQ(rank.entries[i].ended_ns, 0) << i;
   }
+}
+
+TEST(FlightRecorder, KeepsWhenItFailedFirst) {
+  FlightRecorder recorder;
+  EXPECT_EQ(recorder.read().failed_ns, 0);
+  recorder.fail();
+  const std::int64_t first = recorder.read().failed_ns;
+  EXPECT_GT(first, 0);
+  while (recorder.read().now_ns <= first) continue;
+  recorder.fail();
+  EXPECT_EQ(recorder.read().failed_ns, first);
 }
 
 TEST(FlightRecorder, ARankThatNeverCallsHasNoEntryAndTheOthersSayHowLongTheyWaited) {

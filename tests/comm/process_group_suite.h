@@ -526,6 +526,20 @@ TEST_P(ProcessGroupTest, ValuesOfAllRanksReachTheHost) {
   });
 }
 
+TEST_P(ProcessGroupTest, TextsOfAnyLengthReachTheHost) {
+  run(3, [](ProcessGroup& group) {
+    const Place here = place(group.rank());
+    const Stream beside = GetParam().beside(group.rank(), "texts", {});
+    const auto texts = [&](const std::vector<std::string>& of_ranks) {
+      const std::string& mine = of_ranks[static_cast<std::size_t>(group.rank())];
+      EXPECT_EQ(gather_texts(group, mine, here.memory, beside, "texts"), of_ranks);
+    };
+    texts({"", "", ""});
+    texts({"first", "", "the longest"});
+    texts({"", "b", ""});
+  });
+}
+
 TEST_P(ProcessGroupTest, AGatherToTheHostTellsOfAFailure) {
   for (const bool waits_in_compute : {false, true}) {
     const auto messages = errors(3, [&](ProcessGroup& group) {

@@ -67,6 +67,17 @@ TEST(CrossEntropyTest, BFloat16MatchesF32) {
   check_bf16(linear_case(some_targets(9, 40), 40, 6, {.chunk_rows = 4, .max_saved_numel = 0}));
 }
 
+// Of 3 x 5 logits: an exponential and three more operations each; a row has a target and two
+// numbers that are saved.
+TEST(CrossEntropyTest, StatesItsWork) {
+  for (const int num_uses : {1, 2}) {
+    LastWorks works;
+    run_op(cross_entropy_case(some_targets(3, 5), 5), {.num_uses = num_uses, .listener = &works});
+    works.expect("cross_entropy.forward", 15 * 22, 60 + 12, 24 + 4);
+    works.expect("cross_entropy.backward", 15 * 22, 60 * num_uses + 12 + 24, 60);
+  }
+}
+
 TEST(LinearCrossEntropyTest, EqualsTheReferenceInChunksOfAnySize) {
   for (const std::int64_t chunk_rows : {0, 1, 7, 16, 37, 1000}) {
     SCOPED_TRACE(chunk_rows);

@@ -61,6 +61,19 @@ TEST(EmbeddingTest, AddsPositions) {
   EXPECT_EQ(run.grads[1], Values(dwpe.begin(), dwpe.end()));
 }
 
+// 12 rows of 5 out of 11. A gradient that is assigned is written as a whole; of one that is added
+// to no more than the rows that are looked up is read and written.
+TEST(EmbeddingTest, StatesItsWork) {
+  LastWorks works;
+  run_op(token_position_case(), {.listener = &works});
+  works.expect("embedding.forward", 60, 48 + 240 + 80, 240);
+  run_op(embedding_case(), {.listener = &works});
+  works.expect("embedding.forward", 0, 48 + 240, 240);
+  works.expect("embedding.backward", 60, 240, 220);
+  run_op(embedding_case(), {.num_uses = 2, .listener = &works});
+  works.expect("embedding.backward", 60, 240 + 240, 240);
+}
+
 TEST(EmbeddingTest, GradientsMatchDifferences) {
   check_gradients(embedding_case());
   check_gradients(token_position_case());

@@ -124,12 +124,7 @@ TEST(Linear, NoRowsGiveZeroGradients) {
 }
 
 TEST(Linear, StatesItsWork) {
-  struct Listener : engine::LaunchListener {
-    std::map<std::string, engine::Work, std::less<>> works;
-    void on_launch(const engine::LaunchRecord& record) noexcept override {
-      works[std::string(record.work.name)] = record.work;
-    }
-  } listener;
+  testing::LastWorks listener;
   const Memory memory;
   Tape tape(memory, engine::Stream::inline_cpu("compute", {.listener = &listener}));
   Parameter w{.name = "w", .shape = {5, 7}}, b{.name = "b", .shape = {7}};
@@ -144,10 +139,7 @@ TEST(Linear, StatesItsWork) {
     tape.backward(loss);
     const auto expect = [&](std::string_view name, double flops, std::int64_t read,
                             std::int64_t written) {
-      const engine::Work& work = listener.works.at(std::string(name));
-      EXPECT_EQ(work.flops, flops) << name;
-      EXPECT_EQ(work.bytes_read, 4 * read) << name;
-      EXPECT_EQ(work.bytes_written, 4 * written) << name;
+      listener.expect(name, flops, 4 * read, 4 * written);
     };
     expect("linear.forward", 2 * 6 * 5 * 7 + 42, 30 + 35 + 7, 42);
     expect("linear.backward_x", 2 * 6 * 5 * 7, 42 + 35 + (accumulate ? 30 : 0), 30);

@@ -230,5 +230,20 @@ TEST(Pointwise, RefuseWhatDoesNotFit) {
   }
 }
 
+// Of six elements, f32; the second time a gradient is added to that of the first.
+TEST(Pointwise, StatesItsWork) {
+  for (const int num_uses : {1, 2}) {
+    const std::int64_t added = num_uses - 1;
+    testing::LastWorks works;
+    run_op(binary_case(mul, {2, 3}), {.num_uses = num_uses, .listener = &works});
+    works.expect("mul.forward", 6, 48, 24);
+    works.expect("mul.backward", 6 + 6 * double(added), 48 + 24 * added, 24);
+    run_op(unary_case([](Tape& t, const Tensor& x) { return sum(t, x); }, {2, 3}),
+           {.num_uses = num_uses, .listener = &works});
+    works.expect("sum.forward", 6, 24, 4);
+    works.expect("sum.backward", 6 * double(added), 4 + 24 * added, 24);
+  }
+}
+
 }  // namespace
 }  // namespace tessera::ops

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/threads.h"
@@ -83,7 +84,7 @@ struct Rank {
       return sum(tape, affine(tape, x, model.scale, nullptr));
     }));
     const float norm = fsdp.finish_step().value();
-    if (updates) optimizer.step(lr);
+    if (updates) optimizer.step(lr, ClipFactor{clip});
     return norm;
   }
 
@@ -102,7 +103,7 @@ struct Rank {
   ProcessGroup& group;
   Memory memory;
   int number;
-  double lr = 1e-3;
+  double lr = 1e-3, clip = 1;
   Stream compute = Stream::inline_cpu("compute");
   Tape tape{memory, compute};
   ToyModel model{3, kNumel};
@@ -280,16 +281,29 @@ TEST_P(Faults, RanksThatUpdateDifferentlyAreToldBothSides) {
   }
   expect_everyone_was_told(lr);
 
-  const Outcome group = run(kPatient, options(), [](Rank& rank) {
-    rank.step();
-    if (rank.number == 0) rank.optimizer.group("all").lr_scale = 0.125;
+  const Outcome clip = run(kPatient, options(), [](Rank& rank) {
+    rank.clip = rank.number == 1 ? 0.25 : 0.5;
     rank.step();
     rank.step();
   });
-  for (const std::string& message : group.messages) {
-    EXPECT_TRUE(has(message, {"rank 0's optimizer step 2", "lr x 0.125 ", "lr x 1 "}));
+  for (const std::string& message : clip.messages) {
+    EXPECT_TRUE(has(message, {"rank 1's optimizer step 1", "clip 0.25,", "clip 0.5,"}));
   }
-  expect_everyone_was_told(group);
+  expect_everyone_was_told(clip);
+
+  for (const auto& [field, text] : {std::pair(&ParameterGroup::lr_scale, "lr x 0.125 decay 0"),
+                                    {&ParameterGroup::weight_decay, "lr x 1 decay 0.125"}}) {
+    const Outcome group = run(kPatient, options(), [&, field = field](Rank& rank) {
+      rank.step();
+      if (rank.number == 0) rank.optimizer.group("all").*field = 0.125;
+      rank.step();
+      rank.step();
+    });
+    for (const std::string& message : group.messages) {
+      EXPECT_TRUE(has(message, {"rank 0's optimizer step 2", text, "lr x 1 decay 0"}));
+    }
+    expect_everyone_was_told(group);
+  }
 }
 
 TEST_P(Faults, UnitsOfOneSizeInAnotherOrderAreToldApart) {

@@ -137,21 +137,45 @@ TEST(Hooks, Bf16IsTheReductionDtype) {
 
 float through_half(float x) { return Float16::from_float(x).to_float(); }
 
-TEST(Hooks, F16RoundsEachGradientOnceAndAddsInRankOrder) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    const HookRun run = hook_run_of("f16", ranks);
-    const HookResult got = run_hook(run);
-    for (std::size_t i = 0; i < run.shapes.size(); ++i) {
-      std::vector<float> sum(static_cast<std::size_t>(run.shapes[i].numel()));
-      for (int micro = 4; micro < 6; ++micro) {
-        for (int rank = 0; rank < ranks; ++rank) {
-          const std::vector<float> g = normals(
-              run.shapes[i].numel(), static_cast<std::uint64_t>(1000 * micro + 100 * rank) + i);
-          for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += through_half(g[k]);
-        }
+void expect_sums_of_halves(const HookRun& run) {
+  const HookResult got = run_hook(run);
+  for (std::size_t i = 0; i < run.shapes.size(); ++i) {
+    std::vector<float> sum(static_cast<std::size_t>(run.shapes[i].numel()));
+    for (int micro = 4; micro < 6; ++micro) {
+      for (int rank = 0; rank < run.ranks; ++rank) {
+        const std::vector<float> g = normals(
+            run.shapes[i].numel(), static_cast<std::uint64_t>(1000 * micro + 100 * rank) + i);
+        for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += through_half(g[k]);
       }
-      for (float& x : sum) x *= static_cast<float>(1.0 / (2.0 * ranks));
-      EXPECT_EQ(got.gradients[0].back()[i], sum) << ranks << " ranks, parameter " << i;
+    }
+    for (float& x : sum) x *= static_cast<float>(1.0 / (2.0 * run.ranks));
+    EXPECT_EQ(got.gradients[0].back()[i], sum) << run.ranks << " ranks, parameter " << i;
+  }
+}
+
+TEST(Hooks, F16RoundsEachGradientOnceAndAddsInRankOrder) {
+  for (const int ranks : {1, 2, 3, 4}) expect_sums_of_halves(hook_run_of("f16", ranks));
+}
+
+// The last of so many ranks have no element to add up.
+TEST(Hooks, F16OfFewElementsOnManyRanks) {
+  HookRun run = hook_run_of("f16", 14);
+  run.shapes = {{7}};
+  expect_sums_of_halves(run);
+}
+
+// What PowerSGD does not compress is rounded for the wire also where one rank has nobody to send
+// to: a run does not depend on whether there are others.
+TEST(Hooks, WhatIsNotCompressedIsRoundedOnOneRankToo) {
+  const auto through_bf16 = [](float x) { return engine::BFloat16::from_float(x).to_float(); };
+  for (const char* name : {"bf16+powersgd", "f16+powersgd"}) {
+    HookRun run = hook_run_of(name, 1);
+    run.accum = 1;
+    const HookResult got = run_hook(run);
+    for (int step = 0; step < run.steps; ++step) {
+      std::vector<float> g = run.gradient_of(step, 0, 1);
+      for (float& x : g) x = name[0] == 'b' ? through_bf16(x) : through_half(x);
+      EXPECT_EQ(got.gradients[0][std::size_t(step)][1], g) << name << ", step " << step;
     }
   }
 }
@@ -392,7 +416,9 @@ TEST(Hooks, AreKnownByName) {
   HookOptions options;
   set_hook(options, "bf16+powersgd");
   EXPECT_TRUE(options.kind == HookKind::kPowerSgd && options.wire == Wire::kBF16);
-  EXPECT_TRUE(has(describe(options), {"bf16+powersgd", "rank 1", "start_step 10", "in f32"}));
+  EXPECT_TRUE(has(describe(options), {"bf16+powersgd", "rank 1", "start_step 10", "in f32, warm"}));
+  options.powersgd.offload_error = true;
+  EXPECT_TRUE(has(describe(options), {"in f32 offloaded, warm"}));
   set_hook(options, "none");
   EXPECT_FALSE(make_hook(options));
   EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { set_hook(options, "powersdg"); }),

@@ -110,6 +110,22 @@ TEST(SumOfSquares, SameBitsForEverySplitWhereWindowsMeet) {
   }
 }
 
+// As of a rank whose gradients are all zero, beside ranks with small ones.
+TEST(SumOfSquares, APartOfZerosChangesNothing) {
+  for (const int exponent : {-100, -60, -20, 0, 60}) {
+    const std::vector<float> x(9, std::ldexp(1.5f, exponent));
+    const auto numel = std::ssize(x);
+    SquareSum zeros(numel), sum(numel);
+    EXPECT_TRUE(zeros.try_add(std::vector<float>(9, 0.0f)));
+    EXPECT_EQ(zeros.words(), SquareSum(numel).words());
+    sum.add(zeros);
+    EXPECT_TRUE(sum.try_add(x));
+    sum.add(SquareSum::from_words(zeros.words(), numel));
+    EXPECT_EQ(sum.words(), sum_in_parts(x, 1).words()) << exponent;
+    EXPECT_EQ(sum.total(), 9 * std::ldexp(2.25, 2 * exponent));
+  }
+}
+
 TEST(SumOfSquares, RefusesWhatIsNotFinite) {
   SquareSum sum(3);
   EXPECT_FALSE(sum.try_add(std::vector<float>{1, std::numeric_limits<float>::infinity(), 2}));

@@ -83,6 +83,7 @@ TEST(PacksOf, AreCountedInParametersFromTheFrontOrInBytesFromTheEnd) {
   // In bytes: 40 40 40 160 40 40 20.
   EXPECT_EQ(units({.bucket_nbytes = 80}), (Packs{1, 2, 1, 3}))
       << "the default of the first bucket is larger, and capped";
+  EXPECT_EQ(units({.bucket_nbytes = 40}), (Packs{1, 1, 1, 1, 1, 2})) << "here, too";
   EXPECT_EQ(units({.bucket_nbytes = 80, .first_bucket_nbytes = 0}), (Packs{1, 2, 1, 2, 1}));
   EXPECT_EQ(units({.bucket_nbytes = 80, .first_bucket_nbytes = 60}), (Packs{1, 2, 1, 1, 2}));
   EXPECT_EQ(units({.bucket_nbytes = 160, .first_bucket_nbytes = 60}), (Packs{3, 2, 2}));
@@ -94,10 +95,15 @@ TEST(PacksOf, AreCountedInParametersFromTheFrontOrInBytesFromTheEnd) {
   EXPECT_EQ(units({.bucket_nbytes = 80, .precision = {.accumulate = DType::kBF16}}),
             (Packs{1, 2, 1, 3}))
       << "it is the bytes on the wire that count";
-  // What is frozen has no gradient; 20 0 0 160 0 40 20.
+  // What is frozen has no gradient: 40 0 0 160 0 40 20.
   for (const std::size_t frozen : {1, 2, 4}) b.parameters[frozen].trainable = false;
   EXPECT_EQ(units({.bucket_nbytes = 60, .first_bucket_nbytes = 1}), (Packs{3, 1, 2, 1}));
   EXPECT_EQ(units({.unit_min_numel = 20}), (Packs{2, 2, 2, 1}));
+  // What is ignored is in no unit: 10 10 10 0 10 10 5, and in bytes 40 0 0 0 0 40 20.
+  const auto ignores = [&](const engine::Parameter& p) { return &p == &b.parameters[3]; };
+  EXPECT_EQ(units({.unit_min_numel = 20, .ignores = ignores}), (Packs{2, 3, 2}));
+  EXPECT_EQ(units({.bucket_nbytes = 60, .first_bucket_nbytes = 1, .ignores = ignores}),
+            (Packs{6, 1}));
 }
 
 // Eight blocks of 2400 bytes each, and a root of 1200.

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
 #include <string_view>
 
 #include "engine/copy.h"
@@ -30,6 +32,23 @@ using engine::gradcheck::RunOptions;
 using engine::gradcheck::to_tensor;
 using engine::gradcheck::to_values;
 using engine::gradcheck::Values;
+
+/// What the last launch of each name stated.
+struct LastWorks : engine::LaunchListener {
+  std::map<std::string, engine::Work, std::less<>> works;
+
+  void on_launch(const engine::LaunchRecord& record) noexcept override {
+    works[std::string(record.work.name)] = record.work;
+  }
+  void expect(std::string_view name, double flops, std::int64_t nbytes_read,
+              std::int64_t nbytes_written) const {
+    const auto work = works.find(name);
+    ASSERT_NE(work, works.end()) << name;
+    EXPECT_EQ(work->second.flops, flops) << name;
+    EXPECT_EQ(work->second.bytes_read, nbytes_read) << name;
+    EXPECT_EQ(work->second.bytes_written, nbytes_written) << name;
+  }
+};
 
 inline void expect_close(const Values& got, const Values& want, double tolerance,
                          std::string_view what) {

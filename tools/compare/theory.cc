@@ -154,7 +154,13 @@ std::optional<Formula> sent_formula(const Configuration& c) {
   }
   const std::int64_t cut = s.parts(s.p.gradients);
   if (cut == 1) {
-    sum.ring("gradients", 2 * reductions, s.ranks, s.grad, s.all);
+    // Sums come back in f32.
+    if (s.grad == 4) {
+      sum.ring("gradients", 2 * reductions, s.ranks, 4, s.all);
+    } else {
+      sum.ring("gradients", reductions, s.ranks, s.grad, s.all);
+      sum.ring("sums of gradients", reductions, s.ranks, 4, s.all);
+    }
   } else {
     sum.ring("gradients", reductions, s.shards, s.grad, s.all);
     // Each replica hands its sum on, in f32: a broadcast for each, among the replicas.

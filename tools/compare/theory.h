@@ -26,8 +26,8 @@ struct Formula {
 std::vector<Formula> memory_formulas(const Configuration& c);
 
 /// Bytes that one rank sends in a step if collectives are rings: (n - 1) / n of the whole for a
-/// gather or a reduction to parts among n ranks, twice that for an all-reduce. None with a hook,
-/// and where parts are kept by neighbours.
+/// gather or a reduction to parts among n ranks; an all-reduce is one of each, whose second sends
+/// sums in f32. None with a hook, and where parts are kept by neighbours.
 std::optional<Formula> sent_formula(const Configuration& c);
 
 }  // namespace tessera::tools

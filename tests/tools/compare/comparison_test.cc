@@ -148,10 +148,16 @@ TEST_F(CompareRequest, BitsMustBeEqualUnlessTheArithmeticIsAnother) {
   EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=precision.param=f32,bf16"}),
             Reasons{"precision.param"});
   EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=comm.hook=none,bf16"}), Reasons{"comm.hook"});
-  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=train.lr=1,2"}), Reasons{"train.lr"});
-  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=train.accum_comm=every,last"}),
-            Reasons{"train.accum_comm"});
-  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=cpu.gemm=onednn,eigen"}), Reasons{"cpu.gemm"});
+  for (const char* sweep :
+       {"cpu.gemm=onednn,eigen", "data.order=shuffle,sequential", "model.dropout=0,0.1",
+        "precision.accumulate=f32,bf16", "precision.reduce=f32,bf16", "train.accum_comm=every,last",
+        "train.beta2=0.9,0.95", "train.eps=1e-8,1e-6", "train.grad_clip=0,1", "train.lr=1,2",
+        "train.optimizer=adamw,sgd", "train.schedule=constant,linear", "train.seed=1,2",
+        "train.warmup=1,2", "train.weight_decay=0,0.1"}) {
+    const std::string text = sweep;
+    EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=" + text}),
+              Reasons{text.substr(0, text.find('='))});
+  }
   // The same micro-batches, dealt in another way; or others.
   Request r = request({"--strategies=ddp", "--sweep=parallel.ranks=4,2 train.accum=1,2"});
   EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(3)), Reasons());
@@ -160,6 +166,23 @@ TEST_F(CompareRequest, BitsMustBeEqualUnlessTheArithmeticIsAnother) {
   r.configurations[3].sums_in_rank_order = false;
   EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(3)),
             Reasons{"parallel.ranks"});
+  // What is compressed as one square depends on which blocks are one unit.
+  for (const char* sweep : {"parallel.bucket_mb=0,4", "parallel.unit_min_numel=0,99"}) {
+    const std::string text = sweep;
+    EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=" + text}), Reasons());
+    EXPECT_EQ(reasons({"--strategies=ddp", "--comm.hook=batched_powersgd", "--sweep=" + text}),
+              Reasons{text.substr(0, text.find('='))});
+  }
+  // The host's part of an update beside a GPU's.
+  for (const char* sweep : {"offload.optimizer=0,1", "memory_budget=1GiB,2GiB"}) {
+    const std::string text = sweep;
+    Request on_host = request({"--strategies=zero3", "--sweep=" + text});
+    for (const bool on_gpu : {false, true}) {
+      for (Configuration& c : on_host.configurations) c.on_gpu = on_gpu;
+      EXPECT_EQ(arithmetic_differences(on_host.configurations.at(0), on_host.configurations.at(1)),
+                on_gpu ? Reasons{text.substr(0, text.find('='))} : Reasons());
+    }
+  }
 }
 
 RunRecord run_of(std::vector<double> loss, std::string sha = "same") {
@@ -317,6 +340,26 @@ TEST_F(CompareVerdict, MediansLeaveOutWarmUpAndWhatIsNotKnownIsNull) {
                   {"not measured: exposed ms, peak MiB planned, sent MiB"}));
 }
 
+// Rounds may differ in memory, as of what waits for the host: nothing is told as less than it was.
+TEST_F(CompareVerdict, OfSeveralRoundsTheMostMemoryCountsAndOneMachineIsToldOnce) {
+  RunRecord first = run_of({3, 2, 1}), second = first;
+  first.peak_bytes = {{"optimizer", 5}, {"workspace", 9}, {"total", 14 << 20}};
+  second.peak_bytes = {{"optimizer", 6}, {"workspace", 3}, {"total", 9}};
+  first.metrics["overlap"] = second.metrics["overlap"] = {0.25, 0.25, 0.25};
+  second.host_peak_bytes = {{"total", 2}};
+  first.device = second.device = "cpu";
+  first.cpu = second.cpu = "v3, Eigen 3.4.0";
+  for (const auto& rounds : {std::vector{first, second}, {second, first}}) {
+    const nlohmann::ordered_json json = to_json(summary({{rounds}, {}, {}}));
+    const auto& row = json.at("configurations")[0];
+    EXPECT_EQ(row["peak_bytes"],
+              (nlohmann::ordered_json{{"optimizer", 6}, {"total", 14 << 20}, {"workspace", 9}}));
+    EXPECT_EQ(row["host_peak_bytes"], (nlohmann::ordered_json{{"total", 2}}));
+    EXPECT_TRUE(has(table_text(summary({{rounds}, {}, {}})), {" 14.00  ", "  25\n"}));
+    EXPECT_EQ(json.at("devices"), nlohmann::ordered_json::array({"cpu, v3, Eigen 3.4.0"}));
+  }
+}
+
 // Each part is long in a step of its own, so all are short in the median.
 TEST_F(CompareVerdict, PartsOfAStepAddUpToIt) {
   RunRecord run = run_of({4, 3, 2, 1});
@@ -416,46 +459,69 @@ TEST_F(CompareRequest, FormulasAreThoseOfTheStrategies) {
   EXPECT_EQ(zero3[2].value, double(all) + 4.0 * double(root + 2 * block));
   EXPECT_EQ(zero3[3].value, 2.0 * double(all));
   EXPECT_EQ(zero3[3].numbers, "2 x 4 x " + std::to_string(all) + " / 4");
-  const Request hook = request({"--strategies=ddp", "--comm.hook=bf16"});
-  EXPECT_FALSE(sent_formula(hook.configurations[0]).has_value());
+  for (const char* option : {"--comm.hook=bf16", "--memory_budget=1GiB",
+                             "--parallel.unit_min_numel=9", "--parallel.reshard_after_forward=2"}) {
+    const std::string strategy = option == std::string("--comm.hook=bf16") ? "ddp" : "zero3";
+    const Request without = request({"--strategies=" + strategy, option});
+    EXPECT_FALSE(sent_formula(without.configurations[0]).has_value()) << option;
+  }
+  EXPECT_TRUE(
+      memory_formulas(request({"--strategies=ddp", "--memory_budget=1GiB"}).configurations[0])
+          .empty());
   EXPECT_EQ(
       sent_formula(request({"--strategies=ddp", "--parallel.ranks=1"}).configurations[0])->value,
       0);
 }
 
 // Every parameter is a multiple of 128 elements for each of 4 ranks, so nothing is padded.
+void expect_formulas_are_planned(const Configuration& c, std::size_t num_memory_formulas) {
+  ASSERT_EQ(c.num_ranks, 4);
+  Gpt model(c.model);
+  const engine::Shape shape{c.config.train.batch, c.model.seq};
+  const TrainPlan plan =
+      make_plan(c.config, {.num_ranks = c.num_ranks}, model,
+                {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}});
+  std::int64_t sent = 0;
+  for (const PlannedCollective& collective : plan.collectives) {
+    // Which formulas leave out: norms and losses.
+    if (collective.label != "norm" && collective.label != "values") sent += collective.bytes_sent;
+  }
+  const std::optional<Formula> formula = sent_formula(c);
+  ASSERT_TRUE(formula.has_value());
+  EXPECT_EQ(formula->value, double(sent)) << c.name << ": " << formula->numbers;
+  const std::vector<Formula> memory = memory_formulas(c);
+  EXPECT_EQ(memory.size(), num_memory_formulas) << c.name;
+  for (const Formula& f : memory) {
+    const auto planned = std::ranges::find_if(
+        plan.memory, [&](const PlannedMemory& m) { return name_of(m.category) == f.name; });
+    ASSERT_NE(planned, plan.memory.end()) << f.name;
+    EXPECT_EQ(f.value, double(planned->nbytes)) << c.name << " " << f.name << ": " << f.numbers;
+  }
+}
+
 TEST_F(CompareRequest, FormulasAreWhatIsPlanned) {
-  const Request r =
-      request({"--strategies=ddp,zero1,zero2,zero3,shard_grad_op,hsdp,hybrid_zero2,hfsdp",
-               "--model.dim=512", "--model.seq=64", "--train.recompute",
-               "--sweep=precision.param=f32,bf16 train.accum=1,2 parallel.prefetch=0,1",
-               "--parallel.reductions_in_flight=0"});
-  ASSERT_EQ(r.configurations.size(), 64u);
-  for (const Configuration& c : r.configurations) {
-    ASSERT_EQ(c.num_ranks, 4);
-    Gpt model(c.model);
-    const engine::Shape shape{c.config.train.batch, c.model.seq};
-    const TrainPlan plan = make_plan(
-        c.config, {.num_ranks = c.num_ranks}, model,
-        {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}});
-    std::int64_t sent = 0;
-    for (const PlannedCollective& collective : plan.collectives) {
-      // Which formulas leave out: norms and losses.
-      if (collective.label != "norm" && collective.label != "values") sent += collective.bytes_sent;
-    }
-    const std::optional<Formula> formula = sent_formula(c);
-    ASSERT_TRUE(formula.has_value());
-    EXPECT_EQ(formula->value, double(sent)) << c.name << ": " << formula->numbers;
-    const std::vector<Formula> memory = memory_formulas(c);
-    EXPECT_EQ(memory.size(), shard::Placement::preset(c.config.parallel.strategy).parameters ==
-                                     shard::Place::kWhole
-                                 ? 3u
-                                 : 4u);
-    for (const Formula& f : memory) {
-      const auto planned = std::ranges::find_if(
-          plan.memory, [&](const PlannedMemory& m) { return name_of(m.category) == f.name; });
-      ASSERT_NE(planned, plan.memory.end()) << f.name;
-      EXPECT_EQ(f.value, double(planned->nbytes)) << c.name << " " << f.name << ": " << f.numbers;
+  const struct {
+    const char* sweep;
+    std::size_t num_configurations;
+    bool has_gradients, has_states;  // and formulas for them
+  } cases[] = {
+      {"precision.param=f32,bf16 train.accum=1,2 parallel.prefetch=0,1", 8, true, true},
+      {"precision.reduce=f32,bf16 precision.accumulate=f32,bf16", 4, true, true},
+      {"train.accum=2 train.accum_comm=last precision.reduce=f32,bf16", 2, false, true},
+      {"train.optimizer=sgd train.momentum=0", 1, true, false},
+      {"train.optimizer=sgd train.momentum=0.5", 1, true, true},
+  };
+  for (const auto& [sweep, num_configurations, has_gradients, has_states] : cases) {
+    const Request r =
+        request({"--strategies=ddp,zero1,zero2,zero3,shard_grad_op,hsdp,hybrid_zero2,hfsdp",
+                 "--model.dim=512", "--model.seq=64", "--train.recompute",
+                 std::string("--sweep=") + sweep, "--parallel.reductions_in_flight=0"});
+    ASSERT_EQ(r.configurations.size(), 8 * num_configurations);
+    for (const Configuration& c : r.configurations) {
+      const bool gathers =
+          shard::Placement::preset(c.config.parallel.strategy).parameters != shard::Place::kWhole;
+      expect_formulas_are_planned(
+          c, std::size_t{1} + gathers + std::size_t{has_gradients} + std::size_t{has_states});
     }
   }
 }

@@ -378,6 +378,25 @@ TEST(Divergence, WhatSomeRanksHaveNotRecordedIsNotCompared) {
 // Values
 // ------------------------------------------------------------------------------------------
 
+TEST(Divergence, SaysWhoHadAMicroBatchOnEachSide) {
+  DivergenceResult result;
+  result.a.header.ranks = 2;
+  result.a.header.accum = 2;
+  result.b.header.ranks = 4;
+  result.b.header.accum = 1;
+  result.report.first = Divergence{
+      .key = {.step = 1, .micro_batch = 3, .tensor = "w"}, .shape = {1}, .a = {}, .b = {}};
+  std::string text;
+  for (const std::string& line : lines_of(result)) text += line + "\n";
+  EXPECT_TRUE(has(
+      text, {"micro-batch 3 (A: rank 0, micro-step 2; B: rank 2, micro-step 1)", "tensor w, "}));
+  const auto first = to_json(result).at("first");
+  EXPECT_EQ(first.at("a").at("rank"), 0);
+  EXPECT_EQ(first.at("b").at("rank"), 2);
+  result.report.first->key.visit = 2;
+  EXPECT_TRUE(has(lines_of(result).at(3), {"tensor w, visit 2, "}));
+}
+
 TEST(Divergence, JsonSaysWhatIsNoNumber) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   DivergenceResult result;

@@ -57,7 +57,7 @@ TEST(TraceSlices, OfManyTheLongestAreKept) {
   EXPECT_EQ(slices.at("threads")[0].at("slices")[0][1], 0.5 * 1e-3);
 }
 
-// From before the step on; what changes at one moment is one point.
+// From before the step to its end; what changes at one moment is one point.
 TEST(TraceSlices, HaveTheCountersOfMemoryBesideThem) {
   const TempFolder folder;
   const std::string path = folder.write("trace.json", R"([
@@ -70,10 +70,13 @@ TEST(TraceSlices, HaveTheCountersOfMemoryBesideThem) {
     {"ph":"C","pid":1,"ts":50,"name":"memory total","args":{"bytes":7}},
     {"ph":"C","pid":1,"ts":3100,"name":"memory activation","args":{"bytes":10}},
     {"ph":"C","pid":1,"ts":3100,"name":"memory total","args":{"bytes":17}},
+    {"ph":"C","pid":1,"ts":4100,"name":"memory activation","args":{"bytes":0}},
+    {"ph":"C","pid":1,"ts":4100,"name":"memory total","args":{"bytes":7}},
     {"ph":"C","pid":1,"ts":5000,"name":"memory total","args":{"bytes":99}},
     {"ph":"C","pid":2,"ts":3100,"name":"memory total","args":{"bytes":99}}])");
   EXPECT_EQ(step_of_trace_file(path, "a", 9).at("memory"), ordered_json::parse(R"({
-    "ms":[0.0,2.0,3.0], "bytes":{"activation":[0,30,10],"optimizer":[7,7,7]}, "total":[7,37,17]})"));
+    "ms":[0.0,2.0,3.0,4.0], "bytes":{"activation":[0,30,10,0],"optimizer":[7,7,7,7]},
+    "total":[7,37,17,7]})"));
 }
 
 TEST(TraceSlices, OfManyMomentsTheMostMemoryStays) {
@@ -92,6 +95,36 @@ TEST(TraceSlices, OfManyMomentsTheMostMemoryStays) {
   EXPECT_EQ(std::ranges::count(memory.at("total").get<std::vector<int>>(), 9000), 1);
   EXPECT_EQ(memory.at("ms").front(), 0.0);
   EXPECT_EQ(memory.at("total").back(), 4999);
+}
+
+// Wherever in a stretch of those that are one point.
+TEST(TraceSlices, NoPeakIsLeftOut) {
+  const TempFolder folder;
+  for (int peak = 0; peak < 60; ++peak) {
+    std::string events = R"({"ph":"X","pid":0,"tid":1,"ts":0,"dur":60,"name":"step 1"},
+                            {"ph":"X","pid":0,"tid":2,"ts":0,"dur":60,"name":"a"})";
+    for (int i = 0; i < 60; ++i) {
+      events += R"(,{"ph":"C","pid":0,"ts":)" + std::to_string(i) +
+                R"(,"name":"memory total","args":{"bytes":)" + (i == peak ? "9" : "1") + "}}";
+    }
+    const ordered_json memory =
+        step_of_trace_file(folder.write("trace.json", "[" + events + "]"), "a", 8).at("memory");
+    EXPECT_LE(memory.at("ms").size(), 10u);
+    EXPECT_EQ(std::ranges::count(memory.at("total").get<std::vector<int>>(), 9), 1) << peak;
+  }
+}
+
+TEST(TraceSlices, LongNamesAreCutBetweenCharacters) {
+  const TempFolder folder;
+  const auto shown = [&](const std::string& name) {
+    const std::string path = folder.write(
+        "trace.json", R"([{"ph":"X","pid":1,"tid":1,"ts":0,"dur":1,"name":")" + name + R"("}])");
+    return step_of_trace_file(path, "a", 9).at("threads")[0].at("slices")[0][2].get<std::string>();
+  };
+  const std::string x(58, 'x'), umlaut = "\xC3\xA4";
+  EXPECT_EQ(shown(x + umlaut), x + umlaut);
+  EXPECT_EQ(shown(x + umlaut + umlaut), x + umlaut + "...");
+  EXPECT_EQ(shown(x + "y" + umlaut + umlaut), x + "y...");
 }
 
 TEST(TraceSlices, ANumberThatIsNoIdIsNone) {

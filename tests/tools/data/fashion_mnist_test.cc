@@ -90,12 +90,14 @@ TEST(FashionMnist, RefusesFilesThatAreNotWhatTheySay) {
       {kTrainImages, idx(0x803, {3, 4096, 4096}, "abc"), "more bytes, got 3"},
       {kTrainImages, idx(0x803, {3, 2, 1}, "abcde"), "got 5"},
       {kTrainImages, idx(0x803, {3, 2, 1}, "abcdefg"), "got more"},
-      {kTrainImages, idx(0x803, {3, 1, 2}, "abcdef"), "test images of 1 x 2"},
+      {kTrainImages, idx(0x803, {3, 3, 1}, zeros(9)), "test images of 3 x 1"},
+      {kTrainImages, idx(0x803, {3, 2, 2}, zeros(12)), "test images of 2 x 2"},
       {kTrainImages, bulky.substr(0, bulky.size() - 9), "unexpected end of file"},
       {kTrainImages, sound.substr(0, sound.size() - 1), "unexpected end of file"},
       {kTrainImages, flipped, "incorrect data check"},
       {kTrainLabels, idx(0x803, {3, 1, 1}, "abc"), "magic 0x801"},
       {kTrainLabels, idx(0x801, {2}, zeros(2)), "3 labels"},
+      {kTrainLabels, idx(0x801, {4}, zeros(4)), "3 labels"},
       {kTrainLabels, idx(0x801, {3}, std::string("\x00\x0A\x00", 3)), "got 10 at position 1"},
   };
   for (const auto& [file, bytes, what] : cases) {

@@ -1,6 +1,7 @@
 // What the doctor says of machines that are not this one, and of what is broken.
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <filesystem>
@@ -74,6 +75,8 @@ TEST(MachineChecks, LimitsOfContainersAreTold) {
                  {"4 to use, 4 of 64 by affinity"}));
   EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 64, .cpu_quota = 1.5}),
                  Verdict::kWarn, {"2 to use", "1.50 cores' time", "at most 2 ranks"}));
+  EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 4, .cpu_quota = 8.0}), Verdict::kOk,
+                 {"4 to use, 4 of 64 by affinity", "8.00 cores' time"}));
   const MachineLimits roomy{.memory_nbytes = 16 * kGiB, .available_nbytes = 8 * kGiB};
   EXPECT_TRUE(is(check_memory(roomy), Verdict::kOk, {"8.0 GiB to use of 16.0 GiB"}));
   MachineLimits tight = roomy;
@@ -104,6 +107,7 @@ TEST(MachineChecks, LockedMemoryIsComparedWithWhatOffloadTakes) {
   constexpr std::int64_t kMany = 1'000'000'000;
   EXPECT_TRUE(is(check_locked_memory(8 << 20, "gpt9", kMany, true), Verdict::kWarn,
                  {"limit 8.0 MiB", "all of gpt9 takes 14.9 GiB (16 B x 1000.0M)", "ulimit -l"}));
+  EXPECT_TRUE(is(check_locked_memory(0, "gpt9", kMany, true), Verdict::kWarn, {"limit 0 B"}));
   EXPECT_TRUE(is(check_locked_memory(-1, "gpt9", kMany, true), Verdict::kOk, {"limit none"}));
   EXPECT_TRUE(is(check_locked_memory(16 * kMany, "gpt9", kMany, true), Verdict::kOk, {}));
   EXPECT_TRUE(is(check_locked_memory(16 * kMany - 1, "gpt9", kMany, true), Verdict::kWarn, {}));
@@ -112,6 +116,21 @@ TEST(MachineChecks, LockedMemoryIsComparedWithWhatOffloadTakes) {
   EXPECT_TRUE(is(check_open_files(256), Verdict::kWarn, {"limit 256", "ulimit -n"}));
   EXPECT_TRUE(is(check_open_files(1024), Verdict::kOk, {}));
   EXPECT_TRUE(is(check_open_files(-1), Verdict::kOk, {"no limit"}));
+}
+
+TEST(MachineChecks, TheLimitInForceCountsAndNotHowFarItCanBeRaised) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_CORE, &before), 0);
+  rlimit lower = before;
+  lower.rlim_cur = 0;
+  ASSERT_EQ(setrlimit(RLIMIT_CORE, &lower), 0);
+  EXPECT_EQ(soft_limit(RLIMIT_CORE), 0);
+  if (before.rlim_max == RLIM_INFINITY) {
+    lower.rlim_cur = RLIM_INFINITY;
+    ASSERT_EQ(setrlimit(RLIMIT_CORE, &lower), 0);
+    EXPECT_EQ(soft_limit(RLIMIT_CORE), -1);
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_CORE, &before), 0);
 }
 
 TEST(GpuChecks, SayWhatABuildCanUse) {
@@ -124,6 +143,8 @@ TEST(GpuChecks, SayWhatABuildCanUse) {
   facts.gpus = {hopper, hopper};
   EXPECT_TRUE(is(check_gpus(&facts, true), Verdict::kOk,
                  {"2: H100 (80.0 GiB, 9.0), H100", "driver for CUDA 12.4, runtime 13.0"}));
+  facts.gpus[1] = {.name = "A100", .memory_nbytes = 40 * kGiB, .major = 8, .minor = 0};
+  EXPECT_TRUE(is(check_gpus(&facts, true), Verdict::kOk, {"H100", "A100 (40.0 GiB, 8.0)"}));
   facts.gpus[1] = {.name = "V100", .memory_nbytes = 16 * kGiB, .major = 7, .minor = 0};
   EXPECT_TRUE(is(check_gpus(&facts, true), Verdict::kFail, {"V100", "cuda_archs=70"}));
 }
@@ -145,7 +166,7 @@ TEST(LauncherChecks, SayWhatIsHeeded) {
   EXPECT_TRUE(is(one("CUDA_VISIBLE_DEVICES", "1"), Verdict::kOk, {"heeded"}));
   EXPECT_TRUE(is(one("LOCAL_RANK", "3"), Verdict::kOk, {"not heeded", "--parallel.ranks"}));
   EXPECT_TRUE(is(one("OMP_NUM_THREADS", "1"), Verdict::kOk, {"not heeded"}));
-  EXPECT_TRUE(is(one("OMP_NUM_THREADS", "8"), Verdict::kWarn, {"--cpu.threads_per_rank=8"}));
+  EXPECT_TRUE(is(one("OMP_NUM_THREADS", "2"), Verdict::kWarn, {"--cpu.threads_per_rank=2"}));
   EXPECT_TRUE(is(one("WORLD_SIZE", "1"), Verdict::kOk, {"not heeded"}));
   for (const char* name : {"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     EXPECT_TRUE(

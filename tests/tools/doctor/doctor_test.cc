@@ -90,7 +90,7 @@ std::string flight_text(int num_ranks) {
     ranks += (r == 0 ? "" : ",") + std::string("{\"rank\":") + std::to_string(r) +
              ",\"calls\":18,\"entries\":[" + (r == 2 ? "" : entry) + "]}";
   }
-  return R"({"format":"tessera flight","version":1,"error":"[all_gather] \u001b[2J","now_ns":4,)"
+  return R"({"format":"tessera flight","version":1,"error":"[all_gather] \u001b[2J\n  why","now_ns":4,)"
          R"("failed_ns":3000000000,"groups":[{"name":"world","members":[0,1,2,3]}],"ranks":[)" +
          ranks + "]}";
 }
@@ -109,6 +109,7 @@ TEST(Doctor, SaysWhoWasLateInARunThatFailed) {
   const json report = json::parse(as_json.out);
   EXPECT_EQ(report.at("finding"), "a rank was late");
   EXPECT_EQ(report.at("lines").size(), 2);
+  EXPECT_EQ(report.at("errors"), json::array({"[all_gather] \x1b[2J\n  why"}));
 }
 
 TEST(Doctor, LooksAtARecordingAlone) {

@@ -58,16 +58,32 @@ FlightRecording sample() {
                                   .onto_sum = true,
                                   .state = FlightState::kStarted,
                                   .called_ns = 7,
-                                  .started_ns = 8}}},
+                                  .started_ns = 8},
+                                 {.group = 1,
+                                  .sequence = 2,
+                                  .op = "barrier",
+                                  .dtype = "",
+                                  .label = "end",
+                                  .state = FlightState::kCalled,
+                                  .called_ns = 9}}},
                     {.rank = 2,
-                     .num_calls = 1,
+                     .num_calls = 2,
                      .entries = {{.group = 0,
                                   .sequence = 0,
                                   .op = "barrier",
                                   .dtype = "",
                                   .label = "begin",
                                   .state = FlightState::kCalled,
-                                  .called_ns = 4}}}}};
+                                  .called_ns = 4},
+                                 {.group = 1,
+                                  .sequence = 0,
+                                  .op = "broadcast",
+                                  .dtype = "i32",
+                                  .label = "w",
+                                  .numel = 5,
+                                  .root = 0,
+                                  .state = FlightState::kCalled,
+                                  .called_ns = 5}}}}};
 }
 
 TEST(FlightFile, ReadsBackWhatWasWritten) {
@@ -84,6 +100,7 @@ TEST(FlightFile, SaysCallsAsMessagesDo) {
   EXPECT_EQ(text_of(r.ranks[0].entries[1], r.groups[1]), "broadcast f32 x 0 from rank 2");
   EXPECT_EQ(text_of(r.ranks[0].entries[2], r.groups[1]), "all_reduce f32 x 3 onto a sum 'norm'");
   EXPECT_EQ(text_of(r.ranks[1].entries[0], r.groups[0]), "barrier 'begin'");
+  EXPECT_EQ(text_of(r.ranks[1].entries[1], r.groups[1]), "broadcast i32 x 5 from rank 0 'w'");
 }
 
 TEST(FlightFile, WhatIsNoSuchFileIsRefusedByNameAndPlace) {
@@ -106,12 +123,13 @@ TEST(FlightFile, WhatIsNoSuchFileIsRefusedByNameAndPlace) {
       {[](json& f) { f["ranks"][1]["rank"] = 0; }, "expected each rank once, got 0 twice"},
       {[](json& f) { f["ranks"][1]["rank"] = 1u << 30; }, "a count in range as rank"},
       {[](json& f) { f["ranks"][1]["rank"] = 3; }, "expected a group of rank 3, got 0"},
-      {[](json& f) { f["ranks"][0]["calls"] = 2; }, "expected at most 2 entries, got 3"},
+      {[](json& f) { f["ranks"][0]["calls"] = 2; }, "expected at most 2 entries, got 4"},
       {[](json& f) { f["ranks"][0]["entries"][1]["group"] = 2; }, "as group, got 2"},
       {[](json& f) { f["ranks"][0]["entries"][1]["root"] = 2; }, "as root, got 2"},
       {[](json& f) { f["ranks"][0]["entries"][1]["state"] = "gone"; },
        "expected a state, got gone"},
       {[](json& f) { f["ranks"][0]["entries"][2]["seq"] = 0; }, "above 0, got 0"},
+      {[](json& f) { f["ranks"][0]["entries"][3]["seq"] = 1; }, "above 1, got 1"},
       {[](json& f) { f["ranks"][0]["entries"][2]["onto_sum"] = 1; }, "true or false as onto_sum"},
       {[](json& f) { f["ranks"][0]["entries"][2].erase("op"); }, "expected op, got none"},
   };

@@ -75,6 +75,27 @@ TEST(Jsonl, ReplacesOrAppends) {
   EXPECT_EQ(folder.read("a.jsonl"), "{}\n");
 }
 
+// A run goes on behind the records that are kept, and a write that was cut short leaves half a one,
+// or all of one but its end of line.
+TEST(Jsonl, KeepsTheFirstWholeRecordsThatAreAskedFor) {
+  const TempFolder folder;
+  const auto kept = [&](const std::string& text, int last) {
+    JsonlWriter log(folder.write("a.jsonl", text), JsonlWriter::Mode::kReplaceLater);
+    EXPECT_EQ(folder.read("a.jsonl"), text);
+    log.keep_while([&](const nlohmann::json& record) { return record.at("step") <= last; });
+    log.write(JsonRecord().add("next", true));
+    return folder.read("a.jsonl");
+  };
+  const std::string one = "{\"step\":1}\n", two = "{\"step\":2}\n", next = "{\"next\":true}\n";
+  EXPECT_EQ(kept("", 9), next);
+  EXPECT_EQ(kept(one + two + one, 0), next);
+  EXPECT_EQ(kept(one + two + one, 1), one + next);
+  EXPECT_EQ(kept(one + two, 9), one + two + next);
+  EXPECT_EQ(kept(one + "{\"step\":2}", 9), one + next);
+  EXPECT_EQ(kept(one + "{\"st", 9), one + next);
+  EXPECT_EQ(kept(one + "{\"st\n" + two, 9), one + next);
+}
+
 TEST(Jsonl, FailuresNameThePathAndTheReason) {
   const TempFolder folder;
   EXPECT_TRUE(has(error_of<IoError>([&] { JsonlWriter(folder / "no/a.jsonl"); }),

@@ -45,8 +45,9 @@ TEST_F(LimitsTest, WithoutCgroupsTheMachineIsTheLimit) {
 
 TEST_F(LimitsTest, TheLowestOfNestedCgroupsCounts) {
   write("proc/self/cgroup", "0::/slice/job\n");
-  write("sys/fs/cgroup/slice/job/cpu.max", "max 100000\n");
+  write("sys/fs/cgroup/slice/job/cpu.max", "300000 100000\n");
   write("sys/fs/cgroup/slice/cpu.max", "150000 100000\n");
+  write("sys/fs/cgroup/cpu.max", "max 100000\n");
   write("sys/fs/cgroup/slice/job/memory.max", "6442450944\n");
   write("sys/fs/cgroup/slice/job/memory.current", "2147483648\n");
   write("sys/fs/cgroup/slice/job/memory.stat", "anon 5\ninactive_file 1073741824\n");
@@ -56,6 +57,8 @@ TEST_F(LimitsTest, TheLowestOfNestedCgroupsCounts) {
   EXPECT_EQ(limits.cgroup_limit_nbytes, 6 * kGiB);
   EXPECT_EQ(limits.cgroup_used_nbytes, kGiB);  // the cache can be had back
   EXPECT_EQ(limits.usable_nbytes(), 5 * kGiB);
+  write("sys/fs/cgroup/slice/job/cpu.max", "60000 50000\n");
+  EXPECT_EQ(read().cpu_quota, 1.2);
 }
 
 TEST_F(LimitsTest, TakesTheLeastRoomOfNestedGroups) {
@@ -71,8 +74,8 @@ TEST_F(LimitsTest, TakesTheLeastRoomOfNestedGroups) {
 
 TEST_F(LimitsTest, VersionOneIsRead) {
   write("proc/self/cgroup", "4:cpu,cpuacct:/a\n3:memory:/b\n1:name=systemd:/\n");
-  write("sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "200000\n");
-  write("sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
+  write("sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "100000\n");
+  write("sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "50000\n");
   write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
   write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
   write("sys/fs/cgroup/memory/b/memory.limit_in_bytes", "3221225472\n");

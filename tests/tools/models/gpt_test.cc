@@ -441,6 +441,19 @@ class RenamedGpt : public Gpt {
   }
 };
 
+// Attention has no dropout here, so a saved model must not get any where it is trained on.
+TEST(GptCheckpoint, SaysEverySizeUnderItsOwnKey) {
+  EXPECT_EQ(gpt2_file_config(kModel), (Gpt2FileConfig{.n_layer = 3,
+                                                      .n_head = 2,
+                                                      .n_embd = 10,
+                                                      .n_positions = 7,
+                                                      .vocab_size = 23,
+                                                      .layer_norm_epsilon = 0.03,
+                                                      .resid_pdrop = 0.25,
+                                                      .embd_pdrop = 0.25,
+                                                      .attn_pdrop = 0}));
+}
+
 TEST(GptCheckpoint, CallsParametersAsTheModelSays) {
   const TempFolder folder;
   const auto ln_f = [&](Gpt& gpt, bool saves) {

@@ -40,16 +40,17 @@ TEST(CommTimes, OfTwoAtOnceCountOnce) {
 
 TEST(Mean, TakesAKindThatIsMissingAsNothing) {
   Overlap a{.compute_ms = 10, .comm = {4, 3, 1}};
-  a.kinds["gradients"] = {4, 3, 1};
+  a.kinds["gradients"] = {3, 1, 2};
   const Overlap b{.compute_ms = 20, .comm = {0, 0, 0}};
   const Overlap mean = mean_of({a, b});
   EXPECT_DOUBLE_EQ(mean.compute_ms, 15);
   EXPECT_DOUBLE_EQ(mean.comm.comm_ms, 2);
-  EXPECT_DOUBLE_EQ(mean.kinds.at("gradients").hidden_ms, 1.5);
-  EXPECT_DOUBLE_EQ(mean.kinds.at("gradients").exposed_ms, 0.5);
+  EXPECT_DOUBLE_EQ(mean.kinds.at("gradients").comm_ms, 1.5);
+  EXPECT_DOUBLE_EQ(mean.kinds.at("gradients").hidden_ms, 0.5);
+  EXPECT_DOUBLE_EQ(mean.kinds.at("gradients").exposed_ms, 1);
   EXPECT_EQ(record_of(mean).text(),
             R"({"compute_ms":15.0,"comm_ms":2.0,"hidden_ms":1.5,"exposed_ms":0.5,"kinds":)"
-            R"({"gradients":{"comm_ms":2.0,"hidden_ms":1.5,"exposed_ms":0.5}}})");
+            R"({"gradients":{"comm_ms":1.5,"hidden_ms":0.5,"exposed_ms":1.0}}})");
   EXPECT_EQ(mean_of({}).comm.comm_ms, 0);
 }
 

@@ -117,6 +117,20 @@ TEST(Trace, ShowsALaunchWithItsWork) {
   EXPECT_EQ(names_of(file.of_thread("steps", 4)), Names{"step 7"});
 }
 
+TEST(Trace, WhatWasBeforeTheStartHasTimesBelowZero) {
+  Trace trace({.start_ns = 3'500});
+  trace.recorder.begin_step(1);
+  trace.launch("compute", {.name = "op"}, 1, 2);
+  trace.launch("compute", {.name = "op"}, 3, 4);
+  trace.recorder.end_step();
+  const std::vector<TraceSlice> slices = trace.end().of_thread("compute", 1);
+  ASSERT_EQ(slices.size(), 2u);
+  EXPECT_EQ(slices[0].begin_ns, -2'500);
+  EXPECT_EQ(slices[0].end_ns, -1'500);
+  EXPECT_EQ(slices[1].begin_ns, -500);
+  EXPECT_EQ(slices[1].end_ns, 500);
+}
+
 TEST(Trace, TakesAnyTextAsAName) {
   const std::string odd = "a\"b\\c\n\x01 </script> \xC3\xA4 \xFF";
   Trace trace({.process_name = odd});

@@ -27,10 +27,16 @@ using testing::run_gpt;
 using testing::tokens;
 
 TEST(Budget, ReadsSizes) {
-  EXPECT_EQ(parse_nbytes("40GiB", "m"), std::int64_t{40} << 30);
+  EXPECT_EQ(parse_nbytes("12345", "m"), 12'345);
+  EXPECT_EQ(parse_nbytes("7 B", "m"), 7);
+  EXPECT_EQ(parse_nbytes("3kB", "m"), 3'000);
+  EXPECT_EQ(parse_nbytes("700MB", "m"), 700'000'000);
   EXPECT_EQ(parse_nbytes("1.5 GB", "m"), 1'500'000'000);
-  EXPECT_EQ(parse_nbytes("12345", "m"), 12345);
-  EXPECT_EQ(parse_nbytes("3kB", "m"), 3000);
+  EXPECT_EQ(parse_nbytes("2TB", "m"), 2'000'000'000'000);
+  EXPECT_EQ(parse_nbytes("3KiB", "m"), 3'072);
+  EXPECT_EQ(parse_nbytes("0.5MiB", "m"), 524'288);
+  EXPECT_EQ(parse_nbytes("40GiB", "m"), 42'949'672'960);
+  EXPECT_EQ(parse_nbytes("2TiB", "m"), 2'199'023'255'552);
   for (const char* bad :
        {"", "GiB", "-1GiB", "40 parsecs", "1e30GiB", "0", "nan", "inf", "4G iB"}) {
     EXPECT_TRUE(testing::has(
@@ -156,6 +162,19 @@ TEST(Budget, IsForTheRankThatNeedsMost) {
       testing::error_of<engine::Error>([&] { run_gpt(config, kModel, tokens()); }), {"[memory]"}));
   config.memory_budget = std::to_string(most);
   EXPECT_EQ(run_gpt(config, kModel, tokens()).records.size(), 5u);
+}
+
+TEST(Budget, TheMostOfAllKindsCounts) {
+  for (const std::string kinds : {"aab", "bba", "cab"}) {
+    std::string planned;
+    const auto kind = [&](int rank) { return std::string(1, kinds[std::size_t(rank)]); };
+    const auto peak = [&](int rank) -> std::int64_t {
+      planned += kind(rank);
+      return kind(rank) == "b" ? 5 : 3;
+    };
+    EXPECT_EQ(most_of_ranks(3, kind, peak), 5) << kinds;
+    EXPECT_EQ(planned.size(), kinds == "cab" ? 3u : 2u);
+  }
 }
 
 // By counts, as no time is asserted: what a budget costs is one plan for each rung and kind of

@@ -53,6 +53,8 @@ TEST(CpuTest, RanksKeepToCoresOfTheirOwn) {
   EXPECT_EQ(cores_of(whole, 0), all);
   EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(one, count + 1); }),
                   {"got " + std::to_string(count) + " cores", "cpu.pin"}));
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(whole, 2); }),
+                  {"2 ranks with " + std::to_string(count) + " threads", "cpu.pin"}));
   check_pins({}, 10'000);
 }
 

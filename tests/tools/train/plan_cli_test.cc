@@ -7,11 +7,14 @@
 #include <csignal>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "engine/io/text.h"
 #include "tests/testing/errors.h"
@@ -403,7 +406,21 @@ TEST_F(PlanCli, AnAuditNamesTheGathersThatAreNotHidden) {
   many["parallel.prefetch"] = "0";
   const std::string most = line_of(run(many));
   EXPECT_EQ(std::ranges::count(most, ','), 7) << most;  // one in front of the list
-  EXPECT_NE(most.find(" more "), std::string::npos) << most;
+  waits_ms.clear();
+  const json of_many = final_record().at("planned");
+  for (const json& c : of_many.at("collectives")) {
+    const double ms = c.at("exposed_ms").get<double>();
+    if (c.at("name") == "all_gather" && c.at("label") != "norm" && c.at("label") != "values" &&
+        ms > 0.0005) {
+      waits_ms[c.at("label")] += ms;
+    }
+  }
+  std::vector<double> all_ms;
+  for (const auto& [label, ms] : waits_ms) all_ms.push_back(ms);
+  std::ranges::sort(all_ms, std::greater());
+  ASSERT_GT(all_ms.size(), 7u);
+  EXPECT_TRUE(has(most, {fmt::format(", {} more {:.3f} ms", all_ms.size() - 6,
+                                     std::accumulate(all_ms.begin() + 6, all_ms.end(), 0.0))}));
 
   const Flags fast = {{"audit", "true"},
                       {"rates.gflops", "0.01"},
@@ -411,7 +428,10 @@ TEST_F(PlanCli, AnAuditNamesTheGathersThatAreNotHidden) {
                       {"rates.link_latency_us", "0"}};
   EXPECT_EQ(line_of(run(fast)), "all gathers are hidden in the plan, at --rates.*");
   EXPECT_EQ(line_of(run({{"audit", "true"}, {"parallel.strategy", "ddp"}})), "");
-  EXPECT_TRUE(has(run({{"rates.link_gbs", "1"}}).err, {"rates.link_gbs with plan or audit only"}));
+  for (const char* rate :
+       {"rates.gflops", "rates.memory_gbs", "rates.link_gbs", "rates.link_latency_us"}) {
+    EXPECT_TRUE(has(run({{rate, "1"}}).err, {std::string(rate) + " with plan or audit only"}));
+  }
 }
 
 // Rank 1 holds more in one of them, all ranks send more in the other.
@@ -447,7 +467,8 @@ TEST_F(PlanCli, ARunSaysWhatToTryNext) {
   const Outcome outcome = run(
       {{"train.steps", "12"}, {"parallel.prefetch", "0"}, {"parallel.reductions_in_flight", "0"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_TRUE(has(outcome.out, {"\n  next    exposed communication is "})) << outcome.out;
+  // Of what there is to say most depends on how busy the machine is.
+  EXPECT_TRUE(has(outcome.out, {"\n  next    "})) << outcome.out;
 }
 
 // Before anything is made.

@@ -82,5 +82,43 @@ TEST(PlanReport, SaysNothingOfRanksThatAllTakePartInEverything) {
   }
 }
 
+// A run whose hook compresses from the fourth step on, and whose guard makes steps again: figures
+// that are all different, so that none can stand for another.
+TEST(PlanReport, SaysEachFigureOfItsOwnStep) {
+  TrainPlan plan{};
+  for (const int i : {1, 2, 3, 4}) {
+    StepRecord step{.step = i};
+    step.traffic = {.num_collectives = 10 * i, .bytes_sent = std::int64_t{i} << 20};
+    step.step_memory.peak_total_nbytes = 100 * i;
+    step.step_host_memory.peak_total_nbytes = 1000 * i;
+    plan.steps.push_back(step);
+  }
+  plan.compresses_behind = 3;
+  plan.repeated = plan.steps.back();
+  plan.repeated->step_memory.peak_total_nbytes = 77;
+  plan.repeated->step_host_memory.peak_total_nbytes = 88;
+  plan.collectives = {{"all_gather", "a", 5, {0, 2, 4}, 0},
+                      {"all_gather", "b", 7, {0, 1, 2}, 0},
+                      {"all_reduce", "c", 9, {0, 2, 4}, 0}};
+  plan.num_launches = 1000;
+  plan.host_ms = 12;
+  std::string text;
+  for (const std::string& line : plan_lines(plan, {.num_ranks = 6})) text += line + "\n";
+  EXPECT_TRUE(testing::has(
+      text, {"a step sends 4.0 MiB in 40 collectives (the first: 1.0 MiB in 10):\n",
+             "\n  up to step 3, before its hook compresses, 2.0 MiB in 20 collectives\n",
+             "between ranks 0 to 2 ", " 7 B in 1 collective\n", "between ranks 0, 2, 4 ",
+             " 14 B in 2 collectives\n", "which took this host 12.0 ms (12.00 us each)\n"}));
+  const auto record = nlohmann::json::parse(plan_record(plan, {.num_ranks = 6}).text());
+  EXPECT_EQ(record.at("sent_bytes"), 4 << 20);
+  EXPECT_EQ(record.at("num_collectives"), 40);
+  EXPECT_EQ(record.at("first_step_sent_bytes"), 1 << 20);
+  EXPECT_EQ(record.at("first_step_num_collectives"), 10);
+  EXPECT_EQ(record.at("peak_bytes").at("total"), 400);
+  EXPECT_EQ(record.at("host_peak_bytes").at("total"), 4000);
+  EXPECT_EQ(record.at("repeated_peak_bytes").at("total"), 77);
+  EXPECT_EQ(record.at("host_ms"), 12);
+}
+
 }  // namespace
 }  // namespace tessera::tools

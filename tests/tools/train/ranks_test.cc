@@ -13,6 +13,7 @@
 #include "tools/flight/flight_file.h"
 #include "tools/flight/flight_verdict.h"
 #include "tools/train/flight_output.h"
+#include "tools/train/task_plan.h"
 
 namespace tessera::tools {
 namespace {
@@ -23,6 +24,24 @@ TrainConfig config_of(double deadline_s) {
   config.parallel.ranks = 3;
   config.parallel.deadline_s = deadline_s;
   return config;
+}
+
+TEST(PlanTarget, KnowsWhatMovesTensorsAndInWhichOrderItAdds) {
+  for (const bool nccl : {false, true}) {
+    for (const bool canonical : {false, true}) {
+      TrainConfig config;
+      config.parallel.canonical = canonical;
+      config.rates.link_gbs = 7;
+      const PlanTarget target =
+          plan_target({.size = 4, .num_gpus = nccl ? 4 : 0, .nccl = nccl}, config, 3);
+      EXPECT_EQ(target.num_ranks, 4);
+      EXPECT_EQ(target.rank, 3);
+      EXPECT_EQ(target.on_gpus, nccl);
+      EXPECT_EQ(target.is_nccl, nccl);
+      EXPECT_EQ(target.sums_in_rank_order, !nccl || canonical);
+      EXPECT_DOUBLE_EQ(target.rates.link_bytes_per_s, 7e9);
+    }
+  }
 }
 
 TEST(Ranks, OneThatNeverReturnsIsNamedAndEndsTheProcess) {

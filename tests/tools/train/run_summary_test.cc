@@ -79,9 +79,16 @@ TEST(StepText, SaysWhatIsKnownAlone) {
   }
 }
 
+TEST(StepText, AStatusLineSaysHowFarARunHasCome) {
+  EXPECT_TRUE(has(status_text(record_of(3, 8), {.num_steps = 4, .items = "tokens", .eta = "0:30"}),
+                  {"  75 % step 3/4 | ETA 0:30 | loss 2.5000 | 8.0 ms | 125000 tokens/s"}));
+  EXPECT_TRUE(has(status_text(record_of(4, 8), {.num_steps = 4}), {"=] 100 % step 4/4 |"}));
+}
+
 TEST(StepText, NbytesHaveTheirUnit) {
   EXPECT_EQ(nbytes_text(0), "0 B");
   EXPECT_EQ(nbytes_text(1023), "1023 B");
+  EXPECT_EQ(nbytes_text(1024), "1.0 KiB");
   EXPECT_EQ(nbytes_text(1536), "1.5 KiB");
   EXPECT_EQ(nbytes_text(40.0 * (1 << 30)), "40.0 GiB");
 }
@@ -220,7 +227,7 @@ TEST(RunSummary, WhatWasPlannedStandsBesideWhatWasMeasured) {
 
 TEST(RunSummary, WithoutAPlanNothingIsSaidToBePlanned) {
   RunSummary summary;
-  for (const std::int64_t sent : {8, 6, 2, 4}) summary.add(step_with(1, 100, {}, sent), {});
+  for (const std::int64_t sent : {8, 6, 2, 4, 10}) summary.add(step_with(1, 100, {}, sent), {});
   const RunSummary::Figures f = summary.figures().value();
   EXPECT_EQ(f.measured.sent_nbytes, 4) << "of 6, 2 and 4";
   std::string text;
@@ -281,6 +288,8 @@ TEST(Advice, OfExposedCommunicationFollowsTheConfiguration) {
   config.cpu.threads_per_rank = 4;
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, {.num_ranks = 2, .num_gpus = 0, .num_cores = 4}),
                   {"2 ranks of 4 threads share 4 cores", "--cpu.threads_per_rank=2"}));
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, {.num_ranks = 8, .num_gpus = 0, .num_cores = 4}),
+                  {"8 ranks of 4 threads share 4 cores", "--cpu.threads_per_rank=1"}));
 }
 
 TEST(Advice, NamesTheLoaderTheOptimizerAndTheMachine) {
@@ -291,6 +300,8 @@ TEST(Advice, NamesTheLoaderTheOptimizerAndTheMachine) {
   EXPECT_TRUE(has(advised(wide, {}, {.num_ranks = 4, .num_gpus = 0, .num_cores = 2}),
                   {"something else uses"}));
   EXPECT_EQ(advised(wide, {}, {.num_ranks = 2, .num_gpus = 2, .num_cores = 2}), "");
+  wide.step_ms = {.median = 14, .p10 = 10, .p90 = 16};
+  EXPECT_TRUE(has(advised(wide), {"factor of 1.6"}));
 }
 
 }  // namespace

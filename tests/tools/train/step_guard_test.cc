@@ -4,15 +4,20 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "comm/threads.h"
 #include "engine/error.h"
 #include "engine/philox.h"
+#include "shard/fsdp.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/models/mlp.h"
@@ -57,6 +62,12 @@ TEST(StepGuard, ASpikeIsOneAgainstTheMedianOfEnoughSteps) {
   EXPECT_EQ(healed.is_wrong, "");
   EXPECT_EQ(healed.outcome.mean_loss(), 2);
   EXPECT_TRUE(has(healed.remark, {"on rank 0 (loss 6.5, then 2, then 2)", "a transient fault"}));
+  // From the ninth step on, and of no more than 32.
+  StepGuard first(config), long_run(config);
+  learn(first, 8, 2);
+  EXPECT_TRUE(first.judge(9, of(7), again(7)).is_replayed);
+  learn(long_run, 40, 2);
+  EXPECT_TRUE(has(long_run.judge(41, of(7), again(7)).is_wrong, {"of the last 32 steps, 2"}));
 }
 
 TEST(StepGuard, OfThreeResultsTwoMustAgree) {
@@ -111,6 +122,30 @@ TEST(StepGuard, ParametersThatNobodyWroteStayAndAreCopies) {
   const auto verdict = guard.judge(5, whole, [&] { return wrong; });
   EXPECT_TRUE(verdict.is_damaged);
   EXPECT_TRUE(has(verdict.is_wrong, {"rank 3 have changed while nobody wrote them"}));
+}
+
+TEST(StepGuard, ChecksumsAreOfFrozenParametersToo) {
+  comm::run_ranks(1, {}, [](comm::ProcessGroup& world) {
+    Mlp mlp({.inputs = 6, .hidden = 8, .layers = 2, .classes = 3});
+    engine::Parameter& frozen = *mlp.blocks().front()->parameters.front();
+    frozen.trainable = false;
+    shard::Fsdp fsdp(world, engine::Memory(), engine::Stream::inline_cpu("compute"), mlp.blocks(),
+                     mlp.root(), {});
+    const auto bits = [&] {
+      std::vector<std::uint32_t> all;
+      for (const float x : checksums_of(fsdp)) all.push_back(std::bit_cast<std::uint32_t>(x));
+      return std::pair(std::vector(all.begin(), all.end() - 2),
+                       std::vector(all.end() - 2, all.end()));
+    };
+    const auto before = bits();
+    std::vector<float> values = fsdp.full_parameter(frozen);
+    values.back() = std::nextafter(values.back(), 9.0f);
+    fsdp.load(frozen, values);
+    fsdp.parameters_changed();
+    const auto after = bits();
+    EXPECT_EQ(before.first, after.first) << "of gradients";
+    EXPECT_NE(before.second, after.second) << "of parameters";
+  });
 }
 
 /// Losses of a training in which `fault` changes a loss: (step from 0, rank, how often it was

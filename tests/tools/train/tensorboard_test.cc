@@ -89,7 +89,7 @@ TEST(TensorBoardLog, ARunThatDoesNotBeginLeavesNoFile) {
   EXPECT_TRUE(std::filesystem::is_empty(folder / "some/where"));
 }
 
-TEST(TensorBoardLog, RunsShareNoFile) {
+TEST(TensorBoardLog, RunsShareNoFileAndLeaveTheirs) {
   const TempFolder folder;
   std::vector<std::unique_ptr<TensorBoardLog>> logs;
   for (int i = 0; i < 3; ++i) {
@@ -97,6 +97,8 @@ TEST(TensorBoardLog, RunsShareNoFile) {
     logs.back()->begin(1);
     EXPECT_TRUE(has(logs.back()->path(), {"/events.out.tfevents."}));
   }
+  EXPECT_EQ(folder.num_entries(), 3);
+  logs.clear();
   EXPECT_EQ(folder.num_entries(), 3);
 }
 

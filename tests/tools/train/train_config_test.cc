@@ -13,7 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include "engine/meta.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/temp_folder.h"
+#include "tools/data/text_data.h"
+#include "tools/models/gpt.h"
+#include "tools/train/transformer_config.h"
 
 namespace tessera::tools {
 namespace {
@@ -66,6 +71,23 @@ TEST(LearningRate, WarmupRisesEvenlyAndReachesThePeakInItsLastStep) {
     expect_lrs(config_of(schedule, 8, 4), {0.1, 0.2, 0.3, 0.4});
     expect_lrs(config_of(schedule, 4, 4), {0.2, 0.4, 0.6, 0.8});
   }
+}
+
+// Units of a thousand, as of links and memory elsewhere.
+TEST(TrainConfig, RatesAreTakenInTheirUnits) {
+  TrainConfig c;
+  FlagSet flags("train", "");
+  c.add_to(flags);
+  std::ostringstream out;
+  ASSERT_TRUE(
+      flags.parse(std::vector<const char*>{"--rates.gflops=3", "--rates.memory_gbs=5",
+                                           "--rates.link_gbs=7", "--rates.link_latency_us=11"},
+                  out));
+  const engine::MetaRates rates = c.rates.rates();
+  EXPECT_DOUBLE_EQ(rates.flops_per_s, 3e9);
+  EXPECT_DOUBLE_EQ(rates.bytes_per_s, 5e9);
+  EXPECT_DOUBLE_EQ(rates.link_bytes_per_s, 7e9);
+  EXPECT_DOUBLE_EQ(rates.link_latency_s, 11e-6);
 }
 
 TEST(TrainConfig, EveryFlagSetsItsOwnField) {
@@ -392,6 +414,29 @@ TEST(TrainConfig, ADeadlineIsNeverRoundedToNothing) {
   EXPECT_EQ(config.deadline().count(), 250);
   config.parallel.deadline_s = 1e-6;
   EXPECT_EQ(config.deadline().count(), 1);
+}
+
+// A model that is started from may have more positions than sequences are to have tokens.
+TEST(TransformerConfig, SequencesAreAsLongAsAskedAndInTheOrderOfTheSeed) {
+  const testing::TempFolder folder;
+  TransformerConfig config;
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += static_cast<char>(i);
+  config.data_path = folder.write("text.txt", text);
+  config.val_fraction = 0;
+  const GptConfig model{.seq = 32};
+  EXPECT_EQ(config.dataset(model).seq(), 32);
+  config.model.seq = 8;
+  EXPECT_EQ(config.dataset(model).seq(), 8);
+  EXPECT_EQ(config.dataset(model).num_sequences(), 12);
+  const auto tokens_of = [&](std::int64_t seed) {
+    config.train.seed = seed;
+    std::vector<std::int32_t> tokens(12 * 8), targets(12 * 8);
+    config.dataset(model).batch(0, 12, tokens, targets);
+    return tokens;
+  };
+  EXPECT_EQ(tokens_of(1), tokens_of(1));
+  EXPECT_NE(tokens_of(1), tokens_of(2));
 }
 
 }  // namespace

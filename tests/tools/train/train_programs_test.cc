@@ -22,6 +22,7 @@
 #include "tools/io/gpt2_files.h"
 #include "tools/models/gpt.h"
 #include "tools/models/mlp.h"
+#include "tools/train/generate.h"
 
 namespace tessera::tools {
 namespace {
@@ -334,6 +335,11 @@ TEST_F(Generation, EachTokenFollowsFromTheOneBefore) {
     EXPECT_EQ(generate(config, weights, 10, 4, {{"parallel.ranks", ranks}}),
               (std::vector{4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6}));
   }
+}
+
+TEST(Printable, IsWhatCommandsNoTerminal) {
+  EXPECT_EQ(printable({72, 10, 9, 27, 31, 32, 126, 127, 128, 155, 255, 300}),
+            std::string("H\n") + "???" + " ~" + "?????");
 }
 
 // The multi-layer perceptron ---------------------------------------------------------------------
