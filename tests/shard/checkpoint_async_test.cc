@@ -1,7 +1,10 @@
 // Saves beside training: what is saved is what was there at the call, whatever follows.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <functional>
@@ -78,6 +81,35 @@ TEST(CheckpointAsync, TrainingGoesOnWhileTheDiskIsBusy) {
   EXPECT_EQ(steps_in(folder / "c"), (Steps{8, 4}));
   fs::remove_all(folder / "c/step_8");
   EXPECT_TRUE(goes_on_unharmed(run, 4, without / "c"));
+}
+
+// The largest nice value among the threads of this process.
+int nicest_thread() {
+  int nicest = -20;
+  for (const auto& entry : fs::directory_iterator("/proc/self/task")) {
+    const int id = std::stoi(entry.path().filename().string());
+    errno = 0;
+    const int nice = ::getpriority(PRIO_PROCESS, static_cast<id_t>(id));
+    if (errno == 0) nicest = std::max(nicest, nice);  // else it has ended
+  }
+  return nicest;
+}
+
+// With nice 19 a save waits for all else that a busy machine does, and then so does every rank.
+TEST(CheckpointAsync, WhoWritesGivesWayToRanksAndIsNotStarved) {
+  const TempFolder folder;
+  CheckpointRun run = run_in(folder, 2);
+  run.save_every = 1;
+  const Hold hold(folder);
+  run.behind_step = [&](const CheckpointRank& rank, int step) {
+    if (step > 0 || rank.world.rank() != 0) return true;
+    hold.wait();
+    EXPECT_EQ(nicest_thread(), std::min(::getpriority(PRIO_PROCESS, 0) + 5, 19));
+    hold.release();
+    return true;
+  };
+  train_saving(run);
+  EXPECT_EQ(steps_in(folder / "c"), (Steps{2, 1}));
 }
 
 TEST(CheckpointAsync, WhatIsWrittenAtOnceBehindTheCallIsNotSaved) {

@@ -81,22 +81,23 @@ bool BackgroundWriter::is_idle() const {
   return queue_.empty();
 }
 
-void BackgroundWriter::flush(Patience patience) {
+void BackgroundWriter::flush(const Hurries& hurries) {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kPatience(5000), kLongest(10);
   std::unique_lock lock(mutex_);
-  if (patience == Patience::kLong) {
-    changed_.wait(lock, [this] { return queue_.empty(); });
-  } else {
-    // Short sleeps: a condition with a deadline is not known to GCC 12's thread sanitizer.
-    constexpr int kNumSleeps = 500;
-    std::int64_t seen = num_written_;
-    for (int i = 0; i < kNumSleeps && !queue_.empty(); ++i) {
-      lock.unlock();
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      lock.lock();
-      if (std::exchange(seen, num_written_) != num_written_) i = 0;
-    }
-    if (!queue_.empty() && !error_) error_ = std::error_code(ETIMEDOUT, std::generic_category());
+  std::int64_t seen = num_written_;
+  milliseconds waited(0);  // counts sleeps: while the process is stopped nothing could be written
+  // Short sleeps: a condition with a deadline is not known to GCC 12's thread sanitizer.
+  for (milliseconds sleep(1); !queue_.empty() && waited < kPatience;
+       sleep = std::min(sleep + milliseconds(1), kLongest)) {
+    lock.unlock();
+    std::this_thread::sleep_for(sleep);
+    const bool is_hurried = hurries != nullptr && hurries();
+    lock.lock();
+    const bool has_progress = std::exchange(seen, num_written_) != num_written_;
+    waited = is_hurried && !has_progress ? waited + sleep : milliseconds(0);
   }
+  if (!queue_.empty() && !error_) error_ = std::error_code(ETIMEDOUT, std::generic_category());
   engine::require<engine::IoError>(!error_, "[writer] expected to write all output, got {} ({})",
                                    error_ ? error_->message() : "", path_);
 }

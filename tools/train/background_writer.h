@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -34,10 +35,11 @@ class BackgroundWriter {
   std::optional<std::error_code> error() const;
   /// Whether all is written, or lost.
   bool is_idle() const;
-  /// Waits until all is written: as long as that takes, or (kShort) until there was no progress for
-  /// 5 seconds. Throws IoError naming the path.
-  enum class Patience { kLong, kShort };
-  void flush(Patience patience = Patience::kLong);
+  /// Waits until all is written: as long as that takes, or until there was no progress for 5
+  /// seconds while `hurries()`, which is asked again and again, was true. Null: nobody hurries.
+  /// Throws IoError naming the path.
+  using Hurries = std::function<bool()>;
+  void flush(const Hurries& hurries = nullptr);
 
  private:
   void run();

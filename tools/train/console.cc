@@ -73,9 +73,9 @@ void Console::status(std::string_view text) {
   writer_.write(std::string(kEraseLine) + status_);
 }
 
-void Console::flush(BackgroundWriter::Patience patience) {
+void Console::flush(const BackgroundWriter::Hurries& hurries) {
   status("");
-  writer_.flush(patience);
+  writer_.flush(hurries);
 }
 
 std::string progress_bar(double part, int width) {

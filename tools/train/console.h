@@ -42,7 +42,7 @@ class Console {
 
   std::optional<std::error_code> error() const { return writer_.error(); }
   /// Takes the status line away, and waits as BackgroundWriter::flush() does.
-  void flush(BackgroundWriter::Patience patience);
+  void flush(const BackgroundWriter::Hurries& hurries);
 
  private:
   int columns() const;

@@ -13,6 +13,8 @@
 #include <system_error>
 
 #include "engine/io/text.h"
+#include "tools/train/error_output.h"
+#include "tools/train/stop.h"
 
 namespace tessera::tools {
 namespace {
@@ -40,14 +42,14 @@ void prepare_output() {
   }
 }
 
+// Who was asked to stop waits for no reader for long.
 void print_error(const char* message) {
-  std::fprintf(stderr, "error: %s\n", message);  // unlike fmt::print, throws nothing
+  write_to_stderr({"error: ", message, "\n"}, stop_requested() != 0 ? kErrorPatience : kNoHurry);
 }
 
 // A library's destructor that finds no memory, for one: there is nobody left to catch it.
 [[noreturn]] void terminate() {
-  std::fputs("error: [terminate] expected to go on, got an error where none can be handled\n",
-             stderr);
+  print_error("[terminate] expected to go on, got an error where none can be handled");
   std::_Exit(1);
 }
 

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -21,6 +20,7 @@
 #include "engine/error.h"
 #include "engine/io/text.h"
 #include "tools/train/cpu.h"
+#include "tools/train/error_output.h"
 
 namespace tessera::tools {
 
@@ -78,11 +78,12 @@ class StuckRanks {
   }
 
  private:
-  static void print(const char* kind, std::string_view message) {
+  static void print(std::string_view kind, std::string_view message,
+                    std::chrono::milliseconds patience) {
     try {
-      std::fprintf(stderr, "%s: %s\n", kind, engine::escaped_lines(message).c_str());
+      write_to_stderr({kind, ": ", engine::escaped_lines(message), "\n"}, patience);
     } catch (const std::bad_alloc&) {
-      std::fprintf(stderr, "%s: no memory left\n", kind);
+      write_to_stderr({kind, ": no memory left\n"}, patience);
     }
   }
 
@@ -99,12 +100,13 @@ class StuckRanks {
       changed_.wait(lock, [this] { return ended_ || has_failed_; });
     }
     if (end_within(std::chrono::seconds(1))) return;
-    print("warning: waiting for ranks that have not ended after", message_.data());
+    print("warning: waiting for ranks that have not ended after", message_.data(),
+          kWarningPatience);
     if (flight_ != nullptr) {
-      print("warning", flight_->write(message_.data()));
+      print("warning", flight_->write(message_.data()), kWarningPatience);
     }
     if (end_within(grace_)) return;
-    print("error", message_.data());
+    print("error", message_.data(), kErrorPatience);
     std::_Exit(1);
   }
 

@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -15,6 +14,7 @@
 
 #include "engine/error.h"
 #include "engine/io/text.h"
+#include "tools/train/error_output.h"
 #include "tools/train/flight_output.h"
 #include "tools/train/step_text.h"
 #include "tools/train/stop.h"
@@ -170,9 +170,10 @@ void RunLog::check_output() {
     if (!error || std::exchange(told, true)) return;
     const bool reader_has_gone = error->value() == EPIPE;
     console_.status("");
-    std::fprintf(stderr, "warning: [log] %s: %s; the training %s\n", engine::escaped(name).c_str(),
-                 error->message().c_str(),
-                 reader_has_gone ? "ends after this step" : "goes on without");
+    write_to_stderr(
+        {"warning: [log] ", engine::escaped(name), ": ", error->message(), "; the training ",
+         reader_has_gone ? "ends after this step" : "goes on without", "\n"},
+        kWarningPatience);
     if (reader_has_gone) request_stop(SIGPIPE);
   };
   check(jsonl_, jsonl_path_, told_jsonl_);
@@ -257,11 +258,10 @@ void RunLog::finish(const std::string& params_sha256, std::optional<double> val_
 }
 
 void RunLog::flush() {
-  using Patience = BackgroundWriter::Patience;
-  const Patience patience = stop_requested() != 0 ? Patience::kShort : Patience::kLong;
-  jsonl_.flush(patience);
-  if (tensorboard_) tensorboard_->flush(patience);
-  console_.flush(patience);
+  const auto hurries = [] { return stop_requested() != 0; };  // which may come while this waits
+  jsonl_.flush(hurries);
+  if (tensorboard_) tensorboard_->flush(hurries);
+  console_.flush(hurries);
 }
 
 }  // namespace tessera::tools

@@ -15,6 +15,7 @@
 #include "engine/error.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
+#include "tools/train/error_output.h"
 #include "tools/train/flags.h"
 
 namespace tessera::tools {
@@ -108,7 +109,8 @@ void RunProbe::write(int rank, std::int64_t step, const std::vector<ProbePart>& 
     append(text);
   } catch (const engine::IoError& e) {  // see [Note: output never ends a training] in run_log.h
     error_ = e.what();
-    fmt::print(stderr, "warning: {}; the training goes on without\n", engine::escaped(error_));
+    write_to_stderr({"warning: ", engine::escaped(error_), "; the training goes on without\n"},
+                    kWarningPatience);
     return;
   }
   num_parts_ += std::ssize(parts);
@@ -145,7 +147,7 @@ void RunProbe::keep() noexcept {
     if (has_step() || newest_step_ > 0) write_end();
   } catch (const std::exception& e) {
     try {
-      fmt::print(stderr, "warning: {}\n", engine::escaped(e.what()));
+      write_to_stderr({"warning: ", engine::escaped(e.what()), "\n"}, kWarningPatience);
     } catch (const std::exception&) {  // nobody is left to be told
     }
   }

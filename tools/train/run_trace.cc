@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <system_error>
@@ -13,6 +12,7 @@
 #include "engine/error.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
+#include "tools/train/error_output.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -75,8 +75,9 @@ void RunTrace::begin() {
 
 void RunTrace::warn(const std::string& what) {
   if (std::exchange(told_, true)) return;
-  std::fprintf(stderr, "warning: [trace] %s: %s; the training goes on without\n",
-               engine::escaped(path_).c_str(), what.c_str());
+  write_to_stderr(
+      {"warning: [trace] ", engine::escaped(path_), ": ", what, "; the training goes on without\n"},
+      kWarningPatience);
 }
 
 void RunTrace::write(std::string text) {
@@ -157,8 +158,7 @@ JsonRecord RunTrace::record() const {
 
 void RunTrace::flush() {
   engine::require<engine::IoError>(error_.empty(), "{}", error_);
-  using Patience = BackgroundWriter::Patience;
-  background_.flush(stop_requested() != 0 ? Patience::kShort : Patience::kLong);
+  background_.flush([] { return stop_requested() != 0; });
 }
 
 }  // namespace tessera::tools

@@ -32,7 +32,7 @@ class TensorBoardLog {
 
   /// As of BackgroundWriter.
   const BackgroundWriter& writer() const { return writer_; }
-  void flush(BackgroundWriter::Patience patience) { writer_.flush(patience); }
+  void flush(const BackgroundWriter::Hurries& hurries) { writer_.flush(hurries); }
 
  private:
   TensorBoardLog(std::pair<std::string, engine::FileDescriptor> file, std::string items);

@@ -101,11 +101,20 @@ TEST_F(BackgroundWriterTest, RoomComesBack) {
   writer.flush();
 }
 
-TEST_F(BackgroundWriterTest, AShortFlushGivesUpWithoutProgress) {
+TEST_F(BackgroundWriterTest, AHurriedFlushGivesUpWithoutProgress) {
   BackgroundWriter writer(in_.get(), "pipe");
   writer.write(std::string(kMore, 'a'));
-  EXPECT_TRUE(has(error_of<IoError>([&] { writer.flush(BackgroundWriter::Patience::kShort); }),
+  EXPECT_TRUE(has(error_of<IoError>([&] { writer.flush([] { return true; }); }),
                   {"[writer]", "timed out", "pipe"}));
+}
+
+TEST_F(BackgroundWriterTest, AFlushThatWaitsAlreadyMayBeHurried) {
+  BackgroundWriter writer(in_.get(), "pipe");
+  writer.write(std::string(kMore, 'a'));
+  int num_asked = 0;
+  EXPECT_TRUE(has(error_of<IoError>([&] { writer.flush([&] { return ++num_asked > 100; }); }),
+                  {"[writer]", "timed out", "pipe"}));
+  EXPECT_GT(num_asked, 100);
 }
 
 TEST_F(BackgroundWriterTest, ATerminalThatNobodyReadsHoldsUpNobody) {

@@ -51,7 +51,7 @@ class ConsoleTest : public ::testing::Test {
     return text;
   }
   void expect(Console& console, const std::string& expected) const {
-    console.flush(BackgroundWriter::Patience::kLong);
+    console.flush(nullptr);
     EXPECT_EQ(read_like(expected), expected);
   }
   std::string read() const {
@@ -118,7 +118,7 @@ TEST_F(ConsoleTest, ATerminalThatIsNotReadIsSpared) {
   }
   const std::string line = std::string(1 << 20, 'x') + "\r\n";
   EXPECT_EQ(read_like(line), line);
-  console.flush(BackgroundWriter::Patience::kLong);
+  console.flush(nullptr);
 }
 
 TEST_F(ConsoleTest, ColoursTheBeginningOfALine) {
@@ -157,7 +157,7 @@ TEST_F(ConsoleTest, ADumbTerminalAndAFileGetLinesAlone) {
     EXPECT_FALSE(console->shows_status());
     console->status("nothing");
     console->say("a line", Console::Style::kStrong);
-    console->flush(BackgroundWriter::Patience::kLong);
+    console->flush(nullptr);
   }
   EXPECT_EQ(read_like("a line\r\n"), "a line\r\n");
   EXPECT_EQ(folder.read("out"), "a line\n");

@@ -33,9 +33,9 @@ class Terminal : public testing::TinyTraining {
   };
 
   /// Runs a training whose stdout and stderr are a terminal; sends SIGINT once `interrupt_at` is
-  /// seen, if that is not empty.
+  /// seen, if that is not empty, behind a Ctrl-S if `stops`.
   Seen run_on_terminal(const Flags& more, const std::string& interrupt_at = "",
-                       const char* no_color = nullptr) const {
+                       const char* no_color = nullptr, bool stops = false) const {
     const engine::FileDescriptor terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
     EXPECT_EQ(::grantpt(terminal.get()), 0);
     EXPECT_EQ(::unlockpt(terminal.get()), 0);
@@ -65,6 +65,9 @@ class Terminal : public testing::TinyTraining {
       seen.text.append(buffer.data(), static_cast<std::size_t>(n));
       if (interrupted || seen.text.find(interrupt_at) == std::string::npos) continue;
       interrupted = true;
+      if (stops) {
+        EXPECT_EQ(::write(terminal.get(), "\x13", 1), 1);
+      }
       ::kill(child, SIGINT);
     }
     int status = 0;
@@ -108,6 +111,16 @@ TEST_F(Terminal, AnInterruptEndsWithTheSummary) {
   for (const std::string& part : kSummary) EXPECT_TRUE(has(seen.text, {part}));
   // The message does not hang behind a status line.
   EXPECT_TRUE(has(seen.text, {kErase + "SIGINT: ending soon"}));
+}
+
+// Lines and the error that they were lost find no room.
+TEST_F(Terminal, AnInterruptEndsARunWhoseTerminalWasStopped) {
+  const Seen seen = run_on_terminal(
+      {{"train.steps", "1000000"}, {"log.every", "1"}, {"checkpoint.every", "1000000"}},
+      "step     1/1000000", nullptr, true);
+  EXPECT_EQ(seen.exit_code, 1) << seen.text;
+  EXPECT_EQ(seen.text.find("stopped by"), std::string::npos) << seen.text;
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoints/latest"));
 }
 
 TEST_F(Terminal, NoStatusLineIsLeftBehindTheLastStep) {

@@ -231,6 +231,20 @@ TEST_F(TrainFaults, ALogThatIsAPipeMayPauseToo) {
   EXPECT_TRUE(got.ends_with("}}\n"));
 }
 
+// The run waits for its last line to be read when the signal comes.
+TEST_F(TrainFaults, ASignalEndsTheWaitForAReaderThatNeverReads) {
+  const std::string pipe = folder_ / "pipe";
+  const Outcome outcome =
+      beside("mkfifo " + pipe + "; exec 3<>" + pipe + "; " +
+                 command({{"train.steps", "3000"}, {"log.every", "1"}}) + " > " + pipe,
+             "until grep -q '\"final\"' " + folder_ / "run/log.jsonl" +
+                 " 2>/dev/null; do kill -0 $P || exit 99; sleep 0.02; done; sleep 0.5; "
+                 "kill -TERM $P");
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
+  EXPECT_TRUE(has(outcome.err, {"SIGTERM: ending soon", "[writer]", "timed out (stdout)"}));
+  EXPECT_TRUE(has_model());
+}
+
 TEST_F(TrainFaults, AFullDiskUnderTheLogLosesLinesAndNothingElse) {
   for (const char* full : {" --log.jsonl=/dev/full", " --log.every=1 > /dev/full"}) {
     std::filesystem::remove_all(folder_ / "model");
