@@ -90,6 +90,7 @@ class Trainings {
     for (std::string& argument : trace_arguments(c, out + "/trace.json")) {
       arguments.push_back(std::move(argument));
     }
+    wait_for_folder(out);
     const auto begin = std::chrono::steady_clock::now();
     const ProcessEnd end = run_process(folder_.trainer(), arguments, console);
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;

@@ -80,6 +80,7 @@ class Side {
       arguments.push_back(std::move(argument));
     }
     arguments.insert(arguments.end(), more.begin(), more.end());
+    wait_for_folder(folder_);
     const ProcessEnd end = run_process(trainer_, arguments, console);
     require(stop_requested() == 0, "[divergence] expected to go on, got {}",
             signal_name(stop_requested()));

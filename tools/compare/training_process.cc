@@ -16,6 +16,7 @@
 
 #include "engine/error.h"
 #include "engine/io/file.h"
+#include "engine/io/text.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -76,6 +77,33 @@ std::string program_path(const std::string& program) {
                    "none ({})",
                    path);
   return path;
+}
+
+namespace {
+
+bool is_locked(const std::string& path) {
+  const engine::FileDescriptor file(
+      ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  return file.is_open() && engine::try_lock(file) == engine::Lock::kHeldByAnother;
+}
+
+}  // namespace
+
+void wait_for_folder(const std::string& folder, std::chrono::milliseconds patience) {
+  const auto is_in_use = [&] {
+    return is_locked(folder + "/.lock") || is_locked(folder + "/log.jsonl");
+  };
+  if (!is_in_use()) return;
+  fmt::print(stderr, "warning: waiting for an earlier training to end, which still writes to {}\n",
+             engine::escaped(folder));
+  constexpr std::chrono::milliseconds kSleep(20);
+  for (; is_in_use() && stop_requested() == 0; patience -= kSleep) {
+    require<IoError>(patience.count() > 0,
+                     "[trainer] expected an earlier training to end, got one that still writes: "
+                     "end it, and go on with --resume ({})",
+                     folder);
+    std::this_thread::sleep_for(kSleep);
+  }
 }
 
 ProcessEnd run_process(const std::string& program, const std::vector<std::string>& arguments,

@@ -1,6 +1,7 @@
 // A training as a process of its own; see [Note: a process for each training] in request.h.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@ struct ProcessEnd {
 
 /// Where `program` lies. Throws IoError unless it can be run.
 std::string program_path(const std::string& program);
+
+/// Before a training that writes to `folder`: waits while another one does, which stderr says. That
+/// is one of a comparison that was killed, which ends after its step. Returns early when this
+/// process is asked to stop; throws IoError after `patience`.
+void wait_for_folder(const std::string& folder,
+                     std::chrono::milliseconds patience = std::chrono::minutes(1));
 
 /// Runs `program` to its end, what it prints going to the file `console`, which is replaced. When
 /// this process is asked to stop (stop.h), so is that one, and it is waited for; when this one

@@ -5,12 +5,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "engine/error.h"
+#include "engine/io/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -25,6 +28,30 @@ int standard_stream(const struct stat& status) {
     }
   }
   return -1;
+}
+
+engine::FileDescriptor open_log(const std::string& path, int flags,
+                                std::chrono::milliseconds patience) {
+  const auto open = [&](int more) {
+    return engine::FileDescriptor(
+        ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags | more, 0666));
+  };
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0 || !S_ISFIFO(status.st_mode)) return open(0);
+  engine::FileDescriptor pipe = open(O_NONBLOCK);
+  if (!pipe.is_open() && errno == ENXIO) {
+    std::fprintf(stderr, "warning: waiting for a reader of the pipe %s\n",
+                 engine::escaped(path).c_str());
+    constexpr std::chrono::milliseconds kSleep(20);
+    for (; !pipe.is_open() && errno == ENXIO && patience.count() > 0; patience -= kSleep) {
+      std::this_thread::sleep_for(kSleep);
+      pipe = open(O_NONBLOCK);
+    }
+    engine::require<engine::IoError>(pipe.is_open() || errno != ENXIO,
+                                     "[jsonl] expected a reader of the pipe, got none ({})", path);
+  }
+  if (pipe.is_open()) (void)::fcntl(pipe.get(), F_SETFL, flags);  // from here on it blocks
+  return pipe;
 }
 
 }  // namespace
@@ -43,12 +70,9 @@ JsonRecord& JsonRecord::add_all(const JsonRecord& other) {
   return *this;
 }
 
-JsonlWriter::JsonlWriter(std::string path, Mode mode)
+JsonlWriter::JsonlWriter(std::string path, Mode mode, std::chrono::milliseconds patience)
     : path_(std::move(path)),
-      file_(
-          ::open(path_.c_str(),
-                 O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (mode == Mode::kReplace ? O_TRUNC : 0),
-                 0666)) {
+      file_(open_log(path_, O_APPEND | (mode == Mode::kReplace ? O_TRUNC : 0), patience)) {
   engine::require<engine::IoError>(file_.is_open(), "[jsonl] expected to open a log, got {} ({})",
                                    std::generic_category().message(errno), path_);
   struct stat status {};

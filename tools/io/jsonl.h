@@ -4,6 +4,7 @@
 //   log.write(JsonRecord().add("step", 3).add("loss", 2.5));    // {"step":3,"loss":2.5}
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -43,8 +44,10 @@ class JsonlWriter {
   };
 
   /// Throws IoError naming the path. A path that is where stdout or stderr goes, such as
-  /// /dev/stdout, shares their position: nothing is written over.
-  explicit JsonlWriter(std::string path, Mode mode = Mode::kReplace);
+  /// /dev/stdout, shares their position: nothing is written over. A pipe that nobody reads is
+  /// waited for, which stderr says, for `patience` at most.
+  explicit JsonlWriter(std::string path, Mode mode = Mode::kReplace,
+                       std::chrono::milliseconds patience = std::chrono::minutes(1));
 
   /// For kReplaceLater: cuts a regular file, unless stdout or stderr goes there, behind the first
   /// records for which `keeps` is true; what is no record is not kept. Throws IoError.

@@ -8,6 +8,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,6 +31,7 @@
 #include "tools/train/gemm_choice.h"
 #include "tools/train/graph_choice.h"
 #include "tools/train/hook_report.h"
+#include "tools/train/main.h"
 #include "tools/train/plan_report.h"
 #include "tools/train/product_rate.h"
 #include "tools/train/rank_errors.h"
@@ -55,6 +57,21 @@ struct Result {
   JsonRecord end;
 };
 
+// fn(), whose error the other ranks are told of at once: to give back what this rank has made may
+// take long, and whoever is told of it then, as by ~Fsdp(), is not told why.
+template <class F>
+auto told(comm::ProcessGroup& world, F&& fn) {
+  try {
+    return fn();
+  } catch (const std::bad_alloc&) {
+    world.abort(kNoMemory);
+    throw;
+  } catch (const std::exception& e) {
+    world.abort(e.what());
+    throw;
+  }
+}
+
 // `gemms`, `trace`, `probe`: null if none is asked for. `audits`: of all ranks; empty: the same.
 Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task, RunLog* log,
                   const std::shared_ptr<engine::GemmAlgorithms>& gemms, RunTrace* trace,
@@ -77,42 +94,44 @@ Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task,
   }
   Trainer trainer(world, compute, config, model.blocks(), model.root(), log, recorder,
                   probe == nullptr ? nullptr : &probe->probe(world.rank()));
-  rank->load(trainer, log);
-  const TrainPosition start = trainer.open_checkpoints(
-      {.model = task.model_text(), .data = task.data_text(), .config = config_toml});
-  if (trace != nullptr) trace->start_behind(start.step, world.rank());
-  if (probe != nullptr) probe->start_behind(start.step);
-  if (audit != nullptr) audit->start_behind(start.step);
-  if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
-  const HookReport hook(trainer.fsdp(), config.comm.options());
-  const auto loss = [&](std::int64_t first_sample, const Batch& batch) {
-    return model.loss(trainer.tape(), batch,
-                      {.recompute = config.train.recompute,
-                       .seed = static_cast<std::uint64_t>(config.train.seed),
-                       .first_sample = first_sample,
-                       .samples_before = trainer.samples_before()});
-  };
-  std::optional<double> peak_flop_per_s;
-  if (ranks.num_gpus == 0 && config.log.peak_ms > 0) {
-    peak_flop_per_s = product_flop_per_s(world, config.precision.param,
-                                         std::chrono::milliseconds(config.log.peak_ms));
-  }
-  world.barrier("loaded");  // only now can no rank fail to start
-  if (log != nullptr) {
-    if (peak_flop_per_s) log->set_rates(task.items().flops, *peak_flop_per_s);
-    const auto pause = world.pause_deadline();
-    log->begin(start.step);
-    if (trace != nullptr) trace->begin();
-    for (const std::string& line : hook.lines()) log->say(line);
-    if (!hook.lines().empty()) log->write_file("comm_hook.txt", hook.table());
-  }
-  trainer.run(rank->data(), loss, rank->validation(trainer), task.items().per_sample);
-  return {.start = start.step,
-          .params_sha256 = trainer.params_sha256(),
-          .validation = trainer.validation(),
-          .sample = rank->finish(trainer, log),
-          .checkpoint = trainer.saved_step(),
-          .end = trainer.end_record().add_all(hook.record())};
+  return told(world, [&]() -> Result {
+    rank->load(trainer, log);
+    const TrainPosition start = trainer.open_checkpoints(
+        {.model = task.model_text(), .data = task.data_text(), .config = config_toml});
+    if (trace != nullptr) trace->start_behind(start.step, world.rank());
+    if (probe != nullptr) probe->start_behind(start.step);
+    if (audit != nullptr) audit->start_behind(start.step);
+    if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
+    const HookReport hook(trainer.fsdp(), config.comm.options());
+    const auto loss = [&](std::int64_t first_sample, const Batch& batch) {
+      return model.loss(trainer.tape(), batch,
+                        {.recompute = config.train.recompute,
+                         .seed = static_cast<std::uint64_t>(config.train.seed),
+                         .first_sample = first_sample,
+                         .samples_before = trainer.samples_before()});
+    };
+    std::optional<double> peak_flop_per_s;
+    if (ranks.num_gpus == 0 && config.log.peak_ms > 0) {
+      peak_flop_per_s = product_flop_per_s(world, config.precision.param,
+                                           std::chrono::milliseconds(config.log.peak_ms));
+    }
+    world.barrier("loaded");  // only now can no rank fail to start
+    if (log != nullptr) {
+      if (peak_flop_per_s) log->set_rates(task.items().flops, *peak_flop_per_s);
+      const auto pause = world.pause_deadline();
+      log->begin(start.step);
+      if (trace != nullptr) trace->begin();
+      for (const std::string& line : hook.lines()) log->say(line);
+      if (!hook.lines().empty()) log->write_file("comm_hook.txt", hook.table());
+    }
+    trainer.run(rank->data(), loss, rank->validation(trainer), task.items().per_sample);
+    return {.start = start.step,
+            .params_sha256 = trainer.params_sha256(),
+            .validation = trainer.validation(),
+            .sample = rank->finish(trainer, log),
+            .checkpoint = trainer.saved_step(),
+            .end = trainer.end_record().add_all(hook.record())};
+  });
 }
 
 // Beside what rank 0 did, for the summary: the plan that was audited, or else one that is made now.

@@ -282,6 +282,23 @@ TEST_F(Compare, ATrainingThatFailsIsNamedAndTheOthersGoOn) {
   EXPECT_EQ(state(3), "done");
 }
 
+TEST_F(Compare, WaitsForTheTrainingThatAKilledComparisonHasLeft) {
+  flags_.erase("sweep");
+  flags_["strategies"] = "ddp";
+  const std::string folder = folder_ / "out/runs/ddp/round-1", err = folder_ / "err";
+  fs::create_directories(folder);
+  std::string command = "tools/compare/compare --resume=true";
+  for (const auto& [name, value] : flags_) command += " '--" + name + "=" + value + "'";
+  const Outcome outcome = run_program(
+      "/bin/bash",
+      std::vector<std::string>{
+          "-c", "exec 9> " + folder + "/.lock; flock 9; " + command + " 2> " + err +
+                    " 9>&- & P=$!; until grep -q 'waiting for an earlier training' " + err +
+                    "; do kill -0 $P || exit 99; sleep 0.02; done; exec 9>&-; wait $P"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.out << folder_.read("err");
+  EXPECT_EQ(state(0), "done");
+}
+
 TEST_F(Compare, AnInterruptionKeepsWhatThereIsAndResumeTrainsTheRest) {
   // Asks the comparison to stop while the third configuration trains, the first time.
   const std::string marker = folder_ / "was_here";

@@ -1,7 +1,9 @@
 #include "tools/io/jsonl.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -27,6 +29,16 @@ TEST(Jsonl, WritesALineARecordThatIsThereAtOnce) {
             "{\"step\":1,\"loss\":2.5,\"ok\":true,\"name\":\"x\\\"\\n\"}\n");
   log.write(JsonRecord().add_literal("more", JsonRecord().add("a", -1).text()));
   EXPECT_TRUE(has(folder.read("a.jsonl"), {"}\n{\"more\":{\"a\":-1}}\n"}));
+}
+
+TEST(Jsonl, APipeThatNobodyReadsIsNotWaitedForForEver) {
+  const TempFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  for (const auto mode : {JsonlWriter::Mode::kReplace, JsonlWriter::Mode::kReplaceLater}) {
+    EXPECT_EQ(error_of<IoError>(
+                  [&] { JsonlWriter(folder / "pipe", mode, std::chrono::milliseconds(50)); }),
+              "[jsonl] expected a reader of the pipe, got none (" + folder / "pipe" + ")");
+  }
 }
 
 TEST(Jsonl, NumbersReadBackTheSame) {

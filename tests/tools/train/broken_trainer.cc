@@ -1,14 +1,18 @@
 // train_transformer with a fault that a test asks for: what is planned, and what other strategies
 // compute, is then not what is done.
 #include <bit>
+#include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "comm/forwarding_group.h"
+#include "engine/error.h"
 #include "engine/memory.h"
 #include "engine/tape.h"
 #include "tools/models/model.h"
@@ -26,6 +30,7 @@ enum class Fault {
   kSend,      // 4 bytes more, in step 2
   kAllocate,  // 4 bytes more, in step 2 of rank 1
   kRead,      // of a value, which a plan has not
+  kError,     // of rank 1, in step 2, where rank 0 waits to be told
   kBit,       // in what rank 1 sends of the gradient of h.1, in every step of zero3
 };
 
@@ -95,11 +100,23 @@ class BrokenRank final : public TaskRank, public Model {
       stray_ =
           Tensor::empty(tape.memory(), {1}, DType::kF32, "stray", engine::Category::kActivation);
     }
+    if (fault_ == Fault::kError) fail_on_rank_1(world);
     if (fault_ != Fault::kSend) return;
     engine::Memory unseen(tape.stream());
     const Tensor x = Tensor::from<float>(unseen, {1}, std::vector<float>{1}, "stray");
     world.all_reduce(x, x, comm::Accumulate::kNo, tape.stream(), "stray");
     tape.stream().synchronize();
+  }
+
+  static void fail_on_rank_1(comm::ProcessGroup& world) {
+    world.barrier("both are here");
+    engine::require(world.rank() != 1, "[broken] expected no fault, got one");
+    try {
+      for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) world.check();
+    } catch (const engine::CommError& error) {
+      std::fprintf(stderr, "told: %s\n", error.what());
+      throw;
+    }
   }
 
   const std::unique_ptr<TaskRank> inner_;
@@ -120,6 +137,7 @@ class BrokenTask : public TransformerTask {
                                 {{"send", Fault::kSend},
                                  {"allocate", Fault::kAllocate},
                                  {"read", Fault::kRead},
+                                 {"error", Fault::kError},
                                  {"bit", Fault::kBit}}});
   }
   std::unique_ptr<TaskRank> rank() const override {

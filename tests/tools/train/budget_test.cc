@@ -168,11 +168,13 @@ TEST(Budget, TheMostOfAllKindsCounts) {
   for (const std::string kinds : {"aab", "bba", "cab"}) {
     std::string planned;
     const auto kind = [&](int rank) { return std::string(1, kinds[std::size_t(rank)]); };
-    const auto peak = [&](int rank) -> std::int64_t {
+    const auto plan = [&](int rank) {
       planned += kind(rank);
-      return kind(rank) == "b" ? 5 : 3;
+      TrainPlan made{.steps = std::vector<StepRecord>(1)};
+      made.between_steps_nbytes = kind(rank) == "b" ? 5 : 3;
+      return made;
     };
-    EXPECT_EQ(most_of_ranks(3, kind, peak), 5) << kinds;
+    EXPECT_EQ(peak_nbytes(most_of_ranks(3, kind, plan)), 5) << kinds;
     EXPECT_EQ(planned.size(), kinds == "cab" ? 3u : 2u);
   }
 }

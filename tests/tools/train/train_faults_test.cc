@@ -245,6 +245,20 @@ TEST_F(TrainFaults, ASignalEndsTheWaitForAReaderThatNeverReads) {
   EXPECT_TRUE(has_model());
 }
 
+TEST_F(TrainFaults, APipeThatNobodyReadsYetIsWaitedForAndSaysSo) {
+  const std::string pipe = folder_ / "pipe", err = folder_ / "err";
+  for (const char* option : {"log.jsonl", "log.trace"}) {
+    std::filesystem::remove_all(pipe);
+    const Outcome outcome =
+        shell("mkfifo " + pipe + "; " + command({{option, pipe}}) + " 2> " + err +
+              " & P=$!; until grep -q 'waiting for a reader of the pipe " + pipe + "' " + err +
+              " 2>/dev/null; do kill -0 $P || exit 99; sleep 0.02; done; cat " + pipe + " > " +
+              folder_ / "got" + "; wait $P");
+    EXPECT_EQ(outcome.exit_code, 0) << option << folder_.read("err");
+    EXPECT_GT(folder_.read("got").size(), 100u) << option;
+  }
+}
+
 TEST_F(TrainFaults, AFullDiskUnderTheLogLosesLinesAndNothingElse) {
   for (const char* full : {" --log.jsonl=/dev/full", " --log.every=1 > /dev/full"}) {
     std::filesystem::remove_all(folder_ / "model");
@@ -339,6 +353,14 @@ TEST_F(TrainFaults, ARunThatFailsLeavesWhatItsRanksCalledAndSaysWhere) {
   // The next run, which does not fail, leaves none.
   EXPECT_EQ(shell(command()).exit_code, 0);
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST_F(TrainFaults, OtherRanksAreToldTheErrorItself) {
+  const Outcome outcome = testing::run_program("tests/tools/train/broken_trainer",
+                                               with({{"fault", "error"}, {"parallel.ranks", "2"}}));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"told: [abort] by rank 1: [broken] expected no fault, got one\n",
+                                "error: rank 1: [broken] expected no fault, got one\n"}));
 }
 
 TEST_F(TrainFaults, ARecordingThatCannotBeWrittenHidesNoError) {
