@@ -170,7 +170,8 @@ TEST(Budget, TheMostOfAllKindsCounts) {
     const auto kind = [&](int rank) { return std::string(1, kinds[std::size_t(rank)]); };
     const auto plan = [&](int rank) {
       planned += kind(rank);
-      TrainPlan made{.steps = std::vector<StepRecord>(1)};
+      TrainPlan made{};
+      made.steps.resize(1);
       made.between_steps_nbytes = kind(rank) == "b" ? 5 : 3;
       return made;
     };
