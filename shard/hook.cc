@@ -46,8 +46,11 @@ CutError::CutError(const HookState& state, const std::string& parameter, int par
             all[i].num_parts, parameter);
     tensors_[static_cast<std::size_t>(all[i].part)].push_back(i);
   }
-  require(!tensors_.empty(), "[powersgd] expected the error of a parameter, got none ({})",
-          parameter);
+  require(
+      !tensors_.empty(),
+      "[powersgd] expected the error of a parameter that is compressed, got none, so it was not: "
+      "the hook, its rank or min_compression_rate was another ({})",
+      parameter);
   for (auto& of_part : tensors_) {
     std::ranges::sort(of_part, {}, [&](std::size_t i) { return all[i].begin; });
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -67,6 +68,13 @@ class HookReducer : public Reducer {
   /// Between steps, when the stream has nothing to do: all of it. Tensors that are the same on all
   /// ranks are there on rank 0 alone.
   virtual std::vector<HookTensor> state() const { return {}; }
+  /// Whether load() takes over `info` (name and parameter are enough), or leaves out what a hook
+  /// with other options remembered of its parameters; none if it knows nothing of them. The same on
+  /// all ranks.
+  virtual std::optional<bool> takes(const HookTensorInfo& info) const {
+    (void)info;
+    return std::nullopt;
+  }
   /// Takes over what all ranks of some run had, of which this reads its own share: with as many
   /// parts as here its own part as it was. Throws InvalidArgument naming what is missing or does
   /// not fit, before anything is taken over.

@@ -42,6 +42,7 @@ class PowerSgd final : public HookReducer {
   }
   bool has_state() const override { return true; }
   std::vector<HookTensor> state() const override;
+  std::optional<bool> takes(const HookTensorInfo& info) const override;
   void load(const HookState& of_all_ranks) override;
 
  private:

@@ -15,6 +15,7 @@
 
 namespace tessera::shard {
 
+using engine::Parameter;
 using engine::require;
 using engine::Tensor;
 
@@ -94,6 +95,20 @@ std::vector<HookTensor> PowerSgd::state() const {
       hook_tensor({.name = "powersgd.step", .parameter = name_},
                   {static_cast<float>(num_steps_ % kExact), static_cast<float>(rounds)}));
   return tensors;
+}
+
+std::optional<bool> PowerSgd::takes(const HookTensorInfo& info) const {
+  const auto parameter = std::ranges::find(parameters_, info.parameter, &Parameter::name);
+  const bool is_parameter = parameter != parameters_.end();
+  if (info.name == "powersgd.error" && is_parameter) {
+    const auto i = static_cast<std::size_t>(parameter - parameters_.begin());
+    return options_.error_feedback && layout_.sent(i).rank > 0;
+  }
+  if (info.name == "powersgd.q" && (is_parameter || info.parameter == name_)) {
+    return std::ranges::any_of(
+        matrices(), [&](const LowRankMatrix& m) { return name_of(m) == info.parameter; });
+  }
+  return std::nullopt;
 }
 
 void PowerSgd::load(const HookState& of_all_ranks) {

@@ -34,21 +34,31 @@ bool is_of_hook(const CheckpointTensor& t) {
 }
 
 // What this rank's hooks make of what hooks remembered.
-struct HookNeeds {
-  bool state = false;   // any of it
-  bool errors = false;  // what compression has left, too
-
+class HookNeeds {
+ public:
   void add(const Fsdp& fsdp) {
-    state = state || have_hooks_state(fsdp);
+    has_state_ = has_state_ || have_hooks_state(fsdp);
     for (const auto& unit : fsdp.units()) {
       const auto* const hook = dynamic_cast<const HookReducer*>(unit->reducer());
-      if (hook == nullptr) continue;
-      errors = errors || hook->error_nbytes(false) > 0 || hook->error_nbytes(true) > 0;
+      if (hook != nullptr) hooks_.push_back(hook);
     }
   }
+  bool has_state() const { return has_state_; }
+  // What no hook knows is left to load(), which says more of it.
   bool takes(const CheckpointTensor& t) const {
-    return t.kind == "powersgd.error" ? errors : state;
+    const HookTensorInfo info{.name = t.kind, .parameter = t.name};
+    bool is_over = false;
+    for (const HookReducer* hook : hooks_) {
+      const std::optional<bool> takes = hook->takes(info);
+      if (takes.value_or(false)) return true;
+      is_over = is_over || takes.has_value();
+    }
+    return has_state_ && !is_over;
   }
+
+ private:
+  bool has_state_ = false;  // any of it
+  std::vector<const HookReducer*> hooks_;
 };
 
 class HooksInFiles final : public HookState {
@@ -170,7 +180,7 @@ Loading::Needs Loading::needs() const {
     is_hook_there = true;
     if (hooks_.takes(tensors[i])) needs.needed[i] = 'y';
   }
-  if (hooks_.state && !is_hook_there) {
+  if (hooks_.has_state() && !is_hook_there) {
     needs.missing.emplace_back("missing: what the hook remembers");
   }
   if (parts_.size() != reader_.manifest().optimizers.size()) {
@@ -244,7 +254,7 @@ void Loading::read_values() {
     }
     read_buffers(*fsdp);
   }
-  if (hooks_.state) read_hooks();
+  if (hooks_.has_state()) read_hooks();
 }
 
 // Of any parameter, so that all ranks say the same.

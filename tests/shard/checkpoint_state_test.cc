@@ -283,19 +283,29 @@ TEST(CheckpointState, AllDifferencesAreListed) {
   EXPECT_LT(train_saving(run).differences.size(), result.differences.size());
 }
 
+// Of a model with one matrix, h.1.weight.
+CheckpointRun compressing(const std::string& folder, const HookOptions& hook) {
+  CheckpointRun run = run_in(folder, 3);
+  run.training.options.reducer = make_hook(hook);
+  run.training.options.reducer_text = describe(hook);
+  run.prepare = [](ToyModel& model) { model.layers[1]->weight.shape = {20, 15}; };
+  return run;
+}
+
+HookOptions compresses_all(const char* name) {
+  HookOptions hook;
+  set_hook(hook, name);
+  hook.powersgd.start_step = 1;
+  hook.powersgd.low_rank.min_compression_rate = 0;
+  return hook;
+}
+
 TEST(CheckpointState, WhatAHookOwesIsNotDroppedInSilence) {
   const TempFolder folder;
   const auto run_of = [&](const char* name, bool owes) {
-    CheckpointRun run = run_in(folder / name, 3);
-    HookOptions hook;
-    set_hook(hook, "powersgd");
-    hook.powersgd.start_step = 1;
-    hook.powersgd.low_rank.min_compression_rate = 0;
+    HookOptions hook = compresses_all("powersgd");
     hook.powersgd.error_feedback = owes;
-    run.training.options.reducer = make_hook(hook);
-    run.training.options.reducer_text = describe(hook);
-    run.prepare = [](ToyModel& model) { model.layers[1]->weight.shape = {20, 15}; };
-    return run;
+    return compressing(folder / name, hook);
   };
   const CheckpointResult owing = train_saving(run_of("owing", true));
   train_saving(run_of("free", false));
@@ -310,10 +320,39 @@ TEST(CheckpointState, WhatAHookOwesIsNotDroppedInSilence) {
   run = run_of("free", true);
   run.save_every = 0;
   EXPECT_TRUE(has(error_of<InvalidArgument>([&] { train_saving(run); }),
-                  {"expected the error of a parameter, got none (h.1.weight)"}));
+                  {"expected the error of a parameter that is compressed, got none",
+                   "min_compression_rate was another (h.1.weight)"}));
   run = run_of("free", false);
   run.save_every = 0;
   EXPECT_EQ(train_saving(run).first_step, 3);
+}
+
+TEST(CheckpointState, WhatAnotherHookOwesIsNotDroppedInSilence) {
+  const TempFolder folder;
+  const HookOptions all = compresses_all("powersgd"), batched = compresses_all("batched_powersgd");
+  HookOptions nothing = all;
+  nothing.powersgd.low_rank.min_compression_rate = 1e9;
+  train_saving(compressing(folder / "all", all));
+  train_saving(compressing(folder / "batched", batched));
+  const auto differences = [&](const char* saved, const HookOptions& hook) {
+    CheckpointRun run = compressing(folder / saved, hook);
+    run.save_every = 0;
+    const std::string refused = error_of<InvalidArgument>([&] { train_saving(run); });
+    run.load.strict = false;
+    const Lines found = train_saving(run).differences;
+    for (const std::string& line : found) EXPECT_TRUE(has(refused, {line})) << line;
+    return found;
+  };
+  EXPECT_EQ(differences("all", nothing),
+            (Lines{"unexpected: powersgd.error h.1.weight", "unexpected: powersgd.q h.1.weight"}));
+  const Lines of_units = differences("batched", all);
+  EXPECT_EQ(std::ranges::count(of_units, "unexpected: powersgd.error h.1.bias"), 1);
+  EXPECT_EQ(std::ranges::count(of_units, "unexpected: powersgd.error h.1.weight"), 0);
+  EXPECT_EQ(std::ranges::count(of_units, "unexpected: powersgd.q h.1"), 1);
+  CheckpointRun run = compressing(folder / "all", batched);
+  run.save_every = 0;
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { train_saving(run); }),
+                  {"unexpected: powersgd.q h.1.weight"}));
 }
 
 // Nothing is written before all is compared.
