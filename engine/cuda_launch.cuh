@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <type_traits>
 #include <utility>
 
 #include "engine/cuda_check.h"
@@ -85,14 +86,24 @@ __device__ T* dynamic_shared() {
 #endif
 }
 
+/// `address` as that of a Wide, which has to lie where a GPU can move one: the emulated device sees
+/// to that.
+template <class Wide, class T>
+__device__ auto* as_wide(T* address) {
+#if !defined(__CUDACC__)
+  cuda_emulation::check_alignment(address, alignof(Wide));
+#endif
+  return reinterpret_cast<std::conditional_t<std::is_const_v<T>, const Wide, Wide>*>(address);
+}
+
 /// 16 bytes of T, moved by one instruction. The address must be 16-byte aligned.
 template <class T>
 struct alignas(16) Packed {
   static constexpr int kNumel = 16 / static_cast<int>(sizeof(T));
   T values[kNumel];
 
-  __device__ static Packed load(const T* src) { return *reinterpret_cast<const Packed*>(src); }
-  __device__ void store(T* dst) const { *reinterpret_cast<Packed*>(dst) = *this; }
+  __device__ static Packed load(const T* src) { return *as_wide<Packed>(src); }
+  __device__ void store(T* dst) const { *as_wide<Packed>(dst) = *this; }
 };
 
 /// May all of these addresses be used with Packed?
@@ -101,12 +112,17 @@ bool are_packable(const T*... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
-/// Blocks of `num_threads` for `count` items, in a grid-stride loop: enough to fill any GPU.
-inline LaunchShape stride_shape(std::int64_t count, int num_threads = 256) {
-  constexpr std::int64_t kMaxBlocks = 4096;
-  const std::int64_t blocks = std::min((count + num_threads - 1) / num_threads, kMaxBlocks);
+/// Blocks for `count` items, in a grid-stride loop: enough to fill any GPU. The emulated device has
+/// few threads, so that loops go round for the little work of a test.
+inline LaunchShape stride_shape(std::int64_t count) {
+#if defined(__CUDACC__)
+  constexpr std::int64_t kThreads = 256, kMaxBlocks = 4096;
+#else
+  constexpr std::int64_t kThreads = 64, kMaxBlocks = 2;
+#endif
+  const std::int64_t blocks = std::min((count + kThreads - 1) / kThreads, kMaxBlocks);
   return {.grid = dim3(static_cast<unsigned>(blocks)),
-          .block = dim3(static_cast<unsigned>(num_threads))};
+          .block = dim3(static_cast<unsigned>(kThreads))};
 }
 
 /// First item of this thread in a grid-stride loop, and the step.

@@ -25,15 +25,15 @@ __global__ void assign_or_add_kernel(T* dst, const S* src, std::int64_t numel) {
         store_f32(dst[j], kAccumulate ? to_f32(dst[j]) + to_f32(src[j]) : to_f32(src[j]));
       return;
     }
-    const Src in = *reinterpret_cast<const Src*>(src + i);
+    const Src in = *as_wide<Src>(src + i);
     Dst out;
-    if constexpr (kAccumulate) out = *reinterpret_cast<const Dst*>(dst + i);
+    if constexpr (kAccumulate) out = *as_wide<Dst>(dst + i);
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k) {
       const float x = to_f32(in.values[k]);
       store_f32(out.values[k], kAccumulate ? to_f32(out.values[k]) + x : x);
     }
-    *reinterpret_cast<Dst*>(dst + i) = out;
+    *as_wide<Dst>(dst + i) = out;
   }
 }
 

@@ -64,7 +64,9 @@ OpRun run_op(const OpCase& op, const RunOptions& options) {
     }
     const bool nudged = static_cast<int>(i) == options.nudged_leaf;
     if (nudged) values[static_cast<std::size_t>(options.nudged_index)] += options.nudge;
-    const Tensor leaf = to_tensor(memory, shape, values, options.dtype, options.offset);
+    const bool is_moved = options.offset_leaf < 0 || static_cast<int>(i) == options.offset_leaf;
+    const std::int64_t offset = is_moved ? options.offset : 0;
+    const Tensor leaf = to_tensor(memory, shape, values, options.dtype, offset);
     run.leaves.push_back(to_values(leaf));
     const bool wants_grad = static_cast<int>(i) != options.without_grad;
     if (is_input) {
@@ -76,8 +78,7 @@ OpRun run_op(const OpCase& op, const RunOptions& options) {
       parameter.shape = shape;
       parameter.value = leaf;
       parameter.trainable = wants_grad;
-      if (wants_grad)
-        parameter.grad = empty_leaf(memory, shape, options.grad_dtype, options.offset);
+      if (wants_grad) parameter.grad = empty_leaf(memory, shape, options.grad_dtype, offset);
     }
   }
 

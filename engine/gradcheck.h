@@ -39,6 +39,7 @@ struct RunOptions {
   bool round_to_bf16 = false;      ///< leaves hold bf16 values even when stored as f32
   int num_uses = 1;                ///< how often the op is applied to the same leaves
   std::int64_t offset = 0;         ///< elements before a leaf or parameter gradient in its buffer
+  int offset_leaf = -1;            ///< the leaf that `offset` is for; -1: all
   bool on_cuda = false;            ///< on GPU 0 instead of the CPU
   int without_grad = -1;           ///< leaf that is data or frozen
   int nudged_leaf = -1;            ///< leaf with `nudge` added to one element; no backward then

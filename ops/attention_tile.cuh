@@ -171,7 +171,7 @@ __device__ void store_fragments(BFloat16* tile, const float (&x)[kM][kN][4]) {
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        *reinterpret_cast<std::uint32_t*>(to + (m * 16 + half * 8) * kTilePitch + n * 8) =
+        *engine::as_wide<std::uint32_t>(to + (m * 16 + half * 8) * kTilePitch + n * 8) =
             pack_bf16(x[m][n][half * 2], x[m][n][half * 2 + 1]);
     }
   }
@@ -195,7 +195,7 @@ __device__ void store_rows(Rows<BFloat16> dst, const float (&acc)[kM][kN][4], fl
         BFloat16* to = dst.at(r) + c;
         float x = factor * acc[m][n][half * 2], next = factor * acc[m][n][half * 2 + 1];
         if constexpr (kVector) {
-          auto* pair = reinterpret_cast<std::uint32_t*>(to);
+          auto* pair = engine::as_wide<std::uint32_t>(to);
           if (accumulate) {
             const std::uint32_t before = *pair;
             x += __uint_as_float(before << 16);

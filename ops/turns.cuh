@@ -62,12 +62,12 @@ inline __device__ void end_turn(unsigned* turn, unsigned number) {
 // Four f32, 16-byte aligned, in L2; additions round to nearest.
 
 inline __device__ void assign_in_l2(float* to, const float (&x)[4]) {
-  __stcg(reinterpret_cast<float4*>(to), make_float4(x[0], x[1], x[2], x[3]));
+  __stcg(engine::as_wide<float4>(to), make_float4(x[0], x[1], x[2], x[3]));
 }
 
 /// x = from + x.
 inline __device__ void add_from_l2(float (&x)[4], const float* from) {
-  const float4 sum = __ldcg(reinterpret_cast<const float4*>(from));
+  const float4 sum = __ldcg(engine::as_wide<float4>(from));
   x[0] = sum.x + x[0];
   x[1] = sum.y + x[1];
   x[2] = sum.z + x[2];

@@ -824,6 +824,20 @@ __global__ void misaligned(const std::uint16_t* x) {
   ops::ldmatrix_x4(r, tile + 4);
 }
 
+__global__ void wide_access(float* y, int offset, bool writes) {
+  auto wide = engine::Packed<float>::load(writes ? y : y + offset);
+  wide.store(writes ? y + offset : y);
+}
+
+TEST_F(DeviceTest, WideAccessesCheckTheirAddresses) {
+  alignas(16) float y[8] = {};
+  for (const bool writes : {false, true}) {
+    EXPECT_EQ(error_of({dim3(1), dim3(1)}, 0, wide_access, y, 4, writes), "");
+    EXPECT_THAT(error_of({dim3(1), dim3(1)}, 0, wide_access, y, 2, writes),
+                HasSubstr("misaligned address"));
+  }
+}
+
 __global__ void half_a_warp(float* y) {
   float d[4] = {};
   const std::uint32_t a[4] = {}, b[2] = {};

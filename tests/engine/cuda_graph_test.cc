@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/copy.h"
@@ -156,6 +159,57 @@ TEST_F(CudaGraphTest, EventsOfACaptureStandForTheLastLaunch) {
     inside.wait();
     EXPECT_TRUE(inside.reached());
   }
+}
+
+// What waits for it stands still until somebody opens it.
+class Gate {
+ public:
+  Event event() {
+    host_.launch({.name = "gate"}, [opened = opened_.get_future().share()] { opened.wait(); });
+    return host_.record("gate");
+  }
+  /// Behind which `event` must not be reached.
+  void open_before(const Event& event) {
+    for (int i = 0; i < 50 && !event.reached(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_FALSE(event.reached());
+    opened_.set_value();
+  }
+
+ private:
+  std::promise<void> opened_;
+  Stream host_ = Stream::worker_cpu("host");
+};
+
+TEST_F(CudaGraphTest, ALaunchWaitsForWorkOfItsOtherStreams) {
+  set_x(1);
+  step();
+  CudaGraph graph(memory_, {side_}, [&] { step(); });
+  Gate gate;
+  side_.wait(gate.event());
+  launch_set(side_, sum_, 10, "late");
+  graph.launch();
+  gate.open_before(compute_.record("done"));
+  EXPECT_EQ(sum(), 11);
+}
+
+// Of a stream that is not the graph's, and still at work when it is captured.
+TEST_F(CudaGraphTest, TheFirstLaunchWaitsForWhatTheCaptureTookForReached) {
+  set_x(1);
+  step();
+  Gate gate;
+  const Stream other = compute_.sibling("other");
+  other.wait(compute_.record("stepped"));
+  other.wait(gate.event());
+  launch_set(other, x_, 10, "late");
+  const Event late = other.record("late");
+  CudaGraph graph(memory_, {side_}, [&] {
+    compute_.wait(late);
+    step();
+  });
+  graph.launch();
+  gate.open_before(compute_.record("done"));
+  EXPECT_EQ(sum(), 11);
 }
 
 TEST_F(CudaGraphTest, RefusesWhatAGraphCannotHold) {

@@ -134,6 +134,7 @@ TEST(CudaBiasGradient, SumsTheElementsAsTheyAreStored) {
   check(200, 33, 2, normed);
   check(4100, 2, 1, normed);
   check(3, 4104, 1, normed);
+  check(264 + 3, 4104, 1, normed);
 }
 
 TEST(CudaBiasGradient, ReadsSumsOfPartsInPlaceOfWhatTheyAreTheSumsOf) {

@@ -2,11 +2,13 @@
 // does: padded and chunked logits, bad targets that cannot throw.
 #include "ops/cross_entropy.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <tuple>
 
 #include "engine/copy.h"
+#include "ops/add.h"
 #include "tests/ops/naive_cross_entropy.h"
 #include "tests/testing/cuda_op.h"
 
@@ -28,7 +30,21 @@ TEST(CudaCrossEntropyTest, OfLogitsIsThatOfTheCpu) {
     check_cuda(cross_entropy_case(some_targets(rows, vocab_size), vocab_size), kLogitsBounds);
   check_cuda_run(cross_entropy_case(some_targets(37, 307), 307, 30.0f), {}, kLogitsBounds);
   check_cuda_run(cross_entropy_case(some_targets(4, 50257), 50257), {}, kLogitsBounds);
-  check_cuda_run(cross_entropy_case(some_targets(1025, 10), 10), {.dtype = kBF16}, kLogitsBounds);
+  for (const DType dtype : {kF32, kBF16})
+    check_cuda_run(cross_entropy_case(some_targets(1025, 10), 10), {.dtype = dtype}, kLogitsBounds);
+}
+
+// A row that one loss ignores keeps the gradient of the other.
+TEST(CudaCrossEntropyTest, GradientsOfTwoLossesAreAdded) {
+  const Targets some = some_targets(37, 307);
+  Targets others = some;
+  std::ranges::rotate(others, others.begin() + 1);
+  const OpCase op{.inputs = {{37, 307}}, .build = [=](Tape& tape, const auto& x, auto&) {
+                    const Tensor first = cross_entropy(tape, x[0], to_targets(tape.memory(), some));
+                    return add(tape, first,
+                               cross_entropy(tape, x[0], to_targets(tape.memory(), others)));
+                  }};
+  check_cuda(op, kLogitsBounds);
 }
 
 TEST(CudaCrossEntropyTest, FusedIsThatOfTheCpu) {

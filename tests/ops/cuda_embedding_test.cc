@@ -62,6 +62,18 @@ TEST(CudaEmbedding, OneTokenOverAndOverIsSummedInOrder) {
   check_cuda(embedding_case(Tokens(1025, 6), 7, 5), kSameBits);
 }
 
+// Whatever lies behind the table.
+TEST(CudaEmbedding, TheFirstTokenOutsideTheTableIsNan) {
+  const Stream stream = Stream::cuda("compute", 0);
+  const Memory memory(stream);
+  Tape tape(memory, stream);
+  Parameter table{.name = "table", .shape = {3, 5}, .trainable = false};
+  table.value = to_tensor(memory, {4, 5}, random_values(20, 1), DType::kF32).slice(0, {3, 5});
+  const Tensor y = embedding(tape, Tensor::from<std::int32_t>(memory, {2}, Tokens{2, 3}), table);
+  const Values values = to_values(y);
+  for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(std::isnan(values[i]), i >= 5) << i;
+}
+
 TEST(CudaEmbedding, ATokenOutsideTheTableIsNanAndHasNoGradient) {
   const Tokens tokens{0, -1, 2, 3, 1000000, 2};
   const OpCase op{.parameters = {{3, 5}}, .build = [&](Tape& tape, const auto&, auto& p) {

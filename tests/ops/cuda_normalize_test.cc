@@ -2,6 +2,7 @@
 // of the CPU for rows of any width, and bits that do not depend on addresses.
 #include <cmath>
 
+#include "ops/add.h"
 #include "ops/layernorm.h"
 #include "ops/rmsnorm.h"
 #include "ops/swiglu.h"
@@ -45,6 +46,8 @@ TEST(CudaNormalize, RowsWiderThanABlockAndMoreRowsThanBlocks) {
   check_cuda_run(norm_case(Norm::kLayer, {3, 5000}), {.num_uses = 2}, {.f32 = 5e-6});
   check_cuda_run(norm_case(Norm::kRms, {2, 1500}), {.num_uses = 2}, {.f32 = 5e-6});
   check_cuda_run(norm_case(Norm::kLayer, {2, 8200}), {.dtype = DType::kBF16}, {.bf16 = 5e-6});
+  // Columns that no thread keeps, in a block's second row.
+  check_cuda_run(norm_case(Norm::kLayer, {264 + 3, 2052}), {}, {.f32 = 1e-5});
   // 9 rows at once in each of 264 blocks.
   check_cuda_run(norm_case(Norm::kLayer, {2 * 264 * 9 + 5, 5}), {}, {.f32 = 1e-5});
   // A row to a warp, 8 in each of 132 blocks; and to some warps.
@@ -64,6 +67,25 @@ TEST(CudaNormalize, TheResidualFormIsThatOfTheCpu) {
       check_cuda(norm_case(norm, x, Residual::kYes), bounds);
     }
   check_cuda_run(norm_case(Norm::kLayer, {2, 5000}, Residual::kYes), {}, bounds);
+}
+
+// What is normalised is the sum as it is stored. Rows of a warp, and of a block.
+TEST(CudaNormalize, TheResidualFormHasTheBitsOfAdditionAndNorm) {
+  for (const std::int64_t cols : {96, 97, 2056}) {
+    const auto op = [&](bool fused) {
+      return OpCase{
+          .inputs = {{5, cols}, {5, cols}},
+          .parameters = {{cols}, {cols}},
+          .build = [=](Tape& tape, const std::vector<Tensor>& x, std::vector<Parameter>& p) {
+            if (fused) return add_layernorm(tape, x[0], x[1], p[0], &p[1]).y;
+            return layernorm(tape, add(tape, x[0], x[1]), p[0], &p[1]);
+          }};
+    };
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const RunOptions options{.dtype = dtype, .on_cuda = true};
+      EXPECT_EQ(run_op(op(true), options).y, run_op(op(false), options).y) << cols;
+    }
+  }
 }
 
 TEST(CudaNormalize, BitsDoNotDependOnAddresses) {

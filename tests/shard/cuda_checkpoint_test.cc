@@ -56,6 +56,8 @@ TEST(CudaCheckpoint, GpusAndCpusGoOnFromEachOther) {
         if (gpus_first) {
           first.training.options.offload = {
               .parameters = offload, .gradients = offload, .optimizer = offload};
+        } else {
+          second.training.options.offload.optimizer = offload;  // the host counts its steps as well
         }
         first.checkpoints = second.checkpoints = {.folder = folder / "c", .async = async};
         first.training.delay_seed = 3;

@@ -99,11 +99,11 @@ struct Rank {
   explicit Rank(comm::ProcessGroup& world, const FsdpOptions& options = {})
       : fsdp(world, memory, compute, model.blocks(), &model.root, options), sgd(fsdp, {}) {}
 
-  GradNorm step() {
+  GradNorm step(double max_norm = 1) {
     fsdp.begin_step();
     tape.backward(model.loss(tape, x, false));
     GradNorm norm = fsdp.finish_step();
-    sgd.step(1e-3, norm, 1);
+    sgd.step(1e-3, norm, max_norm);
     return norm;
   }
   std::vector<float> parameter() { return fsdp.full_parameter(*fsdp.parameters().front()); }
@@ -116,6 +116,19 @@ struct Rank {
   Sgd sgd;
   Tensor x = Tensor::zeros(memory, {300}, DType::kF32);
 };
+
+// What clips is worked out on each GPU, where nobody could see that it differs.
+TEST(CudaOptimizer, RanksThatClipByDifferentNormsAreToldSo) {
+  const std::string error = error_of<engine::CommError>([] {
+    comm::run_ranks(2, {}, [](comm::ProcessGroup& world) {
+      Rank rank(world);
+      rank.step(1 + world.rank());
+      rank.compute.synchronize();
+    });
+  });
+  EXPECT_NE(error.find("max_norm 1"), std::string::npos) << error;
+  EXPECT_NE(error.find("max_norm 2"), std::string::npos) << error;
+}
 
 TEST(CudaGraph, GradientsThatAreNotFiniteSkipTheUpdateOfThatStep) {
   comm::run_ranks(1, {}, [](comm::ProcessGroup& world) {

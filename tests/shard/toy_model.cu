@@ -57,14 +57,14 @@ __global__ void sum_backward_kernel(ToyElements dx, const float* dy, std::int64_
 
 void toy_affine_cuda(const engine::Stream& stream, float* y, const float* x, ToyElements w,
                      ToyElements b, std::int64_t numel) {
-  engine::launch_kernel(stream, engine::stride_shape(numel, 64), affine_kernel, y, x, w, b, numel);
+  engine::launch_kernel(stream, engine::stride_shape(numel), affine_kernel, y, x, w, b, numel);
 }
 
 void toy_affine_backward_cuda(const engine::Stream& stream, ToyElements dw, ToyElements db,
                               ToyElements dx, const float* dy, const float* x, ToyElements w,
                               std::int64_t numel) {
-  engine::launch_kernel(stream, engine::stride_shape(numel, 64), affine_backward_kernel, dw, db, dx,
-                        dy, x, w, numel);
+  engine::launch_kernel(stream, engine::stride_shape(numel), affine_backward_kernel, dw, db, dx, dy,
+                        x, w, numel);
 }
 
 void toy_sum_cuda(const engine::Stream& stream, float* y, const float* x, std::int64_t numel) {
@@ -73,8 +73,7 @@ void toy_sum_cuda(const engine::Stream& stream, float* y, const float* x, std::i
 
 void toy_sum_backward_cuda(const engine::Stream& stream, ToyElements dx, const float* dy,
                            std::int64_t numel) {
-  engine::launch_kernel(stream, engine::stride_shape(numel, 64), sum_backward_kernel, dx, dy,
-                        numel);
+  engine::launch_kernel(stream, engine::stride_shape(numel), sum_backward_kernel, dx, dy, numel);
 }
 
 }  // namespace tessera::testing

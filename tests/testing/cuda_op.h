@@ -38,8 +38,9 @@ inline void expect_as_on_cpu(const Values& got, const Values& want, double toler
 /// Returns the run.
 inline OpRun check_cuda_run(const OpCase& op, RunOptions options, const CudaBounds& bounds = {}) {
   const bool is_bf16 = options.dtype == DType::kBF16;
-  SCOPED_TRACE(fmt::format("{}, gradients {}, uses {}, offset {}", name_of(options.dtype),
-                           name_of(options.grad_dtype), options.num_uses, options.offset));
+  SCOPED_TRACE(fmt::format("{}, gradients {}, uses {}, offset {} of leaf {}",
+                           name_of(options.dtype), name_of(options.grad_dtype), options.num_uses,
+                           options.offset, options.offset_leaf));
   const OpRun want = run_op(op, options);
   options.on_cuda = true;
   const OpRun got = run_op(op, options), again = run_op(op, options);
@@ -57,7 +58,8 @@ inline OpRun check_cuda_run(const OpCase& op, RunOptions options, const CudaBoun
 }
 
 /// The op on a GPU is that of the CPU: f32 and bf16, gradients assigned and added to, leaves
-/// aligned and not; and each leaf without gradient leaves the others their bits.
+/// aligned and not, all and each alone; and each leaf without gradient leaves the others their
+/// bits.
 inline void check_cuda(const OpCase& op, const CudaBounds& bounds = {}) {
   constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16;
   const OpRun run = check_cuda_run(op, {}, bounds);
@@ -72,6 +74,8 @@ inline void check_cuda(const OpCase& op, const CudaBounds& bounds = {}) {
           << "leaf " << leaf << " without gradient of leaf " << without;
     }
   }
+  for (std::size_t leaf = 0; run.grads.size() > 1 && leaf < run.grads.size(); ++leaf)
+    check_cuda_run(op, {.offset = 1, .offset_leaf = static_cast<int>(leaf)}, bounds);
 }
 
 }  // namespace tessera::testing

@@ -67,7 +67,7 @@ struct Place {
 inline constinit thread_local unsigned current_thread = 0;
 inline unsigned current_lane() { return current_thread % 32; }
 
-/// Dynamic shared memory of the block, 16-byte aligned, all bits set when the block starts.
+/// Dynamic shared memory of the block, 32-byte aligned, all bits set when the block starts.
 void* dynamic_shared_memory();
 
 /// Waits for all threads of the block; returns how many of them passed a true predicate.
@@ -92,6 +92,13 @@ void note_progress();
 
 /// Ends the running launch with an error that names kernel, block and thread.
 [[noreturn]] void fail_launch(const char* text, Place where);
+
+/// Ends it unless the address is a multiple of `nbytes`, as that of a wide access has to be.
+inline void check_alignment(const void* address, std::size_t nbytes, Place where = Place::here()) {
+  if (reinterpret_cast<std::uintptr_t>(address) % nbytes != 0) {
+    fail_launch("a wide access to a misaligned address", where);
+  }
+}
 
 /// A cp.async of the calling thread that has not landed.
 struct AsyncCopy {
