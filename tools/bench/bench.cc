@@ -39,7 +39,16 @@ void run(int argc, char** argv) {
        {"checkpoint", bench_checkpoint, {"python", "peer"}},
        {"listeners", bench_listeners, {"rounds", "steps"}},
        {"plan", bench_plan, {"samples"}},
-       {"steps", bench_steps, {"rounds", "steps", "python", "peer"}},
+       {"steps",
+        [](const BenchConfig& config, BenchReport& report) {
+          bench_steps(training_rows(), config, report);
+        },
+        {"rounds", "steps", "python", "peer"}},
+       {"gpt2",
+        [](const BenchConfig& config, BenchReport& report) {
+          bench_steps(gpt2_rows(), config, report);
+        },
+        {"rounds", "steps", "python", "peer"}},
        {"profile", bench_profile, {"steps"}}});
 }
 

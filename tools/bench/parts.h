@@ -67,8 +67,9 @@ void bench_hooks(const TrainingRow& base, std::int64_t num_steps, const BenchCon
 /// The steps of `base` with parts of its state in memory of the host, beside those without.
 void bench_offload(const TrainingRow& base, const BenchConfig& config, BenchReport& report);
 /// Whole training steps beside PyTorch's.
-void bench_steps(const BenchConfig& config, BenchReport& report);
-/// The time of those steps by kernel.
+void bench_steps(const std::vector<TrainingRow>& rows, const BenchConfig& config,
+                 BenchReport& report);
+/// The time of the steps of training_rows() and gpt2_rows() by kernel.
 void bench_profile(const BenchConfig& config, BenchReport& report);
 
 }  // namespace tessera::tools

@@ -28,7 +28,8 @@ class Rounds {
 
 }  // namespace
 
-void bench_steps(const BenchConfig& config, BenchReport& report) {
+void bench_steps(const std::vector<TrainingRow>& rows, const BenchConfig& config,
+                 BenchReport& report) {
   report.begin_table(
       "steps",
       fmt::format(
@@ -40,7 +41,7 @@ void bench_steps(const BenchConfig& config, BenchReport& report) {
   if (config.python.empty()) {
     report.note("PyTorch is left out: bench.python names no interpreter");
   }
-  for (const TrainingRow& row : training_rows()) {
+  for (const TrainingRow& row : rows) {
     if (!config.wants(row.name())) continue;
     Rounds ours, peers;
     std::vector<double> exposed;

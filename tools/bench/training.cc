@@ -51,6 +51,17 @@ const std::vector<TrainingRow>& training_rows() {
   return kRows;
 }
 
+const std::vector<TrainingRow>& gpt2_rows() {
+  static const GptConfig kGpt2 = gpt_preset("gpt2");
+  static const std::vector<TrainingRow> kRows = {
+      {.model = kGpt2, .batch = 1},
+      {.model = kGpt2, .batch = 1, .ranks = 2},
+      {.model = kGpt2, .batch = 1, .param = DType::kBF16},
+      {.model = kGpt2, .batch = 1, .ranks = 2, .param = DType::kBF16},
+  };
+  return kRows;
+}
+
 namespace {
 
 // A model in training, and what its steps read.

@@ -35,6 +35,8 @@ struct TrainingRow {
 };
 
 const std::vector<TrainingRow>& training_rows();
+/// GPT-2 124M, a sequence of 1,024 tokens a rank: seconds a step.
+const std::vector<TrainingRow>& gpt2_rows();
 
 /// What rank 0 measured, a value for each timed step. On a GPU nothing inside a step is timed:
 /// step_ms is from the end of one step to the end of the next, which the host launches meanwhile.
