@@ -24,7 +24,7 @@ struct LinearCrossEntropyOptions {
   std::int64_t chunk_rows = 0;  ///< rows whose logits live at one time; 0: chosen by V
   /// Forward saves what backward needs of all logits if they are at most this many; otherwise
   /// backward computes the logits of each chunk again: half as much forward work more, and on the
-  /// CPU the same bits. Negative: 2^24 on the CPU, 2^32 on a GPU.
+  /// CPU the same bits. Negative: 2^26 on the CPU, 2^32 on a GPU.
   std::int64_t max_saved_numel = -1;
 };
 
