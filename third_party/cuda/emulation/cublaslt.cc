@@ -256,7 +256,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   const ProductShape shape = Product{*operation, *la, *lb, {}, {}}.shape();
   const bool is_long = shape.k >= 32 * std::max(shape.m, shape.n);
   using Ids = std::array<std::uint64_t, 5>;
-  for (const std::uint64_t id : is_long ? Ids{5, 3, 1, 2, 4} : Ids{1, 3, 2, 5, 4}) {
+  for (const std::uint64_t id : is_long ? Ids{4, 5, 3, 1, 2} : Ids{1, 3, 2, 5, 4}) {
     const Algorithm algorithm{cublasLtGetVersion(), id, {}};
     const auto algo = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
     cublasLtMatmulHeuristicResult_t result;

@@ -7,7 +7,7 @@
 //   3  K in halves, added in f32 from workspace (CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
 //   4  K in halves, added in the output (CUBLASLT_REDUCTION_SCHEME_INPLACE)
 //   5  as 3, from parts of the output's type (CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)
-// Proposed are 1, 3, 2, 5, 4; of a K much longer than the result is wide, 5 and 3 first.
+// Proposed are 1, 3, 2, 5, 4; of a K much longer than the result is wide, 4, 5 and 3 first.
 // With GELU (CUBLASLT_EPILOGUE_GELU_AUX_BIAS) an algorithm takes it of the f32 sum, as tanh; with
 // its slope (CUBLASLT_EPILOGUE_DGELU) it multiplies the f32 sum with that at the auxiliary matrix.
 // There are no gradients of biases (BGRAD). It is stricter than the library is known to be: bf16
