@@ -38,7 +38,7 @@ TEST(CudaCrossEntropyTest, OfLogitsIsThatOfTheCpu) {
 TEST(CudaCrossEntropyTest, GradientsOfTwoLossesAreAdded) {
   const Targets some = some_targets(37, 307);
   Targets others = some;
-  std::ranges::rotate(others, others.begin() + 1);
+  std::rotate(others.begin(), others.begin() + 1, others.end());
   const OpCase op{.inputs = {{37, 307}}, .build = [=](Tape& tape, const auto& x, auto&) {
                     const Tensor first = cross_entropy(tape, x[0], to_targets(tape.memory(), some));
                     return add(tape, first,
