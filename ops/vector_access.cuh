@@ -58,7 +58,9 @@ __device__ void load(Vector& to, const T* from) {
 #if defined(__CUDACC__)
   to = *reinterpret_cast<const Vector*>(from);
 #else
-  cuda_emulation::check_alignment(from, alignof(Vector));
+  if constexpr (alignof(Vector) > alignof(T)) {
+    cuda_emulation::check_alignment(from, alignof(Vector));
+  }
   std::memcpy(static_cast<void*>(&to), from, sizeof to);
 #endif
 }
@@ -72,7 +74,9 @@ __device__ void store(T* to, const Vector& from) {
     *reinterpret_cast<Vector*>(to) = from;
   }
 #else
-  cuda_emulation::check_alignment(to, alignof(Vector));
+  if constexpr (alignof(Vector) > alignof(T)) {
+    cuda_emulation::check_alignment(to, alignof(Vector));
+  }
   std::memcpy(static_cast<void*>(to), &from, sizeof from);
 #endif
 }
