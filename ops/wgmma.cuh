@@ -94,7 +94,7 @@ inline constexpr int kNextKMajor = 32, kNextMnMajor = 16 * kPanelRowNbytes;
 /// Writes two elements of an operand.
 inline __device__ void store_operand(engine::BFloat16* shared, std::uint32_t pair) {
 #if defined(__CUDACC__)
-  *engine::as_wide<std::uint32_t>(shared) = pair;
+  *reinterpret_cast<std::uint32_t*>(shared) = pair;
 #else
   cuda_emulation::store_operand(shared, pair);
 #endif

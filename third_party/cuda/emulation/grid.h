@@ -67,7 +67,7 @@ struct Place {
 inline constinit thread_local unsigned current_thread = 0;
 inline unsigned current_lane() { return current_thread % 32; }
 
-/// Dynamic shared memory of the block, 32-byte aligned, all bits set when the block starts.
+/// Dynamic shared memory of the block, 1,024-byte aligned, all bits set when the block starts.
 void* dynamic_shared_memory();
 
 /// Waits for all threads of the block; returns how many of them passed a true predicate.
