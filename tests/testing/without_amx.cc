@@ -1,5 +1,5 @@
-// For tests of code that a CPU with AMX leaves aside: linked in, it has such a CPU do as one without
-// would, unless the environment says what to take.
+// For tests of code that a CPU with AMX leaves aside: linked in, it has such a CPU do as one
+// without would, unless the environment says what to take.
 #include <stdlib.h>
 
 #include <cstdlib>
