@@ -135,6 +135,55 @@ TEST_F(Resume, MoreStepsAreTrainedFromTheEnd) {
   EXPECT_EQ(results_of("run"), first);
 }
 
+TEST_F(Resume, WhatCannotBeDoneAnyMoreIsAnErrorOrSaid) {
+  const Flags constant = {{"train.schedule", "constant"}, {"train.warmup", "0"}};
+  const auto said = [&](Flags more, int exit_code) {
+    more.insert(constant.begin(), constant.end());
+    const Outcome outcome = run(more);
+    EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err;
+    return outcome.out + outcome.err;
+  };
+  EXPECT_EQ(said(saving({{"train.steps", "5"}}), 0).find("note: "), std::string::npos);
+  const std::string log = folder_.read("run/log.jsonl");
+  EXPECT_TRUE(has(said(saving({{"train.steps", "4"}}), 1),
+                  {"error: ",
+                   "[checkpoint] expected train.steps of at least the 5 that are done, "
+                   "got 4 (",
+                   "/step_5)"}));
+  EXPECT_EQ(folder_.read("run/log.jsonl"), log);
+  EXPECT_TRUE(has(said(saving({{"train.steps", "5"}, {"audit", "true"}}), 0),
+                  {"note: no step is left to train: train.steps=5, and as many are done\n",
+                   "\nno step was compared with the plan\n"}));
+  EXPECT_TRUE(has(said({{"train.steps", "6"}, {"resume", "auto"}}, 0),
+                  {"resumed behind step 5 ",
+                   "note: this run saves nothing that the next "
+                   "--resume=auto could go on from"}));
+}
+
+// The run before has validated behind its last step, which is not the last one of this run.
+TEST_F(Resume, TheStepBehindAValidationThatWasOwedIsAudited) {
+  for (const char* strategy : {"zero3", "zero2", "ddp", "shard_grad_op", "hsdp"}) {
+    fs::remove_all(folder_ / "run");
+    const auto flags = [&](const char* steps) {
+      return saving({{"train.schedule", "constant"},
+                     {"parallel.strategy", strategy},
+                     {"log.val_every", "2"},
+                     {"train.steps", steps}});
+    };
+    EXPECT_EQ(run(flags("4")).exit_code, 0);
+    EXPECT_EQ(log_of("run").size(), 6u);
+    Flags audited = flags("8");
+    audited["audit"] = "true";
+    const Outcome outcome = run(audited);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err << strategy;
+    // Steps 5, 6 and 8: step 7 follows a validation.
+    EXPECT_TRUE(has(outcome.out, {"3 steps are as planned"})) << strategy;
+    std::vector<json> validated = log_of("run");
+    std::erase_if(validated, [](const json& record) { return !record.contains("val_loss"); });
+    EXPECT_EQ(validated.size(), 3u) << "behind steps 2, 4 and 6";
+  }
+}
+
 TEST_F(Resume, TheSummaryIsOfTheStepsThatThisProcessMade) {
   EXPECT_EQ(run(saving({{"train.schedule", "constant"}, {"train.steps", "4"}})).exit_code, 0);
   const Outcome next = run(saving({{"train.schedule", "constant"}, {"train.steps", "8"}}));
@@ -306,6 +355,29 @@ TEST_F(Resume, ADamagedCheckpointIsPassedOverAloud) {
                              "resumed behind step 6"}));
   EXPECT_EQ(checkpoints(),
             (std::vector<std::string>{"step_4", "step_6", "step_8", "step_8.damaged-0"}));
+}
+
+TEST_F(Resume, ACheckpointThatIsNotTheStepOfItsNameIsPassedOverAloud) {
+  const Flags constant = {{"train.schedule", "constant"}};
+  Flags four = saving({{"train.steps", "4"}, {"checkpoint.keep", "2"}});
+  four.insert(constant.begin(), constant.end());
+  EXPECT_EQ(run(four).exit_code, 0);
+  const std::string folder = folder_ / "run/checkpoints";
+  fs::copy(folder + "/step_2", folder + "/step_99", fs::copy_options::recursive);
+  const Outcome next = run(saving({{"train.schedule", "constant"}, {"checkpoint.keep", "2"}}));
+  EXPECT_EQ(next.exit_code, 0) << next.err;
+  EXPECT_TRUE(has(next.out,
+                  {"warning: passed over", "step_99 is called so and is the checkpoint of step 2 (",
+                   "resumed behind step 4 "}));
+  EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step_10", "step_12", "step_99"}));
+  EXPECT_EQ(run({{"train.schedule", "constant"}, {"out", folder_ / "whole"}}).exit_code, 0);
+  EXPECT_EQ(results_of("run"), results_of("whole"));
+  // Who asks for it by its path gets what it is, and is told.
+  const Outcome named = run(
+      {{"train.schedule", "constant"}, {"resume", folder + "/step_99"}, {"out", folder_ / "b"}});
+  EXPECT_EQ(named.exit_code, 0) << named.err;
+  EXPECT_TRUE(has(named.out, {"resumed behind step 2 ", "warning: step_99 is called so"}));
+  EXPECT_EQ(log_of("b").front().at("step"), 3);
 }
 
 TEST_F(Resume, ADiskThatFailsEndsTheRunWithTheCheckpointsThatWere) {
