@@ -37,8 +37,14 @@ class ForwardingGroup : public ProcessGroup {
  private:
   int world_rank(int rank) const override { return rank; }
 
-  void enqueue(Collective c, const Stream& stream) override {
+  std::int64_t enqueue(Collective c, const Stream& stream) override {
     before(c, stream);
+    const std::int64_t sent = inner_.traffic().bytes_sent;
+    pass_on(c, stream);
+    return inner_.traffic().bytes_sent - sent;
+  }
+
+  void pass_on(const Collective& c, const Stream& stream) {
     const std::string& label = c.work.detail;
     switch (c.op) {
       case Collective::Op::kAllGather:

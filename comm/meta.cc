@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
-#include "comm/nccl/staging_nbytes.h"
+#include "comm/nccl/nccl_nbytes.h"
 #include "engine/error.h"
 
 namespace tessera::comm {
@@ -47,12 +48,18 @@ class MetaGroup final : public ProcessGroup {
     return std::make_unique<MetaGroup>(std::move(members), rank, options_);
   }
 
-  void enqueue(Collective collective, const Stream& stream) override {
+  std::optional<std::int64_t> own_bytes_sent(const Collective& c) const override {
+    if (!options_.is_nccl) return std::nullopt;
+    return nccl_bytes_sent(c, rank_, size(), options_.sums_in_rank_order);
+  }
+
+  std::int64_t enqueue(Collective collective, const Stream& stream) override {
     require(stream.device().is_meta, "[meta] expected a stream of a meta device, got '{}' of {}",
             stream.name(), to_string(stream.device()));
     stage(collective, stream);
     stream.launch(collective.work, [] {});
     if (options_.on_collective) options_.on_collective(collective, members_, stream);
+    return collective.work.bytes_sent;
   }
 
   // As NcclStaging::get(): a block a stream, that grows.

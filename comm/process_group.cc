@@ -85,12 +85,12 @@ std::unique_ptr<ProcessGroup> ProcessGroup::make_part_by(
 
 void ProcessGroup::submit(Collective collective, std::int64_t numel, std::string_view more,
                           const Stream& stream) {
-  const Work& work = collective.work;
+  Work& work = collective.work;
+  work.bytes_sent = own_bytes_sent(collective).value_or(work.bytes_sent);
   collective.text = fmt::format("{} {} x {}{} '{}'", work.name, name_of(collective.in.dtype()),
                                 numel, more, work.detail);
   traffic_->num_collectives += 1;
-  traffic_->bytes_sent += work.bytes_sent;
-  enqueue(std::move(collective), stream);
+  traffic_->bytes_sent += enqueue(std::move(collective), stream);
 }
 
 void ProcessGroup::all_gather(const Tensor& in, const Tensor& out, const Stream& stream,

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -46,7 +47,9 @@ struct Collective {
 
 /// What one rank has called and sent, by the algorithms that send least: each rank's part of what
 /// others need once, in the dtype that it has on the wire; an all-reduce is a reduce-scatter and an
-/// all-gather, and of a broadcast each rank passes on (N - 1) / N. A backend may send more.
+/// all-gather, and of a broadcast each rank passes on (N - 1) / N. A backend may send more. Of
+/// ranks over NCCL it is what they hand to its calls, by the same algorithms: its own all-reduce
+/// sends what it is given, bf16 in both halves.
 struct Traffic {
   std::int64_t num_collectives = 0;
   std::int64_t bytes_sent = 0;
@@ -134,8 +137,13 @@ class ProcessGroup {
   /// What split() returns.
   virtual std::unique_ptr<ProcessGroup> make_part(int color, int key) = 0;
   virtual std::unique_ptr<ProcessGroup> make_part_by(const std::function<int(int rank)>& color);
-  /// Carries out `collective` as work of `stream`.
-  virtual void enqueue(Collective collective, const Stream& stream) = 0;
+  /// What this rank sends of `c`, where the backend has another way to do it than Traffic says.
+  virtual std::optional<std::int64_t> own_bytes_sent(const Collective& /*c*/) const {
+    return std::nullopt;
+  }
+  /// Carries out `collective` as work of `stream`. Returns how many bytes this rank sends, for
+  /// traffic(): a backend that hands them to a library counts what it hands over.
+  virtual std::int64_t enqueue(Collective collective, const Stream& stream) = 0;
   /// Enqueues it with its text, of which `more` is what one op alone has to say.
   void submit(Collective collective, std::int64_t numel, std::string_view more,
               const Stream& stream);

@@ -24,10 +24,14 @@ void copy(const Tensor& dst, const Tensor& src, const Stream& stream, std::strin
       "[copy] expected a stream of the GPU, got '{}' of {} ({} on {} to {} on {})", stream.name(),
       to_string(stream.device()), src.name(), to_string(src.device()), dst.name(),
       to_string(dst.device()));
+  const bool from_host = src.buffer()->memory().is_pinned();
+  const bool to_host = dst.buffer()->memory().is_pinned();
   stream.launch(
       {.name = name,
        .bytes_read = src.nbytes(),
        .bytes_written = dst.nbytes(),
+       .bytes_up = from_host && !to_host ? src.nbytes() : 0,
+       .bytes_down = to_host && !from_host ? src.nbytes() : 0,
        .detail = dst.name()},
       [dst, src, to = dst.raw(), from = src.raw()] {
         std::memcpy(to, from, static_cast<std::size_t>(dst.nbytes()));

@@ -112,8 +112,8 @@ class Memory::Owned {
 };
 
 struct Memory::State {
-  State(MemoryOptions o, const Device& d, std::optional<Stream> h)
-      : options(std::move(o)), device(d), home(std::move(h)) {
+  State(MemoryOptions o, const Device& d, std::optional<Stream> h, bool pinned = false)
+      : options(std::move(o)), device(d), home(std::move(h)), is_pinned(pinned) {
     require(!options.allocator.allocate == !options.allocator.free,
             "[memory] expected an allocator with both of its functions, or none");
   }
@@ -124,6 +124,7 @@ struct Memory::State {
   const MemoryOptions options;
   const Device device;
   const std::optional<Stream> home;
+  const bool is_pinned;
   mutable std::mutex mutex;
   MemoryStats stats;
   struct Kept {
@@ -231,9 +232,10 @@ Memory Memory::pinned(const Stream& stream, MemoryOptions options) {
   return Memory(std::make_shared<State>(
       std::move(options),
       Device{device.is_cuda() ? DeviceKind::kPinned : device.kind, device.index, device.is_meta},
-      std::nullopt));
+      std::nullopt, /*pinned=*/true));
 }
 
+bool Memory::is_pinned() const { return state_->is_pinned; }
 Device Memory::device() const { return state_->device; }
 const std::optional<Stream>& Memory::home() const { return state_->home; }
 

@@ -91,6 +91,8 @@ class Memory {
   static Memory pinned(const Stream& stream, MemoryOptions options = {});
 
   Device device() const;
+  /// Whether it is pinned() memory of a device, one that is not there included.
+  bool is_pinned() const;
   /// The stream that device memory belongs to; empty for memory of the host.
   const std::optional<Stream>& home() const;
 

@@ -15,7 +15,9 @@
 // carries one transfer at a time. An event is a time, and waiting moves the clock to it. Listeners
 // are told these times; a launch that would end behind 100,000 days throws InvalidArgument. What
 // the host takes to launch is left out, and so is waiting for other ranks: they are taken to be
-// where this one is. Copies between a device and its host go at the rate of memory.
+// where this one is. Copies between a device and its host share a link as well, one for each
+// direction, and threads of the host share the rate of its memory, which is all that their work
+// is charged for: what they do is to update, and that is as fast as memory.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +29,11 @@ namespace tessera::engine {
 /// Of one rank. The defaults are those of one core of a small server.
 struct MetaRates {
   double flops_per_s = 100e9;
-  double bytes_per_s = 10e9;       ///< of memory, read and written
-  double link_bytes_per_s = 10e9;  ///< sent to other ranks
-  double link_latency_s = 20e-6;   ///< of each collective
+  double bytes_per_s = 10e9;            ///< of memory, read and written
+  double link_bytes_per_s = 10e9;       ///< sent to other ranks
+  double link_latency_s = 20e-6;        ///< of each collective
+  double host_link_bytes_per_s = 10e9;  ///< copied between a device and its host, each way
+  double host_bytes_per_s = 10e9;       ///< of the host's memory, by all its threads together
 };
 
 /// The simulated time that a meta stream has come to, in nanoseconds from 0.

@@ -45,12 +45,14 @@ std::int64_t meta_now_ns(const Stream& stream) { return internal::meta_now_ns(*s
 
 Stream Stream::host_worker(std::string name, StreamOptions options) const {
   if (!device().is_meta) return worker_cpu(std::move(name), options);
-  return Stream(internal::make_meta_beside(*impl_, std::move(name), DeviceKind::kCpu, options));
+  return Stream(internal::make_meta_beside(*impl_, std::move(name), DeviceKind::kCpu, options,
+                                           /*is_of_host=*/true));
 }
 
 Stream Stream::sibling(std::string name, StreamOptions options) const {
   if (device().is_meta) {
-    return Stream(internal::make_meta_beside(*impl_, std::move(name), device().kind, options));
+    return Stream(internal::make_meta_beside(*impl_, std::move(name), device().kind, options,
+                                             /*is_of_host=*/false));
   }
   if (device().is_cuda()) return cuda(std::move(name), device().index, options);
   return worker_cpu(std::move(name), options);

@@ -36,6 +36,8 @@ struct Work {
   std::int64_t bytes_read = 0;  ///< from memory, once each
   std::int64_t bytes_written = 0;
   std::int64_t bytes_sent = 0;  ///< to other ranks, by one rank
+  std::int64_t bytes_up = 0;    ///< copied from memory of the host to a device
+  std::int64_t bytes_down = 0;  ///< copied from a device to memory of the host
   std::string detail = {};      ///< unit or tensor at work; may be empty
 };
 

@@ -93,9 +93,10 @@ std::shared_ptr<StreamImpl> make_inline_cpu(std::string name, StreamOptions opti
 std::shared_ptr<StreamImpl> make_worker_cpu(std::string name, StreamOptions options);
 std::shared_ptr<StreamImpl> make_meta(std::string name, DeviceKind kind, const MetaRates& rates,
                                       StreamOptions options);
-/// One that shares the device of `stream`, a meta stream.
+/// One that shares the device of `stream`, a meta stream. `is_of_host`: a thread of its host.
 std::shared_ptr<StreamImpl> make_meta_beside(const StreamImpl& stream, std::string name,
-                                             DeviceKind kind, StreamOptions options);
+                                             DeviceKind kind, StreamOptions options,
+                                             bool is_of_host);
 std::int64_t meta_now_ns(const StreamImpl& stream);
 /// Defined where CUDA is built.
 std::shared_ptr<StreamImpl> make_cuda(std::string name, int index, StreamOptions options);

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/nccl/staging_nbytes.h"
+#include "comm/nccl/nccl_nbytes.h"
 #include "comm/threads/rank_order.h"
 #include "engine/error.h"
 
@@ -34,13 +34,18 @@ class Share {
         gpu_(gpu),
         native_(static_cast<cudaStream_t>(gpu.native())) {}
 
+  /// Bytes that NCCL was given to send to other ranks.
+  std::int64_t nbytes_sent() const { return nbytes_sent_; }
+
   void all_gather() {
+    nbytes_sent_ += c_.in.nbytes() * (size_ - 1);
     call(Purpose::kGather, "ncclAllGather", [&](const NcclLibrary& nccl, ncclComm_t comm) {
       return nccl.all_gather(c_.in.raw(), c_.out.raw(), bytes(c_.in), ncclUint8, comm, native_);
     });
   }
 
   void broadcast() {
+    nbytes_sent_ += passed_on(c_.in.nbytes());
     call(Purpose::kGather, "ncclBroadcast", [&](const NcclLibrary& nccl, ncclComm_t comm) {
       return nccl.broadcast(c_.in.raw(), c_.out.raw(), bytes(c_.in), ncclUint8, c_.root, comm,
                             native_);
@@ -106,10 +111,19 @@ class Share {
         });
   }
 
-  void reduce_scatter_fast() { reduce_fast("ncclReduceScatter", &NcclLibrary::reduce_scatter); }
-  void all_reduce_fast() { reduce_fast("ncclAllReduce", &NcclLibrary::all_reduce); }
+  // Each rank's block goes to it; an all-reduce gathers the sums, too, in the same dtype.
+  void reduce_scatter_fast() {
+    const std::int64_t nbytes = reduce_fast("ncclReduceScatter", &NcclLibrary::reduce_scatter);
+    nbytes_sent_ += nbytes * (size_ - 1);
+  }
+  void all_reduce_fast() {
+    const std::int64_t nbytes = reduce_fast("ncclAllReduce", &NcclLibrary::all_reduce);
+    nbytes_sent_ += 2 * passed_on(nbytes);
+  }
 
  private:
+  // Of what goes round all ranks in parts, each but the last hands a part on.
+  std::int64_t passed_on(std::int64_t nbytes) const { return nbytes - nbytes / size_; }
   static std::size_t bytes(const Tensor& t) { return static_cast<std::size_t>(t.nbytes()); }
   float* out() const { return c_.out.data<float>(); }
   bool adds() const { return c_.accumulate == Accumulate::kYes; }
@@ -138,6 +152,7 @@ class Share {
            for (int r = 0; r < size_; ++r) {
              const Part from = part(r), to = place(r);
              if (from.nbytes > 0) {
+               if (r != rank_) nbytes_sent_ += from.nbytes;
                keep(nccl.send(from.data, static_cast<std::size_t>(from.nbytes), ncclUint8, r, comm,
                               native_));
              }
@@ -160,9 +175,9 @@ class Share {
   }
 
   // NCCL sums in the dtype of the inputs, into `out` if it can, else beside it: one kernel widens
-  // and adds that to what `out` holds.
-  void reduce_fast(std::string_view name,
-                   decltype(NcclLibrary::all_reduce) NcclLibrary::*function) {
+  // and adds that to what `out` holds. Returns the bytes of the sum that NCCL was asked for.
+  std::int64_t reduce_fast(std::string_view name,
+                           decltype(NcclLibrary::all_reduce) NcclLibrary::*function) {
     const bool is_f32 = c_.in.dtype() == DType::kF32;
     const bool is_direct = is_f32 && !adds();
     const std::int64_t numel = c_.out.numel();
@@ -171,10 +186,12 @@ class Share {
       return (nccl.*function)(c_.in.raw(), sum, static_cast<std::size_t>(numel),
                               is_f32 ? ncclFloat32 : ncclBfloat16, ncclSum, comm, native_);
     });
-    if (is_direct) return;
+    const std::int64_t nbytes = numel * size_of(is_f32 ? DType::kF32 : DType::kBF16);
+    if (is_direct) return nbytes;
     const void* const in = sum;
     float* const to = out();
     sum_in_rank_order_on_gpu(gpu_, c_.in.dtype(), {&in, 1}, adds() ? to : nullptr, {&to, 1}, numel);
+    return nbytes;
   }
 
   const Collective& c_;
@@ -185,6 +202,7 @@ class Share {
   NcclStaging& staging_;
   const Stream& gpu_;
   cudaStream_t const native_;
+  std::int64_t nbytes_sent_ = 0;
 };
 
 }  // namespace
@@ -217,22 +235,28 @@ void NcclStaging::let_go(const Block& block) {
   if (home && *home != block.stream) home->wait(block.stream.record("staging unused"));
 }
 
-void enqueue_nccl(const Collective& collective, int rank, int size, bool canonical,
-                  NcclEndpoint& endpoint, NcclStaging& staging, const Stream& gpu) {
-  if (collective.in.numel() == 0) return;
+std::int64_t enqueue_nccl(const Collective& collective, int rank, int size, bool canonical,
+                          NcclEndpoint& endpoint, NcclStaging& staging, const Stream& gpu) {
+  if (collective.in.numel() == 0) return 0;
   Share share(collective, rank, size, canonical, endpoint, staging, gpu);
   switch (collective.op) {
     case Collective::Op::kAllGather:
-      return share.all_gather();
+      share.all_gather();
+      break;
     case Collective::Op::kBroadcast:
-      return share.broadcast();
+      share.broadcast();
+      break;
     case Collective::Op::kAllToAll:
-      return share.all_to_all();
+      share.all_to_all();
+      break;
     case Collective::Op::kReduceScatter:
-      return canonical ? share.reduce_scatter_in_order() : share.reduce_scatter_fast();
+      canonical ? share.reduce_scatter_in_order() : share.reduce_scatter_fast();
+      break;
     case Collective::Op::kAllReduce:
-      return canonical ? share.all_reduce_in_order() : share.all_reduce_fast();
+      canonical ? share.all_reduce_in_order() : share.all_reduce_fast();
+      break;
   }
+  return share.nbytes_sent();
 }
 
 }  // namespace tessera::comm

@@ -31,8 +31,9 @@ class NcclStaging {
 };
 
 /// Enqueues this rank's share of `collective` on `gpu`, inside the function given to launch().
-/// Throws CommError if NCCL refuses, DeviceError.
-void enqueue_nccl(const Collective& collective, int rank, int size, bool canonical,
-                  NcclEndpoint& endpoint, NcclStaging& staging, const Stream& gpu);
+/// Returns how many bytes NCCL was given to send to other ranks. Throws CommError if NCCL refuses,
+/// DeviceError.
+std::int64_t enqueue_nccl(const Collective& collective, int rank, int size, bool canonical,
+                          NcclEndpoint& endpoint, NcclStaging& staging, const Stream& gpu);
 
 }  // namespace tessera::comm

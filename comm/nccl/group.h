@@ -1,7 +1,9 @@
 // What ranks over NCCL have in common. Private to comm; only where CUDA is built.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/flight_recorder.h"
@@ -49,7 +51,8 @@ class NcclGroup : public ProcessGroup {
   NcclEndpoint* endpoint_ = nullptr;
 
  private:
-  void enqueue(Collective collective, const Stream& stream) override;
+  std::optional<std::int64_t> own_bytes_sent(const Collective& c) const override;
+  std::int64_t enqueue(Collective collective, const Stream& stream) override;
   /// This rank's next call, before it is enqueued. Throws CommError if the ranks are known to
   /// differ.
   virtual Call announce(const FlightCall& what, std::string text) = 0;

@@ -9,6 +9,7 @@
 
 #include "comm/flight_call.h"
 #include "comm/nccl/group.h"
+#include "comm/nccl/nccl_nbytes.h"
 #include "comm/threads/thread_ranks.h"
 #include "engine/cuda.h"
 #include "engine/error.h"
@@ -25,7 +26,11 @@ void NcclGroup::abort(std::string_view reason) noexcept {
   endpoints_->watchdog()->abort_all();
 }
 
-void NcclGroup::enqueue(Collective collective, const Stream& stream) {
+std::optional<std::int64_t> NcclGroup::own_bytes_sent(const Collective& c) const {
+  return nccl_bytes_sent(c, rank_, size_, options_.canonical);
+}
+
+std::int64_t NcclGroup::enqueue(Collective collective, const Stream& stream) {
   const engine::Device device{engine::DeviceKind::kCuda, gpu_};
   engine::require(stream.device() == device,
                   "[{}] expected a stream of {}, got '{}' of {} ({}, rank {})",
@@ -34,9 +39,11 @@ void NcclGroup::enqueue(Collective collective, const Stream& stream) {
   world_->check();
   Call call = announce(flight_call(collective), collective.text);
   engine::Event begin = stream.record("begin");
+  std::int64_t sent = 0;
   try {
     stream.launch(std::move(collective.work), [&] {
-      enqueue_nccl(collective, rank_, size_, options_.canonical, *endpoint_, staging_, stream);
+      sent =
+          enqueue_nccl(collective, rank_, size_, options_.canonical, *endpoint_, staging_, stream);
     });
   } catch (const CommError& error) {
     call.flight.enter(FlightState::kFailed);
@@ -48,6 +55,7 @@ void NcclGroup::enqueue(Collective collective, const Stream& stream) {
     throw;
   }
   endpoint_->watch(stream, std::move(call), std::move(begin), stream.record("end"));
+  return sent;
 }
 
 namespace {

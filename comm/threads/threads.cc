@@ -51,7 +51,8 @@ class ThreadsGroup final : public ProcessGroup {
 
   // Pointers are taken now, in the caller's thread: it may release the buffers once it has an event
   // behind this. The tensors ride along so that the memory lives until then.
-  void enqueue(Collective collective, const Stream& stream) override {
+  std::int64_t enqueue(Collective collective, const Stream& stream) override {
+    const std::int64_t sent = collective.work.bytes_sent;
     const Call call = self_.next_call(flight_call(collective), std::move(collective.text));
     const Slot slot{.in = collective.in.raw(), .out = collective.out.raw()};
     stream.launch(
@@ -61,6 +62,7 @@ class ThreadsGroup final : public ProcessGroup {
         [&](const auto& gpu) {
           check_gpus_ = meet_on_gpu(*self_.group(), rank(), call, collective, gpu);
         });
+    return sent;
   }
 
   ThreadRank self_;

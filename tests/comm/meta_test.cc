@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,32 @@ TEST(MetaGroup, StatesWhatARankSends) {
   call_all(*world, Memory(stream), stream);
   EXPECT_EQ(seen,
             (std::vector<std::string>{"a 60", "b 60", "c 30", "d 120", "e 90", "f 60", "g 60"}));
+}
+
+// The same calls over NCCL: its own all-reduce of bf16 is bf16 both ways, and in the order of ranks
+// so few elements are all of rank 0, which sends the f32 sums.
+TEST(MetaGroup, StatesWhatARankOverNcclSends) {
+  const auto sent = [](int rank, bool in_order) {
+    std::vector<std::int64_t> bytes;
+    const auto world = make_meta_rank(
+        rank, 4,
+        {.sums_in_rank_order = in_order,
+         .is_nccl = true,
+         .on_collective = [&](const Collective& c, const std::vector<int>&, const Stream&) {
+           bytes.push_back(c.work.bytes_sent);
+         }});
+    const Stream stream = meta_stream();
+    call_all(*world, Memory(stream), stream);
+    std::int64_t sum = 0;
+    for (const std::int64_t b : bytes) sum += b;
+    EXPECT_EQ(world->traffic().bytes_sent, sum);
+    return bytes;
+  };
+  using Bytes = std::vector<std::int64_t>;
+  EXPECT_EQ(sent(0, false), (Bytes{60, 60, 30, 120, 60, 60, 60}));
+  EXPECT_EQ(sent(3, false), (Bytes{60, 60, 30, 120, 60, 60, 60}));
+  EXPECT_EQ(sent(0, true), (Bytes{60, 60, 30, 240, 240, 60, 60}));
+  EXPECT_EQ(sent(3, true), (Bytes{60, 60, 30, 80, 40, 60, 60}));
 }
 
 TEST(MetaGroup, SplitsWithoutPeers) {

@@ -149,6 +149,37 @@ TEST(Meta, StreamsShareOneLink) {
   EXPECT_EQ(meta_now_ns(other), 2000) << "another rank has its own";
 }
 
+// Copies go one after the other in each direction, and threads of the host share its memory,
+// whatever the device's rates are.
+TEST(Meta, TheHostHasALinkAndAMemoryOfItsOwn) {
+  MetaRates rates = kRates;
+  rates.host_link_bytes_per_s = 5e8;
+  rates.host_bytes_per_s = 25e7;
+  const Stream compute = Stream::meta("compute", DeviceKind::kCpu, rates);
+  const Stream up = compute.sibling("up"), more = compute.sibling("more up");
+  const Stream down = compute.sibling("down");
+  const Memory memory(compute), pinned = Memory::pinned(compute);
+  const Tensor device = Tensor::empty(memory, {1000}, DType::kU8);
+  const Tensor host = Tensor::empty(pinned, {1000}, DType::kU8);
+  copy(device, host, up, "up");
+  copy(device, host, more, "up");
+  copy(host, device, down, "down");
+  EXPECT_EQ(meta_now_ns(up), 2000);
+  EXPECT_EQ(meta_now_ns(more), 4000);
+  EXPECT_EQ(meta_now_ns(down), 2000);
+  copy(host, device, down, "down");
+  EXPECT_EQ(meta_now_ns(down), 4000);
+  copy(device, Tensor::empty(memory, {1000}, DType::kU8), compute, "on the device");
+  EXPECT_EQ(meta_now_ns(compute), 2000) << "1,000 bytes read and written";
+  const Stream first = compute.host_worker("host"), second = compute.host_worker("host 1");
+  first.launch({.name = "update", .flops = 1e9, .bytes_read = 600, .bytes_written = 400}, [] {});
+  second.launch({.name = "update", .bytes_read = 500}, [] {});
+  EXPECT_EQ(meta_now_ns(first), 4000);
+  EXPECT_EQ(meta_now_ns(second), 6000);
+  compute.launch({.name = "a", .flops = 1000}, [] {});
+  EXPECT_EQ(meta_now_ns(compute), 3000) << "the device waits for none of them";
+}
+
 TEST(MemoryLimit, NamesWhatGoesBeyondIt) {
   for (const bool is_meta : {false, true}) {
     const Stream compute =

@@ -36,7 +36,10 @@ TrainPlan plan_of(const Configuration& c, TrainConfig config, Gpt& model, TraceW
   config.memory_budget.clear();  // which a plan may exceed
   return make_plan(
       config,
-      {.num_ranks = c.num_ranks, .on_gpus = c.on_gpu, .sums_in_rank_order = c.sums_in_rank_order},
+      {.num_ranks = c.num_ranks,
+       .on_gpus = c.on_gpu,
+       .sums_in_rank_order = c.sums_in_rank_order,
+       .rates = config.rates.rates()},
       model, {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}},
       trace);
 }

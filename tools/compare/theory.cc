@@ -154,9 +154,9 @@ std::optional<Formula> sent_formula(const Configuration& c) {
   }
   const std::int64_t cut = s.parts(s.p.gradients);
   if (cut == 1) {
-    // Sums come back in f32.
-    if (s.grad == 4) {
-      sum.ring("gradients", 2 * reductions, s.ranks, 4, s.all);
+    // Sums come back in f32, but those of NCCL's own order as they were sent.
+    if (s.grad == 4 || !c.sums_in_rank_order) {
+      sum.ring("gradients", 2 * reductions, s.ranks, s.grad, s.all);
     } else {
       sum.ring("gradients", reductions, s.ranks, s.grad, s.all);
       sum.ring("sums of gradients", reductions, s.ranks, 4, s.all);

@@ -100,7 +100,7 @@ void run(int argc, char** argv) {
     chosen = fitted.config;
     budget_json = budget_record(fitted, budget);
     if (!config.json) {
-      for (const std::string& line : lines_of(fitted.rungs, budget)) fmt::print("{}\n", line);
+      for (const std::string& line : lines_of(fitted, budget)) fmt::print("{}\n", line);
     }
   }
   TraceWriter trace(

@@ -12,8 +12,6 @@ namespace tessera::tools {
 using engine::Memory;
 using engine::Tensor;
 
-namespace {
-
 Batch empty_batch(const Memory& memory, const std::vector<BatchTensor>& tensors) {
   Batch batch;
   for (const BatchTensor& t : tensors) {
@@ -21,8 +19,6 @@ Batch empty_batch(const Memory& memory, const std::vector<BatchTensor>& tensors)
   }
   return batch;
 }
-
-}  // namespace
 
 Batch load_batch(const Memory& memory, const std::vector<BatchTensor>& tensors,
                  const std::function<void(const Batch& host)>& fill) {

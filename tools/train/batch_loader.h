@@ -30,6 +30,9 @@ struct BatchTensor {
   engine::DType dtype;
 };
 
+/// One batch of `memory`, not filled.
+Batch empty_batch(const engine::Memory& memory, const std::vector<BatchTensor>& tensors);
+
 /// One batch of `memory`, filled on the host and, on a GPU, copied there.
 Batch load_batch(const engine::Memory& memory, const std::vector<BatchTensor>& tensors,
                  const std::function<void(const Batch& host)>& fill);

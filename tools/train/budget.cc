@@ -3,82 +3,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include "engine/error.h"
 #include "engine/io/text.h"
-#include "shard/placement.h"
 #include "tools/models/model.h"
 #include "tools/train/plan_report.h"
 
 namespace tessera::tools {
 
-using engine::require;
-
 namespace {
-
-constexpr std::string_view kRecomputeAll = "train.recompute=true";
-
-struct Change {
-  std::string_view what;
-  std::function<bool(TrainConfig&)> apply;  // false: nothing to change
-};
-
-std::vector<Change> ladder() {
-  const auto set = [](auto& field, auto value) {
-    const bool changes = field != value;
-    field = value;
-    return changes;
-  };
-  const auto placement = [](const TrainConfig& c) {
-    return shard::Placement::preset(c.parallel.strategy);
-  };
-  return {{"parallel.prefetch=0", [=](TrainConfig& c) { return set(c.parallel.prefetch, 0); }},
-          {"parallel.reductions_in_flight=0",
-           [=](TrainConfig& c) { return set(c.parallel.reductions_in_flight, 0); }},
-          {"parallel.reshard_after_forward=true",
-           [=](TrainConfig& c) {
-             if (placement(c).parameters == shard::Place::kWhole) return false;
-             if (c.parallel.reshard_after_forward == "auto" && placement(c).reshard_after_forward) {
-               return false;
-             }
-             return set(c.parallel.reshard_after_forward, "true");
-           }},
-          {kRecomputeAll, [=](TrainConfig& c) { return set(c.train.recompute, Recompute(true)); }},
-          {"offload.optimizer=1", [=](TrainConfig& c) { return set(c.offload.optimizer, 1.0); }},
-          {"offload.gradients=1", [=](TrainConfig& c) { return set(c.offload.gradients, 1.0); }},
-          {"offload.parameters=1", [=](TrainConfig& c) {
-             if (!shard::can_offload_parameters(placement(c), c.precision)) return false;
-             return set(c.offload.parameters, 1.0);
-           }}};
-}
-
-// Of a plan that fits with all of `num_blocks` recomputed and not with the first `too_few`:
-// recomputes as few as fit, and puts what was tried in place of the last rung.
-void recompute_fewest(BudgetPlan& plan, std::int64_t too_few, std::int64_t num_blocks,
-                      std::int64_t budget_nbytes, const PlanMost& plan_most) {
-  std::int64_t enough = num_blocks;
-  std::map<std::int64_t, std::int64_t> tried = {{num_blocks, plan.rungs.back().nbytes}};
-  while (enough - too_few > 1) {
-    const std::int64_t blocks = too_few + (enough - too_few) / 2;
-    TrainConfig config = plan.config;
-    config.train.recompute = Recompute::first(blocks);
-    const std::int64_t nbytes = tried[blocks] = peak_nbytes(plan_most(config));
-    (nbytes <= budget_nbytes ? enough : too_few) = blocks;
-  }
-  plan.rungs.pop_back();
-  for (const auto& [blocks, nbytes] : tried) {
-    if (blocks > enough) break;
-    const bool is_all = blocks == num_blocks;
-    plan.rungs.push_back(
-        {is_all ? std::string(kRecomputeAll) : fmt::format("train.recompute={}", blocks), nbytes});
-  }
-  if (enough < num_blocks) plan.config.train.recompute = Recompute::first(enough);
-}
 
 nlohmann::ordered_json options_of(TrainConfig config) {
   FlagSet flags("options", "");
@@ -97,29 +37,73 @@ std::vector<std::pair<std::string, std::string>> changes(const TrainConfig& a,
   return result;
 }
 
+// "parallel.prefetch=0", for each.
+std::vector<std::string> texts_of(const std::vector<std::pair<std::string, std::string>>& options) {
+  std::vector<std::string> texts;
+  for (const auto& [name, literal] : options) {
+    std::string value = literal;
+    std::erase(value, '"');
+    if (value.ends_with(".0")) value.resize(value.size() - 2);
+    texts.push_back(fmt::format("{}={}", name, value));
+  }
+  return texts;
+}
+
+BudgetRung rung_of(const TrainConfig& asked, const BudgetSearch::Found& found) {
+  const std::vector<std::string> texts = texts_of(changes(asked, found.config));
+  return {texts.empty() ? "as asked" : fmt::format("{}", fmt::join(texts, ", ")), found.nbytes,
+          found.step_ms};
+}
+
+// No less than `nbytes`.
+std::string mib_up(std::int64_t nbytes) {
+  return fmt::format("{:.1f}MiB", std::ceil(static_cast<double>(nbytes) / 0x1p20 * 10) / 10);
+}
+
 }  // namespace
 
 BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
-                      std::int64_t num_blocks, const PlanMost& plan_most) {
-  TrainPlan last = plan_most(config);
-  BudgetPlan plan{.config = config, .rungs = {{"as asked", peak_nbytes(last)}}};
-  for (const Change& change : ladder()) {
-    if (plan.rungs.back().nbytes <= budget_nbytes) break;
-    const std::int64_t recomputed = plan.config.train.recompute.blocks;
-    if (!change.apply(plan.config)) continue;
-    last = plan_most(plan.config);
-    plan.rungs.push_back({std::string(change.what), peak_nbytes(last)});
-    if (change.what == kRecomputeAll && plan.rungs.back().nbytes <= budget_nbytes) {
-      recompute_fewest(plan, recomputed, num_blocks, budget_nbytes, plan_most);
+                      std::int64_t num_blocks, const PlanMost& plan_most,
+                      const PlanMost& plan_one) {
+  constexpr std::ptrdiff_t kMostShown = 5;  // of what fits
+  BudgetPlan plan{.config = config, .rungs = {}};
+  std::optional<BudgetSearch::Found> least;  // of all micro-batches
+  for (std::int64_t batch = config.train.batch; batch > 0; --batch) {
+    if (config.train.batch % batch != 0) continue;
+    TrainConfig smaller = config;
+    smaller.train.batch = batch;
+    smaller.train.accum *= config.train.batch / batch;
+    BudgetSearch search(smaller, budget_nbytes, num_blocks, plan_most, plan_one);
+    const std::vector<BudgetSearch::Found> found = search.run();
+    plan.num_plans += search.num_looked();
+    if (plan.rungs.empty()) plan.rungs.push_back(rung_of(config, search.asked()));
+    if (found.empty()) {
+      if (!least || search.least().nbytes < least->nbytes) least = search.least();
+      continue;
     }
+    plan.config = found.back().config;
+    plan.options = changes(config, plan.config);
+    if (plan.options.empty()) return plan;
+    for (std::ptrdiff_t i = std::max<std::ptrdiff_t>(std::ssize(found) - kMostShown, 0);
+         i < std::ssize(found); ++i) {
+      plan.rungs.push_back(rung_of(config, found[static_cast<std::size_t>(i)]));
+    }
+    if (batch < config.train.batch) {
+      plan.remark = fmt::format(
+          "train.batch={} with train.accum={}: a step has the same samples, whose sums are rounded "
+          "otherwise than with train.batch={}",
+          batch, smaller.train.accum, config.train.batch);
+    }
+    return plan;
   }
-  require(plan.rungs.back().nbytes <= budget_nbytes,
-          "[memory_budget] expected a way to train within {} bytes per rank, got none:\n  {}\n  {}",
-          engine::with_commas(budget_nbytes),
-          fmt::join(lines_of(plan.rungs, budget_nbytes), "\n  "),
-          fmt::join(largest_lines(last), "\n  "));
-  plan.options = changes(config, plan.config);
-  return plan;
+  const TrainPlan smallest = plan_most(least->config);
+  least->nbytes = peak_nbytes(smallest);
+  plan.rungs.push_back(rung_of(config, *least));
+  engine::fail(
+      "[memory_budget] expected a way to train within {} bytes per rank, got none: the smallest "
+      "budget that fits is {} bytes ({})\n  {}\n  {}",
+      engine::with_commas(budget_nbytes), engine::with_commas(least->nbytes), mib_up(least->nbytes),
+      fmt::join(lines_of(plan, budget_nbytes), "\n  "), fmt::join(largest_lines(smallest), "\n  "));
 }
 
 TrainPlan most_of_ranks(int num_ranks, const std::function<std::string(int rank)>& kind,
@@ -141,14 +125,20 @@ TrainConfig without_budget(const TrainConfig& config) {
   return unlimited;
 }
 
-std::vector<std::string> lines_of(const std::vector<BudgetRung>& rungs,
-                                  std::int64_t budget_nbytes) {
+std::vector<std::string> lines_of(const BudgetPlan& plan, std::int64_t budget_nbytes) {
   std::vector<std::string> lines = {
       fmt::format("memory budget of {} bytes per rank:", engine::with_commas(budget_nbytes))};
-  for (const BudgetRung& rung : rungs) {
-    lines.push_back(fmt::format("  {:<38}{:>20} B  {}", rung.what, engine::with_commas(rung.nbytes),
-                                rung.nbytes <= budget_nbytes ? "fits" : "too much"));
+  for (const BudgetRung& rung : plan.rungs) {
+    const bool fits = rung.nbytes <= budget_nbytes;
+    const bool is_chosen = fits && &rung == &plan.rungs.back();
+    lines.push_back(fmt::format("  {:>16} B {:>12.1f} ms  {:<9} {}",
+                                engine::with_commas(rung.nbytes), rung.step_ms,
+                                is_chosen ? "chosen"
+                                : fits    ? "fits"
+                                          : "too much",
+                                rung.what));
   }
+  if (!plan.remark.empty()) lines.push_back("  " + plan.remark);
   return lines;
 }
 
@@ -158,6 +148,7 @@ JsonRecord budget_record(const BudgetPlan& plan, std::int64_t budget_nbytes) {
     rungs.push_back(JsonRecord()
                         .add("what", rung.what)
                         .add("peak_bytes", rung.nbytes)
+                        .add("step_ms", rung.step_ms)
                         .add("fits", rung.nbytes <= budget_nbytes)
                         .text());
   }
@@ -167,7 +158,8 @@ JsonRecord budget_record(const BudgetPlan& plan, std::int64_t budget_nbytes) {
   record.add("bytes", budget_nbytes)
       .add_literal("rungs", fmt::format("[{}]", fmt::join(rungs, ",")))
       .add_literal("options", options.text());
-  if (plan.num_plans > 0) record.add("num_plans", plan.num_plans);
+  record.add("num_plans", plan.num_plans);
+  if (!plan.remark.empty()) record.add("remark", plan.remark);
   return record;
 }
 

@@ -8,36 +8,40 @@
 #include <vector>
 
 #include "tools/io/jsonl.h"
+#include "tools/train/budget_search.h"
 #include "tools/train/planner.h"
 #include "tools/train/train_config.h"
 
 namespace tessera::tools {
 
-/// A rung of the ladder.
+/// A way to train.
 struct BudgetRung {
-  std::string what;     ///< "as asked", "parallel.prefetch=0"
-  std::int64_t nbytes;  ///< planned peak of a rank's device, with the rungs above
+  std::string what;     ///< "as asked", "parallel.prefetch=0, train.recompute=13"
+  std::int64_t nbytes;  ///< planned peak of a rank's device
+  double step_ms = 0;   ///< planned time of a step
 };
 
 struct BudgetPlan {
   TrainConfig config;             ///< that of the last rung
-  std::vector<BudgetRung> rungs;  ///< tried, the last one fits
+  std::vector<BudgetRung> rungs;  ///< what was asked for, and ways that fit, the fastest last
   /// Options that differ from what was asked, and their values as JSON literals.
   std::vector<std::pair<std::string, std::string>> options = {};
-  std::int64_t num_plans = 0;  ///< that were made, of ranks and rungs; 0: not counted
+  std::int64_t num_plans = 0;  ///< that were made
+  /// What changes the arithmetic, in words; empty: nothing does.
+  std::string remark = {};
 };
 
-/// Plans a configuration: of the rank that needs most.
-using PlanMost = std::function<TrainPlan(const TrainConfig&)>;
-
-/// Walks down what costs time and saves memory until the plan fits `budget_nbytes`: gathers ahead,
-/// reductions in flight, resharding after forward, recomputing as few blocks of a model of
-/// `num_blocks` as fit, or all, offloading the optimizer's state, gradients, parameters; each
-/// beside those before it. None changes a bit, but on a GPU that of the optimizer's state: an
-/// update on the host may differ in the last. Throws InvalidArgument with all that was tried, and
-/// what is largest of the last, if nothing fits.
+/// The fastest way to train by planned time that fits `budget_nbytes`: what is asked for, if it
+/// does, or with fewer gathers ahead, fewer reductions in flight, resharding after forward, blocks
+/// of a model of `num_blocks` recomputed, parts of the optimizer's state, gradients and parameters
+/// on the host. None changes a bit, but on a GPU that of the optimizer's state: an update on the
+/// host may differ in the last. If none of these fits, smaller micro-batches, and as many more of
+/// them a step, are tried as well: the same samples, whose sums are rounded otherwise. Throws
+/// InvalidArgument with what is largest of what needs least, and the smallest budget that fits, if
+/// nothing does. `plan_one`: plans one rank, for the search; null: all are planned by `plan_most`.
 BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
-                      std::int64_t num_blocks, const PlanMost& plan_most);
+                      std::int64_t num_blocks, const PlanMost& plan_most,
+                      const PlanMost& plan_one = nullptr);
 
 /// Of `num_ranks` the one that needs most, the first of them: `plan` plans one rank of each `kind`,
 /// as rank_kind() returns it.
@@ -47,8 +51,8 @@ TrainPlan most_of_ranks(int num_ranks, const std::function<std::string(int rank)
 /// To be planned: without its budget, which a plan may exceed, and else as it would be trained.
 TrainConfig without_budget(const TrainConfig& config);
 
-/// A table of the rungs.
-std::vector<std::string> lines_of(const std::vector<BudgetRung>& rungs, std::int64_t budget_nbytes);
+/// A table of the rungs, and the remark.
+std::vector<std::string> lines_of(const BudgetPlan& plan, std::int64_t budget_nbytes);
 /// The same as one JSON object, with the options that were changed.
 JsonRecord budget_record(const BudgetPlan& plan, std::int64_t budget_nbytes);
 

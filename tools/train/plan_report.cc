@@ -114,6 +114,21 @@ std::string memory_literal(const std::vector<PlannedMemory>& memory) {
   });
 }
 
+// What needs more than a step, which is what the rest is about.
+void add_beside_steps(const TrainPlan& plan, std::vector<std::string>& lines) {
+  const std::int64_t step = plan.steps.back().step_memory.peak_total_nbytes;
+  if (plan.repeated) {
+    lines.push_back(
+        nbytes_line("made again, in all", plan.repeated->step_memory.peak_total_nbytes));
+  }
+  for (const PlannedPass& pass : plan.beside) {
+    if (pass.nbytes > step) lines.push_back(nbytes_line(pass.name + ", in all", pass.nbytes));
+  }
+  if (plan.between_steps_nbytes > step) {
+    lines.push_back(nbytes_line("between steps", plan.between_steps_nbytes));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> memory_lines(const TrainPlan& plan) {
@@ -122,10 +137,7 @@ std::vector<std::string> memory_lines(const TrainPlan& plan) {
   lines.push_back(fmt::format("memory of a step, per rank: {}; most at {}",
                               mib(step.step_memory.peak_total_nbytes), plan.peak_at));
   add_categories(plan.memory, "", lines);
-  if (plan.repeated) {
-    lines.push_back(
-        nbytes_line("made again, in all", plan.repeated->step_memory.peak_total_nbytes));
-  }
+  add_beside_steps(plan, lines);
   const std::int64_t on_host = step.step_host_memory.peak_total_nbytes;
   if (on_host > 0) {
     lines.push_back(nbytes_line("on the host", on_host));
@@ -148,13 +160,7 @@ std::vector<std::string> largest_lines(const TrainPlan& plan) {
   std::vector<std::string> lines = {
       fmt::format("the largest of the last, which needs most at {}:", plan.peak_at)};
   add_categories(largest, "", lines);
-  if (plan.repeated) {
-    lines.push_back(
-        nbytes_line("made again, in all", plan.repeated->step_memory.peak_total_nbytes));
-  }
-  if (plan.between_steps_nbytes > plan.steps.back().memory.peak_total_nbytes) {
-    lines.push_back(nbytes_line("between steps", plan.between_steps_nbytes));
-  }
+  add_beside_steps(plan, lines);
   return lines;
 }
 
@@ -167,11 +173,16 @@ std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& tar
   add_collectives(plan, lines);
   const StepRecord& step = plan.steps.back();
   const engine::MetaRates& rates = target.rates;
+  const bool uses_host = plan.uses_offload;
   lines.push_back(fmt::format(
-      "at {:.0f} GFLOP/s, {:.0f} GB/s of memory and {:.1f} GB/s between ranks a step would take "
-      "{:.1f} ms, {:.1f} of them waiting for collectives",
-      rates.flops_per_s * 1e-9, rates.bytes_per_s * 1e-9, rates.link_bytes_per_s * 1e-9,
-      step.step_ms, step.exposed_comm_ms));
+      "at {:.0f} GFLOP/s, {:.0f} GB/s of memory{} {:.1f} GB/s between ranks{} a step would take "
+      "{:.1f} ms, {:.1f} of them waiting for {}",
+      rates.flops_per_s * 1e-9, rates.bytes_per_s * 1e-9, uses_host ? "," : " and",
+      rates.link_bytes_per_s * 1e-9,
+      uses_host ? fmt::format(", {:.1f} GB/s to the host and {:.1f} GB/s of its memory",
+                              rates.host_link_bytes_per_s * 1e-9, rates.host_bytes_per_s * 1e-9)
+                : "",
+      step.step_ms, step.exposed_comm_ms, uses_host ? "collectives and the host" : "collectives"));
   lines.push_back(
       fmt::format("a step has {} launches of computation and collectives, which took this host "
                   "{:.1f} ms ({:.2f} us each)",
@@ -205,11 +216,15 @@ JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target) {
       .add("first_step_num_collectives", plan.steps.front().traffic.num_collectives)
       .add("step_ms", step.step_ms)
       .add("exposed_comm_ms", step.exposed_comm_ms)
+      .add("between_steps_bytes", plan.between_steps_nbytes)
       .add("num_launches", plan.num_launches)
       .add("host_ms", plan.host_ms)
       .add_literal("memory", memory_literal(plan.memory))
       .add_literal("host_memory", memory_literal(plan.host_memory))
       .add_literal("collectives", collectives);
+  for (const PlannedPass& pass : plan.beside) {
+    record.add(fmt::format("{}_peak_bytes", pass.name), pass.nbytes);
+  }
   if (plan.repeated)
     record.add_literal("repeated_peak_bytes", peak_literal(plan.repeated->step_memory));
   return record;

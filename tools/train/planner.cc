@@ -14,7 +14,7 @@
 #include "comm/meta.h"
 #include "engine/cuda.h"
 #include "engine/gemm/gemm_algorithms.h"
-#include "shard/update_parts.h"
+#include "engine/memory.h"
 #include "tools/trace/trace.h"
 #include "tools/train/peak_blocks.h"
 #include "tools/train/trainer.h"
@@ -145,8 +145,10 @@ const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::in
 
 std::int64_t peak_nbytes(const TrainPlan& plan) {
   const StepRecord& last = plan.repeated ? *plan.repeated : plan.steps.back();
-  return std::max({plan.steps.back().memory.peak_total_nbytes, last.memory.peak_total_nbytes,
-                   plan.between_steps_nbytes});
+  std::int64_t most = std::max({plan.steps.back().memory.peak_total_nbytes,
+                                last.memory.peak_total_nbytes, plan.between_steps_nbytes});
+  for (const PlannedPass& pass : plan.beside) most = std::max(most, pass.nbytes);
+  return most;
 }
 
 namespace {
@@ -157,10 +159,37 @@ engine::Stream compute_of(const PlanTarget& target, const engine::StreamOptions&
                               target.rates, options);
 }
 
+// The most that Fsdp::full_parameter() takes, which reads them at the end: a whole f32 parameter,
+// and a copy of what this rank owns of it where some of that lies on the host.
+std::int64_t whole_parameter_nbytes(const shard::Fsdp& fsdp) {
+  std::int64_t most = 0;
+  for (const auto& unit : fsdp.units()) {
+    for (const shard::Flat& flat : unit->flats()) {
+      for (const engine::Parameter* p : flat.parameters) {
+        const std::int64_t numel = p->shape.numel();
+        const std::int64_t copied = flat.master.has_host() ? std::min(numel, flat.owned.numel) *
+                                                                 size_of(flat.master.dtype())
+                                                           : 0;
+        most = std::max(most, 4 * numel + copied);
+      }
+    }
+  }
+  return most;
+}
+
+// After the steps of `trainer`.
+PlannedPass plan_beside(const BesidePass& pass, Trainer& trainer) {
+  engine::Memory memory = trainer.tape().memory();
+  memory.reset_peaks();
+  const Batch batch = empty_batch(memory, pass.tensors);
+  trainer.tape().no_grad([&] { pass.run(trainer.tape(), batch); });
+  return {pass.name, memory.stats().peak_total_nbytes};
+}
+
 // The plan of the first `num_steps` steps. `repeats_last`: see Trainer::plan().
 TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const PlanTarget& target,
                      Model& model, const std::vector<BatchTensor>& batch, TraceWriter* trace,
-                     bool repeats_last = false) {
+                     bool repeats_last = false, const std::vector<BesidePass>& beside = {}) {
   std::optional<TraceRecorder> recorder;
   if (trace != nullptr)
     recorder.emplace(*trace,
@@ -221,13 +250,9 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
   plan.hash = trainer.fsdp().plan_hash();
   plan.facts = trainer.fsdp().plan();
   plan.peak_at = log.peak_at;
-  // Fsdp::full_parameter(), as at the end; what is offloaded is copied first.
-  std::int64_t max_numel = 0;
-  for (const engine::Parameter* p : trainer.fsdp().parameters()) {
-    max_numel = std::max(max_numel, p->shape.numel());
-  }
-  const int copies = trainer.fsdp().offload() == nullptr ? 1 : 2;
-  plan.between_steps_nbytes = trainer.tape().memory().stats().total_nbytes + copies * 4 * max_numel;
+  plan.uses_offload = trainer.fsdp().offload() != nullptr || config.comm.powersgd.offload_error;
+  plan.between_steps_nbytes =
+      trainer.tape().memory().stats().total_nbytes + whole_parameter_nbytes(trainer.fsdp());
   plan.num_launches = std::ssize(log.launches) + std::ssize(called);
   find_exposed(begin_ns, log.launches, ahead, called);
   for (Called& c : called) {
@@ -239,6 +264,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
   plan.memory = planned_memory(step.step_memory, terms.device, *blocks, trainer.fsdp());
   plan.host_memory =
       planned_memory(step.step_host_memory, terms.host, *host_blocks, trainer.fsdp());
+  for (const BesidePass& pass : beside) plan.beside.push_back(plan_beside(pass, trainer));
   return plan;
 }
 
@@ -251,49 +277,18 @@ std::int64_t compresses_behind(const TrainConfig& config) {
 
 }  // namespace
 
-std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model& model) {
-  const auto is_part = [](double fraction) { return fraction > 0 && fraction < 1; };
-  const OffloadConfig& offload = config.offload;
-  const bool has_parts =
-      is_part(offload.parameters) || is_part(offload.gradients) || is_part(offload.optimizer);
-  const bool compresses_shards = config.comm.powersgd.across_replicas;
-  if (!has_parts && !compresses_shards && !target.on_gpus) return "";
-  const auto world = comm::make_meta_rank(
-      target.rank, target.num_ranks,
-      {.sums_in_rank_order = target.sums_in_rank_order, .is_nccl = target.is_nccl});
-  const auto compute = compute_of(target, {});
-  Trainer trainer(*world, compute, config, model.blocks(), model.root(), /*log=*/nullptr);
-  std::string kind;
-  for (const auto& unit : trainer.fsdp().units()) {
-    for (const shard::Flat& flat : unit->flats()) {
-      kind += fmt::format("{} {}:", flat.owned.numel, flat.master.split());
-      if (!flat.trainable) continue;
-      if (compresses_shards) {  // each piece of a parameter as a matrix of its own
-        for (const shard::Segment& s : flat.layout.segments(flat.gradient_range)) {
-          kind += fmt::format("{}+{}*{},", s.parameter, s.parameter_begin, s.numel);
-        }
-      }
-      // Of what is owned, whose sum may be a part of a longer one.
-      const shard::Range& sums = flat.gradient_range;
-      const std::int64_t sum_split = sums.numel -
-                                     shard::SplitTensor::host_numel(sums.numel, offload.gradients) -
-                                     (flat.owned.begin - sums.begin);
-      kind += fmt::format("{}:", std::clamp(sum_split, std::int64_t{0}, flat.owned.numel));
-      for (const shard::UpdatePart& part : shard::parts_of(flat, trainer.fsdp(), unit->name())) {
-        // On a GPU a kernel's table of tiles is as long as there are pieces of parameters.
-        kind += fmt::format("{}{}{},", part.range.numel, part.is_on_host ? " host" : "",
-                            part.tiles.defined() ? fmt::format(" {}", part.tiles.numel()) : "");
-      }
-    }
-  }
-  return kind;
-}
-
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
-                    const std::vector<BatchTensor>& batch, TraceWriter* trace) {
+                    const std::vector<BatchTensor>& batch, TraceWriter* trace,
+                    const std::vector<BesidePass>& beside) {
   const std::int64_t behind = compresses_behind(config);
   if (behind == 0) {
-    TrainPlan plan = plan_steps(config, kNumSteps, target, model, batch, trace);
+    // A trace is of the steps alone.
+    TrainPlan plan = plan_steps(config, kNumSteps, target, model, batch, trace, false,
+                                trace == nullptr ? beside : std::vector<BesidePass>());
+    if (trace != nullptr && !beside.empty()) {
+      plan.beside =
+          plan_steps(config, kNumSteps, target, model, batch, nullptr, false, beside).beside;
+    }
     if (config.train.guards()) {
       plan.repeated = plan_steps(config, kNumSteps, target, model, batch, nullptr,
                                  /*repeats_last=*/true)
@@ -307,7 +302,9 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
   start = std::min<std::int64_t>(behind, 2);
   TrainPlan plan = plan_steps(sooner, start + kNumSteps, target, model, batch, trace);
   start = 0;
-  plan.resumed = plan_steps(sooner, kNumSteps, target, model, batch, nullptr).steps;
+  TrainPlan resumed = plan_steps(sooner, kNumSteps, target, model, batch, nullptr, false, beside);
+  plan.resumed = std::move(resumed.steps);
+  plan.beside = std::move(resumed.beside);
   plan.compresses_behind = behind;
   // What ranks agree on names the step.
   TrainPlan whole = plan_steps(config, 1, target, model, batch, nullptr);

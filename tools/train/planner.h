@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "engine/gemm/gemm_cuda.h"
 #include "engine/meta.h"
+#include "engine/tape.h"
 #include "tools/models/model.h"
 #include "tools/trace/trace_events.h"
 #include "tools/train/batch_loader.h"
@@ -30,6 +32,19 @@ struct PlanTarget {
   /// Is given the GPU's matrix products, each once; see engine::record_gemms(). Null: not asked
   /// for.
   std::shared_ptr<std::vector<engine::DeviceProduct>> gemms = nullptr;
+};
+
+/// What a training does beside its steps, without recording: a batch of its validation.
+struct BesidePass {
+  std::string name;  ///< "validation"
+  std::vector<BatchTensor> tensors;
+  std::function<void(engine::Tape& tape, const Batch& batch)> run;
+};
+
+/// How much there is at most, with what lies between steps.
+struct PlannedPass {
+  std::string name;
+  std::int64_t nbytes;
 };
 
 struct PlannedCollective {
@@ -60,6 +75,8 @@ struct TrainPlan {
   std::string peak_at;                         ///< the launch that needs most: "h.3 linear.forward"
   std::vector<PlannedCollective> collectives;  ///< in the order of calls
   std::int64_t between_steps_nbytes;  ///< most between steps: a whole f32 parameter beside the rest
+  std::vector<PlannedPass> beside;    ///< as they were asked for
+  bool uses_offload = false;          ///< whether a state, or a part of it, lies on the host
   std::int64_t num_launches;
   double host_ms;  ///< that this machine took to launch them
 };
@@ -67,8 +84,9 @@ struct TrainPlan {
 /// What is planned of a step, from 1, of a run that began behind step `start`.
 const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::int64_t start = 0);
 
-/// Of a rank's device, over the whole run. Validation and sampling run forward alone, with no
-/// larger batch than a step, and are taken to need no more than one.
+/// Of a rank's device, over the whole run: steps, those that are made again, passes beside them,
+/// and whole parameters, as they are read at the end. Sampling runs forward alone with one
+/// sequence, and is taken to need no more than a step.
 std::int64_t peak_nbytes(const TrainPlan& plan);
 
 /// What may make plans of ranks differ: how much of each flat a rank owns, where it lies, and which
@@ -78,8 +96,10 @@ std::int64_t peak_nbytes(const TrainPlan& plan);
 std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model& model);
 
 /// Throws what the training would for a configuration that cannot run. `batch`: what the model's
-/// loss takes. `trace`: is given the steps as a trace, in simulated time, and closed.
+/// loss takes. `trace`: is given the steps as a trace, in simulated time, and closed. `beside`:
+/// what else the training does with `model`.
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
-                    const std::vector<BatchTensor>& batch, TraceWriter* trace = nullptr);
+                    const std::vector<BatchTensor>& batch, TraceWriter* trace = nullptr,
+                    const std::vector<BesidePass>& beside = {});
 
 }  // namespace tessera::tools

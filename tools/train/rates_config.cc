@@ -13,13 +13,19 @@ void RatesConfig::add_to(FlagSet& flags) {
   rate("rates.link_gbs", &link_gbs, "GB/s that a rank sends");
   flags.add("rates.link_latency_us", &link_latency_us,
             {.help = "microseconds of each collective", .min = 0, .max = 1e12});
+  rate("rates.host_link_gbs", &host_link_gbs,
+       "GB/s of copies between a device and its host, each way, as offload makes them");
+  rate("rates.host_memory_gbs", &host_memory_gbs,
+       "GB/s of the host's memory that updates there have, all threads of a rank together");
 }
 
 void RatesConfig::check_unused(const FlagSet& flags) {
   for (const char* name :
-       {"rates.gflops", "rates.memory_gbs", "rates.link_gbs", "rates.link_latency_us"}) {
+       {"rates.gflops", "rates.memory_gbs", "rates.link_gbs", "rates.link_latency_us",
+        "rates.host_link_gbs", "rates.host_memory_gbs"}) {
     engine::require(!flags.is_given(name),
-                    "[config] expected {} with plan or audit only, got it without", name);
+                    "[config] expected {} with plan, audit or memory_budget only, got it without",
+                    name);
   }
 }
 
@@ -27,7 +33,9 @@ engine::MetaRates RatesConfig::rates() const {
   return {.flops_per_s = gflops * 1e9,
           .bytes_per_s = memory_gbs * 1e9,
           .link_bytes_per_s = link_gbs * 1e9,
-          .link_latency_s = link_latency_us * 1e-6};
+          .link_latency_s = link_latency_us * 1e-6,
+          .host_link_bytes_per_s = host_link_gbs * 1e9,
+          .host_bytes_per_s = host_memory_gbs * 1e9};
 }
 
 }  // namespace tessera::tools

@@ -243,7 +243,8 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   const TrainConfig& config = task.config();
   config.validate(flags);
   check_resumed_folder(config.checkpoint);
-  if (!config.plan && !config.audit) RatesConfig::check_unused(flags);
+  if (!config.plan && !config.audit && config.memory_budget.empty())
+    RatesConfig::check_unused(flags);
   choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
   check_unused_options(config, flags, ranks.num_gpus > 0);

@@ -6,10 +6,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/process_group.h"
 #include "tools/models/model.h"
 #include "tools/train/flags.h"
+#include "tools/train/planner.h"
 #include "tools/train/run_log.h"
 #include "tools/train/train_config.h"
 #include "tools/train/trainer.h"
@@ -31,6 +33,8 @@ class TaskRank {
   virtual Trainer::Data data() = 0;
   /// Null: none.
   virtual Trainer::Validate validation(Trainer& trainer) = 0;
+  /// What a batch of it does, for a plan of its memory; empty: no validation.
+  virtual std::vector<BesidePass> beside() { return {}; }
   /// After the last step: saves the model, samples from it. Returns the sample; empty: none.
   virtual std::string finish(Trainer& /*trainer*/, RunLog* /*log*/) { return ""; }
 };

@@ -24,7 +24,8 @@ namespace {
 TrainPlan plan_with(const Task& task, const TrainConfig& config, const PlanTarget& target,
                     TraceWriter* trace = nullptr) {
   const std::unique_ptr<TaskRank> rank = task.rank();
-  return make_plan(without_budget(config), target, rank->model(), rank->data().tensors, trace);
+  return make_plan(without_budget(config), target, rank->model(), rank->data().tensors, trace,
+                   rank->beside());
 }
 
 }  // namespace
@@ -45,18 +46,31 @@ std::vector<std::string> fit_task(Task& task, const Ranks& ranks) {
   TrainConfig& config = task.config();
   const std::int64_t budget = config.memory_limit_nbytes();
   if (budget == 0) return {};
-  BudgetPlan fitted = fit_budget(
-      config, budget, std::ssize(task.rank()->model().blocks()), [&](const TrainConfig& c) {
-        return most_of_ranks(
-            ranks.size,
-            [&](int rank) {
-              return rank_kind(without_budget(c), plan_target(ranks, c, rank),
-                               task.rank()->model());
-            },
-            [&](int rank) { return plan_with(task, c, plan_target(ranks, c, rank)); });
-      });
-  config = std::move(fitted.config);
-  return lines_of(fitted.rungs, budget);
+  const TrainConfig asked = config;
+  const auto plan_of = [&](const TrainConfig& c, int rank) {
+    config = c;  // of which batches are
+    return plan_with(task, c, plan_target(ranks, c, rank));
+  };
+  BudgetPlan fitted;
+  try {
+    fitted = fit_budget(
+        asked, budget, std::ssize(task.rank()->model().blocks()),
+        [&](const TrainConfig& c) {
+          return most_of_ranks(
+              ranks.size,
+              [&](int rank) {
+                return rank_kind(without_budget(c), plan_target(ranks, c, rank),
+                                 task.rank()->model());
+              },
+              [&](int rank) { return plan_of(c, rank); });
+        },
+        [&](const TrainConfig& c) { return plan_of(c, 0); });
+  } catch (...) {
+    config = asked;
+    throw;
+  }
+  config = fitted.config;
+  return lines_of(fitted, budget);
 }
 
 }  // namespace tessera::tools

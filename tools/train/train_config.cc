@@ -322,9 +322,10 @@ void TrainConfig::add_to(FlagSet& flags) {
   rates.add_to(flags);
   flags.add(
       "memory_budget", &memory_budget,
-      {.help = "that a rank's device may hold, such as 40GiB: turns prefetch off, recomputes, "
-               "offloads and the like until the plan fits, or says that nothing does; to "
-               "exceed it is an error; empty: no limit"});
+      {.help = "that a rank's device may hold, such as 40GiB: finds the fastest way that fits, at "
+               "--rates.*: without prefetch, with recomputing, offload and the like, and at last "
+               "with smaller micro-batches; or says the smallest budget that fits; to exceed it "
+               "is an error; empty: no limit"});
 }
 
 void TrainConfig::validate(const FlagSet& flags) const {

@@ -76,16 +76,20 @@ void fill_image(const ImageSet& set, std::int64_t image, T* dst) {
   }
 }
 
-// Images (N, pixels) f32 or bf16 and their labels (N) i32, to `host`.
-void fill_batch(const ImageSet& set, const std::vector<std::int64_t>& images, const Batch& host) {
-  engine::dispatch_float(host[0].dtype(), "fill_batch", [&](auto zero) {
-    auto* dst = host[0].data<decltype(zero)>();
+// Images (N, pixels) f32 or bf16, to `host`.
+void fill_images(const ImageSet& set, const std::vector<std::int64_t>& images, const Tensor& host) {
+  engine::dispatch_float(host.dtype(), "fill_images", [&](auto zero) {
+    auto* dst = host.data<decltype(zero)>();
     for (const std::int64_t image : images) {
       fill_image(set, image, dst);
       dst += set.num_pixels();
     }
   });
-  std::int32_t* label = host[1].data<std::int32_t>();
+}
+
+// Their labels (N) i32.
+void fill_labels(const ImageSet& set, const std::vector<std::int64_t>& images, const Tensor& host) {
+  std::int32_t* label = host.data<std::int32_t>();
   for (const std::int64_t image : images) *label++ = set.labels[static_cast<std::size_t>(image)];
 }
 
@@ -110,10 +114,12 @@ class MlpRank : public TaskRank {
   Model& model() override { return mlp_; }
 
   Trainer::Data data() override {
-    return {tensors(config_.train.batch), [this](std::int64_t first, const Batch& host) {
+    const std::int64_t batch = config_.train.batch;
+    return {{images(batch), labels(batch)}, [this](std::int64_t first, const Batch& host) {
               std::vector<std::int64_t> images(static_cast<std::size_t>(config_.train.batch));
               for (std::int64_t& image : images) image = training_image(first++);
-              fill_batch(data_.train, images, host);
+              fill_images(data_.train, images, host[0]);
+              fill_labels(data_.train, images, host[1]);
             }};
   }
 
@@ -121,10 +127,49 @@ class MlpRank : public TaskRank {
     return [this, &trainer] { return validate(trainer); };
   }
 
+  std::vector<BesidePass> beside() override {
+    const std::int64_t batch = validation_batch();
+    std::vector<BatchTensor> tensors = {images(validation_piece()), labels(batch)};
+    return {{"validation", std::move(tensors), [this, batch](engine::Tape& tape, const Batch& b) {
+               const Tensor logits = logits_of(tape, batch, [&](std::int64_t, std::int64_t num) {
+                 return b[0].slice(0, {num, data_.test.num_pixels()});
+               });
+               ops::cross_entropy(tape, logits, b[1]);
+             }}};
+  }
+
  private:
-  std::vector<BatchTensor> tensors(std::int64_t batch) const {
-    return {{"images", {batch, data_.train.num_pixels()}, config_.precision.param},
-            {"labels", {batch}, DType::kI32}};
+  BatchTensor images(std::int64_t batch) const {
+    return {"images", {batch, data_.train.num_pixels()}, config_.precision.param};
+  }
+  static BatchTensor labels(std::int64_t batch) { return {"labels", {batch}, DType::kI32}; }
+
+  // Whose mean a loss is, whatever the ranks and the batch of training.
+  std::int64_t validation_batch() const { return largest_divisor(data_.test.num_images, 500); }
+  // Of it at a time: within a budget of memory as many as a step has, or few.
+  std::int64_t validation_piece() const {
+    constexpr std::int64_t kFew = 16;  // one at a time would take long
+    const std::int64_t batch = validation_batch();
+    if (config_.memory_budget.empty()) return batch;
+    return std::min(batch, std::max(config_.train.batch, kFew));
+  }
+
+  // Of `batch` images, of which `load(first, num)` brings as many as go through the model at once.
+  template <class Load>
+  Tensor logits_of(engine::Tape& tape, std::int64_t batch, Load load) {
+    const std::int64_t piece = validation_piece();
+    Tensor all;
+    for (std::int64_t first = 0; first < batch; first += piece) {
+      const std::int64_t num = std::min(piece, batch - first);
+      const Tensor some = mlp_.logits(tape, load(first, num));
+      if (num == batch) return some;
+      const std::int64_t classes = some.dim(-1);
+      if (!all.defined()) {
+        all = Tensor::empty(tape.memory(), {batch, classes}, some.dtype(), "logits");
+      }
+      engine::copy(all.slice(first * classes, {num, classes}), some, tape.stream(), "logits");
+    }
+    return all;
   }
 
   // The image that is sample `n` of the endless training order.
@@ -138,23 +183,31 @@ class MlpRank : public TaskRank {
 
   Trainer::Validation validate(Trainer& trainer) {
     const std::int64_t num_images = data_.test.num_images;
-    const std::int64_t batch = largest_divisor(num_images, 500);
+    const std::int64_t batch = validation_batch();
     const comm::ProcessGroup& world = trainer.world();
     engine::Tape& tape = trainer.tape();
     std::vector<char> is_counted(static_cast<std::size_t>(num_images / batch), 0);
     float num_correct = 0;
     const double loss = trainer.mean_loss(num_images / batch, [&](std::int64_t b) {
-      std::vector<std::int64_t> images(static_cast<std::size_t>(batch));
-      std::iota(images.begin(), images.end(), b * batch);
-      const Batch loaded = load_batch(tape.memory(), tensors(batch), [&](const Batch& host) {
-        fill_batch(data_.test, images, host);
+      const auto from = [&](std::int64_t first, std::int64_t num) {
+        std::vector<std::int64_t> images(static_cast<std::size_t>(num));
+        std::iota(images.begin(), images.end(), b * batch + first);
+        return images;
+      };
+      const Tensor logits = logits_of(tape, batch, [&](std::int64_t first, std::int64_t num) {
+        return load_batch(
+                   tape.memory(), {images(num)},
+                   [&](const Batch& host) { fill_images(data_.test, from(first, num), host[0]); })
+            .front();
       });
-      const Tensor logits = mlp_.logits(tape, loaded[0]);
+      const Tensor targets = load_batch(tape.memory(), {labels(batch)}, [&](const Batch& host) {
+                               fill_labels(data_.test, from(0, batch), host[0]);
+                             }).front();
       // The last round repeats a batch on ranks that have none left.
       const bool is_mine = b % world.size() == world.rank() &&
                            std::exchange(is_counted[static_cast<std::size_t>(b)], 1) == 0;
-      if (is_mine) num_correct += static_cast<float>(count_correct(logits, loaded[1]));
-      return ops::cross_entropy(tape, logits, loaded[1]);
+      if (is_mine) num_correct += static_cast<float>(count_correct(logits, targets));
+      return ops::cross_entropy(tape, logits, targets);
     });
     double correct = 0;
     for (const float n : trainer.gather({num_correct})) correct += n;

@@ -188,9 +188,11 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
   if (is_pending) finish(*last, items);
   last.reset();
   if (log_ != nullptr) log_->end_steps();
-  if (checkpoints_) checkpoints_->save(behind(num_steps_));
+  if (checkpoints_) {
+    checkpoints_->save(behind(num_steps_));
+    checkpoints_->finish();  // what comes after the steps may fail
+  }
   if (stopped_by_ == 0) validate_after(num_steps_, validate);
-  if (checkpoints_) checkpoints_->finish();
   if (stopped_by_ == 0 || log_ == nullptr) return;
   log_->say(fmt::format("stopped by {} after step {} of {}", signal_name(stopped_by_), num_steps_,
                         c.steps));

@@ -1,6 +1,8 @@
 // Plans of train_transformer from its options alone: without data, memory, GPUs or ranks.
 #pragma once
 
+#include <vector>
+
 #include "tools/models/gpt.h"
 #include "tools/train/budget.h"
 #include "tools/train/planner.h"
@@ -13,6 +15,9 @@ namespace tessera::tools {
 /// make_plan(). Throws what the training would for a configuration that cannot run.
 TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& config, Gpt& model,
                            const PlanTarget& target, TraceWriter* trace = nullptr);
+
+/// A batch of a validation of `model`.
+BesidePass validation_pass(Gpt& model, std::vector<BatchTensor> tensors);
 
 /// What fit_budget() makes of a configuration with a memory_budget.
 BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const PlanTarget& target);

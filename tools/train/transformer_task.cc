@@ -16,6 +16,7 @@
 #include "tools/train/generate.h"
 #include "tools/train/replicas.h"
 #include "tools/train/stop.h"
+#include "tools/train/transformer_plan.h"
 
 namespace tessera::tools {
 namespace {
@@ -66,6 +67,12 @@ class TransformerRank : public TaskRank {
                                      : "";
       return Trainer::Validation{loss, remark};
     };
+  }
+
+  std::vector<BesidePass> beside() override {
+    const std::int64_t num_val = data_.num_val_sequences();
+    if (num_val == 0) return {};
+    return {validation_pass(gpt_, tensors(largest_divisor(num_val, config_.train.batch)))};
   }
 
   std::string finish(Trainer& trainer, RunLog* log) override {

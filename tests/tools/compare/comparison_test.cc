@@ -451,6 +451,12 @@ TEST_F(CompareRequest, FormulasAreThoseOfTheStrategies) {
   // Replicas of 2: each of both hands its sum of half the model on.
   EXPECT_DOUBLE_EQ(sent(5), 2 * (double(root + 3 * block) + p) + 2 * 2 * p / 2);
   EXPECT_DOUBLE_EQ(sent(6), 2 * (double(root + 3 * block) + p) + 2 * 2 * p / 2 + 2 * p / 2);
+  // bf16 comes back as f32, but over NCCL in its own order as bf16.
+  Configuration half = r.configurations[0];
+  half.config.precision.reduce = engine::DType::kBF16;
+  EXPECT_DOUBLE_EQ(sent_formula(half)->value, 0.75 * (2 + 4) * p);
+  half.sums_in_rank_order = false;
+  EXPECT_DOUBLE_EQ(sent_formula(half)->value, 0.75 * (2 + 2) * p);
   const std::vector<Formula> zero3 = memory_formulas(r.configurations.at(3));
   ASSERT_EQ(zero3.size(), 4u);
   EXPECT_EQ(zero3[0].name, "parameter_shard");

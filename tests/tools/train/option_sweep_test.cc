@@ -128,6 +128,8 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"precision.param", {"bf16", kBits}},
       {"precision.reduce", {"bf16", kBits}},
       {"rates.gflops", {"5", kPlan}},
+      {"rates.host_link_gbs", {"5", kPlan, "", {{"offload.optimizer", "1"}}}},
+      {"rates.host_memory_gbs", {"5", kPlan, "", {{"offload.optimizer", "1"}}}},
       {"rates.link_gbs", {"5", kPlan}},
       {"rates.link_latency_us", {"5", kPlan}},
       {"rates.memory_gbs", {"5", kPlan}},

@@ -79,15 +79,18 @@ TEST(TrainConfig, RatesAreTakenInTheirUnits) {
   FlagSet flags("train", "");
   c.add_to(flags);
   std::ostringstream out;
-  ASSERT_TRUE(
-      flags.parse(std::vector<const char*>{"--rates.gflops=3", "--rates.memory_gbs=5",
-                                           "--rates.link_gbs=7", "--rates.link_latency_us=11"},
-                  out));
+  ASSERT_TRUE(flags.parse(
+      std::vector<const char*>{"--rates.gflops=3", "--rates.memory_gbs=5", "--rates.link_gbs=7",
+                               "--rates.link_latency_us=11", "--rates.host_link_gbs=13",
+                               "--rates.host_memory_gbs=17"},
+      out));
   const engine::MetaRates rates = c.rates.rates();
   EXPECT_DOUBLE_EQ(rates.flops_per_s, 3e9);
   EXPECT_DOUBLE_EQ(rates.bytes_per_s, 5e9);
   EXPECT_DOUBLE_EQ(rates.link_bytes_per_s, 7e9);
   EXPECT_DOUBLE_EQ(rates.link_latency_s, 11e-6);
+  EXPECT_DOUBLE_EQ(rates.host_link_bytes_per_s, 13e9);
+  EXPECT_DOUBLE_EQ(rates.host_bytes_per_s, 17e9);
 }
 
 TEST(TrainConfig, EveryFlagSetsItsOwnField) {

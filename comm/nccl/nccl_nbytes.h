@@ -1,8 +1,10 @@
-// How much memory a reduction over NCCL takes beside its tensors: for what makes it, and for what
-// plans it without NCCL. Private to comm.
+// What a reduction over NCCL sends, and how much memory it takes beside its tensors: for what makes
+// it, and for what plans it without NCCL. Private to comm.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "comm/process_group.h"
 
@@ -30,6 +32,18 @@ inline std::int64_t nccl_staging_nbytes(const Collective& c, int size, bool cano
   }
   return size * (scatters ? round_up_part(c.in.nbytes() / size)
                           : all_reduce_part(c.out.numel(), size) * in_size);
+}
+
+/// Bytes that rank `rank` sends, where that is not what Traffic says: an all-reduce of NCCL's own
+/// has the dtype of its input in both of its halves, and in the order of ranks parts may differ.
+inline std::optional<std::int64_t> nccl_bytes_sent(const Collective& c, int rank, int size,
+                                                   bool canonical) {
+  if (c.op != Collective::Op::kAllReduce) return std::nullopt;
+  if (!canonical) return 2 * (c.in.nbytes() - c.in.nbytes() / size);
+  const std::int64_t all = c.out.numel(), part = all_reduce_part(all, size);
+  const std::int64_t mine =
+      std::min(all, (rank + 1) * part) - std::min(all, std::int64_t{rank} * part);
+  return (all - mine) * size_of(c.in.dtype()) + (size - 1) * mine * size_of(c.out.dtype());
 }
 
 }  // namespace tessera::comm
