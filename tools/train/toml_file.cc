@@ -21,6 +21,7 @@ struct ParserAsserts {};
 // goes on without it: here it is an error of the file in every build. And it holds most letters
 // beyond ASCII for impossible when it asks whether they are blanks: they are none.
 #undef NDEBUG
+#define TOML_FLOAT_CHARCONV 1  // numbers as flags read them: one too small for a double is none
 #define TOML_ASSERT(expr)                \
   do {                                   \
     if (!(expr)) throw_parser_asserts(); \

@@ -24,6 +24,7 @@ struct TransformerConfig : TrainConfig {
   GptFlags model;
   std::string init_from, save_final;
   std::string data_path;
+  TokenFormat data_format = TokenFormat::kAuto;
   SampleOrder data_order = SampleOrder::kShuffle;
   double val_fraction = 0.005;
   std::int64_t sample_tokens = 300;
@@ -35,9 +36,14 @@ struct TransformerConfig : TrainConfig {
   /// which flags must fit: the same, and sequences that are no longer than its positions. Throws
   /// InvalidArgument or IoError naming the option.
   GptConfig gpt() const;
-  /// The text to train `gpt` on. Throws IoError or InvalidArgument as data_path() and TokenDataset
-  /// do.
+  /// The text to train `gpt` on. Throws IoError or InvalidArgument as data_path(), check_data_fit()
+  /// and TokenDataset do.
   TokenDataset dataset(const GptConfig& gpt) const;
+  /// Throws as dataset() does. Returns data_warnings().
+  std::vector<std::string> check_data(const GptConfig& gpt) const;
+  /// check_data() of the first bytes alone, and of nothing where data.path is not given or there is
+  /// no file: for a program that plans a training of another place.
+  std::vector<std::string> check_data_head(const GptConfig& gpt) const;
   /// Where the text is. Throws IoError as data_path() does.
   std::string text_path() const;
   /// What a training reads: the text at `data`, if not empty, the files of init.from, and that of
