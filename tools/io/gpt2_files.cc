@@ -234,8 +234,15 @@ void Gpt2Weights::check_complete(std::span<const engine::TensorSpec> expected) c
                                   info.dtype, engine::to_string(tensor.shape),
                                   files_[found->second.file].path()));
   }
+  // Under a prefix of all names these have it too.
+  const auto is_known = [&](const std::string& name) {
+    return is_mask_buffer(name) || name == "lm_head.weight" ||
+           (!missing.empty() &&
+            (name.ends_with(".lm_head.weight") || name.ends_with(".attn.bias") ||
+             name.ends_with(".attn.masked_bias")));
+  };
   for (const auto& [name, place] : places_) {
-    if (names.contains(name) || is_mask_buffer(name) || name == "lm_head.weight") continue;
+    if (names.contains(name) || is_known(name)) continue;
     unexpected.push_back({name, place.info->shape});
   }
   const std::size_t num = missing.size() + unexpected.size() + changed.size();

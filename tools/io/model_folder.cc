@@ -1,6 +1,7 @@
 #include "tools/io/model_folder.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -47,10 +48,9 @@ void check_model_folder(const std::string& folder) {
                    "model.safetensors lie in ({})",
                    folder);
   require<IoError>(status.type() != fs::file_type::not_found,
-                   "[model] expected a folder with config.json and model.safetensors, got no such "
-                   "file or folder; a model of Hugging Face is downloaded by `hf download NAME "
-                   "--local-dir=FOLDER` ({})",
-                   folder);
+                   "[model] expected {}/config.json, got {}; a model of Hugging Face is downloaded "
+                   "by `hf download NAME --local-dir=FOLDER` ({})",
+                   folder, std::generic_category().message(ENOENT), folder);
   const std::vector<std::string> names = engine::names_in_folder(folder);
   const auto has = [&](std::string_view name) { return std::ranges::count(names, name) > 0; };
   if (has("model.safetensors") || has("model.safetensors.index.json")) return;

@@ -99,11 +99,16 @@ std::vector<std::string> name_differences(std::span<const TensorSpec> missing,
     std::erase_if(there, [&](const TensorSpec& t) {
       return t.name.starts_with(prefix) && found.contains(t.name.substr(prefix.size()));
     });
+    // Which may stay: files have it or not.
+    std::string_view rest = prefix;
+    if (constexpr std::string_view kOwn = "transformer."; rest.ends_with(kOwn)) {
+      rest.remove_suffix(kOwn.size());
+    }
     lines.back() += fmt::format(
         ", and so {} {} in all: save the model without that prefix, for one as "
         "{{name.removeprefix('{}'): t for name, t in state_dict.items()}}",
         num_wanted - wanted.size() == 1 ? "is" : "are", num_wanted - wanted.size(),
-        engine::escaped(prefix));
+        engine::escaped(rest));
   }
   std::set<std::size_t> paired_wanted, paired_there;
   for (const Pair& pair : nearest_pairs(wanted, there, prefix)) {

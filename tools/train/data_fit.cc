@@ -16,6 +16,7 @@ using engine::require;
 
 constexpr std::size_t kHeadNbytes = 8192;
 constexpr std::int64_t kNumBytes = 256, kNumUInt16 = 1 << 16;
+constexpr std::int64_t kMostOfBytes = 512;  // bytes, and tokens for ends and the like
 constexpr const char* kAsItIs = "or train on its bytes as they are with --data.format=bytes";
 
 bool is_text(std::string_view head) {
@@ -36,15 +37,19 @@ std::int64_t likely_nbytes(std::string_view head, std::int64_t nbytes) {
     const auto width = static_cast<std::size_t>(wide);
     if (wide <= nbytes || head.size() < kEnough * width) continue;
     std::uint32_t max_low = 0, max_high = 0;
+    std::size_t num = 0, num_above_zero = 0;
     bool rest_is_zero = true;
     for (std::size_t at = 0; at + width <= head.size(); at += width) {
       std::uint16_t parts[4] = {};
       std::memcpy(parts, head.data() + at, width);
+      ++num;
+      num_above_zero += parts[0] > 0 ? 1 : 0;
       max_low = std::max<std::uint32_t>(max_low, parts[0]);
       max_high = std::max<std::uint32_t>(max_high, parts[1]);
       rest_is_zero = rest_is_zero && parts[2] == 0 && parts[3] == 0;
     }
-    if (max_low >= kId && max_high <= kSmall && rest_is_zero) return wide;
+    const bool are_ids = max_low >= kId && 2 * num_above_zero >= num;
+    if (are_ids && max_high <= kSmall && rest_is_zero) return wide;
   }
   return nbytes;
 }
@@ -58,7 +63,7 @@ void check_bytes(const TokenFile& file, std::string_view head, const DataFit& fi
                    "[data] expected text, got a binary file: if it holds token ids, give "
                    "--data.format=uint16 or uint32, {} (data.path, {})",
                    kAsItIs, file.path());
-  require<IoError>(fit.init_from.empty() || fit.vocab <= kNumBytes,
+  require<IoError>(fit.init_from.empty() || fit.vocab <= kMostOfBytes,
                    "[data] expected token ids of the model's own tokenizer, got text, whose bytes "
                    "are none of its {} tokens: tokenize it into a .bin file of uint16, as "
                    "nanoGPT's prepare.py does, or, if the model was trained on bytes, give "
@@ -99,9 +104,18 @@ void check_data_fit(const TokenFile& file, const DataFit& fit) {
   if (!file.has_header()) check_ids(file, head, fit);
 }
 
-std::vector<std::string> data_warnings(const TokenFile& file, std::int64_t vocab,
+std::vector<std::string> data_warnings(const TokenFile& file, const DataFit& fit,
                                        std::int64_t max_token) {
+  if (file.is_bytes() && fit.format == TokenFormat::kAuto && !fit.init_from.empty() &&
+      fit.vocab > kNumBytes) {
+    return {
+        fmt::format("the model of init.from has {} tokens, and the text is read as bytes, 256: "
+                    "if it was not trained on bytes, tokenize the text into a .bin file; if it "
+                    "was, --data.format=bytes says so",
+                    fit.vocab)};
+  }
   constexpr std::int64_t kMany = 1000;  // tokens that a small file may well lack
+  const std::int64_t vocab = fit.vocab;
   if (vocab <= 2 * (max_token + 1) || vocab - max_token <= kMany) return {};
   const std::string tokens = engine::with_commas(vocab);
   if (file.is_bytes()) {

@@ -24,7 +24,7 @@ void check_data_fit(const TokenFile& file, const DataFit& fit);
 
 /// What is possible and seldom meant, a line each. `max_token`: the largest of `file`, or, where
 /// nobody has read all of it, TokenFile::max_possible_token().
-std::vector<std::string> data_warnings(const TokenFile& file, std::int64_t vocab,
+std::vector<std::string> data_warnings(const TokenFile& file, const DataFit& fit,
                                        std::int64_t max_token);
 
 }  // namespace tessera::tools

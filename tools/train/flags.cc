@@ -332,6 +332,9 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
         value = text;
         break;
     }
+    if (!value && option->type != Type::kBool) {
+      if (const auto entry = toml_number(text)) value = value_of(*option, *entry);
+    }
     set(*option, value, fmt::format("\"{}\"", engine::excerpt(text)), flag);
     given_.insert(option->name);
   }

@@ -102,4 +102,20 @@ void visit_toml_file(const std::string& path, std::string_view where,
   visit_table(table, "", visit);
 }
 
+std::optional<TomlEntry> toml_number(std::string_view text) {
+  constexpr std::string_view kLetters = "0123456789abcdefABCDEFxo_.+-";
+  constexpr std::size_t kMaxSize = 400;  // more digits than a double's
+  if (text.size() > kMaxSize || text.find_first_not_of(kLetters) != text.npos) return std::nullopt;
+  try {
+    const toml::table table = toml::parse(fmt::format("v = {}", text));
+    TomlEntry entry = entry_of("v", 1, *table.get("v"));
+    const bool is_number = std::holds_alternative<std::int64_t>(entry.value) ||
+                           std::holds_alternative<double>(entry.value);
+    if (is_number) return entry;
+  } catch (const toml::parse_error&) {
+  } catch (const ParserAsserts&) {
+  }
+  return std::nullopt;
+}
+
 }  // namespace tessera::tools

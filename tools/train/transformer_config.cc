@@ -10,7 +10,6 @@
 #include "engine/error.h"
 #include "tools/io/gpt2_files.h"
 #include "tools/models/gpt_checkpoint.h"
-#include "tools/train/data_fit.h"
 #include "tools/train/default_data.h"
 #include "tools/train/run_files.h"
 #include "tools/train/run_log.h"
@@ -138,7 +137,7 @@ GptConfig TransformerConfig::gpt() const {
 
 TokenDataset TransformerConfig::dataset(const GptConfig& gpt) const {
   TokenFile file(text_path(), data_format);
-  check_data_fit(file, {data_format, gpt.vocab, init_from});
+  check_data_fit(file, data_fit(gpt));
   return {std::move(file),
           {.seq = model.seq == 0 ? gpt.seq : model.seq,
            .vocab = gpt.vocab,
@@ -147,9 +146,13 @@ TokenDataset TransformerConfig::dataset(const GptConfig& gpt) const {
            .seed = static_cast<std::uint64_t>(train.seed)}};
 }
 
+std::vector<std::string> TransformerConfig::warnings(const TokenDataset& data,
+                                                     const GptConfig& gpt) const {
+  return data_warnings(data.file(), data_fit(gpt), data.max_token());
+}
+
 std::vector<std::string> TransformerConfig::check_data(const GptConfig& gpt) const {
-  const TokenDataset data = dataset(gpt);
-  return data_warnings(data.file(), gpt.vocab, data.max_token());
+  return warnings(dataset(gpt), gpt);
 }
 
 std::vector<std::string> TransformerConfig::check_data_head(const GptConfig& gpt) const {
@@ -157,8 +160,8 @@ std::vector<std::string> TransformerConfig::check_data_head(const GptConfig& gpt
   std::error_code ignored;
   if (path.empty() || !std::filesystem::exists(path, ignored)) return {};
   const TokenFile file(path, data_format);
-  check_data_fit(file, {data_format, gpt.vocab, init_from});
-  return data_warnings(file, gpt.vocab, file.max_possible_token());
+  check_data_fit(file, data_fit(gpt));
+  return data_warnings(file, data_fit(gpt), file.max_possible_token());
 }
 
 std::string TransformerConfig::text_path() const {

@@ -14,7 +14,6 @@
 #include "tools/models/gpt_checkpoint.h"
 #include "tools/models/gpt_text.h"
 #include "tools/train/attention_choice.h"
-#include "tools/train/data_fit.h"
 #include "tools/train/generate.h"
 #include "tools/train/replicas.h"
 #include "tools/train/stop.h"
@@ -128,7 +127,7 @@ std::string TransformerTask::summary() const {
 }
 
 std::vector<std::string> TransformerTask::warnings() const {
-  return data_warnings(data_->file(), model_.vocab, data_->max_token());
+  return config_.warnings(*data_, model_);
 }
 
 std::string TransformerTask::model_text() const { return to_text(model_); }

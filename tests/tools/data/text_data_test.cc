@@ -179,7 +179,7 @@ TEST(TokenDataset, ChecksEveryTokenOfALongFile) {
     EXPECT_NO_THROW(TokenDataset(TokenFile(path), {.seq = 8, .vocab = 11}));
     EXPECT_TRUE(
         has(error_of<IoError>([&] { TokenDataset(TokenFile(path), {.seq = 8, .vocab = 10}); }),
-            {fmt::format("got 10 at position {} ", at)}));
+            {fmt::format("got 10 at position {}:", at)}));
   }
   const std::string bytes = folder.write("a.txt", "abc\xFF");
   EXPECT_NO_THROW(TokenDataset(TokenFile(bytes), {.seq = 2, .vocab = 256}));

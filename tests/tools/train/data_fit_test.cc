@@ -50,7 +50,7 @@ class DataFitTest : public ::testing::Test {
 TEST_F(DataFitTest, WhatBelongsTogetherIsAccepted) {
   accepted(text_, {});
   accepted(text_, {.vocab = 50'257});
-  accepted(text_, {.vocab = 256, .init_from = "model"});
+  accepted(text_, {.vocab = 384, .init_from = "model"});  // bytes, and a few more
   accepted(gpt2_, {.vocab = 50'257});
   accepted(gpt2_, {.vocab = 65'536, .init_from = "model"});
   accepted(folder_.write("chars.bin", ids<std::uint16_t>(65)), {.vocab = 65});
@@ -93,6 +93,13 @@ TEST_F(DataFitTest, NumbersWiderThanTheyAreReadAreSeen) {
   EXPECT_TRUE(has(refused(chars, {.vocab = 65}), {"looks like 64"}));
 }
 
+// Zeros are no ids that are wide, but padding.
+TEST_F(DataFitTest, ZerosAreNotTheUpperHalfOfNumbers) {
+  std::string padded = ids<std::uint16_t>(50'257, 20);
+  padded.resize(800);
+  accepted(folder_.write("padded.bin", padded), {.vocab = 50'257});
+}
+
 TEST_F(DataFitTest, TextIsNoTokensAndTokensAreNoText) {
   const std::string text = folder_.write("text.bin", kText +
                                                          "Eine Stra\xC3\x9F"
@@ -113,15 +120,20 @@ TEST_F(DataFitTest, TextIsNoTokensAndTokensAreNoText) {
 
 TEST_F(DataFitTest, AVocabularyFarAboveTheDataIsSaid) {
   const TokenFile text(text_), tokens(gpt2_);
-  EXPECT_EQ(data_warnings(text, 256, 255).size(), 0u);
-  EXPECT_EQ(data_warnings(text, 512, 255).size(), 0u);
-  const auto of_text = data_warnings(text, 50'257, text.max_possible_token());
+  EXPECT_EQ(data_warnings(text, {.vocab = 256}, 255).size(), 0u);
+  EXPECT_EQ(data_warnings(text, {.vocab = 512}, 255).size(), 0u);
+  const auto of_text = data_warnings(text, {.vocab = 50'257}, text.max_possible_token());
   ASSERT_EQ(of_text.size(), 1u);
   EXPECT_TRUE(has(of_text[0], {"50,257 tokens", "255 at most", "--model.vocab=256", ".bin"}));
-  EXPECT_EQ(data_warnings(tokens, 50'257, 50'256).size(), 0u);
-  EXPECT_EQ(data_warnings(tokens, 50'257, 30'000).size(), 0u);
-  EXPECT_EQ(data_warnings(tokens, 256, 64).size(), 0u);
-  const auto of_tokens = data_warnings(tokens, 50'257, 9'999);
+  const auto of_model = data_warnings(text, {.vocab = 307, .init_from = "model"}, 255);
+  ASSERT_EQ(of_model.size(), 1u);
+  EXPECT_TRUE(has(of_model[0], {"307 tokens", "read as bytes", ".bin", "--data.format=bytes"}));
+  const DataFit meant{.format = TokenFormat::kBytes, .vocab = 307, .init_from = "model"};
+  EXPECT_EQ(data_warnings(text, meant, 255).size(), 0u);
+  EXPECT_EQ(data_warnings(tokens, {.vocab = 50'257}, 50'256).size(), 0u);
+  EXPECT_EQ(data_warnings(tokens, {.vocab = 50'257}, 30'000).size(), 0u);
+  EXPECT_EQ(data_warnings(tokens, {.vocab = 256}, 64).size(), 0u);
+  const auto of_tokens = data_warnings(tokens, {.vocab = 50'257}, 9'999);
   ASSERT_EQ(of_tokens.size(), 1u);
   EXPECT_TRUE(has(of_tokens[0], {"50,257 tokens", "none above 9,999", "--model.vocab"}));
 }

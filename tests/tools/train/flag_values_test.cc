@@ -48,21 +48,40 @@ void expect_same(const std::string& literal, bool is_value, Option option) {
 }
 
 TEST(FlagValues, NumbersAreTheSameInAFile) {
-  for (const char* literal :
-       {"0", "0.0", "-0.0", "1e-5", "1E5", "0.1", "1e308", "1.7976931348623157e308",
-        "2.2250738585072014e-308", "1e-310", "5e-324", "0.30000000000000004", "9007199254740993",
-        "-1", "123456789012345678", "3.0000000000000001", "0e-400"}) {
+  for (const char* literal : {"0",
+                              "0.0",
+                              "-0.0",
+                              "1e-5",
+                              "1E5",
+                              "0.1",
+                              "1e308",
+                              "1.7976931348623157e308",
+                              "2.2250738585072014e-308",
+                              "1e-310",
+                              "5e-324",
+                              "0.30000000000000004",
+                              "9007199254740993",
+                              "-1",
+                              "+1",
+                              "+1.5e3",
+                              "1_000.000_1",
+                              "0x10",
+                              "0o17",
+                              "0b101",
+                              "123456789012345678",
+                              "3.0000000000000001",
+                              "0e-400"}) {
     expect_same<double>(literal, true, NumberOption{.help = "x"});
   }
   for (const char* literal : {"1e-400", "-1e-400", "1e400", "-1e400", "1e999999", "inf", "-inf",
-                              "nan", "true", "\"1\""}) {
+                              "nan", "1__0", "_1", "0x", "1979-05-27", "true", "\"1\""}) {
     expect_same<double>(literal, false, NumberOption{.help = "x"});
   }
 }
 
 TEST(FlagValues, IntegersAreTheSameInAFile) {
-  for (const char* literal :
-       {"0", "-0", "7", "-7", "9223372036854775807", "-9223372036854775808"}) {
+  for (const char* literal : {"0", "-0", "+7", "1_000", "0xFF", "0o17", "0b101", "7", "-7",
+                              "9223372036854775807", "-9223372036854775808"}) {
     expect_same<std::int64_t>(literal, true, IntegerOption{.help = "x"});
   }
   for (const char* literal : {"9223372036854775808", "1.0", "1e3", "1e-400", "true", "inf"}) {

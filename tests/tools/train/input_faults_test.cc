@@ -141,7 +141,7 @@ TEST_F(InputFaults, DataThatDoesNotFitNamesTheFlags) {
 }
 
 TEST_F(InputFaults, DataModelAndFormatThatDoNotBelongTogetherAreRefusedByTrainerAndPlan) {
-  Flags model = {{"model.vocab", "300"}, {"data.val_fraction", "0"}, {"train.steps", "0"}};
+  Flags model = {{"model.vocab", "600"}, {"data.val_fraction", "0"}, {"train.steps", "0"}};
   model["save.final"] = folder_ / "model";
   ASSERT_EQ(run(model).exit_code, 0);
   std::string ids;
@@ -158,7 +158,7 @@ TEST_F(InputFaults, DataModelAndFormatThatDoNotBelongTogetherAreRefusedByTrainer
       EXPECT_EQ(outcome.exit_code, 1) << program;
       return outcome.err;
     };
-    EXPECT_TRUE(has(refusal(from), {"got text", "300 tokens", "--data.format=bytes", "init.from"}));
+    EXPECT_TRUE(has(refusal(from), {"got text", "600 tokens", "--data.format=bytes", "init.from"}));
     EXPECT_TRUE(has(refusal(wide), {"119547", "--data.format=uint32"}));
     EXPECT_TRUE(has(refusal(with({{"data.path", npy}})), {"a NumPy .npy file", "tofile("}));
     Flags meant = from;

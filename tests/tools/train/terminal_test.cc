@@ -102,7 +102,8 @@ TEST_F(Terminal, LinesOfStepsFitIt) {
   for (std::size_t at = seen.text.find("step "); at != std::string::npos;
        at = seen.text.find("step ", at + 1)) {
     const std::string line = seen.text.substr(at, seen.text.find_first_of("\r\n", at) - at);
-    if (line.find("| loss ") == std::string::npos || line.find("| ETA ") > line.size()) continue;
+    const std::size_t eta = line.find("| ETA ");
+    if (eta == std::string::npos || line.find("| loss ") > eta) continue;  // the status line
     EXPECT_LT(line.size(), 80u) << line;
     EXPECT_TRUE(has(line, {" ms | ", " tokens/s | ETA "})) << line;
     ++num_steps;
