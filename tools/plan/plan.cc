@@ -89,7 +89,7 @@ void run(int argc, char** argv) {
   const GptConfig sizes = config.gpt();
   config.check_blocks(sizes.layers);
   for (const std::string& line : config.check_data_head(sizes)) {
-    fmt::print(stderr, "warning: {}\n", line);
+    fmt::print(config.json ? stderr : stdout, "warning: {}\n", line);
   }
   Gpt model(sizes);
   std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
