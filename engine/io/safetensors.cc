@@ -36,15 +36,17 @@ struct Float16 {
 
 SafetensorsFile::SafetensorsFile(std::string path) : file_(std::move(path)) {
   const std::int64_t nbytes = file_.nbytes();
-  require<IoError>(nbytes >= kPrefixNbytes,
-                   "[safetensors] expected 8 bytes of header length, got {} bytes ({})", nbytes,
-                   file_.path());
+  require<IoError>(
+      nbytes >= kPrefixNbytes,
+      "[safetensors] expected 8 bytes of header length, got {} bytes: the file was cut short ({})",
+      nbytes, file_.path());
   std::uint64_t length = 0;
   file_.read(0, std::as_writable_bytes(std::span(&length, 1)));
   const std::int64_t max = std::min(kMaxSafetensorsHeaderNbytes, nbytes - kPrefixNbytes);
   require<IoError>(std::cmp_less_equal(length, max) && length >= 2,
-                   "[safetensors] expected a header of 2 to {} bytes, got {} ({})", max, length,
-                   file_.path());
+                   "[safetensors] expected a header of 2 to {} bytes, got {}: the file was cut "
+                   "short, or is none of safetensors ({})",
+                   max, length, file_.path());
   std::string json(length, '\0');
   file_.read(kPrefixNbytes, std::as_writable_bytes(std::span(json)));
   data_offset_ = kPrefixNbytes + std::ssize(json);

@@ -192,7 +192,8 @@ class HeaderReader {
                      "[safetensors] expected offsets begin <= end, got {} (tensor {}, {})",
                      to_string(offsets_), name, path_);
     require<IoError>(offsets_[1] <= buffer_nbytes_,
-                     "[safetensors] expected offsets inside {} bytes, got {} (tensor {}, {})",
+                     "[safetensors] expected offsets inside {} bytes, got {}: the file was cut "
+                     "short, or its header is wrong (tensor {}, {})",
                      buffer_nbytes_, to_string(offsets_), name, path_);
     require<IoError>(
         offsets_[1] - offsets_[0] == nbytes,

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 namespace tessera::engine {
 namespace {
@@ -50,6 +53,17 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
+std::string_view without_cut_character(std::string_view text) {
+  for (std::size_t n = 1; n <= std::min<std::size_t>(3, text.size()); ++n) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - n]);
+    if ((byte & 0xC0) == 0x80) continue;  // not the first of its character
+    const std::size_t nbytes = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : 2;
+    const bool is_cut = byte >= 0xC2 && byte <= 0xF4 && nbytes > n;
+    return is_cut ? text.substr(0, text.size() - n) : text;
+  }
+  return text;
+}
+
 std::string escaped(std::string_view text) {
   std::string result;
   while (!text.empty()) {
@@ -85,6 +99,20 @@ std::string excerpt(std::string_view text, std::size_t max_nbytes) {
   std::size_t end = max_nbytes;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
   return fmt::format("{}... ({} bytes)", escaped(text.substr(0, end)), text.size());
+}
+
+std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t max) {
+  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) >= max) return max;
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] != b[j] ? 1 : 0);
+      diagonal = std::exchange(row[j + 1], std::min({replaced, row[j] + 1, row[j + 1] + 1}));
+    }
+  }
+  return row.back();
 }
 
 std::string with_commas(std::int64_t n) {

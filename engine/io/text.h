@@ -21,6 +21,8 @@ inline std::string join(std::span<const std::string> items, std::string_view sep
 
 /// Whether all of `text` is UTF-8: shortest forms, no surrogates, nothing above U+10FFFF.
 bool is_utf8(std::string_view text);
+/// `text` without the first bytes of a UTF-8 character whose others are missing at its end.
+std::string_view without_cut_character(std::string_view text);
 
 /// `text` on one line that cannot command a terminal. Control characters, characters that turn the
 /// direction of writing or break lines, and bytes that are not UTF-8 become \n, \x1b or \u202e.
@@ -31,6 +33,10 @@ std::string escaped(std::string_view text);
 std::string escaped_lines(std::string_view text);
 /// `text` escaped, of unknown length: at most `max_nbytes` of it, and how long it is.
 std::string excerpt(std::string_view text, std::size_t max_nbytes = 200);
+
+/// Levenshtein's edit distance: how many letters are put in, left out or replaced; or, where the
+/// lengths alone make it `max` or more, no less than that.
+std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t max);
 
 /// A time to wait: 3:07 (minutes), 12:03:04 (hours), "3 days 04:05" or "12.5 years".
 std::string duration_text(double seconds);

@@ -59,6 +59,24 @@ TEST(Text, ExcerptsAreShortAndCutNoCharacter) {
   EXPECT_LT(excerpt(std::string(1 << 20, '\xFF')).size(), 1000u);
 }
 
+TEST(Text, ACharacterIsCutWhereOthersOfItsBytesAreMissing) {
+  EXPECT_EQ(without_cut_character("abc"), "abc");
+  EXPECT_EQ(without_cut_character(""), "");
+  EXPECT_EQ(without_cut_character("a\xC3\xA9"), "a\xC3\xA9");
+  EXPECT_EQ(without_cut_character("a\xC3"), "a");
+  EXPECT_EQ(without_cut_character("a\xF0\x9F\x99"), "a");
+  EXPECT_EQ(without_cut_character("\xF0\x9F\x99\x82"), "\xF0\x9F\x99\x82");
+  EXPECT_EQ(without_cut_character("a\x99\x99\x99\x99"), "a\x99\x99\x99\x99");
+  EXPECT_EQ(without_cut_character("\xC1"), "\xC1");  // of no character
+}
+
+TEST(Text, EditsAreCounted) {
+  EXPECT_EQ(edit_distance("wte.weight", "wte.weight", 9), 0u);
+  EXPECT_EQ(edit_distance("ln_1", "ln1", 9), 1u);
+  EXPECT_EQ(edit_distance("kitten", "sitting", 9), 3u);
+  EXPECT_GE(edit_distance("a", "abcdefgh", 3), 3u);
+}
+
 TEST(Text, DurationsAreReadable) {
   EXPECT_EQ(duration_text(0), "0:00");
   EXPECT_EQ(duration_text(59.9), "0:59");

@@ -98,9 +98,13 @@ class Checks {
   }
   void data(const TransformerConfig& config, const GptConfig& model) {
     const std::string key =
-        fmt::format("{}\n{} {} {} {} {}", config.data_path, config.model.seq, model.seq,
-                    model.vocab, config.val_fraction, static_cast<int>(config.data_order));
-    if (data_.insert(key).second) (void)config.dataset(model);
+        fmt::format("{}\n{}\n{} {} {} {} {} {}", config.data_path, config.init_from,
+                    config.model.seq, model.seq, model.vocab, config.val_fraction,
+                    static_cast<int>(config.data_order), static_cast<int>(config.data_format));
+    if (!data_.insert(key).second) return;
+    for (const std::string& line : config.check_data(model)) {
+      if (warnings_.insert(line).second) fmt::print(stderr, "warning: {}\n", line);
+    }
   }
   /// For Request::inputs.
   void files(const std::vector<RunFile>& files) {
@@ -111,7 +115,7 @@ class Checks {
   const std::vector<RunFile>& inputs() const { return inputs_; }
 
  private:
-  std::set<std::string> cpus_, data_, paths_;
+  std::set<std::string> cpus_, data_, warnings_, paths_;
   std::vector<RunFile> inputs_;
 };
 

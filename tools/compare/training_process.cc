@@ -17,6 +17,7 @@
 #include "engine/error.h"
 #include "engine/io/file.h"
 #include "engine/io/text.h"
+#include "tools/train/flags.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -71,7 +72,7 @@ std::string ProcessEnd::str() const {
 
 std::string program_path(const std::string& program) {
   std::error_code error;
-  const std::string path = std::filesystem::absolute(program, error).string();
+  const std::string path = std::filesystem::absolute(with_home(program), error).string();
   require<IoError>(!error && ::access(path.c_str(), X_OK) == 0,
                    "[trainer] expected a program, which `bazel run //tools:compare` supplies, got "
                    "none ({})",

@@ -9,6 +9,7 @@
 
 #include "engine/error.h"
 #include "engine/io/file.h"
+#include "tools/io/file_kind.h"
 
 namespace tessera::tools {
 namespace {
@@ -28,6 +29,12 @@ class IdxFile {
   IdxFile(const std::string& folder, const std::string& name, std::uint32_t num_dims)
       : path_(existing(folder, name)), file_(gzopen(path_.c_str(), "rb"), gzclose) {
     require<IoError>(file_ != nullptr, "[idx] expected a readable file, got none ({})", path_);
+    // zlib passes through what gzip has not made.
+    const FileKind* kind = kind_of_file(path_);
+    const bool is_other = kind != nullptr && kind->name != "a gzip file";
+    require<IoError>(!is_other,
+                     "[idx] expected images or labels in the IDX format, got {}: {} ({})",
+                     is_other ? kind->name : "", is_other ? kind->as_data : "", path_);
     const std::uint32_t magic = read_word();
     require<IoError>(magic == (0x800u | num_dims), "[idx] expected magic {:#x}, got {:#x} ({})",
                      0x800u | num_dims, magic, path_);

@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/io/text.h"
 #include "tools/data/permutation.h"
+#include "tools/io/file_kind.h"
 
 namespace tessera::tools {
 namespace {
@@ -39,51 +43,101 @@ T max_of(std::span<const T> tokens) {
   return max;
 }
 
-/// Throws for the first of `tokens`, which stand at `first` in the file, that is not below `vocab`.
+/// The largest of `tokens`, which stand at `first` in the file. Throws for the first of them that
+/// is not below `vocab`.
 template <class T>
-void check_below(std::span<const T> tokens, std::int64_t first, std::int64_t vocab,
-                 const std::string& path) {
-  if (static_cast<std::int64_t>(max_of(tokens)) < vocab) return;
+std::int64_t check_below(std::span<const T> tokens, std::int64_t first, std::int64_t vocab,
+                         const std::string& path) {
+  const auto max = static_cast<std::int64_t>(max_of(tokens));
+  if (max < vocab) return max;
   const auto bad = std::ranges::find_if(
       tokens, [&](T token) { return static_cast<std::int64_t>(token) >= vocab; });
   fail<IoError>(
-      "[token_file] expected tokens below the vocabulary of {}, got {} at position {} "
+      "[token_file] expected tokens below the vocabulary of {}, got {} at position {}: give the "
+      "--model.vocab of the tokenizer that wrote them, or the --data.format that they are in "
       "(model.vocab, {})",
       vocab, static_cast<std::int64_t>(*bad), first + (bad - tokens.begin()), path);
 }
 
+std::string first_bytes(const engine::InputFile& file, std::int64_t offset, std::size_t most) {
+  const auto left = static_cast<std::size_t>(std::max<std::int64_t>(file.nbytes() - offset, 0));
+  std::string head(std::min(most, left), '\0');
+  file.read(offset, std::as_writable_bytes(std::span(head)));
+  return head;
+}
+
+/// Opens it. Of a folder, which is none: says which files of token ids lie there.
+engine::InputFile open_tokens(std::string path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    std::vector<std::string> names = engine::names_in_folder(path);
+    std::erase_if(names, [](const std::string& name) {
+      return !name.ends_with(".bin") && !name.ends_with(".txt");
+    });
+    std::ranges::sort(names);
+    constexpr std::size_t kMost = 4;
+    if (names.size() > kMost) names.resize(kMost);
+    fail<IoError>("[token_file] expected a file, got a folder{}{} ({})",
+                  names.empty() ? "" : ": give one of its files, such as ",
+                  engine::join(names, ", "), path);
+  }
+  return engine::InputFile(std::move(path));
+}
+
 }  // namespace
 
-TokenFile::TokenFile(std::string path) : file_(std::move(path)), format_("text") {
+TokenFile::TokenFile(std::string path, TokenFormat format)
+    : file_(open_tokens(std::move(path))), format_("text") {
   require<IoError>(file_.nbytes() > 0, "[token_file] expected tokens, got an empty file ({})",
                    file_.path());
-  if (file_.path().ends_with(".bin")) {
-    format_ = "nanoGPT uint16";
-    token_nbytes_ = 2;
-    std::array<std::int32_t, 3> header{};  // magic, version, count
-    const auto head = std::as_writable_bytes(std::span(header));
-    file_.read(0, head.first(static_cast<std::size_t>(
-                      std::min<std::int64_t>(file_.nbytes(), std::ssize(head)))));
-    for (const auto& format : kLlmcFormats) {
-      if (header[0] != format.magic) continue;
-      require<IoError>(header[1] == format.version,
-                       "[token_file] expected llm.c version {} after magic {}, got {} ({})",
-                       format.version, format.magic, header[1], file_.path());
-      format_ = format.name;
-      header_nbytes_ = kHeaderNbytes;
-      token_nbytes_ = format.token_nbytes;
-      const std::int64_t expected = kHeaderNbytes + header[2] * token_nbytes_;
-      require<IoError>(
-          header[2] > 0 && file_.nbytes() == expected,
-          "[token_file] expected {} bytes for the {} tokens of the header, got {} ({})", expected,
-          header[2], file_.nbytes(), file_.path());
-    }
+  const bool is_bin = file_.path().ends_with(".bin");
+  if (format == TokenFormat::kAuto) {
+    const FileKind* kind = file_kind(first_bytes(file_, 0, kFileKindNbytes));
+    require<IoError>(
+        kind == nullptr,
+        "[token_file] expected text or token ids, got {}: {}; or train on its bytes as "
+        "they are with --data.format=bytes ({})",
+        kind == nullptr ? "" : kind->name, kind == nullptr ? "" : kind->as_data, file_.path());
+    if (is_bin) read_header(TokenFormat::kUInt16);
+  } else if (format != TokenFormat::kBytes) {
+    read_header(format);
+    require<IoError>(header_nbytes_ == 0,
+                     "[token_file] expected token ids from the first byte on, got the header of "
+                     "{}: leave out --data.format ({})",
+                     format_, file_.path());
   }
   const std::int64_t nbytes = file_.nbytes() - header_nbytes_;
   require<IoError>(nbytes % token_nbytes_ == 0,
-                   "[token_file] expected tokens of {} bytes each, got {} bytes ({})",
+                   "[token_file] expected tokens of {} bytes each, got {} bytes: the file was cut "
+                   "short, or is in another --data.format, such as bytes ({})",
                    token_nbytes_, nbytes, file_.path());
   num_tokens_ = nbytes / token_nbytes_;
+}
+
+/// Sets what llm.c's header says, or what `without` one is there.
+void TokenFile::read_header(TokenFormat without) {
+  format_ = without == TokenFormat::kUInt16 ? "nanoGPT uint16" : "uint32";
+  token_nbytes_ = without == TokenFormat::kUInt16 ? 2 : 4;
+  std::array<std::int32_t, 3> header{};  // magic, version, count
+  const std::string head = first_bytes(file_, 0, sizeof header);
+  std::ranges::copy(head, reinterpret_cast<char*>(header.data()));
+  for (const auto& format : kLlmcFormats) {
+    if (header[0] != format.magic) continue;
+    require<IoError>(header[1] == format.version,
+                     "[token_file] expected llm.c version {} after magic {}, got {} ({})",
+                     format.version, format.magic, header[1], file_.path());
+    format_ = format.name;
+    header_nbytes_ = kHeaderNbytes;
+    token_nbytes_ = format.token_nbytes;
+    const std::int64_t expected = kHeaderNbytes + header[2] * token_nbytes_;
+    require<IoError>(header[2] > 0 && file_.nbytes() == expected,
+                     "[token_file] expected {} bytes for the {} tokens of the header, got {} ({})",
+                     expected, header[2], file_.nbytes(), file_.path());
+  }
+}
+
+std::string TokenFile::head(std::size_t max_nbytes) const {
+  return first_bytes(file_, header_nbytes_, max_nbytes);
 }
 
 template <class Use>
@@ -105,17 +159,19 @@ void TokenFile::read(std::int64_t first, std::int64_t vocab, std::span<std::int3
   });
 }
 
-void TokenFile::check_tokens(std::int64_t vocab) const {
-  if (token_nbytes_ == 1 && vocab >= 256) return;
+std::int64_t TokenFile::check_tokens(std::int64_t vocab) const {
+  if (is_bytes() && vocab >= 256) return max_possible_token();
+  std::int64_t max = 0;
   with_width([&]<class T>(T) {
     std::vector<T> raw(static_cast<std::size_t>(std::min(kChunk, num_tokens_)));
     for (std::int64_t first = 0; first < num_tokens_; first += kChunk) {
       const auto part =
           std::span(raw).first(static_cast<std::size_t>(std::min(kChunk, num_tokens_ - first)));
       file_.read(header_nbytes_ + first * token_nbytes_, std::as_writable_bytes(part));
-      check_below<T>(part, first, vocab, path());
+      max = std::max(max, check_below<T>(part, first, vocab, path()));
     }
   });
+  return max;
 }
 
 TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
@@ -131,7 +187,7 @@ TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
   const std::int64_t num_tokens = file_.num_tokens();
   require<IoError>(num_tokens > options_.seq,
                    "[token_dataset] expected at least {} tokens for a sequence of {} and its "
-                   "targets, got {} (model.seq, {})",
+                   "targets, got {}: give more data or a shorter --model.seq (model.seq, {})",
                    options_.seq + 1, options_.seq, num_tokens, file_.path());
   const std::int64_t num_sequences = (num_tokens - 1) / options_.seq;
   if (options_.val_fraction > 0) {
@@ -141,9 +197,10 @@ TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
   num_train_ = num_sequences - num_val_;
   require<IoError>(num_train_ >= 1,
                    "[token_dataset] expected at least {} tokens for training and validation "
-                   "sequences of {}, got {} (model.seq, data.val_fraction, {})",
+                   "sequences of {}, got {}: give more data or a shorter --model.seq (model.seq, "
+                   "data.val_fraction, {})",
                    2 * options_.seq + 1, options_.seq, num_tokens, file_.path());
-  file_.check_tokens(options_.vocab);
+  max_token_ = file_.check_tokens(options_.vocab);
 }
 
 std::int64_t TokenDataset::train_sequence(std::int64_t sample) const {

@@ -13,7 +13,15 @@
 
 namespace tessera::tools {
 
-/// A file of token ids, in one of four formats:
+/// How the bytes of a file are token ids.
+enum class TokenFormat {
+  kAuto,    ///< as name and header say
+  kBytes,   ///< each byte is a token
+  kUInt16,  ///< from the first byte on, as kUInt32: no header
+  kUInt32,
+};
+
+/// A file of token ids. What TokenFormat::kAuto makes of it:
 ///   *.bin   llm.c v1: 256 x int32 header (20240520, 1, count), then uint16
 ///           llm.c v7: 256 x int32 header (20240801, 7, count), then uint32
 ///           nanoGPT: uint16 from the first byte (any other .bin)
@@ -21,19 +29,30 @@ namespace tessera::tools {
 /// Reads by copying (see InputFile) and is thread-safe.
 class TokenFile {
  public:
-  /// Throws IoError naming the file: unreadable, empty, header and size at odds, half a token.
-  explicit TokenFile(std::string path);
+  /// Throws IoError naming the file and what to do: unreadable, empty, header and size at odds,
+  /// half a token; with kAuto, a kind of file that holds no tokens (file_kind.h).
+  explicit TokenFile(std::string path, TokenFormat format = TokenFormat::kAuto);
 
   const std::string& path() const { return file_.path(); }
   std::string_view format() const { return format_; }
+  bool is_bytes() const { return token_nbytes_ == 1; }
+  bool has_header() const { return header_nbytes_ > 0; }
+  std::int64_t token_nbytes() const { return token_nbytes_; }
+  /// That so many bytes can hold.
+  std::int64_t max_possible_token() const { return (std::int64_t{1} << (8 * token_nbytes_)) - 1; }
   std::int64_t num_tokens() const { return num_tokens_; }
+  /// The bytes of the first tokens, behind a header: up to `max_nbytes`.
+  std::string head(std::size_t max_nbytes) const;
   /// Fills `out` with tokens [first, first + out.size()). Throws IoError for a token that is not
   /// below `vocab`, with its position.
   void read(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out) const;
-  /// Reads the whole file once and throws IoError for the first token that is not below `vocab`.
-  void check_tokens(std::int64_t vocab) const;
+  /// Reads the whole file once and returns its largest token; of bytes, which all are below a
+  /// vocabulary of 256, max_possible_token(). Throws IoError for the first token that is not
+  /// below `vocab`.
+  std::int64_t check_tokens(std::int64_t vocab) const;
 
  private:
+  void read_header(TokenFormat without);
   template <class Use>
   void with_width(Use use) const;
 
@@ -68,6 +87,7 @@ class TokenDataset {
   TokenDataset(TokenFile file, const TokenDatasetOptions& options);
 
   const TokenFile& file() const { return file_; }
+  std::int64_t max_token() const { return max_token_; }  ///< see TokenFile::check_tokens()
   std::int64_t seq() const { return options_.seq; }
   std::int64_t num_sequences() const { return num_train_; }
   std::int64_t num_val_sequences() const { return num_val_; }
@@ -90,6 +110,7 @@ class TokenDataset {
   TokenDatasetOptions options_;
   std::int64_t num_train_ = 0;
   std::int64_t num_val_ = 0;
+  std::int64_t max_token_ = 0;
 };
 
 }  // namespace tessera::tools

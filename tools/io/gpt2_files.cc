@@ -12,6 +12,8 @@
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
+#include "tools/io/model_folder.h"
+#include "tools/io/tensor_names.h"
 
 namespace tessera::tools {
 namespace {
@@ -22,14 +24,13 @@ using engine::require;
 using nlohmann::json;
 
 constexpr std::string_view kPrefix = "transformer.";  // also in gpt2_writer.cc
-constexpr std::int64_t kMaxConfigNbytes = 1 << 20;
 constexpr std::int64_t kMaxIndexNbytes = 1 << 26;
 
 /// config.json with typed access; errors name the file and the key.
 class Config {
  public:
   Config(std::string_view text, std::string path)
-      : path_(std::move(path)), json_(engine::parse_json(text, path_)) {
+      : path_(std::move(path)), json_(parsed(text, path_)) {
     require<IoError>(json_.is_object(), "[gpt2] expected an object, got otherwise ({})", path_);
   }
 
@@ -66,6 +67,11 @@ class Config {
   }
 
  private:
+  static json parsed(std::string_view text, const std::string& path) {
+    check_is_json(text, path);
+    return engine::parse_json(text, path);
+  }
+
   std::string path_;
   json json_;
 };
@@ -77,7 +83,9 @@ bool is_mask_buffer(std::string_view name) {
 
 /// The files that an index lists, each of which must be a plain name.
 std::map<std::string, std::set<std::string>> read_index(const std::string& path) {
-  const json index = engine::parse_json(engine::read_text_file(path, kMaxIndexNbytes), path);
+  const std::string text = engine::read_text_file(path, kMaxIndexNbytes);
+  check_is_json(text, path);
+  const json index = engine::parse_json(text, path);
   require<IoError>(
       index.is_object() && index.contains("weight_map") && index.at("weight_map").is_object(),
       "[gpt2] expected an object weight_map, got none ({})", path);
@@ -132,7 +140,7 @@ Gpt2FileConfig parse_config(std::string_view text, const std::string& path) {
 /// The config that the weights at `path` were saved with, if they say.
 std::optional<Gpt2FileConfig> config_of_weights(const std::string& path) {
   if (is_missing(path)) return std::nullopt;
-  const engine::SafetensorsFile weights(path);
+  const engine::SafetensorsFile weights = open_weights(path);
   const auto copy = weights.metadata().find(kGpt2ConfigKey);
   if (copy == weights.metadata().end()) return std::nullopt;
   return parse_config(copy->second, path);
@@ -166,6 +174,7 @@ std::vector<std::string> gpt2_shards(const std::string& folder) {
 }
 
 Gpt2FileConfig read_gpt2_config(const std::string& folder) {
+  check_model_folder(folder);
   const std::string path = folder + "/config.json";
   const std::string replaced = folder + "/" + kGpt2ReplacedConfig;
   const auto saved = config_of_weights(folder + "/model.safetensors");
@@ -176,7 +185,8 @@ Gpt2FileConfig read_gpt2_config(const std::string& folder) {
                      "weights; renaming {} to config.json restores the older model ({})",
                      path, kGpt2ReplacedConfig, folder);
   }
-  const Gpt2FileConfig config = parse_config(engine::read_text_file(path, kMaxConfigNbytes), path);
+  const Gpt2FileConfig config =
+      parse_config(engine::read_text_file(path, kMaxGpt2ConfigNbytes), path);
   if (saved) check_same_model(config, *saved, folder);
   return config;
 }
@@ -203,7 +213,7 @@ Gpt2Weights::Gpt2Weights(const std::string& folder) : folder_(folder) {
 }
 
 void Gpt2Weights::add_file(std::string path) {
-  files_.emplace_back(std::move(path));
+  files_.push_back(open_weights(std::move(path)));
   for (const engine::TensorInfo& info : files_.back().tensors()) {
     std::string_view name = info.name;
     if (name.starts_with(kPrefix)) name.remove_prefix(kPrefix.size());
@@ -215,40 +225,46 @@ void Gpt2Weights::add_file(std::string path) {
 }
 
 void Gpt2Weights::check_complete(std::span<const engine::TensorSpec> expected) const {
-  constexpr std::size_t kMaxListed = 50, kMaxListedNbytes = 8192;
-  std::vector<std::string> differences;
+  std::vector<engine::TensorSpec> missing, unexpected;
+  std::vector<std::string> changed;
   std::set<std::string_view> names;
   for (const engine::TensorSpec& tensor : expected) {
     names.insert(tensor.name);
     const auto found = places_.find(tensor.name);
     if (found == places_.end()) {
-      differences.push_back(fmt::format("{} {} is missing", engine::shown_name(tensor.name),
-                                        engine::to_string(tensor.shape)));
+      missing.push_back(tensor);
       continue;
     }
     const engine::TensorInfo& info = *found->second.info;
-    if (info.shape != tensor.shape || !engine::SafetensorsFile::can_read(info)) {
-      differences.push_back(
-          fmt::format("{} is {} of {} and not {} of F32, BF16 or F16 in {}",
-                      engine::shown_name(tensor.name), engine::to_string(info.shape), info.dtype,
-                      engine::to_string(tensor.shape), files_[found->second.file].path()));
-    }
+    if (info.shape == tensor.shape && engine::SafetensorsFile::can_read(info)) continue;
+    changed.push_back(fmt::format("{} is {} of {} and not {} of F32, BF16 or F16 in {}",
+                                  engine::shown_name(tensor.name), engine::to_string(info.shape),
+                                  info.dtype, engine::to_string(tensor.shape),
+                                  files_[found->second.file].path()));
   }
+  // Under a prefix of all names these have it too.
+  const auto is_known = [&](const std::string& name) {
+    return is_mask_buffer(name) || name == "lm_head.weight" ||
+           (!missing.empty() &&
+            (name.ends_with(".lm_head.weight") || name.ends_with(".attn.bias") ||
+             name.ends_with(".attn.masked_bias")));
+  };
   for (const auto& [name, place] : places_) {
-    if (names.contains(name) || is_mask_buffer(name) || name == "lm_head.weight") continue;
-    differences.push_back(
-        fmt::format("{} is unexpected in {}", engine::shown_name(name), files_[place.file].path()));
+    if (names.contains(name) || is_known(name)) continue;
+    unexpected.push_back({name, place.info->shape});
   }
-  if (!differences.empty()) {
-    const std::size_t max = std::min(kMaxListed, differences.size());
-    std::size_t num_listed = 0;
-    for (std::size_t nbytes = 0; num_listed < max && nbytes < kMaxListedNbytes; ++num_listed) {
-      nbytes += differences[num_listed].size();
+  const std::size_t num = missing.size() + unexpected.size() + changed.size();
+  if (num > 0) {
+    constexpr std::size_t kMostChanged = 4;
+    std::vector<std::string> lines = name_differences(missing, unexpected);
+    if (changed.size() > kMostChanged) {
+      const std::size_t num_more = changed.size() - kMostChanged;
+      changed.resize(kMostChanged);
+      changed.push_back(fmt::format("and {} more", num_more));
     }
-    fail<IoError>("[gpt2] expected the {} tensors of the model, got {} differences ({}):\n  {}{}",
-                  expected.size(), differences.size(), folder_,
-                  engine::join(std::span(differences).first(num_listed), "\n  "),
-                  num_listed < differences.size() ? "\n  ..." : "");
+    lines.insert(lines.end(), changed.begin(), changed.end());
+    fail<IoError>("[gpt2] expected the {} tensors of the model, got {} difference{} ({}):\n  {}",
+                  expected.size(), num, num == 1 ? "" : "s", folder_, engine::join(lines, "\n  "));
   }
   check_head();
 }

@@ -17,6 +17,9 @@ namespace tessera::tools {
 /// The key of the metadata of model.safetensors that holds the text of its config.json.
 inline constexpr const char* kGpt2ConfigKey = "tessera.config.json";
 
+/// The longest config.json that is read.
+inline constexpr std::int64_t kMaxGpt2ConfigNbytes = 1 << 20;
+
 /// What a save calls an older config.json while it replaces the model.
 inline constexpr const char* kGpt2ReplacedConfig = "config.json.replaced";
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -32,6 +33,25 @@ std::vector<engine::TensorSpec> with_prefix(std::span<const engine::TensorSpec> 
   return prefixed;
 }
 
+/// Many programs have a config.json: a save replaces that of a GPT-2 model alone.
+void check_replaceable(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return;
+  bool is_model = false;
+  try {
+    const nlohmann::json config =
+        engine::parse_json(engine::read_text_file(path, kMaxGpt2ConfigNbytes), path);
+    is_model = config.is_object() && config.contains("n_embd") &&
+               config.value("model_type", nlohmann::json("gpt2")) == "gpt2";
+  } catch (const IoError&) {  // what cannot be read is not ours either
+  }
+  require<IoError>(is_model,
+                   "[gpt2] expected a folder for a model, got one with a config.json that is of no "
+                   "GPT-2 model and would be replaced: choose another folder ({})",
+                   path);
+}
+
 const std::string& created(const std::string& folder) {
   std::error_code error;
   std::vector<std::string> made;
@@ -43,6 +63,7 @@ const std::string& created(const std::string& folder) {
   require<IoError>(!error, "[gpt2] expected to create a folder, got {} ({})", error.message(),
                    folder);
   for (const std::string& path : made) engine::flush_folder_of(path);
+  check_replaceable(folder);
   return folder;
 }
 

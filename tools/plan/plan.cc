@@ -74,7 +74,8 @@ void run(int argc, char** argv) {
                 "--log.trace=FILE draws the planned steps, in simulated time. Takes the command "
                 "line of a training as it is: what does not change a step, such as learning rates, "
                 "samples, checkpoints and what is resumed, changes nothing here and is neither "
-                "read nor written.");
+                "read nor written; of --data.path, where it is there, the first bytes are read, "
+                "to see whether it is data for the model.");
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
   require(config.plan || !flags.is_given("plan"),
@@ -87,6 +88,9 @@ void run(int argc, char** argv) {
   choose_cpu(config.cpu);  // whose products have scratch
   const GptConfig sizes = config.gpt();
   config.check_blocks(sizes.layers);
+  for (const std::string& line : config.check_data_head(sizes)) {
+    fmt::print(config.json ? stderr : stdout, "warning: {}\n", line);
+  }
   Gpt model(sizes);
   std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
   if (!config.log.trace.empty()) {

@@ -58,10 +58,11 @@ void Console::say(std::string_view text, Style style) {
 }
 
 // A line of the whole width would make some terminals begin the next one.
-int Console::columns() const {
+std::optional<std::size_t> Console::columns() const {
+  if (!shows_status_) return std::nullopt;
   winsize size{};
   const bool known = ::ioctl(fd_, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return (known ? size.ws_col : 80) - 1;
+  return (known ? size.ws_col : 80u) - 1;
 }
 
 void Console::status(std::string_view text) {
@@ -69,7 +70,7 @@ void Console::status(std::string_view text) {
   const auto now = std::chrono::steady_clock::now();
   if (!text.empty() && (now < next_status_ || !writer_.is_idle())) return;
   next_status_ = now + kStatusInterval;
-  status_ = cut(text, static_cast<std::size_t>(std::max(columns(), 0)));
+  status_ = cut(text, columns().value_or(0));
   writer_.write(std::string(kEraseLine) + status_);
 }
 

@@ -39,13 +39,14 @@ class Console {
   /// terminal has not taken what was written before, or has had one less than 100 ms ago.
   void status(std::string_view text);
   bool shows_status() const { return shows_status_; }
+  /// That a line may take on the terminal; none elsewhere, where lines are not for eyes alone.
+  std::optional<std::size_t> columns() const;
 
   std::optional<std::error_code> error() const { return writer_.error(); }
   /// Takes the status line away, and waits as BackgroundWriter::flush() does.
   void flush(const BackgroundWriter::Hurries& hurries);
 
  private:
-  int columns() const;
   std::string with_style(std::string_view text, Style style) const;
 
   const int fd_;

@@ -1,6 +1,8 @@
 #include "tools/train/flags.h"
 
 #include <fmt/format.h>
+#include <pwd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -56,10 +58,27 @@ std::string range_of(const NumberOption& option) {
 
 }  // namespace
 
-std::string resolve_user_path(std::string_view path) {
-  // The only environment variable that Tessera reads.
+std::string with_home(std::string_view path) {
+  if (!path.starts_with('~')) return std::string(path);
+  const std::string_view name = path.substr(0, path.find('/'));
+  require(name == "~",
+          "[path] expected ~ or ~/ for your own home folder, got {}: write the whole path of "
+          "another's, and ./{} for a name that begins so ({})",
+          name, name, path);
+  const char* home = std::getenv("HOME");
+  if (home == nullptr || *home == '\0') {
+    const passwd* user = ::getpwuid(::getuid());
+    home = user == nullptr ? "" : user->pw_dir;
+  }
+  require(*home == '/', "[path] expected $HOME to be a folder's path for ~, got '{}' ({})", home,
+          path);
+  return home + std::string(path.substr(1));
+}
+
+std::string resolve_user_path(std::string_view typed) {
+  const std::string path = with_home(typed);
   const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (path.empty() || path.front() == '/' || folder == nullptr) return std::string(path);
+  if (path.empty() || path.front() == '/' || folder == nullptr) return path;
   return (std::filesystem::path(folder) / path).string();
 }
 
@@ -312,6 +331,9 @@ bool FlagSet::parse(std::span<const char* const> arguments, std::ostream& out) {
       case Type::kText:
         value = text;
         break;
+    }
+    if (!value && option->type != Type::kBool) {
+      if (const auto entry = toml_number(text)) value = value_of(*option, *entry);
     }
     set(*option, value, fmt::format("\"{}\"", engine::excerpt(text)), flag);
     given_.insert(option->name);

@@ -30,8 +30,11 @@ namespace tessera::tools {
 
 struct TomlEntry;  // toml_file.h
 
-/// Where a path that a person typed leads: relative to the folder they stand in, which `bazel run`
-/// leaves in $BUILD_WORKING_DIRECTORY. Empty and absolute paths stay as they are.
+/// `path` with the person's home folder ($HOME) for a ~ at its head, as shells write it, which
+/// leave the ~ of --out=~/x alone. Throws InvalidArgument for ~user, and where no home is known.
+std::string with_home(std::string_view path);
+/// Where a path that a person typed leads: with_home(), and relative to the folder they stand in,
+/// which `bazel run` leaves in $BUILD_WORKING_DIRECTORY. Empty and absolute paths stay as they are.
 std::string resolve_user_path(std::string_view path);
 
 struct BoolOption {

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <numeric>
 #include <span>
+#include <string_view>
 
+#include "engine/io/text.h"
 #include "engine/philox.h"
 
 namespace tessera::tools {
@@ -12,7 +14,8 @@ namespace tessera::tools {
 using engine::Tensor;
 
 std::vector<std::int32_t> generate(Trainer& trainer, Gpt& gpt, std::vector<std::int32_t> tokens,
-                                   std::int64_t num_tokens, std::uint64_t seed) {
+                                   std::int64_t num_tokens, std::int64_t vocab,
+                                   std::uint64_t seed) {
   constexpr float kTemperature = 0.8f;
   constexpr std::size_t kTopK = 40;
   const engine::RandomStream random{seed, engine::fnv1a("sample")};
@@ -26,7 +29,7 @@ std::vector<std::int32_t> generate(Trainer& trainer, Gpt& gpt, std::vector<std::
     const Tensor logits = gpt.next_token_logits(trainer.tape(), input);
     const std::vector<float> scores = to_floats(logits);
     trainer.world().check();
-    std::vector<std::int32_t> order(scores.size());
+    std::vector<std::int32_t> order(std::min(scores.size(), static_cast<std::size_t>(vocab)));
     std::iota(order.begin(), order.end(), 0);
     const std::size_t k = std::min(kTopK, order.size());
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(k), order.end(),
@@ -50,10 +53,15 @@ std::vector<std::int32_t> generate(Trainer& trainer, Gpt& gpt, std::vector<std::
 }
 
 std::string printable(const std::vector<std::int32_t>& tokens) {
+  std::string bytes;
+  for (const std::int32_t token : tokens) bytes += static_cast<char>(token);
+  std::string_view rest = engine::without_cut_character(bytes);
   std::string text;
-  for (const std::int32_t token : tokens) {
-    const bool shows = token == '\n' || (token >= 32 && token < 127);
-    text += shows ? static_cast<char>(token) : '?';
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find_first_of("\n\t"), rest.size());
+    text += engine::escaped(rest.substr(0, end));
+    if (end < rest.size()) text += rest[end];
+    rest.remove_prefix(std::min(end + 1, rest.size()));
   }
   return text;
 }

@@ -16,6 +16,7 @@
 #include "engine/io/text.h"
 #include "tools/train/error_output.h"
 #include "tools/train/flight_output.h"
+#include "tools/train/run_folder.h"
 #include "tools/train/step_text.h"
 #include "tools/train/stop.h"
 
@@ -122,6 +123,7 @@ void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
     const RunFile folder{"log.tensorboard", resolve_user_path(config.log.tensorboard)};
     config.checkpoint.check_apart(config.out, std::span(&folder, 1));
   }
+  check_run_folder(resolve_user_path(config.out), config.log.jsonl.empty());
   if (flags.config_path().empty()) return;
   const RunFile given{"config", flags.config_path()};
   const std::string text = flags.to_toml();
@@ -220,8 +222,11 @@ void RunLog::step(const StepRecord& r) {
           .add_all(r.skipped.empty() ? JsonRecord() : JsonRecord().add("skipped", r.skipped))
           .line());
   check_output();
-  const StepTextOptions options{
-      .num_steps = num_steps_, .items = items_, .peak_percent = percent, .eta = time_left(r.step)};
+  const StepTextOptions options{.num_steps = num_steps_,
+                                .items = items_,
+                                .peak_percent = percent,
+                                .eta = time_left(r.step),
+                                .columns = console_.columns()};
   const bool is_last = r.step == num_steps_;
   if (every_ > 0) console_.status(is_last || stop_requested() != 0 ? "" : status_text(r, options));
   if (!r.skipped.empty()) {

@@ -42,8 +42,9 @@ class RunLog {
   /// The lock of its output folder, of which it writes nothing.
   static RunFile lock_of(const TrainConfig& config);
   /// Before the first is written: throws InvalidArgument when one of outputs() is one of `read`,
-  /// the file of --config, the folder's lock or where checkpoints are, or the log is another
-  /// output. A run may repeat one from its config.toml.
+  /// the file of --config, the folder's lock or where checkpoints are, the log is another
+  /// output, or one would replace what no run has written (check_run_folder()). A run may repeat
+  /// one from its config.toml.
   static void check_outputs(const TrainConfig& config, const FlagSet& flags,
                             std::span<const RunFile> read);
 

@@ -227,6 +227,7 @@ void say_plan(const Task& task, const Ranks& ranks, const std::vector<std::strin
       [&](std::string_view text) { trace_file->write(std::as_bytes(std::span(text))); });
   const TrainPlan plan = plan_task(task, ranks, /*rank=*/0, trace_file ? &trace : nullptr);
   if (trace_file) trace_file->commit();
+  for (const std::string& line : task.warnings()) fmt::print("warning: {}\n", line);
   const std::string replicas = replicas_warning(task.config(), ranks.size);
   if (!replicas.empty()) fmt::print("{}\n", replicas);
   for (const std::string& line : budget_lines) fmt::print("{}\n", line);
@@ -273,6 +274,9 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (task.samples())
     engine::AtomicFile(log.folder() + "/sample.txt");  // or throws, before training
   log.say(task.summary());
+  for (const std::string& line : task.warnings()) {
+    log.say("warning: " + line, Console::Style::kWarning);
+  }
   log.say("device: " + ranks.str());
   if (!graph.empty()) log.say(graph);
   if (const std::string line = replicas_warning(config, ranks.size); !line.empty()) {

@@ -22,13 +22,33 @@ std::string parts_text(const StepRecord& r) {
 }  // namespace
 
 std::string step_text(const StepRecord& r, const StepTextOptions& options) {
-  return fmt::format(
-      "step {:>5}/{} | loss {:7.4f} | norm {:7.3f} | lr {:.2e} | {:7.1f} ms: {} | {:7.0f} {}/s{} | "
-      "{:>9} | ETA {}",
-      r.step, options.num_steps, r.loss, r.grad_norm, r.lr, r.step_ms, parts_text(r), r.items_per_s,
-      options.items,
-      options.peak_percent ? fmt::format(", {:3.0f} % of peak", *options.peak_percent) : "",
-      nbytes_text(static_cast<double>(r.memory.peak_total_nbytes)), options.eta);
+  constexpr int kNever = 6;
+  struct Field {
+    int rank;  // the lowest is left out first
+    std::string text;
+  };
+  const std::string peak =
+      options.peak_percent ? fmt::format(", {:3.0f} % of peak", *options.peak_percent) : "";
+  const Field fields[] = {
+      {kNever, fmt::format("step {:>5}/{}", r.step, options.num_steps)},
+      {kNever, fmt::format(" | loss {:7.4f}", r.loss)},
+      {5, fmt::format(" | norm {:7.3f}", r.grad_norm)},
+      {4, fmt::format(" | lr {:.2e}", r.lr)},
+      {kNever, fmt::format(" | {:7.1f} ms", r.step_ms)},
+      {1, ": " + parts_text(r)},
+      {kNever, fmt::format(" | {:7.0f} {}/s", r.items_per_s, options.items)},
+      {2, peak},
+      {3, fmt::format(" | {:>9}", nbytes_text(static_cast<double>(r.memory.peak_total_nbytes)))},
+      {kNever, " | ETA " + options.eta}};
+  std::string line;
+  for (int left_out = 0; left_out < kNever; ++left_out) {
+    line.clear();
+    for (const Field& field : fields) {
+      if (field.rank > left_out) line += field.text;
+    }
+    if (!options.columns || line.size() <= *options.columns) break;
+  }
+  return line;
 }
 
 std::string status_text(const StepRecord& r, const StepTextOptions& options) {

@@ -14,10 +14,13 @@ struct StepTextOptions {
   std::string items = "items";              ///< that items_per_s counts
   std::optional<double> peak_percent = {};  ///< see RunLog::set_rates()
   std::string eta = {};                     ///< time left
+  std::optional<std::size_t> columns = {};  ///< that the line may take; none: any number
 };
 
 /// "step    10/500 | loss 2.3456 | ... | 123.4 ms: compute 98.2, ... | 210.3 MiB | ETA 0:30": each
-/// figure with its unit, and in its column from line to line.
+/// figure with its unit, and in its column from line to line. Where that is too long, what the end
+/// of the run says again is left out: what the time went to first, then the peak, the memory, the
+/// learning rate and the norm.
 std::string step_text(const StepRecord& record, const StepTextOptions& options);
 /// The short form, for a status line.
 std::string status_text(const StepRecord& record, const StepTextOptions& options);

@@ -21,6 +21,7 @@ struct ParserAsserts {};
 // goes on without it: here it is an error of the file in every build. And it holds most letters
 // beyond ASCII for impossible when it asks whether they are blanks: they are none.
 #undef NDEBUG
+#define TOML_FLOAT_CHARCONV 1  // numbers as flags read them: one too small for a double is none
 #define TOML_ASSERT(expr)                \
   do {                                   \
     if (!(expr)) throw_parser_asserts(); \
@@ -99,6 +100,22 @@ void visit_toml_file(const std::string& path, std::string_view where,
                                   where, engine::escaped(path));
   }
   visit_table(table, "", visit);
+}
+
+std::optional<TomlEntry> toml_number(std::string_view text) {
+  constexpr std::string_view kLetters = "0123456789abcdefABCDEFxo_.+-";
+  constexpr std::size_t kMaxSize = 400;  // more digits than a double's
+  if (text.size() > kMaxSize || text.find_first_not_of(kLetters) != text.npos) return std::nullopt;
+  try {
+    const toml::table table = toml::parse(fmt::format("v = {}", text));
+    TomlEntry entry = entry_of("v", 1, *table.get("v"));
+    const bool is_number = std::holds_alternative<std::int64_t>(entry.value) ||
+                           std::holds_alternative<double>(entry.value);
+    if (is_number) return entry;
+  } catch (const toml::parse_error&) {
+  } catch (const ParserAsserts&) {
+  }
+  return std::nullopt;
 }
 
 }  // namespace tessera::tools

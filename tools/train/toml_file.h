@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -23,5 +24,8 @@ struct TomlEntry {
 /// read, is larger than 1 MiB, beyond check_toml_limits() or no TOML.
 void visit_toml_file(const std::string& path, std::string_view where,
                      const std::function<void(const TomlEntry&)>& visit);
+
+/// The number that `text` is where a file has a value: 1_000, +5 and 0xFF too. None: it is none.
+std::optional<TomlEntry> toml_number(std::string_view text);
 
 }  // namespace tessera::tools

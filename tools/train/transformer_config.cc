@@ -1,12 +1,16 @@
 #include "tools/train/transformer_config.h"
 
+#include <filesystem>
 #include <span>
 #include <string_view>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
 #include "tools/io/gpt2_files.h"
 #include "tools/models/gpt_checkpoint.h"
+#include "tools/train/default_data.h"
 #include "tools/train/run_files.h"
 #include "tools/train/run_log.h"
 
@@ -16,11 +20,6 @@ using engine::IoError;
 using engine::require;
 
 namespace {
-
-constexpr const char* kDefaultText = "third_party/data/kjv.txt";
-constexpr const char* kHowToGetText =
-    "give --data.path=FILE: any text, such as Debian's bible-kjv and bible-kjv-text write with "
-    "`bible -f Gen1:1-Rev22:21 > kjv.txt`";
 
 // Whose errors name the option.
 GptConfig config_to_start_from(const std::string& folder) {
@@ -45,7 +44,7 @@ TransformerConfig::TransformerConfig() {
   train.steps = 700;
   train.batch = 6;
   train.lr = 4e-3;
-  train.warmup = 20;
+  train.warmup = 50;
   log.every = 50;
   log.val_every = 200;
   out = "runs/train_transformer";
@@ -73,12 +72,22 @@ void TransformerConfig::add_to(FlagSet& flags) {
              .is_f32 = true});
   flags.add(
       "init.from", &init_from,
-      {.help = "folder of a Hugging Face GPT-2 model to start from: sizes and weights, no more"});
+      {.help = "folder of a Hugging Face GPT-2 model to start from: sizes and weights (safetensors "
+               "of F32, F16 or BF16), no more"});
   flags.add("save.final", &save_final,
             {.help = "folder to save the trained model to, in the Hugging Face GPT-2 layout"});
   flags.add("data.path", &data_path,
             {.help = "text file (bytes are tokens) or .bin token file of llm.c or nanoGPT; empty: "
                      "the King James Bible"});
+  flags.add("data.format", &data_format,
+            EnumOption<TokenFormat>{
+                "of data.path; auto: of a .bin file what llm.c's header says or else uint16, and "
+                "bytes of any other; uint16, uint32: token ids from the first byte on, "
+                "little-endian; bytes: of whatever file",
+                {{"auto", TokenFormat::kAuto},
+                 {"bytes", TokenFormat::kBytes},
+                 {"uint16", TokenFormat::kUInt16},
+                 {"uint32", TokenFormat::kUInt32}}});
   flags.add("data.order", &data_order,
             EnumOption<SampleOrder>{
                 "of training sequences",
@@ -127,12 +136,32 @@ GptConfig TransformerConfig::gpt() const {
 }
 
 TokenDataset TransformerConfig::dataset(const GptConfig& gpt) const {
-  return {TokenFile(text_path()),
+  TokenFile file(text_path(), data_format);
+  check_data_fit(file, data_fit(gpt));
+  return {std::move(file),
           {.seq = model.seq == 0 ? gpt.seq : model.seq,
            .vocab = gpt.vocab,
            .val_fraction = val_fraction,
            .order = data_order,
            .seed = static_cast<std::uint64_t>(train.seed)}};
+}
+
+std::vector<std::string> TransformerConfig::warnings(const TokenDataset& data,
+                                                     const GptConfig& gpt) const {
+  return data_warnings(data.file(), data_fit(gpt), data.max_token());
+}
+
+std::vector<std::string> TransformerConfig::check_data(const GptConfig& gpt) const {
+  return warnings(dataset(gpt), gpt);
+}
+
+std::vector<std::string> TransformerConfig::check_data_head(const GptConfig& gpt) const {
+  const std::string path = resolve_user_path(data_path);
+  std::error_code ignored;
+  if (path.empty() || !std::filesystem::exists(path, ignored)) return {};
+  const TokenFile file(path, data_format);
+  check_data_fit(file, data_fit(gpt));
+  return data_warnings(file, data_fit(gpt), file.max_possible_token());
 }
 
 std::string TransformerConfig::text_path() const {

@@ -8,6 +8,7 @@
 #include "ops/attention.h"
 #include "tools/data/text_data.h"
 #include "tools/models/gpt.h"
+#include "tools/train/data_fit.h"
 #include "tools/train/run_files.h"
 #include "tools/train/train_config.h"
 
@@ -24,6 +25,7 @@ struct TransformerConfig : TrainConfig {
   GptFlags model;
   std::string init_from, save_final;
   std::string data_path;
+  TokenFormat data_format = TokenFormat::kAuto;
   SampleOrder data_order = SampleOrder::kShuffle;
   double val_fraction = 0.005;
   std::int64_t sample_tokens = 300;
@@ -35,9 +37,16 @@ struct TransformerConfig : TrainConfig {
   /// which flags must fit: the same, and sequences that are no longer than its positions. Throws
   /// InvalidArgument or IoError naming the option.
   GptConfig gpt() const;
-  /// The text to train `gpt` on. Throws IoError or InvalidArgument as data_path() and TokenDataset
-  /// do.
+  /// The text to train `gpt` on. Throws IoError or InvalidArgument as data_path(), check_data_fit()
+  /// and TokenDataset do.
   TokenDataset dataset(const GptConfig& gpt) const;
+  /// data_warnings() of what dataset() has returned.
+  std::vector<std::string> warnings(const TokenDataset& data, const GptConfig& gpt) const;
+  /// Throws as dataset() does. Returns warnings().
+  std::vector<std::string> check_data(const GptConfig& gpt) const;
+  /// check_data() of the first bytes alone, and of nothing where data.path is not given or there is
+  /// no file: for a program that plans a training of another place.
+  std::vector<std::string> check_data_head(const GptConfig& gpt) const;
   /// Where the text is. Throws IoError as data_path() does.
   std::string text_path() const;
   /// What a training reads: the text at `data`, if not empty, the files of init.from, and that of
@@ -48,6 +57,9 @@ struct TransformerConfig : TrainConfig {
   /// Throws InvalidArgument when an output is an input (`data`: the path in use). But a model may
   /// be saved to the folder it came from: by then it was read, and its files are replaced.
   void check_files(const FlagSet& flags, const std::string& data) const;
+
+ private:
+  DataFit data_fit(const GptConfig& gpt) const { return {data_format, gpt.vocab, init_from}; }
 };
 
 }  // namespace tessera::tools

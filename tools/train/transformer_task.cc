@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -62,7 +63,7 @@ class TransformerRank : public TaskRank {
             });
         return gpt_.loss(trainer.tape(), sequences, {.training = false});
       });
-      const std::string remark = data_.file().format() == "text"
+      const std::string remark = data_.file().is_bytes()
                                      ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0))
                                      : "";
       return Trainer::Validation{loss, remark};
@@ -84,12 +85,13 @@ class TransformerRank : public TaskRank {
     data_.file().read(0, gpt_.config().vocab, prompt);
     const std::vector<std::int32_t> sample =
         generate(trainer, gpt_, prompt, config_.sample_tokens,
+                 std::min(gpt_.config().vocab, data_.file().max_possible_token() + 1),
                  static_cast<std::uint64_t>(config_.train.seed));
     if (trainer.stopped_by() != 0 && log != nullptr) {
       log->say(fmt::format("stopped by {} while sampling", signal_name(trainer.stopped_by())));
     }
-    return data_.file().format() == "text" ? printable(sample)
-                                           : fmt::format("token ids: {}", fmt::join(sample, " "));
+    return data_.file().is_bytes() ? printable(sample)
+                                   : fmt::format("token ids: {}", fmt::join(sample, " "));
   }
 
  private:
@@ -129,6 +131,10 @@ std::string TransformerTask::summary() const {
       "model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}",
       model_.layers, model_.dim, model_.heads, double(model_.num_parameters()) * 1e-6,
       engine::escaped(data_->file().path()), data_->num_sequences(), data_->seq());
+}
+
+std::vector<std::string> TransformerTask::warnings() const {
+  return config_.warnings(*data_, model_);
 }
 
 std::string TransformerTask::model_text() const { return to_text(model_); }

@@ -21,6 +21,7 @@ class TransformerTask : public Task {
   void prepare(const FlagSet& flags, bool on_gpus) override;
   Items items() const override;
   std::string summary() const override;
+  std::vector<std::string> warnings() const override;
   std::string model_text() const override;
   std::string data_text() const override;
   std::string data_digest() const override { return digest_of(data_->file()); }

@@ -82,6 +82,8 @@ TEST(FashionMnist, RefusesFilesThatAreNotWhatTheySay) {
       {kTrainImages, "", "got 0"},
       {kTrainImages, "\x01\x02", "got 2"},
       {kTrainImages, idx(0x801, {3}, "abc"), "magic 0x803, got 0x801"},
+      {kTrainImages, "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"},
+      {kTrainLabels, "<!DOCTYPE html>", "an HTML page"},
       {kTrainImages, idx(0x803, {3, 2}, ""), "got 0"},
       {kTrainImages, idx(0x803, {0, 2, 1}, ""), "dimension 0"},
       {kTrainImages, idx(0x803, {3, 0, 1}, ""), "dimension 1"},

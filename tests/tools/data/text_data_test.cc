@@ -83,6 +83,40 @@ TEST(TokenFile, ReadsEveryFormat) {
   }
 }
 
+TEST(TokenFile, ReadsTheFormatThatIsAskedFor) {
+  const TempFolder folder;
+  const auto tokens = [](const std::string& path, TokenFormat format) {
+    const TokenFile file(path, format);
+    std::vector<std::int32_t> all(static_cast<std::size_t>(file.num_tokens()));
+    file.read(0, 1 << 20, all);
+    return all;
+  };
+  const std::string wide = folder.write("wide", bytes_of(std::vector<std::uint32_t>{7, 119'546}));
+  EXPECT_EQ(tokens(wide, TokenFormat::kUInt32), (std::vector{7, 119'546}));
+  EXPECT_EQ(tokens(wide, TokenFormat::kUInt16), (std::vector{7, 0, 54'010, 1}));
+  EXPECT_EQ(tokens(wide, TokenFormat::kBytes), (std::vector{7, 0, 0, 0, 0xFA, 0xD2, 1, 0}));
+  EXPECT_EQ(tokens(folder.write("a.bin", "PK\3\4"), TokenFormat::kBytes),
+            (std::vector<std::int32_t>{'P', 'K', 3, 4}));
+  const std::string llmc =
+      folder.write("b.bin", llmc_header(20240520, 1, 1) + bytes_of(counting<std::uint16_t>(1)));
+  for (const TokenFormat format : {TokenFormat::kUInt16, TokenFormat::kUInt32}) {
+    EXPECT_TRUE(has(error_of<IoError>([&] { TokenFile(llmc, format); }),
+                    {"llm.c uint16", "leave out --data.format"}));
+  }
+}
+
+TEST(TokenFile, SaysWhatAFileIsThatHoldsNoTokens) {
+  const TempFolder folder;
+  for (const char* name : {"a.txt", "a.bin", "a"}) {
+    const std::string path = folder.write(name, "\x93NUMPY\x01");
+    EXPECT_TRUE(has(error_of<IoError>([&] { TokenFile{path}; }),
+                    {"a NumPy .npy file", "tofile(", "--data.format=bytes", name}));
+  }
+  folder.write("val.bin", "ab");
+  EXPECT_TRUE(has(error_of<IoError>([&] { TokenFile{folder.path()}; }),
+                  {"a folder: give one of its files, such as a.bin, a.txt, val.bin"}));
+}
+
 TEST(TokenFile, RefusesFilesThatAreNotWhatTheySay) {
   const TempFolder folder;
   const std::string four = bytes_of(counting<std::uint16_t>(4));
@@ -94,7 +128,8 @@ TEST(TokenFile, RefusesFilesThatAreNotWhatTheySay) {
       {folder.path(), {"a folder"}},
       {"/dev/zero", {"a device", "/dev/zero"}},
       {folder.write("empty.txt", ""), {"empty file", "empty.txt"}},
-      {folder.write("odd.bin", "abc"), {"2 bytes each", "got 3 bytes", "odd.bin"}},
+      {folder.write("odd.bin", "abc"),
+       {"2 bytes each", "got 3 bytes", "cut short", "--data.format", "odd.bin"}},
       {folder.write("one.bin", "a"), {"2 bytes each", "one.bin"}},
       {folder.write("version.bin", llmc_header(20240520, 2, 4) + four), {"version 1", "got 2"}},
       {folder.write("mixed.bin", llmc_header(20240801, 1, 2) + four), {"version 7", "got 1"}},
@@ -144,7 +179,7 @@ TEST(TokenDataset, ChecksEveryTokenOfALongFile) {
     EXPECT_NO_THROW(TokenDataset(TokenFile(path), {.seq = 8, .vocab = 11}));
     EXPECT_TRUE(
         has(error_of<IoError>([&] { TokenDataset(TokenFile(path), {.seq = 8, .vocab = 10}); }),
-            {fmt::format("got 10 at position {} ", at)}));
+            {fmt::format("got 10 at position {}:", at)}));
   }
   const std::string bytes = folder.write("a.txt", "abc\xFF");
   EXPECT_NO_THROW(TokenDataset(TokenFile(bytes), {.seq = 2, .vocab = 256}));

@@ -151,8 +151,8 @@ TEST(Gpt2Weights, ListsEveryDifferenceAtOnce) {
   Gpt2Weights weights(folder.path());
   EXPECT_TRUE(has(error_of<IoError>([&] { weights.check_complete(kModel); }),
                   {"4 differences", "\"wte.weight\" is (4, 3)", "not (3, 4)",
-                   "\"h.0.attn.c_attn.bias\" (2) is missing", "\"score.weight\" is unexpected",
-                   "\"h.1.x\" is unexpected", "model.safetensors"}));
+                   "\"h.0.attn.c_attn.bias\" (2) is missing", "\"score.weight\" (1) is unexpected",
+                   "\"h.1.x\" () is unexpected", "model.safetensors"}));
   EXPECT_TRUE(has(error_of<IoError>([&] { weights.lookup(kModel[0]); }),
                   {"(3, 4)", "(4, 3)", "\"wte.weight\"", "model.safetensors"}));
   EXPECT_TRUE(has(error_of<IoError>([&] { weights.lookup(kModel[1]); }),
@@ -169,7 +169,7 @@ TEST(Gpt2Weights, RefusesIntegerWeights) {
                                         std::string(48, '\0') + std::string("\x80\x3F\x00\xC0", 4));
   Gpt2Weights weights(folder.path());
   EXPECT_TRUE(has(error_of<IoError>([&] { weights.check_complete(kModel); }),
-                  {"1 differences", "I32", "\"wte.weight\""}));
+                  {"1 difference (", "I32", "\"wte.weight\""}));
   const std::span<const float> bias = weights.lookup(kModel[1]);
   EXPECT_EQ(std::vector<float>(bias.begin(), bias.end()), (std::vector<float>{1.0f, -2.0f}));
 }

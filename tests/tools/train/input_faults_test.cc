@@ -140,6 +140,45 @@ TEST_F(InputFaults, DataThatDoesNotFitNamesTheFlags) {
   EXPECT_TRUE(has(outcome.err, {"parallel.reshard_after_forward=true", "parallel.strategy=ddp"}));
 }
 
+TEST_F(InputFaults, DataModelAndFormatThatDoNotBelongTogetherAreRefusedByTrainerAndPlan) {
+  Flags model = {{"model.vocab", "600"}, {"data.val_fraction", "0"}, {"train.steps", "0"}};
+  model["save.final"] = folder_ / "model";
+  ASSERT_EQ(run(model).exit_code, 0);
+  std::string ids;
+  for (int i = 0; i < 400; ++i) ids += {static_cast<char>(i), static_cast<char>(i % 7 * 20)};
+  const std::string tokens = folder_.write("tokens.bin", ids);
+  const std::string npy = folder_.write("tokens.npy", "\x93NUMPY\1");
+  const Flags from = {{"init.from", folder_ / "model"}, {"data.path", folder_ / "text.txt"},
+                      {"parallel.ranks", "1"},          {"train.steps", "1"},
+                      {"out", folder_ / "run"},         {"device", "cpu"}};
+  const Flags wide = with({{"model.vocab", "119547"}, {"data.path", tokens}});
+  for (const std::string program : {"tools/train/train_transformer", "tools/plan/plan"}) {
+    const auto refusal = [&](const Flags& flags) {
+      const Outcome outcome = run_program(program, flags);
+      EXPECT_EQ(outcome.exit_code, 1) << program;
+      return outcome.err;
+    };
+    EXPECT_TRUE(has(refusal(from), {"got text", "600 tokens", "--data.format=bytes", "init.from"}));
+    EXPECT_TRUE(has(refusal(wide), {"119547", "--data.format=uint32"}));
+    EXPECT_TRUE(has(refusal(with({{"data.path", npy}})), {"a NumPy .npy file", "tofile("}));
+    Flags meant = from;
+    meant["data.format"] = "bytes";
+    const Outcome outcome = run_program(program, meant);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  }
+}
+
+TEST_F(InputFaults, AVocabularyFarAboveTheDataIsAWarning) {
+  const Flags large = with({{"model.vocab", "5000"}});
+  const std::vector<std::string_view> warning = {"warning: the model has 5,000 tokens",
+                                                 "--model.vocab=256"};
+  for (const std::string_view part : warning) {
+    EXPECT_TRUE(has(run(large).out, {part}));
+    EXPECT_TRUE(has(run_program("tools/plan/plan", large).out, {part}));
+  }
+  EXPECT_EQ(run().out.find("warning"), std::string::npos);
+}
+
 TEST_F(InputFaults, OutsideOfBazelRunAProgramSaysHowToGetData) {
   const std::string elsewhere = folder_.path();
   const auto started_elsewhere = [&](const std::string& program) {

@@ -68,6 +68,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"cuda.gemm_algorithms", {"algorithms.txt", kRefused, "cuda.gemm_algorithms on GPUs only"}},
       {"cuda.graph", {"on", kRefused, "cuda.graph=on"}},
       {"cuda.tune_gemm", {"false", kRefused, "cuda.tune_gemm on GPUs only"}},
+      {"data.format", {"uint16", kRefused, "tokens of 2 bytes"}},
       {"data.order", {"sequential", kBits}},
       {"data.path", {folder + "/other.txt", kBits}},
       {"data.val_fraction", {"0.5", kBits}},

@@ -67,6 +67,29 @@ TEST(StepText, ColumnsStayWhereTheyAre) {
   EXPECT_EQ(num_bars, 7u);
 }
 
+TEST(StepText, LeavesOutWhatATerminalHasNoRoomFor) {
+  StepTextOptions options{.num_steps = 700, .items = "tokens", .peak_percent = 7, .eta = "0:30"};
+  const StepRecord record = record_of(1, 1.5);
+  const std::string whole = step_text(record, options);
+  const std::string least = "step     1/700 | loss  2.5000 |     1.5 ms |";
+  std::string last = whole;
+  std::size_t num_lines = 1;
+  for (std::size_t columns = whole.size(); columns >= 75; --columns) {
+    options.columns = columns;
+    const std::string line = step_text(record, options);
+    EXPECT_LE(line.size(), columns);
+    EXPECT_TRUE(
+        has(line, {"step     1/700 | loss  2.5000 | ", "1.5 ms", " tokens/s", "| ETA 0:30"}));
+    EXPECT_LE(line.size(), last.size());
+    if (line != last) ++num_lines;
+    last = line;
+  }
+  EXPECT_EQ(num_lines, 6u) << last;  // five parts go, one after the other
+  EXPECT_TRUE(last.starts_with(least)) << last;
+  options.columns = whole.size();
+  EXPECT_EQ(step_text(record, options), whole);
+}
+
 TEST(StepText, SaysWhatIsKnownAlone) {
   StepRecord record = record_of(1, 16);
   EXPECT_TRUE(has(step_text(record, {}), {"compute", "exposed comm", "optimizer", "data"}));

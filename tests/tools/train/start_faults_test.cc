@@ -171,6 +171,44 @@ TEST_F(StartFaults, NoSampleOfAnEarlierRunStays) {
   EXPECT_FALSE(fs::exists(folder_ / "run/sample.txt"));
 }
 
+TEST_F(StartFaults, AFileThatNoRunHasWrittenStays) {
+  const std::string out = folder_ / "run";
+  fs::create_directory(out);
+  const std::pair<const char*, const char*> files[] = {
+      {"config.toml", "[server]\nport = 80\n"},
+      {"config.toml", "not toml"},
+      {"config.toml", "device = \"cpu\"\n\n[train]\nlr = 0.1  # a person's own\n"},
+      {"log.jsonl", "{\"event\":\"start\"}\n"},
+      {"sample.txt", "a sample of something\n"},
+      {"flight.json", "{\"flight\":1}\n"}};
+  for (const auto& [name, text] : files) {
+    const std::string path = folder_.write(std::string("run/") + name, text);
+    for (int i = 0; i < 2; ++i) {  // the first leaves nothing that would help the second
+      const Outcome outcome = run();
+      EXPECT_EQ(outcome.exit_code, 1) << name;
+      EXPECT_TRUE(has(outcome.err, {"[out] expected", "another --out", name}));
+    }
+    EXPECT_EQ(folder_.read(std::string("run/") + name), text);
+    fs::remove(path);
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(out), {}), 0);
+  // A log of a name that was given is replaced, and so is all that a run has left.
+  const std::string log = folder_.write("given.jsonl", "{}\n");
+  EXPECT_EQ(run({{"log.jsonl", log}, {"sample.tokens", "3"}}).exit_code, 0);
+  EXPECT_EQ(run().exit_code, 0);
+  EXPECT_EQ(run().exit_code, 0);
+}
+
+TEST_F(StartFaults, AConfigOfAnotherProgramIsNotReplacedByAModel) {
+  for (const std::string text : {"{\"port\":80}", "{\"model_type\":\"bert\"}", "[]", "none"}) {
+    folder_.write("config.json", text);
+    const Outcome outcome = run({{"save.final", folder_.path()}});
+    EXPECT_EQ(outcome.exit_code, 1) << text;
+    EXPECT_TRUE(has(outcome.err, {"no GPT-2 model", "config.json"}));
+    EXPECT_EQ(folder_.read("config.json"), text);
+  }
+}
+
 TEST_F(StartFaults, AnInputHasNoNameThatASaveUsesOnItsWay) {
   const std::string model = folder_ / "m";
   fs::create_directories(model);

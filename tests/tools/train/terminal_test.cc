@@ -94,6 +94,23 @@ TEST_F(Terminal, ShowsAStatusLineThatIsGoneAtTheEnd) {
   for (const std::string& part : kSummary) EXPECT_TRUE(has(seen.text, {part}));
 }
 
+// Of a terminal that does not say how wide it is, and so has 80 columns.
+TEST_F(Terminal, LinesOfStepsFitIt) {
+  const Seen seen = run_on_terminal({{"train.steps", "700"}, {"log.every", "350"}}, "", "1");
+  EXPECT_EQ(seen.exit_code, 0) << seen.text;
+  std::size_t num_steps = 0;
+  for (std::size_t at = seen.text.find("step "); at != std::string::npos;
+       at = seen.text.find("step ", at + 1)) {
+    const std::string line = seen.text.substr(at, seen.text.find_first_of("\r\n", at) - at);
+    const std::size_t eta = line.find("| ETA ");
+    if (eta == std::string::npos || line.find("| loss ") > eta) continue;  // the status line
+    EXPECT_LT(line.size(), 80u) << line;
+    EXPECT_TRUE(has(line, {" ms | ", " tokens/s | ETA "})) << line;
+    ++num_steps;
+  }
+  EXPECT_GE(num_steps, 3u) << seen.text;
+}
+
 TEST_F(Terminal, NoColorTakesColoursAway) {
   const Seen seen = run_on_terminal({{"train.steps", "30"}, {"log.every", "10"}}, "", "1");
   EXPECT_EQ(seen.exit_code, 0);

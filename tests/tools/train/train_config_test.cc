@@ -424,7 +424,7 @@ TEST(TransformerConfig, SequencesAreAsLongAsAskedAndInTheOrderOfTheSeed) {
   const testing::TempFolder folder;
   TransformerConfig config;
   std::string text;
-  for (int i = 0; i < 100; ++i) text += static_cast<char>(i);
+  for (int i = 0; i < 100; ++i) text += static_cast<char>(i + 1);
   config.data_path = folder.write("text.txt", text);
   config.val_fraction = 0;
   const GptConfig model{.seq = 32};

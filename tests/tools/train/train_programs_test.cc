@@ -204,10 +204,9 @@ using Weights = std::function<float(const std::string& name, std::int64_t i)>;
 
 class Generation : public ::testing::Test {
  protected:
-  /// The tokens that a model of these weights writes behind `first`, the first token of its data.
-  std::vector<int> generate(const GptConfig& config, const Weights& weights, int num_tokens,
-                            int first = 0, const Flags& more = {}) const {
-    const std::string model = folder_ / "model";
+  /// A folder with a model of these weights.
+  std::string write_model(const GptConfig& config, const Weights& weights) const {
+    std::string model = folder_ / "model";
     Gpt gpt(config);
     std::vector<engine::Parameter*> parameters = gpt.root()->parameters;
     for (const engine::Block* block : gpt.blocks()) {
@@ -231,6 +230,13 @@ class Generation : public ::testing::Test {
       writer.write(p->name, values);
     }
     writer.finish();
+    return model;
+  }
+
+  /// The tokens that a model of these weights writes behind `first`, the first token of its data.
+  std::vector<int> generate(const GptConfig& config, const Weights& weights, int num_tokens,
+                            int first = 0, const Flags& more = {}) const {
+    const std::string model = write_model(config, weights);
     // nanoGPT's tokens of 16 bits.
     std::string tokens(64, '\0');
     tokens[0] = static_cast<char>(first);
@@ -287,6 +293,28 @@ TEST_F(Generation, DrawsFromTheFortyLikeliestTokens) {
   EXPECT_EQ(std::set(ties.begin(), ties.end()), first);
 }
 
+TEST_F(Generation, TextIsOfBytesThoughTheModelHasMoreTokens) {
+  // The likeliest token is no byte, and by far the likeliest of those that are is A.
+  const GptConfig config = {.layers = 1, .heads = 1, .dim = 2, .seq = 1, .vocab = 300};
+  const std::string model = write_model(config, [](const std::string& name, std::int64_t i) {
+    if (name == "wte.weight" && i % 2 == 0) return i / 2 >= 256 ? 60.0f : i / 2 == 'A' ? 30.0f : 0;
+    return name == "ln_f.bias" && i == 0 ? 1.0f : 0.0f;
+  });
+  const Outcome outcome =
+      run_program("tools/train/train_transformer",
+                  Flags{{"init.from", model},
+                        {"data.path", folder_.write("text.txt", "Beside the sea")},
+                        {"data.val_fraction", "0"},
+                        {"data.format", "bytes"},
+                        {"parallel.ranks", "1"},
+                        {"train.steps", "0"},
+                        {"sample.tokens", "7"},
+                        {"out", folder_ / "out"},
+                        {"device", "cpu"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(folder_.read("out/sample.txt"), "BAAAAAAA\n");
+}
+
 TEST_F(Generation, DrawsInProportionAtATemperatureOfEightTenths) {
   // Shares of 1, 3 and 4 eighths.
   const auto logit = [](double share) { return static_cast<float>(5 + 0.8 * std::log(share)); };
@@ -337,9 +365,38 @@ TEST_F(Generation, EachTokenFollowsFromTheOneBefore) {
   }
 }
 
+std::string printable_text(std::string_view text) {
+  std::vector<std::int32_t> tokens;
+  for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
+  return printable(tokens);
+}
+
 TEST(Printable, IsWhatCommandsNoTerminal) {
-  EXPECT_EQ(printable({72, 10, 9, 27, 31, 32, 126, 127, 128, 155, 255, 300}),
-            std::string("H\n") + "???" + " ~" + "?????");
+  EXPECT_EQ(printable({72, 10, 9, 27, 31, 32, 126, 127, 128, 155, 255}),
+            "H\n\t\\x1b\\x1f ~\\x7f\\x80\\x9b\\xff");
+  EXPECT_EQ(printable_text("a\rb\xC2\x9B[2J\xE2\x80\xAE"), "a\\rb\\u009b[2J\\u202e");
+}
+
+TEST(Printable, IsTextOfEveryLanguageAsItIs) {
+  for (const std::string text :
+       {"Stra\xC3\x9F"
+        "e\n\tzur\xC3\xBC"
+        "ck",
+        "\xE4\xBD\xA0\xE5\xA5\xBD, \xD0\x9C\xD0\xB8\xD1\x80", "\xF0\x9F\x99\x82\n\n", ""}) {
+    EXPECT_EQ(printable_text(text), text);
+  }
+  EXPECT_EQ(printable_text("\xC3\xA9\xC3(\xA9"), "\xC3\xA9\\xc3(\\xa9");  // é, and two halves
+}
+
+TEST(Printable, ACharacterThatTheEndCutsIsLeftOut) {
+  const std::string smile = "\xF0\x9F\x99\x82";
+  for (std::size_t n = 0; n < smile.size(); ++n) {
+    EXPECT_EQ(printable_text("a" + smile.substr(0, n)), "a") << n;
+  }
+  EXPECT_EQ(printable_text("\xE4\xBD"), "");
+  EXPECT_EQ(printable_text("\xC3"), "");
+  EXPECT_EQ(printable_text("a\x99\x82"), "a\\x99\\x82");  // of no character's head
+  EXPECT_EQ(printable_text("a\xFF"), "a\\xff");
 }
 
 // The multi-layer perceptron ---------------------------------------------------------------------

@@ -1,0 +1,88 @@
+#include "tools/io/model_folder.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "engine/error.h"
+#include "engine/io/file.h"
+#include "tools/io/file_kind.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+using engine::fail;
+using engine::IoError;
+using engine::require;
+
+bool is_checkpoint(const std::vector<std::string>& names) {
+  return std::ranges::any_of(names, [](const std::string& name) {
+    return name == "manifest.json" || name.starts_with("step_");
+  });
+}
+
+/// Of `names` those that hold weights in formats that are not read.
+std::vector<std::string> foreign_weights(std::vector<std::string> names) {
+  constexpr std::string_view kEndings[] = {
+      ".bin",     ".bin.index.json", ".pt",   ".pth", ".ckpt",       ".h5",
+      ".msgpack", ".gguf",           ".onnx", ".npz", ".safetensors"};
+  std::erase_if(names, [&](const std::string& name) {
+    return std::ranges::none_of(kEndings, [&](std::string_view e) { return name.ends_with(e); });
+  });
+  std::ranges::sort(names);
+  return names;
+}
+
+}  // namespace
+
+void check_model_folder(const std::string& folder) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(folder, ignored);
+  require<IoError>(status.type() != fs::file_type::regular,
+                   "[model] expected a folder, got a file: give the folder that config.json and "
+                   "model.safetensors lie in ({})",
+                   folder);
+  require<IoError>(status.type() != fs::file_type::not_found,
+                   "[model] expected {}/config.json, got {}; a model of Hugging Face is downloaded "
+                   "by `hf download NAME --local-dir=FOLDER` ({})",
+                   folder, std::generic_category().message(ENOENT), folder);
+  const std::vector<std::string> names = engine::names_in_folder(folder);
+  const auto has = [&](std::string_view name) { return std::ranges::count(names, name) > 0; };
+  if (has("model.safetensors") || has("model.safetensors.index.json")) return;
+  require<IoError>(has("config.json") || !is_checkpoint(names),
+                   "[model] expected config.json and model.safetensors, got a checkpoint: go on "
+                   "from it with --resume, or make a model of it with //tools:convert ({})",
+                   folder);
+  const std::vector<std::string> foreign = foreign_weights(names);
+  if (foreign.empty()) return;
+  const bool is_safetensors = foreign.back().ends_with(".safetensors");
+  fail<IoError>("[model] expected model.safetensors, got {}{} alone: {} ({})", foreign.back(),
+                foreign.size() > 1 ? fmt::format(" and {} more", foreign.size() - 1) : "",
+                is_safetensors
+                    ? "give it that name if it is the whole model; shards need "
+                      "model.safetensors.index.json"
+                    : "convert it, in Python transformers.GPT2LMHeadModel.from_pretrained("
+                      "FOLDER).save_pretrained(OTHER, safe_serialization=True)",
+                folder);
+}
+
+void check_is_json(std::string_view text, const std::string& path) {
+  const FileKind* kind = file_kind(text.substr(0, kFileKindNbytes));
+  if (kind == nullptr || kind->is_json) return;
+  fail<IoError>("[model] expected JSON, got {}: {} ({})", kind->name, kind->as_weights, path);
+}
+
+engine::SafetensorsFile open_weights(std::string path) {
+  const FileKind* kind = kind_of_file(path);
+  require<IoError>(
+      kind == nullptr || kind->is_safetensors, "[model] expected safetensors, got {}: {} ({})",
+      kind == nullptr ? "" : kind->name, kind == nullptr ? "" : kind->as_weights, path);
+  return engine::SafetensorsFile(std::move(path));
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,30 @@
+// Whether data, the format they are in and the model belong together: for programs that train and
+// for those that only say what training would do.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/data/text_data.h"
+
+namespace tessera::tools {
+
+struct DataFit {
+  TokenFormat format = TokenFormat::kAuto;  ///< that was asked for
+  std::int64_t vocab = 256;                 ///< of the model
+  std::string init_from = {};  ///< whose tokenizer made the model's tokens; empty: no one's
+};
+
+/// Looks at the first bytes of `file` and throws IoError that says what to do: text where tokens
+/// should be, or the other way round; numbers wider than they are read; bytes for a model of
+/// another tokenizer's tokens; ids that are too narrow for the vocabulary. What DataFit::format
+/// says by name is believed, as far as it can be.
+void check_data_fit(const TokenFile& file, const DataFit& fit);
+
+/// What is possible and seldom meant, a line each. `max_token`: the largest of `file`, or, where
+/// nobody has read all of it, TokenFile::max_possible_token().
+std::vector<std::string> data_warnings(const TokenFile& file, const DataFit& fit,
+                                       std::int64_t max_token);
+
+}  // namespace tessera::tools
