@@ -166,6 +166,48 @@ TEST(Divergence, RanksThatContradictEachOtherAreNamed) {
   EXPECT_TRUE(compare_probes(b.record, b.record).first);
 }
 
+// Of two replicas in two shards, ranks 1 and 3 hold the second half of a tensor.
+TEST(Divergence, OfTensorsThatAreCutTheRanksOfThePartAreNamed) {
+  const TrainConfig config = config_of("hsdp", 4);
+  const ProbeKey key{2, 0, kState, "m of h.0.mlp.c_fc.weight"};
+  ProbedRun a = run(config), b = a;
+  std::vector<ProbePart*> second;  // half, of either replica
+  std::int64_t begin = 0;
+  for (ProbePart& part : b.record.parts) {
+    if (part.key != key) continue;
+    EXPECT_EQ(part.begin == 0, part.rank % 2 == 0) << part.rank;
+    if (part.begin > 0) begin = part.begin;
+    if (part.rank == 3) second.push_back(&part);
+  }
+  ASSERT_EQ(second.size(), 1u);
+  ++second.front()->checksum.hash;
+  const DivergenceReport report = compare_probes(a.record, b.record);
+  ASSERT_TRUE(report.first);
+  EXPECT_EQ(target_text(report.first->key), target_text(key));
+  EXPECT_EQ(report.first->b.rank, 1);
+  EXPECT_EQ(report.first->b.other_rank, 3);
+  EXPECT_EQ(report.first->b.begin, begin);
+  EXPECT_EQ(report.first->a.rank, -1);
+}
+
+TEST(Divergence, OptionsThatDifferAreNamedAndThoseOfOutputAreNot) {
+  DivergenceResult result;
+  result.a.header.options = {{"train.lr", "0.1"}, {"out", "\"a\""}, {"log.every", "1"}, {"x", "1"}};
+  result.b.header.options = {{"train.lr", "0.2"},
+                             {"out", "\"b\""},
+                             {"log.every", "2"},
+                             {"x", "1"},
+                             {"parallel.strategy", "\"ddp\""}};
+  EXPECT_EQ(lines_of(result).at(2),
+            "Options that differ: parallel.strategy (A no such option, B ddp); train.lr (A 0.1, B "
+            "0.2)");
+  result.b.header.options = result.a.header.options;
+  EXPECT_EQ(lines_of(result).at(2), "All options of the training are the same.");
+  for (char c = 'a'; c < 'j'; ++c) result.b.header.options[std::string(1, c)] = "1";
+  EXPECT_TRUE(
+      has(lines_of(result).at(2), {"f (A no such option, B 1); 3 more in divergence.json"}));
+}
+
 TEST(Divergence, RanksThatContradictAreTheSameInAnyOrderOfTheirParts) {
   const TrainConfig config = config_of("ddp", 3);
   const ProbeKey key{2, 0, kUpdated, "h.0.ln_1.weight"};
@@ -394,7 +436,7 @@ TEST(Divergence, SaysWhoHadAMicroBatchOnEachSide) {
   EXPECT_EQ(first.at("a").at("rank"), 0);
   EXPECT_EQ(first.at("b").at("rank"), 2);
   result.report.first->key.visit = 2;
-  EXPECT_TRUE(has(lines_of(result).at(3), {"tensor w, visit 2, "}));
+  EXPECT_TRUE(has(lines_of(result).at(4), {"tensor w, visit 2, "}));
 }
 
 TEST(Divergence, JsonSaysWhatIsNoNumber) {
