@@ -119,7 +119,7 @@ std::string obstacle(ProbePhase phase, const ProbeHeader& a, const ProbeHeader& 
       phase == kOutput || phase == kOutputGradient || phase == kGradient || phase == kReduced;
   const std::int64_t batches_a = a.ranks * a.accum, batches_b = b.ranks * b.accum;
   if (is_of_samples && (a.batch != b.batch || batches_a != batches_b)) {
-    return fmt::format("{}: A makes {} micro-batches of {} samples in a step, B {} of {}",
+    return fmt::format("{}: in a step A makes {} micro-batches of {} samples, B {} of {}",
                        title_of(phase), batches_a, a.batch, batches_b, b.batch);
   }
   const bool are_alike = a.reduces_last == b.reduces_last && a.ranks == b.ranks;

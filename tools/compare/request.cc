@@ -258,16 +258,19 @@ void CompareConfig::add_to(FlagSet& flags) {
             {.help = "--find-divergence A B: instead of comparing losses, name the first tensor of "
                      "which A and B have different bits; each is a strategy, options as "
                      "'key=value key=value' over those of this command, or a file of --log.probe"});
-  flags.add("rounds", &rounds,
-            {.help = "how often all are trained in turn, so that a noisy machine hits all alike",
-             .min = 1,
-             .max = 1000});
+  flags.add(
+      "rounds", &rounds,
+      {.help = "how often all are trained, in an order drawn for each round; one shows parity, "
+               "while to tell which is faster two configurations need 6, four 8, eight 11",
+       .min = 1,
+       .max = 1000});
   flags.add("warmup_steps", &warmup_steps,
             {.help = "first steps of each training that medians leave out", .min = 0});
-  flags.add("tolerance", &tolerance,
-            {.help = "largest difference of a step's loss to the baseline, where an option changes "
-                     "the arithmetic; elsewhere bits are equal",
-             .min = 0});
+  flags.add(
+      "tolerance", &tolerance,
+      {.help = "largest difference of a step's loss between configurations of one training in "
+               "another arithmetic; within an arithmetic bits must be equal",
+       .min = 0});
   flags.add("resume", &resume,
             {.help = "keep what an interrupted comparison in the output folder has finished, and "
                      "train the rest"});

@@ -325,7 +325,8 @@ TEST_F(Compare, AnInterruptionKeepsWhatThereIsAndResumeTrainsTheRest) {
 
   EXPECT_TRUE(has(compare().err, {"expected a folder without a comparison, or --resume"}));
   EXPECT_TRUE(has(compare({{"resume", "true"}, {"train.steps", "5"}}).err,
-                  {"[resume] expected the options of the comparison that is there",
+                  {"[resume] expected the options of the comparison that is there, got steps = 5 "
+                   "where it has steps = 4; ask for the same, or choose another --out (",
                    "configuration ddp prefetch=0"}));
   EXPECT_TRUE(
       has(compare({{"resume", "true"}, {"sweep", "parallel.prefetch=1"}}).err,

@@ -95,7 +95,7 @@ TEST_F(CompareRequest, AHybridMaySayTheRanksThatShareACopy) {
   for (const char* bad :
        {"ddp:2", "zero3:2", "hsdp:", "hsdp:0", "hsdp:-2", "hsdp:x", "hsdp:2:2", "hsdp: 2"}) {
     EXPECT_TRUE(has(refused({std::string("--strategies=ddp,") + bad}),
-                    {"[compare] expected the ranks that share one copy behind hsdp", "as hsdp:2",
+                    {"[compare] expected the ranks that share one copy after hsdp", "as hsdp:2",
                      std::string("configuration ") + bad}))
         << bad;
   }

@@ -319,9 +319,9 @@ TEST(Divergence, OtherMicroBatchesAreNotCompared) {
   const DivergenceReport report = compare_probes(a.record, run(config).record);
   const std::string reasons = reasons_of(report);
   for (const ProbePhase phase : {kOutput, kOutputGradient, kGradient, kReduced}) {
-    EXPECT_TRUE(has(reasons, {fmt::format("{}: A makes 2 micro-batches of 1 samples in a step, B 1 "
-                                          "of 2",
-                                          title_of(phase))}));
+    EXPECT_TRUE(
+        has(reasons, {fmt::format("{}: in a step A makes 2 micro-batches of 1 samples, B 1 of 2",
+                                  title_of(phase))}));
   }
   EXPECT_TRUE(has(reasons, {"gathered parameter (forward): A alone has it"}));
   ASSERT_TRUE(report.first);  // sums of other parts round otherwise
