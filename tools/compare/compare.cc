@@ -172,9 +172,13 @@ void compare(int argc, char** argv) {
   if (request.configurations.empty()) return;
   const ComparisonFolder folder(request);
   const Configuration& baseline = request.configurations.front();
+  std::vector<std::int64_t> steps;
+  for (const Configuration& c : request.configurations) steps.push_back(c.config.train.steps);
+  const auto [fewest, most] = std::ranges::minmax(steps);
   say(fmt::format("{} configuration{}, {} steps each; the baseline is {}",
                   request.configurations.size(), request.configurations.size() == 1 ? "" : "s",
-                  baseline.config.train.steps, engine::escaped(baseline.name)));
+                  fewest == most ? std::to_string(most) : fmt::format("{} to {}", fewest, most),
+                  engine::escaped(baseline.name)));
   for (const Configuration& c : request.configurations) {
     if (!c.same_plan_as) continue;
     say(fmt::format("{} has the same plan as {} and is not trained", engine::escaped(c.name),

@@ -189,7 +189,7 @@ ordered_json json_of(const Row& row, const std::vector<double>* baseline,
 ordered_json to_json(const Comparison& comparison) {
   const Request& request = *comparison.request;
   const Configuration& baseline = request.configurations.front();
-  ordered_json result = {{"format", 1}};
+  ordered_json result = {{"format", 2}};
   result["verdict"] = {{"passed", comparison.verdict.passed()},
                        {"complete", comparison.verdict.complete},
                        {"lines", comparison.verdict.lines}};

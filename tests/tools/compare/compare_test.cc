@@ -194,7 +194,9 @@ TEST_F(Compare, ALineOfProgressLeavesOutTheWarmUpAsTheTableDoes) {
   ASSERT_EQ(rows.size(), 2u);
   for (const json& row : rows) {
     const double median = row.at("metrics").at("step_ms").at("median");
-    EXPECT_TRUE(has(outcome.out, {fmt::format(", {:.1f} ms a step", median)})) << outcome.out;
+    EXPECT_TRUE(has(outcome.out, {fmt::format("loss {:.4f}, {:.1f} ms a step",
+                                              row.at("last_loss").get<double>(), median)}))
+        << outcome.out;
   }
 }
 
