@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "engine/io/text.h"
 #include "tools/compare/comparison.h"
@@ -111,8 +112,12 @@ std::string agreeing_line(const Comparison& all) {
     add(difference_text(farthest, tolerance));
   }
   if (!others.empty()) {
-    add(fmt::format("{} makes another training, with nothing to be equal; last losses {}",
-                    engine::join(others.front()->parity.reasons, ", "), losses_text(all)));
+    std::set<std::string> options;
+    for (const Row* row : others)
+      options.insert(row->parity.reasons.begin(), row->parity.reasons.end());
+    add(fmt::format("{} {} another training, with nothing to be equal; last losses {}",
+                    engine::join(std::vector(options.begin(), options.end()), ", "),
+                    options.size() == 1 ? "makes" : "make", losses_text(all)));
   }
   return text + ".";
 }

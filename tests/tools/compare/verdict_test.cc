@@ -165,6 +165,9 @@ TEST_F(Verdicts, ASweepOfAnotherTrainingHasNoParityToFail) {
   EXPECT_TRUE(json.at("configurations")[2].at("parity").at("max_loss_difference").is_null());
   EXPECT_EQ(json.at("classes")[2].at("is_another_training"), true);
   EXPECT_TRUE(json.at("classes")[2].at("measured_against").is_null());
+  const Request grid = request({"--strategies=ddp", "--sweep=train.seed=1,2 train.beta1=0.5,0.75"});
+  EXPECT_TRUE(has(lines_of(grid, {good_, good_, good_, good_}).at(0),
+                  {"train.beta1, train.seed make another training"}));
   // Of two strategies each rate has its parity.
   const Request two = request({"--strategies=ddp,zero3", "--sweep=train.lr=1e-3,2e-3"});
   const RunRecord a = run_of({3, 2, 1}), b = run_of({3, 9, 0.5}, "b");
@@ -262,6 +265,7 @@ TEST_F(Verdicts, TheFrontLeavesOutWhatIsSurelyBeaten) {
   for (const Row& row : all.rows) front.push_back(row.is_on_front.value());
   EXPECT_EQ(front, (std::vector<bool>{true, true, false, true, false}))
       << "zero1 may be faster than ddp, and zero3 has less memory";
+  EXPECT_TRUE(has(table_text(all), {"11.1 [11.0, 11.1]"}));
   const ordered_json slower = to_json(all).at("configurations")[2].at("speed").at("slower_percent");
   EXPECT_EQ(slower.at("told_apart"), true);
   EXPECT_NEAR(slower.at("median").get<double>(), 100 * (1004.0 / 904 - 1), 1e-9);
