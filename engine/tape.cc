@@ -11,7 +11,8 @@ namespace tessera::engine {
 // assigns, later ones add: grad_target() says which, so no gradient is ever zero-filled first. An
 // op that passes a gradient through hands over the tensor itself (pass_grad); a tensor shared in
 // that way is copied before somebody adds to it. The entry that produced `x` takes the gradient of
-// `x` out of the map, so memory falls as backward proceeds.
+// `x` out of the map, so memory falls as backward proceeds. Only the gradients of watched tensors
+// stay, for grad(), until the next backward: each starts from nothing.
 //
 // Gradients of parameters are views preassigned by the owner of the parameter. The first write of a
 // pass assigns as well, and is remembered in Parameter::grad_written; the owner zero-fills what was
@@ -147,10 +148,10 @@ bool Tape::wants_grad(const Tensor& x) const {
 void Tape::refuse_lost_gradient(const Tensor& x) const {
   const TensorKey key = x.key();
   bool is_slice = produced_serials_.contains(key.serial);
-  for (const auto& [watched, nbytes] : watched_) {
+  for (const auto& [watched, about] : watched_) {
     is_slice = is_slice || (watched.memory == key.memory && watched.serial == key.serial &&
                             watched.offset_nbytes < key.offset_nbytes + x.nbytes() &&
-                            key.offset_nbytes < watched.offset_nbytes + nbytes);
+                            key.offset_nbytes < watched.offset_nbytes + about.nbytes);
   }
   require(!is_slice,
           "[tape] expected a whole activation or watched tensor, got a slice of one: its gradient "
@@ -319,7 +320,14 @@ std::vector<Tensor> Tape::defer(const Block& block, const Outputs& fn, Outputs a
 
 void Tape::watch(const Tensor& x) {
   if (!produced_.contains(x.key())) refuse_escaped(x);
-  watched_.emplace(x.key(), x.nbytes());
+  if (entries_.empty()) forget_dead();
+  watched_.emplace(x.key(), Watched{x.buffer(), x.nbytes()});
+}
+
+// Nobody reads the gradient of a tensor that is gone; entries may still mean to write it.
+void Tape::forget_dead() {
+  std::erase_if(watched_, [](const auto& item) { return item.second.buffer.expired(); });
+  std::erase_if(grads_, [this](const auto& item) { return !watched_.contains(item.first); });
 }
 
 Tensor Tape::grad(const Tensor& x) const {
@@ -338,6 +346,8 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
             "trainable or watched and has not run backward ({})",
             loss.name());
   }
+  // What the backward before left for grad().
+  std::erase_if(grads_, [this](const auto& item) { return !produced_.contains(item.first); });
   for (const Tensor& loss : losses) {
     const Tensor dloss = empty(loss.shape(), loss.dtype(), "dloss");
     launch_set(compute_, dloss, seed, "tape.dloss");
@@ -358,7 +368,7 @@ void Tape::backward(const std::vector<Tensor>& losses, float seed) {
     clear();
     throw;
   }
-  std::erase_if(grads_, [this](const auto& item) { return !watched_.contains(item.first); });
+  forget_dead();
   summed_.clear();
   column_sums_.clear();
   produced_.clear();

@@ -149,11 +149,13 @@ class Tape {
     const PassScope scope(*this, Pass::kUnrecorded);
     return std::forward<F>(fn)();
   }
-  /// Asks for the gradient of a leaf (an input), before the ops that use it; read it with grad()
-  /// after backward(). Throws InvalidArgument for a tensor that left a recomputed region otherwise
-  /// than as its output.
+  /// Asks for the gradient of a leaf (an input), before the ops that use it, in every backward
+  /// until `x` dies or clear(); read it with grad(). Throws InvalidArgument for a tensor that left
+  /// a recomputed region otherwise than as its output.
   void watch(const Tensor& x);
-  /// Gradient of a watched tensor; undefined if none reached it.
+  /// Gradient of a watched tensor in the last backward() alone; undefined if none reached it.
+  /// Gradients of several backwards are added up by who wants their sum. The tape lets go of it
+  /// with the next backward() or clear(), or where a watch() before a forward finds `x` dead.
   Tensor grad(const Tensor& x) const;
 
   /// `loss` has one element; its gradient starts as `seed`. Runs every entry once, last to first,
@@ -187,6 +189,10 @@ class Tape {
   struct ColumnSums {
     std::weak_ptr<Buffer> gradient;
     Tensor parts;
+  };
+  struct Watched {
+    std::weak_ptr<Buffer> buffer;
+    std::int64_t nbytes;
   };
   struct Entry {
     enum class Kind { kOp, kRegionBegin, kRegionEnd, kReplay };
@@ -224,6 +230,7 @@ class Tape {
   void tell_outputs(const Block& block, const std::vector<Tensor>& results) const;
   void tell_gradients(const Entry& entry) const;
   void skip(std::span<const Tensor> outs);
+  void forget_dead();
   void made(const Tensor& t);
   void count_down(const std::vector<Parameter*>& used);
   void drop_column_sums(const Tensor& grad) { column_sums_.erase(grad.key()); }
@@ -252,7 +259,7 @@ class Tape {
   std::unordered_set<std::uint64_t> produced_serials_;
   Deferred deferred_;
   std::unordered_map<std::uint64_t, const Block*> inside_;  // serials made in recomputed regions
-  std::unordered_map<TensorKey, std::int64_t, TensorKeyHash> watched_;  // with their bytes
+  std::unordered_map<TensorKey, Watched, TensorKeyHash> watched_;
   std::unordered_map<const Parameter*, std::int64_t> pending_uses_;
   std::string_view forward_phase_ = "forward";  // of scopes
   int num_open_scopes_ = 0;                     // of regions in backward

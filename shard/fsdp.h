@@ -123,12 +123,15 @@ class Fsdp {
   /// Between finish_step() and the optimizer, with UnusedParameters::kSkip: whether the parameter
   /// has no gradient, as no rank's backward reached it. Throws InvalidArgument otherwise.
   bool is_unused(const engine::Parameter& p) const;
-  /// Sets a parameter from its whole f32 value; each rank keeps its part. Not collective.
-  /// Follow with parameters_changed(). Throws InvalidArgument if the size differs.
+  /// Sets a parameter from its whole f32 value. Waits for nobody, and is called on every rank: each
+  /// keeps its part. What is gathered or computed with is renewed by the next forward or step.
+  /// Throws InvalidArgument if the size differs, and inside a step or region, where some of what is
+  /// computed would be of the values before.
   void load(const engine::Parameter& p, std::span<const float> values);
   /// The same with the values that rank `root` has; others may give none. Collective.
   void load_from(int root, const engine::Parameter& p, std::span<const float> values);
-  /// Masters were written (by load()): renews the copies that are gathered or computed with.
+  /// Collective: renews at once all that is gathered or computed with, for who wrote masters by
+  /// their addresses (Flat::master), which nothing here sees. Throws InvalidArgument as load().
   void parameters_changed();
   /// Collective, between steps, behind the update: `trainable` of some parameters was changed, on
   /// all ranks alike. Cuts their units anew, one after the other; values stay, and so does the
@@ -157,7 +160,8 @@ class Fsdp {
   /// Collective: a whole parameter-shaped tensor of which every rank has the elements that its
   /// optimizer owns, laid out like Flat::master; f32 or bf16.
   std::vector<float> full(const Location& at, const SplitTensor& owned);
-  /// The other way round, not collective: `owned` takes this rank's part of `values`.
+  /// The other way round, not collective: `owned` takes this rank's part of `values`. If it is
+  /// Flat::master, as load() of the parameter.
   void load(const Location& at, const SplitTensor& owned, std::span<const float> values);
   /// `user` is told when units are laid out anew, until it is removed.
   void add_user(FlatUser& user) { users_.push_back(&user); }
@@ -193,6 +197,8 @@ class Fsdp {
   void keep_values_until(engine::Event read) { values_read_ = std::move(read); }
   /// For who writes masters and states: blocks until nobody reads or writes them.
   void settle_values();
+  /// For who writes masters, on every rank: they are renewed as load() says.
+  void mark_stale(Unit& unit) { schedule_.mark_stale(unit); }
   /// While the result lives, steps and updates are refused, as what `holder` writes would be lost.
   [[nodiscard]] std::shared_ptr<const void> hold_values(std::string_view holder);
 
@@ -216,6 +222,7 @@ class Fsdp {
 
   void create_units(const std::vector<engine::Block*>& blocks, engine::Block* root);
   void create_rings();
+  void write(const Location& at, const SplitTensor& owned, std::span<const float> values);
   void check_whole(std::string_view caller) const;
   void check_can_capture() const;
   void rest();

@@ -46,6 +46,7 @@ void Fsdp::rest() {
   check_not_held("a captured step");
   wait_for_readers();
   schedule_.cancel(compute_);
+  schedule_.renew_stale(compute_);
 }
 
 std::function<void()> Fsdp::capture_step(const std::function<void()>& step) {

@@ -122,6 +122,20 @@ void Fsdp::settle_values() {
 }
 
 void Fsdp::load(const Location& at, const SplitTensor& owned, std::span<const float> values) {
+  const SplitTensor& master = at.flat.master;
+  const bool is_master = owned.device().buffer() == master.device().buffer() &&
+                         owned.host().buffer() == master.host().buffer();
+  if (is_master) check_at_rest("load");
+  write(at, owned, values);
+  if (!is_master) return;
+  for (const auto& unit : units_) {
+    for (const Flat& flat : unit->flats()) {
+      if (&flat == &at.flat) mark_stale(*unit);
+    }
+  }
+}
+
+void Fsdp::write(const Location& at, const SplitTensor& owned, std::span<const float> values) {
   const auto& [flat, index] = at;
   check_numel(*flat.parameters[index], values);
   settle_values();
@@ -139,6 +153,7 @@ void Fsdp::load(const Parameter& p, std::span<const float> values) {
 }
 
 void Fsdp::load_from(int root, const Parameter& p, std::span<const float> values) {
+  check_at_rest("load_from");
   const Tensor whole =
       Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
   if (group_.rank() == root) {

@@ -39,6 +39,7 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
   require(!joined_ || joined_->num_micro_steps == num_micro_steps,
           "[fsdp] expected the {} micro-steps that join() returned, got {} (rank {})",
           joined_ ? joined_->num_micro_steps : 0, num_micro_steps, group_.rank());
+  schedule_.renew_stale(compute_);
   broadcast_buffers(joined_ ? joined_->first_rank : 0);
   settle_step();
   num_micro_steps_ = num_micro_steps;

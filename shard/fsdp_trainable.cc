@@ -62,7 +62,10 @@ void Fsdp::recut(Unit& unit) {
   }
   for (FlatUser* user : users_) user->before_recut(unit);
   unit.recut();
-  for (const auto& [p, all] : values) load(*p, all);
+  for (const auto& [p, all] : values) {
+    const Location at = location_of(*p);
+    write(at, at.flat.master, all);
+  }
   for (FlatUser* user : users_) user->after_recut(unit);
 }
 

@@ -125,8 +125,8 @@ void Fsdp::gather_updated(Unit& unit) {
 }
 
 void Fsdp::parameters_changed() {
+  check_at_rest("parameters_changed");
   if (context_.offload != nullptr) context_.offload->synchronize();
-  schedule_.close_visits(compute_);
   for (const auto& unit : units_) {
     unit->renew_all(compute_);
     unit->gather_renewed();

@@ -62,6 +62,11 @@ void Schedule::close_visits(const Stream& compute) {
   for (Visitor& v : visitors_) close_visit(v, compute);
 }
 
+void Schedule::renew_stale(const Stream& compute) {
+  if (!std::exchange(has_stale_, false)) return;
+  for (const Visitor& v : visitors_) v.unit->renew_stale(compute);
+}
+
 void Schedule::cancel(const Stream& compute) {
   forget();
   for (const Visitor& v : visitors_) v.unit->reshard(compute);
@@ -110,6 +115,7 @@ bool has_pending_uses(const Unit& unit, const Tape& tape) {
 
 void Schedule::before_forward(const Block& block, const Tape& tape) {
   refuse_stray_forward(tape);
+  renew_stale(tape.stream());
   if (!in_micro_step_ && tape.pass() == Pass::kRecorded) {
     position_of(block).visitor->has_stray = true;
   }
@@ -285,6 +291,7 @@ void Schedule::prefetch(Visitor& next, const Stream& compute, const char* why) c
 }
 
 void Schedule::prefetch_first(const Stream& compute) {
+  renew_stale(compute);
   for (std::size_t i = 0; i < std::min(std::size_t(depth_), order_.size()); ++i) {
     prefetch(*order_[i], compute, "forward");
   }

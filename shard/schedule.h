@@ -68,6 +68,14 @@ class Schedule : public engine::RegionHooks {
 
   /// Ends visits of packed units that were left halfway: parameters change.
   void close_visits(const engine::Stream& compute);
+  /// Masters of `unit` are written, between steps: they are renewed before anything is gathered or
+  /// computed with again.
+  void mark_stale(Unit& unit) {
+    unit.mark_stale();
+    has_stale_ = true;
+  }
+  /// Renews the units that are stale, all at once: ranks may go on with different ones.
+  void renew_stale(const engine::Stream& compute);
   /// Forgets what is pending: a step was given up.
   void cancel(const engine::Stream& compute);
   /// `is_last`: of the step.
@@ -184,6 +192,7 @@ class Schedule : public engine::RegionHooks {
   std::function<void(Unit&)> on_final_;
   std::vector<Visitor*> untold_;  // reduced for the last time, in order, and perhaps still in use
   Replays replays_;
+  bool has_stale_ = false;  // some units may be
   bool in_micro_step_ = false;
   bool has_recorded_ = false;     // a forward, in this micro-step
   bool is_shadow_ = false;        // the micro-step

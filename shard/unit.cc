@@ -259,6 +259,7 @@ void Unit::reshard(const Stream& compute, bool keep) {
 }
 
 void Unit::renew(const Stream& stream, const std::vector<WrittenOnHost>& on_host) {
+  is_stale_ = false;
   reshard(stream);  // what was gathered ahead and not used is out of date
   for (std::size_t i = 0; i < flats_.size(); ++i) {
     stores_[i]->renew(stream, flats_[i].trainable ? on_host : std::vector<WrittenOnHost>());
@@ -270,6 +271,7 @@ void Unit::renew(const Stream& stream, const std::vector<WrittenOnHost>& on_host
 }
 
 void Unit::renew_all(const Stream& stream) {
+  is_stale_ = false;
   reshard(stream);
   for (std::size_t i = 0; i < flats_.size(); ++i) {
     const SplitTensor& master = flats_[i].master;
@@ -277,6 +279,14 @@ void Unit::renew_all(const Stream& stream) {
     if (master.has_host()) on_host.push_back({{master.split(), master.host().numel()}, {}});
     stores_[i]->renew(stream, on_host);
   }
+}
+
+void Unit::renew_stale(const Stream& stream) {
+  if (!is_stale_) return;
+  // Where nothing is gathered nobody else would see that only some ranks were written.
+  context_.mesh.world().declare(name_ + " was written");
+  renew_all(stream);
+  gather_renewed();
 }
 
 void Unit::gather_renewed() {

@@ -98,6 +98,10 @@ class Unit {
   void renew(const engine::Stream& stream, const std::vector<WrittenOnHost>& on_host);
   /// The same where any masters were written, and all are there.
   void renew_all(const engine::Stream& stream);
+  /// Masters are written, and not renewed yet: what is gathered or computed with is out of date.
+  void mark_stale() { is_stale_ = true; }
+  /// Renews and gathers them then; with a word to peers, which were written too.
+  void renew_stale(const engine::Stream& stream);
   /// Behind renew(): gathers what other ranks renewed. Until then only gathers may read the copies.
   void gather_renewed();
 
@@ -165,6 +169,7 @@ class Unit {
   bool was_acquired_ = false;  // since the last unshard()
   bool reduced_in_step_ = false, finished_in_step_ = false, updated_in_step_ = false;
   bool has_squares_ = false;  // of the step's sum
+  bool is_stale_ = false;
   std::int64_t first_parameter_ = 0;
 };
 

@@ -310,7 +310,7 @@ std::string Checkpointer::publish(const Save& save) {
   try {
     std::string warnings = folder_->set_latest(manifest.step);
     for (const std::string& error : folder_->prune(options_.keep, rejected_)) {
-      warnings += fmt::format("{}{}", warnings.empty() ? "" : "\n", error);
+      warnings += fmt::format("{}{}", warnings.empty() ? "" : "\n  ", error);
     }
     return warnings;
   } catch (const std::bad_alloc&) {
@@ -334,6 +334,7 @@ LoadedCheckpoint Checkpointer::load(const std::string& path, const LoadOptions& 
   wait();
   check_is_newest(path, path);  // before anything is overwritten
   LoadedCheckpoint loaded = load_checkpoint(world_, parts_, path, options);
+  for (const std::string& line : loaded.changed) warn(line);
   run_ = loaded.run;
   return loaded;
 }

@@ -99,7 +99,8 @@ class Loading {
   };
   Needs needs() const;
   void read_values();
-  void set_optimizers();
+  /// Returns LoadedCheckpoint::changed.
+  std::vector<std::string> set_optimizers();
 
  private:
   const CheckpointTensor* need(Needs& needs, std::string_view kind, std::string_view name,
@@ -272,7 +273,17 @@ bool Loading::has_state_of(const CheckpointPart& part) const {
   return part.optimizer->state_names().empty();
 }
 
-void Loading::set_optimizers() {
+// Replaces `mine`, a setting of the program's, and says so if it was another.
+void take(double& mine, double saved, std::string_view key, const std::string& group,
+          std::vector<std::string>& changed) {
+  if (mine == saved) return;
+  changed.push_back(fmt::format("parameter group '{}': {}={} of the checkpoint replaces {}",
+                                engine::excerpt(group), key, saved, mine));
+  mine = saved;
+}
+
+std::vector<std::string> Loading::set_optimizers() {
+  std::vector<std::string> changed;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Optimizer* const optimizer = parts_[i].optimizer;
     if (optimizer == nullptr) continue;
@@ -286,10 +297,11 @@ void Loading::set_optimizers() {
         continue;  // told already
       }
       ParameterGroup& mine = optimizer->group(g.name);
-      mine.lr_scale = g.lr_scale;
-      mine.weight_decay = g.weight_decay;
+      take(mine.lr_scale, g.lr_scale, "lr_scale", g.name, changed);
+      take(mine.weight_decay, g.weight_decay, "weight_decay", g.name, changed);
     }
   }
+  return changed;
 }
 
 std::string joined(const std::vector<std::string>& lines) {
@@ -340,17 +352,23 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
   const Report compared = report_of([&]() -> std::string {
     std::vector<std::string> all = needs.fatal;
     if (options.strict) all.insert(all.end(), needs.missing.begin(), needs.missing.end());
-    require(all.empty(), "[checkpoint] expected the same tensors, got{}\n({})", joined(all), path);
+    require(all.empty(), "[checkpoint] expected the same tensors, got{}\n  ({})", joined(all),
+            path);
     return "";
   });
   exchange(meeting, compared, "checkpoint compared");
+  // Also of what a damaged checkpoint leaves half read.
+  for (const CheckpointPart& part : parts) {
+    for (const auto& unit : part.fsdp->units()) part.fsdp->mark_stale(*unit);
+  }
+  std::vector<std::string> changed;
   const Report read = report_of([&]() -> std::string {
     for (std::size_t f = 0; f < manifest.files.size(); ++f) {
       if (static_cast<int>(f) % world.size() == world.rank()) reader->check_header(f);
     }
     const auto pause = world.pause_deadline();
     loading.read_values();
-    loading.set_optimizers();
+    changed = loading.set_optimizers();
     return "";
   });
   exchange(meeting, read, "checkpoint read");
@@ -360,7 +378,8 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
           .run = manifest.run,
           .ranks = manifest.ranks,
           .values = manifest.values,
-          .differences = std::move(needs.missing)};
+          .differences = std::move(needs.missing),
+          .changed = std::move(changed)};
 }
 
 std::optional<LoadedCheckpoint> load_newest_checkpoint(
@@ -373,7 +392,11 @@ std::optional<LoadedCheckpoint> load_newest_checkpoint(
   for (const std::int64_t step : agreed_steps({world, first.memory(), first.compute()}, folder)) {
     const std::string path = checkpoint_path(folder, step);
     try {
-      return load_checkpoint(world, parts, path, options);
+      LoadedCheckpoint loaded = load_checkpoint(world, parts, path, options);
+      for (const std::string& line : loaded.changed) {
+        if (warn) warn(line);
+      }
+      return loaded;
     } catch (const engine::IoError& e) {
       errors += fmt::format("\n  {}", e.what());
       if (rejected) rejected(step);

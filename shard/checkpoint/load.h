@@ -20,7 +20,8 @@ struct LoadOptions {
   /// are, and those that nobody has are ignored; LoadedCheckpoint::differences says which. An
   /// optimizer of whose states there is none counts its steps anew.
   bool strict = true;
-  /// Parameter groups take their values from the checkpoint. False: they keep their own.
+  /// Parameter groups take their values from the checkpoint, and LoadedCheckpoint::changed says
+  /// which had others. False: they keep their own.
   bool groups = true;
 };
 
@@ -31,6 +32,9 @@ struct LoadedCheckpoint {
   int ranks = 1;                              ///< that wrote it
   std::map<std::string, std::string> values;  ///< see Manifest
   std::vector<std::string> differences = {};  ///< a line each
+  /// What of the program's own the checkpoint replaced by another value, a line each: settings of
+  /// parameter groups.
+  std::vector<std::string> changed = {};
 };
 
 /// Collective over `world`, which all groups of `parts` are of. Each rank reads what it owns, in
@@ -42,8 +46,8 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
                                  const std::string& path, const LoadOptions& options = {});
 
 /// The newest of the checkpoints in `folder` that verifies. `warn` is told of each newer one that
-/// does not; `rejected`, if not null, of its step. Nothing if there are none. Throws as
-/// load_checkpoint(), but IoError if there are some and none verifies.
+/// does not, and what LoadedCheckpoint::changed says; `rejected`, if not null, of its step. Nothing
+/// if there are none. Throws as load_checkpoint(), but IoError if there are some and none verifies.
 std::optional<LoadedCheckpoint> load_newest_checkpoint(
     comm::ProcessGroup& world, std::span<const CheckpointPart> parts, const std::string& folder,
     const LoadOptions& options = {}, const std::function<void(std::string_view)>& warn = {},

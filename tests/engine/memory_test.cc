@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
@@ -22,6 +23,7 @@
 
 #include "engine/buffer.h"
 #include "engine/error.h"
+#include "engine/out_of_memory.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::engine {
@@ -249,6 +251,119 @@ TEST(Memory, KeptBlocksAreGivenBackWhenThereIsNoRoomElse) {
 }
 
 #endif
+
+// A pool of the caller's own, with room for `limit` bytes.
+struct Pool {
+  Allocator allocator() {
+    return {.allocate = [this](std::int64_t nbytes) -> void* {
+              asked.push_back(nbytes);
+              if (total + nbytes > limit) return nullptr;
+              total += nbytes;
+              return std::aligned_alloc(256, static_cast<std::size_t>(nbytes));
+            },
+            .free =
+                [this](void* data, std::int64_t nbytes) {
+                  total -= nbytes;
+                  std::free(data);
+                }};
+  }
+  std::int64_t limit, total = 0;
+  std::vector<std::int64_t> asked = {};
+};
+
+using Asked = std::vector<std::int64_t>;
+
+// Fewer than kMaxReserved would give back by itself.
+TEST(Memory, ASystemThatHasNoneIsAskedAgainOnceKeptBlocksAreGivenBack) {
+  Pool pool{.limit = 10 * 1024};
+  {
+    Memory memory({.allocator = pool.allocator()});
+    std::byte* used = memory.allocate(1024, Category::kWorkspace);
+    std::byte* kept[] = {memory.allocate(512, Category::kActivation),
+                         memory.allocate(1024, Category::kActivation)};
+    memory.free(kept[0], 512, Category::kActivation);
+    memory.free(kept[1], 1024, Category::kActivation);
+    EXPECT_EQ(pool.total, 2560) << "kept";
+    pool.asked.clear();
+    std::byte* large = memory.allocate(8 * 1024, Category::kGradient);
+    EXPECT_EQ(pool.asked, (Asked{8192, 8192})) << "twice";
+    EXPECT_EQ(pool.total, 9 * 1024);
+    EXPECT_EQ(memory.stats().reserved_nbytes, 9 * 1024);
+    EXPECT_EQ(memory.stats().total_nbytes, 9 * 1024);
+    EXPECT_EQ(memory.stats().num_reservations, 4) << "what was had";
+    // What is gone is not handed out: of both sizes a new one.
+    pool.asked.clear();
+    std::byte* again = memory.allocate(512, Category::kActivation);
+    EXPECT_EQ(pool.asked, Asked{512});
+    // Nothing is kept: asked twice in vain, and the books are as they were.
+    pool.asked.clear();
+    const MemoryStats before = memory.stats();
+    EXPECT_TRUE(tessera::testing::has(
+        tessera::testing::error_of<DeviceError>(
+            [&] { memory.allocate(1024, Category::kActivation, "h.3"); }),
+        {"expected 1024 bytes for activation", "got none", "h.3", "9728 bytes in use"}));
+    EXPECT_EQ(pool.asked, (Asked{1024, 1024}));
+    EXPECT_EQ(memory.stats(), before);
+    memory.free(used, 1024, Category::kWorkspace);
+    memory.free(large, 8 * 1024, Category::kGradient);
+    memory.free(again, 512, Category::kActivation);
+    EXPECT_EQ(memory.stats().total_nbytes, 0);
+  }
+  EXPECT_EQ(pool.total, 0) << "all of it goes back in the end";
+}
+
+// The last one that was given back may still be in a cache.
+TEST(Memory, OfKeptBlocksTheLastIsTakenFirst) {
+  Memory memory;
+  std::byte* blocks[] = {memory.allocate(512, Category::kActivation),
+                         memory.allocate(512, Category::kActivation),
+                         memory.allocate(512, Category::kActivation)};
+  for (std::byte* block : {blocks[1], blocks[2], blocks[0]}) {
+    memory.free(block, 512, Category::kActivation);
+  }
+  for (std::byte* block : {blocks[0], blocks[2], blocks[1]}) {
+    EXPECT_EQ(memory.allocate(512, Category::kActivation), block);
+  }
+  for (std::byte* block : blocks) memory.free(block, 512, Category::kActivation);
+}
+
+// What is in use counts against the limit, and neither what is kept nor what a block is larger by.
+TEST(Memory, ALimitIsOfWhatIsInUse) {
+  Memory memory({.limit_nbytes = 1000});
+  std::byte* a = memory.allocate(1000, Category::kActivation);
+  const auto error = [&] {
+    return tessera::testing::error_of<OutOfMemory>(
+        [&] { memory.allocate(1, Category::kGradient, "g"); });
+  };
+  EXPECT_TRUE(tessera::testing::has(error(), {"within 1000 bytes", "1000 in use", "1 more", "g"}));
+  memory.free(a, 1000, Category::kActivation);
+  std::byte* b = memory.allocate(400, Category::kActivation);
+  std::byte* c = memory.allocate(600, Category::kActivation);
+  EXPECT_FALSE(error().empty());
+  EXPECT_EQ(memory.stats().peak_total_nbytes, 1000);
+  memory.free(b, 400, Category::kActivation);
+  memory.free(c, 600, Category::kActivation);
+  EXPECT_THROW(memory.allocate(1001, Category::kActivation), OutOfMemory);
+}
+
+TEST(Memory, PeaksOfBothAndTheCurrentValuesOfTheLater) {
+  MemoryStats now{.total_nbytes = 5, .peak_total_nbytes = 10, .reserved_nbytes = 6};
+  MemoryStats earlier{.total_nbytes = 7, .peak_total_nbytes = 20, .reserved_nbytes = 30};
+  for (std::size_t c = 0; c < std::size_t{kNumCategories}; ++c) {
+    const auto n = static_cast<std::int64_t>(c);
+    now.current_nbytes[c] = n;
+    now.peak_nbytes[c] = 10 + n;
+    earlier.current_nbytes[c] = 100 + n;
+    earlier.peak_nbytes[c] = 16 - n;  // larger below the fourth
+  }
+  const MemoryStats both = with_peaks_of(now, earlier);
+  EXPECT_EQ(both.current_nbytes, now.current_nbytes);
+  EXPECT_EQ(both.peak_nbytes, (std::array<std::int64_t, 7>{16, 15, 14, 13, 14, 15, 16}));
+  EXPECT_EQ(both.total_nbytes, 5);
+  EXPECT_EQ(both.peak_total_nbytes, 20);
+  EXPECT_EQ(both.reserved_nbytes, 6);
+  EXPECT_EQ(with_peaks_of(earlier, now).peak_total_nbytes, 20);
+}
 
 TEST(Memory, PoisonFillsNewAndFreedBlocks) {
   Memory memory({.poison = true});

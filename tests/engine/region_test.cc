@@ -312,6 +312,59 @@ TEST_F(RegionTest, UsesOfOpsThatDoNotRecordEndWithTheirRegion) {
   }
 }
 
+// What a hook sees as it ends: a unit is reduced once no use of its parameters is pending.
+TEST_F(RegionTest, UsesOfOpsThatDoNotRecordEndBeforeTheHookBehindThem) {
+  Parameter frozen{.name = "frozen", .shape = {1}, .init = Init::ones(), .trainable = false};
+  materialize({&frozen}, memory, 1);
+  struct Counting : LoggingHooks {
+    using LoggingHooks::LoggingHooks;
+    const Parameter* p = nullptr;
+    void after_backward(const Block& b, const Tape& tape) override {
+      log->push_back(fmt::format("{} {}", b.name, tape.pending_uses(*p)));
+    }
+  };
+  std::vector<std::string> log;
+  Counting hooks(&log);
+  hooks.p = &frozen;
+  const Block last{"last", {&frozen}, &hooks}, first{"first", {}, &hooks};
+  for (const bool recompute : {false, true}) {
+    log.clear();
+    const Tensor x = input({1});
+    tape.watch(x);
+    // Its last op uses the parameter, for data, and records nothing.
+    const auto fn = [=, &frozen, this](const Tensor& in) {
+      const Tensor h = scale(tape, in, 3);
+      tape.use(frozen);
+      return h;
+    };
+    const Tensor y = tape.region(first, [=, this] { return scale(tape, x, 2); }, {recompute});
+    const Tensor z = tape.region(last, [=] { return fn(y); }, {recompute});
+    EXPECT_EQ(tape.pending_uses(frozen), 1);
+    tape.use(frozen);  // behind the last entry
+    tape.backward(z);
+    EXPECT_EQ(log, (std::vector<std::string>{"+f first", "-f first", "+f last", "-f last",
+                                             "+b last", "last 0", "+b first", "first 0"}))
+        << recompute;
+    EXPECT_EQ(tape.pending_uses(frozen), 0);
+    EXPECT_EQ(tape.grad(x).item(), 6);
+    tape.clear();
+  }
+}
+
+TEST_F(RegionTest, WhatHasRunBackwardIsDataAsAreItsParts) {
+  for (const bool recompute : {false, true}) {
+    const Tensor x = input({1, 2});
+    const Tensor y = tape.region(block, [=, this] { return scale(tape, x, 2); }, {recompute});
+    EXPECT_THROW(tape.needs_grad(y.slice(1, {1})), InvalidArgument);
+    const Tensor loss = tape.empty({}, DType::kF32, "loss");
+    tape.record("sum", loss, [y, this](const Tensor&) { fill_zero(tape.grad_target(y).dst); });
+    tape.backward(loss);
+    EXPECT_FALSE(tape.needs_grad(y));
+    EXPECT_FALSE(tape.needs_grad(y.slice(1, {1}))) << recompute;
+    EXPECT_FALSE(tape.needs_grad(loss));
+  }
+}
+
 TEST_F(RegionTest, EntriesAreDescribed) {
   EXPECT_EQ(tape.describe_entries(), "no entries");
   const Tensor x = input({1});
@@ -383,6 +436,10 @@ TEST(Scopes, NameTheRegionAndThePass) {
             "d inner backward\nc inner backward\nb plain backward\na plain backward\n");
   // An error leaves none behind.
   const Tensor bad = forward();
+  EXPECT_EQ(std::exchange(listener.seen, ""),
+            "a plain forward\nb plain forward\nc inner forward\nd inner forward\n"
+            "loss root forward\n")
+      << "behind a backward that has recomputed";
   const Tensor end = tape.region(root, [&] {
     const Tensor out = tape.empty(bad.shape(), bad.dtype(), "out");
     tape.record("bad", out, [](const Tensor&) { fail("broken"); });
@@ -391,7 +448,30 @@ TEST(Scopes, NameTheRegionAndThePass) {
   EXPECT_THROW(tape.backward(end), InvalidArgument);
   listener.seen.clear();
   op(x, "behind");
-  EXPECT_EQ(listener.seen, "behind  \n");
+  EXPECT_EQ(std::exchange(listener.seen, ""), "behind  \n");
+  // Nor does one of a region that runs again, and the next forward is none of those.
+  bool fails = false;
+  const Tensor out = tape.region(root, [&] {
+    return tape.region(again,
+                       [&] {
+                         const Tensor h = tape.region(inner, [&] { return op(x, "c"); });
+                         require(!fails, "broken");
+                         return h;
+                       },
+                       {.recompute = true});
+  });
+  fails = true;
+  tape.watch(x);
+  EXPECT_THROW(tape.backward(out), InvalidArgument);
+  listener.seen.clear();
+  op(x, "behind");
+  tape.watch(x);
+  tape.backward(forward());
+  EXPECT_EQ(listener.seen,
+            "behind  \na plain forward\nb plain forward\nc inner forward\nd inner forward\n"
+            "loss root forward\ntape.dloss  \nloss root backward\nc inner recompute\n"
+            "d inner recompute\nd inner backward\nc inner backward\nb plain backward\n"
+            "a plain backward\n");
 }
 
 struct Borders : BorderListener {

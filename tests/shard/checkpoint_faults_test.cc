@@ -215,6 +215,25 @@ TEST(CheckpointFaults, LatestDoesNotMatter) {
 }
 
 TEST(CheckpointFaults, WhatCannotBeRemovedIsWarnedOf) {
+  {  // and all of it, in lines of which the later ones are indented
+    const TempFolder folder;
+    CheckpointRun run = run_in(folder / "c", 3);
+    train_saving(run);
+    fs::remove(folder / "c/latest");
+    fs::create_directories(folder / "c/latest/x");
+    run.training.steps = 5;
+    run.checkpoints.keep = 1;
+    run.behind_step = [&](const testing::CheckpointRank& rank, int step) {
+      if (rank.world.rank() == 0 && step == 3) {  // in the place of what step 4 is renamed to
+        fs::create_directories(folder / "c/step_4.removed-0/x");
+      }
+      return true;
+    };
+    const CheckpointResult result = train_saving(run);
+    ASSERT_EQ(result.warnings.size(), 2u);
+    EXPECT_TRUE(has(result.warnings[1],
+                    {"latest", "\n  [checkpoint] expected to remove an old one", "step_4"}));
+  }
   for (const char* calls : {"rename", "unlink", "rmdir"}) {
     const TempFolder folder;
     CheckpointRun run = run_in(folder / "c", 1);

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -203,6 +204,178 @@ TEST(CheckpointManifest, RangesOfAFewBytesDoNotStandForMany) {
   edited = whole;
   edited["files"][0]["nbytes"] = edited["files"][0]["header_nbytes"] = std::int64_t{1} << 40;
   EXPECT_TRUE(has(error_of<IoError>([&] { check(text_of(edited)); }), {"header of at most"}));
+}
+
+CheckpointFile file_of(const char* name, std::int64_t nbytes) {
+  return {.name = name, .nbytes = nbytes, .header_nbytes = 20};
+}
+
+CheckpointRange range_of(std::size_t file, std::int64_t offset, std::int64_t begin,
+                         std::int64_t numel) {
+  return {.file = file, .offset = offset, .begin = begin, .numel = numel, .xxh3 = {7}};
+}
+
+// Two files in which tensors lie side by side, with no byte to spare.
+//   f0: header 20 | w[0, 6) f32 24 | b bf16 16 | e of part 0 20 | e of part 1 20
+//   f1: header 20 | w[6, 10) f32 16
+json small_manifest() {
+  Manifest m;
+  m.step = 3;
+  m.values = {{"a", "b"}};
+  m.optimizers = {{.num_steps = 3, .groups = {{"all", 1, 0.1}}}};
+  m.files = {file_of("f0", 100), file_of("f1", 36)};
+  m.tensors = {{.kind = "parameter",
+                .name = "w",
+                .shape = {2, 5},
+                .ranges = {range_of(0, 20, 0, 6), range_of(1, 20, 6, 4)}},
+               {.kind = "parameter",
+                .name = "b",
+                .dtype = engine::DType::kBF16,
+                .shape = {8},
+                .ranges = {range_of(0, 44, 0, 8)}}};
+  for (const int part : {0, 1}) {
+    m.tensors.push_back({.kind = "buffer",
+                         .name = "e",
+                         .part = part,
+                         .num_parts = 2,
+                         .shape = {5},
+                         .ranges = {range_of(0, 60 + 20 * part, 0, 5)}});
+  }
+  return json::parse(to_text(m));
+}
+
+// What is wrong, by one value each, and what is said.
+TEST(CheckpointManifest, EachRuleIsKept) {
+  struct Case {
+    const char *at, *value;  // JSON pointer, JSON
+    std::vector<std::string> said;
+  };
+  const std::vector<Case> cases = {
+      // Bytes of files.
+      {"/tensors/0/ranges/0/offset", "19", {"bytes inside f0", "6 elements at 19", "w"}},
+      {"/tensors/0/ranges/0/offset", "0", {"bytes inside f0", "6 elements at 0"}},
+      {"/files/0/header_nbytes", "21", {"bytes inside f0", "6 elements at 20"}},
+      {"/files/0/header_nbytes", "101", {"header of at most 100 bytes, got 101", "f0"}},
+      {"/files/0/nbytes", "99", {"bytes inside f0", "5 elements at 80", "e"}},
+      {"/files/1/nbytes", "35", {"bytes inside f1", "4 elements at 20"}},
+      {"/tensors/3/ranges/0/offset", "101", {"bytes inside f0", "5 elements at 101"}},
+      {"/tensors/3/ranges/0/file", "2", {"one of 2 files, got 2"}},
+      // Bytes that two have.
+      {"/tensors/1/ranges/0/offset", "43", {"share byte 43 of f0"}},
+      {"/tensors/1/ranges/0/offset", "45", {"share byte 60 of f0"}},
+      {"/tensors/1/ranges/0/offset", "22", {"share byte 22 of f0"}},
+      {"/tensors/1/ranges/0/offset", "20", {"share byte 20 of f0"}},
+      {"/tensors/3/ranges/0/offset", "79", {"share byte 79 of f0"}},
+      {"/tensors/1/dtype", "\"F32\"", {"share byte 60 of f0"}},
+      {"/tensors/0/ranges/1",
+       R"({"file": 0, "offset": 28, "begin": 6, "numel": 4,
+                                  "xxh3": "0000000000000000"})",
+       {"share byte 28 of f0"}},
+      // Elements.
+      {"/tensors/0/ranges/1/begin", "5", {"every element once", "element 5 twice", "w"}},
+      {"/tensors/0/ranges/1/numel", "3", {"expected 10 elements, got 9", "w"}},
+      {"/tensors/0/ranges/1/numel", "5", {"elements of 10, got 5 from 6 on"}},
+      {"/tensors/0/ranges/1/begin", "11", {"elements of 10, got 4 from 11 on"}},
+      {"/tensors/0/ranges/0/numel", "5", {"every element once", "element 5 nowhere", "w"}},
+      {"/tensors/0/shape", "[11]", {"expected 11 elements, got 10"}},
+      {"/tensors/0/shape", "[-10]", {"expected a shape", "[-10]"}},
+      {"/tensors/0/shape", "[10.0]", {"expected a shape"}},
+      {"/tensors/0/shape", "[281474976710656]", {"expected a shape"}},
+      {"/tensors/0/shape", "[16777216, 16777216, 256]", {"expected a shape"}},
+      {"/tensors/0/ranges/0/xxh3", "\"\"", {"expected 1 checksums, got 0"}},
+      {"/tensors/0/ranges/0/xxh3",
+       "\"00000000000000000000000000000000\"",
+       {"expected 1 checksums, got 2"}},
+      {"/tensors/0/ranges/0/xxh3", "\"000000000000000g\"", {"16 hex digits"}},
+      {"/tensors/0/ranges/0/xxh3", "\"00\"", {"16 hex digits"}},
+      {"/files/0/header_xxh3", "\"\"", {"one checksum as header_xxh3"}},
+      // Tensors.
+      {"/tensors/1/name", "\"w\"", {"each tensor once, got two", "parameter w"}},
+      {"/tensors/3/part", "0", {"each tensor once, got two", "buffer e"}},
+      {"/tensors/3/part", "2", {"0 to 1 as part, got 2"}},
+      {"/tensors/3/name", "\"f\"", {"expected 2 parts, got 1"}},
+      {"/tensors/3/num_parts", "3", {"parts, got 1", "buffer e"}},
+      {"/tensors/1/dtype", "\"F64\"", {"expected a dtype, got F64"}},
+      {"/tensors/1/kind", "1", {"expected text as kind, got 1"}},
+      // Files.
+      {"/files/0/name", "\"a/f0\"", {"name of a file in this folder, got a/f0"}},
+      {"/files/0/name", "\".f0\"", {"name of a file in this folder, got .f0"}},
+      {"/files/0/name", "\"\"", {"name of a file in this folder"}},
+      {"/files/0/nbytes", "-1", {"as nbytes, got -1"}},
+      // The rest.
+      {"/optimizers/0/num_steps", "2147483648", {"as num_steps, got 2147483648"}},
+      {"/optimizers/0/num_steps", "-1", {"as num_steps, got -1"}},
+      {"/optimizers/0/groups/0/lr_scale", "\"1\"", {"a number as lr_scale"}},
+      {"/optimizers/0/groups/0/weight_decay", "null", {"a number as weight_decay"}},
+      {"/values/a", "1", {"text as value of a"}},
+      {"/ranks", "0", {"as ranks, got 0"}},
+      {"/step", "-1", {"as step, got -1"}},
+      {"/format", "\"other\"", {"expected format tessera checkpoint, got other"}}};
+  const json whole = small_manifest();
+  check(text_of(whole));
+  for (const Case& c : cases) {
+    json edited = whole;
+    edited[json::json_pointer(c.at)] = json::parse(c.value);
+    const std::string error = error_of<IoError>([&] { check(text_of(edited)); });
+    for (const std::string& text : c.said) {
+      EXPECT_TRUE(has(error, {text})) << c.at << " = " << c.value << ": " << error;
+    }
+  }
+  // In another order, and with what is empty between.
+  json other = whole;
+  json& ranges = other["tensors"][0]["ranges"];
+  std::swap(ranges[0], ranges[1]);
+  json empty = ranges[0];
+  empty["numel"] = 0;
+  empty["xxh3"] = "";
+  ranges.push_back(empty);
+  check(text_of(other));
+  const Manifest read = parse_manifest(text_of(other), "m");
+  ASSERT_EQ(read.tensors[0].ranges.size(), 2u);
+  EXPECT_EQ(read.tensors[0].ranges[0].begin, 0);
+  EXPECT_EQ(read.tensors[0].ranges[1].begin, 6);
+  EXPECT_EQ(read.optimizers[0].groups[0].weight_decay, 0.1);
+}
+
+TEST(CheckpointManifest, PartsOfRanksAreAddedUp) {
+  const Manifest whole = parse_manifest(text_of(small_manifest()), "m");
+  // A file each, as two ranks write it.
+  const auto of_file = [&](std::size_t file) {
+    Manifest part = whole;
+    part.files = {whole.files[file]};
+    for (CheckpointTensor& t : part.tensors) {
+      std::erase_if(t.ranges, [&](const CheckpointRange& r) { return r.file != file; });
+      for (CheckpointRange& r : t.ranges) r.file = 0;
+    }
+    std::erase_if(part.tensors, [](const CheckpointTensor& t) { return t.ranges.empty(); });
+    return part;
+  };
+  // Also in the other order, in which elements come back to front.
+  for (const auto& [first, second] : {std::pair{0u, 1u}, {1u, 0u}}) {
+    Manifest all = of_file(first);
+    EXPECT_TRUE(has(error_of<IoError>([&] { all.check_complete("m"); }), {"w"}));
+    all.add(of_file(second));
+    all.check_complete("m");
+    EXPECT_EQ(all.tensors.size(), whole.tensors.size());
+    for (const CheckpointTensor& t : all.tensors) {
+      if (t.name != "w") continue;
+      EXPECT_EQ(t.ranges[0].numel, 6);
+      EXPECT_EQ(all.files[t.ranges[0].file].name, "f0");
+      EXPECT_EQ(all.files[t.ranges[1].file].name, "f1");
+    }
+  }
+  const auto refused = [&](const std::function<void(CheckpointTensor&)>& edit) {
+    Manifest all = of_file(0), other = of_file(1);
+    edit(other.tensors[0]);
+    return error_of<IoError>([&] {
+      all.add(other);
+      all.check_complete("m");
+    });
+  };
+  EXPECT_TRUE(has(refused([](auto& t) { t.shape = {5, 2}; }), {"one shape", "(2, 5)", "(5, 2)"}));
+  EXPECT_TRUE(has(refused([](auto& t) { t.dtype = engine::DType::kBF16; }), {"one shape", "w"}));
+  // A copy that is cut otherwise is none.
+  EXPECT_TRUE(has(refused([](auto& t) { t.ranges[0].begin = 5; }), {"element 5 twice", "w"}));
 }
 
 TEST(CheckpointManifest, ANewerVersionIsRefusedByName) {

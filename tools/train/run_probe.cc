@@ -147,7 +147,7 @@ void RunProbe::keep() noexcept {
     if (has_step() || newest_step_ > 0) write_end();
   } catch (const std::exception& e) {
     try {
-      write_to_stderr({"warning: ", engine::escaped(e.what()), "\n"}, kWarningPatience);
+      write_to_stderr({"warning: ", engine::escaped_lines(e.what()), "\n"}, kWarningPatience);
     } catch (const std::exception&) {  // nobody is left to be told
     }
   }

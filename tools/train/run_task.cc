@@ -231,8 +231,8 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
   check_unused_options(config, flags, ranks.num_gpus > 0);
-  check_pins(config.cpu, ranks.size);
-  static_cast<void>(config.fsdp_options(ranks.size));  // or throws
+  if (!config.plan) check_pins(config.cpu, ranks.size);  // a plan may be of another machine
+  static_cast<void>(config.fsdp_options(ranks.size));    // or throws
   const std::string graph = graph_line(config, ranks.size, ranks.num_gpus > 0);
   static_cast<void>(uses_graphs(config, ranks.size, ranks.num_gpus > 0));  // or throws
   task.prepare(flags, ranks.num_gpus > 0);

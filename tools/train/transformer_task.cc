@@ -109,7 +109,7 @@ void TransformerTask::prepare(const FlagSet& flags, bool on_gpus) {
   config_.check_blocks(model_.layers);
   data_.emplace(config_.dataset(model_));
   config_.check_files(flags, data_->file().path());
-  if (saves()) check_can_save_gpt(resolve_user_path(config_.save_final));
+  if (saves() && !config_.plan) check_can_save_gpt(resolve_user_path(config_.save_final));
 }
 
 TransformerTask::Items TransformerTask::items() const {
