@@ -2,6 +2,7 @@
 // costs.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -17,6 +18,7 @@
 #include "engine/io/text.h"
 #include "tools/compare/comparison.h"
 #include "tools/compare/comparison_folder.h"
+#include "tools/compare/equal_plans.h"
 #include "tools/compare/find_divergence.h"
 #include "tools/compare/report_page.h"
 #include "tools/compare/request.h"
@@ -40,14 +42,20 @@ class Trainings {
       : request_(request), folder_(folder), trained_(request.configurations.size()) {}
 
   std::vector<Trained> run() {
-    const std::int64_t total = request_.compare.rounds * std::ssize(request_.configurations);
+    const std::size_t num_all = trained_.size();
+    const auto num_untrained = std::ranges::count_if(
+        request_.configurations, [](const Configuration& c) { return c.same_plan_as.has_value(); });
+    const std::int64_t total =
+        request_.compare.rounds * (static_cast<std::int64_t>(num_all) - num_untrained);
     std::int64_t number = 0;
     for (std::int64_t round = 1; round <= request_.compare.rounds; ++round) {
-      for (std::size_t i = 0; i < trained_.size(); ++i) {
+      for (const std::size_t i : order_of_round(round, num_all)) {
+        const Configuration& c = request_.configurations[i];
+        if (c.same_plan_as) continue;
         ++number;
-        const std::string what = fmt::format(
-            "[{}/{}] {}{}", number, total, engine::escaped(request_.configurations[i].name),
-            request_.compare.rounds > 1 ? fmt::format(", round {}", round) : "");
+        const std::string what =
+            fmt::format("[{}/{}] {}{}", number, total, engine::escaped(c.name),
+                        request_.compare.rounds > 1 ? fmt::format(", round {}", round) : "");
         visit(i, round, what);
       }
     }
@@ -158,19 +166,29 @@ void tell_divergence(const Request& request) {
 
 void compare(int argc, char** argv) {
   std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how trainings end
-  const Request request = read_request(argc, argv, std::cout);
+  Request request = read_request(argc, argv, std::cout);
   check_plans(request);
   if (request.finds_divergence()) return tell_divergence(request);
   if (request.configurations.empty()) return;
   const ComparisonFolder folder(request);
-  say(fmt::format("{} configurations, {} steps each; the baseline is {}",
-                  request.configurations.size(), request.configurations.front().config.train.steps,
-                  engine::escaped(request.configurations.front().name)));
+  const Configuration& baseline = request.configurations.front();
+  std::vector<std::int64_t> steps;
+  for (const Configuration& c : request.configurations) steps.push_back(c.config.train.steps);
+  const auto [fewest, most] = std::ranges::minmax(steps);
+  say(fmt::format("{} configuration{}, {} steps each; the baseline is {}",
+                  request.configurations.size(), request.configurations.size() == 1 ? "" : "s",
+                  fewest == most ? std::to_string(most) : fmt::format("{} to {}", fewest, most),
+                  engine::escaped(baseline.name)));
+  for (const Configuration& c : request.configurations) {
+    if (!c.same_plan_as) continue;
+    say(fmt::format("{} has the same plan as {} and is not trained", engine::escaped(c.name),
+                    engine::escaped(request.configurations[*c.same_plan_as].name)));
+  }
   const StopSignals signals;
   const Comparison comparison = summarise(request, Trainings(request, folder).run());
   write_results(comparison, folder);
   say("\n" + table_text(comparison));
-  say(engine::escaped(comparison.verdict.sentence));
+  for (const std::string& line : comparison.verdict.lines) say(engine::escaped(line));
   say(fmt::format("figures {}\nreport {}", engine::escaped(folder.json_path()),
                   engine::escaped(folder.report_path())));
   engine::require(comparison.verdict.agrees,

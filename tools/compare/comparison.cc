@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <span>
 
 #include "engine/io/text.h"
-#include "tools/compare/pareto.h"
 #include "tools/train/time_split.h"
 
 namespace tessera::tools {
@@ -67,126 +67,58 @@ std::optional<StepParts> step_parts_of(const std::vector<RunRecord>& rounds,
                    .other_ms = ms(kParts.size()).value_or(0)};
 }
 
-std::string count_of(std::size_t n, const char* what) {
-  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+// Of the rounds that a speed is known of: one of each.
+std::vector<double> speeds_of(const std::vector<RunRecord>& rounds, std::int64_t warmup) {
+  std::vector<double> speeds;
+  for (const RunRecord& run : rounds) {
+    const auto metric = run.metrics.find("tokens_per_s");
+    if (metric == run.metrics.end()) return {};
+    const std::span<const double> measured = behind_warmup(metric->second, warmup);
+    const std::optional<Spread> spread = spread_of({measured.begin(), measured.end()});
+    if (!spread || !(spread->median > 0)) return {};
+    speeds.push_back(spread->median);
+  }
+  return speeds;
 }
 
-std::string names_of(const std::vector<const Row*>& rows, std::size_t most = 5) {
-  std::vector<std::string> names;
-  for (const Row* row : rows) {
-    if (names.size() == most) {
-      names.push_back(fmt::format("{} more", rows.size() - most));
-      break;
+std::string name_of(const Row& row) { return row.configuration->name; }
+
+// Of a row that was trained, in a comparison whose rows and classes are known.
+Parity parity_of(const Comparison& all, const Row& row) {
+  const std::vector<RunRecord>& rounds = row.trained.rounds;
+  const double tolerance = all.request->compare.tolerance;
+  const ArithmeticClass& own = all.classes[row.class_index];
+  const Row& reference = *all.reference_of(own);
+  Parity parity = compare_runs(reference.trained.rounds.front(), rounds, {}, tolerance);
+  parity.reference = name_of(reference);
+  if (&reference != &row || row.class_index == 0) return parity;
+  if (parity.kind == ParityKind::kDiffers) return parity;  // from round to round
+  if (own.measured_against == row.class_index) {
+    return {.kind = ParityKind::kAnother,
+            .reasons = own.changes,
+            .max_difference = std::numeric_limits<double>::quiet_NaN(),
+            .text = fmt::format("another training ({})", engine::join(own.changes, ", "))};
+  }
+  const Row* other = all.reference_of(all.classes[own.measured_against]);
+  if (other == nullptr) return {.reasons = own.changes, .text = "no baseline"};
+  parity = compare_runs(other->trained.rounds.front(), rounds, own.changes, tolerance);
+  parity.reference = name_of(*other);
+  return parity;
+}
+
+// Whether no other is sure to beat it: faster beyond noise, with no more memory.
+void find_front(Comparison& all) {
+  if (!all.speeds.fastest) return;
+  for (std::size_t i = 0; i < all.rows.size(); ++i) {
+    const std::optional<std::int64_t> mine = all.rows[i].peak_nbytes();
+    if (all.rows[i].speeds.empty() || !mine) continue;
+    bool is_beaten = false;
+    for (std::size_t k = 0; k < all.rows.size(); ++k) {
+      const std::optional<std::int64_t> others = all.rows[k].peak_nbytes();
+      is_beaten = is_beaten || (others && *others <= *mine && all.speeds.faster[k][i]);
     }
-    names.push_back(row->configuration->name);
+    all.rows[i].is_on_front = !is_beaten;
   }
-  return engine::join(names, "; ");
-}
-
-std::vector<const Row*> rows_where(const std::vector<Row>& rows, auto holds) {
-  std::vector<const Row*> result;
-  for (const Row& row : rows) {
-    if (holds(row)) result.push_back(&row);
-  }
-  return result;
-}
-
-std::string differing_text(const std::vector<const Row*>& rows, const std::string& baseline) {
-  // Whose explanation is long is explained once: the table has the others.
-  const std::string& text = rows.front()->parity.text;
-  const bool is_alike =
-      std::ranges::all_of(rows, [&](const Row* row) { return row->parity.text == text; });
-  return fmt::format("Parity fails: {} {} from {}: {} ({}{}). ",
-                     count_of(rows.size(), "configuration"),
-                     rows.size() == 1 ? "differs" : "differ", baseline, names_of(rows, 3),
-                     is_alike ? "" : "the first: ", text);
-}
-
-std::string agreeing_text(const std::vector<Row>& rows, std::size_t num_equal,
-                          std::size_t num_within, const Request& request) {
-  const Configuration& baseline = request.configurations.front();
-  std::string text;
-  if (num_equal > 1) {
-    text = fmt::format(
-        "{} {} configurations give the same bits: the loss of all {} steps and every parameter "
-        "at the end. ",
-        num_equal == rows.size() ? "All" : "These", num_equal, baseline.config.train.steps);
-    if (num_equal != rows.size()) {
-      text = fmt::format(
-          "{} of {} configurations give the same bits: the loss of all {} steps and every "
-          "parameter at the end. ",
-          num_equal, rows.size(), baseline.config.train.steps);
-    }
-  }
-  if (num_within > 0) {
-    text += fmt::format("{} with another arithmetic {} within {:g} of the loss of {}. ",
-                        count_of(num_within, "configuration"), num_within == 1 ? "stays" : "stay",
-                        request.compare.tolerance, baseline.name);
-  }
-  if (text.empty()) text = "There is nothing to compare with. ";
-  return text;
-}
-
-const Row* row_with_least(const std::vector<Row>& rows, auto value) {
-  const Row* found = nullptr;
-  for (const Row& row : rows) {
-    if (!value(row)) continue;
-    if (found == nullptr || *value(row) < *value(*found)) found = &row;
-  }
-  return found;
-}
-
-// What people look for next; nothing unless it is known of all that were trained.
-std::string best_text(const std::vector<Row>& rows) {
-  const Row* smallest = row_with_least(rows, [](const Row& row) { return row.peak_nbytes(); });
-  std::string text;
-  if (const std::optional<Fastest> fastest = fastest_of(rows)) {
-    text += fmt::format("Fastest: {} at {:.3g} ms a step", fastest->row->configuration->name,
-                        *fastest->row->median("step_ms"));
-    const std::vector<const Row*>& others = fastest->not_told_apart;
-    if (!others.empty()) {
-      text += fmt::format(
-          ", not told apart from {} whose quartiles overlap ({}); more --rounds or --train.steps "
-          "would",
-          count_of(others.size(), "configuration"), names_of(others, 3));
-    }
-    text += ". ";
-  }
-  if (smallest != nullptr) {
-    text += fmt::format("Least memory: {} with {:.1f} MiB a rank. ", smallest->configuration->name,
-                        double(*smallest->peak_nbytes()) / (1 << 20));
-  }
-  return text;
-}
-
-Verdict verdict_of(const Comparison& comparison) {
-  const std::vector<Row>& rows = comparison.rows;
-  const auto of_kind = [&](ParityKind kind) {
-    return rows_where(rows, [&](const Row& row) { return row.parity.kind == kind; });
-  };
-  const auto differing = of_kind(ParityKind::kDiffers);
-  const auto failed = rows_where(rows, [](const Row& r) { return !r.trained.failure.empty(); });
-  const auto missing =
-      rows_where(rows, [](const Row& r) { return !r.complete && r.trained.failure.empty(); });
-  Verdict verdict{.agrees = differing.empty(),
-                  .failed = !failed.empty(),
-                  .has_baseline = !rows.front().trained.rounds.empty(),
-                  .complete = missing.empty() && failed.empty()};
-  std::string& text = verdict.sentence;
-  if (!differing.empty()) {
-    text += differing_text(differing, comparison.request->configurations.front().name);
-  } else {
-    text += agreeing_text(rows, of_kind(ParityKind::kEqualBits).size(),
-                          of_kind(ParityKind::kWithin).size(), *comparison.request);
-  }
-  if (!failed.empty()) text += fmt::format("Failed: {}. ", names_of(failed));
-  if (!missing.empty()) {
-    text += fmt::format("Not complete: {} of {} missing ({}); --resume goes on. ", missing.size(),
-                        count_of(rows.size(), "configuration"), names_of(missing));
-  }
-  if (verdict.passed() && verdict.complete) text += best_text(rows);
-  while (text.ends_with(' ')) text.pop_back();
-  return verdict;
 }
 
 }  // namespace
@@ -212,52 +144,48 @@ std::optional<std::int64_t> Row::planned_peak_nbytes() const {
   return total == planned.end() ? std::nullopt : std::optional(total->second);
 }
 
-std::optional<Fastest> fastest_of(const std::vector<Row>& rows) {
-  Fastest fastest{.row = row_with_least(rows, [](const Row& r) { return r.median("step_ms"); })};
-  if (fastest.row == nullptr) return std::nullopt;
-  const double q3 = fastest.row->metrics.at("step_ms").q3;
-  for (const Row& row : rows) {
-    const auto step = row.metrics.find("step_ms");
-    if (&row == fastest.row || step == row.metrics.end()) continue;
-    // Its median is no smaller, so it can only overlap from above.
-    if (step->second.q1 <= q3) fastest.not_told_apart.push_back(&row);
+const Row* Comparison::reference_of(const ArithmeticClass& c) const {
+  for (const std::size_t i : c.members) {
+    if (!rows[i].trained.rounds.empty()) return &rows[i];
   }
-  return fastest;
+  return nullptr;
 }
 
 Comparison summarise(const Request& request, std::vector<Trained> trained) {
-  Comparison comparison{.request = &request};
-  const Configuration& baseline = request.configurations.front();
-  std::vector<std::optional<Choice>> choices;
+  Comparison comparison{.request = &request, .classes = classes_of(request.configurations)};
+  const std::int64_t warmup = request.compare.warmup_steps;
+  std::vector<std::vector<double>> speeds;
   for (std::size_t i = 0; i < request.configurations.size(); ++i) {
     const Configuration& c = request.configurations[i];
     Row row{.configuration = &c, .trained = std::move(trained[i])};
-    row.complete = std::ssize(row.trained.rounds) == request.compare.rounds;
-    row.metrics = spreads(row.trained.rounds, request.compare.warmup_steps);
-    row.step_parts = step_parts_of(row.trained.rounds, row.metrics, request.compare.warmup_steps);
+    if (c.same_plan_as) row.same_plan_as = &request.configurations[*c.same_plan_as];
+    row.complete = c.same_plan_as || std::ssize(row.trained.rounds) == request.compare.rounds;
+    row.metrics = spreads(row.trained.rounds, warmup);
+    row.step_parts = step_parts_of(row.trained.rounds, row.metrics, warmup);
     if (!row.trained.rounds.empty()) row.last_loss = row.trained.rounds.front().loss.back();
     row.memory_theory = memory_formulas(c);
     row.sent_theory = sent_formula(c);
-    const auto bytes = row.peak_nbytes();
-    const auto speed = row.median("tokens_per_s");
-    choices.push_back(bytes && speed ? std::optional(Choice{double(*bytes), *speed})
-                                     : std::nullopt);
+    // A round that failed leaves those after it without their number.
+    if (row.trained.failure.empty()) row.speeds = speeds_of(row.trained.rounds, warmup);
+    speeds.push_back(row.speeds);
     comparison.rows.push_back(std::move(row));
   }
-  const std::vector<RunRecord>& first = comparison.rows.front().trained.rounds;
-  const std::vector<bool> front = pareto_front(choices);
-  for (std::size_t i = 0; i < comparison.rows.size(); ++i) {
-    Row& row = comparison.rows[i];
-    row.is_on_front = front[i];
-    std::vector<std::string> reasons = arithmetic_differences(baseline, *row.configuration);
-    if (first.empty() || row.trained.rounds.empty()) {
-      row.parity = {.reasons = std::move(reasons), .text = "not trained"};
-      if (!row.trained.rounds.empty()) row.parity.text = "no baseline";
-      continue;
+  for (std::size_t i = 0; i < comparison.classes.size(); ++i) {
+    for (const std::size_t member : comparison.classes[i].members) {
+      comparison.rows[member].class_index = i;
     }
-    row.parity = compare_runs(first.front(), row.trained.rounds, std::move(reasons),
-                              request.compare.tolerance);
   }
+  for (Row& row : comparison.rows) {
+    if (row.same_plan_as != nullptr) {
+      row.parity.text = "same plan as " + row.same_plan_as->name;
+    } else if (row.trained.rounds.empty()) {
+      row.parity.text = "not trained";
+    } else {
+      row.parity = parity_of(comparison, row);
+    }
+  }
+  comparison.speeds = compare_speeds(speeds);
+  find_front(comparison);
   comparison.verdict = verdict_of(comparison);
   return comparison;
 }

@@ -1,4 +1,4 @@
-// What a comparison found: every configuration's figures, parity with the baseline, and a verdict.
+// What a comparison found: every configuration's figures, parity, speed, and a verdict.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "tools/compare/classes.h"
 #include "tools/compare/parity.h"
 #include "tools/compare/request.h"
 #include "tools/compare/run_record.h"
+#include "tools/compare/speed.h"
 #include "tools/compare/theory.h"
 
 namespace tessera::tools {
@@ -37,12 +39,16 @@ struct StepParts {
 struct Row {
   const Configuration* configuration = nullptr;
   Trained trained = {};
-  bool complete = false;  ///< all rounds are there
-  Parity parity = {};
+  const Configuration* same_plan_as = nullptr;  ///< which was trained instead; null: this one was
+  bool complete = false;                        ///< all rounds are there, or need not be
+  std::size_t class_index = 0;                  ///< of Comparison::classes
+  Parity parity = {};  ///< with the first of its class, or of that with the class measured against
   std::map<std::string, Spread> metrics = {};  ///< over all rounds, without warm-up steps
   std::optional<StepParts> step_parts = {};    ///< over the same steps
   std::optional<double> last_loss = {};
-  bool is_on_front = false;  ///< of throughput against memory
+  std::vector<double> speeds = {};  ///< median tokens/s of each round; empty: not known
+  /// Of throughput against memory; none: not known, or too few rounds to say.
+  std::optional<bool> is_on_front = {};
   std::vector<Formula> memory_theory = {};
   std::optional<Formula> sent_theory = {};
 
@@ -52,18 +58,12 @@ struct Row {
   std::optional<std::int64_t> planned_peak_nbytes() const;
 };
 
-/// The row with the smallest median step, and those whose quartiles overlap with its own.
-struct Fastest {
-  const Row* row = nullptr;
-  std::vector<const Row*> not_told_apart = {};
-};
-
 struct Verdict {
-  bool agrees = false;        ///< nothing that was trained differs from what it should be
-  bool failed = false;        ///< a training did
-  bool has_baseline = false;  ///< to agree with
-  bool complete = false;      ///< everything was trained
-  std::string sentence = {};
+  bool agrees = false;                  ///< nothing that was trained differs from what it should be
+  bool failed = false;                  ///< a training did
+  bool has_baseline = false;            ///< to agree with
+  bool complete = false;                ///< everything was trained
+  std::vector<std::string> lines = {};  ///< three at most
 
   bool passed() const { return agrees && !failed && has_baseline; }
 };
@@ -71,14 +71,19 @@ struct Verdict {
 struct Comparison {
   const Request* request = nullptr;
   std::vector<Row> rows = {};  ///< as in the request
+  std::vector<ArithmeticClass> classes = {};
+  Speeds speeds = {};  ///< of `rows`
   Verdict verdict = {};
+
+  /// The first of a class that was trained; null: none.
+  const Row* reference_of(const ArithmeticClass& c) const;
 };
 
 /// `trained` as request.configurations, which outlive what is returned.
 Comparison summarise(const Request& request, std::vector<Trained> trained);
 
-/// None where no row knows the time of its steps. Points into `rows`.
-std::optional<Fastest> fastest_of(const std::vector<Row>& rows);
+/// Of a comparison but for its verdict.
+Verdict verdict_of(const Comparison& comparison);
 
 /// What the page and other programs read. A figure that is not known is null.
 nlohmann::ordered_json to_json(const Comparison& comparison);

@@ -11,7 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
+#include <sstream>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -65,6 +67,18 @@ std::vector<std::string> folders_in(const std::string& folder) {
 void check_can_write(const std::string& path) { const engine::AtomicFile never_committed(path); }
 
 std::string done_path(const std::string& round) { return round + "/done.json"; }
+
+// The first line of either text that the other has otherwise; "nothing" after its end.
+std::pair<std::string, std::string> first_different_line(const std::string& a,
+                                                         const std::string& b) {
+  std::istringstream in_a(a), in_b(b);
+  std::string line_a, line_b;
+  do {
+    line_a = std::getline(in_a, line_a) ? engine::excerpt(line_a) : "nothing";
+    line_b = std::getline(in_b, line_b) ? engine::excerpt(line_b) : "nothing";
+  } while (line_a == line_b && in_a && in_b);
+  return {line_a, line_b};
+}
 
 bool exists(const std::string& path) {
   std::error_code ignored;
@@ -138,10 +152,13 @@ void ComparisonFolder::check_same(const Request& request) const {
     const std::string path = configuration_path(c);
     if (!exists(path)) continue;
     const std::string there = engine::read_text_file(path, kMaxTomlNbytes);
-    require(there == c.toml,
-            "[resume] expected the options of the comparison that is there, got others, as a "
-            "comparison of both would be none; see {} (configuration {})",
-            path, engine::escaped(c.name));
+    if (there != c.toml) {
+      const auto [mine, theirs] = first_different_line(c.toml, there);
+      engine::fail(
+          "[resume] expected the options of the comparison that is there, got {} where it has {}; "
+          "ask for the same, or choose another --out ({}, configuration {})",
+          mine, theirs, path, engine::escaped(c.name));
+    }
     for (std::int64_t round = 1; exists(round_path(c, round)); ++round) {
       const std::string done = done_path(round_path(c, round));
       if (!exists(done)) continue;

@@ -53,6 +53,7 @@ ordered_json json_of(const Formula& formula) {
 ordered_json json_of(const Parity& parity) {
   return {{"kind", name_of(parity.kind)},
           {"text", parity.text},
+          {"reference", parity.reference.empty() ? ordered_json() : ordered_json(parity.reference)},
           {"changes_arithmetic", parity.reasons},
           {"max_loss_difference", finite(parity.max_difference)},
           {"first_step", or_null(parity.first_step)},
@@ -73,10 +74,45 @@ ordered_json json_of(const StepParts& parts) {
           {"other_ms", parts.other_ms}};
 }
 
-ordered_json json_of(const Fastest& fastest) {
+// Of a comparison with a fastest one.
+ordered_json fastest_of(const Comparison& comparison) {
+  const Speeds& speeds = comparison.speeds;
+  if (!speeds.fastest) return nullptr;
   ordered_json others = ordered_json::array();
-  for (const Row* row : fastest.not_told_apart) others.push_back(row->configuration->name);
-  return {{"name", fastest.row->configuration->name}, {"not_told_apart_from", others}};
+  for (const std::size_t i : speeds.as_fast)
+    others.push_back(comparison.rows[i].configuration->name);
+  return {{"name", comparison.rows[*speeds.fastest].configuration->name},
+          {"not_told_apart_from", others}};
+}
+
+// How much slower a configuration is than the fastest, with its interval; null of that one.
+ordered_json speed_of(const Row& row, const std::optional<RatioInterval>& fastest_ratio) {
+  ordered_json slower = nullptr;
+  if (fastest_ratio) {
+    const auto percent = [](double ratio) { return finite(100 * (ratio - 1)); };
+    slower = {{"median", percent(fastest_ratio->middle)},
+              {"low", percent(fastest_ratio->low)},
+              {"high", percent(fastest_ratio->high)},
+              {"told_apart", fastest_ratio->low > 1}};
+  }
+  return {{"tokens_per_s_of_rounds", json_of(row.speeds)}, {"slower_percent", std::move(slower)}};
+}
+
+ordered_json json_of(const Comparison& comparison, std::size_t i) {
+  const ArithmeticClass& c = comparison.classes[i];
+  const Row* reference = comparison.reference_of(c);
+  ordered_json names = ordered_json::array();
+  for (const std::size_t member : c.members) {
+    names.push_back(comparison.rows[member].configuration->name);
+  }
+  ordered_json result = {{"label", c.label}, {"configurations", names}};
+  result["reference"] =
+      reference == nullptr ? ordered_json() : ordered_json(reference->configuration->name);
+  result["is_another_training"] = i > 0 && c.measured_against == i;
+  result["measured_against"] =
+      c.measured_against == i ? ordered_json() : ordered_json(c.measured_against);
+  result["changes"] = c.changes;
+  return result;
 }
 
 ordered_json planned_of(const Row& row) {
@@ -98,11 +134,18 @@ ordered_json differences(const Row& row, const std::vector<double>* baseline) {
   return json_of(result);
 }
 
-ordered_json json_of(const Row& row, const std::vector<double>* baseline) {
+ordered_json json_of(const Row& row, const std::vector<double>* baseline,
+                     const std::optional<RatioInterval>& fastest_ratio) {
   const Configuration& c = *row.configuration;
   const std::vector<RunRecord>& rounds = row.trained.rounds;
   ordered_json result = {{"name", c.name}, {"folder", "runs/" + folder_name_of(c.name)}};
-  result["state"] = !row.trained.failure.empty() ? "failed" : row.complete ? "done" : "missing";
+  result["state"] = !row.trained.failure.empty()  ? "failed"
+                    : row.same_plan_as != nullptr ? "same plan"
+                    : row.complete                ? "done"
+                                                  : "missing";
+  result["same_plan_as"] =
+      row.same_plan_as == nullptr ? ordered_json() : ordered_json(row.same_plan_as->name);
+  result["class"] = row.class_index;
   result["failure"] = row.trained.failure;
   result["rounds"] = rounds.size();
   result["strategy"] = c.config.parallel.strategy;
@@ -124,6 +167,7 @@ ordered_json json_of(const Row& row, const std::vector<double>* baseline) {
                                                  {"q1", found->second.q1},
                                                  {"q3", found->second.q3}};
   }
+  result["speed"] = speed_of(row, fastest_ratio);
   result["step_parts_ms"] = row.step_parts ? json_of(*row.step_parts) : ordered_json(nullptr);
   result["peak_bytes"] = json_of(most_of(rounds, &RunRecord::peak_bytes));
   result["host_peak_bytes"] = json_of(most_of(rounds, &RunRecord::host_peak_bytes));
@@ -131,7 +175,7 @@ ordered_json json_of(const Row& row, const std::vector<double>* baseline) {
   result["theory"] = {{"memory", ordered_json::array()}, {"sent", nullptr}};
   for (const Formula& f : row.memory_theory) result["theory"]["memory"].push_back(json_of(f));
   if (row.sent_theory) result["theory"]["sent"] = json_of(*row.sent_theory);
-  result["on_pareto_front"] = row.is_on_front;
+  result["on_pareto_front"] = or_null(row.is_on_front);
   result["loss"] = rounds.empty() ? ordered_json(nullptr) : json_of(rounds.front().loss);
   result["loss_difference"] = differences(row, baseline);
   for (const auto& [key, value] : c.options) {
@@ -145,18 +189,24 @@ ordered_json json_of(const Row& row, const std::vector<double>* baseline) {
 ordered_json to_json(const Comparison& comparison) {
   const Request& request = *comparison.request;
   const Configuration& baseline = request.configurations.front();
-  ordered_json result = {{"format", 1}};
+  ordered_json result = {{"format", 2}};
   result["verdict"] = {{"passed", comparison.verdict.passed()},
                        {"complete", comparison.verdict.complete},
-                       {"sentence", comparison.verdict.sentence}};
+                       {"lines", comparison.verdict.lines}};
   result["baseline"] = baseline.name;
   result["rounds"] = request.compare.rounds;
+  result["rounds_needed"] = comparison.speeds.rounds_needed == 0
+                                ? ordered_json()
+                                : ordered_json(comparison.speeds.rounds_needed);
   result["warmup_steps"] = request.compare.warmup_steps;
   result["tolerance"] = request.compare.tolerance;
   result["steps"] = baseline.config.train.steps;
   result["model"] = json_of(baseline.config.model.preset, baseline.model);
-  const std::optional<Fastest> fastest = fastest_of(comparison.rows);
-  result["fastest"] = fastest ? json_of(*fastest) : ordered_json(nullptr);
+  result["fastest"] = fastest_of(comparison);
+  result["classes"] = ordered_json::array();
+  for (std::size_t i = 0; i < comparison.classes.size(); ++i) {
+    result["classes"].push_back(json_of(comparison, i));
+  }
   std::set<std::string> machines;
   for (const Row& row : comparison.rows) {
     for (const RunRecord& run : row.trained.rounds) {
@@ -167,7 +217,10 @@ ordered_json to_json(const Comparison& comparison) {
   const std::vector<RunRecord>& first = comparison.rows.front().trained.rounds;
   const std::vector<double>* losses = first.empty() ? nullptr : &first.front().loss;
   result["configurations"] = ordered_json::array();
-  for (const Row& row : comparison.rows) result["configurations"].push_back(json_of(row, losses));
+  for (std::size_t i = 0; i < comparison.rows.size(); ++i) {
+    result["configurations"].push_back(
+        json_of(comparison.rows[i], losses, comparison.speeds.fastest_ratio[i]));
+  }
   return result;
 }
 

@@ -3,9 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <limits>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -18,12 +15,6 @@ namespace {
 
 using engine::IoError;
 using engine::require;
-
-std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
-  std::int64_t numel = 1;
-  for (const std::int64_t dim : shape) numel *= dim;
-  return numel;
-}
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   return fmt::format("({})", fmt::join(shape, ", "));
@@ -128,7 +119,7 @@ std::string obstacle(ProbePhase phase, const ProbeHeader& a, const ProbeHeader& 
       phase == kOutput || phase == kOutputGradient || phase == kGradient || phase == kReduced;
   const std::int64_t batches_a = a.ranks * a.accum, batches_b = b.ranks * b.accum;
   if (is_of_samples && (a.batch != b.batch || batches_a != batches_b)) {
-    return fmt::format("{}: A makes {} micro-batches of {} samples in a step, B {} of {}",
+    return fmt::format("{}: in a step A makes {} micro-batches of {} samples, B {} of {}",
                        title_of(phase), batches_a, a.batch, batches_b, b.batch);
   }
   const bool are_alike = a.reduces_last == b.reduces_last && a.ranks == b.ranks;
@@ -178,6 +169,12 @@ void count_steps_apart(const ProbeRun& run, const char* name, const DivergenceRe
 }
 
 }  // namespace
+
+std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
+  std::int64_t numel = 1;
+  for (const std::int64_t dim : shape) numel *= dim;
+  return numel;
+}
 
 void check_same_training(const std::map<std::string, std::string>& a,
                          const std::map<std::string, std::string>& b) {
@@ -248,54 +245,20 @@ DivergenceReport compare_probes(const ProbeRun& a, const ProbeRun& b) {
   return report;
 }
 
-ValueDifference difference_of(std::span<const float> a, std::span<const float> b) {
-  require(a.size() == b.size(), "[divergence] expected as many values, got {} and {}", a.size(),
-          b.size());
-  // Neighbouring floats are neighbours here, negative ones below zero.
-  const auto ordered = [](float x) {
-    const auto bits = std::bit_cast<std::int32_t>(x);
-    return bits < 0 ? std::int64_t{std::numeric_limits<std::int32_t>::min()} - bits
-                    : std::int64_t{bits};
-  };
-  ValueDifference d;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (std::bit_cast<std::uint32_t>(a[i]) == std::bit_cast<std::uint32_t>(b[i])) continue;
-    if (d.num_differing++ == 0) {
-      d.first_index = static_cast<std::int64_t>(i);
-      d.a = a[i];
-      d.b = b[i];
-    }
-    const double distance = std::abs(double{a[i]} - double{b[i]});
-    if (std::isnan(distance)) {  // which has no neighbours
-      d.max_abs = distance;
-      continue;
-    }
-    if (distance > d.max_abs) d.max_abs = distance;
-    d.max_ulps = std::max(d.max_ulps, std::abs(ordered(a[i]) - ordered(b[i])));
+std::vector<OptionDifference> differing_options(const std::map<std::string, std::string>& a,
+                                                const std::map<std::string, std::string>& b) {
+  std::map<std::string, OptionDifference> differences;
+  for (const auto& [key, value] : a) differences[key] = {key, value, ""};
+  for (const auto& [key, value] : b) {
+    differences[key].key = key;
+    differences[key].b = value;
   }
-  return d;
-}
-
-std::vector<float> values_of(const ProbeRun& run, const ProbeKey& key, int rank) {
-  std::map<std::int64_t, const ProbePart*> parts;
-  for (const ProbePart& part : run.parts) {
-    if (part.key != key) continue;
-    const ProbePart*& chosen = parts[part.begin];
-    const bool is_asked = part.rank == rank && rank >= 0;
-    const bool has_asked = chosen != nullptr && chosen->rank == rank && rank >= 0;
-    if (chosen == nullptr || is_asked || (!has_asked && part.rank < chosen->rank)) chosen = &part;
+  std::vector<OptionDifference> result;
+  for (auto& [key, difference] : differences) {
+    const bool is_told = key == "out" || key == "audit" || key.starts_with("log.");
+    if (!is_told && difference.a != difference.b) result.push_back(std::move(difference));
   }
-  std::vector<float> values;
-  for (const auto& [begin, part] : parts) {
-    require<IoError>(begin == std::ssize(values) && !part->values.empty(),
-                     "[divergence] expected all values of {}, got some ({})",
-                     engine::excerpt(key.tensor), run.path);
-    values.insert(values.end(), part->values.begin(), part->values.end());
-  }
-  require<IoError>(!parts.empty() && std::ssize(values) == numel_of(parts.begin()->second->shape),
-                   "[divergence] expected all values of {}, got {} ({})",
-                   engine::excerpt(key.tensor), values.size(), run.path);
-  return values;
+  return result;
 }
 
 }  // namespace tessera::tools

@@ -20,6 +20,9 @@
 
 namespace tessera::tools {
 
+/// Of a tensor of that shape.
+std::int64_t numel_of(const std::vector<std::int64_t>& shape);
+
 /// What one run has of the tensor.
 struct DivergentSide {
   std::string unit;
@@ -54,6 +57,14 @@ struct DivergenceReport {
 /// naming the option and both values. `a`, `b`: options as JSON literals.
 void check_same_training(const std::map<std::string, std::string>& a,
                          const std::map<std::string, std::string>& b);
+
+/// An option of which two trainings have other values, as JSON literals; empty: no such option.
+struct OptionDifference {
+  std::string key, a, b;
+};
+/// But for those that say where output goes and what is told.
+std::vector<OptionDifference> differing_options(const std::map<std::string, std::string>& a,
+                                                const std::map<std::string, std::string>& b);
 
 /// Throws as check_same_training(); InvalidArgument for records that have no step or tensor in
 /// common, or tensors of another shape; IoError for one that contradicts itself.

@@ -66,16 +66,36 @@ std::string side_text(const char* letter, const DivergentSide& side) {
 }
 
 std::string values_text(const ValueDifference& d, const Divergence& first) {
-  std::int64_t numel = 1;
-  for (const std::int64_t dim : first.shape) numel *= dim;
   if (d.num_differing == 0) return "  no element differs in the second runs";
   const bool is_nan = std::isnan(d.max_abs);
   return fmt::format(
       "  {} of {} differ{}, the first at {}: A {:.9g}, B {:.9g}; largest difference {}{}",
-      engine::with_commas(d.num_differing), plural(numel, "element"),
+      engine::with_commas(d.num_differing), plural(numel_of(first.shape), "element"),
       d.num_differing == 1 ? "s" : "", index_text(d.first_index, first.shape), d.a, d.b,
       is_nan ? std::string("not a number") : fmt::format("{:.9g}", d.max_abs),
       is_nan && d.max_ulps == 0 ? "" : fmt::format(", at most {}", plural(d.max_ulps, "ULP")));
+}
+
+// A JSON literal, without the quotes of a text.
+std::string value_text(const std::string& literal) {
+  if (literal.empty()) return "no such option";
+  const bool is_text = literal.size() > 2 && literal.front() == '"' && literal.back() == '"';
+  return engine::excerpt(is_text ? literal.substr(1, literal.size() - 2) : literal);
+}
+
+std::string options_text(const std::vector<OptionDifference>& options) {
+  constexpr std::size_t kMost = 6;
+  if (options.empty()) return "All options of the training are the same.";
+  std::vector<std::string> texts;
+  for (const OptionDifference& option : options) {
+    if (texts.size() == kMost) {
+      texts.push_back(fmt::format("{} more in divergence.json", options.size() - kMost));
+      break;
+    }
+    texts.push_back(fmt::format("{} (A {}, B {})", engine::escaped(option.key),
+                                value_text(option.a), value_text(option.b)));
+  }
+  return "Options that differ: " + engine::join(texts, "; ");
 }
 
 // JSON has no numbers for these.
@@ -139,7 +159,9 @@ json first_json(const DivergenceResult& r) {
 
 std::vector<std::string> lines_of(const DivergenceResult& r) {
   const DivergenceReport& report = r.report;
-  std::vector<std::string> lines = {run_text("A", r.a), run_text("B", r.b)};
+  std::vector<std::string> lines = {
+      run_text("A", r.a), run_text("B", r.b),
+      options_text(differing_options(r.a.header.options, r.b.header.options))};
   const std::string steps = fmt::format("steps {} to {}", report.first_step, report.last_step);
   if (!report.first) {
     lines.push_back(fmt::format("Nothing differs: {} of {} are equal.",
@@ -177,8 +199,16 @@ nlohmann::ordered_json to_json(const DivergenceResult& r) {
   for (const NotCompared& item : r.report.not_compared) {
     not_compared.push_back({{"reason", item.reason}, {"count", item.count}});
   }
+  json options = json::array();
+  for (const OptionDifference& o : differing_options(r.a.header.options, r.b.header.options)) {
+    const auto value = [](const std::string& literal) {
+      return literal.empty() ? json() : json(literal);
+    };
+    options.push_back({{"option", o.key}, {"a", value(o.a)}, {"b", value(o.b)}});
+  }
   return {{"a", to_json(r.a)},
           {"b", to_json(r.b)},
+          {"options_that_differ", std::move(options)},
           {"first_step", r.report.first_step},
           {"last_step", r.report.last_step},
           {"num_compared", r.report.num_compared},

@@ -142,7 +142,7 @@ DivergenceResult of_records(const std::vector<std::string>& paths) {
         fmt::format("{} went wrong in step {}, and has a part of it. ", letter, run->last_step);
   }
   if (result.report.first) {
-    result.remark += "Records hold no values: --find-divergence with the two configurations has.";
+    result.remark += "Records store checksums only; give the two configurations to see values.";
   }
   return result;
 }

@@ -278,6 +278,12 @@ std::string facts(const ordered_json& data) {
   return items;
 }
 
+std::string verdict_text(const ordered_json& lines) {
+  std::vector<std::string> escaped;
+  for (const ordered_json& line : lines) escaped.push_back(html_escaped(line.get<std::string>()));
+  return engine::join(escaped, "<br>");
+}
+
 // Its class, and a word or two.
 std::pair<std::string, std::string> status_of(const ordered_json& data) {
   const auto any = [&](const char* field, const char* inner, const char* value) {
@@ -333,7 +339,7 @@ std::string report_page(const ordered_json& comparison, const ordered_json& step
        {"script", std::string(kReportScript)},
        {"status", status},
        {"badge", badge},
-       {"verdict", html_escaped(verdict.at("sentence").get<std::string>())},
+       {"verdict", verdict_text(verdict.at("lines"))},
        {"facts", facts(data)},
        {"lead",
         "Medians over all steps but the warm-up, with the range of the middle half of them below. "

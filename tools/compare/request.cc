@@ -18,16 +18,14 @@
 #include "engine/io/text.h"
 #include "tools/compare/arguments.h"
 #include "tools/compare/divergence.h"
+#include "tools/compare/named.h"
 #include "tools/train/attention_choice.h"
 #include "tools/train/cpu.h"
 #include "tools/train/ranks.h"
-#include "tools/train/task_plan.h"
-#include "tools/train/transformer_plan.h"
 
 namespace tessera::tools {
 namespace {
 
-using engine::fail;
 using engine::require;
 
 constexpr const char* kAbout =
@@ -153,18 +151,6 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   checks.files(config.files_read(flags, config.text_path()));
 }
 
-// What else a training would refuse before its first step.
-void check_plan(const Configuration& c) {
-  const TransformerConfig& config = c.config;
-  Gpt model(c.model);
-  const PlanTarget target = plan_target(Ranks::choose(config), config);
-  if (config.memory_limit_nbytes() > 0) {
-    static_cast<void>(fit_transformer(config, model, target));
-  } else {
-    static_cast<void>(plan_transformer(config, config, model, target));
-  }
-}
-
 // What is in force, without where it goes: the folder may be moved, and goes on from there.
 void record(Configuration& c) {
   c.config.out = "runs/train_transformer";
@@ -213,18 +199,6 @@ Configuration make(const std::vector<std::string>& arguments, const Overrides& o
   check(c, probe, flags, checks);
   record(c);
   return c;
-}
-
-// What `fn` returns, with errors that name the configuration.
-template <class F>
-auto named(const std::string& name, F fn) {
-  try {
-    return fn();
-  } catch (const engine::IoError& e) {
-    fail<engine::IoError>("{} (configuration {})", e.what(), engine::escaped(name));
-  } catch (const engine::Error& e) {
-    fail("{} (configuration {})", e.what(), engine::escaped(name));
-  }
 }
 
 Configuration make_named(const std::vector<std::string>& arguments, const Overrides& overrides,
@@ -288,16 +262,19 @@ void CompareConfig::add_to(FlagSet& flags) {
             {.help = "--find-divergence A B: instead of comparing losses, name the first tensor of "
                      "which A and B have different bits; each is a strategy, options as "
                      "'key=value key=value' over those of this command, or a file of --log.probe"});
-  flags.add("rounds", &rounds,
-            {.help = "how often all are trained in turn, so that a noisy machine hits all alike",
-             .min = 1,
-             .max = 1000});
+  flags.add(
+      "rounds", &rounds,
+      {.help = "how often all are trained, in an order drawn for each round; one shows parity, "
+               "while to tell which is faster two configurations need 6, four 8, eight 11",
+       .min = 1,
+       .max = 1000});
   flags.add("warmup_steps", &warmup_steps,
             {.help = "first steps of each training that medians leave out", .min = 0});
-  flags.add("tolerance", &tolerance,
-            {.help = "largest difference of a step's loss to the baseline, where an option changes "
-                     "the arithmetic; elsewhere bits are equal",
-             .min = 0});
+  flags.add(
+      "tolerance", &tolerance,
+      {.help = "largest difference of a step's loss between configurations of one training in "
+               "another arithmetic; within an arithmetic bits must be equal",
+       .min = 0});
   flags.add("resume", &resume,
             {.help = "keep what an interrupted comparison in the output folder has finished, and "
                      "train the rest"});
@@ -354,10 +331,6 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
 std::vector<std::string> trace_arguments(const Configuration& c, const std::string& path) {
   if (c.config.log.trace.empty()) return {};
   return {"--log.trace=" + path, "--log.trace_steps=" + c.config.log.trace_steps};
-}
-
-void check_plans(const Request& request) {
-  for (const Configuration& c : request.configurations) named(c.name, [&] { check_plan(c); });
 }
 
 }  // namespace tessera::tools

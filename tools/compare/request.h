@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,7 +50,10 @@ struct Configuration {
   bool sums_in_rank_order = true;  ///< on this machine: not in NCCL's own order
   bool on_gpu = false;
   std::map<std::string, std::string> options = {};  ///< in force, as JSON literals
-  /// The same, as a file for --config, but for where a trace goes: repeating it leaves none.
+  /// The number of an earlier one of the same plan, which is trained instead; see equal_plans.h.
+  std::optional<std::size_t> same_plan_as = {};
+  /// All options in force, as a file for --config, but for where a trace goes: repeating it leaves
+  /// none.
   std::string toml = {};
 };
 
@@ -73,10 +77,5 @@ struct Request {
 /// configurations nor records: --help or --version was printed to `out`. Throws as FlagSet does,
 /// and with the name of the configuration that cannot be.
 Request read_request(int argc, const char* const* argv, std::ostream& out);
-
-/// Plans every configuration. Throws, with its name, what its training would before its first step,
-/// or that no plan meets its memory_budget. Chooses this process's CPU, so that nothing can be read
-/// for another one behind it.
-void check_plans(const Request& request);
 
 }  // namespace tessera::tools

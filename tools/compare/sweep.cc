@@ -133,7 +133,7 @@ Overrides options_of(const Overrides& overrides) {
     const bool is_count = !ranks.empty() && ranks.front() != '0' &&
                           ranks.find_first_not_of("0123456789") == std::string::npos;
     require(shard::is_hybrid(strategy) && is_count,
-            "[compare] expected the ranks that share one copy behind hsdp, hybrid_zero2 or hfsdp, "
+            "[compare] expected the ranks that share one copy after hsdp, hybrid_zero2 or hfsdp, "
             "as hsdp:2, got {}",
             engine::excerpt(value));
     options.emplace_back(key, strategy);

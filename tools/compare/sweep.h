@@ -46,7 +46,7 @@ bool is_record_path(const std::string& text);
 std::string record_path(const std::string& text);
 
 /// The trainer's options: of a parallel.strategy such as "hsdp:2", parallel.shard_ranks as well.
-/// Throws InvalidArgument for what is no hybrid, or no number, behind a colon.
+/// Throws InvalidArgument for what is no hybrid, or no number, after a colon.
 Overrides options_of(const Overrides& overrides);
 
 /// What people call it: "zero3 prefetch=1 offload.optimizer=0"; "as given" without overrides.

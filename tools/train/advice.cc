@@ -26,8 +26,11 @@ std::string fewer_threads(const TrainConfig& config, const RunPlace& place) {
   }
   int ranks = std::clamp(place.num_cores, 1, place.num_ranks);
   while (place.num_ranks % ranks != 0) --ranks;  // so that a step has as many samples
-  return fmt::format("{}--parallel.ranks={} with --train.accum={} times as much", found, ranks,
-                     place.num_ranks / ranks);
+  const bool keeps_bits =
+      config.comm.text().empty() && config.train.accum_comm == AccumComm::kEvery;
+  return fmt::format("{}--parallel.ranks={} --train.accum={} (same {})", found, ranks,
+                     config.train.accum * (place.num_ranks / ranks),
+                     keeps_bits ? "bits" : "samples a step");
 }
 
 std::string less_exposed(double percent, const TrainConfig& config, const RunPlace& place) {
@@ -38,21 +41,28 @@ std::string less_exposed(double percent, const TrainConfig& config, const RunPla
   if (place.num_gpus == 0 && place.num_ranks * config.cpu.threads_per_rank > place.num_cores) {
     return found + ": " + fewer_threads(config, place);
   }
+  // NCCL's own order of sums may depend on what is on its way at a time.
+  const bool keeps_bits = place.num_gpus == 0 || p.canonical;
+  const char* const one_more =
+      keeps_bits ? "(same bits, memory of one unit more)" : "(memory of one unit more)";
   if (gathers && p.prefetch == 0) {
-    return found + ": no unit is gathered ahead; try --parallel.prefetch=1, for one slot more";
+    return fmt::format("{}: no unit is gathered ahead; try --parallel.prefetch=1 {}", found,
+                       one_more);
   }
   if (p.reductions_in_flight == 0) {
-    return found + ": backward waits for each reduction; try --parallel.reductions_in_flight=1";
+    return fmt::format(
+        "{}: backward waits for each reduction; try --parallel.reductions_in_flight=1 {}", found,
+        one_more);
   }
   if (config.train.accum > 1 && config.train.accum_comm == AccumComm::kEvery) {
     return found +
-           ": every micro-step reduces; try --train.accum_comm=last, which keeps whole "
-           "gradients and adds in another order";
+           ": every micro-step reduces; try --train.accum_comm=last (whole gradients in memory, "
+           "sums in another order)";
   }
   if (gathers && p.prefetch == 1) {
-    return found + ": try --parallel.prefetch=2, for one slot more";
+    return fmt::format("{}: try --parallel.prefetch=2 {}", found, one_more);
   }
-  return found + ": try a larger --train.batch or --train.accum, which send as much for more work";
+  return found + ": try a larger --train.batch, which sends as much for more work";
 }
 
 }  // namespace
@@ -67,23 +77,24 @@ std::vector<std::string> advice(const RunSummary::Figures& f, const TrainConfig&
   }
   if (f.share("data") > kMuchData) {
     all.push_back(
-        fmt::format("the loop waits for the loader for {:.0f} % of a step: it fills one batch "
-                    "ahead in a thread "
-                    "of its own for each rank; leave it a core, or data on a faster disk",
+        fmt::format("waiting for data takes {:.0f} % of a step: leave a core to the loader, which "
+                    "is a thread of each rank, or put the data on a faster disk",
                     100 * f.share("data")));
   }
   if (optimizer > kMuchOptimizer) {
     all.push_back(fmt::format(
-        "the optimizer takes {:.0f} % of a step: a larger --train.batch or --train.accum updates "
-        "less often for the same work",
+        "the optimizer takes {:.0f} % of a step: try a larger --train.batch or --train.accum, for "
+        "fewer updates of as many samples",
         100 * optimizer));
   }
   if (place.num_gpus == 0 && f.step_ms.p10 > 0 && f.step_ms.p90 > kWideSpread * f.step_ms.p10) {
     const bool fits = place.num_ranks * config.cpu.threads_per_rank <= place.num_cores;
-    all.push_back(fmt::format("steps vary by a factor of {:.1f}: {}", f.step_ms.p90 / f.step_ms.p10,
-                              fits && !config.cpu.pin
-                                  ? "try --cpu.pin=true, which gives each rank cores of its own"
-                                  : "something else uses this machine's cores"));
+    const std::string reason = !fits ? fewer_threads(config, place)
+                               : config.cpu.pin
+                                   ? "other programs use the cores of this machine"
+                                   : "try --cpu.pin=true (cores of its own for each rank)";
+    all.push_back(
+        fmt::format("steps vary by a factor of {:.1f}: {}", f.step_ms.p90 / f.step_ms.p10, reason));
   }
   if (all.size() > kMost) all.resize(kMost);
   return all;

@@ -19,6 +19,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/compare_request.h"
+#include "tests/tools/compare/made_runs.h"
 #include "tests/tools/compare/sample_comparison.h"
 #include "tools/compare/report_page.h"
 #include "tools/models/gpt.h"
@@ -29,6 +30,7 @@ namespace {
 
 using testing::error_of;
 using testing::has;
+using testing::run_of;
 using testing::TempFolder;
 
 class CompareRequest : public ::testing::Test {
@@ -93,7 +95,7 @@ TEST_F(CompareRequest, AHybridMaySayTheRanksThatShareACopy) {
   for (const char* bad :
        {"ddp:2", "zero3:2", "hsdp:", "hsdp:0", "hsdp:-2", "hsdp:x", "hsdp:2:2", "hsdp: 2"}) {
     EXPECT_TRUE(has(refused({std::string("--strategies=ddp,") + bad}),
-                    {"[compare] expected the ranks that share one copy behind hsdp", "as hsdp:2",
+                    {"[compare] expected the ranks that share one copy after hsdp", "as hsdp:2",
                      std::string("configuration ") + bad}))
         << bad;
   }
@@ -133,117 +135,6 @@ TEST_F(CompareRequest, WhatCannotRunIsRefusedByTheNameOfItsConfiguration) {
   EXPECT_TRUE(has(refused({"--rounds=0"}), {"rounds"}));
 }
 
-// What must be equal -----------------------------------------------------------------------------
-
-TEST_F(CompareRequest, BitsMustBeEqualUnlessTheArithmeticIsAnother) {
-  using Reasons = std::vector<std::string>;
-  const auto reasons = [&](const std::vector<std::string>& words) {
-    const Request r = request(words);
-    return arithmetic_differences(r.configurations.at(0), r.configurations.at(1));
-  };
-  EXPECT_EQ(reasons({"--strategies=ddp,hsdp"}), Reasons());
-  EXPECT_EQ(reasons({"--strategies=zero3", "--sweep=parallel.prefetch=0,5"}), Reasons());
-  EXPECT_EQ(reasons({"--strategies=zero3", "--sweep=train.recompute=true,false"}), Reasons());
-  EXPECT_EQ(reasons({"--strategies=zero3", "--sweep=offload.gradients=0,1"}), Reasons());
-  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=precision.param=f32,bf16"}),
-            Reasons{"precision.param"});
-  EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=comm.hook=none,bf16"}), Reasons{"comm.hook"});
-  for (const char* sweep :
-       {"cpu.gemm=onednn,eigen", "data.order=shuffle,sequential", "model.dropout=0,0.1",
-        "precision.accumulate=f32,bf16", "precision.reduce=f32,bf16", "train.accum_comm=every,last",
-        "train.beta2=0.9,0.95", "train.eps=1e-8,1e-6", "train.grad_clip=0,1", "train.lr=1,2",
-        "train.optimizer=adamw,sgd", "train.schedule=constant,linear", "train.seed=1,2",
-        "train.warmup=1,2", "train.weight_decay=0,0.1"}) {
-    const std::string text = sweep;
-    EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=" + text}),
-              Reasons{text.substr(0, text.find('='))});
-  }
-  // The same micro-batches, dealt in another way; or others.
-  Request r = request({"--strategies=ddp", "--sweep=parallel.ranks=4,2 train.accum=1,2"});
-  EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(3)), Reasons());
-  EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(1)),
-            Reasons{"train.accum"});
-  r.configurations[3].sums_in_rank_order = false;
-  EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(3)),
-            Reasons{"parallel.ranks"});
-  // What is compressed as one square depends on which blocks are one unit.
-  for (const char* sweep : {"parallel.bucket_mb=0,4", "parallel.unit_min_numel=0,99"}) {
-    const std::string text = sweep;
-    EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=" + text}), Reasons());
-    EXPECT_EQ(reasons({"--strategies=ddp", "--comm.hook=batched_powersgd", "--sweep=" + text}),
-              Reasons{text.substr(0, text.find('='))});
-  }
-  // The host's part of an update beside a GPU's.
-  for (const char* sweep : {"offload.optimizer=0,1", "memory_budget=1GiB,2GiB"}) {
-    const std::string text = sweep;
-    Request on_host = request({"--strategies=zero3", "--sweep=" + text});
-    for (const bool on_gpu : {false, true}) {
-      for (Configuration& c : on_host.configurations) c.on_gpu = on_gpu;
-      EXPECT_EQ(arithmetic_differences(on_host.configurations.at(0), on_host.configurations.at(1)),
-                on_gpu ? Reasons{text.substr(0, text.find('='))} : Reasons());
-    }
-  }
-}
-
-RunRecord run_of(std::vector<double> loss, std::string sha = "same") {
-  RunRecord run;
-  run.loss = std::move(loss);
-  run.params_sha256 = std::move(sha);
-  for (std::size_t i = 0; i < run.loss.size(); ++i) {
-    run.metrics["step_ms"].push_back(10.0 + double(i));
-    run.metrics["tokens_per_s"].push_back(100);
-  }
-  run.peak_bytes = {{"optimizer", 5}, {"total", 1 << 20}};
-  return run;
-}
-
-TEST(Parity, SeesEveryKindOfDifference) {
-  const RunRecord base = run_of({3, 2, 1});
-  const auto compare = [&](const RunRecord& run, const std::vector<std::string>& reasons = {}) {
-    return compare_runs(base, std::vector<RunRecord>{base, run}, reasons, 0.5);
-  };
-  EXPECT_EQ(compare(base).kind, ParityKind::kEqualBits);
-  const Parity loss = compare(run_of({3, std::nextafter(2, 3), 1.25}));
-  EXPECT_EQ(loss.kind, ParityKind::kDiffers);
-  EXPECT_EQ(loss.first_step, 2);
-  EXPECT_EQ(loss.max_difference, 0.25);
-  EXPECT_TRUE(has(loss.text, {"0.25, first in step 2"}));
-  const Parity hash = compare(run_of({3, 2, 1}, "other"));
-  EXPECT_EQ(hash.kind, ParityKind::kDiffers);
-  EXPECT_TRUE(has(hash.text, {"other parameters"}));
-  EXPECT_EQ(compare(run_of({3, 2})).kind, ParityKind::kDiffers);
-  // With a reason it may be another number, up to the tolerance.
-  EXPECT_EQ(compare(run_of({3, 2.5, 1}, "other"), {"train.lr"}).kind, ParityKind::kWithin);
-  const Parity far = compare(run_of({3, 2.75, 1}, "other"), {"train.lr"});
-  EXPECT_EQ(far.kind, ParityKind::kDiffers);
-  EXPECT_TRUE(has(far.text, {"beyond the tolerance of 0.5 (train.lr changes the arithmetic)"}));
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_EQ(compare(run_of({3, nan, 1}), {"train.lr"}).kind, ParityKind::kDiffers);
-  EXPECT_EQ(compare_runs(base, {}, {}, 1).kind, ParityKind::kUnknown);
-}
-
-TEST(Parity, LossesThatAreNotFiniteAgreeWithEachOtherAlone) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  const RunRecord base = run_of({3, nan, 1});
-  const auto compare = [&](const RunRecord& run, const std::vector<std::string>& reasons = {}) {
-    return compare_runs(base, std::vector<RunRecord>{run}, reasons, 0.5);
-  };
-  const Parity same = compare(base);
-  EXPECT_EQ(same.kind, ParityKind::kEqualBits);
-  EXPECT_FALSE(same.first_step.has_value());
-  EXPECT_EQ(same.max_difference, 0);
-  // Of these the parameters decide, as of other losses.
-  EXPECT_TRUE(has(compare(run_of({3, nan, 1}, "other")).text, {"other parameters"}));
-  const Parity beside = compare(run_of({3, 2, 1}));
-  EXPECT_EQ(beside.kind, ParityKind::kDiffers);
-  EXPECT_EQ(beside.first_step, 2);
-  EXPECT_EQ(beside.text, "loss differs by what is not finite, first in step 2");
-  // With a reason the rest is measured all the same.
-  const Parity near = compare(run_of({3.25, nan, 1}, "other"), {"train.lr"});
-  EXPECT_EQ(near.kind, ParityKind::kWithin);
-  EXPECT_EQ(near.max_difference, 0.25);
-}
-
 // The verdict ------------------------------------------------------------------------------------
 
 class CompareVerdict : public CompareRequest {
@@ -254,42 +145,12 @@ class CompareVerdict : public CompareRequest {
   const Request request_ = request({"--strategies=ddp,zero2,zero3", "--warmup_steps=1"});
 };
 
-TEST_F(CompareVerdict, NamesWhatDiffersFailedOrIsMissing) {
-  const RunRecord good = run_of({3, 2, 1}), bad = run_of({3, 2, 1}, "other");
-  const Comparison all = summary({{{good}}, {{good}}, {{good}}});
-  EXPECT_TRUE(all.verdict.passed() && all.verdict.complete);
-  EXPECT_TRUE(has(all.verdict.sentence, {"All 3 configurations give the same bits"}));
-  EXPECT_TRUE(has(all.verdict.sentence, {"Fastest: ddp at 11.5 ms a step"}));
-  EXPECT_TRUE(has(table_text(all), {"baseline"}));
-
-  const Comparison planted = summary({{{good}}, {{bad}}, {{good}}});
-  EXPECT_FALSE(planted.verdict.passed() || planted.verdict.agrees);
-  EXPECT_TRUE(planted.verdict.complete);
-  EXPECT_TRUE(
-      has(planted.verdict.sentence, {"Parity fails: 1 configuration differs from ddp: zero2"}));
-  EXPECT_TRUE(has(table_text(planted), {"DIFFERS parameters"}));
-
-  const Comparison failed = summary({{{good}}, {{}, "exit code 1"}, {{good}}});
-  EXPECT_FALSE(failed.verdict.passed() || failed.verdict.complete);
-  EXPECT_TRUE(failed.verdict.agrees && failed.verdict.failed);
-  EXPECT_TRUE(has(failed.verdict.sentence, {"Failed: zero2."}));
-
-  const Comparison missing = summary({{{good}}, {{good}}, {}});
-  EXPECT_TRUE(missing.verdict.passed());
-  EXPECT_FALSE(missing.verdict.complete);
-  EXPECT_TRUE(
-      has(missing.verdict.sentence, {"Not complete: 1 of 3 configurations missing (zero3)"}));
-  const Comparison nothing = summary({{}, {{good}}, {{good}}});
-  EXPECT_FALSE(nothing.verdict.passed() || nothing.verdict.complete);
-  EXPECT_EQ(nothing.rows[1].parity.text, "no baseline");
-}
-
 TEST_F(CompareVerdict, ALossThatIsNotFiniteDiffersFromANumberAlone) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const RunRecord lost = run_of({3, nan, nan});
   const Comparison all = summary({{{lost}}, {{lost}}, {{run_of({3, nan, 1})}}});
-  EXPECT_TRUE(has(all.verdict.sentence, {"1 configuration differs from ddp: zero3 (loss differs by "
-                                         "what is not finite, first in step 3)"}));
+  EXPECT_EQ(all.verdict.lines.at(0),
+            "Parity fails: zero3 differs from ddp in what is not finite, first in step 3.");
   const std::string table = table_text(all);
   EXPECT_TRUE(has(table, {"baseline", "equal bits", "DIFFERS not finite"})) << table;
   EXPECT_FALSE(has(table, {"inf"})) << table;
@@ -391,47 +252,6 @@ TEST_F(CompareVerdict, PartsOfAStepAddUpToIt) {
   EXPECT_NEAR(waits.at("exposed_comm_ms").get<double>(), 10.0 / 3, 1e-12);
   EXPECT_NEAR(waits.at("other_ms").get<double>(), 10 - 10.0 / 3 - 0.25, 1e-12);
   EXPECT_TRUE(json.at("configurations")[2].at("step_parts_ms").is_null());
-}
-
-TEST_F(CompareVerdict, TheFastestIsToldApartOrNot) {
-  const auto of_ms = [](std::vector<double> step_ms) {
-    RunRecord run = run_of({4, 3, 2, 1, 0});
-    run.metrics["step_ms"] = std::move(step_ms);
-    return run;
-  };
-  // Behind the warm-up: 10 [9.75, 10.25], 10.375 from 10.1875 on, and 20.
-  const RunRecord fast = of_ms({1, 9, 10, 10, 11}), near = of_ms({1, 10, 10.25, 10.5, 12}),
-                  slow = of_ms({1, 20, 20, 20, 20});
-  const Comparison apart = summary({{{slow}}, {{fast}}, {{slow}}});
-  EXPECT_TRUE(has(apart.verdict.sentence, {"Fastest: zero2 at 10 ms a step. Least memory"}));
-  EXPECT_EQ(to_json(apart).at("fastest"),
-            nlohmann::ordered_json::parse(R"({"name":"zero2","not_told_apart_from":[]})"));
-
-  const Comparison close = summary({{{near}}, {{slow}}, {{fast}}});
-  EXPECT_TRUE(has(close.verdict.sentence,
-                  {"Fastest: zero3 at 10 ms a step, not told apart from 1 configuration whose "
-                   "quartiles overlap (ddp); more --rounds or --train.steps would. Least memory"}))
-      << close.verdict.sentence;
-  EXPECT_EQ(to_json(close).at("fastest"),
-            nlohmann::ordered_json::parse(R"({"name":"zero3","not_told_apart_from":["ddp"]})"));
-  EXPECT_TRUE(to_json(summary({{}, {}, {}})).at("fastest").is_null());
-}
-
-TEST_F(CompareRequest, WhatDiffersAlikeIsExplainedOnce) {
-  const Request r = request({"--strategies=ddp", "--sweep=parallel.prefetch=0,1,2,3,4"});
-  const auto sentence = [&](const std::vector<RunRecord>& runs) {
-    std::vector<Trained> trained;
-    for (const RunRecord& run : runs) trained.push_back({{run}});
-    return summarise(r, std::move(trained)).verdict.sentence;
-  };
-  const RunRecord good = run_of({3, 2, 1}), bad = run_of({3, 2, 1}, "other"),
-                  off = run_of({3, 2.5, 1}, "other");
-  EXPECT_EQ(sentence({good, bad, bad, bad, bad}),
-            "Parity fails: 4 configurations differ from ddp prefetch=0: ddp prefetch=1; "
-            "ddp prefetch=2; ddp prefetch=3; 1 more (equal losses, other parameters at the end).");
-  EXPECT_EQ(sentence({good, bad, good, off, good}),
-            "Parity fails: 2 configurations differ from ddp prefetch=0: ddp prefetch=1; "
-            "ddp prefetch=3 (the first: equal losses, other parameters at the end).");
 }
 
 // Formulas ---------------------------------------------------------------------------------------

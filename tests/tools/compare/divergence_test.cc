@@ -166,6 +166,48 @@ TEST(Divergence, RanksThatContradictEachOtherAreNamed) {
   EXPECT_TRUE(compare_probes(b.record, b.record).first);
 }
 
+// Of two replicas in two shards, ranks 1 and 3 hold the second half of a tensor.
+TEST(Divergence, OfTensorsThatAreCutTheRanksOfThePartAreNamed) {
+  const TrainConfig config = config_of("hsdp", 4);
+  const ProbeKey key{2, 0, kState, "m of h.0.mlp.c_fc.weight"};
+  ProbedRun a = run(config), b = a;
+  std::vector<ProbePart*> second;  // half, of either replica
+  std::int64_t begin = 0;
+  for (ProbePart& part : b.record.parts) {
+    if (part.key != key) continue;
+    EXPECT_EQ(part.begin == 0, part.rank % 2 == 0) << part.rank;
+    if (part.begin > 0) begin = part.begin;
+    if (part.rank == 3) second.push_back(&part);
+  }
+  ASSERT_EQ(second.size(), 1u);
+  ++second.front()->checksum.hash;
+  const DivergenceReport report = compare_probes(a.record, b.record);
+  ASSERT_TRUE(report.first);
+  EXPECT_EQ(target_text(report.first->key), target_text(key));
+  EXPECT_EQ(report.first->b.rank, 1);
+  EXPECT_EQ(report.first->b.other_rank, 3);
+  EXPECT_EQ(report.first->b.begin, begin);
+  EXPECT_EQ(report.first->a.rank, -1);
+}
+
+TEST(Divergence, OptionsThatDifferAreNamedAndThoseOfOutputAreNot) {
+  DivergenceResult result;
+  result.a.header.options = {{"train.lr", "0.1"}, {"out", "\"a\""}, {"log.every", "1"}, {"x", "1"}};
+  result.b.header.options = {{"train.lr", "0.2"},
+                             {"out", "\"b\""},
+                             {"log.every", "2"},
+                             {"x", "1"},
+                             {"parallel.strategy", "\"ddp\""}};
+  EXPECT_EQ(lines_of(result).at(2),
+            "Options that differ: parallel.strategy (A no such option, B ddp); train.lr (A 0.1, B "
+            "0.2)");
+  result.b.header.options = result.a.header.options;
+  EXPECT_EQ(lines_of(result).at(2), "All options of the training are the same.");
+  for (char c = 'a'; c < 'j'; ++c) result.b.header.options[std::string(1, c)] = "1";
+  EXPECT_TRUE(
+      has(lines_of(result).at(2), {"f (A no such option, B 1); 3 more in divergence.json"}));
+}
+
 TEST(Divergence, RanksThatContradictAreTheSameInAnyOrderOfTheirParts) {
   const TrainConfig config = config_of("ddp", 3);
   const ProbeKey key{2, 0, kUpdated, "h.0.ln_1.weight"};
@@ -277,9 +319,9 @@ TEST(Divergence, OtherMicroBatchesAreNotCompared) {
   const DivergenceReport report = compare_probes(a.record, run(config).record);
   const std::string reasons = reasons_of(report);
   for (const ProbePhase phase : {kOutput, kOutputGradient, kGradient, kReduced}) {
-    EXPECT_TRUE(has(reasons, {fmt::format("{}: A makes 2 micro-batches of 1 samples in a step, B 1 "
-                                          "of 2",
-                                          title_of(phase))}));
+    EXPECT_TRUE(
+        has(reasons, {fmt::format("{}: in a step A makes 2 micro-batches of 1 samples, B 1 of 2",
+                                  title_of(phase))}));
   }
   EXPECT_TRUE(has(reasons, {"gathered parameter (forward): A alone has it"}));
   ASSERT_TRUE(report.first);  // sums of other parts round otherwise
@@ -394,7 +436,60 @@ TEST(Divergence, SaysWhoHadAMicroBatchOnEachSide) {
   EXPECT_EQ(first.at("a").at("rank"), 0);
   EXPECT_EQ(first.at("b").at("rank"), 2);
   result.report.first->key.visit = 2;
-  EXPECT_TRUE(has(lines_of(result).at(3), {"tensor w, visit 2, "}));
+  EXPECT_TRUE(has(lines_of(result).at(4), {"tensor w, visit 2, "}));
+}
+
+TEST(Divergence, LinesAndJsonSayEachFigureOfTheirSide) {
+  DivergenceResult result;
+  result.a = {.name = "one", .path = "a.jsonl", .header = {.ranks = 2, .accum = 3}};
+  result.b = {.name = "two", .path = "b.jsonl", .header = {.ranks = 6, .accum = 1}};
+  result.report = {.first_step = 5,
+                   .last_step = 9,
+                   .num_compared = 4321,
+                   .num_before = 1234,
+                   .num_differing = 77,
+                   .not_compared = {{"why", 13}}};
+  result.report.first = Divergence{.key = {.step = 7, .phase = kUpdated, .tensor = "w"},
+                                   .shape = {4, 3, 5},
+                                   .a = {.unit = "u", .dtype = "f32", .checksum = {}},
+                                   .b = {.unit = "v", .dtype = "bf16", .checksum = {}}};
+  result.report.first->a.checksum = {.hash = 0xab, .numel = 60, .max_abs = 1.5, .sum = -2.25};
+  result.report.first->b.checksum = {.hash = 0xcd, .numel = 60, .max_abs = 3.5, .sum = 4.25};
+  result.report.first->b.rank = 2;
+  result.report.first->b.other_rank = 5;
+  result.report.first->b.begin = 30;
+  result.values = ValueDifference{
+      .num_differing = 11, .first_index = 37, .a = 0.5, .b = 0.75, .max_abs = 8.5, .max_ulps = 19};
+  std::string text;
+  for (const std::string& line : lines_of(result)) text += line + "\n";
+  EXPECT_EQ(text,
+            "A: one (2 ranks x 3 micro-steps)\n"
+            "B: two (6 ranks x 1 micro-step)\n"
+            "All options of the training are the same.\n"
+            "First difference: step 7, parameter after the update\n"
+            "  unit u, tensor w, shape (4, 3, 5)\n"
+            "  11 of 60 elements differ, the first at 37 = (2, 1, 2): A 0.5, B 0.75; largest "
+            "difference 8.5, at most 19 ULPs\n"
+            "  A: f32, unit u, largest 1.5, sum -2.25, checksum 00000000000000ab\n"
+            "  B: bf16, unit v, largest 3.5, sum 4.25, checksum 00000000000000cd; rank 5 has other "
+            "bits than rank 2 in the part from element 30 on\n"
+            "1,234 checksums before it are equal; of all 4,321 of steps 5 to 9, 77 differ.\n"
+            "Not compared (13): why\n");
+  EXPECT_EQ(to_json(result), nlohmann::ordered_json::parse(R"({
+      "a": {"name": "one", "record": "a.jsonl", "ranks": 2, "accum": 3, "failure": null},
+      "b": {"name": "two", "record": "b.jsonl", "ranks": 6, "accum": 1, "failure": null},
+      "options_that_differ": [], "first_step": 5, "last_step": 9, "num_compared": 4321,
+      "num_before_first": 1234, "num_differing": 77,
+      "first": {"step": 7, "micro_batch": null, "phase": "updated", "unit": "u", "tensor": "w",
+                "visit": 1, "shape": [4, 3, 5],
+                "a": {"unit": "u", "dtype": "f32", "checksum": "00000000000000ab", "max_abs": 1.5,
+                      "sum": -2.25},
+                "b": {"unit": "v", "dtype": "bf16", "checksum": "00000000000000cd", "max_abs": 3.5,
+                      "sum": 4.25, "ranks_that_differ": [2, 5], "from_element": 30},
+                "values": {"num_differing": 11, "first_index": 37, "a": 0.5, "b": 0.75,
+                           "max_abs_difference": 8.5, "max_ulps": 19}},
+      "not_compared": [{"reason": "why", "count": 13}], "remark": null})"))
+      << to_json(result);
 }
 
 TEST(Divergence, JsonSaysWhatIsNoNumber) {

@@ -99,11 +99,19 @@ TEST_F(FindDivergence, RecordsOfRunsAreCompared) {
   const std::string c = record("c", {{"train.lr", "0.5"}, {"log.probe_steps", "2:3"}});
   const Outcome same = find({a, b + "/probe.jsonl"});
   EXPECT_EQ(same.exit_code, 0) << same.err;
-  EXPECT_TRUE(has(same.out, {"Nothing differs"}));
+  EXPECT_TRUE(has(
+      same.out, {"Nothing differs", "Options that differ: parallel.strategy (A ddp, B zero2)\n"}));
+  EXPECT_EQ(result().at("options_that_differ"),
+            json::parse(R"([{"option":"parallel.strategy","a":"\"ddp\"","b":"\"zero2\""}])"));
   const Outcome other = find({a, c});
   EXPECT_EQ(other.exit_code, 1);
-  EXPECT_TRUE(has(other.out, {"First difference: step 2, micro-batch 1", "Records hold no values",
-                              "largest 0.", "may have parted earlier", "steps that only A has"}));
+  EXPECT_TRUE(
+      has(other.out,
+          {"First difference: step 2, micro-batch 1",
+           "Options that differ: parallel.strategy (A ddp, B zero3); train.lr (A 0.004, B 0.5)\n",
+           "Records store checksums only; give the two configurations to see "
+           "values.\n",
+           "largest 0.", "may have parted earlier", "steps that only A has"}));
   EXPECT_TRUE(result().at("first").at("values").is_null());
 }
 

@@ -85,8 +85,14 @@ TEST(RunRecord, OverlapIsThatOfTheStepsWithATrace) {
   const RunRecord alone = read_run_record(
       folder.write("log.jsonl", kSteps + end_with(R"({"step":2,"comm_ms":0,"hidden_ms":0})")));
   EXPECT_FALSE(alone.metrics.contains("overlap"));
-  EXPECT_TRUE(has(error_of_log(kSteps + end_with(R"({"step":3,"comm_ms":4,"hidden_ms":3})")),
-                  {"expected a step of the run, got another", "trace"}));
+  for (const char* none : {R"({"step":3,"comm_ms":4,"hidden_ms":3})",
+                           R"({"step":0,"comm_ms":4,"hidden_ms":3})", R"({"comm_ms":4})"}) {
+    EXPECT_TRUE(has(error_of_log(kSteps + end_with(none)),
+                    {"expected a step of the run, got another", "trace"}))
+        << none;
+  }
+  EXPECT_TRUE(has(error_of_log(kSteps + R"({"final":{"params_sha256":"ab","trace":{}}})"),
+                  {"expected steps of the trace, got none"}));
 }
 
 TEST(RunRecord, WhatIsNoLogIsRefusedByItsLine) {

@@ -10,9 +10,9 @@ namespace tessera::testing {
 inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
   using nlohmann::ordered_json;
   ordered_json all = {
-      {"format", 1},
+      {"format", 2},
       {"verdict",
-       {{"passed", false}, {"complete", true}, {"sentence", "Parity fails: <b>zero3</b> & more."}}},
+       {{"passed", false}, {"complete", true}, {"lines", {"Parity fails: <b>zero3</b> & more."}}}},
       {"baseline", "ddp prefetch=0"},
       {"rounds", 1},
       {"warmup_steps", 3},

@@ -57,6 +57,10 @@ TEST(Sweep, WhatIsNoneIsRefused) {
   std::string many = "0";
   for (int i = 1; i < 17; ++i) many.append(",").append(std::to_string(i));
   EXPECT_TRUE(has(refused(("a=" + many + " b=" + many).c_str()), {"at most 256"}));
+  const std::string sixteen = many.substr(0, many.rfind(','));
+  EXPECT_EQ(combinations(parse_sweep("a=" + sixteen + " b=" + sixteen)).size(), 256u);
+  EXPECT_TRUE(has(refused(("a=" + sixteen + " b=" + many).c_str()),
+                  {"expected at most 256 configurations, got more (at b)"}));
 }
 
 TEST(Sweep, FoldersHaveNamesOfPlainLetters) {

@@ -292,11 +292,22 @@ TEST(Advice, SaysNothingOfWhatIsWell) {
 TEST(Advice, OfExposedCommunicationFollowsTheConfiguration) {
   TrainConfig config;
   config.parallel.prefetch = 0;
-  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"20 %", "--parallel.prefetch=1"}));
+  EXPECT_EQ(advised(calm(0.2, 0, 0), config),
+            "exposed communication is 20 % of a step: no unit is gathered ahead; try "
+            "--parallel.prefetch=1 (same bits, memory of one unit more)\n");
   config.parallel.prefetch = 1;
-  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--parallel.prefetch=2"}));
+  EXPECT_EQ(advised(calm(0.304, 0, 0), config),
+            "exposed communication is 30 % of a step: try --parallel.prefetch=2 (same bits, memory "
+            "of one unit more)\n");
+  const RunPlace gpus{.num_ranks = 2, .num_gpus = 2, .num_cores = 2};
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, gpus),
+                  {"--parallel.prefetch=2 (memory of one unit more)"}));
+  config.parallel.canonical = true;
+  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, gpus),
+                  {"--parallel.prefetch=2 (same bits, memory of one unit more)"}));
   config.parallel.reductions_in_flight = 0;
-  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--parallel.reductions_in_flight=1"}));
+  EXPECT_TRUE(
+      has(advised(calm(0.2, 0, 0), config), {"try --parallel.reductions_in_flight=1 (same"}));
   config.parallel.reductions_in_flight = 1;
   config.parallel.strategy = "hsdp";  // whose replicas have one rank
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.batch"}));
@@ -304,27 +315,60 @@ TEST(Advice, OfExposedCommunicationFollowsTheConfiguration) {
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.batch"}));
   config.train.accum = 4;
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.accum_comm=last"}));
-  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, {.num_ranks = 4, .num_gpus = 0, .num_cores = 2}),
-                  {"4 ranks share 2 cores", "--parallel.ranks=2", "--train.accum=2 times"}));
-  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, {.num_ranks = 3, .num_gpus = 0, .num_cores = 2}),
-                  {"--parallel.ranks=1", "--train.accum=3 times"}));
+}
+
+// The same samples, dealt to as many ranks as there are cores.
+TEST(Advice, OfTooManyRanksSaysWhichKeepTheSamples) {
+  TrainConfig config;
+  const auto advised_to = [&](int num_ranks, int num_cores) {
+    return advised(calm(0.2, 0, 0), config,
+                   {.num_ranks = num_ranks, .num_gpus = 0, .num_cores = num_cores});
+  };
+  EXPECT_EQ(advised_to(4, 2),
+            "exposed communication is 20 % of a step: 4 ranks share 2 cores, so some always wait; "
+            "try --parallel.ranks=2 --train.accum=2 (same bits)\n");
+  config.train.accum = 4;
+  EXPECT_TRUE(has(advised_to(4, 2), {"--parallel.ranks=2 --train.accum=8 (same bits)"}));
+  EXPECT_TRUE(
+      has(advised_to(6, 5), {"6 ranks share 5 cores", "--parallel.ranks=3 --train.accum=8"}));
+  EXPECT_TRUE(has(advised_to(3, 2), {"--parallel.ranks=1 --train.accum=12 (same bits)"}));
+  config.train.accum_comm = AccumComm::kLast;
+  EXPECT_TRUE(has(advised_to(4, 2), {"--train.accum=8 (same samples a step)"}));
+  config.train.accum_comm = AccumComm::kEvery;
+  config.comm.hook = "bf16";
+  EXPECT_TRUE(has(advised_to(4, 2), {"--train.accum=8 (same samples a step)"}));
   config.cpu.threads_per_rank = 4;
-  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, {.num_ranks = 2, .num_gpus = 0, .num_cores = 4}),
-                  {"2 ranks of 4 threads share 4 cores", "--cpu.threads_per_rank=2"}));
-  EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config, {.num_ranks = 8, .num_gpus = 0, .num_cores = 4}),
-                  {"8 ranks of 4 threads share 4 cores", "--cpu.threads_per_rank=1"}));
+  EXPECT_TRUE(
+      has(advised_to(2, 4), {"2 ranks of 4 threads share 4 cores", "--cpu.threads_per_rank=2"}));
+  EXPECT_TRUE(
+      has(advised_to(8, 4), {"8 ranks of 4 threads share 4 cores", "--cpu.threads_per_rank=1"}));
 }
 
 TEST(Advice, NamesTheLoaderTheOptimizerAndTheMachine) {
-  EXPECT_TRUE(has(advised(calm(0, 0.25, 0.1)), {"loader for 10 %", "optimizer takes 25 %"}));
+  EXPECT_TRUE(has(advised(calm(0, 0.25, 0.1)), {"data takes 10 %", "optimizer takes 25 %"}));
+  // What stands out begins above 5 %, 10 % and 20 %, and steps that vary by half.
+  EXPECT_EQ(advised(calm(0.1, 0.2, 0.05)), "");
+  EXPECT_TRUE(has(advised(calm(0.101, 0.201, 0.051)),
+                  {"communication is 10 %", "data takes 5 %", "optimizer takes 20 %"}));
   RunSummary::Figures wide = calm(0, 0, 0);
   wide.step_ms.p90 = 19;
-  EXPECT_TRUE(has(advised(wide), {"factor of 2.0", "--cpu.pin=true"}));
-  EXPECT_TRUE(has(advised(wide, {}, {.num_ranks = 4, .num_gpus = 0, .num_cores = 2}),
-                  {"something else uses"}));
+  EXPECT_EQ(advised(wide),
+            "steps vary by a factor of 2.0: try --cpu.pin=true (cores of its own for each rank)\n");
+  EXPECT_EQ(advised(wide, {}, {.num_ranks = 4, .num_gpus = 0, .num_cores = 2}),
+            "steps vary by a factor of 2.0: 4 ranks share 2 cores, so some always wait; try "
+            "--parallel.ranks=2 --train.accum=2 (same bits)\n");
+  TrainConfig pinned;
+  pinned.cpu.pin = true;
+  EXPECT_EQ(advised(wide, pinned),
+            "steps vary by a factor of 2.0: other programs use the cores of this machine\n");
   EXPECT_EQ(advised(wide, {}, {.num_ranks = 2, .num_gpus = 2, .num_cores = 2}), "");
   wide.step_ms = {.median = 14, .p10 = 10, .p90 = 16};
   EXPECT_TRUE(has(advised(wide), {"factor of 1.6"}));
+  wide.step_ms = {.median = 14, .p10 = 10, .p90 = 15};
+  EXPECT_EQ(advised(wide), "");
+  RunSummary::Figures fewest = calm(0.5, 0, 0);
+  fewest.num_steps = 5;
+  EXPECT_TRUE(has(advised(fewest), {"50 %"}));
 }
 
 }  // namespace

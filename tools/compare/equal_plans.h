@@ -1,0 +1,27 @@
+// Which configurations plan the very same steps.
+//
+// [Note: what cannot differ] An option of the schedule may have nothing to act on: gathers ahead
+// where nothing is gathered, a memory budget that all fits. Then two configurations make the same
+// calls in the same order with the same memory, and training both would measure noise. They are
+// found by their plans, which the trainer itself makes, not by a list of rules. Only options of the
+// schedule count as such: of two strategies with equal plans, as on one rank, both are trained, and
+// so is what a plan does not see (threads, pins, traces).
+#pragma once
+
+#include <string>
+
+#include "tools/compare/request.h"
+#include "tools/train/planner.h"
+
+namespace tessera::tools {
+
+/// All that a plan says of its steps: calls, times, memory. Equal of equal steps.
+std::string text_of_steps(const TrainPlan& plan);
+
+/// Plans every configuration, and sets same_plan_as of those whose plan an earlier one has. Throws,
+/// with its name, what its training would before its first step, or that no plan meets its
+/// memory_budget. Chooses this process's CPU, so that nothing can be read for another one behind
+/// it.
+void check_plans(Request& request);
+
+}  // namespace tessera::tools
