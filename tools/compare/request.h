@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tools/compare/sweep.h"
+#include "tools/train/plan_table.h"
 #include "tools/train/run_files.h"
 #include "tools/train/transformer_config.h"
 
@@ -65,6 +66,9 @@ struct Request {
   /// What this program and the trainings read: data, models, --config, records, and the trainer.
   std::vector<RunFile> inputs = {};
 
+  /// Say what every configuration would do, and train none.
+  bool only_plans = false;
+
   bool finds_divergence() const { return !compare.find_divergence.empty(); }
 };
 
@@ -73,6 +77,10 @@ struct Request {
 /// configurations nor records: --help or --version was printed to `out`. Throws as FlagSet does,
 /// and with the name of the configuration that cannot be.
 Request read_request(int argc, const char* const* argv, std::ostream& out);
+
+/// Of Request::only_plans: every configuration, with what its memory_budget makes of it. Chooses
+/// this process's CPU. Throws, with its name, what a training would before its first step.
+std::vector<PlanRow> plan_rows(const Request& request);
 
 /// Plans every configuration. Throws, with its name, what its training would before its first step,
 /// or that no plan meets its memory_budget. Chooses this process's CPU, so that nothing can be read

@@ -91,6 +91,26 @@ TEST(StepText, NbytesHaveTheirUnit) {
   EXPECT_EQ(nbytes_text(1024), "1.0 KiB");
   EXPECT_EQ(nbytes_text(1536), "1.5 KiB");
   EXPECT_EQ(nbytes_text(40.0 * (1 << 30)), "40.0 GiB");
+  EXPECT_EQ(nbytes_text(0x1p20 - 1), "1.0 MiB");
+  EXPECT_EQ(nbytes_text(1.5 * 0x1p40), "1.5 TiB");
+}
+
+TEST(StepText, DurationsHaveTheirUnit) {
+  EXPECT_EQ(duration_text(0), "0 ms");
+  EXPECT_EQ(duration_text(0.0085), "8.50 us");
+  EXPECT_EQ(duration_text(0.25), "250.0 us");
+  EXPECT_EQ(duration_text(0.99999), "1.00 ms");
+  EXPECT_EQ(duration_text(12.34), "12.3 ms");
+  EXPECT_EQ(duration_text(999.99), "1.00 s");
+  EXPECT_EQ(duration_text(102904.3), "102.9 s");
+}
+
+TEST(StepText, RatesHaveTheirUnit) {
+  EXPECT_EQ(rate_text(0.08, "B/s"), "80 MB/s");
+  EXPECT_EQ(rate_text(2.5, "B/s"), "2.5 GB/s");
+  EXPECT_EQ(rate_text(989'500, "FLOP/s"), "989.5 TFLOP/s");
+  EXPECT_EQ(rate_text(1e-9, "B/s"), "1 B/s");
+  EXPECT_EQ(rate_text(999.99, "FLOP/s"), "1 TFLOP/s");
 }
 
 TEST(RunSummary, LeavesTheWarmupOut) {
