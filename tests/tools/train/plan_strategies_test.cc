@@ -107,8 +107,8 @@ TEST_F(PlanStrategies, ABudgetIsAppliedToEach) {
   EXPECT_GT(num_changed, 0);
   EXPECT_LT(num_changed, 8);
   const Outcome text = plan({{"strategies", "ddp,zero3"}, {"memory_budget", ddp}});
-  EXPECT_TRUE(has(text.out, {"     fits\n", "  changed\n", "      yes\n",
-                             "\nddp fits with parallel.", "\nfastest that fits"}));
+  EXPECT_TRUE(has(text.out, {"     fits\n", "  changed\n", "      yes\n", "\nddp fits with ",
+                             "\nfastest that fits"}));
 
   const Outcome none = plan({{"strategies", "ddp,zero3"}, {"memory_budget", "20kB"}});
   EXPECT_EQ(none.exit_code, 1);
