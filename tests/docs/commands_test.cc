@@ -206,7 +206,7 @@ TEST_F(Docs, EveryCommandRunsOrIsListed) {
 // The same line, but for the scratch of matrix products in a sum of all memory: a CPU's library
 // takes what that CPU's kernels need, at most some MiB.
 bool is_shown(const std::string& got, const std::string& want) {
-  static const std::regex kMemory("(memory of a step, per rank: )([0-9.]+)( MiB.*)");
+  static const std::regex kMemory("(memory of a step, per rank: )([0-9.]+)( [MG]iB.*)");
   std::smatch of_got, of_want;
   if (!std::regex_match(got, of_got, kMemory) || !std::regex_match(want, of_want, kMemory))
     return got == want;

@@ -17,7 +17,7 @@ void bench_plan(const BenchConfig& config, BenchReport& report) {
                      fmt::format("make_plan() of two steps, zero3 on 8 ranks, bf16, batch 1; {} "
                                  "samples. peak: of a rank, as planned",
                                  config.samples),
-                     {"model", "s", "min_s", "max_s", "launches", "peak_gib"});
+                     {"model", "ms", "min_ms", "max_ms", "launches", "peak_gib"});
   for (const std::string preset : {"gpt2", "gpt2-xl"}) {
     if (!config.wants("plan " + preset)) continue;
     TrainConfig training;
@@ -38,8 +38,7 @@ void bench_plan(const BenchConfig& config, BenchReport& report) {
       ms.push_back(timer.ms());
     }
     const Measurement t = Measurement::of(ms);
-    report.row({preset, Cell(t.median_ms * 1e-3, 2), Cell(t.min_ms * 1e-3, 2),
-                Cell(t.max_ms * 1e-3, 2), plan.num_launches,
+    report.row({preset, t.median_ms, t.min_ms, t.max_ms, plan.num_launches,
                 static_cast<double>(peak_nbytes(plan)) / 0x1p30});
   }
 }

@@ -25,6 +25,7 @@
 #include "tools/compare/shown_steps.h"
 #include "tools/compare/training_process.h"
 #include "tools/train/main.h"
+#include "tools/train/plan_table.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -152,6 +153,13 @@ void write_results(const Comparison& comparison, const ComparisonFolder& folder)
   write_file(folder.report_path(), report_page(json, steps(comparison, folders)));
 }
 
+void tell_plans(const Request& request) {
+  const std::vector<PlanRow> rows = plan_rows(request);
+  for (const std::string& line : table_lines(rows)) say(line);
+  engine::require(std::ranges::any_of(rows, &PlanRow::fits),
+                  "[memory_budget] expected a configuration that fits, got none");
+}
+
 void tell_divergence(const Request& request) {
   const StopSignals signals;
   const DivergenceResult result = find_divergence(request);
@@ -167,6 +175,7 @@ void tell_divergence(const Request& request) {
 void compare(int argc, char** argv) {
   std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how trainings end
   Request request = read_request(argc, argv, std::cout);
+  if (request.only_plans) return tell_plans(request);
   check_plans(request);
   if (request.finds_divergence()) return tell_divergence(request);
   if (request.configurations.empty()) return;

@@ -96,4 +96,15 @@ void check_plans(Request& request) {
   }
 }
 
+std::vector<PlanRow> plan_rows(const Request& request) {
+  std::vector<PlanRow> rows;
+  for (const Configuration& c : request.configurations) {
+    rows.push_back(named(c.name, [&] {
+      Gpt model(c.model);
+      return plan_row(c.name, c.config, model, plan_target(Ranks::choose(c.config), c.config));
+    }));
+  }
+  return rows;
+}
+
 }  // namespace tessera::tools

@@ -1,4 +1,4 @@
-// Which configurations plan the very same steps.
+// What the configurations plan, and which of them plan the very same steps.
 //
 // [Note: what cannot differ] An option of the schedule may have nothing to act on: gathers ahead
 // where nothing is gathered, a memory budget that all fits. Then two configurations make the same
@@ -9,8 +9,10 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "tools/compare/request.h"
+#include "tools/train/plan_table.h"
 #include "tools/train/planner.h"
 
 namespace tessera::tools {
@@ -23,5 +25,9 @@ std::string text_of_steps(const TrainPlan& plan);
 /// memory_budget. Chooses this process's CPU, so that nothing can be read for another one behind
 /// it.
 void check_plans(Request& request);
+
+/// Of Request::only_plans: every configuration, with what its memory_budget makes of it. Chooses
+/// this process's CPU. Throws, with its name, what a training would before its first step.
+std::vector<PlanRow> plan_rows(const Request& request);
 
 }  // namespace tessera::tools

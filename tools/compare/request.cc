@@ -22,6 +22,7 @@
 #include "tools/train/attention_choice.h"
 #include "tools/train/cpu.h"
 #include "tools/train/ranks.h"
+#include "tools/train/strategy_list.h"
 
 namespace tessera::tools {
 namespace {
@@ -31,7 +32,8 @@ using engine::require;
 constexpr const char* kAbout =
     "Trains the bundled transformer once for each configuration, with the same seed and data, one "
     "after the other, and says whether they give the same numbers, and what each costs. All "
-    "options of train_transformer are those of every training.";
+    "options of train_transformer are those of every training. --plan says in a table what each "
+    "would do, and trains none.";
 
 // Short, so that a comparison takes minutes: speed and bits show in a few steps.
 TransformerConfig defaults() {
@@ -125,7 +127,8 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   require(config.log.tensorboard.empty(),
           "[config] expected no log.tensorboard, as configurations would share it, got '{}'",
           config.log.tensorboard);
-  require(!config.plan, "[config] expected trainings to compare, got plan=true");
+  require(!config.plan || config.log.trace.empty(),
+          "[config] expected log.trace with trainings, or with the program plan, got it with plan");
   require(config.log.jsonl.empty(),
           "[config] expected log.jsonl to be empty, as each training has a log of its own, got {}",
           config.log.jsonl);
@@ -206,6 +209,15 @@ Configuration make_named(const std::vector<std::string>& arguments, const Overri
   return named(name_of(overrides), [&] { return make(arguments, overrides, probe, checks, out); });
 }
 
+// What plans have no use for.
+void check_needs_trainings(const Request& request, const FlagSet& flags) {
+  for (const char* key :
+       {"find_divergence", "rounds", "warmup_steps", "tolerance", "resume", "report", "trainer"}) {
+    require(!request.only_plans || !flags.is_given(key),
+            "[compare] expected {} without plan only, got it with: nothing is trained", key);
+  }
+}
+
 void read_divergence(Request& request, const std::vector<std::string>& arguments,
                      const FlagSet& flags, std::ostream& out) {
   for (const char* key : {"strategies", "sweep", "rounds", "resume", "report", "tolerance"}) {
@@ -252,8 +264,8 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
 
 void CompareConfig::add_to(FlagSet& flags) {
   flags.add("strategies", &strategies,
-            {.help = "of parallel.strategy, to compare, with commas between; the first is the "
-                     "baseline; hsdp:2 is hsdp with parallel.shard_ranks=2, and so for other "
+            {.help = "of parallel.strategy, to compare, with commas between, or all; the first is "
+                     "the baseline; hsdp:2 is hsdp with parallel.shard_ranks=2, and so for other "
                      "hybrids; empty: parallel.strategy alone"});
   flags.add("sweep", &sweep,
             {.help = "key=value,value,...: every value of an option of the training with every "
@@ -295,6 +307,8 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
   config.add_to(flags);
   if (!parse(flags, arguments, out)) return {};
   request.compare.out = config.out;
+  request.only_plans = config.plan;
+  check_needs_trainings(request, flags);
   if (request.finds_divergence()) {
     read_divergence(request, arguments, flags, out);
     return request;
@@ -308,7 +322,8 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
           "[compare] expected strategies or parallel.strategy, got both");
   const bool is_one = sweeps_strategy || (!asks && flags.is_given("parallel.strategy"));
   if (!request.compare.strategies.empty() && !is_one) {
-    axes.insert(axes.begin(), parse_axis("parallel.strategy", request.compare.strategies));
+    axes.insert(axes.begin(),
+                parse_axis("parallel.strategy", strategies_of(request.compare.strategies)));
   }
   Checks checks;
   std::set<std::string> folders;
@@ -318,7 +333,8 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
     require(folders.insert(folder_name_of(name)).second,
             "[sweep] expected names that differ in letters and digits, got {} again",
             engine::escaped(name));
-    require(request.compare.warmup_steps < request.configurations.back().config.train.steps,
+    require(request.only_plans ||
+                request.compare.warmup_steps < request.configurations.back().config.train.steps,
             "[compare] expected warmup_steps below train.steps={}, got {} (configuration {})",
             request.configurations.back().config.train.steps, request.compare.warmup_steps,
             engine::escaped(name));

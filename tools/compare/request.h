@@ -69,6 +69,9 @@ struct Request {
   /// What this program and the trainings read: data, models, --config, records, and the trainer.
   std::vector<RunFile> inputs = {};
 
+  /// Say what every configuration would do, and train none.
+  bool only_plans = false;
+
   bool finds_divergence() const { return !compare.find_divergence.empty(); }
 };
 

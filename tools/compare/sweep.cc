@@ -10,6 +10,7 @@
 #include "engine/io/text.h"
 #include "shard/placement.h"
 #include "tools/train/flags.h"
+#include "tools/train/strategy_list.h"
 
 namespace tessera::tools {
 namespace {
@@ -124,20 +125,15 @@ std::string record_path(const std::string& text) {
 Overrides options_of(const Overrides& overrides) {
   Overrides options;
   for (const auto& [key, value] : overrides) {
-    const std::size_t colon = value.find(':');
-    if (key != "parallel.strategy" || colon == std::string::npos) {
+    if (key != "parallel.strategy") {
       options.emplace_back(key, value);
       continue;
     }
-    const std::string strategy = value.substr(0, colon), ranks = value.substr(colon + 1);
-    const bool is_count = !ranks.empty() && ranks.front() != '0' &&
-                          ranks.find_first_not_of("0123456789") == std::string::npos;
-    require(shard::is_hybrid(strategy) && is_count,
-            "[compare] expected the ranks that share one copy after hsdp, hybrid_zero2 or hfsdp, "
-            "as hsdp:2, got {}",
-            engine::excerpt(value));
-    options.emplace_back(key, strategy);
-    options.emplace_back("parallel.shard_ranks", ranks);
+    const StrategyChoice choice = parse_strategy(value);
+    options.emplace_back(key, choice.strategy);
+    if (choice.shard_ranks > 0) {
+      options.emplace_back("parallel.shard_ranks", std::to_string(choice.shard_ranks));
+    }
   }
   return options;
 }

@@ -1,6 +1,7 @@
 // What train_transformer would do with the same options: without data, memory, GPUs or ranks.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <iostream>
 #include <optional>
@@ -11,6 +12,7 @@
 
 #include "engine/error.h"
 #include "engine/io/file.h"
+#include "shard/placement.h"
 #include "tools/models/gpt.h"
 #include "tools/trace/trace_events.h"
 #include "tools/train/attention_choice.h"
@@ -18,9 +20,11 @@
 #include "tools/train/cpu.h"
 #include "tools/train/main.h"
 #include "tools/train/plan_report.h"
+#include "tools/train/plan_table.h"
 #include "tools/train/planner.h"
 #include "tools/train/run_files.h"
 #include "tools/train/run_log.h"
+#include "tools/train/strategy_list.h"
 #include "tools/train/transformer_config.h"
 #include "tools/train/transformer_plan.h"
 #include "tools/train/unused_options.h"
@@ -32,10 +36,19 @@ using engine::require;
 namespace {
 
 struct PlanConfig : TransformerConfig {
+  std::string strategies;
   bool json = false;
+
+  // Ranks of a plan are no threads.
+  PlanConfig() { parallel.max_ranks = 1 << 20; }
 
   void add_to(FlagSet& flags) {
     TransformerConfig::add_to(flags);
+    flags.add("strategies", &strategies,
+              {.help = "instead of one plan a table of several: all, or values of "
+                       "parallel.strategy with commas between; hsdp:2 is hsdp with "
+                       "parallel.shard_ranks=2, and so for other hybrids; empty: "
+                       "parallel.strategy alone"});
     flags.add("json", &json, {.help = "one JSON object instead of text"});
   }
   PlanTarget target() const {
@@ -66,11 +79,49 @@ void check_trace(const PlanConfig& config, const FlagSet& flags) {
   config.checkpoint.check_apart(config.out, written);
 }
 
+// Every strategy of the list, with what else was asked for. An option that some of them have no use
+// for is not theirs; what one refuses stands in its row.
+std::vector<PlanRow> strategy_rows(const PlanConfig& config, const FlagSet& flags, Gpt& model) {
+  std::vector<PlanRow> rows;
+  for (const StrategyChoice& choice : parse_strategies(config.strategies)) {
+    PlanConfig c = config;
+    c.parallel.strategy = choice.strategy;
+    require(choice.shard_ranks <= c.parallel.max_ranks,
+            "[strategies] expected at most {} ranks that share one copy, got {}",
+            c.parallel.max_ranks, choice.name);
+    if (choice.shard_ranks > 0) c.parallel.shard_ranks = choice.shard_ranks;
+    if (!shard::is_hybrid(choice.strategy)) c.parallel.shard_ranks = 0;
+    try {
+      c.validate(flags);
+      rows.push_back(plan_row(choice.name, c, model, c.target()));
+    } catch (const engine::InvalidArgument& e) {
+      rows.push_back({.name = choice.name, .refusal = e.what(), .target = c.target()});
+    }
+  }
+  return rows;
+}
+
+void say_strategies(const PlanConfig& config, const FlagSet& flags, Gpt& model) {
+  require(config.log.trace.empty(),
+          "[config] expected log.trace with the plan of one strategy, got it with strategies={}",
+          config.strategies);
+  const std::vector<PlanRow> rows = strategy_rows(config, flags, model);
+  require(std::ranges::any_of(rows, &PlanRow::is_planned), "{}", rows.front().refusal);
+  if (config.json) {
+    fmt::print("{}\n", table_record(rows).text());
+  } else {
+    for (const std::string& line : table_lines(rows)) fmt::print("{}\n", line);
+  }
+  require(std::ranges::any_of(rows, &PlanRow::fits),
+          "[memory_budget] expected a strategy that fits {}, got none", config.memory_budget);
+}
+
 void run(int argc, char** argv) {
   PlanConfig config;
   FlagSet flags("plan",
                 "Says what train_transformer would do with the same options: memory by category, "
-                "collectives and bytes, simulated time. --device=cuda plans for GPUs; "
+                "collectives and bytes, simulated time. --strategies=all lays strategies "
+                "beside each other; --device=cuda plans for GPUs; "
                 "--log.trace=FILE draws the planned steps, in simulated time. Takes the command "
                 "line of a training as it is: what does not change a step, such as learning rates, "
                 "samples, checkpoints and what is resumed, changes nothing here and is neither "
@@ -81,7 +132,14 @@ void run(int argc, char** argv) {
   require(config.plan || !flags.is_given("plan"),
           "[config] expected no plan=false of a program that only plans, got it");
   config.plan = true;  // as a trainer's
-  config.validate(flags);
+  if (config.strategies.empty()) {
+    config.validate(flags);
+  } else {  // each validates its own
+    require(!flags.is_given("parallel.strategy"),
+            "[config] expected strategies or parallel.strategy, got both");
+    config.parallel.strategy =
+        ParallelConfig().strategy;  // what a file says of it is not asked for
+  }
   const PlanTarget target = config.target();
   check_unused_options(config, flags, target.on_gpus);
   check_attention(config, target.on_gpus);
@@ -92,6 +150,7 @@ void run(int argc, char** argv) {
     fmt::print(config.json ? stderr : stdout, "warning: {}\n", line);
   }
   Gpt model(sizes);
+  if (!config.strategies.empty()) return say_strategies(config, flags, model);
   std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
   if (!config.log.trace.empty()) {
     check_trace(config, flags);

@@ -4,11 +4,15 @@
 #include <string>
 #include <vector>
 
+#include "engine/meta.h"
 #include "tools/io/jsonl.h"
 #include "tools/train/planner.h"
 
 namespace tessera::tools {
 
+/// "100 GFLOP/s, 10 GB/s of memory and 10 GB/s between ranks", and those of the host for plans that
+/// offload.
+std::string rates_text(const engine::MetaRates& rates, bool uses_host);
 /// Lines: memory by category with its arithmetic.
 std::vector<std::string> memory_lines(const TrainPlan& plan);
 /// Lines: the categories that hold most of its peak, each with its largest terms.

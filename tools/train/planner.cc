@@ -73,6 +73,15 @@ struct Called {
   std::int64_t begin_ns, end_ns;  // on the link
 };
 
+// Where `groups` has `ranks`, which are added if need be: thousands of collectives of thousands of
+// ranks share a few lists.
+std::size_t index_of(const std::vector<int>& ranks, std::vector<std::vector<int>>& groups) {
+  const auto found = std::ranges::find(groups, ranks);
+  if (found != groups.end()) return static_cast<std::size_t>(found - groups.begin());
+  groups.push_back(ranks);
+  return groups.size() - 1;
+}
+
 // How long the link carries so many bytes; see [Note: simulated time].
 std::int64_t link_ns(const engine::MetaRates& rates, std::int64_t nbytes) {
   return static_cast<std::int64_t>(
@@ -197,18 +206,19 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
   TraceRecorder* const traced = recorder ? &*recorder : nullptr;
   ComputeLog log(traced);
   std::vector<Called> called, ahead;
+  std::vector<std::vector<int>> groups;
   const auto world = comm::make_meta_rank(
       target.rank, target.num_ranks,
       {.sums_in_rank_order = target.sums_in_rank_order,
        .is_nccl = target.is_nccl,
-       .on_collective = [&called, rates = target.rates](const comm::Collective& c,
-                                                        const std::vector<int>& ranks,
-                                                        const engine::Stream& stream) {
+       .on_collective = [&, rates = target.rates](const comm::Collective& c,
+                                                  const std::vector<int>& ranks,
+                                                  const engine::Stream& stream) {
          const std::int64_t end_ns = meta_now_ns(stream);
          called.push_back({{.name = std::string(c.work.name),
                             .label = c.work.detail,
                             .bytes_sent = c.work.bytes_sent,
-                            .ranks = ranks,
+                            .group = index_of(ranks, groups),
                             .end_ms = 0},
                            end_ns - link_ns(rates, c.work.bytes_sent),
                            end_ns});
@@ -254,6 +264,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
   plan.between_steps_nbytes =
       trainer.tape().memory().stats().total_nbytes + whole_parameter_nbytes(trainer.fsdp());
   plan.num_launches = std::ssize(log.launches) + std::ssize(called);
+  plan.groups = std::move(groups);
   find_exposed(begin_ns, log.launches, ahead, called);
   for (Called& c : called) {
     c.collective.end_ms = static_cast<double>(c.end_ns - begin_ns) * 1e-6;

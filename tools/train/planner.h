@@ -2,6 +2,7 @@
 // engine/meta.h): the same trainer, sharding and model, without memory, data or peers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -51,7 +52,7 @@ struct PlannedCollective {
   std::string name;         ///< "all_gather"
   std::string label;        ///< "h.0 forward"
   std::int64_t bytes_sent;  ///< by one rank
-  std::vector<int> ranks;   ///< between which
+  std::size_t group;        ///< of TrainPlan::groups
   double end_ms;            ///< from the start of the step
   double exposed_ms = 0;    ///< while compute waits, of what it was on the link for
 
@@ -74,6 +75,7 @@ struct TrainPlan {
   std::vector<PlannedMemory> host_memory;      ///< where offloaded state lies
   std::string peak_at;                         ///< the launch that needs most: "h.3 linear.forward"
   std::vector<PlannedCollective> collectives;  ///< in the order of calls
+  std::vector<std::vector<int>> groups;        ///< ranks that `collectives` go between, each once
   std::int64_t between_steps_nbytes;  ///< most between steps: a whole f32 parameter beside the rest
   std::vector<PlannedPass> beside;    ///< as they were asked for
   bool uses_offload = false;          ///< whether a state, or a part of it, lies on the host

@@ -19,6 +19,13 @@ std::string parts_text(const StepRecord& r) {
   return text + fmt::format("data {:5.1f}", r.data_ms);
 }
 
+// As wide for every step. A peak that is exceeded was measured while other programs ran: how many
+// times it is says nothing.
+std::string peak_text(double percent) {
+  return fmt::format(", {:>13}",
+                     percent < 100.5 ? fmt::format("{:.0f} % of peak", percent) : "above peak");
+}
+
 }  // namespace
 
 std::string step_text(const StepRecord& r, const StepTextOptions& options) {
@@ -27,8 +34,7 @@ std::string step_text(const StepRecord& r, const StepTextOptions& options) {
     int rank;  // the lowest is left out first
     std::string text;
   };
-  const std::string peak =
-      options.peak_percent ? fmt::format(", {:3.0f} % of peak", *options.peak_percent) : "";
+  const std::string peak = options.peak_percent ? peak_text(*options.peak_percent) : "";
   const Field fields[] = {
       {kNever, fmt::format("step {:>5}/{}", r.step, options.num_steps)},
       {kNever, fmt::format(" | loss {:7.4f}", r.loss)},
@@ -60,10 +66,32 @@ std::string status_text(const StepRecord& r, const StepTextOptions& options) {
 
 std::string nbytes_text(double nbytes) {
   constexpr std::array<const char*, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  constexpr double kRoundsUp = 1023.95;  // to 1024.0
   std::size_t unit = 0;
-  for (; nbytes >= 1024 && unit + 1 < kUnits.size(); ++unit) nbytes /= 1024;
+  for (; nbytes >= (unit == 0 ? 1024 : kRoundsUp) && unit + 1 < kUnits.size(); ++unit) {
+    nbytes /= 1024;
+  }
   return unit == 0 ? fmt::format("{:.0f} B", nbytes)
                    : fmt::format("{:.1f} {}", nbytes, kUnits[unit]);
+}
+
+std::string duration_text(double ms) {
+  const auto text = [](double value, const char* unit) {
+    return fmt::format("{:.{}f} {}", value, value < 9.995 ? 2 : 1, unit);
+  };
+  if (ms == 0) return "0 ms";
+  if (ms < 0.99995) return text(ms * 1e3, "us");
+  if (ms < 999.95) return text(ms, "ms");
+  return text(ms * 1e-3, "s");
+}
+
+std::string rate_text(double giga_per_s, std::string_view unit) {
+  constexpr std::array<const char*, 6> kPrefixes = {"", "k", "M", "G", "T", "P"};
+  constexpr double kRoundsUp = 999.95;  // to 1000
+  double rate = giga_per_s * 1e9;
+  std::size_t prefix = 0;
+  for (; rate >= kRoundsUp && prefix + 1 < kPrefixes.size(); ++prefix) rate /= 1000;
+  return fmt::format("{:.4g} {}{}", rate, kPrefixes[prefix], unit);
 }
 
 }  // namespace tessera::tools

@@ -1,9 +1,10 @@
-// A step as a line for people.
+// A step as a line for people, and sizes, times and rates in units that read well.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "tools/train/step_record.h"
 
@@ -27,5 +28,10 @@ std::string status_text(const StepRecord& record, const StepTextOptions& options
 
 /// "512 B", "1.5 KiB", "210.3 MiB", "12.0 GiB".
 std::string nbytes_text(double nbytes);
+/// "8.50 us", "12.3 ms", "102.9 s".
+std::string duration_text(double ms);
+/// "80 MB/s", "2.5 GB/s", "989 TFLOP/s": what is given in GFLOP/s or GB/s, with the prefix that it
+/// reads best with. `unit`: "FLOP/s", "B/s".
+std::string rate_text(double giga_per_s, std::string_view unit);
 
 }  // namespace tessera::tools

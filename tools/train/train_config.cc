@@ -23,7 +23,6 @@ using engine::require;
 
 namespace {
 
-constexpr std::int64_t kMaxRanks = 1024;
 constexpr std::int64_t kMaxBlocks = 1'000'000;
 // What parallel.reshard_after_forward can say beside a number of ranks.
 constexpr int kReshardAsStrategy = -2, kKeep = -1;
@@ -130,7 +129,7 @@ void TrainConfig::add_to(FlagSet& flags) {
                                  "GPU, or {} on the CPU",
                                  parallel.cpu_ranks),
              .min = 0,
-             .max = kMaxRanks});
+             .max = parallel.max_ranks});
   flags.add("parallel.backend", &parallel.backend,
             EnumOption<BackendChoice>{
                 "what moves tensors between ranks: threads alone, on the CPU and on GPUs, or nccl, "
@@ -148,7 +147,7 @@ void TrainConfig::add_to(FlagSet& flags) {
             {.help = "of hsdp, hybrid_zero2 and hfsdp: ranks that share one copy; divides the "
                      "ranks; 0: the largest divisor that is at most half of them",
              .min = 0,
-             .max = kMaxRanks});
+             .max = parallel.max_ranks});
   flags.add("parallel.prefetch", &parallel.prefetch,
             {.help = "units gathered ahead of use", .min = 0, .max = 1024});
   flags.add(
@@ -163,7 +162,7 @@ void TrainConfig::add_to(FlagSet& flags) {
                      "a number of neighbouring ranks that keep one copy together; auto: as the "
                      "strategy says",
              .choices = {"auto", "true", "false"},
-             .max_number = kMaxRanks});
+             .max_number = parallel.max_ranks});
   flags.add("parallel.unit_min_numel", &parallel.unit_min_numel,
             {.help = "pack neighbouring blocks until a unit has this many parameters", .min = 0});
   flags.add("parallel.bucket_mb", &parallel.bucket_mb,
@@ -421,7 +420,7 @@ void TrainConfig::validate(const FlagSet& flags) const {
   checkpoint.validate(flags);
   comm.validate(flags, parallel.strategy, precision, train.grad_clip, train.max_skips);
   // Samples are numbered in 64 bits. How many ranks 0 stands for depends on the machine.
-  const std::int64_t ranks = parallel.ranks > 0 ? parallel.ranks : kMaxRanks;
+  const std::int64_t ranks = parallel.ranks > 0 ? parallel.ranks : parallel.max_ranks;
   std::int64_t num_samples = train.steps;
   bool fits = true;
   for (const std::int64_t factor : {train.accum, train.batch, ranks}) {

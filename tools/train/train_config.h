@@ -29,8 +29,9 @@ enum class BackendChoice { kAuto, kThreads, kNccl };
 
 /// What is left open here, Ranks decides for a machine: see ranks.h.
 struct ParallelConfig {
-  std::int64_t ranks = 0;      ///< 0: one a GPU, or `cpu_ranks`
-  std::int64_t cpu_ranks = 4;  ///< the program's own, no flag
+  std::int64_t ranks = 0;         ///< 0: one a GPU, or `cpu_ranks`
+  std::int64_t cpu_ranks = 4;     ///< the program's own, no flag
+  std::int64_t max_ranks = 1024;  ///< the program's own, no flag: of threads
   BackendChoice backend = BackendChoice::kAuto;
   bool canonical = false;  ///< nccl: reductions in rank order
   std::string strategy = "zero3";

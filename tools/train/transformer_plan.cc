@@ -5,14 +5,23 @@
 #include <vector>
 
 #include "engine/dtype.h"
+#include "engine/error.h"
 #include "engine/tensor.h"
+#include "tools/train/replicas.h"
 
 namespace tessera::tools {
 
+namespace {
+
+std::int64_t seq_of(const TransformerConfig& config, const Gpt& model) {
+  return config.model.seq == 0 ? model.config().seq : config.model.seq;
+}
+
+}  // namespace
+
 TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& config, Gpt& model,
                            const PlanTarget& target, TraceWriter* trace) {
-  const engine::Shape shape{config.train.batch,
-                            asked.model.seq == 0 ? model.config().seq : asked.model.seq};
+  const engine::Shape shape{config.train.batch, seq_of(asked, model)};
   const std::vector<BatchTensor> batch = {{"tokens", shape, engine::DType::kI32},
                                           {"targets", shape, engine::DType::kI32}};
   return make_plan(without_budget(config), target, model, batch, trace,
@@ -45,6 +54,30 @@ BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const Pl
                                [&](const TrainConfig& c) { return plan_of(c, 0); });
   plan.num_plans = num_plans;
   return plan;
+}
+
+PlanRow plan_row(std::string name, const TransformerConfig& config, Gpt& model,
+                 const PlanTarget& target) {
+  const std::int64_t samples = config.train.batch * config.train.accum, seq = seq_of(config, model);
+  PlanRow row{.name = std::move(name),
+              .target = target,
+              .plan = plan_transformer(config, config, model, target),
+              .tokens = static_cast<double>(samples * seq) * target.num_ranks,
+              .flops = static_cast<double>(samples) * model.config().train_flops(seq),
+              .budget_nbytes = config.memory_limit_nbytes(),
+              .remarks = {replicas_warning(config, target.num_ranks)}};
+  row.peak_nbytes = peak_nbytes(row.plan);
+  if (row.budget_nbytes == 0) return row;
+  try {
+    BudgetPlan fitted = fit_transformer(config, model, target);
+    row.peak_nbytes = fitted.rungs.back().nbytes;
+    row.plan = plan_transformer(config, fitted.config, model, target);
+    row.changes = std::move(fitted.options);
+    row.remarks.push_back(fitted.remark);
+  } catch (const engine::InvalidArgument&) {
+    row.exceeds_budget = true;  // and shows what was asked for
+  }
+  return row;
 }
 
 }  // namespace tessera::tools

@@ -1,10 +1,12 @@
 // Plans of train_transformer from its options alone: without data, memory, GPUs or ranks.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "tools/models/gpt.h"
 #include "tools/train/budget.h"
+#include "tools/train/plan_table.h"
 #include "tools/train/planner.h"
 #include "tools/train/transformer_config.h"
 
@@ -21,5 +23,10 @@ BesidePass validation_pass(Gpt& model, std::vector<BatchTensor> tensors);
 
 /// What fit_budget() makes of a configuration with a memory_budget.
 BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const PlanTarget& target);
+
+/// Of `config`, with what its budget makes of it. Throws as plan_transformer(): a budget that
+/// nothing meets does not.
+PlanRow plan_row(std::string name, const TransformerConfig& config, Gpt& model,
+                 const PlanTarget& target);
 
 }  // namespace tessera::tools

@@ -205,8 +205,9 @@ TEST(Planner, ShowsItsArithmetic) {
   const TrainPlan plan = plan_of(config);
   expect_terms_to_add_up(plan, "as ever");
   const std::string text = fmt::format("{}", fmt::join(plan_lines(plan, {.num_ranks = 4}), "\n"));
-  EXPECT_TRUE(testing::has(text, {"3 slots x ", "2 states x 4 B x ", " / 4", "all_gather",
-                                  "h.1 forward", "reduce_scatter", "h.3 gradient", "GFLOP/s"}));
+  EXPECT_TRUE(testing::has(
+      text, {"3 slots x ", "2 states x 4 B x ", " / 4", "all_gather", "h.0 to h.3 forward",
+             "reduce_scatter", "h.0 to h.3 gradient", "GFLOP/s"}));
   const auto json = nlohmann::json::parse(plan_record(plan, {.num_ranks = 4}).text());
   EXPECT_EQ(json.at("sent_bytes").get<std::int64_t>(), plan.steps[1].traffic.bytes_sent);
   EXPECT_EQ(json.at("peak_bytes").at("optimizer").get<std::int64_t>(),

@@ -59,6 +59,9 @@ TEST(StepText, ColumnsStayWhereTheyAre) {
   const std::string a = step_text(small, options), b = step_text(large, options);
   EXPECT_TRUE(has(a, {"step     1/12345 | loss  2.5000 | norm   0.500 | lr 1.00e-03 |",
                       "1.5 ms: ", " tokens/s,   7 % of peak |   3.0 MiB | ETA 0:30"}));
+  // A rate above what was measured as the peak.
+  options.peak_percent = 435;
+  EXPECT_TRUE(has(step_text(small, options), {" tokens/s,    above peak |   3.0 MiB |"}));
   std::size_t num_bars = 0;
   for (std::size_t at = a.find(" | "); at != std::string::npos; at = a.find(" | ", at + 1)) {
     EXPECT_EQ(b.substr(at, 3), " | ") << a << "\n" << b;
@@ -114,6 +117,26 @@ TEST(StepText, NbytesHaveTheirUnit) {
   EXPECT_EQ(nbytes_text(1024), "1.0 KiB");
   EXPECT_EQ(nbytes_text(1536), "1.5 KiB");
   EXPECT_EQ(nbytes_text(40.0 * (1 << 30)), "40.0 GiB");
+  EXPECT_EQ(nbytes_text(0x1p20 - 1), "1.0 MiB");
+  EXPECT_EQ(nbytes_text(1.5 * 0x1p40), "1.5 TiB");
+}
+
+TEST(StepText, DurationsHaveTheirUnit) {
+  EXPECT_EQ(duration_text(0), "0 ms");
+  EXPECT_EQ(duration_text(0.0085), "8.50 us");
+  EXPECT_EQ(duration_text(0.25), "250.0 us");
+  EXPECT_EQ(duration_text(0.99999), "1.00 ms");
+  EXPECT_EQ(duration_text(12.34), "12.3 ms");
+  EXPECT_EQ(duration_text(999.99), "1.00 s");
+  EXPECT_EQ(duration_text(102904.3), "102.9 s");
+}
+
+TEST(StepText, RatesHaveTheirUnit) {
+  EXPECT_EQ(rate_text(0.08, "B/s"), "80 MB/s");
+  EXPECT_EQ(rate_text(2.5, "B/s"), "2.5 GB/s");
+  EXPECT_EQ(rate_text(989'500, "FLOP/s"), "989.5 TFLOP/s");
+  EXPECT_EQ(rate_text(1e-9, "B/s"), "1 B/s");
+  EXPECT_EQ(rate_text(999.99, "FLOP/s"), "1 TFLOP/s");
 }
 
 TEST(RunSummary, LeavesTheWarmupOut) {
@@ -191,6 +214,14 @@ TEST(RunSummary, RowsAndRecordSayTheSame) {
                          "step: 10.0 ms median, 10.0 to 10.0 ms", "compute 50.0 %",
                          "100000 tokens/s median, 43 % of the peak", "3.0 MiB at the peak",
                          "activation 2.0 MiB"}));
+  RunSummary::Figures above = f;
+  above.peak_percent = 435;
+  for (const auto& [label, row] : RunSummary::rows(above, "tokens")) {
+    if (label != "speed") continue;
+    EXPECT_EQ(row,
+              "100000 tokens/s median, above the peak measured at the start, while other "
+              "programs ran");
+  }
   const auto json = nlohmann::json::parse(RunSummary::record(f, "tokens").text());
   EXPECT_EQ(json.at("steps"), 3);
   EXPECT_EQ(json.at("warmup_steps"), 1);
