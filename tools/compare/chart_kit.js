@@ -37,6 +37,7 @@ function short(value) {
   if (size >= 0.1) return value.toFixed(2);
   return size >= 1e-4 ? String(Number(value.toPrecision(2))) : value.toExponential(1);
 }
+const count = (value) => value.toLocaleString('en-US');
 const UNKNOWN = 'not measured';
 function ms(value) {
   if (!known(value)) return UNKNOWN;
@@ -51,7 +52,7 @@ function byteUnit(bytes) {
 function amount(bytes) {
   if (!known(bytes)) return UNKNOWN;
   const [name, size] = byteUnit(bytes);
-  return `${short(bytes / size)} ${name}`;
+  return `${size === 1 ? count(bytes) : short(bytes / size)} ${name}`;
 }
 
 // Round numbers from 0 to at least `most`.

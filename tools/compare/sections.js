@@ -44,15 +44,14 @@ function memorySection() {
 // The arithmetic of each category, whose measured peak stands in its first row. Of many terms the smaller ones are behind a fold.
 function termRows(terms, where, measured) {
   const label = Object.fromEntries(CATEGORIES);
-  const bytes = (value) => value.toLocaleString('en-US');
   return [...new Set(terms.map((t) => t.category))].flatMap((category) => {
     const own = terms.filter((t) => t.category === category);
     const shown = own.slice(0, own.length > 6 ? 5 : 6), rest = own.slice(shown.length);
-    const rows = shown.map((t) => ['', t.text, bytes(t.bytes), '']);
+    const rows = shown.map((t) => ['', t.text, count(t.bytes), '']);
     if (rest.length > 0) {
       rows.push(['', el('details', {}, el('summary', {}, `${rest.length} smaller terms`),
-                        el('ul', {}, ...rest.map((t) => el('li', {}, `${t.text}: ${bytes(t.bytes)} B`)))),
-                 bytes(rest.reduce((sum, t) => sum + t.bytes, 0)), '']);
+                        el('ul', {}, ...rest.map((t) => el('li', {}, `${t.text}: ${count(t.bytes)} B`)))),
+                 count(rest.reduce((sum, t) => sum + t.bytes, 0)), '']);
     }
     rows[0][0] = (label[category] || category) + where;
     rows[0][3] = measured(category);
@@ -76,7 +75,7 @@ function stepMemorySection() {
   figure.append(legend(CATEGORIES.map(([key, name], i) => ({key, name, color: `var(--c${i})`}))
       .filter(({key}) => steps.some((s) => s.memory.bytes[key] && Math.max(...s.memory.bytes[key]) > 0))
       .concat([{name: 'measured peak', color: 'var(--soft)', kind: 'dash'}])));
-  const measured = (step, where, category) => row(step) && row(step)[where] ? (row(step)[where][category] || 0).toLocaleString('en-US') : 'not measured';
+  const measured = (step, where, category) => row(step) && row(step)[where] ? count(row(step)[where][category] || 0) : UNKNOWN;
   const holder = el('div');
   const terms = el('div');
   const update = () => {
@@ -151,7 +150,7 @@ function communicationSection() {
             marks: formula ? [{value: formula.bytes, name: 'theory'}] : [],
             value: known(sent) ? amount(sent) : formula ? '≈ ' + amount(formula.bytes) : 'not measured',
             text: (known(sent) ? `measured ${amount(sent)}` : 'not measured') + plan
-                + (known(metric(c, 'num_collectives')) ? ` · ${metric(c, 'num_collectives')} collectives` : '')
+                + (known(metric(c, 'num_collectives')) ? ` · ${count(metric(c, 'num_collectives'))} collectives` : '')
                 + (formula ? ` · by formula ${amount(formula.bytes)}` : ' · no formula for these options')};
   }), {title: 'Bytes sent against theory', hint: 'Point at a bar, or use the arrow keys, for its figures.',
        legend: [...(measured ? [{name: 'measured', color: 'var(--c0)'}] : []), {name: 'by formula', color: 'var(--ink)', kind: 'tick'}]});
@@ -177,6 +176,7 @@ function paretoSection() {
     dots.forEach((dot, i) => dot.addEventListener('pointerenter', () => explore.go(i)));
     return plot.node;
   });
+  figureOf(node).setAttribute('aria-label', 'Throughput against memory: a dot for each configuration');
   const explore = explorable(figureOf(node), rows.length, (i, on) => dots[i].classList.toggle('active', on),
       (i) => [rows[i].name + ':', `${short(metric(rows[i], 'tokens_per_s'))} tokens/s · ${amount(rows[i].peak_bytes.total)}`
               + (rows[i].on_pareto_front ? ` · number ${front.indexOf(rows[i]) + 1} of the front` : '')], 'Point at a dot, or use the arrow keys.');

@@ -28,7 +28,7 @@ function ganttSection() {
     const notes = [sources.includes('plan') ? 'Planned: the launches and messages of the real schedule, in simulated time (100 GFLOP/s, 10 GB/s of memory '
                        + 'and between ranks); with --log.trace=yes it is measured.' : 'Traced: the last step that was, of rank 0.'];
     if (sources.length > 1) notes.push('One was traced and one is planned: their times do not compare.');
-    for (const s of shown) if (s.left_out > 0) notes.push(`${short(s.left_out)} of the shortest slices of ${s.name} are left out.`);
+    for (const s of shown) if (s.left_out > 0) notes.push(`${count(s.left_out)} of the shortest slices of ${s.name} are left out.`);
     holder.replaceChildren(area, readout, el('p', {class: 'note'}, notes.join(' ')));
     responsive(area, (width) => {
       const plot = ganttPlot(width, shown);
