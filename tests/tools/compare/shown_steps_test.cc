@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -135,6 +136,21 @@ TEST_F(ShownSteps, WhatIsOffloadedHasItsArithmeticOnTheHost) {
   EXPECT_EQ(states(1, "host_terms"), states(0, "terms"));
 }
 
+// The figures beside the chart of memory are those that it draws.
+TEST_F(ShownSteps, TheArithmeticAddsUpToWhatIsDrawn) {
+  const Request r = request({"--strategies=ddp,zero2,zero3", "--sweep=precision.param=f32,bf16"});
+  for (const ordered_json& step : shown(r).at("steps")) {
+    std::map<std::string, std::int64_t> sums;
+    for (const ordered_json& term : step.at("terms")) {
+      sums[term.at("category")] += term.at("bytes").get<std::int64_t>();
+    }
+    for (const char* category : {"parameter_shard", "gradient", "optimizer", "activation"}) {
+      const auto held = step.at("memory").at("bytes").at(category).get<std::vector<std::int64_t>>();
+      EXPECT_EQ(sums[category], std::ranges::max(held)) << step.at("name") << category;
+    }
+  }
+}
+
 TEST_F(ShownSteps, WhatWasNotTrainedIsNotShown) {
   const Request r = request({"--strategies=ddp,zero3"});
   const ordered_json steps = shown(r, {}, {0, 1});
@@ -171,6 +187,10 @@ TEST_F(ShownSteps, MemoryOfManyConfigurationsIsThinned) {
   ASSERT_EQ(steps.at("steps").size(), 65u) << "64, and one without gathers ahead";
   for (const ordered_json& step : steps.at("steps")) {
     EXPECT_LE(step.at("memory").at("ms").size(), 4000u / 64 + 2);
+    std::size_t num_slices = 0;
+    for (const ordered_json& thread : step.at("threads")) num_slices += thread.at("slices").size();
+    EXPECT_EQ(num_slices, 8000u / 64);
+    EXPECT_GT(step.at("left_out"), 0);
   }
   EXPECT_LT(steps.dump().size(), 1'500'000u);
 }
