@@ -37,8 +37,10 @@ function cards() {
     return true;
   };
   const fast = data.fastest && all.find((c) => c.name === data.fastest.name);
-  if (fast) {
-    const others = data.fastest.not_told_apart_from;
+  const others = fast ? data.fastest.not_told_apart_from : [];
+  if (fast && others.length > 0 && others.length === trained.length - 1) {
+    card('Fastest', 'None stands out', '', `all ${trained.length} are as fast within noise`);
+  } else if (fast) {
     card('Fastest', short(metric(fast, 'tokens_per_s')), 'tokens/s', fast.name
         + (fast.parity.kind === 'differs' ? ', whose parity fails' : '') + `, ${ms(metric(fast, 'step_ms'))} a step`
         + (others.length === 1 ? `; ${others[0]} may be as fast` : others.length > 1 ? `; ${others.length} others may be as fast` : ''));

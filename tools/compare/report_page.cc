@@ -295,7 +295,8 @@ std::string report_page(const ordered_json& comparison, const ordered_json& step
   if (!untold.empty())
     note = "Not measured in any of these runs: " + engine::join(untold, ", ") + ". ";
   if (!data.at("fastest").is_null()) {
-    lead += " Slower: than the fastest, round by round, and within which bounds.";
+    lead +=
+        " Slower: than the one with the most tokens/s, round by round, and within which bounds.";
   } else if (!data.at("rounds_needed").is_null()) {
     note += fmt::format("Too few rounds to say which is faster: it takes --rounds={}.",
                         data.at("rounds_needed").get<int>());

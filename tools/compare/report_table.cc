@@ -92,11 +92,13 @@ std::string below(const std::string& attributes, const std::string& text) {
   return fmt::format(R"(<small class="below"{}>{}</small>)", attributes, text);
 }
 
-std::string figure_cell(const Column& column, const ordered_json& row, bool is_fastest) {
+// `reference`: what the row that others are said to be slower than is called; empty: not this one.
+std::string figure_cell(const Column& column, const ordered_json& row,
+                        const std::string& reference) {
   const ordered_json& value = column.value(row);
   if (!value.is_number()) {
     const bool is_slower = std::string_view(column.field) == "slower_percent";
-    return unknown_cell(is_slower && is_fastest ? "fastest" : "not measured");
+    return unknown_cell(is_slower && !reference.empty() ? reference.c_str() : "not measured");
   }
   std::string text = column.text(value.get<double>());
   if (column.low != nullptr) {
@@ -214,6 +216,7 @@ std::string report_table(const ordered_json& data, std::vector<std::string>& unt
     untold.emplace_back("what was planned");
   }
   const ordered_json& fastest = find(data.at("fastest"), "name");
+  const ordered_json& as_fast = find(data.at("fastest"), "not_told_apart_from");
   std::string body;
   for (const ordered_json& row : rows) {
     const std::string name = row.at("name");
@@ -223,9 +226,12 @@ std::string report_table(const ordered_json& data, std::vector<std::string>& unt
           R"(<td class="text unknown" colspan="{}">same plan as {}: its figures are those</td>)",
           num_columns - 1, html_escaped(twin.get<std::string>()));
     } else {
+      const std::string reference = name != fastest   ? ""
+                                    : as_fast.empty() ? "fastest"
+                                                      : "reference";
       body += parity_cell(row, data) + loss_cell(row);
       for (const Column& column : columns) {
-        if (is_told(column)) body += figure_cell(column, row, name == fastest);
+        if (is_told(column)) body += figure_cell(column, row, reference);
       }
     }
     body += "</tr>\n";

@@ -50,8 +50,9 @@ std::string beside(std::int64_t measured, const char* what,
 }
 
 std::string peak_text(double percent) {
-  return fmt::format(", {:.0f} % of the peak measured at the start{}", percent,
-                     percent > 100 ? ", while other programs ran" : "");
+  // Nothing is faster than it can be: that was measured too low.
+  return percent > 100 ? ", above the peak measured at the start, while other programs ran"
+                       : fmt::format(", {:.0f} % of the peak measured at the start", percent);
 }
 
 JsonRecord to_json(const RunSummary::Bytes& bytes) {

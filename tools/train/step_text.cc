@@ -19,6 +19,11 @@ std::string parts_text(const StepRecord& r) {
   return text + fmt::format("data {:5.1f}", r.data_ms);
 }
 
+// More is no share of it: the peak was measured while other programs ran.
+std::string peak_text(double percent) {
+  return percent > 100 ? ",    above peak" : fmt::format(", {:3.0f} % of peak", percent);
+}
+
 }  // namespace
 
 std::string step_text(const StepRecord& r, const StepTextOptions& options) {
@@ -26,8 +31,7 @@ std::string step_text(const StepRecord& r, const StepTextOptions& options) {
       "step {:>5}/{} | loss {:7.4f} | norm {:7.3f} | lr {:.2e} | {:7.1f} ms: {} | {:7.0f} {}/s{} | "
       "{:>9} | ETA {}",
       r.step, options.num_steps, r.loss, r.grad_norm, r.lr, r.step_ms, parts_text(r), r.items_per_s,
-      options.items,
-      options.peak_percent ? fmt::format(", {:3.0f} % of peak", *options.peak_percent) : "",
+      options.items, options.peak_percent ? peak_text(*options.peak_percent) : "",
       nbytes_text(static_cast<double>(r.memory.peak_total_nbytes)), options.eta);
 }
 

@@ -376,6 +376,9 @@ TEST_F(Browser, CardsSayWhatTheirFiguresAreWorth) {
               "as fast",
               "Least memory on a rank|15.3 MiB|zero3, whose parity fails;",
               "Least sent in a step|3.81 MiB|ddp prefetch=0 and 1 other alike"});
+  data["fastest"]["not_told_apart_from"].push_back("ddp prefetch=0");
+  expect_has(attribute(drawn(data, sample_steps(), "1280,900"), "cards"),
+             {"Fastest|None stands out|all 4 are as fast within noise"});
   data["fastest"] = {{"name", "ddp prefetch=2"}, {"not_told_apart_from", ordered_json::array()}};
   expect_has(attribute(drawn(data, sample_steps(), "1280,900"), "cards"),
              {"33,000 tokens/s|ddp prefetch=2, 36.4 ms a step;"});

@@ -185,13 +185,16 @@ TEST_F(ShownSteps, MemoryOfManyConfigurationsIsThinned) {
   ASSERT_EQ(r.configurations.size(), 64u);
   const ordered_json steps = shown(r);
   ASSERT_EQ(steps.at("steps").size(), 65u) << "64, and one without gathers ahead";
+  int num_thinned = 0;
   for (const ordered_json& step : steps.at("steps")) {
     EXPECT_LE(step.at("memory").at("ms").size(), 4000u / 64 + 2);
     std::size_t num_slices = 0;
     for (const ordered_json& thread : step.at("threads")) num_slices += thread.at("slices").size();
-    EXPECT_EQ(num_slices, 8000u / 64);
-    EXPECT_GT(step.at("left_out"), 0);
+    EXPECT_LE(num_slices, 8000u / 64);
+    EXPECT_EQ(step.at("left_out").get<int>() > 0, num_slices == 8000u / 64);
+    num_thinned += num_slices == 8000u / 64 ? 1 : 0;
   }
+  EXPECT_EQ(num_thinned, 32) << "those of four micro-steps";
   EXPECT_LT(steps.dump().size(), 1'500'000u);
 }
 
