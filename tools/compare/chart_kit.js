@@ -12,7 +12,6 @@ function tellError(message) {
   document.querySelector('main').prepend(box);
 }
 
-const MIB = 1024 * 1024;
 const known = (value) => value !== null && value !== undefined;
 
 function el(tag, attributes = {}, ...children) {
@@ -32,17 +31,28 @@ function svg(tag, attributes = {}, ...children) {
 function short(value) {
   if (value === 0) return '0';
   const size = Math.abs(value);
-  if (size >= 100000) return Math.round(value).toLocaleString('en-US');
+  if (size >= 1000) return Math.round(value).toLocaleString('en-US');
   if (size >= 100) return value.toFixed(0);
   if (size >= 10) return value.toFixed(1);
   if (size >= 0.1) return value.toFixed(2);
-  return value.toExponential(1).replace('e', ' e');
+  return size >= 1e-4 ? String(Number(value.toPrecision(2))) : value.toExponential(1);
 }
-const ms = (value) => known(value) ? short(value) + ' ms' : 'not measured';
-function mib(bytes) {
-  if (!known(bytes)) return 'not measured';
-  if (bytes > 0 && bytes < 10240) return bytes + ' B';
-  return short(bytes / MIB) + ' MiB';
+const count = (value) => value.toLocaleString('en-US');
+const UNKNOWN = 'not measured';
+function ms(value) {
+  if (!known(value)) return UNKNOWN;
+  if (value > 0 && value < 0.1) return short(value * 1000) + ' µs';
+  return value < 10000 ? short(value) + ' ms' : short(value / 1000) + ' s';
+}
+// The largest unit of which there is at least a tenth, but bytes up to 10,240.
+const BYTES = [['GiB', 1024 ** 3], ['MiB', 1024 ** 2], ['KiB', 1024]];
+function byteUnit(bytes) {
+  return bytes < 10240 ? ['B', 1] : BYTES.find(([name, size]) => bytes >= (name === 'GiB' ? size : 0.1 * size)) || BYTES[2];
+}
+function amount(bytes) {
+  if (!known(bytes)) return UNKNOWN;
+  const [name, size] = byteUnit(bytes);
+  return `${size === 1 ? count(bytes) : short(bytes / size)} ${name}`;
 }
 
 // Round numbers from 0 to at least `most`.
@@ -58,6 +68,15 @@ function ticks(most, count = 5) {
   }
 }
 
+// Round numbers between two, about `count` of them.
+function ticksBetween(low, high, count) {
+  const step = ticks(high - low, count)[1];
+  const result = [];
+  for (let v = Math.ceil(low / step - 1e-9) * step; v <= high; v += step) result.push(Number(v.toPrecision(12)));
+  return result;
+}
+const tickText = (v) => Number(v.toPrecision(12)).toLocaleString('en-US', {maximumFractionDigits: 9});
+
 function legend(items) {
   const list = el('ul', {class: 'legend'});
   for (const {name, color, kind} of items) {
@@ -71,17 +90,33 @@ function legend(items) {
 // Cells are strings or nodes. A column of words, or with a long cell, is to the left; others are of figures.
 function table(head, rows) {
   const isLong = (cell) => typeof cell !== 'string' || cell.length > 34;
-  const isWord = (cell) => /^(\p{L}|$)/u.test(cell) && cell !== 'not measured';
+  const isWord = (cell) => /^(\p{L}|$)/u.test(cell) && cell !== UNKNOWN;
   const styleOf = (cells) => cells.some(isLong) ? 'text wrap' : cells.some((c) => c !== '') && cells.every(isWord) ? 'text' : '';
   const styles = head.map((_, i) => styleOf(rows.map((row) => row[i])));
   const result = el('table', {}, el('thead', {}, el('tr', {}, ...head.map((h, i) => el('th', {scope: 'col', class: styles[i]}, h)))));
   const body = el('tbody');
   for (const row of rows) {
     body.append(el('tr', {}, ...row.map((cell, i) => i === 0 ? el('th', {scope: 'row'}, cell)
-        : el('td', {class: styles[i] + (cell === 'not measured' ? ' unknown' : '')}, cell))));
+        : el('td', {class: styles[i] + (cell === UNKNOWN ? ' unknown' : '')}, cell))));
   }
   result.append(body);
-  return result;
+  return stacks(result);
+}
+
+// Where it is narrow a row is a block of labelled lines; the roles keep it a table for those who hear it.
+function stacks(table) {
+  table.classList.add('stacks');
+  table.setAttribute('role', 'table');
+  for (const part of [table.tHead, ...table.tBodies]) part.setAttribute('role', 'rowgroup');
+  const heads = [...table.tHead.rows[0].cells].map((head) => head.textContent);
+  for (const row of table.rows) {
+    row.setAttribute('role', 'row');
+    [...row.cells].forEach((cell, i) => {
+      cell.setAttribute('role', cell.scope === 'col' ? 'columnheader' : cell.scope === 'row' ? 'rowheader' : 'cell');
+      if (cell.tagName === 'TD' && cell.colSpan === 1) cell.dataset.label = heads[i];
+    });
+  }
+  return table;
 }
 
 // The figures of a chart as a table, for whoever cannot or would not see it.
@@ -148,14 +183,16 @@ function barChart(figure, rows, options) {
   figure.append(legend(options.legend), list, readout);
 }
 
-// Draws now and whenever the width changes. `draw(width)` returns an svg.
+// Draws now, whenever the width changes, and for paper. `draw(width)` returns an svg.
+const PAPER_WIDTH = 640;
+const drawings = [];
 function responsive(figure, draw) {
   const holder = el('div');
   figure.append(holder);
   let last = 0;
-  const update = () => {
-    const width = Math.floor(holder.clientWidth);
-    if (width === 0 || width === last) return;
+  const update = (paper) => {
+    const width = paper ? Math.floor(PAPER_WIDTH * paper) : Math.floor(holder.clientWidth);
+    if (width === 0 || width === last || !holder.isConnected) return;
     last = width;
     try {
       holder.replaceChildren(draw(width));
@@ -163,8 +200,11 @@ function responsive(figure, draw) {
       tellError(error.message);
     }
   };
-  new ResizeObserver(update).observe(holder);
-  update();
+  drawings.push((isPaper) => update(isPaper ? (figure.closest('.panels') ? 0.52 : 1) : 0));
+  new ResizeObserver(() => update(0)).observe(holder);
+  update(0);
 }
+window.addEventListener('beforeprint', () => drawings.forEach((draw) => draw(true)));
+window.addEventListener('afterprint', () => drawings.forEach((draw) => draw(false)));
 
 const text = (x, y, words, attributes = {}) => svg('text', {x, y, ...attributes}, words);

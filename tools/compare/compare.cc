@@ -9,6 +9,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "tools/compare/comparison_folder.h"
 #include "tools/compare/equal_plans.h"
 #include "tools/compare/find_divergence.h"
+#include "tools/compare/made_by.h"
 #include "tools/compare/report_page.h"
 #include "tools/compare/request.h"
 #include "tools/compare/shown_steps.h"
@@ -41,6 +43,9 @@ class Trainings {
  public:
   Trainings(const Request& request, const ComparisonFolder& folder)
       : request_(request), folder_(folder), trained_(request.configurations.size()) {}
+
+  /// Those of an earlier start, once run() has returned.
+  std::int64_t num_kept() const { return num_kept_; }
 
   std::vector<Trained> run() {
     const std::size_t num_all = trained_.size();
@@ -69,6 +74,7 @@ class Trainings {
     Trained& trained = trained_[i];
     if (std::optional<RunRecord> run = folder_.finished(c, round)) {
       say(what + ": kept");
+      ++num_kept_;
       trained.add(std::move(*run), round);
       return;
     }
@@ -127,6 +133,7 @@ class Trainings {
   const Request& request_;
   const ComparisonFolder& folder_;
   std::vector<Trained> trained_;
+  std::int64_t num_kept_ = 0;
 };
 
 // A trace that cannot be read costs the page what it would show of it, and nothing else.
@@ -140,14 +147,16 @@ nlohmann::ordered_json steps(const Comparison& comparison,
   return result;
 }
 
-void write_results(const Comparison& comparison, const ComparisonFolder& folder) {
+void write_results(const Comparison& comparison, const nlohmann::ordered_json& made_by,
+                   const ComparisonFolder& folder) {
   std::vector<std::string> folders;
   for (const Row& row : comparison.rows) {
     const Trained& trained = row.trained;
     folders.push_back(
         trained.rounds.empty() ? "" : folder.round_path(*row.configuration, trained.first_round));
   }
-  const nlohmann::ordered_json json = to_json(comparison);
+  nlohmann::ordered_json json = to_json(comparison);
+  json["made_by"] = made_by;
   const auto replace = nlohmann::ordered_json::error_handler_t::replace;
   write_file(folder.json_path(), json.dump(1, ' ', false, replace) + "\n");
   write_file(folder.report_path(), report_page(json, steps(comparison, folders)));
@@ -194,8 +203,11 @@ void compare(int argc, char** argv) {
                     engine::escaped(request.configurations[*c.same_plan_as].name)));
   }
   const StopSignals signals;
-  const Comparison comparison = summarise(request, Trainings(request, folder).run());
-  write_results(comparison, folder);
+  nlohmann::ordered_json made = made_by(std::span<const char* const>(argv, std::size_t(argc)));
+  Trainings trainings(request, folder);
+  const Comparison comparison = summarise(request, trainings.run());
+  made["kept_trainings"] = trainings.num_kept();
+  write_results(comparison, made, folder);
   say("\n" + table_text(comparison));
   for (const std::string& line : comparison.verdict.lines) say(engine::escaped(line));
   say(fmt::format("figures {}\nreport {}", engine::escaped(folder.json_path()),

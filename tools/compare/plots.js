@@ -36,20 +36,23 @@ function path(points) {
   return d;
 }
 
-function lossPlot(width, points) {
+// Of the baseline, and of other trainings.
+function lossPlot(width, trainings) {
   const {node, inner} = frame(width, 250, {left: 46, right: 14, top: 10, bottom: 42});
-  node.setAttribute('aria-label', 'Loss of the baseline by step');
-  const finite = points.loss.filter(known);
+  node.setAttribute('aria-label', 'Loss by step');
+  const finite = trainings.flatMap((points) => points.loss).filter(known);
   let [low, high] = finite.length > 0 ? [Math.min(...finite), Math.max(...finite)] : [0, 0];
   if (high - low < 1e-9) [low, high] = [low - 0.5, high + 0.5];
   const y = (v) => inner.bottom - 6 - (v - low) / (high - low) * (inner.bottom - inner.top - 16);
-  for (let i = 0; i <= 3; ++i) {
-    const v = low + (high - low) * i / 3;
+  for (const v of ticksBetween(low, high, 4)) {
     node.append(svg('line', {class: 'grid', x1: inner.left, x2: inner.right, y1: y(v), y2: y(v)}),
-                text(inner.left - 7, y(v) + 4, v.toFixed(high - low < 0.3 ? 3 : 2), {'text-anchor': 'end'}));
+                text(inner.left - 7, y(v) + 4, tickText(v), {'text-anchor': 'end'}));
   }
-  const x = stepAxis(node, inner, points.step);
-  node.append(svg('path', {class: 'line l0', d: path(points.step.map((s, i) => known(points.loss[i]) ? [x(s), y(points.loss[i])] : null))}));
+  const longest = trainings.reduce((a, b) => b.step.at(-1) > a.step.at(-1) ? b : a);
+  const x = stepAxis(node, inner, longest.step);
+  trainings.forEach(({step, loss}, i) => {
+    node.append(svg('path', {class: 'line l' + i, d: path(step.map((s, j) => known(loss[j]) ? [x(s), y(loss[j])] : null))}));
+  });
   return node;
 }
 
@@ -97,7 +100,8 @@ function differencePlot(width, steps, shown, exact, series) {
 function paretoPlot(width, rows, front, strategies) {
   const {node, inner} = frame(width, Math.max(300, Math.min(420, width * 0.5)), {left: 58, right: 22, top: 26, bottom: 46});
   node.setAttribute('aria-label', 'Throughput against peak memory');
-  const bytes = (c) => c.peak_bytes.total / MIB, speed = (c) => metric(c, 'tokens_per_s');
+  const [unit, size] = byteUnit(Math.max(...rows.map((c) => c.peak_bytes.total)));
+  const bytes = (c) => c.peak_bytes.total / size, speed = (c) => metric(c, 'tokens_per_s');
   const span = (values) => {
     const low = Math.min(...values), high = Math.max(...values), room = (high - low || high || 1) * 0.12;
     return [Math.max(0, low - room), high + room];
@@ -105,24 +109,20 @@ function paretoPlot(width, rows, front, strategies) {
   const [x0, x1] = span(rows.map(bytes)), [y0, y1] = span(rows.map(speed));
   const x = (v) => inner.left + (v - x0) / (x1 - x0) * (inner.right - inner.left);
   const y = (v) => inner.bottom - (v - y0) / (y1 - y0) * (inner.bottom - inner.top);
-  const between = (low, high, count) => {
-    const step = ticks(high - low, count)[1];
-    const result = [];
-    for (let v = Math.ceil(low / step) * step; v <= high; v += step) result.push(Number(v.toPrecision(12)));
-    return result;
-  };
-  for (const v of between(y0, y1, 5)) {
+  for (const v of ticksBetween(y0, y1, 5)) {
     node.append(svg('line', {class: 'grid', x1: inner.left, x2: inner.right, y1: y(v), y2: y(v)}),
-                text(inner.left - 7, y(v) + 4, v >= 10000 ? short(v / 1000) + 'k' : String(v), {'text-anchor': 'end'}));
+                text(inner.left - 7, y(v) + 4, tickText(v), {'text-anchor': 'end'}));
   }
-  for (const v of between(x0, x1, Math.max(3, Math.floor(width / 130)))) {
+  for (const v of ticksBetween(x0, x1, Math.max(3, Math.floor(width / 130)))) {
     node.append(svg('line', {class: 'grid', x1: x(v), x2: x(v), y1: inner.top, y2: inner.bottom}),
-                text(x(v), inner.bottom + 17, String(v), {'text-anchor': 'middle'}));
+                text(x(v), inner.bottom + 17, tickText(v), {'text-anchor': 'middle'}));
   }
   node.append(svg('line', {class: 'axis', x1: inner.left, x2: inner.right, y1: inner.bottom, y2: inner.bottom}),
-              text((inner.left + inner.right) / 2, inner.bottom + 36, 'peak memory of a rank, MiB', {'text-anchor': 'middle'}),
+              text((inner.left + inner.right) / 2, inner.bottom + 36, `peak memory of a rank, ${unit}`, {'text-anchor': 'middle'}),
               text(6, 13, 'tokens/s'));
-  node.append(svg('path', {class: 'front', d: path(front.map((c) => [x(bytes(c)), y(speed(c))]))}));
+  // Those that noise alone keeps on the front lie below the line.
+  const line = front.filter((c, i) => front.slice(0, i).every((other) => speed(other) < speed(c)));
+  node.append(svg('path', {class: 'front', d: path(line.map((c) => [x(bytes(c)), y(speed(c))]))}));
   const dots = rows.map((c) => svg('circle', {class: `dot ${c.on_pareto_front ? 'of-front l' : 's'}${strategies.indexOf(c.strategy) % 8}`,
                                                cx: x(bytes(c)), cy: y(speed(c)), r: c.on_pareto_front ? 9 : 5.5, 'data-name': c.name},
                                   svg('title', {}, c.name)));
@@ -144,83 +144,6 @@ function paretoPlot(width, rows, front, strategies) {
   return {node, dots};
 }
 
-// Streams of one or two steps, traced or planned, all with one scale of time.
-function ganttSection() {
-  const steps = data.streams || [];
-  if (steps.length === 0) return;
-  const planned = steps.some((s) => s.source === 'plan');
-  const node = section('gantt', (steps.length > 1 ? `${steps[0].name} above ${steps[1].name}, with one scale of time` : steps[0].name)
-      + ': what a stream does while compute goes on is hidden. '
-      + (planned ? 'No trace was taken, so this is what is planned: the launches and messages of the real schedule, in simulated time'
-                   + ' (100 GFLOP/s, 10 GB/s of memory and between ranks). With --log.trace=yes it is measured.'
-                 : 'The last traced step of rank 0.'));
-  const all = steps.flatMap((step) => step.threads.flatMap((thread) => thread.slices.map(([begin, duration, name]) => ({step, thread, begin, duration, name}))));
-  let rects = [];
-  const {readout, go} = explorable(figureOf(node), all.length, (i, on) => rects[i].classList.toggle('active', on),
-      (i) => [all[i].name + ':', `${ms(all[i].duration)} on ${all[i].thread.name}, from ${ms(all[i].begin)} on, ${all[i].step.name}`],
-      'Point at a slice, or use the arrow keys.');
-  responsive(figureOf(node), (width) => {
-    const plot = ganttPlot(width, steps);
-    rects = plot.rects;
-    rects.forEach((rect, i) => rect.addEventListener('pointerenter', () => go(i)));
-    return plot.node;
-  });
-  figureOf(node).append(readout);
-  if (steps.some((s) => s.left_out > 0)) {
-    figureOf(node).append(el('p', {class: 'note'}, steps.filter((s) => s.left_out > 0)
-        .map((s) => `${s.left_out} of the shortest slices of ${s.name} are left out`).join('; ') + '.'));
-  }
-}
-
-// Lines of at most `most` characters, unless a word has more.
-function inLines(words, most) {
-  const lines = [];
-  for (const word of words.split(' ')) {
-    const last = lines.length - 1;
-    if (last >= 0 && lines[last].length + 1 + word.length <= most) lines[last] += ' ' + word;
-    else lines.push(word);
-  }
-  return lines;
-}
-
-function ganttPlot(width, steps) {
-  const lane = 26, narrow = width < 560;
-  const left = narrow ? 8 : 130;
-  const most = Math.max(...steps.map((s) => s.duration_ms));
-  const laneOf = narrow ? lane + 16 : lane;
-  const titles = steps.map((s) => inLines(`${s.name}: ${ms(s.duration_ms)}${s.source === 'plan' ? ', planned' : ''}`, width / 8.5));
-  const height = steps.reduce((sum, s, i) => sum + 12 + 18 * titles[i].length + s.threads.length * laneOf + 14, 0) + 30;
-  const node = svg('svg', {class: 'plot', viewBox: `0 0 ${width} ${height}`, height, role: 'img', 'aria-label': 'Slices of work by stream'});
-  const x = (v) => left + v / most * (width - left - 10);
-  const names = [...new Set(steps.flatMap((s) => s.threads.map((t) => t.name)))];  // a stream keeps its colour
-  const rects = [];
-  let top = 0;
-  steps.forEach((step, i) => {
-    titles[i].forEach((line, j) => node.append(text(0, top + 18 + 18 * j, line, {class: 'title'})));
-    top += 12 + 18 * titles[i].length;
-    for (const thread of step.threads) {
-      if (narrow) node.append(text(8, top + 11, thread.name, {class: 'name'}));
-      else node.append(text(left - 10, top + 16, thread.name, {'text-anchor': 'end', class: 'name'}));
-      const at = narrow ? top + 16 : top;
-      node.append(svg('rect', {class: 'track', x: left, y: at + 2, width: width - left - 10, height: lane - 6, rx: 3}));
-      for (const [begin, duration, name] of thread.slices) {
-        rects.push(svg('rect', {class: 's' + names.indexOf(thread.name) % 8, x: x(begin), y: at + 2,
-                                width: Math.max(0.7, x(begin + duration) - x(begin) - 0.3), height: lane - 6, rx: 1.5,
-                                'fill-opacity': 0.88, 'data-name': 'slice', 'data-value': duration},
-                       svg('title', {}, `${name}: ${ms(duration)}`)));
-      }
-      top += laneOf;
-    }
-    top += 14;
-  });
-  node.append(...rects);
-  for (const v of ticks(most, narrow ? 3 : 8).filter((t) => t <= most)) {
-    node.append(svg('line', {class: 'axis', x1: x(v), x2: x(v), y1: top - 8, y2: top - 3}),
-                text(x(v), top + 12, short(v) + (v === 0 ? ' ms' : ''), {'text-anchor': v === 0 ? 'start' : x(v) > width - 20 ? 'end' : 'middle'}));
-  }
-  return {node, rects};
-}
-
 // Memory over one step, categories stacked. From each moment on it is what the books say.
 function stepMemoryPlot(width, step, most, marks) {
   const {node, inner} = frame(width, Math.max(230, Math.min(330, width * 0.34)), {left: 62, right: 14, top: 12, bottom: 44});
@@ -229,11 +152,12 @@ function stepMemoryPlot(width, step, most, marks) {
   const end = Math.max(step.duration_ms, 1e-9);
   const x = (v) => inner.left + Math.min(v / end, 1) * (inner.right - inner.left);
   const y = (v) => inner.bottom - v / most * (inner.bottom - inner.top);
-  for (const v of ticks(most / MIB, 4).filter((t) => t * MIB <= most)) {
-    node.append(svg('line', {class: 'grid', x1: inner.left, x2: inner.right, y1: y(v * MIB), y2: y(v * MIB)}),
-                text(inner.left - 7, y(v * MIB) + 4, short(v), {'text-anchor': 'end'}));
+  const [unit, size] = byteUnit(most);
+  for (const v of ticks(most / size, 4).filter((t) => t * size <= most)) {
+    node.append(svg('line', {class: 'grid', x1: inner.left, x2: inner.right, y1: y(v * size), y2: y(v * size)}),
+                text(inner.left - 7, y(v * size) + 4, tickText(v), {'text-anchor': 'end'}));
   }
-  node.append(text(4, 10, 'MiB'));
+  node.append(text(4, 10, unit));
   const below = at.map(() => 0);
   CATEGORIES.forEach(([key, name], series) => {
     const values = bytes[key];
@@ -250,7 +174,7 @@ function stepMemoryPlot(width, step, most, marks) {
     node.append(svg('line', {class: 'front', x1: inner.left, x2: inner.right, y1: y(value), y2: y(value), 'data-name': name, 'data-value': value}));
   }
   node.append(svg('line', {class: 'axis', x1: inner.left, x2: inner.right, y1: inner.bottom, y2: inner.bottom}));
-  for (const v of ticks(end, width < 560 ? 3 : 7).filter((t) => t <= end)) node.append(text(x(v), inner.bottom + 17, short(v), {'text-anchor': 'middle'}));
+  for (const v of ticks(end, width < 560 ? 3 : 7).filter((t) => t <= end)) node.append(text(x(v), inner.bottom + 17, tickText(v), {'text-anchor': 'middle'}));
   node.append(text((inner.left + inner.right) / 2, inner.bottom + 35, step.source === 'plan' ? 'ms of one step, simulated' : 'ms of one step', {'text-anchor': 'middle'}));
   const cursor = svg('line', {class: 'cursor', x1: 0, x2: 0, y1: inner.top, y2: inner.bottom, visibility: 'hidden'});
   node.append(cursor);

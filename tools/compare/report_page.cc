@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "engine/io/text.h"
+#include "tools/compare/report_table.h"
 #include "tools/compare/templates.h"
 
 namespace tessera::tools {
@@ -17,8 +19,6 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr std::size_t kMaxPoints = 12000;  // of losses, in all
-constexpr const char* kUnknown = R"(<td class="unknown" data-value="">not measured</td>)";
-constexpr const char* kNotFinite = R"(<td class="unknown" data-value="">not finite</td>)";
 
 // {{name}} each.
 std::string filled(std::string_view page, const std::map<std::string, std::string>& values) {
@@ -82,13 +82,33 @@ ordered_json thinned(const ordered_json& losses, const ordered_json& differences
   return result;
 }
 
+// Names of slices once: configurations launch the same operations.
+void share_names(ordered_json& data) {
+  std::map<std::string, std::size_t> numbers;
+  ordered_json& names = data["slice_names"];
+  for (ordered_json& step : data["drawn"]) {
+    const ordered_json own = step.at("slices");
+    step.erase("slices");
+    for (ordered_json& thread : step["threads"]) {
+      for (ordered_json& slice : thread["slices"]) {
+        const std::string name = own.at(slice[2].get<std::size_t>());
+        const auto [number, is_new] = numbers.try_emplace(name, names.size());
+        if (is_new) names.push_back(name);
+        slice[2] = number->second;
+      }
+    }
+  }
+}
+
 // The comparison as the page needs it: options once, and losses thinned.
 ordered_json page_data(const ordered_json& comparison, const ordered_json& steps) {
   ordered_json data = comparison;
   const ordered_json base = comparison.at("configurations").at(0).at("options");
   data["options"] = base;
   data["streams"] = steps.at("streams");
-  data["memory"] = steps.at("memory");
+  data["slice_names"] = ordered_json::array();
+  data["drawn"] = steps.at("steps");
+  share_names(data);
   ordered_json& rows = data["configurations"];  // behind the last field that is added
   const std::size_t max_points = std::clamp<std::size_t>(kMaxPoints / rows.size(), 20, 500);
   for (ordered_json& row : rows) {
@@ -97,6 +117,7 @@ ordered_json page_data(const ordered_json& comparison, const ordered_json& steps
       if (!base.contains(key) || base[key] != value) changed[key] = value;
     }
     row["changed"] = std::move(changed);
+    row["numbers"] = parity_words(row).words;
     row["loss_points"] = nullptr;
     if (row["loss"].is_array() && row["loss_difference"].is_array()) {
       row["loss_points"] = thinned(row["loss"], row["loss_difference"], max_points);
@@ -107,138 +128,6 @@ ordered_json page_data(const ordered_json& comparison, const ordered_json& steps
       row.erase(untold);
   }
   return data;
-}
-
-struct Figure {
-  const char* field;
-  const char* format;
-  double unit = 1;
-};
-
-std::string number_text(const ordered_json& value, const Figure& figure) {
-  return fmt::format(fmt::runtime(figure.format), value.get<double>() / figure.unit);
-}
-
-std::string number_cell(const ordered_json& value, const Figure& figure) {
-  if (!value.is_number()) return kUnknown;
-  return fmt::format(R"(<td data-field="{}" data-value="{}">{}</td>)", figure.field, value.dump(),
-                     number_text(value, figure));
-}
-
-// What was planned stands below what was measured.
-std::string number_cell(const ordered_json& value, const ordered_json& planned,
-                        const Figure& figure) {
-  std::string cell = number_cell(value, figure);
-  if (!planned.is_number()) return cell;
-  const std::string below = fmt::format(
-      R"(<small class="below" data-field="planned_{}" data-value="{}">planned {}</small>)",
-      figure.field, planned.dump(), number_text(planned, figure));
-  return cell.insert(cell.rfind("</td>"), below);
-}
-
-std::string loss_cell(const ordered_json& row) {
-  const ordered_json& loss = row.at("last_loss");
-  if (loss.is_null() && row.at("rounds").get<int>() > 0) return kNotFinite;
-  return number_cell(loss, {"last_loss", "{:.4f}"});
-}
-
-const ordered_json& median_of(const ordered_json& row, const char* metric) {
-  static const ordered_json none;
-  const ordered_json& spread = row.at("metrics").at(metric);
-  return spread.is_null() ? none : spread.at("median");
-}
-
-const ordered_json& find(const ordered_json& object, const char* name) {
-  static const ordered_json none;
-  if (!object.is_object() || !object.contains(name)) return none;
-  return object.at(name);
-}
-
-std::string parity_cell(const ordered_json& row, bool is_baseline) {
-  const std::string state = row.at("state"), kind = row.at("parity").at("kind");
-  std::string style = "missing", words = "missing";
-  if (state == "failed") {
-    style = words = "failed";
-  } else if (kind == "equal bits") {
-    style = "equal";
-    words = kind;
-  } else if (kind == "within" || kind == "differs") {
-    const ordered_json& distance = row.at("parity").at("max_loss_difference");
-    style = kind;
-    if (row.at("parity").at("first_step").is_null()) {
-      words = row.at("parity").at("equal_parameters").get<bool>() ? kind : "other parameters";
-    } else {
-      words = fmt::format("{} {}", kind,
-                          distance.is_null() ? std::string("by what is not finite")
-                                             : fmt::format("{:.2g}", distance.get<double>()));
-    }
-  } else if (state == "done") {
-    words = "no baseline";
-  }
-  const std::string baseline =
-      is_baseline ? R"( <span class="pill baseline">baseline</span>)" : std::string();
-  const std::string remark = state == "failed" ? row.at("failure") : row.at("parity").at("text");
-  return fmt::format(
-      R"(<td class="text" data-field="parity" title="{}"><span class="pill {}">{}</span>{}</td>)",
-      html_escaped(remark), style, html_escaped(words), baseline);
-}
-
-std::string step_cell(const ordered_json& row) {
-  const ordered_json& spread = row.at("metrics").at("step_ms");
-  if (spread.is_null()) return kUnknown;
-  return fmt::format(
-      R"(<td data-field="step_ms" data-value="{}">{:.2f}<small class="below">{:.2f} to {:.2f}</small></td>)",
-      spread.at("median").dump(), spread.at("median").get<double>(), spread.at("q1").get<double>(),
-      spread.at("q3").get<double>());
-}
-
-// The table, and in `untold` the columns without a single figure, which are left out.
-std::string table(const ordered_json& data, std::vector<std::string>& untold) {
-  constexpr double kMiB = 1 << 20;
-  const std::vector<std::string> heads = {"configuration", "numbers",     "last loss",
-                                          "step, ms",      "exposed, ms", "tokens/s",
-                                          "peak, MiB",     "sent, MiB",   "overlap, %"};
-  std::vector<std::vector<std::string>> rows;
-  for (const ordered_json& row : data.at("configurations")) {
-    const std::string name = row.at("name");
-    const ordered_json& planned = row.at("planned");
-    rows.push_back({
-        fmt::format(R"(<th scope="row">{}</th>)", html_escaped(name)),
-        parity_cell(row, name == data.at("baseline")),
-        loss_cell(row),
-        step_cell(row),
-        number_cell(median_of(row, "exposed_comm_ms"), {"exposed_comm_ms", "{:.2f}"}),
-        number_cell(median_of(row, "tokens_per_s"), {"tokens_per_s", "{:.0f}"}),
-        number_cell(find(row.at("peak_bytes"), "total"), find(find(planned, "peak_bytes"), "total"),
-                    {"peak_bytes", "{:.2f}", kMiB}),
-        number_cell(median_of(row, "sent_bytes"), find(planned, "sent_bytes"),
-                    {"sent_bytes", "{:.2f}", kMiB}),
-        number_cell(median_of(row, "overlap"), {"overlap", "{:.0f}", 0.01}),
-    });
-  }
-  std::vector<bool> told(heads.size(), false);
-  for (const auto& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) told[i] = told[i] || row[i] != kUnknown;
-  }
-  std::string head, body;
-  for (std::size_t i = 0; i < heads.size(); ++i) {
-    if (!told[i]) untold.push_back(heads[i].substr(0, heads[i].find(',')));
-    if (told[i]) {
-      head +=
-          fmt::format(R"(<th scope="col"{}>{}</th>)", i == 1 ? R"( class="text")" : "", heads[i]);
-    }
-  }
-  if (std::ranges::all_of(data.at("configurations"),
-                          [](const ordered_json& row) { return row.at("planned").is_null(); })) {
-    untold.emplace_back("what was planned");
-  }
-  for (const auto& row : rows) {
-    body += "<tr>";
-    for (std::size_t i = 0; i < row.size(); ++i) body += told[i] ? row[i] : "";
-    body += "</tr>\n";
-  }
-  return fmt::format("<table>\n<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody>\n</table>", head,
-                     body);
 }
 
 // "4", or "1 to 4" if configurations differ in what `value` says of them.
@@ -265,6 +154,7 @@ std::string facts(const ordered_json& data) {
   };
   const std::string ranks = of_all("ranks");
   std::vector<std::string> words = {
+      data.at("made_by").at("begun"),
       fmt::format("{} M parameters, {} layers × {}", of_models("parameters", "{:.2f}", 1e6),
                   of_models("layers"), of_models("dim")),
       fmt::format("{} rank{}", ranks, ranks == "1" ? "" : "s"),
@@ -278,13 +168,7 @@ std::string facts(const ordered_json& data) {
   return items;
 }
 
-std::string verdict_text(const ordered_json& lines) {
-  std::vector<std::string> escaped;
-  for (const ordered_json& line : lines) escaped.push_back(html_escaped(line.get<std::string>()));
-  return engine::join(escaped, "<br>");
-}
-
-// Its class, and a word or two.
+// Its class, and a headline of two or three words.
 std::pair<std::string, std::string> status_of(const ordered_json& data) {
   const auto any = [&](const char* field, const char* inner, const char* value) {
     return std::ranges::any_of(data.at("configurations"), [&](const ordered_json& row) {
@@ -295,6 +179,80 @@ std::pair<std::string, std::string> status_of(const ordered_json& data) {
   if (any("state", nullptr, "failed")) return {"failed", "A training failed"};
   if (!data.at("verdict").at("complete").get<bool>()) return {"open", "Not complete"};
   return {"passed", "Parity holds"};
+}
+
+// Lines break between words alone, not at the hyphens of --rounds and 1e-3.
+std::string unbroken(const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    const bool breaks = word.find('-') != std::string::npos && word.size() < 30;
+    words.push_back(breaks ? "<span class=\"word\">" + word + "</span>" : word);
+    begin = end + 1;
+  }
+  return engine::join(words, " ");
+}
+
+// A paragraph for each line, without the words of the headline.
+std::string verdict_text(const ordered_json& data, const std::string& headline) {
+  std::string text;
+  for (std::string line : data.at("verdict").at("lines")) {
+    const std::string repeated = headline + ": ";
+    const bool repeats = line.starts_with(repeated);
+    if (repeats) line.erase(0, repeated.size());
+    const bool is_name = std::ranges::any_of(data.at("configurations"), [&](const auto& row) {
+      return line.starts_with(row.at("name").template get<std::string>());
+    });
+    if (repeats && !is_name && !line.empty()) line[0] = char(std::toupper(line[0]));
+    text += "<p>" + unbroken(html_escaped(line)) + "</p>\n";
+  }
+  return text;
+}
+
+std::string source_text(const ordered_json& commit) {
+  if (commit.is_null()) return "not known: it was not started by bazel run in a git checkout";
+  return fmt::format(
+      "commit {}{}", commit.at("id").get<std::string>(),
+      commit.at("changed").get<bool>() ? ", with changes that are not committed" : "");
+}
+
+// What the figures mean nothing without: pairs of a list.
+std::string made_text(const ordered_json& data) {
+  const ordered_json& made = data.at("made_by");
+  std::string text;
+  const auto add = [&](const char* what, const std::string& words) {
+    text += fmt::format("<dt>{}</dt><dd>{}</dd>\n", what, words);
+  };
+  add("begun", html_escaped(made.at("begun").get<std::string>()));
+  add("command", "<code>" + html_escaped(made.at("command").get<std::string>()) + "</code>");
+  add("source", source_text(made.at("commit")));
+  add("compiler", html_escaped(made.at("compiler").get<std::string>()));
+  std::string machine = made.at("cpu").get<std::string>();
+  const std::int64_t usable = made.at("usable_cores");
+  machine += made.at("cores").is_null() ? fmt::format(", {} usable cores", usable)
+                                        : fmt::format(", {} of {} cores usable", usable,
+                                                      made.at("cores").get<std::int64_t>());
+  if (const ordered_json& nbytes = made.at("memory_bytes"); !nbytes.is_null()) {
+    machine += fmt::format(", {:.1f} GiB of memory", nbytes.get<double>() / 0x1p30);
+  }
+  add("machine", html_escaped(machine));
+  for (const ordered_json& device : data.at("devices")) {
+    add("trained on", html_escaped(device.get<std::string>()));
+  }
+  if (const ordered_json& load = made.at("load"); !load.is_null()) {
+    const double before = load.at(0).get<double>();
+    add("load at the start",
+        fmt::format("{:.2f} over 1 minute, {:.2f} over 5, {:.2f} over 15{}", before,
+                    load.at(1).get<double>(), load.at(2).get<double>(),
+                    before > 0.5 * double(usable)
+                        ? "; other programs ran, so times are longer than they need be"
+                        : ""));
+  }
+  if (const std::int64_t num_kept = made.at("kept_trainings"); num_kept > 0) {
+    add("resumed", fmt::format("{} trainings are kept of an earlier start", num_kept));
+  }
+  return text;
 }
 
 }  // namespace
@@ -327,28 +285,36 @@ std::string html_escaped(std::string_view text) {
 
 std::string report_page(const ordered_json& comparison, const ordered_json& steps) {
   const ordered_json data = page_data(comparison, steps);
-  const ordered_json& verdict = data.at("verdict");
-  const auto [status, badge] = status_of(data);
+  const auto [status, headline] = status_of(data);
   std::vector<std::string> untold;
-  const std::string rows = table(data, untold);
-  return filled(
-      kReportHtml,
-      {{"title", html_escaped(fmt::format("Tessera: {} configurations compared",
-                                          data.at("configurations").size()))},
-       {"style", std::string(kReportCss)},
-       {"script", std::string(kReportScript)},
-       {"status", status},
-       {"badge", badge},
-       {"verdict", verdict_text(verdict.at("lines"))},
-       {"facts", facts(data)},
-       {"lead",
-        "Medians over all steps but the warm-up, with the range of the middle half of them below. "
-        "Memory and bytes are those of rank 0. Press a heading to sort."},
-       {"note", untold.empty() ? ""
-                               : html_escaped("Not measured in any of these runs: " +
-                                              engine::join(untold, ", ") + ".")},
-       {"table", rows},
-       {"data", in_script(data)}});
+  const std::string rows = report_table(data, untold);
+  std::string lead =
+      "Medians over all steps but the warm-up, with the range of the middle half of them below. "
+      "Memory and bytes are those of rank 0.";
+  std::string note;
+  if (!untold.empty())
+    note = "Not measured in any of these runs: " + engine::join(untold, ", ") + ". ";
+  if (!data.at("fastest").is_null()) {
+    lead +=
+        " Slower: than the one with the most tokens/s, round by round, and within which bounds.";
+  } else if (!data.at("rounds_needed").is_null()) {
+    note += fmt::format("Too few rounds to say which is faster: it takes --rounds={}.",
+                        data.at("rounds_needed").get<int>());
+  }
+  return filled(kReportHtml,
+                {{"title", html_escaped(fmt::format("Tessera: {} configurations compared",
+                                                    data.at("configurations").size()))},
+                 {"style", std::string(kReportCss)},
+                 {"script", std::string(kReportScript)},
+                 {"status", status},
+                 {"headline", headline},
+                 {"verdict", verdict_text(data, headline)},
+                 {"facts", facts(data)},
+                 {"lead", lead},
+                 {"note", html_escaped(note)},
+                 {"table", rows},
+                 {"made", made_text(data)},
+                 {"data", in_script(data)}});
 }
 
 }  // namespace tessera::tools

@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -26,9 +27,10 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::size_t kMaxWithMemory = 64;
-constexpr std::size_t kMaxPoints = 4000;  // of memory, over all configurations
-constexpr std::size_t kMaxPointsOfOne = 240, kMinPointsOfOne = 24;
+constexpr std::size_t kMaxSteps = 64;
+// Over all of them, and of one.
+constexpr std::size_t kMaxPoints = 4000, kMinPointsOfOne = 24, kMaxPointsOfOne = 240;
+constexpr std::size_t kMaxSlices = 8000, kMaxSlicesOfOne = 1500;
 
 TrainPlan plan_of(const Configuration& c, TrainConfig config, Gpt& model, TraceWriter* trace) {
   const engine::Shape shape{config.train.batch,
@@ -87,22 +89,25 @@ Configuration with_prefetch(Configuration c, std::int64_t prefetch) {
   return c;
 }
 
-// What to plan where no trace was taken: the same pair, or one of whatever gathers first.
-std::vector<Configuration> to_plan(const Comparison& comparison,
-                                   const std::vector<std::size_t>& rows) {
+// Whose streams are drawn first: with gathers ahead, and the same without.
+std::vector<Configuration> drawn_first(const Comparison& comparison,
+                                       const std::vector<std::size_t>& trained,
+                                       const std::vector<std::size_t>& traced) {
   const auto at = [&](std::size_t i) -> const Configuration& {
     return *comparison.rows[i].configuration;
   };
-  if (const auto pair = with_and_without(comparison, rows)) {
+  if (const auto pair = with_and_without(comparison, traced.empty() ? trained : traced)) {
     return {at(pair->first), at(pair->second)};
   }
-  for (const std::size_t i : rows) {
+  if (traced.size() > 1) return {at(traced[0]), at(traced[1])};
+  if (traced.size() == 1) return {at(traced[0])};
+  for (const std::size_t i : trained) {
     if (!gathers(at(i))) continue;
     return {with_prefetch(at(i), std::max<std::int64_t>(1, at(i).config.parallel.prefetch)),
             with_prefetch(at(i), 0)};
   }
-  if (rows.empty()) return {};
-  return {at(rows.front())};
+  if (trained.empty()) return {};
+  return {at(trained.front())};
 }
 
 // What `make` returns, unless it cannot be made.
@@ -127,16 +132,24 @@ ordered_json terms_of(const std::vector<PlannedMemory>& categories) {
   return terms;
 }
 
-ordered_json traced_step(const std::string& folder, const std::string& name,
-                         std::size_t max_points) {
-  ordered_json step = step_of_trace_file(trace_path(folder), name, max_points);
-  step["source"] = "trace";
-  return step;
+// As its trace has it, if there is one, and as planned if not.
+std::optional<ordered_json> step_of(const Configuration& c, const std::string& folder,
+                                    const StepDetail& detail, std::vector<std::string>& warnings) {
+  std::optional<ordered_json> planned = attempt([&] { return planned_step(c, detail); }, warnings);
+  if (!has_trace(folder)) return planned;
+  std::optional<ordered_json> traced =
+      attempt([&] { return step_of_trace_file(trace_path(folder), c.name, detail); }, warnings);
+  if (!traced) return planned;
+  (*traced)["source"] = "trace";
+  for (const char* terms : {"terms", "host_terms"}) {
+    (*traced)[terms] = planned ? planned->at(terms) : ordered_json::array();
+  }
+  return traced;
 }
 
 }  // namespace
 
-ordered_json planned_step(const Configuration& c, std::size_t max_points) {
+ordered_json planned_step(const Configuration& c, const StepDetail& detail) {
   Gpt model(c.model);
   TrainConfig config = static_cast<const TrainConfig&>(c.config);
   if (const std::int64_t budget = config.memory_limit_nbytes(); budget > 0) {
@@ -147,7 +160,7 @@ ordered_json planned_step(const Configuration& c, std::size_t max_points) {
   std::string text;
   TraceWriter writer([&text](const std::string& more) { text += more; });
   const TrainPlan plan = plan_of(c, config, model, &writer);
-  ordered_json step = step_of_trace(engine::parse_json(text, c.name), c.name, c.name, max_points);
+  ordered_json step = step_of_trace(engine::parse_json(text, c.name), c.name, c.name, detail);
   step["source"] = "plan";
   step["terms"] = terms_of(plan.memory);
   step["host_terms"] = terms_of(plan.host_memory);
@@ -161,50 +174,36 @@ ordered_json steps_to_show(const Comparison& comparison, std::span<const std::st
     if (!folders[i].empty()) trained.push_back(i);
     if (has_trace(folders[i])) traced.push_back(i);
   }
-  const std::size_t max_points = std::clamp(kMaxPoints / std::max<std::size_t>(trained.size(), 1),
-                                            kMinPointsOfOne, kMaxPointsOfOne);
-  ordered_json result = {{"streams", ordered_json::array()}, {"memory", ordered_json::array()}};
-  const auto name_of_row = [&](std::size_t i) { return comparison.rows[i].configuration->name; };
-  const auto add_streams = [&](std::optional<ordered_json> step) {
-    if (!step) return;
-    step->erase("memory");
-    step->erase("terms");
-    step->erase("host_terms");
-    result["streams"].push_back(std::move(*step));
+  const std::vector<Configuration> drawn = drawn_first(comparison, trained, traced);
+  const auto number_of = [](const auto& steps, const std::string& name) -> std::optional<int> {
+    const auto found =
+        std::ranges::find_if(steps, [&](const auto& s) { return s["name"] == name; });
+    if (found == steps.end()) return std::nullopt;
+    return int(found - steps.begin());
   };
-  if (!traced.empty()) {
-    std::vector<std::size_t> shown = traced;
-    if (const auto pair = with_and_without(comparison, traced)) shown = {pair->first, pair->second};
-    shown.resize(std::min<std::size_t>(shown.size(), 2));
-    for (const std::size_t i : shown) {
-      add_streams(attempt([&] { return traced_step(folders[i], name_of_row(i), 1); }, warnings));
-    }
+  const std::size_t num_steps = std::clamp<std::size_t>(trained.size(), 1, kMaxSteps);
+  const StepDetail detail{
+      .max_points = std::clamp(kMaxPoints / num_steps, kMinPointsOfOne, kMaxPointsOfOne),
+      .max_slices = std::min(kMaxSlices / num_steps, kMaxSlicesOfOne)};
+  ordered_json steps = ordered_json::array();
+  const auto add = [&](const Configuration& c, const std::string& folder) {
+    if (auto step = step_of(c, folder, detail, warnings)) steps.push_back(std::move(*step));
+  };
+  const auto is_drawn = [&](const std::string& name) {
+    return std::ranges::any_of(drawn, [&](const Configuration& c) { return c.name == name; });
+  };
+  std::set<std::string> names;
+  for (std::size_t n = 0; n < trained.size(); ++n) {
+    const Configuration& c = *comparison.rows[trained[n]].configuration;
+    names.insert(c.name);
+    if (n < kMaxSteps || is_drawn(c.name)) add(c, folders[trained[n]]);
   }
-  if (result["streams"].empty()) {
-    for (const Configuration& c : to_plan(comparison, trained)) {
-      add_streams(attempt([&] { return planned_step(c, 1); }, warnings));
-    }
+  ordered_json streams = ordered_json::array();
+  for (const Configuration& c : drawn) {
+    if (!names.contains(c.name)) add(c, "");
+    if (const auto number = number_of(steps, c.name)) streams.push_back(*number);
   }
-  trained.resize(std::min(trained.size(), kMaxWithMemory));
-  for (const std::size_t i : trained) {
-    auto step = attempt([&] { return planned_step(*comparison.rows[i].configuration, max_points); },
-                        warnings);
-    if (has_trace(folders[i])) {
-      auto measured =
-          attempt([&] { return traced_step(folders[i], name_of_row(i), max_points); }, warnings);
-      if (measured && !measured->at("memory").is_null()) {
-        for (const char* terms : {"terms", "host_terms"}) {
-          (*measured)[terms] = step ? step->at(terms) : ordered_json::array();
-        }
-        step = std::move(measured);
-      }
-    }
-    if (!step) continue;
-    step->erase("threads");
-    step->erase("left_out");
-    result["memory"].push_back(std::move(*step));
-  }
-  return result;
+  return {{"steps", std::move(steps)}, {"streams", std::move(streams)}};
 }
 
 }  // namespace tessera::tools

@@ -24,7 +24,6 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr std::int64_t kMaxTraceNbytes = std::int64_t{1} << 28;
-constexpr std::size_t kMaxSlices = 1500;
 constexpr std::size_t kMaxNameNbytes = 60;
 constexpr std::string_view kMemory = "memory ";  // what TraceRecorder calls its counters
 
@@ -164,7 +163,7 @@ ordered_json memory_of(const std::vector<Count>& counts, double begin_us, double
 }  // namespace
 
 ordered_json step_of_trace(const json& trace, const std::string& where, const std::string& name,
-                           std::size_t max_points) {
+                           const StepDetail& detail) {
   const bool has_events = trace.is_object() && trace.contains("traceEvents");
   std::map<std::int64_t, Process> processes =
       read_processes(has_events ? trace.at("traceEvents") : trace, where);
@@ -197,23 +196,28 @@ ordered_json step_of_trace(const json& trace, const std::string& where, const st
     }
   }
   std::ranges::stable_sort(slices, std::greater(), &Slice::duration_us);
-  const std::size_t left_out = slices.size() - std::min(slices.size(), kMaxSlices);
+  const std::size_t left_out = slices.size() - std::min(slices.size(), detail.max_slices);
   slices.resize(slices.size() - left_out);
   std::ranges::stable_sort(slices, std::less(), &Slice::begin_us);
   if (!step && !slices.empty()) begin = end = slices.front().begin_us;
   std::map<std::pair<std::int64_t, std::int64_t>, ordered_json> threads;  // by order and id
+  std::map<std::string, std::size_t> numbers;  // of names, which many slices share
+  ordered_json names = ordered_json::array();
   for (const Slice& slice : slices) {
     end = std::max(end, slice.begin_us + slice.duration_us);
     const auto order = process.orders.find(slice.thread);
     auto [thread, is_new] = threads.try_emplace(
         {order == process.orders.end() ? 0 : order->second, slice.thread}, ordered_json::array());
-    thread->second.push_back({ms(slice.begin_us - begin), ms(slice.duration_us), cut(slice.name)});
+    const auto [number, is_new_name] = numbers.try_emplace(cut(slice.name), names.size());
+    if (is_new_name) names.push_back(number->first);
+    thread->second.push_back({ms(slice.begin_us - begin), ms(slice.duration_us), number->second});
   }
   ordered_json result = {{"name", name},
                          {"duration_ms", ms(end - begin)},
                          {"left_out", left_out},
+                         {"slices", std::move(names)},
                          {"threads", ordered_json::array()},
-                         {"memory", memory_of(process.counts, begin, end, max_points)}};
+                         {"memory", memory_of(process.counts, begin, end, detail.max_points)}};
   for (auto& [key, of_thread] : threads) {
     const std::int64_t id = key.second;
     const auto called = process.threads.find(id);
@@ -225,9 +229,9 @@ ordered_json step_of_trace(const json& trace, const std::string& where, const st
 }
 
 ordered_json step_of_trace_file(const std::string& path, const std::string& name,
-                                std::size_t max_points) {
+                                const StepDetail& detail) {
   return step_of_trace(engine::parse_json(engine::read_text_file(path, kMaxTraceNbytes), path),
-                       path, name, max_points);
+                       path, name, detail);
 }
 
 }  // namespace tessera::tools

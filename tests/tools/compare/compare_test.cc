@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
@@ -41,6 +42,12 @@ class Compare : public ::testing::Test {
     return run_program("tools/compare/compare", flags);
   }
   json results() const { return json::parse(folder_.read("out/compare.json")); }
+  /// What the page's charts are drawn from.
+  json page_data() const {
+    const std::string page = folder_.read("out/report.html"), begin = "id=\"data\">";
+    const std::size_t at = page.find(begin) + begin.size();
+    return json::parse(page.substr(at, page.find("</script>", at) - at));
+  }
   std::string state(int i) const { return results().at("configurations").at(i).at("state"); }
 
   /// A trainer that does `script` with $train, the real one, and $out, the folder of its run.
@@ -94,6 +101,21 @@ Logs read_logs(const TempFolder& folder, const std::string& configuration, int n
   return logs;
 }
 
+/// That a cell or a part of one tells `value` in `unit`, as exactly as its digits do.
+void expect_told(const std::string& cells, const std::string& field, double value, double unit) {
+  const std::string begin = fmt::format("data-field=\"{}\" data-value=\"", field);
+  const std::size_t at = cells.find(begin);
+  ASSERT_NE(at, std::string::npos) << field;
+  EXPECT_EQ(std::stod(cells.substr(at + begin.size())), value) << field;
+  const std::size_t text = cells.find('>', at) + 1;
+  std::string shown = cells.substr(text, cells.find('<', text) - text);
+  std::erase(shown, ',');
+  shown.erase(0, shown.find_first_of("0123456789"));
+  const std::size_t point = shown.find('.');
+  const double digits = point == std::string::npos ? 0 : double(shown.size() - point - 1);
+  EXPECT_NEAR(std::stod(shown), value / unit, 0.501 * std::pow(10, -digits)) << field;
+}
+
 // In the JSON, the page and the table.
 TEST_F(Compare, FiguresAreThoseOfTheLogs) {
   flags_["train.steps"] = "5";
@@ -102,6 +124,7 @@ TEST_F(Compare, FiguresAreThoseOfTheLogs) {
   const std::string page = folder_.read("out/report.html");
   const json all = results();
   ASSERT_EQ(all.at("configurations").size(), 4u);
+  EXPECT_TRUE(has(page, {">step, ms<", ">peak, KiB<", ">sent, KiB<"}));
   constexpr double kMiB = 1 << 20;
   for (const json& row : all.at("configurations")) {
     if (row.at("state") == "same plan") continue;
@@ -123,11 +146,7 @@ TEST_F(Compare, FiguresAreThoseOfTheLogs) {
     const auto is_shown = [&](const char* field, double value, const char* format, double unit) {
       const std::string text = fmt::format(fmt::runtime(format), value / unit);
       EXPECT_TRUE(std::ranges::count(shown, text) > 0) << name << " " << field << " " << text;
-      const std::string cell = fmt::format("data-field=\"{}\" data-value=\"", field);
-      const std::size_t begin = cells.find(cell);
-      ASSERT_NE(begin, std::string::npos) << name << " " << field;
-      EXPECT_EQ(std::stod(cells.substr(begin + cell.size())), value) << name << " " << field;
-      EXPECT_NE(cells.find(">" + text + "<"), std::string::npos) << name << " " << field;
+      expect_told(cells, field, value, unit == kMiB ? 1024 : 1);  // KiB, as all are less than MiB
     };
     for (const auto& [field, format, unit] : {std::tuple("step_ms", "{:.2f}", 1.0),
                                               {"exposed_comm_ms", "{:.2f}", 1.0},
@@ -143,9 +162,7 @@ TEST_F(Compare, FiguresAreThoseOfTheLogs) {
     EXPECT_EQ(row.at("planned").at("sent_bytes").get<double>(), planned_sent);
     for (const auto& [field, value] :
          {std::pair("planned_peak_bytes", planned_peak), {"planned_sent_bytes", planned_sent}}) {
-      const std::string cell = fmt::format(
-          "data-field=\"{}\" data-value=\"{:.0f}\">planned {:.2f}<", field, value, value / kMiB);
-      EXPECT_NE(cells.find(cell), std::string::npos) << name << " " << cell;
+      expect_told(cells, field, value, 1024);
       EXPECT_TRUE(std::ranges::count(shown, fmt::format("{:.2f}", value / kMiB)) > 0)
           << name << " " << field;
     }
@@ -347,6 +364,8 @@ TEST_F(Compare, AnInterruptionKeepsWhatThereIsAndResumeTrainsTheRest) {
                                 "all 3 that were trained give the same bits"}));
   EXPECT_EQ(folder_.read("out/runs/ddp_prefetch=0/round-1/log.jsonl"), kept);
   EXPECT_EQ(state(2), "done");
+  EXPECT_EQ(results().at("made_by").at("kept_trainings"), 1);
+  EXPECT_TRUE(has(results().at("made_by").at("command").get<std::string>(), {"--resume=true"}));
 }
 
 TEST_F(Compare, TracesOfTheRunsAreDrawn) {
@@ -356,10 +375,14 @@ TEST_F(Compare, TracesOfTheRunsAreDrawn) {
       "'[{\"ph\":\"X\",\"pid\":0,\"tid\":1,\"ts\":0,\"dur\":5,\"name\":\"planted\"}]' "
       "> \"$out/trace.json\"\n");
   ASSERT_EQ(compare({{"trainer", traced}}).exit_code, 0);
-  const std::string page = folder_.read("out/report.html");
-  const std::size_t on = page.find("\"streams\":[{\"name\":\"zero3 prefetch=1\"");
-  EXPECT_NE(on, std::string::npos);
-  EXPECT_LT(on, page.find("{\"name\":\"zero3 prefetch=0\",\"duration_ms\"", on)) << "on above off";
+  const json page = page_data();
+  const auto drawn_first = [&](std::size_t i) {
+    return page.at("drawn").at(page.at("streams").at(i).get<std::size_t>());
+  };
+  EXPECT_EQ(drawn_first(0).at("name"), "zero3 prefetch=1") << "on above off";
+  EXPECT_EQ(drawn_first(1).at("name"), "zero3 prefetch=0");
+  EXPECT_EQ(drawn_first(0).at("source"), "trace");
+  EXPECT_EQ(page.at("slice_names"), json::array({"planted"}));
   folder_.write("out/runs/zero3_prefetch=1/round-1/trace.json", "{");
   const Outcome again = compare({{"trainer", traced}, {"resume", "true"}});
   EXPECT_EQ(again.exit_code, 0);
@@ -383,22 +406,18 @@ TEST_F(Compare, TheTraceOfALaterRoundIsDrawnIfTheFirstFailed) {
 // What is drawn of a step is what was measured, and gathers ahead are above the same without.
 TEST_F(Compare, StepsAreDrawnAsPlannedWithoutATrace) {
   ASSERT_EQ(compare().exit_code, 0);
-  const std::string page = folder_.read("out/report.html");
-  const std::string begin = "id=\"data\">";
-  const std::size_t at = page.find(begin) + begin.size();
-  const json drawn = json::parse(page.substr(at, page.find("</script>", at) - at));
-  const json& streams = drawn.at("streams");
-  ASSERT_EQ(streams.size(), 2u);
-  EXPECT_EQ(streams[0].at("name"), "zero3 prefetch=1");
-  EXPECT_EQ(streams[1].at("name"), "zero3 prefetch=0");
-  EXPECT_EQ(streams[0].at("source"), "plan");
-  EXPECT_LT(streams[0].at("duration_ms"), streams[1].at("duration_ms")) << "gathers are hidden";
+  const json drawn = page_data();
+  const json &off = drawn.at("drawn")[1], &on = drawn.at("drawn")[2];
+  EXPECT_EQ(drawn.at("streams"), json::array({2, 1}));
+  EXPECT_EQ(on.at("name"), "zero3 prefetch=1");
+  EXPECT_EQ(on.at("source"), "plan");
+  EXPECT_LT(on.at("duration_ms"), off.at("duration_ms")) << "gathers are hidden";
   json rows = results().at("configurations");
   ASSERT_EQ(rows[1].at("state"), "same plan");
   rows.erase(1);
-  ASSERT_EQ(drawn.at("memory").size(), rows.size());
+  ASSERT_EQ(drawn.at("drawn").size(), rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const json& step = drawn.at("memory")[i];
+    const json& step = drawn.at("drawn")[i];
     EXPECT_EQ(step.at("name"), rows[i].at("name"));
     const auto most = [](const json& values) {
       return std::ranges::max(values.get<std::vector<std::int64_t>>());

@@ -145,6 +145,12 @@ class CompareVerdict : public CompareRequest {
   const Request request_ = request({"--strategies=ddp,zero2,zero3", "--warmup_steps=1"});
 };
 
+std::string page_of(const Comparison& comparison) {
+  nlohmann::ordered_json json = to_json(comparison);
+  json["made_by"] = testing::sample_comparison().at("made_by");
+  return report_page(json, testing::no_steps());
+}
+
 TEST_F(CompareVerdict, ALossThatIsNotFiniteDiffersFromANumberAlone) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const RunRecord lost = run_of({3, nan, nan});
@@ -161,7 +167,7 @@ TEST_F(CompareVerdict, ALossThatIsNotFiniteDiffersFromANumberAlone) {
   EXPECT_EQ(rows[2]["loss_difference"], (nlohmann::ordered_json{0.0, 0.0, nullptr}));
   EXPECT_EQ(rows[1]["parity"]["max_loss_difference"], 0.0);
   EXPECT_TRUE(rows[2]["parity"]["max_loss_difference"].is_null());
-  EXPECT_TRUE(has(report_page(json, testing::no_steps()), {">not finite</td>"}));
+  EXPECT_TRUE(has(page_of(all), {">not finite</td>"}));
 }
 
 TEST_F(CompareRequest, TheHeadOfThePageIsOfAllConfigurations) {
@@ -169,8 +175,7 @@ TEST_F(CompareRequest, TheHeadOfThePageIsOfAllConfigurations) {
                         const std::vector<std::string>& others = {}) {
     Request r = request(words);
     if (!others.empty()) r.configurations.push_back(request(others).configurations.front());
-    return report_page(to_json(summarise(r, std::vector<Trained>(r.configurations.size()))),
-                       testing::no_steps());
+    return page_of(summarise(r, std::vector<Trained>(r.configurations.size())));
   };
   EXPECT_TRUE(has(head({"--sweep=parallel.ranks=2,1,4"}), {"<li>1 to 4 ranks</li>"}));
   EXPECT_TRUE(has(head({"--parallel.ranks=1"}), {"<li>1 rank</li>"}));
@@ -299,6 +304,58 @@ TEST_F(CompareRequest, FormulasAreThoseOfTheStrategies) {
       0);
 }
 
+// "2 x 3/4 x 4 B x (64 + 2 x 8)": what a formula in numbers comes to.
+class Arithmetic {
+ public:
+  explicit Arithmetic(std::string text) : text_(std::move(text)) {
+    std::erase(text_, ' ');
+    std::erase(text_, 'B');
+  }
+  double value() {
+    const double result = sum();
+    EXPECT_EQ(at_, text_.size()) << text_;
+    return result;
+  }
+
+ private:
+  bool takes(char c) {
+    if (at_ == text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  double sum() {
+    double result = product();
+    while (takes('+')) result += product();
+    return result;
+  }
+  double product() {
+    double result = factor();
+    for (;;) {
+      if (takes('x')) {
+        result *= factor();
+      } else if (takes('/')) {
+        result /= factor();
+      } else {
+        return result;
+      }
+    }
+  }
+  double factor() {
+    if (takes('(')) {
+      const double inner = sum();
+      EXPECT_TRUE(takes(')')) << text_;
+      return inner;
+    }
+    std::size_t num_digits = 0;
+    const double number = std::stod(text_.substr(at_), &num_digits);
+    at_ += num_digits;
+    return number;
+  }
+
+  std::string text_;
+  std::size_t at_ = 0;
+};
+
 // Every parameter is a multiple of 128 elements for each of 4 ranks, so nothing is padded.
 void expect_formulas_are_planned(const Configuration& c, std::size_t num_memory_formulas) {
   ASSERT_EQ(c.num_ranks, 4);
@@ -315,6 +372,7 @@ void expect_formulas_are_planned(const Configuration& c, std::size_t num_memory_
   const std::optional<Formula> formula = sent_formula(c);
   ASSERT_TRUE(formula.has_value());
   EXPECT_EQ(formula->value, double(sent)) << c.name << ": " << formula->numbers;
+  EXPECT_DOUBLE_EQ(Arithmetic(formula->numbers).value(), formula->value) << c.name;
   const std::vector<Formula> memory = memory_formulas(c);
   EXPECT_EQ(memory.size(), num_memory_formulas) << c.name;
   for (const Formula& f : memory) {
@@ -322,6 +380,7 @@ void expect_formulas_are_planned(const Configuration& c, std::size_t num_memory_
         plan.memory, [&](const PlannedMemory& m) { return name_of(m.category) == f.name; });
     ASSERT_NE(planned, plan.memory.end()) << f.name;
     EXPECT_EQ(f.value, double(planned->nbytes)) << c.name << " " << f.name << ": " << f.numbers;
+    EXPECT_DOUBLE_EQ(Arithmetic(f.numbers).value(), f.value) << c.name << " " << f.name;
   }
 }
 

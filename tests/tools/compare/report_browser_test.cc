@@ -46,8 +46,21 @@ if (moments) {
   press(moments, 'ArrowRight');
   press(moments, 'ArrowRight');
   root.dataset.moment = document.querySelector('#step-memory .readout').textContent;
-  press(document.querySelector('#gantt figure'), 'ArrowUp');
+  press(document.querySelector('#gantt .explore'), 'ArrowUp');
   root.dataset.slice = document.querySelector('#gantt .readout').textContent;
+  // The second above, nothing below.
+  const streams = [...document.querySelectorAll('#gantt select')];
+  root.dataset.choices = streams.map((pick) => [...pick.options].map((o) => o.textContent).join('|')).join('; ');
+  const pick = (values) => {
+    streams.forEach((select, i) => { select.value = values[i]; });
+    streams[1].dispatchEvent(new Event('change'));
+  };
+  const before = streams.map((select) => select.value);
+  pick([0, -1]);
+  root.dataset.picked = [...document.querySelectorAll('#gantt .title, #gantt rect[data-name="slice"]')]
+      .map((node) => node.dataset.value || node.textContent).join('; ');
+  pick(before);
+  root.dataset.note = document.querySelector('#gantt figure .note').textContent;
 }
 document.querySelectorAll('#table thead button')[3].click();
 root.dataset.first = document.querySelector('#table tbody th').textContent;
@@ -55,20 +68,44 @@ const rowsOf = (id) => [...document.querySelectorAll(`#${id} tbody tr`)]
     .map((row) => [...row.cells].map((cell) => cell.textContent).join('|')).join('; ');
 for (const id of ['loss', 'memory', 'step-memory', 'communication']) root.setAttribute(`data-${id}-table`, rowsOf(id));
 // Cells of one column that are not aligned alike, and words that leave their drawing.
-root.dataset.ragged = [...document.querySelectorAll('table')].flatMap((table) => [...table.rows[0].cells].map((_, i) =>
-    new Set([...table.rows].map((row) => getComputedStyle(row.cells[i]).textAlign)).size)).filter((n) => n > 1).length;
+const isStacked = window.innerWidth <= 620;  // then headings are apart from their columns
+const isOfColumn = (cell) => cell && cell.colSpan === 1 && !(isStacked && cell.closest('thead'));
+root.dataset.ragged = [...document.querySelectorAll('table')].flatMap((table) => [...table.rows[0].cells].map((_, i) => new Set(
+    [...table.rows].map((row) => row.cells[i]).filter(isOfColumn).map((cell) => getComputedStyle(cell).textAlign)).size)).filter((n) => n > 1).length;
 root.dataset.clipped = [...document.querySelectorAll('svg.plot text')].filter((node) => {
   const {x, y, width, height} = node.getBBox(), all = node.ownerSVGElement.viewBox.baseVal;
   return x < -1 || y < -2 || x + width > all.width + 1 || y + height > all.height + 2;
 }).map((node) => node.textContent).join('; ');
 root.dataset.width = window.innerWidth;
+// What one would have to scroll for to the side.
+root.dataset.scrolls = [...document.querySelectorAll('.scroller')].filter((node) => node.scrollWidth > node.clientWidth + 1).length;
+const levels = [...document.querySelectorAll('h1, h2, h3')].map((node) => Number(node.tagName[1]));
+root.dataset.levels = levels.every((level, i) => level <= (i === 0 ? 1 : levels[i - 1] + 1));
+root.dataset.unscoped = document.querySelectorAll('th:not([scope])').length;
+root.dataset.unnamed = [...document.querySelectorAll('svg[role="img"], select, [tabindex="0"]')]
+    .filter((node) => !node.getAttribute('aria-label') && !node.getAttribute('aria-labelledby')).length;
+// Contrast of each kind of text with what it stands on, of at least 4.5.
+const colours = (text) => text.match(/[\d.]+/g).map(Number);
+const light = (text) => colours(text).slice(0, 3).map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+const ground = (node) => {
+  for (; node; node = node.parentElement) {
+    const colour = getComputedStyle(node).backgroundColor;
+    if (colours(colour)[3] !== 0) return colour;
+  }
+};
+root.dataset.faint = [...document.querySelectorAll('h1, h2, p, li, dt, dd, th, td, small, summary, .pill')].filter((node) => {
+  if (node.getClientRects().length === 0 || !node.textContent.trim()) return false;
+  const [a, b] = [light(getComputedStyle(node).color), light(ground(node))].sort((x, y) => y - x);
+  return (a + 0.05) / (b + 0.05) < 4.5;
+}).map((node) => node.textContent).join('; ');
 root.dataset.cards = [...document.querySelectorAll('.card')].map((card) => [...card.children].map((node) => node.textContent).join('|')).join('; ');
 // Where things are drawn, as lists of numbers.
 const told = (selector, numbers) => JSON.stringify([...document.querySelectorAll(selector)].map(numbers));
 const of = (node, ...names) => names.map((name) => Number(node.getAttribute(name)));
 const corners = (selector) => JSON.stringify([...document.querySelectorAll(selector)]
     .flatMap((node) => (node.getAttribute('d').match(/[\d.]+ [\d.]+/g) || []).map((point) => point.split(' ').map(Number))));
-const amount = (node) => parseFloat(node.textContent) * (node.textContent.endsWith('k') ? 1000 : 1);
+const parsed = (node) => parseFloat(node.textContent.replaceAll(',', ''));
 root.dataset.lossLine = corners('#loss figure:nth-of-type(1) path.line');
 root.dataset.differenceLines = corners('#loss figure:nth-of-type(2) path.line');
 root.dataset.differences = told('#loss circle[data-name="difference"]', (node) => of(node, 'data-value', 'cx', 'cy'));
@@ -76,9 +113,9 @@ root.dataset.zeros = told('#loss circle[data-name="exactly 0"]', (node) => of(no
 root.dataset.scale = told('#loss figure:nth-of-type(2) text[text-anchor="end"]', (node) => [Number(node.textContent), ...of(node, 'y')]);
 root.dataset.dots = told('#pareto .dot', (node) => [all.findIndex((c) => c.name === node.dataset.name), ...of(node, 'cx', 'cy')]);
 root.dataset.front = corners('#pareto path.front');
-root.dataset.numbers = told('#pareto .number', (node) => [amount(node), ...of(node, 'x', 'y')]);
-root.dataset.speeds = told('#pareto text[text-anchor="end"]', (node) => [amount(node), ...of(node, 'y')]);
-root.dataset.sizes = told('#pareto text[text-anchor="middle"]:not(.number)', (node) => [amount(node), ...of(node, 'x')]);
+root.dataset.numbers = told('#pareto .number', (node) => [parsed(node), ...of(node, 'x', 'y')]);
+root.dataset.speeds = told('#pareto text[text-anchor="end"]', (node) => [parsed(node), ...of(node, 'y')]);
+root.dataset.sizes = told('#pareto text[text-anchor="middle"]:not(.number)', (node) => [parsed(node), ...of(node, 'x')]);
 root.dataset.hidden = [...document.querySelectorAll('section')].filter((s) => s.hidden).map((s) => s.id).join(' ');
 root.dataset.images = document.images.length;
 const sides = () => [...document.querySelectorAll('#sides tbody tr')]
@@ -90,6 +127,30 @@ if (picks.length === 2) {
   picks[1].dispatchEvent(new Event('change'));
 }
 root.dataset.inner = sides();
+</script>)";
+
+// The page as paper has it: the rules of print, at the width of A4 between its margins.
+constexpr const char* kPaper = R"(<script>
+const root = document.documentElement;
+for (const sheet of document.styleSheets) {
+  for (const rule of sheet.cssRules) {
+    if (rule instanceof CSSMediaRule) rule.media.mediaText = rule.media.mediaText === 'print' ? 'all' : 'not all';
+  }
+}
+window.dispatchEvent(new Event('beforeprint'));
+root.dataset.width = window.innerWidth;
+const stands = (node) => node.getClientRects().length > 0;
+root.dataset.cut = [...document.querySelectorAll('th, td, li, dd, h1, p, svg')].filter((node) => stands(node)
+    && (node.getBoundingClientRect().right > root.clientWidth + 1 || node.getBoundingClientRect().left < 0
+        || (node.matches('th, td') && node.scrollWidth > node.clientWidth + 1))).map((node) => node.textContent.slice(0, 40)).join('; ');
+root.dataset.heads = [...document.querySelectorAll('#table thead th')].filter(stands).map((node) => node.textContent).join('; ');
+root.dataset.smallest = Math.min(...[...document.querySelectorAll('#table td, #table th, #table small')].filter(stands)
+    .map((node) => parseFloat(getComputedStyle(node).fontSize)));
+root.dataset.bare = [...document.querySelectorAll('.legend i, .bars rect, .pill, .verdict, .plot path')]
+    .filter((node) => getComputedStyle(node).printColorAdjust !== 'exact').length;
+root.dataset.swatches = document.querySelectorAll('.legend i').length;
+root.dataset.hints = [...document.querySelectorAll('.screen, .readout')].filter(stands).length;
+root.dataset.plots = [...document.querySelectorAll('.plot')].map((node) => node.viewBox.baseVal.width).join(' ');
 </script>)";
 
 // What to take of a row.
@@ -123,8 +184,9 @@ class Browser : public ::testing::Test {
   }
   /// The same in a frame of so many pixels: a window cannot be as narrow as a telephone. What the
   /// probe told there is told of the whole.
-  std::string drawn_in_frame(const ordered_json& data, const ordered_json& steps, int width) const {
-    std::string page = probed(report_page(data, steps));
+  std::string drawn_in_frame(const ordered_json& data, const ordered_json& steps, int width,
+                             const char* probe = kProbe) const {
+    std::string page = probed(report_page(data, steps), probe);
     page = std::regex_replace(std::regex_replace(page, std::regex("&"), "&amp;"), std::regex("\""),
                               "&quot;");
     return dump("<!doctype html><html><head></head><body><iframe width=" + std::to_string(width) +
@@ -140,7 +202,9 @@ class Browser : public ::testing::Test {
   }
 
  private:
-  static std::string probed(std::string page) { return page.insert(page.rfind("</body>"), kProbe); }
+  static std::string probed(std::string page, const char* probe = kProbe) {
+    return page.insert(page.rfind("</body>"), probe);
+  }
   std::string dump(const std::string& page, const std::string& size, bool dark) const {
     const std::string path = folder_.write("report.html", page);
     std::vector<std::string> words = {"120",
@@ -220,6 +284,7 @@ template <class Get>
 std::vector<double> of_rows(const ordered_json& data, Get get) {
   std::vector<double> values;
   for (const ordered_json& row : data.at("configurations")) {
+    if (!row.at("same_plan_as").is_null()) continue;  // not trained
     const ordered_json& value = get(row);
     if (value.is_number() && value.get<double>() > 0) values.push_back(value.get<double>());
   }
@@ -275,7 +340,8 @@ TEST_F(Browser, TablesTellTheFiguresOfTheJson) {
               "MiB",
               "|3.66 MiB|4.96 MiB|3.81 MiB"});
   expect_has(attribute(page, "loss-table"),
-             {"ddp prefetch=2|0|-|equal|must be equal", "|0.001|2|differ|must be equal"});
+             {"ddp prefetch=2|ddp prefetch=0|0|-|equal|must be equal",
+              "|ddp prefetch=0|0.001|2|differ|must be equal"});
   EXPECT_EQ(attribute(page, "step-memory-table"),
             "optimizer|2 states x 4 B x &lt;i&gt;640,000&lt;/i&gt;|5,120,000|2,500,000; "
             "activations|1 x 700 B, gelu|700|9,000,000; |1 x 600 B, linear|600|; "
@@ -286,11 +352,11 @@ TEST_F(Browser, TablesTellTheFiguresOfTheJson) {
   const std::string outer = attribute(page, "outer"), inner = attribute(page, "inner");
   expect_has(
       outer,
-      {"numbers|equal bits|differs|", "last loss|3.250000|4.225000|× 1.30",
+      {"numbers|equal bits|differs by 0.001|", "last loss|3.250000|4.225000|× 1.30",
        "step|40.0 ms|30.8 ms|× 0.77", "· forward and backward|22.0 ms|16.9 ms|× 0.77",
        "· exposed communication|10.0 ms|7.69 ms|× 0.77", "· optimizer|4.00 ms|3.08 ms|× 0.77",
        "· data|1.00 ms|0.77 ms|× 0.77", "· the rest|3.00 ms|2.31 ms|× 0.77",
-       "communication overlapped|80 %|80 %|× 1.00", "tokens/s|30000|39000|× 1.30",
+       "communication overlapped|80 %|80 %|× 1.00", "tokens/s|30,000|39,000|× 1.30",
        "peak memory|16.7 MiB|15.3 MiB|× 0.91", "· parameters|1.91 MiB|0.48 MiB|× 0.25",
        "· activations|8.58 MiB|8.58 MiB|× 1.00", "sent in a step|3.81 MiB|4.96 MiB|× 1.30",
        "collectives in a step|not measured|not measured|"});
@@ -302,14 +368,23 @@ TEST_F(Browser, TablesTellTheFiguresOfTheJson) {
 TEST_F(Browser, CardsSayWhatTheirFiguresAreWorth) {
   ordered_json data = sample_comparison();
   data["configurations"][3]["name"] = data["fastest"]["name"] = "zero3";
+  data["configurations"][1]["metrics"]["sent_bytes"]["median"] = 4e6;  // as the first
   const std::string cards = attribute(drawn(data, sample_steps(), "1280,900"), "cards");
   expect_has(cards,
-             {"Fastest step|30.8 ms|zero3, whose parity fails; not told apart from ddp prefetch=2, "
-              "zero3 prefetch=0",
-              "MiB|zero3, whose parity fails", "Least sent in a step|3.81 MiB|ddp prefetch=0"});
+             {"Equal bits|3 of 4|with ddp prefetch=0",
+              "Fastest|39,000 tokens/s|zero3, whose parity fails, 30.8 ms a step; 2 others may be "
+              "as fast",
+              "Least memory on a rank|15.3 MiB|zero3, whose parity fails;",
+              "Least sent in a step|3.81 MiB|ddp prefetch=0 and 1 other alike"});
+  data["fastest"]["not_told_apart_from"].push_back("ddp prefetch=0");
+  expect_has(attribute(drawn(data, sample_steps(), "1280,900"), "cards"),
+             {"Fastest|None stands out|all 4 are as fast within noise"});
   data["fastest"] = {{"name", "ddp prefetch=2"}, {"not_told_apart_from", ordered_json::array()}};
-  EXPECT_NE(attribute(drawn(data, sample_steps(), "1280,900"), "cards").find("ms|ddp prefetch=2;"),
-            std::string::npos);
+  expect_has(attribute(drawn(data, sample_steps(), "1280,900"), "cards"),
+             {"33,000 tokens/s|ddp prefetch=2, 36.4 ms a step;"});
+  data["fastest"] = nullptr;
+  expect_has(attribute(drawn(data, sample_steps(), "1280,900"), "cards"),
+             {"Fastest|Too few rounds|to say: it takes --rounds=8"});
 }
 
 // On a logarithmic scale, with a lane for exactly 0.
@@ -438,15 +513,16 @@ TEST_F(Browser, DrawsARealComparison) {
   EXPECT_EQ(marks(page, "memory", "peak"), of_rows(data, peak("total")));
   EXPECT_EQ(marks(page, "time", "forward and backward"), of_rows(data, part("compute_ms")));
   EXPECT_EQ(marks(page, "communication", "measured"), of_rows(data, metric("sent_bytes")));
-  EXPECT_EQ(of_rows(data, theory).size(), 4u);
+  EXPECT_EQ(of_rows(data, theory).size(), 3u) << "ddp has no gathers for prefetch to hide";
   EXPECT_EQ(marks(page, "communication", "theory"), of_rows(data, theory));
+  expect_has(page, {"same plan as ddp prefetch=0", "<dt>load at the start</dt>"});
   // The first beside the last, and beside the second: what differs, and nothing that does not.
   const std::string outer = attribute(page, "outer"), inner = attribute(page, "inner");
   for (const char* row : {"parallel.strategy|ddp|zero3|", "parallel.prefetch|0|1|"}) {
     EXPECT_NE(outer.find(row), std::string::npos) << outer;
   }
-  EXPECT_NE(inner.find("parallel.prefetch|0|1|"), std::string::npos) << inner;
-  EXPECT_EQ(inner.find("parallel.strategy"), std::string::npos) << inner;
+  EXPECT_NE(inner.find("parallel.strategy|ddp|zero3|"), std::string::npos) << inner;
+  EXPECT_EQ(inner.find("parallel.prefetch"), std::string::npos) << inner;
   EXPECT_EQ(inner.find("model."), std::string::npos) << inner;
 }
 
@@ -459,8 +535,43 @@ TEST_F(Browser, IsUsedByKeyboard) {
             "at 4.00 ms: 10.0 MiB · optimizer 2.38 MiB · activations 7.63 MiB");
   EXPECT_EQ(attribute(page, "slice"),
             "linear: 9.25 ms on compute, from 6.00 ms on, ddp prefetch=0");
+  EXPECT_EQ(attribute(page, "levels"), "true");
+  EXPECT_EQ(attribute(page, "unscoped"), "0");
+  EXPECT_EQ(attribute(page, "unnamed"), "0");
+  EXPECT_EQ(attribute(page, "faint"), "");
   // The fastest step is that of the last one.
   EXPECT_EQ(attribute(page, "first").find("zero3 "), 0u) << attribute(page, "first");
+}
+
+TEST_F(Browser, StreamsAreThoseThatArePicked) {
+  const std::string page = drawn(sample_comparison(), sample_steps(), "1280,900");
+  EXPECT_EQ(attribute(page, "choices"),
+            "ddp prefetch=0|ddp prefetch=2; ddp prefetch=0|ddp prefetch=2|none");
+  EXPECT_EQ(attribute(page, "picked"), "ddp prefetch=0: 25.0 ms; 9.25");
+  expect_has(attribute(page, "note"), {"Planned: ", "One was traced and one is planned",
+                                       "3 of the shortest slices of ddp prefetch=0"});
+}
+
+TEST_F(Browser, NothingIsCutOnPaperAndColoursStay) {
+  ordered_json data = sample_comparison();
+  for (ordered_json& row : data["configurations"]) {
+    row["metrics"]["tokens_per_s"]["median"] = 1234567;
+    row["metrics"]["step_ms"] = {{"median", 1234}, {"q1", 1133.1}, {"q3", 1345.6}};
+    row["speed"]["slower_percent"] = {{"median", 123.4}, {"low", 101.1}, {"high", 145.6}};
+  }
+  data["configurations"][1]["name"] = "zero3 precision.param=bf16 prefetch=1 offload.optimizer=0.5";
+  const std::string page = drawn_in_frame(data, sample_steps(), 703, kPaper);
+  EXPECT_EQ(attribute(page, "width"), "703");
+  EXPECT_EQ(attribute(page, "errors"), "0");
+  EXPECT_EQ(attribute(page, "cut"), "");
+  EXPECT_EQ(attribute(page, "heads"),
+            "configuration; numbers; last loss; step, ms; slower, %; exposed, ms; tokens/s; "
+            "peak, MiB; sent, MiB; overlap, %");
+  EXPECT_GE(std::stod(attribute(page, "smallest")), 8.5) << "pixels: 6.4 points";
+  EXPECT_GT(std::stoi(attribute(page, "swatches")), 15);
+  EXPECT_EQ(attribute(page, "bare"), "0") << "drawn without its colour";
+  EXPECT_EQ(attribute(page, "hints"), "0") << "asks for a pointer";
+  EXPECT_EQ(attribute(page, "plots"), "332 332 640 640 640") << "drawn for the screen";
 }
 
 TEST_F(Browser, FitsNarrowScreensAndFollowsTheColourScheme) {
@@ -470,9 +581,11 @@ TEST_F(Browser, FitsNarrowScreensAndFollowsTheColourScheme) {
   EXPECT_EQ(attribute(page, "clipped"), "");
   EXPECT_EQ(attribute(page, "dark"), "true");
   ordered_json steps = sample_steps();
-  steps["streams"][0]["name"] = "zero3 prefetch=1 offload.optimizer=0.5 with prefetch=0";
+  steps["steps"][1]["name"] = "zero3 prefetch=1 offload.optimizer=0.5 with prefetch=0";
   const std::string telephone = drawn_in_frame(sample_comparison(), steps, 360);
   EXPECT_EQ(attribute(telephone, "width"), "360");
+  EXPECT_EQ(attribute(telephone, "scrolls"), "0") << "a side or a column is out of sight";
+  EXPECT_EQ(attribute(page, "faint"), "");
   EXPECT_EQ(attribute(telephone, "errors"), "0");
   EXPECT_EQ(attribute(telephone, "drawn"), "yes");
   EXPECT_EQ(attribute(telephone, "overflows"), "false");
@@ -487,7 +600,7 @@ TEST_F(Browser, WithLittleToShowItLeavesTheRestOut) {
     row["step_parts_ms"] = nullptr;
     row["theory"]["sent"] = nullptr;
   }
-  data["fastest"] = nullptr;
+  data["fastest"] = data["rounds_needed"] = nullptr;
   const std::string page = drawn(data, testing::no_steps(), "1280,900");
   EXPECT_EQ(attribute(page, "errors"), "0");
   EXPECT_EQ(attribute(page, "hidden"), "step-memory time communication pareto gantt");

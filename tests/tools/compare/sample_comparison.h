@@ -2,6 +2,7 @@
 // there can be, one of which differs, and names that HTML must not take for its own.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -12,7 +13,11 @@ inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
   ordered_json all = {
       {"format", 2},
       {"verdict",
-       {{"passed", false}, {"complete", true}, {"lines", {"Parity fails: <b>zero3</b> & more."}}}},
+       {{"passed", false},
+        {"complete", true},
+        {"lines",
+         {"Parity fails: <b>zero3</b> & more.",
+          "Fastest: ddp with 33,000 tokens/s; run more --rounds."}}}},
       {"baseline", "ddp prefetch=0"},
       {"rounds", 1},
       {"warmup_steps", 3},
@@ -20,6 +25,18 @@ inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
       {"steps", num_steps},
       {"model", {{"preset", "small"}, {"parameters", 640000}, {"layers", 3}, {"dim", 128}}},
       {"devices", {"cpu, v3"}},
+      {"rounds_needed", 8},
+      {"made_by",
+       {{"begun", "2026-11-26 01:02:03 UTC"},
+        {"command", "bazel run //tools:compare -- '--sweep=a=<1>,2'"},
+        {"commit", {{"id", std::string(40, 'c')}, {"changed", true}}},
+        {"cpu", "A <fast> one"},
+        {"cores", 16},
+        {"usable_cores", 2},
+        {"load", {1.25, 0.5, 0.25}},
+        {"memory_bytes", std::int64_t{3} << 30},
+        {"compiler", "GCC 12.2.0, optimised"},
+        {"kept_trainings", 3}}},
       {"configurations", ordered_json::array()}};
   int i = 0;
   for (const char* name : {"ddp prefetch=0", "ddp prefetch=2", "zero3 prefetch=0",
@@ -37,7 +54,10 @@ inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
     row["model"] = all["model"];
     row["shard_ranks"] = 4;
     row["overrides"] = ordered_json::object();
+    row["class"] = 0;
+    row["same_plan_as"] = nullptr;
     row["parity"] = {{"kind", differs ? "differs" : "equal bits"},
+                     {"reference", "ddp prefetch=0"},
                      {"text", differs ? "differs by \"1e-3\"" : "equal bits"},
                      {"changes_arithmetic", ordered_json::array()},
                      {"max_loss_difference", differs ? 1e-3 : 0.0},
@@ -50,6 +70,12 @@ inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
                       {"data_ms", spread(0.5)},       {"tokens_per_s", spread(30000 * x)},
                       {"overlap", spread(0.8)},       {"sent_bytes", spread(4e6 * x)},
                       {"num_collectives", nullptr}};
+    row["speed"] = {{"tokens_per_s_of_rounds", {30000 * x}},
+                    {"slower_percent", i == 4 ? ordered_json()
+                                              : ordered_json{{"median", 12.5 * i},
+                                                             {"low", 10.0 * i},
+                                                             {"high", 15.0 * i},
+                                                             {"told_apart", i > 2}}}};
     // Which the medians of the parts do not tell: those leave 12.5 ms of the first one's 40.
     row["step_parts_ms"] = {{"compute_ms", 22 / x},
                             {"exposed_comm_ms", 10 / x},
@@ -66,7 +92,7 @@ inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
                          {"total", 18000000 - 500000 * i}};
     row["host_peak_bytes"] =
         i == 2 ? ordered_json{{"optimizer", 1000000}, {"total", 1000000}} : ordered_json();
-    row["planned"] = {{"peak_bytes", {{"total", 18000000 - 500000 * i}}},
+    row["planned"] = {{"peak_bytes", {{"total", 19048576 - 500000 * i}}},
                       {"sent_bytes", 4000000},
                       {"num_collectives", nullptr}};
     row["theory"] = {{"memory",
@@ -93,25 +119,29 @@ inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
   const ordered_json fastest = {{"name", rows[3]["name"]},
                                 {"not_told_apart_from", {rows[1]["name"], rows[2]["name"]}}};
   all["fastest"] = fastest;
+  all["classes"] = {
+      {{"label", ""},
+       {"configurations", {rows[0]["name"], rows[1]["name"], rows[2]["name"], rows[3]["name"]}},
+       {"reference", rows[0]["name"]},
+       {"is_another_training", false},
+       {"measured_against", nullptr},
+       {"changes", ordered_json::array()}}};
   return all;
 }
 
 inline nlohmann::ordered_json no_steps() {
-  return nlohmann::ordered_json::parse(R"({"streams":[],"memory":[]})");
+  return nlohmann::ordered_json::parse(R"({"steps":[],"streams":[]})");
 }
 
 // What steps_to_show() finds of it.
 inline nlohmann::ordered_json sample_steps() {
-  return nlohmann::ordered_json::parse(R"({"streams":[
-    {"name":"ddp prefetch=2","source":"trace","duration_ms":20,"left_out":0,"threads":[
-      {"name":"compute","slices":[[0,9,"linear"],[9.5,8,"<b>"]]},{"name":"gather","slices":[[1,6,"all_gather"]]}]},
-    {"name":"ddp prefetch=0","source":"trace","duration_ms":25,"left_out":3,"threads":[
-      {"name":"compute","slices":[[6,9.25,"linear"]]}]}],
-    "memory":[
-    {"name":"ddp prefetch=0","source":"trace","duration_ms":25,
+  return nlohmann::ordered_json::parse(R"({"streams":[1,0],"steps":[
+    {"name":"ddp prefetch=0","source":"trace","duration_ms":25,"left_out":3,"slices":["linear"],
+     "threads":[{"name":"compute","slices":[[6,9.25,0]]}],
      "memory":{"ms":[0,5,20],"bytes":{"optimizer":[5000000,5000000,5000000],"activation":[0,9000000,1000000]},
                "total":[5000000,14000000,6000000]},"terms":[]},
-    {"name":"ddp prefetch=2","source":"plan","duration_ms":20,
+    {"name":"ddp prefetch=2","source":"plan","duration_ms":20,"left_out":0,"slices":["linear","<b>","all_gather"],
+     "threads":[{"name":"compute","slices":[[0,9,0],[9.5,8,1]]},{"name":"gather","slices":[[1,6,2]]}],
      "memory":{"ms":[0,4,8],"bytes":{"optimizer":[2500000,2500000,2500000],"activation":[0,8000000,1000]},
                "total":[2500000,10500000,2501000]},
      "terms":[{"category":"optimizer","text":"2 states x 4 B x <i>640,000</i>","bytes":5120000},

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -57,6 +58,12 @@ class ShownSteps : public ::testing::Test {
     }
     return result;
   }
+  /// Those whose streams are drawn first.
+  static std::vector<std::string> drawn(const ordered_json& shown) {
+    ordered_json steps = ordered_json::array();
+    for (const std::size_t i : shown.at("streams")) steps.push_back(shown.at("steps").at(i));
+    return names(steps);
+  }
   static double busy_ms(const ordered_json& step, const std::string& thread) {
     double sum = 0;
     for (const ordered_json& t : step.at("threads")) {
@@ -76,11 +83,11 @@ TEST_F(ShownSteps, GathersAheadAreAboveTheSameWithout) {
   const Request r = request(
       {"--strategies=ddp,zero3", "--sweep=parallel.prefetch=0,2", "--sweep=train.accum=1,2"});
   const ordered_json steps = shown(r);
-  EXPECT_EQ(names(steps.at("streams")),
+  EXPECT_EQ(drawn(steps),
             (Names{"plan zero3 prefetch=2 train.accum=1", "plan zero3 prefetch=0 train.accum=1"}));
-  EXPECT_EQ(steps.at("memory").size(), 8u);
+  EXPECT_EQ(steps.at("steps").size(), 8u);
   // The same work, which takes longer.
-  const ordered_json &on = steps.at("streams")[0], &off = steps.at("streams")[1];
+  const ordered_json &on = steps.at("steps")[6], &off = steps.at("steps")[4];
   EXPECT_GT(busy_ms(on, "gather"), 0);
   EXPECT_NEAR(busy_ms(on, "gather"), busy_ms(off, "gather"), 1e-4);
   EXPECT_NEAR(busy_ms(on, "compute"), busy_ms(off, "compute"), 1e-4);
@@ -88,28 +95,28 @@ TEST_F(ShownSteps, GathersAheadAreAboveTheSameWithout) {
 }
 
 TEST_F(ShownSteps, WhereOneDepthWasTrainedTheOtherIsPlanned) {
-  EXPECT_EQ(names(shown(request({"--strategies=ddp,zero3"})).at("streams")),
+  EXPECT_EQ(drawn(shown(request({"--strategies=ddp,zero3"}))),
             (Names{"plan zero3", "plan zero3 with prefetch=0"}));
-  EXPECT_EQ(names(shown(request({"--strategies=zero3", "--parallel.prefetch=0"})).at("streams")),
+  EXPECT_EQ(drawn(shown(request({"--strategies=zero3", "--parallel.prefetch=0"}))),
             (Names{"plan zero3 with prefetch=1", "plan zero3"}));
-  EXPECT_EQ(names(shown(request({"--strategies=ddp,zero1"})).at("streams")), Names{"plan ddp"});
+  EXPECT_EQ(drawn(shown(request({"--strategies=ddp,zero1"}))), Names{"plan ddp"});
 }
 
 TEST_F(ShownSteps, TracesAreShownInPlaceOfPlans) {
   const Request r = request({"--strategies=ddp,zero3", "--sweep=parallel.prefetch=1,0"});
-  EXPECT_EQ(names(shown(r, {0, 2, 3}).at("streams")),
+  EXPECT_EQ(drawn(shown(r, {0, 2, 3})),
             (Names{"trace zero3 prefetch=1", "trace zero3 prefetch=0"}));
 }
 
 TEST_F(ShownSteps, ATraceBesidePlansIsShownAlone) {
   const Request r = request({"--strategies=ddp,zero3", "--sweep=parallel.prefetch=1,0"});
   const ordered_json steps = shown(r, {1});
-  EXPECT_EQ(names(steps.at("streams")), Names{"trace ddp prefetch=0"});
-  EXPECT_EQ(names(steps.at("memory")), (Names{"plan ddp prefetch=1", "trace ddp prefetch=0",
-                                              "plan zero3 prefetch=1", "plan zero3 prefetch=0"}));
-  EXPECT_EQ(steps.at("memory")[1].at("memory").at("total"), ordered_json::array({0, 3}));
+  EXPECT_EQ(drawn(steps), Names{"trace ddp prefetch=0"});
+  EXPECT_EQ(names(steps.at("steps")), (Names{"plan ddp prefetch=1", "trace ddp prefetch=0",
+                                             "plan zero3 prefetch=1", "plan zero3 prefetch=0"}));
+  EXPECT_EQ(steps.at("steps")[1].at("memory").at("total"), ordered_json::array({0, 3}));
   for (const char* terms : {"terms", "host_terms"}) {
-    EXPECT_EQ(steps.at("memory")[1].at(terms), planned_step(r.configurations[1], 9).at(terms));
+    EXPECT_EQ(steps.at("steps")[1].at(terms), planned_step(r.configurations[1]).at(terms));
   }
   EXPECT_TRUE(warnings_.empty());
 }
@@ -118,7 +125,7 @@ TEST_F(ShownSteps, WhatIsOffloadedHasItsArithmeticOnTheHost) {
   const ordered_json steps = shown(request({"--strategies=ddp", "--sweep=offload.optimizer=0,1"}));
   const auto states = [&](std::size_t i, const char* terms) {
     ordered_json found;
-    for (const ordered_json& term : steps.at("memory")[i].at(terms)) {
+    for (const ordered_json& term : steps.at("steps")[i].at(terms)) {
       if (term.at("category") == "optimizer") found = term;
     }
     return found;
@@ -129,11 +136,26 @@ TEST_F(ShownSteps, WhatIsOffloadedHasItsArithmeticOnTheHost) {
   EXPECT_EQ(states(1, "host_terms"), states(0, "terms"));
 }
 
+// The figures beside the chart of memory are those that it draws.
+TEST_F(ShownSteps, TheArithmeticAddsUpToWhatIsDrawn) {
+  const Request r = request({"--strategies=ddp,zero2,zero3", "--sweep=precision.param=f32,bf16"});
+  for (const ordered_json& step : shown(r).at("steps")) {
+    std::map<std::string, std::int64_t> sums;
+    for (const ordered_json& term : step.at("terms")) {
+      sums[term.at("category")] += term.at("bytes").get<std::int64_t>();
+    }
+    for (const char* category : {"parameter_shard", "gradient", "optimizer", "activation"}) {
+      const auto held = step.at("memory").at("bytes").at(category).get<std::vector<std::int64_t>>();
+      EXPECT_EQ(sums[category], std::ranges::max(held)) << step.at("name") << category;
+    }
+  }
+}
+
 TEST_F(ShownSteps, WhatWasNotTrainedIsNotShown) {
   const Request r = request({"--strategies=ddp,zero3"});
   const ordered_json steps = shown(r, {}, {0, 1});
   EXPECT_TRUE(steps.at("streams").empty());
-  EXPECT_TRUE(steps.at("memory").empty());
+  EXPECT_TRUE(steps.at("steps").empty());
 }
 
 TEST_F(ShownSteps, ATraceThatCannotBeReadIsToldAndPlannedInstead) {
@@ -143,14 +165,14 @@ TEST_F(ShownSteps, ATraceThatCannotBeReadIsToldAndPlannedInstead) {
   const ordered_json steps = shown(r);
   ASSERT_FALSE(warnings_.empty());
   EXPECT_TRUE(has(warnings_.front(), {"run-0/trace.json"}));
-  EXPECT_EQ(names(steps.at("memory")), Names{"plan ddp"});
-  EXPECT_EQ(names(steps.at("streams")), Names{"plan ddp"});
+  EXPECT_EQ(names(steps.at("steps")), Names{"plan ddp"});
+  EXPECT_EQ(drawn(steps), Names{"plan ddp"});
 }
 
 TEST_F(ShownSteps, ABudgetIsMetAsTheTrainingMeetsIt) {
   const auto most = [&](const std::vector<std::string>& more) {
     const Request r = request(more);
-    const ordered_json step = planned_step(r.configurations.at(0), 100);
+    const ordered_json step = planned_step(r.configurations.at(0));
     return std::ranges::max(step.at("memory").at("total").get<std::vector<std::int64_t>>());
   };
   const std::int64_t free = most({"--strategies=zero3"});
@@ -162,10 +184,17 @@ TEST_F(ShownSteps, MemoryOfManyConfigurationsIsThinned) {
                              "--sweep=train.seed=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16"});
   ASSERT_EQ(r.configurations.size(), 64u);
   const ordered_json steps = shown(r);
-  ASSERT_EQ(steps.at("memory").size(), 64u);
-  for (const ordered_json& step : steps.at("memory")) {
+  ASSERT_EQ(steps.at("steps").size(), 65u) << "64, and one without gathers ahead";
+  int num_thinned = 0;
+  for (const ordered_json& step : steps.at("steps")) {
     EXPECT_LE(step.at("memory").at("ms").size(), 4000u / 64 + 2);
+    std::size_t num_slices = 0;
+    for (const ordered_json& thread : step.at("threads")) num_slices += thread.at("slices").size();
+    EXPECT_LE(num_slices, 8000u / 64);
+    EXPECT_EQ(step.at("left_out").get<int>() > 0, num_slices == 8000u / 64);
+    num_thinned += num_slices == 8000u / 64 ? 1 : 0;
   }
+  EXPECT_EQ(num_thinned, 32) << "those of four micro-steps";
   EXPECT_LT(steps.dump().size(), 1'500'000u);
 }
 

@@ -35,11 +35,11 @@ TEST(TraceSlices, AreThoseOfTheLastStepOfTheFirstProcess) {
     {"ph":"C","pid":0,"ts":600,"name":"memory","args":{"x":1}},
     {"ph":"C","pid":0,"ts":600,"name":"host memory optimizer","args":{"bytes":5}},
     {"ph":"X","pid":1,"tid":1,"ts":1100,"dur":2000,"name":"of another rank"}]})");
-  EXPECT_EQ(step_of_trace_file(path, "zero3", 9), ordered_json::parse(R"({
-    "name":"zero3", "duration_ms":4.0, "left_out":0, "threads":[
-      {"name":"thread 3","slices":[[0.0,0.02,"into the step"]]},
-      {"name":"compute","slices":[[1.0,2.0,"linear"]]},
-      {"name":"thread 2","slices":[[0.5,0.5,"all_gather"]]}], "memory":null})"));
+  EXPECT_EQ(step_of_trace_file(path, "zero3", {.max_points = 9}), ordered_json::parse(R"({
+    "name":"zero3", "duration_ms":4.0, "left_out":0, "slices":["into the step","all_gather","linear"], "threads":[
+      {"name":"thread 3","slices":[[0.0,0.02,0]]},
+      {"name":"compute","slices":[[1.0,2.0,2]]},
+      {"name":"thread 2","slices":[[0.5,0.5,1]]}], "memory":null})"));
 }
 
 TEST(TraceSlices, OfManyTheLongestAreKept) {
@@ -51,7 +51,7 @@ TEST(TraceSlices, OfManyTheLongestAreKept) {
   events.pop_back();
   const TempFolder folder;
   const ordered_json slices =
-      step_of_trace_file(folder.write("trace.json", "[" + events + "]"), "a", 9);
+      step_of_trace_file(folder.write("trace.json", "[" + events + "]"), "a", {.max_points = 9});
   EXPECT_EQ(slices.at("left_out"), 2500);
   EXPECT_EQ(slices.at("threads")[0].at("slices").size(), 1500u);
   EXPECT_EQ(slices.at("threads")[0].at("slices")[0][1], 0.5 * 1e-3);
@@ -74,7 +74,7 @@ TEST(TraceSlices, HaveTheCountersOfMemoryBesideThem) {
     {"ph":"C","pid":1,"ts":4100,"name":"memory total","args":{"bytes":7}},
     {"ph":"C","pid":1,"ts":5000,"name":"memory total","args":{"bytes":99}},
     {"ph":"C","pid":2,"ts":3100,"name":"memory total","args":{"bytes":99}}])");
-  EXPECT_EQ(step_of_trace_file(path, "a", 9).at("memory"), ordered_json::parse(R"({
+  EXPECT_EQ(step_of_trace_file(path, "a", {.max_points = 9}).at("memory"), ordered_json::parse(R"({
     "ms":[0.0,2.0,3.0,4.0], "bytes":{"activation":[0,30,10,0],"optimizer":[7,7,7,7]},
     "total":[7,37,17,7]})"));
 }
@@ -89,7 +89,8 @@ TEST(TraceSlices, OfManyMomentsTheMostMemoryStays) {
   }
   const TempFolder folder;
   const ordered_json memory =
-      step_of_trace_file(folder.write("trace.json", "[" + events + "]"), "a", 50).at("memory");
+      step_of_trace_file(folder.write("trace.json", "[" + events + "]"), "a", {.max_points = 50})
+          .at("memory");
   EXPECT_LE(memory.at("ms").size(), 52u);
   EXPECT_GE(memory.at("ms").size(), 40u);
   EXPECT_EQ(std::ranges::count(memory.at("total").get<std::vector<int>>(), 9000), 1);
@@ -108,7 +109,8 @@ TEST(TraceSlices, NoPeakIsLeftOut) {
                 R"(,"name":"memory total","args":{"bytes":)" + (i == peak ? "9" : "1") + "}}";
     }
     const ordered_json memory =
-        step_of_trace_file(folder.write("trace.json", "[" + events + "]"), "a", 8).at("memory");
+        step_of_trace_file(folder.write("trace.json", "[" + events + "]"), "a", {.max_points = 8})
+            .at("memory");
     EXPECT_LE(memory.at("ms").size(), 10u);
     EXPECT_EQ(std::ranges::count(memory.at("total").get<std::vector<int>>(), 9), 1) << peak;
   }
@@ -119,7 +121,7 @@ TEST(TraceSlices, LongNamesAreCutBetweenCharacters) {
   const auto shown = [&](const std::string& name) {
     const std::string path = folder.write(
         "trace.json", R"([{"ph":"X","pid":1,"tid":1,"ts":0,"dur":1,"name":")" + name + R"("}])");
-    return step_of_trace_file(path, "a", 9).at("threads")[0].at("slices")[0][2].get<std::string>();
+    return step_of_trace_file(path, "a", {.max_points = 9}).at("slices")[0].get<std::string>();
   };
   const std::string x(58, 'x'), umlaut = "\xC3\xA4";
   EXPECT_EQ(shown(x + umlaut), x + umlaut);
@@ -131,7 +133,8 @@ TEST(TraceSlices, ANumberThatIsNoIdIsNone) {
   const TempFolder folder;
   const std::string path =
       folder.write("trace.json", R"([{"ph":"X","pid":1,"tid":1e300,"ts":0,"dur":1,"name":"a"}])");
-  EXPECT_EQ(step_of_trace_file(path, "a", 9).at("threads")[0].at("name"), "thread 0");
+  EXPECT_EQ(step_of_trace_file(path, "a", {.max_points = 9}).at("threads")[0].at("name"),
+            "thread 0");
 }
 
 TEST(TraceSlices, WhatIsNoTraceIsRefused) {
@@ -139,7 +142,8 @@ TEST(TraceSlices, WhatIsNoTraceIsRefused) {
   for (const char* text : {"{}", "[]", "[1]", "{", R"([{"ph":"M","pid":1}])"}) {
     const std::string path = folder.write("trace.json", text);
     EXPECT_TRUE(
-        has(error_of<engine::IoError>([&] { step_of_trace_file(path, "a", 9); }), {"trace.json"}));
+        has(error_of<engine::IoError>([&] { step_of_trace_file(path, "a", {.max_points = 9}); }),
+            {"trace.json"}));
   }
 }
 

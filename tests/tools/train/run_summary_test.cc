@@ -237,9 +237,14 @@ TEST(RunSummary, MoreThanThePeakSaysWhy) {
     RunSummary summary;
     summary.add(record_of(1, 10), percent);
     const auto rows = RunSummary::rows(summary.figures().value(), "tokens");
-    EXPECT_EQ(rows[3].second.ends_with(" measured at the start, while other programs ran"),
-              percent > 100)
+    EXPECT_TRUE(rows[3].second.ends_with(
+        percent > 100 ? "s median, above the peak measured at the start, while other programs ran"
+                      : "s median, 100 % of the peak measured at the start"))
         << rows[3].second;
+    const std::string step =
+        step_text(record_of(1, 10), {.items = "tokens", .peak_percent = percent});
+    EXPECT_TRUE(
+        has(step, {percent > 100 ? "tokens/s,    above peak |" : "tokens/s, 100 % of peak |"}));
   }
 }
 
