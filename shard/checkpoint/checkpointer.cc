@@ -200,12 +200,29 @@ void Checkpointer::save(std::int64_t step, std::map<std::string, std::string> va
   if (!options_.async) wait();
 }
 
+// On rank 0: what to warn of if the checkpoint called step_`step` is newly found to be another.
+std::string Checkpointer::reject_if_misnamed(std::int64_t step) {
+  if (rejected_.contains(step) || named_.contains(step)) return "";
+  const std::optional<std::int64_t> other = misnamed_step(options_.folder, step);
+  (other ? rejected_ : named_).insert(step);
+  if (!other) return "";
+  return fmt::format("passed over: {}",
+                     misnamed_text(checkpoint_path(options_.folder, step), *other));
+}
+
+// On rank 0: whether what is called step_`step` is not to be believed.
+bool Checkpointer::passes_over(std::int64_t step) {
+  const std::string warning = reject_if_misnamed(step);
+  if (!warning.empty()) warn(warning);
+  return rejected_.contains(step);
+}
+
 // Throws InvalidArgument if a reader, or prune(), would take another checkpoint for the newest.
-void Checkpointer::check_step(std::int64_t step) const {
+void Checkpointer::check_step(std::int64_t step) {
   require(step >= 0, "[checkpoint] expected a number of steps, got {}", step);
   if (world_.rank() != 0) return;
   for (const std::int64_t there : steps_in(options_.folder)) {
-    require(there < step || rejected_.contains(there),
+    require(there < step || passes_over(there),
             "[checkpoint] expected a step behind those in the folder, got {} where there is {}: "
             "load what is there first, or name another folder ({})",
             step, there, options_.folder);
@@ -308,10 +325,15 @@ std::string Checkpointer::publish(const Save& save) {
   folder_->publish(save.temporary, manifest.step, to_text(manifest));
   // The checkpoint is there: what goes wrong now does not undo it.
   try {
+    named_.insert(manifest.step);
     std::string warnings = folder_->set_latest(manifest.step);
-    for (const std::string& error : folder_->prune(options_.keep, rejected_)) {
-      warnings += fmt::format("{}{}", warnings.empty() ? "" : "\n  ", error);
+    const auto add = [&warnings](const std::string& warning) {
+      warnings += fmt::format("{}{}", warnings.empty() || warning.empty() ? "" : "\n  ", warning);
+    };
+    if (options_.keep > 0) {
+      for (const std::int64_t step : steps_in(options_.folder)) add(reject_if_misnamed(step));
     }
+    for (const std::string& error : folder_->prune(options_.keep, rejected_)) add(error);
     return warnings;
   } catch (const std::bad_alloc&) {
     return no_memory;
@@ -345,17 +367,30 @@ void Checkpointer::continue_from(const LoadedCheckpoint& loaded) {
   run_ = loaded.run;
 }
 
+// Collective: the newest checkpoint of the folder, as rank 0 sees it; nothing if there is none.
+std::optional<std::int64_t> Checkpointer::newest_here() {
+  const Report newest = report_of([&]() -> std::string {
+    if (folder_ == nullptr) return "";
+    for (const std::int64_t step : steps_in(options_.folder)) {
+      if (!passes_over(step)) return std::to_string(step);
+    }
+    return "";
+  });
+  const std::string step = exchange(meeting(), newest, "newest checkpoint").front();
+  return step.empty() ? std::nullopt : std::optional<std::int64_t>(std::stoll(step));
+}
+
 // Throws InvalidArgument unless it is, or the folder has none.
 void Checkpointer::check_is_newest(const std::string& path, std::string_view name) {
-  const std::vector<std::int64_t> here = agreed_steps(meeting(), options_.folder);
-  if (here.empty()) return;
+  const std::optional<std::int64_t> here = newest_here();
+  if (!here) return;
   std::error_code error;
   const bool is_newest =
-      std::filesystem::equivalent(path, checkpoint_path(options_.folder, here.front()), error);
+      std::filesystem::equivalent(path, checkpoint_path(options_.folder, *here), error);
   require(is_newest,
           "[checkpoint] expected a folder for what follows {}, got one that has step {}: name "
           "another, or move its checkpoints ({})",
-          name, here.front(), options_.folder);
+          name, *here, options_.folder);
 }
 
 void Checkpointer::check_is_new() {

@@ -67,7 +67,8 @@ class Checkpointer {
   /// on every rank, in UTF-8. Behind the end of an earlier one: if that failed and neither poll()
   /// nor wait() has told, this throws its error and begins nothing; to be called again. Async:
   /// returns when the copy is begun; nothing is updated before it is made. Throws InvalidArgument
-  /// for a step that is not behind those of the folder, but for those that did not verify.
+  /// for a step that is not behind those of the folder, but for those that did not verify, or are
+  /// not of the step of their name.
   void save(std::int64_t step, std::map<std::string, std::string> values);
   /// To be called between steps while a save may be at work, on every rank. Returns its step when
   /// it has its name.
@@ -98,7 +99,10 @@ class Checkpointer {
   struct Save;
 
   Meeting meeting() const;
-  void check_step(std::int64_t step) const;
+  std::string reject_if_misnamed(std::int64_t step);
+  bool passes_over(std::int64_t step);
+  std::optional<std::int64_t> newest_here();
+  void check_step(std::int64_t step);
   void check_is_newest(const std::string& path, std::string_view name);
   void begin(std::map<std::string, std::string> values);
   std::optional<std::int64_t> advance();
@@ -112,7 +116,9 @@ class Checkpointer {
   engine::Stream stream_;  // of meetings
   std::string run_;
   std::unique_ptr<CheckpointFolder> folder_;  // on rank 0
-  std::set<std::int64_t> rejected_;           // steps that did not verify
+  // Steps of the folder that did not verify or are called so without being it, and those that were
+  // found to be what they are called.
+  std::set<std::int64_t> rejected_, named_;
   std::unique_ptr<Snapshot> snapshot_;
   std::unique_ptr<Save> save_;  // at work
 };

@@ -19,6 +19,7 @@
 #include "engine/error.h"
 #include "engine/io/text.h"
 #include "shard/checkpoint/manifest.h"
+#include "shard/checkpoint/reader.h"
 
 namespace tessera::shard {
 
@@ -31,17 +32,6 @@ namespace {
 constexpr std::string_view kPrefix = "step_";
 
 std::string reason(int error) { return std::generic_category().message(error); }
-
-/// The step of a name like step_120; nothing for any other name.
-std::optional<std::int64_t> step_of(std::string_view name) {
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  name.remove_prefix(kPrefix.size());
-  std::int64_t step = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
-  const bool is_number = error == std::errc() && end == name.data() + name.size();
-  return is_number && step >= 0 && std::to_string(step) == name ? std::optional(step)
-                                                                : std::nullopt;
-}
 
 void rename_folder(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) == 0) return;  // needs no memory behind it
@@ -105,10 +95,20 @@ int remove_folder(const std::string& folder) {
 
 }  // namespace
 
+std::optional<std::int64_t> step_of_name(std::string_view name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  name.remove_prefix(kPrefix.size());
+  std::int64_t step = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
+  const bool is_number = error == std::errc() && end == name.data() + name.size();
+  return is_number && step >= 0 && std::to_string(step) == name ? std::optional(step)
+                                                                : std::nullopt;
+}
+
 std::vector<std::int64_t> steps_in(const std::string& folder) {
   std::vector<std::int64_t> steps;
   for (const std::string& name : names_in(folder)) {
-    if (const auto step = step_of(name)) steps.push_back(*step);
+    if (const auto step = step_of_name(name)) steps.push_back(*step);
   }
   std::ranges::sort(steps, std::greater());
   return steps;
@@ -116,6 +116,22 @@ std::vector<std::int64_t> steps_in(const std::string& folder) {
 
 std::string checkpoint_path(const std::string& folder, std::int64_t step) {
   return fmt::format("{}/{}{}", folder, kPrefix, step);
+}
+
+std::optional<std::int64_t> misnamed_step(const std::string& folder, std::int64_t step) {
+  const std::string path = fmt::format("{}/{}", checkpoint_path(folder, step), kManifestName);
+  try {
+    const Manifest manifest =
+        parse_manifest(engine::read_text_file(path, kMaxManifestNbytes), path);
+    return manifest.step == step ? std::nullopt : std::optional(manifest.step);
+  } catch (const engine::Error&) {  // whoever loads it says why
+    return std::nullopt;
+  }
+}
+
+std::string misnamed_text(const std::string& path, std::int64_t step) {
+  return fmt::format("{} is called so and is the checkpoint of step {} ({})",
+                     engine::excerpt(std::filesystem::path(path).filename().string()), step, path);
 }
 
 std::string temporary_path(const std::string& folder, std::int64_t step, std::uint64_t nonce) {
@@ -134,7 +150,7 @@ CheckpointFolder::CheckpointFolder(std::string folder) : folder_(std::move(folde
   // step_N.tmp-NONCE of a save, step_N.removed-NONCE of prune(): nobody else is at work here.
   for (const std::string& name : engine::names_in_folder(folder_)) {
     const auto dot = name.find('.');
-    if (dot == std::string::npos || !step_of(std::string_view(name).substr(0, dot))) continue;
+    if (dot == std::string::npos || !step_of_name(std::string_view(name).substr(0, dot))) continue;
     const std::string_view ending = std::string_view(name).substr(dot);
     if (!ending.starts_with(".tmp-") && !ending.starts_with(".removed-")) continue;
     remove(fmt::format("{}/{}", folder_, name));
@@ -186,10 +202,10 @@ void CheckpointFolder::remove(const std::string& temporary) noexcept {
   }
 }
 
-std::vector<std::string> CheckpointFolder::prune(int keep, const std::set<std::int64_t>& damaged) {
+std::vector<std::string> CheckpointFolder::prune(int keep, const std::set<std::int64_t>& rejected) {
   std::vector<std::string> errors;
   std::vector<std::int64_t> steps = steps_in(folder_);
-  std::erase_if(steps, [&](std::int64_t step) { return damaged.contains(step); });
+  std::erase_if(steps, [&](std::int64_t step) { return rejected.contains(step); });
   while (keep > 0 && std::ssize(steps) > keep) {
     // Under another name first: what is half removed must not look like a checkpoint.
     const std::string path = checkpoint_path(folder_, steps.back());

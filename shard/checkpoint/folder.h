@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -22,6 +23,13 @@ namespace tessera::shard {
 std::vector<std::int64_t> steps_in(const std::string& folder);
 /// The path of the checkpoint of `step`.
 std::string checkpoint_path(const std::string& folder, std::int64_t step);
+/// The step of a name like step_120; nothing for any other name.
+std::optional<std::int64_t> step_of_name(std::string_view name);
+/// The step that the manifest of checkpoint_path(folder, step) says, if that is another one: the
+/// folder was copied or renamed. Nothing if it is the same, or cannot be read.
+std::optional<std::int64_t> misnamed_step(const std::string& folder, std::int64_t step);
+/// "step_99 is called so and is the checkpoint of step 10 (PATH)"
+std::string misnamed_text(const std::string& path, std::int64_t step);
 /// Where the files of `step` are written before it is whole; `nonce` tells attempts apart.
 std::string temporary_path(const std::string& folder, std::int64_t step, std::uint64_t nonce);
 
@@ -40,10 +48,10 @@ class CheckpointFolder {
   std::string set_latest(std::int64_t step);
   /// Removes `temporary`, as far as that works.
   static void remove(const std::string& temporary) noexcept;
-  /// Removes all but the newest `keep` checkpoints, the oldest first; 0: none. Those of `damaged`
+  /// Removes all but the newest `keep` checkpoints, the oldest first; 0: none. Those of `rejected`
   /// steps do not count, and stay. Returns the errors.
-  std::vector<std::string> prune(int keep, const std::set<std::int64_t>& damaged);
-  /// Gives the checkpoint of `step`, which does not verify, another name. Throws IoError.
+  std::vector<std::string> prune(int keep, const std::set<std::int64_t>& rejected);
+  /// Gives what has the name of `step` and is not to be believed another name. Throws IoError.
   void set_aside(std::int64_t step);
 
  private:

@@ -310,10 +310,10 @@ std::string joined(const std::vector<std::string>& lines) {
   return text;
 }
 
-}  // namespace
-
-LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const CheckpointPart> parts,
-                                 const std::string& path, const LoadOptions& options) {
+// `named`: the step that the name of the folder says, if it is to be believed.
+LoadedCheckpoint load(comm::ProcessGroup& world, std::span<const CheckpointPart> parts,
+                      const std::string& path, const LoadOptions& options,
+                      std::optional<std::int64_t> named) {
   require(!parts.empty(), "[checkpoint] expected something to load into ({})", path);
   const Fsdp& first = *parts.front().fsdp;
   const Meeting meeting{world, first.memory(), first.compute()};
@@ -327,6 +327,10 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
       hooks.add(*part.fsdp);
     }
     reader.emplace(path);
+    const std::int64_t step = reader->manifest().step;
+    require<engine::IoError>(!named || *named == step,
+                             "[checkpoint] expected the checkpoint of its name, got another: {}",
+                             misnamed_text(path, step));
     return fmt::format("{:016x}", reader->manifest_xxh3());
   });
   for (const std::string& other : exchange(meeting, opened, "checkpoint opened")) {
@@ -382,6 +386,13 @@ LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const Chec
           .changed = std::move(changed)};
 }
 
+}  // namespace
+
+LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const CheckpointPart> parts,
+                                 const std::string& path, const LoadOptions& options) {
+  return load(world, parts, path, options, std::nullopt);
+}
+
 std::optional<LoadedCheckpoint> load_newest_checkpoint(
     comm::ProcessGroup& world, std::span<const CheckpointPart> parts, const std::string& folder,
     const LoadOptions& options, const std::function<void(std::string_view)>& warn,
@@ -392,7 +403,7 @@ std::optional<LoadedCheckpoint> load_newest_checkpoint(
   for (const std::int64_t step : agreed_steps({world, first.memory(), first.compute()}, folder)) {
     const std::string path = checkpoint_path(folder, step);
     try {
-      LoadedCheckpoint loaded = load_checkpoint(world, parts, path, options);
+      LoadedCheckpoint loaded = load(world, parts, path, options, step);
       for (const std::string& line : loaded.changed) {
         if (warn) warn(line);
       }

@@ -45,9 +45,10 @@ struct LoadedCheckpoint {
 LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const CheckpointPart> parts,
                                  const std::string& path, const LoadOptions& options = {});
 
-/// The newest of the checkpoints in `folder` that verifies. `warn` is told of each newer one that
-/// does not, and what LoadedCheckpoint::changed says; `rejected`, if not null, of its step. Nothing
-/// if there are none. Throws as load_checkpoint(), but IoError if there are some and none verifies.
+/// The newest of the checkpoints in `folder` that verifies, and is of the step of its name. `warn`
+/// is told of each newer one that does not, and what LoadedCheckpoint::changed says; `rejected`, if
+/// not null, of its step. Nothing if there are none. Throws as load_checkpoint(), but IoError if
+/// there are some and none verifies.
 std::optional<LoadedCheckpoint> load_newest_checkpoint(
     comm::ProcessGroup& world, std::span<const CheckpointPart> parts, const std::string& folder,
     const LoadOptions& options = {}, const std::function<void(std::string_view)>& warn = {},

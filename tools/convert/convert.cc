@@ -7,7 +7,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -50,10 +52,23 @@ class Progress {
   std::int64_t total_, done_ = 0;
 };
 
+// fn(), which reads a checkpoint: its errors are of that, and not of what is written.
+template <class F>
+auto reading(const F& fn) {
+  try {
+    return fn();
+  } catch (const IoError& e) {
+    throw DamagedCheckpoint(e.what());
+  }
+}
+
 // One tensor at a time.
 void to_model(const std::string& from, const std::string& to) {
-  shard::CheckpointReader reader(from);
-  for (std::size_t f = 0; f < reader.manifest().files.size(); ++f) reader.check_header(f);
+  const auto opened = reading([&] { return std::make_unique<shard::CheckpointReader>(from); });
+  shard::CheckpointReader& reader = *opened;
+  reading([&] {
+    for (std::size_t f = 0; f < reader.manifest().files.size(); ++f) reader.check_header(f);
+  });
   const auto& values = reader.manifest().values;
   const auto text = values.find("model");
   const GptConfig config = parse_gpt_text(text == values.end() ? "{}" : text->second, from);
@@ -79,7 +94,7 @@ void to_model(const std::string& from, const std::string& to) {
   Progress progress("parameters", numel);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     std::vector<float> tensor(static_cast<std::size_t>(parameters[i]->shape.numel()));
-    reader.read(*reader.find("parameter", parameters[i]->name), 0, tensor);
+    reading([&] { reader.read(*reader.find("parameter", parameters[i]->name), 0, tensor); });
     writer.write(specs[i].name, tensor);
     progress.done(std::ssize(tensor));
   }
@@ -112,16 +127,20 @@ void run(int argc, char** argv) {
                 "the other way round.");
   flags.add(
       "from", &from,
-      {.help = "folder: a checkpoint, one of checkpoints, of which the newest, or a GPT-2 model "
-               "of Hugging Face"});
+      {.help = "folder: a checkpoint, one of checkpoints, of which the newest that verifies, or "
+               "a GPT-2 model of Hugging Face"});
   flags.add("to", &to, {.help = "folder to write the other one to, made if need be"});
   if (!flags.parse(argc, argv, std::cout)) return;
   require(!from.empty() && !to.empty(),
           "[convert] expected --from=FOLDER --to=FOLDER, got '{}', '{}'", from, to);
   from = resolve_user_path(from);
   to = resolve_user_path(to);
-  if (!newest_checkpoint(from).empty()) {
-    return read_newest(from, [&](const std::string& checkpoint) { to_model(checkpoint, to); });
+  if (has_checkpoint(from)) {
+    return read_newest(
+        from, [&](const std::string& checkpoint) { to_model(checkpoint, to); },
+        [](std::string_view line) {
+          fmt::print(stderr, "warning: {}\n", engine::escaped_lines(line));
+        });
   }
   std::error_code ignored;
   require<IoError>(std::filesystem::exists(from + "/config.json", ignored),

@@ -3,15 +3,27 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
+
+#include "engine/error.h"
 
 namespace tessera::tools {
 
-/// The checkpoint that `path` is, or the newest of the checkpoints in it; empty if there is none.
-std::string newest_checkpoint(const std::string& path);
+/// What a checkpoint holds is damaged: another one may be read in its place.
+class DamagedCheckpoint : public engine::IoError {
+ public:
+  using IoError::IoError;
+};
 
-/// Calls `read` with newest_checkpoint(path), which is not empty. If that throws IoError and the
-/// checkpoint is gone by then, calls it with the one that is the newest now. Throws IoError, with
-/// what `read` did, if `path` itself was the checkpoint, or if there is none any more.
-void read_newest(const std::string& path, const std::function<void(const std::string&)>& read);
+/// Whether `path` is a checkpoint, or a folder of some.
+bool has_checkpoint(const std::string& path);
+
+/// Calls `read` with the checkpoint that `path` is, or with the newest of those in it, until it
+/// returns. Of those in a folder, one that throws DamagedCheckpoint or is not of the step of its
+/// name is passed over, of which `warn` is told. If `read` throws IoError and the checkpoint is
+/// gone by then, the one that is the newest now follows. Throws IoError, with what `read` did, if
+/// `path` itself is the checkpoint, or if none is left.
+void read_newest(const std::string& path, const std::function<void(const std::string&)>& read,
+                 const std::function<void(std::string_view)>& warn = {});
 
 }  // namespace tessera::tools

@@ -94,15 +94,16 @@ RunCheckpoints::RunCheckpoints(comm::ProcessGroup& world, shard::Fsdp& fsdp,
   shard::CheckpointerOptions options{.folder = folder_,
                                      .keep = static_cast<int>(config.checkpoint.keep),
                                      .async = config.checkpoint.async,
-                                     .warn = [this](std::string_view line) {
-                                       say(fmt::format("warning: {}", line),
-                                           Console::Style::kWarning);
-                                     }};
+                                     .warn = [this](std::string_view line) { warn(line); }};
   checkpointer_ = std::make_unique<shard::Checkpointer>(world, parts_, std::move(options));
 }
 
 void RunCheckpoints::say(const std::string& line, Console::Style style) const {
   if (log_ != nullptr) log_->say(engine::escaped_lines(line), style);
+}
+
+void RunCheckpoints::warn(std::string_view line) const {
+  say(fmt::format("warning: {}", line), Console::Style::kWarning);
 }
 
 void RunCheckpoints::check_is_new() {
@@ -122,9 +123,7 @@ TrainPosition RunCheckpoints::resume() {
   }
   // Weight decay is the configuration's, which may have changed.
   const shard::LoadOptions options{.strict = c.strict, .groups = false};
-  const auto warn = [this](std::string_view line) {
-    say(fmt::format("warning: {}", line), Console::Style::kWarning);
-  };
+  const auto warn = [this](std::string_view line) { this->warn(line); };
   std::optional<shard::LoadedCheckpoint> loaded;
   if (c.resume == "auto") {
     loaded = checkpointer_ != nullptr
@@ -168,6 +167,11 @@ TrainPosition RunCheckpoints::take_over(const shard::LoadedCheckpoint& loaded) {
                   loaded.ranks, loaded.ranks == 1 ? "" : "s", position.sample,
                   escaped(loaded.path)),
       Console::Style::kStrong);
+  const auto named =
+      shard::step_of_name(std::filesystem::weakly_canonical(loaded.path).filename().string());
+  if (named && *named != loaded.step) {
+    warn(shard::misnamed_text(loaded.path, loaded.step));
+  }
   for (const std::string& line : loaded.differences) say("  not loaded: " + line);
   if (const std::string data = text(values, "data"); data != identity_.data) {
     say(fmt::format("warning: other data: {} (was {})", identity_.data, data),

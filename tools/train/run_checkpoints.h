@@ -58,6 +58,7 @@ class RunCheckpoints {
 
  private:
   void say(const std::string& line, Console::Style style = Console::Style::kPlain) const;
+  void warn(std::string_view line) const;
   void told(std::optional<std::int64_t> step);
   void check_is_new();
   TrainPosition take_over(const shard::LoadedCheckpoint& loaded);

@@ -84,6 +84,55 @@ TEST_F(Convert, ACheckpointThatIsRemovedMeanwhileIsTheNextOneOrAnError) {
             "no");
 }
 
+TEST_F(Convert, TheNewestThatVerifiesIsTakenAndTheOthersArePassedOverAloud) {
+  ASSERT_EQ(
+      run({{"checkpoint.every", "1"}, {"checkpoint.keep", "0"}, {"train.steps", "4"}}).exit_code,
+      0);
+  const std::string folder = folder_ / "run/checkpoints";
+  const auto model_of = [&](const std::string& from) {
+    const Outcome outcome = convert(from, "model");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return outcome;
+  };
+  EXPECT_EQ(model_of("run/checkpoints/step_2").err, "");
+  const std::string expected = folder_.read("model/model.safetensors");
+  // Step 4 has a damaged value, step 3 a damaged header of a file, and step 9 is a copy of step 1.
+  const auto damage = [&](const std::string& file, std::size_t at) {
+    std::string bytes = folder_.read("run/checkpoints/" + file);
+    bytes.at(at) ^= 4;
+    folder_.write("run/checkpoints/" + file, bytes);
+    return bytes;
+  };
+  const std::string values = "step_4/model-00001-of-00002.safetensors";
+  damage(values, folder_.read("run/checkpoints/" + values).size() - 5);
+  damage("step_3/model-00000-of-00002.safetensors", 12);
+  fs::copy(folder + "/step_1", folder + "/step_9", fs::copy_options::recursive);
+  const Outcome outcome = model_of("run/checkpoints");
+  EXPECT_TRUE(has(outcome.out, {"model of step 2 in "}));
+  EXPECT_TRUE(has(outcome.err,
+                  {"warning: passed over: step_9 is called so and is the checkpoint of step 1 (",
+                   "warning: passed over: [checkpoint] expected", "got damaged ones", values,
+                   "warning: passed over: [checkpoint] expected the header that was written, got a "
+                   "damaged one (",
+                   "step_3/model-00000-of-00002.safetensors"}));
+  EXPECT_TRUE(folder_.read("model/model.safetensors") == expected);
+  // One that is asked for by its path is refused, a damaged header too.
+  const Outcome header = convert("run/checkpoints/step_3", "other");
+  EXPECT_EQ(header.exit_code, 1);
+  EXPECT_TRUE(has(header.err, {"error: [checkpoint] expected the header that was written"}));
+  EXPECT_FALSE(fs::exists(folder_ / "other/model.safetensors"));
+  // That nothing can be written is not the checkpoint's fault.
+  folder_.write("file", "x");
+  const Outcome nowhere = convert("run/checkpoints/step_2", "file/model");
+  EXPECT_EQ(nowhere.exit_code, 1);
+  EXPECT_EQ(nowhere.err.find("passed over"), std::string::npos) << nowhere.err;
+  for (const char* step : {"step_1", "step_2"}) fs::remove_all(folder + "/" + step);
+  const Outcome none = convert("run/checkpoints", "none");
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_TRUE(has(none.err, {"error: [checkpoint] expected a checkpoint that verifies, got none",
+                             "step_9 is called so"}));
+}
+
 TEST_F(Convert, WhatCannotBeConvertedIsRefusedAndNothingIsLost) {
   ASSERT_EQ(run({{"checkpoint.every", "3"}}).exit_code, 0);
   const std::string name = "run/checkpoints/step_3/model-00001-of-00002.safetensors";

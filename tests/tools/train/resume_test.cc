@@ -308,6 +308,29 @@ TEST_F(Resume, ADamagedCheckpointIsPassedOverAloud) {
             (std::vector<std::string>{"step_4", "step_6", "step_8", "step_8.damaged-0"}));
 }
 
+TEST_F(Resume, ACheckpointThatIsNotTheStepOfItsNameIsPassedOverAloud) {
+  const Flags constant = {{"train.schedule", "constant"}};
+  Flags four = saving({{"train.steps", "4"}, {"checkpoint.keep", "2"}});
+  four.insert(constant.begin(), constant.end());
+  EXPECT_EQ(run(four).exit_code, 0);
+  const std::string folder = folder_ / "run/checkpoints";
+  fs::copy(folder + "/step_2", folder + "/step_99", fs::copy_options::recursive);
+  const Outcome next = run(saving({{"train.schedule", "constant"}, {"checkpoint.keep", "2"}}));
+  EXPECT_EQ(next.exit_code, 0) << next.err;
+  EXPECT_TRUE(has(next.out,
+                  {"warning: passed over", "step_99 is called so and is the checkpoint of step 2 (",
+                   "resumed behind step 4 "}));
+  EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step_10", "step_12", "step_99"}));
+  EXPECT_EQ(run({{"train.schedule", "constant"}, {"out", folder_ / "whole"}}).exit_code, 0);
+  EXPECT_EQ(results_of("run"), results_of("whole"));
+  // Who asks for it by its path gets what it is, and is told.
+  const Outcome named = run(
+      {{"train.schedule", "constant"}, {"resume", folder + "/step_99"}, {"out", folder_ / "b"}});
+  EXPECT_EQ(named.exit_code, 0) << named.err;
+  EXPECT_TRUE(has(named.out, {"resumed behind step 2 ", "warning: step_99 is called so"}));
+  EXPECT_EQ(log_of("b").front().at("step"), 3);
+}
+
 TEST_F(Resume, ADiskThatFailsEndsTheRunWithTheCheckpointsThatWere) {
   const std::string at = testing::below(folder_, "run/checkpoints/step_4");
   const struct {
