@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <set>
@@ -12,6 +11,7 @@
 
 #include "engine/error.h"
 #include "tools/bench/parts.h"
+#include "tools/machine/cpu_model.h"
 #include "tools/train/run_files.h"
 
 namespace tessera::tools {
@@ -51,18 +51,11 @@ void check_used(const FlagSet& flags, const std::vector<BenchPart>& parts,
 
 // What the figures mean nothing without.
 void report_machine(BenchReport& report) {
-  std::string cpu = "unknown";
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (!line.starts_with("model name")) continue;
-    cpu = line.substr(line.find(':') + 2);
-    break;
-  }
   double load = 0;
   getloadavg(&load, 1);
   report.begin_table("machine", "Machine. load: runnable threads before the benchmark",
                      {"cpu", "threads", "load"});
-  report.row({cpu, std::thread::hardware_concurrency(), Cell(load, 2)});
+  report.row({cpu_model(), std::thread::hardware_concurrency(), Cell(load, 2)});
 }
 
 }  // namespace

@@ -4,32 +4,23 @@
 #include <sys/resource.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <optional>
 
 #include "engine/error.h"
 #include "engine/gemm/gemm.h"
 #include "engine/isa.h"
+#include "tools/machine/cpu_model.h"
 #include "tools/train/step_text.h"
 
 namespace tessera::tools {
 namespace {
-
-std::string model_of(const std::string& root) {
-  std::ifstream info(root + "/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    const std::size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown processor";
-}
 
 std::string bytes(std::int64_t nbytes) { return nbytes_text(static_cast<double>(nbytes)); }
 
 }  // namespace
 
 Check check_cpu(const std::string& root) {
-  Check check{.name = "cpu", .found = model_of(root)};
+  Check check{.name = "cpu", .found = cpu_model(root)};
   check.facts.add("model", check.found);
   try {
     const std::string isa(name_of(engine::isa()));
