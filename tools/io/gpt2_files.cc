@@ -157,6 +157,14 @@ void check_same_model(const Gpt2FileConfig& config, const Gpt2FileConfig& saved,
 
 }  // namespace
 
+std::vector<std::string> gpt2_shards(const std::string& folder) {
+  const std::string index = folder + "/model.safetensors.index.json";
+  std::vector<std::string> names;
+  if (is_missing(index)) return names;
+  for (const auto& [name, tensors] : read_index(index)) names.push_back(name);
+  return names;
+}
+
 Gpt2FileConfig read_gpt2_config(const std::string& folder) {
   const std::string path = folder + "/config.json";
   const std::string replaced = folder + "/" + kGpt2ReplacedConfig;

@@ -35,6 +35,10 @@ struct Gpt2FileConfig {
   bool operator==(const Gpt2FileConfig&) const = default;
 };
 
+/// The files that model.safetensors.index.json of `folder` lists; none without one. Throws IoError
+/// for an index that is malformed, or lists what does not lie in the folder itself.
+std::vector<std::string> gpt2_shards(const std::string& folder);
+
 /// Reads `folder`/config.json. Throws IoError naming the file and the key: not JSON, a size missing
 /// or out of range, a model that is not GPT-2 or a variant that we do not compute (another
 /// activation, an untied output matrix, scaled or upcast attention, quantised weights, ...), or not
@@ -92,7 +96,8 @@ class Gpt2Weights {
 // config.json that says another model is refused at all times.
 
 /// Writes a folder that GPT2LMHeadModel.from_pretrained loads: the weights as they are given, one
-/// at a time, and config.json. Both appear whole and together, or the old ones remain.
+/// at a time, and config.json. Both appear whole and together, or the old ones remain; when they
+/// are there, shards and index of an older model are removed.
 class Gpt2Writer {
  public:
   /// Creates `folder` if need be. `tensors`: all of the model, in the order of writing. Throws as

@@ -100,6 +100,26 @@ bool rename_if_there(const std::string& from, const std::string& to) {
   return error == 0;
 }
 
+// The shards of the model that was in `folder`, and last their index: what is left of them by a
+// process that dies here is found by it.
+void remove_shards(const std::string& folder) {
+  const std::string index = "model.safetensors.index.json";
+  if (::access(fmt::format("{}/{}", folder, index).c_str(), F_OK) != 0) return;
+  std::vector<std::string> names;
+  try {
+    names = gpt2_shards(folder);
+  } catch (const IoError&) {  // no model's that could be loaded
+  }
+  std::erase(names, "model.safetensors");
+  names.push_back(index);
+  for (const std::string& name : names) {
+    const std::string path = fmt::format("{}/{}", folder, name);
+    if (::unlink(path.c_str()) == 0 || errno == ENOENT) continue;
+    std::fprintf(stderr, "warning: [gpt2] could not remove %s, of the model that was there: %s\n",
+                 engine::escaped(path).c_str(), std::generic_category().message(errno).c_str());
+  }
+}
+
 }  // namespace
 
 Gpt2Writer::Gpt2Writer(std::string folder, const Gpt2FileConfig& config,
@@ -125,6 +145,7 @@ void Gpt2Writer::finish() {
     weights_.replace();
     ::unlink(replaced.c_str());  // of a save that was cut short
     engine::flush_folder_of(path);
+    remove_shards(folder_);
     return;
   }
   config_.write(std::as_bytes(std::span(config_text_)));
@@ -149,6 +170,7 @@ void Gpt2Writer::finish() {
   }
   place_config();
   engine::flush_folder_of(path);
+  remove_shards(folder_);
 }
 
 }  // namespace tessera::tools

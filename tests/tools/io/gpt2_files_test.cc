@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 
 #include "engine/error.h"
 #include "tests/testing/errors.h"
@@ -323,6 +327,81 @@ TEST(Gpt2Writer, NamesATokenOfTheVocabularyAsTheEndOfText) {
     EXPECT_EQ(json.at("bos_token_id"), expected);
     EXPECT_EQ(json.at("eos_token_id"), expected);
   }
+}
+
+// Each of what no shape of a tensor tells, or only some do, in config.json beside weights that were
+// saved with another.
+TEST(Gpt2Writer, AConfigOfAnotherModelThanTheWeightsIsRefusedByItsKey) {
+  const Gpt2FileConfig config{
+      .n_layer = 2, .n_head = 2, .n_embd = 12, .n_positions = 8, .vocab_size = 3};
+  const TempFolder folder;
+  Gpt2Writer(folder.path(), config, {}).finish();
+  ASSERT_EQ(read_gpt2_config(folder.path()).n_head, 2);
+  const json saved = json::parse(folder.read("config.json"));
+  for (const auto& [key, other] : std::map<std::string, json>{{"n_layer", 3},
+                                                              {"n_head", 3},
+                                                              {"n_embd", 24},
+                                                              {"n_positions", 9},
+                                                              {"vocab_size", 4},
+                                                              {"layer_norm_epsilon", 1e-6}}) {
+    json changed = saved;
+    changed[key] = other;
+    folder.write("config.json", changed.dump());
+    EXPECT_TRUE(has(error_of<IoError>([&] { read_gpt2_config(folder.path()); }),
+                    {"[gpt2] expected " + key + " of ",
+                     " in config.json, as model.safetensors was "
+                     "saved with"}))
+        << key;
+  }
+  json dropout = saved;
+  dropout["resid_pdrop"] = 0.5;  // the reader's to change
+  folder.write("config.json", dropout.dump());
+  EXPECT_EQ(read_gpt2_config(folder.path()).resid_pdrop, 0.5);
+}
+
+TEST(Gpt2Writer, LeavesNoShardsOfTheModelThatWasThere) {
+  const TempFolder folder;
+  const Gpt2FileConfig config{
+      .n_layer = 1, .n_head = 2, .n_embd = 4, .n_positions = 8, .vocab_size = 3};
+  const auto shard = [&] {
+    write_weights(folder / "a.safetensors", {kModel[0]});
+    write_weights(folder / "b.safetensors", {kModel[1]}, 5);
+    folder.write("model.safetensors.index.json", index_of(""));
+  };
+  const auto save = [&](float value) {
+    Gpt2Writer writer(folder.path(), config, kModel);
+    writer.write("wte.weight", std::vector<float>(12, value));
+    writer.write("h.0.attn.c_attn.bias", std::vector<float>(2, value));
+    writer.finish();
+  };
+  folder.write("config.json", kConfig.dump());
+  folder.write("other.safetensors", "x");  // of no index
+  folder.write("tokenizer.json", "{}");
+  for (const float value : {1.0f, 2.0f}) {  // over another config, and over the same one
+    shard();
+    if (value == 1) {
+      EXPECT_EQ(gpt2_shards(folder.path()).size(), 2u);
+    }
+    save(value);
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+      names.insert(entry.path().filename().string());
+    }
+    EXPECT_EQ(names, (std::set<std::string>{"config.json", "model.safetensors", "other.safetensors",
+                                            "tokenizer.json"}));
+    EXPECT_EQ(Gpt2Weights(folder.path()).lookup(kModel[1])[0], value);
+  }
+  // An index of one file, which is the new one, and one that leads elsewhere.
+  folder.write("kept.safetensors", "x");
+  for (const std::string& index :
+       {std::string(R"({"weight_map":{"wte.weight":"model.safetensors"}})"),
+        std::string(R"({"weight_map":{"wte.weight":"../kept.safetensors"}})")}) {
+    folder.write("model.safetensors.index.json", index);
+    save(3);
+    EXPECT_EQ(Gpt2Weights(folder.path()).lookup(kModel[1])[0], 3);
+    EXPECT_FALSE(std::filesystem::exists(folder / "model.safetensors.index.json"));
+  }
+  EXPECT_EQ(folder.read("kept.safetensors"), "x");
 }
 
 // The folder that the transformers library wrote.
