@@ -336,7 +336,8 @@ void TraceRecorder::end(std::int64_t number, Step& step, const std::vector<Inter
   const std::string args = JsonRecord()
                                .add("step", number)
                                .add_all(record_of(overlap))
-                               .add_literal("peak_bytes", step.peaks)
+                               // Not known of a step that did not end.
+                               .add_literal("peak_bytes", step.peaks.empty() ? "null" : step.peaks)
                                .text();
   events_.slice(thread, "step " + std::to_string(number), "step", step.compute.begin_ns,
                 step.compute.end_ns, args);

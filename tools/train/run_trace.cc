@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <exception>
 #include <filesystem>
 #include <map>
 #include <system_error>
@@ -104,8 +105,16 @@ void RunTrace::put(std::string text) {
 }
 
 void RunTrace::close() {
+  if (std::exchange(is_closed_, true)) return;
   for (const auto& recorder : recorders_) recorder->finish();
   if (is_written_) writer_.close();
+}
+
+void RunTrace::keep() noexcept {
+  try {
+    close();
+  } catch (const std::exception&) {  // nobody is left to be told
+  }
 }
 
 RunTrace::~RunTrace() {

@@ -38,6 +38,8 @@ class RunTrace {
 
   /// The end of the file. If no step was traced an older one stays.
   void close();
+  /// The same behind an error, if there is memory for it: what led there can be looked at.
+  void keep() noexcept;
   /// A line for the terminal: where it is, and how much communication was hidden, or why it is not
   /// written.
   std::string summary() const;
@@ -67,7 +69,8 @@ class RunTrace {
   bool has_begun_ = false;
   std::string held_;         // until begin(): other ranks may be ahead of the one that calls it
   bool is_written_ = false;  // the older file is gone
-  std::string error_;        // why it could not go
+  bool is_closed_ = false;
+  std::string error_;  // why it could not go
   bool told_ = false;
 };
 

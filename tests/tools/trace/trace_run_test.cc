@@ -303,6 +303,29 @@ TEST_F(TraceOfARun, OfARunThatFailsEarlyLeavesTheOneBefore) {
   EXPECT_EQ(folder_.read("trace.json"), "older");
 }
 
+TEST_F(TraceOfARun, OfARunThatFailsIsWhole) {
+  const Outcome outcome =
+      run({{"train.lr", "1e30"}, {"train.grad_clip", "0"}, {"log.trace_steps", "1:6"}});
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.out;
+  EXPECT_TRUE(steps_of(TraceFile(folder_.read("trace.json")), 1).contains("step 1"));
+}
+
+// As docs/trace.md says.
+TEST_F(TraceOfARun, OfARunThatWasKilledIsMadeWhole) {
+  const std::string kill =
+      command({{"train.steps", "1000000"}, {"log.trace_steps", "1:1000000"}}) +
+      " & P=$!; until [ $(wc -l < " + path_ +
+      ") -gt 100 ]; do kill -0 $P || exit 99; sleep 0.02; done; kill -KILL $P; wait $P";
+  EXPECT_EQ(shell(kill).exit_code, 128 + 9);
+  EXPECT_FALSE(json::accept(folder_.read("trace.json")));
+  const Outcome mended =
+      shell("(sed '$d' " + path_ + " | sed '$s/,$//'; echo ']') > " + folder_ / "whole.json");
+  EXPECT_EQ(mended.exit_code, 0) << mended.err;
+  const json whole = json::parse(folder_.read("whole.json"), nullptr, /*allow_exceptions=*/false);
+  ASSERT_TRUE(whole.is_array());
+  EXPECT_GE(whole.size(), 99u);
+}
+
 TEST_F(TraceOfARun, OfTheMultiLayerPerceptron) {
   std::string pixels("\0\0\x08\x03\0\0\0\x08\0\0\0\x02\0\0\0\x02", 16),
       labels("\0\0\x08\x01\0\0\0\x08", 8);

@@ -302,6 +302,33 @@ TEST(Trace, CountsCommunicationByWhatIsSent) {
   EXPECT_NEAR(exposed_us["other"], 5, 1e-9);
 }
 
+// A gather that is sent ahead runs beside the end of the step before; a reduction that is late runs
+// beside the begin of the next.
+TEST(Trace, WhatTheNeighboursOfAStepComputeHidesWhatItSends) {
+  Trace trace;
+  trace.recorder.begin_step(1);
+  trace.compute("h.0", "forward", 0, 10);
+  trace.recorder.end_step();
+  trace.recorder.begin_step(2);
+  trace.gather("h.0 forward", 4, 20);
+  trace.compute("h.0", "forward", 20, 30);
+  trace.reduce("h.0 gradient", 30, 45);
+  trace.recorder.end_step();
+  trace.recorder.begin_step(3);
+  trace.compute("h.0", "forward", 40, 50);
+  trace.recorder.end_step();
+  trace.end(/*slack_ns=*/20'000);
+  const std::vector<StepOverlap> overlaps = trace.recorder.overlaps();
+  ASSERT_EQ(overlaps.size(), 3u);
+  const Overlap& middle = overlaps[1].overlap;
+  EXPECT_DOUBLE_EQ(middle.kinds.at("parameters").hidden_ms, 6e-3) << "by step 1";
+  EXPECT_DOUBLE_EQ(middle.kinds.at("parameters").exposed_ms, 10e-3);
+  EXPECT_DOUBLE_EQ(middle.kinds.at("gradients").hidden_ms, 5e-3) << "by step 3";
+  EXPECT_DOUBLE_EQ(middle.kinds.at("gradients").exposed_ms, 10e-3);
+  EXPECT_DOUBLE_EQ(middle.comm.comm_ms, 31e-3);
+  EXPECT_DOUBLE_EQ(middle.comm.hidden_ms, 11e-3);
+}
+
 TEST(Trace, TakesStreamsThatDoNotAsk) {
   Trace trace;
   trace.recorder.begin_step(1);
