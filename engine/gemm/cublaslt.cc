@@ -252,6 +252,8 @@ class CublasLt {
     library_ = fmt::format("cublasLt {} | {}", cublasLtGetVersion(), properties.name);
   }
 
+  const std::string& library() const { return library_; }
+
   void set_algorithms(std::shared_ptr<GemmAlgorithms> algorithms) {
     algorithms_ = std::move(algorithms);
     plans_.clear();
@@ -535,6 +537,11 @@ void set_gemm_algorithms(const Stream& stream, std::shared_ptr<GemmAlgorithms> a
           to_string(stream.device()), stream.name());
   const CurrentGpu current(stream.device().index);
   stream.state<CublasLt>().set_algorithms(std::move(algorithms));
+}
+
+std::string gemm_cuda_library(const Stream& stream) {
+  const CurrentGpu current(stream.device().index);
+  return stream.state<CublasLt>().library();
 }
 
 void record_gemms(const Stream& stream, std::shared_ptr<std::vector<DeviceProduct>> gemms) {

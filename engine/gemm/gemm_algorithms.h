@@ -54,6 +54,10 @@ class GemmAlgorithms {
 /// the first one proposed. Defined where CUDA is built.
 void set_gemm_algorithms(const Stream& stream, std::shared_ptr<GemmAlgorithms> algorithms);
 
+/// "cublasLt 120205 | NVIDIA H100 80GB HBM3": what multiplies on `stream`, a CUDA stream, as keys
+/// name it. Defined where CUDA is built.
+std::string gemm_cuda_library(const Stream& stream);
+
 /// Adds to `gemms`, from here on, each product that `stream` is asked for, once, with alignments,
 /// up to 16, in the place of addresses. For streams of GPUs, also of those that are not there
 /// (engine/meta.h). Null: no more. Defined where CUDA is built.
