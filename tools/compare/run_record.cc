@@ -174,7 +174,7 @@ RunRecord read_run_record(const std::string& path) {
     if (const json* end = fields.find("final"); end != nullptr) {
       read_end(*end, where, run);
       has_ended = true;
-    } else {
+    } else if (fields.find("val_loss") == nullptr) {
       read_step(line, where, run, untold);
     }
   }

@@ -76,11 +76,10 @@ std::vector<std::string> Audit::lines() const {
                                 row.is_as_planned() ? "" : "DIFFERS"));
     while (lines.back().ends_with(' ')) lines.back().pop_back();
   }
-  lines.push_back(
-      first_wrong_ > 0
-          ? fmt::format("step {} is not as planned", first_wrong_)
-          : fmt::format("{} as planned",
-                        num_steps_ == 1 ? "1 step is" : fmt::format("{} steps are", num_steps_)));
+  lines.push_back(num_steps_ == 0    ? "no step was compared with the plan"
+                  : first_wrong_ > 0 ? fmt::format("step {} is not as planned", first_wrong_)
+                  : num_steps_ == 1  ? "1 step is as planned"
+                                     : fmt::format("{} steps are as planned", num_steps_));
   return lines;
 }
 
@@ -135,7 +134,7 @@ std::vector<std::string> lines_of(const Audits& audits) {
   if (std::string gathers = shown.gathers_line(); !gathers.empty()) {
     lines.insert(lines.end() - 1, std::move(gathers));
   }
-  if (audits.size() > 1) {
+  if (audits.size() > 1 && shown.num_steps() > 0) {
     lines.back() += shown.differs() ? fmt::format(" on rank {}", shown.rank())
                                     : fmt::format(" on each of {} ranks", audits.size());
   }

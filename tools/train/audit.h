@@ -22,6 +22,8 @@ class Audit {
   /// The rank that it is of: all of them are audited, each against a plan of its own.
   int rank() const { return rank_; }
   bool differs() const { return first_wrong_ > 0; }
+  /// How many steps were compared.
+  std::int64_t num_steps() const { return num_steps_; }
   /// The run goes on from behind that step.
   void start_behind(std::int64_t step) { start_ = step; }
   /// Each step, in order, of that rank. A step behind a validation is left out: units that were

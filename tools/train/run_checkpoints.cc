@@ -26,8 +26,9 @@ namespace {
 constexpr std::string_view kNotCompared[] = {
     "out", "plan",    "audit", "rates",         "resume", "checkpoint", "device",
     "cpu", "offload", "log",   "memory_budget", "save",   "sample"};
-// Of a run their number is told instead, wherever it is from.
-constexpr std::string_view kNumRanks[] = {"parallel.ranks", "parallel.cpu_ranks"};
+// Told in another way: the number of ranks that there are, wherever it is from, and whether data
+// are the same, wherever they lie.
+constexpr std::string_view kToldOtherwise[] = {"parallel.ranks", "parallel.cpu_ranks", "data.path"};
 
 /// "section.key" to value.
 std::map<std::string, std::string> settings_of(std::string_view toml) {
@@ -43,6 +44,14 @@ std::map<std::string, std::string> settings_of(std::string_view toml) {
     }
   }
   return settings;
+}
+
+// "name=value (was other)", if `old` has another value of that name.
+void add_change(std::vector<std::string>& changes, const std::map<std::string, std::string>& old,
+                const std::string& name, const std::string& value) {
+  const auto found = old.find(name);
+  if (found == old.end() || found->second == value) return;
+  changes.push_back(fmt::format("{}={} (was {})", name, value, found->second));
 }
 
 std::int64_t integer(const std::map<std::string, std::string>& values, const std::string& key,
@@ -65,6 +74,19 @@ std::string text(const std::map<std::string, std::string>& values, const std::st
   return found == values.end() ? "" : found->second;
 }
 
+// Numbers with blanks between them, as save() writes them.
+std::vector<double> numbers(const std::string& text, const std::string& path) {
+  std::vector<double> values;
+  for (const char *at = text.data(), *const end = at + text.size(); at != end;) {
+    const auto [next, error] = std::from_chars(at, end, values.emplace_back());
+    require<engine::IoError>(error == std::errc() && (next == end || *next == ' '),
+                             "[checkpoint] expected losses, got {} ({})", engine::excerpt(text),
+                             path);
+    at = next == end ? end : next + 1;
+  }
+  return values;
+}
+
 }  // namespace
 
 std::vector<std::string> changed_settings(std::string_view before, std::string_view now) {
@@ -73,10 +95,8 @@ std::vector<std::string> changed_settings(std::string_view before, std::string_v
   for (const auto& [name, value] : settings_of(now)) {
     const std::string_view section = std::string_view(name).substr(0, name.find('.'));
     if (std::ranges::find(kNotCompared, section) != std::end(kNotCompared)) continue;
-    if (std::ranges::find(kNumRanks, name) != std::end(kNumRanks)) continue;
-    const auto found = old.find(name);
-    if (found == old.end() || found->second == value) continue;
-    changes.push_back(fmt::format("{}={} (was {})", name, value, found->second));
+    if (std::ranges::find(kToldOtherwise, name) != std::end(kToldOtherwise)) continue;
+    add_change(changes, old, name, value);
   }
   return changes;
 }
@@ -151,6 +171,32 @@ TrainPosition RunCheckpoints::resume() {
   return take_over(*loaded);
 }
 
+void RunCheckpoints::tell_changes(const shard::LoadedCheckpoint& loaded) const {
+  const auto& values = loaded.values;
+  const std::string data = text(values, "data"), digest = text(values, "data_digest");
+  // What was saved without a digest is known by its name alone.
+  const bool is_known = !digest.empty() && !identity_.data_digest.empty();
+  if (is_known ? digest != identity_.data_digest : data != identity_.data) {
+    warn(data == identity_.data
+             ? fmt::format("other data: {} holds others than when it was saved", data)
+             : fmt::format("other data: {} (was {})", identity_.data, data));
+  }
+  if (world_.size() != loaded.ranks) {
+    say(fmt::format("  changed: parallel.ranks={} (was {})", world_.size(), loaded.ranks));
+  }
+  for (const std::string& line : changed_settings(text(values, "config"), identity_.config)) {
+    say("  changed: " + line);
+  }
+  std::vector<std::string> arithmetic;
+  const auto before = settings_of(text(values, "arithmetic"));
+  for (const auto& [name, value] : settings_of(identity_.arithmetic)) {
+    add_change(arithmetic, before, name, value);
+  }
+  for (const std::string& line : arithmetic) say("  changed: " + line);
+  if (arithmetic.empty()) return;
+  say("  with that sums are rounded otherwise: what follows has other bits than without it");
+}
+
 TrainPosition RunCheckpoints::take_over(const shard::LoadedCheckpoint& loaded) {
   const auto& values = loaded.values;
   const std::string model = text(values, "model");
@@ -159,7 +205,11 @@ TrainPosition RunCheckpoints::take_over(const shard::LoadedCheckpoint& loaded) {
           identity_.model, model.empty() ? "another program" : engine::excerpt(model), loaded.path);
   const TrainPosition position{.step = loaded.step,
                                .sample = integer(values, "next_sample", loaded.path),
-                               .num_skips = integer(values, "num_skips", loaded.path)};
+                               .num_skips = integer(values, "num_skips", loaded.path),
+                               .losses = numbers(text(values, "losses"), loaded.path)};
+  require(position.step <= config_.train.steps,
+          "[checkpoint] expected train.steps of at least the {} that are done, got {} ({})",
+          position.step, config_.train.steps, loaded.path);
   last_saved_ = position.step;
   newest_ = loaded.path;
   if (checkpointer_ != nullptr) newest_step_ = position.step;
@@ -173,16 +223,7 @@ TrainPosition RunCheckpoints::take_over(const shard::LoadedCheckpoint& loaded) {
     warn(shard::misnamed_text(loaded.path, loaded.step));
   }
   for (const std::string& line : loaded.differences) say("  not loaded: " + line);
-  if (const std::string data = text(values, "data"); data != identity_.data) {
-    say(fmt::format("warning: other data: {} (was {})", identity_.data, data),
-        Console::Style::kWarning);
-  }
-  if (world_.size() != loaded.ranks) {
-    say(fmt::format("  changed: parallel.ranks={} (was {})", world_.size(), loaded.ranks));
-  }
-  for (const std::string& line : changed_settings(text(values, "config"), identity_.config)) {
-    say("  changed: " + line);
-  }
+  tell_changes(loaded);
   return position;
 }
 
@@ -194,11 +235,15 @@ void RunCheckpoints::save(const TrainPosition& position) {
   if (checkpointer_ == nullptr || position.step == last_saved_) return;
   finish();
   last_saved_ = position.step;
-  checkpointer_->save(position.step, {{"next_sample", std::to_string(position.sample)},
-                                      {"num_skips", std::to_string(position.num_skips)},
-                                      {"model", identity_.model},
-                                      {"data", identity_.data},
-                                      {"config", identity_.config}});
+  checkpointer_->save(position.step,
+                      {{"next_sample", std::to_string(position.sample)},
+                       {"num_skips", std::to_string(position.num_skips)},
+                       {"losses", fmt::format("{}", fmt::join(position.losses, " "))},
+                       {"model", identity_.model},
+                       {"data", identity_.data},
+                       {"data_digest", identity_.data_digest},
+                       {"arithmetic", identity_.arithmetic},
+                       {"config", identity_.config}});
   if (!checkpointer_->is_saving()) told(position.step);
 }
 

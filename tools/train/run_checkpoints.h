@@ -20,16 +20,19 @@ namespace tessera::tools {
 
 /// What a training has behind it.
 struct TrainPosition {
-  std::int64_t step = 0;       ///< steps
-  std::int64_t sample = 0;     ///< global samples
-  std::int64_t num_skips = 0;  ///< updates in a row, the last ones
+  std::int64_t step = 0;            ///< steps
+  std::int64_t sample = 0;          ///< global samples
+  std::int64_t num_skips = 0;       ///< updates in a row, the last ones
+  std::vector<double> losses = {};  ///< the last ones that a StepGuard measures others against
 };
 
 /// What a checkpoint says of the run that saved it, beside tensors.
 struct RunIdentity {
-  std::string model;   ///< all that shapes do not tell; another one is refused
-  std::string data;    ///< another one is told
-  std::string config;  ///< TOML; what differs is told
+  std::string model;             ///< all that shapes do not tell; another one is refused
+  std::string data;              ///< for people: what is read, and where
+  std::string config;            ///< TOML; what differs is told
+  std::string data_digest = {};  ///< see data_digest.h; another one is told. Empty: not known
+  std::string arithmetic = {};   ///< see arithmetic.h; what differs is told
 };
 
 /// One rank's. Whatever is not const is collective.
@@ -61,6 +64,7 @@ class RunCheckpoints {
   void warn(std::string_view line) const;
   void told(std::optional<std::int64_t> step);
   void check_is_new();
+  void tell_changes(const shard::LoadedCheckpoint& loaded) const;
   TrainPosition take_over(const shard::LoadedCheckpoint& loaded);
 
   comm::ProcessGroup& world_;
@@ -76,7 +80,8 @@ class RunCheckpoints {
 };
 
 /// "train.lr=0.002 (was 0.001)" of each setting that has another value in `now`, and is about what
-/// is computed or how ranks share it, but for their number: both as FlagSet::to_toml() writes them.
+/// is computed or how ranks share it, but for their number and where data lie: both as
+/// FlagSet::to_toml() writes them.
 std::vector<std::string> changed_settings(std::string_view before, std::string_view now);
 
 }  // namespace tessera::tools

@@ -64,7 +64,8 @@ JsonRecord known(std::string_view name, const std::optional<double>& value) {
 
 }  // namespace
 
-RunLog::RunLog(const TrainConfig& config, std::string items, std::string config_toml)
+RunLog::RunLog(const TrainConfig& config, std::string items, std::string config_toml,
+               RunClock clock)
     : num_steps_(config.train.steps),
       every_(config.log.every),
       items_(std::move(items)),
@@ -79,7 +80,8 @@ RunLog::RunLog(const TrainConfig& config, std::string items, std::string config_
                        ? nullptr
                        : std::make_unique<TensorBoardLog>(resolve_user_path(config.log.tensorboard),
                                                           items_)),
-      start_time_(std::chrono::steady_clock::now()) {}
+      clock_(std::move(clock)),
+      start_time_(clock_()) {}
 
 std::vector<RunFile> RunLog::outputs(const TrainConfig& config) {
   const std::string folder = resolve_user_path(config.out);
@@ -134,12 +136,15 @@ void RunLog::begin(std::int64_t start) {
     ::unlink(path(name).c_str());  // of an earlier run
   }
   write_file("config.toml", config_toml_);
-  jsonl_file_.keep_while([start](const nlohmann::json& record) {
+  jsonl_file_.keep_while([this](const nlohmann::json& record) {
     const auto step = record.find("step");
-    return step != record.end() && step->is_number_integer() && step->get<std::int64_t>() <= start;
+    const bool keeps =
+        step != record.end() && step->is_number_integer() && step->get<std::int64_t>() <= start_;
+    if (keeps && record.contains("val_loss")) last_validation_ = step->get<std::int64_t>();
+    return keeps;
   });
   if (tensorboard_) tensorboard_->begin(start + 1);
-  start_time_ = std::chrono::steady_clock::now();
+  start_time_ = clock_();
   has_begun_ = true;
 }
 
@@ -182,7 +187,7 @@ void RunLog::check_output() {
 }
 
 std::string RunLog::time_left(std::int64_t step) const {
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_time_;
+  const std::chrono::duration<double> elapsed = clock_() - start_time_;
   const double left =
       elapsed.count() / static_cast<double>(step - start_) * static_cast<double>(num_steps_ - step);
   return engine::duration_text(left);
@@ -228,9 +233,13 @@ void RunLog::step(const StepRecord& r) {
   say(step_text(r, options), Console::Style::kStrong);
 }
 
-void RunLog::validation(std::int64_t step, double val_loss, const std::string& extra) {
-  say(fmt::format("step {:>5}/{} | val loss {:.4f}{}", step, num_steps_, val_loss, extra),
+void RunLog::validation(std::int64_t step, double val_loss, const std::string& remark,
+                        const JsonRecord& extra) {
+  say(fmt::format("step {:>5}/{} | val loss {:.4f}{}", step, num_steps_, val_loss, remark),
       Console::Style::kStrong);
+  if (step < num_steps_) {
+    jsonl_.write(JsonRecord().add("step", step).add("val_loss", val_loss).add_all(extra).line());
+  }
   if (tensorboard_) tensorboard_->validation(step, val_loss);
 }
 

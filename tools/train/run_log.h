@@ -21,6 +21,7 @@
 #include "tools/io/jsonl.h"
 #include "tools/train/background_writer.h"
 #include "tools/train/console.h"
+#include "tools/train/run_clock.h"
 #include "tools/train/run_files.h"
 #include "tools/train/run_summary.h"
 #include "tools/train/step_record.h"
@@ -33,7 +34,8 @@ class RunLog {
  public:
   /// Makes the output folder and opens the log; what an earlier run left there stays until begin().
   /// Throws IoError naming the path, also when another run is writing to the folder or the log.
-  RunLog(const TrainConfig& config, std::string items, std::string config_toml = "");
+  RunLog(const TrainConfig& config, std::string items, std::string config_toml = "",
+         RunClock clock = std::chrono::steady_clock::now);
 
   /// The files that a run with `config` writes to, by the option that says where.
   static std::vector<RunFile> outputs(const TrainConfig& config);
@@ -66,7 +68,12 @@ class RunLog {
   void step(const StepRecord& record);
   /// No step follows: takes the status line away.
   void end_steps() { console_.status(""); }
-  void validation(std::int64_t step, double val_loss, const std::string& extra);
+  /// A record of its own, but behind the last step: finish() has that one. `remark`: for the
+  /// terminal.
+  void validation(std::int64_t step, double val_loss, const std::string& remark,
+                  const JsonRecord& extra = {});
+  /// Whether the log had the validation behind that step when this run began.
+  bool has_validation(std::int64_t step) const { return last_validation_ == step; }
   /// Of the steps so far: what the plan says of each. See RunSummary::add_plan().
   void add_plan(const std::function<const StepRecord&(std::int64_t step)>& planned) {
     summary_.add_plan(planned);
@@ -103,7 +110,9 @@ class RunLog {
   bool has_begun_ = false;
   bool told_jsonl_ = false, told_console_ = false, told_tensorboard_ = false;
   RunSummary summary_;
-  double peak_items_per_s_ = 0;  // 0: unknown
+  double peak_items_per_s_ = 0;       // 0: unknown
+  std::int64_t last_validation_ = 0;  // of an earlier run; 0: none
+  RunClock clock_;
   std::chrono::steady_clock::time_point start_time_;
 };
 

@@ -24,6 +24,7 @@
 #include "tools/machine/limits.h"
 #include "tools/trace/trace_events.h"
 #include "tools/train/advice.h"
+#include "tools/train/arithmetic.h"
 #include "tools/train/audit.h"
 #include "tools/train/checkpoint_folder.h"
 #include "tools/train/cpu.h"
@@ -43,6 +44,7 @@
 #include "tools/train/run_trace.h"
 #include "tools/train/stop.h"
 #include "tools/train/task_plan.h"
+#include "tools/train/unmet_requests.h"
 #include "tools/train/unused_options.h"
 
 namespace tessera::tools {
@@ -75,7 +77,7 @@ auto told(comm::ProcessGroup& world, F&& fn) {
 // `gemms`, `trace`, `probe`: null if none is asked for. `audits`: of all ranks; empty: the same.
 Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task, RunLog* log,
                   const std::shared_ptr<engine::GemmAlgorithms>& gemms, RunTrace* trace,
-                  RunProbe* probe, Audits& audits, const std::string& config_toml) {
+                  RunProbe* probe, Audits& audits, const RunIdentity& identity) {
   const TrainConfig& config = task.config();
   Audit* audit = nullptr;
   if (!audits.empty()) {
@@ -96,8 +98,7 @@ Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task,
                   probe == nullptr ? nullptr : &probe->probe(world.rank()));
   return told(world, [&]() -> Result {
     rank->load(trainer, log);
-    const TrainPosition start = trainer.open_checkpoints(
-        {.model = task.model_text(), .data = task.data_text(), .config = config_toml});
+    const TrainPosition start = trainer.open_checkpoints(identity);
     if (trace != nullptr) trace->start_behind(start.step, world.rank());
     if (probe != nullptr) probe->start_behind(start.step);
     if (audit != nullptr) audit->start_behind(start.step);
@@ -121,6 +122,9 @@ Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task,
       const auto pause = world.pause_deadline();
       log->begin(start.step);
       if (trace != nullptr) trace->begin();
+      for (const std::string& line : unmet_requests(config, start)) {
+        log->say("note: " + line, Console::Style::kStrong);
+      }
       for (const std::string& line : hook.lines()) log->say(line);
       if (!hook.lines().empty()) log->write_file("comm_hook.txt", hook.table());
     }
@@ -132,6 +136,18 @@ Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task,
             .checkpoint = trainer.saved_step(),
             .end = trainer.end_record().add_all(hook.record())};
   });
+}
+
+// Of a run without checkpoints nobody asks.
+RunIdentity identity_of(const Task& task, const Ranks& ranks, const engine::GemmAlgorithms* gemms,
+                        std::string config_toml) {
+  const CheckpointConfig& c = task.config().checkpoint;
+  if (!c.saves() && !c.resumes()) return {};
+  return {.model = task.model_text(),
+          .data = task.data_text(),
+          .config = std::move(config_toml),
+          .data_digest = task.data_digest(),
+          .arithmetic = arithmetic_text(ranks, gemms)};
 }
 
 // Beside what rank 0 did, for the summary: the plan that was audited, or else one that is made now.
@@ -263,6 +279,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   }
   for (const std::string& line : budget_lines) log.say(line);
   const auto gemms = choose_gemm_algorithms(task, ranks, log);
+  const RunIdentity identity = identity_of(task, ranks, gemms.get(), flags.to_toml());
   Audits audits(config.audit ? static_cast<std::size_t>(ranks.size) : 0);
   Result result;
   signals.emplace();
@@ -271,13 +288,14 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
       const bool is_first = world.rank() == 0;
       pin_rank(config.cpu, world.rank());
       Result mine = train_rank(world, ranks, std::as_const(task), is_first ? &log : nullptr, gemms,
-                               trace.get(), probe.get(), audits, flags.to_toml());
+                               trace.get(), probe.get(), audits, identity);
       if (is_first) result = std::move(mine);
     });
     if (trace != nullptr) trace->close();
     report(log, task, ranks, result, trace.get(), audits);
   } catch (...) {
     if (probe != nullptr) probe->keep();  // what led to an error is worth comparing
+    if (trace != nullptr) trace->keep();
     throw;
   }
   if (probe != nullptr) {  // behind the report, which a full disk must not cost the run

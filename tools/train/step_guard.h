@@ -54,6 +54,8 @@ class StepGuard {
   bool doubts(std::int64_t step, const StepOutcome& outcome) const;
   /// A loss that is believed.
   void learn(double loss);
+  /// The latest of these, oldest first, for whoever goes on with the training.
+  const std::vector<double>& losses() const { return losses_; }
   struct Verdict {
     StepOutcome outcome;
     std::string remark = {};    ///< for the log: what was wrong, and is right now; empty: nothing

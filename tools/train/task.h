@@ -62,8 +62,10 @@ class Task {
   virtual std::string summary() const = 0;
   /// What makes the model what it is, in words: a checkpoint of another one is refused.
   virtual std::string model_text() const = 0;
-  /// What makes the data what they are: a checkpoint tells.
+  /// For people: what the data are, and where.
   virtual std::string data_text() const = 0;
+  /// What makes the data what they are, wherever they lie: see data_digest.h. Reads them.
+  virtual std::string data_digest() const = 0;
   virtual bool samples() const { return false; }
   virtual std::unique_ptr<TaskRank> rank() const = 0;
   /// The last line for the terminal; empty: none. `checkpoint`: of which step the run's last

@@ -14,6 +14,7 @@
 #include "engine/error.h"
 #include "engine/io/text.h"
 #include "ops/cross_entropy.h"
+#include "tools/data/data_digest.h"
 #include "tools/data/fashion_mnist.h"
 #include "tools/data/permutation.h"
 #include "tools/data/text_data.h"
@@ -205,6 +206,7 @@ class MlpTask : public Task {
     return fmt::format("{} images of {} x {} from {}", data_.train.num_images, data_.train.height,
                        data_.train.width, path_);
   }
+  std::string data_digest() const override { return digest_of(data_); }
   std::unique_ptr<TaskRank> rank() const override {
     return std::make_unique<MlpRank>(config_, data_);
   }

@@ -102,7 +102,8 @@ TrainPosition Trainer::behind(std::int64_t steps) const {
   const StepConfig& c = config_.train;
   return {.step = steps,
           .sample = start_.sample + (steps - start_.step) * c.accum * world_.size() * c.batch,
-          .num_skips = num_skips_};
+          .num_skips = num_skips_,
+          .losses = guard_ ? guard_->losses() : std::vector<double>()};
 }
 
 TrainPosition Trainer::open_checkpoints(RunIdentity identity) {
@@ -113,13 +114,15 @@ TrainPosition Trainer::open_checkpoints(RunIdentity identity) {
   start_ = checkpoints_->resume();
   num_steps_ = start_.step;
   num_skips_ = start_.num_skips;
+  if (guard_) {
+    for (const double loss : start_.losses) guard_->learn(loss);
+  }
   return start_;
 }
 
 // What this rank knows; see stop.h.
 int Trainer::why_to_stop() const {
-  const std::chrono::duration<double, std::ratio<60>> elapsed =
-      std::chrono::steady_clock::now() - begin_;
+  const std::chrono::duration<double, std::ratio<60>> elapsed = clock_() - begin_;
   const double most = config_.train.max_minutes;
   if (stop_requested() == 0 && most > 0 && elapsed.count() >= most) return kTimeIsUp;
   return stop_requested();
@@ -130,6 +133,19 @@ std::int64_t Trainer::num_steps_to_run() const {
   const std::int64_t steps = config_.train.steps;
   const bool ends_early = probe_ != nullptr && probe_->options().target.has_value();
   return ends_early ? std::min(probe_->options().last_step, steps) : steps;
+}
+
+bool Trainer::is_validation_due(std::int64_t step) const {
+  return config_.log.val_every > 0 && step % config_.log.val_every == 0;
+}
+
+// Whether a run was stopped where it would have validated, behind the step that this one goes on
+// from.
+bool Trainer::owes_validation() {
+  const std::int64_t step = start_.step;
+  if (step == 0 || step >= num_steps_to_run() || !is_validation_due(step)) return false;
+  const bool is_logged = log_ != nullptr && log_->has_validation(step);
+  return gather({is_logged ? 1.0f : 0.0f}).front() == 0;
 }
 
 void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
@@ -150,7 +166,8 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
   // every step holds what the plan says.
   std::optional<Launched> last;
   bool is_pending = false;
-  begin_ = std::chrono::steady_clock::now();
+  if (owes_validation()) validate_after(start_.step, validate);
+  begin_ = clock_();
   for (std::int64_t step = start_.step; step < num_steps && stopped_by_ == 0; ++step) {
     if (!is_pending) last_end_ = nullptr;
     Launched launched = launch(step, loss);
@@ -160,8 +177,7 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
     if (checkpoints_) checkpoints_->poll();
     const bool is_last = step + 1 == num_steps;
     const bool saves = checkpoints_ && checkpoints_->is_due(step + 1);
-    const bool validates =
-        !is_last && config_.log.val_every > 0 && (step + 1) % config_.log.val_every == 0;
+    const bool validates = !is_last && is_validation_due(step + 1);
     if (is_late && !validates && !saves && !is_last) continue;
     finish(*last, items);
     is_pending = false;
@@ -191,7 +207,7 @@ void Trainer::validate_after(std::int64_t step, const Validate& validate) {
   engine::require(std::isfinite(v.loss),
                   "[train] expected a finite validation loss, got {} (after step {})", v.loss,
                   step);
-  if (log_ != nullptr) log_->validation(step, v.loss, v.remark);
+  if (log_ != nullptr) log_->validation(step, v.loss, v.remark, v.record);
   validation_ = std::move(v);
 }
 

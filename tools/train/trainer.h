@@ -64,7 +64,7 @@ class Trainer {
     double loss;               ///< mean
     std::string remark;        ///< for the terminal, after the loss
     std::string summary = "";  ///< a line for the end of the run; empty: none
-    JsonRecord record = {};    ///< for the last record of the log
+    JsonRecord record = {};    ///< for the log
   };
   /// Null: none. Collective.
   using Validate = std::function<Validation()>;
@@ -79,6 +79,8 @@ class Trainer {
   /// Of a step that becomes a graph: (1) i64 on the GPU, see Pass::samples_before. Otherwise
   /// undefined.
   engine::Tensor samples_before() const;
+  /// What train.max_minutes is measured with; otherwise the steady clock.
+  void read_time_from(RunClock clock) { clock_ = std::move(clock); }
   /// Told of each step, in order.
   void on_step(std::function<void(const StepRecord&)> fn) { on_step_ = std::move(fn); }
   /// On a meta device (engine/meta.h): makes `num_steps` steps, of which nothing is read, and
@@ -141,6 +143,8 @@ class Trainer {
   };
   std::int64_t first_sample(std::int64_t batch) const;
   std::int64_t num_steps_to_run() const;
+  bool is_validation_due(std::int64_t step) const;
+  bool owes_validation();
   TrainPosition behind(std::int64_t steps) const;
   int why_to_stop() const;
   bool uses_host_memory() const {
@@ -192,9 +196,10 @@ class Trainer {
   std::optional<StepGuard> guard_;
   std::optional<std::int64_t> repeated_;  // the step that plan() makes again
   TrainPosition start_;
-  StepClock::Time last_end_;                     // of the step before, if the next follows at once
-  std::int64_t num_steps_ = 0;                   // that are done, those before start_ too
-  std::int64_t num_skips_ = 0;                   // in a row
+  StepClock::Time last_end_;    // of the step before, if the next follows at once
+  std::int64_t num_steps_ = 0;  // that are done, those before start_ too
+  std::int64_t num_skips_ = 0;  // in a row
+  RunClock clock_ = std::chrono::steady_clock::now;
   std::chrono::steady_clock::time_point begin_;  // of run()
   int stopped_by_ = 0;
 };

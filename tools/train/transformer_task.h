@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "tools/data/data_digest.h"
 #include "tools/data/text_data.h"
 #include "tools/models/gpt.h"
 #include "tools/train/task.h"
@@ -22,6 +23,7 @@ class TransformerTask : public Task {
   std::string summary() const override;
   std::string model_text() const override;
   std::string data_text() const override;
+  std::string data_digest() const override { return digest_of(data_->file()); }
   bool samples() const override { return config_.sample_tokens > 0; }
   std::unique_ptr<TaskRank> rank() const override;
   std::string closing_line(std::optional<std::int64_t> checkpoint) const override;

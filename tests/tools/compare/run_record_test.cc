@@ -49,6 +49,16 @@ TEST(RunRecord, IsWhatTheLogTellsAndNothingElse) {
   EXPECT_EQ(run.params_sha256 + run.device + run.cpu + run.stopped_by, "abcpu");
 }
 
+TEST(RunRecord, ValidationsAreNoSteps) {
+  const TempFolder folder;
+  const std::size_t second = kSteps.find('\n') + 1;
+  const RunRecord run = read_run_record(
+      folder.write("log.jsonl", kSteps.substr(0, second) + "{\"step\":1,\"val_loss\":2.25}\n" +
+                                    kSteps.substr(second) + kEnd));
+  EXPECT_EQ(run.loss.size(), 2u);
+  EXPECT_EQ(run.metrics.at("step_ms"), (std::vector<double>{10, 12}));
+}
+
 TEST(RunRecord, HasThePlanIfThereIsOne) {
   const TempFolder folder;
   const RunRecord run = read_run_record(folder.write(

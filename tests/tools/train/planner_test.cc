@@ -512,6 +512,30 @@ TEST(Audit, LeavesOutStepsBehindAValidation) {
   EXPECT_EQ(audit.lines().back(), "3 steps are as planned");
 }
 
+// Also where it follows a step behind which an uninterrupted run validates.
+TEST(Audit, TheFirstStepOfAResumedRunIsCompared) {
+  const TrainPlan plan = plan_of(base(2));
+  for (const std::int64_t start : {0, 1, 4, 6}) {
+    Audit audit(plan, {.num_ranks = 2}, /*val_every=*/2);
+    audit.start_behind(start);
+    StepRecord step = plan.steps[0];
+    step.step = start + 1;
+    audit.add(step);
+    EXPECT_EQ(audit.lines().back(), "1 step is as planned") << start;
+    Audit wrong(plan, {.num_ranks = 2}, /*val_every=*/2);
+    wrong.start_behind(start);
+    step.traffic.bytes_sent += 4;
+    wrong.add(step);
+    EXPECT_EQ(wrong.lines().back(), "step " + std::to_string(start + 1) + " is not as planned");
+    // The one after the next validation is left out, whatever it does.
+    Audit next(plan, {.num_ranks = 2}, /*val_every=*/2);
+    next.start_behind(start);
+    step.step = start % 2 == 0 ? start + 3 : start + 2;
+    next.add(step);
+    EXPECT_EQ(next.lines().back(), "no step was compared with the plan") << start;
+  }
+}
+
 // 4 blocks, 17 tokens, 3 heads, width 39, 307 words. The most is there as backward passes the last
 // norm: of each block two norms, the products that attention and GELU take, what those give, and
 // two sums with the residual (dropout is drawn again and the products before sums are gone); of the

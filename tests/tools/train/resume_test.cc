@@ -135,6 +135,55 @@ TEST_F(Resume, MoreStepsAreTrainedFromTheEnd) {
   EXPECT_EQ(results_of("run"), first);
 }
 
+TEST_F(Resume, WhatCannotBeDoneAnyMoreIsAnErrorOrSaid) {
+  const Flags constant = {{"train.schedule", "constant"}, {"train.warmup", "0"}};
+  const auto said = [&](Flags more, int exit_code) {
+    more.insert(constant.begin(), constant.end());
+    const Outcome outcome = run(more);
+    EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err;
+    return outcome.out + outcome.err;
+  };
+  EXPECT_EQ(said(saving({{"train.steps", "5"}}), 0).find("note: "), std::string::npos);
+  const std::string log = folder_.read("run/log.jsonl");
+  EXPECT_TRUE(has(said(saving({{"train.steps", "4"}}), 1),
+                  {"error: ",
+                   "[checkpoint] expected train.steps of at least the 5 that are done, "
+                   "got 4 (",
+                   "/step_5)"}));
+  EXPECT_EQ(folder_.read("run/log.jsonl"), log);
+  EXPECT_TRUE(has(said(saving({{"train.steps", "5"}, {"audit", "true"}}), 0),
+                  {"note: no step is left to train: train.steps=5, and as many are done\n",
+                   "\nno step was compared with the plan\n"}));
+  EXPECT_TRUE(has(said({{"train.steps", "6"}, {"resume", "auto"}}, 0),
+                  {"resumed behind step 5 ",
+                   "note: this run saves nothing that the next "
+                   "--resume=auto could go on from"}));
+}
+
+// The run before has validated behind its last step, which is not the last one of this run.
+TEST_F(Resume, TheStepBehindAValidationThatWasOwedIsAudited) {
+  for (const char* strategy : {"zero3", "zero2", "ddp", "shard_grad_op", "hsdp"}) {
+    fs::remove_all(folder_ / "run");
+    const auto flags = [&](const char* steps) {
+      return saving({{"train.schedule", "constant"},
+                     {"parallel.strategy", strategy},
+                     {"log.val_every", "2"},
+                     {"train.steps", steps}});
+    };
+    EXPECT_EQ(run(flags("4")).exit_code, 0);
+    EXPECT_EQ(log_of("run").size(), 6u);
+    Flags audited = flags("8");
+    audited["audit"] = "true";
+    const Outcome outcome = run(audited);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err << strategy;
+    // Steps 5, 6 and 8: step 7 follows a validation.
+    EXPECT_TRUE(has(outcome.out, {"3 steps are as planned"})) << strategy;
+    std::vector<json> validated = log_of("run");
+    std::erase_if(validated, [](const json& record) { return !record.contains("val_loss"); });
+    EXPECT_EQ(validated.size(), 3u) << "behind steps 2, 4 and 6";
+  }
+}
+
 TEST_F(Resume, TheSummaryIsOfTheStepsThatThisProcessMade) {
   EXPECT_EQ(run(saving({{"train.schedule", "constant"}, {"train.steps", "4"}})).exit_code, 0);
   const Outcome next = run(saving({{"train.schedule", "constant"}, {"train.steps", "8"}}));

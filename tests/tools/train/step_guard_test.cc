@@ -16,13 +16,11 @@
 
 #include "comm/threads.h"
 #include "engine/error.h"
-#include "engine/philox.h"
 #include "shard/fsdp.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/train/mlp_run.h"
 #include "tools/models/mlp.h"
-#include "tools/train/ranks.h"
-#include "tools/train/trainer.h"
 
 namespace tessera::tools {
 namespace {
@@ -148,72 +146,20 @@ TEST(StepGuard, ChecksumsAreOfFrozenParametersToo) {
   });
 }
 
-/// Losses of a training in which `fault` changes a loss: (step from 0, rank, how often it was
-/// made).
-using Fault = std::function<float(std::int64_t step, int rank, int attempt, float loss)>;
-/// What is done to a model between forward and backward.
-using Damage = std::function<void(std::int64_t step, int rank, int attempt, Mlp& mlp)>;
+using Fault = decltype(testing::MlpTraining::fault);
+using Damage = decltype(testing::MlpTraining::damage);
 
-struct Trained {
-  std::string sha, error, out;
-  std::vector<StepRecord> steps;
-  TrainPosition resumed;
-};
+using Trained = testing::MlpTrained;
 
-Trained train(const TempFolder& folder, StepConfig step, const Fault& fault, bool resume = false,
-              const std::string& strategy = "zero3", const Damage& damage = {}) {
-  TrainConfig config;
-  config.device = DeviceChoice::kCpu;
-  config.parallel.ranks = 2;
-  config.parallel.strategy = strategy;
-  config.out = folder.path();
-  config.log.every = 0;
-  config.train = step;
-  config.train.batch = 2;
-  config.train.accum = 2;
-  config.train.lr = 1e-2;
-  config.checkpoint.every = 100;
-  if (resume) config.checkpoint.resume = "auto";
-  Trained run;
-  RunLog log(config, "samples");
-  try {
-    Ranks::choose(config).run(config, [&](comm::ProcessGroup& world) {
-      Mlp mlp({.inputs = 6, .hidden = 8, .layers = 2, .classes = 3});
-      Trainer trainer(world, engine::Stream::inline_cpu("compute"), config, mlp.blocks(),
-                      mlp.root(), world.rank() == 0 ? &log : nullptr);
-      const TrainPosition start = trainer.open_checkpoints({"mlp", "data", ""});
-      if (world.rank() == 0) {
-        run.resumed = start;
-        trainer.on_step([&](const StepRecord& record) { run.steps.push_back(record); });
-      }
-      const auto fill = [](std::int64_t first, const Batch& host) {
-        const engine::RandomStream random{3, static_cast<std::uint64_t>(first)};
-        for (std::int64_t i = 0; i < 12; ++i) {
-          host[0].data<float>()[i] = random.normal(static_cast<std::uint64_t>(i));
-        }
-        host[1].data<std::int32_t>()[0] = static_cast<std::int32_t>(first % 3);
-        host[1].data<std::int32_t>()[1] = static_cast<std::int32_t>((first + 1) % 3);
-      };
-      std::map<std::int64_t, int> attempts;  // of each micro-batch
-      const auto loss = [&](std::int64_t first, const Batch& batch) {
-        const engine::Tensor value = mlp.loss(trainer.tape(), batch, {});
-        const std::int64_t step_number = first / 8;
-        float& x = *value.data<float>();
-        const int attempt = attempts[first]++;
-        x = fault(step_number, world.rank(), attempt, x);
-        if (damage) damage(step_number, world.rank(), attempt, mlp);
-        return value;
-      };
-      trainer.run({{{"x", {2, 6}, engine::DType::kF32}, {"y", {2}, engine::DType::kI32}}, fill},
-                  loss, nullptr, 1);
-      const std::string sha = trainer.params_sha256();
-      if (world.rank() == 0) run.sha = sha;
-    });
-  } catch (const engine::Error& e) {
-    run.error = e.what();
-  }
-  log.flush();
-  return run;
+Trained train(const TempFolder& folder, const StepConfig& step, const Fault& fault,
+              bool resume = false, const std::string& strategy = "zero3",
+              const Damage& damage = {}) {
+  return testing::train_mlp(
+      folder, {.step = step,
+               .change = [&](TrainConfig& config) { config.parallel.strategy = strategy; },
+               .resumes = resume,
+               .fault = fault,
+               .damage = damage});
 }
 
 float healthy(std::int64_t, int, int, float loss) { return loss; }
@@ -256,6 +202,32 @@ TEST(StepGuard, WhatIsWrongAgainEndsTheTrainingWithTheStateBeforeIt) {
   const Trained next = train(broken, guarded, healthy, /*resume=*/true);
   EXPECT_EQ(next.resumed.step, 11);
   EXPECT_EQ(next.sha, expected.sha);
+}
+
+// Weights that are not a number from forward to backward: the loss is finite, and the gradient of
+// the layer before them is not.
+TEST(StepGuard, AGradientThatIsNotFiniteOnceIsMadeAgainWhereNoUpdateMayBeSkipped) {
+  const TempFolder a, b, c;
+  const StepConfig guarded{.steps = 5, .spike_factor = 4};
+  ASSERT_EQ(guarded.max_skips, 0);
+  const Trained expected = train(a, guarded, healthy);
+  EXPECT_EQ(expected.error, "");
+  const auto poison = [](int last_attempt) {
+    return [last_attempt](std::int64_t step, int rank, int attempt, Mlp& mlp) {
+      if (step != 2 || rank != 1 || attempt > last_attempt) return;
+      const engine::Parameter& weight = *mlp.blocks().at(1)->parameters.front();
+      *weight.value.data<float>() = std::numeric_limits<float>::quiet_NaN();
+    };
+  };
+  const Trained once = train(b, guarded, healthy, false, "shard_grad_op", poison(0));
+  EXPECT_EQ(once.error, "");
+  EXPECT_EQ(once.sha, expected.sha);
+  EXPECT_TRUE(has(once.steps.at(2).replayed, {"it came to another ", "a transient fault"}));
+  // Each time: told with what is not finite.
+  const Trained always = train(c, guarded, healthy, false, "shard_grad_op", poison(9));
+  EXPECT_TRUE(has(always.error, {"the gradient is not finite (", "made again from the same state",
+                                 "(step 3; the state before it is in "}))
+      << always.error;
 }
 
 // A bit of weights that lie on rank 1 for the passes of a step flips between forward and backward.
