@@ -168,7 +168,7 @@ TEST(CheckpointLoad, AnErrorIsALineAndIndentedOnes) {
 
 // More elements than share a checksum, or are converted at a time.
 TEST(CheckpointLoad, LargeTensorsComeBackWhateverTheirDtype) {
-  constexpr std::int64_t kNumel = kChunkNumel + 100;
+  constexpr std::int64_t kNumel = 2 * kChunkNumel + 300;  // of each of two ranks more than a chunk
   const auto value = [](std::int64_t i) { return static_cast<float>(i % 251 - 125); };
   const TempFolder folder;
   for (const bool trainable : {true, false}) {
