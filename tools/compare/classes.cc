@@ -38,6 +38,7 @@ bool keeps_bits(const std::string& key) {
       "plan",
       "audit",
       "memory_budget",
+      "memory_check",
   };
   return keys.contains(key) || key.starts_with("log.") || key.starts_with("rates.") ||
          key.starts_with("sample.");

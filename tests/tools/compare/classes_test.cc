@@ -80,11 +80,11 @@ TEST_F(CompareClasses, EveryOptionHasAnEffectOfItsOwn) {
       "train.accum_comm",
   };
   const Names training = {
-      "data.order",      "data.path",   "data.val_fraction", "init.from",          "model.dim",
-      "model.dropout",   "model.heads", "model.layers",      "model.preset",       "model.seq",
-      "model.vocab",     "train.batch", "train.beta1",       "train.beta2",        "train.eps",
-      "train.grad_clip", "train.lr",    "train.momentum",    "train.optimizer",    "train.schedule",
-      "train.seed",      "train.steps", "train.warmup",      "train.weight_decay",
+      "data.format",    "data.order",      "data.path",   "data.val_fraction", "init.from",
+      "model.dim",      "model.dropout",   "model.heads", "model.layers",      "model.preset",
+      "model.seq",      "model.vocab",     "train.batch", "train.beta1",       "train.beta2",
+      "train.eps",      "train.grad_clip", "train.lr",    "train.momentum",    "train.optimizer",
+      "train.schedule", "train.seed",      "train.steps", "train.warmup",      "train.weight_decay",
   };
   const Names none = {
       "audit",
@@ -101,6 +101,7 @@ TEST_F(CompareClasses, EveryOptionHasAnEffectOfItsOwn) {
       "log.trace_steps",
       "log.val_every",
       "memory_budget",
+      "memory_check",
       "offload.gradients",
       "offload.optimizer",
       "offload.parameters",
