@@ -299,7 +299,6 @@ TEST_F(Browser, DrawsTheFiguresOfTheJsonWithoutAnError) {
   EXPECT_EQ(attribute(page, "hidden"), "");
   EXPECT_EQ(attribute(page, "images"), "0") << "a name became an element";
   EXPECT_EQ(attribute(page, "overflows"), "false");
-  EXPECT_EQ(attribute(page, "scrolls"), "0");
   EXPECT_EQ(attribute(page, "dark"), "false");
   EXPECT_EQ(marks(page, "memory", "parameters"), of_rows(data, peak("parameter_shard")));
   EXPECT_EQ(marks(page, "memory", "gathered parameters"),
