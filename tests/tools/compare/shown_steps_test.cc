@@ -139,7 +139,9 @@ TEST_F(ShownSteps, WhatIsOffloadedHasItsArithmeticOnTheHost) {
 // The figures beside the chart of memory are those that it draws.
 TEST_F(ShownSteps, TheArithmeticAddsUpToWhatIsDrawn) {
   const Request r = request({"--strategies=ddp,zero2,zero3", "--sweep=precision.param=f32,bf16"});
-  for (const ordered_json& step : shown(r).at("steps")) {
+  const ordered_json steps = shown(r);
+  ASSERT_EQ(steps.at("steps").size(), 7u);
+  for (const ordered_json& step : steps.at("steps")) {
     std::map<std::string, std::int64_t> sums;
     for (const ordered_json& term : step.at("terms")) {
       sums[term.at("category")] += term.at("bytes").get<std::int64_t>();
