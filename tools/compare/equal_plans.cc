@@ -76,7 +76,7 @@ std::string text_of_steps(const TrainPlan& plan) {
   }
   for (const PlannedCollective& c : plan.collectives) {
     text += fmt::format("\n{} {} {} {} {} {}", c.name, c.label, c.bytes_sent,
-                        fmt::join(c.ranks, ","), c.end_ms, c.exposed_ms);
+                        fmt::join(plan.groups[c.group], ","), c.end_ms, c.exposed_ms);
   }
   add_terms(text, plan.memory);
   add_terms(text, plan.host_memory);
