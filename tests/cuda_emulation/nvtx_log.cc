@@ -1,5 +1,5 @@
 // A profiler as NVTX finds it, by NVTX_INJECTION64_PATH: writes the ranges of each thread into the
-// file that TESSERA_NVTX_LOG names, a line each: "THREAD > text" and "THREAD <".
+// file that NVTX_LOG names, a line each: "THREAD > text" and "THREAD <".
 #include <nvtx3/nvToolsExt.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@ namespace {
 
 void write_line(const char* mark, const char* text) {
   static std::mutex mutex;
-  static std::FILE* const kFile = std::fopen(std::getenv("TESSERA_NVTX_LOG"), "w");
+  static std::FILE* const kFile = std::fopen(std::getenv("NVTX_LOG"), "w");
   const std::lock_guard lock(mutex);
   std::fprintf(kFile, "%ld %s%s\n", ::syscall(SYS_gettid), mark, text);
   std::fflush(kFile);

@@ -19,7 +19,7 @@ TEST(Nvtx, RangesCarryUnitsAndPhases) {
   const testing::Outcome outcome = testing::run_program(
       "tests/cuda_emulation/toy_steps", {"zero3"},
       {{"NVTX_INJECTION64_PATH", std::filesystem::absolute("tests/cuda_emulation/nvtx_log.so")},
-       {"TESSERA_NVTX_LOG", folder / "ranges"}});
+       {"NVTX_LOG", folder / "ranges"}});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
 
   std::map<std::string, std::vector<std::string>> open;  // by thread

@@ -158,12 +158,12 @@ TEST_F(CudaEmulation, ThreadsThatRunAtOnceHaveWaitsOfTheirOwn) {
 class CudaEmulationProgramDeathTest : public CudaEmulationDeathTest {
  protected:
   void TearDown() override {
-    unsetenv("TESSERA_CUDA_EMULATION");
+    unsetenv("CUDA_EMULATION");
     CudaEmulationDeathTest::TearDown();
   }
   /// The process of the EXPECT_EXIT that follows starts with this.
   static void ask(const std::string& text) {
-    setenv("TESSERA_CUDA_EMULATION", text.c_str(), /*overwrite=*/1);
+    setenv("CUDA_EMULATION", text.c_str(), /*overwrite=*/1);
   }
 };
 

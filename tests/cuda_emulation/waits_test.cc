@@ -24,7 +24,7 @@ testing::Outcome train(const std::string& strategy, const std::vector<std::strin
   std::vector<std::string> arguments = {strategy};
   arguments.insert(arguments.end(), removed.begin(), removed.end());
   std::map<std::string, std::string> environment;
-  if (!waits.empty()) environment["TESSERA_CUDA_EMULATION"] = "waits=" + waits;
+  if (!waits.empty()) environment["CUDA_EMULATION"] = "waits=" + waits;
   return testing::run_program(kProgram, arguments, environment);
 }
 

@@ -46,7 +46,7 @@ std::set<std::string> names_in(const std::string& folder) {
 }
 
 void kill_at_every_call(bool async) {
-  ::setenv("TESSERA_NO_FLUSH", "1", 1);
+  ::setenv("TEST_NO_FLUSH", "1", 1);
   const TempFolder start;
   train_saving(crash_run(start / "c", 1, async));
   CheckpointRun whole = crash_run(start / "none", 4, async);
@@ -61,7 +61,7 @@ void kill_at_every_call(bool async) {
                       "kill"};
     const std::vector<std::string> arguments = {folder / "c", async ? "async" : "sync"};
     const Outcome outcome = testing::run_program("tests/shard/checkpoint_saves", arguments,
-                                                 {{"TESSERA_FAULT", fault.text()}});
+                                                 {{"TEST_FAULT", fault.text()}});
     ended = outcome.exit_code == 0;
     ASSERT_TRUE(ended || outcome.exit_code == -1) << outcome.out << outcome.err;
     CheckpointRun next = crash_run(folder / "c", 4, async);

@@ -41,7 +41,7 @@ using Steps = std::vector<std::int64_t>;
 using Names = std::set<std::string>;
 
 CheckpointRun run_in(const std::string& folder, int steps, bool async = false) {
-  ::setenv("TESSERA_NO_FLUSH", "1", 1);
+  ::setenv("TEST_NO_FLUSH", "1", 1);
   CheckpointRun run{.training = {.steps = steps, .blocks = 1, .numel = 40, .adamw = true},
                     .checkpoints = {.folder = folder, .keep = 0, .async = async}};
   run.training.options.placement = Placement::preset("zero3");

@@ -50,7 +50,7 @@ constexpr auto kPatient = std::chrono::hours(1);  // waiting for it fails the te
 constexpr std::int64_t kNone = std::int64_t{1} << 60;
 
 CheckpointRun run_in(const std::string& folder, bool async) {
-  ::setenv("TESSERA_NO_FLUSH", "1", 1);
+  ::setenv("TEST_NO_FLUSH", "1", 1);
   CheckpointRun run{
       .training = {.ranks = kRanks, .steps = 2, .blocks = 1, .numel = 40, .adamw = true},
       .checkpoints = {.folder = folder, .keep = 1, .async = async},

@@ -76,7 +76,7 @@ struct Wanted {
 };
 
 Wanted wanted() {
-  const char* const fault = ::getenv("TESSERA_FAULT");
+  const char* const fault = ::getenv("TEST_FAULT");
   std::string_view text = fault == nullptr ? "" : fault;
   Wanted w{.calls = take(text), .part = take(text), .at = 0, .action = {}};
   w.at = std::atoi(std::string(take(text)).c_str());
@@ -86,7 +86,7 @@ Wanted wanted() {
 
 /// Whether this call fails; errno says how. `to`: the other path, if there are two.
 bool fails(std::string_view call, std::string_view path, const char* to = nullptr) {
-  if (::getenv("TESSERA_FAULT") == nullptr) return false;
+  if (::getenv("TEST_FAULT") == nullptr) return false;
   const int before = errno;
   const Wanted w = wanted();
   const int at = w.at;
@@ -113,7 +113,7 @@ bool fails(std::string_view call, std::string_view path, const char* to = nullpt
 
 /// The same of an open file. Without a fault it needs no memory.
 bool fails(std::string_view call, int fd) {
-  return ::getenv("TESSERA_FAULT") != nullptr && fails(call, path_of(fd));
+  return ::getenv("TEST_FAULT") != nullptr && fails(call, path_of(fd));
 }
 
 }  // namespace
@@ -160,7 +160,7 @@ int open(const char* path, int flags, ...) {
 int fsync(int fd) {
   if (fails("fsync", fd)) return -1;
   // Tests that end the process, not the machine, need not wait for the disk.
-  return ::getenv("TESSERA_NO_FLUSH") != nullptr ? 0 : real<int(int)>("fsync")(fd);
+  return ::getenv("TEST_NO_FLUSH") != nullptr ? 0 : real<int(int)>("fsync")(fd);
 }
 
 int flock(int fd, int operation) noexcept {
@@ -169,7 +169,7 @@ int flock(int fd, int operation) noexcept {
 
 ssize_t write(int fd, const void* bytes, size_t n) {
   auto* const write_it = real<ssize_t(int, const void*, size_t)>("write");
-  if (::getenv("TESSERA_FAULT") == nullptr) return write_it(fd, bytes, n);
+  if (::getenv("TEST_FAULT") == nullptr) return write_it(fd, bytes, n);
   const std::string path = path_of(fd);
   const Wanted w = wanted();
   if (w.is("bytes", path)) {

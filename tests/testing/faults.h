@@ -37,7 +37,7 @@ inline std::string below(const TempFolder& folder, const std::string& name) {
 /// The environment of a program that has the fault.
 inline std::map<std::string, std::string> with_fault(const Fault& fault) {
   return {{"LD_PRELOAD", std::filesystem::absolute("tests/testing/libfaults.so").string()},
-          {"TESSERA_FAULT", fault.text()}};
+          {"TEST_FAULT", fault.text()}};
 }
 
 /// The fault in this process; needs :faults.
@@ -45,9 +45,9 @@ class FaultHere {
  public:
   explicit FaultHere(const Fault& fault) {
     tessera_reset_faults();
-    ::setenv("TESSERA_FAULT", fault.text().c_str(), 1);
+    ::setenv("TEST_FAULT", fault.text().c_str(), 1);
   }
-  ~FaultHere() { ::unsetenv("TESSERA_FAULT"); }
+  ~FaultHere() { ::unsetenv("TEST_FAULT"); }
   FaultHere(const FaultHere&) = delete;
   FaultHere& operator=(const FaultHere&) = delete;
 };

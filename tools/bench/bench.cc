@@ -9,7 +9,8 @@ void run(int argc, char** argv) {
   FlagSet flags("bench", "Times Tessera beside OpenBLAS, memcpy and PyTorch on this machine.");
   run_bench(
       argc, argv, flags, {},
-      {{"gemm", bench_gemm, {"samples"}},
+      {{"rates", bench_rates},
+       {"gemm", bench_gemm, {"samples"}},
        {"collectives", bench_collectives, {"samples"}},
        {"flight", bench_flight, {"samples"}},
        {"replicas", bench_replicas, {"samples"}},

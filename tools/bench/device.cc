@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/copy.h"
@@ -15,6 +16,7 @@
 #include "engine/gemm/gemm_cuda.h"
 #include "engine/parameter.h"
 #include "tools/bench/gpu_rates.h"
+#include "tools/bench/machine_rates.h"
 
 namespace tessera::tools {
 
@@ -48,6 +50,14 @@ Ceilings measure_ceilings(std::int64_t side, std::int64_t num_samples, BenchRepo
   report.row({"y += x, f32", rates.add_gb_per_s, "-"});
   report.row({"product f32", "-", rates.f32_gflop_per_s * 1e-3});
   report.row({"product bf16", "-", rates.bf16_gflop_per_s * 1e-3});
+  for (const auto& [dtype, gflop_per_s] :
+       {std::pair{"f32", rates.f32_gflop_per_s}, std::pair{"bf16", rates.bf16_gflop_per_s}}) {
+    report.note(fmt::format("plan --device=cuda --precision.param={} {}", dtype,
+                            rates_flags({.flops_per_s = gflop_per_s * 1e9,
+                                         .bytes_per_s = rates.copy_gb_per_s * 1e9,
+                                         .link_bytes_per_s = 0,
+                                         .link_latency_s = 0})));
+  }
   return {.gb_per_s = std::max(rates.copy_gb_per_s, rates.add_gb_per_s),
           .f32_gflop_per_s = rates.f32_gflop_per_s,
           .bf16_gflop_per_s = rates.bf16_gflop_per_s};

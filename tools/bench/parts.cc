@@ -7,11 +7,11 @@
 #include <set>
 #include <span>
 #include <string>
-#include <thread>
 
 #include "engine/error.h"
 #include "tools/bench/parts.h"
 #include "tools/machine/cpu_model.h"
+#include "tools/machine/limits.h"
 #include "tools/train/run_files.h"
 
 namespace tessera::tools {
@@ -53,9 +53,11 @@ void check_used(const FlagSet& flags, const std::vector<BenchPart>& parts,
 void report_machine(BenchReport& report) {
   double load = 0;
   getloadavg(&load, 1);
-  report.begin_table("machine", "Machine. load: runnable threads before the benchmark",
-                     {"cpu", "threads", "load"});
-  report.row({cpu_model(), std::thread::hardware_concurrency(), Cell(load, 2)});
+  report.begin_table(
+      "machine",
+      "Machine. cores: that this process may use; load: runnable threads before the benchmark",
+      {"cpu", "cores", "load"});
+  report.row({cpu_model(), read_limits().usable_cores(), Cell(load, 2)});
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 namespace tessera::tools {
 
 struct BenchConfig {
-  std::string parts = "gemm,collectives,replicas,host,ops,steps";
+  std::string parts = "rates,gemm,collectives,replicas,host,ops,steps";
   std::string rows;           ///< substring of the names of rows to run
   std::int64_t samples = 11;  ///< of gemm, collectives, ops
   std::int64_t rounds = 3;    ///< of steps: each runs ours, then PyTorch
@@ -40,6 +40,8 @@ struct BenchPart {
 void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
                const std::vector<BenchPart>& parts);
 
+/// The rates of this machine that plans take.
+void bench_rates(const BenchConfig& config, BenchReport& report);
 /// Our matrix product beside OpenBLAS's, one thread.
 void bench_gemm(const BenchConfig& config, BenchReport& report);
 /// Collectives of thread ranks beside memcpy by as many threads.

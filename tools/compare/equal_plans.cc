@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "tools/compare/named.h"
+#include "tools/train/memory_check.h"
 #include "tools/train/ranks.h"
 #include "tools/train/task_plan.h"
+#include "tools/train/transformer_memory.h"
 #include "tools/train/transformer_plan.h"
 
 namespace tessera::tools {
@@ -53,13 +55,17 @@ void add_terms(std::string& text, const std::vector<PlannedMemory>& memory) {
   }
 }
 
+// Throws what else a training would refuse before its first step.
 TrainPlan plan_of(const Configuration& c) {
   const TransformerConfig& config = c.config;
   Gpt model(c.model);
-  const PlanTarget target = plan_target(Ranks::choose(config), config);
-  if (config.memory_limit_nbytes() == 0) return plan_transformer(config, config, model, target);
-  const BudgetPlan fitted = fit_transformer(config, model, target);
-  return plan_transformer(config, fitted.config, model, target);
+  const Ranks ranks = Ranks::choose(config);
+  const PlanTarget target = plan_target(ranks, config);
+  TrainConfig chosen = static_cast<const TrainConfig&>(config);
+  if (config.memory_limit_nbytes() > 0) chosen = fit_transformer(config, model, target).config;
+  TrainPlan plan = plan_transformer(config, chosen, model, target);
+  static_cast<void>(check_shortage(transformer_shortage(config, chosen, model, ranks), chosen));
+  return plan;
 }
 
 }  // namespace

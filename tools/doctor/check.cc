@@ -37,8 +37,8 @@ std::string summary_of(const Checks& checks) {
   const auto count = [&](Verdict verdict) {
     return std::ranges::count(checks, verdict, &Check::verdict);
   };
-  return fmt::format("{} ok, {} to look at, {} failed\n", count(Verdict::kOk),
-                     count(Verdict::kWarn), count(Verdict::kFail));
+  return fmt::format("{} ok, {} warning{}, {} failed\n", count(Verdict::kOk), count(Verdict::kWarn),
+                     count(Verdict::kWarn) == 1 ? "" : "s", count(Verdict::kFail));
 }
 
 std::string json_of(const Checks& checks) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/parameter.h"
 #include "tools/doctor/check.h"
 #include "tools/doctor/file_checks.h"
 #include "tools/doctor/flight_report.h"
@@ -17,15 +18,28 @@
 #include "tools/doctor/launcher_checks.h"
 #include "tools/doctor/machine_checks.h"
 #include "tools/doctor/self_test.h"
+#include "tools/machine/environment.h"
 #include "tools/machine/limits.h"
 #include "tools/models/gpt.h"
+#include "tools/models/mlp.h"
 #include "tools/train/flags.h"
 #include "tools/train/main.h"
+#include "tools/train/train_config.h"
 
 namespace tessera::tools {
 namespace {
 
+enum class Purpose { kTransformer, kMlp };
+
+// What the lines are about: what a trainer asks of a machine unless it is told otherwise.
+struct Needs {
+  std::string model;
+  std::int64_t num_parameters = 0;
+  int num_ranks = 1;  // on the CPU
+};
+
 struct Config {
+  Purpose purpose = Purpose::kTransformer;
   bool json = false;
   bool self_test = true;
   std::string out = "runs";
@@ -34,20 +48,37 @@ struct Config {
   std::string flight;
 
   void add_to(FlagSet& flags) {
+    flags.add(
+        "for", &purpose,
+        EnumOption<Purpose>{"what is to be run: train_transformer, or train_mlp",
+                            {{"transformer", Purpose::kTransformer}, {"mlp", Purpose::kMlp}}});
     flags.add("json", &json, {.help = "one JSON object instead of lines"});
     flags.add(
         "self_test", &self_test,
-        {.help = "two seconds of products and collectives, and a few on each GPU: their values "
-                 "and their rates"});
+        {.help = "three seconds of products, copies and collectives, and a few on each GPU: their "
+                 "values, their rates, and the --rates.* of plan"});
     flags.add("out", &out, {.help = "folder that trainings are to write to"});
     flags.add("data.path", &data_path,
-              {.help = "text or tokens to train a transformer on; empty: the bundled text"});
-    flags.add(
-        "model.preset", &preset,
-        {.help = "model whose needs limits are compared with", .choices = gpt_preset_names()});
+              {.help = "text or tokens to train a transformer on, or the folder of images of "
+                       "train_mlp; empty: those that bazel run supplies"});
+    flags.add("model.preset", &preset,
+              {.help = "model of train_transformer whose needs limits are compared with",
+               .choices = gpt_preset_names()});
     flags.add("flight", &flight,
               {.help = "--flight FILE...: instead of the machine, look at what a run that failed "
                        "left, and name the rank that was late, or the call at which ranks differ"});
+  }
+  Needs needs() const {
+    if (purpose == Purpose::kTransformer) {
+      return {preset, gpt_preset(preset).num_parameters(),
+              static_cast<int>(TrainConfig().parallel.cpu_ranks)};
+    }
+    Needs needs{.model = "the MLP", .num_ranks = 2};
+    Mlp mlp{MlpConfig{}};
+    for (const engine::Block* block : mlp.blocks()) {
+      for (const engine::Parameter* p : block->parameters) needs.num_parameters += p->shape.numel();
+    }
+    return needs;
   }
 };
 
@@ -61,17 +92,19 @@ Checks examine(const Config& config) {
     }
   };
   const MachineLimits limits = read_limits();
-  const std::int64_t num_parameters = gpt_preset(config.preset).num_parameters();
-  add({check_cpu(), check_libraries(), check_cores(limits), check_memory(limits),
-       check_huge_pages()});
+  const Needs needs = config.needs();
+  add({check_cpu(), check_libraries()});
   const Devices devices = check_devices();
+  add({check_cores(limits, devices.num_gpus > 0 ? 1 : needs.num_ranks), check_memory(limits),
+       check_huge_pages()});
   add(devices.checks);
-  add({check_locked_memory(soft_limit(RLIMIT_MEMLOCK), config.preset, num_parameters,
+  add({check_locked_memory(soft_limit(RLIMIT_MEMLOCK), needs.model, needs.num_parameters,
                            devices.num_gpus > 0),
        check_open_files(soft_limit(RLIMIT_NOFILE))});
   add(check_launcher(environment()));
-  add({check_text(config.data_path), check_images(),
-       check_out(resolve_user_path(config.out), 4 * num_parameters)});
+  add({config.purpose == Purpose::kTransformer ? check_text(config.data_path)
+                                               : check_images(config.data_path),
+       check_out(resolve_user_path(config.out), 4 * needs.num_parameters)});
   // What cannot be chosen is told already.
   const bool can_compute =
       checks[0].verdict != Verdict::kFail && checks[1].verdict != Verdict::kFail;
@@ -93,7 +126,7 @@ int run(int argc, char** argv) {
   for (const std::string& argument : joined) arguments.push_back(argument.c_str());
   if (!flags.parse(arguments, std::cout)) return 0;
   if (!config.flight.empty()) {
-    for (const char* name : {"self_test", "out", "data.path", "model.preset"}) {
+    for (const char* name : {"for", "self_test", "out", "data.path", "model.preset"}) {
       engine::require(!flags.is_given(name),
                       "[config] expected {} without flight only, got it with: the machine is not "
                       "looked at",
@@ -103,6 +136,9 @@ int run(int argc, char** argv) {
     std::cout << report.text << std::flush;
     return report.finding == FlightFinding::kFinished ? 0 : 1;
   }
+  engine::require(config.purpose == Purpose::kTransformer || !flags.is_given("model.preset"),
+                  "[config] expected model.preset with for=transformer only, got {} with for=mlp",
+                  config.preset);
   const Checks checks = examine(config);
   std::cout << (config.json ? json_of(checks) : summary_of(checks)) << std::flush;
   return verdict_of(checks) == Verdict::kFail ? 1 : 0;

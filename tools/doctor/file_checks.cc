@@ -66,10 +66,10 @@ Check check_text(const std::string& option) {
   return check;
 }
 
-Check check_images() {
+Check check_images(const std::string& option) {
   Check check{.name = "images"};
   try {
-    const std::string path = data_path("", kDefaultImages, kHowToGetImages);
+    const std::string path = data_path(option, kDefaultImages, kHowToGetImages);
     const FashionMnist data = load_fashion_mnist(path);
     check.found = fmt::format("{}: {} training and {} test images", path, data.train.num_images,
                               data.test.num_images);
@@ -113,7 +113,7 @@ Check check_out(const std::string& path, std::int64_t wanted_nbytes) {
   check.facts.add("free_bytes", free_nbytes);
   if (free_nbytes < wanted_nbytes) {
     check.verdict = Verdict::kWarn;
-    check.fix = fmt::format("make room for {}, which a saved model takes, or give --out=FOLDER",
+    check.fix = fmt::format("make room for the {} of a saved model, or give --out=FOLDER elsewhere",
                             nbytes_text(static_cast<double>(wanted_nbytes)));
   }
   return check;

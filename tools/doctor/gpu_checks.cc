@@ -25,25 +25,26 @@ Check check_gpus(const GpuFacts* facts, bool has_driver) {
   Check check{.name = "gpus"};
   check.facts.add("build_has_cuda", facts != nullptr).add("kernel_has_driver", has_driver);
   if (facts == nullptr) {
-    check.found = "this build has no CUDA; trainings run on the CPU";
+    check.found = "built without CUDA; trainings run on the CPU";
     if (!has_driver) return check;
     check.verdict = Verdict::kWarn;
-    check.found = "this machine has NVIDIA's driver, and this build no CUDA";
+    check.found = "NVIDIA's driver found, but built without CUDA; trainings run on the CPU";
     check.fix =
-        "install the CUDA Toolkit (CUDA_HOME or /usr/local/cuda) and build again without "
-        "NO_CUDA";
+        "install the CUDA Toolkit, in CUDA_HOME or /usr/local/cuda, and build again without "
+        "NO_CUDA=1";
     return check;
   }
   check.facts.add("num_gpus", facts->gpus.size()).add("driver", facts->driver_version);
   check.facts.add("runtime", facts->runtime_version);
   if (facts->gpus.empty()) {
-    check.found = fmt::format("none; the build has CUDA {}", cuda_version(facts->runtime_version));
+    check.found = fmt::format("no GPU found; built with CUDA {}; trainings run on the CPU",
+                              cuda_version(facts->runtime_version));
     if (!has_driver) return check;
     check.verdict = Verdict::kWarn;
-    check.found = "the driver is there, and no GPU that this process may use";
+    check.found = "NVIDIA's driver found, but no GPU that this process may use";
     check.fix =
-        "look at CUDA_VISIBLE_DEVICES and nvidia-smi; a driver older than CUDA's runtime shows "
-        "no GPUs either";
+        "unset CUDA_VISIBLE_DEVICES, if it is set; nvidia-smi shows GPUs and driver: one that is "
+        "older than CUDA's runtime shows none";
     return check;
   }
   std::vector<std::string> all;
@@ -67,15 +68,15 @@ Check check_gpus(const GpuFacts* facts, bool has_driver) {
 Check check_nccl(const std::string& version, const std::string& error, std::size_t num_gpus) {
   Check check{.name = "nccl"};
   check.facts.add("version", version);
-  check.found = version.empty() ? "none that can be used" : version;
-  if (num_gpus < 2) {
-    check.found += "; it takes at least two GPUs to need it";
-  } else if (version.empty()) {
+  constexpr const char* kUse = "used with two or more GPUs";
+  check.found = version.empty() ? fmt::format("no NCCL found; {}", kUse)
+                                : fmt::format("NCCL {} found; {}", version, kUse);
+  if (num_gpus > 1 && version.empty()) {
     check.verdict = Verdict::kWarn;
-    check.found += ": " + error;
+    check.found = fmt::format("no NCCL found for {} GPUs: {}", num_gpus, error);
     check.fix =
-        "install libnccl2 and libnccl-dev of NVIDIA and build again; until then "
-        "--parallel.backend=threads, which has the same bits as the CPU and is slower";
+        "sudo apt-get install libnccl2 libnccl-dev (of NVIDIA) and build again; until then "
+        "--parallel.backend=threads, which sums as the CPU does and is slower";
   }
   return check;
 }

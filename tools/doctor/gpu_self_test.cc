@@ -12,6 +12,7 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
+#include "tools/bench/machine_rates.h"
 #include "tools/doctor/self_test.h"
 
 namespace tessera::tools {
@@ -86,9 +87,12 @@ Checks check_gpu_products(const std::vector<GpuFigures>& gpus) {
     }
     check.found = fmt::format(
         "values right; products: {:.1f} TFLOP/s in f32, {:.1f} in bf16; copies: {:.0f} GB/s "
-        "inside, "
-        "{:.1f} GB/s from the host",
-        r.f32_gflop_per_s * 1e-3, r.bf16_gflop_per_s * 1e-3, r.copy_gb_per_s, r.pinned_gb_per_s);
+        "inside, {:.1f} GB/s from the host; for plan in bf16: {}",
+        r.f32_gflop_per_s * 1e-3, r.bf16_gflop_per_s * 1e-3, r.copy_gb_per_s, r.pinned_gb_per_s,
+        rates_flags({.flops_per_s = r.bf16_gflop_per_s * 1e9,
+                     .bytes_per_s = r.copy_gb_per_s * 1e9,
+                     .link_bytes_per_s = 0,
+                     .link_latency_s = 0}));
     check.facts.add("f32_gflop_per_s", r.f32_gflop_per_s)
         .add("bf16_gflop_per_s", r.bf16_gflop_per_s)
         .add("copy_gb_per_s", r.copy_gb_per_s)

@@ -5,15 +5,29 @@
 
 #include <cstdlib>
 #include <optional>
+#include <string_view>
 
 #include "engine/error.h"
 #include "engine/gemm/gemm.h"
 #include "engine/isa.h"
 #include "tools/machine/cpu_model.h"
+#include "tools/train/advice.h"
 #include "tools/train/step_text.h"
 
 namespace tessera::tools {
 namespace {
+
+// "... (TESSERA_CPU_GEMM)" names who asked for what there is not.
+std::string fix_of(const std::string& error) {
+  constexpr std::string_view kBegin = "(TESSERA_";
+  const std::size_t begin = error.rfind(kBegin), end = error.find(')', begin);
+  if (begin == std::string::npos || end == std::string::npos) {
+    return "sudo apt-get install libdnnl2";
+  }
+  const std::string unset = "unset " + error.substr(begin + 1, end - begin - 1);
+  const bool is_missing = error.find("libdnnl2") != std::string::npos;
+  return is_missing ? unset + ", or sudo apt-get install libdnnl2" : unset;
+}
 
 std::string bytes(std::int64_t nbytes) { return nbytes_text(static_cast<double>(nbytes)); }
 
@@ -36,10 +50,10 @@ Check check_cpu(const std::string& root) {
   if (wish != nullptr && *wish != 0 && std::string(wish) != "auto") {
     check.verdict = Verdict::kWarn;
     check.found += ", as TESSERA_CPU_ISA says";
-    check.fix = "unset TESSERA_CPU_ISA for the best that this processor has";
+    check.fix = "unset TESSERA_CPU_ISA, for the best that this processor has";
   } else if (engine::isa() == engine::Isa::kV2) {
     check.verdict = Verdict::kWarn;
-    check.fix = "none on this machine: a processor with AVX2 or AVX-512 is several times as fast";
+    check.fix = "none on this machine; one with AVX2 or AVX-512 is several times as fast";
   }
   return check;
 }
@@ -50,41 +64,41 @@ Check check_libraries() {
     const std::string library = engine::gemm_library();
     const bool bf16 = engine::multiplies_bf16();
     check.found = fmt::format("{} multiplies matrices, {}", library,
-                              bf16 ? "bf16 as bf16" : "bf16 widened to f32");
+                              bf16 ? "those of bf16 in bf16" : "those of bf16 widened to f32");
     check.facts.add("library", library).add("multiplies_bf16", bf16);
     if (!library.starts_with("oneDNN")) {
       check.verdict = Verdict::kWarn;
       check.fix = std::getenv("TESSERA_CPU_GEMM") != nullptr
                       ? "unset TESSERA_CPU_GEMM"
-                      : "apt-get install libdnnl2, which is faster and multiplies bf16";
+                      : "sudo apt-get install libdnnl2; it is faster, and multiplies bf16 as such";
     }
   } catch (const engine::InvalidArgument& error) {
     check.verdict = Verdict::kFail;
     check.found = error.what();
-    check.fix = "unset the variable that the message names, or apt-get install libdnnl2";
+    check.fix = fix_of(check.found);
   }
   return check;
 }
 
-Check check_cores(const MachineLimits& limits) {
+Check check_cores(const MachineLimits& limits, int num_ranks) {
   Check check{.name = "cores"};
   const int usable = limits.usable_cores();
-  check.found = fmt::format("{} to use", usable);
+  check.found = fmt::format("{} usable", usable);
   if (limits.num_allowed < limits.num_cores) {
-    check.found += fmt::format(", {} of {} by affinity", limits.num_allowed, limits.num_cores);
+    check.found += fmt::format("; affinity allows {} of {}", limits.num_allowed, limits.num_cores);
   }
   check.facts.add("machine", limits.num_cores).add("allowed", limits.num_allowed);
   check.facts.add("usable", usable);
   if (limits.cpu_quota) {
-    check.found += fmt::format(", {:.2f} cores' time by cgroup", *limits.cpu_quota);
+    check.found += fmt::format("; a cgroup allows the time of {:.2f}", *limits.cpu_quota);
     check.facts.add("quota", *limits.cpu_quota);
-    if (*limits.cpu_quota < limits.num_allowed) {
-      check.verdict = Verdict::kWarn;
-      check.fix = fmt::format(
-          "use at most {} ranks times --cpu.threads_per_rank: more are halted when the quota is "
-          "used up, and all others wait for them; or raise the container's CPU limit",
-          usable);
-    }
+  }
+  if (usable < num_ranks) {
+    TrainConfig config;
+    check.verdict = Verdict::kWarn;
+    check.found += fmt::format("; {} ranks, the default, would share them", num_ranks);
+    check.fix = "try " + fewer_ranks(config, num_ranks, usable);
+    if (usable < limits.num_cores) check.fix += ", or let this process use more cores";
   }
   return check;
 }
@@ -93,18 +107,23 @@ Check check_memory(const MachineLimits& limits) {
   constexpr std::int64_t kLittle = std::int64_t{512} << 20;  // the first example takes less
   Check check{.name = "memory"};
   const std::int64_t usable = limits.usable_nbytes();
-  check.found = fmt::format("{} to use of {}", bytes(usable), bytes(limits.memory_nbytes));
+  check.found = fmt::format("{} free of {}", bytes(usable), bytes(limits.memory_nbytes));
   check.facts.add("machine_bytes", limits.memory_nbytes).add("usable_bytes", usable);
   if (limits.cgroup_limit_nbytes) {
-    check.found += fmt::format("; cgroup: {} of {} used", bytes(limits.cgroup_used_nbytes),
-                               bytes(*limits.cgroup_limit_nbytes));
+    check.found +=
+        fmt::format("; a cgroup allows {}, and {} of them are used",
+                    bytes(*limits.cgroup_limit_nbytes), bytes(limits.cgroup_used_nbytes));
     check.facts.add("cgroup_limit_bytes", *limits.cgroup_limit_nbytes);
+  }
+  if (limits.address_limit_nbytes) {
+    check.found += fmt::format("; ulimit -v allows {}", bytes(*limits.address_limit_nbytes));
+    check.facts.add("address_limit_bytes", *limits.address_limit_nbytes);
   }
   if (usable < kLittle) {
     check.verdict = Verdict::kWarn;
     check.fix =
-        "end other programs, or raise the container's memory limit: beyond it the kernel "
-        "kills processes without a message of theirs";
+        "end other programs, or raise the limit; trainers refuse what does not fit, and "
+        "--memory_budget=SIZE finds out what does";
   }
   return check;
 }
@@ -121,8 +140,8 @@ Check check_huge_pages(const std::string& root) {
   if (mode == "never") {
     check.verdict = Verdict::kWarn;
     check.fix =
-        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root): large buffers "
-        "ask for huge pages, and are slower without";
+        "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled; large buffers ask "
+        "for huge pages, and are slower without";
   }
   return check;
 }
@@ -145,8 +164,8 @@ Check check_locked_memory(std::int64_t limit_nbytes, const std::string& model,
   } else if (limit_nbytes >= 0 && limit_nbytes < need) {
     check.verdict = Verdict::kWarn;
     check.fix =
-        "ulimit -l unlimited (limits.conf: memlock): NCCL over InfiniBand, and some systems' "
-        "drivers, count page-locked memory against it";
+        "ulimit -l unlimited (for good: memlock in /etc/security/limits.conf); NCCL over "
+        "InfiniBand, and some drivers, count page-locked memory against it";
   }
   return check;
 }
@@ -158,7 +177,7 @@ Check check_open_files(std::int64_t limit) {
   check.facts.add("limit", limit);
   if (limit >= 0 && limit < kFew) {
     check.verdict = Verdict::kWarn;
-    check.fix = "ulimit -n 1024 or more: every rank over NCCL opens sockets and shared memory";
+    check.fix = "ulimit -n 1024; every rank over NCCL opens sockets and shared memory";
   }
   return check;
 }

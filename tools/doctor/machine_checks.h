@@ -14,7 +14,9 @@ namespace tessera::tools {
 Check check_cpu(const std::string& root = "");
 /// Who multiplies matrices; kFail if TESSERA_CPU_GEMM or TESSERA_CPU_THREADS cannot be honoured.
 Check check_libraries();
-Check check_cores(const MachineLimits& limits);
+/// kWarn where fewer than `num_ranks` can run at once, whatever the limit: affinity, a quota, or
+/// the machine.
+Check check_cores(const MachineLimits& limits, int num_ranks);
 Check check_memory(const MachineLimits& limits);
 Check check_huge_pages(const std::string& root = "");
 

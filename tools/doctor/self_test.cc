@@ -17,8 +17,10 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
+#include "tools/bench/machine_rates.h"
 #include "tools/bench/peak.h"
 #include "tools/bench/timing.h"
+#include "tools/doctor/rate_lines.h"
 
 namespace tessera::tools {
 namespace {
@@ -152,43 +154,35 @@ RankTimes run_rank(ProcessGroup& world, std::int64_t numel, const Memory& memory
   return times;
 }
 
-// What ranks are, and what they copy with.
-struct RankKind {
-  const char *prefix, *ranks, *copy, *if_wrong, *if_slow;
-  double slow;  // of the rate of a copy
-};
-
-Check collective_check(const RankKind& kind, const char* name, const std::vector<RankTimes>& ranks,
+Check collective_check(const char* name, bool on_gpus, const std::vector<RankTimes>& ranks,
                        std::vector<double> RankTimes::*samples, std::string RankTimes::*wrong,
                        double nbytes) {
-  Check check{.name = fmt::format("{}{}", kind.prefix, name)};
+  Check check = collective_line({.name = name,
+                                 .num_ranks = ranks.size(),
+                                 .nbytes = nbytes,
+                                 .ms = median_of_slowest(ranks, samples),
+                                 .copy_ms = median_of_slowest(ranks, &RankTimes::copy_ms)},
+                                on_gpus);
   for (const RankTimes& rank : ranks) {
     if ((rank.*wrong).empty()) continue;
-    check.verdict = Verdict::kFail;
-    check.found = "wrong values: " + rank.*wrong;
-    check.fix = kind.if_wrong;
-    return check;
-  }
-  const double ms = median_of_slowest(ranks, samples);
-  const double ratio = median_of_slowest(ranks, &RankTimes::copy_ms) / ms;
-  check.found = fmt::format("{} {}: values right, {:.1f} GB/s a rank, {:.2f} of {}", ranks.size(),
-                            kind.ranks, nbytes / ms * 1e-6, ratio, kind.copy);
-  check.facts.add("ranks", ranks.size()).add("gb_per_s", nbytes / ms * 1e-6);
-  check.facts.add("ratio_to_memcpy", ratio);
-  if (ratio < kind.slow) {
-    check.verdict = Verdict::kWarn;
-    check.fix = kind.if_slow;
+    return {.name = check.name,
+            .verdict = Verdict::kFail,
+            .found = "wrong values: " + rank.*wrong,
+            .fix = on_gpus ? "do not train over NCCL here; NCCL_P2P_DISABLE=1, then "
+                             "NCCL_SHM_DISABLE=1, tell whether a link between GPUs is broken; "
+                             "dmesg and nvidia-smi nvlink -e count its errors"
+                           : "do not train on this machine: its memory or its build is broken; "
+                             "memtest, and a build from scratch, tell which"};
   }
   return check;
 }
 
-Checks collective_checks(const RankKind& kind, const std::vector<RankTimes>& ranks,
-                         std::int64_t numel) {
+Checks collective_checks(bool on_gpus, const std::vector<RankTimes>& ranks, std::int64_t numel) {
   const double nbytes =
       sizeof(float) * static_cast<double>(numel) * static_cast<double>(ranks.size());
-  return {collective_check(kind, "all_gather", ranks, &RankTimes::gather_ms,
+  return {collective_check("all_gather", on_gpus, ranks, &RankTimes::gather_ms,
                            &RankTimes::wrong_gather, nbytes),
-          collective_check(kind, "reduce_scatter", ranks, &RankTimes::scatter_ms,
+          collective_check("reduce_scatter", on_gpus, ranks, &RankTimes::scatter_ms,
                            &RankTimes::wrong_scatter, nbytes)};
 }
 
@@ -209,45 +203,21 @@ Product engine_product() {
 
 Check check_product(const Product& product) {
   constexpr std::int64_t kNumSamples = 5;
-  constexpr double kSlow = 0.5;
   Check check{.name = "product"};
   if (const std::string wrong = wrong_product(product); !wrong.empty()) {
     check.verdict = Verdict::kFail;
     check.found = "wrong values: " + wrong;
     check.fix =
-        "do not train on this machine as it is; TESSERA_CPU_GEMM=eigen or a lower "
-        "TESSERA_CPU_ISA tells whether the library or the processor is broken";
+        "do not train on this machine as it is; doctor with TESSERA_CPU_GEMM=eigen, or with "
+        "TESSERA_CPU_ISA=v2, tells whether the library or the processor is broken";
     return check;
   }
   const double peak = peak_gflop_per_s(kNumSamples);
-  const double rate = product_gflop_per_s(DType::kF32, kNumSamples);
-  const double bf16 = product_gflop_per_s(DType::kBF16, kNumSamples);
-  check.found = fmt::format(
-      "values right; one thread: {:.0f} GFLOP/s in f32, {} {:.0f} in registers{}; {:.0f} GFLOP/s "
-      "in bf16",
-      rate, rate > peak ? "above the" : fmt::format("{:.0f} % of", 100 * rate / peak), peak,
-      rate > peak ? ", measured while other programs ran" : "", bf16);
-  check.facts.add("gflop_per_s", rate).add("peak_gflop_per_s", peak);
-  check.facts.add("bf16_gflop_per_s", bf16);
-  if (rate < kSlow * peak) {
-    check.verdict = Verdict::kWarn;
-    check.fix =
-        "apt-get install libdnnl2 if Eigen multiplies (see products); otherwise end other "
-        "programs and run this again";
-  }
-  return check;
+  return product_line(product_gflop_per_s(DType::kF32, kNumSamples), peak,
+                      product_gflop_per_s(DType::kBF16, kNumSamples));
 }
 
 Checks check_collectives(int num_ranks, const Wrap& wrap) {
-  constexpr RankKind kThreads{
-      .prefix = "",
-      .ranks = "thread ranks",
-      .copy = "memcpy by as many threads",
-      .if_wrong =
-          "do not train on this machine: its memory or its build is broken; memtest, and a "
-          "build from scratch",
-      .if_slow = "end other programs, or use fewer ranks than cores: ranks wait for each other",
-      .slow = 0.25};
   std::vector<RankTimes> ranks(static_cast<std::size_t>(num_ranks));
   comm::run_ranks(num_ranks, {}, [&](ProcessGroup& world) {
     run_wrapped(world, wrap, [&](ProcessGroup& group) {
@@ -255,22 +225,10 @@ Checks check_collectives(int num_ranks, const Wrap& wrap) {
           run_rank(group, kShardNumel, Memory(), Stream::worker_cpu("comm"));
     });
   });
-  return collective_checks(kThreads, ranks, kShardNumel);
+  return collective_checks(/*on_gpus=*/false, ranks, kShardNumel);
 }
 
 Checks check_gpu_collectives(int num_gpus, std::int64_t numel, const Wrap& wrap) {
-  constexpr RankKind kGpus{
-      .prefix = "gpu ",
-      .ranks = "GPUs over NCCL",
-      .copy = "a copy inside each",
-      .if_wrong =
-          "do not train over NCCL here; NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1, tell "
-          "whether a link between GPUs is broken; dmesg and nvidia-smi nvlink -e count its "
-          "errors",
-      .if_slow =
-          "nvidia-smi topo -m shows how the GPUs are linked, and NCCL_DEBUG=INFO which of "
-          "the links NCCL uses",
-      .slow = 0.002};  // PCIe beside HBM has 0.01
   std::vector<RankTimes> ranks(static_cast<std::size_t>(num_gpus));
   if constexpr (engine::kCudaBuilt) {
     const auto run = [&](ProcessGroup& world) {
@@ -284,7 +242,7 @@ Checks check_gpu_collectives(int num_gpus, std::int64_t numel, const Wrap& wrap)
   } else {
     engine::fail<engine::DeviceError>("[doctor] expected a build with CUDA, got one without");
   }
-  return collective_checks(kGpus, ranks, numel);
+  return collective_checks(/*on_gpus=*/true, ranks, numel);
 }
 
 namespace {
@@ -314,7 +272,7 @@ Checks self_test(int num_cores, std::int64_t usable_nbytes) {
   if (!has_room(std::max<std::int64_t>(needed_nbytes(num_ranks), 2 * kCopyNbytes))) {
     return {{.name = "self test",
              .verdict = Verdict::kWarn,
-             .found = "not made: too little memory is left",
+             .found = "left out, as too little memory is free",
              .fix = "see memory above"}};
   }
   Checks checks;
@@ -322,6 +280,7 @@ Checks self_test(int num_cores, std::int64_t usable_nbytes) {
     checks.push_back(check_product(engine_product()));
     checks.push_back(check_copy());
     for (Check& check : check_collectives(num_ranks)) checks.push_back(std::move(check));
+    checks.push_back(rates_line(num_ranks, measure_rates(num_ranks, DType::kF32)));
   } catch (const std::exception& e) {
     checks.push_back({.name = "self test",
                       .verdict = Verdict::kFail,

@@ -1,14 +1,17 @@
 #include "tools/machine/limits.h"
 
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <fstream>
+#include <span>
 #include <string_view>
-#include <thread>
-#include <vector>
 
 namespace tessera::tools {
 namespace {
@@ -34,7 +37,7 @@ std::optional<std::int64_t> number_in(const std::string& path) {
   return line ? number(*line) : std::nullopt;  // "max" is none
 }
 
-// "MemTotal:  65536 kB"
+// "MemTotal:  65536 kB", which may be missing.
 std::int64_t meminfo_nbytes(const std::vector<std::string>& lines, std::string_view key) {
   for (const std::string& line : lines) {
     if (line.starts_with(key)) return number(line.substr(key.size())).value_or(0) * 1024;
@@ -95,25 +98,60 @@ std::optional<double> quota_of(const std::string& folder) {
   return static_cast<double>(*quota) / static_cast<double>(*period);
 }
 
+// What the kernel takes back from a cgroup when memory is short: the cache of files, mapped ones
+// too.
+std::int64_t reclaimable_nbytes(const std::string& folder, bool is_v2) {
+  constexpr std::array<std::string_view, 3> kV2 = {"inactive_file ", "active_file ",
+                                                   "slab_reclaimable "};
+  constexpr std::array<std::string_view, 2> kV1 = {"total_inactive_file ", "total_active_file "};
+  std::int64_t nbytes = 0;
+  for (const std::string& line : lines_of(folder + "/memory.stat")) {
+    for (const std::string_view key : is_v2 ? std::span<const std::string_view>(kV2) : kV1) {
+      if (line.starts_with(key)) nbytes += number(line.substr(key.size())).value_or(0);
+    }
+  }
+  return nbytes;
+}
+
+// What a cgroup that has `reclaimable` bytes to give back may swap, of what the machine has free.
+std::int64_t swap_of(const std::string& folder, bool is_v2, std::int64_t room,
+                     std::int64_t reclaimable, std::int64_t free_nbytes) {
+  std::optional<std::int64_t> left;
+  if (is_v2) {
+    const auto limit = number_in(folder + "/memory.swap.max");
+    if (limit) left = *limit - number_in(folder + "/memory.swap.current").value_or(0);
+  } else {  // memory and swap together
+    const auto limit = number_in(folder + "/memory.memsw.limit_in_bytes");
+    const auto used = number_in(folder + "/memory.memsw.usage_in_bytes");
+    if (limit && used) left = *limit - (*used - reclaimable) - room;
+  }
+  return std::clamp<std::int64_t>(left.value_or(free_nbytes), 0, free_nbytes);
+}
+
 void read_memory_limit(const std::string& folder, MachineLimits& limits) {
   const auto v2 = number_in(folder + "/memory.max");
   const auto limit = v2 ? v2 : number_in(folder + "/memory.limit_in_bytes");
   // Version 1 says 2^63 less a page where there is no limit.
   if (!limit || *limit <= 0 || (limits.memory_nbytes > 0 && *limit >= limits.memory_nbytes)) return;
   const auto used = number_in(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"));
-  // The cache of files is given back when memory is short.
-  std::int64_t cache = 0;
-  for (const std::string& line : lines_of(folder + "/memory.stat")) {
-    const std::string_view key = v2 ? "inactive_file " : "total_inactive_file ";
-    if (line.starts_with(key)) cache = number(line.substr(key.size())).value_or(0);
-  }
-  const std::int64_t in_use = std::max<std::int64_t>(used.value_or(0) - cache, 0);
+  const std::int64_t reclaimable = reclaimable_nbytes(folder, v2.has_value());
+  const std::int64_t in_use = std::max<std::int64_t>(used.value_or(0) - reclaimable, 0);
   if (limits.cgroup_limit_nbytes &&
       *limits.cgroup_limit_nbytes - limits.cgroup_used_nbytes <= *limit - in_use) {
     return;
   }
   limits.cgroup_limit_nbytes = limit;
   limits.cgroup_used_nbytes = in_use;
+  limits.cgroup_swap_nbytes =
+      swap_of(folder, v2.has_value(), *limit - in_use, reclaimable, limits.swap_nbytes);
+}
+
+void read_address_limit(const std::string& root, MachineLimits& limits) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  limits.address_limit_nbytes = static_cast<std::int64_t>(limit.rlim_cur);
+  limits.address_used_nbytes =
+      number_in(root + "/proc/self/statm").value_or(0) * ::sysconf(_SC_PAGESIZE);
 }
 
 }  // namespace
@@ -129,6 +167,44 @@ std::int64_t MachineLimits::usable_nbytes() const {
                   std::max<std::int64_t>(*cgroup_limit_nbytes - cgroup_used_nbytes, 0));
 }
 
+std::optional<MemoryRoom> MachineLimits::memory_room() const {
+  std::optional<MemoryRoom> least;
+  const auto add = [&](MemoryRoom::By by, std::int64_t limit, std::int64_t left) {
+    const MemoryRoom room{by, std::max<std::int64_t>(left, 0), limit};
+    if (!least || room.nbytes < least->nbytes) least = room;
+  };
+  if (memory_nbytes > 0 && available_nbytes > 0) {
+    add(MemoryRoom::By::kMachine, memory_nbytes, available_nbytes + swap_nbytes);
+  }
+  if (cgroup_limit_nbytes) {
+    add(MemoryRoom::By::kCgroup, *cgroup_limit_nbytes,
+        *cgroup_limit_nbytes - cgroup_used_nbytes + cgroup_swap_nbytes);
+  }
+  if (address_limit_nbytes) {
+    add(MemoryRoom::By::kAddressSpace, *address_limit_nbytes,
+        *address_limit_nbytes - address_used_nbytes);
+  }
+  return least;
+}
+
+std::vector<std::size_t> allowed_cores() {
+  constexpr std::size_t kMost = std::size_t{1} << 16;
+  std::vector<std::size_t> cores;
+  for (std::size_t size = CPU_SETSIZE; size <= kMost; size *= 2) {  // until the system's mask fits
+    std::vector<cpu_set_t> mask(size / CPU_SETSIZE);
+    const std::size_t nbytes = mask.size() * sizeof(cpu_set_t);
+    if (::sched_getaffinity(::getpid(), nbytes, mask.data()) != 0) {
+      if (errno == EINVAL) continue;
+      break;
+    }
+    for (std::size_t core = 0; core < size; ++core) {
+      if (CPU_ISSET_S(core, nbytes, mask.data())) cores.push_back(core);
+    }
+    break;
+  }
+  return cores;
+}
+
 std::optional<std::string> first_line(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -141,21 +217,20 @@ MachineLimits read_limits(const std::string& root) {
   for (const std::string& line : lines_of(root + "/proc/cpuinfo")) {
     limits.num_cores += line.starts_with("processor") ? 1 : 0;
   }
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  limits.num_allowed = ::sched_getaffinity(0, sizeof(allowed), &allowed) == 0
-                           ? CPU_COUNT(&allowed)
-                           : static_cast<int>(std::thread::hardware_concurrency());
+  const std::size_t num_allowed = allowed_cores().size();
+  limits.num_allowed = num_allowed > 0 ? static_cast<int>(num_allowed) : limits.num_cores;
   limits.num_cores = std::max(limits.num_cores, limits.num_allowed);
   const std::vector<std::string> meminfo = lines_of(root + "/proc/meminfo");
   limits.memory_nbytes = meminfo_nbytes(meminfo, "MemTotal:");
   limits.available_nbytes = meminfo_nbytes(meminfo, "MemAvailable:");
+  limits.swap_nbytes = meminfo_nbytes(meminfo, "SwapFree:");
   const Folders folders = cgroup_folders(root);
   for (const std::string& folder : folders.cpu) {
     const auto quota = quota_of(folder);
     if (quota && (!limits.cpu_quota || *quota < *limits.cpu_quota)) limits.cpu_quota = quota;
   }
   for (const std::string& folder : folders.memory) read_memory_limit(folder, limits);
+  read_address_limit(root, limits);
   return limits;
 }
 

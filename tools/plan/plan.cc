@@ -12,6 +12,8 @@
 
 #include "engine/error.h"
 #include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
 #include "shard/placement.h"
 #include "tools/models/gpt.h"
 #include "tools/trace/trace_events.h"
@@ -19,15 +21,20 @@
 #include "tools/train/budget.h"
 #include "tools/train/cpu.h"
 #include "tools/train/main.h"
+#include "tools/train/memory_check.h"
 #include "tools/train/plan_report.h"
 #include "tools/train/plan_table.h"
 #include "tools/train/planner.h"
+#include "tools/train/ranks.h"
+#include "tools/train/replicas.h"
+#include "tools/train/run_checks.h"
 #include "tools/train/run_files.h"
 #include "tools/train/run_log.h"
 #include "tools/train/strategy_list.h"
+#include "tools/train/task_plan.h"
 #include "tools/train/transformer_config.h"
+#include "tools/train/transformer_memory.h"
 #include "tools/train/transformer_plan.h"
-#include "tools/train/unused_options.h"
 
 namespace tessera::tools {
 
@@ -50,18 +57,6 @@ struct PlanConfig : TransformerConfig {
                        "parallel.shard_ranks=2, and so for other hybrids; empty: "
                        "parallel.strategy alone"});
     flags.add("json", &json, {.help = "one JSON object instead of text"});
-  }
-  PlanTarget target() const {
-    const bool on_gpus = device == DeviceChoice::kCuda;
-    const std::int64_t ranks = parallel.ranks > 0 ? parallel.ranks : parallel.cpu_ranks;
-    // As Ranks chooses on a machine with a GPU for each rank.
-    const bool nccl = on_gpus && (parallel.backend == BackendChoice::kNccl ||
-                                  (parallel.backend == BackendChoice::kAuto && ranks > 1));
-    return {.num_ranks = static_cast<int>(ranks),
-            .on_gpus = on_gpus,
-            .sums_in_rank_order = !nccl || parallel.canonical,
-            .is_nccl = nccl,
-            .rates = rates.rates()};
   }
 };
 
@@ -91,11 +86,12 @@ std::vector<PlanRow> strategy_rows(const PlanConfig& config, const FlagSet& flag
             c.parallel.max_ranks, choice.name);
     if (choice.shard_ranks > 0) c.parallel.shard_ranks = choice.shard_ranks;
     if (!shard::is_hybrid(choice.strategy)) c.parallel.shard_ranks = 0;
+    const PlanTarget target = plan_target(Ranks::planned(c), c);
     try {
       c.validate(flags);
-      rows.push_back(plan_row(choice.name, c, model, c.target()));
+      rows.push_back(plan_row(choice.name, c, model, target));
     } catch (const engine::InvalidArgument& e) {
-      rows.push_back({.name = choice.name, .refusal = e.what(), .target = c.target()});
+      rows.push_back({.name = choice.name, .refusal = e.what(), .target = target});
     }
   }
   return rows;
@@ -140,8 +136,10 @@ void run(int argc, char** argv) {
     config.parallel.strategy =
         ParallelConfig().strategy;  // what a file says of it is not asked for
   }
-  const PlanTarget target = config.target();
-  check_unused_options(config, flags, target.on_gpus);
+  const Ranks ranks = Ranks::planned(config);
+  config.rates.choose(flags, ranks.num_gpus > 0, config.precision.param);
+  const PlanTarget target = plan_target(ranks, config);
+  check_run(config, flags, ranks);
   check_attention(config, target.on_gpus);
   choose_cpu(config.cpu);  // whose products have scratch
   const GptConfig sizes = config.gpt();
@@ -158,14 +156,16 @@ void run(int argc, char** argv) {
   }
   TrainConfig chosen = static_cast<const TrainConfig&>(config);
   std::optional<JsonRecord> budget_json;
+  std::vector<std::string> budget_lines;
   if (const std::int64_t budget = config.memory_limit_nbytes(); budget > 0) {
     const BudgetPlan fitted = fit_transformer(config, model, target);
     chosen = fitted.config;
     budget_json = budget_record(fitted, budget);
-    if (!config.json) {
-      for (const std::string& line : lines_of(fitted, budget)) fmt::print("{}\n", line);
-    }
+    if (!config.json) budget_lines = lines_of(fitted, budget);
   }
+  const std::string replicas = replicas_warning(chosen, ranks.size);
+  const std::string shortage =
+      check_shortage(transformer_shortage(config, chosen, model, ranks), chosen);
   TraceWriter trace(
       [&](std::string_view text) { trace_file->write(std::as_bytes(std::span(text))); });
   const TrainPlan plan =
@@ -174,9 +174,23 @@ void run(int argc, char** argv) {
   if (config.json) {
     JsonRecord record = plan_record(plan, target);
     if (budget_json) record.add_literal("memory_budget", budget_json->text());
+    std::vector<std::string> warnings;
+    for (const std::string& line : {replicas, shortage}) {
+      if (!line.empty()) warnings.push_back(engine::json_literal(line));
+    }
+    if (!warnings.empty()) {
+      record.add_literal("warnings", fmt::format("[{}]", engine::join(warnings, ",")));
+    }
     return fmt::print("{}\n", record.text());
   }
-  for (const std::string& line : plan_lines(plan, target)) fmt::print("{}\n", line);
+  // What is of this machine stands below what is not.
+  const std::vector<std::string> above = {replicas}, below = {shortage};
+  for (const std::vector<std::string>& lines :
+       {above, budget_lines, plan_lines(plan, target), below}) {
+    for (const std::string& line : lines) {
+      if (!line.empty()) fmt::print("{}\n", line);
+    }
+  }
 }
 
 }  // namespace

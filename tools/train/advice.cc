@@ -17,20 +17,15 @@ constexpr std::size_t kMost = 3;
 // For ranks whose threads do not fit.
 std::string fewer_threads(const TrainConfig& config, const RunPlace& place) {
   const auto threads = static_cast<int>(config.cpu.threads_per_rank);
-  const std::string found =
-      fmt::format("{} ranks{} share {} cores, so some always wait; try ", place.num_ranks,
-                  threads > 1 ? fmt::format(" of {} threads", threads) : "", place.num_cores);
+  const std::string found = fmt::format(
+      "{} rank{}{} share{} {} core{}, so some always wait; try ", place.num_ranks,
+      place.num_ranks == 1 ? "" : "s", threads > 1 ? fmt::format(" of {} threads", threads) : "",
+      place.num_ranks == 1 ? "s" : "", place.num_cores, place.num_cores == 1 ? "" : "s");
   if (threads > 1) {
     return fmt::format("{}--cpu.threads_per_rank={}", found,
                        std::max(place.num_cores / place.num_ranks, 1));
   }
-  int ranks = std::clamp(place.num_cores, 1, place.num_ranks);
-  while (place.num_ranks % ranks != 0) --ranks;  // so that a step has as many samples
-  const bool keeps_bits =
-      config.comm.text().empty() && config.train.accum_comm == AccumComm::kEvery;
-  return fmt::format("{}--parallel.ranks={} --train.accum={} (same {})", found, ranks,
-                     config.train.accum * (place.num_ranks / ranks),
-                     keeps_bits ? "bits" : "samples a step");
+  return found + fewer_ranks(config, place.num_ranks, place.num_cores);
 }
 
 std::string less_exposed(double percent, const TrainConfig& config, const RunPlace& place) {
@@ -66,6 +61,16 @@ std::string less_exposed(double percent, const TrainConfig& config, const RunPla
 }
 
 }  // namespace
+
+std::string fewer_ranks(const TrainConfig& config, int num_ranks, int most) {
+  int ranks = std::clamp(most, 1, num_ranks);
+  while (num_ranks % ranks != 0) --ranks;  // so that a step has as many samples
+  const bool keeps_bits =
+      config.comm.text().empty() && config.train.accum_comm == AccumComm::kEvery;
+  return fmt::format("--parallel.ranks={} --train.accum={} (same {})", ranks,
+                     config.train.accum * (num_ranks / ranks),
+                     keeps_bits ? "bits" : "samples a step");
+}
 
 std::vector<std::string> advice(const RunSummary::Figures& f, const TrainConfig& config,
                                 const RunPlace& place) {

@@ -16,6 +16,10 @@ struct RunPlace {
   int num_cores = 1;  ///< that the process may use
 };
 
+/// Options that give each step its samples with as many of `num_ranks` as `most`, or fewer:
+/// "--parallel.ranks=2 --train.accum=2 (same bits)".
+std::string fewer_ranks(const TrainConfig& config, int num_ranks, int most);
+
 /// At most three, the most telling first; empty where nothing stands out. Fewer than 5 measured
 /// steps say nothing.
 std::vector<std::string> advice(const RunSummary::Figures& figures, const TrainConfig& config,

@@ -14,22 +14,10 @@
 #include "engine/error.h"
 #include "engine/gemm/gemm.h"
 #include "engine/isa.h"
+#include "tools/machine/limits.h"
 
 namespace tessera::tools {
 namespace {
-
-// Those that this process may use.
-std::vector<std::size_t> cores() {
-  cpu_set_t allowed;
-  engine::require<engine::DeviceError>(sched_getaffinity(0, sizeof(allowed), &allowed) == 0,
-                                       "[cpu] expected to learn which cores there are, got {}",
-                                       std::strerror(errno));
-  std::vector<std::size_t> all;
-  for (std::size_t core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &allowed)) all.push_back(core);
-  }
-  return all;
-}
 
 // An option, as the engine takes it.
 struct Choice {
@@ -74,24 +62,29 @@ void choose_cpu(const CpuConfig& config) {
   }
 }
 
-void check_pins(const CpuConfig& config, int num_ranks) {
+void check_pins(const CpuConfig& config, int num_ranks, const MachineLimits& limits) {
   if (!config.pin) return;
-  const auto count = static_cast<std::int64_t>(cores().size());
+  const int count = limits.usable_cores();
   engine::require(num_ranks * config.threads_per_rank <= count,
-                  "[cpu] expected a core for each thread of {} ranks with {} threads, got {} cores "
-                  "(cpu.pin)",
-                  num_ranks, config.threads_per_rank, count);
+                  "[cpu] expected a core for each thread of {} rank{} with {} thread{}, got {} "
+                  "core{}{} (cpu.pin)",
+                  num_ranks, num_ranks == 1 ? "" : "s", config.threads_per_rank,
+                  config.threads_per_rank == 1 ? "" : "s", count, count == 1 ? "" : "s",
+                  count < limits.num_allowed
+                      ? fmt::format(", as a cgroup allows the time of {:.2f}", *limits.cpu_quota)
+                      : "");
 }
 
 void pin_rank(const CpuConfig& config, int rank) {
   if (!config.pin) return;
-  const std::vector<std::size_t> all = cores();
+  const std::vector<std::size_t> all = allowed_cores();
   const auto each = static_cast<std::size_t>(config.threads_per_rank);
-  cpu_set_t own;
-  CPU_ZERO(&own);
-  for (std::size_t i = 0; i < each; ++i)
-    CPU_SET(all[static_cast<std::size_t>(rank) * each + i], &own);
-  engine::require<engine::DeviceError>(sched_setaffinity(0, sizeof(own), &own) == 0,
+  std::vector<cpu_set_t> own(all.back() / CPU_SETSIZE + 1);
+  const std::size_t nbytes = own.size() * sizeof(cpu_set_t);
+  for (std::size_t i = 0; i < each; ++i) {
+    CPU_SET_S(all[static_cast<std::size_t>(rank) * each + i], nbytes, own.data());
+  }
+  engine::require<engine::DeviceError>(sched_setaffinity(0, nbytes, own.data()) == 0,
                                        "[cpu] expected to keep rank {} to its cores, got {}", rank,
                                        std::strerror(errno));
 }

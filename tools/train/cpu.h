@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "tools/machine/limits.h"
 #include "tools/train/train_config.h"
 
 namespace tessera::tools {
@@ -12,7 +13,8 @@ namespace tessera::tools {
 /// machine lacks, or if something else was in use before.
 void choose_cpu(const CpuConfig& config);
 /// Throws InvalidArgument if `config` asks for more cores than the process may use.
-void check_pins(const CpuConfig& config, int num_ranks);
+void check_pins(const CpuConfig& config, int num_ranks,
+                const MachineLimits& limits = read_limits());
 /// Keeps the calling thread, and those it starts, to the cores of rank `rank`, if `config` asks for
 /// it and check_pins() has passed.
 void pin_rank(const CpuConfig& config, int rank);

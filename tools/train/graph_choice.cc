@@ -9,13 +9,11 @@
 namespace tessera::tools {
 
 std::string graph_obstacle(const TrainConfig& config, int num_ranks, bool on_gpus) {
-  const OffloadConfig& offload = config.offload;
-  const bool offloads = offload.parameters > 0 || offload.gradients > 0 || offload.optimizer > 0;
   const StepConfig& train = config.train;
   const std::pair<bool, const char*> obstacles[] = {
       {!on_gpus, "the device is the CPU"},
       {num_ranks > 1, "there are several ranks"},
-      {offloads, "the host takes part in what is offloaded"},
+      {config.offload.any(), "the host takes part in what is offloaded"},
       {shard::make_hook(config.comm.options()) != nullptr, "comm.hook takes part on the host"},
       {train.overlap_optimizer != OverlapOptimizer::kNone, "train.overlap_optimizer is set"},
       {train.guards(), "train.spike_factor and train.verify_every read each step"},

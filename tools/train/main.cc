@@ -13,7 +13,9 @@
 #include <system_error>
 
 #include "engine/io/text.h"
+#include "tools/machine/environment.h"
 #include "tools/train/error_output.h"
+#include "tools/train/option_names.h"
 #include "tools/train/stop.h"
 
 namespace tessera::tools {
@@ -62,12 +64,25 @@ void print_untrusted_error(const char* message) {
   }
 }
 
+// A slip of the keyboard would pass in silence.
+void warn_of_unread_variables() {
+  for (const std::string& name : unread_variables(environment())) {
+    const std::string_view meant =
+        nearest_name(name, {kVariablesRead.begin(), kVariablesRead.end()});
+    write_to_stderr({"warning: ", engine::escaped(name), " is set, and nothing reads it; ",
+                     meant.empty() ? "--help shows what each program reads" : "did you mean ",
+                     meant, meant.empty() ? "\n" : "?\n"},
+                    kWarningPatience);
+  }
+}
+
 }  // namespace
 
 int run_main(const std::function<void()>& program) {
   std::set_terminate(terminate);
   prepare_output();
   try {
+    warn_of_unread_variables();
     program();
     // A write that failed earlier leaves nothing to flush, but its mark.
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;

@@ -122,9 +122,18 @@ class StuckRanks {
 
 }  // namespace
 
-Ranks Ranks::choose(const TrainConfig& config) {
+Ranks Ranks::choose(const TrainConfig& config) { return on(config, count_gpus(config.device)); }
+
+Ranks Ranks::planned(const TrainConfig& config) {
+  if (config.device != DeviceChoice::kCuda) return choose(config);
   const ParallelConfig& p = config.parallel;
-  const int num_gpus = count_gpus(config.device);
+  const int num_gpus = count_gpus(DeviceChoice::kAuto);
+  const std::int64_t num_ranks = p.ranks > 0 ? p.ranks : num_gpus > 0 ? num_gpus : p.cpu_ranks;
+  return on(config, static_cast<int>(num_ranks));
+}
+
+Ranks Ranks::on(const TrainConfig& config, int num_gpus) {
+  const ParallelConfig& p = config.parallel;
   const int size = static_cast<int>(p.ranks > 0 ? p.ranks : num_gpus > 0 ? num_gpus : p.cpu_ranks);
   const bool one_each = num_gpus >= size;
   require(p.backend != BackendChoice::kNccl || one_each,

@@ -17,9 +17,14 @@ struct Ranks {
   int num_gpus = 0;  ///< that they share, rank r working on GPU r % num_gpus; 0: the CPU
   bool nccl = false;
 
-  /// Throws DeviceError when GPUs are asked for and the build or the machine has none to use;
-  /// InvalidArgument for nccl without a GPU for each rank.
+  /// On this machine. Throws DeviceError when GPUs are asked for and the build or the machine has
+  /// none to use; InvalidArgument for nccl without a GPU for each rank.
   static Ranks choose(const TrainConfig& config);
+  /// Where a plan takes them to be: with device=cuda on a machine with a GPU for each rank, else on
+  /// this one. Throws InvalidArgument as choose().
+  static Ranks planned(const TrainConfig& config);
+  /// On a machine with `num_gpus` that may be used. Throws InvalidArgument as choose().
+  static Ranks on(const TrainConfig& config, int num_gpus);
 
   engine::Stream compute(int rank, const engine::StreamOptions& options = {}) const;
   /// fn(world) on a thread per rank; ends as comm::run_ranks() does. When the ranks have failed and

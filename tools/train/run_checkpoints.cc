@@ -24,8 +24,8 @@ namespace {
 
 // What neither computes nor says who does: outputs, and the machine.
 constexpr std::string_view kNotCompared[] = {
-    "out", "plan",    "audit", "rates",         "resume", "checkpoint", "device",
-    "cpu", "offload", "log",   "memory_budget", "save",   "sample"};
+    "out", "plan",    "audit", "rates",         "resume",       "checkpoint", "device",
+    "cpu", "offload", "log",   "memory_budget", "memory_check", "save",       "sample"};
 // Told in another way: the number of ranks that there are, wherever it is from, and whether data
 // are the same, wherever they lie.
 constexpr std::string_view kToldOtherwise[] = {"parallel.ranks", "parallel.cpu_ranks", "data.path"};

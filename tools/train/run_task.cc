@@ -21,6 +21,7 @@
 #include "engine/gemm/gemm_algorithms.h"
 #include "engine/io/file.h"
 #include "engine/io/text.h"
+#include "tools/machine/environment.h"
 #include "tools/machine/limits.h"
 #include "tools/trace/trace_events.h"
 #include "tools/train/advice.h"
@@ -32,20 +33,22 @@
 #include "tools/train/gemm_choice.h"
 #include "tools/train/graph_choice.h"
 #include "tools/train/hook_report.h"
+#include "tools/train/launch_warnings.h"
 #include "tools/train/main.h"
+#include "tools/train/memory_check.h"
 #include "tools/train/plan_report.h"
 #include "tools/train/product_rate.h"
 #include "tools/train/rank_errors.h"
 #include "tools/train/ranks.h"
 #include "tools/train/rates_config.h"
 #include "tools/train/replicas.h"
+#include "tools/train/run_checks.h"
 #include "tools/train/run_failure.h"
 #include "tools/train/run_probe.h"
 #include "tools/train/run_trace.h"
 #include "tools/train/stop.h"
 #include "tools/train/task_plan.h"
 #include "tools/train/unmet_requests.h"
-#include "tools/train/unused_options.h"
 
 namespace tessera::tools {
 namespace {
@@ -221,19 +224,20 @@ void run_ranks(const Ranks& ranks, Task& task, const RunLog& log,
 }
 
 // Draws what is planned as well, if there is a file for it.
-void say_plan(const Task& task, const Ranks& ranks, const std::vector<std::string>& budget_lines,
+void say_plan(const Task& task, const Ranks& ranks, const std::vector<std::string>& warnings,
+              const std::vector<std::string>& budget_lines, const std::string& shortage,
               std::optional<engine::AtomicFile>& trace_file) {
   TraceWriter trace(
       [&](std::string_view text) { trace_file->write(std::as_bytes(std::span(text))); });
   const TrainPlan plan = plan_task(task, ranks, /*rank=*/0, trace_file ? &trace : nullptr);
   if (trace_file) trace_file->commit();
   for (const std::string& line : task.warnings()) fmt::print("warning: {}\n", line);
-  const std::string replicas = replicas_warning(task.config(), ranks.size);
-  if (!replicas.empty()) fmt::print("{}\n", replicas);
+  for (const std::string& line : warnings) fmt::print("{}\n", line);
   for (const std::string& line : budget_lines) fmt::print("{}\n", line);
   for (const std::string& line : plan_lines(plan, plan_target(ranks, task.config()))) {
     fmt::print("{}\n", line);
   }
+  if (!shortage.empty()) fmt::print("{}\n", shortage);
 }
 
 }  // namespace
@@ -246,22 +250,28 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   check_resumed_folder(config.checkpoint);
   if (!config.plan && !config.audit && config.memory_budget.empty())
     RatesConfig::check_unused(flags);
+  std::vector<std::string> warnings;
+  if (!config.plan) warnings = launch_warnings(environment(), config);
   choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
-  check_unused_options(config, flags, ranks.num_gpus > 0);
+  task.config().rates.choose(flags, ranks.num_gpus > 0, config.precision.param);
+  check_run(config, flags, ranks);
   if (!config.plan) check_pins(config.cpu, ranks.size);  // a plan may be of another machine
-  static_cast<void>(config.fsdp_options(ranks.size));    // or throws
   const std::string graph = graph_line(config, ranks.size, ranks.num_gpus > 0);
-  static_cast<void>(uses_graphs(config, ranks.size, ranks.num_gpus > 0));  // or throws
   task.prepare(flags, ranks.num_gpus > 0);
   std::optional<engine::AtomicFile> trace_file;  // of a plan, or throws
   if (config.plan && !config.log.trace.empty()) {
     trace_file.emplace(resolve_user_path(config.log.trace));
   }
   const std::vector<std::string> budget_lines = fit_task(task, ranks);
-  if (config.plan) {
-    return say_plan(task, ranks, budget_lines, trace_file);
+  if (std::string line = replicas_warning(config, ranks.size); !line.empty()) {
+    warnings.push_back(std::move(line));
   }
+  const std::string shortage = check_shortage(memory_shortage(task, ranks), config);
+  if (config.plan) {
+    return say_plan(task, ranks, warnings, budget_lines, shortage, trace_file);
+  }
+  if (!shortage.empty()) warnings.push_back(shortage);
   std::optional<StopSignals> signals;  // from the start of the ranks to the very end
   RunLog log(config, task.items().name, flags.to_toml());
   check_checkpoint_folder(config);
@@ -279,9 +289,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   }
   log.say("device: " + ranks.str());
   if (!graph.empty()) log.say(graph);
-  if (const std::string line = replicas_warning(config, ranks.size); !line.empty()) {
-    log.say(line, Console::Style::kWarning);
-  }
+  for (const std::string& line : warnings) log.say(line, Console::Style::kWarning);
   for (const std::string& line : budget_lines) log.say(line);
   const auto gemms = choose_gemm_algorithms(task, ranks, log);
   const RunIdentity identity = identity_of(task, ranks, gemms.get(), flags.to_toml());

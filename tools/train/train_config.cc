@@ -9,10 +9,10 @@
 #include <limits>
 #include <numbers>
 #include <system_error>
-#include <thread>
 
 #include "engine/error.h"
 #include "tools/io/nbytes.h"
+#include "tools/machine/limits.h"
 #include "tools/probe/probe_record.h"
 
 namespace tessera::tools {
@@ -201,7 +201,8 @@ void TrainConfig::add_to(FlagSet& flags) {
                 "the same of the optimizer's states, which threads of the host update");
   flags.add(
       "offload.threads", &offload.threads,
-      {.help = "of the host that update and cast, for each rank; 0: the cores, shared by the ranks",
+      {.help = "of the host that update and cast, for each rank; 0: the cores that affinity and "
+               "cgroups leave to this process, shared by the ranks; with cpu.pin those of the rank",
        .min = 0,
        .max = 1024});
   flags.add("train.steps", &train.steps, {.help = "optimizer steps", .min = 0});
@@ -325,6 +326,10 @@ void TrainConfig::add_to(FlagSet& flags) {
                "--rates.*: without prefetch, with recomputing, offload and the like, and at last "
                "with smaller micro-batches; or says the smallest budget that fits; to exceed it "
                "is an error; empty: no limit"});
+  flags.add("memory_check", &memory_check,
+            {.help = "refuse a training whose plan takes more of the host's memory, all ranks "
+                     "together, than the machine, its cgroup or ulimit -v has left; false: warn "
+                     "and go on, though the kernel may end the process without a word"});
 }
 
 void TrainConfig::validate(const FlagSet& flags) const {
@@ -382,8 +387,7 @@ void TrainConfig::validate(const FlagSet& flags) const {
           "[config] expected offload.parameters=0 with parallel.strategy={} and "
           "precision.param=f32, got {}: the masters are what is computed with",
           parallel.strategy, offload.parameters);
-  require(offload.threads == 0 || offload.parameters > 0 || offload.gradients > 0 ||
-              offload.optimizer > 0,
+  require(offload.threads == 0 || offload.any(),
           "[config] expected offload.threads with something to offload, got {} without",
           offload.threads);
   const int reshard = reshard_ranks();
@@ -479,6 +483,13 @@ int TrainConfig::reshard_ranks() const {
   return ranks;
 }
 
+int TrainConfig::offload_threads(int num_ranks) const {
+  if (offload.threads > 0) return static_cast<int>(offload.threads);
+  if (!offload.any()) return 1;
+  if (cpu.pin) return static_cast<int>(cpu.threads_per_rank);
+  return std::max(1, read_limits().usable_cores() / num_ranks);
+}
+
 shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
   shard::Placement placement = shard::Placement::preset(parallel.strategy);
   const int reshard = reshard_ranks();
@@ -515,11 +526,7 @@ shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
           .offload = {.parameters = offload.parameters,
                       .gradients = offload.gradients,
                       .optimizer = offload.optimizer,
-                      .threads =
-                          offload.threads > 0
-                              ? static_cast<int>(offload.threads)
-                              : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) /
-                                                num_ranks)},
+                      .threads = offload_threads(num_ranks)},
           .seed = static_cast<std::uint64_t>(train.seed),
           .reducer = make_hook(comm.options()),
           .reducer_text = comm.text()};

@@ -63,7 +63,9 @@ struct CudaConfig {
 /// See shard::OffloadOptions.
 struct OffloadConfig {
   double parameters = 0, gradients = 0, optimizer = 0;
-  std::int64_t threads = 0;  ///< 0: as many as cores, shared by the ranks
+  std::int64_t threads = 0;  ///< 0: as many as usable cores, shared by the ranks
+
+  bool any() const { return parameters > 0 || gradients > 0 || optimizer > 0; }
 };
 
 struct StepConfig {
@@ -137,6 +139,7 @@ struct TrainConfig {
   bool audit = false;         ///< compare what is done with the plan
   RatesConfig rates;          ///< of both
   std::string memory_budget;  ///< of a rank's device, such as "40GiB"; empty: none
+  bool memory_check = true;   ///< refuse what the memory of this machine cannot hold
 
   /// Registers every field under its name. The initial values are the defaults.
   void add_to(FlagSet& flags);
@@ -160,6 +163,8 @@ struct TrainConfig {
  private:
   // What parallel.reshard_after_forward says; see train_config.cc.
   int reshard_ranks() const;
+  // Of each of `num_ranks` ranks.
+  int offload_threads(int num_ranks) const;
 };
 
 }  // namespace tessera::tools

@@ -1,6 +1,5 @@
 // What the doctor says of machines that are not this one, and of what is broken.
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 
 #include <cmath>
@@ -52,7 +51,8 @@ TEST(Check, TextHasALineAndAFixForEach) {
             "                     fix: wait\n"
             "FAIL  c              broken\n"
             "                     fix: mend\n"
-            "1 ok, 1 to look at, 1 failed\n");
+            "1 ok, 1 warning, 1 failed\n");
+  EXPECT_EQ(summary_of({checks[1], checks[0], checks[1]}), "1 ok, 2 warnings, 0 failed\n");
   EXPECT_EQ(verdict_of(checks), Verdict::kFail);
   EXPECT_EQ(verdict_of({checks[0], checks[1]}), Verdict::kWarn);
   EXPECT_EQ(verdict_of({}), Verdict::kOk);
@@ -70,20 +70,54 @@ TEST(Check, JsonSaysTheSame) {
 }
 
 TEST(MachineChecks, LimitsOfContainersAreTold) {
-  EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 64}), Verdict::kOk, {"64 to use"}));
-  EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 4}), Verdict::kOk,
-                 {"4 to use, 4 of 64 by affinity"}));
-  EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 64, .cpu_quota = 1.5}),
-                 Verdict::kWarn, {"2 to use", "1.50 cores' time", "at most 2 ranks"}));
-  EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 4, .cpu_quota = 8.0}), Verdict::kOk,
-                 {"4 to use, 4 of 64 by affinity", "8.00 cores' time"}));
+  EXPECT_TRUE(
+      is(check_cores({.num_cores = 64, .num_allowed = 64}, 4), Verdict::kOk, {"64 usable"}));
+  EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 4}, 4), Verdict::kOk,
+                 {"4 usable; affinity allows 4 of 64"}));
+  EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 4, .cpu_quota = 8.0}, 4),
+                 Verdict::kOk,
+                 {"4 usable; affinity allows 4 of 64; a cgroup allows the time of 8"}));
   const MachineLimits roomy{.memory_nbytes = 16 * kGiB, .available_nbytes = 8 * kGiB};
-  EXPECT_TRUE(is(check_memory(roomy), Verdict::kOk, {"8.0 GiB to use of 16.0 GiB"}));
+  EXPECT_TRUE(is(check_memory(roomy), Verdict::kOk, {"8.0 GiB free of 16.0 GiB"}));
   MachineLimits tight = roomy;
   tight.cgroup_limit_nbytes = kGiB;
   tight.cgroup_used_nbytes = kGiB - (300 << 20);
   EXPECT_TRUE(is(check_memory(tight), Verdict::kWarn,
-                 {"300.0 MiB to use", "cgroup: 724.0 MiB of 1.0 GiB used", "memory limit"}));
+                 {"300.0 MiB free", "a cgroup allows 1.0 GiB, and 724.0 MiB of them are used",
+                  "--memory_budget=SIZE"}));
+  MachineLimits addresses = roomy;
+  addresses.address_limit_nbytes = 3 * kGiB;
+  EXPECT_TRUE(is(check_memory(addresses), Verdict::kOk, {"ulimit -v allows 3.0 GiB"}));
+  // 512 MiB are enough.
+  tight.cgroup_used_nbytes = kGiB / 2;
+  EXPECT_TRUE(is(check_memory(tight), Verdict::kOk, {"512.0 MiB free"}));
+  tight.cgroup_used_nbytes += 1;
+  EXPECT_EQ(check_memory(tight).verdict, Verdict::kWarn);
+}
+
+// Whatever it is that leaves too few: a quota, a mask, or the machine.
+TEST(MachineChecks, TooFewCoresForTheRanksAreTold) {
+  const MachineLimits few[] = {{.num_cores = 64, .num_allowed = 64, .cpu_quota = 1.5},
+                               {.num_cores = 64, .num_allowed = 2},
+                               {.num_cores = 2, .num_allowed = 2}};
+  for (const MachineLimits& limits : few) {
+    EXPECT_TRUE(is(check_cores(limits, 4), Verdict::kWarn,
+                   {"2 usable", "4 ranks, the default, would share them",
+                    "fix: try --parallel.ranks=2 --train.accum=2 (same bits)"}));
+    EXPECT_TRUE(is(check_cores(limits, 2), Verdict::kOk, {"2 usable"}));
+  }
+  EXPECT_TRUE(is(check_cores({.num_cores = 64, .num_allowed = 64, .cpu_quota = 0.4}, 4),
+                 Verdict::kWarn,
+                 {"1 usable; a cgroup allows the time of 0.40",
+                  "--parallel.ranks=1 --train.accum=4", "let this process use more cores"}));
+  const Check whole = check_cores({.num_cores = 2, .num_allowed = 2}, 4);
+  EXPECT_EQ(whole.fix.find("let this process"), std::string::npos) << "there are no more";
+  const auto facts = nlohmann::json::parse(json_of(
+      {check_cores({.num_cores = 64, .num_allowed = 8, .cpu_quota = 2.5}, 4)}))["checks"][0];
+  EXPECT_EQ(facts.at("machine"), 64);
+  EXPECT_EQ(facts.at("allowed"), 8);
+  EXPECT_EQ(facts.at("usable"), 3);
+  EXPECT_EQ(facts.at("quota"), 2.5);
 }
 
 TEST(MachineChecks, HugePagesThatAreOffAreTold) {
@@ -96,7 +130,8 @@ TEST(MachineChecks, HugePagesThatAreOffAreTold) {
   };
   EXPECT_TRUE(is(with("[always] madvise never\n"), Verdict::kOk, {"always"}));
   EXPECT_TRUE(is(with("always [madvise] never\n"), Verdict::kOk, {"madvise"}));
-  EXPECT_TRUE(is(with("always madvise [never]\n"), Verdict::kWarn, {"never", "echo madvise"}));
+  EXPECT_TRUE(is(with("always madvise [never]\n"), Verdict::kWarn,
+                 {"never", "echo madvise | sudo tee /sys/"}));
   EXPECT_TRUE(is(with("]nonsense["), Verdict::kOk, {"not told"}));
   EXPECT_TRUE(is(check_huge_pages(root / "none"), Verdict::kOk, {"not told"}));
 }
@@ -134,10 +169,11 @@ TEST(MachineChecks, TheLimitInForceCountsAndNotHowFarItCanBeRaised) {
 }
 
 TEST(GpuChecks, SayWhatABuildCanUse) {
-  EXPECT_TRUE(is(check_gpus(nullptr, false), Verdict::kOk, {"no CUDA"}));
-  EXPECT_TRUE(is(check_gpus(nullptr, true), Verdict::kWarn, {"NVIDIA's driver", "CUDA Toolkit"}));
+  EXPECT_TRUE(is(check_gpus(nullptr, false), Verdict::kOk, {"built without CUDA"}));
+  EXPECT_TRUE(is(check_gpus(nullptr, true), Verdict::kWarn,
+                 {"NVIDIA's driver found, but built without", "CUDA Toolkit"}));
   GpuFacts facts{.gpus = {}, .driver_version = 12040, .runtime_version = 13000};
-  EXPECT_TRUE(is(check_gpus(&facts, false), Verdict::kOk, {"none", "CUDA 13.0"}));
+  EXPECT_TRUE(is(check_gpus(&facts, false), Verdict::kOk, {"no GPU found; built with CUDA 13.0"}));
   EXPECT_TRUE(is(check_gpus(&facts, true), Verdict::kWarn, {"CUDA_VISIBLE_DEVICES"}));
   const Gpu hopper{.name = "H100", .memory_nbytes = 80 * kGiB, .major = 9, .minor = 0};
   facts.gpus = {hopper, hopper};
@@ -150,9 +186,14 @@ TEST(GpuChecks, SayWhatABuildCanUse) {
 }
 
 TEST(GpuChecks, NcclIsMissedWhereItIsNeeded) {
-  EXPECT_TRUE(is(check_nccl("2.22.3", "", 4), Verdict::kOk, {"2.22.3"}));
-  EXPECT_TRUE(is(check_nccl("", "why", 1), Verdict::kOk, {"two GPUs"}));
-  EXPECT_TRUE(is(check_nccl("", "why", 2), Verdict::kWarn, {"why", "--parallel.backend=threads"}));
+  for (const std::size_t num_gpus : {0, 1, 4}) {
+    EXPECT_TRUE(is(check_nccl("2.28.9", "", num_gpus), Verdict::kOk,
+                   {"NCCL 2.28.9 found; used with two or more GPUs"}));
+  }
+  EXPECT_TRUE(
+      is(check_nccl("", "why", 1), Verdict::kOk, {"no NCCL found; used with two or more GPUs"}));
+  EXPECT_TRUE(is(check_nccl("", "why", 2), Verdict::kWarn,
+                 {"no NCCL found for 2 GPUs: why", "--parallel.backend=threads"}));
 }
 
 TEST(LauncherChecks, SayWhatIsHeeded) {
@@ -161,7 +202,7 @@ TEST(LauncherChecks, SayWhatIsHeeded) {
     EXPECT_EQ(checks.size(), 1u) << name;
     return checks.at(0);
   };
-  EXPECT_TRUE(is(one("HOME", "x"), Verdict::kOk, {"none of launchers"}));
+  EXPECT_TRUE(is(one("HOME", "x"), Verdict::kOk, {"no launcher has set any"}));
   EXPECT_TRUE(is(one("NCCL_DEBUG", "INFO"), Verdict::kOk, {"NCCL_DEBUG=INFO: heeded"}));
   EXPECT_TRUE(is(one("CUDA_VISIBLE_DEVICES", "1"), Verdict::kOk, {"heeded"}));
   EXPECT_TRUE(is(one("LOCAL_RANK", "3"), Verdict::kOk, {"not heeded", "--parallel.ranks"}));
@@ -170,15 +211,25 @@ TEST(LauncherChecks, SayWhatIsHeeded) {
   EXPECT_TRUE(is(one("WORLD_SIZE", "1"), Verdict::kOk, {"not heeded"}));
   for (const char* name : {"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     EXPECT_TRUE(
-        is(one(name, "4"), Verdict::kWarn, {"--parallel.ranks=4", "one process a machine"}));
+        is(one(name, "4"), Verdict::kWarn,
+           {"start one process", "--parallel.ranks=4", "4 processes would train 4 models"}));
+    EXPECT_TRUE(is(one(name, "2"), Verdict::kWarn,
+                   {"--parallel.ranks=2", "2 processes would train 2 models"}));
+    EXPECT_TRUE(is(one(name, "1"), Verdict::kOk, {"not heeded"}));
     EXPECT_TRUE(is(one(name, "many"), Verdict::kOk, {"not heeded"}));
   }
   EXPECT_EQ(check_launcher({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"NCCL_IB_HCA", "x"}}).size(), 3u);
 }
 
-TEST(LauncherChecks, ReadTheEnvironment) {
-  ::setenv("TESSERA_DOCTOR_TEST", "a=b", 1);
-  EXPECT_EQ(environment().at("TESSERA_DOCTOR_TEST"), "a=b");
+TEST(LauncherChecks, ANameOfOursThatNothingReadsIsASlip) {
+  const Checks checks = check_launcher({{"TESSERA_CPU_TREADS", "4"}, {"TESSERA_CPU_ISA", "v3"}});
+  ASSERT_EQ(checks.size(), 2u);
+  EXPECT_TRUE(is(checks[0], Verdict::kOk, {"TESSERA_CPU_ISA=v3: heeded"}));
+  EXPECT_TRUE(is(checks[1], Verdict::kWarn,
+                 {"TESSERA_CPU_TREADS is set, and nothing reads it",
+                  "fix: unset TESSERA_CPU_TREADS; did you mean TESSERA_CPU_THREADS?"}));
+  EXPECT_TRUE(
+      is(check_launcher({{"TESSERA_X", ""}}).at(0), Verdict::kWarn, {"fix: unset TESSERA_X\n"}));
 }
 
 TEST(FileChecks, TheTextIsReadAsTrainingsReadIt) {
@@ -187,6 +238,15 @@ TEST(FileChecks, TheTextIsReadAsTrainingsReadIt) {
                  {"a.txt: text, 16 tokens"}));
   EXPECT_TRUE(is(check_text(folder / "none"), Verdict::kFail, {"none", "--data.path"}));
   EXPECT_TRUE(is(check_text(folder.write("half.bin", "123")), Verdict::kFail, {"half.bin"}));
+}
+
+TEST(FileChecks, WhatIsMissingIsGotByWhatTheFixSays) {
+  EXPECT_TRUE(is(check_text(""), Verdict::kFail,
+                 {"bazel run", "--data.path=FILE", "apt-get install bible-kjv && bible -f"}));
+  EXPECT_TRUE(is(check_images(""), Verdict::kFail,
+                 {"bazel run", "--data.path=FOLDER", "apt-get install dataset-fashion-mnist"}));
+  const TempFolder folder;
+  EXPECT_TRUE(is(check_images(folder / "none"), Verdict::kFail, {"none", "--data.path"}));
 }
 
 TEST(FileChecks, AnOutputFolderIsTriedAndLeftAlone) {

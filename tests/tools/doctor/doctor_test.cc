@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -37,11 +39,74 @@ TEST(Doctor, FindsNothingBrokenWhereTestsRun) {
     EXPECT_EQ(check.at("fix").get<std::string>().empty(), check.at("verdict") == "ok") << check;
   }
   for (const char* name : {"cpu", "products", "cores", "memory", "huge pages", "gpus", "nccl",
-                           "locked memory", "open files", "text", "images", "output", "product",
-                           "memcpy", "all_gather", "reduce_scatter"}) {
+                           "locked memory", "open files", "text", "output", "product", "memcpy",
+                           "all_gather", "reduce_scatter", "rates"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
+  EXPECT_FALSE(names.contains("images")) << "train_transformer has none";
   EXPECT_EQ(folder.num_entries(), 0);
+}
+
+// What is to be run says what is looked at.
+TEST(Doctor, LooksAtWhatTheMlpNeedsAlone) {
+  const TempFolder folder;
+  const Flags mlp{
+      {"for", "mlp"}, {"json", "true"}, {"self_test", "false"}, {"out", folder / "runs"}};
+  const Outcome outcome = run_program(kDoctor, mlp);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+  std::map<std::string, json> checks;
+  const json report = json::parse(outcome.out);
+  for (const json& check : report.at("checks")) checks[check.at("name")] = check;
+  EXPECT_EQ(checks.at("images").at("images"), 60'000);
+  EXPECT_FALSE(checks.contains("text"));
+  // 784 x 256, 256 x 256, 256 x 10, and biases: 269,322 parameters of 16 bytes.
+  EXPECT_EQ(checks.at("locked memory").at("offload_bytes"), 4'309'152);
+  EXPECT_TRUE(has(checks.at("locked memory").at("found").get<std::string>(),
+                  {"all of the MLP takes 4.1 MiB (16 B x 0.3M)"}));
+  Flags elsewhere = mlp;
+  elsewhere["data.path"] = folder / "none";
+  EXPECT_EQ(run_program(kDoctor, elsewhere).exit_code, 1);
+  const Outcome preset = run_program(kDoctor, Flags{{"for", "mlp"}, {"model.preset", "gpt2-xl"}});
+  EXPECT_EQ(preset.exit_code, 1);
+  EXPECT_TRUE(has(preset.err, {"model.preset with for=transformer only"}));
+}
+
+// Outside of `bazel run` there is no data, and what helps a trainer helps the doctor.
+TEST(Doctor, WhatItsFixSaysMendsItAndNothingElseBreaks) {
+  const TempFolder folder;
+  const std::string doctor = std::filesystem::absolute(kDoctor).string() + " --self_test=false";
+  const auto elsewhere = [&](const std::string& more) {
+    return run_program("/bin/sh", Words{"-c", "cd " + folder.path() + " && " + doctor + more});
+  };
+  const Outcome without = elsewhere("");
+  EXPECT_EQ(without.exit_code, 1);
+  EXPECT_TRUE(has(without.out, {"FAIL  text ", "--data.path=FILE", " 1 failed\n"}));
+  folder.write("kjv.txt", "In the beginning God created the heaven and the earth.");
+  const Outcome with = elsewhere(" --data.path=kjv.txt");
+  EXPECT_EQ(with.exit_code, 0) << with.out;
+  EXPECT_TRUE(has(with.out, {"ok    text ", " 0 failed\n"}));
+}
+
+// The line of rates is one that plan takes as it stands.
+TEST(Doctor, SaysTheRatesThatPlanTakes) {
+  const TempFolder folder;
+  const Outcome outcome = run_program(kDoctor, Flags{{"json", "true"}, {"out", folder / "runs"}});
+  const json report = json::parse(outcome.out);
+  for (const json& check : report.at("checks")) {
+    if (check.at("name") != "rates") continue;
+    const std::string found = check.at("found");
+    const std::string flags = found.substr(found.find("--rates.gflops="));
+    const Outcome plan =
+        run_program("/bin/sh", Words{"-c",
+                                     "tools/plan/plan --device=cpu --model.layers=1 --model.dim=8 "
+                                     "--model.heads=1 --model.vocab=256 " +
+                                         flags});
+    EXPECT_EQ(plan.exit_code, 0) << plan.err;
+    EXPECT_TRUE(
+        has(flags, {"--rates.memory_gbs=", "--rates.link_gbs=", "--rates.link_latency_us="}));
+    return;
+  }
+  ADD_FAILURE() << outcome.out;
 }
 
 TEST(Doctor, EndsWithOneWhereSomethingFails) {
@@ -115,8 +180,11 @@ TEST(Doctor, SaysWhoWasLateInARunThatFailed) {
 TEST(Doctor, LooksAtARecordingAlone) {
   const TempFolder folder;
   const std::string path = folder.write("flight.json", flight_text(4));
-  for (const std::string name : {"self_test", "out", "data.path", "model.preset"}) {
-    const std::string value = name == "self_test" ? "false" : name == "out" ? "runs" : "small";
+  for (const std::string name : {"for", "self_test", "out", "data.path", "model.preset"}) {
+    const std::string value = name == "self_test" ? "false"
+                              : name == "for"     ? "mlp"
+                              : name == "out"     ? "runs"
+                                                  : "small";
     const Outcome outcome =
         run_program(kDoctor, Words{"--flight", path, "--" + name + "=" + value});
     EXPECT_EQ(outcome.exit_code, 1);

@@ -52,10 +52,19 @@ TEST(CpuTest, RanksKeepToCoresOfTheirOwn) {
   check_pins(whole, 1);
   EXPECT_EQ(cores_of(whole, 0), all);
   EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(one, count + 1); }),
-                  {"got " + std::to_string(count) + " cores", "cpu.pin"}));
+                  {"got " + std::to_string(count) + " core", "cpu.pin"}));
   EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(whole, 2); }),
-                  {"2 ranks with " + std::to_string(count) + " threads", "cpu.pin"}));
+                  {"2 ranks with " + std::to_string(count) + " thread", "cpu.pin"}));
   check_pins({}, 10'000);
+}
+
+TEST(CpuTest, AQuotaCountsAsCoresToPinTo) {
+  const MachineLimits limits{.num_cores = 64, .num_allowed = 16, .cpu_quota = 2.5};
+  const CpuConfig one{.pin = true};
+  check_pins(one, 3, limits);
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(one, 4, limits); }),
+                  {"4 ranks with 1 thread, got 3 cores", "allows the time of 2.50"}));
+  check_pins(one, 16, {.num_cores = 64, .num_allowed = 16, .cpu_quota = 32.0});
 }
 
 // In a process of its own, as the choice is made once: says what is chosen.

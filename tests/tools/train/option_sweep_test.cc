@@ -90,6 +90,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"log.trace_steps", {"1:2", kElsewhere, "//tests/tools/trace:trace_run_test"}},
       {"log.val_every", {"1", kSays, "1/3 | val loss", {{"log.every", "1"}}}},
       {"memory_budget", {"1KiB", kRefused, "[memory_budget] expected"}},
+      {"memory_check", {"false", kElsewhere, "//tests/tools/train:memory_check_test"}},
       {"model.dim", {"16", kBits}},
       {"model.dropout", {"0.5", kBits}},
       {"model.heads", {"1", kBits}},

@@ -2,6 +2,7 @@
 #include "tools/train/train_config.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +10,6 @@
 #include <numbers>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +17,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/data/text_data.h"
+#include "tools/machine/limits.h"
 #include "tools/models/gpt.h"
 #include "tools/train/transformer_config.h"
 
@@ -277,7 +278,7 @@ TEST(TrainConfig, OffloadReachesTheEngine) {
   TrainConfig config;
   EXPECT_FALSE(config.fsdp_options(2).offload.any());
   config.offload = {.parameters = 0.25, .gradients = 0.5, .optimizer = 0.75};
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int cores = read_limits().usable_cores();
   for (const int ranks : {1, 2, 64}) {
     const shard::OffloadOptions offload = config.fsdp_options(ranks).offload;
     EXPECT_EQ(offload.parameters, 0.25);
@@ -287,6 +288,21 @@ TEST(TrainConfig, OffloadReachesTheEngine) {
   }
   config.offload.threads = 5;
   EXPECT_EQ(config.fsdp_options(2).offload.threads, 5);
+}
+
+TEST(TrainConfig, OffloadHasNoMoreThreadsThanTheProcessHasCores) {
+  TrainConfig config;
+  config.offload.optimizer = 1;
+  cpu_set_t all, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+  CPU_ZERO(&one);
+  CPU_SET(allowed_cores().back(), &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  EXPECT_EQ(config.fsdp_options(1).offload.threads, 1);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+  // A rank that keeps to its cores has no others.
+  config.cpu = {.threads_per_rank = 3, .pin = true};
+  EXPECT_EQ(config.fsdp_options(1).offload.threads, 3);
 }
 
 TEST(TrainConfig, OffloadThatWouldDoNothingIsRefused) {

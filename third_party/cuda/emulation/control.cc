@@ -44,7 +44,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   return parts;
 }
 
-/// What TESSERA_CUDA_EMULATION asks for.
+/// What CUDA_EMULATION asks for.
 struct Environment {
   Settings settings;
   std::string fail_malloc;
@@ -55,7 +55,7 @@ struct Environment {
 
 Environment read_environment() {
   Environment asked;
-  const char* variable = getenv("TESSERA_CUDA_EMULATION");
+  const char* variable = getenv("CUDA_EMULATION");
   for (const std::string_view item : split(variable == nullptr ? "" : variable, ',')) {
     const std::string_view name = item.substr(0, item.find('='));
     if (name.size() == item.size()) refuse(item);

@@ -1,6 +1,6 @@
 // How tests steer and inspect the emulated device. Nothing of it exists on a real one.
 //
-// Programs that a test starts are steered by the environment variable TESSERA_CUDA_EMULATION,
+// Programs that a test starts are steered by the environment variable CUDA_EMULATION,
 // comma separated, e.g.
 // "devices=4,seed=3,permutation=2,memory=1000000,pinned=1000000,queue=64,capability=80,
 // fail_malloc=0@5,fail_launch=1@12,waits=FILE,remove=rank0#17/rank0.2@45" (see Settings, fail_*,

@@ -1,0 +1,15 @@
+#include "tools/train/run_checks.h"
+
+#include "tools/train/graph_choice.h"
+#include "tools/train/unused_options.h"
+
+namespace tessera::tools {
+
+void check_run(const TrainConfig& config, const FlagSet& flags, const Ranks& ranks) {
+  const bool on_gpus = ranks.num_gpus > 0;
+  check_unused_options(config, flags, on_gpus);
+  static_cast<void>(config.fsdp_options(ranks.size));           // or throws
+  static_cast<void>(uses_graphs(config, ranks.size, on_gpus));  // or throws
+}
+
+}  // namespace tessera::tools
