@@ -330,10 +330,12 @@ std::string Checkpointer::publish(const Save& save) {
     const auto add = [&warnings](const std::string& warning) {
       warnings += fmt::format("{}{}", warnings.empty() || warning.empty() ? "" : "\n  ", warning);
     };
-    if (options_.keep > 0) {
-      for (const std::int64_t step : steps_in(options_.folder)) add(reject_if_misnamed(step));
-    }
+    if (options_.keep == 0) return warnings;
+    for (const std::int64_t step : steps_in(options_.folder)) add(reject_if_misnamed(step));
     for (const std::string& error : folder_->prune(options_.keep, rejected_)) add(error);
+    // Of what is removed nothing is remembered: a run saves often, and its name may come again.
+    const std::vector<std::int64_t> here = steps_in(options_.folder);
+    std::erase_if(named_, [&](std::int64_t step) { return std::ranges::count(here, step) == 0; });
     return warnings;
   } catch (const std::bad_alloc&) {
     return no_memory;
