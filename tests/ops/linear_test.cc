@@ -133,8 +133,9 @@ TEST(Linear, StatesItsWork) {
   tape.watch(x);
   for (const bool accumulate : {false, true}) {
     const Tensor y = linear(tape, x, w, &b), loss = tape.empty({}, DType::kF32, "loss");
-    tape.record("sum", loss, [&tape, y](const Tensor&) {
+    tape.record("sum", loss, [&tape, x, y, accumulate](const Tensor&) {
       tape.pass_grad(y, Tensor::zeros(tape.memory(), y.shape(), DType::kF32));
+      if (accumulate) tape.pass_grad(x, Tensor::zeros(tape.memory(), x.shape(), DType::kF32));
     });
     tape.backward(loss);
     const auto expect = [&](std::string_view name, double flops, std::int64_t read,
