@@ -1,7 +1,7 @@
 // A group of N ranks that move tensors. Nothing here knows about parameters or gradients.
 //
 // Collectives are enqueued on a stream and return at once; the caller keeps the tensors resident
-// and untouched until an event recorded behind them is reached. All ranks call the same collectives
+// and untouched until an event recorded after them is reached. All ranks call the same collectives
 // of a group in the same order; each call carries a fingerprint (sequence number, op, dtypes,
 // count, label), and ranks that disagree get a CommError that names both sides, on every rank.
 // Counts are elements. Reductions are sums in rank order, in f32: see [Note: rank order] in
@@ -47,9 +47,9 @@ struct Collective {
 
 /// What one rank has called and sent, by the algorithms that send least: each rank's part of what
 /// others need once, in the dtype that it has on the wire; an all-reduce is a reduce-scatter and an
-/// all-gather, and of a broadcast each rank passes on (N - 1) / N. A backend may send more. Of
-/// ranks over NCCL it is what they hand to its calls, by the same algorithms: its own all-reduce
-/// sends what it is given, bf16 in both halves.
+/// all-gather, and of a broadcast each rank passes on (N - 1) / N. A backend may send more. Ranks
+/// over NCCL count what they hand to its calls; its own all-reduce of bf16 sends bf16 in both
+/// halves.
 struct Traffic {
   std::int64_t num_collectives = 0;
   std::int64_t bytes_sent = 0;
@@ -137,7 +137,8 @@ class ProcessGroup {
   /// What split() returns.
   virtual std::unique_ptr<ProcessGroup> make_part(int color, int key) = 0;
   virtual std::unique_ptr<ProcessGroup> make_part_by(const std::function<int(int rank)>& color);
-  /// What this rank sends of `c`, where the backend has another way to do it than Traffic says.
+  /// Bytes that this rank sends for `c`, if the backend carries it out otherwise than Traffic
+  /// assumes.
   virtual std::optional<std::int64_t> own_bytes_sent(const Collective& /*c*/) const {
     return std::nullopt;
   }

@@ -104,7 +104,7 @@ class Memory {
   void free(std::byte* data, std::int64_t nbytes, Category category) noexcept;
 
   // For cuda_graph.h. A block that is handed out between the first two calls belongs to the result:
-  // it is nobody else's until that dies, and no part of the books behind the second call. On a
+  // it is nobody else's until that dies, and no part of the books after the second call. On a
   // thread that captures.
 
   class Owned;

@@ -13,11 +13,11 @@
 // Each stream has a clock. A launch takes the longer of its FLOPs and its bytes at the rates below,
 // a collective the time of the link to other ranks: the streams of one rank share it, and it
 // carries one transfer at a time. An event is a time, and waiting moves the clock to it. Listeners
-// are told these times; a launch that would end behind 100,000 days throws InvalidArgument. What
-// the host takes to launch is left out, and so is waiting for other ranks: they are taken to be
-// where this one is. Copies between a device and its host share a link as well, one for each
-// direction, and threads of the host share the rate of its memory, which is all that their work
-// is charged for: what they do is to update, and that is as fast as memory.
+// are told these times; a launch that would end after 100,000 days throws InvalidArgument. What the
+// host takes to launch is left out, and so is waiting for other ranks: they are taken to be where
+// this one is. Copies between a device and its host share a link as well, one for each direction,
+// and threads of the host share the rate of its memory. Nothing else is charged for their work, as
+// all that they do is update, and that is as fast as memory.
 #pragma once
 
 #include <cstdint>

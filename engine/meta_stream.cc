@@ -31,8 +31,8 @@ constexpr double kMaxDays = 100'000;
 // What the streams of one rank share.
 struct MetaDevice {
   MetaRates rates;
-  // When the last one ends of what shares the link to other ranks, each direction of the link to
-  // the host, and the host's memory.
+  // When the last work ends on the link to other ranks, on each direction of the link to the host,
+  // and in the host's memory.
   double link_free_s = 0, up_free_s = 0, down_free_s = 0, host_free_s = 0;
 };
 

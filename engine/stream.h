@@ -177,7 +177,7 @@ class Stream {
   /// stream; on a GPU the waits that are over by now.
   std::int64_t blocked_ns() const;
   /// When everything launched so far is done, for differences to other times of this stream. Known
-  /// at once of an inline stream; on a GPU when blocked_ns() or synchronize() is called behind that
+  /// at once of an inline stream; on a GPU when blocked_ns() or synchronize() is called after that
   /// moment, which nobody waits for. Never known of a worker thread, nor inside a capture.
   std::shared_ptr<const StreamTime> time() const;
   /// What is launched now is kept for a graph; see cuda_graph.h.

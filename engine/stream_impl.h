@@ -93,7 +93,8 @@ std::shared_ptr<StreamImpl> make_inline_cpu(std::string name, StreamOptions opti
 std::shared_ptr<StreamImpl> make_worker_cpu(std::string name, StreamOptions options);
 std::shared_ptr<StreamImpl> make_meta(std::string name, DeviceKind kind, const MetaRates& rates,
                                       StreamOptions options);
-/// One that shares the device of `stream`, a meta stream. `is_of_host`: a thread of its host.
+/// A stream that shares the device of `stream`, a meta stream. `is_of_host`: it is a thread of that
+/// device's host.
 std::shared_ptr<StreamImpl> make_meta_beside(const StreamImpl& stream, std::string name,
                                              DeviceKind kind, StreamOptions options,
                                              bool is_of_host);

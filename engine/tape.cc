@@ -468,7 +468,7 @@ void Tape::replay(Entry& entry) {
     results = run_again(*entry.block, entry.fn);
     forward_phase_ = phase;
   }
-  count_down(std::exchange(used_, {}));  // by ops that did not record, behind the last that did
+  count_down(std::exchange(used_, {}));  // by ops that did not record, after the last that did
   for (std::size_t i = 0; i < douts.size(); ++i) {
     const std::size_t index = entry.outs[i].index;
     require(index < results.size() && results[index].defined(),

@@ -140,7 +140,7 @@ class Tape {
   /// an output: a tensor assigned to an outer variable has no gradient, and an op that needs one
   /// throws.
   Tensor region(const Block& block, const std::function<Tensor()>& fn, RegionOptions options = {});
-  /// The same with several outputs, e.g. a hidden state and an auxiliary loss.
+  /// A region with several outputs, e.g. a hidden state and an auxiliary loss.
   std::vector<Tensor> region(const Block& block, const std::function<std::vector<Tensor>()>& fn,
                              RegionOptions options = {});
   /// Runs `fn` without recording.
@@ -154,8 +154,8 @@ class Tape {
   /// a recomputed region otherwise than as its output.
   void watch(const Tensor& x);
   /// Gradient of a watched tensor in the last backward() alone; undefined if none reached it.
-  /// Gradients of several backwards are added up by who wants their sum. The tape lets go of it
-  /// with the next backward() or clear(), or where a watch() before a forward finds `x` dead.
+  /// Whoever wants the sum over several backwards adds them up. The tape lets go of the gradient
+  /// with the next backward() or clear(), or when a watch() before a forward finds `x` dead.
   Tensor grad(const Tensor& x) const;
 
   /// `loss` has one element; its gradient starts as `seed`. Runs every entry once, last to first,
@@ -163,7 +163,7 @@ class Tape {
   /// depends on nothing that wants a gradient; errors of ops and hooks pass through, and then the
   /// tape is cleared.
   void backward(const Tensor& loss, float seed = 1) { backward(std::vector<Tensor>{loss}, seed); }
-  /// The same for a sum of losses, e.g. of several forwards.
+  /// Backward of a sum of losses, e.g. of several forwards.
   void backward(const std::vector<Tensor>& losses, float seed = 1);
   /// Forgets everything recorded, and watched gradients.
   void clear();
@@ -176,7 +176,8 @@ class Tape {
   /// Entries recorded and not yet run backward: more than 0 between steps means a forward without
   /// backward, such as an evaluation outside no_grad().
   std::size_t num_entries() const { return entries_.size(); }
-  /// The same for error messages: "3 entries, the first of op 'linear', the last of region 'h.0'".
+  /// The entries that num_entries() counts, for error messages: "3 entries, the first of op
+  /// 'linear', the last of region 'h.0'".
   std::string describe_entries() const;
 
  private:

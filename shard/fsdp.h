@@ -91,16 +91,16 @@ class Fsdp {
   /// Optimizer::step_in_backward() has updated some of the parameters.
   void cancel_step();
   /// Captures step(), a whole one from begin_step() to its update by an optimizer's step(), without
-  /// doing it, and returns what does it: to be called between steps, each time behind
+  /// doing it, and returns what does it: to be called between steps, each time after
   /// Optimizer::repeat_step(). Batches, and all else that changes, come by device memory; see
   /// [Note: a step as a graph] and engine/cuda_graph.h. One step came before it as usual, so that
-  /// everything is warm. The result dies before this object, and is of no use behind
+  /// everything is warm. The result dies before this object, and is of no use after
   /// trainable_changed(). Steps of the usual kind, evaluations and checkpoints go on between its
   /// calls. Throws InvalidArgument without a GPU, with several ranks, with what the host takes part
   /// in (offload, reducers of one's own, check_gradients, UnusedParameters::kSkip, join(),
   /// step_in_backward()) and with listeners.
   std::function<void()> capture_step(const std::function<void()>& step);
-  /// What finish_step() would have returned, behind a call of that result: the norm now.
+  /// What finish_step() would have returned, after a call of that result: the norm now.
   /// `captured`: what it returned in the capture, which itself cannot be read.
   GradNorm read_norm(const GradNorm& captured);
   /// Blocks until all collectives are done. Throws CommError if one failed.
@@ -109,7 +109,7 @@ class Fsdp {
   /// counts, once, before what they remember is read (see Reducer::end_step()). On a GPU blocks
   /// until its norm is known.
   void settle_step() const;
-  /// Gradient sums times this are the mean over ranks and micro-steps, or behind join() over
+  /// Gradient sums times this are the mean over ranks and micro-steps, or after join() over
   /// batches.
   double mean_scale() const { return 1.0 / static_cast<double>(num_batches_); }
 
@@ -125,20 +125,22 @@ class Fsdp {
   bool is_unused(const engine::Parameter& p) const;
   /// Sets a parameter from its whole f32 value. Waits for nobody, and is called on every rank: each
   /// keeps its part. What is gathered or computed with is renewed by the next forward or step.
-  /// Throws InvalidArgument if the size differs, and inside a step or region, where some of what is
-  /// computed would be of the values before.
+  /// Throws InvalidArgument if the size differs, and inside a step or region, where part of the
+  /// computation would use the values before.
   void load(const engine::Parameter& p, std::span<const float> values);
-  /// The same with the values that rank `root` has; others may give none. Collective.
+  /// Collective: sets a parameter from the whole f32 value that rank `root` has, as load() does;
+  /// other ranks may give none.
   void load_from(int root, const engine::Parameter& p, std::span<const float> values);
-  /// Collective: renews at once all that is gathered or computed with, for who wrote masters by
-  /// their addresses (Flat::master), which nothing here sees. Throws InvalidArgument as load().
+  /// Collective: renews at once all that is gathered or computed with, for programs that write
+  /// masters by their addresses (Flat::master), which nothing here sees. Throws InvalidArgument as
+  /// load().
   void parameters_changed();
-  /// Collective, between steps, behind the update: `trainable` of some parameters was changed, on
-  /// all ranks alike. Cuts their units anew, one after the other; values stay, and so does the
+  /// Collective, between steps, after the update: `trainable` of some parameters was changed, on
+  /// all ranks alike. Cuts their units again, one after the other; values stay, and so does the
   /// optimizer's state of what is trainable before and after. What is frozen loses its state, and
   /// with parameters in bf16 its f32 master; what is no longer starts from a state of zeros, and
-  /// from a master that is the bf16 value. Reducers of one's own are made anew, and each rank needs
-  /// a batch for the next step. Throws InvalidArgument if ranks differ, naming the parameter,
+  /// from a master that is the bf16 value. Reducers of one's own are made again, and each rank
+  /// needs a batch for the next step. Throws InvalidArgument if ranks differ, naming the parameter,
   /// inside a step or region, between step_in_backward() or join() and its step, and with a
   /// reducer that remembers earlier steps. If memory runs out in it, nothing but the end is left.
   void trainable_changed();
@@ -155,15 +157,15 @@ class Fsdp {
     std::size_t index;
   };
   Location location_of(const engine::Parameter& p) const;
-  /// The same as f32 workspace, once the compute stream gets there; see full().
+  /// Collective: what full() returns, as f32 workspace, once the compute stream gets there.
   engine::Tensor whole(const Location& at, const SplitTensor& owned);
   /// Collective: a whole parameter-shaped tensor of which every rank has the elements that its
   /// optimizer owns, laid out like Flat::master; f32 or bf16.
   std::vector<float> full(const Location& at, const SplitTensor& owned);
-  /// The other way round, not collective: `owned` takes this rank's part of `values`. If it is
-  /// Flat::master, as load() of the parameter.
+  /// Not collective: `owned` takes this rank's part of `values`, the whole. If it is Flat::master
+  /// this is load() of the parameter.
   void load(const Location& at, const SplitTensor& owned, std::span<const float> values);
-  /// `user` is told when units are laid out anew, until it is removed.
+  /// `user` is told when units are laid out again, until it is removed.
   void add_user(FlatUser& user) { users_.push_back(&user); }
   void remove_user(FlatUser& user) noexcept { std::erase(users_, &user); }
   /// `update` says how they are used, in words that must be the same on every rank. Throws
@@ -197,7 +199,8 @@ class Fsdp {
   void keep_values_until(engine::Event read) { values_read_ = std::move(read); }
   /// For who writes masters and states: blocks until nobody reads or writes them.
   void settle_values();
-  /// For who writes masters, on every rank: they are renewed as load() says.
+  /// To be called on every rank where masters of `unit` are written: what is gathered or computed
+  /// with is then renewed as load() says.
   void mark_stale(Unit& unit) { schedule_.mark_stale(unit); }
   /// While the result lives, steps and updates are refused, as what `holder` writes would be lost.
   [[nodiscard]] std::shared_ptr<const void> hold_values(std::string_view holder);
@@ -232,11 +235,11 @@ class Fsdp {
   void check_not_held(std::string_view caller) const;
   void wait_for_readers();
   void broadcast_buffers(int root);
-  // On the gather stream, between what compute did before and does behind.
+  // On the gather stream, between what compute did before and does after.
   void broadcast_behind_compute(const std::function<void()>& enqueue);
   void end_micro_step();
   void begin_micro_step(const MicroStep& options);
-  // Every rank's values, rank by rank, between and behind collectives of units.
+  // Every rank's values, rank by rank, between and after collectives of units.
   template <class T>
   std::vector<T> gather_to_host(const std::vector<T>& values, std::string_view label);
   void find_unused();

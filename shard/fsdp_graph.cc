@@ -16,7 +16,7 @@ using engine::require;
 // alike on the host: no unit is gathered, all slots are free. What a step gathers ahead for the
 // next one is therefore left out, and the graph begins with it. Everything
 // else that the host keeps from step to step - the plan of the schedule, events, counts of visits -
-// is the same behind each step, and events of the capture stand for the last launch. What changes
+// is the same after each step, and events of the capture stand for the last launch. What changes
 // is read from the device: learning rates (Optimizer::repeat_step()), the number of updates, the
 // norm that clips. With several ranks collectives would have to be part of the graph, and what
 // ranks tell each other of them be told without the calls: not yet.

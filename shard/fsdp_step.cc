@@ -55,7 +55,7 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
     unsettled_ = Unsettled{};
   }
   if (context_.check != nullptr) context_.check->begin_step(compute_);
-  if (context_.norm_words.defined()) {  // behind what a step that was given up may still add
+  if (context_.norm_words.defined()) {  // after what a step that was given up may still add
     context_.reduce.wait(compute_.record("norm read"));
     engine::launch_fill(context_.reduce, context_.norm_words, 0, "norm.clear");
   }
@@ -148,7 +148,7 @@ GradNorm Fsdp::finish_step() {
   }
   context_.mesh.agree(compute_);
   if (context_.options.unused_parameters == UnusedParameters::kSkip) find_unused();
-  // Behind the gather of the norm all gathers are done, those that nobody used as well, and the
+  // After the gather of the norm all gathers are done, those that nobody used as well, and the
   // optimizer may write what they read. Where no norm is gathered:
   const Placement& placement = context_.options.placement;
   if (placement.parameters != shard::Place::kWhole &&

@@ -40,7 +40,7 @@ void Fsdp::trainable_changed() {
   if (context_.offload != nullptr) context_.offload->synchronize();
   std::exchange(values_read_, {}).wait();  // before memory is given back
   schedule_.forget_calls();
-  phase_ = Phase::kBroken;  // until all is made anew
+  phase_ = Phase::kBroken;  // until all is made again
   for (const auto& unit : units_) unit->tear_down();
   rings_.clear();
   sum_slots_.clear();

@@ -1,4 +1,4 @@
-// Updates of what a step has a gradient for, behind it or beside its last backward, and what renews
+// Updates of what a step has a gradient for, after it or beside its last backward, and what renews
 // the copies that are computed with.
 #include <exception>
 #include <utility>
@@ -22,15 +22,15 @@ void Fsdp::take_gradients(std::string_view update, bool skips) {
   phase_ = Phase::kIdle;
 }
 
-// Updates of what is offloaded too begin behind work of compute: see UpdateParts.
+// Updates of what is offloaded too begin after work of compute: see UpdateParts.
 void Fsdp::wait_for_readers() { compute_.wait(std::exchange(values_read_, {})); }
 
 // [Note: early updates]
 // A unit whose gradient is final in the last micro-step has no use left, unless a region that is
-// still to be recomputed uses what is frozen of it, or uses it without gradient. Behind the
-// reduction, and behind the last such use, a stream of its own may update it while backward goes
+// still to be recomputed uses what is frozen of it, or uses it without gradient. After the
+// reduction, and after the last such use, a stream of its own may update it while backward goes
 // on. Peers read the unit's part no more: its last gather is complete, here and so everywhere. The
-// root, and what that backward does not reach, follow in finish_step(), behind all gathers, as some
+// root, and what that backward does not reach, follow in finish_step(), after all gathers, as some
 // of these may be for nobody; finish_step() waits for all updates. The order is that of the
 // reductions and replays, so it is the same on all ranks. Elements are updated with the same
 // numbers as at the end, so bits are too; but the norm of the gradient comes too late to clip it,
@@ -69,7 +69,7 @@ void Fsdp::end_updates() noexcept {
 void Fsdp::update_early(Unit& unit) {
   unit.reshard(compute_);  // the slot need not wait for the update
   if (early_->updated.empty()) {
-    wait_for_readers();  // who came behind step_in_backward()
+    wait_for_readers();  // who came after step_in_backward()
     early_->update.begin();
     update_->wait(compute_.record("prepared"));
   }

@@ -68,8 +68,8 @@ class Schedule : public engine::RegionHooks {
 
   /// Ends visits of packed units that were left halfway: parameters change.
   void close_visits(const engine::Stream& compute);
-  /// Masters of `unit` are written, between steps: they are renewed before anything is gathered or
-  /// computed with again.
+  /// To be called between steps where masters of `unit` are written: what is gathered or computed
+  /// with is renewed before it is used again.
   void mark_stale(Unit& unit) {
     unit.mark_stale();
     has_stale_ = true;
@@ -140,9 +140,9 @@ class Schedule : public engine::RegionHooks {
     Hook hook;
     const engine::Block* block;
     engine::Pass pass;  // of a forward
-    // Of trainable parameters, before the backward of a reduced unit or behind that of a visit.
+    // Of trainable parameters, before the backward of a reduced unit or after that of a visit.
     bool has_pending_uses = {};
-    bool has_ops = {};  // behind a forward: some were recorded
+    bool has_ops = {};  // after a forward: some were recorded
   };
 
   void forget();

@@ -309,7 +309,7 @@ bool Unit::sum_takes_gradient() const {
 void Unit::begin_gradient(const Stream& compute) {
   if (gradient_->nbytes() == 0 || gradient_->resident()) return;
   if (!reduced_in_step_ && sum_takes_gradient()) {
-    // Compute comes behind what read the sum of the step before, and what a step that was given up
+    // Compute comes after what read the sum of the step before, and what a step that was given up
     // added to it is waited for.
     gradient_home_ = sum_.device().buffer();
     compute.wait(reduced_);

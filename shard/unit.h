@@ -57,8 +57,8 @@ class Unit {
   std::int64_t gradient_nbytes() const { return gradient_->nbytes(); }
   /// What the sum of gradients takes: 0 without trainable parameters.
   std::int64_t sum_nbytes() const;
-  /// Where slots come from, and the staging of reductions; set before the first step, and anew
-  /// behind tear_down(). `sum`: null if the sums of gradients are not offloaded. `first_parameter`:
+  /// Where slots come from, and the staging of reductions; set before the first step, and again
+  /// after tear_down(). `sum`: null if the sums of gradients are not offloaded. `first_parameter`:
   /// how many trainable ones earlier units have.
   void set_up(SlotRing* parameters, SlotRing* gradients, const engine::Tensor& reduce_staging,
               SumSlot* sum, std::int64_t first_parameter);
@@ -67,7 +67,7 @@ class Unit {
   void tear_down();
   /// Whether some parameter's `trainable` is no longer that of its flat.
   bool is_cut_otherwise() const;
-  /// Between tear_down() and set_up(): lays the parameters out anew, uninitialised.
+  /// Between tear_down() and set_up(): lays the parameters out again, uninitialised.
   void recut();
 
   // Parameters.
@@ -82,7 +82,7 @@ class Unit {
   /// Work of `compute` may use the parameters from here until release(). `why`: "forward" or
   /// "backward", for StepListener.
   void acquire(const engine::Stream& compute, const char* why);
-  /// Makes `stream` wait for the last gather, whether it was for a use or not: behind it nobody
+  /// Makes `stream` wait for the last gather, whether it was for a use or not: after it nobody
   /// reads this rank's part.
   void wait_for_gather(const engine::Stream& stream) const;
   void release() { in_use_ = false; }
@@ -96,13 +96,15 @@ class Unit {
   /// `on_host` says: renews this rank's part of the copies that are computed with, and gives
   /// gathered ones back. What was gathered is in use no more.
   void renew(const engine::Stream& stream, const std::vector<WrittenOnHost>& on_host);
-  /// The same where any masters were written, and all are there.
+  /// renew() of all masters, whichever were written.
   void renew_all(const engine::Stream& stream);
-  /// Masters are written, and not renewed yet: what is gathered or computed with is out of date.
+  /// To be called where masters are written: what is gathered or computed with is out of date until
+  /// renew_stale().
   void mark_stale() { is_stale_ = true; }
-  /// Renews and gathers them then; with a word to peers, which were written too.
+  /// If mark_stale() was called, renews what is computed with, and gathers it. Tells peers, so that
+  /// a write on some ranks alone is an error.
   void renew_stale(const engine::Stream& stream);
-  /// Behind renew(): gathers what other ranks renewed. Until then only gathers may read the copies.
+  /// After renew(): gathers what other ranks renewed. Until then only gathers may read the copies.
   void gather_renewed();
 
   // Gradients.
@@ -118,7 +120,7 @@ class Unit {
   // The step.
 
   void begin_step(const engine::Stream& compute);
-  /// Behind the last reduction: makes `stream` wait for the sums, but for what of them lies on the
+  /// After the last reduction: makes `stream` wait for the sums, but for what of them lies on the
   /// host.
   void wait_for_sums(const engine::Stream& stream);
   /// When that is there.

@@ -122,7 +122,7 @@ class Share {
   }
 
  private:
-  // Of what goes round all ranks in parts, each but the last hands a part on.
+  // What a rank sends of `nbytes` that go round all ranks, one part for each: all parts but one.
   std::int64_t passed_on(std::int64_t nbytes) const { return nbytes - nbytes / size_; }
   static std::size_t bytes(const Tensor& t) { return static_cast<std::size_t>(t.nbytes()); }
   float* out() const { return c_.out.data<float>(); }
@@ -174,8 +174,9 @@ class Share {
     sum_in_rank_order_on_gpu(gpu_, c_.in.dtype(), ins, adds() ? start : nullptr, {&sums, 1}, numel);
   }
 
-  // NCCL sums in the dtype of the inputs, into `out` if it can, else beside it: one kernel widens
-  // and adds that to what `out` holds. Returns the bytes of the sum that NCCL was asked for.
+  // NCCL sums in the dtype of the inputs, into `out` if it can, else into memory beside it, from
+  // where one kernel widens the sums and adds them to what `out` holds. Returns the bytes of the
+  // sum that NCCL was asked for.
   std::int64_t reduce_fast(std::string_view name,
                            decltype(NcclLibrary::all_reduce) NcclLibrary::*function) {
     const bool is_f32 = c_.in.dtype() == DType::kF32;

@@ -1,5 +1,5 @@
-// What a reduction over NCCL sends, and how much memory it takes beside its tensors: for what makes
-// it, and for what plans it without NCCL. Private to comm.
+// What a reduction over NCCL sends, and how much memory it takes besides its tensors, for ranks
+// that make it and for plans that have no NCCL. Private to comm.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +34,9 @@ inline std::int64_t nccl_staging_nbytes(const Collective& c, int size, bool cano
                           : all_reduce_part(c.out.numel(), size) * in_size);
 }
 
-/// Bytes that rank `rank` sends, where that is not what Traffic says: an all-reduce of NCCL's own
-/// has the dtype of its input in both of its halves, and in the order of ranks parts may differ.
+/// Bytes that rank `rank` sends in an all-reduce; none for other collectives, which send what
+/// Traffic says. NCCL's own all-reduce sends the dtype of its input in both halves; in the order of
+/// ranks the parts of ranks may differ in size.
 inline std::optional<std::int64_t> nccl_bytes_sent(const Collective& c, int rank, int size,
                                                    bool canonical) {
   if (c.op != Collective::Op::kAllReduce) return std::nullopt;

@@ -50,7 +50,7 @@ class ThreadsGroup final : public ProcessGroup {
   int world_rank(int rank) const override { return self_.group()->world_rank(rank); }
 
   // Pointers are taken now, in the caller's thread: it may release the buffers once it has an event
-  // behind this. The tensors ride along so that the memory lives until then.
+  // after this. The tensors ride along so that the memory lives until then.
   std::int64_t enqueue(Collective collective, const Stream& stream) override {
     const std::int64_t sent = collective.work.bytes_sent;
     const Call call = self_.next_call(flight_call(collective), std::move(collective.text));

@@ -195,7 +195,7 @@ struct Key {
 
   Side a, b, c;
   bool has_bias, device_scales;
-  bool has_sums;  // behind a slope, whose time is that of both
+  bool has_sums;  // after a slope, whose time is that of both
   Gelu gelu;
 };
 

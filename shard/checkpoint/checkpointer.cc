@@ -200,7 +200,8 @@ void Checkpointer::save(std::int64_t step, std::map<std::string, std::string> va
   if (!options_.async) wait();
 }
 
-// On rank 0: what to warn of if the checkpoint called step_`step` is newly found to be another.
+// On rank 0: a warning if the checkpoint called step_`step` is found, for the first time, to be of
+// another step; otherwise empty.
 std::string Checkpointer::reject_if_misnamed(std::int64_t step) {
   if (rejected_.contains(step) || named_.contains(step)) return "";
   const std::optional<std::int64_t> other = misnamed_step(options_.folder, step);
@@ -210,7 +211,7 @@ std::string Checkpointer::reject_if_misnamed(std::int64_t step) {
                      misnamed_text(checkpoint_path(options_.folder, step), *other));
 }
 
-// On rank 0: whether what is called step_`step` is not to be believed.
+// On rank 0: whether the checkpoint called step_`step` is of another step, or did not verify.
 bool Checkpointer::passes_over(std::int64_t step) {
   const std::string warning = reject_if_misnamed(step);
   if (!warning.empty()) warn(warning);

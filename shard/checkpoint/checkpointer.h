@@ -60,15 +60,15 @@ class Checkpointer {
 
   // All collective, between steps. Errors are thrown on every rank alike: IoError naming rank, file
   // and cause, DeviceError naming the rank that had no memory. After one of save(), poll() or
-  // wait() older checkpoints are as they were, and the next save() starts anew. A rank that has no
-  // memory to tell the others throws bad_alloc, and they an error once it leaves.
+  // wait() older checkpoints are as they were, and the next save() starts from the beginning. A
+  // rank that has no memory to tell the others throws bad_alloc, and they an error once it leaves.
 
-  /// Saves what the parts hold behind `step` steps. `values`: what the program wants back, the same
-  /// on every rank, in UTF-8. Behind the end of an earlier one: if that failed and neither poll()
-  /// nor wait() has told, this throws its error and begins nothing; to be called again. Async:
-  /// returns when the copy is begun; nothing is updated before it is made. Throws InvalidArgument
-  /// for a step that is not behind those of the folder, but for those that did not verify, or are
-  /// not of the step of their name.
+  /// Saves what the parts hold after `step` steps. `values`: what the program wants back, the same
+  /// on every rank, in UTF-8. Waits for an earlier save to end: if that failed and neither poll()
+  /// nor wait() has thrown its error, this throws it and begins nothing, and can be called again.
+  /// Async: returns when the copy is begun; nothing is updated before it is made. Throws
+  /// InvalidArgument for a step that is not after all checkpoints of the folder, not counting those
+  /// that did not verify or are of another step than their name says.
   void save(std::int64_t step, std::map<std::string, std::string> values);
   /// To be called between steps while a save may be at work, on every rank. Returns its step when
   /// it has its name.
@@ -77,16 +77,17 @@ class Checkpointer {
   std::optional<std::int64_t> wait();
   bool is_saving() const { return save_ != nullptr; }
 
-  // Behind the end of a save at work.
+  // After the end of a save at work.
 
   /// Loads the newest checkpoint of the folder that verifies, warning of those that do not; these
   /// stay, and are renamed if a save needs their name. Later saves are of the same run. Nothing if
   /// the folder has none. Throws IoError if none of those there verifies.
   std::optional<LoadedCheckpoint> load_newest(const LoadOptions& options = {});
-  /// The same of one checkpoint, of this folder or another. Throws InvalidArgument if this folder
-  /// has newer ones, or is another one and has any: saves would be mixed with them.
+  /// Loads one checkpoint, of this folder or another; later saves are of the same run. Throws
+  /// InvalidArgument if this folder has newer ones, or is another one and has any: saves would be
+  /// mixed with them.
   LoadedCheckpoint load(const std::string& path, const LoadOptions& options = {});
-  /// The same of one that was loaded already.
+  /// Later saves are of the run of `loaded`, which was loaded by other means. Throws as load().
   void continue_from(const LoadedCheckpoint& loaded);
   /// Throws InvalidArgument if the folder has checkpoints, which a new run must not mix with its
   /// own.
@@ -116,8 +117,8 @@ class Checkpointer {
   engine::Stream stream_;  // of meetings
   std::string run_;
   std::unique_ptr<CheckpointFolder> folder_;  // on rank 0
-  // Steps of the folder that did not verify or are called so without being it, and those that were
-  // found to be what they are called.
+  // Steps of the folder: those whose checkpoint did not verify or is of another step, and those
+  // whose checkpoint was found to be of the step that its name says.
   std::set<std::int64_t> rejected_, named_;
   std::unique_ptr<Snapshot> snapshot_;
   std::unique_ptr<Save> save_;  // at work

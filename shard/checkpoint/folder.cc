@@ -34,7 +34,7 @@ constexpr std::string_view kPrefix = "step_";
 std::string reason(int error) { return std::generic_category().message(error); }
 
 void rename_folder(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) == 0) return;  // needs no memory behind it
+  if (::rename(from.c_str(), to.c_str()) == 0) return;  // needs no memory after it
   const int error = errno;
   fail<IoError>("[checkpoint] expected to rename {}, got {} ({})", engine::escaped(from),
                 reason(error), to);

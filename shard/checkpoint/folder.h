@@ -51,7 +51,8 @@ class CheckpointFolder {
   /// Removes all but the newest `keep` checkpoints, the oldest first; 0: none. Those of `rejected`
   /// steps do not count, and stay. Returns the errors.
   std::vector<std::string> prune(int keep, const std::set<std::int64_t>& rejected);
-  /// Gives what has the name of `step` and is not to be believed another name. Throws IoError.
+  /// Renames the checkpoint that has the name of `step` but is damaged or of another step. Throws
+  /// IoError.
   void set_aside(std::int64_t step);
 
  private:

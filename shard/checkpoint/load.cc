@@ -273,7 +273,7 @@ bool Loading::has_state_of(const CheckpointPart& part) const {
   return part.optimizer->state_names().empty();
 }
 
-// Replaces `mine`, a setting of the program's, and says so if it was another.
+// Replaces `mine`, a setting of the program's, and says so if its value was another.
 void take(double& mine, double saved, std::string_view key, const std::string& group,
           std::vector<std::string>& changed) {
   if (mine == saved) return;
@@ -288,7 +288,7 @@ std::vector<std::string> Loading::set_optimizers() {
     Optimizer* const optimizer = parts_[i].optimizer;
     if (optimizer == nullptr) continue;
     const CheckpointOptimizer& saved = reader_.manifest().optimizers[i];
-    // States that start anew count their steps anew.
+    // States that start from nothing count their steps from 0.
     if (has_state_of(parts_[i])) optimizer->set_num_steps(saved.num_steps);
     if (!options_.groups) continue;
     for (const CheckpointGroup& g : saved.groups) {
@@ -310,7 +310,7 @@ std::string joined(const std::vector<std::string>& lines) {
   return text;
 }
 
-// `named`: the step that the name of the folder says, if it is to be believed.
+// `named`: the step that the folder's name says and the manifest must say too; none: any.
 LoadedCheckpoint load(comm::ProcessGroup& world, std::span<const CheckpointPart> parts,
                       const std::string& path, const LoadOptions& options,
                       std::optional<std::int64_t> named) {
@@ -361,7 +361,8 @@ LoadedCheckpoint load(comm::ProcessGroup& world, std::span<const CheckpointPart>
     return "";
   });
   exchange(meeting, compared, "checkpoint compared");
-  // Also of what a damaged checkpoint leaves half read.
+  // A checkpoint that turns out to be damaged may have been read in part: that counts as written
+  // too.
   for (const CheckpointPart& part : parts) {
     for (const auto& unit : part.fsdp->units()) part.fsdp->mark_stale(*unit);
   }

@@ -18,7 +18,7 @@ namespace tessera::shard {
 struct LoadOptions {
   /// False: states of optimizers and hooks, and parameter groups, that are missing stay as they
   /// are, and those that nobody has are ignored; LoadedCheckpoint::differences says which. An
-  /// optimizer of whose states there is none counts its steps anew.
+  /// optimizer of whose states there is none counts its steps from 0.
   bool strict = true;
   /// Parameter groups take their values from the checkpoint, and LoadedCheckpoint::changed says
   /// which had others. False: they keep their own.
@@ -32,8 +32,8 @@ struct LoadedCheckpoint {
   int ranks = 1;                              ///< that wrote it
   std::map<std::string, std::string> values;  ///< see Manifest
   std::vector<std::string> differences = {};  ///< a line each
-  /// What of the program's own the checkpoint replaced by another value, a line each: settings of
-  /// parameter groups.
+  /// The program's own settings of parameter groups that the checkpoint replaced by other values, a
+  /// line each.
   std::vector<std::string> changed = {};
 };
 
@@ -45,10 +45,11 @@ struct LoadedCheckpoint {
 LoadedCheckpoint load_checkpoint(comm::ProcessGroup& world, std::span<const CheckpointPart> parts,
                                  const std::string& path, const LoadOptions& options = {});
 
-/// The newest of the checkpoints in `folder` that verifies, and is of the step of its name. `warn`
-/// is told of each newer one that does not, and what LoadedCheckpoint::changed says; `rejected`, if
-/// not null, of its step. Nothing if there are none. Throws as load_checkpoint(), but IoError if
-/// there are some and none verifies.
+/// Loads the newest of the checkpoints in `folder` that verifies and is of the step that its name
+/// says. `warn` is told of each newer one that is passed over, and each line of
+/// LoadedCheckpoint::changed; `rejected`, if not null, the steps of those passed over. Nothing if
+/// there are no checkpoints. Throws as load_checkpoint(), but IoError if there are some and none
+/// verifies.
 std::optional<LoadedCheckpoint> load_newest_checkpoint(
     comm::ProcessGroup& world, std::span<const CheckpointPart> parts, const std::string& folder,
     const LoadOptions& options = {}, const std::function<void(std::string_view)>& warn = {},

@@ -8,7 +8,8 @@
 namespace tessera::tools {
 namespace {
 
-// Of the schedule, of placement, and of what is checked, said and saved alone.
+// Options of the schedule and of placement, and those that only say what is checked, printed or
+// saved.
 bool keeps_bits(const std::string& key) {
   static const std::set<std::string> keys = {
       "parallel.strategy",

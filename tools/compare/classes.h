@@ -6,9 +6,9 @@
 // it is held to it. So configurations form classes of equal arithmetic, and within each class bits
 // are compared. A dtype, a hook, one reduction at the end of accumulation, another way to multiply
 // computes the same training in another arithmetic: between such classes the largest difference of
-// a step's loss must stay within the tolerance, once for each class, as all of a class have the
-// same bits. Another model, rate, seed or batch is another training: its losses are shown beside
-// the others, and nothing is expected of them.
+// a step's loss must stay within the tolerance. It is measured once for each class, as all of a
+// class have the same bits. Another model, learning rate, seed or batch is another training: its
+// losses are shown with the others, and nothing is expected of them.
 #pragma once
 
 #include <cstddef>
@@ -25,13 +25,14 @@ enum class OptionEffect {
   kArithmetic,  ///< the same training, rounded or added up in another way
   kTraining,    ///< another training
 };
-/// Of an option alone; see arithmetic_differences() for those on which others depend.
+/// What the option `key` does whatever the others are; see arithmetic_differences() for what
+/// depends on them.
 OptionEffect effect_of(const std::string& key);
 
 /// The options by which `b` computes other numbers than `a`, or the same in another order. Empty:
 /// bits must be equal.
 std::vector<std::string> arithmetic_differences(const Configuration& a, const Configuration& b);
-/// Those of them that make it another training.
+/// The options by which `b` is another training than `a`; empty: it is the same one.
 std::vector<std::string> training_differences(const Configuration& a, const Configuration& b);
 
 /// Configurations of equal arithmetic.

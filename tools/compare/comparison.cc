@@ -67,7 +67,7 @@ std::optional<StepParts> step_parts_of(const std::vector<RunRecord>& rounds,
                    .other_ms = ms(kParts.size()).value_or(0)};
 }
 
-// Of the rounds that a speed is known of: one of each.
+// The speed of each round; none if that of any is not known.
 std::vector<double> speeds_of(const std::vector<RunRecord>& rounds, std::int64_t warmup) {
   std::vector<double> speeds;
   for (const RunRecord& run : rounds) {

@@ -17,17 +17,16 @@
 
 namespace tessera::tools {
 
-/// All that a plan says of its steps: calls, times, memory. Equal of equal steps.
+/// All that a plan says of its steps: calls, times, memory. Equal steps have equal texts.
 std::string text_of_steps(const TrainPlan& plan);
 
 /// Plans every configuration, and sets same_plan_as of those whose plan an earlier one has. Throws,
 /// with its name, what its training would before its first step, or that no plan meets its
-/// memory_budget. Chooses this process's CPU, so that nothing can be read for another one behind
-/// it.
+/// memory_budget. Chooses this process's CPU, after which no request for another one can be read.
 void check_plans(Request& request);
 
-/// Of Request::only_plans: every configuration, with what its memory_budget makes of it. Chooses
-/// this process's CPU. Throws, with its name, what a training would before its first step.
+/// A row for every configuration, with what its memory_budget makes of it; for Request::only_plans.
+/// Chooses this process's CPU. Throws, with its name, what a training would before its first step.
 std::vector<PlanRow> plan_rows(const Request& request);
 
 }  // namespace tessera::tools

@@ -45,7 +45,7 @@ TransformerConfig defaults() {
   config.val_fraction = 0;
   config.sample_tokens = 0;
   config.audit = true;                   // which leaves what was planned in the log
-  config.checkpoint.is_offered = false;  // a training that is interrupted begins anew
+  config.checkpoint.is_offered = false;  // a training that is interrupted begins again
   config.out = CompareConfig().out;
   return config;
 }

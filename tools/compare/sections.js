@@ -41,7 +41,8 @@ function memorySection() {
   }
 }
 
-// The arithmetic of each category, whose measured peak stands in its first row. Of many terms the smaller ones are behind a fold.
+// The arithmetic of each category, whose measured peak stands in its first row. Of many terms the
+// smaller ones are folded away.
 function termRows(terms, where, measured) {
   const label = Object.fromEntries(CATEGORIES);
   return [...new Set(terms.map((t) => t.category))].flatMap((category) => {

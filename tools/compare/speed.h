@@ -2,7 +2,7 @@
 //
 // [Note: what is told apart] The steps of one training share the minute and the memory pages they
 // ran in, so their spread does not say how much another training of the same program would differ.
-// The unit is a round: each configuration once, in an order drawn anew for every round. If two
+// The unit is a round: each configuration once, in an order drawn for every round. If two
 // configurations are equally fast, chance alone decides which of both meets the better moment of
 // each round: the sign of their difference is a fair coin, whatever the noise is (drift, outliers,
 // two modes). So a median difference is tested by its signs and needs no assumption about the

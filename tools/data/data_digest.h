@@ -1,5 +1,5 @@
-// What data are, wherever they lie and in whatever format: whoever goes on with a training tells by
-// it that they have changed.
+// What data are, wherever they lie and in whatever format: a run that is resumed sees by it whether
+// they have changed.
 #pragma once
 
 #include <cstdint>

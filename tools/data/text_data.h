@@ -41,7 +41,7 @@ class TokenFile {
   /// That so many bytes can hold.
   std::int64_t max_possible_token() const { return (std::int64_t{1} << (8 * token_nbytes_)) - 1; }
   std::int64_t num_tokens() const { return num_tokens_; }
-  /// The bytes of the first tokens, behind a header: up to `max_nbytes`.
+  /// The bytes of the first tokens, without a header: up to `max_nbytes`.
   std::string head(std::size_t max_nbytes) const;
   /// Fills `out` with tokens [first, first + out.size()). Throws IoError for a token that is not
   /// below `vocab`, with its position.

@@ -25,7 +25,7 @@ Check product_line(double f32, double peak, double bf16) {
 }
 
 Check collective_line(const CollectiveTime& time, bool on_gpus) {
-  const double slow = on_gpus ? 0.002 : 0.25;  // PCIe beside HBM has 0.01
+  const double slow = on_gpus ? 0.002 : 0.25;  // PCIe has 0.01 of the rate of HBM
   const double gb_per_s = time.nbytes / time.ms * 1e-6, ratio = time.copy_ms / time.ms;
   Check check{.name = fmt::format("{}{}", on_gpus ? "gpu " : "", time.name)};
   check.found = fmt::format("{} {}: values right, {:.1f} GB/s a rank, {:.2f} of {}", time.num_ranks,

@@ -24,7 +24,8 @@ struct Launched {
   int num_processes = 1;  ///< 1: nothing says so
   std::string variables;  ///< that say so: "WORLD_SIZE=4, RANK=1"
 };
-/// What WORLD_SIZE, SLURM_NTASKS, OMPI_COMM_WORLD_SIZE, PMI_SIZE and the ranks beside them say.
+/// What WORLD_SIZE, SLURM_NTASKS, OMPI_COMM_WORLD_SIZE, PMI_SIZE and the variables with their ranks
+/// say.
 Launched launched(const Environment& environment);
 /// Whether `name` is one of the sizes among them.
 bool is_launch_size(std::string_view name);

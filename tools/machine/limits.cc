@@ -23,7 +23,7 @@ std::vector<std::string> lines_of(const std::string& path) {
   return lines;
 }
 
-// The number at the front of `text`, behind spaces.
+// The number at the front of `text`, after spaces.
 std::optional<std::int64_t> number(std::string_view text) {
   text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
   std::int64_t value = 0;

@@ -10,7 +10,7 @@
 
 namespace tessera::tools {
 
-/// Memory that this process can get beside what it has, and what keeps it from more.
+/// How much more memory this process can get, and what keeps it from more.
 struct MemoryRoom {
   enum class By { kMachine, kCgroup, kAddressSpace };
   By by = By::kMachine;

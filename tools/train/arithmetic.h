@@ -1,4 +1,4 @@
-// What decides the bits of a training beside its configuration: who multiplies, and where.
+// What decides the bits of a training besides its configuration: who multiplies, and where.
 #pragma once
 
 #include <string>

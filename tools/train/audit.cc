@@ -51,7 +51,7 @@ std::vector<Audit::Row> Audit::rows_of(const StepRecord& step) const {
 void Audit::add(const StepRecord& step) {
   const bool is_behind_validation =
       val_every_ > 0 && step.step > start_ + 1 && (step.step - 1) % val_every_ == 0;
-  // What is not updated is not gathered anew, there or ahead of the next step.
+  // What is not updated is not gathered again, there or ahead of the next step.
   const bool is_skipped = !step.skipped.empty();
   const bool is_behind_skip = std::exchange(was_skipped_, is_skipped);
   // Of a step that was made again the plan knows what follows another one, and comes to the same.

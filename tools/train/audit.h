@@ -24,9 +24,9 @@ class Audit {
   bool differs() const { return first_wrong_ > 0; }
   /// How many steps were compared.
   std::int64_t num_steps() const { return num_steps_; }
-  /// The run goes on from behind that step.
+  /// The run goes on after that step.
   void start_behind(std::int64_t step) { start_ = step; }
-  /// Each step, in order, of that rank. A step behind a validation is left out: units that were
+  /// Each step, in order, of that rank. A step after a validation is left out: units that were
   /// gathered ahead for it are gathered again. So is one that was made again if it is the first of
   /// the run, or did not come to the same.
   void add(const StepRecord& step);

@@ -139,7 +139,7 @@ const Batch& BatchLoader::again(std::int64_t n) {
   const Batch host = empty_batch(Memory(), tensors_);
   fill_(n, host);
   for (std::size_t i = 0; i < host.size(); ++i) {
-    batch[i].copy_from_host(host[i].raw(), host[i].numel());  // behind what compute has been given
+    batch[i].copy_from_host(host[i].raw(), host[i].numel());  // after what compute has been given
   }
   return batch;
 }

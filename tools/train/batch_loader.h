@@ -44,7 +44,7 @@ class BatchLoader {
 
   /// Fills batches 0 to num_batches - 1 in order. `memory`: of compute's device. `listener`: told
   /// of copies to the GPU. Destroyed only when `compute` is certain to come to an end, as it waits
-  /// for copies behind that. Throws DeviceError if no thread can be started.
+  /// for copies after that. Throws DeviceError if no thread can be started.
   BatchLoader(const engine::Memory& memory, const engine::Stream& compute,
               const std::vector<BatchTensor>& tensors, std::int64_t num_batches, Fill fill,
               engine::LaunchListener* listener = nullptr);

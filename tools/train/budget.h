@@ -34,11 +34,11 @@ struct BudgetPlan {
 /// The fastest way to train by planned time that fits `budget_nbytes`: what is asked for, if it
 /// does, or with fewer gathers ahead, fewer reductions in flight, resharding after forward, blocks
 /// of a model of `num_blocks` recomputed, parts of the optimizer's state, gradients and parameters
-/// on the host. None changes a bit, but on a GPU that of the optimizer's state: an update on the
-/// host may differ in the last. If none of these fits, smaller micro-batches, and as many more of
-/// them a step, are tried as well: the same samples, whose sums are rounded otherwise. Throws
-/// InvalidArgument with what is largest of what needs least, and the smallest budget that fits, if
-/// nothing does. `plan_one`: plans one rank, for the search; null: all are planned by `plan_most`.
+/// on the host. None of these changes a bit on CPU ranks, or on GPUs that add in the order of
+/// ranks. If none fits, smaller micro-batches, and as many more of them a step, are tried as well:
+/// the same samples, whose sums are rounded otherwise. Throws InvalidArgument with what is largest
+/// of what needs least, and the smallest budget that fits, if nothing does. `plan_one`: plans one
+/// rank, for the search; null: all are planned by `plan_most`.
 BudgetPlan fit_budget(const TrainConfig& config, std::int64_t budget_nbytes,
                       std::int64_t num_blocks, const PlanMost& plan_most,
                       const PlanMost& plan_one = nullptr);
@@ -53,7 +53,7 @@ TrainConfig without_budget(const TrainConfig& config);
 
 /// A table of the rungs, and the remark.
 std::vector<std::string> lines_of(const BudgetPlan& plan, std::int64_t budget_nbytes);
-/// The same as one JSON object, with the options that were changed.
+/// The plan as one JSON object, with the options that were changed.
 JsonRecord budget_record(const BudgetPlan& plan, std::int64_t budget_nbytes);
 
 }  // namespace tessera::tools

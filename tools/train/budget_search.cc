@@ -123,7 +123,8 @@ BudgetSearch::Found BudgetSearch::least() {
   return found(least->first);
 }
 
-// All is given up but for some of what is offloaded, which takes memory of its own.
+// Whether anything fits with all given up, but for some of what is offloaded, as offload takes
+// memory of its own.
 bool BudgetSearch::any_fits() {
   std::vector<Levels> corners(1);
   for (std::size_t k = 0; k < knobs_.size(); ++k) {
@@ -159,7 +160,7 @@ std::vector<BudgetSearch::Levels> BudgetSearch::fast_corners() const {
   return corners;
 }
 
-// By so much that it is worth a plan: with many plans made, by more.
+// Whether a plan is worth making. When many have been made, it must promise to save more.
 bool BudgetSearch::may_be_faster(double bound_ms) const {
   constexpr std::int64_t kManyPlans = 60;
   const double worth = num_looked_ < kManyPlans * (num_blocks_ <= kFewBlocks ? 5 : 1) ? 1e-5 : 5e-3;

@@ -36,9 +36,9 @@ class BudgetSearch {
     double step_ms;
   };
 
-  /// Of a model of `num_blocks`. `plan_most` plans the rank that needs most; `plan_one` one rank,
-  /// which takes less time and needs no more, so that what is chosen is planned by the first as
-  /// well; null: all are.
+  /// For a model of `num_blocks`. `plan_most` plans the rank that needs most, `plan_one` a single
+  /// one in less time. What is chosen with the help of `plan_one` is planned by `plan_most` as
+  /// well, as another rank may need more. If `plan_one` is null, `plan_most` plans all.
   BudgetSearch(const TrainConfig& asked, std::int64_t budget_nbytes, std::int64_t num_blocks,
                PlanMost plan_most, PlanMost plan_one);
 

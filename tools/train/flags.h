@@ -113,7 +113,7 @@ class FlagSet {
   /// suggestion), given twice, of a wrong type, out of range; IoError for a file that cannot be
   /// read or is not TOML.
   bool parse(std::span<const char* const> arguments, std::ostream& out);
-  /// The same; argv[0] is skipped.
+  /// Parses argv but for argv[0]; see the other parse().
   bool parse(int argc, const char* const* argv, std::ostream& out);
 
   /// Was the option on the command line? One in a file does not count: to_toml() lists them all.

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kStepsBeforeGraph = 2;
 std::string graph_obstacle(const TrainConfig& config, int num_ranks, bool on_gpus);
 /// What cuda.graph comes to. Throws InvalidArgument where graphs are asked for and cannot be.
 bool uses_graphs(const TrainConfig& config, int num_ranks, bool on_gpus);
-/// The same as a line for the terminal; empty where nobody expects graphs.
+/// What cuda.graph comes to, as a line for the terminal; empty where nobody expects graphs.
 std::string graph_line(const TrainConfig& config, int num_ranks, bool on_gpus);
 
 }  // namespace tessera::tools

@@ -25,17 +25,18 @@ HostMemory host_memory(int num_ranks, bool on_gpus,
                        const std::function<std::string(int rank)>& kind,
                        const std::function<TrainPlan(int rank)>& plan);
 
-/// What is taken beside what there is, and what to try.
+/// How much memory is needed and how much there is, and what to try.
 struct MemoryShortage {
   std::string text = {};    ///< empty: there is none
   bool is_certain = false;  ///< else only with the blocks that ranks keep for reuse
 };
 
-/// Of `ranks` of `config`. None where the machine tells no limit.
+/// What `ranks` ranks of `config`, which need `memory`, lack. Nothing where the machine tells no
+/// limit.
 MemoryShortage memory_shortage(const HostMemory& memory, const TrainConfig& config,
                                const Ranks& ranks, const MachineLimits& limits = read_limits());
 
-/// Of a prepared task. None for what cannot be planned.
+/// What a prepared task lacks. Nothing for one that cannot be planned.
 MemoryShortage memory_shortage(const Task& task, const Ranks& ranks);
 
 /// A line that warns of a shortage; empty without. Throws DeviceError instead of one that is

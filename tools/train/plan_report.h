@@ -19,7 +19,7 @@ std::vector<std::string> memory_lines(const TrainPlan& plan);
 std::vector<std::string> largest_lines(const TrainPlan& plan);
 /// Lines: memory by category with its arithmetic, traffic, collectives in order, simulated time.
 std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& target);
-/// The same figures as one JSON object.
+/// The figures of plan_lines() as one JSON object.
 JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target);
 
 }  // namespace tessera::tools

@@ -45,7 +45,7 @@ std::vector<std::size_t> fastest_of(const std::vector<PlanRow>& rows);
 
 /// A table, what it leaves open, and a verdict.
 std::vector<std::string> table_lines(const std::vector<PlanRow>& rows);
-/// The same figures as one JSON object.
+/// The figures of the table as one JSON object.
 JsonRecord table_record(const std::vector<PlanRow>& rows);
 
 }  // namespace tessera::tools

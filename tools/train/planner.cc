@@ -90,7 +90,7 @@ std::int64_t link_ns(const engine::MetaRates& rates, std::int64_t nbytes) {
 
 // [Note: what compute waits for]
 // A wait that ends when a collective does may have gone by with others: the norm of the gradient is
-// gathered behind the last reductions, and is there soon after them. The link carries one
+// gathered after the last reductions, and is there soon after them. The link carries one
 // collective at a time, so each has of the wait what it was on the link for. What is left, in which
 // nothing was sent, is of the one that ends it: a copy of the host's that it had to wait for. What
 // the step before gathered ahead counts with what this one does for the next: in the long run the

@@ -35,7 +35,7 @@ struct PlanTarget {
   std::shared_ptr<std::vector<engine::DeviceProduct>> gemms = nullptr;
 };
 
-/// What a training does beside its steps, without recording: a batch of its validation.
+/// What a training does between its steps, without recording: a batch of its validation.
 struct BesidePass {
   std::string name;  ///< "validation"
   std::vector<BatchTensor> tensors;
@@ -63,12 +63,12 @@ struct PlannedCollective {
 /// Of one rank: others may hold more or less; see rank_kind().
 struct TrainPlan {
   std::uint64_t hash;              ///< that ranks agree on
-  std::vector<std::string> facts;  ///< behind it
+  std::vector<std::string> facts;  ///< that the hash is of
   /// The first and the second: later ones are as the second. Where a hook compresses later ones,
   /// then also the first that it does and the second. Without values. See planned_step().
   std::vector<StepRecord> steps;
   std::int64_t compresses_behind = 0;  ///< that step, from 1; 0: all are alike
-  std::vector<StepRecord> resumed;     ///< the first two of a run that goes on from behind it
+  std::vector<StepRecord> resumed;     ///< the first two of a run that goes on after it
   /// A step that a guard has made again, but not the run's first; empty without a guard.
   std::optional<StepRecord> repeated;
   std::vector<PlannedMemory> memory;           ///< of the last of `steps`, as what follows
@@ -83,10 +83,10 @@ struct TrainPlan {
   double host_ms;  ///< that this machine took to launch them
 };
 
-/// What is planned of a step, from 1, of a run that began behind step `start`.
+/// What is planned of a step, from 1, of a run that began after step `start`.
 const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::int64_t start = 0);
 
-/// Of a rank's device, over the whole run: steps, those that are made again, passes beside them,
+/// Of a rank's device, over the whole run: steps, those that are made again, passes between them,
 /// and whole parameters, as they are read at the end. Sampling runs forward alone with one
 /// sequence, and is taken to need no more than a step.
 std::int64_t peak_nbytes(const TrainPlan& plan);

@@ -35,7 +35,7 @@ struct Ranks {
            FlightOutput* flight = nullptr) const;
   /// "cuda, 4 ranks on 2 GPUs, threads", "cpu, 4 ranks, threads, v4+amx, oneDNN 2.6.3"
   std::string str() const;
-  /// The same for the log: device, ranks, num_gpus, backend, cpu.
+  /// What str() says, for the log: device, ranks, num_gpus, backend, cpu.
   JsonRecord record() const;
 };
 

@@ -16,8 +16,8 @@ struct RatesConfig {
   /// For a run without plan, audit and memory_budget. Throws InvalidArgument if a rate was asked
   /// for.
   static void check_unused(const FlagSet& flags);
-  /// On GPUs makes what `flags` do not give what NVIDIA publishes of an H100 SXM, for products of
-  /// operands of `dtype`.
+  /// On GPUs sets the rates that `flags` do not give to those that NVIDIA publishes of an H100 SXM;
+  /// products have operands of `dtype`.
   void choose(const FlagSet& flags, bool on_gpus, engine::DType dtype);
   engine::MetaRates rates() const;
 };

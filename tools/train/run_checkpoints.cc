@@ -26,8 +26,8 @@ namespace {
 constexpr std::string_view kNotCompared[] = {
     "out", "plan",    "audit", "rates",         "resume",       "checkpoint", "device",
     "cpu", "offload", "log",   "memory_budget", "memory_check", "save",       "sample"};
-// Told in another way: the number of ranks that there are, wherever it is from, and whether data
-// are the same, wherever they lie.
+// Options that changed_settings() leaves out, as resume() tells them otherwise: it compares the
+// number of ranks and the data themselves.
 constexpr std::string_view kToldOtherwise[] = {"parallel.ranks", "parallel.cpu_ranks", "data.path"};
 
 /// "section.key" to value.

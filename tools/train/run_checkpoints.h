@@ -18,7 +18,7 @@
 
 namespace tessera::tools {
 
-/// What a training has behind it.
+/// How far a training has come.
 struct TrainPosition {
   std::int64_t step = 0;            ///< steps
   std::int64_t sample = 0;          ///< global samples
@@ -26,7 +26,7 @@ struct TrainPosition {
   std::vector<double> losses = {};  ///< the last ones that a StepGuard measures others against
 };
 
-/// What a checkpoint says of the run that saved it, beside tensors.
+/// What a checkpoint says of the run that saved it, besides tensors.
 struct RunIdentity {
   std::string model;             ///< all that shapes do not tell; another one is refused
   std::string data;              ///< for people: what is read, and where
@@ -46,7 +46,7 @@ class RunCheckpoints {
   /// another model, and for a new run where there are checkpoints; otherwise as
   /// shard::Checkpointer.
   TrainPosition resume();
-  /// Whether a checkpoint is due behind `step` steps.
+  /// Whether a checkpoint is due after `step` steps.
   bool is_due(std::int64_t step) const;
   /// Saves, unless that step was the last to be saved or none are.
   void save(const TrainPosition& position);

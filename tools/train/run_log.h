@@ -50,7 +50,7 @@ class RunLog {
 
   const std::string& folder() const { return folder_; }
   const std::string& jsonl_path() const { return jsonl_path_; }
-  /// The run has begun, behind `start` steps of an earlier one: writes config.toml, and of the log
+  /// The run has begun, after `start` steps of an earlier one: writes config.toml, and of the log
   /// keeps the records of these.
   void begin(std::int64_t start = 0);
   /// Whether begin() has ended: no step was made before.
@@ -69,11 +69,11 @@ class RunLog {
   void step(const StepRecord& record);
   /// No step follows: takes the status line away.
   void end_steps() { console_.status(""); }
-  /// A record of its own, but behind the last step: finish() has that one. `remark`: for the
-  /// terminal.
+  /// A line for the terminal, with `remark`, and a record of its own, but not after the last step,
+  /// whose validation is in the record of finish().
   void validation(std::int64_t step, double val_loss, const std::string& remark,
                   const JsonRecord& extra = {});
-  /// Whether the log had the validation behind that step when this run began.
+  /// Whether the log had the validation after that step when this run began.
   bool has_validation(std::int64_t step) const { return last_validation_ == step; }
   /// Of the steps so far: what the plan says of each. See RunSummary::add_plan().
   void add_plan(const std::function<const StepRecord&(std::int64_t step)>& planned) {

@@ -38,8 +38,8 @@ class RunProbe {
   /// IoError for one that could not be written, and InvalidArgument if the tensor whose values were
   /// asked for was not met.
   void commit();
-  /// The same behind an error: what there is, of the step in which it happened as well, if it can
-  /// be written.
+  /// Keeps the record after an error: what there is, of the step in which it happened as well, if
+  /// it can be written.
   void keep() noexcept;
   /// Behind commit(): a line for the terminal, where it is and how much it holds, or why it is not
   /// written.

@@ -58,7 +58,7 @@ class RunSummary {
   /// A line each: label and text. `items`: what items_per_s counts.
   static std::vector<std::pair<std::string, std::string>> rows(const Figures& figures,
                                                                std::string_view items);
-  /// The same for the log.
+  /// The figures as a record for the log.
   static JsonRecord record(const Figures& figures, std::string_view items);
 
  private:

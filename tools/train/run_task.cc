@@ -54,7 +54,7 @@ namespace tessera::tools {
 namespace {
 
 struct Result {
-  std::int64_t start = 0;  // behind which step the run began
+  std::int64_t start = 0;  // after which step the run began
   std::string params_sha256;
   std::optional<Trainer::Validation> validation;
   std::string sample;
@@ -311,7 +311,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
     if (trace != nullptr) trace->keep();
     throw;
   }
-  if (probe != nullptr) {  // behind the report, which a full disk must not cost the run
+  if (probe != nullptr) {  // after the report, which a full disk must not cost the run
     probe->commit();
     log.say(probe->summary());
     log.flush();

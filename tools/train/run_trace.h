@@ -28,8 +28,7 @@ class RunTrace {
 
   /// Of a rank, for its streams and its trainer.
   TraceRecorder& recorder(int rank) { return *recorders_[static_cast<std::size_t>(rank)]; }
-  /// Of each rank, in its thread and before its first step: the run goes on from behind step
-  /// `start`.
+  /// Of each rank, in its thread and before its first step: the run goes on after step `start`.
   void start_behind(std::int64_t start, int rank);
   /// The run has begun: what is traced may be written now.
   void begin();
@@ -38,12 +37,12 @@ class RunTrace {
 
   /// The end of the file. If no step was traced an older one stays.
   void close();
-  /// The same behind an error, if there is memory for it: what led there can be looked at.
+  /// Ends the file after an error, if there is memory for that, so that one can see what led there.
   void keep() noexcept;
   /// A line for the terminal: where it is, and how much communication was hidden, or why it is not
   /// written.
   std::string summary() const;
-  /// The same for the last record of the log: of each step the mean over ranks.
+  /// What summary() says, for the last record of the log: of each step the mean over ranks.
   JsonRecord record() const;
   /// Waits until all is written. Throws IoError naming what was lost.
   void flush();

@@ -14,7 +14,7 @@ struct StrategyChoice {
   std::int64_t shard_ranks = 0;  ///< 2; 0: not said
 };
 
-/// "zero3", "hsdp:2". Throws InvalidArgument for what is no hybrid, or no number, behind a colon.
+/// "zero3", "hsdp:2". Throws InvalidArgument for what is no hybrid, or no number, after a colon.
 StrategyChoice parse_strategy(std::string_view text);
 
 /// `text`, but for "all": every strategy under one of its names, with commas between.

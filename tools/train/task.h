@@ -64,7 +64,7 @@ class Task {
   virtual Items items() const = 0;
   /// A line for the terminal: model and data.
   virtual std::string summary() const = 0;
-  /// What may be meant otherwise, a line each.
+  /// Warnings of what may be meant otherwise, a line each.
   virtual std::vector<std::string> warnings() const { return {}; }
   /// What makes the model what it is, in words: a checkpoint of another one is refused.
   virtual std::string model_text() const = 0;

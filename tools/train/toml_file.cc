@@ -17,7 +17,7 @@ struct ParserAsserts {};
 
 }  // namespace
 
-// toml++ 3.3 asserts what some files break, such as a digit behind the T of a time, and with NDEBUG
+// toml++ 3.3 asserts what some files break, such as a digit after the T of a time, and with NDEBUG
 // goes on without it: here it is an error of the file in every build. And it holds most letters
 // beyond ASCII for impossible when it asks whether they are blanks: they are none.
 #undef NDEBUG

@@ -27,7 +27,7 @@ constexpr std::int64_t kMaxBlocks = 1'000'000;
 // What parallel.reshard_after_forward can say beside a number of ranks.
 constexpr int kReshardAsStrategy = -2, kKeep = -1;
 
-// FIRST:LAST, of `steps` steps; those behind `start`.
+// FIRST:LAST, of `steps` steps; those after `start`.
 StepRange parse_steps(const std::string& text, std::int64_t steps, std::int64_t start,
                       const char* option) {
   StepRange range;

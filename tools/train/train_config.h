@@ -114,7 +114,7 @@ struct StepRange {
   std::int64_t first = 1, last = 0;
 };
 
-/// "the run ended before the end of step 3": why a process that went on from behind step `start`
+/// "the run ended before the end of step 3": why a process that went on after step `start`
 /// has recorded none of `steps`, as trace_steps(start) says them.
 std::string why_none_of(const StepRange& steps, std::int64_t start);
 
@@ -153,11 +153,11 @@ struct TrainConfig {
   std::chrono::milliseconds deadline() const;
   /// memory_budget in bytes; 0: none. Throws InvalidArgument if it says no size.
   std::int64_t memory_limit_nbytes() const;
-  /// What log.trace_steps says to a process that goes on from behind step `start`: of the steps
-  /// that it names those behind `start`. Throws InvalidArgument for steps that the run does not
+  /// What log.trace_steps says to a process that goes on after step `start`: of the steps
+  /// that it names those after `start`. Throws InvalidArgument for steps that the run does not
   /// have.
   StepRange trace_steps(std::int64_t start = 0) const;
-  /// The same of log.probe_steps.
+  /// What log.probe_steps says to a process that goes on after step `start`; see trace_steps().
   StepRange probe_steps(std::int64_t start = 0) const;
 
  private:

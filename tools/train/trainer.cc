@@ -128,7 +128,7 @@ int Trainer::why_to_stop() const {
   return stop_requested();
 }
 
-// A probe for the values of one tensor needs no step behind it.
+// A probe for the values of one tensor needs no step after it.
 std::int64_t Trainer::num_steps_to_run() const {
   const std::int64_t steps = config_.train.steps;
   const bool ends_early = probe_ != nullptr && probe_->options().target.has_value();
@@ -139,8 +139,8 @@ bool Trainer::is_validation_due(std::int64_t step) const {
   return config_.log.val_every > 0 && step % config_.log.val_every == 0;
 }
 
-// Whether a run was stopped where it would have validated, behind the step that this one goes on
-// from.
+// Whether the run that this one goes on from was stopped where it would have validated, after its
+// last step.
 bool Trainer::owes_validation() {
   const std::int64_t step = start_.step;
   if (step == 0 || step >= num_steps_to_run() || !is_validation_due(step)) return false;
@@ -335,7 +335,7 @@ std::vector<StepRecord> Trainer::plan(const std::vector<BatchTensor>& batch, con
     StepRecord& record = records.emplace_back(launched.record);
     record.step_ms = static_cast<double>(meta_now_ns(compute_) - begin_ns) * 1e-6;
     record.exposed_comm_ms = static_cast<double>(compute_.blocked_ns() - blocked_ns) * 1e-6;
-    // A GPU's step is read behind the launch of the next.
+    // A GPU's step is read after the launch of the next.
     if (compute_.device().is_cuda()) pending = std::move(launched);
   }
   return records;
@@ -352,7 +352,7 @@ void Trainer::finish(Launched& launched, double items) {
   const auto value = [&](int rank, std::int64_t i) {
     return all[static_cast<std::size_t>(rank * (accum + 1) + i)];
   };
-  // Known by now: the losses were gathered behind the whole step.
+  // Known by now: the losses were gathered after the whole step.
   record.skipped = count_skip(launched.norm, record.step);
   double sum = 0;
   for (std::int64_t micro = 0; micro < accum; ++micro) {

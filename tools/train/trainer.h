@@ -57,7 +57,7 @@ class Trainer {
     std::vector<BatchTensor> tensors;
     std::function<void(std::int64_t first_sample, const Batch& host)> fill;
   };
-  /// Mean loss (f32 scalar) of that micro-batch. What it draws by sample it draws for those behind
+  /// Mean loss (f32 scalar) of that micro-batch. What it draws by sample it draws for those after
   /// `first_sample` + samples_before().
   using Loss = std::function<engine::Tensor(std::int64_t first_sample, const Batch& batch)>;
   struct Validation {
@@ -166,7 +166,7 @@ class Trainer {
   void repeat_passes(std::int64_t step, const Loss& loss, const engine::Tensor& values,
                      std::optional<shard::GradNorm>& norm);
   comm::HostGather start_gather(const std::vector<float>& values);
-  /// Starts peaks of memory anew.
+  /// Starts peaks of memory again.
   void begin_peaks();
   void record_memory(StepRecord& record);
   void finish(Launched& launched, double items);

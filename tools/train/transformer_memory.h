@@ -8,9 +8,9 @@
 
 namespace tessera::tools {
 
-/// As memory_shortage() of a task: of `config`, which is `asked` or what a budget made of it, and a
-/// `model` of asked.gpt(). None on GPUs, which may be another machine's,
-/// or for more ranks than a trainer has.
+/// memory_shortage() of a training of `config`, which is `asked` or what a budget made of it, and
+/// of a `model` of asked.gpt(). None on GPUs, which may be another machine's, or for more ranks
+/// than a trainer has.
 MemoryShortage transformer_shortage(const TransformerConfig& asked, const TrainConfig& config,
                                     Gpt& model, const Ranks& ranks);
 

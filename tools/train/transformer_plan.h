@@ -24,8 +24,8 @@ BesidePass validation_pass(Gpt& model, std::vector<BatchTensor> tensors);
 /// What fit_budget() makes of a configuration with a memory_budget.
 BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const PlanTarget& target);
 
-/// Of `config`, with what its budget makes of it. Throws as plan_transformer(): a budget that
-/// nothing meets does not.
+/// A row for `config`, with what its budget makes of it. Throws as plan_transformer(), but not for
+/// a budget that nothing meets.
 PlanRow plan_row(std::string name, const TransformerConfig& config, Gpt& model,
                  const PlanTarget& target);
 

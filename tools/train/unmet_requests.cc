@@ -35,7 +35,7 @@ std::vector<std::string> unmet_requests(const TrainConfig& config, const TrainPo
                     "steps {} to {}",
                     c.verify_every, start.step + 1, c.steps));
   }
-  // A step is measured against those before it.
+  // A loss is measured against those of the steps before it.
   const std::int64_t num_losses = std::ssize(start.losses) + c.steps - start.step - 1;
   if (c.spike_factor > 0 && num_losses < std::int64_t{StepGuard::kFewest}) {
     lines.push_back(
