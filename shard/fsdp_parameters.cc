@@ -87,7 +87,7 @@ std::vector<float> Fsdp::full_gradient(const Parameter& p) {
   require(at.flat.trainable, "[fsdp] expected a trainable parameter, got a frozen one ({})",
           p.name);
   require(phase_ == Phase::kFinished,
-          "[fsdp] expected finish_step() before, and the optimizer behind, full_gradient() ({})",
+          "[fsdp] expected finish_step() before, and the optimizer after, full_gradient() ({})",
           p.name);
   std::vector<float> values = full(at, at.flat.grad_sum);
   const auto scale = static_cast<float>(mean_scale());
@@ -185,7 +185,7 @@ std::shared_ptr<const void> Fsdp::hold_values(std::string_view holder) {
 }
 
 void Fsdp::check_not_held(std::string_view caller) const {
-  require(holder_.empty(), "[fsdp] expected {} behind the end of {}, got it inside", caller,
+  require(holder_.empty(), "[fsdp] expected {} after the end of {}, got it inside", caller,
           holder_);
 }
 

@@ -34,7 +34,7 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
     }
   }
   require(!joined_ || joined_->total > 0,
-          "[fsdp] expected no step behind a join() that returned 0: no rank has a batch (rank {})",
+          "[fsdp] expected no step after a join() that returned 0: no rank has a batch (rank {})",
           group_.rank());
   require(!joined_ || joined_->num_micro_steps == num_micro_steps,
           "[fsdp] expected the {} micro-steps that join() returned, got {} (rank {})",
@@ -195,7 +195,7 @@ void Fsdp::check_whole(std::string_view caller) const {
 
 void Fsdp::cancel_step() {
   require(!early_ || early_->updated.empty(),
-          "[fsdp] expected finish_step() behind a backward that has updated parameters, got "
+          "[fsdp] expected finish_step() after a backward that has updated parameters, got "
           "cancel_step()");
   schedule_.on_final(nullptr);
   early_.reset();

@@ -42,11 +42,11 @@ void Fsdp::take_gradients_early(std::string_view update, EarlyUpdate early) {
           early_ ? "two" : "it inside a step");
   require(context_.options.non_finite == NonFinite::kThrow,
           "[optimizer] expected NonFinite::kThrow for a step_in_backward(), got kSkip: what is not "
-          "finite is known behind it");
+          "finite is known after it");
   require(
       context_.options.unused_parameters == UnusedParameters::kZero,
       "[optimizer] expected unused parameters to have the gradient zero in a step_in_backward(), "
-      "got UnusedParameters::kSkip: what is unused is known behind it");
+      "got UnusedParameters::kSkip: what is unused is known after it");
   wait_for_readers();
   group_.declare(update);
   early_ = Early{.update = std::move(early)};

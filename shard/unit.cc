@@ -225,7 +225,7 @@ void Unit::unshard(const Stream& compute, const char* why) {
 void Unit::acquire(const Stream& compute, const char* why) {
   require(!updated_in_step_,
           "[fsdp] expected finish_step() before a use of parameters that a step in backward has "
-          "updated, got a {} of '{}': evaluate before the last backward or behind finish_step(), "
+          "updated, got a {} of '{}': evaluate before the last backward or after finish_step(), "
           "and give Fsdp the block of a recomputed region that uses them inside no_grad",
           why, name_);
   in_use_ = was_acquired_ = true;

@@ -90,7 +90,7 @@ void gemm_with_gelu(const Stream& stream, const Memory& memory, const DeviceProd
   require(h.rows == p.c.rows && h.cols == p.c.cols && h.ld == p.c.ld && h.ld == h.cols &&
               h.dtype == p.c.dtype && !h.transposed && !p.c.transposed && p.bias != nullptr &&
               p.gelu != nullptr && !p.accumulate && p.scales == nullptr,
-          "[gemm] expected a product with a bias alone, and packed before and behind GELU alike, "
+          "[gemm] expected a product with a bias alone, and packed before and after GELU alike, "
           "got ({}, {}) ld {} and ({}, {}) ld {}",
           h.rows, h.cols, h.ld, p.c.rows, p.c.cols, p.c.ld);
   DeviceProduct apart = p;

@@ -224,7 +224,7 @@ void Checkpointer::check_step(std::int64_t step) {
   if (world_.rank() != 0) return;
   for (const std::int64_t there : steps_in(options_.folder)) {
     require(there < step || passes_over(there),
-            "[checkpoint] expected a step behind those in the folder, got {} where there is {}: "
+            "[checkpoint] expected a step after those in the folder, got {} where there is {}: "
             "load what is there first, or name another folder ({})",
             step, there, options_.folder);
   }

@@ -130,7 +130,7 @@ std::optional<std::int64_t> misnamed_step(const std::string& folder, std::int64_
 }
 
 std::string misnamed_text(const std::string& path, std::int64_t step) {
-  return fmt::format("{} is called so and is the checkpoint of step {} ({})",
+  return fmt::format("{} is in fact the checkpoint of step {} ({})",
                      engine::excerpt(std::filesystem::path(path).filename().string()), step, path);
 }
 

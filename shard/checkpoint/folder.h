@@ -28,7 +28,7 @@ std::optional<std::int64_t> step_of_name(std::string_view name);
 /// The step that the manifest of checkpoint_path(folder, step) says, if that is another one: the
 /// folder was copied or renamed. Nothing if it is the same, or cannot be read.
 std::optional<std::int64_t> misnamed_step(const std::string& folder, std::int64_t step);
-/// "step_99 is called so and is the checkpoint of step 10 (PATH)"
+/// "step_99 is in fact the checkpoint of step 10 (PATH)"
 std::string misnamed_text(const std::string& path, std::int64_t step);
 /// Where the files of `step` are written before it is whole; `nonce` tells attempts apart.
 std::string temporary_path(const std::string& folder, std::int64_t step, std::uint64_t nonce);

@@ -328,9 +328,10 @@ LoadedCheckpoint load(comm::ProcessGroup& world, std::span<const CheckpointPart>
     }
     reader.emplace(path);
     const std::int64_t step = reader->manifest().step;
-    require<engine::IoError>(!named || *named == step,
-                             "[checkpoint] expected the checkpoint of its name, got another: {}",
-                             misnamed_text(path, step));
+    require<engine::IoError>(
+        !named || *named == step,
+        "[checkpoint] expected the step that the folder's name says, got another: {}",
+        misnamed_text(path, step));
     return fmt::format("{:016x}", reader->manifest_xxh3());
   });
   for (const std::string& other : exchange(meeting, opened, "checkpoint opened")) {

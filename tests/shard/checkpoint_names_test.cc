@@ -67,7 +67,7 @@ TEST(CheckpointNames, ACopyUnderAnotherNameIsPassedOverAloud) {
   EXPECT_EQ(again.values, expected);
   ASSERT_EQ(again.warnings.size(), 1u);
   EXPECT_TRUE(has(again.warnings[0], {"passed over, as it does not verify",
-                                      "step_99 is called so and is the checkpoint of step 1 ("}));
+                                      "step_99 is in fact the checkpoint of step 1 ("}));
   // Saves go on behind the newest, and what is pruned are the oldest that are what they are called.
   run.training.steps = 7;
   run.checkpoints.keep = 2;
@@ -75,8 +75,8 @@ TEST(CheckpointNames, ACopyUnderAnotherNameIsPassedOverAloud) {
   EXPECT_EQ(more.first_step, 4);
   EXPECT_EQ(steps_in(folder / "c"), (Steps{99, 7, 6, 3, 0}));
   ASSERT_EQ(more.warnings.size(), 2u);
-  EXPECT_TRUE(has(more.warnings[1], {"passed over: step_3 is called so", "of step 1 (",
-                                     "\n  passed over: step_0 is called so", "of step 4 ("}));
+  EXPECT_TRUE(has(more.warnings[1], {"passed over: step_3 is in fact", "of step 1 (",
+                                     "\n  passed over: step_0 is in fact", "of step 4 ("}));
 }
 
 TEST(CheckpointNames, OfACopyThatIsNeededIsFreed) {
@@ -104,7 +104,7 @@ TEST(CheckpointNames, ACopyThatIsMadeWhileTrainingEndsNoSave) {
   const CheckpointResult result = train_saving(run);
   EXPECT_EQ(steps_in(folder / "c"), (Steps{50, 4, 3, 2, 1}));
   ASSERT_EQ(result.warnings.size(), 1u);
-  EXPECT_TRUE(has(result.warnings[0], {"passed over: step_50 is called so and is the checkpoint of "
+  EXPECT_TRUE(has(result.warnings[0], {"passed over: step_50 is in fact the checkpoint of "
                                        "step 1 ("}));
 }
 
@@ -129,7 +129,7 @@ TEST(CheckpointNames, AloneACopyIsNoCheckpoint) {
   train_saving(run);
   fs::rename(folder / "c/step_1", folder / "c/step_7");
   EXPECT_TRUE(has(error_of<engine::IoError>([&] { train_saving(run); }),
-                  {"expected a checkpoint that verifies, got none", "step_7 is called so"}));
+                  {"expected a checkpoint that verifies, got none", "step_7 is in fact"}));
 }
 
 // All checkpoints of a run have its name, whatever it went on from, and whichever way.

@@ -488,7 +488,7 @@ TEST(CheckpointState, FoldersAreNotMixed) {
   run = run_in(folder / "a", 0);
   run.at_end = [](const CheckpointRank& rank, int) {
     EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.checkpointer.save(2, {}); }),
-                    {"expected a step behind those in the folder, got 2 where there is 3"}));
+                    {"expected a step after those in the folder, got 2 where there is 3"}));
     EXPECT_THROW(rank.checkpointer.save(-1, {}), InvalidArgument);
     rank.fsdp.begin_step();
     EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.checkpointer.save(9, {}); }),

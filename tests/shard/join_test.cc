@@ -267,7 +267,7 @@ TEST(Join, SaysWhatIsWrong) {
          EXPECT_EQ(t.fsdp.join(0), 0);
          t.fsdp.begin_step(1);
        })) {
-    EXPECT_TRUE(has(error, {"expected no step behind a join() that returned 0"}));
+    EXPECT_TRUE(has(error, {"expected no step after a join() that returned 0"}));
   }
   for (const std::string& error : errors([](Trainer&t, int) {
          EXPECT_EQ(t.fsdp.join(2), 2);

@@ -264,10 +264,11 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
 }  // namespace
 
 void CompareConfig::add_to(FlagSet& flags) {
-  flags.add("strategies", &strategies,
-            {.help = "of parallel.strategy, to compare, with commas between, or all; the first is "
-                     "the baseline; hsdp:2 is hsdp with parallel.shard_ranks=2, and so for other "
-                     "hybrids; empty: parallel.strategy alone"});
+  flags.add(
+      "strategies", &strategies,
+      {.help = "values of parallel.strategy to compare, with commas between, or all; the first is "
+               "the baseline; hsdp:2 is hsdp with parallel.shard_ranks=2, and so for other "
+               "hybrids; empty: parallel.strategy alone"});
   flags.add("sweep", &sweep,
             {.help = "key=value,value,...: every value of an option of the training with every "
                      "other; several, apart by spaces or as several flags"});

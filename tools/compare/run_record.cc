@@ -167,7 +167,7 @@ RunRecord read_run_record(const std::string& path) {
   int number = 0;
   for (std::string text; std::getline(lines, text);) {
     const std::string where = fmt::format("{}:{}", path, ++number);
-    require<IoError>(!has_ended, "[log] expected nothing behind the last record, got more ({})",
+    require<IoError>(!has_ended, "[log] expected nothing after the last record, got more ({})",
                      where);
     const json line = engine::parse_json(text, where);
     const Fields fields(line, where);

@@ -25,8 +25,8 @@ function ganttSection() {
       return [name + ':', `${ms(duration)} on ${thread.name}, from ${ms(begin)} on, ${step.name}`];
     }, 'Point at a slice, or use the arrow keys.');
     const sources = [...new Set(shown.map((s) => s.source))];
-    const notes = [sources.includes('plan') ? 'Planned: the launches and messages of the real schedule, in simulated time (100 GFLOP/s, 10 GB/s of memory '
-                       + 'and between ranks); with --log.trace=yes it is measured.' : 'Traced: the last step that was, of rank 0.'];
+    const notes = [sources.includes('plan') ? 'Planned: the launches and messages of the real schedule, in simulated time, '
+                       + 'at the rates of --rates.*; with --log.trace=yes it is measured.' : 'Traced: the last step that was, of rank 0.'];
     if (sources.length > 1) notes.push('One was traced and one is planned: their times do not compare.');
     for (const s of shown) if (s.left_out > 0) notes.push(`${count(s.left_out)} of the shortest slices of ${s.name} are left out.`);
     holder.replaceChildren(area, readout, el('p', {class: 'note'}, notes.join(' ')));

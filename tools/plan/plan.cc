@@ -117,7 +117,7 @@ void run(int argc, char** argv) {
   FlagSet flags("plan",
                 "Says what train_transformer would do with the same options: memory by category, "
                 "collectives and bytes, simulated time. --strategies=all lays strategies "
-                "beside each other; --device=cuda plans for GPUs; "
+                "side by side; --device=cuda plans for GPUs; "
                 "--log.trace=FILE draws the planned steps, in simulated time. Takes the command "
                 "line of a training as it is: what does not change a step, such as learning rates, "
                 "samples, checkpoints and what is resumed, changes nothing here and is neither "

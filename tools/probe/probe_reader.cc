@@ -207,7 +207,7 @@ ProbeRun read_probe_run(const std::string& path) {
         ++run.last_step;
       }
     } else if (line.has("values")) {
-      require<IoError>(!run.parts.empty(), "[probe] expected values behind a part ({})", where);
+      require<IoError>(!run.parts.empty(), "[probe] expected values after a part ({})", where);
       add_values(line, run.parts.back());
     } else {
       run.parts.push_back(part_of(line, run.header));

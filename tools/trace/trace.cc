@@ -99,7 +99,7 @@ void TraceRecorder::record_steps(std::int64_t first, std::int64_t last) {
 
 void TraceRecorder::begin_step(std::int64_t step) {
   const std::lock_guard lock(mutex_);
-  engine::require(step > step_, "[trace] expected a step behind {}, got {} ({})", step_, step,
+  engine::require(step > step_, "[trace] expected a step after {}, got {} ({})", step_, step,
                   options_.process_name);
   step_ = step;
   if (step < options_.first_step || step > options_.last_step) return;

@@ -27,7 +27,7 @@ void CheckpointConfig::add_to(FlagSet& flags) {
   flags.add(
       "checkpoint.strict", &strict,
       {.help = "what is resumed must have all states of the optimizer and nothing else; false: "
-               "states that are missing start anew, and what is over is ignored"});
+               "states that are missing start from nothing, and what is over is ignored"});
   flags.add(
       "resume", &resume,
       {.help = "none: a new run; auto: go on from the newest checkpoint of checkpoint.dir that "

@@ -40,7 +40,7 @@ bool uses_graphs(const TrainConfig& config, int num_ranks, bool on_gpus) {
 std::string graph_line(const TrainConfig& config, int num_ranks, bool on_gpus) {
   if (!on_gpus || config.cuda.graph == GraphChoice::kOff) return "";
   if (uses_graphs(config, num_ranks, on_gpus)) {
-    return fmt::format("cuda graph: one launch a step, behind the first {}", kStepsBeforeGraph);
+    return fmt::format("cuda graph: one launch a step, after the first {}", kStepsBeforeGraph);
   }
   return fmt::format("cuda graph: none, as {}", graph_obstacle(config, num_ranks, on_gpus));
 }

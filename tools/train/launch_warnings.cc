@@ -11,7 +11,7 @@ std::vector<std::string> launch_warnings(const Environment& environment,
   std::vector<std::string> lines;
   if (const Launched by = launched(environment); by.num_processes > 1) {
     lines.push_back(fmt::format(
-        "warning: {} not heeded: each process that a launcher starts trains a model of its own; "
+        "warning: {} ignored: each process that a launcher starts trains a model of its own; "
         "start one, with --parallel.ranks={}",
         engine::escaped(by.variables), by.num_processes));
   }
@@ -19,7 +19,7 @@ std::vector<std::string> launch_warnings(const Environment& environment,
   if (threads != environment.end() && count_of(threads->second) > 0 &&
       count_of(threads->second) != config.cpu.threads_per_rank) {
     lines.push_back(fmt::format(
-        "warning: TESSERA_CPU_THREADS={0} not heeded: trainers go by --cpu.threads_per_rank={0}",
+        "warning: TESSERA_CPU_THREADS={0} ignored: trainers go by --cpu.threads_per_rank={0}",
         count_of(threads->second)));
   }
   return lines;

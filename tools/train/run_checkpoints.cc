@@ -130,8 +130,9 @@ void RunCheckpoints::check_is_new() {
   try {
     checkpointer_->check_is_new();
   } catch (const engine::InvalidArgument& e) {
-    engine::fail("{}; --resume=auto goes on from it, another --out or --checkpoint.dir begins anew",
-                 e.what());
+    engine::fail(
+        "{}; --resume=auto goes on from it, another --out or --checkpoint.dir begins a new run",
+        e.what());
   }
 }
 
@@ -178,7 +179,7 @@ void RunCheckpoints::tell_changes(const shard::LoadedCheckpoint& loaded) const {
   const bool is_known = !digest.empty() && !identity_.data_digest.empty();
   if (is_known ? digest != identity_.data_digest : data != identity_.data) {
     warn(data == identity_.data
-             ? fmt::format("other data: {} holds others than when it was saved", data)
+             ? fmt::format("other data: {} has changed since the checkpoint was saved", data)
              : fmt::format("other data: {} (was {})", identity_.data, data));
   }
   if (world_.size() != loaded.ranks) {
@@ -194,7 +195,7 @@ void RunCheckpoints::tell_changes(const shard::LoadedCheckpoint& loaded) const {
   }
   for (const std::string& line : arithmetic) say("  changed: " + line);
   if (arithmetic.empty()) return;
-  say("  with that sums are rounded otherwise: what follows has other bits than without it");
+  say("  so sums are rounded otherwise, and what follows has other bits than it would have had");
 }
 
 TrainPosition RunCheckpoints::take_over(const shard::LoadedCheckpoint& loaded) {
@@ -213,7 +214,7 @@ TrainPosition RunCheckpoints::take_over(const shard::LoadedCheckpoint& loaded) {
   last_saved_ = position.step;
   newest_ = loaded.path;
   if (checkpointer_ != nullptr) newest_step_ = position.step;
-  say(fmt::format("resumed behind step {} of {} rank{}, at sample {} ({})", position.step,
+  say(fmt::format("resumed after step {} of {} rank{}, at sample {} ({})", position.step,
                   loaded.ranks, loaded.ranks == 1 ? "" : "s", position.sample,
                   escaped(loaded.path)),
       Console::Style::kStrong);

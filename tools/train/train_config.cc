@@ -51,8 +51,8 @@ std::string why_none_of(const StepRange& steps, std::int64_t start) {
     return fmt::format("the run ended before the end of step {}", steps.first);
   }
   if (start == 0) return "the run has no step";
-  return fmt::format("the run went on from behind step {} and the steps to record end with {}",
-                     start, steps.last);
+  return fmt::format("the run went on after step {} and the steps to record end with {}", start,
+                     steps.last);
 }
 
 std::int64_t TrainConfig::memory_limit_nbytes() const {
@@ -113,7 +113,7 @@ void TrainConfig::add_to(FlagSet& flags) {
   flags.add(
       "cuda.graph", &cuda.graph,
       EnumOption<GraphChoice>{
-          "on a GPU, with one rank: behind the first two steps each step is one launch of a "
+          "on a GPU, with one rank: after the first two steps each step is one launch of a "
           "CUDA graph, with the same bits; auto: on where it can be, off where something "
           "that was asked for needs the host, which the run says",
           {{"auto", GraphChoice::kAuto}, {"on", GraphChoice::kOn}, {"off", GraphChoice::kOff}}});
@@ -153,7 +153,7 @@ void TrainConfig::add_to(FlagSet& flags) {
   flags.add(
       "parallel.backward_prefetch", &parallel.backward_prefetch,
       EnumOption<shard::BackwardPrefetch>{
-          "when backward starts the gathers ahead: before a unit's backward, or behind it",
+          "when backward starts the gathers ahead: before a unit's backward, or after it",
           {{"pre", shard::BackwardPrefetch::kPre}, {"post", shard::BackwardPrefetch::kPost}}});
   flags.add("parallel.reductions_in_flight", &parallel.reductions_in_flight,
             {.help = "gradients on their way while backward goes on", .min = 0, .max = 1024});
@@ -199,12 +199,12 @@ void TrainConfig::add_to(FlagSet& flags) {
                 "the same of the sums of gradients, which are sent as units finish");
   fraction_flag("offload.optimizer", &offload.optimizer,
                 "the same of the optimizer's states, which threads of the host update");
-  flags.add(
-      "offload.threads", &offload.threads,
-      {.help = "of the host that update and cast, for each rank; 0: the cores that affinity and "
-               "cgroups leave to this process, shared by the ranks; with cpu.pin those of the rank",
-       .min = 0,
-       .max = 1024});
+  flags.add("offload.threads", &offload.threads,
+            {.help = "threads of the host that update and cast, for each rank; 0: the cores that "
+                     "affinity and cgroups leave to this process, shared by the ranks; with "
+                     "cpu.pin those of the rank",
+             .min = 0,
+             .max = 1024});
   flags.add("train.steps", &train.steps, {.help = "optimizer steps", .min = 0});
   flags.add("train.batch", &train.batch,
             {.help = "samples per rank and micro-step", .min = 1, .max = 1 << 24});
@@ -235,7 +235,7 @@ void TrainConfig::add_to(FlagSet& flags) {
       EnumOption<OverlapOptimizer>{
           "update parameters as soon as their gradient is final, beside the rest of backward; "
           "where each rank updates a part of whole parameters (zero1, zero2, hybrids) the "
-          "parts are gathered behind the last reduction (backward) or at once (interleaved); "
+          "parts are gathered after the last reduction (backward) or at once (interleaved); "
           "not with train.grad_clip",
           {{"none", OverlapOptimizer::kNone},
            {"backward", OverlapOptimizer::kBackward},
@@ -269,7 +269,7 @@ void TrainConfig::add_to(FlagSet& flags) {
                      "by bit, as a check of the machine; 0: off",
              .min = 0});
   flags.add("train.max_minutes", &train.max_minutes,
-            {.help = "end behind the step at which training has taken that long, as a signal would "
+            {.help = "end after the step at which training has taken that long, as a signal would "
                      "end it, with a checkpoint if any are saved; 0: no limit",
              .min = 0,
              .max = 1e6});
@@ -322,10 +322,11 @@ void TrainConfig::add_to(FlagSet& flags) {
   rates.add_to(flags);
   flags.add(
       "memory_budget", &memory_budget,
-      {.help = "that a rank's device may hold, such as 40GiB: finds the fastest way that fits, at "
-               "--rates.*: without prefetch, with recomputing, offload and the like, and at last "
-               "with smaller micro-batches; or says the smallest budget that fits; to exceed it "
-               "is an error; empty: no limit"});
+      {.help =
+           "most memory that a rank's device may hold, such as 40GiB: trains in the fastest way "
+           "that fits, by planned time at --rates.*: with less prefetch, recomputing, offload "
+           "and, if nothing else does, smaller micro-batches; if nothing fits, the error says "
+           "which budget would; empty: no limit"});
   flags.add("memory_check", &memory_check,
             {.help = "refuse a training whose plan takes more of the host's memory, all ranks "
                      "together, than the machine, its cgroup or ulimit -v has left; false: warn "

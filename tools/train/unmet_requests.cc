@@ -13,8 +13,8 @@ std::vector<std::string> unmet_requests(const TrainConfig& config, const TrainPo
   std::vector<std::string> lines;
   if (config.checkpoint.resume == "auto" && !config.checkpoint.saves()) {
     lines.emplace_back(
-        "this run saves nothing that the next --resume=auto could go on from: checkpoint.every is "
-        "0");
+        "this run saves nothing that the next --resume=auto could go on from: give "
+        "--checkpoint.every=N");
   }
   if (start.step >= c.steps) {
     if (start.step > 0) {
@@ -25,8 +25,8 @@ std::vector<std::string> unmet_requests(const TrainConfig& config, const TrainPo
   }
   if (c.warmup > c.steps && c.lr > 0) {
     lines.push_back(
-        fmt::format("the learning rate rises for train.warmup={} steps, and train.steps={}: it "
-                    "comes to {:.3g} and not to train.lr={}",
+        fmt::format("the warmup is longer than the run (train.warmup={}, train.steps={}): the "
+                    "learning rate ends at {:.3g} and never reaches train.lr={}",
                     c.warmup, c.steps, c.lr_at(c.steps - 1), c.lr));
   }
   if (c.verify_every > 0 && c.steps / c.verify_every == start.step / c.verify_every) {
@@ -39,8 +39,8 @@ std::vector<std::string> unmet_requests(const TrainConfig& config, const TrainPo
   const std::int64_t num_losses = std::ssize(start.losses) + c.steps - start.step - 1;
   if (c.spike_factor > 0 && num_losses < std::int64_t{StepGuard::kFewest}) {
     lines.push_back(
-        fmt::format("no loss is measured with train.spike_factor={}: that takes {} "
-                    "steps before it, and the last one has {}",
+        fmt::format("no loss is checked by train.spike_factor={}: that takes {} steps before it, "
+                    "and the last loss has {}",
                     c.spike_factor, StepGuard::kFewest, num_losses));
   }
   if (config.comm.options().compresses() && config.comm.powersgd.start_step >= c.steps) {

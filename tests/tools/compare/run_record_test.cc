@@ -99,7 +99,7 @@ TEST(RunRecord, WhatIsNoLogIsRefusedByItsLine) {
   EXPECT_TRUE(has(error_of_log(kSteps), {"expected a last record, got 2 steps and none"}));
   EXPECT_TRUE(has(error_of_log(kSteps + "{"), {"log.jsonl:3"}));
   EXPECT_TRUE(has(error_of_log(kSteps + kSteps + kEnd), {"expected step 3, got 1"}));
-  EXPECT_TRUE(has(error_of_log(kSteps + kEnd + kEnd), {"expected nothing behind the last record"}));
+  EXPECT_TRUE(has(error_of_log(kSteps + kEnd + kEnd), {"expected nothing after the last record"}));
   EXPECT_TRUE(has(error_of_log("[1]\n"), {"expected an object, got array"}));
   EXPECT_TRUE(has(error_of_log(R"({"step":1})"), {"expected a loss, got none"}));
   EXPECT_TRUE(has(error_of_log(R"({"step":1,"loss":"2"})"), {"a number as loss"}));

@@ -270,7 +270,7 @@ TEST_F(TraceOfARun, OfARunThatWasResumedShowsStepsThatItMade) {
   const Outcome behind = resumed({{"log.trace_steps", "2:4"}});
   EXPECT_EQ(behind.exit_code, 0) << behind.err;
   EXPECT_TRUE(has(behind.out, {"trace " + path_ +
-                               ": not written, as the run went on from behind step 4 and the steps "
+                               ": not written, as the run went on after step 4 and the steps "
                                "to record end with 4; what was there stays\n"}))
       << behind.out;
   EXPECT_EQ(folder_.read("trace.json"), "older");

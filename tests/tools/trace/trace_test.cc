@@ -172,7 +172,7 @@ TEST(Trace, RefusesStepsOutOfOrder) {
   trace.recorder.end_step();
   EXPECT_TRUE(testing::has(
       testing::error_of<engine::InvalidArgument>([&] { trace.recorder.begin_step(4); }),
-      {"[trace] expected a step behind 4, got 4", "rank 0"}));
+      {"[trace] expected a step after 4, got 4", "rank 0"}));
 }
 
 TEST(Arrows, LeadFromAGatherToTheFirstUseOfItsUnit) {

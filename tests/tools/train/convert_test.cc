@@ -110,7 +110,7 @@ TEST_F(Convert, TheNewestThatVerifiesIsTakenAndTheOthersArePassedOverAloud) {
   const Outcome outcome = model_of("run/checkpoints");
   EXPECT_TRUE(has(outcome.out, {"model of step 2 in "}));
   EXPECT_TRUE(has(outcome.err,
-                  {"warning: passed over: step_9 is called so and is the checkpoint of step 1 (",
+                  {"warning: passed over: step_9 is in fact the checkpoint of step 1 (",
                    "warning: passed over: [checkpoint] expected", "got damaged ones", values,
                    "warning: passed over: [checkpoint] expected the header that was written, got a "
                    "damaged one (",
@@ -130,7 +130,7 @@ TEST_F(Convert, TheNewestThatVerifiesIsTakenAndTheOthersArePassedOverAloud) {
   const Outcome none = convert("run/checkpoints", "none");
   EXPECT_EQ(none.exit_code, 1);
   EXPECT_TRUE(has(none.err, {"error: [checkpoint] expected a checkpoint that verifies, got none",
-                             "step_9 is called so"}));
+                             "step_9 is in fact"}));
 }
 
 TEST_F(Convert, WhatCannotBeConvertedIsRefusedAndNothingIsLost) {

@@ -381,7 +381,7 @@ class CudaGraphProgram : public ::testing::Test {
 };
 
 TEST_F(CudaGraphProgram, StepsAreAsPlannedWhateverComesBetween) {
-  const std::string line = "cuda graph: one launch a step, behind the first 2";
+  const std::string line = "cuda graph: one launch a step, after the first 2";
   for (const char* strategy : {"zero3", "ddp"}) {
     const std::string name = strategy;
     Flags flags{{"parallel.strategy", strategy}, {"cuda.graph", "off"}};

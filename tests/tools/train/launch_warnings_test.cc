@@ -23,17 +23,17 @@ TEST(LaunchWarnings, NameTheOptionThatDoesIt) {
   const auto lines = launch_warnings({{"WORLD_SIZE", "2"}, {"RANK", "0"}}, config);
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0],
-            "warning: WORLD_SIZE=2 not heeded: each process that a launcher starts trains a model "
+            "warning: WORLD_SIZE=2 ignored: each process that a launcher starts trains a model "
             "of its own; start one, with --parallel.ranks=2");
   EXPECT_TRUE(has(launch_warnings({{"SLURM_NTASKS", "16"}, {"SLURM_PROCID", "5"}}, config).at(0),
-                  {"SLURM_NTASKS=16, SLURM_PROCID=5 not heeded", "--parallel.ranks=16"}));
+                  {"SLURM_NTASKS=16, SLURM_PROCID=5 ignored", "--parallel.ranks=16"}));
 }
 
 TEST(LaunchWarnings, ThreadsOfTheEnvironmentAreNotThoseOfATrainer) {
   TrainConfig config;
   EXPECT_TRUE(launch_warnings({{"TESSERA_CPU_THREADS", "1"}}, config).empty());
   EXPECT_TRUE(has(launch_warnings({{"TESSERA_CPU_THREADS", "8"}}, config).at(0),
-                  {"TESSERA_CPU_THREADS=8 not heeded", "--cpu.threads_per_rank=8"}));
+                  {"TESSERA_CPU_THREADS=8 ignored", "--cpu.threads_per_rank=8"}));
   config.cpu.threads_per_rank = 8;
   EXPECT_TRUE(launch_warnings({{"TESSERA_CPU_THREADS", "8"}}, config).empty());
 }
@@ -49,7 +49,7 @@ TEST_F(Launched2, ATrainerSaysThatItIsOneOfSeveral) {
                                   "--parallel.ranks=2\n"}))
         << outcome.out;
   }
-  EXPECT_EQ(run({{"train.steps", "1"}}).out.find("not heeded"), std::string::npos);
+  EXPECT_EQ(run({{"train.steps", "1"}}).out.find("ignored: "), std::string::npos);
 }
 
 TEST_F(Launched2, EveryProgramTellsOfANameThatNothingReads) {

@@ -96,7 +96,7 @@ TEST_F(Resume, AKilledRunGoesOnUnderOtherRanksAndStrategiesWithTheSameLog) {
   const Outcome last =
       run(saving({{"parallel.ranks", "1"}, {"train.accum", "2"}, {"checkpoint.keep", "2"}}));
   EXPECT_EQ(last.exit_code, 0) << last.err;
-  EXPECT_TRUE(has(last.out, {"resumed behind step 6 of 2 ranks, at sample 12 (",
+  EXPECT_TRUE(has(last.out, {"resumed after step 6 of 2 ranks, at sample 12 (",
                              "  changed: parallel.ranks=1 (was 2)\n",
                              "  changed: parallel.strategy=\"zero3\" (was \"ddp\")\n",
                              "  changed: train.accum=2 (was 1)\n"}));
@@ -155,7 +155,7 @@ TEST_F(Resume, WhatCannotBeDoneAnyMoreIsAnErrorOrSaid) {
                   {"note: no step is left to train: train.steps=5, and as many are done\n",
                    "\nno step was compared with the plan\n"}));
   EXPECT_TRUE(has(said({{"train.steps", "6"}, {"resume", "auto"}}, 0),
-                  {"resumed behind step 5 ",
+                  {"resumed after step 5 ",
                    "note: this run saves nothing that the next "
                    "--resume=auto could go on from"}));
 }
@@ -211,7 +211,7 @@ TEST_F(Resume, AProbeHasTheStepsThatThisProcessMade) {
     return outcome.out;
   };
   EXPECT_TRUE(has(said({{"train.steps", "5"}, {"log.probe_steps", "1:3"}}),
-                  {"not written, as the run went on from behind step 4"}));
+                  {"not written, as the run went on after step 4"}));
   EXPECT_FALSE(fs::exists(path));
   EXPECT_TRUE(has(said({{"train.steps", "7"}}), {"checksums of steps 6 to 7\n"}));
   EXPECT_TRUE(folder_.read("probe.jsonl").find("\"first_step\":6") != std::string::npos);
@@ -245,7 +245,7 @@ TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
   } cases[] = {
       {{{"checkpoint.every", "6"}},
        {"expected a folder without checkpoints for a new run, got one that has step 12 (",
-        "); --resume=auto goes on from it, another --out or --checkpoint.dir begins anew\n"}},
+        "); --resume=auto goes on from it, another --out or --checkpoint.dir begins a new run\n"}},
       {{{"resume", "auto"}, {"model.heads", "4"}},
        {"expected a checkpoint of this model", "heads\":2"}},
       {{{"resume", "auto"}, {"model.layers", "3"}}, {"[checkpoint]", "missing: parameter"}},
@@ -352,7 +352,7 @@ TEST_F(Resume, ADamagedCheckpointIsPassedOverAloud) {
   const Outcome next = run(saving({{"train.steps", "8"}, {"train.schedule", "constant"}}));
   EXPECT_EQ(next.exit_code, 0) << next.err;
   EXPECT_TRUE(has(next.out, {"warning: passed over, as it does not verify", "step_8/manifest.json",
-                             "resumed behind step 6"}));
+                             "resumed after step 6"}));
   EXPECT_EQ(checkpoints(),
             (std::vector<std::string>{"step_4", "step_6", "step_8", "step_8.damaged-0"}));
 }
@@ -366,9 +366,9 @@ TEST_F(Resume, ACheckpointThatIsNotTheStepOfItsNameIsPassedOverAloud) {
   fs::copy(folder + "/step_2", folder + "/step_99", fs::copy_options::recursive);
   const Outcome next = run(saving({{"train.schedule", "constant"}, {"checkpoint.keep", "2"}}));
   EXPECT_EQ(next.exit_code, 0) << next.err;
-  EXPECT_TRUE(has(next.out,
-                  {"warning: passed over", "step_99 is called so and is the checkpoint of step 2 (",
-                   "resumed behind step 4 "}));
+  EXPECT_TRUE(
+      has(next.out, {"warning: passed over", "step_99 is in fact the checkpoint of step 2 (",
+                     "resumed after step 4 "}));
   EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step_10", "step_12", "step_99"}));
   EXPECT_EQ(run({{"train.schedule", "constant"}, {"out", folder_ / "whole"}}).exit_code, 0);
   EXPECT_EQ(results_of("run"), results_of("whole"));
@@ -376,7 +376,7 @@ TEST_F(Resume, ACheckpointThatIsNotTheStepOfItsNameIsPassedOverAloud) {
   const Outcome named = run(
       {{"train.schedule", "constant"}, {"resume", folder + "/step_99"}, {"out", folder_ / "b"}});
   EXPECT_EQ(named.exit_code, 0) << named.err;
-  EXPECT_TRUE(has(named.out, {"resumed behind step 2 ", "warning: step_99 is called so"}));
+  EXPECT_TRUE(has(named.out, {"resumed after step 2 ", "warning: step_99 is in fact"}));
   EXPECT_EQ(log_of("b").front().at("step"), 3);
 }
 

@@ -37,7 +37,7 @@ std::string resumed(const RunIdentity& before, const RunIdentity& now) {
   training.resumes = true;
   EXPECT_EQ(testing::train_mlp(folder, training).error, "");
   const std::string out = ::testing::internal::GetCapturedStdout();
-  EXPECT_TRUE(has(out, {"resumed behind step 1"}));
+  EXPECT_TRUE(has(out, {"resumed after step 1"}));
   return out;
 }
 
@@ -52,7 +52,7 @@ TEST(RunIdentity, DataAreKnownByWhatTheyAreAndWithoutADigestByTheirName) {
       {data("9 from a", "1"), data("9 from a", "1"), ""},
       {data("9 from a", "1"), data("9 from b", "1"), ""},
       {data("9 from a", "1"), data("9 from a", "2"),
-       "warning: other data: 9 from a holds others than when it was saved\n"},
+       "warning: other data: 9 from a has changed since the checkpoint was saved\n"},
       {data("9 from a", "1"), data("8 from b", "2"),
        "warning: other data: 8 from b (was 9 from a)\n"},
       // Of a checkpoint without a digest.
@@ -110,7 +110,7 @@ class Programs : public testing::TinyTraining {
     change(flags);
     const Outcome now = testing::run_program(program, flags);
     EXPECT_EQ(now.exit_code, 0) << now.err;
-    EXPECT_TRUE(has(now.out, {"resumed behind step 2"}));
+    EXPECT_TRUE(has(now.out, {"resumed after step 2"}));
     return now.out;
   }
   void write_images(const std::string& name, const std::string& pixels) const {
@@ -149,10 +149,10 @@ TEST_F(Programs, TokensThatChangedUnderTheirPathAreToldAndThoseOfAnotherPathAreN
         changed(testing::kTransformer, flags, [&](Flags& f) { f["data.path"] = copy; });
     EXPECT_EQ(moved.find("warning"), std::string::npos) << moved;
     EXPECT_EQ(moved.find("data.path"), std::string::npos) << moved;
-    EXPECT_TRUE(
-        has(changed(testing::kTransformer, flags,
-                    [&](Flags&) { folder_.write("data" + ending, in_file(swapped)); }),
-            {"warning: other data: ", "data" + ending, " holds others than when it was saved\n"}));
+    EXPECT_TRUE(has(changed(testing::kTransformer, flags,
+                            [&](Flags&) { folder_.write("data" + ending, in_file(swapped)); }),
+                    {"warning: other data: ", "data" + ending,
+                     " has changed since the checkpoint was saved\n"}));
   }
   // In another format they are the same.
   folder_.write("data.txt", text);
@@ -181,7 +181,7 @@ TEST_F(Programs, ImagesThatChangedAreTold) {
             std::string::npos);
   EXPECT_TRUE(has(changed(testing::kMlp, flags,
                           [&](Flags&) { write_images("data", std::string(31, 'x') + "y"); }),
-                  {"warning: other data: 8 images of 2 x 2 from ", "data holds others than when"}));
+                  {"warning: other data: 8 images of 2 x 2 from ", "data has changed since"}));
 }
 
 // What the machine at hand can do otherwise: with a library of products, or without it; with its

@@ -131,10 +131,10 @@ TEST_F(RunProbeTest, SaysWhyThereIsNone) {
   };
   EXPECT_TRUE(has(why(0), {"not written, as the run ended before the end of step 2"}));
   EXPECT_TRUE(has(why(2), {"not written, as the run ended before the end of step 3"}));
-  EXPECT_TRUE(has(why(4), {"not written, as the run went on from behind step 4 and the steps to "
+  EXPECT_TRUE(has(why(4), {"not written, as the run went on after step 4 and the steps to "
                            "record end with 3"}));
   config_.log.probe_steps = "auto";
-  EXPECT_TRUE(has(why(5), {"went on from behind step 5 and the steps to record end with 5"}));
+  EXPECT_TRUE(has(why(5), {"went on after step 5 and the steps to record end with 5"}));
   EXPECT_EQ(folder_.read("probe.jsonl"), "older");
 }
 

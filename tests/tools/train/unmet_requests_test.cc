@@ -49,8 +49,8 @@ TEST(UnmetRequests, EachIsSaidFromWhereItCannotBeMet) {
        warmup,
        19,
        {},
-       "the learning rate rises for train.warmup=20 steps, and train.steps=19: it comes to 0.0038 "
-       "and not to train.lr=0.004"},
+       "the warmup is longer than the run (train.warmup=20, train.steps=19): the learning rate "
+       "ends at 0.0038 and never reaches train.lr=0.004"},
       {"short warmup", warmup, 20, {}, ""},
       {"verify",
        verify,
@@ -65,10 +65,10 @@ TEST(UnmetRequests, EachIsSaidFromWhereItCannotBeMet) {
        spike,
        8,
        {},
-       "no loss is measured with train.spike_factor=3: that takes 8 steps before it, and the last "
-       "one has 7"},
+       "no loss is checked by train.spike_factor=3: that takes 8 steps before it, and the last "
+       "loss has 7"},
       {"spike last", spike, 9, {}, ""},
-      {"spike resumed", spike, 14, {.step = 10, .losses = losses(4)}, "and the last one has 7"},
+      {"spike resumed", spike, 14, {.step = 10, .losses = losses(4)}, "and the last loss has 7"},
       {"spike remembered", spike, 14, {.step = 10, .losses = losses(5)}, ""},
       {"powersgd",
        power,
@@ -82,7 +82,7 @@ TEST(UnmetRequests, EachIsSaidFromWhereItCannotBeMet) {
        3,
        {},
        "this run saves nothing that the next --resume=auto could go on "
-       "from: checkpoint.every is 0"},
+       "from: give --checkpoint.every=N"},
       {"auto that saves",
        [&](TrainConfig& c) {
          automatic(c);
