@@ -70,7 +70,15 @@ bool same_micro_batches(const Configuration& a, const Configuration& b) {
   return same_samples(a, b) && reduces_each && a.options.at("comm.hook") == "\"none\"";
 }
 
+// A budget that all else does not meet makes micro-batches smaller, and more of them.
+bool budgets_cut_batches_apart(const Configuration& a, const Configuration& b) {
+  return a.config.train.batch == b.config.train.batch &&
+         a.fitted.train.batch != b.fitted.train.batch;
+}
+
 std::string value_text(const Configuration& c, const std::string& key) {
+  if (key == "train.batch") return std::to_string(c.fitted.train.batch);
+  if (key == "train.accum") return std::to_string(c.fitted.train.accum);
   const std::string& literal = c.options.at(key);
   return literal.starts_with('"') && literal.size() > 2 ? literal.substr(1, literal.size() - 2)
                                                         : literal;
@@ -98,17 +106,14 @@ std::vector<std::string> arithmetic_differences(const Configuration& a, const Co
   for (const auto& [key, value] : b.options) {
     const auto other = a.options.find(key);
     if (other != a.options.end() && other->second == value) continue;
-    // The host prepares its part of AdamW in double precision as the GPU does its own, but for the
-    // last bit.
-    const bool is_host_part =
-        b.on_gpu && (key == "offload.optimizer" || key == "memory_budget");  // which may offload it
     const bool is_nccl_order = !in_order && key.starts_with("parallel.");
     const bool is_exact =
         (deals_micro_batches(key) && same_batches) || effect_of(key) == OptionEffect::kNone;
-    if (!is_exact || is_host_part || is_nccl_order || (is_square && changes_units(key))) {
+    if (!is_exact || is_nccl_order || (is_square && changes_units(key))) {
       reasons.push_back(key);
     }
   }
+  if (budgets_cut_batches_apart(a, b)) reasons.emplace_back("memory_budget");
   return reasons;
 }
 
@@ -150,6 +155,7 @@ std::vector<ArithmeticClass> classes_of(const std::vector<Configuration>& config
     }
     classes.push_back(std::move(added));
   }
+  if (keys.erase("memory_budget") > 0) keys.insert({"train.batch", "train.accum"});  // that it made
   const std::vector<std::string> sorted(keys.begin(), keys.end());
   for (ArithmeticClass& c : classes) c.label = label_of(first_of(c), sorted);
   return classes;

@@ -4,11 +4,12 @@
 // or offloaded, and how a step's micro-batches are dealt to ranks and micro-steps changes no bit on
 // the CPU, or on GPUs whose sums are in the order of ranks: that is the engine's promise, and here
 // it is held to it. So configurations form classes of equal arithmetic, and within each class bits
-// are compared. A dtype, a hook, one reduction at the end of accumulation, another way to multiply
-// computes the same training in another arithmetic: between such classes the largest difference of
-// a step's loss must stay within the tolerance. It is measured once for each class, as all of a
-// class have the same bits. Another model, learning rate, seed or batch is another training: its
-// losses are shown with the others, and nothing is expected of them.
+// are compared. A dtype, a hook, one reduction at the end of accumulation, another way to multiply,
+// or smaller micro-batches, and more of them, to meet a memory budget, compute the same training in
+// another arithmetic: between such classes the largest difference of a step's loss must stay within
+// the tolerance. It is measured once for each class, as all of a class have the same bits. Another
+// model, learning rate, seed or batch is another training: its losses are shown with the others,
+// and nothing is expected of them.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,8 @@ enum class OptionEffect {
 OptionEffect effect_of(const std::string& key);
 
 /// The options by which `b` computes other numbers than `a`, or the same in another order. Empty:
-/// bits must be equal.
+/// bits must be equal. "memory_budget" is one of them where budgets make micro-batches of different
+/// sizes, which check_plans() finds out.
 std::vector<std::string> arithmetic_differences(const Configuration& a, const Configuration& b);
 /// The options by which `b` is another training than `a`; empty: it is the same one.
 std::vector<std::string> training_differences(const Configuration& a, const Configuration& b);

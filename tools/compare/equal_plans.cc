@@ -55,16 +55,16 @@ void add_terms(std::string& text, const std::vector<PlannedMemory>& memory) {
   }
 }
 
-// Throws what else a training would refuse before its first step.
-TrainPlan plan_of(const Configuration& c) {
+// Keeps what a budget makes of the configuration, too. Throws what else a training would refuse
+// before its first step.
+TrainPlan plan_of(Configuration& c) {
   const TransformerConfig& config = c.config;
   Gpt model(c.model);
   const Ranks ranks = Ranks::choose(config);
   const PlanTarget target = plan_target(ranks, config);
-  TrainConfig chosen = static_cast<const TrainConfig&>(config);
-  if (config.memory_limit_nbytes() > 0) chosen = fit_transformer(config, model, target).config;
-  TrainPlan plan = plan_transformer(config, chosen, model, target);
-  static_cast<void>(check_shortage(transformer_shortage(config, chosen, model, ranks), chosen));
+  if (config.memory_limit_nbytes() > 0) c.fitted = fit_transformer(config, model, target).config;
+  TrainPlan plan = plan_transformer(config, c.fitted, model, target);
+  static_cast<void>(check_shortage(transformer_shortage(config, c.fitted, model, ranks), c.fitted));
   return plan;
 }
 

@@ -20,9 +20,10 @@ namespace tessera::tools {
 /// All that a plan says of its steps: calls, times, memory. Equal steps have equal texts.
 std::string text_of_steps(const TrainPlan& plan);
 
-/// Plans every configuration, and sets same_plan_as of those whose plan an earlier one has. Throws,
-/// with its name, what its training would before its first step, or that no plan meets its
-/// memory_budget. Chooses this process's CPU, after which no request for another one can be read.
+/// Plans every configuration, and sets what is fitted, and same_plan_as of those whose plan an
+/// earlier one has. Throws, with its name, what its training would before its first step, or that
+/// no plan meets its memory_budget. Chooses this process's CPU, after which no request for another
+/// one can be read.
 void check_plans(Request& request);
 
 /// A row for every configuration, with what its memory_budget makes of it; for Request::only_plans.

@@ -22,6 +22,7 @@
 #include "tools/train/attention_choice.h"
 #include "tools/train/cpu.h"
 #include "tools/train/ranks.h"
+#include "tools/train/run_checks.h"
 #include "tools/train/strategy_list.h"
 
 namespace tessera::tools {
@@ -142,7 +143,8 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   checks.cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
   config.rates.choose(flags, ranks.num_gpus > 0, config.precision.param);
-  check_pins(config.cpu, ranks.size);
+  check_device(config, flags, ranks);
+  if (!config.plan) check_pins(config.cpu, ranks.size);  // a plan may be of another machine
   const shard::FsdpOptions options = config.fsdp_options(ranks.size);
   c.num_ranks = ranks.size;
   c.shard_ranks = options.shard_ranks;
@@ -201,6 +203,7 @@ Configuration make(const std::vector<std::string>& arguments, const Overrides& o
   all.insert(all.end(), of_training.begin(), of_training.end());
   parse(flags, all, out);
   check(c, probe, flags, checks);
+  c.fitted = static_cast<const TrainConfig&>(c.config);
   record(c);
   return c;
 }

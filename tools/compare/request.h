@@ -44,6 +44,9 @@ struct Configuration {
   std::string name;
   Overrides overrides;  ///< options_of() what was asked for
   TransformerConfig config = {};
+  /// What is trained: `config`, or what its memory_budget makes of it, once check_plans() has found
+  /// that.
+  TrainConfig fitted = {};
   GptConfig model = {};
   int num_ranks = 1;
   int shard_ranks = 1;

@@ -18,9 +18,11 @@
 #include "tools/compare/trace_slices.h"
 #include "tools/models/gpt.h"
 #include "tools/trace/trace_events.h"
-#include "tools/train/budget.h"
 #include "tools/train/plan_memory.h"
 #include "tools/train/planner.h"
+#include "tools/train/ranks.h"
+#include "tools/train/task_plan.h"
+#include "tools/train/transformer_plan.h"
 
 namespace tessera::tools {
 namespace {
@@ -31,20 +33,6 @@ constexpr std::size_t kMaxSteps = 64;
 // Over all of them, and of one.
 constexpr std::size_t kMaxPoints = 4000, kMinPointsOfOne = 24, kMaxPointsOfOne = 240;
 constexpr std::size_t kMaxSlices = 8000, kMaxSlicesOfOne = 1500;
-
-TrainPlan plan_of(const Configuration& c, TrainConfig config, Gpt& model, TraceWriter* trace) {
-  const engine::Shape shape{config.train.batch,
-                            c.config.model.seq == 0 ? c.model.seq : c.config.model.seq};
-  config.memory_budget.clear();  // which a plan may exceed
-  return make_plan(
-      config,
-      {.num_ranks = c.num_ranks,
-       .on_gpus = c.on_gpu,
-       .sums_in_rank_order = c.sums_in_rank_order,
-       .rates = config.rates.rates()},
-      model, {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}},
-      trace);
-}
 
 std::string trace_path(const std::string& folder) { return folder + "/trace.json"; }
 
@@ -70,10 +58,10 @@ std::optional<std::pair<std::size_t, std::size_t>> with_and_without(
     const Comparison& comparison, const std::vector<std::size_t>& rows) {
   for (const std::size_t off : rows) {
     const Configuration& without = *comparison.rows[off].configuration;
-    if (without.config.parallel.prefetch != 0 || !gathers(without)) continue;
+    if (without.fitted.parallel.prefetch != 0 || !gathers(without)) continue;
     for (const std::size_t on : rows) {
       const Configuration& with = *comparison.rows[on].configuration;
-      if (with.config.parallel.prefetch > 0 && other_options(with) == other_options(without)) {
+      if (with.fitted.parallel.prefetch > 0 && other_options(with) == other_options(without)) {
         return std::pair(on, off);
       }
     }
@@ -82,9 +70,10 @@ std::optional<std::pair<std::size_t, std::size_t>> with_and_without(
 }
 
 Configuration with_prefetch(Configuration c, std::int64_t prefetch) {
-  if (c.config.parallel.prefetch == prefetch) return c;
-  c.config.parallel.prefetch = prefetch;
-  if (prefetch == 0) c.config.parallel.backward_prefetch = shard::BackwardPrefetch::kPre;
+  ParallelConfig& parallel = c.fitted.parallel;
+  if (parallel.prefetch == prefetch) return c;
+  parallel.prefetch = prefetch;
+  if (prefetch == 0) parallel.backward_prefetch = shard::BackwardPrefetch::kPre;
   c.name += fmt::format(" with prefetch={}", prefetch);
   return c;
 }
@@ -103,7 +92,7 @@ std::vector<Configuration> drawn_first(const Comparison& comparison,
   if (traced.size() == 1) return {at(traced[0])};
   for (const std::size_t i : trained) {
     if (!gathers(at(i))) continue;
-    return {with_prefetch(at(i), std::max<std::int64_t>(1, at(i).config.parallel.prefetch)),
+    return {with_prefetch(at(i), std::max<std::int64_t>(1, at(i).fitted.parallel.prefetch)),
             with_prefetch(at(i), 0)};
   }
   if (trained.empty()) return {};
@@ -151,15 +140,10 @@ std::optional<ordered_json> step_of(const Configuration& c, const std::string& f
 
 ordered_json planned_step(const Configuration& c, const StepDetail& detail) {
   Gpt model(c.model);
-  TrainConfig config = static_cast<const TrainConfig&>(c.config);
-  if (const std::int64_t budget = config.memory_limit_nbytes(); budget > 0) {
-    config = fit_budget(config, budget, c.model.layers, [&](const TrainConfig& tried) {
-               return plan_of(c, tried, model, nullptr);
-             }).config;
-  }
+  const PlanTarget target = plan_target(Ranks::choose(c.config), c.fitted);
   std::string text;
   TraceWriter writer([&text](const std::string& more) { text += more; });
-  const TrainPlan plan = plan_of(c, config, model, &writer);
+  const TrainPlan plan = plan_transformer(c.config, c.fitted, model, target, &writer);
   ordered_json step = step_of_trace(engine::parse_json(text, c.name), c.name, c.name, detail);
   step["source"] = "plan";
   step["terms"] = terms_of(plan.memory);

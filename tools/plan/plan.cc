@@ -139,7 +139,11 @@ void run(int argc, char** argv) {
   const Ranks ranks = Ranks::planned(config);
   config.rates.choose(flags, ranks.num_gpus > 0, config.precision.param);
   const PlanTarget target = plan_target(ranks, config);
-  check_run(config, flags, ranks);
+  if (config.strategies.empty()) {
+    check_run(config, flags, ranks);
+  } else {  // rows say what a strategy cannot do
+    check_device(config, flags, ranks);
+  }
   check_attention(config, target.on_gpus);
   choose_cpu(config.cpu);  // whose products have scratch
   const GptConfig sizes = config.gpt();

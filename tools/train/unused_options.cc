@@ -7,11 +7,14 @@ namespace tessera::tools {
 
 using engine::require;
 
-void check_unused_options(const TrainConfig& config, const FlagSet& flags, bool on_gpus) {
+void check_unused_on_cpu(const FlagSet& flags, bool on_gpus) {
   for (const char* name : {"cuda.tune_gemm", "cuda.gemm_algorithms"}) {
     require(on_gpus || !flags.is_given(name),
             "[config] expected {} on GPUs only, got it where the device is the CPU", name);
   }
+}
+
+void check_unused_by_strategy(const TrainConfig& config, const FlagSet& flags) {
   const shard::Placement placement = shard::Placement::preset(config.parallel.strategy);
   require(placement.parameters != shard::Place::kWhole || config.parallel.prefetch == 0 ||
               !flags.is_given("parallel.prefetch"),

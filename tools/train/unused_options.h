@@ -1,5 +1,5 @@
-// Options that a run would take and not use: those that depend on the device or are defaults of
-// every configuration that compare makes. TrainConfig::validate() refuses the others.
+// Options that a run would take and not use: those that depend on the device, or on the strategy
+// where compare gives them to all of several. TrainConfig::validate() refuses the others.
 #pragma once
 
 #include "tools/train/flags.h"
@@ -7,7 +7,9 @@
 
 namespace tessera::tools {
 
-/// Throws InvalidArgument for one that was asked for on the command line.
-void check_unused_options(const TrainConfig& config, const FlagSet& flags, bool on_gpus);
+/// Throws InvalidArgument for what was asked for on the command line and only GPUs have a use for.
+void check_unused_on_cpu(const FlagSet& flags, bool on_gpus);
+/// Throws InvalidArgument for what was asked for there and parallel.strategy has no use for.
+void check_unused_by_strategy(const TrainConfig& config, const FlagSet& flags);
 
 }  // namespace tessera::tools

@@ -10,16 +10,19 @@
 #include <string>
 #include <vector>
 
+#include "engine/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/compare_request.h"
 #include "tests/tools/compare/made_runs.h"
+#include "tests/tools/compare/smallest_budget.h"
 #include "tools/compare/equal_plans.h"
 #include "tools/compare/parity.h"
 
 namespace tessera::tools {
 namespace {
 
+using testing::error_of;
 using testing::has;
 using testing::run_of;
 using testing::TempFolder;
@@ -176,16 +179,52 @@ TEST_F(CompareClasses, BitsMustBeEqualUnlessTheArithmeticIsAnother) {
     EXPECT_EQ(reasons({"--strategies=ddp", "--comm.hook=batched_powersgd", "--sweep=" + text}),
               Reasons{text.substr(0, text.find('='))});
   }
-  // The host's part of an update beside a GPU's.
+  // The host updates as a GPU does.
   for (const char* sweep : {"offload.optimizer=0,1", "memory_budget=1GiB,2GiB"}) {
-    const std::string text = sweep;
-    Request on_host = request({"--strategies=zero3", "--sweep=" + text});
-    for (const bool on_gpu : {false, true}) {
-      for (Configuration& c : on_host.configurations) c.on_gpu = on_gpu;
-      EXPECT_EQ(arithmetic_differences(on_host.configurations.at(0), on_host.configurations.at(1)),
-                on_gpu ? Reasons{text.substr(0, text.find('='))} : Reasons());
-    }
+    Request on_gpus = request({"--strategies=zero3", std::string("--sweep=") + sweep});
+    for (Configuration& c : on_gpus.configurations) c.on_gpu = true;
+    EXPECT_EQ(arithmetic_differences(on_gpus.configurations.at(0), on_gpus.configurations.at(1)),
+              Reasons());
   }
+}
+
+// A budget may be met by smaller micro-batches alone, of which some configurations have no need.
+TEST_F(CompareClasses, MicroBatchesThatABudgetCutsAreAnotherArithmetic) {
+  Request r = request({"--strategies=ddp,zero2,zero3", "--train.batch=4", "--memory_budget=1GiB",
+                       "--sweep=train.lr=1e-3,2e-3"});
+  check_plans(r);
+  for (const Configuration& c : r.configurations) EXPECT_EQ(c.fitted.train.batch, 4) << c.name;
+  EXPECT_EQ(classes_of(r.configurations).size(), 2u) << "two rates";
+  for (const std::size_t cut : {0, 1}) {
+    r.configurations[cut].fitted.train.batch = 2;
+    r.configurations[cut].fitted.train.accum = 2;
+  }
+  const auto all = classes_of(r.configurations);
+  ASSERT_EQ(all.size(), 4u);
+  EXPECT_EQ(all[0].members, (Members{0}));
+  EXPECT_EQ(all[2].members, (Members{2, 4})) << "of one rate, and of micro-batches as asked";
+  EXPECT_EQ(all[2].measured_against, 0u) << "the same training";
+  EXPECT_EQ(all[2].changes, Names{"memory_budget"});
+  EXPECT_EQ(all[2].label, "train.accum=1 train.batch=4 train.lr=0.001");
+  EXPECT_EQ(all[0].label, "train.accum=2 train.batch=2 train.lr=0.001");
+}
+
+TEST_F(CompareClasses, WhatABudgetMakesOfEachIsKept) {
+  Names options = {"--strategies=ddp,zero3", "--train.batch=4", "--memory_budget=1kB"};
+  const std::string refusal = error_of<engine::Error>([&] {
+    Request r = request(options);
+    check_plans(r);
+  });
+  options.back() = "--memory_budget=" + testing::smallest_budget(refusal);
+  Request r = request(options);
+  check_plans(r);
+  const Configuration &ddp = r.configurations[0], &zero3 = r.configurations[1];
+  EXPECT_EQ(ddp.config.train.batch, 4);
+  EXPECT_LT(ddp.fitted.train.batch, 4);
+  EXPECT_EQ(ddp.fitted.train.batch * ddp.fitted.train.accum, 4);
+  EXPECT_EQ(zero3.fitted.train.batch, 4);
+  EXPECT_EQ(arithmetic_differences(ddp, zero3), Names{"memory_budget"});
+  EXPECT_EQ(training_differences(ddp, zero3), Names());
 }
 
 // Classes

@@ -130,9 +130,25 @@ TEST_F(CompareRequest, WhatCannotRunIsRefusedByTheNameOfItsConfiguration) {
   EXPECT_TRUE(has(refused({"--strategies=ddp", "--parallel.strategy=ddp"}), {"got both"}));
   EXPECT_TRUE(has(refused({"--train.steps=3"}), {"warmup_steps below train.steps=3"}));
   EXPECT_TRUE(has(refused({"--save.final=x"}), {"save.final"}));
+  EXPECT_TRUE(has(refused({"--cuda.tune_gemm=false"}),
+                  {"cuda.tune_gemm on GPUs only", "(configuration ddp)"}));
+  EXPECT_TRUE(has(refused({"--cuda.graph=on"}), {"got cuda.graph=on where the device is the CPU"}));
+  EXPECT_TRUE(has(refused({"--strategies=zero3,ddp", "--sweep=cuda.graph=auto,on"}),
+                  {"(configuration zero3 cuda.graph=on)"}));
   EXPECT_TRUE(has(refused({"--log.jsonl=x"}), {"log.jsonl"}));
   EXPECT_TRUE(has(refused({"--tolerance=-1"}), {"tolerance"}));
   EXPECT_TRUE(has(refused({"--rounds=0"}), {"rounds"}));
+}
+
+// Ranks of a plan need no cores of this machine, and only some strategies have a use for a depth.
+TEST_F(CompareRequest, WhatOnlyTrainingsOrSomeStrategiesNeedIsNotAskedOfOthers) {
+  const std::vector<std::string> pinned = {"--strategies=ddp", "--cpu.pin=true",
+                                           "--parallel.ranks=1024"};
+  EXPECT_TRUE(has(refused(pinned), {"cpu.pin"}));
+  std::vector<std::string> planned = pinned;
+  planned.emplace_back("--plan");
+  EXPECT_EQ(request(planned).configurations.size(), 1u);
+  EXPECT_EQ(request({"--strategies=ddp,zero3", "--parallel.prefetch=2"}).configurations.size(), 2u);
 }
 
 // The verdict ------------------------------------------------------------------------------------

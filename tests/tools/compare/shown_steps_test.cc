@@ -17,6 +17,7 @@
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/compare_request.h"
 #include "tools/compare/comparison.h"
+#include "tools/compare/equal_plans.h"
 #include "tools/compare/request.h"
 
 namespace tessera::tools {
@@ -173,12 +174,22 @@ TEST_F(ShownSteps, ATraceThatCannotBeReadIsToldAndPlannedInstead) {
 
 TEST_F(ShownSteps, ABudgetIsMetAsTheTrainingMeetsIt) {
   const auto most = [&](const std::vector<std::string>& more) {
-    const Request r = request(more);
+    Request r = request(more);
+    check_plans(r);
     const ordered_json step = planned_step(r.configurations.at(0));
     return std::ranges::max(step.at("memory").at("total").get<std::vector<std::int64_t>>());
   };
   const std::int64_t free = most({"--strategies=zero3"});
   EXPECT_LT(most({"--strategies=zero3", "--memory_budget=" + std::to_string(free - 1)}), free);
+}
+
+// A search again, for rank 0 alone, would find what was asked for.
+TEST_F(ShownSteps, WhatIsTrainedIsDrawnWhateverWasAskedFor) {
+  Request r = request({"--strategies=zero3", "--parallel.prefetch=2", "--memory_budget=1GiB"});
+  const ordered_json asked = planned_step(r.configurations.at(0));
+  r.configurations.at(0).fitted.parallel.prefetch = 0;
+  EXPECT_GT(planned_step(r.configurations.at(0)).at("duration_ms"), asked.at("duration_ms"));
+  EXPECT_EQ(drawn(shown(r)), (Names{"plan zero3 with prefetch=1", "plan zero3"}));
 }
 
 TEST_F(ShownSteps, MemoryOfManyConfigurationsIsThinned) {

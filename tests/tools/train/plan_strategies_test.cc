@@ -130,6 +130,19 @@ TEST_F(PlanStrategies, WhatAStrategyCannotDoStandsInItsRow) {
       plan({{"strategies", "ddp,hsdp"}, {"parallel.shard_ranks", "1"}, {"parallel.prefetch", "2"}})
           .exit_code,
       0);
+  // What the default strategy could not do is refused where it is in the list.
+  const Flags across = {
+      {"parallel.ranks", "4"}, {"comm.hook", "powersgd"}, {"powersgd.across_replicas", "true"}};
+  for (const std::string strategies : {"hsdp:2,hybrid_zero2:2", "zero3,hsdp:2"}) {
+    Flags flags = across;
+    flags["strategies"] = strategies;
+    const Outcome planned = plan(flags);
+    EXPECT_EQ(planned.exit_code, 0) << planned.err;
+    EXPECT_TRUE(has(planned.out, {"\nhsdp:2 ", "\nfastest"})) << planned.out;
+    EXPECT_EQ(has(planned.out, {"cannot be trained so"}), strategies.starts_with("zero3"));
+  }
+  EXPECT_TRUE(has(refused({{"strategies", "ddp,zero3"}, {"cuda.graph", "on"}}),
+                  {"got cuda.graph=on where the device is the CPU"}));
   EXPECT_TRUE(has(refused({{"strategies", "all"}, {"parallel.strategy", "ddp"}}),
                   {"strategies or parallel.strategy, got both"}));
   EXPECT_TRUE(has(refused({{"strategies", "all"}, {"log.trace", folder_ / "trace.json"}}),
