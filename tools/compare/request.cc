@@ -141,7 +141,6 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   config.validate(flags);
   checks.cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
-  config.rates.choose(flags, ranks.num_gpus > 0, config.precision.param);
   check_pins(config.cpu, ranks.size);
   const shard::FsdpOptions options = config.fsdp_options(ranks.size);
   c.num_ranks = ranks.size;

@@ -41,7 +41,7 @@ TrainPlan plan_of(const Configuration& c, TrainConfig config, Gpt& model, TraceW
       {.num_ranks = c.num_ranks,
        .on_gpus = c.on_gpu,
        .sums_in_rank_order = c.sums_in_rank_order,
-       .rates = config.rates.rates()},
+       .rates = config.rates.rates(c.on_gpu, config.precision.param)},
       model, {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}},
       trace);
 }
