@@ -172,19 +172,5 @@ TEST(PlanChoicesTest, RatesOfAFileAreKeptOnAnyDevice) {
   }
 }
 
-TEST_F(PlanChoices, AFileOfTheProgramPlanHasItsRatesOnGpus) {
-  folder_.write("rates.toml", "[rates]\ngflops = 300000\n");
-  const auto record = [&](const Flags& more) {
-    Flags flags = more;
-    flags["device"] = "cuda";
-    flags["json"] = "true";
-    const Outcome plan = planned(flags);
-    EXPECT_EQ(plan.exit_code, 0) << plan.err;
-    return plan.out;
-  };
-  EXPECT_EQ(record({{"config", folder_ / "rates.toml"}}), record({{"rates.gflops", "300000"}}));
-  EXPECT_NE(record({{"config", folder_ / "rates.toml"}}), record({}));
-}
-
 }  // namespace
 }  // namespace tessera::tools
