@@ -142,7 +142,6 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   config.validate(flags);
   checks.cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
-  config.rates.choose(flags, ranks.num_gpus > 0, config.precision.param);
   check_device(config, flags, ranks);
   if (!config.plan) check_pins(config.cpu, ranks.size);  // a plan may be of another machine
   const shard::FsdpOptions options = config.fsdp_options(ranks.size);

@@ -137,7 +137,6 @@ void run(int argc, char** argv) {
         ParallelConfig().strategy;  // what a file says of it is not asked for
   }
   const Ranks ranks = Ranks::planned(config);
-  config.rates.choose(flags, ranks.num_gpus > 0, config.precision.param);
   const PlanTarget target = plan_target(ranks, config);
   if (config.strategies.empty()) {
     check_run(config, flags, ranks);

@@ -79,6 +79,10 @@ void pin_rank(const CpuConfig& config, int rank) {
   if (!config.pin) return;
   const std::vector<std::size_t> all = allowed_cores();
   const auto each = static_cast<std::size_t>(config.threads_per_rank);
+  engine::require<engine::DeviceError>(
+      all.size() / each > static_cast<std::size_t>(rank),
+      "[cpu] expected the system to have cores for rank {}, {} each, got {} (cpu.pin)", rank, each,
+      all.size());
   std::vector<cpu_set_t> own(all.back() / CPU_SETSIZE + 1);
   const std::size_t nbytes = own.size() * sizeof(cpu_set_t);
   for (std::size_t i = 0; i < each; ++i) {

@@ -46,8 +46,9 @@ std::string range_of(const NumberOption& option) {
   const bool has_min = std::isfinite(option.min), has_max = std::isfinite(option.max);
   const char* const width = option.is_f32 ? " of 32 bits" : "";
   if (has_min && has_max) {
-    return fmt::format("a number in {}{}, {}{}{}", option.above_min ? "(" : "[", option.min,
-                       option.max, option.below_max ? ")" : "]", width);
+    return fmt::format("{}a number in {}{}, {}{}{}", option.or_zero ? "0 or " : "",
+                       option.above_min ? "(" : "[", option.min, option.max,
+                       option.below_max ? ")" : "]", width);
   }
   if (has_min)
     return fmt::format("a finite number {} {}{}", option.above_min ? ">" : ">=", option.min, width);
@@ -150,7 +151,7 @@ void FlagSet::add(std::string name, double* field, const NumberOption& option) {
   const auto is_in_range = [option](double number) {
     const bool above = option.above_min ? number > option.min : number >= option.min;
     const bool below = option.below_max ? number < option.max : number <= option.max;
-    return std::isfinite(number) && above && below;
+    return (option.or_zero && number == 0) || (std::isfinite(number) && above && below);
   };
   const auto set = [field, is_in_range, is_f32 = option.is_f32](const Value& value) {
     const double number = std::get<double>(value);

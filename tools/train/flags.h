@@ -52,6 +52,7 @@ struct NumberOption {
   double max = std::numeric_limits<double>::infinity();
   bool above_min = false;  ///< min itself is out
   bool below_max = false;  ///< max itself is out
+  bool or_zero = false;    ///< 0 is allowed too, outside of the range
   bool is_f32 = false;     ///< used rounded to f32, which must be in range as well
 };
 struct TextOption {

@@ -19,8 +19,8 @@ std::vector<std::string> launch_warnings(const Environment& environment,
   if (threads != environment.end() && count_of(threads->second) > 0 &&
       count_of(threads->second) != config.cpu.threads_per_rank) {
     lines.push_back(fmt::format(
-        "warning: TESSERA_CPU_THREADS={0} ignored: trainers go by --cpu.threads_per_rank={0}",
-        count_of(threads->second)));
+        "warning: TESSERA_CPU_THREADS={} ignored: trainers go by --cpu.threads_per_rank={}",
+        count_of(threads->second), config.cpu.threads_per_rank));
   }
   return lines;
 }

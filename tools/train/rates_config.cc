@@ -9,22 +9,30 @@ namespace {
 // Of one GPU: "NVIDIA H100 Tensor Core GPU" (data sheet), H100 SXM. Products of bf16 are stated
 // with sparsity, at twice what dense ones have; those of f32 are made without TF32. NVLink is
 // stated in both directions.
-constexpr double kH100Bf16Gflops = 1'979'000 / 2.0, kH100F32Gflops = 67'000;
-constexpr double kH100MemoryGbs = 3'350, kH100LinkGbs = 900 / 2.0;
+engine::MetaRates h100_rates(engine::DType dtype) {
+  return {.flops_per_s = dtype == engine::DType::kF32 ? 67e12 : 1'979e12 / 2,
+          .bytes_per_s = 3.35e12,
+          .link_bytes_per_s = 900e9 / 2};
+}
 
 }  // namespace
 
 void RatesConfig::add_to(FlagSet& flags) {
-  const auto rate = [&](const char* name, double* field, const char* help) {
-    flags.add(name, field, {.help = help, .min = 1e-9, .max = 1e18});
+  const auto rate = [&](const char* name, double* field, const char* help, bool or_zero = false) {
+    flags.add(name, field, {.help = help, .min = 1e-9, .max = 1e18, .or_zero = or_zero});
   };
   rate("rates.gflops", &gflops,
-       "GFLOP/s of one rank, for simulated times; the default is a core's; on GPUs it is what "
-       "NVIDIA's data sheet says of an H100 SXM, dense: 989500 in bf16, 67000 in f32");
-  rate("rates.memory_gbs", &memory_gbs,
-       "GB/s of memory, read and written; on GPUs by default 3350, as of an H100 SXM");
+       "GFLOP/s of one rank, for simulated times; 0: of the device: 100, as of a core, and on GPUs "
+       "what NVIDIA's data sheet says of an H100 SXM, dense: 989500 in bf16, 67000 in f32",
+       /*or_zero=*/true);
+  rate(
+      "rates.memory_gbs", &memory_gbs,
+      "GB/s of memory, read and written; 0: of the device: 10, and on GPUs 3350, as of an H100 SXM",
+      /*or_zero=*/true);
   rate("rates.link_gbs", &link_gbs,
-       "GB/s that a rank sends; on GPUs by default 450, as of an H100 SXM over NVLink");
+       "GB/s that a rank sends; 0: of the device: 10, and on GPUs 450, as of an H100 SXM over "
+       "NVLink",
+       /*or_zero=*/true);
   flags.add("rates.link_latency_us", &link_latency_us,
             {.help = "microseconds of each collective", .min = 0, .max = 1e12});
   rate("rates.host_link_gbs", &host_link_gbs,
@@ -43,23 +51,16 @@ void RatesConfig::check_unused(const FlagSet& flags) {
   }
 }
 
-void RatesConfig::choose(const FlagSet& flags, bool on_gpus, engine::DType dtype) {
-  if (!on_gpus) return;
-  const auto set = [&](const char* name, double& field, double value) {
-    if (!flags.is_given(name)) field = value;
-  };
-  set("rates.gflops", gflops, dtype == engine::DType::kF32 ? kH100F32Gflops : kH100Bf16Gflops);
-  set("rates.memory_gbs", memory_gbs, kH100MemoryGbs);
-  set("rates.link_gbs", link_gbs, kH100LinkGbs);
-}
-
-engine::MetaRates RatesConfig::rates() const {
-  return {.flops_per_s = gflops * 1e9,
-          .bytes_per_s = memory_gbs * 1e9,
-          .link_bytes_per_s = link_gbs * 1e9,
-          .link_latency_s = link_latency_us * 1e-6,
-          .host_link_bytes_per_s = host_link_gbs * 1e9,
-          .host_bytes_per_s = host_memory_gbs * 1e9};
+engine::MetaRates RatesConfig::rates(bool on_gpus, engine::DType dtype) const {
+  engine::MetaRates rates;
+  if (on_gpus) rates = h100_rates(dtype);
+  if (gflops > 0) rates.flops_per_s = gflops * 1e9;
+  if (memory_gbs > 0) rates.bytes_per_s = memory_gbs * 1e9;
+  if (link_gbs > 0) rates.link_bytes_per_s = link_gbs * 1e9;
+  rates.link_latency_s = link_latency_us * 1e-6;
+  rates.host_link_bytes_per_s = host_link_gbs * 1e9;
+  rates.host_bytes_per_s = host_memory_gbs * 1e9;
+  return rates;
 }
 
 }  // namespace tessera::tools

@@ -1,5 +1,7 @@
 #include "tools/train/run_folder.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <set>
 #include <string_view>

@@ -254,7 +254,6 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (!config.plan) warnings = launch_warnings(environment(), config);
   choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
-  task.config().rates.choose(flags, ranks.num_gpus > 0, config.precision.param);
   check_run(config, flags, ranks);
   if (!config.plan) check_pins(config.cpu, ranks.size);  // a plan may be of another machine
   const std::string graph = graph_line(config, ranks.size, ranks.num_gpus > 0);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include <array>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
@@ -27,12 +28,21 @@ TEST(MadeBy, ACommandIsAsAShellReadsIt) {
 }
 
 TEST(MadeBy, ACommitIsThatOfTheCheckout) {
+  if (run_program("/usr/bin/env", std::vector<std::string>{"git", "--version"}).exit_code != 0) {
+    GTEST_SKIP() << "there is no git";
+  }
   const TempFolder folder;
+  // Whatever work tree the folder lies in, and whatever the person has set up.
+  const std::string above = std::filesystem::path(folder.path()).parent_path().string();
+  ::setenv("GIT_CEILING_DIRECTORIES", above.c_str(), 1);
+  ::setenv("GIT_CONFIG_GLOBAL", "/dev/null", 1);
+  for (const char* name : {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}) ::unsetenv(name);
   EXPECT_EQ(commit_of(folder.path()), nullptr);
   EXPECT_EQ(commit_of(folder / "nowhere's"), nullptr);
   const auto git = [&](std::vector<std::string> words) {
-    words.insert(words.begin(), {"-C", folder.path(), "-c", "user.name=a", "-c", "user.email=b"});
-    const testing::Outcome outcome = run_program("/usr/bin/git", words);
+    words.insert(words.begin(),
+                 {"git", "-C", folder.path(), "-c", "user.name=a", "-c", "user.email=b"});
+    const testing::Outcome outcome = run_program("/usr/bin/env", words);
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   };
   git({"init", "-q"});

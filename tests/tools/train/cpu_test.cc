@@ -39,8 +39,9 @@ std::vector<int> cores_of(const CpuConfig& config, int rank) {
 TEST(CpuTest, RanksKeepToCoresOfTheirOwn) {
   const std::vector<int> all = cores_of({}, 0);
   const int count = static_cast<int>(all.size());
+  const MachineLimits limits{.num_allowed = count};  // whatever quota the test runs with
   const CpuConfig one{.pin = true};
-  check_pins(one, count);
+  check_pins(one, count, limits);
   std::set<int> used;
   for (int rank = 0; rank < count; ++rank) {
     const std::vector<int> own = cores_of(one, rank);
@@ -49,13 +50,15 @@ TEST(CpuTest, RanksKeepToCoresOfTheirOwn) {
   }
   EXPECT_EQ(used.size(), all.size());
   const CpuConfig whole{.threads_per_rank = count, .pin = true};
-  check_pins(whole, 1);
+  check_pins(whole, 1, limits);
   EXPECT_EQ(cores_of(whole, 0), all);
-  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(one, count + 1); }),
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(one, count + 1, limits); }),
                   {"got " + std::to_string(count) + " core", "cpu.pin"}));
-  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(whole, 2); }),
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(whole, 2, limits); }),
                   {"2 ranks with " + std::to_string(count) + " thread", "cpu.pin"}));
-  check_pins({}, 10'000);
+  check_pins({}, 10'000, limits);
+  EXPECT_TRUE(has(error_of<engine::DeviceError>([&] { pin_rank(one, count); }),
+                  {"cores for rank " + std::to_string(count), "got " + std::to_string(count)}));
 }
 
 TEST(CpuTest, AQuotaCountsAsCoresToPinTo) {

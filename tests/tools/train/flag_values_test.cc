@@ -79,6 +79,21 @@ TEST(FlagValues, NumbersAreTheSameInAFile) {
   }
 }
 
+TEST(FlagValues, ZeroMayBeAllowedBesideARange) {
+  const NumberOption option{.help = "x", .min = 0.5, .max = 2, .or_zero = true};
+  for (const char* literal : {"0", "0.0", "0.5", "2"}) expect_same<double>(literal, true, option);
+  for (const char* literal : {"0.25", "-1", "3"}) expect_same<double>(literal, false, option);
+  EXPECT_EQ(value_of<double>("--a=0", NumberOption{.help = "x", .min = 0.5, .max = 2}),
+            std::nullopt);
+  double value = 0;
+  FlagSet flags("test", "");
+  flags.add("a", &value, option);
+  std::ostringstream out;
+  EXPECT_TRUE(has(
+      error_of<InvalidArgument>([&] { flags.parse(std::vector<const char*>{"--a=0.25"}, out); }),
+      {"expected 0 or a number in [0.5, 2], got \"0.25\""}));
+}
+
 TEST(FlagValues, IntegersAreTheSameInAFile) {
   for (const char* literal : {"0", "-0", "+7", "1_000", "0xFF", "0o17", "0b101", "7", "-7",
                               "9223372036854775807", "-9223372036854775808"}) {

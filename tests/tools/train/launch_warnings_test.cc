@@ -33,8 +33,10 @@ TEST(LaunchWarnings, ThreadsOfTheEnvironmentAreNotThoseOfATrainer) {
   TrainConfig config;
   EXPECT_TRUE(launch_warnings({{"TESSERA_CPU_THREADS", "1"}}, config).empty());
   EXPECT_TRUE(has(launch_warnings({{"TESSERA_CPU_THREADS", "8"}}, config).at(0),
-                  {"TESSERA_CPU_THREADS=8 ignored", "--cpu.threads_per_rank=8"}));
+                  {"TESSERA_CPU_THREADS=8 ignored", "go by --cpu.threads_per_rank=1"}));
   config.cpu.threads_per_rank = 8;
+  EXPECT_TRUE(has(launch_warnings({{"TESSERA_CPU_THREADS", "4"}}, config).at(0),
+                  {"TESSERA_CPU_THREADS=4 ignored", "go by --cpu.threads_per_rank=8"}));
   EXPECT_TRUE(launch_warnings({{"TESSERA_CPU_THREADS", "8"}}, config).empty());
 }
 

@@ -9,6 +9,7 @@
 
 #include "engine/error.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/temp_folder.h"
 #include "tests/tools/train/tiny_training.h"
 #include "tools/train/ranks.h"
 #include "tools/train/rates_config.h"
@@ -121,8 +122,7 @@ TEST(PlanChoicesTest, RatesAreThoseOfTheDevice) {
     rates.add_to(flags);
     std::ostringstream out;
     EXPECT_TRUE(flags.parse(given, out));
-    rates.choose(flags, on_gpus, dtype);
-    return rates.rates();
+    return rates.rates(on_gpus, dtype);
   };
   const engine::MetaRates core;
   EXPECT_EQ(chosen(false, DType::kBF16).flops_per_s, core.flops_per_s);
@@ -144,6 +144,32 @@ TEST(PlanChoicesTest, RatesAreThoseOfTheDevice) {
   }
   // A default of the CPU that is asked for is kept.
   EXPECT_EQ(chosen(true, DType::kF32, {"--rates.gflops=100"}).flops_per_s, 100e9);
+  EXPECT_EQ(chosen(true, DType::kF32, {"--rates.gflops=0"}).flops_per_s, 67e12);
+}
+
+// As of a person, and of the run or comparison that wrote it, whatever device that had.
+TEST(PlanChoicesTest, RatesOfAFileAreKeptOnAnyDevice) {
+  using engine::DType;
+  const testing::TempFolder folder;
+  std::ostringstream out;
+  const auto taken = [&](const std::string& toml, RatesConfig& rates) {
+    folder.write("f.toml", toml);
+    const std::string path = folder / "f.toml";
+    FlagSet flags("plan", "");
+    rates.add_to(flags);
+    EXPECT_TRUE(flags.parse(std::vector<const char*>{"--config", path.c_str()}, out));
+    return flags.to_toml();
+  };
+  RatesConfig asked, again;
+  const std::string written = taken("[rates]\ngflops = 300000\nmemory_gbs = 10\n", asked);
+  EXPECT_EQ(taken(written, again), written);
+  for (const RatesConfig& rates : {asked, again}) {
+    EXPECT_EQ(rates.rates(true, DType::kBF16).flops_per_s, 3e14);
+    EXPECT_EQ(rates.rates(true, DType::kBF16).bytes_per_s, 10e9);
+    EXPECT_EQ(rates.rates(true, DType::kBF16).link_bytes_per_s, 450e9);
+    EXPECT_EQ(rates.rates(false, DType::kBF16).flops_per_s, 3e14);
+    EXPECT_EQ(rates.rates(false, DType::kBF16).link_bytes_per_s, 10e9);
+  }
 }
 
 }  // namespace

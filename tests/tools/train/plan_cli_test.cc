@@ -431,7 +431,8 @@ TEST_F(PlanCli, AnAuditNamesTheGathersThatAreNotHidden) {
   EXPECT_EQ(line_of(run({{"audit", "true"}, {"parallel.strategy", "ddp"}})), "");
   for (const char* rate :
        {"rates.gflops", "rates.memory_gbs", "rates.link_gbs", "rates.link_latency_us"}) {
-    EXPECT_TRUE(has(run({{rate, "1"}}).err, {std::string(rate) + " with plan, audit or memory_budget only"}));
+    EXPECT_TRUE(has(run({{rate, "1"}}).err,
+                    {std::string(rate) + " with plan, audit or memory_budget only"}));
   }
 }
 
@@ -519,7 +520,7 @@ TEST_F(PlanCli, RefusesRatesAtWhichTimeCannotBeCounted) {
   flags.erase("data.path");
   for (const auto& [name, value] : Flags{{"rates.gflops", "1e-300"},
                                          {"rates.memory_gbs", "5e-324"},
-                                         {"rates.link_gbs", "0"},
+                                         {"rates.link_gbs", "1e-10"},
                                          {"rates.link_latency_us", "1e308"}}) {
     Flags slow = flags;
     slow[name] = value;

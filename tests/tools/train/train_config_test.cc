@@ -85,7 +85,7 @@ TEST(TrainConfig, RatesAreTakenInTheirUnits) {
                                "--rates.link_latency_us=11", "--rates.host_link_gbs=13",
                                "--rates.host_memory_gbs=17"},
       out));
-  const engine::MetaRates rates = c.rates.rates();
+  const engine::MetaRates rates = c.rates.rates(/*on_gpus=*/true, engine::DType::kBF16);
   EXPECT_DOUBLE_EQ(rates.flops_per_s, 3e9);
   EXPECT_DOUBLE_EQ(rates.bytes_per_s, 5e9);
   EXPECT_DOUBLE_EQ(rates.link_bytes_per_s, 7e9);
