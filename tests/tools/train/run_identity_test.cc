@@ -72,7 +72,7 @@ TEST(RunIdentity, ArithmeticIsToldAmongWhatHasChanged) {
     return RunIdentity{.model = "mlp", .data = "data", .config = config, .arithmetic = arithmetic};
   };
   const std::string before = "cpu = \"A\"\ncpu.isa = \"v4\"\ncpu.gemm = \"oneDNN 2.6.3\"\n";
-  const std::string other_bits = "what follows has other bits than without it\n";
+  const std::string other_bits = "what follows has other bits than it would have had\n";
   const std::string other_cpu =
       resumed(with(before), with("cpu = \"B\"\ncpu.isa = \"v4\"\ncpu.gemm = \"oneDNN 2.6.3\"\n"));
   EXPECT_TRUE(has(other_cpu, {"  changed: cpu=\"B\" (was \"A\")\n", other_bits}));
