@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <functional>
 #include <iterator>
@@ -48,8 +49,7 @@ std::string changes_text(const PlanRow& row) {
 
 std::string rate_of(const PlanRow& row) {
   const double rate = row.tokens_per_s();
-  return rate < 100 ? fmt::format("{:.2f}", rate)
-                    : engine::with_commas(static_cast<std::int64_t>(rate + 0.5));
+  return rate < 100 ? fmt::format("{:.2f}", rate) : engine::with_commas(std::llround(rate));
 }
 
 struct Column {
