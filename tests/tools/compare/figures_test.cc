@@ -188,25 +188,25 @@ TEST_F(Figures, OfAFormulaStandForTheWordsBesideThem) {
     for (const Formula& f : all) texts.push_back(f.name + ": " + f.words + " = " + f.numbers);
     return texts;
   };
-  EXPECT_EQ(
-      formulas("ddp"),
-      (std::vector<std::string>{
-          "parameter_shard: 4 B x parameters = 4 x 3872",
-          "gradient: 4 B x parameters + 4 B x (root + (in flight + 1) x block) = 4 x 3872 + 4 x "
-          "(2128 + 1 x 872)",
-          "optimizer: 2 x 4 B x parameters = 2 x 4 x 3872",
-          "sent: 6 x (n-1)/n x gradients = 6 x 7/8 x 4 B x 3872"}));
+  const std::string whole =
+      "gradient: 4 B x parameters + 4 B x (root + (in flight + 1) x block) = 4 x 3872 + 4 x "
+      "(2128 + 1 x 872)";
+  EXPECT_EQ(formulas("ddp"),
+            (std::vector<std::string>{"parameter_shard: 4 B x parameters = 4 x 3872", whole,
+                                      "optimizer: 2 x 4 B x parameters = 2 x 4 x 3872",
+                                      "sent: 6 x (n-1)/n x gradients = 6 x 7/8 x 4 B x 3872"}));
+  const std::string gradient =
+      "gradient: 4 B x parameters / shard ranks + 4 B x (root + (in flight + 1) x block) = "
+      "4 x 3872 / 2 + 4 x (2128 + 1 x 872)";
+  const std::string sent =
+      "sent: 3 x (n-1)/n x gathered parameters + 3 x (n-1)/n x gradients + 12 x (n-1)/n x "
+      "sums handed on = 3 x 1/2 x 4 B x 4744 + 3 x 1/2 x 4 B x 3872 + 12 x 3/4 x 4 B x 1936";
   EXPECT_EQ(
       formulas("hsdp:2"),
       (std::vector<std::string>{
           "parameter_shard: 4 B x parameters / shard ranks = 4 x 3872 / 2",
           "gathered_parameter: 4 B x (root + (prefetch + 1) x block) = 4 x (2128 + 1 x 872)",
-          "gradient: 4 B x parameters / shard ranks + 4 B x (root + (in flight + 1) x block) = "
-          "4 x 3872 / 2 + 4 x (2128 + 1 x 872)",
-          "optimizer: 2 x 4 B x parameters / shard ranks = 2 x 4 x 3872 / 2",
-          "sent: 3 x (n-1)/n x gathered parameters + 3 x (n-1)/n x gradients + 12 x (n-1)/n x "
-          "sums handed on = 3 x 1/2 x 4 B x 4744 + 3 x 1/2 x 4 B x 3872 + 12 x 3/4 x 4 B x "
-          "1936"}));
+          gradient, "optimizer: 2 x 4 B x parameters / shard ranks = 2 x 4 x 3872 / 2", sent}));
 }
 
 }  // namespace

@@ -109,8 +109,7 @@ TEST_F(FindDivergence, RecordsOfRunsAreCompared) {
       has(other.out,
           {"First difference: step 2, micro-batch 1",
            "Options that differ: parallel.strategy (A ddp, B zero3); train.lr (A 0.004, B 0.5)\n",
-           "Records store checksums only; give the two configurations to see "
-           "values.\n",
+           "Records store checksums only; give the two configurations to see values.\n",
            "largest 0.", "may have parted earlier", "steps that only A has"}));
   EXPECT_TRUE(result().at("first").at("values").is_null());
 }
