@@ -446,9 +446,9 @@ TEST_F(TrainTransformer, TellsTensorBoardWhatItLogs) {
 TEST_F(TrainTransformer, SumsUpItsSteps) {
   const Outcome outcome = run({{"train.steps", "20"}});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_TRUE(has(outcome.out,
-                  {"\nsummary\n  steps   18 measured, 2 before them left out\n",
-                   " the peak measured at the start", " at the peak of rank 0, planned "}));
+  EXPECT_TRUE(
+      has(outcome.out, {"\nsummary\n  steps   18 measured, 2 before them left out\n",
+                        " the peak measured at the start", " at the peak of rank 0, planned "}));
   const std::vector<json> lines = log_lines();
   const json summary = lines.back().at("final").at("summary");
   EXPECT_EQ(summary.at("steps"), 18);
