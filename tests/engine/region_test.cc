@@ -340,7 +340,7 @@ TEST_F(RegionTest, UsesOfOpsThatDoNotRecordEndBeforeTheHookBehindThem) {
     const Tensor y = tape.region(first, [=, this] { return scale(tape, x, 2); }, {recompute});
     const Tensor z = tape.region(last, [=] { return fn(y); }, {recompute});
     EXPECT_EQ(tape.pending_uses(frozen), 1);
-    tape.use(frozen);  // behind the last entry
+    tape.use(frozen);  // after the last entry
     tape.backward(z);
     EXPECT_EQ(log, (std::vector<std::string>{"+f first", "-f first", "+f last", "-f last",
                                              "+b last", "last 0", "+b first", "first 0"}))

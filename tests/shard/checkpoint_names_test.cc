@@ -68,7 +68,7 @@ TEST(CheckpointNames, ACopyUnderAnotherNameIsPassedOverAloud) {
   ASSERT_EQ(again.warnings.size(), 1u);
   EXPECT_TRUE(has(again.warnings[0], {"passed over, as it does not verify",
                                       "step_99 is in fact the checkpoint of step 1 ("}));
-  // Saves go on behind the newest, and what is pruned are the oldest that are what they are called.
+  // Saves go on after the newest, and the oldest of those whose name is true are pruned.
   run.training.steps = 7;
   run.checkpoints.keep = 2;
   const CheckpointResult more = train_saving(run);

@@ -164,7 +164,7 @@ TEST_F(CompareClasses, BitsMustBeEqualUnlessTheArithmeticIsAnother) {
     EXPECT_EQ(reasons({"--strategies=ddp", "--sweep=" + text}),
               Reasons{text.substr(0, text.find('='))});
   }
-  // The same micro-batches, dealt in another way; or others.
+  // Ranks and accumulation may deal equal micro-batches in another way, or make others of them.
   Request r = request({"--strategies=ddp", "--sweep=parallel.ranks=4,2 train.accum=1,2"});
   EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(3)), Reasons());
   EXPECT_EQ(arithmetic_differences(r.configurations.at(0), r.configurations.at(1)),
