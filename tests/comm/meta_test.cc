@@ -81,8 +81,8 @@ TEST(MetaGroup, StatesWhatARankSends) {
             (std::vector<std::string>{"a 60", "b 60", "c 30", "d 120", "e 90", "f 60", "g 60"}));
 }
 
-// What these calls send over NCCL: its own all-reduce of bf16 is bf16 both ways, and in the order of ranks
-// so few elements are all of rank 0, which sends the f32 sums.
+// What these calls send over NCCL: its own all-reduce of bf16 is bf16 both ways, and in the order
+// of ranks so few elements are all of rank 0, which sends the f32 sums.
 TEST(MetaGroup, StatesWhatARankOverNcclSends) {
   const auto sent = [](int rank, bool in_order) {
     std::vector<std::int64_t> bytes;
