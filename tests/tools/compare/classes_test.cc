@@ -132,7 +132,8 @@ TEST_F(CompareClasses, EveryOptionHasAnEffectOfItsOwn) {
       "train.verify_every",
   };
   const Request r = request({"--strategies=ddp"});
-  for (const auto& [key, value] : r.configurations.front().options) {
+  for (const auto& option : r.configurations.front().options) {
+    const std::string& key = option.first;
     const auto is_in = [&](const Names& names) { return std::ranges::count(names, key) > 0; };
     const OptionEffect effect = effect_of(key);
     EXPECT_EQ(effect == OptionEffect::kArithmetic, is_in(arithmetic)) << key;

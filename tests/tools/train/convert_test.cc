@@ -109,12 +109,11 @@ TEST_F(Convert, TheNewestThatVerifiesIsTakenAndTheOthersArePassedOverAloud) {
   fs::copy(folder + "/step_1", folder + "/step_9", fs::copy_options::recursive);
   const Outcome outcome = model_of("run/checkpoints");
   EXPECT_TRUE(has(outcome.out, {"model of step 2 in "}));
-  EXPECT_TRUE(has(outcome.err,
-                  {"warning: passed over: step_9 is in fact the checkpoint of step 1 (",
-                   "warning: passed over: [checkpoint] expected", "got damaged ones", values,
-                   "warning: passed over: [checkpoint] expected the header that was written, got a "
-                   "damaged one (",
-                   "step_3/model-00000-of-00002.safetensors"}));
+  EXPECT_TRUE(
+      has(outcome.err, {"warning: passed over: step_9 is in fact the checkpoint of step 1 (",
+                        "warning: passed over: [checkpoint] expected", "got damaged ones", values,
+                        "expected the header that was written, got a damaged one (",
+                        "step_3/model-00000-of-00002.safetensors"}));
   EXPECT_TRUE(folder_.read("model/model.safetensors") == expected);
   // One that is asked for by its path is refused, a damaged header too.
   const Outcome header = convert("run/checkpoints/step_3", "other");

@@ -192,12 +192,12 @@ TEST_F(Programs, AnotherLibraryOrInstructionSetIsTold) {
     return out.substr(at, out.find('\n', at + 1) - at);
   };
   const std::string own = device_of(run({}).out);
-  for (const auto& [option, value] :
-       {std::pair<std::string, std::string>{"cpu.gemm", "eigen"}, {"cpu.isa", "v2"}}) {
-    const bool differs = device_of(run({{option, value}}).out) != own;
+  const Flags another = {{"cpu.gemm", "eigen"}, {"cpu.isa", "v2"}};
+  for (const auto& flag : another) {
+    const bool differs = device_of(run({flag}).out) != own;
     const std::string out =
-        changed(testing::kTransformer, with({}), [&](Flags& f) { f[option] = value; });
-    EXPECT_EQ(out.find("  changed: " + option + "=\"") != std::string::npos, differs) << out;
+        changed(testing::kTransformer, with({}), [&](Flags& f) { f[flag.first] = flag.second; });
+    EXPECT_EQ(out.find("  changed: " + flag.first + "=\"") != std::string::npos, differs) << out;
     EXPECT_EQ(out.find("other bits") != std::string::npos, differs) << out;
   }
 }
