@@ -1,53 +1,108 @@
 #!/usr/bin/env python3
 """Plants known bugs, one at a time, and sees whether the tests find them.
 
-    tests/mutants/run.py            every mutant
-    tests/mutants/run.py NAME...    some of them
+    tests/mutants/run.py                     every mutant
+    tests/mutants/run.py WORDS...            those of a source (shard/schedule.cc) or folder (shard), or with that name
+    tests/mutants/run.py --changed[=COMMIT]  those of sources that differ from COMMIT (HEAD~1 unless given)
+    tests/mutants/run.py --sample=N          N of them, others each time
+    tests/mutants/run.py --check             plants none: sees that each can be planted
 
-A mutant is tests/mutants/NAME.patch: a git patch below comment lines that say what goes wrong, which tests must fail,
-and where needed the configuration of the build:
+The mutants of shard/schedule.cc are in tests/mutants/shard/schedule.cc.toml:
 
-    # A query sees the token after its own.
-    # Fails: //tests/ops:attention_test
-    # Config: --config=cuda_emulation
+    [[mutant]]
+    name = "early update is late"
+    what = "All units are updated in finish_step()."
+    fails = ["//tests/shard:early_update_test"]
+    config = ["--config=cuda_emulation"]        # options of the build, where it needs any
+    find = 'if (!is_last_) return;'             # stands in the source exactly once
+    replace = 'if (is_last_) return;'
 
-It is found when it builds and every test that it names fails. Patches are applied to a temporary worktree of HEAD, so
-a new test is committed before its mutant is tried. The tree at hand is never touched.
+Where several places change, each is a [[mutant.edit]] with `find`, `replace`, and `source` where it is another file.
+
+A mutant is found when it builds and every test that it names fails. The bugs are planted in a temporary worktree of
+HEAD, so a new test is committed before its mutant is tried. The tree at hand is never touched.
 """
 
+import argparse
 import collections
 import json
 import pathlib
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 # What Bazel calls it, in words.
 STATUS = {"PASSED": "passed", "FAILED": "failed", "TIMEOUT": "timed out", "NO_STATUS": "did not build or run"}
+KEYS = {"name", "what", "fails", "config", "find", "replace", "edit"}
 
-Mutant = collections.namedtuple("Mutant", "name patch tests config")
-
-
-def git(folder, *words, check=True):
-    return subprocess.run(["git", "-C", folder, *words], check=check).returncode == 0
+Edit = collections.namedtuple("Edit", "source find replace")
+Mutant = collections.namedtuple("Mutant", "source name edits tests config")
 
 
-def read_mutant(name):
-    patch = FOLDER / f"{name}.patch"
-    fields = {"Fails": [], "Config": []}
-    for line in patch.read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        key, _, value = line.strip("# ").partition(":")
-        if key in fields:
-            fields[key] += value.split()
-    if not fields["Fails"]:
-        sys.exit(f"[mutants] expected a line '# Fails: //tests/...', got none ({patch.name})")
-    return Mutant(name, patch, fields["Fails"], tuple(fields["Config"]))
+def git(folder, *words):
+    return subprocess.run(["git", "-C", folder, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def read_mutant(source, entry):
+    edits = [Edit(edit.get("source", source), edit["find"], edit["replace"]) for edit in entry.get("edit", [entry])]
+    if unknown := entry.keys() - KEYS:
+        raise KeyError(", ".join(unknown))
+    if not entry["what"] or not entry["fails"]:
+        raise KeyError("what, fails")
+    return Mutant(source, entry["name"], edits, entry["fails"], tuple(entry.get("config", ())))
+
+
+def read_mutants():
+    mutants = []
+    for path in sorted(FOLDER.rglob("*.toml")):
+        source = str(path.relative_to(FOLDER).with_suffix(""))
+        try:
+            mutants += [read_mutant(source, entry) for entry in tomllib.loads(path.read_text())["mutant"]]
+        except (KeyError, tomllib.TOMLDecodeError) as error:
+            sys.exit(f"[mutants] expected [[mutant]] with name, what, fails, find and replace, got {error} ({path.name})")
+    names = collections.Counter(mutant.name for mutant in mutants)
+    if twice := [name for name, count in names.items() if count > 1]:
+        sys.exit(f"[mutants] expected names of one mutant each, got twice: {', '.join(twice)}")
+    return mutants
+
+
+def chosen(mutants, options):
+    """What the command line asks for."""
+    if options.changed:
+        changed = set(git(ROOT, "diff", "--name-only", options.changed).splitlines())
+        return [m for m in mutants if not changed.isdisjoint(edit.source for edit in m.edits)]
+    if options.sample:
+        return random.sample(mutants, min(options.sample, len(mutants)))
+    found = []
+    for word in options.words:
+        those = [m for m in mutants if word == m.name or f"{m.source}/".startswith(word.rstrip("/") + "/")]
+        if not those:
+            sys.exit(f"[mutants] expected names of mutants, or sources or folders that have some, got '{word}'")
+        found += [m for m in those if m not in found]
+    return found if options.words else mutants
+
+
+def planted(mutant, folder):
+    """{file: its text with the bug}. Raises ValueError where the bug cannot be planted."""
+    texts, spots = {}, collections.defaultdict(list)
+    for edit in mutant.edits:
+        path = folder / edit.source
+        if not path.is_file():
+            raise ValueError(f"there is no {edit.source}")
+        text = texts.setdefault(path, path.read_text())
+        if (count := text.count(edit.find)) != 1 or edit.find == edit.replace:
+            raise ValueError(f"expected `find` exactly once in {edit.source} and another `replace`, got {count} times: {edit.find}")
+        spots[path].append((text.index(edit.find), edit))
+    for path, edits in spots.items():
+        for at, edit in sorted(edits, reverse=True):
+            texts[path] = texts[path][:at] + edit.replace + texts[path][at + len(edit.find):]
+    return texts
 
 
 class Worktree:
@@ -75,12 +130,12 @@ class Worktree:
         name = "output" + "".join(config).replace("/", "_")
         return ["./bazelw", f"--output_base={self.folder / name}"]
 
-    def apply(self, patch):
-        return git(self.tree, "apply", "--whitespace=nowarn", patch, check=False)
+    def plant(self, mutant):
+        for path, text in planted(mutant, self.tree).items():
+            path.write_text(text)
 
     def revert(self):
         git(self.tree, "reset", "--quiet", "--hard")
-        git(self.tree, "clean", "--quiet", "-fd")
 
     def test(self, tests, config):
         """What became of each test, as Bazel calls it, and all that Bazel said."""
@@ -115,9 +170,10 @@ def check_unchanged(worktree, mutants):
 def miss(worktree, mutant):
     """Why the mutant was not found; empty if it was."""
     try:
-        if not worktree.apply(mutant.patch):
-            return "the patch does not apply"
+        worktree.plant(mutant)
         results, output = worktree.test(mutant.tests, mutant.config)
+    except ValueError as error:
+        return str(error)
     finally:
         worktree.revert()
     if "NO_STATUS" in results.values():
@@ -125,23 +181,43 @@ def miss(worktree, mutant):
     return others(results, "FAILED")
 
 
-def main():
-    if sys.argv[1:] in (["-h"], ["--help"]):
-        sys.exit(print(__doc__))
-    names = sys.argv[1:] or sorted(path.stem for path in FOLDER.glob("*.patch"))
-    unknown = [name for name in names if not (FOLDER / f"{name}.patch").exists()]
-    if unknown:
-        sys.exit(f"[mutants] expected names of patches in {FOLDER}, got {', '.join(unknown)}\n{__doc__}")
-    mutants = sorted(map(read_mutant, names), key=lambda mutant: mutant.config)
+def check(mutants):
+    """Says which cannot be planted in the tree at hand."""
+    num_stale = 0
+    for mutant in mutants:
+        try:
+            planted(mutant, ROOT)
+        except ValueError as error:
+            num_stale += 1
+            print(f"{mutant.name}: {error}")
+    print(f"{len(mutants)} mutants, {num_stale} cannot be planted")
+    return num_stale > 0
+
+
+def run(mutants):
     num_found = 0
     with Worktree() as worktree:
         check_unchanged(worktree, mutants)
-        for mutant in mutants:
+        for mutant in sorted(mutants, key=lambda mutant: mutant.config):
             reason = miss(worktree, mutant)
             num_found += not reason
             print(f"{mutant.name}: {'MISSED, ' + reason if reason else 'found'}", flush=True)
     print(f"{num_found} found, {len(mutants) - num_found} missed")
-    sys.exit(num_found < len(mutants))
+    return num_found < len(mutants)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     usage="tests/mutants/run.py [--check] [--changed[=COMMIT] | --sample=N | WORDS...]")
+    parser.add_argument("--changed", metavar="COMMIT", nargs="?", const="HEAD~1", help=argparse.SUPPRESS)
+    parser.add_argument("--sample", metavar="N", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--check", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if sum(map(bool, (options.changed, options.sample, options.words))) > 1:
+        parser.error("expected one of --changed, --sample and names")
+    mutants = chosen(read_mutants(), options)
+    sys.exit(check(mutants) if options.check else run(mutants))
 
 
 if __name__ == "__main__":
