@@ -202,7 +202,7 @@ void add_beside_steps(const TrainPlan& plan, std::vector<std::string>& lines) {
     lines.push_back(
         nbytes_line("made again, in all", plan.repeated->step_memory.peak_total_nbytes));
   }
-  for (const PlannedPass& pass : plan.beside) {
+  for (const PlannedPass& pass : plan.unrecorded) {
     if (pass.nbytes > step) lines.push_back(nbytes_line(pass.name + ", in all", pass.nbytes));
   }
   if (plan.between_steps_nbytes > step) {
@@ -311,7 +311,7 @@ JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target) {
       .add_literal("host_memory", memory_literal(plan.host_memory))
       .add_literal("collectives", collectives)
       .add_literal("groups", groups);
-  for (const PlannedPass& pass : plan.beside) {
+  for (const PlannedPass& pass : plan.unrecorded) {
     record.add(fmt::format("{}_peak_bytes", pass.name), pass.nbytes);
   }
   if (plan.repeated)

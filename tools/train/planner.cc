@@ -156,7 +156,7 @@ std::int64_t peak_nbytes(const TrainPlan& plan) {
   const StepRecord& last = plan.repeated ? *plan.repeated : plan.steps.back();
   std::int64_t most = std::max({plan.steps.back().memory.peak_total_nbytes,
                                 last.memory.peak_total_nbytes, plan.between_steps_nbytes});
-  for (const PlannedPass& pass : plan.beside) most = std::max(most, pass.nbytes);
+  for (const PlannedPass& pass : plan.unrecorded) most = std::max(most, pass.nbytes);
   return most;
 }
 
@@ -187,7 +187,7 @@ std::int64_t whole_parameter_nbytes(const shard::Fsdp& fsdp) {
 }
 
 // After the steps of `trainer`.
-PlannedPass plan_beside(const BesidePass& pass, Trainer& trainer) {
+PlannedPass plan_unrecorded(const UnrecordedPass& pass, Trainer& trainer) {
   engine::Memory memory = trainer.tape().memory();
   memory.reset_peaks();
   const Batch batch = empty_batch(memory, pass.tensors);
@@ -198,7 +198,8 @@ PlannedPass plan_beside(const BesidePass& pass, Trainer& trainer) {
 // The plan of the first `num_steps` steps. `repeats_last`: see Trainer::plan().
 TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const PlanTarget& target,
                      Model& model, const std::vector<BatchTensor>& batch, TraceWriter* trace,
-                     bool repeats_last = false, const std::vector<BesidePass>& beside = {}) {
+                     bool repeats_last = false,
+                     const std::vector<UnrecordedPass>& unrecorded = {}) {
   std::optional<TraceRecorder> recorder;
   if (trace != nullptr)
     recorder.emplace(*trace,
@@ -275,7 +276,8 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
   plan.memory = planned_memory(step.step_memory, terms.device, *blocks, trainer.fsdp());
   plan.host_memory =
       planned_memory(step.step_host_memory, terms.host, *host_blocks, trainer.fsdp());
-  for (const BesidePass& pass : beside) plan.beside.push_back(plan_beside(pass, trainer));
+  for (const UnrecordedPass& pass : unrecorded)
+    plan.unrecorded.push_back(plan_unrecorded(pass, trainer));
   return plan;
 }
 
@@ -290,15 +292,16 @@ std::int64_t compresses_behind(const TrainConfig& config) {
 
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
                     const std::vector<BatchTensor>& batch, TraceWriter* trace,
-                    const std::vector<BesidePass>& beside) {
+                    const std::vector<UnrecordedPass>& unrecorded) {
   const std::int64_t behind = compresses_behind(config);
   if (behind == 0) {
     // A trace is of the steps alone.
     TrainPlan plan = plan_steps(config, kNumSteps, target, model, batch, trace, false,
-                                trace == nullptr ? beside : std::vector<BesidePass>());
-    if (trace != nullptr && !beside.empty()) {
-      plan.beside =
-          plan_steps(config, kNumSteps, target, model, batch, nullptr, false, beside).beside;
+                                trace == nullptr ? unrecorded : std::vector<UnrecordedPass>());
+    if (trace != nullptr && !unrecorded.empty()) {
+      plan.unrecorded =
+          plan_steps(config, kNumSteps, target, model, batch, nullptr, false, unrecorded)
+              .unrecorded;
     }
     if (config.train.guards()) {
       plan.repeated = plan_steps(config, kNumSteps, target, model, batch, nullptr,
@@ -313,9 +316,10 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
   start = std::min<std::int64_t>(behind, 2);
   TrainPlan plan = plan_steps(sooner, start + kNumSteps, target, model, batch, trace);
   start = 0;
-  TrainPlan resumed = plan_steps(sooner, kNumSteps, target, model, batch, nullptr, false, beside);
+  TrainPlan resumed =
+      plan_steps(sooner, kNumSteps, target, model, batch, nullptr, false, unrecorded);
   plan.resumed = std::move(resumed.steps);
-  plan.beside = std::move(resumed.beside);
+  plan.unrecorded = std::move(resumed.unrecorded);
   plan.compresses_behind = behind;
   // What ranks agree on names the step.
   TrainPlan whole = plan_steps(config, 1, target, model, batch, nullptr);

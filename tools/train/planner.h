@@ -19,6 +19,7 @@
 #include "tools/train/plan_memory.h"
 #include "tools/train/step_record.h"
 #include "tools/train/train_config.h"
+#include "tools/train/unrecorded_pass.h"
 
 namespace tessera::tools {
 
@@ -33,13 +34,6 @@ struct PlanTarget {
   /// Is given the GPU's matrix products, each once; see engine::record_gemms(). Null: not asked
   /// for.
   std::shared_ptr<std::vector<engine::DeviceProduct>> gemms = nullptr;
-};
-
-/// What a training does between its steps, without recording: a batch of its validation.
-struct BesidePass {
-  std::string name;  ///< "validation"
-  std::vector<BatchTensor> tensors;
-  std::function<void(engine::Tape& tape, const Batch& batch)> run;
 };
 
 /// How much there is at most, with what lies between steps.
@@ -77,8 +71,8 @@ struct TrainPlan {
   std::vector<PlannedCollective> collectives;  ///< in the order of calls
   std::vector<std::vector<int>> groups;        ///< ranks that `collectives` go between, each once
   std::int64_t between_steps_nbytes;  ///< most between steps: a whole f32 parameter beside the rest
-  std::vector<PlannedPass> beside;    ///< as they were asked for
-  bool uses_offload = false;          ///< whether a state, or a part of it, lies on the host
+  std::vector<PlannedPass> unrecorded;  ///< as they were asked for
+  bool uses_offload = false;            ///< whether a state, or a part of it, lies on the host
   std::int64_t num_launches;
   double host_ms;  ///< that this machine took to launch them
 };
@@ -98,10 +92,10 @@ std::int64_t peak_nbytes(const TrainPlan& plan);
 std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model& model);
 
 /// Throws what the training would for a configuration that cannot run. `batch`: what the model's
-/// loss takes. `trace`: is given the steps as a trace, in simulated time, and closed. `beside`:
+/// loss takes. `trace`: is given the steps as a trace, in simulated time, and closed. `unrecorded`:
 /// what else the training does with `model`.
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
                     const std::vector<BatchTensor>& batch, TraceWriter* trace = nullptr,
-                    const std::vector<BesidePass>& beside = {});
+                    const std::vector<UnrecordedPass>& unrecorded = {});
 
 }  // namespace tessera::tools

@@ -11,10 +11,10 @@
 #include "comm/process_group.h"
 #include "tools/models/model.h"
 #include "tools/train/flags.h"
-#include "tools/train/planner.h"
 #include "tools/train/run_log.h"
 #include "tools/train/train_config.h"
 #include "tools/train/trainer.h"
+#include "tools/train/unrecorded_pass.h"
 
 namespace tessera::tools {
 
@@ -34,7 +34,7 @@ class TaskRank {
   /// Null: none.
   virtual Trainer::Validate validation(Trainer& trainer) = 0;
   /// What a batch of it does, for a plan of its memory; empty: no validation.
-  virtual std::vector<BesidePass> beside() { return {}; }
+  virtual std::vector<UnrecordedPass> unrecorded_passes() { return {}; }
   /// After the last step: saves the model, samples from it. Returns the sample; empty: none.
   virtual std::string finish(Trainer& /*trainer*/, RunLog* /*log*/) { return ""; }
 };

@@ -25,7 +25,7 @@ TrainPlan plan_with(const Task& task, const TrainConfig& config, const PlanTarge
                     TraceWriter* trace = nullptr) {
   const std::unique_ptr<TaskRank> rank = task.rank();
   return make_plan(without_budget(config), target, rank->model(), rank->data().tensors, trace,
-                   rank->beside());
+                   rank->unrecorded_passes());
 }
 
 }  // namespace

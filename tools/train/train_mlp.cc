@@ -127,7 +127,7 @@ class MlpRank : public TaskRank {
     return [this, &trainer] { return validate(trainer); };
   }
 
-  std::vector<BesidePass> beside() override {
+  std::vector<UnrecordedPass> unrecorded_passes() override {
     const std::int64_t batch = validation_batch();
     std::vector<BatchTensor> tensors = {images(validation_piece()), labels(batch)};
     return {{"validation", std::move(tensors), [this, batch](engine::Tape& tape, const Batch& b) {

@@ -28,7 +28,7 @@ TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& co
                    {validation_pass(model, batch)});
 }
 
-BesidePass validation_pass(Gpt& model, std::vector<BatchTensor> tensors) {
+UnrecordedPass validation_pass(Gpt& model, std::vector<BatchTensor> tensors) {
   return {"validation", std::move(tensors), [&model](engine::Tape& tape, const Batch& batch) {
             model.loss(tape, batch, {.training = false});
           }};

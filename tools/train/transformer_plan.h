@@ -19,7 +19,7 @@ TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& co
                            const PlanTarget& target, TraceWriter* trace = nullptr);
 
 /// A batch of a validation of `model`.
-BesidePass validation_pass(Gpt& model, std::vector<BatchTensor> tensors);
+UnrecordedPass validation_pass(Gpt& model, std::vector<BatchTensor> tensors);
 
 /// What fit_budget() makes of a configuration with a memory_budget.
 BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const PlanTarget& target);

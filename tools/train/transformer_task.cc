@@ -70,7 +70,7 @@ class TransformerRank : public TaskRank {
     };
   }
 
-  std::vector<BesidePass> beside() override {
+  std::vector<UnrecordedPass> unrecorded_passes() override {
     const std::int64_t num_val = data_.num_val_sequences();
     if (num_val == 0) return {};
     return {validation_pass(gpt_, tensors(largest_divisor(num_val, config_.train.batch)))};

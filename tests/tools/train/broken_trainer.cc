@@ -75,7 +75,7 @@ class BrokenRank final : public TaskRank, public Model {
   }
   Trainer::Data data() override { return inner_->data(); }
   Trainer::Validate validation(Trainer& trainer) override { return inner_->validation(trainer); }
-  std::vector<BesidePass> beside() override { return inner_->beside(); }
+  std::vector<UnrecordedPass> unrecorded_passes() override { return inner_->unrecorded_passes(); }
   std::string finish(Trainer& trainer, RunLog* log) override {
     return inner_->finish(trainer, log);
   }

@@ -80,7 +80,7 @@ TEST(PlanFigures, RecordsHaveTheirOwnNames) {
   plan.steps[0].step_memory.peak_nbytes[static_cast<int>(Category::kGradient)] = 70;
   plan.steps[0].step_host_memory.peak_nbytes[static_cast<int>(Category::kOptimizer)] = 80;
   plan.between_steps_nbytes = 600;
-  plan.beside = {{"validation", 500}};
+  plan.unrecorded = {{"validation", 500}};
   plan.num_launches = 21;
   const auto json = nlohmann::json::parse(plan_record(plan, {.num_ranks = 3}).text());
   EXPECT_EQ(json.at("hash"), "0000000000000abc");
@@ -115,7 +115,7 @@ TEST(PlanFigures, TheLargestAreShownInTheirOrder) {
                    "                                   60 B  = x",
                    "                                   40 B  = y"}));
   plan.between_steps_nbytes = (3 << 20) + 1;
-  plan.beside = {{"validation", 4 << 20}};
+  plan.unrecorded = {{"validation", 4 << 20}};
   const Lines more = largest_lines(plan);
   ASSERT_EQ(more.size(), 12u);
   EXPECT_EQ(more[10], "  validation, in all        4,194,304 B       4.0 MiB");
@@ -130,9 +130,9 @@ TEST(PlanFigures, ThePeakIsOfAllThatARunDoes) {
   EXPECT_EQ(peak_nbytes(plan), 10);
   plan.between_steps_nbytes = 11;
   EXPECT_EQ(peak_nbytes(plan), 11);
-  plan.beside = {{"validation", 12}, {"other", 3}};
+  plan.unrecorded = {{"validation", 12}, {"other", 3}};
   EXPECT_EQ(peak_nbytes(plan), 12);
-  plan.beside = {{"validation", 3}, {"other", 13}};
+  plan.unrecorded = {{"validation", 3}, {"other", 13}};
   EXPECT_EQ(peak_nbytes(plan), 13);
   plan.repeated = plan.steps[0];
   plan.repeated->memory.peak_total_nbytes = 14;
