@@ -213,7 +213,7 @@ run_machine() {
   record "\"part\":\"gpu\",\"name\":$(quote "$gpu"),\"date\":\"$(date -u +%F)\""
   say "libraries: $LD_LIBRARY_PATH"
   # Without a GPU all else is pointless.
-  if ! timeout -k 10 120 tools/train/train_mlp --device=cuda --plan >"$work/log" 2>&1 && grep -q '\[device\]' "$work/log"; then
+  if ! timeout -k 10 120 tools/programs/train_mlp --device=cuda --plan >"$work/log" 2>&1 && grep -q '\[device\]' "$work/log"; then
     cat "$work/log" >&2
     die "expected a GPU with a driver for CUDA 13, got the error above"
   fi
@@ -299,7 +299,7 @@ train() {
   local limit
   limit=$(left)
   # shellcheck disable=SC2086 # words on purpose
-  timeout -k 10 $((limit > 1 ? limit : 1)) "tools/train/$2" --device="$1" --parallel.ranks=1 --train.steps=10 --train.warmup=2 \
+  timeout -k 10 $((limit > 1 ? limit : 1)) "tools/programs/$2" --device="$1" --parallel.ranks=1 --train.steps=10 --train.warmup=2 \
     --log.every=0 --out="$work/run" $3 >"$work/log" 2>&1 &&
     sed -n 's/^{"step":[0-9]*,"loss":\([^,]*\),.*/\1/p' "$work/run/log.jsonl" | paste -sd,
 }
@@ -424,7 +424,7 @@ run_trace() {
       if [[ $way == idle ]]; then flags="--log.trace=$work/run.trace.json --log.trace_steps=1:1"; fi
       if [[ $way == every ]]; then flags="--log.trace=$work/run.trace.json --log.trace_steps=1:$steps"; fi
       # shellcheck disable=SC2086 # words on purpose
-      limited "$limit" tools/train/train_transformer --device="$device" --parallel.ranks=1 --train.steps=$steps --train.warmup=2 \
+      limited "$limit" tools/programs/train_transformer --device="$device" --parallel.ranks=1 --train.steps=$steps --train.warmup=2 \
         --log.every=0 --out="$work/run" $model $flags
       if ((status)); then
         failed=$((failed + 1))

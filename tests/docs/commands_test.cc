@@ -41,9 +41,10 @@ constexpr NotRun kNotRun[] = {
     {"./bazelw run //tools:kernel_report",
      "it compiles every kernel: //tests/tools/kernel_report:kernel_table_test takes a few"},
     {"./bazelw run //tools:install", "//tests/tools/install:install_test and .ci/run install do"},
-    {"bazel run //tools:convert", "it needs a checkpoint: //tests/tools/train:convert_test does"},
+    {"bazel run //tools:convert",
+     "it needs a checkpoint: //tests/tools/programs:convert_test does"},
     {"bazel run //tools:doctor -- --flight",
-     "it needs a run that failed: //tests/tools/train:train_faults_test does"},
+     "it needs a run that failed: //tests/tools/programs:train_faults_test does"},
     {"cmake ", ".ci/run install does"},
     {"cd examples", ".ci/run examples does"},
     {"bazel run //tools:train_transformer -- --device=cuda", "it needs a GPU: gpu_check.sh does"},
@@ -179,7 +180,9 @@ class Docs : public ::testing::Test {
     }
     if (name == "doctor") add("self_test", "false");
     const std::string program =
-        (trains && name != "compare" ? "tools/train/" : "tools/" + name + "/") + name;
+        ((trains && name != "compare") || name == "plan" ? "tools/programs/"
+                                                         : "tools/" + name + "/") +
+        name;
     fs::remove_all(folder_ / "run");
     return run_program(program, arguments, {{"BUILD_WORKING_DIRECTORY", folder_.path()}});
   }

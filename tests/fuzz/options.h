@@ -7,7 +7,7 @@
 
 #include "tests/fuzz/target.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/train/flags.h"
+#include "tools/cli/flags.h"
 
 namespace tessera::fuzz {
 

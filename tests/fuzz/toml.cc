@@ -1,6 +1,6 @@
 // TOML files of options.
 #include "tests/fuzz/options.h"
-#include "tools/train/toml_file.h"
+#include "tools/cli/toml_file.h"
 
 namespace tessera::fuzz {
 

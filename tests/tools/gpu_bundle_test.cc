@@ -49,7 +49,7 @@ class GpuBundle : public ::testing::Test {
 TEST_F(GpuBundle, IsMadeWithinItsLimit) {
   EXPECT_EQ(made_->exit_code, 0) << made_->out << made_->err;
   for (const char* file :
-       {"gpu_check.sh", "tools/train/train_mlp", "tools/train/train_transformer",
+       {"gpu_check.sh", "tools/programs/train_mlp", "tools/programs/train_transformer",
         "tools/bench/bench_gpu", "tools/bench/peers/torch_gpt.py", "lib/libstdc++.so.6",
         "third_party/data/kjv.txt", "tests/golden/gpu_check_losses.jsonl"}) {
     EXPECT_TRUE(fs::exists(fs::path(bundle()) / file)) << file;

@@ -1,6 +1,6 @@
 // Times Tessera beside the alternatives on this machine: OpenBLAS, memcpy, PyTorch.
 #include "tools/bench/parts.h"
-#include "tools/train/main.h"
+#include "tools/cli/main.h"
 
 namespace tessera::tools {
 namespace {

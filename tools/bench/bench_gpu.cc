@@ -18,7 +18,7 @@
 #include "tools/bench/peer.h"
 #include "tools/bench/timing.h"
 #include "tools/bench/training.h"
-#include "tools/train/main.h"
+#include "tools/cli/main.h"
 
 namespace tessera::tools {
 namespace {

@@ -22,8 +22,8 @@
 #include "tools/bench/parts.h"
 #include "tools/bench/peer.h"
 #include "tools/bench/timing.h"
+#include "tools/cli/flags.h"
 #include "tools/models/gpt.h"
-#include "tools/train/flags.h"
 
 namespace tessera::tools {
 namespace {

@@ -18,9 +18,9 @@
 #include "tools/bench/link.h"
 #include "tools/bench/parts.h"
 #include "tools/bench/timing.h"
+#include "tools/config/default_data.h"
 #include "tools/data/text_data.h"
 #include "tools/models/gpt.h"
-#include "tools/train/default_data.h"
 
 namespace tessera::tools {
 namespace {

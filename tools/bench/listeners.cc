@@ -15,10 +15,10 @@
 #include "tools/bench/parts.h"
 #include "tools/bench/timing.h"
 #include "tools/bench/training.h"
+#include "tools/launch/ranks.h"
 #include "tools/models/gpt.h"
 #include "tools/probe/probe.h"
 #include "tools/trace/trace.h"
-#include "tools/train/ranks.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {

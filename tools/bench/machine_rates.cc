@@ -14,7 +14,7 @@
 #include "engine/stream.h"
 #include "engine/tensor.h"
 #include "tools/bench/timing.h"
-#include "tools/train/product_rate.h"
+#include "tools/launch/product_rate.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,4 +1,4 @@
-// What plans ask of a machine (see tools/train/rates_config.h), measured in less than a second.
+// What plans ask of a machine (see tools/config/rates_config.h), measured in less than a second.
 #pragma once
 
 #include <string>

@@ -10,9 +10,9 @@
 
 #include "engine/error.h"
 #include "tools/bench/parts.h"
+#include "tools/cli/run_files.h"
 #include "tools/machine/cpu_model.h"
 #include "tools/machine/limits.h"
-#include "tools/train/run_files.h"
 
 namespace tessera::tools {
 namespace {

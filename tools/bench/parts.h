@@ -8,7 +8,7 @@
 
 #include "tools/bench/report.h"
 #include "tools/bench/training.h"
-#include "tools/train/flags.h"
+#include "tools/cli/flags.h"
 
 namespace tessera::tools {
 

@@ -8,7 +8,7 @@
 #include "tools/bench/parts.h"
 #include "tools/bench/timing.h"
 #include "tools/models/gpt.h"
-#include "tools/train/planner.h"
+#include "tools/planning/planner.h"
 
 namespace tessera::tools {
 

@@ -17,6 +17,8 @@
 
 #include "engine/error.h"
 #include "engine/io/text.h"
+#include "tools/cli/main.h"
+#include "tools/cli/stop.h"
 #include "tools/compare/comparison.h"
 #include "tools/compare/comparison_folder.h"
 #include "tools/compare/equal_plans.h"
@@ -26,9 +28,7 @@
 #include "tools/compare/request.h"
 #include "tools/compare/shown_steps.h"
 #include "tools/compare/training_process.h"
-#include "tools/train/main.h"
-#include "tools/train/plan_table.h"
-#include "tools/train/stop.h"
+#include "tools/planning/plan_table.h"
 
 namespace tessera::tools {
 namespace {

@@ -9,7 +9,7 @@
 #include <span>
 
 #include "engine/io/text.h"
-#include "tools/train/time_split.h"
+#include "tools/report/time_split.h"
 
 namespace tessera::tools {
 namespace {

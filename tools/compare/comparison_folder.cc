@@ -19,11 +19,11 @@
 #include "engine/error.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
+#include "tools/cli/flags.h"
+#include "tools/cli/run_files.h"
 #include "tools/compare/training_process.h"
 #include "tools/io/jsonl.h"
 #include "tools/io/sha256.h"
-#include "tools/train/flags.h"
-#include "tools/train/run_files.h"
 
 namespace tessera::tools {
 namespace {

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "tools/compare/named.h"
-#include "tools/train/memory_check.h"
-#include "tools/train/ranks.h"
-#include "tools/train/task_plan.h"
-#include "tools/train/transformer_memory.h"
-#include "tools/train/transformer_plan.h"
+#include "tools/launch/ranks.h"
+#include "tools/planning/task_plan.h"
+#include "tools/programs/memory_check.h"
+#include "tools/programs/transformer_memory.h"
+#include "tools/programs/transformer_plan.h"
 
 namespace tessera::tools {
 namespace {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "tools/compare/request.h"
-#include "tools/train/plan_table.h"
-#include "tools/train/planner.h"
+#include "tools/planning/plan_table.h"
+#include "tools/planning/planner.h"
 
 namespace tessera::tools {
 

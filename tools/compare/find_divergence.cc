@@ -14,11 +14,11 @@
 #include "engine/error.h"
 #include "engine/io/file.h"
 #include "engine/io/text.h"
+#include "tools/cli/flags.h"
+#include "tools/cli/run_files.h"
+#include "tools/cli/stop.h"
 #include "tools/compare/comparison_folder.h"
 #include "tools/compare/training_process.h"
-#include "tools/train/flags.h"
-#include "tools/train/run_files.h"
-#include "tools/train/stop.h"
 
 namespace tessera::tools {
 namespace {

@@ -19,11 +19,11 @@
 #include "tools/compare/arguments.h"
 #include "tools/compare/divergence.h"
 #include "tools/compare/named.h"
-#include "tools/train/attention_choice.h"
-#include "tools/train/cpu.h"
-#include "tools/train/ranks.h"
-#include "tools/train/run_checks.h"
-#include "tools/train/strategy_list.h"
+#include "tools/launch/cpu.h"
+#include "tools/launch/ranks.h"
+#include "tools/planning/strategy_list.h"
+#include "tools/programs/attention_choice.h"
+#include "tools/programs/run_checks.h"
 
 namespace tessera::tools {
 namespace {

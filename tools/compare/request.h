@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "tools/cli/run_files.h"
 #include "tools/compare/sweep.h"
-#include "tools/train/run_files.h"
-#include "tools/train/transformer_config.h"
+#include "tools/programs/transformer_config.h"
 
 namespace tessera::tools {
 
@@ -33,7 +33,7 @@ struct CompareConfig {
   double tolerance = 0.05;
   bool resume = false;
   std::string report;  ///< empty: report.html in the output folder
-  std::string trainer = "tools/train/train_transformer";
+  std::string trainer = "tools/programs/train_transformer";
   std::string out = "runs/compare";
 
   void add_to(FlagSet& flags);

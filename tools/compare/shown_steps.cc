@@ -16,13 +16,13 @@
 #include "engine/io/json.h"
 #include "shard/placement.h"
 #include "tools/compare/trace_slices.h"
+#include "tools/launch/ranks.h"
 #include "tools/models/gpt.h"
+#include "tools/planning/plan_memory.h"
+#include "tools/planning/planner.h"
+#include "tools/planning/task_plan.h"
+#include "tools/programs/transformer_plan.h"
 #include "tools/trace/trace_events.h"
-#include "tools/train/plan_memory.h"
-#include "tools/train/planner.h"
-#include "tools/train/ranks.h"
-#include "tools/train/task_plan.h"
-#include "tools/train/transformer_plan.h"
 
 namespace tessera::tools {
 namespace {

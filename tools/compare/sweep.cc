@@ -9,8 +9,8 @@
 #include "engine/error.h"
 #include "engine/io/text.h"
 #include "shard/placement.h"
-#include "tools/train/flags.h"
-#include "tools/train/strategy_list.h"
+#include "tools/cli/flags.h"
+#include "tools/planning/strategy_list.h"
 
 namespace tessera::tools {
 namespace {

@@ -17,8 +17,8 @@
 #include "engine/error.h"
 #include "engine/io/file.h"
 #include "engine/io/text.h"
-#include "tools/train/flags.h"
-#include "tools/train/stop.h"
+#include "tools/cli/flags.h"
+#include "tools/cli/stop.h"
 
 namespace tessera::tools {
 namespace {

@@ -19,13 +19,13 @@
 #include "engine/memory.h"
 #include "shard/checkpoint/checkpointer.h"
 #include "shard/checkpoint/reader.h"
+#include "tools/cli/flags.h"
+#include "tools/cli/main.h"
 #include "tools/convert/newest_checkpoint.h"
 #include "tools/io/gpt2_files.h"
 #include "tools/models/gpt.h"
 #include "tools/models/gpt_checkpoint.h"
 #include "tools/models/gpt_text.h"
-#include "tools/train/flags.h"
-#include "tools/train/main.h"
 
 namespace tessera::tools {
 namespace {

@@ -11,6 +11,9 @@
 
 #include "engine/error.h"
 #include "engine/parameter.h"
+#include "tools/cli/flags.h"
+#include "tools/cli/main.h"
+#include "tools/config/train_config.h"
 #include "tools/doctor/check.h"
 #include "tools/doctor/file_checks.h"
 #include "tools/doctor/flight_report.h"
@@ -22,9 +25,6 @@
 #include "tools/machine/limits.h"
 #include "tools/models/gpt.h"
 #include "tools/models/mlp.h"
-#include "tools/train/flags.h"
-#include "tools/train/main.h"
-#include "tools/train/train_config.h"
 
 namespace tessera::tools {
 namespace {

@@ -13,12 +13,12 @@
 
 #include "engine/error.h"
 #include "engine/io/file.h"
+#include "tools/cli/flags.h"
+#include "tools/config/default_data.h"
+#include "tools/config/train_config.h"
 #include "tools/data/fashion_mnist.h"
 #include "tools/data/text_data.h"
-#include "tools/train/default_data.h"
-#include "tools/train/flags.h"
-#include "tools/train/step_text.h"
-#include "tools/train/train_config.h"
+#include "tools/report/step_text.h"
 
 namespace tessera::tools {
 namespace {

@@ -8,8 +8,8 @@
 #include "engine/error.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
+#include "tools/cli/flags.h"
 #include "tools/io/jsonl.h"
-#include "tools/train/flags.h"
 
 namespace tessera::tools {
 namespace {

@@ -8,7 +8,7 @@
 #include "engine/cuda.h"
 #include "engine/error.h"
 #include "engine/io/text.h"
-#include "tools/train/step_text.h"
+#include "tools/report/step_text.h"
 
 namespace tessera::tools {
 namespace {

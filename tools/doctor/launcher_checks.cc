@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/io/text.h"
-#include "tools/train/option_names.h"
+#include "tools/cli/option_names.h"
 
 namespace tessera::tools {
 namespace {

@@ -11,8 +11,8 @@
 #include "engine/gemm/gemm.h"
 #include "engine/isa.h"
 #include "tools/machine/cpu_model.h"
-#include "tools/train/advice.h"
-#include "tools/train/step_text.h"
+#include "tools/report/advice.h"
+#include "tools/report/step_text.h"
 
 namespace tessera::tools {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "engine/io/file.h"
+#include "tools/cli/flags.h"
+#include "tools/cli/main.h"
 #include "tools/kernel_report/kernel_table.h"
-#include "tools/train/flags.h"
-#include "tools/train/main.h"
 
 namespace tessera::tools {
 namespace {

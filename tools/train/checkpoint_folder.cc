@@ -11,7 +11,7 @@
 #include "engine/error.h"
 #include "shard/checkpoint/folder.h"
 #include "shard/checkpoint/manifest.h"
-#include "tools/train/flags.h"
+#include "tools/cli/flags.h"
 
 namespace tessera::tools {
 

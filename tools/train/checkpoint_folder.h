@@ -1,8 +1,8 @@
 // Where checkpoints of a run go, looked at before ranks start.
 #pragma once
 
-#include "tools/train/checkpoint_config.h"
-#include "tools/train/train_config.h"
+#include "tools/config/checkpoint_config.h"
+#include "tools/config/train_config.h"
 
 namespace tessera::tools {
 

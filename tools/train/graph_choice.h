@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tools/train/train_config.h"
+#include "tools/config/train_config.h"
 
 namespace tessera::tools {
 

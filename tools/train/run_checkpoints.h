@@ -13,8 +13,8 @@
 #include "shard/checkpoint/checkpointer.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer.h"
-#include "tools/train/run_log.h"
-#include "tools/train/train_config.h"
+#include "tools/config/train_config.h"
+#include "tools/report/run_log.h"
 
 namespace tessera::tools {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "shard/fsdp.h"
-#include "tools/train/train_config.h"
+#include "tools/config/train_config.h"
 
 namespace tessera::tools {
 

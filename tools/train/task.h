@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "comm/process_group.h"
+#include "tools/cli/flags.h"
+#include "tools/config/train_config.h"
 #include "tools/models/model.h"
-#include "tools/train/flags.h"
-#include "tools/train/run_log.h"
-#include "tools/train/train_config.h"
+#include "tools/report/run_log.h"
 #include "tools/train/trainer.h"
 #include "tools/train/unrecorded_pass.h"
 

@@ -11,7 +11,7 @@
 #include "engine/elementwise.h"
 #include "engine/error.h"
 #include "engine/meta.h"
-#include "tools/train/stop.h"
+#include "tools/cli/stop.h"
 
 namespace tessera::tools {
 

@@ -19,15 +19,15 @@
 #include "shard/adamw.h"
 #include "shard/fsdp.h"
 #include "shard/sgd.h"
+#include "tools/config/train_config.h"
 #include "tools/probe/probe.h"
+#include "tools/report/run_log.h"
 #include "tools/trace/trace.h"
 #include "tools/train/batch_loader.h"
 #include "tools/train/graph_choice.h"
 #include "tools/train/run_checkpoints.h"
-#include "tools/train/run_log.h"
 #include "tools/train/step_clock.h"
 #include "tools/train/step_guard.h"
-#include "tools/train/train_config.h"
 
 namespace tessera::tools {
 

@@ -8,8 +8,8 @@
 #include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
+#include "tools/cli/stop.h"
 #include "tools/io/sha256.h"
-#include "tools/train/stop.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {

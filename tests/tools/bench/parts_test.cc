@@ -15,7 +15,7 @@
 #include "engine/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/train/flags.h"
+#include "tools/cli/flags.h"
 
 namespace tessera::tools {
 namespace {

@@ -38,7 +38,8 @@ class CompareOfClasses : public ::testing::Test {
   std::string trainer_with(const std::string& name, const std::string& option) const {
     const std::string path = folder_.write(
         "trainer", "#!/bin/bash\nmore=\n[[ $2 == *" + name + "* ]] && more=" + option + "\nexec " +
-                       fs::absolute("tools/train/train_transformer").string() + " \"$@\" $more\n");
+                       fs::absolute("tools/programs/train_transformer").string() +
+                       " \"$@\" $more\n");
     fs::permissions(path, fs::perms::owner_all);
     return path;
   }

@@ -53,8 +53,9 @@ class Compare : public ::testing::Test {
   /// A trainer that does `script` with $train, the real one, and $out, the folder of its run.
   std::string trainer(const std::string& script) const {
     const std::string path = folder_.write(
-        "trainer", "#!/bin/bash\ntrain=" + fs::absolute("tools/train/train_transformer").string() +
-                       "\nout=${2#--out=}\n" + script);
+        "trainer",
+        "#!/bin/bash\ntrain=" + fs::absolute("tools/programs/train_transformer").string() +
+            "\nout=${2#--out=}\n" + script);
     fs::permissions(path, fs::perms::owner_all);
     return path;
   }
@@ -262,7 +263,7 @@ TEST_F(Compare, APlantedWrongBitFailsAndIsNamed) {
 TEST_F(Compare, AStrategyThatIsBrokenIsNamedAndSoIsItsUnit) {
   flags_.erase("sweep");
   flags_["strategies"] = "ddp,zero2,zero3,hsdp:1";
-  flags_["trainer"] = fs::absolute("tests/tools/train/broken_trainer");
+  flags_["trainer"] = fs::absolute("tests/tools/programs/broken_trainer");
   const Outcome outcome = compare();
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_TRUE(has(outcome.out, {"Parity fails: zero3 "})) << outcome.out;
@@ -353,8 +354,9 @@ TEST_F(Compare, AnInterruptionKeepsWhatThereIsAndResumeTrainsTheRest) {
            "comparison, got one without ddp_prefetch=0; zero3_prefetch=0: ask for them too, "
            "or choose another --out (" +
            folder_.path()}));
-  EXPECT_TRUE(has(compare({{"resume", "true"}, {"trainer", "tools/train/train_transformer"}}).err,
-                  {"another build of it"}));
+  EXPECT_TRUE(
+      has(compare({{"resume", "true"}, {"trainer", "tools/programs/train_transformer"}}).err,
+          {"another build of it"}));
   EXPECT_TRUE(has(compare({{"resume", "true"}, {"out", folder_ / "new"}}).err,
                   {"to go on with, got none"}));
 
@@ -449,7 +451,7 @@ TEST_F(Compare, OverlapIsMeasuredWithATrace) {
   const json row = results().at("configurations").at(0);
   // Repeating a configuration leaves no trace where nobody asked for one.
   const std::string toml = "out/runs/zero3_prefetch=1/configuration.toml";
-  const Outcome repeated = run_program("tools/train/train_transformer",
+  const Outcome repeated = run_program("tools/programs/train_transformer",
                                        {{"config", folder_ / toml}, {"out", folder_ / "again"}});
   EXPECT_EQ(repeated.exit_code, 0) << repeated.err;
   EXPECT_FALSE(fs::exists("asked"));
@@ -511,16 +513,16 @@ TEST_F(Compare, AnInputIsNoOutput) {
   const std::string program = trainer("exec $train \"$@\"\n"), script = folder_.read("trainer");
   const std::string toml = folder_.write("a.toml", "train.lr = 0.01\n");
   const std::string model = folder_ / "m";
-  ASSERT_EQ(run_program("tools/train/train_transformer", Flags{{"data.path", data},
-                                                               {"model.layers", "2"},
-                                                               {"model.heads", "2"},
-                                                               {"model.dim", "8"},
-                                                               {"model.seq", "8"},
-                                                               {"train.steps", "1"},
-                                                               {"sample.tokens", "0"},
-                                                               {"device", "cpu"},
-                                                               {"save.final", model},
-                                                               {"out", folder_ / "made"}})
+  ASSERT_EQ(run_program("tools/programs/train_transformer", Flags{{"data.path", data},
+                                                                  {"model.layers", "2"},
+                                                                  {"model.heads", "2"},
+                                                                  {"model.dim", "8"},
+                                                                  {"model.seq", "8"},
+                                                                  {"train.steps", "1"},
+                                                                  {"sample.tokens", "0"},
+                                                                  {"device", "cpu"},
+                                                                  {"save.final", model},
+                                                                  {"out", folder_ / "made"}})
                 .exit_code,
             0);
   const std::string sizes = folder_.read("m/config.json");

@@ -23,7 +23,7 @@
 #include "tests/tools/compare/sample_comparison.h"
 #include "tools/compare/report_page.h"
 #include "tools/models/gpt.h"
-#include "tools/train/planner.h"
+#include "tools/planning/planner.h"
 
 namespace tessera::tools {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
-#include "tests/tools/train/tiny_training.h"
+#include "tests/tools/testing/tiny_training.h"
 
 namespace tessera::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include "engine/io/file.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
-#include "tests/tools/train/tiny_training.h"
+#include "tests/tools/testing/tiny_training.h"
 #include "tools/compare/comparison_folder.h"
 
 namespace tessera::testing {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "tests/testing/temp_folder.h"
-#include "tests/tools/train/gpt_run.h"
+#include "tests/tools/testing/gpt_run.h"
 #include "tools/probe/probe.h"
-#include "tools/train/run_probe.h"
+#include "tools/report/run_probe.h"
 
 namespace tessera::testing {
 

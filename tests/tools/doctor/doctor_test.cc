@@ -96,11 +96,11 @@ TEST(Doctor, SaysTheRatesThatPlanTakes) {
     if (check.at("name") != "rates") continue;
     const std::string found = check.at("found");
     const std::string flags = found.substr(found.find("--rates.gflops="));
-    const Outcome plan =
-        run_program("/bin/sh", Words{"-c",
-                                     "tools/plan/plan --device=cpu --model.layers=1 --model.dim=8 "
-                                     "--model.heads=1 --model.vocab=256 " +
-                                         flags});
+    const Outcome plan = run_program(
+        "/bin/sh", Words{"-c",
+                         "tools/programs/plan --device=cpu --model.layers=1 --model.dim=8 "
+                         "--model.heads=1 --model.vocab=256 " +
+                             flags});
     EXPECT_EQ(plan.exit_code, 0) << plan.err;
     EXPECT_TRUE(
         has(flags, {"--rates.memory_gbs=", "--rates.link_gbs=", "--rates.link_latency_us="}));

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tests/testing/program.h"
+#include "tests/tools/testing/tiny_training.h"
 #include "tests/tools/trace/trace_file.h"
-#include "tests/tools/train/tiny_training.h"
 
 namespace tessera::testing {
 namespace {

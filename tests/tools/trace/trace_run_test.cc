@@ -13,8 +13,8 @@
 
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
+#include "tests/tools/testing/tiny_training.h"
 #include "tests/tools/trace/trace_file.h"
-#include "tests/tools/train/tiny_training.h"
 
 namespace tessera::testing {
 namespace {

@@ -22,7 +22,7 @@
 #include "tests/shard/collective_log.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
-#include "tests/tools/train/gpt_run.h"
+#include "tests/tools/testing/gpt_run.h"
 #include "tools/train/batch_loader.h"
 
 namespace tessera::tools {
@@ -301,7 +301,7 @@ TEST(CudaTraining, ProgramsTrainAndSayWhere) {
   const TempFolder folder;
   const std::string text = folder.write("text.txt", std::string(3000, 'a') + "bc");
   const std::vector<std::pair<std::string, Flags>> programs = {
-      {"tools/train/train_transformer",
+      {"tools/programs/train_transformer",
        {{"model.layers", "2"},
         {"model.heads", "2"},
         {"model.dim", "32"},
@@ -310,7 +310,7 @@ TEST(CudaTraining, ProgramsTrainAndSayWhere) {
         {"data.val_fraction", "0.02"},
         {"log.val_every", "4"},
         {"sample.tokens", "3"}}},
-      {"tools/train/train_mlp", {{"model.hidden", "8"}}}};
+      {"tools/programs/train_mlp", {{"model.hidden", "8"}}}};
   for (const auto& [program, model] : programs) {
     std::vector<std::string> hashes;
     for (const char* strategy : {"zero3", "ddp"}) {
@@ -369,7 +369,7 @@ class CudaGraphProgram : public ::testing::Test {
                 {"out", folder_ / out}};
     for (const auto& [name, value] : more) flags[name] = value;
     if (flags["device"] == "cpu") flags.erase("cuda.gemm_algorithms");
-    return run_program("tools/train/train_transformer", flags);
+    return run_program("tools/programs/train_transformer", flags);
   }
   std::string hash_of(const std::string& out) const {
     std::istringstream lines(folder_.read(out + "/log.jsonl"));
@@ -465,7 +465,7 @@ TEST(CudaTraining, AlgorithmsOfProductsAreThoseOfTheFile) {
     Flags flags{{"device", "cuda"},   {"parallel.ranks", "1"}, {"model.hidden", "8"},
                 {"train.steps", "1"}, {"train.batch", "2"},    {"out", folder / out}};
     for (const auto& [name, value] : more) flags[name] = value;
-    return run_program("tools/train/train_mlp", flags);
+    return run_program("tools/programs/train_mlp", flags);
   };
   const auto products = [](const std::string& text) { return std::ranges::count(text, '\n') - 1; };
   const Outcome first = train("a", {});

@@ -8,7 +8,7 @@
 
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
-#include "tests/tools/train/gpt_run.h"
+#include "tests/tools/testing/gpt_run.h"
 #include "third_party/cuda/emulation/control.h"
 
 namespace tessera::tools {

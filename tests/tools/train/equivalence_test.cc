@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "tests/testing/covering.h"
-#include "tests/tools/train/gpt_run.h"
+#include "tests/tools/testing/gpt_run.h"
 
 namespace tessera::tools {
 namespace {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "engine/io/safetensors.h"
-#include "tests/tools/train/gpt_run.h"
+#include "tests/tools/testing/gpt_run.h"
 
 namespace tessera::tools {
 namespace {

@@ -20,9 +20,9 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/io/event_reader.h"
-#include "tests/tools/train/mlp_run.h"
-#include "tools/train/run_log.h"
-#include "tools/train/train_config.h"
+#include "tests/tools/testing/mlp_run.h"
+#include "tools/config/train_config.h"
+#include "tools/report/run_log.h"
 
 namespace tessera::tools {
 namespace {

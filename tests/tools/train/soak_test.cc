@@ -16,8 +16,8 @@
 #include "tests/testing/leftovers.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/temp_folder.h"
+#include "tools/launch/ranks.h"
 #include "tools/models/mlp.h"
-#include "tools/train/ranks.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {

@@ -19,7 +19,7 @@
 #include "shard/fsdp.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
-#include "tests/tools/train/mlp_run.h"
+#include "tests/tools/testing/mlp_run.h"
 #include "tools/models/mlp.h"
 
 namespace tessera::tools {

@@ -35,9 +35,9 @@
 #include "ops/linear.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+#include "tools/cli/stop.h"
 #include "tools/data/text_data.h"
 #include "tools/io/sha256.h"
-#include "tools/train/stop.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,0 +1,81 @@
+// What launchers and people have set in vain, as programs tell it.
+#include "tools/launch/launch_warnings.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "tests/testing/errors.h"
+#include "tests/tools/testing/tiny_training.h"
+
+namespace tessera::tools {
+namespace {
+
+using testing::Flags;
+using testing::has;
+using testing::Outcome;
+using testing::run_program;
+
+TEST(LaunchWarnings, NameTheOptionThatDoesIt) {
+  TrainConfig config;
+  EXPECT_TRUE(launch_warnings({{"WORLD_SIZE", "1"}, {"RANK", "0"}, {"HOME", "/"}}, config).empty());
+  const auto lines = launch_warnings({{"WORLD_SIZE", "2"}, {"RANK", "0"}}, config);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0],
+            "warning: WORLD_SIZE=2 ignored: each process that a launcher starts trains a model "
+            "of its own; start one, with --parallel.ranks=2");
+  EXPECT_TRUE(has(launch_warnings({{"SLURM_NTASKS", "16"}, {"SLURM_PROCID", "5"}}, config).at(0),
+                  {"SLURM_NTASKS=16, SLURM_PROCID=5 ignored", "--parallel.ranks=16"}));
+}
+
+TEST(LaunchWarnings, ThreadsOfTheEnvironmentAreNotThoseOfATrainer) {
+  TrainConfig config;
+  EXPECT_TRUE(launch_warnings({{"TESSERA_CPU_THREADS", "1"}}, config).empty());
+  EXPECT_TRUE(has(launch_warnings({{"TESSERA_CPU_THREADS", "8"}}, config).at(0),
+                  {"TESSERA_CPU_THREADS=8 ignored", "go by --cpu.threads_per_rank=1"}));
+  config.cpu.threads_per_rank = 8;
+  EXPECT_TRUE(has(launch_warnings({{"TESSERA_CPU_THREADS", "4"}}, config).at(0),
+                  {"TESSERA_CPU_THREADS=4 ignored", "go by --cpu.threads_per_rank=8"}));
+  EXPECT_TRUE(launch_warnings({{"TESSERA_CPU_THREADS", "8"}}, config).empty());
+}
+
+class Launched2 : public testing::TinyTraining {};
+
+TEST_F(Launched2, ATrainerSaysThatItIsOneOfSeveral) {
+  for (const char* name : {"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    const Outcome outcome = run_program(testing::kTransformer, with({{"train.steps", "1"}}),
+                                        {{name, "2"}, {"RANK", "1"}});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_TRUE(has(outcome.out, {std::string("warning: "), std::string(name) + "=2", "RANK=1",
+                                  "--parallel.ranks=2\n"}))
+        << outcome.out;
+  }
+  EXPECT_EQ(run({{"train.steps", "1"}}).out.find("ignored: "), std::string::npos);
+}
+
+TEST_F(Launched2, EveryProgramTellsOfANameThatNothingReads) {
+  const std::map<std::string, std::string> programs = {{"train_transformer", testing::kTransformer},
+                                                       {"train_mlp", testing::kMlp},
+                                                       {"plan", "tools/programs/plan"},
+                                                       {"compare", "tools/compare/compare"},
+                                                       {"convert", "tools/convert/convert"},
+                                                       {"doctor", "tools/doctor/doctor"}};
+  for (const auto& [name, path] : programs) {
+    const Outcome slip =
+        run_program(path, std::vector<std::string>{"--help"}, {{"TESSERA_CPU_TREADS", "4"}});
+    EXPECT_EQ(slip.err,
+              "warning: TESSERA_CPU_TREADS is set, and nothing reads it; did you mean "
+              "TESSERA_CPU_THREADS?\n")
+        << name;
+    const Outcome other =
+        run_program(path, std::vector<std::string>{"--help"}, {{"TESSERA_OUTPUT", "x"}});
+    EXPECT_TRUE(has(other.err, {"warning: TESSERA_OUTPUT is set, and nothing reads it"})) << name;
+    EXPECT_EQ(
+        run_program(path, std::vector<std::string>{"--help"}, {{"TESSERA_CPU_THREADS", "1"}}).err,
+        "");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::tools

@@ -1,0 +1,202 @@
+// The trainers with input that is hostile, missing or absurd: what a person is shown.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/io/text.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/program.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/tools/testing/tiny_training.h"
+
+namespace tessera {
+namespace {
+
+using testing::Flags;
+using testing::has;
+using testing::kMlp;
+using testing::kTransformer;
+using testing::Outcome;
+using testing::run_program;
+using testing::TempFolder;
+
+class InputFaults : public testing::TinyTraining {
+ protected:
+  InputFaults() {
+    flags_["train.steps"] = "1";
+    flags_["parallel.ranks"] = "1";
+    flags_["log.every"] = "1";
+  }
+
+  /// For what would otherwise run without end.
+  Outcome run_for_seconds(int seconds, const Flags& more) const {
+    std::vector<std::string> words{std::to_string(seconds),
+                                   std::filesystem::absolute(kTransformer).string()};
+    for (const auto& [name, value] : with(more)) words.push_back("--" + name + "=" + value);
+    return run_program("/usr/bin/timeout", words);
+  }
+};
+
+/// Whether each of its lines is one that a terminal only shows.
+bool is_tame(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    if (engine::escaped(line) != line) return false;
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return true;
+}
+
+TEST_F(InputFaults, NamesOfFilesCannotCommandTheTerminal) {
+  const std::string name = "a\x1B[2J\nerror: b\xC2\x9B";
+  const std::string shown = "a\\x1b[2J\\nerror: b\\u009b";
+  std::filesystem::copy(folder_ / "text.txt", folder_ / name);
+  const Outcome outcome = run({{"data.path", folder_ / name},
+                               {"out", folder_ / (name + "-out")},
+                               {"log.jsonl", folder_ / (name + "-log")},
+                               {"save.final", folder_ / (name + "-model")}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(is_tame(outcome.out)) << outcome.out;
+  EXPECT_TRUE(has(outcome.out, {shown + ", ", shown + "-out\n", shown + "-log\n",
+                                "model in " + folder_ / (shown + "-model\n")}));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / (name + "-model/config.json")));
+}
+
+TEST_F(InputFaults, ErrorsCannotCommandTheTerminal) {
+  const std::string none = folder_ / "\x1B[2J\nerror: none\x7F";
+  const std::string_view shown = "\\x1b[2J\\nerror: none\\x7f";
+  const Flags cases[] = {{{"data.path", none}},
+                         {{"config", none}},
+                         {{"init.from", none}, {"model.layers", "0"}},
+                         {{"out", folder_ / "text.txt/\x1B[2J\nerror: none\x7F"}},
+                         {{"log.jsonl", none + "/log"}},
+                         {{"\x1B[2J\nerror: none\x7F", "1"}},
+                         {{"train.lr", "\x1B[2J\nerror: none\x7F"}}};
+  for (const Flags& flags : cases) {
+    const Outcome outcome = run(flags);
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(is_tame(outcome.err)) << outcome.err;
+    EXPECT_TRUE(has(outcome.err, {shown}));
+    EXPECT_EQ(outcome.err.find("\nerror"), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(InputFaults, APathIsNeverCutAtANul) {
+  const std::string config =
+      folder_.write("a.toml", "[data]\npath = \"" + flags_["data.path"] + "\\u0000.evil\"\n");
+  flags_.erase("data.path");
+  const Outcome outcome = run({{"config", config}});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"without NUL", "text.txt\\x00.evil", "a.toml:2: data.path"}));
+}
+
+TEST_F(InputFaults, RunsOfMoreSamplesThanCanBeNumberedAreRefused) {
+  const Flags cases[] = {{{"train.steps", "9223372036854775807"}, {"train.accum", "2"}},
+                         {{"train.steps", "4611686018427387904"}, {"train.batch", "2"}},
+                         {{"train.steps", "4611686018427387904"}, {"train.accum", "4"}},
+                         {{"train.steps", "4611686018427387904"}, {"parallel.ranks", "2"}},
+                         {{"train.steps", "9007199254740993"}, {"parallel.ranks", "0"}}};
+  for (const Flags& flags : cases) {
+    const Outcome outcome = run_for_seconds(10, flags);
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {"at most 9223372036854775807 samples"}));
+    for (const auto& [name, value] : flags) EXPECT_TRUE(has(outcome.err, {name + "=" + value}));
+  }
+}
+
+TEST_F(InputFaults, TheTimeLeftOfAHugeRunIsReadable) {
+  // The second step ends in a loss that is not finite.
+  const Outcome outcome = run({{"train.steps", "9223372036854775807"},
+                               {"train.lr", "1e30"},
+                               {"train.warmup", "0"},
+                               {"train.schedule", "constant"}});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"expected a finite loss", "step 2"}));
+  EXPECT_TRUE(has(outcome.out, {"step     1/9223372036854775807 | ", " years\n"})) << outcome.out;
+  EXPECT_EQ(outcome.out.find("ETA -"), std::string::npos) << outcome.out;
+}
+
+TEST_F(InputFaults, DataThatDoesNotFitNamesTheFlags) {
+  const std::string path = folder_.write("short.txt", "123456789");
+  const struct {
+    Flags flags;
+    std::string_view part;
+  } cases[] = {{{{"data.val_fraction", "0"}, {"model.vocab", "57"}}, "(model.vocab, "},
+               {{{"model.seq", "9"}}, "(model.seq, "},
+               {{}, "(model.seq, data.val_fraction, "}};
+  for (auto [flags, part] : cases) {
+    flags["data.path"] = path;
+    const Outcome outcome = run(flags);
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {part, path}));
+  }
+  const Outcome outcome =
+      run({{"parallel.strategy", "ddp"}, {"parallel.reshard_after_forward", "true"}});
+  EXPECT_TRUE(has(outcome.err, {"parallel.reshard_after_forward=true", "parallel.strategy=ddp"}));
+}
+
+TEST_F(InputFaults, DataModelAndFormatThatDoNotBelongTogetherAreRefusedByTrainerAndPlan) {
+  Flags model = {{"model.vocab", "600"}, {"data.val_fraction", "0"}, {"train.steps", "0"}};
+  model["save.final"] = folder_ / "model";
+  ASSERT_EQ(run(model).exit_code, 0);
+  std::string ids;
+  for (int i = 0; i < 400; ++i) ids += {static_cast<char>(i), static_cast<char>(i % 7 * 20)};
+  const std::string tokens = folder_.write("tokens.bin", ids);
+  const std::string npy = folder_.write("tokens.npy", "\x93NUMPY\1");
+  const Flags from = {{"init.from", folder_ / "model"}, {"data.path", folder_ / "text.txt"},
+                      {"parallel.ranks", "1"},          {"train.steps", "1"},
+                      {"out", folder_ / "run"},         {"device", "cpu"}};
+  const Flags wide = with({{"model.vocab", "119547"}, {"data.path", tokens}});
+  for (const std::string program : {"tools/programs/train_transformer", "tools/programs/plan"}) {
+    const auto refusal = [&](const Flags& flags) {
+      const Outcome outcome = run_program(program, flags);
+      EXPECT_EQ(outcome.exit_code, 1) << program;
+      return outcome.err;
+    };
+    EXPECT_TRUE(has(refusal(from), {"got text", "600 tokens", "--data.format=bytes", "init.from"}));
+    EXPECT_TRUE(has(refusal(wide), {"119547", "--data.format=uint32"}));
+    EXPECT_TRUE(has(refusal(with({{"data.path", npy}})), {"a NumPy .npy file", "tofile("}));
+    Flags meant = from;
+    meant["data.format"] = "bytes";
+    const Outcome outcome = run_program(program, meant);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  }
+}
+
+TEST_F(InputFaults, AVocabularyFarAboveTheDataIsAWarning) {
+  const Flags large = with({{"model.vocab", "5000"}});
+  const std::vector<std::string_view> warning = {"warning: the model has 5,000 tokens",
+                                                 "--model.vocab=256"};
+  for (const std::string_view part : warning) {
+    EXPECT_TRUE(has(run(large).out, {part}));
+    EXPECT_TRUE(has(run_program("tools/programs/plan", large).out, {part}));
+  }
+  EXPECT_EQ(run().out.find("warning"), std::string::npos);
+}
+
+TEST_F(InputFaults, OutsideOfBazelRunAProgramSaysHowToGetData) {
+  const std::string elsewhere = folder_.path();
+  const auto started_elsewhere = [&](const std::string& program) {
+    const std::string path = std::filesystem::absolute(program).string();
+    return run_program(
+        "/bin/sh", std::vector<std::string>{"-c", "cd " + elsewhere + " && " + path +
+                                                      " --device=cpu --train.steps=0 --out=run"});
+  };
+  const Outcome transformer = started_elsewhere(kTransformer);
+  EXPECT_EQ(transformer.exit_code, 1);
+  EXPECT_TRUE(has(transformer.err, {"bazel run", "third_party/data/kjv.txt", "--data.path=FILE",
+                                    "bible-kjv", "bible -f"}));
+  const Outcome mlp = started_elsewhere(kMlp);
+  EXPECT_EQ(mlp.exit_code, 1);
+  EXPECT_TRUE(has(mlp.err, {"bazel run", "third_party/data/fashion_mnist", "--data.path=FOLDER",
+                            "/usr/share/datasets/fashion-mnist", "dataset-fashion-mnist"}));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,318 @@
+// Every option of the trainers, one at a time: it changes what it is for, or is refused with a
+// reason. And it means the same to the program `plan`.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/testing/errors.h"
+#include "tests/testing/program.h"
+#include "tests/tools/testing/tiny_training.h"
+
+namespace tessera {
+namespace {
+
+using testing::Flags;
+using testing::has;
+using testing::kMlp;
+using testing::kTransformer;
+using testing::Outcome;
+using testing::run_program;
+
+const std::string kPlanProgram = "tools/programs/plan", kCompare = "tools/compare/compare";
+
+enum class Effect {
+  kBits,       // the trained parameters
+  kPlan,       // the plan of a step
+  kSays,       // words on the terminal, which the run with the option or the one without has
+  kWrites,     // a file, by its path below the test's folder, which one of the two runs leaves
+  kRefused,    // the option's value, with these words
+  kElsewhere,  // seen by another test, which is named
+};
+
+struct Row {
+  std::string value;
+  Effect effect;
+  std::string evidence = {};  // the words, the path or the test
+  Flags context = {};         // without which the option means nothing
+};
+
+// What each option is for. `folder` is the test's.
+std::map<std::string, Row> rows(const std::string& folder) {
+  using enum Effect;
+  const Flags hsdp = {{"parallel.strategy", "hsdp"}, {"parallel.ranks", "4"}};
+  const Flags adam = {{"train.lr", "0.5"}};
+  const Flags sgd = {{"train.optimizer", "sgd"}};
+  const Flags saved = {{"checkpoint.every", "1"}};
+  const Flags probed = {{"log.probe", folder + "/probe"}};
+  const Flags powersgd = {{"comm.hook", "powersgd"}, {"powersgd.start_step", "0"}};
+  Flags replicated = hsdp;
+  replicated.insert(powersgd.begin(), powersgd.end());
+  return {
+      {"audit", {"true", kSays, "audit of a step, rank 0"}},
+      {"checkpoint.async", {"false", kElsewhere, "//tests/shard:checkpoint_faults_test"}},
+      {"checkpoint.dir", {folder + "/saved", kWrites, "saved/step_3", saved}},
+      {"checkpoint.every", {"2", kWrites, "run/checkpoints/step_2"}},
+      {"checkpoint.keep", {"1", kWrites, "run/checkpoints/step_2", saved}},
+      {"checkpoint.strict", {"false", kRefused, "checkpoint.strict=false, got none"}},
+      {"comm.hook", {"bf16", kBits}},
+      {"cpu.gemm", {"eigen", kSays, ", Eigen "}},
+      {"cpu.isa", {"v2", kSays, ", v2, "}},
+      {"cpu.pin", {"true", kRefused, "(cpu.pin)", {{"parallel.ranks", "1024"}}}},
+      {"cpu.threads_per_rank", {"2", kSays, "with 2 threads"}},
+      {"cuda.attention", {"wgmma", kRefused, "cuda.attention=wgmma on GPUs only"}},
+      {"cuda.gemm_algorithms", {"algorithms.txt", kRefused, "cuda.gemm_algorithms on GPUs only"}},
+      {"cuda.graph", {"on", kRefused, "cuda.graph=on"}},
+      {"cuda.tune_gemm", {"false", kRefused, "cuda.tune_gemm on GPUs only"}},
+      {"data.format", {"uint16", kRefused, "tokens of 2 bytes"}},
+      {"data.order", {"sequential", kBits}},
+      {"data.path", {folder + "/other.txt", kBits}},
+      {"data.val_fraction", {"0.5", kBits}},
+      {"device", {"cuda", kElsewhere, "//tests/tools/train:cuda_train_test"}},
+      {"init.from",
+       {"tests/golden/gpt2_tiny",
+        kBits,
+        "",
+        {{"model.dim", "52"}, {"model.heads", "4"}, {"model.vocab", "307"}}}},
+      {"log.every", {"1", kSays, "step     1/3"}},
+      {"log.jsonl", {folder + "/lines.jsonl", kWrites, "lines.jsonl"}},
+      {"log.peak_ms", {"0", kSays, "of the peak measured"}},
+      {"log.probe", {folder + "/probe", kWrites, "probe"}},
+      {"log.probe_steps", {"1:1", kSays, "checksums of steps 1 to 1", probed}},
+      {"log.probe_values", {"gathered_forward:1:1:wte.weight", kSays, ": 3 checksums", probed}},
+      {"log.tensorboard", {folder + "/board", kWrites, "board"}},
+      {"log.trace", {folder + "/trace.json", kWrites, "trace.json"}},
+      {"log.trace_steps", {"1:2", kElsewhere, "//tests/tools/trace:trace_run_test"}},
+      {"log.val_every", {"1", kSays, "1/3 | val loss", {{"log.every", "1"}}}},
+      {"memory_budget", {"1KiB", kRefused, "[memory_budget] expected"}},
+      {"memory_check", {"false", kElsewhere, "//tests/tools/programs:memory_check_test"}},
+      {"model.dim", {"16", kBits}},
+      {"model.dropout", {"0.5", kBits}},
+      {"model.heads", {"1", kBits}},
+      {"model.hidden", {"8", kElsewhere, "//tests/tools/programs:train_cli_test"}},
+      {"model.layers", {"1", kBits}},
+      {"model.preset", {"gpt2", kPlan}},
+      {"model.seq", {"4", kBits}},
+      {"model.vocab", {"300", kBits}},
+      {"offload.gradients", {"1", kPlan}},
+      {"offload.optimizer", {"1", kPlan}},
+      {"offload.parameters", {"1", kPlan}},
+      {"offload.threads", {"1000", kPlan, "", {{"offload.optimizer", "1"}}}},
+      {"out", {folder + "/elsewhere", kWrites, "elsewhere/log.jsonl"}},
+      {"parallel.backend", {"nccl", kRefused, "parallel.backend=nccl"}},
+      {"parallel.backward_prefetch", {"post", kPlan}},
+      {"parallel.bucket_mb", {"1", kPlan, "", {{"parallel.strategy", "ddp"}}}},
+      {"parallel.canonical", {"true", kRefused, "parallel.canonical=true"}},
+      {"parallel.deadline_s", {"0.001", kElsewhere, "//tests/tools/launch:ranks_test"}},
+      {"parallel.prefetch", {"0", kPlan}},
+      {"parallel.ranks", {"1", kBits}},
+      {"parallel.reductions_in_flight", {"0", kPlan}},
+      {"parallel.reshard_after_forward", {"false", kPlan}},
+      {"parallel.shard_ranks", {"4", kPlan, "", hsdp}},
+      {"parallel.strategy", {"ddp", kPlan}},
+      {"parallel.unit_min_numel", {"100000", kPlan}},
+      {"plan", {"true", kSays, "memory of a step"}},
+      {"powersgd.across_replicas", {"true", kBits, "", replicated}},
+      {"powersgd.error_dtype", {"bf16", kBits, "", powersgd}},
+      {"powersgd.error_feedback", {"false", kBits, "", powersgd}},
+      {"powersgd.min_compression_rate", {"1e9", kBits, "", powersgd}},
+      {"powersgd.offload_error", {"true", kPlan, "", powersgd}},
+      {"powersgd.orthogonalize_eps", {"0.5", kBits, "", powersgd}},
+      {"powersgd.rank", {"2", kBits, "", powersgd}},
+      {"powersgd.seed", {"1", kBits, "", powersgd}},
+      {"powersgd.start_step", {"2", kBits, "", powersgd}},
+      {"powersgd.warm_start", {"false", kBits, "", powersgd}},
+      {"precision.accumulate", {"bf16", kBits}},
+      {"precision.param", {"bf16", kBits}},
+      {"precision.reduce", {"bf16", kBits}},
+      {"rates.gflops", {"5", kPlan}},
+      {"rates.host_link_gbs", {"5", kPlan, "", {{"offload.optimizer", "1"}}}},
+      {"rates.host_memory_gbs", {"5", kPlan, "", {{"offload.optimizer", "1"}}}},
+      {"rates.link_gbs", {"5", kPlan}},
+      {"rates.link_latency_us", {"5", kPlan}},
+      {"rates.memory_gbs", {"5", kPlan}},
+      {"resume", {"nowhere", kRefused, "(resume)"}},
+      {"sample.tokens", {"8", kWrites, "run/sample.txt"}},
+      {"save.final", {folder + "/final", kWrites, "final/model.safetensors"}},
+      {"train.accum", {"2", kBits}},
+      {"train.accum_comm", {"last", kPlan, "", {{"train.accum", "2"}}}},
+      {"train.batch", {"2", kBits}},
+      {"train.beta1", {"0", kBits, "", adam}},
+      {"train.beta2", {"0", kBits, "", adam}},
+      {"train.check_gradients", {"true", kPlan}},
+      {"train.eps", {"1", kBits, "", adam}},
+      {"train.grad_clip", {"0.01", kBits, "", sgd}},
+      {"train.lr", {"1", kBits}},
+      {"train.max_minutes", {"1e-9", kSays, "stopped by train.max_minutes after step 1"}},
+      {"train.max_skips", {"1", kPlan}},
+      {"train.momentum", {"0", kBits, "", sgd}},
+      {"train.optimizer", {"sgd", kBits}},
+      {"train.overlap_optimizer", {"backward", kPlan, "", {{"train.grad_clip", "0"}}}},
+      {"train.recompute", {"true", kPlan}},
+      {"train.schedule", {"constant", kBits, "", {{"train.warmup", "0"}}}},
+      {"train.seed", {"1", kBits}},
+      {"train.spike_factor", {"2", kPlan}},
+      {"train.steps", {"2", kBits}},
+      {"train.verify_every", {"1", kPlan}},
+      {"train.warmup", {"0", kBits}},
+      {"train.weight_decay", {"0", kBits, "", adam}},
+  };
+}
+
+class OptionSweep : public testing::TinyTraining {
+ protected:
+  OptionSweep() {
+    std::string text;
+    while (text.size() < 4000) text += "Other words, of which this text has many, again.\n";
+    folder_.write("other.txt", text);
+  }
+  static std::set<std::string> names_of(const std::string& program) {
+    std::istringstream help(run_program(program, std::vector<std::string>{"--help"}).out);
+    std::set<std::string> names;
+    for (std::string line; std::getline(help, line);) {
+      const auto equals = line.find('=');
+      if (line.starts_with("  --") && equals != std::string::npos) {
+        names.insert(line.substr(4, equals - 4));
+      }
+    }
+    return names;
+  }
+  /// A run in a folder of which nothing is left from the one before.
+  Outcome fresh_run(const Flags& flags) const {
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
+      if (!entry.path().filename().string().ends_with(".txt")) {
+        std::filesystem::remove_all(entry.path());
+      }
+    }
+    return run(flags);
+  }
+  bool exists(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
+  static std::string digest(const Outcome& outcome) {
+    const std::string before = "parameters sha256 ";
+    const auto at = outcome.out.find(before);
+    return at == std::string::npos ? "" : outcome.out.substr(at + before.size(), 64);
+  }
+
+  /// What a plan says, but how fast it was made.
+  static std::string plan_of(const Outcome& outcome) {
+    return outcome.out.substr(0, outcome.out.find(", which took this host"));
+  }
+
+  /// What `row` says of the option, seen in a run without it and in one with it.
+  void check(const std::string& name, const Row& row) const {
+    using enum Effect;
+    if (row.effect == kElsewhere) return;
+    Flags flags = row.context;
+    if (row.effect == kPlan) flags["plan"] = "true";
+    const Outcome without = row.effect == kRefused ? Outcome() : fresh_run(flags);
+    const bool was_there = exists(row.evidence);
+    EXPECT_EQ(without.exit_code, row.effect == kRefused ? -1 : 0) << without.err;
+    flags[name] = row.value;
+    const Outcome with = fresh_run(flags);
+    EXPECT_EQ(with.exit_code, row.effect == kRefused ? 1 : 0) << with.err;
+    switch (row.effect) {
+      case kBits:
+        EXPECT_EQ(digest(without).size(), 64U);
+        EXPECT_NE(digest(with), digest(without));
+        break;
+      case kPlan:
+        EXPECT_TRUE(has(without.out, {", which took this host"}));
+        EXPECT_NE(plan_of(with), plan_of(without));
+        break;
+      case kSays:
+        EXPECT_NE(bool(has(with.out, {row.evidence})), bool(has(without.out, {row.evidence})));
+        break;
+      case kWrites:
+        EXPECT_NE(exists(row.evidence), was_there);
+        break;
+      case kRefused:
+        EXPECT_TRUE(has(with.err, {row.evidence}));
+        break;
+      case kElsewhere:
+        break;
+    }
+  }
+};
+
+TEST_F(OptionSweep, KnowsEveryOption) {
+  std::set<std::string> known, all = names_of(kTransformer);
+  for (const auto& [name, row] : rows(folder_.path())) known.insert(name);
+  all.merge(names_of(kMlp));
+  EXPECT_GT(all.size(), 95U);
+  EXPECT_EQ(known, all) << "a row for each option, in this file";
+}
+
+TEST_F(OptionSweep, EachChangesWhatItIsForOrIsRefused) {
+  for (const auto& [name, row] : rows(folder_.path())) {
+    SCOPED_TRACE(name);
+    check(name, row);
+  }
+}
+
+// What one refuses the other refuses, in the same words; what one takes has the same plan in both.
+TEST_F(OptionSweep, EachMeansTheSameToPlan) {
+  // What precedes depends on the machine's speed; the name is the program's own.
+  const auto comparable = [](std::string text) {
+    text = text.substr(0, text.find("a step has "));
+    const auto replace = [&](std::string_view what, std::string_view with) {
+      const auto at = text.find(what);
+      if (at != std::string::npos) text.replace(at, what.size(), with);
+    };
+    replace("[train_transformer]", "[plan]");
+    replace("1048576", "1024");  // ranks of a plan are no threads
+    return text;
+  };
+  for (const auto& [name, row] : rows(folder_.path())) {
+    if (name == "plan" || name == "model.hidden") continue;
+    if (name == "data.path" || name == "device") continue;  // a plan needs neither data nor a GPU
+    for (const std::string& value : {row.value, std::string("?")}) {
+      SCOPED_TRACE(name + "=" + value);
+      Flags flags = with(row.context);
+      flags[name] = value;
+      flags["plan"] = "true";
+      const Outcome trainer = fresh_run(flags);
+      if (row.effect == Effect::kWrites && name != "log.trace") {
+        EXPECT_FALSE(exists(row.evidence)) << "a plan makes nothing";
+      }
+      if (name != "model.preset") flags.insert({"model.vocab", "256"});  // which the text has
+      const Outcome plan = run_program(kPlanProgram, flags);
+      EXPECT_EQ(plan.exit_code, trainer.exit_code);
+      EXPECT_EQ(comparable(plan.err), comparable(trainer.err));
+      EXPECT_EQ(comparable(plan.out), comparable(trainer.out));
+    }
+  }
+}
+
+// A value of no sense is refused by every program that has the option, in the same words.
+TEST_F(OptionSweep, EachIsCheckedByEveryProgram) {
+  const auto words = [](const std::string& error) {
+    const auto end = error.find("] ");
+    return end == std::string::npos ? error : error.substr(end);
+  };
+  const std::set<std::string> of_mlp = names_of(kMlp), of_compare = names_of(kCompare);
+  int num_checked = 0;
+  for (const auto& [name, row] : rows(folder_.path())) {
+    if (name == "model.hidden") continue;
+    SCOPED_TRACE(name);
+    const Outcome transformer = run_program(kTransformer, with({{name, "?"}, {"plan", "true"}}));
+    const bool is_checked = has(transformer.err, {"got \"?\" (--" + name + ")"});
+    if (!is_checked) continue;  // a text or a path, of which any may be right
+    ++num_checked;
+    const std::vector<std::string> flag = {"--" + name + "=?"};
+    if (of_mlp.contains(name) && !name.starts_with("model.")) {
+      EXPECT_EQ(words(run_program(kMlp, flag).err), words(transformer.err));
+    }
+    if (of_compare.contains(name)) {
+      EXPECT_EQ(words(run_program(kCompare, flag).err), words(transformer.err));
+    }
+  }
+  EXPECT_GT(num_checked, 75);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,28 @@
+#include "tools/launch/launch_warnings.h"
+
+#include <fmt/format.h>
+
+#include "engine/io/text.h"
+
+namespace tessera::tools {
+
+std::vector<std::string> launch_warnings(const Environment& environment,
+                                         const TrainConfig& config) {
+  std::vector<std::string> lines;
+  if (const Launched by = launched(environment); by.num_processes > 1) {
+    lines.push_back(fmt::format(
+        "warning: {} ignored: each process that a launcher starts trains a model of its own; "
+        "start one, with --parallel.ranks={}",
+        engine::escaped(by.variables), by.num_processes));
+  }
+  const auto threads = environment.find("TESSERA_CPU_THREADS");
+  if (threads != environment.end() && count_of(threads->second) > 0 &&
+      count_of(threads->second) != config.cpu.threads_per_rank) {
+    lines.push_back(fmt::format(
+        "warning: TESSERA_CPU_THREADS={} ignored: trainers go by --cpu.threads_per_rank={}",
+        count_of(threads->second), config.cpu.threads_per_rank));
+  }
+  return lines;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,15 @@
+// What launchers and people have set for a trainer that does not heed it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/config/train_config.h"
+#include "tools/machine/environment.h"
+
+namespace tessera::tools {
+
+/// Lines for the terminal; none where nothing is amiss.
+std::vector<std::string> launch_warnings(const Environment& environment, const TrainConfig& config);
+
+}  // namespace tessera::tools

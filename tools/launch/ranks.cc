@@ -1,0 +1,191 @@
+#include "tools/launch/ranks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <string_view>
+#include <system_error>
+#include <thread>
+
+#include "comm/nccl.h"
+#include "comm/threads.h"
+#include "engine/cuda.h"
+#include "engine/error.h"
+#include "engine/io/text.h"
+#include "tools/cli/error_output.h"
+#include "tools/launch/cpu.h"
+
+namespace tessera::tools {
+
+using engine::DeviceError;
+using engine::require;
+
+namespace {
+
+// GPUs to work on; 0: the CPU.
+int count_gpus(DeviceChoice device) {
+  if (device == DeviceChoice::kCpu) return 0;
+  const bool required = device == DeviceChoice::kCuda;
+  require<DeviceError>(engine::kCudaBuilt || !required,
+                       "[device] expected a build with CUDA, got one without (device=cuda)");
+  int num_gpus = 0;
+  if constexpr (engine::kCudaBuilt) num_gpus = engine::cuda::num_devices();
+  require<DeviceError>(num_gpus > 0 || !required,
+                       "[device] expected a GPU with a driver for CUDA, got none (device=cuda)");
+  return num_gpus;
+}
+
+// Ends the process when ranks have failed and one of them does not return: its thread cannot be
+// ended, and whoever waits for it would never learn why. The thread and the room for the message
+// are there from the start, since a failure may be that there is no memory.
+class StuckRanks {
+ public:
+  StuckRanks(std::chrono::milliseconds deadline, FlightOutput* flight)
+      : flight_(flight),
+        grace_(std::clamp<std::chrono::milliseconds>(deadline, std::chrono::seconds(2),
+                                                     std::chrono::minutes(1))) {
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+      engine::fail<DeviceError>("[ranks] expected to start a thread, got {}", error.what());
+    }
+  }
+  ~StuckRanks() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  StuckRanks(const StuckRanks&) = delete;
+  StuckRanks& operator=(const StuckRanks&) = delete;
+
+  void begin(const std::string& message) noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      message.copy(message_.data(), message_.size() - 1);
+      has_failed_ = true;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  static void print(std::string_view kind, std::string_view message,
+                    std::chrono::milliseconds patience) {
+    try {
+      write_to_stderr({kind, ": ", engine::escaped_lines(message), "\n"}, patience);
+    } catch (const std::bad_alloc&) {
+      write_to_stderr({kind, ": no memory left\n"}, patience);
+    }
+  }
+
+  // Counts sleeps and not time: while the process is stopped no rank could have returned.
+  bool end_within(std::chrono::milliseconds time) const {
+    constexpr std::chrono::milliseconds kSleep(20);
+    for (; time.count() > 0 && !ended_; time -= kSleep) std::this_thread::sleep_for(kSleep);
+    return ended_;
+  }
+
+  void run() {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return ended_ || has_failed_; });
+    }
+    if (end_within(std::chrono::seconds(1))) return;
+    print("warning: waiting for ranks that have not ended after", message_.data(),
+          kWarningPatience);
+    if (flight_ != nullptr) {
+      print("warning", flight_->write(message_.data()), kWarningPatience);
+    }
+    if (end_within(grace_)) return;
+    print("error", message_.data(), kErrorPatience);
+    std::_Exit(1);
+  }
+
+  FlightOutput* const flight_;
+  const std::chrono::milliseconds grace_;
+  std::atomic<bool> ended_ = false;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool has_failed_ = false;
+  std::array<char, 4096> message_{};  // cut, and ends with a 0
+  std::thread thread_;
+};
+
+}  // namespace
+
+Ranks Ranks::choose(const TrainConfig& config) { return on(config, count_gpus(config.device)); }
+
+Ranks Ranks::planned(const TrainConfig& config) {
+  if (config.device != DeviceChoice::kCuda) return choose(config);
+  const ParallelConfig& p = config.parallel;
+  const int num_gpus = count_gpus(DeviceChoice::kAuto);
+  const std::int64_t num_ranks = p.ranks > 0 ? p.ranks : num_gpus > 0 ? num_gpus : p.cpu_ranks;
+  return on(config, static_cast<int>(num_ranks));
+}
+
+Ranks Ranks::on(const TrainConfig& config, int num_gpus) {
+  const ParallelConfig& p = config.parallel;
+  const int size = static_cast<int>(p.ranks > 0 ? p.ranks : num_gpus > 0 ? num_gpus : p.cpu_ranks);
+  const bool one_each = num_gpus >= size;
+  require(p.backend != BackendChoice::kNccl || one_each,
+          "[config] expected a GPU for each of {} rank{}, got {} (parallel.backend=nccl)", size,
+          size == 1 ? "" : "s", num_gpus);
+  return {.size = size,
+          .num_gpus = std::min(num_gpus, size),
+          .nccl = p.backend == BackendChoice::kNccl ||
+                  (p.backend == BackendChoice::kAuto && one_each && size > 1)};
+}
+
+engine::Stream Ranks::compute(int rank, const engine::StreamOptions& options) const {
+  return num_gpus == 0 ? engine::Stream::inline_cpu("compute", options)
+                       : engine::Stream::cuda("compute", rank % num_gpus, options);
+}
+
+void Ranks::run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn,
+                FlightOutput* flight) const {
+  StuckRanks stuck(config.deadline(), flight);
+  const auto recorder = flight == nullptr ? nullptr : flight->recorder();
+  const auto on_failure = [&](const std::string& message) { stuck.begin(message); };
+  if constexpr (engine::kCudaBuilt) {
+    if (nccl) {
+      return comm::run_nccl_ranks(size,
+                                  {.deadline = config.deadline(),
+                                   .on_failure = on_failure,
+                                   .flight = recorder,
+                                   .canonical = config.parallel.canonical},
+                                  fn);
+    }
+  }
+  comm::run_ranks(
+      size, {.deadline = config.deadline(), .on_failure = on_failure, .flight = recorder}, fn);
+}
+
+std::string Ranks::str() const {
+  const auto count = [](int n, const char* what) {
+    return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+  };
+  return fmt::format("{}, {}{}, {}{}", num_gpus == 0 ? "cpu" : "cuda", count(size, "rank"),
+                     num_gpus == 0 ? "" : " on " + count(num_gpus, "GPU"),
+                     nccl ? "nccl" : "threads", num_gpus == 0 ? ", " + cpu_text() : "");
+}
+
+JsonRecord Ranks::record() const {
+  JsonRecord record;
+  record.add("device", num_gpus == 0 ? "cpu" : "cuda")
+      .add("ranks", size)
+      .add("num_gpus", num_gpus)
+      .add("backend", nccl ? "nccl" : "threads");
+  if (num_gpus == 0) record.add("cpu", cpu_text());
+  return record;
+}
+
+}  // namespace tessera::tools

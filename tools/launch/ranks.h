@@ -1,0 +1,42 @@
+// Where the ranks of a run work: what its configuration leaves open, decided for this machine.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "comm/process_group.h"
+#include "engine/stream.h"
+#include "tools/config/train_config.h"
+#include "tools/io/jsonl.h"
+#include "tools/report/flight_output.h"
+
+namespace tessera::tools {
+
+struct Ranks {
+  int size = 1;
+  int num_gpus = 0;  ///< that they share, rank r working on GPU r % num_gpus; 0: the CPU
+  bool nccl = false;
+
+  /// On this machine. Throws DeviceError when GPUs are asked for and the build or the machine has
+  /// none to use; InvalidArgument for nccl without a GPU for each rank.
+  static Ranks choose(const TrainConfig& config);
+  /// Where a plan takes them to be: with device=cuda on a machine with a GPU for each rank, else on
+  /// this one. Throws InvalidArgument as choose().
+  static Ranks planned(const TrainConfig& config);
+  /// On a machine with `num_gpus` that may be used. Throws InvalidArgument as choose().
+  static Ranks on(const TrainConfig& config, int num_gpus);
+
+  engine::Stream compute(int rank, const engine::StreamOptions& options = {}) const;
+  /// fn(world) on a thread per rank; ends as comm::run_ranks() does. When the ranks have failed and
+  /// one of them does not end, the error is told on stderr, and after the deadline (at least 2 and
+  /// at most 60 seconds) the process ends with exit code 1.
+  /// `flight`, unless it is null, records what the ranks call, and is written before that.
+  void run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn,
+           FlightOutput* flight = nullptr) const;
+  /// "cuda, 4 ranks on 2 GPUs, threads", "cpu, 4 ranks, threads, v4+amx, oneDNN 2.6.3"
+  std::string str() const;
+  /// What str() says, for the log: device, ranks, num_gpus, backend, cpu.
+  JsonRecord record() const;
+};
+
+}  // namespace tessera::tools

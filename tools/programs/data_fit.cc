@@ -1,0 +1,132 @@
+#include "tools/programs/data_fit.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string_view>
+
+#include "engine/error.h"
+#include "engine/io/text.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::IoError;
+using engine::require;
+
+constexpr std::size_t kHeadNbytes = 8192;
+constexpr std::int64_t kNumBytes = 256, kNumUInt16 = 1 << 16;
+constexpr std::int64_t kMostOfBytes = 512;  // bytes, and tokens for ends and the like
+constexpr const char* kAsItIs = "or train on its bytes as they are with --data.format=bytes";
+
+bool is_text(std::string_view head) {
+  constexpr std::size_t kEnough = 32;  // as many bytes of ids are never all letters
+  const std::string_view text = engine::without_cut_character(head);
+  const bool has_control = std::ranges::any_of(text, [](char c) {
+    return static_cast<unsigned char>(c) < ' ' && c != '\n' && c != '\r' && c != '\t' && c != '\f';
+  });
+  return text.size() >= kEnough && !has_control && engine::is_utf8(text);
+}
+
+/// How many bytes the numbers in `head` seem to have, little-endian and of `nbytes` or more: those
+/// above an id's own are zero, or nearly, as no vocabulary has 2^18 tokens.
+std::int64_t likely_nbytes(std::string_view head, std::int64_t nbytes) {
+  constexpr std::uint32_t kSmall = 3, kId = 16;
+  constexpr std::size_t kEnough = 8;  // numbers
+  for (const std::int64_t wide : {std::int64_t{8}, std::int64_t{4}}) {
+    const auto width = static_cast<std::size_t>(wide);
+    if (wide <= nbytes || head.size() < kEnough * width) continue;
+    std::uint32_t max_low = 0, max_high = 0;
+    std::size_t num = 0, num_above_zero = 0;
+    bool rest_is_zero = true;
+    for (std::size_t at = 0; at + width <= head.size(); at += width) {
+      std::uint16_t parts[4] = {};
+      std::memcpy(parts, head.data() + at, width);
+      ++num;
+      num_above_zero += parts[0] > 0 ? 1 : 0;
+      max_low = std::max<std::uint32_t>(max_low, parts[0]);
+      max_high = std::max<std::uint32_t>(max_high, parts[1]);
+      rest_is_zero = rest_is_zero && parts[2] == 0 && parts[3] == 0;
+    }
+    const bool are_ids = max_low >= kId && 2 * num_above_zero >= num;
+    if (are_ids && max_high <= kSmall && rest_is_zero) return wide;
+  }
+  return nbytes;
+}
+
+void check_bytes(const TokenFile& file, std::string_view head, const DataFit& fit) {
+  require<IoError>(!head.starts_with("\xff\xfe") && !head.starts_with("\xfe\xff"),
+                   "[data] expected text in UTF-8, got UTF-16: convert it with `iconv -f UTF-16 -t "
+                   "UTF-8`, {} (data.path, {})",
+                   kAsItIs, file.path());
+  require<IoError>(head.find('\0') == std::string_view::npos,
+                   "[data] expected text, got a binary file: if it holds token ids, give "
+                   "--data.format=uint16 or uint32, {} (data.path, {})",
+                   kAsItIs, file.path());
+  require<IoError>(fit.init_from.empty() || fit.vocab <= kMostOfBytes,
+                   "[data] expected token ids of the model's own tokenizer, got text, whose bytes "
+                   "are none of its {} tokens: tokenize it into a .bin file of uint16, as "
+                   "nanoGPT's prepare.py does, or, if the model was trained on bytes, give "
+                   "--data.format=bytes (data.path, {}; init.from={})",
+                   fit.vocab, file.path(), fit.init_from);
+}
+
+void check_ids(const TokenFile& file, std::string_view head, const DataFit& fit) {
+  require<IoError>(!is_text(head),
+                   "[data] expected token ids of 16 bits, got text: give --data.format=bytes, or "
+                   "name the file .txt (data.path, {})",
+                   file.path());
+  require<IoError>(
+      likely_nbytes(head, file.token_nbytes()) == file.token_nbytes(),
+      "[data] expected token ids of 16 bits, got what looks like 32: give --data.format=uint32, or "
+      "uint16 if they are of 16 (data.path, {})",
+      file.path());
+  require<IoError>(fit.vocab <= kNumUInt16,
+                   "[data] expected token ids that reach the vocabulary of {}, got 16 bits, which "
+                   "end at {}: give --data.format=uint32 if that is what they are, uint16 if 16 "
+                   "bits are meant, or another --model.vocab (model.vocab, data.path, {})",
+                   fit.vocab, kNumUInt16 - 1, file.path());
+}
+
+}  // namespace
+
+void check_data_fit(const TokenFile& file, const DataFit& fit) {
+  if (fit.format == TokenFormat::kBytes) return;
+  const std::string head = file.head(kHeadNbytes);
+  // In no format that is read here, whatever was asked for.
+  require<IoError>(file.is_bytes() || fit.format == TokenFormat::kUInt16 ||
+                       likely_nbytes(head, file.token_nbytes()) != 8,
+                   "[data] expected token ids of 16 or 32 bits, got what looks like 64: write them "
+                   "again, with numpy as ids.astype('uint16').tofile(...) (data.path, {})",
+                   file.path());
+  if (fit.format != TokenFormat::kAuto) return;
+  if (file.is_bytes()) return check_bytes(file, head, fit);
+  if (!file.has_header()) check_ids(file, head, fit);
+}
+
+std::vector<std::string> data_warnings(const TokenFile& file, const DataFit& fit,
+                                       std::int64_t max_token) {
+  if (file.is_bytes() && fit.format == TokenFormat::kAuto && !fit.init_from.empty() &&
+      fit.vocab > kNumBytes) {
+    return {
+        fmt::format("the model of init.from has {} tokens, and the text is read as bytes, 256: "
+                    "if it was not trained on bytes, tokenize the text into a .bin file; if it "
+                    "was, --data.format=bytes says so",
+                    fit.vocab)};
+  }
+  constexpr std::int64_t kMany = 1000;  // tokens that a small file may well lack
+  const std::int64_t vocab = fit.vocab;
+  if (vocab <= 2 * (max_token + 1) || vocab - max_token <= kMany) return {};
+  const std::string tokens = engine::with_commas(vocab);
+  if (file.is_bytes()) {
+    return {
+        fmt::format("the model has {} tokens, and bytes of text are 255 at most: give "
+                    "--model.vocab=256, or a .bin file of token ids",
+                    tokens)};
+  }
+  return {fmt::format(
+      "the model has {} tokens, and the data none above {}: is --model.vocab their tokenizer's?",
+      tokens, engine::with_commas(max_token))};
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,20 @@
+// Which algorithms multiply matrices on the GPUs of a run: chosen by time before it, and kept,
+// since another choice has other bits. See engine/gemm/gemm_algorithms.h.
+#pragma once
+
+#include <memory>
+
+#include "engine/gemm/gemm_algorithms.h"
+#include "tools/launch/ranks.h"
+#include "tools/report/run_log.h"
+#include "tools/train/task.h"
+
+namespace tessera::tools {
+
+/// What the file that the configuration of a prepared task names holds, and, with cuda.tune_gemm,
+/// what is timed now and then kept there. Null on the CPU and where cublasLt's first proposals are
+/// asked for. Tells `log`. Throws IoError naming the file, DeviceError.
+std::shared_ptr<engine::GemmAlgorithms> choose_gemm_algorithms(const Task& task, const Ranks& ranks,
+                                                               RunLog& log);
+
+}  // namespace tessera::tools

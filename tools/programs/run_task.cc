@@ -1,0 +1,322 @@
+#include "tools/programs/run_task.h"
+
+#include <fmt/core.h>
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "engine/cuda.h"
+#include "engine/gemm/gemm_algorithms.h"
+#include "engine/io/file.h"
+#include "engine/io/text.h"
+#include "tools/cli/main.h"
+#include "tools/cli/stop.h"
+#include "tools/config/rates_config.h"
+#include "tools/config/replicas.h"
+#include "tools/launch/arithmetic.h"
+#include "tools/launch/cpu.h"
+#include "tools/launch/launch_warnings.h"
+#include "tools/launch/product_rate.h"
+#include "tools/launch/ranks.h"
+#include "tools/machine/environment.h"
+#include "tools/machine/limits.h"
+#include "tools/planning/plan_report.h"
+#include "tools/planning/task_plan.h"
+#include "tools/programs/audit.h"
+#include "tools/programs/gemm_choice.h"
+#include "tools/programs/memory_check.h"
+#include "tools/programs/run_checks.h"
+#include "tools/programs/unmet_requests.h"
+#include "tools/report/advice.h"
+#include "tools/report/flight_output.h"
+#include "tools/report/hook_report.h"
+#include "tools/report/rank_errors.h"
+#include "tools/report/run_failure.h"
+#include "tools/report/run_probe.h"
+#include "tools/report/run_trace.h"
+#include "tools/trace/trace_events.h"
+#include "tools/train/checkpoint_folder.h"
+#include "tools/train/graph_choice.h"
+
+namespace tessera::tools {
+namespace {
+
+struct Result {
+  std::int64_t start = 0;  // after which step the run began
+  std::string params_sha256;
+  std::optional<Trainer::Validation> validation;
+  std::string sample;
+  std::optional<std::int64_t> checkpoint;  // see Task::closing_line()
+  JsonRecord end;
+};
+
+// fn(), whose error the other ranks are told of at once: to give back what this rank has made may
+// take long, and whoever is told of it then, as by ~Fsdp(), is not told why.
+template <class F>
+auto told(comm::ProcessGroup& world, F&& fn) {
+  try {
+    return fn();
+  } catch (const std::bad_alloc&) {
+    world.abort(kNoMemory);
+    throw;
+  } catch (const std::exception& e) {
+    world.abort(e.what());
+    throw;
+  }
+}
+
+// `gemms`, `trace`, `probe`: null if none is asked for. `audits`: of all ranks; empty: the same.
+Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task, RunLog* log,
+                  const std::shared_ptr<engine::GemmAlgorithms>& gemms, RunTrace* trace,
+                  RunProbe* probe, Audits& audits, const RunIdentity& identity) {
+  const TrainConfig& config = task.config();
+  Audit* audit = nullptr;
+  if (!audits.empty()) {
+    std::unique_ptr<Audit>& mine = audits[static_cast<std::size_t>(all.rank())];
+    mine = std::make_unique<Audit>(plan_task(task, ranks, all.rank()),
+                                   plan_target(ranks, config, all.rank()), config.log.val_every);
+    audit = mine.get();
+  }
+  const std::unique_ptr<TaskRank> rank = task.rank();
+  comm::ProcessGroup& world = rank->group(all);
+  Model& model = rank->model();
+  TraceRecorder* recorder = trace == nullptr ? nullptr : &trace->recorder(world.rank());
+  const engine::Stream compute = ranks.compute(world.rank(), {.listener = recorder});
+  if constexpr (engine::kCudaBuilt) {
+    if (gemms != nullptr) engine::set_gemm_algorithms(compute, gemms);
+  }
+  Trainer trainer(world, compute, config, model.blocks(), model.root(), log, recorder,
+                  probe == nullptr ? nullptr : &probe->probe(world.rank()));
+  return told(world, [&]() -> Result {
+    rank->load(trainer, log);
+    const TrainPosition start = trainer.open_checkpoints(identity);
+    if (trace != nullptr) trace->start_behind(start.step, world.rank());
+    if (probe != nullptr) probe->start_behind(start.step);
+    if (audit != nullptr) audit->start_behind(start.step);
+    if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
+    const HookReport hook(trainer.fsdp(), config.comm.options());
+    const auto loss = [&](std::int64_t first_sample, const Batch& batch) {
+      return model.loss(trainer.tape(), batch,
+                        {.recompute = config.train.recompute,
+                         .seed = static_cast<std::uint64_t>(config.train.seed),
+                         .first_sample = first_sample,
+                         .samples_before = trainer.samples_before()});
+    };
+    std::optional<double> peak_flop_per_s;
+    if (ranks.num_gpus == 0 && config.log.peak_ms > 0) {
+      peak_flop_per_s = product_flop_per_s(world, config.precision.param,
+                                           std::chrono::milliseconds(config.log.peak_ms));
+    }
+    world.barrier("loaded");  // only now can no rank fail to start
+    if (log != nullptr) {
+      if (peak_flop_per_s) log->set_rates(task.items().flops, *peak_flop_per_s);
+      const auto pause = world.pause_deadline();
+      log->begin(start.step);
+      if (trace != nullptr) trace->begin();
+      for (const std::string& line : unmet_requests(config, start)) {
+        log->say("note: " + line, Console::Style::kStrong);
+      }
+      for (const std::string& line : hook.lines()) log->say(line);
+      if (!hook.lines().empty()) log->write_file("comm_hook.txt", hook.table());
+    }
+    trainer.run(rank->data(), loss, rank->validation(trainer), task.items().per_sample);
+    return {.start = start.step,
+            .params_sha256 = trainer.params_sha256(),
+            .validation = trainer.validation(),
+            .sample = rank->finish(trainer, log),
+            .checkpoint = trainer.saved_step(),
+            .end = trainer.end_record().add_all(hook.record())};
+  });
+}
+
+// Of a run without checkpoints nobody asks.
+RunIdentity identity_of(const Task& task, const Ranks& ranks, const engine::GemmAlgorithms* gemms,
+                        std::string config_toml) {
+  const CheckpointConfig& c = task.config().checkpoint;
+  if (!c.saves() && !c.resumes()) return {};
+  return {.model = task.model_text(),
+          .data = task.data_text(),
+          .config = std::move(config_toml),
+          .data_digest = task.data_digest(),
+          .arithmetic = arithmetic_text(ranks, gemms)};
+}
+
+// Beside what rank 0 did, for the summary: the plan that was audited, or else one that is made now.
+// There may be none, as of a model whose steps depend on values.
+void add_plan(RunLog& log, const Task& task, const Ranks& ranks, const Audits& audits,
+              std::int64_t start) {
+  std::optional<TrainPlan> made;
+  const TrainPlan* plan = audits.empty() ? nullptr : &audits.front()->plan();
+  if (plan == nullptr) {
+    try {
+      plan = &made.emplace(plan_task(task, ranks));
+    } catch (const std::exception&) {  // the run has ended well without
+      return;
+    }
+  }
+  log.add_plan(
+      [&](std::int64_t step) -> const StepRecord& { return planned_step(*plan, step, start); });
+}
+
+// Says and writes what the run leaves.
+void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& result,
+            const RunTrace* trace, const Audits& audits) {
+  if (!result.sample.empty()) {
+    log.say(fmt::format(
+        "\n---- generated -----------------------------------------------------------\n{}\n"
+        "--------------------------------------------------------------------------\n",
+        result.sample));
+  }
+  if (const auto figures = log.figures()) {
+    add_plan(log, task, ranks, audits, result.start);
+    log.summary(advice(*figures, task.config(),
+                       {.num_ranks = ranks.size,
+                        .num_gpus = ranks.num_gpus,
+                        .num_cores = read_limits().usable_cores()}));
+  }
+  const auto& validation = result.validation;
+  if (validation && !validation->summary.empty()) log.say(validation->summary);
+  log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
+                      engine::escaped(log.jsonl_path()), engine::escaped(log.folder())));
+  if (trace != nullptr) log.say(trace->summary());
+  if (!audits.empty()) {
+    for (const std::string& line : lines_of(audits)) log.say(line);
+  }
+  if (const std::string line = task.closing_line(result.checkpoint); !line.empty()) log.say(line);
+  JsonRecord end = ranks.record().add_all(result.end);
+  if (trace != nullptr) end.add_all(trace->record());
+  if (!audits.empty()) {
+    const PlanTarget target = plan_target(ranks, task.config());
+    end.add_literal("planned", plan_record(audits.front()->plan(), target).text());
+  }
+  if (validation) end.add_all(validation->record);
+  log.finish(result.params_sha256, validation ? std::optional(validation->loss) : std::nullopt,
+             end);
+  if (!result.sample.empty()) log.write_file("sample.txt", result.sample + "\n");
+}
+
+// Runs the ranks to their end, or throws what is said of their failure.
+void run_ranks(const Ranks& ranks, Task& task, const RunLog& log,
+               const std::function<void(comm::ProcessGroup&)>& fn) {
+  FlightOutput flight(log.folder());
+  RankErrors errors(ranks.size);
+  const auto watched = [&](comm::ProcessGroup& world) {
+    errors.watch(world.rank(), [&] { fn(world); });
+  };
+  try {
+    ranks.run(std::as_const(task).config(), watched, &flight);
+  } catch (...) {
+    rethrow_failure(flight, errors, log.has_begun(),
+                    [&] { return memory_lines(plan_task(task, ranks)); });
+  }
+}
+
+// Draws what is planned as well, if there is a file for it.
+void say_plan(const Task& task, const Ranks& ranks, const std::vector<std::string>& warnings,
+              const std::vector<std::string>& budget_lines, const std::string& shortage,
+              std::optional<engine::AtomicFile>& trace_file) {
+  TraceWriter trace(
+      [&](std::string_view text) { trace_file->write(std::as_bytes(std::span(text))); });
+  const TrainPlan plan = plan_task(task, ranks, /*rank=*/0, trace_file ? &trace : nullptr);
+  if (trace_file) trace_file->commit();
+  for (const std::string& line : task.warnings()) fmt::print("warning: {}\n", line);
+  for (const std::string& line : warnings) fmt::print("{}\n", line);
+  for (const std::string& line : budget_lines) fmt::print("{}\n", line);
+  for (const std::string& line : plan_lines(plan, plan_target(ranks, task.config()))) {
+    fmt::print("{}\n", line);
+  }
+  if (!shortage.empty()) fmt::print("{}\n", shortage);
+}
+
+}  // namespace
+
+void run_task(int argc, char** argv, FlagSet flags, Task& task) {
+  task.add_to(flags);
+  if (!flags.parse(argc, argv, std::cout)) return;
+  const TrainConfig& config = task.config();
+  config.validate(flags);
+  check_resumed_folder(config.checkpoint);
+  if (!config.plan && !config.audit && config.memory_budget.empty())
+    RatesConfig::check_unused(flags);
+  std::vector<std::string> warnings;
+  if (!config.plan) warnings = launch_warnings(environment(), config);
+  choose_cpu(config.cpu);
+  const Ranks ranks = Ranks::choose(config);
+  check_run(config, flags, ranks);
+  if (!config.plan) check_pins(config.cpu, ranks.size);  // a plan may be of another machine
+  const std::string graph = graph_line(config, ranks.size, ranks.num_gpus > 0);
+  task.prepare(flags, ranks.num_gpus > 0);
+  std::optional<engine::AtomicFile> trace_file;  // of a plan, or throws
+  if (config.plan && !config.log.trace.empty()) {
+    trace_file.emplace(resolve_user_path(config.log.trace));
+  }
+  const std::vector<std::string> budget_lines = fit_task(task, ranks);
+  if (std::string line = replicas_warning(config, ranks.size); !line.empty()) {
+    warnings.push_back(std::move(line));
+  }
+  const std::string shortage = check_shortage(memory_shortage(task, ranks), config);
+  if (config.plan) {
+    return say_plan(task, ranks, warnings, budget_lines, shortage, trace_file);
+  }
+  if (!shortage.empty()) warnings.push_back(shortage);
+  std::optional<StopSignals> signals;  // from the start of the ranks to the very end
+  RunLog log(config, task.items().name, flags.to_toml());
+  check_checkpoint_folder(config);
+  std::unique_ptr<RunTrace> trace;
+  if (!config.log.trace.empty()) trace = std::make_unique<RunTrace>(config, ranks.size);
+  std::unique_ptr<RunProbe> probe;
+  if (!config.log.probe.empty()) {
+    probe = std::make_unique<RunProbe>(config, ranks.size, flags.to_json());
+  }
+  if (task.samples())
+    engine::AtomicFile(log.folder() + "/sample.txt");  // or throws, before training
+  log.say(task.summary());
+  for (const std::string& line : task.warnings()) {
+    log.say("warning: " + line, Console::Style::kWarning);
+  }
+  log.say("device: " + ranks.str());
+  if (!graph.empty()) log.say(graph);
+  for (const std::string& line : warnings) log.say(line, Console::Style::kWarning);
+  for (const std::string& line : budget_lines) log.say(line);
+  const auto gemms = choose_gemm_algorithms(task, ranks, log);
+  const RunIdentity identity = identity_of(task, ranks, gemms.get(), flags.to_toml());
+  Audits audits(config.audit ? static_cast<std::size_t>(ranks.size) : 0);
+  Result result;
+  signals.emplace();
+  try {
+    run_ranks(ranks, task, log, [&](comm::ProcessGroup& world) {
+      const bool is_first = world.rank() == 0;
+      pin_rank(config.cpu, world.rank());
+      Result mine = train_rank(world, ranks, std::as_const(task), is_first ? &log : nullptr, gemms,
+                               trace.get(), probe.get(), audits, identity);
+      if (is_first) result = std::move(mine);
+    });
+    if (trace != nullptr) trace->close();
+    report(log, task, ranks, result, trace.get(), audits);
+  } catch (...) {
+    if (probe != nullptr) probe->keep();  // what led to an error is worth comparing
+    if (trace != nullptr) trace->keep();
+    throw;
+  }
+  if (probe != nullptr) {  // after the report, which a full disk must not cost the run
+    probe->commit();
+    log.say(probe->summary());
+    log.flush();
+  }
+  if (trace != nullptr) trace->flush();
+  if (!audits.empty()) shown_of(audits).check();
+}
+
+}  // namespace tessera::tools

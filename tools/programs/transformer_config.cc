@@ -1,0 +1,200 @@
+#include "tools/programs/transformer_config.h"
+
+#include <filesystem>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "engine/error.h"
+#include "tools/cli/run_files.h"
+#include "tools/config/default_data.h"
+#include "tools/io/gpt2_files.h"
+#include "tools/models/gpt_checkpoint.h"
+#include "tools/report/run_log.h"
+
+namespace tessera::tools {
+
+using engine::IoError;
+using engine::require;
+
+namespace {
+
+// Whose errors name the option.
+GptConfig config_to_start_from(const std::string& folder) {
+  try {
+    return read_gpt_config(resolve_user_path(folder));
+  } catch (const IoError& e) {
+    engine::fail<IoError>("{} (init.from={})", e.what(), folder);
+  }
+}
+
+// Of the model in `folder`; none without one.
+std::vector<RunFile> model_files(const std::string& folder) {
+  constexpr std::string_view kEndings[] = {"/config.json", ".safetensors",
+                                           ".safetensors.index.json"};
+  if (folder.empty()) return {};
+  return files_of("init.from", resolve_user_path(folder), kEndings);
+}
+
+}  // namespace
+
+TransformerConfig::TransformerConfig() {
+  train.steps = 700;
+  train.batch = 6;
+  train.lr = 4e-3;
+  train.warmup = 50;
+  log.every = 50;
+  log.val_every = 200;
+  out = "runs/train_transformer";
+}
+
+void TransformerConfig::add_to(FlagSet& flags) {
+  flags.add("model.preset", &model.preset,
+            {.help = "sizes of the model", .choices = gpt_preset_names()});
+  const auto size = [&](const char* name, std::int64_t* field, const char* help) {
+    flags.add(name, field,
+              {.help = std::string(help) + "; 0: as model.preset or init.from says",
+               .min = 0,
+               .max = 1 << 24});
+  };
+  size("model.layers", &model.layers, "transformer blocks");
+  size("model.heads", &model.heads, "attention heads; divide model.dim");
+  size("model.dim", &model.dim, "width");
+  size("model.seq", &model.seq, "tokens of a sequence");
+  size("model.vocab", &model.vocab, "tokens of the vocabulary");
+  flags.add("model.dropout", &model.dropout,
+            {.help = "of embeddings and residual branches",
+             .min = 0,
+             .max = 1,
+             .below_max = true,
+             .is_f32 = true});
+  flags.add(
+      "init.from", &init_from,
+      {.help = "folder of a Hugging Face GPT-2 model to start from: sizes and weights (safetensors "
+               "of F32, F16 or BF16), no more"});
+  flags.add("save.final", &save_final,
+            {.help = "folder to save the trained model to, in the Hugging Face GPT-2 layout"});
+  flags.add("data.path", &data_path,
+            {.help = "text file (bytes are tokens) or .bin token file of llm.c or nanoGPT; empty: "
+                     "the King James Bible"});
+  flags.add("data.format", &data_format,
+            EnumOption<TokenFormat>{
+                "of data.path; auto: of a .bin file what llm.c's header says or else uint16, and "
+                "bytes of any other; uint16, uint32: token ids from the first byte on, "
+                "little-endian; bytes: of whatever file",
+                {{"auto", TokenFormat::kAuto},
+                 {"bytes", TokenFormat::kBytes},
+                 {"uint16", TokenFormat::kUInt16},
+                 {"uint32", TokenFormat::kUInt32}}});
+  flags.add("data.order", &data_order,
+            EnumOption<SampleOrder>{
+                "of training sequences",
+                {{"shuffle", SampleOrder::kShuffle}, {"sequential", SampleOrder::kSequential}}});
+  flags.add("data.val_fraction", &val_fraction,
+            {.help = "part of the sequences, at the end, kept for validation; 0: none",
+             .min = 0,
+             .max = 1,
+             .below_max = true});
+  flags.add("sample.tokens", &sample_tokens,
+            {.help = "tokens to generate at the end; 0: none", .min = 0, .max = 1 << 20});
+  TrainConfig::add_to(flags);
+  flags.add("cuda.attention", &cuda_attention,
+            EnumOption<ops::CudaAttention>{
+                "on GPUs: what computes attention in bf16; wgmma: what compute capability 9.x "
+                "alone has, where heads are of 33 to 64 or 97 to 128, and mma elsewhere",
+                {{"mma", ops::CudaAttention::kMma}, {"wgmma", ops::CudaAttention::kWgmma}}});
+}
+
+GptConfig TransformerConfig::gpt() const {
+  const bool from_file = !init_from.empty();
+  require(!from_file || model.preset == GptFlags().preset,
+          "[init.from] expected sizes from {} alone, got model.preset={} as well", init_from,
+          model.preset);
+  GptConfig gpt = from_file ? config_to_start_from(init_from) : gpt_preset(model.preset);
+  const auto apply = [&](const char* name, std::int64_t flag, std::int64_t& field) {
+    if (flag == 0) return;
+    require(!from_file || flag == field, "[init.from] expected model.{} of {} as in {}, got {}",
+            name, field, init_from, flag);
+    field = flag;
+  };
+  apply("layers", model.layers, gpt.layers);
+  apply("heads", model.heads, gpt.heads);
+  apply("dim", model.dim, gpt.dim);
+  apply("vocab", model.vocab, gpt.vocab);
+  if (from_file) {
+    require(model.seq <= gpt.seq, "[init.from] expected model.seq of at most {} as in {}, got {}",
+            gpt.seq, init_from, model.seq);
+  } else {
+    apply("seq", model.seq, gpt.seq);
+  }
+  gpt.dropout = model.dropout;
+  gpt.cuda_attention = cuda_attention;
+  gpt.validate();
+  return gpt;
+}
+
+TokenDataset TransformerConfig::dataset(const GptConfig& gpt) const {
+  TokenFile file(text_path(), data_format);
+  check_data_fit(file, data_fit(gpt));
+  return {std::move(file),
+          {.seq = model.seq == 0 ? gpt.seq : model.seq,
+           .vocab = gpt.vocab,
+           .val_fraction = val_fraction,
+           .order = data_order,
+           .seed = static_cast<std::uint64_t>(train.seed)}};
+}
+
+std::vector<std::string> TransformerConfig::warnings(const TokenDataset& data,
+                                                     const GptConfig& gpt) const {
+  return data_warnings(data.file(), data_fit(gpt), data.max_token());
+}
+
+std::vector<std::string> TransformerConfig::check_data(const GptConfig& gpt) const {
+  return warnings(dataset(gpt), gpt);
+}
+
+std::vector<std::string> TransformerConfig::check_data_head(const GptConfig& gpt) const {
+  const std::string path = resolve_user_path(data_path);
+  std::error_code ignored;
+  if (path.empty() || !std::filesystem::exists(path, ignored)) return {};
+  const TokenFile file(path, data_format);
+  check_data_fit(file, data_fit(gpt));
+  return data_warnings(file, data_fit(gpt), file.max_possible_token());
+}
+
+std::string TransformerConfig::text_path() const {
+  return tools::data_path(data_path, kDefaultText, kHowToGetText);
+}
+
+std::vector<RunFile> TransformerConfig::files_read(const FlagSet& flags,
+                                                   const std::string& data) const {
+  std::vector<RunFile> files = model_files(init_from);
+  if (!data.empty()) files.push_back({"data.path", data});
+  if (!flags.config_path().empty()) files.push_back({"config", flags.config_path()});
+  return files;
+}
+
+std::vector<RunFile> TransformerConfig::files_saved() const {
+  if (save_final.empty()) return {};
+  const std::string folder = resolve_user_path(save_final);
+  return {{"save.final", folder + "/config.json"},
+          {"save.final", folder + "/" + kGpt2ReplacedConfig},
+          {"save.final", folder + "/model.safetensors"}};
+}
+
+void TransformerConfig::check_files(const FlagSet& flags, const std::string& data) const {
+  const RunFile text{"data.path", data};
+  RunLog::check_outputs(*this, flags, std::span(&text, 1));
+  RunLog::check_outputs(*this, flags, model_files(init_from));
+  const std::vector<RunFile> saved = files_saved();
+  if (saved.empty()) return;
+  check_files_differ(saved, std::span(&text, 1));
+  check_files_differ(saved, RunLog::outputs(*this));
+  checkpoint.check_apart(out, saved);
+  const RunFile given{"config", flags.config_path()};
+  if (!given.path.empty()) check_files_differ(saved, std::span(&given, 1));
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,65 @@
+// The configuration of train_transformer: what every trainer has, and model, text and sample.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ops/attention.h"
+#include "tools/cli/run_files.h"
+#include "tools/config/train_config.h"
+#include "tools/data/text_data.h"
+#include "tools/models/gpt.h"
+#include "tools/programs/data_fit.h"
+
+namespace tessera::tools {
+
+struct GptFlags {
+  std::string preset = "small";
+  // 0: as the preset, or the model that init.from names, says.
+  std::int64_t layers = 0, heads = 0, dim = 0, seq = 0, vocab = 0;
+  double dropout = 0;
+};
+
+struct TransformerConfig : TrainConfig {
+  GptFlags model;
+  std::string init_from, save_final;
+  std::string data_path;
+  TokenFormat data_format = TokenFormat::kAuto;
+  SampleOrder data_order = SampleOrder::kShuffle;
+  double val_fraction = 0.005;
+  std::int64_t sample_tokens = 300;
+  ops::CudaAttention cuda_attention = ops::CudaAttention::kMma;
+
+  TransformerConfig();
+  void add_to(FlagSet& flags);
+  /// The model's sizes: the preset, overridden by flags, or those of the folder to start from,
+  /// which flags must fit: the same, and sequences that are no longer than its positions. Throws
+  /// InvalidArgument or IoError naming the option.
+  GptConfig gpt() const;
+  /// The text to train `gpt` on. Throws IoError or InvalidArgument as data_path(), check_data_fit()
+  /// and TokenDataset do.
+  TokenDataset dataset(const GptConfig& gpt) const;
+  /// data_warnings() of what dataset() has returned.
+  std::vector<std::string> warnings(const TokenDataset& data, const GptConfig& gpt) const;
+  /// Throws as dataset() does. Returns warnings().
+  std::vector<std::string> check_data(const GptConfig& gpt) const;
+  /// check_data() of the first bytes alone, and of nothing where data.path is not given or there is
+  /// no file: for a program that plans a training of another place.
+  std::vector<std::string> check_data_head(const GptConfig& gpt) const;
+  /// Where the text is. Throws IoError as data_path() does.
+  std::string text_path() const;
+  /// What a training reads: the text at `data`, if not empty, the files of init.from, and that of
+  /// --config.
+  std::vector<RunFile> files_read(const FlagSet& flags, const std::string& data) const;
+  /// What save.final writes; none without.
+  std::vector<RunFile> files_saved() const;
+  /// Throws InvalidArgument when an output is an input (`data`: the path in use). But a model may
+  /// be saved to the folder it came from: by then it was read, and its files are replaced.
+  void check_files(const FlagSet& flags, const std::string& data) const;
+
+ private:
+  DataFit data_fit(const GptConfig& gpt) const { return {data_format, gpt.vocab, init_from}; }
+};
+
+}  // namespace tessera::tools

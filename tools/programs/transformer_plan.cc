@@ -1,0 +1,83 @@
+#include "tools/programs/transformer_plan.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "engine/dtype.h"
+#include "engine/error.h"
+#include "engine/tensor.h"
+#include "tools/config/replicas.h"
+
+namespace tessera::tools {
+
+namespace {
+
+std::int64_t seq_of(const TransformerConfig& config, const Gpt& model) {
+  return config.model.seq == 0 ? model.config().seq : config.model.seq;
+}
+
+}  // namespace
+
+TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& config, Gpt& model,
+                           const PlanTarget& target, TraceWriter* trace) {
+  const engine::Shape shape{config.train.batch, seq_of(asked, model)};
+  const std::vector<BatchTensor> batch = {{"tokens", shape, engine::DType::kI32},
+                                          {"targets", shape, engine::DType::kI32}};
+  return make_plan(without_budget(config), target, model, batch, trace,
+                   {validation_pass(model, batch)});
+}
+
+UnrecordedPass validation_pass(Gpt& model, std::vector<BatchTensor> tensors) {
+  return {"validation", std::move(tensors), [&model](engine::Tape& tape, const Batch& batch) {
+            model.loss(tape, batch, {.training = false});
+          }};
+}
+
+BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const PlanTarget& target) {
+  const auto on = [&target](int rank) {
+    PlanTarget of_rank = target;
+    of_rank.rank = rank;
+    return of_rank;
+  };
+  std::int64_t num_plans = 0;
+  const auto plan_of = [&](const TrainConfig& c, int rank) {
+    ++num_plans;
+    return plan_transformer(config, c, model, on(rank));
+  };
+  const auto most = [&](const TrainConfig& c) {
+    return most_of_ranks(
+        target.num_ranks, [&](int rank) { return rank_kind(without_budget(c), on(rank), model); },
+        [&](int rank) { return plan_of(c, rank); });
+  };
+  BudgetPlan plan = fit_budget(config, config.memory_limit_nbytes(), model.config().layers, most,
+                               [&](const TrainConfig& c) { return plan_of(c, 0); });
+  plan.num_plans = num_plans;
+  return plan;
+}
+
+PlanRow plan_row(std::string name, const TransformerConfig& config, Gpt& model,
+                 const PlanTarget& target) {
+  const std::int64_t samples = config.train.batch * config.train.accum, seq = seq_of(config, model);
+  PlanRow row{.name = std::move(name),
+              .target = target,
+              .plan = plan_transformer(config, config, model, target),
+              .tokens = static_cast<double>(samples * seq) * target.num_ranks,
+              .flops = static_cast<double>(samples) * model.config().train_flops(seq),
+              .budget_nbytes = config.memory_limit_nbytes(),
+              .remarks = {replicas_warning(config, target.num_ranks)}};
+  row.peak_nbytes = peak_nbytes(row.plan);
+  if (row.budget_nbytes == 0) return row;
+  try {
+    BudgetPlan fitted = fit_transformer(config, model, target);
+    row.peak_nbytes = fitted.rungs.back().nbytes;
+    row.plan = plan_transformer(config, fitted.config, model, target);
+    row.changes = std::move(fitted.options);
+    row.remarks.push_back(fitted.remark);
+  } catch (const engine::InvalidArgument&) {
+    row.exceeds_budget = true;  // and shows what was asked for
+  }
+  return row;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,161 @@
+#include "tools/programs/transformer_task.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "engine/dtype.h"
+#include "engine/error.h"
+#include "engine/io/text.h"
+#include "ops/attention.h"
+#include "tools/cli/stop.h"
+#include "tools/config/replicas.h"
+#include "tools/models/gpt_checkpoint.h"
+#include "tools/models/gpt_text.h"
+#include "tools/programs/attention_choice.h"
+#include "tools/programs/generate.h"
+#include "tools/programs/transformer_plan.h"
+
+namespace tessera::tools {
+namespace {
+
+class TransformerRank : public TaskRank {
+ public:
+  TransformerRank(const TransformerConfig& config, const GptConfig& model, const TokenDataset& data)
+      : config_(config), data_(data), gpt_(model) {}
+
+  Model& model() override { return gpt_; }
+
+  void load(Trainer& trainer, RunLog* log) override {
+    shard::Fsdp& fsdp = trainer.fsdp();
+    ops::require_attention_kernels(trainer.tape().stream(), config_.cuda_attention);
+    if (!config_.init_from.empty()) load_gpt(fsdp, gpt_, resolve_user_path(config_.init_from));
+    if (log == nullptr) return;
+    const int num_ranks = trainer.world().size();
+    const std::string replicas = replicas_text(config_, num_ranks);
+    const double bucket_mb = config_.parallel.bucket_mb;
+    log->say(fmt::format("plan {:016x}: {} units, {} on {} rank{}{}{}", fsdp.plan_hash(),
+                         fsdp.units().size(), config_.parallel.strategy, num_ranks,
+                         num_ranks == 1 ? "" : "s", replicas.empty() ? "" : ", " + replicas,
+                         bucket_mb > 0 ? fmt::format(", buckets of {} MiB", bucket_mb) : ""));
+  }
+
+  Trainer::Data data() override {
+    const std::int64_t batch = config_.train.batch;
+    return {tensors(batch), [batch, &data = data_](std::int64_t first, const Batch& host) {
+              data.batch(first, batch, host[0].span<std::int32_t>(), host[1].span<std::int32_t>());
+            }};
+  }
+
+  // All sequences in batches of one size, so that every loss is a mean over as many tokens.
+  Trainer::Validate validation(Trainer& trainer) override {
+    const std::int64_t num_val = data_.num_val_sequences();
+    if (num_val == 0) return nullptr;
+    return [this, &trainer, num_val, batch = largest_divisor(num_val, config_.train.batch)] {
+      const double loss = trainer.mean_loss(num_val / batch, [&](std::int64_t b) {
+        const Batch sequences =
+            load_batch(trainer.tape().memory(), tensors(batch), [&](const Batch& host) {
+              data_.val_batch(b * batch, batch, host[0].span<std::int32_t>(),
+                              host[1].span<std::int32_t>());
+            });
+        return gpt_.loss(trainer.tape(), sequences, {.training = false});
+      });
+      const std::string remark = data_.file().is_bytes()
+                                     ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0))
+                                     : "";
+      return Trainer::Validation{loss, remark};
+    };
+  }
+
+  std::vector<UnrecordedPass> unrecorded_passes() override {
+    const std::int64_t num_val = data_.num_val_sequences();
+    if (num_val == 0) return {};
+    return {validation_pass(gpt_, tensors(largest_divisor(num_val, config_.train.batch)))};
+  }
+
+  std::string finish(Trainer& trainer, RunLog* log) override {
+    if (!config_.save_final.empty()) {
+      save_gpt(trainer.fsdp(), gpt_, resolve_user_path(config_.save_final), trainer.world());
+    }
+    if (config_.sample_tokens == 0 || trainer.stopped_by() != 0) return "";
+    std::vector<std::int32_t> prompt(1);
+    data_.file().read(0, gpt_.config().vocab, prompt);
+    const std::vector<std::int32_t> sample =
+        generate(trainer, gpt_, prompt, config_.sample_tokens,
+                 std::min(gpt_.config().vocab, data_.file().max_possible_token() + 1),
+                 static_cast<std::uint64_t>(config_.train.seed));
+    if (trainer.stopped_by() != 0 && log != nullptr) {
+      log->say(fmt::format("stopped by {} while sampling", signal_name(trainer.stopped_by())));
+    }
+    return data_.file().is_bytes() ? printable(sample)
+                                   : fmt::format("token ids: {}", fmt::join(sample, " "));
+  }
+
+ private:
+  std::vector<BatchTensor> tensors(std::int64_t batch) const {
+    const engine::Shape shape{batch, data_.seq()};
+    return {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}};
+  }
+
+  const TransformerConfig& config_;
+  const TokenDataset& data_;
+  Gpt gpt_;
+};
+
+}  // namespace
+
+void TransformerTask::prepare(const FlagSet& flags, bool on_gpus) {
+  engine::require(
+      config_.val_fraction > 0 || config_.log.val_every == 0 || !flags.is_given("log.val_every"),
+      "[config] expected log.val_every with something to validate on, got {} with "
+      "data.val_fraction=0",
+      config_.log.val_every);
+  check_attention(config_, on_gpus);
+  model_ = config_.gpt();
+  config_.check_blocks(model_.layers);
+  data_.emplace(config_.dataset(model_));
+  config_.check_files(flags, data_->file().path());
+  if (saves() && !config_.plan) check_can_save_gpt(resolve_user_path(config_.save_final));
+}
+
+TransformerTask::Items TransformerTask::items() const {
+  const std::int64_t seq = data_->seq();
+  return {"tokens", seq, model_.train_flops(seq) / static_cast<double>(seq)};
+}
+
+std::string TransformerTask::summary() const {
+  return fmt::format(
+      "model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}",
+      model_.layers, model_.dim, model_.heads, double(model_.num_parameters()) * 1e-6,
+      engine::escaped(data_->file().path()), data_->num_sequences(), data_->seq());
+}
+
+std::vector<std::string> TransformerTask::warnings() const {
+  return config_.warnings(*data_, model_);
+}
+
+std::string TransformerTask::model_text() const { return to_text(model_); }
+
+std::string TransformerTask::data_text() const {
+  return fmt::format("{} sequences of {} tokens from {}", data_->num_sequences(), data_->seq(),
+                     data_->file().path());
+}
+
+std::unique_ptr<TaskRank> TransformerTask::rank() const {
+  return std::make_unique<TransformerRank>(config_, model_, *data_);
+}
+
+std::string TransformerTask::closing_line(std::optional<std::int64_t> checkpoint) const {
+  if (saves()) {
+    return fmt::format("model in {}", engine::escaped(resolve_user_path(config_.save_final)));
+  }
+  if (stop_requested() == 0) return "";
+  return fmt::format(
+      "no model saved (save.final is empty){}",
+      checkpoint ? fmt::format("; the checkpoint of step {} has it", *checkpoint) : "");
+}
+
+}  // namespace tessera::tools

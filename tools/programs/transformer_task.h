@@ -1,0 +1,40 @@
+// train_transformer's model and data, as run_task() takes them.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tools/data/data_digest.h"
+#include "tools/data/text_data.h"
+#include "tools/models/gpt.h"
+#include "tools/programs/transformer_config.h"
+#include "tools/train/task.h"
+
+namespace tessera::tools {
+
+class TransformerTask : public Task {
+ public:
+  void add_to(FlagSet& flags) override { config_.add_to(flags); }
+  const TrainConfig& config() const override { return config_; }
+  TrainConfig& config() override { return config_; }
+  void prepare(const FlagSet& flags, bool on_gpus) override;
+  Items items() const override;
+  std::string summary() const override;
+  std::vector<std::string> warnings() const override;
+  std::string model_text() const override;
+  std::string data_text() const override;
+  std::string data_digest() const override { return digest_of(data_->file()); }
+  bool samples() const override { return config_.sample_tokens > 0; }
+  std::unique_ptr<TaskRank> rank() const override;
+  std::string closing_line(std::optional<std::int64_t> checkpoint) const override;
+
+ private:
+  bool saves() const { return !config_.save_final.empty(); }
+
+  TransformerConfig config_;
+  GptConfig model_;
+  std::optional<TokenDataset> data_;
+};
+
+}  // namespace tessera::tools

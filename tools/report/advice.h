@@ -1,0 +1,28 @@
+// What to try next, after a run: few rules, each with the figure that it follows from.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/config/train_config.h"
+#include "tools/report/run_summary.h"
+
+namespace tessera::tools {
+
+/// Where the run was.
+struct RunPlace {
+  int num_ranks = 1;
+  int num_gpus = 0;   ///< 0: the CPU
+  int num_cores = 1;  ///< that the process may use
+};
+
+/// Options that give each step its samples with as many of `num_ranks` as `most`, or fewer:
+/// "--parallel.ranks=2 --train.accum=2 (same bits)".
+std::string fewer_ranks(const TrainConfig& config, int num_ranks, int most);
+
+/// At most three, the most telling first; empty where nothing stands out. Fewer than 5 measured
+/// steps say nothing.
+std::vector<std::string> advice(const RunSummary::Figures& figures, const TrainConfig& config,
+                                const RunPlace& place);
+
+}  // namespace tessera::tools

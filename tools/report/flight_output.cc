@@ -1,0 +1,37 @@
+#include "tools/report/flight_output.h"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <exception>
+#include <span>
+
+#include "engine/io/file.h"
+#include "tools/flight/flight_file.h"
+
+namespace tessera::tools {
+
+FlightOutput::FlightOutput(const std::string& folder)
+    : path_(fmt::format("{}/{}", folder, kName)),
+      recorder_(std::make_shared<comm::FlightRecorder>()) {}
+
+std::string FlightOutput::write(std::string_view error) noexcept {
+  try {
+    try {
+      const std::lock_guard lock(mutex_);
+      const std::string text = flight_json(recorder_->read(), error);
+      engine::AtomicFile file(path_);
+      file.write(std::as_bytes(std::span(text)));
+      file.commit();
+      return fmt::format(
+          "what each rank called last: {} (//tools:doctor --flight {} says who was late)", path_,
+          path_);
+    } catch (const std::exception& e) {
+      return fmt::format("what each rank called last could not be written: {}", e.what());
+    }
+  } catch (const std::exception&) {
+    return "no memory";  // short enough to need none
+  }
+}
+
+}  // namespace tessera::tools
