@@ -10,8 +10,8 @@
 #include "ops/cross_entropy.h"
 #include "ops/gelu.h"
 #include "ops/linear.h"
-#include "shard/adamw.h"
 #include "shard/fsdp.h"
+#include "shard/optimizer/adamw.h"
 
 namespace comm = tessera::comm;
 namespace engine = tessera::engine;

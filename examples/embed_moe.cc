@@ -15,10 +15,10 @@
 #include "ops/relu.h"
 #include "ops/route.h"
 #include "ops/scale.h"
-#include "shard/adamw.h"
 #include "shard/all_to_all.h"
 #include "shard/fsdp.h"
 #include "shard/joint_norm.h"
+#include "shard/optimizer/adamw.h"
 
 namespace comm = tessera::comm;
 namespace engine = tessera::engine;

@@ -10,8 +10,8 @@
 #include "ops/linear.h"
 #include "ops/relu.h"
 #include "ops/sum.h"
-#include "shard/adamw.h"
 #include "shard/fsdp.h"
+#include "shard/optimizer/adamw.h"
 
 namespace comm = tessera::comm;
 namespace engine = tessera::engine;

@@ -6,8 +6,8 @@
 #include <cstdio>
 
 #include "comm/threads.h"
+#include "shard/optimizer/sgd.h"
 #include "shard/raw.h"
-#include "shard/sgd.h"
 
 namespace comm = tessera::comm;
 namespace engine = tessera::engine;

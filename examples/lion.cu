@@ -1,5 +1,5 @@
 #include "lion.h"
 
-#include "shard/rule_kernels.cuh"
+#include "shard/optimizer/rule_kernels.cuh"
 
 template struct tessera::shard::RuleKernels<Lion>;

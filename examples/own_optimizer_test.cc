@@ -10,7 +10,7 @@
 #include "ops/mul.h"
 #include "ops/sum.h"
 #include "shard/fsdp.h"
-#include "shard/rule_optimizer.h"
+#include "shard/optimizer/rule_optimizer.h"
 
 namespace comm = tessera::comm;
 namespace engine = tessera::engine;

@@ -21,7 +21,7 @@
 
 #include "engine/tape.h"
 #include "shard/fsdp.h"
-#include "shard/optimizer.h"
+#include "shard/optimizer/optimizer.h"
 
 namespace tessera::shard {
 

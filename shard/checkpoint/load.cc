@@ -18,7 +18,7 @@
 #include "shard/checkpoint/folder.h"
 #include "shard/checkpoint/manifest.h"
 #include "shard/checkpoint/reader.h"
-#include "shard/hook.h"
+#include "shard/hooks/hook.h"
 
 namespace tessera::shard {
 

@@ -6,7 +6,7 @@
 
 #include "engine/copy.h"
 #include "engine/error.h"
-#include "shard/hook.h"
+#include "shard/hooks/hook.h"
 
 namespace tessera::shard {
 

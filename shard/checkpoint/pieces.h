@@ -11,7 +11,7 @@
 #include "engine/stream.h"
 #include "engine/tensor.h"
 #include "shard/fsdp.h"
-#include "shard/optimizer.h"
+#include "shard/optimizer/optimizer.h"
 #include "shard/split_tensor.h"
 
 namespace tessera::shard {

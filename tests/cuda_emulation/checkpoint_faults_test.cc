@@ -7,7 +7,7 @@
 
 #include "engine/error.h"
 #include "shard/checkpoint/folder.h"
-#include "tests/shard/checkpoint_run.h"
+#include "tests/shard/checkpoint/checkpoint_run.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "third_party/cuda/emulation/control.h"

@@ -14,9 +14,9 @@
 #include "ops/cross_entropy.h"
 #include "ops/gelu.h"
 #include "ops/linear.h"
-#include "shard/adamw.h"
 #include "shard/checkpoint/checkpointer.h"
 #include "shard/fsdp.h"
+#include "shard/optimizer/adamw.h"
 #include "tests/testing/temp_folder.h"
 
 namespace tessera {

@@ -15,11 +15,11 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "shard/adamw_rule.h"
 #include "shard/flat.h"
 #include "shard/layout.h"
-#include "shard/rule_kernels.h"
-#include "shard/sgd_rule.h"
+#include "shard/optimizer/adamw_rule.h"
+#include "shard/optimizer/rule_kernels.h"
+#include "shard/optimizer/sgd_rule.h"
 
 namespace tessera::shard {
 namespace {

@@ -18,10 +18,10 @@
 
 #include "comm/forwarding_group.h"
 #include "comm/threads.h"
-#include "shard/adamw.h"
 #include "shard/fsdp.h"
-#include "shard/optimizer.h"
-#include "shard/sgd.h"
+#include "shard/optimizer/adamw.h"
+#include "shard/optimizer/optimizer.h"
+#include "shard/optimizer/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_training.h"
 #include "tests/shard/watch.h"

@@ -16,7 +16,7 @@
 #include "comm/threads.h"
 #include "engine/elementwise.h"
 #include "shard/fsdp.h"
-#include "shard/sgd.h"
+#include "shard/optimizer/sgd.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"
 

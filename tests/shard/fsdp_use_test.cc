@@ -13,10 +13,10 @@
 
 #include "comm/threads.h"
 #include "engine/elementwise.h"
-#include "shard/adamw.h"
 #include "shard/fsdp.h"
+#include "shard/optimizer/adamw.h"
+#include "shard/optimizer/sgd.h"
 #include "shard/reducer.h"
-#include "shard/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/patterns.h"
 #include "tests/shard/toy_model.h"

@@ -12,7 +12,7 @@
 
 #include "comm/threads.h"
 #include "engine/copy.h"
-#include "shard/sgd.h"
+#include "shard/optimizer/sgd.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"
 

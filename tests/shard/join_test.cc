@@ -10,7 +10,7 @@
 
 #include "comm/threads.h"
 #include "shard/fsdp.h"
-#include "shard/sgd.h"
+#include "shard/optimizer/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"

@@ -28,7 +28,7 @@
 #include "shard/checkpoint/checkpointer.h"
 #include "shard/initialise.h"
 #include "shard/joint_norm.h"
-#include "shard/sgd.h"
+#include "shard/optimizer/sgd.h"
 
 namespace tessera::testing {
 

@@ -15,8 +15,8 @@
 
 #include "comm/meta.h"
 #include "engine/meta.h"
-#include "shard/adamw.h"
-#include "shard/hooks.h"
+#include "shard/hooks/hooks.h"
+#include "shard/optimizer/adamw.h"
 #include "tests/shard/moe_model.h"
 #include "tests/testing/covering.h"
 #include "tests/testing/errors.h"

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/shard/hook_run.h"
+#include "tests/shard/hooks/hook_run.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::testing {

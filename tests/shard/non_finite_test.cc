@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "comm/threads.h"
-#include "shard/adamw.h"
 #include "shard/fsdp.h"
-#include "shard/hooks.h"
-#include "shard/sgd.h"
+#include "shard/hooks/hooks.h"
+#include "shard/optimizer/adamw.h"
+#include "shard/optimizer/sgd.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"
 

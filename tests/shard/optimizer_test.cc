@@ -1,5 +1,5 @@
 // Optimizers against closed forms in double.
-#include "shard/optimizer.h"
+#include "shard/optimizer/optimizer.h"
 
 #include <gtest/gtest.h>
 
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "comm/threads.h"
-#include "shard/adamw.h"
-#include "shard/adamw_rule.h"
-#include "shard/sgd.h"
+#include "shard/optimizer/adamw.h"
+#include "shard/optimizer/adamw_rule.h"
+#include "shard/optimizer/sgd.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
 

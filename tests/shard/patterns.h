@@ -16,8 +16,8 @@
 
 #include "comm/threads.h"
 #include "engine/copy.h"
-#include "shard/adamw.h"
 #include "shard/fsdp.h"
+#include "shard/optimizer/adamw.h"
 #include "tests/shard/toy_model.h"
 
 namespace tessera::testing {

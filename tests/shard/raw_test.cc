@@ -11,7 +11,7 @@
 
 #include "comm/threads.h"
 #include "engine/copy.h"
-#include "shard/sgd.h"
+#include "shard/optimizer/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"

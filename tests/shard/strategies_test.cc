@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "comm/threads.h"
-#include "shard/adamw.h"
 #include "shard/fsdp.h"
+#include "shard/optimizer/adamw.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"

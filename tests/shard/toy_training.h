@@ -11,9 +11,9 @@
 
 #include "comm/threads.h"
 #include "engine/copy.h"
-#include "shard/adamw.h"
 #include "shard/fsdp.h"
-#include "shard/sgd.h"
+#include "shard/optimizer/adamw.h"
+#include "shard/optimizer/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "comm/threads.h"
-#include "shard/adamw.h"
-#include "shard/sgd.h"
+#include "shard/optimizer/adamw.h"
+#include "shard/optimizer/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
 #include "tests/testing/errors.h"

@@ -12,9 +12,9 @@
 
 #include "comm/threads.h"
 #include "engine/tape.h"
-#include "shard/adamw.h"
 #include "shard/fsdp.h"
-#include "shard/hooks.h"
+#include "shard/hooks/hooks.h"
+#include "shard/optimizer/adamw.h"
 #include "tools/bench/link.h"
 #include "tools/bench/parts.h"
 #include "tools/bench/timing.h"

@@ -15,8 +15,8 @@
 #include "engine/philox.h"
 #include "engine/tape.h"
 #include "ops/attention.h"
-#include "shard/adamw.h"
 #include "shard/fsdp.h"
+#include "shard/optimizer/adamw.h"
 #include "tools/bench/timing.h"
 
 namespace tessera::tools {

@@ -1,10 +1,10 @@
-// The options of communication hooks: --comm.hook and --powersgd.*; see shard/hooks.h.
+// The options of communication hooks: --comm.hook and --powersgd.*; see shard/hooks/hooks.h.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "shard/hooks.h"
+#include "shard/hooks/hooks.h"
 #include "shard/options.h"
 #include "tools/cli/flags.h"
 

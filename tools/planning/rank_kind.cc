@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "comm/meta.h"
+#include "shard/optimizer/update_parts.h"
 #include "shard/split_tensor.h"
-#include "shard/update_parts.h"
 #include "tools/planning/planner.h"
 #include "tools/train/trainer.h"
 

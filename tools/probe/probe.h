@@ -26,7 +26,7 @@
 
 #include "engine/tape.h"
 #include "shard/fsdp.h"
-#include "shard/optimizer.h"
+#include "shard/optimizer/optimizer.h"
 #include "tools/probe/probe_record.h"
 
 namespace tessera::tools {

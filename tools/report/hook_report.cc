@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "shard/hook.h"
+#include "shard/hooks/hook.h"
 
 namespace tessera::tools {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "shard/fsdp.h"
-#include "shard/hooks.h"
+#include "shard/hooks/hooks.h"
 #include "tools/io/jsonl.h"
 
 namespace tessera::tools {

@@ -12,7 +12,7 @@
 #include "comm/process_group.h"
 #include "shard/checkpoint/checkpointer.h"
 #include "shard/fsdp.h"
-#include "shard/optimizer.h"
+#include "shard/optimizer/optimizer.h"
 #include "tools/config/train_config.h"
 #include "tools/report/run_log.h"
 

@@ -55,7 +55,8 @@ std::map<std::string, Row> rows(const std::string& folder) {
   replicated.insert(powersgd.begin(), powersgd.end());
   return {
       {"audit", {"true", kSays, "audit of a step, rank 0"}},
-      {"checkpoint.async", {"false", kElsewhere, "//tests/shard:checkpoint_faults_test"}},
+      {"checkpoint.async",
+       {"false", kElsewhere, "//tests/shard/checkpoint:checkpoint_faults_test"}},
       {"checkpoint.dir", {folder + "/saved", kWrites, "saved/step_3", saved}},
       {"checkpoint.every", {"2", kWrites, "run/checkpoints/step_2"}},
       {"checkpoint.keep", {"1", kWrites, "run/checkpoints/step_2", saved}},
