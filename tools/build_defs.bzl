@@ -122,7 +122,7 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
     )
 
 # Packages that may have tests tagged `gpu`. Each ends with gpu_tests(), which //tools:gpu_bundle collects.
-GPU_TEST_PACKAGES = ["tests/" + folder for folder in ["comm", "engine", "ops", "shard", "tools/train"]]
+GPU_TEST_PACKAGES = ["tests/" + folder for folder in ["comm", "engine", "ops", "shard", "shard/checkpoint", "shard/hooks", "tools/train"]]
 
 def gpu_tests():
     """The tests of this package that are tagged `gpu`, and not `no-bundle`, as :gpu_tests."""
