@@ -46,7 +46,7 @@ constexpr NotRun kNotRun[] = {
     {"bazel run //tools:doctor -- --flight",
      "it needs a run that failed: //tests/tools/programs:train_faults_test does"},
     {"cmake ", ".ci/run install does"},
-    {"cd examples", ".ci/run examples does"},
+    {"cd examples", "its programs are tests of //examples, and .ci/run install analyses its workspace"},
     {"bazel run //tools:train_transformer -- --device=cuda", "it needs a GPU: gpu_check.sh does"},
     {"./bazelw run //tools:train_transformer -- --device=cuda", "the same"},
     {".ci/fuzz", "it fuzzes for minutes: //tests/fuzz runs each target on what is kept"},
