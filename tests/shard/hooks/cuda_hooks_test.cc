@@ -11,7 +11,7 @@
 
 #include "engine/cuda.h"
 #include "tests/shard/hooks/hook_run.h"
-#include "tests/shard/non_finite_hooks.h"
+#include "tests/shard/hooks/non_finite_hooks.h"
 #include "tests/testing/sanitizers.h"
 
 namespace tessera::shard {

@@ -16,7 +16,7 @@
 #include "shard/hooks/hook.h"
 #include "shard/hooks/hook_kernels.h"
 #include "shard/hooks/hooks.h"
-#include "tests/shard/given_gradients.h"
+#include "tests/shard/hooks/given_gradients.h"
 
 namespace tessera::testing {
 

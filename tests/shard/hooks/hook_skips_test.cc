@@ -11,7 +11,7 @@
 #include "shard/joint_norm.h"
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/hooks/hook_run.h"
-#include "tests/shard/non_finite_hooks.h"
+#include "tests/shard/hooks/non_finite_hooks.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::shard {
