@@ -1,5 +1,5 @@
 // Every command of the docs runs, with fewer steps of a smaller model, or stands below with the
-// reason why it does not; and what the docs print behind a plan is what it says.
+// reason why it does not; and what the docs print after a plan is what it says.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 
 #include "engine/io/file.h"
 #include "engine/io/text.h"
+#include "tests/docs/pages.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 
@@ -46,7 +47,8 @@ constexpr NotRun kNotRun[] = {
     {"bazel run //tools:doctor -- --flight",
      "it needs a run that failed: //tests/tools/programs:train_faults_test does"},
     {"cmake ", ".ci/run install does"},
-    {"cd examples", "its programs are tests of //examples, and .ci/run install analyses its workspace"},
+    {"cd examples",
+     "its programs are tests of //examples, and .ci/run install analyses its workspace"},
     {"bazel run //tools:train_transformer -- --device=cuda", "it needs a GPU: gpu_check.sh does"},
     {"./bazelw run //tools:train_transformer -- --device=cuda", "the same"},
     {".ci/fuzz", "it fuzzes for minutes: //tests/fuzz runs each target on what is kept"},
@@ -62,15 +64,17 @@ std::string without_comment(const std::string& line) {
   return text;
 }
 
-/// Blocks of code are indented by four spaces; a line that ends with \ goes on.
+/// Blocks of commands are indented by four spaces, those between ``` have none; a line that ends
+/// with \ goes on.
 std::vector<Command> commands_of(const std::string& page) {
   const std::regex begin(
       "(\\S*/bazelw|bazel|cmake|cd|tensorboard|\\.ci/\\w+|\\S*\\.sh|python3)( .*)?");
   std::vector<Command> all;
-  bool in_block = false, is_shown = false;
+  bool in_block = false, is_shown = false, is_fenced = false;
   std::istringstream lines(engine::read_text_file(page, 1 << 20));
   for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with("    ")) {
+    if (line.starts_with("```")) is_fenced = !is_fenced;
+    if (is_fenced || !line.starts_with("    ")) {
       if (!line.empty()) in_block = false;
       continue;
     }
@@ -96,12 +100,8 @@ std::vector<Command> commands_of(const std::string& page) {
 }
 
 std::vector<Command> all_commands() {
-  std::vector<std::string> pages = {"README.md", "CONTRIBUTING.md"};
-  for (const auto& entry : fs::directory_iterator("docs")) {
-    if (entry.path().extension() == ".md") pages.push_back(entry.path().string());
-  }
   std::vector<Command> all;
-  for (const std::string& page : pages) {
+  for (const std::string& page : pages()) {
     for (Command& command : commands_of(page)) all.push_back(std::move(command));
   }
   return all;
