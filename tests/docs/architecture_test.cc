@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <regex>
 #include <set>
@@ -60,6 +61,20 @@ TEST(Architecture, ExcerptsStandInTheirFiles) {
     }
   }
   EXPECT_GE(num_excerpts, 20);
+}
+
+// Nobody needs more files than these to follow a parameter through a step.
+TEST(Architecture, AParametersTripIsTwentyFiles) {
+  bool is_trip = false;
+  int num_files = 0;
+  const std::regex link("\\]\\(\\.\\./[^)]*\\)");
+  for (const std::string& line : lines_of("docs/architecture.md")) {
+    if (line.starts_with("## ")) is_trip = line == "## One parameter's trip";
+    if (!is_trip || !line.starts_with("| ")) continue;
+    num_files += static_cast<int>(std::distance(
+        std::sregex_iterator(line.begin(), line.end(), link), std::sregex_iterator()));
+  }
+  EXPECT_EQ(num_files, 20);
 }
 
 // Drawings
