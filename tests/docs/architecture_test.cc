@@ -80,19 +80,25 @@ TEST(Architecture, AParametersTripIsTwentyFiles) {
 // Drawings
 // ------------------------------------------------------------------------------------------
 
-std::vector<std::string> drawing(const std::string& name) {
+using Floor = std::vector<std::string>;
+
+// From the top down; lines of boxes are no ASCII.
+std::vector<Floor> drawing(const std::string& name) {
   for (const Fenced& block : fenced_of("docs/architecture.md")) {
-    if (block.info == "drawing " + name) return block.lines;
+    if (block.info != "drawing " + name) continue;
+    std::vector<Floor> floors;
+    for (std::string line : block.lines) {
+      std::ranges::replace_if(
+          line, [](char c) { return static_cast<unsigned char>(c) > 127; }, ' ');
+      Floor floor;
+      std::istringstream words(line);
+      for (std::string word; words >> word;) floor.push_back(word);
+      if (!floor.empty()) floors.push_back(floor);
+    }
+    return floors;
   }
   ADD_FAILURE() << "expected a drawing of the " << name;
   return {};
-}
-
-std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words;
-  std::istringstream stream(text);
-  for (std::string word; stream >> word;) words.push_back(word);
-  return words;
 }
 
 std::string build_file(const std::string& package) {
@@ -186,21 +192,25 @@ Names folders_that_see(const Groups& groups, const std::vector<std::string>& pac
 
 std::vector<std::string> rooms() {
   std::vector<std::string> rooms;
-  for (const std::string& floor : drawing("rooms")) {
-    for (const std::string& room : words_of(floor)) rooms.push_back(room);
-  }
+  for (const Floor& floor : drawing("rooms")) rooms.insert(rooms.end(), floor.begin(), floor.end());
   return rooms;
 }
 
 TEST(Architecture, LayersAreWhatIsVisible) {
   const Groups groups = all_groups();
   std::map<std::string, Names> drawn;  // by folder: who leans on it
-  for (const std::string& line : drawing("layers")) {
-    const std::vector<std::string> words = words_of(line);
-    ASSERT_GE(words.size(), 2u) << line;
-    ASSERT_EQ(words[1], "->") << line;
-    drawn[words[0]];
-    for (std::size_t i = 2; i < words.size(); ++i) drawn[words[i]].insert(words[0]);
+  Names above;
+  for (const Floor& floor : drawing("layers")) {
+    for (std::size_t i = 0; i < floor.size(); ++i) {
+      if (floor[i] == "->") {
+        drawn[floor[i + 1]].insert(floor[i - 1]);
+      } else {
+        drawn[floor[i]].insert(above.begin(), above.end());
+      }
+    }
+    for (const std::string& folder : floor) {
+      if (folder != "->") above.insert(folder);
+    }
   }
   std::map<std::string, std::vector<std::string>> packages = {
       {"engine", {"engine"}},
@@ -222,8 +232,8 @@ TEST(Architecture, RoomsSeeTheFloorsBelow) {
   const Groups groups = all_groups();
   const std::vector<std::string> all = rooms();
   Names above;
-  for (const std::string& floor : drawing("rooms")) {
-    for (const std::string& room : words_of(floor)) {
+  for (const Floor& floor : drawing("rooms")) {
+    for (const std::string& room : floor) {
       const Names labels = listed(build_file("tools/" + room), "default_visibility");
       Names seen_by;
       for (const std::string& label : labels) {
@@ -239,7 +249,7 @@ TEST(Architecture, RoomsSeeTheFloorsBelow) {
         EXPECT_EQ(seen_by, above) << room;
       }
     }
-    for (const std::string& room : words_of(floor)) above.insert(room);
+    above.insert(floor.begin(), floor.end());
   }
   EXPECT_EQ(above.size(), all.size()) << "each room once";
 }
