@@ -14,9 +14,6 @@
 #include "engine/cuda_check.h"
 #include "engine/dtype.h"
 #include "engine/stream.h"
-#if !defined(__CUDACC__)
-#include "third_party/cuda/emulation/device.h"
-#endif
 
 namespace tessera::engine {
 

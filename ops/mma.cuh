@@ -18,9 +18,6 @@
 
 #include "engine/dtype.h"
 #include "ops/bf16_pair.cuh"
-#if !defined(__CUDACC__)
-#include "third_party/cuda/emulation/device.h"
-#endif
 
 namespace tessera::ops {
 

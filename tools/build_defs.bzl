@@ -13,7 +13,7 @@ Each takes what cc_library, cc_test and cc_binary take. tessera_library takes CU
 """
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
-load("//third_party/cuda:defs.bzl", "cuda_objects", "emulated_objects", "linked", _if_cuda = "if_cuda", _if_nccl = "if_nccl")
+load("//third_party/cuda:defs.bzl", "cuda_objects", "linked_toolkit", _if_cuda = "if_cuda", _if_nccl = "if_nccl")
 
 if_cuda = _if_cuda
 if_nccl = _if_nccl
@@ -50,7 +50,7 @@ def _copts():
         "//conditions:default": [],
     })
 
-def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = [], cuda_deps = [], **kwargs):
+def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = [], cuda_stubs = [], **kwargs):
     """A cc_library, with CUDA sources if it has any.
 
     Args:
@@ -59,12 +59,11 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
       hdrs: public headers.
       deps: libraries.
       copts: flags after the common ones.
-      cuda: what needs a CUDA toolkit, left out where there is none: .cu sources, compiled by nvcc or, with
-        --config=cuda_emulation, as C++ for the emulated device; .cc sources that call the runtime.
-      cuda_deps: libraries of the toolkit beside its runtime; the emulation has its own.
+      cuda: what needs a CUDA toolkit, left out where there is none: .cu sources, compiled as the toolkit says
+        (//third_party/cuda:toolkit); .cc sources that call the runtime.
+      cuda_stubs: libraries that load further libraries of the installed toolkit, and stand for them.
       **kwargs: as for cc_library.
     """
-    emulation = _setting("cuda_emulation")
     textual = [src for src in srcs if src.endswith(".cuh")]
     sources = [src for src in srcs if not src.endswith(".cuh")]
     if cuda and if_cuda(True, False):
@@ -75,41 +74,22 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
                 name = name + "_cuda_objects",
                 srcs = kernels,
                 hdrs = hdrs + textual + [src for src in srcs if src.endswith(".h")],
+                copts = _copts() + copts + _TEST_COPTS,
                 deps = deps,
                 local_defines = kwargs.get("local_defines", []) + kwargs.get("defines", []),
                 visibility = ["//visibility:private"],
             )
-            emulated_objects(
-                name = name + "_emulated_objects",
-                srcs = kernels,
-                hdrs = hdrs + [src for src in srcs if src.endswith(".h")],
-                textual_hdrs = textual + kernels,
-                copts = _copts() + copts,
-                defines = kwargs.get("local_defines", []) + kwargs.get("defines", []),
-                deps = deps + ["@local_cuda//:headers"],
-            )
-            sources = sources + select({
-                emulation: [":%s_emulated_objects" % name],
-                "//conditions:default": [":%s_cuda_objects" % name],
-            })
-
-        # Only linked: what is C++ then compiles in the same way with the emulated device and without, and builds of
-        # the one reuse the objects of the other.
-        linked(
-            name = name + "_cuda_linked",
+            sources = sources + [":%s_cuda_objects" % name]
+    if cuda:
+        # Only linked: what is C++ compiles in the same way whatever the toolkit, and builds with one reuse the objects of
+        # those with another.
+        linked_toolkit(
+            name = name + "_linked_toolkit",
+            stubs = cuda_stubs,
             tags = ["manual"],
             visibility = ["//visibility:private"],
-            deps = select({
-                emulation: [str(Label("//third_party/cuda/emulation"))],
-                "//conditions:default": ["@local_cuda//:cudart"] + cuda_deps,
-            }),
         )
-        deps = deps + ["@local_cuda//:headers", ":%s_cuda_linked" % name]
-    elif cuda:
-        deps = deps + select({
-            emulation: [str(Label("//third_party/cuda:headers_for_emulation"))],
-            "//conditions:default": [],
-        })
+        deps = deps + ["@local_cuda//:headers", ":%s_linked_toolkit" % name]
     cc_library(
         name = name,
         srcs = sources,

@@ -17,8 +17,8 @@
 #include "engine/copy.h"
 #include "engine/cuda_check.h"
 #include "engine/memory.h"
-#include "third_party/cuda/emulation/control.h"
-#include "third_party/cuda/emulation/nccl_control.h"
+#include "tests/emulator/control.h"
+#include "tests/emulator/nccl_control.h"
 
 namespace tessera::comm {
 namespace {

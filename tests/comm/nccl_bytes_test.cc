@@ -9,7 +9,7 @@
 #include "comm/nccl.h"
 #include "engine/memory.h"
 #include "engine/meta.h"
-#include "third_party/cuda/emulation/nccl_control.h"
+#include "tests/emulator/nccl_control.h"
 
 namespace tessera::comm {
 namespace {

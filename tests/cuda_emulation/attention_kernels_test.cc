@@ -7,9 +7,9 @@
 #include "engine/error.h"
 #include "engine/stream.h"
 #include "ops/attention.h"
+#include "tests/emulator/control.h"
 #include "tests/testing/cuda_op.h"
 #include "tests/testing/errors.h"
-#include "third_party/cuda/emulation/control.h"
 
 namespace tessera::ops {
 namespace {

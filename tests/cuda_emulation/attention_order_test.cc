@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "ops/attention.h"
+#include "tests/emulator/control.h"
 #include "tests/testing/cuda_op.h"
-#include "third_party/cuda/emulation/control.h"
 
 namespace tessera::ops {
 namespace {

@@ -7,10 +7,10 @@
 
 #include "engine/error.h"
 #include "shard/checkpoint/folder.h"
+#include "tests/emulator/control.h"
 #include "tests/shard/checkpoint/checkpoint_run.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
-#include "third_party/cuda/emulation/control.h"
 
 namespace tessera::shard {
 namespace {

@@ -11,8 +11,8 @@
 #include "comm/threads.h"
 #include "engine/copy.h"
 #include "engine/stream.h"
+#include "tests/emulator/control.h"
 #include "tests/shard/toy_training.h"
-#include "third_party/cuda/emulation/control.h"
 
 namespace tessera::cuda_emulation {
 namespace {

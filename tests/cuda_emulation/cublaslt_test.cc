@@ -1,6 +1,6 @@
 // The emulated cublasLt refuses what the library refuses, and the engine's products run on it as
 // they would on the library: asynchronous, without blocking calls, nothing left behind.
-#include "third_party/cuda/emulation/cublaslt.h"
+#include "tests/emulator/cublaslt.h"
 
 #include <cublasLt.h>
 #include <gtest/gtest.h>
@@ -15,8 +15,8 @@
 #include "engine/copy.h"
 #include "engine/gemm/gemm_algorithms.h"
 #include "engine/gemm/gemm_cuda.h"
+#include "tests/emulator/control.h"
 #include "tests/ops/naive_cross_entropy.h"
-#include "third_party/cuda/emulation/control.h"
 
 namespace tessera::cuda_emulation {
 namespace {

@@ -1,5 +1,5 @@
 // What the emulated device promises to kernels, and that it notices what kernels must not do.
-#include "third_party/cuda/emulation/device.h"
+#include "tests/emulator/device.h"
 #include "tests/cuda_emulation/races.h"
 
 #include <gmock/gmock.h>

@@ -4,8 +4,8 @@
 #include <functional>
 #include <optional>
 
+#include "tests/emulator/control.h"
 #include "tests/shard/toy_training.h"
-#include "third_party/cuda/emulation/control.h"
 
 namespace tessera::shard {
 namespace {

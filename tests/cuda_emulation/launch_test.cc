@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tests/cuda_emulation/races.h"
-#include "third_party/cuda/emulation/control.h"
-#include "third_party/cuda/emulation/device.h"
+#include "tests/emulator/control.h"
+#include "tests/emulator/device.h"
 
 namespace tessera::cuda_emulation {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "comm/threads.h"
 #include "engine/error.h"
+#include "tests/emulator/control.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/sanitizers.h"
-#include "third_party/cuda/emulation/control.h"
 
 namespace tessera::shard {
 namespace {

@@ -13,9 +13,9 @@
 #include <thread>
 #include <utility>
 
-#include "third_party/cuda/emulation/control.h"
-#include "third_party/cuda/emulation/edges.h"
-#include "third_party/cuda/emulation/runtime.h"
+#include "tests/emulator/control.h"
+#include "tests/emulator/edges.h"
+#include "tests/emulator/runtime.h"
 
 namespace tessera::cuda_emulation {
 inline std::atomic<int> num_races = 0;

@@ -12,10 +12,10 @@
 
 #include "comm/nccl.h"
 #include "comm/threads.h"
+#include "tests/emulator/control.h"
+#include "tests/emulator/nccl_control.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/sanitizers.h"
-#include "third_party/cuda/emulation/control.h"
-#include "third_party/cuda/emulation/nccl_control.h"
 
 namespace tessera::shard {
 namespace {

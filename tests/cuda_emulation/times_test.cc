@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "engine/stream.h"
-#include "third_party/cuda/emulation/control.h"
-#include "third_party/cuda/emulation/runtime.h"
+#include "tests/emulator/control.h"
+#include "tests/emulator/runtime.h"
 
 namespace tessera::engine {
 namespace {

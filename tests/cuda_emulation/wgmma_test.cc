@@ -1,5 +1,8 @@
 // Products of warpgroups on the emulated device: that they read the layouts of the PTX ISA, and
 // that what must not be left out, or touched, is noticed.
+#include "tests/emulator/device.h"
+// Kernels find it included already, as nvcc includes what it stands for.
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +17,6 @@
 #include "engine/dtype.h"
 #include "ops/mma.cuh"
 #include "ops/wgmma.cuh"
-#include "third_party/cuda/emulation/device.h"
 
 namespace tessera::cuda_emulation {
 namespace {

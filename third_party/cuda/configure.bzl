@@ -3,7 +3,7 @@
 The toolkit is looked for in $CUDA_HOME, if set, else in /usr/local/cuda. Without one the libraries below exist all the
 same and are empty. NO_CUDA=1 means: build without, whatever is there.
 
-    @local_cuda//:headers  @local_cuda//:cudart  @local_cuda//:cublas (where dlopen finds cublasLt)
+    @local_cuda//:headers  @local_cuda//:cudart (and where dlopen finds cublasLt)
     @local_cuda//:defs.bzl  CUDA_FOUND, NCCL_FOUND (its header; the library is loaded when asked for), NVCC, HOST_COMPILER
 """
 
@@ -32,9 +32,9 @@ cc_library(
 )
 """
 
-_LIBRARY = """
+_RUNTIME = """
 cc_library(
-    name = "{name}",
+    name = "cudart",
     linkopts = {linkopts},
     deps = [":headers"],
 )
@@ -71,7 +71,7 @@ def _cuda_configure_impl(ctx):
         ctx.file("defs.bzl", _DEFS % (False, False, "", ""))
         ctx.file("BUILD", _PACKAGE + "".join([
             _EMPTY.format(name = name)
-            for name in ["headers", "cudart", "cublas"]
+            for name in ["headers", "cudart"]
         ]))
         return
 
@@ -80,14 +80,8 @@ def _cuda_configure_impl(ctx):
     ctx.file("defs.bzl", _DEFS % (True, nccl, home + "/bin/nvcc", ctx.which("g++")))
     ctx.symlink(home + "/include", "include")
 
-    search = ["-L" + folder, "-Wl,-rpath," + folder]
-    build = _PACKAGE + _HEADERS
-    for name, libraries in [
-        ("cudart", ["-lcudart_static", "-lpthread", "-ldl", "-lrt"]),
-        ("cublas", ["-ldl"]),
-    ]:
-        build += _LIBRARY.format(name = name, linkopts = search + libraries)
-    ctx.file("BUILD", build)
+    linkopts = ["-L" + folder, "-Wl,-rpath," + folder, "-lcudart_static", "-lpthread", "-ldl", "-lrt"]
+    ctx.file("BUILD", _PACKAGE + _HEADERS + _RUNTIME.format(linkopts = linkopts))
 
 cuda_configure = repository_rule(
     implementation = _cuda_configure_impl,

@@ -1,7 +1,7 @@
-"""What compiles .cu files: nvcc, or the host compiler for an emulated device."""
+"""What compiles .cu files: nvcc, or the host's compiler for a toolkit that stands in for the installed one."""
 
+load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 load("@local_cuda//:defs.bzl", "CUDA_FOUND", "HOST_COMPILER", "NCCL_FOUND", "NVCC")
-load("@rules_cc//cc:defs.bzl", "cc_library")
 
 # Machine code for these, and PTX of the last for every later GPU. --define=cuda_archs=90,100 chooses others. What is for
 # sm_90a stands in files of its own, NAME_sm90a.cu.
@@ -25,6 +25,31 @@ def if_cuda(value, otherwise = []):
 def if_nccl(value, otherwise = []):
     """`value` when the toolkit has NCCL's header, which is a package of its own."""
     return value if NCCL_FOUND else otherwise
+
+CudaToolkitInfo = provider(
+    doc = "How .cu files are compiled.",
+    fields = {"device_header": "string: what they include first, as C++ for the host's compiler; empty: nvcc compiles them"},
+)
+
+def _cuda_toolkit_impl(ctx):
+    return [
+        cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps]),
+        CudaToolkitInfo(device_header = ctx.attr.device_header),
+    ]
+
+# What CUDA sources are compiled for and linked with.
+cuda_toolkit = rule(
+    implementation = _cuda_toolkit_impl,
+    attrs = {
+        "deps": attr.label_list(providers = [CcInfo], doc = "The runtime and the other libraries."),
+        "device_header": attr.string(doc = "As in CudaToolkitInfo."),
+    },
+)
+
+_TOOLKIT = attr.label(
+    default = "//third_party/cuda:toolkit",
+    providers = [CcInfo, CudaToolkitInfo],
+)
 
 def _gencode(archs):
     flags = ["-gencode=arch=compute_{0},code=sm_{0}".format(arch) for arch in archs]
@@ -90,78 +115,76 @@ KernelReportsInfo = provider(
     fields = {"reports": "depset of struct(source, report): the .cu file's path, and a file"},
 )
 
+def _compile_on_host(ctx, device_header):
+    """The object files of all sources, each from a .cc that includes it."""
+    toolchain = find_cpp_toolchain(ctx)
+    sources = []
+    for source in ctx.files.srcs:
+        output = ctx.actions.declare_file(source.basename + ".cc")
+        ctx.actions.write(output, """\
+// NOLINTNEXTLINE(misc-include-cleaner): what nvcc includes of its own accord
+#include "%s"
+#include "%s"
+""" % (device_header, source.short_path))
+        sources.append(output)
+    _, outputs = cc_common.compile(
+        name = ctx.label.name,
+        actions = ctx.actions,
+        feature_configuration = cc_common.configure_features(
+            ctx = ctx,
+            cc_toolchain = toolchain,
+            requested_features = ctx.features,
+            unsupported_features = ctx.disabled_features,
+        ),
+        cc_toolchain = toolchain,
+        srcs = sources,
+        additional_inputs = ctx.files.hdrs + ctx.files.srcs,
+        compilation_contexts = [dep[CcInfo].compilation_context for dep in ctx.attr.deps + [ctx.attr._toolkit]],
+        local_defines = ctx.attr.local_defines,
+        user_compile_flags = ctx.attr.copts,
+    )
+    return outputs.pic_objects or outputs.objects
+
 def _cuda_objects_impl(ctx):
-    context = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps]).compilation_context
+    device_header = ctx.attr._toolkit[CudaToolkitInfo].device_header
+    if device_header:
+        return [DefaultInfo(files = depset(_compile_on_host(ctx, device_header)))]
+    deps = ctx.attr.deps + [ctx.attr._toolkit]
+    context = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in deps]).compilation_context
     headers = depset(ctx.files.hdrs, transitive = [context.headers])
     objects = [_compile(ctx, source, context, headers) for source in ctx.files.srcs]
     reports = [_report_resources(ctx, source, context, headers) for source in ctx.files.srcs]
     return [DefaultInfo(files = depset(objects)), KernelReportsInfo(reports = depset(reports))]
 
-_cuda_objects = rule(
+# The object files of .cu sources, to stand in the srcs of a cc_library. Only where if_cuda() says so.
+cuda_objects = rule(
     implementation = _cuda_objects_impl,
     attrs = {
         "srcs": attr.label_list(allow_files = [".cu"]),
         "hdrs": attr.label_list(allow_files = True, doc = "Every header and .cuh of the same library."),
         "deps": attr.label_list(providers = [CcInfo]),
         "local_defines": attr.string_list(),
+        "copts": attr.string_list(doc = "Of the host's compiler, where that is what compiles them."),
+        "_toolkit": _TOOLKIT,
+        "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     fragments = ["cpp"],
+    toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],
 )
 
-def cuda_objects(name, srcs, hdrs = [], deps = [], local_defines = [], **kwargs):
-    """The object files of .cu sources, to stand in the srcs of a cc_library. Only where if_cuda() says so."""
-    _cuda_objects(
-        name = name,
-        srcs = srcs,
-        hdrs = hdrs,
-        deps = deps + ["@local_cuda//:cudart"],
-        local_defines = local_defines,
-        tags = ["manual"],  # for whoever needs them: the emulated device does not
-        **kwargs
-    )
-
-def _emulated_sources_impl(ctx):
-    outputs = []
-    for source in ctx.files.srcs:
-        output = ctx.actions.declare_file(source.basename + ".cc")
-        ctx.actions.write(output, """\
-// NOLINTNEXTLINE(misc-include-cleaner): what nvcc includes of its own accord
-#include "third_party/cuda/emulation/device.h"
-#include "%s"
-""" % source.short_path)
-        outputs.append(output)
-    return [DefaultInfo(files = depset(outputs))]
-
-# .cu files as C++ for an emulated device: one .cc each, which includes it.
-_emulated_sources = rule(
-    implementation = _emulated_sources_impl,
-    attrs = {"srcs": attr.label_list(allow_files = [".cu"])},
-)
-
-def emulated_objects(name, srcs, deps, **kwargs):
-    """The object files of .cu sources for the emulated device, to stand in the srcs of a cc_library.
-
-    Apart from the sources of that library, since they alone include the emulated device.
-    """
-    common = {"tags": ["manual"], "visibility": ["//visibility:private"]}
-    _emulated_sources(name = name + "_sources", srcs = srcs, **common)
-    cc_library(
-        name = name + "_library",
-        srcs = [name + "_sources"],
-        linkstatic = True,
-        deps = deps + [str(Label("//third_party/cuda/emulation"))],
-        **dict(kwargs, **common)
-    )
-    native.filegroup(name = name, srcs = [name + "_library"], output_group = "compilation_outputs", **common)
-
-def _linked_impl(ctx):
-    infos = [dep[CcInfo] for dep in ctx.attr.deps]
+def _linked_toolkit_impl(ctx):
+    toolkit = ctx.attr._toolkit
+    stubs = [] if toolkit[CudaToolkitInfo].device_header else ctx.attr.stubs
+    infos = [dep[CcInfo] for dep in [toolkit] + stubs]
     return [CcInfo(linking_context = cc_common.merge_cc_infos(cc_infos = infos).linking_context)]
 
-# Libraries that are linked, and whose headers are not seen.
-linked = rule(
-    implementation = _linked_impl,
-    attrs = {"deps": attr.label_list(providers = [CcInfo])},
+# The toolkit as it is linked, without its headers.
+linked_toolkit = rule(
+    implementation = _linked_toolkit_impl,
+    attrs = {
+        "stubs": attr.label_list(providers = [CcInfo], doc = "What stands for libraries that the installed toolkit has."),
+        "_toolkit": _TOOLKIT,
+    },
 )
 
 def _missing_impl(ctx):

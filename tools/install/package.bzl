@@ -1,6 +1,7 @@
 """tessera_package: what an installation of a library is made of, for those who build without Bazel."""
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
+load("//third_party/cuda:defs.bzl", "CudaToolkitInfo")
 
 _Library = provider(
     doc = "What is asked of each library of this repository.",
@@ -43,8 +44,11 @@ def _package_impl(ctx):
     ctx.actions.write(script, "\n".join(
         ["CREATE " + archive.path] + ["ADDLIB " + part.path for part in archives] + ["SAVE", "END", ""],
     ))
+    command = '"$1" -M <"$2"'
+    if ctx.attr._toolkit[CudaToolkitInfo].device_header:
+        command = "echo '[install] expected the installed CUDA toolkit, got one that stands in for it' >&2; exit 1"
     ctx.actions.run_shell(
-        command = '"$1" -M <"$2"',
+        command = command,
         arguments = [find_cpp_toolchain(ctx).ar_executable, script.path],
         inputs = depset([script] + archives, transitive = [find_cpp_toolchain(ctx).all_files]),
         outputs = [archive],
@@ -70,6 +74,7 @@ tessera_package = rule(
     implementation = _package_impl,
     attrs = {
         "libraries": attr.label_list(providers = [CcInfo], aspects = [_library], doc = "Those whose headers are installed."),
+        "_toolkit": attr.label(default = "//third_party/cuda:toolkit"),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     doc = "libtessera.a (position independent), NAME.facts for install.sh, and every header as a runfile.",

@@ -5,8 +5,8 @@
 
 #include "comm/process_group.h"
 #include "engine/cuda.h"
+#include "tests/emulator/control.h"
 #include "tests/tools/doctor/wrong_bit.h"
-#include "third_party/cuda/emulation/control.h"
 #include "tools/doctor/gpu_checks.h"
 #include "tools/doctor/self_test.h"
 

@@ -13,7 +13,7 @@
 
 #include "comm/threads.h"
 #include "ops/linear.h"
-#include "third_party/cuda/emulation/control.h"
+#include "tests/emulator/control.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {

@@ -6,10 +6,10 @@
 #include <map>
 #include <string>
 
+#include "tests/emulator/control.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/tools/testing/gpt_run.h"
-#include "third_party/cuda/emulation/control.h"
 
 namespace tessera::tools {
 namespace {
