@@ -13,8 +13,7 @@
 #include <vector>
 
 #include "comm/nccl/library.h"
-#include "comm/threads/futex.h"
-#include "comm/threads/rendezvous.h"
+#include "comm/world/world.h"
 
 namespace tessera::comm {
 

@@ -7,12 +7,11 @@
 
 namespace tessera::comm {
 
-NcclEndpoint::NcclEndpoint(std::shared_ptr<World> world, std::shared_ptr<Rendezvous> group,
-                           std::string name, int num_ranks, NcclCommunicators communicators)
+NcclEndpoint::NcclEndpoint(std::shared_ptr<World> world, Expire expire, std::string name,
+                           NcclCommunicators communicators)
     : world_(std::move(world)),
-      group_(std::move(group)),
+      expire_(std::move(expire)),
       name_(std::move(name)),
-      num_ranks_(num_ranks),
       communicators_(std::move(communicators)) {}
 
 void NcclEndpoint::watch(const engine::Stream& stream, Call call, engine::Event begin,
@@ -55,12 +54,7 @@ void NcclEndpoint::poll_pending() {
       first.call.flight.enter(FlightState::kStarted);
     }
     if (!first.started || now - *first.started < world_->deadline()) continue;
-    if (group_) return group_->expire(first.call);
-    return world_->fail(fmt::format(
-        "[{} #{}] expected {} ranks within {} ms, got no end of it: some rank is missing; "
-        "{} ({})",
-        first.call.op, first.call.sequence, num_ranks_, world_->deadline().count(), first.call.text,
-        name_));
+    return expire_(first.call);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,6 +11,8 @@
 #include <string>
 
 #include "comm/nccl/communicator.h"
+#include "comm/world/call.h"
+#include "comm/world/world.h"
 #include "engine/stream.h"
 
 namespace tessera::comm {
@@ -17,9 +20,12 @@ namespace tessera::comm {
 /// One rank's end of a group: its communicators, and what it has enqueued on them.
 class NcclEndpoint {
  public:
-  /// `group`: of thread ranks, null between processes. `name`: "rank 2 of world".
-  NcclEndpoint(std::shared_ptr<World> world, std::shared_ptr<Rendezvous> group, std::string name,
-               int num_ranks, NcclCommunicators communicators);
+  /// Fails the world because a call took too long: by the thread that polls, under mutex_.
+  using Expire = std::function<void(const Call& call)>;
+
+  /// `name`: "rank 2 of world".
+  NcclEndpoint(std::shared_ptr<World> world, Expire expire, std::string name,
+               NcclCommunicators communicators);
 
   NcclCommunicator& communicator(Purpose purpose) {
     return *communicators_[static_cast<std::size_t>(purpose)];
@@ -45,9 +51,8 @@ class NcclEndpoint {
   void poll_pending();
 
   const std::shared_ptr<World> world_;
-  const std::shared_ptr<Rendezvous> group_;
+  const Expire expire_;
   const std::string name_;
-  const int num_ranks_;
   const NcclCommunicators communicators_;
   std::mutex mutex_;                                    // guards the rest
   std::map<const void*, std::deque<Pending>> pending_;  // by stream

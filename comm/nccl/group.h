@@ -11,7 +11,8 @@
 #include "comm/nccl/collectives.h"
 #include "comm/nccl/watchdog.h"
 #include "comm/process_group.h"
-#include "comm/threads/rendezvous.h"
+#include "comm/world/call.h"
+#include "comm/world/world.h"
 
 namespace tessera::comm {
 

@@ -110,9 +110,9 @@ class NcclThreadGroup final : public NcclGroup {
     std::vector<std::unique_ptr<NcclEndpoint>> endpoints;
     for (int r = 0; r < rendezvous->size(); ++r) {
       endpoints.push_back(std::make_unique<NcclEndpoint>(
-          rendezvous->world(), rendezvous,
+          rendezvous->world(), [rendezvous](const Call& call) { rendezvous->expire(call); },
           fmt::format("rank {} of {}", rendezvous->world_rank(r), rendezvous->name()),
-          rendezvous->size(), std::move(communicators[static_cast<std::size_t>(r)])));
+          std::move(communicators[static_cast<std::size_t>(r)])));
     }
     return std::make_shared<NcclEndpoints>(std::move(watchdog), std::move(endpoints));
   }

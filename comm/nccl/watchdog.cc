@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "comm/world/futex.h"
 #include "engine/error.h"
 
 namespace tessera::comm {

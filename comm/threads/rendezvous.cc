@@ -7,7 +7,8 @@
 #include <limits>
 #include <utility>
 
-#include "comm/threads/futex.h"
+#include "comm/world/futex.h"
+#include "comm/world/ranks_text.h"
 #include "engine/error.h"
 
 namespace tessera::comm {
@@ -18,21 +19,6 @@ using engine::CommError;
 enum State : std::uint32_t { kOpen, kReady, kComplete, kFailed };
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
-
-// "rank 2", "ranks 2, 5-7" or, when there are too many of these, "ranks 2, 5-7 and 90 more".
-std::string ranks_text(const std::vector<int>& ranks) {
-  constexpr int kMaxRanges = 8;
-  std::string text = ranks.size() == 1 ? "rank" : "ranks";
-  std::size_t i = 0;
-  for (int range = 0; i < ranks.size() && range < kMaxRanges; ++range) {
-    std::size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    text += fmt::format("{} {}", range == 0 ? "" : ",", ranks[i]);
-    if (last > i) text += fmt::format("-{}", ranks[last]);
-    i = last + 1;
-  }
-  return i < ranks.size() ? fmt::format("{} and {} more", text, ranks.size() - i) : text;
-}
 
 std::string cut(std::string_view call) {
   constexpr std::size_t kMaxCall = 100;
@@ -64,63 +50,6 @@ struct Rendezvous::Meeting {
   std::atomic<bool> threw = false;              // one of them; the world has failed
 };
 
-World::World(std::chrono::milliseconds deadline,
-             std::function<void(const std::string& message)> on_failure,
-             std::shared_ptr<FlightRecorder> flight)
-    : deadline_(std::min<std::chrono::milliseconds>(deadline, std::chrono::years(100))),
-      on_failure_(std::move(on_failure)),
-      flight_(std::move(flight)) {
-  engine::require(deadline.count() > 0, "[threads] expected a deadline > 0 ms, got {}",
-                  deadline.count());
-}
-
-void World::fail_locked(std::string message, bool aborted) {
-  if (failure_) return;
-  failure_ = std::move(message);
-  aborted_ = aborted;
-  failed_.store(true, std::memory_order_release);
-  if (flight_) flight_->fail();
-  if (on_failure_) on_failure_(*failure_);
-  for (Rendezvous* group : groups_) {
-    for (const auto& [sequence, meeting] : group->meetings_) meeting->set(kFailed);
-    group->meetings_.clear();
-  }
-}
-
-void World::abort(std::string message) {
-  const std::lock_guard lock(mutex_);
-  fail_locked(std::move(message), true);
-}
-
-void World::abort_by(int world_rank, std::string_view reason) noexcept {
-  abort_with([&] { return fmt::format("[abort] by rank {}: {}", world_rank, reason); });
-}
-
-void World::fail(std::string message) {
-  const std::lock_guard lock(mutex_);
-  fail_locked(std::move(message));
-}
-
-void World::check() {
-  const std::lock_guard lock(mutex_);
-  if (failure_) throw CommError(*failure_);
-}
-
-bool World::wait_while(const std::atomic<std::uint32_t>& word, std::uint32_t value) {
-  const auto limit = time_limit();
-  for (;;) {
-    const auto left =
-        std::min<DeadlineClock::duration>(limit - clock_->now(), DeadlineClock::kTick);
-    if (comm::wait_while(word, value, Clock::now() + left)) return true;
-    if (clock_->now() >= limit) return false;
-  }
-}
-
-bool World::is_echo(std::string_view message) {
-  const std::lock_guard lock(mutex_);
-  return aborted_ && message == *failure_;
-}
-
 Rendezvous::Rendezvous(std::shared_ptr<World> world, std::string name, std::vector<int> members)
     : world_(std::move(world)),
       name_(std::move(name)),
@@ -131,13 +60,13 @@ Rendezvous::Rendezvous(std::shared_ptr<World> world, std::string name, std::vect
     flight_group_ = flight->add_group(name_, members_);
     for (const int member : members_) flight_rings_.push_back(&flight->ring(member));
   }
-  const std::lock_guard lock(world_->mutex_);
-  world_->groups_.push_back(this);
+  const auto lock = world_->lock();
+  world_->add(this);
 }
 
 Rendezvous::~Rendezvous() {
-  const std::lock_guard lock(world_->mutex_);
-  std::erase(world_->groups_, this);
+  const auto lock = world_->lock();
+  world_->remove(this);
 }
 
 FlightTicket Rendezvous::record(int rank, std::int64_t sequence, const FlightCall& call) const {
@@ -206,8 +135,8 @@ void Rendezvous::announce(int rank, const Call& call) {
 std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& call,
                                                         const Slot& slot, const Chunks& chunks) {
   const auto r = static_cast<std::size_t>(rank);
-  const std::lock_guard lock(world_->mutex_);
-  if (world_->failure_) throw CommError(*world_->failure_);
+  const auto lock = world_->lock();
+  if (world_->failure()) throw CommError(*world_->failure());
   auto entry = meetings_.find(call.sequence);
   if (entry == meetings_.end()) {
     auto first = std::make_shared<Meeting>(call, members_.size(), chunks.num_per_block);
@@ -220,7 +149,7 @@ std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& ca
                                     where(meeting->call),
                                     world_rank(static_cast<int>(first - meeting->here.begin())),
                                     meeting->call.text, world_rank(rank), call.text));
-    throw CommError(*world_->failure_);
+    throw CommError(*world_->failure());
   }
   // Streams are behind what the host declares.
   if (call.op != kDeclare) last_[r] = fmt::format("#{} {}", call.sequence, call.text);
@@ -245,15 +174,15 @@ void Rendezvous::await(Meeting& meeting) {
   world_->wait_while(meeting.state, kOpen);
   const std::uint32_t woken_by = meeting.state.load(std::memory_order_acquire);
   if (woken_by == kReady || woken_by == kComplete) return;
-  const std::lock_guard lock(world_->mutex_);
+  const auto lock = world_->lock();
   const std::uint32_t state = meeting.state.load(std::memory_order_acquire);
   if (state == kReady || state == kComplete) return;  // the last one came at the last moment
   if (state == kOpen) fail_late(meeting.call, &meeting);
-  throw CommError(*world_->failure_);
+  throw CommError(*world_->failure());
 }
 
 void Rendezvous::expire(const Call& call) {
-  const std::lock_guard lock(world_->mutex_);
+  const auto lock = world_->lock();
   const auto entry = meetings_.find(call.sequence);
   fail_late(call, entry == meetings_.end() ? nullptr : entry->second.get());
 }
@@ -262,7 +191,7 @@ void Rendezvous::expire(const Call& call) {
 void Rendezvous::fail_late(const Call& call, const Meeting* meeting) {
   world_->fail_locked(fmt::format(
       "{} expected {} ranks within {} ms, got {}: {}; {}", where(call), size(),
-      world_->deadline_.count(), meeting != nullptr ? meeting->num_here : size(),
+      world_->deadline().count(), meeting != nullptr ? meeting->num_here : size(),
       meeting != nullptr ? absent(*meeting, false) : "all have called it, not all have done it",
       call.text));
 }
@@ -285,7 +214,7 @@ void Rendezvous::fail_chunk(const Call& call, int block) noexcept {
 }
 
 void Rendezvous::depart(int rank, std::int64_t sequence) noexcept {
-  const std::lock_guard lock(world_->mutex_);
+  const auto lock = world_->lock();
   departed_[static_cast<std::size_t>(rank)] = sequence;
   const auto waiting = meetings_.lower_bound(sequence);
   if (waiting != meetings_.end()) fail_if_departed(*waiting->second);
@@ -309,16 +238,18 @@ std::string Rendezvous::where(const Call& call) const {
   return fmt::format("[{} #{} of {}]", op, call.sequence, name_);
 }
 
-// Where a rank waits in another group of the world: most often for one of those who wait for it.
-std::string Rendezvous::elsewhere(int world_rank) const {
-  for (const Rendezvous* group : world_->groups_) {
-    const auto member = std::ranges::find(group->members_, world_rank);
-    if (group == this || member == group->members_.end()) continue;
-    const auto r = static_cast<std::size_t>(member - group->members_.begin());
-    for (const auto& [sequence, meeting] : group->meetings_) {
-      if (!meeting->here[r] || meeting->call.op == kDeclare) continue;
-      return fmt::format("#{} {} of {}", sequence, meeting->call.text, group->name_);
-    }
+void Rendezvous::world_failed() {
+  for (const auto& [sequence, meeting] : meetings_) meeting->set(kFailed);
+  meetings_.clear();
+}
+
+std::string Rendezvous::wait_of(int world_rank) const {
+  const auto member = std::ranges::find(members_, world_rank);
+  if (member == members_.end()) return {};
+  const auto r = static_cast<std::size_t>(member - members_.begin());
+  for (const auto& [sequence, meeting] : meetings_) {
+    if (!meeting->here[r] || meeting->call.op == kDeclare) continue;
+    return fmt::format("#{} {} of {}", sequence, meeting->call.text, name_);
   }
   return {};
 }
@@ -336,7 +267,8 @@ std::string Rendezvous::absent(const Meeting& meeting, bool only_departed) const
   for (std::size_t r = 0; r < members_.size(); ++r) {
     const bool departed = departed_[r] <= meeting.call.sequence;
     if (meeting.here[r] || (only_departed && !departed)) continue;
-    std::string waits = departed ? "" : elsewhere(members_[r]);
+    // Where it waits in another group is most often for one of those who wait for it.
+    std::string waits = departed ? "" : world_->wait_elsewhere(this, members_[r]);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
       return g.departed == departed && g.last == last_[r] && g.elsewhere == waits;
     });

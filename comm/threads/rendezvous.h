@@ -8,98 +8,22 @@
 // last to come while the rest sleep (one wake-up each), and a big one keeps every core busy however
 // few there are. Nobody waits for a particular rank once a meeting is ready: it always completes,
 // even if the world fails meanwhile, so no rank can take its memory away from under another.
-//
-// [Note: one failure] A world fails once: with the first mismatch, deadline, departure or abort.
-// Every meeting of all its groups that is not ready fails with that error, and so do all later
-// ones. Ranks in messages are ranks of the world, whatever the group.
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <new>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "comm/flight_recorder.h"
-#include "comm/threads/deadline_clock.h"
+#include "comm/world/call.h"
+#include "comm/world/world.h"
 
 namespace tessera::comm {
-
-class Rendezvous;
-
-/// What all groups of one world share.
-class World {
- public:
-  /// `on_failure`, `flight`: as in ThreadsOptions. Throws InvalidArgument unless deadline > 0.
-  explicit World(std::chrono::milliseconds deadline,
-                 std::function<void(const std::string& message)> on_failure = {},
-                 std::shared_ptr<FlightRecorder> flight = {});
-
-  /// Null: nothing is recorded.
-  FlightRecorder* flight() const { return flight_.get(); }
-  /// Fails the world unless it has failed already: because a rank says so, or with an error.
-  void abort(std::string message);
-  void fail(std::string message);
-  /// See ProcessGroup::abort().
-  void abort_by(int world_rank, std::string_view reason) noexcept;
-  /// abort() with what `message()` returns; with a few words where there is no memory for it.
-  template <class F>
-  void abort_with(F message) noexcept {
-    abort(text_of(message));
-  }
-  std::chrono::milliseconds deadline() const { return deadline_; }
-  /// Time as it counts against the deadline: see [Note: time that counts].
-  DeadlineClock& clock() { return *clock_; }
-  /// When something that begins now must be done.
-  DeadlineClock::time_point time_limit() { return clock_->now() + deadline_; }
-  /// See ProcessGroup::pause_deadline().
-  std::shared_ptr<const void> pause_deadline() { return DeadlineClock::pause(clock_); }
-  /// Returns once `word` is not `value` (true), or after the deadline (false).
-  bool wait_while(const std::atomic<std::uint32_t>& word, std::uint32_t value);
-  bool has_failed() { return failed_.load(std::memory_order_acquire); }
-  /// Throws CommError if the world has failed.
-  void check();
-  /// Whether `message` is what abort() made every rank throw.
-  bool is_echo(std::string_view message);
-
- private:
-  friend class Rendezvous;
-  template <class F>
-  static std::string text_of(F message) noexcept {
-    try {
-      return message();
-    } catch (const std::bad_alloc&) {
-      return "no memory left";  // short enough to need none
-    }
-  }
-  void fail_locked(std::string message, bool aborted = false);  // under mutex_
-
-  const std::chrono::milliseconds deadline_;
-  const std::function<void(const std::string& message)> on_failure_;
-  const std::shared_ptr<FlightRecorder> flight_;
-  const std::shared_ptr<DeadlineClock> clock_ = std::make_shared<DeadlineClock>();
-  std::atomic<bool> failed_ = false;
-  std::mutex mutex_;  // guards the rest, and all groups; never held while working or sleeping
-  std::optional<std::string> failure_;
-  bool aborted_ = false;  // failure_ came from abort()
-  std::vector<Rendezvous*> groups_;
-};
-
-/// What a rank calls. Equal on all ranks, or the world fails.
-struct Call {
-  std::int64_t sequence = 0;
-  std::string_view op;  ///< static storage
-  std::string text;     ///< everything that must agree: op, reduction, dtypes, count, root, label
-  FlightTicket flight = {};
-};
 
 /// What a rank brings to a meeting; the op says what it points to.
 struct Slot {
@@ -119,14 +43,14 @@ struct Chunks {
 };
 
 /// The meetings of one group.
-class Rendezvous {
+class Rendezvous final : private World::Group {
  public:
   /// The op of an announced call that nothing waits for.
   static constexpr std::string_view kDeclare = "declare";
 
   /// `members`: the group's ranks as ranks of the world. `name` is for messages.
   Rendezvous(std::shared_ptr<World> world, std::string name, std::vector<int> members);
-  ~Rendezvous();
+  ~Rendezvous() override;
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
@@ -149,7 +73,6 @@ class Rendezvous {
   void depart(int rank, std::int64_t sequence) noexcept;
 
  private:
-  friend class World;
   struct Meeting;
 
   void meet_and_work(int rank, const Call& call, const Slot& slot, const Chunks& chunks);
@@ -160,8 +83,9 @@ class Rendezvous {
   void fail_chunk(const Call& call, int block) noexcept;
   std::string where(const Call& call) const;
   std::string absent(const Meeting& meeting, bool only_departed) const;
-  std::string elsewhere(int world_rank) const;
   void fail_if_departed(const Meeting& meeting) noexcept;
+  void world_failed() override;
+  std::string wait_of(int world_rank) const override;
 
   const std::shared_ptr<World> world_;
   const std::string name_;

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "comm/threads.h"
-#include "comm/threads/deadline_clock.h"
+#include "comm/world/deadline_clock.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::comm {

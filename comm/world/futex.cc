@@ -1,4 +1,4 @@
-#include "comm/threads/futex.h"
+#include "comm/world/futex.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

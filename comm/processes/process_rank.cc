@@ -1,0 +1,188 @@
+#include "comm/processes/process_rank.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <span>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "comm/world/ranks_text.h"
+#include "engine/error.h"
+#include "engine/philox.h"
+
+namespace tessera::comm {
+
+using engine::CommError;
+
+// What a rank says in an exchange.
+struct ProcessRank::Record {
+  std::uint64_t hash = 0;  // of all calls up to this one
+  std::int64_t sequence = 0;
+  int color = 0;
+  int key = 0;
+  std::array<std::byte, kMaxMessage> message = {};  // for the part that this rank is the first of
+  char last[128] = {};                              // the last collective, cut
+};
+
+std::size_t ProcessRank::record_nbytes() {
+  static_assert(std::is_trivially_copyable_v<Record>);
+  return sizeof(Record);
+}
+
+ProcessRank::ProcessRank(std::shared_ptr<World> world, std::string name, std::vector<int> members,
+                         int rank, Exchange& exchange)
+    : world_(std::move(world)),
+      name_(std::move(name)),
+      members_(std::move(members)),
+      rank_(rank),
+      exchange_(exchange),
+      hash_(engine::fnv1a("")) {
+  if (FlightRecorder* flight = world_->flight()) {
+    flight_group_ = flight->add_group(name_, members_);
+    ring_ = &flight->ring(world_rank(rank_));
+  }
+}
+
+Call ProcessRank::next_call(const FlightCall& what, std::string text) {
+  const std::int64_t sequence = sequence_++;
+  FlightTicket flight;
+  if (ring_ != nullptr) flight = {*ring_, ring_->called(flight_group_, sequence, what)};
+  return {.sequence = sequence, .op = what.op, .text = std::move(text), .flight = flight};
+}
+
+Call ProcessRank::announce(const FlightCall& what, std::string text) {
+  Call call = next_call(what, std::move(text));
+  last_ = fmt::format("#{} {}", call.sequence, call.text);
+  hash_ = engine::fnv1a("\n", engine::fnv1a(last_, hash_));
+  return call;
+}
+
+void ProcessRank::expire(const Call& call) {
+  world_->fail(
+      fmt::format("[{} #{}] expected {} ranks within {} ms, got no end of it: some rank is "
+                  "missing; {} (rank {} of {})",
+                  call.op, call.sequence, size(), world_->deadline().count(), call.text,
+                  world_rank(rank_), name_));
+}
+
+void ProcessRank::check() { end_agree(false); }
+
+void ProcessRank::agree(const engine::Stream& stream) {
+  end_agree(true);
+  begin({}, &stream);
+  agreeing_ = next_call({.op = "agree"}, "agree");
+  agreeing_->flight.enter(FlightState::kStarted);
+}
+
+void ProcessRank::declare(std::string_view what) {
+  announce({.op = "declare", .label = what}, std::string(what))
+      .flight.enter(FlightState::kFinished);
+}
+
+void ProcessRank::barrier(std::string_view label) {
+  const Call call = announce({.op = "barrier", .label = label}, fmt::format("barrier '{}'", label));
+  compare(exchange({}, call), call);
+}
+
+ProcessRank::Part ProcessRank::split(int color, int key, const std::function<Message()>& message) {
+  const auto at = [](const std::vector<Record>& records, int rank) -> const Record& {
+    return records[static_cast<std::size_t>(rank)];
+  };
+  const Call call = announce({.op = "split"}, "split");
+  const auto records = exchange({.color = color, .key = key}, call);
+  compare(records, call);
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r) {
+    if (at(records, r).color == color) ranks.push_back(r);
+  }
+  std::ranges::stable_sort(ranks, {}, [&](int r) { return at(records, r).key; });
+
+  Record own;
+  if (ranks[0] == rank_) {
+    const Message said = message();
+    engine::require(said.size() <= kMaxMessage, "[split] expected at most {} bytes, got {}",
+                    kMaxMessage, said.size());
+    std::ranges::copy(said, own.message.begin());
+  }
+  const auto heard = at(exchange(own, call), ranks[0]).message;
+  Part part{.name = fmt::format("{}:{}", name_, color),
+            .members = {},
+            .rank = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin()),
+            .message = {heard.begin(), heard.end()}};
+  for (const int r : ranks) part.members.push_back(world_rank(r));
+  return part;
+}
+
+void ProcessRank::begin(Record record, const engine::Stream* stream) {
+  world_->check();
+  record.hash = hash_;
+  record.sequence = sequence_;
+  last_.copy(record.last, sizeof(record.last) - 1);
+  exchange_.begin(std::as_bytes(std::span(&record, 1)), stream);
+}
+
+std::vector<ProcessRank::Record> ProcessRank::end(const Call& call) {
+  const auto limit = world_->time_limit();
+  std::span<const std::byte> bytes;
+  while ((bytes = exchange_.answers()).empty()) {
+    world_->check();
+    if (world_->clock().now() >= limit) {
+      std::vector<int> silent;
+      for (const int r : exchange_.silent()) silent.push_back(world_rank(r));
+      fail(fmt::format("{} expected {} ranks within {} ms, got no answer of {}; {}", where(call),
+                       size(), world_->deadline().count(),
+                       silent.empty() ? "some" : ranks_text(silent), call.text));
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  world_->check();  // or it was released without an answer
+  std::vector<Record> records(members_.size());
+  engine::require<CommError>(bytes.size() == records.size() * sizeof(Record),
+                             "{} expected {} bytes of each rank, got {} of all", where(call),
+                             sizeof(Record), bytes.size());
+  std::memcpy(records.data(), bytes.data(), bytes.size());
+  call.flight.enter(FlightState::kFinished);
+  return records;
+}
+
+std::vector<ProcessRank::Record> ProcessRank::exchange(const Record& record, const Call& call) {
+  end_agree(true);
+  call.flight.enter(FlightState::kStarted);
+  begin(record, nullptr);
+  return end(call);
+}
+
+void ProcessRank::end_agree(bool wait) {
+  if (!agreeing_ || (!wait && exchange_.answers().empty())) return;
+  const Call call = *std::exchange(agreeing_, std::nullopt);
+  compare(end(call), call);
+}
+
+void ProcessRank::compare(const std::vector<Record>& records, const Call& call) {
+  const auto differs = [&](const Record& r) {
+    return r.hash != records[0].hash || r.sequence != records[0].sequence;
+  };
+  const auto found = std::ranges::find_if(records, differs);
+  if (found == records.end()) return;
+  const auto rank = static_cast<int>(found - records.begin());
+  fail(fmt::format("{} expected rank {}'s calls up to {}, got rank {}'s up to {}", where(call),
+                   world_rank(0), std::string(records[0].last), world_rank(rank),
+                   std::string(found->last)));
+}
+
+void ProcessRank::fail(std::string message) {
+  world_->fail(std::move(message));
+  exchange_.release();
+  world_->check();
+}
+
+std::string ProcessRank::where(const Call& call) const {
+  return fmt::format("[{} #{} of {}]", call.op, call.sequence, name_);
+}
+
+}  // namespace tessera::comm
