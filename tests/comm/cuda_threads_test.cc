@@ -14,8 +14,12 @@ Backend threads_on(std::string name, bool share) {
     return Stream::cuda(std::move(stream_name), gpu_of(rank, share), options);
   };
   return {.name = std::move(name),
-          .run = [](int size, milliseconds deadline,
-                    const auto& fn) { run_ranks(size, {.deadline = deadline}, fn); },
+          .run =
+              [](int size, milliseconds deadline, const RankFunction& fn) {
+                return said_by_threads(size, fn, [&](const auto& each) {
+                  run_ranks(size, {.deadline = deadline}, each);
+                });
+              },
           .here = stream,
           .beside = stream,
           .num_large = 5003,

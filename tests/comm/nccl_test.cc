@@ -46,8 +46,10 @@ INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
                          ::testing::Values(Backend{
                              .name = "nccl",
                              .run =
-                                 [](int size, milliseconds deadline, const auto& fn) {
-                                   run_nccl_ranks(size, {.deadline = deadline}, fn);
+                                 [](int size, milliseconds deadline, const RankFunction& fn) {
+                                   return said_by_threads(size, fn, [&](const auto& each) {
+                                     run_nccl_ranks(size, {.deadline = deadline}, each);
+                                   });
                                  },
                              .here = on_own_gpu,
                              .beside = on_own_gpu,

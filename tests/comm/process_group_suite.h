@@ -35,16 +35,30 @@ using ::testing::HasSubstr;
 constexpr int kSizes[] = {1, 2, 3, 4, 8};
 constexpr milliseconds kLong = std::chrono::hours(1);  // a test that waits for it fails
 
+// What a rank does in a test, and says to the test about it.
+using RankFunction = std::function<std::string(ProcessGroup&)>;
+
 // How to run ranks on a backend, and where they work.
 struct Backend {
   std::string name;
-  std::function<void(int size, milliseconds deadline, const std::function<void(ProcessGroup&)>&)>
-      run;
+  // Runs the function once a rank, wherever ranks of this backend are, and returns what each says.
+  // Nothing else that it does has to be seen by the caller.
+  std::function<std::vector<std::string>(int size, milliseconds deadline, const RankFunction&)> run;
   // A stream of rank `rank` of the world: in the calling thread where that is possible, or beside.
   std::function<Stream(int rank, std::string name, engine::StreamOptions)> here, beside;
   std::int64_t num_large = 100003;  // elements that make a backend cut a tensor into chunks
   milliseconds deadline{50};        // for a test that waits for it
 };
+
+// Of ranks that are threads of this process: `run_threads` gives each its group.
+std::vector<std::string> said_by_threads(
+    int size, const RankFunction& fn,
+    const std::function<void(const std::function<void(ProcessGroup&)>&)>& run_threads) {
+  std::vector<std::string> said(static_cast<std::size_t>(size));
+  run_threads(
+      [&](ProcessGroup& group) { said[static_cast<std::size_t>(group.rank())] = fn(group); });
+  return said;
+}
 
 // A stream and its memory.
 struct Place {
@@ -56,7 +70,10 @@ class ProcessGroupTest : public ::testing::TestWithParam<Backend> {
  protected:
   static void run(int size, const std::function<void(ProcessGroup&)>& fn,
                   milliseconds deadline = kLong) {
-    GetParam().run(size, deadline, fn);
+    GetParam().run(size, deadline, [&](ProcessGroup& group) {
+      fn(group);
+      return std::string();
+    });
   }
 
   static Place place(int rank, engine::StreamOptions options = {}) {
@@ -77,18 +94,14 @@ class ProcessGroupTest : public ::testing::TestWithParam<Backend> {
   // What each rank's CommError says; empty where there is none.
   static std::vector<std::string> errors(int size, const std::function<void(ProcessGroup&)>& fn,
                                          milliseconds deadline = kLong) {
-    std::vector<std::string> messages(static_cast<std::size_t>(size));
-    run(
-        size,
-        [&](ProcessGroup& group) {
-          try {
-            fn(group);
-          } catch (const CommError& error) {
-            messages[static_cast<std::size_t>(group.rank())] = error.what();
-          }
-        },
-        deadline);
-    return messages;
+    return GetParam().run(size, deadline, [&](ProcessGroup& group) -> std::string {
+      try {
+        fn(group);
+        return "";
+      } catch (const CommError& error) {
+        return error.what();
+      }
+    });
   }
 };
 
@@ -256,16 +269,18 @@ TEST_P(ProcessGroupTest, SeveralRanksEqualOneThatAccumulates) {
   constexpr int kSteps = 3;
   constexpr std::int64_t kNumel = 4 * 1111;
   for (const int size : {2, 4}) {
-    const Tensor expected = Tensor::empty(Memory(), {kNumel}, DType::kF32, "one");
-    run(1, [&](ProcessGroup& group) {
+    const auto said = GetParam().run(1, kLong, [&](ProcessGroup& group) {
       const auto [stream, memory] = place(0);
       const Tensor one = Tensor::zeros(memory, {kNumel}, DType::kF32, "one");
       for (int i = 0; i < kSteps * size; ++i) {
         group.all_reduce(contribution(memory, kNumel, DType::kBF16, i % size, i / size), one,
                          Accumulate::kYes, stream, "micro-batch");
       }
-      one.copy_to_host(expected.raw());
+      const std::vector<std::byte> bytes = bytes_of(one);
+      return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     });
+    const Tensor expected = Tensor::empty(Memory(), {kNumel}, DType::kF32, "one");
+    expected.copy_from_host(said[0].data(), kNumel);
     run(size, [&](ProcessGroup& group) {
       const auto [stream, memory] = place(group.rank());
       const std::int64_t n = kNumel / size;

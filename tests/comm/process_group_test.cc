@@ -9,8 +9,12 @@ INSTANTIATE_TEST_SUITE_P(
     Backends, ProcessGroupTest,
     ::testing::Values(Backend{
         .name = "threads",
-        .run = [](int size, milliseconds deadline,
-                  const auto& fn) { run_ranks(size, {.deadline = deadline}, fn); },
+        .run =
+            [](int size, milliseconds deadline, const RankFunction& fn) {
+              return said_by_threads(size, fn, [&](const auto& each) {
+                run_ranks(size, {.deadline = deadline}, each);
+              });
+            },
         .here = [](int, std::string name,
                    auto options) { return Stream::inline_cpu(std::move(name), options); },
         .beside = [](int, std::string name,
