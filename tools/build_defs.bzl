@@ -26,7 +26,8 @@ _WARNINGS = [
     "-Wno-unknown-warning-option",  # clang does not know the one above
 ]
 
-# Tests take longer to compile than to run: a third less of it than with -O3.
+# Tests, and kernels that the host's compiler compiles for them, take longer to compile than to run: a third less of it than
+# with -O3, and of kernels less than half.
 _TEST_COPTS = select({
     str(Label("//third_party:opt")): ["-O1"],
     "//conditions:default": [],
