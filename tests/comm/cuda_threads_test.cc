@@ -1,6 +1,7 @@
 // Ranks as threads on GPU memory: the conformance suite, with a GPU for all and with one for each.
 #include "comm/threads.h"
 #include "engine/cuda.h"
+#include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
 
 namespace tessera::comm {

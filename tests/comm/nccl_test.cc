@@ -7,6 +7,7 @@
 #include <array>
 
 #include "engine/cuda.h"
+#include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
 
 namespace tessera::comm {

@@ -1,5 +1,6 @@
 // The conformance suite on CPU ranks.
 #include "comm/threads.h"
+#include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
 
 namespace tessera::comm {

@@ -17,12 +17,12 @@
 #include "comm/threads.h"
 #include "engine/copy.h"
 #include "tests/emulator/control.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/shard/toy_training.h"
 
 namespace tessera::shard {
 namespace {
 
-using engine::Memory;
 using engine::Stream;
 using engine::Tensor;
 using testing::Training;
@@ -81,13 +81,11 @@ class Gate {
   std::shared_future<void> opened_ = promise_.get_future().share();
 };
 
-struct Rank {
+struct Rank : testing::ToyRank {
   Rank(comm::ProcessGroup& world, const FsdpOptions& options)
-      : compute(Stream::cuda("compute", world.rank())),
-        memory(compute),
-        tape(memory, compute),
-        model(3, 300),
-        fsdp(world, memory, compute, model.blocks(), &model.root, options) {}
+      : ToyRank(world, options,
+                {.numel = 300, .poison = false, .compute = Stream::cuda("compute", world.rank())}) {
+  }
 
   // Two micro-steps.
   void pass() {
@@ -96,12 +94,6 @@ struct Rank {
       tape.backward(model.loss(tape, Tensor::zeros(memory, {300}, engine::DType::kF32)));
     }
   }
-
-  Stream compute;
-  Memory memory;
-  engine::Tape tape;
-  testing::ToyModel model;
-  Fsdp fsdp;
 };
 
 // An update goes behind what reads the values, a checkpoint's copy, and nobody stands by for it:

@@ -1,4 +1,4 @@
-// The pages that these tests read: README, CONTRIBUTING, and all of docs.
+// The pages that these tests read: README, CONTRIBUTING, tests/README, and all of docs.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace tessera::testing {
 
 inline std::vector<std::string> pages() {
-  std::vector<std::string> pages = {"README.md", "CONTRIBUTING.md"};
+  std::vector<std::string> pages = {"README.md", "CONTRIBUTING.md", "tests/README.md"};
   for (const auto& entry : std::filesystem::directory_iterator("docs")) {
     if (entry.path().extension() == ".md") pages.push_back(entry.path().string());
   }

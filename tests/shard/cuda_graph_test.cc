@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/elementwise.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
 
@@ -94,10 +95,11 @@ TEST(CudaGraph, WhatComesBetweenChangesNothing) {
   }
 }
 
-// One rank's Fsdp on a GPU.
-struct Rank {
+// On a GPU.
+struct Rank : testing::ToyRank {
   explicit Rank(comm::ProcessGroup& world, const FsdpOptions& options = {})
-      : fsdp(world, memory, compute, model.blocks(), &model.root, options), sgd(fsdp, {}) {}
+      : ToyRank(world, options,
+                {.numel = 300, .poison = false, .compute = engine::Stream::cuda("compute", 0)}) {}
 
   GradNorm step(double max_norm = 1) {
     fsdp.begin_step();
@@ -108,12 +110,7 @@ struct Rank {
   }
   std::vector<float> parameter() { return fsdp.full_parameter(*fsdp.parameters().front()); }
 
-  engine::Stream compute = engine::Stream::cuda("compute", 0);
-  engine::Memory memory{compute};
-  engine::Tape tape{memory, compute};
-  ToyModel model{3, 300};
-  Fsdp fsdp;
-  Sgd sgd;
+  Sgd sgd{fsdp, {}};
   Tensor x = Tensor::zeros(memory, {300}, DType::kF32);
 };
 

@@ -1,15 +1,16 @@
-// Updates beside backward: the bits of updates behind it, how early they are, and what is refused.
+// Updates while backward goes on: the bits of updates after it, how early they are, and what is
+// refused.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <future>
 #include <limits>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -22,9 +23,10 @@
 #include "shard/optimizer/adamw.h"
 #include "shard/optimizer/optimizer.h"
 #include "shard/optimizer/sgd.h"
-#include "tests/shard/collective_log.h"
+#include "tests/shard/launch_watch.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/shard/toy_training.h"
-#include "tests/shard/watch.h"
+#include "tests/testing/concurrently.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
 
@@ -33,28 +35,28 @@ namespace {
 
 using comm::ProcessGroup;
 using engine::InvalidArgument;
-using engine::Memory;
 using engine::Stream;
-using engine::Tape;
 using engine::Tensor;
-using testing::CollectiveLog;
+using testing::concurrently;
 using testing::error_of;
 using testing::has;
-using testing::LoggedGroup;
 using testing::loss_with;
-using testing::ToyModel;
+using testing::ToyRank;
 using testing::train;
 using testing::Training;
 using testing::Watch;
 
 constexpr UpdateGathers kBoth[] = {UpdateGathers::kInterleaved, UpdateGathers::kContiguous};
 
-void expect_bits_of_a_step_behind(Training run, const std::string& what) {
-  const std::vector<float> expected = train(run);
-  for (const UpdateGathers gathers : kBoth) {
-    run.in_backward = gathers;
-    EXPECT_EQ(train(run), expected) << what << ", gathers " << static_cast<int>(gathers);
-  }
+void expect_bits_of_a_step_behind(const Training& run, const std::string& what) {
+  const std::vector<std::optional<UpdateGathers>> ways = {{}, kBoth[0], kBoth[1]};
+  const auto values = concurrently(ways, [&](const std::optional<UpdateGathers>& gathers) {
+    Training mine = run;
+    mine.in_backward = gathers;
+    return train(mine);
+  });
+  EXPECT_EQ(values[1], values[0]) << what << ", interleaved";
+  EXPECT_EQ(values[2], values[0]) << what << ", contiguous";
 }
 
 class EarlyUpdateOn : public ::testing::TestWithParam<int> {};
@@ -123,27 +125,21 @@ TEST(EarlyUpdate, HasTheBitsOfAStepBehindWhereARankHasNoBatch) {
   const auto run = [](bool early) {
     std::vector<float> result;
     comm::run_ranks(2, {}, [&](ProcessGroup& world) {
-      const Memory memory;
-      Tape tape(memory, Stream::inline_cpu("compute"));
-      ToyModel model(3, 70);
-      Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, {});
-      Sgd sgd(fsdp, {.momentum = 0.9});
+      ToyRank rank(world, {}, {.numel = 70, .poison = false});
+      Sgd sgd(rank.fsdp, {.momentum = 0.9});
       for (int step = 0; step < 3; ++step) {
         const bool has_batch = step == 0 || world.rank() == 0;
-        ASSERT_EQ(fsdp.join(has_batch ? 1 : 0), 1);
+        ASSERT_EQ(rank.fsdp.join(has_batch ? 1 : 0), 1);
         if (early) sgd.step_in_backward(0.1);
-        fsdp.begin_step();
+        rank.fsdp.begin_step();
         if (has_batch) {
-          const std::vector<float> values(70, 0.01f * static_cast<float>(step + world.rank() + 1));
-          tape.backward(model.loss(tape, Tensor::from<float>(memory, {70}, values, "x")));
+          rank.tape.backward(rank.loss(0.01f * static_cast<float>(step + world.rank() + 1)));
         }
-        fsdp.finish_step();
+        rank.fsdp.finish_step();
         if (!early) sgd.step(0.1);
       }
-      for (const engine::Parameter* p : fsdp.parameters()) {
-        const std::vector<float> values = fsdp.full_parameter(*p);
-        if (world.rank() == 0) result.insert(result.end(), values.begin(), values.end());
-      }
+      const std::vector<float> mine = rank.values();
+      if (world.rank() == 0) result = mine;
     });
     return result;
   };
@@ -155,17 +151,15 @@ TEST(EarlyUpdate, IsMadeWhileBackwardGoesOn) {
   for (const std::string name : {"ddp", "zero1", "zero3"}) {
     comm::run_ranks(2, {}, [&](ProcessGroup& world) {
       Watch watch;
-      const Memory memory;
-      Tape tape(memory, Stream::inline_cpu("compute"));
-      ToyModel model(3, 40);
-      Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root,
-                {.placement = Placement::preset(name), .listener = &watch});
-      Sgd sgd(fsdp, {});
+      ToyRank rank(world, {.placement = Placement::preset(name), .listener = &watch},
+                   {.numel = 40, .poison = false});
+      Sgd sgd(rank.fsdp, {});
       sgd.step_in_backward(0.1);
-      fsdp.begin_step();
+      rank.fsdp.begin_step();
       bool is_early = false;
-      tape.backward(loss_with(tape, model, [&] { is_early = watch.wait_for("optimizer h.2"); }));
-      fsdp.finish_step();
+      rank.tape.backward(
+          loss_with(rank.tape, rank.model, [&] { is_early = watch.wait_for("optimizer h.2"); }));
+      rank.fsdp.finish_step();
       EXPECT_TRUE(is_early) << name;
     });
   }
@@ -195,19 +189,16 @@ class Slow : public Optimizer {
 // The two slots of three units are used in turn: the first unit is gathered into that of the last.
 TEST(EarlyUpdate, HoldsUpNoGather) {
   auto groups = comm::make_threads_world(1);
-  const Memory memory;
-  Tape tape(memory, Stream::inline_cpu("compute"));
-  ToyModel model(3, 40);
-  Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root, {});
+  ToyRank rank(*groups.front(), {}, {.numel = 40, .poison = false});
   std::promise<void> reached;
   std::future_status status = std::future_status::timeout;
-  Slow slow(fsdp, [&, future = reached.get_future().share()](const std::string& unit) {
+  Slow slow(rank.fsdp, [&, future = reached.get_future().share()](const std::string& unit) {
     if (unit == "h.2") status = future.wait_for(std::chrono::seconds(10));
   });
   slow.step_in_backward(0.1);
-  fsdp.begin_step();
-  tape.backward(loss_with(tape, model, [&] { reached.set_value(); }));
-  fsdp.finish_step();
+  rank.fsdp.begin_step();
+  rank.tape.backward(loss_with(rank.tape, rank.model, [&] { reached.set_value(); }));
+  rank.fsdp.finish_step();
   EXPECT_EQ(status, std::future_status::ready);
 }
 
@@ -239,25 +230,22 @@ TEST(EarlyUpdate, TheNextForwardBeginsWhileTheLastBlockIsStillGathered) {
       HeldGroup world(ranks, [&, future = reached.get_future().share()] {
         if (holds) status = future.wait_for(std::chrono::seconds(10));
       });
-      const Memory memory;
-      Tape tape(memory, Stream::inline_cpu("compute"));
-      ToyModel model(3, 40);
       FsdpOptions options{.placement = Placement::preset("zero1")};
       if (on_host) options.offload.optimizer = 1;
-      Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, options);
-      Sgd sgd(fsdp, {.momentum = 0.9});
-      fsdp.synchronize();
+      ToyRank rank(world, options, {.numel = 40, .poison = false});
+      Sgd sgd(rank.fsdp, {.momentum = 0.9});
+      rank.fsdp.synchronize();
       holds = true;
       for (int step = 0; step < 2; ++step) {
         if (step == 0 && on_host) sgd.step_in_backward(0.1, UpdateGathers::kInterleaved);
-        fsdp.begin_step();
-        tape.backward(testing::loss_calling(tape, model, 40, [&](std::size_t i) {
+        rank.fsdp.begin_step();
+        rank.tape.backward(testing::loss_calling(rank.tape, rank.model, 40, [&](std::size_t i) {
           if (step == 1 && i == 0) reached.set_value();
         }));
-        const GradNorm norm = fsdp.finish_step();
+        const GradNorm norm = rank.fsdp.finish_step();
         if (step == 0 && !on_host) sgd.step(0.1, norm, 0);
       }
-      fsdp.synchronize();
+      rank.fsdp.synchronize();
       EXPECT_EQ(status, std::future_status::ready) << "on the host " << on_host;
     });
   }
@@ -268,138 +256,22 @@ TEST(EarlyUpdate, EndsBeforeItsOptimizerDoes) {
   for (const int thrower : {0, 1}) {
     const std::string message = error_of<std::runtime_error>([&] {
       comm::run_ranks(2, {}, [&](ProcessGroup& world) {
-        const Memory memory;
-        Tape tape(memory, Stream::inline_cpu("compute"));
-        ToyModel model(3, 40);
-        Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, {});
+        ToyRank rank(world, {}, {.numel = 40, .poison = false});
         const std::string alive = "the optimizer's own";
-        Slow slow(fsdp, [&](const std::string&) {
+        Slow slow(rank.fsdp, [&](const std::string&) {
           std::this_thread::sleep_for(std::chrono::milliseconds(50));
           EXPECT_EQ(alive, "the optimizer's own");
         });
         slow.step_in_backward(0.1);
-        fsdp.begin_step();
-        tape.backward(loss_with(tape, model, [&] {
+        rank.fsdp.begin_step();
+        rank.tape.backward(loss_with(rank.tape, rank.model, [&] {
           if (world.rank() == thrower) throw std::runtime_error("planted");
         }));
-        fsdp.finish_step();
+        rank.fsdp.finish_step();
       });
     });
     EXPECT_TRUE(has(message, {"planted"}));
   }
-}
-
-// Of rank 0 in the second step; `with_sizes`: and among how many ranks each is.
-std::vector<std::string> collectives(const std::string& name, UpdateGathers gathers, int ranks = 2,
-                                     bool with_sizes = false) {
-  std::vector<std::string> lines;
-  comm::run_ranks(ranks, {}, [&](ProcessGroup& all) {
-    CollectiveLog log;
-    LoggedGroup world(all, log);
-    const Memory memory;
-    Tape tape(memory, Stream::inline_cpu("compute"));
-    ToyModel model(3, 40);
-    Fsdp fsdp(
-        world, memory, tape.stream(), model.blocks(), &model.root,
-        {.placement = Placement::preset(name), .shard_ranks = default_shard_ranks(name, ranks)});
-    Sgd sgd(fsdp, {});
-    for (int step = 0; step < 2; ++step) {
-      log.take();
-      sgd.step_in_backward(0.1, gathers);
-      fsdp.begin_step();
-      tape.backward(model.loss(tape, Tensor::zeros(memory, {40}, engine::DType::kF32)));
-      fsdp.finish_step();
-    }
-    if (world.rank() != 0) return;
-    for (const CollectiveLog::Record& record : log.records()) {
-      lines.push_back(record.text + (with_sizes ? " " + std::to_string(record.num_ranks) : ""));
-    }
-  });
-  return lines;
-}
-
-using Lines = std::vector<std::string>;
-
-TEST(EarlyUpdate, GathersUpdatedPartsAtOnce) {
-  EXPECT_EQ(collectives("zero1", UpdateGathers::kInterleaved),
-            (Lines{"all_reduce h.2 gradient", "all_gather h.2 update", "all_reduce h.1 gradient",
-                   "all_gather h.1 update", "all_reduce h.0 gradient", "all_gather h.0 update",
-                   "all_reduce root gradient", "all_gather root update", "all_gather norm"}));
-}
-
-TEST(EarlyUpdate, GathersUpdatedPartsBehindTheLastReduction) {
-  EXPECT_EQ(collectives("zero2", UpdateGathers::kContiguous),
-            (Lines{"reduce_scatter h.2 gradient", "reduce_scatter h.1 gradient",
-                   "reduce_scatter h.0 gradient", "reduce_scatter root gradient",
-                   "all_gather root update", "all_gather h.0 update", "all_gather h.1 update",
-                   "all_gather h.2 update", "all_gather norm"}));
-}
-
-// What a plain step gathers, and nothing again.
-TEST(EarlyUpdate, GathersNothingMoreForZero3) {
-  EXPECT_EQ(collectives("zero3", UpdateGathers::kInterleaved),
-            (Lines{"all_gather h.1 forward", "all_gather h.2 forward", "all_gather h.1 backward",
-                   "reduce_scatter h.2 gradient", "all_gather h.0 backward",
-                   "reduce_scatter h.1 gradient", "reduce_scatter h.0 gradient",
-                   "reduce_scatter root gradient", "all_gather root forward",
-                   "all_gather h.0 forward", "all_gather norm"}));
-}
-
-// Two replicas of three ranks: what is cut in replicas is gathered among 3, and what is cut between
-// them among 2. A gradient is reduced in the first replica, whose ranks hand the sums on and get
-// back those of all.
-Lines hybrid(const Lines& lines) {
-  Lines expected;
-  for (const std::string& line : lines) {
-    if (!line.starts_with("reduce ")) {
-      expected.push_back(line);
-      continue;
-    }
-    const std::string gradient = line.substr(7) + " gradient ";
-    expected.push_back("reduce_scatter " + gradient + "3");
-    expected.insert(expected.end(), 2, "broadcast " + gradient + "2");
-  }
-  return expected;
-}
-
-// Replicas update alike, and have nothing to tell each other.
-TEST(EarlyUpdate, GathersNothingMoreForHsdp) {
-  for (const UpdateGathers gathers : kBoth) {
-    EXPECT_EQ(collectives("hsdp", gathers, 6, true),
-              hybrid({"all_gather h.1 forward 3", "all_gather h.2 forward 3",
-                      "all_gather h.1 backward 3", "reduce h.2", "all_gather h.0 backward 3",
-                      "reduce h.1", "reduce h.0", "reduce root", "all_gather root forward 3",
-                      "all_gather h.0 forward 3", "all_gather norm 3"}));
-  }
-}
-
-TEST(EarlyUpdate, GathersUpdatedPartsInsideReplicasForHybridZero2) {
-  EXPECT_EQ(collectives("hybrid_zero2", UpdateGathers::kInterleaved, 6, true),
-            hybrid({"reduce h.2", "all_gather h.2 update 3", "reduce h.1",
-                    "all_gather h.1 update 3", "reduce h.0", "all_gather h.0 update 3",
-                    "reduce root", "all_gather root update 3", "all_gather norm 3"}));
-  EXPECT_EQ(collectives("hybrid_zero2", UpdateGathers::kContiguous, 6, true),
-            hybrid({"reduce h.2", "reduce h.1", "reduce h.0", "reduce root",
-                    "all_gather root update 3", "all_gather h.0 update 3",
-                    "all_gather h.1 update 3", "all_gather h.2 update 3", "all_gather norm 3"}));
-}
-
-// A rank's shard is whole again before it is gathered for the next forward.
-TEST(EarlyUpdate, GathersUpdatedPartsBetweenReplicasForHfsdp) {
-  EXPECT_EQ(
-      collectives("hfsdp", UpdateGathers::kInterleaved, 6, true),
-      hybrid({"all_gather h.1 forward 3", "all_gather h.2 forward 3", "all_gather h.1 backward 3",
-              "reduce h.2", "all_gather h.2 update 2", "all_gather h.0 backward 3", "reduce h.1",
-              "all_gather h.1 update 2", "reduce h.0", "all_gather h.0 update 2", "reduce root",
-              "all_gather root update 2", "all_gather root forward 3", "all_gather h.0 forward 3",
-              "all_gather norm 6"}));
-  EXPECT_EQ(
-      collectives("hfsdp", UpdateGathers::kContiguous, 6, true),
-      hybrid({"all_gather h.1 forward 3", "all_gather h.2 forward 3", "all_gather h.1 backward 3",
-              "reduce h.2", "all_gather h.0 backward 3", "reduce h.1", "reduce h.0", "reduce root",
-              "all_gather root update 2", "all_gather root forward 3", "all_gather h.0 update 2",
-              "all_gather h.1 update 2", "all_gather h.2 update 2", "all_gather h.0 forward 3",
-              "all_gather norm 6"}));
 }
 
 // A hook that counts.
@@ -429,25 +301,21 @@ class Counting : public Reducer {
 };
 
 TEST(EarlyUpdate, FinishesEachReducerOnce) {
-  const Memory memory;
   auto groups = comm::make_threads_world(1);
-  Tape tape(memory, Stream::inline_cpu("compute"));
-  ToyModel model(3, 40);
   Counting::Counts counts;
-  Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root,
-            {.reducer = [&](const ReducerContext& c) -> std::unique_ptr<Reducer> {
-              return std::make_unique<Counting>(c, counts);
-            }});
-  Sgd sgd(fsdp, {});
+  ToyRank rank(*groups.front(),
+               {.reducer = [&](const ReducerContext& c) -> std::unique_ptr<Reducer> {
+                 return std::make_unique<Counting>(c, counts);
+               }},
+               {.numel = 40, .poison = false});
+  Sgd sgd(rank.fsdp, {});
   sgd.step_in_backward(0.1);
-  fsdp.begin_step(2);
-  const auto pass = [&] {
-    tape.backward(model.loss(tape, Tensor::zeros(memory, {40}, engine::DType::kF32)));
-  };
+  rank.fsdp.begin_step(2);
+  const auto pass = [&] { rank.tape.backward(rank.loss(0)); };
   pass();
-  fsdp.next_micro_step();
+  rank.fsdp.next_micro_step();
   pass();
-  fsdp.finish_step();
+  rank.fsdp.finish_step();
   EXPECT_EQ(counts.reduces, 8);
   EXPECT_EQ(counts.lasts, 4);
   EXPECT_EQ(counts.finishes, 4);
@@ -457,31 +325,23 @@ TEST(EarlyUpdate, CountsItsStepsAndKnowsItsGroups) {
   const auto run = [](bool early) {
     std::vector<float> result;
     comm::run_ranks(2, {}, [&](ProcessGroup& world) {
-      const Memory memory;
-      Tape tape(memory, Stream::inline_cpu("compute"));
-      ToyModel model(2, 40);
-      Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, {});
-      AdamW adamw(fsdp, {.groups = {{.name = "slow",
-                                     .parameters = {"h.0.weight", "h.1.bias"},
-                                     .lr_scale = 0.1,
-                                     .weight_decay = 0.3}}});
+      ToyRank rank(world, {}, {.blocks = 2, .numel = 40, .poison = false});
+      AdamW adamw(rank.fsdp, {.groups = {{.name = "slow",
+                                          .parameters = {"h.0.weight", "h.1.bias"},
+                                          .lr_scale = 0.1,
+                                          .weight_decay = 0.3}}});
       for (int step = 0; step < 3; ++step) {
         // Mixed: a step of either kind follows one of the other.
         const bool is_early = early && step != 1;
         if (is_early) adamw.step_in_backward(0.1 + step);
-        fsdp.begin_step();
-        const std::vector<float> values(40, 0.01f * static_cast<float>(step + 1));
-        tape.backward(model.loss(tape, Tensor::from<float>(memory, {40}, values, "x")));
-        fsdp.finish_step();
+        rank.fsdp.begin_step();
+        rank.tape.backward(rank.loss(0.01f * static_cast<float>(step + 1)));
+        rank.fsdp.finish_step();
         if (!is_early) adamw.step(0.1 + step);
       }
       EXPECT_EQ(adamw.num_steps(), 3);
-      for (const engine::Parameter* p : fsdp.parameters()) {
-        for (const std::vector<float>& values :
-             {fsdp.full_parameter(*p), adamw.full_state(*p, "v")}) {
-          if (world.rank() == 0) result.insert(result.end(), values.begin(), values.end());
-        }
-      }
+      const std::vector<float> mine = rank.values(&adamw);
+      if (world.rank() == 0) result = mine;
     });
     return result;
   };
@@ -491,78 +351,67 @@ TEST(EarlyUpdate, CountsItsStepsAndKnowsItsGroups) {
 TEST(EarlyUpdate, IsDoneWhenTheStepIsFinished) {
   std::vector<float> values[2];
   for (const bool early : {false, true}) {
-    const Memory memory;
     auto groups = comm::make_threads_world(1);
-    Tape tape(memory, Stream::inline_cpu("compute"));
-    ToyModel model(2, 100);
-    Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root,
-              {.placement = Placement::preset("ddp")});
-    Slow slow(fsdp, [](const std::string&) {
+    ToyRank rank(*groups.front(), {.placement = Placement::preset("ddp")},
+                 {.blocks = 2, .numel = 100, .poison = false});
+    Slow slow(rank.fsdp, [](const std::string&) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     });
     if (early) slow.step_in_backward(0.1);
-    fsdp.begin_step();
+    rank.fsdp.begin_step();
     const std::vector<float> x(100, 0.5f);
-    tape.backward(model.loss(tape, Tensor::from<float>(memory, {100}, x, "x")));
-    fsdp.finish_step();
+    rank.tape.backward(rank.loss(0.5f));
+    rank.fsdp.finish_step();
     if (!early) slow.step(0.1);
     // Nothing writes what is loaded now.
-    const auto& last = *model.layers.front();
-    fsdp.load(last.weight, x);
-    fsdp.parameters_changed();
-    EXPECT_EQ(fsdp.full_parameter(last.weight), x);
-    values[early ? 1 : 0] = fsdp.full_parameter(last.bias);
+    const auto& last = *rank.model.layers.front();
+    rank.fsdp.load(last.weight, x);
+    rank.fsdp.parameters_changed();
+    EXPECT_EQ(rank.fsdp.full_parameter(last.weight), x);
+    values[early ? 1 : 0] = rank.fsdp.full_parameter(last.bias);
   }
   EXPECT_EQ(values[1], values[0]);
 }
 
 TEST(EarlyUpdate, TakesNoMoreMemoryThanAStepBehind) {
   const auto peak = [](bool early) {
-    const Memory memory;
     auto groups = comm::make_threads_world(1);
-    Tape tape(memory, Stream::inline_cpu("compute"));
-    ToyModel model(4, 1000);
-    Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root, {});
-    Sgd sgd(fsdp, {.momentum = 0.9});
+    ToyRank rank(*groups.front(), {}, {.blocks = 4, .numel = 1000, .poison = false});
+    Sgd sgd(rank.fsdp, {.momentum = 0.9});
     for (int step = 0; step < 2; ++step) {
       if (early) sgd.step_in_backward(0.1);
-      fsdp.begin_step();
-      tape.backward(model.loss(tape, Tensor::zeros(memory, {1000}, engine::DType::kF32)));
-      fsdp.finish_step();
+      rank.fsdp.begin_step();
+      rank.tape.backward(rank.loss(0));
+      rank.fsdp.finish_step();
       if (!early) sgd.step(0.1);
     }
-    return memory.stats().peak_nbytes;
+    return rank.memory.stats().peak_nbytes;
   };
   EXPECT_EQ(peak(true), peak(false));
 }
 
 TEST(EarlyUpdateErrors, SayWhatIsExpected) {
-  const Memory memory;
   auto groups = comm::make_threads_world(1);
-  Tape tape(memory, Stream::inline_cpu("compute"));
-  ToyModel model(2, 40);
-  Fsdp fsdp(*groups.front(), memory, tape.stream(), model.blocks(), &model.root, {});
-  Sgd sgd(fsdp, {});
-  const auto pass = [&] {
-    tape.backward(model.loss(tape, Tensor::zeros(memory, {40}, engine::DType::kF32)));
-  };
+  ToyRank rank(*groups.front(), {}, {.blocks = 2, .numel = 40, .poison = false});
+  Sgd sgd(rank.fsdp, {});
+  const auto pass = [&] { rank.tape.backward(rank.loss(0)); };
   const auto early = [&] { return error_of<InvalidArgument>([&] { sgd.step_in_backward(0.1); }); };
-  fsdp.begin_step();
+  rank.fsdp.begin_step();
   EXPECT_TRUE(has(early(), {"before begin_step()", "got it inside a step"}));
   pass();
-  fsdp.finish_step();
+  rank.fsdp.finish_step();
   sgd.step(0.1);
   sgd.step_in_backward(0.1);
   EXPECT_TRUE(has(early(), {"got two"}));
-  fsdp.begin_step();
-  fsdp.cancel_step();  // nothing is updated yet
+  rank.fsdp.begin_step();
+  rank.fsdp.cancel_step();  // nothing is updated yet
   EXPECT_EQ(sgd.num_steps(), 1);
   sgd.step_in_backward(0.1);
-  fsdp.begin_step();
+  rank.fsdp.begin_step();
   pass();
-  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { fsdp.cancel_step(); }),
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.fsdp.cancel_step(); }),
                   {"expected finish_step()", "got cancel_step()"}));
-  fsdp.finish_step();
+  rank.fsdp.finish_step();
   EXPECT_EQ(sgd.num_steps(), 2);
   EXPECT_TRUE(
       has(error_of<InvalidArgument>([&] { sgd.step(0.1); }), {"finish_step() before each"}));
@@ -577,21 +426,20 @@ TEST(EarlyUpdateErrors, AnEvaluationBehindTheLastBackwardIsRefused) {
       FsdpOptions options{.placement = Placement::preset(name)};
       if (is_hybrid(name)) options.shard_ranks = 2;
       comm::run_ranks(kRanks, {}, [&](ProcessGroup& world) {
-        const Memory memory;
-        Tape tape(memory, Stream::inline_cpu("compute"));
-        ToyModel model(3, 70);
-        Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, options);
-        Sgd sgd(fsdp, {.momentum = 0.9});
-        const Tensor x = Tensor::zeros(memory, {70}, engine::DType::kF32);
-        const auto evaluate = [&] { tape.no_grad([&] { return model.loss(tape, x); }); };
+        ToyRank rank(world, options, {.numel = 70, .poison = false});
+        Sgd sgd(rank.fsdp, {.momentum = 0.9});
+        const Tensor x = rank.input();
+        const auto evaluate = [&] {
+          rank.tape.no_grad([&] { return rank.model.loss(rank.tape, x); });
+        };
         sgd.step_in_backward(0.1, gathers);
-        fsdp.begin_step(2);
-        tape.backward(model.loss(tape, x));
+        rank.fsdp.begin_step(2);
+        rank.tape.backward(rank.model.loss(rank.tape, x));
         evaluate();
-        fsdp.next_micro_step({});
-        const Tensor loss = model.loss(tape, x);
+        rank.fsdp.next_micro_step({});
+        const Tensor loss = rank.model.loss(rank.tape, x);
         evaluate();
-        tape.backward(loss);
+        rank.tape.backward(loss);
         EXPECT_TRUE(has(error_of<InvalidArgument>(evaluate),
                         {"expected finish_step()", "a forward of 'h.", "evaluate before"}))
             << name;
@@ -601,27 +449,22 @@ TEST(EarlyUpdateErrors, AnEvaluationBehindTheLastBackwardIsRefused) {
 }
 
 TEST(EarlyUpdateErrors, UnusedParametersThatAreSkippedAreKnownTooLate) {
-  const Memory memory;
   auto groups = comm::make_threads_world(1);
-  ToyModel model(2, 40);
-  Fsdp fsdp(*groups.front(), memory, Stream::inline_cpu("compute"), model.blocks(), &model.root,
-            {.unused_parameters = UnusedParameters::kSkip});
-  Sgd sgd(fsdp, {});
+  ToyRank rank(*groups.front(), {.unused_parameters = UnusedParameters::kSkip},
+               {.blocks = 2, .numel = 40, .poison = false});
+  Sgd sgd(rank.fsdp, {});
   EXPECT_TRUE(has(error_of<InvalidArgument>([&] { sgd.step_in_backward(0.1); }), {"kSkip"}));
 }
 
 TEST(EarlyUpdateErrors, RanksThatDifferAreNamed) {
   const std::string message = error_of<engine::CommError>([] {
     comm::run_ranks(2, {.deadline = std::chrono::seconds(20)}, [&](ProcessGroup& world) {
-      const Memory memory;
-      Tape tape(memory, Stream::inline_cpu("compute"));
-      ToyModel model(2, 40);
-      Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, {});
-      Sgd sgd(fsdp, {});
+      ToyRank rank(world, {}, {.blocks = 2, .numel = 40, .poison = false});
+      Sgd sgd(rank.fsdp, {});
       sgd.step_in_backward(world.rank() == 0 ? 0.1 : 0.2);
-      fsdp.begin_step();
-      tape.backward(model.loss(tape, Tensor::zeros(memory, {40}, engine::DType::kF32)));
-      fsdp.finish_step();
+      rank.fsdp.begin_step();
+      rank.tape.backward(rank.loss(0));
+      rank.fsdp.finish_step();
     });
   });
   EXPECT_TRUE(has(message, {"lr 0.1", "lr 0.2", "in backward"}));
@@ -629,18 +472,14 @@ TEST(EarlyUpdateErrors, RanksThatDifferAreNamed) {
 
 TEST(EarlyUpdateErrors, AGradientThatIsNotFiniteIsNamed) {
   comm::run_ranks(2, {}, [&](ProcessGroup& world) {
-    const Memory memory;
-    Tape tape(memory, Stream::inline_cpu("compute"));
-    ToyModel model(2, 40);
-    Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root, {});
-    Sgd sgd(fsdp, {});
+    ToyRank rank(world, {}, {.blocks = 2, .numel = 40, .poison = false});
+    Sgd sgd(rank.fsdp, {});
     sgd.step_in_backward(0.1);
-    fsdp.begin_step();
-    std::vector<float> values(40, 1.0f);
-    if (world.rank() == 1) values[7] = std::numeric_limits<float>::infinity();
-    tape.backward(model.loss(tape, Tensor::from<float>(memory, {40}, values, "x")));
-    EXPECT_TRUE(
-        has(error_of<InvalidArgument>([&] { fsdp.finish_step(); }), {"expected finite gradients"}));
+    rank.fsdp.begin_step();
+    const float first = world.rank() == 1 ? std::numeric_limits<float>::infinity() : 1;
+    rank.tape.backward(rank.model.loss(rank.tape, rank.input(1, first)));
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.fsdp.finish_step(); }),
+                    {"expected finite gradients"}));
   });
 }
 

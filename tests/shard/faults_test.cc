@@ -18,6 +18,7 @@
 #include "shard/fsdp.h"
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/toy_model.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::shard {
@@ -25,14 +26,12 @@ namespace {
 
 using comm::ProcessGroup;
 using engine::Memory;
-using engine::Stream;
-using engine::Tape;
 using engine::Tensor;
 using std::chrono::milliseconds;
 using tessera::testing::affine;
 using tessera::testing::has;
 using tessera::testing::sum;
-using tessera::testing::ToyModel;
+using tessera::testing::ToyRank;
 
 constexpr std::int64_t kNumel = 300;
 constexpr int kRanks = 3;
@@ -57,23 +56,18 @@ class Watchdog {
 // Where a rank dies.
 enum class When { kForward, kBackward, kBetweenSteps };
 
-// One rank's objects and its training loop.
-struct Rank {
-  Rank(ProcessGroup& world, const Memory& m, const FsdpOptions& options)
-      : group(world),
-        memory(m),
-        number(world.rank()),
-        fsdp(world, memory, compute, model.blocks(), &model.root, options),
-        optimizer(fsdp, {.momentum = 0.9}) {}
+// One rank and its training loop.
+struct Rank : ToyRank {
+  Rank(ProcessGroup& world, const FsdpOptions& options)
+      : ToyRank(world, options, {.numel = kNumel}), group(world), number(world.rank()) {}
 
   // `between` runs in the region of the second layer; what it records runs in its backward.
   float step(const std::vector<int>& order = {0, 1, 2},
              const std::function<Tensor(const Tensor&)>& between = {}, bool updates = true) {
     fsdp.begin_step();
-    const Tensor input =
-        Tensor::from<float>(memory, {kNumel}, std::vector<float>(kNumel, 1.0f + float(number)));
+    const Tensor batch = input(1.0f + float(number));
     tape.backward(tape.region(model.root, [&] {
-      Tensor x = affine(tape, input, model.scale, nullptr);
+      Tensor x = affine(tape, batch, model.scale, nullptr);
       for (const int i : order) {
         auto& l = *model.layers[static_cast<std::size_t>(i)];
         x = tape.region(l.block, [&] {
@@ -101,14 +95,9 @@ struct Rank {
   }
 
   ProcessGroup& group;
-  Memory memory;
   int number;
   double lr = 1e-3, clip = 1;
-  Stream compute = Stream::inline_cpu("compute");
-  Tape tape{memory, compute};
-  ToyModel model{3, kNumel};
-  Fsdp fsdp;
-  Sgd optimizer;
+  Sgd optimizer{fsdp, {.momentum = 0.9}};
 };
 
 struct Outcome {
@@ -125,9 +114,10 @@ Outcome run(milliseconds deadline, const FsdpOptions& options,
   try {
     comm::run_ranks(kRanks, {.deadline = deadline}, [&](ProcessGroup& world) {
       const auto r = static_cast<std::size_t>(world.rank());
-      const Memory memory({.poison = true});
+      Memory memory;
       try {
-        Rank rank(world, memory, options);
+        Rank rank(world, options);
+        memory = rank.memory;
         fn(rank);
       } catch (const std::exception& error) {
         outcome.messages[r] = error.what();
@@ -212,7 +202,7 @@ TEST_P(Faults, ARankThatCallsAnotherCollectiveIsNamedBesideTheOthers) {
 void step_of_two(Rank& rank, const MicroStep& first, int num_backwards = 1) {
   const auto pass = [&] {
     for (int i = 0; i < num_backwards; ++i) {
-      const Tensor x = Tensor::from<float>(rank.memory, {kNumel}, std::vector<float>(kNumel, 1));
+      const Tensor x = rank.input();
       rank.tape.backward(rank.tape.region(rank.model.root, [&] {
         return sum(rank.tape, affine(rank.tape, x, rank.model.scale, nullptr));
       }));
@@ -373,7 +363,7 @@ TEST_P(Faults, PlansThatDifferEndInOneErrorEverywhere) {
                                  FsdpOptions mine = options();
                                  mine.seed = world.rank() == 2 ? 5 : 1;
                                  try {
-                                   Rank rank(world, Memory(), mine);
+                                   Rank rank(world, mine);
                                  } catch (const engine::InvalidArgument& error) {
                                    messages[std::size_t(world.rank())] = error.what();
                                    throw;

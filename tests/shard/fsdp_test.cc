@@ -9,11 +9,13 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "comm/threads.h"
 #include "tests/shard/toy_training.h"
+#include "tests/testing/concurrently.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
 
@@ -147,12 +149,16 @@ TEST(FsdpBits, PoisonAndDelaysChangeNoBit) {
 }
 
 TEST(FsdpBits, ManySeedsOfDelaysChangeNoBit) {
-  Training run{.ranks = 3, .steps = 2, .blocks = 2, .numel = 20, .max_norm = 5};
+  const Training run{.ranks = 3, .steps = 2, .blocks = 2, .numel = 20, .max_norm = 5};
   const std::vector<float> expected = train(run);
-  for (std::uint64_t seed = 1; seed <= testing::at_most_if_slow(20, 200); ++seed) {
-    run.delay_seed = seed;
-    ASSERT_EQ(train(run), expected) << seed;
-  }
+  std::vector<std::uint64_t> seeds(testing::at_most_if_slow(20, 200));
+  std::iota(seeds.begin(), seeds.end(), 1);
+  const auto values = testing::concurrently(seeds, [&](std::uint64_t seed) {
+    Training late = run;
+    late.delay_seed = seed;
+    return train(late);
+  });
+  for (std::size_t i = 0; i < seeds.size(); ++i) ASSERT_EQ(values[i], expected) << seeds[i];
 }
 
 TEST(FsdpBits, CommunicatingOnlyAtTheLastMicroStepEqualsItselfAcrossStrategies) {

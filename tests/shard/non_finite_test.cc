@@ -13,7 +13,7 @@
 #include "shard/hooks/hooks.h"
 #include "shard/optimizer/adamw.h"
 #include "shard/optimizer/sgd.h"
-#include "tests/shard/toy_model.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::shard {
@@ -21,32 +21,16 @@ namespace {
 
 using comm::ProcessGroup;
 using engine::InvalidArgument;
-using engine::Memory;
-using engine::Stream;
-using engine::Tape;
-using engine::Tensor;
 using testing::error_of;
 using testing::has;
-using testing::ToyModel;
+using testing::ToyRank;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-struct Rank {
-  Rank(ProcessGroup& world, FsdpOptions options)
-      : tape(memory, Stream::inline_cpu("compute")),
-        model(3, 50),
-        fsdp(world, memory, tape.stream(), model.blocks(), &model.root, std::move(options)) {}
-
-  void backward(float first) {
-    std::vector<float> values(50, 0.25f);
-    values[0] = first;
-    tape.backward(model.loss(tape, Tensor::from<float>(memory, {50}, values, "x")));
-  }
-
-  Memory memory;
-  Tape tape;
-  ToyModel model;
-  Fsdp fsdp;
+struct Rank : ToyRank {
+  Rank(ProcessGroup& world, const FsdpOptions& options)
+      : ToyRank(world, options, {.numel = 50, .poison = false}) {}
+  void backward(float first) { tape.backward(model.loss(tape, input(0.25f, first))); }
 };
 
 TEST(NonFinite, AStepIsSkippedAsIfItHadNotBeen) {

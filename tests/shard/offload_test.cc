@@ -1,10 +1,11 @@
-// Offload to memory of the host: the bits of a run without, the bytes on each side, the order of
-// what moves, and what is refused.
+// Offload to memory of the host: the bits and the collectives of a run without, errors, and what is
+// refused.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -21,23 +22,24 @@
 #include "shard/optimizer/adamw.h"
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/collective_log.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/shard/toy_training.h"
-#include "tests/shard/watch.h"
+#include "tests/testing/concurrently.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
 
 namespace tessera::shard {
 namespace {
 
-using engine::Category;
 using engine::DType;
 using engine::InvalidArgument;
-using engine::Memory;
 using engine::Stream;
 using engine::Tensor;
+using testing::concurrently;
 using testing::error_of;
 using testing::has;
 using testing::ToyModel;
+using testing::ToyRank;
 using testing::train;
 using testing::Training;
 
@@ -52,19 +54,25 @@ const std::vector<OffloadOptions> kOffloads = {
 };
 
 // With the first `count` of kOffloads.
-void expect_bits_without(Training run, const std::string& what,
+void expect_bits_without(const Training& run, const std::string& what,
                          std::size_t count = kOffloads.size()) {
-  run.options.offload = {};
-  const std::vector<float> expected = train(run);
-  count = testing::at_most_if_slow(2, count);
-  for (const OffloadOptions& offload : std::span(kOffloads).first(count)) {
+  std::vector<OffloadOptions> offloads = {{}};
+  for (const OffloadOptions& offload :
+       std::span(kOffloads).first(testing::at_most_if_slow(2, count))) {
     if (offload.parameters > 0 &&
         !can_offload_parameters(run.options.placement, run.options.precision)) {
       continue;
     }
-    run.options.offload = offload;
-    EXPECT_EQ(train(run), expected) << what << ", offload " << offload.parameters << " "
-                                    << offload.gradients << " " << offload.optimizer;
+    offloads.push_back(offload);
+  }
+  const auto values = concurrently(offloads, [&](const OffloadOptions& offload) {
+    Training mine = run;
+    mine.options.offload = offload;
+    return train(mine);
+  });
+  for (std::size_t i = 1; i < offloads.size(); ++i) {
+    EXPECT_EQ(values[i], values[0]) << what << ", offload " << offloads[i].parameters << " "
+                                    << offloads[i].gradients << " " << offloads[i].optimizer;
   }
 }
 
@@ -148,124 +156,11 @@ TEST(Offload, HasTheBitsOfNoneWithoutPoison) {
   }
 }
 
-struct Rank {
-  Rank(comm::ProcessGroup& world, FsdpOptions options)
-      : tape(memory, Stream::inline_cpu("compute")),
-        model(4, 700),
-        fsdp(world, memory, tape.stream(), model.blocks(), &model.root, std::move(options)) {}
-
-  Tensor loss(float first = 0.25f) {
-    std::vector<float> values(700, 0.25f);
-    values[0] = first;
-    return model.loss(tape, Tensor::from<float>(memory, {700}, values, "x"));
-  }
-
-  Memory memory;
-  engine::Tape tape;
-  ToyModel model;
-  Fsdp fsdp;
+struct Rank : testing::ToyRank {
+  Rank(comm::ProcessGroup& world, const FsdpOptions& options)
+      : ToyRank(world, options, {.blocks = 4, .numel = 700, .poison = false}) {}
+  Tensor loss(float first = 0.25f) { return model.loss(tape, input(0.25f, first)); }
 };
-
-// One of 2 ranks owns 768 elements of each of 4 blocks (700 + 700, each padded to 768), and 384 of
-// the root's (700).
-TEST(Offload, MemoryOnBothSidesIsAsComputed) {
-  constexpr std::int64_t kOwned = 4 * 768 + 384;
-  constexpr std::int64_t kGradientSlots = 4 * (2 * 1536 + 768);
-  struct Case {
-    OffloadOptions offload;
-    std::int64_t parameters, gradients, optimizer;  // elements on the host
-    std::int64_t device_staging, host_staging;      // bytes
-  };
-  const std::vector<Case> cases = {
-      {{}, 0, 0, 0, 0, 0},
-      {{.parameters = 1, .gradients = 1, .optimizer = 1}, kOwned, kOwned, kOwned, 0, 0},
-      // Parts of 768 end at 640 (0.2), 512 (0.4) and 256 (0.7), of 384 at 256, 256 and 128. On the
-      // device update [256, 512) and [512, 640) with sums of the host, the latter with masters too.
-      {{.parameters = 0.4, .gradients = 0.7, .optimizer = 0.2},
-       4 * 256 + 128,
-       4 * 512 + 256,
-       4 * 128 + 128,
-       2 * 4 * (256 + 128),
-       0},
-      // All is brought to the host, by each thread a half.
-      {{.optimizer = 1, .threads = 2}, 0, 0, kOwned, 0, 2 * 2 * 2 * 4 * 384},
-      {{.gradients = 1}, 0, kOwned, 0, 2 * 4 * 768, 0},
-  };
-  for (const Case& c : cases) {
-    comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
-      Rank rank(world, {.offload = c.offload});
-      AdamW adamw(rank.fsdp, {});
-      rank.fsdp.begin_step();
-      rank.tape.backward(rank.loss());
-      adamw.step(0.1, rank.fsdp.finish_step(), 1);
-      rank.fsdp.synchronize();
-      const auto of = [](const engine::MemoryStats& stats, Category category) {
-        return stats.peak_nbytes[static_cast<std::size_t>(category)];
-      };
-      const engine::MemoryStats device = rank.memory.stats();
-      const engine::MemoryStats host = rank.fsdp.host_memory().stats();
-      const std::int64_t sum_slots = c.gradients == 0 ? 0 : 4 * (768 + 768);
-      EXPECT_EQ(of(device, Category::kParameterShard), 4 * (kOwned - c.parameters));
-      EXPECT_EQ(of(host, Category::kParameterShard), 4 * c.parameters);
-      EXPECT_EQ(of(device, Category::kGradient),
-                4 * (kOwned - c.gradients) + kGradientSlots + sum_slots);
-      EXPECT_EQ(of(host, Category::kGradient), 4 * c.gradients);
-      EXPECT_EQ(of(device, Category::kOptimizer), 2 * 4 * (kOwned - c.optimizer));
-      EXPECT_EQ(of(host, Category::kOptimizer), 2 * 4 * c.optimizer);
-      EXPECT_EQ(of(device, Category::kWorkspace), c.device_staging);
-      EXPECT_EQ(of(host, Category::kWorkspace) - 8, c.host_staging);  // and the norm
-    });
-  }
-}
-
-// Each gather fetches once, each reduction writes its sum, each but the first of a step reads it.
-TEST(Offload, MovesNoByteTwice) {
-  static constexpr std::int64_t kOwned = 4 * (4 * 768 + 384);  // bytes
-  const auto moved = [](OffloadOptions offload, DType dtype, const auto& check) {
-    comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
-      testing::Watch watch;
-      Rank rank(world, {.precision = {.param = dtype}, .offload = offload, .listener = &watch});
-      AdamW adamw(rank.fsdp, {});
-      for (int step = 0; step < 2; ++step) {
-        rank.fsdp.synchronize();
-        watch.clear();
-        rank.fsdp.begin_step(3);
-        for (int micro = 0; micro < 3; ++micro) {
-          if (micro > 0) rank.fsdp.next_micro_step();
-          rank.tape.backward(rank.loss());
-        }
-        adamw.step(0.1, rank.fsdp.finish_step(), 1);
-      }
-      rank.fsdp.synchronize();
-      check(watch);
-    });
-  };
-  moved({.parameters = 1, .gradients = 1, .optimizer = 1}, DType::kF32, [](testing::Watch& watch) {
-    EXPECT_GT(watch.count("all_gather"), 3 * 4);
-    EXPECT_EQ(watch.count("fetch ", "fetch"), watch.count("all_gather", "gather") - 1);  // norm
-    EXPECT_EQ(watch.nbytes("store sum"), 3 * kOwned);
-    EXPECT_EQ(watch.nbytes("fetch sum"), 2 * kOwned);
-    EXPECT_EQ(watch.count("bring"), 0);
-    EXPECT_EQ(watch.count("optimizer ", "host"), 5);
-  });
-  moved({.optimizer = 1, .threads = 2}, DType::kF32, [](testing::Watch& watch) {
-    EXPECT_EQ(watch.nbytes("fetch"), 0);
-    EXPECT_EQ(watch.nbytes("store sum"), 0);
-    EXPECT_EQ(watch.nbytes("bring"), 2 * kOwned);
-    EXPECT_EQ(watch.nbytes("bring back"), kOwned);
-    EXPECT_EQ(watch.count("optimizer ", "host 1"), 5);
-    EXPECT_EQ(watch.count("optimizer ", "host"), 10);
-  });
-  moved({.parameters = 1, .optimizer = 1, .threads = 2}, DType::kBF16, [](testing::Watch& watch) {
-    EXPECT_EQ(watch.count("cast ", "host 1"), 5);
-    EXPECT_EQ(watch.count("cast ", "host"), 10);
-  });
-  moved({.parameters = 1}, DType::kF32, [](testing::Watch& watch) {
-    EXPECT_EQ(watch.nbytes("bring"), kOwned);
-    EXPECT_EQ(watch.nbytes("bring back"), kOwned);
-    EXPECT_EQ(watch.count("optimizer ", "host"), 0);
-  });
-}
 
 // The collectives of rank 0 in the second step, and in its update.
 std::vector<std::string> collectives(FsdpOptions options, std::optional<UpdateGathers> early) {
@@ -317,52 +212,6 @@ TEST(Offload, CollectivesAreThoseOfNoneInTheSameOrder) {
       }
     }
   }
-}
-
-// Whether the parameters of the next block are fetched before this one computes.
-TEST(Offload, PrefetchFetchesAheadOfCompute) {
-  for (const int prefetch : {0, 1, 2}) {
-    comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
-      testing::Watch watch;
-      Rank rank(world, {.prefetch = prefetch, .offload = {.parameters = 1}, .listener = &watch});
-      for (int step = 0; step < 2; ++step) {
-        rank.fsdp.synchronize();
-        watch.clear();
-        rank.fsdp.begin_step();
-        rank.tape.backward(testing::loss_calling(rank.tape, rank.model, 700, [&](std::size_t i) {
-          if (step == 0 || i + 1 == rank.model.layers.size()) return;
-          const std::string next = "fetch h." + std::to_string(i + 1);
-          if (prefetch > 0) {
-            EXPECT_TRUE(watch.wait_for(next)) << next;
-          } else {
-            EXPECT_EQ(watch.count(next), 0) << next;
-          }
-        }));
-        rank.fsdp.finish_step();
-      }
-    });
-  }
-}
-
-// The backward of the first block does not end before the host has updated the last block.
-TEST(Offload, TheHostUpdatesWhileBackwardGoesOn) {
-  comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
-    testing::Watch watch;
-    const Memory memory;
-    engine::Tape tape(memory, Stream::inline_cpu("compute"));
-    ToyModel model(3, 40);
-    Fsdp fsdp(world, memory, tape.stream(), model.blocks(), &model.root,
-              {.offload = {.parameters = 1, .gradients = 1, .optimizer = 1}, .listener = &watch});
-    Sgd sgd(fsdp, {.momentum = 0.9});
-    sgd.step_in_backward(0.1);
-    fsdp.begin_step();
-    bool is_early = false;
-    tape.backward(
-        testing::loss_with(tape, model, [&] { is_early = watch.wait_for("optimizer h.2"); }));
-    fsdp.finish_step();
-    EXPECT_TRUE(is_early);
-    EXPECT_EQ(watch.count("optimizer h.2", "host"), 1);
-  });
 }
 
 // Values by parameter are whole wherever they lie.

@@ -16,6 +16,7 @@
 #include "shard/optimizer/adamw.h"
 #include "shard/optimizer/adamw_rule.h"
 #include "shard/optimizer/sgd.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
 
@@ -134,29 +135,19 @@ static_assert(!IsFactor<GradNorm> && !IsFactor<double> && IsFactor<ClipFactor>);
 static_assert(!std::is_convertible_v<GradNorm, float>);
 
 // One rank with three blocks of a vector and a matrix each.
-struct Rank {
+struct Rank : testing::ToyRank {
   Rank(comm::ProcessGroup& world, const char* strategy)
-      : model(3, 130), fsdp(world, memory, compute, wide(model), &model.root, options(strategy)) {}
-
-  static FsdpOptions options(const char* strategy) {
-    return {.placement = Placement::preset(strategy), .shard_ranks = is_hybrid(strategy) ? 2 : 0};
-  }
-  static std::vector<engine::Block*> wide(testing::ToyModel& model) {
-    for (const auto& layer : model.layers) layer->weight.shape = {13, 10};
-    return model.blocks();
-  }
+      : ToyRank(
+            world,
+            {.placement = Placement::preset(strategy), .shard_ranks = is_hybrid(strategy) ? 2 : 0},
+            {.poison = false, .prepare = [](testing::ToyModel& model) {
+               for (const auto& layer : model.layers) layer->weight.shape = {13, 10};
+             }}) {}
   GradNorm gradients() {
     fsdp.begin_step();
-    tape.backward(
-        model.loss(tape, Tensor::from<float>(memory, {130}, std::vector<float>(130, 0.5f), "x")));
+    tape.backward(loss(0.5f));
     return fsdp.finish_step();
   }
-
-  engine::Memory memory;
-  engine::Stream compute = engine::Stream::inline_cpu("compute");
-  engine::Tape tape{memory, compute};
-  testing::ToyModel model;
-  Fsdp fsdp;
 };
 
 constexpr const char* kStrategies[] = {"ddp", "zero1", "zero2", "zero3", "hsdp", "hfsdp"};

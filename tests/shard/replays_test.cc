@@ -1,5 +1,6 @@
 // Recomputed regions that use other units again: which bits a step has with them, when those units
 // are reduced and updated, and what is refused.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,8 +23,10 @@
 #include "shard/hooks/hooks.h"
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/collective_log.h"
-#include "tests/shard/patterns.h"
 #include "tests/shard/toy_model.h"
+#include "tests/shard/toy_rank.h"
+#include "tests/shard/usage_patterns.h"
+#include "tests/testing/concurrently.h"
 #include "tests/testing/covering.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
@@ -50,6 +53,7 @@ using testing::Pattern;
 using testing::patterns;
 using testing::sum;
 using testing::ToyModel;
+using testing::ToyRank;
 using testing::train_pattern;
 using Training = testing::PatternTraining;
 
@@ -109,7 +113,7 @@ TEST_P(ReplayPatterns, HaveTheBitsOfOneProcess) {
   const Pattern pattern = patterns()[GetParam()];
   std::size_t number = GetParam();
   for (int freezing = 0; freezing < kFreezings; ++freezing) {
-    const std::vector<float> expected = train_pattern(plain(pattern, 1, freezing), pattern.run);
+    std::vector<std::pair<std::string, Training>> runs = {{"", plain(pattern, 1, freezing)}};
     for (const std::int64_t packing : kPackings) {
       for (const bool recompute : {false, true}) {
         for (const bool updates_in_backward : {false, true}) {
@@ -123,12 +127,16 @@ TEST_P(ReplayPatterns, HaveTheBitsOfOneProcess) {
           if (updates_in_backward) run.in_backward = gathers_of(number / 4);
           run.is_async = number % 5 == 0;
           run.poison = !run.is_async;  // which would hide waits
-          EXPECT_EQ(train_pattern(run, pattern.run), expected)
-              << strategy << " freezing " << freezing << " packing " << packing << " recompute "
-              << recompute << " updates in backward " << updates_in_backward;
+          runs.emplace_back(
+              fmt::format("{} freezing {} packing {} recompute {} in backward {}", strategy,
+                          freezing, packing, recompute, updates_in_backward),
+              run);
         }
       }
     }
+    const auto values = testing::concurrently(
+        runs, [&](const auto& named) { return train_pattern(named.second, pattern.run); });
+    for (std::size_t i = 1; i < runs.size(); ++i) EXPECT_EQ(values[i], values[0]) << runs[i].first;
   }
 }
 
@@ -209,23 +217,22 @@ TEST(Replays, HaveTheBitsOfPlainDataParallelismWithHooksAndOffload) {
 
 using Lines = std::vector<std::string>;
 
-struct Rank {
-  explicit Rank(ProcessGroup& world, FsdpOptions options, bool with_root = true)
-      : model(3, 40), has_root(with_root) {
-    model.layers[1]->weight.trainable = false;
-    fsdp.emplace(world, memory, tape.stream(), model.blocks(), has_root ? &model.root : nullptr,
-                 std::move(options));
-    sgd.emplace(*fsdp, SgdOptions{});
-  }
+struct Rank : ToyRank {
+  explicit Rank(ProcessGroup& world, const FsdpOptions& options, bool with_root = true)
+      : ToyRank(world, options,
+                {.numel = 40,
+                 .has_root = with_root,
+                 .prepare = [](ToyModel& model) { model.layers[1]->weight.trainable = false; }}),
+        has_root(with_root) {}
 
   void step(const std::function<std::vector<Tensor>(const Tensor&)>& losses, bool in_backward) {
-    if (in_backward) sgd->step_in_backward(0.1);
-    fsdp->begin_step();
-    const Tensor x = Tensor::from<float>(memory, {40}, std::vector<float>(40, 0.5f), "x");
+    if (in_backward) sgd.step_in_backward(0.1);
+    fsdp.begin_step();
+    const Tensor x = input(0.5f);
     const auto all = [&] { return losses(has_root ? affine(tape, x, model.scale, nullptr) : x); };
     tape.backward(has_root ? tape.region(model.root, all) : all());
-    fsdp->finish_step();
-    if (!in_backward) sgd->step(0.1);
+    fsdp.finish_step();
+    if (!in_backward) sgd.step(0.1);
   }
 
   Tensor layer(const Tensor& x, std::size_t i) {
@@ -248,12 +255,8 @@ struct Rank {
                        {.recompute = true});
   }
 
-  const Memory memory{{.poison = true}};
-  Tape tape{memory, Stream::inline_cpu("compute")};
-  ToyModel model;
   bool has_root;
-  std::optional<Fsdp> fsdp;
-  std::optional<Sgd> sgd;
+  Sgd sgd{fsdp, {}};
 };
 
 // What the second of two steps sends behind its forward.
@@ -449,9 +452,9 @@ TEST(Replays, ThatDoNotComeHoldUpdatesUpUntilTheirGatherIsDone) {
       if (++held == 1) stream.launch({.name = "watch"}, [&update] { update.watch(); });
     });
     Rank rank(world, {.prefetch = 2});
-    Telling optimizer(*rank.fsdp, "h.1", update);
+    Telling optimizer(rank.fsdp, "h.1", update);
     optimizer.step_in_backward(0.1);
-    rank.fsdp->begin_step();
+    rank.fsdp.begin_step();
     const Tensor x = Tensor::zeros(rank.memory, {40}, DType::kF32);
     const Tensor loss = rank.tape.region(rank.model.root, [&] {
       const Tensor h = rank.layer(affine(rank.tape, x, rank.model.scale, nullptr), 2);
@@ -460,8 +463,8 @@ TEST(Replays, ThatDoNotComeHoldUpdatesUpUntilTheirGatherIsDone) {
     });
     is_in_backward = true;
     rank.tape.backward(loss);
-    rank.fsdp->finish_step();
-    rank.fsdp->synchronize();
+    rank.fsdp.finish_step();
+    rank.fsdp.synchronize();
     EXPECT_GT(held, 0);
     EXPECT_FALSE(update.came_too_early());
   });
@@ -473,8 +476,8 @@ TEST(Replays, AreNoForwards) {
     auto groups = comm::make_threads_world(1);
     Rank rank(*groups.front(), {}, /*with_root=*/false);
     const Block span{"span", {}};
-    const Tensor x = Tensor::from<float>(rank.memory, {40}, std::vector<float>(40, 0.5f), "x");
-    rank.fsdp->begin_step(1, {.num_backwards = 2});
+    const Tensor x = rank.input(0.5f);
+    rank.fsdp.begin_step(1, {.num_backwards = 2});
     for (int i = 0; i < 2; ++i) {
       Tensor h = x;
       for (const std::size_t layer : {0, 1, 2}) {
@@ -483,7 +486,7 @@ TEST(Replays, AreNoForwards) {
       }
       rank.tape.backward(sum(rank.tape, h));
     }
-    return rank.fsdp->finish_step().value();
+    return rank.fsdp.finish_step().value();
   };
   const float expected = norm_of(false);
   EXPECT_GT(expected, 0);

@@ -10,12 +10,14 @@
 #include <ostream>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "comm/threads.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer/adamw.h"
 #include "tests/shard/toy_training.h"
+#include "tests/testing/concurrently.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
 
@@ -111,6 +113,7 @@ TEST_P(Bits, OfEveryStrategyAreThoseOfOneProcess) {
                                   {DType::kBF16, DType::kBF16, DType::kF32},
                                   {DType::kBF16, DType::kF32, DType::kBF16}};
   int turn = ranks;
+  std::vector<std::pair<std::string, Training>> runs;
   for (const Strategy& strategy : strategies(ranks)) {
     for (int i = 0; i < kTurns; ++i, ++turn) {
       Training run{.ranks = ranks, .accum = kMicroBatches / ranks, .steps = 2};
@@ -125,8 +128,14 @@ TEST_P(Bits, OfEveryStrategyAreThoseOfOneProcess) {
       run.recompute = turn / 5 % 2 == 0;
       run.poison = turn / 2 % 2 == 0;
       run.delay_seed = turn % 6 == 0 ? 1 + static_cast<std::uint64_t>(turn) : 0;
-      ASSERT_EQ(train(run), one_process(run, kMicroBatches)) << strategy.str() << " turn " << turn;
+      runs.emplace_back(strategy.str() + " turn " + std::to_string(turn), run);
     }
+  }
+  const auto values =
+      testing::concurrently(runs, [](const auto& named) { return train(named.second); });
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const auto& [name, run] = runs[i];
+    ASSERT_EQ(values[i], one_process(run, kMicroBatches)) << name;
   }
 }
 

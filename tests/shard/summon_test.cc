@@ -13,6 +13,7 @@
 #include "engine/elementwise.h"
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/toy_model.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::shard {
@@ -24,40 +25,24 @@ using engine::InvalidArgument;
 using engine::Memory;
 using engine::Parameter;
 using engine::Stream;
-using engine::Tape;
 using engine::Tensor;
 using tessera::testing::affine;
 using tessera::testing::error_of;
 using tessera::testing::has;
 using tessera::testing::ToyModel;
+using tessera::testing::ToyRank;
 
 constexpr std::int64_t kNumel = 130;
 
-struct Rank {
-  explicit Rank(ProcessGroup& world, const FsdpOptions& options = {})
-      : fsdp(world, memory, compute, model.blocks(), &model.root, options) {}
-
-  Tensor ones() const {
-    return Tensor::from<float>(memory, {kNumel}, std::vector<float>(kNumel, 1.0f));
-  }
-  float evaluate() {
-    const Tensor loss = tape.no_grad([&] { return model.loss(tape, ones()); });
-    compute.synchronize();
-    return loss.item();
-  }
+struct Rank : ToyRank {
+  using ToyRank::ToyRank;
   float step(Sgd& optimizer) {
     fsdp.begin_step();
-    tape.backward(model.loss(tape, ones()));
+    tape.backward(loss());
     const float norm = fsdp.finish_step().value();
     optimizer.step(1e-2);
     return norm;
   }
-
-  Memory memory{{.poison = true}};
-  Stream compute = Stream::inline_cpu("compute");
-  Tape tape{memory, compute};
-  ToyModel model{3, kNumel};
-  Fsdp fsdp;
 };
 
 // Hybrids share out among two ranks.
@@ -196,14 +181,14 @@ TEST(SummonErrors, WhatIsInUseIsRefused) {
     rank.tape.no_grad([&] {
       return rank.tape.region(layer.block, [&] {
         inside = error();
-        return affine(rank.tape, rank.ones(), layer.weight, &layer.bias);
+        return affine(rank.tape, rank.input(), layer.weight, &layer.bias);
       });
     });
     EXPECT_TRUE(has(inside, {"[summon]", "open region", "h.1"}));
     summon(rank.fsdp, {&rank.model.scale}, nothing);  // behind the region
     rank.fsdp.begin_step();
     EXPECT_TRUE(has(error(), {"[summon]", "got a step"}));
-    rank.tape.backward(rank.model.loss(rank.tape, rank.ones()));
+    rank.tape.backward(rank.loss());
     rank.fsdp.finish_step();
     summon(rank.fsdp, {&rank.model.scale}, nothing);  // behind the step
     const auto inner = [&](auto fn) {

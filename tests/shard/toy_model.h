@@ -150,7 +150,7 @@ class ToyModel {
   engine::Parameter scale;
   engine::Block root;
   std::vector<std::unique_ptr<Layer>> layers;
-  bool recomputes = false;  ///< its blocks, in patterns.h
+  bool recomputes = false;  ///< its blocks, in usage_patterns.h
 };
 
 }  // namespace tessera::testing

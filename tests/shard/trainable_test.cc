@@ -13,6 +13,7 @@
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
 
@@ -22,10 +23,7 @@ namespace {
 using comm::ProcessGroup;
 using engine::DType;
 using engine::InvalidArgument;
-using engine::Memory;
 using engine::Parameter;
-using engine::Stream;
-using engine::Tape;
 using engine::Tensor;
 using tessera::testing::affine;
 using tessera::testing::CollectiveLog;
@@ -33,42 +31,36 @@ using tessera::testing::error_of;
 using tessera::testing::has;
 using tessera::testing::LoggedGroup;
 using tessera::testing::ToyModel;
+using tessera::testing::ToyRank;
 
 constexpr std::int64_t kNumel = 300;
 
-struct Rank {
+struct Rank : ToyRank {
   explicit Rank(ProcessGroup& world, const FsdpOptions& options = {}, bool adamw = false,
                 const std::function<void(ToyModel&)>& set = {})
-      : model(3, kNumel) {
-    if (set) set(model);
-    fsdp = std::make_unique<Fsdp>(world, memory, compute, model.blocks(), &model.root, options);
+      : ToyRank(world, options, {.numel = kNumel, .prepare = set}) {
     if (adamw) {
-      optimizer = std::make_unique<AdamW>(*fsdp, AdamWOptions{});
+      optimizer = std::make_unique<AdamW>(fsdp, AdamWOptions{});
     } else {
-      optimizer = std::make_unique<Sgd>(*fsdp, SgdOptions{.momentum = 0.9});
+      optimizer = std::make_unique<Sgd>(fsdp, SgdOptions{.momentum = 0.9});
     }
   }
 
   // Micro-batches are numbered over ranks, so that one process can have them all.
   float step(int number, int num_ranks, int rank, int accum) {
     for (int micro = 0; micro < accum; ++micro) {
-      micro == 0 ? fsdp->begin_step(accum) : fsdp->next_micro_step();
+      micro == 0 ? fsdp.begin_step(accum) : fsdp.next_micro_step();
       const engine::RandomStream random{
           7, static_cast<std::uint64_t>((number * accum + micro) * num_ranks + rank)};
       std::vector<float> values(kNumel);
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = random.normal(i);
       tape.backward(model.loss(tape, Tensor::from<float>(memory, {kNumel}, values)));
     }
-    const float norm = fsdp->finish_step().value();
+    const float norm = fsdp.finish_step().value();
     optimizer->step(1e-2);
     return norm;
   }
 
-  Memory memory{{.poison = true}};
-  Stream compute = Stream::inline_cpu("compute");
-  Tape tape{memory, compute};
-  ToyModel model;
-  std::unique_ptr<Fsdp> fsdp;
   std::unique_ptr<Optimizer> optimizer;
 };
 
@@ -82,8 +74,8 @@ void set_phase(ToyModel& model, int phase) {
 
 std::vector<float> values_of(Rank& rank) {
   std::vector<float> all;
-  for (const Parameter* p : rank.fsdp->parameters()) {
-    for (const float v : rank.fsdp->full_parameter(*p)) all.push_back(v);
+  for (const Parameter* p : rank.fsdp.parameters()) {
+    for (const float v : rank.fsdp.full_parameter(*p)) all.push_back(v);
     if (!p->trainable) continue;
     for (const std::string& name : rank.optimizer->state_names()) {
       for (const float v : rank.optimizer->full_state(*p, name)) all.push_back(v);
@@ -101,7 +93,7 @@ std::vector<float> train(int ranks, int accum, const FsdpOptions& options, bool 
     for (int phase = 0; phase < 3; ++phase) {
       if (phase > 0) {
         set_phase(rank.model, phase);
-        rank.fsdp->trainable_changed();
+        rank.fsdp.trainable_changed();
       }
       for (int step = 0; step < 2; ++step) {
         mine.push_back(rank.step(2 * phase + step, ranks, world.rank(), accum));
@@ -161,22 +153,22 @@ TEST(Trainable, ChangesEqualAModelThatIsWrappedSo) {
             }
             return false;
           };
-          const auto from = rank.fsdp->parameters(), to = fresh.fsdp->parameters();
+          const auto from = rank.fsdp.parameters(), to = fresh.fsdp.parameters();
           for (std::size_t i = 0; i < from.size(); ++i) {
-            fresh.fsdp->load(*to[i], rank.fsdp->full_parameter(*from[i]));
+            fresh.fsdp.load(*to[i], rank.fsdp.full_parameter(*from[i]));
             if (!to[i]->trainable || !was_trainable(to[i]->name)) continue;
             fresh.optimizer->load_state(*to[i], "velocity",
                                         rank.optimizer->full_state(*from[i], "velocity"));
           }
-          fresh.fsdp->parameters_changed();
+          fresh.fsdp.parameters_changed();
           set_phase(rank.model, phase);
-          rank.fsdp->trainable_changed();
-          EXPECT_EQ(rank.fsdp->plan(), fresh.fsdp->plan());
+          rank.fsdp.trainable_changed();
+          EXPECT_EQ(rank.fsdp.plan(), fresh.fsdp.plan());
           EXPECT_EQ(values_of(rank), values_of(fresh)) << strategy;
           EXPECT_EQ(rank.step(9, 2, world.rank(), 1), fresh.step(9, 2, world.rank(), 1));
           EXPECT_EQ(values_of(rank), values_of(fresh)) << strategy;
-          rank.fsdp->synchronize();
-          fresh.fsdp->synchronize();
+          rank.fsdp.synchronize();
+          fresh.fsdp.synchronize();
           EXPECT_EQ(rank.memory.stats().current_nbytes, fresh.memory.stats().current_nbytes);
         }
       });
@@ -204,14 +196,14 @@ TEST(Trainable, FrozenUnitsAreNeitherReducedNorUpdated) {
     EXPECT_EQ(reductions(), all);
     auto& layer = *rank.model.layers[1];
     layer.weight.trainable = layer.bias.trainable = false;
-    rank.fsdp->trainable_changed();
-    const std::vector<float> before = rank.fsdp->full_parameter(layer.weight);
+    rank.fsdp.trainable_changed();
+    const std::vector<float> before = rank.fsdp.full_parameter(layer.weight);
     EXPECT_EQ(reductions(), (Lines{all[0], all[2], all[3]}));
-    EXPECT_EQ(rank.fsdp->full_parameter(layer.weight), before);
+    EXPECT_EQ(rank.fsdp.full_parameter(layer.weight), before);
     layer.weight.trainable = layer.bias.trainable = true;
-    rank.fsdp->trainable_changed();
+    rank.fsdp.trainable_changed();
     EXPECT_EQ(reductions(), all);
-    EXPECT_NE(rank.fsdp->full_parameter(layer.weight), before);
+    EXPECT_NE(rank.fsdp.full_parameter(layer.weight), before);
   });
 }
 
@@ -219,14 +211,13 @@ TEST(Trainable, FrozenUnitsAreNeitherReducedNorUpdated) {
 TEST(Trainable, MayChangeBehindAStepThatWasGivenUp) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {
     Rank rank(world), other(world);
-    rank.fsdp->begin_step(2, {.no_sync = true});
-    rank.tape.backward(rank.model.loss(
-        rank.tape, Tensor::from<float>(rank.memory, {kNumel}, std::vector<float>(kNumel, 1))));
-    rank.fsdp->cancel_step();
+    rank.fsdp.begin_step(2, {.no_sync = true});
+    rank.tape.backward(rank.loss());
+    rank.fsdp.cancel_step();
     for (Rank* r : {&rank, &other}) {
       r->model.layers[0]->weight.trainable = false;
-      r->fsdp->trainable_changed();
-      r->fsdp->synchronize();
+      r->fsdp.trainable_changed();
+      r->fsdp.synchronize();
     }
     EXPECT_EQ(rank.memory.stats().current_nbytes, other.memory.stats().current_nbytes);
     EXPECT_EQ(rank.step(0, 2, world.rank(), 1), other.step(0, 2, world.rank(), 1));
@@ -237,16 +228,15 @@ TEST(TrainableErrors, SayWhatIsExpected) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {
     Rank rank(world);
     const auto error = [&] {
-      return error_of<InvalidArgument>([&] { rank.fsdp->trainable_changed(); });
+      return error_of<InvalidArgument>([&] { rank.fsdp.trainable_changed(); });
     };
-    rank.fsdp->begin_step();
+    rank.fsdp.begin_step();
     EXPECT_TRUE(has(error(), {"[trainable_changed]", "got a step"}));
-    rank.tape.backward(rank.model.loss(
-        rank.tape, Tensor::from<float>(rank.memory, {kNumel}, std::vector<float>(kNumel, 1))));
-    rank.fsdp->finish_step();
+    rank.tape.backward(rank.loss());
+    rank.fsdp.finish_step();
     EXPECT_TRUE(has(error(), {"[trainable_changed]", "gradients that wait"}));
     rank.optimizer->step(1e-3);
-    rank.fsdp->trainable_changed();
+    rank.fsdp.trainable_changed();
     rank.optimizer->step_in_backward(1e-3);
     EXPECT_TRUE(has(error(), {"[trainable_changed]", "step_in_backward()"}));
   });
@@ -255,7 +245,7 @@ TEST(TrainableErrors, SayWhatIsExpected) {
     Rank rank(world);
     rank.model.layers[1]->bias.trainable = world.rank() == 0;
     errors[static_cast<std::size_t>(world.rank())] =
-        error_of<InvalidArgument>([&] { rank.fsdp->trainable_changed(); });
+        error_of<InvalidArgument>([&] { rank.fsdp.trainable_changed(); });
   });
   for (const std::string& error : errors) {
     EXPECT_TRUE(has(error, {"rank 0 'h.1.bias is trainable'", "rank 1 'h.1.bias is frozen'"}));
@@ -265,11 +255,11 @@ TEST(TrainableErrors, SayWhatIsExpected) {
 TEST(TrainableErrors, AChangeComesBeforeJoin) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {
     Rank rank(world);
-    ASSERT_EQ(rank.fsdp->join(1), 1);
+    ASSERT_EQ(rank.fsdp.join(1), 1);
     rank.step(0, 2, world.rank(), 1);
-    ASSERT_EQ(rank.fsdp->join(world.rank()), 1);
+    ASSERT_EQ(rank.fsdp.join(world.rank()), 1);
     rank.model.layers[1]->bias.trainable = false;
-    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.fsdp->trainable_changed(); }),
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.fsdp.trainable_changed(); }),
                     {"[trainable_changed]", "join()"}));
   });
 }
@@ -278,11 +268,11 @@ TEST(TrainableErrors, AChangeComesBeforeJoin) {
 TEST(TrainableErrors, JoinNeedsABatchBehindAChange) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {
     Rank rank(world);
-    ASSERT_EQ(rank.fsdp->join(1), 1);
+    ASSERT_EQ(rank.fsdp.join(1), 1);
     rank.step(0, 2, world.rank(), 1);
     rank.model.layers[1]->bias.trainable = false;
-    rank.fsdp->trainable_changed();
-    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.fsdp->join(world.rank()); }),
+    rank.fsdp.trainable_changed();
+    EXPECT_TRUE(has(error_of<InvalidArgument>([&] { rank.fsdp.join(world.rank()); }),
                     {"expected a batch on every rank", "rank 0"}));
   });
 }

@@ -16,6 +16,7 @@
 #include "shard/summon.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 
@@ -25,10 +26,7 @@ namespace {
 using comm::ProcessGroup;
 using engine::DType;
 using engine::InvalidArgument;
-using engine::Memory;
 using engine::Parameter;
-using engine::Stream;
-using engine::Tape;
 using engine::Tensor;
 using testing::affine;
 using testing::CollectiveLog;
@@ -38,7 +36,7 @@ using testing::has;
 using testing::LoggedGroup;
 using testing::sum;
 using testing::TempFolder;
-using testing::ToyModel;
+using testing::ToyRank;
 
 using Floats = std::vector<float>;
 
@@ -63,24 +61,20 @@ FsdpOptions options_of(const std::string& strategy, DType dtype) {
   return options;
 }
 
-struct Rank {
+struct Rank : ToyRank {
   Rank(ProcessGroup& world, const FsdpOptions& options)
-      : world(world), fsdp(world, memory, compute, model.blocks(), &model.root, options) {}
+      : ToyRank(world, options, {.blocks = 2, .numel = kNumel}), world(world) {}
 
-  Tensor ones() const { return Tensor::from<float>(memory, {kNumel}, Floats(kNumel, 1.0f)); }
   void load(float weight) {
     for (const Parameter* p : fsdp.parameters()) fsdp.load(*p, values_of(*p, weight));
   }
-  float evaluate() {
-    return tape.no_grad([&] { return model.loss(tape, ones()); }).item();
-  }
   float forward() {
     fsdp.begin_step();
-    loss = model.loss(tape, ones());
-    return loss.item();
+    last = loss();
+    return last.item();
   }
   void backward() {
-    tape.backward(loss);
+    tape.backward(last);
     fsdp.finish_step();
   }
   // An update by nothing, which gathers ahead for the next forward.
@@ -107,13 +101,8 @@ struct Rank {
   }
 
   ProcessGroup& world;
-  Stream compute = Stream::inline_cpu("compute");
-  Memory memory{{.poison = true}};
-  Tape tape{memory, compute};
-  ToyModel model{2, kNumel};
-  Fsdp fsdp;
   Sgd optimizer{fsdp, {}};
-  Tensor loss;
+  Tensor last;  // loss
 };
 
 // What writes values, of which the weights are 2.
@@ -249,7 +238,7 @@ TEST(WrittenValues, AreRefusedBetweenAForwardAndItsBackward) {
         rank.tape.no_grad([&] {
           return rank.tape.region(layer.block, [&] {
             inside = error();
-            return affine(rank.tape, rank.ones(), layer.weight, &layer.bias);
+            return affine(rank.tape, rank.input(), layer.weight, &layer.bias);
           });
         });
         EXPECT_TRUE(has(inside, {"open region", "h.1"})) << way.name;
@@ -305,7 +294,7 @@ TEST(WrittenValues, ReachUnitsThatOnlySomeRanksUse) {
       rank.fsdp.begin_step();
       auto& layer = *rank.model.layers[static_cast<std::size_t>(world.rank())];
       const Tensor loss = rank.tape.region(layer.block, [&] {
-        return sum(rank.tape, affine(rank.tape, rank.ones(), layer.weight, &layer.bias));
+        return sum(rank.tape, affine(rank.tape, rank.input(), layer.weight, &layer.bias));
       });
       EXPECT_EQ(loss.item(), float{kNumel} * weight);
       rank.tape.backward(loss);

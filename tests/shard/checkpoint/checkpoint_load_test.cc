@@ -15,7 +15,7 @@
 #include "shard/checkpoint/checkpointer.h"
 #include "shard/checkpoint/manifest.h"
 #include "shard/optimizer/adamw.h"
-#include "tests/shard/toy_model.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 
@@ -32,7 +32,7 @@ using engine::Tensor;
 using testing::error_of;
 using testing::has;
 using testing::TempFolder;
-using testing::ToyModel;
+using testing::ToyRank;
 
 using Floats = std::vector<float>;
 using Lines = std::vector<std::string>;
@@ -49,22 +49,14 @@ AdamWOptions groups_of(double weights_lr, double weights_decay, double rest_lr, 
                       .weight_decay = rest_decay}}};
 }
 
-struct Rank {
+struct Rank : ToyRank {
   explicit Rank(ProcessGroup& world, AdamWOptions options = groups_of(0.5, 0.25, 2, 0))
-      : optimizer(fsdp_of(world), std::move(options)) {}
-
-  Fsdp& fsdp_of(ProcessGroup& world) {
-    fsdp = std::make_unique<Fsdp>(world, memory, compute, model.blocks(), &model.root,
-                                  FsdpOptions{.placement = Placement::preset("zero3")});
-    return *fsdp;
-  }
-  std::vector<CheckpointPart> parts() { return {{fsdp.get(), &optimizer}}; }
+      : ToyRank(world, {.placement = Placement::preset("zero3")},
+                {.blocks = 2, .numel = 70, .poison = false}),
+        optimizer(fsdp, std::move(options)) {}
+  std::vector<CheckpointPart> parts() { return {{&fsdp, &optimizer}}; }
   const ParameterGroup& group(const char* name) { return optimizer.group(name); }
 
-  Stream compute = Stream::inline_cpu("compute");
-  Memory memory;
-  ToyModel model{2, 70};
-  std::unique_ptr<Fsdp> fsdp;
   AdamW optimizer;
 };
 

@@ -15,6 +15,7 @@
 
 #include "shard/hooks/hooks.h"
 #include "tests/shard/checkpoint/checkpoint_run.h"
+#include "tests/testing/concurrently.h"
 #include "tests/testing/covering.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/temp_folder.h"
@@ -96,9 +97,9 @@ TEST(CheckpointResume, HasTheBitsOfTrainingThatWasNotInterrupted) {
   const std::vector<Row> rows = rows_to_show();
   EXPECT_GT(rows.size(), 36u);
   EXPECT_LT(rows.size(), 80u);
-  for (std::size_t number = 0; number < rows.size(); ++number) {
-    if (testing::kIsSlow && number % 5 != 0) continue;
-    const Row& row = rows[number];
+  testing::for_each_concurrently(rows, [&](const Row& row) {
+    const auto number = static_cast<std::size_t>(&row - rows.data());
+    if (testing::kIsSlow && number % 5 != 0) return;
     const int before_ranks = row[kRanks] + 1, after_ranks = row[kRanks + kSide] + 1;
     const int micro_batches = std::lcm(before_ranks, after_ranks) * (row[kAccum] + 1);
     const TempFolder folder;
@@ -127,7 +128,7 @@ TEST(CheckpointResume, HasTheBitsOfTrainingThatWasNotInterrupted) {
     EXPECT_EQ(result.norms, norms) << "row " << number;
     ASSERT_TRUE(result.values == expected.values)
         << "row " << number << ": " << ::testing::PrintToString(row);
-  }
+  });
 }
 
 // What compresses one matrix a unit, each matrix of a unit, and each with words of 16 bits.
@@ -154,27 +155,33 @@ CheckpointRun hooked(const TempFolder& folder, const std::string& name, const ch
 }
 
 TEST(CheckpointResume, KeepsWhatAHookRemembersToTheBit) {
-  bool async = false;
+  struct Case {
+    const char *strategy, *name;
+    bool async;
+  };
+  std::vector<Case> cases;
   std::size_t number = 0;
   for (const char* strategy : kStrategies) {
     number += 1;
-    for (const std::string name : kHooks) {
+    for (const char* name : kHooks) {
       // Each strategy with one hook.
       if (number++ % kHooks.size() != 0 && testing::kIsSlow) continue;
-      async = !async;
-      const TempFolder folder, without;
-      CheckpointRun run = hooked(folder, name, strategy, 4, 3);
-      run.checkpoints.async = async;
-      run.training.adamw = async;
-      train_saving(run);
-      run.training.steps = 6;
-      const CheckpointResult result = train_saving(run);
-      EXPECT_EQ(result.first_step, 3);
-      CheckpointRun whole = run;
-      whole.checkpoints.folder = without / "c";
-      EXPECT_TRUE(train_saving(whole).values == result.values) << strategy << " " << name;
+      cases.push_back({strategy, name, cases.size() % 2 == 0});
     }
   }
+  testing::for_each_concurrently(cases, [](const Case& c) {
+    const TempFolder folder, without;
+    CheckpointRun run = hooked(folder, c.name, c.strategy, 4, 3);
+    run.checkpoints.async = c.async;
+    run.training.adamw = c.async;
+    train_saving(run);
+    run.training.steps = 6;
+    const CheckpointResult result = train_saving(run);
+    EXPECT_EQ(result.first_step, 3);
+    CheckpointRun whole = run;
+    whole.checkpoints.folder = without / "c";
+    EXPECT_TRUE(train_saving(whole).values == result.values) << c.strategy << " " << c.name;
+  });
 }
 
 // Two replicas owe two parts, cut alike in both strategies.

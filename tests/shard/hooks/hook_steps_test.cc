@@ -15,6 +15,7 @@
 #include "shard/hooks/half.h"
 #include "shard/hooks/hooks.h"
 #include "tests/shard/hooks/hook_run.h"
+#include "tests/testing/concurrently.h"
 #include "tests/testing/sanitizers.h"
 
 namespace tessera::shard {
@@ -91,6 +92,19 @@ const std::array<Change, 8> kWays = {{
      }},
 }};
 
+using Way = std::pair<std::string, HookRun>;
+
+// That all have the gradients and the state of the first.
+void expect_equal_bits(const std::vector<Way>& ways) {
+  const auto results =
+      testing::concurrently(ways, [](const Way& way) { return run_hook(way.second); });
+  for (std::size_t i = 1; i < ways.size(); ++i) {
+    const std::string what = ways[0].first + ", " + ways[i].first;
+    EXPECT_EQ(results[i].gradients, results[0].gradients) << what;
+    EXPECT_EQ(results[i].state, results[0].state) << what;
+  }
+}
+
 class HookSteps : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(HookSteps, HaveTheSameBitsHoweverTheyAreMade) {
@@ -99,18 +113,16 @@ TEST_P(HookSteps, HaveTheSameBitsHoweverTheyAreMade) {
       if (testing::kIsSlow && ranks == 3) continue;
       HookRun run = hook_run_of(GetParam(), ranks);
       shape(run);
-      const HookResult expected = run_hook(run);
+      std::vector<Way> ways = {{fmt::format("{}, {} ranks", steps, ranks), run}};
       for (const auto& [way, change] : kWays) {
         HookRun other = run;
         change(other);
         const bool is_hybrid = std::string(way).starts_with("h");
         if (ranks == 3 && (is_hybrid || other.options.delay_seed > 2)) continue;
         if (is_hybrid) other.options.shard_ranks = 2;
-        const HookResult got = run_hook(other);
-        const std::string what = fmt::format("{}, {}, {} ranks", steps, way, ranks);
-        EXPECT_EQ(got.gradients, expected.gradients) << what;
-        EXPECT_EQ(got.state, expected.state) << what;
+        ways.emplace_back(way, other);
       }
+      expect_equal_bits(ways);
     }
   }
 }
@@ -169,15 +181,13 @@ TEST(HookSteps, AcrossReplicasHaveTheSameBitsWhereverShardsAreCutAlike) {
       HookRun run = across_replicas(hook);
       run.shapes = {{20, 15}, {7}, {9, 4, 10}, {50}, {6, 6}};
       shape(run);
-      const HookResult expected = run_hook(run);
+      std::vector<Way> ways = {{fmt::format("{}, {}", hook, steps), run}};
       for (const auto& [way, change] : kWaysAcross) {
         HookRun other = run;
         change(other);
-        const HookResult got = run_hook(other);
-        const std::string what = fmt::format("{}, {}, {}", hook, steps, way);
-        EXPECT_EQ(got.gradients, expected.gradients) << what;
-        EXPECT_EQ(got.state, expected.state) << what;
+        ways.emplace_back(way, other);
       }
+      expect_equal_bits(ways);
     }
   }
 }

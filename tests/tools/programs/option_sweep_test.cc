@@ -192,7 +192,6 @@ class OptionSweep : public testing::TinyTraining {
     }
     return run(flags);
   }
-  bool exists(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
   static std::string digest(const Outcome& outcome) {
     const std::string before = "parameters sha256 ";
     const auto at = outcome.out.find(before);

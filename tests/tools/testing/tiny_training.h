@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -35,7 +38,16 @@ class TinyTraining : public ::testing::Test {
     return flags;
   }
   Outcome run(const Flags& more = {}) const { return run_program(kTransformer, with(more)); }
-  /// The same as a command for shell().
+  bool exists(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
+  /// What a run logged.
+  std::vector<nlohmann::json> log_lines() const {
+    std::vector<nlohmann::json> lines;
+    std::istringstream file(folder_.read("run/log.jsonl"));
+    for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+    return lines;
+  }
+  nlohmann::json final_record() const { return log_lines().back().at("final"); }
+  /// A run as a command for shell().
   std::string command(const Flags& more = {}) const {
     std::string command = kTransformer;
     for (const auto& [name, value] : with(more)) command += " --" + name + "=" + value;

@@ -13,28 +13,26 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <functional>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
-#include <map>
-#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <numeric>
+#include <optional>
 #include <regex>
 #include <set>
 #include <span>
-#include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "comm/forwarding_group.h"
 #include "comm/threads.h"
 #include "engine/error.h"
 #include "engine/io/file.h"
-#include "ops/linear.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/train/linear_training.h"
 #include "tools/cli/stop.h"
 #include "tools/data/text_data.h"
 #include "tools/io/sha256.h"
@@ -44,100 +42,12 @@ namespace {
 
 using comm::ProcessGroup;
 using engine::Block;
-using engine::DType;
 using engine::Init;
 using engine::InvalidArgument;
 using engine::Parameter;
-using engine::Tensor;
 using testing::error_of;
 using testing::has;
 using testing::TempFolder;
-
-/// SGD at a constant rate, and nothing on the terminal but validations.
-TrainConfig config_of(std::int64_t ranks, std::int64_t accum, std::int64_t steps) {
-  TrainConfig config;
-  config.parallel.ranks = ranks;
-  config.train.accum = accum;
-  config.train.steps = steps;
-  config.train.batch = 1;
-  config.train.optimizer = OptimizerKind::kSgd;
-  config.train.momentum = 0;
-  config.train.schedule = ScheduleKind::kConstant;
-  config.train.lr = 0.125;
-  config.train.grad_clip = 0;
-  config.log.every = 0;
-  return config;
-}
-
-/// w starts as 1.
-struct Model {
-  Parameter w{.name = "w", .shape = {1, 1}, .init = Init::ones()};
-  Block block{"block", {&w}};
-};
-
-/// Sample n of the training data: neighbours differ, some are negative, and no mean here is 0.
-float sample(std::int64_t n) { return static_cast<float>((n * 7 + 3) % 11) - 4.3125f; }
-
-double sum_of_samples(std::int64_t first, std::int64_t count) {
-  double sum = 0;
-  for (std::int64_t n = first; n < first + count; ++n) sum += sample(n);
-  return sum;
-}
-
-/// A rank's trainer with all that it needs.
-struct Rank {
-  ProcessGroup& world;
-  Trainer& trainer;
-  Model& model;
-  const TrainConfig& config;
-
-  Trainer::Data data() const {
-    const auto fill = [batch = config.train.batch](std::int64_t first, const Batch& host) {
-      host[0].data<float>()[0] = static_cast<float>(sum_of_samples(first, batch));
-    };
-    return {{{"x", {1, 1}, DType::kF32}}, fill};
-  }
-  Tensor loss(const Batch& batch) const {
-    engine::Tape& tape = trainer.tape();
-    return tape.region(model.block, [&] { return ops::linear(tape, batch[0], model.w, nullptr); });
-  }
-  void run(const Trainer::Validate& validate = nullptr, std::int64_t items_per_sample = 1) const {
-    trainer.run(
-        data(), [&](std::int64_t, const Batch& batch) { return loss(batch); }, validate,
-        items_per_sample);
-  }
-};
-
-/// fn(rank) on every rank; returns the lines of the log.
-std::vector<nlohmann::json> run_ranks(TrainConfig config,
-                                      const std::function<void(const Rank&)>& fn) {
-  const TempFolder folder;
-  config.out = folder.path();
-  RunLog log(config, "tokens");
-  const auto size = static_cast<int>(config.parallel.ranks);
-  comm::run_ranks(size, {}, [&](ProcessGroup& world) {
-    Model model;
-    Trainer trainer(world, engine::Stream::inline_cpu("compute"), config, {&model.block}, nullptr,
-                    world.rank() == 0 ? &log : nullptr);
-    fn({world, trainer, model, config});
-  });
-  log.flush();
-  std::vector<nlohmann::json> lines;
-  std::istringstream text(folder.read("log.jsonl"));
-  for (std::string line; std::getline(text, line);) lines.push_back(nlohmann::json::parse(line));
-  return lines;
-}
-
-Tensor scalar(const Rank& rank, float value) {
-  return Tensor::from<float>(rank.trainer.tape().memory(), {1}, std::span(&value, 1));
-}
-
-/// What the terminal shows of `fn`.
-std::string stdout_of(const std::function<void()>& fn) {
-  ::testing::internal::CaptureStdout();
-  EXPECT_NO_THROW(fn());
-  return ::testing::internal::GetCapturedStdout();
-}
 
 /// Ranks x accumulation: one process, both, and numbers that share no divisor.
 const std::vector<std::pair<std::int64_t, std::int64_t>> kRanksAccum = {
@@ -149,7 +59,7 @@ TEST(MeanLoss, CountsEveryBatchOnceWhateverTheNumberOfRanks) {
                                         31.0 / 5, 63.0 / 6, 127.0 / 7};
   for (const std::int64_t ranks : {1, 2, 3, 4, 5}) {
     for (std::int64_t num_batches = 1; num_batches <= 7; ++num_batches) {
-      run_ranks(config_of(ranks, 1, 0), [&](const Rank& rank) {
+      run_ranks(config_of(ranks, 1, 0), [&](const LinearRank& rank) {
         std::set<std::int64_t> mine;
         std::int64_t num_calls = 0;
         const double loss = rank.trainer.mean_loss(num_batches, [&](std::int64_t batch) {
@@ -176,7 +86,7 @@ TEST(MeanLoss, HasTheSameBitsWhateverTheNumberOfRanks) {
   double sum = 0;
   for (std::int64_t b = 0; b < 7; ++b) sum += value(b);
   for (const std::int64_t ranks : {1, 2, 3, 4}) {
-    run_ranks(config_of(ranks, 1, 0), [&](const Rank& rank) {
+    run_ranks(config_of(ranks, 1, 0), [&](const LinearRank& rank) {
       EXPECT_EQ(rank.trainer.mean_loss(7, [&](std::int64_t b) { return scalar(rank, value(b)); }),
                 sum / 7)
           << ranks;
@@ -188,7 +98,7 @@ TEST(Trainer, LogsTheMeanOverMicroStepsAndRanks) {
   for (const auto& [ranks, accum] : kRanksAccum) {
     TrainConfig config = config_of(ranks, accum, 4);
     config.train.batch = 2;
-    const auto lines = run_ranks(config, [](const Rank& rank) { rank.run(nullptr, 5); });
+    const auto lines = run_ranks(config, [](const LinearRank& rank) { rank.run(nullptr, 5); });
     ASSERT_EQ(lines.size(), 4u);
     const std::int64_t micros = ranks * accum;
     double w = 1;
@@ -215,7 +125,7 @@ TEST(Trainer, UpdatesWithTheRateThatItLogs) {
     TrainConfig config = config_of(2, 1, 6);
     config.train.schedule = schedule;
     config.train.warmup = 2;
-    const auto lines = run_ranks(config, [](const Rank& rank) { rank.run(); });
+    const auto lines = run_ranks(config, [](const LinearRank& rank) { rank.run(); });
     ASSERT_EQ(lines.size(), 6u);
     double w = 1;
     for (std::int64_t step = 0; step < 6; ++step) {
@@ -233,7 +143,7 @@ TEST(Trainer, LogsTheNormBeforeClippingAndUpdatesWithTheClippedGradient) {
   TrainConfig config = config_of(2, 3, 5);
   config.train.grad_clip = 0.75;
   config.train.momentum = 0.5;
-  const auto lines = run_ranks(config, [](const Rank& rank) { rank.run(); });
+  const auto lines = run_ranks(config, [](const LinearRank& rank) { rank.run(); });
   double w = 1, velocity = 0;
   int num_clipped = 0;
   for (std::int64_t step = 0; step < 5; ++step) {
@@ -255,7 +165,7 @@ TEST(Trainer, UpdatesAsAdamWWithItsOwnHyperparameters) {
   config.train.beta2 = 0.5;
   config.train.eps = 0.375;
   config.train.weight_decay = 0.875;
-  const auto lines = run_ranks(config, [](const Rank& rank) { rank.run(); });
+  const auto lines = run_ranks(config, [](const LinearRank& rank) { rank.run(); });
   double w = 1, m = 0, v = 0;
   for (std::int64_t step = 0; step < 5; ++step) {
     const double mean = sum_of_samples(step * 6, 6) / 6;
@@ -275,7 +185,7 @@ TEST(Trainer, DealsSamplesInOrderOverMicroStepsAndRanks) {
     config.train.batch = 4;
     std::mutex mutex;
     std::vector<std::int64_t> filled, used;
-    run_ranks(config, [&](const Rank& rank) {
+    run_ranks(config, [&](const LinearRank& rank) {
       std::vector<std::int64_t> mine;
       Trainer::Data data = rank.data();
       data.fill = [&, fill = data.fill](std::int64_t first, const Batch& host) {
@@ -322,7 +232,7 @@ TEST(Trainer, ShowsEverySequenceOnceAnEpochAndShufflesTheNextAnew) {
     config.train.batch = 2;
     std::mutex mutex;
     std::vector<int> order(36, -1);
-    run_ranks(config, [&](const Rank& rank) {
+    run_ranks(config, [&](const LinearRank& rank) {
       Trainer::Data data = rank.data();
       data.fill = [&](std::int64_t first, const Batch& host) {
         host[0].data<float>()[0] = 1;
@@ -360,7 +270,7 @@ Validations validations_of(std::int64_t steps, std::int64_t every) {
   TrainConfig config = config_of(2, 3, steps);
   config.log.val_every = every;
   Validations result;
-  const auto train = [&](const Rank& rank) {
+  const auto train = [&](const LinearRank& rank) {
     std::int64_t num_losses = 0;
     const auto validate = [&] {
       const std::int64_t done = num_losses / 3;
@@ -421,7 +331,7 @@ TEST(Trainer, AllRanksEndAfterTheStepInWhichOneIsAskedTo) {
     TrainConfig config = config_of(3, 2, 9);
     config.log.val_every = 1;
     std::atomic<int> num_there = 0;
-    const auto train = [&](const Rank& rank) {
+    const auto train = [&](const LinearRank& rank) {
       int num_losses = 0, num_validations = 0;
       const auto validate = [&] {
         // Between two steps, once all the others are in the next and were not asked.
@@ -461,10 +371,10 @@ TEST(Trainer, ALogThatNobodyReadsHoldsUpNoStep) {
       ::open(config.log.jsonl.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   RunLog log(config, std::string(1 << 20, 'x'));  // lines of 1 MiB, of which 16 may wait
   comm::run_ranks(2, {}, [&](ProcessGroup& world) {
-    Model model;
+    LinearModel model;
     Trainer trainer(world, engine::Stream::inline_cpu("compute"), config, {&model.block}, nullptr,
                     world.rank() == 0 ? &log : nullptr);
-    Rank{world, trainer, model, config}.run();
+    LinearRank{world, trainer, model, config}.run();
   });
   std::atomic<bool> done = false;
   std::size_t num_read = 0;
@@ -482,148 +392,10 @@ TEST(Trainer, ALogThatNobodyReadsHoldsUpNoStep) {
   EXPECT_GT(num_read, std::size_t{9} << 20);
 }
 
-TEST(Trainer, NoTimeIsLeftAfterTheLastStep) {
-  TrainConfig config = config_of(1, 1, 1);
-  config.log.every = 1;
-  const auto train = [](const Rank& rank) {
-    rank.trainer.run(
-        rank.data(),
-        [&](std::int64_t, const Batch& batch) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(1050));
-          return rank.loss(batch);
-        },
-        nullptr, 1);
-  };
-  EXPECT_TRUE(has(stdout_of([&] { run_ranks(config, train); }), {"step     1/1 ", "ETA 0:00\n"}));
-}
-
-// A loss that takes 20 ms, two micro-steps a step.
-std::vector<nlohmann::json> run_slowly(const TrainConfig& config) {
-  return run_ranks(config, [](const Rank& rank) {
-    rank.trainer.run(
-        rank.data(),
-        [&](std::int64_t, const Batch& batch) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
-          return rank.loss(batch);
-        },
-        nullptr, 1);
-  });
-}
-
-TEST(Trainer, ThePartsOfAStepAreDisjoint) {
-  for (const nlohmann::json& line : run_slowly(config_of(2, 2, 3))) {
-    const auto ms = [&](const char* name) { return line.at(name).get<double>(); };
-    EXPECT_GE(ms("compute_ms"), 40);
-    for (const char* part : {"exposed_comm_ms", "optimizer_ms", "data_ms"}) EXPECT_GE(ms(part), 0);
-    const double parts =
-        ms("compute_ms") + ms("exposed_comm_ms") + ms("optimizer_ms") + ms("data_ms");
-    EXPECT_GT(ms("step_ms"), parts);  // what is left is the norm, and such
-  }
-}
-
-TEST(Trainer, AnUpdateBesideBackwardHasNoTimeOfItsOwn) {
-  TrainConfig config = config_of(2, 2, 2);
-  config.train.overlap_optimizer = OverlapOptimizer::kBackward;
-  for (const nlohmann::json& line : run_slowly(config)) {
-    EXPECT_FALSE(line.contains("optimizer_ms"));
-    EXPECT_GE(line.at("compute_ms").get<double>(), 40);
-  }
-}
-
-// What is waited for a peer is communication, not computing.
-TEST(Trainer, WaitingForAPeerIsExposedCommunication) {
-  TrainConfig config = config_of(2, 1, 2);
-  config.parallel.prefetch = 0;  // so that forward waits for the peer's part
-  const auto lines = run_ranks(config, [](const Rank& rank) {
-    rank.trainer.run(
-        rank.data(),
-        [&](std::int64_t, const Batch& batch) {
-          if (rank.world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-          return rank.loss(batch);
-        },
-        nullptr, 1);
-  });
-  for (const nlohmann::json& line : lines) {
-    const auto ms = [&](const char* name) { return line.at(name).get<double>(); };
-    EXPECT_GT(ms("exposed_comm_ms"), 0);
-    EXPECT_GT(ms("step_ms"), ms("exposed_comm_ms") + ms("compute_ms"));
-  }
-}
-
-// Holds up one rank where the losses of a step are gathered, by the thread that calls: as where
-// another thread has its core, that is no wait for an event.
-class SlowAtLosses final : public comm::ForwardingGroup {
- public:
-  SlowAtLosses(ProcessGroup& inner, bool is_slow) : ForwardingGroup(inner), is_slow_(is_slow) {}
-
- private:
-  void before(const comm::Collective& c, const engine::Stream&) override {
-    if (is_slow_ && c.work.detail == "values") {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
-  }
-  std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
-    return inner().split(color, key);
-  }
-
-  bool is_slow_;
-};
-
-// Whoever of the two it is: rank 0, whose time the log tells, has nothing else to do.
-TEST(Trainer, BehindItsPartOfAStepARankWaitsForTheOthers) {
-  for (const int slow : {0, 1}) {
-    const TrainConfig config = config_of(2, 1, 2);
-    std::vector<StepRecord> records;
-    comm::run_ranks(2, {}, [&](ProcessGroup& threads) {
-      SlowAtLosses world(threads, threads.rank() == slow);
-      Model model;
-      Trainer trainer(world, engine::Stream::inline_cpu("compute"), config, {&model.block}, nullptr,
-                      nullptr);
-      if (world.rank() == 0) trainer.on_step([&](const StepRecord& r) { records.push_back(r); });
-      Rank{world, trainer, model, config}.run();
-    });
-    ASSERT_EQ(records.size(), 2u);
-    for (const StepRecord& r : records) {
-      EXPECT_GE(r.exposed_comm_ms, 99) << "rank " << slow;
-      ASSERT_TRUE(r.other_ms().has_value());
-      EXPECT_GE(*r.other_ms(), -1e-6);  // the parts add up to no more than the step
-      EXPECT_GE(r.step_ms, r.exposed_comm_ms + *r.compute_ms + *r.optimizer_ms + r.data_ms - 1e-6);
-    }
-  }
-}
-
-// The log says what the run needed so far, the audit what a step did.
-TEST(Trainer, PeaksAreOfTheRunAndOfTheStep) {
-  constexpr std::int64_t kLarge = 1'000'000;  // bytes, in the second of three steps
-  std::vector<StepRecord> records;
-  const auto lines = run_ranks(config_of(1, 1, 3), [&](const Rank& rank) {
-    rank.trainer.on_step([&](const StepRecord& r) { records.push_back(r); });
-    int step = 0;
-    rank.trainer.run(
-        rank.data(),
-        [&](std::int64_t, const Batch& batch) {
-          if (++step == 2) {
-            Tensor::empty(rank.trainer.tape().memory(), {kLarge / 4}, DType::kF32, "large",
-                          engine::Category::kWorkspace);
-          }
-          return rank.loss(batch);
-        },
-        nullptr, 1);
-  });
-  ASSERT_EQ(records.size(), 3u);
-  constexpr auto kWorkspace = static_cast<std::size_t>(engine::Category::kWorkspace);
-  EXPECT_LT(records[0].step_memory.peak_nbytes[kWorkspace], kLarge);
-  EXPECT_GE(records[1].step_memory.peak_nbytes[kWorkspace], kLarge);
-  EXPECT_LT(records[2].step_memory.peak_nbytes[kWorkspace], kLarge);
-  EXPECT_LT(lines[0].at("peak_bytes").at("workspace").get<std::int64_t>(), kLarge);
-  EXPECT_GE(lines[1].at("peak_bytes").at("workspace").get<std::int64_t>(), kLarge);
-  EXPECT_GE(lines[2].at("peak_bytes").at("workspace").get<std::int64_t>(), kLarge);
-}
-
 TEST(Trainer, WithoutAValidationSaysNothingOfOne) {
   TrainConfig config = config_of(1, 1, 2);
   config.log.val_every = 1;
-  const auto train = [](const Rank& rank) {
+  const auto train = [](const LinearRank& rank) {
     rank.run();
     EXPECT_FALSE(rank.trainer.validation().has_value());
   };
@@ -634,7 +406,7 @@ TEST(Trainer, ALossThatIsNotFiniteNamesStepMicroStepAndRank) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     const std::string error = error_of<InvalidArgument>([&] {
-      run_ranks(config_of(3, 4, 5), [&](const Rank& rank) {
+      run_ranks(config_of(3, 4, 5), [&](const LinearRank& rank) {
         Trainer::Data data = rank.data();
         data.fill = [&](std::int64_t first, const Batch& host) {
           // Batch (3 steps x 4 + 2) x 3 ranks + 1.
@@ -655,7 +427,7 @@ std::vector<nlohmann::json> run_with(const std::set<std::int64_t>& bad, std::int
   config.train.momentum = 0.9;
   config.train.max_skips = max_skips;
   config.train.check_gradients = check;
-  return run_ranks(config, [&](const Rank& rank) {
+  return run_ranks(config, [&](const LinearRank& rank) {
     Trainer::Data data = rank.data();
     data.fill = [&](std::int64_t first, const Batch& host) {
       host[0].data<float>()[0] =
@@ -697,7 +469,7 @@ TEST(Trainer, EndsBehindTooManySkippedUpdatesInARow) {
 }
 
 TEST(Trainer, GathersTheValuesOfAllRanksInTheirOrder) {
-  run_ranks(config_of(3, 1, 0), [](const Rank& rank) {
+  run_ranks(config_of(3, 1, 0), [](const LinearRank& rank) {
     const auto r = static_cast<float>(rank.world.rank());
     EXPECT_EQ(rank.trainer.gather({r, r + 0.5f}), (std::vector<float>{0, 0.5f, 1, 1.5f, 2, 2.5f}));
   });

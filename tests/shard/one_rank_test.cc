@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "engine/dtype.h"
+#include "tests/shard/launch_watch.h"
 #include "tests/shard/toy_training.h"
-#include "tests/shard/watch.h"
 
 namespace tessera::shard {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/cuda.h"
-#include "tests/shard/patterns.h"
+#include "tests/shard/usage_patterns.h"
 #include "tests/testing/sanitizers.h"
 
 namespace tessera::shard {

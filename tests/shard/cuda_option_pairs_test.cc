@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "engine/cuda.h"
-#include "tests/shard/covering_training.h"
+#include "tests/shard/option_pairs.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/covering.h"
 #include "tests/testing/sanitizers.h"
