@@ -1,4 +1,6 @@
 // Blocks of the emulated device that wait for each other: in turns, in vain, and for any other.
+#include "tests/emulator/device.h"  // first, as nvcc includes what it stands for of its own accord
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,6 @@
 // Tensor cores of the emulated device: fragments, ldmatrix and asynchronous copies as documented.
+#include "tests/emulator/device.h"  // first, as nvcc includes what it stands for of its own accord
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

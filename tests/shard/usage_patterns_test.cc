@@ -42,8 +42,8 @@ TEST_P(UsagePatterns, HaveTheBitsOfPlainDataParallelism) {
   reference.options.prefetch = 0;
   const std::vector<float> expected = train_pattern(reference, pattern.run);
   static const std::vector<Pattern> all = patterns();
-  const auto turn = static_cast<std::size_t>(
-      std::ranges::find(all, pattern.name, &Pattern::name) - all.begin());
+  const auto turn =
+      static_cast<std::size_t>(std::ranges::find(all, pattern.name, &Pattern::name) - all.begin());
   for (const CoveringRow& row : rows) {
     const auto choice = [&](std::size_t column, const auto& levels, std::size_t shift) {
       return levels[(static_cast<std::size_t>(row[column]) + shift) % levels.size()];
