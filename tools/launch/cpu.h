@@ -10,7 +10,7 @@ namespace tessera::tools {
 
 /// Makes `config` the choice of this process, over what the environment says. Throws
 /// InvalidArgument naming the option, or the variable where it is "auto", for what the CPU or the
-/// machine lacks, or if something else was in use before.
+/// machine lacks, or if something else is in use already.
 void choose_cpu(const CpuConfig& config);
 /// Throws InvalidArgument if `config` asks for more cores than the process may use.
 void check_pins(const CpuConfig& config, int num_ranks,

@@ -10,8 +10,10 @@
 #include <thread>
 #include <vector>
 
+#include "engine/cpu_choice.h"
 #include "engine/error.h"
 #include "tests/testing/errors.h"
+#include "tools/launch/cpu_wishes.h"
 
 namespace tessera::tools {
 namespace {
@@ -70,6 +72,37 @@ TEST(CpuTest, AQuotaCountsAsCoresToPinTo) {
   check_pins(one, 16, {.num_cores = 64, .num_allowed = 16, .cpu_quota = 32.0});
 }
 
+TEST(CpuWishes, AreWhatTheVariablesSay) {
+  const engine::CpuChoice all = CpuWishes::of({{"TESSERA_CPU_ISA", "v4+bf16"},
+                                               {"TESSERA_CPU_GEMM", "split-portable"},
+                                               {"TESSERA_CPU_THREADS", "3"},
+                                               {"TESSERA_CPU", "v2"}})
+                                    .choice();
+  EXPECT_EQ(all.isa, engine::Isa::kV4Bf16);
+  EXPECT_EQ(all.gemm, engine::CpuGemm::kSplitPortable);
+  EXPECT_EQ(all.threads_per_product, 3);
+  for (const char* nothing : {"", "auto"}) {
+    const engine::CpuChoice none = CpuWishes::of({{"TESSERA_CPU_ISA", nothing},
+                                                  {"TESSERA_CPU_GEMM", nothing},
+                                                  {"TESSERA_CPU_THREADS", nothing}})
+                                       .choice();
+    EXPECT_FALSE(none.isa || none.gemm || none.threads_per_product);
+  }
+  const auto error = [](const char* name, const char* value) {
+    return error_of<engine::InvalidArgument>([&] {
+      static_cast<void>(CpuWishes::of({{name, value}}).choice());
+    });
+  };
+  EXPECT_EQ(error("TESSERA_CPU_ISA", "v5"),
+            "[cpu] expected auto, v2, v3, v4, v4+bf16 or v4+amx, got 'v5' (TESSERA_CPU_ISA)");
+  EXPECT_EQ(error("TESSERA_CPU_GEMM", "mkl"),
+            "[gemm] expected auto, onednn, eigen or split, got 'mkl' (TESSERA_CPU_GEMM)");
+  for (const char* threads : {"0", "2x", "-1", "99999999999"}) {
+    EXPECT_TRUE(has(error("TESSERA_CPU_THREADS", threads),
+                    {"expected a number of threads", threads, "(TESSERA_CPU_THREADS)"}));
+  }
+}
+
 // In a process of its own, as the choice is made once: says what is chosen.
 [[noreturn]] void choose(const CpuConfig& config, bool twice = false, const char* isa = "") {
   setenv("TESSERA_CPU_THREADS", "3", 1);
@@ -91,8 +124,10 @@ TEST(CpuDeathTest, AFlagIsTheChoiceOrAnError) {
       choose({.gemm = "split"}), ends,
       "\\[v4\\+amx, .*, f32 split\\]|expected a CPU with AMX .* got v|expected Linux to give");
   EXPECT_EXIT(choose({.gemm = "onednn"}, /*twice=*/true), ends,
-              "expected to choose before anything is computed \\(cpu.gemm\\)");
-  EXPECT_EXIT(choose({.threads_per_rank = 2}, /*twice=*/true), ends, "\\(cpu.threads_per_rank\\)");
+              "expected to choose before anything is computed, got onednn while eigen is in use "
+              "\\(cpu.gemm\\)");
+  EXPECT_EXIT(choose({.threads_per_rank = 2}, /*twice=*/true), ends,
+              "got 2 while 1 is in use \\(cpu.threads_per_rank\\)");
 }
 
 TEST(CpuDeathTest, AnErrorNamesTheFlagOrTheVariableThatAsked) {
