@@ -39,18 +39,19 @@ void check_pins(const CpuConfig& config, int num_ranks, const MachineLimits& lim
                       : "");
 }
 
-void pin_rank(const CpuConfig& config, int rank) {
+void pin_rank(const CpuConfig& config, const LocalRanks& ranks, int rank) {
   if (!config.pin) return;
+  const std::size_t index = ranks.index(rank);
   const std::vector<std::size_t> all = allowed_cores();
   const auto each = static_cast<std::size_t>(config.threads_per_rank);
   engine::require<engine::DeviceError>(
-      all.size() / each > static_cast<std::size_t>(rank),
+      all.size() / each > index,
       "[cpu] expected the system to have cores for rank {}, {} each, got {} (cpu.pin)", rank, each,
       all.size());
   std::vector<cpu_set_t> own(all.back() / CPU_SETSIZE + 1);
   const std::size_t nbytes = own.size() * sizeof(cpu_set_t);
   for (std::size_t i = 0; i < each; ++i) {
-    CPU_SET_S(all[static_cast<std::size_t>(rank) * each + i], nbytes, own.data());
+    CPU_SET_S(all[index * each + i], nbytes, own.data());
   }
   engine::require<engine::DeviceError>(sched_setaffinity(0, nbytes, own.data()) == 0,
                                        "[cpu] expected to keep rank {} to its cores, got {}", rank,

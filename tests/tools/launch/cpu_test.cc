@@ -22,10 +22,10 @@ using testing::error_of;
 using testing::has;
 
 // The cores that a thread of its own may use after pin_rank().
-std::vector<int> cores_of(const CpuConfig& config, int rank) {
+std::vector<int> cores_of(const CpuConfig& config, const LocalRanks& ranks, int rank) {
   std::vector<int> cores;
   std::jthread([&] {
-    pin_rank(config, rank);
+    pin_rank(config, ranks, rank);
     std::jthread([&] {  // inherits them
       cpu_set_t own;
       sched_getaffinity(0, sizeof(own), &own);
@@ -39,27 +39,29 @@ std::vector<int> cores_of(const CpuConfig& config, int rank) {
 }
 
 TEST(CpuTest, RanksKeepToCoresOfTheirOwn) {
-  const std::vector<int> all = cores_of({}, 0);
+  const std::vector<int> all = cores_of({}, {1}, 0);
   const int count = static_cast<int>(all.size());
   const MachineLimits limits{.num_allowed = count};  // whatever quota the test runs with
   const CpuConfig one{.pin = true};
   check_pins(one, count, limits);
   std::set<int> used;
   for (int rank = 0; rank < count; ++rank) {
-    const std::vector<int> own = cores_of(one, rank);
+    const std::vector<int> own = cores_of(one, {count}, rank);
     ASSERT_EQ(own.size(), 1u);
     used.insert(own[0]);
   }
   EXPECT_EQ(used.size(), all.size());
+  // Cores are counted from the first rank of this process.
+  EXPECT_EQ(cores_of(one, {.world_size = 4, .first = 2, .count = 2}, 2), cores_of(one, {1}, 0));
   const CpuConfig whole{.threads_per_rank = count, .pin = true};
   check_pins(whole, 1, limits);
-  EXPECT_EQ(cores_of(whole, 0), all);
+  EXPECT_EQ(cores_of(whole, {1}, 0), all);
   EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(one, count + 1, limits); }),
                   {"got " + std::to_string(count) + " core", "cpu.pin"}));
   EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { check_pins(whole, 2, limits); }),
                   {"2 ranks with " + std::to_string(count) + " thread", "cpu.pin"}));
   check_pins({}, 10'000, limits);
-  EXPECT_TRUE(has(error_of<engine::DeviceError>([&] { pin_rank(one, count); }),
+  EXPECT_TRUE(has(error_of<engine::DeviceError>([&] { pin_rank(one, {count + 1}, count); }),
                   {"cores for rank " + std::to_string(count), "got " + std::to_string(count)}));
 }
 
