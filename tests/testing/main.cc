@@ -5,7 +5,7 @@
 #include "tools/launch/cpu_wishes.h"
 
 int main(int argc, char** argv) {
+  tessera::tools::choose_cpu_by_environment();  // before parameters of tests are made
   ::testing::InitGoogleTest(&argc, argv);
-  tessera::tools::choose_cpu_by_environment();
   return RUN_ALL_TESTS();
 }
