@@ -1,18 +1,11 @@
 #include "engine/isa.h"
 
-#include <array>
-#include <cstdlib>
-
-#include "engine/error.h"
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
 namespace tessera::engine {
 namespace {
-
-constexpr std::array<Isa, 5> kLevels = {Isa::kV2, Isa::kV3, Isa::kV4, Isa::kV4Bf16, Isa::kV4Amx};
 
 #if defined(__x86_64__)
 
@@ -62,22 +55,6 @@ Isa detect() { return Isa::kV2; }
 
 #endif
 
-// What the environment asks for.
-Isa choose() {
-  const Isa best = detect();
-  const char* const variable = std::getenv("TESSERA_CPU_ISA");
-  const std::string_view name = variable == nullptr ? "" : variable;
-  if (name.empty() || name == "auto") return best;
-  for (const Isa level : kLevels) {
-    if (name != name_of(level)) continue;
-    require(level <= best,
-            "[cpu] expected at most {}, which this CPU has, got {} (TESSERA_CPU_ISA)",
-            name_of(best), name);
-    return level;
-  }
-  fail("[cpu] expected auto, v2, v3, v4, v4+bf16 or v4+amx, got '{}' (TESSERA_CPU_ISA)", name);
-}
-
 }  // namespace
 
 std::string_view name_of(Isa isa) {
@@ -96,8 +73,18 @@ std::string_view name_of(Isa isa) {
   return "";
 }
 
+Isa best_isa() {
+  static const Isa best = detect();
+  return best;
+}
+
+Isa internal::decide_isa(Isa isa) {
+  static const Isa level = isa;
+  return level;
+}
+
 Isa isa() {
-  static const Isa level = choose();
+  static const Isa level = internal::decide_isa(best_isa());
   return level;
 }
 

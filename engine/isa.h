@@ -26,11 +26,16 @@ enum class Isa {
 /// "v2", "v3", "v4", "v4+bf16", "v4+amx".
 std::string_view name_of(Isa isa);
 
-/// What this process uses: what its CPU has, or less if TESSERA_CPU_ISA in the environment says so.
-/// Decided at the first call. Throws InvalidArgument if that names no level, or one beyond the CPU.
+/// What this CPU has.
+Isa best_isa();
+/// What this process uses: decided at the first call, unless choose_cpu() has
+/// (engine/cpu_choice.h), and then for good.
 Isa isa();
 
 namespace internal {
+
+/// isa(), which is `isa` if this is the first call.
+Isa decide_isa(Isa isa);
 
 // Sanitizers look at one level, as each has the same source.
 #if defined(__x86_64__) && !defined(__CUDACC__) && !defined(__SANITIZE_ADDRESS__) && \

@@ -142,7 +142,7 @@ def tessera_test(name, srcs = None, deps = [], copts = [], size = "small", links
         size = size,
         deps = deps + [
             "@googletest//:gtest",
-            "@googletest//:gtest_main",
+            str(Label("//tests/testing:main")),
         ],
         **kwargs
     )

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #if !defined(__x86_64__)
 #include "engine/gemm/portable_tiles.h"
@@ -11,8 +12,9 @@
 namespace tessera::engine {
 
 /// Asks Linux for the tiles, which it gives to a process that asked, before the first AmxTiles.
-/// Throws InvalidArgument if this process's level is below Isa::kV4Amx, or if Linux refuses.
-void request_amx();
+/// Throws InvalidArgument that ends with `asked_by` if this process's level is below Isa::kV4Amx,
+/// or if Linux refuses.
+void request_amx(std::string_view asked_by = "split");
 
 #if defined(__x86_64__)
 

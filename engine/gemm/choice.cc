@@ -1,8 +1,5 @@
 #include "engine/gemm/choice.h"
 
-#include <charconv>
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
 #include "engine/error.h"
@@ -13,48 +10,38 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 
-int wished_threads() {
-  const char* const variable = std::getenv("TESSERA_CPU_THREADS");
-  const std::string_view text = variable == nullptr || *variable == 0 ? "1" : variable;
-  int count = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
-  require(error == std::errc() && end == text.data() + text.size() && count >= 1 &&
-              count <= kMaxThreads,
-          "[gemm] expected a number of threads from 1 to {}, got '{}' "
-          "(TESSERA_CPU_THREADS)",
-          kMaxThreads, text);
-  return count;
-}
-
-GemmChoice choose() {
-  const char* const variable = std::getenv("TESSERA_CPU_GEMM");
-  const std::string_view name = variable == nullptr ? "" : variable;
-  const bool insists = name == "onednn", refuses = name == "eigen";
-  const SplitF32 split = name == "split"            ? SplitF32::kAmx
-                         : name == "split-portable" ? SplitF32::kPortable
-                                                    : SplitF32::kNo;
-  require(insists || refuses || split != SplitF32::kNo || name.empty() || name == "auto",
-          "[gemm] expected auto, onednn, eigen or split, got '{}' (TESSERA_CPU_GEMM)", name);
-  const int num_threads = wished_threads();
-  if (split == SplitF32::kAmx) request_amx();
-  require(num_threads == 1 || split == SplitF32::kNo,
-          "[gemm] expected 1 thread for products that are split, got {} (TESSERA_CPU_THREADS)",
-          num_threads);
+GemmChoice make(const CpuChoice& choice) {
+  const bool insists = choice.gemm == CpuGemm::kOneDnn, refuses = choice.gemm == CpuGemm::kEigen;
+  const bool splits = choice.gemm == CpuGemm::kSplit || choice.gemm == CpuGemm::kSplitPortable;
+  const int num_threads = choice.threads_per_product.value_or(1);
+  const std::string_view of_threads = choice.names.threads_per_product;
+  require(num_threads >= 1 && num_threads <= kMaxThreads,
+          "[gemm] expected a number of threads from 1 to {}, got {} ({})", kMaxThreads, num_threads,
+          of_threads);
+  if (choice.gemm == CpuGemm::kSplit) request_amx(choice.names.gemm);
+  require(num_threads == 1 || !splits,
+          "[gemm] expected 1 thread for products that are split, got {} ({})", num_threads,
+          of_threads);
   auto library = refuses ? nullptr : OneDnn::load(num_threads);
   require(!insists || library != nullptr,
           "[gemm] expected libdnnl.so.2, got none that is built for OpenMP: `apt-get "
-          "install libdnnl2` brings it (TESSERA_CPU_GEMM)");
+          "install libdnnl2` brings it ({})",
+          choice.names.gemm);
   require(num_threads == 1 || library != nullptr,
-          "[gemm] expected oneDNN for products of {} threads, got Eigen "
-          "(TESSERA_CPU_THREADS)",
-          num_threads);
-  return {std::move(library), num_threads, insists, !insists && !refuses, split};
+          "[gemm] expected oneDNN for products of {} threads, got Eigen ({})", num_threads,
+          of_threads);
+  return {choice.gemm, std::move(library), num_threads, insists, !insists && !refuses};
 }
 
 }  // namespace
 
+const GemmChoice& decide_gemm(const CpuChoice& choice) {
+  static const GemmChoice the_choice = make(choice);
+  return the_choice;
+}
+
 const GemmChoice& gemm_choice() {
-  static const GemmChoice the_choice = choose();
+  static const GemmChoice& the_choice = decide_gemm({});
   return the_choice;
 }
 

@@ -1,26 +1,27 @@
-// Who multiplies matrices in this process: what the environment asks for and the machine has.
-// Private to engine/gemm/gemm.cc.
+// Who multiplies matrices in this process: what was asked for and the machine has. Private to
+// engine/gemm/gemm.cc and engine/cpu_choice.cc.
 #pragma once
 
 #include <memory>
+#include <optional>
 
+#include "engine/cpu_choice.h"
 #include "engine/gemm/onednn.h"
 
 namespace tessera::engine {
 
-/// Whether f32 is multiplied in parts of bf16, and on which tiles: see [Note: three parts of an
-/// f32].
-enum class SplitF32 { kNo, kAmx, kPortable };
-
 struct GemmChoice {
+  std::optional<CpuGemm> asked;
   std::unique_ptr<const OneDnn> library;  ///< null means Eigen
   int num_threads;
   bool insists;    ///< on the library, however small the product
   bool is_direct;  ///< where B is small: see [Note: products without packing]
-  SplitF32 split;
 };
 
-/// Decided at the first call. Throws InvalidArgument for what cannot be honoured.
+/// What is in force: that of `choice` if nothing was before. Throws InvalidArgument for what cannot
+/// be honoured; then nothing is in force yet.
+const GemmChoice& decide_gemm(const CpuChoice& choice);
+/// What is in force: the defaults if nothing was before.
 const GemmChoice& gemm_choice();
 
 }  // namespace tessera::engine

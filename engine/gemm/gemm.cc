@@ -190,18 +190,15 @@ std::string gemm_library() {
   const auto [world, major, minor] = v2::kEigenVersion;
   const std::string name =
       library != nullptr ? library->name() : fmt::format("Eigen {}.{}.{}", world, major, minor);
-  switch (gemm_choice().split) {
-    case SplitF32::kAmx:
-      return name + ", f32 split";
-    case SplitF32::kPortable:
-      return name + ", f32 split without tiles";
-    case SplitF32::kNo:
-      break;
-  }
-  return name;
+  if (!splits_f32()) return name;
+  return name +
+         (gemm_choice().asked == CpuGemm::kSplit ? ", f32 split" : ", f32 split without tiles");
 }
 
-bool splits_f32() { return gemm_choice().split != SplitF32::kNo; }
+bool splits_f32() {
+  const auto asked = gemm_choice().asked;
+  return asked == CpuGemm::kSplit || asked == CpuGemm::kSplitPortable;
+}
 
 namespace {
 
@@ -229,8 +226,8 @@ void multiply(const MatrixView<const float>& a, const MatrixView<const float>& b
   }
   if (scratch != nullptr) {
     if (const auto product = split_product(a, b, c, accumulate)) {
-      return gemm_choice().split == SplitF32::kAmx ? product->run(scratch)
-                                                   : product->run_portably(scratch);
+      return gemm_choice().asked == CpuGemm::kSplit ? product->run(scratch)
+                                                    : product->run_portably(scratch);
     }
   }
   if (const OneDnn* library = library_for(c.rows, c.cols, a.cols, kMinOneDnn)) {

@@ -10,11 +10,11 @@
 // oneDNN, which writes its kernels for the CPU it finds, where it is installed and the product is
 // not tiny; Eigen otherwise; and on a CPU with AVX-512 our own kernel where B is small ([Note:
 // products without packing]). bf16 is multiplied as bf16 with sums in f32 where the CPU has
-// instructions for it, and is widened to f32 elsewhere. TESSERA_CPU_GEMM=eigen or =onednn in the
-// environment insists; =split, on a CPU with AMX, has f32 products multiplied in parts of bf16
-// where they are large ([Note: three parts of an f32]) and have scratch. A choice depends on
-// shapes, never on timings, so that runs repeat. With TESSERA_CPU_THREADS=n oneDNN shares each
-// product between n threads: bits may depend on n.
+// instructions for it, and is widened to f32 elsewhere. choose_cpu() (engine/cpu_choice.h) with
+// kEigen or kOneDnn insists; with kSplit, on a CPU with AMX, it has f32 products multiplied in
+// parts of bf16 where they are large ([Note: three parts of an f32]) and have scratch; with n
+// threads oneDNN shares each product between them: bits may depend on n. What a product takes
+// depends on shapes, never on timings, so that runs repeat.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +70,7 @@ class Products {
 };
 
 /// Who multiplies on this CPU, for people: "oneDNN 2.6.3", "Eigen 3.4.0", "oneDNN 2.6.3, f32
-/// split". Throws InvalidArgument if TESSERA_CPU_GEMM asks for what there is not.
+/// split".
 std::string gemm_library();
 /// Whether f32 (but for small products) is multiplied in parts of bf16.
 bool splits_f32();

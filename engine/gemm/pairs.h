@@ -20,7 +20,7 @@ namespace tessera::engine {
 using Pair = std::uint32_t;
 
 /// Whether products of pairs are the fastest of bf16 here: on a CPU with AVX512_BF16 and without
-/// AMX, unless TESSERA_CPU_GEMM insists on a library.
+/// AMX, unless choose_cpu() insists on a library.
 bool multiplies_pairs();
 
 /// Columns of a second operand come in as many.

@@ -3,25 +3,21 @@
 #include "engine/gemm/gemm.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <fstream>
 #include <iostream>
-#include <string>
 #include <thread>
 #include <tuple>
 #include <vector>
 
+#include "engine/cpu_choice.h"
 #include "engine/gemm/direct.h"
 #include "engine/isa.h"
-#include "engine/out_of_memory.h"
 #include "engine/philox.h"
-#include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
+#include "tools/launch/cpu_wishes.h"
+#include "tools/machine/environment.h"
 
 namespace tessera::engine {
 namespace {
@@ -425,62 +421,17 @@ TEST(DirectProduct, AnElementIsTheSameWhereverItStandsAndHoweverMuchIsAsked) {
   }
 }
 
-// In a process of its own, as the choice is made once: says who multiplies.
-[[noreturn]] void choose(const char* gemm, const char* threads) {
-  setenv("TESSERA_CPU_GEMM", gemm, 1);
-  setenv("TESSERA_CPU_THREADS", threads, 1);
-  testing::say_and_exit(gemm_library);
-}
-
-TEST(GemmDeathTest, TheEnvironmentSaysWhoMultiplies) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const ::testing::ExitedWithCode ends(0);
-  EXPECT_EXIT(choose("eigen", ""), ends, "\\[Eigen 3\\.");
-  EXPECT_EXIT(choose("onednn", "2"), ends, "\\[oneDNN 2\\.|expected libdnnl.so.2, got none");
-  EXPECT_EXIT(choose("auto", "1"), ends, "\\[(oneDNN|Eigen) ");
-  EXPECT_EXIT(choose("split", ""), ends,
-              "\\[.*, f32 split\\]|expected a CPU with AMX .* got v|expected Linux to give");
-  EXPECT_EXIT(choose("split", "2"), ends,
-              "expected 1 thread for products that are split, got 2|expected a CPU|expected Linux");
-  EXPECT_EXIT(choose("split-portable", ""), ends, "\\[.*, f32 split without tiles\\]");
-  EXPECT_EXIT(choose("split-portable", "2"), ends, "expected 1 thread for products that are split");
-  EXPECT_EXIT(choose("mkl", ""), ends, "expected auto, onednn, eigen or split, got 'mkl'");
-  EXPECT_EXIT(choose("eigen", "2"), ends, "expected oneDNN for products of 2 threads, got Eigen");
-  for (const char* threads : {"0", "2x", "-1", "99999"})
-    EXPECT_EXIT(choose("", threads), ends, "threads from 1 to 1024, got '");
-}
-
-// With less address space left than the library's kernels might need; then with enough.
-[[noreturn]] void multiply_without_memory() {
-  setenv("TESSERA_CPU_GEMM", "onednn", 1);
-  setenv("TESSERA_CPU_THREADS", "1", 1);
-  testing::say_and_exit([] {
-    (void)gemm_library();
-    std::vector<float> a(64 * 64, 1), b(64 * 64, 1), c(64 * 64, 0);
-    const auto multiply = [&] {
-      gemm({a.data(), 64, 64, 64}, {b.data(), 64, 64, 64}, {c.data(), 64, 64, 64}, false);
-    };
-    rlimit before{}, limit{};
-    getrlimit(RLIMIT_AS, &before);
-    limit = before;
-    std::int64_t num_pages = 0;
-    std::ifstream("/proc/self/statm") >> num_pages;
-    limit.rlim_cur = static_cast<rlim_t>(num_pages * ::getpagesize() + (16 << 20));
-    setrlimit(RLIMIT_AS, &limit);
-    const std::string error = testing::error_of<OutOfMemory>(multiply);
-    setrlimit(RLIMIT_AS, &before);
-    multiply();
-    return error + "; then " + std::to_string(static_cast<int>(c[0]));
-  });
-}
-
-TEST(GemmDeathTest, NoMemoryForKernelsIsAnErrorAndNoCrash) {
-  if (testing::kIsSlow) return;  // a sanitizer needs address space of its own
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(
-      multiply_without_memory(), ::testing::ExitedWithCode(0),
-      "\\[\\[onednn\\] expected [0-9]+ bytes for the kernels of dnnl_sgemm, got none from the "
-      "system; then 64\\]|expected libdnnl.so.2, got none");
+// As of every test: without it .ci/run cpus would test the same library several times.
+TEST(Gemm, IsByWhomTheEnvironmentAsksFor) {
+  const auto asked = tools::CpuWishes::of(tools::environment()).choice();
+  if (asked.gemm == CpuGemm::kEigen) {
+    EXPECT_TRUE(gemm_library().starts_with("Eigen"));
+  }
+  if (asked.gemm == CpuGemm::kOneDnn) {
+    EXPECT_TRUE(gemm_library().starts_with("oneDNN"));
+  }
+  EXPECT_EQ(splits_f32(), asked.gemm == CpuGemm::kSplit || asked.gemm == CpuGemm::kSplitPortable);
+  EXPECT_EQ(threads_per_product(), asked.threads_per_product.value_or(1));
 }
 
 TEST(Gemm, CountsFlops) { EXPECT_EQ(gemm_flops(2, 3, 5), 60); }

@@ -7,14 +7,15 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
-#include <string>
 #include <vector>
 
+#include "engine/cpu_choice.h"
 #include "engine/gemm/gemm.h"
 #include "engine/isa.h"
 #include "engine/philox.h"
+#include "tools/launch/cpu_wishes.h"
+#include "tools/machine/environment.h"
 
 namespace tessera::engine {
 namespace {
@@ -79,10 +80,9 @@ TEST(PairsTest, LayoutsHoldEveryElementAndZeros) {
 }
 
 TEST(PairsTest, AreMultipliedOnCpusThatHaveThem) {
-  const char* const variable = std::getenv("TESSERA_CPU_GEMM");
-  const std::string asked = variable == nullptr ? "auto" : variable;
-  EXPECT_EQ(multiplies_pairs(),
-            isa() == Isa::kV4Bf16 && (asked == "auto" || asked.starts_with("split")));
+  const auto asked = tools::CpuWishes::of(tools::environment()).choice().gemm;
+  const bool insists = asked == CpuGemm::kOneDnn || asked == CpuGemm::kEigen;
+  EXPECT_EQ(multiplies_pairs(), isa() == Isa::kV4Bf16 && !insists);
 }
 
 // Nobody is told to use on a CPU what it does not have: then there is nothing to run.

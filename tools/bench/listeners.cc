@@ -76,7 +76,8 @@ Times run(const Way& way, std::int64_t num_steps) {
     Gpt gpt(kModel);
     {
       Trainer trainer(world, ranks.compute(rank, {.listener = recorder}), config, gpt.blocks(),
-                      gpt.root(), /*log=*/nullptr, recorder, probe ? &*probe : nullptr);
+                      gpt.root(), /*log=*/nullptr,
+                      {.trace = recorder, .probe = probe ? &*probe : nullptr});
       if (rank == 0) {
         trainer.on_step([&](const StepRecord& step) {
           if (step.step == kWarmupSteps) begin_ms = processor_ms();

@@ -11,6 +11,7 @@
 #include "engine/error.h"
 #include "tools/bench/parts.h"
 #include "tools/cli/run_files.h"
+#include "tools/launch/cpu_wishes.h"
 #include "tools/machine/cpu_model.h"
 #include "tools/machine/limits.h"
 
@@ -107,6 +108,7 @@ void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
     check_files_differ(std::span(&lines, 1), read);
   }
   check_used(flags, parts, wanted);
+  choose_cpu_by_environment();
   engine::require(!flags.is_given("bench.peer") || !config.python.empty(),
                   "[bench] expected bench.python with bench.peer, got none to run it with");
   BenchReport report(resolve_user_path(config.jsonl));

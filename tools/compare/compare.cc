@@ -28,6 +28,7 @@
 #include "tools/compare/request.h"
 #include "tools/compare/shown_steps.h"
 #include "tools/compare/training_process.h"
+#include "tools/launch/cpu_wishes.h"
 #include "tools/planning/plan_table.h"
 
 namespace tessera::tools {
@@ -184,6 +185,7 @@ void tell_divergence(const Request& request) {
 void compare(int argc, char** argv) {
   std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how trainings end
   Request request = read_request(argc, argv, std::cout);
+  choose_cpu_by_environment();  // for plans: each training chooses for itself
   if (request.only_plans) return tell_plans(request);
   check_plans(request);
   if (request.finds_divergence()) return tell_divergence(request);

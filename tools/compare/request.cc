@@ -143,7 +143,7 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   checks.cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
   check_device(config, flags, ranks);
-  if (!config.plan) check_pins(config.cpu, ranks.size);  // a plan may be of another machine
+  if (!config.plan) check_pins(config.cpu, ranks.local.count);  // a plan may be of another machine
   const shard::FsdpOptions options = config.fsdp_options(ranks.size);
   c.num_ranks = ranks.size;
   c.shard_ranks = options.shard_ranks;

@@ -488,7 +488,9 @@ int TrainConfig::offload_threads(int num_ranks) const {
   if (offload.threads > 0) return static_cast<int>(offload.threads);
   if (!offload.any()) return 1;
   if (cpu.pin) return static_cast<int>(cpu.threads_per_rank);
-  return std::max(1, read_limits().usable_cores() / num_ranks);
+  const int num_local =
+      parallel.local_ranks > 0 ? static_cast<int>(parallel.local_ranks) : num_ranks;
+  return std::max(1, read_limits().usable_cores() / num_local);
 }
 
 shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {

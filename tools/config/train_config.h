@@ -32,6 +32,7 @@ struct ParallelConfig {
   std::int64_t ranks = 0;         ///< 0: one a GPU, or `cpu_ranks`
   std::int64_t cpu_ranks = 4;     ///< the program's own, no flag
   std::int64_t max_ranks = 1024;  ///< the program's own, no flag: of threads
+  std::int64_t local_ranks = 0;   ///< what Ranks says, no flag: of this process; 0: all
   BackendChoice backend = BackendChoice::kAuto;
   bool canonical = false;  ///< nccl: reductions in rank order
   std::string strategy = "zero3";
@@ -63,7 +64,7 @@ struct CudaConfig {
 /// See shard::OffloadOptions.
 struct OffloadConfig {
   double parameters = 0, gradients = 0, optimizer = 0;
-  std::int64_t threads = 0;  ///< 0: as many as usable cores, shared by the ranks
+  std::int64_t threads = 0;  ///< 0: as many as usable cores, shared by the ranks of a process
 
   bool any() const { return parameters > 0 || gradients > 0 || optimizer > 0; }
 };
@@ -163,7 +164,7 @@ struct TrainConfig {
  private:
   // What parallel.reshard_after_forward says; see train_config.cc.
   int reshard_ranks() const;
-  // Of each of `num_ranks` ranks.
+  // Of each rank, of `num_ranks`.
   int offload_threads(int num_ranks) const;
 };
 

@@ -93,7 +93,7 @@ Checks examine(const Config& config) {
   };
   const MachineLimits limits = read_limits();
   const Needs needs = config.needs();
-  add({check_cpu(), check_libraries()});
+  add({check_cpu(environment()), check_libraries(environment())});
   const Devices devices = check_devices();
   add({check_cores(limits, devices.num_gpus > 0 ? 1 : needs.num_ranks), check_memory(limits),
        check_huge_pages()});

@@ -21,7 +21,7 @@ constexpr std::array kVariables = {
     Variable{"TESSERA_CPU_ISA", true, "unless --cpu.isa is given"},
     Variable{"TESSERA_CPU_GEMM", true, "unless --cpu.gemm is given"},
     Variable{"TESSERA_CPU_THREADS", false,
-             "trainers go by --cpu.threads_per_rank; programs of your own heed it"},
+             "trainers go by --cpu.threads_per_rank; bench and doctor heed it"},
     Variable{"OMP_NUM_THREADS", false, "--cpu.threads_per_rank says how many threads a rank has"},
     Variable{"MKL_NUM_THREADS", false, "--cpu.threads_per_rank says how many threads a rank has"},
     Variable{"OMP_PROC_BIND", true,

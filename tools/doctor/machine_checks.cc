@@ -3,13 +3,14 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include <cstdlib>
 #include <optional>
 #include <string_view>
 
+#include "engine/cpu_choice.h"
 #include "engine/error.h"
 #include "engine/gemm/gemm.h"
 #include "engine/isa.h"
+#include "tools/launch/cpu_wishes.h"
 #include "tools/machine/cpu_model.h"
 #include "tools/report/advice.h"
 #include "tools/report/step_text.h"
@@ -33,10 +34,12 @@ std::string bytes(std::int64_t nbytes) { return nbytes_text(static_cast<double>(
 
 }  // namespace
 
-Check check_cpu(const std::string& root) {
+Check check_cpu(const Environment& environment, const std::string& root) {
   Check check{.name = "cpu", .found = cpu_model(root)};
   check.facts.add("model", check.found);
+  const CpuWish wish = CpuWishes::of(environment).isa;
   try {
+    engine::choose_cpu(CpuWishes{.isa = wish}.choice());
     const std::string isa(name_of(engine::isa()));
     check.found += ", instruction set " + isa;
     check.facts.add("isa", isa);
@@ -46,8 +49,7 @@ Check check_cpu(const std::string& root) {
     check.fix = "unset TESSERA_CPU_ISA";
     return check;
   }
-  const char* const wish = std::getenv("TESSERA_CPU_ISA");
-  if (wish != nullptr && *wish != 0 && std::string(wish) != "auto") {
+  if (wish.asks()) {
     check.verdict = Verdict::kWarn;
     check.found += ", as TESSERA_CPU_ISA says";
     check.fix = "unset TESSERA_CPU_ISA, for the best that this processor has";
@@ -58,9 +60,12 @@ Check check_cpu(const std::string& root) {
   return check;
 }
 
-Check check_libraries() {
+Check check_libraries(const Environment& environment) {
   Check check{.name = "products"};
+  CpuWishes wishes = CpuWishes::of(environment);
+  wishes.isa = {};
   try {
+    engine::choose_cpu(wishes.choice());
     const std::string library = engine::gemm_library();
     const bool bf16 = engine::multiplies_bf16();
     check.found = fmt::format("{} multiplies matrices, {}", library,
@@ -68,7 +73,7 @@ Check check_libraries() {
     check.facts.add("library", library).add("multiplies_bf16", bf16);
     if (!library.starts_with("oneDNN")) {
       check.verdict = Verdict::kWarn;
-      check.fix = std::getenv("TESSERA_CPU_GEMM") != nullptr
+      check.fix = wishes.gemm.asks()
                       ? "unset TESSERA_CPU_GEMM"
                       : "sudo apt-get install libdnnl2; it is faster, and multiplies bf16 as such";
     }

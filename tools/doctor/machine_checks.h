@@ -5,15 +5,17 @@
 #include <string>
 
 #include "tools/doctor/check.h"
+#include "tools/machine/environment.h"
 #include "tools/machine/limits.h"
 
 namespace tessera::tools {
 
-/// The model of the processor and the instruction set in use; kFail if TESSERA_CPU_ISA asks for
-/// what there is not. `root`: of /proc, as for read_limits().
-Check check_cpu(const std::string& root = "");
-/// Who multiplies matrices; kFail if TESSERA_CPU_GEMM or TESSERA_CPU_THREADS cannot be honoured.
-Check check_libraries();
+/// Chooses the instruction set as `environment` asks, and says it and the model of the processor;
+/// kFail if TESSERA_CPU_ISA asks for what there is not. `root`: of /proc, as for read_limits().
+Check check_cpu(const Environment& environment, const std::string& root = "");
+/// Chooses who multiplies matrices as `environment` asks; kFail if TESSERA_CPU_GEMM or
+/// TESSERA_CPU_THREADS cannot be honoured.
+Check check_libraries(const Environment& environment);
 /// kWarn where fewer than `num_ranks` can run at once, whatever the limit: affinity, a quota, or
 /// the machine.
 Check check_cores(const MachineLimits& limits, int num_ranks);

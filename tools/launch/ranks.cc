@@ -147,11 +147,13 @@ Ranks Ranks::on(const TrainConfig& config, int num_gpus) {
 
 engine::Stream Ranks::compute(int rank, const engine::StreamOptions& options) const {
   return num_gpus == 0 ? engine::Stream::inline_cpu("compute", options)
-                       : engine::Stream::cuda("compute", rank % num_gpus, options);
+                       : engine::Stream::cuda("compute", gpu_of(rank), options);
 }
 
 void Ranks::run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn,
                 FlightOutput* flight) const {
+  require(local.are_all(), "[ranks] expected all {} ranks in this process, got {}", size,
+          local.count);
   StuckRanks stuck(config.deadline(), flight);
   const auto recorder = flight == nullptr ? nullptr : flight->recorder();
   const auto on_failure = [&](const std::string& message) { stuck.begin(message); };

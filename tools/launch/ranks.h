@@ -1,4 +1,6 @@
 // Where the ranks of a run work: what its configuration leaves open, decided for this machine.
+// Which of them are threads of this process, on which device, and what moves tensors between them:
+// what depends on that asks here.
 #pragma once
 
 #include <functional>
@@ -9,13 +11,15 @@
 #include "tools/config/train_config.h"
 #include "tools/io/jsonl.h"
 #include "tools/report/flight_output.h"
+#include "tools/report/local_ranks.h"
 
 namespace tessera::tools {
 
 struct Ranks {
   int size = 1;
-  int num_gpus = 0;  ///< that they share, rank r working on GPU r % num_gpus; 0: the CPU
+  int num_gpus = 0;  ///< that those of this process take in turn; 0: the CPU
   bool nccl = false;
+  LocalRanks local = {.world_size = size};
 
   /// On this machine. Throws DeviceError when GPUs are asked for and the build or the machine has
   /// none to use; InvalidArgument for nccl without a GPU for each rank.
@@ -23,13 +27,17 @@ struct Ranks {
   /// Where a plan takes them to be: with device=cuda on a machine with a GPU for each rank, else on
   /// this one. Throws InvalidArgument as choose().
   static Ranks planned(const TrainConfig& config);
-  /// On a machine with `num_gpus` that may be used. Throws InvalidArgument as choose().
+  /// All in one process, on a machine with `num_gpus` that may be used. Throws InvalidArgument as
+  /// choose().
   static Ranks on(const TrainConfig& config, int num_gpus);
 
+  /// Of a rank of this process. Throws InvalidArgument for another.
+  int gpu_of(int rank) const { return static_cast<int>(local.index(rank)) % num_gpus; }
+  /// Of a rank of this process.
   engine::Stream compute(int rank, const engine::StreamOptions& options = {}) const;
-  /// fn(world) on a thread per rank; ends as comm::run_ranks() does. When the ranks have failed and
-  /// one of them does not end, the error is told on stderr, and after the deadline (at least 2 and
-  /// at most 60 seconds) the process ends with exit code 1.
+  /// fn(world) on a thread per rank, all of which are in this process; ends as comm::run_ranks()
+  /// does. When the ranks have failed and one of them does not end, the error is told on stderr,
+  /// and after the deadline (at least 2 and at most 60 seconds) the process ends with exit code 1.
   /// `flight`, unless it is null, records what the ranks call, and is written before that.
   void run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn,
            FlightOutput* flight = nullptr) const;

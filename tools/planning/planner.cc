@@ -230,8 +230,8 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
   }
   const auto blocks = std::make_shared<PeakBlocks>();
   const auto host_blocks = std::make_shared<PeakBlocks>();
-  Trainer trainer(*world, compute, config, model.blocks(), model.root(), /*log=*/nullptr, traced,
-                  /*probe=*/nullptr, blocks, host_blocks);
+  Trainer trainer(*world, compute, config, model.blocks(), model.root(), /*log=*/nullptr,
+                  {.trace = traced, .memory = blocks, .host_memory = host_blocks});
   log.watch(trainer.tape().memory());
 
   std::int64_t begin_ns = 0;

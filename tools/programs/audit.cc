@@ -123,20 +123,27 @@ void Audit::check() const {
                fmt::join(lines(), "\n  "), rank_);
 }
 
-const Audit& shown_of(const Audits& audits) {
-  const auto wrong = std::ranges::find_if(audits, [](const auto& a) { return a->differs(); });
-  return wrong == audits.end() ? *audits.front() : **wrong;
+Audit& Audits::add(Audit audit) {
+  std::unique_ptr<Audit>& own = audits_[ranks_.index(audit.rank())];
+  own = std::make_unique<Audit>(std::move(audit));
+  return *own;
 }
 
-std::vector<std::string> lines_of(const Audits& audits) {
-  const Audit& shown = shown_of(audits);
+const Audit& Audits::shown() const {
+  const auto wrong = std::ranges::find_if(audits_, [](const auto& a) { return a->differs(); });
+  return wrong == audits_.end() ? first() : **wrong;
+}
+
+std::vector<std::string> Audits::lines() const {
+  const Audit& shown = this->shown();
   std::vector<std::string> lines = shown.lines();
   if (std::string gathers = shown.gathers_line(); !gathers.empty()) {
     lines.insert(lines.end() - 1, std::move(gathers));
   }
-  if (audits.size() > 1 && shown.num_steps() > 0) {
-    lines.back() += shown.differs() ? fmt::format(" on rank {}", shown.rank())
-                                    : fmt::format(" on each of {} ranks", audits.size());
+  if (ranks_.world_size > 1 && shown.num_steps() > 0) {
+    lines.back() += shown.differs() || ranks_.count == 1
+                        ? fmt::format(" on rank {}", shown.rank())
+                        : fmt::format(" on each of {} ranks", ranks_.count);
   }
   return lines;
 }

@@ -9,6 +9,7 @@
 
 #include "tools/planning/plan_report.h"
 #include "tools/planning/planner.h"
+#include "tools/report/local_ranks.h"
 #include "tools/report/step_record.h"
 
 namespace tessera::tools {
@@ -62,12 +63,27 @@ class Audit {
   std::vector<Row> rows_;                         // of the first wrong step, or the last
 };
 
-/// One for each rank.
-using Audits = std::vector<std::unique_ptr<Audit>>;
+/// One for each rank of a process.
+class Audits {
+ public:
+  explicit Audits(const LocalRanks& ranks)
+      : ranks_(ranks), audits_(static_cast<std::size_t>(ranks.count)) {}
 
-/// The first that differs, or that of rank 0.
-const Audit& shown_of(const Audits& audits);
-/// Its lines; the last but one that of gathers, and the last says how many ranks are so.
-std::vector<std::string> lines_of(const Audits& audits);
+  /// That of a rank, which comes to it in its thread.
+  Audit& add(Audit audit);
+
+  // All ranks have come.
+
+  /// That of the first rank.
+  const Audit& first() const { return *audits_.front(); }
+  /// The first that differs, or that of the first rank.
+  const Audit& shown() const;
+  /// Its lines; the last but one that of gathers, and the last says how many ranks are so.
+  std::vector<std::string> lines() const;
+
+ private:
+  LocalRanks ranks_;
+  std::vector<std::unique_ptr<Audit>> audits_;  // of each
+};
 
 }  // namespace tessera::tools

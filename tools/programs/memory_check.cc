@@ -41,7 +41,7 @@ std::string ranks_text(int num_ranks) {
 // What takes less, in the words of the command line. `room_nbytes`: for all ranks.
 std::string smaller(const TrainConfig& config, const Ranks& ranks, std::int64_t room_nbytes) {
   if (ranks.num_gpus > 0) return "offload less (--offload.*)";
-  const std::int64_t mib = room_nbytes / ranks.size >> 20;
+  const std::int64_t mib = room_nbytes / ranks.local.count >> 20;
   const std::int64_t budget = config.memory_limit_nbytes();
   if (mib > 0 && (budget == 0 || budget > mib << 20)) {
     return fmt::format("try --memory_budget={}MiB, for each rank", mib);
@@ -57,19 +57,19 @@ MemoryShortage plan_shortage(const TrainConfig& config, const Ranks& ranks) {
   if (!room || room->by != MemoryRoom::By::kAddressSpace) return {};
   return {.text = fmt::format("[memory] expected more than {0} of the host's memory for each of "
                               "{1}, got {0} that are free for all: {2}; {3}",
-                              bytes(room->nbytes), ranks_text(ranks.size), limit_text(*room),
+                              bytes(room->nbytes), ranks_text(ranks.local.count), limit_text(*room),
                               smaller(config, ranks, room->nbytes)),
           .is_certain = true};
 }
 
 }  // namespace
 
-HostMemory host_memory(int num_ranks, bool on_gpus,
+HostMemory host_memory(const LocalRanks& ranks, bool on_gpus,
                        const std::function<std::string(int rank)>& kind,
                        const std::function<TrainPlan(int rank)>& plan) {
   std::map<std::string, std::int64_t> of_kind;
   HostMemory memory;
-  for (int rank = 0; rank < num_ranks; ++rank) {
+  for (const int rank : ranks.all()) {
     const auto [known, is_new] = of_kind.try_emplace(kind(rank), 0);
     if (is_new) {
       const TrainPlan p = plan(rank);
@@ -92,13 +92,13 @@ MemoryShortage memory_shortage(const HostMemory& memory, const TrainConfig& conf
   if (!room || most <= room->nbytes) return {};
   const bool is_certain = memory.nbytes > room->nbytes;
   const std::string each =
-      ranks.size == 1 ? "" : fmt::format(" (up to {} each)", bytes(memory.most_nbytes));
+      ranks.local.count == 1 ? "" : fmt::format(" (up to {} each)", bytes(memory.most_nbytes));
   const auto wanted = is_certain
                           ? room->nbytes
                           : static_cast<std::int64_t>(static_cast<double>(room->nbytes) / kKept);
   return {.text = fmt::format(
               "[memory] expected {} of the host's memory for {}{}{}, got {} that are free: {}; {}",
-              bytes(memory.nbytes), ranks_text(ranks.size), each,
+              bytes(memory.nbytes), ranks_text(ranks.local.count), each,
               is_certain ? ""
                          : fmt::format(", and at times {} with blocks kept for reuse", bytes(most)),
               bytes(room->nbytes), limit_text(*room), smaller(config, ranks, wanted)),
@@ -112,7 +112,7 @@ MemoryShortage memory_shortage(const Task& task, const Ranks& ranks) {
   HostMemory memory;
   try {
     memory = host_memory(
-        ranks.size, on_gpus,
+        ranks.local, on_gpus,
         [&](int rank) {
           return rank_kind(without_budget(config), plan_target(ranks, config, rank),
                            task.rank()->model());

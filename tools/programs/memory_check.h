@@ -9,11 +9,12 @@
 #include "tools/launch/ranks.h"
 #include "tools/machine/limits.h"
 #include "tools/planning/planner.h"
+#include "tools/report/local_ranks.h"
 #include "tools/train/task.h"
 
 namespace tessera::tools {
 
-/// The host's memory that all ranks of one process take together, by their plans: on CPUs all that
+/// The host's memory that the ranks of one process take together, by their plans: on CPUs all that
 /// they hold, on GPUs what is offloaded.
 struct HostMemory {
   std::int64_t nbytes = 0;
@@ -21,7 +22,7 @@ struct HostMemory {
 };
 
 /// `plan` plans one rank of each `kind`, as rank_kind() returns it.
-HostMemory host_memory(int num_ranks, bool on_gpus,
+HostMemory host_memory(const LocalRanks& ranks, bool on_gpus,
                        const std::function<std::string(int rank)>& kind,
                        const std::function<TrainPlan(int rank)>& plan);
 

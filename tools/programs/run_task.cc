@@ -62,6 +62,17 @@ struct Result {
   JsonRecord end;
 };
 
+// What the ranks of this process share; null: not asked for.
+struct Run {
+  const Ranks& ranks;
+  const Task& task;
+  std::shared_ptr<engine::GemmAlgorithms> gemms = {};
+  RunIdentity identity = {};
+  std::unique_ptr<RunTrace> trace = {};
+  std::unique_ptr<RunProbe> probe = {};
+  std::unique_ptr<Audits> audits = {};
+};
+
 // fn(), whose error the other ranks are told of at once: to give back what this rank has made may
 // take long, and whoever is told of it then, as by ~Fsdp(), is not told why.
 template <class F>
@@ -77,33 +88,33 @@ auto told(comm::ProcessGroup& world, F&& fn) {
   }
 }
 
-// `gemms`, `trace`, `probe`: null if none is asked for. `audits`: of all ranks; empty: the same.
-Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task, RunLog* log,
-                  const std::shared_ptr<engine::GemmAlgorithms>& gemms, RunTrace* trace,
-                  RunProbe* probe, Audits& audits, const RunIdentity& identity) {
+// `log`: null but on rank 0.
+Result train_rank(comm::ProcessGroup& all, const Run& run, RunLog* log) {
+  const Ranks& ranks = run.ranks;
+  const Task& task = run.task;
   const TrainConfig& config = task.config();
+  RunTrace* const trace = run.trace.get();
   Audit* audit = nullptr;
-  if (!audits.empty()) {
-    std::unique_ptr<Audit>& mine = audits[static_cast<std::size_t>(all.rank())];
-    mine = std::make_unique<Audit>(plan_task(task, ranks, all.rank()),
-                                   plan_target(ranks, config, all.rank()), config.log.val_every);
-    audit = mine.get();
+  if (run.audits != nullptr) {
+    audit = &run.audits->add(Audit(plan_task(task, ranks, all.rank()),
+                                   plan_target(ranks, config, all.rank()), config.log.val_every));
   }
   const std::unique_ptr<TaskRank> rank = task.rank();
   comm::ProcessGroup& world = rank->group(all);
   Model& model = rank->model();
   TraceRecorder* recorder = trace == nullptr ? nullptr : &trace->recorder(world.rank());
+  Probe* probe = run.probe == nullptr ? nullptr : &run.probe->probe(world.rank());
   const engine::Stream compute = ranks.compute(world.rank(), {.listener = recorder});
   if constexpr (engine::kCudaBuilt) {
-    if (gemms != nullptr) engine::set_gemm_algorithms(compute, gemms);
+    if (run.gemms != nullptr) engine::set_gemm_algorithms(compute, run.gemms);
   }
-  Trainer trainer(world, compute, config, model.blocks(), model.root(), log, recorder,
-                  probe == nullptr ? nullptr : &probe->probe(world.rank()));
+  Trainer trainer(world, compute, config, model.blocks(), model.root(), log,
+                  {.trace = recorder, .probe = probe});
   return told(world, [&]() -> Result {
     rank->load(trainer, log);
-    const TrainPosition start = trainer.open_checkpoints(identity);
+    const TrainPosition start = trainer.open_checkpoints(run.identity);
     if (trace != nullptr) trace->start_behind(start.step, world.rank());
-    if (probe != nullptr) probe->start_behind(start.step);
+    if (run.probe != nullptr) run.probe->start_behind(start.step);
     if (audit != nullptr) audit->start_behind(start.step);
     if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
     const HookReport hook(trainer.fsdp(), config.comm.options());
@@ -124,13 +135,13 @@ Result train_rank(comm::ProcessGroup& all, const Ranks& ranks, const Task& task,
       if (peak_flop_per_s) log->set_rates(task.items().flops, *peak_flop_per_s);
       const auto pause = world.pause_deadline();
       log->begin(start.step);
-      if (trace != nullptr) trace->begin();
       for (const std::string& line : unmet_requests(config, start)) {
         log->say("note: " + line, Console::Style::kStrong);
       }
       for (const std::string& line : hook.lines()) log->say(line);
       if (!hook.lines().empty()) log->write_file("comm_hook.txt", hook.table());
     }
+    if (trace != nullptr && world.rank() == ranks.local.first) trace->begin();
     trainer.run(rank->data(), loss, rank->validation(trainer), task.items().per_sample);
     return {.start = start.step,
             .params_sha256 = trainer.params_sha256(),
@@ -155,13 +166,12 @@ RunIdentity identity_of(const Task& task, const Ranks& ranks, const engine::Gemm
 
 // Beside what rank 0 did, for the summary: the plan that was audited, or else one that is made now.
 // There may be none, as of a model whose steps depend on values.
-void add_plan(RunLog& log, const Task& task, const Ranks& ranks, const Audits& audits,
-              std::int64_t start) {
+void add_plan(RunLog& log, const Run& run, std::int64_t start) {
   std::optional<TrainPlan> made;
-  const TrainPlan* plan = audits.empty() ? nullptr : &audits.front()->plan();
+  const TrainPlan* plan = run.audits == nullptr ? nullptr : &run.audits->first().plan();
   if (plan == nullptr) {
     try {
-      plan = &made.emplace(plan_task(task, ranks));
+      plan = &made.emplace(plan_task(run.task, run.ranks));
     } catch (const std::exception&) {  // the run has ended well without
       return;
     }
@@ -171,8 +181,9 @@ void add_plan(RunLog& log, const Task& task, const Ranks& ranks, const Audits& a
 }
 
 // Says and writes what the run leaves.
-void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& result,
-            const RunTrace* trace, const Audits& audits) {
+void report(RunLog& log, const Run& run, const Result& result) {
+  const Task& task = run.task;
+  const Ranks& ranks = run.ranks;
   if (!result.sample.empty()) {
     log.say(fmt::format(
         "\n---- generated -----------------------------------------------------------\n{}\n"
@@ -180,7 +191,7 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
         result.sample));
   }
   if (const auto figures = log.figures()) {
-    add_plan(log, task, ranks, audits, result.start);
+    add_plan(log, run, result.start);
     log.summary(advice(*figures, task.config(),
                        {.num_ranks = ranks.size,
                         .num_gpus = ranks.num_gpus,
@@ -190,16 +201,17 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
   if (validation && !validation->summary.empty()) log.say(validation->summary);
   log.say(fmt::format("parameters sha256 {}\nlog {}\nfiles in {}", result.params_sha256,
                       engine::escaped(log.jsonl_path()), engine::escaped(log.folder())));
-  if (trace != nullptr) log.say(trace->summary());
-  if (!audits.empty()) {
-    for (const std::string& line : lines_of(audits)) log.say(line);
+  if (run.trace != nullptr) log.say(run.trace->summary());
+  if (run.audits != nullptr) {
+    for (const std::string& line : run.audits->lines()) log.say(line);
   }
   if (const std::string line = task.closing_line(result.checkpoint); !line.empty()) log.say(line);
   JsonRecord end = ranks.record().add_all(result.end);
-  if (trace != nullptr) end.add_all(trace->record());
-  if (!audits.empty()) {
-    const PlanTarget target = plan_target(ranks, task.config());
-    end.add_literal("planned", plan_record(audits.front()->plan(), target).text());
+  if (run.trace != nullptr) end.add_all(run.trace->record());
+  if (run.audits != nullptr) {
+    const Audit& first = run.audits->first();
+    const PlanTarget target = plan_target(ranks, task.config(), first.rank());
+    end.add_literal("planned", plan_record(first.plan(), target).text());
   }
   if (validation) end.add_all(validation->record);
   log.finish(result.params_sha256, validation ? std::optional(validation->loss) : std::nullopt,
@@ -211,7 +223,7 @@ void report(RunLog& log, const Task& task, const Ranks& ranks, const Result& res
 void run_ranks(const Ranks& ranks, Task& task, const RunLog& log,
                const std::function<void(comm::ProcessGroup&)>& fn) {
   FlightOutput flight(log.folder());
-  RankErrors errors(ranks.size);
+  RankErrors errors(ranks.local);
   const auto watched = [&](comm::ProcessGroup& world) {
     errors.watch(world.rank(), [&] { fn(world); });
   };
@@ -254,8 +266,9 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (!config.plan) warnings = launch_warnings(environment(), config);
   choose_cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
+  task.config().parallel.local_ranks = ranks.local.count;
   check_run(config, flags, ranks);
-  if (!config.plan) check_pins(config.cpu, ranks.size);  // a plan may be of another machine
+  if (!config.plan) check_pins(config.cpu, ranks.local.count);  // a plan may be of another machine
   const std::string graph = graph_line(config, ranks.size, ranks.num_gpus > 0);
   task.prepare(flags, ranks.num_gpus > 0);
   std::optional<engine::AtomicFile> trace_file;  // of a plan, or throws
@@ -274,12 +287,12 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   std::optional<StopSignals> signals;  // from the start of the ranks to the very end
   RunLog log(config, task.items().name, flags.to_toml());
   check_checkpoint_folder(config);
-  std::unique_ptr<RunTrace> trace;
-  if (!config.log.trace.empty()) trace = std::make_unique<RunTrace>(config, ranks.size);
-  std::unique_ptr<RunProbe> probe;
+  Run run{.ranks = ranks, .task = task};
+  if (!config.log.trace.empty()) run.trace = std::make_unique<RunTrace>(config, ranks.local);
   if (!config.log.probe.empty()) {
-    probe = std::make_unique<RunProbe>(config, ranks.size, flags.to_json());
+    run.probe = std::make_unique<RunProbe>(config, ranks.local, flags.to_json());
   }
+  if (config.audit) run.audits = std::make_unique<Audits>(ranks.local);
   if (task.samples())
     engine::AtomicFile(log.folder() + "/sample.txt");  // or throws, before training
   log.say(task.summary());
@@ -290,33 +303,31 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (!graph.empty()) log.say(graph);
   for (const std::string& line : warnings) log.say(line, Console::Style::kWarning);
   for (const std::string& line : budget_lines) log.say(line);
-  const auto gemms = choose_gemm_algorithms(task, ranks, log);
-  const RunIdentity identity = identity_of(task, ranks, gemms.get(), flags.to_toml());
-  Audits audits(config.audit ? static_cast<std::size_t>(ranks.size) : 0);
+  run.gemms = choose_gemm_algorithms(task, ranks, log);
+  run.identity = identity_of(task, ranks, run.gemms.get(), flags.to_toml());
   Result result;
   signals.emplace();
   try {
     run_ranks(ranks, task, log, [&](comm::ProcessGroup& world) {
       const bool is_first = world.rank() == 0;
-      pin_rank(config.cpu, world.rank());
-      Result mine = train_rank(world, ranks, std::as_const(task), is_first ? &log : nullptr, gemms,
-                               trace.get(), probe.get(), audits, identity);
+      pin_rank(config.cpu, ranks.local, world.rank());
+      Result mine = train_rank(world, run, is_first ? &log : nullptr);
       if (is_first) result = std::move(mine);
     });
-    if (trace != nullptr) trace->close();
-    report(log, task, ranks, result, trace.get(), audits);
+    if (run.trace != nullptr) run.trace->close();
+    report(log, run, result);
   } catch (...) {
-    if (probe != nullptr) probe->keep();  // what led to an error is worth comparing
-    if (trace != nullptr) trace->keep();
+    if (run.probe != nullptr) run.probe->keep();  // what led to an error is worth comparing
+    if (run.trace != nullptr) run.trace->keep();
     throw;
   }
-  if (probe != nullptr) {  // after the report, which a full disk must not cost the run
-    probe->commit();
-    log.say(probe->summary());
+  if (run.probe != nullptr) {  // after the report, which a full disk must not cost the run
+    run.probe->commit();
+    log.say(run.probe->summary());
     log.flush();
   }
-  if (trace != nullptr) trace->flush();
-  if (!audits.empty()) shown_of(audits).check();
+  if (run.trace != nullptr) run.trace->flush();
+  if (run.audits != nullptr) run.audits->shown().check();
 }
 
 }  // namespace tessera::tools

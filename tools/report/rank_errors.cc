@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
 #include <new>
 #include <string_view>
 
@@ -21,7 +22,7 @@ bool names_a_rank(std::string_view message) {
 }
 
 // "rank 3", "ranks 0, 2-3"
-std::string text_of(const std::vector<std::size_t>& ranks) {
+std::string text_of(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank" : "ranks";
   for (std::size_t i = 0, last = 0; i < ranks.size(); i = last + 1) {
     last = i;
@@ -35,13 +36,16 @@ std::string text_of(const std::vector<std::size_t>& ranks) {
 }  // namespace
 
 std::string RankErrors::named(const std::string& message) const {
-  if (errors_.size() == 1 || names_a_rank(message)) return message;
-  std::vector<std::size_t> ranks;
-  for (std::size_t r = 0; r < errors_.size(); ++r) {
-    if (errors_[r] && message_of(errors_[r]) == message) ranks.push_back(r);
+  if (ranks_.world_size == 1 || names_a_rank(message)) return message;
+  std::vector<int> ranks;
+  for (const int rank : ranks_.all()) {
+    const std::exception_ptr& error = errors_[ranks_.index(rank)];
+    if (error && message_of(error) == message) ranks.push_back(rank);
   }
   if (ranks.empty()) return message;
-  if (ranks.size() == errors_.size()) return fmt::format("all {} ranks: {}", ranks.size(), message);
+  if (std::ssize(ranks) == ranks_.world_size) {
+    return fmt::format("all {} ranks: {}", ranks.size(), message);
+  }
   return fmt::format("{}: {}", text_of(ranks), message);
 }
 

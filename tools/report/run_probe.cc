@@ -50,22 +50,23 @@ ProbeHeader probe_header(const TrainConfig& config, int num_ranks, const std::st
   return header;
 }
 
-RunProbe::RunProbe(const TrainConfig& config, int num_ranks, const std::string& options,
+RunProbe::RunProbe(const TrainConfig& config, const LocalRanks& ranks, const std::string& options,
                    std::int64_t max_nbytes)
     : config_(config),
+      ranks_(ranks),
       path_(resolve_user_path(config.log.probe)),
       target_(config.log.probe_values),
       file_(path_),
-      header_(probe_header(config, num_ranks, options)),
-      last_steps_(static_cast<std::size_t>(num_ranks), config.probe_steps().first - 1),
+      header_(probe_header(config, ranks.world_size, options)),
+      last_steps_(static_cast<std::size_t>(ranks.count), config.probe_steps().first - 1),
       steps_(config.probe_steps()),
       max_nbytes_(max_nbytes) {
   const std::optional<ProbeKey> target =
       target_.empty() ? std::nullopt : std::optional(parse_target(target_));
-  for (int rank = 0; rank < num_ranks; ++rank) {
+  for (const int rank : ranks.all()) {
     probes_.push_back(std::make_unique<Probe>(
         ProbeOptions{.rank = rank,
-                     .num_ranks = num_ranks,
+                     .num_ranks = ranks.world_size,
                      .first_step = steps_.first,
                      .last_step = steps_.last,
                      .target = target},
@@ -115,7 +116,7 @@ void RunProbe::write(int rank, std::int64_t step, const std::vector<ProbePart>& 
   }
   num_parts_ += std::ssize(parts);
   if (!parts.empty()) newest_step_ = std::max(newest_step_, step);
-  if (!has_gone_wrong_) last_steps_[static_cast<std::size_t>(rank)] = step;
+  if (!has_gone_wrong_) last_steps_[ranks_.index(rank)] = step;
 }
 
 std::int64_t RunProbe::last_step() const { return std::ranges::min(last_steps_); }

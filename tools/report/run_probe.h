@@ -1,5 +1,5 @@
-// The checksums of a run: one file for all ranks, which takes its place when the run has ended. See
-// tools/probe/probe_record.h.
+// The checksums of a run: one file for all ranks of a process, which takes its place when the run
+// has ended. See tools/probe/probe_record.h.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include "tools/config/train_config.h"
 #include "tools/probe/probe.h"
 #include "tools/probe/probe_record.h"
+#include "tools/report/local_ranks.h"
 
 namespace tessera::tools {
 
@@ -21,13 +22,13 @@ class RunProbe {
   /// object. Throws IoError
   /// naming the path when it cannot be written. A record of more than `max_nbytes` is lost, which
   /// is told at once, and by commit().
-  RunProbe(const TrainConfig& config, int num_ranks, const std::string& options,
+  RunProbe(const TrainConfig& config, const LocalRanks& ranks, const std::string& options,
            std::int64_t max_nbytes = kMaxProbeNbytes);
   RunProbe(const RunProbe&) = delete;
   RunProbe& operator=(const RunProbe&) = delete;
 
-  /// Of a rank, for its trainer.
-  Probe& probe(int rank) { return *probes_[static_cast<std::size_t>(rank)]; }
+  /// Of a rank of this process, for its trainer.
+  Probe& probe(int rank) { return *probes_[ranks_.index(rank)]; }
 
   /// Of each rank, before its first step: the run goes on from behind step `start`.
   void start_behind(std::int64_t start);
@@ -54,6 +55,7 @@ class RunProbe {
   bool has_step() const;  // that all ranks ended
 
   const TrainConfig& config_;
+  const LocalRanks ranks_;
   std::string path_, target_;
   engine::AtomicFile file_;
   ProbeHeader header_;

@@ -42,8 +42,9 @@ bool is_something(const std::string& path) {
 
 }  // namespace
 
-RunTrace::RunTrace(const TrainConfig& config, int num_ranks)
+RunTrace::RunTrace(const TrainConfig& config, const LocalRanks& ranks)
     : config_(config),
+      ranks_(ranks),
       path_(resolve_user_path(config.log.trace)),
       has_older_(is_something(path_)),
       file_(path_, JsonlWriter::Mode::kReplaceLater),
@@ -52,7 +53,7 @@ RunTrace::RunTrace(const TrainConfig& config, int num_ranks)
   const std::int64_t start_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
                                     std::chrono::steady_clock::now().time_since_epoch())
                                     .count();
-  for (int rank = 0; rank < num_ranks; ++rank) {
+  for (const int rank : ranks.all()) {
     recorders_.push_back(std::make_unique<TraceRecorder>(
         writer_,
         TraceOptions{
@@ -63,7 +64,7 @@ RunTrace::RunTrace(const TrainConfig& config, int num_ranks)
 void RunTrace::start_behind(std::int64_t start, int rank) {
   const StepRange steps = config_.trace_steps(start);
   recorder(rank).record_steps(steps.first, steps.last);
-  if (rank != 0) return;
+  if (rank != ranks_.first) return;
   steps_ = steps;
   start_ = start;
 }

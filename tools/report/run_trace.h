@@ -1,5 +1,5 @@
-// The trace of a run: one file for all ranks, written in the background as the log is; see
-// [Note: output never ends a training] in run_log.h.
+// The trace of a run: one file for all ranks of a process, written in the background as the log is;
+// see [Note: output never ends a training] in run_log.h.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "tools/cli/background_writer.h"
 #include "tools/config/train_config.h"
 #include "tools/io/jsonl.h"
+#include "tools/report/local_ranks.h"
 #include "tools/trace/trace.h"
 
 namespace tessera::tools {
@@ -20,14 +21,14 @@ class RunTrace {
   /// For a `config` that asks for a trace, which outlives this. What an earlier run left in the
   /// file stays until there is something to put in its place. Throws IoError naming the path when
   /// it cannot be written, or another run does.
-  RunTrace(const TrainConfig& config, int num_ranks);
+  RunTrace(const TrainConfig& config, const LocalRanks& ranks);
   /// However the run ended, a file that was made for it and got no step goes.
   ~RunTrace();
   RunTrace(const RunTrace&) = delete;
   RunTrace& operator=(const RunTrace&) = delete;
 
-  /// Of a rank, for its streams and its trainer.
-  TraceRecorder& recorder(int rank) { return *recorders_[static_cast<std::size_t>(rank)]; }
+  /// Of a rank of this process, for its streams and its trainer.
+  TraceRecorder& recorder(int rank) { return *recorders_[ranks_.index(rank)]; }
   /// Of each rank, in its thread and before its first step: the run goes on after step `start`.
   void start_behind(std::int64_t start, int rank);
   /// The run has begun: what is traced may be written now.
@@ -54,6 +55,7 @@ class RunTrace {
   std::int64_t num_lost() const;
 
   const TrainConfig& config_;
+  const LocalRanks ranks_;
   std::string path_;
   bool has_older_;
   JsonlWriter file_;  // opened, locked and emptied as a log
@@ -61,7 +63,7 @@ class RunTrace {
   TraceWriter writer_;
   std::vector<std::unique_ptr<TraceRecorder>> recorders_;
 
-  StepRange steps_;  // of rank 0, as start_
+  StepRange steps_;  // of the first rank, as start_
   std::int64_t start_ = 0;
 
   std::mutex mutex_;

@@ -30,12 +30,10 @@ std::unique_ptr<shard::Optimizer> make_optimizer(shard::Fsdp& fsdp, const StepCo
                 .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps, .weight_decay = c.weight_decay});
 }
 
-shard::FsdpOptions with_listeners(shard::FsdpOptions options, engine::LaunchListener* listener,
-                                  shard::StepListener* step_listener,
-                                  std::shared_ptr<engine::MemoryListener> of_host_memory) {
-  options.listener = listener;
-  options.step_listener = step_listener;
-  options.host_memory_listener = std::move(of_host_memory);
+shard::FsdpOptions with_listeners(shard::FsdpOptions options, const TrainerObservers& observers) {
+  options.listener = observers.trace;
+  options.step_listener = observers.probe;
+  options.host_memory_listener = observers.host_memory;
   return options;
 }
 
@@ -61,23 +59,20 @@ auto of_step(std::int64_t step, F fn) {
 
 Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
                  const TrainConfig& config, const std::vector<engine::Block*>& blocks,
-                 engine::Block* root, RunLog* log, TraceRecorder* trace, Probe* probe,
-                 std::shared_ptr<engine::MemoryListener> of_memory,
-                 std::shared_ptr<engine::MemoryListener> of_host_memory)
+                 engine::Block* root, RunLog* log, const TrainerObservers& observers)
     : world_(world),
       config_(config),
       log_(log),
-      trace_(trace),
-      probe_(probe),
+      trace_(observers.trace),
+      probe_(observers.probe),
       compute_(compute),
       memory_(compute,
-              {.limit_nbytes = config.memory_limit_nbytes(), .listener = std::move(of_memory)}),
+              {.limit_nbytes = config.memory_limit_nbytes(), .listener = observers.memory}),
       pinned_(engine::Memory::pinned(compute)),
-      metrics_(compute.sibling("metrics", {.listener = trace})),
+      metrics_(compute.sibling("metrics", {.listener = trace_})),
       tape_(memory_, compute_),
       fsdp_(world, memory_, compute_, blocks, root,
-            with_listeners(config.fsdp_options(world.size()), trace, probe,
-                           std::move(of_host_memory))),
+            with_listeners(config.fsdp_options(world.size()), observers)),
       optimizer_(make_optimizer(fsdp_, config.train)) {
   tape_.listen(probe_);
   if (config.train.guards()) guard_.emplace(config.train);

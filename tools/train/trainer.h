@@ -31,17 +31,20 @@
 
 namespace tessera::tools {
 
+/// Who is told what a rank does; null: nobody. They outlive its trainer.
+struct TrainerObservers {
+  TraceRecorder* trace = nullptr;  ///< which the stream that computes tells as well
+  Probe* probe = nullptr;
+  std::shared_ptr<engine::MemoryListener> memory = {};       ///< of the rank's blocks
+  std::shared_ptr<engine::MemoryListener> host_memory = {};  ///< of those of Fsdp::host_memory()
+};
+
 class Trainer {
  public:
-  /// `compute`: see Ranks. `log` on rank 0, null elsewhere. `trace`: this rank's, which `compute`
-  /// tells as well; null: none. `probe`: the same of checksums. Both outlive this. `of_memory` is
-  /// told of this rank's blocks, `of_host_memory` of those of Fsdp::host_memory(); null: nobody.
-  /// Collective; see shard::Fsdp.
+  /// `compute`: see Ranks. `log` on rank 0, null elsewhere. Collective; see shard::Fsdp.
   Trainer(comm::ProcessGroup& world, const engine::Stream& compute, const TrainConfig& config,
           const std::vector<engine::Block*>& blocks, engine::Block* root, RunLog* log,
-          TraceRecorder* trace = nullptr, Probe* probe = nullptr,
-          std::shared_ptr<engine::MemoryListener> of_memory = nullptr,
-          std::shared_ptr<engine::MemoryListener> of_host_memory = nullptr);
+          const TrainerObservers& observers = {});
 
   comm::ProcessGroup& world() { return world_; }
   engine::Tape& tape() { return tape_; }

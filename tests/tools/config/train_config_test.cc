@@ -300,6 +300,12 @@ TEST(TrainConfig, OffloadHasNoMoreThreadsThanTheProcessHasCores) {
   ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
   EXPECT_EQ(config.fsdp_options(1).offload.threads, 1);
   ASSERT_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+  // Ranks of other processes take none of them.
+  const int num_cores = read_limits().usable_cores();
+  config.parallel.local_ranks = 1;
+  EXPECT_EQ(config.fsdp_options(8 * num_cores).offload.threads, num_cores);
+  config.parallel.local_ranks = num_cores;
+  EXPECT_EQ(config.fsdp_options(8 * num_cores).offload.threads, 1);
   // A rank that keeps to its cores has no others.
   config.cpu = {.threads_per_rank = 3, .pin = true};
   EXPECT_EQ(config.fsdp_options(1).offload.threads, 3);

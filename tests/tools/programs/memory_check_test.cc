@@ -36,19 +36,23 @@ TEST(HostMemory, IsTheSumOverRanksOfWhichOneOfEachKindIsPlanned) {
     ++num_plans;
     return rank == 3 ? plan_of(50, 700) : plan_of(100, 20);
   };
-  const HostMemory on_cpus = host_memory(4, /*on_gpus=*/false, kind, plan);
+  const HostMemory on_cpus = host_memory({4}, /*on_gpus=*/false, kind, plan);
   EXPECT_EQ(on_cpus.nbytes, 3 * 120 + 750);
   EXPECT_EQ(on_cpus.most_nbytes, 750);
   EXPECT_EQ(num_plans, 2);
-  const HostMemory on_gpus = host_memory(4, /*on_gpus=*/true, kind, plan);
+  const HostMemory on_gpus = host_memory({4}, /*on_gpus=*/true, kind, plan);
   EXPECT_EQ(on_gpus.nbytes, 3 * 20 + 700);
+  // Ranks of other processes take theirs elsewhere.
+  const HostMemory two =
+      host_memory({.world_size = 4, .first = 2, .count = 2}, /*on_gpus=*/false, kind, plan);
+  EXPECT_EQ(two.nbytes, 120 + 750);
 }
 
 TEST(HostMemory, CountsWhatIsTakenBetweenSteps) {
   TrainPlan plan = plan_of(100, 0);
   plan.between_steps_nbytes = 160;
   const HostMemory memory = host_memory(
-      2, false, [](int) { return ""; }, [&](int) { return plan; });
+      {2}, false, [](int) { return ""; }, [&](int) { return plan; });
   EXPECT_EQ(memory.nbytes, 320);
 }
 

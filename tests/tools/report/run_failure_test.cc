@@ -28,7 +28,7 @@ class RunFailure : public ::testing::Test {
   std::string line_of(const std::function<void(int rank)>& fn, bool has_begun = true,
                       int num_ranks = 4) {
     FlightOutput flight(folder_.path());
-    RankErrors errors(num_ranks);
+    RankErrors errors({num_ranks});
     std::barrier<> all(num_ranks);  // no rank's error ends another one before its own
     try {
       try {

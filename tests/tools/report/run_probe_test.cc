@@ -56,7 +56,7 @@ class RunProbeTest : public ::testing::Test {
 using Counts = std::map<std::int64_t, int>;
 
 TEST_F(RunProbeTest, TheStepThatGoesWrongIsInTheRecord) {
-  RunProbe run(config_, 2, "{}");
+  RunProbe run(config_, {2}, "{}");
   for (const int rank : {0, 1}) {
     begin(run, rank, 1);
     run.probe(rank).end_step();
@@ -72,7 +72,7 @@ TEST_F(RunProbeTest, TheStepThatGoesWrongIsInTheRecord) {
 }
 
 TEST_F(RunProbeTest, AStepThatNoRankHasAPartOfIsNotCounted) {
-  RunProbe run(config_, 2, "{}");
+  RunProbe run(config_, {2}, "{}");
   for (const int rank : {0, 1}) {
     begin(run, rank, 1);
     run.probe(rank).end_step();
@@ -84,7 +84,7 @@ TEST_F(RunProbeTest, AStepThatNoRankHasAPartOfIsNotCounted) {
 }
 
 TEST_F(RunProbeTest, TheFirstStepMayGoWrong) {
-  RunProbe run(config_, 2, "{}");
+  RunProbe run(config_, {2}, "{}");
   begin(run, 1, 1);
   run.keep();
   EXPECT_EQ(parts_by_step(), (Counts{{1, 1}}));
@@ -94,14 +94,14 @@ TEST_F(RunProbeTest, TheFirstStepMayGoWrong) {
 TEST_F(RunProbeTest, WithoutAnyStepAnOlderRecordStays) {
   folder_.write("probe.jsonl", "older");
   {
-    RunProbe run(config_, 2, "{}");
+    RunProbe run(config_, {2}, "{}");
     run.keep();
   }
   EXPECT_EQ(folder_.read("probe.jsonl"), "older");
 }
 
 TEST_F(RunProbeTest, OfARunThatWasResumedBeginsWhereItDid) {
-  RunProbe run(config_, 2, "{}");
+  RunProbe run(config_, {2}, "{}");
   run.start_behind(3);
   const auto make = [&](int rank, std::int64_t step) {
     begin(run, rank, step);
@@ -124,7 +124,7 @@ TEST_F(RunProbeTest, SaysWhyThereIsNone) {
   folder_.write("probe.jsonl", "older");
   config_.log.probe_steps = "2:3";
   const auto why = [&](std::int64_t start) {
-    RunProbe run(config_, 1, "{}");
+    RunProbe run(config_, {1}, "{}");
     run.start_behind(start);
     run.commit();
     return run.summary();
@@ -141,7 +141,7 @@ TEST_F(RunProbeTest, SaysWhyThereIsNone) {
 // Reading refuses what is longer: so it is not written either.
 TEST_F(RunProbeTest, ARecordThatIsTooLongIsRefusedWhenItIsWritten) {
   folder_.write("probe.jsonl", "older");
-  RunProbe run(config_, 1, "{}", /*max_nbytes=*/1000);
+  RunProbe run(config_, {1}, "{}", /*max_nbytes=*/1000);
   for (std::int64_t step = 1; step <= 5; ++step) {
     begin(run, 0, step);
     run.probe(0).end_step();
@@ -153,7 +153,7 @@ TEST_F(RunProbeTest, ARecordThatIsTooLongIsRefusedWhenItIsWritten) {
 
 TEST_F(RunProbeTest, ARecordOfTheLargestLengthIsWritten) {
   const auto written = [&](std::int64_t max_nbytes) {
-    RunProbe run(config_, 1, "{}", max_nbytes);
+    RunProbe run(config_, {1}, "{}", max_nbytes);
     begin(run, 0, 1);
     run.probe(0).end_step();
     run.commit();

@@ -60,7 +60,7 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
     tools::Gpt gpt(model);
     const auto probe = make_probe ? make_probe(world.rank()) : nullptr;
     tools::Trainer trainer(logged, ranks.compute(world.rank()), config, gpt.blocks(), gpt.root(),
-                           is_first ? &log : nullptr, nullptr, probe.get());
+                           is_first ? &log : nullptr, {.probe = probe.get()});
     trainer.on_step([&run, rank = static_cast<std::size_t>(world.rank())](
                         const tools::StepRecord& step) { run.steps[rank].push_back(step); });
     if (!init_from.empty()) tools::load_gpt(trainer.fsdp(), gpt, init_from);
