@@ -33,11 +33,6 @@ void check(const FsdpOptions& options) {
   check_packing(options);
   require(options.mean_ranks >= 0, "[fsdp] expected mean_ranks of at least 0, got {}",
           options.mean_ranks);
-  require(options.shard_ranks >= 0, "[fsdp] expected shard_ranks of at least 0, got {}",
-          options.shard_ranks);
-  require(!options.placement.is_whole() || options.shard_ranks <= 1,
-          "[fsdp] expected no shard_ranks where nothing is sharded, got {} ({})",
-          options.shard_ranks, to_string(options.placement));
   const OffloadOptions& offload = options.offload;
   for (const auto& [name, fraction] : {std::pair{"parameters", offload.parameters},
                                        {"gradients", offload.gradients},
@@ -64,8 +59,8 @@ void check(const FsdpOptions& options) {
 FsdpOptions resolved(FsdpOptions options, int num_ranks) {
   check(options);
   Placement& placement = options.placement;
-  if (options.shard_ranks == 0) options.shard_ranks = placement.is_whole() ? 1 : num_ranks;
-  if (placement.reshard_ranks == options.shard_ranks) placement.reshard_ranks = 0;
+  placement.shard_ranks = placement.shard_ranks_of(num_ranks);
+  if (placement.reshard_ranks == placement.shard_ranks) placement.reshard_ranks = 0;
   if (placement.reshard_ranks == 1) {  // each rank keeps the whole
     placement.reshard_ranks = 0;
     placement.reshard_after_forward = false;
@@ -81,8 +76,8 @@ Mesh make_mesh(comm::ProcessGroup& world, const engine::Memory& memory,
           to_string(compute.device()), to_string(memory.device()),
           memory.home() ? " that belongs to stream '" + memory.home()->name() + "'" : "");
   agree(world, memory, compute, describe(options, world.size()));
-  return Mesh(world, options.shard_ranks, options.placement.reshard_ranks,
-              !options.placement.is_whole());
+  const Placement& placement = options.placement;
+  return Mesh(world, placement.shard_ranks, placement.reshard_ranks, !placement.is_whole());
 }
 
 // Where parameters are whole nobody gathers, so each rank can run the units that it likes.

@@ -65,12 +65,9 @@ TEST_P(EarlyUpdateOn, HasTheBitsOfAStepBehindForEveryStrategy) {
   const int ranks = GetParam();
   for (const std::string name :
        {"ddp", "zero1", "zero2", "zero3", "shard_grad_op", "hsdp", "hybrid_zero2", "hfsdp"}) {
-    if (ranks == 1 && is_hybrid(name)) continue;
+    if (ranks == 1 && Placement::preset(name).is_hybrid()) continue;
     Training run{.ranks = ranks, .accum = 2, .blocks = 4, .numel = 130};
     run.options.placement = Placement::preset(name);
-    if (!run.options.placement.is_whole()) {
-      run.options.shard_ranks = default_shard_ranks(name, ranks);
-    }
     run.poison = true;
     run.adamw = ranks % 2 == 0;
     for (const bool is_bf16 : {false, true}) {
@@ -89,7 +86,6 @@ TEST(EarlyUpdate, HasTheBitsOfAStepBehindWithManyGroups) {
   for (const char* strategy : {"ddp", "zero1", "zero3", "hsdp"}) {
     Training run{.ranks = 4, .blocks = 20, .numel = 130, .adamw = true, .many_groups = true};
     run.options.placement = Placement::preset(strategy);
-    if (is_hybrid(strategy)) run.options.shard_ranks = 2;
     expect_bits_of_a_step_behind(run, strategy);
   }
 }
@@ -423,8 +419,7 @@ TEST(EarlyUpdateErrors, AnEvaluationBehindTheLastBackwardIsRefused) {
   constexpr int kRanks = 4;
   for (const std::string& name : Placement::preset_names()) {
     for (const UpdateGathers gathers : kBoth) {
-      FsdpOptions options{.placement = Placement::preset(name)};
-      if (is_hybrid(name)) options.shard_ranks = 2;
+      const FsdpOptions options{.placement = Placement::preset(name)};
       comm::run_ranks(kRanks, {}, [&](ProcessGroup& world) {
         ToyRank rank(world, options, {.numel = 70, .poison = false});
         Sgd sgd(rank.fsdp, {.momentum = 0.9});

@@ -82,12 +82,9 @@ TEST_P(OffloadOn, HasTheBitsOfNoneForEveryStrategy) {
   const int ranks = GetParam();
   for (const std::string name :
        {"ddp", "zero1", "zero2", "zero3", "shard_grad_op", "hsdp", "hybrid_zero2", "hfsdp"}) {
-    if (ranks == 1 && is_hybrid(name)) continue;
+    if (ranks == 1 && Placement::preset(name).is_hybrid()) continue;
     Training run{.ranks = ranks, .accum = 2, .blocks = 4, .numel = 700};
     run.options.placement = Placement::preset(name);
-    if (!run.options.placement.is_whole()) {
-      run.options.shard_ranks = default_shard_ranks(name, ranks);
-    }
     run.poison = true;
     run.adamw = ranks % 2 == 0;
     run.max_norm = 0.5;
