@@ -8,6 +8,7 @@
 
 #include "engine/error.h"
 #include "shard/norm.h"
+#include "shard/norm_words.h"
 #include "shard/packing.h"
 #include "shard/plan.h"
 
@@ -116,7 +117,7 @@ void check_unique(const std::vector<Block*>& blocks, const Block* root,
 void check_numel(const std::vector<std::unique_ptr<Unit>>& units) {
   std::int64_t numel = 0;
   for (const auto& unit : units) {
-    for (const Flat& flat : unit->flats()) numel += flat.trainable ? flat.layout.value_numel() : 0;
+    if (const Flat* flat = unit->trainable()) numel += flat->layout.value_numel();
   }
   require(numel < kMaxNormNumel, "[fsdp] expected fewer than {} trainable parameters, got {}",
           kMaxNormNumel, numel);
@@ -198,9 +199,8 @@ void Fsdp::create_checks() {
   if (!context_.options.check_gradients) return;
   std::vector<const Parameter*> parameters;
   for (const auto& unit : units_) {
-    for (const Flat& flat : unit->flats()) {
-      if (!flat.trainable) continue;
-      parameters.insert(parameters.end(), flat.parameters.begin(), flat.parameters.end());
+    if (const Flat* flat = unit->trainable()) {
+      parameters.insert(parameters.end(), flat->parameters.begin(), flat->parameters.end());
     }
   }
   context_.check = std::make_shared<GradientCheck>(context_.memory, std::move(parameters));

@@ -100,12 +100,9 @@ namespace {
 
 // Of trainable parameters.
 bool has_pending_uses(const Unit& unit, const Tape& tape) {
-  for (const Flat& flat : unit.flats()) {
-    for (const engine::Parameter* p : flat.parameters) {
-      if (flat.trainable && tape.pending_uses(*p) > 0) return true;
-    }
-  }
-  return false;
+  return unit.trainable() != nullptr &&
+         std::ranges::any_of(unit.trainable()->parameters,
+                             [&](const engine::Parameter* p) { return tape.pending_uses(*p) > 0; });
 }
 
 }  // namespace
@@ -302,7 +299,7 @@ void Schedule::close_visit(Visitor& visitor, const Stream& compute) {
   Visit visit = *std::exchange(visitor.visit, std::nullopt);
   Unit& unit = *visitor.unit;
   unit.release();
-  visit.is_idle = !visit.has_ops && std::ranges::none_of(unit.flats(), &Flat::trainable);
+  visit.is_idle = !visit.has_ops && unit.trainable() == nullptr;
   const bool is_recorded = visit.pass == Pass::kRecorded;
   const bool is_pending = is_recorded && !visit.is_idle;
   if (is_recorded) {

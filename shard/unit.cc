@@ -6,7 +6,7 @@
 #include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
-#include "shard/grad_norm.h"
+#include "shard/norm_words.h"
 
 namespace tessera::shard {
 
@@ -137,8 +137,7 @@ void Unit::initialise(Flat& flat) const {
 }
 
 std::int64_t Unit::sum_nbytes() const {
-  const auto flat = std::ranges::find_if(flats_, &Flat::trainable);
-  return flat == flats_.end() ? 0 : flat->gradient_range.numel * size_of(DType::kF32);
+  return trainable() == nullptr ? 0 : trainable()->gradient_range.numel * size_of(DType::kF32);
 }
 
 void Unit::set_up(SlotRing* parameters, SlotRing* gradients, const Tensor& reduce_staging,
@@ -146,32 +145,31 @@ void Unit::set_up(SlotRing* parameters, SlotRing* gradients, const Tensor& reduc
   first_parameter_ = first_parameter;
   parameter_ring_ = parameters;
   gradient_ring_ = gradients;
-  for (Flat& flat : flats_) {
-    if (!flat.trainable) continue;
-    const std::int64_t numel = flat.gradient_range.numel;
-    sum_ = SplitTensor::empty(context_.memory, context_.pinned, numel,
-                              context_.options.offload.gradients, DType::kF32, name_ + ".grad_sum",
-                              Category::kGradient);
-    sum_slot_ = sum_.has_host() ? sum : nullptr;
-    flat.has_own_squares = sum_slot_ != nullptr && context_.norm_words.defined();
-    const ReducerContext context{.name = name_,
-                                 .parameters = flat.parameters,
-                                 .layout = flat.layout,
-                                 .range = flat.gradient_range,
-                                 .place = context_.options.placement.gradients,
-                                 .mesh = context_.mesh,
-                                 .precision = context_.options.precision,
-                                 .memory = context_.memory,
-                                 .pinned = context_.pinned,
-                                 .stream = context_.reduce,
-                                 .sum = sum_slot_ == nullptr
-                                            ? sum_.device()
-                                            : Tensor(sum_slot_->buffer, 0, {numel}, DType::kF32),
-                                 .staging = reduce_staging,
-                                 .may_skip = context_.options.non_finite == NonFinite::kSkip};
-    reducer_ = context_.options.reducer ? context_.options.reducer(context) : make_reducer(context);
-    flat.grad_sum = sum_.slice(flat.owned.begin - flat.gradient_range.begin, flat.owned.numel);
-  }
+  if (trainable() == nullptr) return;
+  Flat& flat = flats_.front();
+  const std::int64_t numel = flat.gradient_range.numel;
+  sum_ = SplitTensor::empty(context_.memory, context_.pinned, numel,
+                            context_.options.offload.gradients, DType::kF32, name_ + ".grad_sum",
+                            Category::kGradient);
+  sum_slot_ = sum_.has_host() ? sum : nullptr;
+  flat.has_own_squares = sum_slot_ != nullptr && context_.norm_words.defined();
+  const ReducerContext context{.name = name_,
+                               .parameters = flat.parameters,
+                               .layout = flat.layout,
+                               .range = flat.gradient_range,
+                               .place = context_.options.placement.gradients,
+                               .mesh = context_.mesh,
+                               .precision = context_.options.precision,
+                               .memory = context_.memory,
+                               .pinned = context_.pinned,
+                               .stream = context_.reduce,
+                               .sum = sum_slot_ == nullptr
+                                          ? sum_.device()
+                                          : Tensor(sum_slot_->buffer, 0, {numel}, DType::kF32),
+                               .staging = reduce_staging,
+                               .may_skip = context_.options.non_finite == NonFinite::kSkip};
+  reducer_ = context_.options.reducer ? context_.options.reducer(context) : make_reducer(context);
+  flat.grad_sum = sum_.slice(flat.owned.begin - flat.gradient_range.begin, flat.owned.numel);
 }
 
 void Unit::tear_down() {
@@ -319,29 +317,24 @@ void Unit::begin_gradient(const Stream& compute) {
     compute.wait(gradient_slot_->last_use);
   }
   gradient_->attach(gradient_home_);
-  for (const Flat& flat : flats_) {
-    if (!flat.trainable) continue;
-    if (context_.memory.poisons()) {
-      engine::launch_fill(compute, in_home(gradient_view_, gradient_home_), engine::kPoison,
-                          "poison", name_);
-    }
-    for (Parameter* p : flat.parameters) p->grad_written = false;
+  if (context_.memory.poisons()) {
+    engine::launch_fill(compute, in_home(gradient_view_, gradient_home_), engine::kPoison, "poison",
+                        name_);
   }
+  for (Parameter* p : trainable()->parameters) p->grad_written = false;
 }
 
 void Unit::reduce_gradient(const Stream& compute, bool is_last) {
-  for (const Flat& flat : flats_) {
-    if (!flat.trainable) continue;
-    for (std::size_t i = 0; i < flat.parameters.size(); ++i) {
-      const Parameter* p = flat.parameters[i];
-      if (p->grad_written) {
-        used_[i] = 1;
-        if (context_.check != nullptr)
-          context_.check->look(compute, *p, in_home(p->grad, gradient_home_));
-        continue;
-      }
-      engine::launch_fill(compute, in_home(p->grad, gradient_home_), 0, "fill_zero", p->name);
+  const std::vector<Parameter*>& parameters = trainable()->parameters;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter* p = parameters[i];
+    if (p->grad_written) {
+      used_[i] = 1;
+      if (context_.check != nullptr)
+        context_.check->look(compute, *p, in_home(p->grad, gradient_home_));
+      continue;
     }
+    engine::launch_fill(compute, in_home(p->grad, gradient_home_), 0, "fill_zero", p->name);
   }
   StepListener* listener = context_.options.step_listener;
   if (listener != nullptr) listener->on_gradient(*this);
@@ -448,8 +441,7 @@ void Unit::finish_step(const Stream& compute) {
 }
 
 void Unit::set_unused(std::vector<std::uint8_t> unused) {
-  const auto flat = std::ranges::find_if(flats_, &Flat::trainable);
-  if (flat != flats_.end()) flat->unused = std::move(unused);
+  if (trainable() != nullptr) flats_.front().unused = std::move(unused);
 }
 
 }  // namespace tessera::shard

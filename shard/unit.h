@@ -52,6 +52,10 @@ class Unit {
   bool is_root() const { return is_root_; }
   const std::vector<engine::Block*>& blocks() const { return blocks_; }
   const std::vector<Flat>& flats() const { return flats_; }
+  /// The flat that has gradients and is updated; null if all parameters are frozen.
+  const Flat* trainable() const {
+    return flats_.empty() || !flats_.front().trainable ? nullptr : &flats_.front();
+  }
   /// What a parameter slot holds: 0 if the parameters are whole on every rank.
   std::int64_t gathered_nbytes() const { return gathered_->nbytes(); }
   std::int64_t gradient_nbytes() const { return gradient_->nbytes(); }

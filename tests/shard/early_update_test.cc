@@ -21,7 +21,7 @@
 #include "comm/threads.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer/adamw.h"
-#include "shard/optimizer/optimizer.h"
+#include "shard/optimizer/elementwise_optimizer.h"
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/launch_watch.h"
 #include "tests/shard/toy_rank.h"
@@ -162,15 +162,14 @@ TEST(EarlyUpdate, IsMadeWhileBackwardGoesOn) {
 }
 
 // p -= g, behind what `before` does.
-class Slow : public Optimizer {
+class Slow : public ElementwiseOptimizer {
  public:
   Slow(Fsdp& fsdp, std::function<void(const std::string& unit)> before)
-      : Optimizer(fsdp, {}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }),
+      : ElementwiseOptimizer(fsdp, {.name = "slow", .groups = {{.name = "all"}}}),
         before_(std::move(before)) {}
   ~Slow() override { end_updates(); }
 
  private:
-  void prepare(const Step&) override {}
   void update(const Target& target, const Stream& stream) override {
     stream.launch({.name = "slow"},
                   [this, unit = target.unit, p = target.master, g = target.grad_sum] {

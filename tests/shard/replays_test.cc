@@ -21,6 +21,7 @@
 #include "comm/threads.h"
 #include "shard/fsdp.h"
 #include "shard/hooks/hooks.h"
+#include "shard/optimizer/elementwise_optimizer.h"
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
@@ -360,16 +361,15 @@ class Update {
 };
 
 // Says when it updates a unit.
-class Telling : public Optimizer {
+class Telling : public ElementwiseOptimizer {
  public:
   Telling(Fsdp& fsdp, std::string unit, Update& told)
-      : Optimizer(fsdp, {}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }),
+      : ElementwiseOptimizer(fsdp, {.name = "telling", .groups = {{.name = "all"}}}),
         unit_(std::move(unit)),
         told_(told) {}
   ~Telling() override { end_updates(); }
 
  private:
-  void prepare(const Step&) override {}
   void update(const Target& target, const Stream& stream) override {
     if (target.unit != unit_) return;
     stream.launch({.name = "tell"}, [&told = told_] { told.is_made(); });
