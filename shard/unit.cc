@@ -209,11 +209,11 @@ bool Unit::can_prefetch() const {
 void Unit::unshard(const Stream& compute, const char* why) {
   if (unsharded() || gathered_->nbytes() == 0) return;
   parameter_slot_ = &parameter_ring_->borrow(name_, gathered_->nbytes(), [this, compute] {
-    if (in_use_) return false;
+    if (in_use()) return false;
     reshard(compute);
     return true;
   });
-  was_acquired_ = false;
+  use_ = Use::kNever;
   gathered_->attach(parameter_slot_->buffer);
   context_.gather.wait(parameter_slot_->last_use);
   if (context_.offload != nullptr) context_.offload->fetch().wait(parameter_slot_->last_use);
@@ -226,7 +226,7 @@ void Unit::acquire(const Stream& compute, const char* why) {
           "updated, got a {} of '{}': evaluate before the last backward or after finish_step(), "
           "and give Fsdp the block of a recomputed region that uses them inside no_grad",
           why, name_);
-  in_use_ = was_acquired_ = true;
+  use_ = Use::kNow;
   wait_for_gather(compute);
   StepListener* listener = context_.options.step_listener;
   if (listener != nullptr) listener->on_gathered(*this, why);
@@ -242,7 +242,7 @@ void Unit::reshard(const Stream& compute, bool keep) {
     for (const auto& store : stores_) store->keep(compute, parameter_slot_->buffer);
   }
   engine::Event last_use = compute.record("last_use");
-  if (!was_acquired_) {  // nobody has waited for the gather
+  if (use_ == Use::kNever) {  // nobody has waited for the gather
     context_.gather.wait(last_use);
     last_use = context_.gather.record("gathered");
   }
@@ -306,7 +306,7 @@ bool Unit::sum_takes_gradient() const {
 
 void Unit::begin_gradient(const Stream& compute) {
   if (gradient_->nbytes() == 0 || gradient_->resident()) return;
-  if (!reduced_in_step_ && sum_takes_gradient()) {
+  if (sum_state_ == Sum::kEmpty && sum_takes_gradient()) {
     // Compute comes after what read the sum of the step before, and what a step that was given up
     // added to it is waited for.
     gradient_home_ = sum_.device().buffer();
@@ -339,13 +339,13 @@ void Unit::reduce_gradient(const Stream& compute, bool is_last) {
   StepListener* listener = context_.options.step_listener;
   if (listener != nullptr) listener->on_gradient(*this);
   if (sum_slot_ != nullptr) {
-    fetch_sum(reduced_in_step_);
+    fetch_sum(sum_state_ != Sum::kEmpty);
   } else {
     wait_for_updates(context_.reduce);
   }
   reducer_->reduce(in_home(gradient_view_, gradient_home_), compute.record("gradient_ready"),
                    is_last);
-  reduced_in_step_ = true;
+  sum_state_ = Sum::kBegun;
   reduced_ = context_.reduce.record("reduced");
   give_gradient_back(reduced_);
   if (sum_slot_ != nullptr) store_sum(is_last && !reducer_->has_more());
@@ -404,13 +404,14 @@ void Unit::give_gradient_back(engine::Event last_use) {
 void Unit::begin_step(const Stream& compute) {
   // Left over from a step that was given up.
   if (has_gradient()) give_gradient_back(compute.record("left"));
-  reduced_in_step_ = finished_in_step_ = updated_in_step_ = has_squares_ = false;
+  sum_state_ = Sum::kEmpty;
+  updated_in_step_ = has_squares_ = false;
   std::ranges::fill(used_, std::uint8_t{0});
   if (reducer_ != nullptr) reducer_->begin_step();
 }
 
 void Unit::wait_for_sums(const Stream& stream) {
-  if (!std::exchange(finished_in_step_, true) && reducer_->has_more()) {
+  if (std::exchange(sum_state_, Sum::kWhole) != Sum::kWhole && reducer_->has_more()) {
     if (sum_slot_ != nullptr) fetch_sum(true);
     reducer_->finish();
     if (sum_slot_ != nullptr) store_sum(true);
@@ -427,7 +428,7 @@ void Unit::wait_for_sums(const Stream& stream) {
 void Unit::finish_step(const Stream& compute) {
   updated_in_step_ = false;
   if (reducer_ == nullptr) return;
-  if (reduced_in_step_) return wait_for_sums(compute);
+  if (sum_state_ != Sum::kEmpty) return wait_for_sums(compute);
   if (sum_slot_ == nullptr) {
     wait_for_updates(compute);
     engine::launch_fill(compute, sum_.device(), 0, "fill_zero", name_);
