@@ -8,6 +8,7 @@
 
 #include "engine/error.h"
 #include "shard/norm.h"
+#include "shard/norm_words.h"
 #include "shard/packing.h"
 #include "shard/plan.h"
 
@@ -33,11 +34,6 @@ void check(const FsdpOptions& options) {
   check_packing(options);
   require(options.mean_ranks >= 0, "[fsdp] expected mean_ranks of at least 0, got {}",
           options.mean_ranks);
-  require(options.shard_ranks >= 0, "[fsdp] expected shard_ranks of at least 0, got {}",
-          options.shard_ranks);
-  require(!options.placement.is_whole() || options.shard_ranks <= 1,
-          "[fsdp] expected no shard_ranks where nothing is sharded, got {} ({})",
-          options.shard_ranks, to_string(options.placement));
   const OffloadOptions& offload = options.offload;
   for (const auto& [name, fraction] : {std::pair{"parameters", offload.parameters},
                                        {"gradients", offload.gradients},
@@ -64,8 +60,8 @@ void check(const FsdpOptions& options) {
 FsdpOptions resolved(FsdpOptions options, int num_ranks) {
   check(options);
   Placement& placement = options.placement;
-  if (options.shard_ranks == 0) options.shard_ranks = placement.is_whole() ? 1 : num_ranks;
-  if (placement.reshard_ranks == options.shard_ranks) placement.reshard_ranks = 0;
+  placement.shard_ranks = placement.shard_ranks_of(num_ranks);
+  if (placement.reshard_ranks == placement.shard_ranks) placement.reshard_ranks = 0;
   if (placement.reshard_ranks == 1) {  // each rank keeps the whole
     placement.reshard_ranks = 0;
     placement.reshard_after_forward = false;
@@ -81,8 +77,8 @@ Mesh make_mesh(comm::ProcessGroup& world, const engine::Memory& memory,
           to_string(compute.device()), to_string(memory.device()),
           memory.home() ? " that belongs to stream '" + memory.home()->name() + "'" : "");
   agree(world, memory, compute, describe(options, world.size()));
-  return Mesh(world, options.shard_ranks, options.placement.reshard_ranks,
-              !options.placement.is_whole());
+  const Placement& placement = options.placement;
+  return Mesh(world, placement.shard_ranks, placement.reshard_ranks, !placement.is_whole());
 }
 
 // Where parameters are whole nobody gathers, so each rank can run the units that it likes.
@@ -121,7 +117,7 @@ void check_unique(const std::vector<Block*>& blocks, const Block* root,
 void check_numel(const std::vector<std::unique_ptr<Unit>>& units) {
   std::int64_t numel = 0;
   for (const auto& unit : units) {
-    for (const Flat& flat : unit->flats()) numel += flat.trainable ? flat.layout.value_numel() : 0;
+    if (const Flat* flat = unit->trainable()) numel += flat->layout.value_numel();
   }
   require(numel < kMaxNormNumel, "[fsdp] expected fewer than {} trainable parameters, got {}",
           kMaxNormNumel, numel);
@@ -203,9 +199,8 @@ void Fsdp::create_checks() {
   if (!context_.options.check_gradients) return;
   std::vector<const Parameter*> parameters;
   for (const auto& unit : units_) {
-    for (const Flat& flat : unit->flats()) {
-      if (!flat.trainable) continue;
-      parameters.insert(parameters.end(), flat.parameters.begin(), flat.parameters.end());
+    if (const Flat* flat = unit->trainable()) {
+      parameters.insert(parameters.end(), flat->parameters.begin(), flat->parameters.end());
     }
   }
   context_.check = std::make_shared<GradientCheck>(context_.memory, std::move(parameters));

@@ -149,7 +149,7 @@ class Fsdp {
   /// What the blocks have as buffers now, in declared order, the root's last.
   std::vector<engine::Tensor> buffers() const;
 
-  // For optimizers.
+  // For who keeps or moves values as they are cut.
 
   /// Which flat a parameter is part of, and which of its parameters it is.
   struct Location {
@@ -165,31 +165,6 @@ class Fsdp {
   /// Not collective: `owned` takes this rank's part of `values`, the whole. If it is Flat::master
   /// this is load() of the parameter.
   void load(const Location& at, const SplitTensor& owned, std::span<const float> values);
-  /// `user` is told when units are laid out again, until it is removed.
-  void add_user(FlatUser& user) { users_.push_back(&user); }
-  void remove_user(FlatUser& user) noexcept { std::erase(users_, &user); }
-  /// `update` says how they are used, in words that must be the same on every rank. Throws
-  /// InvalidArgument unless a finished step's gradients are there and not used yet, and CommError
-  /// if ranks differ. `skips`: they are not used, as those of another Fsdp are not finite (see
-  /// JointNorm).
-  void take_gradients(std::string_view update, bool skips);
-  /// Instead of take_gradients(): the gradients of the step that begins next, as they get final.
-  /// Throws InvalidArgument inside a step, for the second time before one, and with
-  /// UnusedParameters::kSkip or NonFinite::kSkip, as only the end of a step shows what is unused or
-  /// not finite; CommError if `update`, as in take_gradients(), differs.
-  void take_gradients_early(std::string_view update, EarlyUpdate early);
-  /// For an optimizer that dies: an early update is not called any more, and what updates launched
-  /// beside compute is done. While an exception unwinds, aborts the group so that nobody waits.
-  void end_updates() noexcept;
-  /// `stream` wrote the masters of `unit`, and what of them lies on the host is written as
-  /// `on_host` says: renews the copies that are computed with, and of the root, which the next
-  /// forward needs first, starts the gather.
-  void updated(Unit& unit, const engine::Stream& stream,
-               const std::vector<WrittenOnHost>& on_host = {});
-  /// All units are updated: starts the first gathers of the next forward.
-  void prefetch_forward() {
-    if (!compute_.is_capturing()) schedule_.prefetch_first(compute_);
-  }
 
   /// For who reads or writes whole values: throws InvalidArgument inside a step, and while a region
   /// is open, naming its unit. `caller` is for the message.
@@ -221,6 +196,43 @@ class Fsdp {
   std::uint64_t plan_hash() const;
 
  private:
+  friend class Optimizer;
+
+  /// `user` is told when units are laid out again, until it is removed.
+  void add_user(FlatUser& user) { users_.push_back(&user); }
+  void remove_user(FlatUser& user) noexcept { std::erase(users_, &user); }
+  /// All units in the order of updates: the root first, as the next forward needs it first, and its
+  /// gather then runs while the others are updated.
+  std::vector<Unit*> update_order() const;
+  /// Collective: what all ranks together own of `flat`, (flat_numel) workspace, of which `owned` is
+  /// this rank's part, laid out like Flat::master. One all_gather, or two where parts are cut over
+  /// a grid of ranks, between what `stream` does before and after; none where this rank owns all,
+  /// which is then the result.
+  engine::Tensor gather(const Flat& flat, const engine::Tensor& owned, const engine::Stream& stream,
+                        const std::string& label);
+  /// `update` says how the gradients of the finished step are used, in words that must be the same
+  /// on every rank. Throws InvalidArgument unless they are there and not used yet, and CommError if
+  /// ranks differ. `skips`: they are not used, as those of another Fsdp are not finite (see
+  /// JointNorm).
+  void take_gradients(std::string_view update, bool skips);
+  /// Instead of take_gradients(): the gradients of the step that begins next, as they get final.
+  /// Throws InvalidArgument inside a step, for the second time before one, and with
+  /// UnusedParameters::kSkip or NonFinite::kSkip, as only the end of a step shows what is unused or
+  /// not finite; CommError if `update`, as in take_gradients(), differs.
+  void take_gradients_early(std::string_view update, EarlyUpdate early);
+  /// For an optimizer that dies: an early update is not called any more, and what updates launched
+  /// beside compute is done. While an exception unwinds, aborts the group so that nobody waits.
+  void end_updates() noexcept;
+  /// `stream` wrote the masters of `unit`, and what of them lies on the host is written as
+  /// `on_host` says: renews the copies that are computed with, and of the root, which the next
+  /// forward needs first, starts the gather.
+  void updated(Unit& unit, const engine::Stream& stream,
+               const std::vector<WrittenOnHost>& on_host = {});
+  /// All units are updated: starts the first gathers of the next forward.
+  void prefetch_forward() {
+    if (!compute_.is_capturing()) schedule_.prefetch_first(compute_);
+  }
+
   enum class Phase { kIdle, kStep, kFinished, kBroken };
 
   void create_units(const std::vector<engine::Block*>& blocks, engine::Block* root);
@@ -235,8 +247,8 @@ class Fsdp {
   void check_not_held(std::string_view caller) const;
   void wait_for_readers();
   void broadcast_buffers(int root);
-  // On the gather stream, between what compute did before and does after.
-  void broadcast_behind_compute(const std::function<void()>& enqueue);
+  // Work of the gather stream, between what `stream` did before and does after.
+  void within(const engine::Stream& stream, const std::function<void()>& enqueue);
   void end_micro_step();
   void begin_micro_step(const MicroStep& options);
   // Every rank's values, rank by rank, between and after collectives of units.

@@ -13,6 +13,7 @@ using engine::Category;
 using engine::DType;
 using engine::Parameter;
 using engine::require;
+using engine::Stream;
 using engine::Tensor;
 
 std::vector<Parameter*> Fsdp::parameters() const {
@@ -56,7 +57,7 @@ Tensor Fsdp::whole(const Location& at, const SplitTensor& owned) {
                                  "copy", p.name);
   }
   if (comm::ProcessGroup* group = context_.mesh.group_of(flat.owner)) {
-    broadcast_behind_compute([&, &flat = flat, index = index] {
+    within(compute_, [&, &flat = flat, index = index] {
       for (int part = 0; part < group->size(); ++part) {
         for (const Segment& s : flat.layout.segments(flat.layout.part(part, group->size()))) {
           if (s.parameter != index) continue;
@@ -67,6 +68,18 @@ Tensor Fsdp::whole(const Location& at, const SplitTensor& owned) {
     });
   }
   return whole;
+}
+
+Tensor Fsdp::gather(const Flat& flat, const Tensor& owned, const Stream& stream,
+                    const std::string& label) {
+  const std::vector<comm::ProcessGroup*> groups = context_.mesh.gathers_of(flat.owner);
+  if (groups.empty()) return owned;
+  const Tensor all = Tensor::empty(context_.memory, {flat.layout.flat_numel()}, owned.dtype(),
+                                   label, Category::kWorkspace);
+  engine::launch_assign_or_add(stream, all.slice(flat.owned.begin, owned.shape()), owned, false,
+                               "copy", label);
+  within(stream, [&] { gather_parts(groups, all, flat.owned, context_.gather, label); });
+  return all;
 }
 
 std::vector<float> Fsdp::full(const Location& at, const SplitTensor& owned) {
@@ -190,14 +203,14 @@ void Fsdp::check_not_held(std::string_view caller) const {
 }
 
 void Fsdp::broadcast(const std::vector<Tensor>& buffers, int root) {
-  broadcast_behind_compute([&] {
+  within(compute_, [&] {
     for (const Tensor& buffer : buffers)
       group_.broadcast(buffer, root, context_.gather, buffer.name());
   });
 }
 
-void Fsdp::broadcast_behind_compute(const std::function<void()>& enqueue) {
-  context_.gather.wait(compute_.record("computed"));
+void Fsdp::within(const Stream& stream, const std::function<void()>& enqueue) {
+  context_.gather.wait(stream.record("computed"));
   try {
     enqueue();
   } catch (...) {
@@ -205,7 +218,7 @@ void Fsdp::broadcast_behind_compute(const std::function<void()>& enqueue) {
     context_.gather.synchronize_quietly();
     throw;
   }
-  compute_.wait(context_.gather.record("broadcast"));
+  stream.wait(context_.gather.record("sent"));
 }
 
 std::vector<Tensor> Fsdp::buffers() const {

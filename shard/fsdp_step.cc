@@ -164,11 +164,7 @@ GradNorm Fsdp::finish_step() {
   if (unsettled_) unsettled_->norm = norm;
   phase_ = early ? Phase::kIdle : Phase::kFinished;
   if (early && updates_on_host()) {
-    for (const bool root : {true, false}) {  // as the next forward needs them
-      for (const auto& unit : units_) {
-        if (unit->is_root() == root) gather_updated(*unit);
-      }
-    }
+    for (Unit* unit : update_order()) gather_updated(*unit);
     early->update.end();
   }
   return norm;

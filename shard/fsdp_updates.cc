@@ -81,7 +81,14 @@ void Fsdp::update_early(Unit& unit) {
   early_->update.update_unit(unit, *update_);
 }
 
-// Those that are left as in a step of its own, the root first.
+std::vector<Unit*> Fsdp::update_order() const {
+  std::vector<Unit*> order;
+  for (const auto& unit : units_)
+    order.insert(unit->is_root() ? order.begin() : order.end(), unit.get());
+  return order;
+}
+
+// Those that are left as in a step of its own.
 void Fsdp::finish_early_update() {
   schedule_.close_visits(compute_);
   if (context_.options.placement.parameters != Place::kWhole) {
@@ -91,11 +98,8 @@ void Fsdp::finish_early_update() {
     wait_for_readers();
     early_->update.begin();
   }
-  for (const bool root : {true, false}) {
-    for (const auto& unit : units_) {
-      if (unit->is_root() != root || early_->updated.contains(unit.get())) continue;
-      early_->update.update_unit(*unit, compute_);
-    }
+  for (Unit* unit : update_order()) {
+    if (!early_->updated.contains(unit)) early_->update.update_unit(*unit, compute_);
   }
   for (const auto& unit : units_) {
     if (gathers_later(*unit) && !updates_on_host()) unit->gather_renewed();

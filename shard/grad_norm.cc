@@ -10,8 +10,8 @@
 #include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
-#include "shard/grad_norm_cuda.h"
 #include "shard/norm.h"
+#include "shard/norm_words.h"
 
 namespace tessera::shard {
 
@@ -37,11 +37,10 @@ template <class F>
 void for_each_trainable(const std::vector<std::unique_ptr<Unit>>& units, F fn) {
   std::int64_t first = 0;
   for (const auto& unit : units) {
-    for (const Flat& flat : unit->flats()) {
-      if (!flat.trainable) continue;
-      fn(flat, first);
-      first += static_cast<std::int64_t>(flat.parameters.size());
-    }
+    const Flat* flat = unit->trainable();
+    if (flat == nullptr) continue;
+    fn(*flat, first);
+    first += static_cast<std::int64_t>(flat->parameters.size());
   }
 }
 
@@ -112,31 +111,6 @@ Tensor empty_norm(const engine::Memory& memory) {
 }
 
 }  // namespace
-
-Tensor make_norm_words(const engine::Memory& memory) {
-  return Tensor::empty(memory, {kNumNormWords}, DType::kI64, "norm", Category::kCommunication);
-}
-
-void add_squares(const Stream& stream, const Tensor& words, const Flat& flat, const Tensor& sum,
-                 std::int64_t first_parameter) {
-  if (flat.segments.empty()) return;
-  stream.launch(
-      {.name = "norm.add_squares",
-       .flops = 2.0 * static_cast<double>(sum.numel()),
-       .bytes_read = sum.nbytes()},
-      [] {},
-      [&](const auto& cuda_stream) {
-        add_squares_cuda(cuda_stream, words, sum, flat.tiles, first_parameter);
-      });
-}
-
-void finish_norm(const Stream& stream, const Tensor& norm, const Tensor& words, double mean_scale) {
-  stream.launch(
-      {.name = "norm.finish", .bytes_read = words.nbytes()}, [] {},
-      [&](const auto& cuda_stream) {
-        finish_norm_cuda(cuda_stream, norm, words, words.numel() / kNumNormWords, mean_scale);
-      });
-}
 
 bool GradNorm::is_known() const { return state_->copied.reached(); }
 

@@ -61,17 +61,6 @@ class GradNorm {
 /// On a GPU: what `norm`, of a captured step, is once `compute` gets there, in memory of its own.
 GradNorm copy_norm(const UnitContext& context, const engine::Stream& compute, const GradNorm& norm);
 
-/// What UnitContext::norm_words is on a GPU: i64, uninitialised.
-engine::Tensor make_norm_words(const engine::Memory& memory);
-/// Adds the squares of `sum`, the whole Flat::grad_sum, to them as work of a CUDA stream.
-/// `first_parameter`: how many trainable ones come before those of the flat.
-void add_squares(const engine::Stream& stream, const engine::Tensor& words, const Flat& flat,
-                 const engine::Tensor& sum, std::int64_t first_parameter);
-/// What GradNorm::on_device() is, of the words of all parts, one behind the other: the root of
-/// their sum, rounded once, times `mean_scale`. As work of a CUDA stream.
-void finish_norm(const engine::Stream& stream, const engine::Tensor& norm,
-                 const engine::Tensor& words, double mean_scale);
-
 /// The norm of the gradient sums times `mean_scale`, which `compute` has waited for: each rank adds
 /// up what its optimizer owns, and one gather among those who own parts makes it whole. Collective.
 /// On the CPU throws what GradNorm::value() would, unless the options say kSkip.

@@ -35,13 +35,12 @@ void for_each_segment(std::span<const NormPart> parts, F fn) {
   for (const NormPart& part : parts) {
     if (!counts(part.fsdp)) continue;
     for (const auto& unit : part.fsdp.units()) {
-      for (const Flat& flat : unit->flats()) {
-        if (!flat.trainable) continue;
-        for (const Segment& s : flat.segments) {
-          const SplitTensor g = flat.grad_sum.slice(s.shard_begin, s.numel);
-          if (g.device().defined()) fn(g.device());
-          if (g.has_host()) fn(g.host());
-        }
+      const Flat* flat = unit->trainable();
+      if (flat == nullptr) continue;
+      for (const Segment& s : flat->segments) {
+        const SplitTensor g = flat->grad_sum.slice(s.shard_begin, s.numel);
+        if (g.device().defined()) fn(g.device());
+        if (g.has_host()) fn(g.host());
       }
     }
   }

@@ -43,6 +43,14 @@ ProcessGroup* Mesh::group_of(Place place) const {
   return place == Place::kShard ? gather_.shard : place == Place::kWorld ? gather_.world : nullptr;
 }
 
+// Parts of a shard lie side by side in its column, so over a grid they become a shard first.
+std::vector<ProcessGroup*> Mesh::gathers_of(Place place) const {
+  const bool is_grid = gather_.shard != nullptr && gather_.replicate != nullptr;
+  if (place == Place::kWorld && is_grid) return {gather_.replicate, gather_.shard};
+  ProcessGroup* group = group_of(place);
+  return group == nullptr ? std::vector<ProcessGroup*>() : std::vector{group};
+}
+
 int Mesh::num_parts(Place place) const {
   return place == Place::kShard ? shard_ranks_ : place == Place::kWorld ? world_.size() : 1;
 }
@@ -67,6 +75,17 @@ int Mesh::owner(Place place, int part) const {
 void Mesh::agree(const engine::Stream& stream) const {
   world_.agree(stream);
   for (const auto& group : groups_) group->agree(stream);
+}
+
+void gather_parts(const std::vector<ProcessGroup*>& groups, const engine::Tensor& all, Range part,
+                  const engine::Stream& stream, const std::string& label) {
+  for (ProcessGroup* group : groups) {
+    const std::int64_t numel = part.numel * group->size();
+    const Range next{part.begin / numel * numel, numel};
+    group->all_gather(all.slice(part.begin, {part.numel}), all.slice(next.begin, {next.numel}),
+                      stream, label);
+    part = next;
+  }
 }
 
 }  // namespace tessera::shard

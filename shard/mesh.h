@@ -9,9 +9,11 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/process_group.h"
+#include "shard/layout.h"
 #include "shard/placement.h"
 
 namespace tessera::shard {
@@ -48,6 +50,9 @@ class Mesh {
 
   /// The ranks that a state placed so is cut over; null: this rank alone. Of the gather stream.
   comm::ProcessGroup* group_of(Place place) const;
+  /// Over which groups gathers of parts, one after the other, make whole what is placed so. Of the
+  /// gather stream.
+  std::vector<comm::ProcessGroup*> gathers_of(Place place) const;
   /// How many parts such a state has.
   int num_parts(Place place) const;
   /// Which of them this rank holds. Parts of kWorld lie in those of kShard: the parts of a shard
@@ -68,5 +73,10 @@ class Mesh {
   Axes gather_, reduce_;
   comm::ProcessGroup* reshard_ = nullptr;
 };
+
+/// Collective: all_gathers over `groups`, one after the other, in place. Each rank begins with
+/// `part` of `all`; parts of a group's ranks lie side by side in the order of ranks.
+void gather_parts(const std::vector<comm::ProcessGroup*>& groups, const engine::Tensor& all,
+                  Range part, const engine::Stream& stream, const std::string& label);
 
 }  // namespace tessera::shard

@@ -82,8 +82,6 @@ inline bool can_offload_parameters(const Placement& placement, const Precision& 
 
 struct FsdpOptions {
   Placement placement = {};
-  /// Ranks that one copy of what is cut lies on; must divide all ranks. 0: all of them.
-  int shard_ranks = 0;
   /// How many units ahead are gathered; slots of gathered parameters = prefetch + 1. At least 0.
   int prefetch = 1;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;

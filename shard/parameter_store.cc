@@ -16,15 +16,10 @@ using engine::Tensor;
 namespace {
 
 // Among whom the owned parts of one wire copy are cut, in the order in which gathers make it whole.
-// Parts of a shard lie side by side in its column, so whole parameters whose parts are cut over a
-// grid become a shard first.
 std::vector<comm::ProcessGroup*> update_groups(const Mesh& mesh, const Flat& flat) {
   if (flat.owned == flat.parameter_range) return {};
-  const Axes& axes = mesh.gather();
-  if (flat.parameter_range.numel != flat.layout.flat_numel()) return {axes.replicate};
-  const bool is_grid = axes.shard != nullptr && axes.replicate != nullptr;
-  if (flat.owner == Place::kWorld && is_grid) return {axes.replicate, axes.shard};
-  return {mesh.group_of(flat.owner)};
+  const bool is_whole = flat.parameter_range.numel == flat.layout.flat_numel();
+  return is_whole ? mesh.gathers_of(flat.owner) : std::vector{mesh.gather().replicate};
 }
 
 }  // namespace
@@ -136,14 +131,7 @@ void ParameterStore::renew_on_host(const std::vector<WrittenOnHost>& written) {
 void ParameterStore::gather_renewed() {
   if (updates_.empty()) return;
   for (const Event& event : updated_) gather_.wait(event);
-  Range part = own_;
-  for (comm::ProcessGroup* group : updates_) {
-    const std::int64_t numel = part.numel * group->size();
-    const Range next{part.begin / numel * numel, numel};
-    group->all_gather(wire_.device().slice(part.begin, {part.numel}),
-                      wire_.device().slice(next.begin, {next.numel}), gather_, name_ + " update");
-    part = next;
-  }
+  gather_parts(updates_, wire_.device(), own_, gather_, name_ + " update");
   updated_ = {gather_.record("refreshed")};
   if (!is_cut_) ready_ = updated_;
 }

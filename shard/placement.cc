@@ -11,13 +11,14 @@ namespace tessera::shard {
 namespace {
 
 constexpr Place W = Place::kWhole, S = Place::kShard, A = Place::kWorld;
+constexpr int kHalf = Placement::kHalfOfRanks;
 
 struct Preset {
   std::string_view name;
-  Placement placement;  // parameters, gradients, optimizer, reshard_after_forward
-  bool is_hybrid = false;
+  Placement placement;
 };
 
+// Of parameters, gradients and the optimizer; reshard_after_forward, reshard_ranks, shard_ranks.
 constexpr Preset kPresets[] = {
     {"zero3", {S, S, S, true}},
     {"full_shard", {S, S, S, true}},
@@ -26,9 +27,9 @@ constexpr Preset kPresets[] = {
     {"zero2", {W, S, S, false}},
     {"zero1", {W, W, S, false}},
     {"ddp", {W, W, W, false}},
-    {"hsdp", {S, S, S, true}, true},
-    {"hybrid_zero2", {W, S, S, false}, true},
-    {"hfsdp", {S, S, A, true}, true},
+    {"hsdp", {S, S, S, true, 0, kHalf}},
+    {"hybrid_zero2", {W, S, S, false, 0, kHalf}},
+    {"hfsdp", {S, S, A, true, 0, kHalf}},
 };
 
 const Preset& find(std::string_view name) {
@@ -70,6 +71,22 @@ void Placement::validate() const {
   engine::require(reshard_ranks >= 0 && (reshard_ranks == 0 || reshard_after_forward),
                   "[placement] expected reshard_ranks with reshard_after_forward, got {} ({})",
                   reshard_ranks, to_string(*this));
+  engine::require(shard_ranks >= kHalfOfRanks,
+                  "[placement] expected shard_ranks of at least 1, kAllRanks or kHalfOfRanks, got "
+                  "{} ({})",
+                  shard_ranks, to_string(*this));
+  engine::require(!is_whole() || shard_ranks <= 1,
+                  "[placement] expected no shard_ranks where nothing is sharded, got {} ({})",
+                  shard_ranks, to_string(*this));
+}
+
+int Placement::shard_ranks_of(int num_ranks) const {
+  if (is_whole()) return 1;
+  if (shard_ranks == kAllRanks) return num_ranks;
+  if (shard_ranks != kHalfOfRanks) return shard_ranks;
+  int half = std::max(num_ranks / 2, 1);
+  while (num_ranks % half != 0) --half;
+  return half;
 }
 
 Placement Placement::preset(std::string_view name) { return find(name).placement; }
@@ -90,16 +107,6 @@ std::string to_string(const Placement& placement) {
                      placement.reshard_ranks > 0       ? std::to_string(placement.reshard_ranks)
                      : placement.reshard_after_forward ? "true"
                                                        : "false");
-}
-
-bool is_hybrid(std::string_view preset) { return find(preset).is_hybrid; }
-
-int default_shard_ranks(std::string_view preset, int world_size) {
-  if (find(preset).placement.is_whole()) return 1;
-  if (!is_hybrid(preset)) return world_size;
-  int shard_ranks = std::max(world_size / 2, 1);
-  while (world_size % shard_ranks != 0) --shard_ranks;
-  return shard_ranks;
 }
 
 }  // namespace tessera::shard

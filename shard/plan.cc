@@ -15,8 +15,7 @@ std::vector<std::string> describe(const FsdpOptions& options, int num_ranks) {
   return {
       fmt::format("ranks {}", num_ranks),
       fmt::format("placement {}", to_string(options.placement)),
-      fmt::format("shard_ranks {}",
-                  options.shard_ranks == 0 ? "all" : std::to_string(options.shard_ranks)),
+      fmt::format("shard_ranks {}", options.placement.shard_ranks_of(num_ranks)),
       fmt::format("prefetch {}{}", options.prefetch,
                   options.backward_prefetch == BackwardPrefetch::kPost ? ", post-backward" : ""),
       fmt::format("reductions_in_flight {}", options.reductions_in_flight),

@@ -89,7 +89,7 @@ void Schedule::end_micro_step(const Stream& compute) {
             v.recorded.size(), v.unit->name());
   }
   if (!micro_step_.no_sync) {
-    for (Visitor* v : reduce_order_) v->is_final = true;
+    for (Visitor* v : reduce_order_) v->end_gradient();
     reduce_final(compute);
   }
   if (num_backwards_ > 0 && !is_shadow_) last_calls_.swap(calls_);
@@ -100,12 +100,9 @@ namespace {
 
 // Of trainable parameters.
 bool has_pending_uses(const Unit& unit, const Tape& tape) {
-  for (const Flat& flat : unit.flats()) {
-    for (const engine::Parameter* p : flat.parameters) {
-      if (flat.trainable && tape.pending_uses(*p) > 0) return true;
-    }
-  }
-  return false;
+  return unit.trainable() != nullptr &&
+         std::ranges::any_of(unit.trainable()->parameters,
+                             [&](const engine::Parameter* p) { return tape.pending_uses(*p) > 0; });
 }
 
 }  // namespace
@@ -144,7 +141,7 @@ void Schedule::after_forward(const Block& block, const Tape& tape, bool has_ops)
 void Schedule::before_backward(const Block& block, const Tape& tape) {
   const Visitor* visitor = position_of(block).visitor;
   call({Call::Hook::kBeforeBackward, &block, tape.pass(),
-        visitor->is_reduced && has_pending_uses(*visitor->unit, tape)},
+        visitor->is_reduced() && has_pending_uses(*visitor->unit, tape)},
        tape.stream());
 }
 
@@ -155,7 +152,7 @@ void Schedule::after_backward(const Block& block, const Tape& tape) {
         ends_visit && has_pending_uses(*visitor->unit, tape)},
        tape.stream());
   const Visitor& root = visitors_.back();
-  if (!root.unit->is_root() || &root == visitor || !root.backward || root.is_final) return;
+  if (!root.unit->is_root() || &root == visitor || !root.backward || root.is_final()) return;
   if (has_pending_uses(*root.unit, tape)) return;
   call({Call::Hook::kLastUse, root.unit->blocks().front(), tape.pass()}, tape.stream());
 }
@@ -211,7 +208,8 @@ void Schedule::begin_forward(const Position& at, const Stream& compute, const Ca
     visitor->visit = Visit{.last = index,
                            .pass = pass,
                            .inside = {forward_.size(), forward_.size()},
-                           .is_replay = is_replay};
+                           .is_replay = is_replay,
+                           .is_idle = visitor->unit->trainable() == nullptr};
   }
   ++visitor->num_open_blocks;
   auto& visit = visitor->backward ? visitor->backward : visitor->visit;
@@ -234,7 +232,7 @@ void Schedule::end_forward(const Position& at, const Stream& compute, bool has_o
   Visitor& visitor = *at.visitor;
   --visitor.num_open_blocks;
   if (!visitor.visit) return;  // inside its own backward
-  visitor.visit->has_ops |= has_ops;
+  if (has_ops) visitor.visit->is_idle = false;
   if (visitor.visit->last + 1 == visitor.unit->blocks().size()) close_visit(visitor, compute);
 }
 
@@ -302,7 +300,6 @@ void Schedule::close_visit(Visitor& visitor, const Stream& compute) {
   Visit visit = *std::exchange(visitor.visit, std::nullopt);
   Unit& unit = *visitor.unit;
   unit.release();
-  visit.is_idle = !visit.has_ops && std::ranges::none_of(unit.flats(), &Flat::trainable);
   const bool is_recorded = visit.pass == Pass::kRecorded;
   const bool is_pending = is_recorded && !visit.is_idle;
   if (is_recorded) {
@@ -330,7 +327,7 @@ void Schedule::begin_backward(const Position& at, const Stream& compute, bool ha
           "[fsdp] expected a forward recorded in this step before a backward ('{}'): call "
           "begin_step() before the forward, and wrap evaluations in tape.no_grad()",
           name);
-  require(!visitor->is_reduced || (visitor->recorded.back().is_replay && !has_pending_uses),
+  require(!visitor->is_reduced() || (visitor->recorded.back().is_replay && !has_pending_uses),
           "[fsdp] expected {} backward in this micro-step, got another one that reaches '{}', "
           "which is reduced already: say MicroStep::num_backwards",
           micro_step_.num_backwards, visitor->unit->name());
@@ -338,7 +335,7 @@ void Schedule::begin_backward(const Position& at, const Stream& compute, bool ha
   visitor->recorded.pop_back();
   enter_backward(*visitor, compute);
   ++num_open_backwards_;
-  if (!visitor->is_reduced) visitor->unit->begin_gradient(compute);
+  if (!visitor->is_reduced()) visitor->unit->begin_gradient(compute);
 }
 
 void Schedule::begin_backwards() {
@@ -346,7 +343,9 @@ void Schedule::begin_backwards() {
   ++num_backwards_;
   if (!forward_.empty()) order_ = forward_;
   const bool is_last_backward = num_backwards_ >= micro_step_.num_backwards;
-  for (Visitor& v : visitors_) v.is_final = v.is_final || (is_last_backward && !v.is_visited);
+  for (Visitor& v : visitors_) {
+    if (is_last_backward && !v.is_visited) v.end_gradient();
+  }
 }
 
 void Schedule::enter_backward(Visitor& visitor, const Stream& compute) {
@@ -396,14 +395,14 @@ bool Schedule::completes_gradient(const Visitor& visitor, bool has_pending_uses)
 }
 
 void Schedule::end_gradient(Visitor& visitor, const Stream& compute) {
-  visitor.is_final = true;
+  visitor.end_gradient();
   reduces_all_ ? reduce_final(compute) : reduce(visitor, compute);
 }
 
 void Schedule::reduce_final(const Stream& compute) {
   for (Visitor* v : reduce_order_) {
-    if (!v->is_final) return;
-    if (v->is_reduced) continue;
+    if (!v->is_final()) return;
+    if (v->is_reduced()) continue;
     if (reduces_all_) v->unit->begin_gradient(compute);
     reduce(*v, compute);
   }
@@ -412,7 +411,7 @@ void Schedule::reduce_final(const Stream& compute) {
 void Schedule::reduce(Visitor& visitor, const Stream& compute) {
   if (!visitor.unit->has_gradient()) return;
   visitor.unit->reduce_gradient(compute, is_last_);
-  visitor.is_reduced = true;
+  visitor.gradient = Gradient::kReduced;
   // The root's region is still open, and frozen parameters may be in use there.
   if (!is_last_ || !on_final_ || visitor.unit->is_root()) return;
   untold_.push_back(&visitor);

@@ -36,6 +36,7 @@
 // zero.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -113,11 +114,12 @@ class Schedule : public engine::RegionHooks {
     engine::Pass pass;
     Span inside = {};
     int num_regions = 0;       // whose backward is to come
-    bool has_ops = false;      // that were recorded
     bool is_replay = false;    // of a region that is recomputed, whose first run was here too
-    bool is_idle = false;      // its backward needs no parameters
+    bool is_idle = false;      // its backward needs no parameters: see [Note: visits]
     bool will_replay = false;  // backward will visit some of those inside again
   };
+  // Of a unit, in a micro-step. Final: what is left of backward adds nothing to it.
+  enum class Gradient { kOpen, kFinal, kReduced };
   // A unit and its visits.
   struct Visitor {
     Unit* unit;
@@ -126,9 +128,12 @@ class Schedule : public engine::RegionHooks {
     std::vector<Visit> recorded = {};    // closed ones whose backward is to come
     std::optional<Visit> backward = {};  // the one in backward
     bool is_visited = false;             // by a forward of this micro-step that has a backward
-    bool is_final = false;               // its gradient, in this micro-step
-    bool is_reduced = false;             // in this micro-step
-    bool has_stray = false;              // recorded between steps, for no backward
+    Gradient gradient = Gradient::kOpen;
+    bool has_stray = false;  // recorded between steps, for no backward
+
+    bool is_final() const { return gradient != Gradient::kOpen; }
+    bool is_reduced() const { return gradient == Gradient::kReduced; }
+    void end_gradient() { gradient = std::max(gradient, Gradient::kFinal); }
   };
   struct Position {
     Visitor* visitor;

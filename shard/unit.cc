@@ -6,7 +6,7 @@
 #include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
-#include "shard/grad_norm.h"
+#include "shard/norm_words.h"
 
 namespace tessera::shard {
 
@@ -137,8 +137,7 @@ void Unit::initialise(Flat& flat) const {
 }
 
 std::int64_t Unit::sum_nbytes() const {
-  const auto flat = std::ranges::find_if(flats_, &Flat::trainable);
-  return flat == flats_.end() ? 0 : flat->gradient_range.numel * size_of(DType::kF32);
+  return trainable() == nullptr ? 0 : trainable()->gradient_range.numel * size_of(DType::kF32);
 }
 
 void Unit::set_up(SlotRing* parameters, SlotRing* gradients, const Tensor& reduce_staging,
@@ -146,32 +145,31 @@ void Unit::set_up(SlotRing* parameters, SlotRing* gradients, const Tensor& reduc
   first_parameter_ = first_parameter;
   parameter_ring_ = parameters;
   gradient_ring_ = gradients;
-  for (Flat& flat : flats_) {
-    if (!flat.trainable) continue;
-    const std::int64_t numel = flat.gradient_range.numel;
-    sum_ = SplitTensor::empty(context_.memory, context_.pinned, numel,
-                              context_.options.offload.gradients, DType::kF32, name_ + ".grad_sum",
-                              Category::kGradient);
-    sum_slot_ = sum_.has_host() ? sum : nullptr;
-    flat.has_own_squares = sum_slot_ != nullptr && context_.norm_words.defined();
-    const ReducerContext context{.name = name_,
-                                 .parameters = flat.parameters,
-                                 .layout = flat.layout,
-                                 .range = flat.gradient_range,
-                                 .place = context_.options.placement.gradients,
-                                 .mesh = context_.mesh,
-                                 .precision = context_.options.precision,
-                                 .memory = context_.memory,
-                                 .pinned = context_.pinned,
-                                 .stream = context_.reduce,
-                                 .sum = sum_slot_ == nullptr
-                                            ? sum_.device()
-                                            : Tensor(sum_slot_->buffer, 0, {numel}, DType::kF32),
-                                 .staging = reduce_staging,
-                                 .may_skip = context_.options.non_finite == NonFinite::kSkip};
-    reducer_ = context_.options.reducer ? context_.options.reducer(context) : make_reducer(context);
-    flat.grad_sum = sum_.slice(flat.owned.begin - flat.gradient_range.begin, flat.owned.numel);
-  }
+  if (trainable() == nullptr) return;
+  Flat& flat = flats_.front();
+  const std::int64_t numel = flat.gradient_range.numel;
+  sum_ = SplitTensor::empty(context_.memory, context_.pinned, numel,
+                            context_.options.offload.gradients, DType::kF32, name_ + ".grad_sum",
+                            Category::kGradient);
+  sum_slot_ = sum_.has_host() ? sum : nullptr;
+  flat.has_own_squares = sum_slot_ != nullptr && context_.norm_words.defined();
+  const ReducerContext context{.name = name_,
+                               .parameters = flat.parameters,
+                               .layout = flat.layout,
+                               .range = flat.gradient_range,
+                               .place = context_.options.placement.gradients,
+                               .mesh = context_.mesh,
+                               .precision = context_.options.precision,
+                               .memory = context_.memory,
+                               .pinned = context_.pinned,
+                               .stream = context_.reduce,
+                               .sum = sum_slot_ == nullptr
+                                          ? sum_.device()
+                                          : Tensor(sum_slot_->buffer, 0, {numel}, DType::kF32),
+                               .staging = reduce_staging,
+                               .may_skip = context_.options.non_finite == NonFinite::kSkip};
+  reducer_ = context_.options.reducer ? context_.options.reducer(context) : make_reducer(context);
+  flat.grad_sum = sum_.slice(flat.owned.begin - flat.gradient_range.begin, flat.owned.numel);
 }
 
 void Unit::tear_down() {
@@ -211,11 +209,11 @@ bool Unit::can_prefetch() const {
 void Unit::unshard(const Stream& compute, const char* why) {
   if (unsharded() || gathered_->nbytes() == 0) return;
   parameter_slot_ = &parameter_ring_->borrow(name_, gathered_->nbytes(), [this, compute] {
-    if (in_use_) return false;
+    if (in_use()) return false;
     reshard(compute);
     return true;
   });
-  was_acquired_ = false;
+  use_ = Use::kNever;
   gathered_->attach(parameter_slot_->buffer);
   context_.gather.wait(parameter_slot_->last_use);
   if (context_.offload != nullptr) context_.offload->fetch().wait(parameter_slot_->last_use);
@@ -228,7 +226,7 @@ void Unit::acquire(const Stream& compute, const char* why) {
           "updated, got a {} of '{}': evaluate before the last backward or after finish_step(), "
           "and give Fsdp the block of a recomputed region that uses them inside no_grad",
           why, name_);
-  in_use_ = was_acquired_ = true;
+  use_ = Use::kNow;
   wait_for_gather(compute);
   StepListener* listener = context_.options.step_listener;
   if (listener != nullptr) listener->on_gathered(*this, why);
@@ -244,7 +242,7 @@ void Unit::reshard(const Stream& compute, bool keep) {
     for (const auto& store : stores_) store->keep(compute, parameter_slot_->buffer);
   }
   engine::Event last_use = compute.record("last_use");
-  if (!was_acquired_) {  // nobody has waited for the gather
+  if (use_ == Use::kNever) {  // nobody has waited for the gather
     context_.gather.wait(last_use);
     last_use = context_.gather.record("gathered");
   }
@@ -308,7 +306,7 @@ bool Unit::sum_takes_gradient() const {
 
 void Unit::begin_gradient(const Stream& compute) {
   if (gradient_->nbytes() == 0 || gradient_->resident()) return;
-  if (!reduced_in_step_ && sum_takes_gradient()) {
+  if (sum_state_ == Sum::kEmpty && sum_takes_gradient()) {
     // Compute comes after what read the sum of the step before, and what a step that was given up
     // added to it is waited for.
     gradient_home_ = sum_.device().buffer();
@@ -319,40 +317,35 @@ void Unit::begin_gradient(const Stream& compute) {
     compute.wait(gradient_slot_->last_use);
   }
   gradient_->attach(gradient_home_);
-  for (const Flat& flat : flats_) {
-    if (!flat.trainable) continue;
-    if (context_.memory.poisons()) {
-      engine::launch_fill(compute, in_home(gradient_view_, gradient_home_), engine::kPoison,
-                          "poison", name_);
-    }
-    for (Parameter* p : flat.parameters) p->grad_written = false;
+  if (context_.memory.poisons()) {
+    engine::launch_fill(compute, in_home(gradient_view_, gradient_home_), engine::kPoison, "poison",
+                        name_);
   }
+  for (Parameter* p : trainable()->parameters) p->grad_written = false;
 }
 
 void Unit::reduce_gradient(const Stream& compute, bool is_last) {
-  for (const Flat& flat : flats_) {
-    if (!flat.trainable) continue;
-    for (std::size_t i = 0; i < flat.parameters.size(); ++i) {
-      const Parameter* p = flat.parameters[i];
-      if (p->grad_written) {
-        used_[i] = 1;
-        if (context_.check != nullptr)
-          context_.check->look(compute, *p, in_home(p->grad, gradient_home_));
-        continue;
-      }
-      engine::launch_fill(compute, in_home(p->grad, gradient_home_), 0, "fill_zero", p->name);
+  const std::vector<Parameter*>& parameters = trainable()->parameters;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter* p = parameters[i];
+    if (p->grad_written) {
+      used_[i] = 1;
+      if (context_.check != nullptr)
+        context_.check->look(compute, *p, in_home(p->grad, gradient_home_));
+      continue;
     }
+    engine::launch_fill(compute, in_home(p->grad, gradient_home_), 0, "fill_zero", p->name);
   }
   StepListener* listener = context_.options.step_listener;
   if (listener != nullptr) listener->on_gradient(*this);
   if (sum_slot_ != nullptr) {
-    fetch_sum(reduced_in_step_);
+    fetch_sum(sum_state_ != Sum::kEmpty);
   } else {
     wait_for_updates(context_.reduce);
   }
   reducer_->reduce(in_home(gradient_view_, gradient_home_), compute.record("gradient_ready"),
                    is_last);
-  reduced_in_step_ = true;
+  sum_state_ = Sum::kBegun;
   reduced_ = context_.reduce.record("reduced");
   give_gradient_back(reduced_);
   if (sum_slot_ != nullptr) store_sum(is_last && !reducer_->has_more());
@@ -411,13 +404,14 @@ void Unit::give_gradient_back(engine::Event last_use) {
 void Unit::begin_step(const Stream& compute) {
   // Left over from a step that was given up.
   if (has_gradient()) give_gradient_back(compute.record("left"));
-  reduced_in_step_ = finished_in_step_ = updated_in_step_ = has_squares_ = false;
+  sum_state_ = Sum::kEmpty;
+  updated_in_step_ = has_squares_ = false;
   std::ranges::fill(used_, std::uint8_t{0});
   if (reducer_ != nullptr) reducer_->begin_step();
 }
 
 void Unit::wait_for_sums(const Stream& stream) {
-  if (!std::exchange(finished_in_step_, true) && reducer_->has_more()) {
+  if (std::exchange(sum_state_, Sum::kWhole) != Sum::kWhole && reducer_->has_more()) {
     if (sum_slot_ != nullptr) fetch_sum(true);
     reducer_->finish();
     if (sum_slot_ != nullptr) store_sum(true);
@@ -434,7 +428,7 @@ void Unit::wait_for_sums(const Stream& stream) {
 void Unit::finish_step(const Stream& compute) {
   updated_in_step_ = false;
   if (reducer_ == nullptr) return;
-  if (reduced_in_step_) return wait_for_sums(compute);
+  if (sum_state_ != Sum::kEmpty) return wait_for_sums(compute);
   if (sum_slot_ == nullptr) {
     wait_for_updates(compute);
     engine::launch_fill(compute, sum_.device(), 0, "fill_zero", name_);
@@ -448,8 +442,7 @@ void Unit::finish_step(const Stream& compute) {
 }
 
 void Unit::set_unused(std::vector<std::uint8_t> unused) {
-  const auto flat = std::ranges::find_if(flats_, &Flat::trainable);
-  if (flat != flats_.end()) flat->unused = std::move(unused);
+  if (trainable() != nullptr) flats_.front().unused = std::move(unused);
 }
 
 }  // namespace tessera::shard

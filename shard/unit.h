@@ -52,6 +52,10 @@ class Unit {
   bool is_root() const { return is_root_; }
   const std::vector<engine::Block*>& blocks() const { return blocks_; }
   const std::vector<Flat>& flats() const { return flats_; }
+  /// The flat that has gradients and is updated; null if all parameters are frozen.
+  const Flat* trainable() const {
+    return flats_.empty() || !flats_.front().trainable ? nullptr : &flats_.front();
+  }
   /// What a parameter slot holds: 0 if the parameters are whole on every rank.
   std::int64_t gathered_nbytes() const { return gathered_->nbytes(); }
   std::int64_t gradient_nbytes() const { return gradient_->nbytes(); }
@@ -74,7 +78,7 @@ class Unit {
 
   bool unsharded() const { return gathered_->resident(); }
   /// Between acquire() and release().
-  bool in_use() const { return in_use_; }
+  bool in_use() const { return use_ == Use::kNow; }
   /// Whether a gather ahead has a slot, and nothing that it reads is being updated.
   bool can_prefetch() const;
   /// Starts the gather, unless unsharded. `why` ends the collective's label.
@@ -85,7 +89,9 @@ class Unit {
   /// Makes `stream` wait for the last gather, whether it was for a use or not: after it nobody
   /// reads this rank's part.
   void wait_for_gather(const engine::Stream& stream) const;
-  void release() { in_use_ = false; }
+  void release() {
+    if (in_use()) use_ = Use::kBefore;
+  }
   /// Some parameters have the next step's values, others' owners perhaps not yet: until
   /// finish_step() acquire() throws InvalidArgument.
   void forbid_use() { updated_in_step_ = true; }
@@ -136,6 +142,10 @@ class Unit {
 
  private:
   enum class Values { kInitial, kNone };
+  // Of the parameters since their last gather.
+  enum class Use { kNever, kNow, kBefore };
+  // Of the gradients of a step; whole once the reducer has finished.
+  enum class Sum { kEmpty, kBegun, kWhole };
   void create_flats(Values values);
   void bind(const Flat& flat, const engine::Tensor& value);
   void initialise(Flat& flat) const;
@@ -167,10 +177,10 @@ class Unit {
   SlotRing::Slot* parameter_slot_ = nullptr;
   SlotRing::Slot* gradient_slot_ = nullptr;
   std::shared_ptr<engine::Buffer> gradient_home_;  // of a gradient that was begun: slot's, or sum's
-  bool in_use_ = false;
-  bool was_acquired_ = false;  // since the last unshard()
-  bool reduced_in_step_ = false, finished_in_step_ = false, updated_in_step_ = false;
-  bool has_squares_ = false;  // of the step's sum
+  Use use_ = Use::kNever;
+  Sum sum_state_ = Sum::kEmpty;
+  bool has_squares_ = false;      // of the step's sum
+  bool updated_in_step_ = false;  // see forbid_use()
   bool is_stale_ = false;
   std::int64_t first_parameter_ = 0;
 };

@@ -10,7 +10,6 @@
 #include <string_view>
 #include <utility>
 
-#include "engine/copy.h"
 #include "engine/error.h"
 
 namespace tessera::shard {
@@ -50,25 +49,18 @@ void fill_zero(const SplitTensor& t) {
 
 }  // namespace
 
-Optimizer::Optimizer(Fsdp& fsdp, std::vector<std::string> state_names,
-                     std::vector<ParameterGroup> groups,
-                     const std::function<std::size_t(const Parameter&)>& default_group)
-    : fsdp_(fsdp),
-      state_names_(std::move(state_names)),
-      groups_(std::move(groups)),
-      group_of_(listed(groups_)),
-      default_group_(default_group) {
+Optimizer::Optimizer(Fsdp& fsdp, OptimizerTraits traits)
+    : fsdp_(fsdp), traits_(std::move(traits)), group_of_(listed(traits_.groups)) {
+  require(traits_.is_elementwise || !fsdp.options().offload.any(),
+          "[optimizer] expected nothing offloaded with '{}', which does not update element by "
+          "element",
+          traits_.name);
   for (const auto& unit : fsdp.units()) create_slots(*unit);
   std::map<std::string, std::size_t> unknown = group_of_;
   for (const Parameter* p : fsdp.parameters()) unknown.erase(p->name);
   require(unknown.empty(), "[optimizer] expected wrapped parameters, got '{}' (group '{}')",
           unknown.empty() ? "" : unknown.begin()->first,
-          unknown.empty() ? "" : groups_[unknown.begin()->second].name);
-  stage_updates();
-  if (fsdp.compute().device().is_cuda()) {
-    num_steps_on_gpu_ = Tensor::zeros(fsdp.memory(), {1}, engine::DType::kI32,
-                                      "optimizer.num_steps", Category::kOptimizer);
-  }
+          unknown.empty() ? "" : groups()[unknown.begin()->second].name);
   fsdp.add_user(*this);
 }
 
@@ -78,41 +70,34 @@ Optimizer::~Optimizer() {
 }
 
 void Optimizer::create_slots(const Unit& unit) {
-  for (const Flat& flat : unit.flats()) {
-    if (!flat.trainable) continue;
-    Slot slot{.unit = &unit,
-              .flat = &flat,
-              .parts = parts_of(flat, fsdp_, unit.name()),
-              .states = {},
-              .groups = {},
-              .step_groups = {},
-              .groups_on_gpu = {}};
-    for (const std::string& name : state_names_) {
-      slot.states.push_back(SplitTensor::empty(
-          fsdp_.memory(), fsdp_.host_memory(), flat.owned.numel, fsdp_.options().offload.optimizer,
-          engine::DType::kF32, unit.name() + "." + name, Category::kOptimizer));
-      fill_zero(slot.states.back());
-    }
-    for (const Parameter* p : flat.parameters) {
-      const auto it = group_of_.find(p->name);
-      const std::size_t group = it == group_of_.end() ? default_group_(*p) : it->second;
-      slot.groups.push_back(static_cast<std::int32_t>(group));
-    }
-    slot.step_groups = std::make_shared<std::vector<std::int32_t>>(slot.groups);
-    if (fsdp_.compute().device().is_cuda()) {
-      slot.groups_on_gpu = Tensor::from<std::int32_t>(
-          fsdp_.memory(), {static_cast<std::int64_t>(slot.groups.size())}, slot.groups,
-          unit.name() + ".groups", Category::kOptimizer);
-    }
-    slots_.push_back(std::move(slot));
+  const Flat* flat = unit.trainable();
+  if (flat == nullptr) return;
+  Slot slot{.unit = &unit,
+            .flat = flat,
+            .states = {},
+            .groups = {},
+            .step_groups = {},
+            .groups_on_gpu = {}};
+  for (const std::string& name : state_names()) {
+    slot.states.push_back(SplitTensor::empty(fsdp_.memory(), fsdp_.host_memory(), flat->owned.numel,
+                                             fsdp_.options().offload.optimizer, engine::DType::kF32,
+                                             unit.name() + "." + name, Category::kOptimizer));
+    fill_zero(slot.states.back());
   }
-}
-
-void Optimizer::stage_updates() {
-  if (fsdp_.offload() == nullptr) return;
-  std::vector<UpdateParts::Cut> cuts;
-  for (const Slot& slot : slots_) cuts.push_back({slot.flat, &slot.parts});
-  offloaded_ = std::make_unique<UpdateParts>(fsdp_, cuts);
+  for (const Parameter* p : flat->parameters) {
+    const auto it = group_of_.find(p->name);
+    const std::size_t group = it != group_of_.end()   ? it->second
+                              : traits_.default_group ? traits_.default_group(*p)
+                                                      : 0;
+    slot.groups.push_back(static_cast<std::int32_t>(group));
+  }
+  slot.step_groups = std::make_shared<std::vector<std::int32_t>>(slot.groups);
+  if (fsdp_.compute().device().is_cuda()) {
+    slot.groups_on_gpu =
+        Tensor::from<std::int32_t>(fsdp_.memory(), {static_cast<std::int64_t>(slot.groups.size())},
+                                   slot.groups, unit.name() + ".groups", Category::kOptimizer);
+  }
+  slots_.push_back(std::move(slot));
 }
 
 void Optimizer::before_recut(const Unit& unit) {
@@ -126,14 +111,13 @@ void Optimizer::before_recut(const Unit& unit) {
       }
     }
   }
-  offloaded_.reset();  // staging for other parts
   std::erase_if(slots_, [&](const Slot& slot) { return slot.unit == &unit; });
 }
 
 void Optimizer::after_recut(const Unit& unit) {
   create_slots(unit);
   for (const auto& [p, states] : kept_) {
-    for (std::size_t i = 0; i < states.size(); ++i) load_state(*p, state_names_[i], states[i]);
+    for (std::size_t i = 0; i < states.size(); ++i) load_state(*p, state_names()[i], states[i]);
   }
   kept_.clear();
 }
@@ -156,29 +140,9 @@ void Optimizer::step(double lr, ClipFactor clip) {
   step_units();
 }
 
-// The root first: the next forward needs it first, so its gather runs beside the other updates.
 void Optimizer::step_units() {
-  for (const bool root : {true, false}) {
-    for (const auto& unit : fsdp_.units()) {
-      if (unit->is_root() == root) step_unit(*unit, fsdp_.compute());
-    }
-  }
+  for (Unit* unit : fsdp_.update_order()) step_unit(*unit, fsdp_.compute());
   end_step();
-}
-
-// For one call by a thread of the host, which must not be the last to hold what is the GPU's
-// (Event::for_host). So norms are kept here until that thread is past them.
-std::function<Optimizer::HostStep()> Optimizer::host_step_of(const GradNorm& norm,
-                                                             double max_norm) {
-  if (fsdp_.options().offload.optimizer == 0) return {};
-  while (!norms_in_use_.empty() && norms_in_use_.front().read.reached()) norms_in_use_.pop_front();
-  norms_in_use_.push_back({norm, {}});
-  return [norm_of = norm.unchecked_value_for_host(), max_norm,
-          &count = num_steps_on_host_]() -> HostStep {
-    const std::optional<float> value = norm_of();
-    if (!value) return {.skips = true, .clip = 1, .num_steps = count};
-    return {.skips = false, .clip = clip_scale(*value, max_norm), .num_steps = ++count};
-  };
 }
 
 namespace {
@@ -192,10 +156,8 @@ void check_max_norm(double max_norm) {
 
 void Optimizer::begin_step(double lr, const GradNorm& norm, double max_norm) {
   check_max_norm(max_norm);
-  if (fsdp_.compute().device().is_cuda()) {
-    Step step{.lr = lr, .norm = norm.on_device(), .max_norm = max_norm};
-    step.on_host = host_step_of(norm, max_norm);
-    begin_step(std::move(step));
+  if (fsdp_.compute().device().is_cuda() && traits_.is_elementwise) {
+    begin_step(Step{.lr = lr, .norm = norm, .max_norm = max_norm});
   } else if (fsdp_.compute().device().is_meta) {
     begin_step(Step{.lr = lr});
   } else if (norm.not_finite().empty()) {
@@ -221,6 +183,10 @@ void Optimizer::begin_step(Step step) {
 }
 
 void Optimizer::step_in_backward(double lr, UpdateGathers gathers) {
+  require(traits_.is_elementwise,
+          "[optimizer] expected step() with '{}', which does not update element by element, got "
+          "step_in_backward(): what it gathers would hold backward up",
+          traits_.name);
   const Step step{.lr = lr};
   fsdp_.take_gradients_early(
       describe(step) + ", in backward",
@@ -232,28 +198,14 @@ void Optimizer::step_in_backward(double lr, UpdateGathers gathers) {
 
 void Optimizer::prepare_step(Step step) {
   for (Slot& slot : slots_) slot.is_updated = false;
-  if (offloaded_ == nullptr) stage_updates();  // units were laid out anew
-  skips_ = step.skips;
-  if (skips_) return;
-  step.groups = group_rates();
-  step.mean_scale = fsdp_.mean_scale();
-  step.is_captured = fsdp_.compute().is_capturing();
-  step.num_steps = num_steps_ + 1;
-  if (!step.is_captured) num_steps_ = step.num_steps;  // else each launch counts
-  step.num_steps_on_gpu = num_steps_on_gpu_;
-  if (fsdp_.compute().device().is_cuda() && fsdp_.options().offload.optimizer > 0) {
-    step.host = &fsdp_.offload()->hosts().front();
-    if (!step.on_host) {
-      step.on_host = [clip = step.clip, &count = num_steps_on_host_]() -> HostStep {
-        return {.skips = false, .clip = clip, .num_steps = ++count};
-      };
-    }
-  }
-  prepare(step);
-  if (step.host == nullptr) return;
-  const engine::Event prepared = step.host->record("prepared");
-  if (!norms_in_use_.empty()) norms_in_use_.back().read = prepared;
-  for (const Stream& host : fsdp_.offload()->hosts()) host.wait(prepared);
+  step_ = std::move(step);
+  if (step_.skips) return;
+  step_.groups = group_rates();
+  step_.mean_scale = fsdp_.mean_scale();
+  step_.is_captured = fsdp_.compute().is_capturing();
+  step_.num_steps = num_steps_ + 1;
+  if (!step_.is_captured) num_steps_ = step_.num_steps;  // else each launch counts
+  prepare(step_);
 }
 
 void Optimizer::repeat_step(double lr) {
@@ -269,12 +221,12 @@ std::shared_ptr<const std::vector<GroupRates>> Optimizer::group_rates() {
   const auto has = [](const GroupRates& rates, const ParameterGroup& group) {
     return rates == GroupRates{group.lr_scale, group.weight_decay};
   };
-  if (group_rates_ != nullptr && std::ranges::equal(*group_rates_, groups_, has)) {
+  if (group_rates_ != nullptr && std::ranges::equal(*group_rates_, groups(), has)) {
     return group_rates_;
   }
   std::vector<GroupRates> rates;
   groups_text_.clear();
-  for (const ParameterGroup& group : groups_) {
+  for (const ParameterGroup& group : groups()) {
     rates.push_back({group.lr_scale, group.weight_decay});
     groups_text_ +=
         fmt::format(", '{}' lr x {} decay {}", group.name, group.lr_scale, group.weight_decay);
@@ -309,31 +261,38 @@ void Optimizer::step_unit(Unit& unit, const Stream& stream) {
     require(!slot.is_updated, "[optimizer] expected one step_unit() in a step, got two ('{}')",
             unit.name());
     slot.is_updated = true;
-    if (skips_) continue;
+    if (step_.skips) continue;
     leave_unused(slot);
-    update_slot(slot, unit, stream);
+    UnitUpdate update{.unit = unit,
+                      .flat = *slot.flat,
+                      .states = slot.states,
+                      .step = step_,
+                      .groups = slot.step_groups,
+                      .groups_on_gpu = slot.groups_on_gpu,
+                      .stream = stream};
+    update_unit(update);
+    fsdp_.updated(unit, update.stream, update.on_host);
   }
 }
 
-void Optimizer::update_slot(Slot& slot, Unit& unit, const Stream& stream) {
-  const Flat& flat = *slot.flat;
-  const auto update_part = [&](const UpdatePart& part, const Tensor& master, const Tensor& grad_sum,
-                               const Stream& at) {
-    std::vector<Tensor> states;
-    for (const SplitTensor& state : slot.states) {
-      const SplitTensor s = state.slice(part.range.begin, part.range.numel);
-      states.push_back(part.is_on_host ? s.host() : s.device());
-    }
-    update({unit.name(), master, grad_sum, part.segments, part.tiles, std::move(states),
-            slot.step_groups, slot.groups_on_gpu},
-           at);
-  };
-  if (fsdp_.offload() == nullptr) {
-    update_part(slot.parts.front(), flat.master.device(), flat.grad_sum.device(), stream);
-    return fsdp_.updated(unit, stream);
-  }
-  const UpdateParts::Written written = offloaded_->run(flat, slot.parts, unit, stream, update_part);
-  fsdp_.updated(unit, written.by, written.on_host);
+namespace {
+
+const GroupRates& rates_of(const std::vector<GroupRates>& rates, std::int32_t group) {
+  return rates[static_cast<std::size_t>(group)];
+}
+
+}  // namespace
+
+double Optimizer::UnitUpdate::lr(std::size_t i) const {
+  return step.lr * rates_of(*step.groups, (*groups)[i]).lr_scale;
+}
+
+double Optimizer::UnitUpdate::weight_decay(std::size_t i) const {
+  return rates_of(*step.groups, (*groups)[i]).weight_decay;
+}
+
+Tensor Optimizer::gather(const UnitUpdate& update, const SplitTensor& owned) const {
+  return fsdp_.gather(update.flat, owned.device(), update.stream, update.unit.name() + " whole");
 }
 
 void Optimizer::end_step() {
@@ -343,6 +302,7 @@ void Optimizer::end_step() {
             "got none of '{}'",
             slot.unit->name());
   }
+  step_ = {};
   fsdp_.prefetch_forward();
 }
 
@@ -350,19 +310,20 @@ void Optimizer::end_step() {
 // -----------------------------------------------------------------------------------
 
 ParameterGroup& Optimizer::group(std::string_view name) {
-  const auto it = std::ranges::find(groups_, name, &ParameterGroup::name);
+  std::vector<ParameterGroup>& groups = traits_.groups;
+  const auto it = std::ranges::find(groups, name, &ParameterGroup::name);
   std::vector<std::string_view> names;
-  for (const ParameterGroup& group : groups_) names.push_back(group.name);
-  require(it != groups_.end(), "[optimizer] expected one of the groups {}, got '{}'",
+  for (const ParameterGroup& group : groups) names.push_back(group.name);
+  require(it != groups.end(), "[optimizer] expected one of the groups {}, got '{}'",
           fmt::join(names, ", "), name);
   return *it;
 }
 
 const SplitTensor& Optimizer::state(const Fsdp::Location& at, std::string_view name) const {
-  const auto index = std::ranges::find(state_names_, name) - state_names_.begin();
-  require(static_cast<std::size_t>(index) < state_names_.size(),
-          "[optimizer] expected one of the states {}, got '{}'", fmt::join(state_names_, ", "),
-          name);
+  const std::vector<std::string>& names = state_names();
+  const auto index = std::ranges::find(names, name) - names.begin();
+  require(static_cast<std::size_t>(index) < names.size(),
+          "[optimizer] expected one of the states {}, got '{}'", fmt::join(names, ", "), name);
   const auto slot = std::ranges::find(slots_, &at.flat, &Slot::flat);
   require(slot != slots_.end(), "[optimizer] expected a trainable parameter, got a frozen one ({})",
           at.flat.parameters[at.index]->name);
@@ -380,20 +341,10 @@ void Optimizer::load_state(const Parameter& p, std::string_view name,
   fsdp_.load(at, state(at, name), values);
 }
 
-std::int64_t Optimizer::num_steps() const {
-  if (!num_steps_on_gpu_.defined()) return num_steps_;
-  return engine::to_vector<std::int32_t>(num_steps_on_gpu_).front();
-}
-
 void Optimizer::set_num_steps(std::int64_t num_steps) {
   require(num_steps >= 0 && num_steps <= std::numeric_limits<std::int32_t>::max(),
           "[optimizer] expected a number of steps, got {}", num_steps);
   num_steps_ = num_steps;
-  if (!num_steps_on_gpu_.defined()) return;
-  if (fsdp_.offload() != nullptr) fsdp_.offload()->synchronize();
-  num_steps_on_host_ = num_steps;
-  const auto count = static_cast<std::int32_t>(num_steps);
-  num_steps_on_gpu_.copy_from_host(&count, 1);
 }
 
 }  // namespace tessera::shard

@@ -1,14 +1,17 @@
-// Optimizers over the local shards: each rank updates what it owns, whatever the strategy. Updates
-// are elementwise in f32, so they do not depend on how parameters are split.
+// Optimizers: each rank updates the masters that it owns, a unit at a time, whatever the strategy.
 //
-// sgd.h and adamw.h are made of rule_optimizer.h, which is what an optimizer of one's own needs.
+// There are two kinds. One that updates each element by itself is a rule, see rule_optimizer.h:
+// sgd.h and adamw.h are such, and it runs on GPUs and where parameters are offloaded. One that
+// needs whole matrices derives from Optimizer itself and says what becomes of a unit, as
+// examples/spectral_sign.h does.
 #pragma once
 
 #include <cstddef>
-#include <deque>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,7 +22,6 @@
 #include "shard/grad_norm.h"
 #include "shard/joint_norm.h"
 #include "shard/optimizer/rule_kernels.h"
-#include "shard/optimizer/update_parts.h"
 
 namespace tessera::shard {
 
@@ -34,6 +36,20 @@ struct ParameterGroup {
   std::vector<std::string> parameters = {};  ///< full names; of a default group: none
   double lr_scale = 1;                       ///< times the learning rate of the step
   double weight_decay = 0;
+};
+
+/// What an optimizer is made with.
+struct OptimizerTraits {
+  std::string name;  ///< for errors
+  /// Of its states: f32 tensors like the parameters, zero at first, cut as the masters are, and
+  /// kept by checkpoints.
+  std::vector<std::string> states = {};
+  std::vector<ParameterGroup> groups = {};
+  /// Which group has a parameter that none of them lists; null: the first.
+  std::function<std::size_t(const engine::Parameter&)> default_group = {};
+  /// ElementwiseOptimizer says so: it knows what lies on the host, and on a GPU how its kernels
+  /// clip and skip steps. Of others offload is refused, and the host waits for the norm.
+  bool is_elementwise = false;
 };
 
 class Optimizer : private FlatUser {
@@ -71,7 +87,8 @@ class Optimizer : private FlatUser {
   /// parameters and states are spoilt. Until finish_step() parameters are partly new: a forward
   /// behind the last backward throws InvalidArgument, and so does one inside no_grad() in a
   /// recomputed region around which no block is wrapped; read none, and leave groups as they are.
-  /// Throws InvalidArgument as Fsdp::take_gradients_early() does, CommError if ranks differ.
+  /// Throws InvalidArgument as Fsdp::take_gradients_early() does and for an optimizer that is not
+  /// elementwise, CommError if ranks differ.
   void step_in_backward(double lr, UpdateGathers gathers = UpdateGathers::kInterleaved);
 
   /// Before each launch of a step that was captured with step(): the update that it makes has this
@@ -88,13 +105,13 @@ class Optimizer : private FlatUser {
   void step_unit(Unit& unit, const engine::Stream& stream);
   void end_step();
 
-  const std::vector<ParameterGroup>& groups() const { return groups_; }
+  const std::vector<ParameterGroup>& groups() const { return traits_.groups; }
   /// Throws InvalidArgument naming the groups there are, if there is none of that name.
   ParameterGroup& group(std::string_view name);
 
   // State, for checkpoints: by parameter, whatever the ranks and the strategy.
 
-  const std::vector<std::string>& state_names() const { return state_names_; }
+  const std::vector<std::string>& state_names() const { return traits_.states; }
   /// What this rank has of the state `name` of the flat that a trainable parameter is in, laid out
   /// like Flat::master; with offload ready behind Fsdp::synchronize(). Throws InvalidArgument
   /// naming what is unknown, or frozen.
@@ -105,76 +122,80 @@ class Optimizer : private FlatUser {
   /// Sets it from its whole value; each rank keeps its part. Not collective.
   void load_state(const engine::Parameter& p, std::string_view name, std::span<const float> values);
   /// Updates made; on a GPU blocks until they are counted.
-  std::int64_t num_steps() const;
-  void set_num_steps(std::int64_t num_steps);
+  virtual std::int64_t num_steps() const { return num_steps_; }
+  virtual void set_num_steps(std::int64_t num_steps);
 
  protected:
-  /// What the host of a GPU knows once the norm of the gradient is there.
-  struct HostStep {
-    bool skips;  // a gradient is not finite
-    double clip;
-    std::int64_t num_steps;  // this one included, if it is not skipped
-  };
   /// What a step is made with.
   struct Step {
     double lr = 0;
     std::shared_ptr<const std::vector<GroupRates>> groups = {};  // group_rates()
-    double mean_scale = 1;                 // gradient sums times this are the mean
-    double clip = 1;                       // used when `norm` is undefined
-    bool skips = false;                    // a gradient is not finite; on a GPU `norm` says so
-    engine::Tensor norm = {};              // on a GPU: GradNorm::on_device()
-    double max_norm = 0;                   // with `norm`: 0 means no clipping
-    std::int64_t num_steps = 0;            // this one included; counted on a GPU by `steps_on_gpu`
-    engine::Tensor num_steps_on_gpu = {};  // (1) i32
-    bool is_captured = false;              // rates are those of set_rates()
-    // Of a GPU that offloads: where its host prepares for updates there, and with what: to be
-    // called once, by work of that stream.
-    const engine::Stream* host = nullptr;
-    std::function<HostStep()> on_host = {};
+    double mean_scale = 1;              // gradient sums times this are the mean
+    double clip = 1;                    // and times this are clipped
+    bool skips = false;                 // a gradient is not finite: nothing is updated
+    std::optional<GradNorm> norm = {};  // elementwise, on a GPU: says there what both are
+    double max_norm = 0;                // with `norm`: 0 means no clipping
+    std::int64_t num_steps = 0;         // this one included, if it is not skipped
+    bool is_captured = false;           // rates are those of set_rates()
   };
-  /// One trainable flat of this rank, or a part of it: with offload some parts lie, and are
-  /// updated, on the host. All tensors lie on the device of the stream.
-  struct Target {
-    const std::string& unit;
-    engine::Tensor master, grad_sum;     // (numel) f32
-    std::span<const Segment> segments;   // `shard_begin` counts from the tensors' first element
-    engine::Tensor tiles;                // on a GPU: the same, as rows of Tile
-    std::vector<engine::Tensor> states;  // (numel) f32 each, as state_names()
-    // Of each parameter of the flat; -1: left as it is. `groups_on_gpu`: the same.
+  /// The trainable parameters of a unit, and what this rank has of them.
+  struct UnitUpdate {
+    const Unit& unit;
+    /// Parameters with shapes, how they are laid out and cut, masters and sums of gradients.
+    const Flat& flat;
+    std::span<const SplitTensor> states;  // as state_names(), laid out like Flat::master
+    const Step& step;
+    // The group of each parameter, or -1 if it has no gradient; `groups_on_gpu` for kernels.
     std::shared_ptr<const std::vector<std::int32_t>> groups;
     engine::Tensor groups_on_gpu;
+    /// The update is work of this, which has waited for the gradient. What it captures of an update
+    /// it copies: work may run later.
+    engine::Stream stream;
+    std::vector<WrittenOnHost> on_host = {};  // elementwise: masters that the host writes
+
+    /// With UnusedParameters::kSkip false for what no rank's backward reached: it and its states
+    /// are to stay as they are.
+    bool has_gradient(std::size_t i) const { return (*groups)[i] >= 0; }
+    /// Of parameter `i`, which has a gradient.
+    double lr(std::size_t i) const;
+    double weight_decay(std::size_t i) const;
+    /// What gradient sums are multiplied with.
+    float gradient_scale() const { return static_cast<float>(step.mean_scale * step.clip); }
   };
 
-  /// `fsdp` outlives the optimizer. Groups that parameters listed in none belong to come first:
-  /// `default_group` says which. Throws InvalidArgument for a group that lists a parameter that is
-  /// not wrapped (frozen ones may be set free later), a parameter in two groups, two groups of one
-  /// name, and more than kMaxGroups.
-  Optimizer(Fsdp& fsdp, std::vector<std::string> state_names, std::vector<ParameterGroup> groups,
-            const std::function<std::size_t(const engine::Parameter&)>& default_group);
+  /// `fsdp` outlives the optimizer. Throws InvalidArgument for a group that lists a parameter that
+  /// is not wrapped (frozen ones may be set free later), a parameter in two groups, two groups of
+  /// one name, more than kMaxGroups, and unless it is elementwise for what is offloaded.
+  Optimizer(Fsdp& fsdp, OptimizerTraits traits);
   Fsdp& fsdp() const { return fsdp_; }
   /// What the groups have now: the same vector until one of them changes.
   std::shared_ptr<const std::vector<GroupRates>> group_rates();
   /// To be called by the destructor of whoever launches functions that use its own members.
   void end_updates() noexcept { fsdp_.end_updates(); }
 
-  /// Before the flats of a step, as work of the compute stream on a GPU.
-  virtual void prepare(const Step& step) = 0;
+  /// Before the units of a step that is not skipped.
+  virtual void prepare(const Step&) {}
+  /// Writes the masters that this rank owns of a unit, as Flat::segments say, and their states. May
+  /// run while other units are updated.
+  virtual void update_unit(UnitUpdate& update) = 0;
+  /// Collective: all of what each rank has a part of, laid out like Flat::master, such as a state.
+  /// Parameter i begins at element Flat::layout.offset(i). One all_gather, or two where the parts
+  /// are cut over a grid of ranks; none where this rank owns all, which is then what it returns.
+  /// As work of the update's stream, on every rank alike.
+  engine::Tensor gather(const UnitUpdate& update, const SplitTensor& owned) const;
   /// For steps that are captured: learning rate and groups of the next, as work of the compute
   /// stream. Throws InvalidArgument unless overridden.
   virtual void set_rates(double lr);
-  /// The update, as work of `stream`. May run beside that of other parts.
-  virtual void update(const Target& target, const engine::Stream& stream) = 0;
-
- private:
   void before_recut(const Unit& unit) override;
   void after_recut(const Unit& unit) override;
+
+ private:
   void create_slots(const Unit& unit);
 
   // What belongs to one trainable flat.
   struct Slot {
     const Unit* unit;
     const Flat* flat;
-    std::vector<UpdatePart> parts;
     std::vector<SplitTensor> states;
     std::vector<std::int32_t> groups;
     std::shared_ptr<const std::vector<std::int32_t>> step_groups;  // -1: no gradient in this step
@@ -186,31 +207,17 @@ class Optimizer : private FlatUser {
   void begin_step(Step step);
   void prepare_step(Step step);
   void step_units();
-  void stage_updates();
-  std::function<HostStep()> host_step_of(const GradNorm& norm, double max_norm);
-  void update_slot(Slot& slot, Unit& unit, const engine::Stream& stream);
 
   Fsdp& fsdp_;
-  std::vector<std::string> state_names_;
-  std::vector<ParameterGroup> groups_;
+  OptimizerTraits traits_;
   std::shared_ptr<const std::vector<GroupRates>> group_rates_;
   std::string groups_text_;                      // of those
   std::map<std::string, std::size_t> group_of_;  // each listed parameter
-  std::function<std::size_t(const engine::Parameter&)> default_group_;
   std::vector<Slot> slots_;
   // While a unit is laid out anew: the states of its parameters, whole.
   std::map<const engine::Parameter*, std::vector<std::vector<float>>> kept_;
-  bool skips_ = false;  // the step at work
+  Step step_;  // at work
   std::int64_t num_steps_ = 0;
-  engine::Tensor num_steps_on_gpu_;
-  std::int64_t num_steps_on_host_ = 0;  // the same, of a thread of the host
-  // Norms that a thread of the host reads, and when it has.
-  struct NormInUse {
-    GradNorm norm;
-    engine::Event read;
-  };
-  std::deque<NormInUse> norms_in_use_;
-  std::unique_ptr<UpdateParts> offloaded_;  // null: nothing is
 };
 
 }  // namespace tessera::shard

@@ -31,13 +31,13 @@
 
 #include "engine/elementwise.h"
 #include "engine/error.h"
-#include "shard/optimizer/optimizer.h"
+#include "shard/optimizer/elementwise_optimizer.h"
 #include "shard/optimizer/rule_kernels.h"
 
 namespace tessera::shard {
 
 template <class Rule>
-class RuleOptimizer : public Optimizer {
+class RuleOptimizer : public ElementwiseOptimizer {
  public:
   using DefaultGroup = std::function<std::size_t(const engine::Parameter&)>;
 
@@ -45,7 +45,10 @@ class RuleOptimizer : public Optimizer {
   /// Parameters that no group lists are in group default_group(p). Throws as Optimizer does.
   RuleOptimizer(Fsdp& fsdp, Rule rule, std::vector<std::string> state_names,
                 std::vector<ParameterGroup> groups, const DefaultGroup& default_group)
-      : Optimizer(fsdp, std::move(state_names), std::move(groups), default_group),
+      : ElementwiseOptimizer(fsdp, {.name = "rule",
+                                    .states = std::move(state_names),
+                                    .groups = std::move(groups),
+                                    .default_group = default_group}),
         rule_(std::move(rule)) {
     if constexpr (engine::kCudaBuilt) {
       if (!fsdp.compute().device().is_cuda()) return;
@@ -75,7 +78,7 @@ class RuleOptimizer : public Optimizer {
     bool skips = false;
   };
 
-  void prepare(const Step& step) override {
+  void prepare_parts(const Step& step, const HostPart* host) override {
     const auto prepared = std::make_shared<Prepared>();
     prepared_ = prepared;
     const auto prepare_on_host = [rule = rule_, lr = step.lr, groups = step.groups, prepared,
@@ -91,9 +94,10 @@ class RuleOptimizer : public Optimizer {
     };
     if (!fsdp().compute().device().is_cuda()) {
       prepare_on_host({.skips = false, .clip = step.clip, .num_steps = step.num_steps});
-    } else if (step.host != nullptr) {
-      step.host->launch({.name = "optimizer.prepare"},
-                        [prepare_on_host, on_host = step.on_host] { prepare_on_host(on_host()); });
+    } else if (host != nullptr) {
+      host->stream.launch({.name = "optimizer.prepare"}, [prepare_on_host, host_step = host->step] {
+        prepare_on_host(host_step());
+      });
     }
     // What a graph repeats must not write over what set_rates() wrote.
     if (!step.is_captured) store_groups(step.groups);
@@ -102,7 +106,8 @@ class RuleOptimizer : public Optimizer {
         [&](const auto& stream) {
           RuleKernels<Rule>::prepare(
               stream, step_on_gpu_, rule_,
-              {step.mean_scale, step.clip, step.norm, step.max_norm, step.num_steps_on_gpu},
+              {step.mean_scale, step.clip, step.norm ? step.norm->on_device() : engine::Tensor(),
+               step.max_norm, num_steps_on_gpu()},
               {.table = rates_on_gpu_, .lr = step.lr, .reads_lr = step.is_captured});
         });
   }

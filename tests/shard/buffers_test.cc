@@ -71,9 +71,7 @@ Floats values_of(Model& model, const Stream& compute) {
 }
 
 FsdpOptions options_of(const char* strategy, bool broadcast_buffers = true) {
-  return {.placement = Placement::preset(strategy),
-          .shard_ranks = is_hybrid(strategy) ? 1 : 0,
-          .broadcast_buffers = broadcast_buffers};
+  return {.placement = Placement::preset(strategy), .broadcast_buffers = broadcast_buffers};
 }
 
 TEST(Buffers, AreThoseOfRank0FromTheStartAndInEveryStep) {

@@ -279,8 +279,7 @@ TEST(CollectiveOrder, GathersAndReductionsHaveGroupsOfTheirOwn) {
     comm::run_ranks(4, {}, [&](ProcessGroup& world) {
       CollectiveLog log;
       LoggedGroup group(world, log);
-      ToyRank rank(group, {.placement = Placement::preset(strategy),
-                           .shard_ranks = is_hybrid(strategy) ? 2 : 0});
+      ToyRank rank(group, {.placement = Placement::preset(strategy)});
       Sgd optimizer(rank.fsdp, {});
       log.take();  // before the first step: the plan, over compute
       for (int step = 0; step < 2; ++step) {

@@ -19,6 +19,7 @@
 #include "engine/cuda.h"
 #include "engine/elementwise.h"
 #include "engine/meta.h"
+#include "shard/optimizer/elementwise_optimizer.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/sanitizers.h"
@@ -112,15 +113,14 @@ TEST(CudaFsdp, OffloadHasTheBitsOfTheCpu) {
 }
 
 // p -= g, on the host once it is told.
-class Held : public Optimizer {
+class Held : public ElementwiseOptimizer {
  public:
   Held(Fsdp& fsdp, std::shared_future<void> told)
-      : Optimizer(fsdp, {"m"}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }),
+      : ElementwiseOptimizer(fsdp, {.name = "held", .states = {"m"}, .groups = {{.name = "all"}}}),
         told_(std::move(told)) {}
   ~Held() override { end_updates(); }
 
  private:
-  void prepare(const Step&) override {}
   void update(const Target& target, const engine::Stream& stream) override {
     stream.launch({.name = "held"}, [told = told_, p = target.master, g = target.grad_sum] {
       EXPECT_EQ(told.wait_for(std::chrono::seconds(2)), std::future_status::ready);

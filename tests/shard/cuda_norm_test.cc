@@ -17,8 +17,8 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "shard/grad_norm.h"
 #include "shard/norm.h"
+#include "shard/norm_words.h"
 #include "tests/testing/sanitizers.h"
 
 namespace tessera::shard {

@@ -28,10 +28,7 @@ std::vector<std::string> collectives(const std::string& name, UpdateGathers gath
   comm::run_ranks(ranks, {}, [&](ProcessGroup& all) {
     CollectiveLog log;
     LoggedGroup world(all, log);
-    ToyRank rank(
-        world,
-        {.placement = Placement::preset(name), .shard_ranks = default_shard_ranks(name, ranks)},
-        {.numel = 40, .poison = false});
+    ToyRank rank(world, {.placement = Placement::preset(name)}, {.numel = 40, .poison = false});
     Sgd sgd(rank.fsdp, {});
     for (int step = 0; step < 2; ++step) {
       log.take();

@@ -21,7 +21,7 @@
 #include "comm/threads.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer/adamw.h"
-#include "shard/optimizer/optimizer.h"
+#include "shard/optimizer/elementwise_optimizer.h"
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/launch_watch.h"
 #include "tests/shard/toy_rank.h"
@@ -65,12 +65,9 @@ TEST_P(EarlyUpdateOn, HasTheBitsOfAStepBehindForEveryStrategy) {
   const int ranks = GetParam();
   for (const std::string name :
        {"ddp", "zero1", "zero2", "zero3", "shard_grad_op", "hsdp", "hybrid_zero2", "hfsdp"}) {
-    if (ranks == 1 && is_hybrid(name)) continue;
+    if (ranks == 1 && Placement::preset(name).is_hybrid()) continue;
     Training run{.ranks = ranks, .accum = 2, .blocks = 4, .numel = 130};
     run.options.placement = Placement::preset(name);
-    if (!run.options.placement.is_whole()) {
-      run.options.shard_ranks = default_shard_ranks(name, ranks);
-    }
     run.poison = true;
     run.adamw = ranks % 2 == 0;
     for (const bool is_bf16 : {false, true}) {
@@ -89,7 +86,6 @@ TEST(EarlyUpdate, HasTheBitsOfAStepBehindWithManyGroups) {
   for (const char* strategy : {"ddp", "zero1", "zero3", "hsdp"}) {
     Training run{.ranks = 4, .blocks = 20, .numel = 130, .adamw = true, .many_groups = true};
     run.options.placement = Placement::preset(strategy);
-    if (is_hybrid(strategy)) run.options.shard_ranks = 2;
     expect_bits_of_a_step_behind(run, strategy);
   }
 }
@@ -166,15 +162,14 @@ TEST(EarlyUpdate, IsMadeWhileBackwardGoesOn) {
 }
 
 // p -= g, behind what `before` does.
-class Slow : public Optimizer {
+class Slow : public ElementwiseOptimizer {
  public:
   Slow(Fsdp& fsdp, std::function<void(const std::string& unit)> before)
-      : Optimizer(fsdp, {}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }),
+      : ElementwiseOptimizer(fsdp, {.name = "slow", .groups = {{.name = "all"}}}),
         before_(std::move(before)) {}
   ~Slow() override { end_updates(); }
 
  private:
-  void prepare(const Step&) override {}
   void update(const Target& target, const Stream& stream) override {
     stream.launch({.name = "slow"},
                   [this, unit = target.unit, p = target.master, g = target.grad_sum] {
@@ -423,8 +418,7 @@ TEST(EarlyUpdateErrors, AnEvaluationBehindTheLastBackwardIsRefused) {
   constexpr int kRanks = 4;
   for (const std::string& name : Placement::preset_names()) {
     for (const UpdateGathers gathers : kBoth) {
-      FsdpOptions options{.placement = Placement::preset(name)};
-      if (is_hybrid(name)) options.shard_ranks = 2;
+      const FsdpOptions options{.placement = Placement::preset(name)};
       comm::run_ranks(kRanks, {}, [&](ProcessGroup& world) {
         ToyRank rank(world, options, {.numel = 70, .poison = false});
         Sgd sgd(rank.fsdp, {.momentum = 0.9});

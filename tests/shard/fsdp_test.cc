@@ -310,7 +310,7 @@ TEST(FsdpErrors, WhateverDiffersBetweenRanksIsNamedBeforeTheFirstStep) {
       {[](ToyModel&, FsdpOptions& o) { o.precision.reduce = DType::kBF16; }, "reduce=bf16"},
       {[](ToyModel&, FsdpOptions& o) { o.precision.accumulate = DType::kBF16; }, "accumulate=bf16"},
       {[](ToyModel&, FsdpOptions& o) { o.reductions_in_flight = 3; }, "reductions_in_flight 3"},
-      {[](ToyModel&, FsdpOptions& o) { o.shard_ranks = 1; }, "shard_ranks 1"},
+      {[](ToyModel&, FsdpOptions& o) { o.placement.shard_ranks = 1; }, "shard_ranks 1"},
       {[](ToyModel&, FsdpOptions& o) { o.backward_prefetch = BackwardPrefetch::kPost; },
        "post-backward"},
       {[](ToyModel&, FsdpOptions& o) { o.broadcast_buffers = !o.broadcast_buffers; },

@@ -60,8 +60,7 @@ TEST(Initialise, HasTheValuesOfOneProcess) {
           const Memory memory({.poison = true});
           ToyModel model(3, kNumel);
           Fsdp fsdp(world, memory, Stream::inline_cpu("compute"), model.blocks(), &model.root,
-                    {.placement = Placement::preset(strategy),
-                     .shard_ranks = is_hybrid(strategy) ? std::min(ranks, 2) : 0});
+                    {.placement = Placement::preset(strategy)});
           int num_calls = 0;
           initialise(
               fsdp,

@@ -45,7 +45,7 @@ std::vector<int> batches_of(int step, int ranks) {
 std::vector<float> one_process(int ranks) {
   std::vector<float> result;
   comm::run_ranks(1, {}, [&](ProcessGroup& world) {
-    UnevenRank trainer(world, with("ddp", 1));
+    UnevenRank trainer(world, with("ddp"));
     for (int step = 0; !batches_of(step, ranks).empty(); ++step) {
       const std::vector<int> batches = batches_of(step, ranks);
       trainer.fsdp.begin_step(static_cast<int>(batches.size()));
@@ -76,7 +76,7 @@ std::vector<float> joined(const std::string& strategy, int ranks, const Way& way
   comm::run_ranks(ranks, kSoon, [&](ProcessGroup& group) {
     CollectiveLog log;
     LoggedGroup world(group, log);
-    FsdpOptions options = with(strategy, ranks);
+    FsdpOptions options = with(strategy);
     options.prefetch = way.prefetch;
     options.unit_min_numel = way.unit_min_numel;
     options.unused_parameters = way.unused;
@@ -135,7 +135,7 @@ TEST(Join, TakesPartInStepsThatReduceOnceAndInBackwardsThatAreSeveral) {
   const auto run = [](int ranks, bool no_sync) {
     std::vector<float> result;
     comm::run_ranks(ranks, kSoon, [&](ProcessGroup& world) {
-      UnevenRank trainer(world, with("zero3", ranks));
+      UnevenRank trainer(world, with("zero3"));
       for (int step = 0; step < 3; ++step) {
         const bool has_batch = world.rank() == 0 || step == 0;
         EXPECT_EQ(trainer.fsdp.join(has_batch ? 2 : 0), 2);
@@ -158,7 +158,7 @@ TEST(Join, TakesPartInStepsThatReduceOnceAndInBackwardsThatAreSeveral) {
     const std::vector<float> both = run(2, no_sync);
     std::vector<float> alone;
     comm::run_ranks(1, {}, [&](ProcessGroup& world) {
-      UnevenRank trainer(world, with("ddp", 1));
+      UnevenRank trainer(world, with("ddp"));
       for (int step = 0; step < 3; ++step) {
         // In the first step both ranks have the same two batches: their sum is twice the one.
         trainer.fsdp.begin_step(2, {.no_sync = no_sync, .num_backwards = 2});
@@ -178,7 +178,7 @@ TEST(Join, SaysWhatIsWrong) {
   const auto errors = [](auto fn) {
     std::vector<std::string> all(2);
     comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
-      UnevenRank trainer(world, with("zero3", 2));
+      UnevenRank trainer(world, with("zero3"));
       all[static_cast<std::size_t>(world.rank())] =
           error_of<engine::InvalidArgument>([&] { fn(trainer, world.rank()); });
     });
@@ -223,7 +223,7 @@ TEST(Join, SaysWhatIsWrong) {
 TEST(Join, RefusesAForwardWhereThereIsNoBatch) {
   std::string error;
   comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
-    UnevenRank trainer(world, with("zero3", 2));
+    UnevenRank trainer(world, with("zero3"));
     trainer.fsdp.begin_step();
     trainer.run(1);
     trainer.update();
@@ -244,7 +244,7 @@ TEST(Join, RefusesAForwardWhereThereIsNoBatch) {
 TEST(Join, IsForgottenBehindItsStep) {
   for (const bool gives_up : {true, false}) {
     comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
-      UnevenRank trainer(world, with("zero3", 2));
+      UnevenRank trainer(world, with("zero3"));
       trainer.fsdp.begin_step();
       trainer.run(1);
       trainer.update();
@@ -264,14 +264,14 @@ TEST(Join, IsForgottenBehindItsStep) {
 
 TEST(Join, OfNobodyIsTheEndBeforeTheFirstStepAsWell) {
   comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
-    UnevenRank trainer(world, with("zero3", 2));
+    UnevenRank trainer(world, with("zero3"));
     EXPECT_EQ(trainer.fsdp.join(0), 0);
   });
 }
 
 TEST(Join, RepeatsTheLastMicroStepThatHadABackward) {
   comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
-    UnevenRank trainer(world, with("zero3", 2));
+    UnevenRank trainer(world, with("zero3"));
     trainer.fsdp.begin_step();
     trainer.run(1);
     trainer.update();
@@ -289,7 +289,7 @@ TEST(Join, NoticesRanksThatDifferInMoreThanBatches) {
   std::vector<std::string> errors(2);
   try {
     comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
-      UnevenRank trainer(world, with("zero3", 2));
+      UnevenRank trainer(world, with("zero3"));
       const auto step = [&](int rounds) {
         trainer.fsdp.join(world.rank() == 0 || rounds == 1 ? 1 : 0);
         trainer.fsdp.begin_step();

@@ -264,9 +264,6 @@ TEST(Lora, TrainsAsInOneProcess) {
       for (const int ranks : {2, 4}) {
         if (testing::kIsSlow && ranks == 2) continue;
         FsdpOptions options = options_of(strategy, param);
-        if (!options.placement.is_whole()) {
-          options.shard_ranks = default_shard_ranks(strategy, ranks);
-        }
         for (const bool recompute : {false, true}) {
           EXPECT_EQ(train(ranks, 4 / ranks, options, recompute), expected)
               << strategy << " ranks " << ranks;
@@ -290,7 +287,6 @@ TEST(Lora, TrainsTheSameUnderAHookWhateverTheStrategy) {
     FsdpOptions options = options_of(strategy, DType::kF32);
     options.reducer = make_hook(hook);
     options.reducer_text = describe(hook);
-    if (!options.placement.is_whole()) options.shard_ranks = default_shard_ranks(strategy, 4);
     return options;
   };
   const std::vector<float> expected = train(4, 1, options_with_hook("ddp"), false, false);

@@ -186,8 +186,6 @@ TEST(Moe, ResumedHasTheBitsOfTrainingThatWasNotInterrupted) {
     const auto place = [&](MoeRun& run, Choice choice) {
       const std::string& strategy = strategies[static_cast<std::size_t>(row[choice])];
       run.dense.placement = run.experts.placement = Placement::preset(strategy);
-      run.dense.shard_ranks = default_shard_ranks(strategy, run.ranks);
-      run.experts.shard_ranks = default_shard_ranks(strategy, run.ranks / run.expert_ranks);
     };
     MoeRun plain{.ranks = 4, .expert_ranks = 1 << row[kExpertRanks], .accum = 2, .steps = 4};
     constexpr std::array kHooks = {"none", "f16", "powersgd"};
@@ -298,8 +296,7 @@ TEST(JointNorm, IsThatOfOneFsdp) {
     batch(whole);
     const float expected = all.finish_step().value();
     for (const std::string& strategy : Placement::preset_names()) {
-      FsdpOptions options{.placement = Placement::preset(strategy)};
-      if (!options.placement.is_whole()) options.shard_ranks = default_shard_ranks(strategy, 4);
+      const FsdpOptions options{.placement = Placement::preset(strategy)};
       Fsdp dense(world, memory, compute, {}, &split.root, options);
       Fsdp experts(world, memory, compute, split.expert_blocks(), nullptr, options);
       dense.begin_step();
@@ -324,8 +321,6 @@ TEST(JointNorm, SkipsTheUpdatesOfAllPartsOnAllRanksTogether) {
                    .fault = MoeFault::kStepLeftOut};
         run.dense = {.placement = Placement::preset(strategy), .non_finite = NonFinite::kSkip};
         run.experts = run.dense;
-        run.dense.shard_ranks = default_shard_ranks(strategy, 4);
-        run.experts.shard_ranks = default_shard_ranks(strategy, 4 / expert_ranks);
         const MoeResult expected = train_moe(run);
         EXPECT_EQ(expected.num_steps, 2);
         EXPECT_EQ(expected.not_finite, "");

@@ -38,9 +38,7 @@ TEST(NonFinite, AStepIsSkippedAsIfItHadNotBeen) {
     std::optional<std::vector<float>> expected;
     for (const bool has_bad_step : {false, true}) {
       comm::run_ranks(4, {}, [&](ProcessGroup& world) {
-        Rank rank(world, {.placement = Placement::preset(name),
-                          .shard_ranks = default_shard_ranks(name, 4),
-                          .non_finite = NonFinite::kSkip});
+        Rank rank(world, {.placement = Placement::preset(name), .non_finite = NonFinite::kSkip});
         AdamW adamw(rank.fsdp, {});
         for (int step = 0; step < 4; ++step) {
           const bool is_bad = step == 2;
@@ -118,7 +116,6 @@ TEST(NonFinite, ACheckNamesTheRankUnderEveryStrategyAndHook) {
         set_hook(hook, hook_name);
         hook.powersgd.start_step = 0;
         FsdpOptions options{.placement = Placement::preset(strategy), .check_gradients = true};
-        if (!options.placement.is_whole()) options.shard_ranks = default_shard_ranks(strategy, 4);
         options.reducer = make_hook(hook);
         options.reducer_text = describe(hook);
         const std::string error = error_of<InvalidArgument>([&] {
@@ -146,8 +143,8 @@ TEST(NonFinite, ACheckNamesTheMicroStepThatWasReduced) {
   for (const char* strategy : {"ddp", "zero3", "hsdp"}) {
     const std::string error = error_of<InvalidArgument>([&] {
       comm::run_ranks(4, {}, [&](ProcessGroup& world) {
-        FsdpOptions options{.placement = Placement::preset(strategy), .check_gradients = true};
-        if (is_hybrid(strategy)) options.shard_ranks = 2;
+        const FsdpOptions options{.placement = Placement::preset(strategy),
+                                  .check_gradients = true};
         Rank rank(world, options);
         for (int micro = 0; micro < 3; ++micro) {
           const MicroStep micro_step{.no_sync = micro < 2};

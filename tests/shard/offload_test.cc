@@ -20,6 +20,7 @@
 #include "comm/threads.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer/adamw.h"
+#include "shard/optimizer/elementwise_optimizer.h"
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_rank.h"
@@ -82,12 +83,9 @@ TEST_P(OffloadOn, HasTheBitsOfNoneForEveryStrategy) {
   const int ranks = GetParam();
   for (const std::string name :
        {"ddp", "zero1", "zero2", "zero3", "shard_grad_op", "hsdp", "hybrid_zero2", "hfsdp"}) {
-    if (ranks == 1 && is_hybrid(name)) continue;
+    if (ranks == 1 && Placement::preset(name).is_hybrid()) continue;
     Training run{.ranks = ranks, .accum = 2, .blocks = 4, .numel = 700};
     run.options.placement = Placement::preset(name);
-    if (!run.options.placement.is_whole()) {
-      run.options.shard_ranks = default_shard_ranks(name, ranks);
-    }
     run.poison = true;
     run.adamw = ranks % 2 == 0;
     run.max_norm = 0.5;
@@ -323,14 +321,14 @@ TEST(Offload, AStepThatIsGivenUpLeavesNothingBehind) {
 }
 
 // p -= g, late.
-class Late : public Optimizer {
+class Late : public ElementwiseOptimizer {
  public:
   explicit Late(Fsdp& fsdp)
-      : Optimizer(fsdp, {"m"}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }) {}
+      : ElementwiseOptimizer(fsdp, {.name = "late", .states = {"m"}, .groups = {{.name = "all"}}}) {
+  }
   ~Late() override { end_updates(); }
 
  private:
-  void prepare(const Step&) override {}
   void update(const Target& target, const Stream& stream) override {
     stream.launch({.name = "late"}, [p = target.master, g = target.grad_sum] {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -413,14 +411,14 @@ TEST(Offload, AHookFinishesWhatItHasReduced) {
 }
 
 // An optimizer that fails where it updates.
-class Failing : public Optimizer {
+class Failing : public ElementwiseOptimizer {
  public:
   explicit Failing(Fsdp& fsdp)
-      : Optimizer(fsdp, {"m"}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }) {}
+      : ElementwiseOptimizer(fsdp,
+                             {.name = "failing", .states = {"m"}, .groups = {{.name = "all"}}}) {}
   ~Failing() override { end_updates(); }
 
  private:
-  void prepare(const Step&) override {}
   void update(const Target& target, const Stream& stream) override {
     stream.launch({.name = "fail"}, [unit = target.unit] {
       if (unit == "h.1") throw std::runtime_error("planted in " + unit);

@@ -137,12 +137,10 @@ static_assert(!std::is_convertible_v<GradNorm, float>);
 // One rank with three blocks of a vector and a matrix each.
 struct Rank : testing::ToyRank {
   Rank(comm::ProcessGroup& world, const char* strategy)
-      : ToyRank(
-            world,
-            {.placement = Placement::preset(strategy), .shard_ranks = is_hybrid(strategy) ? 2 : 0},
-            {.poison = false, .prepare = [](testing::ToyModel& model) {
-               for (const auto& layer : model.layers) layer->weight.shape = {13, 10};
-             }}) {}
+      : ToyRank(world, {.placement = Placement::preset(strategy)},
+                {.poison = false, .prepare = [](testing::ToyModel& model) {
+                   for (const auto& layer : model.layers) layer->weight.shape = {13, 10};
+                 }}) {}
   GradNorm gradients() {
     fsdp.begin_step();
     tape.backward(loss(0.5f));
@@ -206,8 +204,7 @@ TEST(Groups, AreAsManyAsAModelHasParameters) {
       engine::Tape tape(memory, compute);
       testing::ToyModel model(kBlocks, kNumel);
       Fsdp fsdp(world, memory, compute, model.blocks(), &model.root,
-                {.placement = Placement::preset(strategy),
-                 .shard_ranks = default_shard_ranks(strategy, ranks)});
+                {.placement = Placement::preset(strategy)});
       AdamW optimizer(fsdp, {.groups = testing::groups_of(model)});
       ASSERT_EQ(optimizer.groups().size(), 2u + 2 * kBlocks);
       for (int step = 0; step < 3; ++step) {

@@ -44,10 +44,7 @@ inline Training training_of(const CoveringRow& row) {
   t.accum = kMicroBatches * (row[kMore] + 1) / t.ranks;
   const char* const strategy = kStrategies[level(kStrategy)];
   t.options.placement = shard::Placement::preset(strategy);
-  if (!t.options.placement.is_whole()) {
-    t.options.shard_ranks =
-        row[kShardRanks] == 1 ? t.ranks : shard::default_shard_ranks(strategy, t.ranks);
-  }
+  if (row[kShardRanks] == 1) t.options.placement.shard_ranks = shard::Placement::kAllRanks;
   t.options.precision = kPrecisions[level(kPrecision)];
   t.options.offload = {.parameters = kFractions[level(kParametersOffload)],
                        .gradients = kFractions[level(kGradientsOffload)],
@@ -63,9 +60,8 @@ inline Training training_of(const CoveringRow& row) {
 
 inline bool is_allowed(const CoveringRow& row) {
   // A grid with one axis of one rank has one shape of it.
-  const bool is_hybrid_row =
-      shard::is_hybrid(kStrategies[static_cast<std::size_t>(row[kStrategy])]);
-  if (row[kShardRanks] == 1 && !is_hybrid_row) return false;
+  const char* const strategy = kStrategies[static_cast<std::size_t>(row[kStrategy])];
+  if (row[kShardRanks] == 1 && !shard::Placement::preset(strategy).is_hybrid()) return false;
   // The norm of an early update comes too late to clip.
   if (row[kClip] == 1 && row[kOverlap] != 0) return false;
   // What is computed with where it lies stays there.

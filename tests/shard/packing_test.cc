@@ -108,11 +108,9 @@ TEST(PacksOf, AreCountedInParametersFromTheFrontOrInBytesFromTheEnd) {
 
 // Eight blocks of 2400 bytes each, and a root of 1200.
 FsdpOptions bucketed(const std::string& strategy, std::int64_t nbytes, std::int64_t first = 0) {
-  FsdpOptions options{.placement = Placement::preset(strategy),
-                      .bucket_nbytes = nbytes,
-                      .first_bucket_nbytes = first};
-  if (is_hybrid(strategy)) options.shard_ranks = 2;
-  return options;
+  return {.placement = Placement::preset(strategy),
+          .bucket_nbytes = nbytes,
+          .first_bucket_nbytes = first};
 }
 
 TEST(Buckets, AreReducedFromTheSmallOneAtTheEndOn) {
@@ -179,10 +177,7 @@ std::string error_with(const std::function<void(FsdpOptions&, int rank)>& choose
 
 TEST(Buckets, ThatContradictAreRefusedWithTheirValues) {
   for (const char* strategy : {"zero3", "shard_grad_op", "hsdp", "hfsdp"}) {
-    EXPECT_TRUE(has(error_with([&](FsdpOptions& o, int) {
-                      o = bucketed(strategy, 1000);
-                      o.shard_ranks = 0;
-                    }),
+    EXPECT_TRUE(has(error_with([&](FsdpOptions& o, int) { o = bucketed(strategy, 1000); }),
                     {"bucket_nbytes", "got 1000", "parameters=shard", "unit_min_numel"}))
         << strategy;
   }

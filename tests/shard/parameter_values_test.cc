@@ -65,7 +65,7 @@ TEST(FsdpParameters, AreKeptForBackwardByNeighbours) {
   comm::run_ranks(8, {}, [](ProcessGroup& world) {
     CollectiveLog log;
     LoggedGroup group(world, log);
-    ToyRank rank(group, {.placement = {.reshard_ranks = 2}, .shard_ranks = 4});
+    ToyRank rank(group, {.placement = {.reshard_ranks = 2, .shard_ranks = 4}});
     const ProcessGroup* neighbours = rank.fsdp.mesh().reshard();
     ASSERT_NE(neighbours, nullptr);
     EXPECT_EQ(neighbours->size(), 2);
@@ -238,8 +238,10 @@ TEST(FsdpParameters, FrozenOnesHaveNoMaster) {
         ToyModel model(1, 128);
         auto& l = *model.layers[0];
         l.weight.trainable = l.bias.trainable = !freeze;
+        Placement placement = Placement::preset(strategy);
+        placement.shard_ranks = Placement::kAllRanks;
         Fsdp fsdp(world, memory, compute, model.blocks(), nullptr,
-                  {.placement = Placement::preset(strategy), .precision = {.param = DType::kBF16}});
+                  {.placement = placement, .precision = {.param = DType::kBF16}});
         fsdp.load(l.bias, std::vector<float>(128, 1.00390625f));  // between two bf16 values
         fsdp.parameters_changed();
         EXPECT_EQ(fsdp.full_parameter(l.bias)[5], freeze ? 1.0f : 1.00390625f);

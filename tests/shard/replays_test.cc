@@ -21,6 +21,7 @@
 #include "comm/threads.h"
 #include "shard/fsdp.h"
 #include "shard/hooks/hooks.h"
+#include "shard/optimizer/elementwise_optimizer.h"
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/collective_log.h"
 #include "tests/shard/toy_model.h"
@@ -80,9 +81,6 @@ bool freezes(int freezing, std::string_view name) {
 
 void set_strategy(Training& run, const char* strategy) {
   run.options.placement = Placement::preset(strategy);
-  if (!run.options.placement.is_whole()) {
-    run.options.shard_ranks = default_shard_ranks(strategy, run.ranks);
-  }
 }
 
 // Of four micro-batches in each step.
@@ -120,7 +118,7 @@ TEST_P(ReplayPatterns, HaveTheBitsOfOneProcess) {
           const char* strategy = kStrategies[number++ % kStrategies.size()];
           if (updates_in_backward && !can_update_in_backward(pattern)) continue;
           if (testing::kIsSlow && number % 5 != 0) continue;
-          Training run = plain(pattern, is_hybrid(strategy) ? 4 : 2, freezing);
+          Training run = plain(pattern, Placement::preset(strategy).is_hybrid() ? 4 : 2, freezing);
           set_strategy(run, strategy);
           run.options.unit_min_numel = packing;
           run.recompute = recompute;
@@ -207,7 +205,6 @@ TEST(Replays, HaveTheBitsOfPlainDataParallelismWithHooksAndOffload) {
     Training run = training_of(row, pattern);
     const std::vector<float> values = train_pattern(run, pattern.run);
     set_strategy(run, "ddp");
-    run.options.shard_ranks = 0;
     run.options.offload = {};
     run.recompute = false;
     run.in_backward = {};
@@ -263,13 +260,12 @@ struct Rank : ToyRank {
 Lines sent(const std::string& strategy, bool in_backward,
            const std::function<std::vector<Tensor>(Rank&, const Tensor&)>& losses) {
   Lines lines;
-  const int ranks = is_hybrid(strategy) ? 4 : 2;
+  const Placement placement = Placement::preset(strategy);
+  const int ranks = placement.is_hybrid() ? 4 : 2;
   comm::run_ranks(ranks, {}, [&](ProcessGroup& all) {
     CollectiveLog log;
     LoggedGroup world(all, log);
-    Rank rank(world, {.placement = Placement::preset(strategy),
-                      .shard_ranks = default_shard_ranks(strategy, ranks),
-                      .prefetch = 0});
+    Rank rank(world, {.placement = placement, .prefetch = 0});
     for (int i = 0; i < 2; ++i) {
       rank.step(
           [&](const Tensor& x) {
@@ -365,16 +361,15 @@ class Update {
 };
 
 // Says when it updates a unit.
-class Telling : public Optimizer {
+class Telling : public ElementwiseOptimizer {
  public:
   Telling(Fsdp& fsdp, std::string unit, Update& told)
-      : Optimizer(fsdp, {}, {{.name = "all"}}, [](const engine::Parameter&) { return 0; }),
+      : ElementwiseOptimizer(fsdp, {.name = "telling", .groups = {{.name = "all"}}}),
         unit_(std::move(unit)),
         told_(told) {}
   ~Telling() override { end_updates(); }
 
  private:
-  void prepare(const Step&) override {}
   void update(const Target& target, const Stream& stream) override {
     if (target.unit != unit_) return;
     stream.launch({.name = "tell"}, [&told = told_] { told.is_made(); });

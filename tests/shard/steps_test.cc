@@ -213,8 +213,7 @@ TEST(FsdpSteps, CompareTheCallsOfEveryGroup) {
     comm::run_ranks(4, {}, [&](ProcessGroup& world) {
       AgreeingGroup::Counts counts;
       AgreeingGroup group(world, counts);
-      ToyRank rank(group, {.placement = Placement::preset(strategy),
-                           .shard_ranks = is_hybrid(strategy) ? 2 : 0});
+      ToyRank rank(group, {.placement = Placement::preset(strategy)});
       counts.calls = 0;
       rank.fsdp.begin_step();
       rank.tape.backward(forward(rank.tape, rank.model, rank.input(), {0, 1, 2}));

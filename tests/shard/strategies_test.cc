@@ -50,13 +50,11 @@ struct Strategy {
     return name + " shard_ranks " + std::to_string(shard_ranks) + " reshard_ranks " +
            std::to_string(reshard_ranks) + (cuts_optimizer_over_world ? " optimizer=world" : "");
   }
-  void apply(FsdpOptions& options, int ranks) const {
+  void apply(FsdpOptions& options) const {
     options.placement = Placement::preset(name);
     options.placement.reshard_ranks = reshard_ranks;
     if (cuts_optimizer_over_world) options.placement.optimizer = Place::kWorld;
-    options.shard_ranks = shard_ranks != 0               ? shard_ranks
-                          : options.placement.is_whole() ? 0
-                                                         : default_shard_ranks(name, ranks);
+    if (shard_ranks != 0) options.placement.shard_ranks = shard_ranks;
   }
 };
 
@@ -65,9 +63,10 @@ std::vector<Strategy> strategies(int ranks) {
   std::vector<Strategy> all;
   for (const std::string& name : Placement::preset_names()) {
     if (name == "full_shard" || name == "fsdp") continue;
-    if (name == "ddp" || !is_hybrid(name)) all.push_back({name, 0, 0});
+    const bool is_hybrid = Placement::preset(name).is_hybrid();
+    if (!is_hybrid) all.push_back({name, 0, 0});
     for (int k = 1; k <= ranks; ++k) {
-      if (ranks % k == 0 && is_hybrid(name)) all.push_back({name, k, 0});
+      if (ranks % k == 0 && is_hybrid) all.push_back({name, k, 0});
       if (ranks % k == 0 && name == "zero3") all.push_back({name, 0, k});
     }
   }
@@ -117,7 +116,7 @@ TEST_P(Bits, OfEveryStrategyAreThoseOfOneProcess) {
   for (const Strategy& strategy : strategies(ranks)) {
     for (int i = 0; i < kTurns; ++i, ++turn) {
       Training run{.ranks = ranks, .accum = kMicroBatches / ranks, .steps = 2};
-      strategy.apply(run.options, ranks);
+      strategy.apply(run.options);
       run.options.prefetch = turn % 4;
       run.options.reductions_in_flight = turn / 2 % 3;
       run.options.unit_min_numel = turn % 5 == 0 ? 1000 : 0;
@@ -147,7 +146,7 @@ TEST(Bits, WithoutSyncEveryStrategyEqualsEveryOther) {
   const std::vector<float> expected = train(run);
   EXPECT_NE(expected, one_process({.steps = 2}, 12)) << "an order of its own";
   for (const Strategy& strategy : strategies(4)) {
-    strategy.apply(run.options, 4);
+    strategy.apply(run.options);
     EXPECT_EQ(train(run), expected) << strategy.str();
   }
 }
@@ -177,8 +176,7 @@ std::vector<float> gradients_of(const char* strategy, bool any_order, int last_r
     Tape tape(memory, compute);
     ToyModel model(2, 300);
     Fsdp fsdp(any_order ? static_cast<ProcessGroup&>(group) : world, memory, compute,
-              model.blocks(), &model.root,
-              {.placement = Placement::preset(strategy), .shard_ranks = 2});
+              model.blocks(), &model.root, {.placement = Placement::preset(strategy)});
     const Tensor x = Tensor::from<float>(
         memory, {300}, std::vector<float>(300, 1.0f + static_cast<float>(world.rank())), "x");
     for (int step = 0; step < 2; ++step) {
@@ -230,7 +228,7 @@ std::vector<CollectiveLog::Record> step_of(const Strategy& strategy, int ranks,
     Tape tape(memory, compute);
     ToyModel model(3, 300);
     FsdpOptions options{.precision = precision};
-    strategy.apply(options, ranks);
+    strategy.apply(options);
     Fsdp fsdp(group, memory, compute, model.blocks(), &model.root, options);
     AdamW optimizer(fsdp, {});
     for (int step = 0; step < 3; ++step) {
@@ -354,11 +352,11 @@ struct Sizes {
 // With what the defaults mean: resharded to one part is not resharded.
 FsdpOptions options_of(const Strategy& strategy, int ranks) {
   FsdpOptions options;
-  strategy.apply(options, ranks);
+  strategy.apply(options);
   Placement& p = options.placement;
-  if (options.shard_ranks == 0) options.shard_ranks = p.is_whole() ? 1 : ranks;
-  if (p.reshard_ranks == 1 && options.shard_ranks > 1)
-    p = {p.parameters, p.gradients, p.optimizer, false};
+  p.shard_ranks = p.shard_ranks_of(ranks);
+  if (p.reshard_ranks == 1 && p.shard_ranks > 1)
+    p = {p.parameters, p.gradients, p.optimizer, false, 0, p.shard_ranks};
   return options;
 }
 
@@ -372,7 +370,7 @@ TEST(Bytes, OfAStepEqualAClosedFormula) {
            {Precision{}, Precision{DType::kBF16, DType::kBF16, DType::kF32}}) {
         const FsdpOptions options = options_of(strategy, ranks);
         const Placement& p = options.placement;
-        const int shards = options.shard_ranks, replicas = ranks / shards;
+        const int shards = p.shard_ranks, replicas = ranks / shards;
         const Sizes size(p, ranks, shards);
         const std::int64_t param = size_of(precision.param), grad = size_of(precision.reduce);
         std::map<Op, std::int64_t> expected;
@@ -412,7 +410,7 @@ TEST(Bytes, OfAStepEqualAClosedFormula) {
 void expect_memory(const Strategy& strategy, int ranks, FsdpOptions options) {
   const Placement p = options.placement;
   const Precision& precision = options.precision;
-  const Sizes size(p, ranks, options.shard_ranks);
+  const Sizes size(p, ranks, p.shard_ranks);
   const std::int64_t param = size_of(precision.param), accumulate = size_of(precision.accumulate);
   const auto slots = [](int ahead) { return std::min(ahead + 1, 3); };
   std::map<Category, std::int64_t> expected;
@@ -421,10 +419,10 @@ void expect_memory(const Strategy& strategy, int ranks, FsdpOptions options) {
   expected[Category::kOptimizer] = 2 * 4 * size.owned;
   if (p.parameters != Place::kWhole) {
     expected[Category::kGatheredParameter] =
-        param * (size.root + (p.reshard_after_forward ? slots(options.prefetch) : 3) * size.block +
-                 (p.reshard_ranks > 0 && p.reshard_ranks < options.shard_ranks
-                      ? 3 * size.block / p.reshard_ranks
-                      : 0));
+        param *
+        (size.root + (p.reshard_after_forward ? slots(options.prefetch) : 3) * size.block +
+         (p.reshard_ranks > 0 && p.reshard_ranks < p.shard_ranks ? 3 * size.block / p.reshard_ranks
+                                                                 : 0));
   } else {
     expected[Category::kGatheredParameter] = 0;
   }
@@ -434,7 +432,7 @@ void expect_memory(const Strategy& strategy, int ranks, FsdpOptions options) {
   // The largest gradient on its way to another dtype.
   const bool stages = precision.reduce != precision.accumulate;
   const std::int64_t staging = stages ? size_of(precision.reduce) * size.block : 0;
-  strategy.apply(options, ranks);
+  strategy.apply(options);
   comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
     const Memory memory;
     const Stream compute = Stream::inline_cpu("compute");
@@ -493,10 +491,15 @@ std::string error_with(const FsdpOptions& options, int ranks) {
 
 TEST(Errors, NameTheValues) {
   const auto preset = [](const char* name) { return Placement::preset(name); };
-  EXPECT_TRUE(has(error_with({.placement = preset("hsdp"), .shard_ranks = 4}, 6), {"6", "4"}));
-  EXPECT_TRUE(has(error_with({.placement = preset("ddp"), .shard_ranks = 2}, 4),
-                  {"shard_ranks", "2", "whole"}));
-  Placement placement = preset("zero3");
+  Placement placement = preset("hsdp");
+  placement.shard_ranks = 4;
+  EXPECT_TRUE(has(error_with({.placement = placement}, 6), {"6", "4"}));
+  placement.shard_ranks = -2;
+  EXPECT_TRUE(has(error_with({.placement = placement}, 4), {"shard_ranks", "-2"}));
+  placement = preset("ddp");
+  placement.shard_ranks = 2;
+  EXPECT_TRUE(has(error_with({.placement = placement}, 4), {"shard_ranks", "2", "whole"}));
+  placement = preset("zero3");
   placement.reshard_ranks = 3;
   EXPECT_TRUE(has(error_with({.placement = placement}, 4), {"4", "3", "reshard_after_forward"}));
   placement = preset("zero2");
@@ -513,11 +516,39 @@ TEST(Errors, NameTheValues) {
 }
 
 TEST(ShardRanks, OfHybridsAreTheLargestDivisorUpToHalf) {
-  const auto of = [](int ranks) { return default_shard_ranks("hsdp", ranks); };
+  const auto of = [](int ranks) { return Placement::preset("hsdp").shard_ranks_of(ranks); };
   EXPECT_EQ((std::vector<int>{of(1), of(2), of(3), of(4), of(6), of(8), of(9), of(15)}),
             (std::vector<int>{1, 1, 1, 2, 3, 4, 3, 5}));
-  EXPECT_EQ(default_shard_ranks("zero3", 6), 6);
-  EXPECT_EQ(default_shard_ranks("ddp", 6), 1);
+  EXPECT_EQ(Placement::preset("zero3").shard_ranks_of(6), 6);
+  EXPECT_EQ(Placement::preset("ddp").shard_ranks_of(6), 1);
+}
+
+TEST(Presets, DifferFromEachOther) {
+  std::vector<std::string> names = Placement::preset_names();
+  for (const char* alias : {"full_shard", "fsdp"}) {
+    EXPECT_EQ(Placement::preset(alias), Placement::preset("zero3"));
+    std::erase(names, alias);
+  }
+  EXPECT_EQ(names.size(), 8u);
+  for (const std::string& a : names) {
+    for (const std::string& b : names) {
+      EXPECT_EQ(Placement::preset(a) == Placement::preset(b), a == b) << a << " " << b;
+    }
+  }
+}
+
+TEST(Presets, OfHybridsMakeReplicas) {
+  const std::map<std::string, int> expected = {{"hsdp", 2},  {"hybrid_zero2", 2}, {"hfsdp", 2},
+                                               {"zero3", 1}, {"zero1", 1},        {"ddp", 4}};
+  for (const auto& [name, num_replicas] : expected) {
+    comm::run_ranks(4, {}, [&, &name = name, &num_replicas = num_replicas](ProcessGroup& world) {
+      const Memory memory;
+      ToyModel model(1, 10);
+      const Fsdp fsdp(world, memory, Stream::inline_cpu("compute"), model.blocks(), &model.root,
+                      {.placement = Placement::preset(name)});
+      EXPECT_EQ(fsdp.mesh().num_replicas(), num_replicas) << name;
+    });
+  }
 }
 
 }  // namespace

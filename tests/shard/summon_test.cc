@@ -45,11 +45,8 @@ struct Rank : ToyRank {
   }
 };
 
-// Hybrids share out among two ranks.
-FsdpOptions options_of(const std::string& strategy, int ranks, DType param = DType::kF32) {
-  return {.placement = Placement::preset(strategy),
-          .shard_ranks = is_hybrid(strategy) ? std::min(ranks, 2) : 0,
-          .precision = {.param = param}};
+FsdpOptions options_of(const std::string& strategy, DType param = DType::kF32) {
+  return {.placement = Placement::preset(strategy), .precision = {.param = param}};
 }
 
 // Bits that bf16 does not have.
@@ -60,11 +57,11 @@ TEST(Summon, GivesMastersAndWritesThemBack) {
     for (const std::string& strategy : Placement::preset_names()) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         comm::run_ranks(ranks, {}, [&](ProcessGroup& world) {
-          FsdpOptions options = options_of(strategy, ranks, dtype);
+          FsdpOptions options = options_of(strategy, dtype);
           if (can_offload_parameters(options.placement, options.precision)) {
             options.offload = {.parameters = 0.7, .optimizer = 0.5};
           }
-          Rank rank(world, options), other(world, options_of(strategy, ranks, dtype));
+          Rank rank(world, options), other(world, options_of(strategy, dtype));
           Sgd optimizer(rank.fsdp, {.momentum = 0.5}), others(other.fsdp, {.momentum = 0.5});
           rank.step(optimizer);
           other.step(others);
@@ -118,7 +115,7 @@ TEST(Summon, TakesEditsThatAreWorkOfAStream) {
 TEST(Summon, OfOneRankTakesItsEdits) {
   for (const std::string& strategy : Placement::preset_names()) {
     comm::run_ranks(4, {}, [&](ProcessGroup& world) {
-      Rank rank(world, options_of(strategy, 4));
+      Rank rank(world, options_of(strategy));
       bool is_called = false;
       summon(rank.fsdp, {&rank.model.scale},
              [&](const std::vector<Tensor>& whole) {
@@ -150,7 +147,7 @@ TEST(SummonErrors, EditsThatDifferAreNamedByEveryRank) {
   for (const std::string& strategy : Placement::preset_names()) {
     std::vector<std::string> errors(4);
     comm::run_ranks(4, {}, [&](ProcessGroup& world) {
-      Rank rank(world, options_of(strategy, 4));
+      Rank rank(world, options_of(strategy));
       Parameter& bias = rank.model.layers[1]->bias;
       const std::vector<float> before = rank.fsdp.full_parameter(bias);
       errors[static_cast<std::size_t>(world.rank())] = error_of<InvalidArgument>([&] {

@@ -115,8 +115,6 @@ TEST(Trainable, ChangesHaveTheBitsOfOneProcess) {
           FsdpOptions options{.placement = Placement::preset(strategy),
                               .unit_min_numel = packing,
                               .delay_seed = static_cast<std::uint64_t>(packing)};
-          options.shard_ranks =
-              options.placement.is_whole() ? 0 : default_shard_ranks(strategy, ranks);
           if (packing > 0) {
             const bool moves = can_offload_parameters(options.placement, options.precision);
             options.offload = {.parameters = moves ? 0.4 : 0,

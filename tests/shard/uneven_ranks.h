@@ -18,12 +18,8 @@ namespace tessera::testing {
 // Ranks that wait for each other for ever fail before the test does.
 inline const comm::ThreadsOptions kSoon{.deadline = std::chrono::seconds(20)};
 
-inline shard::FsdpOptions with(const std::string& strategy, int ranks) {
-  shard::FsdpOptions options{.placement = shard::Placement::preset(strategy)};
-  if (!options.placement.is_whole()) {
-    options.shard_ranks = shard::default_shard_ranks(strategy, ranks);
-  }
-  return options;
+inline shard::FsdpOptions with(const std::string& strategy) {
+  return {.placement = shard::Placement::preset(strategy)};
 }
 
 /// One rank and its optimizer; `result` is what its steps and its parameters have become.

@@ -59,7 +59,7 @@ TEST(Unused, RanksMayLeaveOutDifferentUnits) {
   const auto run = [](const std::string& strategy, int ranks, int accum) {
     std::vector<float> result;
     comm::run_ranks(ranks, kSoon, [&](ProcessGroup& world) {
-      FsdpOptions options = with(strategy, ranks);
+      FsdpOptions options = with(strategy);
       options.unused_parameters = UnusedParameters::kSkip;
       UnevenRank trainer(world, options);
       for (int step = 0; step < 3; ++step) {
@@ -89,7 +89,7 @@ TEST(Unused, ParametersAreLeftAloneOrHaveAGradientOfZero) {
   for (const std::string& strategy : Placement::preset_names()) {
     for (const auto unused : {UnusedParameters::kSkip, UnusedParameters::kZero}) {
       comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
-        FsdpOptions options = with(strategy, 2);
+        FsdpOptions options = with(strategy);
         options.unused_parameters = unused;
         UnevenRank trainer(world, options);
         trainer.fsdp.begin_step();
@@ -170,7 +170,7 @@ TEST(Unused, UnitsMayComeWithALaterBackward) {
   const auto run = [](const std::string& strategy, int ranks) {
     std::vector<float> result;
     comm::run_ranks(ranks, kSoon, [&](ProcessGroup& world) {
-      FsdpOptions options = with(strategy, ranks);
+      FsdpOptions options = with(strategy);
       options.unused_parameters = UnusedParameters::kSkip;
       UnevenRank trainer(world, options);
       const int accum = 4 / ranks;
@@ -200,7 +200,7 @@ TEST(Unused, UnitsInRecomputedRegionsAreUsed) {
   const auto run = [](const std::string& strategy) {
     std::vector<float> result;
     comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
-      FsdpOptions options = with(strategy, 2);
+      FsdpOptions options = with(strategy);
       options.unused_parameters = UnusedParameters::kSkip;
       UnevenRank trainer(world, options);
       trainer.fsdp.begin_step();
@@ -236,7 +236,7 @@ TEST(Unused, AVisitWithoutUsesIsWaitedFor) {
     comm::run_ranks(2, kSoon, [&](ProcessGroup& group) {
       CollectiveLog log;
       LoggedGroup world(group, log);
-      UnevenRank trainer(world, with(strategy, 2));
+      UnevenRank trainer(world, with(strategy));
       log.take();
       trainer.fsdp.begin_step();
       trainer.tape.backward(trainer.tape.region(trainer.model.root, [&] {
@@ -263,7 +263,7 @@ TEST(Unused, AVisitWithoutUsesIsWaitedFor) {
 TEST(Unused, AModelThatIsFrozenAsAWholeHasNoneToSkip) {
   for (const char* strategy : {"ddp", "zero3"}) {
     comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
-      FsdpOptions options = with(strategy, 2);
+      FsdpOptions options = with(strategy);
       options.unused_parameters = UnusedParameters::kSkip;
       ToyRank rank(world, options, {.blocks = 2, .prepare = [](ToyModel& model) {
                                       model.scale.trainable = false;
@@ -284,7 +284,7 @@ TEST(Unused, AModelThatIsFrozenAsAWholeHasNoneToSkip) {
 TEST(Unused, PlansThatDifferAreRefused) {
   std::string error;
   comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
-    FsdpOptions options = with("ddp", 2);
+    FsdpOptions options = with("ddp");
     if (world.rank() == 1) options.unused_parameters = UnusedParameters::kSkip;
     const std::string mine =
         error_of<engine::InvalidArgument>([&] { const UnevenRank trainer(world, options); });

@@ -56,9 +56,7 @@ Floats values_of(const Parameter& p, float weight) {
 }
 
 FsdpOptions options_of(const std::string& strategy, DType dtype) {
-  FsdpOptions options{.placement = Placement::preset(strategy), .precision = {.param = dtype}};
-  options.shard_ranks = default_shard_ranks(strategy, kRanks);
-  return options;
+  return {.placement = Placement::preset(strategy), .precision = {.param = dtype}};
 }
 
 struct Rank : ToyRank {

@@ -144,9 +144,8 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   const Ranks ranks = Ranks::choose(config);
   check_device(config, flags, ranks);
   if (!config.plan) check_pins(config.cpu, ranks.local.count);  // a plan may be of another machine
-  const shard::FsdpOptions options = config.fsdp_options(ranks.size);
   c.num_ranks = ranks.size;
-  c.shard_ranks = options.shard_ranks;
+  c.shard_ranks = config.fsdp_options(ranks.size).placement.shard_ranks;
   c.on_gpu = ranks.num_gpus > 0;
   check_attention(config, c.on_gpu);
   c.sums_in_rank_order = !ranks.nccl || config.parallel.canonical;

@@ -42,8 +42,7 @@ bool has_trace(const std::string& folder) {
 }
 
 bool gathers(const Configuration& c) {
-  return c.num_ranks > 1 &&
-         shard::Placement::preset(c.config.parallel.strategy).parameters != shard::Place::kWhole;
+  return c.num_ranks > 1 && c.config.parallel.preset().parameters != shard::Place::kWhole;
 }
 
 // Its options without how far gathers run ahead.

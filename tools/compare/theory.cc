@@ -19,7 +19,7 @@ struct Sizes {
       : options(c.config.fsdp_options(c.num_ranks)),
         p(options.placement),
         ranks(c.num_ranks),
-        shards(options.shard_ranks),
+        shards(p.shard_ranks),
         all(c.model.num_parameters()),
         root(c.model.dim * (c.model.vocab + c.model.seq + 2)),
         block((all - root) / c.model.layers),

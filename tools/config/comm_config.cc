@@ -73,14 +73,15 @@ void CommConfig::validate(const FlagSet& flags, const std::string& strategy,
       "[config] expected precision.reduce=f32 with a comm.hook, which says itself what is sent, "
       "got {} with comm.hook={}",
       engine::name_of(precision.reduce), hook);
+  const shard::Placement placement = shard::Placement::preset(strategy);
   require(
-      !powersgd.across_replicas || shard::is_hybrid(strategy),
+      !powersgd.across_replicas || placement.is_hybrid(),
       "[config] expected powersgd.across_replicas with hsdp, hybrid_zero2 or hfsdp only, got it "
       "with parallel.strategy={}",
       strategy);
-  const shard::Place optimizer = shard::Placement::preset(strategy).optimizer;
-  const bool all_know_the_norm = optimizer == shard::Place::kWorld ||
-                                 (optimizer == shard::Place::kShard && !shard::is_hybrid(strategy));
+  const bool all_know_the_norm =
+      placement.optimizer == shard::Place::kWorld ||
+      (placement.optimizer == shard::Place::kShard && !placement.is_hybrid());
   require(hook != "noop" || (grad_clip == 0 && max_skips == 0) || all_know_the_norm,
           "[config] expected train.grad_clip=0 and train.max_skips=0 with comm.hook=noop and "
           "parallel.strategy={}, got {} and {}: ranks have gradients of their own there, and would "

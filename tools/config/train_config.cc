@@ -383,7 +383,7 @@ void TrainConfig::validate(const FlagSet& flags) const {
             "[config] expected no log.probe with {}, got '{}': a record has each step once", option,
             log.probe);
   }
-  const shard::Placement placement = shard::Placement::preset(parallel.strategy);
+  const shard::Placement placement = parallel.preset();
   require(offload.parameters == 0 || shard::can_offload_parameters(placement, precision),
           "[config] expected offload.parameters=0 with parallel.strategy={} and "
           "precision.param=f32, got {}: the masters are what is computed with",
@@ -403,7 +403,7 @@ void TrainConfig::validate(const FlagSet& flags) const {
       "[config] expected parallel.backward_prefetch=post where units are gathered ahead, got it "
       "with parallel.prefetch={} and parallel.strategy={}",
       parallel.prefetch, parallel.strategy);
-  require(parallel.shard_ranks == 0 || shard::is_hybrid(parallel.strategy),
+  require(parallel.shard_ranks == 0 || placement.is_hybrid(),
           "[config] expected parallel.shard_ranks with hsdp, hybrid_zero2 or hfsdp only, got {} "
           "with parallel.strategy={}",
           parallel.shard_ranks, parallel.strategy);
@@ -494,15 +494,14 @@ int TrainConfig::offload_threads(int num_ranks) const {
 }
 
 shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
-  shard::Placement placement = shard::Placement::preset(parallel.strategy);
+  shard::Placement placement = parallel.preset();
   const int reshard = reshard_ranks();
   if (reshard != kReshardAsStrategy) {
     placement.reshard_after_forward = reshard != kKeep;
     placement.reshard_ranks = std::max(reshard, 0);
   }
-  const int shard_ranks = parallel.shard_ranks > 0
-                              ? static_cast<int>(parallel.shard_ranks)
-                              : shard::default_shard_ranks(parallel.strategy, num_ranks);
+  if (parallel.shard_ranks > 0) placement.shard_ranks = static_cast<int>(parallel.shard_ranks);
+  const int shard_ranks = placement.shard_ranks = placement.shard_ranks_of(num_ranks);
   require(num_ranks % shard_ranks == 0,
           "[config] expected parallel.shard_ranks that divides {} rank{}, got {}", num_ranks,
           num_ranks == 1 ? "" : "s", shard_ranks);
@@ -516,7 +515,6 @@ shard::FsdpOptions TrainConfig::fsdp_options(int num_ranks) const {
           num_ranks == 1 ? "the only rank has" : fmt::format("all {} ranks share", num_ranks),
           parallel.strategy, parallel.shard_ranks);
   return {.placement = placement,
-          .shard_ranks = shard_ranks,
           .prefetch = static_cast<int>(parallel.prefetch),
           .backward_prefetch = parallel.backward_prefetch,
           .reductions_in_flight = static_cast<int>(parallel.reductions_in_flight),

@@ -44,6 +44,9 @@ struct ParallelConfig {
   std::int64_t unit_min_numel = 0;
   double bucket_mb = 0;  ///< 0: off
   double deadline_s = 300;
+
+  /// What `strategy` stands for; other options may change it, see TrainConfig::fsdp_options().
+  shard::Placement preset() const { return shard::Placement::preset(strategy); }
 };
 
 /// See engine/isa.h and engine/gemm/gemm.h.

@@ -15,9 +15,8 @@ void check_unused_on_cpu(const FlagSet& flags, bool on_gpus) {
 }
 
 void check_unused_by_strategy(const TrainConfig& config, const FlagSet& flags) {
-  const shard::Placement placement = shard::Placement::preset(config.parallel.strategy);
-  require(placement.parameters != shard::Place::kWhole || config.parallel.prefetch == 0 ||
-              !flags.is_given("parallel.prefetch"),
+  require(config.parallel.preset().parameters != shard::Place::kWhole ||
+              config.parallel.prefetch == 0 || !flags.is_given("parallel.prefetch"),
           "[config] expected parallel.prefetch where units are gathered, got {} with "
           "parallel.strategy={}, whose parameters stay whole",
           config.parallel.prefetch, config.parallel.strategy);

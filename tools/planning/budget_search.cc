@@ -53,7 +53,7 @@ void BudgetSearch::add_offload(double OffloadConfig::*part) {
 }
 
 void BudgetSearch::add_knobs() {
-  const shard::Placement placement = shard::Placement::preset(asked_.parallel.strategy);
+  const shard::Placement placement = asked_.parallel.preset();
   const bool gathers = placement.parameters != shard::Place::kWhole;
   const auto add_count = [this](std::int64_t ParallelConfig::*count) {
     const std::vector<std::int64_t> counts = counts_down(asked_.parallel.*count);

@@ -21,7 +21,7 @@ StrategyChoice parse_strategy(std::string_view text) {
       std::from_chars(ranks.data(), ranks.data() + ranks.size(), choice.shard_ranks);
   const bool is_count = error == std::errc() && end == ranks.data() + ranks.size() &&
                         choice.shard_ranks > 0 && ranks.front() != '0';
-  require(shard::is_hybrid(choice.strategy) && is_count,
+  require(shard::Placement::preset(choice.strategy).is_hybrid() && is_count,
           "[compare] expected the ranks that share one copy after hsdp, hybrid_zero2 or hfsdp, "
           "as hsdp:2 for parallel.shard_ranks=2, got {}",
           engine::excerpt(text));

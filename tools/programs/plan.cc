@@ -85,7 +85,7 @@ std::vector<PlanRow> strategy_rows(const PlanConfig& config, const FlagSet& flag
             "[strategies] expected at most {} ranks that share one copy, got {}",
             c.parallel.max_ranks, choice.name);
     if (choice.shard_ranks > 0) c.parallel.shard_ranks = choice.shard_ranks;
-    if (!shard::is_hybrid(choice.strategy)) c.parallel.shard_ranks = 0;
+    if (!c.parallel.preset().is_hybrid()) c.parallel.shard_ranks = 0;
     const PlanTarget target = plan_target(Ranks::planned(c), c);
     try {
       c.validate(flags);

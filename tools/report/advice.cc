@@ -30,8 +30,8 @@ std::string fewer_threads(const TrainConfig& config, const RunPlace& place) {
 
 std::string less_exposed(double percent, const TrainConfig& config, const RunPlace& place) {
   const ParallelConfig& p = config.parallel;
-  const bool gathers = shard::Placement::preset(p.strategy).parameters != shard::Place::kWhole &&
-                       config.fsdp_options(place.num_ranks).shard_ranks > 1;
+  const bool gathers = p.preset().parameters != shard::Place::kWhole &&
+                       config.fsdp_options(place.num_ranks).placement.shard_ranks > 1;
   const std::string found = fmt::format("exposed communication is {:.0f} % of a step", percent);
   if (place.num_gpus == 0 && place.num_ranks * config.cpu.threads_per_rank > place.num_cores) {
     return found + ": " + fewer_threads(config, place);

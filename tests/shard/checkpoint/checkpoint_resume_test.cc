@@ -75,10 +75,7 @@ Training training_of(const Row& row, int side, int micro_batches) {
   t.accum = micro_batches / t.ranks;
   const char* const strategy = kStrategies[static_cast<std::size_t>(level(kStrategy))];
   t.options.placement = Placement::preset(strategy);
-  if (is_hybrid(strategy)) {
-    t.options.shard_ranks =
-        level(kShardRanks) == 1 ? t.ranks : default_shard_ranks(strategy, t.ranks);
-  }
+  if (level(kShardRanks) == 1) t.options.placement.shard_ranks = Placement::kAllRanks;
   if (level(kPrecision) == 1) t.options.precision.param = DType::kBF16;
   t.options.prefetch = level(kPrefetch);
   t.options.unit_min_numel = level(kPacking) == 1 ? 700 : 0;
@@ -140,7 +137,6 @@ CheckpointRun hooked(const TempFolder& folder, const std::string& name, const ch
                     .checkpoints = {.folder = folder / "c"}};
   Training& t = run.training;
   t.options.placement = Placement::preset(strategy);
-  if (is_hybrid(strategy)) t.options.shard_ranks = default_shard_ranks(strategy, ranks);
   HookOptions hook;
   set_hook(hook, name);
   hook.powersgd.start_step = 1;

@@ -91,12 +91,10 @@ TEST(CheckpointState, FrozenParametersInBf16ComeBackAsTheyAre) {
   for (const char* strategy : {"zero3", "ddp", "hsdp", "zero2"}) {
     CheckpointRun run = run_in(folder / strategy, 2, 4);
     run.training.options.placement = Placement::preset(strategy);
-    if (is_hybrid(strategy)) run.training.options.shard_ranks = 2;
     run.training.options.precision.param = DType::kBF16;
     run.prepare = [](ToyModel& model) { model.layers[0]->weight.trainable = false; };
     const CheckpointResult first = train_saving(run);
     run.training.options.placement = Placement::preset("zero3");
-    run.training.options.shard_ranks = 0;
     run.save_every = 0;
     EXPECT_EQ(train_saving(run).values, first.values);
     // Set free, it lacks its states.
@@ -141,7 +139,6 @@ TEST(CheckpointState, WhatWasFrozenOrSetFreeInMidRunGoesOnFromThere) {
     CheckpointRun run = run_in(folder / "c", 6, 4);
     const auto place = [&](const char* strategy) {
       run.training.options.placement = Placement::preset(strategy);
-      run.training.options.shard_ranks = default_shard_ranks(strategy, 4);
     };
     place(c.before);
     if (c.is_bf16) run.training.options.precision.param = DType::kBF16;
@@ -219,7 +216,6 @@ TEST(CheckpointState, IgnoredParametersAreNoPartOfIt) {
     run.checkpoints.folder = folder / "c";
     run.training.steps = 2;
     run.training.options.placement = Placement::preset(strategy);
-    run.training.options.shard_ranks = default_shard_ranks(strategy, 4);
     train_saving(run);
     run.training.steps = 4;
     run.save_every = 0;

@@ -37,7 +37,6 @@ CheckpointRun run_in(const TempFolder& folder, const Training& training, bool as
 Training of(const char* strategy, int ranks, int accum, int steps, bool adamw = true) {
   Training t{.ranks = ranks, .accum = accum, .steps = steps, .numel = 700, .adamw = adamw};
   t.options.placement = Placement::preset(strategy);
-  if (is_hybrid(strategy)) t.options.shard_ranks = default_shard_ranks(strategy, ranks);
   return t;
 }
 

@@ -119,7 +119,6 @@ TEST_P(HookSteps, HaveTheSameBitsHoweverTheyAreMade) {
         change(other);
         const bool is_hybrid = std::string(way).starts_with("h");
         if (ranks == 3 && (is_hybrid || other.options.delay_seed > 2)) continue;
-        if (is_hybrid) other.options.shard_ranks = 2;
         ways.emplace_back(way, other);
       }
       expect_equal_bits(ways);
@@ -171,7 +170,6 @@ HookRun across_replicas(const char* hook) {
   HookRun run = hook_run_of(hook, 4);
   run.hook.powersgd.across_replicas = true;
   run.options.placement = Placement::preset("hsdp");
-  run.options.shard_ranks = 2;
   return run;
 }
 

@@ -32,7 +32,7 @@ using testing::run_hook;
 
 void place(HookRun& run, const std::string& strategy, int shard_ranks) {
   run.options.placement = Placement::preset(strategy);
-  run.options.shard_ranks = shard_ranks;
+  run.options.placement.shard_ranks = shard_ranks;
 }
 
 // The hook sees whole gradients, so it makes the same of them whatever is sharded.

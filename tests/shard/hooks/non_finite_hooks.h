@@ -82,7 +82,6 @@ inline HookRun run_of(const NonFiniteCase& of_case) {
   run.hook.powersgd.offload_error = of_case.offload_error;
   if (of_case.across_replicas) {
     run.options.placement = shard::Placement::preset("hsdp");
-    run.options.shard_ranks = 2;
   }
   // What overflows in sums alone is on every rank.
   const bool on_all = std::isfinite(of_case.value);

@@ -315,7 +315,7 @@ TEST(PowerSgd, OwesAsMuchAfterAnotherNumberOfRanksTookOver) {
   const auto made = [](const Case& c) {
     HookRun run{.ranks = c.ranks, .steps = 2};
     run.options.placement = Placement::preset(c.strategy);
-    if (is_hybrid(c.strategy) && c.across) run.options.shard_ranks = c.ranks / c.parts;
+    if (c.across) run.options.placement.shard_ranks = c.ranks / c.parts;
     run.hook.powersgd.across_replicas = c.across;
     run.hook.powersgd.start_step = 1;
     return run;

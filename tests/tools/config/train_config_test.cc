@@ -332,13 +332,13 @@ TEST(TrainConfig, OffloadThatWouldDoNothingIsRefused) {
 
 TEST(TrainConfig, ShardRanksAreTheStrategysUnlessGiven) {
   TrainConfig config;
-  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 6);
+  EXPECT_EQ(config.fsdp_options(6).placement.shard_ranks, 6);
   config.parallel.strategy = "ddp";
-  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 1);
+  EXPECT_EQ(config.fsdp_options(6).placement.shard_ranks, 1);
   config.parallel.strategy = "hsdp";
-  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 3);
+  EXPECT_EQ(config.fsdp_options(6).placement.shard_ranks, 3);
   config.parallel.shard_ranks = 2;
-  EXPECT_EQ(config.fsdp_options(6).shard_ranks, 2);
+  EXPECT_EQ(config.fsdp_options(6).placement.shard_ranks, 2);
 }
 
 TEST(TrainConfig, ShardingThatDoesNotFitIsRefusedWithItsValues) {

@@ -1,4 +1,4 @@
-// The kernels of grad_norm.cc. See [Note: exact sum of squares] in grad_norm.cu.
+// The kernels of norm_words.cc. See [Note: exact sum of squares] in norm_words.cu.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "engine/cuda_launch.cuh"
-#include "shard/grad_norm_cuda.h"
+#include "shard/norm_words_cuda.h"
 #include "shard/tile.cuh"
 
 namespace tessera::shard {
