@@ -1,4 +1,5 @@
 #include "tools/doctor/file_checks.h"
+#include "tools/config/data_path.h"
 
 #include <fmt/format.h>
 #include <sys/statvfs.h>

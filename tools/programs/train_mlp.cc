@@ -16,6 +16,7 @@
 #include "ops/cross_entropy.h"
 #include "tools/cli/main.h"
 #include "tools/cli/run_files.h"
+#include "tools/config/data_path.h"
 #include "tools/config/default_data.h"
 #include "tools/data/data_digest.h"
 #include "tools/data/fashion_mnist.h"

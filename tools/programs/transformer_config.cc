@@ -1,4 +1,5 @@
 #include "tools/programs/transformer_config.h"
+#include "tools/config/data_path.h"
 
 #include <filesystem>
 #include <span>

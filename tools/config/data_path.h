@@ -1,0 +1,14 @@
+// Where the data of a training are: --data.path.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace tessera::tools {
+
+/// What the option data.path leads to, or, without one, `supplied`: data that `bazel run` lays
+/// where the program starts. Throws IoError that says how to get data where that is missing.
+std::string data_path(const std::string& option, const std::string& supplied,
+                      std::string_view how_to_get);
+
+}  // namespace tessera::tools
