@@ -36,7 +36,7 @@ BytesByCategory most_of(const std::vector<RunRecord>& rounds, BytesByCategory Ru
   return result;
 }
 
-ordered_json json_of(const std::string& preset, const GptConfig& model) {
+ordered_json json_of(const std::string& preset, const ModelConfig& model) {
   return {{"preset", preset},
           {"parameters", model.num_parameters()},
           {"layers", model.layers},

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -22,7 +23,7 @@
 #include "tests/tools/compare/made_runs.h"
 #include "tests/tools/compare/sample_comparison.h"
 #include "tools/compare/report_page.h"
-#include "tools/models/gpt.h"
+#include "tools/models/language_model.h"
 #include "tools/planning/planner.h"
 
 namespace tessera::tools {
@@ -375,10 +376,10 @@ class Arithmetic {
 // Every parameter is a multiple of 128 elements for each of 4 ranks, so nothing is padded.
 void expect_formulas_are_planned(const Configuration& c, std::size_t num_memory_formulas) {
   ASSERT_EQ(c.num_ranks, 4);
-  Gpt model(c.model);
+  const std::unique_ptr<LanguageModel> model = c.model.make();
   const engine::Shape shape{c.config.train.batch, c.model.seq};
   const TrainPlan plan =
-      make_plan(c.config, {.num_ranks = c.num_ranks}, model,
+      make_plan(c.config, {.num_ranks = c.num_ranks}, *model,
                 {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}});
   std::int64_t sent = 0;
   for (const PlannedCollective& collective : plan.collectives) {
