@@ -81,7 +81,7 @@ std::vector<TrainingRow> GpuBench::rows(const BenchConfig& config) const {
                           number <= 1 << 20,
                       "[bench] expected numbers of sequences, and max, got '{}' (bench.batches)",
                       batch);
-      TrainingRow row{.model = gpt_preset(model),
+      TrainingRow row{.model = preset_config(model),
                       .batch = number,
                       .strategy = "ddp",  // one rank has nothing to shard
                       .param = engine::DType::kBF16,

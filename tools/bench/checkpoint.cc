@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -23,7 +24,7 @@
 #include "tools/bench/peer.h"
 #include "tools/bench/timing.h"
 #include "tools/cli/flags.h"
-#include "tools/models/gpt.h"
+#include "tools/models/family.h"
 
 namespace tessera::tools {
 namespace {
@@ -88,14 +89,14 @@ void write_with_dd(const std::string& path, std::int64_t nbytes) {
   fs::remove(path);
 }
 
-Times measure(const GptConfig& sizes, int ranks, const std::string& folder) {
+Times measure(const ModelConfig& sizes, int ranks, const std::string& folder) {
   Times times;
   comm::run_ranks(ranks, {.deadline = std::chrono::minutes(10)}, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
     const engine::Memory memory;
     const engine::Stream compute = engine::Stream::inline_cpu("compute");
-    Gpt gpt(sizes);
-    shard::Fsdp fsdp(world, memory, compute, gpt.blocks(), gpt.root(), {});
+    const std::unique_ptr<LanguageModel> model = sizes.make();
+    shard::Fsdp fsdp(world, memory, compute, model->blocks(), model->root(), {});
     shard::AdamW optimizer(fsdp, {});
     const std::vector<shard::CheckpointPart> parts = {{&fsdp, &optimizer}};
     shard::Checkpointer plain(world, parts,
@@ -158,7 +159,8 @@ void bench_checkpoint(const BenchConfig& config, BenchReport& report) {
   for (const int ranks : {1, 2, 4}) {
     const std::string name = fmt::format("ours, {} rank{}", ranks, ranks == 1 ? "" : "s");
     if (!config.wants(name)) continue;
-    const Times t = measure(gpt_preset("gpt2"), ranks, fmt::format("{}/{}", folder.path(), ranks));
+    const Times t =
+        measure(preset_config("gpt2"), ranks, fmt::format("{}/{}", folder.path(), ranks));
     fs::remove_all(fmt::format("{}/{}", folder.path(), ranks));
     nbytes = static_cast<double>(t.nbytes);
     const double save = median(t.save_ms), dd = median(t.dd_ms), load = median(t.load_ms),

@@ -20,7 +20,7 @@
 #include "tools/bench/timing.h"
 #include "tools/config/default_data.h"
 #include "tools/data/text_data.h"
-#include "tools/models/gpt.h"
+#include "tools/models/family.h"
 
 namespace tessera::tools {
 namespace {
@@ -69,12 +69,12 @@ void train(comm::ProcessGroup& world, const Link& link, const Way& way, const Tr
   const auto compute = engine::Stream::inline_cpu("compute");
   const engine::Memory memory;
   engine::Tape tape(memory, compute);
-  Gpt model(row.model);
+  const std::unique_ptr<LanguageModel> model = row.model.make();
   shard::HookOptions hook;
   set_hook(hook, way.hook);
   hook.powersgd.start_step = num_steps / 10;
   if (way.rank > 0) hook.powersgd.low_rank.rank = way.rank;
-  shard::Fsdp fsdp(world, memory, compute, model.blocks(), model.root(),
+  shard::Fsdp fsdp(world, memory, compute, model->blocks(), model->root(),
                    {.placement = shard::Placement::preset(row.strategy),
                     .reducer = make_hook(hook),
                     .reducer_text = describe(hook)});
@@ -90,7 +90,7 @@ void train(comm::ProcessGroup& world, const Link& link, const Way& way, const Tr
     data.batch((step * row.ranks + world.rank()) * row.batch, row.batch,
                tokens.span<std::int32_t>(), targets.span<std::int32_t>());
     fsdp.begin_step();
-    const Tensor loss = model.loss(tape, {tokens, targets}, {});
+    const Tensor loss = model->loss(tape, {tokens, targets}, {});
     tape.backward(loss);
     const double warm = std::min(1.0, static_cast<double>(step + 1) / kSmoothed);
     optimizer.step(3e-3 * warm, fsdp.finish_step(), /*max_norm=*/1);

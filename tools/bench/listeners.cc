@@ -16,7 +16,7 @@
 #include "tools/bench/timing.h"
 #include "tools/bench/training.h"
 #include "tools/launch/ranks.h"
-#include "tools/models/gpt.h"
+#include "tools/models/family.h"
 #include "tools/probe/probe.h"
 #include "tools/trace/trace.h"
 #include "tools/train/trainer.h"
@@ -35,7 +35,6 @@ constexpr std::array kWays = {Way{"no listener"}, Way{"trace, no step", true},
                               Way{"trace, every step", true, false, true},
                               Way{"probe, every step", false, true, true}};
 
-constexpr GptConfig kModel{.layers = 4, .heads = 4, .dim = 128, .seq = 256};
 constexpr std::int64_t kRanks = 2, kBatch = 2;
 
 double processor_ms() { return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
@@ -50,7 +49,7 @@ struct Times {
   }
 };
 
-Times run(const Way& way, std::int64_t num_steps) {
+Times run(const Way& way, const ModelConfig& sizes, std::int64_t num_steps) {
   TrainConfig config;
   config.device = DeviceChoice::kCpu;
   config.parallel.ranks = kRanks;
@@ -73,10 +72,10 @@ Times run(const Way& way, std::int64_t num_steps) {
       probe.emplace(ProbeOptions{.rank = rank, .num_ranks = world.size(), .last_step = last_step},
                     [](std::int64_t, const std::vector<ProbePart>&) {});
     }
-    Gpt gpt(kModel);
+    const std::unique_ptr<LanguageModel> model = sizes.make();
     {
-      Trainer trainer(world, ranks.compute(rank, {.listener = recorder}), config, gpt.blocks(),
-                      gpt.root(), /*log=*/nullptr,
+      Trainer trainer(world, ranks.compute(rank, {.listener = recorder}), config, model->blocks(),
+                      model->root(), /*log=*/nullptr,
                       {.trace = recorder, .probe = probe ? &*probe : nullptr});
       if (rank == 0) {
         trainer.on_step([&](const StepRecord& step) {
@@ -86,21 +85,21 @@ Times run(const Way& way, std::int64_t num_steps) {
           times.cpu_ms = {(processor_ms() - begin_ms) / static_cast<double>(num_steps)};
         });
       }
-      const auto fill = [](std::int64_t first, const Batch& host) {
+      const auto fill = [&sizes](std::int64_t first, const Batch& host) {
         const engine::RandomStream random{1, static_cast<std::uint64_t>(first)};
         std::uint64_t index = 0;
         for (const engine::Tensor& tensor : host) {
           for (std::int32_t& token : tensor.span<std::int32_t>()) {
             token = static_cast<std::int32_t>(random.bits(index++) %
-                                              static_cast<std::uint32_t>(kModel.vocab));
+                                              static_cast<std::uint32_t>(sizes.vocab));
           }
         }
       };
-      const engine::Shape shape{kBatch, kModel.seq};
+      const engine::Shape shape{kBatch, sizes.seq};
       trainer.run(
           {{{"tokens", shape, DType::kI32}, {"targets", shape, DType::kI32}}, fill},
-          [&](std::int64_t, const Batch& batch) { return gpt.loss(trainer.tape(), batch, {}); },
-          /*validate=*/nullptr, kModel.seq);
+          [&](std::int64_t, const Batch& batch) { return model->loss(trainer.tape(), batch, {}); },
+          /*validate=*/nullptr, sizes.seq);
     }
     if (trace) trace->finish();
   });
@@ -111,13 +110,14 @@ Times run(const Way& way, std::int64_t num_steps) {
 }  // namespace
 
 void bench_listeners(const BenchConfig& config, BenchReport& report) {
+  const ModelConfig sizes = bench_model(4, 4, 128, 256);
   const std::string name =
-      TrainingRow{.model = kModel, .batch = kBatch, .ranks = static_cast<int>(kRanks)}.name();
+      TrainingRow{.model = sizes, .batch = kBatch, .ranks = static_cast<int>(kRanks)}.name();
   if (!config.wants("listeners " + name)) return;
   std::array<Times, kWays.size()> times;
   for (std::int64_t round = 0; round < config.rounds; ++round) {
     for (std::size_t w = 0; w < kWays.size(); ++w) {
-      times[w].add(run(kWays[w], config.steps));
+      times[w].add(run(kWays[w], sizes, config.steps));
     }
   }
   report.begin_table(

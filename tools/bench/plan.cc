@@ -2,12 +2,13 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tools/bench/parts.h"
 #include "tools/bench/timing.h"
-#include "tools/models/gpt.h"
+#include "tools/models/family.h"
 #include "tools/planning/planner.h"
 
 namespace tessera::tools {
@@ -25,15 +26,15 @@ void bench_plan(const BenchConfig& config, BenchReport& report) {
     training.train.batch = 1;
     training.train.steps = 2;
     training.precision.param = engine::DType::kBF16;
-    const GptConfig sizes = gpt_preset(preset);
+    const ModelConfig sizes = preset_config(preset);
     const engine::Shape shape{1, sizes.seq};
     std::vector<double> ms;
     TrainPlan plan{};
     for (std::int64_t sample = 0; sample < config.samples; ++sample) {
       const Timer timer;
-      Gpt model(sizes);
+      const std::unique_ptr<LanguageModel> model = sizes.make();
       plan = make_plan(
-          training, {.num_ranks = 8}, model,
+          training, {.num_ranks = 8}, *model,
           {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}});
       ms.push_back(timer.ms());
     }

@@ -33,9 +33,20 @@ std::string TrainingRow::name() const {
                      is_graph ? ", graph" : "");
 }
 
+ModelConfig bench_model(std::int64_t layers, std::int64_t heads, std::int64_t dim, std::int64_t seq,
+                        std::int64_t vocab) {
+  ModelConfig config = preset_config("small");
+  config.layers = layers;
+  config.heads = heads;
+  config.dim = dim;
+  config.seq = seq;
+  config.vocab = vocab;
+  return config;
+}
+
 const std::vector<TrainingRow>& training_rows() {
-  static const GptConfig kMedium{.layers = 6, .heads = 6, .dim = 384, .seq = 256};
-  static const GptConfig kSmall{.layers = 4, .heads = 4, .dim = 128, .seq = 256};
+  static const ModelConfig kMedium = bench_model(6, 6, 384, 256);
+  static const ModelConfig kSmall = bench_model(4, 4, 128, 256);
   static const std::vector<TrainingRow> kRows = {
       {.model = kMedium},
       {.model = kMedium, .ranks = 2},
@@ -52,7 +63,7 @@ const std::vector<TrainingRow>& training_rows() {
 }
 
 const std::vector<TrainingRow>& gpt2_rows() {
-  static const GptConfig kGpt2 = gpt_preset("gpt2");
+  static const ModelConfig kGpt2 = preset_config("gpt2");
   static const std::vector<TrainingRow> kRows = {
       {.model = kGpt2, .batch = 1},
       {.model = kGpt2, .batch = 1, .ranks = 2},
@@ -73,8 +84,8 @@ class Training {
         compute_(std::move(compute)),
         memory_(compute_),
         tape_(memory_, compute_),
-        gpt_(row.model),
-        fsdp_(world, memory_, compute_, gpt_.blocks(), gpt_.root(),
+        model_(row.model.make()),
+        fsdp_(world, memory_, compute_, model_->blocks(), model_->root(),
               {.placement = shard::Placement::preset(row.strategy),
                .prefetch = row.prefetch,
                .backward_prefetch = row.backward_prefetch,
@@ -111,7 +122,7 @@ class Training {
     const Timer timer;
     if (row_.updates_in_backward) adamw_.step_in_backward(kLearningRate);
     fsdp_.begin_step();
-    const Tensor loss = gpt_.loss(tape_, {tokens_, targets_}, {});
+    const Tensor loss = model_->loss(tape_, {tokens_, targets_}, {});
     const double forward_end = timer.ms();
     tape_.backward(loss);
     const double backward_end = timer.ms();
@@ -144,7 +155,7 @@ class Training {
   engine::Stream compute_;
   engine::Memory memory_;
   engine::Tape tape_;
-  Gpt gpt_;
+  std::unique_ptr<LanguageModel> model_;
   shard::Fsdp fsdp_;
   shard::AdamW adamw_;
   engine::RandomStream random_;

@@ -13,13 +13,13 @@
 #include "engine/memory.h"
 #include "shard/options.h"
 #include "tools/bench/launches.h"
-#include "tools/models/gpt.h"
+#include "tools/models/family.h"
 
 namespace tessera::tools {
 
 /// One model, batch, strategy and device. AdamW, f32 gradients.
 struct TrainingRow {
-  GptConfig model;
+  ModelConfig model;
   std::int64_t batch = 4;  ///< of a rank
   int ranks = 1;
   std::string strategy = "zero3";
@@ -33,6 +33,10 @@ struct TrainingRow {
 
   std::string name() const;
 };
+
+/// Of the family whose speed is measured, GPT-2.
+ModelConfig bench_model(std::int64_t layers, std::int64_t heads, std::int64_t dim, std::int64_t seq,
+                        std::int64_t vocab = 256);
 
 const std::vector<TrainingRow>& training_rows();
 /// GPT-2 124M, a sequence of 1,024 tokens a rank: seconds a step.

@@ -163,8 +163,6 @@ Comparison summarise(const Request& request, std::vector<Trained> trained) {
     row.metrics = spreads(row.trained.rounds, warmup);
     row.step_parts = step_parts_of(row.trained.rounds, row.metrics, warmup);
     if (!row.trained.rounds.empty()) row.last_loss = row.trained.rounds.front().loss.back();
-    row.memory_theory = memory_formulas(c);
-    row.sent_theory = sent_formula(c);
     // A round that failed leaves those after it without their number.
     if (row.trained.failure.empty()) row.speeds = speeds_of(row.trained.rounds, warmup);
     speeds.push_back(row.speeds);

@@ -14,7 +14,6 @@
 #include "tools/compare/request.h"
 #include "tools/compare/run_record.h"
 #include "tools/compare/speed.h"
-#include "tools/compare/theory.h"
 
 namespace tessera::tools {
 
@@ -49,8 +48,6 @@ struct Row {
   std::vector<double> speeds = {};  ///< median tokens/s of each round; empty: not known
   /// Of throughput against memory; none: not known, or too few rounds to say.
   std::optional<bool> is_on_front = {};
-  std::vector<Formula> memory_theory = {};
-  std::optional<Formula> sent_theory = {};
 
   std::optional<double> median(const std::string& metric) const;
   /// Of all categories together, on its device.

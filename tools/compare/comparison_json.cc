@@ -36,18 +36,11 @@ BytesByCategory most_of(const std::vector<RunRecord>& rounds, BytesByCategory Ru
   return result;
 }
 
-ordered_json json_of(const std::string& preset, const GptConfig& model) {
+ordered_json json_of(const std::string& preset, const ModelConfig& model) {
   return {{"preset", preset},
           {"parameters", model.num_parameters()},
           {"layers", model.layers},
           {"dim", model.dim}};
-}
-
-ordered_json json_of(const Formula& formula) {
-  return {{"name", formula.name},
-          {"words", formula.words},
-          {"numbers", formula.numbers},
-          {"bytes", std::llround(formula.value)}};
 }
 
 ordered_json json_of(const Parity& parity) {
@@ -172,9 +165,6 @@ ordered_json json_of(const Row& row, const std::vector<double>* baseline,
   result["peak_bytes"] = json_of(most_of(rounds, &RunRecord::peak_bytes));
   result["host_peak_bytes"] = json_of(most_of(rounds, &RunRecord::host_peak_bytes));
   result["planned"] = planned_of(row);
-  result["theory"] = {{"memory", ordered_json::array()}, {"sent", nullptr}};
-  for (const Formula& f : row.memory_theory) result["theory"]["memory"].push_back(json_of(f));
-  if (row.sent_theory) result["theory"]["sent"] = json_of(*row.sent_theory);
   result["on_pareto_front"] = or_null(row.is_on_front);
   result["loss"] = rounds.empty() ? ordered_json(nullptr) : json_of(rounds.front().loss);
   result["loss_difference"] = differences(row, baseline);
@@ -189,7 +179,7 @@ ordered_json json_of(const Row& row, const std::vector<double>* baseline,
 ordered_json to_json(const Comparison& comparison) {
   const Request& request = *comparison.request;
   const Configuration& baseline = request.configurations.front();
-  ordered_json result = {{"format", 2}};
+  ordered_json result = {{"format", 3}};
   result["verdict"] = {{"passed", comparison.verdict.passed()},
                        {"complete", comparison.verdict.complete},
                        {"lines", comparison.verdict.lines}};

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -59,7 +60,8 @@ void add_terms(std::string& text, const std::vector<PlannedMemory>& memory) {
 // before its first step.
 TrainPlan plan_of(Configuration& c) {
   const TransformerConfig& config = c.config;
-  Gpt model(c.model);
+  const std::unique_ptr<LanguageModel> owned = c.model.make();
+  LanguageModel& model = *owned;
   const Ranks ranks = Ranks::choose(config);
   const PlanTarget target = plan_target(ranks, config);
   if (config.memory_limit_nbytes() > 0) c.fitted = fit_transformer(config, model, target).config;
@@ -106,8 +108,8 @@ std::vector<PlanRow> plan_rows(const Request& request) {
   std::vector<PlanRow> rows;
   for (const Configuration& c : request.configurations) {
     rows.push_back(named(c.name, [&] {
-      Gpt model(c.model);
-      return plan_row(c.name, c.config, model, plan_target(Ranks::choose(c.config), c.config));
+      const std::unique_ptr<LanguageModel> model = c.model.make();
+      return plan_row(c.name, c.config, *model, plan_target(Ranks::choose(c.config), c.config));
     }));
   }
   return rows;

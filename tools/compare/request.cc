@@ -97,7 +97,7 @@ class Checks {
     const std::string message = cpu_error(cpu);
     require(message.empty(), "{}", message);
   }
-  void data(const TransformerConfig& config, const GptConfig& model) {
+  void data(const TransformerConfig& config, const ModelConfig& model) {
     const std::string key =
         fmt::format("{}\n{}\n{} {} {} {} {} {}", config.data_path, config.init_from,
                     config.model.seq, model.seq, model.vocab, config.val_fraction,
@@ -149,7 +149,7 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   c.on_gpu = ranks.num_gpus > 0;
   check_attention(config, c.on_gpu);
   c.sums_in_rank_order = !ranks.nccl || config.parallel.canonical;
-  c.model = config.gpt();
+  c.model = config.model_config();
   config.check_blocks(c.model.layers);
   checks.data(config, c.model);
   checks.files(config.files_read(flags, config.text_path()));

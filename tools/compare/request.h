@@ -19,6 +19,7 @@
 
 #include "tools/cli/run_files.h"
 #include "tools/compare/sweep.h"
+#include "tools/models/family.h"
 #include "tools/programs/transformer_config.h"
 
 namespace tessera::tools {
@@ -47,7 +48,7 @@ struct Configuration {
   /// What is trained: `config`, or what its memory_budget makes of it, once check_plans() has found
   /// that.
   TrainConfig fitted = {};
-  GptConfig model = {};
+  ModelConfig model = {};
   int num_ranks = 1;
   int shard_ranks = 1;
   bool sums_in_rank_order = true;  ///< on this machine: not in NCCL's own order

@@ -3,6 +3,12 @@
 const CATEGORIES = [['parameter_shard', 'parameters'], ['gathered_parameter', 'gathered parameters'], ['gradient', 'gradients'],
                     ['optimizer', 'optimizer'], ['activation', 'activations'], ['communication', 'communication'], ['workspace', 'workspace']];
 
+// Of the plan of a configuration, if the page has its step.
+function termsOf(c, key) {
+  const step = data.drawn.find((s) => s.name === c.name);
+  return step && step[key] ? step[key] : [];
+}
+
 function memorySection() {
   const rows = trained.filter((c) => c.peak_bytes);
   if (rows.length === 0) return;
@@ -22,22 +28,24 @@ function memorySection() {
         legend: CATEGORIES.filter(([key]) => rows.some((c) => c.peak_bytes[key] > 0 || (c.host_peak_bytes && c.host_peak_bytes[key] > 0)))
             .map(([key, name]) => ({name, color: `var(--c${CATEGORIES.findIndex(([k]) => k === key)})`}))
             .concat([{name: 'peak of all together', color: 'var(--ink)', kind: 'tick'}])});
-  const formulas = [];
+  const lines = [];
   const seen = new Set();
   for (const c of rows) {
-    for (const f of c.theory.memory) {
-      if (f.bytes === 0) continue;
-      const measured = c.peak_bytes[f.name];
-      const line = [f.name.replace('_', ' '), f.words, f.numbers, amount(f.bytes), amount(measured)];
+    for (const [category, name] of CATEGORIES.slice(0, 4)) {
+      const terms = termsOf(c, 'terms').filter((t) => t.category === category);
+      if (terms.length === 0 || terms.length > 6) continue;
+      const bytes = terms.reduce((sum, t) => sum + t.bytes, 0);
+      const measured = c.peak_bytes[category];
+      const line = [name, terms.map((t) => t.text).join(' + '), amount(bytes), amount(measured)];
       const key = c.strategy + line.join('|');
       if (seen.has(key)) continue;
       seen.add(key);
-      formulas.push([c.name, ...line]);
+      lines.push([c.name, ...line]);
     }
   }
-  if (formulas.length > 0) {
-    node.append(figures('Why it is so much: the formulas beside what was measured',
-                        ['configuration', 'category', 'formula', 'in numbers', 'by formula', 'measured'], formulas, formulas.length <= 20));
+  if (lines.length > 0) {
+    node.append(figures('Why it is so much: the arithmetic of the plan, and what was measured',
+                        ['configuration', 'category', 'arithmetic', 'planned', 'measured'], lines, lines.length <= 20));
   }
 }
 
@@ -137,27 +145,28 @@ function timeSection() {
 }
 
 function communicationSection() {
-  const rows = trained.filter((c) => known(metric(c, 'sent_bytes')) || c.theory.sent);
+  const planned = (c) => c.planned ? c.planned.sent_bytes : null;
+  const rows = trained.filter((c) => known(metric(c, 'sent_bytes')) || known(planned(c)));
   if (rows.length === 0) return;
   const measured = rows.some((c) => known(metric(c, 'sent_bytes')));
-  const planned = rows.some((c) => c.planned && known(c.planned.sent_bytes));
-  const node = section('communication', 'Bytes that one rank sends in a step. The mark is the formula of the strategy, if every collective is a ring of its n ranks.'
+  const node = section('communication', 'Bytes that one rank sends in a step. The mark is what was planned.'
       + (measured ? '' : ' What was sent was not measured in these runs, so the marks stand alone.'));
   barChart(figureOf(node), rows.map((c) => {
     const sent = metric(c, 'sent_bytes');
-    const formula = c.theory.sent;
-    const plan = c.planned && known(c.planned.sent_bytes) ? ` · planned ${amount(c.planned.sent_bytes)}` : '';
     return {label: c.name, segments: known(sent) ? [{value: sent, series: 0, name: 'measured'}] : [],
-            marks: formula ? [{value: formula.bytes, name: 'theory'}] : [],
-            value: known(sent) ? amount(sent) : formula ? '≈ ' + amount(formula.bytes) : 'not measured',
-            text: (known(sent) ? `measured ${amount(sent)}` : 'not measured') + plan
+            marks: known(planned(c)) ? [{value: planned(c), name: 'planned'}] : [],
+            value: known(sent) ? amount(sent) : '≈ ' + amount(planned(c)),
+            text: (known(sent) ? `measured ${amount(sent)}` : 'not measured')
                 + (known(metric(c, 'num_collectives')) ? ` · ${count(metric(c, 'num_collectives'))} collectives` : '')
-                + (formula ? ` · by formula ${amount(formula.bytes)}` : ' · no formula for these options')};
-  }), {title: 'Bytes sent against theory', hint: 'Point at a bar, or use the arrow keys, for its figures.',
-       legend: [...(measured ? [{name: 'measured', color: 'var(--c0)'}] : []), {name: 'by formula', color: 'var(--ink)', kind: 'tick'}]});
-  node.append(figures('The formulas', ['configuration', 'formula', 'in numbers', 'by formula', 'measured', ...(planned ? ['planned'] : [])],
-      rows.filter((c) => c.theory.sent).map((c) => [c.name, c.theory.sent.words, c.theory.sent.numbers, amount(c.theory.sent.bytes),
-          amount(metric(c, 'sent_bytes')), ...(planned ? [amount(c.planned && c.planned.sent_bytes)] : [])])));
+                + (known(planned(c)) ? ` · planned ${amount(planned(c))}` : ' · no plan was recorded')};
+  }), {title: 'Bytes sent, measured and planned', hint: 'Point at a bar, or use the arrow keys, for its figures.',
+       legend: [...(measured ? [{name: 'measured', color: 'var(--c0)'}] : []), {name: 'planned', color: 'var(--ink)', kind: 'tick'}]});
+  const lines = rows.flatMap((c) => termsOf(c, 'sent_terms').map((t, i) =>
+      [i === 0 ? c.name : '', t.text, count(t.bytes), i === 0 ? amount(planned(c)) : '', i === 0 ? amount(metric(c, 'sent_bytes')) : '']));
+  if (lines.length > 0) {
+    node.append(figures('Why it is so much: the collectives of the plan',
+                        ['configuration', 'collectives', 'bytes', 'planned', 'measured'], lines, lines.length <= 20));
+  }
 }
 
 function paretoSection() {

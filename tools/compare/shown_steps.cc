@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -17,8 +18,9 @@
 #include "shard/placement.h"
 #include "tools/compare/trace_slices.h"
 #include "tools/launch/ranks.h"
-#include "tools/models/gpt.h"
+#include "tools/models/language_model.h"
 #include "tools/planning/plan_memory.h"
+#include "tools/planning/plan_report.h"
 #include "tools/planning/planner.h"
 #include "tools/planning/task_plan.h"
 #include "tools/programs/transformer_plan.h"
@@ -129,7 +131,7 @@ std::optional<ordered_json> step_of(const Configuration& c, const std::string& f
       attempt([&] { return step_of_trace_file(trace_path(folder), c.name, detail); }, warnings);
   if (!traced) return planned;
   (*traced)["source"] = "trace";
-  for (const char* terms : {"terms", "host_terms"}) {
+  for (const char* terms : {"terms", "host_terms", "sent_terms"}) {
     (*traced)[terms] = planned ? planned->at(terms) : ordered_json::array();
   }
   return traced;
@@ -138,15 +140,19 @@ std::optional<ordered_json> step_of(const Configuration& c, const std::string& f
 }  // namespace
 
 ordered_json planned_step(const Configuration& c, const StepDetail& detail) {
-  Gpt model(c.model);
+  const std::unique_ptr<LanguageModel> model = c.model.make();
   const PlanTarget target = plan_target(Ranks::choose(c.config), c.fitted);
   std::string text;
   TraceWriter writer([&text](const std::string& more) { text += more; });
-  const TrainPlan plan = plan_transformer(c.config, c.fitted, model, target, &writer);
+  const TrainPlan plan = plan_transformer(c.config, c.fitted, *model, target, &writer);
   ordered_json step = step_of_trace(engine::parse_json(text, c.name), c.name, c.name, detail);
   step["source"] = "plan";
   step["terms"] = terms_of(plan.memory);
   step["host_terms"] = terms_of(plan.host_memory);
+  step["sent_terms"] = ordered_json::array();
+  for (const PlanTerm& term : sent_terms(plan)) {
+    step["sent_terms"].push_back({{"text", term.text}, {"bytes", term.nbytes}});
+  }
   return step;
 }
 

@@ -22,10 +22,9 @@
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
 #include "tools/convert/newest_checkpoint.h"
-#include "tools/io/gpt2_files.h"
-#include "tools/models/gpt.h"
-#include "tools/models/gpt_checkpoint.h"
-#include "tools/models/gpt_text.h"
+#include "tools/io/model_weights.h"
+#include "tools/models/family.h"
+#include "tools/models/model_files.h"
 
 namespace tessera::tools {
 namespace {
@@ -62,7 +61,7 @@ auto reading(const F& fn) {
   }
 }
 
-// One tensor at a time.
+// One parameter at a time.
 void to_model(const std::string& from, const std::string& to) {
   const auto opened = reading([&] { return std::make_unique<shard::CheckpointReader>(from); });
   shard::CheckpointReader& reader = *opened;
@@ -71,46 +70,38 @@ void to_model(const std::string& from, const std::string& to) {
   });
   const auto& values = reader.manifest().values;
   const auto text = values.find("model");
-  const GptConfig config = parse_gpt_text(text == values.end() ? "{}" : text->second, from);
-  Gpt gpt(config);
-  std::vector<const engine::Parameter*> parameters;
-  for (const engine::Block* block : gpt.blocks()) {
-    parameters.insert(parameters.end(), block->parameters.begin(), block->parameters.end());
-  }
-  parameters.insert(parameters.end(), gpt.root()->parameters.begin(), gpt.root()->parameters.end());
+  const auto model = parse_model_text(text == values.end() ? "{}" : text->second, from).make();
+  std::vector<engine::Parameter*> parameters = parameters_of(*model);
   std::ranges::sort(parameters, {}, [](const engine::Parameter* p) { return p->name; });
-  std::vector<engine::TensorSpec> specs;
   std::int64_t numel = 0;
   for (const engine::Parameter* p : parameters) {
-    const auto dims = p->shape.dims();
-    specs.push_back({gpt.checkpoint_name(*p), {dims.begin(), dims.end()}});
     numel += p->shape.numel();
     const shard::CheckpointTensor* const t = reader.find("parameter", p->name);
     require<IoError>(t != nullptr && t->numel() == p->shape.numel(),
                      "[convert] expected a parameter of shape {}, got {} ({}, {})", p->shape,
                      t == nullptr ? "none" : "another", p->name, from);
   }
-  Gpt2Writer writer(to, gpt2_file_config(config), specs);
+  const std::unique_ptr<ModelWriter> writer = model_writer(*model, to, parameters);
   Progress progress("parameters", numel);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    std::vector<float> tensor(static_cast<std::size_t>(parameters[i]->shape.numel()));
-    reading([&] { reader.read(*reader.find("parameter", parameters[i]->name), 0, tensor); });
-    writer.write(specs[i].name, tensor);
-    progress.done(std::ssize(tensor));
+  for (const engine::Parameter* p : parameters) {
+    std::vector<float> values(static_cast<std::size_t>(p->shape.numel()));
+    reading([&] { reader.read(*reader.find("parameter", p->name), 0, values); });
+    write_parameter(*writer, *model, *p, values);
+    progress.done(std::ssize(values));
   }
-  writer.finish();
+  writer->finish();
   fmt::print("model of step {} in {}\n", reader.manifest().step, engine::escaped(to));
 }
 
 // Through one rank, which holds the whole model.
 void to_checkpoint(const std::string& from, const std::string& to) {
-  const GptConfig config = read_gpt_config(from);
-  Gpt gpt(config);
+  const ModelConfig config = read_model_config(from);
+  const std::unique_ptr<LanguageModel> model = config.make();
   comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
     const engine::Memory memory;
-    shard::Fsdp fsdp(world, memory, engine::Stream::inline_cpu("compute"), gpt.blocks(), gpt.root(),
-                     {.placement = shard::Placement::preset("ddp")});
-    load_gpt(fsdp, gpt, from);
+    shard::Fsdp fsdp(world, memory, engine::Stream::inline_cpu("compute"), model->blocks(),
+                     model->root(), {.placement = shard::Placement::preset("ddp")});
+    load_model(fsdp, *model, from);
     shard::Checkpointer checkpointer(world, {{&fsdp}}, {.folder = to, .async = false});
     checkpointer.check_is_new();
     checkpointer.save(0, {{"model", to_text(config)}, {"next_sample", "0"}, {"num_skips", "0"}});
@@ -128,7 +119,8 @@ void run(int argc, char** argv) {
   flags.add(
       "from", &from,
       {.help = "folder: a checkpoint, one of checkpoints, of which the newest that verifies, or "
-               "a GPT-2 model of Hugging Face"});
+               "a " +
+               titles() + " model of Hugging Face"});
   flags.add("to", &to, {.help = "folder to write the other one to, made if need be"});
   if (!flags.parse(argc, argv, std::cout)) return;
   require(!from.empty() && !to.empty(),

@@ -23,7 +23,7 @@
 #include "tools/doctor/self_test.h"
 #include "tools/machine/environment.h"
 #include "tools/machine/limits.h"
-#include "tools/models/gpt.h"
+#include "tools/models/family.h"
 #include "tools/models/mlp.h"
 
 namespace tessera::tools {
@@ -63,21 +63,19 @@ struct Config {
                        "train_mlp; empty: those that bazel run supplies"});
     flags.add("model.preset", &preset,
               {.help = "model of train_transformer whose needs limits are compared with",
-               .choices = gpt_preset_names()});
+               .choices = preset_names()});
     flags.add("flight", &flight,
               {.help = "--flight FILE...: instead of the machine, look at what a run that failed "
                        "left, and name the rank that was late, or the call at which ranks differ"});
   }
   Needs needs() const {
     if (purpose == Purpose::kTransformer) {
-      return {preset, gpt_preset(preset).num_parameters(),
+      return {preset, preset_config(preset).num_parameters(),
               static_cast<int>(TrainConfig().parallel.cpu_ranks)};
     }
     Needs needs{.model = "the MLP", .num_ranks = 2};
     Mlp mlp{MlpConfig{}};
-    for (const engine::Block* block : mlp.blocks()) {
-      for (const engine::Parameter* p : block->parameters) needs.num_parameters += p->shape.numel();
-    }
+    for (const engine::Parameter* p : parameters_of(mlp)) needs.num_parameters += p->shape.numel();
     return needs;
   }
 };

@@ -71,6 +71,11 @@ void check_model_folder(const std::string& folder) {
                 folder);
 }
 
+bool is_missing(const std::string& path) {
+  std::error_code ignored;
+  return fs::status(path, ignored).type() == fs::file_type::not_found;
+}
+
 void check_is_json(std::string_view text, const std::string& path) {
   const FileKind* kind = file_kind(text.substr(0, kFileKindNbytes));
   if (kind == nullptr || kind->is_json) return;

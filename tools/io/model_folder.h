@@ -13,6 +13,9 @@ namespace tessera::tools {
 /// has weights in other formats alone. Says nothing of an empty folder, or one with safetensors.
 void check_model_folder(const std::string& folder);
 
+/// Whether nothing is there under `path`.
+bool is_missing(const std::string& path);
+
 /// Throws IoError when `text`, of the file at `path` that should be JSON, is of another known kind.
 void check_is_json(std::string_view text, const std::string& path);
 

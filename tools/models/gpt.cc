@@ -13,6 +13,7 @@
 #include "ops/embedding.h"
 #include "ops/layernorm.h"
 #include "ops/linear.h"
+#include "tools/io/gpt2_files.h"
 
 namespace tessera::tools {
 
@@ -38,18 +39,6 @@ void GptConfig::validate() const {
   require(dim % heads == 0, "[gpt] expected model.dim to be a multiple of model.heads ({}), got {}",
           heads, dim);
   require(dropout >= 0 && dropout < 1, "[gpt] expected model.dropout in [0, 1), got {}", dropout);
-}
-
-std::int64_t GptConfig::num_parameters() const {
-  return (vocab + seq) * dim + layers * (12 * dim * dim + 13 * dim) + 2 * dim;
-}
-
-double GptConfig::train_flops(std::int64_t tokens) const {
-  const auto t = static_cast<double>(tokens), c = static_cast<double>(dim);
-  const double linear = 24 * t * c * c;  // C x 3C, C x C, C x 4C, 4C x C
-  const double attention = 4 * c * t * (t + 1) / 2;
-  const double head = 2 * t * c * static_cast<double>(vocab);
-  return 3 * (static_cast<double>(layers) * (linear + attention) + head);
 }
 
 GptConfig gpt_preset(const std::string& name) {
@@ -175,6 +164,14 @@ Tensor Gpt::loss(Tape& tape, const std::vector<Tensor>& batch, const Pass& pass)
   });
 }
 
+double Gpt::train_flops(std::int64_t tokens) const {
+  const auto t = static_cast<double>(tokens), c = static_cast<double>(config_.dim);
+  const double linear = 24 * t * c * c;  // C x 3C, C x C, C x 4C, 4C x C
+  const double attention = 4 * c * t * (t + 1) / 2;
+  const double head = 2 * t * c * static_cast<double>(config_.vocab);
+  return 3 * (static_cast<double>(config_.layers) * (linear + attention) + head);
+}
+
 Tensor Gpt::next_token_logits(Tape& tape, const Tensor& tokens) {
   return tape.no_grad([&] {
     return tape.region(root_, [&] {
@@ -183,6 +180,20 @@ Tensor Gpt::next_token_logits(Tape& tape, const Tensor& tokens) {
       return ops::linear(tape, last, wte_, nullptr, ops::WeightLayout::kOutIn);
     });
   });
+}
+
+ModelLayout Gpt::layout() const { return gpt2_layout(); }
+
+std::string Gpt::config_text() const {
+  return gpt2_config_text({.n_layer = config_.layers,
+                           .n_head = config_.heads,
+                           .n_embd = config_.dim,
+                           .n_positions = config_.seq,
+                           .vocab_size = config_.vocab,
+                           .layer_norm_epsilon = config_.norm_eps,
+                           .resid_pdrop = config_.dropout,
+                           .embd_pdrop = config_.dropout,
+                           .attn_pdrop = 0});
 }
 
 }  // namespace tessera::tools

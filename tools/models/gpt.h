@@ -9,7 +9,8 @@
 
 #include "engine/tape.h"
 #include "ops/attention.h"
-#include "tools/models/model.h"
+#include "tools/models/family.h"
+#include "tools/models/language_model.h"
 
 namespace tessera::tools {
 
@@ -26,17 +27,17 @@ struct GptConfig {
 
   /// Throws InvalidArgument naming the field.
   void validate() const;
-  std::int64_t num_parameters() const;
-  /// Operations of the matrix products of a sequence of `tokens`, forward and backward (twice as
-  /// many): those of attention for the pairs it sees; nothing that is computed again.
-  double train_flops(std::int64_t tokens) const;
 };
 
 /// small (default), gpt2, gpt2-medium, gpt2-large, gpt2-xl. Throws InvalidArgument otherwise.
 GptConfig gpt_preset(const std::string& name);
 const std::vector<std::string>& gpt_preset_names();
 
-class Gpt : public Model {
+const ModelFamily& gpt_family();
+/// What a config of gpt_family() says.
+GptConfig gpt_config(const ModelConfig& config);
+
+class Gpt : public LanguageModel {
  public:
   /// Throws InvalidArgument as GptConfig::validate().
   explicit Gpt(const GptConfig& config);
@@ -50,8 +51,13 @@ class Gpt : public Model {
   /// tokens (B, T), targets (B, T) i32 -> mean cross-entropy, f32 scalar.
   engine::Tensor loss(engine::Tape& tape, const std::vector<engine::Tensor>& batch,
                       const Pass& pass) override;
-  /// tokens (1, T) -> logits of the last position (V) in the parameter dtype; not recorded.
-  engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens);
+  std::int64_t max_tokens() const override { return config_.seq; }
+  double train_flops(std::int64_t tokens) const override;
+  engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens) override;
+
+  ModelLayout layout() const override;
+  /// Attention has no dropout here, so what is saved has none.
+  std::string config_text() const override;
 
  private:
   struct Layer;

@@ -1,4 +1,4 @@
-// What training asks of a model: blocks to wrap, a loss over a batch, names in a checkpoint.
+// What training asks of a model: blocks to wrap, a loss over a batch.
 #pragma once
 
 #include <concepts>
@@ -58,8 +58,17 @@ class Model {
   /// InvalidArgument for others.
   virtual engine::Tensor loss(engine::Tape& tape, const std::vector<engine::Tensor>& batch,
                               const Pass& pass) = 0;
-  /// What files call `p`, one of the model's own.
-  virtual std::string checkpoint_name(const engine::Parameter& p) const { return p.name; }
 };
+
+/// Of all blocks, and then of the root.
+inline std::vector<engine::Parameter*> parameters_of(Model& model) {
+  std::vector<engine::Parameter*> all;
+  std::vector<engine::Block*> blocks = model.blocks();
+  if (model.root() != nullptr) blocks.push_back(model.root());
+  for (const engine::Block* block : blocks) {
+    all.insert(all.end(), block->parameters.begin(), block->parameters.end());
+  }
+  return all;
+}
 
 }  // namespace tessera::tools

@@ -12,7 +12,6 @@
 #include <tuple>
 
 #include "engine/io/text.h"
-#include "tools/planning/plan_memory.h"
 #include "tools/report/step_text.h"
 
 namespace tessera::tools {
@@ -254,6 +253,17 @@ std::vector<std::string> largest_lines(const TrainPlan& plan) {
   add_categories(largest, "", lines);
   add_beside_steps(plan, lines);
   return lines;
+}
+
+std::vector<PlanTerm> sent_terms(const TrainPlan& plan) {
+  std::vector<PlanTerm> terms;
+  for (const Alike& c : alike_collectives(plan)) {
+    const std::string times = c.count == 1 ? "" : fmt::format("{} x ", engine::with_commas(c.count));
+    terms.push_back({fmt::format("{}{} B, {} {}", times, engine::with_commas(c.bytes_sent), c.name,
+                                 c.label()),
+                     c.count * c.bytes_sent});
+  }
+  return terms;
 }
 
 std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& target) {

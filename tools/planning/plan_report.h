@@ -6,6 +6,7 @@
 
 #include "engine/meta.h"
 #include "tools/io/jsonl.h"
+#include "tools/planning/plan_memory.h"
 #include "tools/planning/planner.h"
 
 namespace tessera::tools {
@@ -19,6 +20,8 @@ std::vector<std::string> memory_lines(const TrainPlan& plan);
 std::vector<std::string> largest_lines(const TrainPlan& plan);
 /// Lines: memory by category with its arithmetic, traffic, collectives in order, simulated time.
 std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& target);
+/// Why a rank sends what it sends in a step: a term for collectives of units that are called alike.
+std::vector<PlanTerm> sent_terms(const TrainPlan& plan);
 /// The figures of plan_lines() as one JSON object.
 JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target);
 

@@ -13,20 +13,20 @@ namespace tessera::tools {
 
 using engine::Tensor;
 
-std::vector<std::int32_t> generate(Trainer& trainer, Gpt& gpt, std::vector<std::int32_t> tokens,
-                                   std::int64_t num_tokens, std::int64_t vocab,
-                                   std::uint64_t seed) {
+std::vector<std::int32_t> generate(Trainer& trainer, LanguageModel& model,
+                                   std::vector<std::int32_t> tokens, std::int64_t num_tokens,
+                                   std::int64_t vocab, std::uint64_t seed) {
   constexpr float kTemperature = 0.8f;
   constexpr std::size_t kTopK = 40;
   const engine::RandomStream random{seed, engine::fnv1a("sample")};
   constexpr std::int64_t kTokensPerLook = 16;
   for (std::int64_t i = 0; i < num_tokens; ++i) {
     if (i % kTokensPerLook == 0 && trainer.stops()) break;
-    const auto context = std::min(static_cast<std::int64_t>(tokens.size()), gpt.config().seq);
+    const auto context = std::min(static_cast<std::int64_t>(tokens.size()), model.max_tokens());
     const Tensor input = Tensor::from<std::int32_t>(
         trainer.tape().memory(), {1, context},
         std::span<const std::int32_t>(tokens).last(static_cast<std::size_t>(context)), "tokens");
-    const Tensor logits = gpt.next_token_logits(trainer.tape(), input);
+    const Tensor logits = model.next_token_logits(trainer.tape(), input);
     const std::vector<float> scores = to_floats(logits);
     trainer.world().check();
     std::vector<std::int32_t> order(std::min(scores.size(), static_cast<std::size_t>(vocab)));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,7 +21,7 @@
 #include "tools/config/replicas.h"
 #include "tools/launch/cpu.h"
 #include "tools/launch/ranks.h"
-#include "tools/models/gpt.h"
+#include "tools/models/family.h"
 #include "tools/planning/budget.h"
 #include "tools/planning/plan_report.h"
 #include "tools/planning/plan_table.h"
@@ -76,7 +77,8 @@ void check_trace(const PlanConfig& config, const FlagSet& flags) {
 
 // Every strategy of the list, with what else was asked for. An option that some of them have no use
 // for is not theirs; what one refuses stands in its row.
-std::vector<PlanRow> strategy_rows(const PlanConfig& config, const FlagSet& flags, Gpt& model) {
+std::vector<PlanRow> strategy_rows(const PlanConfig& config, const FlagSet& flags,
+                                   LanguageModel& model) {
   std::vector<PlanRow> rows;
   for (const StrategyChoice& choice : parse_strategies(config.strategies)) {
     PlanConfig c = config;
@@ -97,7 +99,7 @@ std::vector<PlanRow> strategy_rows(const PlanConfig& config, const FlagSet& flag
   return rows;
 }
 
-void say_strategies(const PlanConfig& config, const FlagSet& flags, Gpt& model) {
+void say_strategies(const PlanConfig& config, const FlagSet& flags, LanguageModel& model) {
   require(config.log.trace.empty(),
           "[config] expected log.trace with the plan of one strategy, got it with strategies={}",
           config.strategies);
@@ -145,12 +147,13 @@ void run(int argc, char** argv) {
   }
   check_attention(config, target.on_gpus);
   choose_cpu(config.cpu);  // whose products have scratch
-  const GptConfig sizes = config.gpt();
+  const ModelConfig sizes = config.model_config();
   config.check_blocks(sizes.layers);
   for (const std::string& line : config.check_data_head(sizes)) {
     fmt::print(config.json ? stderr : stdout, "warning: {}\n", line);
   }
-  Gpt model(sizes);
+  const std::unique_ptr<LanguageModel> owned = sizes.make();
+  LanguageModel& model = *owned;
   if (!config.strategies.empty()) return say_strategies(config, flags, model);
   std::optional<engine::AtomicFile> trace_file;  // or throws, before anything is planned
   if (!config.log.trace.empty()) {

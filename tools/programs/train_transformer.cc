@@ -1,5 +1,6 @@
-// Trains a GPT-2-shaped transformer, fully sharded over ranks that are threads of this process.
+// Trains a transformer, fully sharded over ranks that are threads of this process.
 #include "tools/cli/main.h"
+#include "tools/models/family.h"
 #include "tools/programs/run_task.h"
 #include "tools/programs/transformer_task.h"
 
@@ -7,10 +8,10 @@ int main(int argc, char** argv) {
   namespace tools = tessera::tools;
   return tools::run_main([&] {
     tools::TransformerTask task;
-    tools::run_task(
-        argc, argv,
-        {"train_transformer",
-         "Trains a GPT-2-shaped transformer, fully sharded over ranks that are threads."},
-        task);
+    tools::run_task(argc, argv,
+                    {"train_transformer",
+                     "Trains a " + tools::titles() +
+                         "-shaped transformer, fully sharded over ranks that are threads."},
+                    task);
   });
 }

@@ -2,6 +2,7 @@
 #include "tools/config/data_path.h"
 
 #include <filesystem>
+#include <set>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -11,8 +12,7 @@
 #include "engine/error.h"
 #include "tools/cli/run_files.h"
 #include "tools/config/default_data.h"
-#include "tools/io/gpt2_files.h"
-#include "tools/models/gpt_checkpoint.h"
+#include "tools/io/config_file.h"
 #include "tools/report/run_log.h"
 
 namespace tessera::tools {
@@ -23,9 +23,9 @@ using engine::require;
 namespace {
 
 // Whose errors name the option.
-GptConfig config_to_start_from(const std::string& folder) {
+ModelConfig config_to_start_from(const std::string& folder, const Families& families) {
   try {
-    return read_gpt_config(resolve_user_path(folder));
+    return read_model_config(resolve_user_path(folder), families);
   } catch (const IoError& e) {
     engine::fail<IoError>("{} (init.from={})", e.what(), folder);
   }
@@ -41,7 +41,7 @@ std::vector<RunFile> model_files(const std::string& folder) {
 
 }  // namespace
 
-TransformerConfig::TransformerConfig() {
+TransformerConfig::TransformerConfig(const Families& families) : families_(&families) {
   train.steps = 700;
   train.batch = 6;
   train.lr = 4e-3;
@@ -53,18 +53,23 @@ TransformerConfig::TransformerConfig() {
 
 void TransformerConfig::add_to(FlagSet& flags) {
   flags.add("model.preset", &model.preset,
-            {.help = "sizes of the model", .choices = gpt_preset_names()});
-  const auto size = [&](const char* name, std::int64_t* field, const char* help) {
+            {.help = "sizes of the model", .choices = preset_names(*families_)});
+  const auto size = [&](const std::string& name, std::int64_t* field, const std::string& help) {
     flags.add(name, field,
-              {.help = std::string(help) + "; 0: as model.preset or init.from says",
-               .min = 0,
-               .max = 1 << 24});
+              {.help = help + "; 0: as model.preset or init.from says", .min = 0, .max = 1 << 24});
   };
   size("model.layers", &model.layers, "transformer blocks");
   size("model.heads", &model.heads, "attention heads; divide model.dim");
   size("model.dim", &model.dim, "width");
   size("model.seq", &model.seq, "tokens of a sequence");
   size("model.vocab", &model.vocab, "tokens of the vocabulary");
+  std::set<std::string> added;
+  for (const ModelFamily* family : *families_) {
+    for (const ModelFamily::Number& number : family->numbers()) {
+      if (number.help.empty() || !added.insert(number.name).second) continue;
+      size("model." + number.name, &model.numbers[number.name], number.help);
+    }
+  }
   flags.add("model.dropout", &model.dropout,
             {.help = "of embeddings and residual branches",
              .min = 0,
@@ -73,10 +78,12 @@ void TransformerConfig::add_to(FlagSet& flags) {
              .is_f32 = true});
   flags.add(
       "init.from", &init_from,
-      {.help = "folder of a Hugging Face GPT-2 model to start from: sizes and weights (safetensors "
-               "of F32, F16 or BF16), no more"});
+      {.help = "folder of a Hugging Face " + titles(*families_) +
+               " model to start from: sizes and weights (safetensors of F32, F16 or BF16), no "
+               "more"});
   flags.add("save.final", &save_final,
-            {.help = "folder to save the trained model to, in the Hugging Face GPT-2 layout"});
+            {.help = "folder to save the trained model to, in the Hugging Face " +
+                     titles(*families_) + " layout"});
   flags.add("data.path", &data_path,
             {.help = "text file (bytes are tokens) or .bin token file of llm.c or nanoGPT; empty: "
                      "the King James Bible"});
@@ -108,61 +115,70 @@ void TransformerConfig::add_to(FlagSet& flags) {
                 {{"mma", ops::CudaAttention::kMma}, {"wgmma", ops::CudaAttention::kWgmma}}});
 }
 
-GptConfig TransformerConfig::gpt() const {
+ModelConfig TransformerConfig::model_config() const {
   const bool from_file = !init_from.empty();
-  require(!from_file || model.preset == GptFlags().preset,
+  require(!from_file || model.preset == ModelFlags().preset,
           "[init.from] expected sizes from {} alone, got model.preset={} as well", init_from,
           model.preset);
-  GptConfig gpt = from_file ? config_to_start_from(init_from) : gpt_preset(model.preset);
-  const auto apply = [&](const char* name, std::int64_t flag, std::int64_t& field) {
+  ModelConfig config = from_file ? config_to_start_from(init_from, *families_)
+                                 : preset_config(model.preset, *families_);
+  const auto apply = [&](std::string_view name, std::int64_t flag, auto& field) {
     if (flag == 0) return;
     require(!from_file || flag == field, "[init.from] expected model.{} of {} as in {}, got {}",
             name, field, init_from, flag);
     field = flag;
   };
-  apply("layers", model.layers, gpt.layers);
-  apply("heads", model.heads, gpt.heads);
-  apply("dim", model.dim, gpt.dim);
-  apply("vocab", model.vocab, gpt.vocab);
+  apply("layers", model.layers, config.layers);
+  apply("heads", model.heads, config.heads);
+  apply("dim", model.dim, config.dim);
+  apply("vocab", model.vocab, config.vocab);
   if (from_file) {
-    require(model.seq <= gpt.seq, "[init.from] expected model.seq of at most {} as in {}, got {}",
-            gpt.seq, init_from, model.seq);
+    require(model.seq <= config.seq,
+            "[init.from] expected model.seq of at most {} as in {}, got {}", config.seq, init_from,
+            model.seq);
   } else {
-    apply("seq", model.seq, gpt.seq);
+    apply("seq", model.seq, config.seq);
   }
-  gpt.dropout = model.dropout;
-  gpt.cuda_attention = cuda_attention;
-  gpt.validate();
-  return gpt;
+  for (const auto& [name, flag] : model.numbers) {
+    const auto number = config.numbers.find(name);
+    require(flag == 0 || number != config.numbers.end(),
+            "[config] expected model.{} of a model that has it, got it for one of {}", name,
+            config.family->title());
+    if (flag != 0) apply(name, flag, number->second);
+  }
+  config.dropout = model.dropout;
+  config.cuda_attention = cuda_attention;
+  static_cast<void>(config.make());  // or throws
+  return config;
 }
 
-TokenDataset TransformerConfig::dataset(const GptConfig& gpt) const {
+TokenDataset TransformerConfig::dataset(const ModelConfig& sizes) const {
   TokenFile file(text_path(), data_format);
-  check_data_fit(file, data_fit(gpt));
+  check_data_fit(file, data_fit(sizes));
   return {std::move(file),
-          {.seq = model.seq == 0 ? gpt.seq : model.seq,
-           .vocab = gpt.vocab,
+          {.seq = model.seq == 0 ? sizes.seq : model.seq,
+           .vocab = sizes.vocab,
            .val_fraction = val_fraction,
            .order = data_order,
            .seed = static_cast<std::uint64_t>(train.seed)}};
 }
 
 std::vector<std::string> TransformerConfig::warnings(const TokenDataset& data,
-                                                     const GptConfig& gpt) const {
-  return data_warnings(data.file(), data_fit(gpt), data.max_token());
+                                                     const ModelConfig& sizes) const {
+  return data_warnings(data.file(), data_fit(sizes), data.max_token());
 }
 
-std::vector<std::string> TransformerConfig::check_data(const GptConfig& gpt) const {
-  return warnings(dataset(gpt), gpt);
+std::vector<std::string> TransformerConfig::check_data(const ModelConfig& sizes) const {
+  return warnings(dataset(sizes), sizes);
 }
 
-std::vector<std::string> TransformerConfig::check_data_head(const GptConfig& gpt) const {
+std::vector<std::string> TransformerConfig::check_data_head(const ModelConfig& sizes) const {
   const std::string path = resolve_user_path(data_path);
   std::error_code ignored;
   if (path.empty() || !std::filesystem::exists(path, ignored)) return {};
   const TokenFile file(path, data_format);
-  check_data_fit(file, data_fit(gpt));
-  return data_warnings(file, data_fit(gpt), file.max_possible_token());
+  check_data_fit(file, data_fit(sizes));
+  return data_warnings(file, data_fit(sizes), file.max_possible_token());
 }
 
 std::string TransformerConfig::text_path() const {
@@ -181,7 +197,7 @@ std::vector<RunFile> TransformerConfig::files_saved() const {
   if (save_final.empty()) return {};
   const std::string folder = resolve_user_path(save_final);
   return {{"save.final", folder + "/config.json"},
-          {"save.final", folder + "/" + kGpt2ReplacedConfig},
+          {"save.final", folder + "/" + kReplacedConfig},
           {"save.final", folder + "/model.safetensors"}};
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -9,20 +10,21 @@
 #include "tools/cli/run_files.h"
 #include "tools/config/train_config.h"
 #include "tools/data/text_data.h"
-#include "tools/models/gpt.h"
+#include "tools/models/family.h"
 #include "tools/programs/data_fit.h"
 
 namespace tessera::tools {
 
-struct GptFlags {
+struct ModelFlags {
   std::string preset = "small";
   // 0: as the preset, or the model that init.from names, says.
   std::int64_t layers = 0, heads = 0, dim = 0, seq = 0, vocab = 0;
+  std::map<std::string, std::int64_t> numbers = {};  ///< of families alone, by name
   double dropout = 0;
 };
 
 struct TransformerConfig : TrainConfig {
-  GptFlags model;
+  ModelFlags model;
   std::string init_from, save_final;
   std::string data_path;
   TokenFormat data_format = TokenFormat::kAuto;
@@ -31,22 +33,24 @@ struct TransformerConfig : TrainConfig {
   std::int64_t sample_tokens = 300;
   ops::CudaAttention cuda_attention = ops::CudaAttention::kMma;
 
-  TransformerConfig();
+  TransformerConfig() : TransformerConfig(families()) {}
+  /// `families`: whose models can be trained; they outlive this.
+  explicit TransformerConfig(const Families& families);
   void add_to(FlagSet& flags);
   /// The model's sizes: the preset, overridden by flags, or those of the folder to start from,
   /// which flags must fit: the same, and sequences that are no longer than its positions. Throws
   /// InvalidArgument or IoError naming the option.
-  GptConfig gpt() const;
-  /// The text to train `gpt` on. Throws IoError or InvalidArgument as data_path(), check_data_fit()
-  /// and TokenDataset do.
-  TokenDataset dataset(const GptConfig& gpt) const;
+  ModelConfig model_config() const;
+  /// The text to train a model of `sizes` on. Throws IoError or InvalidArgument as data_path(),
+  /// check_data_fit() and TokenDataset do.
+  TokenDataset dataset(const ModelConfig& sizes) const;
   /// data_warnings() of what dataset() has returned.
-  std::vector<std::string> warnings(const TokenDataset& data, const GptConfig& gpt) const;
+  std::vector<std::string> warnings(const TokenDataset& data, const ModelConfig& sizes) const;
   /// Throws as dataset() does. Returns warnings().
-  std::vector<std::string> check_data(const GptConfig& gpt) const;
+  std::vector<std::string> check_data(const ModelConfig& sizes) const;
   /// check_data() of the first bytes alone, and of nothing where data.path is not given or there is
   /// no file: for a program that plans a training of another place.
-  std::vector<std::string> check_data_head(const GptConfig& gpt) const;
+  std::vector<std::string> check_data_head(const ModelConfig& sizes) const;
   /// Where the text is. Throws IoError as data_path() does.
   std::string text_path() const;
   /// What a training reads: the text at `data`, if not empty, the files of init.from, and that of
@@ -59,7 +63,9 @@ struct TransformerConfig : TrainConfig {
   void check_files(const FlagSet& flags, const std::string& data) const;
 
  private:
-  DataFit data_fit(const GptConfig& gpt) const { return {data_format, gpt.vocab, init_from}; }
+  DataFit data_fit(const ModelConfig& sizes) const { return {data_format, sizes.vocab, init_from}; }
+
+  const Families* families_;
 };
 
 }  // namespace tessera::tools

@@ -6,7 +6,7 @@
 namespace tessera::tools {
 
 MemoryShortage transformer_shortage(const TransformerConfig& asked, const TrainConfig& config,
-                                    Gpt& model, const Ranks& ranks) {
+                                    LanguageModel& model, const Ranks& ranks) {
   if (ranks.num_gpus > 0 || ranks.size > ParallelConfig().max_ranks) return {};
   const HostMemory memory = host_memory(
       ranks.local, /*on_gpus=*/false,

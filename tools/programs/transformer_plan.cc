@@ -13,14 +13,14 @@ namespace tessera::tools {
 
 namespace {
 
-std::int64_t seq_of(const TransformerConfig& config, const Gpt& model) {
-  return config.model.seq == 0 ? model.config().seq : config.model.seq;
+std::int64_t seq_of(const TransformerConfig& config, const LanguageModel& model) {
+  return config.model.seq == 0 ? model.max_tokens() : config.model.seq;
 }
 
 }  // namespace
 
-TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& config, Gpt& model,
-                           const PlanTarget& target, TraceWriter* trace) {
+TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& config,
+                           LanguageModel& model, const PlanTarget& target, TraceWriter* trace) {
   const engine::Shape shape{config.train.batch, seq_of(asked, model)};
   const std::vector<BatchTensor> batch = {{"tokens", shape, engine::DType::kI32},
                                           {"targets", shape, engine::DType::kI32}};
@@ -28,13 +28,14 @@ TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& co
                    {validation_pass(model, batch)});
 }
 
-UnrecordedPass validation_pass(Gpt& model, std::vector<BatchTensor> tensors) {
+UnrecordedPass validation_pass(LanguageModel& model, std::vector<BatchTensor> tensors) {
   return {"validation", std::move(tensors), [&model](engine::Tape& tape, const Batch& batch) {
             model.loss(tape, batch, {.training = false});
           }};
 }
 
-BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const PlanTarget& target) {
+BudgetPlan fit_transformer(const TransformerConfig& config, LanguageModel& model,
+                           const PlanTarget& target) {
   const auto on = [&target](int rank) {
     PlanTarget of_rank = target;
     of_rank.rank = rank;
@@ -50,20 +51,20 @@ BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const Pl
         target.num_ranks, [&](int rank) { return rank_kind(without_budget(c), on(rank), model); },
         [&](int rank) { return plan_of(c, rank); });
   };
-  BudgetPlan plan = fit_budget(config, config.memory_limit_nbytes(), model.config().layers, most,
-                               [&](const TrainConfig& c) { return plan_of(c, 0); });
+  BudgetPlan plan = fit_budget(config, config.memory_limit_nbytes(), std::ssize(model.blocks()),
+                               most, [&](const TrainConfig& c) { return plan_of(c, 0); });
   plan.num_plans = num_plans;
   return plan;
 }
 
-PlanRow plan_row(std::string name, const TransformerConfig& config, Gpt& model,
+PlanRow plan_row(std::string name, const TransformerConfig& config, LanguageModel& model,
                  const PlanTarget& target) {
   const std::int64_t samples = config.train.batch * config.train.accum, seq = seq_of(config, model);
   PlanRow row{.name = std::move(name),
               .target = target,
               .plan = plan_transformer(config, config, model, target),
               .tokens = static_cast<double>(samples * seq) * target.num_ranks,
-              .flops = static_cast<double>(samples) * model.config().train_flops(seq),
+              .flops = static_cast<double>(samples) * model.train_flops(seq),
               .budget_nbytes = config.memory_limit_nbytes(),
               .remarks = {replicas_warning(config, target.num_ranks)}};
   row.peak_nbytes = peak_nbytes(row.plan);

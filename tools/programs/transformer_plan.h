@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/models/gpt.h"
+#include "tools/models/language_model.h"
 #include "tools/planning/budget.h"
 #include "tools/planning/plan_table.h"
 #include "tools/planning/planner.h"
@@ -12,21 +12,24 @@
 
 namespace tessera::tools {
 
-/// Of `config`, which is `asked` or what a budget made of it, and a `model` of asked.gpt(). Of
-/// `target`, on whose `rank`. A budget is left out: the plan may exceed it. `trace`: see
-/// make_plan(). Throws what the training would for a configuration that cannot run.
-TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& config, Gpt& model,
-                           const PlanTarget& target, TraceWriter* trace = nullptr);
+/// Of `config`, which is `asked` or what a budget made of it, and a `model` of
+/// asked.model_config(). Of `target`, on whose `rank`. A budget is left out: the plan may exceed
+/// it. `trace`: see make_plan(). Throws what the training would for a configuration that cannot
+/// run.
+TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& config,
+                           LanguageModel& model, const PlanTarget& target,
+                           TraceWriter* trace = nullptr);
 
 /// A batch of a validation of `model`.
-UnrecordedPass validation_pass(Gpt& model, std::vector<BatchTensor> tensors);
+UnrecordedPass validation_pass(LanguageModel& model, std::vector<BatchTensor> tensors);
 
 /// What fit_budget() makes of a configuration with a memory_budget.
-BudgetPlan fit_transformer(const TransformerConfig& config, Gpt& model, const PlanTarget& target);
+BudgetPlan fit_transformer(const TransformerConfig& config, LanguageModel& model,
+                           const PlanTarget& target);
 
 /// A row for `config`, with what its budget makes of it. Throws as plan_transformer(), but not for
 /// a budget that nothing meets.
-PlanRow plan_row(std::string name, const TransformerConfig& config, Gpt& model,
+PlanRow plan_row(std::string name, const TransformerConfig& config, LanguageModel& model,
                  const PlanTarget& target);
 
 }  // namespace tessera::tools

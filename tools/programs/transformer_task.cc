@@ -13,8 +13,8 @@
 #include "ops/attention.h"
 #include "tools/cli/stop.h"
 #include "tools/config/replicas.h"
-#include "tools/models/gpt_checkpoint.h"
-#include "tools/models/gpt_text.h"
+#include "tools/models/family.h"
+#include "tools/models/model_files.h"
 #include "tools/programs/attention_choice.h"
 #include "tools/programs/generate.h"
 #include "tools/programs/transformer_plan.h"
@@ -24,15 +24,16 @@ namespace {
 
 class TransformerRank : public TaskRank {
  public:
-  TransformerRank(const TransformerConfig& config, const GptConfig& model, const TokenDataset& data)
-      : config_(config), data_(data), gpt_(model) {}
+  TransformerRank(const TransformerConfig& config, const ModelConfig& model,
+                  const TokenDataset& data)
+      : config_(config), data_(data), vocab_(model.vocab), model_(model.make()) {}
 
-  Model& model() override { return gpt_; }
+  Model& model() override { return *model_; }
 
   void load(Trainer& trainer, RunLog* log) override {
     shard::Fsdp& fsdp = trainer.fsdp();
     ops::require_attention_kernels(trainer.tape().stream(), config_.cuda_attention);
-    if (!config_.init_from.empty()) load_gpt(fsdp, gpt_, resolve_user_path(config_.init_from));
+    if (!config_.init_from.empty()) load_model(fsdp, *model_, resolve_user_path(config_.init_from));
     if (log == nullptr) return;
     const int num_ranks = trainer.world().size();
     const std::string replicas = replicas_text(config_, num_ranks);
@@ -61,7 +62,7 @@ class TransformerRank : public TaskRank {
               data_.val_batch(b * batch, batch, host[0].span<std::int32_t>(),
                               host[1].span<std::int32_t>());
             });
-        return gpt_.loss(trainer.tape(), sequences, {.training = false});
+        return model_->loss(trainer.tape(), sequences, {.training = false});
       });
       const std::string remark = data_.file().is_bytes()
                                      ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0))
@@ -73,19 +74,19 @@ class TransformerRank : public TaskRank {
   std::vector<UnrecordedPass> unrecorded_passes() override {
     const std::int64_t num_val = data_.num_val_sequences();
     if (num_val == 0) return {};
-    return {validation_pass(gpt_, tensors(largest_divisor(num_val, config_.train.batch)))};
+    return {validation_pass(*model_, tensors(largest_divisor(num_val, config_.train.batch)))};
   }
 
   std::string finish(Trainer& trainer, RunLog* log) override {
     if (!config_.save_final.empty()) {
-      save_gpt(trainer.fsdp(), gpt_, resolve_user_path(config_.save_final), trainer.world());
+      save_model(trainer.fsdp(), *model_, resolve_user_path(config_.save_final), trainer.world());
     }
     if (config_.sample_tokens == 0 || trainer.stopped_by() != 0) return "";
     std::vector<std::int32_t> prompt(1);
-    data_.file().read(0, gpt_.config().vocab, prompt);
+    data_.file().read(0, vocab_, prompt);
     const std::vector<std::int32_t> sample =
-        generate(trainer, gpt_, prompt, config_.sample_tokens,
-                 std::min(gpt_.config().vocab, data_.file().max_possible_token() + 1),
+        generate(trainer, *model_, prompt, config_.sample_tokens,
+                 std::min(vocab_, data_.file().max_possible_token() + 1),
                  static_cast<std::uint64_t>(config_.train.seed));
     if (trainer.stopped_by() != 0 && log != nullptr) {
       log->say(fmt::format("stopped by {} while sampling", signal_name(trainer.stopped_by())));
@@ -102,7 +103,8 @@ class TransformerRank : public TaskRank {
 
   const TransformerConfig& config_;
   const TokenDataset& data_;
-  Gpt gpt_;
+  std::int64_t vocab_;
+  std::unique_ptr<LanguageModel> model_;
 };
 
 }  // namespace
@@ -114,11 +116,13 @@ void TransformerTask::prepare(const FlagSet& flags, bool on_gpus) {
       "data.val_fraction=0",
       config_.log.val_every);
   check_attention(config_, on_gpus);
-  model_ = config_.gpt();
+  model_ = config_.model_config();
   config_.check_blocks(model_.layers);
   data_.emplace(config_.dataset(model_));
   config_.check_files(flags, data_->file().path());
-  if (saves() && !config_.plan) check_can_save_gpt(resolve_user_path(config_.save_final));
+  if (saves() && !config_.plan) {
+    check_can_save_model(*model_.make(), resolve_user_path(config_.save_final));
+  }
 }
 
 TransformerTask::Items TransformerTask::items() const {

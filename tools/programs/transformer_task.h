@@ -7,7 +7,7 @@
 
 #include "tools/data/data_digest.h"
 #include "tools/data/text_data.h"
-#include "tools/models/gpt.h"
+#include "tools/models/family.h"
 #include "tools/programs/transformer_config.h"
 #include "tools/train/task.h"
 
@@ -15,6 +15,8 @@ namespace tessera::tools {
 
 class TransformerTask : public Task {
  public:
+  explicit TransformerTask(const Families& families = tools::families()) : config_(families) {}
+
   void add_to(FlagSet& flags) override { config_.add_to(flags); }
   const TrainConfig& config() const override { return config_; }
   TrainConfig& config() override { return config_; }
@@ -33,7 +35,7 @@ class TransformerTask : public Task {
   bool saves() const { return !config_.save_final.empty(); }
 
   TransformerConfig config_;
-  GptConfig model_;
+  ModelConfig model_;
   std::optional<TokenDataset> data_;
 };
 

@@ -23,8 +23,7 @@ namespace {
 using nlohmann::json;
 using testing::TempFolder;
 
-const TrainingRow kTiny{
-    .model = {.layers = 3, .heads = 2, .dim = 64, .seq = 16, .vocab = 64}, .batch = 1, .ranks = 2};
+const TrainingRow kTiny{.model = bench_model(3, 2, 64, 16, 64), .batch = 1, .ranks = 2};
 
 // The records that `part` writes, each of `fields` and no others, whose times fit together.
 template <class Part>
@@ -184,7 +183,7 @@ TEST(BenchParts, OffloadSavesMoreTheMoreOfItLiesOnTheHost) {
 
 // Elements that stand for a model's gradient: all of it, or the P and Q of the matrices that
 // PowerSGD compresses at this rank, and everything else.
-std::int64_t numel_sent(const GptConfig& model, std::int64_t rank) {
+std::int64_t numel_sent(const ModelConfig& model, std::int64_t rank) {
   const std::int64_t layers = model.layers, dim = model.dim;
   std::int64_t numel = layers * 13 * dim + 2 * dim;  // biases and norms
   const auto add_matrices = [&numel, rank](std::int64_t count, std::int64_t rows,
@@ -203,10 +202,8 @@ std::int64_t numel_sent(const GptConfig& model, std::int64_t rank) {
 TEST(BenchParts, HooksSendWhatTheySayAndLearn) {
   constexpr std::int64_t kNumSteps = 12;
   // Of sizes that need no padding; a vocabulary of bytes.
-  const TrainingRow row{.model = {.layers = 1, .heads = 2, .dim = 128, .seq = 16, .vocab = 256},
-                        .batch = 1,
-                        .ranks = 4,
-                        .strategy = "ddp"};
+  const TrainingRow row{
+      .model = bench_model(1, 2, 128, 16), .batch = 1, .ranks = 4, .strategy = "ddp"};
   const std::vector<json> records =
       records_of([&row](const TrainingRow&, const BenchConfig& config,
                         BenchReport& report) { bench_hooks(row, kNumSteps, config, report); },

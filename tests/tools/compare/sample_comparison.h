@@ -11,7 +11,7 @@ namespace tessera::testing {
 inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
   using nlohmann::ordered_json;
   ordered_json all = {
-      {"format", 2},
+      {"format", 3},
       {"verdict",
        {{"passed", false},
         {"complete", true},
@@ -95,16 +95,6 @@ inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
     row["planned"] = {{"peak_bytes", {{"total", 19048576 - 500000 * i}}},
                       {"sent_bytes", 4000000},
                       {"num_collectives", nullptr}};
-    row["theory"] = {{"memory",
-                      {{{"name", "optimizer"},
-                        {"words", "2 x 4 B x parameters"},
-                        {"numbers", "2 x 4 x 640000"},
-                        {"bytes", 5120000}}}},
-                     {"sent",
-                      {{"name", "sent"},
-                       {"words", "2 x (n-1)/n x gradients"},
-                       {"numbers", "2 x 3/4 x 4 x 640000"},
-                       {"bytes", 3840000}}}};
     row["on_pareto_front"] = i >= 3;
     row["loss"] = ordered_json::array();
     row["loss_difference"] = ordered_json::array();
@@ -152,7 +142,9 @@ inline nlohmann::ordered_json sample_steps() {
               {"category":"activation","text":"1 x 300 B, add","bytes":300},
               {"category":"activation","text":"1 x 20 B, tokens","bytes":20},
               {"category":"activation","text":"1 x 10 B, targets","bytes":10}],
-     "host_terms":[{"category":"optimizer","text":"2 states x 4 B x 125,000","bytes":1000000}]}]})");
+     "host_terms":[{"category":"optimizer","text":"2 states x 4 B x 125,000","bytes":1000000}],
+     "sent_terms":[{"text":"3 x 1,000,000 B, all_gather <b>h.0</b> to h.2 forward","bytes":3000000},
+                   {"text":"1,000,000 B, reduce_scatter root gradient","bytes":1000000}]}]})");
 }
 
 }  // namespace tessera::testing

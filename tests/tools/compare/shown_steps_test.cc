@@ -116,7 +116,7 @@ TEST_F(ShownSteps, ATraceBesidePlansIsShownAlone) {
   EXPECT_EQ(names(steps.at("steps")), (Names{"plan ddp prefetch=1", "trace ddp prefetch=0",
                                              "plan zero3 prefetch=1", "plan zero3 prefetch=0"}));
   EXPECT_EQ(steps.at("steps")[1].at("memory").at("total"), ordered_json::array({0, 3}));
-  for (const char* terms : {"terms", "host_terms"}) {
+  for (const char* terms : {"terms", "host_terms", "sent_terms"}) {
     EXPECT_EQ(steps.at("steps")[1].at(terms), planned_step(r.configurations[1]).at(terms));
   }
   EXPECT_TRUE(warnings_.empty());

@@ -18,7 +18,7 @@
 #include "tests/testing/temp_folder.h"
 #include "tools/data/text_data.h"
 #include "tools/machine/limits.h"
-#include "tools/models/gpt.h"
+#include "tools/models/family.h"
 #include "tools/programs/transformer_config.h"
 
 namespace tessera::tools {
@@ -449,7 +449,8 @@ TEST(TransformerConfig, SequencesAreAsLongAsAskedAndInTheOrderOfTheSeed) {
   for (int i = 0; i < 100; ++i) text += static_cast<char>(i + 1);
   config.data_path = folder.write("text.txt", text);
   config.val_fraction = 0;
-  const GptConfig model{.seq = 32};
+  ModelConfig model = preset_config("small");
+  model.seq = 32;
   EXPECT_EQ(config.dataset(model).seq(), 32);
   config.model.seq = 8;
   EXPECT_EQ(config.dataset(model).seq(), 8);

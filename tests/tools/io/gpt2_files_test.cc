@@ -380,7 +380,7 @@ TEST(Gpt2Writer, LeavesNoShardsOfTheModelThatWasThere) {
   for (const float value : {1.0f, 2.0f}) {  // over another config, and over the same one
     shard();
     if (value == 1) {
-      EXPECT_EQ(gpt2_shards(folder.path()).size(), 2u);
+      EXPECT_EQ(model_shards(folder.path(), "gpt2").size(), 2u);
     }
     save(value);
     std::set<std::string> names;

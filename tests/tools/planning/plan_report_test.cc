@@ -83,6 +83,19 @@ TEST(PlanReport, SaysNothingOfRanksThatAllTakePartInEverything) {
   }
 }
 
+TEST(PlanReport, ExplainsWhatAStepSendsByItsCollectives) {
+  const TrainPlan plan = plan_of("zero3", 4);
+  const std::vector<PlanTerm> terms = sent_terms(plan);
+  std::int64_t sum = 0;
+  for (const PlanTerm& term : terms) sum += term.nbytes;
+  EXPECT_EQ(sum, plan.steps.back().traffic.bytes_sent);
+  // 12,704 parameters of a block are padded to 13,312, of which a rank sends three quarters.
+  const auto forward =
+      std::ranges::find(terms, "2 x 39,936 B, all_gather h.0, h.1 forward", &PlanTerm::text);
+  ASSERT_NE(forward, terms.end()) << terms.front().text;
+  EXPECT_EQ(forward->nbytes, 2 * 39'936);
+}
+
 // A run whose hook compresses from the fourth step on, and whose guard makes steps again: figures
 // that are all different, so that none can stand for another.
 TEST(PlanReport, SaysEachFigureOfItsOwnStep) {

@@ -41,8 +41,8 @@ TransformerConfig config_of(const std::string& strategy) {
 }
 
 PlanRow row_of(const TransformerConfig& config, const PlanTarget& target) {
-  Gpt model(config.gpt());
-  return plan_row(config.parallel.strategy, config, model, target);
+  const std::unique_ptr<LanguageModel> model = config.model_config().make();
+  return plan_row(config.parallel.strategy, config, *model, target);
 }
 
 // What one of `n` ranks sends of `numel` elements of 4 bytes that are gathered, or reduced to

@@ -83,9 +83,6 @@ class BrokenRank final : public TaskRank, public Model {
   // As Model.
   std::vector<engine::Block*> blocks() override { return inner_->model().blocks(); }
   engine::Block* root() override { return inner_->model().root(); }
-  std::string checkpoint_name(const engine::Parameter& p) const override {
-    return inner_->model().checkpoint_name(p);
-  }
   Tensor loss(engine::Tape& tape, const std::vector<Tensor>& batch, const Pass& pass) override {
     stray_ = {};
     if (trainer_ != nullptr && pass.training && ++num_losses_ == 2) do_more(tape);

@@ -177,7 +177,7 @@ TEST_F(SaveFaults, KilledOverWeightsOfOthersSaysHowToGoBack) {
     if (model != "old" && model != "new") {
       ++num_refused;
       EXPECT_TRUE(
-          has(model, {"[gpt2] expected ", "m/config.json", "cut short", "config.json.replaced"}));
+          has(model, {"[model] expected ", "m/config.json", "cut short", "config.json.replaced"}));
       fs::rename(folder_ / "m/config.json.replaced", folder_ / "m/config.json");
       EXPECT_EQ(loaded(), "old") << at;
     }

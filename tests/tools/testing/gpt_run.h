@@ -19,7 +19,7 @@
 #include "tools/data/text_data.h"
 #include "tools/launch/ranks.h"
 #include "tools/models/gpt.h"
-#include "tools/models/gpt_checkpoint.h"
+#include "tools/models/model_files.h"
 #include "tools/probe/probe.h"
 #include "tools/report/step_record.h"
 #include "tools/train/trainer.h"
@@ -63,7 +63,7 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
                            is_first ? &log : nullptr, {.probe = probe.get()});
     trainer.on_step([&run, rank = static_cast<std::size_t>(world.rank())](
                         const tools::StepRecord& step) { run.steps[rank].push_back(step); });
-    if (!init_from.empty()) tools::load_gpt(trainer.fsdp(), gpt, init_from);
+    if (!init_from.empty()) tools::load_model(trainer.fsdp(), gpt, init_from);
     const engine::Shape shape{config.train.batch, model.seq};
     const auto fill = [&](std::int64_t first, const tools::Batch& host) {
       data.batch(first, config.train.batch, host[0].span<std::int32_t>(),

@@ -19,6 +19,7 @@
 
 #include "engine/io/safetensors.h"
 #include "tests/tools/testing/gpt_run.h"
+#include "tools/models/family.h"
 
 namespace tessera::tools {
 namespace {
@@ -41,7 +42,7 @@ nlohmann::json golden() {
 
 GptRun train(std::int64_t ranks, double grad_clip, const shard::Precision& precision = {}) {
   const nlohmann::json training = golden().at("training");
-  const GptConfig model = read_gpt_config(kFolder + "gpt2_tiny");
+  const GptConfig model = gpt_config(read_model_config(kFolder + "gpt2_tiny"));
   TrainConfig config;
   config.device = DeviceChoice::kCpu;
   config.parallel.ranks = ranks;

@@ -1,0 +1,102 @@
+#include "tools/io/config_file.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/error.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
+#include "tools/io/model_folder.h"
+
+namespace tessera::tools {
+
+using engine::fail;
+using engine::IoError;
+using engine::require;
+using nlohmann::json;
+
+namespace {
+
+json parsed(const ConfigText& config, const std::string& where) {
+  check_is_json(config.text, config.path);
+  json all = engine::parse_json(config.text, config.path);
+  require<IoError>(all.is_object(), "[{}] expected an object, got otherwise ({})", where,
+                   config.path);
+  return all;
+}
+
+/// The copy in the weights at `path`, if there is one.
+std::optional<ConfigText> config_of_weights(const std::string& path) {
+  if (is_missing(path)) return std::nullopt;
+  const engine::SafetensorsFile weights = open_weights(path);
+  const auto copy = weights.metadata().find(kConfigKey);
+  if (copy == weights.metadata().end()) return std::nullopt;
+  return ConfigText{copy->second, path};
+}
+
+}  // namespace
+
+FolderConfig read_folder_config(const std::string& folder) {
+  check_model_folder(folder);
+  const std::string path = folder + "/config.json";
+  FolderConfig config{
+      .folder = folder, .file = {}, .saved = config_of_weights(folder + "/model.safetensors")};
+  if (config.saved && is_missing(path)) return config;
+  require<IoError>(!is_missing(path) || is_missing(folder + "/" + kReplacedConfig),
+                   "[model] expected {}, got none: a save was cut short before it replaced the "
+                   "weights; renaming {} to config.json restores the older model ({})",
+                   path, kReplacedConfig, folder);
+  config.file = {engine::read_text_file(path, kMaxConfigNbytes), path};
+  return config;
+}
+
+void check_as_saved(bool is_same, const std::string& where, const char* key,
+                    const std::string& file, const std::string& saved, const FolderConfig& folder) {
+  require<IoError>(
+      is_same,
+      "[{}] expected {} of {} in config.json, as model.safetensors was saved with, got "
+      "{}: files of two models, or of a save that was cut short ({})",
+      where, key, saved, file, folder.folder);
+}
+
+ConfigFile::ConfigFile(const ConfigText& config, std::string where)
+    : path_(config.path), where_(std::move(where)), json_(parsed(config, where_)) {}
+
+std::int64_t ConfigFile::integer(const char* key) const {
+  constexpr std::int64_t kMax = std::int64_t{1} << 24;
+  require<IoError>(has(key), "[{}] expected key {}, got none ({})", where_, key, path_);
+  const json& value = json_.at(key);
+  require<IoError>(value.is_number_unsigned() && value.get<std::uint64_t>() >= 1 &&
+                       value.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMax),
+                   "[{}] expected {} in [1, {}], got {} ({})", where_, key, kMax,
+                   engine::excerpt(value.dump()), path_);
+  return value.get<std::int64_t>();
+}
+
+double ConfigFile::number(const char* key, double unless_there, double min, double end) const {
+  if (!has(key)) return unless_there;
+  const json& value = json_.at(key);
+  require<IoError>(value.is_number() && value.get<double>() >= min && value.get<double>() < end,
+                   "[{}] expected {} in [{}, {}), got {} ({})", where_, key, min, end,
+                   engine::excerpt(value.dump()), path_);
+  return value.get<double>();
+}
+
+json ConfigFile::one_of(const char* key, std::initializer_list<json> supported) const {
+  if (!has(key)) return *supported.begin();
+  if (std::ranges::count(supported, json_.at(key)) > 0) return json_.at(key);
+  std::string list;
+  for (const json& value : supported) list += (list.empty() ? "" : " or ") + value.dump();
+  fail<IoError>("[{}] expected {} to be {}, got {} ({})", where_, key, list,
+                engine::excerpt(json_.at(key).dump()), path_);
+}
+
+std::string model_type(const ConfigText& config) {
+  const json all = parsed(config, "model");
+  const auto found = all.find("model_type");
+  if (found == all.end()) return "";
+  return found->is_string() ? found->get<std::string>() : found->dump();
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,63 @@
+// config.json of a model folder, read key by key, and where its text is found.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+namespace tessera::tools {
+
+/// The longest config.json that is read.
+inline constexpr std::int64_t kMaxConfigNbytes = 1 << 20;
+
+/// The key of the metadata of model.safetensors that holds the text of its config.json.
+inline constexpr const char* kConfigKey = "tessera.config.json";
+
+/// What a save calls an older config.json while it replaces the model.
+inline constexpr const char* kReplacedConfig = "config.json.replaced";
+
+struct ConfigText {
+  std::string text, path;
+};
+
+/// What a folder says of its model; see [Note: two files, one model] in model_weights.h. At least
+/// one is there. Where both are, they should be of one model; alone, either is the model's.
+struct FolderConfig {
+  std::string folder;
+  std::optional<ConfigText> file;   ///< config.json
+  std::optional<ConfigText> saved;  ///< the copy in the weights, of when they were saved
+};
+
+/// Throws IoError as check_model_folder(), and for a folder without either.
+FolderConfig read_folder_config(const std::string& folder);
+
+/// Throws IoError, unless `is_same`, that config.json says another model than the weights were
+/// saved with: `file` and not `saved` as `key`. `where`: what errors begin with, "gpt2".
+void check_as_saved(bool is_same, const std::string& where, const char* key,
+                    const std::string& file, const std::string& saved, const FolderConfig& folder);
+
+/// A config.json with typed access; errors name the file and the key.
+class ConfigFile {
+ public:
+  /// `where`: what errors begin with, "gpt2". Throws IoError unless `config` is a JSON object.
+  ConfigFile(const ConfigText& config, std::string where);
+
+  bool has(const char* key) const { return json_.contains(key); }
+  /// In [1, 2^24].
+  std::int64_t integer(const char* key) const;
+  /// In [min, end): `unless_there` when the key is missing.
+  double number(const char* key, double unless_there, double min, double end) const;
+  /// One of `supported`: the first of them when the key is missing.
+  nlohmann::json one_of(const char* key, std::initializer_list<nlohmann::json> supported) const;
+
+ private:
+  std::string path_, where_;
+  nlohmann::json json_;
+};
+
+/// What config.json calls its kind of model; empty where it does not say. Throws as ConfigFile.
+std::string model_type(const ConfigText& config);
+
+}  // namespace tessera::tools

@@ -1,0 +1,182 @@
+#include "tools/io/model_weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "engine/error.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
+#include "tools/io/model_folder.h"
+#include "tools/io/tensor_names.h"
+
+namespace tessera::tools {
+
+using engine::fail;
+using engine::IoError;
+using engine::require;
+using nlohmann::json;
+
+namespace {
+
+constexpr std::int64_t kMaxIndexNbytes = 1 << 26;
+
+/// The files that an index lists, each of which must be a plain name.
+std::map<std::string, std::set<std::string>> read_index(const std::string& path,
+                                                        const std::string& where) {
+  const std::string text = engine::read_text_file(path, kMaxIndexNbytes);
+  check_is_json(text, path);
+  const json index = engine::parse_json(text, path);
+  require<IoError>(
+      index.is_object() && index.contains("weight_map") && index.at("weight_map").is_object(),
+      "[{}] expected an object weight_map, got none ({})", where, path);
+  std::map<std::string, std::set<std::string>> files;
+  for (const auto& [tensor, value] : index.at("weight_map").items()) {
+    const std::string file = value.is_string() ? value.get<std::string>() : "";
+    require<IoError>(file.ends_with(".safetensors") && !file.starts_with('.') &&
+                         file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos,
+                     "[{}] expected a .safetensors file of the same folder, got {} (tensor {}, {})",
+                     where, engine::shown_name(value.dump()), engine::shown_name(tensor), path);
+    files[file].insert(tensor);
+  }
+  return files;
+}
+
+}  // namespace
+
+std::vector<std::string> model_shards(const std::string& folder, const std::string& where) {
+  const std::string index = folder + "/model.safetensors.index.json";
+  std::vector<std::string> names;
+  if (is_missing(index)) return names;
+  for (const auto& [name, tensors] : read_index(index, where)) names.push_back(name);
+  return names;
+}
+
+ModelWeights::ModelWeights(const std::string& folder, ModelLayout layout)
+    : folder_(folder), layout_(std::move(layout)) {
+  const std::string whole = folder + "/model.safetensors", index = whole + ".index.json";
+  std::error_code ignored;
+  if (std::filesystem::exists(whole, ignored) || !std::filesystem::exists(index, ignored)) {
+    add_file(whole);
+    return;
+  }
+  for (const auto& [name, tensors] : read_index(index, layout_.family)) {
+    add_file(fmt::format("{}/{}", folder, name));
+    const engine::SafetensorsFile& file = files_.back();
+    for (const std::string& tensor : tensors) {
+      require<IoError>(file.find(tensor) != nullptr,
+                       "[{}] expected what the index lists, got no tensor {} ({})", layout_.family,
+                       engine::shown_name(tensor), file.path());
+    }
+    require<IoError>(file.tensors().size() == tensors.size(),
+                     "[{}] expected {} tensors as the index lists, got {} ({})", layout_.family,
+                     tensors.size(), file.tensors().size(), file.path());
+  }
+}
+
+void ModelWeights::add_file(std::string path) {
+  files_.push_back(open_weights(std::move(path)));
+  for (const engine::TensorInfo& info : files_.back().tensors()) {
+    std::string_view name = info.name;
+    if (name.starts_with(layout_.prefix)) name.remove_prefix(layout_.prefix.size());
+    const auto [place, is_new] = places_.emplace(name, Place{files_.size() - 1, &info});
+    require<IoError>(is_new, "[{}] expected each tensor once, got {} again ({}, {})",
+                     layout_.family, engine::shown_name(name), files_[place->second.file].path(),
+                     files_.back().path());
+  }
+}
+
+void ModelWeights::check_complete(std::span<const engine::TensorSpec> expected) const {
+  std::vector<engine::TensorSpec> missing, unexpected;
+  std::vector<std::string> changed;
+  std::set<std::string_view> names;
+  for (const engine::TensorSpec& tensor : expected) {
+    names.insert(tensor.name);
+    const auto found = places_.find(tensor.name);
+    if (found == places_.end()) {
+      missing.push_back(tensor);
+      continue;
+    }
+    const engine::TensorInfo& info = *found->second.info;
+    if (info.shape == tensor.shape && engine::SafetensorsFile::can_read(info)) continue;
+    changed.push_back(fmt::format("{} is {} of {} and not {} of F32, BF16 or F16 in {}",
+                                  engine::shown_name(tensor.name), engine::to_string(info.shape),
+                                  info.dtype, engine::to_string(tensor.shape),
+                                  files_[found->second.file].path()));
+  }
+  for (const auto& [name, place] : places_) {
+    // What all names have before the model's, unneeded ones have too.
+    if (names.contains(name) || is_unneeded(name, /*has_prefix=*/!missing.empty())) continue;
+    unexpected.push_back({name, place.info->shape});
+  }
+  const std::size_t num = missing.size() + unexpected.size() + changed.size();
+  if (num > 0) {
+    constexpr std::size_t kMostChanged = 4;
+    std::vector<std::string> lines = name_differences(missing, unexpected);
+    if (changed.size() > kMostChanged) {
+      const std::size_t num_more = changed.size() - kMostChanged;
+      changed.resize(kMostChanged);
+      changed.push_back(fmt::format("and {} more", num_more));
+    }
+    lines.insert(lines.end(), changed.begin(), changed.end());
+    fail<IoError>("[{}] expected the {} tensors of the model, got {} difference{} ({}):\n  {}",
+                  layout_.family, expected.size(), num, num == 1 ? "" : "s", folder_,
+                  engine::join(lines, "\n  "));
+  }
+  check_head();
+}
+
+bool ModelWeights::is_unneeded(std::string_view name, bool has_prefix) const {
+  if (!layout_.embedding.empty() && name == layout_.head) return true;
+  if (layout_.is_ignored != nullptr && layout_.is_ignored(name)) return true;
+  const std::size_t dot = has_prefix ? name.find('.') : std::string_view::npos;
+  return dot != std::string_view::npos && is_unneeded(name.substr(dot + 1), has_prefix);
+}
+
+void ModelWeights::check_head() const {
+  if (layout_.embedding.empty()) return;
+  const auto head = places_.find(layout_.head), embedding = places_.find(layout_.embedding);
+  if (head == places_.end() || embedding == places_.end()) return;
+  const engine::TensorInfo& a = *head->second.info;
+  const engine::TensorInfo& b = *embedding->second.info;
+  const engine::SafetensorsFile& a_file = files_[head->second.file];
+  const engine::SafetensorsFile& b_file = files_[embedding->second.file];
+  bool equal = a.shape == b.shape && a.dtype == b.dtype;
+  std::vector<float> left(1 << 16), right(left.size());
+  for (std::int64_t at = 0; equal && at < engine::numel(b.shape); at += std::ssize(left)) {
+    const auto n =
+        static_cast<std::size_t>(std::min(std::ssize(left), engine::numel(b.shape) - at));
+    a_file.read(a, at, std::span(left).first(n));
+    b_file.read(b, at, std::span(right).first(n));
+    equal = std::memcmp(left.data(), right.data(), n * sizeof(float)) == 0;
+  }
+  require<IoError>(
+      equal, "[{}] expected an output matrix that is the embedding {}, got another (tensor {}, {})",
+      layout_.family, layout_.embedding, engine::shown_name(a.name), a_file.path());
+}
+
+void ModelWeights::read(const engine::TensorSpec& tensor, std::int64_t first,
+                        std::span<float> out) const {
+  const auto found = places_.find(tensor.name);
+  require<IoError>(found != places_.end(), "[{}] expected tensor {}, got none ({})", layout_.family,
+                   engine::shown_name(tensor.name), folder_);
+  const auto& [file, info] = found->second;
+  require<IoError>(info->shape == tensor.shape, "[{}] expected {}, got {} (tensor {}, {})",
+                   layout_.family, engine::to_string(tensor.shape), engine::to_string(info->shape),
+                   engine::shown_name(tensor.name), files_[file].path());
+  files_[file].read(*info, first, out);
+}
+
+std::span<const float> ModelWeights::lookup(const engine::TensorSpec& tensor) {
+  buffer_.resize(static_cast<std::size_t>(engine::numel(tensor.shape)));
+  read(tensor, 0, buffer_);
+  return buffer_;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,35 @@
+// A model of token sequences, as programs that train, sample, plan and convert know it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/io/safetensors.h"
+#include "engine/tape.h"
+#include "tools/io/model_weights.h"
+#include "tools/models/model.h"
+
+namespace tessera::tools {
+
+/// blocks() has one for each layer, in forward order; root() encloses them and owns the rest. The
+/// batch of loss(): tokens (B, T) and targets (B, T), i32.
+class LanguageModel : public Model {
+ public:
+  /// T at most.
+  virtual std::int64_t max_tokens() const = 0;
+  /// Operations of the matrix products of a sequence of `tokens`, forward and backward (twice as
+  /// many): those of attention for the pairs it sees; nothing that is computed again.
+  virtual double train_flops(std::int64_t tokens) const = 0;
+  /// tokens (1, T) -> logits of the last position (V) in the parameter dtype; not recorded.
+  virtual engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens) = 0;
+
+  // Files, in the layout of Hugging Face.
+
+  virtual ModelLayout layout() const = 0;
+  virtual std::string config_text() const = 0;  ///< of config.json
+  /// The tensors that keep `p`, one of the model's own: their values, one after the other, are its.
+  virtual std::vector<engine::TensorSpec> file_tensors(const engine::Parameter& p) const;
+};
+
+}  // namespace tessera::tools

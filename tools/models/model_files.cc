@@ -1,0 +1,97 @@
+#include "tools/models/model_files.h"
+
+#include <cstddef>
+#include <vector>
+
+#include "engine/error.h"
+#include "engine/io/file.h"
+#include "tools/io/config_file.h"
+
+namespace tessera::tools {
+namespace {
+
+std::vector<engine::TensorSpec> tensors_of(const LanguageModel& model,
+                                           std::span<engine::Parameter* const> parameters) {
+  std::vector<engine::TensorSpec> all;
+  for (const engine::Parameter* p : parameters) {
+    const std::vector<engine::TensorSpec> tensors = model.file_tensors(*p);
+    std::int64_t numel = 0;
+    for (const engine::TensorSpec& tensor : tensors) numel += engine::numel(tensor.shape);
+    engine::require(numel == p->shape.numel(),
+                    "[model] expected tensors in files of {} elements, got {} ({})",
+                    p->shape.numel(), numel, p->name);
+    all.insert(all.end(), tensors.begin(), tensors.end());
+  }
+  return all;
+}
+
+// fn(tensor, its part of `values`), for each tensor that keeps `p`.
+template <class T, class F>
+void for_each_tensor(const LanguageModel& model, const engine::Parameter& p, std::span<T> values,
+                     const F& fn) {
+  for (const engine::TensorSpec& tensor : model.file_tensors(p)) {
+    const auto numel = static_cast<std::size_t>(engine::numel(tensor.shape));
+    fn(tensor, values.first(numel));
+    values = values.subspan(numel);
+  }
+}
+
+}  // namespace
+
+void load_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string& folder) {
+  const ModelWeights weights(folder, model.layout());
+  const auto parameters = fsdp.parameters();
+  weights.check_complete(tensors_of(model, parameters));
+  std::vector<float> values;
+  for (engine::Parameter* p : parameters) {
+    values.resize(static_cast<std::size_t>(p->shape.numel()));
+    for_each_tensor(model, *p, std::span(values),
+                    [&](const engine::TensorSpec& tensor, std::span<float> part) {
+                      weights.read(tensor, 0, part);
+                    });
+    fsdp.load(*p, values);
+  }
+  fsdp.parameters_changed();
+}
+
+void check_can_save_model(const LanguageModel& model, const std::string& folder) {
+  // The files are opened under temporary names, and removed again.
+  const ModelWriter files(folder, model.layout(), "", {});
+  const engine::AtomicFile replaced(folder + "/" + kReplacedConfig);
+  engine::flush_folder_of(folder + "/config.json");
+}
+
+void save_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string& folder,
+                comm::ProcessGroup& world) {
+  const auto parameters = fsdp.parameters();
+  std::unique_ptr<ModelWriter> writer;
+  if (world.rank() == 0) {
+    const auto pause = world.pause_deadline();
+    writer = model_writer(model, folder, parameters);
+  }
+  for (const engine::Parameter* p : parameters) {
+    const std::vector<float> values = fsdp.full_parameter(*p);
+    if (!writer) continue;
+    const auto pause = world.pause_deadline();
+    write_parameter(*writer, model, *p, values);
+  }
+  if (!writer) return;
+  const auto pause = world.pause_deadline();
+  writer->finish();
+}
+
+std::unique_ptr<ModelWriter> model_writer(const LanguageModel& model, const std::string& folder,
+                                          std::span<engine::Parameter* const> parameters) {
+  return std::make_unique<ModelWriter>(folder, model.layout(), model.config_text(),
+                                       tensors_of(model, parameters));
+}
+
+void write_parameter(ModelWriter& writer, const LanguageModel& model, const engine::Parameter& p,
+                     std::span<const float> values) {
+  for_each_tensor(model, p, values,
+                  [&](const engine::TensorSpec& tensor, std::span<const float> part) {
+                    writer.write(tensor.name, part);
+                  });
+}
+
+}  // namespace tessera::tools
