@@ -15,7 +15,7 @@ namespace tessera::comm {
 
 /// [n] on every rank -> [n * size()] in new memory beside `values`, rank by rank, any dtype. Work
 /// of `stream`, which starts once the home of that memory has written `values`; the home waits for
-/// an event recorded behind this before it uses the result. If it cannot be enqueued, the group is
+/// an event recorded after this before it uses the result. If it cannot be enqueued, the group is
 /// aborted and the stream drained before the error is thrown: what was enqueued uses tensors that
 /// die, and without the peers it might never end. Collective.
 Tensor gather_values(ProcessGroup& group, const Tensor& values, const Stream& stream,

@@ -12,7 +12,7 @@ namespace tessera::engine {
 
 /// dst = src as work of `stream`: equal dtype and numel, any two devices; a CUDA stream if one of
 /// them is a GPU. Pageable host memory is copied before this returns or, as destination, written
-/// before it returns; everything else is asynchronous, and both stay resident until an event behind
+/// before it returns; everything else is asynchronous, and both stay resident until an event after
 /// this. Throws InvalidArgument if the tensors do not fit.
 void copy(const Tensor& dst, const Tensor& src, const Stream& stream,
           std::string_view name = "copy");

@@ -110,7 +110,7 @@ class WorkerCpuStream final : public CpuStream {
   void wait(const Event& event) override {
     push([event = event.for_host()] { event.wait(); });
   }
-  // Allocates nothing, so that memory which tasks use can be freed behind it in any case.
+  // Allocates nothing, so that memory which tasks use can be freed after it in any case.
   void synchronize() override {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this, last = num_pushed_] { return num_done_ >= last; });

@@ -9,7 +9,7 @@
 // memory that is handed out during the capture belongs to the graph, which alone uses it until it
 // dies. What the function does on the host is done once, by the capture, which itself computes
 // nothing. Events: inside the capture one that was recorded before it counts as reached, since a
-// launch begins behind all that its streams hold; one that was recorded inside it stands, outside,
+// launch begins after all that its streams hold; one that was recorded inside it stands, outside,
 // for the end of the last launch.
 //
 // A function may not wait for the GPU, ask whether an event is reached, or use streams that are not
@@ -39,7 +39,7 @@ class CudaGraph {
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
 
-  /// Runs what was captured, behind all that its streams hold and before all that comes. Counts in
+  /// Runs what was captured, after all that its streams hold and before all that comes. Counts in
   /// the peaks of `memory` as fn() did. Throws DeviceError, OutOfMemory beyond a memory's limit.
   void launch();
 

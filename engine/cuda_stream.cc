@@ -68,7 +68,7 @@ class CudaEvent final : public EventState {
   cudaEvent_t get() const { return event_; }
   /// Null: not recorded in a capture.
   const std::shared_ptr<StreamCapture>& capture() const { return capture_; }
-  /// What it stands for behind its capture.
+  /// What it stands for after its capture.
   const Event& of_last_launch() const {
     require(!capture_->is_active,
             "[graph] expected nobody to wait for what is captured, got event '{}' of {}", name_,

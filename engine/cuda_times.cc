@@ -71,7 +71,7 @@ void CudaTimes::rebase() {
   settle(/*is_before_base=*/true);
 }
 
-// All that is past lies before the base, or all behind it.
+// All that is past lies before the base, or all after it.
 void CudaTimes::settle(bool is_before_base) {
   const auto past = std::partition_point(pending_.begin(), pending_.end(),
                                          [](const Pending& p) { return is_reached(p.end.get()); });

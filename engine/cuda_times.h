@@ -1,15 +1,15 @@
 // When work of a GPU ran. Private to engine, like stream_impl.h.
 //
 // [Note: times of a GPU]
-// A timed event stands behind each wait, at each time(), and with a listener behind each launch.
-// Where work begins is the event behind the work before it, if that one was not reached when it was
+// A timed event stands after each wait, at each time(), and with a listener after each launch.
+// Where work begins is the event after the work before it, if that one was not reached when it was
 // asked about, just before the new work was enqueued: then the GPU goes from one to the next at
 // once. If it was reached, the stream ran dry, and the work gets an event of its own to begin with,
 // as an idle gap is no part of it. The GPU may get there between the question and the host's first
 // call that enqueues: then the gap that counts as work is what the host takes for that, some
-// microseconds, nearly all of which would stand behind an event of its own as well. Nothing else
+// microseconds, nearly all of which would stand after an event of its own as well. Nothing else
 // may have been enqueued between the two: whoever takes the stream's handle may do so, and what was
-// launched without a time or failed has, so behind these work begins with an event of its own too.
+// launched without a time or failed has, so after these work begins with an event of its own too.
 // (Events that others wait for take the GPU no time that counts.) Each launch asks once: an older
 // answer would not do, as kernels are as short as the host's time between two of them.
 //
@@ -86,7 +86,7 @@ class CudaTimes {
   const std::string& name_;
   LaunchListener* const listener_;
   CudaMarks marks_;
-  CudaMark last_;  // behind which nothing was enqueued; null: not known
+  CudaMark last_;  // after which nothing was enqueued; null: not known
   std::deque<Pending> pending_;
   std::size_t settle_above_ = kMaxPending;  // so many that are pending
   std::optional<Base> base_;                // with a listener, or after a synchronisation

@@ -55,7 +55,7 @@ class RegionHooks {
 };
 
 /// Told of what crosses the borders of regions, for whoever looks at values. By the thread that
-/// launches, once what computes the tensor is launched: on a GPU read it behind the tape's stream.
+/// launches, once what computes the tensor is launched: on a GPU read it after the tape's stream.
 class BorderListener {
  public:
   virtual ~BorderListener() = default;

@@ -186,7 +186,7 @@ MatrixView<const P> rows_of(const MatrixView<const P>& m, std::int64_t begin, st
 }
 
 // Columns of a tile's scores that are computed: whole lanes make whole vectors, and what lies
-// behind the tile's keys is masked.
+// after the tile's keys is masked.
 std::int64_t num_cols(const ScoreTile& tile, const Layout& s) {
   return std::min(tile.ld(), s.tokens - tile.key);
 }

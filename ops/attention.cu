@@ -35,7 +35,7 @@ void dispatch_head_size(std::int64_t head_size, F&& fn) {
 
 /// delta (B, H, T) = rowsum(dy * y) of the heads in y, dy (B, T, H * D). Half a warp a row; each of
 /// its lanes sums what is 16 bytes wide, so that bits do not depend on how the bytes are fetched.
-/// Clears `num_counters` of `counters`, at most a thread each, for the kernel behind it.
+/// Clears `num_counters` of `counters`, at most a thread each, for the kernel after it.
 template <class T, bool kVector>
 __global__ void delta_kernel(AttentionLayout s, const T* y, const T* dy, float* delta,
                              unsigned* counters, std::int64_t num_counters) {
@@ -113,7 +113,7 @@ void backward_f32(const Stream& stream, const AttentionLayout& s,
   engine::launch_kernel(stream, shape(s.heads), flash_f32::backward_kernel<kSize, false>, s, x);
 }
 
-/// Computes delta and clears the counters that the kernel behind it needs, `num_turns` and one for
+/// Computes delta and clears the counters that the kernel after it needs, `num_turns` and one for
 /// tickets. They are fewer than the threads that compute delta: at most a warp's for 8 queries, and
 /// one, where each query has 16 threads.
 Tensor prepare_turns(const Stream& stream, const Memory& memory, const AttentionLayout& s,

@@ -20,7 +20,7 @@ namespace tessera::ops::flash {
 // which compute the same part of a tile's dq: they cost no barrier.
 //
 // Queries are walked from the last tile to the first: then all blocks of a head begin with the same
-// tile, causal or not, and each is behind the one before it by an addition, not by a tile. Tickets
+// tile, causal or not, and each is after the one before it by an addition, not by a tile. Tickets
 // number a key tile of kHeadsTogether heads before the next one of any of them, so that a block
 // starts after its predecessor and rarely waits, and what they share is still in L2.
 //

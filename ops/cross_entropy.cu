@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kMaxThreads)
       continue;
     }
     const bool valid = rows.is_valid(target);
-    // Before the barrier in row_stats(), behind which others may write there.
+    // Before the barrier in row_stats(), after which others may write there.
     const double chosen = leads && valid ? double{to_f32(logits[row * ld + target])} : 0.0;
     RowStats stats = row_stats<true>(here, rows.vocab_size, num_sums++);
     if (!valid) stats = {kNaN, kNaN};

@@ -16,7 +16,7 @@ namespace tessera::ops {
 /// As many buffers as dispatch() and combine() take.
 inline constexpr int kMaxExpertBuffers = 128;
 
-/// Row slots[n, j] of `num_buffers` buffers of `rows` rows one behind the other becomes x[n]; rows
+/// Row slots[n, j] of `num_buffers` buffers of `rows` rows one after the other becomes x[n]; rows
 /// that no token has a place in are zero, and a token without a place (-1) goes nowhere.
 ///   x (N, C) f32 or bf16, slots (N, k) i32 of route() -> num_buffers times (rows, C). Saves slots.
 ///   Throws InvalidArgument if shapes do not fit, and on the CPU for a slot that no buffer has (on

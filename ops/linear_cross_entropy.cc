@@ -59,7 +59,7 @@ std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
 // whose further rows go nowhere. By estimate, GPT-2 on an H100: w, 77 MB, is copied in forward
 // and backward, and dw, 154 MB of f32, read once and written once more, 0.2 ms of a step of over
 // 100; in return 20 ms of products run in fast kernels if they did not.
-// Room behind w in its flat buffer would cost no copy. But then layout, plan, reducers and
+// Room after w in its flat buffer would cost no copy. But then layout, plan, reducers and
 // checkpoints would know of rows that are none and must be 0, and a tensor that is in no flat
 // buffer would still need the copy. To multiply the last 81 columns by themselves would read x
 // and dx, 100 MB each, once more, which takes as long, and round dx twice.

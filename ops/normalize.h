@@ -15,7 +15,7 @@ enum class Norm { kLayer, kRms };
 engine::Tensor normalize(engine::Tape& tape, Norm norm, const engine::Tensor& x,
                          engine::Parameter& w, engine::Parameter* bias, float eps);
 
-/// Outputs of a residual addition and the norm behind it.
+/// Outputs of a residual addition and the norm after it.
 struct NormOfSum {
   engine::Tensor sum;  ///< x + h
   engine::Tensor y;    ///< norm(sum)

@@ -136,7 +136,7 @@ struct SlopeOf {
   constexpr float operator()(float dy, float x) const { return dy * F::slope(x); }
 };
 
-/// The part of unary() behind the launch, for an x whose gradient is needed.
+/// The part of unary() after the launch, for an x whose gradient is needed.
 template <class F>
 void record_unary(engine::Tape& tape, const engine::Tensor& x, const engine::Tensor& y,
                   std::string_view op, PointwiseWork backward) {

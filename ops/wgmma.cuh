@@ -19,7 +19,7 @@
 //   - wgmma_commit closes a group, wgmma_wait<n> waits for all but the last n, and names the
 //     registers that are read afterwards: naming keeps the compiler from moving their uses.
 //   - Products read shared memory by the async proxy. Who has written operands, by cp_async_16
-//     (behind its wait) or by store_operand, calls fence_async_proxy before the barrier behind
+//     (after its wait) or by store_operand, calls fence_async_proxy before the barrier after
 //     which they are multiplied. The end of a product orders it before later writes, as far as the
 //     barrier between the two goes.
 //
@@ -101,7 +101,7 @@ inline __device__ void store_operand(engine::BFloat16* shared, std::uint32_t pai
 }
 
 /// Makes what the calling thread has written to shared memory visible to products that are called
-/// behind the next barrier.
+/// after the next barrier.
 inline __device__ void fence_async_proxy() {
 #if defined(__CUDACC__)
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

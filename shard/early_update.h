@@ -13,8 +13,8 @@ class Unit;
 /// in every replica, and updated in parts (zero1, zero2 and hybrids).
 enum class UpdateGathers {
   kInterleaved,  ///< of each unit at once, between what backward sends; with
-                 ///< OffloadOptions::optimizer behind the norm, as others would wait for the host
-  kContiguous,   ///< of all units behind the last reduction
+                 ///< OffloadOptions::optimizer after the norm, as others would wait for the host
+  kContiguous,   ///< of all units after the last reduction
 };
 
 /// An update beside backward: what it calls in the order of its members.

@@ -37,7 +37,7 @@ struct Flat {
   SplitTensor grad_sum = {};
   /// The unit adds the squares of `grad_sum` for the norm, as sums are offloaded from a GPU.
   bool has_own_squares = false;
-  /// With UnusedParameters::kSkip, behind finish_step(): 1 for each parameter that no rank's
+  /// With UnusedParameters::kSkip, after finish_step(): 1 for each parameter that no rank's
   /// backward reached. Otherwise empty.
   std::vector<std::uint8_t> unused = {};
 };

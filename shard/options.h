@@ -42,7 +42,7 @@ enum class UnusedParameters {
 };
 
 /// When the gathers ahead start in backward: before a unit's backward, beside which they then run,
-/// or behind it, when its slot is free. PyTorch's BACKWARD_PRE and BACKWARD_POST.
+/// or after it, when its slot is free. PyTorch's BACKWARD_PRE and BACKWARD_POST.
 enum class BackwardPrefetch { kPre, kPost };
 
 /// What becomes of a step whose gradient is not finite, on all ranks of an Fsdp alike; of several
@@ -99,7 +99,7 @@ struct FsdpOptions {
   /// `bucket_nbytes` counts.
   std::int64_t first_bucket_nbytes = std::int64_t{1} << 20;
   /// The blocks' buffers become those of rank 0 when they are wrapped and in each begin_step();
-  /// behind join() those of the first rank that has a batch. False: each rank keeps its own.
+  /// after join() those of the first rank that has a batch. False: each rank keeps its own.
   bool broadcast_buffers = true;
   Precision precision = {};
   /// kSkip gathers one byte for each parameter in every step, and waits for them.
@@ -138,7 +138,7 @@ struct MicroStep {
   /// Keep the gradients of this pass whole and unreduced; the next pass adds to them. Faster, with
   /// an order of sums of its own. Not for the last pass of a step.
   bool no_sync = false;
-  /// Calls of Tape::backward() in this pass. A gradient is reduced once, behind the last.
+  /// Calls of Tape::backward() in this pass. A gradient is reduced once, after the last.
   int num_backwards = 1;
 };
 

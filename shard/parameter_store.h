@@ -50,7 +50,7 @@ class ParameterStore {
   const engine::Tensor& whole() const { return whole_; }
 
   /// Enqueues the gather into the gathered buffer, which must be resident and free for writing
-  /// behind what the gather stream was told so far. `why` ends the collective's label.
+  /// after what the gather stream was told so far. `why` ends the collective's label.
   void unshard(std::string_view why);
   /// Makes `compute` wait until whole() may be read.
   void wait(const engine::Stream& compute) const;

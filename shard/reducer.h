@@ -49,7 +49,7 @@ class Reducer {
   /// A new step: the sum starts anew with the next reduce().
   virtual void begin_step() = 0;
   /// Adds `in`, the whole gradient of a micro-step (flat_numel, accumulation dtype), to the sum, as
-  /// work of the stream behind `ready`. `is_last`: no further call in this step; there may be none
+  /// work of the stream after `ready`. `is_last`: no further call in this step; there may be none
   /// for which it is set, where the last micro-step does not reach the unit. Every rank calls it as
   /// often. The caller keeps `in` as it is until an event that it records on the stream.
   virtual void reduce(const engine::Tensor& in, const engine::Event& ready, bool is_last) = 0;

@@ -7,7 +7,7 @@ namespace tessera::shard {
 
 class Unit;
 
-/// Told by the thread that launches; on a GPU values are read behind the compute stream. Reads, and
+/// Told by the thread that launches; on a GPU values are read after the compute stream. Reads, and
 /// launches nothing.
 class StepListener {
  public:

@@ -26,7 +26,7 @@ inline engine::LaunchShape tile_shape(const engine::Tensor& table, std::int64_t 
 
 /// A tile of full size is taken by 16 bytes where the arrays begin at multiples of that, thread t
 /// the 4 elements from quad_begin(tile, turn) on; of others thread t takes element t, and every
-/// kTileThreads-th behind it.
+/// kTileThreads-th after it.
 __device__ inline bool is_full(const Tile& tile) { return tile.numel == kTileNumel; }
 __device__ inline std::int64_t quad_begin(const Tile& tile, int turn) {
   return tile.begin + kTileAlignment * (turn * kTileThreads + static_cast<int>(threadIdx.x));

@@ -4,7 +4,7 @@
 // same comparison, deadline and errors as on the CPU. Each brings its addresses and an event,
 // `ready`. Then each enqueues its share on its own stream: wait for all ready events, read the
 // peers' memory, record `done`. Once all have, each stream waits for all done events: what lies
-// behind the collective on a stream finds its output complete and its input unread. No GPU ever
+// after the collective on a stream finds its output complete and its input unread. No GPU ever
 // waits for work that is not enqueued, so no failure of a rank can hang another's stream. Waits are
 // only for ranks that touch the memory in question. A share is what one rank receives, or of an
 // all_reduce an equal part, written to all. The ranks may have a GPU each or share one. As the

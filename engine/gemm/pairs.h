@@ -42,7 +42,7 @@ struct PairProduct {
 };
 
 /// Pairs (i, j) of `rows` x `width` elements, `ld` apart: rows 2 i and 2 i + 1, at dst[i * dst_ld +
-/// j]. Zeros behind them up to an even number of rows and up to dst_ld.
+/// j]. Zeros after them up to an even number of rows and up to dst_ld.
 void pair_rows(Pair* dst, std::int64_t dst_ld, const BFloat16* src, std::int64_t rows,
                std::int64_t width, std::int64_t ld);
 /// Pairs (r, i) of the same: columns 2 i and 2 i + 1, at dst[r * dst_ld + i]; zeros up to dst_ld.

@@ -29,7 +29,7 @@ using Block = std::array<std::array<float, kSide>, kSide>;
     }
 }
 
-// The first rows x cols elements of `src`, zeros behind them.
+// The first rows x cols elements of `src`, zeros after them.
 [[gnu::always_inline]] inline void copy_some(const StoredMatrix& src, std::int64_t rows,
                                              std::int64_t cols, Block& block) {
   block = {};
@@ -43,7 +43,7 @@ using Block = std::array<std::array<float, kSide>, kSide>;
   v -= part;
 }
 
-// The parts of 16 pairs of elements, one part behind the other. The first is cut off, so that a
+// The parts of 16 pairs of elements, one part after the other. The first is cut off, so that a
 // finite number never has an infinite one; the second is rounded to the nearest; of the third 8
 // bits are left. An infinity leaves NaN; NaN, whose first part may look infinite, does so too.
 [[gnu::always_inline]] inline void pack_pairs(const float* low_src, const float* high_src,

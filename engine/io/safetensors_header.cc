@@ -120,7 +120,7 @@ class HeaderReader {
 
   bool end_object() {
     if (place_ == Place::kTensor) finish_entry();
-    place_ = Place::kRoot;  // the parser itself refuses text behind the outermost object
+    place_ = Place::kRoot;  // the parser itself refuses text after the outermost object
     return true;
   }
 

@@ -132,7 +132,7 @@ class Object {
     check(value.is_array(), "a list", key);
     return value;
   }
-  /// Checksums, one behind the other.
+  /// Checksums, one after the other.
   std::vector<std::uint64_t> checksums(const std::string& key) const {
     const std::string hex = text(key);
     check(hex.size() % kHexDigits == 0, "checksums of 16 hex digits", key);

@@ -51,7 +51,7 @@ class Snapshot {
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
 
-  /// Copies `pieces` behind what compute was told so far, and makes them those of the copies;
+  /// Copies `pieces` after what compute was told so far, and makes them those of the copies;
   /// values must stay as they are until taken(). Memory is kept for the next time. If it throws,
   /// nothing reads values any more.
   void take(std::vector<CheckpointPiece>& pieces);

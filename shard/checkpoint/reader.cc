@@ -94,7 +94,7 @@ void CheckpointReader::read(const CheckpointTensor& tensor, std::int64_t begin,
   require(begin >= 0 && end <= tensor.numel(),
           "[checkpoint] expected elements of {}, got [{}, {}) ({} {})", tensor.numel(), begin, end,
           tensor.kind, tensor.name);
-  // The first range that ends behind `begin`: ranges are sorted and cover everything.
+  // The first range that ends after `begin`: ranges are sorted and cover everything.
   auto range = std::ranges::upper_bound(tensor.ranges, begin, {},
                                         [](const CheckpointRange& r) { return r.begin + r.numel; });
   for (; begin < end; ++range) {

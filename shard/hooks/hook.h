@@ -110,7 +110,7 @@ class CutError {
 class Fsdp;
 /// What this rank's hooks remember, and the other way round; see HookReducer. Blocks until
 /// collectives are done. Empty, and nothing, without such hooks. With NonFinite::kSkip to be called
-/// behind the update, which decides whether the step counts; throws InvalidArgument inside a step.
+/// after the update, which decides whether the step counts; throws InvalidArgument inside a step.
 std::vector<HookTensor> save_hooks(const Fsdp& fsdp);
 void load_hooks(const Fsdp& fsdp, const HookState& of_all_ranks);
 void load_hooks(const Fsdp& fsdp, std::span<const HookTensor> of_all_ranks);

@@ -75,7 +75,7 @@ struct HalfBlocks {
   }
 };
 
-/// words (2 * num_ranks * block_numel) u8 = the blocks of `in` (f32 or bf16) as binary16, 0 behind
+/// words (2 * num_ranks * block_numel) u8 = the blocks of `in` (f32 or bf16) as binary16, 0 after
 /// their last element.
 void launch_pack_half(const engine::Stream& stream, const engine::Tensor& words,
                       const engine::Tensor& in, const HalfBlocks& blocks,

@@ -38,7 +38,7 @@ using engine::Tensor;
 // in the last place of E elsewhere.
 //
 // [Note: steps that count for nothing]
-// Whether a step's update is skipped is known behind its last reduction, when every error has moved
+// Whether a step's update is skipped is known after its last reduction, when every error has moved
 // on. So where it may be, a step writes its errors beside the old ones, and the two are exchanged
 // when it is known to count: no copy, but the memory of another error. Qs, which are small, are
 // copied before a step changes them.

@@ -85,7 +85,7 @@ class Optimizer : private FlatUser {
   /// Bits are those of step(lr). The norm is known when most is updated, so nothing is clipped, and
   /// if a gradient is not finite, which finish_step() or on a GPU reading the norm throws for,
   /// parameters and states are spoilt. Until finish_step() parameters are partly new: a forward
-  /// behind the last backward throws InvalidArgument, and so does one inside no_grad() in a
+  /// after the last backward throws InvalidArgument, and so does one inside no_grad() in a
   /// recomputed region around which no block is wrapped; read none, and leave groups as they are.
   /// Throws InvalidArgument as Fsdp::take_gradients_early() does and for an optimizer that is not
   /// elementwise, CommError if ranks differ.
@@ -113,7 +113,7 @@ class Optimizer : private FlatUser {
 
   const std::vector<std::string>& state_names() const { return traits_.states; }
   /// What this rank has of the state `name` of the flat that a trainable parameter is in, laid out
-  /// like Flat::master; with offload ready behind Fsdp::synchronize(). Throws InvalidArgument
+  /// like Flat::master; with offload ready after Fsdp::synchronize(). Throws InvalidArgument
   /// naming what is unknown, or frozen.
   const SplitTensor& state(const Fsdp::Location& at, std::string_view name) const;
   /// Collective: the whole state `name` of a trainable parameter, on every rank. Throws

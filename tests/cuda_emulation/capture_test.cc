@@ -209,7 +209,7 @@ TEST_F(CudaEmulationCapture, StreamsMustBeJoined) {
   check(cudaStreamBeginCapture(a_, kThreadLocal));
   fork();
   join();
-  add(b_, 1);  // behind the join
+  add(b_, 1);  // after the join
   EXPECT_EQ(cudaStreamEndCapture(a_, &graph_), cudaErrorStreamCaptureUnjoined);
   cudaGetLastError();
   add(b_, 5);

@@ -234,7 +234,7 @@ TEST(CublasLtTest, GeluIsTheProductsWhereTheFileHasAnAlgorithm) {
                               static_cast<cudaStream_t>(on.native())),
               cudaSuccess);
   };
-  // The first elements before and behind.
+  // The first elements before and after.
   const auto run = [&](std::optional<std::uint32_t> id) {
     const Stream stream = Stream::cuda("compute", 0);
     const Memory memory(stream);

@@ -96,7 +96,7 @@ struct Rank : testing::ToyRank {
   }
 };
 
-// An update goes behind what reads the values, a checkpoint's copy, and nobody stands by for it:
+// An update goes after what reads the values, a checkpoint's copy, and nobody stands by for it:
 // the next step is launched as well, whose parameters come when the update is made.
 void update_behind_reader(const char* strategy, bool early, const OffloadOptions& offload) {
   const std::string what =

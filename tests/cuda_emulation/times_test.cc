@@ -66,7 +66,7 @@ class StreamTimes : public ::testing::Test {
     return gate;
   }
 
-  // Before the launch that was told behind so many others.
+  // Before the launch that was told after so many others.
   std::int64_t gap_before(std::size_t i) const {
     return listener_.launches.at(i).begin_ns - listener_.launches.at(i - 1).end_ns;
   }
@@ -99,7 +99,7 @@ TEST_F(StreamTimes, ComeFromEventsThatAreMadeOnce) {
       gate.open();
       stream.record("done").wait();
       static_cast<void>(stream.blocked_ns());
-      // The first round makes them, and one more is held behind it: the last time.
+      // The first round makes them, and one more is held after it: the last time.
       if (round == 1) num_events = cuda_emulation::calls().timed_events;
     }
     EXPECT_GT(num_events, kLaunches);

@@ -86,7 +86,7 @@ Waits waits_of(const std::string& strategy) {
 // was: with the same parameters. Work that reads the slot too early or too late, past a poisoning,
 // may find the right numbers there by luck of timing. So up to `num_masked` waits for a gather, or
 // of a poisoning for the slot's last use, may go unnoticed here; they are printed. So may the two
-// that the gathers behind the last update make, for a forward that never comes. ThreadSanitizer
+// that the gathers after the last update make, for a forward that never comes. ThreadSanitizer
 // needs no luck: with --config=tsan each of them is a race. How many are masked depends on the
 // machine, so the bounds leave room: 10 and 7 were seen.
 void expect_all_needed(const std::string& strategy, int num_masked) {

@@ -67,7 +67,7 @@ Matrices random_matrices(unsigned seed) {
 }
 
 // A canonical layout as the PTX ISA writes it, ((s0, s1, s2), (s3, s4)) : ((d0, ...), (...)) in
-// elements of (M or N, K), behind Swizzle<bits, 4, 3> of the address in bytes.
+// elements of (M or N, K), after Swizzle<bits, 4, 3> of the address in bytes.
 struct Layout {
   std::string name;
   bool is_transposed;

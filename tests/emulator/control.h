@@ -37,7 +37,7 @@ void reset();
 
 // Faults on demand.
 
-/// The nth (1: the next) cudaMalloc on `device` from now and the `count - 1` behind it fail with
+/// The nth (1: the next) cudaMalloc on `device` from now and the `count - 1` after it fail with
 /// cudaErrorMemoryAllocation.
 void fail_malloc(int device, int nth, int count = 1);
 /// The same of page-locked memory of the host, which threads ask for whose device is `device`.

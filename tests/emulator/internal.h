@@ -137,7 +137,7 @@ struct EventObject {
   std::shared_ptr<Record> last = nullptr;
 };
 
-/// Calls that are to fail: the nth from now, and those behind it.
+/// Calls that are to fail: the nth from now, and those after it.
 struct PlannedFaults {
   std::atomic<int> countdown{0};  ///< 0: none
   std::atomic<int> count{0};      ///< from then on; at most 1: that call alone

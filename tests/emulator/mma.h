@@ -1,4 +1,4 @@
-// Twins of the tensor-core instructions behind ops/mma.cuh, with the fragment layouts stated there.
+// Twins of the tensor-core instructions of ops/mma.cuh, with the fragment layouts stated there.
 #pragma once
 
 #include <cstdint>

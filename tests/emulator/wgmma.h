@@ -5,8 +5,8 @@
 // NaNs until a wait names them. In between it is known what must not change, and what did fails the
 // launch: registers named in a fence and then written, registers of a product under way, operands
 // in shared memory. An operand must have been written by cp_async_16 or store_operand, its writer
-// have called fence_async_proxy since, and the whole block have met in a barrier behind that; and
-// it must not be written again but behind another barrier.
+// have called fence_async_proxy since, and the whole block have met in a barrier after that; and
+// it must not be written again but after another barrier.
 #pragma once
 
 #include <cstddef>

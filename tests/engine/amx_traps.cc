@@ -173,7 +173,7 @@ class Instruction {
     if (has_sib()) {
       if (!has_no_base()) address += value((sib_ & 7u) + b_);
     } else if (has_no_base()) {
-      address += reinterpret_cast<std::int64_t>(at_);  // behind the instruction
+      address += reinterpret_cast<std::int64_t>(at_);  // after the instruction
     } else {
       address += value(rm());
     }

@@ -24,7 +24,7 @@ struct Case {
   bool accumulate = false, bias = false;
   float alpha = 1;           // other than 1: from device memory
   std::int64_t offset = 0;   // elements before each operand
-  std::int64_t padding = 0;  // elements behind each stored row
+  std::int64_t padding = 0;  // elements after each stored row
 };
 
 std::string text_of(const Case& c) {

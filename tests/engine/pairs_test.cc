@@ -22,7 +22,7 @@ namespace {
 
 using Index = std::int64_t;
 
-// rows x width elements, `ld` apart, each of other bits; NaN behind each row.
+// rows x width elements, `ld` apart, each of other bits; NaN after each row.
 std::vector<BFloat16> matrix_of(Index rows, Index width, Index ld) {
   std::vector<BFloat16> x(static_cast<std::size_t>(rows * ld), BFloat16::from_float(NAN));
   for (Index r = 0; r < rows; ++r)

@@ -98,7 +98,7 @@ TEST(SafetensorsFile, TakesEmptyTensorsWhereverTheyLie) {
                     middle = none("middle", "[3,0]", "[4,4]"),
                     other = none("other", "[0,1099511627776]", "[4,4]"),
                     behind = none("behind", "[2,0,5]", "[6,6]");
-  // Before, between and behind the others, which may be listed first.
+  // Before, between and after the others, which may be listed first.
   for (const auto& list :
        std::vector<std::vector<std::string>>{{full, last, first},
                                              {first, full, last},
@@ -332,7 +332,7 @@ TEST(SafetensorsFile, RefusesOffsetsThatDoNotTileTheFile) {
   EXPECT_TRUE(has(two("[0,4]", "[3,7]", 7), {"byte 4, got byte 3", "\"b\""}));  // overlap
   EXPECT_TRUE(has(two("[0,4]", "[5,9]", 9), {"byte 4, got byte 5", "\"b\""}));  // hole
   EXPECT_TRUE(has(two("[1,5]", "[5,9]", 9), {"byte 0, got byte 1", "\"a\""}));  // first not 0
-  EXPECT_TRUE(has(two("[0,4]", "[4,8]", 9), {"8 bytes of tensors, got 9"}));    // bytes behind
+  EXPECT_TRUE(has(two("[0,4]", "[4,8]", 9), {"8 bytes of tensors, got 9"}));    // bytes after
   EXPECT_TRUE(has(two("[0,4]", "[4,8]", 7), {"inside 7 bytes", "\"b\""}));
   EXPECT_TRUE(has(two("[0,4]", "[0,4]", 4), {"byte 4, got byte 0"}));  // same bytes
   EXPECT_TRUE(has(refusal(small_file() + "PK\x05\x06"), {"32 bytes of tensors, got 36"}));

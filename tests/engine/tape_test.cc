@@ -466,7 +466,7 @@ TEST_F(TapeTest, AReplayHoldsItsUsesUntilItHasRecordedThemAgain) {
       block, [=, this, &w] { return add_parameter(tape, add_parameter(tape, x, w), w); },
       {.recompute = true});
   tape.backward(y);
-  // Around the forward, before the backward, and behind it.
+  // Around the forward, before the backward, and after it.
   EXPECT_EQ(pending, (std::vector<std::int64_t>{0, 2, 2, 0}));
 
   pending.clear();

@@ -1,4 +1,4 @@
-// Headers of safetensors: a line with the number of bytes behind the header, then the header.
+// Headers of safetensors: a line with the number of bytes after the header, then the header.
 #include "engine/io/safetensors_header.h"
 
 #include <algorithm>

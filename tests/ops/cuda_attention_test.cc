@@ -113,7 +113,7 @@ TEST_P(CudaAttentionTest, LargeScoresStayFinite) {
   // Beyond +-100: maxima change by tile. A score of that size is known to 1e-5 only.
   const OpCase op = attention_case({1, 270, 1, 1, 16, true, 6});
   expect_f32(op, 1, 10 * kF32Bound);
-  // Far beyond that, and all of them negative for some query: exp(-lse) of what lies behind the
+  // Far beyond that, and all of them negative for some query: exp(-lse) of what lies after the
   // last key is infinite.
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const OpRun run =

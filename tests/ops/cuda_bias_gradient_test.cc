@@ -153,7 +153,7 @@ TEST(CudaBiasGradient, ReadsSumsOfPartsInPlaceOfWhatTheyAreTheSumsOf) {
             std::vector<std::int64_t>({norm_parts, norm_parts, norm_parts}));
 }
 
-// Where another gradient is added behind the sums, all is read; where it came first, the sums are
+// Where another gradient is added after the sums, all is read; where it came first, the sums are
 // those of both.
 TEST(CudaBiasGradient, ASecondContributionDropsTheSums) {
   const std::int64_t rows = 300, cols = 40, in_parts = 3 * cols * 4, whole = rows * cols * 4;

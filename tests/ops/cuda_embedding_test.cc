@@ -62,7 +62,7 @@ TEST(CudaEmbedding, OneTokenOverAndOverIsSummedInOrder) {
   check_cuda(embedding_case(Tokens(1025, 6), 7, 5), kSameBits);
 }
 
-// Whatever lies behind the table.
+// Whatever lies after the table.
 TEST(CudaEmbedding, TheFirstTokenOutsideTheTableIsNan) {
   const Stream stream = Stream::cuda("compute", 0);
   const Memory memory(stream);

@@ -58,7 +58,7 @@ TEST(CudaNormalize, RowsWiderThanABlockAndMoreRowsThanBlocks) {
 }
 
 TEST(CudaNormalize, TheResidualFormIsThatOfTheCpu) {
-  // What is mixed behind it rounds once more, so a unit in the last place may become two.
+  // What is mixed after it rounds once more, so a unit in the last place may become two.
   const CudaBounds bounds{.f32 = 5e-6, .bf16 = 0x1p-7};
   for (const Norm norm : {Norm::kLayer, Norm::kRms})
     for (const Shape& x :

@@ -51,7 +51,7 @@ struct Model : ToyModel {
   Tensor& mean() { return layers[1]->block.buffers[0]; }
   Tensor& count() { return layers[1]->block.buffers[1]; }
 
-  // As the loss of ToyModel, and behind it the work of `stream` that adds to the buffers.
+  // As the loss of ToyModel, and after it the work of `stream` that adds to the buffers.
   void pass(Tape& tape, const Memory& memory, int rank) {
     tape.backward(loss(tape, Tensor::zeros(memory, {kNumel}, DType::kF32)));
     tape.stream().launch({.name = "statistics"}, [mean = mean(), count = count(), rank] {

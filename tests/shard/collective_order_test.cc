@@ -102,7 +102,7 @@ TEST(CollectiveOrder, PrefetchAdaptsToAnOrderThatChanges) {
   });
 }
 
-// The owner of a borrowed weight is gathered when the borrower needs it, and reduced once, behind
+// The owner of a borrowed weight is gathered when the borrower needs it, and reduced once, after
 // the first use.
 TEST(CollectiveOrder, AnOwnerIsReducedBehindAllWhoBorrow) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {

@@ -89,7 +89,7 @@ void update_on_cpu(const Rule& rule, Arrays& arrays, const std::vector<Segment>&
 }
 
 /// `offsets`: of p, g and states from what is aligned, in turn. Returns what is on the GPU after
-/// two steps, behind `num_steps_before`.
+/// two steps, after `num_steps_before`.
 template <class Rule>
 Arrays update_on_gpu(const Rule& rule, const Arrays& arrays, const std::vector<Segment>& segments,
                      std::array<std::int64_t, 4> offsets, bool skips,

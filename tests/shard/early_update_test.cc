@@ -161,7 +161,7 @@ TEST(EarlyUpdate, IsMadeWhileBackwardGoesOn) {
   }
 }
 
-// p -= g, behind what `before` does.
+// p -= g, after what `before` does.
 class Slow : public ElementwiseOptimizer {
  public:
   Slow(Fsdp& fsdp, std::function<void(const std::string& unit)> before)
@@ -215,7 +215,7 @@ class HeldGroup : public comm::ForwardingGroup {
   std::function<void()> before_;
 };
 
-// Gathers behind the norm, of a step() and of updates on the host, are waited for one by one.
+// Gathers after the norm, of a step() and of updates on the host, are waited for one by one.
 TEST(EarlyUpdate, TheNextForwardBeginsWhileTheLastBlockIsStillGathered) {
   for (const bool on_host : {false, true}) {
     comm::run_ranks(2, {}, [&](ProcessGroup& ranks) {

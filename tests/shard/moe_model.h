@@ -121,7 +121,7 @@ struct MoeRun {
   shard::FsdpOptions dense = {}, experts = {};
   std::optional<shard::UpdateGathers> in_backward = {};  ///< with max_norm 0: how updates are made
   MoeFault fault = MoeFault::kNone;
-  /// Goes on from the newest checkpoint there, if any, and saves behind the last step.
+  /// Goes on from the newest checkpoint there, if any, and saves after the last step.
   std::string folder = {};
   bool saves_async = false;
 };

@@ -195,7 +195,7 @@ TEST(Offload, CollectivesAreThoseOfNoneInTheSameOrder) {
         options.offload = offload;
         const std::vector<std::string> lines = collectives(options, early);
         std::vector<std::string> expected = without;
-        // Gathers of what the host updates would hold up all behind them, so they follow behind the
+        // Gathers of what the host updates would hold up all after them, so they follow after the
         // norm, as the next forward needs them.
         if (early && offload.optimizer > 0) {
           expected = contiguous;

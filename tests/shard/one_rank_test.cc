@@ -1,4 +1,4 @@
-// A rank that is alone computes its gradient where the sum lies, and adds only what comes behind.
+// A rank that is alone computes its gradient where the sum lies, and adds only what comes after.
 #include <gtest/gtest.h>
 
 #include <vector>

@@ -195,7 +195,7 @@ TEST(Groups, HaveTheirOwnLearningRateAndDecay) {
 TEST(Groups, AreAsManyAsAModelHasParameters) {
   constexpr int kBlocks = 100;
   constexpr std::int64_t kNumel = 66;
-  // By parameter: values and moments behind three updates.
+  // By parameter: values and moments after three updates.
   const auto train = [](int ranks, const std::string& strategy) {
     std::vector<std::vector<float>> result;
     comm::run_ranks(ranks, {}, [&](comm::ProcessGroup& world) {

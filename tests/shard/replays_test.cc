@@ -95,7 +95,7 @@ Training plain(const Pattern& pattern, int ranks, int freezing) {
   return run;
 }
 
-// An evaluation behind the last backward is refused there.
+// An evaluation after the last backward is refused there.
 bool can_update_in_backward(const Pattern& pattern) {
   return pattern.name != "EvaluationInTheMiddle";
 }
@@ -256,7 +256,7 @@ struct Rank : ToyRank {
   Sgd sgd{fsdp, {}};
 };
 
-// What the second of two steps sends behind its forward.
+// What the second of two steps sends after its forward.
 Lines sent(const std::string& strategy, bool in_backward,
            const std::function<std::vector<Tensor>(Rank&, const Tensor&)>& losses) {
   Lines lines;
@@ -289,7 +289,7 @@ std::vector<Tensor> looking(Rank& rank, const Tensor& x) {
   return {sum(rank.tape, rank.layer(rank.layer(both[0], 1), 2)), sum(rank.tape, both[1])};
 }
 
-// A gradient is final behind the last use of what is trainable.
+// A gradient is final after the last use of what is trainable.
 TEST(Replays, HoldNoReductionUp) {
   EXPECT_EQ(
       sent("zero3", false, borrowing),

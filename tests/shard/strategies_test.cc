@@ -215,7 +215,7 @@ TEST(Replicas, ThatSumOnTheirOwnEndWithTheSumOfAll) {
 // Collectives
 // ------------------------------------------------------------------------------------
 
-// Those of one step with its update in the steady state, from the first gather behind the update
+// Those of one step with its update in the steady state, from the first gather after the update
 // before.
 std::vector<CollectiveLog::Record> step_of(const Strategy& strategy, int ranks,
                                            const Precision& precision = {}) {

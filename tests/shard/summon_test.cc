@@ -182,12 +182,12 @@ TEST(SummonErrors, WhatIsInUseIsRefused) {
       });
     });
     EXPECT_TRUE(has(inside, {"[summon]", "open region", "h.1"}));
-    summon(rank.fsdp, {&rank.model.scale}, nothing);  // behind the region
+    summon(rank.fsdp, {&rank.model.scale}, nothing);  // after the region
     rank.fsdp.begin_step();
     EXPECT_TRUE(has(error(), {"[summon]", "got a step"}));
     rank.tape.backward(rank.loss());
     rank.fsdp.finish_step();
-    summon(rank.fsdp, {&rank.model.scale}, nothing);  // behind the step
+    summon(rank.fsdp, {&rank.model.scale}, nothing);  // after the step
     const auto inner = [&](auto fn) {
       std::string message;
       summon(rank.fsdp, {&rank.model.scale},

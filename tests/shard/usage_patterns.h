@@ -175,7 +175,7 @@ inline std::vector<Pattern> patterns() {
            }
            return sums;
          });
-         // With the last one, then without: the layers behind the second get no gradient.
+         // With the last one, then without: the layers after the second get no gradient.
          tape.backward(step == 1 ? std::vector<engine::Tensor>{losses[1]}
                                  : std::vector<engine::Tensor>{losses[1], losses[3]});
        }},

@@ -21,7 +21,7 @@ class Link {
   explicit Link(double nbytes_per_s, std::chrono::microseconds latency = {})
       : nbytes_per_s_(nbytes_per_s), latency_(latency) {}
 
-  /// Blocks while `nbytes` pass, behind what was begun before.
+  /// Blocks while `nbytes` pass, after what was begun before.
   void pass(double nbytes);
 
   /// Counts what is to pass, when it is launched: so counts depend on calls alone. `is_edge`: see

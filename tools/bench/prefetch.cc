@@ -36,7 +36,7 @@ TrainingRow row_of(TrainingRow row, const Way& way) {
   return row;
 }
 
-// Before the first gathers are done nothing can be computed, and behind the last backward there is
+// Before the first gathers are done nothing can be computed, and after the last backward there is
 // nothing to reduce beside.
 bool is_edge(std::string_view label) {
   return label == "root forward" || label == "h.0 forward" || label == "root gradient" ||

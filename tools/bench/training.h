@@ -61,7 +61,7 @@ using WrapGroup = std::function<std::unique_ptr<comm::ProcessGroup>(comm::Proces
 
 /// Builds the model and runs kWarmupSteps that do not count and `num_steps` that do. `log`, if not
 /// null, hears what rank 0 launches in those. `wrap` may be null. `at_ends`, if not null, is called
-/// by rank 0 before the first that counts and behind the last.
+/// by rank 0 before the first that counts and after the last.
 TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, LaunchLog* log = nullptr,
                            const WrapGroup& wrap = nullptr,
                            const std::function<void()>& at_ends = nullptr);

@@ -24,7 +24,7 @@ namespace {
 // What a shell says of a program that SIGPIPE has ended.
 constexpr int kReaderHasGone = 128 + SIGPIPE;
 
-// Whether stdout is a pipe that nobody reads any more, as behind `| head`.
+// Whether stdout is a pipe that nobody reads any more, as in `| head`.
 bool has_no_reader() {
   pollfd out{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
   return ::poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;

@@ -109,7 +109,7 @@ ordered_json page_data(const ordered_json& comparison, const ordered_json& steps
   data["slice_names"] = ordered_json::array();
   data["drawn"] = steps.at("steps");
   share_names(data);
-  ordered_json& rows = data["configurations"];  // behind the last field that is added
+  ordered_json& rows = data["configurations"];  // after the last field that is added
   const std::size_t max_points = std::clamp<std::size_t>(kMaxPoints / rows.size(), 20, 500);
   for (ordered_json& row : rows) {
     ordered_json changed = ordered_json::object();

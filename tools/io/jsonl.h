@@ -25,7 +25,7 @@ class JsonRecord {
   /// `literal` is JSON already, such as another record's text().
   JsonRecord& add_literal(std::string_view name, std::string_view literal);
 
-  /// The fields of another record, behind those that are here.
+  /// The fields of another record, after those that are here.
   JsonRecord& add_all(const JsonRecord& other);
 
   std::string text() const { return "{" + fields_ + "}"; }
@@ -49,7 +49,7 @@ class JsonlWriter {
   explicit JsonlWriter(std::string path, Mode mode = Mode::kReplace,
                        std::chrono::milliseconds patience = std::chrono::minutes(1));
 
-  /// For kReplaceLater: cuts a regular file, unless stdout or stderr goes there, behind the first
+  /// For kReplaceLater: cuts a regular file, unless stdout or stderr goes there, after the first
   /// records for which `keeps` is true; what is no record is not kept. Throws IoError.
   void keep_while(const std::function<bool(const nlohmann::json& record)>& keeps);
 

@@ -55,7 +55,7 @@ class Probe : public engine::BorderListener, public shard::StepListener {
   virtual void on_reduced(const shard::Fsdp& fsdp);
   /// Behind the update.
   virtual void on_updated(const shard::Fsdp& fsdp, const shard::Optimizer& optimizer);
-  /// Hands over what there is of it: behind an error in a step, too.
+  /// Hands over what there is of it: after an error in a step, too.
   void end_step();
 
   void on_output(const engine::Block& block, std::size_t index, const engine::Tensor& output,

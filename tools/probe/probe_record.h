@@ -32,8 +32,8 @@ enum class ProbePhase {
   kGatheredBackward,  ///< parameters as backward computes with them
   kGradient,          ///< of a parameter, before it is reduced
   kReduced,           ///< the sum of gradients over ranks and micro-steps
-  kUpdated,           ///< a master parameter behind the update
-  kState,             ///< of the optimizer, behind the update
+  kUpdated,           ///< a master parameter after the update
+  kState,             ///< of the optimizer, after the update
 };
 /// "gathered_forward": for files.
 std::string_view name_of(ProbePhase phase);

@@ -30,7 +30,7 @@ class RunProbe {
   /// Of a rank of this process, for its trainer.
   Probe& probe(int rank) { return *probes_[ranks_.index(rank)]; }
 
-  /// Of each rank, before its first step: the run goes on from behind step `start`.
+  /// Of each rank, before its first step: the run goes on after step `start`.
   void start_behind(std::int64_t start);
 
   // The ranks have ended.
@@ -63,7 +63,7 @@ class RunProbe {
   std::mutex mutex_;
   std::vector<std::int64_t> last_steps_;  // of each rank
   StepRange steps_;
-  std::int64_t start_ = 0;  // behind which they are
+  std::int64_t start_ = 0;  // after which they are
   bool has_header_ = false;
   std::int64_t max_nbytes_, nbytes_ = 0;
   std::int64_t num_parts_ = 0;

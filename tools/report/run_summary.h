@@ -39,7 +39,7 @@ class RunSummary {
     std::optional<std::int64_t> host_peak_nbytes = {};  ///< where something is offloaded
     std::int64_t sent_nbytes = 0;                       ///< median
   };
-  /// Over the steps that were added, behind the warm-up: behind a tenth of them, at most 10, at
+  /// Over the steps that were added, after the warm-up: after a tenth of them, at most 10, at
   /// least one; of a single step, that one. At most the last 10,000.
   struct Figures {
     std::int64_t num_steps = 0, num_warmup = 0;  ///< that count, that do not

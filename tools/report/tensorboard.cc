@@ -27,7 +27,7 @@ std::string file_name() {
   return fmt::format("events.out.tfevents.{:.0f}.{}.{}", now_s(), host.data(), ::getpid());
 }
 
-// A second run of this process within a second has a number behind its name.
+// A second run of this process within a second has a number after its name.
 std::pair<std::string, engine::FileDescriptor> create_file(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);

@@ -66,7 +66,7 @@ class TraceRecorder final : public engine::LaunchListener {
   /// Before the first step: which are recorded, instead of those of the options.
   void record_steps(std::int64_t first, std::int64_t last);
   /// Adds a counter for each category: as the books are when work is launched. That is shown at the
-  /// moment when the work runs on the compute stream; what is launched elsewhere behind some work
+  /// moment when the work runs on the compute stream; what is launched elsewhere after some work
   /// of that stream is shown at its end.
   void count_memory(const std::string& name, const engine::Memory& memory);
 
@@ -79,7 +79,7 @@ class TraceRecorder final : public engine::LaunchListener {
   /// Whatever is told has been told: the streams are gone, or drained. Hands over the rest.
   void finish();
 
-  /// Of each step that is complete; behind finish() of all that were recorded.
+  /// Of each step that is complete; after finish() of all that were recorded.
   std::vector<StepOverlap> overlaps() const;
   /// Launches that are missing, as there was no memory for them.
   std::int64_t num_lost() const;
@@ -117,7 +117,7 @@ class TraceRecorder final : public engine::LaunchListener {
     std::string peaks = {};                                               // JSON
     bool is_complete() const { return has_ended && num_told == num_enqueued; }
   };
-  // Launches of one unit and phase, one behind the other.
+  // Launches of one unit and phase, one after the other.
   struct Run {
     std::string unit, phase;
     Interval time;

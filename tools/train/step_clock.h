@@ -24,7 +24,7 @@ class StepClock {
     double step_ms = 0, data_ms = 0, compute_ms = 0, exposed_comm_ms = 0, optimizer_ms = 0;
   };
 
-  /// The step starts behind all that `compute` was given.
+  /// The step starts after all that `compute` was given.
   explicit StepClock(engine::Stream compute)
       : compute_(std::move(compute)), start_(compute_.time()) {}
 

@@ -23,7 +23,7 @@ using engine::Tensor;
 // whose kernels are shorter than their launches, gain from. What changes from step to step is
 // written to the device before: the batches, copied to tensors of the graph's own, the number of
 // samples since the capture, for dropout, and the learning rate. What a step leaves is copied out
-// behind: losses and the norm. All else - checkpoints, validations, what the log says - is as
+// afterwards: losses and the norm. All else - checkpoints, validations, what the log says - is as
 // without.
 
 // What a graph reads and writes, if steps are to be graphs.

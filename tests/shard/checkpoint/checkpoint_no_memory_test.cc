@@ -139,7 +139,7 @@ class Attempt {
   std::barrier<Stop> end_{kRanks, Stop{this}};
 };
 
-// What came of a run of two steps that attempts something behind the second.
+// What came of a run of two steps that attempts something after the second.
 enum class End { kDone, kTold, kEnded, kTerminated };
 
 using Behind = std::function<End(const CheckpointRank&, const std::string& folder, Attempt&)>;

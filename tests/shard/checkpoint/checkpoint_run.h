@@ -30,12 +30,12 @@ struct CheckpointRun {
   bool resumes = true;    ///< from the newest there is
   std::string from = {};  ///< resumes from this one
   shard::LoadOptions load = {};
-  /// What every rank does behind each step; false: it ends there.
+  /// What every rank does after each step; false: it ends there.
   std::function<bool(const CheckpointRank&, int step)> behind_step = {};
   std::function<void(ToyModel&)> prepare = {};  ///< before the model is wrapped
-  /// What every rank does at once behind save(), and behind the last step.
+  /// What every rank does at once after save(), and after the last step.
   std::function<void(const CheckpointRank&, int step)> behind_save = {}, at_end = {};
-  bool goes_on = false;  ///< behind saves that fail
+  bool goes_on = false;  ///< after saves that fail
 };
 
 struct CheckpointResult {

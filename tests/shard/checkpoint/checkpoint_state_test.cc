@@ -63,7 +63,7 @@ TEST(CheckpointState, BuffersComeBackOneForAllOrOneEach) {
           Tensor::zeros(memory, {0}, DType::kF32, "none")};
     };
     run.behind_save = [&](const CheckpointRank& rank, int step) {
-      // At once behind the save: this is of the next step, and not saved.
+      // At once after the save: this is of the next step, and not saved.
       for (const Tensor& buffer : rank.fsdp.buffers()) {
         const auto value = static_cast<float>(100 * step + rank.world.rank());
         if (buffer.name() == "mean") std::ranges::fill(buffer.span<float>(), value);
@@ -108,7 +108,7 @@ TEST(CheckpointState, FrozenParametersInBf16ComeBackAsTheyAre) {
   }
 }
 
-// What trains behind step `step`, beside all that always does.
+// What trains after step `step`, beside all that always does.
 void set_trainable(const std::vector<Parameter*>& parameters, int step) {
   for (Parameter* p : parameters) {
     if (p->name == "h.0.weight") p->trainable = step < 2 || step >= 4;
@@ -125,7 +125,7 @@ std::vector<Parameter*> parameters_of(ToyModel& model) {
   return all;
 }
 
-// Saved at once behind each change, beside the step that follows.
+// Saved at once after each change, beside the step that follows.
 TEST(CheckpointState, WhatWasFrozenOrSetFreeInMidRunGoesOnFromThere) {
   struct Case {
     const char *before, *after;
@@ -175,7 +175,7 @@ TEST(CheckpointState, WhatWasFrozenOrSetFreeInMidRunGoesOnFromThere) {
     result = train_saving(run);
     EXPECT_EQ(result.first_step, 2);
     EXPECT_EQ(result.values, whole.values) << c.before << " to " << c.after;
-    // Into what was cut anew behind its Checkpointer was made.
+    // Into what was cut anew after its Checkpointer was made.
     run.behind_step = {};
     run.training.steps = start = 0;
     run.resumes = false;
@@ -439,7 +439,7 @@ TEST(CheckpointState, ExpertsOfTheirOwnGroupsAndCopiesOfThem) {
 }
 
 TEST(CheckpointState, TheSameBytesAreWrittenAgain) {
-  for (const int steps : {0, 2}) {  // 0: at once behind the start
+  for (const int steps : {0, 2}) {  // 0: at once after the start
     const TempFolder folder;
     const auto save_at_end = [steps](const CheckpointRank& rank, int) {
       rank.checkpointer.save(steps, {{"a", "b"}});

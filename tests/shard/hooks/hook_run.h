@@ -30,7 +30,7 @@ struct HookRun {
   bool no_sync = false;  ///< in all micro-steps but the last
   /// Batches of `rank` in `step`, at most `accum`; if empty, each has `accum`, and nobody joins.
   std::function<int(int rank, int step)> num_batches = {};
-  bool gives_up = false;  ///< before each step another one, behind its first backward
+  bool gives_up = false;  ///< before each step another one, after its first backward
   std::vector<engine::Shape> shapes = {{24, 10}, {7}, {9, 4, 5}};
   shard::HookOptions hook = {
       .kind = shard::HookKind::kPowerSgd,
@@ -73,7 +73,7 @@ struct HookResult {
   std::vector<std::vector<shard::HookTraffic>> traffic;  // [unit] of rank 0
   std::vector<std::string> not_finite;                   // [step]
 
-  /// The elements of one parameter's error that part `part` has behind `step`.
+  /// The elements of one parameter's error that part `part` has after `step`.
   std::vector<float> error(int step, const std::string& parameter, int part) const {
     std::vector<float> values;
     for (const shard::HookTensor& t : state[static_cast<std::size_t>(step)]) {

@@ -33,7 +33,7 @@ HookRun that_may_skip() {
   return run;
 }
 
-// What one rank remembers behind `steps`.
+// What one rank remembers after `steps`.
 std::vector<HookTensor> state_behind(const std::function<void(HookRank&, Sgd&)>& steps) {
   std::vector<HookTensor> state;
   comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {

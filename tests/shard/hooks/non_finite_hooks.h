@@ -1,5 +1,5 @@
 // Steps of which one meets what is not finite, under every way to compress: what is remembered
-// behind it, and all that follows, is as if it had not been.
+// after it, and all that follows, is as if it had not been.
 #pragma once
 
 #include <fmt/format.h>
@@ -95,7 +95,7 @@ inline HookRun run_of(const NonFiniteCase& of_case) {
 }
 
 /// A step that ends in an error, so that nothing takes back what it did, leaves what is finite, the
-/// errors of parameter 0 as they were, and other parameters' behind it. `num_gpus`: as of HookRun.
+/// errors of parameter 0 as they were, and other parameters' after it. `num_gpus`: as of HookRun.
 inline void expect_what_is_left_is_finite(const NonFiniteCase& of_case, int num_gpus) {
   SCOPED_TRACE(of_case.name());
   HookRun run = run_of(of_case);

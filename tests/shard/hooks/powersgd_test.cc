@@ -276,7 +276,7 @@ TEST(PowerSgd, ResumesWithTheSameBits) {
           run.hook.powersgd.error_dtype = dtype;
           run.hook.powersgd.warm_start = warm;
           const HookResult whole = run_hook(run);
-          for (const int steps : {1, 4}) {  // before it starts, and behind
+          for (const int steps : {1, 4}) {  // before it starts, and after
             HookRun rest = run;
             rest.steps = run.steps - steps;
             rest.first_step = steps;

@@ -43,7 +43,7 @@ class CompareOfClasses : public ::testing::Test {
     fs::permissions(path, fs::perms::owner_all);
     return path;
   }
-  /// What the program prints behind its table.
+  /// What the program prints after its table.
   static std::vector<std::string> verdict_of(const std::string& out) {
     std::vector<std::string> lines;
     const std::size_t begin = out.rfind("\n\n") + 2, end = out.find("figures ", begin);

@@ -66,7 +66,7 @@ class Compare : public ::testing::Test {
 
 /// What the logs of all rounds of one configuration say.
 struct Logs {
-  std::map<std::string, std::vector<double>> values;  ///< of each step behind the warm-up
+  std::map<std::string, std::vector<double>> values;  ///< of each step after the warm-up
   std::vector<double> peaks;                          ///< of each round
   json planned;                                       ///< of the first
 
@@ -463,7 +463,7 @@ TEST_F(Compare, OverlapIsMeasuredWithATrace) {
       folder_.read("out/" + row.at("folder").get<std::string>() + "/round-1/log.jsonl"));
   json end;
   for (std::string line; std::getline(log, line);) end = json::parse(line);
-  std::vector<double> overlaps;  // behind the warm-up
+  std::vector<double> overlaps;  // after the warm-up
   const json trace = end.at("final").at("trace");
   for (const json& step : trace.at("steps")) {
     if (step.at("step") == 1) continue;

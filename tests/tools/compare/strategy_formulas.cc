@@ -25,7 +25,7 @@ struct Sizes {
       : options(c.config.fsdp_options(c.num_ranks)),
         p(options.placement),
         ranks(c.num_ranks),
-        shards(options.shard_ranks),
+        shards(options.placement.shard_ranks),
         param(engine::size_of(c.config.precision.param)),
         grad(engine::size_of(c.config.precision.reduce)) {
     const std::unique_ptr<tools::LanguageModel> model = c.model.make();

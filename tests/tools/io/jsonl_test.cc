@@ -87,7 +87,7 @@ TEST(Jsonl, ReplacesOrAppends) {
   EXPECT_EQ(folder.read("a.jsonl"), "{}\n");
 }
 
-// A run goes on behind the records that are kept, and a write that was cut short leaves half a one,
+// A run goes on after the records that are kept, and a write that was cut short leaves half a one,
 // or all of one but its end of line.
 TEST(Jsonl, KeepsTheFirstWholeRecordsThatAreAskedFor) {
   const TempFolder folder;

@@ -188,7 +188,7 @@ TEST(Budget, PlansOneRankOfEachKind) {
   EXPECT_EQ(planned(), 1);
   config.offload.optimizer = 0.5;
   EXPECT_EQ(planned(), 1) << "all shards are cut alike";
-  // The whole sums are cut in one place, on one rank: before it, there, behind it; and so in units
+  // The whole sums are cut in one place, on one rank: before it, there, after it; and so in units
   // of two sizes.
   config.parallel.strategy = "zero1";
   config.offload = {.gradients = 0.3};

@@ -312,7 +312,7 @@ TEST(Planner, SaysWhatTheHostDoesAndWhenMemoryIsMost) {
 
 // One block on one rank. Forward: embedding; layernorm, linear, attention, linear, add_layernorm,
 // linear, gelu, linear, add; layernorm, linear_cross_entropy. Backward: the loss, 3 for each linear
-// (x, weight, bias), 2 embeddings, all else 1. Then the update of both units behind its start; the
+// (x, weight, bias), 2 embeddings, all else 1. Then the update of both units after its start; the
 // loss and the wish to stop are kept, and gathered.
 TEST(Planner, CountsLaunchesAsAPersonWould) {
   TrainConfig config = base(1);
@@ -513,7 +513,7 @@ TEST(Audit, LeavesOutStepsBehindAValidation) {
   EXPECT_EQ(audit.lines().back(), "3 steps are as planned");
 }
 
-// Also where it follows a step behind which an uninterrupted run validates.
+// Also where it follows a step after which an uninterrupted run validates.
 TEST(Audit, TheFirstStepOfAResumedRunIsCompared) {
   const TrainPlan plan = plan_of(base(2));
   for (const std::int64_t start : {0, 1, 4, 6}) {

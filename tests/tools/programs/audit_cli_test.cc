@@ -72,7 +72,7 @@ TEST_F(AuditCli, AuditsEachKindOfRun) {
         << outcome.out;
     const json planned = final_record().at("planned");
     EXPECT_GT(planned.at("peak_bytes").at("total").get<std::int64_t>(), 0);
-    // Of the last step that is compared: behind a validation there is none.
+    // Of the last step that is compared: after a validation there is none.
     const char* field = more.contains("log.val_every") ? "first_step_sent_bytes" : "sent_bytes";
     const std::string sent = engine::with_commas(planned.at(field).get<std::int64_t>());
     EXPECT_TRUE(has(outcome.out, {fmt::format("  {:<24}{:>18}{:>18}", "bytes sent", sent, sent)}))
@@ -125,7 +125,7 @@ TEST_F(AuditCli, TheSummaryOfAModelThatCannotBePlannedHasNone) {
   EXPECT_FALSE(final_record().at("summary").contains("planned"));
 }
 
-// A hook that compresses from some step on, before the checkpoint, with it or behind it.
+// A hook that compresses from some step on, before the checkpoint, with it or after it.
 TEST_F(AuditCli, AuditsARunThatGoesOnAroundTheStartOfItsHook) {
   for (const int start_step : {2, 4, 6}) {
     Flags flags = {{"comm.hook", "powersgd"},

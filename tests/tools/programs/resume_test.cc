@@ -160,7 +160,7 @@ TEST_F(Resume, WhatCannotBeDoneAnyMoreIsAnErrorOrSaid) {
                    "--resume=auto could go on from"}));
 }
 
-// The run before has validated behind its last step, which is not the last one of this run.
+// The run before has validated after its last step, which is not the last one of this run.
 TEST_F(Resume, TheStepBehindAValidationThatWasOwedIsAudited) {
   for (const char* strategy : {"zero3", "zero2", "ddp", "shard_grad_op", "hsdp"}) {
     fs::remove_all(folder_ / "run");

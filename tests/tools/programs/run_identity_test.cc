@@ -93,7 +93,7 @@ TEST(RunIdentity, ArithmeticIsToldAmongWhatHasChanged) {
 
 // Programs ---------------------------------------------------------------------------------------
 
-/// What is said when a run of `program` goes on behind `change`.
+/// What is said when a run of `program` goes on after `change`.
 class Programs : public testing::TinyTraining {
  protected:
   std::string changed(const std::string& program, Flags flags,

@@ -33,7 +33,7 @@ class Terminal : public testing::TinyTraining {
   };
 
   /// Runs a training whose stdout and stderr are a terminal; sends SIGINT once `interrupt_at` is
-  /// seen, if that is not empty, behind a Ctrl-S if `stops`.
+  /// seen, if that is not empty, after a Ctrl-S if `stops`.
   Seen run_on_terminal(const Flags& more, const std::string& interrupt_at = "",
                        const char* no_color = nullptr, bool stops = false) const {
     const engine::FileDescriptor terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
@@ -152,7 +152,7 @@ TEST_F(Terminal, NoStatusLineIsLeftBehindTheLastStep) {
 }
 
 TEST_F(Terminal, NoStatusLineComesBehindASignal) {
-  // Steps of about half a second, of each of which there is a line: one comes behind the signal.
+  // Steps of about half a second, of each of which there is a line: one comes after the signal.
   const Seen seen = run_on_terminal({{"model.dim", "64"},
                                      {"train.accum", "300"},
                                      {"train.steps", "10000"},

@@ -99,7 +99,7 @@ TEST_F(TrainTransformer, LogsEveryStep) {
   const std::string hash =
       params_sha256({{"train.steps", "5"}, {"train.batch", "8"}, {"log.val_every", "2"}});
   std::vector<json> lines = log_lines();
-  // 5 steps, the validations behind the second and the fourth, and the end.
+  // 5 steps, the validations after the second and the fourth, and the end.
   ASSERT_EQ(lines.size(), 8u);
   for (const std::ptrdiff_t at : {5, 2}) {
     const json& validation = lines[static_cast<std::size_t>(at)];

@@ -88,7 +88,7 @@ TEST_F(TrainFaults, ASignalEndsTheTrainingAfterTheStepWithItsModel) {
     EXPECT_TRUE(has_model());
     const json end = last_line().at("final");
     EXPECT_EQ(end.at("stopped_by"), "SIG" + signal);
-    // The steps that it names are those that were logged, and the model is the one behind them.
+    // The steps that it names are those that were logged, and the model is the one after them.
     const std::int64_t steps = end.at("steps");
     const std::string log = folder_.read("run/log.jsonl");
     EXPECT_EQ(std::ranges::count(log, '\n'), steps + 1);

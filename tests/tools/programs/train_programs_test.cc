@@ -233,7 +233,7 @@ class Generation : public ::testing::Test {
     return model;
   }
 
-  /// The tokens that a model of these weights writes behind `first`, the first token of its data.
+  /// The tokens that a model of these weights writes after `first`, the first token of its data.
   std::vector<int> generate(const GptConfig& config, const Weights& weights, int num_tokens,
                             int first = 0, const Flags& more = {}) const {
     const std::string model = write_model(config, weights);

@@ -32,7 +32,7 @@ StepRecord record_of(std::int64_t step, double step_ms) {
 }
 
 /// Of `num_steps` steps of 1, 2, 3, ... ms, the first of them slow, of a process that went on from
-/// behind step `start`.
+/// after step `start`.
 RunSummary::Figures figures_of(std::int64_t num_steps, std::int64_t start = 0) {
   RunSummary summary;
   for (std::int64_t i = 1; i <= num_steps; ++i) {
@@ -261,7 +261,7 @@ StepRecord step_with(std::int64_t step, std::int64_t peak, std::optional<std::in
 TEST(RunSummary, WhatWasPlannedStandsBesideWhatWasMeasured) {
   RunSummary summary;
   std::map<std::int64_t, StepRecord> plan;
-  // The run began behind step 10; step 11 is its warm-up.
+  // The run began after step 10; step 11 is its warm-up.
   for (const std::int64_t step : {11, 12, 13, 14}) {
     const std::int64_t peak = step << 20;
     summary.add(step_with(step, peak, 3 << 20, step == 11 ? 9 << 20 : 5 << 10), {});

@@ -32,7 +32,7 @@ struct MlpTraining {
   std::function<float(std::int64_t step, int rank, int attempt, float loss)> fault = {};
   /// What is done to a rank's model between forward and backward.
   std::function<void(std::int64_t step, int rank, int attempt, tools::Mlp& mlp)> damage = {};
-  /// What a validation comes to behind `num_done` steps; null: none.
+  /// What a validation comes to after `num_done` steps; null: none.
   std::function<double(std::int64_t num_done)> validate = {};
   /// The clock of a rank that has made `num_done` steps in this process.
   std::function<std::chrono::minutes(std::int64_t num_done)> minutes = {};

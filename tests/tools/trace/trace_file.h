@@ -83,7 +83,7 @@ class TraceFile {
   }
 
   /// Whatever was gathered and is computed with later has an arrow to the first launch of its unit
-  /// that computes behind it. Returns how many have.
+  /// that computes after it. Returns how many have.
   int expect_gathers_lead_to_uses() const {
     int count = 0;
     for (const TraceSlice& gather : slices) {

@@ -269,8 +269,8 @@ TEST(Trace, OfAGpuIsToldLateAndStreamByStream) {
   EXPECT_EQ(file.expect_gathers_lead_to_uses(), 1);
   const std::vector<StepOverlap> overlaps = trace.recorder.overlaps();
   ASSERT_EQ(overlaps.size(), 2u);
-  // Of the first step 25 + 20 us are sent, 10 us of the reduction behind the second step's launch
-  // and 5 us of the gather behind its own.
+  // Of the first step 25 + 20 us are sent, 10 us of the reduction after the second step's launch
+  // and 5 us of the gather after its own.
   const Overlap& first = overlaps[0].overlap;
   EXPECT_DOUBLE_EQ(first.comm.comm_ms, 45e-3);
   EXPECT_DOUBLE_EQ(first.comm.hidden_ms, 15e-3);
