@@ -12,8 +12,8 @@
 namespace tessera::tools {
 
 /// A step of `c` as it is fitted and its plan has it, on a device that is not there and in
-/// simulated time: as step_of_trace(), with "source": "plan", the arithmetic of memory as "terms" and
-/// "host_terms": [{"category", "text", "bytes"}], and that of what is sent as "sent_terms":
+/// simulated time: as step_of_trace(), with "source": "plan", the arithmetic of memory as "terms"
+/// and "host_terms": [{"category", "text", "bytes"}], and that of what is sent as "sent_terms":
 /// [{"text", "bytes"}]. Throws what planning throws.
 nlohmann::ordered_json planned_step(const Configuration& c, const StepDetail& detail = {});
 

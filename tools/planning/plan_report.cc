@@ -258,10 +258,11 @@ std::vector<std::string> largest_lines(const TrainPlan& plan) {
 std::vector<PlanTerm> sent_terms(const TrainPlan& plan) {
   std::vector<PlanTerm> terms;
   for (const Alike& c : alike_collectives(plan)) {
-    const std::string times = c.count == 1 ? "" : fmt::format("{} x ", engine::with_commas(c.count));
-    terms.push_back({fmt::format("{}{} B, {} {}", times, engine::with_commas(c.bytes_sent), c.name,
-                                 c.label()),
-                     c.count * c.bytes_sent});
+    const std::string times =
+        c.count == 1 ? "" : fmt::format("{} x ", engine::with_commas(c.count));
+    terms.push_back(
+        {fmt::format("{}{} B, {} {}", times, engine::with_commas(c.bytes_sent), c.name, c.label()),
+         c.count * c.bytes_sent});
   }
   return terms;
 }
