@@ -128,9 +128,11 @@ TEST_F(TrainFaults, ASecondSignalEndsAtOnce) {
   const Flags slow = {{"model.layers", "6"}, {"model.dim", "128"},    {"model.seq", "256"},
                       {"train.batch", "4"},  {"train.accum", "1000"}, {"train.steps", "2"}};
   const std::string err = folder_ / "err";
-  const Outcome outcome =
-      beside(command(slow) + " 2> " + err, "sleep 1; kill -TERM $P; until [ -s " + err +
-                                               " ]; do sleep 0.05; done; sleep 0.2; kill -HUP $P");
+  const Outcome outcome = beside(
+      command(slow) + " 2> " + err,
+      "until [ -e " + folder_ / "run/config.toml" +
+          " ]; do kill -0 $P || exit 99; sleep 0.02; done; sleep 0.5; kill -TERM $P; until [ -s " +
+          err + " ]; do kill -0 $P || exit 99; sleep 0.05; done; sleep 0.2; kill -HUP $P");
   EXPECT_EQ(outcome.exit_code, 128 + SIGHUP) << folder_.read("err");
   EXPECT_TRUE(has(folder_.read("err"), {"SIGTERM: ending soon"}));
   EXPECT_FALSE(has_model());
