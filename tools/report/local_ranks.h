@@ -3,7 +3,8 @@
 #pragma once
 
 #include <cstddef>
-#include <ranges>
+#include <numeric>
+#include <vector>
 
 #include "engine/error.h"
 
@@ -15,7 +16,11 @@ struct LocalRanks {
   int count = world_size;
 
   /// Their numbers, which follow one another.
-  auto all() const { return std::views::iota(first, first + count); }
+  std::vector<int> all() const {
+    std::vector<int> ranks(static_cast<std::size_t>(count));
+    std::iota(ranks.begin(), ranks.end(), first);
+    return ranks;
+  }
   bool are_all() const { return count == world_size; }
   /// Where `rank` stands among them. Throws InvalidArgument for one of another process.
   std::size_t index(int rank) const {
