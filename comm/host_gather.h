@@ -35,7 +35,8 @@ class HostGather {
     await(nullptr);
     return to_vector<T>();
   }
-  /// The same; on the CPU `compute` is what waits, and counts the time as its own.
+  /// As wait() without an argument; on the CPU `compute` is what waits, and counts the time as its
+  /// own.
   template <class T>
   std::vector<T> wait(const Stream& compute) const {
     await(&compute);
@@ -66,7 +67,8 @@ std::vector<T> gather_to_host(ProcessGroup& group, std::span<const T> values,
   return HostGather(group, in, stream, engine::Memory::pinned(stream), label).template wait<T>();
 }
 
-/// The same of a text, of any length on any rank.
+/// Every rank's text `mine`, of any length on any rank, rank by rank. Blocks and throws as
+/// gather_to_host().
 std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view mine,
                                       const engine::Memory& memory, const Stream& stream,
                                       std::string_view label);

@@ -109,7 +109,7 @@ class ProcessGroup {
   virtual void barrier(std::string_view label) = 0;
   /// Ranks of equal `color` form a new group, ordered by `key`, ties by rank. Collective.
   std::unique_ptr<ProcessGroup> split(int color, int key);
-  /// The same in the order of ranks, with a color that every rank can tell of all ranks: for groups
+  /// split() in the order of ranks, with a color that every rank can tell of all ranks: for groups
   /// without peers to ask (meta.h) as well.
   std::unique_ptr<ProcessGroup> split_by(const std::function<int(int rank)>& color);
   /// Of this group, and of those that were split from it, since it was made.

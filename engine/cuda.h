@@ -24,7 +24,7 @@ void deallocate(const Device& device, std::byte* data) noexcept;
 void fill(const Stream& stream, std::byte* dst, int byte, std::int64_t nbytes);
 void copy(const Stream& stream, std::byte* dst, const std::byte* src, std::int64_t nbytes);
 /// dst = data, at most kMaxStored bytes, a multiple of 8, taken at the call: what a captured step
-/// reads anew each time is written so.
+/// reads again each time is written so.
 inline constexpr std::size_t kMaxStored = 1024;
 void store(const Stream& stream, std::byte* dst, std::span<const std::byte> data);
 /// dst[i] = value, f32 or bf16.

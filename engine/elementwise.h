@@ -47,7 +47,8 @@ void cast(const Tensor& dst, const Tensor& src);
 void assign_or_add(const Tensor& dst, const Tensor& src, bool accumulate);
 void fill_zero(const Tensor& dst);
 
-// The same as work of a stream, on its device. Addresses are taken now; the tensors ride along.
+// The functions above as work of a stream, on its device. Addresses are taken now; the tensors ride
+// along.
 // What they are views of stays resident until an event after this.
 
 void launch_assign_or_add(const Stream& stream, const Tensor& dst, const Tensor& src,

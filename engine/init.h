@@ -61,7 +61,7 @@ void launch_init(const Stream& stream, const Init& init, const Tensor& dst, std:
 
 namespace cuda {
 
-/// The same of raw memory. Defined where CUDA is built.
+/// launch_init() of raw memory on a GPU. Defined where CUDA is built.
 void init(const Stream& stream, const Init& init, const RandomStream& random, std::byte* dst,
           DType dtype, std::int64_t begin, std::int64_t numel);
 

@@ -140,7 +140,7 @@ class Stream {
 
   /// Runs `fn` after everything launched before. `fn` must own or outlive what it touches.
   void launch(Work work, std::function<void()> fn) const;
-  /// The same with one function a kind of device: `cpu()`, compiled for the instruction set of this
+  /// launch() with one function a kind of device: `cpu()`, compiled for the instruction set of this
   /// CPU, or `cuda(stream)` with this stream.
   /// Write `cuda` as a generic lambda, so that what it calls need not exist in a build without
   /// CUDA.
@@ -162,7 +162,7 @@ class Stream {
   void wait(const Event& event) const;
   /// Blocks until everything is done. Rethrows the first error.
   void synchronize() const;
-  /// The same for whoever cleans up: errors were told to those who wait for the work.
+  /// synchronize() for whoever cleans up: errors were told to those who wait for the work.
   void synchronize_quietly() const noexcept;
 
   const std::string& name() const;

@@ -39,7 +39,7 @@ class Shape {
   std::span<const std::int64_t> dims() const { return {dims_.data(), std::size_t(rank_)}; }
   /// All dimensions but the last.
   Shape drop_last() const;
-  /// The same, with the last dimension replaced.
+  /// This shape with another last dimension.
   Shape with_last(std::int64_t dim) const;
   std::string str() const;  ///< "(2, 3)"
 
@@ -98,7 +98,7 @@ class Tensor {
   const std::string& name() const;
   const std::shared_ptr<Buffer>& buffer() const { return buffer_; }
   TensorKey key() const;
-  /// The same identity, name, shape and dtype, but no memory: reading it throws. For closures that
+  /// This identity, name, shape and dtype, but no memory: reading it throws. For closures that
   /// need to say which tensor they mean and not what it holds.
   Tensor without_data() const;
 
@@ -119,7 +119,7 @@ class Tensor {
   }
   std::byte* raw() const;
 
-  /// The same elements under another shape. Throws InvalidArgument if numel differs.
+  /// These elements under another shape. Throws InvalidArgument if numel differs.
   Tensor reshape(const Shape& shape) const;
   /// Elements [begin, begin + shape.numel()) as `shape`. Throws InvalidArgument out of range.
   Tensor slice(std::int64_t begin, const Shape& shape) const;

@@ -98,7 +98,7 @@ void store_row(T* dst, const float* src, std::int64_t numel, float factor, bool 
   }
 }
 
-/// The same of rows, `ld` and `src_ld` apart.
+/// store_row() of each of `rows` rows, `ld` and `src_ld` apart.
 template <class T>
 void store_rows(T* dst, std::int64_t ld, const float* src, std::int64_t src_ld, std::int64_t rows,
                 std::int64_t width, float factor, bool accumulate) {

@@ -24,7 +24,7 @@ void embedding_backward_cuda(const engine::Stream& stream, const engine::Memory&
                              const engine::GradTarget& grad, const engine::Tensor& dy,
                              const engine::Tensor& tokens);
 
-/// The same with row i of dy going to row i % num_tokens.
+/// embedding_backward_cuda() of positions: row i of dy goes to row i % num_tokens.
 void position_embedding_backward_cuda(const engine::Stream& stream, const engine::GradTarget& grad,
                                       const engine::Tensor& dy, std::int64_t num_tokens);
 

@@ -21,7 +21,7 @@ struct NormOfSum {
   engine::Tensor y;    ///< norm(sum)
 };
 
-/// The same bits as add() and then normalize() of the sum, forward and backward, in one pass each:
+/// Has the bits of add() and then normalize() of the sum, forward and backward, in one pass each:
 /// backward takes the gradients of both outputs and gives x and h one tensor. x and h alike. Saves
 /// the sum and what normalize() does but x, and x and h for their identity alone.
 NormOfSum add_normalize(engine::Tape& tape, Norm norm, const engine::Tensor& x,

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(threads_of<kVectors>, blocks_of_unit<kVectors>
   for (std::int64_t base = first_row; base < a.rows; base += rows_at_once, ++number) {
     const Part part = next;
     next = Part(a, base + rows_at_once + threadIdx.y);
-    // Made anew from what is stored wherever they are needed: registers are short.
+    // Made again from what is stored wherever they are needed: registers are short.
     const auto xhat = [&](int v, int k) { return (part.x[v].get(k) - part.mean) * part.rstd; };
     const auto g = [&](int v, int k) { return part.dy[v].get(k) * w[v].get(k); };
     float means[2] = {};  // of g = dy w and of g xhat

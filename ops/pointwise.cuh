@@ -57,7 +57,7 @@ __global__ void pointwise_kernel(T* out, bool accumulate, F f,
   }
 }
 
-// The same elements, and the sums of the columns of `out` (rows, cols).
+// The elements of pointwise_kernel(), and the sums of the columns of `out` (rows, cols).
 template <class F, bool kAligned, class T>
 __global__ void pointwise_sums_kernel(T* out, bool accumulate, F f,
                                       PointwiseInputs<T, F::kNumInputs> inputs, float* sums,

@@ -43,7 +43,7 @@ concept SumsColumns = requires {
   requires F::kSumsColumns;
 };
 
-/// The same on a CUDA stream; defined in pointwise.cuh.
+/// out[i] = value(i), or += with `accumulate`, on a CUDA stream; defined in pointwise.cuh.
 template <class F>
 void pointwise_cuda(const engine::Stream& stream, const Pointwise<F>& p);
 
@@ -76,7 +76,7 @@ void pointwise_cpu(const Pointwise<F>& p, std::index_sequence<n...>) {
 
 }  // namespace internal
 
-/// The same on the CPU.
+/// out[i] = value(i), or += with `accumulate`, on the CPU.
 template <class F>
 void pointwise_cpu(const Pointwise<F>& p) {
   constexpr auto kNumInputs = static_cast<std::size_t>(F::kNumInputs);
@@ -111,7 +111,7 @@ void launch_pointwise(const engine::Stream& stream, const PointwiseWork& work, P
       [p] { pointwise_cpu(p); }, [&](const auto& s) { pointwise_cuda(s, p); });
 }
 
-/// The same for the gradient of an input, p.out from tape.grad_target(): leaves the sums of its
+/// Launches the gradient of an input, p.out from tape.grad_target(): leaves the sums of its
 /// columns, too, where they are wanted.
 template <class F>
 void launch_gradient(engine::Tape& tape, const PointwiseWork& work, Pointwise<F> p) {

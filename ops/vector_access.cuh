@@ -124,7 +124,7 @@ __device__ void write_and_round(T* dst, float (&values)[kWidth], bool accumulate
   for (int k = 0; k < kWidth; ++k) values[k] = v.get(k);
 }
 
-/// The same, and `values` are left alone.
+/// write_and_round() that leaves `values` alone.
 template <int kWidth, bool kAligned, class T>
 __device__ void write_vector(T* dst, const float (&values)[kWidth], bool accumulate = false) {
   float rounded[kWidth];

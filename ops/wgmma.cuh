@@ -194,7 +194,7 @@ __device__ void wgmma(float (&d)[kN][4], std::uint64_t a, std::uint64_t b, bool 
 #endif
 }
 
-/// The same with `a` in registers.
+/// wgmma() with `a` in registers.
 template <bool kBTransposed, int kFirst = 0, std::size_t kN>
 __device__ void wgmma(float (&d)[kN][4], std::uint32_t (&a)[4], std::uint64_t b, bool accumulate) {
   static_assert(kFirst + 8 <= kN);

@@ -44,7 +44,7 @@ struct Flat {
 
 /// `segments`, each cut into as few tiles as there can be, in order.
 std::vector<Tile> tiles_of(std::span<const Segment> segments);
-/// The same for kernels, as rows (tiles, 2) i64.
+/// tiles_of() for kernels, as rows (tiles, 2) i64.
 engine::Tensor make_tile_table(const engine::Memory& memory, std::span<const Segment> segments,
                                const std::string& name);
 

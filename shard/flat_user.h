@@ -9,7 +9,7 @@ class Unit;
 class FlatUser {
  public:
   virtual ~FlatUser() = default;
-  /// Around Fsdp::trainable_changed(), for each unit that is laid out anew: its flats are about to
+  /// Around Fsdp::trainable_changed(), for each unit that is laid out again: its flats are about to
   /// go, and have come. Collective; parameters have their new `trainable` already.
   virtual void before_recut(const Unit& unit) = 0;
   virtual void after_recut(const Unit& unit) = 0;

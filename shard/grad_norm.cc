@@ -87,7 +87,7 @@ void reduce_on_cpu(const UnitContext& context, const Stream& compute,
   norm.span<std::int32_t>()[1] = static_cast<std::int32_t>(fault);
 }
 
-// The same on a GPU, without the host: the result is in `norm` once `compute` gets there.
+// The norm on a GPU, without the host: the result is in `norm` once `compute` gets there.
 void reduce_on_gpu(const UnitContext& context, const Stream& compute,
                    const std::vector<std::unique_ptr<Unit>>& units, double mean_scale,
                    const Tensor& norm) {

@@ -30,8 +30,8 @@ class GradNorm {
   /// For threads beside the one that drives the group: what value() returns, or nothing if a
   /// gradient is not finite. Blocks. Does not look whether the group failed: then it means nothing.
   std::optional<float> unchecked_value() const;
-  /// The same, as a function for a thread that a GPU may wait for (Event::for_host). This norm, or
-  /// another handle of it, must outlive the function.
+  /// What unchecked_value() returns, as a function for a thread that a GPU may wait for
+  /// (Event::for_host). This norm, or another handle of it, must outlive the function.
   std::function<std::optional<float>()> unchecked_value_for_host() const;
   /// (2) i32 on a GPU, for kernels: the bits of the f32 norm, and 0 if every gradient is finite;
   /// otherwise 1 + the first trainable parameter where it is not, and the first means nothing.

@@ -22,7 +22,7 @@ class JointNorm {
   /// Throws InvalidArgument naming a parameter whose gradient is not finite.
   float value() const;
   /// Which gradient is not finite, for people, and which rank of `world` saw it; empty if all are.
-  /// The same on all ranks.
+  /// Equal on all ranks.
   const std::string& not_finite() const { return not_finite_; }
 
  private:

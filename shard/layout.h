@@ -52,7 +52,7 @@ class Layout {
   std::int64_t value_numel() const { return value_numel_; }
   /// What shard `rank` holds, in order. Segments of all ranks cover every element once.
   std::vector<Segment> segments(int rank) const;
-  /// The same for any part of the flat buffer, from which `shard_begin` then counts.
+  /// What any part of the flat buffer holds, in order, from which `shard_begin` then counts.
   std::vector<Segment> segments(const Range& range) const;
   /// Part `part` of `num_parts` equal ones, which must divide the shards.
   Range part(int part, int num_parts) const;

@@ -95,7 +95,7 @@ struct FsdpOptions {
   /// packed into one bucket until its gradient has this many bytes on the wire; a block that has
   /// more is a bucket of its own. 0: one bucket for each block, or as `unit_min_numel` says.
   std::int64_t bucket_nbytes = 0;
-  /// The same of the bucket that is reduced first, so that reductions start early; at most
+  /// Bytes of the bucket that is reduced first, so that reductions start early; at most
   /// `bucket_nbytes` counts.
   std::int64_t first_bucket_nbytes = std::int64_t{1} << 20;
   /// The blocks' buffers become those of rank 0 when they are wrapped and in each begin_step();

@@ -15,8 +15,8 @@ namespace tessera::shard {
 
 /// One line for each fact about the options alone: what is agreed on before ranks are split.
 std::vector<std::string> describe(const FsdpOptions& options, int num_ranks);
-/// The same with units and parameters. One line a fact; equal lines on all ranks mean the same
-/// collectives on all ranks.
+/// The facts of describe() above, with units and parameters. One line a fact; equal lines on all
+/// ranks mean the same collectives on all ranks.
 std::vector<std::string> describe(const FsdpOptions& options, const Mesh& mesh,
                                   const std::vector<std::unique_ptr<Unit>>& units);
 

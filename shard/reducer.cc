@@ -105,7 +105,8 @@ class InTurns final : public StrategyReducer {
   const Mesh& mesh_;
 };
 
-// The same sum in another order: inside the replica each time, across after the last. A unit that
+// The sum of InTurns in another order: inside the replica each time, across replicas after the last
+// micro-step. A unit that
 // the last micro-step did not reach goes across at the end.
 class InsideThenAcross final : public StrategyReducer {
  public:

@@ -46,7 +46,7 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// A new step: the sum starts anew with the next reduce().
+  /// A new step: the sum starts again with the next reduce().
   virtual void begin_step() = 0;
   /// Adds `in`, the whole gradient of a micro-step (flat_numel, accumulation dtype), to the sum, as
   /// work of the stream after `ready`. `is_last`: no further call in this step; there may be none
@@ -58,7 +58,7 @@ class Reducer {
   virtual bool takes_sum() const { return false; }
   /// Whether finish() has anything to do; with OffloadOptions::gradients the sum is moved for it.
   virtual bool has_more() const { return true; }
-  /// Whether a gradient depends on what earlier steps left. Such a hook cannot be made anew in
+  /// Whether a gradient depends on what earlier steps left. Such a hook cannot be made again in
   /// mid-run, and gives a gradient to what no backward of a step reached.
   virtual bool remembers() const { return false; }
   /// Behind all calls of a step that has some: enqueues what is left to do until sum() is final.

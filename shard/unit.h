@@ -129,9 +129,10 @@ class Unit {
   /// After the last reduction: makes `stream` wait for the sums, but for what of them lies on the
   /// host.
   void wait_for_sums(const engine::Stream& stream);
-  /// When that is there.
+  /// When what of the sums lies on the host is stored there.
   const engine::Event& sum_stored() const { return sum_stored_; }
-  /// The same at the end of a step. Without any reduction the sums are zero.
+  /// At the end of a step: makes `compute` wait as wait_for_sums(); without any reduction the sums
+  /// are zero.
   void finish_step(const engine::Stream& compute);
   /// Of the trainable flat; null if there is none, or before set_up().
   Reducer* reducer() const { return reducer_.get(); }

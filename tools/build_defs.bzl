@@ -51,7 +51,7 @@ def _copts():
         "//conditions:default": [],
     })
 
-def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = [], cuda_stubs = [], **kwargs):
+def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = [], cuda_loaders = [], **kwargs):
     """A cc_library, with CUDA sources if it has any.
 
     Args:
@@ -62,7 +62,7 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
       copts: flags after the common ones.
       cuda: what needs a CUDA toolkit, left out where there is none: .cu sources, compiled as the toolkit says
         (//third_party/cuda:toolkit); .cc sources that call the runtime.
-      cuda_stubs: libraries that load further libraries of the installed toolkit, and stand for them.
+      cuda_loaders: libraries that load further libraries of the installed toolkit when they are called.
       **kwargs: as for cc_library.
     """
     textual = [src for src in srcs if src.endswith(".cuh")]
@@ -86,7 +86,7 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
         # those with another.
         linked_toolkit(
             name = name + "_linked_toolkit",
-            stubs = cuda_stubs,
+            loaders = cuda_loaders,
             tags = ["manual"],
             visibility = ["//visibility:private"],
         )

@@ -80,7 +80,8 @@ class Share {
     fold(staged, stride, out(), out(), c_.out.numel());
   }
 
-  // The same with parts that may differ by some elements, and then everybody's sums to everybody.
+  // A reduce-scatter in the order of ranks with parts that may differ by some elements, and then
+  // everybody's sums to everybody.
   void all_reduce_in_order() {
     const std::int64_t all = c_.out.numel();
     const std::int64_t part = all_reduce_part(all, size_);

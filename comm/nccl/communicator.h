@@ -36,7 +36,7 @@ class NcclCommunicator {
   /// Throws CommError with `call` if it fails, is not done by `deadline`, or the world has failed.
   void call(std::string_view call, World& world, DeadlineClock::time_point deadline,
             const std::function<ncclResult_t(const NcclLibrary&, ncclComm_t)>& fn);
-  /// The same for an earlier call, or the constructor.
+  /// Waits as call() does, for an earlier call or the constructor.
   void wait(std::string_view call, World& world, DeadlineClock::time_point deadline);
 
   /// What went wrong meanwhile, if anything did. Never blocks.

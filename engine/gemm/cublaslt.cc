@@ -403,7 +403,7 @@ class CublasLt {
   // entry, the product and GELU run one after the other. The two ways differ in bits: cublasLt
   // takes GELU of the f32 sum, the kernel apart of what it was rounded to.
   //
-  // The same holds for the slope: the product that is the gradient of GELU's output can be
+  // This holds for the slope too: the product that is the gradient of GELU's output can be
   // multiplied with gelu'(h) as it is summed, h being what GELU was taken of. Apart, the product is
   // written to where the gradient of h goes and multiplied there, so that the two ways take the
   // same memory and a plan need not know which it will be. Sums of columns are always ours, and

@@ -27,7 +27,8 @@ struct DirectProduct {
 
 /// Elements of B that the second-level cache holds beside the rest.
 inline constexpr std::int64_t kMaxDirectNumel = 1 << 15;
-/// The same where B is transposed. It is copied after all, so C must have this many rows.
+/// Elements and depth of a transposed B that are multiplied so. It is copied first, so C must have
+/// this many rows to gain from it.
 inline constexpr std::int64_t kMaxTransposedNumel = 1 << 16, kMaxTransposedDepth = 512,
                               kMinTransposedRows = 96;
 /// Columns that make whole vectors.

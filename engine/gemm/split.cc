@@ -86,7 +86,7 @@ void multiply(Tiles& tiles, const std::byte* a, const std::byte* b, std::int64_t
   tiles.template store<3>(lower + kLanes, stride);
 }
 
-// The same where `rows` x `cols` of C are there.
+// Multiplies a tile of which `rows` x `cols` of C are there.
 template <class Tiles>
 void multiply_part(Tiles& tiles, const std::byte* a, const std::byte* b, std::int64_t num_packs,
                    float* c, std::int64_t ldc, bool accumulate, std::int64_t rows,

@@ -38,7 +38,7 @@ struct SplitProduct {
   /// Behind request_amx(). An element of C is a function of its row of A, its column of B and what
   /// was there; m, n, leading dimensions and addresses are nothing to it.
   void run(std::byte* scratch) const;
-  /// The same on any CPU, for tests: hundreds of times slower.
+  /// What run() does, on any CPU, for tests: hundreds of times slower.
   void run_portably(std::byte* scratch) const;
 };
 

@@ -28,7 +28,7 @@ std::string_view without_cut_character(std::string_view text);
 /// direction of writing or break lines, and bytes that are not UTF-8 become \n, \x1b or \u202e.
 /// Backslashes stay, so that text may be escaped twice.
 std::string escaped(std::string_view text);
-/// The same of each line, where all but the first must be indented by two spaces: another line
+/// Each line escaped, where all but the first must be indented by two spaces: another line
 /// break is escaped, so that no name in a message can look like a message.
 std::string escaped_lines(std::string_view text);
 /// `text` escaped, of unknown length: at most `max_nbytes` of it, and how long it is.

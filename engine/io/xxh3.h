@@ -22,7 +22,7 @@ class Xxh3 {
   std::unique_ptr<State> state_;
 };
 
-/// The same of `bytes`, all of them.
+/// The hash of `bytes`, all of them.
 std::uint64_t xxh3(std::span<const std::byte> bytes);
 
 }  // namespace tessera::engine

@@ -40,7 +40,7 @@ class CheckpointReader {
   /// and checks, the chunks that they lie in. Throws IoError naming tensor and file if one is
   /// damaged, InvalidArgument for elements or a dtype that it cannot read. Not thread-safe.
   void read(const CheckpointTensor& tensor, std::int64_t begin, std::span<float> out);
-  /// The same of all bytes of a tensor of any dtype, as they are.
+  /// All bytes of a tensor of any dtype, as they are. Throws as read().
   std::vector<std::byte> read_bytes(const CheckpointTensor& tensor);
 
  private:

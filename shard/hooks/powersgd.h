@@ -6,7 +6,7 @@
 // N contributions (of ranks, or of replicas), and the error E that this one remembers:
 //
 //   M = G + E                             f32, rounded once
-//   P = sum over ranks of M Q             Q orthonormal: of the last step, or drawn anew
+//   P = sum over ranks of M Q             Q orthonormal: of the last step, or drawn again
 //   P becomes orthonormal
 //   Q = sum over ranks of M^T P, / N
 //   D = P Q^T                             the mean gradient, approximately: the reducer's sum += N
@@ -34,7 +34,7 @@ struct PowerSgdOptions {
   bool error_feedback = true;
   engine::DType error_dtype = engine::DType::kF32;  ///< or bf16: half the memory, rounded once
   bool offload_error = false;    ///< errors lie in page-locked memory of the host
-  bool warm_start = true;        ///< Q starts as that of the last step; otherwise it is drawn anew
+  bool warm_start = true;        ///< Q starts as that of the last step; otherwise it is drawn again
   double orthogonalize_eps = 0;  ///< added to the norms that columns are divided by
   std::uint64_t seed = 0;        ///< of the Q that are drawn
   /// Of hybrids: gradients are summed as they are inside replicas, and compressed between them.

@@ -71,7 +71,7 @@ std::function<ElementwiseOptimizer::HostStep()> ElementwiseOptimizer::host_step_
 }
 
 void ElementwiseOptimizer::prepare(const Step& step) {
-  if (offloaded_ == nullptr) stage_updates();  // units were laid out anew
+  if (offloaded_ == nullptr) stage_updates();  // units were laid out again
   if (!fsdp().compute().device().is_cuda() || fsdp().options().offload.optimizer == 0) {
     return prepare_parts(step, nullptr);
   }

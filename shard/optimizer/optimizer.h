@@ -67,7 +67,7 @@ class Optimizer : private FlatUser {
   /// decided by the ranks of this Fsdp alone: a model of several goes on together with
   /// joint_norm().
   void step(double lr, const GradNorm& norm, double max_norm);
-  /// The same with the norm over several Fsdps, whose optimizers all are given it: if a gradient of
+  /// step() with the norm over several Fsdps, whose optimizers all are given it: if a gradient of
   /// any of them is not finite none changes anything, on any rank; JointNorm::not_finite() says so.
   void step(double lr, const JointNorm& norm, double max_norm);
   /// One update with the mean gradient times `clip`.
@@ -95,7 +95,7 @@ class Optimizer : private FlatUser {
   /// learning rate, and counts. Throws InvalidArgument for an optimizer that cannot be captured.
   void repeat_step(double lr);
 
-  // The same in parts: begin, every unit once, end. Units may be updated in any order.
+  // A step in parts: begin, every unit once, end. Units may be updated in any order.
 
   void begin_step(double lr, const GradNorm& norm, double max_norm);
   void begin_step(double lr, const JointNorm& norm, double max_norm);
@@ -214,7 +214,7 @@ class Optimizer : private FlatUser {
   std::string groups_text_;                      // of those
   std::map<std::string, std::size_t> group_of_;  // each listed parameter
   std::vector<Slot> slots_;
-  // While a unit is laid out anew: the states of its parameters, whole.
+  // While a unit is laid out again: the states of its parameters, whole.
   std::map<const engine::Parameter*, std::vector<std::vector<float>>> kept_;
   Step step_;  // at work
   std::int64_t num_steps_ = 0;

@@ -73,7 +73,7 @@ __device__ void update_element(const typename Rule::Step& step, float grad, floa
   }
 }
 
-// The same of 4 neighbours, by 16 bytes.
+// Updates 4 neighbours, by 16 bytes.
 template <class Rule>
 __device__ void update_quad(const typename Rule::Step& step, const float* g, float scale, float* p,
                             const States<Rule>& states, std::int64_t i) {

@@ -64,7 +64,7 @@ class RuleOptimizer : public ElementwiseOptimizer {
   }
   ~RuleOptimizer() override { end_updates(); }
 
-  /// The same with one group for all that no other lists.
+  /// With one group for all parameters that no other lists.
   RuleOptimizer(Fsdp& fsdp, Rule rule, std::vector<std::string> state_names,
                 std::vector<ParameterGroup> groups, std::size_t default_group = 0)
       : RuleOptimizer(fsdp, std::move(rule), std::move(state_names), std::move(groups),

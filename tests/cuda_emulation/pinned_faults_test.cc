@@ -96,7 +96,7 @@ TEST_F(PinnedFaults, InAStepAreNamed) {
   EXPECT_GT(num, 1);
 }
 
-// Units are laid out anew in the middle of training.
+// Units are laid out again in the middle of training.
 TEST_F(PinnedFaults, OfUnitsThatAreCutAnewAreNamed) {
   const int num = break_each([](const std::function<void()>& plan) {
     const Training run = training();

@@ -130,7 +130,7 @@ TEST(Trainable, ChangesHaveTheBitsOfOneProcess) {
   }
 }
 
-// As if it were wrapped anew, with values and states carried over: plan, bits and memory.
+// As if it were wrapped again, with values and states carried over: plan, bits and memory.
 TEST(Trainable, ChangesEqualAModelThatIsWrappedSo) {
   for (const char* strategy : {"zero3", "zero1", "ddp"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {

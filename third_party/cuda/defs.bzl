@@ -174,15 +174,15 @@ cuda_objects = rule(
 
 def _linked_toolkit_impl(ctx):
     toolkit = ctx.attr._toolkit
-    stubs = [] if toolkit[CudaToolkitInfo].device_header else ctx.attr.stubs
-    infos = [dep[CcInfo] for dep in [toolkit] + stubs]
+    loaders = [] if toolkit[CudaToolkitInfo].device_header else ctx.attr.loaders
+    infos = [dep[CcInfo] for dep in [toolkit] + loaders]
     return [CcInfo(linking_context = cc_common.merge_cc_infos(cc_infos = infos).linking_context)]
 
 # The toolkit as it is linked, without its headers.
 linked_toolkit = rule(
     implementation = _linked_toolkit_impl,
     attrs = {
-        "stubs": attr.label_list(providers = [CcInfo], doc = "What stands for libraries that the installed toolkit has."),
+        "loaders": attr.label_list(providers = [CcInfo], doc = "What loads libraries of the installed toolkit. Another toolkit links its own."),
         "_toolkit": _TOOLKIT,
     },
 )

@@ -1,4 +1,4 @@
-// The same training step in PyTorch, in a process of its own.
+// Tessera's training step in PyTorch, in a process of its own.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@ namespace {
 
 // stderr once more, not blocking: poll() may promise a terminal's room that is less than a line, or
 // a pipe's that another writer takes first. Its own descriptor may be shared and stays as it is. A
-// file would begin anew, and always has room.
+// file would begin again, and always has room.
 engine::FileDescriptor open_again() {
   struct stat status {};
   const bool may_block = ::isatty(STDERR_FILENO) == 1 ||

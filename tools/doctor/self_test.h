@@ -21,7 +21,7 @@ using Product = std::function<void(engine::MatrixView<const float> a,
 /// engine::gemm().
 Product engine_product();
 
-/// The same by cublasLt on a GPU, of operands rounded to `dtype`; values come from the host and go
+/// A product by cublasLt on a GPU, of operands rounded to `dtype`; values come from the host and go
 /// there. Throws DeviceError.
 Product gpu_product(int gpu, engine::DType dtype);
 /// What is wrong with a product of odd sizes, whose operands are of `dtype`, beside sums in double;
@@ -34,7 +34,7 @@ std::string wrong_product(const Product& product, engine::DType dtype = engine::
 /// peak.
 Check check_product(const Product& product);
 /// All ranks' values of an all_gather and a reduce_scatter between `num_ranks` threads, computed
-/// anew element by element, and their rate beside memcpy by as many threads. kFail if a value is
+/// again element by element, and their rate beside memcpy by as many threads. kFail if a value is
 /// wrong, kWarn where they take over four times as long. `wrap` may stand between a rank and its
 /// group (tests); null: nothing.
 using Wrap = std::function<void(comm::ProcessGroup& world,

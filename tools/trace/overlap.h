@@ -19,8 +19,8 @@ struct Interval {
   friend bool operator==(const Interval&, const Interval&) = default;
 };
 
-/// The same moments, in order, as intervals that do not touch each other. What is empty is left
-/// out.
+/// The moments of `intervals`, in order, as intervals that do not touch each other. What is empty
+/// is left out.
 std::vector<Interval> merge(std::vector<Interval> intervals);
 /// How long merged intervals last together.
 std::int64_t length_ns(const std::vector<Interval>& merged);

@@ -39,7 +39,7 @@ class TraceEvents {
              const TraceThread& to, std::int64_t to_ns);
 
   bool empty() const { return text_.empty(); }
-  /// What was gathered, and begins anew.
+  /// What was gathered, and begins again.
   std::string take() { return std::exchange(text_, {}); }
 
  private:

@@ -175,7 +175,7 @@ TEST(CheckpointState, WhatWasFrozenOrSetFreeInMidRunGoesOnFromThere) {
     result = train_saving(run);
     EXPECT_EQ(result.first_step, 2);
     EXPECT_EQ(result.values, whole.values) << c.before << " to " << c.after;
-    // Into what was cut anew after its Checkpointer was made.
+    // Into what was cut again after its Checkpointer was made.
     run.behind_step = {};
     run.training.steps = start = 0;
     run.resumes = false;
@@ -264,7 +264,7 @@ TEST(CheckpointState, AllDifferencesAreListed) {
           {"unexpected: parameter h.1.weight", "unexpected: optimizer.m h.1.bias", "step_2"}));
   run.load.strict = false;
   EXPECT_EQ(train_saving(run).differences.size(), 6u);
-  // Another optimizer, whose states start anew, and its count of steps.
+  // Another optimizer, whose states start again, and its count of steps.
   run = saved;
   run.save_every = 0;
   run.training.adamw = false;

@@ -115,7 +115,7 @@ TEST_F(TrainFaults, ASignalThatIsIgnoredStaysIgnored) {
   EXPECT_EQ(last_line().at("final").at("stopped_by"), "SIGTERM");
 }
 
-TEST_F(TrainFaults, ASignalInAStepEndsTheTrainingBehindThatStep) {
+TEST_F(TrainFaults, ASignalInAStepEndsTheTrainingAfterThatStep) {
   // Steps of about a second, so that the signal comes in the second one.
   const Flags slow = {{"model.dim", "64"}, {"train.accum", "600"}, {"train.steps", "9"}};
   const Outcome outcome = during(command(slow), "kill -TERM $P");
