@@ -1,36 +1,15 @@
-// Kernels on the emulated device in any order of threads, and the races that they have.
+// The races that kernels have on the emulated device. Include it in one file of a program.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
 #include <functional>
-#include <stdexcept>
-#include <string>
 
 #include "tests/cuda_emulation/races.h"
+#include "tests/cuda_emulation/seeded_runs.h"
 #include "tests/emulator/device.h"
 
 namespace tessera::cuda_emulation {
-
-inline constexpr std::uint64_t kSeeds = 12;  // 0 is the natural order
-
-template <class... Params, class... Args>
-void run(const GridShape& shape, std::uint64_t seed, void (*kernel)(Params...), Args... args) {
-  run_grid(kernel_symbols(reinterpret_cast<const void*>(kernel)), shape, seed,
-           [&] { kernel(args...); });
-}
-
-template <class... Params, class... Args>
-std::string error_of(const GridShape& shape, std::uint64_t seed, void (*kernel)(Params...),
-                     Args... args) {
-  try {
-    run(shape, seed, kernel, args...);
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 /// Races reported while `fn` runs.
 inline int races_of(const std::function<void()>& fn) {

@@ -10,13 +10,13 @@
 #include <bit>
 #include <cstdint>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "engine/dtype.h"
 #include "ops/mma.cuh"
 #include "ops/wgmma.cuh"
+#include "tests/cuda_emulation/seeded_runs.h"
 
 namespace tessera::cuda_emulation {
 namespace {
@@ -24,25 +24,7 @@ namespace {
 using engine::BFloat16;
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t kSeeds = 12;  // 0 is the natural order
 constexpr int kM = 64, kN = 64, kK = 16;
-
-template <class... Params, class... Args>
-void run(const GridShape& shape, std::uint64_t seed, void (*kernel)(Params...), Args... args) {
-  run_grid(kernel_symbols(reinterpret_cast<const void*>(kernel)), shape, seed,
-           [&] { kernel(args...); });
-}
-
-template <class... Params, class... Args>
-std::string error_of(const GridShape& shape, std::uint64_t seed, void (*kernel)(Params...),
-                     Args... args) {
-  try {
-    run(shape, seed, kernel, args...);
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 struct Matrices {
   float a[kM][kK], b[kN][kK], c[kM][kN], d[kM][kN];  // d = c + a b^T
