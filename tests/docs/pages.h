@@ -29,7 +29,6 @@ inline std::vector<std::string> lines_of(const std::string& file) {
 
 /// A block between two lines that begin with ```.
 struct Fenced {
-  std::string page;
   std::string info;  ///< what follows the first ```
   std::vector<std::string> lines = {};
 };
@@ -40,7 +39,7 @@ inline std::vector<Fenced> fenced_of(const std::string& page) {
   for (const std::string& line : lines_of(page)) {
     if (line.starts_with("```")) {
       is_inside = !is_inside;
-      if (is_inside) blocks.push_back({page, line.substr(3)});
+      if (is_inside) blocks.push_back({line.substr(3)});
     } else if (is_inside) {
       blocks.back().lines.push_back(line);
     }

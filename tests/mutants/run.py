@@ -3,7 +3,7 @@
 
     tests/mutants/run.py                     every mutant
     tests/mutants/run.py WORDS...            those of a source (shard/schedule.cc) or folder (shard), or with that name
-    tests/mutants/run.py --changed[=COMMIT]  those of sources that differ from COMMIT (HEAD~1 unless given)
+    tests/mutants/run.py --changed[=COMMIT]  those whose source, entry or test differs from COMMIT (HEAD~1 unless given)
     tests/mutants/run.py --sample=N          N of them, others each time
     tests/mutants/run.py --check             plants none: sees that each can be planted
 
@@ -40,6 +40,7 @@ ROOT = FOLDER.parent.parent
 # What Bazel calls it, in words.
 STATUS = {"PASSED": "passed", "FAILED": "failed", "TIMEOUT": "timed out", "NO_STATUS": "did not build or run"}
 KEYS = {"name", "what", "fails", "config", "find", "replace", "edit"}
+EDIT_KEYS = {"source", "find", "replace"}
 
 Edit = collections.namedtuple("Edit", "source find replace")
 Mutant = collections.namedtuple("Mutant", "source name edits tests config")
@@ -51,7 +52,8 @@ def git(folder, *words):
 
 def read_mutant(source, entry):
     edits = [Edit(edit.get("source", source), edit["find"], edit["replace"]) for edit in entry.get("edit", [entry])]
-    if unknown := entry.keys() - KEYS:
+    parts = [entry.keys() - KEYS] + [edit.keys() - EDIT_KEYS for edit in entry.get("edit", [])]
+    if unknown := set().union(*parts):
         raise KeyError(", ".join(unknown))
     if not entry["what"] or not entry["fails"]:
         raise KeyError("what, fails")
@@ -72,12 +74,18 @@ def read_mutants():
     return mutants
 
 
+def files_of(mutant):
+    """Those that say whether it is found: what it changes, where it is written, and its tests."""
+    tests = [f"{package[2:]}/{name}.cc" for package, name in (test.split(":") for test in mutant.tests)]
+    return [edit.source for edit in mutant.edits] + [f"tests/mutants/{mutant.source}.toml"] + tests
+
+
 def chosen(mutants, options):
     """What the command line asks for."""
-    if options.changed:
+    if options.changed is not None:
         changed = set(git(ROOT, "diff", "--name-only", options.changed).splitlines())
-        return [m for m in mutants if not changed.isdisjoint(edit.source for edit in m.edits)]
-    if options.sample:
+        return [m for m in mutants if not changed.isdisjoint(files_of(m))]
+    if options.sample is not None:
         return random.sample(mutants, min(options.sample, len(mutants)))
     found = []
     for word in options.words:
@@ -214,7 +222,7 @@ def main():
     parser.add_argument("--check", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if sum(map(bool, (options.changed, options.sample, options.words))) > 1:
+    if sum((options.changed is not None, options.sample is not None, bool(options.words))) > 1:
         parser.error("expected one of --changed, --sample and names")
     mutants = chosen(read_mutants(), options)
     sys.exit(check(mutants) if options.check else run(mutants))

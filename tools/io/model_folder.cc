@@ -66,7 +66,7 @@ void check_model_folder(const std::string& folder) {
                 is_safetensors
                     ? "give it that name if it is the whole model; shards need "
                       "model.safetensors.index.json"
-                    : "convert it, in Python transformers.GPT2LMHeadModel.from_pretrained("
+                    : "convert it, in Python transformers.AutoModelForCausalLM.from_pretrained("
                       "FOLDER).save_pretrained(OTHER, safe_serialization=True)",
                 folder);
 }

@@ -133,10 +133,13 @@ void ModelWeights::check_complete(std::span<const engine::TensorSpec> expected) 
 }
 
 bool ModelWeights::is_unneeded(std::string_view name, bool has_prefix) const {
-  if (!layout_.embedding.empty() && name == layout_.head) return true;
-  if (layout_.is_ignored != nullptr && layout_.is_ignored(name)) return true;
-  const std::size_t dot = has_prefix ? name.find('.') : std::string_view::npos;
-  return dot != std::string_view::npos && is_unneeded(name.substr(dot + 1), has_prefix);
+  for (;;) {  // no recursion: a file may have a name of any length
+    if (!layout_.embedding.empty() && name == layout_.head) return true;
+    if (layout_.is_ignored != nullptr && layout_.is_ignored(name)) return true;
+    const std::size_t dot = has_prefix ? name.find('.') : std::string_view::npos;
+    if (dot == std::string_view::npos) return false;
+    name.remove_prefix(dot + 1);
+  }
 }
 
 void ModelWeights::check_head() const {

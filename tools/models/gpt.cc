@@ -38,6 +38,9 @@ void GptConfig::validate() const {
   in_range(vocab, 1 << 24, "vocab");
   require(dim % heads == 0, "[gpt] expected model.dim to be a multiple of model.heads ({}), got {}",
           heads, dim);
+  // As its config.json may say.
+  require(norm_eps >= 1e-30 && norm_eps < 1, "[gpt] expected norm_eps in [1e-30, 1), got {}",
+          norm_eps);
   require(dropout >= 0 && dropout < 1, "[gpt] expected model.dropout in [0, 1), got {}", dropout);
 }
 

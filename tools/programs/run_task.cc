@@ -8,7 +8,6 @@
 #include <functional>
 #include <iostream>
 #include <memory>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -79,11 +78,8 @@ template <class F>
 auto told(comm::ProcessGroup& world, F&& fn) {
   try {
     return fn();
-  } catch (const std::bad_alloc&) {
-    world.abort(kNoMemory);
-    throw;
-  } catch (const std::exception& e) {
-    world.abort(e.what());
+  } catch (...) {
+    world.abort(message_of(std::current_exception()));
     throw;
   }
 }

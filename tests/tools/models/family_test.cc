@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <ostream>
 #include <sstream>
 #include <string>
@@ -168,6 +169,15 @@ TEST(Families, AnotherFamilyIsTrainedSampledSavedAndLoaded) {
                                          {"save.final", folder / "copy"}});
   ASSERT_EQ(second.exit_code, 0) << second.err;
   EXPECT_EQ(folder.read("copy/model.safetensors"), folder.read("model/model.safetensors"));
+  // A save that was cut short left no config.json, or that of another model.
+  const std::string config = folder.read("copy/config.json");
+  std::filesystem::remove(folder / "copy/config.json");
+  EXPECT_EQ(read_model_config(folder / "copy", both()).layers, 2);
+  std::string other = config;
+  other.replace(other.find("\"width\":"), 8, "\"width\":1");
+  folder.write("copy/config.json", other);
+  EXPECT_TRUE(has(error_of<IoError>([&] { read_model_config(folder / "copy", both()); }),
+                  {"[tiny]", "width", "config.json"}));
   // A model of one family does not take the place of one of another.
   const testing::Outcome third =
       train({{"data.path", data}, {"out", folder / "c"}, {"save.final", folder / "model"}});

@@ -388,6 +388,8 @@ TEST(GptConfig, RefusesSizesOutOfRangeNamingThem) {
       {"multiple of model.heads (3), got 128", {.heads = 3}},
       {"model.dropout in [0, 1), got 1", {.dropout = 1}},
       {"model.dropout", {.dropout = -0.1}},
+      {"norm_eps in [1e-30, 1), got 1", {.norm_eps = 1}},
+      {"norm_eps", {.norm_eps = -1e-5}},
   };
   for (const auto& [what, config] : cases) {
     EXPECT_TRUE(has(error_of<InvalidArgument>([&c = config] { Gpt{c}; }), {what}));

@@ -135,7 +135,19 @@ class TinyFamily : public tools::ModelFamily {
     return std::make_unique<TinyModel>(config);
   }
   tools::ModelConfig read_config(const tools::FolderConfig& folder) const override {
-    const tools::ConfigFile file(folder.file.value(), "tiny");
+    const tools::ModelConfig config = parsed(folder.file ? *folder.file : folder.saved.value());
+    if (!folder.file || !folder.saved) return config;
+    const auto saved = parsed(*folder.saved);
+    tools::check_as_saved(config.layers == saved.layers, "tiny", "depth",
+                          std::to_string(config.layers), std::to_string(saved.layers), folder);
+    tools::check_as_saved(config.dim == saved.dim, "tiny", "width", std::to_string(config.dim),
+                          std::to_string(saved.dim), folder);
+    return config;
+  }
+
+ private:
+  tools::ModelConfig parsed(const tools::ConfigText& text) const {
+    const tools::ConfigFile file(text, "tiny");
     return {.family = this,
             .layers = file.integer("depth"),
             .heads = 1,
