@@ -74,6 +74,9 @@ Tensor Fsdp::gather(const Flat& flat, const Tensor& owned, const Stream& stream,
                     const std::string& label) {
   const std::vector<comm::ProcessGroup*> groups = context_.mesh.gathers_of(flat.owner);
   if (groups.empty()) return owned;
+  require(!stream.device().is_cuda() || stream == compute_,
+          "[fsdp] expected to gather on the compute stream, whose memory it takes, got '{}' ({})",
+          stream.name(), label);
   const Tensor all = Tensor::empty(context_.memory, {flat.layout.flat_numel()}, owned.dtype(),
                                    label, Category::kWorkspace);
   engine::launch_assign_or_add(stream, all.slice(flat.owned.begin, owned.shape()), owned, false,

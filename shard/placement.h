@@ -36,7 +36,8 @@ struct Placement {
 
   /// Whether no state is cut.
   bool is_whole() const;
-  /// Whether there may be several copies of what is cut over the shard axis.
+  /// Whether there may be several copies of what is cut over the shard axis: of a preset, or of
+  /// what was asked for. Fsdp::options() has the number of ranks in its place.
   bool is_hybrid() const { return !is_whole() && shard_ranks != kAllRanks; }
   /// What `shard_ranks` is among `num_ranks`: 1 if no state is cut. Does not look whether it
   /// divides them.

@@ -156,6 +156,7 @@ void check_max_norm(double max_norm) {
 
 void Optimizer::begin_step(double lr, const GradNorm& norm, double max_norm) {
   check_max_norm(max_norm);
+  check_can_capture();
   if (fsdp_.compute().device().is_cuda() && traits_.is_elementwise) {
     begin_step(Step{.lr = lr, .norm = norm, .max_norm = max_norm});
   } else if (fsdp_.compute().device().is_meta) {
@@ -177,7 +178,15 @@ void Optimizer::begin_step(double lr, ClipFactor clip) {
   begin_step(Step{.lr = lr, .clip = clip.value});
 }
 
+void Optimizer::check_can_capture() const {
+  require(traits_.is_elementwise || !fsdp_.compute().is_capturing(),
+          "[optimizer] expected no capture of a step by '{}', which does not update element by "
+          "element",
+          traits_.name);
+}
+
 void Optimizer::begin_step(Step step) {
+  check_can_capture();
   fsdp_.take_gradients(describe(step), step.skips);
   prepare_step(step);
 }
@@ -209,8 +218,8 @@ void Optimizer::prepare_step(Step step) {
 }
 
 void Optimizer::repeat_step(double lr) {
-  ++num_steps_;
   set_rates(lr);
+  ++num_steps_;
 }
 
 void Optimizer::set_rates(double) {

@@ -40,7 +40,7 @@ struct ParameterGroup {
 
 /// What an optimizer is made with.
 struct OptimizerTraits {
-  std::string name;  ///< for errors
+  std::string name = {};  ///< for errors of one that is not elementwise
   /// Of its states: f32 tensors like the parameters, zero at first, cut as the masters are, and
   /// kept by checkpoints.
   std::vector<std::string> states = {};
@@ -63,9 +63,9 @@ class Optimizer : private FlatUser {
 
   /// One update with the mean gradient, whose norm is brought down to `max_norm` (0: whatever it
   /// is). If a gradient is not finite (see FsdpOptions::non_finite) nothing changes, and the step
-  /// is not counted: GradNorm::not_finite() says so. On a GPU without waiting for `norm`. That is
-  /// decided by the ranks of this Fsdp alone: a model of several goes on together with
-  /// joint_norm().
+  /// is not counted: GradNorm::not_finite() says so. On a GPU an elementwise optimizer does not
+  /// wait for `norm`; others do. That is decided by the ranks of this Fsdp alone: a model of
+  /// several goes on together with joint_norm().
   void step(double lr, const GradNorm& norm, double max_norm);
   /// step() with the norm over several Fsdps, whose optimizers all are given it: if a gradient of
   /// any of them is not finite none changes anything, on any rank; JointNorm::not_finite() says so.
@@ -87,8 +87,9 @@ class Optimizer : private FlatUser {
   /// parameters and states are spoilt. Until finish_step() parameters are partly new: a forward
   /// after the last backward throws InvalidArgument, and so does one inside no_grad() in a
   /// recomputed region around which no block is wrapped; read none, and leave groups as they are.
-  /// Throws InvalidArgument as Fsdp::take_gradients_early() does and for an optimizer that is not
-  /// elementwise, CommError if ranks differ.
+  /// Throws InvalidArgument inside a step, for the second time before one, with
+  /// UnusedParameters::kSkip or NonFinite::kSkip, as only the end of a step shows what is unused or
+  /// not finite, and for an optimizer that is not elementwise; CommError if ranks differ.
   void step_in_backward(double lr, UpdateGathers gathers = UpdateGathers::kInterleaved);
 
   /// Before each launch of a step that was captured with step(): the update that it makes has this
@@ -181,7 +182,7 @@ class Optimizer : private FlatUser {
   /// Collective: all of what each rank has a part of, laid out like Flat::master, such as a state.
   /// Parameter i begins at element Flat::layout.offset(i). One all_gather, or two where the parts
   /// are cut over a grid of ranks; none where this rank owns all, which is then what it returns.
-  /// As work of the update's stream, on every rank alike.
+  /// As work of the update's stream, on every rank alike; on a GPU that is the compute stream.
   engine::Tensor gather(const UnitUpdate& update, const SplitTensor& owned) const;
   /// For steps that are captured: learning rate and groups of the next, as work of the compute
   /// stream. Throws InvalidArgument unless overridden.
@@ -205,6 +206,7 @@ class Optimizer : private FlatUser {
   std::string describe(const Step& step);
   static void leave_unused(Slot& slot);
   void begin_step(Step step);
+  void check_can_capture() const;
   void prepare_step(Step step);
   void step_units();
 

@@ -10,7 +10,7 @@
 //     // p and the state of one element, from its gradient.
 //     static constexpr void update(const Step& step, float grad, float& p, float* state);
 //   };
-//   shard::RuleOptimizer<Lion> optimizer(fsdp, Lion{}, {"m"}, {{.name = "all"}}, 0);
+//   shard::RuleOptimizer<Lion> optimizer(fsdp, Lion{}, {"m"}, {{.name = "all"}});
 //
 // For a build with CUDA one .cu file of yours includes the rule and
 // shard/optimizer/rule_kernels.cuh, and says `template struct tessera::shard::RuleKernels<Lion>;`.
@@ -42,11 +42,11 @@ class RuleOptimizer : public ElementwiseOptimizer {
   using DefaultGroup = std::function<std::size_t(const engine::Parameter&)>;
 
   /// `state_names`: at most Rule::kNumStates; a state without a name is not kept and reads as 0.
-  /// Parameters that no group lists are in group default_group(p). Throws as Optimizer does.
+  /// Parameters that no group lists are in group default_group(p), or in the first. Throws as
+  /// Optimizer does.
   RuleOptimizer(Fsdp& fsdp, Rule rule, std::vector<std::string> state_names,
-                std::vector<ParameterGroup> groups, const DefaultGroup& default_group)
-      : ElementwiseOptimizer(fsdp, {.name = "rule",
-                                    .states = std::move(state_names),
+                std::vector<ParameterGroup> groups, const DefaultGroup& default_group = {})
+      : ElementwiseOptimizer(fsdp, {.states = std::move(state_names),
                                     .groups = std::move(groups),
                                     .default_group = default_group}),
         rule_(std::move(rule)) {
@@ -63,12 +63,6 @@ class RuleOptimizer : public ElementwiseOptimizer {
     }
   }
   ~RuleOptimizer() override { end_updates(); }
-
-  /// With one group for all parameters that no other lists.
-  RuleOptimizer(Fsdp& fsdp, Rule rule, std::vector<std::string> state_names,
-                std::vector<ParameterGroup> groups, std::size_t default_group = 0)
-      : RuleOptimizer(fsdp, std::move(rule), std::move(state_names), std::move(groups),
-                      [default_group](const engine::Parameter&) { return default_group; }) {}
 
  private:
   // What the host updates with.
