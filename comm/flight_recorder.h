@@ -88,7 +88,7 @@ class FlightRing {
 
  private:
   struct Slot {
-    FlightCall call;  // whose label is beside it
+    FlightCall call;  // whose label is stored apart, in `label`
     std::array<char, kMaxLabel> label;
     std::uint8_t label_nbytes;
     FlightState state;

@@ -3,7 +3,7 @@
 //   Stream compute = Stream::meta("compute", DeviceKind::kCpu, {});
 //   Memory memory(compute);                 // counts bytes; its addresses must not be read
 //
-// The same code runs on it that runs on the device it stands for, with its shapes, allocations,
+// It runs the code of the device that it stands for, with the shapes, allocations,
 // waits and launches: so peaks of memory, launches and collectives are those of a real run. For a
 // GPU that takes a build with CUDA, and no GPU: the functions that enqueue kernels are called, for
 // their workspace, and what they enqueue is dropped. Workspace of products, which the library says

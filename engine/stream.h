@@ -133,7 +133,8 @@ class Stream {
   /// has no CUDA.
   static Stream meta(std::string name, DeviceKind kind, const MetaRates& rates,
                      StreamOptions options = {});
-  /// A queue of the same device that runs beside this one: a worker thread, or another CUDA stream.
+  /// A queue of the same device that runs while this one does: a worker thread, or another CUDA
+  /// stream.
   Stream sibling(std::string name, StreamOptions options = {}) const;
   /// A worker thread of the host that this device belongs to.
   Stream host_worker(std::string name, StreamOptions options = {}) const;

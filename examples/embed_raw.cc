@@ -79,7 +79,7 @@ float train(comm::ProcessGroup& world) {
         h[b][j] = h[b][j] > 0 ? dy[b] * w2.value.data<float>()[j] : 0;
       }
     }
-    raw.grad_ready(second);                  // it is reduced beside what follows
+    raw.grad_ready(second);                  // it is reduced while what follows runs
     raw.gather(first, Raw::For::kBackward);  // dw1 = x^T dh
     float* dw1 = raw.grad(w1).dst.data<float>();
     std::fill_n(dw1, 2 * kHidden, 0.0f);

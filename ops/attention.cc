@@ -133,7 +133,7 @@ std::optional<PairAttention> pair_kernels(const Tape& tape, const Layout& s, DTy
   return PairAttention(tape.memory(), s, is_backward);
 }
 
-// What the CPU's other kernels need beside the tensors; CUDA keeps it on the chip.
+// What the CPU's other kernels need besides the tensors; CUDA keeps it on the chip.
 template <class Scratch>
 std::optional<Scratch> host_scratch(const Tape& tape, const Layout& s, DType dtype) {
   if (tape.stream().device().is_cuda() || in_pairs(tape, dtype)) return {};

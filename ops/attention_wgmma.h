@@ -23,7 +23,7 @@ constexpr bool takes(std::int64_t head_size) {
 void forward(const engine::Stream& stream, const AttentionLayout& layout,
              const engine::BFloat16* qkv, engine::BFloat16* y, float* lse);
 
-/// What backward needs beside its tensors.
+/// What backward needs besides its tensors.
 struct BackwardWorkspace {
   std::int64_t num_turns;  ///< counters, cleared, and one more for tickets
   std::int64_t dq_numel;   ///< f32

@@ -11,7 +11,7 @@
 
 namespace tessera::ops {
 
-/// What backward needs of a row beside its logits.
+/// What backward needs of a row besides its logits.
 struct RowStats {
   float max;
   float sum;  // of exp(logit - max)

@@ -1,4 +1,4 @@
-// An optimizer's update of each unit beside the rest of backward; see Fsdp::take_gradients_early().
+// An optimizer's update of each unit while backward goes on; see Fsdp::take_gradients_early().
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@ namespace tessera::shard {
 
 class Unit;
 
-/// When an update beside backward has updated parameters gathered that are whole on every rank, or
+/// When an update during backward has updated parameters gathered that are whole on every rank, or
 /// in every replica, and updated in parts (zero1, zero2 and hybrids).
 enum class UpdateGathers {
   kInterleaved,  ///< of each unit at once, between what backward sends; with
@@ -17,7 +17,7 @@ enum class UpdateGathers {
   kContiguous,   ///< of all units after the last reduction
 };
 
-/// An update beside backward: what it calls in the order of its members.
+/// An update during backward: what it calls in the order of its members.
 struct EarlyUpdate {
   UpdateGathers gathers;
   /// Before the first unit, in the last backward of the step or in finish_step().

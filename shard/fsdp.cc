@@ -257,8 +257,8 @@ void Fsdp::create_rings() {
   }
 }
 
-// As many as reductions can be on their way, so that one is written to the host beside the next;
-// the root's may be the largest.
+// As many as reductions can be on their way, so that one is written to the host while the next is
+// reduced; the root's may be the largest.
 void Fsdp::create_sum_slots() {
   if (context_.options.offload.gradients == 0) return;
   std::int64_t max_nbytes = 0, root_nbytes = 0;

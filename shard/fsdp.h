@@ -169,8 +169,8 @@ class Fsdp {
   /// For who reads or writes whole values: throws InvalidArgument inside a step, and while a region
   /// is open, naming its unit. `caller` is for the message.
   void check_at_rest(std::string_view caller);
-  /// Between steps, for who reads masters and states beside the next step, as a checkpoint does:
-  /// nothing updates or loads them before `read`.
+  /// Between steps, for who reads masters and states while the next step runs, as a checkpoint
+  /// does: nothing updates or loads them before `read`.
   void keep_values_until(engine::Event read) { values_read_ = std::move(read); }
   /// For who writes masters and states: blocks until nobody reads or writes them.
   void settle_values();
@@ -221,7 +221,8 @@ class Fsdp {
   /// not finite; CommError if `update`, as in take_gradients(), differs.
   void take_gradients_early(std::string_view update, EarlyUpdate early);
   /// For an optimizer that dies: an early update is not called any more, and what updates launched
-  /// beside compute is done. While an exception unwinds, aborts the group so that nobody waits.
+  /// on other streams than compute is done. While an exception unwinds, aborts the group so that
+  /// nobody waits.
   void end_updates() noexcept;
   /// `stream` wrote the masters of `unit`, and what of them lies on the host is written as
   /// `on_host` says: renews the copies that are computed with, and of the root, which the next
@@ -261,7 +262,7 @@ class Fsdp {
   bool updates_on_host() const;
   void gather_updated(Unit& unit);
 
-  // An update beside the backward at work.
+  // An update during the backward at work.
   struct Early {
     EarlyUpdate update;
     std::set<const Unit*> updated = {};

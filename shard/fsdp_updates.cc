@@ -1,4 +1,4 @@
-// Updates of what a step has a gradient for, after it or beside its last backward, and what renews
+// Updates of what a step has a gradient for, after it or during its last backward, and what renews
 // the copies that are computed with.
 #include <exception>
 #include <utility>
@@ -108,7 +108,7 @@ void Fsdp::finish_early_update() {
   if (!updates_on_host()) early_->update.end();
 }
 
-// Whether finish_step() gathers what an update beside backward renewed. Gathers that wait for the
+// Whether finish_step() gathers what an update during backward renewed. Gathers that wait for the
 // host would hold up those of backward, and of the norm.
 bool Fsdp::gathers_later(const Unit& unit) const {
   return early_ && (updates_on_host() || (early_->update.gathers == UpdateGathers::kContiguous &&

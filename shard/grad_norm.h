@@ -27,7 +27,7 @@ class GradNorm {
   std::string not_finite() const;
   /// value() would not block.
   bool is_known() const;
-  /// For threads beside the one that drives the group: what value() returns, or nothing if a
+  /// For threads other than the one that drives the group: what value() returns, or nothing if a
   /// gradient is not finite. Blocks. Does not look whether the group failed: then it means nothing.
   std::optional<float> unchecked_value() const;
   /// What unchecked_value() returns, as a function for a thread that a GPU may wait for

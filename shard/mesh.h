@@ -28,7 +28,7 @@ struct Axes {
 
 class Mesh {
  public:
-  /// Collective. Gathers and reductions have groups of their own, as they run beside each other;
+  /// Collective. Gathers and reductions have groups of their own, as they run at the same time;
   /// without gathers (`gathers`) reductions take `world` itself. `shard_ranks` must divide the size
   /// of `world`, which outlives this, and `reshard_ranks`, if not 0, must divide `shard_ranks`;
   /// throws InvalidArgument otherwise.

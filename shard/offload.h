@@ -48,7 +48,7 @@ struct WrittenOnHost {
 
 class Offload {
  public:
-  /// Streams beside `compute`.
+  /// Streams besides `compute`.
   Offload(const engine::Stream& compute, const FsdpOptions& options);
 
   const engine::Stream& fetch() const { return fetch_; }

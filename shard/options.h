@@ -41,7 +41,7 @@ enum class UnusedParameters {
   kSkip,  ///< it has none: the optimizer leaves it and its state alone
 };
 
-/// When the gathers ahead start in backward: before a unit's backward, beside which they then run,
+/// When the gathers ahead start in backward: before a unit's backward, during which they then run,
 /// or after it, when its slot is free. PyTorch's BACKWARD_PRE and BACKWARD_POST.
 enum class BackwardPrefetch { kPre, kPost };
 
@@ -127,7 +127,7 @@ struct FsdpOptions {
   /// Of Fsdp::host_memory(); see engine/memory_listener.h. Null: nobody.
   std::shared_ptr<engine::MemoryListener> host_memory_listener = nullptr;
 
-  /// Of stream `number` beside compute, with random delays of its own.
+  /// Of stream `number` besides compute, with random delays of its own.
   engine::StreamOptions stream_options(std::uint64_t number) const {
     return {.listener = listener, .delay_seed = delay_seed == 0 ? 0 : delay_seed + number};
   }

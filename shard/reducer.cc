@@ -21,7 +21,7 @@ using engine::Tensor;
 
 namespace {
 
-// What all reducers of the strategies do beside the collective itself.
+// What all reducers of the strategies do besides the collective itself.
 class StrategyReducer : public Reducer {
  public:
   explicit StrategyReducer(const ReducerContext& context)

@@ -1,4 +1,4 @@
-// Which units the backward of recomputed regions is to visit again. What updates beside backward
+// Which units the backward of recomputed regions is to visit again. What updates during backward
 // must wait for: until then nothing may change the parameters of such a unit, trainable or not.
 //
 // Told of what hooks are told, it counts the visits of a first run, and takes one off where the

@@ -351,7 +351,7 @@ void Unit::reduce_gradient(const Stream& compute, bool is_last) {
   if (sum_slot_ != nullptr) store_sum(is_last && !reducer_->has_more());
 }
 
-// Updates, which may be made beside all else, read sums.
+// Updates, which may be made while anything else runs, read sums.
 void Unit::wait_for_updates(const Stream& stream) {
   for (const engine::Event& event : updated_) stream.wait(event);
   updated_.clear();

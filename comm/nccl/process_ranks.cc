@@ -1,4 +1,4 @@
-// Ranks as processes over NCCL: what they tell each other beside tensors goes through NCCL too.
+// Ranks as processes over NCCL: what they tell each other besides tensors goes through NCCL too.
 #include <fmt/format.h>
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// How the ranks of a group of processes tell each other bytes, beside tensors.
+// How the ranks of a group of processes tell each other bytes that are no tensors.
 #pragma once
 
 #include <cstddef>

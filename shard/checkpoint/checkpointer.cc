@@ -30,7 +30,7 @@ using engine::require;
 
 namespace {
 
-// How much nicer than a rank who writes beside it is: a third of its weight.
+// How much nicer than a rank whoever writes while it trains is: a third of its weight.
 constexpr int kNice = 5;
 
 std::uint64_t draw() {
@@ -43,7 +43,7 @@ class Job {
  public:
   ~Job() { wait(); }
 
-  /// Runs `fn` beside the caller, or before this returns.
+  /// Runs `fn` in a thread of its own, or before this returns.
   template <class F>
   void start(F fn, bool beside) noexcept {
     wait();

@@ -1,4 +1,4 @@
-// Saves checkpoints of a run, beside training if asked, and finds the one to go on from.
+// Saves checkpoints of a run, while training goes on if asked, and finds the one to go on from.
 //
 //   Checkpointer checkpointer(world, {{&fsdp, &optimizer}}, {.folder = "run/checkpoints"});
 //   std::int64_t step = 0;
@@ -42,7 +42,7 @@ namespace tessera::shard {
 struct CheckpointerOptions {
   std::string folder;  ///< see folder.h; on a file system that all ranks share
   int keep = 3;        ///< how many checkpoints stay; 0: all
-  bool async = true;   ///< write beside training, from a copy in memory of the host
+  bool async = true;   ///< write while training goes on, from a copy in memory of the host
   /// Told what a person should know, on rank 0, in the thread that calls.
   std::function<void(std::string_view)> warn = {};
 };

@@ -43,7 +43,7 @@ std::vector<OwnedTensor> owned_tensors(const Flat& flat, const Optimizer* optimi
 /// Throws InvalidArgument for two buffers of one name.
 std::vector<CheckpointPiece> pieces_of(std::span<const CheckpointPart> parts);
 
-/// A copy of pieces in page-locked memory of the host, made beside the next step.
+/// A copy of pieces in page-locked memory of the host, made while the next step runs.
 class Snapshot {
  public:
   explicit Snapshot(const engine::Stream& compute);

@@ -73,7 +73,7 @@ class Optimizer : private FlatUser {
   /// One update with the mean gradient times `clip`.
   void step(double lr, ClipFactor clip = {});
 
-  /// Before Fsdp::begin_step(): the update of the step that begins, made beside its last backward,
+  /// Before Fsdp::begin_step(): the update of the step that begins, made during its last backward,
   /// of each unit as soon as its gradient is final and no region that is recomputed is to use it
   /// again, see replays.h. Fsdp::finish_step() ends it; no step() follows.
   ///

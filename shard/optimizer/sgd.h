@@ -13,7 +13,7 @@ extern template class RuleOptimizer<SgdRule>;
 
 struct SgdOptions {
   double momentum = 0;
-  std::vector<ParameterGroup> groups = {};  ///< beside "all", for what none of them lists
+  std::vector<ParameterGroup> groups = {};  ///< besides "all", which has what none of them lists
 };
 
 /// State: "velocity", if momentum is not 0.

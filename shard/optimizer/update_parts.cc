@@ -76,7 +76,7 @@ UpdateParts::UpdateParts(const Fsdp& fsdp, const std::vector<Cut>& cuts)
   }
   for (const bool to_host : {false, true}) {
     const engine::Memory& memory = to_host ? fsdp.host_memory() : fsdp.memory();
-    // Two, so that one is brought beside the use of the other; each thread has a part.
+    // Two, so that one is brought while the other is used; each thread has a part.
     const int count = to_host ? 2 * static_cast<int>(offload_.hosts().size()) : 2;
     const auto make = [&](std::int64_t nbytes, const char* name) {
       return nbytes == 0 ? nullptr

@@ -281,7 +281,7 @@ TEST_F(BootstrapTest, AnAnswerThatIsCutShortOrNeverComesIsAnError) {
   EXPECT_THAT(answered_with("\xff\xff\xff\x7f", 4, true), HasSubstr("expected at most 4096 bytes"));
 }
 
-// Connections that say nothing, before the ranks and beside them.
+// Connections that say nothing, before the ranks and while they join.
 TEST_F(BootstrapTest, AThousandSilentConnectionsDoNotStopIt) {
   const int port = free_port();
   const std::string place = "tcp:127.0.0.1:" + std::to_string(port);

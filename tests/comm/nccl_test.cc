@@ -297,7 +297,7 @@ TEST(NcclProcessTest, RanksThatDifferAreToldBothSides) {
     const auto messages = process_errors(3, kLong, [&](ProcessGroup& world) {
       const Caller c{world, {on_own_gpu(world.rank(), "comm", {})}};
       c.gather(4, "h.0");
-      // The same bytes, so that NCCL notices nothing.
+      // Equal bytes, so that NCCL notices nothing.
       c.gather(4, world.rank() == 2 ? "h.2" : "h.1");
       if (in_barrier) world.barrier("step");
       world.agree(c.place.stream);

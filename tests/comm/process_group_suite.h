@@ -462,7 +462,7 @@ TEST_P(ProcessGroupTest, GroupsOfAMeshInterleave) {
   });
 }
 
-// As gathers and reductions of a training step: beside each other, but for what waits for the
+// As gathers and reductions of a training step: at the same time, but for what waits for the
 // other.
 TEST_P(ProcessGroupTest, TwoGroupsOfTheSameRanksRunBesideEachOther) {
   constexpr int kSize = 4, kNum = 150;

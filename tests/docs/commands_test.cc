@@ -206,8 +206,8 @@ TEST_F(Docs, EveryCommandRunsOrIsListed) {
   for (const NotRun& r : kNotRun) EXPECT_TRUE(used.contains(&r)) << r.begin << ": in no page";
 }
 
-// The same line, but for the scratch of matrix products in a sum of all memory: a CPU's library
-// takes what that CPU's kernels need, at most some MiB.
+// Whether two lines are equal but for the scratch of matrix products in a sum of all memory: a
+// CPU's library takes what that CPU's kernels need, at most some MiB.
 bool is_shown(const std::string& got, const std::string& want) {
   static const std::regex kMemory("(memory of a step, per rank: )([0-9.]+)( [MG]iB.*)");
   std::smatch of_got, of_want;

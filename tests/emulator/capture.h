@@ -75,7 +75,7 @@ cudaError_t look_error(const Stream& stream);
 cudaError_t look_error(const Record* record);
 /// The error of a call that is unsafe while the calling thread captures, which spoils the capture.
 cudaError_t unsafe_error(cudaError_t error = cudaErrorStreamCaptureUnsupported);
-/// The same of a call that a capture of `stream` cannot hold.
+/// The error of a call that a capture of `stream` cannot hold, which spoils the capture.
 cudaError_t uncapturable_error(const Stream& stream);
 
 }  // namespace tessera::cuda_emulation

@@ -40,7 +40,8 @@ void reset();
 /// The nth (1: the next) cudaMalloc on `device` from now and the `count - 1` after it fail with
 /// cudaErrorMemoryAllocation.
 void fail_malloc(int device, int nth, int count = 1);
-/// The same of page-locked memory of the host, which threads ask for whose device is `device`.
+/// The nth (1: the next) allocation of page-locked memory of the host from now, by threads whose
+/// device is `device`, and the `count - 1` after it fail.
 void fail_pinned(int device, int nth, int count = 1);
 /// The nth kernel launch on `device` from now fails when it runs, with cudaErrorLaunchFailure:
 /// sticky, later work of the device is skipped and later calls fail.

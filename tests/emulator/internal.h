@@ -81,7 +81,7 @@ class Stream {
 
   /// `fn` is called, seen, by the worker.
   void push_work(std::string name, std::function<void()> fn);
-  /// The same, but `fn` is called when the device is broken, too. Not in a capture.
+  /// push_work() of what is called when the device is broken, too. Not in a capture.
   void push_callback(std::function<void()> fn);
   std::shared_ptr<Record> push_record();
   void push_wait(std::shared_ptr<Record> record);
@@ -230,7 +230,7 @@ struct HostThread {
 };
 /// The calling thread.
 HostThread& host_thread();
-/// The same, with a label and with numbers of the present generation.
+/// The calling thread, with a label and with numbers of the present generation.
 HostThread& named_host_thread();
 /// A call of this thread that blocks it.
 void count_blocking();
@@ -247,7 +247,7 @@ cudaError_t failed(cudaError_t error);
 /// The error that any call on `device` gives now: no such device, sticky, called from a host
 /// function. Sets the last error. The thread's current device has a context from then on.
 cudaError_t entry_error(int device);
-/// The same for libraries, which make the device current themselves.
+/// entry_error() for libraries, which make the device current themselves.
 cudaError_t device_error(int device);
 inline cudaError_t entry_error() { return entry_error(host_thread().device); }
 /// Breaks `device`: prints and keeps `what`.

@@ -31,8 +31,8 @@ struct KernelLaunch {
 /// Call it in the thread that launches, before enqueue_kernel.
 void translate_arguments(void* bytes, std::size_t nbytes);
 
-/// The same thread tells of each argument that is a pointer, before translation: one to pageable
-/// host memory makes the launch fail as an illegal address does.
+/// Told by the thread that launches of each argument that is a pointer, before translation: one to
+/// pageable host memory makes the launch fail as an illegal address does.
 void check_pointer_argument(const void* argument);
 
 /// Checks the launch as the device does and puts it on `stream`, which must belong to the calling
@@ -67,7 +67,7 @@ T* storage_of(T* address) {
 /// Whether [address, address + nbytes) lies in one live allocation of device memory. `device`, if
 /// given, receives its device.
 bool is_device_memory(const void* address, std::size_t nbytes, int* device = nullptr);
-/// The same for page-locked host memory.
+/// Whether [address, address + nbytes) lies in one live allocation of page-locked host memory.
 bool is_pinned_memory(const void* address, std::size_t nbytes);
 
 /// The device of a stream; -1 if it is not a live stream.

@@ -1,4 +1,4 @@
-// What a kernel of the CPU needs beside its operands is asked for before the launch, so that a
+// What a kernel of the CPU needs besides its operands is asked for before the launch, so that a
 // device that runs nothing counts it as well.
 #include <gtest/gtest.h>
 

@@ -65,7 +65,7 @@ TEST(RopeTest, AnglesStayExactAtFarPositions) {
 TEST(RopeTest, ProductsDependOnDistanceOnly) {
   const Memory memory;
   Tape tape(memory, Stream::inline_cpu("compute"));
-  // The same vectors at every position.
+  // Equal vectors at every position.
   constexpr std::int64_t kTokens = 40, kSize = 16;
   std::vector<float> q, k;
   for (std::int64_t t = 0; t < kTokens; ++t) {

@@ -27,7 +27,7 @@ class CollectiveLog {
   void add(Record record) { records_.push_back(std::move(record)); }
   /// What was called since the last call of take() or records().
   std::vector<Record> records() { return std::exchange(records_, {}); }
-  /// The same as text.
+  /// records() as text.
   std::vector<std::string> take() {
     std::vector<std::string> lines;
     for (const Record& record : records()) lines.push_back(record.text);

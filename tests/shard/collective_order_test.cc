@@ -272,7 +272,7 @@ TEST(CollectiveOrder, UnitsAreReducedAsTheirGradientsAreDone) {
   }
 }
 
-// Ranks call the collectives of a group in one order. Streams go on beside each other, so a group
+// Ranks call the collectives of a group in one order. Streams run at the same time, so a group
 // is for one of them.
 TEST(CollectiveOrder, GathersAndReductionsHaveGroupsOfTheirOwn) {
   for (const char* strategy : {"zero1", "zero2", "zero3", "hsdp", "hybrid_zero2", "hfsdp"}) {

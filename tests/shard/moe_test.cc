@@ -171,7 +171,7 @@ TEST(Moe, InExpertParallelGroupsTrainsAsOneProcess) {
 }
 
 // A checkpoint of two Fsdp with two optimizers, under every pair of choices: saved with what is
-// offloaded, compressed or updated beside backward, resumed under another strategy with none of the
+// offloaded, compressed or updated during backward, resumed under another strategy with none of the
 // offload and overlap.
 TEST(Moe, ResumedHasTheBitsOfTrainingThatWasNotInterrupted) {
   enum Choice : std::size_t { kStrategy, kHook, kExpertRanks, kUpdates, kOffload, kAsync, kAfter };

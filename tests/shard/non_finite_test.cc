@@ -132,7 +132,7 @@ TEST(NonFinite, ACheckNamesTheRankUnderEveryStrategyAndHook) {
           });
         });
         EXPECT_TRUE(has(error, {"got NaN or infinity (h.0.weight, rank 3, micro-step 2)"}))
-            << strategy << ", " << hook_name << (early ? ", beside backward" : "");
+            << strategy << ", " << hook_name << (early ? ", during backward" : "");
       }
     }
   }

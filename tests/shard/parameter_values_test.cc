@@ -177,7 +177,8 @@ TEST(FsdpParameters, ChangesReachAPackedUnitThatWasLeftHalfway) {
   });
 }
 
-// The same of a unit that an evaluation between finish_step() and the update left halfway.
+// An update also reaches a unit that an evaluation between finish_step() and the update left
+// halfway.
 TEST(FsdpParameters, UpdatesReachAPackedUnitThatWasLeftHalfway) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {
     ToyRank rank(world, {.prefetch = 0, .unit_min_numel = 1000}, {.blocks = 2});

@@ -259,7 +259,7 @@ TEST(Order, DdpReducesBehindBackward) {
                    "all_reduce root gradient"}));
 }
 
-// The root's update first: its gather runs beside the others' updates.
+// The root's update first: its gather runs during the others' updates.
 const Lines kUpdates = {"all_gather root update", "all_gather h.0 update", "all_gather h.1 update",
                         "all_gather h.2 update"};
 

@@ -138,7 +138,7 @@ TEST(Unused, ParametersAreLeftAloneOrHaveAGradientOfZero) {
   }
 }
 
-// The order of reductions is one that no rank's own program decides, and still goes on beside
+// The order of reductions is one that no rank's own program decides, and still goes on during
 // backward: what a rank leaves out holds nothing up.
 TEST(Unused, UnitsAreReducedInTheDeclaredOrderBackwards) {
   std::vector<std::vector<std::string>> lines(2);

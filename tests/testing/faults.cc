@@ -111,7 +111,7 @@ bool fails(std::string_view call, std::string_view path, const char* to = nullpt
   return true;
 }
 
-/// The same of an open file. Without a fault it needs no memory.
+/// Whether `call` of an open file is to fail. Without a fault it needs no memory.
 bool fails(std::string_view call, int fd) {
   return ::getenv("TEST_FAULT") != nullptr && fails(call, path_of(fd));
 }

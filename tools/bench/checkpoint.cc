@@ -153,7 +153,7 @@ void bench_checkpoint(const BenchConfig& config, BenchReport& report) {
       "GPT-2 124M with AdamW's moments in f32: saved with every flush, beside `dd conv=fsync` of "
       "as "
       "many bytes; loaded from the page cache, beside reading and XXH3 alone; held_ms: what "
-      "training waits for when it is saved beside it",
+      "training waits for when it is saved meanwhile",
       {"row", "MB", "save_ms", "dd_ms", "ratio", "load_ms", "read_ms", "ratio_load", "held_ms"});
   double nbytes = 0;
   for (const int ranks : {1, 2, 4}) {

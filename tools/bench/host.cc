@@ -47,7 +47,7 @@ Times run(const Stream& compute, std::int64_t num_samples) {
 
 void bench_host(const BenchConfig& config, BenchReport& report) {
   report.begin_table("host",
-                     fmt::format("What the host does for an op beside its work: {} ops on one "
+                     fmt::format("What the host does for an op besides its work: {} ops on one "
                                  "element, without a listener",
                                  kNumOps),
                      {"stream", "forward_us", "backward_us"});

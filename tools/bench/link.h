@@ -41,7 +41,7 @@ class Link {
 };
 
 /// Passes collectives on to `inner` once what a rank sends for them (comm::Traffic) has passed the
-/// link. `is_edge(label)`: whether nothing can be done beside a collective.
+/// link. `is_edge(label)`: whether nothing can be done during a collective.
 class LinkedGroup : public comm::ForwardingGroup {
  public:
   using IsEdge = std::function<bool(std::string_view label)>;

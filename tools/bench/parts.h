@@ -56,7 +56,7 @@ void bench_listeners(const BenchConfig& config, BenchReport& report);
 void bench_plan(const BenchConfig& config, BenchReport& report);
 /// Two ways of reducing over replicas x shards of thread ranks.
 void bench_replicas(const BenchConfig& config, BenchReport& report);
-/// What the host does for an op beside its work.
+/// What the host does for an op besides its work.
 void bench_host(const BenchConfig& config, BenchReport& report);
 /// Single kernels at the sizes of the 10.8M model.
 void bench_ops(const BenchConfig& config, BenchReport& report);

@@ -37,7 +37,7 @@ TrainingRow row_of(TrainingRow row, const Way& way) {
 }
 
 // Before the first gathers are done nothing can be computed, and after the last backward there is
-// nothing to reduce beside.
+// nothing to compute meanwhile.
 bool is_edge(std::string_view label) {
   return label == "root forward" || label == "h.0 forward" || label == "root gradient" ||
          label == "h.0 gradient" || label == "norm";

@@ -40,7 +40,7 @@ void profile(const TrainingRow& row, const BenchConfig& config, BenchReport& rep
   report.begin_table(
       "profile",
       fmt::format("A step of {} by kernel, rank 0, mean of {} steps; best: each launch's fastest. "
-                  "The streams gather and reduce run beside compute, and their times include "
+                  "The streams gather and reduce run while compute does, and their times include "
                   "waiting for peers",
                   row.name(), config.steps),
       {"kernel", "stream", "calls", "ms", "best_ms", "share_pct", "gflop_per_s", "gb_per_s"});

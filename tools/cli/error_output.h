@@ -7,7 +7,7 @@
 
 namespace tessera::tools {
 
-/// For a warning beside work that others wait for.
+/// For a warning during work that others wait for.
 inline constexpr std::chrono::milliseconds kWarningPatience{1000};
 /// For an error after which the process ends, and must.
 inline constexpr std::chrono::milliseconds kErrorPatience{5000};

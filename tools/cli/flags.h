@@ -58,7 +58,7 @@ struct NumberOption {
 struct TextOption {
   std::string help;
   std::vector<std::string> choices = {};  ///< empty: any UTF-8 without NUL, up to 8192 bytes
-  std::int64_t max_number = 0;            ///< beside choices, whole numbers from 1 to this
+  std::int64_t max_number = 0;            ///< besides choices, whole numbers from 1 to this
 };
 template <class E>
 struct EnumOption {

@@ -24,7 +24,7 @@
 
 namespace tessera::tools {
 
-/// The options beside the training's.
+/// The options besides the training's.
 struct CompareConfig {
   std::string strategies = "ddp,zero1,zero2,zero3";
   std::string sweep;
@@ -61,7 +61,7 @@ struct Configuration {
   std::string toml = {};
 };
 
-/// What a training of `c` is told beside its file, so that its trace goes to `path`; nothing if no
+/// What a training of `c` is told besides its file, so that its trace goes to `path`; nothing if no
 /// trace was asked for.
 std::vector<std::string> trace_arguments(const Configuration& c, const std::string& path);
 

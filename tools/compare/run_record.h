@@ -14,7 +14,7 @@ namespace tessera::tools {
 /// By category, and "total".
 using BytesByCategory = std::map<std::string, std::int64_t>;
 
-/// The fields of a step's record that are compared, beside its loss, by their names in the log:
+/// The fields of a step's record that are compared, besides its loss, by their names in the log:
 /// step_ms, exposed_comm_ms, compute_ms, optimizer_ms, data_ms, tokens_per_s, sent_bytes and
 /// num_collectives (of rank 0); and overlap, the fraction of communication that was hidden, from
 /// the last record of a run with a trace.

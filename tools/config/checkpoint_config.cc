@@ -22,8 +22,9 @@ void CheckpointConfig::add_to(FlagSet& flags) {
             {.help = "how many checkpoints stay, the newest; 0: all", .min = 0, .max = 1 << 20});
   flags.add(
       "checkpoint.async", &async,
-      {.help = "write checkpoints beside training, from a copy in memory of the host as large "
-               "as what a rank saves; false: training waits"});
+      {.help =
+           "write checkpoints while training goes on, from a copy in memory of the host as large "
+           "as what a rank saves; false: training waits"});
   flags.add(
       "checkpoint.strict", &strict,
       {.help = "what is resumed must have all states of the optimizer and nothing else; false: "

@@ -15,7 +15,7 @@ using engine::require;
 
 namespace {
 
-// What parallel.reshard_after_forward can say beside a number of ranks.
+// What parallel.reshard_after_forward can say besides a number of ranks.
 constexpr int kReshardAsStrategy = -2, kKeep = -1;
 
 }  // namespace

@@ -42,16 +42,15 @@ void StepConfig::add_to(FlagSet& flags) {
             {.help = "of adamw", .min = 0, .max = 1, .below_max = true, .is_f32 = true});
   flags.add("train.eps", &eps,
             {.help = "of adamw", .min = 0, .max = kHuge, .above_min = true, .is_f32 = true});
-  flags.add(
-      "train.overlap_optimizer", &overlap_optimizer,
-      EnumOption<OverlapOptimizer>{
-          "update parameters as soon as their gradient is final, beside the rest of backward; "
-          "where each rank updates a part of whole parameters (zero1, zero2, hybrids) the "
-          "parts are gathered after the last reduction (backward) or at once (interleaved); "
-          "not with train.grad_clip",
-          {{"none", OverlapOptimizer::kNone},
-           {"backward", OverlapOptimizer::kBackward},
-           {"interleaved", OverlapOptimizer::kInterleaved}}});
+  flags.add("train.overlap_optimizer", &overlap_optimizer,
+            EnumOption<OverlapOptimizer>{
+                "update parameters as soon as their gradient is final, while backward goes on; "
+                "where each rank updates a part of whole parameters (zero1, zero2, hybrids) the "
+                "parts are gathered after the last reduction (backward) or at once (interleaved); "
+                "not with train.grad_clip",
+                {{"none", OverlapOptimizer::kNone},
+                 {"backward", OverlapOptimizer::kBackward},
+                 {"interleaved", OverlapOptimizer::kInterleaved}}});
   flags.add("train.grad_clip", &grad_clip,
             {.help = "largest norm of the gradient; 0: off", .min = 0, .max = kHuge});
   flags.add("train.max_skips", &max_skips,

@@ -12,7 +12,7 @@ enum class OptimizerKind { kAdamW, kSgd };
 enum class ScheduleKind { kConstant, kCosine, kLinear };
 /// When gradients are reduced under accumulation: last keeps them whole until the last micro-step.
 enum class AccumComm { kEvery, kLast };
-/// Updates beside the last backward of a step; see shard::UpdateGathers.
+/// Updates during the last backward of a step; see shard::UpdateGathers.
 enum class OverlapOptimizer { kNone, kBackward, kInterleaved };
 
 struct StepConfig {

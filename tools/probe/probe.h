@@ -51,7 +51,7 @@ class Probe : public engine::BorderListener, public shard::StepListener {
   void begin_step(std::int64_t step);
   /// From 0, of this rank.
   virtual void begin_micro_step(std::int64_t micro);
-  /// Behind Fsdp::finish_step(), before the update unless that is made beside backward.
+  /// After Fsdp::finish_step(), before the update unless that is made during backward.
   virtual void on_reduced(const shard::Fsdp& fsdp);
   /// Behind the update.
   virtual void on_updated(const shard::Fsdp& fsdp, const shard::Optimizer& optimizer);

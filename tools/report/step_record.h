@@ -16,9 +16,10 @@
 //   optimizer      the update, without its waits.
 //   other          what these leave of step_ms: starting and ending the step, the norm of the
 //                  gradient; on a GPU what lay between steps.
-// Work beside compute, such as updates beside backward, takes part only as time that compute waited
-// for it; then the optimizer's own time is not known. Inside a step that is a CUDA graph there are
-// no events: neither compute nor optimizer is known, and exposed comm has the waits outside alone.
+// Work on other streams, such as updates during backward, takes part only as time that compute
+// waited for it; then the optimizer's own time is not known. Inside a step that is a CUDA graph
+// there are no events: neither compute nor optimizer is known, and exposed comm has the waits
+// outside alone.
 //
 // step_ms: on the CPU from the start of the step until its loss and norm are known. On a GPU, which
 // has the next step by then, from the end of the step before (from its own start, where a
@@ -47,7 +48,7 @@ struct StepRecord {
   double exposed_comm_ms = 0;               ///< compute waiting for collectives
   double data_ms = 0;                       ///< compute waiting for a batch
   std::optional<double> compute_ms = {};    ///< forward and backward; unknown of a graph
-  std::optional<double> optimizer_ms = {};  ///< unknown of a graph, and of updates beside backward
+  std::optional<double> optimizer_ms = {};  ///< unknown of a graph, and of updates during backward
   engine::MemoryStats memory = {};          ///< peaks since the start
   std::optional<engine::MemoryStats> host_memory = {};  ///< of what is offloaded
   engine::MemoryStats step_memory = {};                 ///< peaks inside this step alone

@@ -42,7 +42,7 @@ Batch load_batch(const Memory& memory, const std::vector<BatchTensor>& tensors,
 //   copy stream     host -> device                 (after used [n-2])
 //   compute         work on device [n]             (after copied [n]); used [n] at the next call
 //
-// The host is ahead of the GPU, so the copy of a batch runs beside the work on the one before. The
+// The host is ahead of the GPU, so a batch is copied while the GPU works on the one before. The
 // loader thread asks for `copied` now and then instead of waiting for it, so that it can be stopped
 // even if the GPU never gets there.
 

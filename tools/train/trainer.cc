@@ -55,7 +55,7 @@ auto of_step(std::int64_t step, F fn) {
 // says - its line in the log, a loss or gradient that is not finite - comes that much later, and
 // before a validation and at the end nothing is left. An update with a gradient that is not finite
 // changes nothing, so the parameters are still those of the step that is named (but for updates
-// beside backward, which no norm precedes). On the CPU launching is doing, and nothing is late.
+// during backward, which no norm precedes). On the CPU launching is doing, and nothing is late.
 
 Trainer::Trainer(comm::ProcessGroup& world, const engine::Stream& compute,
                  const TrainConfig& config, const std::vector<engine::Block*>& blocks,

@@ -98,7 +98,8 @@ class Trainer {
   /// The signal that ended run() before its last step or validation, or that stops() found; 0:
   /// none.
   int stopped_by() const { return stopped_by_; }
-  /// Collective: whether some rank was asked to stop. For work beside the steps, so that it ends.
+  /// Collective: whether some rank was asked to stop. For work that runs while steps do, so that it
+  /// ends.
   bool stops();
   /// Of which step the newest checkpoint is that this run has saved or went on from, if it saves
   /// any.
@@ -186,7 +187,8 @@ class Trainer {
   engine::Stream compute_;
   engine::Memory memory_;
   engine::Memory pinned_;
-  engine::Stream metrics_;  // gathers of losses, beside compute so that waiting for them is counted
+  engine::Stream
+      metrics_;  // gathers of losses, not on compute, so that waiting for them is counted
   engine::Tape tape_;
   std::unique_ptr<BatchLoader> batches_;  // dies after fsdp_, which ends what compute waits for
   shard::Fsdp fsdp_;

@@ -1,4 +1,4 @@
-// What ranks of a Trainer tell each other beside the steps, and what is read of its tensors.
+// What ranks of a Trainer tell each other besides the steps, and what is read of its tensors.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

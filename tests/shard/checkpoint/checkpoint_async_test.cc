@@ -1,4 +1,4 @@
-// Saves beside training: what is saved is what was there at the call, whatever follows.
+// Saves while training goes on: what is saved is what was there at the call, whatever follows.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 

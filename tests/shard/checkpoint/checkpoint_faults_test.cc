@@ -103,7 +103,8 @@ TEST(CheckpointFaults, EveryCallThatFailsIsAnErrorOnEveryRank) {
         const char* const cause = at % 2 == 0 ? "Input/output error" : "Permission denied";
         EXPECT_TRUE(has(error, {cause, "step_", "(rank"})) << "call " << at;
       }
-      // What failed left nothing; beside training it may be told of by the next save, instead.
+      // What failed left nothing; while training goes on it may be told of by the next save,
+      // instead.
       const std::size_t num_saved = steps_in(folder / "c").size();
       EXPECT_LE(num_saved + results[0].errors.size(), 3u);
       EXPECT_GE(num_saved + results[0].errors.size(), async ? 2u : 3u) << "call " << at;

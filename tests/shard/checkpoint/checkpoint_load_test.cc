@@ -1,5 +1,5 @@
-// What a load takes from a checkpoint beside parameters and states, what it says of it, and what it
-// refuses.
+// What a load takes from a checkpoint besides parameters and states, what it says of it, and what
+// it refuses.
 #include "shard/checkpoint/load.h"
 
 #include <gtest/gtest.h>

@@ -52,7 +52,7 @@ std::string with_checksum(std::string text) {
   return fmt::format("{}{}{:016x}\"\n}}\n", text, mark, checksum);
 }
 
-/// The same of JSON, in which the checksum is replaced.
+/// `all` as text, with the checksum that it ought to have.
 std::string text_of(json all) {
   all.erase("xxh3");
   std::string text = all.dump();
@@ -183,7 +183,7 @@ TEST(CheckpointManifest, RangesOfAFewBytesDoNotStandForMany) {
     std::vector<float> last(1);
     for (std::int64_t i = 0; i < t.numel(); ++i) reader.read(t, i, last);
   }
-  // The same bytes many times.
+  // One range of bytes, named many times.
   edited = whole;
   json& tensor = edited["tensors"][0];
   json range = tensor["ranges"][0];

@@ -175,7 +175,7 @@ End attempt(const CheckpointRun& run, const Behind& behind, Attempt& attempt) {
   return end;
 }
 
-// The same in a process of its own: some libraries know no other way out.
+// attempt() in a process of its own: some libraries know no other way out.
 End attempt_elsewhere(const CheckpointRun& run, const Behind& behind, std::int64_t num_good,
                       Fails fails) {
   const pid_t child = ::fork();

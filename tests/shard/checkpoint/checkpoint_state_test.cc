@@ -1,4 +1,4 @@
-// What a checkpoint holds beside plain parameters, and what it is compared with: buffers, frozen
+// What a checkpoint holds besides plain parameters, and what it is compared with: buffers, frozen
 // parameters, experts, other optimizers; and whose folder it is.
 #include <gtest/gtest.h>
 
@@ -108,7 +108,7 @@ TEST(CheckpointState, FrozenParametersInBf16ComeBackAsTheyAre) {
   }
 }
 
-// What trains after step `step`, beside all that always does.
+// What trains after step `step`, besides all that always does.
 void set_trainable(const std::vector<Parameter*>& parameters, int step) {
   for (Parameter* p : parameters) {
     if (p->name == "h.0.weight") p->trainable = step < 2 || step >= 4;
@@ -125,7 +125,7 @@ std::vector<Parameter*> parameters_of(ToyModel& model) {
   return all;
 }
 
-// Saved at once after each change, beside the step that follows.
+// Saved at once after each change, while the next step runs.
 TEST(CheckpointState, WhatWasFrozenOrSetFreeInMidRunGoesOnFromThere) {
   struct Case {
     const char *before, *after;

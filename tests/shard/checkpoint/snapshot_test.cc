@@ -1,4 +1,4 @@
-// A copy beside the next step holds what was there when it was begun.
+// A copy made while the next step runs holds what was there when it was begun.
 #include <gtest/gtest.h>
 
 #include <algorithm>

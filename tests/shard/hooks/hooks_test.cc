@@ -88,8 +88,8 @@ TEST(Hooks, CompressAcrossReplicasAlone) {
       run.hook.powersgd.low_rank.rank = 1;
       run.hook.powersgd.low_rank.min_compression_rate = 0;
       const HookResult got = run_hook(run);
-      // The same as one rank for each replica that has the sum of its gradients; but for the
-      // order of sums.
+      // As one rank for each replica that has the sum of its gradients, but for the order of
+      // sums.
       HookRun folded = hook_run_of(batched ? "batched_powersgd" : "powersgd", ranks / shard_ranks);
       folded.accum = c.accum;
       folded.hook = run.hook;

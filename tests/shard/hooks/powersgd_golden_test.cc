@@ -1,4 +1,4 @@
-// The same run as PyTorch's PowerSGD hook makes: see tests/golden/make_powersgd_golden.py.
+// A run equals one with PyTorch's PowerSGD hook: see tests/golden/make_powersgd_golden.py.
 #include <gtest/gtest.h>
 
 #include <cmath>

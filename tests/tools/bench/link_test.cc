@@ -46,7 +46,7 @@ TEST(Link, CountsWhatIsToPass) {
   EXPECT_EQ(link.edge_nbytes(), 1e12);
 }
 
-// The latency of a transfer passes beside the next one; its bytes do not.
+// The latency of a transfer passes while the next one runs; its bytes do not.
 TEST(Link, CarriesOneTransferAtATimeOfAllStreams) {
   Link link(1e6, microseconds(1000));
   const auto two = [&] {

@@ -162,7 +162,7 @@ TEST(Divergence, RanksThatContradictEachOtherAreNamed) {
   const std::vector<float> right = values_of(values.record, key);
   const std::vector<float> wrong = values_of(values.record, key, 2);
   EXPECT_EQ(difference_of(right, wrong).first_index, 3);
-  // The same within both runs is a fault of both.
+  // What both runs have is a fault of both.
   EXPECT_TRUE(compare_probes(b.record, b.record).first);
 }
 

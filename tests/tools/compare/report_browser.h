@@ -173,7 +173,7 @@ class Browser : public ::testing::Test {
                     const std::string& size, bool dark = false) const {
     return drawn_page(report_page(data, steps), size, dark);
   }
-  /// The same in a frame of so many pixels: a window cannot be as narrow as a telephone. What the
+  /// drawn() in a frame of so many pixels: a window cannot be as narrow as a telephone. What the
   /// probe told there is told of the whole.
   std::string drawn_in_frame(const nlohmann::ordered_json& data,
                              const nlohmann::ordered_json& steps, int width,

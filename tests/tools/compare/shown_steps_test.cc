@@ -87,7 +87,7 @@ TEST_F(ShownSteps, GathersAheadAreAboveTheSameWithout) {
   EXPECT_EQ(drawn(steps),
             (Names{"plan zero3 prefetch=2 train.accum=1", "plan zero3 prefetch=0 train.accum=1"}));
   EXPECT_EQ(steps.at("steps").size(), 8u);
-  // The same work, which takes longer.
+  // Equal work, which takes longer.
   const ordered_json &on = steps.at("steps")[6], &off = steps.at("steps")[4];
   EXPECT_GT(busy_ms(on, "gather"), 0);
   EXPECT_NEAR(busy_ms(on, "gather"), busy_ms(off, "gather"), 1e-4);

@@ -371,7 +371,7 @@ TEST(Planner, ChargesTheWaitForTheNormToTheReductionsBeforeIt) {
         ++num_norms;
         EXPECT_NEAR(c.exposed_ms, link_ms(c), 1e-5) << strategy;
       }
-      if (c.label == "root gradient") {  // the last: there is nothing to compute beside it
+      if (c.label == "root gradient") {  // the last: there is nothing to compute meanwhile
         ++num_whole;
         EXPECT_NEAR(c.exposed_ms, link_ms(c), 1e-5) << strategy;
       }

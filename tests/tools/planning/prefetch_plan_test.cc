@@ -49,7 +49,7 @@ double link_of(double share) {
   return sent_nbytes(at_once) / (share * at_once.steps[1].step_ms / 1e3);
 }
 
-// The first gathers, before which nothing can be computed, and the last reductions, beside which
+// The first gathers, before which nothing can be computed, and the last reductions, during which
 // nothing is left.
 bool is_edge(std::string_view label) {
   return label == "root forward" || label == "h.0 forward" || label == "root gradient" ||

@@ -41,7 +41,7 @@ class TrainFaults : public testing::TinyTraining {
     return shell(training + " & P=$!; " + script +
                  "; (sleep 20; kill -KILL $P) & W=$!; wait $P; R=$?; kill $W; exit $R");
   }
-  /// The same once a step has been logged.
+  /// Runs `script` once a step has been logged.
   Outcome during(const std::string& training, const std::string& script) const {
     return beside(training, "until [ -s " + folder_ / "run/log.jsonl" +
                                 " ]; do kill -0 $P || exit 99; sleep 0.02; done; " + script);

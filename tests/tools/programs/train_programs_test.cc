@@ -256,8 +256,8 @@ class Generation : public ::testing::Test {
     return sample;
   }
 
-  /// The same logits whatever came before: features are (1, 0), so logit v is element (v, 0) of the
-  /// embedding.
+  /// Logits do not depend on what came before: features are (1, 0), so logit v is element (v, 0) of
+  /// the embedding.
   std::vector<int> draw(const std::vector<float>& logits, int num_tokens,
                         const Flags& more = {}) const {
     const GptConfig config = {

@@ -302,8 +302,8 @@ TEST(Trace, CountsCommunicationByWhatIsSent) {
   EXPECT_NEAR(exposed_us["other"], 5, 1e-9);
 }
 
-// A gather that is sent ahead runs beside the end of the step before; a reduction that is late runs
-// beside the begin of the next.
+// A gather that is sent ahead runs during the end of the step before; a reduction that is late runs
+// during the begin of the next.
 TEST(Trace, WhatTheNeighboursOfAStepComputeHidesWhatItSends) {
   Trace trace;
   trace.recorder.begin_step(1);

@@ -66,7 +66,7 @@ TEST(BatchLoader, ABatchStaysWhileTheNextIsFilled) {
   }
 }
 
-// In the place of the last one, whatever is filled beside it.
+// In the place of the last one, whatever is filled meanwhile.
 TEST(BatchLoader, BatchesAreReadAgain) {
   const Memory memory;
   BatchLoader loader(memory, Stream::inline_cpu("compute"), kTensors, 9, fill);

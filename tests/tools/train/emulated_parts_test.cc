@@ -122,7 +122,7 @@ TEST(EmulatedParts, SlowWorkIsFoundWhereItIs) {
   const std::vector<Case> cases = {
       {{.work = "optimizer"}, 0, 0, 0, 1},   {{.work = "linear.backward_w"}, 0, kAccum, 0, 0},
       {{.gpu_of_loss = 0}, 0, kAccum, 0, 0}, {{.gpu_of_loss = 1}, 0, 0, kAccum, 0},  // the peer's
-      {{.loader = true}, 1, 0, 0, 0},  // at least: it fills one batch beside the other work
+      {{.loader = true}, 1, 0, 0, 0},  // at least: it fills one batch during the other work
   };
   for (const Case& c : cases) {
     const std::vector<StepRecord> steps = run(c.slow, ranks(2));
@@ -147,7 +147,7 @@ TEST(EmulatedParts, SlowWorkIsFoundWhereItIs) {
   }
 }
 
-// Neither is told apart inside a graph, and an update beside backward has no time of its own.
+// Neither is told apart inside a graph, and an update during backward has no time of its own.
 TEST(EmulatedParts, WhatCannotBeToldApartIsNotKnown) {
   TrainConfig graph = ranks(1);
   graph.cuda.graph = GraphChoice::kOn;

@@ -1,4 +1,4 @@
-// The same run as Hugging Face transformers makes: see tests/golden/make_gpt2_golden.py. That
+// A run equals one by Hugging Face transformers: see tests/golden/make_gpt2_golden.py. That
 // transformers loads what we save is checked by hand, from the root of the repository:
 //
 //   ./bazelw run //tools:train_transformer -- --init.from=tests/golden/gpt2_tiny

@@ -38,7 +38,7 @@ using testing::train_mlp;
 /// A minute a step.
 minutes minute_a_step(std::int64_t num_done) { return minutes(1000 + num_done); }
 
-/// The same training until the clock of this process has come to `num_steps` steps, from 2 on.
+/// `training`, but until the clock of this process has come to `num_steps` steps, from 2 on.
 MlpTraining stopped_after(MlpTraining training, std::int64_t num_steps) {
   training.step.max_minutes = static_cast<double>(num_steps) - 1.5;
   return training;

@@ -1,4 +1,4 @@
-// A long run of everything that goes on beside training: what it holds at the end it held at the
+// A long run of everything that goes on during training: what it holds at the end it held at the
 // beginning.
 #include <gtest/gtest.h>
 #include <unistd.h>
