@@ -136,7 +136,7 @@ find_libraries() {
   have=$(getconf GNU_LIBC_VERSION | awk '{ print $2 }')
   [[ $(printf '%s\n' "$needed" "$have" | sort -V | head -1) == "$needed" ]] ||
     die "expected glibc $needed or later, got $have"
-  program=tools/bench/bench_gpu
+  program=tools/bench/gpu/bench_gpu
   python_libraries=${LD_LIBRARY_PATH:-}  # of PyTorch, which wants none of ours
   LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   for name in libcublasLt.so.13 libnccl.so.2; do
@@ -178,7 +178,7 @@ find_torch() {
 bench_gpu() {
   local limit=$1 status=0
   shift
-  timeout -k 10 "$limit" tools/bench/bench_gpu --bench.jsonl=>(cat >>"$results") --bench.samples=5 \
+  timeout -k 10 "$limit" tools/bench/gpu/bench_gpu --bench.jsonl=>(cat >>"$results") --bench.samples=5 \
     ${small:+--bench.side=64} "$@" > >(tee -a "$report") 2>&1 || status=$?
   wait $! # for tee
   return $status
@@ -466,7 +466,7 @@ run_kernels() {
     # shellcheck disable=SC2046 # words on purpose
     limited "$limit" "$ncu" --clock-control none --kernel-name-base demangled --kernel-name "regex:$kernel" --launch-count 1 \
       --section SpeedOfLight --section Occupancy --section MemoryWorkloadAnalysis --section WarpStateStats \
-      tools/bench/bench_gpu --bench.parts=profile --bench.steps=1 --bench.side=256 --bench.attention=$attention $(sizes gpt2 16)
+      tools/bench/gpu/bench_gpu --bench.parts=profile --bench.steps=1 --bench.side=256 --bench.attention=$attention $(sizes gpt2 16)
     # What ncu says, and not what the program under it does.
     sed -n '/^==PROF== Disconnected/,$p' "$work/log" >>"$report"
     if ((status)); then

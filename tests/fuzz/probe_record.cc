@@ -3,7 +3,7 @@
 
 #include "tests/fuzz/target.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/compare/divergence.h"
+#include "tools/probe/divergence.h"
 
 namespace tessera::fuzz {
 namespace {

@@ -1,5 +1,5 @@
 // Logs of trainings, as a comparison reads them.
-#include "tools/compare/run_record.h"
+#include "tools/compare/comparison/run_record.h"
 
 #include "tests/fuzz/target.h"
 #include "tests/testing/temp_folder.h"

@@ -1,5 +1,5 @@
 // What compare is told: an argument a line; a line that is no option is a sweep.
-#include "tools/compare/sweep.h"
+#include "tools/compare/request/sweep.h"
 
 #include <set>
 #include <sstream>

@@ -50,7 +50,7 @@ TEST_F(GpuBundle, IsMadeWithinItsLimit) {
   EXPECT_EQ(made_->exit_code, 0) << made_->out << made_->err;
   for (const char* file :
        {"gpu_check.sh", "tools/programs/train_mlp", "tools/programs/train_transformer",
-        "tools/bench/bench_gpu", "tools/bench/peers/torch_gpt.py", "lib/libstdc++.so.6",
+        "tools/bench/gpu/bench_gpu", "tools/bench/peers/torch_gpt.py", "lib/libstdc++.so.6",
         "third_party/data/kjv.txt", "tests/golden/gpu_check_losses.jsonl"}) {
     EXPECT_TRUE(fs::exists(fs::path(bundle()) / file)) << file;
   }

@@ -21,8 +21,8 @@
 #include "shard/checkpoint/checkpointer.h"
 #include "shard/optimizer/adamw.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/peer.h"
-#include "tools/bench/timing.h"
+#include "tools/bench/rates/timing.h"
+#include "tools/bench/training/peer.h"
 #include "tools/cli/flags.h"
 #include "tools/models/family.h"
 

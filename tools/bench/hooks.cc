@@ -17,7 +17,7 @@
 #include "shard/optimizer/adamw.h"
 #include "tools/bench/link.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/timing.h"
+#include "tools/bench/rates/timing.h"
 #include "tools/config/default_data.h"
 #include "tools/data/text_data.h"
 #include "tools/models/family.h"

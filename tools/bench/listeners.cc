@@ -13,8 +13,8 @@
 
 #include "engine/philox.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/timing.h"
-#include "tools/bench/training.h"
+#include "tools/bench/rates/timing.h"
+#include "tools/bench/training/training.h"
 #include "tools/launch/ranks.h"
 #include "tools/models/family.h"
 #include "tools/probe/probe.h"

@@ -15,10 +15,10 @@
 #include "ops/layernorm.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer/adamw.h"
-#include "tools/bench/launches.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/peak.h"
-#include "tools/bench/timing.h"
+#include "tools/bench/rates/peak.h"
+#include "tools/bench/rates/timing.h"
+#include "tools/bench/training/launches.h"
 
 namespace tessera::tools {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/bench/report.h"
-#include "tools/bench/training.h"
+#include "tools/bench/training/training.h"
 #include "tools/cli/flags.h"
 
 namespace tessera::tools {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/bench/parts.h"
-#include "tools/bench/timing.h"
+#include "tools/bench/rates/timing.h"
 #include "tools/models/family.h"
 #include "tools/planning/planner.h"
 

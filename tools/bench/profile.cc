@@ -5,11 +5,11 @@
 #include <numeric>
 #include <vector>
 
-#include "tools/bench/launches.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/peak.h"
-#include "tools/bench/timing.h"
-#include "tools/bench/training.h"
+#include "tools/bench/rates/peak.h"
+#include "tools/bench/rates/timing.h"
+#include "tools/bench/training/launches.h"
+#include "tools/bench/training/training.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,6 +1,6 @@
 #include "engine/dtype.h"
-#include "tools/bench/machine_rates.h"
 #include "tools/bench/parts.h"
+#include "tools/bench/rates/machine_rates.h"
 #include "tools/machine/limits.h"
 
 namespace tessera::tools {

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "tools/bench/parts.h"
-#include "tools/bench/peer.h"
-#include "tools/bench/timing.h"
-#include "tools/bench/training.h"
+#include "tools/bench/rates/timing.h"
+#include "tools/bench/training/peer.h"
+#include "tools/bench/training/training.h"
 
 namespace tessera::tools {
 namespace {

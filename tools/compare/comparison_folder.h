@@ -15,8 +15,8 @@
 #include <string>
 
 #include "engine/io/file.h"
-#include "tools/compare/request.h"
-#include "tools/compare/run_record.h"
+#include "tools/compare/comparison/run_record.h"
+#include "tools/compare/request/request.h"
 
 namespace tessera::tools {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tools/compare/named.h"
+#include "tools/compare/request/named.h"
 #include "tools/launch/ranks.h"
 #include "tools/planning/task_plan.h"
 #include "tools/programs/memory_check.h"

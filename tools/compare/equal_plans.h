@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/compare/request.h"
+#include "tools/compare/request/request.h"
 #include "tools/planning/plan_table.h"
 #include "tools/planning/planner.h"
 

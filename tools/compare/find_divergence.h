@@ -2,8 +2,8 @@
 // where they part.
 #pragma once
 
-#include "tools/compare/divergence_report.h"
-#include "tools/compare/request.h"
+#include "tools/compare/request/request.h"
+#include "tools/probe/divergence_report.h"
 
 namespace tessera::tools {
 

@@ -12,7 +12,7 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "tools/bench/machine_rates.h"
+#include "tools/bench/rates/machine_rates.h"
 #include "tools/doctor/self_test.h"
 
 namespace tessera::tools {

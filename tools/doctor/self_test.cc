@@ -17,9 +17,9 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "tools/bench/machine_rates.h"
-#include "tools/bench/peak.h"
-#include "tools/bench/timing.h"
+#include "tools/bench/rates/machine_rates.h"
+#include "tools/bench/rates/peak.h"
+#include "tools/bench/rates/timing.h"
 #include "tools/doctor/rate_lines.h"
 
 namespace tessera::tools {

@@ -10,7 +10,7 @@
 #include "comm/process_group.h"
 #include "engine/dtype.h"
 #include "engine/gemm/gemm.h"
-#include "tools/bench/gpu_rates.h"
+#include "tools/bench/rates/gpu_rates.h"
 #include "tools/doctor/check.h"
 
 namespace tessera::tools {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/testing/errors.h"
-#include "tools/bench/machine_rates.h"
+#include "tools/bench/rates/machine_rates.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,0 +1,28 @@
+// Tessera's training step in PyTorch, in a process of its own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/bench/rates/timing.h"
+#include "tools/bench/training/training.h"
+
+namespace tessera::tools {
+
+/// Runs a program, found by PATH or by its path, and returns what it wrote to stdout; stderr is
+/// ours. Throws IoError naming the program if it cannot be started or fails.
+std::string run_program(const std::vector<std::string>& arguments);
+
+struct Peer {
+  std::string python, script;  ///< tools/bench/peers/torch_gpt.py
+  bool compile = false;        ///< torch.compile
+  std::int64_t limit_s = 0;    ///< ended after so long; 0: never
+};
+
+/// Runs the peer on `row`: the same steps on the same device with as many ranks, fully_shard for a
+/// sharded strategy and DistributedDataParallel for ddp. Throws IoError if it fails or prints
+/// something else.
+Measurement run_peer(const Peer& peer, const TrainingRow& row, std::int64_t num_steps);
+
+}  // namespace tessera::tools
