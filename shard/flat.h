@@ -1,6 +1,7 @@
 // The parameters of one unit that are laid out, gathered and reduced as one flat buffer.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -40,6 +41,12 @@ struct Flat {
   /// With UnusedParameters::kSkip, after finish_step(): 1 for each parameter that no rank's
   /// backward reached. Otherwise empty.
   std::vector<std::uint8_t> unused = {};
+};
+
+/// Where a parameter is: the flat that it is part of, and which of its parameters it is.
+struct Location {
+  const Flat& flat;
+  std::size_t index;
 };
 
 /// `segments`, each cut into as few tiles as there can be, in order.

@@ -20,7 +20,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "comm/process_group.h"
@@ -149,37 +148,8 @@ class Fsdp {
   /// What the blocks have as buffers now, in declared order, the root's last.
   std::vector<engine::Tensor> buffers() const;
 
-  // For who keeps or moves values as they are cut.
-
-  /// Which flat a parameter is part of, and which of its parameters it is.
-  struct Location {
-    const Flat& flat;
-    std::size_t index;
-  };
+  /// Where a parameter lies among the units. cut_values.h reads and writes what is there.
   Location location_of(const engine::Parameter& p) const;
-  /// Collective: what full() returns, as f32 workspace, once the compute stream gets there.
-  engine::Tensor whole(const Location& at, const SplitTensor& owned);
-  /// Collective: a whole parameter-shaped tensor of which every rank has the elements that its
-  /// optimizer owns, laid out like Flat::master; f32 or bf16.
-  std::vector<float> full(const Location& at, const SplitTensor& owned);
-  /// Not collective: `owned` takes this rank's part of `values`, the whole. If it is Flat::master
-  /// this is load() of the parameter.
-  void load(const Location& at, const SplitTensor& owned, std::span<const float> values);
-
-  /// For who reads or writes whole values: throws InvalidArgument inside a step, and while a region
-  /// is open, naming its unit. `caller` is for the message.
-  void check_at_rest(std::string_view caller);
-  /// Between steps, for who reads masters and states while the next step runs, as a checkpoint
-  /// does: nothing updates or loads them before `read`.
-  void keep_values_until(engine::Event read) { values_read_ = std::move(read); }
-  /// For who writes masters and states: blocks until nobody reads or writes them.
-  void settle_values();
-  /// To be called on every rank where masters of `unit` are written: what is gathered or computed
-  /// with is then renewed as load() says.
-  void mark_stale(Unit& unit) { schedule_.mark_stale(unit); }
-  /// While the result lives, steps and updates are refused, as what `holder` writes would be lost.
-  [[nodiscard]] std::shared_ptr<const void> hold_values(std::string_view holder);
-
   /// All parameters in name order.
   std::vector<engine::Parameter*> parameters() const;
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
@@ -196,6 +166,7 @@ class Fsdp {
   std::uint64_t plan_hash() const;
 
  private:
+  friend class CutValues;
   friend class Optimizer;
 
   /// `user` is told when units are laid out again, until it is removed.
@@ -238,7 +209,6 @@ class Fsdp {
 
   void create_units(const std::vector<engine::Block*>& blocks, engine::Block* root);
   void create_rings();
-  void write(const Location& at, const SplitTensor& owned, std::span<const float> values);
   void check_whole(std::string_view caller) const;
   void check_can_capture() const;
   void rest();
@@ -301,7 +271,7 @@ class Fsdp {
   std::optional<Early> early_;
   std::optional<engine::Stream> update_;  // of early updates
   std::vector<FlatUser*> users_;
-  std::string holder_;  // of hold_values()
+  std::string holder_;  // of CutValues::hold()
   engine::Event values_read_;
   int num_exceptions_;
 };

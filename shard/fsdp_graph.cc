@@ -5,6 +5,7 @@
 
 #include "engine/cuda_graph.h"
 #include "engine/error.h"
+#include "shard/cut_values.h"
 #include "shard/fsdp.h"
 
 namespace tessera::shard {
@@ -42,7 +43,7 @@ void Fsdp::check_can_capture() const {
 
 // Where each captured step begins.
 void Fsdp::rest() {
-  check_at_rest("a captured step");
+  CutValues(*this).check_at_rest("a captured step");
   check_not_held("a captured step");
   wait_for_readers();
   schedule_.cancel(compute_);

@@ -5,6 +5,7 @@
 #include "engine/copy.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
+#include "shard/cut_values.h"
 #include "shard/fsdp.h"
 
 namespace tessera::shard {
@@ -28,7 +29,7 @@ std::vector<Parameter*> Fsdp::parameters() const {
   return all;
 }
 
-Fsdp::Location Fsdp::location_of(const Parameter& p) const {
+Location Fsdp::location_of(const Parameter& p) const {
   for (const auto& unit : units_) {
     for (const Flat& flat : unit->flats()) {
       const auto it = std::find(flat.parameters.begin(), flat.parameters.end(), &p);
@@ -37,37 +38,6 @@ Fsdp::Location Fsdp::location_of(const Parameter& p) const {
     }
   }
   engine::fail("[fsdp] expected a wrapped parameter ({})", p.name);
-}
-
-Tensor Fsdp::whole(const Location& at, const SplitTensor& owned) {
-  const auto& [flat, index] = at;
-  const Parameter& p = *flat.parameters[index];
-  const Tensor whole =
-      Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
-  if (context_.offload != nullptr) context_.offload->synchronize();  // the host may still write
-  for (const Segment& s : flat.segments) {
-    if (s.parameter != index) continue;
-    const SplitTensor home = owned.slice(s.shard_begin, s.numel);
-    Tensor part = home.device();
-    if (home.has_host()) {
-      part = Tensor::empty(context_.memory, {s.numel}, owned.dtype(), p.name, Category::kWorkspace);
-      copy(part, home, compute_, "copy");
-    }
-    engine::launch_assign_or_add(compute_, whole.slice(s.parameter_begin, {s.numel}), part, false,
-                                 "copy", p.name);
-  }
-  if (comm::ProcessGroup* group = context_.mesh.group_of(flat.owner)) {
-    within(compute_, [&, &flat = flat, index = index] {
-      for (int part = 0; part < group->size(); ++part) {
-        for (const Segment& s : flat.layout.segments(flat.layout.part(part, group->size()))) {
-          if (s.parameter != index) continue;
-          group->broadcast(whole.slice(s.parameter_begin, {s.numel}),
-                           context_.mesh.owner(flat.owner, part), context_.gather, p.name);
-        }
-      }
-    });
-  }
-  return whole;
 }
 
 Tensor Fsdp::gather(const Flat& flat, const Tensor& owned, const Stream& stream,
@@ -85,17 +55,9 @@ Tensor Fsdp::gather(const Flat& flat, const Tensor& owned, const Stream& stream,
   return all;
 }
 
-std::vector<float> Fsdp::full(const Location& at, const SplitTensor& owned) {
-  const Tensor all = whole(at, owned);
-  compute_.synchronize();
-  std::vector<float> values = engine::to_vector<float>(all);
-  if (compute_.device().is_cuda()) group_.check();  // an aborted broadcast ends without an error
-  return values;
-}
-
 std::vector<float> Fsdp::full_parameter(const Parameter& p) {
   const Location at = location_of(p);
-  return full(at, at.flat.master);
+  return CutValues(*this).full(at, at.flat.master);
 }
 
 std::vector<float> Fsdp::full_gradient(const Parameter& p) {
@@ -105,7 +67,7 @@ std::vector<float> Fsdp::full_gradient(const Parameter& p) {
   require(phase_ == Phase::kFinished,
           "[fsdp] expected finish_step() before, and the optimizer after, full_gradient() ({})",
           p.name);
-  std::vector<float> values = full(at, at.flat.grad_sum);
+  std::vector<float> values = CutValues(*this).full(at, at.flat.grad_sum);
   const auto scale = static_cast<float>(mean_scale());
   for (float& value : values) value *= scale;
   return values;
@@ -120,84 +82,23 @@ bool Fsdp::is_unused(const Parameter& p) const {
   return !at.flat.unused.empty() && at.flat.unused[at.index] != 0;
 }
 
-namespace {
-
-void check_numel(const Parameter& p, std::span<const float> values) {
-  require(static_cast<std::int64_t>(values.size()) == p.shape.numel(),
-          "[fsdp] expected {} values for {}, got {} ({})", p.shape.numel(), p.shape, values.size(),
-          p.name);
-}
-
-}  // namespace
-
-void Fsdp::settle_values() {
-  context_.gather.synchronize();
-  compute_.synchronize();
-  if (context_.offload != nullptr) context_.offload->synchronize();
-  values_read_.wait();
-}
-
-void Fsdp::load(const Location& at, const SplitTensor& owned, std::span<const float> values) {
-  const SplitTensor& master = at.flat.master;
-  const bool is_master = owned.device().buffer() == master.device().buffer() &&
-                         owned.host().buffer() == master.host().buffer();
-  if (is_master) check_at_rest("load");
-  write(at, owned, values);
-  if (!is_master) return;
-  for (const auto& unit : units_) {
-    for (const Flat& flat : unit->flats()) {
-      if (&flat == &at.flat) mark_stale(*unit);
-    }
-  }
-}
-
-void Fsdp::write(const Location& at, const SplitTensor& owned, std::span<const float> values) {
-  const auto& [flat, index] = at;
-  check_numel(*flat.parameters[index], values);
-  settle_values();
-  for (const Segment& s : flat.segments) {
-    if (s.parameter != index) continue;
-    copy_from_floats(owned.slice(s.shard_begin, s.numel),
-                     values.subspan(static_cast<std::size_t>(s.parameter_begin),
-                                    static_cast<std::size_t>(s.numel)));
-  }
-}
-
 void Fsdp::load(const Parameter& p, std::span<const float> values) {
   const Location at = location_of(p);
-  load(at, at.flat.master, values);
+  CutValues(*this).load(at, at.flat.master, values);
 }
 
 void Fsdp::load_from(int root, const Parameter& p, std::span<const float> values) {
-  check_at_rest("load_from");
+  CutValues(*this).check_at_rest("load_from");
   const Tensor whole =
       Tensor::empty(context_.memory, p.shape, DType::kF32, p.name, Category::kWorkspace);
   if (group_.rank() == root) {
-    check_numel(p, values);
+    CutValues::check_numel(p, values);
     copy_from_floats(whole, values);
   }
   broadcast({whole}, root);
   compute_.synchronize();
   if (compute_.device().is_cuda()) group_.check();
   load(p, engine::to_vector<float>(whole));
-}
-
-void Fsdp::check_at_rest(std::string_view caller) {
-  check_whole(caller);
-  require(phase_ != Phase::kStep, "[{}] expected finish_step() or cancel_step() before, got a step",
-          caller);
-  check_not_held(caller);
-  schedule_.close_visits(compute_);
-  for (const auto& unit : units_) {
-    require(!unit->in_use(),
-            "[{}] expected no open region, got one whose parameters are in use ({})", caller,
-            unit->name());
-  }
-}
-
-std::shared_ptr<const void> Fsdp::hold_values(std::string_view holder) {
-  holder_ = holder;
-  return {this, [this](const void*) { holder_.clear(); }};
 }
 
 void Fsdp::check_not_held(std::string_view caller) const {

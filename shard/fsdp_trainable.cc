@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "shard/cut_values.h"
 #include "shard/fsdp.h"
 #include "shard/plan.h"
 
@@ -15,7 +16,7 @@ using engine::Parameter;
 using engine::require;
 
 void Fsdp::trainable_changed() {
-  check_at_rest("trainable_changed");
+  CutValues(*this).check_at_rest("trainable_changed");
   require(phase_ == Phase::kIdle && !early_,
           "[trainable_changed] expected the update of the last step before, and no "
           "step_in_backward(), got {}",
@@ -64,7 +65,7 @@ void Fsdp::recut(Unit& unit) {
   unit.recut();
   for (const auto& [p, all] : values) {
     const Location at = location_of(*p);
-    write(at, at.flat.master, all);
+    CutValues(*this).write(at, at.flat.master, all);
   }
   for (FlatUser* user : users_) user->after_recut(unit);
 }

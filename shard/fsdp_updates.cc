@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "shard/cut_values.h"
 #include "shard/fsdp.h"
 
 namespace tessera::shard {
@@ -129,7 +130,7 @@ void Fsdp::gather_updated(Unit& unit) {
 }
 
 void Fsdp::parameters_changed() {
-  check_at_rest("parameters_changed");
+  CutValues(*this).check_at_rest("parameters_changed");
   if (context_.offload != nullptr) context_.offload->synchronize();
   for (const auto& unit : units_) {
     unit->renew_all(compute_);

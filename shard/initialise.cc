@@ -1,6 +1,7 @@
 #include "shard/initialise.h"
 
 #include "engine/error.h"
+#include "shard/cut_values.h"
 
 namespace tessera::shard {
 
@@ -12,7 +13,7 @@ void initialise(Fsdp& fsdp, const std::function<void(const Parameter&, std::span
   comm::ProcessGroup& world = fsdp.mesh().world();
   engine::require(only_rank >= -1 && only_rank < world.size(),
                   "[initialise] expected a rank below {}, got {}", world.size(), only_rank);
-  fsdp.check_at_rest("initialise");
+  CutValues(fsdp).check_at_rest("initialise");
   const engine::Memory host =
       fsdp.memory().device().is_cuda() ? engine::Memory({.cache = false}) : fsdp.memory();
   for (const auto& unit : fsdp.units()) {

@@ -15,7 +15,7 @@ namespace tessera::shard {
 /// engine::Parameter carries, needs not even that: each rank computes its elements alone.)
 /// `only_rank`: the rank that calls `fn`, and whose values are sent to all; -1: all ranks call it,
 /// with the same result, and nothing but updated parts is sent. Collective. Throws InvalidArgument
-/// as Fsdp::check_at_rest().
+/// as CutValues::check_at_rest().
 void initialise(Fsdp& fsdp,
                 const std::function<void(const engine::Parameter&, std::span<float>)>& fn,
                 int only_rank = -1);

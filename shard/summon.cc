@@ -9,6 +9,7 @@
 #include "engine/copy.h"
 #include "engine/error.h"
 #include "engine/philox.h"
+#include "shard/cut_values.h"
 
 namespace tessera::shard {
 
@@ -45,20 +46,20 @@ void summon(Fsdp& fsdp, const std::vector<const Parameter*>& parameters,
   const int num_ranks = fsdp.mesh().world().size(), only = options.only_rank;
   require(only >= -1 && only < num_ranks, "[summon] expected a rank below {}, got {}", num_ranks,
           only);
-  fsdp.check_at_rest("summon");
+  CutValues cut(fsdp);
+  cut.check_at_rest("summon");
   fsdp.mesh().world().declare("summon");
   const bool is_given = only < 0 || only == fsdp.mesh().world().rank();
   std::vector<Tensor> whole;
   for (const Parameter* p : parameters) {
-    const Fsdp::Location at = fsdp.location_of(*p);
-    const Tensor all = fsdp.whole(at, at.flat.master);
+    const Location at = fsdp.location_of(*p);
+    const Tensor all = cut.whole(at, at.flat.master);
     if (is_given) whole.push_back(all);
   }
   fsdp.compute().synchronize();
   if (fsdp.compute().device().is_cuda()) fsdp.mesh().world().check();
   if (is_given) {
-    const auto held =
-        options.write_back ? fsdp.hold_values("summon()") : std::shared_ptr<const void>();
+    const auto held = options.write_back ? cut.hold("summon()") : std::shared_ptr<const void>();
     const auto paused = only < 0 ? nullptr : fsdp.mesh().world().pause_deadline();
     fn(whole);
     fsdp.compute().synchronize();  // what it launched there

@@ -21,6 +21,7 @@
 #include "engine/io/text.h"
 #include "shard/checkpoint/manifest.h"
 #include "shard/checkpoint/writer.h"
+#include "shard/cut_values.h"
 
 namespace tessera::shard {
 
@@ -256,7 +257,7 @@ void Checkpointer::begin(std::map<std::string, std::string> values) {
   if (snapshot_ == nullptr) snapshot_ = std::make_unique<Snapshot>(compute);
   snapshot_->take(save_->pieces);
   save_->taken = snapshot_->taken();
-  for (const CheckpointPart& part : parts_) part.fsdp->keep_values_until(save_->taken);
+  for (const CheckpointPart& part : parts_) shard::CutValues(*part.fsdp).keep_until(save_->taken);
 }
 
 std::optional<std::int64_t> Checkpointer::poll() {

@@ -18,6 +18,7 @@
 #include "shard/checkpoint/folder.h"
 #include "shard/checkpoint/manifest.h"
 #include "shard/checkpoint/reader.h"
+#include "shard/cut_values.h"
 #include "shard/hooks/hook.h"
 
 namespace tessera::shard {
@@ -249,7 +250,7 @@ void Loading::read_hooks() {
 
 void Loading::read_values() {
   for (const auto& [fsdp, optimizer] : parts_) {
-    fsdp->settle_values();
+    CutValues(*fsdp).settle();
     for (const auto& unit : fsdp->units()) {
       for (const Flat& flat : unit->flats()) read_flat(flat, optimizer);
     }
@@ -323,7 +324,7 @@ LoadedCheckpoint load(comm::ProcessGroup& world, std::span<const CheckpointPart>
   std::optional<CheckpointReader> reader;
   const Report opened = report_of([&] {
     for (const CheckpointPart& part : parts) {
-      part.fsdp->check_at_rest("checkpoint");
+      CutValues(*part.fsdp).check_at_rest("checkpoint");
       hooks.add(*part.fsdp);
     }
     reader.emplace(path);
@@ -365,7 +366,7 @@ LoadedCheckpoint load(comm::ProcessGroup& world, std::span<const CheckpointPart>
   // A checkpoint that turns out to be damaged may have been read in part: that counts as written
   // too.
   for (const CheckpointPart& part : parts) {
-    for (const auto& unit : part.fsdp->units()) part.fsdp->mark_stale(*unit);
+    for (const auto& unit : part.fsdp->units()) CutValues(*part.fsdp).mark_stale(*unit);
   }
   std::vector<std::string> changed;
   const Report read = report_of([&]() -> std::string {

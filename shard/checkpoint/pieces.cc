@@ -6,6 +6,7 @@
 
 #include "engine/copy.h"
 #include "engine/error.h"
+#include "shard/cut_values.h"
 #include "shard/hooks/hook.h"
 
 namespace tessera::shard {
@@ -123,7 +124,7 @@ std::vector<OwnedTensor> owned_tensors(const Flat& flat, const Optimizer* optimi
 std::vector<CheckpointPiece> pieces_of(std::span<const CheckpointPart> parts) {
   std::vector<CheckpointPiece> pieces;
   for (const CheckpointPart& part : parts) {
-    part.fsdp->check_at_rest("checkpoint");
+    CutValues(*part.fsdp).check_at_rest("checkpoint");
     for (const auto& unit : part.fsdp->units()) {
       for (const Flat& flat : unit->flats()) add_flat(pieces, flat, part);
     }

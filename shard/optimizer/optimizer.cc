@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "engine/error.h"
+#include "shard/cut_values.h"
 
 namespace tessera::shard {
 
@@ -107,7 +108,7 @@ void Optimizer::before_recut(const Unit& unit) {
       const Parameter* p = slot.flat->parameters[i];
       if (!p->trainable) continue;
       for (const SplitTensor& state : slot.states) {
-        kept_[p].push_back(fsdp_.full({*slot.flat, i}, state));
+        kept_[p].push_back(CutValues(fsdp_).full({*slot.flat, i}, state));
       }
     }
   }
@@ -328,7 +329,7 @@ ParameterGroup& Optimizer::group(std::string_view name) {
   return *it;
 }
 
-const SplitTensor& Optimizer::state(const Fsdp::Location& at, std::string_view name) const {
+const SplitTensor& Optimizer::state(const Location& at, std::string_view name) const {
   const std::vector<std::string>& names = state_names();
   const auto index = std::ranges::find(names, name) - names.begin();
   require(static_cast<std::size_t>(index) < names.size(),
@@ -340,14 +341,14 @@ const SplitTensor& Optimizer::state(const Fsdp::Location& at, std::string_view n
 }
 
 std::vector<float> Optimizer::full_state(const Parameter& p, std::string_view name) {
-  const Fsdp::Location at = fsdp_.location_of(p);
-  return fsdp_.full(at, state(at, name));
+  const Location at = fsdp_.location_of(p);
+  return CutValues(fsdp_).full(at, state(at, name));
 }
 
 void Optimizer::load_state(const Parameter& p, std::string_view name,
                            std::span<const float> values) {
-  const Fsdp::Location at = fsdp_.location_of(p);
-  fsdp_.load(at, state(at, name), values);
+  const Location at = fsdp_.location_of(p);
+  CutValues(fsdp_).load(at, state(at, name), values);
 }
 
 void Optimizer::set_num_steps(std::int64_t num_steps) {

@@ -116,7 +116,7 @@ class Optimizer : private FlatUser {
   /// What this rank has of the state `name` of the flat that a trainable parameter is in, laid out
   /// like Flat::master; with offload ready after Fsdp::synchronize(). Throws InvalidArgument
   /// naming what is unknown, or frozen.
-  const SplitTensor& state(const Fsdp::Location& at, std::string_view name) const;
+  const SplitTensor& state(const Location& at, std::string_view name) const;
   /// Collective: the whole state `name` of a trainable parameter, on every rank. Throws
   /// InvalidArgument naming what is unknown.
   std::vector<float> full_state(const engine::Parameter& p, std::string_view name);

@@ -16,6 +16,7 @@
 
 #include "comm/threads.h"
 #include "engine/copy.h"
+#include "shard/cut_values.h"
 #include "tests/emulator/control.h"
 #include "tests/shard/toy_rank.h"
 #include "tests/shard/toy_training.h"
@@ -133,7 +134,7 @@ void update_behind_reader(const char* strategy, bool early, const OffloadOptions
         if (master.has_host()) add_bits(master.host().span<float>(), read);
       }
     });
-    rank.fsdp.keep_values_until(reader.record("read"));
+    CutValues(rank.fsdp).keep_until(reader.record("read"));
     for (int step = 0; step < 2; ++step) {
       if (early) sgd.step_in_backward(0.1);
       rank.pass();

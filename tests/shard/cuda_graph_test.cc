@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/elementwise.h"
+#include "shard/cut_values.h"
 #include "tests/shard/toy_rank.h"
 #include "tests/shard/toy_training.h"
 #include "tests/testing/errors.h"
@@ -167,7 +168,7 @@ TEST(CudaGraph, WhoReadsValuesIsWaitedFor) {
     reader.wait(rank.compute.record("now"));
     for (int i = 0; i < 20; ++i) engine::launch_fill(reader, read, 0, "late");
     engine::copy(read, master, reader);
-    rank.fsdp.keep_values_until(reader.record("read"));
+    CutValues(rank.fsdp).keep_until(reader.record("read"));
     rank.sgd.repeat_step(1e-3);
     launch();
     reader.synchronize();

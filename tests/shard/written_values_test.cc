@@ -10,6 +10,7 @@
 #include "comm/threads.h"
 #include "engine/copy.h"
 #include "shard/checkpoint/checkpointer.h"
+#include "shard/cut_values.h"
 #include "shard/initialise.h"
 #include "shard/optimizer/sgd.h"
 #include "shard/raw.h"
@@ -114,8 +115,8 @@ const std::vector<Way> kWays = {
     {"load of a master",
      [](Rank& rank, const std::string&) {
        for (const Parameter* p : rank.fsdp.parameters()) {
-         const Fsdp::Location at = rank.fsdp.location_of(*p);
-         rank.fsdp.load(at, at.flat.master, values_of(*p, 2));
+         const Location at = rank.fsdp.location_of(*p);
+         CutValues(rank.fsdp).load(at, at.flat.master, values_of(*p, 2));
        }
      }},
     {"load_from",
@@ -147,7 +148,7 @@ const std::vector<Way> kWays = {
                        folder + "/step_1");
      }},
     {"addresses", [](Rank& rank, const std::string&) {
-       rank.fsdp.settle_values();
+       CutValues(rank.fsdp).settle();
        for (const auto& unit : rank.fsdp.units()) {
          for (const Flat& flat : unit->flats()) {
            for (const Segment& s : flat.segments) {

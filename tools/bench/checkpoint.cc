@@ -19,6 +19,7 @@
 #include "engine/io/xxh3.h"
 #include "engine/memory.h"
 #include "shard/checkpoint/checkpointer.h"
+#include "shard/cut_values.h"
 #include "shard/optimizer/adamw.h"
 #include "tools/bench/parts.h"
 #include "tools/bench/rates/timing.h"
@@ -129,7 +130,7 @@ Times measure(const ModelConfig& sizes, int ranks, const std::string& folder) {
       timed(times.read_ms, [&] { read_files(files, world.rank(), ranks, read); });
       timed(times.held_ms, [&] {
         beside.save(step, {});
-        fsdp.settle_values();  // as the next update would wait
+        shard::CutValues(fsdp).settle();  // as the next update would wait
       });
       beside.wait();
       // The first of each does not count: files and memory are new.

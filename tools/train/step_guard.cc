@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/io/xxh3.h"
+#include "shard/cut_values.h"
 
 namespace tessera::tools {
 
@@ -79,7 +80,7 @@ std::string StepOutcome::damage(const StepOutcome& other) const {
 }
 
 std::vector<float> checksums_of(shard::Fsdp& fsdp) {
-  fsdp.settle_values();
+  shard::CutValues(fsdp).settle();
   engine::Xxh3 gradient, parameters;
   for (const auto& unit : fsdp.units()) {
     for (const shard::Flat& flat : unit->flats()) {

@@ -18,6 +18,7 @@
 
 #include "engine/stream.h"
 #include "shard/checkpoint/checkpointer.h"
+#include "shard/cut_values.h"
 #include "tests/shard/checkpoint/checkpoint_run.h"
 #include "tests/testing/faults.h"
 #include "tests/testing/sanitizers.h"
@@ -218,7 +219,7 @@ TEST(CheckpointAsync, NobodyWritesWhatIsBeingCopied) {
           end.wait();
           has_read = true;
         });
-        fsdp.keep_values_until(reader.record("read"));
+        CutValues(fsdp).keep_until(reader.record("read"));
         const std::jthread ends([&] {
           std::this_thread::sleep_for(std::chrono::milliseconds(30));
           may_end.set_value();
