@@ -13,6 +13,8 @@
 
 #include <string_view>
 
+#include "engine/sanitizers.h"
+
 namespace tessera::engine {
 
 /// Levels of x86-64, each with all before it; other CPUs are at the first.
@@ -38,8 +40,8 @@ namespace internal {
 Isa decide_isa(Isa isa);
 
 // Sanitizers look at one level, as each has the same source.
-#if defined(__x86_64__) && !defined(__CUDACC__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
+#if defined(__x86_64__) && !defined(__CUDACC__) && !defined(TESSERA_ASAN) && \
+    !defined(TESSERA_TSAN) && !defined(TESSERA_UBSAN)
 #define TESSERA_ISA_LEVELS
 #define TESSERA_V3 "avx2,fma,bmi,bmi2,f16c,lzcnt,movbe"
 #define TESSERA_AVX512 TESSERA_V3 ",avx512f,avx512bw,avx512cd,avx512dq,avx512vl"

@@ -24,6 +24,7 @@
 #include "engine/buffer.h"
 #include "engine/error.h"
 #include "engine/out_of_memory.h"
+#include "engine/sanitizers.h"
 #include "tests/testing/errors.h"
 
 namespace tessera::engine {
@@ -214,7 +215,7 @@ TEST(Memory, MoreThanThereIsNamesCategoryAndSize) {
 }
 
 // Not with sanitizers, which keep freed memory and map terabytes of their own.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(TESSERA_ASAN) && !defined(TESSERA_TSAN)
 
 // Whether a block of 96 MiB can be had where there is room for 128 MiB, and 64 MiB of it were used
 // and freed before. In a process of its own, which the limit ends with.

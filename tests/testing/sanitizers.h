@@ -4,15 +4,17 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "engine/sanitizers.h"
+
 namespace tessera::testing {
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(TESSERA_TSAN)
 inline constexpr bool kUnderTsan = true;
 #else
 inline constexpr bool kUnderTsan = false;
 #endif
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(TESSERA_ASAN)
 inline constexpr bool kIsSlow = true;
 #else
 inline constexpr bool kIsSlow = kUnderTsan;
