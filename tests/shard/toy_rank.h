@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,14 +20,14 @@ struct ToySetup {
   bool poison = true;        ///< which waits for the last use of memory, and so hides other waits
   bool has_root = true;
   std::function<void(ToyModel&)> prepare = {};  ///< before it is wrapped
-  engine::Stream compute = engine::Stream::inline_cpu("compute");
+  std::optional<engine::Stream> compute = {};  ///< none: each rank has one of its own
 };
 
 struct ToyRank {
   explicit ToyRank(comm::ProcessGroup& world, const shard::FsdpOptions& options = {},
                    const ToySetup& setup = {})
       : numel(setup.numel),
-        compute(setup.compute),
+        compute(setup.compute ? *setup.compute : engine::Stream::inline_cpu("compute")),
         memory(compute, {.poison = setup.poison}),
         model(setup.blocks, numel),
         fsdp(world, memory, compute, prepared_blocks(setup), setup.has_root ? &model.root : nullptr,
