@@ -1,7 +1,7 @@
 """Counts test cases: count_tests.py FOLDER_OF_BAZEL_EVENTS CHECKS_PASSED [PROBLEM ...]
 
 Only the results that this run of Bazel reports (cached ones too) are counted, so that a log left from an older run
-cannot be. A check beside the tests counts as one test case, a PROBLEM as one failure. Exits with 1 if anything failed or nothing ran.
+cannot be. A check besides the tests counts as one test case, a PROBLEM as one failure. Exits with 1 if anything failed or nothing ran.
 """
 
 import glob

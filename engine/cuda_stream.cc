@@ -79,7 +79,7 @@ class CudaEvent final : public EventState {
   void check_before(const StreamCapture& capture) const {
     require(recorded_ns_ < capture.begin_ns,
             "[graph] expected events of the captured streams, got event '{}' of {}, which was "
-            "recorded beside the capture",
+            "recorded outside the capture",
             name_, *stream_);
   }
 
@@ -234,7 +234,8 @@ class CudaStream final : public StreamImpl {
       int least = 0, greatest = 0;
       check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
                  "cudaDeviceGetStreamPriorityRange");
-      // What is beside compute is on somebody's critical path: collectives start when they can.
+      // What runs while compute does is on somebody's critical path: collectives start when they
+      // can.
       const int priority = name() == "compute" ? least : greatest;
       cudaStream_t stream = nullptr;
       check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority),

@@ -1,4 +1,5 @@
-// Which sanitizer this is compiled with: GCC defines macros of its own, Clang has features.
+// TESSERA_ASAN, TESSERA_TSAN, and with Clang alone TESSERA_UBSAN: what this is compiled with. GCC
+// defines macros of its own, Clang has features.
 #pragma once
 
 #if defined(__has_feature)

@@ -42,11 +42,11 @@ Location Fsdp::location_of(const Parameter& p) const {
 
 Tensor Fsdp::gather(const Flat& flat, const Tensor& owned, const Stream& stream,
                     const std::string& label) {
-  const std::vector<comm::ProcessGroup*> groups = context_.mesh.gathers_of(flat.owner);
-  if (groups.empty()) return owned;
   require(!stream.device().is_cuda() || stream == compute_,
           "[fsdp] expected to gather on the compute stream, whose memory it takes, got '{}' ({})",
           stream.name(), label);
+  const std::vector<comm::ProcessGroup*> groups = context_.mesh.gathers_of(flat.owner);
+  if (groups.empty()) return owned;
   const Tensor all = Tensor::empty(context_.memory, {flat.layout.flat_numel()}, owned.dtype(),
                                    label, Category::kWorkspace);
   engine::launch_assign_or_add(stream, all.slice(flat.owned.begin, owned.shape()), owned, false,

@@ -58,7 +58,7 @@ void check_packing(const FsdpOptions& options) {
   if (options.bucket_nbytes == 0) {
     const std::int64_t first = options.first_bucket_nbytes;
     require(first == 0 || first == FsdpOptions{}.first_bucket_nbytes,
-            "[fsdp] expected bucket_nbytes beside first_bucket_nbytes, got 0 and {}", first);
+            "[fsdp] expected bucket_nbytes with first_bucket_nbytes, got 0 and {}", first);
     return;
   }
   require(options.placement.parameters == Place::kWhole,

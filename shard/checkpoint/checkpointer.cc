@@ -31,7 +31,7 @@ using engine::require;
 
 namespace {
 
-// How much nicer than a rank whoever writes while it trains is: a third of its weight.
+// By how much a thread that writes while ranks train is nicer than they: a third of their weight.
 constexpr int kNice = 5;
 
 std::uint64_t draw() {
@@ -44,7 +44,7 @@ class Job {
  public:
   ~Job() { wait(); }
 
-  /// Runs `fn` in a thread of its own, or before this returns.
+  /// Runs `fn`: if `beside`, in a thread of its own, else before this returns.
   template <class F>
   void start(F fn, bool beside) noexcept {
     wait();
@@ -257,7 +257,7 @@ void Checkpointer::begin(std::map<std::string, std::string> values) {
   if (snapshot_ == nullptr) snapshot_ = std::make_unique<Snapshot>(compute);
   snapshot_->take(save_->pieces);
   save_->taken = snapshot_->taken();
-  for (const CheckpointPart& part : parts_) shard::CutValues(*part.fsdp).keep_until(save_->taken);
+  for (const CheckpointPart& part : parts_) CutValues(*part.fsdp).keep_until(save_->taken);
 }
 
 std::optional<std::int64_t> Checkpointer::poll() {

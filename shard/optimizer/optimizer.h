@@ -63,9 +63,10 @@ class Optimizer : private FlatUser {
 
   /// One update with the mean gradient, whose norm is brought down to `max_norm` (0: whatever it
   /// is). If a gradient is not finite (see FsdpOptions::non_finite) nothing changes, and the step
-  /// is not counted: GradNorm::not_finite() says so. On a GPU an elementwise optimizer does not
-  /// wait for `norm`; others do. That is decided by the ranks of this Fsdp alone: a model of
-  /// several goes on together with joint_norm().
+  /// is not counted: GradNorm::not_finite() says so. Whether one is finite is decided by the
+  /// ranks of this Fsdp alone: a model of several goes on together with joint_norm(). On a GPU an
+  /// elementwise optimizer does not wait for `norm`; others do, and throw InvalidArgument in a
+  /// capture.
   void step(double lr, const GradNorm& norm, double max_norm);
   /// step() with the norm over several Fsdps, whose optimizers all are given it: if a gradient of
   /// any of them is not finite none changes anything, on any rank; JointNorm::not_finite() says so.

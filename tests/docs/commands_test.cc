@@ -36,7 +36,7 @@ struct NotRun {
 };
 constexpr NotRun kNotRun[] = {
     {"./bazelw test", "these are the parts of .ci/run"},
-    {"./bazelw build", "these are the parts of .ci/run"},
+    {"./bazelw build", "it compiles everything with clang, which takes as long as with gcc"},
     {"bazel run //tools:bench", "it measures for minutes"},
     {"./bazelw run //tools:gpu_bundle", "//tests/tools:gpu_bundle_test does"},
     {"./bazelw run //tools:kernel_report",

@@ -7,7 +7,7 @@ def fuzz_target(name, deps):
 
     Args:
       name: of the source, of the folder below corpus, and of the program, which --config=fuzz alone can link.
-      deps: of the source, beside :target.
+      deps: of the source, besides :target.
     """
     tessera_binary(
         name = name,

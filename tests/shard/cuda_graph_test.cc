@@ -115,6 +115,54 @@ struct Rank : testing::ToyRank {
   Tensor x = Tensor::zeros(memory, {300}, DType::kF32);
 };
 
+// One that gathers what it keeps of each unit.
+class Gathering : public Optimizer {
+ public:
+  Gathering(Fsdp& fsdp, bool is_elementwise)
+      : Optimizer(fsdp, {.name = "gathering",
+                         .states = {"kept"},
+                         .groups = {{.name = "all"}},
+                         .is_elementwise = is_elementwise}) {}
+  ~Gathering() override { end_updates(); }
+
+ private:
+  void update_unit(UnitUpdate& update) override {
+    static_cast<void>(gather(update, update.states[0]));
+  }
+};
+
+TEST(CudaOptimizer, OneThatNeedsWholeMatricesIsNotCaptured) {
+  comm::run_ranks(1, {}, [](comm::ProcessGroup& world) {
+    Rank rank(world);
+    Gathering optimizer(rank.fsdp, false);
+    const auto step = [&] {
+      rank.fsdp.begin_step();
+      rank.tape.backward(rank.model.loss(rank.tape, rank.x, false));
+      optimizer.step(1e-3, rank.fsdp.finish_step(), 1);
+    };
+    step();
+    EXPECT_NE(error_of<engine::InvalidArgument>([&] {
+                static_cast<void>(rank.fsdp.capture_step(step));
+              }).find("no capture of a step by 'gathering'"),
+              std::string::npos);
+    step();
+  });
+}
+
+// An early update has a stream of its own, which may not use the memory of compute.
+TEST(CudaOptimizer, NothingIsGatheredByAnEarlyUpdate) {
+  const std::string error = error_of<engine::InvalidArgument>([] {
+    comm::run_ranks(1, {}, [](comm::ProcessGroup& world) {
+      Rank rank(world);
+      Gathering optimizer(rank.fsdp, true);
+      optimizer.step_in_backward(1e-3);
+      rank.fsdp.begin_step();
+      rank.tape.backward(rank.model.loss(rank.tape, rank.x, false));
+    });
+  });
+  EXPECT_NE(error.find("gather on the compute stream"), std::string::npos) << error;
+}
+
 // What clips is worked out on each GPU, where nobody could see that it differs.
 TEST(CudaOptimizer, RanksThatClipByDifferentNormsAreToldSo) {
   const std::string error = error_of<engine::CommError>([] {

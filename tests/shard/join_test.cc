@@ -68,7 +68,7 @@ struct Way {
   UnusedParameters unused = UnusedParameters::kZero;
 };
 
-// What joined ranks train; `lines`: what each rank called, as text.
+// The parameters that ranks train which join; `lines`: what each rank called, as text.
 std::vector<float> joined(const std::string& strategy, int ranks, const Way& way,
                           std::vector<std::vector<std::string>>* lines = nullptr) {
   std::vector<float> result;

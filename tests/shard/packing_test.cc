@@ -188,7 +188,7 @@ TEST(Buckets, ThatContradictAreRefusedWithTheirValues) {
   EXPECT_TRUE(has(error_with([](FsdpOptions& o, int) { o.first_bucket_nbytes = -4; }),
                   {"first_bucket_nbytes", "at least 0", "got -4"}));
   EXPECT_TRUE(has(error_with([](FsdpOptions& o, int) { o.bucket_nbytes = 0; }),
-                  {"bucket_nbytes beside first_bucket_nbytes", "got 0 and 500"}));
+                  {"bucket_nbytes with first_bucket_nbytes", "got 0 and 500"}));
 }
 
 TEST(Buckets, ThatDifferBetweenRanksAreNamed) {

@@ -20,7 +20,7 @@ struct ToySetup {
   bool poison = true;        ///< which waits for the last use of memory, and so hides other waits
   bool has_root = true;
   std::function<void(ToyModel&)> prepare = {};  ///< before it is wrapped
-  std::optional<engine::Stream> compute = {};  ///< none: each rank has one of its own
+  std::optional<engine::Stream> compute = {};   ///< none: each rank has one of its own
 };
 
 struct ToyRank {

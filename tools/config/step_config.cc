@@ -122,7 +122,7 @@ void StepConfig::validate(const FlagSet& flags) const {
           "[config] expected train.spike_factor above 1, got {}", spike_factor);
   require(overlap_optimizer == OverlapOptimizer::kNone,
           "[config] expected train.overlap_optimizer=none with {}, got another: what is updated "
-          "beside backward cannot be made again",
+          "during backward cannot be made again",
           guarding_option());
 }
 

@@ -70,8 +70,8 @@ struct TrainPlan {
   std::string peak_at;                         ///< the launch that needs most: "h.3 linear.forward"
   std::vector<PlannedCollective> collectives;  ///< in the order of calls
   std::vector<std::vector<int>> groups;        ///< ranks that `collectives` go between, each once
-  std::int64_t
-      between_steps_nbytes;  ///< most between steps: a whole f32 parameter besides the rest
+  /// Most between steps: a whole f32 parameter besides the rest.
+  std::int64_t between_steps_nbytes;
   std::vector<PlannedPass> unrecorded;  ///< as they were asked for
   bool uses_offload = false;            ///< whether a state, or a part of it, lies on the host
   std::int64_t num_launches;

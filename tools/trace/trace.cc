@@ -20,7 +20,7 @@ using engine::LaunchRequest;
 // The order in which the thread of a rank launches work says what belongs together: the step, the
 // region, which gather a computation has waited for, and the memory that it works in. So all of
 // that is kept when a launch is enqueued. When it ran is told once it has run: on a GPU a step
-// later. What has been told becomes text at the end of each step, beside no launch.
+// later. What has been told becomes text at the end of each step, while nothing is launched.
 
 namespace {
 

@@ -55,10 +55,10 @@ class BatchLoader {
   /// The next batch, for work launched on `compute` before the next call. Rethrows what `fill`
   /// threw at this batch. Throws InvalidArgument after the last one.
   const Batch& next();
-  /// Batch `n`, which next() has returned before, once more: filled in this thread, beside the
-  /// loader's, in place of the one that was returned last. For work launched on `compute` before
-  /// the next call of either. Blocks. Throws what `fill` does, and InvalidArgument for a batch that
-  /// next() has not come to.
+  /// Batch `n`, which next() has returned before, once more: filled in this thread, while the
+  /// loader's may fill others, in place of the one that was returned last. For work launched on
+  /// `compute` before the next call of either. Blocks. Throws what `fill` does, and InvalidArgument
+  /// for a batch that next() has not come to.
   const Batch& again(std::int64_t n);
 
  private:

@@ -187,8 +187,8 @@ class Trainer {
   engine::Stream compute_;
   engine::Memory memory_;
   engine::Memory pinned_;
-  engine::Stream
-      metrics_;  // gathers of losses, not on compute, so that waiting for them is counted
+  // Gathers of losses: not on compute, so that waiting for them is counted.
+  engine::Stream metrics_;
   engine::Tape tape_;
   std::unique_ptr<BatchLoader> batches_;  // dies after fsdp_, which ends what compute waits for
   shard::Fsdp fsdp_;

@@ -1,5 +1,5 @@
-// Checkpoints of GPUs: what they save CPUs load, and the other way round, and what is saved beside
-// training is what was there at the call.
+// Checkpoints of GPUs: what they save CPUs load, and the other way round, and what is saved while
+// training goes on is what was there at the call.
 #include <gtest/gtest.h>
 
 #include <algorithm>

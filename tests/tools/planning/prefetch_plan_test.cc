@@ -50,7 +50,7 @@ double link_of(double share) {
 }
 
 // The first gathers, before which nothing can be computed, and the last reductions, during which
-// nothing is left.
+// nothing is left to compute.
 bool is_edge(std::string_view label) {
   return label == "root forward" || label == "h.0 forward" || label == "root gradient" ||
          label == "h.0 gradient" || label == "norm";

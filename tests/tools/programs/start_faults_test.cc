@@ -98,7 +98,7 @@ TEST_F(StartFaults, AnInputIsNoOutput) {
   for (const std::string name : {"book.txt", "./book.txt", "symbolic", "hard"}) {
     expect_refused({{"log.jsonl", folder_ / name}}, "log.jsonl", "data.path");
   }
-  // Nor is one below the output folder, made by hand.
+  // A file below the output folder, made by hand, is refused too.
   for (const std::string name : {"log.jsonl", "config.toml", "sample.txt"}) {
     fs::remove_all(folder_ / "run");
     fs::create_directory(folder_ / "run");

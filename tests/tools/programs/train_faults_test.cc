@@ -41,7 +41,7 @@ class TrainFaults : public testing::TinyTraining {
     return shell(training + " & P=$!; " + script +
                  "; (sleep 20; kill -KILL $P) & W=$!; wait $P; R=$?; kill $W; exit $R");
   }
-  /// Runs `script` once a step has been logged.
+  /// Starts `training` as $P and runs `script` once it has logged a step; what beside() returns.
   Outcome during(const std::string& training, const std::string& script) const {
     return beside(training, "until [ -s " + folder_ / "run/log.jsonl" +
                                 " ]; do kill -0 $P || exit 99; sleep 0.02; done; " + script);

@@ -353,7 +353,7 @@ TEST(Advice, OfExposedCommunicationFollowsTheConfiguration) {
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.accum_comm=last"}));
 }
 
-// The advice is to deal the samples of now to as many ranks as there are cores.
+// The advice deals the samples of a step to as many ranks as there are cores.
 TEST(Advice, OfTooManyRanksSaysWhichKeepTheSamples) {
   TrainConfig config;
   const auto advised_to = [&](int num_ranks, int num_cores) {

@@ -24,7 +24,7 @@ namespace tessera::testing {
 /// Of 2 ranks, each with 2 micro-steps of 2 samples.
 struct MlpTraining {
   tools::StepConfig step = {};
-  /// What the configuration has beside `step`; a checkpoint at the end is saved anyway.
+  /// What the configuration has besides `step`; a checkpoint at the end is saved anyway.
   std::function<void(tools::TrainConfig&)> change = {};
   bool resumes = false;
   tools::RunIdentity identity = {"mlp", "data", ""};
