@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/nccl/nccl_nbytes.h"
+#include "comm/staging.h"
 #include "engine/error.h"
 
 namespace tessera::comm {
@@ -49,8 +49,8 @@ class MetaGroup final : public ProcessGroup {
   }
 
   std::optional<std::int64_t> own_bytes_sent(const Collective& c) const override {
-    if (!options_.is_nccl) return std::nullopt;
-    return nccl_bytes_sent(c, rank_, size(), options_.sums_in_rank_order);
+    if (!options_.stages) return std::nullopt;
+    return staged_bytes_sent(c, rank_, size(), options_.sums_in_rank_order);
   }
 
   std::int64_t enqueue(Collective collective, const Stream& stream) override {
@@ -62,17 +62,17 @@ class MetaGroup final : public ProcessGroup {
     return collective.work.bytes_sent;
   }
 
-  // As NcclStaging::get(): a block a stream, that grows.
+  // As Staging::get(): a block a stream, that grows.
   void stage(const Collective& c, const engine::Stream& stream) {
     const std::int64_t nbytes =
-        options_.is_nccl ? nccl_staging_nbytes(c, size(), options_.sums_in_rank_order) : 0;
+        options_.stages ? staging_nbytes(c, size(), options_.sums_in_rank_order) : 0;
     if (nbytes == 0) return;
     auto found = std::ranges::find(staging_, stream, &Staging::stream);
     if (found == staging_.end()) found = staging_.insert(found, Staging{stream, {}});
     if (found->bytes.defined() && found->bytes.nbytes() >= nbytes) return;
     found->bytes = {};
     found->bytes = Tensor::empty(c.out.buffer()->memory(), {nbytes}, engine::DType::kU8,
-                                 "nccl.staging", engine::Category::kCommunication);
+                                 "comm.staging", engine::Category::kCommunication);
   }
 
   struct Staging {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/nccl/nccl_nbytes.h"
+#include "comm/staging.h"
 #include "comm/threads/rank_order.h"
 #include "engine/error.h"
 
@@ -24,11 +24,11 @@ struct Part {
 class Share {
  public:
   Share(const Collective& c, int rank, int size, bool canonical, NcclEndpoint& endpoint,
-        NcclStaging& staging, const Stream& gpu)
+        Staging& staging, const Stream& gpu)
       : c_(c),
         rank_(rank),
         size_(size),
-        staging_nbytes_(nccl_staging_nbytes(c, size, canonical)),
+        staging_nbytes_(staging_nbytes(c, size, canonical)),
         endpoint_(endpoint),
         staging_(staging),
         gpu_(gpu),
@@ -130,7 +130,7 @@ class Share {
   bool adds() const { return c_.accumulate == Accumulate::kYes; }
   std::byte* stage() {
     if (staging_nbytes_ == 0) return nullptr;
-    return staging_.get(staging_nbytes_, c_.out.buffer()->memory(), gpu_);
+    return staging_.get(staging_nbytes_, c_.out.buffer()->memory(), gpu_).raw();
   }
 
   void call(Purpose purpose, std::string_view name,
@@ -201,7 +201,7 @@ class Share {
   const int size_;
   const std::int64_t staging_nbytes_;
   NcclEndpoint& endpoint_;
-  NcclStaging& staging_;
+  Staging& staging_;
   const Stream& gpu_;
   cudaStream_t const native_;
   std::int64_t nbytes_sent_ = 0;
@@ -209,36 +209,8 @@ class Share {
 
 }  // namespace
 
-NcclStaging::~NcclStaging() {
-  for (const auto& [stream, block] : blocks_) {
-    try {
-      let_go(block);
-    } catch (const engine::DeviceError&) {  // the GPU is lost, and nothing reads there any more
-    }
-  }
-}
-
-std::byte* NcclStaging::get(std::int64_t nbytes, const engine::Memory& memory, const Stream& gpu) {
-  const auto found = blocks_.find(gpu.native());
-  if (found != blocks_.end()) {
-    if (found->second.bytes.nbytes() >= nbytes) return found->second.bytes.raw();
-    let_go(found->second);
-    blocks_.erase(found);
-  }
-  Block block{gpu, Tensor::empty(memory, {nbytes}, DType::kU8, "nccl.staging",
-                                 engine::Category::kCommunication)};
-  if (memory.home() && *memory.home() != gpu) gpu.wait(memory.home()->record("staging"));
-  return blocks_.emplace(gpu.native(), std::move(block)).first->second.bytes.raw();
-}
-
-// See [Note: memory of a stream].
-void NcclStaging::let_go(const Block& block) {
-  const auto& home = block.bytes.buffer()->memory().home();
-  if (home && *home != block.stream) home->wait(block.stream.record("staging unused"));
-}
-
 std::int64_t enqueue_nccl(const Collective& collective, int rank, int size, bool canonical,
-                          NcclEndpoint& endpoint, NcclStaging& staging, const Stream& gpu) {
+                          NcclEndpoint& endpoint, Staging& staging, const Stream& gpu) {
   if (collective.in.numel() == 0) return 0;
   Share share(collective, rank, size, canonical, endpoint, staging, gpu);
   switch (collective.op) {

@@ -11,6 +11,7 @@
 #include "comm/nccl/collectives.h"
 #include "comm/nccl/watchdog.h"
 #include "comm/process_group.h"
+#include "comm/staging.h"
 #include "comm/world/call.h"
 #include "comm/world/world.h"
 
@@ -58,7 +59,7 @@ class NcclGroup : public ProcessGroup {
   /// differ.
   virtual Call announce(const FlightCall& what, std::string text) = 0;
 
-  NcclStaging staging_;
+  Staging staging_{"nccl.staging"};
 };
 
 /// For process ranks; see nccl.h.

@@ -9,7 +9,6 @@
 
 #include "comm/flight_call.h"
 #include "comm/nccl/group.h"
-#include "comm/nccl/nccl_nbytes.h"
 #include "comm/threads/thread_ranks.h"
 #include "engine/cuda.h"
 #include "engine/error.h"
@@ -27,7 +26,7 @@ void NcclGroup::abort(std::string_view reason) noexcept {
 }
 
 std::optional<std::int64_t> NcclGroup::own_bytes_sent(const Collective& c) const {
-  return nccl_bytes_sent(c, rank_, size_, options_.canonical);
+  return staged_bytes_sent(c, rank_, size_, options_.canonical);
 }
 
 std::int64_t NcclGroup::enqueue(Collective collective, const Stream& stream) {

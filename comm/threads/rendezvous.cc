@@ -20,11 +20,6 @@ enum State : std::uint32_t { kOpen, kReady, kComplete, kFailed };
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
-std::string cut(std::string_view call) {
-  constexpr std::size_t kMaxCall = 100;
-  return fmt::format("{}{}", call.substr(0, kMaxCall), call.size() > kMaxCall ? "..." : "");
-}
-
 }  // namespace
 
 struct Rendezvous::Meeting {
@@ -254,47 +249,18 @@ std::string Rendezvous::wait_of(int world_rank) const {
   return {};
 }
 
-// "ranks 2, 5-7 are missing, last seen in #11 all_gather f32 x 4 'h.0'", one for each call that
-// ranks not here were last seen in, in the order of ranks. Of bounded length: the first few.
 std::string Rendezvous::absent(const Meeting& meeting, bool only_departed) const {
-  struct Group {
-    bool departed;
-    std::string_view last;
-    std::string elsewhere;  // where they wait in another group
-    std::vector<int> ranks;
-  };
-  std::vector<Group> groups;
+  std::vector<AbsentRank> ranks;
   for (std::size_t r = 0; r < members_.size(); ++r) {
     const bool departed = departed_[r] <= meeting.call.sequence;
     if (meeting.here[r] || (only_departed && !departed)) continue;
     // Where it waits in another group is most often for one of those who wait for it.
-    std::string waits = departed ? "" : world_->wait_elsewhere(this, members_[r]);
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
-      return g.departed == departed && g.last == last_[r] && g.elsewhere == waits;
-    });
-    if (group == groups.end()) {
-      group = groups.insert(group, {departed, last_[r], std::move(waits), {}});
-    }
-    group->ranks.push_back(members_[r]);
+    ranks.push_back({.rank = members_[r],
+                     .departed = departed,
+                     .last = last_[r],
+                     .elsewhere = departed ? "" : world_->wait_elsewhere(this, members_[r])});
   }
-  constexpr std::size_t kMaxGroups = 4;
-  std::string text;
-  std::size_t num_more = 0;
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [departed, last, elsewhere, ranks] = groups[g];
-    if (g >= kMaxGroups) {
-      num_more += ranks.size();
-      continue;
-    }
-    const char* what = departed ? ranks.size() == 1 ? "has left the group" : "have left the group"
-                       : ranks.size() == 1 ? "is missing"
-                                           : "are missing";
-    text += fmt::format("{}{} {}, last seen in {}", g == 0 ? "" : "; ", ranks_text(ranks), what,
-                        cut(last));
-    if (!elsewhere.empty()) text += fmt::format(", waiting in {}", cut(elsewhere));
-  }
-  if (num_more > 0) text += fmt::format("; and {} more ranks", num_more);
-  return text;
+  return absent_text(ranks);
 }
 
 }  // namespace tessera::comm

@@ -2,9 +2,19 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <string_view>
 
 namespace tessera::comm {
+namespace {
+
+std::string cut(std::string_view call) {
+  constexpr std::size_t kMaxCall = 100;
+  return fmt::format("{}{}", call.substr(0, kMaxCall), call.size() > kMaxCall ? "..." : "");
+}
+
+}  // namespace
 
 std::string ranks_text(const std::vector<int>& ranks) {
   constexpr int kMaxRanges = 8;
@@ -18,6 +28,41 @@ std::string ranks_text(const std::vector<int>& ranks) {
     i = last + 1;
   }
   return i < ranks.size() ? fmt::format("{} and {} more", text, ranks.size() - i) : text;
+}
+
+std::string absent_text(const std::vector<AbsentRank>& absent) {
+  struct Group {
+    const AbsentRank* first;
+    std::vector<int> ranks;
+  };
+  std::vector<Group> groups;
+  for (const AbsentRank& a : absent) {
+    auto group = std::ranges::find_if(groups, [&](const Group& g) {
+      return g.first->departed == a.departed && g.first->last == a.last &&
+             g.first->elsewhere == a.elsewhere;
+    });
+    if (group == groups.end()) group = groups.insert(group, {&a, {}});
+    group->ranks.push_back(a.rank);
+  }
+  constexpr std::size_t kMaxGroups = 4;
+  std::string text;
+  std::size_t num_more = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto& [first, ranks] = groups[g];
+    if (g >= kMaxGroups) {
+      num_more += ranks.size();
+      continue;
+    }
+    const bool is_one = ranks.size() == 1;
+    const char* what = first->departed ? is_one ? "has left the group" : "have left the group"
+                       : is_one        ? "is missing"
+                                       : "are missing";
+    text += fmt::format("{}{} {}, last seen in {}", g == 0 ? "" : "; ", ranks_text(ranks), what,
+                        cut(first->last));
+    if (!first->elsewhere.empty()) text += fmt::format(", waiting in {}", cut(first->elsewhere));
+  }
+  if (num_more > 0) text += fmt::format("; and {} more ranks", num_more);
+  return text;
 }
 
 }  // namespace tessera::comm

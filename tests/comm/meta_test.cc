@@ -89,7 +89,7 @@ TEST(MetaGroup, StatesWhatARankOverNcclSends) {
     const auto world = make_meta_rank(
         rank, 4,
         {.sums_in_rank_order = in_order,
-         .is_nccl = true,
+         .stages = true,
          .on_collective = [&](const Collective& c, const std::vector<int>&, const Stream&) {
            bytes.push_back(c.work.bytes_sent);
          }});

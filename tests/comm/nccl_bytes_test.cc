@@ -103,7 +103,7 @@ TEST(NcclBytesTest, EachRankCountsWhatItSends) {
                        const auto measured = call_all(group, engine::Memory(stream), stream);
                        stream.synchronize();
                        const auto meta = make_meta_rank(
-                           rank, kSize, {.sums_in_rank_order = canonical, .is_nccl = true});
+                           rank, kSize, {.sums_in_rank_order = canonical, .stages = true});
                        const Stream planned =
                            Stream::meta("comm", engine::DeviceKind::kCuda, engine::MetaRates());
                        EXPECT_EQ(measured, call_all(*meta, engine::Memory(planned), planned))

@@ -211,7 +211,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
   const auto world = comm::make_meta_rank(
       target.rank, target.num_ranks,
       {.sums_in_rank_order = target.sums_in_rank_order,
-       .is_nccl = target.is_nccl,
+       .stages = target.stages,
        .on_collective = [&, rates = target.rates](const comm::Collective& c,
                                                   const std::vector<int>& ranks,
                                                   const engine::Stream& stream) {

@@ -29,7 +29,7 @@ struct PlanTarget {
   int rank = 0;  ///< whose plan it is
   bool on_gpus = false;
   bool sums_in_rank_order = true;  ///< false: NCCL in its own order
-  bool is_nccl = false;
+  bool stages = false;  ///< reductions need memory besides their tensors (comm/staging.h)
   engine::MetaRates rates = {};
   /// Is given the GPU's matrix products, each once; see engine::record_gemms(). Null: not asked
   /// for.

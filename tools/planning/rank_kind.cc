@@ -19,7 +19,7 @@ std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model
   if (!has_parts && !compresses_shards && !target.on_gpus) return "";
   const auto world = comm::make_meta_rank(
       target.rank, target.num_ranks,
-      {.sums_in_rank_order = target.sums_in_rank_order, .is_nccl = target.is_nccl});
+      {.sums_in_rank_order = target.sums_in_rank_order, .stages = target.stages});
   const auto compute = engine::Stream::meta(
       "compute", target.on_gpus ? engine::DeviceKind::kCuda : engine::DeviceKind::kCpu,
       target.rates);

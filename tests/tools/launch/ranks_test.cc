@@ -37,7 +37,7 @@ TEST(PlanTarget, KnowsWhatMovesTensorsAndInWhichOrderItAdds) {
       EXPECT_EQ(target.num_ranks, 4);
       EXPECT_EQ(target.rank, 3);
       EXPECT_EQ(target.on_gpus, nccl);
-      EXPECT_EQ(target.is_nccl, nccl);
+      EXPECT_EQ(target.stages, nccl);
       EXPECT_EQ(target.sums_in_rank_order, !nccl || canonical);
       EXPECT_DOUBLE_EQ(target.rates.link_bytes_per_s, 7e9);
     }

@@ -31,7 +31,7 @@ PlanTarget target_of(const TrainConfig& config, int rank) {
           .rank = rank,
           .on_gpus = true,
           .sums_in_rank_order = !is_nccl || config.parallel.canonical,
-          .is_nccl = is_nccl};
+          .stages = is_nccl};
 }
 
 TrainPlan plan_of(const TrainConfig& config, int rank) {

@@ -104,7 +104,7 @@ TEST(PlanChoicesTest, APlanForGpusHasOneForEachRank) {
   EXPECT_EQ(ranks.num_gpus, 64);
   EXPECT_TRUE(ranks.nccl);
   const PlanTarget target = plan_target(ranks, config);
-  EXPECT_TRUE(target.on_gpus && target.is_nccl);
+  EXPECT_TRUE(target.on_gpus && target.stages);
   EXPECT_FALSE(target.sums_in_rank_order);
   config.parallel.backend = BackendChoice::kThreads;
   EXPECT_FALSE(Ranks::planned(config).nccl);

@@ -1,0 +1,95 @@
+#include "comm/messages/message_group.h"
+
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "comm/flight_call.h"
+#include "comm/messages/collectives.h"
+#include "comm/messages/message_rank.h"
+#include "comm/staging.h"
+#include "engine/error.h"
+
+namespace tessera::comm {
+namespace {
+
+class MessageGroup final : public ProcessGroup {
+ public:
+  explicit MessageGroup(std::shared_ptr<MessageRank> self) : self_(std::move(self)) {}
+
+  int rank() const override { return self_->rank(); }
+  int size() const override { return self_->size(); }
+  bool sums_in_rank_order() const override { return true; }
+  void agree(const Stream& /*stream*/) override {}
+  void declare(std::string_view what) override { self_->declare(what); }
+  void barrier(std::string_view label) override { self_->barrier(label); }
+  std::shared_ptr<const void> pause_deadline() override {
+    return self_->shared()->pause ? self_->shared()->pause() : self_->world().pause_deadline();
+  }
+  void check() override { self_->world().check(); }
+  void abort(std::string_view reason) noexcept override {
+    self_->world().abort_by(world_rank(rank()), reason);
+  }
+
+ private:
+  // What a call uses until its last message is done.
+  struct Held {
+    Collective collective;
+    Tensor staging;
+  };
+
+  int world_rank(int rank) const override { return self_->world_rank(rank); }
+
+  std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
+    MessageRank::Part part = self_->split(color, key);
+    return std::make_unique<MessageGroup>(std::make_shared<MessageRank>(
+        self_->shared(), std::move(part.name), std::move(part.members), part.rank, part.number));
+  }
+
+  std::optional<std::int64_t> own_bytes_sent(const Collective& c) const override {
+    return staged_bytes_sent(c, rank(), size(), /*canonical=*/true);
+  }
+
+  std::int64_t enqueue(Collective collective, const Stream& stream) override {
+    engine::require(!stream.device().is_cuda(),
+                    "[{}] expected memory of the host, which messages between processes move, got "
+                    "'{}' of {} (rank {})",
+                    collective.work.name, stream.name(), to_string(stream.device()),
+                    world_rank(rank()));
+    const std::int64_t sent = collective.work.bytes_sent;
+    engine::Work work = std::move(collective.work);
+    const auto held = std::make_shared<Held>();
+    if (const std::int64_t nbytes = staging_nbytes(collective, size(), /*canonical=*/true)) {
+      held->staging = staging_.get(nbytes, collective.out.buffer()->memory(), stream);
+    }
+    held->collective = std::move(collective);
+    held->collective.work.name = work.name;
+    held->collective.work.detail = work.detail;
+    const Call call =
+        self_->next_call(flight_call(held->collective), std::move(held->collective.text));
+    stream.launch(std::move(work), [self = self_, call, held] {
+      MessageRank::Messages messages(*self, call, held);
+      messages.meet();
+      carry_out(held->collective, held->staging, self->rank(), self->size(), messages);
+    });
+    return sent;
+  }
+
+  const std::shared_ptr<MessageRank> self_;
+  Staging staging_{"comm.staging"};
+};
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> make_message_group(std::shared_ptr<MessageWorld> world) {
+  std::vector<int> members(static_cast<std::size_t>(world->transport->num_processes()));
+  std::iota(members.begin(), members.end(), 0);
+  const int rank = world->transport->process();
+  return std::make_unique<MessageGroup>(std::make_shared<MessageRank>(
+      std::move(world), "world", std::move(members), rank, /*number=*/0));
+}
+
+}  // namespace tessera::comm

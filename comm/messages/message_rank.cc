@@ -1,0 +1,250 @@
+#include "comm/messages/message_rank.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "comm/world/ranks_text.h"
+#include "engine/error.h"
+#include "engine/philox.h"
+
+namespace tessera::comm {
+namespace {
+
+using engine::CommError;
+
+// A tag is a group's number, a call's, and whether it carries data.
+constexpr std::uint32_t kNumCalls = 1U << 10;
+constexpr std::uint32_t kNumGroups = Transport::kNumTags / kNumCalls / 2;
+
+}  // namespace
+
+struct MessageRank::Fingerprint {
+  std::uint64_t hash = 0;  // of all that must agree
+  std::int64_t sequence = 0;
+  Place place = {};
+  char text[228] = {};  // what must agree, cut
+};
+
+MessageRank::MessageRank(std::shared_ptr<MessageWorld> shared, std::string name,
+                         std::vector<int> members, int rank, int number)
+    : shared_(std::move(shared)),
+      name_(std::move(name)),
+      members_(std::move(members)),
+      rank_(rank),
+      number_(number),
+      last_(members_.size(), "nothing") {
+  engine::require(number < static_cast<int>(kNumGroups),
+                  "[split] expected at most {} groups in a world, got more (rank {} of {})",
+                  kNumGroups, world_rank(rank_), name_);
+  if (FlightRecorder* flight = world().flight()) {
+    flight_group_ = flight->add_group(name_, members_);
+    ring_ = &flight->ring(world_rank(rank_));
+  }
+}
+
+Call MessageRank::next_call(const FlightCall& what, std::string text) {
+  const std::int64_t sequence = sequence_++;
+  if (!declared_.empty()) {
+    text += fmt::format(" after '{}'", std::exchange(declared_, {}));
+  }
+  shared_->say_call(fmt::format("#{} {} of {}", sequence, text, name_));
+  FlightTicket flight;
+  if (ring_ != nullptr) flight = {*ring_, ring_->called(flight_group_, sequence, what)};
+  return {.sequence = sequence, .op = what.op, .text = std::move(text), .flight = flight};
+}
+
+void MessageRank::declare(std::string_view what) {
+  declared_ += fmt::format("{}{}", declared_.empty() ? "" : "; ", what);
+  if (ring_ != nullptr) {
+    FlightTicket(*ring_, ring_->called(flight_group_, sequence_, {.op = "declare", .label = what}))
+        .enter(FlightState::kFinished);
+  }
+}
+
+void MessageRank::barrier(std::string_view label) {
+  const Call call =
+      next_call({.op = "barrier", .label = label}, fmt::format("barrier '{}'", label));
+  Messages(*this, call, nullptr).meet();
+}
+
+MessageRank::Part MessageRank::split(int color, int key) {
+  const Call call = next_call({.op = "split"}, "split");
+  Place own{.color = color, .key = key, .next_group = 0};
+  {
+    const std::lock_guard lock(shared_->mutex);
+    own.next_group = shared_->next_group;
+  }
+  const auto places = Messages(*this, call, nullptr).meet(own);
+  Part part{.name = fmt::format("{}:{}", name_, color), .members = {}};
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r) {
+    const Place& place = places[static_cast<std::size_t>(r)];
+    part.number = std::max(part.number, place.next_group);
+    if (place.color == color) ranks.push_back(r);
+  }
+  std::ranges::stable_sort(ranks, {},
+                           [&](int r) { return places[static_cast<std::size_t>(r)].key; });
+  for (const int r : ranks) part.members.push_back(world_rank(r));
+  part.rank = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
+  const std::lock_guard lock(shared_->mutex);
+  shared_->next_group = std::max(shared_->next_group, part.number + 1);
+  return part;
+}
+
+std::string MessageRank::last_of(int rank) const {
+  const std::lock_guard lock(mutex_);
+  return last_[static_cast<std::size_t>(rank)];
+}
+
+void MessageRank::came_to(int rank, const Fingerprint& fingerprint) {
+  const std::lock_guard lock(mutex_);
+  last_[static_cast<std::size_t>(rank)] =
+      fmt::format("#{} {}", fingerprint.sequence, static_cast<const char*>(fingerprint.text));
+}
+
+MessageRank::Messages::Messages(MessageRank& rank, const Call& call,
+                                std::shared_ptr<const void> owner)
+    : rank_(rank), call_(call), owner_(std::move(owner)) {
+  call_.flight.enter(FlightState::kStarted);
+}
+
+MessageRank::Messages::~Messages() {
+  const bool failed = std::uncaught_exceptions() > num_exceptions_;
+  call_.flight.enter(failed ? FlightState::kFailed : FlightState::kFinished);
+}
+
+std::vector<MessageRank::Place> MessageRank::Messages::meet(const Place& own) {
+  static_assert(std::is_trivially_copyable_v<Fingerprint> && sizeof(Fingerprint) == 256);
+  const auto at = [](int r) { return static_cast<std::size_t>(r); };
+  const auto all = std::make_shared<std::vector<Fingerprint>>(at(rank_.size()));
+  Fingerprint& mine = (*all)[at(rank_.rank())];
+  mine.hash = engine::fnv1a(call_.text);
+  mine.sequence = call_.sequence;
+  mine.place = own;
+  call_.text.copy(mine.text, sizeof(mine.text) - 1);
+  for (const bool sends : {false, true}) {
+    for (int r = 0; r < rank_.size(); ++r) {
+      Fingerprint& fingerprint = sends ? mine : (*all)[at(r)];
+      post(r, sends, kMeets, std::as_writable_bytes(std::span(&fingerprint, 1)), all);
+    }
+  }
+  await([&](int r) { rank_.came_to(r, (*all)[at(r)]); });
+  std::vector<Place> places;
+  for (int r = 0; r < rank_.size(); ++r) {
+    Fingerprint& his = (*all)[at(r)];
+    his.text[sizeof(his.text) - 1] = '\0';
+    places.push_back(his.place);
+  }
+  const Fingerprint& first = (*all)[0];
+  const auto other = std::ranges::find_if(*all, [&](const Fingerprint& f) {
+    return f.hash != first.hash || f.sequence != first.sequence;
+  });
+  if (other == all->end()) return places;
+  const std::string_view text = first.text;
+  fail(fmt::format("[{} #{} of {}] expected rank {}'s {}, got rank {}'s {}",
+                   text.substr(0, text.find(' ')), first.sequence, rank_.name_, rank_.world_rank(0),
+                   text, rank_.world_rank(static_cast<int>(other - all->begin())),
+                   static_cast<const char*>(other->text)));
+}
+
+void MessageRank::Messages::send(int rank, const void* bytes, std::int64_t nbytes) {
+  // A transport does not write what it sends.
+  auto* const begin = static_cast<std::byte*>(const_cast<void*>(bytes));
+  post(rank, true, kMoves, {begin, static_cast<std::size_t>(nbytes)}, owner_);
+}
+
+void MessageRank::Messages::receive(int rank, void* bytes, std::int64_t nbytes) {
+  post(rank, false, kMoves, {static_cast<std::byte*>(bytes), static_cast<std::size_t>(nbytes)},
+       owner_);
+}
+
+void MessageRank::Messages::post(int rank, bool sends, std::uint32_t phase,
+                                 std::span<std::byte> bytes,
+                                 const std::shared_ptr<const void>& owner) {
+  if (rank == rank_.rank() || bytes.empty()) return;
+  rank_.world().check();
+  const auto call = static_cast<std::uint32_t>(call_.sequence) % kNumCalls;
+  const std::uint32_t tag =
+      (static_cast<std::uint32_t>(rank_.number_) * kNumCalls + call) * 2 + phase;
+  Transport& transport = *rank_.shared_->transport;
+  const int process = rank_.world_rank(rank);
+  try {
+    posted_.push_back({.rank = rank,
+                       .sends = sends,
+                       .transfer = sends ? transport.send(process, tag, bytes, owner)
+                                         : transport.receive(process, tag, bytes, owner)});
+  } catch (const CommError& error) {
+    fail_at(rank, error.what());
+  }
+}
+
+void MessageRank::Messages::await(const std::function<void(int rank)>& received) {
+  World& world = rank_.world();
+  const auto limit = world.time_limit();
+  for (std::size_t i = 0; i < posted_.size(); ++i) {
+    while (!is_done(posted_[i], DeadlineClock::kTick)) {
+      world.check();
+      if (rank_.shared_->has_left(rank_.world_rank(posted_[i].rank))) {
+        // What it sent before it left may have come after the look above.
+        if (is_done(posted_[i], {})) break;
+        fail(fmt::format("{} expected {} ranks, got: {}; {}", where(), rank_.size(),
+                         absent_text({absent(posted_[i].rank, true)}), call_.text));
+      }
+      if (world.clock().now() >= limit) expire(i);
+    }
+    if (!posted_[i].sends) received(posted_[i].rank);
+  }
+  posted_.clear();
+}
+
+void MessageRank::Messages::expire(std::size_t first) {
+  std::vector<AbsentRank> ranks;
+  for (std::size_t i = first; i < posted_.size(); ++i) {
+    if (!posted_[i].sends && !is_done(posted_[i], {}))
+      ranks.push_back(absent(posted_[i].rank, false));
+  }
+  fail(fmt::format("{} expected {} ranks within {} ms, got {}: {}; {}", where(), rank_.size(),
+                   rank_.world().deadline().count(), rank_.size() - static_cast<int>(ranks.size()),
+                   ranks.empty() ? "all have called it, not all have done it" : absent_text(ranks),
+                   call_.text));
+}
+
+bool MessageRank::Messages::is_done(const Posted& posted, std::chrono::milliseconds time) {
+  try {
+    return posted.transfer->wait_for(time);
+  } catch (const CommError& error) {
+    fail_at(posted.rank, error.what());
+  }
+}
+
+AbsentRank MessageRank::Messages::absent(int rank, bool departed) const {
+  return {.rank = rank_.world_rank(rank), .departed = departed, .last = rank_.last_of(rank)};
+}
+
+std::string MessageRank::Messages::where() const {
+  return fmt::format("[{} #{} of {}]", call_.op, call_.sequence, rank_.name_);
+}
+
+void MessageRank::Messages::fail_at(int rank, std::string_view why) {
+  // A lost process ends its messages at once; what it was, others may be about to tell.
+  constexpr std::chrono::milliseconds kPatience(1000), kSleep(10);
+  for (auto slept = kSleep; slept < kPatience && !rank_.world().has_failed(); slept += kSleep) {
+    std::this_thread::sleep_for(kSleep);
+  }
+  fail(fmt::format("{} expected messages of rank {}, got {}; {}", where(), rank_.world_rank(rank),
+                   why, call_.text));
+}
+
+void MessageRank::Messages::fail(std::string message) {
+  rank_.world().fail(message);
+  rank_.world().check();  // what it failed with first
+  throw CommError(std::move(message));
+}
+
+}  // namespace tessera::comm

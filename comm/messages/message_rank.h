@@ -1,0 +1,126 @@
+// One rank of a group of processes: its calls, and how they are compared, whatever they move.
+//
+// [Note: a fingerprint ahead of the data] Engines that send messages notice neither swapped calls
+// nor unequal counts: they give wrong numbers. So each call begins with a message of fixed size to
+// every other rank of the group, and nothing else is sent before all of theirs have come and are
+// equal. It carries what was declared since the last one, too. Messages of a call have a tag of
+// their own, made of the group's number and the call's: calls of one group that lie on several
+// streams do not take each other's, and a rank that calls something else is found by the number.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/flight_recorder.h"
+#include "comm/messages/message_world.h"
+#include "comm/world/call.h"
+#include "comm/world/ranks_text.h"
+
+namespace tessera::comm {
+
+class MessageRank {
+ public:
+  /// `rank` of the group whose ranks are `members` of the world. `number` is the group's, equal on
+  /// all of its ranks. `name` is for messages.
+  MessageRank(std::shared_ptr<MessageWorld> shared, std::string name, std::vector<int> members,
+              int rank, int number);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  int world_rank(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  World& world() const { return *shared_->world; }
+  const std::shared_ptr<MessageWorld>& shared() const { return shared_; }
+
+  /// This rank's next call. In the order of calls, by one thread.
+  Call next_call(const FlightCall& what, std::string text);
+
+  /// What a rank says of itself in a split.
+  struct Place {
+    std::int32_t color, key, next_group;
+  };
+
+  /// The messages of one call, in the thread that carries it out: first meet(), then what the call
+  /// moves. All of them, and `owner`, stay until they are done.
+  class Messages {
+   public:
+    Messages(MessageRank& rank, const Call& call, std::shared_ptr<const void> owner);
+    ~Messages();
+    Messages(const Messages&) = delete;
+    Messages& operator=(const Messages&) = delete;
+
+    /// Waits until every rank has made the same call, and returns what each says. Throws CommError,
+    /// and fails the world, if one has made another, has left, or does not come in time.
+    std::vector<Place> meet(const Place& own = {});
+
+    // To and from another rank of the group. Nothing is moved for no bytes.
+
+    void send(int rank, const void* bytes, std::int64_t nbytes);
+    void receive(int rank, void* bytes, std::int64_t nbytes);
+    /// Until all of these are done. Throws CommError, and fails the world, if one does not end.
+    void wait() {
+      await([](int) {});
+    }
+
+   private:
+    enum Phase : std::uint32_t { kMeets, kMoves };
+    struct Posted {
+      int rank;
+      bool sends;
+      std::unique_ptr<Transfer> transfer;
+    };
+    void post(int rank, bool sends, std::uint32_t phase, std::span<std::byte> bytes,
+              const std::shared_ptr<const void>& owner);
+    void await(const std::function<void(int rank)>& received);
+    bool is_done(const Posted& posted, std::chrono::milliseconds time);
+    AbsentRank absent(int rank, bool departed) const;
+    std::string where() const;
+    [[noreturn]] void expire(std::size_t first);
+    [[noreturn]] void fail_at(int rank, std::string_view why);
+    [[noreturn]] void fail(std::string message);
+
+    MessageRank& rank_;
+    const Call& call_;
+    const std::shared_ptr<const void> owner_;
+    const int num_exceptions_ = std::uncaught_exceptions();
+    std::vector<Posted> posted_;
+  };
+
+  // As in ProcessGroup.
+
+  void declare(std::string_view what);
+  void barrier(std::string_view label);
+  struct Part {
+    std::string name;
+    std::vector<int> members;  ///< as ranks of the world
+    int rank = 0, number = 0;
+  };
+  Part split(int color, int key);
+
+ private:
+  struct Fingerprint;
+
+  std::string last_of(int rank) const;
+  void came_to(int rank, const Fingerprint& fingerprint);
+
+  const std::shared_ptr<MessageWorld> shared_;
+  const std::string name_;
+  const std::vector<int> members_;
+  const int rank_, number_;
+  FlightRing* ring_ = nullptr;  // null: nothing is recorded
+  int flight_group_ = 0;
+  std::int64_t sequence_ = 0;
+  std::string declared_;  // since the last call
+  mutable std::mutex mutex_;
+  std::vector<std::string> last_;  // by rank: the last call it came to
+};
+
+}  // namespace tessera::comm
