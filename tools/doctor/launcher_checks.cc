@@ -4,10 +4,13 @@
 
 #include <array>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "engine/error.h"
 #include "engine/io/text.h"
 #include "tools/cli/option_names.h"
+#include "tools/launch/launcher.h"
 
 namespace tessera::tools {
 namespace {
@@ -31,19 +34,13 @@ constexpr std::array kVariables = {
     Variable{"NVIDIA_VISIBLE_DEVICES", true, "by the container's runtime, when it was started"},
     Variable{"NCCL_*", true, "by NCCL itself"},
     Variable{"NO_COLOR", true, "no colours on a terminal"},
-    Variable{"RANK", false, "ranks are threads of one process: --parallel.ranks"},
-    Variable{"LOCAL_RANK", false, "ranks are threads of one process: --parallel.ranks"},
-    Variable{"WORLD_SIZE", false, "ranks are threads of one process: --parallel.ranks"},
-    Variable{"MASTER_ADDR", false, "trainers run on one machine"},
-    Variable{"SLURM_NTASKS", false, "ranks are threads of one process: --parallel.ranks"},
-    Variable{"SLURM_PROCID", false, "ranks are threads of one process: --parallel.ranks"},
+    Variable{"SLURM_NTASKS", false, "srun says how many tasks a step has"},
     Variable{"SLURM_CPUS_PER_TASK", true, "by Slurm, which sets the affinity"},
     Variable{"SLURM_MEM_PER_NODE", true, "by Slurm, which sets the cgroup's limit"},
-    Variable{"OMPI_COMM_WORLD_SIZE", false, "ranks are threads of one process: --parallel.ranks"},
-    Variable{"OMPI_COMM_WORLD_RANK", false, "ranks are threads of one process: --parallel.ranks"},
-    Variable{"PMI_RANK", false, "ranks are threads of one process: --parallel.ranks"},
-    Variable{"PMI_SIZE", false, "ranks are threads of one process: --parallel.ranks"},
 };
+// What find_launch() reads.
+constexpr Variable kOfLaunchers{"", false, "ranks are threads of one process: --parallel.ranks"};
+
 bool matches(const Variable& variable, std::string_view name) {
   if (!variable.name.ends_with('*')) return name == variable.name;
   return name.starts_with(variable.name.substr(0, variable.name.size() - 1));
@@ -54,13 +51,6 @@ Check check_one(const Variable& variable, const std::string& name, const std::st
   check.found = fmt::format("{}={}: {} ({})", name, engine::excerpt(value, 60),
                             variable.is_heeded ? "heeded" : "not heeded", variable.meaning);
   check.facts.add("variable", name).add("value", value).add("heeded", variable.is_heeded);
-  if (is_launch_size(name) && count_of(value) > 1) {
-    check.verdict = Verdict::kWarn;
-    check.fix = fmt::format(
-        "start one process, without torchrun or mpirun (with Slurm: srun --ntasks=1), and give it "
-        "--parallel.ranks={}: {} processes would train {} models",
-        count_of(value), count_of(value), count_of(value));
-  }
   if (name == "OMP_NUM_THREADS" && count_of(value) > 1) {
     check.verdict = Verdict::kWarn;
     check.fix = fmt::format(
@@ -69,6 +59,37 @@ Check check_one(const Variable& variable, const std::string& name, const std::st
         count_of(value));
   }
   return check;
+}
+
+// Who has started this process, and with how many others.
+Checks check_launch(const Environment& environment) {
+  Checks checks;
+  try {
+    const Launch launch = find_launch(environment, LauncherChoice::kAuto);
+    if (launch.by != LauncherChoice::kThreads) {
+      Check check{.name = "launcher", .found = launch.str()};
+      check.facts.add("launcher", name_of(launch.by))
+          .add("process", launch.process)
+          .add("num_processes", launch.num_processes);
+      if (launch.num_processes > 1) {
+        check.verdict = Verdict::kWarn;
+        check.fix = fmt::format(
+            "start one process, without torchrun or mpirun (with Slurm: srun --ntasks=1), and give "
+            "it --parallel.ranks={}: {} processes would train {} models",
+            launch.num_processes, launch.num_processes, launch.num_processes);
+      }
+      checks.push_back(std::move(check));
+    }
+    for (const std::string& note : launch.notes) {
+      checks.push_back({.name = "launcher", .found = note});
+    }
+  } catch (const engine::InvalidArgument& error) {
+    checks.push_back({.name = "launcher",
+                      .verdict = Verdict::kWarn,
+                      .found = error.what(),
+                      .fix = "unset these variables, or set all that the launcher sets"});
+  }
+  return checks;
 }
 
 Check check_unread(const std::string& name) {
@@ -84,8 +105,9 @@ Check check_unread(const std::string& name) {
 }  // namespace
 
 Checks check_launcher(const Environment& environment) {
-  Checks checks;
+  Checks checks = check_launch(environment);
   for (const auto& [name, value] : environment) {
+    if (is_launch_variable(name)) checks.push_back(check_one(kOfLaunchers, name, value));
     for (const Variable& variable : kVariables) {
       if (matches(variable, name)) checks.push_back(check_one(variable, name, value));
     }

@@ -6,9 +6,10 @@
 
 namespace tessera::tools {
 
-/// Every variable that is set and that people may expect to count, a check each: those that are
-/// heeded, and those that are not, with the option that does it here. One kOk check if there are
-/// none. kWarn for more than one process, and for what begins with TESSERA_ and is not known.
+/// Who has started this process: kWarn if it is one of several. Then every variable that is set and
+/// that people may expect to count, a check each: those that are heeded, and those that are not,
+/// with the option that does it here; kWarn for what begins with TESSERA_ and is not known. One kOk
+/// check if there is nothing to say.
 Checks check_launcher(const Environment& environment);
 
 }  // namespace tessera::tools

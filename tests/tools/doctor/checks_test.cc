@@ -208,17 +208,25 @@ TEST(LauncherChecks, SayWhatIsHeeded) {
   EXPECT_TRUE(is(one("LOCAL_RANK", "3"), Verdict::kOk, {"not heeded", "--parallel.ranks"}));
   EXPECT_TRUE(is(one("OMP_NUM_THREADS", "1"), Verdict::kOk, {"not heeded"}));
   EXPECT_TRUE(is(one("OMP_NUM_THREADS", "2"), Verdict::kWarn, {"--cpu.threads_per_rank=2"}));
-  EXPECT_TRUE(is(one("WORLD_SIZE", "1"), Verdict::kOk, {"not heeded"}));
-  for (const char* name : {"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    EXPECT_TRUE(
-        is(one(name, "4"), Verdict::kWarn,
-           {"start one process", "--parallel.ranks=4", "4 processes would train 4 models"}));
-    EXPECT_TRUE(is(one(name, "2"), Verdict::kWarn,
-                   {"--parallel.ranks=2", "2 processes would train 2 models"}));
-    EXPECT_TRUE(is(one(name, "1"), Verdict::kOk, {"not heeded"}));
-    EXPECT_TRUE(is(one(name, "many"), Verdict::kOk, {"not heeded"}));
-  }
-  EXPECT_EQ(check_launcher({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"NCCL_IB_HCA", "x"}}).size(), 3u);
+}
+
+TEST(LauncherChecks, SayWhoHasStartedThisProcess) {
+  const auto checks = [](const std::string& num_processes) {
+    return check_launcher({{"RANK", "0"},
+                           {"WORLD_SIZE", num_processes},
+                           {"MASTER_ADDR", "h1"},
+                           {"MASTER_PORT", "29500"}});
+  };
+  EXPECT_TRUE(is(checks("4").at(0), Verdict::kWarn,
+                 {"launcher", "env, process 0 of 4", "start one process", "--parallel.ranks=4",
+                  "4 processes would train 4 models"}));
+  EXPECT_EQ(checks("4").size(), 5u);
+  EXPECT_TRUE(is(checks("4").at(1), Verdict::kOk, {"MASTER_ADDR=h1: not heeded"}));
+  EXPECT_TRUE(is(checks("2").at(0), Verdict::kWarn, {"2 processes would train 2 models"}));
+  EXPECT_TRUE(is(checks("1").at(0), Verdict::kOk, {"env, process 0 of 1"}));
+  EXPECT_TRUE(is(checks("many").at(0), Verdict::kWarn, {"got WORLD_SIZE=many", "fix: unset"}));
+  EXPECT_TRUE(is(check_launcher({{"SLURM_JOB_ID", "7"}}).at(0), Verdict::kOk,
+                 {"in a Slurm job (SLURM_JOB_ID=7), but not started by srun"}));
 }
 
 TEST(LauncherChecks, ANameOfOursThatNothingReadsIsASlip) {

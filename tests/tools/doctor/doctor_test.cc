@@ -134,9 +134,9 @@ TEST(Doctor, AReaderThatHasGoneEndsItInSilence) {
 
 TEST(Doctor, AWarningIsNoFailure) {
   const Outcome outcome =
-      run_program(kDoctor, Flags{{"self_test", "false"}}, {{"SLURM_NTASKS", "4"}});
+      run_program(kDoctor, Flags{{"self_test", "false"}}, {{"WORLD_SIZE", "4"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.out;
-  EXPECT_TRUE(has(outcome.out, {"warn  variable ", "SLURM_NTASKS=4: not heeded"}));
+  EXPECT_TRUE(has(outcome.out, {"warn  launcher ", "expected RANK with WORLD_SIZE=4"}));
 }
 
 TEST(Doctor, UnknownFlagsAreRefused) {

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "tests/testing/errors.h"
 #include "tests/tools/testing/tiny_training.h"
@@ -17,16 +18,29 @@ using testing::has;
 using testing::Outcome;
 using testing::run_program;
 
+const Environment kMpirun = {{"OMPI_COMM_WORLD_RANK", "1"},
+                             {"OMPI_COMM_WORLD_SIZE", "2"},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+
 TEST(LaunchWarnings, NameTheOptionThatDoesIt) {
   TrainConfig config;
   EXPECT_TRUE(launch_warnings({{"WORLD_SIZE", "1"}, {"RANK", "0"}, {"HOME", "/"}}, config).empty());
-  const auto lines = launch_warnings({{"WORLD_SIZE", "2"}, {"RANK", "0"}}, config);
+  const auto lines = launch_warnings(kMpirun, config);
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0],
-            "warning: WORLD_SIZE=2 ignored: each process that a launcher starts trains a model "
-            "of its own; start one, with --parallel.ranks=2");
-  EXPECT_TRUE(has(launch_warnings({{"SLURM_NTASKS", "16"}, {"SLURM_PROCID", "5"}}, config).at(0),
-                  {"SLURM_NTASKS=16, SLURM_PROCID=5 ignored", "--parallel.ranks=16"}));
+            "warning: openmpi, process 1 of 2 (1 of 2 on host 0 of 1): each process that a "
+            "launcher starts trains a model of its own; start one, with --parallel.ranks=2");
+}
+
+TEST(LaunchWarnings, TellWhatALauncherDidNotDo) {
+  const TrainConfig config;
+  EXPECT_EQ(launch_warnings({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "16"}}, config),
+            std::vector<std::string>{
+                "warning: in a Slurm job (SLURM_JOB_ID=7), but not started by srun: one process"});
+  EXPECT_EQ(launch_warnings({{"WORLD_SIZE", "2"}}, config),
+            std::vector<std::string>{
+                "warning: [launcher] expected RANK with WORLD_SIZE=2, got none (env)"});
 }
 
 TEST(LaunchWarnings, ThreadsOfTheEnvironmentAreNotThoseOfATrainer) {
@@ -43,15 +57,10 @@ TEST(LaunchWarnings, ThreadsOfTheEnvironmentAreNotThoseOfATrainer) {
 class Launched2 : public testing::TinyTraining {};
 
 TEST_F(Launched2, ATrainerSaysThatItIsOneOfSeveral) {
-  for (const char* name : {"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    const Outcome outcome = run_program(testing::kTransformer, with({{"train.steps", "1"}}),
-                                        {{name, "2"}, {"RANK", "1"}});
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    EXPECT_TRUE(has(outcome.out, {std::string("warning: "), std::string(name) + "=2", "RANK=1",
-                                  "--parallel.ranks=2\n"}))
-        << outcome.out;
-  }
-  EXPECT_EQ(run({{"train.steps", "1"}}).out.find("ignored: "), std::string::npos);
+  const Outcome outcome = run_program(testing::kTransformer, with({{"train.steps", "1"}}), kMpirun);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"warning: openmpi, process 1 of 2", "--parallel.ranks=2\n"}));
+  EXPECT_EQ(run({{"train.steps", "1"}}).out.find("of its own"), std::string::npos);
 }
 
 TEST_F(Launched2, EveryProgramTellsOfANameThatNothingReads) {
