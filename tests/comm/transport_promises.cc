@@ -278,6 +278,14 @@ class Promises {
     } else if (*num_right != num_peers) {
       broken.push_back("a receive that nobody waits for has other bytes when it is released");
     }
+    for (const int peer : peers_) {
+      const auto bytes = owned(message(own_, peer, 402, kLarge));
+      transport_.send(peer, 402, *bytes, bytes);
+    }
+    std::ranges::copy(meet(403), std::back_inserter(broken));
+    Messages messages(*this, "sends that nobody waits for");
+    for (const int peer : peers_) messages.receive(peer, 402, kLarge);
+    std::ranges::copy(messages.finish(), std::back_inserter(broken));
     return broken;
   }
 
