@@ -5,6 +5,7 @@ A workspace that uses Tessera calls tessera_deps() as well; what it has defined 
 
 load("//third_party:system.bzl", "system_repository")
 load("//third_party/cuda:configure.bzl", "cuda_configure")
+load("//third_party/gloo:configure.bzl", "gloo_configure")
 
 _INCLUDE = "/usr/include/"
 
@@ -76,7 +77,7 @@ _LIBRARIES = {
 }
 
 def system_libraries(known = []):
-    """Defines the libraries, data sets and the CUDA toolkit, but for those named in `known`."""
+    """Defines the libraries, data sets, the CUDA toolkit and Gloo, but for those named in `known`."""
     for name, arguments in _LIBRARIES.items():
         if name not in known:
             system_repository(
@@ -86,6 +87,8 @@ def system_libraries(known = []):
             )
     if "local_cuda" not in known:
         cuda_configure(name = "local_cuda")
+    if "local_gloo" not in known:
+        gloo_configure(name = "local_gloo")
 
 def _bazel_4_rules(known):
     """What Bazel 4 would fetch by itself before it can build its first C++ target."""
