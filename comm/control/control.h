@@ -1,0 +1,92 @@
+// What processes of one job tell each other besides tensors: who is there, who failed and why, who
+// left, who works on something that takes long. One TCP connection from each process to process 0.
+//
+// [Note: who may join] Both sides of a new connection prove with fresh numbers that they know the
+// secret; after that, bytes are neither signed nor encrypted. Whoever cannot prove it, says
+// something else, is slow, belongs to another job, or comes twice is refused and named on process
+// 0, which goes on waiting for the others. Without a secret only connections from this very host
+// are taken, unless `insecure`. With file: process 0 draws a secret itself, and who may read the
+// file may join.
+//
+// [Note: one failure of a job] A job fails once. Process 0 puts what processes report in an order,
+// and tells the first to all: all see one reason. It is told last in its own process, after all
+// others have it, because that process may end then.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::comm {
+
+struct ControlOptions {
+  int process = 0, num_processes = 1;
+  /// "tcp:HOST:PORT", or "tcp:HOST:PORT+N" with N further ports after PORT: process 0 listens at
+  /// the first that is free, on any address of its host, and the others try all. "file:PATH":
+  /// process 0 leaves its addresses in a private file that all see. Not looked at for one process.
+  std::string address;
+  std::string secret;     ///< see [Note: who may join]; not looked at with file:
+  bool insecure = false;  ///< anyone who can connect may join, if there is no secret
+  std::string job;        ///< what the launcher calls the job, at most 256 bytes
+  std::chrono::milliseconds deadline = std::chrono::seconds(60);  ///< to join, and for all_gather()
+  /// On process 0: who was refused, and why. From a thread of Control, or from join().
+  std::function<void(const std::string& note)> on_refused = {};
+};
+
+/// The end of one process. Thread-safe.
+class Control {
+ public:
+  /// Returns once all processes are connected at the same time. Throws InvalidArgument; IoError;
+  /// CommError that names who is missing after the deadline.
+  static std::shared_ptr<Control> join(const ControlOptions& options);
+  /// Leaves: the others learn that this process has left in order. Where process 0 leaves, nobody
+  /// learns any more of the others.
+  ~Control();
+  Control(const Control&) = delete;
+  Control& operator=(const Control&) = delete;
+
+  int process() const;
+  int num_processes() const;
+  /// "process 1 (h1, pid 4711)"
+  std::string name(int process) const;
+
+  /// All processes' `own`, process by process. Collective: `label` must be equal, and the texts
+  /// have at most kMaxGatherNbytes together. Throws InvalidArgument, or CommError with the failure
+  /// of the job: also if one does not call it within the deadline, or has left.
+  std::vector<std::string> all_gather(std::string_view label, std::string own);
+  static constexpr std::size_t kMaxGatherNbytes = std::size_t{64} << 20;
+
+  /// Fails the job on every process, unless it has failed already. Returns once the others have
+  /// been told, or after about a second. Of a message of more than 16 KiB the rest is left out.
+  void fail(std::string message) noexcept;
+
+  /// Called in order, one at a time, from a thread of Control that they must not hold up: they do
+  /// not call all_gather(), and do not drop the last reference to Control.
+  struct Events {
+    std::function<void(const std::string& message)> on_failure;
+    std::function<void(bool paused)> on_pause;  ///< no deadline should run while it is paused
+  };
+  /// At most once. A failure or a pause that is there already is told at once.
+  void listen(Events events);
+
+  /// While the result lives, which may be longer than Control, no deadline runs on any process.
+  std::shared_ptr<const void> pause();
+
+  /// What this process called last, at most 200 bytes of it. The others know it within a second.
+  void say_call(std::string_view text) noexcept;
+  /// Whether that process has left in order.
+  bool has_left(int process) const;
+  /// What that process said that it called last; empty: nothing yet.
+  std::string last_call(int process) const;
+
+ private:
+  class Impl;
+  explicit Control(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera::comm
