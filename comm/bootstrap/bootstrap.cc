@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "comm/bootstrap/internal.h"
+#include "comm/net/socket.h"
 #include "engine/error.h"
 
 namespace tessera::comm {
@@ -54,19 +54,11 @@ std::vector<std::byte> bootstrap(std::string_view address, int rank, int size,
             "[bootstrap] expected file:PATH, got '{}' (rank {})", address, rank);
     return internal::broadcast_by_file(path, message, self);
   }
-  const std::string_view rest =
-      address.starts_with(kTcp) ? address.substr(kTcp.size()) : std::string_view();
-  const std::size_t colon = rest.rfind(':');
-  int port = 0;
-  bool valid = colon != std::string_view::npos && colon > 0;
-  if (valid) {
-    const auto [end, error] =
-        std::from_chars(rest.data() + colon + 1, rest.data() + rest.size(), port);
-    valid = error == std::errc() && end == rest.data() + rest.size() && port >= 1 && port <= 65535;
-  }
-  require(valid, "[bootstrap] expected file:PATH or tcp:HOST:PORT, got '{}' (rank {})", address,
-          rank);
-  return internal::broadcast_by_tcp(std::string(rest.substr(0, colon)), port, message, self);
+  const auto place = net::parse_host_port(
+      address.starts_with(kTcp) ? address.substr(kTcp.size()) : std::string_view(), false);
+  require(place.has_value(), "[bootstrap] expected file:PATH or tcp:HOST:PORT, got '{}' (rank {})",
+          address, rank);
+  return internal::broadcast_by_tcp(place->host, place->port, message, self);
 }
 
 }  // namespace tessera::comm

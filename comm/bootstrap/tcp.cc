@@ -1,10 +1,6 @@
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,6 +11,7 @@
 #include <utility>
 
 #include "comm/bootstrap/internal.h"
+#include "comm/net/socket.h"
 #include "engine/error.h"
 
 namespace tessera::comm::internal {
@@ -23,107 +20,49 @@ namespace {
 using engine::CommError;
 using engine::IoError;
 using engine::require;
+using net::reason;
+using net::Socket;
 
 // Connections that have not said who they are. More than these push out the oldest.
 constexpr std::size_t kMaxStrangers = 64;
 
-std::string reason() { return std::strerror(errno); }
-
-class Socket {
- public:
-  explicit Socket(int fd) : fd_(fd) {}
-  ~Socket() {
-    if (fd_ >= 0) (void)close(fd_);
-  }
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-struct Addresses {
-  Addresses(const std::string& host, int port, bool passive) {
-    addrinfo hints{};
-    hints.ai_family = AF_UNSPEC;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
-    const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first);
-    require<IoError>(error == 0, "[bootstrap] expected the address of {}, got {}", host,
-                     gai_strerror(error));
-  }
-  ~Addresses() { freeaddrinfo(first); }
-  Addresses(const Addresses&) = delete;
-  Addresses& operator=(const Addresses&) = delete;
-
-  addrinfo* first = nullptr;
-};
-
-int ms_left(const Participant& self) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(self.deadline -
-                                                                 std::chrono::steady_clock::now());
-  return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000));
-}
-
-// False at the deadline.
-bool wait_for(const Socket& socket, short events, const Participant& self) {
-  pollfd p{.fd = socket.get(), .events = events, .revents = 0};
-  for (;;) {
-    const int n = poll(&p, 1, ms_left(self));
-    if (n > 0) return true;
-    if (ms_left(self) == 0) return false;
-  }
-}
-
 // Reads what is there. False if the other side has closed or failed.
 bool receive_some(const Socket& socket, std::vector<std::byte>& bytes, std::size_t want) {
+  std::array<std::byte, 512> buffer;
   while (bytes.size() < want) {
-    std::array<std::byte, 512> buffer;
-    const ssize_t n =
-        recv(socket.get(), buffer.data(), std::min(buffer.size(), want - bytes.size()), 0);
-    if (n > 0) {
-      bytes.insert(bytes.end(), buffer.begin(), buffer.begin() + n);
-    } else if (n < 0 && errno == EINTR) {
-      continue;
-    } else {
-      return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-    }
+    const auto n = net::receive_now(
+        socket, std::span(buffer).first(std::min(buffer.size(), want - bytes.size())));
+    if (!n) return false;
+    if (*n == 0) break;
+    bytes.insert(bytes.end(), buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(*n));
   }
   return true;
 }
 
 bool send_all(const Socket& socket, std::span<const std::byte> bytes, const Participant& self) {
   while (!bytes.empty()) {
-    const ssize_t n = send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (n > 0) {
-      bytes = bytes.subspan(static_cast<std::size_t>(n));
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!wait_for(socket, POLLOUT, self)) {
-        errno = ETIMEDOUT;
-        return false;
-      }
-    } else if (errno != EINTR) {
+    const auto n = net::send_now(socket, bytes);
+    if (!n) return false;
+    bytes = bytes.subspan(*n);
+    if (*n == 0 && !net::wait_for(socket, POLLOUT, self.deadline)) {
+      errno = ETIMEDOUT;
       return false;
     }
   }
   return true;
 }
 
+void require_resolved(const net::Addresses& addresses, const std::string& host) {
+  require<IoError>(addresses.error() == 0, "[bootstrap] expected the address of {}, got {}", host,
+                   gai_strerror(addresses.error()));
+}
+
 Socket listen_at(const std::string& host, int port, const std::string& place) {
-  const Addresses addresses(host, port, true);
+  const net::Addresses addresses(host, port, true);
+  require_resolved(addresses, host);
   std::string why = "no address";
-  for (const addrinfo* a = addresses.first; a != nullptr; a = a->ai_next) {
-    Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    const int one = 1;
-    if (socket.get() >= 0 &&
-        setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
-        bind(socket.get(), a->ai_addr, a->ai_addrlen) == 0 && listen(socket.get(), 128) == 0) {
-      return socket;
-    }
+  for (const addrinfo* a = addresses.first(); a != nullptr; a = a->ai_next) {
+    if (Socket socket = net::listen_at(*a)) return socket;
     why = reason();
   }
   engine::fail<IoError>("[bootstrap] expected to listen at {}, got {} (rank 0)", place, why);
@@ -164,8 +103,8 @@ void hear(std::vector<Connection>& strangers, std::vector<std::optional<Socket>>
 bool accept_one(const Socket& listener, std::vector<Connection>& strangers,
                 const std::string& place) {
   for (;;) {
-    Socket socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (socket.get() >= 0) {
+    Socket socket = net::accept_next(listener);
+    if (socket) {
       strangers.push_back({.socket = std::move(socket)});
       return true;
     }
@@ -189,7 +128,7 @@ void answer(const std::string& host, int port, std::span<const std::byte> messag
     for (const Connection& c : strangers) {
       polls.push_back({.fd = c.socket.get(), .events = POLLIN, .revents = 0});
     }
-    (void)poll(polls.data(), polls.size(), ms_left(self));
+    (void)poll(polls.data(), polls.size(), net::ms_until(self.deadline));
     hear(strangers, ranks, self, place);
     // Not all that ever come: the deadline is looked at below.
     for (std::size_t i = 0; i < kMaxStrangers && accept_one(listener, strangers, place); ++i) {
@@ -199,7 +138,7 @@ void answer(const std::string& host, int port, std::span<const std::byte> messag
     std::vector<bool> here(size);
     for (std::size_t r = 0; r < size; ++r) here[r] = r == 0 || ranks[r];
     num_here = static_cast<std::size_t>(std::ranges::count(here, true));
-    if (num_here < size && ms_left(self) == 0) fail_missing(here, self, place);
+    if (num_here < size && net::ms_until(self.deadline) == 0) fail_missing(here, self, place);
   }
   const auto nbytes = static_cast<std::uint32_t>(message.size());
   for (std::size_t r = 1; r < size; ++r) {
@@ -216,22 +155,17 @@ Socket connect_to(const std::string& host, int port, const Participant& self,
                   const std::string& place) {
   std::string why;
   for (;;) {
-    const Addresses addresses(host, port, false);
-    for (const addrinfo* a = addresses.first; a != nullptr; a = a->ai_next) {
-      Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-      if (socket.get() < 0) continue;
-      int error = connect(socket.get(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
-      if (error == EINPROGRESS && wait_for(socket, POLLOUT, self)) {
-        socklen_t length = sizeof(error);
-        (void)getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-      }
-      if (error == 0) return socket;
-      why = std::strerror(error);
+    const net::Addresses addresses(host, port, false);
+    require_resolved(addresses, host);
+    for (const addrinfo* a = addresses.first(); a != nullptr; a = a->ai_next) {
+      if (Socket socket = net::connect_to(*a, self.deadline)) return socket;
+      why = reason();
     }
-    require<CommError>(ms_left(self) > 0,
+    require<CommError>(net::ms_until(self.deadline) > 0,
                        "[bootstrap] expected rank 0 at {} within {} ms, got {} (rank {})", place,
                        self.patience.count(), why, self.rank);
-    std::this_thread::sleep_for(std::chrono::milliseconds(std::min(20, ms_left(self))));
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(std::min(20, net::ms_until(self.deadline))));
   }
 }
 
@@ -240,7 +174,7 @@ std::vector<std::byte> receive(const Socket& socket, std::size_t nbytes, const P
   std::vector<std::byte> bytes;
   while (bytes.size() < nbytes) {
     require<CommError>(
-        wait_for(socket, POLLIN, self),
+        net::wait_for(socket, POLLIN, self.deadline),
         "[bootstrap] expected rank 0's answer at {} within {} ms, got none (rank {})", place,
         self.patience.count(), self.rank);
     require<CommError>(receive_some(socket, bytes, nbytes),

@@ -14,11 +14,9 @@ std::string cut(std::string_view call) {
   return fmt::format("{}{}", call.substr(0, kMaxCall), call.size() > kMaxCall ? "..." : "");
 }
 
-}  // namespace
-
-std::string ranks_text(const std::vector<int>& ranks) {
+std::string text_of(const std::vector<int>& ranks, const char* one, const char* several) {
   constexpr int kMaxRanges = 8;
-  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  std::string text = ranks.size() == 1 ? one : several;
   std::size_t i = 0;
   for (int range = 0; i < ranks.size() && range < kMaxRanges; ++range) {
     std::size_t last = i;
@@ -28,6 +26,14 @@ std::string ranks_text(const std::vector<int>& ranks) {
     i = last + 1;
   }
   return i < ranks.size() ? fmt::format("{} and {} more", text, ranks.size() - i) : text;
+}
+
+}  // namespace
+
+std::string ranks_text(const std::vector<int>& ranks) { return text_of(ranks, "rank", "ranks"); }
+
+std::string processes_text(const std::vector<int>& processes) {
+  return text_of(processes, "process", "processes");
 }
 
 std::string absent_text(const std::vector<AbsentRank>& absent) {

@@ -1,4 +1,4 @@
-// Ranks as messages name them.
+// Ranks and processes as messages name them.
 #pragma once
 
 #include <string>
@@ -9,6 +9,8 @@ namespace tessera::comm {
 /// "rank 2", "ranks 2, 5-7" or, when there are too many of these, "ranks 2, 5-7 and 90 more".
 /// `ranks` ascend.
 std::string ranks_text(const std::vector<int>& ranks);
+/// "process 2", "processes 2, 5-7" and so on.
+std::string processes_text(const std::vector<int>& processes);
 
 /// A rank that others wait for.
 struct AbsentRank {

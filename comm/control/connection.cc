@@ -1,0 +1,51 @@
+#include "comm/control/connection.h"
+
+#include <poll.h>
+
+#include <array>
+#include <cerrno>
+#include <span>
+#include <string_view>
+
+namespace tessera::comm::control {
+
+short Connection::events() const {
+  return static_cast<short>(POLLIN | (has_output() ? POLLOUT : 0));
+}
+
+void Connection::flush() {
+  while (!output_.empty()) {
+    const std::span<const char> rest = std::span(*output_.front()).subspan(sent_);
+    const auto n = net::send_now(socket_, std::as_bytes(rest));
+    if (!n) return output_.clear();
+    sent_ += *n;
+    if (*n < rest.size()) return;
+    output_.pop_front();
+    sent_ = 0;
+  }
+}
+
+bool Connection::receive() {
+  constexpr int kMaxPieces = 16;  // then others have their turn
+  std::array<char, 16384> piece;
+  bool some = false;
+  for (int i = 0; i < kMaxPieces && !ended_; ++i) {
+    const auto n = net::receive_now(socket_, std::as_writable_bytes(std::span(piece)));
+    if (!n) ended_ = errno;
+    if (!n || *n == 0) break;
+    input_.feed(std::string_view(piece.data(), *n));
+    some = true;
+  }
+  return some;
+}
+
+std::optional<Frame> Connection::wait_for_next(net::Time deadline) {
+  for (;;) {
+    flush();
+    if (auto frame = next()) return frame;
+    if (ended_ || !net::wait_for(socket_, events(), deadline)) return std::nullopt;
+    receive();
+  }
+}
+
+}  // namespace tessera::comm::control

@@ -1,0 +1,117 @@
+#include "comm/control/control.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/control/client.h"
+#include "comm/control/door.h"
+#include "comm/control/join.h"
+#include "comm/control/place.h"
+#include "comm/control/server.h"
+#include "engine/error.h"
+
+namespace tessera::comm {
+
+using control::Client;
+using control::Door;
+using control::Joined;
+using control::Place;
+using control::Server;
+using engine::require;
+
+class Control::Impl {
+ public:
+  Impl(std::unique_ptr<Server> server, std::shared_ptr<Client> client)
+      : server_(std::move(server)), client_(std::move(client)) {}
+  ~Impl() { client_->leave(); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  const std::shared_ptr<Client>& client() const { return client_; }
+
+ private:
+  std::unique_ptr<Server> server_;  // of process 0
+  std::shared_ptr<Client> client_;  // which pauses may keep
+};
+
+namespace {
+
+constexpr int kMaxProcesses = 1 << 16;
+constexpr std::size_t kMaxJobNbytes = 256;
+
+ControlOptions checked(ControlOptions options) {
+  require(options.num_processes >= 1 && options.num_processes <= kMaxProcesses &&
+              options.process >= 0 && options.process < options.num_processes,
+          "[control] expected a process in [0, {}), got {}", options.num_processes,
+          options.process);
+  require(options.deadline.count() > 0, "[control] expected a deadline > 0 ms, got {}",
+          options.deadline.count());
+  require(options.job.size() <= kMaxJobNbytes,
+          "[control] expected a job's name of at most {} bytes, got {}", kMaxJobNbytes,
+          options.job.size());
+  options.deadline = std::min<std::chrono::milliseconds>(options.deadline, std::chrono::years(100));
+  return options;
+}
+
+std::shared_ptr<Client> client_of(const ControlOptions& options, Joined joined) {
+  return std::make_shared<Client>(options.process, options.deadline, std::move(joined.connection),
+                                  std::move(joined.names));
+}
+
+}  // namespace
+
+Control::Control(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Control::~Control() = default;
+
+std::shared_ptr<Control> Control::join(const ControlOptions& unchecked) {
+  const ControlOptions options = checked(unchecked);
+  const auto made = [&](std::unique_ptr<Server> server, Joined joined) {
+    return std::shared_ptr<Control>(new Control(
+        std::make_unique<Impl>(std::move(server), client_of(options, std::move(joined)))));
+  };
+  if (options.process > 0) return made(nullptr, control::join_at(Place(options.address), options));
+
+  std::string secret = options.secret;
+  net::Socket listener;
+  std::shared_ptr<const void> file;
+  if (options.num_processes > 1) {
+    const Place place(options.address);
+    listener = place.listen();
+    if (place.is_file()) file = place.publish(listener, secret);
+  }
+  auto [own, served] = net::connected_pair();
+  auto server =
+      std::make_unique<Server>(options.num_processes, options.deadline, options.address,
+                               Door({.num_processes = options.num_processes,
+                                     .job = options.job,
+                                     .secret = secret,
+                                     .local_only = secret.empty() && !options.insecure,
+                                     .user_timeout = control::silence_limit(options.deadline),
+                                     .on_refused = options.on_refused},
+                                    std::move(listener), std::move(served)));
+  return made(std::move(server), control::join_here(std::move(own), secret, options));
+}
+
+int Control::process() const { return impl_->client()->process(); }
+int Control::num_processes() const { return impl_->client()->num_processes(); }
+std::string Control::name(int process) const { return impl_->client()->name(process); }
+
+std::vector<std::string> Control::all_gather(std::string_view label, std::string own) {
+  return impl_->client()->all_gather(label, std::move(own));
+}
+
+void Control::fail(std::string message) noexcept { impl_->client()->fail(std::move(message)); }
+
+void Control::listen(Events events) { impl_->client()->listen(std::move(events)); }
+
+std::shared_ptr<const void> Control::pause() {
+  const std::shared_ptr<Client>& client = impl_->client();
+  client->change_pauses(1);
+  return {client.get(), [client](Client* paused) { paused->change_pauses(-1); }};
+}
+
+void Control::say_call(std::string_view text) noexcept { impl_->client()->say_call(text); }
+bool Control::has_left(int process) const { return impl_->client()->has_left(process); }
+std::string Control::last_call(int process) const { return impl_->client()->last_call(process); }
+
+}  // namespace tessera::comm

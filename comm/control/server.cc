@@ -1,0 +1,321 @@
+#include "comm/control/server.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "comm/control/control.h"
+#include "comm/world/ranks_text.h"
+#include "engine/error.h"
+#include "engine/io/text.h"
+
+namespace tessera::comm::control {
+
+using engine::CommError;
+using engine::require;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+namespace {
+
+// How long others are waited for at an end.
+constexpr std::chrono::seconds kLastWords{1};
+
+}  // namespace
+
+milliseconds silence_limit(milliseconds deadline) {
+  return std::clamp<milliseconds>(deadline, 4 * kBeatInterval, std::chrono::seconds(10));
+}
+
+std::string end_text(int error) {
+  return error == 0 || error == ECONNRESET || error == EPIPE
+             ? "which ended without a word"
+             : fmt::format("which cannot be reached ({})", std::strerror(error));
+}
+
+Server::Server(int num_processes, milliseconds deadline, std::string place, Door door)
+    : num_processes_(num_processes),
+      deadline_(deadline),
+      place_(std::move(place)),
+      door_(std::move(door)),
+      members_(static_cast<std::size_t>(num_processes)),
+      join_limit_(watch_.now() + deadline) {
+  gathering_.texts.resize(members_.size());
+  thread_ = std::thread([this] { run(); });
+}
+
+Server::~Server() {
+  stopped_at_ = steady_clock::now();
+  is_stopping_.store(true, std::memory_order_release);
+  wake_.wake();
+  thread_.join();
+}
+
+void Server::run() {
+  while (!is_done()) {
+    wait();
+    for (int p = 0; p < num_processes_; ++p) hear(p);
+    if (!has_begun_) {
+      let_in();
+      check_join();
+    } else {
+      check_silence();
+      check_gathering();
+    }
+    change_pauses();
+    beat();
+    // Told last: its process may end then.
+    const bool are_others_gone =
+        std::none_of(members_.begin() + 1, members_.end(),
+                     [](const Member& m) { return m.connection.has_value(); });
+    if (failure_ && !is_own_told_ && members_[0].connection &&
+        (are_others_gone || steady_clock::now() > failed_at_ + kLastWords)) {
+      members_[0].connection->queue(Failure{*failure_});
+      is_own_told_ = true;
+    }
+    for (Member& member : members_) {
+      if (member.connection) member.connection->flush();
+    }
+  }
+}
+
+void Server::wait() {
+  std::vector<pollfd> polls = {wake_.to_poll()};
+  if (!has_begun_) door_.poll_for(polls);
+  for (const Member& member : members_) {
+    if (!member.connection) continue;
+    polls.push_back({.fd = member.connection->socket().get(),
+                     .events = member.connection->events(),
+                     .revents = 0});
+  }
+  (void)poll(polls.data(), polls.size(), static_cast<int>(DeadlineClock::kTick.count()));
+  wake_.clear();
+}
+
+bool Server::is_done() {
+  if (!is_stopping_.load(std::memory_order_acquire)) return false;
+  const bool are_gone =
+      std::ranges::none_of(members_, [](const Member& m) { return m.connection.has_value(); });
+  return are_gone || steady_clock::now() > stopped_at_ + kLastWords;
+}
+
+void Server::let_in() {
+  for (Guest& guest : door_.hear()) {
+    Member& member = members_[static_cast<std::size_t>(guest.process)];
+    if (member.connection) hear(guest.process);  // it may have ended since
+    if (member.connection) {
+      door_.refuse(guest,
+                   fmt::format("one process {}, got two: {} is there", guest.process, member.name));
+      continue;
+    }
+    member = Member{.connection = std::move(guest.connection), .name = std::move(guest.name)};
+    next_beat_ = {};
+  }
+}
+
+void Server::hear(int process) {
+  Member& member = members_[static_cast<std::size_t>(process)];
+  if (!member.connection) return;
+  if (member.connection->receive()) member.heard = watch_.now();
+  try {
+    while (member.connection) {
+      auto frame = member.connection->next();
+      if (!frame) break;
+      handle(process, std::move(*frame));
+    }
+  } catch (const CommError& error) {
+    return lose(process, fmt::format("which said what it must not: {}", error.what()));
+  }
+  if (member.connection && member.connection->ended()) {
+    lose(process, end_text(*member.connection->ended()));
+  }
+}
+
+void Server::handle(int process, Frame frame) {
+  Member& member = members_[static_cast<std::size_t>(process)];
+  require<CommError>(has_begun_, "[control] expected nothing yet, got kind {}", frame.index());
+  if (auto* beat = std::get_if<Beat>(&frame)) {
+    std::string call = engine::excerpt(beat->text);
+    member.is_call_news |= call != member.call;
+    member.call = std::move(call);
+  } else if (auto* gather = std::get_if<Gather>(&frame)) {
+    handle(process, std::move(*gather));
+  } else if (auto* failure = std::get_if<Failure>(&frame)) {
+    fail(std::move(failure->message));
+  } else if (const auto* pause = std::get_if<Pause>(&frame)) {
+    member.is_paused = pause->paused;
+  } else if (std::holds_alternative<Left>(frame)) {
+    member.connection.reset();
+    member.has_left = true;
+    member.is_paused = false;
+    tell_all(Left{process});
+    check_left();
+  } else {
+    engine::fail<CommError>("[control] expected another frame, got kind {}", frame.index());
+  }
+}
+
+void Server::handle(int process, Gather gather) {
+  if (failure_) return;
+  auto& text = gathering_.texts[static_cast<std::size_t>(process)];
+  require<CommError>(gather.sequence == gathering_.sequence && !text,
+                     "[control] expected all_gather #{}, got #{}", gathering_.sequence,
+                     gather.sequence);
+  if (gathering_.first < 0) {
+    gathering_.first = process;
+    gathering_.label = gather.label;
+    gathering_.limit = clock_->now() + deadline_;
+  }
+  if (gather.label != gathering_.label) {
+    return fail(fmt::format(
+        "[control] expected one all_gather of all processes, got '{}' of {} and '{}' of {}",
+        gathering_.label, members_[static_cast<std::size_t>(gathering_.first)].name, gather.label,
+        members_[static_cast<std::size_t>(process)].name));
+  }
+  gathering_.nbytes += gather.text.size();
+  text = std::move(gather.text);
+  if (gathering_.nbytes > Control::kMaxGatherNbytes) {
+    return fail(fmt::format("[control] expected at most {} bytes of all in all_gather '{}', got {}",
+                            Control::kMaxGatherNbytes, gathering_.label, gathering_.nbytes));
+  }
+  check_left();
+  if (failure_ || !std::ranges::all_of(gathering_.texts, &std::optional<std::string>::has_value)) {
+    return;
+  }
+  Gathered gathered{.sequence = gathering_.sequence, .texts = {}};
+  for (auto& t : gathering_.texts) gathered.texts.push_back(std::move(*t));
+  tell_all(std::move(gathered));
+  const std::uint64_t next = gathering_.sequence + 1;
+  gathering_ = {.sequence = next};
+  gathering_.texts.resize(members_.size());
+}
+
+void Server::lose(int process, const std::string& how) {
+  Member& member = members_[static_cast<std::size_t>(process)];
+  member.connection.reset();
+  member.is_paused = false;
+  if (!has_begun_) next_beat_ = {};
+  // Those who hear that process 0 has left hang up.
+  if (!has_begun_ || members_[0].has_left) return;
+  fail(fmt::format("[control] expected {} processes, lost {}, {}; {}", num_processes_, member.name,
+                   how, last_call(process)));
+}
+
+void Server::check_left() {
+  if (gathering_.first < 0) return;
+  for (std::size_t p = 0; p < members_.size(); ++p) {
+    if (!members_[p].has_left || gathering_.texts[p]) continue;
+    return fail(fmt::format(
+        "[control] expected all_gather '{}' of {} processes, got none of {}, which has "
+        "left; {}",
+        gathering_.label, num_processes_, members_[p].name, last_call(static_cast<int>(p))));
+  }
+}
+
+void Server::check_join() {
+  const std::vector<int> missing = this->missing();
+  if (missing.empty()) {
+    has_begun_ = true;
+    door_.close();
+    Go go;
+    for (Member& member : members_) {
+      go.names.push_back(member.name);
+      member.heard = watch_.now();
+    }
+    return tell_all(std::move(go));
+  }
+  if (watch_.now() < join_limit_) return;
+  std::string message = fmt::format(
+      "[control] expected {} processes at {} within {} ms, got {}: missing {}", num_processes_,
+      place_, deadline_.count(), members_.size() - missing.size(), processes_text(missing));
+  if (!door_.last_note().empty()) message += "; " + door_.last_note();
+  fail(std::move(message));
+  has_begun_ = true;
+  door_.close();
+}
+
+void Server::check_silence() {
+  const auto now = watch_.now();
+  const milliseconds limit = silence_limit(deadline_);
+  for (int p = 0; p < num_processes_; ++p) {
+    const Member& member = members_[static_cast<std::size_t>(p)];
+    if (failure_ || !member.connection || now - member.heard <= limit) continue;
+    fail(
+        fmt::format("[control] expected {} processes, lost {}, which does not answer ({} ms "
+                    "without a word); {}",
+                    num_processes_, member.name, limit.count(), last_call(p)));
+  }
+}
+
+void Server::check_gathering() {
+  if (failure_ || gathering_.first < 0 || clock_->now() < gathering_.limit) return;
+  std::string message =
+      fmt::format("[control] expected all_gather '{}' of {} processes within {} ms, got none of ",
+                  gathering_.label, num_processes_, deadline_.count());
+  constexpr int kMaxNames = 8;
+  int num = 0;
+  for (std::size_t p = 0; p < members_.size(); ++p) {
+    if (gathering_.texts[p] || ++num > kMaxNames) continue;
+    message += fmt::format("{}{} ({})", num > 1 ? ", " : "", members_[p].name,
+                           last_call(static_cast<int>(p)));
+  }
+  if (num > kMaxNames) message += fmt::format(" and {} more", num - kMaxNames);
+  fail(std::move(message));
+}
+
+void Server::beat() {
+  const auto now = steady_clock::now();
+  if (now < next_beat_ || failure_) return;
+  next_beat_ = now + kBeatInterval;
+  if (!has_begun_) {
+    const std::vector<int> missing = this->missing();
+    return tell_all(Beat{
+        fmt::format("{}: missing {}", members_.size() - missing.size(), processes_text(missing))});
+  }
+  Calls calls;
+  for (std::size_t p = 0; p < members_.size(); ++p) {
+    if (!std::exchange(members_[p].is_call_news, false)) continue;
+    calls.calls.push_back({.process = static_cast<int>(p), .text = members_[p].call});
+  }
+  tell_all(std::move(calls));
+}
+
+void Server::change_pauses() {
+  const bool is_paused = std::ranges::any_of(members_, &Member::is_paused);
+  if (is_paused == (pause_ != nullptr)) return;
+  pause_ = is_paused ? DeadlineClock::pause(clock_) : nullptr;
+  tell_all(Pause{is_paused});
+}
+
+void Server::fail(std::string message) {
+  if (failure_) return;
+  message.resize(std::min(message.size(), kMaxMessageNbytes));
+  failure_ = engine::without_cut_character(message);
+  failed_at_ = steady_clock::now();
+  tell_all(Failure{*failure_}, 0);
+}
+
+void Server::tell_all(Frame frame, int but) {
+  const Bytes bytes = bytes_of(std::move(frame));
+  for (std::size_t p = 0; p < members_.size(); ++p) {
+    if (members_[p].connection && static_cast<int>(p) != but) members_[p].connection->queue(bytes);
+  }
+}
+
+std::vector<int> Server::missing() const {
+  std::vector<int> missing;
+  for (std::size_t p = 0; p < members_.size(); ++p) {
+    if (!members_[p].connection) missing.push_back(static_cast<int>(p));
+  }
+  return missing;
+}
+
+std::string Server::last_call(int process) const {
+  const std::string& call = members_[static_cast<std::size_t>(process)].call;
+  return call.empty() ? "it has called nothing yet" : "its last call: " + call;
+}
+
+}  // namespace tessera::comm::control

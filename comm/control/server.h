@@ -1,0 +1,91 @@
+// Process 0's part for all processes: puts in an order what they say, and watches over them. See
+// [Note: one failure of a job].
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/control/connection.h"
+#include "comm/control/door.h"
+#include "comm/control/wake.h"
+#include "comm/world/deadline_clock.h"
+
+namespace tessera::comm::control {
+
+/// How often processes say that they live.
+inline constexpr std::chrono::milliseconds kBeatInterval{500};
+/// After how long without a word a process "does not answer".
+std::chrono::milliseconds silence_limit(std::chrono::milliseconds deadline);
+/// Why a connection has ended, as a message says it.
+std::string end_text(int error);
+
+class Server {
+ public:
+  /// `place`: for messages.
+  Server(int num_processes, std::chrono::milliseconds deadline, std::string place, Door door);
+  /// Says to who is still connected what they have not been told, for at most a second.
+  ~Server();
+
+ private:
+  struct Member {
+    std::optional<Connection> connection = {};
+    std::string name = {}, call = {};
+    DeadlineClock::time_point heard = {};
+    bool is_call_news = false, is_paused = false, has_left = false;
+  };
+  // The all_gather that some have called.
+  struct Gathering {
+    std::uint64_t sequence = 0;
+    std::string label = {};
+    int first = -1;  // who called it first; -1: nobody yet
+    std::size_t nbytes = 0;
+    DeadlineClock::time_point limit = {};
+    std::vector<std::optional<std::string>> texts = {};
+  };
+
+  void run();
+  void wait();
+  bool is_done();
+  void let_in();
+  void hear(int process);
+  void handle(int process, Frame frame);
+  void handle(int process, Gather gather);
+  void lose(int process, const std::string& how);
+  void check_left();
+  void check_join();
+  void check_silence();
+  void check_gathering();
+  void beat();
+  void change_pauses();
+  void fail(std::string message);
+  void tell_all(Frame frame, int but = -1);
+  std::vector<int> missing() const;  // who is not connected
+  std::string last_call(int process) const;
+
+  const int num_processes_;
+  const std::chrono::milliseconds deadline_;
+  const std::string place_;
+  Door door_;
+  std::vector<Member> members_;
+  bool has_begun_ = false;  // all are, or were, connected
+  Gathering gathering_;
+  std::optional<std::string> failure_;
+  net::Time failed_at_ = {}, next_beat_ = {};
+  bool is_own_told_ = false;
+  DeadlineClock watch_;  // of who is silent
+  const std::shared_ptr<DeadlineClock> clock_ = std::make_shared<DeadlineClock>();  // of deadlines
+  std::shared_ptr<const void> pause_;
+  const DeadlineClock::time_point join_limit_;
+  Wake wake_;
+  std::atomic<bool> is_stopping_ = false;
+  net::Time stopped_at_ = {};
+  std::thread thread_;
+};
+
+}  // namespace tessera::comm::control
