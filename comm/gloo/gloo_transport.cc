@@ -156,47 +156,49 @@ class GlooTransport final : public Transport {
   }
 
   void connect(const GlooOptions& options, steady_clock::time_point deadline) {
+    struct Peer {
+      int process;
+      Place place;
+      std::shared_ptr<std::string> shown = {};
+      std::unique_ptr<Transfer> in = {}, out = {};
+    };
     const Place own{random_number(), functions_.addresses(mesh_)};
     const std::vector<std::string> texts = options.all_gather(own.str());
     engine::require<CommError>(texts.size() == static_cast<std::size_t>(num_processes_),
                                "[gloo] expected the places of {} processes, got {} (process {})",
                                num_processes_, texts.size(), process_);
-    std::vector<Place> places;
-    for (const std::string& text : texts) places.push_back(Place::parse(text));
+    std::vector<Peer> peers;
     for (int p = 0; p < num_processes_; ++p) {
+      if (p != process_) peers.push_back({p, Place::parse(texts[static_cast<std::size_t>(p)])});
+    }
+    for (const Peer& peer : peers) {
       ErrorText error;
-      if (p == process_ || functions_.connect(mesh_, p, at(places, p).addresses.c_str(), &error)) {
-        continue;
-      }
-      engine::fail<CommError>("[gloo] expected to connect to process {}, got: {} (process {})", p,
-                              error.text, process_);
+      if (functions_.connect(mesh_, peer.process, peer.place.addresses.c_str(), &error)) continue;
+      engine::fail<CommError>("[gloo] expected to connect to process {}, got: {} (process {})",
+                              peer.process, error.text, process_);
     }
     // Each side shows that it is who the other was told of.
     const auto number = std::make_shared<const std::string>(own.number);
-    std::vector<std::unique_ptr<Transfer>> transfers(places.size());
-    const auto shown = std::make_shared<std::vector<std::string>>(places.size());
-    for (int p = 0; p < num_processes_; ++p) {
-      if (p == process_) continue;
-      send(p, 0, std::as_bytes(std::span(*number)), number);
-      at(*shown, p).resize(at(places, p).number.size());
-      at(transfers, p) = receive(p, 0, std::as_writable_bytes(std::span(at(*shown, p))), shown);
+    for (Peer& peer : peers) {
+      peer.shown = std::make_shared<std::string>(peer.place.number.size(), ' ');
+      peer.in =
+          receive(peer.process, 0, std::as_writable_bytes(std::span(*peer.shown)), peer.shown);
+      peer.out = send(peer.process, 0, std::as_bytes(std::span(*number)), number);
     }
-    for (int p = 0; p < num_processes_; ++p) {
-      if (p == process_) continue;
-      const auto left = deadline - steady_clock::now();
-      const bool came =
-          at(transfers, p)
-              ->wait_for(std::max(milliseconds(0), std::chrono::duration_cast<milliseconds>(left)));
-      engine::require<CommError>(came && at(*shown, p) == at(places, p).number,
-                                 "[gloo] expected process {}, got {} (process {})", p,
-                                 came ? "somebody else" : "a connection to somebody else, or none",
-                                 process_);
+    for (const Peer& peer : peers) {
+      const auto is_done = [&](Transfer& transfer) {
+        const auto left = deadline - steady_clock::now();
+        return transfer.wait_for(
+            std::max(milliseconds(0), std::chrono::duration_cast<milliseconds>(left)));
+      };
+      engine::require<CommError>(is_done(*peer.in) && is_done(*peer.out),
+                                 "[gloo] expected process {}, got a connection to somebody else, "
+                                 "or none (process {})",
+                                 peer.process, process_);
+      engine::require<CommError>(*peer.shown == peer.place.number,
+                                 "[gloo] expected process {}, got somebody else (process {})",
+                                 peer.process, process_);
     }
-  }
-
-  template <class T>
-  static T& at(std::vector<T>& values, int process) {
-    return values[static_cast<std::size_t>(process)];
   }
 
   void close() {

@@ -4,6 +4,7 @@
 # writes below PREFIX
 #   include/tessera/       the public headers
 #   lib/libtessera.a       all of the library; position independent
+#   lib/libtessera_gloo.so the plug-in for Gloo, if that was there
 #   lib/cmake/Tessera/     find_package(Tessera), target tessera::tessera
 #   lib/pkgconfig/tessera.pc
 #   share/doc/tessera/     the licence
@@ -24,7 +25,7 @@ stage=
 { mkdir -p -- "$prefix" && stage=$(mktemp -d -- "$prefix/.tessera-install.XXXXXX"); } 2>/dev/null ||
   die "expected a folder that can be written, got $prefix"
 
-items=(include/tessera lib/libtessera.a lib/cmake/Tessera lib/pkgconfig/tessera.pc share/doc/tessera)
+items=(include/tessera lib/libtessera.a lib/libtessera_gloo.so lib/cmake/Tessera lib/pkgconfig/tessera.pc share/doc/tessera)
 begun=() # the items that may have been moved
 
 finish() {
@@ -54,6 +55,13 @@ done
 # ---- the library
 
 install -D -m 644 -- "$here/libtessera.a" "$stage/new/lib/libtessera.a"
+gloo_plugin=comm/libtessera_gloo.so
+if [[ -f $gloo_plugin ]]; then
+  install -D -m 755 -- "$gloo_plugin" "$stage/new/lib/libtessera_gloo.so"
+  gloo_plugin=lib/libtessera_gloo.so
+else
+  gloo_plugin=
+fi
 
 # ---- packages
 
@@ -71,6 +79,7 @@ declare -A values=(
   [fmt_major]=$fmt_major
   [fmt_next]=$((fmt_major + 1))
   [cuda]=$cuda
+  [gloo_plugin]=${gloo_plugin:+'${_tessera_prefix}/'$gloo_plugin}
   [machine]=${machine:-no -march}
   [contraction]=$contraction
   [cmake_defines]=$(IFS=';' && echo "${defines[*]}")
@@ -96,7 +105,7 @@ for item in "${items[@]}"; do
   mkdir -p -- "$(dirname -- "$prefix/$item")" "$(dirname -- "$stage/old/$item")"
   begun+=("$item")
   if [[ -e $prefix/$item ]]; then mv -- "$prefix/$item" "$stage/old/$item"; fi
-  mv -- "$stage/new/$item" "$prefix/$item"
+  if [[ -e $stage/new/$item ]]; then mv -- "$stage/new/$item" "$prefix/$item"; fi
 done
 begun=()
 

@@ -95,14 +95,24 @@ CODE
 chmod +x shims/mv
 export MOVES=$folder/moves
 cd - >/dev/null
-for ((FAILING = 1; FAILING <= 10; ++FAILING)); do
-  export FAILING
+export FAILING=0
+: >"$MOVES"
+PATH=$folder/shims:$PATH "$install" prefix
+num_moves=$(wc -l <"$MOVES")
+echo "// gone" >"$prefix/include/tessera/engine/gone.h"
+for ((FAILING = 1; FAILING <= num_moves; ++FAILING)); do
   : >"$MOVES"
   if PATH=$folder/shims:$PATH "$install" prefix; then fail "expected an error when move $FAILING fails"; fi
   [[ $(contents "$prefix") == "$older" ]] || fail "expected the older installation after move $FAILING failed"
 done
 
+((num_moves >= 10)) || fail "expected five items to be moved away and five to their places, got $num_moves moves"
+
+# Of an installation with Gloo over one without, and the other way round.
+plugin=$prefix/lib/libtessera_gloo.so
+if [[ -e comm/libtessera_gloo.so ]]; then rm "$plugin"; else touch "$plugin"; fi
 "$install" prefix
+[[ $(stat -c %s "$plugin" 2>/dev/null) == $(stat -Lc %s comm/libtessera_gloo.so 2>/dev/null) ]] || fail "expected the plug-in of this build in the installation, or none"
 [[ ! -e $prefix/include/tessera/engine/gone.h ]] || fail "expected no header of the older installation"
 [[ -e $prefix/include/other.h ]] || fail "expected what others installed to stay"
 [[ -z $(find "$prefix" -name '.tessera-install*') ]] || fail "expected no temporary folder"
