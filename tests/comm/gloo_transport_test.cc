@@ -64,7 +64,7 @@ std::vector<std::string> run(int num_processes, const Part& part) {
 }
 
 // Takes a while. ThreadSanitizer keeps count of each byte.
-constexpr std::size_t kHuge = std::size_t{1} << (testing::kUnderTsan ? 26 : 30);
+constexpr std::size_t kHuge = std::size_t{1} << (testing::kUnderTsan ? 28 : 30);
 
 // Zeros, which take memory only where they are written.
 std::shared_ptr<std::byte[]> zeros(std::size_t nbytes) {
