@@ -12,6 +12,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "tests/comm/forked_processes.h"
 #include "tests/comm/transport_promises.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/leftovers.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/temp_folder.h"
 
@@ -187,6 +189,32 @@ TEST_F(GlooTransportTest, MayEndBeforeItsMessages) {
                           "closed the transport (process {}, tag 5)",
                           1 - p, p));
   }
+}
+
+TEST_F(GlooTransportTest, LeavesNothing) {
+  ForkedProcesses processes(2, [&](int process, const AllGatherTexts& all_gather) -> std::string {
+    const auto alone = [](const std::string& own) { return std::vector{own}; };
+    make_gloo_transport(options_of(0, 1, alone));  // what is loaded stays
+    const auto before = testing::holdings();
+    {
+      const auto transport = make_gloo_transport(options_of(process, 2, all_gather));
+      const auto one = testing::holdings();
+      for (std::uint32_t round = 0; round < 300; ++round) {
+        receive(*transport, 1 - process, 1 + round, 8);  // nobody waits for these two
+        send(*transport, 1 - process, 1 + round, 8);
+        if (!exchange(*transport, 1 - process, 0, 8 * round)) return "no messages";
+      }
+      const auto then = testing::holdings();
+      if (then.num_open_files != one.num_open_files) return fmt::format("{}", then.num_open_files);
+    }
+    std::ostringstream left;
+    if (const auto after = testing::holdings_settled(before); after != before) {
+      left << before << " became " << after;
+    }
+    return left.str();
+  });
+  processes.gather();
+  EXPECT_EQ(processes.outcomes(), std::vector<std::string>(2));
 }
 
 TEST_F(GlooTransportTest, AProcessThatDoesNotConnectIsNamed) {
