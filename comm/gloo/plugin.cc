@@ -1,20 +1,9 @@
 // libtessera_gloo.so. Of Gloo it uses what lies under its collectives: a pair of sockets to each
 // process, and unbound buffers.
-//
-// [Note: what Gloo needs to be kept from] An unbound buffer's own wait closes every connection when
-// it times out; Buffer waits by itself. A message that is partly on its way is not told when its
-// connection breaks; a watch of each connection is (Mesh::watches). A message longer than its
-// receiver ends the process, and a shorter one is taken for right; here the length is part of the
-// slot, so that such messages never meet, and Connections::crossed() sees that. A buffer that is
-// destroyed while Gloo needs it blocks its connection for good: try_drop(). A write to a connection
-// that broke raises SIGPIPE: WithoutSignals.
 #include "comm/gloo/plugin.h"
 
 #include <gloo/config.h>
-#include <gloo/transport/tcp/context.h>
 #include <gloo/transport/tcp/device.h>
-#include <gloo/transport/tcp/pair.h>
-#include <gloo/transport/tcp/unbound_buffer.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -29,19 +18,16 @@
 #include <utility>
 #include <vector>
 
+#include "comm/gloo/connections.h"
+
 namespace tessera::comm::gloo_plugin {
 namespace {
 
-namespace tcp = ::gloo::transport::tcp;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr std::uint64_t kTagMask = (std::uint64_t{1} << kTagBits) - 1;
-constexpr std::uint64_t kWatchSlot = ~std::uint64_t{0};  // no message is that long
 // How often a wait looks at what it is not told of.
 constexpr milliseconds kFirstLook{4}, kLongestLook{64};
-
-std::uint64_t slot_of(std::uint32_t tag, std::size_t nbytes) { return nbytes << kTagBits | tag; }
 
 // Blocks all signals of this thread, and of threads that it starts, for its lifetime, and discards
 // a SIGPIPE that came in it.
@@ -69,15 +55,6 @@ class WithoutSignals {
   sigset_t before_;
 };
 
-// What Gloo says, without its own place in front: "[/build/.../pair.cc:12] text".
-std::string text_of(const std::exception& error) {
-  std::string text = error.what();
-  if (const auto end = text.find("] "); text.starts_with('[') && end != std::string::npos) {
-    text.erase(0, end + 2);
-  }
-  return text;
-}
-
 void write(ErrorText* error, const std::string& text) {
   error->text[text.copy(error->text, sizeof(error->text) - 1)] = '\0';
 }
@@ -94,63 +71,6 @@ R guarded(const F& work, R failed, ErrorText* error) {
   }
   return failed;
 }
-
-class Buffer final : public tcp::UnboundBuffer {
- public:
-  using tcp::UnboundBuffer::UnboundBuffer;
-
-  bool done(milliseconds time = milliseconds(0)) {
-    std::unique_lock lock(m_);
-    const auto has_ended = [&] { return num_done() > 0 || ex_ != nullptr; };
-    // Gloo signals one of the two.
-    (receives ? recvCv_ : sendCv_).wait_for(lock, time, has_ended);
-    return num_done() > 0;
-  }
-
-  /// Why it will never be done. Empty if it may.
-  std::string error() {
-    const std::lock_guard lock(m_);
-    if (ex_ == nullptr) return {};
-    try {
-      std::rethrow_exception(ex_);
-    } catch (const std::exception& error) {
-      return text_of(error);
-    }
-  }
-
-  bool receives = true;
-
- private:
-  int num_done() const { return receives ? recvCompletions_ : sendCompletions_; }
-};
-
-class Connections final : public tcp::Context {
- public:
-  using tcp::Context::Context;
-
-  void close() { pairs_.clear(); }
-
-  // Messages of one tag come in the order of the receives, so either sends wait for receives or
-  // receives for sends. Where both wait they have other lengths: that of the send.
-  bool crossed(int process, std::uint32_t tag, std::size_t nbytes, std::size_t* other) {
-    const std::lock_guard lock(mutex_);
-    const auto waits = [&](const Tally& tally) {
-      const auto& processes = tally.getSendList();
-      return std::find(processes.begin(), processes.end(), process) != processes.end();
-    };
-    if (std::none_of(expectedNotifications_.begin(), expectedNotifications_.end(),
-                     [&](const Tally& t) { return t.slot == slot_of(tag, nbytes) && waits(t); })) {
-      return false;  // its message is announced
-    }
-    for (const Tally& tally : pendingOperations_) {
-      if ((tally.slot & kTagMask) == tag && waits(tally)) {
-        *other = tally.slot >> kTagBits;
-        return true;
-      }
-    }
-    return false;
-  }
-};
 
 struct State {
   std::shared_ptr<Connections> connections;
