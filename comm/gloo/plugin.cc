@@ -241,10 +241,8 @@ bool try_drop(Message* message) {
 }
 
 }  // namespace
-}  // namespace tessera::comm::gloo_plugin
 
-extern "C" const tessera::comm::gloo_plugin::Functions* tessera_gloo_plugin() {
-  using namespace tessera::comm::gloo_plugin;
+extern "C" const Functions* tessera_gloo_plugin() {
   static const std::string version = std::to_string(GLOO_VERSION_MAJOR) + "." +
                                      std::to_string(GLOO_VERSION_MINOR) + "." +
                                      std::to_string(GLOO_VERSION_PATCH);
@@ -262,3 +260,5 @@ extern "C" const tessera::comm::gloo_plugin::Functions* tessera_gloo_plugin() {
   };
   return &functions;
 }
+
+}  // namespace tessera::comm::gloo_plugin

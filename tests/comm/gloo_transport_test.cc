@@ -68,6 +68,9 @@ std::vector<std::string> run(int num_processes, const Part& part) {
 // Takes a while. ThreadSanitizer keeps count of each byte.
 constexpr std::size_t kHuge = std::size_t{1} << (testing::kUnderTsan ? 28 : 30);
 
+// For what comes at once.
+constexpr seconds kPatience{testing::kUnderTsan ? 30 : 10};
+
 // Zeros, which take memory only where they are written.
 std::shared_ptr<std::byte[]> zeros(std::size_t nbytes) {
   return {static_cast<std::byte*>(std::calloc(nbytes + 1, 1)), std::free};
@@ -106,7 +109,7 @@ TEST_F(GlooTransportTest, HoldsWhatEveryTransportPromises) {
       for (const std::string& broken : broken_promises(transport)) all += broken + "\n";
       return all;
     });
-    for (const std::string& outcome : outcomes) EXPECT_EQ(outcome, "") << num << " processes";
+    for (const std::string& outcome : outcomes) ASSERT_EQ(outcome, "") << num << " processes";
   }
 }
 
@@ -132,7 +135,7 @@ TEST_F(GlooTransportTest, AProcessThatIsKilledEndsEveryWaitForItAndNoOther) {
       const auto error = error_of<CommError>(fn);
       if (error.find("process 1, got") == std::string::npos) text += "'" + error + "' ";
     };
-    for (const auto& transfer : transfers) fails([&] { transfer->wait_for(seconds(40)); });
+    for (const auto& transfer : transfers) fails([&] { transfer->wait_for(kPatience); });
     fails([&] { send(transport, 1, 6, 8); });
     fails([&] { receive(transport, 1, 6, 8); });
     return exchange(transport, 2 - transport.process(), 7, 8) ? text : text + "no more messages";
@@ -158,6 +161,20 @@ TEST_F(GlooTransportTest, AWaitThatEndsTooEarlyBreaksNothing) {
     return late->wait_for(seconds(30)) && out->wait_for(seconds(30)) ? "" : "it did not come";
   });
   EXPECT_EQ(outcomes, std::vector<std::string>(2));
+}
+
+TEST_F(GlooTransportTest, AMessageOfAnotherLengthSaysBoth) {
+  const auto outcomes = run(2, [](Transport& transport) {
+    const int other = 1 - transport.process();
+    const auto out = send(transport, other, 1, transport.process() == 0 ? 8 : 16);
+    const auto in = receive(transport, other, 1, transport.process() == 0 ? 24 : 4);
+    auto text = error_of<CommError>([&] { in->wait_for(kPatience); });
+    exchange(transport, other, 2, 8);  // the connection is as it was
+    return text;
+  });
+  EXPECT_EQ(outcomes[0],
+            "[gloo] expected 24 bytes from process 1, got: 16 bytes (process 0, tag 1)");
+  EXPECT_EQ(outcomes[1], "[gloo] expected 4 bytes from process 0, got: 8 bytes (process 1, tag 1)");
 }
 
 // It may be waited for or dropped when the transport is gone, and lets go of its bytes.
