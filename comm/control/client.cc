@@ -180,7 +180,7 @@ bool Client::take_orders() {
       has_said_paused_ = num_pauses_ > 0;
       connection_->queue(Pause{has_said_paused_});
     }
-    if (now >= next_beat_) {
+    if (now >= next_beat_ || is_leaving_) {
       next_beat_ = now + kBeatInterval;
       connection_->queue(Beat{call_});
     }

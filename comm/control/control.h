@@ -27,10 +27,10 @@ struct ControlOptions {
   /// "tcp:HOST:PORT", or "tcp:HOST:PORT+N" with N further ports after PORT: process 0 listens at
   /// the first that is free, on any address of its host, and the others try all. "file:PATH":
   /// process 0 leaves its addresses in a private file that all see. Not looked at for one process.
-  std::string address;
-  std::string secret;     ///< see [Note: who may join]; not looked at with file:
-  bool insecure = false;  ///< anyone who can connect may join, if there is no secret
-  std::string job;        ///< what the launcher calls the job, at most 256 bytes
+  std::string address = {};
+  std::string secret = {};  ///< see [Note: who may join]; not looked at with file:
+  bool insecure = false;    ///< anyone who can connect may join, if there is no secret
+  std::string job = {};     ///< what the launcher calls the job, at most 256 bytes
   std::chrono::milliseconds deadline = std::chrono::seconds(60);  ///< to join, and for all_gather()
   /// On process 0: who was refused, and why. From a thread of Control, or from join().
   std::function<void(const std::string& note)> on_refused = {};
