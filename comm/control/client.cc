@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "comm/control/server.h"
+#include "comm/control/beat.h"
 #include "comm/world/futex.h"
 #include "engine/error.h"
 #include "engine/io/text.h"
@@ -206,7 +206,7 @@ void Client::take_words() {
   } catch (const engine::Error& error) {
     return lose_server(fmt::format("which said what it must not: {}", error.what()));
   }
-  if (connection_ && connection_->ended()) lose_server(end_text(*connection_->ended()));
+  if (connection_ && connection_->ended()) lose_server(connection_->end_text());
 }
 
 void Client::hear(Frame frame) {

@@ -1,9 +1,11 @@
 #include "comm/control/connection.h"
 
+#include <fmt/core.h>
 #include <poll.h>
 
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <span>
 #include <string_view>
 
@@ -37,6 +39,13 @@ bool Connection::receive() {
     some = true;
   }
   return some;
+}
+
+std::string Connection::end_text() const {
+  const int error = ended_.value_or(0);
+  return error == 0 || error == ECONNRESET || error == EPIPE
+             ? "which ended without a word"
+             : fmt::format("which cannot be reached ({})", std::strerror(error));
 }
 
 std::optional<Frame> Connection::wait_for_next(net::Time deadline) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/control/beat.h"
 #include "comm/control/client.h"
 #include "comm/control/door.h"
 #include "comm/control/join.h"

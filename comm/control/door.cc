@@ -17,7 +17,7 @@ namespace {
 // Connections that have not said who they are. More than these push out the oldest.
 constexpr std::size_t kMaxStrangers = 64;
 // In which one must say it.
-constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::seconds kPatience{2};
 // Whoever knocks for ever fills no log.
 constexpr int kMaxNotes = 100;
 

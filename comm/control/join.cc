@@ -10,8 +10,8 @@
 #include <thread>
 #include <utility>
 
+#include "comm/control/beat.h"
 #include "comm/control/handshake.h"
-#include "comm/control/server.h"
 #include "engine/error.h"
 
 namespace tessera::comm::control {

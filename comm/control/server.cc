@@ -3,10 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
+#include "comm/control/beat.h"
 #include "comm/control/control.h"
 #include "comm/world/ranks_text.h"
 #include "engine/error.h"
@@ -26,24 +25,14 @@ constexpr std::chrono::seconds kLastWords{1};
 
 }  // namespace
 
-milliseconds silence_limit(milliseconds deadline) {
-  return std::clamp<milliseconds>(deadline, 4 * kBeatInterval, std::chrono::seconds(10));
-}
-
-std::string end_text(int error) {
-  return error == 0 || error == ECONNRESET || error == EPIPE
-             ? "which ended without a word"
-             : fmt::format("which cannot be reached ({})", std::strerror(error));
-}
-
 Server::Server(int num_processes, milliseconds deadline, std::string place, Door door)
     : num_processes_(num_processes),
       deadline_(deadline),
       place_(std::move(place)),
       door_(std::move(door)),
       members_(static_cast<std::size_t>(num_processes)),
+      gathering_(num_processes),
       join_limit_(watch_.now() + deadline) {
-  gathering_.texts.resize(members_.size());
   thread_ = std::thread([this] { run(); });
 }
 
@@ -130,7 +119,7 @@ void Server::hear(int process) {
     return lose(process, fmt::format("which said what it must not: {}", error.what()));
   }
   if (member.connection && member.connection->ended()) {
-    lose(process, end_text(*member.connection->ended()));
+    lose(process, member.connection->end_text());
   }
 }
 
@@ -160,37 +149,20 @@ void Server::handle(int process, Frame frame) {
 
 void Server::handle(int process, Gather gather) {
   if (failure_) return;
-  auto& text = gathering_.texts[static_cast<std::size_t>(process)];
-  require<CommError>(gather.sequence == gathering_.sequence && !text,
-                     "[control] expected all_gather #{}, got #{}", gathering_.sequence,
-                     gather.sequence);
-  if (gathering_.first < 0) {
-    gathering_.first = process;
-    gathering_.label = gather.label;
-    gathering_.limit = clock_->now() + deadline_;
-  }
-  if (gather.label != gathering_.label) {
+  if (!gathering_.has_begun()) gather_limit_ = clock_->now() + deadline_;
+  if (gathering_.has_begun() && gather.label != gathering_.label()) {
     return fail(fmt::format(
         "[control] expected one all_gather of all processes, got '{}' of {} and '{}' of {}",
-        gathering_.label, members_[static_cast<std::size_t>(gathering_.first)].name, gather.label,
-        members_[static_cast<std::size_t>(process)].name));
+        gathering_.label(), members_[static_cast<std::size_t>(gathering_.first())].name,
+        gather.label, members_[static_cast<std::size_t>(process)].name));
   }
-  gathering_.nbytes += gather.text.size();
-  text = std::move(gather.text);
-  if (gathering_.nbytes > Control::kMaxGatherNbytes) {
+  gathering_.add(process, std::move(gather));
+  if (gathering_.nbytes() > Control::kMaxGatherNbytes) {
     return fail(fmt::format("[control] expected at most {} bytes of all in all_gather '{}', got {}",
-                            Control::kMaxGatherNbytes, gathering_.label, gathering_.nbytes));
+                            Control::kMaxGatherNbytes, gathering_.label(), gathering_.nbytes()));
   }
   check_left();
-  if (failure_ || !std::ranges::all_of(gathering_.texts, &std::optional<std::string>::has_value)) {
-    return;
-  }
-  Gathered gathered{.sequence = gathering_.sequence, .texts = {}};
-  for (auto& t : gathering_.texts) gathered.texts.push_back(std::move(*t));
-  tell_all(std::move(gathered));
-  const std::uint64_t next = gathering_.sequence + 1;
-  gathering_ = {.sequence = next};
-  gathering_.texts.resize(members_.size());
+  if (!failure_ && gathering_.is_complete()) tell_all(gathering_.take());
 }
 
 void Server::lose(int process, const std::string& how) {
@@ -205,13 +177,14 @@ void Server::lose(int process, const std::string& how) {
 }
 
 void Server::check_left() {
-  if (gathering_.first < 0) return;
-  for (std::size_t p = 0; p < members_.size(); ++p) {
-    if (!members_[p].has_left || gathering_.texts[p]) continue;
-    return fail(fmt::format(
-        "[control] expected all_gather '{}' of {} processes, got none of {}, which has "
-        "left; {}",
-        gathering_.label, num_processes_, members_[p].name, last_call(static_cast<int>(p))));
+  if (!gathering_.has_begun()) return;
+  for (int p = 0; p < num_processes_; ++p) {
+    const Member& member = members_[static_cast<std::size_t>(p)];
+    if (!member.has_left || gathering_.has(p)) continue;
+    return fail(
+        fmt::format("[control] expected all_gather '{}' of {} processes, got none of {}, which has "
+                    "left; {}",
+                    gathering_.label(), num_processes_, member.name, last_call(p)));
   }
 }
 
@@ -251,16 +224,16 @@ void Server::check_silence() {
 }
 
 void Server::check_gathering() {
-  if (failure_ || gathering_.first < 0 || clock_->now() < gathering_.limit) return;
+  if (failure_ || !gathering_.has_begun() || clock_->now() < gather_limit_) return;
   std::string message =
       fmt::format("[control] expected all_gather '{}' of {} processes within {} ms, got none of ",
-                  gathering_.label, num_processes_, deadline_.count());
+                  gathering_.label(), num_processes_, deadline_.count());
   constexpr int kMaxNames = 8;
   int num = 0;
-  for (std::size_t p = 0; p < members_.size(); ++p) {
-    if (gathering_.texts[p] || ++num > kMaxNames) continue;
-    message += fmt::format("{}{} ({})", num > 1 ? ", " : "", members_[p].name,
-                           last_call(static_cast<int>(p)));
+  for (int p = 0; p < num_processes_; ++p) {
+    if (gathering_.has(p) || ++num > kMaxNames) continue;
+    message += fmt::format("{}{} ({})", num > 1 ? ", " : "",
+                           members_[static_cast<std::size_t>(p)].name, last_call(p));
   }
   if (num > kMaxNames) message += fmt::format(" and {} more", num - kMaxNames);
   fail(std::move(message));

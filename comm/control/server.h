@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,17 +12,11 @@
 
 #include "comm/control/connection.h"
 #include "comm/control/door.h"
+#include "comm/control/gathering.h"
 #include "comm/control/wake.h"
 #include "comm/world/deadline_clock.h"
 
 namespace tessera::comm::control {
-
-/// How often processes say that they live.
-inline constexpr std::chrono::milliseconds kBeatInterval{500};
-/// After how long without a word a process "does not answer".
-std::chrono::milliseconds silence_limit(std::chrono::milliseconds deadline);
-/// Why a connection has ended, as a message says it.
-std::string end_text(int error);
 
 class Server {
  public:
@@ -39,16 +32,6 @@ class Server {
     DeadlineClock::time_point heard = {};
     bool is_call_news = false, is_paused = false, has_left = false;
   };
-  // The all_gather that some have called.
-  struct Gathering {
-    std::uint64_t sequence = 0;
-    std::string label = {};
-    int first = -1;  // who called it first; -1: nobody yet
-    std::size_t nbytes = 0;
-    DeadlineClock::time_point limit = {};
-    std::vector<std::optional<std::string>> texts = {};
-  };
-
   void run();
   void wait();
   bool is_done();
@@ -75,6 +58,7 @@ class Server {
   std::vector<Member> members_;
   bool has_begun_ = false;  // all are, or were, connected
   Gathering gathering_;
+  DeadlineClock::time_point gather_limit_ = {};
   std::optional<std::string> failure_;
   net::Time failed_at_ = {}, next_beat_ = {};
   bool is_own_told_ = false;

@@ -248,17 +248,26 @@ TEST(ControlFaultsTest, WhatAProcessSaidOnceOpensNothing) {
   for (Child* child : {&zero, &again, &two}) notes_of(*child, "012");
 }
 
-TEST(ControlFaultsTest, BytesThatComeSlowlyAreWaitedForAndDelayNobody) {
+TEST(ControlFaultsTest, BytesThatComeSlowlyDelayNobodyAndAreNotWaitedForLong) {
   const int port = free_port();
   const std::string address = "tcp:127.0.0.1:" + std::to_string(port);
-  Child zero = joining(options_of(address, 0, 2));
-  const int slow = connect_to(port);
-  for (int i = 0; i < 20; ++i) {
-    say_to(slow, std::string_view("\x40\0\0\0\0TSRCTRL1\0\0\0\0\0\0\0", 20).substr(i, 1));
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  Child one = joining(options_of(address, 1, 2));
-  EXPECT_TRUE(notes_of(zero, "01").empty());
+  Child zero = joining(options_of(address, 0, 3));
+  int slow = connect_to(port);
+  const auto say_slowly = [&](int num_bytes) {
+    for (int i = 0; i < num_bytes; ++i) {
+      say_to(slow, std::string_view("\x40\0\0\0\0TSRCTRL1\0\0\0\0\0\0\0", 20).substr(i % 20, 1));
+      std::this_thread::sleep_for(milliseconds(40));
+    }
+  };
+  say_slowly(5);
+  Child one = joining(options_of(address, 1, 3));
+  say_slowly(60);
+  EXPECT_TRUE(has(zero.hear(), {"refused 127.0.0.1:", "who it is within 2 s, got too little"}));
+  ::close(slow);
+  slow = connect_to(port);
+  say_slowly(1);
+  Child two = joining(options_of(address, 2, 3));
+  for (Child* child : {&zero, &one, &two}) EXPECT_TRUE(notes_of(*child, "012").empty());
   ::close(slow);
 }
 
