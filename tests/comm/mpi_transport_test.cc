@@ -1,0 +1,167 @@
+// Processes over MPI, started by its own launchers: mpi_process.cc is what they run. Skipped for a
+// launcher that is not installed.
+#include <fmt/core.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "comm/mpi/mpi_transport.h"
+#include "engine/error.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/program.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+namespace fs = std::filesystem;
+
+struct Launcher {
+  std::string name, program, version;
+  std::vector<std::string> options;
+
+  friend std::ostream& operator<<(std::ostream& out, const Launcher& launcher) {
+    return out << launcher.program;
+  }
+};
+
+const Launcher kOpenMpi = {
+    .name = "openmpi",
+    .program = "/usr/bin/mpirun.openmpi",
+    .version = "Open MPI ",
+    .options = {"--oversubscribe", "--bind-to", "none", "--quiet", "--timeout", "40"}};
+const Launcher kMpich = {
+    .name = "mpich", .program = "/usr/bin/mpirun.mpich", .version = "MPICH ", .options = {}};
+
+struct Job {
+  int exit_code;
+  std::vector<std::string> lines;  // sorted
+  std::string err;
+};
+
+Job run(const Launcher& launcher, int num_processes, const std::vector<std::string>& words) {
+  std::vector<std::string> arguments = launcher.options;
+  for (const std::string& word : {std::string("-n"), std::to_string(num_processes),
+                                  fs::absolute("tests/comm/mpi_process").string()}) {
+    arguments.push_back(word);
+  }
+  arguments.insert(arguments.end(), words.begin(), words.end());
+  const auto outcome = testing::run_program(launcher.program, arguments,
+                                            {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                             {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                                             {"MPIEXEC_TIMEOUT", "40"}});
+  Job job{outcome.exit_code, {}, outcome.err};
+  std::istringstream text(outcome.out);
+  for (std::string line; std::getline(text, line);) job.lines.push_back(line);
+  std::ranges::sort(job.lines);
+  return job;
+}
+
+class MpiTransportTest : public ::testing::TestWithParam<Launcher> {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(GetParam().program)) GTEST_SKIP() << "there is no " << GetParam().program;
+  }
+
+  Job run(int num_processes, const std::string& what, const std::string& option = "chunk=1000000") {
+    return comm::run(GetParam(), num_processes, {what, "family=" + GetParam().name, option});
+  }
+};
+
+// "0 of 2", ... of processes that keep their promises. The version that follows is left out.
+std::vector<std::string> all_of(int num_processes) {
+  std::vector<std::string> lines;
+  for (int p = 0; p < num_processes; ++p)
+    lines.push_back(fmt::format("{} of {}", p, num_processes));
+  return lines;
+}
+
+std::vector<std::string> heads(std::vector<std::string> lines) {
+  for (std::string& line : lines) line.resize(std::min(line.size(), line.find(',')));
+  return lines;
+}
+
+TEST_P(MpiTransportTest, KeepsItsPromises) {
+  for (int n = 1; n <= 4; ++n) {
+    // With chunks of 1 MiB, of which the messages have four, or of the usual length.
+    const Job job = run(n, "promises", n == 2 ? "chunk=1048576" : "chunk=1073741824");
+    EXPECT_EQ(heads(job.lines), all_of(n)) << job.err;
+    EXPECT_THAT(job.lines, Each(HasSubstr(", " + GetParam().version)));
+    EXPECT_EQ(job.exit_code, 0) << job.err;
+  }
+}
+
+TEST_P(MpiTransportTest, StartsOnceInAProcess) {
+  const Job job = run(2, "twice");
+  EXPECT_EQ(job.exit_code, 0) << job.err;
+  ASSERT_THAT(job.lines, SizeIs(4)) << job.err;
+  for (const std::size_t i : {0, 1}) {
+    EXPECT_THAT(job.lines[i], HasSubstr("expected MPI not to be in use"));
+    EXPECT_THAT(job.lines[i + 2], HasSubstr("expected MPI not to have ended in this process"));
+  }
+}
+
+TEST_P(MpiTransportTest, SharesAnMpiThatTheProgramHasStarted) {
+  const Job job = run(2, "shares");
+  EXPECT_EQ(heads(job.lines), all_of(2)) << job.err;
+  EXPECT_EQ(job.exit_code, 0) << job.err;
+}
+
+// The memory of a message that is on its way stays, and nobody waits for it. The launcher may end
+// the other process before it says so.
+TEST_P(MpiTransportTest, EndsWithMessagesOnTheirWay) {
+  const Job job = run(2, "abandons");
+  EXPECT_THAT(job.lines, AllOf(Not(IsEmpty()), Each("ended, kept"))) << job.err;
+}
+
+// What went wrong is said at once, though the other process waits for a message of this one.
+TEST_P(MpiTransportTest, EndsByAnException) {
+  const Job job = run(2, "fails");
+  EXPECT_EQ(job.lines, std::vector<std::string>{"the root cause"}) << job.err;
+  EXPECT_NE(job.exit_code, 0);
+}
+
+// Another MPI's launcher starts worlds of one process: whoever knows how many there should be sees
+// that by num_processes().
+TEST_P(MpiTransportTest, IsAloneUnderAnotherLauncher) {
+  const Launcher& other = GetParam().name == kOpenMpi.name ? kMpich : kOpenMpi;
+  if (!fs::exists(other.program)) GTEST_SKIP() << "there is no " << other.program;
+  const Job job = comm::run(GetParam(), 2, {"promises", "family=" + other.name});
+  EXPECT_EQ(heads(job.lines), std::vector<std::string>({"0 of 1", "0 of 1"})) << job.err;
+  EXPECT_THAT(job.lines, Each(HasSubstr(", " + other.version)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Launchers, MpiTransportTest, ::testing::Values(kOpenMpi, kMpich),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(MpiTransportWithoutMpiTest, NamesWhatWasLookedFor) {
+  const std::string error = testing::error_of<engine::DeviceError>(
+      [] { make_mpi_transport({.library_path = "/nowhere/libmpi.so"}); });
+  EXPECT_THAT(error, HasSubstr("expected an MPI library, got: /nowhere/libmpi.so: "));
+}
+
+TEST(MpiTransportWithoutMpiTest, RefusesWhatIsNoMpi) {
+  const std::string error = testing::error_of<engine::DeviceError>(
+      [] { make_mpi_transport({.library_path = "libc.so.6"}); });
+  EXPECT_THAT(error, HasSubstr("expected libc.so.6 to have MPI_Get_library_version"));
+}
+
+TEST(MpiTransportWithoutMpiTest, RefusesChunksThatMpiCannotCount) {
+  for (const std::size_t nbytes : {std::size_t{0}, std::size_t{1} << 31}) {
+    EXPECT_THROW(make_mpi_transport({.chunk_nbytes = nbytes}), engine::InvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm
