@@ -68,7 +68,8 @@ void MpiEngine::serve() {
     if (pending_.empty()) library_->progress();
     if (++num_polls <= kNumPolls) continue;
     wait_while(bell_, bell, Clock::now() + sleep);
-    sleep = std::min(2 * sleep, pending_.empty() ? kLongestIdleSleep : kLongestSleep);
+    // Slowly: two processes that wait for each other in turn would make each other's sleeps longer.
+    sleep = std::min(sleep + sleep / 4, pending_.empty() ? kLongestIdleSleep : kLongestSleep);
   }
 }
 

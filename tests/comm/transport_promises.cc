@@ -230,11 +230,11 @@ class Promises {
   Broken serves_two_threads() {
     Broken broken[2];
     const auto work = [&](std::uint32_t thread) {
-      for (std::uint32_t round = 0; round < 20; ++round) {
+      for (std::uint32_t round = 0; round < 10; ++round) {
         Messages messages(*this, fmt::format("thread {}", thread));
         for (const int peer : peers_) {
-          messages.send(peer, 300 + thread, 1 + 7777 * round * (thread + 1));
-          messages.receive(peer, 300 + thread, 1 + 7777 * round * (thread + 1));
+          messages.send(peer, 300 + thread, 1 + 15555 * round * (thread + 1));
+          messages.receive(peer, 300 + thread, 1 + 15555 * round * (thread + 1));
         }
         std::ranges::copy(messages.finish(), std::back_inserter(broken[thread]));
       }
