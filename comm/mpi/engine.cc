@@ -163,7 +163,7 @@ bool MpiEngine::has_come(MpiMessage& message) {
     }
     if (code != 0) {
       fail(message, library_->error_text(code));
-      return true;
+      message.last_has_come = true;
     }
   }
   if (message.num_come != message.nbytes) fail(message, fmt::format("{}", message.num_come));
