@@ -184,16 +184,18 @@ void MpiEngine::settle(MpiMessage& message) {
   wake_all(message.state);
 }
 
-// Owners stay: MPI may still read and write.
+// Owners stay: MPI may still read and write what they own.
 void MpiEngine::give_up(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   error_ = std::move(error);
   for (Messages* messages : {&pending_, &posts_}) {
     for (const auto& message : *messages) {
+      if (message == nullptr) continue;  // erase_if() has moved it
       fail(*message, "the end of the thread that owns MPI");
       settle(*message);
     }
   }
+  if (!pending_.empty()) for_good_ = shared_from_this();
 }
 
 void MpiEngine::enter(Phase phase) {
