@@ -26,6 +26,9 @@ struct MessageWorld {
   /// The lowest number that no group of this process has had.
   std::mutex mutex = {};
   int next_group = 1;
+
+  /// What ends before all of these: with it this rank leaves.
+  std::shared_ptr<const void> link = {};
 };
 
 }  // namespace tessera::comm

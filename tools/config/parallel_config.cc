@@ -23,7 +23,8 @@ constexpr int kReshardAsStrategy = -2, kKeep = -1;
 void ParallelConfig::add_to(FlagSet& flags) {
   flags.add("parallel.ranks", &ranks,
             {.help = fmt::format("ranks, one thread each, which take the GPUs in turn; 0: one a "
-                                 "GPU, or {} on the CPU",
+                                 "GPU, or {} on the CPU; under a launcher one each process that "
+                                 "it starts",
                                  cpu_ranks),
              .min = 0,
              .max = max_ranks});
@@ -34,6 +35,27 @@ void ParallelConfig::add_to(FlagSet& flags) {
                 {{"auto", BackendChoice::kAuto},
                  {"threads", BackendChoice::kThreads},
                  {"nccl", BackendChoice::kNccl}}});
+  flags.add(
+      "parallel.launcher", &launcher,
+      EnumOption<LauncherChoice>{
+          "who starts the processes of one training: torchrun, slurm (srun), openmpi or hydra "
+          "(mpirun), env (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT by hand), or threads, "
+          "nobody; auto: as their variables in the environment say",
+          {kLauncherChoices.begin(), kLauncherChoices.end()}});
+  flags.add("parallel.transport", &transport,
+            EnumOption<TransportChoice>{
+                "what moves tensors between processes on CPUs: mpi, where the launcher is one of "
+                "MPI, or gloo; auto: mpi where it can be",
+                {{"auto", TransportChoice::kAuto},
+                 {"mpi", TransportChoice::kMpi},
+                 {"gloo", TransportChoice::kGloo}}});
+  flags.add(
+      "parallel.address", &address,
+      {.help = "where processes meet, tcp:HOST:PORT of the first one's host or file:PATH in a "
+               "folder that all see; empty: as the launcher says"});
+  flags.add("parallel.insecure", &insecure,
+            {.help = "let processes of other hosts join without TESSERA_SECRET, which is a text "
+                     "that all must have in their environment"});
   flags.add("parallel.canonical", &canonical,
             {.help = "nccl sums in the order of ranks, as threads always do: the same bits however "
                      "many GPUs, for more traffic"});

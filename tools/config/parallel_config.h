@@ -9,17 +9,23 @@
 #include "shard/placement.h"
 #include "tools/cli/flags.h"
 #include "tools/config/device_config.h"
+#include "tools/config/launcher_choice.h"
 
 namespace tessera::tools {
 
 enum class BackendChoice { kAuto, kThreads, kNccl };
+enum class TransportChoice { kAuto, kMpi, kGloo };
 
 /// What is left open here, Ranks decides for a machine: see ranks.h.
 struct ParallelConfig {
   std::int64_t ranks = 0;         ///< 0: one a GPU, or `cpu_ranks`
   std::int64_t cpu_ranks = 4;     ///< the program's own, no flag
   std::int64_t max_ranks = 1024;  ///< the program's own, no flag: of threads
-  std::int64_t local_ranks = 0;   ///< what Ranks says, no flag: of this process; 0: all
+  std::int64_t local_ranks = 0;   ///< what Ranks says, no flag: on this host; 0: all
+  LauncherChoice launcher = LauncherChoice::kAuto;
+  TransportChoice transport = TransportChoice::kAuto;  ///< of several processes
+  std::string address;                                 ///< empty: the launcher's
+  bool insecure = false;
   BackendChoice backend = BackendChoice::kAuto;
   bool canonical = false;  ///< nccl: reductions in rank order
   std::string strategy = "zero3";

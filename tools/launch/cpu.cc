@@ -41,7 +41,7 @@ void check_pins(const CpuConfig& config, int num_ranks, const MachineLimits& lim
 
 void pin_rank(const CpuConfig& config, const LocalRanks& ranks, int rank) {
   if (!config.pin) return;
-  const std::size_t index = ranks.index(rank);
+  const std::size_t index = ranks.index(rank) + static_cast<std::size_t>(ranks.num_before);
   const std::vector<std::size_t> all = allowed_cores();
   const auto each = static_cast<std::size_t>(config.threads_per_rank);
   engine::require<engine::DeviceError>(

@@ -2,26 +2,12 @@
 
 #include <fmt/format.h>
 
-#include "engine/error.h"
-#include "tools/launch/launcher.h"
-
 namespace tessera::tools {
 
-std::vector<std::string> launch_warnings(const Environment& environment,
+std::vector<std::string> launch_warnings(const Environment& environment, const Launch& launch,
                                          const TrainConfig& config) {
   std::vector<std::string> lines;
-  try {
-    const Launch launch = find_launch(environment, LauncherChoice::kAuto);
-    if (launch.num_processes > 1) {
-      lines.push_back(fmt::format(
-          "warning: {}: each process that a launcher starts trains a model of its own; start one, "
-          "with --parallel.ranks={}",
-          launch.str(), launch.num_processes));
-    }
-    for (const std::string& note : launch.notes) lines.push_back("warning: " + note);
-  } catch (const engine::InvalidArgument& error) {
-    lines.push_back(fmt::format("warning: {}", error.what()));
-  }
+  for (const std::string& note : launch.notes) lines.push_back("warning: " + note);
   const auto threads = environment.find("TESSERA_CPU_THREADS");
   if (threads != environment.end() && count_of(threads->second) > 0 &&
       count_of(threads->second) != config.cpu.threads_per_rank) {

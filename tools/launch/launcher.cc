@@ -244,12 +244,24 @@ std::string Launch::str() const {
   return text + (host ? fmt::format(" on host {} of {})", *host, *num_hosts) : " on its host)");
 }
 
+std::string Launch::all_str() const {
+  const auto count = [](int n, std::string_view what) {
+    return fmt::format("{} {}{}", n, what, n == 1 ? "" : what.ends_with('s') ? "es" : "s");
+  };
+  return fmt::format("{}: {}{}", name_of(by), count(num_processes, "process"),
+                     num_hosts ? " on " + count(*num_hosts, "host") : "");
+}
+
 Launch find_launch(const Environment& environment, LauncherChoice choice) {
   if (choice == LauncherChoice::kThreads) return {};
   const bool is_auto = choice == LauncherChoice::kAuto;
   for (const Launcher& launcher : kLaunchers) {
     if ((is_auto || launcher.by == choice) && has_started(launcher, environment)) {
-      return read(launcher, environment);
+      Launch launch = read(launcher, environment);
+      if (const std::string* secret = find_variable(environment, "TESSERA_SECRET")) {
+        launch.secret = *secret;
+      }
+      return launch;
     }
   }
   Launch alone;

@@ -27,11 +27,15 @@ struct Launch {
   std::string job = {};
   /// Whether these processes can be those of an MPI, which finds its peers by the launcher.
   bool has_mpi = false;
+  /// TESSERA_SECRET, which processes prove to each other that they have.
+  std::string secret = {};
   std::vector<std::string> notes = {};  ///< what a person may not expect, a line each
 
   bool operator==(const Launch&) const = default;
   /// "torchrun, process 3 of 4 (1 of 2 on host 1 of 2)"
   std::string str() const;
+  /// Of all of them: "torchrun: 4 processes on 2 hosts"
+  std::string all_str() const;
 };
 
 /// What `environment` says, which is heeded as `choice` asks for. With kAuto the innermost of those

@@ -21,6 +21,7 @@
 #include "engine/io/text.h"
 #include "tools/cli/error_output.h"
 #include "tools/launch/cpu.h"
+#include "tools/launch/processes.h"
 
 namespace tessera::tools {
 
@@ -122,7 +123,30 @@ class StuckRanks {
 
 }  // namespace
 
-Ranks Ranks::choose(const TrainConfig& config) { return on(config, count_gpus(config.device)); }
+Ranks Ranks::choose(const TrainConfig& config, const Launch& launch) {
+  if (launch.num_processes == 1) return on(config, count_gpus(config.device));
+  const ParallelConfig& p = config.parallel;
+  const int size = launch.num_processes;
+  require(p.ranks == 0 || p.ranks == size,
+          "[launch] expected parallel.ranks={}, as there are so many processes, got {} ({})", size,
+          p.ranks, launch.str());
+  require(p.backend == BackendChoice::kAuto,
+          "[launch] expected parallel.backend=auto with several processes, got another; "
+          "parallel.transport says what is between them ({})",
+          launch.str());
+  require(config.device == DeviceChoice::kCpu ||
+              (config.device == DeviceChoice::kAuto && count_gpus(config.device) == 0),
+          "[launch] expected device=cpu, as several processes compute on CPUs alone, got {} ({})",
+          config.device == DeviceChoice::kAuto ? "a GPU" : "device=cuda", launch.str());
+  return {.size = size,
+          .local = {.world_size = size,
+                    .first = launch.process,
+                    .count = 1,
+                    .num_before = launch.local_process,
+                    .num_on_host = launch.num_local_processes},
+          .launch = launch,
+          .transport = transport_of(p, launch)};
+}
 
 Ranks Ranks::planned(const TrainConfig& config) {
   if (config.device != DeviceChoice::kCuda) return choose(config);
@@ -152,11 +176,18 @@ engine::Stream Ranks::compute(int rank, const engine::StreamOptions& options) co
 
 void Ranks::run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn,
                 FlightOutput* flight) const {
-  require(local.are_all(), "[ranks] expected all {} ranks in this process, got {}", size,
-          local.count);
   StuckRanks stuck(config.deadline(), flight);
   const auto recorder = flight == nullptr ? nullptr : flight->recorder();
   const auto on_failure = [&](const std::string& message) { stuck.begin(message); };
+  if (are_processes()) {
+    const auto world = join_processes(config, launch, on_failure, recorder);
+    try {
+      return fn(*world);
+    } catch (const std::exception& error) {
+      world->abort(error.what());
+      throw;
+    }
+  }
   if constexpr (engine::kCudaBuilt) {
     if (nccl) {
       return comm::run_nccl_ranks(size,
@@ -171,13 +202,17 @@ void Ranks::run(const TrainConfig& config, const std::function<void(comm::Proces
       size, {.deadline = config.deadline(), .on_failure = on_failure, .flight = recorder}, fn);
 }
 
+std::string_view Ranks::backend() const {
+  return are_processes() ? name_of(transport) : nccl ? "nccl" : "threads";
+}
+
 std::string Ranks::str() const {
   const auto count = [](int n, const char* what) {
     return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
   };
   return fmt::format("{}, {}{}, {}{}", num_gpus == 0 ? "cpu" : "cuda", count(size, "rank"),
-                     num_gpus == 0 ? "" : " on " + count(num_gpus, "GPU"),
-                     nccl ? "nccl" : "threads", num_gpus == 0 ? ", " + cpu_text() : "");
+                     num_gpus == 0 ? "" : " on " + count(num_gpus, "GPU"), backend(),
+                     num_gpus == 0 ? ", " + cpu_text() : "");
 }
 
 JsonRecord Ranks::record() const {
@@ -185,7 +220,7 @@ JsonRecord Ranks::record() const {
   record.add("device", num_gpus == 0 ? "cpu" : "cuda")
       .add("ranks", size)
       .add("num_gpus", num_gpus)
-      .add("backend", nccl ? "nccl" : "threads");
+      .add("backend", backend());
   if (num_gpus == 0) record.add("cpu", cpu_text());
   return record;
 }

@@ -5,11 +5,13 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "comm/process_group.h"
 #include "engine/stream.h"
 #include "tools/config/train_config.h"
 #include "tools/io/jsonl.h"
+#include "tools/launch/launcher.h"
 #include "tools/report/flight_output.h"
 #include "tools/report/local_ranks.h"
 
@@ -20,10 +22,13 @@ struct Ranks {
   int num_gpus = 0;  ///< that those of this process take in turn; 0: the CPU
   bool nccl = false;
   LocalRanks local = {.world_size = size};
+  Launch launch = {};  ///< of several processes: each is one rank, on the CPU
+  TransportChoice transport = TransportChoice::kAuto;  ///< of several processes, never kAuto
 
-  /// On this machine. Throws DeviceError when GPUs are asked for and the build or the machine has
-  /// none to use; InvalidArgument for nccl without a GPU for each rank.
-  static Ranks choose(const TrainConfig& config);
+  /// On this machine, in the processes that `launch` tells of. Throws DeviceError when GPUs are
+  /// asked for and the build or the machine has none to use; InvalidArgument for nccl without a GPU
+  /// for each rank, and for what several processes cannot do.
+  static Ranks choose(const TrainConfig& config, const Launch& launch = {});
   /// Where a plan takes them to be: with device=cuda on a machine with a GPU for each rank, else on
   /// this one. Throws InvalidArgument as choose().
   static Ranks planned(const TrainConfig& config);
@@ -35,12 +40,15 @@ struct Ranks {
   int gpu_of(int rank) const { return static_cast<int>(local.index(rank)) % num_gpus; }
   /// Of a rank of this process.
   engine::Stream compute(int rank, const engine::StreamOptions& options = {}) const;
-  /// fn(world) on a thread per rank, all of which are in this process; ends as comm::run_ranks()
-  /// does. When the ranks have failed and one of them does not end, the error is told on stderr,
-  /// and after the deadline (at least 2 and at most 60 seconds) the process ends with exit code 1.
-  /// `flight`, unless it is null, records what the ranks call, and is written before that.
+  bool are_processes() const { return launch.num_processes > 1; }
+  /// fn(world) on a thread per rank of this process; ends as comm::run_ranks() does. When the ranks
+  /// have failed and one of them does not end, the error is told on stderr, and after the deadline
+  /// (at least 2 and at most 60 seconds) the process ends with exit code 1. `flight`, unless it is
+  /// null, records what the ranks call, and is written before that.
   void run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn,
            FlightOutput* flight = nullptr) const;
+  /// What moves tensors between ranks: "threads", "nccl", "mpi", "gloo".
+  std::string_view backend() const;
   /// "cuda, 4 ranks on 2 GPUs, threads", "cpu, 4 ranks, threads, v4+amx, oneDNN 2.6.3"
   std::string str() const;
   /// What str() says, for the log: device, ranks, num_gpus, backend, cpu.

@@ -14,8 +14,8 @@ using Environment = std::map<std::string, std::string>;
 Environment environment();
 
 /// Those of TESSERA_* that something reads.
-inline constexpr std::array<std::string_view, 3> kVariablesRead = {
-    "TESSERA_CPU_GEMM", "TESSERA_CPU_ISA", "TESSERA_CPU_THREADS"};
+inline constexpr std::array<std::string_view, 4> kVariablesRead = {
+    "TESSERA_CPU_GEMM", "TESSERA_CPU_ISA", "TESSERA_CPU_THREADS", "TESSERA_SECRET"};
 /// The names that begin with TESSERA_ and that nothing reads, as of slips of the keyboard.
 std::vector<std::string> unread_variables(const Environment& environment);
 

@@ -15,7 +15,7 @@ PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config, int rank) 
           .rank = rank,
           .on_gpus = ranks.num_gpus > 0,
           .sums_in_rank_order = !ranks.nccl || config.parallel.canonical,
-          .stages = ranks.nccl,
+          .stages = ranks.nccl || ranks.are_processes(),
           .rates = config.rates.rates(ranks.num_gpus > 0, config.precision.param)};
 }
 

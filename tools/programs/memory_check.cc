@@ -41,7 +41,7 @@ std::string ranks_text(int num_ranks) {
 // What takes less, in the words of the command line. `room_nbytes`: for all ranks.
 std::string smaller(const TrainConfig& config, const Ranks& ranks, std::int64_t room_nbytes) {
   if (ranks.num_gpus > 0) return "offload less (--offload.*)";
-  const std::int64_t mib = room_nbytes / ranks.local.count >> 20;
+  const std::int64_t mib = room_nbytes / ranks.local.num_on_host >> 20;
   const std::int64_t budget = config.memory_limit_nbytes();
   if (mib > 0 && (budget == 0 || budget > mib << 20)) {
     return fmt::format("try --memory_budget={}MiB, for each rank", mib);
@@ -57,8 +57,8 @@ MemoryShortage plan_shortage(const TrainConfig& config, const Ranks& ranks) {
   if (!room || room->by != MemoryRoom::By::kAddressSpace) return {};
   return {.text = fmt::format("[memory] expected more than {0} of the host's memory for each of "
                               "{1}, got {0} that are free for all: {2}; {3}",
-                              bytes(room->nbytes), ranks_text(ranks.local.count), limit_text(*room),
-                              smaller(config, ranks, room->nbytes)),
+                              bytes(room->nbytes), ranks_text(ranks.local.num_on_host),
+                              limit_text(*room), smaller(config, ranks, room->nbytes)),
           .is_certain = true};
 }
 
@@ -91,14 +91,15 @@ MemoryShortage memory_shortage(const HostMemory& memory, const TrainConfig& conf
   const auto most = static_cast<std::int64_t>(kKept * static_cast<double>(memory.nbytes));
   if (!room || most <= room->nbytes) return {};
   const bool is_certain = memory.nbytes > room->nbytes;
-  const std::string each =
-      ranks.local.count == 1 ? "" : fmt::format(" (up to {} each)", bytes(memory.most_nbytes));
+  const std::string each = ranks.local.num_on_host == 1
+                               ? ""
+                               : fmt::format(" (up to {} each)", bytes(memory.most_nbytes));
   const auto wanted = is_certain
                           ? room->nbytes
                           : static_cast<std::int64_t>(static_cast<double>(room->nbytes) / kKept);
   return {.text = fmt::format(
               "[memory] expected {} of the host's memory for {}{}{}, got {} that are free: {}; {}",
-              bytes(memory.nbytes), ranks_text(ranks.local.count), each,
+              bytes(memory.nbytes), ranks_text(ranks.local.num_on_host), each,
               is_certain ? ""
                          : fmt::format(", and at times {} with blocks kept for reuse", bytes(most)),
               bytes(room->nbytes), limit_text(*room), smaller(config, ranks, wanted)),
@@ -112,7 +113,7 @@ MemoryShortage memory_shortage(const Task& task, const Ranks& ranks) {
   HostMemory memory;
   try {
     memory = host_memory(
-        ranks.local, on_gpus,
+        ranks.local.on_host(), on_gpus,
         [&](int rank) {
           return rank_kind(without_budget(config), plan_target(ranks, config, rank),
                            task.rank()->model());

@@ -14,7 +14,7 @@
 
 namespace tessera::tools {
 
-/// The host's memory that the ranks of one process take together, by their plans: on CPUs all that
+/// The host's memory that ranks take together, by their plans: on CPUs all that
 /// they hold, on GPUs what is offloaded.
 struct HostMemory {
   std::int64_t nbytes = 0;

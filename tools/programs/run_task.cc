@@ -1,6 +1,6 @@
 #include "tools/programs/run_task.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <chrono>
 #include <cstdint>
@@ -26,7 +26,9 @@
 #include "tools/config/replicas.h"
 #include "tools/launch/arithmetic.h"
 #include "tools/launch/cpu.h"
+#include "tools/launch/equal_processes.h"
 #include "tools/launch/launch_warnings.h"
+#include "tools/launch/launcher.h"
 #include "tools/launch/product_rate.h"
 #include "tools/launch/ranks.h"
 #include "tools/machine/environment.h"
@@ -160,6 +162,12 @@ RunIdentity identity_of(const Task& task, const Ranks& ranks, const engine::Gemm
           .arithmetic = arithmetic_text(ranks, gemms)};
 }
 
+// What all processes of a run must have in common.
+std::string process_text(const Run& run, const std::string& config_toml) {
+  return fmt::format("{}[data]\ndigest = {}\n[arithmetic]\n{}", config_toml, run.task.data_digest(),
+                     arithmetic_text(run.ranks, run.gemms.get()));
+}
+
 // Beside what rank 0 did, for the summary: the plan that was audited, or else one that is made now.
 // There may be none, as of a model whose steps depend on values.
 void add_plan(RunLog& log, const Run& run, std::int64_t start) {
@@ -215,10 +223,11 @@ void report(RunLog& log, const Run& run, const Result& result) {
   if (!result.sample.empty()) log.write_file("sample.txt", result.sample + "\n");
 }
 
-// Runs the ranks to their end, or throws what is said of their failure.
-void run_ranks(const Ranks& ranks, Task& task, const RunLog& log,
+// Runs the ranks to their end, or throws what is said of their failure. `log`: null but in the
+// process of rank 0.
+void run_ranks(const Ranks& ranks, Task& task, const RunLog* log,
                const std::function<void(comm::ProcessGroup&)>& fn) {
-  FlightOutput flight(log.folder());
+  FlightOutput flight(resolve_user_path(std::as_const(task).config().out), ranks.local);
   RankErrors errors(ranks.local);
   const auto watched = [&](comm::ProcessGroup& world) {
     errors.watch(world.rank(), [&] { fn(world); });
@@ -226,7 +235,7 @@ void run_ranks(const Ranks& ranks, Task& task, const RunLog& log,
   try {
     ranks.run(std::as_const(task).config(), watched, &flight);
   } catch (...) {
-    rethrow_failure(flight, errors, log.has_begun(),
+    rethrow_failure(flight, errors, log != nullptr && log->has_begun(),
                     [&] { return memory_lines(plan_task(task, ranks)); });
   }
 }
@@ -258,13 +267,17 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   check_resumed_folder(config.checkpoint);
   if (!config.plan && !config.audit && config.memory_budget.empty())
     RatesConfig::check_unused(flags);
-  std::vector<std::string> warnings;
-  if (!config.plan) warnings = launch_warnings(environment(), config);
   choose_cpu(config.cpu);
-  const Ranks ranks = Ranks::choose(config);
-  task.config().parallel.local_ranks = ranks.local.count;
+  const Launch launch = find_launch(environment(), config.parallel.launcher);
+  const bool is_first = launch.process == 0;  // who tells a person what all of them do
+  if (config.plan && !is_first) return;
+  std::vector<std::string> warnings;
+  if (!config.plan) warnings = launch_warnings(environment(), launch, config);
+  const Ranks ranks = Ranks::choose(config, launch);
+  task.config().parallel.local_ranks = ranks.local.num_on_host;
   check_run(config, flags, ranks);
-  if (!config.plan) check_pins(config.cpu, ranks.local.count);  // a plan may be of another machine
+  if (!config.plan)
+    check_pins(config.cpu, ranks.local.num_on_host);  // a plan may be of another machine
   const std::string graph = graph_line(config, ranks.size, ranks.num_gpus > 0);
   task.prepare(flags, ranks.num_gpus > 0);
   std::optional<engine::AtomicFile> trace_file;  // of a plan, or throws
@@ -281,37 +294,47 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   }
   if (!shortage.empty()) warnings.push_back(shortage);
   std::optional<StopSignals> signals;  // from the start of the ranks to the very end
-  RunLog log(config, task.items().name, flags.to_toml());
-  check_checkpoint_folder(config);
+  std::optional<RunLog> log;
+  const auto say = [&log](const std::string& line, Console::Style style = Console::Style::kPlain) {
+    if (log) log->say(line, style);
+  };
+  if (is_first) {
+    log.emplace(config, task.items().name, flags.to_toml());
+    check_checkpoint_folder(config);
+    // Or throws, before training.
+    if (task.samples()) engine::AtomicFile(log->folder() + "/sample.txt");
+  }
   Run run{.ranks = ranks, .task = task};
   if (!config.log.trace.empty()) run.trace = std::make_unique<RunTrace>(config, ranks.local);
   if (!config.log.probe.empty()) {
     run.probe = std::make_unique<RunProbe>(config, ranks.local, flags.to_json());
   }
   if (config.audit) run.audits = std::make_unique<Audits>(ranks.local);
-  if (task.samples())
-    engine::AtomicFile(log.folder() + "/sample.txt");  // or throws, before training
-  log.say(task.summary());
+  say(task.summary());
   for (const std::string& line : task.warnings()) {
-    log.say("warning: " + line, Console::Style::kWarning);
+    say("warning: " + line, Console::Style::kWarning);
   }
-  log.say("device: " + ranks.str());
-  if (!graph.empty()) log.say(graph);
-  for (const std::string& line : warnings) log.say(line, Console::Style::kWarning);
-  for (const std::string& line : budget_lines) log.say(line);
-  run.gemms = choose_gemm_algorithms(task, ranks, log);
+  say("device: " + ranks.str());
+  if (ranks.are_processes()) say(launch.all_str());
+  if (!graph.empty()) say(graph);
+  for (const std::string& line : warnings) say(line, Console::Style::kWarning);
+  for (const std::string& line : budget_lines) say(line);
+  if (log) run.gemms = choose_gemm_algorithms(task, ranks, *log);
   run.identity = identity_of(task, ranks, run.gemms.get(), flags.to_toml());
   Result result;
   signals.emplace();
   try {
-    run_ranks(ranks, task, log, [&](comm::ProcessGroup& world) {
-      const bool is_first = world.rank() == 0;
+    run_ranks(ranks, task, log ? &*log : nullptr, [&](comm::ProcessGroup& world) {
+      const bool is_root = world.rank() == 0;
       pin_rank(config.cpu, ranks.local, world.rank());
-      Result mine = train_rank(world, run, is_first ? &log : nullptr);
-      if (is_first) result = std::move(mine);
+      if (ranks.are_processes()) {
+        check_equal_processes(world, process_text(run, flags.to_toml()));
+      }
+      Result mine = train_rank(world, run, is_root ? &*log : nullptr);
+      if (is_root) result = std::move(mine);
     });
     if (run.trace != nullptr) run.trace->close();
-    report(log, run, result);
+    if (log) report(*log, run, result);
   } catch (...) {
     if (run.probe != nullptr) run.probe->keep();  // what led to an error is worth comparing
     if (run.trace != nullptr) run.trace->keep();
@@ -319,8 +342,8 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   }
   if (run.probe != nullptr) {  // after the report, which a full disk must not cost the run
     run.probe->commit();
-    log.say(run.probe->summary());
-    log.flush();
+    say(run.probe->summary());
+    if (log) log->flush();
   }
   if (run.trace != nullptr) run.trace->flush();
   if (run.audits != nullptr) run.audits->shown().check();

@@ -9,7 +9,7 @@ MemoryShortage transformer_shortage(const TransformerConfig& asked, const TrainC
                                     LanguageModel& model, const Ranks& ranks) {
   if (ranks.num_gpus > 0 || ranks.size > ParallelConfig().max_ranks) return {};
   const HostMemory memory = host_memory(
-      ranks.local, /*on_gpus=*/false,
+      ranks.local.on_host(), /*on_gpus=*/false,
       [&](int rank) {
         return rank_kind(without_budget(config), plan_target(ranks, config, rank), model);
       },

@@ -11,8 +11,8 @@
 
 namespace tessera::tools {
 
-FlightOutput::FlightOutput(const std::string& folder)
-    : path_(fmt::format("{}/{}", folder, kName)),
+FlightOutput::FlightOutput(const std::string& folder, const LocalRanks& ranks)
+    : path_(ranks.file_of(fmt::format("{}/{}", folder, kName))),
       recorder_(std::make_shared<comm::FlightRecorder>()) {}
 
 std::string FlightOutput::write(std::string_view error) noexcept {

@@ -7,15 +7,16 @@
 #include <string_view>
 
 #include "comm/flight_recorder.h"
+#include "tools/report/local_ranks.h"
 
 namespace tessera::tools {
 
 class FlightOutput {
  public:
-  /// The name in the output folder.
+  /// The name in the output folder; see file_of() for that of another process than the first.
   static constexpr const char* kName = "flight.json";
 
-  explicit FlightOutput(const std::string& folder);
+  explicit FlightOutput(const std::string& folder, const LocalRanks& ranks = {});
 
   const std::shared_ptr<comm::FlightRecorder>& recorder() const { return recorder_; }
   /// Writes the file, whole or not at all, over an earlier one of this run. A line that says where

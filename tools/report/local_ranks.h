@@ -2,8 +2,11 @@
 // these alone.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <filesystem>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "engine/error.h"
@@ -14,6 +17,8 @@ struct LocalRanks {
   int world_size = 1;  ///< ranks of all processes
   int first = 0;
   int count = world_size;
+  int num_before = 0;       ///< of other processes on this host, which come before this one
+  int num_on_host = count;  ///< of all processes on this host
 
   /// Their numbers, which follow one another.
   std::vector<int> all() const {
@@ -22,6 +27,24 @@ struct LocalRanks {
     return ranks;
   }
   bool are_all() const { return count == world_size; }
+  /// Those of all processes on this host, whose numbers are taken to follow one another.
+  LocalRanks on_host() const {
+    const int begin = std::max(0, std::min(first - num_before, world_size - num_on_host));
+    return {.world_size = world_size,
+            .first = begin,
+            .count = num_on_host,
+            .num_before = 0,
+            .num_on_host = num_on_host};
+  }
+  /// `path` for what a process writes of its own ranks: of rank 0's as it is, of others with the
+  /// number of the first before the extension, "trace.rank2.json".
+  std::string file_of(const std::string& path) const {
+    if (first == 0) return path;
+    const std::filesystem::path whole(path);
+    return (whole.parent_path() /
+            (whole.stem().string() + ".rank" + std::to_string(first) + whole.extension().string()))
+        .string();
+  }
   /// Where `rank` stands among them. Throws InvalidArgument for one of another process.
   std::size_t index(int rank) const {
     engine::require(rank >= first && rank < first + count,

@@ -45,7 +45,7 @@ bool is_something(const std::string& path) {
 RunTrace::RunTrace(const TrainConfig& config, const LocalRanks& ranks)
     : config_(config),
       ranks_(ranks),
-      path_(resolve_user_path(config.log.trace)),
+      path_(ranks.file_of(resolve_user_path(config.log.trace))),
       has_older_(is_something(path_)),
       file_(path_, JsonlWriter::Mode::kReplaceLater),
       background_(file_.fd(), path_, kMaxQueuedNbytes),

@@ -13,57 +13,36 @@
 namespace tessera::tools {
 namespace {
 
-using testing::Flags;
 using testing::has;
 using testing::Outcome;
 using testing::run_program;
 
-const Environment kMpirun = {{"OMPI_COMM_WORLD_RANK", "1"},
-                             {"OMPI_COMM_WORLD_SIZE", "2"},
-                             {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
-
-TEST(LaunchWarnings, NameTheOptionThatDoesIt) {
-  TrainConfig config;
-  EXPECT_TRUE(launch_warnings({{"WORLD_SIZE", "1"}, {"RANK", "0"}, {"HOME", "/"}}, config).empty());
-  const auto lines = launch_warnings(kMpirun, config);
-  ASSERT_EQ(lines.size(), 1u);
-  EXPECT_EQ(lines[0],
-            "warning: openmpi, process 1 of 2 (1 of 2 on host 0 of 1): each process that a "
-            "launcher starts trains a model of its own; start one, with --parallel.ranks=2");
+std::vector<std::string> warnings_of(const Environment& environment, const TrainConfig& config) {
+  return launch_warnings(environment, find_launch(environment, LauncherChoice::kAuto), config);
 }
 
 TEST(LaunchWarnings, TellWhatALauncherDidNotDo) {
   const TrainConfig config;
-  EXPECT_EQ(launch_warnings({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "16"}}, config),
+  EXPECT_TRUE(warnings_of({{"HOME", "/"}}, config).empty());
+  EXPECT_EQ(warnings_of({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "16"}}, config),
             std::vector<std::string>{
                 "warning: in a Slurm job (SLURM_JOB_ID=7), but not started by srun: one process"});
-  EXPECT_EQ(launch_warnings({{"WORLD_SIZE", "2"}}, config),
-            std::vector<std::string>{
-                "warning: [launcher] expected RANK with WORLD_SIZE=2, got none (env)"});
 }
 
 TEST(LaunchWarnings, ThreadsOfTheEnvironmentAreNotThoseOfATrainer) {
   TrainConfig config;
-  EXPECT_TRUE(launch_warnings({{"TESSERA_CPU_THREADS", "1"}}, config).empty());
-  EXPECT_TRUE(has(launch_warnings({{"TESSERA_CPU_THREADS", "8"}}, config).at(0),
+  EXPECT_TRUE(warnings_of({{"TESSERA_CPU_THREADS", "1"}}, config).empty());
+  EXPECT_TRUE(has(warnings_of({{"TESSERA_CPU_THREADS", "8"}}, config).at(0),
                   {"TESSERA_CPU_THREADS=8 ignored", "go by --cpu.threads_per_rank=1"}));
   config.cpu.threads_per_rank = 8;
-  EXPECT_TRUE(has(launch_warnings({{"TESSERA_CPU_THREADS", "4"}}, config).at(0),
+  EXPECT_TRUE(has(warnings_of({{"TESSERA_CPU_THREADS", "4"}}, config).at(0),
                   {"TESSERA_CPU_THREADS=4 ignored", "go by --cpu.threads_per_rank=8"}));
-  EXPECT_TRUE(launch_warnings({{"TESSERA_CPU_THREADS", "8"}}, config).empty());
+  EXPECT_TRUE(warnings_of({{"TESSERA_CPU_THREADS", "8"}}, config).empty());
 }
 
-class Launched2 : public testing::TinyTraining {};
+class LaunchedProgram : public testing::TinyTraining {};
 
-TEST_F(Launched2, ATrainerSaysThatItIsOneOfSeveral) {
-  const Outcome outcome = run_program(testing::kTransformer, with({{"train.steps", "1"}}), kMpirun);
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_TRUE(has(outcome.out, {"warning: openmpi, process 1 of 2", "--parallel.ranks=2\n"}));
-  EXPECT_EQ(run({{"train.steps", "1"}}).out.find("of its own"), std::string::npos);
-}
-
-TEST_F(Launched2, EveryProgramTellsOfANameThatNothingReads) {
+TEST_F(LaunchedProgram, EveryProgramTellsOfANameThatNothingReads) {
   const std::map<std::string, std::string> programs = {{"train_transformer", testing::kTransformer},
                                                        {"train_mlp", testing::kMlp},
                                                        {"plan", "tools/programs/plan"},

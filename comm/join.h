@@ -1,0 +1,44 @@
+// Ranks as processes, on this host or on several: one call joins them.
+//
+//   auto world = comm::join({
+//       .control = {.process = 1, .num_processes = 2, .address = "tcp:h1:29500", .secret = "..."},
+//       .transport = [](const auto& all_gather) {
+//         return comm::make_gloo_transport({.process = 1, .num_processes = 2,
+//                                           .all_gather = all_gather});
+//       }});
+//
+// What follows is as with threads: the group has the same calls, errors and bits.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/control/control.h"
+#include "comm/flight_recorder.h"
+#include "comm/process_group.h"
+#include "comm/transport/transport.h"
+
+namespace tessera::comm {
+
+struct JoinOptions {
+  /// Which process this is, and where they meet.
+  ControlOptions control;
+  /// Makes what moves the tensors; called once, unless there is one process. Collective.
+  /// `all_gather` tells all processes what it needs to know of each.
+  std::function<std::unique_ptr<Transport>(const AllGatherTexts& all_gather)> transport;
+  /// How long ranks wait for each other in one call.
+  std::chrono::milliseconds deadline = std::chrono::minutes(10);
+  /// As in ThreadsOptions, both.
+  std::function<void(const std::string& message)> on_failure = {};
+  std::shared_ptr<FlightRecorder> flight = {};
+};
+
+/// This process's rank of a world in which rank r is process r. A failure of one ends all, with the
+/// same message; a process that is lost is one. Collective. The end of the group leaves the world:
+/// whoever still waits for this rank is told. Throws as Control::join() and the transport do, and
+/// InvalidArgument if the transport has other processes than `control` says.
+std::unique_ptr<ProcessGroup> join(const JoinOptions& options);
+
+}  // namespace tessera::comm

@@ -1,0 +1,86 @@
+#include "tools/launch/processes.h"
+
+#include <utility>
+
+#include "comm/gloo/gloo_transport.h"
+#include "comm/join.h"
+#include "comm/mpi/mpi_transport.h"
+#include "engine/error.h"
+#include "tools/cli/error_output.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::require;
+
+std::unique_ptr<comm::Transport> make_mpi(const TrainConfig& config, const Launch& launch) {
+  return comm::make_mpi_transport(
+      {.family = launch.by == LauncherChoice::kOpenMpi ? comm::MpiFamily::kOpenMpi
+                 : launch.by == LauncherChoice::kHydra ? comm::MpiFamily::kMpich
+                                                       : comm::MpiFamily::kAny,
+       .deadline = config.deadline()});
+}
+
+std::unique_ptr<comm::Transport> make_gloo(const TrainConfig& config, const Launch& launch,
+                                           const comm::AllGatherTexts& all_gather) {
+  return comm::make_gloo_transport({.process = launch.process,
+                                    .num_processes = launch.num_processes,
+                                    .all_gather = all_gather,
+                                    .deadline = config.deadline(),
+                                    .plugin_path = comm::find_gloo_plugin("/proc/self/exe")});
+}
+
+}  // namespace
+
+TransportChoice transport_of(const ParallelConfig& config, const Launch& launch) {
+  require(config.transport != TransportChoice::kMpi || launch.has_mpi,
+          "[launch] expected a launcher of MPI, got {} (parallel.transport=mpi)", launch.str());
+  if (config.transport != TransportChoice::kAuto) return config.transport;
+  return launch.has_mpi ? TransportChoice::kMpi : TransportChoice::kGloo;
+}
+
+std::string_view name_of(TransportChoice transport) {
+  switch (transport) {
+    case TransportChoice::kAuto:
+      return "auto";
+    case TransportChoice::kMpi:
+      return "mpi";
+    case TransportChoice::kGloo:
+      return "gloo";
+  }
+  return "";  // no other
+}
+
+std::unique_ptr<comm::ProcessGroup> join_processes(
+    const TrainConfig& config, const Launch& launch,
+    std::function<void(const std::string& message)> on_failure,
+    std::shared_ptr<comm::FlightRecorder> flight) {
+  const bool is_mpi = transport_of(config.parallel, launch) == TransportChoice::kMpi;
+  const std::string& address =
+      config.parallel.address.empty() ? launch.address : config.parallel.address;
+  require(is_mpi || !address.empty(),
+          "[launch] expected an address where the processes meet, got none of {} "
+          "(parallel.address)",
+          launch.str());
+  return comm::join({.control = {.process = launch.process,
+                                 .num_processes = launch.num_processes,
+                                 .address = address,
+                                 .secret = launch.secret,
+                                 .insecure = config.parallel.insecure,
+                                 .job = launch.job,
+                                 .deadline = config.deadline(),
+                                 .on_refused =
+                                     [](const std::string& note) {
+                                       write_to_stderr({"warning: ", note, "\n"}, kWarningPatience);
+                                     }},
+                     .transport =
+                         [&](const comm::AllGatherTexts& all_gather) {
+                           return is_mpi ? make_mpi(config, launch)
+                                         : make_gloo(config, launch, all_gather);
+                         },
+                     .deadline = config.deadline(),
+                     .on_failure = std::move(on_failure),
+                     .flight = std::move(flight)});
+}
+
+}  // namespace tessera::tools

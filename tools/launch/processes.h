@@ -1,0 +1,27 @@
+// What joins the processes of a launch.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/flight_recorder.h"
+#include "comm/process_group.h"
+#include "tools/config/train_config.h"
+#include "tools/launch/launcher.h"
+
+namespace tessera::tools {
+
+/// "mpi", "gloo": what moves tensors between the processes of `launch`. Throws InvalidArgument for
+/// MPI where the launcher starts none.
+TransportChoice transport_of(const ParallelConfig& config, const Launch& launch);
+std::string_view name_of(TransportChoice transport);
+
+/// This process's rank of the world of all of them. `on_failure`, `flight`: as in comm/join.h.
+/// Collective. Throws as comm::join(), and InvalidArgument where nothing says how processes meet.
+std::unique_ptr<comm::ProcessGroup> join_processes(
+    const TrainConfig& config, const Launch& launch,
+    std::function<void(const std::string& message)> on_failure,
+    std::shared_ptr<comm::FlightRecorder> flight);
+
+}  // namespace tessera::tools
