@@ -70,15 +70,18 @@ std::shared_ptr<Control> Control::join(const ControlOptions& unchecked) {
     return std::shared_ptr<Control>(new Control(
         std::make_unique<Impl>(std::move(server), client_of(options, std::move(joined)))));
   };
-  if (options.process > 0) return made(nullptr, control::join_at(Place(options.address), options));
+  if (options.process > 0) {
+    Place place(options.address, options.hand_out);
+    return made(nullptr, control::join_at(place, options));
+  }
 
   std::string secret = options.secret;
   net::Socket listener;
   std::shared_ptr<const void> file;
   if (options.num_processes > 1) {
-    const Place place(options.address);
+    const Place place(options.address, options.hand_out);
     listener = place.listen();
-    if (place.is_file()) file = place.publish(listener, secret);
+    if (place.draws_secret()) file = place.publish(listener, secret);
   }
   auto [own, served] = net::connected_pair();
   auto server =
@@ -102,6 +105,10 @@ std::vector<std::string> Control::all_gather(std::string_view label, std::string
 }
 
 void Control::fail(std::string message) noexcept { impl_->client()->fail(std::move(message)); }
+
+bool Control::tells_of_loss(std::string_view message) {
+  return message.starts_with("[control] ") && message.find(", lost process ") != message.npos;
+}
 
 void Control::listen(Events events) { impl_->client()->listen(std::move(events)); }
 

@@ -6,7 +6,7 @@
 // something else, is slow, belongs to another job, or comes twice is refused and named on process
 // 0, which goes on waiting for the others. Without a secret only connections from this very host
 // are taken, unless `insecure`. With file: process 0 draws a secret itself, and who may read the
-// file may join.
+// file may join; with `hand_out`, who is given it.
 //
 // [Note: one failure of a job] A job fails once. Process 0 puts what processes report in an order,
 // and tells the first to all: all see one reason. It is told last in its own process, after all
@@ -28,7 +28,10 @@ struct ControlOptions {
   /// the first that is free, on any address of its host, and the others try all. "file:PATH":
   /// process 0 leaves its addresses in a private file that all see. Not looked at for one process.
   std::string address = {};
-  std::string secret = {};  ///< see [Note: who may join]; not looked at with file:
+  /// Instead of an address, where something else connects the processes already: gives process 0's
+  /// text, of at most 4096 bytes, to all. Called once in each process.
+  std::function<std::string(std::string own)> hand_out = {};
+  std::string secret = {};  ///< see [Note: who may join]; not looked at with file: or hand_out
   bool insecure = false;    ///< anyone who can connect may join, if there is no secret
   std::string job = {};     ///< what the launcher calls the job, at most 256 bytes
   std::chrono::milliseconds deadline = std::chrono::seconds(60);  ///< to join, and for all_gather()
@@ -74,6 +77,10 @@ class Control {
 
   /// While the result lives, which may be longer than Control, no deadline runs on any process.
   std::shared_ptr<const void> pause();
+
+  /// Whether the failure `message` of a job says that a process was lost, by no fault of what it
+  /// was told to do: another try may go well.
+  static bool tells_of_loss(std::string_view message);
 
   /// What this process called last, at most 200 bytes of it. The others know it within a second.
   void say_call(std::string_view text) noexcept;

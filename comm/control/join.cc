@@ -62,7 +62,7 @@ std::optional<Joined> wait_for_go(Connection connection, const ControlOptions& o
 
 class Joining {
  public:
-  Joining(const Place& place, const ControlOptions& options)
+  Joining(Place& place, const ControlOptions& options)
       : place_(place), options_(options), deadline_(steady_clock::now() + options.deadline) {}
 
   Joined join() {
@@ -107,7 +107,7 @@ class Joining {
       why_ = net::reason();
       return std::nullopt;
     }
-    const std::string& secret = place_.is_file() ? file_secret : options_.secret;
+    const std::string& secret = place_.draws_secret() ? file_secret : options_.secret;
     require(!secret.empty() || options_.insecure || net::is_local(socket),
             "[control] expected a secret, or leave to do without, to join another host at {}, got "
             "none (process {})",
@@ -139,7 +139,7 @@ class Joining {
         options_.process);
   }
 
-  const Place& place_;
+  Place& place_;
   const ControlOptions& options_;
   const net::Time deadline_;
   milliseconds patience_{1000};  // with one candidate; grows
@@ -148,7 +148,7 @@ class Joining {
 
 }  // namespace
 
-Joined join_at(const Place& place, const ControlOptions& options) {
+Joined join_at(Place& place, const ControlOptions& options) {
   return Joining(place, options).join();
 }
 

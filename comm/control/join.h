@@ -16,7 +16,7 @@ struct Joined {
 };
 
 /// Any process but 0. Throws as Control::join().
-Joined join_at(const Place& place, const ControlOptions& options);
+Joined join_at(Place& place, const ControlOptions& options);
 /// Process 0, over a connection within it.
 Joined join_here(net::Socket socket, const std::string& secret, const ControlOptions& options);
 

@@ -1,7 +1,9 @@
 // Where the processes of a job meet.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,28 +16,35 @@ namespace tessera::comm::control {
 /// An address as ControlOptions have it. Throws InvalidArgument if it is none.
 class Place {
  public:
-  explicit Place(std::string address);
+  /// `hand_out`: as ControlOptions have it; if it is not null, `address` is not looked at.
+  explicit Place(std::string address, std::function<std::string(std::string own)> hand_out = {});
 
   const std::string& str() const { return address_; }
-  bool is_file() const { return !path_.empty(); }
+  /// Whether process 0 tells where it listens, and a secret that it draws.
+  bool draws_secret() const { return !path_.empty() || hand_out_ != nullptr; }
 
-  /// Process 0: the first port that is free, or any with file:. Throws IoError.
+  /// Process 0: the first port that is free, or any where it tells which. Throws IoError.
   net::Socket listen() const;
-  /// Process 0, with file:: says in the file where it listens, and a secret that it draws, in
-  /// `secret`. The file is there while the result lives. What an earlier job left is replaced.
+  /// Process 0: tells where it listens, and a secret that it draws, in `secret`. A file is there
+  /// while the result lives. What an earlier job left is replaced.
   std::shared_ptr<const void> publish(const net::Socket& listener, std::string& secret) const;
 
   /// Where process 0 may listen at present, if anywhere.
   struct Candidates {
     std::vector<net::HostPort> places;
-    std::string secret;  ///< of the file
+    std::string secret;  ///< that it told
   };
-  Candidates candidates() const;
+  Candidates candidates();
   /// Whether nobody but this job's process 0 is expected to listen there.
-  bool is_one_port() const { return !is_file() && tcp_.num_more == 0; }
+  bool is_one_port() const { return !draws_secret() && tcp_.num_more == 0; }
 
  private:
+  /// What process 0 has told, if it has.
+  std::optional<Meeting> meeting();
+
   const std::string address_;
+  const std::function<std::string(std::string own)> hand_out_;
+  std::optional<Meeting> handed_out_;
   std::string path_;
   net::HostPort tcp_;
 };

@@ -96,6 +96,7 @@ int run_main(const std::function<void()>& program) {
       return kReaderHasGone;  // that of a print
     std::fflush(stdout);
     print_untrusted_error(e.what());
+    if (dynamic_cast<const TryAgain*>(&e) != nullptr) return kTryAgain;
   } catch (...) {
     print_error("unknown");
   }

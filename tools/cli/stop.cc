@@ -21,10 +21,11 @@ struct Stop {
   std::string_view message;  // begins with kEraseLine
 };
 constexpr std::string_view kEraseLine = "\r\x1b[K";  // for terminals alone
-constexpr std::array<Stop, 4> kStops{{
+constexpr std::array<Stop, 5> kStops{{
     {SIGINT, "SIGINT", "\r\x1b[KSIGINT: ending soon; another one ends at once\n"},
     {SIGTERM, "SIGTERM", "\r\x1b[KSIGTERM: ending soon; another one ends at once\n"},
     {SIGHUP, "SIGHUP", "\r\x1b[KSIGHUP: ending soon; another one ends at once\n"},
+    {SIGUSR1, "SIGUSR1", "\r\x1b[KSIGUSR1: ending soon; another one ends at once\n"},
     {SIGPIPE, "SIGPIPE", ""},
 }};
 
@@ -69,7 +70,7 @@ StopSignals::StopSignals() {
   requested = 0;
   first_signal_ns = 0;
   stderr_is_terminal = ::isatty(STDERR_FILENO) == 1;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
     Saved saved{.signal = signal, .action = {}};
     if (::sigaction(signal, nullptr, &saved.action) == 0 && saved.action.sa_handler == SIG_IGN) {
       continue;

@@ -14,7 +14,8 @@ namespace tessera::tools {
 /// No person presses twice that fast.
 inline constexpr std::chrono::milliseconds kSameRequest{100};
 
-/// While it lives, SIGINT, SIGTERM and SIGHUP ask to stop, unless they are ignored (nohup). The
+/// While it lives, SIGINT, SIGTERM, SIGHUP and SIGUSR1, which clusters send before a job's time is
+/// up, ask to stop, unless they are ignored (nohup). The
 /// first says so on stderr, what comes within kSameRequest of it is the same request, and a signal
 /// after that ends the process at once, as ever. One at a time.
 class StopSignals {

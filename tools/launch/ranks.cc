@@ -14,12 +14,14 @@
 #include <system_error>
 #include <thread>
 
+#include "comm/control/control.h"
 #include "comm/nccl.h"
 #include "comm/threads.h"
 #include "engine/cuda.h"
 #include "engine/error.h"
 #include "engine/io/text.h"
 #include "tools/cli/error_output.h"
+#include "tools/cli/main.h"
 #include "tools/launch/cpu.h"
 #include "tools/launch/processes.h"
 
@@ -108,7 +110,7 @@ class StuckRanks {
     }
     if (end_within(grace_)) return;
     print("error", message_.data(), kErrorPatience);
-    std::_Exit(1);
+    std::_Exit(comm::Control::tells_of_loss(message_.data()) ? kTryAgain : 1);
   }
 
   FlightOutput* const flight_;
@@ -183,6 +185,10 @@ void Ranks::run(const TrainConfig& config, const std::function<void(comm::Proces
     const auto world = join_processes(config, launch, on_failure, recorder);
     try {
       return fn(*world);
+    } catch (const engine::CommError& error) {
+      world->abort(error.what());
+      if (comm::Control::tells_of_loss(error.what())) throw TryAgain(error.what());
+      throw;
     } catch (const std::exception& error) {
       world->abort(error.what());
       throw;

@@ -6,11 +6,12 @@
 
 #include "engine/error.h"
 #include "engine/out_of_memory.h"
+#include "tools/cli/main.h"
 
 namespace tessera::tools {
 namespace {
 
-enum class Kind { kOutOfMemory, kRefusal, kOther };
+enum class Kind { kOutOfMemory, kRefusal, kTryAgain, kOther };
 
 Kind kind_of(const std::exception_ptr& error) {
   try {
@@ -23,6 +24,8 @@ Kind kind_of(const std::exception_ptr& error) {
     return Kind::kRefusal;
   } catch (const engine::IoError&) {
     return Kind::kRefusal;
+  } catch (const TryAgain&) {
+    return Kind::kTryAgain;
   } catch (const std::exception&) {
     return Kind::kOther;
   }
@@ -51,8 +54,9 @@ void rethrow_failure(FlightOutput& flight, const RankErrors& errors, bool has_be
                      const std::function<std::vector<std::string>()>& memory_plan) {
   const std::exception_ptr original = std::current_exception();
   std::optional<engine::Error> told;
+  Kind kind = Kind::kOther;
   try {
-    const Kind kind = kind_of(original);
+    kind = kind_of(original);
     if (kind == Kind::kRefusal && !has_begun) std::rethrow_exception(original);
     const std::string error = errors.named(message_of(original));
     std::string message = error;
@@ -62,6 +66,7 @@ void rethrow_failure(FlightOutput& flight, const RankErrors& errors, bool has_be
   } catch (...) {  // of another kind, or there is no memory for more
     std::rethrow_exception(original);
   }
+  if (kind == Kind::kTryAgain) throw TryAgain(told->what());
   throw *told;
 }
 
