@@ -25,7 +25,7 @@ stage=
 { mkdir -p -- "$prefix" && stage=$(mktemp -d -- "$prefix/.tessera-install.XXXXXX"); } 2>/dev/null ||
   die "expected a folder that can be written, got $prefix"
 
-items=(include/tessera lib/libtessera.a lib/libtessera_gloo.so lib/cmake/Tessera lib/pkgconfig/tessera.pc share/doc/tessera)
+items=(include/tessera lib/libtessera.a lib/cmake/Tessera lib/pkgconfig/tessera.pc share/doc/tessera)
 begun=() # the items that may have been moved
 
 finish() {
@@ -55,12 +55,11 @@ done
 # ---- the library
 
 install -D -m 644 -- "$here/libtessera.a" "$stage/new/lib/libtessera.a"
-gloo_plugin=comm/libtessera_gloo.so
-if [[ -f $gloo_plugin ]]; then
-  install -D -m 755 -- "$gloo_plugin" "$stage/new/lib/libtessera_gloo.so"
+gloo_plugin=
+if [[ -f comm/libtessera_gloo.so ]]; then
   gloo_plugin=lib/libtessera_gloo.so
-else
-  gloo_plugin=
+  install -D -m 755 -- comm/libtessera_gloo.so "$stage/new/$gloo_plugin"
+  items+=("$gloo_plugin")
 fi
 
 # ---- packages
@@ -105,9 +104,10 @@ for item in "${items[@]}"; do
   mkdir -p -- "$(dirname -- "$prefix/$item")" "$(dirname -- "$stage/old/$item")"
   begun+=("$item")
   if [[ -e $prefix/$item ]]; then mv -- "$prefix/$item" "$stage/old/$item"; fi
-  if [[ -e $stage/new/$item ]]; then mv -- "$stage/new/$item" "$prefix/$item"; fi
+  mv -- "$stage/new/$item" "$prefix/$item"
 done
 begun=()
+if [[ ! $gloo_plugin ]]; then rm -f -- "$prefix/lib/libtessera_gloo.so"; fi # the older installation's
 
 echo "Tessera $version (CUDA $cuda, ${machine:-no -march}) in $prefix: ${#seen[@]} headers, $(
   du -h --apparent-size -- "$prefix/lib/libtessera.a" | cut -f1)iB of lib/libtessera.a, lib/cmake/Tessera, lib/pkgconfig/tessera.pc"
