@@ -10,6 +10,7 @@
 #pragma once
 
 #include <gloo/transport/tcp/context.h>
+#include <gloo/transport/tcp/device.h>
 #include <gloo/transport/tcp/pair.h>
 #include <gloo/transport/tcp/unbound_buffer.h>
 
@@ -18,8 +19,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "comm/gloo/plugin.h"
 
@@ -72,32 +75,73 @@ class Buffer final : public tcp::UnboundBuffer {
   int num_done() const { return receives ? recvCompletions_ : sendCompletions_; }
 };
 
+class Connection final : public tcp::Pair {
+ public:
+  using tcp::Pair::Pair;
+
+  // Whether a send waits for its receive, and `condition` holds; neither changes in between.
+  template <class F>
+  bool has_waiting_send(std::uint64_t slot, const F& condition) {
+    const std::lock_guard lock(m_);
+    return localPendingSend_.contains(slot) && condition();
+  }
+};
+
 class Connections final : public tcp::Context {
  public:
   using tcp::Context::Context;
 
-  void close() { pairs_.clear(); }
+  std::unique_ptr<::gloo::transport::Pair>& createPair(int process) override {
+    auto& pair = pairs_[static_cast<std::size_t>(process)];
+    pair = std::make_unique<Connection>(this, device_.get(), process, getTimeout());
+    return pair;
+  }
+
+  void close() {
+    const std::lock_guard lock(pairs_mutex_);
+    pairs_.clear();
+  }
 
   // Messages of one tag come in the order of the receives, so either sends wait for receives or
-  // receives for sends. Where both wait they have other lengths: that of the send.
-  bool crossed(int process, std::uint32_t tag, std::size_t nbytes, std::size_t* other) {
-    const std::lock_guard lock(mutex_);
-    const auto waits = [&](const Tally& tally) {
-      const auto& processes = tally.getSendList();
-      return std::find(processes.begin(), processes.end(), process) != processes.end();
-    };
-    if (std::none_of(expectedNotifications_.begin(), expectedNotifications_.end(),
-                     [&](const Tally& t) { return t.slot == slot_of(tag, nbytes) && waits(t); })) {
-      return false;  // its message is announced
+  // receives for sends. Where both wait they have other lengths: `other` is that of the other side.
+  bool crossed(int process, std::uint32_t tag, std::size_t nbytes, bool receives,
+               std::size_t* other) {
+    const std::uint64_t slot = slot_of(tag, nbytes);
+    if (receives) {
+      const std::lock_guard lock(mutex_);
+      const auto waits = [&](const Tally& t) {
+        return t.slot == slot && has(t.getSendList(), process);
+      };
+      return std::any_of(expectedNotifications_.begin(), expectedNotifications_.end(), waits) &&
+             is_there(process, tag, &Tally::getSendList, other);
     }
+    const std::lock_guard lock(pairs_mutex_);
+    if (pairs_.empty()) return false;
+    auto& pair = static_cast<Connection&>(*pairs_[static_cast<std::size_t>(process)]);
+    return pair.has_waiting_send(slot, [&] {
+      const std::lock_guard tallies(mutex_);
+      return is_there(process, tag, &Tally::getRecvList, other);
+    });
+  }
+
+ private:
+  static bool has(const std::vector<int>& processes, int process) {
+    return std::find(processes.begin(), processes.end(), process) != processes.end();
+  }
+
+  // Whether `process` has announced a message of `tag` that nothing here matches.
+  bool is_there(int process, std::uint32_t tag, const std::vector<int>& (Tally::*list)() const,
+                std::size_t* other) const {
     for (const Tally& tally : pendingOperations_) {
-      if ((tally.slot & kTagMask) == tag && waits(tally)) {
+      if ((tally.slot & kTagMask) == tag && has((tally.*list)(), process)) {
         *other = tally.slot >> kTagBits;
         return true;
       }
     }
     return false;
   }
+
+  std::mutex pairs_mutex_;  // against close()
 };
 
 }  // namespace tessera::comm::gloo_plugin

@@ -223,9 +223,9 @@ Outcome wait(Message* message, std::int64_t ms, ErrorText* error) {
         return Outcome::kFailed;
       }
       std::size_t other = 0;
-      if (buffer.receives && message->state->connections->crossed(message->process, message->tag,
-                                                                  buffer.size, &other)) {
-        write(error, std::to_string(other) + " bytes");
+      if (message->state->connections->crossed(message->process, message->tag, buffer.size,
+                                               buffer.receives, &other)) {
+        write(error, (buffer.receives ? "" : "it expects ") + std::to_string(other) + " bytes");
         return Outcome::kFailed;
       }
       if (left.count() == 0) return Outcome::kPending;

@@ -168,13 +168,17 @@ TEST_F(GlooTransportTest, AMessageOfAnotherLengthSaysBoth) {
     const int other = 1 - transport.process();
     const auto out = send(transport, other, 1, transport.process() == 0 ? 8 : 16);
     const auto in = receive(transport, other, 1, transport.process() == 0 ? 24 : 4);
-    auto text = error_of<CommError>([&] { in->wait_for(kPatience); });
+    auto text = error_of<CommError>([&] { in->wait_for(kPatience); }) + "; " +
+                error_of<CommError>([&] { out->wait_for(kPatience); });
     exchange(transport, other, 2, 8);  // the connection is as it was
     return text;
   });
   EXPECT_EQ(outcomes[0],
-            "[gloo] expected 24 bytes from process 1, got: 16 bytes (process 0, tag 1)");
-  EXPECT_EQ(outcomes[1], "[gloo] expected 4 bytes from process 0, got: 8 bytes (process 1, tag 1)");
+            "[gloo] expected 24 bytes from process 1, got: 16 bytes (process 0, tag 1); "
+            "[gloo] expected 8 bytes to process 1, got: it expects 4 bytes (process 0, tag 1)");
+  EXPECT_EQ(outcomes[1],
+            "[gloo] expected 4 bytes from process 0, got: 8 bytes (process 1, tag 1); "
+            "[gloo] expected 16 bytes to process 0, got: it expects 24 bytes (process 1, tag 1)");
 }
 
 // It may be waited for or dropped when the transport is gone, and lets go of its bytes.
