@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <ostream>
 #include <sstream>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "comm/mpi/mpi_transport.h"
 #include "engine/error.h"
+#include "engine/sanitizers.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 
@@ -27,6 +29,8 @@ using ::testing::Not;
 using ::testing::SizeIs;
 namespace fs = std::filesystem;
 
+const char* const kTimeout = "200";  // seconds, for what hangs
+
 struct Launcher {
   std::string name, program, version;
   std::vector<std::string> options;
@@ -40,7 +44,7 @@ const Launcher kOpenMpi = {
     .name = "openmpi",
     .program = "/usr/bin/mpirun.openmpi",
     .version = "Open MPI ",
-    .options = {"--oversubscribe", "--bind-to", "none", "--quiet", "--timeout", "40"}};
+    .options = {"--oversubscribe", "--bind-to", "none", "--quiet", "--timeout", kTimeout}};
 const Launcher kMpich = {
     .name = "mpich", .program = "/usr/bin/mpirun.mpich", .version = "MPICH ", .options = {}};
 
@@ -50,6 +54,20 @@ struct Job {
   std::string err;
 };
 
+std::map<std::string, std::string> environment() {
+  std::map<std::string, std::string> variables = {
+      {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+      {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+      {"MPIEXEC_TIMEOUT", kTimeout},  // Hydra's
+      // The order in which MPIs lock, and what they leave, is theirs.
+      {"TSAN_OPTIONS", "halt_on_error=1:detect_deadlocks=0"},
+      {"ASAN_OPTIONS", "detect_leaks=0:intercept_tls_get_addr=0"}};
+#if defined(TESSERA_TSAN) || defined(TESSERA_ASAN)
+  variables["UCX_MEM_EVENTS"] = "no";  // UCX, under MPICH, and sanitizers both replace mmap()
+#endif
+  return variables;
+}
+
 Job run(const Launcher& launcher, int num_processes, const std::vector<std::string>& words) {
   std::vector<std::string> arguments = launcher.options;
   for (const std::string& word : {std::string("-n"), std::to_string(num_processes),
@@ -57,10 +75,7 @@ Job run(const Launcher& launcher, int num_processes, const std::vector<std::stri
     arguments.push_back(word);
   }
   arguments.insert(arguments.end(), words.begin(), words.end());
-  const auto outcome = testing::run_program(launcher.program, arguments,
-                                            {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                                             {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-                                             {"MPIEXEC_TIMEOUT", "40"}});
+  const auto outcome = testing::run_program(launcher.program, arguments, environment());
   Job job{outcome.exit_code, {}, outcome.err};
   std::istringstream text(outcome.out);
   for (std::string line; std::getline(text, line);) job.lines.push_back(line);

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -24,14 +25,17 @@ using std::chrono::steady_clock;
 
 constexpr std::size_t kLarge = std::size_t{4} << 20;  // more than any transport sends unasked
 
-// What process `from` sends to `to`: other bytes for each pair, tag and length.
+// What process `from` sends to `to`: other bytes for each pair, tag and length. Blocks that differ
+// in their first word, for sanitizers make loops over all words slow.
 Bytes message(int from, int to, std::uint32_t tag, std::size_t nbytes) {
   auto x = static_cast<std::uint32_t>(nbytes) + tag * 2654435761U;
   x ^= static_cast<std::uint32_t>(from * 64 + to) * 0x9e3779b9U;
+  std::array<std::uint32_t, 256> block;
+  for (std::uint32_t& word : block) word = x = x * 1664525 + 1013904223;
   Bytes bytes(nbytes);
-  for (std::size_t i = 0; i < nbytes; i += sizeof(x)) {
-    x = x * 1664525 + 1013904223;
-    std::memcpy(&bytes[i], &x, std::min(sizeof(x), nbytes - i));
+  for (std::size_t i = 0; i < nbytes; i += sizeof(block)) {
+    std::memcpy(&bytes[i], block.data(), std::min(sizeof(block), nbytes - i));
+    block[0] = block[0] * 1664525 + 1013904223;
   }
   return bytes;
 }
@@ -40,9 +44,13 @@ Bytes message(int from, int to, std::uint32_t tag, std::size_t nbytes) {
 // go too early sends others.
 std::shared_ptr<Bytes> owned(Bytes bytes) {
   return {new Bytes(std::move(bytes)), [](Bytes* last) {
-            std::fill(last->begin(), last->end(), std::byte{0xdd});
+            if (!last->empty()) std::memset(last->data(), 0xdd, last->size());
             delete last;
           }};
+}
+
+bool equal(const Bytes& a, const Bytes& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
 class Promises {
@@ -97,8 +105,8 @@ class Promises {
             broken.push_back(name + " did not come");
           } else if (!post.transfer->wait_for(milliseconds(0))) {
             broken.push_back(name + " came, and then had not come");
-          } else if (post.receives &&
-                     *post.bytes != message(post.peer, p_.own_, post.tag, post.bytes->size())) {
+          } else if (post.receives && !equal(*post.bytes, message(post.peer, p_.own_, post.tag,
+                                                                  post.bytes->size()))) {
             broken.push_back(name + " are other bytes");
           }
         } catch (const engine::Error& error) {
@@ -255,7 +263,7 @@ class Promises {
     for (const int peer : peers_) {
       const std::shared_ptr<Bytes> bytes(
           new Bytes(kLarge), [=, expected = message(peer, own_, 400, kLarge)](Bytes* come) {
-            if (*come == expected) ++*num_right;
+            if (equal(*come, expected)) ++*num_right;
             ++*num_come;
             delete come;
           });
@@ -368,7 +376,7 @@ class Promises {
   Transport& transport_;
   int own_, num_;
   std::vector<int> peers_;
-  steady_clock::time_point deadline_ = steady_clock::now() + std::chrono::minutes(1);
+  steady_clock::time_point deadline_ = steady_clock::now() + std::chrono::minutes(2);
 };
 
 }  // namespace
