@@ -20,7 +20,8 @@ using engine::CommError;
 
 // A tag is a group's number, a call's, and whether it carries data.
 constexpr std::uint32_t kNumCalls = 1U << 10;
-constexpr std::uint32_t kNumGroups = Transport::kNumTags / kNumCalls / 2 - 1;  // one tag is join()'s
+constexpr std::uint32_t kNumGroups =
+    Transport::kNumTags / kNumCalls / 2 - 1;  // one tag is join()'s
 
 }  // namespace
 

@@ -26,6 +26,7 @@ std::unique_ptr<comm::Transport> make_gloo(const TrainConfig& config, const Laun
   return comm::make_gloo_transport({.process = launch.process,
                                     .num_processes = launch.num_processes,
                                     .all_gather = all_gather,
+                                    .host = launch.num_hosts == 1 ? "127.0.0.1" : "",
                                     .deadline = config.deadline(),
                                     .plugin_path = comm::find_gloo_plugin("/proc/self/exe")});
 }

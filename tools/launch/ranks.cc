@@ -178,6 +178,8 @@ engine::Stream Ranks::compute(int rank, const engine::StreamOptions& options) co
 
 void Ranks::run(const TrainConfig& config, const std::function<void(comm::ProcessGroup&)>& fn,
                 FlightOutput* flight) const {
+  require(are_processes() || local.are_all(),
+          "[ranks] expected all {} ranks in this process, got {}", size, local.count);
   StuckRanks stuck(config.deadline(), flight);
   const auto recorder = flight == nullptr ? nullptr : flight->recorder();
   const auto on_failure = [&](const std::string& message) { stuck.begin(message); };

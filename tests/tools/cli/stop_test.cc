@@ -151,7 +151,8 @@ TEST(StopSignals, LeaveTheErrorNumberOfWhatTheyInterrupt) {
 TEST(StopSignals, HaveNames) {
   EXPECT_EQ(signal_name(SIGINT), "SIGINT");
   EXPECT_EQ(signal_name(SIGPIPE), "SIGPIPE");
-  EXPECT_EQ(signal_name(SIGUSR1), "a signal");
+  EXPECT_EQ(signal_name(SIGUSR1), "SIGUSR1");
+  EXPECT_EQ(signal_name(SIGUSR2), "a signal");
 }
 
 }  // namespace

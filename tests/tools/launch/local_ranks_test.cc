@@ -84,7 +84,7 @@ TEST_F(TwoOfFour, AreInTheTrace) {
   trace.begin();
   trace.close();
   trace.flush();
-  const testing::TraceFile file(folder_.read("trace.json"));
+  const testing::TraceFile file(folder_.read("trace.rank2.json"));
   std::set<std::string> processes, of_ops;
   for (const auto& [process, name] : file.processes) processes.insert(name);
   for (const testing::TraceSlice& slice : file.slices) {

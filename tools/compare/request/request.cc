@@ -143,7 +143,8 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
   checks.cpu(config.cpu);
   const Ranks ranks = Ranks::choose(config);
   check_device(config, flags, ranks);
-  if (!config.plan) check_pins(config.cpu, ranks.local.num_on_host);  // a plan may be of another machine
+  if (!config.plan)
+    check_pins(config.cpu, ranks.local.num_on_host);  // a plan may be of another machine
   c.num_ranks = ranks.size;
   c.shard_ranks = config.fsdp_options(ranks.size).placement.shard_ranks;
   c.on_gpu = ranks.num_gpus > 0;
