@@ -32,7 +32,6 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-constexpr int kSizes[] = {1, 2, 3, 4, 8};
 constexpr milliseconds kLong = std::chrono::hours(1);  // a test that waits for it fails
 
 // What a rank does in a test, and says to the test about it.
@@ -48,10 +47,11 @@ struct Backend {
   std::function<Stream(int rank, std::string name, engine::StreamOptions)> here, beside;
   std::int64_t num_large = 100003;  // elements that make a backend cut a tensor into chunks
   milliseconds deadline{50};        // for a test that waits for it
+  std::vector<int> sizes = {1, 2, 3, 4, 8};  // of the worlds of tests that try several
 };
 
 // Of ranks that are threads of this process: `run_threads` gives each its group.
-std::vector<std::string> said_by_threads(
+inline std::vector<std::string> said_by_threads(
     int size, const RankFunction& fn,
     const std::function<void(const std::function<void(ProcessGroup&)>&)>& run_threads) {
   std::vector<std::string> said(static_cast<std::size_t>(size));
@@ -180,7 +180,7 @@ Tensor serial_sum(std::int64_t numel, DType dtype, int size, Accumulate accumula
 }
 
 TEST_P(ProcessGroupTest, AllGatherOrdersBlocksByRank) {
-  for (const int size : kSizes) {
+  for (const int size : GetParam().sizes) {
     run(size, [](ProcessGroup& group) {
       const auto [stream, memory] = place(group.rank());
       for (const std::int64_t n : numels()) {
@@ -198,7 +198,7 @@ TEST_P(ProcessGroupTest, AllGatherOrdersBlocksByRank) {
 }
 
 TEST_P(ProcessGroupTest, BroadcastCopiesTheRoot) {
-  for (const int size : kSizes) {
+  for (const int size : GetParam().sizes) {
     run(size, [](ProcessGroup& group) {
       const auto [stream, memory] = place(group.rank());
       for (const std::int64_t n : numels()) {
@@ -215,7 +215,7 @@ TEST_P(ProcessGroupTest, BroadcastCopiesTheRoot) {
 }
 
 TEST_P(ProcessGroupTest, AllToAllTransposesBlocks) {
-  for (const int size : kSizes) {
+  for (const int size : GetParam().sizes) {
     run(size, [](ProcessGroup& group) {
       const auto [stream, memory] = place(group.rank());
       const int size = group.size();
@@ -237,7 +237,7 @@ TEST_P(ProcessGroupTest, AllToAllTransposesBlocks) {
 }
 
 TEST_P(ProcessGroupTest, ReductionsAddInRankOrderToTheBit) {
-  for (const int size : kSizes) {
+  for (const int size : GetParam().sizes) {
     for (const std::int64_t numel : numels()) {
       const std::int64_t n = numel / size;
       const std::int64_t all = n * size;
