@@ -1,13 +1,13 @@
 #include "comm/join.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
-#include <array>
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
+#include <exception>
 #include <mutex>
-#include <span>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -74,66 +74,27 @@ class Link {
   std::thread carrier_;
 };
 
-// Process 0's `own`, over `transport`, on every process.
-std::string hand_out(Transport& transport, const std::string& own,
-                     std::chrono::milliseconds deadline) {
-  constexpr std::uint32_t kTag = Transport::kNumTags - 1;  // of no call: see MessageRank
-  struct Packet {
-    std::uint32_t nbytes = 0;
-    std::array<char, 4096> bytes = {};
-  };
-  const auto packet = std::make_shared<Packet>();
-  std::vector<std::pair<int, std::unique_ptr<Transfer>>> transfers;
-  const auto all = std::as_writable_bytes(std::span(packet.get(), 1));
-  if (transport.process() == 0) {
-    engine::require(own.size() <= packet->bytes.size(), "[join] expected at most {} bytes, got {}",
-                    packet->bytes.size(), own.size());
-    packet->nbytes = static_cast<std::uint32_t>(own.size());
-    std::ranges::copy(own, packet->bytes.begin());
-    for (int p = 1; p < transport.num_processes(); ++p) {
-      transfers.emplace_back(p, transport.send(p, kTag, all, packet));
-    }
-  } else {
-    transfers.emplace_back(0, transport.receive(0, kTag, all, packet));
-  }
-  for (const auto& [process, transfer] : transfers) {
-    engine::require<engine::CommError>(
-        transfer->wait_for(deadline),
-        "[join] expected process {} over {} within {} ms, got nothing of it (process {})", process,
-        transport.str(), deadline.count(), transport.process());
-  }
-  return {packet->bytes.data(), std::min<std::size_t>(packet->nbytes, packet->bytes.size())};
+std::unique_ptr<Transport> make_transport(const JoinOptions& options, Control& control) {
+  const auto names = control.all_gather("name of the transport", options.transport_name);
+  const auto other =
+      std::ranges::find_if(names, [&](const auto& name) { return name != names[0]; });
+  engine::require(other == names.end(),
+                  "[join] expected the transport of process 0, {}, got {} (process {})", names[0],
+                  other == names.end() ? "" : *other, other - names.begin());
+  auto transport = options.transport(
+      [&](std::string own) { return control.all_gather("transport", std::move(own)); });
+  engine::require(transport->process() == control.process() &&
+                      transport->num_processes() == control.num_processes(),
+                  "[join] expected process {} of {} over {}, got process {} of {}",
+                  control.process(), control.num_processes(), transport->str(),
+                  transport->process(), transport->num_processes());
+  return transport;
 }
 
-}  // namespace
-
-std::unique_ptr<ProcessGroup> join(const JoinOptions& options) {
-  ControlOptions self = options.control;
-  if (self.num_processes == 1) {
-    return std::move(make_threads_world(1, {.deadline = options.deadline,
-                                            .on_failure = options.on_failure,
-                                            .flight = options.flight})[0]);
-  }
+std::shared_ptr<MessageWorld> connect(const JoinOptions& options,
+                                      const std::shared_ptr<Control>& control) {
   const auto shared = std::make_shared<MessageWorld>();
-  std::shared_ptr<Control> control;
-  if (self.address.empty()) {
-    shared->transport = options.transport([](std::string) -> std::vector<std::string> {
-      engine::fail("[join] expected an address where processes meet, got none");
-    });
-    self.hand_out = [&transport = *shared->transport, deadline = self.deadline](std::string own) {
-      return hand_out(transport, own, deadline);
-    };
-  } else {
-    control = Control::join(self);
-    shared->transport = options.transport(
-        [&](std::string own) { return control->all_gather("transport", std::move(own)); });
-  }
-  const Transport& transport = *shared->transport;
-  engine::require(
-      transport.process() == self.process && transport.num_processes() == self.num_processes,
-      "[join] expected process {} of {} over {}, got process {} of {}", self.process,
-      self.num_processes, transport.str(), transport.process(), transport.num_processes());
-  if (!control) control = Control::join(self);
+  shared->transport = make_transport(options, *control);
   const auto link = std::make_shared<std::weak_ptr<Link>>();  // which there is once the world is
   shared->world = std::make_shared<World>(
       options.deadline,
@@ -152,7 +113,32 @@ std::unique_ptr<ProcessGroup> join(const JoinOptions& options) {
         world->pause_deadline(), control->pause());
   };
   shared->link = std::move(linked);
-  return make_message_group(shared);
+  return shared;
+}
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> join(const JoinOptions& options) try {
+  const ControlOptions& self = options.control;
+  if (self.num_processes == 1) {
+    return std::move(make_threads_world(1, {.deadline = options.deadline,
+                                            .on_failure = options.on_failure,
+                                            .flight = options.flight})[0]);
+  }
+  const std::shared_ptr<Control> control = Control::join(self);
+  try {
+    auto world = connect(options, control);
+    control->all_gather("joined", "");  // so that what keeps one from joining keeps all
+    return make_message_group(std::move(world));
+  } catch (const std::exception& error) {
+    control->fail(World::text_of(
+        [&] { return fmt::format("[join] process {}: {}", self.process, error.what()); }));
+    throw;
+  }
+} catch (const std::system_error& error) {
+  if (error.code() != std::errc::resource_unavailable_try_again) throw;
+  engine::fail<engine::DeviceError>("[join] expected to start a thread, got {} (process {})",
+                                    error.what(), options.control.process);
 }
 
 }  // namespace tessera::comm

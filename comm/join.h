@@ -29,6 +29,8 @@ struct JoinOptions {
   /// Makes what moves the tensors; called once, unless there is one process. Collective.
   /// `all_gather` tells all processes what it needs to know of each.
   std::function<std::unique_ptr<Transport>(const AllGatherTexts& all_gather)> transport;
+  /// What that makes, "gloo": equal in all processes, or none of them joins.
+  std::string transport_name = {};
   /// How long ranks wait for each other in one call.
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
   /// As in ThreadsOptions, both.
@@ -38,8 +40,9 @@ struct JoinOptions {
 
 /// This process's rank of a world in which rank r is process r. A failure of one ends all, with the
 /// same message; a process that is lost is one. Collective. The end of the group leaves the world:
-/// whoever still waits for this rank is told. Throws as Control::join() and the transport do, and
-/// InvalidArgument if the transport has other processes than `control` says.
+/// whoever still waits for this rank is told. Throws as Control::join() and the transport do, which
+/// the others are told; DeviceError where no thread can be started; InvalidArgument if the
+/// transport has other processes than `control` says, or another name elsewhere.
 std::unique_ptr<ProcessGroup> join(const JoinOptions& options);
 
 }  // namespace tessera::comm

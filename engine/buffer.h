@@ -38,6 +38,8 @@ class Buffer {
   /// Becomes resident in the memory of `slot`, which must be at least as large and is kept alive;
   /// counted once, for the slot. Throws InvalidArgument if resident or if `slot` is too small.
   void attach(const std::shared_ptr<Buffer>& slot);
+  /// What it is attached to; null: nothing.
+  const std::shared_ptr<Buffer>& slot() const { return slot_; }
 
   const std::string& name() const { return name_; }
   std::int64_t nbytes() const { return nbytes_; }

@@ -35,10 +35,12 @@ class MessageGroup final : public ProcessGroup {
   }
 
  private:
-  // What a call uses until its last message is done.
+  // What a call uses until its last message is done. That may be long after it has failed, when
+  // buffers have been released.
   struct Held {
     Collective collective;
     Tensor staging;
+    std::shared_ptr<const void> in_slot, out_slot;
   };
 
   int world_rank(int rank) const override { return self_->world_rank(rank); }
@@ -65,6 +67,8 @@ class MessageGroup final : public ProcessGroup {
     if (const std::int64_t nbytes = staging_nbytes(collective, size(), /*canonical=*/true)) {
       held->staging = staging_.get(nbytes, collective.out.buffer()->memory(), stream);
     }
+    held->in_slot = collective.in.buffer()->slot();
+    held->out_slot = collective.out.buffer()->slot();
     held->collective = std::move(collective);
     held->collective.work.name = work.name;
     held->collective.work.detail = work.detail;

@@ -23,6 +23,9 @@ constexpr std::uint32_t kNumCalls = 1U << 10;
 constexpr std::uint32_t kNumGroups =
     Transport::kNumTags / kNumCalls / 2 - 1;  // one tag is join()'s
 
+// For what is on its way already, over the transport or by the control plane.
+constexpr std::chrono::milliseconds kPatience(1000);
+
 }  // namespace
 
 struct MessageRank::Fingerprint {
@@ -122,6 +125,7 @@ MessageRank::Messages::~Messages() {
 
 std::vector<MessageRank::Place> MessageRank::Messages::meet(const Place& own) {
   static_assert(std::is_trivially_copyable_v<Fingerprint> && sizeof(Fingerprint) == 256);
+  rank_.world().check();  // for groups of one rank, too
   const auto at = [](int r) { return static_cast<std::size_t>(r); };
   const auto all = std::make_shared<std::vector<Fingerprint>>(at(rank_.size()));
   Fingerprint& mine = (*all)[at(rank_.rank())];
@@ -148,9 +152,10 @@ std::vector<MessageRank::Place> MessageRank::Messages::meet(const Place& own) {
   });
   if (other == all->end()) return places;
   const std::string_view text = first.text;
-  fail(fmt::format("[{} #{} of {}] expected rank {}'s {}, got rank {}'s {}",
+  fail(fmt::format("[{} #{} of {}] expected rank {}'s {}, got rank {}'s {}{}",
                    text.substr(0, text.find(' ')), first.sequence, rank_.name_, rank_.world_rank(0),
                    text, rank_.world_rank(static_cast<int>(other - all->begin())),
+                   other->sequence == first.sequence ? "" : fmt::format("#{} ", other->sequence),
                    static_cast<const char*>(other->text)));
 }
 
@@ -191,12 +196,7 @@ void MessageRank::Messages::await(const std::function<void(int rank)>& received)
   for (std::size_t i = 0; i < posted_.size(); ++i) {
     while (!is_done(posted_[i], DeadlineClock::kTick)) {
       world.check();
-      if (rank_.shared_->has_left(rank_.world_rank(posted_[i].rank))) {
-        // What it sent before it left may have come after the look above.
-        if (is_done(posted_[i], {})) break;
-        fail(fmt::format("{} expected {} ranks, got: {}; {}", where(), rank_.size(),
-                         absent_text({absent(posted_[i].rank, true)}), call_.text));
-      }
+      if (const auto left = pending_ranks(i, true); !left.empty()) fail_without(left);
       if (world.clock().now() >= limit) expire(i);
     }
     if (!posted_[i].sends) received(posted_[i].rank);
@@ -204,16 +204,37 @@ void MessageRank::Messages::await(const std::function<void(int rank)>& received)
   posted_.clear();
 }
 
-void MessageRank::Messages::expire(std::size_t first) {
+std::vector<AbsentRank> MessageRank::Messages::pending_ranks(std::size_t first, bool departed) {
   std::vector<AbsentRank> ranks;
   for (std::size_t i = first; i < posted_.size(); ++i) {
-    if (!posted_[i].sends && !is_done(posted_[i], {}))
-      ranks.push_back(absent(posted_[i].rank, false));
+    const int rank = posted_[i].rank;
+    if (departed && !has_left(rank)) continue;
+    // What it sent before it left may come later than the word that it has left.
+    if (is_done(posted_[i], departed ? kPatience : std::chrono::milliseconds(0))) continue;
+    const int number = rank_.world_rank(rank);
+    if (std::ranges::find(ranks, number, &AbsentRank::rank) != ranks.end()) continue;
+    ranks.push_back({.rank = number, .departed = departed, .last = rank_.last_of(rank)});
   }
+  return ranks;
+}
+
+void MessageRank::Messages::expire(std::size_t first) {
+  // A process that has stopped is found elsewhere at about this time. It keeps others from going
+  // on, who look from here as if it were they.
+  wait_for_word(std::min(kPatience, rank_.world().deadline()));
+  const std::vector<AbsentRank> ranks = pending_ranks(first, false);
   fail(fmt::format("{} expected {} ranks within {} ms, got {}: {}; {}", where(), rank_.size(),
                    rank_.world().deadline().count(), rank_.size() - static_cast<int>(ranks.size()),
-                   ranks.empty() ? "all have called it, not all have done it" : absent_text(ranks),
+                   ranks.empty() ? "the last came too late" : absent_text(ranks), call_.text));
+}
+
+void MessageRank::Messages::fail_without(const std::vector<AbsentRank>& left) {
+  fail(fmt::format("{} expected {} ranks, got: {}; {}", where(), rank_.size(), absent_text(left),
                    call_.text));
+}
+
+bool MessageRank::Messages::has_left(int rank) const {
+  return rank_.shared_->has_left(rank_.world_rank(rank));
 }
 
 bool MessageRank::Messages::is_done(const Posted& posted, std::chrono::milliseconds time) {
@@ -224,22 +245,25 @@ bool MessageRank::Messages::is_done(const Posted& posted, std::chrono::milliseco
   }
 }
 
-AbsentRank MessageRank::Messages::absent(int rank, bool departed) const {
-  return {.rank = rank_.world_rank(rank), .departed = departed, .last = rank_.last_of(rank)};
-}
-
 std::string MessageRank::Messages::where() const {
   return fmt::format("[{} #{} of {}]", call_.op, call_.sequence, rank_.name_);
 }
 
 void MessageRank::Messages::fail_at(int rank, std::string_view why) {
-  // A lost process ends its messages at once; what it was, others may be about to tell.
-  constexpr std::chrono::milliseconds kPatience(1000), kSleep(10);
-  for (auto slept = kSleep; slept < kPatience && !rank_.world().has_failed(); slept += kSleep) {
-    std::this_thread::sleep_for(kSleep);
-  }
+  wait_for_word(kPatience, rank);  // a lost process ends its messages at once
   fail(fmt::format("{} expected messages of rank {}, got {}; {}", where(), rank_.world_rank(rank),
                    why, call_.text));
+}
+
+void MessageRank::Messages::wait_for_word(std::chrono::milliseconds time, int rank) {
+  constexpr std::chrono::milliseconds kSleep(10);
+  for (std::chrono::milliseconds slept{0}; slept < time; slept += kSleep) {
+    rank_.world().check();
+    if (rank >= 0 && has_left(rank)) {
+      fail_without({{rank_.world_rank(rank), true, rank_.last_of(rank)}});
+    }
+    std::this_thread::sleep_for(kSleep);
+  }
 }
 
 void MessageRank::Messages::fail(std::string message) {

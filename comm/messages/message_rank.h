@@ -6,6 +6,8 @@
 // equal. It carries what was declared since the last one, too. Messages of a call have a tag of
 // their own, made of the group's number and the call's: calls of one group that lie on several
 // streams do not take each other's, and a rank that calls something else is found by the number.
+// Tags come again after 1024 calls: a call that waits on one stream while so many others of its
+// group go on beside it is found to differ, and fails.
 #pragma once
 
 #include <chrono>
@@ -81,9 +83,14 @@ class MessageRank {
               const std::shared_ptr<const void>& owner);
     void await(const std::function<void(int rank)>& received);
     bool is_done(const Posted& posted, std::chrono::milliseconds time);
-    AbsentRank absent(int rank, bool departed) const;
+    /// The other ends of what is not done, from posted_[first] on; `departed`: that have left.
+    std::vector<AbsentRank> pending_ranks(std::size_t first, bool departed);
+    bool has_left(int rank) const;
     std::string where() const;
+    /// Others may be about to tell why. Throws that, or that `rank` has left; none for -1.
+    void wait_for_word(std::chrono::milliseconds time, int rank = -1);
     [[noreturn]] void expire(std::size_t first);
+    [[noreturn]] void fail_without(const std::vector<AbsentRank>& left);
     [[noreturn]] void fail_at(int rank, std::string_view why);
     [[noreturn]] void fail(std::string message);
 

@@ -5,10 +5,14 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -28,8 +32,9 @@ namespace {
 // has left.
 class Job {
  public:
-  Job(int size, milliseconds deadline) : left_(std::size_t(size)) {
-    auto transports = MemoryTransport::make(size);
+  Job(int size, milliseconds deadline) : Job(MemoryTransport::make(size), deadline) {}
+  Job(std::vector<std::unique_ptr<Transport>> transports, milliseconds deadline)
+      : left_(transports.size()) {
     for (auto& transport : transports) {
       auto world = std::make_shared<MessageWorld>();
       world->world = std::make_shared<World>(deadline, [this](const std::string& m) { fail(m); });
@@ -167,6 +172,119 @@ TEST(MessagesTest, CountsTheBytesOfEachRank) {
   // Parts of 128, 128 and 44 elements: what goes to the others in bf16, and what comes back in f32.
   EXPECT_THAT(sent, ::testing::ElementsAre(172 * 2 + 2 * 128 * 4, 172 * 2 + 2 * 128 * 4,
                                            256 * 2 + 2 * 44 * 4));
+}
+
+TEST(MessagesTest, AGroupOfOneRankEndsWithItsWorld) {
+  const auto messages = errors_of(2, [](ProcessGroup& world) {
+    const auto alone = world.split(world.rank(), 0);
+    alone->barrier("begin");
+    world.barrier("begin");
+    if (world.rank() == 0) world.abort("the cause");
+    for (int i = 0; i < 10'000; ++i) {
+      alone->barrier("alone");
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  });
+  EXPECT_THAT(messages, Each("[abort] by rank 0: the cause"));
+}
+
+// Some ranks have had more groups than others when all make one.
+TEST(MessagesTest, GroupsOfAllRanksHaveOneNumber) {
+  Job(3, std::chrono::seconds(20)).run([](ProcessGroup& world) {
+    const auto pair = world.split(world.rank() / 2, 0);
+    std::vector<std::unique_ptr<ProcessGroup>> more;
+    for (int i = 0; i < 3 && world.rank() < 2; ++i) more.push_back(pair->split(0, 0));
+    const auto all = world.split(0, 0);
+    for (const auto& group : more) group->barrier("in a pair");
+    all->barrier("in all");
+  });
+}
+
+// On one stream a call waits, while so many are made on another that its tag comes again.
+TEST(MessagesTest, ACallThatOthersOvertakeByAllTagsFails) {
+  const auto messages = errors_of(2, [](ProcessGroup& group) {
+    const Memory memory;
+    const Tensor in = Tensor::zeros(memory, {1}, DType::kI32, "in");
+    std::vector<Tensor> outs;
+    const auto gather = [&](const Stream& stream) {
+      outs.push_back(Tensor::zeros(memory, {2}, DType::kI32, "out"));
+      group.all_gather(in, outs.back(), stream, "x");
+    };
+    std::promise<void> opened;
+    const Stream gate = Stream::worker_cpu("gate"), gated = Stream::worker_cpu("gated");
+    const Stream others = Stream::inline_cpu("others");
+    if (group.rank() == 0) {
+      gate.launch({.name = "wait"}, [&] { opened.get_future().wait(); });
+      gated.wait(gate.record("open"));
+    }
+    std::exception_ptr error;
+    try {
+      gather(gated);
+      for (int i = 0; i < 1024; ++i) gather(others);
+    } catch (const CommError&) {
+      error = std::current_exception();
+    }
+    opened.set_value();
+    if (error) std::rethrow_exception(error);
+    gated.synchronize();
+  });
+  EXPECT_THAT(messages,
+              Each("[all_gather #1024 of world] expected rank 0's all_gather i32 x 1 'x', "
+                   "got rank 1's #0 all_gather i32 x 1 'x'"));
+}
+
+// Takes what is sent after the fingerprints, and never hands it on.
+class Keeps final : public Transport {
+ public:
+  explicit Keeps(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
+  std::string str() const override { return transport_->str(); }
+  int process() const override { return transport_->process(); }
+  int num_processes() const override { return transport_->num_processes(); }
+  std::unique_ptr<Transfer> send(int process, std::uint32_t tag, std::span<const std::byte> bytes,
+                                 std::shared_ptr<const void> owner) override {
+    if (tag % 2 == 1) return std::make_unique<Done>();
+    return transport_->send(process, tag, bytes, std::move(owner));
+  }
+  std::unique_ptr<Transfer> receive(int process, std::uint32_t tag, std::span<std::byte> bytes,
+                                    std::shared_ptr<const void> owner) override {
+    return transport_->receive(process, tag, bytes, std::move(owner));
+  }
+
+ private:
+  struct Done : Transfer {
+    bool wait_for(milliseconds) override { return true; }
+  };
+  std::unique_ptr<Transport> transport_;
+};
+
+// A message may come after the call that waits for it has failed, and what it is written to has
+// been released.
+TEST(MessagesTest, MemoryOfAMessageThatMayStillComeStays) {
+  std::weak_ptr<engine::Buffer> kept;
+  {
+    auto transports = MemoryTransport::make(2);
+    transports[0] = std::make_unique<Keeps>(std::move(transports[0]));
+    Job job(std::move(transports), milliseconds(100));
+    job.run([&](ProcessGroup& group) {
+      const Memory memory;
+      const Tensor in = Tensor::zeros(memory, {4}, DType::kF32, "in");
+      auto slot = engine::Buffer::create(memory, "slot", 32, engine::Category::kCommunication);
+      const auto whole =
+          engine::Buffer::create_released(memory, "whole", 32, engine::Category::kCommunication);
+      whole->attach(slot);
+      const Stream stream = Stream::inline_cpu("comm");
+      if (group.rank() == 1) kept = slot;
+      EXPECT_THROW(
+          {
+            group.all_gather(in, Tensor(whole, 0, {8}, DType::kF32), stream, "x");
+            group.barrier("end");
+          },
+          CommError);
+      whole->release();
+    });
+    EXPECT_FALSE(kept.expired());
+  }
+  EXPECT_TRUE(kept.expired());
 }
 
 }  // namespace

@@ -56,7 +56,8 @@ std::unique_ptr<comm::ProcessGroup> join_processes(
     const TrainConfig& config, const Launch& launch,
     std::function<void(const std::string& message)> on_failure,
     std::shared_ptr<comm::FlightRecorder> flight) {
-  const bool is_mpi = transport_of(config.parallel, launch) == TransportChoice::kMpi;
+  const TransportChoice transport = transport_of(config.parallel, launch);
+  const bool is_mpi = transport == TransportChoice::kMpi;
   const std::string& address =
       config.parallel.address.empty() ? launch.address : config.parallel.address;
   require(is_mpi || !address.empty(),
@@ -79,6 +80,7 @@ std::unique_ptr<comm::ProcessGroup> join_processes(
                            return is_mpi ? make_mpi(config, launch)
                                          : make_gloo(config, launch, all_gather);
                          },
+                     .transport_name = std::string(name_of(transport)),
                      .deadline = config.deadline(),
                      .on_failure = std::move(on_failure),
                      .flight = std::move(flight)});

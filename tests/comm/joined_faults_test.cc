@@ -1,0 +1,272 @@
+// Processes that comm::join() connects, and what becomes of them when one dies, stops, leaves,
+// fails, or cannot join: over Gloo.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/join.h"
+#include "engine/error.h"
+#include "engine/memory.h"
+#include "engine/stream.h"
+#include "tests/comm/joined_processes.h"
+#include "tests/testing/sanitizers.h"
+
+namespace tessera::comm {
+namespace {
+
+using engine::DType;
+using engine::Memory;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr milliseconds kLong = std::chrono::hours(1);  // a test that waits for it fails
+
+using Body = std::function<void(ProcessGroup&, const Child::Say&)>;
+using Change = std::function<void(JoinOptions&)>;
+
+// Process `process`, which joins, does `body`, leaves, and says "left". What it says besides is of
+// `body`, or the error that ended it, which was told once as the world's failure.
+Child joined(const MeetingPlace& place, int process, milliseconds deadline, const Body& body,
+             const Change& change = {}) {
+  return Child([=](const Child::Say& say) {
+    JoinOptions options = place.options(process, deadline);
+    std::vector<std::string> failures;
+    options.on_failure = [&](const std::string& message) { failures.push_back(message); };
+    if (change) change(options);
+    {
+      const auto group = join(options);
+      try {
+        body(*group, say);
+      } catch (const engine::CommError& error) {
+        const bool once = failures == std::vector<std::string>{error.what()};
+        say((once ? "" : "not told once: ") + std::string(error.what()));
+      }
+    }
+    say("left");
+  });
+}
+
+std::vector<Child> joined_all(int num_processes, milliseconds deadline, const Body& body) {
+  const MeetingPlace place(num_processes);
+  std::vector<Child> children;
+  for (int p = 0; p < num_processes; ++p) {
+    children.push_back(joined(place, p, deadline, body));
+  }
+  return children;
+}
+
+// Sums that never end; says "sums" when the first is there.
+void sum_for_ever(ProcessGroup& group, const Child::Say& say) {
+  const Stream stream = Stream::inline_cpu("comm");
+  const Tensor sum = Tensor::zeros(Memory(), {1 << 20}, DType::kF32, "sum");
+  for (int i = 0;; ++i) {
+    group.all_reduce(sum, sum, Accumulate::kNo, stream, "sum");
+    if (i == 0) say("sums");
+  }
+}
+
+TEST(JoinedFaultsTest, AProcessThatIsKilledIsNamedByTheOthers) {
+  for (int killed = 0; killed < 3; ++killed) {
+    auto children = joined_all(3, kLong, sum_for_ever);
+    for (Child& child : children) EXPECT_EQ(child.hear(), "sums");
+    const std::string name = "lost process " + std::to_string(killed) + " (";
+    children[std::size_t(killed)].end();
+    for (int p = 0; p < 3; ++p) {
+      if (p == killed) continue;
+      EXPECT_THAT(children[std::size_t(p)].hear(), AllOf(StartsWith("[control] "), HasSubstr(name)))
+          << "process " << p;
+      EXPECT_EQ(children[std::size_t(p)].hear(), "left");
+    }
+  }
+}
+
+TEST(JoinedFaultsTest, AProcessThatStopsForLongerThanTheDeadlineIsNamed) {
+  for (int stopped = 0; stopped < 3; ++stopped) {
+    auto children = joined_all(3, milliseconds(2000), sum_for_ever);
+    for (Child& child : children) EXPECT_EQ(child.hear(), "sums");
+    children[std::size_t(stopped)].signal(SIGSTOP);
+    const std::string number = std::to_string(stopped);
+    for (int p = 0; p < 3; ++p) {
+      if (p == stopped) continue;
+      EXPECT_THAT(children[std::size_t(p)].hear(),
+                  AnyOf(HasSubstr("lost process " + number + " ("),
+                        HasSubstr("rank " + number + " is missing")));
+    }
+    children[std::size_t(stopped)].signal(SIGCONT);
+    EXPECT_THAT(children[std::size_t(stopped)].hear(), HasSubstr("expected"));
+    EXPECT_EQ(children[std::size_t(stopped)].hear(), "left");
+  }
+}
+
+TEST(JoinedFaultsTest, AProcessThatStopsForAWhileIsWaitedFor) {
+  auto children = joined_all(3, std::chrono::minutes(1), [](ProcessGroup& group, const auto& say) {
+    group.barrier("begin");
+    say("begun");
+    for (int i = 0; i < 10; ++i) {
+      std::this_thread::sleep_for(milliseconds(20));
+      group.barrier("go on");
+    }
+    say("ended");
+  });
+  for (Child& child : children) EXPECT_EQ(child.hear(), "begun");
+  children[1].signal(SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(1500));
+  children[1].signal(SIGCONT);
+  for (Child& child : children) {
+    EXPECT_EQ(child.hear(), "ended");
+    EXPECT_EQ(child.hear(), "left");
+  }
+}
+
+TEST(JoinedFaultsTest, AProcessThatReturnsEarlyIsNamedAtOnce) {
+  for (int early = 0; early < 3; ++early) {
+    auto children = joined_all(3, kLong, [early](ProcessGroup& group, const auto&) {
+      group.barrier("begin");
+      if (group.rank() != early) group.barrier("end");
+    });
+    EXPECT_EQ(children[std::size_t(early)].hear(), "left");
+    for (int p = 0; p < 3; ++p) {
+      if (p == early) continue;
+      EXPECT_EQ(children[std::size_t(p)].hear(),
+                "[barrier #1 of world] expected 3 ranks, got: rank " + std::to_string(early) +
+                    " has left the group, last seen in #0 barrier 'begin'; barrier 'end'");
+      EXPECT_EQ(children[std::size_t(p)].hear(), "left");
+    }
+  }
+}
+
+// Another one, which the rank that waits first has to wait for as well, is not to hide it.
+TEST(JoinedFaultsTest, AProcessThatReturnsEarlyIsNamedWhileAnotherIsLate) {
+  auto children = joined_all(3, kLong, [](ProcessGroup& group, const auto& say) {
+    group.barrier("begin");
+    if (group.rank() == 0) group.barrier("end");
+    if (group.rank() == 1) {
+      try {
+        for (;; std::this_thread::sleep_for(milliseconds(1))) group.check();
+      } catch (const engine::CommError&) {
+        say("late, not gone");
+        throw;
+      }
+    }
+  });
+  const std::string error =
+      "[barrier #1 of world] expected 3 ranks, got: rank 2 has left the group, last seen in #0 "
+      "barrier 'begin'; barrier 'end'";
+  EXPECT_EQ(children[0].hear(), error);
+  EXPECT_EQ(children[1].hear(), "late, not gone");
+  EXPECT_EQ(children[1].hear(), error);
+}
+
+TEST(JoinedFaultsTest, AProcessMayLeaveAsSoonAsItsCallsAreDone) {
+  for (int i = 0; i < 20; ++i) {
+    auto children =
+        joined_all(3, kLong, [](ProcessGroup& group, const auto&) { group.barrier("end"); });
+    for (Child& child : children) EXPECT_EQ(child.hear(), "left");
+  }
+}
+
+TEST(JoinedFaultsTest, WhatOneProcessFailsWithEndsAll) {
+  for (int failing = 0; failing < 3; ++failing) {
+    auto children = joined_all(3, kLong, [failing](ProcessGroup& group, const auto& say) {
+      group.barrier("begin");
+      if (group.rank() == failing) group.abort("the loader died");
+      sum_for_ever(group, say);
+    });
+    for (Child& child : children) {
+      EXPECT_EQ(child.hear(), "[abort] by rank " + std::to_string(failing) + ": the loader died");
+      EXPECT_EQ(child.hear(), "left");
+    }
+  }
+}
+
+TEST(JoinedFaultsTest, APauseOfOneProcessHoldsForAll) {
+  auto children = joined_all(3, milliseconds(1000), [](ProcessGroup& group, const auto& say) {
+    group.barrier("begin");
+    if (group.rank() == 1) {
+      const auto pause = group.pause_deadline();
+      std::this_thread::sleep_for(milliseconds(2500));
+    }
+    group.barrier("written");
+    say("went on");
+  });
+  for (Child& child : children) {
+    EXPECT_EQ(child.hear(), "went on");
+    EXPECT_EQ(child.hear(), "left");
+  }
+}
+
+void never(ProcessGroup&, const Child::Say& say) { say("joined"); }
+
+TEST(JoinedFaultsTest, ProcessesWithOtherTransportsDoNotJoin) {
+  const MeetingPlace place(3);
+  std::vector<Child> children;
+  for (int p = 0; p < 3; ++p) {
+    children.push_back(joined(place, p, kLong, never, [p](JoinOptions& options) {
+      options.transport_name = p == 1 ? "mpi" : "gloo";
+    }));
+  }
+  for (Child& child : children) {
+    EXPECT_EQ(child.hear(),
+              "[join] expected the transport of process 0, gloo, got mpi (process 1)");
+    EXPECT_EQ(child.hear(), "(the end)");
+  }
+}
+
+TEST(JoinedFaultsTest, WhatKeepsOneFromJoiningIsToldToAll) {
+  for (int failing = 0; failing < 3; ++failing) {
+    const MeetingPlace place(3);
+    std::vector<Child> children;
+    for (int p = 0; p < 3; ++p) {
+      children.push_back(joined(place, p, kLong, never, [=](JoinOptions& options) {
+        if (p != failing) return;
+        options.transport = [](const auto&) -> std::unique_ptr<Transport> {
+          throw std::bad_alloc();
+        };
+      }));
+    }
+    for (int p = 0; p < 3; ++p) {
+      EXPECT_THAT(children[std::size_t(p)].hear(),
+                  p == failing ? "std::bad_alloc"
+                               : "[join] process " + std::to_string(failing) + ": std::bad_alloc");
+    }
+  }
+}
+
+// Threads take memory for their stacks.
+TEST(JoinedFaultsTest, AProcessWithoutMemoryForThreadsDoesNotHoldUpTheOthers) {
+  if (testing::kIsSlow) GTEST_SKIP() << "a sanitizer takes memory of its own";
+  const auto take_memory = [](JoinOptions&) {
+    long num_pages = 0;
+    std::ifstream("/proc/self/statm") >> num_pages;
+    const rlim_t nbytes = rlim_t(num_pages) * rlim_t(::getpagesize()) + (1 << 20);
+    const rlimit limit{nbytes, nbytes};
+    ::setrlimit(RLIMIT_AS, &limit);
+  };
+  for (const int poor : {0, 1}) {
+    const MeetingPlace place(2);
+    Child rich = joined(place, 1 - poor, milliseconds(2000), never);
+    Child other = joined(place, poor, milliseconds(2000), never, take_memory);
+    EXPECT_THAT(other.hear(), HasSubstr("[join] expected to start a thread, got "));
+    EXPECT_THAT(rich.hear(), poor == 0
+                                 ? HasSubstr("expected process 0 of job 'job' at tcp:127.0.0.1:")
+                                 : HasSubstr("process 1"));
+    EXPECT_EQ(rich.hear(), "(the end)");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm
