@@ -74,7 +74,7 @@ TEST_F(MpiGroupsTest, KeepTheirPromises) {
 TEST_F(MpiGroupsTest, NameAProcessThatIsKilled) {
   const Job job = run(3, {"told "}, {"--enable-recovery"}, "dies");
   ASSERT_THAT(job.lines, SizeIs(2)) << job.all;
-  EXPECT_THAT(job.lines, Each(AllOf(HasSubstr("lost process 1 ("), HasSubstr("all_reduce"))));
+  EXPECT_THAT(job.lines, Each(HasSubstr("lost process 1 (")));
 }
 
 }  // namespace
