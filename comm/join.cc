@@ -21,56 +21,54 @@
 namespace tessera::comm {
 namespace {
 
-// Between the failure of this process and that of the job. A thread carries what fails here:
-// whoever fails a world holds its lock, which what comes from the other processes needs as well.
+// What this process failed with, on its way to the others.
+struct Failure {
+  void tell(const std::string& message) {
+    {
+      const std::lock_guard lock(mutex);
+      if (text.empty()) text = message;
+    }
+    changed.notify_all();
+  }
+  void end() {
+    {
+      const std::lock_guard lock(mutex);
+      ended = true;
+    }
+    changed.notify_all();
+  }
+  // Empty at the end.
+  std::string wait() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [this] { return ended || !text.empty(); });
+    return text;
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::string text;
+  bool ended = false;
+};
+
+// Carries it, by a thread: whoever fails a world holds its lock, which what comes from the other
+// processes needs as well. A world does not keep its Link: it may fail in a thread of the control
+// plane, which is not to end that.
 class Link {
  public:
-  Link(std::shared_ptr<Control> control, std::shared_ptr<World> world)
-      : control_(std::move(control)), world_(std::move(world)), carrier_([this] { carry(); }) {}
+  Link(std::shared_ptr<Control> control, std::shared_ptr<Failure> failure)
+      : control_(std::move(control)), failure_(std::move(failure)), carrier_([this] {
+          if (const std::string text = failure_->wait(); !text.empty()) control_->fail(text);
+        }) {}
   ~Link() {
-    {
-      const std::lock_guard lock(mutex_);
-      ended_ = true;
-    }
-    changed_.notify_all();
+    failure_->end();
     carrier_.join();
   }
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  void listen() {
-    control_->listen(
-        {.on_failure = [world = world_](const std::string& message) { world->abort(message); },
-         .on_pause =
-             [world = world_, held = std::shared_ptr<const void>()](bool paused) mutable {
-               held = paused ? world->pause_deadline() : nullptr;
-             }});
-  }
-
-  void fail(const std::string& message) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (failure_.empty()) failure_ = message;
-    }
-    changed_.notify_all();
-  }
-
  private:
-  void carry() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return ended_ || !failure_.empty(); });
-    if (failure_.empty()) return;
-    const std::string message = failure_;
-    lock.unlock();
-    control_->fail(message);
-  }
-
   const std::shared_ptr<Control> control_;
-  const std::shared_ptr<World> world_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::string failure_;
-  bool ended_ = false;
+  const std::shared_ptr<Failure> failure_;
   std::thread carrier_;
 };
 
@@ -95,24 +93,27 @@ std::shared_ptr<MessageWorld> connect(const JoinOptions& options,
                                       const std::shared_ptr<Control>& control) {
   const auto shared = std::make_shared<MessageWorld>();
   shared->transport = make_transport(options, *control);
-  const auto link = std::make_shared<std::weak_ptr<Link>>();  // which there is once the world is
+  const auto failure = std::make_shared<Failure>();
   shared->world = std::make_shared<World>(
       options.deadline,
-      [link, on_failure = options.on_failure](const std::string& message) {
+      [failure, on_failure = options.on_failure](const std::string& message) {
         if (on_failure) on_failure(message);
-        if (const auto to = link->lock()) to->fail(message);
+        failure->tell(message);
       },
       options.flight);
-  auto linked = std::make_shared<Link>(control, shared->world);
-  *link = linked;
-  linked->listen();
+  shared->link = std::make_shared<Link>(control, failure);
+  control->listen(
+      {.on_failure = [world = shared->world](const std::string& message) { world->abort(message); },
+       .on_pause =
+           [world = shared->world, held = std::shared_ptr<const void>()](bool paused) mutable {
+             held = paused ? world->pause_deadline() : nullptr;
+           }});
   shared->has_left = [control](int rank) { return control->has_left(rank); };
   shared->say_call = [control](std::string_view call) { control->say_call(call); };
   shared->pause = [control, world = shared->world] {
     return std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(
         world->pause_deadline(), control->pause());
   };
-  shared->link = std::move(linked);
   return shared;
 }
 

@@ -5,7 +5,8 @@
 //       .transport = [](const auto& all_gather) {
 //         return comm::make_gloo_transport({.process = 1, .num_processes = 2,
 //                                           .all_gather = all_gather});
-//       }});
+//       },
+//       .transport_name = "gloo"});
 //
 // What follows is as with threads: the group has the same calls, errors and bits.
 #pragma once

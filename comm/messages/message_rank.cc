@@ -139,13 +139,13 @@ std::vector<MessageRank::Place> MessageRank::Messages::meet(const Place& own) {
       post(r, sends, kMeets, std::as_writable_bytes(std::span(&fingerprint, 1)), all);
     }
   }
-  await([&](int r) { rank_.came_to(r, (*all)[at(r)]); });
-  std::vector<Place> places;
-  for (int r = 0; r < rank_.size(); ++r) {
+  await([&](int r) {
     Fingerprint& his = (*all)[at(r)];
     his.text[sizeof(his.text) - 1] = '\0';
-    places.push_back(his.place);
-  }
+    rank_.came_to(r, his);
+  });
+  std::vector<Place> places;
+  for (const Fingerprint& fingerprint : *all) places.push_back(fingerprint.place);
   const Fingerprint& first = (*all)[0];
   const auto other = std::ranges::find_if(*all, [&](const Fingerprint& f) {
     return f.hash != first.hash || f.sequence != first.sequence;
@@ -210,7 +210,8 @@ std::vector<AbsentRank> MessageRank::Messages::pending_ranks(std::size_t first, 
     const int rank = posted_[i].rank;
     if (departed && !has_left(rank)) continue;
     // What it sent before it left may come later than the word that it has left.
-    if (is_done(posted_[i], departed ? kPatience : std::chrono::milliseconds(0))) continue;
+    const bool waits = departed && ranks.empty();
+    if (is_done(posted_[i], waits ? kPatience : std::chrono::milliseconds(0))) continue;
     const int number = rank_.world_rank(rank);
     if (std::ranges::find(ranks, number, &AbsentRank::rank) != ranks.end()) continue;
     ranks.push_back({.rank = number, .departed = departed, .last = rank_.last_of(rank)});
