@@ -3,9 +3,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <mutex>
+#include <span>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -72,6 +76,45 @@ class Link {
   std::thread carrier_;
 };
 
+// Process 0's `own`, over `transport`, on every process.
+std::string hand_out(Transport& transport, const std::string& own,
+                     std::chrono::milliseconds deadline) {
+  constexpr std::uint32_t kTag = Transport::kNumTags - 1;  // of no call: see MessageRank
+  struct Packet {
+    std::uint32_t nbytes = 0;
+    std::array<char, 4096> bytes = {};
+  };
+  const auto packet = std::make_shared<Packet>();
+  std::vector<std::pair<int, std::unique_ptr<Transfer>>> transfers;
+  const auto all = std::as_writable_bytes(std::span(packet.get(), 1));
+  if (transport.process() == 0) {
+    engine::require(own.size() <= packet->bytes.size(), "[join] expected at most {} bytes, got {}",
+                    packet->bytes.size(), own.size());
+    packet->nbytes = static_cast<std::uint32_t>(own.size());
+    std::ranges::copy(own, packet->bytes.begin());
+    for (int p = 1; p < transport.num_processes(); ++p) {
+      transfers.emplace_back(p, transport.send(p, kTag, all, packet));
+    }
+  } else {
+    transfers.emplace_back(0, transport.receive(0, kTag, all, packet));
+  }
+  for (const auto& [process, transfer] : transfers) {
+    engine::require<engine::CommError>(
+        transfer->wait_for(deadline),
+        "[join] expected process {} over {} within {} ms, got nothing of it (process {})", process,
+        transport.str(), deadline.count(), transport.process());
+  }
+  return {packet->bytes.data(), std::min<std::size_t>(packet->nbytes, packet->bytes.size())};
+}
+
+// Throws InvalidArgument unless `transport` has the processes that `self` says.
+void check_processes(const Transport& transport, const ControlOptions& self) {
+  engine::require(
+      transport.process() == self.process && transport.num_processes() == self.num_processes,
+      "[join] expected process {} of {} over {}, got process {} of {}", self.process,
+      self.num_processes, transport.str(), transport.process(), transport.num_processes());
+}
+
 std::unique_ptr<Transport> make_transport(const JoinOptions& options, Control& control) {
   const auto names = control.all_gather("name of the transport", options.transport_name);
   const auto other =
@@ -81,18 +124,16 @@ std::unique_ptr<Transport> make_transport(const JoinOptions& options, Control& c
                   other == names.end() ? "" : *other, other - names.begin());
   auto transport = options.transport(
       [&](std::string own) { return control.all_gather("transport", std::move(own)); });
-  engine::require(transport->process() == control.process() &&
-                      transport->num_processes() == control.num_processes(),
-                  "[join] expected process {} of {} over {}, got process {} of {}",
-                  control.process(), control.num_processes(), transport->str(),
-                  transport->process(), transport->num_processes());
+  check_processes(*transport, options.control);
   return transport;
 }
 
+// `transport`: null where it is made only now.
 std::shared_ptr<MessageWorld> connect(const JoinOptions& options,
-                                      const std::shared_ptr<Control>& control) {
+                                      const std::shared_ptr<Control>& control,
+                                      std::shared_ptr<Transport> transport) {
   const auto shared = std::make_shared<MessageWorld>();
-  shared->transport = make_transport(options, *control);
+  shared->transport = transport ? std::move(transport) : make_transport(options, *control);
   const auto failure = std::make_shared<Failure>();
   shared->world = std::make_shared<World>(
       options.deadline,
@@ -120,15 +161,25 @@ std::shared_ptr<MessageWorld> connect(const JoinOptions& options,
 }  // namespace
 
 std::unique_ptr<ProcessGroup> join(const JoinOptions& options) try {
-  const ControlOptions& self = options.control;
+  ControlOptions self = options.control;
   if (self.num_processes == 1) {
     return std::move(make_threads_world(1, {.deadline = options.deadline,
                                             .on_failure = options.on_failure,
                                             .flight = options.flight})[0]);
   }
+  std::shared_ptr<Transport> transport;
+  if (self.address.empty()) {
+    transport = options.transport([](const std::string&) -> std::vector<std::string> {
+      engine::fail("[join] expected an address where processes meet, got none");
+    });
+    check_processes(*transport, self);
+    self.hand_out = [&transport = *transport, deadline = self.deadline](const std::string& own) {
+      return hand_out(transport, own, deadline);
+    };
+  }
   const std::shared_ptr<Control> control = Control::join(self);
   try {
-    auto world = connect(options, control);
+    auto world = connect(options, control, std::move(transport));
     control->all_gather("joined", "");  // so that what keeps one from joining keeps all
     return make_message_group(std::move(world));
   } catch (const std::exception& error) {
