@@ -7,6 +7,7 @@
 
 #include "comm/gloo/gloo_transport.h"
 #include "engine/error.h"
+#include "engine/io/runfiles.h"
 
 namespace tessera::comm {
 namespace {
@@ -49,11 +50,7 @@ std::string find_gloo_plugin(const fs::path& program) {
   for (const fs::path& folder : {file.parent_path(), file.parent_path().parent_path() / "lib"}) {
     if (is_there(folder / kName)) return folder / kName;
   }
-  // PROGRAM.runfiles/REPOSITORY/comm: Tessera is the program's own repository, or one it uses.
-  for (const auto& repository : fs::directory_iterator(file.string() + ".runfiles", error)) {
-    if (is_there(repository.path() / "comm" / kName)) return repository.path() / "comm" / kName;
-  }
-  return {};
+  return engine::find_runfile(file, fs::path("comm") / kName);
 }
 
 }  // namespace tessera::comm

@@ -6,8 +6,9 @@
 
 namespace tessera::tools {
 
-/// What the option data.path leads to, or, without one, `supplied`: data that `bazel run` lays
-/// where the program starts. Throws IoError that says how to get data where that is missing.
+/// What the option data.path leads to, or, without one, `supplied`: data that Bazel lays where
+/// `bazel run` starts the program, and beside the program, for who starts it otherwise. Throws
+/// IoError that says how to get data where that is missing.
 std::string data_path(const std::string& option, const std::string& supplied,
                       std::string_view how_to_get);
 

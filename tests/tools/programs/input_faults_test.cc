@@ -179,13 +179,15 @@ TEST_F(InputFaults, AVocabularyFarAboveTheDataIsAWarning) {
   EXPECT_EQ(run().out.find("warning"), std::string::npos);
 }
 
-TEST_F(InputFaults, OutsideOfBazelRunAProgramSaysHowToGetData) {
-  const std::string elsewhere = folder_.path();
+TEST_F(InputFaults, OutsideOfBazelRunAProgramFindsDataBesideItselfOrSaysHowToGetThem) {
+  // A copy, as what Bazel built has its data beside it.
   const auto started_elsewhere = [&](const std::string& program) {
-    const std::string path = std::filesystem::absolute(program).string();
-    return run_program(
-        "/bin/sh", std::vector<std::string>{"-c", "cd " + elsewhere + " && " + path +
-                                                      " --device=cpu --train.steps=0 --out=run"});
+    std::filesystem::copy_file(program, folder_ / "program",
+                               std::filesystem::copy_options::overwrite_existing);
+    return run_program("/bin/sh", std::vector<std::string>{
+                                      "-c", "cd " + folder_.path() +
+                                                " && ./program --device=cpu --train.steps=0 "
+                                                "--sample.tokens=0 --log.peak_ms=0 --out=run"});
   };
   const Outcome transformer = started_elsewhere(kTransformer);
   EXPECT_EQ(transformer.exit_code, 1);
@@ -196,6 +198,12 @@ TEST_F(InputFaults, OutsideOfBazelRunAProgramSaysHowToGetData) {
   EXPECT_TRUE(has(mlp.err, {"bazel run", "third_party/data/fashion_mnist", "--data.path=FOLDER",
                             "/usr/share/datasets/fashion-mnist", "dataset-fashion-mnist"}));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  std::filesystem::create_directories(folder_ / "program.runfiles/us/third_party/data");
+  folder_.write("program.runfiles/us/third_party/data/kjv.txt",
+                folder_.read("text.txt") + folder_.read("text.txt"));
+  const Outcome found = started_elsewhere(kTransformer);
+  EXPECT_EQ(found.exit_code, 0) << found.err;
+  EXPECT_TRUE(has(found.out, {"/program.runfiles/us/third_party/data/kjv.txt"}));
 }
 
 }  // namespace
