@@ -508,6 +508,21 @@ TEST_F(Compare, WhatCannotBeIsAnErrorBeforeAnythingIsTrained) {
   refused({{"out", folder_ / "file"}}, "[out] expected a folder");
 }
 
+TEST_F(Compare, OneOfSeveralProcessesIsRefusedUnlessTrainingsTakeNoNotice) {
+  const std::map<std::string, std::string> second = {
+      {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
+  flags_["strategies"] = "ddp";
+  flags_.erase("sweep");
+  const Outcome refused = run_program("tools/compare/compare", flags_, second);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_TRUE(has(refused.err, {"[compare] expected to be started once, as each training is one "
+                                "process, got env, process 1 of 2 ("}));
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+  flags_["parallel.launcher"] = "threads";
+  EXPECT_EQ(run_program("tools/compare/compare", flags_, second).exit_code, 0);
+  EXPECT_EQ(state(0), "ok");
+}
+
 TEST_F(Compare, AnInputIsNoOutput) {
   const std::string data = flags_.at("data.path"), text = folder_.read("text.txt");
   const std::string program = trainer("exec $train \"$@\"\n"), script = folder_.read("trainer");
