@@ -20,6 +20,7 @@ Tensor Staging::get(std::int64_t nbytes, const engine::Memory& memory, const Str
   const auto found = std::ranges::find(blocks_, stream, &Block::stream);
   if (found != blocks_.end()) {
     if (found->bytes.nbytes() >= nbytes) return found->bytes;
+    if (stream.device().is_host()) stream.synchronize();  // calls on their way hold on to it
     let_go(*found);
     blocks_.erase(found);
   }

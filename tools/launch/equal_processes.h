@@ -8,8 +8,9 @@
 namespace tessera::tools {
 
 /// Compares every rank's `text`, lines of NAME = VALUE, which [SECTION] may head as in TOML, with
-/// rank 0's. Collective: where they differ all ranks throw InvalidArgument, with the first line
-/// that differs as both have it.
-void check_equal_processes(comm::ProcessGroup& world, const std::string& text);
+/// rank 0's. Where they differ, an error of the first line that does, as both have it, else empty.
+/// Collective, and equal on all ranks: whoever leaves the world before it says so cannot keep the
+/// others from learning it.
+std::string difference_of_processes(comm::ProcessGroup& world, const std::string& text);
 
 }  // namespace tessera::tools

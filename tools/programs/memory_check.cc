@@ -46,7 +46,9 @@ std::string smaller(const TrainConfig& config, const Ranks& ranks, std::int64_t 
   if (mib > 0 && (budget == 0 || budget > mib << 20)) {
     return fmt::format("try --memory_budget={}MiB, for each rank", mib);
   }
-  if (ranks.size > 1) return "try " + fewer_ranks(config, ranks.size, ranks.size / 2);
+  if (ranks.size > 1) {
+    return "try " + fewer_ranks(config, ranks.size, ranks.size / 2, ranks.are_processes());
+  }
   return "try a smaller --train.batch, or a smaller model";
 }
 

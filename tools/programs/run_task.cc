@@ -17,6 +17,7 @@
 
 #include "comm/process_group.h"
 #include "engine/cuda.h"
+#include "engine/error.h"
 #include "engine/gemm/gemm_algorithms.h"
 #include "engine/io/file.h"
 #include "engine/io/text.h"
@@ -184,6 +185,16 @@ void add_plan(RunLog& log, const Run& run, std::int64_t start) {
       [&](std::int64_t step) -> const StepRecord& { return planned_step(*plan, step, start); });
 }
 
+RunPlace run_place(const Ranks& ranks, const MachineLimits& limits) {
+  // A launcher that leaves a process a part of the machine's cores gives the others other ones.
+  const bool has_own_cores = ranks.are_processes() && limits.num_allowed < limits.num_cores;
+  return {.num_ranks = ranks.size,
+          .num_gpus = ranks.num_gpus,
+          .num_cores = limits.usable_cores(),
+          .num_sharing = has_own_cores ? ranks.local.count : ranks.local.num_on_host,
+          .are_processes = ranks.are_processes()};
+}
+
 // Says and writes what the run leaves.
 void report(RunLog& log, const Run& run, const Result& result) {
   const Task& task = run.task;
@@ -196,10 +207,7 @@ void report(RunLog& log, const Run& run, const Result& result) {
   }
   if (const auto figures = log.figures()) {
     add_plan(log, run, result.start);
-    log.summary(advice(*figures, task.config(),
-                       {.num_ranks = ranks.size,
-                        .num_gpus = ranks.num_gpus,
-                        .num_cores = read_limits().usable_cores()}));
+    log.summary(advice(*figures, task.config(), run_place(ranks, read_limits())));
   }
   const auto& validation = result.validation;
   if (validation && !validation->summary.empty()) log.say(validation->summary);
@@ -322,17 +330,20 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (log) run.gemms = choose_gemm_algorithms(task, ranks, *log);
   run.identity = identity_of(task, ranks, run.gemms.get(), flags.to_toml());
   Result result;
+  std::string difference;  // between processes
   signals.emplace();
   try {
     run_ranks(ranks, task, log ? &*log : nullptr, [&](comm::ProcessGroup& world) {
       const bool is_root = world.rank() == 0;
       pin_rank(config.cpu, ranks.local, world.rank());
       if (ranks.are_processes()) {
-        check_equal_processes(world, process_text(run, flags.to_toml()));
+        difference = difference_of_processes(world, process_text(run, flags.to_toml()));
+        if (!difference.empty()) return;
       }
       Result mine = train_rank(world, run, is_root ? &*log : nullptr);
       if (is_root) result = std::move(mine);
     });
+    engine::require(difference.empty(), "{}", difference);
     if (run.trace != nullptr) run.trace->close();
     if (log) report(*log, run, result);
   } catch (...) {

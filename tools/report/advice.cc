@@ -18,14 +18,21 @@ constexpr std::size_t kMost = 3;
 std::string fewer_threads(const TrainConfig& config, const RunPlace& place) {
   const auto threads = static_cast<int>(config.cpu.threads_per_rank);
   const std::string found = fmt::format(
-      "{} rank{}{} share{} {} core{}, so some always wait; try ", place.num_ranks,
-      place.num_ranks == 1 ? "" : "s", threads > 1 ? fmt::format(" of {} threads", threads) : "",
-      place.num_ranks == 1 ? "s" : "", place.num_cores, place.num_cores == 1 ? "" : "s");
+      "{} rank{}{} share{} {} core{}, so some always wait; try ", place.num_sharing,
+      place.num_sharing == 1 ? "" : "s", threads > 1 ? fmt::format(" of {} threads", threads) : "",
+      place.num_sharing == 1 ? "s" : "", place.num_cores, place.num_cores == 1 ? "" : "s");
   if (threads > 1) {
     return fmt::format("{}--cpu.threads_per_rank={}", found,
-                       std::max(place.num_cores / place.num_ranks, 1));
+                       std::max(place.num_cores / place.num_sharing, 1));
   }
-  return found + fewer_ranks(config, place.num_ranks, place.num_cores);
+  return found + fewer_ranks(config, place.num_ranks,
+                             place.num_ranks * place.num_cores / place.num_sharing,
+                             place.are_processes);
+}
+
+// Whether some rank waits for a core.
+bool is_crowded(const TrainConfig& config, const RunPlace& place) {
+  return place.num_gpus == 0 && place.num_sharing * config.cpu.threads_per_rank > place.num_cores;
 }
 
 std::string less_exposed(double percent, const TrainConfig& config, const RunPlace& place) {
@@ -33,7 +40,7 @@ std::string less_exposed(double percent, const TrainConfig& config, const RunPla
   const bool gathers = p.preset().parameters != shard::Place::kWhole &&
                        config.fsdp_options(place.num_ranks).placement.shard_ranks > 1;
   const std::string found = fmt::format("exposed communication is {:.0f} % of a step", percent);
-  if (place.num_gpus == 0 && place.num_ranks * config.cpu.threads_per_rank > place.num_cores) {
+  if (is_crowded(config, place)) {
     return found + ": " + fewer_threads(config, place);
   }
   // NCCL's own order of sums may depend on what is on its way at a time.
@@ -62,12 +69,15 @@ std::string less_exposed(double percent, const TrainConfig& config, const RunPla
 
 }  // namespace
 
-std::string fewer_ranks(const TrainConfig& config, int num_ranks, int most) {
+std::string fewer_ranks(const TrainConfig& config, int num_ranks, int most, bool are_processes) {
   int ranks = std::clamp(most, 1, num_ranks);
   while (num_ranks % ranks != 0) --ranks;  // so that a step has as many samples
   const bool keeps_bits =
       config.comm.text().empty() && config.train.accum_comm == AccumComm::kEvery;
-  return fmt::format("--parallel.ranks={} --train.accum={} (same {})", ranks,
+  const std::string count = are_processes
+                                ? fmt::format("{} process{} with", ranks, ranks == 1 ? "" : "es")
+                                : fmt::format("--parallel.ranks={}", ranks);
+  return fmt::format("{} --train.accum={} (same {})", count,
                      config.train.accum * (num_ranks / ranks),
                      keeps_bits ? "bits" : "samples a step");
 }
@@ -93,8 +103,7 @@ std::vector<std::string> advice(const RunSummary::Figures& f, const TrainConfig&
         100 * optimizer));
   }
   if (place.num_gpus == 0 && f.step_ms.p10 > 0 && f.step_ms.p90 > kWideSpread * f.step_ms.p10) {
-    const bool fits = place.num_ranks * config.cpu.threads_per_rank <= place.num_cores;
-    const std::string reason = !fits ? fewer_threads(config, place)
+    const std::string reason = is_crowded(config, place) ? fewer_threads(config, place)
                                : config.cpu.pin
                                    ? "other programs use the cores of this machine"
                                    : "try --cpu.pin=true (cores of its own for each rank)";

@@ -12,13 +12,16 @@ namespace tessera::tools {
 /// Where the run was.
 struct RunPlace {
   int num_ranks = 1;
-  int num_gpus = 0;   ///< 0: the CPU
-  int num_cores = 1;  ///< that the process may use
+  int num_gpus = 0;             ///< 0: the CPU
+  int num_cores = 1;            ///< that the process may use
+  int num_sharing = num_ranks;  ///< ranks that have only these cores
+  bool are_processes = false;
 };
 
-/// Options that give each step its samples with as many of `num_ranks` as `most`, or fewer:
-/// "--parallel.ranks=2 --train.accum=2 (same bits)".
-std::string fewer_ranks(const TrainConfig& config, int num_ranks, int most);
+/// What gives each step its samples with as many of `num_ranks` as `most`, or fewer:
+/// "--parallel.ranks=2 --train.accum=2 (same bits)", of processes "2 processes with ...".
+std::string fewer_ranks(const TrainConfig& config, int num_ranks, int most,
+                        bool are_processes = false);
 
 /// At most three, the most telling first; empty where nothing stands out. Fewer than 5 measured
 /// steps say nothing.

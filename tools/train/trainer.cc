@@ -123,6 +123,14 @@ int Trainer::why_to_stop() const {
   return stop_requested();
 }
 
+// All ranks end for the reason of the first that has one. Where it is the signal of another
+// process, this one hurries from here on as that one does.
+void Trainer::stop(int why) {
+  if (stopped_by_ != 0 || why == 0) return;
+  stopped_by_ = why;
+  if (why != kTimeIsUp) request_stop(why);
+}
+
 // A probe for the values of one tensor needs no step after it.
 std::int64_t Trainer::num_steps_to_run() const {
   const std::int64_t steps = config_.train.steps;
@@ -358,9 +366,7 @@ void Trainer::finish(Launched& launched, double items) {
     }
   }
   record.loss = sum / static_cast<double>(world_.size() * accum);
-  for (int rank = 0; rank < world_.size() && stopped_by_ == 0; ++rank) {
-    stopped_by_ = static_cast<int>(value(rank, accum));
-  }
+  for (int rank = 0; rank < world_.size(); ++rank) stop(static_cast<int>(value(rank, accum)));
   if (record.skipped.empty()) {
     record.grad_norm = of_step(record.step, [&] { return launched.norm.value(); });
   }

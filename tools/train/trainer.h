@@ -151,6 +151,7 @@ class Trainer {
   bool owes_validation();
   TrainPosition behind(std::int64_t steps) const;
   int why_to_stop() const;
+  void stop(int why);
   bool uses_host_memory() const {
     return fsdp_.offload() != nullptr || config_.comm.powersgd.offload_error;
   }

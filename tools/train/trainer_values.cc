@@ -47,8 +47,8 @@ double Trainer::mean_loss(std::int64_t num_batches,
 }
 
 bool Trainer::stops() {
-  for (const float signal : gather({static_cast<float>(stop_requested())})) {
-    if (stopped_by_ == 0) stopped_by_ = static_cast<int>(signal);
+  for (const float why : gather({static_cast<float>(stop_requested())})) {
+    stop(static_cast<int>(why));
   }
   return stopped_by_ != 0;
 }

@@ -53,6 +53,16 @@ TEST(CpuTest, RanksKeepToCoresOfTheirOwn) {
   EXPECT_EQ(used.size(), all.size());
   // Cores are counted from the first rank of this process.
   EXPECT_EQ(cores_of(one, {.world_size = 4, .first = 2, .count = 2}, 2), cores_of(one, {1}, 0));
+  // After those of the processes of this host that come before.
+  for (int process = 0; process < count; ++process) {
+    const LocalRanks ranks{.world_size = count,
+                           .first = process,
+                           .count = 1,
+                           .num_before = process,
+                           .num_on_host = count};
+    EXPECT_EQ(cores_of(one, ranks, process),
+              std::vector<int>{all[static_cast<std::size_t>(process)]});
+  }
   const CpuConfig whole{.threads_per_rank = count, .pin = true};
   check_pins(whole, 1, limits);
   EXPECT_EQ(cores_of(whole, {1}, 0), all);

@@ -105,6 +105,8 @@ TEST(MemoryShortage, SaysWhatElseTakesLessWhereABudgetIsKept) {
     return memory_shortage(memory, config, ranks, machine_of(400 * kMiB)).text;
   };
   EXPECT_TRUE(has(advice({.size = 4}), {"try --parallel.ranks=2 --train.accum=6 (same bits)"}));
+  EXPECT_TRUE(has(advice({.size = 4, .launch = {.num_processes = 4}}),
+                  {"try 2 processes with --train.accum=6 (same bits)"}));
   EXPECT_TRUE(has(advice({.size = 1}), {"1 rank, got", "--train.batch"}));
   EXPECT_TRUE(has(advice({.size = 4, .num_gpus = 4}), {"offload less"}));
   config.memory_budget = "200MiB";

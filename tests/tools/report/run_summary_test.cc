@@ -380,6 +380,22 @@ TEST(Advice, OfTooManyRanksSaysWhichKeepTheSamples) {
       has(advised_to(8, 4), {"8 ranks of 4 threads share 4 cores", "--cpu.threads_per_rank=1"}));
 }
 
+TEST(Advice, OfProcessesCountsThoseThatShareCores) {
+  const auto advised_to = [&](int num_sharing) {
+    return advised(calm(0.2, 0, 0), {},
+                   {.num_ranks = 8,
+                    .num_gpus = 0,
+                    .num_cores = 2,
+                    .num_sharing = num_sharing,
+                    .are_processes = true});
+  };
+  EXPECT_EQ(advised_to(4),  // on each of two hosts
+            "exposed communication is 20 % of a step: 4 ranks share 2 cores, so some always wait; "
+            "try 4 processes with --train.accum=2 (same bits)\n");
+  EXPECT_TRUE(has(advised_to(8), {"8 ranks share 2 cores", "try 2 processes with"}));
+  EXPECT_TRUE(has(advised_to(1), {"try --parallel.prefetch=2"}));
+}
+
 TEST(Advice, NamesTheLoaderTheOptimizerAndTheMachine) {
   EXPECT_TRUE(has(advised(calm(0, 0.25, 0.1)), {"data takes 10 %", "optimizer takes 25 %"}));
   // What stands out begins above 5 %, 10 % and 20 %, and steps that vary by half.

@@ -1,0 +1,272 @@
+// Trainings whose ranks are processes, of which one is not like the others, comes late or never,
+// fails, is killed or asked to end: all end, non-zero where they must, and say which one it was.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <initializer_list>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "tests/testing/errors.h"
+#include "tests/testing/faults.h"
+#include "tests/testing/program.h"
+#include "tests/tools/testing/process_training.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::below;
+using testing::Fault;
+using testing::Flags;
+using testing::has;
+using testing::Outcome;
+using testing::Own;
+using testing::Processes;
+using testing::with_fault;
+
+const Flags kForever = {{"train.steps", "1000000000"}, {"train.schedule", "constant"}};
+
+class ProcessFaults : public testing::ProcessTraining {
+ protected:
+  bool has_begun() const { return exists("run/config.toml"); }
+  /// Three processes that have logged some steps.
+  Processes training(const Flags& more = {}) {
+    Flags flags = more;
+    flags.insert(kForever.begin(), kForever.end());
+    Processes processes = start(3, flags);
+    wait_until(processes, [&] {
+      const std::string log = folder_.read("run/log.jsonl");
+      return std::ranges::count(log, '\n') > 3;
+    });
+    return processes;
+  }
+  /// All but `except` have ended with an error that has these parts.
+  static void expect_failed(const Processes::Outcomes& all,
+                            std::initializer_list<std::string_view> parts, int except = -1) {
+    for (int p = 0; p < std::ssize(all); ++p) {
+      if (p == except) continue;
+      const Outcome& outcome = all[static_cast<std::size_t>(p)];
+      EXPECT_GT(outcome.exit_code, 0) << "process " << p << ": " << outcome.err;
+      EXPECT_TRUE(has(outcome.err, parts)) << "process " << p;
+    }
+  }
+};
+
+// Not like the others
+// ------------------------------------------------------------------------------------------------
+
+TEST_F(ProcessFaults, OneThatIsNotLikeTheFirstIsNamedWithBothValues) {
+  fs::create_directory(folder_ / "other");
+  std::string text = folder_.read("text.txt");
+  text[100] = '!';
+  folder_.write("other/text.txt", text);
+  const auto in = [&](const std::string& folder) {
+    return testing::Environment{{"BUILD_WORKING_DIRECTORY", folder}};
+  };
+  const struct {
+    Flags flags;
+    std::map<int, Own> own;
+    std::string says;
+  } cases[] = {
+      {{},
+       {{1, {{{"train.seed", "7"}}}}},
+       "train.seed = 1337 in every process, as rank 0 has it, got 7 (rank 1)"},
+      {{},
+       {{2, {{{"parallel.strategy", "ddp"}}}}},
+       "parallel.strategy = \"zero3\" in every process, as rank 0 has it, got \"ddp\" (rank 2)"},
+      {{},
+       {{0, {{{"train.steps", "4"}}}}},
+       "train.steps = 4 in every process, as rank 0 has it, got 3 (rank 1)"},
+      {{},
+       {{1, {{{"cpu.isa", "v2"}}}}},
+       "cpu.isa = \"auto\" in every process, as rank 0 has it, got \"v2\" (rank 1)"},
+      {{}, {{1, {{}, {{"TESSERA_CPU_ISA", "v2"}}}}}, "arithmetic.cpu.isa = "},
+      {{{"data.path", "text.txt"}},
+       {{0, {{}, in(folder_.path())}},
+        {1, {{}, in(folder_ / "other")}},
+        {2, {{}, in(folder_.path())}}},
+       "data.digest = "},
+  };
+  for (const auto& c : cases) {
+    const auto all = start(3, c.flags, c.own).wait();
+    expect_failed(all, {"error: [launch] expected ", c.says, "as rank 0 has it, got "});
+    EXPECT_EQ(all[1].err, all[0].err);
+    EXPECT_EQ(all[2].err, all[0].err);
+    EXPECT_FALSE(has_begun()) << c.says;
+  }
+}
+
+TEST_F(ProcessFaults, WhatProcessesCannotDoIsRefusedBeforeTheyMeet) {
+  const struct {
+    Flags flags;
+    testing::Environment environment;
+    std::string says;
+  } cases[] = {
+      {{{"parallel.ranks", "3"}},
+       {},
+       "expected parallel.ranks=2, as there are so many processes, got 3 (torchrun, process "},
+      {{{"device", "cuda"}},
+       {},
+       "[launch] expected device=cpu, as several processes compute on CPUs alone, got device=cuda"},
+      {{{"parallel.backend", "threads"}},
+       {},
+       "expected parallel.backend=auto with several processes"},
+      {{{"log.probe", folder_ / "probe"}},
+       {},
+       "expected log.probe with one process, which sees all ranks, got 2"},
+      {{{"parallel.transport", "mpi"}}, {}, "expected a launcher of MPI, got torchrun, process "},
+      {{}, {{"TORCHELASTIC_RUN_ID", ""}, {"MASTER_ADDR", ""}}, "expected MASTER_ADDR with RANK="},
+      {{{"parallel.launcher", "slurm"}}, {}, "expected slurm to have started this process"},
+  };
+  for (const auto& c : cases) {
+    const Own own{.environment = c.environment};
+    const auto all = start(2, c.flags, {{0, own}, {1, own}}).wait();
+    expect_failed(all, {"error: ", c.says});
+    EXPECT_EQ(all[0].out + all[1].out, "") << c.says;
+    EXPECT_FALSE(exists("run")) << c.says;
+  }
+}
+
+TEST_F(ProcessFaults, AnotherSecretDoesNotGetIn) {
+  flags_["parallel.deadline_s"] = "2";
+  const auto all = start(2, {},
+                         {{0, {.environment = {{"TESSERA_SECRET", "a"}}}},
+                          {1, {.environment = {{"TESSERA_SECRET", "b"}}}}})
+                       .wait();
+  EXPECT_GT(all[0].exit_code, 0);
+  EXPECT_TRUE(has(all[0].err, {"missing process 1; refused process 1 ", "got another secret"}));
+  EXPECT_GT(all[1].exit_code, 0);
+  EXPECT_TRUE(has(all[1].err, {"expected process 0 of job ", "got a refusal: another secret"}));
+  EXPECT_FALSE(has_begun());
+  sha256_of(start(2, {},
+                  {{0, {.environment = {{"TESSERA_SECRET", "a"}}}},
+                   {1, {.environment = {{"TESSERA_SECRET", "a"}}}}})
+                .wait());
+}
+
+// Late, or never
+// ------------------------------------------------------------------------------------------------
+
+TEST_F(ProcessFaults, OneThatStartsLateIsWaitedFor) {
+  const std::string expected = sha256_of(start(3).wait());
+  for (const int late : {0, 2}) {
+    fs::remove_all(folder_ / "run");
+    const std::string job = new_job();
+    std::vector<std::unique_ptr<testing::Program>> programs(3);
+    for (int p = 0; p < 3; ++p) {
+      if (p != late) programs[static_cast<std::size_t>(p)] = start_one(job, p, 3, {});
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    programs[static_cast<std::size_t>(late)] = start_one(job, late, 3, {});
+    Processes processes;
+    for (auto& program : programs) processes.add(std::move(program));
+    EXPECT_EQ(sha256_of(processes.wait()), expected) << late;
+  }
+}
+
+TEST_F(ProcessFaults, OneThatNeverComesIsNamed) {
+  const std::string job = new_job();
+  const Flags soon = {{"parallel.deadline_s", "1.5"}};
+  Processes two;
+  for (const int p : {0, 2}) two.add(start_one(job, p, 3, soon));
+  const auto all = two.wait();
+  expect_failed(all, {"error: [control] expected "});
+  EXPECT_TRUE(has(all[0].err, {"expected 3 processes", "got 2: missing process 1"}));
+  EXPECT_FALSE(has_begun());
+}
+
+// Failures
+// ------------------------------------------------------------------------------------------------
+
+TEST_F(ProcessFaults, WhoeverIsKilledEndsTheOthersLongBeforeTheDeadline) {
+  for (const int killed : {0, 2}) {
+    fs::remove_all(folder_ / "run");
+    Processes processes = training({{"parallel.prefetch", "2"}});
+    processes[killed].send(SIGKILL);
+    expect_failed(processes.wait(),
+                  {fmt::format("expected 3 processes, lost process {} (", killed),
+                   "ended without a word", "what each rank called last: "},
+                  killed);
+    for (int p = 0; p < 3; ++p) {
+      const std::string name =
+          p == 0 ? "run/flight.json" : fmt::format("run/flight.rank{}.json", p);
+      EXPECT_EQ(exists(name), p != killed) << name;
+      if (p != killed) {
+        EXPECT_TRUE(json::accept(folder_.read(name))) << name;
+      }
+    }
+  }
+}
+
+TEST_F(ProcessFaults, ASaveInWhichOneIsKilledOrHasNoRoomLeavesTheLastCheckpoint) {
+  flags_["train.steps"] = "6";
+  flags_["train.accum"] = "2";
+  flags_["model.dropout"] = "0.1";
+  const std::string whole = sha256_of(start(3).wait());
+  flags_["checkpoint.every"] = "2";
+  flags_["resume"] = "auto";
+  const std::string at = below(folder_, "run/checkpoints/step_4");
+  const struct {
+    int process;
+    Fault fault;
+    std::string says;
+  } cases[] = {
+      {0, {"rename", at, 1, "kill"}, "lost process 0 ("},
+      {0, {"write", at, 1, "kill"}, "lost process 0 ("},
+      {2, {"write", at, 1, "kill"}, "lost process 2 ("},
+      {1, {"write", at, 1, std::to_string(ENOSPC)}, "No space left on device"},
+      {0, {"write", at, 1, std::to_string(ENOSPC)}, "No space left on device"},
+  };
+  for (const auto& c : cases) {
+    fs::remove_all(folder_ / "run");
+    const auto all = start(3, {}, {{c.process, {.environment = with_fault(c.fault)}}}).wait();
+    const bool is_killed = c.fault.action == "kill";
+    expect_failed(all, {c.says}, is_killed ? c.process : -1);
+    if (is_killed) {
+      EXPECT_EQ(all[static_cast<std::size_t>(c.process)].exit_code, -1);
+    }
+    EXPECT_EQ(folder_.read("run/checkpoints/latest"), "step_2\n");
+    EXPECT_FALSE(exists("run/checkpoints/step_4"));
+    const auto again = start(3).wait();
+    EXPECT_EQ(sha256_of(again), whole);
+    EXPECT_TRUE(has(again[0].out, {"resumed after step 2 of 3 ranks"}));
+  }
+}
+
+// Asked to end
+// ------------------------------------------------------------------------------------------------
+
+TEST_F(ProcessFaults, ASignalToOneEndsAllAfterTheSameStepWithACheckpoint) {
+  for (const int told : {0, 1}) {
+    fs::remove_all(folder_ / "run");
+    Processes processes = training({{"checkpoint.every", "1000000"}});
+    processes[told].send(SIGTERM);
+    const auto all = processes.wait();
+    sha256_of(all);
+    for (int p = 0; p < 3; ++p) {
+      EXPECT_EQ(all[static_cast<std::size_t>(p)].err,
+                p == told ? "SIGTERM: ending soon; another one ends at once\n" : "");
+    }
+    const json last = final_record();
+    EXPECT_EQ(last.at("stopped_by"), "SIGTERM");
+    const std::string step = std::to_string(last.at("steps").get<std::int64_t>());
+    EXPECT_EQ(folder_.read("run/checkpoints/latest"), "step_" + step + "\n");
+    EXPECT_TRUE(has(all[0].out, {"stopped by SIGTERM after step " + step + " of ",
+                                 "no model saved (save.final is empty); the checkpoint of step " +
+                                     step + " has it\n"}));
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,183 @@
+// Trainings whose ranks are processes have the numbers of those whose ranks are threads, and leave
+// what these leave.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/testing/errors.h"
+#include "tests/testing/program.h"
+#include "tests/tools/testing/process_training.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::Flags;
+using testing::has;
+using testing::kMlp;
+using testing::kTransformer;
+using testing::Outcome;
+
+class ProcessesTest : public testing::ProcessTraining {
+ protected:
+  std::string of_threads(int num_ranks, Flags more, const std::string& program = kTransformer) {
+    more["parallel.ranks"] = std::to_string(num_ranks);
+    more["out"] = folder_ / "threads";
+    return sha256_of(testing::run_program(program, with(more)));
+  }
+  std::string of_processes(int num_processes, const Flags& more,
+                           const std::string& program = kTransformer) {
+    return sha256_of(start(num_processes, more, {}, program).wait());
+  }
+  /// Over Open MPI, which starts them.
+  Outcome mpirun(int num_processes, const Flags& more) {
+    std::vector<std::string> words = {"--oversubscribe", "--bind-to", "none",
+                                      "--quiet",         "--timeout", "60"};
+    words.insert(words.end(), {"-n", std::to_string(num_processes), fs::absolute(kTransformer)});
+    for (const std::string& flag : testing::arguments_of(with(more))) words.push_back(flag);
+    return testing::run_program(
+        kMpirun, words, {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+  }
+  static constexpr const char* kMpirun = "/usr/bin/mpirun.openmpi";
+};
+
+// Bits
+// ------------------------------------------------------------------------------------------------
+
+TEST_F(ProcessesTest, EveryStrategyHasTheBitsOfThreads) {
+  const struct {
+    std::string strategy;
+    Flags options;
+  } cases[] = {
+      {"ddp",
+       {{"comm.hook", "powersgd"},
+        {"powersgd.start_step", "1"},
+        {"powersgd.min_compression_rate", "1"},
+        {"parallel.bucket_mb", "0.001"},
+        {"model.dim", "16"}}},
+      {"zero1",
+       {{"train.accum", "2"},
+        {"train.grad_clip", "0"},
+        {"train.overlap_optimizer", "interleaved"}}},
+      {"zero2", {{"train.accum", "2"}, {"train.accum_comm", "last"}, {"train.grad_clip", "0.1"}}},
+      {"shard_grad_op", {{"model.dropout", "0.2"}, {"parallel.prefetch", "2"}}},
+      {"zero3",
+       {{"offload.parameters", "1"},
+        {"offload.gradients", "1"},
+        {"offload.optimizer", "1"},
+        {"train.recompute", "true"},
+        {"parallel.prefetch", "0"}}},
+      {"hsdp", {{"precision.param", "bf16"}, {"precision.reduce", "bf16"}, {"train.accum", "2"}}},
+      {"hybrid_zero2", {{"comm.hook", "bf16"}, {"train.overlap_optimizer", "none"}}},
+      {"hfsdp",
+       {{"comm.hook", "batched_powersgd"},
+        {"powersgd.start_step", "1"},
+        {"train.overlap_optimizer", "backward"},
+        {"train.grad_clip", "0"}}},
+  };
+  for (const auto& c : cases) {
+    Flags options = c.options;
+    options["parallel.strategy"] = c.strategy;
+    for (const int n : {2, 3, 4}) {
+      EXPECT_EQ(of_processes(n, options), of_threads(n, options)) << c.strategy << " on " << n;
+    }
+  }
+}
+
+TEST_F(ProcessesTest, OfTheOtherTrainerToo) {
+  const Flags mlp = {{"device", "cpu"},       {"model.hidden", "8"}, {"train.steps", "3"},
+                     {"train.batch", "4"},    {"log.every", "0"},    {"log.peak_ms", "0"},
+                     {"out", folder_ / "run"}};
+  flags_ = mlp;
+  EXPECT_EQ(of_processes(3, {}, kMlp), of_threads(3, {}, kMlp));
+}
+
+TEST_F(ProcessesTest, OverMpiToo) {
+  if (!fs::exists(kMpirun)) GTEST_SKIP() << "there is no " << kMpirun;
+  const Flags accumulates = {{"train.accum", "2"}, {"model.dropout", "0.1"}};
+  const Outcome two = mpirun(2, accumulates);
+  EXPECT_EQ(sha256_of(two), of_threads(2, accumulates)) << two.err;
+  EXPECT_TRUE(has(two.out, {"device: cpu, 2 ranks, mpi, ", "\nopenmpi: 2 processes on 1 host\n"}));
+  const Flags hybrid = {{"parallel.strategy", "hsdp"}, {"precision.param", "bf16"}};
+  EXPECT_EQ(sha256_of(mpirun(4, hybrid)), of_threads(4, hybrid));
+}
+
+// Checkpoints
+// ------------------------------------------------------------------------------------------------
+
+// Each step is of twelve sequences, dealt out to more or fewer ranks.
+TEST_F(ProcessesTest, OtherNumbersOfProcessesAndThreadsGoOnFromACheckpoint) {
+  flags_["model.dropout"] = "0.1";
+  flags_["train.schedule"] = "constant";
+  const std::string whole = of_threads(4, {{"train.accum", "3"}, {"train.steps", "8"}});
+  const auto until = [&](const char* step, const char* accum, const char* strategy) -> Flags {
+    return {{"train.steps", step},     {"train.accum", accum}, {"parallel.strategy", strategy},
+            {"checkpoint.every", "2"}, {"resume", "auto"},     {"out", folder_ / "run"}};
+  };
+  of_processes(4, until("2", "3", "zero3"));
+  const auto three = start(3, until("4", "4", "zero1")).wait();
+  sha256_of(three);
+  EXPECT_TRUE(has(three[0].out, {"resumed after step 2 of 4 ranks"}));
+  Flags by_threads = until("6", "6", "ddp");
+  by_threads["parallel.ranks"] = "2";
+  const Outcome threads = run(by_threads);
+  EXPECT_TRUE(has(threads.out, {"resumed after step 4 of 3 ranks"})) << threads.err;
+  const auto four = start(4, until("8", "3", "hsdp")).wait();
+  EXPECT_EQ(sha256_of(four), whole);
+  EXPECT_TRUE(has(four[0].out, {"resumed after step 6 of 2 ranks"}));
+  EXPECT_EQ(log_lines().size(), 9u);  // of all four, as of one run
+}
+
+// What a run leaves
+// ------------------------------------------------------------------------------------------------
+
+TEST_F(ProcessesTest, MeasureWhatIsPlanned) {
+  flags_["audit"] = "true";
+  flags_["train.accum"] = "2";
+  for (const char* strategy : {"zero3", "zero2", "hsdp", "ddp"}) {
+    const auto all = start(4, {{"parallel.strategy", strategy}}).wait();
+    sha256_of(all);
+    EXPECT_TRUE(has(all[0].out, {"audit of a step, rank 0", "3 steps are as planned on rank 0\n"}))
+        << strategy;
+  }
+}
+
+TEST_F(ProcessesTest, OneTellsWhatAllDo) {
+  const auto all = start(3, {{"log.every", "1"}}).wait();
+  sha256_of(all);
+  EXPECT_TRUE(has(all[0].out, {"device: cpu, 3 ranks, gloo, ",
+                               "\ntorchrun: 3 processes on 1 host\n", "step     3/3 "}));
+  for (const Outcome& outcome : all) EXPECT_EQ(outcome.err, "");
+  EXPECT_EQ(log_lines().size(), 4u);
+  EXPECT_EQ(final_record().at("ranks"), 3);
+  EXPECT_EQ(final_record().at("backend"), "gloo");
+  const auto plan = start(3, {{"plan", "true"}}).wait();
+  for (const Outcome& outcome : plan) EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(plan[0].out, {", 3 ranks on CPUs\n", "memory of a step, per rank: "}));
+  EXPECT_EQ(plan[1].out + plan[2].out, "");
+}
+
+// The ranks that a trace is of.
+std::vector<std::string> ranks_in(const std::string& trace) {
+  std::vector<std::string> ranks;
+  for (const json& event : json::parse(trace)) {
+    if (event.at("name") == "process_name") ranks.push_back(event.at("args").at("name"));
+  }
+  return ranks;
+}
+
+TEST_F(ProcessesTest, EachTracesItself) {
+  const auto all = start(2, {{"log.trace", folder_ / "trace.json"}}).wait();
+  sha256_of(all);
+  EXPECT_TRUE(has(all[0].out, {"\ntrace " + folder_ / "trace.json: communication "}));
+  EXPECT_EQ(ranks_in(folder_.read("trace.json")), std::vector<std::string>{"rank 0"});
+  EXPECT_EQ(ranks_in(folder_.read("trace.rank1.json")), std::vector<std::string>{"rank 1"});
+}
+
+}  // namespace
+}  // namespace tessera
