@@ -1,0 +1,59 @@
+#!/bin/bash
+# Two hosts on one machine, as root: network namespaces with names and an /etc/hosts of their own,
+# connected by a link that can be cut.
+#
+#   namespaces.sh mpi      one training by Open MPI, whose mpirun reaches h2 without ssh
+#   namespaces.sh gloo     one training over Gloo
+#   namespaces.sh cut      over Gloo, and in the middle of it the link goes down
+#   namespaces.sh silent   over Gloo, and in the middle of it packets are dropped without a word
+if [ "${1:-}" = on ]; then  # namespaces.sh on HOST COMMAND: what mpirun calls in place of ssh
+  host=$2 && shift 2
+  exec ip netns exec "tessera-$host" unshare --uts --mount sh -c \
+    "hostname $host; mount --bind '$CLUSTER_HOSTS' /etc/hosts; exec $*"
+fi
+case ${1:?} in cut | silent) STEPS=100000 EVERY=100 ;; esac
+. "$(dirname "$0")/common.sh"
+on="$PWD/examples/clusters/namespaces.sh on"
+what=$1 && shift
+
+export CLUSTER_HOSTS=$out/hosts TESSERA_SECRET=${TESSERA_SECRET:-$(openssl rand -hex 32)}
+printf '127.0.0.1 localhost\n10.77.0.1 h1\n10.77.0.2 h2\n' > "$CLUSTER_HOSTS"
+trap 'ip netns del tessera-h1; ip netns del tessera-h2' EXIT
+for k in 1 2; do ip netns add tessera-h$k; done
+ip link add tessera-v1 netns tessera-h1 type veth peer name tessera-v2 netns tessera-h2
+for k in 1 2; do
+  ip -n tessera-h$k addr add 10.77.0.$k/24 dev tessera-v$k
+  ip -n tessera-h$k link set lo up
+  ip -n tessera-h$k link set tessera-v$k up
+done
+
+if [ "$what" = mpi ]; then
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  # --bind-to none: each of the two hosts would give its rank the first core.
+  $on h1 mpirun --mca plm_rsh_agent "'$on'" --bind-to none --host h1:1,h2:1 -np 2 \
+    -x TESSERA_SECRET "${train[@]}" --parallel.address=tcp:h1:29600 "$@"
+  exit
+fi
+
+start() {  # start RANK ARGUMENT...: rank 0 on h1, rank 1 on h2
+  local rank=$1 && shift
+  $on h$((rank + 1)) env RANK=$rank WORLD_SIZE=2 MASTER_ADDR=h1 MASTER_PORT=29600 "${train[@]}" "$@"
+  echo "rank $rank: exit code $? at $(date +%T.%1N)"
+}
+set +e
+start 0 "$@" & start 1 "$@" &
+if [ "$what" != gloo ]; then
+  sleep 5
+  echo "cut at $(date +%T.%1N)"
+  case $what in
+    cut) ip -n tessera-h2 link set tessera-v2 down ;;
+    silent)
+      ip netns exec tessera-h2 nft -f - <<'NFT' ;;
+table inet cut {
+  chain in { type filter hook input priority 0; iifname "tessera-v2" drop; }
+  chain out { type filter hook output priority 0; oifname "tessera-v2" drop; }
+}
+NFT
+  esac
+fi
+wait
