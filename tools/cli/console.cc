@@ -21,7 +21,12 @@ std::string_view environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-bool is_terminal(int fd) { return ::isatty(fd) == 1 && environment("TERM") != "dumb"; }
+// mpirun of Open MPI gives each process a terminal of its own, and passes on what is written there
+// to whatever it may be.
+bool is_terminal(int fd) {
+  return ::isatty(fd) == 1 && environment("TERM") != "dumb" &&
+         environment("OMPI_COMM_WORLD_SIZE").empty();
+}
 
 // A part of a number would be another one.
 std::string_view cut(std::string_view text, std::size_t most) {

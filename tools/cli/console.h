@@ -5,8 +5,8 @@
 //   console.say("step 1 ...");
 //   console.status("[===>      ] 1/3");    // on a terminal alone; at most 10 times a second
 //
-// Elsewhere - a pipe, a file, TERM=dumb - there is no status line and no colour. NO_COLOR that is
-// not empty leaves colours out on a terminal too (https://no-color.org).
+// Elsewhere - a pipe, a file, TERM=dumb, under Open MPI - there is no status line and no colour.
+// NO_COLOR that is not empty leaves colours out on a terminal too (https://no-color.org).
 #pragma once
 
 #include <chrono>
@@ -23,8 +23,8 @@ class Console {
  public:
   enum class Style { kPlain, kStrong, kWarning };
 
-  /// `fd` stays the caller's, and open while this lives. Reads TERM and NO_COLOR. Throws as
-  /// BackgroundWriter.
+  /// `fd` stays the caller's, and open while this lives. Reads TERM, NO_COLOR and
+  /// OMPI_COMM_WORLD_SIZE. Throws as BackgroundWriter.
   explicit Console(int fd);
   /// Takes the status line away, so that an error stands alone.
   ~Console();

@@ -39,7 +39,7 @@ constexpr std::array kVariables = {
     Variable{"SLURM_MEM_PER_NODE", true, "by Slurm, which sets the cgroup's limit"},
 };
 // What find_launch() reads.
-constexpr Variable kOfLaunchers{"", false, "ranks are threads of one process: --parallel.ranks"};
+constexpr Variable kOfLaunchers{"", true, "by trainers, whose ranks are a launcher's processes"};
 
 bool matches(const Variable& variable, std::string_view name) {
   if (!variable.name.ends_with('*')) return name == variable.name;
@@ -71,13 +71,6 @@ Checks check_launch(const Environment& environment) {
       check.facts.add("launcher", name_of(launch.by))
           .add("process", launch.process)
           .add("num_processes", launch.num_processes);
-      if (launch.num_processes > 1) {
-        check.verdict = Verdict::kWarn;
-        check.fix = fmt::format(
-            "start one process, without torchrun or mpirun (with Slurm: srun --ntasks=1), and give "
-            "it --parallel.ranks={}: {} processes would train {} models",
-            launch.num_processes, launch.num_processes, launch.num_processes);
-      }
       checks.push_back(std::move(check));
     }
     for (const std::string& note : launch.notes) {

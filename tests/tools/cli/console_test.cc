@@ -152,14 +152,17 @@ TEST_F(ConsoleTest, ADumbTerminalAndAFileGetLinesAlone) {
   ::setenv("TERM", "dumb", 1);
   Console dumb(side_.get());
   ::setenv("TERM", "xterm", 1);
+  ::setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+  Console launched(side_.get());
+  ::unsetenv("OMPI_COMM_WORLD_SIZE");
   Console plain(file.get());
-  for (Console* console : {&dumb, &plain}) {
+  for (Console* console : {&dumb, &launched, &plain}) {
     EXPECT_FALSE(console->shows_status());
     console->status("nothing");
     console->say("a line", Console::Style::kStrong);
     console->flush(nullptr);
   }
-  EXPECT_EQ(read_like("a line\r\n"), "a line\r\n");
+  EXPECT_EQ(read_like("a line\r\na line\r\n"), "a line\r\na line\r\n");
   EXPECT_EQ(folder.read("out"), "a line\n");
 }
 

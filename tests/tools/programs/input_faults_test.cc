@@ -181,13 +181,14 @@ TEST_F(InputFaults, AVocabularyFarAboveTheDataIsAWarning) {
 
 TEST_F(InputFaults, OutsideOfBazelRunAProgramFindsDataBesideItselfOrSaysHowToGetThem) {
   // A copy, as what Bazel built has its data beside it.
-  const auto started_elsewhere = [&](const std::string& program) {
+  const auto started_elsewhere = [&](const std::string& program, const std::string& more = "") {
     std::filesystem::copy_file(program, folder_ / "program",
                                std::filesystem::copy_options::overwrite_existing);
-    return run_program("/bin/sh", std::vector<std::string>{
-                                      "-c", "cd " + folder_.path() +
-                                                " && ./program --device=cpu --train.steps=0 "
-                                                "--sample.tokens=0 --log.peak_ms=0 --out=run"});
+    return run_program(
+        "/bin/sh", std::vector<std::string>{"-c", "cd " + folder_.path() +
+                                                      " && ./program --device=cpu --train.steps=0 "
+                                                      "--log.peak_ms=0 --out=run" +
+                                                      more});
   };
   const Outcome transformer = started_elsewhere(kTransformer);
   EXPECT_EQ(transformer.exit_code, 1);
@@ -201,7 +202,8 @@ TEST_F(InputFaults, OutsideOfBazelRunAProgramFindsDataBesideItselfOrSaysHowToGet
   std::filesystem::create_directories(folder_ / "program.runfiles/us/third_party/data");
   folder_.write("program.runfiles/us/third_party/data/kjv.txt",
                 folder_.read("text.txt") + folder_.read("text.txt"));
-  const Outcome found = started_elsewhere(kTransformer);
+  const Outcome found = started_elsewhere(
+      kTransformer, " --sample.tokens=0 --model.layers=1 --model.heads=1 --model.dim=8");
   EXPECT_EQ(found.exit_code, 0) << found.err;
   EXPECT_TRUE(has(found.out, {"/program.runfiles/us/third_party/data/kjv.txt"}));
 }

@@ -103,6 +103,7 @@ TEST_F(ProcessesTest, OverMpiToo) {
   const Outcome two = mpirun(2, accumulates);
   EXPECT_EQ(sha256_of(two), of_threads(2, accumulates)) << two.err;
   EXPECT_TRUE(has(two.out, {"device: cpu, 2 ranks, mpi, ", "\nopenmpi: 2 processes on 1 host\n"}));
+  EXPECT_EQ(two.out.find('\x1b'), std::string::npos) << "mpirun's own terminals are nobody's";
   const Flags hybrid = {{"parallel.strategy", "hsdp"}, {"precision.param", "bf16"}};
   EXPECT_EQ(sha256_of(mpirun(4, hybrid)), of_threads(4, hybrid));
 }
