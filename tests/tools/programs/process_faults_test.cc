@@ -141,8 +141,7 @@ TEST_F(ProcessFaults, WhatProcessesCannotDoIsRefusedBeforeTheyMeet) {
 }
 
 TEST_F(ProcessFaults, AnotherSecretDoesNotGetIn) {
-  flags_["parallel.deadline_s"] = "2";
-  const auto all = start(2, {},
+  const auto all = start(2, {{"parallel.deadline_s", "5"}},
                          {{0, {.environment = {{"TESSERA_SECRET", "a"}}}},
                           {1, {.environment = {{"TESSERA_SECRET", "b"}}}}})
                        .wait();
@@ -179,7 +178,7 @@ TEST_F(ProcessFaults, OneThatStartsLateIsWaitedFor) {
 
 TEST_F(ProcessFaults, OneThatNeverComesIsNamed) {
   const std::string job = new_job();
-  const Flags soon = {{"parallel.deadline_s", "1.5"}};
+  const Flags soon = {{"parallel.deadline_s", "5"}};
   Processes two;
   for (const int p : {0, 2}) two.add(start_one(job, p, 3, soon));
   const auto all = two.wait();
