@@ -31,7 +31,7 @@ if [ "$what" = mpi ]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   # --bind-to none: each of the two hosts would give its rank the first core.
   $on h1 mpirun --mca plm_rsh_agent "'$on'" --bind-to none --host h1:1,h2:1 -np 2 \
-    -x TESSERA_SECRET "${train[@]}" --parallel.address=tcp:h1:29600 "$@"
+    "${train[@]}" "$@"
   exit
 fi
 
