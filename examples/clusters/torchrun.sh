@@ -29,7 +29,7 @@ case $what in
     start "$@" &
     second=$!
     until grep -qs '"step":150,' "$out/log.jsonl"; do sleep 0.1; done
-    echo "---- the second agent and its process are killed"
+    echo "now the second agent and its process are killed"
     kill -9 $(pgrep -P "$second") "$second"
     wait "$first"
     ;;

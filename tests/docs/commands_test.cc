@@ -51,6 +51,7 @@ constexpr NotRun kNotRun[] = {
      "its programs are tests of //examples, and .ci/run install analyses its workspace"},
     {"bazel run //tools:train_transformer -- --device=cuda", "it needs a GPU: gpu_check.sh does"},
     {"./bazelw run //tools:train_transformer -- --device=cuda", "the same"},
+    {"examples/clusters/", "they need launchers and root: they are run by hand"},
     {".ci/fuzz", "it fuzzes for minutes: //tests/fuzz runs each target on what is kept"},
     {"gpu_bundle/gpu_check.sh", "it needs a GPU: //tests/tools:gpu_bundle_test runs it without"},
     {"tensorboard ",
