@@ -233,6 +233,28 @@ TEST(MessagesTest, ACallThatOthersOvertakeByAllTagsFails) {
                    "got rank 1's #0 all_gather i32 x 1 'x'"));
 }
 
+// Rank 0 comes to the calls of two groups in another order than rank 1.
+TEST(MessagesTest, CallsOfTwoGroupsDoNotTakeEachOthersMessages) {
+  Job(2, std::chrono::seconds(20)).run([](ProcessGroup& world) {
+    const auto same = world.split(0, world.rank());
+    same->barrier("so that both have had one call");
+    const Memory memory;
+    const Tensor in = Tensor::zeros(memory, {1}, DType::kI32, "in");
+    const Tensor a = Tensor::zeros(memory, {2}, DType::kI32, "a");
+    const Tensor b = Tensor::zeros(memory, {2}, DType::kI32, "b");
+    std::promise<void> opened;
+    const Stream gate = Stream::worker_cpu("gate"), gated = Stream::worker_cpu("gated");
+    if (world.rank() == 0) {
+      gate.launch({.name = "wait"}, [&] { opened.get_future().wait(); });
+      gated.wait(gate.record("open"));
+    }
+    world.all_gather(in, a, gated, "of the world");
+    same->all_gather(in, b, Stream::inline_cpu("beside"), "of the others");
+    opened.set_value();
+    EXPECT_NO_THROW(gated.synchronize());
+  });
+}
+
 // Takes what is sent after the fingerprints, and never hands it on.
 class Keeps final : public Transport {
  public:
