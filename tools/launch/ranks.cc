@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <new>
 #include <string_view>
@@ -123,6 +124,28 @@ class StuckRanks {
   std::thread thread_;
 };
 
+// fn() in a thread of its own, as ranks are that share a process.
+//
+// [Note: signals and generated code] The code that oneDNN generates for a product may keep
+// something else than a stack in the stack's register. A handler of a signal that interrupts it
+// then writes its frame into memory of the product. The kernel gives a signal of the process to its
+// first thread where that takes it, so nothing computes there.
+void run_in_thread(const std::function<void()>& fn) {
+  std::exception_ptr error;
+  try {
+    std::jthread([&] {
+      try {
+        fn();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    });
+  } catch (const std::system_error& e) {
+    engine::fail<DeviceError>("[ranks] expected to start a thread, got {}", e.what());
+  }
+  if (error) std::rethrow_exception(error);
+}
+
 }  // namespace
 
 Ranks Ranks::choose(const TrainConfig& config, const Launch& launch) {
@@ -184,17 +207,19 @@ void Ranks::run(const TrainConfig& config, const std::function<void(comm::Proces
   const auto recorder = flight == nullptr ? nullptr : flight->recorder();
   const auto on_failure = [&](const std::string& message) { stuck.begin(message); };
   if (are_processes()) {
-    const auto world = join_processes(config, launch, on_failure, recorder);
-    try {
-      return fn(*world);
-    } catch (const engine::CommError& error) {
-      world->abort(error.what());
-      if (comm::Control::tells_of_loss(error.what())) throw TryAgain(error.what());
-      throw;
-    } catch (const std::exception& error) {
-      world->abort(error.what());
-      throw;
-    }
+    return run_in_thread([&] {
+      const auto world = join_processes(config, launch, on_failure, recorder);
+      try {
+        fn(*world);
+      } catch (const engine::CommError& error) {
+        world->abort(error.what());
+        if (comm::Control::tells_of_loss(error.what())) throw TryAgain(error.what());
+        throw;
+      } catch (const std::exception& error) {
+        world->abort(error.what());
+        throw;
+      }
+    });
   }
   if constexpr (engine::kCudaBuilt) {
     if (nccl) {
