@@ -6,4 +6,3 @@ program=$PWD/bazel-bin/tools/programs/train_transformer
 out=${OUT:-$(mktemp -d)}
 train=("$program" --device=cpu --data.path="$program.runfiles/tessera/third_party/data/kjv.txt"
   --model.layers=2 --train.steps="${STEPS:-20}" --train.warmup=5 --log.every="${EVERY:-10}" --sample.tokens=0 --out="$out")
-export TERM=dumb  # mpirun looks like a terminal, where a line of status would be drawn
