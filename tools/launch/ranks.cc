@@ -149,7 +149,11 @@ void run_in_thread(const std::function<void()>& fn) {
 }  // namespace
 
 Ranks Ranks::choose(const TrainConfig& config, const Launch& launch) {
-  if (launch.num_processes == 1) return on(config, count_gpus(config.device));
+  if (launch.num_processes == 1) {
+    Ranks ranks = on(config, count_gpus(config.device));
+    ranks.launch = launch;
+    return ranks;
+  }
   const ParallelConfig& p = config.parallel;
   const int size = launch.num_processes;
   require(p.ranks == 0 || p.ranks == size,

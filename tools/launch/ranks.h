@@ -22,7 +22,7 @@ struct Ranks {
   int num_gpus = 0;  ///< that those of this process take in turn; 0: the CPU
   bool nccl = false;
   LocalRanks local = {.world_size = size};
-  Launch launch = {};  ///< of several processes: each is one rank, on the CPU
+  Launch launch = {};  ///< where it is of several processes, each is one rank, on the CPU
   TransportChoice transport = TransportChoice::kAuto;  ///< of several processes, never kAuto
 
   /// On this machine, in the processes that `launch` tells of. Throws DeviceError when GPUs are

@@ -276,7 +276,8 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   if (!config.plan && !config.audit && config.memory_budget.empty())
     RatesConfig::check_unused(flags);
   choose_cpu(config.cpu);
-  const Launch launch = find_launch(environment(), config.parallel.launcher);
+  const Launch launch =
+      find_launch(environment(), config.plan ? LauncherChoice::kAuto : config.parallel.launcher);
   const bool is_first = launch.process == 0;  // who tells a person what all of them do
   if (config.plan && !is_first) return;
   std::vector<std::string> warnings;

@@ -520,7 +520,7 @@ TEST_F(Compare, OneOfSeveralProcessesIsRefusedUnlessTrainingsTakeNoNotice) {
   EXPECT_FALSE(fs::exists(folder_ / "out"));
   flags_["parallel.launcher"] = "threads";
   EXPECT_EQ(run_program("tools/compare/compare", flags_, second).exit_code, 0);
-  EXPECT_EQ(state(0), "ok");
+  EXPECT_EQ(state(0), "done");
 }
 
 TEST_F(Compare, AnInputIsNoOutput) {

@@ -12,6 +12,10 @@ namespace {
 // saved.
 bool keeps_bits(const std::string& key) {
   static const std::set<std::string> keys = {
+      "parallel.launcher",
+      "parallel.transport",
+      "parallel.address",
+      "parallel.insecure",
       "parallel.strategy",
       "parallel.shard_ranks",
       "parallel.prefetch",
