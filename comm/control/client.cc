@@ -100,10 +100,11 @@ void Client::fail(std::string message) noexcept {
     const std::uint32_t before = num_changes_;
     {
       const std::lock_guard lock(mutex_);
-      if (!failure_ && (steady_clock::now() >= limit || has_left_[0])) {
-        fail_locked(std::move(message));
-      }
       if (failure_) break;
+      if (steady_clock::now() >= limit || has_left_[0]) {
+        fail_locked(std::move(message));
+        break;
+      }
     }
     wait_while(num_changes_, before, limit);
   }

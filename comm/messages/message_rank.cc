@@ -270,7 +270,7 @@ void MessageRank::Messages::wait_for_word(std::chrono::milliseconds time, int ra
 void MessageRank::Messages::fail(std::string message) {
   rank_.world().fail(message);
   rank_.world().check();  // what it failed with first
-  throw CommError(std::move(message));
+  throw CommError(message);
 }
 
 }  // namespace tessera::comm
