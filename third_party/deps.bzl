@@ -6,6 +6,7 @@ A workspace that uses Tessera calls tessera_deps() as well; what it has defined 
 load("//third_party:system.bzl", "system_repository")
 load("//third_party/cuda:configure.bzl", "cuda_configure")
 load("//third_party/gloo:configure.bzl", "gloo_configure")
+load("//third_party/mpi:configure.bzl", "mpi_configure")
 
 _INCLUDE = "/usr/include/"
 
@@ -89,6 +90,8 @@ def system_libraries(known = []):
         cuda_configure(name = "local_cuda")
     if "local_gloo" not in known:
         gloo_configure(name = "local_gloo")
+    if "local_mpi" not in known:
+        mpi_configure(name = "local_mpi")
 
 def _bazel_4_rules(known):
     """What Bazel 4 would fetch by itself before it can build its first C++ target."""

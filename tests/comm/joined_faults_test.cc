@@ -3,14 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <exception>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <new>
@@ -26,7 +24,7 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "tests/comm/joined_processes.h"
-#include "tests/testing/sanitizers.h"
+#include "tests/testing/thread_limit.h"
 
 namespace tessera::comm {
 namespace {
@@ -261,20 +259,12 @@ TEST(JoinedFaultsTest, WhatKeepsOneFromJoiningIsToldToAll) {
   }
 }
 
-// Threads take memory for their stacks.
-TEST(JoinedFaultsTest, AProcessWithoutMemoryForThreadsDoesNotHoldUpTheOthers) {
-  if (testing::kIsSlow) GTEST_SKIP() << "a sanitizer takes memory of its own";
-  const auto take_memory = [](JoinOptions&) {
-    long num_pages = 0;
-    std::ifstream("/proc/self/statm") >> num_pages;
-    const rlim_t nbytes = rlim_t(num_pages) * rlim_t(::getpagesize()) + (1 << 20);
-    const rlimit limit{nbytes, nbytes};
-    ::setrlimit(RLIMIT_AS, &limit);
-  };
+TEST(JoinedFaultsTest, AProcessThatCannotStartThreadsDoesNotHoldUpTheOthers) {
+  const auto take_threads = [](JoinOptions&) { testing::allow_threads(0); };
   for (const int poor : {0, 1}) {
     const MeetingPlace place(2);
     Child rich = joined(place, 1 - poor, milliseconds(2000), never);
-    Child other = joined(place, poor, milliseconds(2000), never, take_memory);
+    Child other = joined(place, poor, milliseconds(2000), never, take_threads);
     EXPECT_THAT(other.hear(), HasSubstr("[join] expected to start a thread, got "));
     EXPECT_THAT(rich.hear(), poor == 0
                                  ? HasSubstr("expected process 0 of job 'job' at tcp:127.0.0.1:")

@@ -30,10 +30,6 @@ struct Job {
 
 class MpiGroupsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    if (!std::filesystem::exists(kLauncher)) GTEST_SKIP() << "there is no " << kLauncher;
-  }
-
   // `num_processes` of the program, and those of their lines that begin with one of `words`.
   static Job run(int num_processes, const std::vector<std::string>& words,
                  const std::vector<std::string>& options, const std::string& what = "") {

@@ -1,5 +1,4 @@
-// Processes over MPI, started by its own launchers: mpi_process.cc is what they run. Skipped for a
-// launcher that is not installed.
+// Processes over MPI, started by its own launchers: mpi_process.cc is what they run.
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,10 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi/mpi_transport.h"
-#include "engine/error.h"
 #include "engine/sanitizers.h"
-#include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 
 namespace tessera::comm {
@@ -24,7 +20,6 @@ namespace {
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 namespace fs = std::filesystem;
@@ -85,10 +80,6 @@ Job run(const Launcher& launcher, int num_processes, const std::vector<std::stri
 
 class MpiTransportTest : public ::testing::TestWithParam<Launcher> {
  protected:
-  void SetUp() override {
-    if (!fs::exists(GetParam().program)) GTEST_SKIP() << "there is no " << GetParam().program;
-  }
-
   Job run(int num_processes, const std::string& what, const std::string& option = "chunk=1000000") {
     return comm::run(GetParam(), num_processes, {what, "family=" + GetParam().name, option});
   }
@@ -152,7 +143,6 @@ TEST_P(MpiTransportTest, EndsByAnException) {
 // that by num_processes().
 TEST_P(MpiTransportTest, IsAloneUnderAnotherLauncher) {
   const Launcher& other = GetParam().name == kOpenMpi.name ? kMpich : kOpenMpi;
-  if (!fs::exists(other.program)) GTEST_SKIP() << "there is no " << other.program;
   const Job job = comm::run(GetParam(), 2, {"promises", "family=" + other.name});
   EXPECT_EQ(heads(job.lines), std::vector<std::string>({"0 of 1", "0 of 1"})) << job.err;
   EXPECT_THAT(job.lines, Each(HasSubstr(", " + other.version)));
@@ -160,24 +150,6 @@ TEST_P(MpiTransportTest, IsAloneUnderAnotherLauncher) {
 
 INSTANTIATE_TEST_SUITE_P(Launchers, MpiTransportTest, ::testing::Values(kOpenMpi, kMpich),
                          [](const auto& info) { return info.param.name; });
-
-TEST(MpiTransportWithoutMpiTest, NamesWhatWasLookedFor) {
-  const std::string error = testing::error_of<engine::DeviceError>(
-      [] { make_mpi_transport({.library_path = "/nowhere/libmpi.so"}); });
-  EXPECT_THAT(error, HasSubstr("expected an MPI library, got: /nowhere/libmpi.so: "));
-}
-
-TEST(MpiTransportWithoutMpiTest, RefusesWhatIsNoMpi) {
-  const std::string error = testing::error_of<engine::DeviceError>(
-      [] { make_mpi_transport({.library_path = "libc.so.6"}); });
-  EXPECT_THAT(error, HasSubstr("expected libc.so.6 to have MPI_Get_library_version"));
-}
-
-TEST(MpiTransportWithoutMpiTest, RefusesChunksThatMpiCannotCount) {
-  for (const std::size_t nbytes : {std::size_t{0}, std::size_t{1} << 31}) {
-    EXPECT_THROW(make_mpi_transport({.chunk_nbytes = nbytes}), engine::InvalidArgument);
-  }
-}
 
 }  // namespace
 }  // namespace tessera::comm

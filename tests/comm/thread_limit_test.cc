@@ -1,10 +1,6 @@
 // A system that starts no more threads: an error at once, whichever thread it is, and nobody waits.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <pthread.h>
 
-#include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -15,28 +11,7 @@
 #include "engine/error.h"
 #include "engine/tensor.h"
 #include "tests/testing/leftovers.h"
-
-namespace {
-
-std::atomic<int> num_left = -1;  // threads that may start; -1: any number
-
-}  // namespace
-
-// The sanitizer's, where it is linked into the program and would be passed over.
-extern "C" [[gnu::weak]] int __interceptor_pthread_create(pthread_t*, const pthread_attr_t*,
-                                                          void* (*)(void*), void*);
-
-// Stands in for the system's.
-extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
-                              void* (*fn)(void*), void* argument) noexcept {
-  using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
-  static const auto kReal = __interceptor_pthread_create != nullptr
-                                ? &__interceptor_pthread_create
-                                : reinterpret_cast<Create>(::dlsym(RTLD_NEXT, "pthread_create"));
-  if (num_left == 0) return EAGAIN;
-  if (num_left > 0) --num_left;
-  return kReal(thread, attributes, fn, argument);
-}
+#include "tests/testing/thread_limit.h"
 
 namespace tessera::comm {
 namespace {
@@ -68,14 +43,14 @@ TEST(ThreadLimit, WhicheverThreadDoesNotStartAllRanksEndWithAnError) {
   const std::int64_t before = testing::holdings().num_threads;
   for (int n = 0;; ++n) {
     ASSERT_LT(n, 100);
-    num_left = n;
+    testing::allow_threads(n);
     std::string error;
     try {
       run_ranks(4, kLong, work);
     } catch (const engine::Error& e) {
       error = e.what();
     }
-    num_left = -1;
+    testing::allow_threads(-1);
     EXPECT_EQ(num_threads_settled(before), before);
     if (error.empty()) break;
     ++num_failed;

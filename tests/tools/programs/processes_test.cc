@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -15,7 +14,6 @@
 namespace tessera {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::Flags;
 using testing::has;
@@ -25,25 +23,10 @@ using testing::Outcome;
 
 class ProcessesTest : public testing::ProcessTraining {
  protected:
-  std::string of_threads(int num_ranks, Flags more, const std::string& program = kTransformer) {
-    more["parallel.ranks"] = std::to_string(num_ranks);
-    more["out"] = folder_ / "threads";
-    return sha256_of(testing::run_program(program, with(more)));
-  }
   std::string of_processes(int num_processes, const Flags& more,
                            const std::string& program = kTransformer) {
     return sha256_of(start(num_processes, more, {}, program).wait());
   }
-  /// Over Open MPI, which starts them.
-  Outcome mpirun(int num_processes, const Flags& more) {
-    std::vector<std::string> words = {"--oversubscribe", "--bind-to", "none",
-                                      "--quiet",         "--timeout", "60"};
-    words.insert(words.end(), {"-n", std::to_string(num_processes), fs::absolute(kTransformer)});
-    for (const std::string& flag : testing::arguments_of(with(more))) words.push_back(flag);
-    return testing::run_program(
-        kMpirun, words, {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
-  }
-  static constexpr const char* kMpirun = "/usr/bin/mpirun.openmpi";
 };
 
 // Bits
@@ -95,17 +78,6 @@ TEST_F(ProcessesTest, OfTheOtherTrainerToo) {
                      {"out", folder_ / "run"}};
   flags_ = mlp;
   EXPECT_EQ(of_processes(3, {}, kMlp), of_threads(3, {}, kMlp));
-}
-
-TEST_F(ProcessesTest, OverMpiToo) {
-  if (!fs::exists(kMpirun)) GTEST_SKIP() << "there is no " << kMpirun;
-  const Flags accumulates = {{"train.accum", "2"}, {"model.dropout", "0.1"}};
-  const Outcome two = mpirun(2, accumulates);
-  EXPECT_EQ(sha256_of(two), of_threads(2, accumulates)) << two.err;
-  EXPECT_TRUE(has(two.out, {"device: cpu, 2 ranks, mpi, ", "\nopenmpi: 2 processes on 1 host\n"}));
-  EXPECT_EQ(two.out.find('\x1b'), std::string::npos) << "mpirun's own terminals are nobody's";
-  const Flags hybrid = {{"parallel.strategy", "hsdp"}, {"precision.param", "bf16"}};
-  EXPECT_EQ(sha256_of(mpirun(4, hybrid)), of_threads(4, hybrid));
 }
 
 // Checkpoints

@@ -64,8 +64,12 @@ class ProcessTraining : public TinyTraining {
     flags_["log.peak_ms"] = "0";
     flags_.erase("parallel.ranks");
   }
-  void SetUp() override {
-    if (!std::filesystem::exists(kGloo)) GTEST_SKIP() << "built without Gloo's headers";
+
+  /// Of as many ranks that are threads.
+  std::string of_threads(int num_ranks, Flags more, const std::string& program = kTransformer) {
+    more["parallel.ranks"] = std::to_string(num_ranks);
+    more["out"] = folder_ / "threads";
+    return sha256_of(run_program(program, with(more)));
   }
 
   /// `own`: of some processes, by number. They find each other by a name that no other job has.
@@ -130,9 +134,6 @@ class ProcessTraining : public TinyTraining {
     }
     return sha256_of(outcomes.front());
   }
-
- private:
-  static constexpr const char* kGloo = "comm/libtessera_gloo.so";
 };
 
 }  // namespace tessera::testing
