@@ -114,9 +114,9 @@ class ProcessGroup {
   std::unique_ptr<ProcessGroup> split_by(const std::function<int(int rank)>& color);
   /// Of this group, and of those that were split from it, since it was made.
   Traffic traffic() const;
-  /// While the result lives, no time counts against the deadline of ranks of this process that wait
-  /// for each other: for work that this rank cannot bound, such as writing to a slow disk. Ranks of
-  /// other processes wait on as ever.
+  /// While the result lives, no time counts against the deadline of ranks that wait for each other:
+  /// for work that this rank cannot bound, such as writing to a slow disk. Over NCCL ranks of other
+  /// processes wait on as ever.
   [[nodiscard]] virtual std::shared_ptr<const void> pause_deadline() = 0;
   /// Throws the CommError that this group failed with, if it did.
   virtual void check() = 0;

@@ -7,37 +7,24 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <span>
 
 #include "comm/net/random.h"
+#include "comm/net/socket.h"
 #include "engine/error.h"
+#include "engine/io/file.h"
 
 namespace tessera::comm::internal {
 namespace {
 
+using engine::FileDescriptor;
 using engine::IoError;
 using engine::require;
+using net::reason;
 
 using Bytes = std::vector<std::byte>;
 
-std::string reason() { return std::strerror(errno); }
-
-class File {
- public:
-  explicit File(int fd) : fd_(fd) {}
-  ~File() {
-    if (fd_ >= 0) (void)close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int get() const { return fd_; }
-
- private:
-  const int fd_;
-};
-
-void write_all(const File& file, const Bytes& bytes, const std::string& path) {
+void write_all(const FileDescriptor& file, const Bytes& bytes, const std::string& path) {
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t n = write(file.get(), bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno == EINTR) continue;
@@ -57,9 +44,9 @@ void publish(const std::string& path, const Bytes& bytes, int rank) {
   std::uint64_t number = 0;
   net::draw(std::as_writable_bytes(std::span(&number, 1)));
   const std::string draft = fmt::format("{}.{:016x}.draft", path, number);
-  const File file(
+  const FileDescriptor file(
       open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
-  require<IoError>(file.get() >= 0, "[bootstrap] expected to create {}, got {} (rank {})", draft,
+  require<IoError>(file.is_open(), "[bootstrap] expected to create {}, got {} (rank {})", draft,
                    reason(), rank);
   const Unlink remove(draft);
   write_all(file, bytes, draft);
@@ -90,9 +77,9 @@ void check_folder(const std::string& path) {
 }
 
 std::optional<Bytes> read_private(const std::string& path, std::size_t max_nbytes) {
-  const File file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (file.get() < 0 && errno == ENOENT) return std::nullopt;
-  require<IoError>(file.get() >= 0, "[bootstrap] expected to open {}, got {}", path, reason());
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!file.is_open() && errno == ENOENT) return std::nullopt;
+  require<IoError>(file.is_open(), "[bootstrap] expected to open {}, got {}", path, reason());
   struct stat info {};
   const bool known = fstat(file.get(), &info) == 0;
   require<IoError>(known, "[bootstrap] expected to open {}, got {}", path, reason());

@@ -15,9 +15,9 @@ namespace tessera::tools {
 inline constexpr std::chrono::milliseconds kSameRequest{100};
 
 /// While it lives, SIGINT, SIGTERM, SIGHUP and SIGUSR1, which clusters send before a job's time is
-/// up, ask to stop, unless they are ignored (nohup). The
-/// first says so on stderr, what comes within kSameRequest of it is the same request, and a signal
-/// after that ends the process at once, as ever. One at a time.
+/// up, ask to stop, unless they are ignored (nohup). The first says so on stderr, what comes within
+/// kSameRequest of it is the same request, and a signal after that ends the process at once, as
+/// ever. One at a time.
 class StopSignals {
  public:
   StopSignals();
