@@ -54,6 +54,9 @@ void bench_flight(const BenchConfig& config, BenchReport& report);
 void bench_listeners(const BenchConfig& config, BenchReport& report);
 /// Plans of trainings on 8 ranks.
 void bench_plan(const BenchConfig& config, BenchReport& report);
+/// Collectives and training steps of ranks that are processes, which it starts, beside those of
+/// Open MPI and Gloo and beside threads.
+void bench_processes(const BenchConfig& config, BenchReport& report);
 /// Two ways of reducing over replicas x shards of thread ranks.
 void bench_replicas(const BenchConfig& config, BenchReport& report);
 /// What the host does for an op besides its work.

@@ -73,6 +73,14 @@ const std::vector<TrainingRow>& gpt2_rows() {
   return kRows;
 }
 
+const std::vector<TrainingRow>& process_rows() {
+  static const std::vector<TrainingRow> kRows = {
+      {.model = bench_model(3, 4, 128, 64), .batch = 6, .ranks = 2},
+      {.model = bench_model(6, 6, 384, 256), .batch = 1, .ranks = 2},
+  };
+  return kRows;
+}
+
 namespace {
 
 // A model in training, and what its steps read.
@@ -223,24 +231,28 @@ TrainingTimes run_on_gpu(Training& training, bool is_graph, std::int64_t num_ste
 
 }  // namespace
 
+TrainingTimes train_rank(comm::ProcessGroup& world, const TrainingRow& row, std::int64_t num_steps,
+                         LaunchLog* log, const std::function<void()>& at_ends) {
+  const engine::StreamOptions options{.listener = log};
+  Training training(world, row,
+                    row.on_gpu ? engine::Stream::cuda("compute", world.rank(), options)
+                               : engine::Stream::inline_cpu("compute", options),
+                    log);
+  TrainingTimes times = row.on_gpu ? run_on_gpu(training, row.is_graph, num_steps, log, at_ends)
+                                   : run_on_cpu(training, num_steps, log, at_ends);
+  times.memory = training.memory();
+  times.host_memory = training.host_memory();
+  return times;
+}
+
 TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, LaunchLog* log,
                            const WrapGroup& wrap, const std::function<void()>& at_ends) {
   TrainingTimes first;
   comm::run_ranks(row.ranks, {}, [&](comm::ProcessGroup& world) {
     const bool is_first = world.rank() == 0;
-    LaunchLog* heard_by = is_first ? log : nullptr;
     const auto wrapped = wrap ? wrap(world) : nullptr;
-    const engine::StreamOptions options{.listener = heard_by};
-    Training training(wrapped ? *wrapped : world, row,
-                      row.on_gpu ? engine::Stream::cuda("compute", world.rank(), options)
-                                 : engine::Stream::inline_cpu("compute", options),
-                      heard_by);
-    const std::function<void()> mine_at_ends = is_first ? at_ends : nullptr;
-    TrainingTimes mine = row.on_gpu
-                             ? run_on_gpu(training, row.is_graph, num_steps, heard_by, mine_at_ends)
-                             : run_on_cpu(training, num_steps, heard_by, mine_at_ends);
-    mine.memory = training.memory();
-    mine.host_memory = training.host_memory();
+    TrainingTimes mine = train_rank(wrapped ? *wrapped : world, row, num_steps,
+                                    is_first ? log : nullptr, is_first ? at_ends : nullptr);
     if (is_first) first = std::move(mine);
   });
   return first;

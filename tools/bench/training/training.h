@@ -41,6 +41,8 @@ ModelConfig bench_model(std::int64_t layers, std::int64_t heads, std::int64_t di
 const std::vector<TrainingRow>& training_rows();
 /// GPT-2 124M, a sequence of 1,024 tokens a rank: seconds a step.
 const std::vector<TrainingRow>& gpt2_rows();
+/// The default model and a larger one, for ranks that are processes.
+const std::vector<TrainingRow>& process_rows();
 
 /// What rank 0 measured, a value for each timed step. On a GPU nothing inside a step is timed:
 /// step_ms is from the end of one step to the end of the next, which the host launches meanwhile.
@@ -65,6 +67,10 @@ using WrapGroup = std::function<std::unique_ptr<comm::ProcessGroup>(comm::Proces
 TrainingTimes run_training(const TrainingRow& row, std::int64_t num_steps, LaunchLog* log = nullptr,
                            const WrapGroup& wrap = nullptr,
                            const std::function<void()>& at_ends = nullptr);
+
+/// One rank's part of run_training(), whose listeners are this rank's, in a world of row.ranks.
+TrainingTimes train_rank(comm::ProcessGroup& world, const TrainingRow& row, std::int64_t num_steps,
+                         LaunchLog* log = nullptr, const std::function<void()>& at_ends = nullptr);
 
 /// The matrix products of a step on a GPU, each once; needs none. Of a build with CUDA.
 std::vector<engine::DeviceProduct> gemms_of(const TrainingRow& row);
