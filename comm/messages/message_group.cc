@@ -76,7 +76,6 @@ class MessageGroup final : public ProcessGroup {
         self_->next_call(flight_call(held->collective), std::move(held->collective.text));
     stream.launch(std::move(work), [self = self_, call, held] {
       MessageRank::Messages messages(*self, call, held);
-      messages.meet();
       carry_out(held->collective, held->staging, self->rank(), self->size(), messages);
     });
     return sent;

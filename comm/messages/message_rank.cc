@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <exception>
 #include <thread>
 #include <type_traits>
@@ -133,6 +134,7 @@ std::vector<MessageRank::Place> MessageRank::Messages::meet(const Place& own) {
   mine.sequence = call_.sequence;
   mine.place = own;
   call_.text.copy(mine.text, sizeof(mine.text) - 1);
+  std::vector<Posted> early = std::exchange(posted_, {});
   for (const bool sends : {false, true}) {
     for (int r = 0; r < rank_.size(); ++r) {
       Fingerprint& fingerprint = sends ? mine : (*all)[at(r)];
@@ -150,7 +152,11 @@ std::vector<MessageRank::Place> MessageRank::Messages::meet(const Place& own) {
   const auto other = std::ranges::find_if(*all, [&](const Fingerprint& f) {
     return f.hash != first.hash || f.sequence != first.sequence;
   });
-  if (other == all->end()) return places;
+  if (other == all->end()) {
+    has_met_ = true;
+    posted_ = std::move(early);
+    return places;
+  }
   const std::string_view text = first.text;
   fail(fmt::format("[{} #{} of {}] expected rank {}'s {}, got rank {}'s {}{}",
                    text.substr(0, text.find(' ')), first.sequence, rank_.name_, rank_.world_rank(0),
@@ -159,49 +165,65 @@ std::vector<MessageRank::Place> MessageRank::Messages::meet(const Place& own) {
                    static_cast<const char*>(other->text)));
 }
 
-void MessageRank::Messages::send(int rank, const void* bytes, std::int64_t nbytes) {
+std::size_t MessageRank::Messages::send(int rank, const void* bytes, std::int64_t nbytes) {
   // A transport does not write what it sends.
   auto* const begin = static_cast<std::byte*>(const_cast<void*>(bytes));
-  post(rank, true, kMoves, {begin, static_cast<std::size_t>(nbytes)}, owner_);
+  return post(rank, true, kMoves, {begin, static_cast<std::size_t>(nbytes)}, owner_);
 }
 
-void MessageRank::Messages::receive(int rank, void* bytes, std::int64_t nbytes) {
-  post(rank, false, kMoves, {static_cast<std::byte*>(bytes), static_cast<std::size_t>(nbytes)},
-       owner_);
+std::size_t MessageRank::Messages::receive(int rank, void* bytes, std::int64_t nbytes) {
+  const auto size = static_cast<std::size_t>(nbytes);
+  if (has_met_) return post(rank, false, kMoves, {static_cast<std::byte*>(bytes), size}, owner_);
+  const auto early = std::make_shared<std::vector<std::byte>>(size);
+  const std::size_t message = post(rank, false, kMoves, *early, early);
+  posted_[message].early = early;
+  posted_[message].place = bytes;
+  return message;
 }
 
-void MessageRank::Messages::post(int rank, bool sends, std::uint32_t phase,
-                                 std::span<std::byte> bytes,
-                                 const std::shared_ptr<const void>& owner) {
-  if (rank == rank_.rank() || bytes.empty()) return;
-  rank_.world().check();
-  const auto call = static_cast<std::uint32_t>(call_.sequence) % kNumCalls;
-  const std::uint32_t tag =
-      (static_cast<std::uint32_t>(rank_.number_) * kNumCalls + call) * 2 + phase;
-  Transport& transport = *rank_.shared_->transport;
-  const int process = rank_.world_rank(rank);
-  try {
-    posted_.push_back({.rank = rank,
-                       .sends = sends,
-                       .transfer = sends ? transport.send(process, tag, bytes, owner)
-                                         : transport.receive(process, tag, bytes, owner)});
-  } catch (const CommError& error) {
-    fail_at(rank, error.what());
+std::size_t MessageRank::Messages::post(int rank, bool sends, std::uint32_t phase,
+                                        std::span<std::byte> bytes,
+                                        const std::shared_ptr<const void>& owner) {
+  Posted posted{.rank = rank, .sends = sends, .transfer = nullptr};
+  if (rank != rank_.rank() && !bytes.empty()) {
+    rank_.world().check();
+    const auto call = static_cast<std::uint32_t>(call_.sequence) % kNumCalls;
+    const std::uint32_t tag =
+        (static_cast<std::uint32_t>(rank_.number_) * kNumCalls + call) * 2 + phase;
+    Transport& transport = *rank_.shared_->transport;
+    const int process = rank_.world_rank(rank);
+    try {
+      posted.transfer = sends ? transport.send(process, tag, bytes, owner)
+                              : transport.receive(process, tag, bytes, owner);
+    } catch (const CommError& error) {
+      fail_at(rank, error.what());
+    }
   }
+  posted_.push_back(std::move(posted));
+  return posted_.size() - 1;
 }
 
 void MessageRank::Messages::await(const std::function<void(int rank)>& received) {
-  World& world = rank_.world();
-  const auto limit = world.time_limit();
+  const auto limit = rank_.world().time_limit();
   for (std::size_t i = 0; i < posted_.size(); ++i) {
-    while (!is_done(posted_[i], DeadlineClock::kTick)) {
-      world.check();
-      if (const auto left = pending_ranks(i, true); !left.empty()) fail_without(left);
-      if (world.clock().now() >= limit) expire(i);
-    }
+    if (posted_[i].transfer == nullptr) continue;
+    await_one(i, limit);
     if (!posted_[i].sends) received(posted_[i].rank);
   }
   posted_.clear();
+}
+
+void MessageRank::Messages::wait(std::size_t message) {
+  await_one(message, rank_.world().time_limit());
+}
+
+void MessageRank::Messages::await_one(std::size_t i, DeadlineClock::time_point limit) {
+  World& world = rank_.world();
+  while (!is_done(posted_[i], DeadlineClock::kTick)) {
+    world.check();
+    if (const auto left = pending_ranks(i, true); !left.empty()) fail_without(left);
+    if (world.clock().now() >= limit) expire(i);
+  }
 }
 
 std::vector<AbsentRank> MessageRank::Messages::pending_ranks(std::size_t first, bool departed) {
@@ -238,12 +260,18 @@ bool MessageRank::Messages::has_left(int rank) const {
   return rank_.shared_->has_left(rank_.world_rank(rank));
 }
 
-bool MessageRank::Messages::is_done(const Posted& posted, std::chrono::milliseconds time) {
+bool MessageRank::Messages::is_done(Posted& posted, std::chrono::milliseconds time) {
+  if (posted.transfer == nullptr) return true;
   try {
-    return posted.transfer->wait_for(time);
+    if (!posted.transfer->wait_for(time)) return false;
   } catch (const CommError& error) {
     fail_at(posted.rank, error.what());
   }
+  posted.transfer.reset();
+  if (posted.early != nullptr) {
+    std::memcpy(posted.place, posted.early->data(), posted.early->size());
+  }
+  return true;
 }
 
 std::string MessageRank::Messages::where() const {

@@ -2,8 +2,9 @@
 //
 // [Note: a fingerprint ahead of the data] Engines that send messages notice neither swapped calls
 // nor unequal counts: they give wrong numbers. So each call begins with a message of fixed size to
-// every other rank of the group, and nothing else is sent before all of theirs have come and are
-// equal. It carries what was declared since the last one, too. Messages of a call have a tag of
+// every other rank of the group, and no data is taken before all of theirs have come and are equal:
+// short data may be sent along, and is then kept apart until they are. It carries what was declared
+// since the last one, too. Messages of a call have a tag of
 // their own, made of the group's number and the call's: calls of one group that lie on several
 // streams do not take each other's, and a rank that calls something else is found by the number.
 // Tags come again after 1024 calls: a call that waits on one stream while so many others of its
@@ -63,26 +64,35 @@ class MessageRank {
     /// and fails the world, if one has made another, has left, or does not come in time.
     std::vector<Place> meet(const Place& own = {});
 
-    // To and from another rank of the group. Nothing is moved for no bytes.
+    // To and from another rank of the group. Nothing is moved for no bytes. What they return, one
+    // can wait() for. Before meet() they may be called as well, with at most kShortNbytes, which
+    // then take no time of their own.
 
-    void send(int rank, const void* bytes, std::int64_t nbytes);
-    void receive(int rank, void* bytes, std::int64_t nbytes);
+    static constexpr std::int64_t kShortNbytes = 16 << 10;
+    std::size_t send(int rank, const void* bytes, std::int64_t nbytes);
+    std::size_t receive(int rank, void* bytes, std::int64_t nbytes);
     /// Until all of these are done. Throws CommError, and fails the world, if one does not end.
     void wait() {
       await([](int) {});
     }
+    /// Until this one is done, as wait(), before which it is called.
+    void wait(std::size_t message);
 
    private:
     enum Phase : std::uint32_t { kMeets, kMoves };
     struct Posted {
       int rank;
       bool sends;
-      std::unique_ptr<Transfer> transfer;
+      std::unique_ptr<Transfer> transfer;  // null: it is done
+      // Of what was received before meet(): where it is until then, and where it belongs.
+      std::shared_ptr<const std::vector<std::byte>> early = {};
+      void* place = nullptr;
     };
-    void post(int rank, bool sends, std::uint32_t phase, std::span<std::byte> bytes,
-              const std::shared_ptr<const void>& owner);
+    std::size_t post(int rank, bool sends, std::uint32_t phase, std::span<std::byte> bytes,
+                     const std::shared_ptr<const void>& owner);
     void await(const std::function<void(int rank)>& received);
-    bool is_done(const Posted& posted, std::chrono::milliseconds time);
+    void await_one(std::size_t i, DeadlineClock::time_point limit);
+    bool is_done(Posted& posted, std::chrono::milliseconds time);
     /// The other ends of what is not done, from posted_[first] on; `departed`: that have left.
     std::vector<AbsentRank> pending_ranks(std::size_t first, bool departed);
     bool has_left(int rank) const;
@@ -98,6 +108,7 @@ class MessageRank {
     const Call& call_;
     const std::shared_ptr<const void> owner_;
     const int num_exceptions_ = std::uncaught_exceptions();
+    bool has_met_ = false;
     std::vector<Posted> posted_;
   };
 

@@ -9,7 +9,7 @@ namespace tessera::comm {
 template <class Handle>
 struct MpiAbi {
   Handle comm_world, byte, errors_return;
-  int thread_funneled, thread_multiple, any_source, tag_ub;
+  int thread_serialized, thread_multiple, any_source, tag_ub;
 };
 
 /// Larger than any ABI's.
@@ -22,7 +22,7 @@ constexpr int kMpiMaxText = 8192;  ///< of MPI_Error_string and MPI_Get_library_
 inline constexpr MpiAbi<int> kMpichAbi = {.comm_world = 0x44000000,
                                           .byte = 0x4c00010d,
                                           .errors_return = 0x54000001,
-                                          .thread_funneled = 1,
+                                          .thread_serialized = 2,
                                           .thread_multiple = 3,
                                           .any_source = -2,
                                           .tag_ub = 0x64400001};
@@ -32,7 +32,7 @@ inline MpiAbi<void*> standard_mpi_abi() {
   return {.comm_world = reinterpret_cast<void*>(0x101),
           .byte = reinterpret_cast<void*>(0x247),
           .errors_return = reinterpret_cast<void*>(0x143),
-          .thread_funneled = 1024,
+          .thread_serialized = 2048,
           .thread_multiple = 4096,
           .any_source = -1,
           .tag_ub = 501};
@@ -43,7 +43,7 @@ inline MpiAbi<void*> open_mpi_abi(void* comm_world, void* byte, void* errors_ret
   return {.comm_world = comm_world,
           .byte = byte,
           .errors_return = errors_return,
-          .thread_funneled = 1,
+          .thread_serialized = 2,
           .thread_multiple = 3,
           .any_source = -1,
           .tag_ub = 0};

@@ -3,6 +3,8 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include "engine/error.h"
@@ -13,45 +15,56 @@ namespace {
 using engine::CommError;
 using std::chrono::microseconds;
 
-// While messages are on their way the thread looks this often, and then sleeps, each time longer.
-constexpr int kNumPolls = 20;
-constexpr microseconds kFirstSleep{10}, kLongestSleep{200};
-// MPI may have work left for messages that are done on this side, such as the rest of a short one
-// that a full socket did not take. So the thread looks from time to time when it has no messages.
-constexpr microseconds kLongestIdleSleep{100'000};
+// Who waits looks for so long without sleeping, and then sleeps between its looks, each time
+// longer.
+constexpr microseconds kWakefulness{50}, kFirstSleep{10}, kLongestSleep{100};
+// How often the thread looks while messages are posted, and after so many looks without any. MPI
+// may have work left for messages that are done on this side, such as the rest of a short one that
+// a full socket did not take. So it looks when there are none, too.
+constexpr microseconds kPause{5'000}, kIdlePause{100'000};
+constexpr int kNumPauses = 20;
+
+// Sleeps of 10 us would take 60.
+class ExactSleeps {
+ public:
+  ExactSleeps() { prctl(PR_SET_TIMERSLACK, 1000UL); }  // ns
+  ~ExactSleeps() { prctl(PR_SET_TIMERSLACK, slack_); }
+  ExactSleeps(const ExactSleeps&) = delete;
+  ExactSleeps& operator=(const ExactSleeps&) = delete;
+
+ private:
+  const unsigned long slack_ = static_cast<unsigned long>(prctl(PR_GET_TIMERSLACK));
+};
 
 }  // namespace
 
 void MpiEngine::run() {
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // ns: sleeps of 10 us would take 60
   try {
     library_->start();
     enter(kRunning);
     serve();
   } catch (...) {
+    const std::lock_guard driver(driver_);
     give_up(std::current_exception());
   }
   enter(kEnded);
 }
 
 void MpiEngine::serve() {
-  int num_polls = 0;
+  const ExactSleeps exact;
+  int num_quiet = 0;
   microseconds sleep = kFirstSleep;
   while (true) {
     const std::uint32_t bell = bell_.load(std::memory_order_acquire);
+    is_idle_ = num_quiet > kNumPauses;  // before the look, or a post after it would not be noticed
     bool stopped = false, orderly = false;
-    Messages posts;
     {
       const std::lock_guard lock(mutex_);
-      posts.swap(posts_);
       stopped = stopped_;
-      orderly = orderly_;
+      orderly = orderly_ && error_ == nullptr;
     }
-    pending_.insert(pending_.end(), posts.begin(), posts.end());
-    for (const auto& message : posts) begin(*message);
-    awaited_.clear();
-    const std::size_t num_ended =
-        std::erase_if(pending_, [this](const auto& message) { return has_ended(*message); });
+    std::unique_lock driver(driver_);
+    look();
     if (stopped) {
       if (!pending_.empty()) {
         for_good_ = shared_from_this();
@@ -60,17 +73,43 @@ void MpiEngine::serve() {
       }
       return;
     }
-    if (!posts.empty() || num_ended > 0) {
-      num_polls = 0;
-      sleep = kFirstSleep;
-      continue;
-    }
     if (pending_.empty()) library_->progress();
-    if (++num_polls <= kNumPolls) continue;
-    wait_while(bell_, bell, Clock::now() + sleep);
+    const bool hurries = num_alone_ > 0;
+    const auto pause = num_quiet > kNumPauses && pending_.empty() ? kIdlePause : kPause;
+    num_quiet = pending_.empty() ? num_quiet + 1 : 0;
+    driver.unlock();
     // Slowly: two processes that wait for each other in turn would make each other's sleeps longer.
-    sleep = std::min(sleep + sleep / 4, pending_.empty() ? kLongestIdleSleep : kLongestSleep);
+    sleep = hurries ? std::min(sleep + sleep / 4, kLongestSleep) : kFirstSleep;
+    wait_while(bell_, bell, Clock::now() + (hurries ? sleep : pause));
   }
+}
+
+bool MpiEngine::drive() {
+  const std::unique_lock driver(driver_, std::try_to_lock);
+  if (!driver.owns_lock()) return false;
+  try {
+    look();
+  } catch (...) {
+    give_up(std::current_exception());
+  }
+  return true;
+}
+
+void MpiEngine::look() {
+  std::size_t num_begun = pending_.size();
+  {
+    const std::lock_guard lock(mutex_);
+    pending_.insert(pending_.end(), posts_.begin(), posts_.end());
+    posts_.clear();
+  }
+  for (; num_begun < pending_.size(); ++num_begun) begin(*pending_[num_begun]);
+  awaited_.clear();
+  num_alone_ = 0;
+  std::erase_if(pending_, [this](const auto& message) {
+    if (has_ended(*message)) return true;
+    if (message->is_alone) ++num_alone_;
+    return false;
+  });
 }
 
 void MpiEngine::wait_started(Clock::time_point deadline) {
@@ -89,8 +128,33 @@ void MpiEngine::post(std::shared_ptr<MpiMessage> message) {
     if (error_ != nullptr) std::rethrow_exception(error_);
     posts_.push_back(std::move(message));
   }
-  bell_.fetch_add(1, std::memory_order_release);
-  wake_all(bell_);
+  if (is_idle_.exchange(false)) ring();
+}
+
+bool MpiEngine::wait(MpiMessage& message, Clock::time_point deadline) {
+  const Clock::time_point start = Clock::now();
+  std::optional<ExactSleeps> exact;
+  microseconds sleep = kFirstSleep;
+  for (Clock::time_point now = start;; now = Clock::now()) {
+    drive();
+    if (message.state.load(std::memory_order_acquire) != MpiMessage::kPending) return true;
+    if (now >= deadline) return false;
+    if (now - start < kWakefulness) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (!exact) exact.emplace();
+    ++message.num_asleep;
+    wait_while(message.state, MpiMessage::kPending, std::min(deadline, now + sleep));
+    --message.num_asleep;
+    sleep = std::min(sleep + sleep / 4, kLongestSleep);
+  }
+}
+
+void MpiEngine::leave_alone(MpiMessage& message) {
+  if (message.state.load(std::memory_order_acquire) != MpiMessage::kPending) return;
+  message.is_alone = true;
+  ring();
 }
 
 bool MpiEngine::stop(bool orderly, Clock::time_point deadline) {
@@ -99,8 +163,7 @@ bool MpiEngine::stop(bool orderly, Clock::time_point deadline) {
     stopped_ = true;
     orderly_ = orderly;
   }
-  bell_.fetch_add(1, std::memory_order_release);
-  wake_all(bell_);
+  ring();
   return wait_while(phase_, kStarting, deadline) && wait_while(phase_, kRunning, deadline);
 }
 
@@ -180,27 +243,33 @@ void MpiEngine::fail(MpiMessage& message, const std::string& got) {
 
 void MpiEngine::settle(MpiMessage& message) {
   const auto state = message.error.empty() ? MpiMessage::kDone : MpiMessage::kFailed;
-  message.state.store(state, std::memory_order_release);
-  wake_all(message.state);
+  message.state = state;
+  if (message.num_asleep > 0) wake_all(message.state);
 }
 
-// Owners stay: MPI may still read and write what they own.
+// Owners stay: MPI may still read and write what they own. Under driver_.
 void MpiEngine::give_up(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   error_ = std::move(error);
   for (Messages* messages : {&pending_, &posts_}) {
     for (const auto& message : *messages) {
       if (message == nullptr) continue;  // erase_if() has moved it
-      fail(*message, "the end of the thread that owns MPI");
+      fail(*message, "the end of what calls MPI");
       settle(*message);
     }
   }
   if (!pending_.empty()) for_good_ = shared_from_this();
+  given_up_.swap(pending_);
 }
 
 void MpiEngine::enter(Phase phase) {
   phase_.store(phase, std::memory_order_release);
   wake_all(phase_);
+}
+
+void MpiEngine::ring() {
+  bell_.fetch_add(1, std::memory_order_release);
+  wake_all(bell_);
 }
 
 }  // namespace tessera::comm

@@ -98,9 +98,9 @@ class LibraryOf final : public MpiLibrary {
           "got thread level {} ({}: one transport in a process)",
           level, name_);
     } else {
-      check(init_thread_(nullptr, nullptr, abi_.thread_funneled, &level), "MPI_Init_thread");
-      engine::require<CommError>(level >= abi_.thread_funneled,
-                                 "[mpi] expected MPI_THREAD_FUNNELED, got thread level {} ({})",
+      check(init_thread_(nullptr, nullptr, abi_.thread_serialized, &level), "MPI_Init_thread");
+      engine::require<CommError>(level >= abi_.thread_serialized,
+                                 "[mpi] expected MPI_THREAD_SERIALIZED, got thread level {} ({})",
                                  level, name_);
       started_here_ = true;
       check(comm_set_errhandler_(abi_.comm_world, abi_.errors_return), "MPI_Comm_set_errhandler");

@@ -10,8 +10,8 @@
 
 namespace tessera::comm {
 
-/// Functions return MPI's error codes, of which 0 is success, where they say nothing else. All are
-/// called by one thread.
+/// Functions return MPI's error codes, of which 0 is success, where they say nothing else. They are
+/// called one at a time, start() and finish() by one thread.
 class MpiLibrary {
  public:
   /// Handles, int or pointer.

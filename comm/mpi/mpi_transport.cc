@@ -20,16 +20,21 @@ Clock::time_point deadline_in(std::chrono::milliseconds time) {
 
 class MpiTransfer final : public Transfer {
  public:
-  explicit MpiTransfer(std::shared_ptr<const MpiMessage> message) : message_(std::move(message)) {}
+  MpiTransfer(std::shared_ptr<MpiEngine> engine, std::shared_ptr<MpiMessage> message)
+      : engine_(std::move(engine)), message_(std::move(message)) {}
+  ~MpiTransfer() override { engine_->leave_alone(*message_); }
+  MpiTransfer(const MpiTransfer&) = delete;
+  MpiTransfer& operator=(const MpiTransfer&) = delete;
 
   bool wait_for(std::chrono::milliseconds time) override {
-    if (!wait_while(message_->state, MpiMessage::kPending, deadline_in(time))) return false;
+    if (!engine_->wait(*message_, deadline_in(time))) return false;
     engine::require<engine::CommError>(message_->state == MpiMessage::kDone, "{}", message_->error);
     return true;
   }
 
  private:
-  const std::shared_ptr<const MpiMessage> message_;
+  const std::shared_ptr<MpiEngine> engine_;
+  const std::shared_ptr<MpiMessage> message_;
 };
 
 class MpiTransport final : public Transport {
@@ -81,7 +86,7 @@ class MpiTransport final : public Transport {
     message->nbytes = bytes.size();
     message->owner = std::move(owner);
     engine_->post(message);
-    return std::make_unique<MpiTransfer>(std::move(message));
+    return std::make_unique<MpiTransfer>(engine_, std::move(message));
   }
 
   void end(bool orderly, Clock::time_point deadline) {

@@ -1,9 +1,7 @@
 // Messages between processes over MPI: Open MPI, MPICH and its kin, or any library of the MPI 5
 // standard ABI. It is loaded when it is asked for, and building takes none.
-//
-// [Note: who drives MPI] MPI moves messages only while it is called, and its own waits spin. One
-// thread of the transport therefore owns it: it polls, then sleeps for 10 to 200 microseconds at a
-// time while messages are on their way. What waits for a message sleeps.
+// MPI moves messages only while it is called: whoever waits for one calls it, and sleeps between
+// its calls once it has waited for a while.
 #pragma once
 
 #include <chrono>

@@ -21,6 +21,7 @@
 #include "comm/messages/message_group.h"
 #include "comm/process_group.h"
 #include "comm/world/world.h"
+#include "engine/elementwise.h"
 #include "tests/comm/memory_transport.h"
 #include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
@@ -289,16 +290,18 @@ TEST(MessagesTest, MemoryOfAMessageThatMayStillComeStays) {
     Job job(std::move(transports), milliseconds(100));
     job.run([&](ProcessGroup& group) {
       const Memory memory;
-      const Tensor in = Tensor::zeros(memory, {4}, DType::kF32, "in");
-      auto slot = engine::Buffer::create(memory, "slot", 32, engine::Category::kCommunication);
-      const auto whole =
-          engine::Buffer::create_released(memory, "whole", 32, engine::Category::kCommunication);
+      constexpr std::int64_t kNumel = 8192;  // more than is received apart from where it belongs
+      constexpr std::int64_t kNbytes = 2 * kNumel * 4;
+      const Tensor in = Tensor::zeros(memory, {kNumel}, DType::kF32, "in");
+      auto slot = engine::Buffer::create(memory, "slot", kNbytes, engine::Category::kCommunication);
+      const auto whole = engine::Buffer::create_released(memory, "whole", kNbytes,
+                                                         engine::Category::kCommunication);
       whole->attach(slot);
       const Stream stream = Stream::inline_cpu("comm");
       if (group.rank() == 1) kept = slot;
       EXPECT_THROW(
           {
-            group.all_gather(in, Tensor(whole, 0, {8}, DType::kF32), stream, "x");
+            group.all_gather(in, Tensor(whole, 0, {2 * kNumel}, DType::kF32), stream, "x");
             group.barrier("end");
           },
           CommError);
@@ -307,6 +310,66 @@ TEST(MessagesTest, MemoryOfAMessageThatMayStillComeStays) {
     EXPECT_FALSE(kept.expired());
   }
   EXPECT_TRUE(kept.expired());
+}
+
+// Short data comes along with the fingerprints.
+TEST(MessagesTest, NothingIsTakenOfACallThatDiffers) {
+  const auto messages = errors_of(2, [](ProcessGroup& group) {
+    const Memory memory;
+    const Tensor in = Tensor::zeros(memory, {4}, DType::kF32, "in");
+    const std::vector<float> before(8, 1.0F);
+    const Tensor out = Tensor::from<float>(memory, {8}, before, "out");
+    const Stream stream = Stream::inline_cpu("comm");
+    EXPECT_THROW(group.all_gather(in, out, stream, group.rank() == 0 ? "a" : "b"), CommError);
+    EXPECT_THAT(std::vector<float>(out.data<float>(), out.data<float>() + 8), Each(1.0F));
+    group.check();
+  });
+  EXPECT_THAT(messages, Each(::testing::HasSubstr("got rank 1's all_gather f32 x 4 'b'")));
+}
+
+// A number of rank `rank` at `i` that f32 and bf16 hold.
+float summand(int rank, std::int64_t i) {
+  const auto x = static_cast<std::uint32_t>(i * 3 + rank) * 2654435761U;
+  return static_cast<float>(x >> 24) * (rank == 1 ? 0x1p20F : 0.5F);
+}
+
+// So long that pieces take each other's place where they are received. The sums must be those in
+// rank order: the large numbers of rank 1 swallow digits of the others.
+TEST(MessagesTest, SumsOfManyPieces) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Job(3, std::chrono::seconds(60)).run([&](ProcessGroup& group) {
+      const std::int64_t block = 1'300'003, all = 3 * block;
+      const Memory memory;
+      const Stream stream = Stream::inline_cpu("comm");
+      std::vector<float> values, starts;
+      for (std::int64_t i = 0; i < all; ++i) {
+        values.push_back(summand(group.rank(), i));
+        starts.push_back(static_cast<float>(i % 7));
+      }
+      Tensor in = Tensor::from<float>(memory, {all}, values, "in");
+      if (dtype == DType::kBF16) {
+        const Tensor narrow = Tensor::zeros(memory, {all}, dtype, "narrow");
+        engine::cast(narrow, in);
+        in = narrow;
+      }
+      const Tensor sum = Tensor::from<float>(memory, {all}, starts, "sum");
+      const Tensor own = Tensor::zeros(memory, {block}, DType::kF32, "own");
+      group.all_reduce(in, sum, Accumulate::kYes, stream, "sum");
+      group.reduce_scatter(in, own, Accumulate::kNo, stream, "own");
+      std::int64_t num_wrong = 0;
+      for (std::int64_t i = 0; i < all; ++i) {
+        float expected = starts[static_cast<std::size_t>(i)];
+        for (int r = 0; r < 3; ++r) expected += summand(r, i);
+        num_wrong += sum.data<float>()[i] != expected;
+      }
+      for (std::int64_t i = 0; i < block; ++i) {
+        const std::int64_t at = group.rank() * block + i;
+        const float expected = (summand(0, at) + summand(1, at)) + summand(2, at);
+        num_wrong += own.data<float>()[i] != expected;
+      }
+      EXPECT_EQ(num_wrong, 0);
+    });
+  }
 }
 
 }  // namespace
