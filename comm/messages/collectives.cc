@@ -17,7 +17,7 @@ using engine::DType;
 // What is summed at a time. Of two pieces one comes while the other is summed, from the caches
 // where it has just been written.
 constexpr std::int64_t kPieceNbytes = 512 << 10;
-constexpr std::int64_t kNumPieces = 3;  // in the staging memory
+constexpr std::int64_t kNumPieces = 8;  // in the staging memory
 
 class Share {
  public:
