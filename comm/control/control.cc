@@ -1,15 +1,18 @@
 #include "comm/control/control.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "comm/control/beat.h"
 #include "comm/control/client.h"
 #include "comm/control/door.h"
+#include "comm/control/handshake.h"
 #include "comm/control/join.h"
 #include "comm/control/place.h"
 #include "comm/control/server.h"
 #include "engine/error.h"
+#include "engine/io/text.h"
 
 namespace tessera::comm {
 
@@ -39,6 +42,8 @@ namespace {
 
 constexpr int kMaxProcesses = 1 << 16;
 constexpr std::size_t kMaxJobNbytes = 256;
+constexpr std::size_t kMaxWhyNbytes = 3000;  // of a frame before a process is known
+constexpr std::chrono::seconds kDeclining{2};
 
 ControlOptions checked(ControlOptions options) {
   require(options.num_processes >= 1 && options.num_processes <= kMaxProcesses &&
@@ -53,6 +58,41 @@ ControlOptions checked(ControlOptions options) {
   options.deadline = std::min<std::chrono::milliseconds>(options.deadline, std::chrono::years(100));
   return options;
 }
+
+// Where process 0 waits for the others.
+struct Reception {
+  /// `failure`: see ServerOptions.
+  explicit Reception(const ControlOptions& options, std::string failure = "")
+      : secret(options.secret) {
+    net::Socket listener, served;
+    std::string place;
+    if (options.num_processes > 1) {
+      const Place meeting(options.address, options.hand_out);
+      place = meeting.str();
+      listener = meeting.listen();
+      if (meeting.draws_secret()) file = meeting.publish(listener, secret);
+    }
+    std::tie(own, served) = net::connected_pair();
+    server =
+        std::make_unique<Server>(control::ServerOptions{.num_processes = options.num_processes,
+                                                        .deadline = options.deadline,
+                                                        .place = std::move(place),
+                                                        .on_waiting = options.on_waiting,
+                                                        .failure = std::move(failure)},
+                                 Door({.num_processes = options.num_processes,
+                                       .job = options.job,
+                                       .secret = secret,
+                                       .local_only = secret.empty() && !options.insecure,
+                                       .user_timeout = control::silence_limit(options.deadline),
+                                       .on_refused = options.on_refused},
+                                      std::move(listener), std::move(served)));
+  }
+
+  std::string secret;
+  std::shared_ptr<const void> file;  // by which they find it
+  net::Socket own;                   // process 0's connection
+  std::unique_ptr<Server> server;
+};
 
 std::shared_ptr<Client> client_of(const ControlOptions& options, Joined joined) {
   return std::make_shared<Client>(options.process, options.deadline, std::move(joined.connection),
@@ -75,25 +115,26 @@ std::shared_ptr<Control> Control::join(const ControlOptions& unchecked) {
     return made(nullptr, control::join_at(place, options));
   }
 
-  std::string secret = options.secret;
-  net::Socket listener;
-  std::shared_ptr<const void> file;
-  if (options.num_processes > 1) {
-    const Place place(options.address, options.hand_out);
-    listener = place.listen();
-    if (place.draws_secret()) file = place.publish(listener, secret);
+  Reception reception(options);
+  return made(std::move(reception.server),
+              control::join_here(std::move(reception.own), reception.secret, options));
+}
+
+void Control::decline(const ControlOptions& unchecked, std::string_view why) noexcept {
+  try {
+    ControlOptions options = checked(unchecked);
+    if (options.num_processes == 1 || options.hand_out) return;
+    const std::string cut(engine::without_cut_character(why.substr(0, kMaxWhyNbytes)));
+    if (options.process == 0) {
+      const Reception until_told(options, control::declined_text(control::hello_of(options), cut));
+    } else {
+      options.deadline = std::min<std::chrono::milliseconds>(options.deadline, kDeclining);
+      options.on_waiting = nullptr;
+      Place place(options.address);
+      control::join_at(place, options, cut);
+    }
+  } catch (const std::exception&) {  // as when all know by now
   }
-  auto [own, served] = net::connected_pair();
-  auto server =
-      std::make_unique<Server>(options.num_processes, options.deadline, options.address,
-                               Door({.num_processes = options.num_processes,
-                                     .job = options.job,
-                                     .secret = secret,
-                                     .local_only = secret.empty() && !options.insecure,
-                                     .user_timeout = control::silence_limit(options.deadline),
-                                     .on_refused = options.on_refused},
-                                    std::move(listener), std::move(served)));
-  return made(std::move(server), control::join_here(std::move(own), secret, options));
 }
 
 int Control::process() const { return impl_->client()->process(); }

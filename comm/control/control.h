@@ -37,6 +37,9 @@ struct ControlOptions {
   std::chrono::milliseconds deadline = std::chrono::seconds(60);  ///< to join, and for all_gather()
   /// On process 0: who was refused, and why. From a thread of Control, or from join().
   std::function<void(const std::string& note)> on_refused = {};
+  /// Who is still waited for, and where: when it has lasted a tenth of the deadline, at most 5 s,
+  /// and again whenever it has lasted twice as long. From a thread of Control, or from join().
+  std::function<void(const std::string& note)> on_waiting = {};
 };
 
 /// The end of one process. Thread-safe.
@@ -45,6 +48,9 @@ class Control {
   /// Returns once all processes are connected at the same time. Throws InvalidArgument; IoError;
   /// CommError that names who is missing after the deadline.
   static std::shared_ptr<Control> join(const ControlOptions& options);
+  /// Instead of join(), by a process that cannot: tells the others why, so that they do not wait
+  /// for it. Tries it for two seconds, and then gives up; not with `hand_out`.
+  static void decline(const ControlOptions& options, std::string_view why) noexcept;
   /// Leaves: the others learn that this process has left in order. Where process 0 leaves, nobody
   /// learns any more of the others.
   ~Control();

@@ -21,11 +21,6 @@ constexpr std::chrono::seconds kPatience{2};
 // Whoever knocks for ever fills no log.
 constexpr int kMaxNotes = 100;
 
-std::string name_of(const Hello& hello) {
-  return fmt::format("process {} ({}, pid {})", hello.process, engine::excerpt(hello.host, 64),
-                     hello.pid);
-}
-
 }  // namespace
 
 Door::Door(DoorOptions options, net::Socket listener, net::Socket own)
@@ -100,16 +95,19 @@ bool Door::hear(Stranger& stranger, std::vector<Guest>& guests) {
         note(stranger.from, "the secret of this job, got " + engine::excerpt(refusal->why));
         return true;
       }
-      bool is_proved = false;
-      if (const auto wrong = answer(stranger, *frame, is_proved)) {
+      if (const auto wrong = answer(stranger, *frame)) {
         refuse(connection, stranger.from, *wrong);
         return true;
       }
-      if (!is_proved) continue;
+      const auto* proved = std::get_if<Answer>(&*frame);
+      if (proved == nullptr) continue;
       connection.trust();
       guests.push_back({.process = stranger.hello->process,
                         .name = name_of(*stranger.hello),
-                        .connection = std::move(connection)});
+                        .connection = std::move(connection),
+                        .failure = proved->why_not.empty()
+                                       ? ""
+                                       : declined_text(*stranger.hello, proved->why_not)});
       return true;
     }
   } catch (const engine::CommError&) {
@@ -129,7 +127,7 @@ bool Door::hear(Stranger& stranger, std::vector<Guest>& guests) {
   return false;
 }
 
-std::optional<std::string> Door::answer(Stranger& stranger, const Frame& frame, bool& is_proved) {
+std::optional<std::string> Door::answer(Stranger& stranger, const Frame& frame) {
   if (const auto* hello = std::get_if<Hello>(&frame); hello != nullptr && !stranger.hello) {
     // A newer version may have other fields.
     if (hello->magic != Hello::kMagic) return "this version of Tessera, got another";
@@ -160,7 +158,6 @@ std::optional<std::string> Door::answer(Stranger& stranger, const Frame& frame, 
     return fmt::format("processes 1 to {}, got process {}", options_.num_processes - 1,
                        hello.process);
   }
-  is_proved = true;
   return std::nullopt;
 }
 

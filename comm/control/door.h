@@ -28,6 +28,7 @@ struct Guest {
   int process = 0;
   std::string name;  ///< "process 1 (h1, pid 4711)"
   Connection connection;
+  std::string failure = {};  ///< of the job, as this process will not join; empty: it does
 };
 
 class Door {
@@ -61,7 +62,7 @@ class Door {
   // True once it is a stranger no more.
   bool hear(Stranger& stranger, std::vector<Guest>& guests);
   // What is wrong with what it says; nothing: it may go on.
-  std::optional<std::string> answer(Stranger& stranger, const Frame& frame, bool& is_proved);
+  std::optional<std::string> answer(Stranger& stranger, const Frame& frame);
   void refuse(Connection& connection, const std::string& from, const std::string& why);
   void note(const std::string& from, const std::string& why);
 

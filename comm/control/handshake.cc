@@ -1,5 +1,6 @@
 #include "comm/control/handshake.h"
 
+#include <fmt/core.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -42,6 +43,16 @@ Nonce draw_nonce() {
   return nonce;
 }
 
+std::string name_of(const Hello& hello) {
+  return fmt::format("process {} ({}, pid {})", hello.process, engine::excerpt(hello.host, 64),
+                     hello.pid);
+}
+
+std::string declined_text(const Hello& hello, std::string_view why_not) {
+  return fmt::format("[control] expected {} processes to join, got an error of {}: {}",
+                     hello.num_processes, name_of(hello), why_not);
+}
+
 Proof server_proof(std::string_view secret, const Hello& hello, const Nonce& server_nonce) {
   return prove(secret, "server", hello, server_nonce);
 }
@@ -55,7 +66,8 @@ bool are_equal(const Proof& a, const Proof& b) {
 }
 
 std::optional<NotThere> introduce(Connection& connection, const Hello& hello,
-                                  std::string_view secret, net::Time deadline) {
+                                  std::string_view secret, net::Time deadline,
+                                  std::string_view why_not) {
   connection.queue(hello);
   std::optional<Frame> frame;
   try {
@@ -75,7 +87,8 @@ std::optional<NotThere> introduce(Connection& connection, const Hello& hello,
     connection.flush();
     return NotThere{"another secret", true};
   }
-  connection.queue(Answer{client_proof(secret, hello, challenge->nonce)});
+  connection.queue(Answer{.proof = client_proof(secret, hello, challenge->nonce),
+                          .why_not = std::string(why_not)});
   connection.flush();
   return std::nullopt;
 }

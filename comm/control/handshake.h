@@ -19,6 +19,10 @@
 namespace tessera::comm::control {
 
 Nonce draw_nonce();
+/// "process 1 (h1, pid 4711)"
+std::string name_of(const Hello& hello);
+/// Of a job that fails as that process will not join.
+std::string declined_text(const Hello& hello, std::string_view why_not);
 /// What process 0 proves to who said `hello`, and what that process proves.
 Proof server_proof(std::string_view secret, const Hello& hello, const Nonce& server_nonce);
 Proof client_proof(std::string_view secret, const Hello& hello, const Nonce& server_nonce);
@@ -30,8 +34,10 @@ struct NotThere {
   std::string why;
   bool is_refusal = false;  ///< it is, or may be, and wants none of this process
 };
-/// Says `hello` and the rest of the process's part. Nothing: process 0 has proved itself.
+/// Says `hello` and the rest of the process's part, with `why_not` in the end, as in Answer.
+/// Nothing: process 0 has proved itself.
 std::optional<NotThere> introduce(Connection& connection, const Hello& hello,
-                                  std::string_view secret, net::Time deadline);
+                                  std::string_view secret, net::Time deadline,
+                                  std::string_view why_not = "");
 
 }  // namespace tessera::comm::control

@@ -12,6 +12,7 @@
 
 #include "comm/control/beat.h"
 #include "comm/control/handshake.h"
+#include "comm/control/reminder.h"
 #include "engine/error.h"
 
 namespace tessera::comm::control {
@@ -24,17 +25,6 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kMaxSilence{5};  // of process 0, which beats more often
-
-Hello hello_of(const ControlOptions& options) {
-  std::array<char, 65> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
-  return {.job = options.job,
-          .host = host.data(),
-          .num_processes = options.num_processes,
-          .process = options.process,
-          .pid = ::getpid(),
-          .nonce = draw_nonce()};
-}
 
 // Nothing if process 0 is gone. `waiting`: the last that it said of who is missing.
 std::optional<Joined> wait_for_go(Connection connection, const ControlOptions& options,
@@ -62,8 +52,12 @@ std::optional<Joined> wait_for_go(Connection connection, const ControlOptions& o
 
 class Joining {
  public:
-  Joining(Place& place, const ControlOptions& options)
-      : place_(place), options_(options), deadline_(steady_clock::now() + options.deadline) {}
+  Joining(Place& place, const ControlOptions& options, std::string_view why_not)
+      : place_(place),
+        options_(options),
+        why_not_(why_not),
+        deadline_(steady_clock::now() + options.deadline),
+        reminder_(options.deadline) {}
 
   Joined join() {
     for (milliseconds pause{10};; pause = std::min(2 * pause, milliseconds(200))) {
@@ -73,6 +67,11 @@ class Joining {
         if (auto joined = join(at, candidates.secret)) return std::move(*joined);
       }
       if (net::ms_until(deadline_) == 0) fail();
+      if (options_.on_waiting && reminder_.is_due()) {
+        options_.on_waiting(
+            fmt::format("waiting for process 0 of job '{}' at {}, got {} (process {})",
+                        options_.job, place_.str(), got(), options_.process));
+      }
       std::this_thread::sleep_for(std::min(pause, milliseconds(net::ms_until(deadline_))));
       patience_ = std::min<milliseconds>(2 * patience_, kMaxSilence);
     }
@@ -114,7 +113,7 @@ class Joining {
             place_.str(), options_.process);
     net::set_for_messages(socket, silence_limit(options_.deadline));
     Connection connection(std::move(socket));
-    if (const auto other = introduce(connection, hello_of(options_), secret, limit())) {
+    if (const auto other = introduce(connection, hello_of(options_), secret, limit(), why_not_)) {
       require<CommError>(
           !other->is_refusal || !place_.is_one_port(),
           "[control] expected to join job '{}' at {}, got a refusal: {} (process {})", options_.job,
@@ -128,6 +127,8 @@ class Joining {
     return wait_for_go(std::move(connection), options_, waiting_);
   }
 
+  const std::string& got() const { return refusal_.empty() ? why_ : refusal_; }
+
   [[noreturn]] void fail() const {
     require<CommError>(waiting_.empty(),
                        "[control] expected {} processes at {} within {} ms, got {} (process {})",
@@ -135,21 +136,33 @@ class Joining {
                        options_.process);
     engine::fail<CommError>(
         "[control] expected process 0 of job '{}' at {} within {} ms, got {} (process {})",
-        options_.job, place_.str(), options_.deadline.count(), refusal_.empty() ? why_ : refusal_,
-        options_.process);
+        options_.job, place_.str(), options_.deadline.count(), got(), options_.process);
   }
 
   Place& place_;
   const ControlOptions& options_;
+  const std::string_view why_not_;
   const net::Time deadline_;
+  Reminder reminder_;
   milliseconds patience_{1000};  // with one candidate; grows
   std::string why_ = "no answer", refusal_, waiting_;
 };
 
 }  // namespace
 
-Joined join_at(Place& place, const ControlOptions& options) {
-  return Joining(place, options).join();
+Hello hello_of(const ControlOptions& options) {
+  std::array<char, 65> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
+  return {.job = options.job,
+          .host = host.data(),
+          .num_processes = options.num_processes,
+          .process = options.process,
+          .pid = ::getpid(),
+          .nonce = draw_nonce()};
+}
+
+Joined join_at(Place& place, const ControlOptions& options, std::string_view why_not) {
+  return Joining(place, options, why_not).join();
 }
 
 Joined join_here(net::Socket socket, const std::string& secret, const ControlOptions& options) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/control/connection.h"
@@ -15,8 +16,10 @@ struct Joined {
   std::vector<std::string> names;  ///< of all processes
 };
 
-/// Any process but 0. Throws as Control::join().
-Joined join_at(Place& place, const ControlOptions& options);
+Hello hello_of(const ControlOptions& options);
+/// Any process but 0. Throws as Control::join(). With `why_not` it tells that instead of joining,
+/// and throws in any case.
+Joined join_at(Place& place, const ControlOptions& options, std::string_view why_not = "");
 /// Process 0, over a connection within it.
 Joined join_here(net::Socket socket, const std::string& secret, const ControlOptions& options);
 

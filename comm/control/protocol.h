@@ -25,7 +25,7 @@ using Proof = std::array<char, 32>;  ///< of knowing the secret: see handshake.h
 
 /// The first that a process says. The last byte of the magic is the version.
 struct Hello {
-  static constexpr std::array<char, 8> kMagic = {'T', 'S', 'R', 'C', 'T', 'R', 'L', '1'};
+  static constexpr std::array<char, 8> kMagic = {'T', 'S', 'R', 'C', 'T', 'R', 'L', '2'};
   std::array<char, 8> magic = kMagic;
   std::string job, host;
   std::int32_t num_processes = 0, process = 0, pid = 0;
@@ -41,7 +41,8 @@ struct Challenge {
 };
 struct Answer {
   Proof proof = {};
-  void each(auto&& f) { f(proof); }
+  std::string why_not;  ///< why it will not join; empty: it does
+  void each(auto&& f) { (f(proof), f(why_not)); }
 };
 /// By either side: the connection ends, and why.
 struct Refusal {

@@ -22,17 +22,19 @@ namespace {
 
 // How long others are waited for at an end.
 constexpr std::chrono::seconds kLastWords{1};
+// Those who have not come yet.
+constexpr std::chrono::seconds kLastWordsToLate{2};
 
 }  // namespace
 
-Server::Server(int num_processes, milliseconds deadline, std::string place, Door door)
-    : num_processes_(num_processes),
-      deadline_(deadline),
-      place_(std::move(place)),
+Server::Server(ServerOptions options, Door door)
+    : options_(std::move(options)),
       door_(std::move(door)),
-      members_(static_cast<std::size_t>(num_processes)),
-      gathering_(num_processes),
-      join_limit_(watch_.now() + deadline) {
+      members_(static_cast<std::size_t>(num_processes_)),
+      gathering_(num_processes_),
+      join_limit_(watch_.now() + deadline_),
+      reminder_(deadline_) {
+  if (!options_.failure.empty()) fail(options_.failure);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -88,6 +90,9 @@ bool Server::is_done() {
   if (!is_stopping_.load(std::memory_order_acquire)) return false;
   const bool are_gone =
       std::ranges::none_of(members_, [](const Member& m) { return m.connection.has_value(); });
+  if (failure_ && !has_begun_ && !have_all_come()) {
+    return steady_clock::now() > stopped_at_ + kLastWordsToLate;
+  }
   return are_gone || steady_clock::now() > stopped_at_ + kLastWords;
 }
 
@@ -102,6 +107,11 @@ void Server::let_in() {
     }
     member = Member{.connection = std::move(guest.connection), .name = std::move(guest.name)};
     next_beat_ = {};
+    if (failure_) {
+      member.connection->queue(Failure{*failure_});
+    } else if (!guest.failure.empty()) {
+      fail(std::move(guest.failure));
+    }
   }
 }
 
@@ -189,6 +199,7 @@ void Server::check_left() {
 }
 
 void Server::check_join() {
+  if (failure_) return;
   const std::vector<int> missing = this->missing();
   if (missing.empty()) {
     has_begun_ = true;
@@ -200,10 +211,14 @@ void Server::check_join() {
     }
     return tell_all(std::move(go));
   }
+  if (options_.on_waiting && reminder_.is_due()) {
+    options_.on_waiting(fmt::format("waiting for {} of {} processes at {}: {}", missing.size(),
+                                    num_processes_, options_.place, processes_text(missing)));
+  }
   if (watch_.now() < join_limit_) return;
   std::string message = fmt::format(
       "[control] expected {} processes at {} within {} ms, got {}: missing {}", num_processes_,
-      place_, deadline_.count(), members_.size() - missing.size(), processes_text(missing));
+      options_.place, deadline_.count(), members_.size() - missing.size(), processes_text(missing));
   if (!door_.last_note().empty()) message += "; " + door_.last_note();
   fail(std::move(message));
   has_begun_ = true;
@@ -276,6 +291,11 @@ void Server::tell_all(Frame frame, int but) {
   for (std::size_t p = 0; p < members_.size(); ++p) {
     if (members_[p].connection && static_cast<int>(p) != but) members_[p].connection->queue(bytes);
   }
+}
+
+bool Server::have_all_come() const {
+  return std::none_of(members_.begin() + 1, members_.end(),
+                      [](const Member& m) { return m.name.empty(); });
 }
 
 std::vector<int> Server::missing() const {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,16 +14,25 @@
 #include "comm/control/connection.h"
 #include "comm/control/door.h"
 #include "comm/control/gathering.h"
+#include "comm/control/reminder.h"
 #include "comm/control/wake.h"
 #include "comm/world/deadline_clock.h"
 
 namespace tessera::comm::control {
 
+struct ServerOptions {
+  int num_processes = 1;
+  std::chrono::milliseconds deadline{};
+  std::string place;                                        ///< for messages
+  std::function<void(const std::string& note)> on_waiting;  ///< as ControlOptions have it
+  std::string failure = {};  ///< why the job has failed before anyone came; empty: it has not
+};
+
 class Server {
  public:
-  /// `place`: for messages.
-  Server(int num_processes, std::chrono::milliseconds deadline, std::string place, Door door);
-  /// Says to who is still connected what they have not been told, for at most a second.
+  Server(ServerOptions options, Door door);
+  /// Says to who is still connected what they have not been told, for at most a second; where the
+  /// job has failed before all came, for two seconds to those who come, too.
   ~Server();
 
  private:
@@ -42,6 +52,7 @@ class Server {
   void lose(int process, const std::string& how);
   void check_left();
   void check_join();
+  bool have_all_come() const;
   void check_silence();
   void check_gathering();
   void beat();
@@ -51,9 +62,9 @@ class Server {
   std::vector<int> missing() const;  // who is not connected
   std::string last_call(int process) const;
 
-  const int num_processes_;
-  const std::chrono::milliseconds deadline_;
-  const std::string place_;
+  const ServerOptions options_;
+  const int num_processes_ = options_.num_processes;
+  const std::chrono::milliseconds deadline_ = options_.deadline;
   Door door_;
   std::vector<Member> members_;
   bool has_begun_ = false;  // all are, or were, connected
@@ -66,6 +77,7 @@ class Server {
   const std::shared_ptr<DeadlineClock> clock_ = std::make_shared<DeadlineClock>();  // of deadlines
   std::shared_ptr<const void> pause_;
   const DeadlineClock::time_point join_limit_;
+  Reminder reminder_;  // of who is missing
   Wake wake_;
   std::atomic<bool> is_stopping_ = false;
   net::Time stopped_at_ = {};

@@ -255,7 +255,7 @@ TEST(ControlFaultsTest, BytesThatComeSlowlyDelayNobodyAndAreNotWaitedForLong) {
   int slow = connect_to(port);
   const auto say_slowly = [&](int num_bytes) {
     for (int i = 0; i < num_bytes; ++i) {
-      say_to(slow, std::string_view("\x40\0\0\0\0TSRCTRL1\0\0\0\0\0\0\0", 20).substr(i % 20, 1));
+      say_to(slow, std::string_view("\x40\0\0\0\0TSRCTRL2\0\0\0\0\0\0\0", 20).substr(i % 20, 1));
       std::this_thread::sleep_for(milliseconds(40));
     }
   };

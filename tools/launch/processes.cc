@@ -1,11 +1,13 @@
 #include "tools/launch/processes.h"
 
+#include <new>
 #include <utility>
 
 #include "comm/gloo/gloo_transport.h"
 #include "comm/join.h"
 #include "comm/mpi/mpi_transport.h"
 #include "engine/error.h"
+#include "engine/io/text.h"
 #include "tools/cli/error_output.h"
 
 namespace tessera::tools {
@@ -29,6 +31,24 @@ std::unique_ptr<comm::Transport> make_gloo(const TrainConfig& config, const Laun
                                     .host = launch.num_hosts == 1 ? "127.0.0.1" : "",
                                     .deadline = config.deadline(),
                                     .plugin_path = comm::find_gloo_plugin("/proc/self/exe")});
+}
+
+comm::ControlOptions control_options(const TrainConfig& config, const Launch& launch) {
+  return {.process = launch.process,
+          .num_processes = launch.num_processes,
+          .address = config.parallel.address.empty() ? launch.address : config.parallel.address,
+          .secret = launch.secret,
+          .insecure = config.parallel.insecure,
+          .job = launch.job,
+          .deadline = config.deadline(),
+          .on_refused =
+              [](const std::string& note) {
+                write_to_stderr({"warning: ", note, "\n"}, kWarningPatience);
+              },
+          .on_waiting =
+              [](const std::string& note) {
+                write_to_stderr({engine::escaped(note), "\n"}, kWarningPatience);
+              }};
 }
 
 }  // namespace
@@ -58,23 +78,12 @@ std::unique_ptr<comm::ProcessGroup> join_processes(
     std::shared_ptr<comm::FlightRecorder> flight) {
   const TransportChoice transport = transport_of(config.parallel, launch);
   const bool is_mpi = transport == TransportChoice::kMpi;
-  const std::string& address =
-      config.parallel.address.empty() ? launch.address : config.parallel.address;
-  require(is_mpi || !address.empty(),
+  const comm::ControlOptions control = control_options(config, launch);
+  require(is_mpi || !control.address.empty(),
           "[launch] expected an address where the processes meet, got none of {} "
           "(parallel.address)",
           launch.str());
-  return comm::join({.control = {.process = launch.process,
-                                 .num_processes = launch.num_processes,
-                                 .address = address,
-                                 .secret = launch.secret,
-                                 .insecure = config.parallel.insecure,
-                                 .job = launch.job,
-                                 .deadline = config.deadline(),
-                                 .on_refused =
-                                     [](const std::string& note) {
-                                       write_to_stderr({"warning: ", note, "\n"}, kWarningPatience);
-                                     }},
+  return comm::join({.control = control,
                      .transport =
                          [&](const comm::AllGatherTexts& all_gather) {
                            return is_mpi ? make_mpi(config, launch)
@@ -84,6 +93,16 @@ std::unique_ptr<comm::ProcessGroup> join_processes(
                      .deadline = config.deadline(),
                      .on_failure = std::move(on_failure),
                      .flight = std::move(flight)});
+}
+
+void decline_processes(const TrainConfig& config, const Launch& launch,
+                       const std::string& why) noexcept {
+  try {
+    const comm::ControlOptions control = control_options(config, launch);
+    // Otherwise they meet by MPI, whose launchers end the others.
+    if (!control.address.empty()) comm::Control::decline(control, why);
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 }  // namespace tessera::tools

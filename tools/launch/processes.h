@@ -24,4 +24,8 @@ std::unique_ptr<comm::ProcessGroup> join_processes(
     std::function<void(const std::string& message)> on_failure,
     std::shared_ptr<comm::FlightRecorder> flight);
 
+/// By a process that will not join: tells the others why, if it can, and for two seconds at most.
+void decline_processes(const TrainConfig& config, const Launch& launch,
+                       const std::string& why) noexcept;
+
 }  // namespace tessera::tools

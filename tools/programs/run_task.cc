@@ -30,6 +30,7 @@
 #include "tools/launch/equal_processes.h"
 #include "tools/launch/launch_warnings.h"
 #include "tools/launch/launcher.h"
+#include "tools/launch/processes.h"
 #include "tools/launch/product_rate.h"
 #include "tools/launch/ranks.h"
 #include "tools/machine/environment.h"
@@ -265,9 +266,18 @@ void say_plan(const Task& task, const Ranks& ranks, const std::vector<std::strin
   if (!shortage.empty()) fmt::print("{}\n", shortage);
 }
 
-}  // namespace
+// This process will not join those that were started with it.
+void decline(const TrainConfig& config, const std::exception_ptr& why) noexcept {
+  if (config.plan) return;
+  try {
+    decline_processes(config, find_launch(environment(), config.parallel.launcher),
+                      message_of(why));
+  } catch (const std::exception&) {  // nothing says which ones they are
+  }
+}
 
-void run_task(int argc, char** argv, FlagSet flags, Task& task) {
+// As run_task(). `joins`: whether it has come so far that the processes look for each other.
+void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
   task.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
   const TrainConfig& config = task.config();
@@ -334,6 +344,7 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   std::string difference;  // between processes
   signals.emplace();
   try {
+    joins = true;
     run_ranks(ranks, task, log ? &*log : nullptr, [&](comm::ProcessGroup& world) {
       const bool is_root = world.rank() == 0;
       pin_rank(config.cpu, ranks.local, world.rank());
@@ -359,6 +370,18 @@ void run_task(int argc, char** argv, FlagSet flags, Task& task) {
   }
   if (run.trace != nullptr) run.trace->flush();
   if (run.audits != nullptr) run.audits->shown().check();
+}
+
+}  // namespace
+
+void run_task(int argc, char** argv, FlagSet flags, Task& task) {
+  bool joins = false;
+  try {
+    run(argc, argv, flags, task, joins);
+  } catch (...) {
+    if (!joins) decline(std::as_const(task).config(), std::current_exception());
+    throw;
+  }
 }
 
 }  // namespace tessera::tools

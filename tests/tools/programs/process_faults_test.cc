@@ -183,8 +183,34 @@ TEST_F(ProcessFaults, OneThatNeverComesIsNamed) {
   for (const int p : {0, 2}) two.add(start_one(job, p, 3, soon));
   const auto all = two.wait();
   expect_failed(all, {"error: [control] expected "});
-  EXPECT_TRUE(has(all[0].err, {"expected 3 processes", "got 2: missing process 1"}));
+  EXPECT_TRUE(has(all[0].err, {"waiting for 1 of 3 processes at tcp:127.0.0.1:", ": process 1\n",
+                               "expected 3 processes", "got 2: missing process 1"}));
   EXPECT_FALSE(has_begun());
+}
+
+TEST_F(ProcessFaults, OneThatFailsBeforeTheyMeetEndsTheOthersWithItsReason) {
+  const struct {
+    int process;
+    Flags flags;
+    std::string says;
+  } cases[] = {
+      {0, {{"data.path", folder_ / "none.txt"}}, "none.txt"},
+      {1, {{"data.path", folder_ / "none.txt"}}, "none.txt"},
+      {2, {{"train.batches", "4"}}, "--train.batches"},
+      {1, {{"train.batch", "many"}}, "--train.batch"},
+  };
+  for (const auto& c : cases) {
+    const auto all = start(3, {}, {{c.process, {c.flags}}}).wait();
+    expect_failed(all, {c.says});
+    for (int p = 0; p < 3; ++p) {
+      if (p == c.process) continue;
+      EXPECT_TRUE(has(all[static_cast<std::size_t>(p)].err,
+                      {fmt::format("error: [control] expected 3 processes to join, got an error of "
+                                   "process {} (",
+                                   c.process)}));
+    }
+    EXPECT_FALSE(has_begun());
+  }
 }
 
 // Failures
@@ -253,7 +279,7 @@ TEST_F(ProcessFaults, ASignalToOneEndsAllAfterTheSameStepWithACheckpoint) {
     const auto all = processes.wait();
     sha256_of(all);
     for (int p = 0; p < 3; ++p) {
-      EXPECT_EQ(all[static_cast<std::size_t>(p)].err,
+      EXPECT_EQ(without_waiting(all[static_cast<std::size_t>(p)].err),
                 p == told ? "SIGTERM: ending soon; another one ends at once\n" : "");
     }
     const json last = final_record();
