@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "comm/bootstrap/internal.h"
+#include "comm/net/addresses.h"
 #include "comm/net/socket.h"
 #include "engine/error.h"
 

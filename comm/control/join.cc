@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "comm/control/beat.h"
 #include "comm/control/handshake.h"
 #include "comm/control/reminder.h"
+#include "comm/net/addresses.h"
 #include "engine/error.h"
 
 namespace tessera::comm::control {
@@ -80,8 +82,14 @@ class Joining {
  private:
   // Nothing: elsewhere, or later.
   std::optional<Joined> join(const net::HostPort& at, const std::string& secret) {
-    net::Addresses addresses(at.host, at.port, false);
-    const int error = addresses.error();
+    if (!lookup_ || lookup_->host() != at.host) lookup_.emplace(at.host, at.port);
+    const std::shared_ptr<net::Addresses> addresses = lookup_->wait(limit());
+    if (addresses == nullptr) {
+      why_ = fmt::format("no answer of a name server for {}", at.host);
+      return std::nullopt;
+    }
+    lookup_.reset();  // another time it is asked again
+    const int error = addresses->error();
     if (error != 0) {
       // A name may take a while to be known.
       require<IoError>(error == EAI_AGAIN || error == EAI_NONAME || error == EAI_NODATA,
@@ -91,8 +99,8 @@ class Joining {
       return std::nullopt;
     }
     for (int k = 0; k <= at.num_more; ++k) {
-      addresses.set_port(at.port + k);
-      for (const addrinfo* a = addresses.first(); a != nullptr; a = a->ai_next) {
+      addresses->set_port(at.port + k);
+      for (const addrinfo* a = addresses->first(); a != nullptr; a = a->ai_next) {
         if (auto joined = join(*a, secret)) return joined;
       }
     }
@@ -100,7 +108,6 @@ class Joining {
   }
 
   std::optional<Joined> join(const addrinfo& at, const std::string& file_secret) {
-    const auto limit = [this] { return std::min(deadline_, steady_clock::now() + patience_); };
     net::Socket socket = net::connect_to(at, limit());
     if (!socket) {
       why_ = net::reason();
@@ -127,6 +134,7 @@ class Joining {
     return wait_for_go(std::move(connection), options_, waiting_);
   }
 
+  net::Time limit() const { return std::min(deadline_, steady_clock::now() + patience_); }
   const std::string& got() const { return refusal_.empty() ? why_ : refusal_; }
 
   [[noreturn]] void fail() const {
@@ -144,7 +152,8 @@ class Joining {
   const std::string_view why_not_;
   const net::Time deadline_;
   Reminder reminder_;
-  milliseconds patience_{1000};  // with one candidate; grows
+  std::optional<net::Lookup> lookup_;  // that has not been answered
+  milliseconds patience_{1000};        // with one candidate; grows
   std::string why_ = "no answer", refusal_, waiting_;
 };
 

@@ -92,7 +92,7 @@ class GlooTransport final : public Transport {
  public:
   GlooTransport(const GlooOptions& options, const Functions& functions)
       : functions_(functions),
-        address_(own_address(options.host)),
+        address_(own_address(options.host, steady_clock::now() + options.deadline)),
         process_(options.process),
         num_processes_(options.num_processes) {
     const auto start = steady_clock::now();

@@ -1,9 +1,9 @@
 #include "comm/gloo/own_address.h"
 
 #include <arpa/inet.h>
+#include <fmt/core.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,6 +13,8 @@
 #include <memory>
 #include <vector>
 
+#include "comm/net/addresses.h"
+#include "comm/net/socket.h"
 #include "engine/error.h"
 
 namespace tessera::comm {
@@ -80,18 +82,12 @@ std::string address_of_default_route() {
   return found ? number_of(address) : "";
 }
 
-// What a name stands for.
-std::vector<std::string> resolve(const std::string& name) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int error = ::getaddrinfo(name.c_str(), nullptr, &hints, &list);
-  engine::require(error == 0,
-                  "[gloo] expected an address, a name or an interface of this machine, got {}: {}",
-                  name, ::gai_strerror(error));
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, ::freeaddrinfo);
+// What a name stands for; none where nobody knows it.
+std::vector<std::string> resolve(const std::string& name, net::Time deadline) {
+  const auto addresses = net::Lookup(name, 0).wait(deadline);
   std::vector<std::string> numbers;
-  for (const addrinfo* a = list; a != nullptr; a = a->ai_next) {
+  if (addresses == nullptr) return numbers;
+  for (const addrinfo* a = addresses->first(); a != nullptr; a = a->ai_next) {
     if (auto number = number_of(a->ai_addr); !number.empty()) numbers.push_back(std::move(number));
   }
   return numbers;
@@ -115,7 +111,7 @@ bool is_own(const std::string& number) {
 
 }  // namespace
 
-std::string own_address(const std::string& host) {
+std::string own_address(const std::string& host, net::Time deadline) {
   const std::vector<Interface> all = interfaces();
   if (host.empty()) {
     if (auto address = address_of_default_route(); !address.empty()) return address;
@@ -125,11 +121,15 @@ std::string own_address(const std::string& host) {
   if (const auto named = std::ranges::find(all, host, &Interface::name); named != all.end()) {
     return named->address;
   }
-  const std::vector<std::string> numbers = resolve(host);
-  const auto own = std::ranges::find_if(numbers, is_own);
-  engine::require(own != numbers.end(), "[gloo] expected an address of this machine, got {}{}",
-                  host, numbers.empty() || numbers[0] == host ? "" : ", which is " + numbers[0]);
-  return *own;
+  const std::vector<std::string> numbers = resolve(host, deadline);
+  if (const auto own = std::ranges::find_if(numbers, is_own); own != numbers.end()) return *own;
+  std::string there;
+  for (const Interface& one : all) {
+    there += fmt::format("{}{} ({})", there.empty() ? "" : ", ", one.name, one.address);
+  }
+  engine::fail("[gloo] expected an interface or an address of this machine, got {}{}; there are {}",
+               host, numbers.empty() || numbers[0] == host ? "" : ", which is " + numbers[0],
+               there.empty() ? "none" : there);
 }
 
 }  // namespace tessera::comm

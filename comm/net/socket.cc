@@ -18,6 +18,7 @@
 #include <cstring>
 #include <memory>
 
+#include "comm/net/addresses.h"
 #include "engine/error.h"
 
 namespace tessera::comm::net {
@@ -76,27 +77,6 @@ std::optional<HostPort> parse_host_port(std::string_view text, bool allow_more) 
   }
   if (!rest.empty()) return std::nullopt;
   return result;
-}
-
-Addresses::Addresses(const std::string& host, int port, bool to_listen)
-    : error_([&] {
-        addrinfo hints{};
-        hints.ai_family = AF_UNSPEC;
-        hints.ai_socktype = SOCK_STREAM;
-        hints.ai_flags = AI_NUMERICSERV | (to_listen ? AI_PASSIVE : 0);
-        return getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first_);
-      }()) {}
-
-Addresses::~Addresses() {
-  if (first_ != nullptr) freeaddrinfo(first_);
-}
-
-void Addresses::set_port(int port) {
-  const in_port_t in_order = htons(static_cast<in_port_t>(port));
-  for (addrinfo* a = first_; a != nullptr; a = a->ai_next) {
-    if (a->ai_family == AF_INET) reinterpret_cast<sockaddr_in*>(a->ai_addr)->sin_port = in_order;
-    if (a->ai_family == AF_INET6) reinterpret_cast<sockaddr_in6*>(a->ai_addr)->sin6_port = in_order;
-  }
 }
 
 std::string reason() { return std::strerror(errno); }

@@ -42,25 +42,6 @@ struct HostPort {
 /// Nothing if `text` is something else.
 std::optional<HostPort> parse_host_port(std::string_view text, bool allow_more);
 
-/// What a name stands for. May wait for a name server as long as the system's settings say.
-class Addresses {
- public:
-  Addresses(const std::string& host, int port, bool to_listen);
-  ~Addresses();
-  Addresses(const Addresses&) = delete;
-  Addresses& operator=(const Addresses&) = delete;
-
-  /// 0, or what getaddrinfo() returned.
-  int error() const { return error_; }
-  const addrinfo* first() const { return first_; }
-  /// Of all of them.
-  void set_port(int port);
-
- private:
-  addrinfo* first_ = nullptr;
-  const int error_;
-};
-
 std::string reason();  ///< what errno says
 
 /// Until then; not below 0.

@@ -1,13 +1,28 @@
 // What processes of a job say and are told while not all of them are there.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 
+#include <chrono>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "comm/control/control.h"
 #include "tests/comm/control_processes.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+
+// Of a name server that never answers for one name.
+extern "C" int getaddrinfo(const char* host, const char* port, const addrinfo* hints,
+                           addrinfo** found) {
+  if (std::string_view(host) == "silent.invalid")
+    std::this_thread::sleep_for(std::chrono::hours(1));
+  static const auto real =
+      reinterpret_cast<decltype(&getaddrinfo)>(dlsym(RTLD_NEXT, "getaddrinfo"));
+  return real(host, port, hints, found);
+}
 
 namespace tessera::comm {
 namespace {
@@ -57,6 +72,13 @@ TEST(ControlWaitingTest, WhatIsWaitedForIsSaidEverMoreSeldom) {
   // After 0.2, 0.4, 0.8 and 1.6 seconds; a busy machine may miss some.
   EXPECT_GE(num_notes, 1);
   EXPECT_LE(num_notes, 4);
+}
+
+TEST(ControlWaitingTest, ANameServerThatDoesNotAnswerIsNotWaitedForForLong) {
+  Child one = joining(options_of("tcp:silent.invalid:29500", 1, 2, milliseconds(500)));
+  EXPECT_EQ(one.hear(),
+            "[control] expected process 0 of job 'j' at tcp:silent.invalid:29500 within 500 ms, "
+            "got no answer of a name server for silent.invalid (process 1)");
 }
 
 TEST(ControlWaitingTest, WhoDeclinesEndsTheOthersWithItsReason) {

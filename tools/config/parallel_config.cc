@@ -53,6 +53,10 @@ void ParallelConfig::add_to(FlagSet& flags) {
       "parallel.address", &address,
       {.help = "where processes meet, tcp:HOST:PORT of the first one's host or file:PATH in a "
                "folder that all see; empty: as the launcher says"});
+  flags.add("parallel.interface", &interface,
+            {.help = "network interface of each host, or an address of it, at which gloo's other "
+                     "processes reach it; empty: that of GLOO_SOCKET_IFNAME, else the one of the "
+                     "default route"});
   flags.add("parallel.insecure", &insecure,
             {.help = "let processes of other hosts join without TESSERA_SECRET, which is a text "
                      "that all must have in their environment"});

@@ -25,6 +25,7 @@ struct ParallelConfig {
   LauncherChoice launcher = LauncherChoice::kAuto;
   TransportChoice transport = TransportChoice::kAuto;  ///< of several processes
   std::string address;                                 ///< empty: the launcher's
+  std::string interface;  ///< of gloo; empty: the launcher's, or the default route's
   bool insecure = false;
   BackendChoice backend = BackendChoice::kAuto;
   bool canonical = false;  ///< nccl: reductions in rank order

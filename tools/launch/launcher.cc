@@ -77,6 +77,9 @@ constexpr std::array kLaunchers = {
              "RANK=0 WORLD_SIZE=4 MASTER_ADDR=HOST MASTER_PORT=29500 PROGRAM"},
 };
 
+// As PyTorch reads it: one, or several with commas between them.
+constexpr std::string_view kInterface = "GLOO_SOCKET_IFNAME";
+
 // Where a program is often meant to be started by a launcher.
 struct Surroundings {
   std::string_view mark, name, launcher;
@@ -260,6 +263,14 @@ Launch find_launch(const Environment& environment, LauncherChoice choice) {
       Launch launch = read(launcher, environment);
       if (const std::string* secret = find_variable(environment, "TESSERA_SECRET")) {
         launch.secret = *secret;
+      }
+      const std::string* const name = find_variable(environment, kInterface);
+      if (name != nullptr && launch.num_processes > 1) {
+        launch.interface = name->substr(0, name->find(','));
+        if (launch.interface != *name) {
+          launch.notes.push_back(fmt::format("of the interfaces in {} only the first is used: {}",
+                                             variable_text(kInterface, *name), launch.interface));
+        }
       }
       return launch;
     }

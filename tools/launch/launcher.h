@@ -29,6 +29,8 @@ struct Launch {
   bool has_mpi = false;
   /// TESSERA_SECRET, which processes prove to each other that they have.
   std::string secret = {};
+  /// GLOO_SOCKET_IFNAME: the network interface over which others reach this process by Gloo.
+  std::string interface = {};
   std::vector<std::string> notes = {};  ///< what a person may not expect, a line each
 
   bool operator==(const Launch&) const = default;

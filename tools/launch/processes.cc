@@ -25,10 +25,13 @@ std::unique_ptr<comm::Transport> make_mpi(const TrainConfig& config, const Launc
 
 std::unique_ptr<comm::Transport> make_gloo(const TrainConfig& config, const Launch& launch,
                                            const comm::AllGatherTexts& all_gather) {
+  std::string host =
+      config.parallel.interface.empty() ? launch.interface : config.parallel.interface;
+  if (host.empty() && launch.num_hosts == 1) host = "127.0.0.1";
   return comm::make_gloo_transport({.process = launch.process,
                                     .num_processes = launch.num_processes,
                                     .all_gather = all_gather,
-                                    .host = launch.num_hosts == 1 ? "127.0.0.1" : "",
+                                    .host = std::move(host),
                                     .deadline = config.deadline(),
                                     .plugin_path = comm::find_gloo_plugin("/proc/self/exe")});
 }
@@ -56,8 +59,15 @@ comm::ControlOptions control_options(const TrainConfig& config, const Launch& la
 TransportChoice transport_of(const ParallelConfig& config, const Launch& launch) {
   require(config.transport != TransportChoice::kMpi || launch.has_mpi,
           "[launch] expected a launcher of MPI, got {} (parallel.transport=mpi)", launch.str());
-  if (config.transport != TransportChoice::kAuto) return config.transport;
-  return launch.has_mpi ? TransportChoice::kMpi : TransportChoice::kGloo;
+  TransportChoice transport = config.transport;
+  if (transport == TransportChoice::kAuto) {
+    transport = launch.has_mpi ? TransportChoice::kMpi : TransportChoice::kGloo;
+  }
+  require(transport == TransportChoice::kGloo || config.interface.empty(),
+          "[launch] expected parallel.interface with gloo alone, got it with {}, which has options "
+          "of its own (parallel.interface={})",
+          name_of(transport), config.interface);
+  return transport;
 }
 
 std::string_view name_of(TransportChoice transport) {

@@ -13,7 +13,7 @@
 namespace tessera::tools {
 
 /// "mpi", "gloo": what moves tensors between the processes of `launch`. Throws InvalidArgument for
-/// MPI where the launcher starts none.
+/// MPI where the launcher starts none, and for an interface of Gloo with MPI.
 TransportChoice transport_of(const ParallelConfig& config, const Launch& launch);
 std::string_view name_of(TransportChoice transport);
 

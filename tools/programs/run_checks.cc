@@ -27,6 +27,7 @@ void check_launch_options(const ParallelConfig& config, const Ranks& ranks) {
   require_unused(config.transport != TransportChoice::kAuto, "parallel.transport",
                  name_of(config.transport));
   require_unused(!config.address.empty(), "parallel.address", config.address);
+  require_unused(!config.interface.empty(), "parallel.interface", config.interface);
   require_unused(config.insecure, "parallel.insecure", "true");
 }
 

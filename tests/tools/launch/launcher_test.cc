@@ -500,6 +500,20 @@ TEST(Launcher, JobsOfOneHostMeetApart) {
   }
 }
 
+TEST(Launcher, TheInterfaceOfGlooIsTheOneThatPyTorchWouldTake) {
+  const auto launch = [](const char* interfaces, const Environment& base) {
+    return find_launch(with({{"GLOO_SOCKET_IFNAME", interfaces}}, base), Choice::kAuto);
+  };
+  EXPECT_EQ(launch("eth1", kTorchrun).interface, "eth1");
+  EXPECT_EQ(launch("eth1", kTorchrun).notes, std::vector<std::string>());
+  const Launch several = launch("eth1,eth2", kTorchrun);
+  EXPECT_EQ(several.interface, "eth1");
+  EXPECT_EQ(several.notes,
+            std::vector<std::string>{"of the interfaces in GLOO_SOCKET_IFNAME=eth1,eth2 only the "
+                                     "first is used: eth1"});
+  EXPECT_EQ(launch("eth1,eth2", {}), Launch());
+}
+
 TEST(Launcher, SaysInOneLine) {
   EXPECT_EQ(kOfTorchrun.str(), "torchrun, process 3 of 4 (1 of 2 on host 1 of 2)");
   EXPECT_EQ(kOfHydra.str(), "hydra, process 5 of 8 (1 of 4 on its host)");

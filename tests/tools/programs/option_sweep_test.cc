@@ -112,6 +112,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"parallel.canonical", {"true", kRefused, "parallel.canonical=true"}},
       {"parallel.deadline_s", {"0.001", kElsewhere, "//tests/tools/launch:ranks_test"}},
       {"parallel.insecure", {"true", kRefused, "parallel.insecure"}},
+      {"parallel.interface", {"lo", kRefused, "expected parallel.interface where"}},
       {"parallel.launcher", {"torchrun", kRefused, "expected torchrun to have started"}},
       {"parallel.prefetch", {"0", kPlan}},
       {"parallel.ranks", {"1", kBits}},

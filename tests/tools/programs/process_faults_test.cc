@@ -129,6 +129,13 @@ TEST_F(ProcessFaults, WhatProcessesCannotDoIsRefusedBeforeTheyMeet) {
        "expected log.probe with one process, which sees all ranks, got 2"},
       {{{"parallel.transport", "mpi"}}, {}, "expected a launcher of MPI, got torchrun, process "},
       {{}, {{"TORCHELASTIC_RUN_ID", ""}, {"MASTER_ADDR", ""}}, "expected MASTER_ADDR with RANK="},
+      {{{"parallel.interface", "lo"}},
+       {{"TORCHELASTIC_RUN_ID", ""},
+        {"OMPI_COMM_WORLD_RANK", "1"},
+        {"OMPI_COMM_WORLD_SIZE", "2"},
+        {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
+       "expected parallel.interface with gloo alone, got it with mpi"},
       {{{"parallel.launcher", "slurm"}}, {}, "expected slurm to have started this process"},
   };
   for (const auto& c : cases) {
@@ -138,6 +145,15 @@ TEST_F(ProcessFaults, WhatProcessesCannotDoIsRefusedBeforeTheyMeet) {
     EXPECT_EQ(all[0].out + all[1].out, "") << c.says;
     EXPECT_FALSE(exists("run")) << c.says;
   }
+}
+
+TEST_F(ProcessFaults, AnInterfaceThatOneHasNotEndsAllWithTheOnesThatItHas) {
+  const auto all = start(2, {}, {{1, {.environment = {{"GLOO_SOCKET_IFNAME", "none0"}}}}}).wait();
+  expect_failed(all, {"[gloo] expected an interface or an address of this machine, got none0; "
+                      "there are ",
+                      "lo (127.0.0.1)"});
+  EXPECT_TRUE(has(all[0].err, {"[join] process 1: "}));
+  sha256_of(start(2, {{"parallel.interface", "lo"}}).wait());
 }
 
 TEST_F(ProcessFaults, AnotherSecretDoesNotGetIn) {

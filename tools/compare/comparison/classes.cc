@@ -15,6 +15,7 @@ bool keeps_bits(const std::string& key) {
       "parallel.launcher",
       "parallel.transport",
       "parallel.address",
+      "parallel.interface",
       "parallel.insecure",
       "parallel.strategy",
       "parallel.shard_ranks",

@@ -115,6 +115,7 @@ TEST_F(CompareClasses, EveryOptionHasAnEffectOfItsOwn) {
       "parallel.bucket_mb",
       "parallel.deadline_s",
       "parallel.insecure",
+      "parallel.interface",
       "parallel.launcher",
       "parallel.prefetch",
       "parallel.reductions_in_flight",
