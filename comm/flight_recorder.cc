@@ -97,8 +97,24 @@ FlightRing& FlightRecorder::ring(int rank) {
 
 int FlightRecorder::add_group(std::string name, std::vector<int> members) {
   const std::lock_guard lock(mutex_);
+  const auto size = static_cast<std::size_t>(*std::ranges::max_element(members)) + 1;
+  if (waits_.by_rank.size() < size) waits_.by_rank.resize(size);
   groups_.push_back({std::move(name), std::move(members)});
   return static_cast<int>(groups_.size()) - 1;
+}
+
+FlightWaits FlightRecorder::waits() const {
+  const std::lock_guard lock(mutex_);
+  return waits_;
+}
+
+void FlightRecorder::met(int rank, std::int64_t waited_ns) noexcept {
+  const std::lock_guard lock(mutex_);
+  ++waits_.num_calls;
+  if (rank < 0) return;
+  FlightWaits::Wait& wait = waits_.by_rank[static_cast<std::size_t>(rank)];
+  ++wait.num_calls;
+  wait.waited_ns += waited_ns;
 }
 
 void FlightRecorder::fail() noexcept {

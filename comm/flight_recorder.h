@@ -74,6 +74,17 @@ struct FlightRecording {
   friend bool operator==(const FlightRecording&, const FlightRecording&) = default;
 };
 
+/// For whom calls of this process waited until all had come to them, as far as a backend can tell:
+/// where ranks are processes that send messages. A call counts for the one that it waited longest
+/// for, if for anyone.
+struct FlightWaits {
+  struct Wait {
+    std::int64_t num_calls = 0, waited_ns = 0;
+  };
+  std::int64_t num_calls = 0;
+  std::vector<Wait> by_rank;  ///< of the world, or empty
+};
+
 /// The calls of one rank. Thread-safe.
 class FlightRing {
  public:
@@ -118,6 +129,7 @@ class FlightTicket {
 class FlightRecorder {
  public:
   FlightRecording read() const;
+  FlightWaits waits() const;
 
   // For backends.
 
@@ -125,6 +137,9 @@ class FlightRecorder {
   FlightRing& ring(int rank);
   /// The number of a new group.
   int add_group(std::string name, std::vector<int> members);
+  /// A call of this process has met its peers, and waited longest for `rank` of the world, which is
+  /// in a group here; -1: for nobody.
+  void met(int rank, std::int64_t waited_ns) noexcept;
   /// The world has failed now.
   void fail() noexcept;
 
@@ -133,6 +148,7 @@ class FlightRecorder {
   std::vector<FlightGroup> groups_;
   std::map<int, std::unique_ptr<FlightRing>> rings_;
   std::int64_t failed_ns_ = 0;
+  FlightWaits waits_;
 };
 
 }  // namespace tessera::comm

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "comm/flight_recorder.h"
 #include "comm/world/ranks_text.h"
 #include "engine/error.h"
 #include "engine/philox.h"
@@ -26,6 +27,25 @@ constexpr std::uint32_t kNumGroups =
 
 // For what is on its way already, over the transport or by the control plane.
 constexpr std::chrono::milliseconds kPatience(1000);
+
+// Which fingerprint was waited for longest, as they are looked at one after the other.
+struct Waits {
+  // What comes sooner was there, or as good as.
+  static constexpr std::chrono::microseconds kNoWait{100};
+
+  void came(int rank) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - seen > std::max<std::chrono::nanoseconds>(longest, kNoWait)) {
+      late = rank;
+      longest = now - seen;
+    }
+    seen = now;
+  }
+
+  std::chrono::steady_clock::time_point seen = std::chrono::steady_clock::now();
+  int late = -1;
+  std::chrono::nanoseconds longest{0};
+};
 
 }  // namespace
 
@@ -141,11 +161,16 @@ std::vector<MessageRank::Place> MessageRank::Messages::meet(const Place& own) {
       post(r, sends, kMeets, std::as_writable_bytes(std::span(&fingerprint, 1)), all);
     }
   }
+  Waits waits;
   await([&](int r) {
+    waits.came(r);
     Fingerprint& his = (*all)[at(r)];
     his.text[sizeof(his.text) - 1] = '\0';
     rank_.came_to(r, his);
   });
+  if (FlightRecorder* flight = rank_.world().flight(); flight != nullptr && rank_.size() > 1) {
+    flight->met(waits.late < 0 ? -1 : rank_.world_rank(waits.late), waits.longest.count());
+  }
   std::vector<Place> places;
   for (const Fingerprint& fingerprint : *all) places.push_back(fingerprint.place);
   const Fingerprint& first = (*all)[0];

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/flight_recorder.h"
 #include "comm/join.h"
 #include "engine/error.h"
 #include "engine/memory.h"
@@ -270,6 +271,38 @@ TEST(JoinedFaultsTest, AProcessThatCannotStartThreadsDoesNotHoldUpTheOthers) {
                                  ? HasSubstr("expected process 0 of job 'job' at tcp:127.0.0.1:")
                                  : HasSubstr("process 1"));
     EXPECT_EQ(rich.hear(), "(the end)");
+  }
+}
+
+TEST(JoinedFaultsTest, WhomCallsWaitForIsKnown) {
+  constexpr int kNumCalls = 10;
+  const MeetingPlace place(3);
+  std::vector<Child> children;
+  for (int p = 0; p < 3; ++p) {
+    children.push_back(Child([=](const Child::Say& say) {
+      JoinOptions options = place.options(p, kLong);
+      options.flight = std::make_shared<FlightRecorder>();
+      const auto group = join(options);
+      group->barrier("begun");
+      const FlightWaits before = options.flight->waits();
+      for (int i = 0; i < kNumCalls; ++i) {
+        if (p == 2) std::this_thread::sleep_for(milliseconds(50));
+        group->barrier("late");
+      }
+      const FlightWaits waits = options.flight->waits();
+      say(std::to_string(waits.num_calls - before.num_calls));
+      const auto waited_for = [&](std::size_t r) {
+        return waits.by_rank[r].waited_ns - before.by_rank[r].waited_ns;
+      };
+      const std::int64_t others = waited_for(0) + waited_for(1);
+      say(waited_for(2) > others && waits.by_rank[2].num_calls > kNumCalls / 2 ? "it was 2"
+                                                                               : "it was another");
+      group->barrier("end");
+    }));
+  }
+  for (std::size_t p = 0; p < 3; ++p) {
+    EXPECT_EQ(children[p].hear(), std::to_string(kNumCalls));
+    EXPECT_EQ(children[p].hear(), p == 2 ? "it was another" : "it was 2");
   }
 }
 

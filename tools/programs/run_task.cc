@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/host_gather.h"
 #include "comm/process_group.h"
 #include "engine/cuda.h"
 #include "engine/error.h"
@@ -45,6 +46,7 @@
 #include "tools/report/advice.h"
 #include "tools/report/flight_output.h"
 #include "tools/report/hook_report.h"
+#include "tools/report/late_ranks.h"
 #include "tools/report/rank_errors.h"
 #include "tools/report/run_failure.h"
 #include "tools/report/run_probe.h"
@@ -63,6 +65,7 @@ struct Result {
   std::string sample;
   std::optional<std::int64_t> checkpoint;  // see Task::closing_line()
   JsonRecord end;
+  std::optional<LateRank> late;
 };
 
 // What the ranks of this process share; null: not asked for.
@@ -74,6 +77,7 @@ struct Run {
   std::unique_ptr<RunTrace> trace = {};
   std::unique_ptr<RunProbe> probe = {};
   std::unique_ptr<Audits> audits = {};
+  std::shared_ptr<const comm::FlightRecorder> flight = {};
 };
 
 // fn(), whose error the other ranks are told of at once: to give back what this rank has made may
@@ -86,6 +90,16 @@ auto told(comm::ProcessGroup& world, F&& fn) {
     world.abort(message_of(std::current_exception()));
     throw;
   }
+}
+
+// Collective, as each knows for whom it waited.
+std::optional<LateRank> late_rank(comm::ProcessGroup& world, const LateRanks& late,
+                                  const RunLog* log) {
+  const auto texts = comm::gather_texts(world, late.text(), engine::Memory(),
+                                        engine::Stream::inline_cpu("late"), "who was late");
+  const auto figures = log == nullptr ? std::nullopt : log->figures();
+  if (!figures) return std::nullopt;
+  return find_late_rank(texts, late.num_steps(), figures->step_ms.median);
 }
 
 // `log`: null but on rank 0.
@@ -142,13 +156,18 @@ Result train_rank(comm::ProcessGroup& all, const Run& run, RunLog* log) {
       if (!hook.lines().empty()) log->write_file("comm_hook.txt", hook.table());
     }
     if (trace != nullptr && world.rank() == ranks.local.first) trace->begin();
+    std::optional<LateRanks> late;
+    if (ranks.are_processes() && ranks.num_gpus == 0) late.emplace(run.flight);
+    if (log != nullptr && late) log->add_to_steps([&late] { return late->step(); });
     trainer.run(rank->data(), loss, rank->validation(trainer), task.items().per_sample);
+    if (log != nullptr) log->add_to_steps({});
     return {.start = start.step,
             .params_sha256 = trainer.params_sha256(),
             .validation = trainer.validation(),
             .sample = rank->finish(trainer, log),
             .checkpoint = trainer.saved_step(),
-            .end = trainer.end_record().add_all(hook.record())};
+            .end = trainer.end_record().add_all(hook.record()),
+            .late = late ? late_rank(world, *late, log) : std::nullopt};
   });
 }
 
@@ -208,7 +227,8 @@ void report(RunLog& log, const Run& run, const Result& result) {
   }
   if (const auto figures = log.figures()) {
     add_plan(log, run, result.start);
-    log.summary(advice(*figures, task.config(), run_place(ranks, read_limits())));
+    log.summary(result.late ? result.late->str() : "",
+                advice(*figures, task.config(), run_place(ranks, read_limits())));
   }
   const auto& validation = result.validation;
   if (validation && !validation->summary.empty()) log.say(validation->summary);
@@ -226,6 +246,7 @@ void report(RunLog& log, const Run& run, const Result& result) {
     const PlanTarget target = plan_target(ranks, task.config(), first.rank());
     end.add_literal("planned", plan_record(first.plan(), target).text());
   }
+  if (result.late) end.add_all(result.late->record());
   if (validation) end.add_all(validation->record);
   log.finish(result.params_sha256, validation ? std::optional(validation->loss) : std::nullopt,
              end);
@@ -234,9 +255,8 @@ void report(RunLog& log, const Run& run, const Result& result) {
 
 // Runs the ranks to their end, or throws what is said of their failure. `log`: null but in the
 // process of rank 0.
-void run_ranks(const Ranks& ranks, Task& task, const RunLog* log,
+void run_ranks(const Ranks& ranks, Task& task, const RunLog* log, FlightOutput& flight,
                const std::function<void(comm::ProcessGroup&)>& fn) {
-  FlightOutput flight(resolve_user_path(std::as_const(task).config().out), ranks.local);
   RankErrors errors(ranks.local);
   const auto watched = [&](comm::ProcessGroup& world) {
     errors.watch(world.rank(), [&] { fn(world); });
@@ -323,7 +343,8 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
     // Or throws, before training.
     if (task.samples()) engine::AtomicFile(log->folder() + "/sample.txt");
   }
-  Run run{.ranks = ranks, .task = task};
+  FlightOutput flight(resolve_user_path(config.out), ranks.local);
+  Run run{.ranks = ranks, .task = task, .flight = flight.recorder()};
   if (!config.log.trace.empty()) run.trace = std::make_unique<RunTrace>(config, ranks.local);
   if (!config.log.probe.empty()) {
     run.probe = std::make_unique<RunProbe>(config, ranks.local, flags.to_json());
@@ -345,7 +366,7 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
   signals.emplace();
   try {
     joins = true;
-    run_ranks(ranks, task, log ? &*log : nullptr, [&](comm::ProcessGroup& world) {
+    run_ranks(ranks, task, log ? &*log : nullptr, flight, [&](comm::ProcessGroup& world) {
       const bool is_root = world.rank() == 0;
       pin_rank(config.cpu, ranks.local, world.rank());
       if (ranks.are_processes()) {

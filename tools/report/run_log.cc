@@ -220,6 +220,7 @@ void RunLog::step(const StepRecord& r) {
                        : JsonRecord())
           .add_all(r.replayed.empty() ? JsonRecord() : JsonRecord().add("replayed", r.replayed))
           .add_all(r.skipped.empty() ? JsonRecord() : JsonRecord().add("skipped", r.skipped))
+          .add_all(more_ ? more_() : JsonRecord())
           .line());
   check_output();
   const StepTextOptions options{.num_steps = num_steps_,
@@ -248,7 +249,7 @@ void RunLog::validation(std::int64_t step, double val_loss, const std::string& r
   if (tensorboard_) tensorboard_->validation(step, val_loss);
 }
 
-void RunLog::summary(const std::vector<std::string>& advice) {
+void RunLog::summary(const std::string& late, const std::vector<std::string>& advice) {
   const auto figures = summary_.figures();
   if (!figures) return;
   console_.status("");
@@ -256,6 +257,7 @@ void RunLog::summary(const std::vector<std::string>& advice) {
   for (const auto& [label, text] : RunSummary::rows(*figures, items_)) {
     say(fmt::format("  {:<8}{}", label, text));
   }
+  if (!late.empty()) say("  late    " + late);
   for (const std::string& line : advice) say("  next    " + line);
 }
 

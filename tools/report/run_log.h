@@ -79,8 +79,10 @@ class RunLog {
   void add_plan(const std::function<const StepRecord&(std::int64_t step)>& planned) {
     summary_.add_plan(planned);
   }
-  /// Tells on the terminal what the steps were like, and `advice`.
-  void summary(const std::vector<std::string>& advice);
+  /// What records of steps have besides, asked for at the end of each.
+  void add_to_steps(std::function<JsonRecord()> more) { more_ = std::move(more); }
+  /// Tells on the terminal what the steps were like, who was late if somebody was, and `advice`.
+  void summary(const std::string& late, const std::vector<std::string>& advice);
   /// Of the steps so far, if any.
   std::optional<RunSummary::Figures> figures() const { return summary_.figures(); }
   /// Waits until all is written, but after a request to stop not for a reader that does not read.
@@ -108,6 +110,7 @@ class RunLog {
   BackgroundWriter jsonl_;
   Console console_;
   std::unique_ptr<TensorBoardLog> tensorboard_;  // null: none
+  std::function<JsonRecord()> more_;
   bool has_begun_ = false;
   bool told_jsonl_ = false, told_console_ = false, told_tensorboard_ = false;
   RunSummary summary_;

@@ -284,6 +284,30 @@ TEST_F(ProcessFaults, ASaveInWhichOneIsKilledOrHasNoRoomLeavesTheLastCheckpoint)
   }
 }
 
+TEST_F(ProcessFaults, WhoeverIsStoppedForAWhileIsLateInTheLog) {
+  Processes processes = training({{"train.batch", "64"}});
+  // More than once: the others may have met it just before.
+  for (int i = 0; i < 6; ++i) {
+    processes[1].send(SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    processes[1].send(SIGCONT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 + 7 * i));
+  }
+  const auto num_lines = [&] {
+    const std::string log = folder_.read("run/log.jsonl");
+    return std::ranges::count(log, '\n');
+  };
+  const auto before = num_lines();
+  wait_until(processes, [&] { return num_lines() > before + 3; });
+  processes[0].send(SIGTERM);
+  sha256_of(processes.wait());
+  double late_ms = 0;
+  for (const json& record : log_lines()) {
+    if (record.value("late_rank", -1) == 1) late_ms += record.at("late_ms").get<double>();
+  }
+  EXPECT_GT(late_ms, 150);
+}
+
 // Asked to end
 // ------------------------------------------------------------------------------------------------
 
