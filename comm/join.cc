@@ -1,80 +1,22 @@
 #include "comm/join.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <array>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
-#include <mutex>
 #include <span>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/link.h"
 #include "comm/messages/message_group.h"
 #include "comm/messages/message_world.h"
 #include "comm/threads.h"
-#include "comm/world/world.h"
 #include "engine/error.h"
 
 namespace tessera::comm {
 namespace {
-
-// What this process failed with, on its way to the others.
-struct Failure {
-  void tell(const std::string& message) {
-    {
-      const std::lock_guard lock(mutex);
-      if (text.empty()) text = message;
-    }
-    changed.notify_all();
-  }
-  void end() {
-    {
-      const std::lock_guard lock(mutex);
-      ended = true;
-    }
-    changed.notify_all();
-  }
-  // Empty at the end.
-  std::string wait() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [this] { return ended || !text.empty(); });
-    return text;
-  }
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::string text;
-  bool ended = false;
-};
-
-// Carries it, by a thread: whoever fails a world holds its lock, which what comes from the other
-// processes needs as well. A world does not keep its Link: it may fail in a thread of the control
-// plane, which is not to end that.
-class Link {
- public:
-  Link(std::shared_ptr<Control> control, std::shared_ptr<Failure> failure)
-      : control_(std::move(control)), failure_(std::move(failure)), carrier_([this] {
-          if (const std::string text = failure_->wait(); !text.empty()) control_->fail(text);
-        }) {}
-  ~Link() {
-    failure_->end();
-    carrier_.join();
-  }
-  Link(const Link&) = delete;
-  Link& operator=(const Link&) = delete;
-
- private:
-  const std::shared_ptr<Control> control_;
-  const std::shared_ptr<Failure> failure_;
-  std::thread carrier_;
-};
 
 // Process 0's `own`, over `transport`, on every process.
 std::string hand_out(Transport& transport, const std::string& own,
@@ -134,33 +76,16 @@ std::shared_ptr<MessageWorld> connect(const JoinOptions& options,
                                       std::shared_ptr<Transport> transport) {
   const auto shared = std::make_shared<MessageWorld>();
   shared->transport = transport ? std::move(transport) : make_transport(options, *control);
-  const auto failure = std::make_shared<Failure>();
-  shared->world = std::make_shared<World>(
-      options.deadline,
-      [failure, on_failure = options.on_failure](const std::string& message) {
-        if (on_failure) on_failure(message);
-        failure->tell(message);
-      },
-      options.flight);
-  shared->link = std::make_shared<Link>(control, failure);
-  control->listen(
-      {.on_failure = [world = shared->world](const std::string& message) { world->abort(message); },
-       .on_pause =
-           [world = shared->world, held = std::shared_ptr<const void>()](bool paused) mutable {
-             held = paused ? world->pause_deadline() : nullptr;
-           }});
-  shared->has_left = [control](int rank) { return control->has_left(rank); };
-  shared->say_call = [control](std::string_view call) { control->say_call(call); };
-  shared->pause = [control, world = shared->world] {
-    return std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(
-        world->pause_deadline(), control->pause());
-  };
+  Link link = link_world(control, options.deadline, options.on_failure, options.flight);
+  shared->world = std::move(link.world);
+  static_cast<Peers&>(*shared) = std::move(link.peers);
+  shared->link = std::move(link.carrier);
   return shared;
 }
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> join(const JoinOptions& options) try {
+std::unique_ptr<ProcessGroup> join(const JoinOptions& options) {
   ControlOptions self = options.control;
   if (self.num_processes == 1) {
     return std::move(make_threads_world(1, {.deadline = options.deadline,
@@ -169,28 +94,17 @@ std::unique_ptr<ProcessGroup> join(const JoinOptions& options) try {
   }
   std::shared_ptr<Transport> transport;
   if (self.address.empty()) {
-    transport = options.transport([](const std::string&) -> std::vector<std::string> {
-      engine::fail("[join] expected an address where processes meet, got none");
-    });
-    check_processes(*transport, self);
-    self.hand_out = [&transport = *transport, deadline = self.deadline](const std::string& own) {
-      return hand_out(transport, own, deadline);
+    self.hand_out = [&](const std::string& own) {
+      transport = options.transport([](const std::string&) -> std::vector<std::string> {
+        engine::fail("[join] expected an address where processes meet, got none");
+      });
+      check_processes(*transport, self);
+      return hand_out(*transport, own, self.deadline);
     };
   }
-  const std::shared_ptr<Control> control = Control::join(self);
-  try {
-    auto world = connect(options, control, std::move(transport));
-    control->all_gather("joined", "");  // so that what keeps one from joining keeps all
-    return make_message_group(std::move(world));
-  } catch (const std::exception& error) {
-    control->fail(World::text_of(
-        [&] { return fmt::format("[join] process {}: {}", self.process, error.what()); }));
-    throw;
-  }
-} catch (const std::system_error& error) {
-  if (error.code() != std::errc::resource_unavailable_try_again) throw;
-  engine::fail<engine::DeviceError>("[join] expected to start a thread, got {} (process {})",
-                                    error.what(), options.control.process);
+  return join_over(self, [&](const std::shared_ptr<Control>& control) {
+    return make_message_group(connect(options, control, std::move(transport)));
+  });
 }
 
 }  // namespace tessera::comm

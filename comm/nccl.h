@@ -1,8 +1,8 @@
 // Ranks that have a GPU each, over NCCL: threads of one process, or processes.
 //
 //   run_nccl_ranks(2, {}, [](ProcessGroup& world) { ... });   // one thread and one GPU a rank
-//   auto world = join_nccl_world({.rank = 1, .size = 2, .gpu = 0, .address = "tcp:host:29500"},
-//   {});
+//   auto world = join_nccl({.process = 1, .num_processes = 2, .address = "tcp:h1:29500",
+//                           .secret = "..."}, 0, {});       // this process's rank, on cuda:0
 //
 // NCCL is loaded when the first world is made. Collectives lie on CUDA streams of the rank's GPU.
 //
@@ -33,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/control/control.h"
 #include "comm/flight_recorder.h"
 #include "comm/process_group.h"
 
@@ -60,16 +61,14 @@ std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(int size, NcclOptions
 /// As run_ranks() in threads.h.
 void run_nccl_ranks(int size, NcclOptions options, const std::function<void(ProcessGroup&)>& fn);
 
-/// This process's place in a world of processes.
-struct NcclMember {
-  int rank = 0;
-  int size = 1;
-  int gpu = 0;  ///< among those that the process sees, best the only one (CUDA_VISIBLE_DEVICES)
-  std::string address;  ///< where ranks meet: see comm/bootstrap/bootstrap.h
-};
-/// Joins. Collective; so is the end of the group, which waits for what is enqueued. Groups of one
-/// world end in the same order on all ranks. Throws InvalidArgument, DeviceError, CommError, and
-/// IoError if the place where they meet is not what it must be.
-std::unique_ptr<ProcessGroup> join_nccl_world(const NcclMember& member, NcclOptions options);
+/// This process's rank of a world in which rank r is process r, with a GPU of its own: `gpu` of
+/// those that the process sees. `control`: which process this is, and where they meet. A failure of
+/// one ends all, with the same message; a process that is lost is one. Collective; so is the end of
+/// the group, which waits for what is enqueued. Groups of one world end in the same order on all
+/// ranks. The end of the last one leaves the world: whoever still waits for this rank is told.
+/// Throws as make_nccl_world() and Control::join() do, which the others are told; CommError where
+/// processes have other versions of NCCL.
+std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& control, int gpu,
+                                        NcclOptions options = {});
 
 }  // namespace tessera::comm

@@ -7,8 +7,8 @@
 #include <span>
 #include <utility>
 
-#include "comm/bootstrap/private_file.h"
 #include "comm/control/handshake.h"
+#include "comm/control/private_file.h"
 #include "engine/error.h"
 
 namespace tessera::comm::control {
@@ -33,7 +33,7 @@ std::optional<Meeting> meeting_of(std::string_view text) {
 }
 
 std::optional<Meeting> read_meeting(const std::string& path) {
-  const auto bytes = internal::read_private(path, kMaxFirstNbytes);
+  const auto bytes = read_private(path, kMaxFirstNbytes);
   if (!bytes) return std::nullopt;
   auto meeting = meeting_of({reinterpret_cast<const char*>(bytes->data()), bytes->size()});
   require<IoError>(meeting.has_value(),
@@ -57,8 +57,8 @@ Place::Place(std::string address, std::function<std::string(std::string own)> ha
             "[control] expected file:PATH, got '{}'", address_);
     return;
   }
-  const auto tcp = net::parse_host_port(
-      text.starts_with(kTcp) ? text.substr(kTcp.size()) : std::string_view(), true);
+  const auto tcp =
+      net::parse_host_port(text.starts_with(kTcp) ? text.substr(kTcp.size()) : std::string_view());
   require(tcp.has_value(),
           "[control] expected tcp:HOST:PORT, tcp:HOST:PORT+N or file:PATH, got '{}'", address_);
   tcp_ = *tcp;
@@ -81,18 +81,18 @@ std::shared_ptr<const void> Place::publish(const net::Socket& listener, std::str
     (void)hand_out_(encode(meeting));
     return nullptr;
   }
-  internal::check_folder(path_);
+  check_folder(path_);
   // Nothing but what an earlier job left is removed.
   if (read_meeting(path_)) (void)::unlink(path_.c_str());
   const std::string text = encode(meeting);
   const auto bytes = std::as_bytes(std::span(text));
-  internal::publish(path_, {bytes.begin(), bytes.end()}, 0);
-  return std::make_shared<const internal::Unlink>(path_);
+  control::publish(path_, {bytes.begin(), bytes.end()});
+  return std::make_shared<const Unlink>(path_);
 }
 
 std::optional<Meeting> Place::meeting() {
   if (!hand_out_) {
-    internal::check_folder(path_);
+    check_folder(path_);
     return read_meeting(path_);
   }
   if (!handed_out_) {

@@ -150,6 +150,8 @@ void Server::handle(int process, Frame frame) {
     member.connection.reset();
     member.has_left = true;
     member.is_paused = false;
+    next_beat_ = {};
+    this->beat();  // whoever knows that it has left knows its last call
     tell_all(Left{process});
     check_left();
   } else {

@@ -16,6 +16,6 @@ namespace {
 std::string nccl_version(const std::string&) { fail(); }
 std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(int, NcclOptions) { fail(); }
 void run_nccl_ranks(int, NcclOptions, const std::function<void(ProcessGroup&)>&) { fail(); }
-std::unique_ptr<ProcessGroup> join_nccl_world(const NcclMember&, NcclOptions) { fail(); }
+std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions&, int, NcclOptions) { fail(); }
 
 }  // namespace tessera::comm

@@ -55,6 +55,8 @@ void NcclCommunicator::call(std::string_view call, World& world, DeadlineClock::
     if (comm_ != nullptr) result = fn(*library_, comm_);
   }
   if (result == ncclSuccess || result == ncclInProgress) return wait(call, world, deadline);
+  world.wait_for_word();
+  world.check();
   engine::fail<CommError>("[nccl] expected {} to succeed, got {} ({})", call, describe(result),
                           name_);
 }
@@ -65,10 +67,15 @@ void NcclCommunicator::wait(std::string_view call, World& world,
     const ncclResult_t result = state();
     if (world.has_failed()) world.check();
     if (result == ncclSuccess) return;
+    const bool is_late = world.clock().now() >= deadline;
+    if (result != ncclInProgress || is_late) {
+      world.wait_for_word();
+      world.check();
+    }
     engine::require<CommError>(result == ncclInProgress,
                                "[nccl] expected {} to succeed, got {} ({})", call, describe(result),
                                name_);
-    engine::require<CommError>(world.clock().now() < deadline,
+    engine::require<CommError>(!is_late,
                                "[nccl] expected {} to be done within the deadline, got no end of "
                                "it: not all ranks take part ({})",
                                call, name_);

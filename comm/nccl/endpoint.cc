@@ -7,10 +7,10 @@
 
 namespace tessera::comm {
 
-NcclEndpoint::NcclEndpoint(std::shared_ptr<World> world, Expire expire, std::string name,
+NcclEndpoint::NcclEndpoint(std::shared_ptr<World> world, LookAfter look_after, std::string name,
                            NcclCommunicators communicators)
     : world_(std::move(world)),
-      expire_(std::move(expire)),
+      look_after_(std::move(look_after)),
       name_(std::move(name)),
       communicators_(std::move(communicators)) {}
 
@@ -26,6 +26,7 @@ void NcclEndpoint::poll() noexcept {
   try {
     for (const auto& communicator : communicators_) {
       if (const auto error = communicator->error()) {
+        world_->wait_for_word();
         const std::lock_guard lock(mutex_);
         world_->fail(
             fmt::format("[nccl] {} failed: {}; its last call was {}", name_, *error, last_));
@@ -53,8 +54,7 @@ void NcclEndpoint::poll_pending() {
       first.started = now;
       first.call.flight.enter(FlightState::kStarted);
     }
-    if (!first.started || now - *first.started < world_->deadline()) continue;
-    return expire_(first.call);
+    if (first.started) look_after_(first.call, now - *first.started >= world_->deadline());
   }
 }
 

@@ -20,11 +20,12 @@ namespace tessera::comm {
 /// One rank's end of a group: its communicators, and what it has enqueued on them.
 class NcclEndpoint {
  public:
-  /// Fails the world because a call took too long: by the thread that polls, under mutex_.
-  using Expire = std::function<void(const Call& call)>;
+  /// Looks after a call that a stream is in, at each poll: fails the world if it cannot end, or
+  /// `is_late`, which is after the deadline. By whoever polls, under mutex_.
+  using LookAfter = std::function<void(const Call& call, bool is_late)>;
 
   /// `name`: "rank 2 of world".
-  NcclEndpoint(std::shared_ptr<World> world, Expire expire, std::string name,
+  NcclEndpoint(std::shared_ptr<World> world, LookAfter look_after, std::string name,
                NcclCommunicators communicators);
 
   NcclCommunicator& communicator(Purpose purpose) {
@@ -35,7 +36,8 @@ class NcclEndpoint {
   /// From now on `call`, which lies between the two events of `stream`, is watched: it may take the
   /// deadline, counted from when the stream comes to it.
   void watch(const engine::Stream& stream, Call call, engine::Event begin, engine::Event end);
-  /// Fails the world if a communicator has failed or a call takes too long. Never throws or blocks.
+  /// Fails the world if a communicator has failed or a call cannot end. Never throws. Blocks for as
+  /// long as World::wait_for_word() where it fails it.
   void poll() noexcept;
   /// See [Note: aborting together].
   void abort() noexcept;
@@ -51,7 +53,7 @@ class NcclEndpoint {
   void poll_pending();
 
   const std::shared_ptr<World> world_;
-  const Expire expire_;
+  const LookAfter look_after_;
   const std::string name_;
   const NcclCommunicators communicators_;
   std::mutex mutex_;                                    // guards the rest

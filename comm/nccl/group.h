@@ -62,9 +62,4 @@ class NcclGroup : public ProcessGroup {
   Staging staging_{"nccl.staging"};
 };
 
-/// For process ranks; see nccl.h.
-std::unique_ptr<ProcessGroup> make_nccl_process_group(const NcclMember& member,
-                                                      const NcclOptions& options,
-                                                      std::shared_ptr<const NcclLibrary> library);
-
 }  // namespace tessera::comm

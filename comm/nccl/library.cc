@@ -17,11 +17,11 @@ void find(void* handle, const char* name, const std::string& where, F& function)
                                "[nccl] expected {} to have {}, got no such symbol", where, name);
 }
 
+}  // namespace
+
 std::string version_text(int version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
-
-}  // namespace
 
 std::shared_ptr<const NcclLibrary> NcclLibrary::load(const std::string& path) {
   std::string where = "this process";

@@ -38,4 +38,7 @@ struct NcclLibrary {
   decltype(&ncclRecv) recv = nullptr;
 };
 
+/// "2.22.3"
+std::string version_text(int version);
+
 }  // namespace tessera::comm

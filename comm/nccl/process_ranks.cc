@@ -1,14 +1,20 @@
-// Ranks as processes over NCCL: what they tell each other besides tensors goes through NCCL too.
+// Ranks as processes over NCCL. What they compare of their calls goes through NCCL as well, so that
+// it lies in the order of a stream.
 #include <fmt/format.h>
 
 #include <cstddef>
 #include <cstring>
+#include <exception>
+#include <memory>
 #include <numeric>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "comm/bootstrap/bootstrap.h"
+#include "comm/control/control.h"
+#include "comm/link.h"
 #include "comm/nccl/group.h"
 #include "comm/processes/exchange.h"
 #include "comm/processes/process_rank.h"
@@ -89,29 +95,43 @@ class NcclExchange final : public Exchange {
   engine::Event done_;
 };
 
+// What all groups of this process share.
+struct NcclProcess {
+  std::shared_ptr<const NcclLibrary> library;
+  int gpu;
+  NcclOptions options;
+  Link link;
+  std::shared_ptr<NcclWatchdog> watchdog;
+};
+
 class NcclProcessGroup final : public NcclGroup {
  public:
-  NcclProcessGroup(int rank, std::vector<int> members, std::string name, int gpu,
-                   const NcclIds& ids, const NcclOptions& options,
-                   const std::shared_ptr<const NcclLibrary>& library,
-                   const std::shared_ptr<World>& world, std::shared_ptr<NcclWatchdog> watchdog)
-      : NcclGroup(rank, static_cast<int>(members.size()), gpu, options, library, world),
-        exchange_(size_, gpu),
-        self_(world, std::move(name), std::move(members), rank, exchange_) {
+  NcclProcessGroup(std::shared_ptr<NcclProcess> process, int rank, std::vector<int> members,
+                   std::string name, const NcclIds& ids)
+      : NcclGroup(rank, static_cast<int>(members.size()), process->gpu, process->options,
+                  process->library, process->link.world),
+        process_(std::move(process)),
+        exchange_(size_, gpu_),
+        self_(world_, process_->link.peers, std::move(name), std::move(members), rank, exchange_) {
     auto communicators =
-        join(library, ids, self_.name(), size_, {{.rank = rank_, .gpu = gpu_}}, *world_);
+        join(library_, ids, self_.name(), size_, {{.rank = rank_, .gpu = gpu_}}, *world_);
     std::vector<std::unique_ptr<NcclEndpoint>> endpoints;
     endpoints.push_back(std::make_unique<NcclEndpoint>(
-        world_, [this](const Call& call) { self_.expire(call); },
+        world_, [this](const Call& call, bool is_late) { self_.watch(call, is_late); },
         fmt::format("rank {} of {}", world_rank(rank_), self_.name()),
         std::move(communicators[0])));
-    attach(std::make_shared<NcclEndpoints>(std::move(watchdog), std::move(endpoints)), 0);
+    attach(std::make_shared<NcclEndpoints>(process_->watchdog, std::move(endpoints)), 0);
     exchange_.attach(endpoints_.get());
   }
 
-  // Before what they use goes.
-  ~NcclProcessGroup() override { endpoints_.reset(); }
+  ~NcclProcessGroup() override {
+    if (std::uncaught_exceptions() != num_exceptions_) {
+      world_->abort_by(world_rank(rank_), "an exception ends its group");
+    }
+    endpoints_.reset();  // before what they use goes
+  }
 
+  std::shared_ptr<const void> pause_deadline() override { return process_->link.peers.pause(); }
   void agree(const Stream& stream) override { self_.agree(stream); }
   void declare(std::string_view what) override { self_.declare(what); }
   void barrier(std::string_view label) override { self_.barrier(label); }
@@ -124,9 +144,8 @@ class NcclProcessGroup final : public NcclGroup {
   std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
     ProcessRank::Part part =
         self_.split(color, key, [this] { return to_message(make_ids(*library_)); });
-    return std::make_unique<NcclProcessGroup>(part.rank, std::move(part.members),
-                                              std::move(part.name), gpu_, to_ids(part.message),
-                                              options_, library_, world_, endpoints_->watchdog());
+    return std::make_unique<NcclProcessGroup>(process_, part.rank, std::move(part.members),
+                                              std::move(part.name), to_ids(part.message));
   }
 
  private:
@@ -135,27 +154,55 @@ class NcclProcessGroup final : public NcclGroup {
     return self_.announce(what, std::move(text));
   }
 
+  const std::shared_ptr<NcclProcess> process_;
+  const int num_exceptions_ = std::uncaught_exceptions();
   NcclExchange exchange_;
   ProcessRank self_;
 };
 
+// Process 0's ids, on all processes. Throws CommError unless all have one NCCL.
+NcclIds share_ids(Control& control, const NcclLibrary& library) {
+  NcclIds ids;
+  std::string own(sizeof(ids), '\0');
+  if (control.process() == 0) {
+    ids = make_ids(library);
+    std::memcpy(own.data(), &ids, sizeof(ids));
+  }
+  const auto texts = control.all_gather("NCCL", own + version_text(library.version));
+  const auto version = [&](std::size_t p) {
+    return std::string_view(texts[p]).substr(sizeof(ids));
+  };
+  for (std::size_t p = 0; p < texts.size(); ++p) {
+    engine::require<CommError>(version(p) == version(0),
+                               "[nccl] expected NCCL {} in every process, as process 0 has it, got "
+                               "{} (process {})",
+                               version(0), version(p), p);
+  }
+  std::memcpy(&ids, texts[0].data(), sizeof(ids));
+  return ids;
+}
+
 }  // namespace
 
-std::unique_ptr<ProcessGroup> make_nccl_process_group(const NcclMember& member,
-                                                      const NcclOptions& options,
-                                                      std::shared_ptr<const NcclLibrary> library) {
-  const auto world = std::make_shared<World>(options.deadline, options.on_failure, options.flight);
-  const std::vector<std::byte> message = bootstrap(
-      member.address, member.rank, member.size,
-      member.rank == 0 ? to_message(make_ids(*library)) : ProcessRank::Message(), options.deadline);
-  engine::require<CommError>(message.size() == sizeof(NcclIds),
-                             "[nccl] expected an id of {} bytes, got {} (rank {})", sizeof(NcclIds),
-                             message.size(), member.rank);
-  std::vector<int> members(static_cast<std::size_t>(member.size));
-  std::iota(members.begin(), members.end(), 0);
-  return std::make_unique<NcclProcessGroup>(member.rank, std::move(members), "world", member.gpu,
-                                            to_ids(message), options, library, world,
-                                            std::make_shared<NcclWatchdog>(world));
+std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& self, int gpu, NcclOptions options) {
+  return join_over(self, [&](const std::shared_ptr<Control>& control) {
+    const int count = engine::cuda::num_devices();
+    engine::require(gpu >= 0 && gpu < count, "[nccl] expected a GPU below {}, got {} (process {})",
+                    count, gpu, self.process);
+    const auto library = NcclLibrary::load(options.library_path);
+    const NcclIds ids = share_ids(*control, *library);
+    Link link = link_world(control, options.deadline, options.on_failure, options.flight);
+    auto watchdog = std::make_shared<NcclWatchdog>(link.world);
+    std::vector<int> members(static_cast<std::size_t>(self.num_processes));
+    std::iota(members.begin(), members.end(), 0);
+    return std::make_unique<NcclProcessGroup>(
+        std::make_shared<NcclProcess>(NcclProcess{.library = library,
+                                                  .gpu = gpu,
+                                                  .options = std::move(options),
+                                                  .link = std::move(link),
+                                                  .watchdog = std::move(watchdog)}),
+        self.process, std::move(members), "world", ids);
+  });
 }
 
 }  // namespace tessera::comm

@@ -109,7 +109,10 @@ class NcclThreadGroup final : public NcclGroup {
     std::vector<std::unique_ptr<NcclEndpoint>> endpoints;
     for (int r = 0; r < rendezvous->size(); ++r) {
       endpoints.push_back(std::make_unique<NcclEndpoint>(
-          rendezvous->world(), [rendezvous](const Call& call) { rendezvous->expire(call); },
+          rendezvous->world(),
+          [rendezvous](const Call& call, bool is_late) {
+            if (is_late) rendezvous->expire(call);
+          },
           fmt::format("rank {} of {}", rendezvous->world_rank(r), rendezvous->name()),
           std::move(communicators[static_cast<std::size_t>(r)])));
     }
@@ -172,16 +175,6 @@ std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(int size, NcclOptions
 void run_nccl_ranks(int size, NcclOptions options, const std::function<void(ProcessGroup&)>& fn) {
   const auto rendezvous = make_world(size, options.deadline, options.on_failure, options.flight);
   run_on_threads(make_groups(rendezvous, options), *rendezvous->world(), fn);
-}
-
-std::unique_ptr<ProcessGroup> join_nccl_world(const NcclMember& member, NcclOptions options) {
-  engine::require(member.size >= 1 && member.rank >= 0 && member.rank < member.size,
-                  "[nccl] expected a rank in [0, {}), got {}", member.size, member.rank);
-  const int count = engine::cuda::num_devices();
-  engine::require(member.gpu >= 0 && member.gpu < count,
-                  "[nccl] expected a GPU below {}, got {} (rank {})", count, member.gpu,
-                  member.rank);
-  return make_nccl_process_group(member, options, NcclLibrary::load(options.library_path));
 }
 
 }  // namespace tessera::comm

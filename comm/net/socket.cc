@@ -55,13 +55,24 @@ std::optional<int> take_number(std::string_view& text, int min, int max) {
   return number;
 }
 
+Socket listen_at(const addrinfo& address) {
+  Socket socket(::socket(address.ai_family, address.ai_socktype | kFlags, 0));
+  const int one = 1;
+  if (socket && setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
+      bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0 &&
+      listen(socket.get(), kMaxQueued) == 0) {
+    return socket;
+  }
+  return Socket();
+}
+
 }  // namespace
 
 Socket::~Socket() {
   if (fd_ >= 0) (void)close(fd_);
 }
 
-std::optional<HostPort> parse_host_port(std::string_view text, bool allow_more) {
+std::optional<HostPort> parse_host_port(std::string_view text) {
   const std::size_t colon = text.rfind(':');
   if (colon == std::string_view::npos || colon == 0) return std::nullopt;
   std::string_view host = text.substr(0, colon), rest = text.substr(colon + 1);
@@ -69,7 +80,7 @@ std::optional<HostPort> parse_host_port(std::string_view text, bool allow_more) 
   const auto port = take_number(rest, 1, 65535);
   if (!port || host.empty() || host.find('\0') != std::string_view::npos) return std::nullopt;
   HostPort result{std::string(host), *port};
-  if (allow_more && rest.starts_with('+')) {
+  if (rest.starts_with('+')) {
     rest.remove_prefix(1);
     const auto num_more = take_number(rest, 0, std::min(1000, 65535 - *port));
     if (!num_more) return std::nullopt;
@@ -94,17 +105,6 @@ bool wait_for(const Socket& socket, short events, Time deadline) {
     if (n > 0) return true;
     if (ms_until(deadline) == 0) return false;
   }
-}
-
-Socket listen_at(const addrinfo& address) {
-  Socket socket(::socket(address.ai_family, address.ai_socktype | kFlags, 0));
-  const int one = 1;
-  if (socket && setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
-      bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0 &&
-      listen(socket.get(), kMaxQueued) == 0) {
-    return socket;
-  }
-  return Socket();
 }
 
 Socket listen_anywhere(int port) {

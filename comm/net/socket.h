@@ -34,13 +34,13 @@ class Socket {
   int fd_;
 };
 
-/// "HOST:PORT", or with `allow_more` also "HOST:PORT+N": N further ports after PORT.
+/// "HOST:PORT", or "HOST:PORT+N": N further ports after PORT.
 struct HostPort {
   std::string host;  ///< without the brackets around an address of IPv6
   int port = 0, num_more = 0;
 };
 /// Nothing if `text` is something else.
-std::optional<HostPort> parse_host_port(std::string_view text, bool allow_more);
+std::optional<HostPort> parse_host_port(std::string_view text);
 
 std::string reason();  ///< what errno says
 
@@ -49,9 +49,7 @@ int ms_until(Time deadline);
 /// False at the deadline.
 bool wait_for(const Socket& socket, short events, Time deadline);
 
-/// Listens at one address. Where that fails, there is no socket, and errno says why.
-Socket listen_at(const addrinfo& address);
-/// Listens at every address of this host.
+/// Listens at every address of this host. Where that fails, there is no socket, and errno says why.
 Socket listen_anywhere(int port);
 /// The next who connects; no socket, and errno, if there is none.
 Socket accept_next(const Socket& listener);

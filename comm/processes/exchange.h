@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <span>
-#include <vector>
 
 #include "engine/stream.h"
 
@@ -18,8 +17,6 @@ class Exchange {
   virtual void begin(std::span<const std::byte> own, const engine::Stream* stream) = 0;
   /// What all ranks gave, one after the other, once all have; until then empty.
   virtual std::span<const std::byte> answers() = 0;
-  /// Ranks of the group that have given nothing yet, for messages; empty: it cannot tell.
-  virtual std::vector<int> silent() const { return {}; }
   /// The world has failed: ends what waits in the transport.
   virtual void release() noexcept = 0;
 };

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -34,9 +36,10 @@ std::size_t ProcessRank::record_nbytes() {
   return sizeof(Record);
 }
 
-ProcessRank::ProcessRank(std::shared_ptr<World> world, std::string name, std::vector<int> members,
-                         int rank, Exchange& exchange)
+ProcessRank::ProcessRank(std::shared_ptr<World> world, Peers peers, std::string name,
+                         std::vector<int> members, int rank, Exchange& exchange)
     : world_(std::move(world)),
+      peers_(std::move(peers)),
       name_(std::move(name)),
       members_(std::move(members)),
       rank_(rank),
@@ -50,6 +53,7 @@ ProcessRank::ProcessRank(std::shared_ptr<World> world, std::string name, std::ve
 
 Call ProcessRank::next_call(const FlightCall& what, std::string text) {
   const std::int64_t sequence = sequence_++;
+  peers_.say_call(fmt::format("#{} {} of {}", sequence, text, name_));
   FlightTicket flight;
   if (ring_ != nullptr) flight = {*ring_, ring_->called(flight_group_, sequence, what)};
   return {.sequence = sequence, .op = what.op, .text = std::move(text), .flight = flight};
@@ -62,12 +66,56 @@ Call ProcessRank::announce(const FlightCall& what, std::string text) {
   return call;
 }
 
-void ProcessRank::expire(const Call& call) {
-  world_->fail(
-      fmt::format("[{} #{}] expected {} ranks within {} ms, got no end of it: some rank is "
-                  "missing; {} (rank {} of {})",
-                  call.op, call.sequence, size(), world_->deadline().count(), call.text,
-                  world_rank(rank_), name_));
+bool ProcessRank::watch(const Call& call, bool is_late) {
+  if (std::string text = without_departed(call); !text.empty()) {
+    world_->fail(std::move(text));
+    return true;
+  }
+  if (!is_late) return false;
+  world_->wait_for_word();  // a process that has stopped is found elsewhere at about this time
+  world_->fail(late(call));
+  return true;
+}
+
+// Whether `last`, what a rank called last, is a call of this group, and its number.
+std::optional<std::int64_t> ProcessRank::number_here(std::string_view last) const {
+  const std::string end = " of " + name_;
+  std::int64_t number = 0;
+  const char* const text_end = last.data() + last.size();
+  if (!last.starts_with('#') || !last.ends_with(end)) return std::nullopt;
+  if (std::from_chars(last.data() + 1, text_end, number).ec != std::errc()) return std::nullopt;
+  return number;
+}
+
+// Ranks that have not come to `call`, as far as is known; of these, those that have `departed`.
+std::vector<AbsentRank> ProcessRank::absent(const Call& call, bool departed) const {
+  std::vector<AbsentRank> ranks;
+  for (int r = 0; r < size(); ++r) {
+    const int rank = world_rank(r);
+    const bool has_left = r != rank_ && peers_.has_left(rank);
+    if (r == rank_ || (departed && !has_left)) continue;
+    const std::string last = peers_.last_call(rank);
+    const auto number = number_here(last);
+    // One that has left may have come to it before it called something of another group.
+    if (number ? *number >= call.sequence : departed && !last.empty()) continue;
+    ranks.push_back({.rank = rank, .departed = has_left, .last = last.empty() ? "nothing" : last});
+  }
+  return ranks;
+}
+
+std::string ProcessRank::without_departed(const Call& call) const {
+  const auto left = absent(call, true);
+  if (left.empty()) return "";
+  return fmt::format("{} expected {} ranks, got: {}; {}", where(call), size(), absent_text(left),
+                     call.text);
+}
+
+std::string ProcessRank::late(const Call& call) const {
+  const auto ranks = absent(call, false);
+  return fmt::format("{} expected {} ranks within {} ms, got no end of it: {}; {} (rank {} of {})",
+                     where(call), size(), world_->deadline().count(),
+                     ranks.empty() ? "all have called it" : absent_text(ranks), call.text,
+                     world_rank(rank_), name_);
 }
 
 void ProcessRank::check() { end_agree(false); }
@@ -110,7 +158,9 @@ ProcessRank::Part ProcessRank::split(int color, int key, const std::function<Mes
     std::ranges::copy(said, own.message.begin());
   }
   const auto heard = at(exchange(own, call), ranks[0]).message;
-  Part part{.name = fmt::format("{}:{}", name_, color),
+  // Two splits of one group may have equal colors.
+  const std::string nth = ++num_splits_ == 1 ? "" : fmt::format("/{}", num_splits_);
+  Part part{.name = fmt::format("{}:{}{}", name_, color, nth),
             .members = {},
             .rank = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin()),
             .message = {heard.begin(), heard.end()}};
@@ -127,18 +177,15 @@ void ProcessRank::begin(Record record, const engine::Stream* stream) {
 }
 
 std::vector<ProcessRank::Record> ProcessRank::end(const Call& call) {
+  constexpr std::chrono::microseconds kSleep(50);
+  constexpr int kSleepsPerLook = 200;
   const auto limit = world_->time_limit();
   std::span<const std::byte> bytes;
-  while ((bytes = exchange_.answers()).empty()) {
+  for (int i = 0; (bytes = exchange_.answers()).empty(); ++i) {
     world_->check();
-    if (world_->clock().now() >= limit) {
-      std::vector<int> silent;
-      for (const int r : exchange_.silent()) silent.push_back(world_rank(r));
-      fail(fmt::format("{} expected {} ranks within {} ms, got no answer of {}; {}", where(call),
-                       size(), world_->deadline().count(),
-                       silent.empty() ? "some" : ranks_text(silent), call.text));
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    const bool is_late = world_->clock().now() >= limit;
+    if ((is_late || i % kSleepsPerLook == 0) && watch(call, is_late)) exchange_.release();
+    std::this_thread::sleep_for(kSleep);
   }
   world_->check();  // or it was released without an answer
   std::vector<Record> records(members_.size());

@@ -3,7 +3,8 @@
 // [Note: a hash of all calls] A process cannot see what the others call. So each rank keeps a hash
 // of all its calls, and at every host call and agree() the ranks exchange it, with their last calls
 // as text: all of them find the same difference and name the same two sides. A difference that
-// keeps the exchange itself from ending ends by the deadline.
+// keeps the exchange itself from ending ends by the deadline, or once a rank has left without the
+// call that others are in: what each said that it called last is known.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,8 @@
 #include "comm/flight_recorder.h"
 #include "comm/processes/exchange.h"
 #include "comm/world/call.h"
+#include "comm/world/peers.h"
+#include "comm/world/ranks_text.h"
 #include "comm/world/world.h"
 
 namespace tessera::comm {
@@ -26,10 +29,10 @@ namespace tessera::comm {
 /// tensors.
 class ProcessRank {
  public:
-  /// `rank` of the group whose ranks are `members` of the world. `name` is for messages. The
+  /// `rank` of the group whose ranks are `members` of the world. `name`: of no other group. The
   /// exchange outlives this, and every rank gives it record_nbytes() bytes.
-  ProcessRank(std::shared_ptr<World> world, std::string name, std::vector<int> members, int rank,
-              Exchange& exchange);
+  ProcessRank(std::shared_ptr<World> world, Peers peers, std::string name, std::vector<int> members,
+              int rank, Exchange& exchange);
 
   static std::size_t record_nbytes();
   int rank() const { return rank_; }
@@ -39,8 +42,9 @@ class ProcessRank {
 
   /// This rank's next call, for the ranks to compare.
   Call announce(const FlightCall& what, std::string text);
-  /// Fails the world because `call`, which was announced, did not end in time.
-  void expire(const Call& call);
+  /// To be called again and again, by any thread, while `call`, which was announced, goes on.
+  /// Fails the world if it is late, or cannot end because a rank has left without it; whether so.
+  bool watch(const Call& call, bool is_late);
   /// Compares what was agreed on, if all ranks have answered.
   void check();
 
@@ -70,11 +74,16 @@ class ProcessRank {
   std::vector<Record> end(const Call& call);
   std::vector<Record> exchange(const Record& record, const Call& call);
   void end_agree(bool wait);
+  std::optional<std::int64_t> number_here(std::string_view last) const;
+  std::vector<AbsentRank> absent(const Call& call, bool departed) const;
+  std::string without_departed(const Call& call) const;
+  std::string late(const Call& call) const;
   void compare(const std::vector<Record>& records, const Call& call);
   void fail(std::string message);
   std::string where(const Call& call) const;
 
   const std::shared_ptr<World> world_;
+  const Peers peers_;
   const std::string name_;
   const std::vector<int> members_;
   const int rank_;
@@ -82,6 +91,7 @@ class ProcessRank {
   FlightRing* ring_ = nullptr;  // null: nothing is recorded
   int flight_group_ = 0;
   std::int64_t sequence_ = 0;
+  int num_splits_ = 0;
   std::uint64_t hash_;  // of all calls so far
   std::string last_ = "nothing";
   std::optional<Call> agreeing_;

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "comm/world/futex.h"
@@ -14,10 +15,11 @@ using engine::CommError;
 
 World::World(std::chrono::milliseconds deadline,
              std::function<void(const std::string& message)> on_failure,
-             std::shared_ptr<FlightRecorder> flight)
+             std::shared_ptr<FlightRecorder> flight, std::chrono::milliseconds patience)
     : deadline_(std::min<std::chrono::milliseconds>(deadline, std::chrono::years(100))),
       on_failure_(std::move(on_failure)),
-      flight_(std::move(flight)) {
+      flight_(std::move(flight)),
+      patience_(patience) {
   engine::require(deadline.count() > 0, "[world] expected a deadline > 0 ms, got {}",
                   deadline.count());
 }
@@ -49,6 +51,13 @@ void World::fail(std::string message) {
 void World::check() {
   const auto locked = lock();
   if (failure_) throw CommError(*failure_);
+}
+
+void World::wait_for_word() {
+  constexpr std::chrono::milliseconds kSleep(10);
+  for (std::chrono::milliseconds slept{0}; slept < patience_ && !has_failed(); slept += kSleep) {
+    std::this_thread::sleep_for(kSleep);
+  }
 }
 
 bool World::wait_while(const std::atomic<std::uint32_t>& word, std::uint32_t value) {

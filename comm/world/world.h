@@ -25,10 +25,12 @@ namespace tessera::comm {
 /// Of one process: its deadline, and its one failure. Thread-safe.
 class World {
  public:
-  /// `on_failure`, `flight`: as in ThreadsOptions. Throws InvalidArgument unless deadline > 0.
+  /// `on_failure`, `flight`: as in ThreadsOptions. `patience`: see wait_for_word(). Throws
+  /// InvalidArgument unless deadline > 0.
   explicit World(std::chrono::milliseconds deadline,
                  std::function<void(const std::string& message)> on_failure = {},
-                 std::shared_ptr<FlightRecorder> flight = {});
+                 std::shared_ptr<FlightRecorder> flight = {},
+                 std::chrono::milliseconds patience = {});
 
   /// Null: nothing is recorded.
   FlightRecorder* flight() const { return flight_.get(); }
@@ -54,6 +56,9 @@ class World {
   bool has_failed() { return failed_.load(std::memory_order_acquire); }
   /// Throws CommError if the world has failed.
   void check();
+  /// Something fails here, and other processes may be about to say why: returns once the world has
+  /// failed, or after its patience.
+  void wait_for_word();
   /// Whether `message` is what abort() made every rank throw.
   bool is_echo(std::string_view message);
 
@@ -94,6 +99,7 @@ class World {
   const std::chrono::milliseconds deadline_;
   const std::function<void(const std::string& message)> on_failure_;
   const std::shared_ptr<FlightRecorder> flight_;
+  const std::chrono::milliseconds patience_;
   const std::shared_ptr<DeadlineClock> clock_ = std::make_shared<DeadlineClock>();
   std::atomic<bool> failed_ = false;
   std::mutex mutex_;  // guards the rest, and all groups

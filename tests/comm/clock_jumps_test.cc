@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "comm/bootstrap/bootstrap.h"
+#include "comm/control/control.h"
 #include "comm/threads.h"
 #include "engine/error.h"
 #include "tests/testing/errors.h"
@@ -69,10 +69,12 @@ TEST(ClockJumps, ARankThatDoesNotComeIsNamedAtTheDeadline) {
 TEST(ClockJumps, ProcessesThatMeetWaitForTheDeadlineToo) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string error = error_of<engine::CommError>([] {
-    bootstrap("tcp:127.0.0.1:" + std::to_string(23400 + ::getpid() % 9000), 1, 2, {},
-              milliseconds(300));
+    Control::join({.process = 1,
+                   .num_processes = 2,
+                   .address = "tcp:127.0.0.1:" + std::to_string(23400 + ::getpid() % 9000),
+                   .deadline = milliseconds(300)});
   });
-  EXPECT_TRUE(has(error, {"expected rank 0", "within 300 ms"}));
+  EXPECT_TRUE(has(error, {"expected process 0", "within 300 ms"}));
   EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(300));
 }
 

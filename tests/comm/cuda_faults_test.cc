@@ -116,8 +116,8 @@ void run_as_processes(int size, milliseconds deadline,
     for (int r = 0; r < size; ++r) {
       threads.emplace_back([&, r] {
         try {
-          fn(*join_nccl_world({.rank = r, .size = size, .gpu = r, .address = address},
-                              {.deadline = deadline}));
+          fn(*join_nccl({.process = r, .num_processes = size, .address = address}, r,
+                        {.deadline = deadline}));
         } catch (...) {
           const std::lock_guard lock(mutex);
           if (!first) first = std::current_exception();
@@ -155,15 +155,9 @@ INSTANTIATE_TEST_SUITE_P(Backends, OneProcessFaultsTest,
 class GpuEachFaultsTest : public CudaFaultsTest {};
 INSTANTIATE_TEST_SUITE_P(Backends, GpuEachFaultsTest, ::testing::Values(kThreads, kNccl, kNcclFast),
                          kName);
-class NcclThreadsFaultsTest : public CudaFaultsTest {};
-INSTANTIATE_TEST_SUITE_P(Backends, NcclThreadsFaultsTest, ::testing::Values(kNccl, kNcclFast),
-                         kName);
 class NcclFaultsTest : public CudaFaultsTest {};
 INSTANTIATE_TEST_SUITE_P(Backends, NcclFaultsTest,
                          ::testing::Values(kNccl, kNcclFast, kNcclProcesses), kName);
-class NcclProcessesFaultsTest : public CudaFaultsTest {};
-INSTANTIATE_TEST_SUITE_P(Backends, NcclProcessesFaultsTest, ::testing::Values(kNcclProcesses),
-                         kName);
 
 TEST_P(CudaFaultsTest, AnOrderlyWorldLeavesNothing) {
   const auto messages =
@@ -219,7 +213,7 @@ TEST_P(GpuEachFaultsTest, OutOfMemoryOnOneGpuEndsAllAndIsNamed) {
   }
 }
 
-TEST_P(NcclThreadsFaultsTest, AnAsynchronousErrorEndsAllAndIsNamed) {
+TEST_P(NcclFaultsTest, AnAsynchronousErrorEndsAllAndIsNamed) {
   for (const int nth : {1, 2, 8}) {
     cuda_emulation::fail_nccl(1, nth, ncclRemoteError);
     const auto messages =
@@ -252,7 +246,7 @@ TEST_P(OneProcessFaultsTest, ThrowingWithCollectivesOnAStreamEnds) {
   EXPECT_THAT(messages, Each(HasSubstr("no more data")));
 }
 
-TEST_P(OneProcessFaultsTest, AnAbortUnblocksStreamsThatHang) {
+TEST_P(CudaFaultsTest, AnAbortUnblocksStreamsThatHang) {
   std::atomic<int> num_waiting = 0;
   const auto messages =
       run(3, kLong, [&](ProcessGroup& world, const auto& stream, const auto& memory) {
@@ -305,17 +299,6 @@ TEST_P(NcclFaultsTest, AnOldLibraryIsRefused) {
   EXPECT_THAT(cause_, HasSubstr("expected NCCL 2.22.0 or newer, got 2.21.5"));
 }
 
-TEST_P(NcclProcessesFaultsTest, AnAsynchronousErrorEndsItsRankAtOnceAndTheOthersByTheDeadline) {
-  cuda_emulation::fail_nccl(1, 4, ncclRemoteError);
-  const auto messages =
-      run(3, milliseconds(500), [](ProcessGroup& world, const auto& stream, const auto& memory) {
-        for (int i = 0;; ++i) step(world, stream, memory, i);
-      });
-  EXPECT_THAT(messages[1], AllOf(HasSubstr("rank 1"), HasSubstr("remote process exited")));
-  EXPECT_THAT((std::vector<std::string>{messages[0], messages[2]}),
-              Each(HasSubstr("expected 3 ranks within 500 ms")));
-}
-
 TEST(NcclFaultsAloneTest, TwoProcessesOnOneGpuAreRefused) {
   cuda_emulation::reset();
   std::vector<std::string> messages(2);
@@ -323,12 +306,11 @@ TEST(NcclFaultsAloneTest, TwoProcessesOnOneGpuAreRefused) {
   for (int r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
       try {
-        join_nccl_world(
-            {.rank = r,
-             .size = 2,
-             .gpu = 0,
+        join_nccl(
+            {.process = r,
+             .num_processes = 2,
              .address = "file:" + ::testing::TempDir() + "one_gpu_" + std::to_string(getpid())},
-            {.deadline = kLong});
+            0, {.deadline = kLong});
       } catch (const CommError& error) {
         messages[static_cast<std::size_t>(r)] = error.what();
       }

@@ -1,7 +1,6 @@
 // A world of one rank over NCCL: all that one GPU can show of a real library.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <functional>
 #include <memory>
@@ -72,12 +71,7 @@ TEST(NcclOneGpuTest, CollectivesOfOneRankAreTheIdentity) {
 }
 
 TEST(NcclOneGpuTest, AProcessAlone) {
-  const auto world = join_nccl_world(
-      {.rank = 0,
-       .size = 1,
-       .gpu = 0,
-       .address = "file:" + ::testing::TempDir() + "one_" + std::to_string(getpid())},
-      {});
+  const auto world = join_nccl({}, 0);
   exercise(*world);
   exercise(*world->split(3, 0));
 }

@@ -19,7 +19,8 @@ Stream on_own_gpu(int rank, std::string name, engine::StreamOptions options) {
   return Stream::cuda(std::move(name), rank, options);
 }
 
-// Each rank as a process would: nothing but the place where they meet, and NCCL.
+// Each rank as a process would: nothing but the place where they meet, and NCCL. What real
+// processes do is for nccl_processes_test.
 void run_as_processes(int size, const NcclOptions& options,
                       const std::function<void(ProcessGroup&)>& fn) {
   const std::string address = "file:" + ::testing::TempDir() + "nccl_" + std::to_string(getpid());
@@ -29,9 +30,7 @@ void run_as_processes(int size, const NcclOptions& options,
     for (int r = 0; r < size; ++r) {
       threads.emplace_back([&, r] {
         try {
-          const auto world =
-              join_nccl_world({.rank = r, .size = size, .gpu = r, .address = address}, options);
-          fn(*world);
+          fn(*join_nccl({.process = r, .num_processes = size, .address = address}, r, options));
         } catch (...) {
           errors[static_cast<std::size_t>(r)] = std::current_exception();
         }
@@ -332,27 +331,11 @@ TEST(NcclProcessTest, AMissingRankEndsByTheDeadline) {
   }
 }
 
-TEST(NcclProcessTest, RanksThatNeverJoinEndByTheDeadline) {
-  try {
-    join_nccl_world(
-        {.rank = 0,
-         .size = 2,
-         .gpu = 0,
-         .address = "file:" + ::testing::TempDir() + "alone_" + std::to_string(getpid())},
-        {.deadline = milliseconds(100)});
-    FAIL() << "expected an error";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("missing 1"));
-  }
-}
-
 TEST(NcclProcessTest, NonsenseIsRefused) {
-  EXPECT_THROW(join_nccl_world({.rank = 2, .size = 2, .gpu = 0, .address = "file:x"}, {}),
+  EXPECT_THROW(join_nccl({.process = 2, .num_processes = 2, .address = "file:x"}, 0),
                InvalidArgument);
-  EXPECT_THROW(join_nccl_world({.rank = 0, .size = 1, .gpu = 99, .address = "file:x"}, {}),
-               InvalidArgument);
-  EXPECT_THROW(join_nccl_world({.rank = 0, .size = 1, .gpu = 0, .address = "x"}, {}),
-               InvalidArgument);
+  EXPECT_THROW(join_nccl({.process = 0, .num_processes = 2, .address = "x"}, 0), InvalidArgument);
+  for (const int gpu : {-1, 99}) EXPECT_THROW(join_nccl({}, gpu), InvalidArgument);
 }
 
 }  // namespace

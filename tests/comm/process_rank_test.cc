@@ -1,5 +1,5 @@
 // Ranks of processes: what becomes of calls that differ and of ranks that are missing. Each rank is
-// a thread here, with a world of its own, and nothing but the exchange knows of the others.
+// a thread here, with a world of its own; what it knows of the others stands on a board.
 #include "comm/processes/process_rank.h"
 
 #include <gmock/gmock.h>
@@ -13,12 +13,15 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "engine/error.h"
+#include "tests/testing/errors.h"
 
 namespace tessera::comm {
 namespace {
@@ -29,6 +32,7 @@ using std::chrono::milliseconds;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 using Bytes = std::vector<std::byte>;
@@ -39,12 +43,31 @@ constexpr milliseconds kLong = std::chrono::hours(1);  // a test that waits for 
 struct Board {
   std::mutex mutex;
   std::map<int, std::map<int, Bytes>> given;
+  std::map<int, std::string> calls;  // by rank of the world: what it called last
+  std::set<int> left;                // as ranks of the world
 };
+
+Peers peers_of(Board& board, int world_rank) {
+  return {.has_left =
+              [&board](int rank) {
+                const std::lock_guard lock(board.mutex);
+                return board.left.contains(rank);
+              },
+          .say_call =
+              [&board, world_rank](std::string_view call) {
+                const std::lock_guard lock(board.mutex);
+                board.calls[world_rank] = call;
+              },
+          .last_call =
+              [&board](int rank) {
+                const std::lock_guard lock(board.mutex);
+                return board.calls[rank];
+              }};
+}
 
 class FakeExchange final : public Exchange {
  public:
-  FakeExchange(Board& board, int rank, int size, bool tells)
-      : board_(board), rank_(rank), size_(size), tells_(tells) {}
+  FakeExchange(Board& board, int rank, int size) : board_(board), rank_(rank), size_(size) {}
 
   void begin(std::span<const std::byte> own, const Stream* /*stream*/) override {
     const std::lock_guard lock(board_.mutex);
@@ -59,14 +82,6 @@ class FakeExchange final : public Exchange {
     }
     return all_;
   }
-  std::vector<int> silent() const override {
-    const std::lock_guard lock(board_.mutex);
-    std::vector<int> ranks;
-    for (int r = 0; tells_ && r < size_; ++r) {
-      if (!board_.given[number_].contains(r)) ranks.push_back(r);
-    }
-    return ranks;
-  }
   void release() noexcept override { ++num_released; }
 
   int num_released = 0;
@@ -74,14 +89,12 @@ class FakeExchange final : public Exchange {
  private:
   Board& board_;
   const int rank_, size_;
-  const bool tells_;  // who is silent
   int number_ = 0;
   Bytes all_;
 };
 
 struct Options {
   milliseconds deadline = kLong;
-  bool tells = true;
   std::shared_ptr<FlightRecorder> flight = {};
 };
 
@@ -108,8 +121,9 @@ std::vector<std::string> run(int size, const Options& options,
     threads.emplace_back([&, r] {
       const auto world =
           std::make_shared<World>(options.deadline, nullptr, r == 0 ? options.flight : nullptr);
-      FakeExchange exchange(board, r, size, options.tells);
-      ProcessRank rank(world, "group", members, r, exchange);
+      FakeExchange exchange(board, r, size);
+      const int world_rank = members[static_cast<std::size_t>(r)];
+      ProcessRank rank(world, peers_of(board, world_rank), "group", members, r, exchange);
       std::string& result = results[static_cast<std::size_t>(r)];
       try {
         fn({rank, *world});
@@ -117,6 +131,8 @@ std::vector<std::string> run(int size, const Options& options,
         result = error.what();
       }
       EXPECT_EQ(exchange.num_released, result == "no error" ? 0 : 1);
+      const std::lock_guard lock(board.mutex);
+      board.left.insert(world_rank);
     });
   }
   threads.clear();
@@ -177,35 +193,63 @@ TEST(ProcessRankTest, ACallMoreIsADifference) {
 }
 
 TEST(ProcessRankTest, AMissingRankIsNamedByTheDeadline) {
-  for (const bool tells : {true, false}) {
-    const auto results =
-        run(4, {.deadline = milliseconds(50), .tells = tells}, [](const Self& self) {
-          self.gather("h.0");
-          if (self.rank.rank() % 2 == 0) self.rank.barrier("step");
-        });
-    EXPECT_EQ(results[1], "no error");
-    EXPECT_THAT((std::vector<std::string>{results[0], results[2]}),
-                Each(tells ? "[barrier #1 of group] expected 4 ranks within 50 ms, got no answer "
-                             "of ranks 11, 13; barrier 'step'"
-                           : "[barrier #1 of group] expected 4 ranks within 50 ms, got no answer "
-                             "of some; barrier 'step'"));
-  }
-}
-
-TEST(ProcessRankTest, ACallThatDoesNotEndFailsTheWorld) {
-  const auto results = run(1, {.deadline = milliseconds(50)}, [](const Self& self) {
-    self.rank.expire({.sequence = 7, .op = "all_gather", .text = "all_gather 'h.0'"});
-    EXPECT_THROW(self.rank.barrier("end"), CommError);
-    EXPECT_TRUE(self.world.has_failed());
+  std::atomic<int> num_waiting = 2;
+  const auto results = run(4, {.deadline = milliseconds(50)}, [&](const Self& self) {
+    self.gather("h.0");
+    if (self.rank.rank() % 2 != 0) {
+      while (num_waiting > 0) std::this_thread::yield();
+      return;
+    }
     try {
-      self.world.check();
-    } catch (const CommError& error) {
-      EXPECT_STREQ(error.what(),
-                   "[all_gather #7] expected 1 ranks within 50 ms, got no end of it: some rank is "
-                   "missing; all_gather 'h.0' (rank 10 of group)");
+      self.rank.barrier("step");
+    } catch (const CommError&) {
+      --num_waiting;
+      throw;
     }
   });
-  EXPECT_THAT(results, ElementsAre("no error"));
+  EXPECT_THAT((std::vector<std::string>{results[1], results[3]}), Each("no error"));
+  EXPECT_EQ(results[2],
+            "[barrier #1 of group] expected 4 ranks within 50 ms, got no end of it: ranks 11, 13 "
+            "are missing, last seen in #0 all_gather 'h.0' of group; barrier 'step' (rank 12 of "
+            "group)");
+}
+
+TEST(ProcessRankTest, ARankThatHasLeftWithoutTheCallIsNamedAtOnce) {
+  const auto results = run(3, {}, [](const Self& self) {
+    self.gather("h.0");
+    self.rank.barrier("begin");
+    if (self.rank.rank() != 1) self.rank.barrier("end");
+  });
+  EXPECT_EQ(results[1], "no error");
+  EXPECT_THAT(
+      (std::vector<std::string>{results[0], results[2]}),
+      Each("[barrier #2 of group] expected 3 ranks, got: rank 11 has left the group, last seen in "
+           "#1 barrier 'begin' of group; barrier 'end'"));
+}
+
+// It ends there before it ends here.
+TEST(ProcessRankTest, ARankMayLeaveAfterTheCall) {
+  std::atomic<bool> watched = false;
+  const auto results = run(2, {}, [&](const Self& self) {
+    const Call call = self.rank.announce({.op = "all_gather"}, "all_gather 'h.0'");
+    if (self.rank.rank() == 1) return;
+    std::this_thread::sleep_for(milliseconds(20));
+    watched = !self.rank.watch(call, false);
+  });
+  EXPECT_TRUE(watched);
+  EXPECT_THAT(results, Each("no error"));
+}
+
+TEST(ProcessRankTest, ACallThatIsLateFailsTheWorld) {
+  run(1, {.deadline = milliseconds(50)}, [](const Self& self) {
+    const Call call = self.rank.announce({.op = "all_gather"}, "all_gather 'h.0'");
+    EXPECT_FALSE(self.rank.watch(call, false));
+    EXPECT_FALSE(self.world.has_failed());
+    EXPECT_TRUE(self.rank.watch(call, true));
+    EXPECT_EQ(error_of<CommError>([&] { self.world.check(); }),
+              "[all_gather #0 of group] expected 1 ranks within 50 ms, got no end of it: all have "
+              "called it; all_gather 'h.0' (rank 10 of group)");
+  });
 }
 
 TEST(ProcessRankTest, WhoeverAgreesWaitsForNobody) {

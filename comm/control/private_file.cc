@@ -1,4 +1,4 @@
-#include "comm/bootstrap/private_file.h"
+#include "comm/control/private_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 #include "engine/error.h"
 #include "engine/io/file.h"
 
-namespace tessera::comm::internal {
+namespace tessera::comm::control {
 namespace {
 
 using engine::FileDescriptor;
@@ -28,11 +28,11 @@ void write_all(const FileDescriptor& file, const Bytes& bytes, const std::string
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t n = write(file.get(), bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    require<IoError>(n > 0, "[bootstrap] expected to write {}, got {}", path, reason());
+    require<IoError>(n > 0, "[control] expected to write {}, got {}", path, reason());
     done += static_cast<std::size_t>(n);
   }
   const bool flushed = fsync(file.get()) == 0;
-  require<IoError>(flushed, "[bootstrap] expected to write {}, got {}", path, reason());
+  require<IoError>(flushed, "[control] expected to write {}, got {}", path, reason());
 }
 
 }  // namespace
@@ -40,23 +40,19 @@ void write_all(const FileDescriptor& file, const Bytes& bytes, const std::string
 Unlink::~Unlink() { (void)unlink(path_.c_str()); }
 
 // By a link, which unlike a rename replaces nothing, on any file system.
-void publish(const std::string& path, const Bytes& bytes, int rank) {
+void publish(const std::string& path, const Bytes& bytes) {
   std::uint64_t number = 0;
   net::draw(std::as_writable_bytes(std::span(&number, 1)));
   const std::string draft = fmt::format("{}.{:016x}.draft", path, number);
   const FileDescriptor file(
       open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
-  require<IoError>(file.is_open(), "[bootstrap] expected to create {}, got {} (rank {})", draft,
-                   reason(), rank);
+  require<IoError>(file.is_open(), "[control] expected to create {}, got {}", draft, reason());
   const Unlink remove(draft);
   write_all(file, bytes, draft);
   if (link(draft.c_str(), path.c_str()) == 0) return;
-  require<IoError>(
-      errno != EEXIST,
-      "[bootstrap] expected no file {}, got one that another run left or uses (rank {})", path,
-      rank);
-  engine::fail<IoError>("[bootstrap] expected to create {}, got {} (rank {})", path, reason(),
-                        rank);
+  require<IoError>(errno != EEXIST,
+                   "[control] expected no file {}, got one that another job left or uses", path);
+  engine::fail<IoError>("[control] expected to create {}, got {}", path, reason());
 }
 
 // Who may rename what lies in a folder decides what is found there. In a sticky one, as /tmp is,
@@ -66,12 +62,12 @@ void check_folder(const std::string& path) {
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   struct stat info {};
   const bool known = stat(folder.c_str(), &info) == 0;
-  require<IoError>(known, "[bootstrap] expected a folder for {}, got {}", path, reason());
+  require<IoError>(known, "[control] expected a folder for {}, got {}", path, reason());
   require<IoError>(info.st_uid == geteuid() || info.st_uid == 0,
-                   "[bootstrap] expected a folder of user {} or of root, got one of {} ({})",
+                   "[control] expected a folder of user {} or of root, got one of {} ({})",
                    geteuid(), info.st_uid, folder);
   require<IoError>((info.st_mode & (S_IWGRP | S_IWOTH)) == 0 || (info.st_mode & S_ISVTX) != 0,
-                   "[bootstrap] expected a folder that nobody else may write to, or a sticky one, "
+                   "[control] expected a folder that nobody else may write to, or a sticky one, "
                    "got {:04o} ({})",
                    info.st_mode & 07777, folder);
 }
@@ -79,30 +75,30 @@ void check_folder(const std::string& path) {
 std::optional<Bytes> read_private(const std::string& path, std::size_t max_nbytes) {
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!file.is_open() && errno == ENOENT) return std::nullopt;
-  require<IoError>(file.is_open(), "[bootstrap] expected to open {}, got {}", path, reason());
+  require<IoError>(file.is_open(), "[control] expected to open {}, got {}", path, reason());
   struct stat info {};
   const bool known = fstat(file.get(), &info) == 0;
-  require<IoError>(known, "[bootstrap] expected to open {}, got {}", path, reason());
+  require<IoError>(known, "[control] expected to open {}, got {}", path, reason());
   require<IoError>(S_ISREG(info.st_mode),
-                   "[bootstrap] expected a plain file, got something else ({})", path);
+                   "[control] expected a plain file, got something else ({})", path);
   require<IoError>(info.st_uid == geteuid(),
-                   "[bootstrap] expected a file of user {}, got one of {} ({})", geteuid(),
+                   "[control] expected a file of user {}, got one of {} ({})", geteuid(),
                    info.st_uid, path);
   require<IoError>((info.st_mode & 0777) == (S_IRUSR | S_IWUSR),
-                   "[bootstrap] expected a private file (0600), got {:04o} ({})",
-                   info.st_mode & 0777, path);
+                   "[control] expected a private file (0600), got {:04o} ({})", info.st_mode & 0777,
+                   path);
   require<IoError>(static_cast<std::size_t>(info.st_size) <= max_nbytes,
-                   "[bootstrap] expected at most {} bytes, got {} ({})", max_nbytes, info.st_size,
+                   "[control] expected at most {} bytes, got {} ({})", max_nbytes, info.st_size,
                    path);
   Bytes bytes(static_cast<std::size_t>(info.st_size));
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t n = read(file.get(), bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    require<IoError>(n > 0, "[bootstrap] expected to read {}, got {}", path,
+    require<IoError>(n > 0, "[control] expected to read {}, got {}", path,
                      n == 0 ? std::string("its end") : reason());
     done += static_cast<std::size_t>(n);
   }
   return bytes;
 }
 
-}  // namespace tessera::comm::internal
+}  // namespace tessera::comm::control

@@ -8,15 +8,14 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::comm::internal {
+namespace tessera::comm::control {
 
 /// Throws IoError unless nobody but this user and root may rename what lies in the folder of
 /// `path`.
 void check_folder(const std::string& path);
 
-/// `path` appears with all its bytes, private, and only if nothing is there; else throws IoError,
-/// naming `rank`.
-void publish(const std::string& path, const std::vector<std::byte>& bytes, int rank);
+/// `path` appears with all its bytes, private, and only if nothing is there; else throws IoError.
+void publish(const std::string& path, const std::vector<std::byte>& bytes);
 
 /// Nothing if there is no such file. Throws IoError unless it is a plain file of this user, that
 /// nobody else may touch, of at most `max_nbytes`.
@@ -34,4 +33,4 @@ class Unlink {
   const std::string path_;
 };
 
-}  // namespace tessera::comm::internal
+}  // namespace tessera::comm::control

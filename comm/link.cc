@@ -1,0 +1,124 @@
+#include "comm/link.h"
+
+#include <fmt/core.h>
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "engine/error.h"
+
+namespace tessera::comm {
+namespace {
+
+// How long a process that is lost, or that fails first, may be heard of after what it does here.
+constexpr std::chrono::milliseconds kPatience(1000);
+
+// What this process failed with, on its way to the others.
+struct Failure {
+  void tell(const std::string& message) {
+    {
+      const std::lock_guard lock(mutex);
+      if (text.empty()) text = message;
+    }
+    changed.notify_all();
+  }
+  void end() {
+    {
+      const std::lock_guard lock(mutex);
+      ended = true;
+    }
+    changed.notify_all();
+  }
+  // Empty at the end.
+  std::string wait() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [this] { return ended || !text.empty(); });
+    return text;
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::string text;
+  bool ended = false;
+};
+
+// Carries it, by a thread: whoever fails a world holds its lock, which what comes from the other
+// processes needs as well. A world does not keep its Carrier: it may fail in a thread of the
+// control plane, which is not to end that.
+class Carrier {
+ public:
+  Carrier(std::shared_ptr<Control> control, std::shared_ptr<Failure> failure)
+      : control_(std::move(control)), failure_(std::move(failure)), carrier_([this] {
+          if (const std::string text = failure_->wait(); !text.empty()) control_->fail(text);
+        }) {}
+  ~Carrier() {
+    failure_->end();
+    carrier_.join();
+  }
+  Carrier(const Link&) = delete;
+  Carrier& operator=(const Carrier&) = delete;
+
+ private:
+  const std::shared_ptr<Control> control_;
+  const std::shared_ptr<Failure> failure_;
+  std::thread carrier_;
+};
+
+}  // namespace
+
+Link link_world(const std::shared_ptr<Control>& control, std::chrono::milliseconds deadline,
+                std::function<void(const std::string& message)> on_failure,
+                std::shared_ptr<FlightRecorder> flight) {
+  const auto failure = std::make_shared<Failure>();
+  const auto world = std::make_shared<World>(
+      deadline,
+      [failure, on_failure = std::move(on_failure)](const std::string& message) {
+        if (on_failure) on_failure(message);
+        failure->tell(message);
+      },
+      std::move(flight), kPatience);
+  auto carrier = std::make_shared<Carrier>(control, failure);
+  control->listen({.on_failure = [world](const std::string& message) { world->abort(message); },
+                   .on_pause =
+                       [world, held = std::shared_ptr<const void>()](bool paused) mutable {
+                         held = paused ? world->pause_deadline() : nullptr;
+                       }});
+  using Held = std::shared_ptr<const void>;
+  return {.world = world,
+          .peers = {.has_left = [control](int rank) { return control->has_left(rank); },
+                    .pause =
+                        [control, world] {
+                          return std::make_shared<std::pair<Held, Held>>(world->pause_deadline(),
+                                                                         control->pause());
+                        },
+                    .say_call = [control](std::string_view call) { control->say_call(call); },
+                    .last_call = [control](int rank) { return control->last_call(rank); }},
+          .carrier = std::move(carrier)};
+}
+
+std::unique_ptr<ProcessGroup> join_over(
+    const ControlOptions& self,
+    const std::function<std::unique_ptr<ProcessGroup>(const std::shared_ptr<Control>&)>&
+        connect) try {
+  const std::shared_ptr<Control> control = Control::join(self);
+  try {
+    auto group = connect(control);
+    control->all_gather("joined", "");  // so that what keeps one from joining keeps all
+    return group;
+  } catch (const std::exception& error) {
+    control->fail(World::text_of(
+        [&] { return fmt::format("[join] process {}: {}", self.process, error.what()); }));
+    throw;
+  }
+} catch (const std::system_error& error) {
+  if (error.code() != std::errc::resource_unavailable_try_again) throw;
+  engine::fail<engine::DeviceError>("[join] expected to start a thread, got {} (process {})",
+                                    error.what(), self.process);
+}
+
+}  // namespace tessera::comm

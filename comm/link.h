@@ -1,0 +1,36 @@
+// Worlds whose ranks are processes, as far as the control plane makes them one.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/control/control.h"
+#include "comm/flight_recorder.h"
+#include "comm/process_group.h"
+#include "comm/world/peers.h"
+#include "comm/world/world.h"
+
+namespace tessera::comm {
+
+/// One process's part of such a world. What fails in it fails the job, and the other way round.
+struct Link {
+  std::shared_ptr<World> world;
+  Peers peers;
+  std::shared_ptr<const void> carrier;  ///< of failures, while it lives
+};
+
+/// `on_failure`, `flight`: as in ThreadsOptions. The process leaves once nothing of the result
+/// lives.
+Link link_world(const std::shared_ptr<Control>& control, std::chrono::milliseconds deadline,
+                std::function<void(const std::string& message)> on_failure,
+                std::shared_ptr<FlightRecorder> flight);
+
+/// Joins the control plane and gives what `connect` does with it, once all processes have come so
+/// far. Collective. What one of them throws all others are told; of no thread left: as DeviceError.
+std::unique_ptr<ProcessGroup> join_over(
+    const ControlOptions& self,
+    const std::function<std::unique_ptr<ProcessGroup>(const std::shared_ptr<Control>&)>& connect);
+
+}  // namespace tessera::comm
