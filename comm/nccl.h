@@ -22,9 +22,10 @@
 // for calls that take longer than the deadline since their stream came to them. The first failure
 // aborts all of the process's communicators, so that streams end; see [Note: failures behind a GPU
 // stream]. Thread ranks also compare each call as it is made, as comm:threads, and know who is
-// missing. Processes compare a running hash of their calls in agree() and barrier(): whoever
-// differs is named with its last call; a difference that hangs NCCL before that ends by the
-// deadline.
+// missing. Processes compare a running hash of their calls in agree() and barrier(), and what each
+// called last, which the control plane tells all of them: see comm/processes/process_rank.h. It
+// also tells of failures, and of processes that are lost: NCCL itself may never notice, or say no
+// more than that something has gone.
 #pragma once
 
 #include <chrono>

@@ -26,7 +26,7 @@ void NcclEndpoint::poll() noexcept {
   try {
     for (const auto& communicator : communicators_) {
       if (const auto error = communicator->error()) {
-        world_->wait_for_word();
+        world_->wait_for_word([this] { poll_pending(); });
         const std::lock_guard lock(mutex_);
         world_->fail(
             fmt::format("[nccl] {} failed: {}; its last call was {}", name_, *error, last_));

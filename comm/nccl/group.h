@@ -58,6 +58,8 @@ class NcclGroup : public ProcessGroup {
   /// This rank's next call, before it is enqueued. Throws CommError if the ranks are known to
   /// differ.
   virtual Call announce(const FlightCall& what, std::string text) = 0;
+  /// NCCL has refused `call`: fails the world if another rank is why, as far as is known.
+  virtual void look_after(const Call& /*call*/) {}
 
   Staging staging_{"nccl.staging"};
 };

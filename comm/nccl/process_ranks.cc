@@ -153,6 +153,7 @@ class NcclProcessGroup final : public NcclGroup {
   Call announce(const FlightCall& what, std::string text) override {
     return self_.announce(what, std::move(text));
   }
+  void look_after(const Call& call) override { self_.watch(call, false); }
 
   const std::shared_ptr<NcclProcess> process_;
   const int num_exceptions_ = std::uncaught_exceptions();

@@ -46,6 +46,7 @@ std::int64_t NcclGroup::enqueue(Collective collective, const Stream& stream) {
     });
   } catch (const CommError& error) {
     call.flight.enter(FlightState::kFailed);
+    look_after(call);
     // Either it says why the world failed, or the world fails with it.
     world_->abort(fmt::format("[{} #{}] rank {} failed: {}; {}", call.op, call.sequence,
                               world_rank(rank_), error.what(), call.text));

@@ -15,11 +15,18 @@
 
 #include "comm/world/ranks_text.h"
 #include "engine/error.h"
+#include "engine/io/text.h"
 #include "engine/philox.h"
 
 namespace tessera::comm {
 
 using engine::CommError;
+
+namespace {
+
+constexpr std::size_t kMaxSaid = 256;
+
+}  // namespace
 
 // What a rank says in an exchange.
 struct ProcessRank::Record {
@@ -53,7 +60,13 @@ ProcessRank::ProcessRank(std::shared_ptr<World> world, Peers peers, std::string 
 
 Call ProcessRank::next_call(const FlightCall& what, std::string text) {
   const std::int64_t sequence = sequence_++;
-  peers_.say_call(fmt::format("#{} {} of {}", sequence, text, name_));
+  std::string said = fmt::format("#{} {} of {}", sequence, text, name_);
+  peers_.say_call(said);
+  {
+    const std::lock_guard lock(mutex_);
+    said_.push_back(std::move(said));
+    if (said_.size() > kMaxSaid) said_.pop_front();
+  }
   FlightTicket flight;
   if (ring_ != nullptr) flight = {*ring_, ring_->called(flight_group_, sequence, what)};
   return {.sequence = sequence, .op = what.op, .text = std::move(text), .flight = flight};
@@ -67,7 +80,9 @@ Call ProcessRank::announce(const FlightCall& what, std::string text) {
 }
 
 bool ProcessRank::watch(const Call& call, bool is_late) {
-  if (std::string text = without_departed(call); !text.empty()) {
+  std::string text = without_departed(call);
+  if (text.empty()) text = difference();
+  if (!text.empty()) {
     world_->fail(std::move(text));
     return true;
   }
@@ -110,6 +125,29 @@ std::string ProcessRank::without_departed(const Call& call) const {
                      call.text);
 }
 
+// Of another rank's last call to this rank's with that number; empty: there is none, as far as is
+// known.
+std::string ProcessRank::difference() const {
+  const std::lock_guard lock(mutex_);
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
+    const std::string his = peers_.last_call(world_rank(r));
+    const auto number = number_here(his);
+    if (!number) continue;
+    const auto mine = std::ranges::find_if(
+        said_, [&](const std::string& said) { return number_here(said) == number; });
+    if (mine == said_.end() || engine::escaped(*mine) == his) continue;
+    const auto side = [&](const std::string& said) {
+      return std::string_view(said).substr(0, said.size() - name_.size() - std::strlen(" of "));
+    };
+    const bool is_first = r < rank_;
+    return fmt::format("[#{} of {}] expected rank {}'s {}, got rank {}'s {}", *number, name_,
+                       world_rank(is_first ? r : rank_), side(is_first ? his : *mine),
+                       world_rank(is_first ? rank_ : r), side(is_first ? *mine : his));
+  }
+  return "";
+}
+
 std::string ProcessRank::late(const Call& call) const {
   const auto ranks = absent(call, false);
   return fmt::format("{} expected {} ranks within {} ms, got no end of it: {}; {} (rank {} of {})",
@@ -122,9 +160,10 @@ void ProcessRank::check() { end_agree(false); }
 
 void ProcessRank::agree(const engine::Stream& stream) {
   end_agree(true);
-  begin({}, &stream);
-  agreeing_ = next_call({.op = "agree"}, "agree");
-  agreeing_->flight.enter(FlightState::kStarted);
+  const Call call = next_call({.op = "agree"}, "agree");
+  call.flight.enter(FlightState::kStarted);
+  begin({}, call, &stream);
+  agreeing_ = call;
 }
 
 void ProcessRank::declare(std::string_view what) {
@@ -168,12 +207,21 @@ ProcessRank::Part ProcessRank::split(int color, int key, const std::function<Mes
   return part;
 }
 
-void ProcessRank::begin(Record record, const engine::Stream* stream) {
+void ProcessRank::begin(Record record, const Call& call, const engine::Stream* stream) {
   world_->check();
   record.hash = hash_;
   record.sequence = sequence_;
   last_.copy(record.last, sizeof(record.last) - 1);
-  exchange_.begin(std::as_bytes(std::span(&record, 1)), stream);
+  try {
+    exchange_.begin(std::as_bytes(std::span(&record, 1)), stream);
+  } catch (const CommError& error) {
+    if (!watch(call, false)) {
+      world_->abort(
+          fmt::format("{} rank {} failed: {}", where(call), world_rank(rank_), error.what()));
+    }
+    exchange_.release();
+    world_->check();
+  }
 }
 
 std::vector<ProcessRank::Record> ProcessRank::end(const Call& call) {
@@ -200,7 +248,7 @@ std::vector<ProcessRank::Record> ProcessRank::end(const Call& call) {
 std::vector<ProcessRank::Record> ProcessRank::exchange(const Record& record, const Call& call) {
   end_agree(true);
   call.flight.enter(FlightState::kStarted);
-  begin(record, nullptr);
+  begin(record, call, nullptr);
   return end(call);
 }
 

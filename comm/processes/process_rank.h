@@ -2,15 +2,17 @@
 //
 // [Note: a hash of all calls] A process cannot see what the others call. So each rank keeps a hash
 // of all its calls, and at every host call and agree() the ranks exchange it, with their last calls
-// as text: all of them find the same difference and name the same two sides. A difference that
-// keeps the exchange itself from ending ends by the deadline, or once a rank has left without the
-// call that others are in: what each said that it called last is known.
+// as text: all of them find the same difference and name the same two sides. A difference may keep
+// the exchange itself from ending. Then what each says that it called last, which all know a moment
+// later, names both sides; or that a rank has left without the call that others are in.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -43,7 +45,8 @@ class ProcessRank {
   /// This rank's next call, for the ranks to compare.
   Call announce(const FlightCall& what, std::string text);
   /// To be called again and again, by any thread, while `call`, which was announced, goes on.
-  /// Fails the world if it is late, or cannot end because a rank has left without it; whether so.
+  /// Fails the world if it is late, or cannot end because a rank has left without it or calls
+  /// something else; whether so.
   bool watch(const Call& call, bool is_late);
   /// Compares what was agreed on, if all ranks have answered.
   void check();
@@ -70,13 +73,14 @@ class ProcessRank {
   struct Record;
 
   Call next_call(const FlightCall& what, std::string text);
-  void begin(Record record, const engine::Stream* stream);
+  void begin(Record record, const Call& call, const engine::Stream* stream);
   std::vector<Record> end(const Call& call);
   std::vector<Record> exchange(const Record& record, const Call& call);
   void end_agree(bool wait);
   std::optional<std::int64_t> number_here(std::string_view last) const;
   std::vector<AbsentRank> absent(const Call& call, bool departed) const;
   std::string without_departed(const Call& call) const;
+  std::string difference() const;
   std::string late(const Call& call) const;
   void compare(const std::vector<Record>& records, const Call& call);
   void fail(std::string message);
@@ -91,6 +95,8 @@ class ProcessRank {
   FlightRing* ring_ = nullptr;  // null: nothing is recorded
   int flight_group_ = 0;
   std::int64_t sequence_ = 0;
+  mutable std::mutex mutex_;      // guards said_
+  std::deque<std::string> said_;  // the last calls of this rank, as it said them
   int num_splits_ = 0;
   std::uint64_t hash_;  // of all calls so far
   std::string last_ = "nothing";

@@ -53,9 +53,10 @@ void World::check() {
   if (failure_) throw CommError(*failure_);
 }
 
-void World::wait_for_word() {
+void World::wait_for_word(const std::function<void()>& look) {
   constexpr std::chrono::milliseconds kSleep(10);
   for (std::chrono::milliseconds slept{0}; slept < patience_ && !has_failed(); slept += kSleep) {
+    if (look) look();
     std::this_thread::sleep_for(kSleep);
   }
 }

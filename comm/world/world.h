@@ -57,8 +57,8 @@ class World {
   /// Throws CommError if the world has failed.
   void check();
   /// Something fails here, and other processes may be about to say why: returns once the world has
-  /// failed, or after its patience.
-  void wait_for_word();
+  /// failed, or after its patience. Calls `look` again and again, which may find out.
+  void wait_for_word(const std::function<void()>& look = {});
   /// Whether `message` is what abort() made every rank throw.
   bool is_echo(std::string_view message);
 

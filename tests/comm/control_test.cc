@@ -174,11 +174,13 @@ TEST(ControlTest, WhoHasLeftIsNoFailureUntilItIsWaitedFor) {
       if (p == leaver) return;
       FailureOf failure(control);
       wait_until([&] { return control.has_left(leaver); });
-      say(control.has_left(2) || control.has_left(1 - leaver) ? "who?" : "left");
+      say(control.has_left(2) || control.has_left(1 - leaver)
+              ? "who?"
+              : "left after " + control.last_call(leaver));
       control.all_gather("x", "");
     });
     for (const int p : {1 - leaver, 2}) {
-      EXPECT_EQ(job[p].hear(), "left");
+      EXPECT_EQ(job[p].hear(), "left after step 7");
       EXPECT_TRUE(
           has(job[p].hear(), {"expected all_gather 'x' of 3 processes, got none of process " +
                                   std::to_string(leaver) + " (",

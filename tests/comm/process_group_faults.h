@@ -46,6 +46,7 @@ struct Caller {
 };
 
 TEST_P(ProcessGroupTest, MismatchNamesBothSidesOnEveryRank) {
+  if (!GetParam().compares_each_call) GTEST_SKIP() << "it compares them later";
   struct Case {
     std::function<void(const Caller&)> most;
     std::function<void(const Caller&)> rank_2;

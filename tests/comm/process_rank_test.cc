@@ -227,6 +227,28 @@ TEST(ProcessRankTest, ARankThatHasLeftWithoutTheCallIsNamedAtOnce) {
            "#1 barrier 'begin' of group; barrier 'end'"));
 }
 
+// Though NCCL would wait for ever, or mix up what both move.
+TEST(ProcessRankTest, ARankThatCallsSomethingElseIsNamedByWhatItSays) {
+  for (const int num_more : {0, 5}) {
+    std::atomic<int> num_said = 0;
+    const auto results = run(2, {}, [&](const Self& self) {
+      self.gather("h.0");
+      const bool differs = self.rank.rank() == 1;
+      const Call call = self.rank.announce({.op = "x"}, differs ? "gather 'h.2'" : "gather 'h.1'");
+      for (int i = 0; i < num_more && !differs; ++i) self.gather("more");  // enqueued ahead
+      ++num_said;
+      while (num_said < 2) std::this_thread::yield();
+      EXPECT_TRUE(self.rank.watch(call, false) || differs);
+      ++num_said;
+      while (num_said < 4) std::this_thread::yield();
+      if (differs && num_more > 0) return;
+      EXPECT_EQ(error_of<CommError>([&] { self.world.check(); }),
+                "[#1 of group] expected rank 10's #1 gather 'h.1', got rank 11's #1 gather 'h.2'");
+    });
+    EXPECT_THAT(results, Each("no error"));
+  }
+}
+
 // It ends there before it ends here.
 TEST(ProcessRankTest, ARankMayLeaveAfterTheCall) {
   std::atomic<bool> watched = false;

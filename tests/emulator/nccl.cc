@@ -68,7 +68,7 @@ void submit(const std::shared_ptr<NcclComm>& comm, const std::vector<NcclArgs>& 
     if (fault->rank != comm->rank || --fault->nth > 0) continue;
     if (fault->error != ncclSuccess) comm->error = fault->error;
     s.faults.erase(fault);
-    run = [comm] { hang(comm); };
+    run = [comm] { hang(*comm); };
     break;
   }
   comm->polls = std::max(comm->polls, some_polls());
@@ -107,10 +107,14 @@ void submit(const std::shared_ptr<NcclComm>& comm, const std::vector<NcclArgs>& 
 }
 
 ncclResult_t poll(NcclComm& comm) {
+  if (comm.hub) {
+    comm.hub->hear();
+    comm.clique->error = comm.hub->error(comm.num_outstanding > 0);
+  }
   if (comm.error == ncclSuccess) comm.error = comm.clique->error;
   if (comm.error != ncclSuccess && comm.unenqueued.empty()) return comm.error;
   if (!comm.joined) {
-    if (comm.clique->members.size() < comm.clique->num_ranks) return ncclInProgress;
+    if (!is_complete(comm)) return ncclInProgress;
     if (comm.polls-- > 0) return ncclInProgress;
     comm.joined = true;
   }
@@ -123,7 +127,8 @@ ncclResult_t poll(NcclComm& comm) {
     }
   }
   if (comm.error != ncclSuccess) return comm.error;
-  return comm.finalizing && comm.num_outstanding > 0 ? ncclInProgress : ncclSuccess;
+  const bool has_work = comm.num_outstanding > 0 || owes_replies(*comm.clique);
+  return comm.finalizing && has_work ? ncclInProgress : ncclSuccess;
 }
 
 }  // namespace
@@ -222,11 +227,37 @@ void add_fault(int rank, int nth, ncclResult_t error) {
 void forget(ncclComm_t handle, NcclComm& comm) {
   nccl_state().live.erase(handle);
   comm.unenqueued.clear();
+  if (comm.hub) comm.hub->leave();
   nccl_state().changed.notify_all();
   delete handle;
 }
 
 }  // namespace
+
+bool is_complete(const NcclComm& comm) {
+  return comm.hub ? comm.hub->is_complete() : comm.clique->members.size() == comm.clique->num_ranks;
+}
+
+ncclResult_t join_clique(std::uint64_t number, int num_ranks, int rank, int device,
+                         std::shared_ptr<NcclComm>& comm) {
+  NcclState& s = nccl_state();
+  const auto found = s.cliques.find(number);
+  if (found == s.cliques.end()) return ncclSystemError;
+  const std::shared_ptr<NcclClique> clique = found->second;
+  if (clique->num_ranks == 0) clique->num_ranks = static_cast<std::size_t>(num_ranks);
+  if (clique->num_ranks != static_cast<std::size_t>(num_ranks) || clique->members.contains(rank)) {
+    return ncclInvalidUsage;
+  }
+  comm = std::make_shared<NcclComm>();
+  comm->clique = clique;
+  comm->rank = rank;
+  comm->device = device;
+  comm->polls = some_polls();
+  clique->members[rank] = comm.get();
+  if (!clique->devices.insert(device).second) clique->error = ncclInvalidUsage;
+  if (static_cast<int>(clique->members.size()) == num_ranks) s.cliques.erase(found);
+  return ncclInProgress;
+}
 
 void reset_nccl() {
   const Unseen unseen;
@@ -235,6 +266,12 @@ void reset_nccl() {
   nccl_state().version = NCCL_VERSION_CODE;
   nccl_state().num_aborted = 0;
   nccl_state().nbytes = 0;
+  nccl_state().ignores_losses = false;
+}
+void ignore_lost_processes() {
+  const Unseen unseen;
+  const std::lock_guard lock(nccl_state().mutex);
+  nccl_state().ignores_losses = true;
 }
 void set_nccl_version(int version) {
   const Unseen unseen;
@@ -287,6 +324,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   const std::lock_guard lock(nccl_state().mutex);
   std::memset(id, 0, sizeof(*id));
   std::memcpy(id->internal, &nccl_state().next_id, sizeof(nccl_state().next_id));
+  own_hub_name().copy(id->internal + sizeof(nccl_state().next_id), 100);
   nccl_state().cliques[nccl_state().next_id++] = std::make_shared<NcclClique>();
   return ncclSuccess;
 }
@@ -306,24 +344,24 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int num_ranks, ncclUniqueId
   }
   std::uint64_t number = 0;
   std::memcpy(&number, id.internal, sizeof(number));
-  const auto found = s.cliques.find(number);
-  if (found == s.cliques.end()) return refuse(ncclSystemError, "nobody made this unique id here");
-  const std::shared_ptr<NcclClique> clique = found->second;
-  if (clique->num_ranks == 0) clique->num_ranks = static_cast<std::size_t>(num_ranks);
-  if (clique->num_ranks != static_cast<std::size_t>(num_ranks) || clique->members.contains(rank)) {
-    return refuse(ncclInvalidUsage, "the ranks of a communicator do not fit together");
+  const std::string hub(id.internal + sizeof(number));
+  std::shared_ptr<NcclComm> comm;
+  if (hub == own_hub_name()) {
+    const ncclResult_t result = join_clique(number, num_ranks, rank, device, comm);
+    if (result != ncclInProgress) {
+      return refuse(result, "the ranks of a communicator do not fit together");
+    }
+    if (comm->clique->error != ncclSuccess) last_error = "Duplicate GPU detected";
+  } else {
+    comm = std::make_shared<NcclComm>();
+    comm->clique = std::make_shared<NcclClique>();
+    comm->clique->num_ranks = static_cast<std::size_t>(num_ranks);
+    comm->rank = rank;
+    comm->device = device;
+    comm->polls = some_polls();
+    comm->hub = NcclHub::join(hub, number, num_ranks, rank, device);
+    if (!comm->hub) return refuse(ncclSystemError, "nobody is where the unique id was made");
   }
-  auto comm = std::make_shared<NcclComm>();
-  comm->clique = clique;
-  comm->rank = rank;
-  comm->device = device;
-  comm->polls = some_polls();
-  clique->members[rank] = comm.get();
-  if (!clique->devices.insert(device).second) {
-    last_error = "Duplicate GPU detected";
-    clique->error = ncclInvalidUsage;
-  }
-  if (static_cast<int>(clique->members.size()) == num_ranks) s.cliques.erase(found);
   *out = new ncclComm{std::move(comm)};
   s.live.insert(*out);
   return ncclInProgress;

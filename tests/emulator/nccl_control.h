@@ -1,6 +1,7 @@
 // How tests steer and inspect the emulated NCCL: the functions of <nccl.h> that the engine uses,
-// between threads of one process, over emulated streams. A program that links it finds it as "the
-// NCCL of this process", if its symbols are exported (-rdynamic).
+// between threads and processes of one host, over emulated streams; equal numbers of devices are
+// one GPU in all of them. A program that links it finds it as "the NCCL of this process", if its
+// symbols are exported (-rdynamic).
 //
 // As the real one with blocking = 0: calls answer ncclInProgress, and nothing lies on a stream
 // before a poll has said ncclSuccess; a collective ends when the streams of all ranks have come to
@@ -26,6 +27,10 @@ void set_nccl_version(int version);
 /// ncclCommGetAsyncError of its communicator says from then on.
 void fail_nccl(int rank, int nth, ncclResult_t error);
 void silence_nccl(int rank, int nth);
+
+/// From now on this process is not told when another one of a communicator is lost, as over NVLink.
+/// Else its calls fail with ncclRemoteError, as over a network.
+void ignore_lost_processes();
 
 /// Communicators that were made and neither destroyed nor aborted.
 int live_communicators();

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -61,18 +62,26 @@ struct NcclClique {
   std::size_t num_ranks = 0;
   std::map<int, NcclComm*> members;  // by rank, all that have joined
   std::set<int> devices;
+  // See nccl_processes.cc.
+  bool has_guests = false;
+  int num_guest_operations = 0;
+  std::list<const std::function<bool()>*> guest_waits;  // what these wait for, one each
   ncclResult_t error = ncclSuccess;
   std::map<std::uint64_t, std::shared_ptr<NcclMeeting>> meetings;
   // By sender and receiver.
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<NcclMessage>>> mail;
 };
 
+class NcclHub;
+
 // Outlives its handle: work on streams refers to it.
 struct NcclComm {
   std::shared_ptr<NcclClique> clique;
+  std::shared_ptr<NcclHub> hub;  // null: the clique is of this process
   int rank = 0;
   int device = 0;
   ncclResult_t error = ncclSuccess;
+  bool is_guest = false;  // of a rank elsewhere
   bool joined = false;
   bool aborted = false;
   bool finalizing = false;
@@ -88,7 +97,7 @@ struct NcclFault {
 };
 
 struct NcclState {
-  std::mutex mutex;  // guards everything here
+  std::mutex mutex;  // guards everything here, for good: threads of nccl_processes.cc never end
   std::condition_variable changed;
   std::map<std::uint64_t, std::shared_ptr<NcclClique>> cliques;  // by unique id
   std::set<ncclComm_t> live;
@@ -98,6 +107,7 @@ struct NcclState {
   int version = NCCL_VERSION_CODE;
   int num_aborted = 0;
   std::int64_t nbytes = 0;  // see nccl_nbytes()
+  bool ignores_losses = false;
 };
 
 NcclState& nccl_state();
@@ -110,6 +120,49 @@ inline std::size_t recv_count(const NcclArgs& a, std::size_t num_ranks) {
   return a.kind == NcclKind::kAllGather ? a.count * num_ranks : a.count;
 }
 
+/// A communicator of the clique with that number. ncclInProgress, or why not. Under the mutex.
+ncclResult_t join_clique(std::uint64_t number, int num_ranks, int rank, int device,
+                         std::shared_ptr<NcclComm>& comm);
+/// Whether all ranks of its clique have joined.
+bool is_complete(const NcclComm& comm);
+
+// --- Ranks in other processes (nccl_processes.cc).
+
+/// Where this process can be reached by whoever has a unique id of it.
+const std::string& own_hub_name();
+
+/// The process that has the clique of a communicator, as the process of that communicator sees it.
+/// Members but run() under the mutex.
+class NcclHub {
+ public:
+  /// Begins to join. Null: nobody is there.
+  static std::shared_ptr<NcclHub> join(const std::string& name, std::uint64_t clique, int num_ranks,
+                                       int rank, int device);
+  NcclHub(std::string name, std::uint64_t clique, int rank, int link);
+  ~NcclHub();
+  NcclHub(const NcclHub&) = delete;
+  NcclHub& operator=(const NcclHub&) = delete;
+
+  /// Takes what it has said meanwhile. Does not wait.
+  void hear();
+  bool is_complete() const { return is_complete_; }
+  /// Of the communicator. That the hub has gone is one for who has work there.
+  ncclResult_t error(bool has_work) const;
+  /// The end of the communicator: ends what run() waits for.
+  void leave();
+  /// Of a stream: does what run_collective() and run_messages() do. `number`: of a collective.
+  void run(const NcclComm& comm, std::uint64_t number, const std::vector<NcclArgs>& all);
+
+ private:
+  const std::string name_;
+  const std::uint64_t clique_;
+  const int rank_;
+  int link_;            // -1: it has gone, or this has left
+  std::set<int> open_;  // connections that run() waits at
+  bool is_complete_ = false, is_lost_ = false;
+  ncclResult_t error_ = ncclSuccess;
+};
+
 // --- What happens on streams (nccl_work.cc). It blocks there, and throws what breaks the device.
 
 void run_collective(const std::shared_ptr<NcclComm>& comm, std::uint64_t number,
@@ -117,6 +170,11 @@ void run_collective(const std::shared_ptr<NcclComm>& comm, std::uint64_t number,
 /// The sends and receives of one group.
 void run_messages(const std::shared_ptr<NcclComm>& comm, const std::vector<NcclArgs>& all);
 /// Until the communicator is aborted.
-void hang(const std::shared_ptr<NcclComm>& comm);
+void hang(const NcclComm& comm);
+/// Whether operations of guests are about to end, so that their process is not to end before them.
+/// Under the mutex.
+bool owes_replies(const NcclClique& clique);
+/// What was released without its data. Not seen: nobody may look there, peers may still read.
+void poison(const NcclArgs& args, std::size_t num_ranks);
 
 }  // namespace tessera::cuda_emulation

@@ -11,11 +11,19 @@
 namespace tessera::cuda_emulation {
 
 NcclState& nccl_state() {
-  static NcclState s;
+  static NcclState& s = *new NcclState;
   return s;
 }
 
 namespace {
+
+void wait_for(const NcclComm& comm, std::unique_lock<std::mutex>& lock,
+              const std::function<bool()>& is_over) {
+  auto& waits = comm.clique->guest_waits;
+  const auto own = comm.is_guest ? waits.insert(waits.end(), &is_over) : waits.end();
+  nccl_state().changed.wait(lock, is_over);
+  if (comm.is_guest) waits.erase(own);
+}
 
 // The sum of all ranks' elements from `begin` on, by a binary tree over the ranks
 // that begins at `first`. Each addition is rounded to T.
@@ -90,16 +98,32 @@ std::string text(const NcclArgs& a) {
          " elements of type " + std::to_string(static_cast<int>(a.type));
 }
 
-// What was released without its data. Not seen: nobody may look there, peers may still read.
+// Of a call that differs from a peer's. A real one hangs then, or moves anything. So it hangs
+// where ranks are processes, which are to notice. Between threads nothing is to come so far.
+void end_in_vain(const NcclComm& comm, std::unique_lock<std::mutex>& lock,
+                 const std::vector<NcclArgs>& all, const std::string& what) {
+  if (!comm.clique->has_guests) throw std::runtime_error(what);
+  lock.unlock();
+  hang(comm);
+  for (const NcclArgs& a : all) poison(a, comm.clique->num_ranks);
+}
+
+}  // namespace
+
+bool owes_replies(const NcclClique& clique) {
+  const auto num_waiting =
+      std::ranges::count_if(clique.guest_waits, [](const auto* is_over) { return !(*is_over)(); });
+  return clique.num_guest_operations > num_waiting;
+}
+
 void poison(const NcclArgs& a, std::size_t num_ranks) {
   if (a.recv == nullptr) return;
   std::memset(storage_of(a.recv), 0xFF, recv_count(a, num_ranks) * nccl_size_of(a.type));
 }
 
-}  // namespace
-
 void run_collective(const std::shared_ptr<NcclComm>& comm, std::uint64_t number,
                     const NcclArgs& args) {
+  if (comm->hub) return comm->hub->run(*comm, number, {args});
   NcclState& s = nccl_state();
   std::unique_lock lock(s.mutex);
   NcclClique& clique = *comm->clique;
@@ -113,8 +137,9 @@ void run_collective(const std::shared_ptr<NcclComm>& comm, std::uint64_t number,
   const NcclArgs& first = meeting->args[0];
   if (first.kind != args.kind || first.count != args.count || first.type != args.type ||
       first.peer != args.peer) {
-    throw std::runtime_error("NCCL: rank " + std::to_string(comm->rank) + " calls " + text(args) +
-                             " where another calls " + text(first));
+    const std::string what = "NCCL: rank " + std::to_string(comm->rank) + " calls " + text(args) +
+                             " where another calls " + text(first);
+    return end_in_vain(*comm, lock, {args}, what);
   }
   meeting->args[static_cast<std::size_t>(comm->rank)] = args;
   release_edge(&meeting->arrived_edge);
@@ -130,7 +155,7 @@ void run_collective(const std::shared_ptr<NcclComm>& comm, std::uint64_t number,
     clique.meetings.erase(number);
     s.changed.notify_all();
   }
-  s.changed.wait(lock, [&] { return meeting->done || comm->aborted; });
+  wait_for(*comm, lock, [&] { return meeting->done || comm->aborted; });
   if (meeting->done) {
     acquire_edge(&meeting->done_edge);
   } else {
@@ -140,6 +165,7 @@ void run_collective(const std::shared_ptr<NcclComm>& comm, std::uint64_t number,
 }
 
 void run_messages(const std::shared_ptr<NcclComm>& comm, const std::vector<NcclArgs>& all) {
+  if (comm->hub) return comm->hub->run(*comm, 0, all);
   NcclState& s = nccl_state();
   std::unique_lock lock(s.mutex);
   NcclClique& clique = *comm->clique;
@@ -163,14 +189,15 @@ void run_messages(const std::shared_ptr<NcclComm>& comm, const std::vector<NcclA
   for (const NcclArgs& a : all) {
     if (a.kind != NcclKind::kRecv) continue;
     auto& box = clique.mail[{a.peer, comm->rank}];
-    s.changed.wait(lock, [&] { return !box.empty() || comm->aborted; });
+    wait_for(*comm, lock, [&] { return !box.empty() || comm->aborted; });
     if (comm->aborted) return leave();
     const std::shared_ptr<NcclMessage> message = box.front();
     box.pop_front();
     if (message->send.count != a.count || message->send.type != a.type) {
-      throw std::runtime_error("NCCL: rank " + std::to_string(a.peer) + " calls " +
+      const std::string what = "NCCL: rank " + std::to_string(a.peer) + " calls " +
                                text(message->send) + " where rank " + std::to_string(comm->rank) +
-                               " calls " + text(a));
+                               " calls " + text(a);
+      return end_in_vain(*comm, lock, all, what);
     }
     acquire_edge(&message->sent_edge);
     {
@@ -184,16 +211,16 @@ void run_messages(const std::shared_ptr<NcclComm>& comm, const std::vector<NcclA
   }
   for (const auto& peer_and_message : sent) {
     const std::shared_ptr<NcclMessage>& message = peer_and_message.second;
-    s.changed.wait(lock, [&] { return message->taken || comm->aborted; });
+    wait_for(*comm, lock, [&] { return message->taken || comm->aborted; });
     if (!message->taken) return leave();
     acquire_edge(&message->taken_edge);
   }
 }
 
-void hang(const std::shared_ptr<NcclComm>& comm) {
+void hang(const NcclComm& comm) {
   NcclState& s = nccl_state();
   std::unique_lock lock(s.mutex);
-  s.changed.wait(lock, [&] { return comm->aborted; });
+  wait_for(comm, lock, [&] { return comm.aborted; });
 }
 
 }  // namespace tessera::cuda_emulation
