@@ -70,15 +70,16 @@ struct BackwardTensors {
   unsigned* ticket = nullptr;  ///< 0 like `turns` before the launch
 };
 
-/// log-sum-exp in powers of two, and delta, of a query; such that p = 0 where there is none.
+/// log-sum-exp and delta of a query; such that p = 0 where there is none. Whoever fetches them
+/// ahead computes with them only when they are needed, since that waits for them.
 struct QueryStats {
-  float lse_log2 = INFINITY, delta = 0;
+  float lse = INFINITY, delta = 0;
 };
 
 __device__ inline QueryStats load_stats(const float* lse, const float* delta, int query,
                                         int tokens) {
   if (query >= tokens) return {};
-  return {lse[query] * kLog2E, delta[query]};
+  return {lse[query], delta[query]};
 }
 
 /// The key tile with this ticket, of gridDim.x tiles in each of gridDim.y heads of gridDim.z
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(AttentionLayout s, B
   for (int step = 0; h < (mine->g + 1) * group; ++step) {
     float* step_stats = stats + step % 2 * (2 * kQueries);
     if (threadIdx.x < kQueries) {
-      step_stats[threadIdx.x] = next.lse_log2;
+      step_stats[threadIdx.x] = next.lse * kLog2E;
       step_stats[threadIdx.x + kQueries] = next.delta;
     }
     cp_async_wait<0>();

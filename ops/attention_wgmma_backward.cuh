@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
   for (int step = 0; h < (mine->g + 1) * group; ++step) {
     float* step_stats = stats + step % 2 * (2 * kQueries);
     if (threadIdx.x < kQueries) {
-      step_stats[threadIdx.x] = next.lse_log2;
+      step_stats[threadIdx.x] = next.lse * flash::kLog2E;
       step_stats[threadIdx.x + kQueries] = next.delta;
     }
     cp_async_wait<0>();
@@ -202,7 +202,11 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
       if (s.causal && query + 64 <= group_own) continue;
       const BFloat16* q = q_at(step) + at * kPanelColumns;
       const BFloat16* dy = q + Queries::kNumel;
-      const auto stat = [&](int n, int e) { return at + n * 8 + lane % 4 * 2 + e % 2; };
+      // Of queries 8 n + 2 (lane % 4) and the next.
+      const auto stats_of = [&](int n, int which) {
+        return *engine::as_wide<const float2>(step_stats + which * kQueries + at + n * 8 +
+                                              lane % 4 * 2);
+      };
       const std::uint64_t own_rows = advance(0, warpgroup * 64 * kPanelRowNbytes);
       float p[8][4], ds[8][4];
       wgmma_fence(p, ds);
@@ -212,10 +216,12 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
       wgmma_commit();
       wgmma_wait<1>(p);
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < 8; ++n) {
+        const float2 lse = stats_of(n, 0);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          p[n][e] = exp2_approx(fmaf(p[n][e], scale_log2, -step_stats[stat(n, e)]));
+          p[n][e] = exp2_approx(fmaf(p[n][e], scale_log2, -(e % 2 == 0 ? lse.x : lse.y)));
+      }
       if ((s.causal && query < warp_own + 16) || warp_own + 16 > tokens) {
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
@@ -229,10 +235,12 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
       }
       wgmma_wait<0>(ds);
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < 8; ++n) {
+        const float2 delta = stats_of(n, 1);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          ds[n][e] = p[n][e] * (ds[n][e] - step_stats[stat(n, e) + kQueries]);
+          ds[n][e] = p[n][e] * (ds[n][e] - (e % 2 == 0 ? delta.x : delta.y));
+      }
       to_operand(p_rounded, p);
       to_operand(ds_rounded, ds);
       store_slopes(slopes + at * kKeys, warpgroup, ds_rounded);
