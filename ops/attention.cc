@@ -463,7 +463,7 @@ void launch_backward(const Tape& tape, const Layout& s, CudaAttention cuda, cons
 }  // namespace
 
 void require_attention_kernels(const engine::Stream& stream, CudaAttention kernels) {
-  if (kernels == CudaAttention::kMma) return;
+  if (kernels != CudaAttention::kWgmma) return;
   engine::require(stream.device().is_cuda(), "[attention] expected a GPU for wgmma, got {}",
                   to_string(stream.device()));
   if constexpr (engine::kCudaBuilt) require_wgmma_cuda(stream);

@@ -1,6 +1,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "engine/cuda.h"
 #include "ops/attention_backward.cuh"
 #include "ops/attention_cuda.h"
 #include "ops/attention_f32.cuh"
@@ -79,22 +80,27 @@ void compute_delta(const Stream& stream, const AttentionLayout& s, const Tensor&
                         y_data, dy_data, delta, counters, num_counters);
 }
 
-/// The major number of a stream's GPU, asked for once.
+/// The major number of a stream's GPU, asked for once. A GPU that is not there (engine/meta.h) is
+/// like the machine's first, or where there is none like the newest of those with code of their
+/// own.
 struct ComputeCapability {
   explicit ComputeCapability(const Stream& stream) {
-    engine::check_cuda(
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, stream.device().index),
-        "cudaDeviceGetAttribute");
+    const bool is_meta = stream.device().is_meta;
+    if (is_meta && engine::cuda::num_devices() == 0) return;
+    engine::check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                                              is_meta ? 0 : stream.device().index),
+                       "cudaDeviceGetAttribute");
   }
-  int major = 0;
+  int major = 9;
 };
 
 /// Are these heads for the kernels of attention_sm90a.cu? Throws where they are asked for on a GPU
 /// that cannot run them, whatever the heads.
 bool uses_wgmma(const Stream& stream, CudaAttention kernels, const AttentionLayout& s,
                 DType dtype) {
-  if (kernels != CudaAttention::kWgmma) return false;
-  require_wgmma_cuda(stream);
+  if (kernels == CudaAttention::kMma) return false;
+  if (kernels == CudaAttention::kWgmma) require_wgmma_cuda(stream);
+  if (stream.state<ComputeCapability>().major != 9) return false;
   return dtype == DType::kBF16 && flash_wgmma::takes(s.head_size);
 }
 

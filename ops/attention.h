@@ -11,13 +11,14 @@ namespace tessera::ops {
 
 /// Which kernels a GPU computes attention in bf16 with.
 enum class CudaAttention {
+  kAuto,   ///< kWgmma on a GPU that has it, else kMma
   kMma,    ///< mma.sync, on any GPU
   kWgmma,  ///< products of warpgroups, on a GPU of compute capability 9.x, for heads of 33 to 64
            ///< and 97 to 128; mma.sync for others
 };
 
-/// Throws InvalidArgument unless attention on `stream` can use these kernels: kMma says nothing
-/// about the CPU, and a GPU that is not there (engine/meta.h) has all.
+/// Throws InvalidArgument unless attention on `stream` can use these kernels: only kWgmma asks for
+/// a GPU, and one that is not there (engine/meta.h) has all.
 void require_attention_kernels(const engine::Stream& stream, CudaAttention kernels);
 
 struct AttentionShape {
@@ -26,7 +27,7 @@ struct AttentionShape {
                                   ///< g; 0: H
   float scale = 0;                ///< of the scores, not negative; 0: 1 / sqrt(D)
   bool causal = true;             ///< token t sees tokens 0..t only
-  CudaAttention cuda = CudaAttention::kMma;  ///< has no say on the CPU
+  CudaAttention cuda = CudaAttention::kAuto;  ///< has no say on the CPU
 };
 
 /// y[b, t, h] = sum_s softmax_s(scale * q[b, t, h] . k[b, s, g]) v[b, s, g], for each head.

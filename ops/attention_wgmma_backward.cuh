@@ -72,19 +72,20 @@ __device__ void multiply_slopes(float (&dq)[8][4], std::uint64_t slopes, std::ui
 }
 
 /// Adds what this block's keys contribute to a warpgroup's part of dq of a tile of a head's
-/// queries.
+/// queries. Returns the turn that the warp has still to end, once what it added is likely to be
+/// there; null: none.
 template <bool kVector, int kSize>
-__device__ void add_part_of_dq(const AttentionLayout& s, const BackwardTensors& x, int warpgroup,
-                               int b, int h, int tile, int key_tile, const BFloat16* keys,
-                               const BFloat16* slopes) {
+__device__ unsigned* add_part_of_dq(const AttentionLayout& s, const BackwardTensors& x,
+                                    int warpgroup, int b, int h, int tile, int key_tile,
+                                    const BFloat16* keys, const BFloat16* slopes) {
   using Tiles = BackwardTiles<kSize>;
   constexpr int kKeys = Tiles::kKeys, kQueries = Tiles::kQueries;
   const int tokens = static_cast<int>(s.tokens);
   const int part_row = kQueries > 64 ? warpgroup * 64 : 0;
   const int part_column = kQueries > 64 ? 0 : warpgroup * 64;
   const int query = tile * kQueries + part_row, key = key_tile * kKeys;
-  if (query >= tokens) return;
-  // Behind these no query of this part sees a key, and no slope was written.
+  if (query >= tokens) return nullptr;
+  // After these no query of this part sees a key, and no slope was written.
   const int end = (s.causal ? min(query + 64, tokens) : tokens) - key;
   const std::uint64_t left = operand_at(slopes + part_row * kKeys);
   const std::uint64_t right = operand_at(keys + part_column * kKeys);
@@ -110,8 +111,7 @@ __device__ void add_part_of_dq(const AttentionLayout& s, const BackwardTensors& 
 #pragma unroll
       for (int n = 0; n < 8; ++n) add_in_l2(sum_at(n), dq[0][n]);
     }
-    end_turn(turn, static_cast<unsigned>(key_tile));
-    return;
+    return turn;
   }
   if (key_tile > 0) {
 #pragma unroll
@@ -120,6 +120,7 @@ __device__ void add_part_of_dq(const AttentionLayout& s, const BackwardTensors& 
   flash::store_rows<kVector>(Rows<BFloat16>{x.dqkv + s.q_at(b, h) + part_column, s.qkv_width()}, dq,
                              s.scale, query + flash::warp_id() % 4 * 16, tokens,
                              static_cast<int>(s.head_size) - part_column, x.accumulate);
+  return nullptr;
 }
 
 /// One block for kKeys keys of a kv head.
@@ -167,6 +168,12 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
   const float scale_log2 = s.scale * flash::kLog2E;
   float dk[1][kSize / 8][4] = {}, dv[1][kSize / 8][4] = {};
   std::uint32_t p_rounded[4][4], ds_rounded[4][4];
+  // A turn ends while products are under way: to tell others of sums waits for these to be there.
+  unsigned* turn = nullptr;
+  const auto end_last_turn = [&] {
+    if (turn != nullptr) end_turn(turn, static_cast<unsigned>(mine->tile));
+    turn = nullptr;
+  };
 
   load_tile<kVector, kThreads, kKeys, kSize>(
       keys, Rows<const BFloat16>{x.qkv + s.k_at(mine->b, mine->g), s.qkv_width()}, own, tokens,
@@ -214,6 +221,7 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
       wgmma_commit();
       multiply_transposed<Keys, Queries, kSize>(ds, operand_at(values) + own_rows, operand_at(dy));
       wgmma_commit();
+      end_last_turn();
       wgmma_wait<1>(p);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
@@ -249,13 +257,15 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
       multiply_add<Queries>(dk[0], ds_rounded, operand_at(q));
       wgmma_commit();
     }
+    end_last_turn();  // where there was no product
     fence_async_proxy();
     __syncthreads();  // the slopes of both warpgroups are there
-    add_part_of_dq<kVector, kSize>(s, x, warpgroup, mine->b, h, tile / kQueries, mine->tile, keys,
-                                   slopes);
+    turn = add_part_of_dq<kVector, kSize>(s, x, warpgroup, mine->b, h, tile / kQueries, mine->tile,
+                                          keys, slopes);
     wgmma_wait<0>(dv[0], dk[0]);  // where there was no dq to wait for
     h = next_h, tile = next_tile;
   }
+  end_last_turn();
   flash::store_rows<kVector>(Rows<BFloat16>{x.dqkv + s.k_at(mine->b, mine->g), s.qkv_width()}, dk,
                              s.scale, warp_own, tokens, head_size, x.accumulate);
   flash::store_rows<kVector>(Rows<BFloat16>{x.dqkv + s.v_at(mine->b, mine->g), s.qkv_width()}, dv,

@@ -43,7 +43,7 @@ TEST_F(AttentionKernelsTest, OtherGpusRefuseWgmmaForEveryHead) {
     for (const std::int64_t head_size : {16, 64})
       EXPECT_TRUE(has(error_of<InvalidArgument>([&] { run(CudaAttention::kWgmma, head_size); }),
                       {"compute capability 9.x for wgmma", got}));
-    run(CudaAttention::kMma, 64);
+    EXPECT_EQ(run(CudaAttention::kAuto, 64).grads, run(CudaAttention::kMma, 64).grads);
     EXPECT_TRUE(has(error_of<InvalidArgument>([] {
                       require_attention_kernels(Stream::cuda("compute", 0), CudaAttention::kWgmma);
                     }),
@@ -62,10 +62,11 @@ TEST_F(AttentionKernelsTest, TheCpuHasNoWgmma) {
 
 // That the choice is one: products of other shapes add in another order.
 TEST_F(AttentionKernelsTest, OnlyHeadsThatWgmmaTakesHaveOtherBits) {
-  for (const std::int64_t head_size : {34, 64, 98, 128})
-    EXPECT_NE(run(CudaAttention::kWgmma, head_size).grads,
-              run(CudaAttention::kMma, head_size).grads)
-        << head_size;
+  for (const std::int64_t head_size : {34, 64, 98, 128}) {
+    const auto wgmma = run(CudaAttention::kWgmma, head_size).grads;
+    EXPECT_NE(wgmma, run(CudaAttention::kMma, head_size).grads) << head_size;
+    EXPECT_EQ(wgmma, run(CudaAttention::kAuto, head_size).grads) << head_size;
+  }
   for (const std::int64_t head_size : {32, 65, 96})
     EXPECT_EQ(run(CudaAttention::kWgmma, head_size).grads,
               run(CudaAttention::kMma, head_size).grads)

@@ -28,7 +28,7 @@ struct ModelConfig {
   std::map<std::string, double> numbers = {};  ///< the family's own, all of ModelFamily::numbers()
   // A run's choices, of which texts of checkpoints say nothing.
   double dropout = 0;
-  ops::CudaAttention cuda_attention = ops::CudaAttention::kMma;
+  ops::CudaAttention cuda_attention = ops::CudaAttention::kAuto;
 
   /// Throws InvalidArgument naming what is out of range, or what the family does not have.
   std::unique_ptr<LanguageModel> make() const;

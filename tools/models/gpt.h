@@ -23,7 +23,7 @@ struct GptConfig {
   double dropout = 0;        ///< of embeddings and both residual branches, in [0, 1)
   double norm_eps = 1e-5;
   /// A run's choice: no file of the model keeps it.
-  ops::CudaAttention cuda_attention = ops::CudaAttention::kMma;
+  ops::CudaAttention cuda_attention = ops::CudaAttention::kAuto;
 
   /// Throws InvalidArgument naming the field.
   void validate() const;

@@ -111,8 +111,11 @@ void TransformerConfig::add_to(FlagSet& flags) {
   flags.add("cuda.attention", &cuda_attention,
             EnumOption<ops::CudaAttention>{
                 "on GPUs: what computes attention in bf16; wgmma: what compute capability 9.x "
-                "alone has, where heads are of 33 to 64 or 97 to 128, and mma elsewhere",
-                {{"mma", ops::CudaAttention::kMma}, {"wgmma", ops::CudaAttention::kWgmma}}});
+                "alone has, where heads are of 33 to 64 or 97 to 128, and mma elsewhere; auto: "
+                "wgmma where the GPU has it",
+                {{"auto", ops::CudaAttention::kAuto},
+                 {"mma", ops::CudaAttention::kMma},
+                 {"wgmma", ops::CudaAttention::kWgmma}}});
 }
 
 ModelConfig TransformerConfig::model_config() const {

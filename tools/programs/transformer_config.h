@@ -31,7 +31,7 @@ struct TransformerConfig : TrainConfig {
   SampleOrder data_order = SampleOrder::kShuffle;
   double val_fraction = 0.005;
   std::int64_t sample_tokens = 300;
-  ops::CudaAttention cuda_attention = ops::CudaAttention::kMma;
+  ops::CudaAttention cuda_attention = ops::CudaAttention::kAuto;
 
   TransformerConfig() : TransformerConfig(families()) {}
   /// `families`: whose models can be trained; they outlive this.

@@ -33,7 +33,7 @@ struct GpuConfig {
   std::int64_t memory_mib = 0;
   double limit_s = 0;
   bool graph = false;
-  ops::CudaAttention attention = ops::CudaAttention::kMma;
+  ops::CudaAttention attention = ops::CudaAttention::kAuto;
 };
 
 class GpuBench {
@@ -285,7 +285,9 @@ void run(int argc, char** argv) {
             EnumOption<ops::CudaAttention>{
                 "what computes attention in steps, offload and profile, as cuda.attention of "
                 "//tools:train_transformer",
-                {{"mma", ops::CudaAttention::kMma}, {"wgmma", ops::CudaAttention::kWgmma}}});
+                {{"auto", ops::CudaAttention::kAuto},
+                 {"mma", ops::CudaAttention::kMma},
+                 {"wgmma", ops::CudaAttention::kWgmma}}});
   GpuBench bench(gpu);
   const auto part = [&](void (GpuBench::*member)(const BenchConfig&, BenchReport&)) {
     return [&bench, member](const BenchConfig& c, BenchReport& r) { (bench.*member)(c, r); };

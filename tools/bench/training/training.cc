@@ -29,7 +29,9 @@ std::string TrainingRow::name() const {
                      on_gpu       ? "GPU"
                      : ranks == 1 ? "1 rank"
                                   : fmt::format("{} ranks {}", ranks, strategy),
-                     model.cuda_attention == ops::CudaAttention::kWgmma ? ", wgmma" : "",
+                     model.cuda_attention == ops::CudaAttention::kMma     ? ", mma"
+                     : model.cuda_attention == ops::CudaAttention::kWgmma ? ", wgmma"
+                                                                          : "",
                      is_graph ? ", graph" : "");
 }
 
