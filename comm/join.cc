@@ -9,10 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "comm/hybrid/hybrid_group.h"
 #include "comm/link.h"
-#include "comm/messages/message_group.h"
 #include "comm/messages/message_world.h"
-#include "comm/threads.h"
+#include "comm/threads/thread_ranks.h"
+#include "comm/threads/threads_group.h"
 #include "engine/error.h"
 
 namespace tessera::comm {
@@ -57,24 +58,33 @@ void check_processes(const Transport& transport, const ControlOptions& self) {
       self.num_processes, transport.str(), transport.process(), transport.num_processes());
 }
 
-std::unique_ptr<Transport> make_transport(const JoinOptions& options, Control& control) {
-  const auto names = control.all_gather("name of the transport", options.transport_name);
+// Throws InvalidArgument unless all processes have the same `own`, which is `what`.
+void check_equal(Control& control, std::string_view what, std::string own) {
+  const auto texts = control.all_gather(what, std::move(own));
   const auto other =
-      std::ranges::find_if(names, [&](const auto& name) { return name != names[0]; });
-  engine::require(other == names.end(),
-                  "[join] expected the transport of process 0, {}, got {} (process {})", names[0],
-                  other == names.end() ? "" : *other, other - names.begin());
+      std::ranges::find_if(texts, [&](const auto& text) { return text != texts[0]; });
+  engine::require(other == texts.end(),
+                  "[join] expected the {} of process 0, {}, got {} (process {})", what, texts[0],
+                  other == texts.end() ? "" : *other, other - texts.begin());
+}
+
+std::unique_ptr<Transport> make_transport(const JoinOptions& options, Control& control) {
+  check_equal(control, "transport", options.transport_name);
   auto transport = options.transport(
-      [&](std::string own) { return control.all_gather("transport", std::move(own)); });
+      [&](std::string own) { return control.all_gather("connections", std::move(own)); });
   check_processes(*transport, options.control);
   return transport;
 }
 
 // `transport`: null where it is made only now.
-std::shared_ptr<MessageWorld> connect(const JoinOptions& options,
+std::shared_ptr<MessageWorld> connect(int num_threads, const JoinOptions& options,
                                       const std::shared_ptr<Control>& control,
                                       std::shared_ptr<Transport> transport) {
+  check_equal(*control, "number of threads", std::to_string(num_threads));
   const auto shared = std::make_shared<MessageWorld>();
+  for (int r = 0; r < num_threads * options.control.num_processes; ++r) {
+    shared->process_of.push_back(r / num_threads);
+  }
   shared->transport = transport ? std::move(transport) : make_transport(options, *control);
   Link link = link_world(control, options.deadline, options.on_failure, options.flight);
   shared->world = std::move(link.world);
@@ -83,15 +93,26 @@ std::shared_ptr<MessageWorld> connect(const JoinOptions& options,
   return shared;
 }
 
-}  // namespace
+// The ranks of this process, and the world that they fail with.
+struct Joined {
+  std::vector<std::unique_ptr<ProcessGroup>> ranks;
+  std::shared_ptr<World> world;
+};
 
-std::unique_ptr<ProcessGroup> join(const JoinOptions& options) {
-  ControlOptions self = options.control;
-  if (self.num_processes == 1) {
-    return std::move(make_threads_world(1, {.deadline = options.deadline,
-                                            .on_failure = options.on_failure,
-                                            .flight = options.flight})[0]);
+Joined make_threads(int num_threads, const JoinOptions& options) {
+  const auto threads =
+      make_world(num_threads, options.deadline, options.on_failure, options.flight);
+  Joined joined{.ranks = {}, .world = threads->world()};
+  for (int r = 0; r < num_threads; ++r) {
+    joined.ranks.push_back(make_threads_group(threads, r, ThreadRank::Kind::kWorld));
   }
+  return joined;
+}
+
+Joined join_all(int num_threads, const JoinOptions& options) {
+  engine::require(num_threads >= 1, "[join] expected at least 1 thread, got {}", num_threads);
+  ControlOptions self = options.control;
+  if (self.num_processes == 1) return make_threads(num_threads, options);
   std::shared_ptr<Transport> transport;
   if (self.address.empty()) {
     self.hand_out = [&](const std::string& own) {
@@ -102,9 +123,29 @@ std::unique_ptr<ProcessGroup> join(const JoinOptions& options) {
       return hand_out(*transport, own, self.deadline);
     };
   }
-  return join_over(self, [&](const std::shared_ptr<Control>& control) {
-    return make_message_group(connect(options, control, std::move(transport)));
+  Joined joined;
+  join_over(self, [&](const std::shared_ptr<Control>& control) {
+    auto shared = connect(num_threads, options, control, std::move(transport));
+    joined.world = shared->world;
+    joined.ranks = make_hybrid_groups(std::move(shared));
   });
+  return joined;
+}
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> join(const JoinOptions& options) {
+  return std::move(join_ranks(1, options)[0]);
+}
+
+std::vector<std::unique_ptr<ProcessGroup>> join_ranks(int num_threads, const JoinOptions& options) {
+  return join_all(num_threads, options).ranks;
+}
+
+void run_joined_ranks(int num_threads, const JoinOptions& options,
+                      const std::function<void(ProcessGroup&)>& fn) {
+  Joined joined = join_all(num_threads, options);
+  run_on_threads(std::move(joined.ranks), *joined.world, fn);
 }
 
 }  // namespace tessera::comm

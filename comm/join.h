@@ -1,4 +1,4 @@
-// Ranks as processes, on this host or on several: one call joins them.
+// Ranks in several processes, on this host or on several: one call joins them.
 //
 //   auto world = comm::join({
 //       .control = {.process = 1, .num_processes = 2, .address = "tcp:h1:29500", .secret = "..."},
@@ -8,13 +8,17 @@
 //       },
 //       .transport_name = "gloo"});
 //
-// What follows is as with threads: the group has the same calls, errors and bits.
+// What follows is as with threads: the group has the same calls, errors and bits. A process may
+// have several ranks, a thread each, which share memory:
+//
+//   comm::run_joined_ranks(4, options, [](comm::ProcessGroup& world) { ... });
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/control/control.h"
 #include "comm/flight_recorder.h"
@@ -45,5 +49,16 @@ struct JoinOptions {
 /// the others are told; DeviceError where no thread can be started; InvalidArgument if the
 /// transport has other processes than `control` says, or another name elsewhere.
 std::unique_ptr<ProcessGroup> join(const JoinOptions& options);
+
+/// As join(), of a world in which each process has `num_threads` ranks: rank t of the result is
+/// rank t + num_threads * process of the world. Each is used by one thread and its streams. What
+/// they send other processes is sent once for all of them; a group that is split from them and has
+/// ranks of this process alone sends nothing. The end of all of them leaves the world. Throws
+/// InvalidArgument also if a process has another number of them.
+std::vector<std::unique_ptr<ProcessGroup>> join_ranks(int num_threads, const JoinOptions& options);
+
+/// join_ranks(), and then `fn` on a thread a rank; ends as run_ranks() in threads.h does.
+void run_joined_ranks(int num_threads, const JoinOptions& options,
+                      const std::function<void(ProcessGroup&)>& fn);
 
 }  // namespace tessera::comm

@@ -101,15 +101,12 @@ Link link_world(const std::shared_ptr<Control>& control, std::chrono::millisecon
           .carrier = std::move(carrier)};
 }
 
-std::unique_ptr<ProcessGroup> join_over(
-    const ControlOptions& self,
-    const std::function<std::unique_ptr<ProcessGroup>(const std::shared_ptr<Control>&)>&
-        connect) try {
+void join_over(const ControlOptions& self,
+               const std::function<void(const std::shared_ptr<Control>&)>& connect) try {
   const std::shared_ptr<Control> control = Control::join(self);
   try {
-    auto group = connect(control);
+    connect(control);
     control->all_gather("joined", "");  // so that what keeps one from joining keeps all
-    return group;
   } catch (const std::exception& error) {
     control->fail(World::text_of(
         [&] { return fmt::format("[join] process {}: {}", self.process, error.what()); }));

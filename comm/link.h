@@ -8,7 +8,6 @@
 
 #include "comm/control/control.h"
 #include "comm/flight_recorder.h"
-#include "comm/process_group.h"
 #include "comm/world/peers.h"
 #include "comm/world/world.h"
 
@@ -27,10 +26,9 @@ Link link_world(const std::shared_ptr<Control>& control, std::chrono::millisecon
                 std::function<void(const std::string& message)> on_failure,
                 std::shared_ptr<FlightRecorder> flight);
 
-/// Joins the control plane and gives what `connect` does with it, once all processes have come so
-/// far. Collective. What one of them throws all others are told; of no thread left: as DeviceError.
-std::unique_ptr<ProcessGroup> join_over(
-    const ControlOptions& self,
-    const std::function<std::unique_ptr<ProcessGroup>(const std::shared_ptr<Control>&)>& connect);
+/// Joins the control plane, and returns once all processes have done `connect` with it. Collective.
+/// What one of them throws all others are told; of no thread left: as DeviceError.
+void join_over(const ControlOptions& self,
+               const std::function<void(const std::shared_ptr<Control>&)>& connect);
 
 }  // namespace tessera::comm

@@ -37,6 +37,16 @@ inline std::int64_t staging_nbytes(const Collective& c, int size, bool canonical
                           : all_reduce_part(c.out.numel(), size) * in_size);
 }
 
+/// Elements of a sum that go through the processes of a hybrid group at once: few enough for one
+/// process to add to one piece while the next one adds to the last.
+constexpr std::int64_t kChainNumel = 64 << 10;
+
+/// Bytes that each rank of such a group has for sums on their way; 0: none.
+inline std::int64_t chain_nbytes(const Collective& c) {
+  if (c.op != Collective::Op::kReduceScatter && c.op != Collective::Op::kAllReduce) return 0;
+  return std::min(2 * kChainNumel, c.in.numel()) * std::int64_t{sizeof(float)};
+}
+
 /// Bytes that rank `rank` sends in an all-reduce with such memory; none for other collectives,
 /// which send what Traffic says. NCCL's own all-reduce sends the dtype of its input in both halves;
 /// in the order of ranks the parts of ranks may differ in size.

@@ -1,7 +1,6 @@
 #include "comm/messages/message_group.h"
 
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -47,8 +46,8 @@ class MessageGroup final : public ProcessGroup {
 
   std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
     MessageRank::Part part = self_->split(color, key);
-    return std::make_unique<MessageGroup>(std::make_shared<MessageRank>(
-        self_->shared(), std::move(part.name), std::move(part.members), part.rank, part.number));
+    return make_message_group(std::make_shared<MessageRank>(
+        self_->shared(), std::move(part.name), std::move(part.processes), self_->world().flight()));
   }
 
   std::optional<std::int64_t> own_bytes_sent(const Collective& c) const override {
@@ -87,12 +86,8 @@ class MessageGroup final : public ProcessGroup {
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> make_message_group(std::shared_ptr<MessageWorld> world) {
-  std::vector<int> members(static_cast<std::size_t>(world->transport->num_processes()));
-  std::iota(members.begin(), members.end(), 0);
-  const int rank = world->transport->process();
-  return std::make_unique<MessageGroup>(std::make_shared<MessageRank>(
-      std::move(world), "world", std::move(members), rank, /*number=*/0));
+std::unique_ptr<ProcessGroup> make_message_group(std::shared_ptr<MessageRank> rank) {
+  return std::make_unique<MessageGroup>(std::move(rank));
 }
 
 }  // namespace tessera::comm

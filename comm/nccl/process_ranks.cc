@@ -186,7 +186,8 @@ NcclIds share_ids(Control& control, const NcclLibrary& library) {
 }  // namespace
 
 std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& self, int gpu, NcclOptions options) {
-  return join_over(self, [&](const std::shared_ptr<Control>& control) {
+  std::unique_ptr<ProcessGroup> group;
+  join_over(self, [&](const std::shared_ptr<Control>& control) {
     const int count = engine::cuda::num_devices();
     engine::require(gpu >= 0 && gpu < count, "[nccl] expected a GPU below {}, got {} (process {})",
                     count, gpu, self.process);
@@ -196,7 +197,7 @@ std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& self, int gpu, Ncc
     auto watchdog = std::make_shared<NcclWatchdog>(link.world);
     std::vector<int> members(static_cast<std::size_t>(self.num_processes));
     std::iota(members.begin(), members.end(), 0);
-    return std::make_unique<NcclProcessGroup>(
+    group = std::make_unique<NcclProcessGroup>(
         std::make_shared<NcclProcess>(NcclProcess{.library = library,
                                                   .gpu = gpu,
                                                   .options = std::move(options),
@@ -204,6 +205,7 @@ std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& self, int gpu, Ncc
                                                   .watchdog = std::move(watchdog)}),
         self.process, std::move(members), "world", ids);
   });
+  return group;
 }
 
 }  // namespace tessera::comm

@@ -45,14 +45,18 @@ struct Rendezvous::Meeting {
   std::atomic<bool> threw = false;              // one of them; the world has failed
 };
 
-Rendezvous::Rendezvous(std::shared_ptr<World> world, std::string name, std::vector<int> members)
+Rendezvous::Rendezvous(std::shared_ptr<World> world, std::string name, std::vector<int> members,
+                       const Part& part)
     : world_(std::move(world)),
       name_(std::move(name)),
+      ranks_text_(
+          fmt::format("{} ranks{}{}", members.size(), part.text.empty() ? "" : " ", part.text)),
       members_(std::move(members)),
       departed_(members_.size(), kNever),
       last_(members_.size(), "nothing") {
   if (FlightRecorder* flight = world_->flight()) {
-    flight_group_ = flight->add_group(name_, members_);
+    flight_group_ =
+        flight->add_group(name_, part.all_members.empty() ? members_ : part.all_members);
     for (const int member : members_) flight_rings_.push_back(&flight->ring(member));
   }
   const auto lock = world_->lock();
@@ -132,10 +136,11 @@ std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& ca
   const auto r = static_cast<std::size_t>(rank);
   const auto lock = world_->lock();
   if (world_->failure()) throw CommError(*world_->failure());
-  auto entry = meetings_.find(call.sequence);
+  const Key key(call.sequence, call.round);
+  auto entry = meetings_.find(key);
   if (entry == meetings_.end()) {
     auto first = std::make_shared<Meeting>(call, members_.size(), chunks.num_per_block);
-    entry = meetings_.emplace(call.sequence, std::move(first)).first;
+    entry = meetings_.emplace(key, std::move(first)).first;
   }
   const std::shared_ptr<Meeting> meeting = entry->second;
   if (call.text != meeting->call.text) {
@@ -154,7 +159,7 @@ std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& ca
     fail_if_departed(*meeting);
     return meeting;
   }
-  meetings_.erase(call.sequence);
+  meetings_.erase(key);
   if (chunks.num_per_block == 0) {
     meeting->set(kComplete);
   } else if (chunks.wake) {
@@ -178,14 +183,14 @@ void Rendezvous::await(Meeting& meeting) {
 
 void Rendezvous::expire(const Call& call) {
   const auto lock = world_->lock();
-  const auto entry = meetings_.find(call.sequence);
+  const auto entry = meetings_.find({call.sequence, call.round});
   fail_late(call, entry == meetings_.end() ? nullptr : entry->second.get());
 }
 
 // `meeting`: null if all ranks have called.
 void Rendezvous::fail_late(const Call& call, const Meeting* meeting) {
   world_->fail_locked(fmt::format(
-      "{} expected {} ranks within {} ms, got {}: {}; {}", where(call), size(),
+      "{} expected {} within {} ms, got {}: {}; {}", where(call), ranks_text_,
       world_->deadline().count(), meeting != nullptr ? meeting->num_here : size(),
       meeting != nullptr ? absent(*meeting, false) : "all have called it, not all have done it",
       call.text));
@@ -211,7 +216,7 @@ void Rendezvous::fail_chunk(const Call& call, int block) noexcept {
 void Rendezvous::depart(int rank, std::int64_t sequence) noexcept {
   const auto lock = world_->lock();
   departed_[static_cast<std::size_t>(rank)] = sequence;
-  const auto waiting = meetings_.lower_bound(sequence);
+  const auto waiting = meetings_.lower_bound({sequence, 0});
   if (waiting != meetings_.end()) fail_if_departed(*waiting->second);
 }
 
@@ -222,7 +227,7 @@ void Rendezvous::fail_if_departed(const Meeting& meeting) noexcept {
   }
   if (all_may_come) return;
   world_->fail_locked(World::text_of([&] {
-    return fmt::format("{} expected {} ranks, got: {}; {}", where(meeting.call), size(),
+    return fmt::format("{} expected {}, got: {}; {}", where(meeting.call), ranks_text_,
                        absent(meeting, true), meeting.call.text);
   }));
 }
@@ -234,7 +239,7 @@ std::string Rendezvous::where(const Call& call) const {
 }
 
 void Rendezvous::world_failed() {
-  for (const auto& [sequence, meeting] : meetings_) meeting->set(kFailed);
+  for (const auto& [key, meeting] : meetings_) meeting->set(kFailed);
   meetings_.clear();
 }
 
@@ -242,9 +247,9 @@ std::string Rendezvous::wait_of(int world_rank) const {
   const auto member = std::ranges::find(members_, world_rank);
   if (member == members_.end()) return {};
   const auto r = static_cast<std::size_t>(member - members_.begin());
-  for (const auto& [sequence, meeting] : meetings_) {
+  for (const auto& [key, meeting] : meetings_) {
     if (!meeting->here[r] || meeting->call.op == kDeclare) continue;
-    return fmt::format("#{} {} of {}", sequence, meeting->call.text, name_);
+    return fmt::format("#{} {} of {}", key.first, meeting->call.text, name_);
   }
   return {};
 }

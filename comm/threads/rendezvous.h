@@ -17,6 +17,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/flight_recorder.h"
@@ -45,11 +46,19 @@ struct Chunks {
 /// The meetings of one group.
 class Rendezvous final : private World::Group {
  public:
+  /// Of a group that has ranks elsewhere, too.
+  struct Part {
+    std::string text;              ///< which, for messages: "of process 1"
+    std::vector<int> all_members;  ///< those of the whole group; empty: there are no others
+  };
+
   /// The op of an announced call that nothing waits for.
   static constexpr std::string_view kDeclare = "declare";
 
-  /// `members`: the group's ranks as ranks of the world. `name` is for messages.
-  Rendezvous(std::shared_ptr<World> world, std::string name, std::vector<int> members);
+  /// `members`: the group's ranks as ranks of the world. `name` is for messages. `part`: these are
+  /// a part of it.
+  Rendezvous(std::shared_ptr<World> world, std::string name, std::vector<int> members,
+             const Part& part = {});
   ~Rendezvous() override;
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
@@ -74,6 +83,7 @@ class Rendezvous final : private World::Group {
 
  private:
   struct Meeting;
+  using Key = std::pair<std::int64_t, int>;  // the sequence number of a call, and its round
 
   void meet_and_work(int rank, const Call& call, const Slot& slot, const Chunks& chunks);
   std::shared_ptr<Meeting> arrive(int rank, const Call& call, const Slot& slot,
@@ -88,13 +98,13 @@ class Rendezvous final : private World::Group {
   std::string wait_of(int world_rank) const override;
 
   const std::shared_ptr<World> world_;
-  const std::string name_;
+  const std::string name_, ranks_text_;  // ranks_text_: as "expected 2 ranks" has them
   const std::vector<int> members_;
   int flight_group_ = 0;
-  std::vector<FlightRing*> flight_rings_;  // by rank; none if nothing is recorded
-  std::map<std::int64_t, std::shared_ptr<Meeting>> meetings_;  // not ready yet
-  std::vector<std::int64_t> departed_;                         // by rank: no meetings from here on
-  std::vector<std::string> last_;                              // by rank: the last call it came to
+  std::vector<FlightRing*> flight_rings_;             // by rank; none if nothing is recorded
+  std::map<Key, std::shared_ptr<Meeting>> meetings_;  // not ready yet
+  std::vector<std::int64_t> departed_;                // by rank: no meetings from here on
+  std::vector<std::string> last_;                     // by rank: the last call it came to
 };
 
 }  // namespace tessera::comm

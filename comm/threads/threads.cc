@@ -8,14 +8,16 @@
 #include "comm/threads/peer_collectives.h"
 #include "comm/threads/rendezvous.h"
 #include "comm/threads/thread_ranks.h"
+#include "comm/threads/threads_group.h"
 
 namespace tessera::comm {
 namespace {
 
 class ThreadsGroup final : public ProcessGroup {
  public:
-  ThreadsGroup(std::shared_ptr<Rendezvous> group, int rank, ThreadRank::Kind kind)
-      : self_(std::move(group), rank, kind) {}
+  ThreadsGroup(std::shared_ptr<Rendezvous> group, int rank, ThreadRank::Kind kind,
+               std::function<std::shared_ptr<const void>()> pause)
+      : self_(std::move(group), rank, kind), pause_(std::move(pause)) {}
 
   int rank() const override { return self_.rank(); }
   int size() const override { return self_.group()->size(); }
@@ -26,11 +28,12 @@ class ThreadsGroup final : public ProcessGroup {
 
   std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
     ThreadRank::Part part = self_.split(color, key);
-    return std::make_unique<ThreadsGroup>(std::move(part.group), part.rank,
-                                          ThreadRank::Kind::kSplit);
+    return make_threads_group(std::move(part.group), part.rank, ThreadRank::Kind::kSplit, pause_);
   }
 
-  std::shared_ptr<const void> pause_deadline() override { return self_.world().pause_deadline(); }
+  std::shared_ptr<const void> pause_deadline() override {
+    return pause_ ? pause_() : self_.world().pause_deadline();
+  }
 
   void check() override {
     World& world = self_.world();
@@ -66,6 +69,7 @@ class ThreadsGroup final : public ProcessGroup {
   }
 
   ThreadRank self_;
+  const std::function<std::shared_ptr<const void>()> pause_;
   std::function<void()> check_gpus_;  // of the last call on one
 };
 
@@ -73,12 +77,18 @@ std::vector<std::unique_ptr<ProcessGroup>> make_groups(
     const std::shared_ptr<Rendezvous>& rendezvous) {
   std::vector<std::unique_ptr<ProcessGroup>> groups;
   for (int r = 0; r < rendezvous->size(); ++r) {
-    groups.push_back(std::make_unique<ThreadsGroup>(rendezvous, r, ThreadRank::Kind::kWorld));
+    groups.push_back(make_threads_group(rendezvous, r, ThreadRank::Kind::kWorld));
   }
   return groups;
 }
 
 }  // namespace
+
+std::unique_ptr<ProcessGroup> make_threads_group(
+    std::shared_ptr<Rendezvous> group, int rank, ThreadRank::Kind kind,
+    std::function<std::shared_ptr<const void>()> pause) {
+  return std::make_unique<ThreadsGroup>(std::move(group), rank, kind, std::move(pause));
+}
 
 std::vector<std::unique_ptr<ProcessGroup>> make_threads_world(int size, ThreadsOptions options) {
   return make_groups(make_world(size, options.deadline, options.on_failure, options.flight));

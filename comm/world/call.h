@@ -15,6 +15,7 @@ struct Call {
   std::string_view op;  ///< static storage
   std::string text;     ///< everything that must agree: op, reduction, dtypes, count, root, label
   FlightTicket flight = {};
+  int round = 0;  ///< ranks may meet more than once in a call
 };
 
 }  // namespace tessera::comm

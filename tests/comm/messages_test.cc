@@ -3,96 +3,30 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "comm/messages/message_group.h"
 #include "comm/process_group.h"
-#include "comm/world/world.h"
 #include "engine/elementwise.h"
 #include "tests/comm/memory_transport.h"
+#include "tests/comm/message_job.h"
 #include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
 
 namespace tessera::comm {
 namespace {
 
-// Stands for the control plane: carries the first failure of a world to the others, and knows who
-// has left.
-class Job {
- public:
-  Job(int size, milliseconds deadline) : Job(MemoryTransport::make(size), deadline) {}
-  Job(std::vector<std::unique_ptr<Transport>> transports, milliseconds deadline)
-      : left_(transports.size()) {
-    for (auto& transport : transports) {
-      auto world = std::make_shared<MessageWorld>();
-      world->world = std::make_shared<World>(deadline, [this](const std::string& m) { fail(m); });
-      world->transport = std::move(transport);
-      world->has_left = [this](int rank) { return left_[std::size_t(rank)].load(); };
-      worlds_.push_back(std::move(world));
-    }
-    carrier_ = std::thread([this] { carry(); });
-  }
-  ~Job() {
-    {
-      const std::lock_guard lock(mutex_);
-      ended_ = true;
-    }
-    changed_.notify_all();
-    carrier_.join();
-  }
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
-
-  // Runs `fn` on a thread a rank.
-  void run(const std::function<void(ProcessGroup&)>& fn) {
-    std::vector<std::jthread> threads;
-    for (std::size_t r = 0; r < worlds_.size(); ++r) {
-      threads.emplace_back([this, r, &fn] {
-        const auto group = make_message_group(worlds_[r]);
-        fn(*group);
-        left_[r] = true;
-      });
-    }
-  }
-
- private:
-  void fail(const std::string& message) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (failure_.empty()) failure_ = message;
-    }
-    changed_.notify_all();
-  }
-
-  void carry() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return ended_ || !failure_.empty(); });
-    lock.unlock();
-    if (failure_.empty()) return;
-    for (const auto& world : worlds_) world->world->abort(failure_);
-  }
-
-  std::vector<std::shared_ptr<MessageWorld>> worlds_;
-  std::vector<std::atomic<bool>> left_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::string failure_;
-  bool ended_ = false;
-  std::thread carrier_;
-};
+// Of `size` processes with a rank each.
+std::vector<int> one_each(int size) { return std::vector<int>(std::size_t(size), 1); }
 
 Stream here(int, std::string name, engine::StreamOptions options) {
   return Stream::inline_cpu(std::move(name), options);
@@ -108,7 +42,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
                              .run =
                                  [](int size, milliseconds deadline, const RankFunction& fn) {
                                    return said_by_threads(size, fn, [&](const auto& each) {
-                                     Job(size, deadline).run(each);
+                                     MessageJob(one_each(size), deadline).run(each);
                                    });
                                  },
                              .here = here,
@@ -117,17 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
 
 // What `fn` throws as CommError on each rank.
 std::vector<std::string> errors_of(int size, const std::function<void(ProcessGroup&)>& fn) {
-  return said_by_threads(
-      size,
-      [&](ProcessGroup& group) -> std::string {
-        try {
-          fn(group);
-          return "";
-        } catch (const CommError& error) {
-          return error.what();
-        }
-      },
-      [&](const auto& each) { Job(size, kLong).run(each); });
+  return errors_of_job(one_each(size), fn);
 }
 
 TEST(MessagesTest, WhoeverWaitsForARankThatHasLeftIsToldItsLastCall) {
@@ -162,7 +86,7 @@ TEST(MessagesTest, WhatWasDeclaredIsComparedWithTheNextCall) {
 // The sums are those of threads in all else; here what is sent counts.
 TEST(MessagesTest, CountsTheBytesOfEachRank) {
   std::vector<std::int64_t> sent(3);
-  Job(3, kLong).run([&](ProcessGroup& group) {
+  MessageJob(one_each(3), kLong).run([&](ProcessGroup& group) {
     const Stream stream = Stream::inline_cpu("comm");
     const Memory memory;
     const Tensor in = Tensor::zeros(memory, {300}, DType::kBF16, "in");
@@ -190,8 +114,8 @@ TEST(MessagesTest, AGroupOfOneRankEndsWithItsWorld) {
 }
 
 // Some ranks have had more groups than others when all make one.
-TEST(MessagesTest, GroupsOfAllRanksHaveOneNumber) {
-  Job(3, std::chrono::seconds(20)).run([](ProcessGroup& world) {
+TEST(MessagesTest, RanksThatHaveHadMoreGroupsThanOthersMakeOneWithThem) {
+  MessageJob(one_each(3), std::chrono::seconds(20)).run([](ProcessGroup& world) {
     const auto pair = world.split(world.rank() / 2, 0);
     std::vector<std::unique_ptr<ProcessGroup>> more;
     for (int i = 0; i < 3 && world.rank() < 2; ++i) more.push_back(pair->split(0, 0));
@@ -236,7 +160,7 @@ TEST(MessagesTest, ACallThatOthersOvertakeByAllTagsFails) {
 
 // Rank 0 comes to the calls of two groups in another order than rank 1.
 TEST(MessagesTest, CallsOfTwoGroupsDoNotTakeEachOthersMessages) {
-  Job(2, std::chrono::seconds(20)).run([](ProcessGroup& world) {
+  MessageJob(one_each(2), std::chrono::seconds(20)).run([](ProcessGroup& world) {
     const auto same = world.split(0, world.rank());
     same->barrier("so that both have had one call");
     const Memory memory;
@@ -287,7 +211,7 @@ TEST(MessagesTest, MemoryOfAMessageThatMayStillComeStays) {
   {
     auto transports = MemoryTransport::make(2);
     transports[0] = std::make_unique<Keeps>(std::move(transports[0]));
-    Job job(std::move(transports), milliseconds(100));
+    MessageJob job(std::move(transports), one_each(2), milliseconds(100));
     job.run([&](ProcessGroup& group) {
       const Memory memory;
       constexpr std::int64_t kNumel = 8192;  // more than is received apart from where it belongs
@@ -337,7 +261,7 @@ float summand(int rank, std::int64_t i) {
 // rank order: the large numbers of rank 1 swallow digits of the others.
 TEST(MessagesTest, SumsOfManyPieces) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    Job(3, std::chrono::seconds(60)).run([&](ProcessGroup& group) {
+    MessageJob(one_each(3), std::chrono::seconds(60)).run([&](ProcessGroup& group) {
       const std::int64_t block = 1'300'003, all = 3 * block;
       const Memory memory;
       const Stream stream = Stream::inline_cpu("comm");
