@@ -39,13 +39,11 @@ inline std::string report_of(const std::function<std::string()>& fn) {
   return failures.empty() ? "said " + said : "failed " + failures;
 }
 
-/// Runs `fn` in `size` processes with what `join` gives each, and returns what each says. What
-/// fails in one fails the test.
+/// Runs `fn` in `size` processes, and returns what each says. What fails in one fails the test.
 inline std::vector<std::string> said_by_processes(
-    int size, const std::function<std::unique_ptr<ProcessGroup>(int process)>& join,
-    const std::function<std::string(ProcessGroup&)>& fn) {
+    int size, const std::function<std::string(int process)>& fn) {
   const ForkedProcesses processes(size, [&](int process, const AllGatherTexts&) {
-    return report_of([&] { return fn(*join(process)); });
+    return report_of([&] { return fn(process); });
   });
   std::vector<std::string> said = processes.outcomes();
   for (std::size_t p = 0; p < said.size(); ++p) {
@@ -53,6 +51,14 @@ inline std::vector<std::string> said_by_processes(
     said[p] = said[p].substr(std::min(said[p].size(), said[p].find(' ') + 1));
   }
   return said;
+}
+
+/// Runs `fn` in `size` processes with what `join` gives each, and returns what each says. What
+/// fails in one fails the test.
+inline std::vector<std::string> said_by_processes(
+    int size, const std::function<std::unique_ptr<ProcessGroup>(int process)>& join,
+    const std::function<std::string(ProcessGroup&)>& fn) {
+  return said_by_processes(size, [&](int process) { return fn(*join(process)); });
 }
 
 }  // namespace tessera::comm
