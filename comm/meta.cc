@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -18,7 +19,14 @@ class MetaGroup final : public ProcessGroup {
  public:
   /// `members`: numbers in the world of the ranks of this group.
   MetaGroup(std::vector<int> members, int rank, MetaOptions options)
-      : members_(std::move(members)), rank_(rank), options_(std::move(options)) {}
+      : members_(std::move(members)), rank_(rank), options_(std::move(options)) {
+    if (!options_.stages || options_.ranks_per_process == 1) return;
+    // As comm/hybrid makes groups.
+    std::set<int> processes;
+    for (const int member : members_) processes.insert(member / options_.ranks_per_process);
+    options_.stages = processes.size() > 1;
+    if (processes.size() == members_.size()) options_.ranks_per_process = 1;
+  }
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(members_.size()); }
@@ -31,6 +39,7 @@ class MetaGroup final : public ProcessGroup {
   void abort(std::string_view /*reason*/) noexcept override {}
 
  private:
+  bool is_hybrid() const { return options_.ranks_per_process > 1; }
   int world_rank(int rank) const override { return members_[static_cast<std::size_t>(rank)]; }
 
   std::unique_ptr<ProcessGroup> make_part(int /*color*/, int /*key*/) override {
@@ -49,7 +58,7 @@ class MetaGroup final : public ProcessGroup {
   }
 
   std::optional<std::int64_t> own_bytes_sent(const Collective& c) const override {
-    if (!options_.stages) return std::nullopt;
+    if (!options_.stages || is_hybrid()) return std::nullopt;
     return staged_bytes_sent(c, rank_, size(), options_.sums_in_rank_order);
   }
 
@@ -64,8 +73,10 @@ class MetaGroup final : public ProcessGroup {
 
   // As Staging::get(): a block a stream, that grows.
   void stage(const Collective& c, const engine::Stream& stream) {
-    const std::int64_t nbytes =
-        options_.stages ? staging_nbytes(c, size(), options_.sums_in_rank_order) : 0;
+    const std::int64_t nbytes = !options_.stages ? 0
+                                : is_hybrid()
+                                    ? chain_nbytes(c)
+                                    : staging_nbytes(c, size(), options_.sums_in_rank_order);
     if (nbytes == 0) return;
     auto found = std::ranges::find(staging_, stream, &Staging::stream);
     if (found == staging_.end()) found = staging_.insert(found, Staging{stream, {}});
@@ -82,7 +93,7 @@ class MetaGroup final : public ProcessGroup {
 
   const std::vector<int> members_;
   const int rank_;
-  const MetaOptions options_;
+  MetaOptions options_;  // of this group
   std::vector<Staging> staging_;
 };
 

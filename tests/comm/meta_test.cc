@@ -107,6 +107,32 @@ TEST(MetaGroup, StatesWhatARankOverNcclSends) {
   EXPECT_EQ(sent(3, true), (Bytes{60, 60, 30, 80, 40, 60, 60}));
 }
 
+// Three processes of two ranks: what goes from process to process needs pieces of sums, groups with
+// one rank in each process need blocks of all of them, and those inside a process nothing.
+TEST(MetaGroup, NeedsMemoryWhereAHybridDoes) {
+  const auto needs = [](const std::function<int(int rank)>& color) {
+    const auto world = make_meta_rank(2, 6, {.stages = true, .ranks_per_process = 2});
+    const auto group = world->split_by(color);
+    const Stream stream = meta_stream();
+    const Memory memory(stream);
+    constexpr std::int64_t kNumel = 1 << 20;
+    const Tensor in = floats(memory, kNumel), out = floats(memory, kNumel);
+    const std::int64_t before = memory.stats().total_nbytes;
+    group->all_reduce(in, out, Accumulate::kNo, stream, "a");
+    return std::pair(memory.stats().total_nbytes - before, group->traffic().bytes_sent);
+  };
+  using Needs = std::pair<std::int64_t, std::int64_t>;
+  constexpr std::int64_t kNbytes = 4 << 20;
+  EXPECT_EQ(needs([](int) { return 0; }), Needs(2 * 65536 * 4, 2 * kNbytes - 2 * kNbytes / 6));
+  EXPECT_EQ(needs([](int r) { return r / 2; }), Needs(0, kNbytes));
+  // Three parts, of which the second is rounded up to 64 elements.
+  constexpr std::int64_t kPart = 349'568;
+  EXPECT_EQ(needs([](int r) { return r % 2; }),
+            Needs(3 * kPart * 4, (1048576 - kPart) * 4 + 2 * kPart * 4));
+  // Of ranks 0 to 2 and 3 to 5, two share a process.
+  EXPECT_EQ(needs([](int r) { return r / 3; }).first, 2 * 65536 * 4);
+}
+
 TEST(MetaGroup, SplitsWithoutPeers) {
   const auto world = make_meta_rank(4, 6, {.sums_in_rank_order = false});
   EXPECT_FALSE(world->sums_in_rank_order());

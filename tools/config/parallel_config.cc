@@ -23,9 +23,14 @@ constexpr int kReshardAsStrategy = -2, kKeep = -1;
 void ParallelConfig::add_to(FlagSet& flags) {
   flags.add("parallel.ranks", &ranks,
             {.help = fmt::format("ranks, one thread each, which take the GPUs in turn; 0: one a "
-                                 "GPU, or {} on the CPU; under a launcher one each process that "
-                                 "it starts",
+                                 "GPU, or {} on the CPU; under a launcher there are as many as "
+                                 "processes x parallel.threads",
                                  cpu_ranks),
+             .min = 0,
+             .max = max_ranks});
+  flags.add("parallel.threads", &threads,
+            {.help = "ranks of each process that a launcher starts, one thread each, which share "
+                     "memory; 0: one; without a launcher this says what parallel.ranks says",
              .min = 0,
              .max = max_ranks});
   flags.add("parallel.backend", &backend,
@@ -68,7 +73,8 @@ void ParallelConfig::add_to(FlagSet& flags) {
              .choices = shard::Placement::preset_names()});
   flags.add("parallel.shard_ranks", &shard_ranks,
             {.help = "of hsdp, hybrid_zero2 and hfsdp: ranks that share one copy; divides the "
-                     "ranks; 0: the largest divisor that is at most half of them",
+                     "ranks; 0: those of a process with parallel.threads, or of one of several "
+                     "hosts, else the largest divisor that is at most half of them",
              .min = 0,
              .max = max_ranks});
   flags.add("parallel.prefetch", &prefetch,
@@ -155,7 +161,11 @@ shard::Placement ParallelConfig::placement(int num_ranks) const {
     placement.reshard_after_forward = reshard != kKeep;
     placement.reshard_ranks = std::max(reshard, 0);
   }
-  if (shard_ranks > 0) placement.shard_ranks = static_cast<int>(shard_ranks);
+  if (shard_ranks > 0) {
+    placement.shard_ranks = static_cast<int>(shard_ranks);
+  } else if (replica_ranks > 0 && placement.is_hybrid()) {
+    placement.shard_ranks = static_cast<int>(replica_ranks);
+  }
   placement.shard_ranks = placement.shard_ranks_of(num_ranks);
   require(num_ranks % placement.shard_ranks == 0,
           "[config] expected parallel.shard_ranks that divides {} rank{}, got {}", num_ranks,

@@ -18,10 +18,14 @@ enum class TransportChoice { kAuto, kMpi, kGloo };
 
 /// What is left open here, Ranks decides for a machine: see ranks.h.
 struct ParallelConfig {
-  std::int64_t ranks = 0;         ///< 0: one a GPU, or `cpu_ranks`
-  std::int64_t cpu_ranks = 4;     ///< the program's own, no flag
-  std::int64_t max_ranks = 1024;  ///< the program's own, no flag: of threads
-  std::int64_t local_ranks = 0;   ///< what Ranks says, no flag: on this host; 0: all
+  std::int64_t ranks = 0;          ///< 0: one a GPU, or `cpu_ranks`; of a launcher, all of them
+  std::int64_t threads = 0;        ///< ranks of each process; 0: of a launcher one, else as `ranks`
+  std::int64_t cpu_ranks = 4;      ///< the program's own, no flag
+  std::int64_t max_ranks = 1024;   ///< the program's own, no flag: of threads
+  std::int64_t local_ranks = 0;    ///< what Ranks says, no flag: on this host; 0: all
+  std::int64_t replica_ranks = 0;  ///< what Ranks says, no flag: of a replica, unless shard_ranks
+                                   ///< does; 0: the strategy's
+  std::string replica_place = {};  ///< what Ranks says, no flag: where all of these are, "process"
   LauncherChoice launcher = LauncherChoice::kAuto;
   TransportChoice transport = TransportChoice::kAuto;  ///< of several processes
   std::string address;                                 ///< empty: the launcher's

@@ -247,12 +247,15 @@ std::string Launch::str() const {
   return text + (host ? fmt::format(" on host {} of {})", *host, *num_hosts) : " on its host)");
 }
 
-std::string Launch::all_str() const {
+std::string Launch::all_str(int num_threads) const {
   const auto count = [](int n, std::string_view what) {
     return fmt::format("{} {}{}", n, what, n == 1 ? "" : what.ends_with('s') ? "es" : "s");
   };
-  return fmt::format("{}: {}{}", name_of(by), count(num_processes, "process"),
-                     num_hosts ? " on " + count(*num_hosts, "host") : "");
+  const std::string processes =
+      has_equal_hosts()
+          ? count(*num_hosts, "host") + " x " + count(num_local_processes, "process")
+          : count(num_processes, "process") + (num_hosts ? " on " + count(*num_hosts, "host") : "");
+  return fmt::format("{}: {} x {}", name_of(by), processes, count(num_threads, "thread"));
 }
 
 Launch find_launch(const Environment& environment, LauncherChoice choice) {

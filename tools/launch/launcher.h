@@ -36,8 +36,14 @@ struct Launch {
   bool operator==(const Launch&) const = default;
   /// "torchrun, process 3 of 4 (1 of 2 on host 1 of 2)"
   std::string str() const;
-  /// Of all of them: "torchrun: 4 processes on 2 hosts"
-  std::string all_str() const;
+  /// Of all of them, with ranks in each: "torchrun: 2 hosts x 2 processes x 1 thread", where hosts
+  /// differ "torchrun: 3 processes on 2 hosts x 1 thread", "openmpi: 4 processes x 1 thread"
+  /// where there may be any number of hosts.
+  std::string all_str(int num_threads) const;
+  /// Whether hosts have as many processes each, as far as this one can tell.
+  bool has_equal_hosts() const {
+    return num_hosts && num_local_processes * *num_hosts == num_processes;
+  }
 };
 
 /// What `environment` says, which is heeded as `choice` asks for. With kAuto the innermost of those

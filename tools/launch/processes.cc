@@ -82,10 +82,10 @@ std::string_view name_of(TransportChoice transport) {
   return "";  // no other
 }
 
-std::unique_ptr<comm::ProcessGroup> join_processes(
-    const TrainConfig& config, const Launch& launch,
-    std::function<void(const std::string& message)> on_failure,
-    std::shared_ptr<comm::FlightRecorder> flight) {
+void run_processes(const TrainConfig& config, const Launch& launch, int num_threads,
+                   std::function<void(const std::string& message)> on_failure,
+                   std::shared_ptr<comm::FlightRecorder> flight,
+                   const std::function<void(comm::ProcessGroup&)>& fn) {
   const TransportChoice transport = transport_of(config.parallel, launch);
   const bool is_mpi = transport == TransportChoice::kMpi;
   const comm::ControlOptions control = control_options(config, launch);
@@ -93,16 +93,17 @@ std::unique_ptr<comm::ProcessGroup> join_processes(
           "[launch] expected an address where the processes meet, got none of {} "
           "(parallel.address)",
           launch.str());
-  return comm::join({.control = control,
-                     .transport =
-                         [&](const comm::AllGatherTexts& all_gather) {
-                           return is_mpi ? make_mpi(config, launch)
-                                         : make_gloo(config, launch, all_gather);
-                         },
-                     .transport_name = std::string(name_of(transport)),
-                     .deadline = config.deadline(),
-                     .on_failure = std::move(on_failure),
-                     .flight = std::move(flight)});
+  const comm::JoinOptions options{.control = control,
+                                  .transport =
+                                      [&](const comm::AllGatherTexts& all_gather) {
+                                        return is_mpi ? make_mpi(config, launch)
+                                                      : make_gloo(config, launch, all_gather);
+                                      },
+                                  .transport_name = std::string(name_of(transport)),
+                                  .deadline = config.deadline(),
+                                  .on_failure = std::move(on_failure),
+                                  .flight = std::move(flight)};
+  comm::run_joined_ranks(num_threads, options, fn);
 }
 
 void decline_processes(const TrainConfig& config, const Launch& launch,

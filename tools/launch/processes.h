@@ -17,12 +17,13 @@ namespace tessera::tools {
 TransportChoice transport_of(const ParallelConfig& config, const Launch& launch);
 std::string_view name_of(TransportChoice transport);
 
-/// This process's rank of the world of all of them. `on_failure`, `flight`: as in comm/join.h.
-/// Collective. Throws as comm::join(), and InvalidArgument where nothing says how processes meet.
-std::unique_ptr<comm::ProcessGroup> join_processes(
-    const TrainConfig& config, const Launch& launch,
-    std::function<void(const std::string& message)> on_failure,
-    std::shared_ptr<comm::FlightRecorder> flight);
+/// Runs `fn` on `num_threads` ranks of this process, of the world of all of them. `on_failure`,
+/// `flight`: as in comm/join.h. Collective. Throws as comm::run_joined_ranks(), and InvalidArgument
+/// where nothing says how processes meet.
+void run_processes(const TrainConfig& config, const Launch& launch, int num_threads,
+                   std::function<void(const std::string& message)> on_failure,
+                   std::shared_ptr<comm::FlightRecorder> flight,
+                   const std::function<void(comm::ProcessGroup&)>& fn);
 
 /// By a process that will not join: tells the others why, if it can, and for two seconds at most.
 void decline_processes(const TrainConfig& config, const Launch& launch,

@@ -124,41 +124,41 @@ class StuckRanks {
   std::thread thread_;
 };
 
-// fn() in a thread of its own, as ranks are that share a process.
-//
-// [Note: signals and generated code] The code that oneDNN generates for a product may keep
-// something else than a stack in the stack's register. A handler of a signal that interrupts it
-// then writes its frame into memory of the product. The kernel gives a signal of the process to its
-// first thread where that takes it, so nothing computes there.
-void run_in_thread(const std::function<void()>& fn) {
-  std::exception_ptr error;
-  try {
-    std::jthread([&] {
-      try {
-        fn();
-      } catch (...) {
-        error = std::current_exception();
-      }
-    });
-  } catch (const std::system_error& e) {
-    engine::fail<DeviceError>("[ranks] expected to start a thread, got {}", e.what());
-  }
-  if (error) std::rethrow_exception(error);
+// Ranks of one process, as `config` asks for them; 0: it does not.
+std::int64_t asked_ranks(const ParallelConfig& p) {
+  require(p.threads == 0 || p.ranks == 0 || p.threads == p.ranks,
+          "[config] expected parallel.ranks={} with parallel.threads={} in one process, got {}",
+          p.threads, p.threads, p.ranks);
+  return std::max(p.threads, p.ranks);
+}
+
+// Ranks of each process that a launcher has started.
+int threads_of(const ParallelConfig& p, const Launch& launch) {
+  const auto threads = std::max<std::int64_t>(p.threads, 1);
+  const std::int64_t size = threads * launch.num_processes;
+  require(
+      p.ranks == 0 || p.ranks == size,
+      "[launch] expected parallel.ranks={}, as there are {} process{} with parallel.threads={}, "
+      "got {} ({})",
+      size, launch.num_processes, launch.num_processes == 1 ? "" : "es", threads, p.ranks,
+      launch.str());
+  return static_cast<int>(threads);
 }
 
 }  // namespace
 
 Ranks Ranks::choose(const TrainConfig& config, const Launch& launch) {
+  if (launch.by == LauncherChoice::kThreads) return on(config, count_gpus(config.device));
+  const ParallelConfig& p = config.parallel;
+  const int threads = threads_of(p, launch);
   if (launch.num_processes == 1) {
-    Ranks ranks = on(config, count_gpus(config.device));
+    TrainConfig own = config;
+    own.parallel.threads = threads;
+    Ranks ranks = on(own, count_gpus(config.device));
     ranks.launch = launch;
     return ranks;
   }
-  const ParallelConfig& p = config.parallel;
-  const int size = launch.num_processes;
-  require(p.ranks == 0 || p.ranks == size,
-          "[launch] expected parallel.ranks={}, as there are so many processes, got {} ({})", size,
-          p.ranks, launch.str());
+  const int size = launch.num_processes * threads;
   require(p.backend == BackendChoice::kAuto,
           "[launch] expected parallel.backend=auto with several processes, got another; "
           "parallel.transport says what is between them ({})",
@@ -169,10 +169,10 @@ Ranks Ranks::choose(const TrainConfig& config, const Launch& launch) {
           config.device == DeviceChoice::kAuto ? "a GPU" : "device=cuda", launch.str());
   return {.size = size,
           .local = {.world_size = size,
-                    .first = launch.process,
-                    .count = 1,
-                    .num_before = launch.local_process,
-                    .num_on_host = launch.num_local_processes},
+                    .first = launch.process * threads,
+                    .count = threads,
+                    .num_before = launch.local_process * threads,
+                    .num_on_host = launch.num_local_processes * threads},
           .launch = launch,
           .transport = transport_of(p, launch)};
 }
@@ -181,13 +181,15 @@ Ranks Ranks::planned(const TrainConfig& config) {
   if (config.device != DeviceChoice::kCuda) return choose(config);
   const ParallelConfig& p = config.parallel;
   const int num_gpus = count_gpus(DeviceChoice::kAuto);
-  const std::int64_t num_ranks = p.ranks > 0 ? p.ranks : num_gpus > 0 ? num_gpus : p.cpu_ranks;
+  const std::int64_t asked = asked_ranks(p);
+  const std::int64_t num_ranks = asked > 0 ? asked : num_gpus > 0 ? num_gpus : p.cpu_ranks;
   return on(config, static_cast<int>(num_ranks));
 }
 
 Ranks Ranks::on(const TrainConfig& config, int num_gpus) {
   const ParallelConfig& p = config.parallel;
-  const int size = static_cast<int>(p.ranks > 0 ? p.ranks : num_gpus > 0 ? num_gpus : p.cpu_ranks);
+  const std::int64_t asked = asked_ranks(p);
+  const int size = static_cast<int>(asked > 0 ? asked : num_gpus > 0 ? num_gpus : p.cpu_ranks);
   const bool one_each = num_gpus >= size;
   require(p.backend != BackendChoice::kNccl || one_each,
           "[config] expected a GPU for each of {} rank{}, got {} (parallel.backend=nccl)", size,
@@ -210,20 +212,17 @@ void Ranks::run(const TrainConfig& config, const std::function<void(comm::Proces
   StuckRanks stuck(config.deadline(), flight);
   const auto recorder = flight == nullptr ? nullptr : flight->recorder();
   const auto on_failure = [&](const std::string& message) { stuck.begin(message); };
+  // [Note: signals and generated code] The code that oneDNN generates for a product may keep
+  // something else than a stack in the stack's register. A handler of a signal that interrupts it
+  // then writes its frame into memory of the product. The kernel gives a signal of the process to
+  // its first thread where that takes it, so ranks are other threads, if it is only one.
   if (are_processes()) {
-    return run_in_thread([&] {
-      const auto world = join_processes(config, launch, on_failure, recorder);
-      try {
-        fn(*world);
-      } catch (const engine::CommError& error) {
-        world->abort(error.what());
-        if (comm::Control::tells_of_loss(error.what())) throw TryAgain(error.what());
-        throw;
-      } catch (const std::exception& error) {
-        world->abort(error.what());
-        throw;
-      }
-    });
+    try {
+      return run_processes(config, launch, local.count, on_failure, recorder, fn);
+    } catch (const engine::CommError& error) {
+      if (comm::Control::tells_of_loss(error.what())) throw TryAgain(error.what());
+      throw;
+    }
   }
   if constexpr (engine::kCudaBuilt) {
     if (nccl) {
@@ -241,6 +240,20 @@ void Ranks::run(const TrainConfig& config, const std::function<void(comm::Proces
 
 std::string_view Ranks::backend() const {
   return are_processes() ? name_of(transport) : nccl ? "nccl" : "threads";
+}
+
+std::string Ranks::launch_str() const {
+  if (launch.by == LauncherChoice::kThreads) return "";
+  return fmt::format("{}{}", launch.all_str(local.count),
+                     are_processes() ? fmt::format(", transport {}", name_of(transport)) : "");
+}
+
+std::pair<int, std::string_view> Ranks::replica() const {
+  if (!are_processes()) return {0, ""};
+  if (local.count > 1) return {local.count, "process"};
+  const bool has_hosts = launch.has_equal_hosts() && *launch.num_hosts > 1;
+  if (has_hosts && local.num_on_host > 1) return {local.num_on_host, "host"};
+  return {0, ""};
 }
 
 std::string Ranks::str() const {

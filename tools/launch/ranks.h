@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "comm/process_group.h"
 #include "engine/stream.h"
@@ -22,10 +23,11 @@ struct Ranks {
   int num_gpus = 0;  ///< that those of this process take in turn; 0: the CPU
   bool nccl = false;
   LocalRanks local = {.world_size = size};
-  Launch launch = {};  ///< where it is of several processes, each is one rank, on the CPU
+  Launch launch = {};  ///< where it is of several processes, their ranks are on CPUs
   TransportChoice transport = TransportChoice::kAuto;  ///< of several processes, never kAuto
 
-  /// On this machine, in the processes that `launch` tells of. Throws DeviceError when GPUs are
+  /// On this machine, in the processes that `launch` tells of: where a launcher has started this
+  /// one, parallel.threads in each, also if it is the only one. Throws DeviceError when GPUs are
   /// asked for and the build or the machine has none to use; InvalidArgument for nccl without a GPU
   /// for each rank, and for what several processes cannot do.
   static Ranks choose(const TrainConfig& config, const Launch& launch = {});
@@ -49,6 +51,11 @@ struct Ranks {
            FlightOutput* flight = nullptr) const;
   /// What moves tensors between ranks: "threads", "nccl", "mpi", "gloo".
   std::string_view backend() const;
+  /// "torchrun: 2 hosts x 2 processes x 2 threads, transport gloo"; empty without a launcher.
+  std::string launch_str() const;
+  /// Neighbouring ranks that reach each other sooner than others, and where they are: of a
+  /// "process" or a "host". 0 where all are alike.
+  std::pair<int, std::string_view> replica() const;
   /// "cuda, 4 ranks on 2 GPUs, threads", "cpu, 4 ranks, threads, v4+amx, oneDNN 2.6.3"
   std::string str() const;
   /// What str() says, for the log: device, ranks, num_gpus, backend, cpu.

@@ -212,6 +212,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
       target.rank, target.num_ranks,
       {.sums_in_rank_order = target.sums_in_rank_order,
        .stages = target.stages,
+       .ranks_per_process = target.ranks_per_process,
        .on_collective = [&, rates = target.rates](const comm::Collective& c,
                                                   const std::vector<int>& ranks,
                                                   const engine::Stream& stream) {

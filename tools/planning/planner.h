@@ -29,7 +29,8 @@ struct PlanTarget {
   int rank = 0;  ///< whose plan it is
   bool on_gpus = false;
   bool sums_in_rank_order = true;  ///< false: NCCL in its own order
-  bool stages = false;  ///< reductions need memory besides their tensors (comm/staging.h)
+  bool stages = false;        ///< reductions need memory besides their tensors (comm/staging.h)
+  int ranks_per_process = 1;  ///< of several processes
   engine::MetaRates rates = {};
   /// Is given the GPU's matrix products, each once; see engine::record_gemms(). Null: not asked
   /// for.

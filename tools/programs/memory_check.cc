@@ -47,7 +47,7 @@ std::string smaller(const TrainConfig& config, const Ranks& ranks, std::int64_t 
     return fmt::format("try --memory_budget={}MiB, for each rank", mib);
   }
   if (ranks.size > 1) {
-    return "try " + fewer_ranks(config, ranks.size, ranks.size / 2, ranks.are_processes());
+    return "try " + fewer_ranks(config, ranks.size, ranks.size / 2, ranks.launch.num_processes);
   }
   return "try a smaller --train.batch, or a smaller model";
 }

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -185,7 +186,8 @@ RunIdentity identity_of(const Task& task, const Ranks& ranks, const engine::Gemm
 
 // What all processes of a run must have in common.
 std::string process_text(const Run& run, const std::string& config_toml) {
-  return fmt::format("{}[data]\ndigest = {}\n[arithmetic]\n{}", config_toml, run.task.data_digest(),
+  return fmt::format("{}[data]\ndigest = {}\n[launch]\nranks_of_a_replica = {}\n[arithmetic]\n{}",
+                     config_toml, run.task.data_digest(), run.ranks.replica().first,
                      arithmetic_text(run.ranks, run.gemms.get()));
 }
 
@@ -212,7 +214,7 @@ RunPlace run_place(const Ranks& ranks, const MachineLimits& limits) {
           .num_gpus = ranks.num_gpus,
           .num_cores = limits.usable_cores(),
           .num_sharing = has_own_cores ? ranks.local.count : ranks.local.num_on_host,
-          .are_processes = ranks.are_processes()};
+          .num_processes = ranks.launch.num_processes};
 }
 
 // Says and writes what the run leaves.
@@ -314,6 +316,8 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
   if (!config.plan) warnings = launch_warnings(environment(), launch, config);
   const Ranks ranks = Ranks::choose(config, launch);
   task.config().parallel.local_ranks = ranks.local.num_on_host;
+  std::tie(task.config().parallel.replica_ranks, task.config().parallel.replica_place) =
+      ranks.replica();
   check_run(config, flags, ranks);
   if (!config.plan)
     check_pins(config.cpu, ranks.local.num_on_host);  // a plan may be of another machine
@@ -355,7 +359,7 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
     say("warning: " + line, Console::Style::kWarning);
   }
   say("device: " + ranks.str());
-  if (ranks.are_processes()) say(launch.all_str());
+  if (const std::string line = ranks.launch_str(); !line.empty()) say(line);
   if (!graph.empty()) say(graph);
   for (const std::string& line : warnings) say(line, Console::Style::kWarning);
   for (const std::string& line : budget_lines) say(line);
@@ -370,8 +374,10 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
       const bool is_root = world.rank() == 0;
       pin_rank(config.cpu, ranks.local, world.rank());
       if (ranks.are_processes()) {
-        difference = difference_of_processes(world, process_text(run, flags.to_toml()));
-        if (!difference.empty()) return;
+        std::string found = difference_of_processes(world, process_text(run, flags.to_toml()));
+        const bool differ = !found.empty();
+        if (world.rank() == ranks.local.first) difference = std::move(found);
+        if (differ) return;
       }
       Result mine = train_rank(world, run, is_root ? &*log : nullptr);
       if (is_root) result = std::move(mine);

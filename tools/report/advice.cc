@@ -27,7 +27,7 @@ std::string fewer_threads(const TrainConfig& config, const RunPlace& place) {
   }
   return found + fewer_ranks(config, place.num_ranks,
                              place.num_ranks * place.num_cores / place.num_sharing,
-                             place.are_processes);
+                             place.num_processes);
 }
 
 // Whether some rank waits for a core.
@@ -69,14 +69,20 @@ std::string less_exposed(double percent, const TrainConfig& config, const RunPla
 
 }  // namespace
 
-std::string fewer_ranks(const TrainConfig& config, int num_ranks, int most, bool are_processes) {
+std::string fewer_ranks(const TrainConfig& config, int num_ranks, int most, int num_processes) {
   int ranks = std::clamp(most, 1, num_ranks);
   while (num_ranks % ranks != 0) --ranks;  // so that a step has as many samples
   const bool keeps_bits =
       config.comm.text().empty() && config.train.accum_comm == AccumComm::kEvery;
-  const std::string count = are_processes
-                                ? fmt::format("{} process{} with", ranks, ranks == 1 ? "" : "es")
-                                : fmt::format("--parallel.ranks={}", ranks);
+  const auto processes = [](int n) {
+    return fmt::format("{} process{} with", n, n == 1 ? "" : "es");
+  };
+  const bool has_threads = num_ranks > num_processes;  // in each process
+  const std::string count = num_processes == 1 ? fmt::format("--parallel.ranks={}", ranks)
+                            : !has_threads     ? processes(ranks)
+                            : ranks % num_processes == 0
+                                ? fmt::format("--parallel.threads={}", ranks / num_processes)
+                                : processes(ranks) + " --parallel.threads=1";
   return fmt::format("{} --train.accum={} (same {})", count,
                      config.train.accum * (num_ranks / ranks),
                      keeps_bits ? "bits" : "samples a step");

@@ -28,7 +28,8 @@ constexpr std::string_view kNotCompared[] = {
     "cpu", "offload", "log",   "memory_budget", "memory_check", "save",       "sample"};
 // Options that changed_settings() leaves out, as resume() tells them otherwise: it compares the
 // number of ranks and the data themselves.
-constexpr std::string_view kToldOtherwise[] = {"parallel.ranks", "parallel.cpu_ranks", "data.path"};
+constexpr std::string_view kToldOtherwise[] = {"parallel.ranks", "parallel.threads",
+                                               "parallel.cpu_ranks", "data.path"};
 
 /// "section.key" to value.
 std::map<std::string, std::string> settings_of(std::string_view toml) {

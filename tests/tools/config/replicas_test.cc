@@ -22,6 +22,13 @@ TEST(Replicas, HybridsAlwaysSayTheirSize) {
     EXPECT_EQ(replicas_text(config_of(hybrid), 4), "replicas of 2");
     EXPECT_EQ(replicas_text(config_of(hybrid, 3), 3), "replicas of 3");
   }
+  TrainConfig placed = config_of("hsdp");
+  placed.parallel.replica_ranks = 2;
+  placed.parallel.replica_place = "process";
+  EXPECT_EQ(replicas_text(placed, 6), "replicas of 2, one per process");
+  EXPECT_EQ(replicas_warning(placed, 2), "");
+  placed.parallel.shard_ranks = 3;
+  EXPECT_EQ(replicas_text(placed, 6), "replicas of 3");
   EXPECT_EQ(replicas_text(config_of("zero3"), 4), "");
   EXPECT_EQ(replicas_text(config_of("ddp"), 4), "");
 }

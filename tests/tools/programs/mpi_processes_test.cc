@@ -35,7 +35,8 @@ TEST_F(MpiProcessesTest, HaveTheBitsOfThreads) {
   const Flags accumulates = {{"train.accum", "2"}, {"model.dropout", "0.1"}};
   const Outcome two = mpirun(2, accumulates);
   EXPECT_EQ(sha256_of(two), of_threads(2, accumulates)) << two.err;
-  EXPECT_TRUE(has(two.out, {"device: cpu, 2 ranks, mpi, ", "\nopenmpi: 2 processes on 1 host\n"}));
+  EXPECT_TRUE(has(two.out, {"device: cpu, 2 ranks, mpi, ",
+                            "\nopenmpi: 1 host x 2 processes x 1 thread, transport mpi\n"}));
   EXPECT_EQ(two.out.find('\x1b'), std::string::npos) << "mpirun's own terminals are nobody's";
   const Flags hybrid = {{"parallel.strategy", "hsdp"}, {"precision.param", "bf16"}};
   EXPECT_EQ(sha256_of(mpirun(4, hybrid)), of_threads(4, hybrid));

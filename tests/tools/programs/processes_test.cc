@@ -10,6 +10,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/tools/testing/process_training.h"
+#include "tests/tools/testing/strategy_cases.h"
 
 namespace tessera {
 namespace {
@@ -33,37 +34,7 @@ class ProcessesTest : public testing::ProcessTraining {
 // ------------------------------------------------------------------------------------------------
 
 TEST_F(ProcessesTest, EveryStrategyHasTheBitsOfThreads) {
-  const struct {
-    std::string strategy;
-    Flags options;
-  } cases[] = {
-      {"ddp",
-       {{"comm.hook", "powersgd"},
-        {"powersgd.start_step", "1"},
-        {"powersgd.min_compression_rate", "1"},
-        {"parallel.bucket_mb", "0.001"},
-        {"model.dim", "16"}}},
-      {"zero1",
-       {{"train.accum", "2"},
-        {"train.grad_clip", "0"},
-        {"train.overlap_optimizer", "interleaved"}}},
-      {"zero2", {{"train.accum", "2"}, {"train.accum_comm", "last"}, {"train.grad_clip", "0.1"}}},
-      {"shard_grad_op", {{"model.dropout", "0.2"}, {"parallel.prefetch", "2"}}},
-      {"zero3",
-       {{"offload.parameters", "1"},
-        {"offload.gradients", "1"},
-        {"offload.optimizer", "1"},
-        {"train.recompute", "true"},
-        {"parallel.prefetch", "0"}}},
-      {"hsdp", {{"precision.param", "bf16"}, {"precision.reduce", "bf16"}, {"train.accum", "2"}}},
-      {"hybrid_zero2", {{"comm.hook", "bf16"}, {"train.overlap_optimizer", "none"}}},
-      {"hfsdp",
-       {{"comm.hook", "batched_powersgd"},
-        {"powersgd.start_step", "1"},
-        {"train.overlap_optimizer", "backward"},
-        {"train.grad_clip", "0"}}},
-  };
-  for (const auto& c : cases) {
+  for (const testing::StrategyCase& c : testing::strategy_cases()) {
     Flags options = c.options;
     options["parallel.strategy"] = c.strategy;
     for (const int n : {2, 3, 4}) {
@@ -124,7 +95,8 @@ TEST_F(ProcessesTest, OneTellsWhatAllDo) {
   const auto all = start(3, {{"log.every", "1"}}).wait();
   sha256_of(all);
   EXPECT_TRUE(has(all[0].out, {"device: cpu, 3 ranks, gloo, ",
-                               "\ntorchrun: 3 processes on 1 host\n", "step     3/3 "}));
+                               "\ntorchrun: 1 host x 3 processes x 1 thread, transport gloo\n",
+                               "step     3/3 "}));
   for (const Outcome& outcome : all) EXPECT_EQ(without_waiting(outcome.err), "");
   EXPECT_EQ(log_lines().size(), 4u);
   EXPECT_EQ(final_record().at("ranks"), 3);

@@ -387,7 +387,7 @@ TEST(Advice, OfProcessesCountsThoseThatShareCores) {
                     .num_gpus = 0,
                     .num_cores = 2,
                     .num_sharing = num_sharing,
-                    .are_processes = true});
+                    .num_processes = 2});
   };
   EXPECT_EQ(advised_to(4),  // on each of two hosts
             "exposed communication is 20 % of a step: 4 ranks share 2 cores, so some always wait; "

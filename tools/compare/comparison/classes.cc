@@ -62,7 +62,7 @@ bool changes_units(const std::string& key) {
 }
 
 bool deals_micro_batches(const std::string& key) {
-  return key == "parallel.ranks" || key == "train.accum";
+  return key == "parallel.ranks" || key == "parallel.threads" || key == "train.accum";
 }
 
 bool same_samples(const Configuration& a, const Configuration& b) {
