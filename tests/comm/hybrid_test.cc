@@ -425,8 +425,8 @@ TEST(HybridTest, AThreadThatIsLateIsNamed) {
         if (world.rank() == 3) stay_away(world);
         world.barrier("end");
       },
-      milliseconds(500));
-  EXPECT_THAT(messages, Each("[barrier #1 of world] expected 2 ranks of process 1 within 500 ms, "
+      milliseconds(1000));
+  EXPECT_THAT(messages, Each("[barrier #1 of world] expected 2 ranks of process 1 within 1000 ms, "
                              "got 1: rank 3 is missing, last seen in #0 barrier 'begin'; barrier "
                              "'end'"));
 }

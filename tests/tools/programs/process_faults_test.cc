@@ -117,7 +117,8 @@ TEST_F(ProcessFaults, WhatProcessesCannotDoIsRefusedBeforeTheyMeet) {
   } cases[] = {
       {{{"parallel.ranks", "3"}},
        {},
-       "expected parallel.ranks=2, as there are so many processes, got 3 (torchrun, process "},
+       "expected parallel.ranks=2, as there are 2 processes with "
+       "parallel.threads=1, got 3 (torchrun, process "},
       {{{"device", "cuda"}},
        {},
        "[launch] expected device=cpu, as several processes compute on CPUs alone, got device=cuda"},
