@@ -11,6 +11,7 @@
 
 #include "tests/comm/joined_processes.h"
 #include "tests/comm/process_group_faults.h"
+#include "tests/comm/process_group_leftovers.h"
 #include "tests/comm/process_group_suite.h"
 #include "tests/comm/said_by_processes.h"
 #include "tests/testing/sanitizers.h"

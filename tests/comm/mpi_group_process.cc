@@ -20,6 +20,7 @@
 #include "comm/join.h"
 #include "comm/mpi/mpi_transport.h"
 #include "tests/comm/process_group_faults.h"
+#include "tests/comm/process_group_leftovers.h"
 #include "tests/comm/process_group_suite.h"
 
 namespace tessera::comm {

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <future>
@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "comm/gloo/gloo_transport.h"
@@ -151,40 +150,39 @@ double median_of(const std::vector<double>& values) {
   return values.empty() ? kNone : median(values);
 }
 
+constexpr std::array kCalls = {"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+const std::map<std::int64_t, const char*> kSizes = {
+    {1024, "1 KB"}, {1 << 20, "1 MB"}, {40'000'000, "40 MB"}};
+
+std::string name_of(const std::string& call, std::int64_t nbytes, int num) {
+  return fmt::format("{} {}, {} processes", call, kSizes.at(nbytes), num);
+}
+
+// The wanted rows of `num` processes.
+std::vector<std::string> wanted_calls(const BenchConfig& config, int num) {
+  std::vector<std::string> rows;
+  for (const auto& [nbytes, size] : kSizes) {
+    for (const char* call : kCalls) {
+      if (const auto row = name_of(call, nbytes, num); config.wants(row)) rows.push_back(row);
+    }
+  }
+  return rows;
+}
+
 void bench_calls(const BenchConfig& config, const Found& found, BenchReport& report) {
-  report.begin_table(
-      "processes",
-      fmt::format("Collectives of f32 between processes of this machine, us: ours, "
-                  "and those of Open MPI and Gloo, {} rounds in turn. ratio: theirs "
-                  "to ours over the same",
-                  config.rounds),
-      {"collective", "mpi_us", "open_mpi_us", "ratio", "gloo_us", "gloos_own_us", "gloo_ratio"});
   const std::string samples = std::to_string(config.samples);
   const Words options = {"--samples=" + samples, "--steps=0"};
-  const std::vector<std::pair<std::int64_t, const char*>> sizes = {
-      {1024, "1 KB"}, {1 << 20, "1 MB"}, {40'000'000, "40 MB"}};
   for (const int num : {2, 4}) {
-    // By name of the row: of each side the medians of its rounds.
-    std::map<std::string, std::vector<std::vector<double>>> us;
-    const auto row_of = [&](const std::string& call, const char* size) {
-      return fmt::format("{} {}, {} processes", call, size, num);
-    };
+    const std::vector<std::string> rows = wanted_calls(config, num);
+    if (rows.empty()) continue;
+    // Ours and MPI's own, ours and Gloo's own: by row what the rounds took.
+    std::array<std::map<std::string, std::vector<double>>, 4> us;
     const auto add = [&](std::size_t side, const std::string& output) {
       for (const nlohmann::json& record : records_of(output)) {
-        const auto size = std::ranges::find(sizes, record.at("nbytes").get<std::int64_t>(),
-                                            &std::pair<std::int64_t, const char*>::first);
-        auto& sides = us[row_of(record.at("call"), size->second)];
-        sides.resize(4);
-        sides[side].push_back(record.at("us"));
+        us[side][name_of(record.at("call"), record.at("nbytes"), num)].push_back(record.at("us"));
       }
     };
-    std::vector<std::string> rows;
-    for (const auto& size : sizes) {
-      for (const char* call : {"all_gather", "reduce_scatter", "all_reduce", "broadcast"}) {
-        if (config.wants(row_of(call, size.second))) rows.push_back(row_of(call, size.second));
-      }
-    }
-    for (std::int64_t round = 0; round < config.rounds && !rows.empty(); ++round) {
+    for (std::int64_t round = 0; round < config.rounds; ++round) {
       if (found.mpi) {
         add(0, ours_over_mpi(num, options));
         add(1, under_mpirun(num, {program("open_mpi_process"), samples}));
@@ -194,10 +192,14 @@ void bench_calls(const BenchConfig& config, const Found& found, BenchReport& rep
         add(3, gloos_own(num, samples));
       }
     }
+    report.begin_table(
+        "processes",
+        fmt::format("Collectives of f32 between {} processes of this machine, us: ours, and those "
+                    "of Open MPI and Gloo, {} rounds in turn. ratio: theirs to ours over the same",
+                    num, config.rounds),
+        {"collective", "mpi_us", "open_mpi_us", "ratio", "gloo_us", "gloos_own_us", "gloo_ratio"});
     for (const std::string& row : rows) {
-      auto& sides = us[row];
-      sides.resize(4);
-      const auto at = [&](std::size_t side) { return median_of(sides[side]); };
+      const auto at = [&](std::size_t side) { return median_of(us[side][row]); };
       report.row({row, at(0), at(1), Cell(at(1) / at(0), 2), at(2), at(3), Cell(at(3) / at(2), 2)});
     }
   }
