@@ -55,6 +55,7 @@
 #include "tools/trace/trace_events.h"
 #include "tools/train/checkpoint_folder.h"
 #include "tools/train/graph_choice.h"
+#include "tools/train/shared_folder.h"
 
 namespace tessera::tools {
 namespace {
@@ -304,7 +305,6 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
   if (!flags.parse(argc, argv, std::cout)) return;
   const TrainConfig& config = task.config();
   config.validate(flags);
-  check_resumed_folder(config.checkpoint);
   if (!config.plan && !config.audit && config.memory_budget.empty())
     RatesConfig::check_unused(flags);
   choose_cpu(config.cpu);
@@ -312,6 +312,7 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
       find_launch(environment(), config.plan ? LauncherChoice::kAuto : config.parallel.launcher);
   const bool is_first = launch.process == 0;  // who tells a person what all of them do
   if (config.plan && !is_first) return;
+  if (is_first) check_resumed_folder(config.checkpoint);
   std::vector<std::string> warnings;
   if (!config.plan) warnings = launch_warnings(environment(), launch, config);
   const Ranks ranks = Ranks::choose(config, launch);
@@ -378,6 +379,10 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
         const bool differ = !found.empty();
         if (world.rank() == ranks.local.first) difference = std::move(found);
         if (differ) return;
+        if (config.checkpoint.saves()) {
+          check_shared_folder(world, config.checkpoint.folder(config.out), engine::Memory(),
+                              engine::Stream::inline_cpu("launch"));
+        }
       }
       Result mine = train_rank(world, run, is_root ? &*log : nullptr);
       if (is_root) result = std::move(mine);

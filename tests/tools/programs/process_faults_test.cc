@@ -173,6 +173,25 @@ TEST_F(ProcessFaults, AnotherSecretDoesNotGetIn) {
                 .wait());
 }
 
+TEST_F(ProcessFaults, AFolderThatNotAllShareIsFoundBeforeTheFirstStep) {
+  fs::create_directory(folder_ / "h1");
+  fs::create_directory(folder_ / "h2");
+  const auto on = [&](const char* host) {
+    return Own{.environment = {{"BUILD_WORKING_DIRECTORY", folder_ / host}}};
+  };
+  const Flags saves = {{"checkpoint.every", "2"}, {"checkpoint.dir", "checkpoints"}};
+  const auto all = start(3, saves, {{0, on("h1")}, {1, on("h1")}, {2, on("h2")}}).wait();
+  expect_failed(all,
+                {"[checkpoint] expected a folder that all hosts share, got one in which rank 2 "
+                 "on ",
+                 " does not see what rank 0 has written (checkpoint.dir, "});
+  EXPECT_FALSE(has_begun());
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_ / "h1/checkpoints"), {}), 0);
+  EXPECT_FALSE(exists("h2/checkpoints"));
+  sha256_of(start(3, saves, {{0, on("h1")}, {1, on("h1")}, {2, on("h1")}}).wait());
+  EXPECT_TRUE(exists("h1/checkpoints/step_2"));
+}
+
 // Late, or never
 // ------------------------------------------------------------------------------------------------
 

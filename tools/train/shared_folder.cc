@@ -1,0 +1,93 @@
+#include "tools/train/shared_folder.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "comm/host_gather.h"
+#include "engine/error.h"
+#include "engine/io/file.h"
+#include "shard/checkpoint/folder.h"
+
+namespace tessera::tools {
+namespace {
+
+std::string host() {
+  std::array<char, 65> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
+}
+
+// The file of rank 0, removed in the end. Its name is that of a checkpoint that is being written:
+// should this process die, the next run removes it.
+class TestFile {
+ public:
+  explicit TestFile(const std::string& folder)
+      : path_(shard::temporary_path(folder, 0, static_cast<std::uint64_t>(::getpid()))) {
+    std::filesystem::create_directories(folder);
+    engine::AtomicFile file(path_);
+    file.write(std::as_bytes(std::span(path_)));
+    file.commit();
+  }
+  ~TestFile() { (void)::unlink(path_.c_str()); }
+  TestFile(const TestFile&) = delete;
+  TestFile& operator=(const TestFile&) = delete;
+
+  std::string name() const { return std::filesystem::path(path_).filename().string(); }
+
+ private:
+  const std::string path_;
+};
+
+std::unique_ptr<TestFile> leave_file(const std::string& folder) {
+  try {
+    return std::make_unique<TestFile>(folder);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+// Where files lie on another machine, what one has just written is not seen at once by all.
+bool find_file(const std::string& path) {
+  constexpr std::chrono::milliseconds kPatience(5000), kSleep(50);
+  for (std::chrono::milliseconds slept{0};; slept += kSleep) {
+    try {
+      const engine::InputFile file(path);
+      return true;
+    } catch (const engine::IoError&) {
+      if (slept >= kPatience) return false;
+    }
+    std::this_thread::sleep_for(kSleep);
+  }
+}
+
+}  // namespace
+
+void check_shared_folder(comm::ProcessGroup& world, const std::string& folder,
+                         const engine::Memory& memory, const engine::Stream& stream) {
+  const std::unique_ptr<TestFile> left = world.rank() == 0 ? leave_file(folder) : nullptr;
+  const std::string name = comm::gather_texts(world, left ? left->name() : "", memory, stream,
+                                              "a file in the folder")[0];
+  if (name.empty()) return;
+  const bool is_there = world.rank() == 0 || find_file(folder + "/" + name);
+  const auto lacking =
+      comm::gather_texts(world, is_there ? "" : host(), memory, stream, "who sees the folder");
+  const auto first = std::ranges::find_if(lacking, [](const auto& text) { return !text.empty(); });
+  engine::require<engine::IoError>(first == lacking.end(),
+                                   "[checkpoint] expected a folder that all hosts share, got one "
+                                   "in which rank {} on {} does not "
+                                   "see what rank 0 has written (checkpoint.dir, {})",
+                                   first - lacking.begin(), first == lacking.end() ? "" : *first,
+                                   folder);
+}
+
+}  // namespace tessera::tools
