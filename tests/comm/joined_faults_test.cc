@@ -153,6 +153,23 @@ TEST(JoinedFaultsTest, AProcessThatReturnsEarlyIsNamedAtOnce) {
   }
 }
 
+TEST(JoinedFaultsTest, AProcessThatExitsWithoutLeavingIsNamedAtOnce) {
+  for (int gone = 0; gone < 3; ++gone) {
+    auto children = joined_all(3, kLong, [gone](ProcessGroup& group, const auto&) {
+      group.barrier("begin");
+      if (group.rank() == gone) ::_exit(0);
+      group.barrier("end");
+    });
+    for (int p = 0; p < 3; ++p) {
+      if (p == gone) continue;
+      EXPECT_THAT(children[std::size_t(p)].hear(),
+                  AllOf(StartsWith("[control] expected 3 processes, lost process " +
+                                   std::to_string(gone) + " ("),
+                        HasSubstr("which ended without a word; its last call: #")));
+    }
+  }
+}
+
 // Another one, which the rank that waits first has to wait for as well, is not to hide it.
 TEST(JoinedFaultsTest, AProcessThatReturnsEarlyIsNamedWhileAnotherIsLate) {
   auto children = joined_all(3, kLong, [](ProcessGroup& group, const auto& say) {

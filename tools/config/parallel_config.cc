@@ -40,31 +40,7 @@ void ParallelConfig::add_to(FlagSet& flags) {
                 {{"auto", BackendChoice::kAuto},
                  {"threads", BackendChoice::kThreads},
                  {"nccl", BackendChoice::kNccl}}});
-  flags.add(
-      "parallel.launcher", &launcher,
-      EnumOption<LauncherChoice>{
-          "who starts the processes of one training: torchrun, slurm (srun), openmpi or hydra "
-          "(mpirun), env (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT by hand), or threads, "
-          "nobody; auto: as their variables in the environment say",
-          {kLauncherChoices.begin(), kLauncherChoices.end()}});
-  flags.add("parallel.transport", &transport,
-            EnumOption<TransportChoice>{
-                "what moves tensors between processes on CPUs: mpi, where the launcher is one of "
-                "MPI, or gloo; auto: mpi where it can be",
-                {{"auto", TransportChoice::kAuto},
-                 {"mpi", TransportChoice::kMpi},
-                 {"gloo", TransportChoice::kGloo}}});
-  flags.add(
-      "parallel.address", &address,
-      {.help = "where processes meet, tcp:HOST:PORT of the first one's host or file:PATH in a "
-               "folder that all see; empty: as the launcher says"});
-  flags.add("parallel.interface", &interface,
-            {.help = "network interface of each host, or an address of it, at which gloo's other "
-                     "processes reach it; empty: that of GLOO_SOCKET_IFNAME, else the one of the "
-                     "default route"});
-  flags.add("parallel.insecure", &insecure,
-            {.help = "let processes of other hosts join without TESSERA_SECRET, which is a text "
-                     "that all must have in their environment"});
+  add_launch_to(flags);
   flags.add("parallel.canonical", &canonical,
             {.help = "nccl sums in the order of ranks, as threads always do: the same bits however "
                      "many GPUs, for more traffic"});
@@ -99,6 +75,34 @@ void ParallelConfig::add_to(FlagSet& flags) {
                      "until a gradient that is reduced has this many MiB (the first one 1); 0: off",
              .min = 0,
              .max = 1 << 20});
+}
+
+void ParallelConfig::add_launch_to(FlagSet& flags) {
+  flags.add(
+      "parallel.launcher", &launcher,
+      EnumOption<LauncherChoice>{
+          "who starts the processes of one training: torchrun, slurm (srun), openmpi or hydra "
+          "(mpirun), env (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT by hand), or threads, "
+          "nobody; auto: as their variables in the environment say",
+          {kLauncherChoices.begin(), kLauncherChoices.end()}});
+  flags.add("parallel.transport", &transport,
+            EnumOption<TransportChoice>{
+                "what moves tensors between processes on CPUs: mpi, where the launcher is one of "
+                "MPI, or gloo; auto: mpi where it can be",
+                {{"auto", TransportChoice::kAuto},
+                 {"mpi", TransportChoice::kMpi},
+                 {"gloo", TransportChoice::kGloo}}});
+  flags.add(
+      "parallel.address", &address,
+      {.help = "where processes meet, tcp:HOST:PORT of the first one's host or file:PATH in a "
+               "folder that all see; empty: as the launcher says"});
+  flags.add("parallel.interface", &interface,
+            {.help = "network interface of each host, or an address of it, at which gloo's other "
+                     "processes reach it; empty: that of GLOO_SOCKET_IFNAME, else the one of the "
+                     "default route"});
+  flags.add("parallel.insecure", &insecure,
+            {.help = "let processes of other hosts join without TESSERA_SECRET, which is a text "
+                     "that all must have in their environment"});
   flags.add("parallel.deadline_s", &deadline_s,
             {.help = "how long a rank waits for the others, in seconds",
              .min = 0,

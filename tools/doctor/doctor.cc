@@ -1,5 +1,7 @@
 // Looks at this machine as a training would find it: each line says ok, warn or FAIL, and what to
-// do. Exit code 1 if something fails. With --flight FILE... it looks at a run that failed instead.
+// do, and under a launcher at the connections between its processes. Exit code 1 if something
+// fails. With --flight FILE... it looks at a run that failed instead.
+#include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <cstdint>
@@ -20,7 +22,9 @@
 #include "tools/doctor/gpu_checks.h"
 #include "tools/doctor/launcher_checks.h"
 #include "tools/doctor/machine_checks.h"
+#include "tools/doctor/peer_checks.h"
 #include "tools/doctor/self_test.h"
+#include "tools/launch/launcher.h"
 #include "tools/machine/environment.h"
 #include "tools/machine/limits.h"
 #include "tools/models/family.h"
@@ -46,8 +50,10 @@ struct Config {
   std::string data_path;
   std::string preset = "gpt2";
   std::string flight;
+  TrainConfig launch;  // whose options of launches alone are looked at
 
   void add_to(FlagSet& flags) {
+    launch.parallel.deadline_s = 30;
     flags.add(
         "for", &purpose,
         EnumOption<Purpose>{"what is to be run: train_transformer, or train_mlp",
@@ -67,6 +73,7 @@ struct Config {
     flags.add("flight", &flight,
               {.help = "--flight FILE...: instead of the machine, look at what a run that failed "
                        "left, and name the rank that was late, or the call at which ranks differ"});
+    launch.parallel.add_launch_to(flags);
   }
   Needs needs() const {
     if (purpose == Purpose::kTransformer) {
@@ -81,7 +88,7 @@ struct Config {
 };
 
 // Says each line once it is known: what is looked at later may end the process.
-Checks examine(const Config& config) {
+Checks examine(const Config& config, const Launch& launch) {
   Checks checks;
   const auto add = [&](Checks more) {
     for (Check& check : more) {
@@ -99,7 +106,12 @@ Checks examine(const Config& config) {
   add({check_locked_memory(soft_limit(RLIMIT_MEMLOCK), needs.model, needs.num_parameters,
                            devices.num_gpus > 0),
        check_open_files(soft_limit(RLIMIT_NOFILE))});
-  add(check_launcher(environment()));
+  add(check_launcher(environment(), config.launch.parallel.launcher));
+  if (launch.num_processes > 1) {
+    add(check_peers(config.launch, launch));
+  } else {
+    add({check_gloo(config.launch.parallel)});
+  }
   add({config.purpose == Purpose::kTransformer ? check_text(config.data_path)
                                                : check_images(config.data_path),
        check_out(resolve_user_path(config.out), 4 * needs.num_parameters)});
@@ -113,6 +125,25 @@ Checks examine(const Config& config) {
   return checks;
 }
 
+// Which of several this process is. What contradicts itself is a line of check_launcher().
+Launch launch_of(const Config& config) {
+  try {
+    return find_launch(environment(), config.launch.parallel.launcher);
+  } catch (const engine::InvalidArgument&) {
+    if (config.launch.parallel.launcher != LauncherChoice::kAuto) throw;
+    return {};
+  }
+}
+
+// A process but the first speaks of its connections alone, and only if they fail.
+Verdict answer_first(const Config& config, const Launch& launch) {
+  const Checks checks = check_peers(config.launch, launch);
+  for (const Check& check : checks) {
+    std::cerr << fmt::format("process {}: {}", launch.process, text_of(check));
+  }
+  return verdict_of(checks);
+}
+
 int run(int argc, char** argv) {
   FlagSet flags("doctor",
                 "Looks at this machine as a training would find it, and says what to do.");
@@ -124,7 +155,9 @@ int run(int argc, char** argv) {
   for (const std::string& argument : joined) arguments.push_back(argument.c_str());
   if (!flags.parse(arguments, std::cout)) return 0;
   if (!config.flight.empty()) {
-    for (const char* name : {"for", "self_test", "out", "data.path", "model.preset"}) {
+    for (const char* name : {"for", "self_test", "out", "data.path", "model.preset",
+                             "parallel.launcher", "parallel.transport", "parallel.address",
+                             "parallel.interface", "parallel.insecure", "parallel.deadline_s"}) {
       engine::require(!flags.is_given(name),
                       "[config] expected {} without flight only, got it with: the machine is not "
                       "looked at",
@@ -137,7 +170,16 @@ int run(int argc, char** argv) {
   engine::require(config.purpose == Purpose::kTransformer || !flags.is_given("model.preset"),
                   "[config] expected model.preset with for=transformer only, got {} with for=mlp",
                   config.preset);
-  const Checks checks = examine(config);
+  const Launch launch = launch_of(config);
+  for (const char* name :
+       {"parallel.transport", "parallel.address", "parallel.insecure", "parallel.deadline_s"}) {
+    engine::require(launch.num_processes > 1 || !flags.is_given(name),
+                    "[config] expected {} where a launcher has started this process, got it "
+                    "without one",
+                    name);
+  }
+  if (launch.process > 0) return answer_first(config, launch) == Verdict::kFail ? 1 : 0;
+  const Checks checks = examine(config, launch);
   std::cout << (config.json ? json_of(checks) : summary_of(checks)) << std::flush;
   return verdict_of(checks) == Verdict::kFail ? 1 : 0;
 }

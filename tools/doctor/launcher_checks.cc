@@ -33,6 +33,8 @@ constexpr std::array kVariables = {
     Variable{"CUDA_VISIBLE_DEVICES", true, "by CUDA: the GPUs to use, in this order"},
     Variable{"NVIDIA_VISIBLE_DEVICES", true, "by the container's runtime, when it was started"},
     Variable{"NCCL_*", true, "by NCCL itself"},
+    Variable{"GLOO_SOCKET_IFNAME", true,
+             "by trainers over gloo, unless --parallel.interface is given"},
     Variable{"NO_COLOR", true, "no colours on a terminal"},
     Variable{"SLURM_NTASKS", false, "srun says how many tasks a step has"},
     Variable{"SLURM_CPUS_PER_TASK", true, "by Slurm, which sets the affinity"},
@@ -62,10 +64,10 @@ Check check_one(const Variable& variable, const std::string& name, const std::st
 }
 
 // Who has started this process, and with how many others.
-Checks check_launch(const Environment& environment) {
+Checks check_launch(const Environment& environment, LauncherChoice choice) {
   Checks checks;
   try {
-    const Launch launch = find_launch(environment, LauncherChoice::kAuto);
+    const Launch launch = find_launch(environment, choice);
     if (launch.by != LauncherChoice::kThreads) {
       Check check{.name = "launcher", .found = launch.str()};
       check.facts.add("launcher", name_of(launch.by))
@@ -97,8 +99,8 @@ Check check_unread(const std::string& name) {
 
 }  // namespace
 
-Checks check_launcher(const Environment& environment) {
-  Checks checks = check_launch(environment);
+Checks check_launcher(const Environment& environment, LauncherChoice choice) {
+  Checks checks = check_launch(environment, choice);
   for (const auto& [name, value] : environment) {
     if (is_launch_variable(name)) checks.push_back(check_one(kOfLaunchers, name, value));
     for (const Variable& variable : kVariables) {
@@ -108,7 +110,11 @@ Checks check_launcher(const Environment& environment) {
   for (const std::string& name : unread_variables(environment)) {
     checks.push_back(check_unread(name));
   }
-  if (checks.empty()) checks.push_back({.name = "variables", .found = "no launcher has set any"});
+  if (checks.empty()) {
+    checks.push_back({.name = "variables",
+                      .found = "no launcher has set any: ranks are threads (several processes: "
+                               "docs/clusters.md)"});
+  }
   return checks;
 }
 

@@ -1,5 +1,6 @@
 #include "tools/launch/processes.h"
 
+#include <exception>
 #include <new>
 #include <utility>
 
@@ -54,6 +55,13 @@ comm::ControlOptions control_options(const TrainConfig& config, const Launch& la
               }};
 }
 
+void check_address(const comm::ControlOptions& control, bool is_mpi, const Launch& launch) {
+  require(is_mpi || !control.address.empty(),
+          "[launch] expected an address where the processes meet, got none of {} "
+          "(parallel.address)",
+          launch.str());
+}
+
 }  // namespace
 
 TransportChoice transport_of(const ParallelConfig& config, const Launch& launch) {
@@ -89,10 +97,7 @@ void run_processes(const TrainConfig& config, const Launch& launch, int num_thre
   const TransportChoice transport = transport_of(config.parallel, launch);
   const bool is_mpi = transport == TransportChoice::kMpi;
   const comm::ControlOptions control = control_options(config, launch);
-  require(is_mpi || !control.address.empty(),
-          "[launch] expected an address where the processes meet, got none of {} "
-          "(parallel.address)",
-          launch.str());
+  check_address(control, is_mpi, launch);
   const comm::JoinOptions options{.control = control,
                                   .transport =
                                       [&](const comm::AllGatherTexts& all_gather) {
@@ -104,6 +109,27 @@ void run_processes(const TrainConfig& config, const Launch& launch, int num_thre
                                   .on_failure = std::move(on_failure),
                                   .flight = std::move(flight)};
   comm::run_joined_ranks(num_threads, options, fn);
+}
+
+ProcessConnections connect_processes(const TrainConfig& config, const Launch& launch) {
+  const bool is_mpi = transport_of(config.parallel, launch) == TransportChoice::kMpi;
+  const comm::ControlOptions control = control_options(config, launch);
+  check_address(control, is_mpi, launch);
+  ProcessConnections made;
+  if (!control.address.empty()) made.control = comm::Control::join(control);
+  try {
+    made.transport =
+        is_mpi ? make_mpi(config, launch) : make_gloo(config, launch, [&](std::string own) {
+          return made.control->all_gather("connections", std::move(own));
+        });
+    require(made.transport->num_processes() == launch.num_processes,
+            "[launch] expected {} processes over {}, got {} ({})", launch.num_processes,
+            made.transport->str(), made.transport->num_processes(), launch.str());
+  } catch (const std::exception& error) {
+    if (made.control) made.control->fail(error.what());
+    throw;
+  }
+  return made;
 }
 
 void decline_processes(const TrainConfig& config, const Launch& launch,

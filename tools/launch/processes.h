@@ -5,8 +5,10 @@
 #include <memory>
 #include <string>
 
+#include "comm/control/control.h"
 #include "comm/flight_recorder.h"
 #include "comm/process_group.h"
+#include "comm/transport/transport.h"
 #include "tools/config/train_config.h"
 #include "tools/launch/launcher.h"
 
@@ -24,6 +26,14 @@ void run_processes(const TrainConfig& config, const Launch& launch, int num_thre
                    std::function<void(const std::string& message)> on_failure,
                    std::shared_ptr<comm::FlightRecorder> flight,
                    const std::function<void(comm::ProcessGroup&)>& fn);
+
+/// The processes' connections alone, without ranks: for who asks about them.
+struct ProcessConnections {
+  std::shared_ptr<comm::Control> control;  ///< null where they meet by MPI
+  std::unique_ptr<comm::Transport> transport;
+};
+/// Collective. Throws as join_processes(); what fails in one is told to all.
+ProcessConnections connect_processes(const TrainConfig& config, const Launch& launch);
 
 /// By a process that will not join: tells the others why, if it can, and for two seconds at most.
 void decline_processes(const TrainConfig& config, const Launch& launch,

@@ -13,6 +13,7 @@ namespace tessera::tools {
 
 FlightOutput::FlightOutput(const std::string& folder, const LocalRanks& ranks)
     : path_(ranks.file_of(fmt::format("{}/{}", folder, kName))),
+      all_paths_(ranks.are_all() ? path_ : fmt::format("{}/{}", folder, kNames)),
       recorder_(std::make_shared<comm::FlightRecorder>()) {}
 
 std::string FlightOutput::write(std::string_view error) noexcept {
@@ -25,7 +26,7 @@ std::string FlightOutput::write(std::string_view error) noexcept {
       file.commit();
       return fmt::format(
           "what each rank called last: {} (//tools:doctor --flight {} says who was late)", path_,
-          path_);
+          all_paths_);
     } catch (const std::exception& e) {
       return fmt::format("what each rank called last could not be written: {}", e.what());
     }

@@ -15,6 +15,8 @@ class FlightOutput {
  public:
   /// The name in the output folder; see file_of() for that of another process than the first.
   static constexpr const char* kName = "flight.json";
+  /// As a shell finds those of all processes.
+  static constexpr const char* kNames = "flight*.json";
 
   explicit FlightOutput(const std::string& folder, const LocalRanks& ranks = {});
 
@@ -24,7 +26,7 @@ class FlightOutput {
   std::string write(std::string_view error) noexcept;
 
  private:
-  const std::string path_;
+  const std::string path_, all_paths_;
   const std::shared_ptr<comm::FlightRecorder> recorder_;
   std::mutex mutex_;  // of the file
 };

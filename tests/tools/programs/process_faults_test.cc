@@ -255,11 +255,15 @@ TEST_F(ProcessFaults, OneThatFailsBeforeTheyMeetEndsTheOthersWithItsReason) {
 TEST_F(ProcessFaults, WhoeverIsKilledEndsTheOthersLongBeforeTheDeadline) {
   for (const int killed : {0, 2}) {
     fs::remove_all(folder_ / "run");
+    fs::create_directory(folder_ / "run");
+    folder_.write("run/flight.rank7.json", "of an earlier run");
     Processes processes = training({{"parallel.prefetch", "2"}});
+    EXPECT_FALSE(exists("run/flight.rank7.json"));
     processes[killed].send(SIGKILL);
     expect_failed(processes.wait(),
                   {fmt::format("expected 3 processes, lost process {} (", killed),
-                   "ended without a word", "what each rank called last: "},
+                   "ended without a word", "what each rank called last: ",
+                   "--flight " + folder_ / "run/flight*.json" + " says who was late"},
                   killed);
     for (int p = 0; p < 3; ++p) {
       const std::string name =
@@ -326,6 +330,26 @@ TEST_F(ProcessFaults, WhoeverIsStoppedForAWhileIsLateInTheLog) {
     if (record.value("late_rank", -1) == 1) late_ms += record.at("late_ms").get<double>();
   }
   EXPECT_GT(late_ms, 150);
+}
+
+TEST_F(ProcessFaults, OneThatIsShortOfMemoryEndsTheOthersBeforeAndInTraining) {
+  const std::string limited =
+      folder_.write("limited.sh", "#!/bin/sh\nulimit -v 400000\nexec " +
+                                      fs::absolute(testing::kTransformer).string() + " \"$@\"\n");
+  fs::permissions(limited, fs::perms::owner_all);
+  for (const bool checks : {true, false}) {
+    const Flags flags = {{"model.layers", "1"}, {"model.dim", "256"},
+                         {"model.heads", "4"},  {"model.seq", "512"},
+                         {"train.batch", "32"}, {"memory_check", checks ? "true" : "false"}};
+    const std::string job = new_job();
+    Processes processes;
+    for (int p = 0; p < 2; ++p) {
+      processes.add(start_one(job, p, 2, flags, {}, p == 1 ? limited : testing::kTransformer));
+    }
+    const auto all = processes.wait();
+    expect_failed(all, {checks ? "[memory] expected " : "memory", "rank"});
+    EXPECT_TRUE(has(all[0].err, {checks ? "got an error of process 1 (" : "rank 1"}));
+  }
 }
 
 // Asked to end
