@@ -120,6 +120,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"parallel.reshard_after_forward", {"false", kPlan}},
       {"parallel.shard_ranks", {"4", kPlan, "", hsdp}},
       {"parallel.strategy", {"ddp", kPlan}},
+      {"parallel.threads", {"3", kRefused, "expected parallel.ranks=3 with parallel.threads=3"}},
       {"parallel.transport", {"gloo", kRefused, "parallel.transport"}},
       {"parallel.unit_min_numel", {"100000", kPlan}},
       {"plan", {"true", kSays, "memory of a step"}},

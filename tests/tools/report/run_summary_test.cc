@@ -381,19 +381,22 @@ TEST(Advice, OfTooManyRanksSaysWhichKeepTheSamples) {
 }
 
 TEST(Advice, OfProcessesCountsThoseThatShareCores) {
-  const auto advised_to = [&](int num_sharing) {
+  const auto advised_to = [&](int num_sharing, int num_processes = 8) {
     return advised(calm(0.2, 0, 0), {},
                    {.num_ranks = 8,
                     .num_gpus = 0,
                     .num_cores = 2,
                     .num_sharing = num_sharing,
-                    .num_processes = 2});
+                    .num_processes = num_processes});
   };
   EXPECT_EQ(advised_to(4),  // on each of two hosts
             "exposed communication is 20 % of a step: 4 ranks share 2 cores, so some always wait; "
             "try 4 processes with --train.accum=2 (same bits)\n");
   EXPECT_TRUE(has(advised_to(8), {"8 ranks share 2 cores", "try 2 processes with"}));
   EXPECT_TRUE(has(advised_to(1), {"try --parallel.prefetch=2"}));
+  // Of two processes with four threads each, or of four with two.
+  EXPECT_TRUE(has(advised_to(4, 2), {"try --parallel.threads=2 --train.accum=2 (same bits)"}));
+  EXPECT_TRUE(has(advised_to(8, 4), {"try 2 processes with --parallel.threads=1 --train.accum=4"}));
 }
 
 TEST(Advice, NamesTheLoaderTheOptimizerAndTheMachine) {
