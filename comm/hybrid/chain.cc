@@ -113,24 +113,27 @@ class Chain {
     }
   }
 
+  // The sum before this process adds to it; null: nothing has been added yet.
+  const float* sums_so_far(std::int64_t i) {
+    float* const sums = room(i).sums;
+    if (me_ != 0) return sums;
+    if (!adds_) return nullptr;
+    if (!scatters_) return whole(i);
+    for_owners(i, [&](std::int64_t rank, std::int64_t in_block, std::int64_t at, std::int64_t n) {
+      if (call_.is_here(rank)) copy_sums(sums + at, block(rank) + in_block, n);
+    });
+    return sums;
+  }
+
   void add(std::int64_t i) {
     Room& room = this->room(i);
     for (const std::size_t received : room.incoming) messages_.wait(received);
-    const float* start = me_ != 0 || adds_ ? room.sums : nullptr;
-    if (me_ == 0 && adds_) {
-      if (!scatters_) start = whole(i);
-      if (scatters_) {
-        for_owners(i,
-                   [&](std::int64_t rank, std::int64_t in_block, std::int64_t at, std::int64_t n) {
-                     if (call_.is_here(rank)) copy_sums(room.sums + at, block(rank) + in_block, n);
-                   });
-      }
-    }
     std::vector<const void*> ins;
     for (const auto& share : call_.shares) {
       ins.push_back(share->in + begin_of(i) * size_of(c_.in.dtype()));
     }
-    sum_in_rank_order(c_.in.dtype(), ins, start, {&room.sums, 1}, numel(i), Store::kCached);
+    sum_in_rank_order(c_.in.dtype(), ins, sums_so_far(i), {&room.sums, 1}, numel(i),
+                      Store::kCached);
   }
 
   void pass_on(std::int64_t i) {

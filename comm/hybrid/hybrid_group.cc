@@ -53,8 +53,7 @@ struct HybridPart {
     return shared->pause ? shared->pause() : shared->world->pause_deadline();
   }
 
-  // Once all ranks of the group have made `call`, fn(slots, messages) is called by one of those
-  // here, with what they brought.
+  // Once all ranks here have made `call`, one of them calls fn(slots, call) with what they brought.
   template <class F>
   void meet(int rank, const Call& call, const Slot& slot, F fn) {
     here->meet(rank, call, slot,
