@@ -59,7 +59,7 @@ TEST(DoctorPeers, EachIsNamedWithItsAddressLatencyAndBandwidth) {
   const json report = json::parse(zero.out);
   for (const json& check : report.at("checks")) checks[check.at("name")] = check;
   EXPECT_TRUE(has(checks.at("peers").at("found").get<std::string>(),
-                  {"torchrun: 3 processes on 1 host, Gloo ", " at 127.0.0.1"}));
+                  {"torchrun: 1 host x 3 processes x 1 thread, Gloo ", " at 127.0.0.1"}));
   for (const char* name : {"peer 1", "peer 2"}) {
     const json& peer = checks.at(name);
     EXPECT_TRUE(has(peer.at("found").get<std::string>(), {" at 127.0.0.1: ", " us, ", " GB/s"}));
