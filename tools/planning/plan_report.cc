@@ -267,13 +267,27 @@ std::vector<PlanTerm> sent_terms(const TrainPlan& plan) {
   return terms;
 }
 
+std::int64_t bytes_between(const TrainPlan& plan) {
+  std::int64_t nbytes = 0;
+  for (const PlannedCollective& c : plan.collectives) nbytes += c.bytes_between;
+  return nbytes;
+}
+
 std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& target) {
-  std::vector<std::string> lines = {fmt::format("plan {:016x}, {} on {}", plan.hash,
-                                                count_text(target.num_ranks, "rank"),
-                                                target.on_gpus ? "GPUs" : "CPUs")};
+  const bool are_processes = target.num_processes > 1;
+  std::vector<std::string> lines = {
+      fmt::format("plan {:016x}, {}{} on {}", plan.hash, count_text(target.num_ranks, "rank"),
+                  are_processes ? fmt::format(" in {} processes", target.num_processes) : "",
+                  target.on_gpus ? "GPUs" : "CPUs")};
   const std::vector<std::string> memory = memory_lines(plan);
   lines.insert(lines.end(), memory.begin(), memory.end());
   add_collectives(plan, lines);
+  if (are_processes) {
+    lines.push_back(
+        fmt::format("a process sends {} a step to others; {}", size_text(bytes_between(plan)),
+                    target.ranks_per_process() == 1 ? "each rank is one"
+                                                    : "its ranks read each other's memory"));
+  }
   const StepRecord& step = plan.steps.back();
   const bool uses_host = plan.uses_offload;
   lines.push_back(fmt::format("at {} a step would take {}, {} of it waiting for collectives{}",
@@ -296,6 +310,7 @@ JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target) {
         .add("end_ms", c.end_ms)
         .add("exposed_ms", c.exposed_ms)
         .add("group", c.group)
+        .add("bytes_between_processes", c.bytes_between)
         .text();
   });
   const auto groups = json_array(plan.groups, [](const std::vector<int>& ranks) {
@@ -305,6 +320,7 @@ JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target) {
   JsonRecord record;
   record.add("hash", fmt::format("{:016x}", plan.hash))
       .add("ranks", target.num_ranks)
+      .add("processes", target.num_processes)
       .add("device", target.on_gpus ? "cuda" : "cpu")
       .add_literal("peak_bytes", peak_literal(step.step_memory))
       .add_literal("host_peak_bytes", peak_literal(step.step_host_memory))

@@ -22,6 +22,8 @@ std::vector<std::string> largest_lines(const TrainPlan& plan);
 std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& target);
 /// Why a rank sends what it sends in a step: a term for collectives of units that are called alike.
 std::vector<PlanTerm> sent_terms(const TrainPlan& plan);
+/// That a process sends to others in a step, on average; 0 in one process.
+std::int64_t bytes_between(const TrainPlan& plan);
 /// The figures of plan_lines() as one JSON object.
 JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target);
 

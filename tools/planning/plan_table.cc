@@ -57,6 +57,10 @@ struct Column {
   std::function<std::string(const PlanRow&)> text;
 };
 
+bool are_processes(const std::vector<PlanRow>& rows) {
+  return std::ranges::any_of(rows, [](const PlanRow& r) { return r.target.num_processes > 1; });
+}
+
 std::vector<Column> columns(const std::vector<PlanRow>& rows) {
   std::vector<Column> all = {
       {"memory", [](const PlanRow& r) { return size_text(r.peak_nbytes); }},
@@ -65,6 +69,10 @@ std::vector<Column> columns(const std::vector<PlanRow>& rows) {
       {"waits", [](const PlanRow& r) { return duration_text(r.step().exposed_comm_ms); }},
       {"tokens/s", rate_of},
       {"MFU", [](const PlanRow& r) { return fmt::format("{:.1f} %", 100 * r.mfu()); }}};
+  if (are_processes(rows)) {
+    all.insert(all.begin() + 2,
+               {"to others", [](const PlanRow& r) { return size_text(bytes_between(r.plan)); }});
+  }
   // Norms on their way take a few bytes of the host in any case.
   const auto on_host = [](const PlanRow& r) {
     return r.is_planned() ? r.step().step_host_memory.peak_total_nbytes : 0;
@@ -94,11 +102,13 @@ std::string head_line(const std::vector<PlanRow>& rows) {
     most = std::max(most, row.target.num_ranks);
     same_rates = same_rates && rates(row) == rates(rows.front());
   }
-  return fmt::format("{} rank{} on {}{}",
-                     least == most ? engine::with_commas(least)
-                                   : fmt::format("{} to {}", least, engine::with_commas(most)),
-                     most == 1 ? "" : "s", first.on_gpus ? "GPUs" : "CPUs",
-                     same_rates ? ", at " + rates(rows.front()) : "");
+  return fmt::format(
+      "{} rank{}{} on {}{}",
+      least == most ? engine::with_commas(least)
+                    : fmt::format("{} to {}", least, engine::with_commas(most)),
+      most == 1 ? "" : "s",
+      first.num_processes == 1 ? "" : fmt::format(" in {} processes", first.num_processes),
+      first.on_gpus ? "GPUs" : "CPUs", same_rates ? ", at " + rates(rows.front()) : "");
 }
 
 void add_table(const std::vector<PlanRow>& rows, std::vector<std::string>& lines) {
@@ -216,6 +226,7 @@ std::vector<std::size_t> fastest_of(const std::vector<PlanRow>& rows) {
 std::vector<std::string> table_lines(const std::vector<PlanRow>& rows) {
   std::vector<std::string> lines = {head_line(rows)};
   add_table(rows, lines);
+  if (are_processes(rows)) lines.push_back("to others: what a process sends to other processes");
   for (const PlanRow& row : rows) {
     const std::string name = engine::escaped(row.name);
     if (!row.is_planned()) lines.push_back(fmt::format("{}: {}", name, row.refusal));
@@ -244,6 +255,7 @@ JsonRecord table_record(const std::vector<PlanRow>& rows) {
         .add("peak_bytes", row.peak_nbytes)
         .add("host_peak_bytes", row.step().step_host_memory.peak_total_nbytes)
         .add("sent_bytes", row.step().traffic.bytes_sent)
+        .add("bytes_between_processes", bytes_between(row.plan))
         .add("num_collectives", row.step().traffic.num_collectives)
         .add("step_ms", row.step().step_ms)
         .add("exposed_comm_ms", row.step().exposed_comm_ms)

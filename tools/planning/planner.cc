@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "comm/hybrid/traffic.h"
 #include "comm/meta.h"
 #include "engine/cuda.h"
 #include "engine/gemm/gemm_algorithms.h"
@@ -195,6 +196,18 @@ PlannedPass plan_unrecorded(const UnrecordedPass& pass, Trainer& trainer) {
   return {pass.name, memory.stats().peak_total_nbytes};
 }
 
+// What a process sends to others on average, for all groups that its ranks are in as `ranks` are.
+std::int64_t bytes_between(const comm::Collective& c, const std::vector<int>& ranks,
+                           const PlanTarget& target) {
+  if (target.num_processes == 1) return 0;
+  std::map<int, int> num_ranks;
+  for (const int rank : ranks) ++num_ranks[rank / target.ranks_per_process()];
+  std::vector<int> each;
+  for (const auto& [process, count] : num_ranks) each.push_back(count);
+  const auto num_groups = target.num_ranks / std::ssize(ranks);
+  return num_groups * comm::bytes_between_processes(c, each) / target.num_processes;
+}
+
 // The plan of the first `num_steps` steps. `repeats_last`: see Trainer::plan().
 TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const PlanTarget& target,
                      Model& model, const std::vector<BatchTensor>& batch, TraceWriter* trace,
@@ -212,7 +225,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
       target.rank, target.num_ranks,
       {.sums_in_rank_order = target.sums_in_rank_order,
        .stages = target.stages,
-       .ranks_per_process = target.ranks_per_process,
+       .ranks_per_process = target.ranks_per_process(),
        .on_collective = [&, rates = target.rates](const comm::Collective& c,
                                                   const std::vector<int>& ranks,
                                                   const engine::Stream& stream) {
@@ -220,6 +233,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
          called.push_back({{.name = std::string(c.work.name),
                             .label = c.work.detail,
                             .bytes_sent = c.work.bytes_sent,
+                            .bytes_between = bytes_between(c, ranks, target),
                             .group = index_of(ranks, groups),
                             .end_ms = 0},
                            end_ns - link_ns(rates, c.work.bytes_sent),

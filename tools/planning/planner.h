@@ -29,12 +29,15 @@ struct PlanTarget {
   int rank = 0;  ///< whose plan it is
   bool on_gpus = false;
   bool sums_in_rank_order = true;  ///< false: NCCL in its own order
-  bool stages = false;        ///< reductions need memory besides their tensors (comm/staging.h)
-  int ranks_per_process = 1;  ///< of several processes
+  bool stages = false;    ///< reductions need memory besides their tensors (comm/staging.h)
+  int num_processes = 1;  ///< that have as many ranks each
   engine::MetaRates rates = {};
   /// Is given the GPU's matrix products, each once; see engine::record_gemms(). Null: not asked
   /// for.
   std::shared_ptr<std::vector<engine::DeviceProduct>> gemms = nullptr;
+
+  /// Of each of several processes; 1 if there is one.
+  int ranks_per_process() const { return num_processes > 1 ? num_ranks / num_processes : 1; }
 };
 
 /// How much there is at most, with what lies between steps.
@@ -47,9 +50,12 @@ struct PlannedCollective {
   std::string name;         ///< "all_gather"
   std::string label;        ///< "h.0 forward"
   std::int64_t bytes_sent;  ///< by one rank
-  std::size_t group;        ///< of TrainPlan::groups
-  double end_ms;            ///< from the start of the step
-  double exposed_ms = 0;    ///< while compute waits, of what it was on the link for
+  /// That a process sends to others on average, with groups like this one that other ranks of it
+  /// are in; 0 in one process.
+  std::int64_t bytes_between = 0;
+  std::size_t group;      ///< of TrainPlan::groups
+  double end_ms;          ///< from the start of the step
+  double exposed_ms = 0;  ///< while compute waits, of what it was on the link for
 
   /// Whether compute waits for what is shown as 0.001 ms or more.
   bool is_exposed() const { return exposed_ms > 0.0005; }

@@ -16,7 +16,7 @@ std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model
   // Groups of some ranks may be in one process where those of others are not.
   const shard::Placement placement = config.parallel.placement(target.num_ranks);
   for (const int group : {placement.shard_ranks, placement.reshard_ranks}) {
-    const int each = target.ranks_per_process;
+    const int each = target.ranks_per_process();
     if (group > 1 && group % each != 0 && each % group != 0) {
       return fmt::format("rank {}", target.rank);
     }
@@ -28,7 +28,7 @@ std::string rank_kind(const TrainConfig& config, const PlanTarget& target, Model
   const auto world = comm::make_meta_rank(target.rank, target.num_ranks,
                                           {.sums_in_rank_order = target.sums_in_rank_order,
                                            .stages = target.stages,
-                                           .ranks_per_process = target.ranks_per_process});
+                                           .ranks_per_process = target.ranks_per_process()});
   const auto compute = engine::Stream::meta(
       "compute", target.on_gpus ? engine::DeviceKind::kCuda : engine::DeviceKind::kCpu,
       target.rates);

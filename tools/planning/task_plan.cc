@@ -16,7 +16,7 @@ PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config, int rank) 
           .on_gpus = ranks.num_gpus > 0,
           .sums_in_rank_order = !ranks.nccl || config.parallel.canonical,
           .stages = ranks.nccl || ranks.are_processes(),
-          .ranks_per_process = ranks.are_processes() ? ranks.local.count : 1,
+          .num_processes = ranks.launch.num_processes,
           .rates = config.rates.rates(ranks.num_gpus > 0, config.precision.param)};
 }
 

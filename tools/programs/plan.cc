@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "engine/error.h"
@@ -20,6 +21,7 @@
 #include "tools/cli/run_files.h"
 #include "tools/config/replicas.h"
 #include "tools/launch/cpu.h"
+#include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 #include "tools/models/family.h"
 #include "tools/planning/budget.h"
@@ -44,11 +46,35 @@ using engine::require;
 namespace {
 
 struct PlanConfig : TransformerConfig {
+  std::int64_t processes = 1;
   std::string strategies;
   bool json = false;
 
   // Ranks of a plan are no threads.
   PlanConfig() { parallel.max_ranks = 1 << 20; }
+
+  // Throws InvalidArgument for processes that the ranks cannot be in.
+  Ranks ranks() const {
+    if (processes == 1) return Ranks::planned(*this);
+    require(device != DeviceChoice::kCuda,
+            "[config] expected parallel.processes on CPUs, got device=cuda: over NCCL a GPU sends "
+            "the same in whatever process it is");
+    TrainConfig on_cpus = *this;
+    on_cpus.device = DeviceChoice::kCpu;
+    return Ranks::choose(on_cpus, {.by = LauncherChoice::kEnv,
+                                   .num_processes = static_cast<int>(processes),
+                                   .num_hosts = static_cast<int>(processes)});
+  }
+
+  // Says what depends on the processes that ranks are in.
+  void place_ranks() {
+    if (processes == 1) return;
+    require(parallel.ranks % processes == 0,
+            "[config] expected parallel.ranks in {} equal processes, got {}", processes,
+            parallel.ranks);
+    if (parallel.threads == 0) parallel.threads = parallel.ranks / processes;
+    std::tie(parallel.replica_ranks, parallel.replica_place) = ranks().replica();
+  }
 
   void add_to(FlagSet& flags) {
     TransformerConfig::add_to(flags);
@@ -57,6 +83,12 @@ struct PlanConfig : TransformerConfig {
                        "parallel.strategy with commas between; hsdp:2 is hsdp with "
                        "parallel.shard_ranks=2, and so for other hybrids; empty: "
                        "parallel.strategy alone"});
+    flags.add("parallel.processes", &processes,
+              {.help = "processes that the ranks are thought to be in, each on a host of its own "
+                       "and with parallel.threads of them, or parallel.ranks / processes: then the "
+                       "plan says what these send each other",
+               .min = 1,
+               .max = parallel.max_ranks});
     flags.add("json", &json, {.help = "one JSON object instead of text"});
   }
 };
@@ -88,7 +120,7 @@ std::vector<PlanRow> strategy_rows(const PlanConfig& config, const FlagSet& flag
             c.parallel.max_ranks, choice.name);
     if (choice.shard_ranks > 0) c.parallel.shard_ranks = choice.shard_ranks;
     if (!c.parallel.preset().is_hybrid()) c.parallel.shard_ranks = 0;
-    const PlanTarget target = plan_target(Ranks::planned(c), c);
+    const PlanTarget target = plan_target(c.ranks(), c);
     try {
       c.validate(flags);
       rows.push_back(plan_row(choice.name, c, model, target));
@@ -138,7 +170,8 @@ void run(int argc, char** argv) {
     config.parallel.strategy =
         ParallelConfig().strategy;  // what a file says of it is not asked for
   }
-  const Ranks ranks = Ranks::planned(config);
+  config.place_ranks();
+  const Ranks ranks = config.ranks();
   const PlanTarget target = plan_target(ranks, config);
   if (config.strategies.empty()) {
     check_run(config, flags, ranks);

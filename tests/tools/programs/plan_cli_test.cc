@@ -461,5 +461,48 @@ TEST_F(PlanCli, RefusesBudgetsThatNothingMeets) {
   EXPECT_FALSE(has_run());
 }
 
+TEST_F(PlanCli, SaysWhatCrossesBetweenProcesses) {
+  const auto plan = [](Flags flags) {
+    flags.insert({{"parallel.ranks", "8"}, {"json", "true"}});
+    const Outcome outcome = testing::run_program(kPlan, flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return json::parse(outcome.out);
+  };
+  // Of a block in f32 with 8 x 24,832 parameters each of two processes has a half of what the other
+  // gathers. Half of a gradient's sums go to the other process, and a quarter comes back, once for
+  // four ranks.
+  const json two = plan({{"parallel.processes", "2"}});
+  EXPECT_EQ(two.at("processes"), 2);
+  constexpr std::int64_t kBlock = 4 * 8 * 24'832;
+  const json first = two.at("collectives").at(0), gradient = two.at("collectives").at(5);
+  ASSERT_EQ(first.at("name"), "all_gather");
+  EXPECT_EQ(first.at("bytes_between_processes"), kBlock / 2);
+  ASSERT_EQ(gradient.at("name"), "reduce_scatter");
+  EXPECT_EQ(gradient.at("bytes_between_processes"), kBlock / 2 + kBlock / 4);
+  // Replicas of a process keep their gathers to themselves.
+  const json hsdp = plan({{"parallel.processes", "2"}, {"parallel.strategy", "hsdp"}});
+  const json gather = hsdp.at("collectives").at(0);
+  EXPECT_EQ(hsdp.at("groups").at(gather.at("group").get<std::size_t>()), json({0, 1, 2, 3}));
+  EXPECT_EQ(gather.at("bytes_between_processes"), 0);
+  // Each rank a process: what a rank sends.
+  const json each = plan({{"parallel.processes", "8"}});
+  for (const json& c : each.at("collectives")) {
+    EXPECT_EQ(c.at("bytes_between_processes"), c.at("sent_bytes")) << c;
+  }
+
+  const auto says = [](Flags flags) {
+    flags["parallel.ranks"] = "8";
+    const Outcome outcome = testing::run_program(kPlan, flags);
+    return outcome.out + outcome.err;
+  };
+  EXPECT_TRUE(has(says({{"parallel.processes", "2"}}),
+                  {"8 ranks in 2 processes on CPUs", "a process sends 3.8 MiB a step to others"}));
+  EXPECT_TRUE(has(says({{"parallel.processes", "2"}, {"strategies", "all"}}),
+                  {"8 ranks in 2 processes on CPUs", "to others  ", "to others: what a process"}));
+  EXPECT_TRUE(has(says({{"parallel.processes", "3"}}), {"parallel.ranks in 3 equal processes"}));
+  EXPECT_TRUE(has(says({{"parallel.processes", "2"}, {"device", "cuda"}}),
+                  {"parallel.processes on CPUs, got device=cuda"}));
+}
+
 }  // namespace
 }  // namespace tessera
