@@ -32,7 +32,7 @@ struct ProcessConnections {
   std::shared_ptr<comm::Control> control;  ///< null where they meet by MPI
   std::unique_ptr<comm::Transport> transport;
 };
-/// Collective. Throws as join_processes(); what fails in one is told to all.
+/// Collective. Throws as run_processes(); what fails in one is told to all.
 ProcessConnections connect_processes(const TrainConfig& config, const Launch& launch);
 
 /// By a process that will not join: tells the others why, if it can, and for two seconds at most.
