@@ -57,7 +57,9 @@ void rethrow_failure(FlightOutput& flight, const RankErrors& errors, bool has_be
   Kind kind = Kind::kOther;
   try {
     kind = kind_of(original);
-    if (kind == Kind::kRefusal && !has_begun) std::rethrow_exception(original);
+    // Processes that have not met have no group either.
+    const bool has_met = !flight.recorder()->read().groups.empty();
+    if (!has_begun && (kind == Kind::kRefusal || !has_met)) std::rethrow_exception(original);
     const std::string error = errors.named(message_of(original));
     std::string message = error;
     if (kind == Kind::kOutOfMemory) add_memory_plan(message, memory_plan);

@@ -247,6 +247,7 @@ TEST_F(ProcessFaults, OneThatFailsBeforeTheyMeetEndsTheOthersWithItsReason) {
                                    c.process)}));
     }
     EXPECT_FALSE(has_begun());
+    EXPECT_FALSE(exists("run/flight.json")) << "nobody has called anything";
   }
 }
 
