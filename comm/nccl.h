@@ -72,4 +72,8 @@ void run_nccl_ranks(int size, NcclOptions options, const std::function<void(Proc
 std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& control, int gpu,
                                         NcclOptions options = {});
 
+/// join_nccl(), and then `fn` on a thread of its own; ends as run_ranks() in threads.h does.
+void run_joined_nccl_rank(const ControlOptions& control, int gpu, NcclOptions options,
+                          const std::function<void(ProcessGroup&)>& fn);
+
 }  // namespace tessera::comm

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -18,6 +19,7 @@
 #include "comm/nccl/group.h"
 #include "comm/processes/exchange.h"
 #include "comm/processes/process_rank.h"
+#include "comm/threads/thread_ranks.h"
 #include "engine/cuda.h"
 #include "engine/cuda_check.h"
 #include "engine/error.h"
@@ -183,10 +185,13 @@ NcclIds share_ids(Control& control, const NcclLibrary& library) {
   return ids;
 }
 
-}  // namespace
-
-std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& self, int gpu, NcclOptions options) {
+struct Joined {
   std::unique_ptr<ProcessGroup> group;
+  std::shared_ptr<World> world;
+};
+
+Joined join_world(const ControlOptions& self, int gpu, NcclOptions options) {
+  Joined joined;
   join_over(self, [&](const std::shared_ptr<Control>& control) {
     const int count = engine::cuda::num_devices();
     engine::require(gpu >= 0 && gpu < count, "[nccl] expected a GPU below {}, got {} (process {})",
@@ -194,10 +199,11 @@ std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& self, int gpu, Ncc
     const auto library = NcclLibrary::load(options.library_path);
     const NcclIds ids = share_ids(*control, *library);
     Link link = link_world(control, options.deadline, options.on_failure, options.flight);
+    joined.world = link.world;
     auto watchdog = std::make_shared<NcclWatchdog>(link.world);
     std::vector<int> members(static_cast<std::size_t>(self.num_processes));
     std::iota(members.begin(), members.end(), 0);
-    group = std::make_unique<NcclProcessGroup>(
+    joined.group = std::make_unique<NcclProcessGroup>(
         std::make_shared<NcclProcess>(NcclProcess{.library = library,
                                                   .gpu = gpu,
                                                   .options = std::move(options),
@@ -205,7 +211,22 @@ std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& self, int gpu, Ncc
                                                   .watchdog = std::move(watchdog)}),
         self.process, std::move(members), "world", ids);
   });
-  return group;
+  return joined;
+}
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& control, int gpu,
+                                        NcclOptions options) {
+  return join_world(control, gpu, std::move(options)).group;
+}
+
+void run_joined_nccl_rank(const ControlOptions& control, int gpu, NcclOptions options,
+                          const std::function<void(ProcessGroup&)>& fn) {
+  Joined joined = join_world(control, gpu, std::move(options));
+  std::vector<std::unique_ptr<ProcessGroup>> groups;
+  groups.push_back(std::move(joined.group));
+  run_on_threads(std::move(groups), *joined.world, fn);
 }
 
 }  // namespace tessera::comm

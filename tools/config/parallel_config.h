@@ -14,7 +14,7 @@
 namespace tessera::tools {
 
 enum class BackendChoice { kAuto, kThreads, kNccl };
-enum class TransportChoice { kAuto, kMpi, kGloo };
+enum class TransportChoice { kAuto, kMpi, kGloo, kNccl };
 
 /// What is left open here, Ranks decides for a machine: see ranks.h.
 struct ParallelConfig {

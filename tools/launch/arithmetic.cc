@@ -31,7 +31,7 @@ std::string arithmetic_text(const Ranks& ranks, const engine::GemmAlgorithms* al
     return text;
   }
   if constexpr (engine::kCudaBuilt) {
-    add("gpu", engine::gemm_cuda_library(engine::Stream::cuda("arithmetic", 0)));
+    add("gpu", engine::gemm_cuda_library(engine::Stream::cuda("arithmetic", ranks.first_gpu)));
     if (algorithms != nullptr) {
       const std::string all = algorithms->text();
       add("cuda.gemm_algorithms",

@@ -39,10 +39,10 @@ std::string value_in(const Settings& settings, const std::string& name) {
 
 }  // namespace
 
-std::string difference_of_processes(comm::ProcessGroup& world, const std::string& text) {
-  const engine::Stream stream = engine::Stream::inline_cpu("launch");
+std::string difference_of_processes(comm::ProcessGroup& world, const engine::Stream& stream,
+                                    const std::string& text) {
   const std::vector<std::string> texts =
-      comm::gather_texts(world, text, engine::Memory(), stream, "what each process does");
+      comm::gather_texts(world, text, engine::Memory(stream), stream, "what each process does");
   const Settings first = settings_of(texts[0]);
   for (std::size_t r = 1; r < texts.size(); ++r) {
     if (texts[r] == texts[0]) continue;

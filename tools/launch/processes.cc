@@ -7,6 +7,8 @@
 #include "comm/gloo/gloo_transport.h"
 #include "comm/join.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/nccl.h"
+#include "engine/cuda.h"
 #include "engine/error.h"
 #include "engine/io/text.h"
 #include "tools/cli/error_output.h"
@@ -64,12 +66,22 @@ void check_address(const comm::ControlOptions& control, bool is_mpi, const Launc
 
 }  // namespace
 
-TransportChoice transport_of(const ParallelConfig& config, const Launch& launch) {
-  require(config.transport != TransportChoice::kMpi || launch.has_mpi,
+TransportChoice transport_of(const ParallelConfig& config, const Launch& launch, bool on_gpus) {
+  const TransportChoice wish = config.transport;
+  require(!on_gpus || wish == TransportChoice::kAuto || wish == TransportChoice::kNccl,
+          "[launch] expected parallel.transport=nccl between GPUs, got {} (device=cpu keeps to the "
+          "CPU; {})",
+          name_of(wish), launch.str());
+  require(on_gpus || wish != TransportChoice::kNccl,
+          "[launch] expected parallel.transport=nccl between GPUs, got it on the CPU ({})",
+          launch.str());
+  require(wish != TransportChoice::kMpi || launch.has_mpi,
           "[launch] expected a launcher of MPI, got {} (parallel.transport=mpi)", launch.str());
-  TransportChoice transport = config.transport;
+  TransportChoice transport = wish;
   if (transport == TransportChoice::kAuto) {
-    transport = launch.has_mpi ? TransportChoice::kMpi : TransportChoice::kGloo;
+    transport = on_gpus          ? TransportChoice::kNccl
+                : launch.has_mpi ? TransportChoice::kMpi
+                                 : TransportChoice::kGloo;
   }
   require(transport == TransportChoice::kGloo || config.interface.empty(),
           "[launch] expected parallel.interface with gloo alone, got it with {}, which has options "
@@ -86,18 +98,31 @@ std::string_view name_of(TransportChoice transport) {
       return "mpi";
     case TransportChoice::kGloo:
       return "gloo";
+    case TransportChoice::kNccl:
+      return "nccl";
   }
   return "";  // no other
 }
 
 void run_processes(const TrainConfig& config, const Launch& launch, int num_threads,
+                   std::optional<int> gpu,
                    std::function<void(const std::string& message)> on_failure,
                    std::shared_ptr<comm::FlightRecorder> flight,
                    const std::function<void(comm::ProcessGroup&)>& fn) {
-  const TransportChoice transport = transport_of(config.parallel, launch);
+  const TransportChoice transport = transport_of(config.parallel, launch, gpu.has_value());
   const bool is_mpi = transport == TransportChoice::kMpi;
   const comm::ControlOptions control = control_options(config, launch);
   check_address(control, is_mpi, launch);
+  if constexpr (engine::kCudaBuilt) {
+    if (gpu) {
+      return comm::run_joined_nccl_rank(control, *gpu,
+                                        {.deadline = config.deadline(),
+                                         .on_failure = std::move(on_failure),
+                                         .flight = std::move(flight),
+                                         .canonical = config.parallel.canonical},
+                                        fn);
+    }
+  }
   const comm::JoinOptions options{.control = control,
                                   .transport =
                                       [&](const comm::AllGatherTexts& all_gather) {
@@ -112,7 +137,8 @@ void run_processes(const TrainConfig& config, const Launch& launch, int num_thre
 }
 
 ProcessConnections connect_processes(const TrainConfig& config, const Launch& launch) {
-  const bool is_mpi = transport_of(config.parallel, launch) == TransportChoice::kMpi;
+  const bool is_mpi =
+      transport_of(config.parallel, launch, /*on_gpus=*/false) == TransportChoice::kMpi;
   const comm::ControlOptions control = control_options(config, launch);
   check_address(control, is_mpi, launch);
   ProcessConnections made;

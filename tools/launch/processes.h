@@ -3,7 +3,9 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "comm/control/control.h"
 #include "comm/flight_recorder.h"
@@ -14,15 +16,19 @@
 
 namespace tessera::tools {
 
-/// "mpi", "gloo": what moves tensors between the processes of `launch`. Throws InvalidArgument for
-/// MPI where the launcher starts none, and for an interface of Gloo with MPI.
-TransportChoice transport_of(const ParallelConfig& config, const Launch& launch);
+/// What moves tensors between the processes of `launch`, which have a GPU each or none. Throws
+/// InvalidArgument for MPI where the launcher starts none, for what needs other devices, and for an
+/// interface of Gloo with another transport.
+TransportChoice transport_of(const ParallelConfig& config, const Launch& launch, bool on_gpus);
+/// "mpi", "gloo", "nccl"
 std::string_view name_of(TransportChoice transport);
 
-/// Runs `fn` on `num_threads` ranks of this process, of the world of all of them. `on_failure`,
-/// `flight`: as in comm/join.h. Collective. Throws as comm::run_joined_ranks(), and InvalidArgument
-/// where nothing says how processes meet.
+/// Runs `fn` on `num_threads` ranks of this process, of the world of all of them, or on the one
+/// that has `gpu`. `on_failure`, `flight`: as in comm/join.h. Collective. Throws as
+/// comm::run_joined_ranks() and comm::run_joined_nccl_rank(), and InvalidArgument where nothing
+/// says how processes meet.
 void run_processes(const TrainConfig& config, const Launch& launch, int num_threads,
+                   std::optional<int> gpu,
                    std::function<void(const std::string& message)> on_failure,
                    std::shared_ptr<comm::FlightRecorder> flight,
                    const std::function<void(comm::ProcessGroup&)>& fn);
@@ -32,7 +38,7 @@ struct ProcessConnections {
   std::shared_ptr<comm::Control> control;  ///< null where they meet by MPI
   std::unique_ptr<comm::Transport> transport;
 };
-/// Collective. Throws as run_processes(); what fails in one is told to all.
+/// Collective. On CPUs. Throws as run_processes(); what fails in one is told to all.
 ProcessConnections connect_processes(const TrainConfig& config, const Launch& launch);
 
 /// By a process that will not join: tells the others why, if it can, and for two seconds at most.

@@ -11,6 +11,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -163,18 +164,27 @@ Ranks Ranks::choose(const TrainConfig& config, const Launch& launch) {
           "[launch] expected parallel.backend=auto with several processes, got another; "
           "parallel.transport says what is between them ({})",
           launch.str());
-  require(config.device == DeviceChoice::kCpu ||
-              (config.device == DeviceChoice::kAuto && count_gpus(config.device) == 0),
-          "[launch] expected device=cpu, as several processes compute on CPUs alone, got {} ({})",
-          config.device == DeviceChoice::kAuto ? "a GPU" : "device=cuda", launch.str());
+  const int num_gpus = count_gpus(config.device);
+  require(num_gpus <= 1 || num_gpus >= launch.num_local_processes,
+          "[launch] expected a GPU for each of {} processes on this host, got {} ({})",
+          launch.num_local_processes, num_gpus, launch.str());
+  require(
+      num_gpus == 0 || threads == 1,
+      "[launch] expected parallel.threads=1 where processes have a GPU each, got {} (device=cpu "
+      "keeps to the CPU; {})",
+      threads, launch.str());
   return {.size = size,
+          .num_gpus = std::min(num_gpus, 1),
+          // One that a launcher has given to it alone is the only one that it sees.
+          .first_gpu = num_gpus > 1 ? launch.local_process : 0,
+          .nccl = num_gpus > 0,
           .local = {.world_size = size,
                     .first = launch.process * threads,
                     .count = threads,
                     .num_before = launch.local_process * threads,
                     .num_on_host = launch.num_local_processes * threads},
           .launch = launch,
-          .transport = transport_of(p, launch)};
+          .transport = transport_of(p, launch, num_gpus > 0)};
 }
 
 Ranks Ranks::planned(const TrainConfig& config) {
@@ -218,7 +228,8 @@ void Ranks::run(const TrainConfig& config, const std::function<void(comm::Proces
   // its first thread where that takes it, so ranks are other threads, if it is only one.
   if (are_processes()) {
     try {
-      return run_processes(config, launch, local.count, on_failure, recorder, fn);
+      const auto gpu = num_gpus > 0 ? std::optional(first_gpu) : std::nullopt;
+      return run_processes(config, launch, local.count, gpu, on_failure, recorder, fn);
     } catch (const engine::CommError& error) {
       if (comm::Control::tells_of_loss(error.what())) throw TryAgain(error.what());
       throw;
@@ -237,6 +248,14 @@ void Ranks::run(const TrainConfig& config, const std::function<void(comm::Proces
   comm::run_ranks(
       size, {.deadline = config.deadline(), .on_failure = on_failure, .flight = recorder}, fn);
 }
+
+namespace {
+
+int num_gpus_of_all(const Ranks& ranks) {
+  return ranks.are_processes() ? ranks.num_gpus * ranks.launch.num_processes : ranks.num_gpus;
+}
+
+}  // namespace
 
 std::string_view Ranks::backend() const {
   return are_processes() ? name_of(transport) : nccl ? "nccl" : "threads";
@@ -261,7 +280,7 @@ std::string Ranks::str() const {
     return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
   };
   return fmt::format("{}, {}{}, {}{}", num_gpus == 0 ? "cpu" : "cuda", count(size, "rank"),
-                     num_gpus == 0 ? "" : " on " + count(num_gpus, "GPU"), backend(),
+                     num_gpus == 0 ? "" : " on " + count(num_gpus_of_all(*this), "GPU"), backend(),
                      num_gpus == 0 ? ", " + cpu_text() : "");
 }
 
@@ -269,7 +288,7 @@ JsonRecord Ranks::record() const {
   JsonRecord record;
   record.add("device", num_gpus == 0 ? "cpu" : "cuda")
       .add("ranks", size)
-      .add("num_gpus", num_gpus)
+      .add("num_gpus", num_gpus_of_all(*this))
       .add("backend", backend());
   if (num_gpus == 0) record.add("cpu", cpu_text());
   return record;

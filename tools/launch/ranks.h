@@ -20,16 +20,19 @@ namespace tessera::tools {
 
 struct Ranks {
   int size = 1;
-  int num_gpus = 0;  ///< that those of this process take in turn; 0: the CPU
+  int num_gpus = 0;   ///< that those of this process take in turn; 0: the CPU
+  int first_gpu = 0;  ///< of these, among those that it sees
   bool nccl = false;
   LocalRanks local = {.world_size = size};
-  Launch launch = {};  ///< where it is of several processes, their ranks are on CPUs
+  Launch launch = {};  ///< where it is of several processes, each has one rank on a GPU, or those
+                       ///< of its threads
   TransportChoice transport = TransportChoice::kAuto;  ///< of several processes, never kAuto
 
   /// On this machine, in the processes that `launch` tells of: where a launcher has started this
   /// one, parallel.threads in each, also if it is the only one. Throws DeviceError when GPUs are
   /// asked for and the build or the machine has none to use; InvalidArgument for nccl without a GPU
-  /// for each rank, and for what several processes cannot do.
+  /// for each rank, for fewer GPUs than processes on this host, and for what several processes
+  /// cannot do.
   static Ranks choose(const TrainConfig& config, const Launch& launch = {});
   /// Where a plan takes them to be: with device=cuda on a machine with a GPU for each rank, else on
   /// this one. Throws InvalidArgument as choose().
@@ -39,7 +42,7 @@ struct Ranks {
   static Ranks on(const TrainConfig& config, int num_gpus);
 
   /// Of a rank of this process. Throws InvalidArgument for another.
-  int gpu_of(int rank) const { return static_cast<int>(local.index(rank)) % num_gpus; }
+  int gpu_of(int rank) const { return first_gpu + static_cast<int>(local.index(rank)) % num_gpus; }
   /// Of a rank of this process.
   engine::Stream compute(int rank, const engine::StreamOptions& options = {}) const;
   bool are_processes() const { return launch.num_processes > 1; }

@@ -10,9 +10,11 @@
 #include <system_error>
 #include <vector>
 
+#include "comm/host_gather.h"
 #include "engine/cuda.h"
 #include "engine/io/file.h"
 #include "engine/io/text.h"
+#include "engine/memory.h"
 #include "engine/stream.h"
 #include "tools/cli/flags.h"
 #include "tools/planning/task_plan.h"
@@ -41,8 +43,9 @@ std::shared_ptr<engine::GemmAlgorithms> choose_gemm_algorithms(const Task& task,
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<engine::DeviceProduct> gemms = gemms_of(task, ranks);
     std::size_t num_timed = 0;
-    for (int gpu = 0; gpu < ranks.num_gpus; ++gpu) {  // of one kind: only the first has to time
-      num_timed += tune_gemms(engine::Stream::cuda("tuning", gpu), gemms, *algorithms).size();
+    for (int i = 0; i < ranks.num_gpus; ++i) {  // of one kind: only the first has to time
+      const auto gpu = engine::Stream::cuda("tuning", ranks.first_gpu + i);
+      num_timed += tune_gemms(gpu, gemms, *algorithms).size();
     }
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
     if (num_timed > 0) {
@@ -54,6 +57,24 @@ std::shared_ptr<engine::GemmAlgorithms> choose_gemm_algorithms(const Task& task,
     log.say(fmt::format("matrix products: {} timed in {:.1f} s, algorithms in {}", num_timed,
                         elapsed.count(), engine::escaped(path)));
   }
+  return algorithms;
+}
+
+std::shared_ptr<engine::GemmAlgorithms> share_gemm_algorithms(comm::ProcessGroup& world,
+                                                              const engine::Stream& compute,
+                                                              const Task& task, const Ranks& ranks,
+                                                              RunLog* log) {
+  std::shared_ptr<engine::GemmAlgorithms> algorithms;
+  if (log != nullptr) {
+    const auto pause = world.pause_deadline();
+    algorithms = choose_gemm_algorithms(task, ranks, *log);
+  }
+  const std::string mine = algorithms == nullptr ? "" : algorithms->text();
+  const std::string chosen = comm::gather_texts(world, mine, engine::Memory(compute), compute,
+                                                "algorithms of products")[0];
+  if (log != nullptr || chosen.empty()) return algorithms;
+  algorithms = std::make_shared<engine::GemmAlgorithms>();
+  algorithms->load(chosen, "what rank 0 has chosen");
   return algorithms;
 }
 

@@ -4,7 +4,9 @@
 
 #include <memory>
 
+#include "comm/process_group.h"
 #include "engine/gemm/gemm_algorithms.h"
+#include "engine/stream.h"
 #include "tools/launch/ranks.h"
 #include "tools/report/run_log.h"
 #include "tools/train/task.h"
@@ -16,5 +18,12 @@ namespace tessera::tools {
 /// asked for. Tells `log`. Throws IoError naming the file, DeviceError.
 std::shared_ptr<engine::GemmAlgorithms> choose_gemm_algorithms(const Task& task, const Ranks& ranks,
                                                                RunLog& log);
+
+/// Of processes with a GPU each: what rank 0 chooses, on all of them. `log`: rank 0's, null
+/// elsewhere. Collective. Throws as choose_gemm_algorithms(), on rank 0.
+std::shared_ptr<engine::GemmAlgorithms> share_gemm_algorithms(comm::ProcessGroup& world,
+                                                              const engine::Stream& compute,
+                                                              const Task& task, const Ranks& ranks,
+                                                              RunLog* log);
 
 }  // namespace tessera::tools

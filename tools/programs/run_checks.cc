@@ -6,6 +6,7 @@
 #include "tools/config/unused_options.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/processes.h"
+#include "tools/machine/environment.h"
 #include "tools/train/graph_choice.h"
 
 namespace tessera::tools {
@@ -37,6 +38,9 @@ void check_device(const TrainConfig& config, const FlagSet& flags, const Ranks& 
   const bool on_gpus = ranks.num_gpus > 0;
   check_unused_on_cpu(flags, on_gpus);
   check_launch_options(config.parallel, ranks);
+  engine::require(!ranks.nccl || environment()["NCCL_COMM_ID"].empty(),
+                  "[config] expected NCCL_COMM_ID unset, got it: a run has several communicators "
+                  "of NCCL, and it gives all of them one meeting place");
   static_cast<void>(uses_graphs(config, ranks.size, on_gpus));  // or throws
 }
 

@@ -364,7 +364,8 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
   if (!graph.empty()) say(graph);
   for (const std::string& line : warnings) say(line, Console::Style::kWarning);
   for (const std::string& line : budget_lines) say(line);
-  if (log) run.gemms = choose_gemm_algorithms(task, ranks, *log);
+  const bool shares_gemms = ranks.are_processes() && ranks.num_gpus > 0;
+  if (log && !shares_gemms) run.gemms = choose_gemm_algorithms(task, ranks, *log);
   run.identity = identity_of(task, ranks, run.gemms.get(), flags.to_toml());
   Result result;
   std::string difference;  // between processes
@@ -375,13 +376,19 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
       const bool is_root = world.rank() == 0;
       pin_rank(config.cpu, ranks.local, world.rank());
       if (ranks.are_processes()) {
-        std::string found = difference_of_processes(world, process_text(run, flags.to_toml()));
+        const engine::Stream stream = ranks.compute(world.rank());
+        if (shares_gemms) {
+          run.gemms = share_gemm_algorithms(world, stream, task, ranks, log ? &*log : nullptr);
+          run.identity = identity_of(task, ranks, run.gemms.get(), flags.to_toml());
+        }
+        std::string found =
+            difference_of_processes(world, stream, process_text(run, flags.to_toml()));
         const bool differ = !found.empty();
         if (world.rank() == ranks.local.first) difference = std::move(found);
         if (differ) return;
         if (config.checkpoint.saves()) {
-          check_shared_folder(world, config.checkpoint.folder(config.out), engine::Memory(),
-                              engine::Stream::inline_cpu("launch"));
+          check_shared_folder(world, config.checkpoint.folder(config.out), engine::Memory(stream),
+                              stream);
         }
       }
       Result mine = train_rank(world, run, is_root ? &*log : nullptr);

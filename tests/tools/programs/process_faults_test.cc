@@ -120,9 +120,9 @@ TEST_F(ProcessFaults, WhatProcessesCannotDoIsRefusedBeforeTheyMeet) {
        {},
        "expected parallel.ranks=2, as there are 2 processes with "
        "parallel.threads=1, got 3 (torchrun, process "},
-      {{{"device", "cuda"}},
+      {{{"parallel.transport", "nccl"}},
        {},
-       "[launch] expected device=cpu, as several processes compute on CPUs alone, got device=cuda"},
+       "[launch] expected parallel.transport=nccl between GPUs, got it on the CPU (torchrun, "},
       {{{"parallel.backend", "threads"}},
        {},
        "expected parallel.backend=auto with several processes"},

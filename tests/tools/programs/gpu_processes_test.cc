@@ -1,0 +1,100 @@
+// Trainings whose ranks are processes with a GPU each, emulated: they have the numbers of those
+// whose ranks are threads, multiply as rank 0 chooses, and end when one of them is lost.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <string>
+
+#include "tests/testing/errors.h"
+#include "tests/testing/program.h"
+#include "tests/tools/testing/process_training.h"
+#include "tools/cli/main.h"
+
+namespace tessera {
+namespace {
+
+using testing::Flags;
+using testing::has;
+using testing::Own;
+
+class GpuProcesses : public testing::ProcessTraining {
+ protected:
+  GpuProcesses() {
+    flags_["device"] = "cuda";
+    flags_["parallel.canonical"] = "true";
+  }
+  static Own with_devices(int count) {
+    return {.environment = {{"CUDA_EMULATION", "devices=" + std::to_string(count)}}};
+  }
+};
+
+TEST_F(GpuProcesses, HaveTheBitsOfThreads) {
+  for (const char* strategy : {"zero3", "ddp"}) {
+    const Flags more = {{"parallel.strategy", strategy}};
+    auto all = start(2, more).wait();
+    const std::string bits = sha256_of(all);
+    EXPECT_TRUE(has(all[0].out, {"device: cuda, 2 ranks on 2 GPUs, nccl\n",
+                                 "\ntorchrun: 1 host x 2 processes x 1 thread, transport nccl\n"}));
+    EXPECT_TRUE(has(all[0].out, {"matrix products: "}));
+    // The folder keeps what rank 0 has chosen.
+    Flags again = more;
+    again["cuda.gemm_algorithms"] = folder_ / "run/gemm_algorithms.txt";
+    EXPECT_EQ(of_threads(2, again), bits) << strategy;
+    EXPECT_NE(bits, "");
+  }
+}
+
+TEST_F(GpuProcesses, TakeTheGpuOfTheirNumberOrTheOnlyOne) {
+  auto few = start(3, {}, {{0, with_devices(2)}, {1, with_devices(2)}, {2, with_devices(2)}});
+  for (const auto& outcome : few.wait()) {
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {"[launch] expected a GPU for each of 3 processes on this host, "
+                                  "got 2 (torchrun, process "}));
+  }
+  // Which NCCL finds out: two processes that see one GPU may see two different ones.
+  for (const auto& outcome : start(2, {}, {{0, with_devices(1)}, {1, with_devices(1)}}).wait()) {
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {"NCCL wants a GPU for each rank"}));
+  }
+}
+
+TEST_F(GpuProcesses, WhoeverIsKilledEndsAll) {
+  auto processes = start(3, {{"train.steps", "1000000000"}, {"train.schedule", "constant"}});
+  wait_until(processes, [&] {
+    const std::string log = folder_.read("run/log.jsonl");
+    return std::ranges::count(log, '\n') > 3;
+  });
+  processes[1].send(SIGKILL);
+  const auto all = processes.wait();
+  for (const std::size_t p : {0, 2}) {
+    EXPECT_EQ(all[p].exit_code, tools::kTryAgain);
+    EXPECT_TRUE(has(all[p].err, {"lost process 1 ("}));
+  }
+}
+
+TEST_F(GpuProcesses, WhatTheyCannotDoIsRefused) {
+  const struct {
+    Flags flags;
+    testing::Environment environment;
+    std::string says;
+  } cases[] = {
+      {{{"parallel.transport", "gloo"}},
+       {},
+       "expected parallel.transport=nccl between GPUs, got gloo"},
+      {{{"parallel.threads", "2"}},
+       {},
+       "expected parallel.threads=1 where processes have a GPU each"},
+      {{}, {{"NCCL_COMM_ID", "h1:1234"}}, "expected NCCL_COMM_ID unset"},
+  };
+  for (const auto& c : cases) {
+    const Own own{.environment = c.environment};
+    for (const auto& outcome : start(2, c.flags, {{0, own}, {1, own}}).wait()) {
+      EXPECT_EQ(outcome.exit_code, 1);
+      EXPECT_TRUE(has(outcome.err, {"error: ", c.says}));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
