@@ -62,7 +62,7 @@ struct NcclClique {
   std::size_t num_ranks = 0;
   std::map<int, NcclComm*> members;  // by rank, all that have joined
   std::set<int> devices;
-  // See nccl_processes.cc.
+  // See nccl_guests.cc.
   bool has_guests = false;
   int num_guest_operations = 0;
   std::list<const std::function<bool()>*> guest_waits;  // what these wait for, one each
@@ -97,7 +97,7 @@ struct NcclFault {
 };
 
 struct NcclState {
-  std::mutex mutex;  // guards everything here, for good: threads of nccl_processes.cc never end
+  std::mutex mutex;  // guards everything here, for good: threads of nccl_guests.cc never end
   std::condition_variable changed;
   std::map<std::uint64_t, std::shared_ptr<NcclClique>> cliques;  // by unique id
   std::set<ncclComm_t> live;
@@ -126,7 +126,7 @@ ncclResult_t join_clique(std::uint64_t number, int num_ranks, int rank, int devi
 /// Whether all ranks of its clique have joined.
 bool is_complete(const NcclComm& comm);
 
-// --- Ranks in other processes (nccl_processes.cc).
+// --- Ranks in other processes (nccl_guests.cc; nccl_hub.cc).
 
 /// Where this process can be reached by whoever has a unique id of it.
 const std::string& own_hub_name();
