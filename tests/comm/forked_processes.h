@@ -24,7 +24,7 @@ class ForkedProcesses {
   /// What one process does. What it returns, or the text of what it throws, is its outcome().
   using Work = std::function<std::string(int process, const AllGatherTexts& all_gather)>;
 
-  /// A process that has not ended after a minute is killed. The caller has no other threads.
+  /// A process that has not ended after four minutes is killed. The caller has no other threads.
   ForkedProcesses(int num_processes, const Work& work)
       : num_processes_(static_cast<std::size_t>(num_processes)) {
     for (int p = 0; p < num_processes; ++p) {
@@ -32,7 +32,7 @@ class ForkedProcesses {
       if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::terminate();
       const pid_t child = ::fork();
       if (child == 0) {
-        ::alarm(60);
+        ::alarm(240);
         say(ends[1], run(work, p, ends[1]));
         ::_exit(0);
       }

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,16 +27,33 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::StartsWith;
 
+// Where the processes of one world meet, and what they prove to each other. Made before they are.
+class Meeting {
+ public:
+  Meeting() {
+    std::random_device random;
+    for (int i = 0; i < 4; ++i) secret_ += std::to_string(random());
+  }
+  ControlOptions options(int process, int size) const {
+    ControlOptions options = options_of(address_, process, size);
+    options.secret = secret_;
+    return options;
+  }
+
+ private:
+  std::string address_ = tcp() + "+15", secret_;
+};
+
 Stream on_own_gpu(int rank, std::string name, engine::StreamOptions options) {
   return Stream::cuda(std::move(name), rank, options);
 }
 
 std::vector<std::string> over_nccl(int size, milliseconds deadline, const RankFunction& fn) {
-  const std::string address = tcp();
+  const Meeting meeting;
   return said_by_processes(
       size,
       [&](int process) {
-        return join_nccl(options_of(address, process, size), process, {.deadline = deadline});
+        return join_nccl(meeting.options(process, size), process, {.deadline = deadline});
       },
       fn);
 }
@@ -58,13 +76,13 @@ using Prepare = std::function<void(int process)>;
 // of `body`, or the error that ended it.
 std::vector<Child> joined_all(int size, milliseconds deadline, const Body& body,
                               const Prepare& prepare = {}) {
-  const std::string address = tcp();
+  const Meeting meeting;
   std::vector<Child> children;
   for (int p = 0; p < size; ++p) {
     children.emplace_back([=](const Child::Say& say) {
       if (prepare) prepare(p);
       {
-        const auto group = join_nccl(options_of(address, p, size), p, {.deadline = deadline});
+        const auto group = join_nccl(meeting.options(p, size), p, {.deadline = deadline});
         try {
           body(*group, say);
         } catch (const engine::CommError& error) {
@@ -220,11 +238,11 @@ TEST(NcclProcessesTest, WhatCannotJoinIsToldToAll) {
                                     HasSubstr(" in every process, as process 0 has it, got 2.27.3 "
                                               "(process 1)")));
   }
-  const std::string address = tcp();
+  const Meeting meeting;
   std::vector<Child> on_one_gpu;
   for (int p = 0; p < 2; ++p) {
     on_one_gpu.emplace_back(
-        [=](const Child::Say&) { join_nccl(options_of(address, p, 2), 0, {.deadline = kLong}); });
+        [=](const Child::Say&) { join_nccl(meeting.options(p, 2), 0, {.deadline = kLong}); });
   }
   for (Child& child : on_one_gpu) {
     EXPECT_THAT(child.hear(), AllOf(HasSubstr("invalid usage"), HasSubstr("comm:threads")));
