@@ -60,20 +60,21 @@ void run(int argc, char** argv) {
   const Launch launch = find_launch(environment(), config.parallel.launcher);
   engine::require(launch.num_processes > 1, "[bench] expected several processes, got {}",
                   launch.str());
-  run_processes(config, launch, /*num_threads=*/1, {}, nullptr, [&](ProcessGroup& world) {
-    if (samples > 0) {
-      Ours ours(world);
-      time_calls(ours, samples);
-    }
-    if (steps > 0) {
-      const TrainingTimes times =
-          train_rank(world, process_rows()[static_cast<std::size_t>(row)], steps);
-      if (world.rank() == 0) {
-        std::cout << JsonRecord().add("step_ms", median(times.step_ms)).line() << std::flush;
-      }
-    }
-    world.barrier("end");
-  });
+  run_processes(
+      config, launch, /*num_threads=*/1, /*gpu=*/{}, {}, nullptr, [&](ProcessGroup& world) {
+        if (samples > 0) {
+          Ours ours(world);
+          time_calls(ours, samples);
+        }
+        if (steps > 0) {
+          const TrainingTimes times =
+              train_rank(world, process_rows()[static_cast<std::size_t>(row)], steps);
+          if (world.rank() == 0) {
+            std::cout << JsonRecord().add("step_ms", median(times.step_ms)).line() << std::flush;
+          }
+        }
+        world.barrier("end");
+      });
 }
 
 }  // namespace
