@@ -337,7 +337,8 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
     return say_plan(task, ranks, warnings, budget_lines, shortage, trace_file);
   }
   if (!shortage.empty()) warnings.push_back(shortage);
-  std::optional<StopSignals> signals;  // from the start of the ranks to the very end
+  // From the start of the ranks, or when processes have met, to the very end.
+  std::optional<StopSignals> signals;
   std::optional<RunLog> log;
   const auto say = [&log](const std::string& line, Console::Style style = Console::Style::kPlain) {
     if (log) log->say(line, style);
@@ -369,11 +370,13 @@ void run(int argc, char** argv, FlagSet& flags, Task& task, bool& joins) {
   run.identity = identity_of(task, ranks, run.gemms.get(), flags.to_toml());
   Result result;
   std::string difference;  // between processes
-  signals.emplace();
+  if (!ranks.are_processes()) signals.emplace();
   try {
     joins = true;
     run_ranks(ranks, task, log ? &*log : nullptr, flight, [&](comm::ProcessGroup& world) {
       const bool is_root = world.rank() == 0;
+      // Before, one that waits for others to join ends at once.
+      if (ranks.are_processes() && world.rank() == ranks.local.first) signals.emplace();
       pin_rank(config.cpu, ranks.local, world.rank());
       if (ranks.are_processes()) {
         const engine::Stream stream = ranks.compute(world.rank());

@@ -251,6 +251,15 @@ TEST_F(ProcessFaults, OneThatFailsBeforeTheyMeetEndsTheOthersWithItsReason) {
   }
 }
 
+TEST_F(ProcessFaults, ASignalEndsOneThatWaitsForOthersToJoin) {
+  Processes one;
+  one.add(start_one(new_job(), 0, 2, {}));
+  wait_until(one, [&] { return exists("run/.lock"); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  one[0].send(SIGTERM);
+  EXPECT_EQ(one.wait()[0].exit_code, -1);
+}
+
 // Failures
 // ------------------------------------------------------------------------------------------------
 
