@@ -103,7 +103,8 @@ TEST_F(ProcessesTest, OneTellsWhatAllDo) {
   EXPECT_EQ(final_record().at("backend"), "gloo");
   const auto plan = start(3, {{"plan", "true"}}).wait();
   for (const Outcome& outcome : plan) EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_TRUE(has(plan[0].out, {", 3 ranks in 3 processes on CPUs\n", "memory of a step, per rank: "}));
+  EXPECT_TRUE(
+      has(plan[0].out, {", 3 ranks in 3 processes on CPUs\n", "memory of a step, per rank: "}));
   EXPECT_EQ(plan[1].out + plan[2].out, "");
 }
 
