@@ -233,9 +233,9 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
          called.push_back({{.name = std::string(c.work.name),
                             .label = c.work.detail,
                             .bytes_sent = c.work.bytes_sent,
-                            .bytes_between = bytes_between(c, ranks, target),
                             .group = index_of(ranks, groups),
-                            .end_ms = 0},
+                            .end_ms = 0,
+                            .bytes_between = bytes_between(c, ranks, target)},
                            end_ns - link_ns(rates, c.work.bytes_sent),
                            end_ns});
        }});

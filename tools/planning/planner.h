@@ -50,12 +50,12 @@ struct PlannedCollective {
   std::string name;         ///< "all_gather"
   std::string label;        ///< "h.0 forward"
   std::int64_t bytes_sent;  ///< by one rank
+  std::size_t group;        ///< of TrainPlan::groups
+  double end_ms;            ///< from the start of the step
+  double exposed_ms = 0;    ///< while compute waits, of what it was on the link for
   /// That a process sends to others on average, with groups like this one that other ranks of it
   /// are in; 0 in one process.
   std::int64_t bytes_between = 0;
-  std::size_t group;      ///< of TrainPlan::groups
-  double end_ms;          ///< from the start of the step
-  double exposed_ms = 0;  ///< while compute waits, of what it was on the link for
 
   /// Whether compute waits for what is shown as 0.001 ms or more.
   bool is_exposed() const { return exposed_ms > 0.0005; }
