@@ -13,7 +13,7 @@ namespace tessera::comm {
 struct MetaOptions {
   bool sums_in_rank_order = true;  ///< of the backend that it stands for
   bool stages = false;        ///< its reductions need memory besides their tensors (comm/staging.h)
-  int ranks_per_process = 1;  ///< more: they share memory, and others need such memory otherwise
+  int ranks_per_process = 1;  ///< more: they share memory, as comm/hybrid has them
   /// Told of each collective, of the groups that are split from this one as well, once `stream` has
   /// simulated it. `ranks`: between which, as this world numbers them.
   std::function<void(const Collective&, const std::vector<int>& ranks, const Stream& stream)>

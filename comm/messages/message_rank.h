@@ -7,7 +7,7 @@
 // declared since the last one, too. Messages of a call have a tag of their own, made of the group's
 // number and the call's: calls of one group that lie on several streams do not take each other's,
 // and a rank that calls something else is found by the number. Tags come again after 1024 calls: a
-// call that waits on one stream while so many others of its group go on beside it is found to
+// call that waits on one stream while so many others of its group go on meanwhile is found to
 // differ, and fails. Each process numbers its groups by itself, as its threads may make several at
 // once, and whoever sends to it uses its number.
 #pragma once

@@ -1,4 +1,4 @@
-// What a rank that is a process knows of the others, besides what moves their tensors.
+// What a process knows of the others, besides what moves their tensors.
 #pragma once
 
 #include <functional>
@@ -8,15 +8,16 @@
 
 namespace tessera::comm {
 
-/// Of a world whose rank r is process r. Thread-safe.
+/// Of the processes of a world, which go by their numbers: where each has one rank, rank r is
+/// process r. Thread-safe.
 struct Peers {
-  /// Whether a rank has ended in order, and calls no more.
+  /// Whether a process has ended in order, and calls no more.
   std::function<bool(int rank)> has_left = [](int) { return false; };
   /// As ProcessGroup::pause_deadline(), for all processes; null: for this one.
   std::function<std::shared_ptr<const void>()> pause = {};
-  /// Told what this rank called last, so that others can say it should it be lost.
+  /// Told what this process called last, so that others can say it should it be lost.
   std::function<void(std::string_view call)> say_call = [](std::string_view) {};
-  /// What a rank said that it called last; empty: nothing yet. Of one that has left: its last.
+  /// What a process said that it called last; empty: nothing yet. Of one that has left: its last.
   std::function<std::string(int rank)> last_call = [](int) { return std::string(); };
 };
 

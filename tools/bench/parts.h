@@ -54,8 +54,8 @@ void bench_flight(const BenchConfig& config, BenchReport& report);
 void bench_listeners(const BenchConfig& config, BenchReport& report);
 /// Plans of trainings on 8 ranks.
 void bench_plan(const BenchConfig& config, BenchReport& report);
-/// Collectives and training steps of ranks that are processes, which it starts, beside those of
-/// Open MPI and Gloo and beside threads.
+/// Collectives and training steps of ranks that are processes, which it starts, next to those of
+/// Open MPI and Gloo and to threads.
 void bench_processes(const BenchConfig& config, BenchReport& report);
 /// Two ways of reducing over replicas x shards of thread ranks.
 void bench_replicas(const BenchConfig& config, BenchReport& report);

@@ -24,8 +24,7 @@ struct Ranks {
   int first_gpu = 0;  ///< of these, among those that it sees
   bool nccl = false;
   LocalRanks local = {.world_size = size};
-  Launch launch = {};  ///< where it is of several processes, each has one rank on a GPU, or those
-                       ///< of its threads
+  Launch launch = {};  ///< of several processes each has local.count ranks, on a GPU one
   TransportChoice transport = TransportChoice::kAuto;  ///< of several processes, never kAuto
 
   /// On this machine, in the processes that `launch` tells of: where a launcher has started this
