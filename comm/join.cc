@@ -58,18 +58,7 @@ void check_processes(const Transport& transport, const ControlOptions& self) {
       self.num_processes, transport.str(), transport.process(), transport.num_processes());
 }
 
-// Throws InvalidArgument unless all processes have the same `own`, which is `what`.
-void check_equal(Control& control, std::string_view what, std::string own) {
-  const auto texts = control.all_gather(what, std::move(own));
-  const auto other =
-      std::ranges::find_if(texts, [&](const auto& text) { return text != texts[0]; });
-  engine::require(other == texts.end(),
-                  "[join] expected the {} of process 0, {}, got {} (process {})", what, texts[0],
-                  other == texts.end() ? "" : *other, other - texts.begin());
-}
-
 std::unique_ptr<Transport> make_transport(const JoinOptions& options, Control& control) {
-  check_equal(control, "transport", options.transport_name);
   auto transport = options.transport(
       [&](std::string own) { return control.all_gather("connections", std::move(own)); });
   check_processes(*transport, options.control);
@@ -80,6 +69,7 @@ std::unique_ptr<Transport> make_transport(const JoinOptions& options, Control& c
 std::shared_ptr<MessageWorld> connect(int num_threads, const JoinOptions& options,
                                       const std::shared_ptr<Control>& control,
                                       std::shared_ptr<Transport> transport) {
+  check_equal(*control, "transport", options.transport_name);
   check_equal(*control, "number of threads", std::to_string(num_threads));
   const auto shared = std::make_shared<MessageWorld>();
   for (int r = 0; r < num_threads * options.control.num_processes; ++r) {
@@ -88,7 +78,7 @@ std::shared_ptr<MessageWorld> connect(int num_threads, const JoinOptions& option
   shared->transport = transport ? std::move(transport) : make_transport(options, *control);
   Link link = link_world(control, options.deadline, options.on_failure, options.flight);
   shared->world = std::move(link.world);
-  static_cast<Peers&>(*shared) = std::move(link.peers);
+  shared->peers = std::move(link.peers);
   shared->link = std::move(link.carrier);
   return shared;
 }

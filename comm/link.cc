@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -60,7 +61,7 @@ class Carrier {
     failure_->end();
     carrier_.join();
   }
-  Carrier(const Link&) = delete;
+  Carrier(const Carrier&) = delete;
   Carrier& operator=(const Carrier&) = delete;
 
  private:
@@ -99,6 +100,15 @@ Link link_world(const std::shared_ptr<Control>& control, std::chrono::millisecon
                     .say_call = [control](std::string_view call) { control->say_call(call); },
                     .last_call = [control](int rank) { return control->last_call(rank); }},
           .carrier = std::move(carrier)};
+}
+
+void check_equal(Control& control, std::string_view what, std::string own) {
+  const auto texts = control.all_gather(what, std::move(own));
+  const auto other =
+      std::ranges::find_if(texts, [&](const auto& text) { return text != texts[0]; });
+  engine::require(other == texts.end(),
+                  "[join] expected the {} of process 0, {}, got {} (process {})", what, texts[0],
+                  other == texts.end() ? "" : *other, other - texts.begin());
 }
 
 void join_over(const ControlOptions& self,

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "comm/control/control.h"
 #include "comm/flight_recorder.h"
@@ -25,6 +26,9 @@ struct Link {
 Link link_world(const std::shared_ptr<Control>& control, std::chrono::milliseconds deadline,
                 std::function<void(const std::string& message)> on_failure,
                 std::shared_ptr<FlightRecorder> flight);
+
+/// Throws InvalidArgument unless all processes have the same `own`, which is `what`. Collective.
+void check_equal(Control& control, std::string_view what, std::string own);
 
 /// Joins the control plane, and returns once all processes have done `connect` with it. Collective.
 /// What one of them throws all others are told; of no thread left: as DeviceError.

@@ -50,20 +50,22 @@ struct HybridPart {
   }
 
   std::shared_ptr<const void> pause() const {
-    return shared->pause ? shared->pause() : shared->world->pause_deadline();
+    return shared->peers.pause ? shared->peers.pause() : shared->world->pause_deadline();
   }
 
   // Once all ranks here have made `call`, one of them calls fn(slots, call) with what they brought.
+  // Between processes the call has number `number`.
   template <class F>
-  void meet(int rank, const Call& call, const Slot& slot, F fn) {
+  void meet(int rank, const Call& call, std::int64_t number, const Slot& slot, F fn) {
     here->meet(rank, call, slot,
                {.num_per_block = 1,
                 .wake = false,
                 .run = [&](std::span<const Slot> slots, int block, std::int64_t) {
                   if (block != 0) return;
-                  Call unrecorded = call;
-                  unrecorded.flight = {};
-                  fn(slots, unrecorded);
+                  Call numbered = call;
+                  numbered.sequence = number;
+                  numbered.flight = {};
+                  fn(slots, numbered);
                 }});
   }
 
@@ -96,13 +98,14 @@ class HybridGroup final : public ProcessGroup {
   // At once among those here; the other processes are told with the next call.
   void declare(std::string_view what) override {
     self_.declare(what);
+    ++num_declared_;
     declared_ += fmt::format("{}{}", declared_.empty() ? "" : "; ", what);
   }
 
   void barrier(std::string_view label) override {
     const Call call =
         next_call({.op = "barrier", .label = label}, fmt::format("barrier '{}'", label));
-    part_->meet(self_.rank(), call, {}, [&](std::span<const Slot>, const Call& c) {
+    part_->meet(self_.rank(), call, number_of(call), {}, [&](std::span<const Slot>, const Call& c) {
       Messages(*part_->between, c, nullptr).meet();
     });
   }
@@ -120,15 +123,20 @@ class HybridGroup final : public ProcessGroup {
   Call next_call(const FlightCall& what, std::string text) {
     if (!declared_.empty()) text += fmt::format(" after '{}'", std::exchange(declared_, {}));
     Call call = self_.next_call(what, std::move(text));
-    part_->shared->say_call(
+    part_->shared->peers.say_call(
         fmt::format("#{} {} of {}", call.sequence, call.text, part_->here->name()));
     return call;
   }
 
+  // What was declared has a number among the ranks here alone: processes may have declared more or
+  // less, and are to find each other's next call all the same.
+  std::int64_t number_of(const Call& call) const { return call.sequence - num_declared_; }
+
   std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
     Split split{.color = color, .key = key};
-    part_->meet(self_.rank(), next_call({.op = "split"}, "split"), {.in = nullptr, .out = &split},
-                [&](std::span<const Slot> slots, const Call& call) { split_all(slots, call); });
+    const Call call = next_call({.op = "split"}, "split");
+    part_->meet(self_.rank(), call, number_of(call), {.in = nullptr, .out = &split},
+                [&](std::span<const Slot> slots, const Call& c) { split_all(slots, c); });
     return make_group(split.part, split.rank, ThreadRank::Kind::kSplit);
   }
 
@@ -186,16 +194,16 @@ class HybridGroup final : public ProcessGroup {
     engine::Work work = std::move(collective.work);
     const Chunks inside = chunks_inside(collective, size(), part_->first, part_->here->size());
     share->collective = std::move(collective);
-    stream.launch(std::move(work), [part = part_, rank = self_.rank(), call, share, inside] {
-      carry_out(*part, rank, call, share, inside);
-    });
+    stream.launch(std::move(work),
+                  [part = part_, rank = self_.rank(), call, number = number_of(call), share,
+                   inside] { carry_out(*part, rank, call, number, share, inside); });
     return sent;
   }
 
-  static void carry_out(HybridPart& part, int rank, const Call& call,
+  static void carry_out(HybridPart& part, int rank, const Call& call, std::int64_t number,
                         const std::shared_ptr<HybridShare>& share, const Chunks& inside) {
     const Slot slot{.in = nullptr, .out = share.get()};
-    part.meet(rank, call, slot, [&](std::span<const Slot> slots, const Call& c) {
+    part.meet(rank, call, number, slot, [&](std::span<const Slot> slots, const Call& c) {
       const auto shares = std::make_shared<std::vector<std::shared_ptr<HybridShare>>>();
       for (const Slot& s : slots) {
         shares->push_back(static_cast<HybridShare*>(s.out)->shared_from_this());
@@ -215,6 +223,7 @@ class HybridGroup final : public ProcessGroup {
   const std::shared_ptr<HybridPart> part_;
   ThreadRank self_;
   std::string declared_;  // since the last call
+  std::int64_t num_declared_ = 0;
   Staging staging_{"comm.staging"};
 };
 

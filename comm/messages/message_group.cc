@@ -26,7 +26,8 @@ class MessageGroup final : public ProcessGroup {
   void declare(std::string_view what) override { self_->declare(what); }
   void barrier(std::string_view label) override { self_->barrier(label); }
   std::shared_ptr<const void> pause_deadline() override {
-    return self_->shared()->pause ? self_->shared()->pause() : self_->world().pause_deadline();
+    const auto& pause = self_->shared()->peers.pause;
+    return pause ? pause() : self_->world().pause_deadline();
   }
   void check() override { self_->world().check(); }
   void abort(std::string_view reason) noexcept override {

@@ -35,7 +35,7 @@ Call MessageRank::next_call(const FlightCall& what, std::string text) {
   if (!declared_.empty()) {
     text += fmt::format(" after '{}'", std::exchange(declared_, {}));
   }
-  shared_->say_call(fmt::format("#{} {} of {}", sequence, text, name_));
+  shared_->peers.say_call(fmt::format("#{} {} of {}", sequence, text, name_));
   FlightTicket flight;
   if (ring_ != nullptr) flight = {*ring_, ring_->called(flight_group_, sequence, what)};
   return {.sequence = sequence, .op = what.op, .text = std::move(text), .flight = flight};

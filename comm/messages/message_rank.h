@@ -139,7 +139,7 @@ class MessageRank {
   const GroupProcess& at(int rank) const { return processes_[static_cast<std::size_t>(rank)]; }
   std::string last_of(int rank) const;
   void came_to(int rank, std::string call);
-  bool has_left(int rank) const { return shared_->has_left(at(rank).process); }
+  bool has_left(int rank) const { return shared_->peers.has_left(at(rank).process); }
   /// Adds those of the world that `rank` stands for.
   void add_absent(int rank, bool departed, std::vector<AbsentRank>& absent) const;
 

@@ -12,15 +12,17 @@
 namespace tessera::comm {
 
 /// One process's part of a world of processes, each of which has one rank or several. Thread-safe.
-struct MessageWorld : Peers {
+struct MessageWorld {
   std::shared_ptr<World> world;
   std::shared_ptr<Transport> transport;
+  /// After the transport, whose end waits for the others: they are told first that this one leaves.
+  Peers peers = {};
   /// By rank: the process of the transport where it is. Ascends.
   std::vector<int> process_of;
   /// The lowest number that this process has given to no group.
   std::atomic<int> next_group = 1;
 
-  /// What ends before all of these: with it this process leaves.
+  /// What carries failures.
   std::shared_ptr<const void> link = {};
 };
 

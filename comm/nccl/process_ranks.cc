@@ -197,6 +197,7 @@ Joined join_world(const ControlOptions& self, int gpu, NcclOptions options) {
     engine::require(gpu >= 0 && gpu < count, "[nccl] expected a GPU below {}, got {} (process {})",
                     count, gpu, self.process);
     const auto library = NcclLibrary::load(options.library_path);
+    check_equal(*control, "transport", "nccl");
     const NcclIds ids = share_ids(*control, *library);
     Link link = link_world(control, options.deadline, options.on_failure, options.flight);
     joined.world = link.world;

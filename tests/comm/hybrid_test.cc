@@ -354,7 +354,7 @@ TEST(HybridTest, GroupsInsideAProcessSendNothing) {
 TEST(HybridTest, EveryGroupPausesAllProcesses) {
   MessageJob job({2, 2}, kLong);
   std::atomic<int> num_pauses = 0;
-  job.world(1).pause = [&]() -> std::shared_ptr<const void> {
+  job.world(1).peers.pause = [&]() -> std::shared_ptr<const void> {
     ++num_pauses;
     return nullptr;
   };
@@ -408,6 +408,15 @@ TEST(HybridTest, WhatWasDeclaredIsComparedInsideAndBetween) {
     EXPECT_THAT(messages, Each(AllOf(HasSubstr("update h.1"), HasSubstr("update h.2"),
                                      HasSubstr(by_thread ? "rank 3's" : "rank 2's"))));
   }
+}
+
+TEST(HybridTest, AProcessThatDeclaresMoreThanOthersIsNamed) {
+  const auto messages = errors_of_job(kThreeTimesTwo, [&](ProcessGroup& world) {
+    if (world.rank() / 2 == 1) world.declare("update h.1");
+    world.barrier("end");
+  });
+  EXPECT_THAT(messages, Each(AllOf(HasSubstr("expected rank 0's barrier 'end'"),
+                                   HasSubstr("rank 2's barrier 'end' after 'update h.1'"))));
 }
 
 // Waits until the others have given up.

@@ -296,7 +296,7 @@ TEST(JoinedFaultsTest, WhomCallsWaitForIsKnown) {
   const MeetingPlace place(3);
   std::vector<Child> children;
   for (int p = 0; p < 3; ++p) {
-    children.push_back(Child([=](const Child::Say& say) {
+    children.emplace_back([=](const Child::Say& say) {
       JoinOptions options = place.options(p, kLong);
       options.flight = std::make_shared<FlightRecorder>();
       const auto group = join(options);
@@ -315,7 +315,7 @@ TEST(JoinedFaultsTest, WhomCallsWaitForIsKnown) {
       say(waited_for(2) > others && waits.by_rank[2].num_calls > kNumCalls / 2 ? "it was 2"
                                                                                : "it was another");
       group->barrier("end");
-    }));
+    });
   }
   for (std::size_t p = 0; p < 3; ++p) {
     EXPECT_EQ(children[p].hear(), std::to_string(kNumCalls));

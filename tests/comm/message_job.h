@@ -41,7 +41,7 @@ class MessageJob {
       world->world = std::make_shared<World>(deadline, [this](const std::string& m) { fail(m); });
       world->transport = std::move(transport);
       world->process_of = process_of;
-      world->has_left = [this, num_ranks](int process) {
+      world->peers.has_left = [this, num_ranks](int process) {
         return num_left_[std::size_t(process)].load() == num_ranks[std::size_t(process)];
       };
       worlds_.push_back(std::move(world));

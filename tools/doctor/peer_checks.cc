@@ -88,12 +88,15 @@ void introduce(Transport& transport, Peer& zero) {
   zero.send_value(own);
 }
 
+// Bytes that go there and back.
+constexpr std::int64_t kFew = 8, kMany = std::int64_t{4} << 20;
+
 void answer(Transport& transport, milliseconds deadline) {
   Peer zero(transport, 0, deadline);
   introduce(transport, zero);
   for (;;) {
     const auto request = zero.receive_value<Request>();
-    if (request.nbytes < 0) return;
+    if (request.nbytes < 0 || request.nbytes > kMany) return;
     const auto bytes = std::make_shared<Bytes>(static_cast<std::size_t>(request.nbytes));
     zero.receive(bytes);
     zero.send(bytes);
@@ -139,7 +142,6 @@ struct Tried {
 };
 
 Tried try_peer(Peer& peer) {
-  constexpr std::int64_t kFew = 8, kMany = std::int64_t{4} << 20;
   const auto who = peer.receive_value<Introduction>();
   const auto few = shortest(peer, kFew, 100), many = few ? shortest(peer, kMany, 20) : few;
   peer.send_value(Request{});

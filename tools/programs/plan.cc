@@ -61,6 +61,7 @@ struct PlanConfig : TransformerConfig {
             "the same in whatever process it is");
     TrainConfig on_cpus = *this;
     on_cpus.device = DeviceChoice::kCpu;
+    on_cpus.parallel.transport = TransportChoice::kAuto;  // of the launcher that there will be
     return Ranks::choose(on_cpus, {.by = LauncherChoice::kEnv,
                                    .num_processes = static_cast<int>(processes),
                                    .num_hosts = static_cast<int>(processes)});
@@ -73,6 +74,9 @@ struct PlanConfig : TransformerConfig {
             "[config] expected parallel.ranks in {} equal processes, got {}", processes,
             parallel.ranks);
     if (parallel.threads == 0) parallel.threads = parallel.ranks / processes;
+    require(std::max<std::int64_t>(parallel.threads, 1) * processes <= parallel.max_ranks,
+            "[config] expected at most {} ranks, got {} processes of {} (parallel.processes)",
+            parallel.max_ranks, processes, parallel.threads);
     std::tie(parallel.replica_ranks, parallel.replica_place) = ranks().replica();
   }
 

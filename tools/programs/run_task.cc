@@ -185,8 +185,12 @@ RunIdentity identity_of(const Task& task, const Ranks& ranks, const engine::Gemm
           .arithmetic = arithmetic_text(ranks, gemms)};
 }
 
-// What all processes of a run must have in common.
-std::string process_text(const Run& run, const std::string& config_toml) {
+// What all processes of a run must have in common. An interface may be an address of one host.
+std::string process_text(const Run& run, std::string config_toml) {
+  constexpr std::string_view kOfHost = "\ninterface = ";
+  if (const std::size_t at = config_toml.find(kOfHost); at != std::string::npos) {
+    config_toml.erase(at, config_toml.find('\n', at + 1) - at);
+  }
   return fmt::format("{}[data]\ndigest = {}\n[launch]\nranks_of_a_replica = {}\n[arithmetic]\n{}",
                      config_toml, run.task.data_digest(), run.ranks.replica().first,
                      arithmetic_text(run.ranks, run.gemms.get()));
