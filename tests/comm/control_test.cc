@@ -250,7 +250,7 @@ TEST(ControlTest, NonsenseIsRefused) {
                     Control::join(
                         options_of("tcp:no-such-host.invalid:1", 1, 2, milliseconds(100)));
                   }),
-                  {"expected process 0 of job 'j'", "no address of no-such-host.invalid"}));
+                  {"expected process 0 of job 'j'", "got no a", "no-such-host.invalid"}));
 }
 
 // Three processes of a job within this one.

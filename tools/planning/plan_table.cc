@@ -255,12 +255,14 @@ JsonRecord table_record(const std::vector<PlanRow>& rows) {
         .add("peak_bytes", row.peak_nbytes)
         .add("host_peak_bytes", row.step().step_host_memory.peak_total_nbytes)
         .add("sent_bytes", row.step().traffic.bytes_sent)
-        .add("bytes_between_processes", bytes_between(row.plan))
         .add("num_collectives", row.step().traffic.num_collectives)
         .add("step_ms", row.step().step_ms)
         .add("exposed_comm_ms", row.step().exposed_comm_ms)
         .add("tokens_per_s", row.tokens_per_s())
         .add("mfu", row.mfu());
+    if (row.target.num_processes > 1) {
+      record.add("bytes_between_processes", bytes_between(row.plan));
+    }
     if (const std::string other = equal_to(rows, i); !other.empty()) record.add("equal_to", other);
     if (row.budget_nbytes > 0) {
       JsonRecord options;

@@ -25,7 +25,7 @@ using testing::Program;
 std::unique_ptr<Program> start(const std::string& job, int process,
                                std::vector<std::string> arguments) {
   const std::string p = std::to_string(process);
-  arguments.push_back("--self_test=false");
+  arguments.emplace_back("--self_test=false");
   return std::make_unique<Program>(
       "tools/doctor/doctor", arguments,
       std::map<std::string, std::string>{

@@ -67,6 +67,7 @@ TEST_F(CompareClasses, EveryOptionHasAnEffectOfItsOwn) {
       "parallel.backend",
       "parallel.canonical",
       "parallel.ranks",
+      "parallel.threads",
       "powersgd.across_replicas",
       "powersgd.error_dtype",
       "powersgd.error_feedback",
