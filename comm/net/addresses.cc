@@ -8,12 +8,12 @@
 
 namespace tessera::comm::net {
 
-Addresses::Addresses(const std::string& host, int port, bool to_listen)
+Addresses::Addresses(const std::string& host, int port, int flags)
     : error_([&] {
         addrinfo hints{};
         hints.ai_family = AF_UNSPEC;
         hints.ai_socktype = SOCK_STREAM;
-        hints.ai_flags = AI_NUMERICSERV | (to_listen ? AI_PASSIVE : 0);
+        hints.ai_flags = AI_NUMERICSERV | flags;
         return getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first_);
       }()) {}
 
@@ -30,10 +30,19 @@ void Addresses::set_port(int port) {
 }
 
 Lookup::Lookup(const std::string& host, int port) : host_(host) {
-  std::packaged_task<std::shared_ptr<Addresses>()> look_up(
-      [host, port] { return std::make_shared<Addresses>(host, port, /*to_listen=*/false); });
-  addresses_ = look_up.get_future().share();
-  std::thread(std::move(look_up)).detach();
+  const auto look_up = [host, port](int flags) {
+    return std::make_shared<Addresses>(host, port, flags);
+  };
+  auto number = look_up(AI_NUMERICHOST);
+  const bool is_name = number->error() != 0;
+  std::packaged_task<std::shared_ptr<Addresses>()> task(
+      [=] { return is_name ? look_up(0) : number; });
+  addresses_ = task.get_future().share();
+  if (is_name) {
+    std::thread(std::move(task)).detach();
+  } else {
+    task();
+  }
 }
 
 std::shared_ptr<Addresses> Lookup::wait(std::chrono::steady_clock::time_point deadline) const {

@@ -13,7 +13,8 @@ namespace tessera::comm::net {
 /// What a name stands for. May wait for a name server as long as the system's settings say.
 class Addresses {
  public:
-  Addresses(const std::string& host, int port, bool to_listen);
+  /// `flags`: those of getaddrinfo(), AI_PASSIVE for addresses to listen at.
+  Addresses(const std::string& host, int port, int flags);
   ~Addresses();
   Addresses(const Addresses&) = delete;
   Addresses& operator=(const Addresses&) = delete;
@@ -29,7 +30,8 @@ class Addresses {
   const int error_;
 };
 
-/// Addresses to connect to, which a thread of its own asks for: it may outlive this.
+/// Addresses to connect to. Of a name a thread of its own asks for them, which may outlive this; a
+/// number is one at once.
 class Lookup {
  public:
   /// Throws std::system_error where no thread can be started.

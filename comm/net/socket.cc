@@ -110,7 +110,7 @@ bool wait_for(const Socket& socket, short events, Time deadline) {
 Socket listen_anywhere(int port) {
   // An address of IPv6 alone takes both kinds of connections, where the system has it.
   for (const char* const any : {"::", "0.0.0.0"}) {
-    const Addresses addresses(any, port, true);
+    const Addresses addresses(any, port, AI_PASSIVE);
     if (addresses.error() != 0) continue;
     if (Socket socket = listen_at(*addresses.first())) return socket;
     if (errno == EADDRINUSE || errno == EACCES || errno == EMFILE) break;

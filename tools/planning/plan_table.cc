@@ -226,7 +226,7 @@ std::vector<std::size_t> fastest_of(const std::vector<PlanRow>& rows) {
 std::vector<std::string> table_lines(const std::vector<PlanRow>& rows) {
   std::vector<std::string> lines = {head_line(rows)};
   add_table(rows, lines);
-  if (are_processes(rows)) lines.push_back("to others: what a process sends to other processes");
+  if (are_processes(rows)) lines.emplace_back("to others: what a process sends to other processes");
   for (const PlanRow& row : rows) {
     const std::string name = engine::escaped(row.name);
     if (!row.is_planned()) lines.push_back(fmt::format("{}: {}", name, row.refusal));

@@ -59,7 +59,7 @@ struct PlanConfig : TransformerConfig {
     require(device != DeviceChoice::kCuda,
             "[config] expected parallel.processes on CPUs, got device=cuda: over NCCL a GPU sends "
             "the same in whatever process it is");
-    TrainConfig on_cpus = *this;
+    TrainConfig on_cpus = static_cast<const TrainConfig&>(*this);
     on_cpus.device = DeviceChoice::kCpu;
     on_cpus.parallel.transport = TransportChoice::kAuto;  // of the launcher that there will be
     return Ranks::choose(on_cpus, {.by = LauncherChoice::kEnv,
