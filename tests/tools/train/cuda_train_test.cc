@@ -453,12 +453,7 @@ TEST_F(CudaGraphProgram, AttentionIsComputedByWhatIsAskedFor) {
   } else {  // another GPU
     EXPECT_TRUE(has(wgmma.err, {"compute capability 9.x for wgmma"})) << wgmma.err;
   }
-  flags.erase("cuda.attention");
-  const Outcome best = train("auto", flags);
-  EXPECT_TRUE(has(best.out, {"4 steps are as planned"})) << best.out << best.err;
-  EXPECT_EQ(hash_of("auto"), hash_of(wgmma.exit_code == 0 ? "wgmma" : "mma"));
   flags["device"] = "cpu";
-  flags["cuda.attention"] = "wgmma";
   const Outcome cpu = train("cpu", flags);
   EXPECT_EQ(cpu.exit_code, 1);
   EXPECT_TRUE(has(cpu.err, {"expected cuda.attention=wgmma on GPUs only"})) << cpu.err;
