@@ -1,6 +1,7 @@
 // Ranks as threads on GPU memory: the conformance suite, with a GPU for all and with one for each.
 #include "comm/threads.h"
 #include "engine/cuda.h"
+#include "tests/comm/compared_calls.h"
 #include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
 
@@ -27,9 +28,11 @@ Backend threads_on(std::string name, bool share) {
           .deadline = milliseconds(300)};
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
-                         ::testing::Values(threads_on("one_gpu", true), threads_on("gpus", false)),
-                         [](const auto& info) { return info.param.name; });
+auto backends() {
+  return ::testing::Values(threads_on("one_gpu", true), threads_on("gpus", false));
+}
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
 
 TEST(CudaThreadsTest, MoreRanksThanAKernelTakesAreRefused) {
   const auto groups = make_threads_world(65, {.deadline = kLong});

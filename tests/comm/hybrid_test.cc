@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "comm/process_group.h"
+#include "tests/comm/compared_calls.h"
+#include "tests/comm/keeping_transport.h"
 #include "tests/comm/memory_transport.h"
 #include "tests/comm/message_job.h"
 #include "tests/comm/process_group_faults.h"
@@ -52,22 +54,18 @@ Backend backend(std::string name, std::vector<int> sizes,
                   MessageJob(layout(size), deadline).run(each);
                 });
               },
-          .here = [](int, std::string name,
-                     auto options) { return Stream::inline_cpu(std::move(name), options); },
-          .beside = [](int, std::string name,
-                       auto options) { return Stream::worker_cpu(std::move(name), options); },
           .num_large = 70'001,
           .deadline = milliseconds(300),
           .sizes = std::move(sizes)};
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
-                         ::testing::Values(backend("processes_of_two", {2, 3, 4, 8},
-                                                   [](int size) {
-                                                     return in_processes_of(2, size);
-                                                   }),
-                                           backend("two_processes", {3, 4}, in_two_processes)),
-                         [](const auto& info) { return info.param.name; });
+auto backends() {
+  return ::testing::Values(
+      backend("processes_of_two", {2, 3, 4, 8}, [](int size) { return in_processes_of(2, size); }),
+      backend("two_processes", {3, 4}, in_two_processes));
+}
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
 
 // What a transport was given to send after the fingerprints.
 struct Sent {
@@ -473,36 +471,12 @@ TEST(HybridTest, WhoHasLeftIsNamed) {
   }
 }
 
-// Takes what is sent after the fingerprints, and never hands it on.
-class Keeps final : public Transport {
- public:
-  explicit Keeps(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
-  std::string str() const override { return transport_->str(); }
-  int process() const override { return transport_->process(); }
-  int num_processes() const override { return transport_->num_processes(); }
-  std::unique_ptr<Transfer> send(int process, std::uint32_t tag, std::span<const std::byte> bytes,
-                                 std::shared_ptr<const void> owner) override {
-    if (tag % 2 == 1) return std::make_unique<Done>();
-    return transport_->send(process, tag, bytes, std::move(owner));
-  }
-  std::unique_ptr<Transfer> receive(int process, std::uint32_t tag, std::span<std::byte> bytes,
-                                    std::shared_ptr<const void> owner) override {
-    return transport_->receive(process, tag, bytes, std::move(owner));
-  }
-
- private:
-  struct Done : Transfer {
-    bool wait_for(milliseconds) override { return true; }
-  };
-  std::unique_ptr<Transport> transport_;
-};
-
 // Of all ranks of a process, whichever of them has the call's messages.
 TEST(HybridTest, MemoryOfAMessageThatMayStillComeStays) {
   std::vector<std::weak_ptr<engine::Buffer>> kept(4);
   {
     auto transports = MemoryTransport::make(2);
-    transports[0] = std::make_unique<Keeps>(std::move(transports[0]));
+    transports[0] = std::make_unique<KeepingTransport>(std::move(transports[0]));
     MessageJob job(std::move(transports), {2, 2}, milliseconds(100));
     job.run([&](ProcessGroup& group) {
       const Memory memory;

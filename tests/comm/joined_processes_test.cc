@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/comm/compared_calls.h"
 #include "tests/comm/joined_processes.h"
 #include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_leftovers.h"
@@ -31,19 +32,16 @@ std::vector<std::string> over_gloo(int size, milliseconds deadline, const RankFu
       fn);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Backends, ProcessGroupTest,
-    ::testing::Values(Backend{
-        .name = "gloo",
-        .run = over_gloo,
-        .here = [](int, std::string name,
-                   auto options) { return Stream::inline_cpu(std::move(name), options); },
-        .beside = [](int, std::string name,
-                     auto options) { return Stream::worker_cpu(std::move(name), options); },
-        .num_large = 20011,
-        .deadline = milliseconds(300),
-        .sizes = testing::kIsSlow ? std::vector<int>{1, 2, 3} : std::vector<int>{1, 2, 3, 4}}),
-    [](const auto& info) { return info.param.name; });
+auto backends() {
+  return ::testing::Values(Backend{
+      .name = "gloo",
+      .run = over_gloo,
+      .num_large = 20011,
+      .deadline = milliseconds(300),
+      .sizes = testing::kIsSlow ? std::vector<int>{1, 2, 3} : std::vector<int>{1, 2, 3, 4}});
+}
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
 
 TEST(JoinedProcessesTest, WhatFailsInAProcessFailsTheTest) {
   EXPECT_NONFATAL_FAILURE_ON_ALL_THREADS(over_gloo(2, kLong,

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/comm/compared_calls.h"
 #include "tests/comm/forked_processes.h"
 #include "tests/comm/joined_processes.h"
 #include "tests/comm/process_group_faults.h"
@@ -73,19 +74,15 @@ std::vector<std::string> said_by_threads_of_processes(int size, milliseconds dea
   return said;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Backends, ProcessGroupTest,
-    ::testing::Values(Backend{
-        .name = "gloo_and_threads",
-        .run = said_by_threads_of_processes,
-        .here = [](int, std::string name,
-                   auto options) { return Stream::inline_cpu(std::move(name), options); },
-        .beside = [](int, std::string name,
-                     auto options) { return Stream::worker_cpu(std::move(name), options); },
-        .num_large = 70'001,
-        .deadline = milliseconds(300),
-        .sizes = {2, 4}}),
-    [](const auto& info) { return info.param.name; });
+auto backends() {
+  return ::testing::Values(Backend{.name = "gloo_and_threads",
+                                   .run = said_by_threads_of_processes,
+                                   .num_large = 70'001,
+                                   .deadline = milliseconds(300),
+                                   .sizes = {2, 4}});
+}
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
 
 TEST(JoinedThreadsTest, EachHasItsRank) {
   const auto said = said_over_gloo(2, kLong, [](const JoinOptions& options) {

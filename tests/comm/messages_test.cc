@@ -17,6 +17,8 @@
 
 #include "comm/process_group.h"
 #include "engine/elementwise.h"
+#include "tests/comm/compared_calls.h"
+#include "tests/comm/keeping_transport.h"
 #include "tests/comm/memory_transport.h"
 #include "tests/comm/message_job.h"
 #include "tests/comm/process_group_faults.h"
@@ -29,26 +31,15 @@ namespace {
 // Of `size` processes with a rank each.
 std::vector<int> one_each(int size) { return std::vector<int>(std::size_t(size), 1); }
 
-Stream here(int, std::string name, engine::StreamOptions options) {
-  return Stream::inline_cpu(std::move(name), options);
+auto backends() {
+  return ::testing::Values(Backend{
+      .name = "messages", .run = [](int size, milliseconds deadline, const RankFunction& fn) {
+        return said_by_threads(
+            size, fn, [&](const auto& each) { MessageJob(one_each(size), deadline).run(each); });
+      }});
 }
-
-Stream beside(int, std::string name, engine::StreamOptions options) {
-  return Stream::worker_cpu(std::move(name), options);
-}
-
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
-                         ::testing::Values(Backend{
-                             .name = "messages",
-                             .run =
-                                 [](int size, milliseconds deadline, const RankFunction& fn) {
-                                   return said_by_threads(size, fn, [&](const auto& each) {
-                                     MessageJob(one_each(size), deadline).run(each);
-                                   });
-                                 },
-                             .here = here,
-                             .beside = beside}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
 
 // What `fn` throws as CommError on each rank.
 std::vector<std::string> errors_of(int size, const std::function<void(ProcessGroup&)>& fn) {
@@ -181,37 +172,13 @@ TEST(MessagesTest, CallsOfTwoGroupsDoNotTakeEachOthersMessages) {
   });
 }
 
-// Takes what is sent after the fingerprints, and never hands it on.
-class Keeps final : public Transport {
- public:
-  explicit Keeps(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
-  std::string str() const override { return transport_->str(); }
-  int process() const override { return transport_->process(); }
-  int num_processes() const override { return transport_->num_processes(); }
-  std::unique_ptr<Transfer> send(int process, std::uint32_t tag, std::span<const std::byte> bytes,
-                                 std::shared_ptr<const void> owner) override {
-    if (tag % 2 == 1) return std::make_unique<Done>();
-    return transport_->send(process, tag, bytes, std::move(owner));
-  }
-  std::unique_ptr<Transfer> receive(int process, std::uint32_t tag, std::span<std::byte> bytes,
-                                    std::shared_ptr<const void> owner) override {
-    return transport_->receive(process, tag, bytes, std::move(owner));
-  }
-
- private:
-  struct Done : Transfer {
-    bool wait_for(milliseconds) override { return true; }
-  };
-  std::unique_ptr<Transport> transport_;
-};
-
 // A message may come after the call that waits for it has failed, and what it is written to has
 // been released.
 TEST(MessagesTest, MemoryOfAMessageThatMayStillComeStays) {
   std::weak_ptr<engine::Buffer> kept;
   {
     auto transports = MemoryTransport::make(2);
-    transports[0] = std::make_unique<Keeps>(std::move(transports[0]));
+    transports[0] = std::make_unique<KeepingTransport>(std::move(transports[0]));
     MessageJob job(std::move(transports), one_each(2), milliseconds(100));
     job.run([&](ProcessGroup& group) {
       const Memory memory;

@@ -21,6 +21,7 @@
 #include "comm/control/control.h"
 #include "comm/join.h"
 #include "comm/mpi/mpi_transport.h"
+#include "tests/comm/compared_calls.h"
 #include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_leftovers.h"
 #include "tests/comm/process_group_suite.h"
@@ -122,20 +123,17 @@ int sum_until_one_dies(Job& job) {
 
 Job* job = nullptr;
 
-INSTANTIATE_TEST_SUITE_P(
-    Backends, ProcessGroupTest,
-    ::testing::Values(Backend{
-        .name = "mpi",
-        .run = [](int size, milliseconds deadline,
-                  const RankFunction& fn) { return job->run(size, deadline, fn); },
-        .here = [](int, std::string name,
-                   auto options) { return Stream::inline_cpu(std::move(name), options); },
-        .beside = [](int, std::string name,
-                     auto options) { return Stream::worker_cpu(std::move(name), options); },
-        .num_large = 20011,
-        .deadline = milliseconds(300),
-        .sizes = {1, 2, 3, 4}}),
-    [](const auto& info) { return info.param.name; });
+auto backends() {
+  return ::testing::Values(
+      Backend{.name = "mpi",
+              .run = [](int size, milliseconds deadline,
+                        const RankFunction& fn) { return job->run(size, deadline, fn); },
+              .num_large = 20011,
+              .deadline = milliseconds(300),
+              .sizes = {1, 2, 3, 4}});
+}
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
 
 }  // namespace
 }  // namespace tessera::comm

@@ -65,9 +65,8 @@ INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
                                                    .beside = on_own_gpu,
                                                    .num_large = 5003,
                                                    .deadline = milliseconds(300),
-                                                   .sizes = {1, 2, 3},
-                                                   .compares_each_call = false}),
-                         [](const auto& info) { return info.param.name; });
+                                                   .sizes = {1, 2, 3}}),
+                         name_of);
 
 using Body = std::function<void(ProcessGroup&, const Child::Say&)>;
 using Prepare = std::function<void(int process)>;

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "engine/cuda.h"
+#include "tests/comm/compared_calls.h"
 #include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
 
@@ -42,20 +43,21 @@ void run_as_processes(int size, const NcclOptions& options,
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
-                         ::testing::Values(Backend{
-                             .name = "nccl",
-                             .run =
-                                 [](int size, milliseconds deadline, const RankFunction& fn) {
-                                   return said_by_threads(size, fn, [&](const auto& each) {
-                                     run_nccl_ranks(size, {.deadline = deadline}, each);
-                                   });
-                                 },
-                             .here = on_own_gpu,
-                             .beside = on_own_gpu,
-                             .num_large = 5003,
-                             .deadline = milliseconds(300)}),
-                         [](const auto& info) { return info.param.name; });
+auto backends() {
+  return ::testing::Values(Backend{.name = "nccl",
+                                   .run =
+                                       [](int size, milliseconds deadline, const RankFunction& fn) {
+                                         return said_by_threads(size, fn, [&](const auto& each) {
+                                           run_nccl_ranks(size, {.deadline = deadline}, each);
+                                         });
+                                       },
+                                   .here = on_own_gpu,
+                                   .beside = on_own_gpu,
+                                   .num_large = 5003,
+                                   .deadline = milliseconds(300)});
+}
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
 
 // The unit roundoff of a dtype.
 double roundoff(DType dtype) { return std::ldexp(1.0, dtype == DType::kBF16 ? -8 : -24); }

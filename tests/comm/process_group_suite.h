@@ -37,6 +37,13 @@ constexpr milliseconds kLong = std::chrono::hours(1);  // a test that waits for 
 // What a rank does in a test, and says to the test about it.
 using RankFunction = std::function<std::string(ProcessGroup&)>;
 
+inline Stream here_on_cpu(int, std::string name, engine::StreamOptions options) {
+  return Stream::inline_cpu(std::move(name), options);
+}
+inline Stream beside_on_cpu(int, std::string name, engine::StreamOptions options) {
+  return Stream::worker_cpu(std::move(name), options);
+}
+
 // How to run ranks on a backend, and where they work.
 struct Backend {
   std::string name;
@@ -44,12 +51,16 @@ struct Backend {
   // Nothing else that it does has to be seen by the caller.
   std::function<std::vector<std::string>(int size, milliseconds deadline, const RankFunction&)> run;
   // A stream of rank `rank` of the world: in the calling thread where that is possible, or beside.
-  std::function<Stream(int rank, std::string name, engine::StreamOptions)> here, beside;
+  std::function<Stream(int rank, std::string name, engine::StreamOptions)> here = here_on_cpu,
+                                                                           beside = beside_on_cpu;
   std::int64_t num_large = 100003;  // elements that make a backend cut a tensor into chunks
   milliseconds deadline{50};        // for a test that waits for it
   std::vector<int> sizes = {1, 2, 3, 4, 8};  // of the worlds of tests that try several
-  bool compares_each_call = true;            // before it moves anything
 };
+
+inline std::string name_of(const ::testing::TestParamInfo<Backend>& info) {
+  return info.param.name;
+}
 
 // Of ranks that are threads of this process: `run_threads` gives each its group.
 inline std::vector<std::string> said_by_threads(
@@ -554,26 +565,6 @@ TEST_P(ProcessGroupTest, TextsOfAnyLengthReachTheHost) {
     texts({"first", "", "the longest"});
     texts({"", "b", ""});
   });
-}
-
-TEST_P(ProcessGroupTest, AGatherToTheHostTellsOfAFailure) {
-  if (!GetParam().compares_each_call) GTEST_SKIP() << "it compares them later";
-  for (const bool waits_in_compute : {false, true}) {
-    const auto messages = errors(3, [&](ProcessGroup& group) {
-      const auto [compute, memory] = place(group.rank());
-      const Stream beside = GetParam().beside(group.rank(), "values", {});
-      const Tensor values = Tensor::zeros(memory, {2}, DType::kF32, "values");
-      const HostGather gather(group, values, beside, Memory::pinned(compute),
-                              group.rank() == 2 ? "loss" : "norm");
-      if (waits_in_compute) {
-        gather.wait<float>(compute);
-      } else {
-        gather.wait<float>();
-      }
-      group.barrier("end");  // for those that need not wait to go on
-    });
-    EXPECT_THAT(messages, Each(AllOf(HasSubstr("'norm'"), HasSubstr("'loss'"))));
-  }
 }
 
 }  // namespace

@@ -19,7 +19,6 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/faults.h"
 #include "tests/testing/program.h"
-#include "tests/testing/sanitizers.h"
 #include "tests/tools/testing/process_training.h"
 #include "tools/cli/main.h"
 
@@ -344,7 +343,6 @@ TEST_F(ProcessFaults, WhoeverIsStoppedForAWhileIsLateInTheLog) {
 }
 
 TEST_F(ProcessFaults, OneThatIsShortOfMemoryEndsTheOthersBeforeAndInTraining) {
-  if (testing::kIsSlow) GTEST_SKIP() << "sanitizers take more addresses than there would be";
   const std::string limited =
       folder_.write("limited.sh", "#!/bin/sh\nulimit -v 400000\nexec " +
                                       fs::absolute(testing::kTransformer).string() + " \"$@\"\n");
