@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <span>
+#include <system_error>
 
 #include "comm/net/random.h"
 #include "comm/net/socket.h"
@@ -24,17 +25,6 @@ using net::reason;
 
 using Bytes = std::vector<std::byte>;
 
-void write_all(const FileDescriptor& file, const Bytes& bytes, const std::string& path) {
-  for (std::size_t done = 0; done < bytes.size();) {
-    const ssize_t n = write(file.get(), bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    require<IoError>(n > 0, "[control] expected to write {}, got {}", path, reason());
-    done += static_cast<std::size_t>(n);
-  }
-  const bool flushed = fsync(file.get()) == 0;
-  require<IoError>(flushed, "[control] expected to write {}, got {}", path, reason());
-}
-
 }  // namespace
 
 Unlink::~Unlink() { (void)unlink(path_.c_str()); }
@@ -48,7 +38,10 @@ void publish(const std::string& path, const Bytes& bytes) {
       open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
   require<IoError>(file.is_open(), "[control] expected to create {}, got {}", draft, reason());
   const Unlink remove(draft);
-  write_all(file, bytes, draft);
+  engine::write_all(file, draft, bytes);
+  const int error = engine::flush(file);
+  require<IoError>(error == 0, "[control] expected to write {}, got {}", draft,
+                   std::generic_category().message(error));
   if (link(draft.c_str(), path.c_str()) == 0) return;
   require<IoError>(errno != EEXIST,
                    "[control] expected no file {}, got one that another job left or uses", path);

@@ -202,9 +202,9 @@ Checks check_peers(const TrainConfig& config, const Launch& launch) {
       peers.push_back(try_peer(peer));
     }
     warn_of_slow(peers);
-    const auto threads = static_cast<int>(std::max<std::int64_t>(config.parallel.threads, 1));
-    Checks checks = {{.name = "peers",
-                      .found = fmt::format("{}, {}", launch.all_str(threads), transport.str())}};
+    Checks checks = {
+        {.name = "peers",
+         .found = fmt::format("{}, {}", launch.all_str(/*num_threads=*/1), transport.str())}};
     for (Tried& peer : peers) checks.push_back(std::move(peer.check));
     return checks;
   } catch (const engine::Error& error) {

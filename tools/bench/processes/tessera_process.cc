@@ -50,7 +50,7 @@ void run(int argc, char** argv) {
   TrainConfig config;
   std::int64_t samples = 11, steps = 10, row = 0;
   FlagSet flags("tessera_process", "One process of what //tools:bench times between several.");
-  config.parallel.add_to(flags);
+  config.parallel.add_launch_to(flags);
   flags.add("samples", &samples, {.help = "of each collective; 0: none", .min = 0});
   flags.add("steps", &steps, {.help = "timed training steps; 0: none", .min = 0});
   flags.add("row", &row,
