@@ -12,13 +12,13 @@ namespace tessera::comm {
 /// process r. Thread-safe.
 struct Peers {
   /// Whether a process has ended in order, and calls no more.
-  std::function<bool(int rank)> has_left = [](int) { return false; };
+  std::function<bool(int process)> has_left = [](int) { return false; };
   /// As ProcessGroup::pause_deadline(), for all processes; null: for this one.
   std::function<std::shared_ptr<const void>()> pause = {};
   /// Told what this process called last, so that others can say it should it be lost.
   std::function<void(std::string_view call)> say_call = [](std::string_view) {};
   /// What a process said that it called last; empty: nothing yet. Of one that has left: its last.
-  std::function<std::string(int rank)> last_call = [](int) { return std::string(); };
+  std::function<std::string(int process)> last_call = [](int) { return std::string(); };
 };
 
 }  // namespace tessera::comm

@@ -78,8 +78,10 @@ void check_shared_folder(comm::ProcessGroup& world, const std::string& folder,
   const std::string name = comm::gather_texts(world, left ? left->name() : "", memory, stream,
                                               "a file in the folder")[0];
   if (name.empty()) return;
-  const std::shared_ptr<const void> pause = world.pause_deadline();
-  const bool is_there = world.rank() == 0 || find_file(folder + "/" + name);
+  const bool is_there = [&] {
+    const std::shared_ptr<const void> pause = world.pause_deadline();
+    return world.rank() == 0 || find_file(folder + "/" + name);
+  }();
   const auto lacking =
       comm::gather_texts(world, is_there ? "" : host(), memory, stream, "who sees the folder");
   const auto first = std::ranges::find_if(lacking, [](const auto& text) { return !text.empty(); });
