@@ -47,11 +47,12 @@ struct Board {
   std::set<int> left;                // as ranks of the world
 };
 
-Peers peers_of(Board& board, int world_rank) {
+// Unless it `hears`, a rank knows of the others only what an exchange tells.
+Peers peers_of(Board& board, int world_rank, bool hears) {
   return {.has_left =
-              [&board](int rank) {
+              [&board, hears](int rank) {
                 const std::lock_guard lock(board.mutex);
-                return board.left.contains(rank);
+                return hears && board.left.contains(rank);
               },
           .say_call =
               [&board, world_rank](std::string_view call) {
@@ -59,9 +60,9 @@ Peers peers_of(Board& board, int world_rank) {
                 board.calls[world_rank] = call;
               },
           .last_call =
-              [&board](int rank) {
+              [&board, hears](int rank) {
                 const std::lock_guard lock(board.mutex);
-                return board.calls[rank];
+                return hears ? board.calls[rank] : "";
               }};
 }
 
@@ -95,6 +96,7 @@ class FakeExchange final : public Exchange {
 
 struct Options {
   milliseconds deadline = kLong;
+  bool hears = true;  // of others' calls and ends, before an exchange tells
   std::shared_ptr<FlightRecorder> flight = {};
 };
 
@@ -123,7 +125,8 @@ std::vector<std::string> run(int size, const Options& options,
           std::make_shared<World>(options.deadline, nullptr, r == 0 ? options.flight : nullptr);
       FakeExchange exchange(board, r, size);
       const int world_rank = members[static_cast<std::size_t>(r)];
-      ProcessRank rank(world, peers_of(board, world_rank), "group", members, r, exchange);
+      ProcessRank rank(world, peers_of(board, world_rank, options.hears), "group", members, r,
+                       exchange);
       std::string& result = results[static_cast<std::size_t>(r)];
       try {
         fn({rank, *world});
@@ -154,7 +157,7 @@ TEST(ProcessRankTest, RanksThatCallTheSameFindNoDifference) {
 
 TEST(ProcessRankTest, ARankThatCallsAnotherCollectiveIsNamedWithBothSides) {
   for (const bool in_barrier : {true, false}) {
-    const auto results = run(3, {}, [&](const Self& self) {
+    const auto results = run(3, {.hears = false}, [&](const Self& self) {
       self.gather("h.0");
       self.gather(self.rank.rank() == 2 ? "h.2" : "h.1");
       if (in_barrier) {
@@ -175,7 +178,7 @@ TEST(ProcessRankTest, ARankThatCallsAnotherCollectiveIsNamedWithBothSides) {
 }
 
 TEST(ProcessRankTest, ADifferenceBeforeTheLastCallIsFound) {
-  const auto results = run(2, {}, [](const Self& self) {
+  const auto results = run(2, {.hears = false}, [](const Self& self) {
     self.rank.declare(self.rank.rank() == 0 ? "lr 0.1" : "lr 0.2");
     self.rank.barrier("end");
   });
@@ -184,7 +187,7 @@ TEST(ProcessRankTest, ADifferenceBeforeTheLastCallIsFound) {
 }
 
 TEST(ProcessRankTest, ACallMoreIsADifference) {
-  const auto results = run(2, {}, [](const Self& self) {
+  const auto results = run(2, {.hears = false}, [](const Self& self) {
     for (int i = 0; i <= self.rank.rank(); ++i) self.gather("h.0");
     self.rank.barrier("end");
   });
@@ -276,7 +279,7 @@ TEST(ProcessRankTest, ACallThatIsLateFailsTheWorld) {
 
 TEST(ProcessRankTest, WhoeverAgreesWaitsForNobody) {
   std::atomic<bool> checked = false;
-  const auto results = run(2, {}, [&](const Self& self) {
+  const auto results = run(2, {.hears = false}, [&](const Self& self) {
     if (self.rank.rank() == 1) {
       while (!checked) std::this_thread::yield();
       self.gather("late");
