@@ -96,7 +96,7 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
         srcs = sources,
         hdrs = hdrs,
         textual_hdrs = textual,
-        copts = _copts() + copts,
+        copts = _copts() + (_TEST_COPTS if kwargs.get("testonly") else []) + copts,
         linkstatic = True,  # no shared library, so no second compilation of everything
         deps = deps,
         **kwargs
@@ -152,7 +152,7 @@ def tessera_binary(name, srcs = None, deps = [], copts = [], **kwargs):
     cc_binary(
         name = name,
         srcs = srcs or [name + ".cc"],
-        copts = _copts() + copts,
+        copts = _copts() + (_TEST_COPTS if kwargs.get("testonly") else []) + copts,
         deps = deps,
         **kwargs
     )

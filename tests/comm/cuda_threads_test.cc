@@ -1,12 +1,16 @@
 // Ranks as threads on GPU memory: the conformance suite, with a GPU for all and with one for each.
 #include "comm/threads.h"
 #include "engine/cuda.h"
-#include "tests/comm/compared_calls.h"
-#include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
+#include "tests/comm/said_by_threads.h"
 
 namespace tessera::comm {
 namespace {
+
+using engine::DType;
+using engine::InvalidArgument;
+using engine::Memory;
+using ::testing::HasSubstr;
 
 // Rank r on GPU r, or as many GPUs as there are.
 int gpu_of(int rank, bool share) { return share ? 0 : rank % engine::cuda::num_devices(); }
@@ -31,8 +35,8 @@ Backend threads_on(std::string name, bool share) {
 auto backends() {
   return ::testing::Values(threads_on("one_gpu", true), threads_on("gpus", false));
 }
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
-INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), backend_name);
 
 TEST(CudaThreadsTest, MoreRanksThanAKernelTakesAreRefused) {
   const auto groups = make_threads_world(65, {.deadline = kLong});

@@ -18,17 +18,23 @@
 #include <vector>
 
 #include "comm/process_group.h"
-#include "tests/comm/compared_calls.h"
 #include "tests/comm/keeping_transport.h"
+#include "tests/comm/known_tensors.h"
 #include "tests/comm/memory_transport.h"
 #include "tests/comm/message_job.h"
-#include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
+#include "tests/comm/said_by_threads.h"
 #include "tests/testing/sanitizers.h"
 
 namespace tessera::comm {
 namespace {
 
+using engine::BFloat16;
+using engine::DType;
+using engine::Memory;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
 using Layout = std::vector<int>;  // ranks of each process
 
 // Processes with `each` ranks; the last one may have fewer.
@@ -64,8 +70,8 @@ auto backends() {
       backend("processes_of_two", {2, 3, 4, 8}, [](int size) { return in_processes_of(2, size); }),
       backend("two_processes", {3, 4}, in_two_processes));
 }
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
-INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), backend_name);
 
 // What a transport was given to send after the fingerprints.
 struct Sent {

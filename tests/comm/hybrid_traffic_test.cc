@@ -44,8 +44,6 @@ class Counting final : public Transport {
   std::atomic<std::int64_t>& nbytes_;
 };
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ProcessGroupTest);  // of process_group_suite.h
-
 using Call = std::function<void(ProcessGroup&, const Stream&)>;
 
 std::int64_t bytes_of(const std::vector<int>& num_ranks, const Call& call) {

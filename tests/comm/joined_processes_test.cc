@@ -9,10 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/comm/compared_calls.h"
 #include "tests/comm/joined_processes.h"
-#include "tests/comm/process_group_faults.h"
-#include "tests/comm/process_group_leftovers.h"
 #include "tests/comm/process_group_suite.h"
 #include "tests/comm/said_by_processes.h"
 #include "tests/testing/sanitizers.h"
@@ -40,8 +37,8 @@ auto backends() {
       .deadline = milliseconds(300),
       .sizes = testing::kIsSlow ? std::vector<int>{1, 2, 3} : std::vector<int>{1, 2, 3, 4}});
 }
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
-INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), backend_name);
 
 TEST(JoinedProcessesTest, WhatFailsInAProcessFailsTheTest) {
   EXPECT_NONFATAL_FAILURE_ON_ALL_THREADS(over_gloo(2, kLong,

@@ -13,15 +13,16 @@
 #include <utility>
 #include <vector>
 
-#include "tests/comm/compared_calls.h"
 #include "tests/comm/forked_processes.h"
 #include "tests/comm/joined_processes.h"
-#include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
 #include "tests/comm/said_by_processes.h"
 
 namespace tessera::comm {
 namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
 
 // Texts of any bytes as one.
 std::string packed(const std::vector<std::string>& texts) {
@@ -81,8 +82,8 @@ auto backends() {
                                    .deadline = milliseconds(300),
                                    .sizes = {2, 4}});
 }
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
-INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), backend_name);
 
 TEST(JoinedThreadsTest, EachHasItsRank) {
   const auto said = said_over_gloo(2, kLong, [](const JoinOptions& options) {

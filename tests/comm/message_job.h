@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
@@ -17,7 +18,7 @@
 #include "comm/process_group.h"
 #include "comm/world/world.h"
 #include "tests/comm/memory_transport.h"
-#include "tests/comm/process_group_suite.h"
+#include "tests/comm/said_by_threads.h"
 
 namespace tessera::comm {
 
@@ -26,11 +27,11 @@ namespace tessera::comm {
 class MessageJob {
  public:
   /// `num_ranks`: of each process.
-  MessageJob(const std::vector<int>& num_ranks, milliseconds deadline)
+  MessageJob(const std::vector<int>& num_ranks, std::chrono::milliseconds deadline)
       : MessageJob(MemoryTransport::make(static_cast<int>(num_ranks.size())), num_ranks, deadline) {
   }
   MessageJob(std::vector<std::unique_ptr<Transport>> transports, const std::vector<int>& num_ranks,
-             milliseconds deadline)
+             std::chrono::milliseconds deadline)
       : num_left_(transports.size()) {
     std::vector<int> process_of;
     for (std::size_t p = 0; p < num_ranks.size(); ++p) {
@@ -103,9 +104,9 @@ class MessageJob {
 };
 
 /// What `fn` throws as CommError on each rank of processes that have `num_ranks`; empty: nothing.
-inline std::vector<std::string> errors_of_job(const std::vector<int>& num_ranks,
-                                              const std::function<void(ProcessGroup&)>& fn,
-                                              milliseconds deadline = kLong) {
+inline std::vector<std::string> errors_of_job(
+    const std::vector<int>& num_ranks, const std::function<void(ProcessGroup&)>& fn,
+    std::chrono::milliseconds deadline = std::chrono::hours(1)) {
   int size = 0;
   for (const int n : num_ranks) size += n;
   return said_by_threads(

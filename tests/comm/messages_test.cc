@@ -17,16 +17,19 @@
 
 #include "comm/process_group.h"
 #include "engine/elementwise.h"
-#include "tests/comm/compared_calls.h"
 #include "tests/comm/keeping_transport.h"
 #include "tests/comm/memory_transport.h"
 #include "tests/comm/message_job.h"
-#include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
+#include "tests/comm/said_by_threads.h"
 #include "tests/testing/sanitizers.h"
 
 namespace tessera::comm {
 namespace {
+
+using engine::DType;
+using engine::Memory;
+using ::testing::Each;
 
 // Of `size` processes with a rank each.
 std::vector<int> one_each(int size) { return std::vector<int>(std::size_t(size), 1); }
@@ -38,8 +41,8 @@ auto backends() {
             size, fn, [&](const auto& each) { MessageJob(one_each(size), deadline).run(each); });
       }});
 }
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
-INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), backend_name);
 
 // What `fn` throws as CommError on each rank.
 std::vector<std::string> errors_of(int size, const std::function<void(ProcessGroup&)>& fn) {

@@ -21,13 +21,13 @@
 #include "comm/control/control.h"
 #include "comm/join.h"
 #include "comm/mpi/mpi_transport.h"
-#include "tests/comm/compared_calls.h"
-#include "tests/comm/process_group_faults.h"
-#include "tests/comm/process_group_leftovers.h"
 #include "tests/comm/process_group_suite.h"
 
 namespace tessera::comm {
 namespace {
+
+using engine::DType;
+using engine::Memory;
 
 // MPI starts once in a process, so all worlds share it: this is the transport of one of them. It
 // has tags of its own, for a world that fails leaves messages.
@@ -132,8 +132,8 @@ auto backends() {
               .deadline = milliseconds(300),
               .sizes = {1, 2, 3, 4}});
 }
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
-INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), backend_name);
 
 }  // namespace
 }  // namespace tessera::comm

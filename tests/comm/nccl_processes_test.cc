@@ -16,7 +16,6 @@
 #include "comm/nccl.h"
 #include "engine/error.h"
 #include "tests/comm/control_processes.h"
-#include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
 #include "tests/comm/said_by_processes.h"
 #include "tests/emulator/nccl_control.h"
@@ -24,7 +23,10 @@
 namespace tessera::comm {
 namespace {
 
+using engine::DType;
+using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 // Where the processes of one world meet, and what they prove to each other. Made before they are.
@@ -66,7 +68,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
                                                    .num_large = 5003,
                                                    .deadline = milliseconds(300),
                                                    .sizes = {1, 2, 3}}),
-                         name_of);
+                         backend_name);
 
 using Body = std::function<void(ProcessGroup&, const Child::Say&)>;
 using Prepare = std::function<void(int process)>;

@@ -7,14 +7,21 @@
 #include <array>
 
 #include "engine/cuda.h"
-#include "tests/comm/compared_calls.h"
-#include "tests/comm/process_group_faults.h"
+#include "tests/comm/known_tensors.h"
 #include "tests/comm/process_group_suite.h"
+#include "tests/comm/said_by_threads.h"
 
 namespace tessera::comm {
 namespace {
 
+using engine::BFloat16;
 using engine::DeviceError;
+using engine::DType;
+using engine::InvalidArgument;
+using engine::Memory;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
 
 Stream on_own_gpu(int rank, std::string name, engine::StreamOptions options) {
   return Stream::cuda(std::move(name), rank, options);
@@ -56,8 +63,8 @@ auto backends() {
                                    .num_large = 5003,
                                    .deadline = milliseconds(300)});
 }
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
-INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), backend_name);
 
 // The unit roundoff of a dtype.
 double roundoff(DType dtype) { return std::ldexp(1.0, dtype == DType::kBF16 ? -8 : -24); }

@@ -1,36 +1,27 @@
 // The conformance suite of process groups: what every backend promises, on every device. A test
-// program includes it once and instantiates ProcessGroupTest with its backends.
+// program links it and instantiates ProcessGroupTest with its backends, and ComparedCallsTest with
+// those that compare each call before they move anything.
 #pragma once
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
+#include <chrono>
+#include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
-#include <thread>
+#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "comm/host_gather.h"
 #include "comm/process_group.h"
-#include "engine/elementwise.h"
+#include "engine/error.h"
 #include "engine/memory.h"
-#include "engine/philox.h"
+#include "engine/stream.h"
+#include "engine/tensor.h"
 
 namespace tessera::comm {
-namespace {
 
-using engine::BFloat16;
-using engine::DType;
-using engine::InvalidArgument;
-using engine::Memory;
 using std::chrono::milliseconds;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 constexpr milliseconds kLong = std::chrono::hours(1);  // a test that waits for it fails
 
@@ -58,24 +49,14 @@ struct Backend {
   std::vector<int> sizes = {1, 2, 3, 4, 8};  // of the worlds of tests that try several
 };
 
-inline std::string name_of(const ::testing::TestParamInfo<Backend>& info) {
+inline std::string backend_name(const ::testing::TestParamInfo<Backend>& info) {
   return info.param.name;
-}
-
-// Of ranks that are threads of this process: `run_threads` gives each its group.
-inline std::vector<std::string> said_by_threads(
-    int size, const RankFunction& fn,
-    const std::function<void(const std::function<void(ProcessGroup&)>&)>& run_threads) {
-  std::vector<std::string> said(static_cast<std::size_t>(size));
-  run_threads(
-      [&](ProcessGroup& group) { said[static_cast<std::size_t>(group.rank())] = fn(group); });
-  return said;
 }
 
 // A stream and its memory.
 struct Place {
   Stream stream;
-  Memory memory = Memory(stream);
+  engine::Memory memory = engine::Memory(stream);
 };
 
 class ProcessGroupTest : public ::testing::TestWithParam<Backend> {
@@ -98,9 +79,10 @@ class ProcessGroupTest : public ::testing::TestWithParam<Backend> {
 
   static std::vector<std::int64_t> numels() { return {0, 1, 3, 1000, GetParam().num_large}; }
   // What moves: all dtypes; two odd ones where it takes long.
-  static std::vector<DType> dtypes_for(std::int64_t numel) {
-    if (numel > 1000) return {DType::kBF16, DType::kU8};
-    return {DType::kF32, DType::kBF16, DType::kI32, DType::kI64, DType::kU8};
+  static std::vector<engine::DType> dtypes_for(std::int64_t numel) {
+    if (numel > 1000) return {engine::DType::kBF16, engine::DType::kU8};
+    return {engine::DType::kF32, engine::DType::kBF16, engine::DType::kI32, engine::DType::kI64,
+            engine::DType::kU8};
   }
 
   // What each rank's CommError says; empty where there is none.
@@ -117,455 +99,36 @@ class ProcessGroupTest : public ::testing::TestWithParam<Backend> {
   }
 };
 
-// The elements of a tensor on the host.
-std::vector<std::byte> bytes_of(const Tensor& t) {
-  std::vector<std::byte> bytes(static_cast<std::size_t>(t.nbytes()));
-  t.copy_to_host(bytes.data());
-  return bytes;
-}
+// Of backends that compare each call before they move anything.
+class ComparedCallsTest : public ProcessGroupTest {};
 
-template <class T>
-T at(const Tensor& t, std::int64_t i) {
-  T value;
-  t.slice(i, {1}).copy_to_host(&value);
-  return value;
-}
+// What a rank calls, to be mixed up. Each call is waited for, and believed if check() lets it.
+struct Caller {
+  ProcessGroup& group;
+  Place place;
+  bool waits = true;
 
-// A different byte pattern for every seed.
-void fill_bytes(const Tensor& t, std::uint64_t seed) {
-  std::vector<std::byte> bytes(static_cast<std::size_t>(t.nbytes()));
-  std::uint64_t x = 0x9E3779B97F4A7C15u * (seed + 1);
-  for (std::size_t i = 0; i < bytes.size(); i += 8) {
-    x = (x ^ (x >> 29)) * 6364136223846793005u + 1442695040888963407u;
-    std::memcpy(bytes.data() + i, &x, std::min<std::size_t>(8, bytes.size() - i));
+  Tensor make(std::int64_t numel, engine::DType dtype = engine::DType::kF32) const {
+    return Tensor::zeros(place.memory, {numel}, dtype, "t");
   }
-  t.copy_from_host(bytes.data(), t.numel());
-}
-
-Tensor pattern(const Memory& memory, std::int64_t numel, DType dtype, std::uint64_t seed) {
-  Tensor t = Tensor::empty(memory, {numel}, dtype, "pattern");
-  fill_bytes(t, seed);
-  return t;
-}
-
-// Equal bytes, wherever they are.
-bool same_bytes(const Tensor& a, const Tensor& b) { return bytes_of(a) == bytes_of(b); }
-
-bool is_pattern(const Tensor& t, std::uint64_t seed) {
-  return same_bytes(t, pattern(Memory(), t.numel(), t.dtype(), seed));
-}
-
-void upload(const Tensor& dst, const Tensor& src) { dst.copy_from_host(src.raw(), src.numel()); }
-
-// Rank `rank`'s contribution number `step`: magnitudes differ so much that sums show their order.
-Tensor contribution(const Memory& memory, std::int64_t numel, DType dtype, int rank, int step = 0) {
-  const auto stream = static_cast<std::uint64_t>(100 * step + rank);
-  std::vector<float> values(static_cast<std::size_t>(numel));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto bits = engine::philox(7, i, stream);
-    values[i] = std::ldexp(engine::RandomStream::to_uniform(bits[0]) - 0.5f, bits[1] % 12);
+  void wait() const {
+    place.stream.synchronize();
+    group.check();
   }
-  const Tensor on_host = Tensor::empty(Memory(), {numel}, dtype, "contribution");
-  engine::cast(on_host, Tensor::from<float>(Memory(), {numel}, values));
-  const Tensor t = Tensor::empty(memory, {numel}, dtype, "contribution");
-  upload(t, on_host);
-  return t;
-}
-
-// The definition: one addition after the other, in the order of the ranks. On the host.
-Tensor serial_sum(std::int64_t numel, DType dtype, int size, Accumulate accumulate) {
-  const Memory memory;
-  std::vector<Tensor> ins;
-  for (int r = 0; r < size; ++r) ins.push_back(contribution(memory, numel, dtype, r));
-  const Tensor sum = contribution(memory, numel, DType::kF32, 99);
-  for (std::int64_t i = 0; i < numel; ++i) {
-    volatile float x = sum.data<float>()[i];
-    for (int r = 0; r < size; ++r) {
-      const Tensor& in = ins[static_cast<std::size_t>(r)];
-      const float term =
-          dtype == DType::kF32 ? in.data<float>()[i] : in.data<BFloat16>()[i].to_float();
-      x = r == 0 && accumulate == Accumulate::kNo ? term : x + term;
-    }
-    sum.data<float>()[i] = x;
+  void gather(std::int64_t n, std::string_view label,
+              engine::DType dtype = engine::DType::kF32) const {
+    group.all_gather(make(n, dtype), make(n * group.size(), dtype), place.stream, label);
+    if (waits) wait();
   }
-  return sum;
-}
-
-TEST_P(ProcessGroupTest, AllGatherOrdersBlocksByRank) {
-  for (const int size : GetParam().sizes) {
-    run(size, [](ProcessGroup& group) {
-      const auto [stream, memory] = place(group.rank());
-      for (const std::int64_t n : numels()) {
-        for (const DType dtype : dtypes_for(n)) {
-          const Tensor in = pattern(memory, n, dtype, std::uint64_t(group.rank()));
-          const Tensor out = Tensor::empty(memory, {n * group.size()}, dtype, "out");
-          group.all_gather(in, out, stream, "gather");
-          for (int r = 0; r < group.size(); ++r) {
-            EXPECT_TRUE(is_pattern(out.slice(r * n, {n}), std::uint64_t(r)));
-          }
-        }
-      }
-    });
+  void scatter(std::int64_t n, std::string_view label, engine::DType dtype = engine::DType::kF32,
+               Accumulate accumulate = Accumulate::kNo) const {
+    group.reduce_scatter(make(n * group.size(), dtype), make(n), accumulate, place.stream, label);
+    if (waits) wait();
   }
-}
-
-TEST_P(ProcessGroupTest, BroadcastCopiesTheRoot) {
-  for (const int size : GetParam().sizes) {
-    run(size, [](ProcessGroup& group) {
-      const auto [stream, memory] = place(group.rank());
-      for (const std::int64_t n : numels()) {
-        for (const DType dtype : dtypes_for(n)) {
-          for (const int root : {0, group.size() - 1}) {
-            const Tensor inout = pattern(memory, n, dtype, std::uint64_t(group.rank()));
-            group.broadcast(inout, root, stream, "broadcast");
-            EXPECT_TRUE(is_pattern(inout, std::uint64_t(root)));
-          }
-        }
-      }
-    });
+  void reduce(std::int64_t n, std::string_view label, Accumulate accumulate) const {
+    group.all_reduce(make(n), make(n), accumulate, place.stream, label);
+    if (waits) wait();
   }
-}
+};
 
-TEST_P(ProcessGroupTest, AllToAllTransposesBlocks) {
-  for (const int size : GetParam().sizes) {
-    run(size, [](ProcessGroup& group) {
-      const auto [stream, memory] = place(group.rank());
-      const int size = group.size();
-      for (const std::int64_t n : numels()) {
-        for (const DType dtype : dtypes_for(n)) {
-          const Tensor in = Tensor::empty(memory, {n * size}, dtype, "in");
-          const Tensor out = Tensor::empty(memory, {n * size}, dtype, "out");
-          for (int r = 0; r < size; ++r) {
-            fill_bytes(in.slice(r * n, {n}), std::uint64_t(100 * group.rank() + r));
-          }
-          group.all_to_all(in, out, stream, "transpose");
-          for (int r = 0; r < size; ++r) {
-            EXPECT_TRUE(is_pattern(out.slice(r * n, {n}), std::uint64_t(100 * r + group.rank())));
-          }
-        }
-      }
-    });
-  }
-}
-
-TEST_P(ProcessGroupTest, ReductionsAddInRankOrderToTheBit) {
-  for (const int size : GetParam().sizes) {
-    for (const std::int64_t numel : numels()) {
-      const std::int64_t n = numel / size;
-      const std::int64_t all = n * size;
-      for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        for (const Accumulate accumulate : {Accumulate::kNo, Accumulate::kYes}) {
-          const Tensor expected = serial_sum(all, dtype, size, accumulate);
-          const Tensor start = contribution(Memory(), all, DType::kF32, 99);
-          run(size, [&](ProcessGroup& group) {
-            ASSERT_TRUE(group.sums_in_rank_order());
-            const auto [stream, memory] = place(group.rank());
-            const Tensor in = contribution(memory, all, dtype, group.rank());
-            const Tensor part = Tensor::empty(memory, {n}, DType::kF32, "part");
-            upload(part, start.slice(group.rank() * n, {n}));
-            group.reduce_scatter(in, part, accumulate, stream, "scatter");
-            EXPECT_TRUE(same_bytes(part, expected.slice(group.rank() * n, {n})));
-
-            const Tensor whole = Tensor::empty(memory, {all}, DType::kF32, "whole");
-            upload(whole, start);
-            group.all_reduce(in, whole, accumulate, stream, "reduce");
-            EXPECT_TRUE(same_bytes(whole, expected));
-          });
-        }
-      }
-    }
-  }
-}
-
-TEST_P(ProcessGroupTest, SeveralRanksEqualOneThatAccumulates) {
-  constexpr int kSteps = 3;
-  constexpr std::int64_t kNumel = 4 * 1111;
-  for (const int size : {2, 4}) {
-    const auto said = GetParam().run(1, kLong, [&](ProcessGroup& group) {
-      const auto [stream, memory] = place(0);
-      const Tensor one = Tensor::zeros(memory, {kNumel}, DType::kF32, "one");
-      for (int i = 0; i < kSteps * size; ++i) {
-        group.all_reduce(contribution(memory, kNumel, DType::kBF16, i % size, i / size), one,
-                         Accumulate::kYes, stream, "micro-batch");
-      }
-      const std::vector<std::byte> bytes = bytes_of(one);
-      return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    });
-    const Tensor expected = Tensor::empty(Memory(), {kNumel}, DType::kF32, "one");
-    expected.copy_from_host(said[0].data(), kNumel);
-    run(size, [&](ProcessGroup& group) {
-      const auto [stream, memory] = place(group.rank());
-      const std::int64_t n = kNumel / size;
-      const Tensor shard = Tensor::zeros(memory, {n}, DType::kF32, "shard");
-      const Tensor whole = Tensor::zeros(memory, {kNumel}, DType::kF32, "whole");
-      for (int step = 0; step < kSteps; ++step) {
-        const Tensor in = contribution(memory, kNumel, DType::kBF16, group.rank(), step);
-        group.reduce_scatter(in, shard, Accumulate::kYes, stream, "step");
-        group.all_reduce(in, whole, Accumulate::kYes, stream, "step");
-      }
-      EXPECT_TRUE(same_bytes(shard, expected.slice(group.rank() * n, {n})));
-      EXPECT_TRUE(same_bytes(whole, expected));
-    });
-  }
-}
-
-TEST_P(ProcessGroupTest, BigAndMisalignedTensorsGiveTheSameBits) {
-  const std::int64_t n = 2 * GetParam().num_large - 5;
-  const std::int64_t all = 3 * n;
-  const Tensor sum = serial_sum(all, DType::kF32, 3, Accumulate::kNo);
-  run(3, [&](ProcessGroup& group) {
-    const auto [stream, memory] = place(group.rank());
-    const Tensor in = Tensor::empty(memory, {all + 1}, DType::kF32, "in").slice(1, {all});
-    upload(in, contribution(Memory(), all, DType::kF32, group.rank()));
-    const Tensor room = Tensor::empty(memory, {all + 3}, DType::kF32, "out");
-
-    const Tensor whole = room.slice(3, {all});
-    group.all_reduce(in, whole, Accumulate::kNo, stream, "reduce");
-    EXPECT_TRUE(same_bytes(whole, sum));
-
-    const Tensor part = room.slice(1, {n});
-    group.reduce_scatter(in, part, Accumulate::kNo, stream, "scatter");
-    EXPECT_TRUE(same_bytes(part, sum.slice(group.rank() * n, {n})));
-
-    const Tensor out = Tensor::empty(memory, {all + 1}, DType::kF32, "out").slice(1, {all});
-    group.all_gather(part, out, stream, "gather");
-    EXPECT_TRUE(same_bytes(out, sum));
-  });
-}
-
-TEST_P(ProcessGroupTest, OwnBlocksMayBeInPlace) {
-  for (const std::int64_t n : {std::int64_t{5}, GetParam().num_large + 1}) {
-    const std::int64_t all = 4 * n;
-    const Tensor sum = serial_sum(all, DType::kF32, 4, Accumulate::kNo);
-    run(4, [&](ProcessGroup& group) {
-      const auto [stream, memory] = place(group.rank());
-      const Tensor reduced = contribution(memory, all, DType::kF32, group.rank());
-      group.all_reduce(reduced, reduced, Accumulate::kNo, stream, "reduce");
-      EXPECT_TRUE(same_bytes(reduced, sum));
-
-      const Tensor full = contribution(memory, all, DType::kF32, group.rank());
-      const Tensor own = full.slice(group.rank() * n, {n});
-      group.reduce_scatter(full, own, Accumulate::kNo, stream, "scatter");
-      group.all_gather(own, full, stream, "gather");
-      EXPECT_TRUE(same_bytes(full, sum));
-    });
-  }
-}
-
-TEST_P(ProcessGroupTest, ThousandOperationsInFlightOnDelayedStreams) {
-  run(3, [](ProcessGroup& group) {
-    constexpr int kNum = 1000;
-    const auto [stream, memory] = delayed_place(group.rank(), std::uint64_t(group.rank()) + 1);
-    std::vector<Tensor> ins, sums, outs;
-    for (int i = 0; i < kNum; ++i) {
-      ins.push_back(contribution(memory, 3, DType::kF32, group.rank(), i));
-    }
-    for (int i = 0; i < kNum; ++i) {
-      const Tensor in = std::exchange(ins[std::size_t(i)], Tensor());
-      sums.push_back(Tensor::empty(memory, {1}, DType::kF32, "sum"));
-      outs.push_back(Tensor::empty(memory, {3}, DType::kF32, "out"));
-      // Each reads what the one before it wrote. Handles to `in` live in the stream only.
-      group.reduce_scatter(in, sums.back(), Accumulate::kNo, stream, std::to_string(i));
-      group.all_gather(sums.back(), outs.back(), stream, std::to_string(i));
-    }
-    stream.synchronize();
-    for (int i = 0; i < kNum; ++i) {
-      for (std::int64_t j = 0; j < 3; ++j) {
-        float expected = contribution(Memory(), 3, DType::kF32, 0, i).data<float>()[j];
-        for (int r = 1; r < 3; ++r)
-          expected += contribution(Memory(), 3, DType::kF32, r, i).data<float>()[j];
-        ASSERT_EQ(at<float>(outs[std::size_t(i)], j), expected);
-      }
-    }
-  });
-}
-
-TEST_P(ProcessGroupTest, MemoryMayBeReusedBehindTheEvent) {
-  run(4, [](ProcessGroup& group) {
-    const auto [stream, memory] = delayed_place(group.rank(), std::uint64_t(group.rank()) + 1);
-    const std::int64_t n = GetParam().num_large / 2;
-    const Tensor in = Tensor::empty(memory, {n}, DType::kI32, "in");
-    const Tensor out = Tensor::empty(memory, {4 * n}, DType::kI32, "out");
-    for (std::uint64_t i = 0; i < 20; ++i) {
-      fill_bytes(in, 10 * i + std::uint64_t(group.rank()));
-      group.all_gather(in, out, stream, "gather");
-      stream.record("gathered").wait();
-      fill_bytes(in, 12345);
-      const auto r = i % 4;
-      ASSERT_TRUE(is_pattern(out.slice(std::int64_t(r) * n, {n}), 10 * i + r));
-      fill_bytes(out, 54321);
-    }
-  });
-}
-
-TEST_P(ProcessGroupTest, StreamsOfOneGroupPairByProgramOrder) {
-  run(3, [](ProcessGroup& group) {
-    const auto [a, memory] = delayed_place(group.rank(), 10u + std::uint64_t(group.rank()));
-    const Stream b =
-        GetParam().beside(group.rank(), "b", {.delay_seed = 20u + std::uint64_t(group.rank())});
-    std::vector<Tensor> ins, outs;
-    for (int i = 0; i < 100; ++i) {
-      outs.push_back(Tensor::empty(memory, {3}, DType::kI32, "out"));
-      const std::vector<std::int32_t> value = {100 * i + group.rank()};
-      ins.push_back(Tensor::from<std::int32_t>(memory, {1}, value));
-    }
-    b.wait(a.record("written"));
-    for (int i = 0; i < 100; ++i) {
-      const auto n = std::size_t(i);
-      group.all_gather(ins[n], outs[n], i % 3 == 0 ? a : b, "same label");
-    }
-    a.synchronize();
-    b.synchronize();
-    for (int i = 0; i < 100; ++i) {
-      for (int r = 0; r < 3; ++r) ASSERT_EQ(at<std::int32_t>(outs[std::size_t(i)], r), 100 * i + r);
-    }
-  });
-}
-
-TEST_P(ProcessGroupTest, SplitOrdersByKeyThenRank) {
-  run(6, [](ProcessGroup& world) {
-    // Even and odd ranks; the keys turn the order round and tie 0 with 2, and 1 with 3.
-    const auto group = world.split(world.rank() % 2, world.rank() < 4 ? 1 : 0);
-    const int ranks[] = {1, 1, 2, 2, 0, 0};
-    EXPECT_EQ(group->size(), 3);
-    EXPECT_EQ(group->rank(), ranks[world.rank()]);
-    const auto single = group->split(-group->rank(), 0);
-    EXPECT_EQ(single->size(), 1);
-    single->barrier("alone");
-  });
-}
-
-TEST_P(ProcessGroupTest, PartsOfPartsNameRanksOfTheWorld) {
-  const auto messages = errors(4, [](ProcessGroup& world) {
-    const auto part = world.split(world.rank() / 2, world.rank());
-    const auto part_of_part = part->split(0, -world.rank());  // turned round
-    EXPECT_EQ(part_of_part->rank(), 1 - world.rank() % 2);
-    if (world.rank() == 2) part_of_part->abort("the cause");
-    world.barrier("wait");
-  });
-  EXPECT_THAT(messages, Each(AllOf(HasSubstr("rank 2"), HasSubstr("the cause"))));
-}
-
-TEST_P(ProcessGroupTest, GroupsOfAMeshInterleave) {
-  run(4, [](ProcessGroup& world) {
-    const int row = world.rank() / 2;
-    const int column = world.rank() % 2;
-    const auto rows = world.split(row, world.rank());
-    const auto columns = world.split(column, world.rank());
-    const auto [stream, memory] = delayed_place(world.rank(), 1u + std::uint64_t(world.rank()));
-    const Stream other = GetParam().beside(world.rank(), "columns",
-                                           {.delay_seed = 9u + std::uint64_t(world.rank())});
-    const std::vector<std::int32_t> value = {world.rank()};
-    const Tensor in = Tensor::from<std::int32_t>(memory, {1}, value);
-    const Tensor in_row = Tensor::empty(memory, {2}, DType::kI32, "row");
-    const Tensor in_column = Tensor::empty(memory, {2}, DType::kI32, "column");
-    other.wait(stream.record("written"));
-    for (int i = 0; i < 100; ++i) {
-      rows->all_gather(in, in_row, stream, "row");
-      columns->all_gather(in, in_column, other, "column");
-      if (i % 10 == 0) world.barrier("all");
-    }
-    stream.synchronize();
-    other.synchronize();
-    for (int i = 0; i < 2; ++i) {
-      EXPECT_EQ(at<std::int32_t>(in_row, i), 2 * row + i);
-      EXPECT_EQ(at<std::int32_t>(in_column, i), 2 * i + column);
-    }
-  });
-}
-
-// As gathers and reductions of a training step: at the same time, but for what waits for the
-// other.
-TEST_P(ProcessGroupTest, TwoGroupsOfTheSameRanksRunBesideEachOther) {
-  constexpr int kSize = 4, kNum = 150;
-  const auto value = [](int rank, int i, std::int64_t k) {
-    return std::int64_t{1000} * rank + 10 * i + k;
-  };
-  for (const bool world_reduces : {false, true}) {
-    run(kSize, [&](ProcessGroup& world) {
-      const int rank = world.rank();
-      const auto same = world.split(0, rank);
-      ProcessGroup& for_gathers = world_reduces ? *same : world;
-      ProcessGroup& for_reductions = world_reduces ? world : *same;
-      const auto [gathers, memory] = delayed_place(rank, 1u + std::uint64_t(rank));
-      const Stream reductions =
-          GetParam().beside(rank, "reductions", {.delay_seed = 11u + std::uint64_t(rank)});
-      std::vector<Tensor> ins, gathered, reduced;
-      for (int i = 0; i < kNum; ++i) {
-        std::vector<float> in(2 * kSize);
-        for (std::size_t k = 0; k < in.size(); ++k) in[k] = float(value(rank, i, std::int64_t(k)));
-        ins.push_back(Tensor::from<float>(memory, {2 * kSize}, in));
-        gathered.push_back(Tensor::empty(memory, {2 * kSize * kSize}, DType::kF32, "gathered"));
-        reduced.push_back(Tensor::empty(memory, {i % 2 == 0 ? 2 : 2 * kSize}, DType::kF32, "sum"));
-      }
-      reductions.wait(gathers.record("written"));
-      for (int i = 0; i < kNum; ++i) {
-        const auto n = std::size_t(i);
-        for_gathers.all_gather(ins[n], gathered[n], gathers, "gather");
-        if (i % 7 == 0) reductions.wait(gathers.record("gathered"));
-        if (i % 2 == 0) {
-          for_reductions.reduce_scatter(ins[n], reduced[n], Accumulate::kNo, reductions, "reduce");
-        } else {
-          for_reductions.all_reduce(ins[n], reduced[n], Accumulate::kNo, reductions, "reduce");
-        }
-        if (i % 5 == 0) gathers.wait(reductions.record("reduced"));
-        if (i % 50 == 0) world.barrier("step");
-      }
-      gathers.wait(reductions.record("reduced"));
-      gathers.synchronize();
-      reductions.synchronize();
-      for (int i = 0; i < kNum; ++i) {
-        const auto n = std::size_t(i);
-        for (std::int64_t k = 0; k < 2 * kSize * kSize; ++k) {
-          ASSERT_EQ(at<float>(gathered[n], k), value(int(k / (2 * kSize)), i, k % (2 * kSize)));
-        }
-        for (std::int64_t k = 0; k < reduced[n].numel(); ++k) {
-          std::int64_t sum = 0;
-          for (int r = 0; r < kSize; ++r) sum += value(r, i, i % 2 == 0 ? 2 * rank + k : k);
-          ASSERT_EQ(at<float>(reduced[n], k), sum);
-        }
-      }
-    });
-  }
-}
-
-TEST_P(ProcessGroupTest, ValuesOfAllRanksReachTheHost) {
-  run(3, [](ProcessGroup& group) {
-    const Place here = place(group.rank());
-    const Stream beside =
-        GetParam().beside(group.rank(), "values", {.delay_seed = 1u + std::uint64_t(group.rank())});
-    const Memory pinned = Memory::pinned(here.stream);
-    const auto exchange = [&]<class T>(T first) {
-      const std::vector<T> own = {first, T(group.rank())};
-      const Tensor values = Tensor::from<T>(here.memory, {2}, own, "values");
-      const HostGather gather(group, values, beside, pinned, "values");
-      const std::vector<T> expected = {first, T(0), first, T(1), first, T(2)};
-      EXPECT_EQ(gather.wait<T>(), expected);
-      EXPECT_EQ(gather.wait<T>(here.stream), expected);
-      EXPECT_EQ(gather_to_host<T>(group, own, here.memory, beside, "values"), expected);
-      EXPECT_THROW(gather.wait<std::int32_t>(), InvalidArgument);
-    };
-    for (int i = 0; i < 10; ++i) {
-      exchange(0.5f);
-      exchange(std::int64_t{1} << 40);
-      exchange(std::uint8_t{200});
-    }
-  });
-}
-
-TEST_P(ProcessGroupTest, TextsOfAnyLengthReachTheHost) {
-  run(3, [](ProcessGroup& group) {
-    const Place here = place(group.rank());
-    const Stream beside = GetParam().beside(group.rank(), "texts", {});
-    const auto texts = [&](const std::vector<std::string>& of_ranks) {
-      const std::string& mine = of_ranks[static_cast<std::size_t>(group.rank())];
-      EXPECT_EQ(gather_texts(group, mine, here.memory, beside, "texts"), of_ranks);
-    };
-    texts({"", "", ""});
-    texts({"first", "", "the longest"});
-    texts({"", "b", ""});
-  });
-}
-
-}  // namespace
 }  // namespace tessera::comm

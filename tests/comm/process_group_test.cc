@@ -1,8 +1,7 @@
 // The conformance suite on CPU ranks.
 #include "comm/threads.h"
-#include "tests/comm/compared_calls.h"
-#include "tests/comm/process_group_faults.h"
 #include "tests/comm/process_group_suite.h"
+#include "tests/comm/said_by_threads.h"
 
 namespace tessera::comm {
 namespace {
@@ -14,8 +13,8 @@ auto backends() {
             size, fn, [&](const auto& each) { run_ranks(size, {.deadline = deadline}, each); });
       }});
 }
-INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), name_of);
-INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), backend_name);
 
 }  // namespace
 }  // namespace tessera::comm

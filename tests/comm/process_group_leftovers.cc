@@ -1,6 +1,6 @@
 // What a process holds after many calls: no more than before. A part of the conformance suite for
 // ranks that are processes.
-#pragma once
+#include <gtest/gtest.h>
 
 #include <fstream>
 
@@ -11,7 +11,9 @@
 namespace tessera::comm {
 namespace {
 
-inline std::int64_t resident_nbytes() {
+using engine::DType;
+
+std::int64_t resident_nbytes() {
   constexpr std::int64_t kPageNbytes = 4096;
   std::int64_t size = 0, resident = 0;
   std::ifstream("/proc/self/statm") >> size >> resident;

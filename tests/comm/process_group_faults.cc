@@ -1,49 +1,26 @@
-// What every backend promises of ranks that differ, are late or end, and of arguments that cannot
-// be: more of the conformance suite. A test program includes it once.
-#pragma once
-
+// Ranks that differ, are late or end, and arguments that cannot be.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "comm/process_group.h"
+#include "engine/error.h"
+#include "engine/tensor.h"
 #include "tests/comm/process_group_suite.h"
 
 namespace tessera::comm {
 namespace {
 
-// What a rank calls, to be mixed up. Each call is waited for, and believed if check() lets it.
-struct Caller {
-  ProcessGroup& group;
-  Place place;
-  bool waits = true;
-
-  Tensor make(std::int64_t numel, DType dtype = DType::kF32) const {
-    return Tensor::zeros(place.memory, {numel}, dtype, "t");
-  }
-  void wait() const {
-    place.stream.synchronize();
-    group.check();
-  }
-  void gather(std::int64_t n, std::string_view label, DType dtype = DType::kF32) const {
-    group.all_gather(make(n, dtype), make(n * group.size(), dtype), place.stream, label);
-    if (waits) wait();
-  }
-  void scatter(std::int64_t n, std::string_view label, DType dtype = DType::kF32,
-               Accumulate accumulate = Accumulate::kNo) const {
-    group.reduce_scatter(make(n * group.size(), dtype), make(n), accumulate, place.stream, label);
-    if (waits) wait();
-  }
-  void reduce(std::int64_t n, std::string_view label, Accumulate accumulate) const {
-    group.all_reduce(make(n), make(n), accumulate, place.stream, label);
-    if (waits) wait();
-  }
-};
+using engine::DType;
+using engine::InvalidArgument;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
 
 TEST_P(ProcessGroupTest, DeadlineNamesWhoIsMissingAndWhatItDidLast) {
   const auto messages = errors(

@@ -1,7 +1,4 @@
-// What backends promise that compare each call before they move anything: more of the conformance
-// suite. A test program includes it once.
-#pragma once
-
+// Calls of ranks that differ, where each call is compared before it moves anything.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,13 +7,21 @@
 #include <vector>
 
 #include "comm/host_gather.h"
-#include "tests/comm/process_group_faults.h"
+#include "comm/process_group.h"
+#include "engine/tensor.h"
 #include "tests/comm/process_group_suite.h"
 
 namespace tessera::comm {
 namespace {
 
-class ComparedCallsTest : public ProcessGroupTest {};
+using engine::DType;
+using engine::Memory;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+// Some backends cannot.
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ComparedCallsTest);
 
 TEST_P(ComparedCallsTest, MismatchNamesBothSidesOnEveryRank) {
   struct Case {
