@@ -1,0 +1,64 @@
+#include "tools/programs/process_run.h"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include "tools/config/train_config.h"
+#include "tools/launch/arithmetic.h"
+
+namespace tessera::tools {
+namespace {
+
+bool has_checkpoints(const Task& task) {
+  const CheckpointConfig& config = task.config().checkpoint;
+  return config.saves() || config.resumes();
+}
+
+template <class T, class... Args>
+std::unique_ptr<T> make_if(bool asked_for, const Args&... args) {
+  return asked_for ? std::make_unique<T>(args...) : nullptr;
+}
+
+}  // namespace
+
+ProcessRun::ProcessRun(const Ranks& ranks, const Task& task, const FlagSet& flags,
+                       std::shared_ptr<const comm::FlightRecorder> flight)
+    : ranks(ranks),
+      task(task),
+      config_toml(flags.to_toml()),
+      flight(std::move(flight)),
+      data_digest(ranks.are_processes() || has_checkpoints(task) ? task.data_digest() : ""),
+      trace(make_if<RunTrace>(!task.config().log.trace.empty(), task.config(), ranks.local)),
+      probe(make_if<RunProbe>(!task.config().log.probe.empty(), task.config(), ranks.local,
+                              flags.to_json())),
+      audits(make_if<Audits>(task.config().audit, ranks.local)) {}
+
+RunIdentity ProcessRun::identity() const {
+  if (!has_checkpoints(task)) return {};
+  return {.model = task.model_text(),
+          .data = task.data_text(),
+          .config = config_toml,
+          .data_digest = data_digest,
+          .arithmetic = arithmetic_text(ranks, gemms.get())};
+}
+
+std::string ProcessRun::text() const {
+  std::string config = config_toml;
+  constexpr std::string_view kOfHost = "\ninterface = ";  // may be an address of one host
+  if (const std::size_t at = config.find(kOfHost); at != std::string::npos) {
+    config.erase(at, config.find('\n', at + 1) - at);
+  }
+  return fmt::format("{}[data]\ndigest = {}\n[launch]\nranks_of_a_replica = {}\n[arithmetic]\n{}",
+                     config, data_digest, ranks.replica().first,
+                     arithmetic_text(ranks, gemms.get()));
+}
+
+void ProcessRun::keep() noexcept {
+  if (probe != nullptr) probe->keep();
+  if (trace != nullptr) trace->keep();
+}
+
+}  // namespace tessera::tools

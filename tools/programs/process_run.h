@@ -1,0 +1,44 @@
+// What the ranks of one process share while they train.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "comm/flight_recorder.h"
+#include "engine/gemm/gemm_algorithms.h"
+#include "tools/cli/flags.h"
+#include "tools/launch/ranks.h"
+#include "tools/programs/audit.h"
+#include "tools/report/run_probe.h"
+#include "tools/report/run_trace.h"
+#include "tools/train/run_checkpoints.h"
+#include "tools/train/task.h"
+
+namespace tessera::tools {
+
+/// Null: not asked for.
+struct ProcessRun {
+  /// Of a prepared task. What is referred to outlives this. Throws for files that cannot be
+  /// written or read.
+  ProcessRun(const Ranks& ranks, const Task& task, const FlagSet& flags,
+             std::shared_ptr<const comm::FlightRecorder> flight);
+
+  /// For checkpoints. Of a run without any nobody asks.
+  RunIdentity identity() const;
+  /// What all processes of a run must have in common: see difference_of_processes().
+  std::string text() const;
+  /// The run has failed: keeps the files of what led to it.
+  void keep() noexcept;
+
+  const Ranks& ranks;
+  const Task& task;
+  const std::string config_toml;
+  const std::shared_ptr<const comm::FlightRecorder> flight;
+  const std::string data_digest;  ///< empty where nobody asks
+  const std::unique_ptr<RunTrace> trace;
+  const std::unique_ptr<RunProbe> probe;
+  const std::unique_ptr<Audits> audits;
+  std::shared_ptr<engine::GemmAlgorithms> gemms = {};  ///< chosen before ranks compute
+};
+
+}  // namespace tessera::tools
