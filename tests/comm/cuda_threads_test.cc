@@ -1,4 +1,11 @@
 // Ranks as threads on GPU memory: the conformance suite, with a GPU for all and with one for each.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+
 #include "comm/threads.h"
 #include "engine/cuda.h"
 #include "tests/comm/process_group_suite.h"

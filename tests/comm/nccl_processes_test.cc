@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <functional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>

@@ -2,7 +2,11 @@
 // ranks that are processes.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <fstream>
+#include <thread>
 
 #include "tests/comm/process_group_suite.h"
 #include "tests/testing/leftovers.h"

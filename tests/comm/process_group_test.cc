@@ -1,4 +1,8 @@
 // The conformance suite on CPU ranks.
+#include <gtest/gtest.h>
+
+#include <chrono>
+
 #include "comm/threads.h"
 #include "tests/comm/process_group_suite.h"
 #include "tests/comm/said_by_threads.h"
