@@ -12,6 +12,7 @@
 #include "comm/control/control.h"
 #include "comm/threads.h"
 #include "engine/error.h"
+#include "tests/comm/control_processes.h"
 #include "tests/testing/errors.h"
 
 namespace {
@@ -69,10 +70,8 @@ TEST(ClockJumps, ARankThatDoesNotComeIsNamedAtTheDeadline) {
 TEST(ClockJumps, ProcessesThatMeetWaitForTheDeadlineToo) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string error = error_of<engine::CommError>([] {
-    Control::join({.process = 1,
-                   .num_processes = 2,
-                   .address = "tcp:127.0.0.1:" + std::to_string(23400 + ::getpid() % 9000),
-                   .deadline = milliseconds(300)});
+    Control::join(
+        {.process = 1, .num_processes = 2, .address = tcp(), .deadline = milliseconds(300)});
   });
   EXPECT_TRUE(has(error, {"expected process 0", "within 300 ms"}));
   EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(300));

@@ -8,11 +8,13 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <chrono>
+#include <cstdio>
 #include <exception>
 #include <functional>
 #include <future>
@@ -151,18 +153,28 @@ inline std::pair<int, int> listen_here() {
   return {fd, ntohs(address.sin_port)};
 }
 
-/// A port at which nobody listens, nor at the 15 that follow.
+/// A port at which nobody listens, nor at the 15 that follow; no other test on this machine gets
+/// them while this one runs, and no job of a launcher looks there.
 inline int free_port() {
-  static int next = 20000 + ::getpid() % 700 * 17;
-  for (;; next += 16) {
-    bool is_free = true;
-    for (int k = 0; k < 16 && is_free; ++k) {
-      const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-      const sockaddr_in address = loopback(next + k);
-      is_free = ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
-      ::close(fd);
+  static int next = ::getpid();
+  for (;; ++next) {
+    const int block = next % 600, port = 10000 + 16 * block;
+    // Kept until this process and those that it makes have ended.
+    const int taken = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un name{.sun_family = AF_UNIX, .sun_path = {}};
+    std::snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "tessera-test-ports-%d", block);
+    if (::bind(taken, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) == 0) {
+      ++next;
+      bool is_free = true;
+      for (int k = 0; k < 16 && is_free; ++k) {
+        const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+        const sockaddr_in address = loopback(port + k);
+        is_free = ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+        ::close(fd);
+      }
+      if (is_free) return port;
     }
-    if (is_free) return std::exchange(next, next + 16);
+    ::close(taken);
   }
 }
 

@@ -36,10 +36,10 @@ class TrainFaults : public testing::TinyTraining {
   }
 
   /// Starts `training` as $P and runs `script`; the exit code of the training, which is killed if
-  /// it goes on for 20 seconds after that.
+  /// it goes on for two minutes after that.
   Outcome beside(const std::string& training, const std::string& script) const {
     return shell(training + " & P=$!; " + script +
-                 "; (sleep 20; kill -KILL $P) & W=$!; wait $P; R=$?; kill $W; exit $R");
+                 "; (sleep 120; kill -KILL $P) & W=$!; wait $P; R=$?; kill $W; exit $R");
   }
   /// Starts `training` as $P and runs `script` once it has logged a step; what beside() returns.
   Outcome during(const std::string& training, const std::string& script) const {
