@@ -343,20 +343,11 @@ TEST_F(ProcessFaults, WhoeverIsStoppedForAWhileIsLateInTheLog) {
 }
 
 TEST_F(ProcessFaults, OneThatIsShortOfMemoryEndsTheOthersBeforeAndInTraining) {
-  const std::string limited =
-      folder_.write("limited.sh", "#!/bin/sh\nulimit -v 400000\nexec " +
-                                      fs::absolute(testing::kTransformer).string() + " \"$@\"\n");
-  fs::permissions(limited, fs::perms::owner_all);
   for (const bool checks : {true, false}) {
     const Flags flags = {{"model.layers", "1"}, {"model.dim", "256"},
                          {"model.heads", "4"},  {"model.seq", "512"},
                          {"train.batch", "32"}, {"memory_check", checks ? "true" : "false"}};
-    const std::string job = new_job();
-    Processes processes;
-    for (int p = 0; p < 2; ++p) {
-      processes.add(start_one(job, p, 2, flags, {}, p == 1 ? limited : testing::kTransformer));
-    }
-    const auto all = processes.wait();
+    const auto all = start(2, flags, {{1, {.before = "ulimit -v 400000"}}}).wait();
     expect_failed(all, {checks ? "[memory] expected " : "rank 1: "});
     EXPECT_TRUE(has(all[0].err, {checks ? "got an error of process 1 (" : "by rank 1: "}));
   }

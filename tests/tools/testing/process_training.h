@@ -25,7 +25,15 @@ using Environment = std::map<std::string, std::string>;
 struct Own {
   Flags flags = {};
   Environment environment = {};
+  std::string before = {};  ///< what a shell does before it becomes this process
 };
+
+/// `words`, a program and its arguments, which a shell becomes after `before`.
+inline std::vector<std::string> after(const std::string& before, std::vector<std::string> words) {
+  if (before.empty()) return words;
+  words.insert(words.begin(), {"/bin/sh", "-c", before + "; exec \"$0\" \"$@\""});
+  return words;
+}
 
 /// The processes of one training.
 class Processes {
@@ -39,6 +47,8 @@ class Processes {
     for (const auto& program : programs_) ended &= program->has_ended();
     return ended;
   }
+  /// What the first one has said of errors, once it has ended.
+  std::string first_error() { return programs_.front()->wait().err; }
   /// Of each, once all have ended. Those that go on for longer are killed, and fail the test.
   Outcomes wait(std::chrono::seconds longest = std::chrono::seconds(60)) {
     const auto end = std::chrono::steady_clock::now() + longest;
@@ -92,8 +102,6 @@ class ProcessTraining : public TinyTraining {
   std::unique_ptr<Program> start_one(const std::string& job, int process, int num_processes,
                                      const Flags& more, const Own& own = {},
                                      const std::string& program = kTransformer) const {
-    Flags flags = own.flags;
-    flags.merge(with(more));
     const std::string p = std::to_string(process), n = std::to_string(num_processes);
     Environment environment = own.environment;
     environment.merge(Environment{{"TORCHELASTIC_RUN_ID", job},
@@ -107,13 +115,25 @@ class ProcessTraining : public TinyTraining {
                                   {"MASTER_PORT", "29500"},
                                   // Where the loader finds the plug-in of this test's own build.
                                   {"LD_LIBRARY_PATH", std::filesystem::absolute("comm").string()}});
-    return std::make_unique<Program>(program, arguments_of(flags), environment);
+    const auto words = after(own.before, words_of(own, more, program));
+    return std::make_unique<Program>(
+        words[0], std::vector<std::string>(words.begin() + 1, words.end()), environment);
+  }
+  /// A process that has these, as a program and its arguments.
+  std::vector<std::string> words_of(const Own& own, const Flags& more,
+                                    const std::string& program = kTransformer) const {
+    Flags flags = own.flags;
+    flags.merge(with(more));
+    auto words = arguments_of(flags);
+    words.insert(words.begin(), std::filesystem::absolute(program).string());
+    return words;
   }
   /// Waits until `done`, for a minute at most, and fails the test if the processes have ended
   /// before.
-  static void wait_until(Processes& processes, const std::function<bool()>& done) {
+  template <class Running>
+  static void wait_until(Running& processes, const std::function<bool()>& done) {
     for (int i = 0; i < 6000 && !done(); ++i) {
-      ASSERT_FALSE(processes.all_ended()) << processes[0].wait().err;
+      ASSERT_FALSE(processes.all_ended()) << processes.first_error();
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     ASSERT_TRUE(done());
