@@ -13,6 +13,13 @@ namespace tessera::comm {
 
 /// One process's part of a world of processes, each of which has one rank or several. Thread-safe.
 struct MessageWorld {
+  MessageWorld() = default;
+  ~MessageWorld() {
+    if (transport && world && world->has_failed()) transport->give_up();
+  }
+  MessageWorld(const MessageWorld&) = delete;
+  MessageWorld& operator=(const MessageWorld&) = delete;
+
   std::shared_ptr<World> world;
   std::shared_ptr<Transport> transport;
   /// After the transport, whose end waits for the others: they are told first that this one leaves.

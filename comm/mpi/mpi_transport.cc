@@ -1,6 +1,7 @@
 #include "comm/mpi/mpi_transport.h"
 
 #include <algorithm>
+#include <atomic>
 #include <climits>
 #include <exception>
 #include <thread>
@@ -52,7 +53,8 @@ class MpiTransport final : public Transport {
   }
 
   ~MpiTransport() override {
-    end(std::uncaught_exceptions() == num_exceptions_, deadline_in(deadline_));
+    const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
+    end(!has_given_up_ && !is_unwinding, deadline_in(deadline_));
   }
 
   std::string str() const override { return engine_->library().name(); }
@@ -69,6 +71,8 @@ class MpiTransport final : public Transport {
                                     std::shared_ptr<const void> owner) override {
     return post(true, process, tag, bytes, std::move(owner));
   }
+
+  void give_up() noexcept override { has_given_up_ = true; }
 
  private:
   std::unique_ptr<Transfer> post(bool receives, int process, std::uint32_t tag,
@@ -100,6 +104,7 @@ class MpiTransport final : public Transport {
   const std::chrono::milliseconds deadline_;
   const int num_exceptions_ = std::uncaught_exceptions();
   const std::shared_ptr<MpiEngine> engine_;
+  std::atomic<bool> has_given_up_ = false;
   std::thread thread_;
 };
 

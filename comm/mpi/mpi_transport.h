@@ -38,9 +38,9 @@ struct MpiOptions {
 /// Throws DeviceError that names what was looked for if there is no MPI; CommError if it does not
 /// start; InvalidArgument for the options.
 ///
-/// Its end waits for that of the other processes (MPI_Finalize), unless messages are on their way
-/// or it ends by an exception: then the world has failed, and MPI is left as it is until the
-/// process ends. What those messages own stays.
+/// Its end waits for that of the other processes (MPI_Finalize), unless it has given up, messages
+/// are on their way, or it ends by an exception: then the world has failed, and MPI is left as it
+/// is until the process ends. What those messages own stays.
 std::unique_ptr<Transport> make_mpi_transport(const MpiOptions& options = {});
 
 }  // namespace tessera::comm

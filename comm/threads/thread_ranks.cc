@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -109,7 +110,8 @@ std::shared_ptr<Rendezvous> make_world(int size, std::chrono::milliseconds deadl
 void run_on_threads(std::vector<std::unique_ptr<ProcessGroup>> groups, World& world,
                     const std::function<void(ProcessGroup&)>& fn) {
   Errors errors;
-  const auto run_rank = [&](std::unique_ptr<ProcessGroup> group) {
+  const auto run_rank = [&](std::unique_ptr<ProcessGroup>& its) {
+    const auto group = std::move(its);
     try {
       fn(*group);
     } catch (const std::exception& error) {
@@ -129,7 +131,8 @@ void run_on_threads(std::vector<std::unique_ptr<ProcessGroup>> groups, World& wo
     threads.reserve(groups.size());
     for (auto& group : groups) {
       try {
-        threads.emplace_back(run_rank, std::move(group));
+        // By reference: the group of a thread that does not start has not left before that is told.
+        threads.emplace_back(run_rank, std::ref(group));
       } catch (const std::system_error& error) {
         tell("a thread that does not start");
         engine::fail<engine::DeviceError>("[threads] expected to start {} threads, got {} after {}",

@@ -47,6 +47,9 @@ class Transport {
   virtual std::unique_ptr<Transfer> receive(int process, std::uint32_t tag,
                                             std::span<std::byte> bytes,
                                             std::shared_ptr<const void> owner) = 0;
+
+  /// The world has failed: the end of this transport waits for no other process.
+  virtual void give_up() noexcept {}
 };
 
 /// How processes tell each other what a transport needs to know before it can be used: every

@@ -291,6 +291,28 @@ TEST(JoinedFaultsTest, AProcessThatCannotStartThreadsDoesNotHoldUpTheOthers) {
   }
 }
 
+TEST(JoinedFaultsTest, AProcessThatHasNoThreadForItsRankEndsTheOthersWithThatReason) {
+  for (const int poor : {0, 1}) {
+    const MeetingPlace place(2);
+    std::vector<Child> children;
+    for (int p = 0; p < 2; ++p) {
+      children.emplace_back([&place, is_poor = p == poor, p](const Child::Say&) {
+        JoinOptions options = place.options(p, kLong);
+        options.transport = [make = options.transport, is_poor](const AllGatherTexts& all_gather) {
+          auto transport = make(all_gather);
+          if (is_poor) testing::allow_threads(1);  // for what carries failures
+          return transport;
+        };
+        run_joined_ranks(1, options, [](ProcessGroup& group) { group.barrier("begin"); });
+      });
+    }
+    EXPECT_THAT(children[std::size_t(poor)].hear(),
+                HasSubstr("[threads] expected to start 1 threads, got "));
+    EXPECT_EQ(children[std::size_t(1 - poor)].hear(),
+              "[abort] by the main thread: a thread that does not start");
+  }
+}
+
 TEST(JoinedFaultsTest, WhomCallsWaitForIsKnown) {
   constexpr int kNumCalls = 10;
   const MeetingPlace place(3);

@@ -16,7 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "comm/messages/message_world.h"
 #include "comm/process_group.h"
+#include "comm/world/world.h"
 #include "engine/elementwise.h"
 #include "tests/comm/keeping_transport.h"
 #include "tests/comm/memory_transport.h"
@@ -209,6 +211,28 @@ TEST(MessagesTest, MemoryOfAMessageThatMayStillComeStays) {
 }
 
 // Short data comes along with the fingerprints.
+TEST(MessagesTest, TheTransportOfAWorldThatHasFailedIsToldSo) {
+  class Told final : public MemoryTransport {
+   public:
+    explicit Told(bool& told)
+        : MemoryTransport(std::make_shared<MemoryMailboxes>(), 0, 2), told_(told) {}
+    void give_up() noexcept override { told_ = true; }
+
+   private:
+    bool& told_;
+  };
+  for (const bool fails : {false, true}) {
+    bool told = false;
+    {
+      MessageWorld shared;
+      shared.world = std::make_shared<World>(kLong, [](const std::string&) {});
+      shared.transport = std::make_shared<Told>(told);
+      if (fails) shared.world->abort("a process was lost");
+    }
+    EXPECT_EQ(told, fails);
+  }
+}
+
 TEST(MessagesTest, NothingIsTakenOfACallThatDiffers) {
   const auto messages = errors_of(2, [](ProcessGroup& group) {
     const Memory memory;

@@ -50,6 +50,7 @@ class SharedTransport final : public Transport {
                                     std::shared_ptr<const void> owner) override {
     return shared_.receive(process, shifted(tag), bytes, std::move(owner));
   }
+  void give_up() noexcept override { shared_.give_up(); }
 
  private:
   static constexpr std::uint32_t kNumOwnTags = 1U << 14;

@@ -97,6 +97,20 @@ int fails(const MpiOptions& options) {
   return 0;
 }
 
+// Gives up when nothing is on its way, while the other process waits for it.
+int gives_up(const MpiOptions& options) {
+  auto transport = make_mpi_transport(options);
+  if (transport->process() == 0) {
+    transport->give_up();
+    transport.reset();
+    std::cout << "ended alone\n" << std::flush;
+    return 1;
+  }
+  std::vector<std::byte> bytes(8);
+  transport->receive(0, 0, bytes, nullptr)->wait_for(std::chrono::hours(1));
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -109,7 +123,9 @@ int main(int argc, char** argv) {
     if (what == "twice") return twice(options);
     if (what == "abandons") return abandons(options);
     if (what == "fails") return fails(options);
-    std::cerr << "expected promises, shares, twice, abandons or fails, got " + what + "\n";
+    if (what == "gives_up") return gives_up(options);
+    std::cerr << "expected promises, shares, twice, abandons, fails or gives_up, got " + what +
+                     "\n";
   } catch (const tessera::engine::Error& error) {
     std::cout << std::string(error.what()) + "\n" << std::flush;
   }
