@@ -115,13 +115,14 @@ bool Door::hear(Stranger& stranger, std::vector<Guest>& guests) {
     return true;
   }
   connection.flush();
+  // A process of this job that was held up, as this one may be, comes again: it is not refused.
   if (connection.ended()) {
-    note(stranger.from, "a process of this job, got an end");
+    if (!stranger.hello) note(stranger.from, "a process of this job, got an end");
     return true;
   }
   if (!stranger.is_own && std::chrono::steady_clock::now() - stranger.since > kPatience) {
-    refuse(connection, stranger.from,
-           fmt::format("to hear who it is within {} s, got too little", kPatience.count()));
+    note(stranger.from,
+         fmt::format("to hear who it is within {} s, got too little", kPatience.count()));
     return true;
   }
   return false;

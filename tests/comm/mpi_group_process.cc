@@ -77,7 +77,8 @@ struct Job {
             .num_processes = num_processes,
             .address = address,
             .secret = secret,
-            .job = std::move(name)};
+            .job = std::move(name),
+            .deadline = kLong};
   }
 
   // What each of the first `size` processes says.

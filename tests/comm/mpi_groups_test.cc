@@ -35,7 +35,7 @@ class MpiGroupsTest : public ::testing::Test {
                  const std::vector<std::string>& options, const std::string& what = "") {
     const std::string program = std::filesystem::absolute("tests/comm/mpi_group_process").string();
     std::vector<std::string> arguments = {"--oversubscribe", "--bind-to", "none",
-                                          "--quiet",         "--timeout", "120"};
+                                          "--quiet",         "--timeout", "250"};
     arguments.insert(arguments.end(), options.begin(), options.end());
     std::random_device random;
     for (const std::string& word : {std::string("-n"), std::to_string(num_processes), program,
