@@ -93,7 +93,12 @@ bool Server::is_done() {
   if (failure_ && !has_begun_ && !have_all_come()) {
     return steady_clock::now() > stopped_at_ + kLastWordsToLate;
   }
-  return are_gone || steady_clock::now() > stopped_at_ + kLastWords;
+  // What others have still to be sent, such as the last gather, is waited for as a word of theirs.
+  const bool owes = !failure_ && std::ranges::any_of(members_, [](const Member& m) {
+    return m.connection && m.connection->has_output();
+  });
+  const milliseconds patience = owes ? silence_limit(deadline_) : milliseconds(kLastWords);
+  return are_gone || steady_clock::now() > stopped_at_ + patience;
 }
 
 void Server::let_in() {

@@ -6,6 +6,9 @@
 #   namespaces.sh gloo     one training over Gloo
 #   namespaces.sh cut      over Gloo, and in the middle of it the link goes down
 #   namespaces.sh silent   over Gloo, and in the middle of it packets are dropped without a word
+#   namespaces.sh lossy    over Gloo, where 2 packets of 100 are lost
+#
+# RATE=1gbit limits what each host sends.
 if [ "${1:-}" = on ]; then  # namespaces.sh on HOST COMMAND: what mpirun calls in place of ssh
   host=$2 && shift 2
   exec ip netns exec "tessera-$host" unshare --uts --mount sh -c \
@@ -25,7 +28,17 @@ for k in 1 2; do
   ip -n tessera-h$k addr add 10.77.0.$k/24 dev tessera-v$k
   ip -n tessera-h$k link set lo up
   ip -n tessera-h$k link set tessera-v$k up
+  [ -z "${RATE:-}" ] || tc -n tessera-h$k qdisc add dev tessera-v$k root tbf rate "$RATE" burst 256kb latency 50ms
 done
+if [ "$what" = lossy ]; then
+  for k in 1 2; do
+    ip netns exec tessera-h$k nft -f - <<NFT
+table inet loss {
+  chain in { type filter hook input priority 0; iifname "tessera-v$k" numgen random mod 100 < 2 counter drop; }
+}
+NFT
+  done
+fi
 
 if [ "$what" = mpi ]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -42,7 +55,7 @@ start() {  # start RANK ARGUMENT...: rank 0 on h1, rank 1 on h2
 }
 set +e
 start 0 "$@" & start 1 "$@" &
-if [ "$what" != gloo ]; then
+if [ "$what" = cut ] || [ "$what" = silent ]; then
   sleep 5
   echo "cut at $(date +%T.%1N)"
   case $what in

@@ -46,7 +46,7 @@ TEST(PlanTarget, KnowsWhatMovesTensorsAndInWhichOrderItAdds) {
 
 TEST(Ranks, OneThatNeverReturnsIsNamedAndEndsTheProcess) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
-  const TrainConfig config = config_of(0.2);
+  const TrainConfig config = config_of(1);  // in which the others must come
   EXPECT_EXIT(Ranks::choose(config).run(config,
                                         [](comm::ProcessGroup& world) {
                                           ::alarm(30);  // ends a test that hangs
@@ -72,7 +72,7 @@ TEST(Ranks, ThatEndAfterAnErrorThrowIt) {
 
 TEST(Ranks, WhatTheyCalledIsWrittenBeforeTheProcessEndsWithoutThem) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
-  const TrainConfig config = config_of(0.2);
+  const TrainConfig config = config_of(1);  // in which the others must come
   const testing::TempFolder folder;
   const auto run = [&](const std::string& out) {
     FlightOutput flight(out);
