@@ -15,6 +15,7 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <tuple>
 
 #include "comm/control/control.h"
 #include "comm/nccl.h"
@@ -275,6 +276,11 @@ std::pair<int, std::string_view> Ranks::replica() const {
   return {0, ""};
 }
 
+void Ranks::place(ParallelConfig& parallel) const {
+  parallel.local_ranks = local.num_on_host;
+  std::tie(parallel.replica_ranks, parallel.replica_place) = replica();
+}
+
 std::string Ranks::str() const {
   const auto count = [](int n, const char* what) {
     return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
@@ -291,6 +297,7 @@ JsonRecord Ranks::record() const {
       .add("num_gpus", num_gpus_of_all(*this))
       .add("backend", backend());
   if (num_gpus == 0) record.add("cpu", cpu_text());
+  if (const std::string text = launch_str(); !text.empty()) record.add("launch", text);
   return record;
 }
 

@@ -58,9 +58,11 @@ struct Ranks {
   /// Neighbouring ranks that reach each other sooner than others, and where they are: of a
   /// "process" or a "host". 0 where all are alike.
   std::pair<int, std::string_view> replica() const;
+  /// Says in `parallel` where they are.
+  void place(ParallelConfig& parallel) const;
   /// "cuda, 4 ranks on 2 GPUs, threads", "cpu, 4 ranks, threads, v4+amx, oneDNN 2.6.3"
   std::string str() const;
-  /// What str() says, for the log: device, ranks, num_gpus, backend, cpu.
+  /// What str() says, for the log: device, ranks, num_gpus, backend, cpu; and launch_str().
   JsonRecord record() const;
 };
 

@@ -1,12 +1,16 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <charconv>
+#include <filesystem>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string_view>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -14,6 +18,7 @@
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
+#include "tools/io/process_file.h"
 #include "tools/probe/probe_record.h"
 
 namespace tessera::tools {
@@ -97,6 +102,16 @@ ProbeHeader header_of(const Fields& line) {
   require<IoError>(header.ranks > 0 && header.accum > 0,
                    "[probe] expected ranks and accum of at least 1, got {} and {} ({})",
                    header.ranks, header.accum, line.where());
+  header.local_ranks = header.ranks;
+  if (line.has("first_rank")) {
+    header.first_rank = static_cast<int>(line.count("first_rank", header.ranks - 1));
+    header.local_ranks = static_cast<int>(line.count("local_ranks", header.ranks));
+    header.run = line.text("run");
+    require<IoError>(
+        header.local_ranks > 0 && header.first_rank + header.local_ranks <= header.ranks,
+        "[probe] expected some of {} ranks, got {} from {} on ({})", header.ranks,
+        header.local_ranks, header.first_rank, line.where());
+  }
   const json& options = line.at("options");
   line.check(options.is_object(), "options", "an object", options);
   for (const auto& [key, value] : options.items()) header.options[key] = value.dump();
@@ -125,6 +140,10 @@ ProbePart part_of(const Fields& line, const ProbeHeader& header) {
                  .shape = {},
                  .begin = line.count("begin", kMaxNumel),
                  .dtype = line.text("dtype")};
+  require<IoError>(
+      part.rank >= header.first_rank && part.rank < header.first_rank + header.local_ranks,
+      "[probe] expected a part of ranks {} to {}, got one of {} ({})", header.first_rank,
+      header.first_rank + header.local_ranks - 1, part.rank, line.where());
   const json& shape = line.at("shape");
   line.check(shape.is_array() && shape.size() <= engine::Shape::kMaxRank, "shape", "dimensions",
              shape);
@@ -176,9 +195,8 @@ void check(const ProbeRun& run, std::int64_t num_parts) {
   }
 }
 
-}  // namespace
-
-ProbeRun read_probe_run(const std::string& path) {
+// One file. Its last step is the last that its ranks ended, and parts may be of later ones.
+ProbeRun read_file(const std::string& path) {
   ProbeRun run;
   run.path = path;
   const std::string text = engine::read_text_file(path, kMaxProbeNbytes);
@@ -204,7 +222,6 @@ ProbeRun read_probe_run(const std::string& path) {
                          "[probe] expected step {} as the unfinished one, got another ({})",
                          run.last_step + 1, where);
         run.is_unfinished = true;
-        ++run.last_step;
       }
     } else if (line.has("values")) {
       require<IoError>(!run.parts.empty(), "[probe] expected values after a part ({})", where);
@@ -217,6 +234,41 @@ ProbeRun read_probe_run(const std::string& path) {
                    "[probe] expected a record with a last line, got one cut short, or none ({})",
                    path);
   check(run, *num_parts);
+  return run;
+}
+
+// Adds the record of another process of the same run.
+void add(ProbeRun& run, const std::string& path) {
+  std::error_code ignored;
+  const int next = run.header.local_ranks;
+  require<IoError>(std::filesystem::exists(path, ignored),
+                   "[probe] expected the records of all {} ranks in one folder, got none of rank "
+                   "{}: its process has left none, or it lies elsewhere ({})",
+                   run.header.ranks, next, path);
+  ProbeRun other = read_file(path);
+  const bool is_of_run = other.header.run == run.header.run &&
+                         other.header.ranks == run.header.ranks && other.header.first_rank == next;
+  require<IoError>(is_of_run,
+                   "[probe] expected the record of rank {} in the run of {}, got another ({})",
+                   next, run.path, path);
+  run.header.local_ranks += other.header.local_ranks;
+  run.is_unfinished |= other.is_unfinished || other.last_step != run.last_step;
+  run.last_step = std::min(run.last_step, other.last_step);
+  std::ranges::move(other.parts, std::back_inserter(run.parts));
+}
+
+}  // namespace
+
+ProbeRun read_probe_run(const std::string& path) {
+  ProbeRun run = read_file(path);
+  require<IoError>(run.header.first_rank == 0,
+                   "[probe] expected the record of rank 0's process, next to which those of the "
+                   "others are found, got that of rank {} ({})",
+                   run.header.first_rank, path);
+  while (run.header.local_ranks < run.header.ranks) {
+    add(run, process_file(path, run.header.local_ranks));
+  }
+  if (run.is_unfinished) ++run.last_step;
   // Some ranks may have been ahead when the run ended in an error.
   std::erase_if(run.parts, [&](const ProbePart& p) { return p.key.step > run.last_step; });
   return run;

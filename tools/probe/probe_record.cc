@@ -73,10 +73,14 @@ std::string_view title_of(ProbePhase phase) { return names_of(phase).title; }
 std::string header_text(const ProbeHeader& header) {
   JsonRecord options;
   for (const auto& [key, literal] : header.options) options.add_literal(key, literal);
-  return JsonRecord()
-      .add("probe", 1)
-      .add("ranks", header.ranks)
-      .add("accum", header.accum)
+  JsonRecord record;
+  record.add("probe", 1).add("ranks", header.ranks);
+  if (header.local_ranks < header.ranks) {
+    record.add("first_rank", header.first_rank)
+        .add("local_ranks", header.local_ranks)
+        .add("run", header.run);
+  }
+  return record.add("accum", header.accum)
       .add("batch", header.batch)
       .add("first_step", header.first_step)
       .add("accum_comm", header.reduces_last ? "last" : "every")

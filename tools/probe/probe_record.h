@@ -8,6 +8,10 @@
 // If the run went wrong within a step, the last line has "unfinished_step":21 as well: the record
 // holds what ranks had computed of it.
 //
+// Where the ranks are several processes each writes those of its own to a process_file(). Its first
+// line has "first_rank":2,"local_ranks":2,"run":"9f..." as well: one `run` in all files of a run,
+// which read_probe_run() reads as one record.
+//
 // An infinity is "inf" or "-inf", what is not a number is null. Order of lines says nothing. A part
 // that was asked for is followed by its values.
 #pragma once
@@ -66,6 +70,8 @@ struct ProbePart {
 
 struct ProbeHeader {
   int ranks = 1;
+  int first_rank = 0, local_ranks = ranks;  ///< those that this record is of
+  std::string run = {};                     ///< of processes: equal in all records of one run
   std::int64_t accum = 1, batch = 1, first_step = 1;
   bool reduces_last = false;  ///< of several micro-steps only the last reduces
   std::map<std::string, std::string> options = {};  ///< in force, as JSON literals
@@ -90,7 +96,9 @@ std::string end_text(std::int64_t last_step, std::int64_t num_parts,
 /// A longer one is neither written nor read.
 inline constexpr std::int64_t kMaxProbeNbytes = std::int64_t{4} << 30;
 
-/// Throws IoError naming path and line: not readable, no record, cut short, values that cannot be.
+/// Of several processes the records of all, `path` being that of rank 0's. Throws IoError naming
+/// path and line: not readable, no record, cut short, values that cannot be; a process's record
+/// that is missing, or of another run.
 ProbeRun read_probe_run(const std::string& path);
 
 /// "gradient:3:1:h.0.ln_1.weight": phase, micro-batch, visit and tensor, of any step. Throws

@@ -48,10 +48,6 @@ void check_run(const TrainConfig& config, const FlagSet& flags, const Ranks& ran
   check_device(config, flags, ranks);
   check_unused_by_strategy(config, flags);
   static_cast<void>(config.fsdp_options(ranks.size));  // or throws
-  engine::require(!ranks.are_processes() || config.log.probe.empty(),
-                  "[config] expected log.probe with one process, which sees all ranks, got {} "
-                  "processes",
-                  ranks.launch.num_processes);
 }
 
 }  // namespace tessera::tools

@@ -1,6 +1,5 @@
 #include "tools/programs/run_start.h"
 
-#include <tuple>
 #include <utility>
 
 #include "tools/config/replicas.h"
@@ -22,9 +21,7 @@ RunStart prepare_run(const FlagSet& flags, Task& task, const Launch& launch) {
   if (!config.plan) start.warnings = launch_warnings(environment(), launch, config);
   start.ranks = Ranks::choose(config, launch);
   const Ranks& ranks = start.ranks;
-  task.config().parallel.local_ranks = ranks.local.num_on_host;
-  std::tie(task.config().parallel.replica_ranks, task.config().parallel.replica_place) =
-      ranks.replica();
+  ranks.place(task.config().parallel);
   check_run(config, flags, ranks);
   if (!config.plan)
     check_pins(config.cpu, ranks.local.num_on_host);  // a plan may be of another machine

@@ -70,7 +70,7 @@ RankResult train_rank(comm::ProcessGroup& all, const ProcessRun& run, RunLog* lo
     rank->load(trainer, log);
     const TrainPosition start = trainer.open_checkpoints(run.identity());
     if (trace != nullptr) trace->start_behind(start.step, world.rank());
-    if (run.probe != nullptr) run.probe->start_behind(start.step);
+    if (run.probe != nullptr) run.probe->start_behind(start.step, world, compute);
     if (audit != nullptr) audit->start_behind(start.step);
     if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
     const HookReport hook(trainer.fsdp(), config.comm.options());
@@ -102,6 +102,7 @@ RankResult train_rank(comm::ProcessGroup& all, const ProcessRun& run, RunLog* lo
     if (ranks.are_processes() && ranks.num_gpus == 0) late.emplace(run.flight);
     if (log != nullptr && late) log->add_to_steps([&late] { return late->step(); });
     trainer.run(rank->data(), loss, rank->validation(trainer), task.items().per_sample);
+    if (run.probe != nullptr) run.probe->end(world, compute);
     if (log != nullptr) log->add_to_steps({});
     return {.start = start.step,
             .params_sha256 = trainer.params_sha256(),

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <filesystem>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "engine/error.h"
+#include "tools/io/process_file.h"
 
 namespace tessera::tools {
 
@@ -36,15 +36,8 @@ struct LocalRanks {
             .num_before = 0,
             .num_on_host = num_on_host};
   }
-  /// `path` for what a process writes of its own ranks: of rank 0's as it is, of others with the
-  /// number of the first before the extension, "trace.rank2.json".
-  std::string file_of(const std::string& path) const {
-    if (first == 0) return path;
-    const std::filesystem::path whole(path);
-    return (whole.parent_path() /
-            (whole.stem().string() + ".rank" + std::to_string(first) + whole.extension().string()))
-        .string();
-  }
+  /// `path` for what this process writes of its own ranks.
+  std::string file_of(const std::string& path) const { return process_file(path, first); }
   /// Where `rank` stands among them. Throws InvalidArgument for one of another process.
   std::size_t index(int rank) const {
     engine::require(rank >= first && rank < first + count,

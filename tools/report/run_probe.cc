@@ -7,11 +7,14 @@
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
+#include <random>
 #include <span>
 #include <system_error>
 #include <utility>
 
+#include "comm/host_gather.h"
 #include "engine/error.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
@@ -54,13 +57,16 @@ RunProbe::RunProbe(const TrainConfig& config, const LocalRanks& ranks, const std
                    std::int64_t max_nbytes)
     : config_(config),
       ranks_(ranks),
-      path_(resolve_user_path(config.log.probe)),
+      path_(ranks.file_of(resolve_user_path(config.log.probe))),
       target_(config.log.probe_values),
       file_(path_),
       header_(probe_header(config, ranks.world_size, options)),
       last_steps_(static_cast<std::size_t>(ranks.count), config.probe_steps().first - 1),
+      num_parts_(static_cast<std::size_t>(ranks.count)),
       steps_(config.probe_steps()),
       max_nbytes_(max_nbytes) {
+  header_.first_rank = ranks.first;
+  header_.local_ranks = ranks.count;
   const std::optional<ProbeKey> target =
       target_.empty() ? std::nullopt : std::optional(parse_target(target_));
   for (const int rank : ranks.all()) {
@@ -77,13 +83,32 @@ RunProbe::RunProbe(const TrainConfig& config, const LocalRanks& ranks, const std
 }
 
 // All ranks say the same, and some may have made steps before others say it.
-void RunProbe::start_behind(std::int64_t start) {
+void RunProbe::start_behind(std::int64_t start, comm::ProcessGroup& world,
+                            const engine::Stream& stream) {
+  std::string run;  // no other run has it: files that earlier ones left are not of this one
+  if (!ranks_.are_all()) {
+    std::random_device random;
+    const std::uint64_t number = (std::uint64_t{random()} << 32) | random();
+    run = comm::gather_texts(world, fmt::format("{:016x}", number), engine::Memory(stream), stream,
+                             "the probe's run")
+              .front();
+  }
   const std::lock_guard lock(mutex_);
+  header_.run = run;
   if (start == start_) return;
   start_ = start;
   steps_ = config_.probe_steps(start);
   header_.first_step = steps_.first;
   std::ranges::fill(last_steps_, steps_.first - 1);
+}
+
+void RunProbe::end(comm::ProcessGroup& world, const engine::Stream& stream) {
+  if (ranks_.are_all()) return;
+  const std::int64_t mine = num_parts_[ranks_.index(world.rank())];
+  const auto all = comm::gather_to_host<std::int64_t>(
+      world, std::span(&mine, 1), engine::Memory(stream), stream, "the probe's parts");
+  const std::lock_guard lock(mutex_);
+  num_parts_of_all_ = std::accumulate(all.begin(), all.end(), std::int64_t{0});
 }
 
 void RunProbe::append_header() {
@@ -114,18 +139,26 @@ void RunProbe::write(int rank, std::int64_t step, const std::vector<ProbePart>& 
                     kWarningPatience);
     return;
   }
-  num_parts_ += std::ssize(parts);
+  num_parts_[ranks_.index(rank)] += std::ssize(parts);
   if (!parts.empty()) newest_step_ = std::max(newest_step_, step);
   if (!has_gone_wrong_) last_steps_[ranks_.index(rank)] = step;
 }
 
 std::int64_t RunProbe::last_step() const { return std::ranges::min(last_steps_); }
 
+std::int64_t RunProbe::num_local_parts() const {
+  return std::accumulate(num_parts_.begin(), num_parts_.end(), std::int64_t{0});
+}
+
+std::int64_t RunProbe::num_parts() const {
+  return ranks_.are_all() ? num_local_parts() : num_parts_of_all_;
+}
+
 void RunProbe::write_end() {
   engine::require<engine::IoError>(error_.empty(), "{}", error_);
   append_header();
   const std::int64_t last = last_step();
-  const std::string end = end_text(last, num_parts_, newest_step_ > last ? last + 1 : 0);
+  const std::string end = end_text(last, num_local_parts(), newest_step_ > last ? last + 1 : 0);
   file_.write(std::as_bytes(std::span(end)));
   file_.commit();
 }
@@ -134,7 +167,7 @@ bool RunProbe::has_step() const { return last_step() >= steps_.first; }
 
 void RunProbe::commit() {
   if (!has_step() && error_.empty()) return;  // an older record is worth more
-  engine::require(target_.empty() || num_parts_ > 0 || !error_.empty(),
+  engine::require(target_.empty() || num_parts() > 0 || !error_.empty(),
                   "[probe] expected a tensor that the steps {} to {} have, got none of '{}' "
                   "(log.probe_values)",
                   steps_.first, last_step(), target_);
@@ -160,7 +193,7 @@ std::string RunProbe::summary() const {
                        why_none_of(steps_, start_));
   }
   return fmt::format("probe {}: {} checksums of steps {} to {}", engine::escaped(path_),
-                     engine::with_commas(num_parts_), steps_.first, last_step());
+                     engine::with_commas(num_parts()), steps_.first, last_step());
 }
 
 }  // namespace tessera::tools

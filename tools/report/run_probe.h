@@ -1,5 +1,6 @@
 // The checksums of a run: one file for all ranks of a process, which takes its place when the run
-// has ended. See tools/probe/probe_record.h.
+// has ended. Of several processes their records together are that of the run. See
+// tools/probe/probe_record.h.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "comm/process_group.h"
 #include "engine/io/file.h"
+#include "engine/stream.h"
 #include "tools/config/train_config.h"
 #include "tools/probe/probe.h"
 #include "tools/probe/probe_record.h"
@@ -30,8 +33,12 @@ class RunProbe {
   /// Of a rank of this process, for its trainer.
   Probe& probe(int rank) { return *probes_[ranks_.index(rank)]; }
 
-  /// Of each rank, before its first step: the run goes on after step `start`.
-  void start_behind(std::int64_t start);
+  // Of each rank, in its thread; collective where `world` is of several processes.
+
+  /// Before its first step: the run goes on after step `start`.
+  void start_behind(std::int64_t start, comm::ProcessGroup& world, const engine::Stream& stream);
+  /// After its last step.
+  void end(comm::ProcessGroup& world, const engine::Stream& stream);
 
   // The ranks have ended.
 
@@ -42,8 +49,8 @@ class RunProbe {
   /// Keeps the record after an error: what there is, of the step in which it happened as well, if
   /// it can be written.
   void keep() noexcept;
-  /// Behind commit(): a line for the terminal, where it is and how much it holds, or why it is not
-  /// written.
+  /// Behind commit(): a line for the terminal, where it is and how much it holds, with the records
+  /// of other processes, or why it is not written.
   std::string summary() const;
 
  private:
@@ -52,7 +59,9 @@ class RunProbe {
   void write(int rank, std::int64_t step, const std::vector<ProbePart>& parts);
   void write_end();
   std::int64_t last_step() const;
-  bool has_step() const;  // that all ranks ended
+  std::int64_t num_local_parts() const;
+  std::int64_t num_parts() const;  // in the records of all processes
+  bool has_step() const;           // that all ranks ended
 
   const TrainConfig& config_;
   const LocalRanks ranks_;
@@ -62,11 +71,12 @@ class RunProbe {
   std::vector<std::unique_ptr<Probe>> probes_;
   std::mutex mutex_;
   std::vector<std::int64_t> last_steps_;  // of each rank
+  std::vector<std::int64_t> num_parts_;   // of each rank
+  std::int64_t num_parts_of_all_ = 0;     // of several processes, once end() has returned
   StepRange steps_;
   std::int64_t start_ = 0;  // after which they are
   bool has_header_ = false;
   std::int64_t max_nbytes_, nbytes_ = 0;
-  std::int64_t num_parts_ = 0;
   std::int64_t newest_step_ = 0;  // that some rank has parts of
   bool has_gone_wrong_ = false;   // what comes now is of a step that did not end
   std::string error_;             // of the first write that failed

@@ -97,25 +97,29 @@ TEST_F(TwoOfFour, AreInTheTrace) {
 }
 
 TEST_F(TwoOfFour, AreInTheProbesRecord) {
-  RunProbe run(config_, ranks_.local, "{}");
   const engine::Memory memory;
   engine::Block block{"h.0", {}};
-  for (const int rank : {2, 3}) {
-    Probe& probe = run.probe(rank);
-    probe.begin_step(1);
-    probe.begin_micro_step(0);
-    const std::vector<float> values = {1, static_cast<float>(rank)};
-    probe.on_output(block, 0, engine::Tensor::from<float>(memory, {2}, values, "y"), "forward");
-    probe.end_step();
+  const LocalRanks others{.world_size = 4, .first = 0, .count = 2};
+  for (const LocalRanks& local : {others, ranks_.local}) {
+    RunProbe run(config_, local, "{}");
+    for (const int rank : local.all()) {
+      Probe& probe = run.probe(rank);
+      probe.begin_step(1);
+      probe.begin_micro_step(0);
+      const std::vector<float> values = {1, static_cast<float>(rank)};
+      probe.on_output(block, 0, engine::Tensor::from<float>(memory, {2}, values, "y"), "forward");
+      probe.end_step();
+    }
+    run.commit();
+    EXPECT_THROW(run.probe(local.first + 2), engine::InvalidArgument);
   }
-  run.commit();
+  EXPECT_FALSE(has(folder_.read("probe.rank2.jsonl"), {"\"rank\":1"}));
   const ProbeRun record = read_probe_run(folder_ / "probe.jsonl");
   EXPECT_EQ(record.header.ranks, 4);
   EXPECT_EQ(record.last_step, 1);
   std::set<int> ranks;
   for (const ProbePart& part : record.parts) ranks.insert(part.rank);
-  EXPECT_EQ(ranks, (std::set<int>{2, 3}));
-  EXPECT_THROW(run.probe(1), engine::InvalidArgument);
+  EXPECT_EQ(ranks, (std::set<int>{0, 1, 2, 3}));
 }
 
 TEST_F(TwoOfFour, AreAudited) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -159,6 +160,73 @@ TEST(ProbeRecord, WhatCannotBeIsRefusedByFileAndLine) {
   refused(whole.substr(0, whole.size() - 1), ":6", "half a line");
   refused(whole.substr(0, whole.find("{\"end\"")), "", "cut short");
   refused(whole + whole, ":7", "got more");
+}
+
+// Of a process with one of two ranks, that has ended `last_step` and has a part of the next if
+// `is_ahead`.
+std::string record_of_process(int rank, std::int64_t last_step, bool is_ahead,
+                              const std::string& run = "ab") {
+  ProbeHeader header = kHeader;
+  header.first_rank = rank;
+  header.local_ranks = 1;
+  header.run = run;
+  std::string text = header_text(header);
+  const std::int64_t newest = last_step + (is_ahead ? 1 : 0);
+  for (std::int64_t step = 2; step <= newest; ++step) {
+    ProbePart part = part_of({1, 2, 3}, 3 * rank, rank);
+    part.key.step = step;
+    text += part_text(part);
+  }
+  return text + end_text(last_step, newest - 1, is_ahead ? newest : 0);
+}
+
+TEST(ProbeRecord, OfProcessesIsWhatAllOfThemHave) {
+  const TempFolder folder;
+  const std::string path = folder.write("a.jsonl", record_of_process(0, 3, false));
+  const auto with = [&](const std::string& other) {
+    folder.write("a.rank1.jsonl", other);
+    return read_probe_run(path);
+  };
+  const ProbeRun whole = with(record_of_process(1, 3, false));
+  EXPECT_EQ(whole.last_step, 3);
+  EXPECT_FALSE(whole.is_unfinished);
+  ASSERT_EQ(whole.parts.size(), 4u);
+  EXPECT_EQ(whole.parts[0].rank, 0);
+  EXPECT_EQ(whole.parts[3].rank, 1);
+  EXPECT_EQ(whole.header.local_ranks, 2);
+  const auto unfinished = [&](std::int64_t last_step, bool is_ahead) {
+    const ProbeRun run = with(record_of_process(1, last_step, is_ahead));
+    EXPECT_TRUE(run.is_unfinished);
+    return std::pair(run.last_step, run.parts.size());
+  };
+  // The step that one has not ended is the last, and what another has of a later one goes.
+  EXPECT_EQ(unfinished(3, true), std::pair(std::int64_t{4}, std::size_t{5}));
+  EXPECT_EQ(unfinished(2, true), std::pair(std::int64_t{3}, std::size_t{4}));
+  EXPECT_EQ(unfinished(2, false), std::pair(std::int64_t{3}, std::size_t{3}));
+  EXPECT_EQ(unfinished(1, true), std::pair(std::int64_t{2}, std::size_t{2}));
+}
+
+TEST(ProbeRecord, ProcessesOfOneRunAloneAreReadTogether) {
+  const TempFolder folder;
+  const std::string path = folder.write("a.jsonl", record_of_process(0, 3, false));
+  const auto error = [&](const std::string& file) {
+    return error_of<engine::IoError>([&] { read_probe_run(file); });
+  };
+  const std::string other = folder / "a.rank1.jsonl";
+  EXPECT_TRUE(has(error(path), {"expected the records of all 2 ranks in one folder, got none of "
+                                "rank 1: its process has left none",
+                                other}));
+  folder.write("a.rank1.jsonl", record_of_process(1, 3, false, "cd"));
+  EXPECT_TRUE(
+      has(error(path), {"the record of rank 1 in the run of " + path + ", got another", other}));
+  folder.write("a.rank1.jsonl", record_of_process(0, 3, false));
+  EXPECT_TRUE(has(error(path), {"the record of rank 1 in the run of ", other}));
+  folder.write("a.rank1.jsonl", record_of_process(1, 3, false));
+  EXPECT_TRUE(has(error(other), {"expected the record of rank 0's process", "got that of rank 1"}));
+  std::string stranger = record_of_process(1, 3, false);
+  stranger.replace(stranger.find("\"rank\":1"), 8, "\"rank\":0");
+  folder.write("a.rank1.jsonl", stranger);
+  EXPECT_TRUE(has(error(path), {other + ":2", "expected a part of ranks 1 to 1, got one of 0"}));
 }
 
 TEST(ProbeRecord, TargetsReadBack) {

@@ -88,6 +88,17 @@ TEST_F(HybridProcessesTest, OneTellsWhatAllDo) {
   EXPECT_EQ(final_record().at("backend"), "gloo");
 }
 
+TEST_F(HybridProcessesTest, RecordTheChecksumsOfThreads) {
+  for (const char* strategy : {"zero3", "hsdp"}) {
+    const Flags probed = {{"parallel.strategy", strategy}, {"log.probe", folder_ / "probe.jsonl"}};
+    of_threads(4, probed);
+    sha256_of(start_threads(2, 2, probed).wait());
+    EXPECT_EQ(lines_of_record(folder_ / "probe.jsonl"), lines_of_record(folder_ / "threads.jsonl"))
+        << strategy;
+    EXPECT_TRUE(exists("probe.rank2.jsonl") && !exists("probe.rank1.jsonl"));
+  }
+}
+
 TEST_F(HybridProcessesTest, ProcessesThatDifferSaySoOnce) {
   const auto threads = start(2, {},
                              {{0, {.flags = {{"parallel.threads", "2"}}}},

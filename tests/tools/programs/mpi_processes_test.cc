@@ -27,5 +27,13 @@ TEST_F(MpiProcessesTest, HaveTheBitsOfThreads) {
   EXPECT_EQ(sha256_of(mpirun(4, hybrid).wait().mpirun), of_threads(4, hybrid));
 }
 
+TEST_F(MpiProcessesTest, RecordTheChecksumsOfThreads) {
+  Flags probed = {{"log.probe", folder_ / "probe.jsonl"}};
+  of_threads(4, probed);
+  probed["parallel.threads"] = "2";
+  sha256_of(mpirun(2, probed));
+  EXPECT_EQ(lines_of_record(folder_ / "probe.jsonl"), lines_of_record(folder_ / "threads.jsonl"));
+}
+
 }  // namespace
 }  // namespace tessera

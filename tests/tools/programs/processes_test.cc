@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "engine/io/text.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/tools/testing/process_training.h"
 #include "tests/tools/testing/strategy_cases.h"
+#include "tools/probe/probe_record.h"
 
 namespace tessera {
 namespace {
@@ -123,6 +125,57 @@ TEST_F(ProcessesTest, EachTracesItself) {
   EXPECT_TRUE(has(all[0].out, {"\ntrace " + folder_ / "trace.json: communication "}));
   EXPECT_EQ(ranks_in(folder_.read("trace.json")), std::vector<std::string>{"rank 0"});
   EXPECT_EQ(ranks_in(folder_.read("trace.rank1.json")), std::vector<std::string>{"rank 1"});
+}
+
+// The line of the console about it.
+std::string probe_line(const Outcome& outcome) {
+  const std::size_t at = outcome.out.find("\nprobe ");
+  const std::size_t end = outcome.out.find('\n', at + 1);
+  return at == std::string::npos ? "none" : outcome.out.substr(at + 1, end - at - 1);
+}
+
+TEST_F(ProcessesTest, RecordTheChecksumsOfThreads) {
+  const std::string path = folder_ / "probe.jsonl";
+  for (const char* strategy : {"zero3", "ddp"}) {
+    const Flags probed = {{"parallel.strategy", strategy},
+                          {"train.accum", "2"},
+                          {"log.probe", path},
+                          {"log.probe_steps", "2:3"}};
+    of_threads(2, probed);
+    const auto all = start(2, probed).wait();
+    sha256_of(all);
+    const std::vector<std::string> lines = lines_of_record(path);
+    EXPECT_EQ(lines, lines_of_record(folder_ / "threads.jsonl")) << strategy;
+    EXPECT_EQ(probe_line(all[0]), fmt::format("probe {}: {} checksums of steps 2 to 3", path,
+                                              engine::with_commas(std::ssize(lines) - 1)));
+    EXPECT_EQ(folder_.read("probe.jsonl").find("\"rank\":1"), std::string::npos);
+  }
+}
+
+// With zero3 a small tensor lies on one rank alone.
+TEST_F(ProcessesTest, ATensorIsRecordedWhoeverHasIt) {
+  const auto of = [&](const std::string& tensor) -> Flags {
+    return {{"log.probe", folder_ / "probe.jsonl"}, {"log.probe_values", "updated:0:1:" + tensor}};
+  };
+  for (const char* tensor : {"h.0.ln_1.weight", "h.0.mlp.c_proj.bias"}) {
+    of_threads(2, of(tensor));
+    sha256_of(start(2, of(tensor)).wait());
+    EXPECT_EQ(lines_of_record(folder_ / "probe.jsonl"), lines_of_record(folder_ / "threads.jsonl"));
+  }
+  for (const Outcome& outcome : start(2, of("nothing")).wait()) {
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {"got none of 'updated:0:1:nothing' (log.probe_values)"}));
+  }
+}
+
+// The update of step 1 is infinite, and so is what forward of step 2 computes with.
+TEST_F(ProcessesTest, TheStepThatGoesWrongIsInTheRecord) {
+  const std::string path = folder_ / "probe.jsonl";
+  const Flags wrong = {{"train.lr", "1e30"}, {"train.schedule", "constant"}, {"log.probe", path}};
+  for (const Outcome& outcome : start(2, wrong).wait()) EXPECT_EQ(outcome.exit_code, 1);
+  const tools::ProbeRun record = tools::read_probe_run(path);
+  EXPECT_TRUE(record.is_unfinished);
+  EXPECT_EQ(record.last_step, 2);
 }
 
 }  // namespace

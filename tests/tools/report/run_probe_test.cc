@@ -8,8 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "comm/process_group.h"
+#include "comm/threads.h"
 #include "engine/error.h"
 #include "engine/memory.h"
+#include "engine/stream.h"
 #include "engine/tape.h"
 #include "engine/tensor.h"
 #include "tests/testing/errors.h"
@@ -39,6 +42,11 @@ class RunProbeTest : public ::testing::Test {
     probe.begin_micro_step(0);
     const std::vector<float> values = {1, static_cast<float>(step)};
     probe.on_output(block_, 0, Tensor::from<float>(memory_, {2}, values, "y"), "forward");
+  }
+  void start_behind(RunProbe& run, std::int64_t step) const {
+    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+      run.start_behind(step, world, engine::Stream::inline_cpu("compute"));
+    });
   }
   std::map<std::int64_t, int> parts_by_step() const {
     std::map<std::int64_t, int> count;
@@ -102,13 +110,13 @@ TEST_F(RunProbeTest, WithoutAnyStepAnOlderRecordStays) {
 
 TEST_F(RunProbeTest, OfARunThatWasResumedBeginsWhereItDid) {
   RunProbe run(config_, {2}, "{}");
-  run.start_behind(3);
+  start_behind(run, 3);
   const auto make = [&](int rank, std::int64_t step) {
     begin(run, rank, step);
     run.probe(rank).end_step();
   };
   make(0, 4);
-  run.start_behind(3);  // the other rank comes later
+  start_behind(run, 3);  // the other rank comes later
   make(0, 5);
   make(1, 4);
   make(1, 5);
@@ -125,7 +133,7 @@ TEST_F(RunProbeTest, SaysWhyThereIsNone) {
   config_.log.probe_steps = "2:3";
   const auto why = [&](std::int64_t start) {
     RunProbe run(config_, {1}, "{}");
-    run.start_behind(start);
+    start_behind(run, start);
     run.commit();
     return run.summary();
   };

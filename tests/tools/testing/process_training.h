@@ -16,6 +16,7 @@
 
 #include "tests/testing/program.h"
 #include "tests/tools/testing/tiny_training.h"
+#include "tools/probe/probe_record.h"
 
 namespace tessera::testing {
 
@@ -80,6 +81,7 @@ class ProcessTraining : public TinyTraining {
   std::string of_threads(int num_ranks, Flags more, const std::string& program = kTransformer) {
     more["parallel.ranks"] = std::to_string(num_ranks);
     more["out"] = folder_ / "threads";
+    if (more.contains("log.probe")) more["log.probe"] = folder_ / "threads.jsonl";
     return sha256_of(run_program(program, with(more)));
   }
 
@@ -149,6 +151,16 @@ class ProcessTraining : public TinyTraining {
       }
     }
     return err;
+  }
+  /// What a probe recorded, whoever wrote it and when: the lines of all parts in one order.
+  static std::vector<std::string> lines_of_record(const std::string& path) {
+    const tools::ProbeRun run = tools::read_probe_run(path);
+    EXPECT_EQ(run.header.local_ranks, run.header.ranks);
+    std::vector<std::string> lines;
+    for (const tools::ProbePart& part : run.parts) lines.push_back(tools::part_text(part));
+    std::ranges::sort(lines);
+    lines.push_back("last step " + std::to_string(run.last_step));
+    return lines;
   }
   /// "" and a failed test unless the run ended well.
   static std::string sha256_of(const Outcome& outcome) {
