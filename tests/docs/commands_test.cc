@@ -44,6 +44,8 @@ constexpr NotRun kNotRun[] = {
     {"./bazelw run //tools:install", "//tests/tools/install:install_test and .ci/run install do"},
     {"bazel run //tools:convert",
      "it needs a checkpoint: //tests/tools/programs:convert_test does"},
+    {"bazel run //tools:compare -- --launch",
+     "it needs a launcher: //tests/tools/compare:compare_mpi_test has one"},
     {"bazel run //tools:doctor -- --flight",
      "it needs a run that failed: //tests/tools/programs:train_faults_test does"},
     {"cmake ", ".ci/run install does"},

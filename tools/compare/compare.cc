@@ -27,10 +27,9 @@
 #include "tools/compare/page/report_page.h"
 #include "tools/compare/page/shown_steps.h"
 #include "tools/compare/request/request.h"
+#include "tools/compare/request/training_launch.h"
 #include "tools/compare/training_process.h"
 #include "tools/launch/cpu_wishes.h"
-#include "tools/launch/launcher.h"
-#include "tools/machine/environment.h"
 #include "tools/planning/plan_table.h"
 
 namespace tessera::tools {
@@ -110,7 +109,8 @@ class Trainings {
     }
     wait_for_folder(out);
     const auto begin = std::chrono::steady_clock::now();
-    const ProcessEnd end = run_process(folder_.trainer(), arguments, console);
+    const ProcessEnd end =
+        run_process(folder_.trainer(), arguments, console, request_.launcher_of(c));
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
     if (stop_requested() != 0) {
       say(what + ": interrupted");
@@ -165,17 +165,6 @@ void write_results(const Comparison& comparison, const nlohmann::ordered_json& m
   write_file(folder.report_path(), report_page(json, steps(comparison, folders)));
 }
 
-// Trainings would take part in what this process was started for, or wait for others to join them.
-void check_started_alone(const Request& request) {
-  for (const Configuration& c : request.configurations) {
-    const Launch launch = find_launch(environment(), c.config.parallel.launcher);
-    engine::require(launch.num_processes == 1,
-                    "[compare] expected to be started once, as each training is one process, got "
-                    "{}; --parallel.launcher=threads takes no notice of who started it",
-                    launch.str());
-  }
-}
-
 void tell_plans(const Request& request) {
   const std::vector<PlanRow> rows = plan_rows(request);
   for (const std::string& line : table_lines(rows)) say(line);
@@ -197,10 +186,10 @@ void tell_divergence(const Request& request) {
 
 void compare(int argc, char** argv) {
   std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how trainings end
+  if (argc == 2 && argv[1] == kTellLaunch) return tell_launch();
   Request request = read_request(argc, argv, std::cout);
   choose_cpu_by_environment();  // for plans: each training chooses for itself
   if (request.only_plans) return tell_plans(request);
-  check_started_alone(request);
   check_plans(request);
   if (request.finds_divergence()) return tell_divergence(request);
   if (request.configurations.empty()) return;

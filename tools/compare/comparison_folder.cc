@@ -214,6 +214,12 @@ std::optional<RunRecord> ComparisonFolder::finish(const Configuration& c,
   const std::string folder = round_path(c, round);
   RunRecord run = read_run_record(folder + "/log.jsonl");
   if (!run.stopped_by.empty() || std::ssize(run.loss) != c.config.train.steps) return std::nullopt;
+  const auto text = [](const std::string& launch) {
+    return launch.empty() ? "one process" : engine::escaped(launch);
+  };
+  require<IoError>(run.launch == c.launch_text,
+                   "[compare] expected a training by {}, got one by {} ({})", text(c.launch_text),
+                   text(run.launch), folder);
   write_file(done_path(folder), JsonRecord()
                                     .add("trainer", trainer_)
                                     .add("trainer_sha256", trainer_sha256_)

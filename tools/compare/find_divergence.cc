@@ -48,10 +48,12 @@ constexpr const char* kValues = "values";
 // One configuration, in a folder of its own.
 class Side {
  public:
-  Side(const Configuration& c, const char* letter, const std::string& out, std::string trainer)
+  Side(const Configuration& c, const char* letter, const std::string& out, std::string trainer,
+       LauncherWords launcher)
       : letter_(letter),
         folder_(out + "/" + letter),
         trainer_(std::move(trainer)),
+        launcher_(std::move(launcher)),
         gemms_(c.on_gpu && c.config.cuda.gemm_algorithms.empty() ? out + "/gemm_algorithms.txt"
                                                                  : ""),
         configuration_(c) {
@@ -61,8 +63,10 @@ class Side {
          {"configuration.toml", "config.toml", "log.jsonl", "comm_hook.txt", "sample.txt"}) {
       remove(path(name));
     }
-    for (const std::string name : {kProbe, kValues}) {
-      for (const char* ending : {".jsonl", ".txt", ".trace.json"}) remove(path(name + ending));
+    for (const std::string& name : engine::names_in_folder(folder_)) {  // of processes, too
+      for (const std::string start : {kProbe, kValues}) {
+        if (name.starts_with(start + ".")) remove(path(name));
+      }
     }
     write_file(path("configuration.toml"), c.toml);
   }
@@ -81,7 +85,7 @@ class Side {
     }
     arguments.insert(arguments.end(), more.begin(), more.end());
     wait_for_folder(folder_);
-    const ProcessEnd end = run_process(trainer_, arguments, console);
+    const ProcessEnd end = run_process(trainer_, arguments, console, launcher_);
     require(stop_requested() == 0, "[divergence] expected to go on, got {}",
             signal_name(stop_requested()));
     std::error_code ignored;
@@ -95,6 +99,7 @@ class Side {
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
 
   std::string letter_, folder_, trainer_;
+  LauncherWords launcher_;
   std::string gemms_;  // of both sides, so that they multiply matrices alike; empty: as configured
   const Configuration& configuration_;
 };
@@ -151,7 +156,8 @@ DivergenceResult of_configurations(const Request& request, const std::string& ou
   const Configuration& first = request.configurations[0];
   const Configuration& second = request.configurations[1];
   const std::string trainer = program_path(request.compare.trainer);
-  const Side side_a(first, "a", out, trainer), side_b(second, "b", out, trainer);
+  const Side side_a(first, "a", out, trainer, request.launcher_of(first));
+  const Side side_b(second, "b", out, trainer, request.launcher_of(second));
   const auto [a, failure_a] = side_a.train(kProbe, {});
   const auto [b, failure_b] = side_b.train(kProbe, {});
   DivergenceResult result{

@@ -27,22 +27,24 @@ using engine::IoError;
 using engine::require;
 
 // In the new process: calls only what may be called between fork and exec. Ends it.
-[[noreturn]] void become(char* const* argv, int console, int error_pipe, pid_t parent) {
+[[noreturn]] void become(const char* path, char* const* argv, bool has_group, int console,
+                         int error_pipe, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (has_group) ::setpgid(0, 0);
   if (::getppid() != parent) ::_exit(127);  // it died before
   const int none = ::open("/dev/null", O_RDONLY);
   if (none >= 0 && ::dup2(none, STDIN_FILENO) >= 0 && ::dup2(console, STDOUT_FILENO) >= 0 &&
       ::dup2(console, STDERR_FILENO) >= 0) {
     ::signal(SIGPIPE, SIG_DFL);
     ::signal(SIGXFSZ, SIG_DFL);
-    ::execv(argv[0], argv);
+    ::execv(path, argv);
   }
   const int error = errno;
   [[maybe_unused]] const auto written = ::write(error_pipe, &error, sizeof(error));
   ::_exit(127);
 }
 
-ProcessEnd wait_for(pid_t child) {
+ProcessEnd wait_for(pid_t child, bool has_group) {
   bool has_asked = false;
   while (true) {
     int status = 0;
@@ -55,10 +57,25 @@ ProcessEnd wait_for(pid_t child) {
                      std::strerror(errno));
     // A terminal asks both of them: two signals within kSameRequest are one request.
     if (stop_requested() != 0 && !has_asked) {
-      ::kill(child, stop_requested());
+      ::kill(has_group ? -child : child, stop_requested());
       has_asked = true;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+// Of a launcher that has ended. Whom it leaves is a child of this process then, a subreaper.
+void end_group(pid_t group) {
+  constexpr std::chrono::milliseconds kSleep(10);
+  std::chrono::milliseconds patience = std::chrono::seconds(10);
+  for (bool has_asked = false;; patience -= kSleep) {
+    const pid_t ended = ::waitpid(-group, nullptr, WNOHANG);
+    if (ended < 0 && errno != EINTR) return;
+    if (ended != 0) continue;
+    if (!has_asked) ::kill(-group, SIGTERM);
+    has_asked = true;
+    if (patience.count() <= 0) ::kill(-group, SIGKILL);
+    std::this_thread::sleep_for(kSleep);
   }
 }
 
@@ -108,7 +125,7 @@ void wait_for_folder(const std::string& folder, std::chrono::milliseconds patien
 }
 
 ProcessEnd run_process(const std::string& program, const std::vector<std::string>& arguments,
-                       const std::string& console) {
+                       const std::string& console, const LauncherWords& launcher) {
   engine::FileDescriptor out(::open(
       console.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666));
   require<IoError>(out.is_open(), "[trainer] expected a file to print to, got {} ({})",
@@ -117,22 +134,30 @@ ProcessEnd run_process(const std::string& program, const std::vector<std::string
   require<IoError>(::pipe2(ends, O_CLOEXEC) == 0, "[trainer] expected a pipe, got {}",
                    std::strerror(errno));
   engine::FileDescriptor errors(ends[0]), write_end(ends[1]);
-  std::vector<std::string> words{program};
+  const bool is_launched = !launcher.words.empty();
+  const std::string& path = is_launched ? launcher.path : program;
+  std::vector<std::string> words = launcher.words;
+  words.push_back(program);
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  if (is_launched) ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
-  if (child == 0) become(argv.data(), out.get(), write_end.get(), parent);
+  if (child == 0) {
+    become(path.c_str(), argv.data(), is_launched, out.get(), write_end.get(), parent);
+  }
   require<IoError>(child > 0, "[trainer] expected a process to start, got {} ({})",
-                   std::strerror(errno), program);
+                   std::strerror(errno), path);
+  if (is_launched) ::setpgid(child, child);  // whoever is first
   write_end.close();
   int error = 0;
   const bool failed = ::read(errors.get(), &error, sizeof(error)) == sizeof(error);
-  const ProcessEnd end = wait_for(child);
+  const ProcessEnd end = wait_for(child, is_launched);
+  if (is_launched) end_group(child);
   require<IoError>(!failed, "[trainer] expected a program that starts, got {} ({})",
-                   std::generic_category().message(error), program);
+                   std::generic_category().message(error), path);
   return end;
 }
 

@@ -15,6 +15,12 @@ struct ProcessEnd {
   std::string str() const;  ///< "exit code 1", "SIGKILL": for people
 };
 
+/// What starts a program as several processes, as "mpirun", "-n", "4"; none: it is started itself.
+struct LauncherWords {
+  std::vector<std::string> words = {};
+  std::string path = {};  ///< of the first
+};
+
 /// Where `program` lies. Throws IoError unless it can be run.
 std::string program_path(const std::string& program);
 
@@ -28,7 +34,11 @@ void wait_for_folder(const std::string& folder,
 /// this process is asked to stop (stop.h), so is that one, and it is waited for; when this one
 /// dies, that one is asked to stop. Throws IoError for a console that cannot be written or a
 /// program that cannot start.
+///
+/// A launcher is run in its place, before `program` and `arguments`. It has a process group of its
+/// own: a request to stop goes once to all in it, and those that it leaves when it ends are asked
+/// to stop, and killed after ten seconds.
 ProcessEnd run_process(const std::string& program, const std::vector<std::string>& arguments,
-                       const std::string& console);
+                       const std::string& console, const LauncherWords& launcher = {});
 
 }  // namespace tessera::tools

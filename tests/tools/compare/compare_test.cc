@@ -515,8 +515,8 @@ TEST_F(Compare, OneOfSeveralProcessesIsRefusedUnlessTrainingsTakeNoNotice) {
   flags_.erase("sweep");
   const Outcome refused = run_program("tools/compare/compare", flags_, second);
   EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_TRUE(has(refused.err, {"[compare] expected to be started once, as each training is one "
-                                "process, got env, process 1 of 2 ("}));
+  EXPECT_TRUE(
+      has(refused.err, {"[compare] expected to be started once, got env, process 1 of 2 ("}));
   EXPECT_FALSE(fs::exists(folder_ / "out"));
   flags_["parallel.launcher"] = "threads";
   EXPECT_EQ(run_program("tools/compare/compare", flags_, second).exit_code, 0);

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <chrono>
 #include <string>
@@ -36,6 +37,15 @@ TEST(WaitForFolder, IsBounded) {
         has(error_of<engine::IoError>([&] { wait_for_folder(folder.path(), milliseconds(50)); }),
             {"[trainer] expected an earlier training to end", "--resume", folder.path()}));
   }
+}
+
+TEST(RunProcess, NothingThatALauncherHasStartedOutlivesIt) {
+  const testing::TempFolder folder;
+  const std::string script = "\"$@\" & echo $! > " + (folder / "pid") + "; exit 3";
+  const ProcessEnd end = run_process("/bin/sleep", {"1000"}, folder / "console",
+                                     {.words = {"sh", "-c", script, "sh"}, .path = "/bin/sh"});
+  EXPECT_EQ(end.exit_code, 3);
+  EXPECT_NE(::kill(std::stoi(folder.read("pid")), 0), 0);
 }
 
 }  // namespace

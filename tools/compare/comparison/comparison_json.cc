@@ -143,6 +143,7 @@ ordered_json json_of(const Row& row, const std::vector<double>* baseline,
   result["rounds"] = rounds.size();
   result["strategy"] = c.config.parallel.strategy;
   result["ranks"] = c.num_ranks;
+  result["launch"] = c.launch_text.empty() ? ordered_json(nullptr) : ordered_json(c.launch_text);
   result["shard_ranks"] = c.shard_ranks;
   result["steps"] = c.config.train.steps;
   result["model"] = json_of(c.config.model.preset, c.model);
@@ -200,7 +201,9 @@ ordered_json to_json(const Comparison& comparison) {
   std::set<std::string> machines;
   for (const Row& row : comparison.rows) {
     for (const RunRecord& run : row.trained.rounds) {
-      machines.insert(run.cpu.empty() ? run.device : run.device + ", " + run.cpu);
+      std::string machine = run.cpu.empty() ? run.device : run.device + ", " + run.cpu;
+      if (!run.launch.empty()) machine += "; " + run.launch;
+      machines.insert(std::move(machine));
     }
   }
   result["devices"] = machines;

@@ -128,6 +128,7 @@ void read_end(const json& line, const std::string& where, RunRecord& run) {
   run.stopped_by = fields.text("stopped_by");
   run.device = fields.text("device");
   run.cpu = fields.text("cpu");
+  run.launch = fields.text("launch");
   const json* trace = fields.find("trace");
   if (trace != nullptr) read_overlap(*trace, where + ", trace", run);
   const json* planned = fields.find("planned");

@@ -27,6 +27,7 @@ struct RunRecord {
   BytesByCategory peak_bytes, host_peak_bytes;  ///< of rank 0, up to the last step
   std::string params_sha256;
   std::string device, cpu;             ///< of the last record; empty: not told
+  std::string launch;                  ///< as Ranks::launch_str(); empty: one process
   std::string stopped_by;              ///< empty: it ran to its end
   BytesByCategory planned_peak_bytes;  ///< "planned" of the last record; empty: not told
   std::optional<std::int64_t> planned_sent_bytes = {}, planned_num_collectives = {};

@@ -1,12 +1,9 @@
 #include "tools/compare/request/request.h"
 
 #include <fmt/format.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
@@ -14,12 +11,14 @@
 #include <span>
 
 #include "engine/error.h"
-#include "engine/io/file.h"
 #include "engine/io/text.h"
 #include "tools/compare/request/arguments.h"
 #include "tools/compare/request/named.h"
+#include "tools/compare/request/shared_checks.h"
 #include "tools/launch/cpu.h"
+#include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
+#include "tools/machine/environment.h"
 #include "tools/planning/strategy_list.h"
 #include "tools/probe/divergence.h"
 #include "tools/programs/attention_choice.h"
@@ -57,70 +56,28 @@ bool parse(FlagSet& flags, const std::vector<std::string>& arguments, std::ostre
   return flags.parse(pointers, out);
 }
 
-// The CPU is chosen once in a process, so another one tries. What it says when it cannot; empty if
-// it can.
-std::string cpu_error(const CpuConfig& cpu) {
-  std::array<int, 2> ends{};
-  require<engine::DeviceError>(::pipe(ends.data()) == 0, "[cpu] expected a pipe, got none");
-  const pid_t child = ::fork();
-  if (child == 0) {
-    std::string message;
-    try {
-      choose_cpu(cpu);
-    } catch (const std::exception& e) {
-      message = e.what();
-    }
-    [[maybe_unused]] const auto written = ::write(ends[1], message.data(), message.size());
-    std::_Exit(0);
+// Where the ranks of `c` will be.
+Ranks place(Configuration& c, const TrainingLaunch& launch) {
+  ParallelConfig& parallel = c.config.parallel;
+  if (c.config.plan && launch.words.words.empty()) return Ranks::choose(c.config);
+  if (launch.words.words.empty() || parallel.launcher == LauncherChoice::kThreads) {
+    check_started_alone(parallel.launcher);
+    c.launch = find_launch(environment(), parallel.launcher);
+  } else {
+    require(parallel.launcher == LauncherChoice::kAuto,
+            "[launch] expected parallel.launcher=auto, or threads for trainings in one process, "
+            "with launch, got {}",
+            name_of(parallel.launcher));
+    c.launch = launch.launch;
   }
-  engine::FileDescriptor in(ends[0]);
-  engine::FileDescriptor(ends[1]).close();
-  require<engine::DeviceError>(child > 0, "[cpu] expected a process to start, got none");
-  std::string message;
-  std::array<char, 512> part{};
-  for (ssize_t n = 0; (n = ::read(in.get(), part.data(), part.size())) > 0;) {
-    message.append(part.data(), static_cast<std::size_t>(n));
-  }
-  int status = 0;
-  const bool has_ended = ::waitpid(child, &status, 0) == child;
-  if (!has_ended || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
-    return "[cpu] expected an answer, got none";
-  return message;
+  const Ranks ranks = Ranks::choose(c.config, c.launch);
+  c.launch_text = ranks.launch_str();
+  ranks.place(parallel);
+  return ranks;
 }
 
-// What the configurations share is looked at once.
-class Checks {
- public:
-  void cpu(const CpuConfig& cpu) {
-    const std::string key = fmt::format("{} {} {}", cpu.isa, cpu.gemm, cpu.threads_per_rank);
-    if (!cpus_.insert(key).second) return;
-    const std::string message = cpu_error(cpu);
-    require(message.empty(), "{}", message);
-  }
-  void data(const TransformerConfig& config, const ModelConfig& model) {
-    const std::string key =
-        fmt::format("{}\n{}\n{} {} {} {} {} {}", config.data_path, config.init_from,
-                    config.model.seq, model.seq, model.vocab, config.val_fraction,
-                    static_cast<int>(config.data_order), static_cast<int>(config.data_format));
-    if (!data_.insert(key).second) return;
-    for (const std::string& line : config.check_data(model)) {
-      if (warnings_.insert(line).second) fmt::print(stderr, "warning: {}\n", line);
-    }
-  }
-  /// For Request::inputs.
-  void files(const std::vector<RunFile>& files) {
-    for (const RunFile& file : files) {
-      if (paths_.insert(file.path).second) inputs_.push_back(file);
-    }
-  }
-  const std::vector<RunFile>& inputs() const { return inputs_; }
-
- private:
-  std::set<std::string> cpus_, data_, warnings_, paths_;
-  std::vector<RunFile> inputs_;
-};
-
-void check(Configuration& c, const std::string& probe, const FlagSet& flags, Checks& checks) {
+void check(Configuration& c, const std::string& probe, const TrainingLaunch& launch,
+           const FlagSet& flags, SharedChecks& checks) {
   TransformerConfig& config = c.config;
   require(config.save_final.empty(),
           "[config] expected save.final to be empty, as nothing says whose model to keep, got {}",
@@ -141,7 +98,7 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
           config.train.steps);
   config.validate(flags);
   checks.cpu(config.cpu);
-  const Ranks ranks = Ranks::choose(config);
+  const Ranks ranks = place(c, launch);
   check_device(config, flags, ranks);
   if (!config.plan)
     check_pins(config.cpu, ranks.local.num_on_host);  // a plan may be of another machine
@@ -157,7 +114,7 @@ void check(Configuration& c, const std::string& probe, const FlagSet& flags, Che
 }
 
 // What is in force, without where it goes: the folder may be moved, and goes on from there.
-void record(Configuration& c) {
+void record(Configuration& c, const std::string& launch) {
   c.config.out = "runs/train_transformer";
   c.config.data_path = resolve_user_path(c.config.data_path);
   c.config.init_from = resolve_user_path(c.config.init_from);
@@ -172,6 +129,11 @@ void record(Configuration& c) {
     remark = fmt::format("# Traced: --log.trace=FILE --log.trace_steps={} does so again.\n",
                          copy.log.trace_steps);
   }
+  // Nor must one go on with another launcher.
+  if (!launch.empty() && !c.launch_text.empty()) {
+    remark += fmt::format("# Launched: {} PROGRAM --config=FILE does so again.\n",
+                          engine::escaped(launch));
+  }
   copy.log.trace.clear();
   copy.log.trace_steps = TrainConfig().log.trace_steps;
   c.toml = remark + all.to_toml();
@@ -179,7 +141,8 @@ void record(Configuration& c) {
 
 // `probe`: where the training is to leave a record; empty: nowhere.
 Configuration make(const std::vector<std::string>& arguments, const Overrides& overrides,
-                   const std::string& probe, Checks& checks, std::ostream& out) {
+                   const std::string& probe, const TrainingLaunch& launch, SharedChecks& checks,
+                   std::ostream& out) {
   Configuration c{
       .name = name_of(overrides), .overrides = options_of(overrides), .config = defaults()};
   c.config.log.probe = probe;
@@ -201,15 +164,26 @@ Configuration make(const std::vector<std::string>& arguments, const Overrides& o
   std::vector<std::string> all = arguments;
   all.insert(all.end(), of_training.begin(), of_training.end());
   parse(flags, all, out);
-  check(c, probe, flags, checks);
+  check(c, probe, launch, flags, checks);
   c.fitted = static_cast<const TrainConfig&>(c.config);
-  record(c);
+  record(c, compare.launch);
   return c;
 }
 
 Configuration make_named(const std::vector<std::string>& arguments, const Overrides& overrides,
-                         const std::string& probe, Checks& checks, std::ostream& out) {
-  return named(name_of(overrides), [&] { return make(arguments, overrides, probe, checks, out); });
+                         const std::string& probe, const TrainingLaunch& launch,
+                         SharedChecks& checks, std::ostream& out) {
+  return named(name_of(overrides),
+               [&] { return make(arguments, overrides, probe, launch, checks, out); });
+}
+
+void check_launch_is_used(const Request& request) {
+  const bool is_used = std::ranges::any_of(request.configurations, [](const Configuration& c) {
+    return c.config.parallel.launcher != LauncherChoice::kThreads;
+  });
+  require(request.compare.launch.empty() || is_used,
+          "[launch] expected a training that is several processes, got parallel.launcher=threads "
+          "in all");
 }
 
 // What plans have no use for.
@@ -244,7 +218,8 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
             "[find-divergence] expected two records alone, got {} as well: nothing is trained",
             key);
   }
-  Checks checks;
+  if (num_records == 0) request.launch = ask_launcher(request.compare.launch);
+  SharedChecks checks;
   for (const std::string& side : sides) {
     if (num_records > 0) {
       request.records.push_back(record_path(side));
@@ -254,52 +229,18 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
     const Overrides overrides = parse_overrides(side);
     std::vector<std::string> base = arguments;
     for (const auto& [key, value] : overrides) base = without(base, key);
-    request.configurations.push_back(make_named(base, overrides, "probe.jsonl", checks, out));
+    request.configurations.push_back(
+        make_named(base, overrides, "probe.jsonl", request.launch, checks, out));
   }
   if (!flags.config_path().empty()) checks.files({{"config", flags.config_path()}});
   request.inputs = checks.inputs();
   if (num_records > 0) return;
+  check_launch_is_used(request);
   request.inputs.push_back({"trainer", request.compare.trainer});
   check_same_training(request.configurations[0].options, request.configurations[1].options);
 }
 
 }  // namespace
-
-void CompareConfig::add_to(FlagSet& flags) {
-  flags.add(
-      "strategies", &strategies,
-      {.help = "values of parallel.strategy to compare, with commas between, or all; the first is "
-               "the baseline; hsdp:2 is hsdp with parallel.shard_ranks=2, and so for other "
-               "hybrids; empty: parallel.strategy alone"});
-  flags.add("sweep", &sweep,
-            {.help = "key=value,value,...: every value of an option of the training with every "
-                     "other; several, apart by spaces or as several flags"});
-  flags.add("find_divergence", &find_divergence,
-            {.help = "--find-divergence A B: instead of comparing losses, name the first tensor of "
-                     "which A and B have different bits; each is a strategy, options as "
-                     "'key=value key=value' over those of this command, or a file of --log.probe"});
-  flags.add(
-      "rounds", &rounds,
-      {.help = "how often all are trained, in an order drawn for each round; one shows parity, "
-               "while to tell which is faster two configurations need 6, four 8, eight 11",
-       .min = 1,
-       .max = 1000});
-  flags.add("warmup_steps", &warmup_steps,
-            {.help = "first steps of each training that medians leave out", .min = 0});
-  flags.add(
-      "tolerance", &tolerance,
-      {.help = "largest difference of a step's loss between configurations of one training in "
-               "another arithmetic; within an arithmetic bits must be equal",
-       .min = 0});
-  flags.add("resume", &resume,
-            {.help = "keep what an interrupted comparison in the output folder has finished, and "
-                     "train the rest"});
-  flags.add("report", &report,
-            {.help = "file of the page; empty: report.html in the output folder"});
-  flags.add("trainer", &trainer,
-            {.help = "program that trains, as train_transformer does; relative to where this one "
-                     "starts, as `bazel run` lays it there"});
-}
 
 Request read_request(int argc, const char* const* argv, std::ostream& out) {
   const std::span<const char* const> given(argv, static_cast<std::size_t>(argc));
@@ -329,11 +270,13 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
     axes.insert(axes.begin(),
                 parse_axis("parallel.strategy", strategies_of(request.compare.strategies)));
   }
-  Checks checks;
+  request.launch = ask_launcher(request.compare.launch);
+  SharedChecks checks;
   std::set<std::string> folders;
   for (const Overrides& overrides : combinations(axes)) {
     const std::string name = name_of(overrides);
-    request.configurations.push_back(make_named(arguments, overrides, "", checks, out));
+    request.configurations.push_back(
+        make_named(arguments, overrides, "", request.launch, checks, out));
     require(folders.insert(folder_name_of(name)).second,
             "[sweep] expected names that differ in letters and digits, got {} again",
             engine::escaped(name));
@@ -343,6 +286,7 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
             request.configurations.back().config.train.steps, request.compare.warmup_steps,
             engine::escaped(name));
   }
+  check_launch_is_used(request);
   request.inputs = checks.inputs();
   request.inputs.push_back({"trainer", request.compare.trainer});
   return request;

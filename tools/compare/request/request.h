@@ -18,27 +18,13 @@
 #include <vector>
 
 #include "tools/cli/run_files.h"
+#include "tools/compare/request/compare_config.h"
 #include "tools/compare/request/sweep.h"
+#include "tools/compare/request/training_launch.h"
 #include "tools/models/family.h"
 #include "tools/programs/transformer_config.h"
 
 namespace tessera::tools {
-
-/// The options besides the training's.
-struct CompareConfig {
-  std::string strategies = "ddp,zero1,zero2,zero3";
-  std::string sweep;
-  std::string find_divergence;  ///< two of them, kPairSeparator between; empty: not asked for
-  std::int64_t rounds = 1;
-  std::int64_t warmup_steps = 3;
-  double tolerance = 0.05;
-  bool resume = false;
-  std::string report;  ///< empty: report.html in the output folder
-  std::string trainer = "tools/programs/train_transformer";
-  std::string out = "runs/compare";
-
-  void add_to(FlagSet& flags);
-};
 
 /// The training that one row of the comparison is about.
 struct Configuration {
@@ -49,10 +35,14 @@ struct Configuration {
   /// that.
   TrainConfig fitted = {};
   ModelConfig model = {};
+  Launch launch = {};  ///< of the processes that it is trained by
   int num_ranks = 1;
   int shard_ranks = 1;
   bool sums_in_rank_order = true;  ///< on this machine: not in NCCL's own order
   bool on_gpu = false;
+  /// "openmpi: 1 host x 4 processes x 1 thread, transport mpi", as its log is to say; empty: one
+  /// process that no launcher starts.
+  std::string launch_text = {};
   std::map<std::string, std::string> options = {};  ///< in force, as JSON literals
   /// The number of an earlier one of the same plan, which is trained instead; see equal_plans.h.
   std::optional<std::size_t> same_plan_as = {};
@@ -73,8 +63,15 @@ struct Request {
   /// What this program and the trainings read: data, models, --config, records, and the trainer.
   std::vector<RunFile> inputs = {};
 
+  TrainingLaunch launch = {};  ///< none unless asked for
+
   /// Say what every configuration would do, and train none.
   bool only_plans = false;
+
+  /// What starts the trainings of `c`.
+  LauncherWords launcher_of(const Configuration& c) const {
+    return c.launch_text.empty() ? LauncherWords() : launch.words;
+  }
 
   bool finds_divergence() const { return !compare.find_divergence.empty(); }
 };

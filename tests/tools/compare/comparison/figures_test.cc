@@ -75,7 +75,7 @@ TEST_F(Figures, OfTheJsonStandUnderTheirNames) {
   for (const char* text : {"options", "model"}) row.erase(text);
   EXPECT_EQ(row, ordered_json::parse(R"({
       "name": "hsdp:2", "folder": "runs/hsdp_2", "state": "done", "same_plan_as": null, "class": 0,
-      "failure": "", "rounds": 2, "strategy": "hsdp", "ranks": 4, "shard_ranks": 2, "steps": 3,
+      "failure": "", "rounds": 2, "strategy": "hsdp", "ranks": 4, "launch": null, "shard_ranks": 2, "steps": 3,
       "overrides": {"parallel.strategy": "hsdp", "parallel.shard_ranks": "2"},
       "parity": {"kind": "differs", "text": "loss differs by up to 0.12, first in step 3",
                  "reference": "ddp", "changes_arithmetic": [], "max_loss_difference": 0.125,
