@@ -209,15 +209,20 @@ void bench_trainings(const BenchConfig& config, const Found& found, BenchReport&
   report.begin_table(
       "process_steps",
       fmt::format("Training steps of 2 ranks that are threads or processes, ms: {} rounds in turn "
-                  "of {} steps each. mpi_ratio, gloo_ratio: threads to processes",
+                  "of {} steps each. mpi_ratio, gloo_ratio: threads to processes; torch: PyTorch's "
+                  "processes over Gloo; torch_ratio: those to ours over Gloo",
                   config.rounds, config.steps),
-      {"training", "threads_ms", "mpi_ms", "mpi_ratio", "gloo_ms", "gloo_ratio"});
+      {"training", "threads_ms", "mpi_ms", "mpi_ratio", "gloo_ms", "gloo_ratio", "torch_ms",
+       "torch_ratio"});
+  if (config.python.empty()) {
+    report.note("PyTorch is left out: bench.python names no interpreter");
+  }
   for (std::size_t i = 0; i < process_rows().size(); ++i) {
     const TrainingRow& row = process_rows()[i];
     if (!config.wants(row.name())) continue;
     const Words options = {"--samples=0", fmt::format("--steps={}", config.steps),
                            fmt::format("--row={}", i)};
-    std::vector<double> threads, mpi, gloo;
+    std::vector<double> threads, mpi, gloo, torch;
     const auto add = [](std::vector<double>& ms, const std::string& output) {
       for (const nlohmann::json& record : records_of(output)) ms.push_back(record.at("step_ms"));
     };
@@ -225,10 +230,14 @@ void bench_trainings(const BenchConfig& config, const Found& found, BenchReport&
       threads.push_back(median(run_training(row, config.steps).step_ms));
       if (found.mpi) add(mpi, ours_over_mpi(row.ranks, options));
       if (found.gloo) add(gloo, ours_over_gloo(row.ranks, options));
+      if (!config.python.empty()) {
+        torch.push_back(run_peer({config.python, config.peer}, row, config.steps).median_ms);
+      }
     }
     const double ms = median(threads);
     report.row({row.name(), ms, median_of(mpi), Cell(ms / median_of(mpi), 2), median_of(gloo),
-                Cell(ms / median_of(gloo), 2)});
+                Cell(ms / median_of(gloo), 2), median_of(torch),
+                Cell(median_of(torch) / median_of(gloo), 2)});
   }
 }
 

@@ -79,6 +79,8 @@ const std::vector<TrainingRow>& process_rows() {
   static const std::vector<TrainingRow> kRows = {
       {.model = bench_model(3, 4, 128, 64), .batch = 6, .ranks = 2},
       {.model = bench_model(6, 6, 384, 256), .batch = 1, .ranks = 2},
+      {.model = bench_model(6, 6, 384, 256), .batch = 4, .ranks = 2},
+      {.model = bench_model(6, 6, 384, 256), .batch = 4, .ranks = 2, .strategy = "ddp"},
   };
   return kRows;
 }

@@ -41,7 +41,7 @@ ModelConfig bench_model(std::int64_t layers, std::int64_t heads, std::int64_t di
 const std::vector<TrainingRow>& training_rows();
 /// GPT-2 124M, a sequence of 1,024 tokens a rank: seconds a step.
 const std::vector<TrainingRow>& gpt2_rows();
-/// The default model and a larger one, for ranks that are processes.
+/// The default model and larger ones, for ranks that are processes.
 const std::vector<TrainingRow>& process_rows();
 
 /// What rank 0 measured, a value for each timed step. On a GPU nothing inside a step is timed:
