@@ -31,7 +31,7 @@ TEST_F(MpiProcessesTest, RecordTheChecksumsOfThreads) {
   Flags probed = {{"log.probe", folder_ / "probe.jsonl"}};
   of_threads(4, probed);
   probed["parallel.threads"] = "2";
-  sha256_of(mpirun(2, probed));
+  sha256_of(mpirun(2, probed).wait().mpirun);
   EXPECT_EQ(lines_of_record(folder_ / "probe.jsonl"), lines_of_record(folder_ / "threads.jsonl"));
 }
 

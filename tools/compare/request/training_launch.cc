@@ -37,7 +37,7 @@ class PrivateFolder {
  public:
   PrivateFolder() : path_((fs::temp_directory_path() / "compare.XXXXXX").string()) {
     require<IoError>(::mkdtemp(path_.data()) != nullptr,
-                     "[launch] expected a folder of my own, got none ({})", path_);
+                     "[launch] expected a temporary folder, got none ({})", path_);
   }
   ~PrivateFolder() {
     std::error_code ignored;
