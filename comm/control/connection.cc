@@ -15,16 +15,20 @@ short Connection::events() const {
   return static_cast<short>(POLLIN | (has_output() ? POLLOUT : 0));
 }
 
-void Connection::flush() {
+bool Connection::flush() {
+  bool some = false;
   while (!output_.empty()) {
     const std::span<const char> rest = std::span(*output_.front()).subspan(sent_);
     const auto n = net::send_now(socket_, std::as_bytes(rest));
-    if (!n) return output_.clear();
+    if (!n) output_.clear();
+    if (!n || *n == 0) break;
+    some = true;
     sent_ += *n;
-    if (*n < rest.size()) return;
+    if (*n < rest.size()) break;
     output_.pop_front();
     sent_ = 0;
   }
+  return some;
 }
 
 bool Connection::receive() {

@@ -29,8 +29,9 @@ class Connection {
 
   void queue(Bytes frame) { output_.push_back(std::move(frame)); }
   void queue(Frame frame) { queue(bytes_of(std::move(frame))); }
-  /// Sends what can be sent. That the connection has ended is for receive() to say.
-  void flush();
+  /// Sends what can be sent; true if that was something. That the connection has ended is for
+  /// receive() to say.
+  bool flush();
   bool has_output() const { return !output_.empty(); }
 
   /// Takes some of what is there; true if there was any.

@@ -68,7 +68,7 @@ void Server::run() {
       is_own_told_ = true;
     }
     for (Member& member : members_) {
-      if (member.connection) member.connection->flush();
+      if (member.connection && member.connection->flush()) sent_at_ = steady_clock::now();
     }
   }
 }
@@ -93,12 +93,14 @@ bool Server::is_done() {
   if (failure_ && !has_begun_ && !have_all_come()) {
     return steady_clock::now() > stopped_at_ + kLastWordsToLate;
   }
-  // What others have still to be sent, such as the last gather, is waited for as a word of theirs.
+  // While others take what they have still to be sent, such as the last gather, they are waited
+  // for.
   const bool owes = !failure_ && std::ranges::any_of(members_, [](const Member& m) {
     return m.connection && m.connection->has_output();
   });
-  const milliseconds patience = owes ? silence_limit(deadline_) : milliseconds(kLastWords);
-  return are_gone || steady_clock::now() > stopped_at_ + patience;
+  return are_gone ||
+         steady_clock::now() > (owes ? std::max(stopped_at_, sent_at_) + silence_limit(deadline_)
+                                     : stopped_at_ + kLastWords);
 }
 
 void Server::let_in() {

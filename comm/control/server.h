@@ -80,7 +80,7 @@ class Server {
   Reminder reminder_;  // of who is missing
   Wake wake_;
   std::atomic<bool> is_stopping_ = false;
-  net::Time stopped_at_ = {};
+  net::Time stopped_at_ = {}, sent_at_ = {};
   std::thread thread_;
 };
 
