@@ -191,10 +191,16 @@ TEST(ControlTest, WhoHasLeftIsNoFailureUntilItIsWaitedFor) {
 
 // Though that is stopped meanwhile, and process 0 has nothing else to do.
 TEST(ControlTest, ProcessZeroLeavesWhenOthersHaveWhatWasGathered) {
-  constexpr std::size_t kNbytes = 60'000'000;  // more than sockets hold
+  constexpr std::size_t kNbytes = 6'000'000;  // more than sockets hold, where one holds little
   auto job = job_of(2, tcp(), [](Control& control, const Child::Say& say) {
     if (control.process() == 0) std::this_thread::sleep_for(milliseconds(300));
-    if (control.process() == 1) say("asks");
+    if (control.process() == 1) {
+      const int little = 65536;
+      for (int fd = 3; fd < 100; ++fd) {
+        (void)::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &little, sizeof(little));
+      }
+      say("asks");
+    }
     const auto all =
         control.all_gather("x", std::string(control.process() == 0 ? kNbytes : 0, 'x'));
     say(std::to_string(all[0].size()));
