@@ -1,7 +1,9 @@
 #include "comm/control/connection.h"
 
 #include <fmt/core.h>
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 
 #include <array>
 #include <cerrno>
@@ -29,6 +31,12 @@ bool Connection::flush() {
     sent_ = 0;
   }
   return some;
+}
+
+bool Connection::has_arrived() const {
+  int num_unsent = 0;
+  (void)::ioctl(socket_.get(), SIOCOUTQ, &num_unsent);
+  return output_.empty() && num_unsent == 0;
 }
 
 bool Connection::receive() {

@@ -33,6 +33,8 @@ class Connection {
   /// receive() to say.
   bool flush();
   bool has_output() const { return !output_.empty(); }
+  /// Whether the peer's system has all that was sent.
+  bool has_arrived() const;
 
   /// Takes some of what is there; true if there was any.
   bool receive();

@@ -96,7 +96,7 @@ bool Server::is_done() {
   // While others take what they have still to be sent, such as the last gather, they are waited
   // for.
   const bool owes = !failure_ && std::ranges::any_of(members_, [](const Member& m) {
-    return m.connection && m.connection->has_output();
+    return m.connection && !m.connection->has_arrived();
   });
   return are_gone ||
          steady_clock::now() > (owes ? std::max(stopped_at_, sent_at_) + silence_limit(deadline_)
