@@ -15,20 +15,6 @@ std::int64_t now_ns() {
 
 }  // namespace
 
-std::string_view name_of(FlightState state) {
-  switch (state) {
-    case FlightState::kCalled:
-      return "called";
-    case FlightState::kStarted:
-      return "started";
-    case FlightState::kFinished:
-      return "finished";
-    case FlightState::kFailed:
-      return "failed";
-  }
-  return "";
-}
-
 std::int64_t FlightRing::called(int group, std::int64_t sequence, const FlightCall& call) noexcept {
   const std::int64_t now = now_ns();
   const std::size_t label_nbytes = std::min(call.label.size(), kMaxLabel);

@@ -102,7 +102,10 @@ Joined make_threads(int num_threads, const JoinOptions& options) {
 Joined join_all(int num_threads, const JoinOptions& options) {
   engine::require(num_threads >= 1, "[join] expected at least 1 thread, got {}", num_threads);
   ControlOptions self = options.control;
-  if (self.num_processes == 1) return make_threads(num_threads, options);
+  if (self.num_processes == 1) {
+    engine::require(self.process == 0, "[join] expected process 0 of 1, got {}", self.process);
+    return make_threads(num_threads, options);
+  }
   std::shared_ptr<Transport> transport;
   if (self.address.empty()) {
     self.hand_out = [&](const std::string& own) {

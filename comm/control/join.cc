@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -16,6 +15,7 @@
 #include "comm/control/reminder.h"
 #include "comm/net/addresses.h"
 #include "engine/error.h"
+#include "engine/io/host.h"
 
 namespace tessera::comm::control {
 namespace {
@@ -160,10 +160,8 @@ class Joining {
 }  // namespace
 
 Hello hello_of(const ControlOptions& options) {
-  std::array<char, 65> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
   return {.job = options.job,
-          .host = host.data(),
+          .host = engine::host_name(),
           .num_processes = options.num_processes,
           .process = options.process,
           .pid = ::getpid(),

@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "comm/control/beat.h"
 #include "comm/control/control.h"
@@ -30,7 +32,7 @@ constexpr std::chrono::seconds kLastWordsToLate{2};
 Server::Server(ServerOptions options, Door door)
     : options_(std::move(options)),
       door_(std::move(door)),
-      members_(static_cast<std::size_t>(num_processes_)),
+      members_(num_processes_),
       gathering_(num_processes_),
       join_limit_(watch_.now() + deadline_),
       reminder_(deadline_) {
@@ -59,11 +61,8 @@ void Server::run() {
     change_pauses();
     beat();
     // Told last: its process may end then.
-    const bool are_others_gone =
-        std::none_of(members_.begin() + 1, members_.end(),
-                     [](const Member& m) { return m.connection.has_value(); });
     if (failure_ && !is_own_told_ && members_[0].connection &&
-        (are_others_gone || steady_clock::now() > failed_at_ + kLastWords)) {
+        (members_.are_others_gone() || steady_clock::now() > failed_at_ + kLastWords)) {
       members_[0].connection->queue(Failure{*failure_});
       is_own_told_ = true;
     }
@@ -88,24 +87,20 @@ void Server::wait() {
 
 bool Server::is_done() {
   if (!is_stopping_.load(std::memory_order_acquire)) return false;
-  const bool are_gone =
-      std::ranges::none_of(members_, [](const Member& m) { return m.connection.has_value(); });
-  if (failure_ && !has_begun_ && !have_all_come()) {
+  if (failure_ && !has_begun_ && !members_.have_all_come()) {
     return steady_clock::now() > stopped_at_ + kLastWordsToLate;
   }
   // While others take what they have still to be sent, such as the last gather, they are waited
   // for.
-  const bool owes = !failure_ && std::ranges::any_of(members_, [](const Member& m) {
-    return m.connection && !m.connection->has_arrived();
-  });
-  return are_gone ||
+  const bool owes = !failure_ && members_.is_one_owed();
+  return members_.are_gone() ||
          steady_clock::now() > (owes ? std::max(stopped_at_, sent_at_) + silence_limit(deadline_)
                                      : stopped_at_ + kLastWords);
 }
 
 void Server::let_in() {
   for (Guest& guest : door_.hear()) {
-    Member& member = members_[static_cast<std::size_t>(guest.process)];
+    Member& member = members_[guest.process];
     if (member.connection) hear(guest.process);  // it may have ended since
     if (member.connection) {
       door_.refuse(guest,
@@ -123,7 +118,7 @@ void Server::let_in() {
 }
 
 void Server::hear(int process) {
-  Member& member = members_[static_cast<std::size_t>(process)];
+  Member& member = members_[process];
   if (!member.connection) return;
   if (member.connection->receive()) member.heard = watch_.now();
   try {
@@ -141,7 +136,7 @@ void Server::hear(int process) {
 }
 
 void Server::handle(int process, Frame frame) {
-  Member& member = members_[static_cast<std::size_t>(process)];
+  Member& member = members_[process];
   require<CommError>(has_begun_, "[control] expected nothing yet, got kind {}", frame.index());
   if (auto* beat = std::get_if<Beat>(&frame)) {
     std::string call = engine::excerpt(beat->text);
@@ -159,7 +154,7 @@ void Server::handle(int process, Frame frame) {
     member.is_paused = false;
     next_beat_ = {};
     this->beat();  // whoever knows that it has left knows its last call
-    tell_all(Left{process});
+    members_.tell_all(Left{process});
     check_left();
   } else {
     engine::fail<CommError>("[control] expected another frame, got kind {}", frame.index());
@@ -172,8 +167,8 @@ void Server::handle(int process, Gather gather) {
   if (gathering_.has_begun() && gather.label != gathering_.label()) {
     return fail(fmt::format(
         "[control] expected one all_gather of all processes, got '{}' of {} and '{}' of {}",
-        gathering_.label(), members_[static_cast<std::size_t>(gathering_.first())].name,
-        gather.label, members_[static_cast<std::size_t>(process)].name));
+        gathering_.label(), members_[gathering_.first()].name, gather.label,
+        members_[process].name));
   }
   gathering_.add(process, std::move(gather));
   if (gathering_.nbytes() > Control::kMaxGatherNbytes) {
@@ -181,35 +176,35 @@ void Server::handle(int process, Gather gather) {
                             Control::kMaxGatherNbytes, gathering_.label(), gathering_.nbytes()));
   }
   check_left();
-  if (!failure_ && gathering_.is_complete()) tell_all(gathering_.take());
+  if (!failure_ && gathering_.is_complete()) members_.tell_all(gathering_.take());
 }
 
 void Server::lose(int process, const std::string& how) {
-  Member& member = members_[static_cast<std::size_t>(process)];
+  Member& member = members_[process];
   member.connection.reset();
   member.is_paused = false;
   if (!has_begun_) next_beat_ = {};
   // Those who hear that process 0 has left hang up.
   if (!has_begun_ || members_[0].has_left) return;
   fail(fmt::format("[control] expected {} processes, lost {}, {}; {}", num_processes_, member.name,
-                   how, last_call(process)));
+                   how, member.last_call()));
 }
 
 void Server::check_left() {
   if (!gathering_.has_begun()) return;
   for (int p = 0; p < num_processes_; ++p) {
-    const Member& member = members_[static_cast<std::size_t>(p)];
+    const Member& member = members_[p];
     if (!member.has_left || gathering_.has(p)) continue;
     return fail(
         fmt::format("[control] expected all_gather '{}' of {} processes, got none of {}, which has "
                     "left; {}",
-                    gathering_.label(), num_processes_, member.name, last_call(p)));
+                    gathering_.label(), num_processes_, member.name, member.last_call()));
   }
 }
 
 void Server::check_join() {
   if (failure_) return;
-  const std::vector<int> missing = this->missing();
+  const std::vector<int> missing = members_.missing();
   if (missing.empty()) {
     has_begun_ = true;
     door_.close();
@@ -218,16 +213,17 @@ void Server::check_join() {
       go.names.push_back(member.name);
       member.heard = watch_.now();
     }
-    return tell_all(std::move(go));
+    return members_.tell_all(std::move(go));
   }
   if (options_.on_waiting && reminder_.is_due()) {
     options_.on_waiting(fmt::format("waiting for {} of {} processes at {}: {}", missing.size(),
                                     num_processes_, options_.place, processes_text(missing)));
   }
   if (watch_.now() < join_limit_) return;
-  std::string message = fmt::format(
-      "[control] expected {} processes at {} within {} ms, got {}: missing {}", num_processes_,
-      options_.place, deadline_.count(), members_.size() - missing.size(), processes_text(missing));
+  std::string message =
+      fmt::format("[control] expected {} processes at {} within {} ms, got {}: missing {}",
+                  num_processes_, options_.place, deadline_.count(),
+                  num_processes_ - std::ssize(missing), processes_text(missing));
   if (!door_.last_note().empty()) message += "; " + door_.last_note();
   fail(std::move(message));
   has_begun_ = true;
@@ -238,12 +234,12 @@ void Server::check_silence() {
   const auto now = watch_.now();
   const milliseconds limit = silence_limit(deadline_);
   for (int p = 0; p < num_processes_; ++p) {
-    const Member& member = members_[static_cast<std::size_t>(p)];
+    const Member& member = members_[p];
     if (failure_ || !member.connection || now - member.heard <= limit) continue;
     fail(
         fmt::format("[control] expected {} processes, lost {}, which does not answer ({} ms "
                     "without a word); {}",
-                    num_processes_, member.name, limit.count(), last_call(p)));
+                    num_processes_, member.name, limit.count(), member.last_call()));
   }
 }
 
@@ -256,8 +252,8 @@ void Server::check_gathering() {
   int num = 0;
   for (int p = 0; p < num_processes_; ++p) {
     if (gathering_.has(p) || ++num > kMaxNames) continue;
-    message += fmt::format("{}{} ({})", num > 1 ? ", " : "",
-                           members_[static_cast<std::size_t>(p)].name, last_call(p));
+    message +=
+        fmt::format("{}{} ({})", num > 1 ? ", " : "", members_[p].name, members_[p].last_call());
   }
   if (num > kMaxNames) message += fmt::format(" and {} more", num - kMaxNames);
   fail(std::move(message));
@@ -268,23 +264,18 @@ void Server::beat() {
   if (now < next_beat_ || failure_) return;
   next_beat_ = now + kBeatInterval;
   if (!has_begun_) {
-    const std::vector<int> missing = this->missing();
-    return tell_all(Beat{
-        fmt::format("{}: missing {}", members_.size() - missing.size(), processes_text(missing))});
+    const std::vector<int> missing = members_.missing();
+    return members_.tell_all(Beat{fmt::format(
+        "{}: missing {}", num_processes_ - std::ssize(missing), processes_text(missing))});
   }
-  Calls calls;
-  for (std::size_t p = 0; p < members_.size(); ++p) {
-    if (!std::exchange(members_[p].is_call_news, false)) continue;
-    calls.calls.push_back({.process = static_cast<int>(p), .text = members_[p].call});
-  }
-  tell_all(std::move(calls));
+  members_.tell_all(members_.take_news());
 }
 
 void Server::change_pauses() {
-  const bool is_paused = std::ranges::any_of(members_, &Member::is_paused);
+  const bool is_paused = members_.is_one_paused();
   if (is_paused == (pause_ != nullptr)) return;
   pause_ = is_paused ? DeadlineClock::pause(clock_) : nullptr;
-  tell_all(Pause{is_paused});
+  members_.tell_all(Pause{is_paused});
 }
 
 void Server::fail(std::string message) {
@@ -292,32 +283,7 @@ void Server::fail(std::string message) {
   message.resize(std::min(message.size(), kMaxMessageNbytes));
   failure_ = engine::without_cut_character(message);
   failed_at_ = steady_clock::now();
-  tell_all(Failure{*failure_}, 0);
-}
-
-void Server::tell_all(Frame frame, int but) {
-  const Bytes bytes = bytes_of(std::move(frame));
-  for (std::size_t p = 0; p < members_.size(); ++p) {
-    if (members_[p].connection && static_cast<int>(p) != but) members_[p].connection->queue(bytes);
-  }
-}
-
-bool Server::have_all_come() const {
-  return std::none_of(members_.begin() + 1, members_.end(),
-                      [](const Member& m) { return m.name.empty(); });
-}
-
-std::vector<int> Server::missing() const {
-  std::vector<int> missing;
-  for (std::size_t p = 0; p < members_.size(); ++p) {
-    if (!members_[p].connection) missing.push_back(static_cast<int>(p));
-  }
-  return missing;
-}
-
-std::string Server::last_call(int process) const {
-  const std::string& call = members_[static_cast<std::size_t>(process)].call;
-  return call.empty() ? "it has called nothing yet" : "its last call: " + call;
+  members_.tell_all(Failure{*failure_}, 0);
 }
 
 }  // namespace tessera::comm::control

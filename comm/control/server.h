@@ -9,11 +9,10 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
-#include "comm/control/connection.h"
 #include "comm/control/door.h"
 #include "comm/control/gathering.h"
+#include "comm/control/members.h"
 #include "comm/control/reminder.h"
 #include "comm/control/wake.h"
 #include "comm/world/deadline_clock.h"
@@ -36,12 +35,6 @@ class Server {
   ~Server();
 
  private:
-  struct Member {
-    std::optional<Connection> connection = {};
-    std::string name = {}, call = {};
-    DeadlineClock::time_point heard = {};
-    bool is_call_news = false, is_paused = false, has_left = false;
-  };
   void run();
   void wait();
   bool is_done();
@@ -52,21 +45,17 @@ class Server {
   void lose(int process, const std::string& how);
   void check_left();
   void check_join();
-  bool have_all_come() const;
   void check_silence();
   void check_gathering();
   void beat();
   void change_pauses();
   void fail(std::string message);
-  void tell_all(Frame frame, int but = -1);
-  std::vector<int> missing() const;  // who is not connected
-  std::string last_call(int process) const;
 
   const ServerOptions options_;
   const int num_processes_ = options_.num_processes;
   const std::chrono::milliseconds deadline_ = options_.deadline;
   Door door_;
-  std::vector<Member> members_;
+  Members members_;
   bool has_begun_ = false;  // all are, or were, connected
   Gathering gathering_;
   DeadlineClock::time_point gather_limit_ = {};

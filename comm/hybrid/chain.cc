@@ -12,8 +12,6 @@
 namespace tessera::comm {
 namespace {
 
-using Messages = MessageRank::Messages;
-
 constexpr std::int64_t kSumSize = sizeof(float);
 
 class Chain {

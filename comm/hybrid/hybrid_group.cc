@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,17 +16,17 @@
 #include "comm/flight_call.h"
 #include "comm/hybrid/collectives.h"
 #include "comm/hybrid/share.h"
+#include "comm/messages/collectives.h"
 #include "comm/messages/message_group.h"
 #include "comm/messages/message_rank.h"
+#include "comm/messages/messages.h"
 #include "comm/staging.h"
 #include "comm/threads/thread_ranks.h"
 #include "comm/threads/threads_group.h"
-#include "engine/error.h"
+#include "comm/world/declared.h"
 
 namespace tessera::comm {
 namespace {
-
-using Messages = MessageRank::Messages;
 
 // What the ranks of a group share that are in this process.
 struct HybridPart {
@@ -69,6 +70,20 @@ struct HybridPart {
                 }});
   }
 
+  // Which of the ranks here, that bring `shares`, came last, and how long after the others.
+  void tell_last(const std::vector<std::shared_ptr<HybridShare>>& shares,
+                 Messages& messages) const {
+    if (shares.size() < 2) return;
+    const auto came = [&](std::size_t i) { return shares[i]->came; };
+    std::size_t last = 0;
+    auto before = std::chrono::steady_clock::time_point::min();
+    for (std::size_t i = 1; i < shares.size(); ++i) {
+      before = std::max(before, std::min(came(i), came(last)));
+      if (came(i) > came(last)) last = i;
+    }
+    messages.came_last(here->world_rank(static_cast<int>(last)), came(last) - before);
+  }
+
   const std::shared_ptr<MessageWorld> shared;
   std::vector<int> all;                  // ranks of the group, as ranks of the world
   int first = 0;                         // which of them is the first one here
@@ -99,7 +114,7 @@ class HybridGroup final : public ProcessGroup {
   void declare(std::string_view what) override {
     self_.declare(what);
     ++num_declared_;
-    declared_ += fmt::format("{}{}", declared_.empty() ? "" : "; ", what);
+    declared_.add(what);
   }
 
   void barrier(std::string_view label) override {
@@ -121,8 +136,7 @@ class HybridGroup final : public ProcessGroup {
   int world_rank(int rank) const override { return part_->all[static_cast<std::size_t>(rank)]; }
 
   Call next_call(const FlightCall& what, std::string text) {
-    if (!declared_.empty()) text += fmt::format(" after '{}'", std::exchange(declared_, {}));
-    Call call = self_.next_call(what, std::move(text));
+    Call call = self_.next_call(what, declared_.before(std::move(text)));
     part_->shared->peers.say_call(
         fmt::format("#{} {} of {}", call.sequence, call.text, part_->here->name()));
     return call;
@@ -176,11 +190,7 @@ class HybridGroup final : public ProcessGroup {
   // Pointers are taken now, in the caller's thread: it may release the buffers once it has an event
   // after this.
   std::int64_t enqueue(Collective collective, const Stream& stream) override {
-    engine::require(!stream.device().is_cuda(),
-                    "[{}] expected memory of the host, which messages between processes move, got "
-                    "'{}' of {} (rank {})",
-                    collective.work.name, stream.name(), to_string(stream.device()),
-                    self_.world_rank());
+    check_on_host(collective, stream, self_.world_rank());
     const std::int64_t sent = collective.work.bytes_sent;
     const auto share = std::make_shared<HybridShare>();
     if (const std::int64_t nbytes = chain_nbytes(collective)) {
@@ -203,12 +213,14 @@ class HybridGroup final : public ProcessGroup {
   static void carry_out(HybridPart& part, int rank, const Call& call, std::int64_t number,
                         const std::shared_ptr<HybridShare>& share, const Chunks& inside) {
     const Slot slot{.in = nullptr, .out = share.get()};
+    share->came = std::chrono::steady_clock::now();
     part.meet(rank, call, number, slot, [&](std::span<const Slot> slots, const Call& c) {
       const auto shares = std::make_shared<std::vector<std::shared_ptr<HybridShare>>>();
       for (const Slot& s : slots) {
         shares->push_back(static_cast<HybridShare*>(s.out)->shared_from_this());
       }
       Messages messages(*part.between, c, shares);
+      part.tell_last(*shares, messages);
       exchange_between({*shares, part.first, *part.between, messages});
       if (inside.wake) return;
       for (int block = 0; block < part.here->size(); ++block) {
@@ -222,7 +234,7 @@ class HybridGroup final : public ProcessGroup {
 
   const std::shared_ptr<HybridPart> part_;
   ThreadRank self_;
-  std::string declared_;  // since the last call
+  Declared declared_;
   std::int64_t num_declared_ = 0;
   Staging staging_{"comm.staging"};
 };

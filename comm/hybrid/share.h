@@ -1,12 +1,14 @@
 // What a rank brings to a call in which it shares a process with others.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "comm/messages/message_rank.h"
+#include "comm/messages/messages.h"
 #include "comm/process_group.h"
 
 namespace tessera::comm {
@@ -17,7 +19,8 @@ struct HybridShare : std::enable_shared_from_this<HybridShare> {
   Collective collective;
   Tensor staging;  ///< chain_nbytes(); undefined for none
   std::shared_ptr<const void> in_slot, out_slot;
-  std::byte *in = nullptr, *out = nullptr;  ///< where its tensors begin
+  std::byte *in = nullptr, *out = nullptr;          ///< where its tensors begin
+  std::chrono::steady_clock::time_point came = {};  ///< when its rank came to the call
 };
 
 /// This process in a call: its ranks, which follow each other in the group, and the others.
@@ -25,7 +28,7 @@ struct HybridCall {
   std::vector<std::shared_ptr<HybridShare>> shares;  ///< of its ranks
   int first;                                         ///< which rank of the group the first one is
   const MessageRank& between;                        ///< this process among those of the group
-  MessageRank::Messages& messages;
+  Messages& messages;
 
   int num_here() const { return static_cast<int>(shares.size()); }
   bool is_here(std::int64_t rank) const { return rank >= first && rank < first + num_here(); }

@@ -8,6 +8,7 @@
 
 #include "comm/staging.h"
 #include "comm/threads/kernels.h"
+#include "engine/error.h"
 
 namespace tessera::comm {
 namespace {
@@ -21,8 +22,7 @@ constexpr std::int64_t kNumPieces = 8;  // in the staging memory
 
 class Share {
  public:
-  Share(const Collective& c, const Tensor& staging, int rank, int size,
-        MessageRank::Messages& messages)
+  Share(const Collective& c, const Tensor& staging, int rank, int size, Messages& messages)
       : c_(c), staging_(staging), rank_(rank), size_(size), messages_(messages) {}
 
   void all_gather() {
@@ -112,7 +112,7 @@ class Share {
   // Meets the others, and posts the first messages, of at most `nbytes` each.
   template <class F>
   void meet_and_post(std::int64_t nbytes, const F& post) {
-    const bool is_short = nbytes <= MessageRank::Messages::kShortNbytes;
+    const bool is_short = nbytes <= Messages::kShortNbytes;
     if (!is_short) messages_.meet();
     post();
     if (is_short) messages_.meet();
@@ -176,13 +176,20 @@ class Share {
   const Collective& c_;
   const Tensor& staging_;
   const int rank_, size_;
-  MessageRank::Messages& messages_;
+  Messages& messages_;
 };
 
 }  // namespace
 
-void carry_out(const Collective& c, const Tensor& staging, int rank, int size,
-               MessageRank::Messages& messages) {
+void check_on_host(const Collective& c, const Stream& stream, int rank) {
+  if (!stream.device().is_cuda()) return;
+  engine::fail(
+      "[{}] expected memory of the host, which messages between processes move, got '{}' of {} "
+      "(rank {})",
+      c.work.name, stream.name(), to_string(stream.device()), rank);
+}
+
+void carry_out(const Collective& c, const Tensor& staging, int rank, int size, Messages& messages) {
   if (c.in.numel() == 0) {
     messages.meet();
     return;

@@ -11,7 +11,7 @@ namespace tessera::comm {
 struct GroupProcess {
   int process;             ///< of the transport
   std::vector<int> ranks;  ///< that it has in the group, in its order, as ranks of the world
-  int number;              ///< that it has given to the group: see message_rank.h
+  int number;              ///< that it has given to the group: see messages.h
 };
 
 /// All ranks of `processes`, in their order.

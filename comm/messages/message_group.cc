@@ -9,8 +9,8 @@
 #include "comm/flight_call.h"
 #include "comm/messages/collectives.h"
 #include "comm/messages/message_rank.h"
+#include "comm/messages/messages.h"
 #include "comm/staging.h"
-#include "engine/error.h"
 
 namespace tessera::comm {
 namespace {
@@ -56,11 +56,7 @@ class MessageGroup final : public ProcessGroup {
   }
 
   std::int64_t enqueue(Collective collective, const Stream& stream) override {
-    engine::require(!stream.device().is_cuda(),
-                    "[{}] expected memory of the host, which messages between processes move, got "
-                    "'{}' of {} (rank {})",
-                    collective.work.name, stream.name(), to_string(stream.device()),
-                    world_rank(rank()));
+    check_on_host(collective, stream, world_rank(rank()));
     const std::int64_t sent = collective.work.bytes_sent;
     engine::Work work = std::move(collective.work);
     const auto held = std::make_shared<Held>();
@@ -75,7 +71,7 @@ class MessageGroup final : public ProcessGroup {
     const Call call =
         self_->next_call(flight_call(held->collective), std::move(held->collective.text));
     stream.launch(std::move(work), [self = self_, call, held] {
-      MessageRank::Messages messages(*self, call, held);
+      Messages messages(*self, call, held);
       carry_out(held->collective, held->staging, self->rank(), self->size(), messages);
     });
     return sent;

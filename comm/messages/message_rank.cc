@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/messages/messages.h"
 #include "engine/error.h"
 
 namespace tessera::comm {
@@ -18,7 +19,7 @@ MessageRank::MessageRank(std::shared_ptr<MessageWorld> shared, std::string name,
           std::ranges::find(processes_, shared_->transport->process(), &GroupProcess::process) -
           processes_.begin())),
       num_ranks_(static_cast<int>(ranks_of(processes_).size())),
-      last_(processes_.size(), "nothing") {
+      last_(processes_.size()) {
   for (const GroupProcess& p : processes_) {
     engine::require(p.number < static_cast<int>(kNumGroups),
                     "[split] expected at most {} groups in a world, got more ({} of {})",
@@ -32,9 +33,7 @@ MessageRank::MessageRank(std::shared_ptr<MessageWorld> shared, std::string name,
 
 Call MessageRank::next_call(const FlightCall& what, std::string text) {
   const std::int64_t sequence = sequence_++;
-  if (!declared_.empty()) {
-    text += fmt::format(" after '{}'", std::exchange(declared_, {}));
-  }
+  text = declared_.before(std::move(text));
   shared_->peers.say_call(fmt::format("#{} {} of {}", sequence, text, name_));
   FlightTicket flight;
   if (ring_ != nullptr) flight = {*ring_, ring_->called(flight_group_, sequence, what)};
@@ -42,7 +41,7 @@ Call MessageRank::next_call(const FlightCall& what, std::string text) {
 }
 
 void MessageRank::declare(std::string_view what) {
-  declared_ += fmt::format("{}{}", declared_.empty() ? "" : "; ", what);
+  declared_.add(what);
   if (ring_ != nullptr) {
     FlightTicket(*ring_, ring_->called(flight_group_, sequence_, {.op = "declare", .label = what}))
         .enter(FlightState::kFinished);
@@ -65,20 +64,17 @@ MessageRank::Part MessageRank::split(int color, int key) {
   return part;
 }
 
-std::string MessageRank::last_of(int rank) const {
-  const std::lock_guard lock(mutex_);
-  return last_[static_cast<std::size_t>(rank)];
-}
-
 void MessageRank::add_absent(int rank, bool departed, std::vector<AbsentRank>& absent) const {
+  const std::lock_guard lock(mutex_);
+  const std::optional<Fingerprint>& last = last_[static_cast<std::size_t>(rank)];
   for (const int r : ranks(rank)) {
-    absent.push_back({.rank = r, .departed = departed, .last = last_of(rank)});
+    absent.push_back({.rank = r, .departed = departed, .last = last ? last->str() : "nothing"});
   }
 }
 
-void MessageRank::came_to(int rank, std::string call) {
+void MessageRank::came_to(int rank, const Fingerprint& call) {
   const std::lock_guard lock(mutex_);
-  last_[static_cast<std::size_t>(rank)] = std::move(call);
+  last_[static_cast<std::size_t>(rank)] = call;
 }
 
 }  // namespace tessera::comm

@@ -1,3 +1,5 @@
+#include "comm/messages/messages.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -5,71 +7,60 @@
 #include <cstring>
 #include <exception>
 #include <memory>
-#include <thread>
-#include <type_traits>
 #include <utility>
 
 #include "comm/flight_recorder.h"
-#include "comm/messages/message_rank.h"
+#include "comm/messages/fingerprint.h"
 #include "comm/world/ranks_text.h"
 #include "engine/error.h"
-#include "engine/philox.h"
 
 namespace tessera::comm {
 namespace {
 
 using engine::CommError;
 
-// For what is on its way already, over the transport or by the control plane.
+// For what is on its way already.
 constexpr std::chrono::milliseconds kPatience(1000);
 
-// Which fingerprint was waited for longest, as they are looked at one after the other.
+// Which rank of the world was waited for longest.
 struct Waits {
   // What comes sooner was there, or as good as.
   static constexpr std::chrono::microseconds kNoWait{100};
 
+  void waited(int rank, std::chrono::nanoseconds time) {
+    if (time <= std::max<std::chrono::nanoseconds>(longest, kNoWait)) return;
+    late = rank;
+    longest = time;
+  }
+  // As fingerprints are looked at one after the other.
   void came(int rank) {
     const auto now = std::chrono::steady_clock::now();
-    if (now - seen > std::max<std::chrono::nanoseconds>(longest, kNoWait)) {
-      late = rank;
-      longest = now - seen;
-    }
-    seen = now;
+    waited(rank, now - std::exchange(seen, now));
   }
 
   std::chrono::steady_clock::time_point seen = std::chrono::steady_clock::now();
-  int late = -1;
+  int late = -1;  // nobody
   std::chrono::nanoseconds longest{0};
-};
-
-struct Fingerprint {
-  std::uint64_t hash = 0;  // of all that must agree
-  std::int64_t sequence = 0;
-  char text[240] = {};  // what must agree, cut
 };
 
 }  // namespace
 
-MessageRank::Messages::Messages(MessageRank& rank, const Call& call,
-                                std::shared_ptr<const void> owner)
+Messages::Messages(MessageRank& rank, const Call& call, std::shared_ptr<const void> owner)
     : rank_(rank), call_(call), owner_(std::move(owner)) {
   call_.flight.enter(FlightState::kStarted);
 }
 
-MessageRank::Messages::~Messages() {
+Messages::~Messages() {
   const bool failed = std::uncaught_exceptions() > num_exceptions_;
   call_.flight.enter(failed ? FlightState::kFailed : FlightState::kFinished);
 }
 
-void MessageRank::Messages::meet() {
-  static_assert(std::is_trivially_copyable_v<Fingerprint> && sizeof(Fingerprint) == 256);
+void Messages::meet() {
   rank_.world().check();  // for groups of one rank, too
   const auto at = [](int r) { return static_cast<std::size_t>(r); };
   const auto all = std::make_shared<std::vector<Fingerprint>>(at(rank_.size()));
-  Fingerprint& mine = (*all)[at(rank_.rank())];
-  mine.hash = engine::fnv1a(call_.text);
-  mine.sequence = call_.sequence;
-  call_.text.copy(mine.text, sizeof(mine.text) - 1);
+  Fingerprint& mine = (*all)[at(rank_.rank())] = Fingerprint(call_);
+  mine.last_rank = last_here_.rank;
   std::vector<Posted> early = std::exchange(posted_, {});
   for (const bool sends : {false, true}) {
     for (int r = 0; r < rank_.size(); ++r) {
@@ -78,33 +69,31 @@ void MessageRank::Messages::meet() {
     }
   }
   Waits waits;
+  waits.waited(last_here_.rank, last_here_.waited);
   await([&](int r) {
-    waits.came(r);
-    Fingerprint& his = (*all)[at(r)];
-    his.text[sizeof(his.text) - 1] = '\0';
-    rank_.came_to(r, fmt::format("#{} {}", his.sequence, static_cast<const char*>(his.text)));
+    waits.came(late_rank(r, (*all)[at(r)]));
+    rank_.came_to(r, (*all)[at(r)]);
   });
   if (FlightRecorder* flight = rank_.world().flight(); flight != nullptr && rank_.size() > 1) {
-    flight->met(waits.late < 0 ? -1 : rank_.world_rank(waits.late), waits.longest.count());
+    flight->met(waits.late, waits.longest.count());
   }
   const Fingerprint& first = (*all)[0];
-  const auto other = std::ranges::find_if(*all, [&](const Fingerprint& f) {
-    return f.hash != first.hash || f.sequence != first.sequence;
-  });
+  const auto other =
+      std::ranges::find_if_not(*all, [&](const Fingerprint& f) { return f.is_same_call(first); });
   if (other == all->end()) {
     has_met_ = true;
     posted_ = std::move(early);
     return;
   }
-  const std::string_view text = first.text;
+  const std::string_view text = first.what();
   fail(fmt::format("[{} #{} of {}] expected rank {}'s {}, got rank {}'s {}{}",
                    text.substr(0, text.find(' ')), first.sequence, rank_.name_, rank_.world_rank(0),
                    text, rank_.world_rank(static_cast<int>(other - all->begin())),
                    other->sequence == first.sequence ? "" : fmt::format("#{} ", other->sequence),
-                   static_cast<const char*>(other->text)));
+                   other->what()));
 }
 
-std::vector<SplitPlace> MessageRank::Messages::exchange(std::span<const SplitPlace> own) {
+std::vector<SplitPlace> Messages::exchange(std::span<const SplitPlace> own) {
   const auto sent = std::make_shared<std::vector<SplitPlace>>(own.begin(), own.end());
   const auto all = std::make_shared<std::vector<SplitPlace>>(rank_.num_ranks_);
   auto begin = all->begin();
@@ -119,14 +108,13 @@ std::vector<SplitPlace> MessageRank::Messages::exchange(std::span<const SplitPla
   return *all;
 }
 
-std::size_t MessageRank::Messages::send(int rank, const void* bytes, std::int64_t nbytes,
-                                        Lane lane) {
+std::size_t Messages::send(int rank, const void* bytes, std::int64_t nbytes, Lane lane) {
   // A transport does not write what it sends.
   auto* const begin = static_cast<std::byte*>(const_cast<void*>(bytes));
   return post(rank, true, lane, {begin, static_cast<std::size_t>(nbytes)}, owner_);
 }
 
-std::size_t MessageRank::Messages::receive(int rank, void* bytes, std::int64_t nbytes, Lane lane) {
+std::size_t Messages::receive(int rank, void* bytes, std::int64_t nbytes, Lane lane) {
   const auto size = static_cast<std::size_t>(nbytes);
   if (has_met_) return post(rank, false, lane, {static_cast<std::byte*>(bytes), size}, owner_);
   const auto early = std::make_shared<std::vector<std::byte>>(size);
@@ -136,11 +124,12 @@ std::size_t MessageRank::Messages::receive(int rank, void* bytes, std::int64_t n
   return message;
 }
 
-std::size_t MessageRank::Messages::post(int rank, bool sends, Lane lane, std::span<std::byte> bytes,
-                                        const std::shared_ptr<const void>& owner) {
+std::size_t Messages::post(int rank, bool sends, Lane lane, std::span<std::byte> bytes,
+                           const std::shared_ptr<const void>& owner) {
   Posted posted{.rank = rank, .sends = sends, .transfer = nullptr};
   if (rank != rank_.rank() && !bytes.empty()) {
     rank_.world().check();
+    constexpr std::uint32_t kNumCalls = MessageRank::kNumCalls;
     const auto call = static_cast<std::uint32_t>(call_.sequence) % kNumCalls;
     const auto number = static_cast<std::uint32_t>(rank_.at(sends ? rank : rank_.rank()).number);
     const std::uint32_t tag = (number * kNumCalls + call) * 2 + lane;
@@ -157,7 +146,7 @@ std::size_t MessageRank::Messages::post(int rank, bool sends, Lane lane, std::sp
   return posted_.size() - 1;
 }
 
-void MessageRank::Messages::await(const std::function<void(int rank)>& received) {
+void Messages::await(const std::function<void(int rank)>& received) {
   const auto limit = rank_.world().time_limit();
   for (std::size_t i = 0; i < posted_.size(); ++i) {
     if (posted_[i].transfer == nullptr) continue;
@@ -167,11 +156,9 @@ void MessageRank::Messages::await(const std::function<void(int rank)>& received)
   posted_.clear();
 }
 
-void MessageRank::Messages::wait(std::size_t message) {
-  await_one(message, rank_.world().time_limit());
-}
+void Messages::wait(std::size_t message) { await_one(message, rank_.world().time_limit()); }
 
-void MessageRank::Messages::await_one(std::size_t i, DeadlineClock::time_point limit) {
+void Messages::await_one(std::size_t i, DeadlineClock::time_point limit) {
   World& world = rank_.world();
   while (!is_done(posted_[i], DeadlineClock::kTick)) {
     world.check();
@@ -180,7 +167,7 @@ void MessageRank::Messages::await_one(std::size_t i, DeadlineClock::time_point l
   }
 }
 
-std::vector<AbsentRank> MessageRank::Messages::pending_ranks(std::size_t first, bool departed) {
+std::vector<AbsentRank> Messages::pending_ranks(std::size_t first, bool departed) {
   std::vector<AbsentRank> ranks;
   for (std::size_t i = first; i < posted_.size(); ++i) {
     const int rank = posted_[i].rank;
@@ -195,10 +182,10 @@ std::vector<AbsentRank> MessageRank::Messages::pending_ranks(std::size_t first, 
   return ranks;
 }
 
-void MessageRank::Messages::expire(std::size_t first) {
+void Messages::expire(std::size_t first) {
   // A process that has stopped is found elsewhere at about this time. It keeps others from going
   // on, who look from here as if it were they.
-  wait_for_word(std::min(kPatience, rank_.world().deadline()));
+  rank_.world().wait_for_word();
   const std::vector<AbsentRank> ranks = pending_ranks(first, false);
   fail(fmt::format("{} expected {} ranks within {} ms, got {}: {}; {}", where(), rank_.num_ranks_,
                    rank_.world().deadline().count(),
@@ -206,12 +193,12 @@ void MessageRank::Messages::expire(std::size_t first) {
                    ranks.empty() ? "the last came too late" : absent_text(ranks), call_.text));
 }
 
-void MessageRank::Messages::fail_without(const std::vector<AbsentRank>& left) {
+void Messages::fail_without(const std::vector<AbsentRank>& left) {
   fail(fmt::format("{} expected {} ranks, got: {}; {}", where(), rank_.num_ranks_,
                    absent_text(left), call_.text));
 }
 
-bool MessageRank::Messages::is_done(Posted& posted, std::chrono::milliseconds time) {
+bool Messages::is_done(Posted& posted, std::chrono::milliseconds time) {
   if (posted.transfer == nullptr) return true;
   try {
     if (!posted.transfer->wait_for(time)) return false;
@@ -225,30 +212,29 @@ bool MessageRank::Messages::is_done(Posted& posted, std::chrono::milliseconds ti
   return true;
 }
 
-std::string MessageRank::Messages::where() const {
+// Whom a process was late for: the first of its ranks if it does not say.
+int Messages::late_rank(int rank, const Fingerprint& his) const {
+  const std::vector<int>& ranks = rank_.ranks(rank);
+  return std::ranges::find(ranks, his.last_rank) == ranks.end() ? ranks.front() : his.last_rank;
+}
+
+std::string Messages::where() const {
   return fmt::format("[{} #{} of {}]", call_.op, call_.sequence, rank_.name_);
 }
 
-void MessageRank::Messages::fail_at(int rank, std::string_view why) {
-  wait_for_word(kPatience, rank);  // a lost process ends its messages at once
+void Messages::fail_at(int rank, std::string_view why) {
+  // A lost process ends its messages at once, and so does one that leaves.
+  rank_.world().wait_for_word([&] {
+    if (!rank_.has_left(rank)) return;
+    std::vector<AbsentRank> left;
+    rank_.add_absent(rank, true, left);
+    fail_without(left);
+  });
   fail(fmt::format("{} expected messages of {}, got {}; {}", where(), ranks_text(rank_.ranks(rank)),
                    why, call_.text));
 }
 
-void MessageRank::Messages::wait_for_word(std::chrono::milliseconds time, int rank) {
-  constexpr std::chrono::milliseconds kSleep(10);
-  for (std::chrono::milliseconds slept{0}; slept < time; slept += kSleep) {
-    rank_.world().check();
-    if (rank >= 0 && rank_.has_left(rank)) {
-      std::vector<AbsentRank> left;
-      rank_.add_absent(rank, true, left);
-      fail_without(left);
-    }
-    std::this_thread::sleep_for(kSleep);
-  }
-}
-
-void MessageRank::Messages::fail(std::string message) {
+void Messages::fail(std::string message) {
   rank_.world().fail(message);
   rank_.world().check();  // what it failed with first
   throw CommError(message);

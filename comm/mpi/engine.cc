@@ -204,14 +204,15 @@ bool MpiEngine::has_come(MpiMessage& message) {
   while (!message.last_has_come) {
     // What comes is for the first message that awaits this tag, though it may come just after that
     // one was looked at.
-    if (awaited_.contains({message.process, message.tag})) return false;
+    const std::pair key(message.process, message.tag);
+    if (std::ranges::find(awaited_, key) != awaited_.end()) return false;
     bool found = false;
     MpiLibrary::Arrival arrival{};
     int nbytes = 0;
     int code =
         library_->improbe(message.process, static_cast<int>(message.tag), found, arrival, nbytes);
     if (code == 0 && !found) {
-      awaited_.insert({message.process, message.tag});
+      awaited_.push_back(key);
       return false;
     }
     if (code == 0) {

@@ -13,7 +13,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -102,11 +101,12 @@ class MpiEngine : public std::enable_shared_from_this<MpiEngine> {
   std::atomic<std::uint32_t> bell_ = 0;  // rung for the thread
   std::atomic<std::uint32_t> phase_ = kStarting;
 
-  std::mutex driver_;                                // held by the thread that calls MPI
-  Messages pending_;                                 // by driver_, in the order of their posts
-  std::set<std::pair<int, std::uint32_t>> awaited_;  // by driver_, of this look: process and tag
-  int num_alone_ = 0;                                // by driver_: of pending_
-  Messages given_up_;                                // by driver_, kept with what they own
+  std::mutex driver_;  // held by the thread that calls MPI
+  Messages pending_;   // by driver_, in the order of their posts
+  // By driver_, of this look: few, of process and tag.
+  std::vector<std::pair<int, std::uint32_t>> awaited_;
+  int num_alone_ = 0;                    // by driver_: of pending_
+  Messages given_up_;                    // by driver_, kept with what they own
   std::shared_ptr<MpiEngine> for_good_;  // itself, when MPI may still read or write what it owns
 };
 

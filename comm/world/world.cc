@@ -19,7 +19,7 @@ World::World(std::chrono::milliseconds deadline,
     : deadline_(std::min<std::chrono::milliseconds>(deadline, std::chrono::years(100))),
       on_failure_(std::move(on_failure)),
       flight_(std::move(flight)),
-      patience_(patience) {
+      patience_(std::min(patience, deadline)) {
   engine::require(deadline.count() > 0, "[world] expected a deadline > 0 ms, got {}",
                   deadline.count());
 }

@@ -25,6 +25,8 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "tests/comm/joined_processes.h"
+#include "tests/comm/paused_processes.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/thread_limit.h"
 
 namespace tessera::comm {
@@ -225,19 +227,8 @@ TEST(JoinedFaultsTest, WhatOneProcessFailsWithEndsAll) {
 }
 
 TEST(JoinedFaultsTest, APauseOfOneProcessHoldsForAll) {
-  auto children = joined_all(3, milliseconds(1000), [](ProcessGroup& group, const auto& say) {
-    group.barrier("begin");
-    if (group.rank() == 1) {
-      const auto pause = group.pause_deadline();
-      std::this_thread::sleep_for(milliseconds(2500));
-    }
-    group.barrier("written");
-    say("went on");
-  });
-  for (Child& child : children) {
-    EXPECT_EQ(child.hear(), "went on");
-    EXPECT_EQ(child.hear(), "left");
-  }
+  expect_pause_holds_for_all(
+      [](milliseconds deadline, const Body& body) { return joined_all(3, deadline, body); });
 }
 
 void never(ProcessGroup&, const Child::Say& say) { say("joined"); }
@@ -343,6 +334,38 @@ TEST(JoinedFaultsTest, WhomCallsWaitForIsKnown) {
     EXPECT_EQ(children[p].hear(), std::to_string(kNumCalls));
     EXPECT_EQ(children[p].hear(), p == 2 ? "it was another" : "it was 2");
   }
+}
+
+TEST(JoinedFaultsTest, WhichRankOfAProcessCallsWaitForIsKnown) {
+  constexpr int kNumCalls = 10, kLate = 3;
+  const MeetingPlace place(2);
+  std::vector<Child> children;
+  for (int p = 0; p < 2; ++p) {
+    children.emplace_back([=](const Child::Say& say) {
+      JoinOptions options = place.options(p, kLong);
+      options.flight = std::make_shared<FlightRecorder>();
+      run_joined_ranks(2, options, [](ProcessGroup& world) {
+        const auto stream = engine::Stream::inline_cpu("compute");
+        const engine::Tensor one = Tensor::zeros(Memory(), {1}, DType::kF32, "one");
+        for (int i = 0; i < kNumCalls; ++i) {
+          if (world.rank() == kLate) std::this_thread::sleep_for(milliseconds(50));
+          world.broadcast(one, 0, stream, "late");
+        }
+      });
+      const auto waits = options.flight->waits().by_rank;
+      const auto most = std::ranges::max_element(waits, {}, &FlightWaits::Wait::waited_ns);
+      say(std::to_string(most - waits.begin()));
+    });
+  }
+  for (Child& child : children) EXPECT_EQ(child.hear(), std::to_string(kLate));
+}
+
+TEST(JoinedFaultsTest, OneProcessIsProcessZero) {
+  JoinOptions options = MeetingPlace(1).options(0, kLong);
+  EXPECT_EQ(join(options)->size(), 1);
+  options.control.process = 1;
+  EXPECT_THAT(testing::error_of<engine::InvalidArgument>([&] { join(options); }),
+              HasSubstr("[join] expected process 0 of 1, got 1"));
 }
 
 }  // namespace

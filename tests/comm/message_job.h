@@ -39,7 +39,8 @@ class MessageJob {
     }
     for (auto& transport : transports) {
       auto world = std::make_shared<MessageWorld>();
-      world->world = std::make_shared<World>(deadline, [this](const std::string& m) { fail(m); });
+      world->world = std::make_shared<World>(
+          deadline, [this](const std::string& m) { fail(m); }, nullptr, kPatience);
       world->transport = std::move(transport);
       world->process_of = process_of;
       world->peers.has_left = [this, num_ranks](int process) {
@@ -78,6 +79,8 @@ class MessageJob {
   }
 
  private:
+  static constexpr std::chrono::milliseconds kPatience{1000};
+
   void fail(const std::string& message) {
     {
       const std::lock_guard lock(mutex_);

@@ -17,6 +17,7 @@
 #include "comm/nccl.h"
 #include "engine/error.h"
 #include "tests/comm/control_processes.h"
+#include "tests/comm/paused_processes.h"
 #include "tests/comm/process_group_suite.h"
 #include "tests/comm/said_by_processes.h"
 #include "tests/emulator/nccl_control.h"
@@ -215,19 +216,8 @@ TEST(NcclProcessesTest, UnequalCallsAreNamedWithBothSides) {
 }
 
 TEST(NcclProcessesTest, APauseOfOneProcessHoldsForAll) {
-  auto children = joined_all(2, milliseconds(1000), [](ProcessGroup& group, const auto& say) {
-    group.barrier("begin");
-    if (group.rank() == 1) {
-      const auto pause = group.pause_deadline();
-      std::this_thread::sleep_for(milliseconds(2500));
-    }
-    group.barrier("written");
-    say("went on");
-  });
-  for (Child& child : children) {
-    EXPECT_EQ(child.hear(), "went on");
-    EXPECT_EQ(child.hear(), "left");
-  }
+  expect_pause_holds_for_all(
+      [](milliseconds deadline, const Body& body) { return joined_all(2, deadline, body); });
 }
 
 TEST(NcclProcessesTest, WhatCannotJoinIsToldToAll) {

@@ -18,6 +18,7 @@
 #include "comm/gloo/gloo_transport.h"
 #include "comm/transport/transport.h"
 #include "engine/error.h"
+#include "engine/io/host.h"
 #include "tools/launch/processes.h"
 
 namespace tessera::tools {
@@ -83,7 +84,7 @@ class Peer {
 
 void introduce(Transport& transport, Peer& zero) {
   Introduction own;
-  if (::gethostname(own.host.data(), own.host.size() - 1) != 0) own.host[0] = '?';
+  engine::host_name().copy(own.host.data(), own.host.size() - 1);
   transport.str().copy(own.connected.data(), own.connected.size() - 1);
   zero.send_value(own);
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "comm/flight_recorder.h"
+#include "comm/flight_recording.h"
 
 namespace tessera::tools {
 

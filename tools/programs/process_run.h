@@ -16,7 +16,7 @@
 
 namespace tessera::tools {
 
-/// Null: not asked for.
+/// What is null was not asked for.
 struct ProcessRun {
   /// Of a prepared task. What is referred to outlives this. Throws for files that cannot be
   /// written or read.

@@ -14,9 +14,8 @@ namespace tessera::tools {
 
 struct RunStart {
   Ranks ranks;
-  // For a person, a line each.
-  std::vector<std::string> warnings = {};
-  std::string shortage = {};  ///< of memory; empty: none
+  std::vector<std::string> warnings = {};  ///< a line each
+  std::string shortage = {};               ///< of memory; empty: none
   std::vector<std::string> budget_lines = {};
   std::string graph = {};  ///< see graph_line()
 };

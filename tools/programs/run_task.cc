@@ -60,7 +60,7 @@ void plan_run(const FlagSet& flags, Task& task, const Launch& launch) {
   if (!start.shortage.empty()) fmt::print("{}\n", start.shortage);
 }
 
-// The log of a run, whose process is that of rank 0, with what is known before it starts.
+// What is known before the ranks start.
 void say_start(RunLog& log, const Task& task, const RunStart& start) {
   const auto warn = [&](const std::string& line) { log.say(line, Console::Style::kWarning); };
   log.say(task.summary());
@@ -89,8 +89,8 @@ void run_ranks(const Ranks& ranks, const Task& task, const RunLog* log, FlightOu
   }
 }
 
-// Each rank's process has met the others: whether all are about to do the same. Returns how they
-// differ, on every rank; empty if they do not. `log`: null but on rank 0.
+// For each rank, once all processes have met: whether they are about to do the same. Returns how
+// they differ, on every rank; empty if they do not. `log`: null but on rank 0.
 std::string compare_processes(comm::ProcessGroup& world, ProcessRun& run, RunLog* log) {
   const Ranks& ranks = run.ranks;
   const CheckpointConfig& checkpoint = run.task.config().checkpoint;

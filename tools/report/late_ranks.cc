@@ -1,13 +1,13 @@
 #include "tools/report/late_ranks.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <sstream>
 #include <utility>
+
+#include "engine/io/host.h"
 
 namespace tessera::tools {
 namespace {
@@ -58,10 +58,8 @@ JsonRecord LateRanks::step() {
 }
 
 std::string LateRanks::text() const {
-  std::array<char, 65> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0 || host[0] == '\0') host[0] = '?';
   const FlightWaits waits = since(begin_, flight_->waits());
-  std::string text = fmt::format("{} {}", host.data(), waits.num_calls);
+  std::string text = fmt::format("{} {}", engine::host_name(), waits.num_calls);
   for (const auto& wait : waits.by_rank) {
     text += fmt::format(" {} {}", wait.num_calls, wait.waited_ns);
   }
@@ -88,7 +86,8 @@ std::optional<LateRank> find_late_rank(std::span<const std::string> texts, std::
       const double ms_a_step = ms(waits.by_rank[r].waited_ns) / static_cast<double>(num_steps);
       const double share = static_cast<double>(waits.by_rank[r].num_calls) /
                            static_cast<double>(std::max<std::int64_t>(waits.num_calls, 1));
-      if (share < kMost || ms_a_step < kMuch * step_ms) continue;
+      // Ranks of one process say the same, of each other.
+      if (r == waiting || share < kMost || ms_a_step < kMuch * step_ms) continue;
       if (late && late->ms_a_step >= ms_a_step) continue;
       late = {.rank = static_cast<int>(r),
               .host = told_by(texts[r]).host,

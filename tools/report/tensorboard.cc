@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/io/host.h"
 #include "tools/io/event_file.h"
 
 namespace tessera::tools {
@@ -22,9 +23,7 @@ double now_s() {
 }
 
 std::string file_name() {
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host = {"localhost"};
-  return fmt::format("events.out.tfevents.{:.0f}.{}.{}", now_s(), host.data(), ::getpid());
+  return fmt::format("events.out.tfevents.{:.0f}.{}.{}", now_s(), engine::host_name(), ::getpid());
 }
 
 // A second run of this process within a second has a number after its name.

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -17,15 +16,11 @@
 #include "comm/host_gather.h"
 #include "engine/error.h"
 #include "engine/io/file.h"
+#include "engine/io/host.h"
 #include "shard/checkpoint/folder.h"
 
 namespace tessera::tools {
 namespace {
-
-std::string host() {
-  std::array<char, 65> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
-}
 
 // The file of rank 0, removed in the end. Its name is that of a checkpoint that is being written:
 // should this process die, the next run removes it.
@@ -83,7 +78,7 @@ void check_shared_folder(comm::ProcessGroup& world, const std::string& folder,
     return world.rank() == 0 || find_file(folder + "/" + name);
   }();
   const auto lacking =
-      comm::gather_texts(world, is_there ? "" : host(), memory, stream, "who sees the folder");
+      comm::gather_texts(world, is_there ? "" : engine::host_name(), memory, stream, "who sees the folder");
   const auto first = std::ranges::find_if(lacking, [](const auto& text) { return !text.empty(); });
   engine::require<engine::IoError>(first == lacking.end(),
                                    "[checkpoint] expected a folder that all hosts share, got one "

@@ -41,6 +41,9 @@ TEST(LateRanks, WhoStandsOutIsNamedWithWhoWaitedLongest) {
   EXPECT_FALSE(find_late_rank(texts, 20, 100).has_value());  // of 100 ms 4.1 is not much
   const std::vector<std::string> even = {"h1 100 0 0 52 90000000", "h1 100 48 90000000 0 0"};
   EXPECT_FALSE(find_late_rank(even, 20, 40).has_value());
+  // Of one process, which has waited for one of them.
+  const std::string both = "h1 100 90 82000000 0 0";
+  EXPECT_EQ(find_late_rank({{both, both}}, 20, 40)->waiting, 1);
   const std::vector<std::string> none = {"h1 0", "h2 0"};
   EXPECT_FALSE(find_late_rank(none, 20, 40).has_value());
 }

@@ -1,0 +1,11 @@
+// This machine, as people know it.
+#pragma once
+
+#include <string>
+
+namespace tessera::engine {
+
+/// Its name, of at most 64 bytes; "?" where it has none.
+std::string host_name();
+
+}  // namespace tessera::engine
