@@ -22,9 +22,9 @@ struct Fault {
   std::string part;    ///< of the path (of a rename: the old one; of a socket: "socket")
   int at = 1;          ///< which of these calls, from 1; 0: all are only written down, a line each,
                        ///< in the file that `action` names; -1: with whole paths
-  std::string action;  ///< "kill"; "exit", with 0; an error number; "short": of a write, which takes one byte; or a
-                       ///< path: makes that file and waits until it is gone. Just before the call,
-                       ///< which fails with an error only.
+  std::string action;  ///< "kill"; "exit", with 0; an error number; "short": of a write, which
+                       ///< takes one byte; or a path: makes that file and waits until it is gone.
+                       ///< Just before the call, which fails with an error only.
 
   std::string text() const { return calls + "|" + part + "|" + std::to_string(at) + "|" + action; }
 };
