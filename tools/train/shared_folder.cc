@@ -77,8 +77,8 @@ void check_shared_folder(comm::ProcessGroup& world, const std::string& folder,
     const std::shared_ptr<const void> pause = world.pause_deadline();
     return world.rank() == 0 || find_file(folder + "/" + name);
   }();
-  const auto lacking =
-      comm::gather_texts(world, is_there ? "" : engine::host_name(), memory, stream, "who sees the folder");
+  const auto lacking = comm::gather_texts(world, is_there ? "" : engine::host_name(), memory,
+                                          stream, "who sees the folder");
   const auto first = std::ranges::find_if(lacking, [](const auto& text) { return !text.empty(); });
   engine::require<engine::IoError>(first == lacking.end(),
                                    "[checkpoint] expected a folder that all hosts share, got one "
