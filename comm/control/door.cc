@@ -115,11 +115,11 @@ bool Door::hear(Stranger& stranger, std::vector<Guest>& guests) {
     return true;
   }
   connection.flush();
-  // A process of this job that was held up, as this one may be, comes again: it is not refused.
   if (connection.ended()) {
     if (!stranger.hello) note(stranger.from, "a process of this job, got an end");
     return true;
   }
+  // It is told nothing: a process of this job that was held up, as this one may be, comes again.
   if (!stranger.is_own && std::chrono::steady_clock::now() - stranger.since > kPatience) {
     note(stranger.from,
          fmt::format("to hear who it is within {} s, got too little", kPatience.count()));

@@ -22,7 +22,7 @@ using std::chrono::steady_clock;
 
 namespace {
 
-// How long others are waited for at an end.
+// How long others are waited for at an end where they have got everything.
 constexpr std::chrono::seconds kLastWords{1};
 // Those who have not come yet.
 constexpr std::chrono::seconds kLastWordsToLate{2};
@@ -91,7 +91,7 @@ bool Server::is_done() {
     return steady_clock::now() > stopped_at_ + kLastWordsToLate;
   }
   // While others take what they have still to be sent, such as the last gather, they are waited
-  // for.
+  // for. One that takes nothing is lost by its silence.
   const bool owes = !failure_ && members_.is_one_owed();
   return members_.are_gone() ||
          steady_clock::now() > (owes ? std::max(stopped_at_, sent_at_) + silence_limit(deadline_)

@@ -30,8 +30,9 @@ struct ServerOptions {
 class Server {
  public:
   Server(ServerOptions options, Door door);
-  /// Says to who is still connected what they have not been told, for at most a second; where the
-  /// job has failed before all came, for two seconds to those who come, too.
+  /// Says to who is still connected what they have not been told. Where the job has not failed, for
+  /// as long as they take it; where it has, for at most a second, or if that was before all came,
+  /// for two seconds to those who come, too.
   ~Server();
 
  private:

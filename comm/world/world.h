@@ -25,9 +25,8 @@ namespace tessera::comm {
 /// Of one process: its deadline, and its one failure. Thread-safe.
 class World {
  public:
-  /// `on_failure`, `flight`: as in ThreadsOptions. `patience`: see wait_for_word(), at most
-  /// the deadline. Throws
-  /// InvalidArgument unless deadline > 0.
+  /// `on_failure`, `flight`: as in ThreadsOptions. `patience`: see wait_for_word(), at most the
+  /// deadline. Throws InvalidArgument unless deadline > 0.
   explicit World(std::chrono::milliseconds deadline,
                  std::function<void(const std::string& message)> on_failure = {},
                  std::shared_ptr<FlightRecorder> flight = {},

@@ -2,7 +2,9 @@
 #include "comm/control/control.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <string>
 #include <thread>
@@ -192,8 +194,13 @@ TEST(ControlTest, WhoHasLeftIsNoFailureUntilItIsWaitedFor) {
 // Though that is stopped meanwhile, and process 0 has nothing else to do.
 TEST(ControlTest, ProcessZeroLeavesWhenOthersHaveWhatWasGathered) {
   constexpr std::size_t kNbytes = 6'000'000;  // more than sockets hold, where one holds little
-  auto job = job_of(2, tcp(), [](Control& control, const Child::Say& say) {
-    if (control.process() == 0) std::this_thread::sleep_for(milliseconds(300));
+  int go_on[2];
+  ASSERT_EQ(::pipe(go_on), 0);
+  auto job = job_of(2, tcp(), [&](Control& control, const Child::Say& say) {
+    if (control.process() == 0) {
+      char byte = 0;
+      EXPECT_EQ(::read(go_on[0], &byte, 1), 1);
+    }
     if (control.process() == 1) {
       const int little = 65536;
       for (int fd = 3; fd < 100; ++fd) {
@@ -206,12 +213,14 @@ TEST(ControlTest, ProcessZeroLeavesWhenOthersHaveWhatWasGathered) {
     say(std::to_string(all[0].size()));
   });
   EXPECT_EQ(job[1].hear(), "asks");
-  std::this_thread::sleep_for(milliseconds(100));
+  std::this_thread::sleep_for(milliseconds(1000));  // it has sent its part
   job[1].signal(SIGSTOP);
+  EXPECT_EQ(::write(go_on[1], "x", 1), 1);
   EXPECT_EQ(job[0].hear(), std::to_string(kNbytes));
   std::this_thread::sleep_for(milliseconds(1500));
   job[1].signal(SIGCONT);
   EXPECT_EQ(job[1].hear(), std::to_string(kNbytes));
+  for (const int end : go_on) ::close(end);
 }
 
 TEST(ControlTest, TheFirstReasonWinsEverywhere) {

@@ -210,7 +210,6 @@ TEST(MessagesTest, MemoryOfAMessageThatMayStillComeStays) {
   EXPECT_TRUE(kept.expired());
 }
 
-// Short data comes along with the fingerprints.
 TEST(MessagesTest, TheTransportOfAWorldThatHasFailedIsToldSo) {
   class Told final : public MemoryTransport {
    public:
@@ -233,6 +232,7 @@ TEST(MessagesTest, TheTransportOfAWorldThatHasFailedIsToldSo) {
   }
 }
 
+// Short data comes along with the fingerprints.
 TEST(MessagesTest, NothingIsTakenOfACallThatDiffers) {
   const auto messages = errors_of(2, [](ProcessGroup& group) {
     const Memory memory;

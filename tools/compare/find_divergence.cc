@@ -92,7 +92,13 @@ class Side {
     require<IoError>(fs::exists(record, ignored),
                      "[divergence] expected a training that leaves a record, got {}; see {} ({})",
                      end.str(), console, letter_);
-    return {read_probe_run(record), end.ok() ? "" : fmt::format("{}; see {}", end.str(), console)};
+    if (end.ok()) return {read_probe_run(record), ""};
+    const std::string how = fmt::format("{}; see {}", end.str(), console);
+    try {
+      return {read_probe_run(record), how};
+    } catch (const IoError& error) {  // a process that was killed may have left none
+      engine::fail<IoError>("{}; the training ended with {} ({})", error.what(), how, letter_);
+    }
   }
 
  private:

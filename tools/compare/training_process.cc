@@ -11,6 +11,8 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <set>
 #include <system_error>
 #include <thread>
 
@@ -55,26 +57,40 @@ ProcessEnd wait_for(pid_t child, bool has_group) {
     }
     require<IoError>(ended == 0 || errno == EINTR, "[trainer] expected to wait for it, got {}",
                      std::strerror(errno));
-    // A terminal asks both of them: two signals within kSameRequest are one request.
+    // A terminal asks both of them: two signals within kSameRequest are one request. A launcher is
+    // told so that it ends: srun only answers the first SIGINT, and takes a second for an abort.
     if (stop_requested() != 0 && !has_asked) {
-      ::kill(has_group ? -child : child, stop_requested());
+      ::kill(has_group ? -child : child, has_group ? SIGTERM : stop_requested());
       has_asked = true;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
 
-// Of a launcher that has ended. Whom it leaves is a child of this process then, a subreaper.
-void end_group(pid_t group) {
+std::vector<pid_t> children() {
+  std::vector<pid_t> pids;
+  std::error_code none;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", none)) {
+    std::ifstream file(task.path() / "children");
+    for (pid_t pid = 0; file >> pid;) pids.push_back(pid);
+  }
+  return pids;
+}
+
+// Ends whom a launcher that has ended leaves, in whatever process group: they are children of this
+// process then, a subreaper, which has no others.
+void end_leftovers() {
   constexpr std::chrono::milliseconds kSleep(10);
-  std::chrono::milliseconds patience = std::chrono::seconds(10);
-  for (bool has_asked = false;; patience -= kSleep) {
-    const pid_t ended = ::waitpid(-group, nullptr, WNOHANG);
+  constexpr std::chrono::seconds kUntilKilled(10), kUntilLeft(20);
+  std::set<pid_t> asked;
+  for (std::chrono::milliseconds slept(0); slept < kUntilLeft; slept += kSleep) {
+    const pid_t ended = ::waitpid(-1, nullptr, WNOHANG);
     if (ended < 0 && errno != EINTR) return;
     if (ended != 0) continue;
-    if (!has_asked) ::kill(-group, SIGTERM);
-    has_asked = true;
-    if (patience.count() <= 0) ::kill(-group, SIGKILL);
+    for (const pid_t pid : children()) {
+      if (asked.insert(pid).second) ::kill(pid, SIGTERM);
+      if (slept >= kUntilKilled) ::kill(pid, SIGKILL);
+    }
     std::this_thread::sleep_for(kSleep);
   }
 }
@@ -155,7 +171,7 @@ ProcessEnd run_process(const std::string& program, const std::vector<std::string
   int error = 0;
   const bool failed = ::read(errors.get(), &error, sizeof(error)) == sizeof(error);
   const ProcessEnd end = wait_for(child, is_launched);
-  if (is_launched) end_group(child);
+  if (is_launched) end_leftovers();
   require<IoError>(!failed, "[trainer] expected a program that starts, got {} ({})",
                    std::generic_category().message(error), path);
   return end;

@@ -36,8 +36,8 @@ void wait_for_folder(const std::string& folder,
 /// program that cannot start.
 ///
 /// A launcher is run in its place, before `program` and `arguments`. It has a process group of its
-/// own: a request to stop goes once to all in it, and those that it leaves when it ends are asked
-/// to stop, and killed after ten seconds.
+/// own: a request to stop, whichever it is, is one SIGTERM to all in it. Those that it leaves when
+/// it ends are asked to stop, and killed after ten seconds; this process has no other children.
 ProcessEnd run_process(const std::string& program, const std::vector<std::string>& arguments,
                        const std::string& console, const LauncherWords& launcher = {});
 

@@ -4,11 +4,14 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cstddef>
 #include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/testing/errors.h"
@@ -151,20 +154,23 @@ TEST_F(CompareLaunch, FindsWhereProcessesAndThreadsPart) {
 }
 
 TEST_F(CompareLaunch, ASignalEndsAllProcesses) {
-  for (const char* at_signal : {"kill $pids", "exit 1"}) {
+  const std::pair<int, const char*> ways[] = {
+      {SIGTERM, "kill $pids"}, {SIGTERM, "exit 1"}, {SIGINT, "kill $pids"}};
+  for (std::size_t i = 0; i < std::size(ways); ++i) {
+    const auto [signal, at_signal] = ways[i];
     folder_.write("pids", "");
     flags_["launch"] = testing::launcher_script(folder_, "launch", at_signal) + " 2";
-    flags_["out"] = folder_ / std::string(at_signal).substr(0, 4);
+    flags_["out"] = folder_ / std::to_string(i);
     flags_["strategies"] = "zero3";
     testing::Program program(kCompare, arguments_of(with({{"train.steps", "1000000"}})));
     const std::string log = flags_["out"] + "/runs/zero3/round-1/log.jsonl";
     std::error_code ignored;
-    for (int i = 0; i < 3000 && (!fs::exists(log) || fs::file_size(log, ignored) == 0); ++i) {
+    for (int n = 0; n < 3000 && (!fs::exists(log) || fs::file_size(log, ignored) == 0); ++n) {
       ASSERT_FALSE(program.has_ended()) << program.wait().err;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     EXPECT_EQ(survivors().size(), 2u);
-    program.send(SIGTERM);
+    program.send(signal);
     const Outcome outcome = program.wait();
     EXPECT_EQ(survivors(), std::vector<int>());
     EXPECT_EQ(outcome.exit_code, 1);
@@ -217,9 +223,13 @@ TEST_F(CompareLaunch, WhatCannotBeIsAnErrorBeforeAnythingIsTrained) {
   refused({{"launch", "false"}}, {"to start a program that ends well, got exit code 1"});
   refused({{"launch", "sh -c 'echo no slots; exit 3'"}},
           {"got exit code 3; it said:\n  no slots\n"});
-  for (const char* launch : {"true", "env", "sh -c '\"$0\" \"$@\"; \"$0\" \"$@\"'"}) {
+  for (const char* launch : {"true", "env"}) {
     refused({{"launch", launch}}, {"to start processes of which one is the first", "got 0 of"});
   }
+  // Two jobs, each with a first process.
+  const std::string alone = "RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ";
+  refused({{"launch", "sh -c '" + alone + "\"$0\" \"$@\"; " + alone + "\"$0\" \"$@\"'"}},
+          {"to start processes of which one is the first", "got 2 of"});
   refused({{"parallel.ranks", "4"}},
           {"expected parallel.ranks=2, as there are 2 processes with parallel.threads=1, got 4",
            "configuration ddp"});

@@ -41,7 +41,7 @@ TEST(WaitForFolder, IsBounded) {
 
 TEST(RunProcess, NothingThatALauncherHasStartedOutlivesIt) {
   const testing::TempFolder folder;
-  const std::string script = "\"$@\" & echo $! > " + (folder / "pid") + "; exit 3";
+  const std::string script = "setsid \"$@\" & echo $! > " + (folder / "pid") + "; exit 3";
   const ProcessEnd end = run_process("/bin/sleep", {"1000"}, folder / "console",
                                      {.words = {"sh", "-c", script, "sh"}, .path = "/bin/sh"});
   EXPECT_EQ(end.exit_code, 3);

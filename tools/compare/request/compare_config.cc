@@ -32,10 +32,10 @@ void CompareConfig::add_to(FlagSet& flags) {
             {.help = "keep what an interrupted comparison in the output folder has finished, and "
                      "train the rest"});
   flags.add("launch", &launch,
-            {.help = "words that start each training as several processes, such as 'mpirun -n 4', "
-                     "'srun -N2 --ntasks-per-node=2' or 'torchrun --no-python --nproc-per-node=4'; "
-                     "those with parallel.launcher=threads are one process without; empty: all "
-                     "are"});
+            {.help = "command that starts each training as several processes, such as 'mpirun -n "
+                     "4', 'srun -N2 --ntasks-per-node=2' or 'torchrun --no-python "
+                     "--nproc-per-node=4'; a training with parallel.launcher=threads is started "
+                     "without it, as one process; empty: every training is one process"});
   flags.add("report", &report,
             {.help = "file of the page; empty: report.html in the output folder"});
   flags.add("trainer", &trainer,

@@ -16,7 +16,6 @@
 
 #include "engine/error.h"
 #include "engine/io/file.h"
-#include "engine/io/json.h"
 #include "engine/io/text.h"
 #include "tools/cli/flags.h"
 #include "tools/machine/environment.h"
@@ -78,12 +77,23 @@ std::string command_path(const std::string& word) {
                         engine::excerpt(word));
 }
 
+// The last that was said, for the end of a message.
+std::string last_lines(const std::string& text) {
+  constexpr std::ptrdiff_t kMost = 10;
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back("\n  " + engine::excerpt(line));
+  if (lines.empty()) return "; it said nothing";
+  lines.erase(lines.begin(), lines.end() - std::min(std::ssize(lines), kMost));
+  return "; it said:" + engine::join(lines, "");
+}
+
 // What first processes have told, among all that was printed.
-std::vector<Launch> told_in(std::string_view text) {
+std::vector<Launch> told_in(const std::string& text) try {
   std::vector<Launch> launches;
-  for (std::size_t at = 0; (at = text.find(kBegin, at)) != std::string_view::npos;) {
+  for (std::size_t at = 0; (at = text.find(kBegin, at)) != std::string::npos;) {
     at += kBegin.size();
-    const json told = engine::parse_json(text.substr(at, text.find('\n', at) - at), "--launch");
+    const json told = json::parse(text.substr(at, text.find('\n', at) - at));
     Launch& launch = launches.emplace_back();
     const std::string by = told.at("by");
     for (const auto& [name, choice] : kLauncherChoices) {
@@ -97,17 +107,10 @@ std::vector<Launch> told_in(std::string_view text) {
     launch.num_hosts = hosts.is_null() ? std::nullopt : std::optional(hosts.get<int>());
   }
   return launches;
-}
-
-// The last that was said, for the end of a message.
-std::string last_lines(const std::string& text) {
-  constexpr std::ptrdiff_t kMost = 10;
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back("\n  " + engine::excerpt(line));
-  if (lines.empty()) return "; it said nothing";
-  lines.erase(lines.begin(), lines.end() - std::min(std::ssize(lines), kMost));
-  return "; it said:" + engine::join(lines, "");
+} catch (const json::exception&) {
+  engine::fail<IoError>(
+      "[launch] expected a launcher that passes on lines as they are, got parts of one{}",
+      last_lines(text));
 }
 
 }  // namespace
@@ -150,12 +153,13 @@ TrainingLaunch ask_launcher(std::string_view text) {
   std::error_code error;
   const std::string self = fs::read_symlink("/proc/self/exe", error).string();
   require<IoError>(!error, "[launch] expected the path of this program, got {}", error.message());
+  fmt::print(stderr, "compare: asking {} how many processes it starts\n", engine::excerpt(text));
   const ProcessEnd end = run_process(self, {std::string(kTellLaunch)}, console, result.words);
   constexpr std::int64_t kMaxNbytes = 1 << 24;
   const std::string said = engine::read_text_file(console, kMaxNbytes);
-  const std::vector<Launch> told = told_in(said);
   require(end.ok(), "[launch] expected {} to start a program that ends well, got {}{}",
           engine::excerpt(text), end.str(), last_lines(said));
+  const std::vector<Launch> told = told_in(said);
   require(told.size() == 1,
           "[launch] expected {} to start processes of which one is the first, as mpirun, srun and "
           "torchrun do, got {} of these{}",

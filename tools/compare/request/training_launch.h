@@ -30,7 +30,8 @@ TrainingLaunch ask_launcher(std::string_view text);
 
 /// The only argument of this program where ask_launcher() has started it.
 inline constexpr std::string_view kTellLaunch = "--tell-launch";
-/// For a process that it has started.
+/// Says on stdout, in process 0 of those that ask_launcher() has started, how many there are and on
+/// how many hosts.
 void tell_launch();
 
 /// Trainings of a process that a launcher has started would take part in what it was started for,
