@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 #include <utility>
@@ -16,7 +17,7 @@ namespace tessera::tools {
 namespace {
 
 struct Variable {
-  std::string_view name;  // a star at the end: any that begin so
+  std::string_view name;  // a star at the end: any others that begin so
   bool is_heeded;
   std::string_view meaning;
 };
@@ -32,6 +33,9 @@ constexpr std::array kVariables = {
              "--cpu.pin=true"},
     Variable{"CUDA_VISIBLE_DEVICES", true, "by CUDA: the GPUs to use, in this order"},
     Variable{"NVIDIA_VISIBLE_DEVICES", true, "by the container's runtime, when it was started"},
+    Variable{"NCCL_COMM_ID", false,
+             "trainers over NCCL refuse it: it gives all of a run's communicators one meeting "
+             "place"},
     Variable{"NCCL_*", true, "by NCCL itself"},
     Variable{"GLOO_SOCKET_IFNAME", true,
              "by trainers over gloo, unless --parallel.interface is given"},
@@ -59,6 +63,10 @@ Check check_one(const Variable& variable, const std::string& name, const std::st
         "unset OMP_NUM_THREADS, or give trainers --cpu.threads_per_rank={}: a rank has one thread "
         "unless that says more",
         count_of(value));
+  }
+  if (name == "NCCL_COMM_ID") {
+    check.verdict = Verdict::kWarn;
+    check.fix = "unset NCCL_COMM_ID";
   }
   return check;
 }
@@ -103,9 +111,9 @@ Checks check_launcher(const Environment& environment, LauncherChoice choice) {
   Checks checks = check_launch(environment, choice);
   for (const auto& [name, value] : environment) {
     if (is_launch_variable(name)) checks.push_back(check_one(kOfLaunchers, name, value));
-    for (const Variable& variable : kVariables) {
-      if (matches(variable, name)) checks.push_back(check_one(variable, name, value));
-    }
+    const auto* const known = std::ranges::find_if(
+        kVariables, [&](const Variable& variable) { return matches(variable, name); });
+    if (known != kVariables.end()) checks.push_back(check_one(*known, name, value));
   }
   for (const std::string& name : unread_variables(environment)) {
     checks.push_back(check_unread(name));

@@ -25,11 +25,11 @@ std::unique_ptr<T> make_if(bool asked_for, const Args&... args) {
 }  // namespace
 
 ProcessRun::ProcessRun(const Ranks& ranks, const Task& task, const FlagSet& flags,
-                       std::shared_ptr<const comm::FlightRecorder> flight)
+                       const FlightOutput& flight)
     : ranks(ranks),
       task(task),
       config_toml(flags.to_toml()),
-      flight(std::move(flight)),
+      flight(flight),
       data_digest(ranks.are_processes() || has_checkpoints(task) ? task.data_digest() : ""),
       trace(make_if<RunTrace>(!task.config().log.trace.empty(), task.config(), ranks.local)),
       probe(make_if<RunProbe>(!task.config().log.probe.empty(), task.config(), ranks.local,

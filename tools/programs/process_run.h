@@ -4,11 +4,11 @@
 #include <memory>
 #include <string>
 
-#include "comm/flight_recorder.h"
 #include "engine/gemm/gemm_algorithms.h"
 #include "tools/cli/flags.h"
 #include "tools/launch/ranks.h"
 #include "tools/programs/audit.h"
+#include "tools/report/flight_output.h"
 #include "tools/report/run_probe.h"
 #include "tools/report/run_trace.h"
 #include "tools/train/run_checkpoints.h"
@@ -21,7 +21,7 @@ struct ProcessRun {
   /// Of a prepared task. What is referred to outlives this. Throws for files that cannot be
   /// written or read.
   ProcessRun(const Ranks& ranks, const Task& task, const FlagSet& flags,
-             std::shared_ptr<const comm::FlightRecorder> flight);
+             const FlightOutput& flight);
 
   /// For checkpoints. Of a run without any nobody asks.
   RunIdentity identity() const;
@@ -33,7 +33,7 @@ struct ProcessRun {
   const Ranks& ranks;
   const Task& task;
   const std::string config_toml;
-  const std::shared_ptr<const comm::FlightRecorder> flight;
+  const FlightOutput& flight;
   const std::string data_digest;  ///< empty where nobody asks
   const std::unique_ptr<RunTrace> trace;
   const std::unique_ptr<RunProbe> probe;

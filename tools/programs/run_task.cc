@@ -118,7 +118,7 @@ void train(const FlagSet& flags, const Task& task, const RunStart& start, bool& 
     if (task.samples()) engine::AtomicFile(log->folder() + "/sample.txt");
   }
   FlightOutput flight(resolve_user_path(config.out), ranks.local);
-  ProcessRun run(ranks, task, flags, flight.recorder());
+  ProcessRun run(ranks, task, flags, flight);
   if (log) say_start(*log, task, start);
   if (!ranks.are_processes()) {
     run.gemms = choose_gemm_algorithms(task, ranks, *log);

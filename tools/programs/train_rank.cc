@@ -87,6 +87,7 @@ RankResult train_rank(comm::ProcessGroup& all, const ProcessRun& run, RunLog* lo
                                            std::chrono::milliseconds(config.log.peak_ms));
     }
     world.barrier("loaded");  // only now can no rank fail to start
+    if (world.rank() == ranks.local.first) run.flight.remove_earlier();
     if (log != nullptr) {
       if (peak_flop_per_s) log->set_rates(task.items().flops, *peak_flop_per_s);
       const auto pause = world.pause_deadline();
@@ -99,7 +100,7 @@ RankResult train_rank(comm::ProcessGroup& all, const ProcessRun& run, RunLog* lo
     }
     if (trace != nullptr && world.rank() == ranks.local.first) trace->begin();
     std::optional<LateRanks> late;
-    if (ranks.are_processes() && ranks.num_gpus == 0) late.emplace(run.flight);
+    if (ranks.are_processes() && ranks.num_gpus == 0) late.emplace(run.flight.recorder());
     if (log != nullptr && late) log->add_to_steps([&late] { return late->step(); });
     trainer.run(rank->data(), loss, rank->validation(trainer), task.items().per_sample);
     if (run.probe != nullptr) run.probe->end(world, compute);

@@ -134,12 +134,7 @@ void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
 
 void RunLog::begin(std::int64_t start) {
   start_ = start;
-  for (const char* name : {"sample.txt", FlightOutput::kName}) {
-    ::unlink(path(name).c_str());  // of an earlier run
-  }
-  for (const std::string& name : engine::names_in_folder(folder_)) {  // of its other processes
-    if (name.starts_with("flight.rank") && name.ends_with(".json")) ::unlink(path(name).c_str());
-  }
+  ::unlink(path("sample.txt").c_str());  // of an earlier run
   write_file("config.toml", config_toml_);
   jsonl_file_.keep_while([this](const nlohmann::json& record) {
     const auto step = record.find("step");

@@ -204,6 +204,9 @@ TEST(LauncherChecks, SayWhatIsHeeded) {
   };
   EXPECT_TRUE(is(one("HOME", "x"), Verdict::kOk, {"no launcher has set any"}));
   EXPECT_TRUE(is(one("NCCL_DEBUG", "INFO"), Verdict::kOk, {"NCCL_DEBUG=INFO: heeded"}));
+  EXPECT_TRUE(is(
+      one("NCCL_COMM_ID", "h1:1"), Verdict::kWarn,
+      {"NCCL_COMM_ID=h1:1: not heeded (trainers over NCCL refuse it", "fix: unset NCCL_COMM_ID"}));
   EXPECT_TRUE(is(one("CUDA_VISIBLE_DEVICES", "1"), Verdict::kOk, {"heeded"}));
   EXPECT_TRUE(is(one("LOCAL_RANK", "3"), Verdict::kOk, {"=3: heeded (by trainers"}));
   EXPECT_TRUE(is(one("OMP_NUM_THREADS", "1"), Verdict::kOk, {"not heeded"}));
