@@ -112,7 +112,7 @@ Checks check_launcher(const Environment& environment, LauncherChoice choice) {
   for (const auto& [name, value] : environment) {
     if (is_launch_variable(name)) checks.push_back(check_one(kOfLaunchers, name, value));
     const auto* const known = std::ranges::find_if(
-        kVariables, [&](const Variable& variable) { return matches(variable, name); });
+        kVariables, [&name = name](const Variable& variable) { return matches(variable, name); });
     if (known != kVariables.end()) checks.push_back(check_one(*known, name, value));
   }
   for (const std::string& name : unread_variables(environment)) {
