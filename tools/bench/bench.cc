@@ -40,7 +40,7 @@ void run(int argc, char** argv) {
        {"checkpoint", bench_checkpoint, {"python", "peer"}},
        {"listeners", bench_listeners, {"rounds", "steps"}},
        {"plan", bench_plan, {"samples"}},
-       {"processes", bench_processes, {"rounds", "samples", "steps"}},
+       {"processes", bench_processes, {"rounds", "samples", "steps", "python", "peer"}},
        {"steps",
         [](const BenchConfig& config, BenchReport& report) {
           bench_steps(training_rows(), config, report);
