@@ -49,7 +49,7 @@ class RunProbe {
   /// Keeps the record after an error: what there is, of the step in which it happened as well, if
   /// it can be written.
   void keep() noexcept;
-  /// Behind commit(): a line for the terminal, where it is and how much it holds, with the records
+  /// After commit(): a line for the terminal, where it is and how much it holds, with the records
   /// of other processes, or why it is not written.
   std::string summary() const;
 
