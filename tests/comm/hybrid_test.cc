@@ -62,7 +62,7 @@ Backend backend(std::string name, std::vector<int> sizes,
                 });
               },
           .num_large = 70'001,
-          .deadline = milliseconds(300),
+          .deadline = milliseconds(1000),
           .sizes = std::move(sizes)};
 }
 

@@ -35,7 +35,7 @@ auto backends() {
       .name = "gloo",
       .run = over_gloo,
       .num_large = 20011,
-      .deadline = milliseconds(300),
+      .deadline = milliseconds(1000),
       .sizes = testing::kIsSlow ? std::vector<int>{1, 2, 3} : std::vector<int>{1, 2, 3, 4}});
 }
 INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);

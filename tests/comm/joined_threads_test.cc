@@ -80,7 +80,7 @@ auto backends() {
   return ::testing::Values(Backend{.name = "gloo_and_threads",
                                    .run = said_by_threads_of_processes,
                                    .num_large = 70'001,
-                                   .deadline = milliseconds(300),
+                                   .deadline = milliseconds(1000),
                                    .sizes = {2, 4}});
 }
 INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);

@@ -132,7 +132,7 @@ auto backends() {
               .run = [](int size, milliseconds deadline,
                         const RankFunction& fn) { return job->run(size, deadline, fn); },
               .num_large = 20011,
-              .deadline = milliseconds(300),
+              .deadline = milliseconds(1000),
               .sizes = {1, 2, 3, 4}});
 }
 INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);
