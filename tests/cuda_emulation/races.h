@@ -4,7 +4,9 @@
 
 #include <atomic>
 
-#if defined(__SANITIZE_THREAD__)
+#include "tests/emulator/edges.h"
+
+#ifdef TESSERA_EMULATION_TSAN
 #include <unistd.h>
 
 #include <cstdlib>
