@@ -1,8 +1,10 @@
-// Files that the pages name are there.
+// Files that the pages name are there, and what is to be read by people is not too much at once.
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <regex>
+#include <set>
 #include <string>
 
 #include "tests/docs/pages.h"
@@ -34,6 +36,31 @@ TEST(Files, ThatPagesNameAreThere) {
 
 // Two commands, what it is, what one can do, where to read on; all else has a page of its own.
 TEST(Files, TheReadmeIsShort) { EXPECT_LE(lines_of("README.md").size(), 150u); }
+
+// Lines of every C++ file below a folder of the sources.
+std::map<fs::path, std::size_t> cpp_lines_below(const std::string& folder) {
+  const std::set<std::string> kinds = {".cc", ".h", ".cu", ".cuh"};
+  std::map<fs::path, std::size_t> lines;
+  for (const auto& entry : fs::recursive_directory_iterator(sources() / folder)) {
+    if (kinds.contains(entry.path().extension().string())) {
+      lines[entry.path().lexically_relative(sources())] = lines_of(entry.path().string()).size();
+    }
+  }
+  return lines;
+}
+
+TEST(Files, NoRoomOfTheToolsIsTooLarge) {
+  std::map<fs::path, std::size_t> rooms;
+  for (const auto& [file, lines] : cpp_lines_below("tools")) rooms[file.parent_path()] += lines;
+  EXPECT_GE(rooms.size(), 20u);
+  for (const auto& [room, lines] : rooms) EXPECT_LE(lines, 2500u) << room;
+}
+
+TEST(Files, NoTestIsTooLong) {
+  const auto files = cpp_lines_below("tests");
+  EXPECT_GE(files.size(), 200u);
+  for (const auto& [file, lines] : files) EXPECT_LE(lines, 600u) << file;
+}
 
 }  // namespace
 }  // namespace tessera::testing

@@ -13,10 +13,10 @@
 #include "tools/launch/ranks.h"
 #include "tools/planning/plan_report.h"
 #include "tools/planning/task_plan.h"
-#include "tools/programs/unmet_requests.h"
 #include "tools/report/hook_report.h"
 #include "tools/report/rank_errors.h"
 #include "tools/train/task.h"
+#include "tools/train/unmet_requests.h"
 
 namespace tessera::tools {
 namespace {

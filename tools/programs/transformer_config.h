@@ -9,9 +9,9 @@
 #include "ops/attention.h"
 #include "tools/cli/run_files.h"
 #include "tools/config/train_config.h"
+#include "tools/data/data_fit.h"
 #include "tools/data/text_data.h"
 #include "tools/models/family.h"
-#include "tools/programs/data_fit.h"
 
 namespace tessera::tools {
 

@@ -16,8 +16,8 @@
 #include "tools/models/family.h"
 #include "tools/models/model_files.h"
 #include "tools/programs/attention_choice.h"
-#include "tools/programs/generate.h"
 #include "tools/programs/transformer_plan.h"
+#include "tools/train/generate.h"
 
 namespace tessera::tools {
 namespace {

@@ -22,7 +22,7 @@
 #include "tools/io/gpt2_files.h"
 #include "tools/models/gpt.h"
 #include "tools/models/mlp.h"
-#include "tools/programs/generate.h"
+#include "tools/train/generate.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/programs/generate.h"
+#include "tools/train/generate.h"
 
 #include <algorithm>
 #include <cmath>

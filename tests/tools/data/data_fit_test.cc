@@ -1,4 +1,4 @@
-#include "tools/programs/data_fit.h"
+#include "tools/data/data_fit.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tools/programs/unmet_requests.h"
+#include "tools/train/unmet_requests.h"
 
 #include <gtest/gtest.h>
 
