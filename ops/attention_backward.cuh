@@ -107,7 +107,7 @@ __device__ void add_dq(const AttentionLayout& s, const BackwardTensors& x, int b
   const int part_column = warp_id() % 2 * Tiles::kPartSize;
   const int query = tile * kQueries + part_row, key = key_tile * kKeys;
   if (query >= tokens) return;
-  // Behind these no query of this part sees a key, and no slope was written.
+  // After these no query of this part sees a key, and no slope was written.
   const int end = s.causal ? min(query + Tiles::kPartQueries, tokens) : tokens;
   float dq[kM][kN][4];
   multiply_left_transposed<Tiles::kSlopePitch, kPitch<kSize>, Tiles::kM * 16>(

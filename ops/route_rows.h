@@ -64,7 +64,7 @@ struct RouteView {
     means[e] = static_cast<float>(sum / static_cast<double>(num_tokens));
   }
 
-  // Behind place() of all experts.
+  // After place() of all experts.
   constexpr void balance() const {
     double sum = 0;
     for (std::int64_t e = 0; e < num_experts; ++e) sum += double(counts[e]) * double{means[e]};

@@ -62,7 +62,7 @@ class ParameterStore {
   /// Masters were written by `stream`, and what of them lies on the host as `on_host` says: renews
   /// this rank's part of the wire copy.
   void renew(const engine::Stream& stream, const std::vector<WrittenOnHost>& on_host);
-  /// Behind renew(): gathers the parts of the wire copy that other ranks renewed, where this one
+  /// After renew(): gathers the parts of the wire copy that other ranks renewed, where this one
   /// holds them too.
   void gather_renewed();
 

@@ -38,13 +38,13 @@ class Raw {
   /// block that ran several times has as many backwards; the root's, if there is one, is around all
   /// others. Throws InvalidArgument for a block that is not wrapped, and out of order.
   void gather(const engine::Block& block, For what);
-  /// Behind forward or evaluation.
+  /// After forward or evaluation.
   void release(const engine::Block& block);
   /// In backward: where the gradient of `p` goes, and whether it is to be added to what is there or
   /// assigned as a whole. Call once before each writing. Undefined for a frozen parameter; one that
   /// is never asked for has a gradient of zero.
   engine::GradTarget grad(engine::Parameter& p) { return tape_.grad_target(p); }
-  /// Behind backward, in the place of release(): what this pass of the block contributes is
+  /// After backward, in the place of release(): what this pass of the block contributes is
   /// written. Its unit is reduced when all of its passes are done.
   void grad_ready(const engine::Block& block);
   /// Fsdp::finish_step() and the update, clipped to `max_norm` unless that is 0.

@@ -61,7 +61,7 @@ class Reducer {
   /// Whether a gradient depends on what earlier steps left. Such a hook cannot be made again in
   /// mid-run, and gives a gradient to what no backward of a step reached.
   virtual bool remembers() const { return false; }
-  /// Behind all calls of a step that has some: enqueues what is left to do until sum() is final.
+  /// After all calls of a step that has some: enqueues what is left to do until sum() is final.
   virtual void finish() {}
   /// Whether end_step() has anything to do: then a GPU's host waits for the norm of each step.
   virtual bool takes_back() const { return false; }

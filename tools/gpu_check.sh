@@ -11,9 +11,9 @@ usage: gpu_check.sh [option...] [folder for the results: ./gpu_check_out]
   --parts=LIST          of machine,gemm,ops,attention,tests,losses,profile,trace,kernels,sanitizer,steps (all); machine always runs
                         on a GPU, and the parts share the time, so that one alone has all of it
   --plan=1|2|3          everything, for a machine that is lent for ten minutes at a time, bare:
-                        1  machine,gemm,ops,attention, and steps of 124M beside torch.compile
+                        1  machine,gemm,ops,attention, and steps of 124M next to torch.compile
                         2  machine,tests,losses,profile,trace,kernels
-                        3  machine,sanitizer, and steps of 350M, 1.5B, and 124M beside eager PyTorch
+                        3  machine,sanitizer, and steps of 350M, 1.5B, and 124M next to eager PyTorch
   --device=cuda|cpu     cpu: the losses alone, as a check of the golden ones
   --small               sizes of a moment, no figures: for the emulated device
   --write-golden=FILE   trains on the CPU and writes the losses that the GPU is compared with; nothing else
@@ -23,12 +23,12 @@ gemm       every matrix product of GPT-2 124M: by the first algorithm that cubla
 ops        the GPU tests of ops, one program after the other
 attention  a layer's attention by mma.sync and by wgmma, forward and backward
 tests      all other GPU tests
-losses     both trainers on the GPU: the loss of each step beside that on the CPU
+losses     both trainers on the GPU: the loss of each step next to that on the CPU
 profile    a step of GPT-2 124M by kernel and shape
 trace      what it costs that a trace listens: steps of GPT-2 124M without one, with one that records no step, and every step
 kernels    attention, cross-entropy and norms under Nsight Compute, if it is here
 sanitizer  the tests of ops under compute-sanitizer, as far as the time goes
-steps      whole steps of GPT-2, launch by launch and as CUDA graphs, beside PyTorch's if python3 has torch
+steps      whole steps of GPT-2, launch by launch and as CUDA graphs, next to PyTorch's if python3 has torch
 
 Writes report.txt and results.jsonl (one JSON object a line) as it goes. A part that fails ends no other; without a GPU nothing
 runs. Exit code 0 when nothing failed.
@@ -96,13 +96,13 @@ quote() {
 skip() { say "skipped: $*"; record "\"part\":\"skipped\",\"what\":$(quote "$*")"; skipped=$((skipped + 1)); }
 left() { echo $((budget - SECONDS)); }
 wants() { [[ ,$parts, == *,$1,* ]]; }
-# Seconds that part $1 may take: its part of what is left, which it shares with those behind it.
+# Seconds that part $1 may take: its part of what is left, which it shares with those after it.
 declare -A weights=([machine]=4 [gemm]=12 [ops]=20 [attention]=6 [tests]=30 [losses]=6 [profile]=8 [trace]=8 [kernels]=8 [sanitizer]=30 [steps]=50)
 share() {
-  local part sum=0 behind=
+  local part sum=0 later=
   for part in ${all//,/ }; do
-    if [[ $part == "$1" ]]; then behind=1; fi
-    if [[ $behind ]] && wants "$part"; then sum=$((sum + weights[$part])); fi
+    if [[ $part == "$1" ]]; then later=1; fi
+    if [[ $later ]] && wants "$part"; then sum=$((sum + weights[$part])); fi
   done
   echo $(($(left) * weights[$1] / sum))
 }
@@ -316,7 +316,7 @@ write_golden() {
 
 run_losses() {
   local name program tolerance flags losses want worst verdict
-  section "losses of both trainers, $device, beside the CPU's"
+  section "losses of both trainers, $device, next to the CPU's"
   while IFS='|' read -r name program tolerance flags; do
     if (($(left) < 5)); then skip "losses of $name"; continue; fi
     want=$(sed -n "s/^{\"run\":\"$name\",.*\"loss\":\[\(.*\)\]}\$/\1/p" tests/golden/gpu_check_losses.jsonl)

@@ -151,7 +151,7 @@ std::shared_ptr<Rendezvous::Meeting> Rendezvous::arrive(int rank, const Call& ca
                                     meeting->call.text, world_rank(rank), call.text));
     throw CommError(*world_->failure());
   }
-  // Streams are behind what the host declares.
+  // The host declares ahead of its streams.
   if (call.op != kDeclare) last_[r] = fmt::format("#{} {}", call.sequence, call.text);
   meeting->slots[r] = slot;
   meeting->here[r] = true;

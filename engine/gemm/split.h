@@ -35,7 +35,7 @@ struct SplitProduct {
   bool suits() const;
   /// What run() needs, from a 64-byte boundary on: at most 1 MiB.
   std::int64_t scratch_nbytes() const;
-  /// Behind request_amx(). An element of C is a function of its row of A, its column of B and what
+  /// After request_amx(). An element of C is a function of its row of A, its column of B and what
   /// was there; m, n, leading dimensions and addresses are nothing to it.
   void run(std::byte* scratch) const;
   /// What run() does, on any CPU, for tests: hundreds of times slower.

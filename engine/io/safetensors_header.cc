@@ -23,7 +23,7 @@ namespace {
    - Shapes and offsets are plain integers, 0 .. 2^63 - 1. The product of the dimensions does not
      overflow, not even where a zero would hide that.
    - A tensor's bytes are as many as its shape and dtype say. All tensors together cover the bytes
-     after the header exactly: no gap, no overlap, nothing behind.
+     after the header exactly: no gap, no overlap, nothing after them.
    - At most kMaxEntries tensors of at most kMaxDims dimensions, and as much metadata: a hostile
    header then costs time and memory in proportion to its length.
 

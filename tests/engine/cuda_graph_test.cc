@@ -168,7 +168,7 @@ class Gate {
     host_.launch({.name = "gate"}, [opened = opened_.get_future().share()] { opened.wait(); });
     return host_.record("gate");
   }
-  /// Behind which `event` must not be reached.
+  /// Opens after a while, in which `event` must not be reached.
   void open_before(const Event& event) {
     for (int i = 0; i < 50 && !event.reached(); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -412,7 +412,7 @@ TEST(EarlyUpdateErrors, SayWhatIsExpected) {
       has(error_of<InvalidArgument>([&] { sgd.step(0.1); }), {"finish_step() before each"}));
 }
 
-// Behind the last backward some parameters are those of the next step, on some ranks. An evaluation
+// After the last backward some parameters are those of the next step, on some ranks. An evaluation
 // would see a mixture, and leave what it gathered to the next step (hfsdp).
 TEST(EarlyUpdateErrors, AnEvaluationBehindTheLastBackwardIsRefused) {
   constexpr int kRanks = 4;

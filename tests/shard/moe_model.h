@@ -147,7 +147,7 @@ inline void whole_numbers(const engine::Parameter& p, std::span<float> values) {
   }
 }
 
-// Behind the last backward of a step.
+// After the last backward of a step.
 inline void spoil_gradients(const shard::Fsdp& fsdp) {
   fsdp.synchronize();
   fsdp.compute().synchronize();

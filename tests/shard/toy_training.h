@@ -44,7 +44,7 @@ struct Training {
   bool cache = true;
   /// On a GPU, with one rank: steps from this one on are one graph. Negative: none are.
   int graph_from = -1;
-  /// Behind each launch of it.
+  /// Called after each launch of that graph.
   std::function<void(shard::Fsdp&, engine::Tape&, ToyModel&)> between_steps = {};
   /// On every rank; one for which it is false stops there and returns nothing.
   std::function<bool(comm::ProcessGroup&, int step)> before_step = {};

@@ -1,4 +1,4 @@
-// Times Tessera beside the alternatives on this machine: OpenBLAS, memcpy, PyTorch.
+// Times Tessera next to the alternatives on this machine: OpenBLAS, memcpy, PyTorch.
 #include "tools/bench/parts.h"
 #include "tools/cli/main.h"
 
@@ -6,7 +6,7 @@ namespace tessera::tools {
 namespace {
 
 void run(int argc, char** argv) {
-  FlagSet flags("bench", "Times Tessera beside OpenBLAS, memcpy and PyTorch on this machine.");
+  FlagSet flags("bench", "Times Tessera next to OpenBLAS, memcpy and PyTorch on this machine.");
   run_bench(
       argc, argv, flags, {},
       {{"rates", bench_rates},

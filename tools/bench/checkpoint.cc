@@ -151,9 +151,8 @@ void bench_checkpoint(const BenchConfig& config, BenchReport& report) {
   const double nothing = std::numeric_limits<double>::quiet_NaN();
   report.begin_table(
       "checkpoint",
-      "GPT-2 124M with AdamW's moments in f32: saved with every flush, beside `dd conv=fsync` of "
-      "as "
-      "many bytes; loaded from the page cache, beside reading and XXH3 alone; held_ms: what "
+      "GPT-2 124M with AdamW's moments in f32: saved with every flush, next to `dd conv=fsync` "
+      "of as many bytes; loaded from the page cache, next to reading and XXH3 alone; held_ms: what "
       "training waits for when it is saved meanwhile",
       {"row", "MB", "save_ms", "dd_ms", "ratio", "load_ms", "read_ms", "ratio_load", "held_ms"});
   double nbytes = 0;
@@ -170,7 +169,7 @@ void bench_checkpoint(const BenchConfig& config, BenchReport& report) {
                 Cell(load / read, 2), median(t.held_ms)});
   }
   if (config.python.empty()) {
-    report.note("give --bench.python for torch.save and torch.distributed.checkpoint beside it");
+    report.note("give --bench.python for torch.save and torch.distributed.checkpoint, too");
     return;
   }
   const std::string script = fs::path(config.peer).parent_path() / "torch_checkpoint.py";

@@ -124,7 +124,7 @@ void bench_collectives(const BenchConfig& config, BenchReport& report) {
                   "own a collective also starts that stream's thread and wakes its waiter",
                   barrier_us(2), barrier_us(4)));
   report.begin_table("collectives",
-                     "Collectives of thread ranks beside memcpy of the same bytes by as many "
+                     "Collectives of thread ranks next to memcpy of the same bytes by as many "
                      "threads. gb_per_s: of a rank; all: of all ranks; ratio: to memcpy; exchange: "
                      "memcpy of each rank's part from that rank, which has just written it",
                      {"collective", "ms", "gb_per_s", "all_gb_per_s", "memcpy_gb_per_s", "ratio",

@@ -54,7 +54,7 @@ void bench_offload(const TrainingRow& base, const BenchConfig& config, BenchRepo
     const shard::OffloadOptions& offload = rows[i].offload;
     const Measurement t = Measurement::of(step_ms[i]);
     report.row({Cell(offload.parameters, 2), Cell(offload.gradients, 2), Cell(offload.optimizer, 2),
-                rows[i].updates_in_backward ? "in backward" : "behind", t.median_ms, t.min_ms,
+                rows[i].updates_in_backward ? "in backward" : "after it", t.median_ms, t.min_ms,
                 t.max_ms, 100 * (t.median_ms / without_ms - 1), mib(last[i].memory),
                 100 * (1 - mib(last[i].memory) / mib(last[0].memory)), mib(last[i].host_memory)});
   }

@@ -42,11 +42,11 @@ void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
 
 /// The rates of this machine that plans take.
 void bench_rates(const BenchConfig& config, BenchReport& report);
-/// Our matrix product beside OpenBLAS's, one thread.
+/// Our matrix product next to OpenBLAS's, one thread.
 void bench_gemm(const BenchConfig& config, BenchReport& report);
-/// Collectives of thread ranks beside memcpy by as many threads.
+/// Collectives of thread ranks next to memcpy by as many threads.
 void bench_collectives(const BenchConfig& config, BenchReport& report);
-/// Checkpoints beside dd and PyTorch's.
+/// Checkpoints next to dd and PyTorch's.
 void bench_checkpoint(const BenchConfig& config, BenchReport& report);
 /// Collectives of thread ranks with and without a flight recorder.
 void bench_flight(const BenchConfig& config, BenchReport& report);
@@ -69,9 +69,9 @@ void bench_prefetch(const TrainingRow& base, const BenchConfig& config, BenchRep
 /// the first is done with `num_steps`, at least 2.
 void bench_hooks(const TrainingRow& base, std::int64_t num_steps, const BenchConfig& config,
                  BenchReport& report);
-/// The steps of `base` with parts of its state in memory of the host, beside those without.
+/// The steps of `base` with parts of its state in memory of the host, next to those without.
 void bench_offload(const TrainingRow& base, const BenchConfig& config, BenchReport& report);
-/// Whole training steps beside PyTorch's.
+/// Whole training steps next to PyTorch's.
 void bench_steps(const std::vector<TrainingRow>& rows, const BenchConfig& config,
                  BenchReport& report);
 /// The time of the steps of training_rows() and gpt2_rows() by kernel.

@@ -76,7 +76,7 @@ void check_files_differ(std::span<const RunFile> written, std::span<const RunFil
                       output.option, other.option, output.path, other.path);
       engine::require(!is_temporary_of(output.path, other.path),
                       "[config] expected a name for {} that is none of the temporary ones of {}, "
-                      "got {} beside {}",
+                      "got {} next to {}",
                       other.option, output.option, other.path, output.path);
     }
   }

@@ -107,10 +107,11 @@ Checks check_gpu_products(const std::vector<GpuFigures>& gpus) {
              r.copy_gb_per_s < kBehindTheBest * best.copy_gb_per_s,
          "another GPU of this machine does a third more: all ranks wait for this one; nvidia-smi "
          "shows who else uses it, -q -d PERFORMANCE why its clocks are low");
-    warn(r.f32_gflop_per_s < kFewOperationsPerByte * r.copy_gb_per_s ||
-             r.bf16_gflop_per_s < kLittleFaster * r.f32_gflop_per_s,
-         "products are slow beside copies, or bf16 beside f32: nvidia-smi -q -d CLOCK,PERFORMANCE "
-         "says whether the clocks are held down, and nvidia-smi who else uses it");
+    warn(
+        r.f32_gflop_per_s < kFewOperationsPerByte * r.copy_gb_per_s ||
+            r.bf16_gflop_per_s < kLittleFaster * r.f32_gflop_per_s,
+        "products are slow next to copies, or bf16 next to f32: nvidia-smi -q -d CLOCK,PERFORMANCE "
+        "says whether the clocks are held down, and nvidia-smi who else uses it");
     warn(r.pinned_gb_per_s < kSlowLinkGbPerS,
          "the link to the host is narrow, which offload suffers from: nvidia-smi -q says the PCIe "
          "generation and width that it has and could have");

@@ -53,7 +53,7 @@ class Probe : public engine::BorderListener, public shard::StepListener {
   virtual void begin_micro_step(std::int64_t micro);
   /// After Fsdp::finish_step(), before the update unless that is made during backward.
   virtual void on_reduced(const shard::Fsdp& fsdp);
-  /// Behind the update.
+  /// After the update.
   virtual void on_updated(const shard::Fsdp& fsdp, const shard::Optimizer& optimizer);
   /// Hands over what there is of it: after an error in a step, too.
   void end_step();

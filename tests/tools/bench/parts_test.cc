@@ -169,7 +169,7 @@ TEST(BenchParts, OffloadSavesMoreTheMoreOfItLiesOnTheHost) {
   for (std::size_t i = 1; i < records.size(); ++i) {
     EXPECT_GT(on_host[i], 0.1) << records[i];
     EXPECT_NEAR(device[i] / device[0], 1 - saved[i] / 100, 1e-6) << records[i];
-    EXPECT_EQ(records[i].at("updates"), i == 11 ? "in backward" : "behind");
+    EXPECT_EQ(records[i].at("updates"), i == 11 ? "in backward" : "after it");
   }
   EXPECT_GT(saved[10], 0);  // gradients alone need more room on their way than a tiny model has
   for (const std::size_t half : {1u, 2u, 3u}) {  // of one kind, then all of it

@@ -327,8 +327,8 @@ TEST(SelfTest, GpusAreComparedWithEachOtherAndWithTheirOwnCopies) {
     return check_gpu_products({{.gpu = 0, .rates = rates}}).at(0);
   };
   EXPECT_TRUE(
-      is(alone(with(&GpuRates::bf16_gflop_per_s, 50e3)), Verdict::kWarn, {"bf16 beside f32"}));
-  EXPECT_TRUE(is(alone(with(&GpuRates::copy_gb_per_s, 20e3)), Verdict::kWarn, {"beside copies"}));
+      is(alone(with(&GpuRates::bf16_gflop_per_s, 50e3)), Verdict::kWarn, {"bf16 next to f32"}));
+  EXPECT_TRUE(is(alone(with(&GpuRates::copy_gb_per_s, 20e3)), Verdict::kWarn, {"next to copies"}));
 }
 
 TEST(SelfTest, CollectivesAreRightHere) {

@@ -355,7 +355,7 @@ TEST_F(StartFaults, TheLogMayBeAPipeOrTheTerminal) {
   EXPECT_TRUE(has(outcome.out, {"model: ", "device: ", "\"step\":1", "step     1/2", "\"step\":2",
                                 "\"final\"", "parameters sha256"}));
   EXPECT_EQ(outcome.out.find('\0'), std::string::npos);
-  // Behind what stderr has said.
+  // After what stderr has said.
   const Outcome on_stderr =
       run({{"log.jsonl", "/dev/stderr"}},
           with_fault({"flock", below(folder_, "run/.lock"), 1, std::to_string(ENOLCK)}));

@@ -1,4 +1,4 @@
-// Times Tessera on a GPU beside PyTorch, and its kernels beside what the GPU reaches.
+// Times Tessera on a GPU next to PyTorch, and its kernels next to what the GPU reaches.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -264,7 +264,7 @@ void GpuBench::profile(const BenchConfig& config, BenchReport& report) {
 
 void run(int argc, char** argv) {
   GpuConfig gpu;
-  FlagSet flags("bench_gpu", "Times Tessera on a GPU beside PyTorch and beside what it reaches.");
+  FlagSet flags("bench_gpu", "Times Tessera on a GPU next to PyTorch and to what the GPU reaches.");
   flags.add("bench.models", &gpu.models, {.help = "comma-separated list of model presets"});
   flags.add("bench.batches", &gpu.batches,
             {.help = "comma-separated list of the sequences of a step; max, with "
