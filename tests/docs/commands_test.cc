@@ -43,7 +43,7 @@ constexpr NotRun kNotRun[] = {
      "it compiles every kernel: //tests/tools/kernel_report:kernel_table_test takes a few"},
     {"./bazelw run //tools:install", "//tests/tools/install:install_test and .ci/run install do"},
     {"bazel run //tools:convert",
-     "it needs a checkpoint: //tests/tools/programs:convert_test does"},
+     "it needs a checkpoint: //tests/tools/convert:convert_test does"},
     {"bazel run //tools:compare -- --launch",
      "it needs a launcher: //tests/tools/compare:compare_mpi_test has one"},
     {"bazel run //tools:doctor -- --flight",
