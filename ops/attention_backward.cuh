@@ -26,13 +26,10 @@ namespace tessera::ops::flash {
 //
 // The other way is two kernels, one that owns keys and one that owns queries, neither of which adds
 // to memory (attention_f32.cuh): seven products in place of five, and exponentials twice. What
-// bounds both is shared memory, 128 bytes a cycle. For heads of 64, and 128 keys times 64 queries,
-// it is busy for 2,430 cycles here (1,540 for operands of the four products of a chunk, 510 for dq,
-// 380 for tiles, slopes and statistics) and for 3,200 there; for heads of 128, and 64 keys times 32
-// queries, for 1,820 and 2,620. On the other side there are T * D f32 of workspace a head, and what
-// is added to it in L2: 16 KiB in those cycles, on 132 SMs at 1.75 GHz below 1.6 and 2.1 TB/s. A
-// block takes 93 KiB of shared memory for heads of 64 (two fit an SM of sm_90, one one of sm_80)
-// and 75 for heads of 128.
+// bounds both is shared memory, which is busy for a quarter less here (docs/gpu.md counts it). On
+// the other side there are T * D f32 of workspace a head, and what is added to it in L2. A block
+// takes 93 KiB of shared memory for heads of 64 (two fit an SM of sm_90, one one of sm_80) and 75
+// for heads of 128.
 
 /// What a block owns.
 struct KeyTile {

@@ -40,8 +40,8 @@ std::int64_t choose_chunk_rows(std::int64_t row_nbytes, bool on_gpu) {
 }
 
 // What backward finds saved unless the caller says how much. A GPU computes the logits of 64
-// sequences of GPT-2 once, 6 GiB of bf16; a CPU those of one, 196 MiB of f32, where to compute them
-// again takes 9 % of a step.
+// sequences of GPT-2 once, 6 GiB of bf16; a CPU those of one, 196 MiB of f32, as to compute them
+// again takes a good part of a step there.
 std::int64_t choose_max_saved_numel(bool on_gpu) { return std::int64_t{1} << (on_gpu ? 32 : 26); }
 
 std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
@@ -56,9 +56,8 @@ std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
 // products see the next multiple of 128, a tile, or if they are few words, of 8. w is read from
 // a copy that ends in rows of 0; so in the further columns of the logits stands 0, which cross-
 // entropy leaves alone and which is their gradient; and dw is summed in a workspace as long,
-// whose further rows go nowhere. By estimate, GPT-2 on an H100: w, 77 MB, is copied in forward
-// and backward, and dw, 154 MB of f32, read once and written once more, 0.2 ms of a step of over
-// 100; in return 20 ms of products run in fast kernels if they did not.
+// whose further rows go nowhere. So w is copied in forward and backward, and dw read and written
+// once more, a hundredth of the time of the products that run in fast kernels in return.
 // Room after w in its flat buffer would cost no copy. But then layout, plan, reducers and
 // checkpoints would know of rows that are none and must be 0, and a tensor that is in no flat
 // buffer would still need the copy. To multiply the last 81 columns by themselves would read x

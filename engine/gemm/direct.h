@@ -3,9 +3,9 @@
 // [Note: products without packing]
 // A library copies both operands of a product into the order in which its kernel reads them. Where
 // B has few elements and C few rows, as in a tile of attention, that takes as long as half of the
-// product: there oneDNN reaches 0.6 to 0.9 of what registers can do, and reading B as it is from
-// the second-level cache 0.95. A B that is transposed has to be copied, but once for all rows of
-// C: 1.05 times as fast as oneDNN. With more elements oneDNN is as fast or faster.
+// product, and B is faster read as it is from the second-level cache. A B that is transposed has to
+// be copied, but once for all rows of C. With more elements oneDNN is as fast or faster
+// (docs/cpu.md has the figures).
 #pragma once
 
 #include <cstdint>

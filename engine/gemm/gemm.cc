@@ -22,9 +22,8 @@ namespace {
 // once. Vectors are another kernel of the library's, whose bits depend on any leading dimension;
 // those of its other kernels do where one is a multiple of 256 and k is large.
 constexpr std::int64_t kMinOneDnn = 24 * 24 * 24, kMinBf16 = 32 * 32 * 32, kMinSide = 4;
-// A transposed A (of a weight gradient) is multiplied some of its stored rows at a time: 1.05 to
-// 1.35 times as fast where C has a side of 1536 or 2048 (the library's own panels of 384 rows do
-// badly there), and never more than 3 % slower.
+// A transposed A (of a weight gradient) is multiplied some of its stored rows at a time: the
+// library's own panels of 384 rows do badly where C has a side of 1536 or 2048 (docs/cpu.md).
 constexpr std::int64_t kPanelRows = 256;
 
 // The library for a product (m, k) (k, n), or null for Eigen.

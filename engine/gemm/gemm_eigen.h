@@ -2,7 +2,7 @@
 // engine/gemm/gemm.cc.
 //
 // [Note: which part of Eigen]
-// Eigen's packed kernel runs at 85-95 % of peak on the shapes of a transformer, and it is called
+// Eigen's packed kernel suits the shapes of a transformer, and it is called
 // directly: the expression `c.noalias() += a * b` would send vectors and small matrices to other
 // kernels whose order of additions depends on the alignment of the pointers, and would choose its
 // blocks, and so the splits of K that reach the bits, by the caches of this machine.
