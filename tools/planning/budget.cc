@@ -15,6 +15,7 @@
 #include "engine/io/text.h"
 #include "tools/models/model.h"
 #include "tools/planning/plan_report.h"
+#include "tools/report/step_text.h"
 
 namespace tessera::tools {
 
@@ -127,16 +128,18 @@ TrainConfig without_budget(const TrainConfig& config) {
 
 std::vector<std::string> lines_of(const BudgetPlan& plan, std::int64_t budget_nbytes) {
   std::vector<std::string> lines = {
-      fmt::format("memory budget of {} bytes per rank:", engine::with_commas(budget_nbytes))};
+      fmt::format("memory budget of {} bytes ({}) per rank:", engine::with_commas(budget_nbytes),
+                  nbytes_text(static_cast<double>(budget_nbytes)))};
   for (const BudgetRung& rung : plan.rungs) {
     const bool fits = rung.nbytes <= budget_nbytes;
     const bool is_chosen = fits && &rung == &plan.rungs.back();
-    lines.push_back(fmt::format("  {:>16} B {:>12.1f} ms  {:<9} {}",
-                                engine::with_commas(rung.nbytes), rung.step_ms,
-                                is_chosen ? "chosen"
-                                : fits    ? "fits"
-                                          : "too much",
-                                rung.what));
+    lines.push_back(
+        fmt::format("  {:>16} B  {:>12}  {:>10}  {:<9} {}", engine::with_commas(rung.nbytes),
+                    nbytes_text(static_cast<double>(rung.nbytes)), duration_text(rung.step_ms),
+                    is_chosen ? "chosen"
+                    : fits    ? "fits"
+                              : "too much",
+                    rung.what));
   }
   if (!plan.remark.empty()) lines.push_back("  " + plan.remark);
   return lines;

@@ -160,16 +160,17 @@ TEST(PlanFigures, EachStepHasItsOwnPlan) {
 }
 
 TEST(BudgetFigures, EachWayHasItsBytesAndItsTime) {
-  const BudgetPlan plan = {.config = {},
-                           .rungs = {{"as asked", 5000, 70}, {"a", 3000, 90.26}, {"b", 2999, 80}},
-                           .options = {{"parallel.prefetch", "0"}},
-                           .num_plans = 7,
-                           .remark = "rounded"};
+  const BudgetPlan plan = {
+      .config = {},
+      .rungs = {{"as asked", 21 << 20, 85263.4}, {"a", 3000, 90.26}, {"b", 2999, 80}},
+      .options = {{"parallel.prefetch", "0"}},
+      .num_plans = 7,
+      .remark = "rounded"};
   EXPECT_EQ(lines_of(plan, 3000),
-            (Lines{"memory budget of 3,000 bytes per rank:",
-                   "             5,000 B         70.0 ms  too much  as asked",
-                   "             3,000 B         90.3 ms  fits      a",
-                   "             2,999 B         80.0 ms  chosen    b", "  rounded"}));
+            (Lines{"memory budget of 3,000 bytes (2.9 KiB) per rank:",
+                   "        22,020,096 B      21.0 MiB      85.3 s  too much  as asked",
+                   "             3,000 B       2.9 KiB     90.3 ms  fits      a",
+                   "             2,999 B       2.9 KiB     80.0 ms  chosen    b", "  rounded"}));
   const auto json = nlohmann::json::parse(budget_record(plan, 3000).text());
   EXPECT_EQ(json.at("bytes"), 3000);
   EXPECT_EQ(json.at("num_plans"), 7);

@@ -355,7 +355,7 @@ TEST_F(PlanCli, KeepsToABudget) {
   const std::string hash = final_record().at("params_sha256");
   const Outcome kept = run({{"memory_budget", little_less}, {"audit", "true"}});
   EXPECT_EQ(kept.exit_code, 0) << kept.err;
-  EXPECT_TRUE(has(kept.out, {"memory budget", " ms  too much  as asked", " ms  chosen    ",
+  EXPECT_TRUE(has(kept.out, {"memory budget", "s  too much  as asked", "s  chosen    ",
                              "steps are as planned"}));
   EXPECT_EQ(final_record().at("params_sha256"), hash);
   // The folder has what was chosen: without a budget it is the same training.
