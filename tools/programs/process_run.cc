@@ -8,6 +8,7 @@
 
 #include "tools/config/train_config.h"
 #include "tools/launch/arithmetic.h"
+#include "tools/launch/program_digest.h"
 
 namespace tessera::tools {
 namespace {
@@ -51,9 +52,11 @@ std::string ProcessRun::text() const {
   if (const std::size_t at = config.find(kOfHost); at != std::string::npos) {
     config.erase(at, config.find('\n', at + 1) - at);
   }
-  return fmt::format("{}[data]\ndigest = {}\n[launch]\nranks_of_a_replica = {}\n[arithmetic]\n{}",
-                     config, data_digest, ranks.replica().first,
-                     arithmetic_text(ranks, gemms.get()));
+  return fmt::format(
+      "program.digest = {}\n{}[data]\ndigest = {}\n[launch]\nranks_of_a_replica = {}\n"
+      "[arithmetic]\n{}",
+      program_digest(), config, data_digest, ranks.replica().first,
+      arithmetic_text(ranks, gemms.get()));
 }
 
 void ProcessRun::keep() noexcept {

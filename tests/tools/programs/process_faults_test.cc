@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <initializer_list>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -107,6 +108,25 @@ TEST_F(ProcessFaults, OneThatIsNotLikeTheFirstIsNamedWithBothValues) {
     EXPECT_EQ(all[2].err, all[0].err);
     EXPECT_FALSE(has_begun()) << c.says;
   }
+}
+
+TEST_F(ProcessFaults, AnotherBuildIsNamedWithBothDigests) {
+  const std::string other = folder_ / "train_transformer";
+  fs::copy_file(testing::kTransformer, other);
+  fs::permissions(other, fs::perms::owner_all);
+  const std::string job = new_job();
+  const auto start_both = [&] {
+    Processes processes;
+    processes.add(start_one(job, 0, 2, {}));
+    processes.add(start_one(job, 1, 2, {}, {}, other));
+    return processes.wait();
+  };
+  sha256_of(start_both());  // wherever it lies, it is the same
+  std::ofstream(other, std::ios::app) << "of another compiler";
+  fs::remove_all(folder_ / "run");
+  expect_failed(start_both(), {"error: [launch] expected program.digest = ",
+                               " in every process, as rank 0 has it, got ", " (rank 1)"});
+  EXPECT_FALSE(has_begun());
 }
 
 TEST_F(ProcessFaults, WhatProcessesCannotDoIsRefusedBeforeTheyMeet) {
