@@ -67,7 +67,8 @@ void check_folder(const std::string& path) {
 
 std::optional<Bytes> read_private(const std::string& path, std::size_t max_nbytes) {
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!file.is_open() && errno == ENOENT) return std::nullopt;
+  // ESTALE: another host has just replaced it, and the next opening finds the new one.
+  if (!file.is_open() && (errno == ENOENT || errno == ESTALE)) return std::nullopt;
   require<IoError>(file.is_open(), "[control] expected to open {}, got {}", path, reason());
   struct stat info {};
   const bool known = fstat(file.get(), &info) == 0;

@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "engine/error.h"
@@ -148,14 +150,18 @@ int flush(const FileDescriptor& file) {
   return 0;
 }
 
-InputFile::InputFile(std::string path)
-    : path_(std::move(path)),
-      // Without O_NONBLOCK, opening a pipe waits for a writer.
-      file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  require<IoError>(file_.is_open(), "[file] expected a readable file, got {} ({})", reason(errno),
-                   path_);
+InputFile::InputFile(std::string path) : path_(std::move(path)) {
   struct stat status {};
-  const int error = ::fstat(file_.get(), &status) == 0 ? 0 : errno;
+  int error = 0;
+  // A network file system may still know a file that another host has replaced: once it has said
+  // so (ESTALE), the next opening finds the new one.
+  constexpr int kMaxTries = 20;
+  for (int i = 0; i < kMaxTries && (i == 0 || error == ESTALE); ++i) {
+    if (i > 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    // Without O_NONBLOCK, opening a pipe waits for a writer.
+    file_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    error = file_.is_open() && ::fstat(file_.get(), &status) == 0 ? 0 : errno;
+  }
   require<IoError>(error == 0, "[file] expected a readable file, got {} ({})", reason(error),
                    path_);
   require<IoError>(S_ISREG(status.st_mode), "[file] expected a regular file, got {} ({})",

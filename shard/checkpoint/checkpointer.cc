@@ -1,6 +1,5 @@
 #include "shard/checkpoint/checkpointer.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <exception>
 #include <filesystem>
@@ -20,7 +18,7 @@
 
 #include "comm/host_gather.h"
 #include "engine/error.h"
-#include "engine/io/file.h"
+#include "engine/io/late_files.h"
 #include "engine/io/text.h"
 #include "shard/checkpoint/manifest.h"
 #include "shard/checkpoint/writer.h"
@@ -106,27 +104,23 @@ engine::Stream stream_beside(const std::vector<CheckpointPart>& parts) {
   return parts.front().fsdp->compute().sibling("checkpoint");
 }
 
-/// Throws IoError unless the files that all ranks wrote are there, with their sizes. Those of
-/// another host may be seen late, and opening one asks for what is new of it.
+/// Throws IoError unless the files that all ranks wrote are there, with their sizes.
 void check_files(const std::string& folder, const Manifest& manifest) {
-  constexpr std::chrono::milliseconds kSleep(50);
-  std::chrono::milliseconds patience(3000);
   for (const CheckpointFile& file : manifest.files) {
     const std::string path = fmt::format("{}/{}", folder, file.name);
-    for (;; patience -= kSleep) {
-      struct stat status {};
-      const int error = ::stat(path.c_str(), &status) == 0 ? 0 : errno;
-      if (error == 0 && status.st_size == file.nbytes) break;
-      require<IoError>(
-          patience.count() > 0,
-          "[checkpoint] expected the {} bytes that a rank wrote, got {}: the folder must "
-          "be one that all ranks share ({})",
-          file.nbytes,
-          error == 0 ? fmt::format("{}", status.st_size) : std::generic_category().message(error),
-          path);
-      std::this_thread::sleep_for(kSleep);
-      const engine::FileDescriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-    }
+    struct stat status {};
+    int error = 0;
+    const bool is_there = engine::seen_late(path, [&] {
+      error = ::stat(path.c_str(), &status) == 0 ? 0 : errno;
+      return error == 0 && status.st_size == file.nbytes;
+    });
+    require<IoError>(
+        is_there,
+        "[checkpoint] expected the {} bytes that a rank wrote, got {}: the folder must "
+        "be one that all ranks share ({})",
+        file.nbytes,
+        error == 0 ? fmt::format("{}", status.st_size) : std::generic_category().message(error),
+        path);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "engine/copy.h"
 #include "engine/error.h"
+#include "engine/io/late_files.h"
 #include "engine/io/safetensors.h"
 #include "engine/io/text.h"
 #include "shard/checkpoint/agreement.h"
@@ -311,6 +313,60 @@ std::string joined(const std::vector<std::string>& lines) {
   return text;
 }
 
+// Opens the checkpoint, as all ranks do, and throws on all unless it is the same for all. `ready`:
+// whether this one got that far. `named`: as in load().
+void open_alike(const Meeting& meeting, const Report& ready, const std::string& path,
+                std::optional<std::int64_t> named, std::optional<CheckpointReader>& reader) {
+  const bool is_first = meeting.world.rank() == 0;
+  const auto open = [&] {
+    reader.emplace(path);
+    const std::int64_t step = reader->manifest().step;
+    require<engine::IoError>(
+        !named || *named == step,
+        "[checkpoint] expected the step that the folder's name says, got another: {}",
+        misnamed_text(path, step));
+    return fmt::format("{:016x}", reader->manifest_xxh3());
+  };
+  Report own = ready;
+  if (ready.kind == Report::Kind::kText) {
+    own = report_of([&]() -> std::string {
+      try {
+        return open();
+      } catch (const engine::IoError&) {
+        if (is_first) throw;
+        return "";  // rank 0's host may see what this one does not see yet
+      }
+    });
+  }
+  std::vector<std::string> opened = exchange(meeting, own, "checkpoint opened");
+  const auto differ = [&] {
+    return std::ranges::count(opened, opened.front()) < std::ssize(opened);
+  };
+  if (differ()) {
+    own = report_of([&]() -> std::string {
+      if (own.text == opened.front()) return own.text;
+      const auto pause = meeting.world.pause_deadline();
+      std::string text;
+      std::exception_ptr error;
+      engine::seen_late(fmt::format("{}/{}", path, kManifestName), [&] {
+        try {
+          error = nullptr;
+          text = open();
+        } catch (const engine::IoError&) {
+          error = std::current_exception();
+        }
+        return error == nullptr && text == opened.front();
+      });
+      if (error != nullptr) std::rethrow_exception(error);
+      return text;
+    });
+    opened = exchange(meeting, own, "checkpoint opened late");
+  }
+  require<engine::IoError>(
+      !differ(),
+      "[checkpoint] expected one checkpoint on all ranks, got manifests that differ ({})", path);
+}
+
 // `named`: the step that the folder's name says and the manifest must say too; none: any.
 LoadedCheckpoint load(comm::ProcessGroup& world, std::span<const CheckpointPart> parts,
                       const std::string& path, const LoadOptions& options,
@@ -322,24 +378,14 @@ LoadedCheckpoint load(comm::ProcessGroup& world, std::span<const CheckpointPart>
   for (const CheckpointPart& part : parts) part.fsdp->synchronize();
   HookNeeds hooks;
   std::optional<CheckpointReader> reader;
-  const Report opened = report_of([&] {
+  const Report ready = report_of([&]() -> std::string {
     for (const CheckpointPart& part : parts) {
       CutValues(*part.fsdp).check_at_rest("checkpoint");
       hooks.add(*part.fsdp);
     }
-    reader.emplace(path);
-    const std::int64_t step = reader->manifest().step;
-    require<engine::IoError>(
-        !named || *named == step,
-        "[checkpoint] expected the step that the folder's name says, got another: {}",
-        misnamed_text(path, step));
-    return fmt::format("{:016x}", reader->manifest_xxh3());
+    return "";
   });
-  for (const std::string& other : exchange(meeting, opened, "checkpoint opened")) {
-    require<engine::IoError>(
-        other == opened.text,
-        "[checkpoint] expected one checkpoint on all ranks, got manifests that differ ({})", path);
-  }
+  open_alike(meeting, ready, path, named, reader);
   const Manifest& manifest = reader->manifest();
   Loading loading(*reader, parts, hooks, options);
   Loading::Needs needs;

@@ -46,6 +46,12 @@ TEST(PrivateFileTest, WhatIsPublishedIsPrivateAndRead) {
   EXPECT_TRUE(has(error_of<IoError>([&] { publish(path, {}); }),
                   {"expected no file " + path, "another job"}));
   EXPECT_EQ(read_private(path, 1000), kBytes);
+  {
+    // As NFS has it where another host has just replaced the file.
+    const FaultHere fault({"open", below(folder, "meet"), 1, std::to_string(ESTALE)});
+    EXPECT_EQ(read_private(path, 1000), std::nullopt);
+    EXPECT_EQ(read_private(path, 1000), kBytes);
+  }
   { const Unlink remove(path); }
   EXPECT_EQ(folder.num_entries(), 0);
 }

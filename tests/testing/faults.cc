@@ -154,6 +154,8 @@ int open(const char* path, int flags, ...) {
     mode = va_arg(arguments, mode_t);
     va_end(arguments);
     if (fails("create", path)) return -1;
+  } else if (fails("open", path)) {
+    return -1;
   }
   return real<int(const char*, int, ...)>("open")(path, flags, mode);
 }

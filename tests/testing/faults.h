@@ -17,8 +17,8 @@ extern "C" void tessera_reset_faults();
 namespace tessera::testing {
 
 struct Fault {
-  std::string calls;   ///< of rename, unlink, mkdir, rmdir, opendir, create, fsync, flock, write,
-                       ///< close, send; or "bytes": all writes once `at` bytes are written
+  std::string calls;   ///< of rename, unlink, mkdir, rmdir, opendir, open, create, fsync, flock,
+                       ///< write, close, send; or "bytes": all writes once `at` bytes are written
   std::string part;    ///< of the path (of a rename: the old one; of a socket: "socket")
   int at = 1;          ///< which of these calls, from 1; 0: all are only written down, a line each,
                        ///< in the file that `action` names; -1: with whole paths

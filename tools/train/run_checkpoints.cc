@@ -12,6 +12,7 @@
 
 #include "engine/error.h"
 #include "engine/io/text.h"
+#include "shard/checkpoint/agreement.h"
 #include "shard/checkpoint/load.h"
 #include "shard/checkpoint/manifest.h"
 
@@ -137,6 +138,26 @@ void RunCheckpoints::check_is_new() {
   }
 }
 
+// Collective: whether `path` is a checkpoint or a folder of them, as rank 0 sees it.
+bool RunCheckpoints::is_one_checkpoint(const std::string& path) const {
+  const shard::Report seen = shard::report_of([&]() -> std::string {
+    if (world_.rank() != 0) return "";
+    std::error_code ignored;
+    require(std::filesystem::is_directory(path, ignored),
+            "[checkpoint] expected none, auto or a folder with a checkpoint, got '{}' (resume)",
+            config_.checkpoint.resume);
+    // A folder of checkpoints has no manifest, a damaged checkpoint may have none: by its name
+    // then.
+    const bool is_one =
+        std::filesystem::exists(fmt::format("{}/{}", path, shard::kManifestName), ignored) ||
+        shard::steps_in(path).empty();
+    return is_one ? "one" : "several";
+  });
+  const shard::Fsdp& fsdp = *parts_.front().fsdp;
+  return shard::exchange({world_, fsdp.memory(), fsdp.compute()}, seen, "what is resumed")
+             .front() == "one";
+}
+
 TrainPosition RunCheckpoints::resume() {
   const CheckpointConfig& c = config_.checkpoint;
   if (!c.resumes()) {
@@ -157,17 +178,9 @@ TrainPosition RunCheckpoints::resume() {
     }
   } else {
     const std::string path = resolve_user_path(c.resume);
-    std::error_code ignored;
-    require(std::filesystem::is_directory(path, ignored),
-            "[checkpoint] expected none, auto or a folder with a checkpoint, got '{}' (resume)",
-            c.resume);
-    // A folder of checkpoints has no manifest, a damaged checkpoint may have none: by its name
-    // then.
-    const bool is_one =
-        std::filesystem::exists(fmt::format("{}/{}", path, shard::kManifestName), ignored) ||
-        shard::steps_in(path).empty();
-    loaded = is_one ? shard::load_checkpoint(world_, parts_, path, options)
-                    : shard::load_newest_checkpoint(world_, parts_, path, options, warn);
+    loaded = is_one_checkpoint(path)
+                 ? shard::load_checkpoint(world_, parts_, path, options)
+                 : shard::load_newest_checkpoint(world_, parts_, path, options, warn);
     if (checkpointer_ != nullptr) checkpointer_->continue_from(*loaded);
   }
   return take_over(*loaded);

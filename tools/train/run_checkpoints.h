@@ -64,6 +64,7 @@ class RunCheckpoints {
   void warn(std::string_view line) const;
   void told(std::optional<std::int64_t> step);
   void check_is_new();
+  bool is_one_checkpoint(const std::string& path) const;
   void tell_changes(const shard::LoadedCheckpoint& loaded) const;
   TrainPosition take_over(const shard::LoadedCheckpoint& loaded);
 

@@ -4,19 +4,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <filesystem>
 #include <memory>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "comm/host_gather.h"
 #include "engine/error.h"
 #include "engine/io/file.h"
 #include "engine/io/host.h"
+#include "engine/io/late_files.h"
 #include "shard/checkpoint/folder.h"
 
 namespace tessera::tools {
@@ -51,18 +50,15 @@ std::unique_ptr<TestFile> leave_file(const std::string& folder) {
   }
 }
 
-// Where files lie on another machine, what one has just written is not seen at once by all.
 bool find_file(const std::string& path) {
-  constexpr std::chrono::milliseconds kPatience(5000), kSleep(50);
-  for (std::chrono::milliseconds slept{0};; slept += kSleep) {
+  return engine::seen_late(path, [&] {
     try {
       const engine::InputFile file(path);
       return true;
     } catch (const engine::IoError&) {
-      if (slept >= kPatience) return false;
+      return false;
     }
-    std::this_thread::sleep_for(kSleep);
-  }
+  });
 }
 
 }  // namespace

@@ -335,6 +335,35 @@ TEST_F(ProcessFaults, ASaveInWhichOneIsKilledOrHasNoRoomLeavesTheLastCheckpoint)
   }
 }
 
+// As where files lie on another machine, which shows each host what it remembers.
+TEST_F(ProcessFaults, ACheckpointThatOneSeesLateIsReadByAll) {
+  flags_["model.dropout"] = "0.1";
+  flags_["train.schedule"] = "constant";
+  const std::string whole = sha256_of(start(2, {{"train.steps", "4"}}).wait());
+  fs::remove_all(folder_ / "run");
+  const std::string at = folder_ / "run/checkpoints";
+  sha256_of(start(2, {{"train.steps", "2"}, {"checkpoint.every", "2"}}).wait());
+  const std::string manifest = below(folder_, "run/checkpoints/step_2/manifest.json"),
+                    states = below(folder_, "run/checkpoints/step_2/state-00000");
+  const struct {
+    std::string from;
+    Fault fault;
+  } cases[] = {
+      {"auto", {"open", manifest, 1, std::to_string(ENOENT)}},
+      {"auto", {"open", states, 1, std::to_string(ENOENT)}},
+      {"auto", {"open", manifest, 1, std::to_string(ESTALE)}},
+      {at + "/step_2", {"open", manifest, 1, std::to_string(ENOENT)}},
+      {at, {"opendir", below(folder_, "run/checkpoints"), 1, std::to_string(EIO)}},
+  };
+  for (const auto& c : cases) {
+    const auto all = start(2, {{"train.steps", "4"}, {"resume", c.from}},
+                           {{1, {.environment = with_fault(c.fault)}}})
+                         .wait();
+    EXPECT_EQ(sha256_of(all), whole) << c.from << " " << c.fault.text();
+    EXPECT_TRUE(has(all[0].out, {"resumed after step 2 of 2 ranks"}));
+  }
+}
+
 TEST_F(ProcessFaults, WhoeverIsStoppedForAWhileIsLateInTheLog) {
   Processes processes = training({{"train.batch", "64"}});
   // More than once: the others may have met it just before.
