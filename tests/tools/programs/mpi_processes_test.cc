@@ -6,6 +6,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/tools/testing/mpi_training.h"
+#include "tests/tools/testing/strategy_cases.h"
 
 namespace tessera {
 namespace {
@@ -25,6 +26,17 @@ TEST_F(MpiProcessesTest, HaveTheBitsOfThreads) {
   EXPECT_EQ(two.out.find('\x1b'), std::string::npos) << "mpirun's own terminals are nobody's";
   const Flags hybrid = {{"parallel.strategy", "hsdp"}, {"precision.param", "bf16"}};
   EXPECT_EQ(sha256_of(mpirun(4, hybrid).wait().mpirun), of_threads(4, hybrid));
+}
+
+TEST_F(MpiProcessesTest, EveryStrategyHasTheBitsOfThreads) {
+  int n = 2;
+  for (const testing::StrategyCase& c : testing::strategy_cases()) {
+    Flags options = c.options;
+    options["parallel.strategy"] = c.strategy;
+    EXPECT_EQ(sha256_of(mpirun(n, options).wait().mpirun), of_threads(n, options))
+        << c.strategy << " on " << n;
+    n = n == 4 ? 2 : n + 1;
+  }
 }
 
 TEST_F(MpiProcessesTest, RecordTheChecksumsOfThreads) {
