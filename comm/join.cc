@@ -1,14 +1,10 @@
 #include "comm/join.h"
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "comm/hand_out.h"
 #include "comm/hybrid/hybrid_group.h"
 #include "comm/link.h"
 #include "comm/messages/message_world.h"
@@ -18,45 +14,6 @@
 
 namespace tessera::comm {
 namespace {
-
-// Process 0's `own`, over `transport`, on every process.
-std::string hand_out(Transport& transport, const std::string& own,
-                     std::chrono::milliseconds deadline) {
-  constexpr std::uint32_t kTag = Transport::kNumTags - 1;  // of no call: see MessageRank
-  struct Packet {
-    std::uint32_t nbytes = 0;
-    std::array<char, 4096> bytes = {};
-  };
-  const auto packet = std::make_shared<Packet>();
-  std::vector<std::pair<int, std::unique_ptr<Transfer>>> transfers;
-  const auto all = std::as_writable_bytes(std::span(packet.get(), 1));
-  if (transport.process() == 0) {
-    engine::require(own.size() <= packet->bytes.size(), "[join] expected at most {} bytes, got {}",
-                    packet->bytes.size(), own.size());
-    packet->nbytes = static_cast<std::uint32_t>(own.size());
-    std::ranges::copy(own, packet->bytes.begin());
-    for (int p = 1; p < transport.num_processes(); ++p) {
-      transfers.emplace_back(p, transport.send(p, kTag, all, packet));
-    }
-  } else {
-    transfers.emplace_back(0, transport.receive(0, kTag, all, packet));
-  }
-  for (const auto& [process, transfer] : transfers) {
-    engine::require<engine::CommError>(
-        transfer->wait_for(deadline),
-        "[join] expected process {} over {} within {} ms, got nothing of it (process {})", process,
-        transport.str(), deadline.count(), transport.process());
-  }
-  return {packet->bytes.data(), std::min<std::size_t>(packet->nbytes, packet->bytes.size())};
-}
-
-// Throws InvalidArgument unless `transport` has the processes that `self` says.
-void check_processes(const Transport& transport, const ControlOptions& self) {
-  engine::require(
-      transport.process() == self.process && transport.num_processes() == self.num_processes,
-      "[join] expected process {} of {} over {}, got process {} of {}", self.process,
-      self.num_processes, transport.str(), transport.process(), transport.num_processes());
-}
 
 std::unique_ptr<Transport> make_transport(const JoinOptions& options, Control& control) {
   auto transport = options.transport(
@@ -107,13 +64,12 @@ Joined join_all(int num_threads, const JoinOptions& options) {
     return make_threads(num_threads, options);
   }
   std::shared_ptr<Transport> transport;
-  if (self.address.empty()) {
+  if (self.address.empty() && !self.hand_out) {
     self.hand_out = [&](const std::string& own) {
       transport = options.transport([](const std::string&) -> std::vector<std::string> {
         engine::fail("[join] expected an address where processes meet, got none");
       });
-      check_processes(*transport, self);
-      return hand_out(*transport, own, self.deadline);
+      return hand_out(*transport, self, own);
     };
   }
   Joined joined;

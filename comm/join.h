@@ -28,8 +28,8 @@
 namespace tessera::comm {
 
 struct JoinOptions {
-  /// Which process this is, and where they meet: without an address over the transport, which then
-  /// finds the others by itself, as MPI does.
+  /// Which process this is, and where they meet: with neither an address nor a hand_out over the
+  /// transport, which then finds the others by itself, as MPI does.
   ControlOptions control;
   /// Makes what moves the tensors; called once, unless there is one process. Collective.
   /// `all_gather` tells all processes what it needs to know of each.

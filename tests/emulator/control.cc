@@ -62,6 +62,8 @@ Environment read_environment() {
     const std::string_view value = item.substr(name.size() + 1);
     if (name == "devices") {
       asked.settings.num_devices = static_cast<int>(parse_number(value));
+    } else if (name == "host") {
+      asked.settings.host = static_cast<int>(parse_number(value));
     } else if (name == "seed") {
       asked.settings.delay_seed = parse_number(value);
     } else if (name == "permutation") {
@@ -92,6 +94,7 @@ Environment read_environment() {
 void apply(Runtime& machine, const Settings& settings) {
   if (settings.num_devices < 0 || settings.num_devices > kMaxDevices) refuse("number of devices");
   machine.num_devices.store(settings.num_devices);
+  machine.host.store(settings.host);
   machine.delay_seed.store(settings.delay_seed);
   machine.permutation_seed.store(settings.permutation_seed);
   machine.memory_nbytes.store(settings.memory_nbytes);
@@ -201,6 +204,7 @@ Settings settings() {
   const Unseen unseen;
   const Runtime& machine = runtime();
   return {.num_devices = machine.num_devices.load(),
+          .host = machine.host.load(),
           .delay_seed = machine.delay_seed.load(),
           .permutation_seed = machine.permutation_seed.load(),
           .memory_nbytes = machine.memory_nbytes.load(),

@@ -2,7 +2,7 @@
 //
 // Programs that a test starts are steered by the environment variable CUDA_EMULATION,
 // comma separated, e.g.
-// "devices=4,seed=3,permutation=2,memory=1000000,pinned=1000000,queue=64,capability=80,
+// "devices=4,host=1,seed=3,permutation=2,memory=1000000,pinned=1000000,queue=64,capability=80,
 // fail_malloc=0@5,fail_launch=1@12,waits=FILE,remove=rank0#17/rank0.2@45" (see Settings, fail_*,
 // waits, remove_wait).
 #pragma once
@@ -17,6 +17,7 @@ namespace tessera::cuda_emulation {
 
 struct Settings {
   int num_devices = 8;                 ///< at most 16
+  int host = 0;                        ///< processes with another number have other devices
   std::uint64_t delay_seed = 0;        ///< not 0: random 0..300 us before work on streams
   std::uint64_t permutation_seed = 1;  ///< order of a block's threads; 0: natural
   std::size_t memory_nbytes = std::size_t{8} << 30;  ///< of each device

@@ -175,7 +175,7 @@ struct Counters {
 
 /// The state of the emulated machine. Lives until the process ends.
 struct Runtime {
-  std::atomic<int> num_devices{8};
+  std::atomic<int> num_devices{8}, host{0};
   std::atomic<std::uint64_t> delay_seed{0};
   std::atomic<std::uint64_t> permutation_seed{1};
   std::atomic<std::size_t> memory_nbytes{0};

@@ -238,7 +238,7 @@ bool is_complete(const NcclComm& comm) {
   return comm.hub ? comm.hub->is_complete() : comm.clique->members.size() == comm.clique->num_ranks;
 }
 
-ncclResult_t join_clique(std::uint64_t number, int num_ranks, int rank, int device,
+ncclResult_t join_clique(std::uint64_t number, int num_ranks, int rank, int gpu,
                          std::shared_ptr<NcclComm>& comm) {
   NcclState& s = nccl_state();
   const auto found = s.cliques.find(number);
@@ -251,10 +251,9 @@ ncclResult_t join_clique(std::uint64_t number, int num_ranks, int rank, int devi
   comm = std::make_shared<NcclComm>();
   comm->clique = clique;
   comm->rank = rank;
-  comm->device = device;
   comm->polls = some_polls();
   clique->members[rank] = comm.get();
-  if (!clique->devices.insert(device).second) clique->error = ncclInvalidUsage;
+  if (!clique->gpus.insert(gpu).second) clique->error = ncclInvalidUsage;
   if (static_cast<int>(clique->members.size()) == num_ranks) s.cliques.erase(found);
   return ncclInProgress;
 }
@@ -345,9 +344,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int num_ranks, ncclUniqueId
   std::uint64_t number = 0;
   std::memcpy(&number, id.internal, sizeof(number));
   const std::string hub(id.internal + sizeof(number));
+  const int gpu = settings().host * 1000 + device;  // more than a host has
   std::shared_ptr<NcclComm> comm;
   if (hub == own_hub_name()) {
-    const ncclResult_t result = join_clique(number, num_ranks, rank, device, comm);
+    const ncclResult_t result = join_clique(number, num_ranks, rank, gpu, comm);
     if (result != ncclInProgress) {
       return refuse(result, "the ranks of a communicator do not fit together");
     }
@@ -357,11 +357,11 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int num_ranks, ncclUniqueId
     comm->clique = std::make_shared<NcclClique>();
     comm->clique->num_ranks = static_cast<std::size_t>(num_ranks);
     comm->rank = rank;
-    comm->device = device;
     comm->polls = some_polls();
-    comm->hub = NcclHub::join(hub, number, num_ranks, rank, device);
+    comm->hub = NcclHub::join(hub, number, num_ranks, rank, gpu);
     if (!comm->hub) return refuse(ncclSystemError, "nobody is where the unique id was made");
   }
+  comm->device = device;
   *out = new ncclComm{std::move(comm)};
   s.live.insert(*out);
   return ncclInProgress;

@@ -1,7 +1,7 @@
 // How tests steer and inspect the emulated NCCL: the functions of <nccl.h> that the engine uses,
 // between threads and processes of one host, over emulated streams; equal numbers of devices are
-// one GPU in all of them. A program that links it finds it as "the NCCL of this process", if its
-// symbols are exported (-rdynamic).
+// one GPU in all processes that have one Settings::host. A program that links it finds it as "the
+// NCCL of this process", if its symbols are exported (-rdynamic).
 //
 // As the real one with blocking = 0: calls answer ncclInProgress, and nothing lies on a stream
 // before a poll has said ncclSuccess; a collective ends when the streams of all ranks have come to

@@ -32,7 +32,7 @@ void host(int fd, const Request& request) {
   {
     const std::lock_guard lock(s.mutex);
     const ncclResult_t result =
-        join_clique(request.clique, request.num_ranks, request.rank, request.device, guest);
+        join_clique(request.clique, request.num_ranks, request.rank, request.gpu, guest);
     if (!guest) {
       (void)send_all(fd, result);
       return;

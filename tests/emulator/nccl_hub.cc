@@ -23,7 +23,7 @@ int connect_to(const std::string& name) {
 }  // namespace
 
 std::shared_ptr<NcclHub> NcclHub::join(const std::string& name, std::uint64_t clique, int num_ranks,
-                                       int rank, int device) {
+                                       int rank, int gpu) {
   const int link = connect_to(name);
   if (link < 0) return nullptr;
   auto hub = std::make_shared<NcclHub>(name, clique, rank, link);
@@ -31,7 +31,7 @@ std::shared_ptr<NcclHub> NcclHub::join(const std::string& name, std::uint64_t cl
                         .number = 0,
                         .num_ranks = num_ranks,
                         .rank = rank,
-                        .device = device,
+                        .gpu = gpu,
                         .num_args = 0};
   return send_all(link, request) ? hub : nullptr;
 }
@@ -88,7 +88,7 @@ void NcclHub::run(const NcclComm& comm, std::uint64_t number, const std::vector<
                         .number = number,
                         .num_ranks = 0,
                         .rank = rank_,
-                        .device = 0,
+                        .gpu = 0,
                         .num_args = static_cast<int>(all.size())};
   bool going = send_all(fd, request);
   std::vector<std::byte> bytes;

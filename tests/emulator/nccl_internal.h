@@ -61,7 +61,7 @@ struct NcclComm;
 struct NcclClique {
   std::size_t num_ranks = 0;
   std::map<int, NcclComm*> members;  // by rank, all that have joined
-  std::set<int> devices;
+  std::set<int> gpus;
   // See nccl_guests.cc.
   bool has_guests = false;
   int num_guest_operations = 0;
@@ -120,8 +120,9 @@ inline std::size_t recv_count(const NcclArgs& a, std::size_t num_ranks) {
   return a.kind == NcclKind::kAllGather ? a.count * num_ranks : a.count;
 }
 
-/// A communicator of the clique with that number. ncclInProgress, or why not. Under the mutex.
-ncclResult_t join_clique(std::uint64_t number, int num_ranks, int rank, int device,
+/// A communicator of the clique with that number, without its device. `gpu`: a number that no other
+/// GPU of any host has. ncclInProgress, or why not. Under the mutex.
+ncclResult_t join_clique(std::uint64_t number, int num_ranks, int rank, int gpu,
                          std::shared_ptr<NcclComm>& comm);
 /// Whether all ranks of its clique have joined.
 bool is_complete(const NcclComm& comm);
@@ -137,7 +138,7 @@ class NcclHub {
  public:
   /// Begins to join. Null: nobody is there.
   static std::shared_ptr<NcclHub> join(const std::string& name, std::uint64_t clique, int num_ranks,
-                                       int rank, int device);
+                                       int rank, int gpu);
   NcclHub(std::string name, std::uint64_t clique, int rank, int link);
   ~NcclHub();
   NcclHub(const NcclHub&) = delete;

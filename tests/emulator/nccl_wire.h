@@ -26,7 +26,7 @@ namespace tessera::cuda_emulation::wire {
 struct Request {
   std::uint64_t clique;
   std::uint64_t number;  // of a collective
-  int num_ranks, rank, device;
+  int num_ranks, rank, gpu;
   int num_args;  // 0: it joins
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/gloo/gloo_transport.h"
+#include "comm/hand_out.h"
 #include "comm/join.h"
 #include "comm/mpi/mpi_transport.h"
 #include "comm/nccl.h"
@@ -57,11 +58,21 @@ comm::ControlOptions control_options(const TrainConfig& config, const Launch& la
               }};
 }
 
-void check_address(const comm::ControlOptions& control, bool is_mpi, const Launch& launch) {
-  require(is_mpi || !control.address.empty(),
+// Where nothing says an address, and MPI, if the launcher is one of MPI, does not move the tensors:
+// it tells where the processes meet, and ends with that.
+comm::ControlOptions meeting_options(const TrainConfig& config, const Launch& launch,
+                                     TransportChoice transport) {
+  comm::ControlOptions options = control_options(config, launch);
+  if (!options.address.empty() || transport == TransportChoice::kMpi) return options;
+  require(launch.has_mpi,
           "[launch] expected an address where the processes meet, got none of {} "
           "(parallel.address)",
           launch.str());
+  options.hand_out = [&config, &launch, self = options](const std::string& own) {
+    const auto mpi = make_mpi(config, launch);
+    return comm::hand_out(*mpi, self, own);
+  };
+  return options;
 }
 
 }  // namespace
@@ -111,8 +122,7 @@ void run_processes(const TrainConfig& config, const Launch& launch, int num_thre
                    const std::function<void(comm::ProcessGroup&)>& fn) {
   const TransportChoice transport = transport_of(config.parallel, launch, gpu.has_value());
   const bool is_mpi = transport == TransportChoice::kMpi;
-  const comm::ControlOptions control = control_options(config, launch);
-  check_address(control, is_mpi, launch);
+  const comm::ControlOptions control = meeting_options(config, launch, transport);
   if constexpr (engine::kCudaBuilt) {
     if (gpu) {
       return comm::run_joined_nccl_rank(control, *gpu,
@@ -137,12 +147,11 @@ void run_processes(const TrainConfig& config, const Launch& launch, int num_thre
 }
 
 ProcessConnections connect_processes(const TrainConfig& config, const Launch& launch) {
-  const bool is_mpi =
-      transport_of(config.parallel, launch, /*on_gpus=*/false) == TransportChoice::kMpi;
-  const comm::ControlOptions control = control_options(config, launch);
-  check_address(control, is_mpi, launch);
+  const TransportChoice transport = transport_of(config.parallel, launch, /*on_gpus=*/false);
+  const bool is_mpi = transport == TransportChoice::kMpi;
+  const comm::ControlOptions control = meeting_options(config, launch, transport);
   ProcessConnections made;
-  if (!control.address.empty()) made.control = comm::Control::join(control);
+  if (!control.address.empty() || control.hand_out) made.control = comm::Control::join(control);
   try {
     made.transport =
         is_mpi ? make_mpi(config, launch) : make_gloo(config, launch, [&](std::string own) {

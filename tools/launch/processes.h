@@ -35,7 +35,7 @@ void run_processes(const TrainConfig& config, const Launch& launch, int num_thre
 
 /// The processes' connections alone, without ranks: for who asks about them.
 struct ProcessConnections {
-  std::shared_ptr<comm::Control> control;  ///< null where they meet by MPI
+  std::shared_ptr<comm::Control> control;  ///< null where MPI connects them and no address is known
   std::unique_ptr<comm::Transport> transport;
 };
 /// Collective. On CPUs. Throws as run_processes(); what fails in one is told to all.
