@@ -89,17 +89,23 @@ Link link_world(const std::shared_ptr<Control>& control, std::chrono::millisecon
                        [world, held = std::shared_ptr<const void>()](bool paused) mutable {
                          held = paused ? world->pause_deadline() : nullptr;
                        }});
+  return {.world = world, .peers = peers_of(control, world, 1, 0), .carrier = std::move(carrier)};
+}
+
+Peers peers_of(const std::shared_ptr<Control>& control, const std::shared_ptr<World>& world,
+               int num_each, int own) {
   using Held = std::shared_ptr<const void>;
-  return {.world = world,
-          .peers = {.has_left = [control](int rank) { return control->has_left(rank); },
-                    .pause =
-                        [control, world] {
-                          return std::make_shared<std::pair<Held, Held>>(world->pause_deadline(),
-                                                                         control->pause());
-                        },
-                    .say_call = [control](std::string_view call) { control->say_call(call); },
-                    .last_call = [control](int rank) { return control->last_call(rank); }},
-          .carrier = std::move(carrier)};
+  return {
+      .has_left = [=](int rank) { return control->has_left(rank / num_each, rank % num_each); },
+      .pause =
+          [=] {
+            return std::make_shared<std::pair<Held, Held>>(world->pause_deadline(),
+                                                           control->pause());
+          },
+      .say_call = [=](std::string_view call) { control->say_call(call, own); },
+      .say_left = [=] { control->say_left(own); },
+      .last_call = [=](int rank) { return control->last_call(rank / num_each, rank % num_each); },
+  };
 }
 
 void check_equal(Control& control, std::string_view what, std::string own) {

@@ -17,7 +17,7 @@ namespace tessera::comm {
 /// One process's part of such a world. What fails in it fails the job, and the other way round.
 struct Link {
   std::shared_ptr<World> world;
-  Peers peers;
+  Peers peers;                          ///< which are processes
   std::shared_ptr<const void> carrier;  ///< of failures, while it lives
 };
 
@@ -26,6 +26,11 @@ struct Link {
 Link link_world(const std::shared_ptr<Control>& control, std::chrono::milliseconds deadline,
                 std::function<void(const std::string& message)> on_failure,
                 std::shared_ptr<FlightRecorder> flight);
+
+/// What rank `own` of this process, of `num_each` that each has, knows of all ranks: rank r is in
+/// process r / num_each. `control` was told how many this process has.
+Peers peers_of(const std::shared_ptr<Control>& control, const std::shared_ptr<World>& world,
+               int num_each, int own);
 
 /// Throws InvalidArgument unless all processes have the same `own`, which is `what`. Collective.
 void check_equal(Control& control, std::string_view what, std::string own);

@@ -26,15 +26,16 @@ constexpr std::chrono::milliseconds kLastWords{1500};
 
 }  // namespace
 
-Client::Client(int process, std::chrono::milliseconds deadline, Connection connection,
-               std::vector<std::string> names)
+Client::Client(int process, int num_ranks, std::chrono::milliseconds deadline,
+               Connection connection, std::vector<std::string> names)
     : process_(process),
       silence_limit_(silence_limit(deadline)),
       names_(std::move(names)),
       connection_(std::move(connection)),
       calls_(names_.size()),
-      has_left_(names_.size()) {
-  call_.reserve(kMaxCallNbytes);
+      has_left_(names_.size()),
+      own_calls_(static_cast<std::size_t>(num_ranks)) {
+  for (RankCall& call : own_calls_) call.text.reserve(kMaxCallNbytes);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -132,19 +133,38 @@ void Client::change_pauses(int change) noexcept {
   changed();
 }
 
-void Client::say_call(std::string_view text) noexcept {
+void Client::say_call(std::string_view text, int rank) noexcept {
   const std::lock_guard lock(mutex_);
-  call_ = engine::without_cut_character(text.substr(0, kMaxCallNbytes));
+  own_calls_[static_cast<std::size_t>(rank)].text =
+      engine::without_cut_character(text.substr(0, kMaxCallNbytes));
 }
 
-bool Client::has_left(int process) const {
-  const std::lock_guard lock(mutex_);
-  return has_left_[index(process)];
+void Client::say_left(int rank) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    own_calls_[static_cast<std::size_t>(rank)].has_left = true;
+    has_rank_left_ = true;
+  }
+  changed();
 }
 
-std::string Client::last_call(int process) const {
+const RankCall* Client::find_call(int process, int rank) const {
+  const auto& calls = process == process_ ? own_calls_ : calls_[index(process)];
+  const auto r = static_cast<std::size_t>(rank);
+  return r < calls.size() ? &calls[r] : nullptr;
+}
+
+bool Client::has_left(int process, int rank) const {
   const std::lock_guard lock(mutex_);
-  return process == process_ ? call_ : calls_[index(process)];
+  const RankCall* const call = find_call(process, rank);
+  return has_left_[index(process)] || (call != nullptr && call->has_left);
+}
+
+std::string Client::last_call(int process, int rank) const {
+  const std::lock_guard lock(mutex_);
+  const RankCall* const call = find_call(process, rank);
+  if (call == nullptr) return "";
+  return process == process_ ? engine::excerpt(call->text) : call->text;  // as others have it
 }
 
 void Client::leave() {
@@ -181,9 +201,9 @@ bool Client::take_orders() {
       has_said_paused_ = num_pauses_ > 0;
       connection_->queue(Pause{has_said_paused_});
     }
-    if (now >= next_beat_ || is_leaving_) {
+    if (now >= next_beat_ || is_leaving_ || std::exchange(has_rank_left_, false)) {
       next_beat_ = now + kBeatInterval;
-      connection_->queue(Beat{call_});
+      connection_->queue(Beat{.text = {}, .calls = own_calls_});
     }
     if (is_leaving_) {
       connection_->queue(Left{process_});
@@ -216,7 +236,7 @@ void Client::hear(Frame frame) {
     if (auto* gathered = std::get_if<Gathered>(&frame)) {
       gathered_ = std::move(gathered->texts);
     } else if (auto* calls = std::get_if<Calls>(&frame)) {
-      for (auto& call : calls->calls) calls_[index(call.process)] = std::move(call.text);
+      for (auto& call : calls->calls) calls_[index(call.process)] = std::move(call.calls);
     } else if (auto* failure = std::get_if<Failure>(&frame)) {
       fail_locked(std::move(failure->message));
       connection_.reset();  // process 0 knows by this that it has arrived
@@ -243,10 +263,8 @@ void Client::lose_server(const std::string& how) {
   {
     const std::lock_guard lock(mutex_);
     if (!has_said_left_) {
-      const std::string& call = calls_[0];
-      fail_locked(fmt::format(
-          "[control] expected {} processes, lost {}, {}; {}", num_processes(), names_[0], how,
-          call.empty() ? "it has called nothing yet" : "its last call: " + call));
+      fail_locked(fmt::format("[control] expected {} processes, lost {}, {}; {}", num_processes(),
+                              names_[0], how, last_call_text(calls_[0])));
       // For when it can hear again.
       connection_->queue(Failure{*failure_});
       connection_->flush();

@@ -23,8 +23,8 @@ namespace tessera::comm::control {
 /// say.
 class Client {
  public:
-  /// `connection`: on which process 0 has said Go, with `names`.
-  Client(int process, std::chrono::milliseconds deadline, Connection connection,
+  /// Of a process with `num_ranks`. `connection`: on which process 0 has said Go, with `names`.
+  Client(int process, int num_ranks, std::chrono::milliseconds deadline, Connection connection,
          std::vector<std::string> names);
 
   int process() const { return process_; }
@@ -36,9 +36,10 @@ class Client {
   std::vector<std::string> all_gather(std::string_view label, std::string own);
   void fail(std::string message) noexcept;
   void listen(Control::Events events);
-  void say_call(std::string_view text) noexcept;
-  bool has_left(int process) const;
-  std::string last_call(int process) const;
+  void say_call(std::string_view text, int rank) noexcept;
+  void say_left(int rank) noexcept;
+  bool has_left(int process, int rank) const;
+  std::string last_call(int process, int rank) const;
   /// The others learn that this process has left. At the end, once.
   void leave();
   /// By one (1), or by one less (-1).
@@ -56,6 +57,7 @@ class Client {
   // Wakes who waits for what has changed, and the thread.
   void changed() noexcept;
   std::size_t index(int process) const;
+  const RankCall* find_call(int process, int rank) const;  // null: it has said nothing
 
   const int process_;
   const std::chrono::milliseconds silence_limit_;
@@ -78,9 +80,10 @@ class Client {
   std::optional<std::string> failure_;
   std::optional<std::vector<std::string>> gathered_;
   std::optional<Control::Events> events_;
-  std::vector<std::string> calls_;
+  std::vector<std::vector<RankCall>> calls_;  // by process
   std::vector<bool> has_left_;
-  std::string call_;  // its memory is there from the start
+  std::vector<RankCall> own_calls_;  // their memory is there from the start
+  bool has_rank_left_ = false;       // since the last beat
   int num_pauses_ = 0;
   bool is_paused_ = false;  // somebody is
   bool is_leaving_ = false, is_broken_ = false;

@@ -50,6 +50,7 @@ ControlOptions checked(ControlOptions options) {
               options.process >= 0 && options.process < options.num_processes,
           "[control] expected a process in [0, {}), got {}", options.num_processes,
           options.process);
+  require(options.num_ranks >= 1, "[control] expected at least 1 rank, got {}", options.num_ranks);
   require(options.deadline.count() > 0, "[control] expected a deadline > 0 ms, got {}",
           options.deadline.count());
   require(options.job.size() <= kMaxJobNbytes,
@@ -95,8 +96,8 @@ struct Reception {
 };
 
 std::shared_ptr<Client> client_of(const ControlOptions& options, Joined joined) {
-  return std::make_shared<Client>(options.process, options.deadline, std::move(joined.connection),
-                                  std::move(joined.names));
+  return std::make_shared<Client>(options.process, options.num_ranks, options.deadline,
+                                  std::move(joined.connection), std::move(joined.names));
 }
 
 }  // namespace
@@ -159,8 +160,15 @@ std::shared_ptr<const void> Control::pause() {
   return {client.get(), [client](Client* paused) { paused->change_pauses(-1); }};
 }
 
-void Control::say_call(std::string_view text) noexcept { impl_->client()->say_call(text); }
-bool Control::has_left(int process) const { return impl_->client()->has_left(process); }
-std::string Control::last_call(int process) const { return impl_->client()->last_call(process); }
+void Control::say_call(std::string_view text, int rank) noexcept {
+  impl_->client()->say_call(text, rank);
+}
+void Control::say_left(int rank) noexcept { impl_->client()->say_left(rank); }
+bool Control::has_left(int process, int rank) const {
+  return impl_->client()->has_left(process, rank);
+}
+std::string Control::last_call(int process, int rank) const {
+  return impl_->client()->last_call(process, rank);
+}
 
 }  // namespace tessera::comm

@@ -24,6 +24,7 @@ namespace tessera::comm {
 
 struct ControlOptions {
   int process = 0, num_processes = 1;
+  int num_ranks = 1;  ///< of this process, that say what they call: see say_call()
   /// "tcp:HOST:PORT", or "tcp:HOST:PORT+N" with N further ports after PORT: process 0 listens at
   /// the first that is free, on any address of its host, and the others try all. "file:PATH":
   /// process 0 leaves its addresses in a private file that all see. Not looked at for one process.
@@ -88,12 +89,17 @@ class Control {
   /// was told to do: another try may go well.
   static bool tells_of_loss(std::string_view message);
 
-  /// What this process called last, at most 200 bytes of it. The others know it within a second.
-  void say_call(std::string_view text) noexcept;
-  /// Whether that process has left in order.
-  bool has_left(int process) const;
-  /// What that process said that it called last; empty: nothing yet.
-  std::string last_call(int process) const;
+  // Of ranks, which each process counts from 0.
+
+  /// What `rank` of this process called last, at most 200 bytes of it. The others know it within a
+  /// second.
+  void say_call(std::string_view text, int rank = 0) noexcept;
+  /// That `rank` of this process calls no more. The others know it within a second.
+  void say_left(int rank) noexcept;
+  /// Whether that process has left in order, or its `rank` has said so.
+  bool has_left(int process, int rank = 0) const;
+  /// What `rank` of that process said that it called last; empty: nothing yet.
+  std::string last_call(int process, int rank = 0) const;
 
  private:
   class Impl;

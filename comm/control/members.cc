@@ -16,7 +16,7 @@ Calls Members::take_news() {
   Calls calls;
   for (std::size_t p = 0; p < members_.size(); ++p) {
     if (!std::exchange(members_[p].is_call_news, false)) continue;
-    calls.calls.push_back({.process = static_cast<int>(p), .text = members_[p].call});
+    calls.calls.push_back({.process = static_cast<int>(p), .calls = members_[p].calls});
   }
   return calls;
 }

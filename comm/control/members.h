@@ -14,14 +14,10 @@ namespace tessera::comm::control {
 
 struct Member {
   std::optional<Connection> connection = {};
-  std::string name = {}, call = {};
+  std::string name = {};
+  std::vector<RankCall> calls = {};  ///< of its ranks, what each called last
   DeadlineClock::time_point heard = {};
   bool is_call_news = false, is_paused = false, has_left = false;
-
-  /// For messages: what it called last.
-  std::string last_call() const {
-    return call.empty() ? "it has called nothing yet" : "its last call: " + call;
-  }
 };
 
 class Members {

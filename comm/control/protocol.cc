@@ -1,5 +1,7 @@
 #include "comm/control/protocol.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -117,6 +119,17 @@ std::string encode(Frame frame) {
   std::memcpy(writer.bytes.data(), &nbytes, sizeof(nbytes));
   writer.bytes[sizeof(Length)] = static_cast<char>(frame.index());
   return std::move(writer.bytes);
+}
+
+std::string last_call_text(const std::vector<RankCall>& calls) {
+  std::vector<std::string> texts;
+  for (const RankCall& call : calls) {
+    if (!call.text.empty() && std::ranges::find(texts, call.text) == texts.end()) {
+      texts.push_back(call.text);
+    }
+  }
+  if (texts.empty()) return "it has called nothing yet";
+  return fmt::format("its last call{}: {}", texts.size() == 1 ? "" : "s", fmt::join(texts, "; "));
 }
 
 std::optional<Frame> FrameReader::next(std::size_t max_nbytes) {

@@ -25,7 +25,7 @@ using Proof = std::array<char, 32>;  ///< of knowing the secret: see handshake.h
 
 /// The first that a process says. The last byte of the magic is the version.
 struct Hello {
-  static constexpr std::array<char, 8> kMagic = {'T', 'S', 'R', 'C', 'T', 'R', 'L', '2'};
+  static constexpr std::array<char, 8> kMagic = {'T', 'S', 'R', 'C', 'T', 'R', 'L', '3'};
   std::array<char, 8> magic = kMagic;
   std::string job, host;
   std::int32_t num_processes = 0, process = 0, pid = 0;
@@ -54,18 +54,26 @@ struct Go {
   std::vector<std::string> names;
   void each(auto&& f) { f(names); }
 };
-/// A process's sign of life, with what it called last; or process 0's before Go, with who is
-/// missing.
+/// What a rank called last, and whether it calls no more.
+struct RankCall {
+  std::string text;
+  bool has_left = false;
+  void each(auto&& f) { (f(text), f(has_left)); }
+  friend bool operator==(const RankCall&, const RankCall&) = default;
+};
+/// A process's sign of life, with what each of its ranks called last; or process 0's before Go,
+/// with who is missing.
 struct Beat {
   std::string text;
-  void each(auto&& f) { f(text); }
+  std::vector<RankCall> calls;
+  void each(auto&& f) { (f(text), f(calls)); }
 };
 /// Process 0's sign of life, with what others called last, if that has changed.
 struct Calls {
   struct Call {
     std::int32_t process = 0;
-    std::string text;
-    void each(auto&& f) { (f(process), f(text)); }
+    std::vector<RankCall> calls;
+    void each(auto&& f) { (f(process), f(calls)); }
   };
   std::vector<Call> calls;
   void each(auto&& f) { f(calls); }
@@ -110,6 +118,10 @@ inline constexpr std::size_t kMaxFrameNbytes = std::size_t{65} << 20;
 inline constexpr std::size_t kMaxMessageNbytes = std::size_t{16} << 10;  ///< of a Failure
 
 std::string encode(Frame frame);
+
+/// For messages: "its last call: barrier 'end'" of a process whose ranks called that, or "its last
+/// calls: ..." where they differ, or that it has called nothing yet.
+std::string last_call_text(const std::vector<RankCall>& calls);
 
 /// Makes frames of bytes as they come.
 class FrameReader {

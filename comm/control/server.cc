@@ -139,9 +139,13 @@ void Server::handle(int process, Frame frame) {
   Member& member = members_[process];
   require<CommError>(has_begun_, "[control] expected nothing yet, got kind {}", frame.index());
   if (auto* beat = std::get_if<Beat>(&frame)) {
-    std::string call = engine::excerpt(beat->text);
-    member.is_call_news |= call != member.call;
-    member.call = std::move(call);
+    for (RankCall& call : beat->calls) call.text = engine::excerpt(call.text);
+    const auto num_left = [](const auto& calls) {
+      return std::ranges::count(calls, true, &RankCall::has_left);
+    };
+    if (num_left(beat->calls) > num_left(member.calls)) next_beat_ = {};  // others may wait for it
+    member.is_call_news |= beat->calls != member.calls;
+    member.calls = std::move(beat->calls);
   } else if (auto* gather = std::get_if<Gather>(&frame)) {
     handle(process, std::move(*gather));
   } else if (auto* failure = std::get_if<Failure>(&frame)) {
@@ -187,7 +191,7 @@ void Server::lose(int process, const std::string& how) {
   // Those who hear that process 0 has left hang up.
   if (!has_begun_ || members_[0].has_left) return;
   fail(fmt::format("[control] expected {} processes, lost {}, {}; {}", num_processes_, member.name,
-                   how, member.last_call()));
+                   how, last_call_text(member.calls)));
 }
 
 void Server::check_left() {
@@ -198,7 +202,7 @@ void Server::check_left() {
     return fail(
         fmt::format("[control] expected all_gather '{}' of {} processes, got none of {}, which has "
                     "left; {}",
-                    gathering_.label(), num_processes_, member.name, member.last_call()));
+                    gathering_.label(), num_processes_, member.name, last_call_text(member.calls)));
   }
 }
 
@@ -239,7 +243,7 @@ void Server::check_silence() {
     fail(
         fmt::format("[control] expected {} processes, lost {}, which does not answer ({} ms "
                     "without a word); {}",
-                    num_processes_, member.name, limit.count(), member.last_call()));
+                    num_processes_, member.name, limit.count(), last_call_text(member.calls)));
   }
 }
 
@@ -252,8 +256,8 @@ void Server::check_gathering() {
   int num = 0;
   for (int p = 0; p < num_processes_; ++p) {
     if (gathering_.has(p) || ++num > kMaxNames) continue;
-    message +=
-        fmt::format("{}{} ({})", num > 1 ? ", " : "", members_[p].name, members_[p].last_call());
+    message += fmt::format("{}{} ({})", num > 1 ? ", " : "", members_[p].name,
+                           last_call_text(members_[p].calls));
   }
   if (num > kMaxNames) message += fmt::format(" and {} more", num - kMaxNames);
   fail(std::move(message));
@@ -265,8 +269,10 @@ void Server::beat() {
   next_beat_ = now + kBeatInterval;
   if (!has_begun_) {
     const std::vector<int> missing = members_.missing();
-    return members_.tell_all(Beat{fmt::format(
-        "{}: missing {}", num_processes_ - std::ssize(missing), processes_text(missing))});
+    return members_.tell_all(
+        Beat{.text = fmt::format("{}: missing {}", num_processes_ - std::ssize(missing),
+                                 processes_text(missing)),
+             .calls = {}});
   }
   members_.tell_all(members_.take_news());
 }

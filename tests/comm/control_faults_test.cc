@@ -82,6 +82,23 @@ TEST(ControlFaultsTest, WhoIsKilledIsNamedWithItsLastCallToAllAtOnce) {
   }
 }
 
+TEST(ControlFaultsTest, OfAProcessThatIsKilledEachRanksLastCallIsSaid) {
+  const std::string address = tcp();
+  std::vector<Child> job;
+  for (int p = 0; p < 2; ++p) {
+    ControlOptions options = options_of(address, p, 2);
+    options.num_ranks = 3;
+    job.push_back(child_of(options, [](Control& control, const Child::Say& say) {
+      for (const int rank : {0, 1, 2}) control.say_call(rank == 1 ? "b" : "a", rank);
+      say_failure(control, say);
+    }));
+  }
+  for (Child& child : job) EXPECT_EQ(child.hear(), "joined");
+  for (Child& child : job) EXPECT_EQ(child.hear(), "known");
+  job[1].end();
+  EXPECT_TRUE(has(job[0].hear(), {"lost process 1 (", "; its last calls: step 1; b; a"}));
+}
+
 TEST(ControlFaultsTest, AnExitWithoutLeavingIsNoLeaving) {
   auto job = job_of(3, tcp(), [](Control& control, const Child::Say& say) {
     if (control.process() == 2) ::_exit(0);

@@ -265,6 +265,35 @@ TEST(ControlTest, LastCallsAreKnownAndShort) {
   EXPECT_EQ(job[1].hear(), std::string(200, 'a'));
 }
 
+TEST(ControlTest, EachRankOfAProcessSaysWhatItCallsAndWhenItLeaves) {
+  const std::string address = tcp();
+  std::vector<Child> job;
+  for (int p = 0; p < 2; ++p) {
+    ControlOptions options = options_of(address, p, 2);
+    options.num_ranks = 2;
+    job.push_back(child_of(options, [](Control& control, const Child::Say& say) {
+      const int own = control.process(), other = 1 - own;
+      control.say_call("a" + std::to_string(own));
+      control.say_call("b\n" + std::to_string(own), 1);
+      control.say_left(1);
+      wait_until([&] { return control.has_left(other, 1); });
+      // Of its own ranks a process knows what the others know.
+      for (const int p : {other, own}) {
+        say(control.last_call(p) + " " + control.last_call(p, 1) + " " + control.last_call(p, 2));
+        say(control.has_left(p) || control.has_left(p, 2) || !control.has_left(p, 1) ? "who?" : "");
+      }
+      control.all_gather("end", "");
+    }));
+  }
+  for (int p = 0; p < 2; ++p) {
+    EXPECT_EQ(job[std::size_t(p)].hear(), "joined");
+    for (const std::string& of : {std::to_string(1 - p), std::to_string(p)}) {
+      EXPECT_EQ(job[std::size_t(p)].hear(), "a" + of + " b\\n" + of + " ");
+      EXPECT_EQ(job[std::size_t(p)].hear(), "");
+    }
+  }
+}
+
 TEST(ControlTest, NonsenseIsRefused) {
   for (const std::string address :
        {"", "h:1", "tcp:", "tcp:h", "tcp::1", "tcp:h:0", "tcp:h:65536", "tcp:h:1+", "tcp:h:1+x",
