@@ -83,10 +83,21 @@ FlightRing& FlightRecorder::ring(int rank) {
 
 int FlightRecorder::add_group(std::string name, std::vector<int> members) {
   const std::lock_guard lock(mutex_);
+  return add_group_locked(std::move(name), std::move(members));
+}
+
+int FlightRecorder::add_group_locked(std::string name, std::vector<int> members) {
   const auto size = static_cast<std::size_t>(*std::ranges::max_element(members)) + 1;
   if (waits_.by_rank.size() < size) waits_.by_rank.resize(size);
   groups_.push_back({std::move(name), std::move(members)});
   return static_cast<int>(groups_.size()) - 1;
+}
+
+int FlightRecorder::only_group(const std::string& name, const std::vector<int>& members) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(groups_, name, &FlightGroup::name);
+  if (found != groups_.end()) return static_cast<int>(found - groups_.begin());
+  return add_group_locked(name, members);
 }
 
 FlightWaits FlightRecorder::waits() const {

@@ -95,6 +95,9 @@ class FlightRecorder {
   FlightRing& ring(int rank);
   /// The number of a new group.
   int add_group(std::string name, std::vector<int> members);
+  /// The number of the group of that name, which is of no other group: a new one, if it is the
+  /// first of its ranks here that asks.
+  int only_group(const std::string& name, const std::vector<int>& members);
   /// A call of this process has met its peers, and waited longest for `rank` of the world, which is
   /// in a group here; -1: for nobody.
   void met(int rank, std::int64_t waited_ns) noexcept;
@@ -102,6 +105,8 @@ class FlightRecorder {
   void fail() noexcept;
 
  private:
+  int add_group_locked(std::string name, std::vector<int> members);
+
   mutable std::mutex mutex_;  // guards the rest, not what is in the rings
   std::vector<FlightGroup> groups_;
   std::map<int, std::unique_ptr<FlightRing>> rings_;

@@ -1,8 +1,10 @@
-// Ranks that have a GPU each, over NCCL: threads of one process, or processes.
+// Ranks that have a GPU each, over NCCL: threads of one process, processes, or threads of several.
 //
 //   run_nccl_ranks(2, {}, [](ProcessGroup& world) { ... });   // one thread and one GPU a rank
-//   auto world = join_nccl({.process = 1, .num_processes = 2, .address = "tcp:h1:29500",
-//                           .secret = "..."}, 0, {});       // this process's rank, on cuda:0
+//   const ControlOptions control{.process = 1, .num_processes = 2, .address = "tcp:h1:29500",
+//                                .secret = "..."};
+//   auto world = join_nccl(control, 0);                       // this process's rank, on cuda:0
+//   run_joined_nccl_ranks(control, {.gpus = {0, 1}}, [](ProcessGroup& world) { ... });  // its two
 //
 // NCCL is loaded when the first world is made. Collectives lie on CUDA streams of the rank's GPU.
 //
@@ -21,11 +23,11 @@
 // [Note: how a world of NCCL ends] A thread of the world polls its communicators: for errors, and
 // for calls that take longer than the deadline since their stream came to them. The first failure
 // aborts all of the process's communicators, so that streams end; see [Note: failures behind a GPU
-// stream]. Thread ranks also compare each call as it is made, as comm:threads, and know who is
-// missing. Processes compare a running hash of their calls in agree() and barrier(), and what each
-// called last, which the control plane tells all of them: see comm/processes/process_rank.h. It
-// also tells of failures, and of processes that are lost: NCCL itself may never notice, or say no
-// more than that something has gone.
+// stream]. Thread ranks of one process also compare each call as it is made, as comm:threads, and
+// know who is missing. Ranks of several, threads or not, compare a running hash of their calls in
+// agree() and barrier(), and what each called last, which the control plane tells all of them: see
+// comm/processes/process_rank.h. It also tells of failures, and of processes that are lost: NCCL
+// itself may never notice, or say no more than that something has gone.
 #pragma once
 
 #include <chrono>
@@ -48,7 +50,8 @@ struct NcclOptions {
   std::shared_ptr<FlightRecorder> flight = {};
   bool canonical = true;          ///< see [Note: NCCL and the order of sums]
   std::string library_path = "";  ///< empty: this process's NCCL, else libnccl.so.2
-  std::vector<int> gpus = {};     ///< of thread ranks; empty: GPU r for rank r
+  /// Of this process's ranks, in their order. Empty, where it has all ranks: GPU r for rank r.
+  std::vector<int> gpus = {};
 };
 
 /// The version of the NCCL that would be used, as "2.22.3". Throws DeviceError without one that can
@@ -72,8 +75,15 @@ void run_nccl_ranks(int size, NcclOptions options, const std::function<void(Proc
 std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& control, int gpu,
                                         NcclOptions options = {});
 
-/// join_nccl(), and then `fn` on a thread of its own; ends as run_ranks() in threads.h does.
-void run_joined_nccl_rank(const ControlOptions& control, int gpu, NcclOptions options,
-                          const std::function<void(ProcessGroup&)>& fn);
+/// As join_nccl(), of a world in which each process has a rank for each of its options.gpus, of
+/// which all have as many: rank t of the result is rank t + gpus.size() * process of the world.
+/// Each is used by one thread; of one that leaves, the others are told as of a process. Throws
+/// InvalidArgument also for no GPU, and where a process has another number of them.
+std::vector<std::unique_ptr<ProcessGroup>> join_nccl_ranks(const ControlOptions& control,
+                                                           NcclOptions options);
+
+/// join_nccl_ranks(), and then `fn` on a thread a rank; ends as run_ranks() in threads.h does.
+void run_joined_nccl_ranks(const ControlOptions& control, NcclOptions options,
+                           const std::function<void(ProcessGroup&)>& fn);
 
 }  // namespace tessera::comm

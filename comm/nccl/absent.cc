@@ -17,8 +17,11 @@ std::string nccl_version(const std::string&) { fail(); }
 std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(int, NcclOptions) { fail(); }
 void run_nccl_ranks(int, NcclOptions, const std::function<void(ProcessGroup&)>&) { fail(); }
 std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions&, int, NcclOptions) { fail(); }
-void run_joined_nccl_rank(const ControlOptions&, int, NcclOptions,
-                          const std::function<void(ProcessGroup&)>&) {
+std::vector<std::unique_ptr<ProcessGroup>> join_nccl_ranks(const ControlOptions&, NcclOptions) {
+  fail();
+}
+void run_joined_nccl_ranks(const ControlOptions&, NcclOptions,
+                           const std::function<void(ProcessGroup&)>&) {
   fail();
 }
 

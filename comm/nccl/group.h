@@ -17,6 +17,9 @@
 
 namespace tessera::comm {
 
+/// Throws InvalidArgument unless each of `size` ranks of this process has a GPU of its own.
+void check_gpus(int size, const NcclOptions& options);
+
 class NcclGroup : public ProcessGroup {
  public:
   /// One of `size` ranks, on GPU `gpu`.

@@ -1,5 +1,5 @@
-// Ranks as processes over NCCL. What they compare of their calls goes through NCCL as well, so that
-// it lies in the order of a stream.
+// Ranks as processes over NCCL, or as threads of several. What they compare of their calls goes
+// through NCCL as well, so that it lies in the order of a stream.
 #include <fmt/format.h>
 
 #include <cstddef>
@@ -100,29 +100,42 @@ class NcclExchange final : public Exchange {
 // What all groups of this process share.
 struct NcclProcess {
   std::shared_ptr<const NcclLibrary> library;
-  int gpu;
   NcclOptions options;
   Link link;
   std::shared_ptr<NcclWatchdog> watchdog;
 };
 
+// What all groups of one rank share. The end of the last one leaves the world; of one that has
+// failed others are told why.
+struct NcclRank {
+  NcclRank(std::shared_ptr<NcclProcess> in, int on_gpu, Peers knows)
+      : process(std::move(in)), gpu(on_gpu), peers(std::move(knows)) {}
+  ~NcclRank() {
+    if (!process->link.world->has_failed()) peers.say_left();
+  }
+  NcclRank(const NcclRank&) = delete;
+  NcclRank& operator=(const NcclRank&) = delete;
+
+  const std::shared_ptr<NcclProcess> process;
+  const int gpu;
+  const Peers peers;  // which are ranks
+};
+
 class NcclProcessGroup final : public NcclGroup {
  public:
-  NcclProcessGroup(std::shared_ptr<NcclProcess> process, int rank, std::vector<int> members,
-                   std::string name, const NcclIds& ids)
-      : NcclGroup(rank, static_cast<int>(members.size()), process->gpu, process->options,
-                  process->library, process->link.world),
-        process_(std::move(process)),
+  // That one of `own` in the group `name`, which it has joined with `communicators` as `rank`.
+  NcclProcessGroup(std::shared_ptr<NcclRank> own, int rank, std::vector<int> members,
+                   std::string name, NcclCommunicators communicators)
+      : NcclGroup(rank, static_cast<int>(members.size()), own->gpu, own->process->options,
+                  own->process->library, own->process->link.world),
+        own_(std::move(own)),
         exchange_(size_, gpu_),
-        self_(world_, process_->link.peers, std::move(name), std::move(members), rank, exchange_) {
-    auto communicators =
-        join(library_, ids, self_.name(), size_, {{.rank = rank_, .gpu = gpu_}}, *world_);
+        self_(world_, own_->peers, std::move(name), std::move(members), rank, exchange_) {
     std::vector<std::unique_ptr<NcclEndpoint>> endpoints;
     endpoints.push_back(std::make_unique<NcclEndpoint>(
         world_, [this](const Call& call, bool is_late) { self_.watch(call, is_late); },
-        fmt::format("rank {} of {}", world_rank(rank_), self_.name()),
-        std::move(communicators[0])));
-    attach(std::make_shared<NcclEndpoints>(process_->watchdog, std::move(endpoints)), 0);
+        fmt::format("rank {} of {}", world_rank(rank_), self_.name()), std::move(communicators)));
+    attach(std::make_shared<NcclEndpoints>(own_->process->watchdog, std::move(endpoints)), 0);
     exchange_.attach(endpoints_.get());
   }
 
@@ -133,7 +146,7 @@ class NcclProcessGroup final : public NcclGroup {
     endpoints_.reset();  // before what they use goes
   }
 
-  std::shared_ptr<const void> pause_deadline() override { return process_->link.peers.pause(); }
+  std::shared_ptr<const void> pause_deadline() override { return own_->peers.pause(); }
   void agree(const Stream& stream) override { self_.agree(stream); }
   void declare(std::string_view what) override { self_.declare(what); }
   void barrier(std::string_view label) override { self_.barrier(label); }
@@ -146,8 +159,11 @@ class NcclProcessGroup final : public NcclGroup {
   std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
     ProcessRank::Part part =
         self_.split(color, key, [this] { return to_message(make_ids(*library_)); });
-    return std::make_unique<NcclProcessGroup>(process_, part.rank, std::move(part.members),
-                                              std::move(part.name), to_ids(part.message));
+    auto communicators =
+        join(library_, to_ids(part.message), part.name, static_cast<int>(part.members.size()),
+             {{.rank = part.rank, .gpu = gpu_}}, *world_);
+    return std::make_unique<NcclProcessGroup>(own_, part.rank, std::move(part.members),
+                                              std::move(part.name), std::move(communicators[0]));
   }
 
  private:
@@ -157,7 +173,7 @@ class NcclProcessGroup final : public NcclGroup {
   }
   void look_after(const Call& call) override { self_.watch(call, false); }
 
-  const std::shared_ptr<NcclProcess> process_;
+  const std::shared_ptr<NcclRank> own_;
   const int num_exceptions_ = std::uncaught_exceptions();
   NcclExchange exchange_;
   ProcessRank self_;
@@ -186,31 +202,57 @@ NcclIds share_ids(Control& control, const NcclLibrary& library) {
 }
 
 struct Joined {
-  std::unique_ptr<ProcessGroup> group;
+  std::vector<std::unique_ptr<ProcessGroup>> ranks;
   std::shared_ptr<World> world;
 };
 
-Joined join_world(const ControlOptions& self, int gpu, NcclOptions options) {
+// This process's ranks, one for each of options.gpus.
+std::vector<std::unique_ptr<ProcessGroup>> make_ranks(const std::shared_ptr<Control>& control,
+                                                      const std::shared_ptr<NcclProcess>& process,
+                                                      const NcclIds& ids) {
+  const std::vector<int>& gpus = process->options.gpus;
+  const auto num_each = static_cast<int>(gpus.size());
+  const int size = num_each * control->num_processes();
+  std::vector<int> members(static_cast<std::size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  std::vector<LocalRank> here;
+  for (const int gpu : gpus) {
+    here.push_back(
+        {.rank = num_each * control->process() + static_cast<int>(here.size()), .gpu = gpu});
+  }
+  const std::shared_ptr<World>& world = process->link.world;
+  auto communicators = join(process->library, ids, "world", size, here, *world);
+  std::vector<std::unique_ptr<ProcessGroup>> ranks;
+  for (int r = 0; r < num_each; ++r) {
+    const auto i = static_cast<std::size_t>(r);
+    auto rank = std::make_shared<NcclRank>(process, gpus[i], peers_of(control, world, num_each, r));
+    ranks.push_back(std::make_unique<NcclProcessGroup>(std::move(rank), here[i].rank, members,
+                                                       "world", std::move(communicators[i])));
+  }
+  return ranks;
+}
+
+Joined join_world(ControlOptions self, NcclOptions options) {
+  const auto num_ranks = static_cast<int>(options.gpus.size());
+  engine::require(num_ranks >= 1, "[nccl] expected a GPU for each rank of this process, got none");
+  self.num_ranks = num_ranks;
   Joined joined;
   join_over(self, [&](const std::shared_ptr<Control>& control) {
-    const int count = engine::cuda::num_devices();
-    engine::require(gpu >= 0 && gpu < count, "[nccl] expected a GPU below {}, got {} (process {})",
-                    count, gpu, self.process);
+    check_gpus(num_ranks, options);
     const auto library = NcclLibrary::load(options.library_path);
     check_equal(*control, "transport", "nccl");
+    check_equal(*control, "number of threads", std::to_string(num_ranks));
     const NcclIds ids = share_ids(*control, *library);
     Link link = link_world(control, options.deadline, options.on_failure, options.flight);
     joined.world = link.world;
     auto watchdog = std::make_shared<NcclWatchdog>(link.world);
-    std::vector<int> members(static_cast<std::size_t>(self.num_processes));
-    std::iota(members.begin(), members.end(), 0);
-    joined.group = std::make_unique<NcclProcessGroup>(
-        std::make_shared<NcclProcess>(NcclProcess{.library = library,
-                                                  .gpu = gpu,
-                                                  .options = std::move(options),
-                                                  .link = std::move(link),
-                                                  .watchdog = std::move(watchdog)}),
-        self.process, std::move(members), "world", ids);
+    joined.ranks =
+        make_ranks(control,
+                   std::make_shared<NcclProcess>(NcclProcess{.library = library,
+                                                             .options = std::move(options),
+                                                             .link = std::move(link),
+                                                             .watchdog = std::move(watchdog)}),
+                   ids);
   });
   return joined;
 }
@@ -219,15 +261,19 @@ Joined join_world(const ControlOptions& self, int gpu, NcclOptions options) {
 
 std::unique_ptr<ProcessGroup> join_nccl(const ControlOptions& control, int gpu,
                                         NcclOptions options) {
-  return join_world(control, gpu, std::move(options)).group;
+  options.gpus = {gpu};
+  return std::move(join_nccl_ranks(control, std::move(options))[0]);
 }
 
-void run_joined_nccl_rank(const ControlOptions& control, int gpu, NcclOptions options,
-                          const std::function<void(ProcessGroup&)>& fn) {
-  Joined joined = join_world(control, gpu, std::move(options));
-  std::vector<std::unique_ptr<ProcessGroup>> groups;
-  groups.push_back(std::move(joined.group));
-  run_on_threads(std::move(groups), *joined.world, fn);
+std::vector<std::unique_ptr<ProcessGroup>> join_nccl_ranks(const ControlOptions& control,
+                                                           NcclOptions options) {
+  return join_world(control, std::move(options)).ranks;
+}
+
+void run_joined_nccl_ranks(const ControlOptions& control, NcclOptions options,
+                           const std::function<void(ProcessGroup&)>& fn) {
+  Joined joined = join_world(control, std::move(options));
+  run_on_threads(std::move(joined.ranks), *joined.world, fn);
 }
 
 }  // namespace tessera::comm

@@ -131,6 +131,8 @@ class NcclThreadGroup final : public NcclGroup {
   ThreadRank self_;
 };
 
+}  // namespace
+
 void check_gpus(int size, const NcclOptions& options) {
   const int count = engine::cuda::num_devices();
   if (options.gpus.empty()) {
@@ -151,6 +153,8 @@ void check_gpus(int size, const NcclOptions& options) {
                     *gpu);
   }
 }
+
+namespace {
 
 std::vector<std::unique_ptr<ProcessGroup>> make_groups(
     const std::shared_ptr<Rendezvous>& rendezvous, const NcclOptions& options) {

@@ -53,7 +53,7 @@ ProcessRank::ProcessRank(std::shared_ptr<World> world, Peers peers, std::string 
       exchange_(exchange),
       hash_(engine::fnv1a("")) {
   if (FlightRecorder* flight = world_->flight()) {
-    flight_group_ = flight->add_group(name_, members_);
+    flight_group_ = flight->only_group(name_, members_);
     ring_ = &flight->ring(world_rank(rank_));
   }
 }

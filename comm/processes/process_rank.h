@@ -1,4 +1,5 @@
-// What backends share whose ranks are processes.
+// What backends share whose ranks are processes, or threads of several that compare their calls as
+// processes do.
 //
 // [Note: a hash of all calls] A process cannot see what the others call. So each rank keeps a hash
 // of all its calls, and at every host call and agree() the ranks exchange it, with their last calls
@@ -31,8 +32,8 @@ namespace tessera::comm {
 /// tensors.
 class ProcessRank {
  public:
-  /// `rank` of the group whose ranks are `members` of the world. `name`: of no other group. The
-  /// exchange outlives this, and every rank gives it record_nbytes() bytes.
+  /// `rank` of the group whose ranks are `members` of the world, and which are the `peers`. `name`:
+  /// of no other group. The exchange outlives this, and every rank gives it record_nbytes() bytes.
   ProcessRank(std::shared_ptr<World> world, Peers peers, std::string name, std::vector<int> members,
               int rank, Exchange& exchange);
 

@@ -7,11 +7,8 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tests/comm/forked_processes.h"
@@ -25,60 +22,33 @@ namespace {
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// Texts of any bytes as one.
-std::string packed(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const std::string& text : texts) {
-    const std::uint64_t size = text.size();
-    all.append(reinterpret_cast<const char*>(&size), sizeof(size));
-    all += text;
-  }
-  return all;
+// Of a join that nobody waits too long for.
+JoinOptions patient(JoinOptions options) {
+  options.control.deadline = kLong;
+  return options;
 }
 
-std::vector<std::string> unpacked(const std::string& all) {
-  std::vector<std::string> texts;
-  for (std::size_t at = 0; at < all.size();) {
-    std::uint64_t size = 0;
-    std::memcpy(&size, all.data() + at, sizeof(size));
-    texts.push_back(all.substr(at + sizeof(size), size));
-    at += sizeof(size) + size;
-  }
-  return texts;
-}
-
-// Joins that nobody waits too long for.
-std::vector<std::string> said_over_gloo(int num_processes, milliseconds deadline,
+std::vector<std::string> said_over_gloo(int num_processes,
                                         const std::function<std::string(const JoinOptions&)>& fn) {
   const MeetingPlace place(num_processes);
-  return said_by_processes(num_processes, [&](int process) {
-    JoinOptions options = place.options(process, deadline);
-    options.control.deadline = kLong;
-    return fn(options);
-  });
+  return said_by_processes(num_processes,
+                           [&](int process) { return fn(place.options(process, kLong)); });
 }
 
 // Two ranks a process where their number is even.
-std::vector<std::string> said_by_threads_of_processes(int size, milliseconds deadline,
-                                                      const RankFunction& fn) {
+std::vector<std::string> by_threads_over_gloo(int size, milliseconds deadline,
+                                              const RankFunction& fn) {
   const int num_threads = size % 2 == 0 ? 2 : 1;
-  const auto run = [&](const JoinOptions& options) {
-    std::vector<std::string> said(static_cast<std::size_t>(num_threads));
-    run_joined_ranks(num_threads, options, [&](ProcessGroup& world) {
-      said[std::size_t(world.rank() % num_threads)] = fn(world);
-    });
-    return packed(said);
-  };
-  std::vector<std::string> said;
-  for (const std::string& all : said_over_gloo(size / num_threads, deadline, run)) {
-    for (std::string& text : unpacked(all)) said.push_back(std::move(text));
-  }
-  return said;
+  const MeetingPlace place(size / num_threads);
+  return said_by_threads_of_processes(
+      size, num_threads, fn, [&](int process, const std::function<void(ProcessGroup&)>& each) {
+        run_joined_ranks(num_threads, patient(place.options(process, deadline)), each);
+      });
 }
 
 auto backends() {
   return ::testing::Values(Backend{.name = "gloo_and_threads",
-                                   .run = said_by_threads_of_processes,
+                                   .run = by_threads_over_gloo,
                                    .num_large = 70'001,
                                    .deadline = milliseconds(1000),
                                    .sizes = {2, 4}});
@@ -87,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);
 INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), backend_name);
 
 TEST(JoinedThreadsTest, EachHasItsRank) {
-  const auto said = said_over_gloo(2, kLong, [](const JoinOptions& options) {
+  const auto said = said_over_gloo(2, [](const JoinOptions& options) {
     std::string ranks;
     for (const auto& group : join_ranks(3, options)) {
       ranks += std::to_string(group->rank()) + " of " + std::to_string(group->size()) + ", ";
@@ -99,7 +69,7 @@ TEST(JoinedThreadsTest, EachHasItsRank) {
 }
 
 TEST(JoinedThreadsTest, ProcessesHaveTheSameNumberOfThem) {
-  const auto said = said_over_gloo(2, kLong, [](const JoinOptions& options) -> std::string {
+  const auto said = said_over_gloo(2, [](const JoinOptions& options) -> std::string {
     try {
       run_joined_ranks(2 + options.control.process, options, [](ProcessGroup&) {});
       return "";

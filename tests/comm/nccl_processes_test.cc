@@ -1,5 +1,6 @@
-// Ranks that are real processes, with an emulated GPU each, over the emulated NCCL: the conformance
-// suite, and what becomes of the others when one dies, leaves, fails, or calls something else.
+// Ranks that are real processes, or threads of several, with an emulated GPU each, over the
+// emulated NCCL: the conformance suite, and what becomes of the others when one dies, leaves,
+// fails, or calls something else.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +8,8 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <memory>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -14,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/flight_recorder.h"
+#include "comm/flight_recording.h"
 #include "comm/nccl.h"
 #include "engine/error.h"
 #include "tests/comm/control_processes.h"
@@ -62,16 +67,39 @@ std::vector<std::string> over_nccl(int size, milliseconds deadline, const RankFu
       fn);
 }
 
+// GPU r for rank r.
+std::vector<int> gpus_of(int process, int num_threads) {
+  std::vector<int> gpus(static_cast<std::size_t>(num_threads));
+  std::iota(gpus.begin(), gpus.end(), process * num_threads);
+  return gpus;
+}
+
+// Two ranks a process, or all of an odd number in one.
+std::vector<std::string> by_threads_over_nccl(int size, milliseconds deadline,
+                                              const RankFunction& fn) {
+  const int num_threads = size % 2 == 0 ? 2 : size;
+  const Meeting meeting;
+  return said_by_threads_of_processes(
+      size, num_threads, fn, [&](int process, const std::function<void(ProcessGroup&)>& each) {
+        run_joined_nccl_ranks(meeting.options(process, size / num_threads),
+                              {.deadline = deadline, .gpus = gpus_of(process, num_threads)}, each);
+      });
+}
+
+Backend backend(std::string name, decltype(Backend::run) run, std::vector<int> sizes) {
+  return {.name = std::move(name),
+          .run = std::move(run),
+          .here = on_own_gpu,
+          .beside = on_own_gpu,
+          .num_large = 5003,
+          // Several of the beats that tell what the others called last: nothing else here does.
+          .deadline = milliseconds(3000),
+          .sizes = std::move(sizes)};
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
-                         ::testing::Values(Backend{.name = "nccl",
-                                                   .run = over_nccl,
-                                                   .here = on_own_gpu,
-                                                   .beside = on_own_gpu,
-                                                   .num_large = 5003,
-                                                   // Several of the beats that tell what the others
-                                                   // called last: nothing else here does.
-                                                   .deadline = milliseconds(3000),
-                                                   .sizes = {1, 2, 3}}),
+                         ::testing::Values(backend("nccl", over_nccl, {1, 2, 3}),
+                                           backend("threads", by_threads_over_nccl, {4, 6})),
                          backend_name);
 
 using Body = std::function<void(ProcessGroup&, const Child::Say&)>;
@@ -94,6 +122,29 @@ std::vector<Child> joined_all(int size, milliseconds deadline, const Body& body,
           say(error.what());
         }
       }
+      say("left");
+    });
+  }
+  return children;
+}
+
+// joined_all() of processes with two ranks each, which both do `body`.
+std::vector<Child> pairs_all(int num_processes, milliseconds deadline, const Body& body,
+                             const Prepare& prepare = {}) {
+  const Meeting meeting;
+  std::vector<Child> children;
+  for (int p = 0; p < num_processes; ++p) {
+    children.emplace_back([=](const Child::Say& say) {
+      if (prepare) prepare(p);
+      run_joined_nccl_ranks(meeting.options(p, num_processes),
+                            {.deadline = deadline, .gpus = gpus_of(p, 2)},
+                            [&](ProcessGroup& group) {
+                              try {
+                                body(group, say);
+                              } catch (const engine::CommError& error) {
+                                say(error.what());
+                              }
+                            });
       say("left");
     });
   }
@@ -240,6 +291,161 @@ TEST(NcclProcessesTest, WhatCannotJoinIsToldToAll) {
   }
   for (Child& child : on_one_gpu) {
     EXPECT_THAT(child.hear(), AllOf(HasSubstr("invalid usage"), HasSubstr("comm:threads")));
+  }
+  std::vector<Child> unequal;
+  for (int p = 0; p < 2; ++p) {
+    unequal.emplace_back([=](const Child::Say&) {
+      join_nccl_ranks(meeting.options(p, 2), {.deadline = kLong, .gpus = gpus_of(p, 2 - p)});
+    });
+  }
+  for (Child& child : unequal) {
+    EXPECT_THAT(child.hear(), HasSubstr("[join] expected the number of threads of process 0, 2, "
+                                        "got 1 (process 1)"));
+  }
+}
+
+// Threads of processes
+// ------------------------------------------------------------------------------------------------
+
+// What both ranks of each process say, and what it says in the end.
+void expect_all_hear(std::vector<Child>& children, const ::testing::Matcher<std::string>& what,
+                     int lost = -1) {
+  for (std::size_t p = 0; p < children.size(); ++p) {
+    if (static_cast<int>(p) == lost) continue;
+    for (int t = 0; t < 2; ++t) EXPECT_THAT(children[p].hear(), what);
+    EXPECT_EQ(children[p].hear(), "left");
+  }
+}
+
+// Until the others have given up.
+void stay_away(ProcessGroup& group) {
+  for (;;) {
+    group.check();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+TEST(NcclThreadsOfProcessesTest, AProcessThatIsKilledIsNamedByTheOthers) {
+  for (const bool notices : {true, false}) {
+    for (const int killed : {0, 1}) {
+      auto children = pairs_all(3, kLong, sum_for_ever, [=](int) {
+        if (!notices) cuda_emulation::ignore_lost_processes();
+      });
+      for (Child& child : children) {
+        for (int t = 0; t < 2; ++t) EXPECT_EQ(child.hear(), "sums");
+      }
+      children[std::size_t(killed)].end();
+      expect_all_hear(children,
+                      AllOf(StartsWith("[control] "),
+                            HasSubstr("lost process " + std::to_string(killed) + " (")),
+                      killed);
+    }
+  }
+}
+
+// Of the world, or of a group whose ranks are in several processes, one in each.
+TEST(NcclThreadsOfProcessesTest, AThreadThatReturnsEarlyIsNamedAtOnce) {
+  for (const bool of_world : {true, false}) {
+    auto children = pairs_all(2, kLong, [=](ProcessGroup& world, const auto& say) {
+      const auto across = world.split_by([](int r) { return r % 2; });
+      ProcessGroup& group = of_world ? world : *across;
+      const Caller c{group, {on_own_gpu(world.rank(), "comm", {})}};
+      group.barrier("begin");
+      if (world.rank() == 3) return say("returned");
+      if (!of_world && world.rank() != 1) stay_away(world);
+      c.gather(4, "h.0");
+    });
+    EXPECT_EQ(children[1].hear(), "returned");
+    const std::string expected =
+        of_world
+            ? "[all_gather #2 of world] expected 4 ranks, got: rank 3 has left the group, last "
+              "seen in #1 barrier 'begin' of world; all_gather f32 x 4 'h.0'"
+            : "[all_gather #1 of world:1] expected 2 ranks, got: rank 3 has left the group, "
+              "last seen in #0 barrier 'begin' of world:1; all_gather f32 x 4 'h.0'";
+    for (int t = 0; t < 2; ++t) EXPECT_EQ(children[0].hear(), expected);
+    EXPECT_EQ(children[1].hear(), expected);
+    for (Child& child : children) EXPECT_EQ(child.hear(), "left");
+  }
+}
+
+TEST(NcclThreadsOfProcessesTest, AThreadThatIsLateIsNamed) {
+  auto children = pairs_all(2, milliseconds(1500), [](ProcessGroup& world, const auto&) {
+    const auto across = world.split_by([](int r) { return r % 2; });
+    across->barrier("begin");
+    if (world.rank() == 3) stay_away(world);
+    // What rank 2 calls is not taken for what rank 3 has called.
+    across->barrier("end");
+    stay_away(world);
+  });
+  expect_all_hear(children,
+                  HasSubstr("[barrier #1 of world:1] expected 2 ranks within 1500 ms, got "
+                            "no end of it: rank 3 is missing, last seen in #0 barrier "
+                            "'begin' of world:1; barrier 'end' (rank 1 of world:1)"));
+}
+
+TEST(NcclThreadsOfProcessesTest, UnequalCallsAreNamedWithBothSides) {
+  const auto calls = [](bool differs) {
+    return [differs](ProcessGroup& world, const auto&) {
+      const Caller c{world, {on_own_gpu(world.rank(), "comm", {})}};
+      c.gather(8, "h.0");
+      if (!differs) {
+        c.gather(8, world.rank() == 3 ? "h.2" : "h.1");  // NCCL takes one for the other
+      } else if (world.rank() == 3) {
+        c.scatter(8, "h.1");
+      } else {
+        c.gather(8, "h.1");
+      }
+      world.barrier("end");
+    };
+  };
+  auto hang = pairs_all(2, kLong, calls(true));
+  expect_all_hear(hang, AllOf(HasSubstr("[#1 of world] expected rank "),
+                              HasSubstr("#1 all_gather f32 x 8 'h.1', got rank 3's #1 "
+                                        "reduce_scatter f32 x 8 'h.1'")));
+  // By what they say that they called last, or by the hash of all calls.
+  auto end = pairs_all(2, kLong, calls(false));
+  expect_all_hear(
+      end, AnyOf(HasSubstr("'h.1', got rank 3's #1 all_gather f32 x 8 'h.2'"),
+                 HasSubstr("expected rank 0's calls up to #2 barrier 'end', got rank 3's up to")));
+}
+
+TEST(NcclThreadsOfProcessesTest, WhatOneThreadFailsWithEndsAll) {
+  auto children = pairs_all(2, kLong, [](ProcessGroup& world, const Child::Say& say) {
+    world.barrier("begin");
+    if (world.rank() == 3) throw std::runtime_error("no more data");
+    sum_for_ever(world, say);
+  });
+  for (int t = 0; t < 2; ++t) EXPECT_EQ(children[0].hear(), "[abort] by rank 3: no more data");
+  EXPECT_EQ(children[0].hear(), "left");
+  EXPECT_EQ(children[1].hear(), "[abort] by rank 3: no more data");  // rank 2
+  EXPECT_EQ(children[1].hear(), "no more data");
+}
+
+TEST(NcclThreadsOfProcessesTest, APauseOfOneThreadHoldsForAll) {
+  expect_pause_holds_for_all([](milliseconds deadline, const Body& body) {
+    return pairs_all(2, deadline, [=](ProcessGroup& world, const Child::Say& say) {
+      body(
+          world, world.rank() % 2 == 0 ? say : [](const std::string&) {});
+    });
+  });
+}
+
+// The doctor tells groups of one name and members apart by their order in each file.
+TEST(NcclThreadsOfProcessesTest, ThreadsRecordTheirCallsInOneGroup) {
+  const Meeting meeting;
+  Child process([=](const Child::Say& say) {
+    const auto flight = std::make_shared<FlightRecorder>();
+    run_joined_nccl_ranks(meeting.options(0, 1),
+                          {.deadline = kLong, .flight = flight, .gpus = {0, 1}},
+                          [](ProcessGroup& world) { world.split(0, 0)->barrier("begin"); });
+    const FlightRecording recording = flight->read();
+    for (const FlightGroup& group : recording.groups) say(group.name);
+    for (const RankFlight& rank : recording.ranks) {
+      say(rank.entries.back().label + " " + std::to_string(rank.entries.back().group));
+    }
+  });
+  for (const char* line : {"world", "world:0", "begin 1", "begin 1", "(the end)"}) {
+    EXPECT_EQ(process.hear(), line);
   }
 }
 

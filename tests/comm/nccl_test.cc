@@ -359,6 +359,8 @@ TEST(NcclProcessTest, NonsenseIsRefused) {
                InvalidArgument);
   EXPECT_THROW(join_nccl({.process = 0, .num_processes = 2, .address = "x"}, 0), InvalidArgument);
   for (const int gpu : {-1, 99}) EXPECT_THROW(join_nccl({}, gpu), InvalidArgument);
+  EXPECT_THROW(join_nccl_ranks({}, {}), InvalidArgument);
+  EXPECT_THROW(join_nccl_ranks({}, {.gpus = {0, 0}}), InvalidArgument);
 }
 
 }  // namespace

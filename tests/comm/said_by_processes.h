@@ -14,6 +14,7 @@
 
 #include "comm/process_group.h"
 #include "tests/comm/forked_processes.h"
+#include "tests/comm/said_by_threads.h"
 
 namespace tessera::comm {
 
@@ -49,6 +50,36 @@ inline std::vector<std::string> said_by_processes(
   for (std::size_t p = 0; p < said.size(); ++p) {
     if (!said[p].starts_with("said ")) ADD_FAILURE() << "process " << p << " " << said[p];
     said[p] = said[p].substr(std::min(said[p].size(), said[p].find(' ') + 1));
+  }
+  return said;
+}
+
+/// Runs `fn` on `size` ranks, `num_threads` in each process, and returns what each says.
+/// `run_ranks(process, each)` runs `each` on those of one process. What fails in one fails the
+/// test.
+inline std::vector<std::string> said_by_threads_of_processes(
+    int size, int num_threads, const std::function<std::string(ProcessGroup&)>& fn,
+    const std::function<void(int process, const std::function<void(ProcessGroup&)>& each)>&
+        run_ranks) {
+  const auto texts = said_by_processes(size / num_threads, [&](int process) {
+    const auto said = said_by_threads(
+        size, fn,
+        [&](const std::function<void(ProcessGroup&)>& each) { run_ranks(process, each); });
+    std::string all;  // of any bytes, each after its length
+    for (int rank = process * num_threads; rank < (process + 1) * num_threads; ++rank) {
+      const std::string& text = said[static_cast<std::size_t>(rank)];
+      all += std::to_string(text.size()) + " " + text;
+    }
+    return all;
+  });
+  std::vector<std::string> said;
+  for (const std::string& all : texts) {
+    for (std::size_t at = 0; at < all.size();) {
+      const std::size_t space = all.find(' ', at);
+      if (space == all.npos) break;  // of a process that has failed
+      said.push_back(all.substr(space + 1, std::stoul(all.substr(at))));
+      at = space + 1 + said.back().size();
+    }
   }
   return said;
 }

@@ -30,7 +30,8 @@ void ParallelConfig::add_to(FlagSet& flags) {
              .max = max_ranks});
   flags.add("parallel.threads", &threads,
             {.help = "ranks of each process that a launcher starts, one thread each, which share "
-                     "memory; 0: one; without a launcher this says what parallel.ranks says",
+                     "memory, or have a GPU each; 0: one; without a launcher this says what "
+                     "parallel.ranks says",
              .min = 0,
              .max = max_ranks});
   flags.add("parallel.backend", &backend,
@@ -85,15 +86,14 @@ void ParallelConfig::add_launch_to(FlagSet& flags) {
           "(mpirun), env (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT by hand), or threads, "
           "nobody; auto: as their variables in the environment say",
           {kLauncherChoices.begin(), kLauncherChoices.end()}});
-  flags.add(
-      "parallel.transport", &transport,
-      EnumOption<TransportChoice>{
-          "what moves tensors between processes: nccl with a GPU for each; on CPUs mpi, where "
-          "the launcher is one of MPI, or gloo; auto: nccl on GPUs, else mpi where it can be",
-          {{"auto", TransportChoice::kAuto},
-           {"mpi", TransportChoice::kMpi},
-           {"gloo", TransportChoice::kGloo},
-           {"nccl", TransportChoice::kNccl}}});
+  flags.add("parallel.transport", &transport,
+            EnumOption<TransportChoice>{
+                "what moves tensors between processes: nccl between GPUs; on CPUs mpi, where "
+                "the launcher is one of MPI, or gloo; auto: nccl on GPUs, else mpi where it can be",
+                {{"auto", TransportChoice::kAuto},
+                 {"mpi", TransportChoice::kMpi},
+                 {"gloo", TransportChoice::kGloo},
+                 {"nccl", TransportChoice::kNccl}}});
   flags.add(
       "parallel.address", &address,
       {.help = "where processes meet, tcp:HOST:PORT of the first one's host or file:PATH in a "

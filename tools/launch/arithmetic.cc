@@ -16,7 +16,17 @@
 
 namespace tessera::tools {
 
-std::string arithmetic_text(const Ranks& ranks, const engine::GemmAlgorithms* algorithms) {
+std::string gpu_text(const Ranks& ranks) {
+  if constexpr (engine::kCudaBuilt) {
+    if (ranks.num_gpus > 0) {
+      return engine::gemm_cuda_library(engine::Stream::cuda("arithmetic", ranks.first_gpu));
+    }
+  }
+  return "";
+}
+
+std::string arithmetic_text(const Ranks& ranks, const std::string& gpu,
+                            const engine::GemmAlgorithms* algorithms) {
   std::string text;
   const auto add = [&text](std::string_view name, std::string_view value) {
     text += fmt::format("{} = {}\n", name, engine::json_literal(value));
@@ -31,7 +41,7 @@ std::string arithmetic_text(const Ranks& ranks, const engine::GemmAlgorithms* al
     return text;
   }
   if constexpr (engine::kCudaBuilt) {
-    add("gpu", engine::gemm_cuda_library(engine::Stream::cuda("arithmetic", ranks.first_gpu)));
+    add("gpu", gpu);
     if (algorithms != nullptr) {
       const std::string all = algorithms->text();
       add("cuda.gemm_algorithms",

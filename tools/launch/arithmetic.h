@@ -8,9 +8,15 @@
 
 namespace tessera::tools {
 
+/// Of a GPU of this process its kind, and cublasLt; empty on the CPU. May wait for what lies on
+/// that GPU: to be called before there are ranks, as one would wait for another's. Throws
+/// DeviceError.
+std::string gpu_text(const Ranks& ranks);
+
 /// A line each, NAME = VALUE as in TOML: the CPU, its instruction set, the library of products with
-/// its version and threads, the C library; of GPUs their kind, cublasLt and its `algorithms` (null:
+/// its version and threads, the C library; of GPUs gpu_text(), the `algorithms` of cublasLt (null:
 /// those proposed first), NCCL. In one process always the same. Throws DeviceError.
-std::string arithmetic_text(const Ranks& ranks, const engine::GemmAlgorithms* algorithms);
+std::string arithmetic_text(const Ranks& ranks, const std::string& gpu,
+                            const engine::GemmAlgorithms* algorithms);
 
 }  // namespace tessera::tools

@@ -116,21 +116,22 @@ std::string_view name_of(TransportChoice transport) {
 }
 
 void run_processes(const TrainConfig& config, const Launch& launch, int num_threads,
-                   std::optional<int> gpu,
+                   const std::vector<int>& gpus,
                    std::function<void(const std::string& message)> on_failure,
                    std::shared_ptr<comm::FlightRecorder> flight,
                    const std::function<void(comm::ProcessGroup&)>& fn) {
-  const TransportChoice transport = transport_of(config.parallel, launch, gpu.has_value());
+  const TransportChoice transport = transport_of(config.parallel, launch, !gpus.empty());
   const bool is_mpi = transport == TransportChoice::kMpi;
   const comm::ControlOptions control = meeting_options(config, launch, transport);
   if constexpr (engine::kCudaBuilt) {
-    if (gpu) {
-      return comm::run_joined_nccl_rank(control, *gpu,
-                                        {.deadline = config.deadline(),
-                                         .on_failure = std::move(on_failure),
-                                         .flight = std::move(flight),
-                                         .canonical = config.parallel.canonical},
-                                        fn);
+    if (!gpus.empty()) {
+      return comm::run_joined_nccl_ranks(control,
+                                         {.deadline = config.deadline(),
+                                          .on_failure = std::move(on_failure),
+                                          .flight = std::move(flight),
+                                          .canonical = config.parallel.canonical,
+                                          .gpus = gpus},
+                                         fn);
     }
   }
   const comm::JoinOptions options{.control = control,

@@ -3,9 +3,9 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/control/control.h"
 #include "comm/flight_recorder.h"
@@ -16,19 +16,19 @@
 
 namespace tessera::tools {
 
-/// What moves tensors between the processes of `launch`, which have a GPU each or none. Throws
-/// InvalidArgument for MPI where the launcher starts none, for what needs other devices, and for an
-/// interface of Gloo with another transport.
+/// What moves tensors between the processes of `launch`, whose ranks have a GPU each or none.
+/// Throws InvalidArgument for MPI where the launcher starts none, for what needs other devices, and
+/// for an interface of Gloo with another transport.
 TransportChoice transport_of(const ParallelConfig& config, const Launch& launch, bool on_gpus);
 /// "mpi", "gloo", "nccl"
 std::string_view name_of(TransportChoice transport);
 
-/// Runs `fn` on `num_threads` ranks of this process, of the world of all of them, or on the one
-/// that has `gpu`. `on_failure`, `flight`: as in comm/join.h. Collective. Throws as
-/// comm::run_joined_ranks() and comm::run_joined_nccl_rank(), and InvalidArgument where nothing
-/// says how processes meet.
+/// Runs `fn` on `num_threads` ranks of this process, of the world of all of them: each on one of
+/// `gpus`, or on the CPU if there are none. `on_failure`, `flight`: as in comm/join.h. Collective.
+/// Throws as comm::run_joined_ranks() and comm::run_joined_nccl_ranks(), and InvalidArgument where
+/// nothing says how processes meet.
 void run_processes(const TrainConfig& config, const Launch& launch, int num_threads,
-                   std::optional<int> gpu,
+                   const std::vector<int>& gpus,
                    std::function<void(const std::string& message)> on_failure,
                    std::shared_ptr<comm::FlightRecorder> flight,
                    const std::function<void(comm::ProcessGroup&)>& fn);

@@ -11,11 +11,11 @@
 #include <exception>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <string_view>
 #include <system_error>
 #include <thread>
 #include <tuple>
+#include <vector>
 
 #include "comm/control/control.h"
 #include "comm/nccl.h"
@@ -166,24 +166,22 @@ Ranks Ranks::choose(const TrainConfig& config, const Launch& launch) {
           "parallel.transport says what is between them ({})",
           launch.str());
   const int num_gpus = count_gpus(config.device);
-  require(num_gpus <= 1 || num_gpus >= launch.num_local_processes,
-          "[launch] expected a GPU for each of {} processes on this host, got {} ({})",
-          launch.num_local_processes, num_gpus, launch.str());
-  require(
-      num_gpus == 0 || threads == 1,
-      "[launch] expected parallel.threads=1 where processes have a GPU each, got {} (device=cpu "
-      "keeps to the CPU; {})",
-      threads, launch.str());
+  // Those that a launcher has given to a process alone are the only ones that it sees.
+  const bool are_own = num_gpus == threads;
+  const int num_on_host = launch.num_local_processes * threads;
+  require(num_gpus == 0 || are_own || num_gpus >= num_on_host,
+          "[launch] expected a GPU for each of {} {} on this host, got {} (device=cpu keeps to the "
+          "CPU; {})",
+          num_on_host, threads == 1 ? "processes" : "ranks", num_gpus, launch.str());
   return {.size = size,
-          .num_gpus = std::min(num_gpus, 1),
-          // One that a launcher has given to it alone is the only one that it sees.
-          .first_gpu = num_gpus > 1 ? launch.local_process : 0,
+          .num_gpus = std::min(num_gpus, threads),
+          .first_gpu = are_own ? 0 : launch.local_process * threads,
           .nccl = num_gpus > 0,
           .local = {.world_size = size,
                     .first = launch.process * threads,
                     .count = threads,
                     .num_before = launch.local_process * threads,
-                    .num_on_host = launch.num_local_processes * threads},
+                    .num_on_host = num_on_host},
           .launch = launch,
           .transport = transport_of(p, launch, num_gpus > 0)};
 }
@@ -229,8 +227,9 @@ void Ranks::run(const TrainConfig& config, const std::function<void(comm::Proces
   // its first thread where that takes it, so ranks are other threads, if it is only one.
   if (are_processes()) {
     try {
-      const auto gpu = num_gpus > 0 ? std::optional(first_gpu) : std::nullopt;
-      return run_processes(config, launch, local.count, gpu, on_failure, recorder, fn);
+      std::vector<int> gpus;
+      for (int i = 0; i < num_gpus; ++i) gpus.push_back(first_gpu + i);
+      return run_processes(config, launch, local.count, gpus, on_failure, recorder, fn);
     } catch (const engine::CommError& error) {
       if (comm::Control::tells_of_loss(error.what())) throw TryAgain(error.what());
       throw;

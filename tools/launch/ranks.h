@@ -24,14 +24,14 @@ struct Ranks {
   int first_gpu = 0;  ///< of these, among those that it sees
   bool nccl = false;
   LocalRanks local = {.world_size = size};
-  Launch launch = {};  ///< of several processes each has local.count ranks, on a GPU one
+  Launch launch = {};  ///< of several processes each has local.count ranks, with GPUs one on each
   TransportChoice transport = TransportChoice::kAuto;  ///< of several processes, never kAuto
 
   /// On this machine, in the processes that `launch` tells of: where a launcher has started this
   /// one, parallel.threads in each, also if it is the only one. Throws DeviceError when GPUs are
   /// asked for and the build or the machine has none to use; InvalidArgument for nccl without a GPU
-  /// for each rank, for fewer GPUs than processes on this host, and for what several processes
-  /// cannot do.
+  /// for each rank, for fewer GPUs than ranks of several processes on this host, and for what
+  /// several processes cannot do.
   static Ranks choose(const TrainConfig& config, const Launch& launch = {});
   /// Where a plan takes them to be: with device=cuda on a machine with a GPU for each rank, else on
   /// this one. Throws InvalidArgument as choose().

@@ -43,7 +43,9 @@ std::shared_ptr<engine::GemmAlgorithms> choose_gemm_algorithms(const Task& task,
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<engine::DeviceProduct> gemms = gemms_of(task, ranks);
     std::size_t num_timed = 0;
-    for (int i = 0; i < ranks.num_gpus; ++i) {  // of one kind: only the first has to time
+    // Of one kind only the first has to time. Of several processes rank 0's GPU alone is asked: on
+    // another one its rank waits for what is chosen here, and freeing memory there waits for that.
+    for (int i = 0; i < (ranks.are_processes() ? 1 : ranks.num_gpus); ++i) {
       const auto gpu = engine::Stream::cuda("tuning", ranks.first_gpu + i);
       num_timed += tune_gemms(gpu, gemms, *algorithms).size();
     }

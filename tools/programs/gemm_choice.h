@@ -19,7 +19,7 @@ namespace tessera::tools {
 std::shared_ptr<engine::GemmAlgorithms> choose_gemm_algorithms(const Task& task, const Ranks& ranks,
                                                                RunLog& log);
 
-/// Of processes with a GPU each: what rank 0 chooses, on all of them. `log`: rank 0's, null
+/// Of ranks of several processes: what rank 0 chooses, on all of them. `log`: rank 0's, null
 /// elsewhere. Collective. Throws as choose_gemm_algorithms(), on rank 0.
 std::shared_ptr<engine::GemmAlgorithms> share_gemm_algorithms(comm::ProcessGroup& world,
                                                               const engine::Stream& compute,

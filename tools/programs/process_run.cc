@@ -32,6 +32,7 @@ ProcessRun::ProcessRun(const Ranks& ranks, const Task& task, const FlagSet& flag
       config_toml(flags.to_toml()),
       flight(flight),
       data_digest(ranks.are_processes() || has_checkpoints(task) ? task.data_digest() : ""),
+      gpu(ranks.are_processes() || has_checkpoints(task) ? gpu_text(ranks) : ""),
       trace(make_if<RunTrace>(!task.config().log.trace.empty(), task.config(), ranks.local)),
       probe(make_if<RunProbe>(!task.config().log.probe.empty(), task.config(), ranks.local,
                               flags.to_json())),
@@ -43,7 +44,7 @@ RunIdentity ProcessRun::identity() const {
           .data = task.data_text(),
           .config = config_toml,
           .data_digest = data_digest,
-          .arithmetic = arithmetic_text(ranks, gemms.get())};
+          .arithmetic = arithmetic_text(ranks, gpu, gemms.get())};
 }
 
 std::string ProcessRun::text() const {
@@ -56,7 +57,7 @@ std::string ProcessRun::text() const {
       "program.digest = {}\n{}[data]\ndigest = {}\n[launch]\nranks_of_a_replica = {}\n"
       "[arithmetic]\n{}",
       program_digest(), config, data_digest, ranks.replica().first,
-      arithmetic_text(ranks, gemms.get()));
+      arithmetic_text(ranks, gpu, gemms.get()));
 }
 
 void ProcessRun::keep() noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "engine/gemm/gemm_algorithms.h"
@@ -35,10 +36,12 @@ struct ProcessRun {
   const std::string config_toml;
   const FlightOutput& flight;
   const std::string data_digest;  ///< empty where nobody asks
+  const std::string gpu;          ///< gpu_text(), or empty where nobody asks
   const std::unique_ptr<RunTrace> trace;
   const std::unique_ptr<RunProbe> probe;
   const std::unique_ptr<Audits> audits;
   std::shared_ptr<engine::GemmAlgorithms> gemms = {};  ///< chosen before ranks compute
+  std::once_flag has_gemms = {};                       ///< of ranks, each of which is told of them
 };
 
 }  // namespace tessera::tools

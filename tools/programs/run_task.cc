@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <iostream>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -95,7 +96,10 @@ std::string compare_processes(comm::ProcessGroup& world, ProcessRun& run, RunLog
   const Ranks& ranks = run.ranks;
   const CheckpointConfig& checkpoint = run.task.config().checkpoint;
   const engine::Stream stream = ranks.compute(world.rank());
-  if (ranks.num_gpus > 0) run.gemms = share_gemm_algorithms(world, stream, run.task, ranks, log);
+  if (ranks.num_gpus > 0) {
+    auto gemms = share_gemm_algorithms(world, stream, run.task, ranks, log);
+    std::call_once(run.has_gemms, [&] { run.gemms = std::move(gemms); });
+  }
   std::string difference = difference_of_processes(world, stream, run.text());
   if (difference.empty() && checkpoint.saves()) {
     check_shared_folder(world, checkpoint.folder(run.task.config().out), engine::Memory(stream),

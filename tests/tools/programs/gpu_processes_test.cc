@@ -1,9 +1,11 @@
-// Trainings whose ranks are processes with a GPU each, emulated: they have the numbers of those
-// whose ranks are threads, multiply as rank 0 chooses, and end when one of them is lost.
+// Trainings whose ranks are processes, or threads of several, with a GPU each, emulated: they have
+// the numbers of those whose ranks are threads of one, multiply as rank 0 chooses, and end when one
+// of them is lost.
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 
 #include "tests/testing/errors.h"
@@ -45,12 +47,37 @@ TEST_F(GpuProcesses, HaveTheBitsOfThreads) {
   }
 }
 
+// Which see all GPUs, or their own ones alone.
+TEST_F(GpuProcesses, WithTwoThreadsEachHaveTheBitsOfThreads) {
+  for (const bool on_hosts : {false, true}) {
+    std::map<int, Own> own;
+    for (int p = 0; p < 2 && on_hosts; ++p) {
+      own[p] = {.environment = {{"CUDA_EMULATION", "devices=2,host=" + std::to_string(p)}}};
+    }
+    Flags more = {{"parallel.strategy", on_hosts ? "hsdp" : "zero3"}};
+    Flags again = more;
+    more["parallel.threads"] = "2";
+    auto all = start(2, more, own).wait();
+    EXPECT_TRUE(has(all[0].out, {"device: cuda, 4 ranks on 4 GPUs, nccl\n",
+                                 "\ntorchrun: 1 host x 2 processes x 2 threads, transport nccl\n",
+                                 on_hosts ? "replicas of 2, one per process" : ""}));
+    again["cuda.gemm_algorithms"] = folder_ / "run/gemm_algorithms.txt";
+    EXPECT_EQ(sha256_of(all), of_threads(4, again));
+  }
+}
+
 TEST_F(GpuProcesses, TakeTheGpuOfTheirNumberOrTheOnlyOne) {
   auto few = start(3, {}, {{0, with_devices(2)}, {1, with_devices(2)}, {2, with_devices(2)}});
   for (const auto& outcome : few.wait()) {
     EXPECT_EQ(outcome.exit_code, 1);
     EXPECT_TRUE(has(outcome.err, {"[launch] expected a GPU for each of 3 processes on this host, "
-                                  "got 2 (torchrun, process "}));
+                                  "got 2 (device=cpu keeps to the CPU; torchrun, process "}));
+  }
+  const Flags threads = {{"parallel.threads", "2"}};
+  for (const auto& outcome :
+       start(2, threads, {{0, with_devices(3)}, {1, with_devices(3)}}).wait()) {
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {"expected a GPU for each of 4 ranks on this host, got 3 ("}));
   }
   // Which NCCL finds out: two processes that see one GPU may see two different ones.
   for (const auto& outcome : start(2, {}, {{0, with_devices(1)}, {1, with_devices(1)}}).wait()) {
@@ -82,9 +109,6 @@ TEST_F(GpuProcesses, WhatTheyCannotDoIsRefused) {
       {{{"parallel.transport", "gloo"}},
        {},
        "expected parallel.transport=nccl between GPUs, got gloo"},
-      {{{"parallel.threads", "2"}},
-       {},
-       "expected parallel.threads=1 where processes have a GPU each"},
       {{}, {{"NCCL_COMM_ID", "h1:1234"}}, "expected NCCL_COMM_ID unset"},
   };
   for (const auto& c : cases) {
