@@ -252,6 +252,8 @@ std::vector<std::string> candidates(const MpiOptions& options) {
       return {"libmpi.so.40", "libmpi_abi.so.1"};
     case MpiFamily::kMpich:
       return {"libmpi_abi.so.1", "libmpi.so.12", "libmpich.so.12"};
+    case MpiFamily::kMpichFirst:
+      return {"libmpi_abi.so.1", "libmpi.so.12", "libmpich.so.12", "libmpi.so.40"};
     case MpiFamily::kAny:
       break;
   }

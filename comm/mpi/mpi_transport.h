@@ -15,9 +15,10 @@ namespace tessera::comm {
 
 /// Which libraries are looked for.
 enum class MpiFamily {
-  kAny,      ///< Open MPI first
-  kOpenMpi,  ///< of Open MPI's mpirun
-  kMpich,    ///< of Hydra, which starts MPICH, Intel MPI and MVAPICH
+  kAny,         ///< Open MPI first
+  kOpenMpi,     ///< of Open MPI's mpirun
+  kMpich,       ///< of Hydra, which starts MPICH, Intel MPI and MVAPICH
+  kMpichFirst,  ///< any, those of kMpich first: of who speaks PMI 1 or 2, as `srun --mpi=pmi2`
 };
 
 struct MpiOptions {

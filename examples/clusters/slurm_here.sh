@@ -5,6 +5,7 @@
 #
 # Without a command: a shell. It sees processes, ports and /run of its own, and all ends with it. First:
 #   apt-get install slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins
+#   apt-get install libpmix-dev   # for srun --mpi=pmix
 set -euo pipefail
 if [ "${SLURM_HERE:-}" != inside ]; then
   SLURM_HERE=inside exec unshare --mount --pid --net --fork --mount-proc --kill-child "$0" "$@"

@@ -27,6 +27,9 @@ struct Launch {
   std::string job = {};
   /// Whether these processes can be those of an MPI, which finds its peers by the launcher.
   bool has_mpi = false;
+  /// Whether that MPI finds them by PMI 1 or 2 alone, as MPICH and its kin do, and Open MPI only
+  /// where it was built so; else by PMIx, or as `by` does.
+  bool has_pmi = false;
   /// TESSERA_SECRET, which processes prove to each other that they have.
   std::string secret = {};
   /// GLOO_SOCKET_IFNAME: the network interface over which others reach this process by Gloo.

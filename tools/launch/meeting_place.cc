@@ -42,10 +42,13 @@ void meet_by_slurm(const VariableReader& reader, Launch& launch) {
       fmt::format("slurm:{}.{}", reader.text("SLURM_JOB_ID"), reader.text("SLURM_STEP_ID"));
   launch.address = meeting_place(launch.num_hosts == 1 ? kThisHost : first, launch.job);
   // These may be another launcher's, outside of this step.
-  for (const char* name : {"PMIX_RANK", "PMI_RANK"}) {
+  const auto is_ours = [&](const char* name) {
     const std::string* const rank = reader.find(name);
-    launch.has_mpi |= rank != nullptr && *rank == std::to_string(launch.process);
-  }
+    return rank != nullptr && *rank == std::to_string(launch.process);
+  };
+  const bool has_pmix = is_ours("PMIX_RANK");
+  launch.has_pmi = !has_pmix && is_ours("PMI_RANK");
+  launch.has_mpi = has_pmix || launch.has_pmi;
   if (launch.process == 0 && launch.host != 0) {
     launch.notes.push_back(fmt::format(
         "process 0 is not on the first host of {}, where the others look for it: give its address",

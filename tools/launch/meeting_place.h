@@ -6,8 +6,8 @@
 
 namespace tessera::tools {
 
-/// Sets address, job and has_mpi of `launch`, whose numbers are known, and adds to its notes.
-/// Throws as find_launch().
+/// Sets address, job, has_mpi and has_pmi of `launch`, whose numbers are known, and adds to its
+/// notes. Throws as find_launch().
 void find_meeting_place(const VariableReader& reader, Launch& launch);
 
 }  // namespace tessera::tools

@@ -23,6 +23,7 @@ std::unique_ptr<comm::Transport> make_mpi(const TrainConfig& config, const Launc
   return comm::make_mpi_transport(
       {.family = launch.by == LauncherChoice::kOpenMpi ? comm::MpiFamily::kOpenMpi
                  : launch.by == LauncherChoice::kHydra ? comm::MpiFamily::kMpich
+                 : launch.has_pmi                      ? comm::MpiFamily::kMpichFirst
                                                        : comm::MpiFamily::kAny,
        .deadline = config.deadline()});
 }

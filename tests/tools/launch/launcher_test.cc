@@ -160,6 +160,7 @@ void expect_launch(const Row& row, Choice choice) {
   EXPECT_EQ(got.address, expected.address);
   EXPECT_EQ(got.job, expected.job);
   EXPECT_EQ(got.has_mpi, expected.has_mpi);
+  EXPECT_EQ(got.has_pmi, expected.has_pmi);
   EXPECT_EQ(got.notes, expected.notes);
   EXPECT_TRUE(got == expected);
 }
@@ -202,6 +203,9 @@ TEST(Launcher, EachSaysWhichProcessThisIs) {
       {"srun --mpi=pmi2",
        with({{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}, {"PMI_FD", "7"}, {"PMI_JOBID", "4711.0"}},
             kSrun),
+       but(kOfSrun, [](Launch& launch) { launch.has_mpi = launch.has_pmi = true; })},
+      {"srun --mpi=pmix that sets PMI_RANK as well",
+       with({{"PMIX_RANK", "2"}, {"PMI_RANK", "2"}, {"PMI_SIZE", "4"}}, kSrun),
        but(kOfSrun, [](Launch& launch) { launch.has_mpi = true; })},
       {"srun of unequal numbers of tasks on three hosts",
        with({{"SLURM_PROCID", "5"},
