@@ -1,4 +1,4 @@
-"""The system libraries of WORKSPACE, for MODULE.bazel (Bazel 7 and later)."""
+"""The same repositories for MODULE.bazel (Bazel 7 and later)."""
 
 load("//third_party:deps.bzl", "system_libraries")
 

@@ -230,7 +230,7 @@ TEST(AuditFigures, WaitsAreSummedByGather) {
 // Where masters lie on the host a whole parameter is put together beside a copy of what this rank
 // owns of it: here that is more than a step takes, and as much is enough to the end of a run.
 TEST(PlanFigures, WholeParametersHaveRoomForTheirCopies) {
-  constexpr GptConfig kWide = {.layers = 1, .heads = 1, .dim = 64, .seq = 4, .vocab = 4096};
+  constexpr GptConfig kWide = {.layers = 1, .heads = 1, .dim = 64, .seq = 2, .vocab = 4096};
   TrainConfig config = testing::base(2);
   config.parallel.strategy = "ddp";
   config.precision.param = engine::DType::kBF16;
