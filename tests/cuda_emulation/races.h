@@ -4,9 +4,7 @@
 
 #include <atomic>
 
-#include "tests/emulator/edges.h"
-
-#ifdef TESSERA_EMULATION_TSAN
+#if defined(__SANITIZE_THREAD__)
 #include <unistd.h>
 
 #include <cstdlib>
