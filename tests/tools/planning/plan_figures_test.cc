@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/isa.h"
 #include "tests/testing/errors.h"
 #include "tests/tools/testing/planned_gpt.h"
 #include "tools/planning/budget.h"
@@ -230,7 +231,10 @@ TEST(AuditFigures, WaitsAreSummedByGather) {
 // Where masters lie on the host a whole parameter is put together beside a copy of what this rank
 // owns of it: here that is more than a step takes, and as much is enough to the end of a run.
 TEST(PlanFigures, WholeParametersHaveRoomForTheirCopies) {
-  constexpr GptConfig kWide = {.layers = 1, .heads = 1, .dim = 64, .seq = 2, .vocab = 4096};
+  if (engine::isa() < engine::Isa::kV4Bf16) {
+    GTEST_SKIP() << "without products of bf16 a step takes more: copies of the factors in f32";
+  }
+  constexpr GptConfig kWide = {.layers = 1, .heads = 1, .dim = 64, .seq = 4, .vocab = 4096};
   TrainConfig config = testing::base(2);
   config.parallel.strategy = "ddp";
   config.precision.param = engine::DType::kBF16;
