@@ -61,7 +61,7 @@ void run(int argc, char** argv) {
   engine::require(launch.num_processes > 1, "[bench] expected several processes, got {}",
                   launch.str());
   run_processes(
-      config, launch, /*num_threads=*/1, /*gpu=*/{}, {}, nullptr, [&](ProcessGroup& world) {
+      config, launch, /*num_threads=*/1, /*gpus=*/{}, {}, nullptr, [&](ProcessGroup& world) {
         if (samples > 0) {
           Ours ours(world);
           time_calls(ours, samples);
