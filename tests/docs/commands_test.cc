@@ -209,18 +209,16 @@ TEST_F(Docs, EveryCommandRunsOrIsListed) {
   for (const NotRun& r : kNotRun) EXPECT_TRUE(used.contains(&r)) << r.begin << ": in no page";
 }
 
-// Whether two lines are equal but for the scratch of matrix products in a sum of all memory: a
-// CPU's library takes what that CPU's kernels need, at most some MiB where it has products of bf16,
-// and else copies of the factors in f32.
-bool is_shown(const std::string& got, const std::string& want) {
+// Whether two lines are equal but for the scratch of matrix products in a sum of all memory, to
+// which `more` is added: a CPU's library takes what that CPU's kernels need, at most some MiB.
+bool is_shown(const std::string& got, const std::string& want, double more) {
   static const std::regex kMemory("(memory of a step, per rank: )([0-9.]+)( [MG]iB.*)");
   std::smatch of_got, of_want;
   if (!std::regex_match(got, of_got, kMemory) || !std::regex_match(want, of_want, kMemory))
     return got == want;
-  const bool has_bf16 = engine::best_isa() >= engine::Isa::kV4Bf16;
-  const double allowed = (has_bf16 ? 0.001 : 0.05) * std::stod(of_want[2]);
+  const double expected = std::stod(of_want[2]) + more;
   return of_got[1] == of_want[1] && of_got[3] == of_want[3] &&
-         std::abs(std::stod(of_got[2]) - std::stod(of_want[2])) <= allowed;
+         std::abs(std::stod(of_got[2]) - expected) <= 0.001 * expected;
 }
 
 // "..." stands for lines that are left out.
@@ -232,6 +230,10 @@ TEST_F(Docs, ShowWhatPlansSay) {
     const Outcome outcome = run(command);
     ASSERT_EQ(outcome.exit_code, 0) << command.where() << "\n" << outcome.err;
     std::istringstream lines(outcome.out);
+    // The GiB that docs/plan.md says of CPUs without products of bf16.
+    const bool widens =
+        command.line.find("=bf16") != std::string::npos && engine::isa() < engine::Isa::kV4Bf16;
+    const double more = widens ? 0.3 : 0;
     bool may_skip = false;
     for (const std::string& want : command.shown) {
       if (want.find_first_not_of(' ') != std::string::npos && want.ends_with("...")) {
@@ -239,9 +241,9 @@ TEST_F(Docs, ShowWhatPlansSay) {
         continue;
       }
       std::string got;
-      while (std::getline(lines, got) && may_skip && !is_shown(got, want)) {
+      while (std::getline(lines, got) && may_skip && !is_shown(got, want, more)) {
       }
-      EXPECT_TRUE(is_shown(got, want)) << command.where() << "\n" << got << "\n" << want;
+      EXPECT_TRUE(is_shown(got, want, more)) << command.where() << "\n" << got << "\n" << want;
       may_skip = false;
     }
   }
