@@ -201,7 +201,8 @@ bool Client::take_orders() {
       has_said_paused_ = num_pauses_ > 0;
       connection_->queue(Pause{has_said_paused_});
     }
-    if (now >= next_beat_ || is_leaving_ || std::exchange(has_rank_left_, false)) {
+    if (now >= next_beat_ || is_leaving_ || has_rank_left_) {
+      has_rank_left_ = false;
       next_beat_ = now + kBeatInterval;
       connection_->queue(Beat{.text = {}, .calls = own_calls_});
     }
