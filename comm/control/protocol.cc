@@ -1,7 +1,5 @@
 #include "comm/control/protocol.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -122,14 +120,16 @@ std::string encode(Frame frame) {
 }
 
 std::string last_call_text(const std::vector<RankCall>& calls) {
-  std::vector<std::string> texts;
+  std::vector<std::string_view> texts;
+  std::string all;
   for (const RankCall& call : calls) {
-    if (!call.text.empty() && std::ranges::find(texts, call.text) == texts.end()) {
-      texts.push_back(call.text);
-    }
+    if (call.text.empty() || std::ranges::find(texts, call.text) != texts.end()) continue;
+    all += texts.empty() ? "" : "; ";
+    all += call.text;
+    texts.push_back(call.text);
   }
   if (texts.empty()) return "it has called nothing yet";
-  return fmt::format("its last call{}: {}", texts.size() == 1 ? "" : "s", fmt::join(texts, "; "));
+  return (texts.size() == 1 ? "its last call: " : "its last calls: ") + all;
 }
 
 std::optional<Frame> FrameReader::next(std::size_t max_nbytes) {
