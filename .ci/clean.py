@@ -4,11 +4,12 @@
     .ci/clean.py tests PART TARGET...  the tests among the targets that changed since the newest commit that says so, a label a line
     .ci/clean.py record TREE PART...   says it in the message of HEAD
 
-A test changed if a file that it is made of or reads did, or the BUILD file of such a file's package, and all did if what
+A test changed if a file that it is made of or reads did, or a target of a BUILD file that it depends on, and all did if what
 gives them their flags did. They are all listed where no commit says that PART was clean.
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,15 +25,20 @@ def git(*arguments):
     return done.stdout if done.returncode == 0 else None
 
 
-def changed_files(part):
-    """Files that differ from the newest commit that says that `part` was clean; None where there is no such commit."""
+def clean_commit(part):
+    """The newest commit that says that `part` was clean; None where there is none."""
     log = git("log", "--format=%H %T %(trailers:key=Clean,valueonly,separator=%x20)", "--grep=^Clean: " + part) or ""
     for commit, tree, *said in map(str.split, log.splitlines()):
         if (part, tree) in zip(said[::2], said[1::2]):  # a commit that was amended keeps the line, and is another tree
-            differ = git("diff", "--name-only", "--no-renames", commit, "--")
-            new = git("ls-files", "--others", "--exclude-standard")
-            return None if differ is None or new is None else set(differ.splitlines() + new.splitlines())
+            return commit
     return None
+
+
+def changed_files(commit):
+    """Those that differ from a commit; None where that cannot be said."""
+    differ = git("diff", "--name-only", "--no-renames", commit, "--") if commit else None
+    new = git("ls-files", "--others", "--exclude-standard")
+    return None if differ is None or new is None else set(differ.splitlines() + new.splitlines())
 
 
 def record(tree, parts):
@@ -42,22 +48,42 @@ def record(tree, parts):
     subprocess.run(["git", "commit", "--quiet", "--amend", "--no-edit", *trailers], check=True, cwd=_ROOT)
 
 
-def label_of(path):
-    """What Bazel calls a file: all of its package where it is a BUILD file, or is no more, so that no target names it."""
+def stanzas(build):
+    """The statements of a BUILD file, without what stands between them."""
+    found, lines = set(), []
+    for line in build.splitlines():
+        if line and not line.startswith("#"):
+            lines.append(line)
+            if line[0] != " " and line[-1] in ")]":
+                found.add("\n".join(lines))
+                lines = []
+    return found.union(lines)
+
+
+def labels_of(path, commit):
+    """What Bazel calls what changed with a file: of a BUILD file the targets that differ. All of the package for a file that is no more."""
     package = os.path.dirname(path)
     while package and not os.path.exists(os.path.join(_ROOT, package, "BUILD")):
         package = os.path.dirname(package)
     name = os.path.relpath(path, package or ".")
-    return "//%s:%s" % (package, name if name != "BUILD" and os.path.exists(os.path.join(_ROOT, path)) else "all")
+    names = [name]
+    if not os.path.exists(os.path.join(_ROOT, path)):
+        names = ["all"]
+    elif name == "BUILD":
+        with open(os.path.join(_ROOT, path), encoding="utf-8") as file:
+            new = stanzas(file.read()) - stanzas(git("show", commit + ":" + path) or "")
+        found = [re.search(r'^    name = "([^"]+)",$', stanza, flags=re.MULTILINE) for stanza in new]
+        names = [match.group(1) for match in found] if all(found) else ["all"]
+    return ["//%s:%s" % (package, name) for name in names]
 
 
-def tests_among(targets, changed):
-    """The labels of tests among the targets, of those that depend on a changed file; of all where `changed` is None."""
+def tests_among(targets, labels=None):
+    """The labels of tests among the targets, of those that depend on one of `labels` where these are given."""
     minus = [target[1:] for target in targets if target.startswith("-")]
     plus = [target for target in targets if not target.startswith("-")]
     query = "tests(%s) except tests(set(%s))" % (" union ".join(plus), " ".join(minus))
-    if changed is not None:
-        labels = sorted({"'%s'" % label_of(path) for path in changed})
+    if labels is not None:
+        labels = sorted({"'%s'" % label for label in labels})
         query = "let wanted = %s in $wanted intersect rdeps($wanted, set(%s))" % (query, " ".join(labels))
     with tempfile.NamedTemporaryFile("w", suffix=".query") as file:
         file.write(query)
@@ -73,10 +99,11 @@ def tests_among(targets, changed):
 def main():
     match sys.argv[1:]:
         case ["tests", part, *targets] if targets:
-            changed = changed_files(part)
-            if changed is not None and any(path.endswith(_FLAGS) or path.startswith(_LIBRARIES) for path in changed):
-                changed = None
-            every, left = tests_among(targets, None), tests_among(targets, changed)
+            commit = clean_commit(part)
+            changed = changed_files(commit)
+            every = left = tests_among(targets)
+            if changed is not None and not any(path.endswith(_FLAGS) or path.startswith(_LIBRARIES) for path in changed):
+                left = tests_among(targets, [label for path in changed for label in labels_of(path, commit)])
             print("%s: %d of %d tests are to be run" % (part, len(left), len(every)), file=sys.stderr)
             sys.stdout.writelines(label + "\n" for label in left)
         case ["record", tree, *parts] if parts:
