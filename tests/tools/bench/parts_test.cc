@@ -1,5 +1,6 @@
 // What parts of the benchmark report, on a model so small that its times say nothing.
 #include "tools/bench/parts.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 
@@ -39,7 +40,7 @@ std::vector<json> records_of(const Part& part, const std::set<std::string>& fiel
   std::vector<json> records;
   std::istringstream lines(folder.read("lines"));
   for (std::string line; std::getline(lines, line);) {
-    const json& record = records.emplace_back(json::parse(line));
+    const json& record = records.emplace_back(testing::parse_json(line));
     std::set<std::string> names;
     for (const auto& [name, value] : record.items()) {
       names.insert(name);

@@ -1,5 +1,6 @@
 // Flags: values of every kind, what is refused and how, and what is told of them.
 #include "tools/cli/flags.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -231,7 +232,7 @@ TEST(Flags, RefusalsCannotCommandATerminal) {
 TEST(Flags, ValuesInForceAreOneJsonObject) {
   Program p;
   p.parse({"--train.lr=0.1", "--quiet"});
-  const auto json = nlohmann::json::parse(p.flags.to_json());
+  const auto json = testing::parse_json(p.flags.to_json());
   EXPECT_EQ(json.size(), 10u);
   EXPECT_EQ(json.at("train.lr"), 0.1);
   EXPECT_EQ(json.at("quiet"), true);

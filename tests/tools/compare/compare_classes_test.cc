@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/smallest_budget.h"
@@ -33,7 +34,9 @@ class CompareOfClasses : public ::testing::Test {
     flags.insert(flags_.begin(), flags_.end());
     return testing::run_program("tools/compare/compare", flags);
   }
-  json rows() const { return json::parse(folder_.read("out/compare.json")).at("configurations"); }
+  json rows() const {
+    return testing::parse_json(folder_.read("out/compare.json")).at("configurations");
+  }
   /// A trainer that adds `option` where the folder of its run has `name` in it.
   std::string trainer_with(const std::string& name, const std::string& option) const {
     const std::string path = folder_.write(
@@ -137,7 +140,7 @@ TEST_F(CompareOfClasses, RoundsAreInAnOrderOfTheirOwnAndTellWhenTheySuffice) {
   EXPECT_EQ(more.exit_code, 0) << more.err;
   EXPECT_TRUE(has(more.out, {"[1/12] zero3 train.max_skips=2, round 1: kept", "[12/12] ",
                              "slower % [interval]", "\nFastest: "}));
-  const json all = json::parse(folder_.read("out/compare.json"));
+  const json all = testing::parse_json(folder_.read("out/compare.json"));
   EXPECT_TRUE(all.at("fastest").is_object());
   for (const json& row : all.at("configurations")) {
     EXPECT_EQ(row.at("speed").at("tokens_per_s_of_rounds").size(), 6u);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/launched_comparison.h"
@@ -55,7 +56,7 @@ class CompareLaunch : public ::testing::Test {
     return run_program(kCompare, arguments);
   }
   json configurations() const {
-    return json::parse(folder_.read("out/compare.json")).at("configurations");
+    return testing::parse_json(folder_.read("out/compare.json")).at("configurations");
   }
   std::string read(const json& configuration, const std::string& name) const {
     return folder_.read("out/" + configuration.at("folder").get<std::string>() + "/" + name);
@@ -63,7 +64,7 @@ class CompareLaunch : public ::testing::Test {
   /// What the log of a training says at its end.
   json final_record(const json& configuration) const {
     const std::string log = read(configuration, "round-1/log.jsonl");
-    return json::parse(log.substr(log.rfind('\n', log.size() - 2) + 1)).at("final");
+    return testing::parse_json(log.substr(log.rfind('\n', log.size() - 2) + 1)).at("final");
   }
   /// Of all processes that the launcher has started, those that go on.
   std::vector<int> survivors() const {
@@ -96,9 +97,9 @@ TEST_F(CompareLaunch, ProcessesHaveTheBitsOfThreads) {
     EXPECT_EQ(read(all[i], "configuration.toml").starts_with("# Launched: "), is_launched);
   }
   EXPECT_TRUE(has(outcome.out, {"equal bits"})) << outcome.out;
-  const json result = json::parse(folder_.read("out/compare.json"));
+  const json result = testing::parse_json(folder_.read("out/compare.json"));
   EXPECT_TRUE(has(result.at("made_by").at("command").get<std::string>(), {"--launch="}));
-  EXPECT_TRUE(has(result.at("devices").dump(), {kTwo}));
+  EXPECT_TRUE(has(testing::json_text(result.at("devices")), {kTwo}));
   EXPECT_TRUE(has(folder_.read("out/report.html"), {kTwo}));
   // Going on with another launcher would mix figures.
   Flags again = both;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/tiny_comparison.h"
@@ -40,7 +41,7 @@ class CompareMpi : public ::testing::Test {
 TEST_F(CompareMpi, ProcessesHaveTheBitsOfThreads) {
   const Outcome outcome = compare();
   EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
-  const json all = json::parse(folder_.read("out/compare.json")).at("configurations");
+  const json all = testing::parse_json(folder_.read("out/compare.json")).at("configurations");
   EXPECT_EQ(all.at(0).at("launch"), "openmpi: 1 host x 2 processes x 1 thread, transport mpi");
   EXPECT_TRUE(all.at(1).at("launch").is_null());
   EXPECT_EQ(all.at(0).at("params_sha256"), all.at(1).at("params_sha256"));

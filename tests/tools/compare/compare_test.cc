@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/tiny_comparison.h"
@@ -41,12 +42,12 @@ class Compare : public ::testing::Test {
     flags.insert(flags_.begin(), flags_.end());
     return run_program("tools/compare/compare", flags);
   }
-  json results() const { return json::parse(folder_.read("out/compare.json")); }
+  json results() const { return testing::parse_json(folder_.read("out/compare.json")); }
   /// What the page's charts are drawn from.
   json page_data() const {
     const std::string page = folder_.read("out/report.html"), begin = "id=\"data\">";
     const std::size_t at = page.find(begin) + begin.size();
-    return json::parse(page.substr(at, page.find("</script>", at) - at));
+    return testing::parse_json(page.substr(at, page.find("</script>", at) - at));
   }
   std::string state(int i) const { return results().at("configurations").at(i).at("state"); }
 
@@ -86,7 +87,7 @@ Logs read_logs(const TempFolder& folder, const std::string& configuration, int n
         folder.read(fmt::format("out/{}/round-{}/log.jsonl", configuration, round)));
     json record;
     for (std::string line; std::getline(lines, line);) {
-      const json next = json::parse(line);
+      const json next = testing::parse_json(line);
       if (next.contains("final")) {
         logs.peaks.push_back(record.at("peak_bytes").at("total").get<double>());
         if (round == 1) logs.planned = next.at("final").at("planned");
@@ -187,10 +188,11 @@ TEST_F(Compare, EndToEnd) {
         folder_.read("out/" + row.at("folder").get<std::string>() + "/round-2/log.jsonl");
     const std::string hash = row.at("params_sha256").at(1);
     EXPECT_TRUE(has(log, {"\"params_sha256\":\"" + hash}));
-    EXPECT_TRUE(has(log, {"\"loss\":" + row.at("last_loss").dump() + ","}));
-    EXPECT_TRUE(has(log, {"\"total\":" + row.at("peak_bytes").at("total").dump()}));
-    EXPECT_TRUE(has(page, {"data-field=\"step_ms\" data-value=\"" +
-                           row.at("metrics").at("step_ms").at("median").dump() + "\""}));
+    EXPECT_TRUE(has(log, {"\"loss\":" + testing::json_text(row.at("last_loss")) + ","}));
+    EXPECT_TRUE(has(log, {"\"total\":" + testing::json_text(row.at("peak_bytes").at("total"))}));
+    EXPECT_TRUE(
+        has(page, {"data-field=\"step_ms\" data-value=\"" +
+                   testing::json_text(row.at("metrics").at("step_ms").at("median")) + "\""}));
     EXPECT_TRUE(sha.empty() || sha == hash);
     sha = hash;
   }
@@ -289,7 +291,8 @@ TEST_F(Compare, AStrategyThatIsBrokenIsNamedAndSoIsItsUnit) {
   EXPECT_TRUE(has(found.out, {"First difference: step 1", "unit h.1, tensor h.1.ln_1.weight",
                               " 1 of 8 elements differ"}))
       << found.out << found.err;
-  const json first = json::parse(folder_.read("out/divergence/divergence.json")).at("first");
+  const json first =
+      testing::parse_json(folder_.read("out/divergence/divergence.json")).at("first");
   EXPECT_EQ(first.at("b").at("unit"), "h.1");
   EXPECT_EQ(first.at("step"), 1);
 }
@@ -437,7 +440,7 @@ TEST_F(Compare, StepsAreDrawnAsPlannedWithoutATrace) {
       EXPECT_TRUE(std::ranges::all_of(held, [&](const json& b) { return b == held.front(); }))
           << category << " is held throughout: " << held;
     }
-    EXPECT_TRUE(has(step.at("terms").dump(), {"2 states x 4 B x "}));
+    EXPECT_TRUE(has(testing::json_text(step.at("terms")), {"2 states x 4 B x "}));
   }
 }
 
@@ -462,7 +465,7 @@ TEST_F(Compare, OverlapIsMeasuredWithATrace) {
   std::istringstream log(
       folder_.read("out/" + row.at("folder").get<std::string>() + "/round-1/log.jsonl"));
   json end;
-  for (std::string line; std::getline(log, line);) end = json::parse(line);
+  for (std::string line; std::getline(log, line);) end = testing::parse_json(line);
   std::vector<double> overlaps;  // after the warm-up
   const json trace = end.at("final").at("trace");
   for (const json& step : trace.at("steps")) {
@@ -473,8 +476,8 @@ TEST_F(Compare, OverlapIsMeasuredWithATrace) {
   const double expected = (overlaps[0] + overlaps[1]) / 2;
   const double overlap = row.at("metrics").at("overlap").at("median");
   EXPECT_DOUBLE_EQ(overlap, expected);
-  EXPECT_TRUE(has(folder_.read("out/report.html"),
-                  {"data-field=\"overlap\" data-value=\"" + json(overlap).dump() + "\""}));
+  EXPECT_TRUE(has(folder_.read("out/report.html"), {"data-field=\"overlap\" data-value=\"" +
+                                                    testing::json_text(json(overlap)) + "\""}));
 }
 
 TEST_F(Compare, WhatCannotBeIsAnErrorBeforeAnythingIsTrained) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/tools/testing/tiny_training.h"
 
@@ -40,7 +41,7 @@ TEST_F(CudaDivergence, NamesTheFirstPhaseThatAnOptionReaches) {
   for (const auto& [option, phase] : std::vector<std::pair<std::string, std::string>>{
            {"precision.param=bf16", "gathered_forward"}, {"train.lr=0.5", "updated"}}) {
     EXPECT_EQ(find("zero3", option).exit_code, 1) << option;
-    const json all = json::parse(folder_.read("run/divergence/divergence.json"));
+    const json all = parse_json(folder_.read("run/divergence/divergence.json"));
     EXPECT_EQ(all.at("first").at("phase"), phase);
     EXPECT_GT(all.at("first").at("values").at("num_differing"), 0);
     EXPECT_TRUE(all.at("remark").is_null()) << all.at("remark");

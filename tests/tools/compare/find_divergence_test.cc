@@ -9,6 +9,7 @@
 
 #include "engine/io/file.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/tools/testing/tiny_training.h"
 #include "tools/compare/comparison_folder.h"
@@ -34,7 +35,7 @@ class FindDivergence : public TinyTraining {
     arguments.insert(arguments.end(), pair.begin(), pair.end());
     return run_program("tools/compare/compare", arguments);
   }
-  json result() const { return json::parse(folder_.read("out/divergence/divergence.json")); }
+  json result() const { return parse_json(folder_.read("out/divergence/divergence.json")); }
   /// A record of train_transformer.
   std::string record(const std::string& name, const Flags& more = {}) const {
     Flags flags = more;
@@ -102,7 +103,7 @@ TEST_F(FindDivergence, RecordsOfRunsAreCompared) {
   EXPECT_TRUE(has(
       same.out, {"Nothing differs", "Options that differ: parallel.strategy (A ddp, B zero2)\n"}));
   EXPECT_EQ(result().at("options_that_differ"),
-            json::parse(R"([{"option":"parallel.strategy","a":"\"ddp\"","b":"\"zero2\""}])"));
+            parse_json(R"([{"option":"parallel.strategy","a":"\"ddp\"","b":"\"zero2\""}])"));
   const Outcome other = find({a, c});
   EXPECT_EQ(other.exit_code, 1);
   EXPECT_TRUE(
@@ -276,7 +277,7 @@ TEST_F(FindDivergence, AProbeChangesNothingThatARunTells) {
     std::vector<json> steps;
     for (std::size_t begin = 0; begin < log.size();) {
       const std::size_t end = log.find('\n', begin);
-      const json line = json::parse(log.substr(begin, end - begin));
+      const json line = parse_json(log.substr(begin, end - begin));
       begin = end + 1;
       json kept;
       for (const char* key : {"loss", "grad_norm", "peak_bytes", "sent_bytes", "num_collectives"}) {

@@ -11,6 +11,7 @@
 
 #include "comm/process_group.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/doctor/wrong_bit.h"
 #include "tools/doctor/check.h"
@@ -64,8 +65,8 @@ TEST(Check, JsonSaysTheSame) {
                           .found = "x",
                           .fix = "y",
                           .facts = JsonRecord().add("n", 3)}};
-  EXPECT_EQ(nlohmann::json::parse(json_of(checks)),
-            nlohmann::json::parse(R"({"verdict":"warn","checks":[{"name":"a","verdict":"warn",
+  EXPECT_EQ(testing::parse_json(json_of(checks)),
+            testing::parse_json(R"({"verdict":"warn","checks":[{"name":"a","verdict":"warn",
                                       "found":"x","fix":"y","n":3}]})"));
 }
 
@@ -112,7 +113,7 @@ TEST(MachineChecks, TooFewCoresForTheRanksAreTold) {
                   "--parallel.ranks=1 --train.accum=4", "let this process use more cores"}));
   const Check whole = check_cores({.num_cores = 2, .num_allowed = 2}, 4);
   EXPECT_EQ(whole.fix.find("let this process"), std::string::npos) << "there are no more";
-  const auto facts = nlohmann::json::parse(json_of(
+  const auto facts = testing::parse_json(json_of(
       {check_cores({.num_cores = 64, .num_allowed = 8, .cpu_quota = 2.5}, 4)}))["checks"][0];
   EXPECT_EQ(facts.at("machine"), 64);
   EXPECT_EQ(facts.at("allowed"), 8);

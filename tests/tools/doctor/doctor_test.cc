@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 
@@ -31,7 +32,7 @@ TEST(Doctor, FindsNothingBrokenWhereTestsRun) {
   const TempFolder folder;
   const Outcome outcome = run_program(kDoctor, Flags{{"json", "true"}, {"out", folder / "runs"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
-  const json report = json::parse(outcome.out);
+  const json report = testing::parse_json(outcome.out);
   EXPECT_NE(report.at("verdict"), "FAIL");
   std::set<std::string> names;
   for (const json& check : report.at("checks")) {
@@ -55,7 +56,7 @@ TEST(Doctor, LooksAtWhatTheMlpNeedsAlone) {
   const Outcome outcome = run_program(kDoctor, mlp);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
   std::map<std::string, json> checks;
-  const json report = json::parse(outcome.out);
+  const json report = testing::parse_json(outcome.out);
   for (const json& check : report.at("checks")) checks[check.at("name")] = check;
   EXPECT_EQ(checks.at("images").at("images"), 60'000);
   EXPECT_FALSE(checks.contains("text"));
@@ -93,7 +94,7 @@ TEST(Doctor, WhatItsFixSaysMendsItAndNothingElseBreaks) {
 TEST(Doctor, SaysTheRatesThatPlanTakes) {
   const TempFolder folder;
   const Outcome outcome = run_program(kDoctor, Flags{{"json", "true"}, {"out", folder / "runs"}});
-  const json report = json::parse(outcome.out);
+  const json report = testing::parse_json(outcome.out);
   for (const json& check : report.at("checks")) {
     if (check.at("name") != "rates") continue;
     const std::string found = check.at("found");
@@ -173,7 +174,7 @@ TEST(Doctor, SaysWhoWasLateInARunThatFailed) {
                 path + " ended with: [all_gather] \\x1b[2J\n");
   const Outcome as_json = run_program(kDoctor, Words{"--json", "--flight=" + path});
   EXPECT_EQ(as_json.exit_code, 1);
-  const json report = json::parse(as_json.out);
+  const json report = testing::parse_json(as_json.out);
   EXPECT_EQ(report.at("finding"), "a rank was late");
   EXPECT_EQ(report.at("lines").size(), 2);
   EXPECT_EQ(report.at("errors"), json::array({"[all_gather] \x1b[2J\n  why"}));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 
@@ -56,7 +57,7 @@ TEST(DoctorPeers, EachIsNamedWithItsAddressLatencyAndBandwidth) {
   const Outcome zero = programs[0]->wait();
   EXPECT_EQ(zero.exit_code, 0) << zero.out << zero.err;
   std::map<std::string, json> checks;
-  const json report = json::parse(zero.out);
+  const json report = testing::parse_json(zero.out);
   for (const json& check : report.at("checks")) checks[check.at("name")] = check;
   EXPECT_TRUE(has(checks.at("peers").at("found").get<std::string>(),
                   {"torchrun: 1 host x 3 processes x 1 thread, Gloo ", " at 127.0.0.1"}));

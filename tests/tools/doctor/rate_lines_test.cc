@@ -1,5 +1,6 @@
 // Figures that the doctor prints, read back.
 #include "tools/doctor/rate_lines.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +15,9 @@ namespace {
 using nlohmann::json;
 using testing::has;
 
-json facts_of(const Check& check) { return json::parse(json_of({check})).at("checks").at(0); }
+json facts_of(const Check& check) {
+  return testing::parse_json(json_of({check})).at("checks").at(0);
+}
 
 TEST(RateLines, AProductIsSetBesideThePeak) {
   const Check check = product_line(90, 120, 250);

@@ -1,5 +1,6 @@
 // The file of a run that failed: what is written is read back, and what is not such a file refused.
 #include "tools/flight/flight_file.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 
@@ -134,9 +135,9 @@ TEST(FlightFile, WhatIsNoSuchFileIsRefusedByNameAndPlace) {
       {[](json& f) { f["ranks"][0]["entries"][2].erase("op"); }, "expected op, got none"},
   };
   for (const Case& c : cases) {
-    json spoiled = json::parse(flight_json(sample(), "cause"));
+    json spoiled = testing::parse_json(flight_json(sample(), "cause"));
     c.spoil(spoiled);
-    const std::string path = folder.write("spoiled.json", spoiled.dump());
+    const std::string path = folder.write("spoiled.json", testing::json_text(spoiled));
     EXPECT_TRUE(has(error_of<IoError>([&] { read_flight(path); }),
                     {"[flight] ", c.expected, "spoiled.json"}));
   }

@@ -1,4 +1,5 @@
 #include "tools/io/gpt2_files.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 
@@ -45,7 +46,7 @@ void write_weights(const std::string& path, const std::vector<engine::TensorSpec
 
 TEST(Gpt2Config, ReadsSizesAndDefaults) {
   const TempFolder folder;
-  folder.write("config.json", kConfig.dump());
+  folder.write("config.json", testing::json_text(kConfig));
   EXPECT_EQ(read_gpt2_config(folder.path()), (Gpt2FileConfig{.n_layer = 1,
                                                              .n_head = 2,
                                                              .n_embd = 4,
@@ -56,10 +57,10 @@ TEST(Gpt2Config, ReadsSizesAndDefaults) {
   json old = kConfig;
   old.erase("n_positions");
   old["n_ctx"] = 9;
-  folder.write("config.json", old.dump());
+  folder.write("config.json", testing::json_text(old));
   EXPECT_EQ(read_gpt2_config(folder.path()).n_positions, 9);
   old["n_ctx"] = 1 << 24;
-  folder.write("config.json", old.dump());
+  folder.write("config.json", testing::json_text(old));
   EXPECT_EQ(read_gpt2_config(folder.path()).n_positions, 1 << 24);
 }
 
@@ -93,16 +94,16 @@ TEST(Gpt2Config, RefusesWhatWeDoNotComputeNamingTheKey) {
     const TempFolder folder;
     json config = kConfig;
     config[key] = value;
-    folder.write("config.json", config.dump());
+    folder.write("config.json", testing::json_text(config));
     EXPECT_TRUE(has(error_of<IoError>([&] { read_gpt2_config(folder.path()); }),
-                    {key, "config.json", config[key].dump()}))
+                    {key, "config.json", testing::json_text(config[key])}))
         << key << " " << value;
   }
   for (const char* key : {"n_layer", "n_head", "n_embd", "vocab_size"}) {
     const TempFolder folder;
     json config = kConfig;
     config.erase(key);
-    folder.write("config.json", config.dump());
+    folder.write("config.json", testing::json_text(config));
     EXPECT_TRUE(
         has(error_of<IoError>([&] { read_gpt2_config(folder.path()); }), {key, "got none"}));
   }
@@ -121,7 +122,7 @@ TEST(Gpt2Config, RefusesFilesThatAreNotStrictJson) {
   EXPECT_TRUE(has(refusal(R"({"n_layer":1,"n_layer":2})"), {"\"n_layer\" twice"}));
   EXPECT_TRUE(has(refusal(R"({"a":{"b":1,"b":2}})"), {"\"b\" twice"}));
   EXPECT_TRUE(has(refusal(std::string(100'000, '[')), {"16 levels"}));
-  EXPECT_TRUE(has(refusal(kConfig.dump() + std::string(1, '\0') + "x"), {"NUL"}));
+  EXPECT_TRUE(has(refusal(testing::json_text(kConfig) + std::string(1, '\0') + "x"), {"NUL"}));
   EXPECT_TRUE(has(refusal(std::string(2 << 20, ' ')), {"at most 1048576 bytes"}));
 }
 
@@ -312,7 +313,7 @@ TEST(Gpt2Writer, WritesAFolderThatReadsBackTheSame) {
   EXPECT_EQ(std::vector(back.begin(), back.end()), wte);
   EXPECT_NE(engine::SafetensorsFile(path + "/model.safetensors").find("transformer.wte.weight"),
             nullptr);
-  const auto json = json::parse(folder.read("new/model/config.json"));
+  const auto json = testing::parse_json(folder.read("new/model/config.json"));
   EXPECT_EQ(json.at("architectures"), nlohmann::json({"GPT2LMHeadModel"}));
   EXPECT_EQ(json.at("model_type"), "gpt2");
 }
@@ -323,7 +324,7 @@ TEST(Gpt2Writer, NamesATokenOfTheVocabularyAsTheEndOfText) {
     const TempFolder folder;
     Gpt2Writer writer(folder.path(), {.vocab_size = vocab_size}, {});
     writer.finish();
-    const auto json = json::parse(folder.read("config.json"));
+    const auto json = testing::parse_json(folder.read("config.json"));
     EXPECT_EQ(json.at("bos_token_id"), expected);
     EXPECT_EQ(json.at("eos_token_id"), expected);
   }
@@ -337,7 +338,7 @@ TEST(Gpt2Writer, AConfigOfAnotherModelThanTheWeightsIsRefusedByItsKey) {
   const TempFolder folder;
   Gpt2Writer(folder.path(), config, {}).finish();
   ASSERT_EQ(read_gpt2_config(folder.path()).n_head, 2);
-  const json saved = json::parse(folder.read("config.json"));
+  const json saved = testing::parse_json(folder.read("config.json"));
   for (const auto& [key, other] : std::map<std::string, json>{{"n_layer", 3},
                                                               {"n_head", 3},
                                                               {"n_embd", 24},
@@ -346,7 +347,7 @@ TEST(Gpt2Writer, AConfigOfAnotherModelThanTheWeightsIsRefusedByItsKey) {
                                                               {"layer_norm_epsilon", 1e-6}}) {
     json changed = saved;
     changed[key] = other;
-    folder.write("config.json", changed.dump());
+    folder.write("config.json", testing::json_text(changed));
     EXPECT_TRUE(has(error_of<IoError>([&] { read_gpt2_config(folder.path()); }),
                     {"[gpt2] expected " + key + " of ",
                      " in config.json, as model.safetensors was "
@@ -355,7 +356,7 @@ TEST(Gpt2Writer, AConfigOfAnotherModelThanTheWeightsIsRefusedByItsKey) {
   }
   json dropout = saved;
   dropout["resid_pdrop"] = 0.5;  // the reader's to change
-  folder.write("config.json", dropout.dump());
+  folder.write("config.json", testing::json_text(dropout));
   EXPECT_EQ(read_gpt2_config(folder.path()).resid_pdrop, 0.5);
 }
 
@@ -374,7 +375,7 @@ TEST(Gpt2Writer, LeavesNoShardsOfTheModelThatWasThere) {
     writer.write("h.0.attn.c_attn.bias", std::vector<float>(2, value));
     writer.finish();
   };
-  folder.write("config.json", kConfig.dump());
+  folder.write("config.json", testing::json_text(kConfig));
   folder.write("other.safetensors", "x");  // of no index
   folder.write("tokenizer.json", "{}");
   for (const float value : {1.0f, 2.0f}) {  // over another config, and over the same one

@@ -1,4 +1,5 @@
 #include "tools/io/jsonl.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -45,7 +46,7 @@ TEST(Jsonl, NumbersReadBackTheSame) {
   const double doubles[] = {0.1,  1.0 / 3,    1e-300, 5e-324, 1.7976931348623157e308,
                             -0.0, 123456789.0};
   for (const double value : doubles) {
-    const auto json = nlohmann::json::parse(JsonRecord().add("x", value).text());
+    const auto json = testing::parse_json(JsonRecord().add("x", value).text());
     const auto back = json.at("x").get<double>();
     EXPECT_EQ(std::memcmp(&back, &value, sizeof value), 0) << value;
   }

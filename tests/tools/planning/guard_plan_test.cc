@@ -11,6 +11,7 @@
 
 #include "engine/io/text.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/tools/testing/gpt_run.h"
 #include "tools/planning/plan_report.h"
 #include "tools/planning/planner.h"
@@ -110,7 +111,7 @@ TEST(GuardPlan, APlanSaysWhatAStepThatIsMadeAgainNeeds) {
   TrainConfig config = base("zero3");
   config.train.batch = 1;
   const auto json_of = [&] {
-    return nlohmann::json::parse(plan_record(plan_of(config, 0), {.num_ranks = 2}).text());
+    return testing::parse_json(plan_record(plan_of(config, 0), {.num_ranks = 2}).text());
   };
   EXPECT_FALSE(json_of().contains("repeated_peak_bytes"));
   config.train.verify_every = 4;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/tools/testing/planned_gpt.h"
 #include "tools/planning/budget.h"
 #include "tools/planning/plan_report.h"
@@ -64,7 +65,7 @@ TEST(PlanFigures, CollectivesStandWithTheirBytesAndWaits) {
           {"\n  all_gather     h.0 forward                        1,234,567 B  compute waits 750.0 "
            "us\n",
            "\n  reduce_scatter h.0 gradient                              89 B\n"}));
-  const auto json = nlohmann::json::parse(plan_record(plan, {.num_ranks = 2}).text());
+  const auto json = testing::parse_json(plan_record(plan, {.num_ranks = 2}).text());
   const auto& first = json.at("collectives").at(0);
   EXPECT_EQ(first.at("sent_bytes"), 1234567);
   EXPECT_EQ(first.at("end_ms"), 2.5);
@@ -82,7 +83,7 @@ TEST(PlanFigures, RecordsHaveTheirOwnNames) {
   plan.between_steps_nbytes = 600;
   plan.unrecorded = {{"validation", 500}};
   plan.num_launches = 21;
-  const auto json = nlohmann::json::parse(plan_record(plan, {.num_ranks = 3}).text());
+  const auto json = testing::parse_json(plan_record(plan, {.num_ranks = 3}).text());
   EXPECT_EQ(json.at("hash"), "0000000000000abc");
   EXPECT_EQ(json.at("ranks"), 3);
   EXPECT_EQ(json.at("step_ms"), 11);
@@ -171,7 +172,7 @@ TEST(BudgetFigures, EachWayHasItsBytesAndItsTime) {
                    "        22,020,096 B      21.0 MiB      85.3 s  too much  as asked",
                    "             3,000 B       2.9 KiB     90.3 ms  fits      a",
                    "             2,999 B       2.9 KiB     80.0 ms  chosen    b", "  rounded"}));
-  const auto json = nlohmann::json::parse(budget_record(plan, 3000).text());
+  const auto json = testing::parse_json(budget_record(plan, 3000).text());
   EXPECT_EQ(json.at("bytes"), 3000);
   EXPECT_EQ(json.at("num_plans"), 7);
   EXPECT_EQ(json.at("remark"), "rounded");

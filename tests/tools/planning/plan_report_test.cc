@@ -1,5 +1,6 @@
 // What a plan says of who sends to whom.
 #include "tools/planning/plan_report.h"
+#include "tests/testing/json.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -70,7 +71,7 @@ TEST(PlanReport, SaysWhatGoesBetweenWhichRanks) {
     ASSERT_NE(line, lines.end()) << fmt::format("{}", fmt::join(lines, "\n"));
     EXPECT_TRUE(testing::has(*line, {fmt::format(" in {} collective", count[ranks])}));
   }
-  const auto record = nlohmann::json::parse(plan_record(plan, {.num_ranks = 6}).text());
+  const auto record = testing::parse_json(plan_record(plan, {.num_ranks = 6}).text());
   EXPECT_EQ(record.at("groups").get<std::vector<Ranks>>(), plan.groups);
   for (std::size_t i = 0; i < plan.collectives.size(); ++i) {
     EXPECT_EQ(record.at("collectives").at(i).at("group"), plan.collectives[i].group);
@@ -134,7 +135,7 @@ TEST(PlanReport, SaysEachFigureOfItsOwnStep) {
              "at 7 TFLOP/s, 3 GB/s of memory and 25 MB/s between ranks a step would take 250.0 ms",
              ", 1.75 ms of it waiting for collectives\n", " 5 B  compute waits 250.0 us\n",
              " 9 B  compute waits 1.50 ms\n"}));
-  const auto record = nlohmann::json::parse(plan_record(plan, {.num_ranks = 6}).text());
+  const auto record = testing::parse_json(plan_record(plan, {.num_ranks = 6}).text());
   EXPECT_EQ(record.at("sent_bytes"), 4 << 20);
   EXPECT_EQ(record.at("num_collectives"), 40);
   EXPECT_EQ(record.at("first_step_sent_bytes"), 1 << 20);

@@ -1,5 +1,6 @@
 // Plans side by side: each figure against one that is computed here.
 #include "tools/planning/plan_table.h"
+#include "tests/testing/json.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -179,9 +180,9 @@ TEST(PlanTable, EachFigureStandsInItsColumn) {
   PlanRow budgeted = made("b", 2LL << 30, 500);
   budgeted.budget_nbytes = 3LL << 30;
   budgeted.changes = {{"parallel.prefetch", "0"}};
-  const auto json = nlohmann::json::parse(
+  const auto json = testing::parse_json(
       table_record({made("a", 1 << 20, 250), budgeted, {.name = "c", .refusal = "why"}}).text());
-  EXPECT_EQ(json, nlohmann::json::parse(R"({"configurations": [
+  EXPECT_EQ(json, testing::parse_json(R"({"configurations": [
       {"name": "a", "ranks": 4, "peak_bytes": 1048576, "host_peak_bytes": 5120,
        "sent_bytes": 3145728, "num_collectives": 7, "step_ms": 250.0, "exposed_comm_ms": 30.0,
        "tokens_per_s": 4000.0, "mfu": 0.5},

@@ -1,5 +1,6 @@
 // What the planner says is what runs do: bytes sent, collectives and peaks of memory, exactly.
 #include "tools/planning/planner.h"
+#include "tests/testing/json.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -208,7 +209,7 @@ TEST(Planner, ShowsItsArithmetic) {
   EXPECT_TRUE(testing::has(
       text, {"3 slots x ", "2 states x 4 B x ", " / 4", "all_gather", "h.0 to h.3 forward",
              "reduce_scatter", "h.0 to h.3 gradient", "GFLOP/s"}));
-  const auto json = nlohmann::json::parse(plan_record(plan, {.num_ranks = 4}).text());
+  const auto json = testing::parse_json(plan_record(plan, {.num_ranks = 4}).text());
   EXPECT_EQ(json.at("sent_bytes").get<std::int64_t>(), plan.steps[1].traffic.bytes_sent);
   EXPECT_EQ(json.at("peak_bytes").at("optimizer").get<std::int64_t>(),
             of(plan.memory, engine::Category::kOptimizer).nbytes);
@@ -266,7 +267,7 @@ TEST(Planner, ShowsTheArithmeticOfWhatIsOffloaded) {
       const std::string on_host = text.substr(text.find("on the host"));
       EXPECT_TRUE(testing::has(on_host, {std::string(name_of(c.category)), "  = " + held.text}))
           << what;
-      const auto json = nlohmann::json::parse(plan_record(all, {.num_ranks = 2}).text());
+      const auto json = testing::parse_json(plan_record(all, {.num_ranks = 2}).text());
       const auto& told = json.at("host_memory").at(static_cast<std::size_t>(c.category));
       EXPECT_EQ(told.at("bytes"), json.at("host_peak_bytes").at(name_of(c.category))) << what;
       EXPECT_EQ(told.at("terms").at(0).at("text"), held.text) << what;
@@ -288,7 +289,7 @@ TEST(Planner, SaysWhatTheHostDoesAndWhenMemoryIsMost) {
   double begin_us = 0, most_us = 0;
   std::int64_t most = 0, num_launches = 0;
   std::set<std::string> then;
-  const auto events = nlohmann::json::parse(text);
+  const auto events = testing::parse_json(text);
   for (const auto& event : events) {
     if (event.at("ph") == "X" && event.at("name") == "step 2") begin_us = event.at("ts");
   }

@@ -14,6 +14,7 @@
 
 #include "engine/io/text.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/tools/probe/probed_gpt.h"
 #include "tools/probe/divergence_report.h"
 
@@ -475,7 +476,7 @@ TEST(Divergence, LinesAndJsonSayEachFigureOfTheirSide) {
             "bits than rank 2 in the part from element 30 on\n"
             "1,234 checksums before it are equal; of all 4,321 of steps 5 to 9, 77 differ.\n"
             "Not compared (13): why\n");
-  EXPECT_EQ(to_json(result), nlohmann::ordered_json::parse(R"({
+  EXPECT_EQ(to_json(result), testing::parse_ordered_json(R"({
       "a": {"name": "one", "record": "a.jsonl", "ranks": 2, "accum": 3, "failure": null},
       "b": {"name": "two", "record": "b.jsonl", "ranks": 6, "accum": 1, "failure": null},
       "options_that_differ": [], "first_step": 5, "last_step": 9, "num_compared": 4321,

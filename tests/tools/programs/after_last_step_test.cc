@@ -13,6 +13,7 @@
 
 #include "engine/error.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/launch/ranks.h"
@@ -83,7 +84,7 @@ class MlpProgram : public ::testing::Test {
     std::istringstream lines(folder_.read(out + "/log.jsonl"));
     std::string last;
     for (std::string line; std::getline(lines, line);) last = line;
-    return nlohmann::json::parse(last);
+    return testing::parse_json(last);
   }
   static std::int64_t first_number(const std::string& text, const std::string& pattern) {
     std::smatch match;

@@ -1,5 +1,6 @@
 // A training that the host's memory cannot hold is refused before its ranks start.
 #include "tools/programs/memory_check.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 
@@ -190,7 +191,7 @@ TEST_F(MemoryCheck, APlanWarnsInTheSameWords) {
   const auto warnings = [&](const Flags& more) {
     Flags flags = more;
     flags["json"] = "true";
-    const auto record = nlohmann::json::parse(limited(kPlan, kKib, flags).out);
+    const auto record = testing::parse_json(limited(kPlan, kKib, flags).out);
     return record.contains("warnings") ? record.at("warnings").size() : 0;
   };
   EXPECT_EQ(warnings({}), 1u);

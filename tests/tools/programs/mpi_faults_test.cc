@@ -17,6 +17,7 @@
 
 #include "tests/testing/errors.h"
 #include "tests/testing/faults.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/tools/testing/mpi_training.h"
 
@@ -150,9 +151,9 @@ TEST_F(MpiFaults, OneThatIsStoppedForAWhileChangesNoNumber) {
   const std::string sha256 = sha256_of(end.mpirun);
   const auto last = final_record();
   EXPECT_EQ(last.at("stopped_by"), "SIGUSR1");
-  EXPECT_EQ(
-      of_threads(3, {{"train.steps", last.at("steps").dump()}, {"train.schedule", "constant"}}),
-      sha256);
+  EXPECT_EQ(of_threads(3, {{"train.steps", testing::json_text(last.at("steps"))},
+                           {"train.schedule", "constant"}}),
+            sha256);
 }
 
 TEST_F(MpiFaults, OneThatStartsLateIsWaitedForAndOneThatNeverComesIsNamed) {

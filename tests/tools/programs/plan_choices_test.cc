@@ -9,6 +9,7 @@
 
 #include "engine/error.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/testing/tiny_training.h"
 #include "tools/config/rates_config.h"
@@ -70,7 +71,7 @@ TEST_F(PlanChoices, WhatATrainerWarnsOfAPlanWarnsOfToo) {
     EXPECT_EQ(upto_times(plan.out), upto_times(trainer.out));
     Flags json = odd;
     json["json"] = "true";
-    const auto record = nlohmann::json::parse(planned(json).out);
+    const auto record = testing::parse_json(planned(json).out);
     ASSERT_EQ(record.at("warnings").size(), 1u);
     EXPECT_EQ(record.at("warnings")[0].get<std::string>().find(line), 0u);
   }

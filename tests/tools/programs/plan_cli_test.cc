@@ -15,6 +15,7 @@
 
 #include "engine/io/text.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/tools/testing/tiny_training.h"
 
 namespace tessera {
@@ -55,7 +56,7 @@ TEST_F(PlanCli, IsTheSameFromTheProgramThatNeedsNoData) {
   const std::string hash = plan.out.substr(0, std::string("plan 0123456789abcdef").size());
   EXPECT_TRUE(has(run({{"out", folder_ / "other"}}).out, {hash + ": 3 units, zero3 on 2 ranks"}));
   flags["json"] = "true";
-  const auto record = json::parse(testing::run_program(kPlan, flags).out);
+  const auto record = testing::parse_json(testing::run_program(kPlan, flags).out);
   EXPECT_EQ("plan " + record.at("hash").get<std::string>(), hash);
   EXPECT_GT(record.at("sent_bytes").get<std::int64_t>(), 0);
   EXPECT_GT(record.at("host_ms").get<double>(), 0);
@@ -92,14 +93,14 @@ TEST_F(PlanCli, DrawsWhatIsPlanned) {
   flags["model.vocab"] = "256";
   flags["json"] = "true";
   const std::string path = folder_ / "plan.trace.json";
-  const auto plan = json::parse(testing::run_program(kPlan, flags).out);
+  const auto plan = testing::parse_json(testing::run_program(kPlan, flags).out);
   flags["log.trace"] = path;
   const Outcome outcome = testing::run_program(kPlan, flags);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   std::int64_t most = 0, num_collectives = 0;
   double begin_us = 0;
   std::set<std::string> names;
-  for (const json& event : json::parse(folder_.read("plan.trace.json"))) {
+  for (const json& event : testing::parse_json(folder_.read("plan.trace.json"))) {
     const std::string name = event.at("name");
     if (name == "memory total")
       most = std::max(most, event.at("args").at("bytes").get<std::int64_t>());
@@ -211,7 +212,7 @@ TEST_F(PlanCli, TakesWhatATrainingTakesAndReadsAndWritesNothing) {
   const auto plan = [&] {
     const Outcome outcome = testing::run_program(kPlan, flags);
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    json record = json::parse(outcome.out);
+    json record = testing::parse_json(outcome.out);
     record.erase("host_ms");
     return record;
   };
@@ -349,7 +350,7 @@ TEST_F(PlanCli, KeepsToABudget) {
   flags["model.vocab"] = "256";
   flags["json"] = "true";
   const auto peak =
-      json::parse(testing::run_program(kPlan, flags).out).at("peak_bytes").at("total");
+      testing::parse_json(testing::run_program(kPlan, flags).out).at("peak_bytes").at("total");
   const std::string little_less = std::to_string(peak.get<std::int64_t>() - 1);
   const Outcome free = run();
   const std::string hash = final_record().at("params_sha256");
@@ -361,11 +362,12 @@ TEST_F(PlanCli, KeepsToABudget) {
   // The folder has what was chosen: without a budget it is the same training.
   flags["memory_budget"] = little_less;
   const json options =
-      json::parse(testing::run_program(kPlan, flags).out).at("memory_budget").at("options");
+      testing::parse_json(testing::run_program(kPlan, flags).out).at("memory_budget").at("options");
   ASSERT_FALSE(options.empty());
   const std::string config = folder_.read("run/config.toml");
   for (const auto& [name, value] : options.items()) {
-    EXPECT_TRUE(has(config, {name.substr(name.find('.') + 1) + " = " + value.dump()})) << name;
+    EXPECT_TRUE(has(config, {name.substr(name.find('.') + 1) + " = " + testing::json_text(value)}))
+        << name;
   }
 }
 
@@ -380,7 +382,7 @@ TEST_F(PlanCli, SaysInJsonWhatABudgetChanged) {
     for (const auto& [name, value] : more) all[name] = value;
     const Outcome outcome = testing::run_program(kPlan, all);
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    return json::parse(outcome.out);
+    return testing::parse_json(outcome.out);
   };
   const json plain = plan_with({});
   EXPECT_FALSE(plain.contains("memory_budget"));
@@ -408,7 +410,7 @@ TEST_F(PlanCli, SaysInJsonWhatABudgetChanged) {
   // Asked for as it says, it is the same plan.
   Flags chosen;
   for (const auto& [name, value] : ladder.at("options").items()) {
-    chosen[name] = value.is_string() ? value.get<std::string>() : value.dump();
+    chosen[name] = value.is_string() ? value.get<std::string>() : testing::json_text(value);
   }
   const json again = plan_with(chosen);
   EXPECT_EQ(again.at("peak_bytes"), told.at("peak_bytes"));
@@ -437,7 +439,7 @@ TEST_F(PlanCli, RefusesBudgetsThatNothingMeets) {
     option.erase(0, option.find_first_not_of(' '));
     no_data[option.substr(0, option.find('='))] = option.substr(option.find('=') + 1);
   }
-  const json last = json::parse(testing::run_program(kPlan, no_data).out);
+  const json last = testing::parse_json(testing::run_program(kPlan, no_data).out);
   const auto by_bytes = [](const json& a, const json& b) { return a.at("bytes") < b.at("bytes"); };
   const json category = std::ranges::max(last.at("memory"), by_bytes);
   const json term = std::ranges::max(category.at("terms"), by_bytes);
@@ -466,7 +468,7 @@ TEST_F(PlanCli, SaysWhatCrossesBetweenProcesses) {
     flags.insert({{"parallel.ranks", "8"}, {"json", "true"}});
     const Outcome outcome = testing::run_program(kPlan, flags);
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    return json::parse(outcome.out);
+    return testing::parse_json(outcome.out);
   };
   // Of a block in f32 with 8 x 24,832 parameters each of two processes has a half of what the other
   // gathers. Half of a gradient's sums go to the other process, and a quarter comes back, once for

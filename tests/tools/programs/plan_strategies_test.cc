@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/tools/testing/tiny_training.h"
 
 namespace tessera {
@@ -33,7 +34,7 @@ class PlanStrategies : public testing::TinyTraining {
     more["json"] = "true";
     const Outcome outcome = plan(more);
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    return json::parse(outcome.out);
+    return testing::parse_json(outcome.out);
   }
   std::string refused(const Flags& more) const {
     const Outcome outcome = plan(more);

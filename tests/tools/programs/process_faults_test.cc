@@ -19,6 +19,7 @@
 
 #include "tests/testing/errors.h"
 #include "tests/testing/faults.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/tools/testing/process_training.h"
 #include "tools/cli/main.h"
@@ -297,7 +298,7 @@ TEST_F(ProcessFaults, WhoeverIsKilledEndsTheOthersLongBeforeTheDeadline) {
           p == 0 ? "run/flight.json" : fmt::format("run/flight.rank{}.json", p);
       EXPECT_EQ(exists(name), p != killed) << name;
       if (p != killed) {
-        EXPECT_TRUE(json::accept(folder_.read(name))) << name;
+        EXPECT_TRUE(testing::is_json(folder_.read(name))) << name;
       }
     }
   }

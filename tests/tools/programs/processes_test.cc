@@ -9,6 +9,7 @@
 
 #include "engine/io/text.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/tools/testing/process_training.h"
 #include "tests/tools/testing/strategy_cases.h"
@@ -113,7 +114,7 @@ TEST_F(ProcessesTest, OneTellsWhatAllDo) {
 // The ranks that a trace is of.
 std::vector<std::string> ranks_in(const std::string& trace) {
   std::vector<std::string> ranks;
-  for (const json& event : json::parse(trace)) {
+  for (const json& event : testing::parse_json(trace)) {
     if (event.at("name") == "process_name") ranks.push_back(event.at("args").at("name"));
   }
   return ranks;

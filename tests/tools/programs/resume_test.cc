@@ -14,6 +14,7 @@
 
 #include "tests/testing/errors.h"
 #include "tests/testing/faults.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/testing/tiny_training.h"
@@ -41,7 +42,7 @@ class Resume : public testing::TinyTraining {
   std::vector<json> log_of(const std::string& out) const {
     std::vector<json> records;
     std::istringstream lines(folder_.read(out + "/log.jsonl"));
-    for (std::string line; std::getline(lines, line);) records.push_back(json::parse(line));
+    for (std::string line; std::getline(lines, line);) records.push_back(testing::parse_json(line));
     return records;
   }
   /// What must not depend on an interruption: losses, norms, rates of learning, and parameters.
@@ -49,9 +50,10 @@ class Resume : public testing::TinyTraining {
     std::string text;
     for (const json& record : log) {
       for (const char* key : {"step", "loss", "grad_norm", "lr"}) {
-        if (record.contains(key)) text += record.at(key).dump() + " ";
+        if (record.contains(key)) text += testing::json_text(record.at(key)) + " ";
       }
-      if (record.contains("final")) text += record.at("final").at("params_sha256").dump();
+      if (record.contains("final"))
+        text += testing::json_text(record.at("final").at("params_sha256"));
     }
     return text;
   }

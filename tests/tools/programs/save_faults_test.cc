@@ -18,6 +18,7 @@
 #include "engine/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/faults.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/io/gpt2_files.h"
@@ -95,7 +96,7 @@ class SaveFaults : public ::testing::Test {
     EXPECT_EQ(run_program("tools/programs/train_transformer", from).exit_code, 0);
     std::istringstream log(read("other/log.jsonl"));
     json last;
-    for (std::string line; std::getline(log, line);) last = json::parse(line);
+    for (std::string line; std::getline(log, line);) last = testing::parse_json(line);
     return hash = last.at("final").at("params_sha256");
   }
   /// What a program that knows nothing of our care would take for a model is one.
@@ -204,13 +205,13 @@ TEST_F(SaveFaults, AConfigOfAnotherModelIsRefused) {
   fs::remove(folder_ / "m/config.json");
   fs::copy(folder_ / "new/config.json", folder_ / "m/config.json");
   EXPECT_TRUE(has(loaded(), {"n_head of 2", "got 8", "config.json", folder_ / "m"}));
-  json config = json::parse(read("old/config.json"));
+  json config = testing::parse_json(read("old/config.json"));
   config["layer_norm_epsilon"] = 1e-3;
-  folder_.write("m/config.json", config.dump());
+  folder_.write("m/config.json", testing::json_text(config));
   EXPECT_TRUE(has(loaded(), {"layer_norm_epsilon of 1e-05", "got 0.001"}));
   config["layer_norm_epsilon"] = 1e-5;
   config["resid_pdrop"] = 0.5;
-  folder_.write("m/config.json", config.dump());
+  folder_.write("m/config.json", testing::json_text(config));
   EXPECT_EQ(loaded(), "old");
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/io/event_reader.h"
@@ -339,7 +340,7 @@ TEST(TrainMlp, TrainsAndLogsItsAccuracy) {
     std::istringstream lines(folder.read("log.jsonl"));
     json last;
     int num_lines = 0;
-    for (std::string line; std::getline(lines, line); ++num_lines) last = json::parse(line);
+    for (std::string line; std::getline(lines, line); ++num_lines) last = testing::parse_json(line);
     EXPECT_EQ(num_lines, 21);
     EXPECT_GT(last.at("final").at("test_accuracy").get<double>(), 0.4);
     EXPECT_LT(last.at("final").at("val_loss").get<double>(), 2);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/testing/tiny_training.h"
@@ -61,13 +62,13 @@ class TrainFaults : public testing::TinyTraining {
       }
     }
     const std::string flight = folder_.read("run/flight.json");
-    return flight.empty() || json::accept(flight) ? left : left + "flight.json";
+    return flight.empty() || testing::is_json(flight) ? left : left + "flight.json";
   }
   json last_line() const {
     std::istringstream file(folder_.read("run/log.jsonl"));
     std::string last;
     for (std::string line; std::getline(file, line);) last = line;
-    return last.empty() ? json() : json::parse(last);
+    return last.empty() ? json() : testing::parse_json(last);
   }
 };
 
@@ -349,7 +350,7 @@ TEST_F(TrainFaults, ARunThatFailsLeavesWhatItsRanksCalledAndSaysWhere) {
   EXPECT_EQ(failed.exit_code, 1);
   EXPECT_TRUE(has(failed.err, {"error: ", ": [train]", "\n  what each rank called last: " + path,
                                "//tools:doctor --flight " + path}));
-  const json flight = json::parse(folder_.read("run/flight.json"));
+  const json flight = testing::parse_json(folder_.read("run/flight.json"));
   EXPECT_EQ(flight.at("ranks").size(), 2);
   EXPECT_GT(flight.at("ranks")[1].at("entries").size(), 10);
   EXPECT_TRUE(failed.err.starts_with("error: " + flight.at("error").get<std::string>()));

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "engine/tape.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/io/gpt2_files.h"
@@ -52,7 +53,7 @@ Log run(const std::string& program, Flags flags, const Flags& more) {
   Log log;
   std::istringstream lines(folder.read("log.jsonl"));
   for (std::string line; std::getline(lines, line);) {
-    const json record = json::parse(line);
+    const json record = testing::parse_json(line);
     if (record.contains("final")) {
       log.final = record.at("final");
     } else {

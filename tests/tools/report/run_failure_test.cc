@@ -1,5 +1,6 @@
 // What is said of a run that failed: whose the error is.
 #include "tools/report/run_failure.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 
@@ -61,7 +62,7 @@ TEST_F(RunFailure, NamesTheRankThatHadIt) {
     if (rank == 3) engine::fail("[data] expected a batch, got none");
   };
   EXPECT_EQ(line_of(error), "rank 3: [data] expected a batch, got none");
-  EXPECT_EQ(nlohmann::json::parse(folder_.read("flight.json")).at("error"),
+  EXPECT_EQ(testing::parse_json(folder_.read("flight.json")).at("error"),
             "rank 3: [data] expected a batch, got none");
 }
 

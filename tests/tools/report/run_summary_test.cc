@@ -1,5 +1,6 @@
 // What is told of steps: lines, medians, shares, advice.
 #include "tools/report/run_summary.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 
@@ -222,7 +223,7 @@ TEST(RunSummary, RowsAndRecordSayTheSame) {
               "100000 tokens/s median, above the peak measured at the start, while other "
               "programs ran");
   }
-  const auto json = nlohmann::json::parse(RunSummary::record(f, "tokens").text());
+  const auto json = testing::parse_json(RunSummary::record(f, "tokens").text());
   EXPECT_EQ(json.at("steps"), 3);
   EXPECT_EQ(json.at("warmup_steps"), 1);
   EXPECT_EQ(json.at("step_ms").at("median"), 10.0);
@@ -275,7 +276,7 @@ TEST(RunSummary, WhatWasPlannedStandsBesideWhatWasMeasured) {
   EXPECT_TRUE(has(text, {"memory: 14.0 MiB at the peak of rank 0, planned 13.5 MiB (largest: ",
                          "\non host: 3.0 MiB at the peak of rank 0, planned 2.0 MiB\n",
                          "\nsent: 5.0 KiB a step by rank 0, planned 4.0 KiB\n"}));
-  const auto json = nlohmann::json::parse(RunSummary::record(f, "tokens").text());
+  const auto json = testing::parse_json(RunSummary::record(f, "tokens").text());
   EXPECT_EQ(json.at("peak_bytes"), 14 << 20);
   EXPECT_EQ(json.at("host_peak_bytes"), 3 << 20);
   EXPECT_EQ(json.at("sent_bytes"), 5 << 10);

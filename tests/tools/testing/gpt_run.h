@@ -15,6 +15,7 @@
 
 #include "engine/tape.h"
 #include "tests/shard/collective_log.h"
+#include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/data/text_data.h"
 #include "tools/launch/ranks.h"
@@ -93,7 +94,7 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
   log.flush();
   std::istringstream lines(folder.read("log.jsonl"));
   for (std::string line; std::getline(lines, line);) {
-    const auto record = nlohmann::json::parse(line);
+    const auto record = parse_json(line);
     for (const auto& [name, values] :
          {std::pair{"loss", &run.loss}, {"grad_norm", &run.grad_norm}}) {
       const auto& value = record.at(name);  // null: not finite

@@ -13,6 +13,7 @@
 
 #include "engine/error.h"
 #include "engine/philox.h"
+#include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/launch/ranks.h"
 #include "tools/models/mlp.h"
@@ -123,7 +124,7 @@ inline MlpTrained train_mlp(const TempFolder& folder, const MlpTraining& trainin
   log.flush();
   std::istringstream lines(folder.read("log.jsonl"));
   for (std::string line; std::getline(lines, line);) {
-    run.records.push_back(nlohmann::json::parse(line));
+    run.records.push_back(parse_json(line));
   }
   return run;
 }

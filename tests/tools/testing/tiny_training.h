@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 
@@ -43,7 +44,7 @@ class TinyTraining : public ::testing::Test {
   std::vector<nlohmann::json> log_lines() const {
     std::vector<nlohmann::json> lines;
     std::istringstream file(folder_.read("run/log.jsonl"));
-    for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+    for (std::string line; std::getline(file, line);) lines.push_back(parse_json(line));
     return lines;
   }
   nlohmann::json final_record() const { return log_lines().back().at("final"); }

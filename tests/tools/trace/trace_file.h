@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/json.h"
+
 namespace tessera::testing {
 
 struct TraceSlice {
@@ -37,10 +39,10 @@ class TraceFile {
     const TraceSlice *from, *to;  // inside which it begins and ends; null: inside none
   };
 
-  /// Fails the test where the text is not a Chrome trace in the JSON array format. `slack_ns`: by
-  /// which clocks of streams may differ.
+  /// Fails the test where the text is not a Chrome trace in the JSON array format; throws as
+  /// parse_json() does. `slack_ns`: by which clocks of streams may differ.
   explicit TraceFile(const std::string& text, std::int64_t slack_ns = 0) : slack_ns_(slack_ns) {
-    const nlohmann::json all = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const nlohmann::json all = parse_json(text);
     EXPECT_TRUE(all.is_array()) << text.substr(0, 200);
     if (!all.is_array()) return;
     for (const nlohmann::json& e : all) read(e);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/tools/testing/tiny_training.h"
 #include "tests/tools/trace/trace_file.h"
@@ -37,7 +38,7 @@ class TraceOfARun : public TinyTraining {
   std::vector<json> log() const {
     std::vector<json> records;
     std::istringstream lines(folder_.read("run/log.jsonl"));
-    for (std::string line; std::getline(lines, line);) records.push_back(json::parse(line));
+    for (std::string line; std::getline(lines, line);) records.push_back(parse_json(line));
     return records;
   }
 
@@ -317,11 +318,11 @@ TEST_F(TraceOfARun, OfARunThatWasKilledIsMadeWhole) {
       " & P=$!; until [ $(wc -l < " + path_ +
       ") -gt 100 ]; do kill -0 $P || exit 99; sleep 0.02; done; kill -KILL $P; wait $P";
   EXPECT_EQ(shell(kill).exit_code, 128 + 9);
-  EXPECT_FALSE(json::accept(folder_.read("trace.json")));
+  EXPECT_FALSE(is_json(folder_.read("trace.json")));
   const Outcome mended =
       shell("(sed '$d' " + path_ + " | sed '$s/,$//'; echo ']') > " + folder_ / "whole.json");
   EXPECT_EQ(mended.exit_code, 0) << mended.err;
-  const json whole = json::parse(folder_.read("whole.json"), nullptr, /*allow_exceptions=*/false);
+  const json whole = parse_json(folder_.read("whole.json"));
   ASSERT_TRUE(whole.is_array());
   EXPECT_GE(whole.size(), 99u);
 }

@@ -1,5 +1,6 @@
 // The recorder, told of launches by hand.
 #include "tools/trace/trace.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 
@@ -110,7 +111,7 @@ TEST(Trace, ShowsALaunchWithItsWork) {
   EXPECT_EQ(slices[0].begin_ns, 500);
   EXPECT_EQ(slices[0].end_ns, 2500);
   EXPECT_EQ(slices[0].args,
-            nlohmann::json::parse(
+            testing::parse_json(
                 R"({"op":"linear.forward","unit":"h.0","phase":"forward","detail":"h.0.w",)"
                 R"("flops":6e9,"bytes_read":10,"bytes_written":20})"));
   EXPECT_EQ(names_of(file.of_thread("units", 4)), Names{"h.0 forward"});

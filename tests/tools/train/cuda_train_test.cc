@@ -21,6 +21,7 @@
 #include "ops/scale.h"
 #include "tests/shard/collective_log.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/tools/testing/gpt_run.h"
 #include "tools/train/batch_loader.h"
@@ -334,7 +335,7 @@ TEST(CudaTraining, ProgramsTrainAndSayWhere) {
       nlohmann::json last;
       int num_lines = 0;
       for (std::string line; std::getline(lines, line);) {
-        last = nlohmann::json::parse(line);
+        last = testing::parse_json(line);
         if (last.contains("val_loss")) continue;  // of a validation
         if (++num_lines <= 10) {
           EXPECT_EQ(last.at("step"), num_lines);
@@ -375,7 +376,7 @@ class CudaGraphProgram : public ::testing::Test {
     std::istringstream lines(folder_.read(out + "/log.jsonl"));
     std::string last;
     for (std::string line; std::getline(lines, line);) last = line;
-    return nlohmann::json::parse(last).at("final").at("params_sha256");
+    return testing::parse_json(last).at("final").at("params_sha256");
   }
   const TempFolder folder_;
   const std::string text_ = folder_.write("text.txt", std::string(3000, 'a') + "bc");

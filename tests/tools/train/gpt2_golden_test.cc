@@ -12,12 +12,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "engine/io/file.h"
 #include "engine/io/safetensors.h"
+#include "tests/testing/json.h"
 #include "tests/tools/testing/gpt_run.h"
 #include "tools/models/family.h"
 
@@ -36,8 +37,7 @@ constexpr double kParameterTolerance = 1e-5;
 const std::string kFolder = "tests/golden/";
 
 nlohmann::json golden() {
-  std::ifstream file(kFolder + "gpt2_tiny_sgd.json");
-  return nlohmann::json::parse(file);
+  return testing::parse_json(engine::read_text_file(kFolder + "gpt2_tiny_sgd.json", 1 << 20));
 }
 
 GptRun train(std::int64_t ranks, double grad_clip, const shard::Precision& precision = {}) {

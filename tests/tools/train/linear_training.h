@@ -15,6 +15,7 @@
 #include "comm/threads.h"
 #include "engine/error.h"
 #include "ops/linear.h"
+#include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/train/trainer.h"
 
@@ -91,7 +92,7 @@ inline std::vector<nlohmann::json> run_ranks(TrainConfig config,
   log.flush();
   std::vector<nlohmann::json> lines;
   std::istringstream text(folder.read("log.jsonl"));
-  for (std::string line; std::getline(text, line);) lines.push_back(nlohmann::json::parse(line));
+  for (std::string line; std::getline(text, line);) lines.push_back(testing::parse_json(line));
   return lines;
 }
 

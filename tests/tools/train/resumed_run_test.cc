@@ -18,6 +18,7 @@
 
 #include "engine/error.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/io/event_reader.h"
 #include "tests/tools/testing/mlp_run.h"
@@ -57,7 +58,7 @@ std::vector<std::string> said(const std::vector<json>& records) {
     std::string& line = lines.emplace_back();
     for (const char* key : {"step", "loss", "grad_norm", "lr", "skipped", "replayed", "val_loss",
                             "accuracy", "steps", "stopped_by", "params_sha256"}) {
-      if (from.contains(key)) line += fmt::format("{}={} ", key, from.at(key).dump());
+      if (from.contains(key)) line += fmt::format("{}={} ", key, testing::json_text(from.at(key)));
     }
   }
   return lines;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/comparison/made_runs.h"
 #include "tests/tools/compare/request/compare_request.h"
@@ -68,12 +69,12 @@ TEST_F(Figures, OfTheJsonStandUnderTheirNames) {
   EXPECT_EQ(json.at("warmup_steps"), 1);
   EXPECT_EQ(json.at("tolerance"), 0.25);
   EXPECT_EQ(json.at("steps"), 3);
-  EXPECT_EQ(json.at("model"),
-            ordered_json::parse(R"({"preset":"small","parameters":3872,"layers":2,"dim":8})"));
-  EXPECT_EQ(json.at("devices"), ordered_json::parse(R"(["cpu, v3"])"));
+  EXPECT_EQ(json.at("model"), testing::parse_ordered_json(
+                                  R"({"preset":"small","parameters":3872,"layers":2,"dim":8})"));
+  EXPECT_EQ(json.at("devices"), testing::parse_ordered_json(R"(["cpu, v3"])"));
   ordered_json row = json.at("configurations")[1];
   for (const char* text : {"options", "model"}) row.erase(text);
-  EXPECT_EQ(row, ordered_json::parse(R"({
+  EXPECT_EQ(row, testing::parse_ordered_json(R"({
       "name": "hsdp:2", "folder": "runs/hsdp_2", "state": "done", "same_plan_as": null, "class": 0,
       "failure": "", "rounds": 2, "strategy": "hsdp", "ranks": 4, "launch": null, "shard_ranks": 2, "steps": 3,
       "overrides": {"parallel.strategy": "hsdp", "parallel.shard_ranks": "2"},

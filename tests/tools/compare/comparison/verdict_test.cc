@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/compare/comparison/made_runs.h"
 #include "tests/tools/compare/request/compare_request.h"
@@ -134,7 +135,7 @@ TEST_F(Verdicts, BitsAreComparedWithinAClassAndLossesBetween) {
   const ordered_json json = to_json(fails);
   EXPECT_EQ(json.at("configurations")[3].at("class"), 1);
   EXPECT_EQ(json.at("configurations")[3].at("parity").at("reference"), "ddp precision.param=bf16");
-  EXPECT_EQ(json.at("classes")[1], ordered_json::parse(R"({
+  EXPECT_EQ(json.at("classes")[1], testing::parse_ordered_json(R"({
       "label": "precision.param=bf16",
       "configurations": ["ddp precision.param=bf16", "zero2 precision.param=bf16"],
       "reference": "ddp precision.param=bf16", "is_another_training": false,
@@ -209,8 +210,8 @@ TEST_F(Verdicts, TheFastestHasTheMostTokensASecond) {
       all.verdict.lines.at(1),
       "Fastest: ddp train.accum=6 with 218,004 tokens/s; the other is at least 179.5 % slower.");
   const ordered_json json = to_json(all);
-  EXPECT_EQ(json.at("fastest"),
-            ordered_json::parse(R"({"name":"ddp train.accum=6","not_told_apart_from":[]})"));
+  EXPECT_EQ(json.at("fastest"), testing::parse_ordered_json(
+                                    R"({"name":"ddp train.accum=6","not_told_apart_from":[]})"));
   EXPECT_EQ(json.at("rounds_needed"), 6);
   EXPECT_TRUE(has(table_text(all), {"slower % [interval]", "fastest", "179.5 [179.5, 179.5]"}));
 }

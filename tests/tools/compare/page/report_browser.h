@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/compare/page/report_page.h"
@@ -231,7 +232,7 @@ inline std::string attribute(const std::string& page, const std::string& name) {
 
 using Rows = std::vector<std::vector<double>>;
 inline Rows numbers(const std::string& page, const std::string& name) {
-  return nlohmann::ordered_json::parse(attribute(page, name)).get<Rows>();
+  return testing::parse_ordered_json(attribute(page, name)).get<Rows>();
 }
 inline std::vector<double> column(const Rows& rows, std::size_t i) {
   std::vector<double> values;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/tools/compare/page/report_browser.h"
 #include "tests/tools/compare/page/sample_comparison.h"
@@ -142,7 +143,7 @@ TEST_F(Browser, LossesAreDrawnWhereTheyAre) {
     lowest = std::max(lowest, point[2]);
   }
   int num_labels = 0;
-  for (const auto& label : ordered_json::parse(attribute(page, "scale"))) {
+  for (const auto& label : testing::parse_ordered_json(attribute(page, "scale"))) {
     if (!label[0].is_number()) continue;  // "exactly 0"
     at.push_back(label[1].get<double>() - 4);
     logs.push_back(std::log10(label[0].get<double>()));
@@ -191,7 +192,7 @@ TEST_F(Browser, TheFrontIsDrawnAndNumbered) {
       speeds.push_back(speed.at(static_cast<std::size_t>(row)));
     }
     ASSERT_EQ(at.size(), 4u);
-    for (const auto& label : ordered_json::parse(attribute(page, "sizes"))) {
+    for (const auto& label : testing::parse_ordered_json(attribute(page, "sizes"))) {
       if (!label[0].is_number()) continue;  // the name of the axis
       bytes.push_back(label[0].get<double>() * 1024 * 1024);
       x.push_back(label[1]);
@@ -227,7 +228,7 @@ TEST_F(Browser, TheFrontIsDrawnAndNumbered) {
 TEST_F(Browser, DrawsARealComparison) {
   const Outcome compared = run_program("tools/compare/compare", testing::tiny_comparison(folder_));
   ASSERT_EQ(compared.exit_code, 0) << compared.err;
-  const ordered_json data = ordered_json::parse(folder_.read("out/compare.json"));
+  const ordered_json data = testing::parse_ordered_json(folder_.read("out/compare.json"));
   const std::string page = drawn_page(folder_.read("out/report.html"), "1280,900");
   EXPECT_EQ(attribute(page, "errors"), "0");
   EXPECT_EQ(attribute(page, "drawn"), "yes");

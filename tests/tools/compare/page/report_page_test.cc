@@ -1,5 +1,6 @@
 // The page without a browser: well-formed, complete, and safe whatever the names are.
 #include "tools/compare/page/report_page.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 
@@ -76,13 +77,14 @@ TEST(ReportPage, IsWellFormedAndHoldsEveryFigure) {
           std::pair{"sent_bytes", row.at("metrics").at("sent_bytes").at("median")},
           std::pair{"planned_sent_bytes", row.at("planned").at("sent_bytes")},
           std::pair{"peak_bytes", row.at("peak_bytes").at("total")}}) {
-      EXPECT_TRUE(has(
-          table, {std::string("data-field=\"") + field + "\" data-value=\"" + value.dump() + "\""}))
+      EXPECT_TRUE(has(table, {std::string("data-field=\"") + field + "\" data-value=\"" +
+                              testing::json_text(value) + "\""}))
           << field;
     }
   }
   // What the charts are drawn from is compare.json.
-  const ordered_json drawn = ordered_json::parse(between(page, "id=\"data\">", "</script>"));
+  const ordered_json drawn =
+      testing::parse_ordered_json(between(page, "id=\"data\">", "</script>"));
   EXPECT_EQ(drawn.at("streams"), sample_steps().at("streams"));
   ordered_json steps = sample_steps().at("steps");
   EXPECT_EQ(drawn.at("slice_names"), steps[1].at("slices"));
@@ -310,7 +312,8 @@ TEST(ReportPage, StaysSmallAndKeepsTheLargestDifference) {
   while (data["configurations"].size() < 64) data["configurations"].push_back(row);
   const std::string page = report_page(data, no_steps());
   EXPECT_LT(page.size(), 2'000'000u);
-  const ordered_json drawn = ordered_json::parse(between(page, "id=\"data\">", "</script>"));
+  const ordered_json drawn =
+      testing::parse_ordered_json(between(page, "id=\"data\">", "</script>"));
   const ordered_json points = drawn["configurations"][3]["loss_points"];
   EXPECT_EQ(points["step"].front(), 1);
   EXPECT_EQ(points["step"].back(), 20000);

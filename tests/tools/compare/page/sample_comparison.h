@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/testing/json.h"
+
 namespace tessera::testing {
 
 inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
@@ -120,12 +122,12 @@ inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
 }
 
 inline nlohmann::ordered_json no_steps() {
-  return nlohmann::ordered_json::parse(R"({"steps":[],"streams":[]})");
+  return parse_ordered_json(R"({"steps":[],"streams":[]})");
 }
 
 // What steps_to_show() finds of it.
 inline nlohmann::ordered_json sample_steps() {
-  return nlohmann::ordered_json::parse(R"({"streams":[1,0],"steps":[
+  return parse_ordered_json(R"({"streams":[1,0],"steps":[
     {"name":"ddp prefetch=0","source":"trace","duration_ms":25,"left_out":3,"slices":["linear"],
      "threads":[{"name":"compute","slices":[[6,9.25,0]]}],
      "memory":{"ms":[0,5,20],"bytes":{"optimizer":[5000000,5000000,5000000],"activation":[0,9000000,1000000]},

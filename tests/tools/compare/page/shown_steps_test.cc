@@ -1,5 +1,6 @@
 // Which steps the page draws, and that what it draws of a plan is the plan.
 #include "tools/compare/page/shown_steps.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 
@@ -208,7 +209,7 @@ TEST_F(ShownSteps, MemoryOfManyConfigurationsIsThinned) {
     num_thinned += num_slices == 8000u / 64 ? 1 : 0;
   }
   EXPECT_EQ(num_thinned, 32) << "those of four micro-steps";
-  EXPECT_LT(steps.dump().size(), 1'500'000u);
+  EXPECT_LT(testing::json_text(steps).size(), 1'500'000u);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // What the page shows of a trace.
 #include "tools/compare/page/trace_slices.h"
+#include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
 
@@ -35,7 +36,7 @@ TEST(TraceSlices, AreThoseOfTheLastStepOfTheFirstProcess) {
     {"ph":"C","pid":0,"ts":600,"name":"memory","args":{"x":1}},
     {"ph":"C","pid":0,"ts":600,"name":"host memory optimizer","args":{"bytes":5}},
     {"ph":"X","pid":1,"tid":1,"ts":1100,"dur":2000,"name":"of another rank"}]})");
-  EXPECT_EQ(step_of_trace_file(path, "zero3", {.max_points = 9}), ordered_json::parse(R"({
+  EXPECT_EQ(step_of_trace_file(path, "zero3", {.max_points = 9}), testing::parse_ordered_json(R"({
     "name":"zero3", "duration_ms":4.0, "left_out":0, "slices":["into the step","all_gather","linear"], "threads":[
       {"name":"thread 3","slices":[[0.0,0.02,0]]},
       {"name":"compute","slices":[[1.0,2.0,2]]},
@@ -74,7 +75,8 @@ TEST(TraceSlices, HaveTheCountersOfMemoryBesideThem) {
     {"ph":"C","pid":1,"ts":4100,"name":"memory total","args":{"bytes":7}},
     {"ph":"C","pid":1,"ts":5000,"name":"memory total","args":{"bytes":99}},
     {"ph":"C","pid":2,"ts":3100,"name":"memory total","args":{"bytes":99}}])");
-  EXPECT_EQ(step_of_trace_file(path, "a", {.max_points = 9}).at("memory"), ordered_json::parse(R"({
+  EXPECT_EQ(step_of_trace_file(path, "a", {.max_points = 9}).at("memory"),
+            testing::parse_ordered_json(R"({
     "ms":[0.0,2.0,3.0,4.0], "bytes":{"activation":[0,30,10,0],"optimizer":[7,7,7,7]},
     "total":[7,37,17,7]})"));
 }
