@@ -166,6 +166,7 @@ class Docs : public ::testing::Test {
     if (trains) {
       add("train.steps", "5");
       add("device", "cpu");
+      add("log.peak_ms", "0");
       add("out", folder_ / "run");
     }
     if (trains && name != "train_mlp") {

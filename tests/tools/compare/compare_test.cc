@@ -539,6 +539,7 @@ TEST_F(Compare, AnInputIsNoOutput) {
                                                                   {"train.steps", "1"},
                                                                   {"sample.tokens", "0"},
                                                                   {"device", "cpu"},
+                                                                  {"log.peak_ms", "0"},
                                                                   {"save.final", model},
                                                                   {"out", folder_ / "made"}})
                 .exit_code,

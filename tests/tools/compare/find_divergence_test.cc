@@ -301,6 +301,7 @@ TEST_F(FindDivergence, TheMlpRecordsToo) {
   const Outcome outcome = run_program(kMlp, Flags{{"train.steps", "2"},
                                                   {"parallel.ranks", "2"},
                                                   {"log.every", "0"},
+                                                  {"log.peak_ms", "0"},
                                                   {"device", "cpu"},
                                                   {"out", folder_ / "mlp"},
                                                   {"log.probe", path}});

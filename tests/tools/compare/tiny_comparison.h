@@ -22,6 +22,7 @@ inline Flags tiny_comparison(const TempFolder& folder) {
           {"warmup_steps", "1"},
           {"parallel.ranks", "2"},
           {"device", "cpu"},
+          {"log.peak_ms", "0"},
           {"strategies", "ddp,zero3"},
           {"sweep", "parallel.prefetch=0,1"},
           {"out", folder / "out"}};

@@ -131,8 +131,11 @@ TEST(Families, AnotherFamilyIsPlanned) {
 }
 
 testing::Outcome train(testing::Flags flags) {
-  flags.insert(
-      {{"device", "cpu"}, {"parallel.ranks", "2"}, {"train.steps", "2"}, {"train.batch", "1"}});
+  flags.insert({{"device", "cpu"},
+                {"log.peak_ms", "0"},
+                {"parallel.ranks", "2"},
+                {"train.steps", "2"},
+                {"train.batch", "1"}});
   return testing::run_program("tests/tools/models/tiny_trainer", flags);
 }
 

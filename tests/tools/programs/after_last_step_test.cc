@@ -77,6 +77,7 @@ class MlpProgram : public ::testing::Test {
                   {"train.steps", "12"},
                   {"parallel.ranks", "2"},
                   {"log.every", "0"},
+                  {"log.peak_ms", "0"},
                   {"out", folder_ / out}});
     return testing::run_program("tools/programs/train_mlp", flags);
   }

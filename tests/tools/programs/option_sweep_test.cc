@@ -82,7 +82,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
         {{"model.dim", "52"}, {"model.heads", "4"}, {"model.vocab", "307"}}}},
       {"log.every", {"1", kSays, "step     1/3"}},
       {"log.jsonl", {folder + "/lines.jsonl", kWrites, "lines.jsonl"}},
-      {"log.peak_ms", {"0", kSays, "of the peak measured"}},
+      {"log.peak_ms", {"1", kSays, "of the peak measured"}},
       {"log.probe", {folder + "/probe", kWrites, "probe"}},
       {"log.probe_steps", {"1:1", kSays, "checksums of steps 1 to 1", probed}},
       {"log.probe_values", {"gathered_forward:1:1:wte.weight", kSays, ": 3 checksums", probed}},

@@ -35,7 +35,6 @@ class Resume : public testing::TinyTraining {
   Resume() {
     flags_["train.steps"] = "12";
     flags_["model.dropout"] = "0.1";
-    flags_["log.peak_ms"] = "0";
   }
 
   /// The records of a run below the folder.

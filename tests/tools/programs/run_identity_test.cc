@@ -175,6 +175,7 @@ TEST_F(Programs, ImagesThatChangedAreTold) {
                        {"train.batch", "1"},
                        {"device", "cpu"},
                        {"log.every", "0"},
+                       {"log.peak_ms", "0"},
                        {"out", folder_ / "run"}};
   EXPECT_EQ(changed(testing::kMlp, flags, [&](Flags& f) { f["data.path"] = folder_ / "copy"; })
                 .find("warning"),

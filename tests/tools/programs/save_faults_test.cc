@@ -69,6 +69,7 @@ class SaveFaults : public ::testing::Test {
                    {"parallel.ranks", "1"},
                    {"data.val_fraction", "0"},
                    {"log.every", "0"},
+                   {"log.peak_ms", "0"},
                    {"sample.tokens", "0"},
                    {"device", "cpu"}};
     for (const auto& [name, value] : more) flags[name] = value;

@@ -178,8 +178,8 @@ TEST_F(TrainFaults, EveryRankEndsAfterTheSameStep) {
 
 TEST_F(TrainFaults, TheOtherTrainerEndsAsWell) {
   const Outcome outcome =
-      during(kMlp + " --device=cpu --model.hidden=8 --log.every=0 --out=" + folder_ / "run" +
-                 " --train.steps=" + kForever,
+      during(kMlp + " --device=cpu --model.hidden=8 --log.every=0 --log.peak_ms=0 --out=" +
+                 folder_ / "run" + " --train.steps=" + kForever,
              "kill -TERM $P");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(last_line().at("final").at("stopped_by"), "SIGTERM");
@@ -384,6 +384,7 @@ TEST_F(TrainFaults, MemoryThatRunsOutIsAnErrorAndNoCrash) {
   const std::string shim = std::filesystem::absolute("tests/testing/failing_new_preloaded.so");
   const std::regex kError("^error: (rank [01]: |all 2 ranks: )?\\[");
   int num_failed = 0, num_passed = 0, num_while_loading = 0, num_with_plan = 0;
+  flags_["log.peak_ms"] = "1";  // so that memory runs out there, too
   // Every so many allocations, at a distance that has no rhythm with a step's.
   for (const std::string all : {"", "+"}) {
     num_passed = 0;

@@ -119,6 +119,7 @@ class TrainTransformerData : public ::testing::Test {
               {"train.batch", "1"},
               {"train.steps", "36"},
               {"train.lr", "0"},
+              {"log.peak_ms", "0"},
               {"sample.tokens", "0"}};
   }
   Log train(const Flags& more) const { return run("train_transformer", flags_, more); }
@@ -244,7 +245,8 @@ class Generation : public ::testing::Test {
     Flags flags = {{"init.from", model},       {"data.path", folder_.write("tokens.bin", tokens)},
                    {"data.val_fraction", "0"}, {"parallel.ranks", "1"},
                    {"train.steps", "0"},       {"sample.tokens", std::to_string(num_tokens)},
-                   {"out", folder_ / "out"},   {"device", "cpu"}};
+                   {"out", folder_ / "out"},   {"device", "cpu"},
+                   {"log.peak_ms", "0"}};
     for (const auto& [name, value] : more) flags[name] = value;
     const Outcome outcome = run_program("tools/programs/train_transformer", flags);
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -311,6 +313,7 @@ TEST_F(Generation, TextIsOfBytesThoughTheModelHasMoreTokens) {
                         {"train.steps", "0"},
                         {"sample.tokens", "7"},
                         {"out", folder_ / "out"},
+                        {"log.peak_ms", "0"},
                         {"device", "cpu"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(folder_.read("out/sample.txt"), "BAAAAAAA\n");
@@ -425,7 +428,8 @@ class TrainMlpData : public ::testing::Test {
  protected:
   TrainMlpData() {
     flags_ = {{"data.path", folder_.path()}, {"model.hidden", "8"}, {"parallel.ranks", "1"},
-              {"train.batch", "1"},          {"train.lr", "0"},     {"train.warmup", "0"}};
+              {"train.batch", "1"},          {"train.lr", "0"},     {"train.warmup", "0"},
+              {"log.peak_ms", "0"}};
   }
   Log train(const Images& training, const Images& test, const Flags& more) const {
     training.write(folder_, "train");

@@ -72,10 +72,7 @@ class Processes {
 
 class ProcessTraining : public TinyTraining {
  protected:
-  ProcessTraining() {
-    flags_["log.peak_ms"] = "0";
-    flags_.erase("parallel.ranks");
-  }
+  ProcessTraining() { flags_.erase("parallel.ranks"); }
 
   /// Of as many ranks that are threads.
   std::string of_threads(int num_ranks, Flags more, const std::string& program = kTransformer) {

@@ -18,7 +18,8 @@ namespace tessera::testing {
 inline const std::string kTransformer = "tools/programs/train_transformer";
 inline const std::string kMlp = "tools/programs/train_mlp";
 
-/// A folder with a text, and flags of a run that takes a moment; all else goes below it too.
+/// A folder with a text, and flags of a run that takes a moment; all else goes below it too. Such a
+/// run does not measure the peak, which would take most of its time.
 class TinyTraining : public ::testing::Test {
  protected:
   TinyTraining() {
@@ -27,7 +28,7 @@ class TinyTraining : public ::testing::Test {
     flags_ = {{"model.layers", "2"},   {"model.heads", "2"}, {"model.dim", "8"},
               {"model.seq", "8"},      {"train.steps", "3"}, {"train.batch", "1"},
               {"parallel.ranks", "2"}, {"log.every", "0"},   {"sample.tokens", "0"},
-              {"device", "cpu"}};
+              {"device", "cpu"},       {"log.peak_ms", "0"}};
     flags_["data.path"] = folder_.write("text.txt", text);
     flags_["out"] = folder_ / "run";
   }
