@@ -71,8 +71,8 @@ def labels_of(path, commit):
         names = ["all"]
     elif name == "BUILD":
         with open(os.path.join(_ROOT, path), encoding="utf-8") as file:
-            new = stanzas(file.read()) - stanzas(git("show", commit + ":" + path) or "")
-        found = [re.search(r'^    name = "([^"]+)",$', stanza, flags=re.MULTILINE) for stanza in new]
+            differ = stanzas(file.read()) ^ stanzas(git("show", commit + ":" + path) or "")
+        found = [re.search(r'^    name = "([^"]+)",$', stanza, flags=re.MULTILINE) for stanza in differ]
         names = [match.group(1) for match in found] if all(found) else ["all"]
     return ["//%s:%s" % (package, name) for name in names]
 
