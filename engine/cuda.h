@@ -29,8 +29,10 @@ inline constexpr std::size_t kMaxStored = 1024;
 void store(const Stream& stream, std::byte* dst, std::span<const std::byte> data);
 /// dst[i] = value, f32 or bf16.
 void set(const Stream& stream, std::byte* dst, DType dtype, std::int64_t numel, float value);
-/// dst[i] = src[i] or dst[i] += src[i], f32 or bf16, any mix; one rounding an element.
+/// dst[i] = src[i] or dst[i] += src[i], f32 or bf16, any mix; one rounding an element. With
+/// `scale`, a number in device memory, of src[i] times that, in f32.
 void assign_or_add(const Stream& stream, std::byte* dst, DType dst_dtype, const std::byte* src,
-                   DType src_dtype, std::int64_t numel, bool accumulate);
+                   DType src_dtype, std::int64_t numel, bool accumulate,
+                   const float* scale = nullptr);
 
 }  // namespace tessera::engine::cuda

@@ -12,17 +12,20 @@ constexpr int kPerThread = 8;  // elements: 16 bytes of bf16, 32 of f32
 
 // One thread, kPerThread neighbours: the compiler makes wide accesses of the aligned case.
 template <class T, class S, bool kAccumulate, bool kPackable>
-__global__ void assign_or_add_kernel(T* dst, const S* src, std::int64_t numel) {
+__global__ void assign_or_add_kernel(T* dst, const S* src, std::int64_t numel, const float* scale) {
   struct alignas(kPackable ? sizeof(T) * kPerThread : alignof(T)) Dst {
     T values[kPerThread];
   };
   struct alignas(kPackable ? sizeof(S) * kPerThread : alignof(S)) Src {
     S values[kPerThread];
   };
+  const float factor = scale != nullptr ? *scale : 1.0f;
   for (std::int64_t i = stride_begin() * kPerThread; i < numel; i += stride_step() * kPerThread) {
     if (i + kPerThread > numel) {
-      for (std::int64_t j = i; j < numel; ++j)
-        store_f32(dst[j], kAccumulate ? to_f32(dst[j]) + to_f32(src[j]) : to_f32(src[j]));
+      for (std::int64_t j = i; j < numel; ++j) {
+        const float x = to_f32(src[j]) * factor;
+        store_f32(dst[j], kAccumulate ? to_f32(dst[j]) + x : x);
+      }
       return;
     }
     const Src in = *as_wide<Src>(src + i);
@@ -30,7 +33,7 @@ __global__ void assign_or_add_kernel(T* dst, const S* src, std::int64_t numel) {
     if constexpr (kAccumulate) out = *as_wide<Dst>(dst + i);
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k) {
-      const float x = to_f32(in.values[k]);
+      const float x = to_f32(in.values[k]) * factor;
       store_f32(out.values[k], kAccumulate ? to_f32(out.values[k]) + x : x);
     }
     *as_wide<Dst>(dst + i) = out;
@@ -38,7 +41,8 @@ __global__ void assign_or_add_kernel(T* dst, const S* src, std::int64_t numel) {
 }
 
 template <class T, class S>
-void run(const Stream& stream, T* dst, const S* src, std::int64_t numel, bool accumulate) {
+void run(const Stream& stream, T* dst, const S* src, std::int64_t numel, bool accumulate,
+         const float* scale) {
   const auto is_aligned = [](const auto* p) {
     return reinterpret_cast<std::uintptr_t>(p) % (sizeof(*p) * kPerThread) == 0;
   };
@@ -48,7 +52,7 @@ void run(const Stream& stream, T* dst, const S* src, std::int64_t numel, bool ac
                                  : (packable ? assign_or_add_kernel<T, S, false, true>
                                              : assign_or_add_kernel<T, S, false, false>);
   launch_kernel(stream, stride_shape((numel + kPerThread - 1) / kPerThread), kernel, dst, src,
-                numel);
+                numel, scale);
 }
 
 template <class T>
@@ -86,11 +90,11 @@ void set(const Stream& stream, std::byte* dst, DType dtype, std::int64_t numel, 
 }
 
 void assign_or_add(const Stream& stream, std::byte* dst, DType dst_dtype, const std::byte* src,
-                   DType src_dtype, std::int64_t numel, bool accumulate) {
+                   DType src_dtype, std::int64_t numel, bool accumulate, const float* scale) {
   dispatch_float(dst_dtype, "assign_or_add", [&](auto t) {
     dispatch_float(src_dtype, "assign_or_add", [&](auto s) {
       run(stream, reinterpret_cast<decltype(t)*>(dst), reinterpret_cast<const decltype(s)*>(src),
-          numel, accumulate);
+          numel, accumulate, scale);
     });
   });
 }

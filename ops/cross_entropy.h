@@ -22,9 +22,10 @@ engine::Tensor cross_entropy(engine::Tape& tape, const engine::Tensor& logits,
 struct LinearCrossEntropyOptions {
   std::int32_t ignore_index = -100;
   std::int64_t chunk_rows = 0;  ///< rows whose logits live at one time; 0: chosen by V
-  /// Forward saves what backward needs of all logits if they are at most this many; otherwise
-  /// backward computes the logits of each chunk again: half as much forward work more, and on the
-  /// CPU the same bits. Negative: 2^26 on the CPU, 2^32 on a GPU.
+  /// Forward saves what backward needs of all logits if they are at most this many. Otherwise
+  /// backward computes the logits of each chunk again on the CPU: half as much forward work more,
+  /// and equal bits. On a GPU forward makes the gradients of x and w, which backward scales: no
+  /// more work, and dx rounded once more. Negative: 2^26 on the CPU, 2^32 on a GPU.
   std::int64_t max_saved_numel = -1;
 };
 
@@ -34,6 +35,7 @@ struct LinearCrossEntropyOptions {
 ///   The gradient of w is summed chunk by chunk in its view, or in f32 workspace (V, C) if the view
 ///   is bf16. Saves w, targets, two f32 per row and, within `max_saved_numel`, (.., V) f32 on the
 ///   CPU and of the dtype of x on a GPU; and x, unless w is frozen and these logits are saved.
+///   Beyond it a GPU saves in their place the gradients of x, of its dtype, and of w, f32.
 ///   A bf16 w is widened once a pass on the CPU.
 ///   On a GPU a bf16 x rounds twice. A logit is off by at most 2^-8 of itself: so with L the
 ///   largest absolute value of a row's logits the row's loss is off by at most 2^-7 L, without a

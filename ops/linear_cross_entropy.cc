@@ -31,17 +31,19 @@ namespace {
 
 // Rows of logits that live at one time: 8 MiB, but enough for the products to pay for reading w and
 // updating its gradient as a whole with each chunk. A GPU fills its cores with 256 MiB, and
-// multiplies in tiles of up to 128 rows. Fewer, so that logits stay in its L2 cache, gain nothing:
-// 256 rows of GPT-2's fit in 50 MB, w does not beside them, and to read w for each 256 rows moves
-// as much as to write and read the logits.
-std::int64_t choose_chunk_rows(std::int64_t row_nbytes, bool on_gpu) {
+// multiplies in tiles of up to 128 rows; where each chunk adds to the gradient of w (`early`),
+// which takes as long as to read and write that, 512 MiB makes little of it. Fewer, so that logits
+// stay in its L2 cache, gain nothing: 256 rows of GPT-2's fit in 50 MB, w does not beside them, and
+// to read w for each 256 rows moves as much as to write and read the logits.
+std::int64_t choose_chunk_rows(std::int64_t row_nbytes, bool on_gpu, bool early) {
   if (!on_gpu) return std::clamp<std::int64_t>((std::int64_t{8} << 20) / row_nbytes, 256, 512);
-  return std::max<std::int64_t>((std::int64_t{256} << 20) / row_nbytes / 128, 1) * 128;
+  const std::int64_t nbytes = std::int64_t{early ? 512 : 256} << 20;
+  return std::max<std::int64_t>(nbytes / row_nbytes / 128, 1) * 128;
 }
 
-// What backward finds saved unless the caller says how much. A GPU computes the logits of 64
-// sequences of GPT-2 once, 6 GiB of bf16; a CPU those of one, 196 MiB of f32, as to compute them
-// again takes a good part of a step there.
+// What backward finds saved unless the caller says how much. A GPU saves the logits of 64 sequences
+// of GPT-2, 6 GiB of bf16; a CPU those of one, 196 MiB of f32, as to compute them again takes a
+// good part of a step there.
 std::int64_t choose_max_saved_numel(bool on_gpu) { return std::int64_t{1} << (on_gpu ? 32 : 26); }
 
 std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
@@ -78,12 +80,16 @@ struct Head {
   // Undefined if nothing is saved. CPU: (N, V) f32, exp(logit - max). GPU: (N, ld), dtype of x,
   // softmax - onehot.
   Tensor saved;
+  // On a GPU, if logits are not saved and these gradients are wanted: see [Note: the fused op on a
+  // GPU]. early_dx (N, C) of the dtype of x, early_dw (cols, C) f32.
+  Tensor early_dx, early_dw;
   std::int64_t width;
   std::int64_t chunk_rows;
   std::int64_t cols;  // of the logits, as products see them
   std::int64_t ld;    // of the logits
 
   double product_flops() const { return gemm_flops(rows.count(), rows.vocab_size, width); }
+  bool is_early() const { return early_dx.defined() || early_dw.defined(); }
   Tensor chunk_space() const {
     return saved.defined() ? Tensor()
                            : cross_entropy_workspace(memory, chunk_rows, rows.vocab_size);
@@ -256,9 +262,10 @@ std::optional<HeadScratch> head_scratch(const Tape& tape, const Head& head, cons
 // and read and written once by the cross-entropy. They are rounded to bf16 before the softmax, as
 // PyTorch's are under autocast; what that costs stands in the header.
 // dloss is not known to the host, nor in forward. So dlogits are made for dloss = 1 and without the
-// weight of the mean; what they lack is a factor of the products. Forward saves them, or backward
-// computes the logits of a chunk again: bits are those of the saved ones up to the order of sums in
-// products of fewer rows.
+// weight of the mean; what they lack is a factor of the products. Forward saves them; or, where
+// they are too many, multiplies those of a chunk at once and forgets them, so that no logits are
+// computed twice. What backward then has to do is to multiply dx and dw, made early, with the
+// factor: dx is rounded once more, dw, which stays f32, is not.
 
 // Rows [first, first + count) of logits.
 [[maybe_unused]] DeviceMatrix logits_rows(const Head& head, const Tensor& t, std::int64_t first,
@@ -286,6 +293,40 @@ void compute_logits(const GpuStream& stream, const Head& head, const Tensor& w, 
              .c = logits});
 }
 
+// dx = (or +=) dlogits w, dw = (or +=) dlogits^T x, of rows from `first` on; where a matrix has no
+// data, not that one. `scales` as engine::DeviceProduct has them.
+struct HeadProducts {
+  DeviceMatrix dx = {}, dw = {};  // (N, C), (cols, C)
+  bool adds_to_dx = false, adds_to_dw = false;
+  const float* scales = nullptr;
+};
+template <class GpuStream>
+void multiply_dlogits(const GpuStream& stream, const Head& head, const Tensor& w,
+                      std::int64_t first, const DeviceMatrix& dlogits, const HeadProducts& p) {
+  if (p.dx.data != nullptr) {
+    gemm_cuda(stream, head.memory,
+              {.a = dlogits,
+               .b = device_matrix(w, head.cols, head.width),
+               .c = p.dx.slice(first, dlogits.rows),
+               .accumulate = p.adds_to_dx,
+               .scales = p.scales});
+  }
+  if (p.dw.data != nullptr) {
+    gemm_cuda(stream, head.memory,
+              {.a = dlogits.t(),
+               .b = device_matrix(head.x, head.rows.count(), head.width).slice(first, dlogits.rows),
+               .c = p.dw,
+               .accumulate = p.adds_to_dw,
+               .scales = p.scales});
+  }
+}
+
+// `t` as (rows, C), or nothing where there is none.
+[[maybe_unused]] DeviceMatrix matrix_or_none(const Tensor& t, std::int64_t rows,
+                                             std::int64_t cols) {
+  return t.defined() ? device_matrix(t, rows, cols) : DeviceMatrix();
+}
+
 template <class GpuStream>
 void head_forward_cuda(const GpuStream& stream, const Head& head, const Tensor& loss) {
   const CrossEntropyRows& rows = head.rows;
@@ -295,12 +336,16 @@ void head_forward_cuda(const GpuStream& stream, const Head& head, const Tensor& 
       saves ? head.saved
             : cross_entropy_workspace(head.memory, head.chunk_rows, head.ld, head.x.dtype());
   const Tensor w = product_weight(stream, head);
+  HeadProducts early{.dx = matrix_or_none(head.early_dx, rows.count(), head.width),
+                     .dw = matrix_or_none(head.early_dw, head.cols, head.width)};
   for (std::int64_t first = 0; first < rows.count(); first += head.chunk_rows) {
     const std::int64_t count = std::min(head.chunk_rows, rows.count() - first);
     const DeviceMatrix logits = logits_rows(head, space, saves ? first : 0, count);
     compute_logits(stream, head, w, first, logits);
     cross_entropy_forward_cuda(stream, rows, first, logits, row_losses.data<float>() + first,
-                               saves ? &logits : nullptr);
+                               saves || head.is_early() ? &logits : nullptr);
+    if (head.is_early()) multiply_dlogits(stream, head, w, first, logits, early);
+    early.adds_to_dw = true;
   }
   cross_entropy_mean_cuda(stream, rows, row_losses.data<float>(), loss.data<float>());
 }
@@ -309,53 +354,46 @@ template <class GpuStream>
 void head_backward_cuda(const GpuStream& stream, const Head& head, const Tensor& dloss,
                         const GradTarget& dx, const GradTarget& dw) {
   const CrossEntropyRows& rows = head.rows;
-  const bool saved = head.saved.defined();
-  const std::int64_t step = saved ? rows.count() : head.chunk_rows;
-  const Tensor space =
-      saved ? head.saved : cross_entropy_workspace(head.memory, step, head.ld, head.x.dtype());
-  const Tensor w = dx || !saved ? product_weight(stream, head) : Tensor();
-  // Chunks are summed in f32 and rounded once.
-  const bool direct =
-      dw && head.cols == rows.vocab_size && (dw.dst.dtype() == DType::kF32 || step >= rows.count());
-  const Tensor sum =
-      !dw || direct ? dw.dst : cross_entropy_workspace(head.memory, head.cols, head.width);
   const Tensor scales = cross_entropy_workspace(head.memory, 1, 3);
   cross_entropy_scales_cuda(stream, rows, dloss.data<float>(), scales.data<float>());
-  for (std::int64_t first = 0; first < rows.count(); first += step) {
-    const std::int64_t count = std::min(step, rows.count() - first);
-    const DeviceMatrix dlogits = logits_rows(head, space, 0, count);
-    if (!saved) {
-      compute_logits(stream, head, w, first, dlogits);
-      cross_entropy_gradient_cuda(stream, rows, first, dlogits, dlogits, /*scale=*/nullptr,
-                                  /*accumulate=*/false);
-    }
-    if (dx) {
-      gemm_cuda(stream, head.memory,
-                {.a = dlogits,
-                 .b = device_matrix(w, head.cols, head.width),
-                 .c = device_matrix(dx.dst, rows.count(), head.width).slice(first, count),
-                 .accumulate = dx.accumulate,
-                 .scales = scales.data<float>()});
-    }
-    if (dw) {
-      gemm_cuda(stream, head.memory,
-                {.a = dlogits.t(),
-                 .b = device_matrix(head.x, rows.count(), head.width).slice(first, count),
-                 .c = device_matrix(sum, head.cols, head.width),
-                 .accumulate = first > 0 || (direct && dw.accumulate),
-                 .scales = scales.data<float>()});
-    }
+  const auto write = [&](const GradTarget& to, const Tensor& from, const float* scale) {
+    engine::cuda::assign_or_add(stream, to.dst.raw(), to.dst.dtype(), from.raw(), from.dtype(),
+                                to.dst.numel(), to.accumulate, scale);
+  };
+  if (head.is_early()) {
+    if (dx) write(dx, head.early_dx, scales.data<float>());
+    if (dw) write(dw, head.early_dw, scales.data<float>());
+    return;
   }
-  if (dw && !direct) {
-    engine::cuda::assign_or_add(stream, dw.dst.raw(), dw.dst.dtype(), sum.raw(), sum.dtype(),
-                                dw.dst.numel(), dw.accumulate);
-  }
+  // In f32, and rounded once.
+  const bool direct = dw && head.cols == rows.vocab_size;
+  const Tensor sum =
+      !dw || direct ? dw.dst : cross_entropy_workspace(head.memory, head.cols, head.width);
+  multiply_dlogits(stream, head, dx ? product_weight(stream, head) : Tensor(), 0,
+                   logits_rows(head, head.saved, 0, rows.count()),
+                   {.dx = matrix_or_none(dx.dst, rows.count(), head.width),
+                    .dw = matrix_or_none(sum, head.cols, head.width),
+                    .adds_to_dx = dx.accumulate,
+                    .adds_to_dw = direct && dw.accumulate,
+                    .scales = scales.data<float>()});
+  if (dw && !direct) write(dw, sum, nullptr);
 }
 
 void launch_head_backward(const Tape& tape, const Head& head, const Tensor& dloss,
                           const GradTarget& dx, const GradTarget& dw, const std::string& name) {
-  const bool recompute = !head.saved.defined();
   const std::int64_t dx_nbytes = dx ? dx.dst.nbytes() : 0, dw_nbytes = dw ? dw.dst.nbytes() : 0;
+  if (head.is_early()) {
+    tape.stream().launch(
+        {.name = "linear_cross_entropy.backward",
+         .flops = static_cast<double>((dx ? dx.dst.numel() : 0) + (dw ? dw.dst.numel() : 0)),
+         .bytes_read = (dx ? head.early_dx.nbytes() : 0) + (dw ? head.early_dw.nbytes() : 0) +
+                       (dx.accumulate ? dx_nbytes : 0) + (dw.accumulate ? dw_nbytes : 0),
+         .bytes_written = dx_nbytes + dw_nbytes,
+         .detail = name},
+        [] {}, [&](const auto& stream) { head_backward_cuda(stream, head, dloss, dx, dw); });
+    return;
+  }
+  const bool recompute = !head.saved.defined();
   const int products = (dx ? 1 : 0) + (dw ? 1 : 0) + (recompute ? 1 : 0);
   const auto scratch = head_scratch(
       tape, head, dw, /*is_backward=*/true, [&](auto t, const HeadScratch& s, auto fn) {
@@ -396,16 +434,35 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
   const DType dtype = on_gpu ? x.dtype() : DType::kF32;  // of the logits
   const std::int64_t cols = product_cols(vocab_size, dtype, on_gpu),
                      ld = on_gpu ? round_up(cols, kWord) : cols;
-  const std::int64_t chunk_rows = std::min(
-      rows.count(), options.chunk_rows == 0 ? choose_chunk_rows(ld * engine::size_of(dtype), on_gpu)
-                                            : options.chunk_rows);
   const std::int64_t max_saved_numel =
       options.max_saved_numel < 0 ? choose_max_saved_numel(on_gpu) : options.max_saved_numel;
   const bool wants_dx = tape.needs_grad(x), wants_dw = tape.needs_grad(w);
   const bool saves = (wants_dx || wants_dw) && rows.count() <= max_saved_numel / vocab_size;
-  const Tensor saved =
-      saves ? tape.empty({rows.count(), ld}, dtype, "cross_entropy.saved") : Tensor();
-  const Head head{tape.memory(), rows, x, value, saved, x.dim(-1), chunk_rows, cols, ld};
+  const bool early = on_gpu && !saves && (wants_dx || wants_dw);
+  const std::int64_t chunk_rows =
+      std::min(rows.count(), options.chunk_rows == 0
+                                 ? choose_chunk_rows(ld * engine::size_of(dtype), on_gpu, early)
+                                 : options.chunk_rows);
+  const auto room = [&](bool wanted, const engine::Shape& shape, DType of, const char* name) {
+    return wanted ? tape.empty(shape, of, name) : Tensor();
+  };
+  const Head head{
+      .memory = tape.memory(),
+      .rows = rows,
+      .x = x,
+      .w = value,
+      .saved = room(saves, {rows.count(), ld}, dtype, "cross_entropy.saved"),
+      .early_dx = room(early && wants_dx, x.shape(), dtype, "cross_entropy.dx"),
+      .early_dw = room(early && wants_dw, {cols, x.dim(-1)}, DType::kF32, "cross_entropy.dw"),
+      .width = x.dim(-1),
+      .chunk_rows = chunk_rows,
+      .cols = cols,
+      .ld = ld};
+  const double early_products =
+      (head.early_dx.defined() ? 1 : 0) + (head.early_dw.defined() ? 1 : 0);
+  const std::int64_t kept_nbytes = (saves ? head.saved.nbytes() : 0) +
+                                   (head.early_dx.defined() ? head.early_dx.nbytes() : 0) +
+                                   (head.early_dw.defined() ? head.early_dw.nbytes() : 0);
   const Tensor loss = tape.empty({}, DType::kF32, "cross_entropy");
   const auto scratch = head_scratch(
       tape, head, /*dw=*/{}, /*is_backward=*/false, [&](auto t, const HeadScratch& s, auto fn) {
@@ -415,9 +472,10 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
       });
   tape.stream().launch(
       {.name = "linear_cross_entropy.forward",
-       .flops = head.product_flops() + rows.forward_flops(),
+       .flops = (1 + early_products) * head.product_flops() + rows.forward_flops() +
+                (early ? rows.backward_flops(/*exponentials=*/false) : 0),
        .bytes_read = x.nbytes() + value.nbytes() + targets.nbytes(),
-       .bytes_written = rows.stats.nbytes() + loss.nbytes() + (saves ? saved.nbytes() : 0),
+       .bytes_written = rows.stats.nbytes() + loss.nbytes() + kept_nbytes,
        .detail = w.name},
       [=, &products = tape.stream().state<Products>()] {
         rows.check_targets();
@@ -428,7 +486,8 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
       [&](const auto& stream) { head_forward_cuda(stream, head, loss); });
   if (!wants_dx && !wants_dw) return loss;
   Head back = head;
-  if (saves && !wants_dw) back.x = x.without_data();
+  if (early || (saves && !wants_dw)) back.x = x.without_data();
+  if (early) back.w = value.without_data();
   tape.record("linear_cross_entropy", loss, [&tape, &w, head = back](const Tensor& dloss) {
     const GradTarget dx = tape.grad_target(head.x), dw = tape.grad_target(w);
     if (dx || dw) launch_head_backward(tape, head, dloss, dx, dw, w.name);
