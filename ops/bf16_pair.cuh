@@ -26,4 +26,15 @@ inline __device__ float high_bf16(std::uint32_t pair) {
   return std::bit_cast<float>(pair & 0xFFFF0000u);
 }
 
+/// The larger of both lower halves, and of both upper ones; of NaN and a number, the number.
+inline __device__ std::uint32_t max_bf16(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDACC__)
+  std::uint32_t max;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(max) : "r"(a), "r"(b));
+  return max;
+#else
+  return pack_bf16(fmaxf(low_bf16(a), low_bf16(b)), fmaxf(high_bf16(a), high_bf16(b)));
+#endif
+}
+
 }  // namespace tessera::ops

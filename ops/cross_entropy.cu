@@ -53,17 +53,27 @@ __device__ void store(T* dst, int count, const float (&x)[kPerThread], bool accu
     if (k < count) store_f32(dst[k], accumulate ? to_f32(dst[k]) + x[k] : x[k]);
 }
 
-// exp(x - max). Of bf16 logits, which are rounded by up to 2^-8 of themselves, to a few units of
-// f32's last place: expf itself would take twice the time that the logits take to move.
+constexpr float kLog2E = 1.44269504f;
+
+// factor exp(x - max), factor > 0. Of bf16 logits, which are rounded by up to 2^-8 of themselves,
+// to a few units of f32's last place, in two instructions: expf itself would take twice the time
+// that the logits take to move.
 template <class T>
-__device__ float exp_of(float x, float max) {
-  if constexpr (std::is_same_v<T, float>) {
-    return expf(x - max);
-  } else {
-    constexpr float kLog2E = 1.44269504f;
-    return exp2_approx((x - max) * kLog2E);
+class Exponential {
+ public:
+  __device__ explicit Exponential(float max, float factor = 1)
+      : max_(max), factor_(factor), shift_(log2f(factor) - max * kLog2E) {}
+  __device__ float operator()(float x) const {
+    if constexpr (std::is_same_v<T, float>) {
+      return expf(x - max_) * factor_;
+    } else {
+      return exp2_approx(fmaf(x, kLog2E, shift_));
+    }
   }
-}
+
+ private:
+  float max_, factor_, shift_;
+};
 
 // The sum of a part of a row in terms of another maximum. A part without elements has max -inf and
 // sum 0.
@@ -71,22 +81,23 @@ __device__ float sum_relative_to(RowStats part, float max) {
   return part.max == max ? part.sum : part.sum * expf(part.max - max);
 }
 
-__device__ RowStats combine_warp(RowStats part) {
-  float max = part.max;  // the number, if one is NaN: the sum has it then
+__device__ float max_of_warp(float x) {
 #pragma unroll
-  for (int mask = kWarp / 2; mask > 0; mask /= 2)
-    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, mask));
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, mask));
+  return x;
+}
+
+__device__ RowStats combine_warp(RowStats part) {
+  const float max = max_of_warp(part.max);  // the number, if one is NaN: the sum has it then
   float sum = sum_relative_to(part, max);
 #pragma unroll
   for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
   return {max, sum};
 }
 
-// Every thread gets the same. Called for the `number`th time by all of the block: two in turn have
-// memory of their own, so that nobody need wait until all have read.
-__device__ RowStats combine_block(RowStats part, unsigned number) {
-  __shared__ RowStats memory[2][kWarp];
-  RowStats* const warps = memory[number % 2];
+// Every thread gets the same.
+__device__ RowStats combine_block(RowStats part) {
+  __shared__ RowStats warps[kWarp];
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   part = combine_warp(part);
@@ -98,7 +109,7 @@ __device__ RowStats combine_block(RowStats part, unsigned number) {
 
 // One pass over the row: the largest so far, and the sum relative to it.
 template <bool kAligned, class T>
-__device__ RowStats row_stats(const T* logits, int vocab_size, unsigned number = 0) {
+__device__ RowStats row_stats(const T* logits, int vocab_size) {
   RowStats part{-kInfinity, 0.0f};
   const int step = static_cast<int>(blockDim.x) * kPerThread;
   for (int v = static_cast<int>(threadIdx.x) * kPerThread; v < vocab_size; v += step) {
@@ -108,27 +119,29 @@ __device__ RowStats row_stats(const T* logits, int vocab_size, unsigned number =
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k) max = fmaxf(max, x[k]);
     float sum = sum_relative_to(part, max);
-    const float from = max == -kInfinity ? 0.0f : max;  // -inf - -inf is none
+    const Exponential<T> exponential(max == -kInfinity ? 0.0f : max);  // -inf - -inf is none
 #pragma unroll
-    for (int k = 0; k < kPerThread; ++k) sum += exp_of<T>(x[k], from);
+    for (int k = 0; k < kPerThread; ++k) sum += exponential(x[k]);
     part = {max, sum};
   }
-  return combine_block(part, number);
+  return combine_block(part);
 }
 
 // dlogits = (or +=) scale (exp(logits - max) / sum - onehot). A thread reads what it writes first.
-template <bool kAligned, class T>
+template <bool kAligned, bool kPadded = false, class T>
 __device__ void row_gradient(T* dlogits, const T* logits, int vocab_size, RowStats stats,
                              std::int32_t target, float scale, bool accumulate) {
-  const float factor = scale / stats.sum;
+  const Exponential<T> probability(stats.max, 1 / stats.sum);
   const int step = static_cast<int>(blockDim.x) * kPerThread;
+#pragma unroll 2
   for (int v = static_cast<int>(threadIdx.x) * kPerThread; v < vocab_size; v += step) {
     float x[kPerThread];
-    load<kAligned>(logits + v, vocab_size - v, x);
+    load<kAligned>(logits + v, kPadded ? kPerThread : vocab_size - v, x);
 #pragma unroll
-    for (int k = 0; k < kPerThread; ++k) {
-      const float softmax = exp_of<T>(x[k], stats.max) * factor;
-      x[k] = v + k == target ? softmax - scale : softmax;
+    for (int k = 0; k < kPerThread; ++k) x[k] = probability(x[k]) * scale;
+    if (static_cast<unsigned>(target - v) < kPerThread) {
+#pragma unroll
+      for (int k = 0; k < kPerThread; ++k) x[k] = v + k == target ? x[k] - scale : x[k];
     }
     store<kAligned>(dlogits + v, vocab_size - v, x, accumulate);
   }
@@ -176,11 +189,70 @@ __global__ void __launch_bounds__(kMaxThreads)
 // Each block of forward_kernel reads, waits for all of its threads, and writes: while they wait it
 // moves nothing, and two blocks, as many as fit, do not keep the memory busy. So where two rows fit
 // an SM's shared memory, a block works on one while the next is on its way. A thread reads nothing
-// but what it has copied itself: it waits for others in the sum alone.
+// but what it has copied itself: it waits for others in the maximum and the sum alone. As the row
+// is at hand, these are taken one after the other: a sum whose maximum may change takes twice as
+// many instructions, and they, not the memory, would bound the kernel.
 
 // Of one row. With the block's own memory, two rows are all that fits an SM of an H100.
 constexpr int kStreamedNbytes = 111 << 10;
 constexpr int kStreamedBlocks = 132;  // one for each SM of an H100
+
+// reduce(all x), for every thread. `warps` may be written again after the block's next barrier.
+template <class Reduce>
+__device__ float reduce_block(float x, float none, float (&warps)[kWarp], Reduce reduce) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const auto reduce_warp = [&](float y) {
+#pragma unroll
+    for (int mask = kWarp / 2; mask > 0; mask /= 2)
+      y = reduce(y, __shfl_xor_sync(kAllLanes, y, mask));
+    return y;
+  };
+  x = reduce_warp(x);
+  if (lane == 0) warps[warp] = x;
+  __syncthreads();
+  return reduce_warp(lane < static_cast<int>(blockDim.x) / kWarp ? warps[lane] : none);
+}
+
+// The largest number that this thread finds in a padded row.
+template <class T>
+__device__ float largest_of_row(const T* row, int vocab_size) {
+  float max = -kInfinity;
+  [[maybe_unused]] std::uint32_t pair = pack_bf16(max, max);
+  const int step = static_cast<int>(blockDim.x) * kPerThread;
+#pragma unroll 2
+  for (int v = static_cast<int>(threadIdx.x) * kPerThread; v < vocab_size; v += step) {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      const uint4 w = load_vector<kPerThread, true>(row + v).words;
+      pair = max_bf16(pair, max_bf16(max_bf16(w.x, w.y), max_bf16(w.z, w.w)));
+    } else {
+      float x[kPerThread];
+      read_vector<kPerThread, true>(x, row + v);
+#pragma unroll
+      for (int k = 0; k < kPerThread; ++k) max = fmaxf(max, x[k]);
+    }
+  }
+  return fmaxf(max, fmaxf(low_bf16(pair), high_bf16(pair)));
+}
+
+// This thread's part of the sum of exp(x - max) over a padded row.
+template <class T>
+__device__ float sum_of_row(const T* row, int vocab_size, float max) {
+  const Exponential<T> exponential(max == -kInfinity ? 0.0f : max);  // -inf - -inf is none
+  float even = 0, odd = 0;
+  const int step = static_cast<int>(blockDim.x) * kPerThread;
+#pragma unroll 2
+  for (int v = static_cast<int>(threadIdx.x) * kPerThread; v < vocab_size; v += step) {
+    float x[kPerThread];
+    read_vector<kPerThread, true>(x, row + v);
+#pragma unroll
+    for (int k = 0; k < kPerThread; k += 2) {
+      even += exponential(x[k]);
+      odd += exponential(x[k + 1]);
+    }
+  }
+  return even + odd;
+}
 
 template <class T>
 __device__ void fetch_row(T* to, const T* logits, int vocab_size) {
@@ -190,6 +262,16 @@ __device__ void fetch_row(T* to, const T* logits, int vocab_size) {
 #pragma unroll
     for (int k = 0; k < kPerThread; k += kPer16) cp_async_16(to + v + k, logits + v + k);
   }
+}
+
+// Ends a row with -inf up to a multiple of what a thread takes at once, by the thread that fetched
+// the end: a padded row.
+template <class T>
+__device__ void pad_row(T* row, int vocab_size) {
+  const int end = vocab_size % kPerThread;
+  const auto owner = static_cast<unsigned>(vocab_size / kPerThread) % blockDim.x;
+  if (end == 0 || threadIdx.x != owner) return;
+  for (int k = end; k < kPerThread; ++k) engine::store_f32(row[vocab_size - end + k], -kInfinity);
 }
 
 // forward_kernel with rows aligned, and a gradient. Rows are as long in memory as is fetched of
@@ -204,31 +286,38 @@ __global__ void __launch_bounds__(kMaxThreads)
   const bool leads = threadIdx.x == 0;
   fetch_row(memory, logits + blockIdx.x * ld, rows.vocab_size);
   cp_async_commit();
-  unsigned number = 0, num_sums = 0;
+  __shared__ float maxima[kWarp], sums[kWarp];
+  unsigned number = 0;
   for (std::int64_t row = blockIdx.x; row < num_rows; row += gridDim.x, ++number) {
     const std::int64_t next = row + gridDim.x;
     if (next < num_rows)
       fetch_row(memory + (number + 1) % 2 * kNumel, logits + next * ld, rows.vocab_size);
     cp_async_commit();
     cp_async_wait<1>();
-    const T* const here = memory + number % 2 * kNumel;
+    T* const here = memory + number % 2 * kNumel;
+    pad_row(here, rows.vocab_size);
     const std::int32_t target = rows.targets[row];
     if (target == rows.ignore_index) {
       if (leads) rows.stats[row] = {0.0f, 1.0f}, row_losses[row] = 0.0f;
       clear_row<true>(dlogits + row * dlogits_ld, rows.vocab_size);
       continue;
     }
+    RowStats stats;
+    stats.max = reduce_block(largest_of_row(here, rows.vocab_size), -kInfinity, maxima,
+                             [](float a, float b) { return fmaxf(a, b); });
     const bool valid = rows.is_valid(target);
-    // Before the barrier in row_stats(), after which others may write there.
-    const double chosen = leads && valid ? double{to_f32(logits[row * ld + target])} : 0.0;
-    RowStats stats = row_stats<true>(here, rows.vocab_size, num_sums++);
+    // Between two barriers: after the first every part of the row is there, after the second the
+    // next one may be on its way to where it is.
+    const float chosen = leads && valid ? to_f32(here[target]) : 0.0f;
+    stats.sum = reduce_block(sum_of_row(here, rows.vocab_size, stats.max), 0.0f, sums,
+                             [](float a, float b) { return a + b; });
     if (!valid) stats = {kNaN, kNaN};
-    if (leads) {
+    if (leads) {  // and all others wait at the next barrier: so nothing is computed in double
       rows.stats[row] = stats;
-      row_losses[row] = static_cast<float>(log(double{stats.sum}) + stats.max - chosen);
+      row_losses[row] = logf(stats.sum) + (stats.max - chosen);
     }
-    row_gradient<true>(dlogits + row * dlogits_ld, here, rows.vocab_size, stats, target, 1.0f,
-                       /*accumulate=*/false);
+    row_gradient<true, true>(dlogits + row * dlogits_ld, here, rows.vocab_size, stats, target, 1.0f,
+                             /*accumulate=*/false);
   }
 }
 
