@@ -432,17 +432,28 @@ void backward(Products& products, const Layout& s, const T* qkv, const T* y, con
   }
 }
 
-void launch_backward(const Tape& tape, const Layout& s, CudaAttention cuda, const Tensor& qkv,
+// For the sums of the columns of dqkv, if they are wanted and the kernels leave them.
+Tensor empty_column_sums(const Tape& tape, const Layout& s, CudaAttention cuda,
+                         const GradTarget& dqkv) {
+  if constexpr (engine::kCudaBuilt) {
+    if (dqkv.wants_column_sums)
+      return empty_attention_sums(tape.stream(), tape.memory(), cuda, s, dqkv.dst.dtype());
+  }
+  return {};
+}
+
+void launch_backward(Tape& tape, const Layout& s, CudaAttention cuda, const Tensor& qkv,
                      const Tensor& y, const Tensor& lse, const Tensor& dy, const GradTarget& dqkv) {
   const std::int64_t nbytes = qkv.nbytes();
   const auto w = host_scratch<BackwardScratch>(tape, s, qkv.dtype());
   const auto pairs = pair_kernels(tape, s, qkv.dtype(), /*is_backward=*/true);
+  const Tensor sums = empty_column_sums(tape, s, cuda, dqkv);
   tape.stream().launch(
       {.name = "attention.backward",
-       .flops = flops(s, 5),
+       .flops = flops(s, 5) + (sums.defined() ? static_cast<double>(qkv.numel()) : 0),
        .bytes_read =
            nbytes + y.nbytes() + dy.nbytes() + lse.nbytes() + (dqkv.accumulate ? nbytes : 0),
-       .bytes_written = nbytes},
+       .bytes_written = nbytes + (sums.defined() ? sums.nbytes() : 0)},
       [=, &products = tape.stream().state<Products>()] {
         if (pairs) {
           return pairs->backward(qkv.data<BFloat16>(), y.data<BFloat16>(), lse.data<float>(),
@@ -456,8 +467,9 @@ void launch_backward(const Tape& tape, const Layout& s, CudaAttention cuda, cons
       },
       [&](const auto& stream) {
         attention_backward_cuda(stream, tape.memory(), cuda, s, qkv, y, lse, dy, dqkv.dst,
-                                dqkv.accumulate);
+                                dqkv.accumulate, sums);
       });
+  if (sums.defined()) tape.leave_column_sums(dqkv.dst, sums);
 }
 
 }  // namespace

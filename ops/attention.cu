@@ -196,10 +196,17 @@ void attention_forward_cuda(const Stream& stream, CudaAttention kernels, const A
   });
 }
 
+Tensor empty_attention_sums(const Stream& stream, const Memory& memory, CudaAttention kernels,
+                            const AttentionLayout& s, DType dtype) {
+  if (!uses_wgmma(stream, kernels, s, dtype)) return {};
+  return Tensor::empty(memory, {s.batch * flash_wgmma::parts_of_sample(s), s.qkv_width()},
+                       DType::kF32, "column_sums", Category::kWorkspace);
+}
+
 void attention_backward_cuda(const Stream& stream, const Memory& memory, CudaAttention kernels,
                              const AttentionLayout& s, const Tensor& qkv, const Tensor& y,
                              const Tensor& lse, const Tensor& dy, const Tensor& dqkv,
-                             bool accumulate) {
+                             bool accumulate, const Tensor& column_sums) {
   const Tensor delta = workspace(memory, lse.numel());
   const bool wgmma = uses_wgmma(stream, kernels, s, qkv.dtype());
   dispatch_head_size(s.head_size, [&](auto size) {
@@ -210,12 +217,14 @@ void attention_backward_cuda(const Stream& stream, const Memory& memory, CudaAtt
                           {qkv.data<float>(), dy.data<float>(), lse.data<float>(),
                            delta.data<float>(), dqkv.data<float>(), accumulate});
     } else {
-      const flash::BackwardTensors tensors{.qkv = qkv.data<BFloat16>(),
-                                           .dy = dy.data<BFloat16>(),
-                                           .lse = lse.data<float>(),
-                                           .delta = delta.data<float>(),
-                                           .dqkv = dqkv.data<BFloat16>(),
-                                           .accumulate = accumulate};
+      const flash::BackwardTensors tensors{
+          .qkv = qkv.data<BFloat16>(),
+          .dy = dy.data<BFloat16>(),
+          .lse = lse.data<float>(),
+          .delta = delta.data<float>(),
+          .dqkv = dqkv.data<BFloat16>(),
+          .accumulate = accumulate,
+          .column_sums = column_sums.defined() ? column_sums.data<float>() : nullptr};
       (wgmma ? backward_wgmma : backward_bf16<kSize>)(stream, memory, s, tensors, y, dy,
                                                       delta.data<float>());
     }

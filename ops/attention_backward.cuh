@@ -62,9 +62,10 @@ struct BackwardTensors {
   const float *lse, *delta;
   BFloat16* dqkv;
   bool accumulate;
-  float* dq = nullptr;         ///< a tile of queries after the other, in the order of fragments
-  unsigned* turns = nullptr;   ///< of each warp for each of these tiles
-  unsigned* ticket = nullptr;  ///< 0 like `turns` before the launch
+  float* column_sums = nullptr;  ///< of dqkv, in parts; null: none. Of flash_wgmma alone
+  float* dq = nullptr;           ///< a tile of queries after the other, in the order of fragments
+  unsigned* turns = nullptr;     ///< of each warp for each of these tiles
+  unsigned* ticket = nullptr;    ///< 0 like `turns` before the launch
 };
 
 /// log-sum-exp and delta of a query; such that p = 0 where there is none. Whoever fetches them

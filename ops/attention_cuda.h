@@ -50,12 +50,20 @@ void attention_forward_cuda(const engine::Stream& stream, CudaAttention kernels,
                             const AttentionLayout& layout, const engine::Tensor& qkv,
                             const engine::Tensor& y, const engine::Tensor& lse);
 
-/// Assigns every element of dqkv, or adds to it. Workspace of `memory`: (B, H, T) f32, and for bf16
-/// f32 for each element of q, T and the head size rounded up to tiles. Throws DeviceError.
+/// For the sums of the columns of dqkv as backward stores it, in parts (parts, (H + 2 KV) * D) f32:
+/// uninitialised workspace. Undefined where the kernels of backward leave none.
+engine::Tensor empty_attention_sums(const engine::Stream& stream, const engine::Memory& memory,
+                                    CudaAttention kernels, const AttentionLayout& layout,
+                                    engine::DType dtype);
+
+/// Assigns every element of dqkv, or adds to it, and assigns `column_sums`, if it is defined: made
+/// by empty_attention_sums() for the same kernels. Workspace of `memory`: (B, H, T) f32, and for
+/// bf16 f32 for each element of q, T and the head size rounded up to tiles. Throws DeviceError.
 void attention_backward_cuda(const engine::Stream& stream, const engine::Memory& memory,
                              CudaAttention kernels, const AttentionLayout& layout,
                              const engine::Tensor& qkv, const engine::Tensor& y,
                              const engine::Tensor& lse, const engine::Tensor& dy,
-                             const engine::Tensor& dqkv, bool accumulate);
+                             const engine::Tensor& dqkv, bool accumulate,
+                             const engine::Tensor& column_sums);
 
 }  // namespace tessera::ops

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "engine/cuda_launch.cuh"
+#include "ops/bf16_pair.cuh"
 #include "ops/exp2.cuh"
 #include "ops/mma.cuh"
 
@@ -178,8 +179,9 @@ __device__ void store_fragments(BFloat16* tile, const float (&x)[kM][kN][4]) {
 }
 
 /// Writes a warp's fragments times `factor` to rows [row, row + kM * 16) of `dst`, or adds them.
+/// Leaves in `acc` what is stored, rounded.
 template <bool kVector, int kM, int kN>
-__device__ void store_rows(Rows<BFloat16> dst, const float (&acc)[kM][kN][4], float factor, int row,
+__device__ void store_rows(Rows<BFloat16> dst, float (&acc)[kM][kN][4], float factor, int row,
                            int num_rows, int head_size, bool accumulate) {
   const int lane = lane_id();
 #pragma unroll
@@ -193,19 +195,27 @@ __device__ void store_rows(Rows<BFloat16> dst, const float (&acc)[kM][kN][4], fl
         const int c = n * 8 + lane % 4 * 2;
         if (c >= head_size) break;
         BFloat16* to = dst.at(r) + c;
-        float x = factor * acc[m][n][half * 2], next = factor * acc[m][n][half * 2 + 1];
+        float &x = acc[m][n][half * 2], &next = acc[m][n][half * 2 + 1];
+        x *= factor;
+        next *= factor;
         if constexpr (kVector) {
           auto* pair = engine::as_wide<std::uint32_t>(to);
           if (accumulate) {
             const std::uint32_t before = *pair;
-            x += __uint_as_float(before << 16);
-            next += __uint_as_float(before & 0xFFFF0000u);
+            x += low_bf16(before);
+            next += high_bf16(before);
           }
-          *pair = pack_bf16(x, next);
+          const std::uint32_t stored = pack_bf16(x, next);
+          *pair = stored;
+          x = low_bf16(stored);
+          next = high_bf16(stored);
         } else {
-          engine::store_f32(to[0], accumulate ? engine::to_f32(to[0]) + x : x);
-          if (c + 1 < head_size)
-            engine::store_f32(to[1], accumulate ? engine::to_f32(to[1]) + next : next);
+          const auto store = [accumulate](BFloat16& element, float& value) {
+            engine::store_f32(element, accumulate ? engine::to_f32(element) + value : value);
+            value = engine::to_f32(element);
+          };
+          store(to[0], x);
+          if (c + 1 < head_size) store(to[1], next);
         }
       }
     }

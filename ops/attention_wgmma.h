@@ -23,6 +23,12 @@ constexpr bool takes(std::int64_t head_size) {
 void forward(const engine::Stream& stream, const AttentionLayout& layout,
              const engine::BFloat16* qkv, engine::BFloat16* y, float* lse);
 
+/// Rows of a sample whose columns backward sums together, of dqkv: a warpgroup's.
+inline constexpr std::int64_t kPartRows = 64;
+constexpr std::int64_t parts_of_sample(const AttentionLayout& s) {
+  return (s.tokens + kPartRows - 1) / kPartRows;
+}
+
 /// What backward needs besides its tensors.
 struct BackwardWorkspace {
   std::int64_t num_turns;  ///< counters, cleared, and one more for tickets

@@ -6,6 +6,7 @@
 
 #include "ops/attention_backward.cuh"
 #include "ops/attention_cuda.h"
+#include "ops/attention_wgmma_sums.cuh"
 #include "ops/attention_wgmma_tile.cuh"
 #include "ops/turns.cuh"
 
@@ -37,27 +38,21 @@ struct BackwardTiles {
   using Keys = Tile<kKeys, kSize>;
   using Queries = Tile<kQueries, kSize>;
   using Slopes = Tile<kKeys, kQueries>;  // ds^T
-  static constexpr std::size_t kSharedNbytes = kAtomNbytes + 2 * Keys::kNbytes +
-                                               4 * Queries::kNbytes + Slopes::kNbytes +
-                                               4 * kQueries * sizeof(float) + sizeof(KeyTile);
+  static constexpr std::size_t kSharedNbytes =
+      kAtomNbytes + 2 * Keys::kNbytes + 4 * Queries::kNbytes + Slopes::kNbytes +
+      4 * kQueries * sizeof(float) + kWarps * kSize * sizeof(float) + sizeof(KeyTile);
 
   static std::int64_t num_query_tiles(const AttentionLayout& s) {
     return s.batch * s.heads * ((s.tokens + kQueries - 1) / kQueries);
   }
-};
-
-/// Writes ds^T of a warpgroup, 64 keys by 64 queries, to a panel of 128 keys.
-inline __device__ void store_slopes(BFloat16* panel, int warpgroup,
-                                    const std::uint32_t (&ds)[4][4]) {
-  const int row = warpgroup * 64 + flash::warp_id() % 4 * 16 + flash::lane_id() / 4;
-  const int column = flash::lane_id() % 4 * 2;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r)
-      store_operand(panel + panel_at(row + r % 2 * 8, k * 16 + r / 2 * 8 + column), ds[k][r]);
+  // The last key tile that adds to dq of a tile of queries.
+  static __device__ int last_key_tile(const AttentionLayout& s, int tile) {
+    return s.causal ? tile * kQueries / kKeys : (static_cast<int>(s.tokens) - 1) / kKeys;
   }
-}
+  // A warpgroup's part of that dq.
+  static __device__ int part_row(int warpgroup) { return kQueries > 64 ? warpgroup * 64 : 0; }
+  static __device__ int part_column(int warpgroup) { return kQueries > 64 ? 0 : warpgroup * 64; }
+};
 
 /// dq (64, 64) = ds k, over the first kKeys keys.
 template <int kKeys>
@@ -72,17 +67,17 @@ __device__ void multiply_slopes(float (&dq)[8][4], std::uint64_t slopes, std::ui
 }
 
 /// Adds what this block's keys contribute to a warpgroup's part of dq of a tile of a head's
-/// queries. Returns the turn that the warp has still to end, once what it added is likely to be
-/// there; null: none.
+/// queries. The last to add stores dq, and each warp, if wanted, the sums of its columns. Returns
+/// the turn that the warp has still to end, once what it added is likely to be there; null: none.
 template <bool kVector, int kSize>
 __device__ unsigned* add_part_of_dq(const AttentionLayout& s, const BackwardTensors& x,
                                     int warpgroup, int b, int h, int tile, int key_tile,
-                                    const BFloat16* keys, const BFloat16* slopes) {
+                                    const BFloat16* keys, const BFloat16* slopes,
+                                    float* warp_sums) {
   using Tiles = BackwardTiles<kSize>;
   constexpr int kKeys = Tiles::kKeys, kQueries = Tiles::kQueries;
   const int tokens = static_cast<int>(s.tokens);
-  const int part_row = kQueries > 64 ? warpgroup * 64 : 0;
-  const int part_column = kQueries > 64 ? 0 : warpgroup * 64;
+  const int part_row = Tiles::part_row(warpgroup), part_column = Tiles::part_column(warpgroup);
   const int query = tile * kQueries + part_row, key = key_tile * kKeys;
   if (query >= tokens) return nullptr;
   // After these no query of this part sees a key, and no slope was written.
@@ -96,7 +91,7 @@ __device__ unsigned* add_part_of_dq(const AttentionLayout& s, const BackwardTens
     multiply_slopes<64>(dq[0], left, right);
   }
 
-  const int last = s.causal ? tile * kQueries / kKeys : (tokens - 1) / kKeys;
+  const int last = Tiles::last_key_tile(s, tile);
   const std::int64_t num_tiles = (tokens + kQueries - 1) / kQueries;
   const std::int64_t at = (b * s.heads + h) * num_tiles + tile;
   unsigned* turn = x.turns + at * Tiles::kWarps + flash::warp_id();
@@ -120,6 +115,7 @@ __device__ unsigned* add_part_of_dq(const AttentionLayout& s, const BackwardTens
   flash::store_rows<kVector>(Rows<BFloat16>{x.dqkv + s.q_at(b, h) + part_column, s.qkv_width()}, dq,
                              s.scale, query + flash::warp_id() % 4 * 16, tokens,
                              static_cast<int>(s.head_size) - part_column, x.accumulate);
+  if (x.column_sums != nullptr) sum_rows<0>(warp_sums, dq[0]);
   return nullptr;
 }
 
@@ -139,8 +135,9 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
   BFloat16* others = values + Keys::kNumel;         // q and dy, two of each
   BFloat16* slopes = others + 4 * Queries::kNumel;  // ds, keys by queries
   auto* stats = reinterpret_cast<float*>(slopes + Tiles::Slopes::kNumel);
+  float* sums = stats + 4 * kQueries;  // of the columns of what each warp stores
   // What the block owns: read where it is needed, since registers are scarce.
-  auto* mine = reinterpret_cast<KeyTile*>(stats + 4 * kQueries);
+  auto* mine = reinterpret_cast<KeyTile*>(sums + Tiles::kWarps * kSize);
   if (threadIdx.x == 0) *mine = flash::key_tile_of(draw_ticket(x.ticket));
   __syncthreads();
 
@@ -261,7 +258,15 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
     fence_async_proxy();
     __syncthreads();  // the slopes of both warpgroups are there
     turn = add_part_of_dq<kVector, kSize>(s, x, warpgroup, mine->b, h, tile / kQueries, mine->tile,
-                                          keys, slopes);
+                                          keys, slopes, sums + flash::warp_id() * kSize);
+    if (x.column_sums != nullptr && mine->tile == Tiles::last_key_tile(s, tile / kQueries)) {
+      __syncthreads();  // the sums of all warps are there
+      const int query = tile + Tiles::part_row(warpgroup);
+      const int column = Tiles::part_column(warpgroup);
+      if (query < tokens)
+        sum_warps(column_sums_at(s, x, mine->b, query, h * head_size + column),
+                  sums + warpgroup * 4 * kSize, kSize, min(64, head_size - column));
+    }
     wgmma_wait<0>(dv[0], dk[0]);  // where there was no dq to wait for
     h = next_h, tile = next_tile;
   }
@@ -270,6 +275,11 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
                              s.scale, warp_own, tokens, head_size, x.accumulate);
   flash::store_rows<kVector>(Rows<BFloat16>{x.dqkv + s.v_at(mine->b, mine->g), s.qkv_width()}, dv,
                              1, warp_own, tokens, head_size, x.accumulate);
+  if (x.column_sums == nullptr) return;
+  const int column = static_cast<int>(s.heads + mine->g) * head_size;
+  sum_columns<kSize>(s, x, mine->b, group_own, column, dk[0], sums);
+  sum_columns<kSize>(s, x, mine->b, group_own, column + static_cast<int>(s.kv_heads) * head_size,
+                     dv[0], sums);
 }
 
 }  // namespace tessera::ops::flash_wgmma

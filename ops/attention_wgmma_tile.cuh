@@ -76,6 +76,19 @@ inline __device__ void to_operand(std::uint32_t (&a)[4][4], const float (&d)[8][
   }
 }
 
+/// Writes ds^T of a warpgroup, 64 keys by 64 queries, to a panel of 128 keys.
+inline __device__ void store_slopes(BFloat16* panel, int warpgroup,
+                                    const std::uint32_t (&ds)[4][4]) {
+  const int row = warpgroup * 64 + flash::warp_id() % 4 * 16 + flash::lane_id() / 4;
+  const int column = flash::lane_id() % 4 * 2;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+      store_operand(panel + panel_at(row + r % 2 * 8, k * 16 + r / 2 * 8 + column), ds[k][r]);
+  }
+}
+
 /// d = a b^T, of the 64 rows of K-major operands, over the kSize columns of their tiles.
 template <class TileA, class TileB, int kSize>
 __device__ void multiply_transposed(float (&d)[8][4], std::uint64_t a, std::uint64_t b) {

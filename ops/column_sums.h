@@ -11,9 +11,10 @@ namespace tessera::ops {
 // [Note: sums of columns]
 // Rows are cut into parts, a function of their number alone; first each part is summed, then the
 // parts are, in order. A kernel that writes the matrix can do the first step while it has each
-// element at hand, which saves reading all of it again: pointwise.cuh and normalize_backward.cu do
-// so for gradients whose sums are wanted (GradTarget::wants_column_sums). What they add up are the
-// elements as they are stored, rounded, so that it makes no difference but for the order.
+// element at hand, which saves reading all of it again: pointwise.cuh, normalize_backward.cu and
+// attention_wgmma_backward.cuh, each with parts of its own, do so for gradients whose sums are
+// wanted (GradTarget::wants_column_sums). What they add up are the elements as they are stored,
+// rounded, so that it makes no difference but for the order.
 
 /// How `rows` are cut: enough of them a part to pay for what is written.
 struct RowParts {

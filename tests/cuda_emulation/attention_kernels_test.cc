@@ -1,15 +1,20 @@
-// Which kernels attention in bf16 may be asked for, by what a GPU says of itself.
+// Which kernels attention in bf16 may be asked for, by what a GPU says of itself; and that the
+// GPT's gradient of a bias takes what they leave.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "engine/error.h"
 #include "engine/stream.h"
+#include "engine/tape.h"
 #include "ops/attention.h"
 #include "tests/emulator/control.h"
 #include "tests/testing/cuda_op.h"
 #include "tests/testing/errors.h"
+#include "tools/models/gpt.h"
+#include "tools/models/model.h"
 
 namespace tessera::ops {
 namespace {
@@ -71,6 +76,41 @@ TEST_F(AttentionKernelsTest, OnlyHeadsThatWgmmaTakesHaveOtherBits) {
     EXPECT_EQ(run(CudaAttention::kWgmma, head_size).grads,
               run(CudaAttention::kMma, head_size).grads)
         << head_size;
+}
+
+// What the gradient of the bias before attention reads, in bytes.
+class BiasRead : public engine::LaunchListener {
+ public:
+  void on_launch(const engine::LaunchRecord& record) noexcept override {
+    if (record.work.name == "linear.backward_bias" && record.work.detail == "h.0.attn.c_attn.bias")
+      nbytes = record.work.bytes_read;
+  }
+  std::int64_t nbytes = 0;
+};
+
+// Of a GPT of one layer with two heads of 64.
+std::int64_t bias_read(CudaAttention cuda, std::int64_t tokens) {
+  BiasRead read;
+  const Stream stream = Stream::cuda("compute", 0, {.listener = &read});
+  const Memory memory(stream, {.poison = true});
+  Tape tape(memory, stream);
+  tools::Gpt gpt(
+      {.layers = 1, .heads = 2, .dim = 128, .seq = tokens, .vocab = 16, .cuda_attention = cuda});
+  for (Parameter* p : tools::parameters_of(gpt)) {
+    p->value = to_tensor(memory, p->shape, random_values(p->shape.numel(), 1), DType::kBF16);
+    p->grad = Tensor::zeros(memory, p->shape, DType::kF32, p->name);
+  }
+  const std::vector<std::int32_t> ids(static_cast<std::size_t>(2 * tokens), 3);
+  const Tensor batch = Tensor::from<std::int32_t>(memory, {2, tokens}, ids, "tokens");
+  tape.backward(gpt.loss(tape, {batch, batch}, {}));
+  stream.synchronize();  // all launches are told
+  return read.nbytes;
+}
+
+TEST_F(AttentionKernelsTest, TheGptSumsItsBiasFromWhatWgmmaLeaves) {
+  constexpr std::int64_t kTokens = 130, kNumParts = 2 * 3, kColumns = 3 * 128;
+  EXPECT_EQ(bias_read(CudaAttention::kAuto, kTokens), kNumParts * kColumns * 4);
+  EXPECT_EQ(bias_read(CudaAttention::kMma, kTokens), 2 * kTokens * kColumns * 2);
 }
 
 }  // namespace

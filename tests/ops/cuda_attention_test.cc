@@ -1,7 +1,12 @@
 // Attention on a GPU against the CPU op, over the sizes at which tiles, warps and loads differ.
+#include <algorithm>
+#include <cmath>
+#include <functional>
 #include <vector>
 
+#include "engine/elementwise.h"
 #include "engine/error.h"
+#include "engine/tape.h"
 #include "ops/attention.h"
 #include "tests/testing/cuda_op.h"
 #include "tests/testing/errors.h"
@@ -138,6 +143,97 @@ TEST_P(CudaAttentionTest, BitsDoNotDependOnWhetherItIsRecorded) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const OpRun recorded = run_op(op, {.dtype = dtype, .on_cuda = true});
     EXPECT_EQ(run_op(op, {.dtype = dtype, .on_cuda = true, .without_grad = 0}).y, recorded.y);
+  }
+}
+
+// A copy of the first, whose gradient is that of each.
+Tensor copy_of(Tape& tape, const std::vector<Tensor>& x,
+               const std::function<void(const Tensor& dy)>& see = {}) {
+  const Tensor y = tape.empty(x[0].shape(), x[0].dtype(), "copy");
+  launch_assign_or_add(tape.stream(), y, x[0], false, "copy");
+  tape.record("copy", y, [&tape, x, see](const Tensor& dy) {
+    if (see) see(dy);
+    for (const Tensor& each : x) tape.pass_grad(each, dy);
+  });
+  return y;
+}
+
+// The gradient of qkv and the sums of its columns that were left with it.
+struct Left {
+  Values dqkv, parts;
+  Shape shape;  // of parts, if they were left
+};
+
+// With the sums wanted, where `num_uses` add to the gradient.
+Left left_of(const Case& c, CudaAttention cuda, int num_uses,
+             engine::LaunchListener* listener = nullptr) {
+  Left left;
+  const auto see = [&left](Tape& tape, const Tensor& dy) {
+    left.dqkv = to_values(dy);
+    const Tensor parts = tape.column_sums(dy);
+    if (!parts.defined()) return;
+    left.parts = to_values(parts);
+    left.shape = parts.shape();
+  };
+  OpCase op = attention_case(c, cuda);
+  op.build = [&, build = op.build](Tape& tape, const auto& x, auto& p) {
+    const Tensor qkv = copy_of(tape, x, [&](const Tensor& dy) { see(tape, dy); });
+    tape.want_column_sums(qkv);
+    std::vector<Tensor> ys;
+    for (int u = 0; u < num_uses; ++u) ys.push_back(build(tape, {qkv}, p));
+    return copy_of(tape, ys);
+  };
+  run_op(op, {.dtype = DType::kBF16, .on_cuda = true, .listener = listener});
+  return left;
+}
+
+// Those of each 64 rows of a sample, as they are stored, but for the order of additions.
+void expect_sums(const Left& left, const Case& c) {
+  const std::int64_t width = (c.heads + 2 * c.kv_heads) * c.head_size;
+  const std::int64_t parts_each = (c.tokens + 63) / 64;
+  ASSERT_EQ(left.shape, Shape({c.batch * parts_each, width}));
+  const auto at = [&](const Values& values, std::int64_t row, std::int64_t column) {
+    return values[static_cast<std::size_t>(row * width + column)];
+  };
+  for (std::int64_t part = 0; part < c.batch * parts_each; ++part) {
+    const std::int64_t sample = part / parts_each, begin = part % parts_each * 64;
+    for (std::int64_t column = 0; column < width; ++column) {
+      double sum = 0, size = 0;
+      for (std::int64_t t = begin; t < std::min(begin + 64, c.tokens); ++t) {
+        const double x = at(left.dqkv, sample * c.tokens + t, column);
+        sum += x, size += std::abs(x);
+      }
+      ASSERT_NEAR(at(left.parts, part, column), sum, 1e-6 * size)
+          << "part " << part << ", column " << column;
+    }
+  }
+}
+
+TEST_P(CudaAttentionTest, LeavesTheSumsOfTheColumnsOfItsGradient) {
+  // Tokens at the ends of the rows of a warp, of a warpgroup and of a block; groups, both sizes of
+  // tiles, and heads whose rows are not moved 16 bytes at a time.
+  for (const Case& c :
+       {Case{1, 1, 1, 1, 64}, Case{2, 64, 2, 1, 64}, Case{1, 65, 1, 1, 61}, Case{2, 300, 2, 1, 64},
+        Case{1, 140, 4, 2, 64}, Case{1, 205, 1, 1, 50, false}, Case{1, 384, 1, 1, 64, false},
+        Case{2, 17, 1, 1, 128}, Case{2, 200, 2, 1, 128}, Case{1, 330, 1, 1, 104},
+        Case{1, 321, 1, 1, 101, false}, Case{1, 130, 4, 2, 100}}) {
+    SCOPED_TRACE(fmt::format("B{} T{} H{} KV{} D{} {}", c.batch, c.tokens, c.heads, c.kv_heads,
+                             c.head_size, c.causal ? "causal" : "full"));
+    LastWorks last;
+    const Left left = left_of(c, GetParam(), 1, &last);
+    // Two bytes an element of dqkv, four of a sum.
+    EXPECT_EQ(last.works["attention.backward"].bytes_written,
+              std::ssize(left.dqkv) * 2 + std::ssize(left.parts) * 4);
+    if (GetParam() == CudaAttention::kMma) {
+      EXPECT_TRUE(left.parts.empty());
+      continue;
+    }
+    expect_sums(left, c);
+    EXPECT_EQ(left_of(c, GetParam(), 1).parts, left.parts) << "run twice";
+    EXPECT_EQ(run_op(attention_case(c), {.dtype = DType::kBF16, .on_cuda = true}).grads[0],
+              left.dqkv)
+        << "not wanted";
+    expect_sums(left_of(c, GetParam(), 2), c);
   }
 }
 
