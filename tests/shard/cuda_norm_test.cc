@@ -100,7 +100,20 @@ std::vector<Case> cases(std::size_t numel) {
   add("smallest", [](auto) { return std::numeric_limits<float>::denorm_min(); });
   add("rarely not zero", [&](auto i) { return i % 97 == 0 ? normal(random) : 0.0f; });
   add("mostly ties", [](auto i) { return i == 0 ? 1.0f : 0x1p-27f; });
-  for (const int below : {14, 15, 16, 17, 31, 32}) {
+  // Ties between two f32, to the lower and to the higher one, of which many elements of one warp,
+  // 28 and 29 below the largest, are the last part: none may be missing, and none count twice.
+  // Spans of the GPU's sums overlap nowhere but at exponents as low as these.
+  for (const bool is_upwards : {false, true}) {
+    std::vector<float> of_warp = {1.0f, 0x1p-12f, 0x1p-12f};
+    if (is_upwards) of_warp.insert(of_warp.end(), 4, 0x1p-12f);
+    if (is_upwards) of_warp.insert(of_warp.end(), 2, 0x1p-23f);
+    of_warp.insert(of_warp.end(), 176, 0x1p-28f);
+    of_warp.insert(of_warp.end(), 320, 0x1p-29f);
+    auto next = of_warp.begin();
+    add(is_upwards ? "tie, upwards" : "tie, downwards",
+        [&](auto i) { return i % 256 < 32 && next != of_warp.end() ? 0x1p-94f * *next++ : 0.0f; });
+  }
+  for (const int below : {15, 16, 28, 29, 31, 32, 33, 64}) {
     add(std::to_string(below) + " below",
         [&](auto i) { return std::ldexp(1.25f, i % 16 == 3 ? 1 : 1 - below); });
   }
