@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
 
+#include <cstddef>
 #include <span>
+#include <sstream>
 #include <string_view>
 
 #include "comm/nccl.h"
@@ -50,6 +52,16 @@ std::string arithmetic_text(const Ranks& ranks, const std::string& gpu,
     if (ranks.nccl) add("nccl", comm::nccl_version());
   }
   return text;
+}
+
+std::map<std::string, std::string> arithmetic_values(const std::string& text) {
+  std::map<std::string, std::string> values;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t equals = line.find(" = ");
+    if (equals != std::string::npos) values[line.substr(0, equals)] = line.substr(equals + 3);
+  }
+  return values;
 }
 
 }  // namespace tessera::tools

@@ -1,6 +1,7 @@
 // What decides the bits of a training besides its configuration: who multiplies, and where.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "engine/gemm/gemm_algorithms.h"
@@ -18,5 +19,8 @@ std::string gpu_text(const Ranks& ranks);
 /// those proposed first), NCCL. In one process always the same. Throws DeviceError.
 std::string arithmetic_text(const Ranks& ranks, const std::string& gpu,
                             const engine::GemmAlgorithms* algorithms);
+
+/// Name to value of the lines of an arithmetic_text(); what is no such line is left out.
+std::map<std::string, std::string> arithmetic_values(const std::string& text);
 
 }  // namespace tessera::tools

@@ -245,8 +245,10 @@ DivergenceReport compare_probes(const ProbeRun& a, const ProbeRun& b) {
   return report;
 }
 
-std::vector<OptionDifference> differing_options(const std::map<std::string, std::string>& a,
-                                                const std::map<std::string, std::string>& b) {
+namespace {
+
+std::vector<OptionDifference> differing_values(const std::map<std::string, std::string>& a,
+                                               const std::map<std::string, std::string>& b) {
   std::map<std::string, OptionDifference> differences;
   for (const auto& [key, value] : a) differences[key] = {key, value, ""};
   for (const auto& [key, value] : b) {
@@ -255,10 +257,29 @@ std::vector<OptionDifference> differing_options(const std::map<std::string, std:
   }
   std::vector<OptionDifference> result;
   for (auto& [key, difference] : differences) {
-    const bool is_told = key == "out" || key == "audit" || key.starts_with("log.");
-    if (!is_told && difference.a != difference.b) result.push_back(std::move(difference));
+    if (difference.a != difference.b) result.push_back(std::move(difference));
   }
   return result;
+}
+
+}  // namespace
+
+std::vector<OptionDifference> differing_options(const std::map<std::string, std::string>& a,
+                                                const std::map<std::string, std::string>& b) {
+  std::vector<OptionDifference> result = differing_values(a, b);
+  std::erase_if(result, [](const OptionDifference& o) {
+    return o.key == "out" || o.key == "audit" || o.key.starts_with("log.");
+  });
+  return result;
+}
+
+std::vector<OptionDifference> differing_arithmetic(const ProbeHeader& a, const ProbeHeader& b) {
+  if (a.arithmetic.empty() || b.arithmetic.empty()) return {};
+  return differing_values(a.arithmetic, b.arithmetic);
+}
+
+bool have_other_data(const ProbeHeader& a, const ProbeHeader& b) {
+  return !a.data_digest.empty() && !b.data_digest.empty() && a.data_digest != b.data_digest;
 }
 
 }  // namespace tessera::tools

@@ -58,13 +58,19 @@ struct DivergenceReport {
 void check_same_training(const std::map<std::string, std::string>& a,
                          const std::map<std::string, std::string>& b);
 
-/// An option of which two trainings have other values, as JSON literals; empty: no such option.
+/// An option, or a part of the arithmetic, of which two trainings have other values, as JSON
+/// literals; empty: no such option.
 struct OptionDifference {
   std::string key, a, b;
 };
 /// But for those that say where output goes and what is told.
 std::vector<OptionDifference> differing_options(const std::map<std::string, std::string>& a,
                                                 const std::map<std::string, std::string>& b);
+
+/// What decides bits besides options and data, if both records tell it: see ProbeHeader.
+std::vector<OptionDifference> differing_arithmetic(const ProbeHeader& a, const ProbeHeader& b);
+/// Whether both records tell their data, and these are not the same.
+bool have_other_data(const ProbeHeader& a, const ProbeHeader& b);
 
 /// Throws as check_same_training(); InvalidArgument for records that have no step or tensor in
 /// common, or tensors of another shape; IoError for one that contradicts itself.

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "engine/io/text.h"
@@ -76,16 +78,16 @@ std::string values_text(const ValueDifference& d, const Divergence& first) {
       is_nan && d.max_ulps == 0 ? "" : fmt::format(", at most {}", plural(d.max_ulps, "ULP")));
 }
 
-// A JSON literal, without the quotes of a text.
-std::string value_text(const std::string& literal) {
-  if (literal.empty()) return "no such option";
+// A JSON literal, without the quotes of a text; `none` where there is none.
+std::string value_text(const std::string& literal, const char* none) {
+  if (literal.empty()) return none;
   const bool is_text = literal.size() > 2 && literal.front() == '"' && literal.back() == '"';
   return engine::excerpt(is_text ? literal.substr(1, literal.size() - 2) : literal);
 }
 
-std::string options_text(const std::vector<OptionDifference>& options) {
+// "train.lr (A 0.1, B 0.2); x (A 1, B no such option)"
+std::string differences_text(const std::vector<OptionDifference>& options, const char* none) {
   constexpr std::size_t kMost = 6;
-  if (options.empty()) return "All options of the training are the same.";
   std::vector<std::string> texts;
   for (const OptionDifference& option : options) {
     if (texts.size() == kMost) {
@@ -93,9 +95,47 @@ std::string options_text(const std::vector<OptionDifference>& options) {
       break;
     }
     texts.push_back(fmt::format("{} (A {}, B {})", engine::escaped(option.key),
-                                value_text(option.a), value_text(option.b)));
+                                value_text(option.a, none), value_text(option.b, none)));
   }
-  return "Options that differ: " + engine::join(texts, "; ");
+  return engine::join(texts, "; ");
+}
+
+// What decided bits: data and arithmetic ahead of options, which may all be the same.
+std::vector<std::string> causes(const ProbeHeader& a, const ProbeHeader& b) {
+  std::vector<std::string> lines;
+  if (have_other_data(a, b)) {
+    lines.push_back(fmt::format("The data differ, although their path is the same: A has {}, B {}",
+                                engine::excerpt(a.data_digest), engine::excerpt(b.data_digest)));
+  }
+  if (const auto arithmetic = differing_arithmetic(a, b); !arithmetic.empty()) {
+    lines.push_back("The arithmetic differs: " + differences_text(arithmetic, "none"));
+  }
+  const std::vector<OptionDifference> options = differing_options(a.options, b.options);
+  lines.push_back(options.empty()
+                      ? "All options of the training are the same."
+                      : "Options that differ: " + differences_text(options, "no such option"));
+  const auto add_untold = [&](const char* what, bool is_a_told, bool is_b_told) {
+    if (is_a_told && is_b_told) return;
+    lines.push_back(fmt::format("{} which {} it was made with, which may differ.",
+                                is_a_told   ? "The record of B does not say"
+                                : is_b_told ? "The record of A does not say"
+                                            : "Neither record says",
+                                what));
+  };
+  add_untold("data", !a.data_digest.empty(), !b.data_digest.empty());
+  add_untold("arithmetic", !a.arithmetic.empty(), !b.arithmetic.empty());
+  return lines;
+}
+
+json to_json(const std::vector<OptionDifference>& differences) {
+  json result = json::array();
+  const auto value = [](const std::string& literal) {
+    return literal.empty() ? json() : json(literal);
+  };
+  for (const OptionDifference& o : differences) {
+    result.push_back({{"option", o.key}, {"a", value(o.a)}, {"b", value(o.b)}});
+  }
+  return result;
 }
 
 // JSON has no numbers for these.
@@ -123,6 +163,7 @@ json to_json(const DivergenceRun& run) {
           {"record", run.path},
           {"ranks", run.header.ranks},
           {"accum", run.header.accum},
+          {"data_digest", run.header.data_digest.empty() ? json() : json(run.header.data_digest)},
           {"failure", run.failure.empty() ? json() : json(run.failure)}};
 }
 
@@ -159,9 +200,8 @@ json first_json(const DivergenceResult& r) {
 
 std::vector<std::string> lines_of(const DivergenceResult& r) {
   const DivergenceReport& report = r.report;
-  std::vector<std::string> lines = {
-      run_text("A", r.a), run_text("B", r.b),
-      options_text(differing_options(r.a.header.options, r.b.header.options))};
+  std::vector<std::string> lines = {run_text("A", r.a), run_text("B", r.b)};
+  std::ranges::move(causes(r.a.header, r.b.header), std::back_inserter(lines));
   const std::string steps = fmt::format("steps {} to {}", report.first_step, report.last_step);
   if (!report.first) {
     lines.push_back(fmt::format("Nothing differs: {} of {} are equal.",
@@ -199,24 +239,19 @@ nlohmann::ordered_json to_json(const DivergenceResult& r) {
   for (const NotCompared& item : r.report.not_compared) {
     not_compared.push_back({{"reason", item.reason}, {"count", item.count}});
   }
-  json options = json::array();
-  for (const OptionDifference& o : differing_options(r.a.header.options, r.b.header.options)) {
-    const auto value = [](const std::string& literal) {
-      return literal.empty() ? json() : json(literal);
-    };
-    options.push_back({{"option", o.key}, {"a", value(o.a)}, {"b", value(o.b)}});
-  }
-  return {{"a", to_json(r.a)},
-          {"b", to_json(r.b)},
-          {"options_that_differ", std::move(options)},
-          {"first_step", r.report.first_step},
-          {"last_step", r.report.last_step},
-          {"num_compared", r.report.num_compared},
-          {"num_before_first", r.report.num_before},
-          {"num_differing", r.report.num_differing},
-          {"first", first_json(r)},
-          {"not_compared", std::move(not_compared)},
-          {"remark", r.remark.empty() ? json() : json(r.remark)}};
+  return {
+      {"a", to_json(r.a)},
+      {"b", to_json(r.b)},
+      {"arithmetic_that_differs", to_json(differing_arithmetic(r.a.header, r.b.header))},
+      {"options_that_differ", to_json(differing_options(r.a.header.options, r.b.header.options))},
+      {"first_step", r.report.first_step},
+      {"last_step", r.report.last_step},
+      {"num_compared", r.report.num_compared},
+      {"num_before_first", r.report.num_before},
+      {"num_differing", r.report.num_differing},
+      {"first", first_json(r)},
+      {"not_compared", std::move(not_compared)},
+      {"remark", r.remark.empty() ? json() : json(r.remark)}};
 }
 
 }  // namespace tessera::tools

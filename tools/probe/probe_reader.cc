@@ -69,6 +69,14 @@ class Fields {
     check(field.is_string(), name, "text", field);
     return field.get<std::string>();
   }
+  // An object's values as JSON literals.
+  std::map<std::string, std::string> literals(const char* name) const {
+    const json& field = at(name);
+    check(field.is_object(), name, "an object", field);
+    std::map<std::string, std::string> result;
+    for (const auto& [key, value] : field.items()) result[key] = value.dump();
+    return result;
+  }
   void check(bool ok, const char* name, const char* expected, const json& got) const {
     require<IoError>(ok, "[probe] expected {} as {}, got {} ({})", expected, name,
                      engine::excerpt(got.dump(-1, ' ', false, json::error_handler_t::replace)),
@@ -112,9 +120,9 @@ ProbeHeader header_of(const Fields& line) {
         "[probe] expected some of {} ranks, got {} from {} on ({})", header.ranks,
         header.local_ranks, header.first_rank, line.where());
   }
-  const json& options = line.at("options");
-  line.check(options.is_object(), "options", "an object", options);
-  for (const auto& [key, value] : options.items()) header.options[key] = value.dump();
+  header.options = line.literals("options");
+  if (line.has("data_digest")) header.data_digest = line.text("data_digest");
+  if (line.has("arithmetic")) header.arithmetic = line.literals("arithmetic");
   return header;
 }
 

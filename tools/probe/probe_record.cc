@@ -71,8 +71,11 @@ std::string_view name_of(ProbePhase phase) { return names_of(phase).name; }
 std::string_view title_of(ProbePhase phase) { return names_of(phase).title; }
 
 std::string header_text(const ProbeHeader& header) {
-  JsonRecord options;
-  for (const auto& [key, literal] : header.options) options.add_literal(key, literal);
+  const auto object = [](const std::map<std::string, std::string>& literals) {
+    JsonRecord fields;
+    for (const auto& [key, literal] : literals) fields.add_literal(key, literal);
+    return fields.text();
+  };
   JsonRecord record;
   record.add("probe", 1).add("ranks", header.ranks);
   if (header.local_ranks < header.ranks) {
@@ -80,12 +83,14 @@ std::string header_text(const ProbeHeader& header) {
         .add("local_ranks", header.local_ranks)
         .add("run", header.run);
   }
-  return record.add("accum", header.accum)
+  record.add("accum", header.accum)
       .add("batch", header.batch)
       .add("first_step", header.first_step)
       .add("accum_comm", header.reduces_last ? "last" : "every")
-      .add_literal("options", options.text())
-      .line();
+      .add_literal("options", object(header.options));
+  if (!header.data_digest.empty()) record.add("data_digest", header.data_digest);
+  if (!header.arithmetic.empty()) record.add_literal("arithmetic", object(header.arithmetic));
+  return record.line();
 }
 
 std::string part_text(const ProbePart& part) {

@@ -1,6 +1,7 @@
 // What a probe records of a run, one JSON line for each part of a tensor:
 //
-//   {"probe":1,"ranks":2,"accum":1,"batch":8,"first_step":1,"accum_comm":"every","options":{...}}
+//   {"probe":1,"ranks":2,"accum":1,"batch":8,"first_step":1,"accum_comm":"every","options":{...},
+//    "data_digest":"9,000 tokens, 9f...","arithmetic":{"device":"cpu","cpu":"AMD EPYC",...}}
 //   {"step":1,"micro_batch":1,"phase":"gradient","tensor":"h.0.ln_1.weight","visit":1,"unit":"h.0",
 //    "rank":0,"order":17,"shape":[128],"begin":0,"dtype":"f32","hash":"9f...","numel":128,...}
 //   {"end":true,"last_step":20,"num_parts":1234}
@@ -11,6 +12,9 @@
 // Where the ranks are several processes each writes those of its own to a process_file(). Its first
 // line has "first_rank":2,"local_ranks":2,"run":"9f..." as well: one `run` in all files of a run,
 // which read_probe_run() reads as one record.
+//
+// A record without "data_digest" or "arithmetic" does not say which its run had: older ones do not,
+// nor does one of a run that failed before its first step.
 //
 // An infinity is "inf" or "-inf", what is not a number is null. Order of lines says nothing. A part
 // that was asked for is followed by its values.
@@ -75,6 +79,9 @@ struct ProbeHeader {
   std::int64_t accum = 1, batch = 1, first_step = 1;
   bool reduces_last = false;  ///< of several micro-steps only the last reduces
   std::map<std::string, std::string> options = {};  ///< in force, as JSON literals
+  std::string data_digest = {};                     ///< see data_digest.h; empty: not told
+  /// See arithmetic.h: name to JSON literal; empty: not told.
+  std::map<std::string, std::string> arithmetic = {};
 };
 
 /// One run, as its file tells it.

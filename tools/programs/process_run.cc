@@ -18,6 +18,11 @@ bool has_checkpoints(const Task& task) {
   return config.saves() || config.resumes();
 }
 
+// Of other runs no GPU is asked what it is.
+bool asks_for_arithmetic(const Ranks& ranks, const Task& task) {
+  return ranks.are_processes() || has_checkpoints(task) || !task.config().log.probe.empty();
+}
+
 template <class T, class... Args>
 std::unique_ptr<T> make_if(bool asked_for, const Args&... args) {
   return asked_for ? std::make_unique<T>(args...) : nullptr;
@@ -31,8 +36,8 @@ ProcessRun::ProcessRun(const Ranks& ranks, const Task& task, const FlagSet& flag
       task(task),
       config_toml(flags.to_toml()),
       flight(flight),
-      data_digest(ranks.are_processes() || has_checkpoints(task) ? task.data_digest() : ""),
-      gpu(ranks.are_processes() || has_checkpoints(task) ? gpu_text(ranks) : ""),
+      data_digest(task.data_digest()),
+      gpu(asks_for_arithmetic(ranks, task) ? gpu_text(ranks) : ""),
       trace(make_if<RunTrace>(!task.config().log.trace.empty(), task.config(), ranks.local)),
       probe(make_if<RunProbe>(!task.config().log.probe.empty(), task.config(), ranks.local,
                               flags.to_json())),
@@ -44,8 +49,10 @@ RunIdentity ProcessRun::identity() const {
           .data = task.data_text(),
           .config = config_toml,
           .data_digest = data_digest,
-          .arithmetic = arithmetic_text(ranks, gpu, gemms.get())};
+          .arithmetic = arithmetic()};
 }
+
+std::string ProcessRun::arithmetic() const { return arithmetic_text(ranks, gpu, gemms.get()); }
 
 std::string ProcessRun::text() const {
   std::string config = config_toml;
@@ -56,8 +63,7 @@ std::string ProcessRun::text() const {
   return fmt::format(
       "program.digest = {}\n{}[data]\ndigest = {}\n[launch]\nranks_of_a_replica = {}\n"
       "[arithmetic]\n{}",
-      program_digest(), config, data_digest, ranks.replica().first,
-      arithmetic_text(ranks, gpu, gemms.get()));
+      program_digest(), config, data_digest, ranks.replica().first, arithmetic());
 }
 
 void ProcessRun::keep() noexcept {

@@ -26,6 +26,8 @@ struct ProcessRun {
 
   /// For checkpoints. Of a run without any nobody asks.
   RunIdentity identity() const;
+  /// See arithmetic_text().
+  std::string arithmetic() const;
   /// What all processes of a run must have in common: see difference_of_processes().
   std::string text() const;
   /// The run has failed: keeps the files of what led to it.
@@ -35,8 +37,8 @@ struct ProcessRun {
   const Task& task;
   const std::string config_toml;
   const FlightOutput& flight;
-  const std::string data_digest;  ///< empty where nobody asks
-  const std::string gpu;          ///< gpu_text(), or empty where nobody asks
+  const std::string data_digest;
+  const std::string gpu;  ///< gpu_text(), or empty where nobody asks
   const std::unique_ptr<RunTrace> trace;
   const std::unique_ptr<RunProbe> probe;
   const std::unique_ptr<Audits> audits;

@@ -9,6 +9,7 @@
 #include "engine/gemm/gemm_algorithms.h"
 #include "engine/memory.h"
 #include "engine/stream.h"
+#include "tools/launch/arithmetic.h"
 #include "tools/launch/product_rate.h"
 #include "tools/launch/ranks.h"
 #include "tools/planning/plan_report.h"
@@ -70,7 +71,10 @@ RankResult train_rank(comm::ProcessGroup& all, const ProcessRun& run, RunLog* lo
     rank->load(trainer, log);
     const TrainPosition start = trainer.open_checkpoints(run.identity());
     if (trace != nullptr) trace->start_behind(start.step, world.rank());
-    if (run.probe != nullptr) run.probe->start_behind(start.step, world, compute);
+    if (run.probe != nullptr) {
+      run.probe->describe(run.data_digest, arithmetic_values(run.arithmetic()));
+      run.probe->start_behind(start.step, world, compute);
+    }
     if (audit != nullptr) audit->start_behind(start.step);
     if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
     const HookReport hook(trainer.fsdp(), config.comm.options());

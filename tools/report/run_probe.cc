@@ -82,6 +82,13 @@ RunProbe::RunProbe(const TrainConfig& config, const LocalRanks& ranks, const std
   }
 }
 
+void RunProbe::describe(const std::string& data_digest,
+                        const std::map<std::string, std::string>& arithmetic) {
+  const std::lock_guard lock(mutex_);
+  header_.data_digest = data_digest;
+  header_.arithmetic = arithmetic;
+}
+
 // All ranks say the same, and some may have made steps before others say it.
 void RunProbe::start_behind(std::int64_t start, comm::ProcessGroup& world,
                             const engine::Stream& stream) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,6 +36,10 @@ class RunProbe {
 
   // Of each rank, in its thread; collective where `world` is of several processes.
 
+  /// Before start_behind(): what the record says of the run, see ProbeHeader. All ranks of a
+  /// process say the same.
+  void describe(const std::string& data_digest,
+                const std::map<std::string, std::string>& arithmetic);
   /// Before its first step: the run goes on after step `start`.
   void start_behind(std::int64_t start, comm::ProcessGroup& world, const engine::Stream& stream);
   /// After its last step.

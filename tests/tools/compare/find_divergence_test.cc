@@ -115,6 +115,45 @@ TEST_F(FindDivergence, RecordsOfRunsAreCompared) {
   EXPECT_TRUE(result().at("first").at("values").is_null());
 }
 
+TEST_F(FindDivergence, RecordsOfOtherDataOrArithmeticAreToldApart) {
+  const auto made = [&](const std::string& name, const std::string& gemm) {
+    const Outcome outcome = run_program(
+        kTransformer, with({{"out", folder_ / name}, {"log.probe", folder_ / (name + ".jsonl")}}),
+        {{"TESSERA_CPU_GEMM", gemm}});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  };
+  made("a", "auto");
+  made("b", "eigen");
+  std::string text = folder_.read("text.txt");
+  std::ranges::reverse(text);  // under the same path
+  folder_.write("text.txt", text);
+  made("c", "auto");
+  const std::string a = folder_ / "a.jsonl", same = "All options of the training are the same.\n";
+  const Outcome data = find({a, folder_ / "c.jsonl"});
+  EXPECT_EQ(data.exit_code, 1);
+  EXPECT_TRUE(has(data.out, {"The data differ, although their path is the same: A has 4015 tokens ",
+                             same, "First difference: "}))
+      << data.out;
+  EXPECT_LT(data.out.find("The data differ"), data.out.find(same));
+  EXPECT_EQ(data.out.find("The arithmetic differs"), std::string::npos) << data.out;
+  EXPECT_NE(result().at("a").at("data_digest"), result().at("b").at("data_digest"));
+  const Outcome arithmetic = find({a, folder_ / "b.jsonl"});
+  EXPECT_TRUE(
+      has(arithmetic.out, {"The arithmetic differs: cpu.gemm (A oneDNN ", "B Eigen ", same}))
+      << arithmetic.out;
+  EXPECT_EQ(arithmetic.out.find("The data differ"), std::string::npos) << arithmetic.out;
+  // Older records say neither.
+  const std::string record = folder_.read("a.jsonl");
+  const std::size_t begin = record.find(",\"data_digest\""), end = record.find("}\n");
+  folder_.write("old.jsonl", record.substr(0, begin) + record.substr(end));
+  const Outcome old = find({a, folder_ / "old.jsonl"});
+  EXPECT_EQ(old.exit_code, 0) << old.err;
+  EXPECT_TRUE(has(old.out, {"The record of B does not say which data it was made with",
+                            "The record of B does not say which arithmetic it was made with",
+                            "Nothing differs: "}))
+      << old.out;
+}
+
 TEST_F(FindDivergence, AnEarlierSearchIsReplaced) {
   const std::string out = folder_ / "out/divergence";
   const std::string mine = folder_ / "mine.json";

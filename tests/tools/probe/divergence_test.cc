@@ -209,6 +209,42 @@ TEST(Divergence, OptionsThatDifferAreNamedAndThoseOfOutputAreNot) {
       has(lines_of(result).at(2), {"f (A no such option, B 1); 3 more in divergence.json"}));
 }
 
+TEST(Divergence, DataAndArithmeticThatDifferAreSaidAheadOfOptions) {
+  DivergenceResult result;
+  result.a.header.data_digest = "9 tokens 01";
+  result.b.header.data_digest = "9 tokens 02";
+  result.a.header.arithmetic = {{"cpu", "\"C\""}, {"cpu.isa", "\"v4\""}};
+  result.b.header.arithmetic = {{"cpu", "\"C\""}, {"cpu.isa", "\"v3\""}};
+  const std::string same = "All options of the training are the same.";
+  std::vector<std::string> lines = lines_of(result);
+  EXPECT_EQ(lines.at(2),
+            "The data differ, although their path is the same: A has 9 tokens 01, B 9 tokens 02");
+  EXPECT_EQ(lines.at(3), "The arithmetic differs: cpu.isa (A v4, B v3)");
+  EXPECT_EQ(lines.at(4), same);
+  auto json = to_json(result);
+  EXPECT_EQ(json.at("a").at("data_digest"), "9 tokens 01");
+  EXPECT_EQ(json.at("b").at("data_digest"), "9 tokens 02");
+  EXPECT_EQ(
+      json.at("arithmetic_that_differs"),
+      testing::parse_ordered_json(R"([{"option": "cpu.isa", "a": "\"v4\"", "b": "\"v3\""}])"));
+  // Of older records nothing is known.
+  result.a.header.data_digest = "";
+  lines = lines_of(result);
+  EXPECT_EQ(lines.at(2), "The arithmetic differs: cpu.isa (A v4, B v3)");
+  EXPECT_EQ(lines.at(4),
+            "The record of A does not say which data it was made with, which may differ.");
+  result.b.header.data_digest = "";
+  result.b.header.arithmetic.clear();
+  lines = lines_of(result);
+  EXPECT_EQ(lines.at(2), same);
+  EXPECT_EQ(lines.at(3), "Neither record says which data it was made with, which may differ.");
+  EXPECT_EQ(lines.at(4),
+            "The record of B does not say which arithmetic it was made with, which may differ.");
+  json = to_json(result);
+  EXPECT_TRUE(json.at("a").at("data_digest").is_null());
+  EXPECT_EQ(json.at("arithmetic_that_differs").size(), 0u);
+}
+
 TEST(Divergence, RanksThatContradictAreTheSameInAnyOrderOfTheirParts) {
   const TrainConfig config = config_of("ddp", 3);
   const ProbeKey key{2, 0, kUpdated, "h.0.ln_1.weight"};
@@ -437,13 +473,17 @@ TEST(Divergence, SaysWhoHadAMicroBatchOnEachSide) {
   EXPECT_EQ(first.at("a").at("rank"), 0);
   EXPECT_EQ(first.at("b").at("rank"), 2);
   result.report.first->key.visit = 2;
-  EXPECT_TRUE(has(lines_of(result).at(4), {"tensor w, visit 2, "}));
+  EXPECT_TRUE(has(lines_of(result).at(6), {"tensor w, visit 2, "}));
 }
 
 TEST(Divergence, LinesAndJsonSayEachFigureOfTheirSide) {
   DivergenceResult result;
   result.a = {.name = "one", .path = "a.jsonl", .header = {.ranks = 2, .accum = 3}};
   result.b = {.name = "two", .path = "b.jsonl", .header = {.ranks = 6, .accum = 1}};
+  for (ProbeHeader* header : {&result.a.header, &result.b.header}) {
+    header->data_digest = "d";
+    header->arithmetic = {{"cpu", "\"c\""}};
+  }
   result.report = {.first_step = 5,
                    .last_step = 9,
                    .num_compared = 4321,
@@ -477,9 +517,11 @@ TEST(Divergence, LinesAndJsonSayEachFigureOfTheirSide) {
             "1,234 checksums before it are equal; of all 4,321 of steps 5 to 9, 77 differ.\n"
             "Not compared (13): why\n");
   EXPECT_EQ(to_json(result), testing::parse_ordered_json(R"({
-      "a": {"name": "one", "record": "a.jsonl", "ranks": 2, "accum": 3, "failure": null},
-      "b": {"name": "two", "record": "b.jsonl", "ranks": 6, "accum": 1, "failure": null},
-      "options_that_differ": [], "first_step": 5, "last_step": 9, "num_compared": 4321,
+      "a": {"name": "one", "record": "a.jsonl", "ranks": 2, "accum": 3, "data_digest": "d",
+            "failure": null},
+      "b": {"name": "two", "record": "b.jsonl", "ranks": 6, "accum": 1, "data_digest": "d",
+            "failure": null},
+      "arithmetic_that_differs": [], "options_that_differ": [], "first_step": 5, "last_step": 9, "num_compared": 4321,
       "num_before_first": 1234, "num_differing": 77,
       "first": {"step": 7, "micro_batch": null, "phase": "updated", "unit": "u", "tensor": "w",
                 "visit": 1, "shape": [4, 3, 5],

@@ -38,7 +38,9 @@ const ProbeHeader kHeader{.ranks = 2,
                           .batch = 4,
                           .first_step = 2,
                           .reduces_last = true,
-                          .options = {{"train.seed", "7"}, {"data.path", "\"/a \\\"b\\\"\""}}};
+                          .options = {{"train.seed", "7"}, {"data.path", "\"/a \\\"b\\\"\""}},
+                          .data_digest = "9 tokens 0a",
+                          .arithmetic = {{"cpu", "\"A \\\"B\\\"\""}, {"threads", "2"}}};
 
 std::string record() {
   return header_text(kHeader) + part_text(part_of({1, -2, 0.1f, 4}, 0, 0)) +
@@ -55,6 +57,8 @@ TEST(ProbeRecord, ReadsBackWhatWasWritten) {
   EXPECT_EQ(run.header.first_step, 2);
   EXPECT_TRUE(run.header.reduces_last);
   EXPECT_EQ(run.header.options, kHeader.options);
+  EXPECT_EQ(run.header.data_digest, kHeader.data_digest);
+  EXPECT_EQ(run.header.arithmetic, kHeader.arithmetic);
   EXPECT_EQ(run.last_step, 2);
   ASSERT_EQ(run.parts.size(), 2u);
   const ProbePart want = part_of({1, -2, 0.1f, 4}, 0, 0), &got = run.parts[0];
@@ -73,6 +77,14 @@ TEST(ProbeRecord, ReadsBackWhatWasWritten) {
   EXPECT_TRUE(std::isnan(run.parts[1].checksum.max_abs));
   EXPECT_TRUE(std::isnan(run.parts[1].values[0]));
   EXPECT_TRUE(std::signbit(run.parts[1].values[1]));
+  // Of an older one.
+  std::string old = record();
+  const std::size_t at = old.find(",\"data_digest\""), end = old.find("}\n", at);
+  old.erase(at, end - at);
+  const ProbeHeader header = read_probe_run(folder.write("old.jsonl", old)).header;
+  EXPECT_EQ(header.options, kHeader.options);
+  EXPECT_EQ(header.data_digest, "");
+  EXPECT_TRUE(header.arithmetic.empty());
 }
 
 TEST(ProbeRecord, AnInfinityReadsBackAsOne) {
