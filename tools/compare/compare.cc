@@ -7,6 +7,7 @@
 #include <csignal>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -28,6 +29,7 @@
 #include "tools/compare/page/shown_steps.h"
 #include "tools/compare/request/request.h"
 #include "tools/compare/request/training_launch.h"
+#include "tools/compare/training_identity.h"
 #include "tools/compare/training_process.h"
 #include "tools/launch/cpu_wishes.h"
 #include "tools/planning/plan_table.h"
@@ -48,6 +50,8 @@ class Trainings {
 
   /// Those of an earlier start, once run() has returned.
   std::int64_t num_kept() const { return num_kept_; }
+  /// How many that had run to their end before were made again, by the reason.
+  const std::map<std::string, std::int64_t>& made_again() const { return made_again_; }
 
   std::vector<Trained> run() {
     const std::size_t num_all = trained_.size();
@@ -74,15 +78,23 @@ class Trainings {
   void visit(std::size_t i, std::int64_t round, const std::string& what) {
     const Configuration& c = request_.configurations[i];
     Trained& trained = trained_[i];
-    if (std::optional<RunRecord> run = folder_.finished(c, round)) {
+    const std::string why = folder_.outdated(c, round);
+    std::optional<RunRecord> run;
+    if (why.empty()) run = folder_.finished(c, round);
+    if (run) {
       say(what + ": kept");
       ++num_kept_;
       trained.add(std::move(*run), round);
       return;
     }
     if (stop_requested() != 0) return;
+    if (!why.empty()) {
+      say(fmt::format("{}: made again: {}", what, why));
+      ++made_again_[why];
+    }
     std::string failure;
     try {
+      folder_.discard(c, round);
       failure = train(c, round, what, trained);
     } catch (const engine::IoError& e) {
       failure = e.what();
@@ -137,6 +149,7 @@ class Trainings {
   const ComparisonFolder& folder_;
   std::vector<Trained> trained_;
   std::int64_t num_kept_ = 0;
+  std::map<std::string, std::int64_t> made_again_;
 };
 
 // A trace that cannot be read costs the page what it would show of it, and nothing else.
@@ -187,6 +200,9 @@ void tell_divergence(const Request& request) {
 void compare(int argc, char** argv) {
   std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how trainings end
   if (argc == 2 && argv[1] == kTellLaunch) return tell_launch();
+  if (argc > 2 && argv[1] == kTellArithmetic) {
+    return tell_arithmetic(std::span<const char* const>(argv, std::size_t(argc)).subspan(2));
+  }
   Request request = read_request(argc, argv, std::cout);
   choose_cpu_by_environment();  // for plans: each training chooses for itself
   if (request.only_plans) return tell_plans(request);
@@ -212,6 +228,7 @@ void compare(int argc, char** argv) {
   Trainings trainings(request, folder);
   const Comparison comparison = summarise(request, trainings.run());
   made["kept_trainings"] = trainings.num_kept();
+  made["made_again"] = trainings.made_again();
   write_results(comparison, made, folder);
   say("\n" + table_text(comparison));
   for (const std::string& line : comparison.verdict.lines) say(engine::escaped(line));

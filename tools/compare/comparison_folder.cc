@@ -129,6 +129,7 @@ ComparisonFolder::ComparisonFolder(const Request& request) {
   check_can_write(report_path_);
   if (!is_new) check_same(request);
   write_configurations(request);
+  identify(request, is_new);
 }
 
 void ComparisonFolder::check_inputs(const Request& request) const {
@@ -194,12 +195,42 @@ void ComparisonFolder::write_configurations(const Request& request) const {
   }
 }
 
+// A new comparison keeps nothing, and learns of its data from the logs of its trainings.
+void ComparisonFolder::identify(const Request& request, bool is_new) {
+  IdentityNow now(path_ + "/.arithmetic");
+  for (const Configuration& c : request.configurations) {
+    if (c.same_plan_as) continue;
+    TrainingIdentity& identity = identities_[c.name];
+    if (!is_new) identity.data_digest = now.data_digest(c);
+    identity.arithmetic = now.arithmetic(c);
+  }
+}
+
 std::string ComparisonFolder::configuration_path(const Configuration& c) const {
   return fmt::format("{}/runs/{}/configuration.toml", path_, folder_name_of(c.name));
 }
 
 std::string ComparisonFolder::round_path(const Configuration& c, std::int64_t round) const {
   return fmt::format("{}/runs/{}/round-{}", path_, folder_name_of(c.name), round);
+}
+
+std::string ComparisonFolder::outdated(const Configuration& c, std::int64_t round) const {
+  const std::string path = done_path(round_path(c, round));
+  if (!exists(path)) return "";
+  const nlohmann::json done =
+      engine::parse_json(engine::read_text_file(path, kMaxTomlNbytes), path);
+  const auto text = [&](const char* name) {
+    const auto field = done.find(name);
+    return field != done.end() && field->is_string() ? field->get<std::string>() : "";
+  };
+  return why_again({text("data_digest"), text("arithmetic")}, identities_.at(c.name));
+}
+
+void ComparisonFolder::discard(const Configuration& c, std::int64_t round) const {
+  std::error_code error;
+  fs::remove(done_path(round_path(c, round)), error);
+  require<IoError>(!error, "[out] expected a training that can be made again, got {} ({})",
+                   error.message(), round_path(c, round));
 }
 
 std::optional<RunRecord> ComparisonFolder::finished(const Configuration& c,
@@ -224,6 +255,8 @@ std::optional<RunRecord> ComparisonFolder::finish(const Configuration& c,
                                     .add("trainer", trainer_)
                                     .add("trainer_sha256", trainer_sha256_)
                                     .add("params_sha256", run.params_sha256)
+                                    .add("data_digest", run.data_digest)
+                                    .add("arithmetic", identities_.at(c.name).arithmetic)
                                     .line());
   return run;
 }

@@ -68,7 +68,7 @@ void report_run(RunLog& log, const ProcessRun& run, const RankResult& result) {
     for (const std::string& line : run.audits->lines()) log.say(line);
   }
   if (const std::string line = task.closing_line(result.checkpoint); !line.empty()) log.say(line);
-  JsonRecord end = ranks.record().add_all(result.end);
+  JsonRecord end = ranks.record().add("data_digest", run.data_digest).add_all(result.end);
   if (run.trace != nullptr) end.add_all(run.trace->record());
   if (run.audits != nullptr) {
     const Audit& first = run.audits->first();

@@ -125,6 +125,7 @@ void read_end(const json& line, const std::string& where, RunRecord& run) {
   run.params_sha256 = fields.text("params_sha256");
   require<IoError>(!run.params_sha256.empty(), "[log] expected params_sha256, got none ({})",
                    where);
+  run.data_digest = fields.text("data_digest");
   run.stopped_by = fields.text("stopped_by");
   run.device = fields.text("device");
   run.cpu = fields.text("cpu");

@@ -26,6 +26,7 @@ struct RunRecord {
   std::map<std::string, std::vector<double>> metrics;
   BytesByCategory peak_bytes, host_peak_bytes;  ///< of rank 0, up to the last step
   std::string params_sha256;
+  std::string data_digest;             ///< see data_digest.h; empty: not told
   std::string device, cpu;             ///< of the last record; empty: not told
   std::string launch;                  ///< as Ranks::launch_str(); empty: one process
   std::string stopped_by;              ///< empty: it ran to its end

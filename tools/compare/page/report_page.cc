@@ -252,6 +252,11 @@ std::string made_text(const ordered_json& data) {
   if (const std::int64_t num_kept = made.at("kept_trainings"); num_kept > 0) {
     add("resumed", fmt::format("{} trainings are kept of an earlier start", num_kept));
   }
+  for (const auto& [why, count] : made.at("made_again").items()) {
+    const auto number = count.get<std::int64_t>();
+    add("made again", fmt::format("{} training{} of an earlier start: {}", number,
+                                  number == 1 ? "" : "s", html_escaped(why)));
+  }
   return text;
 }
 

@@ -265,16 +265,20 @@ TEST(ReportPage, SaysHowItWasMade) {
         std::string("trained on</dt><dd>cpu, v3<"),
         std::string("load at the start</dt><dd>1.25 over 1 minute, 0.50 over 5, 0.25 over 15; "
                     "other programs ran, so times are longer than they need be<"),
-        std::string("resumed</dt><dd>3 trainings are kept of an earlier start<")}) {
+        std::string("resumed</dt><dd>3 trainings are kept of an earlier start<"),
+        std::string("made again</dt><dd>2 trainings of an earlier start: "
+                    "the &lt;data&gt; have changed<")}) {
     EXPECT_TRUE(has(made(), {pair}));
   }
   EXPECT_TRUE(has(report_page(data, no_steps()), {"<li>2026-11-26 01:02:03 UTC</li>"}));
   data["made_by"]["commit"]["changed"] = false;
   data["made_by"]["load"] = {1.0, 9.0, 9.0};
   data["made_by"]["kept_trainings"] = 0;
+  data["made_by"]["made_again"] = ordered_json::object();
   EXPECT_FALSE(has(made(), {"changes"}));
   EXPECT_FALSE(has(made(), {"other programs"}));
   EXPECT_FALSE(has(made(), {"resumed"}));
+  EXPECT_FALSE(has(made(), {"made again"}));
   data["made_by"]["commit"] = nullptr;
   data["made_by"]["load"] = nullptr;
   EXPECT_TRUE(has(made(), {"source</dt><dd>not known"}));

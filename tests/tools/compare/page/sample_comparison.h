@@ -38,7 +38,8 @@ inline nlohmann::ordered_json sample_comparison(int num_steps = 12) {
         {"load", {1.25, 0.5, 0.25}},
         {"memory_bytes", std::int64_t{3} << 30},
         {"compiler", "GCC 12.2.0, optimised"},
-        {"kept_trainings", 3}}},
+        {"kept_trainings", 3},
+        {"made_again", {{"the <data> have changed", 2}}}}},
       {"configurations", ordered_json::array()}};
   int i = 0;
   for (const char* name : {"ddp prefetch=0", "ddp prefetch=2", "zero3 prefetch=0",
