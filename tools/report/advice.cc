@@ -35,14 +35,12 @@ bool is_crowded(const TrainConfig& config, const RunPlace& place) {
   return place.num_gpus == 0 && place.num_sharing * config.cpu.threads_per_rank > place.num_cores;
 }
 
+// Whose ranks do not wait for cores.
 std::string less_exposed(double percent, const TrainConfig& config, const RunPlace& place) {
   const ParallelConfig& p = config.parallel;
   const bool gathers = p.preset().parameters != shard::Place::kWhole &&
                        config.fsdp_options(place.num_ranks).placement.shard_ranks > 1;
   const std::string found = fmt::format("exposed communication is {:.0f} % of a step", percent);
-  if (is_crowded(config, place)) {
-    return found + ": " + fewer_threads(config, place);
-  }
   // NCCL's own order of sums may depend on what is on its way at a time.
   const bool keeps_bits = place.num_gpus == 0 || p.canonical;
   const char* const one_more =
@@ -93,7 +91,18 @@ std::vector<std::string> advice(const RunSummary::Figures& f, const TrainConfig&
   std::vector<std::string> all;
   if (f.num_steps < kMinSteps) return all;
   const double exposed = f.share("exposed comm"), optimizer = f.share("optimizer");
-  if (place.num_ranks > 1 && exposed > kMuchExposed) {
+  const bool is_exposed = place.num_ranks > 1 && exposed > kMuchExposed;
+  const bool varies =
+      place.num_gpus == 0 && f.step_ms.p10 > 0 && f.step_ms.p90 > kWideSpread * f.step_ms.p10;
+  const std::string spread =
+      varies ? fmt::format("steps vary by a factor of {:.1f}", f.step_ms.p90 / f.step_ms.p10) : "";
+  const bool crowded = is_crowded(config, place);
+  if (crowded && (is_exposed || varies)) {  // one cause, so one line
+    const std::string exposure =
+        is_exposed ? fmt::format("exposed communication is {:.0f} % of a step", 100 * exposed) : "";
+    all.push_back(fmt::format("{}{}{}: {}", exposure, is_exposed && varies ? ", and " : "", spread,
+                              fewer_threads(config, place)));
+  } else if (is_exposed) {
     all.push_back(less_exposed(100 * exposed, config, place));
   }
   if (f.share("data") > kMuchData) {
@@ -108,13 +117,11 @@ std::vector<std::string> advice(const RunSummary::Figures& f, const TrainConfig&
         "fewer updates of as many samples",
         100 * optimizer));
   }
-  if (place.num_gpus == 0 && f.step_ms.p10 > 0 && f.step_ms.p90 > kWideSpread * f.step_ms.p10) {
-    const std::string reason = is_crowded(config, place) ? fewer_threads(config, place)
-                               : config.cpu.pin
-                                   ? "other programs use the cores of this machine"
-                                   : "try --cpu.pin=true (cores of its own for each rank)";
-    all.push_back(
-        fmt::format("steps vary by a factor of {:.1f}: {}", f.step_ms.p90 / f.step_ms.p10, reason));
+  if (varies && !crowded) {
+    all.push_back(fmt::format("{}: {}", spread,
+                              config.cpu.pin
+                                  ? "other programs use the cores of this machine"
+                                  : "try --cpu.pin=true (cores of its own for each rank)"));
   }
   if (all.size() > kMost) all.resize(kMost);
   return all;

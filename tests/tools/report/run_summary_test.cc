@@ -381,6 +381,26 @@ TEST(Advice, OfTooManyRanksSaysWhichKeepTheSamples) {
       has(advised_to(8, 4), {"8 ranks of 4 threads share 4 cores", "--cpu.threads_per_rank=1"}));
 }
 
+// Exposed communication and steps that vary have one cause then, and one remedy.
+TEST(Advice, OfTooManyRanksIsGivenOnce) {
+  const RunPlace place{.num_ranks = 4, .num_gpus = 0, .num_cores = 2};
+  const std::string remedy =
+      ": 4 ranks share 2 cores, so some always wait; try --parallel.ranks=2 --train.accum=2 (same "
+      "bits)\n";
+  RunSummary::Figures f = calm(0.85, 0, 0);
+  f.step_ms = {.median = 20, .p10 = 10, .p90 = 35};
+  EXPECT_EQ(advised(f, {}, place),
+            "exposed communication is 85 % of a step, and steps vary by a factor of 3.5" + remedy);
+  f.parts = calm(0.05, 0.3, 0.1).parts;
+  const std::string rest = advised(f, {}, place);
+  EXPECT_TRUE(rest.starts_with("steps vary by a factor of 3.5" + remedy)) << rest;
+  EXPECT_TRUE(has(rest, {"\nwaiting for data takes 10 %", "\nthe optimizer takes 30 %"}));
+  // With a core for each they have two.
+  f.parts = calm(0.85, 0, 0).parts;
+  EXPECT_TRUE(has(advised(f), {"85 % of a step: try --parallel.prefetch=2",
+                               "\nsteps vary by a factor of 3.5: try --cpu.pin=true"}));
+}
+
 TEST(Advice, OfProcessesCountsThoseThatShareCores) {
   const auto advised_to = [&](int num_sharing, int num_processes = 8) {
     return advised(calm(0.2, 0, 0), {},
