@@ -7,7 +7,8 @@
 namespace tessera::tools {
 
 /// One thread's matrix products, of f32 and of bf16, beside the `peak` of what it multiplies and
-/// adds in registers, in GFLOP/s. kWarn below half of the peak.
+/// adds in registers, in GFLOP/s. kWarn below half of the peak. A peak below the product was
+/// measured while other programs ran, and is left out.
 Check product_line(double f32, double peak, double bf16);
 
 /// What one collective took.

@@ -4,10 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "tests/testing/errors.h"
 #include "tools/bench/rates/machine_rates.h"
+#include "tools/bench/rates/peak.h"
 
 namespace tessera::tools {
 namespace {
@@ -30,7 +34,28 @@ TEST(RateLines, AProductIsSetBesideThePeak) {
   EXPECT_EQ(facts_of(check).at("bf16_gflop_per_s"), 250);
   EXPECT_EQ(product_line(60, 120, 250).verdict, Verdict::kOk) << "half";
   EXPECT_EQ(product_line(59, 120, 250).verdict, Verdict::kWarn);
-  EXPECT_TRUE(has(product_line(121, 120, 250).found, {"registers (other programs ran)"}));
+}
+
+TEST(RateLines, NoProductHasMoreThanItsPeak) {
+  EXPECT_TRUE(has(product_line(120, 120, 250).found, {"100 % of the 120 that it reaches in"}));
+  const Check check = product_line(121, 120, 250);
+  EXPECT_EQ(check.found,
+            "values right; one thread: 121 GFLOP/s in f32; 250 GFLOP/s in bf16; what it reaches in "
+            "registers is not known, as other programs ran while it was measured");
+  EXPECT_EQ(check.verdict, Verdict::kOk);
+  EXPECT_EQ(facts_of(check).at("gflop_per_s"), 121);
+  EXPECT_FALSE(facts_of(check).contains("peak_gflop_per_s"));
+}
+
+TEST(RateLines, APeakThatIsTooLowIsMeasuredAgain) {
+  const auto settled = [](std::vector<double> measured) {
+    std::size_t at = 0;
+    const double peak = settled_peak(100, [&] { return measured.at(at++); });
+    return std::pair(peak, at);
+  };
+  EXPECT_EQ(settled({120, 1000}), std::pair(120.0, std::size_t{1})) << "as high as the product";
+  EXPECT_EQ(settled({90, 80, 110, 1000}), std::pair(110.0, std::size_t{3}));
+  EXPECT_EQ(settled({90, 95, 80, 70, 1000}), std::pair(95.0, std::size_t{4})) << "never so high";
 }
 
 TEST(RateLines, ACollectiveIsSetBesideACopy) {
