@@ -46,6 +46,7 @@ constexpr std::array kVariables = {
 };
 // What find_launch() reads.
 constexpr Variable kOfLaunchers{"", true, "by trainers, whose ranks are a launcher's processes"};
+constexpr Variable kOfNoLauncher{"", false, "no launcher has started this process"};
 
 bool matches(const Variable& variable, std::string_view name) {
   if (!variable.name.ends_with('*')) return name == variable.name;
@@ -71,12 +72,14 @@ Check check_one(const Variable& variable, const std::string& name, const std::st
   return check;
 }
 
-// Who has started this process, and with how many others.
-Checks check_launch(const Environment& environment, LauncherChoice choice) {
+// Who has started this process, and with how many others. `is_alone`: whether no launcher has.
+Checks check_launch(const Environment& environment, LauncherChoice choice, bool& is_alone) {
   Checks checks;
+  is_alone = false;  // where what launchers set is wrong, it is read
   try {
     const Launch launch = find_launch(environment, choice);
-    if (launch.by != LauncherChoice::kThreads) {
+    is_alone = launch.by == LauncherChoice::kThreads;
+    if (!is_alone) {
       Check check{.name = "launcher", .found = launch.str()};
       check.facts.add("launcher", name_of(launch.by))
           .add("process", launch.process)
@@ -108,9 +111,11 @@ Check check_unread(const std::string& name) {
 }  // namespace
 
 Checks check_launcher(const Environment& environment, LauncherChoice choice) {
-  Checks checks = check_launch(environment, choice);
+  bool is_alone = false;
+  Checks checks = check_launch(environment, choice, is_alone);
+  const Variable& of_launchers = is_alone ? kOfNoLauncher : kOfLaunchers;
   for (const auto& [name, value] : environment) {
-    if (is_launch_variable(name)) checks.push_back(check_one(kOfLaunchers, name, value));
+    if (is_launch_variable(name)) checks.push_back(check_one(of_launchers, name, value));
     const auto* const known = std::ranges::find_if(
         kVariables, [&name = name](const Variable& variable) { return matches(variable, name); });
     if (known != kVariables.end()) checks.push_back(check_one(*known, name, value));

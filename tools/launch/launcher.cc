@@ -162,6 +162,26 @@ Launch read(const Launcher& launcher, const Environment& environment) {
   return launch;
 }
 
+// What several processes are numbered by, where nothing else says that a launcher started this one.
+std::vector<std::string> unheeded_numbers(const Environment& environment) {
+  std::vector<std::string> texts;
+  const auto add = [&](std::string_view name) {
+    const std::string* const value = find_variable(environment, name);
+    if (value == nullptr) return;
+    std::string text = variable_text(name, *value);
+    if (std::ranges::find(texts, text) == texts.end()) texts.push_back(std::move(text));
+  };
+  for (const Launcher& launcher : kLaunchers) {
+    for (const Names& names : {launcher.world, launcher.local, launcher.hosts}) {
+      add(names.index);
+      add(names.count);
+    }
+  }
+  const std::string* const tasks = find_variable(environment, "SLURM_NTASKS");
+  if (tasks != nullptr && *tasks != "1") add("SLURM_NTASKS");
+  return texts;
+}
+
 }  // namespace
 
 std::string Launch::str() const {
@@ -210,7 +230,16 @@ Launch find_launch(const Environment& environment, LauncherChoice choice) {
                                         around.launcher));
     }
   }
-  if (is_auto) return alone;
+  if (is_auto) {
+    const std::vector<std::string> numbers = unheeded_numbers(environment);
+    if (alone.notes.empty() && !numbers.empty()) {
+      alone.notes.push_back(
+          fmt::format("{} not heeded, as nothing else says that a launcher has started this "
+                      "process: one process",
+                      fmt::join(numbers, ", ")));
+    }
+    return alone;
+  }
   const auto& wanted = *std::ranges::find(kLaunchers, choice, &Launcher::by);
   engine::fail(
       "[launcher] expected {} to have started this process, as in `{}`, got no {}{} "

@@ -209,9 +209,19 @@ TEST(LauncherChecks, SayWhatIsHeeded) {
       one("NCCL_COMM_ID", "h1:1"), Verdict::kWarn,
       {"NCCL_COMM_ID=h1:1: not heeded (trainers over NCCL refuse it", "fix: unset NCCL_COMM_ID"}));
   EXPECT_TRUE(is(one("CUDA_VISIBLE_DEVICES", "1"), Verdict::kOk, {"heeded"}));
-  EXPECT_TRUE(is(one("LOCAL_RANK", "3"), Verdict::kOk, {"=3: heeded (by trainers"}));
   EXPECT_TRUE(is(one("OMP_NUM_THREADS", "1"), Verdict::kOk, {"not heeded"}));
   EXPECT_TRUE(is(one("OMP_NUM_THREADS", "2"), Verdict::kWarn, {"--cpu.threads_per_rank=2"}));
+}
+
+// As find_launch() decides.
+TEST(LauncherChecks, WhatNoLauncherHasSetIsNotHeeded) {
+  const Checks alone = check_launcher({{"LOCAL_RANK", "3"}});
+  ASSERT_EQ(alone.size(), 2u);
+  EXPECT_TRUE(is(alone[0], Verdict::kOk, {"launcher", "LOCAL_RANK=3 not heeded, as nothing else"}));
+  EXPECT_TRUE(is(alone[1], Verdict::kOk,
+                 {"LOCAL_RANK=3: not heeded (no launcher has started this process"}));
+  EXPECT_TRUE(is(check_launcher({{"MASTER_ADDR", "h1"}}).at(0), Verdict::kOk,
+                 {"MASTER_ADDR=h1: not heeded"}));
 }
 
 TEST(LauncherChecks, SayWhoHasStartedThisProcess) {

@@ -29,6 +29,44 @@ TEST(LaunchWarnings, TellWhatALauncherDidNotDo) {
                 "warning: in a Slurm job (SLURM_JOB_ID=7), but not started by srun: one process"});
 }
 
+TEST(LaunchWarnings, TellNumbersOfProcessesThatNoLauncherSet) {
+  const TrainConfig config;
+  const auto of = [&](const Environment& environment) { return warnings_of(environment, config); };
+  const std::string why =
+      " not heeded, as nothing else says that a launcher has started this process: one process";
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(of({{"SLURM_NTASKS", "4"}}), Lines{"warning: SLURM_NTASKS=4" + why});
+  EXPECT_EQ(of({{"LOCAL_RANK", "1"}}), Lines{"warning: LOCAL_RANK=1" + why});
+  EXPECT_EQ(of({{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"SLURM_NTASKS", "2"}}),
+            Lines{"warning: LOCAL_RANK=1, LOCAL_WORLD_SIZE=2, SLURM_NTASKS=2" + why});
+  EXPECT_TRUE(of({{"SLURM_NTASKS", "1"}, {"MASTER_ADDR", "h1"}, {"LOCAL_RANK", ""}}).empty());
+  // What a launcher has set beside its own numbers is as it should be.
+  EXPECT_TRUE(of({{"RANK", "0"},
+                  {"WORLD_SIZE", "2"},
+                  {"MASTER_ADDR", "h1"},
+                  {"MASTER_PORT", "29500"},
+                  {"SLURM_NTASKS", "2"}})
+                  .empty());
+}
+
+TEST(LaunchWarnings, OpenMpsThreadsAreToldWhereTheyAreOthers) {
+  TrainConfig config;  // 4 ranks of one thread
+  const auto of = [&](const char* threads) {
+    return warnings_of({{"OMP_NUM_THREADS", threads}}, config);
+  };
+  EXPECT_EQ(of("2"),
+            std::vector<std::string>{"note: OMP_NUM_THREADS=2 not heeded: on the CPU 4 ranks with "
+                                     "--cpu.threads_per_rank=1 work, as --parallel.ranks says"});
+  for (const char* threads : {"1", "4", "", "many", "0"}) EXPECT_TRUE(of(threads).empty());
+  config.cpu.threads_per_rank = 2;
+  EXPECT_TRUE(of("2").empty());
+  EXPECT_TRUE(of("8").empty()) << "all together";
+  config.parallel.ranks = 1;
+  EXPECT_TRUE(has(of("8").at(0), {"1 rank with --cpu.threads_per_rank=2 works"}));
+  config.device = DeviceChoice::kCuda;
+  EXPECT_TRUE(of("8").empty());
+}
+
 TEST(LaunchWarnings, ThreadsOfTheEnvironmentAreNotThoseOfATrainer) {
   TrainConfig config;
   EXPECT_TRUE(warnings_of({{"TESSERA_CPU_THREADS", "1"}}, config).empty());
