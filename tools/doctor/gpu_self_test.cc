@@ -14,6 +14,7 @@
 #include "engine/tensor.h"
 #include "tools/bench/rates/machine_rates.h"
 #include "tools/doctor/self_test.h"
+#include "tools/machine/limits.h"
 
 namespace tessera::tools {
 
@@ -92,11 +93,14 @@ Checks check_gpu_products(const std::vector<GpuFigures>& gpus) {
         rates_flags({.flops_per_s = r.bf16_gflop_per_s * 1e9,
                      .bytes_per_s = r.copy_gb_per_s * 1e9,
                      .link_bytes_per_s = 0,
-                     .link_latency_s = 0}));
+                     .link_latency_s = 0,
+                     .host_link_bytes_per_s = r.pinned_gb_per_s * 1e9,
+                     .host_bytes_per_s = g.host_gb_per_s * 1e9}));
     check.facts.add("f32_gflop_per_s", r.f32_gflop_per_s)
         .add("bf16_gflop_per_s", r.bf16_gflop_per_s)
         .add("copy_gb_per_s", r.copy_gb_per_s)
-        .add("pinned_gb_per_s", r.pinned_gb_per_s);
+        .add("pinned_gb_per_s", r.pinned_gb_per_s)
+        .add("host_gb_per_s", g.host_gb_per_s);
     const auto warn = [&](bool is_low, const char* fix) {
       if (!is_low || check.verdict != Verdict::kOk) return;
       check.verdict = Verdict::kWarn;
@@ -136,6 +140,10 @@ Checks gpu_self_test(int num_gpus, bool has_nccl) {
   std::vector<GpuFigures> figures;
   for (int gpu = 0; gpu < num_gpus; ++gpu) {
     attempt(fmt::format("gpu {}", gpu), [&] { figures.push_back(try_gpu(gpu)); });
+  }
+  if (!figures.empty()) {
+    const double host = host_bytes_per_s(num_gpus, read_limits().usable_cores()) * 1e-9;
+    for (GpuFigures& f : figures) f.host_gb_per_s = host;
   }
   for (Check& check : check_gpu_products(figures)) checks.push_back(std::move(check));
   if (num_gpus < 2 || !has_nccl) return checks;

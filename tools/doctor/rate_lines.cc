@@ -58,7 +58,8 @@ Check rates_line(int num_ranks, const engine::MetaRates& f32) {
       .add("gflops", f32.flops_per_s * 1e-9)
       .add("memory_gbs", f32.bytes_per_s * 1e-9)
       .add("link_gbs", f32.link_bytes_per_s * 1e-9)
-      .add("link_latency_us", f32.link_latency_s * 1e6);
+      .add("link_latency_us", f32.link_latency_s * 1e6)
+      .add("host_memory_gbs", f32.host_bytes_per_s * 1e-9);
   return check;
 }
 

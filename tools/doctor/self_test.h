@@ -46,8 +46,10 @@ struct GpuFigures {
   int gpu = 0;
   std::string wrong = {};  ///< values of a product; empty: none
   GpuRates rates = {};
+  double host_gb_per_s = 0;  ///< of the host's memory, by as many of its threads as a GPU has
 };
-/// Products of f32 and bf16 on that GPU, and what it reaches. Throws DeviceError.
+/// Products of f32 and bf16 on that GPU, and what it reaches, but for host_gb_per_s. Throws
+/// DeviceError.
 GpuFigures try_gpu(int gpu);
 /// A line for each: kFail if values are wrong, kWarn for a rate that is low beside another of the
 /// same GPU (products beside copies in its memory, bf16 beside f32), beside that of the best GPU of

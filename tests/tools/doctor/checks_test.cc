@@ -313,10 +313,13 @@ TEST(SelfTest, GpusAreComparedWithEachOtherAndWithTheirOwnCopies) {
                       .pinned_gb_per_s = 50};
   EXPECT_TRUE(check_gpu_products({}).empty());
   const auto check = [&](const GpuRates& second, const std::string& wrong = "") {
-    const Checks checks = check_gpu_products(
-        {{.gpu = 0, .rates = good}, {.gpu = 1, .wrong = wrong, .rates = second}});
+    const Checks checks = check_gpu_products({{.gpu = 0, .rates = good, .host_gb_per_s = 190},
+                                              {.gpu = 1, .wrong = wrong, .rates = second}});
     EXPECT_EQ(checks.size(), 2u);
-    EXPECT_TRUE(is(checks[0], Verdict::kOk, {"values right", "50.0 TFLOP/s", "2500 GB/s"}));
+    EXPECT_TRUE(is(checks[0], Verdict::kOk,
+                   {"values right", "50.0 TFLOP/s", "2500 GB/s",
+                    "for plan in bf16: --rates.gflops=600000 --rates.memory_gbs=2500 "
+                    "--rates.host_link_gbs=50 --rates.host_memory_gbs=190"}));
     EXPECT_EQ(checks[1].name, "gpu 1");
     return checks[1];
   };

@@ -102,11 +102,12 @@ TEST(Doctor, SaysTheRatesThatPlanTakes) {
     const Outcome plan = run_program(
         "/bin/sh", Words{"-c",
                          "tools/programs/plan --device=cpu --model.layers=1 --model.dim=8 "
-                         "--model.heads=1 --model.vocab=256 " +
+                         "--model.heads=1 --model.vocab=256 --offload.optimizer=1 " +
                              flags});
     EXPECT_EQ(plan.exit_code, 0) << plan.err;
-    EXPECT_TRUE(
-        has(flags, {"--rates.memory_gbs=", "--rates.link_gbs=", "--rates.link_latency_us="}));
+    EXPECT_TRUE(has(flags, {"--rates.memory_gbs=", "--rates.link_gbs=", "--rates.link_latency_us=",
+                            "--rates.host_memory_gbs="}));
+    EXPECT_EQ(flags.find("host_link"), std::string::npos) << "a CPU has none";
     return;
   }
   ADD_FAILURE() << outcome.out;

@@ -89,10 +89,12 @@ TEST(RateLines, RatesAreThoseThatPlanTakes) {
   const engine::MetaRates rates{.flops_per_s = 143.4e9,
                                 .bytes_per_s = 11.26e9,
                                 .link_bytes_per_s = 4.712e9,
-                                .link_latency_s = 21.37e-6};
+                                .link_latency_s = 21.37e-6,
+                                .host_link_bytes_per_s = 0,
+                                .host_bytes_per_s = 13.19e9};
   EXPECT_EQ(rates_flags(rates),
             "--rates.gflops=143 --rates.memory_gbs=11.3 --rates.link_gbs=4.71 "
-            "--rates.link_latency_us=21.4");
+            "--rates.link_latency_us=21.4 --rates.host_memory_gbs=13.2");
   const Check check = rates_line(2, rates);
   EXPECT_EQ(check.found, "for plan, 2 ranks at once in f32: " + rates_flags(rates));
   EXPECT_EQ(facts_of(check).at("ranks"), 2);
@@ -100,11 +102,15 @@ TEST(RateLines, RatesAreThoseThatPlanTakes) {
   EXPECT_DOUBLE_EQ(facts_of(check).at("memory_gbs").get<double>(), 11.26);
   EXPECT_DOUBLE_EQ(facts_of(check).at("link_gbs").get<double>(), 4.712);
   EXPECT_DOUBLE_EQ(facts_of(check).at("link_latency_us").get<double>(), 21.37);
+  EXPECT_DOUBLE_EQ(facts_of(check).at("host_memory_gbs").get<double>(), 13.19);
   EXPECT_EQ(rates_flags({.flops_per_s = 989.5e12,
                          .bytes_per_s = 2.5e12,
                          .link_bytes_per_s = 0,
-                         .link_latency_s = 0}),
-            "--rates.gflops=989500 --rates.memory_gbs=2500");
+                         .link_latency_s = 0,
+                         .host_link_bytes_per_s = 54.31e9,
+                         .host_bytes_per_s = 190.6e9}),
+            "--rates.gflops=989500 --rates.memory_gbs=2500 --rates.host_link_gbs=54.3 "
+            "--rates.host_memory_gbs=191");
 }
 
 // A rank among several that work at once has no more than all of them; who sends nothing has none.
@@ -119,6 +125,9 @@ TEST(RateLines, AreMeasuredOfEachRank) {
     EXPECT_LT(rates.link_bytes_per_s, 1e13);
     EXPECT_GT(rates.link_latency_s, 1e-8);
     EXPECT_LT(rates.link_latency_s, 10);
+    EXPECT_EQ(rates.host_link_bytes_per_s, 0) << "no device";
+    EXPECT_GT(rates.host_bytes_per_s, 1e6);
+    EXPECT_LT(rates.host_bytes_per_s, 1e13);
   }
   EXPECT_EQ(num_rated_ranks(1), 2);
   EXPECT_EQ(num_rated_ranks(5), 5);

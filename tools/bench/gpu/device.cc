@@ -17,6 +17,7 @@
 #include "engine/parameter.h"
 #include "tools/bench/rates/gpu_rates.h"
 #include "tools/bench/rates/machine_rates.h"
+#include "tools/machine/limits.h"
 
 namespace tessera::tools {
 
@@ -50,13 +51,18 @@ Ceilings measure_ceilings(std::int64_t side, std::int64_t num_samples, BenchRepo
   report.row({"y += x, f32", rates.add_gb_per_s, "-"});
   report.row({"product f32", "-", rates.f32_gflop_per_s * 1e-3});
   report.row({"product bf16", "-", rates.bf16_gflop_per_s * 1e-3});
+  int num_gpus = 1;
+  if constexpr (engine::kCudaBuilt) num_gpus = engine::cuda::num_devices();
+  const double host = host_bytes_per_s(num_gpus, read_limits().usable_cores());
   for (const auto& [dtype, gflop_per_s] :
        {std::pair{"f32", rates.f32_gflop_per_s}, std::pair{"bf16", rates.bf16_gflop_per_s}}) {
     report.note(fmt::format("plan --device=cuda --precision.param={} {}", dtype,
                             rates_flags({.flops_per_s = gflop_per_s * 1e9,
                                          .bytes_per_s = rates.copy_gb_per_s * 1e9,
                                          .link_bytes_per_s = 0,
-                                         .link_latency_s = 0})));
+                                         .link_latency_s = 0,
+                                         .host_link_bytes_per_s = rates.pinned_gb_per_s * 1e9,
+                                         .host_bytes_per_s = host})));
   }
   return {.gb_per_s = std::max(rates.copy_gb_per_s, rates.add_gb_per_s),
           .f32_gflop_per_s = rates.f32_gflop_per_s,
