@@ -97,7 +97,7 @@ void ParallelConfig::add_launch_to(FlagSet& flags) {
   flags.add(
       "parallel.address", &address,
       {.help = "where processes meet, tcp:HOST:PORT of the first one's host or file:PATH in a "
-               "folder that all see; empty: as the launcher or its MPI says"});
+               "folder that all see, as in file:~/meet; empty: as the launcher or its MPI says"});
   flags.add("parallel.interface", &interface,
             {.help = "network interface of each host, or an address of it, at which gloo's other "
                      "processes reach it; empty: that of GLOO_SOCKET_IFNAME, else the one of the "

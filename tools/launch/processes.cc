@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <new>
+#include <string_view>
 #include <utility>
 
 #include "comm/gloo/gloo_transport.h"
@@ -13,6 +14,7 @@
 #include "engine/error.h"
 #include "engine/io/text.h"
 #include "tools/cli/error_output.h"
+#include "tools/cli/flags.h"
 
 namespace tessera::tools {
 namespace {
@@ -41,10 +43,18 @@ std::unique_ptr<comm::Transport> make_gloo(const TrainConfig& config, const Laun
                                     .plugin_path = comm::find_gloo_plugin("/proc/self/exe")});
 }
 
+// A path in it leads where the person who typed it stands, as in other options.
+std::string typed_address(const std::string& address) {
+  constexpr std::string_view kFile = "file:";
+  if (!address.starts_with(kFile)) return address;
+  return std::string(kFile) + resolve_user_path(std::string_view(address).substr(kFile.size()));
+}
+
 comm::ControlOptions control_options(const TrainConfig& config, const Launch& launch) {
   return {.process = launch.process,
           .num_processes = launch.num_processes,
-          .address = config.parallel.address.empty() ? launch.address : config.parallel.address,
+          .address = config.parallel.address.empty() ? launch.address
+                                                     : typed_address(config.parallel.address),
           .secret = launch.secret,
           .insecure = config.parallel.insecure,
           .job = launch.job,

@@ -20,6 +20,8 @@ using testing::has;
 using testing::Outcome;
 using testing::run_program;
 
+const std::string kCompare = "tools/compare/compare";
+
 class HomePrograms : public testing::TinyTraining {
  protected:
   HomePrograms() {
@@ -79,6 +81,65 @@ TEST_F(HomePrograms, OfTheDoctor) {
                   Flags{{"out", "~/run"}, {"data.path", "~/text.txt"}, {"self_test", "false"}},
                   {{"HOME", folder_.path()}});
   EXPECT_TRUE(has(outcome.out, {folder_ / "run", folder_ / "text.txt: text, "})) << outcome.err;
+  const Outcome flight = run_program("tools/doctor/doctor", Flags{{"flight", "~/flight.json"}},
+                                     {{"HOME", folder_.path()}});
+  EXPECT_TRUE(has(flight.err, {"[file] ", folder_ / "flight.json"}));
+}
+
+// Of several processes, whose first looks at the folder before it waits for the others.
+TEST_F(HomePrograms, OfAMeetingPlace) {
+  const auto error_at = [&](const std::string& path) {
+    const Outcome outcome =
+        run_program(testing::kTransformer, with({{"parallel.address", "file:" + path}}),
+                    {{"HOME", folder_.path()},
+                     {"RANK", "0"},
+                     {"WORLD_SIZE", "2"},
+                     {"MASTER_ADDR", "127.0.0.1"},
+                     {"MASTER_PORT", "29500"}});
+    EXPECT_EQ(outcome.exit_code, 1);
+    return outcome.err;
+  };
+  flags_.erase("parallel.ranks");
+  EXPECT_TRUE(has(error_at("~/none/meet"),
+                  {"[control] expected a folder for " + folder_ / "none/meet" + ", got No such"}));
+  EXPECT_TRUE(has(error_at("~nobody/x"), {"[path] expected ~ or ~/", "~nobody/x"}));
+}
+
+TEST_F(HomePrograms, OfAComparison) {
+  Flags compared =
+      with({{"strategies", "ddp,zero3"}, {"warmup_steps", "1"}, {"out", "~/compared"}});
+  compared.erase("log.every");
+  compared.erase("sample.tokens");
+  at_home(kCompare, [&] {
+    Flags flags = compared;
+    flags["report"] = "~/page.html";
+    return flags;
+  }());
+  expect_there({"compared/compare.json", "page.html"});
+  const auto error_with = [&](std::vector<std::string> words) {
+    for (const std::string& word : testing::arguments_of(compared)) words.push_back(word);
+    return run_program(kCompare, words, {{"HOME", folder_.path()}}).err;
+  };
+  compared["out"] = "~/others";
+  EXPECT_TRUE(has(error_with({"--trainer=~/none"}), {"[trainer] ", folder_ / "none"}));
+  EXPECT_TRUE(has(error_with({"--launch=~/none 2"}), {"[launch] ", folder_ / "none"}));
+  EXPECT_TRUE(
+      has(run_program(kCompare, std::vector<std::string>{"--find-divergence", "~/a.jsonl", "~/b"},
+                      {{"HOME", folder_.path()}})
+              .err,
+          {"[file] ", folder_ / "a.jsonl"}));
+}
+
+TEST_F(HomePrograms, OfTheBenchmark) {
+  const auto same = [&](Flags flags) {
+    flags["bench.jsonl"] = "~/same";
+    return run_program("tools/bench/bench", flags, {{"HOME", folder_.path()}}).err;
+  };
+  const std::string both = "(" + folder_ / "same" + ", " + folder_ / "same" + ")";
+  EXPECT_TRUE(has(same({{"bench.python", "python3"}, {"bench.peer", "~/same"}}),
+                  {"bench.jsonl and bench.peer to name different files", both}));
+  EXPECT_TRUE(has(same({{"bench.python", "~/same"}}),
+                  {"bench.jsonl and bench.python to name different files", both}));
 }
 
 TEST_F(HomePrograms, TheHomeOfAnotherIsRefused) {
