@@ -49,7 +49,9 @@ class Builder {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const json::exception& error) {
-    fail<IoError>("[json] expected JSON, got {} ({})", excerpt(error.what(), 400), path_);
+    std::string_view what = error.what();  // after the parser's own name for it, in brackets
+    if (const std::size_t end = what.find("] "); end != what.npos) what.remove_prefix(end + 2);
+    fail<IoError>("[json] expected JSON, got {} ({})", excerpt(what, 400), path_);
   }
 
  private:

@@ -8,6 +8,7 @@
 #include "engine/io/file.h"
 #include "engine/io/text.h"
 #include "tools/cli/toml_limits.h"
+#include "tools/io/file_kind.h"
 
 namespace {
 
@@ -87,6 +88,13 @@ void visit_table(const toml::table& table, const std::string& prefix,
 void visit_toml_file(const std::string& path, std::string_view where,
                      const std::function<void(const TomlEntry&)>& visit) {
   const std::string text = engine::read_text_file(path, kMaxNbytes);
+  if (const FileKind* kind = file_kind(std::string_view(text).substr(0, kFileKindNbytes))) {
+    engine::fail<engine::IoError>("[{}] expected TOML, got {}{} ({})", where, kind->name,
+                                  kind->is_json ? ": the config.toml of a run shows how options "
+                                                  "are written"
+                                                : kind->to_unpack(),
+                                  engine::escaped(path));
+  }
   check_toml_limits(text, path);
   toml::table table;
   try {

@@ -13,6 +13,7 @@
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
+#include "tools/io/file_kind.h"
 #include "tools/io/jsonl.h"
 
 namespace tessera::tools {
@@ -168,6 +169,22 @@ RankFlight rank_of(const Fields& fields, const std::vector<FlightGroup>& groups)
   return rank;
 }
 
+// Whether it can be one at all: else the parser would say what no one understands.
+void check_is_recording(std::string_view text, const std::string& path) {
+  const FileKind* kind = file_kind(text.substr(0, kFileKindNbytes));
+  if (kind != nullptr && kind->is_json) return;
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  const bool can_be_json = kind == nullptr && first != std::string_view::npos &&
+                           (text[first] == '{' || text[first] == '[');
+  require<IoError>(can_be_json,
+                   "[flight] expected the flight.json that a run which failed leaves in its output "
+                   "folder, got {} ({})",
+                   kind != nullptr                   ? std::string(kind->name) + kind->to_unpack()
+                   : first == std::string_view::npos ? "an empty file"
+                                                     : "a file of another kind",
+                   path);
+}
+
 }  // namespace
 
 std::string flight_json(const comm::FlightRecording& recording, std::string_view error) {
@@ -198,7 +215,9 @@ std::string flight_json(const comm::FlightRecording& recording, std::string_view
 }
 
 FlightFile read_flight(const std::string& path) {
-  const json whole = engine::parse_json(engine::read_text_file(path, kMaxFileNbytes), path);
+  const std::string text = engine::read_text_file(path, kMaxFileNbytes);
+  check_is_recording(text, path);
+  const json whole = engine::parse_json(text, path);
   const Fields fields(whole, path);
   require<IoError>(fields.text("format", kMaxName) == kFormat,
                    "[flight] expected the format '{}', got another ({})", kFormat, path);

@@ -1,5 +1,7 @@
 #include "tools/io/file_kind.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -112,6 +114,11 @@ const FileKind* kind_of_zip(std::string_view head) {
 }
 
 }  // namespace
+
+std::string FileKind::to_unpack() const {
+  // What helps for data and for weights alike does so for any file.
+  return as_data == as_weights ? fmt::format(": {}", as_data) : "";
+}
 
 const FileKind* file_kind(std::string_view head) {
   for (const Magic& magic : kMagics) {

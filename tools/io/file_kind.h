@@ -13,6 +13,10 @@ struct FileKind {
   std::string_view as_data;     ///< what to do to train on what is in it
   std::string_view as_weights;  ///< what to do to read it as model.safetensors
   bool is_json = false, is_safetensors = false;
+
+  /// ": " and what to do to get the file that this one packs or stands for, whatever that is; empty
+  /// for a kind that does neither.
+  std::string to_unpack() const;
 };
 
 /// How many bytes of a file file_kind() looks at.

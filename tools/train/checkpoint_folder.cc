@@ -1,12 +1,15 @@
 #include "tools/train/checkpoint_folder.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <filesystem>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "engine/error.h"
 #include "shard/checkpoint/folder.h"
@@ -14,9 +17,60 @@
 #include "tools/cli/flags.h"
 
 namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool has(const fs::path& folder, const char* name) {
+  std::error_code ignored;
+  return fs::exists(folder / name, ignored);
+}
+
+// Or was one: a damaged one may have its name alone.
+bool is_one_checkpoint(const fs::path& path) {
+  return has(path, shard::kManifestName) ||
+         shard::step_of_name(fs::weakly_canonical(path).filename().string());
+}
+
+bool has_checkpoints(const fs::path& folder) {
+  std::error_code ignored;
+  return fs::is_directory(folder, ignored) && !shard::steps_in(folder.string()).empty();
+}
+
+// What the folder `path`, `typed` by a person, is that has no checkpoint, and what to do with it;
+// empty where it cannot be read.
+std::string found_instead(const fs::path& path, const std::string& typed) {
+  const auto inside = [&](const fs::path& name) { return (fs::path(typed) / name).string(); };
+  if (has_checkpoints(path / "checkpoints")) {
+    return fmt::format("the folder of a run, whose checkpoints --resume={} goes on from",
+                       inside("checkpoints"));
+  }
+  if (has(path, "config.json") || has(path, "model.safetensors") ||
+      has(path, "model.safetensors.index.json")) {
+    return fmt::format("the folder of a model, from which --init.from={} begins a new run", typed);
+  }
+  std::error_code error;
+  std::vector<std::string> runs;
+  bool is_empty = true;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end;
+       entry.increment(error)) {
+    is_empty = false;
+    const fs::path name = entry->path().filename();
+    for (const fs::path& below : {name, name / "checkpoints"}) {
+      if (has_checkpoints(path / below)) runs.push_back(inside(below));
+    }
+  }
+  if (error) return "";
+  if (is_empty) return "an empty folder";
+  if (runs.empty()) return "a folder that has neither a manifest.json nor a step_*";
+  std::ranges::sort(runs);
+  return fmt::format("a folder of runs, such as the one whose checkpoints --resume={} goes on from",
+                     runs.front());
+}
+
+}  // namespace
 
 void check_checkpoint_folder(const TrainConfig& config) {
-  namespace fs = std::filesystem;
   const CheckpointConfig& checkpoint = config.checkpoint;
   if (!checkpoint.saves() && checkpoint.resume != "auto") return;
   const fs::path folder = checkpoint.folder(config.out);
@@ -45,18 +99,16 @@ void check_checkpoint_folder(const TrainConfig& config) {
 }
 
 void check_resumed_folder(const CheckpointConfig& config) {
-  namespace fs = std::filesystem;
   if (!config.resumes() || config.resume == "auto") return;
-  const std::string path = resolve_user_path(config.resume), inside = path + "/checkpoints";
-  std::error_code ignored;
-  if (fs::exists(path + "/" + shard::kManifestName, ignored) || !fs::is_directory(path, ignored) ||
-      !fs::is_directory(inside, ignored) || !shard::steps_in(path).empty()) {
-    return;
-  }
-  engine::require(shard::steps_in(inside).empty(),
-                  "[checkpoint] expected a checkpoint or a folder of checkpoints, got the folder "
-                  "of a run, whose checkpoints --resume={} goes on from (resume, {})",
-                  (fs::path(config.resume) / "checkpoints").string(), path);
+  const fs::path path = resolve_user_path(config.resume);
+  std::error_code error;
+  const bool is_folder = fs::is_directory(path, error);
+  if (!is_folder || is_one_checkpoint(path) || has_checkpoints(path)) return;
+  const std::string found = found_instead(path, config.resume);
+  engine::require(found.empty(),
+                  "[checkpoint] expected a checkpoint or a folder of checkpoints, got {} (resume, "
+                  "{})",
+                  found, path.string());
 }
 
 }  // namespace tessera::tools

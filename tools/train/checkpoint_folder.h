@@ -10,7 +10,9 @@ namespace tessera::tools {
 /// folder or can be made one.
 void check_checkpoint_folder(const TrainConfig& config);
 
-/// Throws InvalidArgument if what is resumed is the folder of a run, above its checkpoints.
+/// Throws InvalidArgument that says what is there if what is resumed is a folder and neither a
+/// checkpoint nor one of checkpoints: the folder of a run or of several, above their checkpoints,
+/// of a model, an empty one.
 void check_resumed_folder(const CheckpointConfig& config);
 
 }  // namespace tessera::tools

@@ -69,6 +69,21 @@ TEST(ConfigFile, ThatIsNotTomlOrNotThereIsAnIoError) {
   EXPECT_TRUE(has(refusal(folder.path()), {"a folder"}));
 }
 
+TEST(ConfigFile, OfAnotherKindIsToldByIt) {
+  const TempFolder folder;
+  const auto refusal = [&](const std::string& text) {
+    const std::string flag = "--config=" + folder.write("a.toml", text);
+    return error_of<IoError>([&] { Program().parse({flag.c_str()}); });
+  };
+  EXPECT_TRUE(has(refusal("\n<!DOCTYPE html>\n<html>"),
+                  {"expected TOML, got an HTML page: download the file itself", "a.toml"}));
+  EXPECT_TRUE(
+      has(refusal("{\"quiet\": true}\n"),
+          {"expected TOML, got JSON: the config.toml of a run shows how options", "a.toml"}));
+  EXPECT_TRUE(has(refusal("\x1f\x8b\x08 packed"), {"expected TOML, got a gzip file: unpack it"}));
+  EXPECT_TRUE(has(refusal("%PDF-1.7"), {"expected TOML, got a PDF file ("}));
+}
+
 TEST(ConfigFile, WrittenFromTheValuesInForceReadsBackTheSame) {
   Program p;
   p.parse({"--train.lr=1e-05", "--data.path=a \"b\"\\c\n\xC3\xA9", "--device=cuda",

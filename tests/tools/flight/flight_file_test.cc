@@ -148,5 +148,24 @@ TEST(FlightFile, WhatIsNoSuchFileIsRefusedByNameAndPlace) {
   }
 }
 
+TEST(FlightFile, WhatIsNoRecordingIsToldByItsKind) {
+  const TempFolder folder;
+  const auto error = [&](const std::string& text) {
+    const std::string path = folder.write("given", text);
+    return error_of<IoError>([&] { read_flight(path); });
+  };
+  const std::string expected = "[flight] expected the flight.json that a run which failed leaves";
+  EXPECT_TRUE(
+      has(error("step 1/20 | loss 3"), {expected, "got a file of another kind (", "given"}));
+  EXPECT_TRUE(
+      has(error("\x1f\x8b\x08 packed"), {expected, "got a gzip file: unpack it: gunzip ("}));
+  EXPECT_TRUE(has(error("<!DOCTYPE html>"), {expected, "got an HTML page: download the file"}));
+  EXPECT_TRUE(has(error(""), {expected, "got an empty file ("}));
+  // Of JSON the parser says where it breaks off, and nothing of itself.
+  const std::string broken = error("{\"format\": ");
+  EXPECT_TRUE(has(broken, {"[json] expected JSON, got parse error at line 1, column "}));
+  EXPECT_TRUE(has(error("{}"), {"[flight] expected format, got none"}));
+}
+
 }  // namespace
 }  // namespace tessera::tools

@@ -47,6 +47,14 @@ TEST(FileKind, IsToldByTheFirstBytes) {
   }
 }
 
+TEST(FileKind, SaysHowWhatIsPackedIsUnpackedForAnyUse) {
+  EXPECT_EQ(file_kind("\x1f\x8b\x08\0"s)->to_unpack(), ": unpack it: gunzip");
+  EXPECT_NE(file_kind("<html>")->to_unpack().find(": download the file itself"), std::string::npos);
+  for (const std::string& head : {"{\"a\": 1}"s, "%PDF-1.7"s, "\x10\0\0\0\0\0\0\0{\"a\":{}}"s}) {
+    EXPECT_EQ(file_kind(head)->to_unpack(), "");
+  }
+}
+
 TEST(FileKind, TextAndTokensAreNone) {
   for (const std::string& head :
        {""s, "a"s, "In the beginning"s, "{ braces }"s, "[1] a footnote"s, "<p>"s, "PK"s,

@@ -236,10 +236,12 @@ TEST_F(Resume, FromAFolderOfOneOrOfSeveralIntoAnother) {
 }
 
 TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
-  EXPECT_EQ(run({{"checkpoint.every", "6"}}).exit_code, 0);
+  EXPECT_EQ(run({{"checkpoint.every", "6"}, {"save.final", folder_ / "model"}}).exit_code, 0);
   const std::string log = folder_.read("run/log.jsonl");
   const std::string empty = folder_ / "empty";
   fs::create_directory(empty);
+  fs::create_directory(folder_ / "notes");
+  folder_.write("notes/a.txt", "a");
   const struct {
     Flags flags;
     std::vector<std::string> says;
@@ -254,7 +256,14 @@ TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
        {"missing: optimizer.", "unexpected: optimizer."}},
       {{{"resume", "yes"}}, {"expected none, auto or a folder with a checkpoint, got 'yes'"}},
       {{{"resume", folder_ / "text.txt"}}, {"expected none, auto or a folder", "text.txt'"}},
-      {{{"resume", empty}}, {"empty/manifest.json"}},
+      {{{"resume", empty}},
+       {"expected a checkpoint or a folder of checkpoints, got an empty folder (resume, "}},
+      {{{"resume", folder_ / "model"}},
+       {"got the folder of a model, from which --init.from=" + (folder_ / "model begins a new")}},
+      {{{"resume", folder_.path()}},
+       {"got a folder of runs, such as the one whose checkpoints --resume=" +
+        (folder_ / "run/checkpoints goes on")}},
+      {{{"resume", folder_ / "notes"}}, {"got a folder that has neither a manifest.json nor a"}},
       {{{"resume", folder_ / "run"}},
        {"got the folder of a run", "--resume=" + (folder_ / "run/checkpoints ")}},
       {{{"resume", folder_ / "run/"}, {"out", folder_ / "other"}},
