@@ -118,10 +118,9 @@ std::vector<std::string> advice(const RunSummary::Figures& f, const TrainConfig&
         100 * optimizer));
   }
   if (varies && !crowded) {
-    all.push_back(fmt::format("{}: {}", spread,
-                              config.cpu.pin
-                                  ? "other programs use the cores of this machine"
-                                  : "try --cpu.pin=true (cores of its own for each rank)"));
+    all.push_back(spread + (config.cpu.pin
+                                ? ": other programs use the cores of this machine"
+                                : ": try --cpu.pin=true (cores of its own for each rank)"));
   }
   if (all.size() > kMost) all.resize(kMost);
   return all;

@@ -36,8 +36,7 @@ class RunProbe {
 
   // Of each rank, in its thread; collective where `world` is of several processes.
 
-  /// Before start_behind(): what the record says of the run, see ProbeHeader. All ranks of a
-  /// process say the same.
+  /// Before start_behind(): what the record says of the run, alike for all ranks; see ProbeHeader.
   void describe(const std::string& data_digest,
                 const std::map<std::string, std::string>& arithmetic);
   /// Before its first step: the run goes on after step `start`.
