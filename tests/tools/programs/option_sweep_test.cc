@@ -320,5 +320,31 @@ TEST_F(OptionSweep, EachIsCheckedByEveryProgram) {
   EXPECT_GT(num_checked, 75);
 }
 
+// So are all options of other programs; after a text or a path, of which any may be right, another
+// option ends the program.
+TEST_F(OptionSweep, EachOfAnotherProgramIsChecked) {
+  const struct {
+    std::string program, last;
+    int least_checked;
+  } programs[] = {{kCompare, "rounds", 80},
+                  {"tools/doctor/doctor", "parallel.deadline_s", 6},
+                  {"tools/bench/bench", "bench.steps", 3}};
+  for (const auto& [program, last, least] : programs) {
+    int num_checked = 0;
+    for (const std::string& name : names_of(program)) {
+      SCOPED_TRACE(program + " --" + name);
+      std::vector<std::string> flags = {"--" + name + "=?"};
+      if (name != last) flags.push_back("--" + last + "=?");
+      const Outcome run = run_program(program, flags);
+      EXPECT_NE(run.exit_code, 0);
+      const bool is_checked = has(run.err, {"got \"?\" (--" + name + ")"}) ||
+                              has(run.err, {"got ?"}) || has(run.err, {"got only ?"});
+      EXPECT_TRUE(is_checked || has(run.err, {"got \"?\" (--" + last + ")"})) << run.err;
+      num_checked += is_checked ? 1 : 0;
+    }
+    EXPECT_GE(num_checked, least) << program;
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -421,7 +421,7 @@ TEST_F(Resume, AFileThatIsOverTheUsersLimitIsAnErrorAndNoSignal) {
     if (entry.path().extension() != ".json") smallest = std::min(smallest, entry.file_size());
   }
   // Blocks of 512 bytes.
-  ASSERT_GT(smallest, 4 * log.size() + 4096);
+  ASSERT_GT(smallest, 3 * log.size() + 4096);
   const Outcome outcome =
       shell(fmt::format("ulimit -f {}; exec {}", smallest / 512 - 1, command(saving({}))));
   EXPECT_EQ(outcome.exit_code, 1);

@@ -258,7 +258,7 @@ Request read_request(int argc, const char* const* argv, std::ostream& out) {
     read_divergence(request, arguments, flags, out);
     return request;
   }
-  std::vector<SweepAxis> axes = parse_sweep(request.compare.sweep);
+  std::vector<SweepAxis> axes = parse_sweep(request.compare.sweep, request.only_plans);
   const bool sweeps_strategy =
       std::ranges::any_of(axes, [](const SweepAxis& a) { return a.key == "parallel.strategy"; });
   const bool asks = flags.is_given("strategies");

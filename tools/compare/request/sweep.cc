@@ -47,7 +47,7 @@ SweepAxis parse_axis(std::string_view key, std::string_view values) {
   return axis;
 }
 
-std::vector<SweepAxis> parse_sweep(std::string_view text) {
+std::vector<SweepAxis> parse_sweep(std::string_view text, bool only_plans) {
   std::vector<SweepAxis> axes;
   std::set<std::string> keys;
   for (const std::string& word : split(text, ' ')) {
@@ -61,6 +61,10 @@ std::vector<SweepAxis> parse_sweep(std::string_view text) {
             engine::excerpt(key));
     require(!is_output(key),
             "[sweep] expected an option of the training, got {}, which names what is written",
+            engine::excerpt(key));
+    require(only_plans || !key.starts_with("rates."),
+            "[sweep] expected an option of the training, got {}, which changes plans alone: add "
+            "--plan",
             engine::excerpt(key));
     axes.push_back(parse_axis(key, word.substr(equals + 1)));
   }

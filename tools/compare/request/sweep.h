@@ -27,9 +27,9 @@ inline constexpr std::int64_t kMaxConfigurations = 256;
 SweepAxis parse_axis(std::string_view key, std::string_view values);
 
 /// "parallel.prefetch=0,1,2 offload.optimizer=0,1": as parse_axis(), and throws for a key that
-/// stands twice, has no values, or is none that a comparison may set: outputs, and files of
-/// options.
-std::vector<SweepAxis> parse_sweep(std::string_view text);
+/// stands twice, has no values, or is none that a comparison may set: outputs, files of options,
+/// and the rates that plans are made with, unless `only_plans`.
+std::vector<SweepAxis> parse_sweep(std::string_view text, bool only_plans = false);
 
 /// Every combination, values of the last axis changing fastest; one without overrides if there is
 /// no axis. Throws InvalidArgument for more than kMaxConfigurations.

@@ -54,6 +54,8 @@ TEST(Sweep, WhatIsNoneIsRefused) {
   for (const char* output : {"out=a,b", "save.final=a", "log.jsonl=a", "config=a,b"}) {
     EXPECT_TRUE(has(refused(output), {"which names what is written"})) << output;
   }
+  EXPECT_TRUE(has(refused("rates.link_gbs=1,2"), {"changes plans alone: add --plan"}));
+  EXPECT_EQ(parse_sweep("rates.link_gbs=1,2", /*only_plans=*/true)[0].values.size(), 2u);
   std::string many = "0";
   for (int i = 1; i < 17; ++i) many.append(",").append(std::to_string(i));
   EXPECT_TRUE(has(refused(("a=" + many + " b=" + many).c_str()), {"at most 256"}));
