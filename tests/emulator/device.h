@@ -87,33 +87,17 @@ inline unsigned ballot(unsigned mask, bool predicate, Place where) {
   return static_cast<unsigned>(mine.out);
 }
 
-// `F` takes any number of values in any order, and has no state.
 template <class T, class F>
-void combine_lanes(void* const (&lanes)[32], std::uint32_t group) {
-  const auto in = [&](std::uint32_t rest) {
-    T value;
-    std::memcpy(&value, &static_cast<Exchange*>(lanes[std::countr_zero(rest)])->in, sizeof value);
-    return value;
-  };
-  T result = in(group);
-  for (std::uint32_t rest = group & (group - 1); rest != 0; rest &= rest - 1) {
-    result = F{}(result, in(rest));
+T reduce(unsigned mask, T value, F combine, Place where) {
+  T result = value;
+  bool first = true;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1u) == 0) continue;
+    const T other = shuffle(mask, value, lane, where);
+    result = first ? other : combine(result, other);
+    first = false;
   }
-  for (std::uint32_t rest = group; rest != 0; rest &= rest - 1) {
-    std::memcpy(&static_cast<Exchange*>(lanes[std::countr_zero(rest)])->out, &result,
-                sizeof result);
-  }
-}
-template <class T, class F>
-inline const Collective kReduce{"__reduce_sync", false, false, combine_lanes<T, F>};
-
-template <class T, class F>
-T reduce(unsigned mask, T value, F, Place where) {
-  Exchange mine;
-  std::memcpy(&mine.in, &value, sizeof value);
-  meet(kReduce<T, F>, mask, &mine, where);
-  std::memcpy(&value, &mine.out, sizeof value);
-  return value;
+  return result;
 }
 
 // What fences of all threads read and write, so that they are ordered.
