@@ -81,18 +81,25 @@ __device__ float sum_relative_to(RowStats part, float max) {
   return part.max == max ? part.sum : part.sum * expf(part.max - max);
 }
 
-__device__ float max_of_warp(float x) {
+// reduce(all x) of a warp, for each of its threads.
+template <class Reduce>
+__device__ float reduce_warp(float x, Reduce reduce) {
 #pragma unroll
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, mask));
+  for (int mask = kWarp / 2; mask > 0; mask /= 2)
+    x = reduce(x, __shfl_xor_sync(kAllLanes, x, mask));
   return x;
 }
 
+struct Largest {  // of a number and NaN, the number
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+struct Added {
+  __device__ float operator()(float a, float b) const { return a + b; }
+};
+
 __device__ RowStats combine_warp(RowStats part) {
-  const float max = max_of_warp(part.max);  // the number, if one is NaN: the sum has it then
-  float sum = sum_relative_to(part, max);
-#pragma unroll
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
-  return {max, sum};
+  const float max = reduce_warp(part.max, Largest());  // where one is NaN, the sum is
+  return {max, reduce_warp(sum_relative_to(part, max), Added())};
 }
 
 // Every thread gets the same.
@@ -202,16 +209,10 @@ template <class Reduce>
 __device__ float reduce_block(float x, float none, float (&warps)[kWarp], Reduce reduce) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const auto reduce_warp = [&](float y) {
-#pragma unroll
-    for (int mask = kWarp / 2; mask > 0; mask /= 2)
-      y = reduce(y, __shfl_xor_sync(kAllLanes, y, mask));
-    return y;
-  };
-  x = reduce_warp(x);
+  x = reduce_warp(x, reduce);
   if (lane == 0) warps[warp] = x;
   __syncthreads();
-  return reduce_warp(lane < static_cast<int>(blockDim.x) / kWarp ? warps[lane] : none);
+  return reduce_warp(lane < static_cast<int>(blockDim.x) / kWarp ? warps[lane] : none, reduce);
 }
 
 // The largest number that this thread finds in a padded row.
@@ -303,14 +304,12 @@ __global__ void __launch_bounds__(kMaxThreads)
       continue;
     }
     RowStats stats;
-    stats.max = reduce_block(largest_of_row(here, rows.vocab_size), -kInfinity, maxima,
-                             [](float a, float b) { return fmaxf(a, b); });
+    stats.max = reduce_block(largest_of_row(here, rows.vocab_size), -kInfinity, maxima, Largest());
     const bool valid = rows.is_valid(target);
     // Between two barriers: after the first every part of the row is there, after the second the
     // next one may be on its way to where it is.
     const float chosen = leads && valid ? to_f32(here[target]) : 0.0f;
-    stats.sum = reduce_block(sum_of_row(here, rows.vocab_size, stats.max), 0.0f, sums,
-                             [](float a, float b) { return a + b; });
+    stats.sum = reduce_block(sum_of_row(here, rows.vocab_size, stats.max), 0.0f, sums, Added());
     if (!valid) stats = {kNaN, kNaN};
     if (leads) {  // and all others wait at the next barrier: so nothing is computed in double
       rows.stats[row] = stats;
