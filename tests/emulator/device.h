@@ -89,11 +89,15 @@ inline unsigned ballot(unsigned mask, bool predicate, Place where) {
 
 template <class T, class F>
 T reduce(unsigned mask, T value, F combine, Place where) {
+  Gathered mine;
+  std::memcpy(&mine.in, &value, sizeof value);
+  meet(kGather, mask, &mine, where);
   T result = value;
   bool first = true;
   for (unsigned lane = 0; lane < 32; ++lane) {
     if ((mask >> lane & 1u) == 0) continue;
-    const T other = shuffle(mask, value, lane, where);
+    T other;
+    std::memcpy(&other, &mine.all[lane], sizeof other);
     result = first ? other : combine(result, other);
     first = false;
   }

@@ -77,6 +77,16 @@ void ballot(void* const (&lanes)[32], std::uint32_t group) {
   }
 }
 
+void gather(void* const (&lanes)[32], std::uint32_t group) {
+  for (std::uint32_t rest = group; rest != 0; rest &= rest - 1) {
+    auto* mine = static_cast<Gathered*>(lanes[std::countr_zero(rest)]);
+    for (std::uint32_t others = group; others != 0; others &= others - 1) {
+      const int lane = std::countr_zero(others);
+      mine->all[lane] = static_cast<const Gathered*>(lanes[lane])->in;
+    }
+  }
+}
+
 constexpr std::size_t kMaxUnderWay = 4;
 // More than there can be threads that wait in vain before one is asked whose wait is over.
 constexpr int kMaxRests = 1 << 17;
@@ -235,5 +245,6 @@ std::optional<AsyncCopy> land_copy(int num_pending) {
 const Collective kSyncWarp{"__syncwarp", false, true, nullptr};
 const Collective kShuffle{"__shfl_sync", false, false, shuffle};
 const Collective kBallot{"__ballot_sync", false, false, ballot};
+const Collective kGather{"__reduce_sync", false, false, gather};
 
 }  // namespace tessera::cuda_emulation

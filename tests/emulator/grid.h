@@ -118,8 +118,13 @@ struct Exchange {
   unsigned source = 0;    ///< lane to read, for shuffles
   std::uint64_t out = 0;  ///< all bits set if the source takes no part
 };
+struct Gathered {
+  std::uint64_t in = 0;
+  std::uint64_t all[32] = {};  ///< `in` of each lane that takes part
+};
 extern const Collective kSyncWarp;
 extern const Collective kShuffle;
 extern const Collective kBallot;  ///< out: bit mask of the lanes with in != 0
+extern const Collective kGather;  ///< of Gathered
 
 }  // namespace tessera::cuda_emulation
