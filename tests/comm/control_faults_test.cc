@@ -8,6 +8,7 @@
 
 #include "comm/control/control.h"
 #include "engine/error.h"
+#include "engine/sanitizers.h"
 #include "tests/comm/control_processes.h"
 #include "tests/testing/errors.h"
 
@@ -335,7 +336,9 @@ TEST(ControlFaultsTest, WhoDiesBeforeAllAreThereMayComeAgain) {
   for (Child* child : {&zero, &one, &two, &three}) notes_of(*child, "0123");
 }
 
-// They hold all descriptors that process 0 has.
+// They hold all descriptors that process 0 has. UndefinedBehaviorSanitizer needs two of its own to
+// look at an object's type, and reports one that is wrong where it gets none.
+#if !defined(TESSERA_UBSAN)
 TEST(ControlFaultsTest, ProcessesAreHeardWhenStrangersHoldAllDescriptors) {
   const int port = free_port();
   const std::string address = "tcp:127.0.0.1:" + std::to_string(port);
@@ -358,6 +361,7 @@ TEST(ControlFaultsTest, ProcessesAreHeardWhenStrangersHoldAllDescriptors) {
   EXPECT_EQ(zero.hear(), "1");
   for (const int fd : strangers) ::close(fd);
 }
+#endif
 
 }  // namespace
 }  // namespace tessera::comm
