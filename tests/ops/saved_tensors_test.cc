@@ -22,6 +22,7 @@
 #include "ops/rmsnorm.h"
 #include "ops/rope.h"
 #include "ops/scale.h"
+#include "ops/softmax/softmax.h"
 #include "ops/sum.h"
 #include "ops/swiglu.h"
 
@@ -132,6 +133,10 @@ std::vector<Case> cases() {
        {{{0, 1}, {}, 2 * kNbytes}, {{0}, {}, kNbytes}, {{1}, {}, kNbytes}}},
       {"scale", [](Tape& t, Leaves& l) { return scale(t, l.x[0], 3); }, {{{0}, {}, 0}}},
       {"sum", [](Tape& t, Leaves& l) { return sum(t, l.x[0]); }, {{{0}, {}, 0}}},
+      {"softmax", [](Tape& t, Leaves& l) { return softmax(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
+      {"log_softmax",
+       [](Tape& t, Leaves& l) { return log_softmax(t, l.x[0]); },
+       {{{0}, {}, kNbytes}}},
       {"dropout",
        [](Tape& t, Leaves& l) {
          return dropout(t, l.x[0], 0.5f, {1, 2}, 0);
