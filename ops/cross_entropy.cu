@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kMaxThreads)
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kMaxThreads)
     gradient_kernel(RowArguments rows, const T* logits, std::int64_t ld, T* dlogits,
-                    std::int64_t dlogits_ld, const float* scale, bool accumulate) {
+                    std::int64_t dlogits_ld, RowScales scales, bool accumulate) {
   const std::int64_t row = blockIdx.x;
   const std::int32_t target = rows.targets[row];
   logits += row * ld;
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     return;
   }
   row_gradient<kAligned>(dlogits, logits, rows.vocab_size, rows.stats[row], target,
-                         scale != nullptr ? *scale : 1.0f, accumulate);
+                         scales.data[row * scales.step], accumulate);
 }
 
 // One block. Each thread adds up every blockDim.x-th row, then halves add up.
@@ -440,13 +440,13 @@ void cross_entropy_forward_cuda(const Stream& stream, const CrossEntropyRows& ro
 }
 
 void cross_entropy_gradient_cuda(const Stream& stream, const CrossEntropyRows& rows,
-                                 std::int64_t first, const DeviceMatrix& logits,
-                                 const DeviceMatrix& dlogits, const float* scale, bool accumulate) {
+                                 const DeviceMatrix& logits, const DeviceMatrix& dlogits,
+                                 const RowScales& scales, bool accumulate) {
   dispatch(logits, dlogits, [&](auto t, auto aligned) {
     using T = decltype(t);
     engine::launch_kernel(stream, shape(logits), gradient_kernel<T, decltype(aligned)::value>,
-                          arguments(rows, first), static_cast<const T*>(logits.data), logits.ld,
-                          static_cast<T*>(dlogits.data), dlogits.ld, scale, accumulate);
+                          arguments(rows, 0), static_cast<const T*>(logits.data), logits.ld,
+                          static_cast<T*>(dlogits.data), dlogits.ld, scales, accumulate);
   });
 }
 

@@ -1,7 +1,8 @@
-// Softmax cross-entropy, from logits or fused with the matrix product that makes them.
+// Softmax cross-entropy, from logits or fused with the matrix product that makes them; the mean of
+// all rows, or the loss of each.
 //
-// Both give the mean over the targets that are not ignored, 0 if all are. Row losses are summed in
-// double, in an order that depends on their number alone. A target outside [0, V) that is not
+// A mean is over the targets that are not ignored, 0 if all are. Row losses are summed in double,
+// in an order that depends on their number alone. A target outside [0, V) that is not
 // `ignore_index` throws InvalidArgument naming it, its position and V; on a GPU, where nobody waits
 // for the kernel that sees it, the loss and the gradients of its row become NaN.
 #pragma once
@@ -18,6 +19,14 @@ namespace tessera::ops {
 ///   Throws InvalidArgument if shapes or dtypes do not fit.
 engine::Tensor cross_entropy(engine::Tape& tape, const engine::Tensor& logits,
                              const engine::Tensor& targets, std::int32_t ignore_index = -100);
+
+/// losses[i] = log(sum_v exp(logits[i, v])) - logits[i, targets[i]], and 0 for a row whose target
+/// is ignored, which has no gradient: for who weights, masks and adds up rows in another way.
+///   logits (.., V) f32 or bf16, targets (..) i32 -> losses f32 of the shape of targets. Saves
+///   logits, targets and two f32 a row.
+///   Throws InvalidArgument if shapes or dtypes do not fit.
+engine::Tensor cross_entropy_rows(engine::Tape& tape, const engine::Tensor& logits,
+                                  const engine::Tensor& targets, std::int32_t ignore_index = -100);
 
 struct LinearCrossEntropyOptions {
   std::int32_t ignore_index = -100;

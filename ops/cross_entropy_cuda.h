@@ -24,11 +24,17 @@ void cross_entropy_forward_cuda(const engine::Stream& stream, const CrossEntropy
                                 std::int64_t first, const engine::DeviceMatrix& logits,
                                 float* row_losses, const engine::DeviceMatrix* dlogits);
 
-/// dlogits = (or +=) scale (softmax - onehot), from the stats. `scale` is in device memory,
-/// null: 1. Matrices as above.
+/// What the gradient of row i is multiplied with: data[i * step], in device memory. Step 0: one
+/// number for all.
+struct RowScales {
+  const float* data;
+  std::int64_t step;
+};
+
+/// dlogits = (or +=) scale (softmax - onehot) of all rows, from the stats. Matrices as above.
 void cross_entropy_gradient_cuda(const engine::Stream& stream, const CrossEntropyRows& rows,
-                                 std::int64_t first, const engine::DeviceMatrix& logits,
-                                 const engine::DeviceMatrix& dlogits, const float* scale,
+                                 const engine::DeviceMatrix& logits,
+                                 const engine::DeviceMatrix& dlogits, const RowScales& scales,
                                  bool accumulate);
 
 /// loss = the mean of row_losses (N) over rows that are not ignored, summed in double.

@@ -1,5 +1,5 @@
-// The rows of one softmax cross-entropy, which ops::cross_entropy and ops::linear_cross_entropy
-// share. Private to ops.
+// The rows of one softmax cross-entropy, which the ops of ops/cross_entropy.h share. Private to
+// ops.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,9 @@
 #include <cstdint>
 
 #include "engine/tape.h"
+#include "ops/block_sum.h"
 #include "ops/softmax_rows.h"
+#include "ops/vector_math.h"
 
 namespace tessera::ops {
 
@@ -22,7 +24,7 @@ struct RowStats {
 struct CrossEntropyRows {
   engine::Tensor targets;  // (N) i32
   engine::Tensor stats;    // (N, 2) f32: RowStats
-  engine::Tensor weight;   // () f32, on a GPU only: mean_weight(), written by forward
+  engine::Tensor weight;   // () f32, of a mean on a GPU: mean_weight(), by forward
   std::int64_t vocab_size;
   std::int32_t ignore_index;
 
@@ -52,12 +54,10 @@ struct CrossEntropyRows {
   // Returns the loss of row i; 0 if it is ignored.
   double forward(std::int64_t i, float* x) const {
     if (ignored(i)) return 0;
-    constexpr std::int64_t kBlock = 1024;  // sums of a block are f32, sums of blocks double
     const double chosen = x[target(i)];
     const float max = row_max(x, vocab_size);
-    double sum = 0;
-    for (std::int64_t v = 0; v < vocab_size; v += kBlock)
-      sum += exp_row(x + v, std::min(kBlock, vocab_size - v), max);
+    const double sum =
+        block_sum(vocab_size, [=](std::int64_t v) { return x[v] = exp(x[v] - max); });
     row_stats(i) = {max, static_cast<float>(sum)};
     return std::log(sum) + max - chosen;
   }
@@ -91,11 +91,12 @@ inline engine::Tensor cross_entropy_workspace(const engine::Memory& memory, std:
                                engine::Category::kWorkspace);
 }
 
-/// `x` has a row for each target. Throws InvalidArgument if shapes or dtypes do not fit.
+/// `x` has a row for each target; `is_mean`: a mean is wanted, which on a GPU has its weight.
+/// Throws InvalidArgument if shapes or dtypes do not fit.
 inline CrossEntropyRows make_cross_entropy_rows(engine::Tape& tape, const engine::Tensor& x,
                                                 const engine::Tensor& targets,
-                                                std::int64_t vocab_size,
-                                                std::int32_t ignore_index) {
+                                                std::int64_t vocab_size, std::int32_t ignore_index,
+                                                bool is_mean) {
   using engine::DType;
   engine::require(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16,
                   "[cross_entropy] expected f32 or bf16, got {} ({})", name_of(x.dtype()),
@@ -109,9 +110,9 @@ inline CrossEntropyRows make_cross_entropy_rows(engine::Tape& tape, const engine
   engine::require(vocab_size < std::int64_t{1} << 30,
                   "[cross_entropy] expected fewer than 2^30 classes, got {} ({})", vocab_size,
                   x.name());
-  const bool on_gpu = tape.stream().device().is_cuda();
+  const bool has_weight = is_mean && tape.stream().device().is_cuda();
   return {targets, tape.empty({targets.numel(), 2}, DType::kF32, "cross_entropy.stats"),
-          on_gpu ? tape.empty({}, DType::kF32, "cross_entropy.weight") : engine::Tensor(),
+          has_weight ? tape.empty({}, DType::kF32, "cross_entropy.weight") : engine::Tensor(),
           vocab_size, ignore_index};
 }
 

@@ -429,7 +429,7 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
                   "[cross_entropy] expected chunk_rows of at least 0, got {}", options.chunk_rows);
   const std::int64_t vocab_size = value.dim(0);
   const CrossEntropyRows rows =
-      make_cross_entropy_rows(tape, x, targets, vocab_size, options.ignore_index);
+      make_cross_entropy_rows(tape, x, targets, vocab_size, options.ignore_index, /*is_mean=*/true);
   const bool on_gpu = tape.stream().device().is_cuda();
   const DType dtype = on_gpu ? x.dtype() : DType::kF32;  // of the logits
   const std::int64_t cols = product_cols(vocab_size, dtype, on_gpu),

@@ -55,13 +55,64 @@ TEST(CrossEntropyTest, IgnoresTheIndexItIsGiven) {
   expect_close(run.grads[0], scaled(want, run.dy[0]), 3e-6, "dlogits");
 }
 
+// dy of each row is another.
+TEST(CrossEntropyTest, LossesOfRowsEqualTheReference) {
+  for (const auto& [rows, vocab_size] : {std::pair{37, 307}, {4, 50257}, {2, 1}, {1, 7}}) {
+    for (const std::int32_t ignore : {kIgnore, 5}) {
+      const Targets targets = some_targets(rows, vocab_size, ignore);
+      const OpRun run = run_op(cross_entropy_rows_case(targets, vocab_size, 3, ignore));
+      const NaiveLoss want = naive_cross_entropy(run.leaves[0], targets, ignore);
+      expect_close(run.y, want.rows, 1e-6, "losses");
+      Values dlogits = want.dlogits;
+      for (std::size_t i = 0; i < dlogits.size(); ++i)
+        dlogits[i] *= run.dy[i / static_cast<std::size_t>(vocab_size)];
+      expect_close(run.grads[0], dlogits, 3e-6, "dlogits");
+    }
+  }
+}
+
+// The mean, and its gradient, from losses of rows of two dimensions.
+TEST(CrossEntropyTest, LossesOfRowsHaveTheShapeOfTheirTargets) {
+  const Memory memory({.poison = true});
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  const Tensor x = to_tensor(memory, {2, 3, 7}, random_values(42, 1), DType::kF32);
+  const Tensor targets =
+      Tensor::from<std::int32_t>(memory, {2, 3}, Targets{1, kIgnore, 6, 0, 3, 3}, "targets");
+  const Tensor losses = cross_entropy_rows(tape, x, targets);
+  EXPECT_EQ(losses.shape(), (Shape{2, 3}));
+  double sum = 0;
+  for (const double loss : to_values(losses)) sum += loss;
+  EXPECT_NEAR(cross_entropy(tape, x, targets).item(), sum / 5, 1e-6);
+}
+
+// Where its target is ignored, whatever the gradient of its loss is.
+TEST(CrossEntropyTest, IgnoredRowsHaveNoGradient) {
+  const Memory memory({.poison = true});
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  const Tensor x = to_tensor(memory, {2, 3}, random_values(6, 1), DType::kF32);
+  tape.watch(x);
+  const Tensor losses = cross_entropy_rows(tape, x, to_targets(memory, {kIgnore, 1}));
+  EXPECT_EQ(to_values(losses)[0], 0);
+  const Tensor loss = tape.empty({}, DType::kF32, "loss");
+  tape.record("loss", loss, [&](const Tensor&) {
+    tape.pass_grad(losses, to_tensor(memory, {2}, {NAN, 1}, DType::kF32));
+  });
+  tape.backward(loss);
+  const Values dx = to_values(tape.grad(x));
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(dx[i], 0);
+  EXPECT_NEAR(dx[3] + dx[4] + dx[5], 0, 1e-6);
+  EXPECT_LT(dx[4], 0);
+}
+
 TEST(CrossEntropyTest, GradientsMatchDifferences) {
+  check_gradients(cross_entropy_rows_case(some_targets(9, 20), 20));
   check_gradients(cross_entropy_case(some_targets(9, 20), 20));
   check_gradients(linear_case(some_targets(9, 20), 20, 6));
   check_gradients(linear_case(some_targets(9, 20), 20, 6, {.chunk_rows = 4, .max_saved_numel = 0}));
 }
 
 TEST(CrossEntropyTest, BFloat16MatchesF32) {
+  check_bf16(cross_entropy_rows_case(some_targets(9, 40), 40));
   check_bf16(cross_entropy_case(some_targets(9, 40), 40));
   check_bf16(linear_case(some_targets(9, 40), 40, 6));
   check_bf16(linear_case(some_targets(9, 40), 40, 6, {.chunk_rows = 4, .max_saved_numel = 0}));
@@ -75,6 +126,10 @@ TEST(CrossEntropyTest, StatesItsWork) {
     run_op(cross_entropy_case(some_targets(3, 5), 5), {.num_uses = num_uses, .listener = &works});
     works.expect("cross_entropy.forward", 15 * 22, 60 + 12, 24 + 4);
     works.expect("cross_entropy.backward", 15 * 22, 60 * num_uses + 12 + 24, 60);
+    run_op(cross_entropy_rows_case(some_targets(3, 5), 5),
+           {.num_uses = num_uses, .listener = &works});
+    works.expect("cross_entropy_rows.forward", 15 * 22, 60 + 12, 24 + 12);
+    works.expect("cross_entropy_rows.backward", 15 * 22, 60 * num_uses + 12 + 24 + 12, 60);
   }
 }
 
@@ -176,11 +231,13 @@ TEST_F(BothTest, RefusedTargetIsNamed) {
     const Tensor targets = to_targets(memory, {0, target, 1});
     const std::string message = "[cross_entropy] expected a target in [0, 4) or -100, got " +
                                 std::to_string(target) + " at position 1 (targets)";
-    try {
-      cross_entropy(tape, x, targets);
-      FAIL() << "expected InvalidArgument";
-    } catch (const InvalidArgument& e) {
-      EXPECT_EQ(e.what(), message);
+    for (const auto op : {cross_entropy, cross_entropy_rows}) {
+      try {
+        op(tape, x, targets, kIgnore);
+        FAIL() << "expected InvalidArgument";
+      } catch (const InvalidArgument& e) {
+        EXPECT_EQ(e.what(), message);
+      }
     }
     try {
       linear_cross_entropy(tape, x, w, targets);
@@ -193,9 +250,14 @@ TEST_F(BothTest, RefusedTargetIsNamed) {
 
 TEST_F(BothTest, RefusesShapesThatDoNotFit) {
   EXPECT_THROW(losses({0, 1}), InvalidArgument);
-  EXPECT_THROW(cross_entropy(tape, x, Tensor::zeros(memory, {3}, DType::kF32)), InvalidArgument);
-  EXPECT_THROW(cross_entropy(tape, Tensor::zeros(memory, {}, DType::kF32), to_targets(memory, {0})),
-               InvalidArgument);
+  for (const auto op : {cross_entropy, cross_entropy_rows}) {
+    EXPECT_THROW(op(tape, x, to_targets(memory, {0, 1}), kIgnore), InvalidArgument);
+    EXPECT_THROW(op(tape, x, Tensor::zeros(memory, {3}, DType::kF32), kIgnore), InvalidArgument);
+    EXPECT_THROW(op(tape, Tensor::zeros(memory, {}, DType::kF32), to_targets(memory, {0}), kIgnore),
+                 InvalidArgument);
+    EXPECT_THROW(op(tape, Tensor::zeros(memory, {1, 4}, DType::kI32), to_targets(memory, {0}), 0),
+                 InvalidArgument);
+  }
   const Tensor targets = to_targets(memory, {0, 1, 2});
   EXPECT_THROW(linear_cross_entropy(tape, x, w, targets, {.chunk_rows = -1}), InvalidArgument);
   EXPECT_THROW(linear_cross_entropy(tape, x.reshape({4, 3}), w, to_targets(memory, {0, 1, 2, 3})),

@@ -1,10 +1,12 @@
-// Ops of rows on a GPU: the values and gradients of the CPU, any size and alignment.
+// Softmax and losses of rows on a GPU: the values and gradients of the CPU, any size and alignment.
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "ops/add.h"
 #include "ops/dropout.h"
 #include "ops/softmax/softmax.h"
+#include "tests/ops/naive_cross_entropy.h"
 #include "tests/testing/cuda_op.h"
 
 namespace tessera::ops {
@@ -21,7 +23,7 @@ const CudaBounds kSameBits{.f32 = 0, .bf16 = 0};
 Tensor scaled(Tape& tape, const Tensor& y) { return dropout(tape, y, 0.1f, {1, 2}, 0); }
 
 // Exponentials differ in the last bits.
-constexpr CudaBounds kSoftmaxBounds{.f32 = 3e-6, .bf16 = 3e-6};
+constexpr CudaBounds kExpBounds{.f32 = 3e-6, .bf16 = 3e-6};
 
 using Op = Tensor (*)(Tape&, const Tensor&);
 
@@ -34,9 +36,9 @@ OpCase softmax_case(Op op, Shape shape, float scale = 2) {
 TEST(CudaSoftmax, IsThatOfTheCpu) {
   for (const Op op : {softmax, log_softmax}) {
     for (const Shape& shape : {Shape{1}, Shape{33}, Shape{9, 31}, Shape{2, 3, 65}, Shape{5, 1}})
-      check_cuda(softmax_case(op, shape), kSoftmaxBounds);
+      check_cuda(softmax_case(op, shape), kExpBounds);
     for (const DType dtype : {kF32, kBF16})
-      check_cuda_run(softmax_case(op, {2, 5003}), {.dtype = dtype}, kSoftmaxBounds);
+      check_cuda_run(softmax_case(op, {2, 5003}), {.dtype = dtype}, kExpBounds);
   }
 }
 
@@ -73,6 +75,27 @@ TEST(CudaSoftmax, WhatIsNotANumberStaysInItsRow) {
           EXPECT_EQ(std::isnan(run.y[i]), i / 70 == 1) << i;
           EXPECT_EQ(std::isnan(run.grads[0][i]), i / 70 == 1) << i;
         }
+      }
+    }
+  }
+}
+
+TEST(CudaCrossEntropyRows, IsThatOfTheCpu) {
+  for (const auto& [n, vocab_size] : {std::pair{37, 307}, {33, 304}, {1, 7}, {2, 1}, {31, 8}})
+    check_cuda(cross_entropy_rows_case(some_targets(n, vocab_size), vocab_size), kExpBounds);
+  check_cuda_run(cross_entropy_rows_case(some_targets(4, 9001), 9001), {}, kExpBounds);
+}
+
+// A target outside the vocabulary, and one to ignore.
+TEST(CudaCrossEntropyRows, ABadTargetMakesItsRowNaN) {
+  for (const std::int32_t bad : {31, -1, std::numeric_limits<std::int32_t>::max()}) {
+    const OpRun run = run_op(cross_entropy_rows_case({3, bad, 30, kIgnore}, 31), {.on_cuda = true});
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(std::isnan(run.y[i]), i == 1) << bad;
+    EXPECT_EQ(run.y[3], 0);
+    for (std::size_t i = 0; i < run.grads[0].size(); ++i) {
+      EXPECT_EQ(std::isnan(run.grads[0][i]), i / 31 == 1) << bad << ", element " << i;
+      if (i / 31 == 3) {
+        EXPECT_EQ(run.grads[0][i], 0);
       }
     }
   }

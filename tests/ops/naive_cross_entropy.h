@@ -42,6 +42,18 @@ inline OpCase cross_entropy_case(const Targets& targets, std::int64_t vocab_size
           .scale = scale};
 }
 
+/// ops::cross_entropy_rows of logits (targets, V); scale multiplies them.
+inline OpCase cross_entropy_rows_case(const Targets& targets, std::int64_t vocab_size,
+                                      float scale = 1, std::int32_t ignore = kIgnore) {
+  return {.inputs = {{static_cast<std::int64_t>(targets.size()), vocab_size}},
+          .build =
+              [=](Tape& tape, const auto& x, auto&) {
+                return ops::cross_entropy_rows(tape, x[0], to_targets(tape.memory(), targets),
+                                               ignore);
+              },
+          .scale = scale};
+}
+
 /// ops::linear_cross_entropy of x (targets, width) and w (V, width).
 inline OpCase linear_case(const Targets& targets, std::int64_t vocab_size, std::int64_t width,
                           const ops::LinearCrossEntropyOptions& options = {}, float scale = 1) {
@@ -59,6 +71,7 @@ struct NaiveLoss {
   double loss = 0;
   Values dlogits;  // without the weight of the mean
   double weight = 0;
+  Values rows = {};  // losses, 0 for ignored rows
 };
 
 inline NaiveLoss naive_cross_entropy(const Values& logits, const Targets& targets,
@@ -66,7 +79,7 @@ inline NaiveLoss naive_cross_entropy(const Values& logits, const Targets& target
   const std::size_t vocab_size = logits.size() / targets.size();
   const auto counted = static_cast<double>(targets.size()) -
                        static_cast<double>(std::count(targets.begin(), targets.end(), ignore));
-  NaiveLoss result{0, Values(logits.size()), 1 / counted};
+  NaiveLoss result{0, Values(logits.size()), 1 / counted, Values(targets.size())};
   for (std::size_t i = 0; i < targets.size(); ++i) {
     if (targets[i] == ignore) continue;
     const double* x = logits.data() + i * vocab_size;
@@ -74,7 +87,8 @@ inline NaiveLoss naive_cross_entropy(const Values& logits, const Targets& target
     const double max = *std::max_element(x, x + vocab_size);
     double sum = 0;
     for (std::size_t v = 0; v < vocab_size; ++v) sum += std::exp(x[v] - max);
-    result.loss += (std::log(sum) + max - x[targets[i]]) / counted;
+    result.rows[i] = std::log(sum) + max - x[targets[i]];
+    result.loss += result.rows[i] / counted;
     for (std::size_t v = 0; v < vocab_size; ++v) dx[v] = std::exp(x[v] - max) / sum;
     dx[targets[i]] -= 1;
   }
