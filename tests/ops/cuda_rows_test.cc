@@ -1,10 +1,12 @@
-// Softmax and losses of rows on a GPU: the values and gradients of the CPU, any size and alignment.
+// Softmax, losses of rows and gathers on a GPU: the values and gradients of the CPU, any size and
+// alignment.
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "ops/add.h"
 #include "ops/dropout.h"
+#include "ops/index/gather.h"
 #include "ops/softmax/softmax.h"
 #include "tests/ops/naive_cross_entropy.h"
 #include "tests/testing/cuda_op.h"
@@ -99,6 +101,73 @@ TEST(CudaCrossEntropyRows, ABadTargetMakesItsRowNaN) {
       }
     }
   }
+}
+
+using Numbers = std::vector<std::int32_t>;
+
+// `count` numbers below `end`, those of small i several times.
+Numbers some_numbers(std::int64_t count, std::int64_t end) {
+  Numbers numbers;
+  for (std::int64_t i = 0; i < count; ++i)
+    numbers.push_back(static_cast<std::int32_t>(i % 3 == 0 ? i % 2 : i * 7919 % end));
+  return numbers;
+}
+
+Tensor to_index(const Memory& memory, const Shape& shape, const Numbers& values) {
+  return Tensor::from<std::int32_t>(memory, shape, values, "index");
+}
+
+OpCase gather_case(Shape shape) {
+  return {.inputs = {shape}, .build = [=](Tape& tape, const auto& x, auto&) {
+            return gather(tape, x[0],
+                          to_index(tape.memory(), shape.drop_last(),
+                                   some_numbers(shape.rows(), shape.dim(-1))));
+          }};
+}
+
+OpCase rows_case(std::int64_t num_rows, std::int64_t width, const Numbers& numbers) {
+  return {.inputs = {{num_rows, width}}, .build = [=](Tape& tape, const auto& x, auto&) {
+            const Shape shape{static_cast<std::int64_t>(numbers.size())};
+            return scaled(tape, rows(tape, x[0], to_index(tape.memory(), shape, numbers)));
+          }};
+}
+
+// More rows than the emulated device has threads.
+TEST(CudaGather, HasTheBitsOfTheCpu) {
+  for (const Shape& shape : {Shape{1, 1}, Shape{7}, Shape{2, 3, 33}, Shape{300, 5}})
+    check_cuda(gather_case(shape), kSameBits);
+}
+
+TEST(CudaGather, RowsHaveTheBitsOfTheCpu) {
+  for (const std::int64_t width : {1, 33, 64})
+    check_cuda(rows_case(37, width, some_numbers(100, 37)), kSameBits);
+  check_cuda(rows_case(7, 5, Numbers(1025, 6)), kSameBits);
+}
+
+// Whatever lies before and after the row.
+TEST(CudaGather, AnIndexOutsideIsNaNAndHasNoGradient) {
+  const OpCase elements{.inputs = {{4, 3}}, .build = [](Tape& tape, const auto& x, auto&) {
+                          return gather(tape, x[0], to_index(tape.memory(), {4}, {2, 3, -1, 0}));
+                        }};
+  for (const int num_uses : {1, 2}) {
+    const OpRun run = run_op(elements, {.num_uses = num_uses, .on_cuda = true});
+    for (std::size_t r = 0; r < 4; ++r) {
+      EXPECT_EQ(std::isnan(run.y[r]), r == 1 || r == 2) << r;
+      for (std::size_t c = 0; c < 3; ++c) {
+        const bool chosen = (r == 0 && c == 2) || (r == 3 && c == 0);
+        EXPECT_EQ(run.grads[0][r * 3 + c] != 0, chosen) << r << ", " << c;
+      }
+    }
+  }
+  const OpCase of_rows{.inputs = {{3, 5}}, .build = [](Tape& tape, const auto& x, auto&) {
+                         return rows(tape, x[0], to_index(tape.memory(), {4}, {2, 3, -1, 2}));
+                       }};
+  const OpRun run = run_op(of_rows, {.on_cuda = true});
+  for (std::size_t i = 0; i < run.y.size(); ++i)
+    EXPECT_EQ(std::isnan(run.y[i]), i >= 5 && i < 15) << i;
+  for (std::size_t i = 0; i < 15; ++i)
+    EXPECT_EQ(run.grads[0][i], i < 10 ? 0 : static_cast<float>(run.dy[i - 10] + run.dy[i + 5]))
+        << i;
 }
 
 }  // namespace

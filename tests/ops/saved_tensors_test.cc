@@ -15,6 +15,7 @@
 #include "ops/dropout.h"
 #include "ops/embedding.h"
 #include "ops/gelu.h"
+#include "ops/index/gather.h"
 #include "ops/layernorm.h"
 #include "ops/linear.h"
 #include "ops/mul.h"
@@ -136,6 +137,12 @@ std::vector<Case> cases() {
        {{{0, 1}, {}, 2 * kNbytes}, {{0}, {}, kNbytes}, {{1}, {}, kNbytes}}},
       {"scale", [](Tape& t, Leaves& l) { return scale(t, l.x[0], 3); }, {{{0}, {}, 0}}},
       {"sum", [](Tape& t, Leaves& l) { return sum(t, l.x[0]); }, {{{0}, {}, 0}}},
+      {"gather", [](Tape& t, Leaves& l) { return gather(t, l.x[0], l.tokens); }, {{{0}, {}, 0}}},
+      {"rows",
+       [](Tape& t, Leaves& l) {
+         return rows(t, l.x[0].reshape({kRows, kWidth}), l.tokens);
+       },
+       {{{0}, {}, 0}}},
       {"softmax", [](Tape& t, Leaves& l) { return softmax(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
       {"log_softmax",
        [](Tape& t, Leaves& l) { return log_softmax(t, l.x[0]); },
