@@ -1,10 +1,12 @@
-// Softmax, losses of rows and gathers on a GPU: the values and gradients of the CPU, any size and
-// alignment.
+// Softmax, losses of rows, gathers and batched products on a GPU: the values and gradients of the
+// CPU, any size and alignment.
 #include <cmath>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "ops/add.h"
+#include "ops/bmm.h"
 #include "ops/dropout.h"
 #include "ops/index/gather.h"
 #include "ops/softmax/softmax.h"
@@ -168,6 +170,37 @@ TEST(CudaGather, AnIndexOutsideIsNaNAndHasNoGradient) {
   for (std::size_t i = 0; i < 15; ++i)
     EXPECT_EQ(run.grads[0][i], i < 10 ? 0 : static_cast<float>(run.dy[i - 10] + run.dy[i + 5]))
         << i;
+}
+
+// Both sum in f32, in different orders. In bf16 a GPU may round a product before another gradient
+// is added.
+constexpr CudaBounds kProductBounds{.f32 = 2e-6, .bf16 = 0x1p-8};
+
+TEST(CudaBmm, IsThatOfTheCpu) {
+  for (const BmmOptions& options : {BmmOptions{}, {true, false}, {false, true}, {true, true}}) {
+    for (const auto& [batch, m, n, k] :
+         {std::tuple{3, 16, 24, 8}, {2, 9, 13, 17}, {2, 1, 13, 33}}) {
+      SCOPED_TRACE(fmt::format("{} x ({}, {}, {}), {} {}", batch, m, n, k, options.transpose_a,
+                               options.transpose_b));
+      const Shape a = options.transpose_a ? Shape{batch, k, m} : Shape{batch, m, k};
+      const Shape b = options.transpose_b ? Shape{batch, n, k} : Shape{batch, k, n};
+      check_cuda({.inputs = {a, b},
+                  .build = [=](Tape& tape, const auto& x,
+                               auto&) { return bmm(tape, x[0], x[1], options); }},
+                 kProductBounds);
+    }
+  }
+}
+
+TEST(CudaBmm, OfNothingIsZeroOrNothing) {
+  const auto y = [](std::int64_t batch, std::int64_t inner) {
+    return run_op({.inputs = {{batch, 3, inner}, {batch, inner, 2}},
+                   .build = [](Tape& tape, const auto& x, auto&) { return bmm(tape, x[0], x[1]); }},
+                  {.on_cuda = true})
+        .y;
+  };
+  EXPECT_EQ(y(2, 0), Values(12, 0));
+  EXPECT_EQ(y(0, 4), Values());
 }
 
 }  // namespace

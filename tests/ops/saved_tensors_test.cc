@@ -11,6 +11,7 @@
 #include "engine/tape.h"
 #include "ops/add.h"
 #include "ops/attention.h"
+#include "ops/bmm.h"
 #include "ops/cross_entropy.h"
 #include "ops/dropout.h"
 #include "ops/embedding.h"
@@ -143,6 +144,9 @@ std::vector<Case> cases() {
          return rows(t, l.x[0].reshape({kRows, kWidth}), l.tokens);
        },
        {{{0}, {}, 0}}},
+      {"bmm",
+       [](Tape& t, Leaves& l) { return bmm(t, l.x[0], l.x[1], {.transpose_b = true}); },
+       {{{0, 1}, {}, 2 * kNbytes}, {{0}, {}, kNbytes}, {{1}, {}, kNbytes}}},
       {"softmax", [](Tape& t, Leaves& l) { return softmax(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
       {"log_softmax",
        [](Tape& t, Leaves& l) { return log_softmax(t, l.x[0]); },
