@@ -37,10 +37,13 @@ bool is_of_the_schedule(const std::string& key) {
 }
 
 bool differ_in_schedule_alone(const Configuration& a, const Configuration& b) {
+  // Some strategies have two names.
+  const bool is_one_strategy = a.config.parallel.preset() == b.config.parallel.preset();
   return std::ranges::all_of(b.options, [&](const auto& option) {
     const auto other = a.options.find(option.first);
     const bool is_equal = other != a.options.end() && other->second == option.second;
-    return is_equal || is_of_the_schedule(option.first);
+    return is_equal || is_of_the_schedule(option.first) ||
+           (is_one_strategy && option.first == "parallel.strategy");
   });
 }
 

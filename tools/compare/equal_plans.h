@@ -4,8 +4,8 @@
 // where nothing is gathered, a memory budget that all fits. Then two configurations make the same
 // calls in the same order with the same memory, and training both would measure noise. They are
 // found by their plans, which the trainer itself makes, not by a list of rules. Only options of the
-// schedule count as such: of two strategies with equal plans, as on one rank, both are trained, and
-// so is what a plan does not see (threads, pins, traces).
+// schedule and a strategy's second name count as such: of two strategies with equal plans, as on
+// one rank, both are trained, and so is what a plan does not see (threads, pins, traces).
 #pragma once
 
 #include <string>

@@ -310,6 +310,9 @@ TEST_F(CompareClasses, WhatHasNothingToActOnHasTheSamePlan) {
       << "there are two blocks";
   EXPECT_EQ(trained_as({"--strategies=zero3", "--sweep=memory_budget=1GiB,2GiB"}),
             (Names{"", "zero3 memory_budget=1GiB"}));
+  EXPECT_EQ(trained_as({"--strategies=zero3,fsdp,full_shard,shard_grad_op"}),
+            (Names{"", "zero3", "zero3", ""}))
+      << "two of them are other names of zero3";
 }
 
 TEST_F(CompareClasses, WhatActsOrIsNoScheduleIsTrained) {
