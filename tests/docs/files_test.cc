@@ -49,6 +49,28 @@ std::map<fs::path, std::size_t> cpp_lines_below(const std::string& folder) {
   return lines;
 }
 
+// Functions of a tape that are declared in headers that do not say that they are private.
+TEST(Files, ThePageOfOperationsHasThemAll) {
+  const std::string page = engine::read_text_file("docs/ops.md", 1 << 20);
+  const std::regex declaration(
+      "\n(inline )?(engine::Tensor|NormOfSum|MaxOf|Routing|std::vector<engine::Tensor>) (\\w+)\\("
+      "engine::Tape& tape");
+  int num_ops = 0;
+  for (const auto& [file, num_lines] : cpp_lines_below("ops")) {
+    if (file.extension() != ".h" || file == "ops/pointwise.h") continue;
+    const std::string text = engine::read_text_file((sources() / file).string(), 1 << 20);
+    if (text.find("rivate to") != std::string::npos) continue;
+    for (std::sregex_iterator i(text.begin(), text.end(), declaration), end; i != end; ++i) {
+      ++num_ops;
+      const std::string header = file.lexically_relative("ops").string();
+      EXPECT_NE(page.find('`' + header + '`'), std::string::npos) << header;
+      EXPECT_NE(page.find('`' + (*i)[3].str() + '`'), std::string::npos)
+          << header << ": " << (*i)[3];
+    }
+  }
+  EXPECT_GE(num_ops, 45);
+}
+
 TEST(Files, NoRoomOfTheToolsIsTooLarge) {
   std::map<fs::path, std::size_t> rooms;
   for (const auto& [file, lines] : cpp_lines_below("tools")) rooms[file.parent_path()] += lines;

@@ -13,7 +13,14 @@
 #include "ops/attention.h"
 #include "ops/bmm.h"
 #include "ops/cross_entropy.h"
+#include "ops/dims/broadcast.h"
+#include "ops/dims/permute.h"
+#include "ops/dims/reduce.h"
+#include "ops/dims/slice.h"
 #include "ops/dropout.h"
+#include "ops/elementwise/div.h"
+#include "ops/elementwise/sub.h"
+#include "ops/elementwise/unary.h"
 #include "ops/embedding.h"
 #include "ops/gelu.h"
 #include "ops/index/gather.h"
@@ -151,6 +158,28 @@ std::vector<Case> cases() {
       {"log_softmax",
        [](Tape& t, Leaves& l) { return log_softmax(t, l.x[0]); },
        {{{0}, {}, kNbytes}}},
+      {"tanh", [](Tape& t, Leaves& l) { return tanh(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
+      {"clamp", [](Tape& t, Leaves& l) { return clamp(t, l.x[0], 0, 1); }, {{{0}, {}, kNbytes}}},
+      {"sub",
+       [](Tape& t, Leaves& l) { return sub(t, l.x[0], l.x[1]); },
+       {{{0, 1}, {}, 0}, {{0}, {}, 0}, {{1}, {}, 0}}},
+      {"div",
+       [](Tape& t, Leaves& l) { return div(t, l.x[0], l.x[1]); },
+       {{{0, 1}, {}, 2 * kNbytes}, {{0}, {}, kNbytes}, {{1}, {}, 2 * kNbytes}}},
+      {"slice", [](Tape& t, Leaves& l) { return slice(t, l.x[0], 1, 1, 2); }, {{{0}, {}, 0}}},
+      {"concat",
+       [](Tape& t, Leaves& l) {
+         return concat(t, {l.x[0], l.x[1]}, 1);
+       },
+       {{{0, 1}, {}, 0}, {{1}, {}, 0}}},
+      {"permute", [](Tape& t, Leaves& l) { return transpose(t, l.x[0], 1, 2); }, {{{0}, {}, 0}}},
+      {"broadcast",
+       [](Tape& t, Leaves& l) {
+         return broadcast(t, l.x[0], {2, kRows, kWidth});
+       },
+       {{{0}, {}, 0}}},
+      {"mean", [](Tape& t, Leaves& l) { return mean(t, l.x[0], 1); }, {{{0}, {}, 0}}},
+      {"max", [](Tape& t, Leaves& l) { return max(t, l.x[0], 2).y; }, {{{0}, {}, kStats}}},
       {"dropout",
        [](Tape& t, Leaves& l) {
          return dropout(t, l.x[0], 0.5f, {1, 2}, 0);

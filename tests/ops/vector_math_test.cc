@@ -7,6 +7,8 @@
 #include <functional>
 #include <vector>
 
+#include "ops/elementwise/functions.h"
+
 namespace tessera::ops {
 namespace {
 
@@ -41,6 +43,29 @@ TEST(VectorMath, SigmoidIsWithinTwoUlp) {
             2e-7);
 }
 
+TEST(VectorMath, TanhIsWithinTwoUlp) {
+  const auto exact = [](double x) { return std::tanh(x); };
+  EXPECT_LT(worst(-0.7f, 0.7f, tanh, exact, true), 2e-7);
+  EXPECT_LT(worst(0.6f, 10, tanh, exact, true), 2e-7);
+  EXPECT_LT(worst(1e-30f, 2e-4f, tanh, exact, true), 1e-7);
+}
+
+TEST(VectorMath, LogIsWithinOneUlp) {
+  const auto exact = [](double x) { return std::log(x); };
+  EXPECT_LT(worst(0.5f, 2, log, exact, true), 1.2e-7);
+  EXPECT_LT(worst(0.9999f, 1.0001f, log, exact, true), 1.2e-7);
+  EXPECT_LT(worst(1e-3f, 1e3f, log, exact, true), 1.2e-7);
+  EXPECT_LT(worst(1e-38f, 1e-36f, log, exact, true), 1.2e-7);
+  EXPECT_LT(worst(1e30f, 3.4e38f, log, exact, true), 1.2e-7);
+  EXPECT_LT(worst(1e-45f, 1e-38f, log, exact, true), 1.2e-7);
+}
+
+TEST(VectorMath, SoftplusIsWithinThreeUlp) {
+  const auto exact = [](double x) { return std::log1p(std::exp(x)); };
+  EXPECT_LT(worst(-80, 30, softplus, exact, true), 4e-7);
+  EXPECT_LT(worst(-1, 1, softplus, exact, true), 4e-7);
+}
+
 TEST(VectorMath, NormalCdfKeepsItsBounds) {
   const auto exact = [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); };
   EXPECT_LT(worst(-20, 20, normal_cdf, exact, false), 1e-7);
@@ -71,11 +96,23 @@ TEST(VectorMath, SpecialValues) {
   EXPECT_EQ(sigmoid(-kInfinity), 0);
   EXPECT_EQ(sigmoid(kInfinity), 1);
   EXPECT_EQ(sigmoid(0), 0.5f);
+  EXPECT_EQ(tanh(-kInfinity), -1);
+  EXPECT_EQ(tanh(kInfinity), 1);
+  EXPECT_TRUE(std::signbit(tanh(-0.0f)));
+  EXPECT_EQ(tanh(-1e-40f), -1e-40f);
+  EXPECT_EQ(log(1.0f), 0);
+  EXPECT_EQ(log(kInfinity), kInfinity);
+  EXPECT_EQ(log(0.0f), -kInfinity);
+  EXPECT_EQ(log(-0.0f), -kInfinity);
+  EXPECT_TRUE(std::isnan(log(-1e-40f)));
+  EXPECT_TRUE(std::isnan(log(-kInfinity)));
+  EXPECT_EQ(softplus(-kInfinity), 0);
+  EXPECT_EQ(softplus(kInfinity), kInfinity);
   EXPECT_EQ(normal_cdf(-kInfinity), 0);
   EXPECT_EQ(normal_cdf(kInfinity), 1);
   EXPECT_EQ(normal_cdf(0), 0.5f);
   EXPECT_EQ(normal_density(kInfinity), 0);
-  for (const auto& f : {exp, exp2, sigmoid, normal_cdf, normal_density})
+  for (const auto& f : {exp, exp2, sigmoid, tanh, log, softplus, normal_cdf, normal_density})
     EXPECT_TRUE(std::isnan(f(kNan)));
 }
 
