@@ -79,6 +79,7 @@ void Tape::made(const Tensor& t) {
 void Tape::push(Entry entry) {
   num_recorded_ += entry.kind == Entry::Kind::kOp || entry.kind == Entry::Kind::kReplay ? 1 : 0;
   entry.used = std::exchange(used_, {});
+  entry.is_frozen = is_frozen_;
   entries_.push_back(std::move(entry));
 }
 
@@ -118,7 +119,7 @@ const Tensor& Tape::use(Parameter& p) {
           "[tape] expected a resident parameter, got a use while it is sharded: use it inside the "
           "region of its block ({})",
           p.name);
-  if (pass_ != Pass::kUnrecorded) {
+  if (pass_ != Pass::kUnrecorded && !is_frozen_) {
     used_.push_back(&p);
     ++pending_uses_[&p];
   }
@@ -132,7 +133,7 @@ bool Tape::needs_grad(const Tensor& x) {
 }
 
 bool Tape::needs_grad(const Parameter& p) {
-  if (pass_ == Pass::kUnrecorded || !p.trainable) return false;
+  if (pass_ == Pass::kUnrecorded || is_frozen_ || !p.trainable) return false;
   deferred_.wanted = true;
   return recording();
 }
@@ -188,7 +189,7 @@ GradTarget Tape::grad_target(const Tensor& x) {
 }
 
 GradTarget Tape::grad_target(Parameter& p) {
-  if (!p.trainable) return {};
+  if (is_frozen_ || !p.trainable) return {};
   require(p.grad.defined(), "[tape] expected a gradient view for a trainable parameter ({})",
           p.name);
   require(p.grad.shape() == p.shape, "[tape] expected a gradient of shape {}, got {} ({})", p.shape,
@@ -252,7 +253,7 @@ std::vector<Tensor> Tape::run_region(const Block& block, const Outputs& fn, Outp
   if (recording() && again) {
     results = defer(block, fn, std::move(again));
   } else {
-    if (recording()) entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = &block});
+    if (recording()) begin_region(block);
     results = fn();
     if (recording()) push(end_of(block, results));
   }
@@ -261,6 +262,11 @@ std::vector<Tensor> Tape::run_region(const Block& block, const Outputs& fn, Outp
     block.hooks->after_forward(block, *this, num_recorded_ != num_before);
   }
   return results;
+}
+
+// Uses before it belong to the entry after it.
+void Tape::begin_region(const Block& block) {
+  entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = &block, .is_frozen = is_frozen_});
 }
 
 // A listener is told the gradients of what the region hands out: by then they are complete.
@@ -297,7 +303,7 @@ std::vector<Tensor> Tape::defer(const Block& block, const Outputs& fn, Outputs a
     results = fn();
   }
   if (!deferred_.wanted) {  // nothing to run again; the hooks fire in pairs all the same
-    entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = &block});
+    begin_region(block);
     push({.kind = Entry::Kind::kRegionEnd, .block = &block});
     return results;
   }
@@ -381,6 +387,7 @@ void Tape::count_down(const std::vector<Parameter*>& used) {
 }
 
 void Tape::run(Entry& entry) {
+  const FrozenScope scope(*this, entry.is_frozen);
   RegionHooks* hooks = entry.block == nullptr ? nullptr : entry.block->hooks;
   switch (entry.kind) {
     case Entry::Kind::kOp:
@@ -458,7 +465,7 @@ std::vector<Tensor> run_again(const Block& block, const std::function<std::vecto
 // Records the region now and hands it the gradients of the outputs it had; the loop in backward()
 // then runs what was recorded.
 void Tape::replay(Entry& entry) {
-  entries_.push_back({.kind = Entry::Kind::kRegionBegin, .block = entry.block});
+  begin_region(*entry.block);
   const std::vector<Tensor> douts = take_grads(entry);
   if (douts.empty()) return;
   std::vector<Tensor> results;

@@ -121,14 +121,17 @@ class Tape {
   void leave_column_sums(const Tensor& dx, const Tensor& parts);
   /// What was left with `dy` as it is now, or undefined.
   Tensor column_sums(const Tensor& dy) const;
-  /// Will anybody want the gradient of `x`, or of `p`? False for data, for frozen parameters and
-  /// while not recording. An op asks before it launches: it saves only what the gradients that are
-  /// wanted need, and if none is, it does not record, and its output is data in turn.
+  /// Will anybody want the gradient of `x`, or of `p`? False for data, for frozen parameters, for
+  /// all parameters inside frozen(), and while not recording. An op asks before it launches: it
+  /// saves only what the gradients that are wanted need, and if none is, it does not record, and
+  /// its output is data in turn.
   /// Throws InvalidArgument for a tensor whose gradient would be lost: a slice of an activation or
   /// of a watched tensor, and what left a recomputed region otherwise than as its output.
   bool needs_grad(const Tensor& x);
   bool needs_grad(const Parameter& p);
   bool recording() const { return pass_ == Pass::kRecorded; }
+  /// Inside frozen(), or in the backward of what ran there.
+  bool is_frozen() const { return is_frozen_; }
   Pass pass() const { return pass_; }
 
   // For models ------------------------------------------------------------------------------------
@@ -147,6 +150,14 @@ class Tape {
   template <class F>
   auto no_grad(F&& fn) {
     const PassScope scope(*this, Pass::kUnrecorded);
+    return std::forward<F>(fn)();
+  }
+  /// Runs `fn` with all parameters as if they were frozen: gradients pass through to inputs, and
+  /// parameters get none of what is recorded here, such as those of a discriminator while its
+  /// generator learns. Under Fsdp its backward needs no step, and reduces nothing.
+  template <class F>
+  auto frozen(F&& fn) {
+    const FrozenScope scope(*this, true);
     return std::forward<F>(fn)();
   }
   /// Asks for the gradient of a leaf (an input), before the ops that use it, in every backward
@@ -204,6 +215,7 @@ class Tape {
     std::vector<Parameter*> used = {};  // whose uses this entry counted
     const Block* block = nullptr;       // regions and replays
     Outputs fn = {};                    // replays
+    bool is_frozen = false;
 
     std::string str() const;
   };
@@ -224,9 +236,23 @@ class Tape {
     Pass before_;
   };
 
+  class FrozenScope {
+   public:
+    FrozenScope(Tape& tape, bool is_frozen)
+        : tape_(tape), before_(std::exchange(tape.is_frozen_, is_frozen)) {}
+    ~FrozenScope() { tape_.is_frozen_ = before_; }
+    FrozenScope(const FrozenScope&) = delete;
+    FrozenScope& operator=(const FrozenScope&) = delete;
+
+   private:
+    Tape& tape_;
+    bool before_;
+  };
+
   std::vector<Tensor> run_region(const Block& block, const Outputs& fn, Outputs again);
   std::vector<Tensor> defer(const Block& block, const Outputs& fn, Outputs again);
   void push(Entry entry);
+  void begin_region(const Block& block);
   Entry end_of(const Block& block, const std::vector<Tensor>& results) const;
   void tell_outputs(const Block& block, const std::vector<Tensor>& results) const;
   void tell_gradients(const Entry& entry) const;
@@ -250,6 +276,7 @@ class Tape {
   Memory memory_;
   Stream compute_;
   Pass pass_ = Pass::kRecorded;
+  bool is_frozen_ = false;
   std::vector<Entry> entries_;
   std::uint64_t num_recorded_ = 0;  // ops and replays, ever
   std::vector<Parameter*> used_;    // since the last entry

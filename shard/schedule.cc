@@ -49,7 +49,7 @@ void Schedule::forget() {
   forward_.clear();
   pending_.clear();
   last_entered_ = nullptr;
-  in_backward_ = false;
+  in_backward_ = is_counted_ = false;
   num_open_backwards_ = 0;
   in_micro_step_ = false;
   is_shadow_ = false;
@@ -113,10 +113,14 @@ bool has_pending_uses(const Unit& unit, const Tape& tape) {
 void Schedule::before_forward(const Block& block, const Tape& tape) {
   refuse_stray_forward(tape);
   renew_stale(tape.stream());
-  if (!in_micro_step_ && tape.pass() == Pass::kRecorded) {
+  if (!in_micro_step_ && tape.pass() == Pass::kRecorded && !tape.is_frozen()) {
     position_of(block).visitor->has_stray = true;
   }
-  call({Call::Hook::kBeforeForward, &block, tape.pass()}, tape.stream());
+  call({.hook = Call::Hook::kBeforeForward,
+        .block = &block,
+        .pass = tape.pass(),
+        .is_frozen = tape.is_frozen()},
+       tape.stream());
 }
 
 // The tape's backward would come to it and find no step that it is part of.
@@ -199,17 +203,18 @@ void Schedule::begin_forward(const Position& at, const Stream& compute, const Ca
   const auto& [visitor, index] = at;
   const Pass pass = call.pass;
   const bool is_replay = replays_.before_forward(*call.block, *visitor->unit, pass);
-  if (joins_visit(at, pass)) {
+  if (joins_visit(at, call)) {
     close_pending(*visitor, compute);
     if (!visitor->unit->is_root()) last_entered_ = visitor;
   } else if (!visitor->backward) {
     close_visit(*visitor, compute);
-    enter_forward(*visitor, compute, pass, is_replay);
+    enter_forward(*visitor, compute, call, is_replay);
     visitor->visit = Visit{.last = index,
                            .pass = pass,
                            .inside = {forward_.size(), forward_.size()},
                            .is_replay = is_replay,
-                           .is_idle = visitor->unit->trainable() == nullptr};
+                           .is_idle = call.is_frozen || visitor->unit->trainable() == nullptr,
+                           .is_frozen = call.is_frozen};
   }
   ++visitor->num_open_blocks;
   auto& visit = visitor->backward ? visitor->backward : visitor->visit;
@@ -218,11 +223,12 @@ void Schedule::begin_forward(const Position& at, const Stream& compute, const Ca
 
 // Whether a region is part of the visit at work: the next block of a packed unit, or one inside
 // another.
-bool Schedule::joins_visit(const Position& at, Pass pass) {
+bool Schedule::joins_visit(const Position& at, const Call& call) {
   const auto& [visitor, index] = at;
   if (!visitor->visit) return false;
   Visit& visit = *visitor->visit;
-  const bool is_next = index > visit.last && visit.pass == pass;
+  const bool is_next =
+      index > visit.last && visit.pass == call.pass && visit.is_frozen == call.is_frozen;
   if (!is_next && visitor->num_open_blocks == 0) return false;
   visit.last = std::max(visit.last, index);
   return true;
@@ -241,15 +247,18 @@ void Schedule::close_pending(const Visitor& entering, const Stream& compute) {
   last_entered_ = nullptr;
 }
 
-void Schedule::enter_forward(Visitor& visitor, const Stream& compute, Pass pass, bool is_replay) {
+void Schedule::enter_forward(Visitor& visitor, const Stream& compute, const Call& call,
+                             bool is_replay) {
+  const Pass pass = call.pass;
   close_pending(visitor, compute);
   // Without a root nothing need be open where a region of no unit is recomputed.
   if (!is_replaying() && !is_replay && std::exchange(in_backward_, false)) {
+    is_counted_ = false;
     planned_ = {0, order_.size()};
     forward_.clear();
   }
   Unit& unit = *visitor.unit;
-  if (pass != Pass::kUnrecorded) visitor.is_visited = true;
+  if (pass != Pass::kUnrecorded && !call.is_frozen) visitor.is_visited = true;
   unit.unshard(compute, "forward");
   unit.acquire(compute, "forward");
   if (unit.is_root()) {
@@ -322,12 +331,15 @@ void Schedule::begin_backward(const Position& at, const Stream& compute, bool ha
   const std::string& name = visitor->unit->blocks()[index]->name;
   close_visit(*visitor, compute);
   if (visitor->backward) return;
-  require(in_micro_step_, "[fsdp] expected begin_step() before a backward ('{}')", name);
+  const bool is_frozen = !visitor->recorded.empty() && visitor->recorded.back().is_frozen;
+  require(in_micro_step_ || is_frozen, "[fsdp] expected begin_step() before a backward ('{}')",
+          name);
   require(!visitor->recorded.empty(),
           "[fsdp] expected a forward recorded in this step before a backward ('{}'): call "
           "begin_step() before the forward, and wrap evaluations in tape.no_grad()",
           name);
-  require(!visitor->is_reduced() || (visitor->recorded.back().is_replay && !has_pending_uses),
+  require(!visitor->is_reduced() || is_frozen ||
+              (visitor->recorded.back().is_replay && !has_pending_uses),
           "[fsdp] expected {} backward in this micro-step, got another one that reaches '{}', "
           "which is reduced already: say MicroStep::num_backwards",
           micro_step_.num_backwards, visitor->unit->name());
@@ -335,13 +347,14 @@ void Schedule::begin_backward(const Position& at, const Stream& compute, bool ha
   visitor->recorded.pop_back();
   enter_backward(*visitor, compute);
   ++num_open_backwards_;
-  if (!visitor->is_reduced()) visitor->unit->begin_gradient(compute);
+  if (!visitor->is_reduced() && !is_frozen) visitor->unit->begin_gradient(compute);
 }
 
-void Schedule::begin_backwards() {
-  if (std::exchange(in_backward_, true)) return;
+// A backward counts once it comes to a visit that is not frozen.
+void Schedule::begin_backwards(bool is_frozen) {
+  if (!std::exchange(in_backward_, true) && !forward_.empty()) order_ = forward_;
+  if (is_frozen || std::exchange(is_counted_, true)) return;
   ++num_backwards_;
-  if (!forward_.empty()) order_ = forward_;
   const bool is_last_backward = num_backwards_ >= micro_step_.num_backwards;
   for (Visitor& v : visitors_) {
     if (is_last_backward && !v.is_visited) v.end_gradient();
@@ -350,7 +363,7 @@ void Schedule::begin_backwards() {
 
 void Schedule::enter_backward(Visitor& visitor, const Stream& compute) {
   close_pending(visitor, compute);
-  begin_backwards();
+  begin_backwards(visitor.backward->is_frozen);
   if (visitor.backward->is_idle) return;
   // What a recomputed region will visit again.
   planned_ = {visitor.backward->inside.begin, visitor.backward->inside.end};
@@ -390,7 +403,7 @@ void Schedule::end_backward(const Position& at, const Stream& compute, bool has_
 }
 
 bool Schedule::completes_gradient(const Visitor& visitor, bool has_pending_uses) const {
-  return !micro_step_.no_sync && num_backwards_ >= micro_step_.num_backwards &&
+  return in_micro_step_ && !micro_step_.no_sync && num_backwards_ >= micro_step_.num_backwards &&
          visitor.recorded.empty() && !has_pending_uses;
 }
 

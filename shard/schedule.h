@@ -12,6 +12,10 @@
 // A visit of frozen parameters alone in which nothing was recorded is idle: below the lowest
 // trainable parameter nobody wants a gradient, so its backward gathers nothing.
 //
+// A visit inside Tape::frozen() is idle in the same way if nothing was recorded. Otherwise its
+// backward gathers parameters and makes no gradient of them: it needs no micro-step, and it is no
+// backward that a micro-step counts.
+//
 // [Note: finality]
 // A unit is reduced exactly once per micro-step: when the backward of its last visit has ended and
 // no use of its parameters is pending, which the tape counts. The root's backward encloses all
@@ -116,6 +120,7 @@ class Schedule : public engine::RegionHooks {
     int num_regions = 0;       // whose backward is to come
     bool is_replay = false;    // of a region that is recomputed, whose first run was here too
     bool is_idle = false;      // its backward needs no parameters: see [Note: visits]
+    bool is_frozen = false;    // its backward makes no gradients of parameters: Tape::frozen()
     bool will_replay = false;  // backward will visit some of those inside again
   };
   // Of a unit, in a micro-step. Final: what is left of backward adds nothing to it.
@@ -147,22 +152,23 @@ class Schedule : public engine::RegionHooks {
     engine::Pass pass;  // of a forward
     // Of trainable parameters, before the backward of a reduced unit or after that of a visit.
     bool has_pending_uses = {};
-    bool has_ops = {};  // after a forward: some were recorded
+    bool has_ops = {};    // after a forward: some were recorded
+    bool is_frozen = {};  // of a forward
   };
 
   void forget();
   void refuse_stray_forward(const engine::Tape& tape);
-  void begin_backwards();
+  void begin_backwards(bool is_frozen);
   const Position& position_of(const engine::Block& block) const;
   void call(const Call& call, const engine::Stream& compute);
   void run(const Call& call, const engine::Stream& compute);
   void begin_forward(const Position& at, const engine::Stream& compute, const Call& call);
   void end_forward(const Position& at, const engine::Stream& compute, bool has_ops);
-  bool joins_visit(const Position& at, engine::Pass pass);
+  bool joins_visit(const Position& at, const Call& call);
   void begin_backward(const Position& at, const engine::Stream& compute, bool has_pending_uses);
   void end_backward(const Position& at, const engine::Stream& compute, bool has_pending_uses);
   bool is_replaying() const { return num_open_backwards_ > 0; }
-  void enter_forward(Visitor& visitor, const engine::Stream& compute, engine::Pass pass,
+  void enter_forward(Visitor& visitor, const engine::Stream& compute, const Call& call,
                      bool is_replay);
   void mark_replay();
   void close_visit(Visitor& visitor, const engine::Stream& compute);
@@ -190,6 +196,7 @@ class Schedule : public engine::RegionHooks {
   std::vector<Visitor*> pending_;    // recorded visits whose backward is to come
   Visitor* last_entered_ = nullptr;  // its visit may still be open
   bool in_backward_ = false;
+  bool is_counted_ = false;  // this backward, in num_backwards_
   int num_open_backwards_ = 0;
   int num_backwards_ = 0;  // begun in this micro-step
   MicroStep micro_step_;
