@@ -20,14 +20,16 @@
 
 namespace tessera::shard {
 
-/// What a reducer is made for. Lives as long as the reducer.
+/// What a reducer is made for. A reducer copies what it keeps of it; what it refers to lives as
+/// long as the reducer.
 struct ReducerContext {
   std::string name;                            ///< of the unit
   std::vector<engine::Parameter*> parameters;  ///< in the order of `layout`
   const Layout& layout;                        ///< of the whole gradient
-  Range range;                                 ///< the part of the sum that this rank keeps
+  Range range;                                 ///< of `layout`: what of the sum this rank keeps
   Place place;                                 ///< over which ranks the parts are cut
-  const Mesh& mesh;                            ///< groups for the stream: mesh.reduce()
+  const Mesh& mesh;                            ///< groups for the stream: mesh.reduce(), whose
+                                               ///< `world` is null for one rank
   Precision precision;
   engine::Memory memory;
   engine::Memory pinned;  ///< page-locked memory of the host; on the CPU plain memory

@@ -95,10 +95,13 @@ void add_buffers(std::vector<CheckpointPiece>& pieces, const Fsdp& fsdp) {
 void add_hooks(std::vector<CheckpointPiece>& pieces, const Fsdp& fsdp) {
   const Memory host;
   for (const HookTensor& t : save_hooks(fsdp)) {
-    std::int64_t numel = t.numel;
-    for (const Parameter* p : fsdp.parameters()) {
-      if (t.name == "powersgd.error" && p->name == t.parameter) numel = p->shape.numel();
-    }
+    const std::int64_t numel = t.whole_numel == 0 ? t.numel : t.whole_numel;
+    engine::require(t.name.find('.') != std::string::npos && !t.name.starts_with("optimizer."),
+                    "[checkpoint] expected a tensor of a hook called HOOK.TENSOR, got '{}' ({})",
+                    t.name, t.parameter);
+    engine::require(t.begin >= 0 && t.begin + t.numel <= numel && t.numel == std::ssize(t.values),
+                    "[checkpoint] expected {} values of {} from {} on, within {}, got {} ({})",
+                    t.numel, t.name, t.begin, numel, t.values.size(), t.parameter);
     pieces.push_back({.kind = t.name,
                       .name = t.parameter,
                       .part = t.part,

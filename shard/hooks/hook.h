@@ -23,13 +23,16 @@ struct HookTraffic {
 
 /// Which part of what a hook remembers.
 struct HookTensorInfo {
-  std::string name;       ///< "powersgd.error", "powersgd.q" or "powersgd.step"
+  /// HOOK.TENSOR, as "powersgd.error" or "topk.error". Errors say the part before the point.
+  std::string name;
   std::string parameter;  ///< or, of what is the unit's, the name of the unit
-  /// Of an error: whose of `num_parts` it is. Their sum is what is still owed to the parameters, so
-  /// it may be divided among another number. Everything else is the same on all ranks.
+  /// Of what differs between ranks: whose of `num_parts` it is; cut_error.h says how another number
+  /// of ranks takes it over. Otherwise it is the same on all ranks, and there on rank 0 alone.
   int part = 0, num_parts = 1;
-  std::int64_t begin = 0;  ///< first element of the parameter
+  std::int64_t begin = 0;  ///< its first element, counted in the whole tensor
   std::int64_t numel = 0;
+  /// Elements of the whole tensor, all of which must be there once in each part; 0: `numel`.
+  std::int64_t whole_numel = 0;
 
   friend bool operator==(const HookTensorInfo&, const HookTensorInfo&) = default;
 };
@@ -82,29 +85,6 @@ class HookReducer : public Reducer {
 
  protected:
   using Reducer::Reducer;
-};
-
-/// Part `part` of `num_parts` of the error of a parameter of which `state` holds all parts, however
-/// they are cut. New part j is the sum of the old parts i for which i % num_parts == j, in double;
-/// what its rounding to f32 leaves is given to the next one, so the sum over the new parts is that
-/// over the old ones but for one rounding. `state` and `parameter` must outlive it.
-class CutError {
- public:
-  /// Throws InvalidArgument naming `parameter` if there is none, or parts are not of one number.
-  CutError(const HookState& state, const std::string& parameter, int part, int num_parts);
-  /// Throws InvalidArgument naming `parameter` unless each of its elements [begin, begin + numel)
-  /// is there in every old part, once.
-  void check(std::int64_t begin, std::int64_t numel) const;
-  /// out = elements from `begin` on, which were checked.
-  void read(std::int64_t begin, std::span<float> out) const;
-
- private:
-  void add(std::span<double> sum, std::size_t old, std::int64_t begin) const;
-
-  const HookState& state_;
-  const std::string& parameter_;
-  std::size_t part_, num_parts_;
-  std::vector<std::vector<std::size_t>> tensors_;  // of each old part, by their first element
 };
 
 class Fsdp;

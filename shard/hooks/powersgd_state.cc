@@ -11,6 +11,7 @@
 #include "engine/elementwise.h"
 #include "engine/error.h"
 #include "engine/io/text.h"
+#include "shard/hooks/cut_error.h"
 #include "shard/hooks/powersgd_reducer.h"
 
 namespace tessera::shard {
@@ -81,7 +82,8 @@ std::vector<HookTensor> PowerSgd::state() const {
                                    .parameter = parameters_[piece.parameter]->name,
                                    .part = part_,
                                    .num_parts = num_parts_,
-                                   .begin = piece.parameter_begin},
+                                   .begin = piece.parameter_begin,
+                                   .whole_numel = parameters_[piece.parameter]->shape.numel()},
                                   floats_of(error_.slice(piece.at, {piece.numel}))));
   }
   if (mesh_.world().rank() != 0) return tensors;
@@ -152,7 +154,12 @@ void PowerSgd::load(const HookState& of_all_ranks) {
   std::vector<OwnError> errors;
   for (const LowRankPiece& piece : layout_.pieces()) {
     if (!piece.matrix || !error_.defined()) continue;
-    const CutError error(of_all_ranks, parameters_[piece.parameter]->name, part_, num_parts_);
+    const std::string& parameter = parameters_[piece.parameter]->name;
+    require(find(of_all_ranks, "powersgd.error", parameter).has_value(),
+            "[powersgd] expected the error of a parameter that is compressed, got none, so it was "
+            "not: the hook, its rank or min_compression_rate was another ({})",
+            parameter);
+    const CutError error(of_all_ranks, "powersgd.error", parameter, part_, num_parts_);
     error.check(piece.parameter_begin, piece.numel);
     errors.push_back({piece, error});
   }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "shard/hooks/cut_error.h"
 #include "tests/shard/hooks/hook_run.h"
 #include "tests/testing/errors.h"
 
@@ -343,6 +344,17 @@ TEST(PowerSgd, OwesAsMuchAfterAnotherNumberOfRanksTookOver) {
   }
 }
 
+class TensorsInMemory final : public HookState {
+ public:
+  explicit TensorsInMemory(const std::vector<HookTensor>& tensors)
+      : infos_(tensors.begin(), tensors.end()) {}
+  std::span<const HookTensorInfo> tensors() const override { return infos_; }
+  void read(std::size_t, std::int64_t, std::span<float>) const override {}
+
+ private:
+  std::vector<HookTensorInfo> infos_;
+};
+
 // Ten elements of each part of an error: 100 part + i. Remembers which were read.
 class CountedState final : public HookState {
  public:
@@ -378,8 +390,7 @@ TEST(PowerSgd, ReadsNoMoreOfWhatOthersOweThanItTakesOver) {
       {3, 1, 3, {1}}, {2, 1, 5, {1}}, {2, 4, 5, {}}, {4, 0, 3, {0, 3}}, {4, 1, 3, {0, 1, 3}}};
   for (const Case& c : cases) {
     const CountedState state(c.parts_before);
-    const std::string name = "p";
-    const CutError error(state, name, c.part, c.parts);
+    const CutError error(state, "powersgd.error", "p", c.part, c.parts);
     error.check(2, 5);
     EXPECT_EQ(state.num_read_, 0);
     std::vector<float> values(5);
@@ -394,6 +405,55 @@ TEST(PowerSgd, ReadsNoMoreOfWhatOthersOweThanItTakesOver) {
       EXPECT_EQ(values[i], sum) << c.parts_before << " to " << c.parts << " element " << i;
     }
   }
+}
+
+TEST(CutError, NamesHookTensorAndParameter) {
+  const auto errors = [](int part, int num_parts, std::int64_t begin, std::int64_t numel) {
+    return HookTensor{{.name = "topk.error",
+                       .parameter = "p",
+                       .part = part,
+                       .num_parts = num_parts,
+                       .begin = begin,
+                       .numel = numel},
+                      std::vector<float>(static_cast<std::size_t>(numel), 1)};
+  };
+  const auto error_with = [](const std::vector<HookTensor>& tensors) {
+    const std::string error = error_of<engine::InvalidArgument>([&] {
+      const TensorsInMemory state(tensors);
+      const CutError of_p(state, "topk.error", "p", 0, 3);
+      of_p.check(0, 10);
+    });
+    EXPECT_TRUE(has(error, {"[topk] expected", "topk.error", "(p)"}));
+    EXPECT_EQ(error.find("powersgd"), std::string::npos) << error;
+    return error;
+  };
+  EXPECT_TRUE(has(error_with({}), {"got none"}));
+  HookTensor other = errors(0, 1, 0, 10);
+  other.name = "powersgd.error";
+  EXPECT_TRUE(has(error_with({other}), {"got none"}));
+  EXPECT_TRUE(has(error_with({errors(0, 2, 0, 10), errors(0, 3, 0, 10)}), {"part 0 of 3"}));
+  EXPECT_TRUE(has(error_with({errors(0, 2, 0, 10)}), {"part 1 of 2", "got none of 0"}));
+  EXPECT_TRUE(has(error_with({errors(0, 1, 0, 6), errors(0, 1, 7, 3)}), {"got none of 6"}));
+  EXPECT_TRUE(has(error_with({errors(0, 1, 0, 6), errors(0, 1, 5, 5)}), {"got 5 twice"}));
+}
+
+TEST(CutError, WhatCannotBeDividedIsRefusedByName) {
+  const auto threshold = [](const char* name, int part, int num_parts) {
+    return HookTensor{{.name = name, .parameter = "p", .part = part, .num_parts = num_parts}, {}};
+  };
+  const std::vector<HookTensor> two = {threshold("topk.error", 1, 2),
+                                       threshold("topk.threshold", 0, 2),
+                                       threshold("topk.threshold", 1, 2)};
+  EXPECT_EQ(find_own_part(TensorsInMemory(two), threshold("topk.threshold", 1, 2)), 2u);
+  const auto error_with = [&](const std::vector<HookTensor>& tensors, const HookTensor& own) {
+    return error_of<engine::InvalidArgument>([&] { find_own_part(TensorsInMemory(tensors), own); });
+  };
+  EXPECT_TRUE(has(error_with(two, threshold("topk.threshold", 1, 3)),
+                  {"[topk] expected topk.threshold of 3 ranks", "got it of 2 (p)"}));
+  EXPECT_TRUE(has(error_with({two[0]}, threshold("topk.threshold", 1, 2)),
+                  {"[topk] expected topk.threshold", "got none", "(p)"}));
+  EXPECT_TRUE(has(error_with({two[2]}, threshold("topk.threshold", 0, 2)),
+                  {"[topk] expected part 0 of 2 of topk.threshold, got none (p)"}));
 }
 
 TEST(PowerSgd, RefusesStateThatDoesNotFit) {
