@@ -1,5 +1,10 @@
 // AdamW: Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, with bias
 // correction.
+//
+//   AdamW optimizer(fsdp, {});  // beta1 0.9, beta2 0.95, eps 1e-8, weight decay 0.1 of matrices
+//
+// These are the values that language models are trained with. PyTorch's AdamW has beta2 0.999 and
+// weight decay 0.01, of vectors as well.
 #pragma once
 
 #include <vector>
@@ -14,7 +19,7 @@ extern template class RuleOptimizer<AdamWRule>;
 
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-  double weight_decay = 0.1;  ///< of group "matrices"
+  double weight_decay = 0.1;  ///< of group "matrices"; "vectors" have none
   /// Beside "matrices" (two or more dimensions) and "vectors", for what none of them lists.
   std::vector<ParameterGroup> groups = {};
 };

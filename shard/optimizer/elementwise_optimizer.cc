@@ -91,8 +91,8 @@ void ElementwiseOptimizer::update_unit(UnitUpdate& u) {
       const SplitTensor s = state.slice(part.range.begin, part.range.numel);
       states.push_back(part.is_on_host ? s.host() : s.device());
     }
-    update({u.unit.name(), master, grad_sum, part.segments, part.tiles, std::move(states), u.groups,
-            u.groups_on_gpu},
+    update({u.unit.name(), u.flat, master, grad_sum, part.segments, part.tiles, std::move(states),
+            u.groups, u.groups_on_gpu},
            at);
   };
   const std::vector<UpdatePart>& parts = parts_.at(&u.unit);

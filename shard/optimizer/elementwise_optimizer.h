@@ -39,11 +39,18 @@ class ElementwiseOptimizer : public Optimizer {
   /// on the host. All tensors lie on the device of the stream.
   struct Target {
     const std::string& unit;
-    engine::Tensor master, grad_sum;     // (numel) f32
-    std::span<const Segment> segments;   // `shard_begin` counts from the tensors' first element
-    engine::Tensor tiles;                // on a GPU: the same, as rows of Tile
+    /// The parameters, with names and shapes, and their layout. Its own master and sum may lie
+    /// elsewhere: those to be used are the next two.
+    const Flat& flat;
+    engine::Tensor master, grad_sum;  // (numel) f32
+    /// Elements [parameter_begin, parameter_begin + numel) of flat.parameters[parameter], which are
+    /// elements [shard_begin, shard_begin + numel) of `master`, `grad_sum` and `states`. What lies
+    /// between segments is padding.
+    std::span<const Segment> segments;
+    engine::Tensor tiles;                // on a GPU: the segments as rows of Tile
     std::vector<engine::Tensor> states;  // (numel) f32 each, as state_names()
-    // Of each parameter of the flat; -1: left as it is. `groups_on_gpu`: the same.
+    // Of each parameter of the flat its index in groups(); -1: left as it is. `groups_on_gpu`: the
+    // same.
     std::shared_ptr<const std::vector<std::int32_t>> groups;
     engine::Tensor groups_on_gpu;
   };
@@ -53,7 +60,20 @@ class ElementwiseOptimizer : public Optimizer {
   /// Before the updates of a step, as work of the compute stream on a GPU. `host`: null where
   /// nothing is updated on the host of a GPU.
   virtual void prepare_parts(const Step& /*step*/, const HostPart* /*host*/) {}
-  /// The update, as work of `stream`. May run while other parts are updated.
+  /// Launches the update of `target` on `stream` and on no other: what it reads is ready there, and
+  /// what it writes is used after it there. That is the compute stream, with step_in_backward()
+  /// another one, and with offload for parts on the host a stream of the host. May be called while
+  /// other parts are updated.
+  ///
+  /// What is launched may run after this returns, on any but an inline stream. So it owns what it
+  /// uses: it captures by value, addresses included, and `target.groups`, never `[&]` or `target`.
+  /// What `target.flat`, `unit` and `segments` refer to, and the memory of its tensors, stay until
+  /// the step's updates are done. It may use this optimizer's members, as end_updates() in the
+  /// destructor waits for it, if they stay as they are until then:
+  ///
+  ///   stream.launch({.name = "sgd"}, [lr = lr_, p = target.master, g = target.grad_sum,
+  ///                                   segments = target.segments, groups = target.groups] { ...
+  ///                                   });
   virtual void update(const Target& target, const engine::Stream& stream) = 0;
   /// (1) i32 on a GPU: updates made, which kernels count. Undefined on the CPU.
   const engine::Tensor& num_steps_on_gpu() const { return num_steps_on_gpu_; }

@@ -150,8 +150,8 @@ class Optimizer : private FlatUser {
     // The group of each parameter, or -1 if it has no gradient; `groups_on_gpu` for kernels.
     std::shared_ptr<const std::vector<std::int32_t>> groups;
     engine::Tensor groups_on_gpu;
-    /// The update is work of this, which has waited for the gradient. What it captures of an update
-    /// it copies: work may run later.
+    /// The update is work of this, which has waited for the gradient, and of no other. Work may run
+    /// after update_unit() returns: it captures by value, never `[&]` or the update itself.
     engine::Stream stream;
     std::vector<WrittenOnHost> on_host = {};  // elementwise: masters that the host writes
 

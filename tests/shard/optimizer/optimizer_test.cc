@@ -1,12 +1,16 @@
 // Optimizers against closed forms in double.
 #include "shard/optimizer/optimizer.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <mutex>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -15,6 +19,7 @@
 #include "comm/threads.h"
 #include "shard/optimizer/adamw.h"
 #include "shard/optimizer/adamw_rule.h"
+#include "shard/optimizer/elementwise_optimizer.h"
 #include "shard/optimizer/sgd.h"
 #include "tests/shard/toy_rank.h"
 #include "tests/shard/toy_training.h"
@@ -288,6 +293,83 @@ TEST(Groups, ThatDoNotFitAreRefusedByName) {
                         [&] { Sgd(rank.fsdp, {.groups = {{.name = "a", .weight_decay = 0.1}}}); }),
                     {"weight decay", "'a'"}));
   });
+}
+
+// Written outside the library and without a rule: sees names, shapes and groups of what it updates.
+// p -= lr x the mean gradient, as Sgd.
+class SeesParameters : public ElementwiseOptimizer {
+ public:
+  using Seen = std::map<std::string, std::vector<std::pair<std::int64_t, std::int64_t>>>;
+
+  explicit SeesParameters(Fsdp& fsdp)
+      : ElementwiseOptimizer(
+            fsdp, {.groups = {{.name = "all"}, {.name = "h.1", .parameters = {"h.1.weight"}}}}) {}
+  ~SeesParameters() override { end_updates(); }
+
+  Seen seen;  // "name shape group": ranges
+
+ private:
+  void prepare_parts(const Step& step, const HostPart*) override { step_ = step; }
+  void update(const Target& target, const engine::Stream& stream) override {
+    for (const Segment& s : target.segments) {
+      const engine::Parameter& p = *target.flat.parameters[s.parameter];
+      const auto group = static_cast<std::size_t>((*target.groups)[s.parameter]);
+      seen[fmt::format("{} {} {}", p.name, p.shape, groups()[group].name)].emplace_back(
+          s.parameter_begin, s.parameter_begin + s.numel);
+      EXPECT_EQ(target.flat.layout.numel(s.parameter), p.shape.numel());
+    }
+    stream.launch({.name = "sgd"},
+                  [lr = static_cast<float>(step_.lr), scale = static_cast<float>(step_.mean_scale),
+                   p = target.master, g = target.grad_sum, segments = target.segments] {
+                    for (const Segment& s : segments) {
+                      for (std::int64_t i = s.shard_begin; i < s.shard_begin + s.numel; ++i) {
+                        p.data<float>()[i] -= lr * (g.data<float>()[i] * scale);
+                      }
+                    }
+                  });
+  }
+
+  Step step_;
+};
+
+TEST(Elementwise, SeesEachParameterWithShapeAndGroup) {
+  for (const char* strategy : kStrategies) {
+    for (const bool in_backward : {false, true}) {
+      SeesParameters::Seen all;
+      std::mutex mutex;
+      comm::run_ranks(4, {}, [&](comm::ProcessGroup& world) {
+        Rank rank(world, strategy), expected(world, strategy);
+        SeesParameters optimizer(rank.fsdp);
+        Sgd sgd(expected.fsdp, {});
+        if (in_backward) optimizer.step_in_backward(0.1);
+        rank.gradients();
+        if (!in_backward) optimizer.step(0.1);
+        expected.gradients();
+        sgd.step(0.1);
+        EXPECT_EQ(rank.values(), expected.values()) << strategy << ", in backward " << in_backward;
+        const std::lock_guard lock(mutex);
+        for (const auto& [name, ranges] : optimizer.seen) {
+          all[name].insert(all[name].end(), ranges.begin(), ranges.end());
+        }
+      });
+      std::set<std::string> names;
+      for (auto& [name, ranges] : all) {
+        names.insert(name);
+        std::ranges::sort(ranges);
+        std::int64_t next = 0;  // first element that no range has
+        for (const auto& [begin, end] : ranges) {
+          EXPECT_LE(begin, next) << strategy << " " << name;
+          next = std::max(next, end);
+        }
+        EXPECT_EQ(next, 130) << strategy << " " << name;
+      }
+      EXPECT_EQ(names, (std::set<std::string>{"h.0.bias (130) all", "h.0.weight (13, 10) all",
+                                              "h.1.bias (130) all", "h.1.weight (13, 10) h.1",
+                                              "h.2.bias (130) all", "h.2.weight (13, 10) all",
+                                              "scale (130) all"}))
+          << strategy;
+    }
+  }
 }
 
 // What an optimizer knows goes from any strategy to any other, by parameter.
