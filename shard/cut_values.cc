@@ -86,6 +86,28 @@ void CutValues::write(const Location& at, const SplitTensor& owned, std::span<co
   }
 }
 
+void CutValues::for_each_owned(const Parameter& p, const OnPiece& fn) {
+  check_at_rest("for_each_owned");
+  const Location at = fsdp_.location_of(p);
+  if (fsdp_.context_.offload != nullptr) fsdp_.context_.offload->synchronize();
+  for_each_owned(at, at.flat.master, fn);
+}
+
+void CutValues::for_each_owned(const Location& at, const SplitTensor& owned, const OnPiece& fn) {
+  for (const Segment& s : at.flat.segments) {
+    if (s.parameter != at.index) continue;
+    const SplitTensor piece = owned.slice(s.shard_begin, s.numel);
+    std::int64_t begin = s.parameter_begin;
+    for (const Tensor* values : {&piece.device(), &piece.host()}) {
+      if (!values->defined() || values->numel() == 0) continue;
+      fn({begin, values->numel()}, *values);
+      begin += values->numel();
+    }
+  }
+}
+
+void CutValues::wait_until_read() { fsdp_.wait_for_readers(); }
+
 void CutValues::settle() {
   fsdp_.context_.gather.synchronize();
   fsdp_.compute_.synchronize();

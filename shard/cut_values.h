@@ -7,6 +7,7 @@
 //   std::vector<float> whole = values.full(at, at.flat.master);
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -34,12 +35,28 @@ class CutValues {
   /// this is Fsdp::load() of the parameter.
   void load(const Location& at, const SplitTensor& owned, std::span<const float> values);
 
+  /// Elements [begin, begin + numel) of a parameter, and their values: a view of what lies there,
+  /// (numel) in f32 or, frozen, in what is computed with.
+  using OnPiece = std::function<void(Range elements, const engine::Tensor& values)>;
+  /// Not collective, between steps: calls `fn` for each piece of `p` that this rank owns, in order;
+  /// for none, perhaps. Values are on the device of the compute stream, or where parameters are
+  /// offloaded on the host, and are the masters themselves: read by work of the compute stream, or
+  /// by the host after its synchronize(). Several ranks own the same elements where owned parts are
+  /// copies: mesh().world().size() / mesh().num_parts(location_of(p).flat.owner) do. Throws
+  /// InvalidArgument inside a step or region, and for a parameter that is not wrapped.
+  void for_each_owned(const engine::Parameter& p, const OnPiece& fn);
+  /// for_each_owned() of what is laid out like Flat::master, such as an optimizer's state.
+  static void for_each_owned(const Location& at, const SplitTensor& owned, const OnPiece& fn);
+
   /// For who reads or writes whole values: throws InvalidArgument inside a step, and while a region
   /// is open, naming its unit. `caller` is for the message.
   void check_at_rest(std::string_view caller);
   /// Between steps, for who reads masters and states while the next step runs, as a checkpoint
   /// does: nothing updates or loads them before `read`.
   void keep_until(engine::Event read);
+  /// For who writes masters and states by work of the compute stream: that waits until what
+  /// keep_until() was told of is over.
+  void wait_until_read();
   /// For who writes masters and states: blocks until nobody reads or writes them.
   void settle();
   /// To be called on every rank where masters of `unit` are written: what is gathered or computed

@@ -167,6 +167,7 @@ class Fsdp {
 
  private:
   friend class CutValues;
+  friend class Ema;
   friend class Optimizer;
 
   /// `user` is told when units are laid out again, until it is removed.

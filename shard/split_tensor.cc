@@ -33,6 +33,19 @@ SplitTensor SplitTensor::empty(const engine::Memory& device, const engine::Memor
   return t;
 }
 
+SplitTensor SplitTensor::empty_like(const SplitTensor& like, const engine::Memory& device,
+                                    const engine::Memory& host, const std::string& name,
+                                    engine::Category category) {
+  SplitTensor t;
+  if (like.device_.defined()) {
+    t.device_ = Tensor::empty(device, like.device_.shape(), like.dtype(), name, category);
+  }
+  if (like.host_.defined()) {
+    t.host_ = Tensor::empty(host, like.host_.shape(), like.dtype(), name + ".host", category);
+  }
+  return t;
+}
+
 SplitTensor SplitTensor::slice(std::int64_t begin, std::int64_t numel) const {
   engine::require(begin >= 0 && numel >= 0 && begin + numel <= this->numel(),
                   "[split_tensor] expected a part of {} elements, got {} from {} on", this->numel(),

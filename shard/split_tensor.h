@@ -28,8 +28,12 @@ class SplitTensor {
   static SplitTensor empty(const engine::Memory& device, const engine::Memory& host,
                            std::int64_t numel, double host_fraction, engine::DType dtype,
                            const std::string& name, engine::Category category);
+  /// Uninitialised, of the size and dtype of `like`, and split as it is.
+  static SplitTensor empty_like(const SplitTensor& like, const engine::Memory& device,
+                                const engine::Memory& host, const std::string& name,
+                                engine::Category category);
 
-  /// How many of `numel` elements that is.
+  /// How many of `numel` elements `host_fraction` is.
   static std::int64_t host_numel(std::int64_t numel, double host_fraction);
 
   std::int64_t numel() const { return split() + (host_.defined() ? host_.numel() : 0); }

@@ -33,7 +33,8 @@ using engine::Tensor;
 namespace {
 
 bool is_of_hook(const CheckpointTensor& t) {
-  return t.kind != "parameter" && t.kind != "buffer" && !t.kind.starts_with("optimizer.");
+  return t.kind != "parameter" && t.kind != "buffer" && t.kind != "ema" &&
+         !t.kind.starts_with("optimizer.");
 }
 
 // What this rank's hooks make of what hooks remembered.
@@ -111,7 +112,7 @@ class Loading {
                                int part = 0) const;
   void compare_groups(Needs& needs, std::size_t part) const;
   bool has_state_of(const CheckpointPart& part) const;
-  void read_flat(const Flat& flat, const Optimizer* optimizer);
+  void read_flat(const Flat& flat, const CheckpointPart& part);
   void read_into(const CheckpointTensor& t, std::int64_t begin, const Tensor& values);
   void read_buffers(const Fsdp& fsdp);
   void read_hooks();
@@ -148,10 +149,11 @@ Loading::Needs Loading::needs() const {
   Needs needs;
   const std::vector<CheckpointTensor>& tensors = reader_.manifest().tensors;
   needs.needed.assign(tensors.size(), 'n');
-  for (const auto& [fsdp, optimizer] : parts_) {
+  for (const CheckpointPart& part : parts_) {
+    const Fsdp* const fsdp = part.fsdp;
     for (const auto& unit : fsdp->units()) {
       for (const Flat& flat : unit->flats()) {
-        for (const OwnedTensor& owned : owned_tensors(flat, optimizer)) {
+        for (const OwnedTensor& owned : owned_tensors(flat, part)) {
           for (const Parameter* p : flat.parameters) {
             if (p->shape.numel() == 0) continue;
             const auto* t =
@@ -224,8 +226,8 @@ void Loading::read_into(const CheckpointTensor& t, std::int64_t begin, const Ten
   }
 }
 
-void Loading::read_flat(const Flat& flat, const Optimizer* optimizer) {
-  for (const OwnedTensor& owned : owned_tensors(flat, optimizer)) {
+void Loading::read_flat(const Flat& flat, const CheckpointPart& part) {
+  for (const OwnedTensor& owned : owned_tensors(flat, part)) {
     for (const Segment& s : flat.segments) {
       const auto* t = reader_.find(owned.kind, flat.parameters[s.parameter]->name);
       if (t == nullptr) continue;  // told already
@@ -251,12 +253,12 @@ void Loading::read_hooks() {
 }
 
 void Loading::read_values() {
-  for (const auto& [fsdp, optimizer] : parts_) {
-    CutValues(*fsdp).settle();
-    for (const auto& unit : fsdp->units()) {
-      for (const Flat& flat : unit->flats()) read_flat(flat, optimizer);
+  for (const CheckpointPart& part : parts_) {
+    CutValues(*part.fsdp).settle();
+    for (const auto& unit : part.fsdp->units()) {
+      for (const Flat& flat : unit->flats()) read_flat(flat, part);
     }
-    read_buffers(*fsdp);
+    read_buffers(*part.fsdp);
   }
   if (hooks_.has_state()) read_hooks();
 }
@@ -265,8 +267,8 @@ void Loading::read_values() {
 bool Loading::has_state_of(const CheckpointPart& part) const {
   for (const auto& unit : part.fsdp->units()) {
     for (const Flat& flat : unit->flats()) {
-      for (const OwnedTensor& owned : owned_tensors(flat, part.optimizer)) {
-        if (owned.kind == "parameter") continue;
+      for (const OwnedTensor& owned : owned_tensors(flat, part)) {
+        if (!owned.kind.starts_with("optimizer.")) continue;
         for (const Parameter* p : flat.parameters) {
           if (reader_.find(owned.kind, p->name) != nullptr) return true;
         }

@@ -16,8 +16,8 @@
 namespace tessera::shard {
 
 struct LoadOptions {
-  /// False: states of optimizers and hooks, and parameter groups, that are missing stay as they
-  /// are, and those that nobody has are ignored; LoadedCheckpoint::differences says which. An
+  /// False: states of optimizers and hooks, averages, and parameter groups that are missing stay as
+  /// they are, and those that nobody has are ignored; LoadedCheckpoint::differences says which. An
   /// optimizer of whose states there is none counts its steps from 0.
   bool strict = true;
   /// Parameter groups take their values from the checkpoint, and LoadedCheckpoint::changed says

@@ -40,8 +40,8 @@ struct CheckpointRange {
 };
 
 struct CheckpointTensor {
-  /// "parameter", "buffer", "optimizer.NAME" for a state of that name, or the name of what a
-  /// communication hook remembers.
+  /// "parameter", "buffer", "optimizer.NAME" for a state of that name, "ema", or HOOK.TENSOR for
+  /// what a communication hook remembers.
   std::string kind;
   std::string name;  ///< of the parameter or buffer, or of a unit
   /// Of what differs between ranks: whose of `num_parts`.

@@ -62,7 +62,7 @@ void add_flat(std::vector<CheckpointPiece>& pieces, const Flat& flat, const Chec
   const Range mine = written_by(copy_of(mesh, flat.owner), flat.owned.numel);
   const std::vector<Segment> segments =
       flat.layout.segments(Range{flat.owned.begin + mine.begin, mine.numel});
-  for (const OwnedTensor& tensor : owned_tensors(flat, part.optimizer)) {
+  for (const OwnedTensor& tensor : owned_tensors(flat, part)) {
     for (const Segment& s : segments) {
       const Parameter& p = *flat.parameters[s.parameter];
       pieces.push_back({.kind = tensor.kind,
@@ -115,12 +115,16 @@ void add_hooks(std::vector<CheckpointPiece>& pieces, const Fsdp& fsdp) {
 
 }  // namespace
 
-std::vector<OwnedTensor> owned_tensors(const Flat& flat, const Optimizer* optimizer) {
+std::vector<OwnedTensor> owned_tensors(const Flat& flat, const CheckpointPart& part) {
   std::vector<OwnedTensor> tensors = {{"parameter", flat.master}};
-  if (!flat.trainable || optimizer == nullptr) return tensors;
-  for (const std::string& name : optimizer->state_names()) {
-    tensors.push_back({fmt::format("optimizer.{}", name), optimizer->state({flat, 0}, name)});
+  if (!flat.trainable) return tensors;
+  if (part.optimizer != nullptr) {
+    for (const std::string& name : part.optimizer->state_names()) {
+      tensors.push_back(
+          {fmt::format("optimizer.{}", name), part.optimizer->state({flat, 0}, name)});
+    }
   }
+  if (part.ema != nullptr) tensors.push_back({"ema", part.ema->average({flat, 0})});
   return tensors;
 }
 

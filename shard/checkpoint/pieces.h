@@ -10,6 +10,7 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
+#include "shard/ema.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer/optimizer.h"
 #include "shard/split_tensor.h"
@@ -21,6 +22,7 @@ namespace tessera::shard {
 struct CheckpointPart {
   Fsdp* fsdp;
   Optimizer* optimizer = nullptr;  ///< of its parameters; null: none
+  Ema* ema = nullptr;              ///< of its parameters; null: none
 };
 
 /// Neighbouring elements of a tensor of a checkpoint.
@@ -32,12 +34,12 @@ struct CheckpointPiece {
   SplitTensor values;
 };
 
-/// What of a flat lies as Flat::owned says: masters, and the states of its optimizer.
+/// What of a flat lies as Flat::owned says: masters, the states of its optimizer, and averages.
 struct OwnedTensor {
   std::string kind;
   SplitTensor values;
 };
-std::vector<OwnedTensor> owned_tensors(const Flat& flat, const Optimizer* optimizer);
+std::vector<OwnedTensor> owned_tensors(const Flat& flat, const CheckpointPart& part);
 
 /// Those of this rank. Masters and states are the engine's own, not copies. Between steps.
 /// Throws InvalidArgument for two buffers of one name.
