@@ -6,6 +6,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -36,9 +38,13 @@ inline double largest_singular_value(const tessera::engine::Tensor& matrix) {
 
 class SpectralSign : public tessera::shard::Optimizer {
  public:
-  SpectralSign(tessera::shard::Fsdp& fsdp, float decay)
-      : Optimizer(fsdp,
-                  {.name = "spectral sign", .states = {"momentum"}, .groups = {{.name = "all"}}}),
+  /// `updates`: which parameters; null: all.
+  SpectralSign(tessera::shard::Fsdp& fsdp, float decay,
+               std::function<bool(const tessera::engine::Parameter&)> updates = {})
+      : Optimizer(fsdp, {.name = "spectral sign",
+                         .states = {"momentum"},
+                         .groups = {{.name = "all"}},
+                         .updates = std::move(updates)}),
         decay_(decay) {
     tessera::engine::require(!fsdp.compute().device().is_cuda(),
                              "[spectral_sign] expected ranks on the CPU, got one on a GPU");

@@ -245,11 +245,13 @@ void Checkpointer::begin(std::map<std::string, std::string> values) {
   about.plan = fmt::format("{:016x}", parts_[0].fsdp->plan_hash());
   about.values = std::move(values);
   for (const CheckpointPart& part : parts_) {
-    CheckpointOptimizer& optimizer = about.optimizers.emplace_back();
-    if (part.optimizer == nullptr) continue;
-    optimizer.num_steps = part.optimizer->num_steps();
-    for (const ParameterGroup& g : part.optimizer->groups()) {
-      optimizer.groups.push_back({g.name, g.lr_scale, g.weight_decay});
+    if (part.optimizers.empty()) about.optimizers.emplace_back();
+    for (const Optimizer* one : part.optimizers) {
+      CheckpointOptimizer& optimizer = about.optimizers.emplace_back();
+      optimizer.num_steps = one->num_steps();
+      for (const ParameterGroup& g : one->groups()) {
+        optimizer.groups.push_back({g.name, g.lr_scale, g.weight_decay});
+      }
     }
   }
   check_values(about);

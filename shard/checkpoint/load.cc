@@ -110,8 +110,10 @@ class Loading {
   const CheckpointTensor* need(Needs& needs, std::string_view kind, std::string_view name,
                                std::span<const std::int64_t> dims, bool is_fatal,
                                int part = 0) const;
-  void compare_groups(Needs& needs, std::size_t part) const;
-  bool has_state_of(const CheckpointPart& part) const;
+  std::vector<Optimizer*> all_optimizers() const;
+  static void compare_groups(Needs& needs, const Optimizer& optimizer,
+                             const CheckpointOptimizer& of_file);
+  bool has_state_of(const Optimizer& optimizer) const;
   void read_flat(const Flat& flat, const CheckpointPart& part);
   void read_into(const CheckpointTensor& t, std::int64_t begin, const Tensor& values);
   void read_buffers(const Fsdp& fsdp);
@@ -155,7 +157,7 @@ Loading::Needs Loading::needs() const {
       for (const Flat& flat : unit->flats()) {
         for (const OwnedTensor& owned : owned_tensors(flat, part)) {
           for (const Parameter* p : flat.parameters) {
-            if (p->shape.numel() == 0) continue;
+            if (p->shape.numel() == 0 || !owned.has(*p)) continue;
             const auto* t =
                 need(needs, owned.kind, p->name, p->shape.dims(), owned.kind == "parameter");
             if (t == nullptr || t->dtype == DType::kF32 || t->dtype == DType::kBF16) continue;
@@ -189,20 +191,35 @@ Loading::Needs Loading::needs() const {
   if (hooks_.has_state() && !is_hook_there) {
     needs.missing.emplace_back("missing: what the hook remembers");
   }
-  if (parts_.size() != reader_.manifest().optimizers.size()) {
-    needs.fatal.push_back(fmt::format("optimizers: expected {}, got {}", parts_.size(),
+  const std::vector<Optimizer*> optimizers = all_optimizers();
+  if (optimizers.size() != reader_.manifest().optimizers.size()) {
+    needs.fatal.push_back(fmt::format("optimizers: expected {}, got {}", optimizers.size(),
                                       reader_.manifest().optimizers.size()));
     return needs;
   }
-  for (std::size_t i = 0; i < parts_.size(); ++i) compare_groups(needs, i);
+  for (std::size_t i = 0; i < optimizers.size(); ++i) {
+    if (options_.groups && optimizers[i] != nullptr) {
+      compare_groups(needs, *optimizers[i], reader_.manifest().optimizers[i]);
+    }
+  }
   return needs;
 }
 
-void Loading::compare_groups(Needs& needs, std::size_t part) const {
-  if (!options_.groups || parts_[part].optimizer == nullptr) return;
+// In the order of Manifest::optimizers; null for a part that has none.
+std::vector<Optimizer*> Loading::all_optimizers() const {
+  std::vector<Optimizer*> all;
+  for (const CheckpointPart& part : parts_) {
+    all.insert(all.end(), part.optimizers.begin(), part.optimizers.end());
+    if (part.optimizers.empty()) all.push_back(nullptr);
+  }
+  return all;
+}
+
+void Loading::compare_groups(Needs& needs, const Optimizer& optimizer,
+                             const CheckpointOptimizer& of_file) {
   std::set<std::string> mine, saved;
-  for (const ParameterGroup& g : parts_[part].optimizer->groups()) mine.insert(g.name);
-  for (const CheckpointGroup& g : reader_.manifest().optimizers[part].groups) saved.insert(g.name);
+  for (const ParameterGroup& g : optimizer.groups()) mine.insert(g.name);
+  for (const CheckpointGroup& g : of_file.groups) saved.insert(g.name);
   for (const std::string& name : mine) {
     if (saved.contains(name)) continue;
     needs.missing.push_back(fmt::format("missing: parameter group {}", name));
@@ -229,7 +246,8 @@ void Loading::read_into(const CheckpointTensor& t, std::int64_t begin, const Ten
 void Loading::read_flat(const Flat& flat, const CheckpointPart& part) {
   for (const OwnedTensor& owned : owned_tensors(flat, part)) {
     for (const Segment& s : flat.segments) {
-      const auto* t = reader_.find(owned.kind, flat.parameters[s.parameter]->name);
+      const Parameter& p = *flat.parameters[s.parameter];
+      const auto* t = owned.has(p) ? reader_.find(owned.kind, p.name) : nullptr;
       if (t == nullptr) continue;  // told already
       const SplitTensor values = owned.values.slice(s.shard_begin, s.numel);
       read_into(*t, s.parameter_begin, values.device());
@@ -264,18 +282,17 @@ void Loading::read_values() {
 }
 
 // Of any parameter, so that all ranks say the same.
-bool Loading::has_state_of(const CheckpointPart& part) const {
-  for (const auto& unit : part.fsdp->units()) {
-    for (const Flat& flat : unit->flats()) {
-      for (const OwnedTensor& owned : owned_tensors(flat, part)) {
-        if (!owned.kind.starts_with("optimizer.")) continue;
-        for (const Parameter* p : flat.parameters) {
-          if (reader_.find(owned.kind, p->name) != nullptr) return true;
-        }
+bool Loading::has_state_of(const Optimizer& optimizer) const {
+  for (const CheckpointPart& part : parts_) {
+    if (std::ranges::find(part.optimizers, &optimizer) == part.optimizers.end()) continue;
+    for (const Parameter* p : part.fsdp->parameters()) {
+      if (!p->trainable || !optimizer.updates(*p)) continue;
+      for (const std::string& name : optimizer.state_names()) {
+        if (reader_.find(fmt::format("optimizer.{}", name), p->name) != nullptr) return true;
       }
     }
   }
-  return part.optimizer->state_names().empty();
+  return optimizer.state_names().empty();
 }
 
 // Replaces `mine`, a setting of the program's, and says so if its value was another.
@@ -289,12 +306,13 @@ void take(double& mine, double saved, std::string_view key, const std::string& g
 
 std::vector<std::string> Loading::set_optimizers() {
   std::vector<std::string> changed;
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    Optimizer* const optimizer = parts_[i].optimizer;
+  const std::vector<Optimizer*> optimizers = all_optimizers();
+  for (std::size_t i = 0; i < optimizers.size(); ++i) {
+    Optimizer* const optimizer = optimizers[i];
     if (optimizer == nullptr) continue;
     const CheckpointOptimizer& saved = reader_.manifest().optimizers[i];
     // States that start from nothing count their steps from 0.
-    if (has_state_of(parts_[i])) optimizer->set_num_steps(saved.num_steps);
+    if (has_state_of(*optimizer)) optimizer->set_num_steps(saved.num_steps);
     if (!options_.groups) continue;
     for (const CheckpointGroup& g : saved.groups) {
       if (std::ranges::find(optimizer->groups(), g.name, &ParameterGroup::name) ==

@@ -71,6 +71,7 @@ struct Manifest {
   std::string plan;  ///< hash of theirs: what they gathered and reduced
   /// What the program that trains wants back: data position, seeds, configuration.
   std::map<std::string, std::string> values;
+  /// Of each CheckpointPart: those that it has, or an empty one.
   std::vector<CheckpointOptimizer> optimizers;
   std::vector<CheckpointFile> files;
   std::vector<CheckpointTensor> tensors;

@@ -65,6 +65,7 @@ void add_flat(std::vector<CheckpointPiece>& pieces, const Flat& flat, const Chec
   for (const OwnedTensor& tensor : owned_tensors(flat, part)) {
     for (const Segment& s : segments) {
       const Parameter& p = *flat.parameters[s.parameter];
+      if (!tensor.has(p)) continue;
       pieces.push_back({.kind = tensor.kind,
                         .name = p.name,
                         .shape = dims_of(p.shape),
@@ -118,10 +119,12 @@ void add_hooks(std::vector<CheckpointPiece>& pieces, const Fsdp& fsdp) {
 std::vector<OwnedTensor> owned_tensors(const Flat& flat, const CheckpointPart& part) {
   std::vector<OwnedTensor> tensors = {{"parameter", flat.master}};
   if (!flat.trainable) return tensors;
-  if (part.optimizer != nullptr) {
-    for (const std::string& name : part.optimizer->state_names()) {
+  for (const Optimizer* optimizer : part.optimizers) {
+    const auto updates = [&](const Parameter* p) { return optimizer->updates(*p); };
+    if (std::ranges::none_of(flat.parameters, updates)) continue;
+    for (const std::string& name : optimizer->state_names()) {
       tensors.push_back(
-          {fmt::format("optimizer.{}", name), part.optimizer->state({flat, 0}, name)});
+          {fmt::format("optimizer.{}", name), optimizer->state({flat, 0}, name), optimizer});
     }
   }
   if (part.ema != nullptr) tensors.push_back({"ema", part.ema->average({flat, 0})});

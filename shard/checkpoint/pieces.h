@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,12 +19,22 @@
 
 namespace tessera::shard {
 
+/// Those of an Fsdp: none, one, or several that step_together(), in any order that stays.
+class Optimizers : public std::vector<Optimizer*> {
+ public:
+  Optimizers() = default;
+  Optimizers(Optimizer* one) {  // NOLINT(google-explicit-constructor): it is the usual
+    if (one != nullptr) push_back(one);
+  }
+  Optimizers(std::initializer_list<Optimizer*> all) : vector(all) {}
+};
+
 /// What is saved and loaded together: the dense parameters of a model, say, and its experts, in
 /// groups of their own. Two of one name, in groups that do not overlap, are copies of each other.
 struct CheckpointPart {
   Fsdp* fsdp;
-  Optimizer* optimizer = nullptr;  ///< of its parameters; null: none
-  Ema* ema = nullptr;              ///< of its parameters; null: none
+  Optimizers optimizers = {};
+  Ema* ema = nullptr;  ///< of its parameters; null: none
 };
 
 /// Neighbouring elements of a tensor of a checkpoint.
@@ -38,6 +50,10 @@ struct CheckpointPiece {
 struct OwnedTensor {
   std::string kind;
   SplitTensor values;
+  const Optimizer* optimizer = nullptr;  ///< of a state
+
+  /// Whether it has anything of `p`, a parameter of the flat.
+  bool has(const engine::Parameter& p) const { return !optimizer || optimizer->updates(p); }
 };
 std::vector<OwnedTensor> owned_tensors(const Flat& flat, const CheckpointPart& part);
 

@@ -34,6 +34,7 @@ AdamW::AdamW(Fsdp& fsdp, AdamWOptions options)
     : RuleOptimizer(
           fsdp, AdamWRule{.beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps},
           {"m", "v"}, groups_of(options),
-          [](const engine::Parameter& p) -> std::size_t { return p.shape.rank() >= 2 ? 0 : 1; }) {}
+          [](const engine::Parameter& p) -> std::size_t { return p.shape.rank() >= 2 ? 0 : 1; },
+          options.updates) {}
 
 }  // namespace tessera::shard

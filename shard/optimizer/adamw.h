@@ -7,6 +7,7 @@
 // weight decay 0.01, of vectors as well.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "shard/optimizer/adamw_rule.h"
@@ -22,6 +23,8 @@ struct AdamWOptions {
   double weight_decay = 0.1;  ///< of group "matrices"; "vectors" have none
   /// Beside "matrices" (two or more dimensions) and "vectors", for what none of them lists.
   std::vector<ParameterGroup> groups = {};
+  /// Which parameters it updates; null: all. See step_together.h.
+  std::function<bool(const engine::Parameter&)> updates = {};
 };
 
 /// States: "m" and "v".

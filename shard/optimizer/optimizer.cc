@@ -62,6 +62,12 @@ Optimizer::Optimizer(Fsdp& fsdp, OptimizerTraits traits)
   require(unknown.empty(), "[optimizer] expected wrapped parameters, got '{}' (group '{}')",
           unknown.empty() ? "" : unknown.begin()->first,
           unknown.empty() ? "" : groups()[unknown.begin()->second].name);
+  for (const Parameter* p : fsdp.parameters()) {
+    const auto listed_in = group_of_.find(p->name);
+    require(listed_in == group_of_.end() || updates(*p),
+            "[optimizer] expected groups of parameters that it updates, got '{}' (group '{}')",
+            p->name, listed_in == group_of_.end() ? "" : groups()[listed_in->second].name);
+  }
   fsdp.add_user(*this);
 }
 
@@ -79,18 +85,19 @@ void Optimizer::create_slots(const Unit& unit) {
             .groups = {},
             .step_groups = {},
             .groups_on_gpu = {}};
-  for (const std::string& name : state_names()) {
-    slot.states.push_back(SplitTensor::empty(fsdp_.memory(), fsdp_.host_memory(), flat->owned.numel,
-                                             fsdp_.options().offload.optimizer, engine::DType::kF32,
-                                             unit.name() + "." + name, Category::kOptimizer));
-    fill_zero(slot.states.back());
-  }
   for (const Parameter* p : flat->parameters) {
     const auto it = group_of_.find(p->name);
     const std::size_t group = it != group_of_.end()   ? it->second
                               : traits_.default_group ? traits_.default_group(*p)
                                                       : 0;
-    slot.groups.push_back(static_cast<std::int32_t>(group));
+    slot.groups.push_back(updates(*p) ? static_cast<std::int32_t>(group) : -1);
+  }
+  for (const std::string& name : state_names()) {
+    if (is_idle(slot)) break;
+    slot.states.push_back(SplitTensor::empty(fsdp_.memory(), fsdp_.host_memory(), flat->owned.numel,
+                                             fsdp_.options().offload.optimizer, engine::DType::kF32,
+                                             unit.name() + "." + name, Category::kOptimizer));
+    fill_zero(slot.states.back());
   }
   slot.step_groups = std::make_shared<std::vector<std::int32_t>>(slot.groups);
   if (fsdp_.compute().device().is_cuda()) {
@@ -101,12 +108,17 @@ void Optimizer::create_slots(const Unit& unit) {
   slots_.push_back(std::move(slot));
 }
 
+// Whether another optimizer updates all of it.
+bool Optimizer::is_idle(const Slot& slot) {
+  return std::ranges::all_of(slot.groups, [](std::int32_t group) { return group < 0; });
+}
+
 void Optimizer::before_recut(const Unit& unit) {
   for (const Slot& slot : slots_) {
     if (slot.unit != &unit) continue;
     for (std::size_t i = 0; i < slot.flat->parameters.size(); ++i) {
       const Parameter* p = slot.flat->parameters[i];
-      if (!p->trainable) continue;
+      if (!p->trainable || slot.groups[i] < 0) continue;
       for (const SplitTensor& state : slot.states) {
         kept_[p].push_back(CutValues(fsdp_).full({*slot.flat, i}, state));
       }
@@ -155,24 +167,29 @@ void check_max_norm(double max_norm) {
 
 }  // namespace
 
-void Optimizer::begin_step(double lr, const GradNorm& norm, double max_norm) {
+Optimizer::Step Optimizer::step_of(double lr, const GradNorm& norm, double max_norm) const {
   check_max_norm(max_norm);
   check_can_capture();
   if (fsdp_.compute().device().is_cuda() && traits_.is_elementwise) {
-    begin_step(Step{.lr = lr, .norm = norm, .max_norm = max_norm});
-  } else if (fsdp_.compute().device().is_meta) {
-    begin_step(Step{.lr = lr});
-  } else if (norm.not_finite().empty()) {
-    begin_step(Step{.lr = lr, .clip = clip_scale(norm.value(), max_norm)});
-  } else {
-    begin_step(Step{.lr = lr, .skips = true});
+    return {.lr = lr, .norm = norm, .max_norm = max_norm};
   }
+  if (fsdp_.compute().device().is_meta) return {.lr = lr};
+  if (!norm.not_finite().empty()) return {.lr = lr, .skips = true};
+  return {.lr = lr, .clip = clip_scale(norm.value(), max_norm)};
+}
+
+Optimizer::Step Optimizer::step_of(double lr, const JointNorm& norm, double max_norm) {
+  check_max_norm(max_norm);
+  if (!norm.not_finite().empty()) return {.lr = lr, .skips = true};
+  return {.lr = lr, .clip = clip_scale(norm.value(), max_norm)};
+}
+
+void Optimizer::begin_step(double lr, const GradNorm& norm, double max_norm) {
+  begin_step(step_of(lr, norm, max_norm));
 }
 
 void Optimizer::begin_step(double lr, const JointNorm& norm, double max_norm) {
-  check_max_norm(max_norm);
-  if (!norm.not_finite().empty()) return begin_step(Step{.lr = lr, .skips = true});
-  begin_step(lr, ClipFactor{clip_scale(norm.value(), max_norm)});
+  begin_step(step_of(lr, norm, max_norm));
 }
 
 void Optimizer::begin_step(double lr, ClipFactor clip) {
@@ -186,8 +203,21 @@ void Optimizer::check_can_capture() const {
           traits_.name);
 }
 
+// Whoever leaves some to another optimizer would step without it.
+void Optimizer::check_updates_all() const {
+  for (const Slot& slot : slots_) {
+    const auto left = std::ranges::find_if(slot.groups, [](std::int32_t g) { return g < 0; });
+    if (left == slot.groups.end()) continue;
+    engine::fail(
+        "[optimizer] expected step_together() for an optimizer that leaves parameters to another, "
+        "got a step of its own ({})",
+        slot.flat->parameters[static_cast<std::size_t>(left - slot.groups.begin())]->name);
+  }
+}
+
 void Optimizer::begin_step(Step step) {
   check_can_capture();
+  check_updates_all();
   fsdp_.take_gradients(describe(step), step.skips);
   prepare_step(step);
 }
@@ -197,6 +227,7 @@ void Optimizer::step_in_backward(double lr, UpdateGathers gathers) {
           "[optimizer] expected step() with '{}', which does not update element by element, got "
           "step_in_backward(): what it gathers would hold backward up",
           traits_.name);
+  check_updates_all();
   const Step step{.lr = lr};
   fsdp_.take_gradients_early(
       describe(step) + ", in backward",
@@ -266,23 +297,28 @@ void Optimizer::leave_unused(Slot& slot) {
 }
 
 void Optimizer::step_unit(Unit& unit, const Stream& stream) {
-  for (Slot& slot : slots_) {
-    if (slot.unit != &unit) continue;
-    require(!slot.is_updated, "[optimizer] expected one step_unit() in a step, got two ('{}')",
-            unit.name());
-    slot.is_updated = true;
-    if (step_.skips) continue;
-    leave_unused(slot);
-    UnitUpdate update{.unit = unit,
-                      .flat = *slot.flat,
-                      .states = slot.states,
-                      .step = step_,
-                      .groups = slot.step_groups,
-                      .groups_on_gpu = slot.groups_on_gpu,
-                      .stream = stream};
-    update_unit(update);
-    fsdp_.updated(unit, update.stream, update.on_host);
-  }
+  update_slot(unit, stream, /*renews=*/true);
+}
+
+// Whether there was anything to update. `renews`: what is gathered or computed with, too.
+bool Optimizer::update_slot(Unit& unit, const Stream& stream, bool renews) {
+  const auto slot = std::ranges::find(slots_, &unit, &Slot::unit);
+  if (slot == slots_.end()) return false;
+  require(!slot->is_updated, "[optimizer] expected one step_unit() in a step, got two ('{}')",
+          unit.name());
+  slot->is_updated = true;
+  if (step_.skips || is_idle(*slot)) return false;
+  leave_unused(*slot);
+  UnitUpdate update{.unit = unit,
+                    .flat = *slot->flat,
+                    .states = slot->states,
+                    .step = step_,
+                    .groups = slot->step_groups,
+                    .groups_on_gpu = slot->groups_on_gpu,
+                    .stream = stream};
+  update_unit(update);
+  if (renews) fsdp_.updated(unit, update.stream, update.on_host);
+  return true;
 }
 
 namespace {
@@ -306,14 +342,18 @@ Tensor Optimizer::gather(const UnitUpdate& update, const SplitTensor& owned) con
 }
 
 void Optimizer::end_step() {
+  check_all_updated();
+  step_ = {};
+  fsdp_.prefetch_forward();
+}
+
+void Optimizer::check_all_updated() const {
   for (const Slot& slot : slots_) {
     require(slot.is_updated,
             "[optimizer] expected step_unit() of every unit before end_step(), "
             "got none of '{}'",
             slot.unit->name());
   }
-  step_ = {};
-  fsdp_.prefetch_forward();
 }
 
 // Groups and states
@@ -337,17 +377,21 @@ const SplitTensor& Optimizer::state(const Location& at, std::string_view name) c
   const auto slot = std::ranges::find(slots_, &at.flat, &Slot::flat);
   require(slot != slots_.end(), "[optimizer] expected a trainable parameter, got a frozen one ({})",
           at.flat.parameters[at.index]->name);
+  require(!is_idle(*slot), "[optimizer] expected a parameter that it updates, got {}",
+          at.flat.parameters[at.index]->name);
   return slot->states[static_cast<std::size_t>(index)];
 }
 
 std::vector<float> Optimizer::full_state(const Parameter& p, std::string_view name) {
   const Location at = fsdp_.location_of(p);
+  require(updates(p), "[optimizer] expected a parameter that it updates, got {}", p.name);
   return CutValues(fsdp_).full(at, state(at, name));
 }
 
 void Optimizer::load_state(const Parameter& p, std::string_view name,
                            std::span<const float> values) {
   const Location at = fsdp_.location_of(p);
+  require(updates(p), "[optimizer] expected a parameter that it updates, got {}", p.name);
   CutValues(fsdp_).load(at, state(at, name), values);
 }
 

@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/tensor.h"
@@ -47,6 +48,9 @@ struct OptimizerTraits {
   std::vector<ParameterGroup> groups = {};
   /// Which group has a parameter that none of them lists; null: the first.
   std::function<std::size_t(const engine::Parameter&)> default_group = {};
+  /// Which parameters it updates; null: all. It leaves the others to another optimizer of the Fsdp:
+  /// see step_together.h. Asked once for each, and again where it is frozen or set free.
+  std::function<bool(const engine::Parameter&)> updates = {};
   /// ElementwiseOptimizer says so: it knows what lies on the host, and on a GPU how its kernels
   /// clip and skip steps. Of others offload is refused, and the host waits for the norm.
   bool is_elementwise = false;
@@ -58,7 +62,8 @@ class Optimizer : private FlatUser {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // All throw InvalidArgument unless Fsdp::finish_step() came before, once for each step, and
+  // All throw InvalidArgument unless Fsdp::finish_step() came before, once for each step, and if
+  // the optimizer leaves trainable parameters to another one (then see step_together.h); and
   // CommError if ranks differ in the number of steps, the learning rate, the clipping or a group.
 
   /// One update with the mean gradient, whose norm is brought down to `max_norm` (0: whatever it
@@ -111,15 +116,19 @@ class Optimizer : private FlatUser {
   /// Throws InvalidArgument naming the groups there are, if there is none of that name.
   ParameterGroup& group(std::string_view name);
 
+  /// Whether this optimizer updates it, or another one does; see OptimizerTraits.
+  bool updates(const engine::Parameter& p) const { return !traits_.updates || traits_.updates(p); }
+
   // State, for checkpoints: by parameter, whatever the ranks and the strategy.
 
   const std::vector<std::string>& state_names() const { return traits_.states; }
   /// What this rank has of the state `name` of the flat that a trainable parameter is in, laid out
-  /// like Flat::master; with offload ready after Fsdp::synchronize(). Throws InvalidArgument
-  /// naming what is unknown, or frozen.
+  /// like Flat::master; with offload ready after Fsdp::synchronize(). Of parameters of the flat
+  /// that another optimizer updates it is zero. Throws InvalidArgument naming what is unknown,
+  /// frozen, or updated by another one.
   const SplitTensor& state(const Location& at, std::string_view name) const;
   /// Collective: the whole state `name` of a trainable parameter, on every rank. Throws
-  /// InvalidArgument naming what is unknown.
+  /// InvalidArgument naming what is unknown, or not updated.
   std::vector<float> full_state(const engine::Parameter& p, std::string_view name);
   /// Sets it from its whole value; each rank keeps its part. Not collective.
   void load_state(const engine::Parameter& p, std::string_view name, std::span<const float> values);
@@ -147,7 +156,7 @@ class Optimizer : private FlatUser {
     const Flat& flat;
     std::span<const SplitTensor> states;  // as state_names(), laid out like Flat::master
     const Step& step;
-    // The group of each parameter, or -1 if it has no gradient; `groups_on_gpu` for kernels.
+    // The group of each parameter, or -1 unless has_gradient(); `groups_on_gpu` for kernels.
     std::shared_ptr<const std::vector<std::int32_t>> groups;
     engine::Tensor groups_on_gpu;
     /// The update is work of this, which has waited for the gradient, and of no other. Work may run
@@ -155,8 +164,8 @@ class Optimizer : private FlatUser {
     engine::Stream stream;
     std::vector<WrittenOnHost> on_host = {};  // elementwise: masters that the host writes
 
-    /// With UnusedParameters::kSkip false for what no rank's backward reached: it and its states
-    /// are to stay as they are.
+    /// False for what another optimizer updates, and with UnusedParameters::kSkip for what no
+    /// rank's backward reached: it and its states are to stay as they are.
     bool has_gradient(std::size_t i) const { return (*groups)[i] >= 0; }
     /// Of parameter `i`, which has a gradient.
     double lr(std::size_t i) const;
@@ -166,8 +175,9 @@ class Optimizer : private FlatUser {
   };
 
   /// `fsdp` outlives the optimizer. Throws InvalidArgument for a group that lists a parameter that
-  /// is not wrapped (frozen ones may be set free later), a parameter in two groups, two groups of
-  /// one name, more than kMaxGroups, and unless it is elementwise for what is offloaded.
+  /// is not wrapped (frozen ones may be set free later), or not updated, a parameter in two groups,
+  /// two groups of one name, more than kMaxGroups, and unless it is elementwise for what is
+  /// offloaded.
   Optimizer(Fsdp& fsdp, OptimizerTraits traits);
   Fsdp& fsdp() const { return fsdp_; }
   /// What the groups have now: the same vector until one of them changes.
@@ -199,11 +209,20 @@ class Optimizer : private FlatUser {
     const Unit* unit;
     const Flat* flat;
     std::vector<SplitTensor> states;
-    std::vector<std::int32_t> groups;
-    std::shared_ptr<const std::vector<std::int32_t>> step_groups;  // -1: no gradient in this step
+    std::vector<std::int32_t> groups;                              // -1: not updated here
+    std::shared_ptr<const std::vector<std::int32_t>> step_groups;  // -1: nor is it in this step
     engine::Tensor groups_on_gpu;                                  // the same
     bool is_updated = false;                                       // in this step
   };
+  friend struct TogetherStep;  // step_together.h
+
+  static bool is_idle(const Slot& slot);
+  Step step_of(double lr, const GradNorm& norm, double max_norm) const;
+  static Step step_of(double lr, const JointNorm& norm, double max_norm);
+  void check_updates_all() const;
+  bool update_slot(Unit& unit, const engine::Stream& stream, bool renews);
+  void check_all_updated() const;
+  static void run_together(std::vector<std::pair<Optimizer*, Step>> steps);
   std::string describe(const Step& step);
   static void leave_unused(Slot& slot);
   void begin_step(Step step);

@@ -42,13 +42,15 @@ class RuleOptimizer : public ElementwiseOptimizer {
   using DefaultGroup = std::function<std::size_t(const engine::Parameter&)>;
 
   /// `state_names`: at most Rule::kNumStates; a state without a name is not kept and reads as 0.
-  /// Parameters that no group lists are in group default_group(p), or in the first. Throws as
-  /// Optimizer does.
+  /// Parameters that no group lists are in group default_group(p), or in the first. `updates`: as
+  /// of OptimizerTraits. Throws as Optimizer does.
   RuleOptimizer(Fsdp& fsdp, Rule rule, std::vector<std::string> state_names,
-                std::vector<ParameterGroup> groups, const DefaultGroup& default_group = {})
+                std::vector<ParameterGroup> groups, const DefaultGroup& default_group = {},
+                std::function<bool(const engine::Parameter&)> updates = {})
       : ElementwiseOptimizer(fsdp, {.states = std::move(state_names),
                                     .groups = std::move(groups),
-                                    .default_group = default_group}),
+                                    .default_group = default_group,
+                                    .updates = std::move(updates)}),
         rule_(std::move(rule)) {
     if constexpr (engine::kCudaBuilt) {
       if (!fsdp.compute().device().is_cuda()) return;

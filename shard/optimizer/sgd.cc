@@ -28,6 +28,6 @@ Sgd::Sgd(Fsdp& fsdp, SgdOptions options)
     : RuleOptimizer(
           fsdp, SgdRule{.momentum = options.momentum},
           options.momentum != 0 ? std::vector<std::string>{"velocity"} : std::vector<std::string>{},
-          groups_of(options)) {}
+          groups_of(options), /*default_group=*/{}, options.updates) {}
 
 }  // namespace tessera::shard

@@ -1,6 +1,7 @@
 // Stochastic gradient descent with momentum.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "shard/optimizer/rule_optimizer.h"
@@ -14,6 +15,8 @@ extern template class RuleOptimizer<SgdRule>;
 struct SgdOptions {
   double momentum = 0;
   std::vector<ParameterGroup> groups = {};  ///< besides "all", which has what none of them lists
+  /// Which parameters it updates; null: all. See step_together.h.
+  std::function<bool(const engine::Parameter&)> updates = {};
 };
 
 /// State: "velocity", if momentum is not 0.
