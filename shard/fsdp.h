@@ -89,6 +89,16 @@ class Fsdp {
   /// Gives the step up, on every rank alike: its gradients are forgotten. Throws InvalidArgument if
   /// Optimizer::step_in_backward() has updated some of the parameters.
   void cancel_step();
+  /// Collective, between steps: calls `fn`, and all that its forwards inside tape.no_grad() use is
+  /// gathered once, before it, and not by each of them: for generation, evaluation and other loops.
+  /// In it forwards send nothing, so ranks may make different numbers of them; values are those of
+  /// forwards without it. Meanwhile the parameters take the memory of a whole model in
+  /// Precision::param; this is given back at the end, also if `fn` throws. What `fn` writes, as by
+  /// load() or summon(), is renewed and gathered again, once, by the next forward or at the end,
+  /// on every rank. Inside another keep_gathered() it calls `fn` and nothing else. Returns when the
+  /// work of `fn` is done. Throws InvalidArgument inside a step or region; in `fn` a forward that
+  /// is recorded, begin_step(), an update and trainable_changed() do.
+  void keep_gathered(const std::function<void()>& fn);
   /// Captures step(), a whole one from begin_step() to its update by an optimizer's step(), without
   /// doing it, and returns what does it: to be called between steps, each time after
   /// Optimizer::repeat_step(). Batches, and all else that changes, come by device memory; see
@@ -217,6 +227,8 @@ class Fsdp {
   void create_checks();
   void recut(Unit& unit);
   void check_not_held(std::string_view caller) const;
+  void check_can_train(std::string_view caller) const;
+  void let_go(const std::vector<std::size_t>& ring_sizes);
   void wait_for_readers();
   void broadcast_buffers(int root);
   // Work of the gather stream, between what `stream` did before and does after.

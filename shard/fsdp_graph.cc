@@ -44,7 +44,7 @@ void Fsdp::check_can_capture() const {
 // Where each captured step begins.
 void Fsdp::rest() {
   CutValues(*this).check_at_rest("a captured step");
-  check_not_held("a captured step");
+  check_can_train("a captured step");
   wait_for_readers();
   schedule_.cancel(compute_);
   schedule_.renew_stale(compute_);

@@ -22,7 +22,7 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
           "[fsdp] expected finish_step() or cancel_step() before the next begin_step(), got a step "
           "of which {} of {} micro-steps have begun",
           micro_step_ + 1, num_micro_steps_);
-  check_not_held("begin_step()");
+  check_can_train("begin_step()");
   for (const auto& unit : units_) {
     for (const Flat& flat : unit->flats()) {
       for (const Parameter* p : flat.parameters) {

@@ -17,6 +17,7 @@ using engine::require;
 
 void Fsdp::trainable_changed() {
   CutValues(*this).check_at_rest("trainable_changed");
+  check_can_train("trainable_changed()");
   require(phase_ == Phase::kIdle && !early_,
           "[trainable_changed] expected the update of the last step before, and no "
           "step_in_backward(), got {}",

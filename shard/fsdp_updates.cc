@@ -15,7 +15,7 @@ using engine::require;
 void Fsdp::take_gradients(std::string_view update, bool skips) {
   require(phase_ == Phase::kFinished,
           "[optimizer] expected begin_step(), backward and finish_step() before each step()");
-  check_not_held("an update");
+  check_can_train("an update");
   wait_for_readers();
   group_.declare(update);
   schedule_.close_visits(compute_);
@@ -136,6 +136,7 @@ void Fsdp::parameters_changed() {
     unit->renew_all(compute_);
     unit->gather_renewed();
   }
+  schedule_.gather_kept(compute_);
 }
 
 }  // namespace tessera::shard

@@ -65,6 +65,26 @@ void Schedule::close_visits(const Stream& compute) {
 void Schedule::renew_stale(const Stream& compute) {
   if (!std::exchange(has_stale_, false)) return;
   for (const Visitor& v : visitors_) v.unit->renew_stale(compute);
+  gather_kept(compute);
+}
+
+void Schedule::keep_gathered(const Stream& compute) {
+  keeps_ = true;
+  for (const Visitor& v : visitors_) v.unit->set_kept(true);
+  gather_kept(compute);
+}
+
+void Schedule::gather_kept(const Stream& compute) {
+  if (!keeps_) return;
+  for (auto v = reduce_order_.rbegin(); v != reduce_order_.rend(); ++v) {
+    (*v)->unit->unshard(compute, "keep_gathered");
+  }
+}
+
+void Schedule::let_go(const Stream& compute) {
+  keeps_ = false;
+  for (const Visitor& v : visitors_) v.unit->set_kept(false);
+  cancel(compute);
 }
 
 void Schedule::cancel(const Stream& compute) {
@@ -111,6 +131,10 @@ bool has_pending_uses(const Unit& unit, const Tape& tape) {
 // --------------------------------------------------------------------------------------------
 
 void Schedule::before_forward(const Block& block, const Tape& tape) {
+  require(!keeps_ || tape.pass() == Pass::kUnrecorded,
+          "[fsdp] expected forwards inside tape.no_grad() in keep_gathered(), got one that is "
+          "recorded ('{}')",
+          block.name);
   refuse_stray_forward(tape);
   renew_stale(tape.stream());
   if (!in_micro_step_ && tape.pass() == Pass::kRecorded && !tape.is_frozen()) {
@@ -320,7 +344,7 @@ void Schedule::close_visit(Visitor& visitor, const Stream& compute) {
   const bool is_next = is_pending && (unit.is_root() || planned_.begin == planned_.end);
   const bool stays =
       !placement_.reshard_after_forward && !std::ranges::all_of(visitor.recorded, &Visit::is_idle);
-  if (!is_next && !stays) unit.reshard(compute, is_pending);
+  if (!is_next && !stays && !keeps_) unit.reshard(compute, is_pending);
 }
 
 // Backward

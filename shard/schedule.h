@@ -81,6 +81,15 @@ class Schedule : public engine::RegionHooks {
   }
   /// Renews the units that are stale, all at once: ranks may go on with different ones.
   void renew_stale(const engine::Stream& compute);
+  /// Gathers all units, the root first, as the next forward needs it first. From then on none is
+  /// given back, what is renewed is gathered again at once, and a forward that is recorded throws
+  /// InvalidArgument.
+  void keep_gathered(const engine::Stream& compute);
+  /// After a change of parameters: gathers again what keep_gathered() keeps, if it does.
+  void gather_kept(const engine::Stream& compute);
+  /// Ends keep_gathered(), also where regions are open: gives all units back.
+  void let_go(const engine::Stream& compute);
+  bool keeps() const { return keeps_; }
   /// Forgets what is pending: a step was given up.
   void cancel(const engine::Stream& compute);
   /// `is_last`: of the step.
@@ -205,6 +214,7 @@ class Schedule : public engine::RegionHooks {
   std::vector<Visitor*> untold_;  // reduced for the last time, in order, and perhaps still in use
   Replays replays_;
   bool has_stale_ = false;  // some units may be
+  bool keeps_ = false;      // see keep_gathered()
   bool in_micro_step_ = false;
   bool has_recorded_ = false;     // a forward, in this micro-step
   bool is_shadow_ = false;        // the micro-step

@@ -13,8 +13,13 @@ SlotRing::SlotRing(const engine::Memory& memory, std::string name, std::int64_t 
 
 SlotRing::Slot& SlotRing::grow(std::int64_t nbytes) {
   const std::string name = name_ + "." + std::to_string(slots_.size());
-  slots_.push_back({engine::Buffer::create(memory_, name, nbytes, category_), {}});
+  // Where the ring grows between uses, its memory may be that of a tensor that compute still reads.
+  slots_.push_back({engine::Buffer::create(memory_, name, nbytes, category_), memory_.allocated()});
   return slots_.back();
+}
+
+void SlotRing::shrink(std::size_t count) {
+  while (slots_.size() > count) slots_.pop_back();
 }
 
 bool SlotRing::has_free(std::int64_t nbytes) const {

@@ -37,6 +37,9 @@ class SlotRing {
   /// `last_use`: when the borrower's last work on the slot is done.
   void give_back(Slot& slot, engine::Event last_use);
   std::size_t size() const { return slots_.size(); }
+  /// Frees the slots that the ring has beyond `count`, which are given back and of which no work is
+  /// on its way.
+  void shrink(std::size_t count);
 
  private:
   Slot* next_free(std::int64_t nbytes);

@@ -209,7 +209,7 @@ bool Unit::can_prefetch() const {
 void Unit::unshard(const Stream& compute, const char* why) {
   if (unsharded() || gathered_->nbytes() == 0) return;
   parameter_slot_ = &parameter_ring_->borrow(name_, gathered_->nbytes(), [this, compute] {
-    if (in_use()) return false;
+    if (in_use() || is_kept_) return false;
     reshard(compute);
     return true;
   });

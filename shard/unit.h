@@ -92,6 +92,8 @@ class Unit {
   void release() {
     if (in_use()) use_ = Use::kBefore;
   }
+  /// Whether the slot, once there is one, stays the unit's while others need slots.
+  void set_kept(bool kept) { is_kept_ = kept; }
   /// Some parameters have the next step's values, others' owners perhaps not yet: until
   /// finish_step() acquire() throws InvalidArgument.
   void forbid_use() { updated_in_step_ = true; }
@@ -183,6 +185,7 @@ class Unit {
   bool has_squares_ = false;      // of the step's sum
   bool updated_in_step_ = false;  // see forbid_use()
   bool is_stale_ = false;
+  bool is_kept_ = false;
   std::int64_t first_parameter_ = 0;
 };
 

@@ -47,5 +47,14 @@ TEST_F(SlotsOfTwoSizes, OneThatIsTooSmallIsNotEvicted) {
   EXPECT_EQ(ring.size(), 3u);
 }
 
+TEST_F(SlotsOfTwoSizes, ThoseThatTheRingGrewByAreFreed) {
+  ring.give_back(*small, {});
+  ring.shrink(1);
+  EXPECT_EQ(ring.size(), 1u);
+  EXPECT_EQ(memory.stats().total_nbytes, 100);
+  EXPECT_FALSE(ring.has_free(1));
+  EXPECT_EQ(borrow(10).buffer->nbytes(), 10);
+}
+
 }  // namespace
 }  // namespace tessera::shard

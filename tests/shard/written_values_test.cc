@@ -263,6 +263,36 @@ TEST(WrittenValues, AreRefusedBetweenAForwardAndItsBackward) {
   }
 }
 
+// Where units stay gathered, what is written in the loop is that of the loop's next forward, and
+// after it of all others.
+TEST(WrittenValues, AreThoseOfTheNextForwardInKeepGathered) {
+  const TempFolder folder;
+  save_weights_of_two(folder.path());
+  for (const std::string& strategy : Placement::preset_names()) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      comm::run_ranks(kRanks, {}, [&](ProcessGroup& world) {
+        Rank rank(world, options_of(strategy, dtype));
+        for (const Way& way : kWays) {
+          const auto where = fmt::format("{} {} {}", strategy, name_of(dtype), way.name);
+          rank.load(3);
+          rank.step();
+          rank.fsdp.keep_gathered([&] {
+            EXPECT_EQ(rank.evaluate(), loss_of(3)) << where;
+            way.write(rank, folder.path());
+            EXPECT_EQ(rank.evaluate(), loss_of(2)) << where;
+            EXPECT_EQ(rank.raw(), loss_of(2)) << where;
+            rank.load(3);
+            EXPECT_EQ(rank.evaluate(), loss_of(3)) << where;
+            way.write(rank, folder.path());
+          });
+          EXPECT_EQ(rank.evaluate(), loss_of(2)) << where;
+          EXPECT_EQ(rank.step(), loss_of(2)) << where;
+        }
+      });
+    }
+  }
+}
+
 // Written once, renewed once: steps send what they sent before.
 TEST(WrittenValues, AreSentOnce) {
   for (const auto& [strategy, num_updates] :
