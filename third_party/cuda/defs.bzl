@@ -7,7 +7,7 @@ load("@local_cuda//:defs.bzl", "CUDA_FOUND", "HOST_COMPILER", "NCCL_FOUND", "NVC
 # sm_90a stands in files of its own, NAME_sm90a.cu.
 _ARCHS = "80,90"
 
-_FLAGS = [
+NVCC_FLAGS = [
     "-std=c++20",
     "-O3",
     "-lineinfo",
@@ -68,7 +68,7 @@ def _arguments(ctx, context):
     root = ctx.label.workspace_root or "."
     arguments = ctx.actions.args()
     arguments.add_all(["-ccbin", HOST_COMPILER])
-    arguments.add_all(_FLAGS)
+    arguments.add_all(NVCC_FLAGS)
     if not ctx.label.workspace_root:
         arguments.add("--Werror=all-warnings")
     arguments.add_all(depset([root], transitive = [context.quote_includes, context.includes]), before_each = "-I")

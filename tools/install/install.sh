@@ -70,6 +70,7 @@ fmt_major=$((fmt_version / 10000))
 cuda=OFF
 if [[ $defines == *TESSERA_CUDA* ]]; then cuda=ON; fi
 mapfile -t defines <<<"$defines"
+mapfile -t device_flags <<<"$device_flags"
 mapfile -t linkopts < <(grep -vxE -e '-l(fmt|pthread)' <<<"$linkopts" || true) # packages of their own
 
 declare -A values=(
@@ -85,6 +86,8 @@ declare -A values=(
   [cmake_linkopts]=$(IFS=';' && echo "${linkopts[*]}")
   [pc_defines]=${defines[0]:+${defines[*]/#/-D}}
   [pc_linkopts]="-lpthread ${linkopts[*]}"
+  [cmake_device_flags]=$(IFS=';' && echo "${device_flags[*]}")
+  [pc_device_flags]=${device_flags[*]}
 )
 # fill TEMPLATE FILE: with the names between @ replaced.
 fill() {

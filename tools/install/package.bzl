@@ -1,7 +1,7 @@
 """tessera_package: what an installation of a library is made of, for those who build without Bazel."""
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
-load("//third_party/cuda:defs.bzl", "CudaToolkitInfo")
+load("//third_party/cuda:defs.bzl", "CudaToolkitInfo", "NVCC_FLAGS")
 
 _Library = provider(
     doc = "What is asked of each library of this repository.",
@@ -65,6 +65,7 @@ def _package_impl(ctx):
         "linkopts": _unique(linkopts),
         "contraction": [flag for flag in flags if flag.startswith("-ffp-contract=")],
         "machine": [flag for flag in flags if flag.startswith("-march=")],
+        "device_flags": [flag for flag in NVCC_FLAGS if flag.startswith(("--expt-", "-fmad=", "-D"))],  # that public .cuh need
     }.items()]))
 
     files = [archive, facts] + _own(ctx, info.compilation_context.headers)

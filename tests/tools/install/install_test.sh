@@ -73,6 +73,16 @@ g++ $(flags Cflags) -shared -fPIC program.cc $(flags Libs) -lfmt -o program.so
 # shellcheck disable=SC2046
 g++ $(flags Cflags) -fsyntax-only headers.cc
 
+# So does what kernels of one's own include, wherever nvcc is.
+for header in ops/pointwise.cuh shard/optimizer/rule_kernels.cuh; do
+  [[ -f $prefix/include/tessera/$header ]] || fail "expected $header in the installation"
+done
+while IFS= read -r header; do
+  [[ -f $prefix/include/tessera/$header ]] || fail "expected $header in the installation, which its headers include"
+done < <(grep -rhoP '^ *#include "\K[^" ]+(?=")' "$prefix/include/tessera" | sort -u)
+[[ $(sed -n 's/^nvcc_cflags=//p' "$prefix/lib/pkgconfig/tessera.pc") == *--expt-relaxed-constexpr*-fmad=false*-Xcompiler=-ffp-contract=off* ]] ||
+  fail "expected flags for nvcc in the package, got $(<"$prefix/lib/pkgconfig/tessera.pc")"
+
 # An older standard is one error.
 # shellcheck disable=SC2046
 if g++ $(flags Cflags) -std=c++17 -fsyntax-only program.cc 2>errors; then fail "expected C++17 to be refused"; fi
