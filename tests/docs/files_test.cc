@@ -68,7 +68,7 @@ TEST(Files, ThePageOfOperationsHasThemAll) {
           << header << ": " << (*i)[3];
     }
   }
-  EXPECT_GE(num_ops, 45);
+  EXPECT_GE(num_ops, 50);
 }
 
 TEST(Files, NoRoomOfTheToolsIsTooLarge) {
