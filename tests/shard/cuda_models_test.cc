@@ -1,5 +1,5 @@
 // On GPUs, the bits of the CPU: parameters that are frozen and set free, edited and initialised
-// whole; and mixtures of experts with numbers that no sum rounds.
+// whole, and kept gathered; and mixtures of experts with numbers that no sum rounds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/copy.h"
 #include "engine/cuda.h"
 #include "engine/elementwise.h"
 #include "engine/error.h"
@@ -69,6 +70,14 @@ std::vector<float> train(int ranks, const FsdpOptions& options, int gpus) {
       tape.backward(model.loss(tape, Tensor::from<float>(memory, {300}, x)));
       mine.push_back(fsdp.finish_step().value());
       optimizer.step(1e-2);
+      if (step % 2 == 0) continue;
+      fsdp.keep_gathered([&] {  // in memory that the step has used
+        for (const float value : {1.0f, 2.0f}) {
+          const Tensor input = Tensor::from<float>(memory, {300}, std::vector<float>(300, value));
+          const Tensor loss = tape.no_grad([&] { return model.loss(tape, input); });
+          mine.push_back(engine::to_vector<float>(loss)[0]);
+        }
+      });
     }
     for (const Parameter* p : fsdp.parameters()) {
       for (const float v : fsdp.full_parameter(*p)) mine.push_back(v);
