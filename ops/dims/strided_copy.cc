@@ -19,7 +19,7 @@ std::int64_t numel_of(const StridedCopy& copy) {
   return numel;
 }
 
-// The same elements in fewer dimensions, so that the last is as long as can be.
+// Neighbouring dimensions that lie like one become one, so that the last is as long as can be.
 StridedCopy merged(const StridedCopy& copy) {
   StridedCopy result = copy;
   result.rank = 0;
