@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   if (!valid) stats = {kNaN, kNaN};
   if (leads) {
     rows.stats[row] = stats;
-    row_losses[row] = static_cast<float>(log(double{stats.sum}) + stats.max - chosen);
+    row_losses[row] = static_cast<float>(::log(double{stats.sum}) + stats.max - chosen);
   }
   if (dlogits_ld > 0) {
     row_gradient<kAligned>(dlogits, logits, rows.vocab_size, stats, target, 1.0f,
