@@ -54,7 +54,7 @@ Result train(const std::string& folder, int ranks, int steps, int select_every) 
       const auto x = engine::Tensor::from<float>(memory, {4, 8}, values, "x");
       fsdp.begin_step();
       tape.backward(tape.region(block, [&] {
-        const auto y = ops::linear(tape, x, weight, /*b=*/nullptr);
+        const auto y = ops::linear(tape, x, weight, /*bias=*/nullptr);
         return ops::sum(tape, ops::mul(tape, y, y));
       }));
       optimizer.step(/*lr=*/1e-3, fsdp.finish_step(), /*max_norm=*/0);
