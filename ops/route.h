@@ -28,8 +28,8 @@ struct Routing {
 ///   aux = E sum_e f_e P_e, where f_e is the share of the N k choices that fell on e, room or not,
 ///   and P_e the mean of p_e: equations 4 to 6 of Fedus et al., "Switch Transformers",
 ///   arXiv:2101.03961. Its gradient flows through P alone.
-///   logits (N, E) f32 or bf16. Saves p (N, E) f32, gates, experts and counts (E) i32. Sums have one
-///   order on the CPU and on a GPU, whose exp is an approximation (ops/vector_math.h). Throws
+///   logits (N, E) f32 or bf16. Saves p (N, E) f32, gates, experts and counts (E) i32. Sums have
+///   one order on the CPU and on a GPU, whose exp is an approximation (ops/vector_math.h). Throws
 ///   InvalidArgument if shapes or options do not fit.
 Routing route(engine::Tape& tape, const engine::Tensor& logits, const RouteOptions& options);
 
