@@ -9,9 +9,7 @@ using engine::Tape;
 using engine::Tensor;
 
 Tensor add(Tape& tape, const Tensor& a, const Tensor& b) {
-  engine::require(a.shape() == b.shape() && a.dtype() == b.dtype(),
-                  "[add] expected two tensors alike, got {} {} and {} {} ({}, {})",
-                  name_of(a.dtype()), a.shape(), name_of(b.dtype()), b.shape(), a.name(), b.name());
+  require_alike("add", a, b);
   const bool wants_da = tape.needs_grad(a), wants_db = tape.needs_grad(b);
   const Tensor y = tape.empty(a.shape(), a.dtype(), "add");
   launch_pointwise(tape.stream(), {"add.forward", 1}, Pointwise<Sum>{{y}, {a, b}});

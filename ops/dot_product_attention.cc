@@ -39,17 +39,18 @@ Tensor dot_product_attention(Tape& tape, const Tensor& q, const Tensor& k, const
   const std::int64_t S = k.dim(1), KV = k.dim(2), E = v.dim(3), G = H / KV;
   const float factor = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<float>(D));
 
+  engine::require(!options.mask.defined() || options.mask.dtype() == q.dtype(),
+                  "[dot_product_attention] expected a mask {}, got {} ({})", name_of(q.dtype()),
+                  name_of(options.mask.dtype()), options.mask.name());
+  const Shape shape{B, KV, G, T, S};
+
   // (B, KV, G, T, D) and (B, KV, S, ..): a product for each head of the keys.
-  const Tensor queries = permute(tape, q.reshape({B, T, KV, G, D}), {0, 2, 3, 1, 4});
+  const Tensor scaled = scale(tape, q, factor).reshape({B, T, KV, G, D});
+  const Tensor queries = permute(tape, scaled, {0, 2, 3, 1, 4});
   const Tensor keys = permute(tape, k, {0, 2, 1, 3}), values = permute(tape, v, {0, 2, 1, 3});
   Tensor scores = bmm(tape, queries.reshape({B * KV, G * T, D}), keys.reshape({B * KV, S, D}),
                       {.transpose_b = true});
-  scores = scale(tape, scores, factor);
   if (options.mask.defined()) {
-    const Shape shape{B, KV, G, T, S};
-    engine::require(options.mask.dtype() == q.dtype(),
-                    "[dot_product_attention] expected a mask {}, got {} ({})", name_of(q.dtype()),
-                    name_of(options.mask.dtype()), options.mask.name());
     scores = add(tape, scores.reshape(shape), broadcast(tape, options.mask, shape));
   }
   const Tensor p = softmax(tape, scores.reshape({B * KV, G * T, S}));

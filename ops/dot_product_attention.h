@@ -17,9 +17,10 @@ struct DotProductOptions {
 ///   mask of that dtype which broadcast() repeats to (B, KV, H / KV, T, S), such as (T, S) or, for
 ///   keys that are padding, (B, 1, 1, 1, S) -> y (B, T, H, E). A query that sees no key gives NaN.
 ///   Made of bmm(), softmax() and permute(), which round to the dtype: saves q, k and v, permuted,
-///   and the probabilities, T S numbers for each of B H. attention() stores none of them and takes
-///   a fraction of the time where q, k and v lie packed and the mask is causal or none.
-///   Throws InvalidArgument if shapes or dtypes do not fit.
+///   and the probabilities, T S numbers for each of B H; with a mask three times as many live at
+///   one time. attention() stores none of them and takes a fraction of the time where q, k and v
+///   lie packed and the mask is causal or none. Throws InvalidArgument if shapes or dtypes do not
+///   fit.
 engine::Tensor dot_product_attention(engine::Tape& tape, const engine::Tensor& q,
                                      const engine::Tensor& k, const engine::Tensor& v,
                                      const DotProductOptions& options = {});
@@ -27,6 +28,7 @@ engine::Tensor dot_product_attention(engine::Tape& tape, const engine::Tensor& q
 /// A mask (T, S), data, for queries that are the last T of S tokens: query t sees keys 0 to S - T +
 /// t, and of those the last `window` alone; 0: all of them. f32 or bf16. Throws InvalidArgument if
 /// T exceeds S, for a negative window, or another dtype.
+/// Filled on the host: make it once, and not in each step.
 engine::Tensor causal_mask(engine::Tape& tape, std::int64_t T, std::int64_t S, engine::DType dtype,
                            std::int64_t window = 0);
 

@@ -232,7 +232,7 @@ Tensor linear(Tape& tape, const Tensor& x, Parameter& w, Parameter* bias, Weight
         }
         gemm_cuda(stream, tape.memory(), product);
       });
-  if (bias != nullptr && bias->trainable) tape.want_column_sums(y);
+  if (bias != nullptr && bias->trainable && !tape.is_frozen()) tape.want_column_sums(y);
   if (!wants_dx && !wants_dw && !wants_dbias) return y;
   const Tensor saved = wants_dw ? x : x.without_data(), saved_h = wants_dx ? h : Tensor();
   tape.record("linear", y, [&tape, x = saved, h = saved_h, &w, bias, layout](const Tensor& dy) {

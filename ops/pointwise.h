@@ -83,6 +83,13 @@ void pointwise_cpu(const Pointwise<F>& p) {
   internal::pointwise_cpu(p, std::make_index_sequence<kNumInputs>());
 }
 
+/// Throws InvalidArgument, in the name of `op`, unless a and b have one shape and dtype.
+inline void require_alike(std::string_view op, const engine::Tensor& a, const engine::Tensor& b) {
+  engine::require(a.shape() == b.shape() && a.dtype() == b.dtype(),
+                  "[{}] expected two tensors alike, got {} {} and {} {} ({}, {})", op,
+                  name_of(a.dtype()), a.shape(), name_of(b.dtype()), b.shape(), a.name(), b.name());
+}
+
 /// What a pointwise kernel states: its name, and the FLOPs of an element.
 struct PointwiseWork {
   std::string_view name;

@@ -10,10 +10,7 @@ using engine::Tape;
 using engine::Tensor;
 
 Tensor swiglu(Tape& tape, const Tensor& gate, const Tensor& up) {
-  engine::require(gate.shape() == up.shape() && gate.dtype() == up.dtype(),
-                  "[swiglu] expected gate and up alike, got {} {} and {} {} ({})",
-                  name_of(gate.dtype()), gate.shape(), name_of(up.dtype()), up.shape(),
-                  gate.name());
+  require_alike("swiglu", gate, up);
   const bool wants_dgate = tape.needs_grad(gate), wants_dup = tape.needs_grad(up);
   const Tensor y = tape.empty(gate.shape(), gate.dtype(), "swiglu");
   launch_pointwise(tape.stream(), {"swiglu.forward", kSigmoidFlops + 2},

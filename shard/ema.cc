@@ -61,17 +61,14 @@ void Ema::update(double decay) {
   require(decay >= 0 && decay <= 1, "[ema] expected a decay from 0 to 1, got {}", decay);
   CutValues cut(fsdp_);
   cut.check_at_rest("ema");
-  cut.wait_until_read();
-  if (fsdp_.offload() != nullptr) fsdp_.offload()->synchronize();  // the host may still write
+  fsdp_.offload() != nullptr ? cut.settle() : cut.wait_until_read();  // the host may still write
   const Stream& compute = fsdp_.compute();
   const Stream host = compute.device().is_cuda() ? Stream::inline_cpu("ema") : compute;
   const auto weight = static_cast<float>(1 - decay);
   for (const auto& [unit, average] : averages_) {
     const SplitTensor& master = unit->trainable()->master;
     launch_lerp(compute, average.device(), master.device(), weight, unit->name());
-    if (!average.has_host()) continue;
-    if (compute.device().is_cuda()) cut.settle();
-    launch_lerp(host, average.host(), master.host(), weight, unit->name());
+    if (average.has_host()) launch_lerp(host, average.host(), master.host(), weight, unit->name());
   }
 }
 
@@ -109,7 +106,8 @@ void Ema::exchange(const Tensor& workspace) {
     engine::copy(a, b, fsdp_.compute(), "ema");
     engine::copy(b, kept, fsdp_.compute(), "ema");
   }
-  for (const auto& unit : fsdp_.units()) cut.mark_stale(*unit);
+  for (const auto& unit : fsdp_.units())
+    if (averages_.contains(unit.get())) cut.mark_stale(*unit);
 }
 
 void Ema::swap_in(const std::function<void()>& fn) {

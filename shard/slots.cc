@@ -13,8 +13,7 @@ SlotRing::SlotRing(const engine::Memory& memory, std::string name, std::int64_t 
 
 SlotRing::Slot& SlotRing::grow(std::int64_t nbytes) {
   const std::string name = name_ + "." + std::to_string(slots_.size());
-  // Where the ring grows between uses, its memory may be that of a tensor that compute still reads.
-  slots_.push_back({engine::Buffer::create(memory_, name, nbytes, category_), memory_.allocated()});
+  slots_.push_back({engine::Buffer::create(memory_, name, nbytes, category_), {}});
   return slots_.back();
 }
 
@@ -47,7 +46,10 @@ SlotRing::Slot& SlotRing::borrow(const std::string& borrower, std::int64_t nbyte
     const auto evict_it = candidate.evict;  // a copy: giving back clears the slot's own
     if (evict_it()) slot = next_free(nbytes);
   }
-  if (slot == nullptr) slot = &grow(nbytes);
+  if (slot == nullptr) {
+    slot = &grow(nbytes);
+    slot->last_use = memory_.allocated();  // it may be memory of a tensor that compute still reads
+  }
   slot->borrower = borrower;
   slot->evict = std::move(evict);
   return *slot;

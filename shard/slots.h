@@ -32,7 +32,7 @@ class SlotRing {
   bool has_free(std::int64_t nbytes) const;
   /// A free slot of at least `nbytes`; if there is none, evicts a borrower that can be. When all
   /// are at work (units nested deeper than the ring, gradients that are kept) the ring grows by a
-  /// slot of `nbytes`, which stays.
+  /// slot of `nbytes`, which stays until shrink().
   Slot& borrow(const std::string& borrower, std::int64_t nbytes, std::function<bool()> evict);
   /// `last_use`: when the borrower's last work on the slot is done.
   void give_back(Slot& slot, engine::Event last_use);

@@ -24,7 +24,8 @@ constexpr std::int64_t kMaxCols = 64;  // of a block, whose lanes fit in the fir
 // sums[c] = that of column c of x (n, inner), for `cols` neighbours: lane_sum() of each.
 template <class T>
 void sum_columns(float* sums, const T* x, std::int64_t n, std::int64_t inner, std::int64_t cols) {
-  float lanes[kLanes][kMaxCols] = {};
+  float lanes[kLanes][kMaxCols];
+  for (auto& lane : lanes) std::fill_n(lane, cols, 0.0f);
   for (std::int64_t r = 0; r < n; ++r) {
     float* lane = lanes[r % kLanes];
     for (std::int64_t c = 0; c < cols; ++c) lane[c] += to_f32(x[r * inner + c]);
@@ -37,7 +38,7 @@ void sum_columns(float* sums, const T* x, std::int64_t n, std::int64_t inner, st
 }
 
 template <class Out, class T>
-void sum_cpu(Out* out, const T* x, const Dim& dim, float factor, bool accumulate) {
+void sum_cpu(Out* out, const T* x, const Dim& dim, float divisor, bool accumulate) {
   float sums[kMaxCols];
   for (std::int64_t o = 0; o < dim.outer; ++o) {
     for (std::int64_t c = 0; c < dim.inner; c += kMaxCols) {
@@ -49,21 +50,22 @@ void sum_cpu(Out* out, const T* x, const Dim& dim, float factor, bool accumulate
         sum_columns(sums, from, dim.numel, dim.inner, cols);
       }
       write_elements(out + o * dim.inner + c, cols, accumulate,
-                     [&](std::int64_t i) { return factor * sums[i]; });
+                     [&](std::int64_t i) { return sums[i] / divisor; });
     }
   }
 }
 
+// `y` and `index` hold the largest so far.
 template <class T>
 void max_cpu(T* y, std::int32_t* index, const T* x, const Dim& dim) {
-  for (std::int64_t q = 0; q < dim.outer * dim.inner; ++q) {
-    const T* const from = x + q / dim.inner * dim.numel * dim.inner + q % dim.inner;
-    std::int32_t best = 0;
-    for (std::int32_t r = 1; r < dim.numel; ++r) {
-      if (is_before(to_f32(from[r * dim.inner]), r, to_f32(from[best * dim.inner]), best)) best = r;
+  for (std::int64_t o = 0; o < dim.outer; ++o, y += dim.inner, index += dim.inner) {
+    for (std::int32_t r = 0; r < dim.numel; ++r, x += dim.inner) {
+      for (std::int64_t c = 0; c < dim.inner; ++c) {
+        if (r > 0 && !is_before(to_f32(x[c]), r, to_f32(y[c]), index[c])) continue;
+        y[c] = x[c];
+        index[c] = r;
+      }
     }
-    y[q] = from[best * dim.inner];
-    index[q] = best;
   }
 }
 
@@ -73,7 +75,7 @@ void max_backward_cpu(T* dx, bool accumulate, const T* dy, const std::int32_t* i
   if (!accumulate) std::fill_n(dx, dim.outer * dim.numel * dim.inner, T{});
   for (std::int64_t q = 0; q < dim.outer * dim.inner; ++q) {
     T* const to = dx + (q / dim.inner * dim.numel + index[q]) * dim.inner + q % dim.inner;
-    write_elements(to, 1, true, [&](std::int64_t) { return to_f32(dy[q]); });
+    write_elements(to, 1, accumulate, [&](std::int64_t) { return to_f32(dy[q]); });
   }
 }
 
@@ -83,29 +85,29 @@ Shape without(const Shape& shape, int index) {
   return Shape(std::span<const std::int64_t>(dims));
 }
 
-// dx[.., r, ..] = factor * dy[.., ..] for all r.
+// dx[.., r, ..] = dy[.., ..] / divisor for all r.
 void launch_repeat(const Stream& stream, std::string_view name, const GradTarget& dx,
-                   const Tensor& dy, const Dim& dim, float factor) {
+                   const Tensor& dy, const Dim& dim, float divisor) {
   launch_strided_copy(stream, name,
                       {.rank = 3,
                        .dims = {dim.outer, dim.numel, dim.inner},
                        .to = {dx.dst, 0, {dim.numel * dim.inner, dim.inner, 1}},
                        .from = {dy, 0, {dim.inner, 0, 1}},
-                       .factor = factor,
+                       .divisor = divisor,
                        .accumulate = dx.accumulate});
 }
 
 // `forward` and `backward` are names that outlive the tape.
-Tensor sum_times(Tape& tape, const Tensor& x, const Dim& dim, float factor, std::string_view op,
-                 std::string_view forward, std::string_view backward) {
+Tensor sum_over(Tape& tape, const Tensor& x, const Dim& dim, float divisor, std::string_view op,
+                std::string_view forward, std::string_view backward) {
   engine::dispatch_float(x.dtype(), op, [](auto) {});
   const bool wants_dx = tape.needs_grad(x);
   const Tensor y = tape.empty(without(x.shape(), dim.index), x.dtype(), op);
-  launch_dim_sum(tape.stream(), forward, {{y}, x, dim, factor});
+  launch_dim_sum(tape.stream(), forward, {{y}, x, dim, divisor});
   if (!wants_dx) return y;
-  tape.record(op, y, [&tape, x = x.without_data(), dim, factor, backward](const Tensor& dy) {
+  tape.record(op, y, [&tape, x = x.without_data(), dim, divisor, backward](const Tensor& dy) {
     if (const GradTarget dx = tape.grad_target(x))
-      launch_repeat(tape.stream(), backward, dx, dy, dim, factor);
+      launch_repeat(tape.stream(), backward, dx, dy, dim, divisor);
   });
   return y;
 }
@@ -118,7 +120,7 @@ void launch_dim_sum(const Stream& stream, std::string_view name, const DimSum& s
       {.name = name,
        .flops = static_cast<double>(sum.x.numel()) +
                 static_cast<double>(out.numel()) *
-                    ((sum.factor == 1 ? 0 : 1) + (sum.out.accumulate ? 1 : 0)),
+                    ((sum.divisor == 1 ? 0 : 1) + (sum.out.accumulate ? 1 : 0)),
        .bytes_read = sum.x.nbytes() + (sum.out.accumulate ? out.nbytes() : 0),
        .bytes_written = out.nbytes()},
       [sum, out] {
@@ -126,7 +128,7 @@ void launch_dim_sum(const Stream& stream, std::string_view name, const DimSum& s
           engine::dispatch_float(sum.x.dtype(), "sum", [&](auto from) {
             using T = decltype(from);
             sum_cpu(out.data<decltype(to)>(), static_cast<const T*>(sum.x.data<T>()), sum.dim,
-                    sum.factor, sum.out.accumulate);
+                    sum.divisor, sum.out.accumulate);
           });
         });
       },
@@ -134,13 +136,12 @@ void launch_dim_sum(const Stream& stream, std::string_view name, const DimSum& s
 }
 
 Tensor sum(Tape& tape, const Tensor& x, int dim) {
-  return sum_times(tape, x, dim_of(x, dim, "sum"), 1, "sum", "sum.forward", "sum.backward");
+  return sum_over(tape, x, dim_of(x, dim, "sum"), 1, "sum", "sum.forward", "sum.backward");
 }
 
 Tensor mean(Tape& tape, const Tensor& x, int dim) {
   const Dim d = dim_of(x, dim, "mean");
-  return sum_times(tape, x, d, 1.0f / static_cast<float>(d.numel), "mean", "mean.forward",
-                   "mean.backward");
+  return sum_over(tape, x, d, static_cast<float>(d.numel), "mean", "mean.forward", "mean.backward");
 }
 
 MaxOf max(Tape& tape, const Tensor& x, int dim) {

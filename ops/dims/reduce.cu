@@ -49,7 +49,7 @@ __device__ void fold(State (&lanes)[kLanes][kColumns + 1], const Place& place, M
 
 template <class Out, class T>
 __global__ void __launch_bounds__(kLanes* kColumns)
-    sum_kernel(Out* out, const T* x, Columns columns, float factor, bool accumulate) {
+    sum_kernel(Out* out, const T* x, Columns columns, float divisor, bool accumulate) {
   __shared__ float lanes[kLanes][kColumns + 1];
   const Place place(columns);
   float sum = 0;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kLanes* kColumns)
   fold(lanes, place, [](float& a, float b) { a += b; });
   if (place.lane > 0 || place.column >= columns.count) return;
   Out& to = out[place.column];
-  const float value = factor * lanes[0][place.local];
+  const float value = lanes[0][place.local] / divisor;
   store_f32(to, accumulate ? to_f32(to) + value : value);
 }
 
@@ -100,8 +100,12 @@ __global__ void max_backward_kernel(T* dx, bool accumulate, const T* dy, const s
   for (std::int64_t i = engine::stride_begin(); i < numel; i += engine::stride_step()) {
     const std::int64_t row = i / columns.inner;  // of (outer * n)
     const std::int64_t column = row / columns.n * columns.inner + i % columns.inner;
-    const float value = row % columns.n == index[column] ? to_f32(dy[column]) : 0;
-    store_f32(dx[i], accumulate ? to_f32(dx[i]) + value : value);
+    if (row % columns.n != index[column]) {
+      if (!accumulate) store_f32(dx[i], 0);
+    } else {
+      const float value = to_f32(dy[column]);
+      store_f32(dx[i], accumulate ? to_f32(dx[i]) + value : value);
+    }
   }
 }
 
@@ -124,7 +128,7 @@ void dim_sum_cuda(const Stream& stream, const DimSum& sum) {
       using Out = decltype(to);
       using T = decltype(from);
       engine::launch_kernel(stream, shape_of(columns), sum_kernel<Out, T>, sum.out.dst.data<Out>(),
-                            static_cast<const T*>(sum.x.data<T>()), columns, sum.factor,
+                            static_cast<const T*>(sum.x.data<T>()), columns, sum.divisor,
                             sum.out.accumulate);
     });
   });

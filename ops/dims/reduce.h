@@ -12,7 +12,8 @@ namespace tessera::ops {
 /// such dimension.
 engine::Tensor sum(engine::Tape& tape, const engine::Tensor& x, int dim);
 
-/// sum() / n, n being the length of the dimension, rounded once; NaN if it is 0.
+/// sum() / n, n being the length of the dimension, the sum being f32 until it is divided; NaN if n
+/// is 0.
 engine::Tensor mean(engine::Tape& tape, const engine::Tensor& x, int dim);
 
 struct MaxOf {

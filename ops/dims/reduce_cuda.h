@@ -9,13 +9,13 @@
 
 namespace tessera::ops {
 
-/// out (outer, inner) = factor * sum over dim.numel of x, or += ; f32 or bf16, any mix. Element r
+/// out (outer, inner) = sum over dim.numel of x / divisor, or += ; f32 or bf16, any mix. Element r
 /// of a sum goes to lane r modulo kLanes; then the lanes are folded, the upper half onto the lower.
 struct DimSum {
   engine::GradTarget out;
   engine::Tensor x;
   Dim dim;
-  float factor = 1;
+  float divisor = 1;
 };
 
 void launch_dim_sum(const engine::Stream& stream, std::string_view name, const DimSum& sum);

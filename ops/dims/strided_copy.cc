@@ -51,11 +51,11 @@ void copy_cpu(const StridedCopy& copy, int k, T* to, const T* from) {
       copy_cpu(copy, k + 1, to + i * to_stride, from + i * from_stride);
   } else if (to_stride == 1 && from_stride == 1) {
     write_elements(to, dim, copy.accumulate,
-                   [=, f = copy.factor](std::int64_t i) { return f * engine::to_f32(from[i]); });
+                   [=, d = copy.divisor](std::int64_t i) { return engine::to_f32(from[i]) / d; });
   } else {
     for (std::int64_t i = 0; i < dim; ++i)
       write_elements(to + i * to_stride, 1, copy.accumulate, [&](std::int64_t) {
-        return copy.factor * engine::to_f32(from[i * from_stride]);
+        return engine::to_f32(from[i * from_stride]) / copy.divisor;
       });
   }
 }
@@ -75,7 +75,7 @@ BoxDims strides_of(const Shape& shape) {
 void launch_strided_copy(const Stream& stream, std::string_view name, StridedCopy copy) {
   copy = merged(copy);
   const std::int64_t numel = numel_of(copy), nbytes = numel * size_of(copy.to.tensor.dtype());
-  const double flops = (copy.factor == 1 ? 0 : 1) + (copy.accumulate ? 1 : 0);
+  const double flops = (copy.divisor == 1 ? 0 : 1) + (copy.accumulate ? 1 : 0);
   stream.launch(
       {.name = name,
        .flops = static_cast<double>(numel) * flops,

@@ -16,7 +16,7 @@ struct BoxStrides {
 
 template <class T>
 __global__ void strided_copy_kernel(T* to, const T* from, BoxStrides box, std::int64_t numel,
-                                    float factor, bool accumulate) {
+                                    float divisor, bool accumulate) {
   for (std::int64_t i = engine::stride_begin(); i < numel; i += engine::stride_step()) {
     std::int64_t rest = i, to_offset = 0, from_offset = 0;
 #pragma unroll
@@ -27,7 +27,7 @@ __global__ void strided_copy_kernel(T* to, const T* from, BoxStrides box, std::i
       to_offset += index * box.to[k];
       from_offset += index * box.from[k];
     }
-    const float value = factor * to_f32(from[from_offset]);
+    const float value = to_f32(from[from_offset]) / divisor;
     T& element = to[to_offset];
     store_f32(element, accumulate ? to_f32(element) + value : value);
   }
@@ -51,7 +51,7 @@ void strided_copy_cuda(const Stream& stream, const StridedCopy& copy) {
     engine::launch_kernel(stream, engine::stride_shape(numel), strided_copy_kernel<T>,
                           copy.to.tensor.data<T>() + copy.to.begin,
                           static_cast<const T*>(copy.from.tensor.data<T>()) + copy.from.begin, box,
-                          numel, copy.factor, copy.accumulate);
+                          numel, copy.divisor, copy.accumulate);
   });
 }
 

@@ -11,7 +11,7 @@
 
 namespace tessera::ops {
 
-inline constexpr int kMaxBoxRank = 6;
+inline constexpr int kMaxBoxRank = engine::Shape::kMaxRank;
 using BoxDims = std::array<std::int64_t, kMaxBoxRank>;
 
 /// Element (i0, i1, ...) of a box lies at begin + sum_k i_k strides[k] of the tensor. A stride of 0
@@ -22,14 +22,14 @@ struct Box {
   BoxDims strides = {};
 };
 
-/// to = factor * from, or += with `accumulate`, of the boxes' first `rank` dimensions. The
+/// to = from / divisor, or += with `accumulate`, of the boxes' first `rank` dimensions. The
 /// tensors are f32 or bf16, of one dtype.
 struct StridedCopy {
   int rank = 0;
   BoxDims dims = {};
   Box to;
   Box from;
-  float factor = 1;
+  float divisor = 1;
   bool accumulate = false;
 };
 

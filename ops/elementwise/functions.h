@@ -1,5 +1,6 @@
 // What an element is of the ops here, on the CPU and in CUDA kernels, and its slope: as
-// ops/vector_math.h and ops/pointwise.h ask for. Private to ops.
+// ops/vector_math.h and ops/pointwise.h ask for. Errors are those of the CPU: where exp is called,
+// a GPU adds those of its approximation, which ops/vector_math.h states. Private to ops.
 #pragma once
 
 #include <bit>
@@ -37,9 +38,10 @@ constexpr float log(float x) {
   constexpr float kSmallest = std::numeric_limits<float>::min();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const bool is_subnormal = x < kSmallest;
-  const auto bits = std::bit_cast<std::int32_t>(x * select(is_subnormal, 0x1p23f, 1.0f));
-  const std::int32_t exponent = (bits - 0x3F3504F3) >> 23;  // rounds down; sqrt(1/2) is the border
-  const float f = std::bit_cast<float>(bits - (exponent << 23)) - 1.0f;
+  const auto bits = std::bit_cast<std::uint32_t>(x * select(is_subnormal, 0x1p23f, 1.0f));
+  // Rounds down, and sqrt(1/2) is the border.
+  const std::int32_t exponent = static_cast<std::int32_t>(bits - 0x3F3504F3u) >> 23;
+  const float f = std::bit_cast<float>(bits - (static_cast<std::uint32_t>(exponent) << 23)) - 1.0f;
   const float n = static_cast<float>(exponent) - select(is_subnormal, 23.0f, 0.0f);
   float p = 0.0674723610f;
   p = std::fma(p, f, -0.116751619f);

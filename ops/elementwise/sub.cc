@@ -11,9 +11,7 @@ using engine::Tape;
 using engine::Tensor;
 
 Tensor sub(Tape& tape, const Tensor& a, const Tensor& b) {
-  engine::require(a.shape() == b.shape() && a.dtype() == b.dtype(),
-                  "[sub] expected two tensors alike, got {} {} and {} {} ({}, {})",
-                  name_of(a.dtype()), a.shape(), name_of(b.dtype()), b.shape(), a.name(), b.name());
+  require_alike("sub", a, b);
   const bool wants_da = tape.needs_grad(a), wants_db = tape.needs_grad(b);
   const Tensor y = tape.empty(a.shape(), a.dtype(), "sub");
   launch_pointwise(tape.stream(), {"sub.forward", 1}, Pointwise<Difference>{{y}, {a, b}});

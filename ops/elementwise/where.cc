@@ -10,11 +10,8 @@ using engine::Tape;
 using engine::Tensor;
 
 Tensor where(Tape& tape, const Tensor& condition, const Tensor& a, const Tensor& b) {
-  for (const Tensor* x : {&condition, &b}) {
-    engine::require(x->shape() == a.shape() && x->dtype() == a.dtype(),
-                    "[where] expected {} {} as {}, got {} {} ({})", name_of(a.dtype()), a.shape(),
-                    a.name(), name_of(x->dtype()), x->shape(), x->name());
-  }
+  require_alike("where", a, condition);
+  require_alike("where", a, b);
   const bool wants_da = tape.needs_grad(a), wants_db = tape.needs_grad(b);
   const Tensor y = tape.empty(a.shape(), a.dtype(), "where");
   launch_pointwise(tape.stream(), {"where.forward", 0}, Pointwise<Chosen>{{y}, {condition, a, b}});

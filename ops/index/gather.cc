@@ -73,8 +73,10 @@ Tensor gather(Tape& tape, const Tensor& x, const Tensor& index) {
         check_numbers(kGather, index, cols);
         engine::dispatch_float(x.dtype(), "gather", [&](auto t) {
           using T = decltype(t);
-          for (std::int64_t r = 0; r < y.numel(); ++r)
-            y.data<T>()[r] = x.data<T>()[r * cols + index.data<std::int32_t>()[r]];
+          const T* const from = x.data<T>();
+          const std::int32_t* const chosen = index.data<std::int32_t>();
+          T* const to = y.data<T>();
+          for (std::int64_t r = 0; r < y.numel(); ++r) to[r] = from[r * cols + chosen[r]];
         });
       },
       [&](const auto& stream) { gather_forward_cuda(stream, y, x, index); });

@@ -1,8 +1,6 @@
 #include "ops/losses/losses.h"
 
-#include "ops/elementwise/sub.h"
 #include "ops/losses/terms.h"
-#include "ops/mul.h"
 #include "ops/pointwise.h"
 #include "ops/scale.h"
 #include "ops/sum.h"
@@ -16,9 +14,7 @@ using engine::Tensor;
 namespace {
 
 void check_pair(Tape& tape, const Tensor& x, const Tensor& target, std::string_view op) {
-  engine::require(x.shape() == target.shape() && x.dtype() == target.dtype(),
-                  "[{}] expected a target {} {} as {}, got {} {} ({})", op, name_of(x.dtype()),
-                  x.shape(), x.name(), name_of(target.dtype()), target.shape(), target.name());
+  require_alike(op, x, target);
   engine::require(!tape.needs_grad(target),
                   "[{}] expected a target that is data, got one whose gradient is wanted ({}): "
                   "ops::stop_gradient() makes it data",
@@ -32,8 +28,22 @@ Tensor divided_sum(Tape& tape, const Tensor& terms, std::int64_t count) {
 }  // namespace
 
 Tensor mse(Tape& tape, const Tensor& x, const Tensor& target) {
-  const Tensor difference = sub(tape, x, target);
-  return divided_sum(tape, mul(tape, difference, difference), x.numel());
+  require_alike("mse", x, target);
+  const bool wants_dx = tape.needs_grad(x), wants_dtarget = tape.needs_grad(target);
+  const Tensor terms = tape.empty(x.shape(), x.dtype(), "mse");
+  launch_pointwise(tape.stream(), {"mse.forward", 3}, Pointwise<SquareTerm>{{terms}, {x, target}});
+  if (wants_dx || wants_dtarget) {
+    tape.record("mse", terms, [&tape, x, target](const Tensor& dy) {
+      // One after the other: both may be the same tensor.
+      if (const GradTarget dx = tape.grad_target(x))
+        launch_pointwise(tape.stream(), {"mse.backward", 3},
+                         Pointwise<SquareSlope>{dx, {dy, x, target}});
+      if (const GradTarget dtarget = tape.grad_target(target))
+        launch_pointwise(tape.stream(), {"mse.backward", 3},
+                         Pointwise<SquareSlope>{dtarget, {dy, target, x}});
+    });
+  }
+  return divided_sum(tape, terms, x.numel());
 }
 
 Tensor bce_with_logits(Tape& tape, const Tensor& logits, const Tensor& target) {

@@ -10,8 +10,7 @@
 
 namespace tessera::ops {
 
-/// Mean over all elements of (x - target)^2. Gives the gradient of target, too. Saves the
-/// difference.
+/// Mean over all elements of (x - target)^2. Gives the gradient of target, too. Saves both.
 engine::Tensor mse(engine::Tape& tape, const engine::Tensor& x, const engine::Tensor& target);
 
 /// Binary cross-entropy of sigmoid(logits): mean over all elements of

@@ -6,6 +6,17 @@
 
 namespace tessera::ops {
 
+struct SquareTerm {
+  static constexpr int kNumInputs = 2;
+  constexpr float operator()(float x, float t) const { return (x - t) * (x - t); }
+};
+
+/// Of dy, x and t; the slope of t is that of x with the two exchanged.
+struct SquareSlope {
+  static constexpr int kNumInputs = 3;
+  constexpr float operator()(float dy, float x, float t) const { return 2.0f * dy * (x - t); }
+};
+
 /// max(x, 0) - x t + log(1 + e^-|x|): equals -t log(s) - (1 - t) log(1 - s).
 struct BceTerm {
   static constexpr int kNumInputs = 2;

@@ -1,8 +1,8 @@
 // What an element of softmax or log_softmax is, given two numbers of its row; on the CPU and on a
 // GPU. Private to ops.
 //
-//   value(shifted, norm)  of y, shifted = x - max; norm is the sum of exp(shifted), or its
-//   logarithm term(dy, y)           what a row of backward sums slope(dy, y, sum)     of dx
+// value(shifted, norm) of y, where shifted is x - max, and norm the sum of exp(shifted) or its
+// logarithm; term(dy, y) of what backward sums over a row, and slope(dy, y, sum) of dx.
 #pragma once
 
 #include <string_view>

@@ -37,6 +37,11 @@ struct TogetherStep {
   template <class F>
   static void run(const std::vector<OptimizerStep>& all, const F& step_of) {
     check(all);
+    if (all.size() == 1) {  // which may have parts of its own on the host
+      Optimizer& one = *all.front().optimizer;
+      one.begin_step(step_of(one, all.front().lr));
+      return one.step_units();
+    }
     std::vector<std::pair<Optimizer*, Optimizer::Step>> steps;
     for (const auto& [optimizer, lr] : all) {
       optimizer->check_can_capture();

@@ -1,4 +1,4 @@
-// Router, dispatch and combine on a GPU: the bits of the CPU.
+// Router, dispatch and combine on a GPU against the CPU.
 #include "ops/add.h"
 #include "ops/dispatch.h"
 #include "ops/route.h"

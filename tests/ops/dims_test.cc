@@ -178,7 +178,7 @@ TEST(Reduce, SumsAndMeansAreThoseOfDouble) {
           run_op(case_of(shape, [](Tape& t, const Tensor& x) { return mean(t, x, -2); }));
       const Three x{&run.leaves[0], n, inner}, dx{&run.grads[0], n, inner};
       const Three dmean{&means.grads[0], n, inner};
-      const float factor = 1 / static_cast<float>(n);
+      const auto divisor = static_cast<float>(n);
       for (std::int64_t i = 0; i < 2; ++i)
         for (std::int64_t k = 0; k < inner; ++k) {
           const auto at = static_cast<std::size_t>(i * inner + k);
@@ -187,10 +187,10 @@ TEST(Reduce, SumsAndMeansAreThoseOfDouble) {
             total += x.at(i, j, k);
             absolute += std::abs(x.at(i, j, k));
             ASSERT_EQ(dx.at(i, j, k), run.dy[at]);
-            ASSERT_EQ(dmean.at(i, j, k), factor * static_cast<float>(means.dy[at]));
+            ASSERT_EQ(dmean.at(i, j, k), static_cast<float>(means.dy[at]) / divisor);
           }
           ASSERT_NEAR(run.y[at], total, 3e-6 * absolute);
-          ASSERT_EQ(means.y[at], factor * static_cast<float>(run.y[at]));
+          ASSERT_EQ(means.y[at], static_cast<float>(run.y[at]) / divisor);
         }
     }
   }

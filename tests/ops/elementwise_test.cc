@@ -120,8 +120,8 @@ TEST(Unary, SpecialValues) {
   expect_at(exp, x, {0, 0, 1, kInfinity, kInfinity, NAN}, {0, 0, 1, kInfinity, kInfinity, NAN});
   const double ln2 = static_cast<double>(std::log(2.0f));
   expect_at(softplus, x, {0, 0, ln2, 200, kInfinity, NAN}, {0, 0, 0.5, 1, 1, NAN});
-  expect_at(log, {-1, 0, 1, kInf, NAN}, {NAN, -kInfinity, 0, kInfinity, NAN},
-            {-1, kInfinity, 1, 0, NAN});
+  expect_at(log, {-1, 0, 1, kInf, NAN, -0.0f}, {NAN, -kInfinity, 0, kInfinity, NAN, -kInfinity},
+            {-1, kInfinity, 1, 0, NAN, -kInfinity});
   const auto unit = [](Tape& t, const Tensor& v) { return clamp(t, v, -1, 2); };
   expect_at(unit, {-kInf, -2, -1, 0.5, 2, 3, kInf, NAN}, {-1, -1, -1, 0.5, 2, 2, 2, NAN},
             {0, 0, 1, 1, 1, 0, 0, 0});

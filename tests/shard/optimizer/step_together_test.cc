@@ -25,6 +25,7 @@ namespace tessera::shard {
 namespace {
 
 using comm::ProcessGroup;
+using engine::DType;
 using engine::InvalidArgument;
 using engine::Parameter;
 using engine::Tensor;
@@ -273,6 +274,32 @@ TEST(StepTogether, RefusesParametersOfNoneOrTwoByName) {
                     }),
                     {"nothing offloaded"}));
   });
+}
+
+// Of one optimizer it is that one's step, with offload and bf16 copies as well.
+TEST(StepTogether, OfOneIsItsOwnStep) {
+  const auto train = [](bool is_together) {
+    std::vector<float> result;
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      FsdpOptions options = options_of("zero3");
+      options.precision.param = DType::kBF16;
+      options.offload = {.parameters = 0.5, .gradients = 0.5, .optimizer = 0.5};
+      Rank rank(world, options);
+      AdamW adam(rank.fsdp, {});
+      for (int step = 0; step < 3; ++step) {
+        const GradNorm norm = rank.gradients(step);
+        if (is_together) {
+          step_together({{&adam, 0.1}}, norm, /*max_norm=*/1);
+        } else {
+          adam.step(0.1, norm, /*max_norm=*/1);
+        }
+      }
+      const std::vector<float> values = rank.values(&adam);
+      if (world.rank() == 0) result = values;
+    });
+    return result;
+  };
+  EXPECT_EQ(train(true), train(false));
 }
 
 }  // namespace
