@@ -53,24 +53,27 @@ class NcclExchange final : public Exchange {
         own_on_gpu_(buffer(device_, 1)),
         all_on_gpu_(buffer(device_, size)),
         all_(buffer(pinned_, size)) {}
+  // An abort ends the gather of an exchange, and not the copies around it.
+  ~NcclExchange() override {
+    try {
+      done_.wait();
+    } catch (const engine::DeviceError&) {  // the GPU has failed, and copies nothing more
+    }
+  }
+  NcclExchange(const NcclExchange&) = delete;
+  NcclExchange& operator=(const NcclExchange&) = delete;
 
   // To be called once, before the first exchange. The endpoints must have ended before this goes.
   void attach(NcclEndpoints* endpoints) { endpoints_ = endpoints; }
 
   void begin(std::span<const std::byte> own, const Stream* after) override {
     const Stream& stream = after != nullptr ? *after : control_;
-    NcclEndpoint& endpoint = endpoints_->endpoint(0);
-    World& world = endpoint.world();
-    std::memcpy(own_.raw(), own.data(), own.size());
-    engine::cuda::copy(stream, own_on_gpu_.raw(), own_.raw(), own_.nbytes());
-    const engine::CurrentGpu current(gpu_);
-    endpoint.communicator(Purpose::kGather)
-        .call("ncclAllGather", world, world.time_limit(),
-              [&](const NcclLibrary& nccl, ncclComm_t comm) {
-                return nccl.all_gather(own_on_gpu_.raw(), all_on_gpu_.raw(), own.size(), ncclUint8,
-                                       comm, static_cast<cudaStream_t>(stream.native()));
-              });
-    engine::cuda::copy(stream, all_.raw(), all_on_gpu_.raw(), all_.nbytes());
+    try {
+      enqueue(own, stream);
+    } catch (...) {
+      done_ = stream.record("exchange failed");
+      throw;
+    }
     done_ = stream.record("exchanged");
   }
 
@@ -83,6 +86,21 @@ class NcclExchange final : public Exchange {
   void release() noexcept override { endpoints_->watchdog()->abort_all(); }
 
  private:
+  void enqueue(std::span<const std::byte> own, const Stream& stream) {
+    NcclEndpoint& endpoint = endpoints_->endpoint(0);
+    World& world = endpoint.world();
+    std::memcpy(own_.raw(), own.data(), own.size());
+    engine::cuda::copy(stream, own_on_gpu_.raw(), own_.raw(), own_.nbytes());
+    const engine::CurrentGpu current(gpu_);
+    endpoint.communicator(Purpose::kGather)
+        .call("ncclAllGather", world, world.time_limit(),
+              [&](const NcclLibrary& nccl, ncclComm_t comm) {
+                return nccl.all_gather(own_on_gpu_.raw(), all_on_gpu_.raw(), own.size(), ncclUint8,
+                                       comm, static_cast<cudaStream_t>(stream.native()));
+              });
+    engine::cuda::copy(stream, all_.raw(), all_on_gpu_.raw(), all_.nbytes());
+  }
+
   static Tensor buffer(const engine::Memory& memory, int num_records) {
     const auto nbytes = static_cast<std::int64_t>(ProcessRank::record_nbytes());
     return Tensor::empty(memory, {num_records * nbytes}, engine::DType::kU8, "nccl.records",

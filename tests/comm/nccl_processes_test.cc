@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -25,6 +26,7 @@
 #include "tests/comm/paused_processes.h"
 #include "tests/comm/process_group_suite.h"
 #include "tests/comm/said_by_processes.h"
+#include "tests/emulator/control.h"
 #include "tests/emulator/nccl_control.h"
 
 namespace tessera::comm {
@@ -230,6 +232,24 @@ TEST(NcclProcessesTest, WhatOneProcessFailsWithEndsAll) {
       EXPECT_EQ(children[p].hear(), throws ? "[abort] by rank 1: an exception ends its group"
                                            : "[abort] by rank 1: the loader died");
       EXPECT_EQ(children[p].hear(), "left");
+    }
+  }
+}
+
+// On streams that come to each copy some time after the abort.
+TEST(NcclProcessesTest, WhatAnAbortLeavesToBeCopiedFindsItsMemory) {
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    auto children = joined_all(
+        3, kLong,
+        [](ProcessGroup& group, const auto&) {
+          const auto part = group.split(0, 0);
+          if (group.rank() == 2) group.abort("the loader died");
+          part->barrier("wait");
+        },
+        [=](int) { cuda_emulation::configure({.num_devices = 3, .delay_seed = seed}); });
+    for (Child& child : children) {
+      EXPECT_EQ(child.hear(), "[abort] by rank 2: the loader died");
+      EXPECT_EQ(child.hear(), "left");
     }
   }
 }
