@@ -26,9 +26,13 @@ _WARNINGS = [
     "-Wno-unknown-warning-option",  # clang does not know the one above
 ]
 
-# Tests, and kernels that the host's compiler compiles for them, take longer to compile than to run: a third less of it than
-# with -O3, and of kernels less than half.
+# Tests, and kernels that the host's compiler compiles for them, take longer to compile than to run: half of it less than with
+# -O3. Kernels are run by many tests, so they are optimised a little more.
 _TEST_COPTS = select({
+    str(Label("//third_party:opt")): ["-Og"],
+    "//conditions:default": [],
+})
+_HOST_KERNEL_COPTS = select({
     str(Label("//third_party:opt")): ["-O1"],
     "//conditions:default": [],
 })
@@ -75,7 +79,7 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], copts = [], cuda = []
                 name = name + "_cuda_objects",
                 srcs = kernels,
                 hdrs = hdrs + textual + [src for src in srcs if src.endswith(".h")],
-                copts = _copts() + copts + _TEST_COPTS,
+                copts = _copts() + copts + _HOST_KERNEL_COPTS,
                 deps = deps,
                 local_defines = kwargs.get("local_defines", []) + kwargs.get("defines", []),
                 visibility = ["//visibility:private"],
