@@ -11,7 +11,14 @@ namespace tessera::ops {
 /// standard deviation of each row. Throws InvalidArgument if shapes or dtypes do not fit.
 inline engine::Tensor layernorm(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
                                 engine::Parameter* bias, float eps = 1e-5f) {
-  return normalize(tape, Norm::kLayer, x, w, bias, eps);
+  return normalize(tape, Norm::kLayer, x, &w, bias, eps);
+}
+
+/// y = (x - mean(x)) / sqrt(var(x) + eps) over the last dimension, without parameters. x (..., C),
+/// f32 or bf16. Saves what layernorm() with parameters saves, and C ones. Throws InvalidArgument
+/// for another dtype, or for x of rank 0.
+inline engine::Tensor layernorm(engine::Tape& tape, const engine::Tensor& x, float eps = 1e-5f) {
+  return normalize(tape, Norm::kLayer, x, nullptr, nullptr, eps);
 }
 
 /// sum = x + h and y = layernorm(sum): the same bits as add() and layernorm(), in one pass each

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "engine/elementwise.h"
+#include "engine/init.h"
 #include "ops/host_workspace.h"
 #include "ops/lanes.h"
 #include "ops/normalize_cuda.h"
@@ -139,22 +140,30 @@ void launch_backward(Tape& tape, const NormBackward& n) {
   if (dx_sums.defined()) tape.leave_column_sums(n.dx.dst, dx_sums);
 }
 
-void check(const Tensor& x, const Tensor& w, const Parameter& p) {
+Tensor use(Tape& tape, const Tensor& x, Parameter& p) {
+  const Tensor& w = tape.use(p);
   engine::require(
       x.shape().rank() > 0 && w.shape() == engine::Shape{x.dim(-1)} && w.dtype() == x.dtype(),
       "[normalize] expected x (..., C) and parameters (C) alike, got {} {} and {} {} ({})",
       name_of(x.dtype()), x.shape(), name_of(w.dtype()), w.shape(), p.name);
+  return w;
+}
+
+// What stands for weights where there are none.
+Tensor ones(Tape& tape, const Tensor& x) {
+  engine::require(x.shape().rank() > 0, "[normalize] expected x (..., C), got {} ({})", x.shape(),
+                  x.name());
+  engine::dispatch_float(x.dtype(), "normalize", [](auto) {});
+  const Tensor w = tape.empty({x.dim(-1)}, x.dtype(), "normalize.ones");
+  engine::launch_init(tape.stream(), engine::Init::ones(), w, 0, w.name(), 0);
+  return w;
 }
 
 // Checks, and takes memory for what is written.
-NormForward prepare(Tape& tape, Norm norm, const Tensor& x, Parameter& w, Parameter* bias,
+NormForward prepare(Tape& tape, Norm norm, const Tensor& x, Parameter* w, Parameter* bias,
                     float eps) {
-  NormForward n{.x = x, .w = tape.use(w), .eps = eps};
-  check(x, n.w, w);
-  if (bias != nullptr) {
-    n.bias = tape.use(*bias);
-    check(x, n.bias, *bias);
-  }
+  NormForward n{.x = x, .w = w != nullptr ? use(tape, x, *w) : ones(tape, x), .eps = eps};
+  if (bias != nullptr) n.bias = use(tape, x, *bias);
   const bool centred = norm == Norm::kLayer;
   const engine::Shape per_row = x.shape().drop_last();
   n.y = tape.empty(x.shape(), x.dtype(), centred ? "layernorm" : "rmsnorm");
@@ -163,36 +172,38 @@ NormForward prepare(Tape& tape, Norm norm, const Tensor& x, Parameter& w, Parame
   return n;
 }
 
-GradTarget bias_target(Tape& tape, Parameter* bias) {
-  return bias != nullptr ? tape.grad_target(*bias) : GradTarget{};
+GradTarget target_of(Tape& tape, Parameter* p) {
+  return p != nullptr ? tape.grad_target(*p) : GradTarget{};
 }
 
 // Whose input nobody needs the gradient of but a norm.
-void record_normalize(Tape& tape, const NormForward& n, const Tensor& x, Parameter& w,
+void record_normalize(Tape& tape, const NormForward& n, const Tensor& x, Parameter* w,
                       Parameter* bias) {
+  const Tensor unscaled = w == nullptr ? n.w : Tensor();
   tape.record("normalize", n.y,
-              [&tape, x, mean = n.mean, rstd = n.rstd, &w, bias](const Tensor& dy) {
+              [&tape, x, mean = n.mean, rstd = n.rstd, w, unscaled, bias](const Tensor& dy) {
                 const NormBackward back{.dx = tape.grad_target(x),
-                                        .dw = tape.grad_target(w),
-                                        .dbias = bias_target(tape, bias),
+                                        .dw = target_of(tape, w),
+                                        .dbias = target_of(tape, bias),
                                         .residual = {},
                                         .dy = dy,
                                         .x = x,
-                                        .w = w.value,
+                                        .w = w != nullptr ? w->value : unscaled,
                                         .mean = mean,
                                         .rstd = rstd};
                 if (back.dx || back.dw || back.dbias) launch_backward(tape, back);
               });
 }
 
-bool needs_grad(Tape& tape, Parameter& w, Parameter* bias) {
+bool needs_grad(Tape& tape, Parameter* w, Parameter* bias) {
+  const bool wants_dw = w != nullptr && tape.needs_grad(*w);
   const bool wants_dbias = bias != nullptr && tape.needs_grad(*bias);
-  return tape.needs_grad(w) || wants_dbias;
+  return wants_dw || wants_dbias;
 }
 
 }  // namespace
 
-Tensor normalize(Tape& tape, Norm norm, const Tensor& x, Parameter& w, Parameter* bias, float eps) {
+Tensor normalize(Tape& tape, Norm norm, const Tensor& x, Parameter* w, Parameter* bias, float eps) {
   const NormForward n = prepare(tape, norm, x, w, bias, eps);
   const bool wants_dx = tape.needs_grad(x);
   launch_forward(tape, n);
@@ -205,13 +216,13 @@ NormOfSum add_normalize(Tape& tape, Norm norm, const Tensor& x, const Tensor& h,
   engine::require(h.shape() == x.shape() && h.dtype() == x.dtype(),
                   "[normalize] expected two tensors alike, got {} {} and {} {} ({}, {})",
                   name_of(x.dtype()), x.shape(), name_of(h.dtype()), h.shape(), x.name(), h.name());
-  NormForward n = prepare(tape, norm, x, w, bias, eps);
+  NormForward n = prepare(tape, norm, x, &w, bias, eps);
   n.h = h;
   n.sum = tape.empty(x.shape(), x.dtype(), "add");
   const bool wants_dx = tape.needs_grad(x), wants_dh = tape.needs_grad(h);
   launch_forward(tape, n);
   if (!wants_dx && !wants_dh) {  // the sum is data
-    if (needs_grad(tape, w, bias)) record_normalize(tape, n, n.sum, w, bias);
+    if (needs_grad(tape, &w, bias)) record_normalize(tape, n, n.sum, &w, bias);
     return {n.sum, n.y};
   }
   tape.record("add_normalize", {n.sum, n.y},
@@ -224,7 +235,7 @@ NormOfSum add_normalize(Tape& tape, Norm norm, const Tensor& x, const Tensor& h,
                   dx.wants_column_sums = tape.wants_column_sums(x) || tape.wants_column_sums(h);
                   const NormBackward back{.dx = dx,
                                           .dw = tape.grad_target(w),
-                                          .dbias = bias_target(tape, bias),
+                                          .dbias = target_of(tape, bias),
                                           .residual = dsum,
                                           .dy = dy,
                                           .x = sum,

@@ -9,11 +9,12 @@ namespace tessera::ops {
 enum class Norm { kLayer, kRms };
 
 /// y = (x - mean) rstd w + bias over the last dimension C; for kRms mean is 0. x and y (..., C),
-/// w (C), bias (C) or null; f32 or bf16, all alike. rstd = 1 / sqrt(mean((x - mean)^2) + eps).
-/// Saves x, rstd and, for kLayer, mean (f32, one each per row) if any gradient is wanted. Throws
-/// InvalidArgument if shapes or dtypes do not fit.
+/// w (C) or null for ones, bias (C) or null; f32 or bf16, all alike.
+/// rstd = 1 / sqrt(mean((x - mean)^2) + eps). Saves x, rstd and, for kLayer, mean (f32, one each
+/// per row) if any gradient is wanted, and the ones. Throws InvalidArgument if shapes or dtypes do
+/// not fit.
 engine::Tensor normalize(engine::Tape& tape, Norm norm, const engine::Tensor& x,
-                         engine::Parameter& w, engine::Parameter* bias, float eps);
+                         engine::Parameter* w, engine::Parameter* bias, float eps);
 
 /// Outputs of a residual addition and the norm after it.
 struct NormOfSum {

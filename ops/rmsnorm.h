@@ -11,7 +11,14 @@ namespace tessera::ops {
 /// do not fit.
 inline engine::Tensor rmsnorm(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w,
                               float eps = 1e-5f) {
-  return normalize(tape, Norm::kRms, x, w, nullptr, eps);
+  return normalize(tape, Norm::kRms, x, &w, nullptr, eps);
+}
+
+/// y = x / sqrt(mean(x^2) + eps) over the last dimension, without parameters. x (..., C), f32 or
+/// bf16. Saves what rmsnorm() with parameters saves, and C ones. Throws InvalidArgument for another
+/// dtype, or for x of rank 0.
+inline engine::Tensor rmsnorm(engine::Tape& tape, const engine::Tensor& x, float eps = 1e-5f) {
+  return normalize(tape, Norm::kRms, x, nullptr, nullptr, eps);
 }
 
 /// sum = x + h and y = rmsnorm(sum): the same bits as add() and rmsnorm(), in one pass each way.

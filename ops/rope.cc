@@ -1,6 +1,9 @@
 #include "ops/rope.h"
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "engine/elementwise.h"
@@ -37,16 +40,20 @@ RopeShape check(const Tensor& x, const RopeOptions& options) {
   return {x.dim(0), x.dim(1), heads, options.num_heads == 0 ? heads : options.num_heads, head_size};
 }
 
+// The angle of pair i from one position to the next.
+double step_of(std::size_t i, std::int64_t head_size, double base) {
+  return std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_size));
+}
+
 // Row t of the table: D/2 cosines, D/2 sines of t * base^(-2i/D). Each row turns the one before in
 // double precision, so the error grows as T * 2^-53 and stays far below that of an f32.
 void fill_table(float* table, std::int64_t tokens, std::int64_t head_size, double base) {
   const auto half = static_cast<std::size_t>(head_size / 2);
   std::vector<double> cosines(half, 1), sines(half, 0), cos_step(half), sin_step(half);
   for (std::size_t i = 0; i < half; ++i) {
-    const double angle =
-        std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_size));
-    cos_step[i] = std::cos(angle);
-    sin_step[i] = std::sin(angle);
+    const double step = step_of(i, head_size, base);
+    cos_step[i] = std::cos(step);
+    sin_step[i] = std::sin(step);
   }
   for (std::int64_t t = 0; t < tokens; ++t, table += head_size) {
     for (std::size_t i = 0; i < half; ++i) {
@@ -56,6 +63,20 @@ void fill_table(float* table, std::int64_t tokens, std::int64_t head_size, doubl
       sines[i] = sines[i] * cos_step[i] + cosines[i] * sin_step[i];
       cosines[i] = next;
     }
+  }
+}
+
+// A row of the table for each position.
+void fill_table(float* table, std::span<const std::int32_t> positions, std::int64_t head_size,
+                double base) {
+  const auto half = static_cast<std::size_t>(head_size / 2);
+  for (const std::int32_t position : positions) {
+    for (std::size_t i = 0; i < half; ++i) {
+      const double angle = position * step_of(i, head_size, base);
+      table[i] = static_cast<float>(std::cos(angle));
+      table[half + i] = static_cast<float>(std::sin(angle));
+    }
+    table += head_size;
   }
 }
 
@@ -102,19 +123,21 @@ void launch_rotation(const Tape& tape, std::string_view name, const Tensor& y, c
       });
 }
 
-}  // namespace
-
-Tensor rope(Tape& tape, const Tensor& x, const RopeOptions& options) {
-  const RopeShape s = check(x, options);
+// A table, made by `cpu()` or `cuda(stream, table)`, whose rows s's tokens turn by.
+template <class Cpu, class Cuda>
+Tensor make_table(Tape& tape, const RopeShape& s, std::int64_t bytes_read, Cpu cpu, Cuda cuda) {
   const Tensor table = tape.empty({s.tokens, s.head_size}, DType::kF32, "rope.table");
-  const double base = options.base;
   // Two products and a sum for each of the two, in double.
   tape.stream().launch(
       {.name = "rope.table",
        .flops = 3.0 * static_cast<double>(table.numel()),
+       .bytes_read = bytes_read,
        .bytes_written = table.nbytes()},
-      [=] { fill_table(table.data<float>(), s.tokens, s.head_size, base); },
-      [=](const auto& stream) { rope_table_cuda(stream, table, base); });
+      [=] { cpu(table.data<float>()); }, [=](const auto& stream) { cuda(stream, table); });
+  return table;
+}
+
+Tensor turned(Tape& tape, const Tensor& x, const Tensor& table, const RopeShape& s) {
   const Tensor y = tape.empty(x.shape(), x.dtype(), "rope");
   launch_rotation(tape, "rope.forward", y, x, table, s, 1, false);
   if (!tape.needs_grad(x)) return y;
@@ -123,6 +146,36 @@ Tensor rope(Tape& tape, const Tensor& x, const RopeOptions& options) {
       launch_rotation(tape, "rope.backward", dx.dst, dy, table, s, -1, dx.accumulate);
   });
   return y;
+}
+
+}  // namespace
+
+Tensor rope(Tape& tape, const Tensor& x, const RopeOptions& options) {
+  const RopeShape s = check(x, options);
+  const double base = options.base;
+  const Tensor table = make_table(
+      tape, s, 0, [=](float* rows) { fill_table(rows, s.tokens, s.head_size, base); },
+      [=](const auto& stream, const Tensor& t) { rope_table_cuda(stream, t, {}, base); });
+  return turned(tape, x, table, s);
+}
+
+Tensor rope(Tape& tape, const Tensor& x, const Tensor& positions, const RopeOptions& options) {
+  RopeShape s = check(x, options);
+  const engine::Shape of_all{s.tokens}, of_each{s.batch, s.tokens};
+  engine::require(positions.dtype() == DType::kI32 &&
+                      (positions.shape() == of_all || positions.shape() == of_each),
+                  "[rope] expected positions i32 {} or {}, got {} {} ({})", of_all, of_each,
+                  name_of(positions.dtype()), positions.shape(), positions.name());
+  if (positions.shape() == of_each) {  // as one sample
+    s.tokens *= s.batch;
+    s.batch = 1;
+  }
+  const double base = options.base;
+  const Tensor table = make_table(
+      tape, s, positions.nbytes(),
+      [=](float* rows) { fill_table(rows, positions.span<std::int32_t>(), s.head_size, base); },
+      [=](const auto& stream, const Tensor& t) { rope_table_cuda(stream, t, positions, base); });
+  return turned(tape, x, table, s);
 }
 
 }  // namespace tessera::ops

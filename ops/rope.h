@@ -22,4 +22,12 @@ struct RopeOptions {
 ///   than `num_heads` heads, or if x has another rank or dtype.
 engine::Tensor rope(engine::Tape& tape, const engine::Tensor& x, const RopeOptions& options = {});
 
+/// rope() by positions of the caller's: of documents that share a row and each begin at 0, or of
+/// tokens that follow others whose keys are kept.
+///   positions (T), of every sample, or (B, T); i32, data. Saves the table, of a row (D) f32 for
+///   each position. Throws InvalidArgument as rope() without them, or if they have another shape or
+///   dtype.
+engine::Tensor rope(engine::Tape& tape, const engine::Tensor& x, const engine::Tensor& positions,
+                    const RopeOptions& options = {});
+
 }  // namespace tessera::ops

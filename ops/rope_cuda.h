@@ -19,9 +19,10 @@ struct RopeShape {
   }
 };
 
-/// Fills the table (T, D) f32: row t holds D/2 cosines and D/2 sines of t * base^(-2i/D), computed
-/// in double each by itself.
-void rope_table_cuda(const engine::Stream& stream, const engine::Tensor& table, double base);
+/// Fills the table (T, D) f32: row t holds D/2 cosines and D/2 sines of p * base^(-2i/D), computed
+/// in double each by itself; p is `positions` (T) i32 at t, or t where these are undefined.
+void rope_table_cuda(const engine::Stream& stream, const engine::Tensor& table,
+                     const engine::Tensor& positions, double base);
 
 /// y = or += the rotation of x by `direction` (1 or -1) times the angles of the table.
 void rope_rotate_cuda(const engine::Stream& stream, const engine::GradTarget& y,

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/add.h"
+#include "ops/group_norm.h"
 #include "ops/layernorm.h"
 #include "ops/rmsnorm.h"
 #include "ops/swiglu.h"
@@ -22,7 +23,7 @@ OpCase norm_case(Norm norm, Shape x, Residual residual = Residual::kNo) {
             .build = [=](Tape& tape, const std::vector<Tensor>& leaves, std::vector<Parameter>& p) {
               Parameter* bias = norm == Norm::kLayer ? &p[1] : nullptr;
               if (residual == Residual::kNo)
-                return normalize(tape, norm, leaves[0], p[0], bias, 1e-5f);
+                return normalize(tape, norm, leaves[0], &p[0], bias, 1e-5f);
               const NormOfSum out = norm == Norm::kLayer
                                         ? add_layernorm(tape, leaves[0], leaves[1], p[0], bias)
                                         : add_rmsnorm(tape, leaves[0], leaves[1], p[0]);
@@ -40,6 +41,18 @@ TEST(CudaNormalize, IsThatOfTheCpuForAnyWidth) {
       SCOPED_TRACE(x.str());
       check_cuda(norm_case(norm, x), {.f32 = 5e-6, .bf16 = 5e-6});
     }
+}
+
+TEST(CudaNormalize, IsThatOfTheCpuWithoutParametersAndInGroups) {
+  check_cuda({.inputs = {{3, 33}},
+              .build = [](Tape& tape, const auto& x,
+                          auto&) { return layernorm(tape, rmsnorm(tape, x[0])); }},
+             {.f32 = 5e-6, .bf16 = 0x1p-6});
+  check_cuda({.inputs = {{2, 6, 5}},
+              .parameters = {{6}, {6}},
+              .build = [](Tape& tape, const auto& x,
+                          auto& p) { return group_norm(tape, x[0], 3, p[0], &p[1]); }},
+             {.f32 = 5e-6, .bf16 = 0x1p-6});
 }
 
 TEST(CudaNormalize, RowsWiderThanABlockAndMoreRowsThanBlocks) {

@@ -1,5 +1,10 @@
 // Rotary embedding on a GPU: values and gradients of the CPU.
 #include "ops/rope.h"
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "tests/testing/cuda_op.h"
 
 namespace tessera::ops {
@@ -18,6 +23,18 @@ TEST(CudaRope, IsThatOfTheCpu) {
   check_cuda(rope_case({2, 5, 6 * 16}, {.head_size = 16, .num_heads = 4}));
   check_cuda(rope_case({1, 31, 3 * 6}, {.head_size = 6, .num_heads = 2, .base = 500}));
   check_cuda(rope_case({2, 2, 40, 64}, {}));  // more than a block has threads
+}
+
+TEST(CudaRope, GivenPositionsAreThoseOfTheCpu) {
+  for (const bool of_each : {false, true}) {
+    check_cuda({.inputs = {{2, 5, 16}}, .build = [of_each](Tape& tape, const auto& x, auto&) {
+                  const std::vector<std::int32_t> all = {0, 1, 2, 0, 1, -7, 700, 701, 5, 1 << 20};
+                  const std::span<const std::int32_t> values(all.data(), of_each ? 10 : 5);
+                  const Shape shape = of_each ? Shape{2, 5} : Shape{5};
+                  return rope(tape, x[0], Tensor::from<std::int32_t>(tape.memory(), shape, values),
+                              {.head_size = 8});
+                }});
+  }
 }
 
 TEST(CudaRope, AnglesStayExactAtFarPositions) {

@@ -57,10 +57,10 @@ OpCase add_norm_case(Norm norm, Fused fused, Shape x) {
                                          : add_rmsnorm(tape, leaves[0], leaves[1], p[0]);
             } else {
               out.sum = add(tape, leaves[0], leaves[1]);
-              out.y = normalize(tape, norm, out.sum, p[0], bias, kEps);
+              out.y = normalize(tape, norm, out.sum, &p[0], bias, kEps);
             }
             const Tensor y = swiglu(tape, out.y, out.sum);
-            return norm == Norm::kLayer ? y : normalize(tape, Norm::kLayer, y, p[0], &p[1], kEps);
+            return norm == Norm::kLayer ? y : normalize(tape, Norm::kLayer, y, &p[0], &p[1], kEps);
           }};
 }
 
@@ -116,6 +116,36 @@ TEST(Normalize, Bf16IsOneRoundingFromF32) {
   check_bf16(norm_case(Norm::kLayer, {2, 3, 13}, true));
   check_bf16(norm_case(Norm::kLayer, {3, 1025}, true));
   check_bf16(norm_case(Norm::kRms, {33, 31}, false));
+}
+
+TEST(Normalize, WithoutParametersIsThatWithOnes) {
+  for (const Norm norm : {Norm::kLayer, Norm::kRms}) {
+    const auto normed = [norm](Tape& tape, const Tensor& x) {
+      return norm == Norm::kLayer ? layernorm(tape, x, kEps) : rmsnorm(tape, x, kEps);
+    };
+    const OpCase without{.inputs = {{3, 13}}, .build = [=](Tape& tape, const auto& x, auto&) {
+                           return normed(tape, x[0]);
+                         }};
+    OpCase with = norm_case(norm, {3, 13}, false);
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const testing::RunOptions options{.dtype = dtype, .grad_dtype = dtype};
+      const OpRun run = run_op(without, options);
+      with.build = [=](Tape& tape, const std::vector<Tensor>& x, std::vector<Parameter>& p) {
+        engine::copy_from_floats(p[0].value, std::vector<float>(13, 1));
+        return norm == Norm::kLayer ? layernorm(tape, x[0], p[0], nullptr, kEps)
+                                    : rmsnorm(tape, x[0], p[0], kEps);
+      };
+      const OpRun of_ones = run_op(with, options);
+      EXPECT_EQ(run.leaves[0], of_ones.leaves[0]);
+      EXPECT_EQ(run.y, of_ones.y);
+      EXPECT_EQ(run.grads[0], of_ones.grads[0]);
+    }
+    check_gradients(without);
+    const Memory memory;
+    Tape tape(memory, engine::Stream::inline_cpu("compute"));
+    EXPECT_THROW(normed(tape, Tensor::zeros(memory, {}, DType::kF32)), InvalidArgument);
+    EXPECT_THROW(normed(tape, Tensor::zeros(memory, {3}, DType::kI32)), InvalidArgument);
+  }
 }
 
 TEST(Normalize, AConstantRowGivesTheBiasAndALargeMeanDoesNotDrownTheVariance) {

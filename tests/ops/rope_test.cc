@@ -3,6 +3,9 @@
 #include "ops/rope.h"
 
 #include <cmath>
+#include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "tests/testing/gradcheck.h"
 
@@ -18,24 +21,43 @@ OpCase rope_case(const Shape& shape, RopeOptions options) {
           }};
 }
 
-// Token `row % tokens` of each row, heads of `d`, the first `rotated` turned by direction * angle.
-Values naive_rotation(const Values& x, std::int64_t tokens, std::int64_t heads, std::int64_t d,
-                      std::int64_t rotated, double base, double direction) {
+// The heads of `d` of one token, of which the first `rotated` are turned to `position`.
+Values naive_turn(const Values& x, double position, std::int64_t d, std::int64_t rotated,
+                  double base) {
   Values y = x;
-  const auto rows = static_cast<std::int64_t>(x.size()) / (heads * d);
-  for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t h = 0; h < rotated; ++h) {
-      for (std::int64_t i = 0; i < d / 2; ++i) {
-        const double angle = direction * static_cast<double>(row % tokens) *
-                             std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(d));
-        const auto a = static_cast<std::size_t>((row * heads + h) * d + i);
-        const std::size_t b = a + static_cast<std::size_t>(d / 2);
-        y[a] = x[a] * std::cos(angle) - x[b] * std::sin(angle);
-        y[b] = x[b] * std::cos(angle) + x[a] * std::sin(angle);
-      }
+  for (std::int64_t h = 0; h < rotated; ++h) {
+    for (std::int64_t i = 0; i < d / 2; ++i) {
+      const double angle =
+          position * std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(d));
+      const auto a = static_cast<std::size_t>(h * d + i);
+      const std::size_t b = a + static_cast<std::size_t>(d / 2);
+      y[a] = x[a] * std::cos(angle) - x[b] * std::sin(angle);
+      y[b] = x[b] * std::cos(angle) + x[a] * std::sin(angle);
     }
   }
   return y;
+}
+
+// Tokens of `heads` heads of `d` each, each turned to direction * position(its row).
+Values naive_rotation(const Values& x, const std::function<double(std::int64_t row)>& position,
+                      std::int64_t heads, std::int64_t d, std::int64_t rotated, double base,
+                      double direction) {
+  Values y;
+  const std::int64_t width = heads * d;
+  for (std::int64_t begin = 0; begin < std::ssize(x); begin += width) {
+    const Values token(x.begin() + begin, x.begin() + begin + width);
+    const double at = direction * position(begin / width);
+    const Values turned = naive_turn(token, at, d, rotated, base);
+    y.insert(y.end(), turned.begin(), turned.end());
+  }
+  return y;
+}
+
+// As above, at positions 0 to tokens - 1 in each sample.
+Values naive_rotation(const Values& x, std::int64_t tokens, std::int64_t heads, std::int64_t d,
+                      std::int64_t rotated, double base, double direction) {
+  const auto in_turn = [=](std::int64_t row) { return static_cast<double>(row % tokens); };
+  return naive_rotation(x, in_turn, heads, d, rotated, base, direction);
 }
 
 TEST(RopeTest, RotatesByPositionInTheHalfSplitPairing) {
@@ -60,6 +82,39 @@ TEST(RopeTest, AnglesStayExactAtFarPositions) {
   constexpr std::int64_t kTokens = 20000;
   const OpRun run = run_op(rope_case({1, kTokens, 4}, {}));
   expect_close(run.y, naive_rotation(run.leaves[0], kTokens, 1, 4, 1, 10000, 1), 1e-7, "y");
+}
+
+TEST(RopeTest, RotatesByGivenPositions) {
+  const Memory memory;
+  // Two documents in the first row, a sample that goes on in the second; and positions of both.
+  const std::vector<std::int32_t> each = {0, 1, 2, 0, 1, 700, 701, 702, 703, 704};
+  const std::vector<std::int32_t> all = {-3, 0, 5, 5, 1 << 30};
+  for (const auto& positions : {each, all}) {
+    const auto n = static_cast<std::int64_t>(positions.size());
+    const Shape shape = n == 10 ? Shape{2, 5} : Shape{5};
+    const Tensor at = Tensor::from<std::int32_t>(memory, shape, positions);
+    const OpCase op{.inputs = {{2, 5, 3 * 4}}, .build = [at](Tape& tape, const auto& x, auto&) {
+                      return rope(tape, x[0], at, {.head_size = 4, .num_heads = 2, .base = 500});
+                    }};
+    const OpRun run = run_op(op);
+    const auto position = [&](std::int64_t row) { return double(positions[std::size_t(row % n)]); };
+    expect_close(run.y, naive_rotation(run.leaves[0], position, 3, 4, 2, 500, 1), 1e-6, "y");
+    expect_close(run.grads[0], naive_rotation(run.dy, position, 3, 4, 2, 500, -1), 1e-6, "dx");
+    check_gradients(op);
+    check_bf16(op);
+  }
+}
+
+TEST(RopeTest, PositionsInTurnAreTheOnesThatItTakesItself) {
+  const Memory memory;
+  std::vector<std::int32_t> positions(33);
+  for (std::size_t t = 0; t < positions.size(); ++t) positions[t] = static_cast<std::int32_t>(t);
+  const Tensor at = Tensor::from<std::int32_t>(memory, {33}, positions);
+  const OpRun given = run_op({.inputs = {{2, 33, 8}}, .build = [at](Tape& t, const auto& x, auto&) {
+                                return rope(t, x[0], at);
+                              }});
+  const OpRun own = run_op(rope_case({2, 33, 8}, {}));
+  expect_close(given.y, own.y, 1e-7, "y");
 }
 
 TEST(RopeTest, ProductsDependOnDistanceOnly) {
@@ -99,6 +154,12 @@ TEST(RopeTest, RefusesWhatItCannotPair) {
   EXPECT_THROW(rope(tape, x.reshape({1, 2, 9, 2}), {.head_size = 6}), engine::InvalidArgument);
   EXPECT_THROW(rope(tape, x.reshape({2, 18})), engine::InvalidArgument);
   EXPECT_THROW(rope(tape, Tensor::zeros(memory, {1, 2, 18}, DType::kI32)), engine::InvalidArgument);
+  const Tensor y = Tensor::zeros(memory, {2, 3, 18}, DType::kF32);
+  for (const Shape& other : {Shape{2}, Shape{6}, Shape{3, 2}, Shape{2, 3, 1}}) {
+    const Tensor positions = Tensor::zeros(memory, other, DType::kI32);
+    EXPECT_THROW(rope(tape, y, positions), engine::InvalidArgument);
+  }
+  EXPECT_THROW(rope(tape, y, Tensor::zeros(memory, {3}, DType::kF32)), engine::InvalidArgument);
 }
 
 }  // namespace
