@@ -16,11 +16,11 @@ struct DotProductOptions {
 ///   q (B, T, H, D), k (B, S, KV, D), v (B, S, KV, E), of one dtype, f32 or bf16; KV divides H; a
 ///   mask of that dtype which broadcast() repeats to (B, KV, H / KV, T, S), such as (T, S) or, for
 ///   keys that are padding, (B, 1, 1, 1, S) -> y (B, T, H, E). A query that sees no key gives NaN.
-///   Made of bmm(), softmax() and permute(), which round to the dtype: saves q, k and v, permuted,
-///   and the probabilities, T S numbers for each of B H; with a mask three times as many live at
-///   one time. attention() stores none of them and takes a fraction of the time where q, k and v
-///   lie packed and the mask is causal or none. Throws InvalidArgument if shapes or dtypes do not
-///   fit.
+///   Made of scale(), bmm(), add(), softmax() and permute(), which round to the dtype: saves the
+///   scaled q, k and v, permuted, and the probabilities, T S numbers for each of B H; with a mask
+///   three times as many live at one time. attention() stores none of them and takes a fraction of
+///   the time where q, k and v lie packed and the mask is causal or none. Throws InvalidArgument if
+///   shapes or dtypes do not fit.
 engine::Tensor dot_product_attention(engine::Tape& tape, const engine::Tensor& q,
                                      const engine::Tensor& k, const engine::Tensor& v,
                                      const DotProductOptions& options = {});

@@ -17,16 +17,18 @@ Tensor group_norm(Tape& tape, const Tensor& x, std::int64_t num_groups, Paramete
                   Parameter* bias, float eps) {
   const bool has_channels = x.shape().rank() >= 2 && x.numel() > 0;
   engine::require(has_channels && num_groups > 0 && x.dim(1) % num_groups == 0,
-                  "[group_norm] expected x (B, C, ...) with C a multiple of {} groups, got {} ({})",
+                  "[group_norm] expected x (B, C, ...) that is not empty, and C a multiple of {} "
+                  "groups, got {} ({})",
                   num_groups, x.shape(), x.name());
   const std::int64_t B = x.dim(0), C = x.dim(1), rest = x.numel() / (B * C);
+  for (const Parameter* p : {&w, bias}) {
+    if (p == nullptr) continue;
+    engine::require(p->shape == engine::Shape{C},
+                    "[group_norm] expected parameters ({}), got {} ({})", C, p->shape, p->name);
+  }
   // For each channel, as often as it has elements.
   const auto repeated = [&](Parameter& p) {
-    const Tensor of_channel = parameter(tape, p);
-    engine::require(of_channel.shape() == engine::Shape{C} && of_channel.dtype() == x.dtype(),
-                    "[group_norm] expected parameters {} ({}), got {} {} ({})", name_of(x.dtype()),
-                    C, name_of(of_channel.dtype()), of_channel.shape(), p.name);
-    return broadcast(tape, of_channel.reshape({C, 1}), {B, C, rest});
+    return broadcast(tape, parameter(tape, p).reshape({C, 1}), {B, C, rest});
   };
   const Tensor normed =
       layernorm(tape, x.reshape({B * num_groups, x.numel() / (B * num_groups)}), eps);

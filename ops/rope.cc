@@ -37,6 +37,12 @@ RopeShape check(const Tensor& x, const RopeOptions& options) {
                   "[rope] expected at most {} heads to rotate, got {} ({})", heads,
                   options.num_heads, x.name());
   engine::require(options.base > 0, "[rope] expected a positive base, got {}", options.base);
+  const Tensor& at = options.positions;
+  const engine::Shape of_all{x.dim(1)}, of_each{x.dim(0), x.dim(1)};
+  engine::require(!at.defined() || (at.dtype() == DType::kI32 &&
+                                    (at.shape() == of_all || at.shape() == of_each)),
+                  "[rope] expected positions i32 {} or {}, got {} {} ({})", of_all, of_each,
+                  name_of(at.dtype()), at.shape(), at.name());
   return {x.dim(0), x.dim(1), heads, options.num_heads == 0 ? heads : options.num_heads, head_size};
 }
 
@@ -70,9 +76,11 @@ void fill_table(float* table, std::int64_t tokens, std::int64_t head_size, doubl
 void fill_table(float* table, std::span<const std::int32_t> positions, std::int64_t head_size,
                 double base) {
   const auto half = static_cast<std::size_t>(head_size / 2);
+  std::vector<double> steps(half);
+  for (std::size_t i = 0; i < half; ++i) steps[i] = step_of(i, head_size, base);
   for (const std::int32_t position : positions) {
     for (std::size_t i = 0; i < half; ++i) {
-      const double angle = position * step_of(i, head_size, base);
+      const double angle = position * steps[i];
       table[i] = static_cast<float>(std::cos(angle));
       table[half + i] = static_cast<float>(std::sin(angle));
     }
@@ -123,21 +131,31 @@ void launch_rotation(const Tape& tape, std::string_view name, const Tensor& y, c
       });
 }
 
-// A table, made by `cpu()` or `cuda(stream, table)`, whose rows s's tokens turn by.
-template <class Cpu, class Cuda>
-Tensor make_table(Tape& tape, const RopeShape& s, std::int64_t bytes_read, Cpu cpu, Cuda cuda) {
+}  // namespace
+
+Tensor rope(Tape& tape, const Tensor& x, const RopeOptions& options) {
+  RopeShape s = check(x, options);
+  const Tensor& positions = options.positions;
+  if (positions.defined() && positions.shape().rank() == 2) {  // all samples are as one
+    s.tokens *= s.batch;
+    s.batch = 1;
+  }
   const Tensor table = tape.empty({s.tokens, s.head_size}, DType::kF32, "rope.table");
+  const double base = options.base;
   // Two products and a sum for each of the two, in double.
   tape.stream().launch(
       {.name = "rope.table",
        .flops = 3.0 * static_cast<double>(table.numel()),
-       .bytes_read = bytes_read,
+       .bytes_read = positions.defined() ? positions.nbytes() : 0,
        .bytes_written = table.nbytes()},
-      [=] { cpu(table.data<float>()); }, [=](const auto& stream) { cuda(stream, table); });
-  return table;
-}
-
-Tensor turned(Tape& tape, const Tensor& x, const Tensor& table, const RopeShape& s) {
+      [=] {
+        if (positions.defined()) {
+          fill_table(table.data<float>(), positions.span<std::int32_t>(), s.head_size, base);
+        } else {
+          fill_table(table.data<float>(), s.tokens, s.head_size, base);
+        }
+      },
+      [=](const auto& stream) { rope_table_cuda(stream, table, positions, base); });
   const Tensor y = tape.empty(x.shape(), x.dtype(), "rope");
   launch_rotation(tape, "rope.forward", y, x, table, s, 1, false);
   if (!tape.needs_grad(x)) return y;
@@ -146,36 +164,6 @@ Tensor turned(Tape& tape, const Tensor& x, const Tensor& table, const RopeShape&
       launch_rotation(tape, "rope.backward", dx.dst, dy, table, s, -1, dx.accumulate);
   });
   return y;
-}
-
-}  // namespace
-
-Tensor rope(Tape& tape, const Tensor& x, const RopeOptions& options) {
-  const RopeShape s = check(x, options);
-  const double base = options.base;
-  const Tensor table = make_table(
-      tape, s, 0, [=](float* rows) { fill_table(rows, s.tokens, s.head_size, base); },
-      [=](const auto& stream, const Tensor& t) { rope_table_cuda(stream, t, {}, base); });
-  return turned(tape, x, table, s);
-}
-
-Tensor rope(Tape& tape, const Tensor& x, const Tensor& positions, const RopeOptions& options) {
-  RopeShape s = check(x, options);
-  const engine::Shape of_all{s.tokens}, of_each{s.batch, s.tokens};
-  engine::require(positions.dtype() == DType::kI32 &&
-                      (positions.shape() == of_all || positions.shape() == of_each),
-                  "[rope] expected positions i32 {} or {}, got {} {} ({})", of_all, of_each,
-                  name_of(positions.dtype()), positions.shape(), positions.name());
-  if (positions.shape() == of_each) {  // as one sample
-    s.tokens *= s.batch;
-    s.batch = 1;
-  }
-  const double base = options.base;
-  const Tensor table = make_table(
-      tape, s, positions.nbytes(),
-      [=](float* rows) { fill_table(rows, positions.span<std::int32_t>(), s.head_size, base); },
-      [=](const auto& stream, const Tensor& t) { rope_table_cuda(stream, t, positions, base); });
-  return turned(tape, x, table, s);
 }
 
 }  // namespace tessera::ops

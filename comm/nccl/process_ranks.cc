@@ -57,7 +57,7 @@ class NcclExchange final : public Exchange {
   ~NcclExchange() override {
     try {
       done_.wait();
-    } catch (const engine::DeviceError&) {  // the GPU has failed, and copies nothing more
+    } catch (...) {  // the GPU has failed, and copies nothing more
     }
   }
   NcclExchange(const NcclExchange&) = delete;
@@ -71,7 +71,10 @@ class NcclExchange final : public Exchange {
     try {
       enqueue(own, stream);
     } catch (...) {
-      done_ = stream.record("exchange failed");
+      try {
+        done_ = stream.record("exchange failed");
+      } catch (...) {  // the GPU has failed, and copies nothing more
+      }
       throw;
     }
     done_ = stream.record("exchanged");

@@ -26,9 +26,8 @@ using Tokens = std::vector<std::int32_t>;
 
 constexpr std::int64_t kBatch = 4, kTokens = 48;
 constexpr char kText[] =
-    "a rope has two ends, a ring has none; who counts them all, small ones too, will sit here "
-    "until "
-    "evening comes. ";
+    "a rope has two ends, a ring has none; who counts them all, small ones too, "
+    "will sit here until evening comes. ";
 constexpr std::int64_t kLength = sizeof(kText) - 1;
 
 Tensor tensor_of(Tape& tape, std::int64_t rows, std::span<const std::int32_t> tokens) {
@@ -43,7 +42,8 @@ Tokens text(std::int64_t begin, std::int64_t count) {
   return tokens;
 }
 
-// The prompt and `count` likely characters more. With caches each forward reads what is new alone.
+// The prompt and the `count` most likely characters after it. With caches each forward reads what
+// is new alone.
 std::string go_on(Tape& tape, llama::Model& model, Tokens tokens, int count, bool with_caches) {
   std::vector<llama::Cache> caches;
   std::size_t num_read = 0;

@@ -29,9 +29,15 @@ struct Sizes {
   std::int64_t vocab, width, heads, kv_heads, hidden, layers;
 };
 
-/// Keys and values of a layer, (B, S, KV, D) of the S tokens so far.
+/// Keys and values of a layer, (B, S, KV, D) of the S tokens so far. Inside Tape::no_grad() alone:
+/// no gradient passes from one forward to another. Each forward copies them.
 struct Cache {
   Tensor keys, values;
+};
+
+/// What all layers are given: the positions of the tokens, and what they see.
+struct Places {
+  Tensor at, mask;
 };
 
 struct Layer {
@@ -40,15 +46,16 @@ struct Layer {
     return {name + end, {out_size, in_size}, Init::normal(0.02f)};
   }
 
-  // x (B, T, C), at its positions, with the tokens before them in `cache` if there is one.
-  Tensor operator()(Tape& tape, const Tensor& x, const Tensor& at, Cache* cache) {
+  // x (B, T, C), which follows the tokens in `cache` if there is one.
+  Tensor operator()(Tape& tape, const Tensor& x, const Places& places, Cache* cache) {
     const std::int64_t B = x.dim(0), T = x.dim(1);
     const auto product = [&](const Tensor& of, Parameter& w) {
       return ops::linear(tape, of, w, nullptr, ops::WeightLayout::kOutIn);
     };
+    const ops::RopeOptions rotation{.positions = places.at};
     const Tensor h = ops::rmsnorm(tape, x, norm);
-    const Tensor queries = ops::rope(tape, product(h, q).reshape({B, T, s.heads, D}), at);
-    Tensor keys = ops::rope(tape, product(h, k).reshape({B, T, s.kv_heads, D}), at);
+    const Tensor queries = ops::rope(tape, product(h, q).reshape({B, T, s.heads, D}), rotation);
+    Tensor keys = ops::rope(tape, product(h, k).reshape({B, T, s.kv_heads, D}), rotation);
     Tensor values = product(h, v).reshape({B, T, s.kv_heads, D});
     if (cache != nullptr) {
       if (cache->keys.defined()) {
@@ -57,8 +64,7 @@ struct Layer {
       }
       *cache = {keys, values};
     }
-    const Tensor mask = ops::causal_mask(tape, T, keys.dim(1), x.dtype());
-    const Tensor y = ops::dot_product_attention(tape, queries, keys, values, {.mask = mask});
+    const Tensor y = ops::dot_product_attention(tape, queries, keys, values, {.mask = places.mask});
     const auto [sum, m] = ops::add_rmsnorm(tape, x, product(y.reshape(x.shape()), out), mlp_norm);
     return ops::add(tape, sum, product(ops::swiglu(tape, product(m, gate), product(m, up)), down));
   }
@@ -87,17 +93,19 @@ struct Model {
   /// Of tokens (B, T) i32 the logits (B, T, V) of the next ones. With caches, one for each layer,
   /// they follow those that these hold, and are added.
   Tensor logits(Tape& tape, const Tensor& tokens, std::vector<Cache>* caches = nullptr) {
-    const bool follow = caches != nullptr && !caches->empty();
     if (caches != nullptr) caches->resize(layers.size());
-    std::vector<std::int32_t> places(static_cast<std::size_t>(tokens.dim(1)));
-    std::iota(places.begin(), places.end(),
-              follow ? static_cast<std::int32_t>(caches->front().keys.dim(1)) : 0);
-    const Tensor at = Tensor::from<std::int32_t>(tape.memory(), {tokens.dim(1)}, places, "places");
+    const bool follows = caches != nullptr && caches->front().keys.defined();
+    const std::int64_t T = tokens.dim(1), S = follows ? caches->front().keys.dim(1) + T : T;
+    std::vector<std::int32_t> numbers(static_cast<std::size_t>(T));
+    std::iota(numbers.begin(), numbers.end(), static_cast<std::int32_t>(S - T));
     return tape.region(root, [&] {
       Tensor x = ops::embedding(tape, tokens, table);
+      Places places{Tensor::from<std::int32_t>(tape.memory(), {T}, numbers, "positions"), {}};
+      if (T > 1) places.mask = ops::causal_mask(tape, T, S, x.dtype());  // one sees all
       for (std::size_t i = 0; i < layers.size(); ++i) {
-        x = tape.region(layers[i].block, [&] {
-          return layers[i](tape, x, at, caches != nullptr ? &(*caches)[i] : nullptr);
+        Cache* const cache = caches != nullptr ? &(*caches)[i] : nullptr;
+        x = tape.region(layers[i].block, [&tape, &layer = layers[i], x, places, cache] {
+          return layer(tape, x, places, cache);
         });
       }
       return ops::linear(tape, ops::rmsnorm(tape, x, norm), table, nullptr,

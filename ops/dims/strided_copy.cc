@@ -49,6 +49,9 @@ void copy_cpu(const StridedCopy& copy, int k, T* to, const T* from) {
   if (k + 1 < copy.rank) {
     for (std::int64_t i = 0; i < dim; ++i)
       copy_cpu(copy, k + 1, to + i * to_stride, from + i * from_stride);
+  } else if (to_stride == 1 && from_stride == 1 && copy.divisor == 1) {
+    write_elements(to, dim, copy.accumulate,
+                   [from](std::int64_t i) { return engine::to_f32(from[i]); });
   } else if (to_stride == 1 && from_stride == 1) {
     write_elements(to, dim, copy.accumulate,
                    [=, d = copy.divisor](std::int64_t i) { return engine::to_f32(from[i]) / d; });

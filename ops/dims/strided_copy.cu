@@ -27,7 +27,7 @@ __global__ void strided_copy_kernel(T* to, const T* from, BoxStrides box, std::i
       to_offset += index * box.to[k];
       from_offset += index * box.from[k];
     }
-    const float value = to_f32(from[from_offset]) / divisor;
+    const float whole = to_f32(from[from_offset]), value = divisor == 1 ? whole : whole / divisor;
     T& element = to[to_offset];
     store_f32(element, accumulate ? to_f32(element) + value : value);
   }

@@ -27,7 +27,7 @@ struct OptimizerStep {
 
 // As Optimizer::step() of each, with one norm of all gradients. Throw what that throws, and
 // InvalidArgument naming a trainable parameter that none of them updates, or two; if they are not
-// of one Fsdp; and if anything is offloaded, as they would write to the same staging.
+// of one Fsdp; and, of several, if anything is offloaded, as they would write to the same staging.
 
 void step_together(const std::vector<OptimizerStep>& steps, const GradNorm& norm, double max_norm);
 void step_together(const std::vector<OptimizerStep>& steps, const JointNorm& norm, double max_norm);

@@ -31,8 +31,8 @@ TEST(CudaRope, GivenPositionsAreThoseOfTheCpu) {
                   const std::vector<std::int32_t> all = {0, 1, 2, 0, 1, -7, 700, 701, 5, 1 << 20};
                   const std::span<const std::int32_t> values(all.data(), of_each ? 10 : 5);
                   const Shape shape = of_each ? Shape{2, 5} : Shape{5};
-                  return rope(tape, x[0], Tensor::from<std::int32_t>(tape.memory(), shape, values),
-                              {.head_size = 8});
+                  const Tensor at = Tensor::from<std::int32_t>(tape.memory(), shape, values);
+                  return rope(tape, x[0], {.head_size = 8, .positions = at});
                 }});
   }
 }

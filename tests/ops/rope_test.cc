@@ -94,7 +94,8 @@ TEST(RopeTest, RotatesByGivenPositions) {
     const Shape shape = n == 10 ? Shape{2, 5} : Shape{5};
     const Tensor at = Tensor::from<std::int32_t>(memory, shape, positions);
     const OpCase op{.inputs = {{2, 5, 3 * 4}}, .build = [at](Tape& tape, const auto& x, auto&) {
-                      return rope(tape, x[0], at, {.head_size = 4, .num_heads = 2, .base = 500});
+                      return rope(tape, x[0],
+                                  {.head_size = 4, .num_heads = 2, .base = 500, .positions = at});
                     }};
     const OpRun run = run_op(op);
     const auto position = [&](std::int64_t row) { return double(positions[std::size_t(row % n)]); };
@@ -111,7 +112,7 @@ TEST(RopeTest, PositionsInTurnAreTheOnesThatItTakesItself) {
   for (std::size_t t = 0; t < positions.size(); ++t) positions[t] = static_cast<std::int32_t>(t);
   const Tensor at = Tensor::from<std::int32_t>(memory, {33}, positions);
   const OpRun given = run_op({.inputs = {{2, 33, 8}}, .build = [at](Tape& t, const auto& x, auto&) {
-                                return rope(t, x[0], at);
+                                return rope(t, x[0], {.positions = at});
                               }});
   const OpRun own = run_op(rope_case({2, 33, 8}, {}));
   expect_close(given.y, own.y, 1e-7, "y");
@@ -157,9 +158,10 @@ TEST(RopeTest, RefusesWhatItCannotPair) {
   const Tensor y = Tensor::zeros(memory, {2, 3, 18}, DType::kF32);
   for (const Shape& other : {Shape{2}, Shape{6}, Shape{3, 2}, Shape{2, 3, 1}}) {
     const Tensor positions = Tensor::zeros(memory, other, DType::kI32);
-    EXPECT_THROW(rope(tape, y, positions), engine::InvalidArgument);
+    EXPECT_THROW(rope(tape, y, {.positions = positions}), engine::InvalidArgument);
   }
-  EXPECT_THROW(rope(tape, y, Tensor::zeros(memory, {3}, DType::kF32)), engine::InvalidArgument);
+  EXPECT_THROW(rope(tape, y, {.positions = Tensor::zeros(memory, {3}, DType::kF32)}),
+               engine::InvalidArgument);
 }
 
 }  // namespace

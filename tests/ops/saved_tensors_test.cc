@@ -27,6 +27,7 @@
 #include "ops/index/gather.h"
 #include "ops/layernorm.h"
 #include "ops/linear.h"
+#include "ops/losses/losses.h"
 #include "ops/mul.h"
 #include "ops/parameter.h"
 #include "ops/relu.h"
@@ -79,6 +80,11 @@ struct Case {
   std::vector<Want> wants;
 };
 
+// Data, from 0 to 1.
+Tensor probabilities(Tape& tape, const Tensor& x) {
+  return tape.no_grad([&] { return sigmoid(tape, x); });
+}
+
 std::vector<Case> cases() {
   const LinearCrossEntropyOptions again{.max_saved_numel = 0};
   constexpr std::int64_t kLogits = kRows * kVocab * 4;
@@ -107,6 +113,15 @@ std::vector<Case> cases() {
          return group_norm(t, l.x[0].reshape({1, kWidth, kRows}), 2, l.v, &l.bias);
        },
        {{{0}, {"v"}, 3 * kNbytes + 2 * 2 * 4 + kWidth / 2 * kRows * 4, 5}, {{}, {"bias"}, 0, 3}}},
+      {"mse",
+       [](Tape& t, Leaves& l) { return mse(t, l.x[0], l.x[1]); },
+       {{{0}, {}, 2 * kNbytes, 3}}},
+      {"bce_with_logits",
+       [](Tape& t, Leaves& l) { return bce_with_logits(t, l.x[0], probabilities(t, l.x[1])); },
+       {{{0}, {}, 2 * kNbytes, 3}}},
+      {"kl_divergence",
+       [](Tape& t, Leaves& l) { return kl_divergence(t, l.x[0], probabilities(t, l.x[1])); },
+       {{{0}, {}, kNbytes, 3}}},
       {"parameter", [](Tape& t, Leaves& l) { return parameter(t, l.v); }, {{{}, {"v"}, 0}}},
       {"add_layernorm",
        [](Tape& t, Leaves& l) {
@@ -150,7 +165,7 @@ std::vector<Case> cases() {
       {"rope with positions",
        [](Tape& t, Leaves& l) {
          const Tensor at = Tensor::zeros(t.memory(), {kRows}, DType::kI32);
-         return rope(t, l.x[0], at);
+         return rope(t, l.x[0], {.positions = at});
        },
        {{{0}, {}, kNbytes + kNbytes}}},
       {"gelu", [](Tape& t, Leaves& l) { return gelu(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
