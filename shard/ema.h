@@ -36,8 +36,8 @@ class Ema : private FlatUser {
   /// Not collective, after the update of a step, on every rank: average = decay * average +
   /// (1 - decay) * parameter, with the roundings of torch.lerp(), as work of the compute stream;
   /// with anything offloaded it first blocks until earlier work is done, and what lies in memory of
-  /// the host is averaged when it returns. Throws InvalidArgument unless 0 <= decay <= 1, and inside
-  /// a step or region.
+  /// the host is averaged when it returns. Throws InvalidArgument unless 0 <= decay <= 1, and
+  /// inside a step or region.
   void update(double decay);
   /// update() with a decay of 0, to the bit.
   void reset();
