@@ -21,7 +21,8 @@ namespace {
 
 // That act through the plan alone.
 bool is_of_the_schedule(const std::string& key) {
-  static const std::set<std::string> keys = {"parallel.shard_ranks",
+  static const std::set<std::string> keys = {"parallel.strategy",
+                                             "parallel.shard_ranks",
                                              "parallel.prefetch",
                                              "parallel.backward_prefetch",
                                              "parallel.reductions_in_flight",
@@ -37,13 +38,10 @@ bool is_of_the_schedule(const std::string& key) {
 }
 
 bool differ_in_schedule_alone(const Configuration& a, const Configuration& b) {
-  // Some strategies have two names.
-  const bool is_one_strategy = a.config.parallel.preset() == b.config.parallel.preset();
   return std::ranges::all_of(b.options, [&](const auto& option) {
     const auto other = a.options.find(option.first);
     const bool is_equal = other != a.options.end() && other->second == option.second;
-    return is_equal || is_of_the_schedule(option.first) ||
-           (is_one_strategy && option.first == "parallel.strategy");
+    return is_equal || is_of_the_schedule(option.first);
   });
 }
 

@@ -1,11 +1,10 @@
 // What the configurations plan, and which of them plan the very same steps.
 //
-// [Note: what cannot differ] An option of the schedule may have nothing to act on: gathers ahead
-// where nothing is gathered, a memory budget that all fits. Then two configurations make the same
-// calls in the same order with the same memory, and training both would measure noise. They are
-// found by their plans, which the trainer itself makes, not by a list of rules. Only options of the
-// schedule and a strategy's second name count as such: of two strategies with equal plans, as on
-// one rank, both are trained, and so is what a plan does not see (threads, pins, traces).
+// [Note: what cannot differ] A strategy, or an option of the schedule, may have nothing to act on:
+// gathers ahead where nothing is gathered, a memory budget that all fits, zero1 and zero2 on one
+// rank. Then two configurations make the same calls in the same order with the same memory, and
+// training both would measure noise. They are found by their plans, which the trainer itself makes,
+// not by a list of rules. What a plan does not see (threads, pins, traces) is trained.
 #pragma once
 
 #include <string>
