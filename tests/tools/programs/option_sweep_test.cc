@@ -1,7 +1,9 @@
 // Every option of the trainers, one at a time: it changes what it is for, or is refused with a
-// reason. And it means the same to the program `plan`.
+// reason. It means the same to both trainers, plan and compare, and is explained in equal words by
+// every program that has it.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -12,6 +14,8 @@
 
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/tools/testing/tiny_images.h"
 #include "tests/tools/testing/tiny_training.h"
 
 namespace tessera {
@@ -23,8 +27,10 @@ using testing::kMlp;
 using testing::kTransformer;
 using testing::Outcome;
 using testing::run_program;
+using testing::TempFolder;
 
-const std::string kPlanProgram = "tools/programs/plan", kCompare = "tools/compare/compare";
+const std::string kPlanProgram = "tools/programs/plan", kCompare = "tools/compare/compare",
+                  kDoctor = "tools/doctor/doctor", kBench = "tools/bench/bench";
 
 enum class Effect {
   kBits,       // the trained parameters
@@ -178,15 +184,24 @@ class OptionSweep : public testing::TinyTraining {
     while (text.size() < 4000) text += "Other words, of which this text has many, again.\n";
     folder_.write("other.txt", text);
   }
-  static std::set<std::string> names_of(const std::string& program) {
+  /// What --help says of each option.
+  static std::map<std::string, std::string> help_of(const std::string& program) {
     std::istringstream help(run_program(program, std::vector<std::string>{"--help"}).out);
-    std::set<std::string> names;
+    std::map<std::string, std::string> texts;
+    std::string name;
     for (std::string line; std::getline(help, line);) {
       const auto equals = line.find('=');
       if (line.starts_with("  --") && equals != std::string::npos) {
-        names.insert(line.substr(4, equals - 4));
+        name = line.substr(4, equals - 4);
+      } else if (line.starts_with("      ")) {
+        texts[name] += line;
       }
     }
+    return texts;
+  }
+  static std::set<std::string> names_of(const std::string& program) {
+    std::set<std::string> names;
+    for (const auto& [name, text] : help_of(program)) names.insert(name);
     return names;
   }
   /// A run in a folder of which nothing is left from the one before.
@@ -196,7 +211,7 @@ class OptionSweep : public testing::TinyTraining {
         std::filesystem::remove_all(entry.path());
       }
     }
-    return run(flags);
+    return run_program(program_, with(flags));
   }
   static std::string digest(const Outcome& outcome) {
     const std::string before = "parameters sha256 ";
@@ -243,6 +258,8 @@ class OptionSweep : public testing::TinyTraining {
         break;
     }
   }
+
+  std::string program_ = kTransformer;
 };
 
 TEST_F(OptionSweep, KnowsEveryOption) {
@@ -258,6 +275,32 @@ TEST_F(OptionSweep, EachChangesWhatItIsForOrIsRefused) {
     SCOPED_TRACE(name);
     check(name, row);
   }
+}
+
+// train_mlp has another model, so what names its parts has other values.
+TEST_F(OptionSweep, EachOfTheOtherTrainerChangesWhatItIsForOrIsRefused) {
+  const TempFolder images;
+  testing::Images tiny;
+  for (int i = 0; i < 8; ++i) tiny.add(static_cast<std::uint8_t>(30 * i), i);
+  for (const char* part : {"train", "t10k"}) tiny.write(images, part);
+  program_ = kMlp;
+  flags_["data.path"] = images.path();
+  for (const char* other : {"model.heads", "model.dim", "model.seq", "sample.tokens"}) {
+    flags_.erase(other);
+  }
+  flags_["model.hidden"] = "8";
+  auto all = rows(folder_.path());
+  all.at("model.hidden") = {"16", Effect::kBits};
+  all.at("model.layers").value = "3";  // one has nothing hidden
+  all.at("log.probe_values").value = "gathered_forward:1:1:fc.0.weight";
+  int num_checked = 0;
+  for (const std::string& name : names_of(kMlp)) {
+    if (name == "data.path") continue;
+    SCOPED_TRACE(name);
+    check(name, all.at(name));
+    num_checked += all.at(name).effect == Effect::kElsewhere ? 0 : 1;
+  }
+  EXPECT_GT(num_checked, 80);
 }
 
 // What one refuses the other refuses, in the same words; what one takes has the same plan in both.
@@ -294,6 +337,60 @@ TEST_F(OptionSweep, EachMeansTheSameToPlan) {
   }
 }
 
+// What compare takes for its trainings has the plan that it has in `plan`, with its warnings, and
+// what it refuses it refuses in the same words. What says where output goes is compare's own; of
+// GPUs that are not there each says what it looks for first.
+TEST_F(OptionSweep, EachMeansTheSameToCompare) {
+  const auto of_compare = help_of(kCompare);
+  int num_equal = 0;
+  for (const auto& [name, row] : rows(folder_.path())) {
+    const bool is_output = name == "save.final" || name == "resume" || name.starts_with("log.");
+    if (!of_compare.contains(name) || name == "plan" || is_output) continue;
+    SCOPED_TRACE(name);
+    Flags flags = with(row.context);
+    flags[name] = name == "memory_budget" ? "1GiB" : row.value;
+    if (name != "model.preset") flags.insert({"model.vocab", "256"});  // which the text has
+    flags.insert({"parallel.strategy", "zero3"});
+    const std::string strategy = flags.extract("parallel.strategy").mapped();
+    flags["strategies"] = strategy;
+    const Outcome plan = run_program(kPlanProgram, flags);
+    flags["plan"] = "true";
+    const Outcome compare = run_program(kCompare, flags);
+    EXPECT_EQ(compare.exit_code, plan.exit_code) << compare.err;
+    std::string said = compare.err + compare.out;
+    const std::string where = " (configuration " + strategy + ")";
+    const auto at = said.find(where);
+    if (at != std::string::npos) said.erase(at, where.size());
+    if (name != "device" && name != "parallel.backend") {
+      EXPECT_EQ(said, plan.err + plan.out);
+    }
+    num_equal += compare.exit_code == 0 ? 1 : 0;
+  }
+  EXPECT_GT(num_equal, 70);
+}
+
+// An option that several programs have is explained in equal words; defaults and bounds may differ.
+// Options in `own` mean something else in each program.
+TEST_F(OptionSweep, OptionsOfOneNameHaveOneText) {
+  const std::set<std::string> own = {"data.order",   "data.path",    "json",
+                                     "model.layers", "model.preset", "parallel.ranks",
+                                     "resume",       "strategies",   "out"};
+  const auto without_bounds = [](const std::string& text) {
+    return text.substr(0, text.rfind(" ("));
+  };
+  std::map<std::string, std::string> texts;
+  int num_shared = 0;
+  for (const std::string& program : {kTransformer, kMlp, kPlanProgram, kCompare, kDoctor}) {
+    for (const auto& [name, text] : help_of(program)) {
+      if (own.contains(name)) continue;
+      const auto [first, is_new] = texts.emplace(name, without_bounds(text));
+      EXPECT_EQ(without_bounds(text), first->second) << program << " --" << name;
+      num_shared += is_new ? 0 : 1;
+    }
+  }
+  EXPECT_GT(num_shared, 250);
+}
+
 // A value of no sense is refused by every program that has the option, in the same words.
 TEST_F(OptionSweep, EachIsCheckedByEveryProgram) {
   const auto words = [](const std::string& error) {
@@ -326,9 +423,8 @@ TEST_F(OptionSweep, EachOfAnotherProgramIsChecked) {
   const struct {
     std::string program, last;
     int least_checked;
-  } programs[] = {{kCompare, "rounds", 80},
-                  {"tools/doctor/doctor", "parallel.deadline_s", 6},
-                  {"tools/bench/bench", "bench.steps", 3}};
+  } programs[] = {
+      {kCompare, "rounds", 80}, {kDoctor, "parallel.deadline_s", 6}, {kBench, "bench.steps", 3}};
   for (const auto& [program, last, least] : programs) {
     int num_checked = 0;
     for (const std::string& name : names_of(program)) {

@@ -12,6 +12,7 @@
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/testing/mlp_run.h"
+#include "tests/tools/testing/tiny_images.h"
 #include "tests/tools/testing/tiny_training.h"
 
 namespace tessera {
@@ -113,17 +114,10 @@ class Programs : public testing::TinyTraining {
     EXPECT_TRUE(has(now.out, {"resumed after step 2"}));
     return now.out;
   }
-  void write_images(const std::string& name, const std::string& pixels) const {
-    std::string labels;
-    for (std::size_t i = 0; i < pixels.size() / 4; ++i) labels += static_cast<char>(i);
-    const std::string count(1, static_cast<char>(labels.size()));
-    for (const std::string part : {"train", "t10k"}) {
-      folder_.write(name + "/" + part + "-images-idx3-ubyte",
-                    std::string("\0\0\x08\x03\0\0\0", 7) + count +
-                        std::string("\0\0\0\x02\0\0\0\x02", 8) + pixels);
-      folder_.write(name + "/" + part + "-labels-idx1-ubyte",
-                    std::string("\0\0\x08\x01\0\0\0", 7) + count + labels);
-    }
+  void write_images(const std::string& name, std::uint8_t last_pixel) const {
+    testing::Images images;
+    for (int i = 0; i < 8; ++i) images.add(i == 7 ? last_pixel : 'x', i);
+    for (const std::string part : {"train", "t10k"}) images.write(folder_, name + "/" + part);
   }
 };
 
@@ -164,10 +158,9 @@ TEST_F(Programs, TokensThatChangedUnderTheirPathAreToldAndThoseOfAnotherPathAreN
 }
 
 TEST_F(Programs, ImagesThatChangedAreTold) {
-  const std::string pixels(32, 'x');
   for (const char* name : {"data", "copy"}) {
     fs::create_directory(folder_ / name);
-    write_images(name, pixels);
+    write_images(name, 'x');
   }
   const Flags flags = {{"data.path", folder_ / "data"},
                        {"model.hidden", "8"},
@@ -180,8 +173,7 @@ TEST_F(Programs, ImagesThatChangedAreTold) {
   EXPECT_EQ(changed(testing::kMlp, flags, [&](Flags& f) { f["data.path"] = folder_ / "copy"; })
                 .find("warning"),
             std::string::npos);
-  EXPECT_TRUE(has(changed(testing::kMlp, flags,
-                          [&](Flags&) { write_images("data", std::string(31, 'x') + "y"); }),
+  EXPECT_TRUE(has(changed(testing::kMlp, flags, [&](Flags&) { write_images("data", 'y'); }),
                   {"warning: other data: 8 images of 2 x 2 from ", "data has changed since"}));
 }
 

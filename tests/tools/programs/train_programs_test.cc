@@ -20,6 +20,7 @@
 #include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/testing/tiny_images.h"
 #include "tools/io/gpt2_files.h"
 #include "tools/models/gpt.h"
 #include "tools/models/mlp.h"
@@ -31,6 +32,7 @@ namespace {
 using engine::Tensor;
 using nlohmann::json;
 using testing::Flags;
+using testing::Images;
 using testing::Outcome;
 using testing::run_program;
 using testing::TempFolder;
@@ -404,25 +406,6 @@ TEST(Printable, ACharacterThatTheEndCutsIsLeftOut) {
 }
 
 // The multi-layer perceptron ---------------------------------------------------------------------
-
-/// Images of 2 x 2 pixels.
-struct Images {
-  std::string pixels, labels;
-
-  void add(std::uint8_t pixel, int label) {
-    for (int i = 0; i < 4; ++i) pixels += static_cast<char>(i == 0 ? pixel : 255 - pixel + i % 2);
-    labels += static_cast<char>(label);
-  }
-  void write(const TempFolder& folder, const std::string& name) const {
-    const auto word = [](std::size_t n) {
-      return std::string{static_cast<char>(n >> 24), static_cast<char>(n >> 16),
-                         static_cast<char>(n >> 8), static_cast<char>(n)};
-    };
-    folder.write(name + "-images-idx3-ubyte",
-                 word(0x803) + word(labels.size()) + word(2) + word(2) + pixels);
-    folder.write(name + "-labels-idx1-ubyte", word(0x801) + word(labels.size()) + labels);
-  }
-};
 
 class TrainMlpData : public ::testing::Test {
  protected:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/json.h"
 #include "tests/testing/program.h"
+#include "tests/tools/testing/tiny_images.h"
 #include "tests/tools/testing/tiny_training.h"
 #include "tests/tools/trace/trace_file.h"
 
@@ -328,17 +330,10 @@ TEST_F(TraceOfARun, OfARunThatWasKilledIsMadeWhole) {
 }
 
 TEST_F(TraceOfARun, OfTheMultiLayerPerceptron) {
-  std::string pixels("\0\0\x08\x03\0\0\0\x08\0\0\0\x02\0\0\0\x02", 16),
-      labels("\0\0\x08\x01\0\0\0\x08", 8);
-  for (int i = 0; i < 8; ++i) {
-    pixels += std::string(4, static_cast<char>(i));
-    labels += static_cast<char>(i);
-  }
+  testing::Images images;
+  for (int i = 0; i < 8; ++i) images.add(static_cast<std::uint8_t>(i), i);
   std::filesystem::create_directory(folder_ / "data");
-  for (const char* part : {"train", "t10k"}) {
-    folder_.write(std::string("data/") + part + "-images-idx3-ubyte", pixels);
-    folder_.write(std::string("data/") + part + "-labels-idx1-ubyte", labels);
-  }
+  for (const std::string part : {"train", "t10k"}) images.write(folder_, "data/" + part);
   const Outcome outcome = run_program(kMlp, Flags{{"data.path", folder_ / "data"},
                                                   {"model.hidden", "8"},
                                                   {"parallel.ranks", "2"},
