@@ -24,8 +24,7 @@ struct RopeOptions {
 ///   positions 0..T-1 turn as those that it counts itself do to an f32's rounding; on a GPU to the
 ///   bit.
 ///   Throws InvalidArgument if D is odd or does not divide a token's elements, if there are fewer
-///   than `num_heads` heads, or if x or positions have another rank, shape or
-///   dtype.
+///   than `num_heads` heads, or if x or positions have another rank, shape or dtype.
 engine::Tensor rope(engine::Tape& tape, const engine::Tensor& x, const RopeOptions& options = {});
 
 }  // namespace tessera::ops

@@ -27,7 +27,7 @@ _WARNINGS = [
 ]
 
 # Tests, and kernels that the host's compiler compiles for them, take longer to compile than to run. With -Og tests compile in
-# half the time of -O3. Kernels are run by many tests, so they are optimised a little more.
+# half to two thirds of the time of -O3. Kernels are run by many tests, so they are optimised a little more.
 _TEST_COPTS = select({
     str(Label("//third_party:opt")): ["-Og"],
     "//conditions:default": [],
