@@ -11,8 +11,16 @@
 
 namespace tessera::engine {
 
-/// A trainable tensor. Ops take it by reference and keep its address: it must not move or die while
-/// a tape has entries.
+/// A member of this type keeps an object where it is: it can be neither copied nor moved.
+class Immovable {
+ public:
+  Immovable() = default;
+  Immovable(const Immovable&) = delete;
+  Immovable& operator=(const Immovable&) = delete;
+};
+
+/// A trainable tensor. Blocks, ops and optimizers keep its address: what holds parameters is built
+/// in place, as by std::deque::emplace_back(). It must not die while a tape has entries.
 struct Parameter {
   std::string name;  ///< fully qualified, unique in the model: "h.0.attn.c_attn.weight"
   Shape shape;
@@ -25,9 +33,12 @@ struct Parameter {
   /// Set by the tape's first write in a pass; the owner of `grad` clears it. While it is false the
   /// next write assigns, so nothing has to be zeroed first.
   bool grad_written = false;
+
+  [[no_unique_address]] Immovable immovable = {};
 };
 
-/// Parameters that are used together, e.g. one transformer layer: the unit of wrapping.
+/// Parameters that are used together, e.g. one transformer layer: the unit of wrapping. Fsdp and
+/// tapes keep its address, so it does not move, either.
 struct Block {
   std::string name;
   std::vector<Parameter*> parameters = {};
@@ -35,6 +46,8 @@ struct Block {
   /// What is no parameter and yet part of the model, such as running statistics that forward
   /// writes. Errors name them as their memory is named.
   std::vector<Tensor> buffers = {};
+
+  [[no_unique_address]] Immovable immovable = {};
 };
 
 /// Gives `parameters` memory of their own, on any device, and initialises them: for models that are

@@ -25,11 +25,7 @@ class Mlp {
   Mlp() {
     const std::vector<std::int64_t> sizes = {2, 64, 64, 3};
     for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
-      const std::string name = "fc" + std::to_string(i);
-      Layer& layer = layers_.emplace_back();
-      layer.weight = {name + ".weight", {sizes[i], sizes[i + 1]}, engine::Init::normal(0.3f)};
-      layer.bias = {name + ".bias", {sizes[i + 1]}};
-      layer.block = {name, {&layer.weight, &layer.bias}};
+      layers_.emplace_back("fc" + std::to_string(i), sizes[i], sizes[i + 1]);
     }
   }
 
@@ -52,10 +48,15 @@ class Mlp {
 
  private:
   struct Layer {
+    Layer(const std::string& name, std::int64_t in, std::int64_t out)
+        : weight{name + ".weight", {in, out}, engine::Init::normal(0.3f)},
+          bias{name + ".bias", {out}},
+          block{name, {&weight, &bias}} {}
+
     engine::Parameter weight, bias;
     engine::Block block;
   };
-  std::deque<Layer> layers_;  // parameters must not move
+  std::deque<Layer> layers_;  // parameters do not move
 };
 
 float train(comm::ProcessGroup& world) {

@@ -32,12 +32,7 @@ constexpr std::int64_t kTokens = 64, kWidth = 16, kHidden = 32;
 class Moe {
  public:
   // `group`: an expert on each of its ranks. Names differ, and so do initial values.
-  explicit Moe(comm::ProcessGroup& group) : group_(group) {
-    const std::string name = "expert." + std::to_string(group.rank());
-    w1_ = {name + ".w1", {kWidth, kHidden}, Init::normal(0.3f)};
-    w2_ = {name + ".w2", {kHidden, kWidth}, Init::normal(0.3f)};
-    expert = {name, {&w1_, &w2_}};
-  }
+  explicit Moe(comm::ProcessGroup& group) : Moe(group, "expert." + std::to_string(group.rank())) {}
 
   // x (kTokens, 2) -> loss.
   Tensor loss(engine::Tape& tape, const Tensor& x, const Tensor& targets) {
@@ -62,6 +57,12 @@ class Moe {
   }
 
  private:
+  Moe(comm::ProcessGroup& group, const std::string& name)
+      : group_(group),
+        w1_{name + ".w1", {kWidth, kHidden}, Init::normal(0.3f)},
+        w2_{name + ".w2", {kHidden, kWidth}, Init::normal(0.3f)},
+        expert{name, {&w1_, &w2_}} {}
+
   comm::ProcessGroup& group_;
   engine::Parameter w1_, w2_;
   engine::Parameter in_{"in", {2, kWidth}, Init::normal(1)}, in_bias_{"in.bias", {kWidth}};

@@ -23,6 +23,10 @@ constexpr std::int64_t kWidth = 8192, kBatch = 16;
 constexpr int kLayers = 48, kRanks = 64;
 
 struct Layer {
+  explicit Layer(const std::string& name)
+      : weight{name + ".weight", {kWidth, kWidth}, engine::Init::normal(0.02f)},
+        block{name, {&weight}} {}
+
   engine::Parameter weight;
   engine::Block block;
 };
@@ -33,14 +37,10 @@ std::int64_t peak_nbytes(const shard::FsdpOptions& options) {
   const auto compute = engine::Stream::meta("compute", engine::DeviceKind::kCpu, {});
   const engine::Memory memory(compute);
   engine::Tape tape(memory, compute);
-  std::deque<Layer> layers;  // parameters must not move
+  std::deque<Layer> layers;  // parameters do not move
   std::vector<engine::Block*> blocks;
   for (int i = 0; i < kLayers; ++i) {
-    Layer& layer = layers.emplace_back();
-    const std::string name = "fc" + std::to_string(i);
-    layer.weight = {name + ".weight", {kWidth, kWidth}, engine::Init::normal(0.02f)};
-    layer.block = {name, {&layer.weight}};
-    blocks.push_back(&layer.block);
+    blocks.push_back(&layers.emplace_back("fc" + std::to_string(i)).block);
   }
   shard::Fsdp fsdp(*world, memory, compute, blocks, /*root=*/nullptr, options);
   shard::AdamW optimizer(fsdp, {});

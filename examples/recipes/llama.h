@@ -115,7 +115,7 @@ struct Model {
 
   Parameter table, norm;
   Block root{"root", {&table, &norm}};
-  std::deque<Layer> layers;  // parameters must not move
+  std::deque<Layer> layers;  // parameters do not move
   std::vector<Block*> blocks;
 };
 

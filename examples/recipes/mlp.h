@@ -15,12 +15,7 @@ class Mlp {
   /// From sizes.front() numbers to sizes.back(). `name` goes before those of the parameters.
   Mlp(const std::string& name, const std::vector<std::int64_t>& sizes) {
     for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
-      Layer& layer = layers_.emplace_back();
-      const std::string prefix = name + "." + std::to_string(i);
-      layer.weight = {
-          prefix + ".weight", {sizes[i], sizes[i + 1]}, tessera::engine::Init::normal(0.5f)};
-      layer.bias = {prefix + ".bias", {sizes[i + 1]}};
-      layer.block = {prefix, {&layer.weight, &layer.bias}};
+      layers_.emplace_back(name + "." + std::to_string(i), sizes[i], sizes[i + 1]);
     }
   }
 
@@ -43,8 +38,13 @@ class Mlp {
 
  private:
   struct Layer {
+    Layer(const std::string& name, std::int64_t in, std::int64_t out)
+        : weight{name + ".weight", {in, out}, tessera::engine::Init::normal(0.5f)},
+          bias{name + ".bias", {out}},
+          block{name, {&weight, &bias}} {}
+
     tessera::engine::Parameter weight, bias;
     tessera::engine::Block block;
   };
-  std::deque<Layer> layers_;  // parameters must not move
+  std::deque<Layer> layers_;  // parameters do not move
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 namespace tessera::engine {
@@ -16,6 +17,16 @@ std::vector<float> write(const Init& init, std::int64_t begin, std::int64_t nume
   init.write(values.data(), begin, numel, name, seed);
   return values;
 }
+
+// A vector of layers that grows would leave their blocks, and all who know these, with addresses of
+// what is gone.
+struct Layer {
+  Parameter weight;
+  Block block{"layer", {&weight}};
+};
+static_assert(!std::is_move_constructible_v<Parameter> && !std::is_move_assignable_v<Parameter>);
+static_assert(!std::is_move_constructible_v<Block> && !std::is_move_assignable_v<Block>);
+static_assert(!std::is_move_constructible_v<Layer> && std::is_default_constructible_v<Layer>);
 
 TEST(Init, PiecesEqualTheWhole) {
   constexpr std::int64_t kNumel = 1001;

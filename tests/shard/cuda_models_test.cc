@@ -46,7 +46,7 @@ std::vector<float> train(int ranks, const FsdpOptions& options, int gpus) {
     model.layers[1]->weight.trainable = false;
     Fsdp fsdp(world, memory, compute, model.blocks(), &model.root, options);
     initialise(fsdp, [](const Parameter& p, std::span<float> values) {
-      Parameter(p).init.write(values.data(), 0, p.shape.numel(), p.name, 5);
+      p.init.write(values.data(), 0, p.shape.numel(), p.name, 5);
       std::ranges::reverse(values);
     });
     Sgd optimizer(fsdp, {.momentum = 0.9});

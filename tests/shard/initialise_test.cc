@@ -36,7 +36,7 @@ constexpr std::int64_t kNumel = 1280;
 
 // Each element depends on all others.
 void normalised(const Parameter& p, std::span<float> values) {
-  Parameter(p).init.write(values.data(), 0, p.shape.numel(), p.name, 5);
+  p.init.write(values.data(), 0, p.shape.numel(), p.name, 5);
   float sum = 0;
   for (const float v : values) sum += v * v;
   for (float& v : values) v /= std::sqrt(sum);

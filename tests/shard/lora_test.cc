@@ -47,15 +47,7 @@ class Model {
  public:
   explicit Model(int lowest = kLowest) {
     for (int i = 0; i < kLayers; ++i) {
-      const std::string name = "h." + std::to_string(i);
-      auto& l = *layers.emplace_back(std::make_unique<Layer>());
-      l.weight = {name + ".w", {kWidth, kWidth}, Init::normal(0.1f), /*trainable=*/false};
-      l.block = {name, {&l.weight}};
-      if (i < lowest) continue;
-      l.has_adapter = true;
-      l.a = {name + ".a", {kWidth, kRank}, Init::normal(0.1f)};
-      l.b = {name + ".b", {kRank, kWidth}, Init::normal(0.1f)};
-      l.block.parameters.insert(l.block.parameters.end(), {&l.a, &l.b});
+      layers.push_back(std::make_unique<Layer>("h." + std::to_string(i), i >= lowest));
     }
   }
 
@@ -82,8 +74,17 @@ class Model {
   }
 
   struct Layer {
+    Layer(const std::string& name, bool adapted)
+        : weight{name + ".w", {kWidth, kWidth}, Init::normal(0.1f), /*trainable=*/false},
+          a{name + ".a", {kWidth, kRank}, Init::normal(0.1f)},
+          b{name + ".b", {kRank, kWidth}, Init::normal(0.1f)},
+          has_adapter(adapted),
+          block{name, {&weight}} {
+      if (adapted) block.parameters.insert(block.parameters.end(), {&a, &b});
+    }
+
     Parameter weight, a, b;
-    bool has_adapter = false;
+    bool has_adapter;
     Block block;
   };
   std::vector<std::unique_ptr<Layer>> layers;

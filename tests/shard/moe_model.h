@@ -42,19 +42,14 @@ struct MoeOptions {
 class Moe {
  public:
   Moe(const MoeOptions& options, comm::ProcessGroup& exchange)
-      : options_(options), exchange_(exchange) {
-    using engine::Init;
-    const auto [num_experts, k, rows, width, hidden, capacity, exact] = options;
-    in = {"in", {width, width}, Init::normal(0.5f)};
-    router = {"router", {width, num_experts}, Init::normal(1)};
-    out = {"out", {width, width}, Init::normal(0.5f)};
-    root = {"root", {&in, &router, &out}};
-    for (std::int64_t e = exchange.rank(); e < num_experts; e += exchange.size()) {
-      const std::string name = "expert." + std::to_string(e);
-      auto& x = *experts.emplace_back(std::make_unique<Expert>());
-      x.w1 = {name + ".w1", {width, hidden}, Init::normal(0.5f)};
-      x.w2 = {name + ".w2", {hidden, width}, Init::normal(0.5f)};
-      x.block = {name, {&x.w1, &x.w2}};
+      : in{"in", {options.width, options.width}, engine::Init::normal(0.5f)},
+        router{"router", {options.width, options.num_experts}, engine::Init::normal(1)},
+        out{"out", {options.width, options.width}, engine::Init::normal(0.5f)},
+        root{"root", {&in, &router, &out}},
+        options_(options),
+        exchange_(exchange) {
+    for (std::int64_t e = exchange.rank(); e < options.num_experts; e += exchange.size()) {
+      experts.push_back(std::make_unique<Expert>("expert." + std::to_string(e), options));
     }
   }
 
@@ -95,6 +90,11 @@ class Moe {
   }
 
   struct Expert {
+    Expert(const std::string& name, const MoeOptions& o)
+        : w1{name + ".w1", {o.width, o.hidden}, engine::Init::normal(0.5f)},
+          w2{name + ".w2", {o.hidden, o.width}, engine::Init::normal(0.5f)},
+          block{name, {&w1, &w2}} {}
+
     engine::Parameter w1, w2;
     engine::Block block;
   };

@@ -102,8 +102,8 @@ struct Model {
   Model()
       : table(make("table", {V, C})),
         positions(make("positions", {T, C})),
-        head(make("head", {C, V})) {
-    root = {"root", {&table, &positions, &head}};
+        head(make("head", {C, V})),
+        root{"root", {&table, &positions, &head}} {
     for (int i = 0; i < 2; ++i) layers.push_back(std::make_unique<Layer>("h." + std::to_string(i)));
   }
   std::vector<engine::Block*> blocks() {

@@ -65,12 +65,16 @@ TEST(Pack, WhatIsTooLargeStandsAlone) {
 struct Blocks {
   explicit Blocks(const Sizes& numels) {
     for (const std::int64_t numel : numels) {
-      parameters.push_back({.name = "p", .shape = {numel}});
-      blocks.push_back({"block", {&parameters.back()}});
-      pointers.push_back(&blocks.back());
+      engine::Parameter& p = parameters.emplace_back();
+      p.name = "p";
+      p.shape = {numel};
+      engine::Block& block = blocks.emplace_back();
+      block.name = "block";
+      block.parameters = {&p};
+      pointers.push_back(&block);
     }
   }
-  std::deque<engine::Parameter> parameters;  // addresses stay
+  std::deque<engine::Parameter> parameters;
   std::deque<engine::Block> blocks;
   std::vector<engine::Block*> pointers;
 };

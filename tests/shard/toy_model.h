@@ -110,15 +110,11 @@ inline engine::Tensor sum(engine::Tape& tape, const engine::Tensor& x) {
 
 class ToyModel {
  public:
-  ToyModel(int num_blocks, std::int64_t numel) : root{"root", {&scale}} {
-    scale = {.name = "scale", .shape = {numel}, .init = engine::Init::normal(1)};
+  ToyModel(int num_blocks, std::int64_t numel)
+      : scale{.name = "scale", .shape = {numel}, .init = engine::Init::normal(1)},
+        root{"root", {&scale}} {
     for (int i = 0; i < num_blocks; ++i) {
-      const std::string name = "h." + std::to_string(i);
-      layers.push_back(std::make_unique<Layer>());
-      Layer& l = *layers.back();
-      l.weight = {.name = name + ".weight", .shape = {numel}, .init = engine::Init::normal(1)};
-      l.bias = {.name = name + ".bias", .shape = {numel}, .init = engine::Init::uniform(1)};
-      l.block = {name, {&l.weight, &l.bias}};
+      layers.push_back(std::make_unique<Layer>("h." + std::to_string(i), numel));
     }
   }
 
@@ -144,6 +140,11 @@ class ToyModel {
   }
 
   struct Layer {
+    Layer(const std::string& name, std::int64_t numel)
+        : weight{.name = name + ".weight", .shape = {numel}, .init = engine::Init::normal(1)},
+          bias{.name = name + ".bias", .shape = {numel}, .init = engine::Init::uniform(1)},
+          block{name, {&weight, &bias}} {}
+
     engine::Parameter weight, bias;
     engine::Block block;
   };

@@ -32,19 +32,26 @@ double MlpConfig::train_flops() const {
          3 * (static_cast<double>(layers - 2) * product(hidden, hidden) + product(hidden, classes));
 }
 
+struct Mlp::Layer {
+  // He et al., "Delving Deep into Rectifiers", 2015: keeps the variance through a ReLU.
+  Layer(const std::string& name, std::int64_t in, std::int64_t out)
+      : weight{.name = name + ".weight",
+               .shape = {in, out},
+               .init = Init::normal(std::sqrt(2.0f / static_cast<float>(in)))},
+        bias{.name = name + ".bias", .shape = {out}, .init = Init::zeros()},
+        block{name, {&weight, &bias}} {}
+
+  engine::Parameter weight, bias;
+  Block block;
+};
+
+Mlp::~Mlp() = default;
+
 Mlp::Mlp(const MlpConfig& config) : config_((config.validate(), config)) {
   for (std::int64_t i = 0; i < config.layers; ++i) {
     const std::int64_t in = i == 0 ? config.inputs : config.hidden;
     const std::int64_t out = i + 1 == config.layers ? config.classes : config.hidden;
-    const std::string name = fmt::format("fc.{}", i);
-    auto layer = std::make_unique<Layer>();
-    // He et al., "Delving Deep into Rectifiers", 2015: keeps the variance through a ReLU.
-    layer->weight = {.name = name + ".weight",
-                     .shape = {in, out},
-                     .init = Init::normal(std::sqrt(2.0f / static_cast<float>(in)))};
-    layer->bias = {.name = name + ".bias", .shape = {out}, .init = Init::zeros()};
-    layer->block = {name, {&layer->weight, &layer->bias}};
-    layers_.push_back(std::move(layer));
+    layers_.push_back(std::make_unique<Layer>(fmt::format("fc.{}", i), in, out));
   }
 }
 

@@ -27,6 +27,7 @@ class Mlp : public Model {
  public:
   /// Throws InvalidArgument as MlpConfig::validate().
   explicit Mlp(const MlpConfig& config);
+  ~Mlp() override;
 
   const MlpConfig& config() const { return config_; }
   std::vector<engine::Block*> blocks() override;
@@ -38,10 +39,7 @@ class Mlp : public Model {
                       const Pass& pass) override;
 
  private:
-  struct Layer {
-    engine::Parameter weight, bias;
-    engine::Block block;
-  };
+  struct Layer;
   engine::Tensor forward(engine::Tape& tape, const engine::Tensor& x, Recompute recompute);
 
   MlpConfig config_;

@@ -374,7 +374,7 @@ struct WithExperts {
   WithExperts(ProcessGroup& world, int group, const std::vector<std::string>& names, float value)
       : dense{"dense", {&weight}}, own(world.split(group, world.rank())) {
     for (const std::string& name : names) {
-      experts.push_back(std::make_unique<Parameter>(Parameter{.name = name, .shape = {130}}));
+      experts.emplace_back(new Parameter{.name = name, .shape = {130}});
     }
     for (const auto& p : experts) block.parameters.push_back(p.get());
     const FsdpOptions options{.placement = Placement::preset("zero3")};

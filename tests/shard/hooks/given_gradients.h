@@ -21,13 +21,12 @@ class GivenGradients {
   explicit GivenGradients(const std::vector<engine::Shape>& shapes) : root{"root", {}} {
     for (std::size_t i = 0; i < shapes.size(); ++i) {
       const std::string name = fmt::format("p{}", i);
-      parameters.push_back(std::make_unique<engine::Parameter>(
-          engine::Parameter{.name = name, .shape = shapes[i], .init = engine::Init::normal(1)}));
+      parameters.emplace_back(
+          new engine::Parameter{.name = name, .shape = shapes[i], .init = engine::Init::normal(1)});
       if (i + 1 == shapes.size()) {
         root.parameters = {parameters.back().get()};
       } else {
-        own.push_back(std::make_unique<engine::Block>(
-            engine::Block{fmt::format("b{}", i), {parameters.back().get()}}));
+        own.emplace_back(new engine::Block{fmt::format("b{}", i), {parameters.back().get()}});
       }
     }
   }

@@ -48,8 +48,10 @@ struct Network {
       for (const std::string part : {".weight", ".bias"}) {
         const std::string name = layer + part;
         const auto dims = golden()["shapes"][name].get<std::vector<std::int64_t>>();
-        parameters[name] = {.name = name, .shape = Shape(dims)};
-        block.parameters.push_back(&parameters[name]);
+        Parameter& p = parameters[name];
+        p.name = name;
+        p.shape = Shape(dims);
+        block.parameters.push_back(&p);
       }
     }
   }
