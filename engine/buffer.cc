@@ -26,8 +26,10 @@ std::shared_ptr<Buffer> Buffer::create_released(const Memory& memory, std::strin
   require(nbytes >= 0, "[buffer] expected a size of at least 0 bytes, got {} ({})", nbytes, name);
   Memory books = memory;
   const std::uint64_t serial = books.next_serial();
-  return std::shared_ptr<Buffer>(
+  std::shared_ptr<Buffer> buffer(
       new Buffer(std::move(books), std::move(name), nbytes, category, serial));
+  if (memory.checks_saved()) memory.remember(buffer);
+  return buffer;
 }
 
 std::shared_ptr<Buffer> Buffer::without_data() const {

@@ -27,6 +27,7 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "engine/device.h"
 #include "engine/stream.h"
@@ -53,11 +54,13 @@ struct Allocator {
   std::function<void(void* data, std::int64_t nbytes)> free = {};
 };
 
+class Buffer;
 class MemoryListener;
 
 struct MemoryOptions {
   bool cache = true;              ///< keep freed blocks for reuse
   bool poison = false;            ///< fill new and freed blocks with NaN bytes (tests)
+  bool check_saved = false;       ///< a tape notices what writes what it saved: saved_values.h
   Allocator allocator = {};       ///< both functions, or none for the system's
   std::int64_t limit_nbytes = 0;  ///< that may be in use at one time; 0: no limit
   std::shared_ptr<MemoryListener> listener = nullptr;  ///< see memory_listener.h; null: nobody
@@ -124,6 +127,11 @@ class Memory {
   /// Peaks start again from the current values.
   void reset_peaks();
   bool poisons() const;
+  bool checks_saved() const;
+  /// All buffers of this memory that live; none unless checks_saved().
+  std::vector<std::shared_ptr<Buffer>> buffers() const;
+  /// By each new buffer, with checks_saved().
+  void remember(std::weak_ptr<Buffer> buffer) const;
   /// Null: nobody.
   MemoryListener* listener() const;
   /// A number no other buffer of this memory has.

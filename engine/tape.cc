@@ -95,6 +95,7 @@ void Tape::record(std::string_view op, const std::vector<Tensor>& outs,
                   std::function<void(const std::vector<Tensor>&)> backward) {
   if (!recording()) return skip(outs);
   Entry entry{.op = op, .backward = std::move(backward)};
+  if (memory_.checks_saved()) entry.saved = {memory_, compute_, entry.backward};
   for (const Tensor& out : outs) entry.outs.push_back(produce(out));
   push(std::move(entry));
 }
@@ -318,8 +319,10 @@ std::vector<Tensor> Tape::defer(const Block& block, const Outputs& fn, Outputs a
     if (is_own && is_new) {
       entry.outs.push_back(produce(results[i]));
       entry.outs.back().index = i;
+      if (memory_.checks_saved()) entry.results.push_back(checksum_of(compute_, results[i]));
     }
   }
+  if (memory_.checks_saved()) entry.saved = {memory_, compute_, entry.fn};
   push(std::move(entry));
   return results;
 }
@@ -423,7 +426,9 @@ void Tape::end_scope() {
 
 void Tape::run_op(Entry& entry) {
   const std::vector<Tensor> douts = take_grads(entry);
-  if (!douts.empty()) entry.backward(douts);
+  if (douts.empty()) return;
+  if (memory_.checks_saved()) entry.saved.check(compute_, entry.str());
+  entry.backward(douts);
 }
 
 // One for each output of the entry; none at all if no gradient reached any.
@@ -468,6 +473,7 @@ void Tape::replay(Entry& entry) {
   begin_region(*entry.block);
   const std::vector<Tensor> douts = take_grads(entry);
   if (douts.empty()) return;
+  if (memory_.checks_saved()) entry.saved.check(compute_, entry.str());
   std::vector<Tensor> results;
   {
     const InScope scope(compute_, {entry.block->name, "recompute"});
@@ -481,6 +487,11 @@ void Tape::replay(Entry& entry) {
     require(index < results.size() && results[index].defined(),
             "[region] expected output {} again when {} is recomputed, got {} outputs", index,
             entry.block->name, results.size());
+    require(entry.results.empty() || checksum_of(compute_, results[index]) == entry.results[i],
+            "[region] expected output {} as it was when {} is recomputed, got other values: what "
+            "its function refers to is gone or was written, or it does not do the same both times "
+            "({})",
+            index, entry.block->name, results[index].name());
     if (douts[i].defined()) pass_grad(results[index], douts[i]);
   }
 }

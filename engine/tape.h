@@ -3,27 +3,30 @@
 //
 //   Tape tape(memory, compute);
 //   Tensor h = tape.region(
-//       layer.block,
-//       [&tape, &layer, x] { return ops::gelu(tape, ops::linear(tape, x, layer.w, &layer.b)); },
-//       {.recompute = true});  // so x by value: the function runs again in backward
+//       layer.block, {.recompute = true},
+//       [&](const Tensor& x) { return ops::gelu(tape, ops::linear(tape, x, layer.w, &layer.b)); },
+//       x);  // not by [&]: the function runs again in backward
 //   tape.backward(loss);
 //
 // One tape per rank; not thread-safe. See [Note: gradient accumulation] and [Note: recomputed
 // regions] in tape.cc.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "engine/parameter.h"
+#include "engine/saved_values.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
 
@@ -83,6 +86,8 @@ struct RegionOptions {
 class Tape {
  public:
   /// Throws InvalidArgument unless `memory` is of the device of `compute`, its home on a GPU.
+  /// With MemoryOptions::check_saved of `memory`, backward throws InvalidArgument where a tensor is
+  /// not what an op saved, or a recomputed region gives another output than before.
   Tape(Memory memory, Stream compute);
 
   const Memory& memory() const { return memory_; }
@@ -146,6 +151,14 @@ class Tape {
   /// A region with several outputs, e.g. a hidden state and an auxiliary loss.
   std::vector<Tensor> region(const Block& block, const std::function<std::vector<Tensor>()>& fn,
                              RegionOptions options = {});
+  /// A region of `fn(inputs...)`. With `recompute` the tape keeps the inputs and a copy of `fn`,
+  /// which then needs no tensor of a scope that is gone: [&] may refer to the tape and the model.
+  template <class F, std::same_as<Tensor>... Inputs>
+  auto region(const Block& block, RegionOptions options, F fn, Inputs... inputs) {
+    using Results = std::invoke_result_t<const F&, const Inputs&...>;
+    return region(block, std::function<Results()>([fn, inputs...] { return fn(inputs...); }),
+                  options);
+  }
   /// Runs `fn` without recording.
   template <class F>
   auto no_grad(F&& fn) {
@@ -216,6 +229,8 @@ class Tape {
     const Block* block = nullptr;       // regions and replays
     Outputs fn = {};                    // replays
     bool is_frozen = false;
+    SavedValues saved = {};                   // with MemoryOptions::check_saved
+    std::vector<std::uint64_t> results = {};  // then, of replays: checksums of `outs`
 
     std::string str() const;
   };

@@ -29,9 +29,16 @@ struct Model {
   engine::Parameter weight = {"fc0.weight", {2, 64}, engine::Init::normal(0.3f)}, bias = {"fc0.bias", {64}};
   // clang-format on
   engine::Block block = {"fc0", {&weight, &bias}};
+  bool recomputes = false;
 
   Tensor loss(engine::Tape& tape, Tensor x, const Tensor& targets) {
-    x = tape.region(block, [&] { return ops::gelu(tape, ops::linear(tape, x, weight, &bias)); });
+    if (recomputes) {
+      // clang-format off
+      x = tape.region(block, {.recompute = true}, [&](const Tensor& h) { return ops::gelu(tape, ops::linear(tape, h, weight, &bias)); }, x);
+      // clang-format on
+    } else {
+      x = tape.region(block, [&] { return ops::gelu(tape, ops::linear(tape, x, weight, &bias)); });
+    }
     return ops::cross_entropy(tape, x, targets);
   }
 };
@@ -51,15 +58,16 @@ std::pair<std::int64_t, float> train_on(comm::ProcessGroup& world, const std::st
   const Tensor x = Tensor::from<float>(memory, {1, 2}, std::vector<float>{1, -1}, "x");
   const Tensor targets =
       Tensor::from<std::int32_t>(memory, {1}, std::vector<std::int32_t>{7}, "targets");
+  std::int64_t step = 0;
   const auto step_once = [&] {
     constexpr double lr = 0.01;
     fsdp.begin_step();
+    model.recomputes = step % 2 == 1;
     const Tensor loss = model.loss(tape, x, targets);
     tape.backward(loss);
     optimizer.step(lr, fsdp.finish_step(), /*max_norm=*/1);
     return loss.item();
   };
-  std::int64_t step = 0;
   shard::Checkpointer checkpoints(world, {{&fsdp, &optimizer}}, {.folder = folder});
   if (const auto loaded = checkpoints.load_newest()) step = loaded->step;
   const std::int64_t first = step;
