@@ -63,7 +63,7 @@ TrainPlan plan_of(Configuration& c) {
   const TransformerConfig& config = c.config;
   const std::unique_ptr<LanguageModel> owned = c.model.make();
   LanguageModel& model = *owned;
-  const Ranks ranks = Ranks::choose(config, c.launch);
+  const Ranks ranks = c.ranks();
   const PlanTarget target = plan_target(ranks, config);
   if (config.memory_limit_nbytes() > 0) c.fitted = fit_transformer(config, model, target).config;
   TrainPlan plan = plan_transformer(config, c.fitted, model, target);
@@ -110,8 +110,7 @@ std::vector<PlanRow> plan_rows(const Request& request) {
   for (const Configuration& c : request.configurations) {
     rows.push_back(named(c.name, [&] {
       const std::unique_ptr<LanguageModel> model = c.model.make();
-      return plan_row(c.name, c.config, *model,
-                      plan_target(Ranks::choose(c.config, c.launch), c.config));
+      return plan_row(c.name, c.config, *model, plan_target(c.ranks(), c.config));
     }));
   }
   return rows;

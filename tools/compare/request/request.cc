@@ -17,7 +17,6 @@
 #include "tools/compare/request/shared_checks.h"
 #include "tools/launch/cpu.h"
 #include "tools/launch/launcher.h"
-#include "tools/launch/ranks.h"
 #include "tools/machine/environment.h"
 #include "tools/planning/strategy_list.h"
 #include "tools/probe/divergence.h"
@@ -59,7 +58,7 @@ bool parse(FlagSet& flags, const std::vector<std::string>& arguments, std::ostre
 // Where the ranks of `c` will be.
 Ranks place(Configuration& c, const TrainingLaunch& launch) {
   ParallelConfig& parallel = c.config.parallel;
-  if (c.config.plan && launch.words.words.empty()) return Ranks::choose(c.config);
+  if (c.config.plan && launch.words.words.empty()) return c.ranks();
   if (launch.words.words.empty() || parallel.launcher == LauncherChoice::kThreads) {
     check_started_alone(parallel.launcher);
     c.launch = find_launch(environment(), parallel.launcher);
@@ -70,7 +69,7 @@ Ranks place(Configuration& c, const TrainingLaunch& launch) {
             name_of(parallel.launcher));
     c.launch = launch.launch;
   }
-  const Ranks ranks = Ranks::choose(c.config, c.launch);
+  const Ranks ranks = c.ranks();
   c.launch_text = ranks.launch_str();
   ranks.place(parallel);
   return ranks;
@@ -241,6 +240,11 @@ void read_divergence(Request& request, const std::vector<std::string>& arguments
 }
 
 }  // namespace
+
+Ranks Configuration::ranks() const {
+  const bool is_planned = config.plan && launch.by == LauncherChoice::kThreads;
+  return is_planned ? Ranks::planned(config) : Ranks::choose(config, launch);
+}
 
 Request read_request(int argc, const char* const* argv, std::ostream& out) {
   const std::span<const char* const> given(argv, static_cast<std::size_t>(argc));

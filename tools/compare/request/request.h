@@ -21,6 +21,7 @@
 #include "tools/compare/request/compare_config.h"
 #include "tools/compare/request/sweep.h"
 #include "tools/compare/request/training_launch.h"
+#include "tools/launch/ranks.h"
 #include "tools/models/family.h"
 #include "tools/programs/transformer_config.h"
 
@@ -49,6 +50,10 @@ struct Configuration {
   /// All options in force, as a file for --config, but for where a trace goes: repeating it leaves
   /// none.
   std::string toml = {};
+
+  /// Where its ranks work; of a plan without a launcher, where they are thought to, which may be on
+  /// GPUs that this machine lacks. Throws as Ranks::choose().
+  Ranks ranks() const;
 };
 
 /// What a training of `c` is told besides its file, so that its trace goes to `path`; nothing if no
