@@ -1,6 +1,7 @@
 // What a trainer says of its time and its memory: a step's parts, waits, peaks, and the time left.
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -91,23 +92,25 @@ TEST(Trainer, WaitingForAPeerIsExposedCommunication) {
   }
 }
 
-// Holds up one rank where the losses of a step are gathered, by the thread that calls: as where
-// another thread has its core, that is no wait for an event.
+// Holds up one rank where the losses of a step are gathered, once the other has come there: as
+// where another thread has its core, that is no wait for an event.
 class SlowAtLosses final : public comm::ForwardingGroup {
  public:
-  SlowAtLosses(ProcessGroup& inner, bool is_slow) : ForwardingGroup(inner), is_slow_(is_slow) {}
+  SlowAtLosses(ProcessGroup& inner, bool is_slow, std::barrier<>& all_there)
+      : ForwardingGroup(inner), is_slow_(is_slow), all_there_(all_there) {}
 
  private:
   void before(const comm::Collective& c, const engine::Stream&) override {
-    if (is_slow_ && c.work.detail == "values") {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
+    if (c.work.detail != "values") return;
+    all_there_.arrive_and_wait();
+    if (is_slow_) std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   std::unique_ptr<ProcessGroup> make_part(int color, int key) override {
     return inner().split(color, key);
   }
 
   bool is_slow_;
+  std::barrier<>& all_there_;
 };
 
 // Whoever of the two it is: rank 0, whose time the log tells, has nothing else to do.
@@ -115,8 +118,9 @@ TEST(Trainer, BehindItsPartOfAStepARankWaitsForTheOthers) {
   for (const int slow : {0, 1}) {
     const TrainConfig config = config_of(2, 1, 2);
     std::vector<StepRecord> records;
+    std::barrier all_there(2);
     comm::run_ranks(2, {}, [&](ProcessGroup& threads) {
-      SlowAtLosses world(threads, threads.rank() == slow);
+      SlowAtLosses world(threads, threads.rank() == slow, all_there);
       LinearModel model;
       Trainer trainer(world, engine::Stream::inline_cpu("compute"), config, {&model.block}, nullptr,
                       nullptr);
