@@ -5,7 +5,8 @@
     .ci/clean.py record TREE PART...   says it in the message of HEAD
 
 A test changed if a file that it is made of or reads did, or a target of a BUILD file that it depends on, and all did if what
-gives them their flags did. They are all listed where no commit says that PART was clean.
+gives them their flags did: of .bazelrc and .ci/run what PART has from there. They are all listed where no commit says that PART
+was clean.
 """
 
 import os
@@ -15,8 +16,9 @@ import sys
 import tempfile
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_FLAGS = (".bazelrc", "WORKSPACE", ".bzl", ".ci/run")  # ends of paths that give all tests their flags
+_FLAGS = ("WORKSPACE", ".bzl")  # ends of paths that give all tests their flags
 _LIBRARIES = "third_party/"
+_RC, _RUN = ".bazelrc", ".ci/run"
 
 
 def git(*arguments):
@@ -39,6 +41,48 @@ def changed_files(commit):
     differ = git("diff", "--name-only", "--no-renames", commit, "--") if commit else None
     new = git("ls-files", "--others", "--exclude-standard")
     return None if differ is None or new is None else set(differ.splitlines() + new.splitlines())
+
+
+def definitions(script):
+    """{name: text} of the functions and lists of a shell script."""
+    found = {}
+    pattern = r"^(\w+)(?:\(\) \{|=\()(?:.*[})]$|.*\n(?:[^})].*\n|\n)*[})]$)"
+    for match in re.finditer(pattern, script, flags=re.MULTILINE):
+        found[match.group(1)] = match.group(0)
+    return found
+
+
+def flags_of(part, rc, run):
+    """All that a part has from the texts of .bazelrc and .ci/run, without comments: what its function calls, in any depth, and
+    the lines for all and for configurations that are named there. Of tidy also those of the emulated GPU, with which .ci/tidy
+    asks for commands."""
+    known, found = definitions(re.sub(r"^ *#.*\n| +# .*$", "", run, flags=re.MULTILINE)), []
+    wanted = ["part_" + part]
+    for name in wanted:
+        found.append(known[name])
+        wanted += [word for word in dict.fromkeys(re.findall(r"\w+", known[name])) if word in known and word not in wanted]
+    configs = ["cuda_emulation"] if part == "tidy" else []
+    configs += re.findall(r"--config=(\w+)", "\n".join(found))
+    lines = [line for line in rc.splitlines() if line and not line.startswith("#")]
+    for config in configs:
+        of_config = [line for line in lines if re.match(r"\w+:%s " % config, line)]
+        found += of_config
+        configs += [name for name in re.findall(r"--config=(\w+)", "\n".join(of_config)) if name not in configs]
+    return found + [line for line in lines if not re.match(r"\w+:", line)]
+
+
+def flags_differ(part, commit, changed):
+    """Whether what all of a part depends on is other than it was in a commit, of which these files are `changed`."""
+    if any(path.endswith(_FLAGS) or path.startswith(_LIBRARIES) for path in changed):
+        return True
+    if changed.isdisjoint([_RC, _RUN]):
+        return False
+    texts = []
+    for path in (_RC, _RUN):
+        with open(os.path.join(_ROOT, path), encoding="utf-8") as file:
+            texts.append(file.read())
+    before = [git("show", commit + ":" + path) for path in (_RC, _RUN)]
+    return None in before or flags_of(part, *before) != flags_of(part, *texts)
 
 
 def record(tree, parts):
@@ -102,8 +146,9 @@ def main():
             commit = clean_commit(part)
             changed = changed_files(commit)
             every = left = tests_among(targets)
-            if changed is not None and not any(path.endswith(_FLAGS) or path.startswith(_LIBRARIES) for path in changed):
-                left = tests_among(targets, [label for path in changed for label in labels_of(path, commit)])
+            if changed is not None and not flags_differ(part, commit, changed):
+                own = changed - {_RC, _RUN}
+                left = tests_among(targets, [label for path in own for label in labels_of(path, commit)])
             print("%s: %d of %d tests are to be run" % (part, len(left), len(every)), file=sys.stderr)
             sys.stdout.writelines(label + "\n" for label in left)
         case ["record", tree, *parts] if parts:
