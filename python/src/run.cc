@@ -1,0 +1,147 @@
+#include "run.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "engine/error.h"
+#include "model.h"
+#include "tools/config/train_config.h"
+#include "tools/launch/cpu_wishes.h"
+#include "tools/launch/launcher.h"
+#include "tools/launch/ranks.h"
+#include "tools/machine/environment.h"
+
+namespace tessera::python {
+
+namespace py = pybind11;
+
+comm::ProcessGroup& World::group() const {
+  engine::require(group_ != nullptr,
+                  "[python] expected a world inside the function that run() calls, got one whose "
+                  "function has returned");
+  return *group_;
+}
+
+void World::end() {
+  for (const std::weak_ptr<Model>& user : users_) {
+    if (const auto model = user.lock()) model->close();
+  }
+  users_.clear();
+  group_ = nullptr;
+}
+
+namespace {
+
+// Ranks at work, for who interrupts them.
+class Running {
+ public:
+  void enter(comm::ProcessGroup& group) {
+    const std::lock_guard lock(mutex_);
+    groups_.insert(&group);
+    if (interrupted_) group.abort(kInterrupted);
+  }
+  void leave(comm::ProcessGroup& group) {
+    const std::lock_guard lock(mutex_);
+    groups_.erase(&group);
+  }
+  void interrupt() {
+    const std::lock_guard lock(mutex_);
+    interrupted_ = true;
+    for (comm::ProcessGroup* group : groups_) group->abort(kInterrupted);
+  }
+
+  void end() {
+    const std::lock_guard lock(mutex_);
+    has_ended_ = true;
+    changed_.notify_all();
+  }
+  bool wait_for(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, time, [this] { return has_ended_; });
+  }
+
+ private:
+  static constexpr const char* kInterrupted = "[python] interrupted";
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<comm::ProcessGroup*> groups_;
+  bool interrupted_ = false, has_ended_ = false;
+};
+
+// One rank: without the interpreter's lock, but for the function.
+void run_rank(comm::ProcessGroup& group, Running& running, const py::function& fn,
+              py::object& result) {
+  struct Entered {
+    Entered(comm::ProcessGroup& g, Running& r)
+        : group(g), running(r), world(std::make_shared<World>(g)) {
+      running.enter(group);
+    }
+    ~Entered() {
+      world->end();
+      running.leave(group);
+      const py::gil_scoped_acquire python;
+      world.reset();
+    }
+    Entered(const Entered&) = delete;
+    Entered& operator=(const Entered&) = delete;
+
+    comm::ProcessGroup& group;
+    Running& running;
+    std::shared_ptr<World> world;
+  };
+  const Entered entered(group, running);
+  const py::gil_scoped_acquire python;
+  result = fn(entered.world);
+}
+
+}  // namespace
+
+py::list run(const py::function& fn, int num_threads, double deadline_s) {
+  engine::require(num_threads >= 1, "[python] expected at least 1 thread, got {}", num_threads);
+  engine::require(deadline_s > 0, "[python] expected a deadline above 0 s, got {}", deadline_s);
+  tools::TrainConfig config;
+  config.device = tools::DeviceChoice::kCpu;
+  config.parallel.threads = num_threads;
+  config.parallel.deadline_s = deadline_s;
+  tools::choose_cpu_by_environment();
+  const auto ranks = tools::Ranks::choose(
+      config, tools::find_launch(tools::environment(), tools::LauncherChoice::kAuto));
+  std::vector<py::object> results(std::size_t(ranks.local.count));
+  std::exception_ptr error;
+  Running running;
+  {
+    const py::gil_scoped_release released;
+    std::thread thread([&] {
+      try {
+        ranks.run(config, [&](comm::ProcessGroup& group) {
+          run_rank(group, running, fn, results[ranks.local.index(group.rank())]);
+        });
+      } catch (...) {
+        error = std::current_exception();
+      }
+      running.end();
+    });
+    std::exception_ptr signal;
+    while (!running.wait_for(std::chrono::milliseconds(50))) {
+      if (signal) continue;
+      const py::gil_scoped_acquire python;
+      if (PyErr_CheckSignals() == 0) continue;
+      signal = std::make_exception_ptr(py::error_already_set());
+      running.interrupt();
+    }
+    thread.join();
+    if (signal) error = signal;
+  }
+  if (error) std::rethrow_exception(error);
+  py::list list;
+  for (py::object& result : results) list.append(std::move(result));
+  return list;
+}
+
+}  // namespace tessera::python

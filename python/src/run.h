@@ -1,0 +1,39 @@
+// Ranks that run a function of Python, as threads of this process or as it was started by a
+// launcher.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <vector>
+
+#include "comm/process_group.h"
+
+namespace tessera::python {
+
+class Model;
+
+/// This rank, until the function that it was given to returns: what Python keeps of it afterwards
+/// can do nothing.
+class World {
+ public:
+  explicit World(comm::ProcessGroup& group) : group_(&group) {}
+
+  /// Throws InvalidArgument once its function has returned.
+  comm::ProcessGroup& group() const;
+  void add(std::weak_ptr<Model> user) { users_.push_back(std::move(user)); }
+  /// Closes what uses the group.
+  void end();
+
+ private:
+  comm::ProcessGroup* group_;
+  std::vector<std::weak_ptr<Model>> users_;
+};
+
+/// Calls `fn(world)` on `num_threads` ranks of this process, each in a thread of its own, and
+/// returns their results in the order of ranks. Of processes that torchrun, an MPI or Slurm has
+/// started, all ranks are one world. Throws as Ranks::run() and find_launch() do, what the first
+/// failed rank has thrown, and what a handler of a signal throws meanwhile, which ends all ranks.
+pybind11::list run(const pybind11::function& fn, int num_threads, double deadline_s);
+
+}  // namespace tessera::python
