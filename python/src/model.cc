@@ -90,11 +90,13 @@ Model::Model(comm::ProcessGroup& group, const engine::Memory& memory, const engi
 }
 
 Block& Model::add(const BlockSpec& spec) {
-  Block& block = blocks_.emplace_back(spec.first);
+  Block& block = *blocks_.emplace_back(std::make_unique<Block>());
+  block.name = spec.first;
   for (const auto& [name, shape, trainable] : spec.second) {
-    Parameter& parameter = parameters_.emplace_back(
-        spec.first + "." + name, engine::Shape(std::span<const std::int64_t>(shape)),
-        engine::Init::zeros(), trainable);
+    Parameter& parameter = *parameters_.emplace_back(std::make_unique<Parameter>());
+    parameter.name = spec.first + "." + name;
+    parameter.shape = engine::Shape(std::span<const std::int64_t>(shape));
+    parameter.trainable = trainable;
     by_name_[parameter.name] = &parameter;
     block.parameters.push_back(&parameter);
   }
@@ -131,9 +133,9 @@ Parameter& Model::parameter(const std::string& name) {
 
 Block& Model::block(const std::string& name) {
   static_cast<void>(fsdp());  // or throws
-  const auto found = std::ranges::find(blocks_, name, &Block::name);
+  const auto found = std::ranges::find(blocks_, name, [](const auto& b) { return b->name; });
   require(found != blocks_.end(), "[python] expected a block of the model, got '{}'", name);
-  return *found;
+  return **found;
 }
 
 void Model::gather(const std::string& block, Raw::For what) {
@@ -197,7 +199,7 @@ shard::Checkpointer& Model::checkpoints() {
 }
 
 void Model::run_empty_step() {
-  Block* const root = has_root_ ? &blocks_.back() : nullptr;
+  Block* const root = has_root_ ? blocks_.back().get() : nullptr;
   const std::size_t num_inner = blocks_.size() - (has_root_ ? 1 : 0);
   const auto end_backward = [&](Block& block) {
     for (Parameter* p : block.parameters) static_cast<void>(raw_->grad(*p));
@@ -206,16 +208,16 @@ void Model::run_empty_step() {
   fsdp_->begin_step();
   if (root != nullptr) raw_->gather(*root, Raw::For::kForward);
   for (std::size_t i = 0; i < num_inner; ++i) {
-    raw_->gather(blocks_[i], Raw::For::kForward);
-    raw_->release(blocks_[i]);
+    raw_->gather(*blocks_[i], Raw::For::kForward);
+    raw_->release(*blocks_[i]);
   }
   if (root != nullptr) {
     raw_->release(*root);
     raw_->gather(*root, Raw::For::kBackward);
   }
   for (std::size_t i = num_inner; i-- > 0;) {
-    raw_->gather(blocks_[i], Raw::For::kBackward);
-    end_backward(blocks_[i]);
+    raw_->gather(*blocks_[i], Raw::For::kBackward);
+    end_backward(*blocks_[i]);
   }
   if (root != nullptr) end_backward(*root);
   optimizer_->step(/*lr=*/1, fsdp_->finish_step(), /*max_norm=*/1);

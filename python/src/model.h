@@ -4,7 +4,6 @@
 #include <pybind11/numpy.h>
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -76,8 +75,8 @@ class Model {
 
   comm::ProcessGroup& group_;
   engine::Memory memory_;
-  std::deque<engine::Parameter> parameters_;
-  std::deque<engine::Block> blocks_;  // the root last
+  std::vector<std::unique_ptr<engine::Parameter>> parameters_;
+  std::vector<std::unique_ptr<engine::Block>> blocks_;  // the root last
   std::map<std::string, engine::Parameter*> by_name_;
   bool has_root_ = false;
   std::unique_ptr<shard::Fsdp> fsdp_;
