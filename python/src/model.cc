@@ -140,25 +140,26 @@ Block& Model::block(const std::string& name) {
 
 void Model::gather(const std::string& block, Raw::For what) {
   raw_->gather(this->block(block), what);
-  leases_.push_back(std::make_shared<const int>(0));
+  leases_[block] = std::make_shared<const int>(0);
 }
 
 void Model::release(const std::string& block, Raw::For what) {
   Block& b = this->block(block);
-  require(is_returned(),
+  require(is_returned(block),
           "[python] expected no array of a parameter or gradient after the function of its block, "
           "as that memory is used for others; got one that was kept: copy what you need later "
           "({})",
           block);
-  leases_.pop_back();
+  leases_.erase(block);
   if (what == Raw::For::kBackward) return raw_->grad_ready(b);
   raw_->release(b);
 }
 
-py::array Model::array(const std::string& name, bool is_grad) {
+py::array Model::array(const std::string& block, const std::string& name, bool is_grad) {
   Parameter& p = parameter(name);
-  require(fsdp_ != nullptr && !leases_.empty(), "[python] expected {} in the function of its block",
-          name);
+  const auto lent = leases_.find(block);
+  require(fsdp_ != nullptr && lent != leases_.end(),
+          "[python] expected {} in the function of its block", name);
   engine::Tensor tensor = p.value;
   if (is_grad) {
     const engine::GradTarget target = raw_->grad(p);
@@ -168,7 +169,7 @@ py::array Model::array(const std::string& name, bool is_grad) {
   }
   // What is made of the array keeps it, it keeps its base, and that the lease.
   using Lease = std::shared_ptr<const int>;
-  const py::capsule base(new Lease(leases_.back()),
+  const py::capsule base(new Lease(lent->second),
                          [](void* lease) { delete static_cast<Lease*>(lease); });
   std::vector<std::int64_t> shape;
   for (int i = 0; i < tensor.shape().rank(); ++i) shape.push_back(tensor.dim(i));

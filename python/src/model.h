@@ -50,14 +50,14 @@ class Model {
   shard::Fsdp& fsdp();
   engine::Parameter& parameter(const std::string& name);
   void gather(const std::string& block, shard::Raw::For what);
-  /// Whether nobody has what array() gave since the gather at work.
-  bool is_returned() const { return leases_.back().use_count() == 1; }
+  /// Whether nobody has what array() gave of a block that is gathered.
+  bool is_returned(const std::string& block) const { return leases_.at(block).use_count() == 1; }
   /// Ends what gather() began. Throws InvalidArgument unless is_returned().
   void release(const std::string& block, shard::Raw::For what);
-  /// The memory of a gathered parameter or its gradient: f32, or the bits of bf16 as int16. A
-  /// gradient is zeros, or what earlier passes of the step have added up. Throws InvalidArgument
-  /// for the gradient of a frozen parameter.
-  pybind11::array array(const std::string& parameter, bool is_grad);
+  /// The memory of a parameter, "block.parameter", of a gathered block, or of its gradient: f32, or
+  /// the bits of bf16 as int16. A gradient is zeros, or what earlier passes of the step have added
+  /// up. Throws InvalidArgument for the gradient of a frozen parameter.
+  pybind11::array array(const std::string& block, const std::string& parameter, bool is_grad);
   /// The norm of the mean gradient over ranks and micro-steps, with which the update was made.
   float step(double lr, double max_norm);
   /// Collective. Replaces an earlier one.
@@ -83,7 +83,7 @@ class Model {
   std::unique_ptr<shard::Optimizer> optimizer_;
   std::unique_ptr<shard::Raw> raw_;
   std::unique_ptr<shard::Checkpointer> checkpoints_;
-  std::vector<std::shared_ptr<const int>> leases_;  // of arrays, one for each block at work
+  std::map<std::string, std::shared_ptr<const int>> leases_;  // of arrays of blocks at work
 };
 
 /// What a step takes of rank `rank` of `num_ranks` that are not there: bytes, by category, sent and

@@ -152,7 +152,7 @@ class Fsdp:
         result = fn(*lent)
         for arrays in lent:
             arrays.take_back()
-        if not self.model.is_returned():
+        if not self.model.is_returned(block):
             gc.collect()  # what only a cycle of references keeps is kept by nobody
         self.model.release(block, what)
         return result
@@ -172,7 +172,7 @@ class _Lent:
         if name not in self._fsdp._blocks[self._block]:
             raise InvalidArgument("[python] expected a parameter of %s, got %r" % (self._block, name))
         if name not in self._arrays:
-            array = self._fsdp.model.array(full, self._is_grad)
+            array = self._fsdp.model.array(self._block, full, self._is_grad)
             if self._fsdp._array is not None:
                 array = self._fsdp._array(array)
             elif not self._is_grad:

@@ -125,7 +125,7 @@ class Bits(unittest.TestCase):
         def fn(world):
             fsdp = tessera.Fsdp(world, {"root": {"scale": np.ones(1, np.float32)}, "in": {"w": np.ones(3, np.float32)}}, root="root")
             fsdp.begin_step()
-            y = fsdp.forward("root", lambda r: r["scale"] * fsdp.forward("in", lambda p: 2 * p["w"]))
+            y = fsdp.forward("root", lambda r: fsdp.forward("in", lambda p: 2 * p["w"] * r["scale"]))  # asked for in there
 
             def inner(p, grad):
                 grad["w"] += 2
