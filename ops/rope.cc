@@ -37,6 +37,13 @@ RopeShape check(const Tensor& x, const RopeOptions& options) {
                   "[rope] expected at most {} heads to rotate, got {} ({})", heads,
                   options.num_heads, x.name());
   engine::require(options.base > 0, "[rope] expected a positive base, got {}", options.base);
+  const RopeScaling& scaling = options.scaling;
+  engine::require(scaling.factor >= 1 && scaling.original_positions >= 0,
+                  "[rope] expected scaling by at least 1, of 0 or more positions, got {} and {}",
+                  scaling.factor, scaling.original_positions);
+  engine::require(scaling.low > 0 && scaling.low < scaling.high,
+                  "[rope] expected 0 < low < high of a scaling, got {} and {}", scaling.low,
+                  scaling.high);
   const Tensor& at = options.positions;
   const engine::Shape of_all{x.dim(1)}, of_each{x.dim(0), x.dim(1)};
   engine::require(!at.defined() || (at.dtype() == DType::kI32 &&
@@ -46,22 +53,27 @@ RopeShape check(const Tensor& x, const RopeOptions& options) {
   return {x.dim(0), x.dim(1), heads, options.num_heads == 0 ? heads : options.num_heads, head_size};
 }
 
-// The angle of pair i from one position to the next.
-double step_of(std::size_t i, std::int64_t head_size, double base) {
-  return std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_size));
+// The angles of all pairs from one position to the next.
+std::vector<double> steps_of(std::int64_t head_size, double base, const RopeScaling& scaling) {
+  std::vector<double> steps;
+  for (std::int64_t i = 0; i < head_size / 2; ++i) {
+    const double step =
+        std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_size));
+    steps.push_back(scaling.scaled(step));
+  }
+  return steps;
 }
 
-// Row t of the table: D/2 cosines, D/2 sines of t * base^(-2i/D). Each row turns the one before in
+// Row t of the table: D/2 cosines, D/2 sines of t times the steps. Each row turns the one before in
 // double precision, so the error grows as T * 2^-53 and stays far below that of an f32.
-void fill_table(float* table, std::int64_t tokens, std::int64_t head_size, double base) {
-  const auto half = static_cast<std::size_t>(head_size / 2);
+void fill_table(float* table, std::int64_t tokens, const std::vector<double>& steps) {
+  const std::size_t half = steps.size();
   std::vector<double> cosines(half, 1), sines(half, 0), cos_step(half), sin_step(half);
   for (std::size_t i = 0; i < half; ++i) {
-    const double step = step_of(i, head_size, base);
-    cos_step[i] = std::cos(step);
-    sin_step[i] = std::sin(step);
+    cos_step[i] = std::cos(steps[i]);
+    sin_step[i] = std::sin(steps[i]);
   }
-  for (std::int64_t t = 0; t < tokens; ++t, table += head_size) {
+  for (std::int64_t t = 0; t < tokens; ++t, table += 2 * half) {
     for (std::size_t i = 0; i < half; ++i) {
       table[i] = static_cast<float>(cosines[i]);
       table[half + i] = static_cast<float>(sines[i]);
@@ -73,18 +85,16 @@ void fill_table(float* table, std::int64_t tokens, std::int64_t head_size, doubl
 }
 
 // A row of the table for each position.
-void fill_table(float* table, std::span<const std::int32_t> positions, std::int64_t head_size,
-                double base) {
-  const auto half = static_cast<std::size_t>(head_size / 2);
-  std::vector<double> steps(half);
-  for (std::size_t i = 0; i < half; ++i) steps[i] = step_of(i, head_size, base);
+void fill_table(float* table, std::span<const std::int32_t> positions,
+                const std::vector<double>& steps) {
+  const std::size_t half = steps.size();
   for (const std::int32_t position : positions) {
     for (std::size_t i = 0; i < half; ++i) {
       const double angle = position * steps[i];
       table[i] = static_cast<float>(std::cos(angle));
       table[half + i] = static_cast<float>(std::sin(angle));
     }
-    table += head_size;
+    table += 2 * half;
   }
 }
 
@@ -142,6 +152,7 @@ Tensor rope(Tape& tape, const Tensor& x, const RopeOptions& options) {
   }
   const Tensor table = tape.empty({s.tokens, s.head_size}, DType::kF32, "rope.table");
   const double base = options.base;
+  const RopeScaling scaling = options.scaling;
   // Two products and a sum for each of the two, in double.
   tape.stream().launch(
       {.name = "rope.table",
@@ -149,13 +160,14 @@ Tensor rope(Tape& tape, const Tensor& x, const RopeOptions& options) {
        .bytes_read = positions.defined() ? positions.nbytes() : 0,
        .bytes_written = table.nbytes()},
       [=] {
+        const std::vector<double> steps = steps_of(s.head_size, base, scaling);
         if (positions.defined()) {
-          fill_table(table.data<float>(), positions.span<std::int32_t>(), s.head_size, base);
+          fill_table(table.data<float>(), positions.span<std::int32_t>(), steps);
         } else {
-          fill_table(table.data<float>(), s.tokens, s.head_size, base);
+          fill_table(table.data<float>(), s.tokens, steps);
         }
       },
-      [=](const auto& stream) { rope_table_cuda(stream, table, positions, base); });
+      [=](const auto& stream) { rope_table_cuda(stream, table, positions, base, scaling); });
   const Tensor y = tape.empty(x.shape(), x.dtype(), "rope");
   launch_rotation(tape, "rope.forward", y, x, table, s, 1, false);
   if (!tape.needs_grad(x)) return y;

@@ -14,11 +14,12 @@ using engine::Tensor;
 namespace {
 
 __global__ void table_kernel(float* table, const std::int32_t* positions, std::int64_t tokens,
-                             std::int64_t half, double base) {
+                             std::int64_t half, double base, RopeScaling scaling) {
   for (std::int64_t i = engine::stride_begin(); i < tokens * half; i += engine::stride_step()) {
     const std::int64_t t = i / half, k = i % half;
     const double position = static_cast<double>(positions != nullptr ? positions[t] : t);
-    const double angle = position * pow(base, -static_cast<double>(k) / static_cast<double>(half));
+    const double step = pow(base, -static_cast<double>(k) / static_cast<double>(half));
+    const double angle = position * scaling.scaled(step);
     float* row = table + t * 2 * half;
     row[k] = static_cast<float>(cos(angle));
     row[half + k] = static_cast<float>(sin(angle));
@@ -65,11 +66,12 @@ __global__ void rotate_kernel(T* y, bool accumulate, const T* x, const float* ta
 }  // namespace
 
 void rope_table_cuda(const Stream& stream, const Tensor& table, const Tensor& positions,
-                     double base) {
+                     double base, const RopeScaling& scaling) {
   const std::int64_t half = table.dim(1) / 2;
-  engine::launch_kernel(
-      stream, engine::stride_shape(table.dim(0) * half), table_kernel, table.data<float>(),
-      positions.defined() ? positions.data<std::int32_t>() : nullptr, table.dim(0), half, base);
+  engine::launch_kernel(stream, engine::stride_shape(table.dim(0) * half), table_kernel,
+                        table.data<float>(),
+                        positions.defined() ? positions.data<std::int32_t>() : nullptr,
+                        table.dim(0), half, base, scaling);
 }
 
 void rope_rotate_cuda(const Stream& stream, const GradTarget& y, const Tensor& x,

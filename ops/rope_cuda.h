@@ -6,6 +6,7 @@
 #include "engine/stream.h"
 #include "engine/tape.h"
 #include "engine/tensor.h"
+#include "ops/rope.h"
 
 namespace tessera::ops {
 
@@ -19,10 +20,11 @@ struct RopeShape {
   }
 };
 
-/// Fills the table (T, D) f32: row t holds D/2 cosines and D/2 sines of p * base^(-2i/D), computed
-/// in double each by itself; p is `positions` (T) i32 at t, or t where these are undefined.
+/// Fills the table (T, D) f32: row t holds D/2 cosines and D/2 sines of p times the scaled
+/// base^(-2i/D), computed in double each by itself; p is `positions` (T) i32 at t, or t where these
+/// are undefined.
 void rope_table_cuda(const engine::Stream& stream, const engine::Tensor& table,
-                     const engine::Tensor& positions, double base);
+                     const engine::Tensor& positions, double base, const RopeScaling& scaling);
 
 /// y = or += the rotation of x by `direction` (1 or -1) times the angles of the table.
 void rope_rotate_cuda(const engine::Stream& stream, const engine::GradTarget& y,

@@ -23,6 +23,10 @@ TEST(CudaRope, IsThatOfTheCpu) {
   check_cuda(rope_case({2, 5, 6 * 16}, {.head_size = 16, .num_heads = 4}));
   check_cuda(rope_case({1, 31, 3 * 6}, {.head_size = 6, .num_heads = 2, .base = 500}));
   check_cuda(rope_case({2, 2, 40, 64}, {}));  // more than a block has threads
+  const RopeScaling llama3{.factor = 8, .original_positions = 64}, linear{.factor = 3};
+  for (const RopeScaling& scaling : {llama3, linear}) {
+    check_cuda(rope_case({2, 33, 2, 16}, {.base = 500, .scaling = scaling}));
+  }
 }
 
 TEST(CudaRope, GivenPositionsAreThoseOfTheCpu) {

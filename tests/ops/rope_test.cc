@@ -84,6 +84,38 @@ TEST(RopeTest, AnglesStayExactAtFarPositions) {
   expect_close(run.y, naive_rotation(run.leaves[0], kTokens, 1, 4, 1, 10000, 1), 1e-7, "y");
 }
 
+// A pair turns by its own angle, of which its first element is the cosine where x is 1 and 0.
+Values angles_at_one(std::int64_t d, const RopeScaling& scaling) {
+  const Memory memory;
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  std::vector<float> x(std::size_t(2 * d), 0);
+  for (std::size_t i = 0; i < std::size_t(d / 2); ++i) x[std::size_t(d) + i] = 1;
+  const Tensor y =
+      rope(tape, Tensor::from<float>(memory, {1, 2, d}, x), {.base = 500000, .scaling = scaling});
+  Values angles;
+  for (std::int64_t i = 0; i < d / 2; ++i) {
+    const float* row = y.data<float>() + d;
+    angles.push_back(std::atan2(double{row[d / 2 + i]}, double{row[i]}));
+  }
+  return angles;
+}
+
+// Of Llama 3.2 1B (D 64): 15 pairs keep their angle, 14 turn 32 times slower; the three in between
+// are inv_freq of transformers.
+TEST(RopeTest, ScalesTheSlowPairsAlone) {
+  const Values own = angles_at_one(64, {});
+  const Values linear = angles_at_one(64, {.factor = 4});
+  const Values llama3 = angles_at_one(64, {.factor = 32, .original_positions = 8192});
+  for (std::size_t i = 0; i < 32; ++i) {
+    EXPECT_NEAR(linear[i], own[i] / 4, 1e-6 * own[i]) << i;
+    if (i >= 15 && i < 18) continue;
+    EXPECT_NEAR(llama3[i], i < 15 ? own[i] : own[i] / 32, 1e-6 * own[i]) << i;
+  }
+  const Values between = {0.0012905480107292533, 0.000429556705057621, 9.708286233944818e-05};
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(llama3[15 + i], between[i], 1e-6 * between[i]);
+  EXPECT_EQ(angles_at_one(64, {.factor = 1, .original_positions = 8192}), own);
+}
+
 TEST(RopeTest, RotatesByGivenPositions) {
   const Memory memory;
   // Two documents in the first row, a sample that goes on in the second; and positions of both.

@@ -63,9 +63,16 @@ void check_as_saved(bool is_same, const std::string& where, const char* key,
 ConfigFile::ConfigFile(const ConfigText& config, std::string where)
     : path_(config.path), where_(std::move(where)), json_(parsed(config, where_)) {}
 
+ConfigFile::ConfigFile(std::string path, std::string where, json own)
+    : path_(std::move(path)), where_(std::move(where)), json_(std::move(own)) {}
+
+void ConfigFile::require_there(const char* key) const {
+  require<IoError>(has(key), "[{}] expected key {}, got none ({})", where_, key, path_);
+}
+
 std::int64_t ConfigFile::integer(const char* key) const {
   constexpr std::int64_t kMax = std::int64_t{1} << 24;
-  require<IoError>(has(key), "[{}] expected key {}, got none ({})", where_, key, path_);
+  require_there(key);
   const json& value = json_.at(key);
   require<IoError>(value.is_number_unsigned() && value.get<std::uint64_t>() >= 1 &&
                        value.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMax),
@@ -81,6 +88,29 @@ double ConfigFile::number(const char* key, double unless_there, double min, doub
                    "[{}] expected {} in [{}, {}), got {} ({})", where_, key, min, end,
                    engine::excerpt(value.dump()), path_);
   return value.get<double>();
+}
+
+double ConfigFile::required_number(const char* key, double min, double end) const {
+  require_there(key);
+  return number(key, min, min, end);
+}
+
+ConfigFile ConfigFile::object(const char* key) const {
+  require_there(key);
+  const json& value = json_.at(key);
+  require<IoError>(value.is_object(), "[{}] expected {} to be an object, got {} ({})", where_, key,
+                   engine::excerpt(value.dump()), path_);
+  return {path_ + ": " + key, where_, value};
+}
+
+void ConfigFile::all_of(const char* key, const json& supported) const {
+  if (!has(key) || is_null(key)) return;
+  const json& values = json_.at(key);
+  const bool is_good = values.is_array() && std::ranges::all_of(values, [&](const json& value) {
+                         return value == supported;
+                       });
+  require<IoError>(is_good, "[{}] expected {} of {} alone, got {} ({})", where_, key,
+                   supported.dump(), engine::excerpt(values.dump()), path_);
 }
 
 json ConfigFile::one_of(const char* key, std::initializer_list<json> supported) const {

@@ -45,14 +45,25 @@ class ConfigFile {
   ConfigFile(const ConfigText& config, std::string where);
 
   bool has(const char* key) const { return json_.contains(key); }
+  /// False if the key is missing.
+  bool is_null(const char* key) const { return has(key) && json_.at(key).is_null(); }
   /// In [1, 2^24].
   std::int64_t integer(const char* key) const;
   /// In [min, end): `unless_there` when the key is missing.
   double number(const char* key, double unless_there, double min, double end) const;
+  /// In [min, end).
+  double required_number(const char* key, double min, double end) const;
+  /// The value of a key that is an object: its errors name the key as well.
+  ConfigFile object(const char* key) const;
+  /// Throws IoError unless the key is missing or null, or a list of nothing but `supported`.
+  void all_of(const char* key, const nlohmann::json& supported) const;
   /// One of `supported`: the first of them when the key is missing.
   nlohmann::json one_of(const char* key, std::initializer_list<nlohmann::json> supported) const;
 
  private:
+  ConfigFile(std::string path, std::string where, nlohmann::json json);
+  void require_there(const char* key) const;
+
   std::string path_, where_;
   nlohmann::json json_;
 };

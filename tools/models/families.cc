@@ -1,12 +1,15 @@
 #include "tools/models/family.h"
 #include "tools/models/gpt.h"
+#include "tools/models/llama.h"
 
 namespace tessera::tools {
 
 const Families& families() {
-  static const Families kAll = {
-      &gpt_family(),
-  };
+  static const Families kAll = [] {
+    Families all = {&gpt_family()};
+    for (const ModelFamily* family : llama_families()) all.push_back(family);
+    return all;
+  }();
   return kAll;
 }
 

@@ -9,11 +9,11 @@
 #include "ops/add.h"
 #include "ops/attention.h"
 #include "ops/cross_entropy.h"
-#include "ops/dropout.h"
 #include "ops/embedding.h"
 #include "ops/layernorm.h"
 #include "ops/linear.h"
 #include "tools/io/gpt2_files.h"
+#include "tools/models/residual_dropout.h"
 
 namespace tessera::tools {
 
@@ -123,26 +123,20 @@ std::vector<Block*> Gpt::blocks() {
   return blocks;
 }
 
-Tensor Gpt::dropout(Tape& tape, const Tensor& x, const std::string& name, const Pass& pass) {
-  if (!pass.training || config_.dropout == 0) return x;
-  const std::int64_t sample_numel = x.dim(1) * x.dim(2);
-  return ops::dropout(tape, x, static_cast<float>(config_.dropout),
-                      {pass.seed, engine::fnv1a(name)},
-                      static_cast<std::uint64_t>(pass.first_sample * sample_numel),
-                      {pass.samples_before, sample_numel});
-}
-
 // x (B, T, C) -> (B, T, C)
 Tensor Gpt::layer_forward(Tape& tape, Layer& l, const Tensor& x, const Pass& pass) {
   const auto eps = static_cast<float>(config_.norm_eps);
+  const auto dropped = [&](const Tensor& branch, const char* where) {
+    return residual_dropout(tape, branch, config_.dropout, l.name + where, pass);
+  };
   Tensor h = ops::layernorm(tape, x, l.ln_1_weight, &l.ln_1_bias, eps);
   h = ops::linear(tape, h, l.attn_weight, &l.attn_bias);  // (B, T, 3C)
   h = ops::attention(tape, h, {.num_heads = config_.heads, .cuda = config_.cuda_attention});
   h = ops::linear(tape, h, l.attn_proj_weight, &l.attn_proj_bias);
-  const ops::NormOfSum mid = ops::add_layernorm(
-      tape, x, dropout(tape, h, l.name + ".attn.drop", pass), l.ln_2_weight, &l.ln_2_bias, eps);
+  const ops::NormOfSum mid =
+      ops::add_layernorm(tape, x, dropped(h, ".attn.drop"), l.ln_2_weight, &l.ln_2_bias, eps);
   h = ops::gelu_mlp(tape, mid.y, l.fc_weight, l.fc_bias, l.proj_weight, &l.proj_bias);
-  return ops::add(tape, mid.sum, dropout(tape, h, l.name + ".mlp.drop", pass));
+  return ops::add(tape, mid.sum, dropped(h, ".mlp.drop"));
 }
 
 Tensor Gpt::features(Tape& tape, const Tensor& tokens, const Pass& pass) {
@@ -150,7 +144,7 @@ Tensor Gpt::features(Tape& tape, const Tensor& tokens, const Pass& pass) {
           "[gpt] expected tokens (B, T) with T of at most {}, got {}", config_.seq,
           tokens.shape().str());
   Tensor x = ops::token_position_embedding(tape, tokens, wte_, wpe_);
-  x = dropout(tape, x, "drop", pass);
+  x = residual_dropout(tape, x, config_.dropout, "drop", pass);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     x = tape.region(layers_[i]->block,
                     [=, this, &tape, &l = *layers_[i]] { return layer_forward(tape, l, x, pass); },

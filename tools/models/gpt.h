@@ -65,8 +65,6 @@ class Gpt : public LanguageModel {
   engine::Tensor features(engine::Tape& tape, const engine::Tensor& tokens, const Pass& pass);
   engine::Tensor layer_forward(engine::Tape& tape, Layer& layer, const engine::Tensor& x,
                                const Pass& pass);
-  engine::Tensor dropout(engine::Tape& tape, const engine::Tensor& x, const std::string& name,
-                         const Pass& pass);
 
   GptConfig config_;
   engine::Parameter wte_, wpe_, ln_f_weight_, ln_f_bias_;

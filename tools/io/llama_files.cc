@@ -1,0 +1,212 @@
+#include "tools/io/llama_files.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "engine/error.h"
+#include "engine/io/json.h"
+
+namespace tessera::tools {
+
+using engine::IoError;
+using engine::json_literal;
+using engine::require;
+
+namespace {
+
+struct Kind {
+  const char* name;
+  const char* title;
+  const char* architecture;
+};
+constexpr Kind kKinds[] = {{"llama", "Llama", "LlamaForCausalLM"},
+                           {"mistral", "Mistral", "MistralForCausalLM"},
+                           {"qwen2", "Qwen2", "Qwen2ForCausalLM"},
+                           {"qwen3", "Qwen3", "Qwen3ForCausalLM"}};
+
+const Kind& kind_of(const std::string& name) {
+  const auto found = std::ranges::find(kKinds, name, &Kind::name);
+  require(found != std::end(kKinds), "[llama] expected llama, mistral, qwen2 or qwen3, got {}",
+          name);
+  return *found;
+}
+
+bool is_null(const ConfigFile& file, const char* key) {
+  return !file.has(key) || file.is_null(key);
+}
+
+constexpr double kMaxTheta = 1e12, kMaxFactor = 1e6;
+
+RopeFileScaling parse_scaling(const ConfigFile& file) {
+  RopeFileScaling scaling;
+  // Before transformers 4.45 the key was `type`.
+  const char* const key = file.has("rope_type") ? "rope_type" : "type";
+  scaling.type = file.one_of(key, {"default", "linear", "llama3"}).get<std::string>();
+  if (scaling.type == "default") return scaling;
+  scaling.factor = file.required_number("factor", 1, kMaxFactor);
+  if (scaling.type == "linear") return scaling;
+  constexpr double kSmallest = 1e-6;
+  scaling.low = file.required_number("low_freq_factor", kSmallest, kMaxFactor);
+  scaling.high = file.required_number("high_freq_factor", kSmallest, kMaxFactor);
+  scaling.original_positions =
+      static_cast<double>(file.integer("original_max_position_embeddings"));
+  return scaling;
+}
+
+void parse_rope(const ConfigFile& file, LlamaFileConfig& config) {
+  constexpr double kSmallest = 1;
+  if (!is_null(file, "rope_parameters")) {
+    const ConfigFile own = file.object("rope_parameters");
+    config.rope_theta = own.required_number("rope_theta", kSmallest, kMaxTheta);
+    own.one_of("partial_rotary_factor", {1.0});
+    config.rope_scaling = parse_scaling(own);
+    return;
+  }
+  config.rope_theta = file.number("rope_theta", config.rope_theta, kSmallest, kMaxTheta);
+  if (!is_null(file, "rope_scaling"))
+    config.rope_scaling = parse_scaling(file.object("rope_scaling"));
+}
+
+// The longest sequence that sees all of itself.
+std::int64_t parse_positions(const ConfigFile& file, const std::string& kind) {
+  const std::int64_t positions = file.integer("max_position_embeddings");
+  if (kind != "mistral") {
+    file.one_of("use_sliding_window", {false});
+    return positions;
+  }
+  constexpr std::int64_t kWindowUnlessThere = 4096;
+  if (!file.has("sliding_window")) return std::min(positions, kWindowUnlessThere);
+  return file.is_null("sliding_window") ? positions
+                                        : std::min(positions, file.integer("sliding_window"));
+}
+
+LlamaFileConfig parse_config(const ConfigText& text, const std::string& kind) {
+  const ConfigFile file(text, kind);
+  LlamaFileConfig config{.kind = kind};
+  file.one_of("model_type", {kind});
+  config.layers = file.integer("num_hidden_layers");
+  config.heads = file.integer("num_attention_heads");
+  const bool has_no_groups = kind == "llama" && is_null(file, "num_key_value_heads");
+  config.kv_heads = has_no_groups ? config.heads : file.integer("num_key_value_heads");
+  config.dim = file.integer("hidden_size");
+  const bool says_head = !is_null(file, "head_dim") || kind == "qwen3";
+  require<IoError>(
+      says_head || config.dim % config.heads == 0,
+      "[{}] expected hidden_size to be a multiple of num_attention_heads, got {} and {} ({})", kind,
+      config.dim, config.heads, text.path);
+  config.head_dim = says_head ? file.integer("head_dim") : config.dim / config.heads;
+  config.mlp_dim = file.integer("intermediate_size");
+  config.positions = parse_positions(file, kind);
+  config.vocab = file.integer("vocab_size");
+  config.norm_eps = file.number("rms_norm_eps", config.norm_eps, 1e-30, 1);
+  parse_rope(file, config);
+  config.tied = file.one_of("tie_word_embeddings", {false, true}).get<bool>();
+  const bool has_bias = file.one_of("attention_bias", {false, true}).get<bool>();
+  config.qkv_bias = kind == "qwen2" || has_bias;
+  config.out_bias = kind != "qwen2" && has_bias;
+  config.mlp_bias = file.one_of("mlp_bias", {false, true}).get<bool>();
+  file.one_of("hidden_act", {"silu"});
+  file.one_of("pretraining_tp", {1});
+  file.one_of("quantization_config", {nullptr});
+  file.all_of("layer_types", "full_attention");
+  return config;
+}
+
+}  // namespace
+
+LlamaFileConfig read_llama_config(const FolderConfig& folder, const std::string& kind) {
+  std::optional<LlamaFileConfig> saved;
+  if (folder.saved) saved = parse_config(*folder.saved, kind);
+  if (!folder.file) return saved.value();
+  const LlamaFileConfig config = parse_config(*folder.file, kind);
+  if (!saved) return config;
+  const auto check = [&](const char* key, const auto& got, const auto& expected) {
+    check_as_saved(got == expected, kind, key, fmt::to_string(got), fmt::to_string(expected),
+                   folder);
+  };
+  check("num_hidden_layers", config.layers, saved->layers);
+  check("num_attention_heads", config.heads, saved->heads);
+  check("num_key_value_heads", config.kv_heads, saved->kv_heads);
+  check("head_dim", config.head_dim, saved->head_dim);
+  check("hidden_size", config.dim, saved->dim);
+  check("intermediate_size", config.mlp_dim, saved->mlp_dim);
+  check("max_position_embeddings", config.positions, saved->positions);
+  check("vocab_size", config.vocab, saved->vocab);
+  check("rms_norm_eps", config.norm_eps, saved->norm_eps);
+  check("rope_theta", config.rope_theta, saved->rope_theta);
+  check("rope_type", config.rope_scaling.type, saved->rope_scaling.type);
+  check("factor", config.rope_scaling.factor, saved->rope_scaling.factor);
+  check("low_freq_factor", config.rope_scaling.low, saved->rope_scaling.low);
+  check("high_freq_factor", config.rope_scaling.high, saved->rope_scaling.high);
+  check("original_max_position_embeddings", config.rope_scaling.original_positions,
+        saved->rope_scaling.original_positions);
+  check("tie_word_embeddings", config.tied, saved->tied);
+  check("attention_bias", config.qkv_bias, saved->qkv_bias);
+  check("mlp_bias", config.mlp_bias, saved->mlp_bias);
+  return config;
+}
+
+// Put together by hand: the destructor of a JSON library's value allocates, and a save must not end
+// the process when memory is short.
+std::string llama_config_text(const LlamaFileConfig& c) {
+  const RopeFileScaling& rope = c.rope_scaling;
+  std::string scaling = "null";
+  if (rope.type != "default") {
+    scaling = fmt::format("{{\"rope_type\": {}, \"factor\": {}", json_literal(rope.type),
+                          json_literal(rope.factor));
+    if (rope.type == "llama3") {
+      scaling += fmt::format(
+          ", \"low_freq_factor\": {}, \"high_freq_factor\": {}, "
+          "\"original_max_position_embeddings\": {}",
+          json_literal(rope.low), json_literal(rope.high),
+          static_cast<std::int64_t>(rope.original_positions));
+    }
+    scaling += "}";
+  }
+  std::vector<std::pair<const char*, std::string>> keys = {
+      {"architectures", fmt::format("[{}]", json_literal(kind_of(c.kind).architecture))},
+      {"bos_token_id", "null"},
+      {"eos_token_id", "null"},
+      {"head_dim", json_literal(c.head_dim)},
+      {"hidden_act", json_literal("silu")},
+      {"hidden_size", json_literal(c.dim)},
+      {"intermediate_size", json_literal(c.mlp_dim)},
+      {"max_position_embeddings", json_literal(c.positions)},
+      {"model_type", json_literal(c.kind)},
+      {"num_attention_heads", json_literal(c.heads)},
+      {"num_hidden_layers", json_literal(c.layers)},
+      {"num_key_value_heads", json_literal(c.kv_heads)},
+      {"rms_norm_eps", json_literal(c.norm_eps)},
+      {"rope_scaling", scaling},
+      {"rope_theta", json_literal(c.rope_theta)},
+      {"tie_word_embeddings", json_literal(c.tied)},
+      {"torch_dtype", json_literal("float32")},
+      {"vocab_size", json_literal(c.vocab)},
+  };
+  if (c.kind == "mistral") keys.emplace_back("sliding_window", "null");
+  if (c.kind == "llama" || c.kind == "qwen3")
+    keys.emplace_back("attention_bias", json_literal(c.qkv_bias));
+  if (c.kind == "llama") keys.emplace_back("mlp_bias", json_literal(c.mlp_bias));
+  std::string text;
+  for (const auto& [key, value] : keys) {
+    text += fmt::format("{}  {}: {}", text.empty() ? "{\n" : ",\n", json_literal(key), value);
+  }
+  return text + "\n}\n";
+}
+
+ModelLayout llama_layout(const std::string& kind, bool tied) {
+  return {.family = kind,
+          .title = kind_of(kind).title,
+          .config_key = "hidden_size",
+          .prefix = "model.",
+          .embedding = tied ? "embed_tokens.weight" : "",
+          .is_ignored = [](std::string_view name) {  // a buffer of versions before 4.32
+            return name.ends_with(".rotary_emb.inv_freq");
+          }};
+}
+
+}  // namespace tessera::tools
