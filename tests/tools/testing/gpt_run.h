@@ -41,12 +41,14 @@ using ProbeFactory = std::function<std::unique_ptr<tools::Probe>(int rank)>;
 using LossChange =
     std::function<engine::Tensor(engine::Tape&, const engine::Tensor& loss, std::int64_t first)>;
 
-/// `init_from`: folder of weights to start from; empty: the seed's. `calls`: what rank 0
-/// called. `change`: makes another loss of that of the batch that begins with sample `first`.
-inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
-                      const tools::TokenDataset& data, const std::string& init_from = "",
-                      CollectiveLog* calls = nullptr, const ProbeFactory& make_probe = {},
-                      const LossChange& change = {}) {
+/// Of a model of any family, with sequences of `seq`. `init_from`: folder of weights to start from;
+/// empty: the seed's. `calls`: what rank 0 called. `change`: makes another loss of that of the
+/// batch that begins with sample `first`.
+inline GptRun run_model(tools::TrainConfig config,
+                        const std::function<std::unique_ptr<tools::LanguageModel>()>& make,
+                        std::int64_t seq, const tools::TokenDataset& data,
+                        const std::string& init_from = "", CollectiveLog* calls = nullptr,
+                        const ProbeFactory& make_probe = {}, const LossChange& change = {}) {
   const TempFolder folder;
   config.out = folder.path();
   config.log.every = 0;
@@ -58,29 +60,30 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
     const bool is_first = world.rank() == 0;
     CollectiveLog unread;
     LoggedGroup logged(world, is_first && calls != nullptr ? *calls : unread);
-    tools::Gpt gpt(model);
+    const std::unique_ptr<tools::LanguageModel> model = make();
     const auto probe = make_probe ? make_probe(world.rank()) : nullptr;
-    tools::Trainer trainer(logged, ranks.compute(world.rank()), config, gpt.blocks(), gpt.root(),
-                           is_first ? &log : nullptr, {.probe = probe.get()});
+    tools::Trainer trainer(logged, ranks.compute(world.rank()), config, model->blocks(),
+                           model->root(), is_first ? &log : nullptr, {.probe = probe.get()});
     trainer.on_step([&run, rank = static_cast<std::size_t>(world.rank())](
                         const tools::StepRecord& step) { run.steps[rank].push_back(step); });
-    if (!init_from.empty()) tools::load_model(trainer.fsdp(), gpt, init_from);
-    const engine::Shape shape{config.train.batch, model.seq};
+    if (!init_from.empty()) tools::load_model(trainer.fsdp(), *model, init_from);
+    const engine::Shape shape{config.train.batch, seq};
     const auto fill = [&](std::int64_t first, const tools::Batch& host) {
       data.batch(first, config.train.batch, host[0].span<std::int32_t>(),
                  host[1].span<std::int32_t>());
     };
     const auto loss = [&](std::int64_t first, const tools::Batch& batch) {
-      const engine::Tensor value = gpt.loss(trainer.tape(), batch,
-                                            {.recompute = config.train.recompute,
-                                             .seed = static_cast<std::uint64_t>(config.train.seed),
-                                             .first_sample = first,
-                                             .samples_before = trainer.samples_before()});
+      const engine::Tensor value =
+          model->loss(trainer.tape(), batch,
+                      {.recompute = config.train.recompute,
+                       .seed = static_cast<std::uint64_t>(config.train.seed),
+                       .first_sample = first,
+                       .samples_before = trainer.samples_before()});
       return change ? change(trainer.tape(), value, first) : value;
     };
     trainer.run(
         {{{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}}, fill},
-        loss, nullptr, model.seq);
+        loss, nullptr, seq);
     const std::string sha256 = trainer.params_sha256();
     std::map<std::string, std::vector<float>> parameters;
     for (const engine::Parameter* p : trainer.fsdp().parameters()) {
@@ -103,6 +106,15 @@ inline GptRun run_gpt(tools::TrainConfig config, const tools::GptConfig& model,
     run.records.push_back(record);
   }
   return run;
+}
+
+inline GptRun run_gpt(const tools::TrainConfig& config, const tools::GptConfig& model,
+                      const tools::TokenDataset& data, const std::string& init_from = "",
+                      CollectiveLog* calls = nullptr, const ProbeFactory& make_probe = {},
+                      const LossChange& change = {}) {
+  return run_model(
+      config, [&] { return std::make_unique<tools::Gpt>(model); }, model.seq, data, init_from,
+      calls, make_probe, change);
 }
 
 }  // namespace tessera::testing

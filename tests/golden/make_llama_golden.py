@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Makes the golden files of small models of Llama's kind. Development only: no build or test runs this.
+
+    python3 -m venv env && env/bin/pip install torch transformers numpy safetensors
+    env/bin/python tests/golden/make_llama_golden.py         # rewrites tests/golden/llama/
+
+The files in the tree were made with the versions under "versions" in sgd.json. Others give the same numbers to within rounding.
+
+For each model NAME: NAME/config.json and NAME/model.safetensors, before training, as save_pretrained lays them out; and in
+sgd.json what 20 steps of SGD with momentum on tokens.bin (uint16) make of it:
+
+    batch       step s takes sequences 6s .. 6s+5; sequence i reads tokens [12i, 12i+12) and predicts the next ones
+    loss        mean cross-entropy of a step, before its update;  grad_norm: L2 over all parameters, not clipped
+    logits      of the token after the first sequence, before training
+    final       of each tensor after training: its L2 norm, and its product with cos(0), cos(1), cos(2), ...
+"""
+import json
+import platform
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM)
+
+HERE = Path(__file__).resolve().parent / "llama"
+STEPS, BATCH, SEQ, VOCAB = 20, 6, 12, 37
+LR, MOMENTUM = 0.02, 0.9
+COMMON = dict(vocab_size=VOCAB, num_hidden_layers=2, initializer_range=0.3, attn_implementation="eager", use_cache=False,
+              bos_token_id=None, eos_token_id=None, pad_token_id=None)
+
+
+def sizes(heads, kv_heads, head_dim, mlp, hidden=None, **more):
+    hidden = hidden or heads * head_dim
+    return dict(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim, hidden_size=hidden, intermediate_size=mlp,
+                max_position_embeddings=32, **COMMON, **more)
+
+
+def without_head_dim(made):
+    made.pop("head_dim")
+    return made
+
+
+LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=3.0,
+              original_max_position_embeddings=16)
+LINEAR = dict(rope_type="linear", rope_theta=500.0, factor=2.5)
+MODELS = {
+    "llama_grouped": (LlamaForCausalLM, LlamaConfig(**sizes(3, 1, 6, 22, rms_norm_eps=1e-5, tie_word_embeddings=True))),
+    "llama_scaled": (LlamaForCausalLM, LlamaConfig(**sizes(4, 2, 8, 20, hidden=20, rope_parameters=LLAMA3))),
+    "llama_biases": (LlamaForCausalLM, LlamaConfig(**sizes(2, 2, 8, 26, attention_bias=True, mlp_bias=True, rope_parameters=LINEAR))),
+    "mistral_grouped": (MistralForCausalLM, MistralConfig(**sizes(4, 2, 4, 20, sliding_window=None))),
+    "mistral_head": (MistralForCausalLM, MistralConfig(**sizes(3, 3, 10, 18, hidden=14, sliding_window=64, tie_word_embeddings=True))),
+    "mistral_window": (MistralForCausalLM, MistralConfig(**sizes(2, 1, 6, 16, sliding_window=20, rms_norm_eps=1e-3))),
+    "qwen2_tied": (Qwen2ForCausalLM, Qwen2Config(**without_head_dim(sizes(4, 2, 4, 22, tie_word_embeddings=True)))),
+    "qwen2_untied": (Qwen2ForCausalLM, Qwen2Config(**without_head_dim(sizes(3, 3, 6, 20, rope_parameters=dict(rope_type="default", rope_theta=1e6))))),
+    "qwen2_scaled": (Qwen2ForCausalLM, Qwen2Config(**without_head_dim(sizes(6, 1, 2, 14, rope_parameters=LLAMA3)))),
+    "qwen3_tied": (Qwen3ForCausalLM, Qwen3Config(**sizes(2, 1, 12, 20, hidden=16, tie_word_embeddings=True))),
+    "qwen3_biases": (Qwen3ForCausalLM, Qwen3Config(**sizes(3, 1, 6, 24, attention_bias=True))),
+    "qwen3_scaled": (Qwen3ForCausalLM, Qwen3Config(**sizes(4, 4, 4, 18, rope_parameters=LINEAR, rms_norm_eps=1e-4))),
+}
+
+
+def make(kind, config):
+    model = kind(config).float()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("norm.weight"):
+                p.copy_(1 + 0.2 * torch.randn_like(p))
+            if name.endswith("bias"):
+                p.copy_(0.2 * torch.randn_like(p))
+    return model.train()
+
+
+def train(model, tokens):
+    loss, norms = [], []
+    with torch.no_grad():
+        logits = model(tokens[None, :SEQ]).logits[0, -1].tolist()
+    velocity = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for step in range(STEPS):
+        rows = torch.stack([tokens[SEQ * i:SEQ * i + SEQ + 1] for i in range(BATCH * step, BATCH * step + BATCH)])
+        out = model(rows[:, :-1]).logits
+        value = torch.nn.functional.cross_entropy(out.reshape(-1, VOCAB), rows[:, 1:].reshape(-1))
+        model.zero_grad()
+        value.backward()
+        loss.append(value.item())
+        norms.append(torch.sqrt(sum((p.grad.double() ** 2).sum() for p in model.parameters())).item())
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                velocity[name].mul_(MOMENTUM).add_(p.grad)
+                p.sub_(LR * velocity[name])
+    final = {}
+    for name, p in model.named_parameters():
+        values = p.detach().double().numpy().ravel()
+        final[name] = [float(np.linalg.norm(values)), float(values @ np.cos(np.arange(values.size)))]
+    return dict(loss=loss, grad_norm=norms, logits=logits, final=final)
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.manual_seed(20261128)
+    shutil.rmtree(HERE, ignore_errors=True)
+    HERE.mkdir()
+    random = np.random.default_rng(5)
+    # Each token is likelier after some than after others, so that there is something to learn.
+    tokens = [0]
+    while len(tokens) < STEPS * BATCH * SEQ + 1:
+        tokens.append((tokens[-1] * 5 + int(random.integers(0, 4))) % VOCAB)
+    np.array(tokens, "<u2").tofile(HERE / "tokens.bin")
+    runs = {}
+    for name, (kind, config) in MODELS.items():
+        model = make(kind, config)
+        model.save_pretrained(HERE / name)
+        (HERE / name / "generation_config.json").unlink(missing_ok=True)
+        runs[name] = train(model, torch.tensor(tokens))
+        print(name, sum(p.numel() for p in model.parameters()), runs[name]["loss"][0], runs[name]["loss"][-1], runs[name]["grad_norm"][0])
+    versions = dict(python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__)
+    training = dict(steps=STEPS, batch=BATCH, seq=SEQ, lr=LR, momentum=MOMENTUM)
+    (HERE / "sgd.json").write_text(json.dumps(dict(versions=versions, training=training, runs=runs)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

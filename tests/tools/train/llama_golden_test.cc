@@ -1,0 +1,173 @@
+// Small models of Llama's kind train as they do in Hugging Face transformers, on any ranks, and
+// what is saved is what was loaded: see tests/golden/make_llama_golden.py.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "comm/threads.h"
+#include "engine/io/file.h"
+#include "engine/io/safetensors.h"
+#include "tests/testing/json.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/tools/testing/gpt_run.h"
+#include "tools/models/family.h"
+
+namespace tessera::tools {
+namespace {
+
+using testing::GptRun;
+using testing::run_model;
+
+const std::string kFolder = "tests/golden/llama/";
+
+nlohmann::json golden() {
+  return testing::parse_json(engine::read_text_file(kFolder + "sgd.json", 1 << 20));
+}
+
+std::vector<std::string> names() {
+  const nlohmann::json all = golden();
+  std::vector<std::string> names;
+  for (const auto& [name, run] : all.at("runs").items()) names.push_back(name);
+  return names;
+}
+
+GptRun train(const std::string& name, std::int64_t ranks, TrainConfig config = {}) {
+  const nlohmann::json training = golden().at("training");
+  const ModelConfig model = read_model_config(kFolder + name);
+  config.device = DeviceChoice::kCpu;
+  config.parallel.ranks = ranks;
+  config.train.steps = training.at("steps");
+  config.train.batch = training.at("batch").get<std::int64_t>() / ranks;
+  config.train.optimizer = OptimizerKind::kSgd;
+  config.train.lr = training.at("lr");
+  config.train.momentum = training.at("momentum");
+  config.train.schedule = ScheduleKind::kConstant;
+  config.train.grad_clip = 0;
+  const std::int64_t seq = training.at("seq");
+  const TokenDataset data(TokenFile(kFolder + "tokens.bin"), {.seq = seq, .vocab = model.vocab});
+  return run_model(
+      config, [&] { return model.make(); }, seq, data, kFolder + name);
+}
+
+void expect_near(const std::vector<double>& got, const nlohmann::json& want, double tolerance,
+                 const char* what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  ASSERT_FALSE(got.empty()) << what;
+  for (std::size_t step = 0; step < got.size(); ++step) {
+    const double expected = want[step];
+    EXPECT_NEAR(got[step], expected, tolerance * expected) << what << " of step " << step;
+  }
+}
+
+class LlamaGolden : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(LlamaGolden, TrainsAsTransformersDoes) {
+  const nlohmann::json want = golden().at("runs").at(GetParam());
+  for (const std::int64_t ranks : {1, 2, 3}) {
+    SCOPED_TRACE(ranks);
+    const GptRun run = train(GetParam(), ranks);
+    expect_near(run.loss, want.at("loss"), 1e-5, "loss");
+    expect_near(run.grad_norm, want.at("grad_norm"), 1e-4, "gradient norm");
+    // By names of files: queries, keys and values, one parameter here, are three there.
+    const auto model = read_model_config(kFolder + GetParam()).make();
+    std::set<std::string> seen;
+    for (const engine::Parameter* p : parameters_of(*model)) {
+      const std::vector<float>& values = run.parameters.at(p->name);
+      std::size_t at = 0;
+      for (const engine::TensorSpec& tensor : model->file_tensors(*p)) {
+        const std::string name = (tensor.name == "lm_head.weight" ? "" : "model.") + tensor.name;
+        double squares = 0, product = 0;
+        for (std::int64_t i = 0; i < engine::numel(tensor.shape); ++i, ++at) {
+          const double value = values.at(at);
+          squares += value * value;
+          product += value * std::cos(static_cast<double>(i));
+        }
+        const nlohmann::json& final = want.at("final").at(name);
+        const double norm = final[0];
+        EXPECT_NEAR(std::sqrt(squares), norm, 1e-5 * norm) << name;
+        EXPECT_NEAR(product, final[1].get<double>(), 1e-5 * norm) << name;
+        seen.insert(name);
+      }
+      EXPECT_EQ(at, values.size()) << p->name;
+    }
+    EXPECT_EQ(seen.size(), want.at("final").size());
+  }
+}
+
+TEST_P(LlamaGolden, GivesTheLogitsOfTransformers) {
+  const nlohmann::json want = golden().at("runs").at(GetParam()).at("logits");
+  const ModelConfig config = read_model_config(kFolder + GetParam());
+  comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+    const engine::Memory memory;
+    const auto compute = engine::Stream::inline_cpu("compute");
+    engine::Tape tape(memory, compute);
+    const auto model = config.make();
+    shard::Fsdp fsdp(world, memory, compute, model->blocks(), model->root(), {});
+    load_model(fsdp, *model, kFolder + GetParam());
+    const TokenDataset data(TokenFile(kFolder + "tokens.bin"), {.seq = 12, .vocab = config.vocab});
+    std::vector<std::int32_t> tokens(12), targets(12);
+    data.batch(0, 1, tokens, targets);
+    const engine::Tensor logits =
+        model->next_token_logits(tape, engine::Tensor::from<std::int32_t>(memory, {1, 12}, tokens));
+    ASSERT_EQ(logits.numel(), std::ssize(want));
+    for (std::size_t v = 0; v < want.size(); ++v) {
+      EXPECT_NEAR(logits.span<float>()[v], want[v].get<double>(), 1e-5) << v;
+    }
+  });
+}
+
+// As strategies, recompute and packing are no part of the arithmetic.
+TEST_P(LlamaGolden, HasEqualBitsHoweverItIsTrained) {
+  const std::string sha256 = train(GetParam(), 2).params_sha256;
+  for (const char* strategy : {"ddp", "zero1", "shard_grad_op"}) {
+    TrainConfig config;
+    config.parallel.strategy = strategy;
+    EXPECT_EQ(train(GetParam(), 2, config).params_sha256, sha256) << strategy;
+  }
+  TrainConfig recompute;
+  recompute.train.recompute = true;
+  EXPECT_EQ(train(GetParam(), 2, recompute).params_sha256, sha256);
+}
+
+TEST_P(LlamaGolden, IsSavedAsItWasLoaded) {
+  const testing::TempFolder folder;
+  const ModelConfig config = read_model_config(kFolder + GetParam());
+  comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+    const engine::Memory memory;
+    const auto model = config.make();
+    shard::Fsdp fsdp(world, memory, engine::Stream::inline_cpu("compute"), model->blocks(),
+                     model->root(), {});
+    load_model(fsdp, *model, kFolder + GetParam());
+    save_model(fsdp, *model, folder.path(), world);
+  });
+  const engine::SafetensorsFile before(kFolder + GetParam() + "/model.safetensors"),
+      after(folder / "model.safetensors");
+  EXPECT_EQ(after.tensors().size(), before.tensors().size());
+  for (const engine::TensorInfo& tensor : before.tensors()) {
+    const std::string& name = tensor.name;
+    const engine::TensorInfo* saved = after.find(name);
+    ASSERT_NE(saved, nullptr) << name;
+    EXPECT_EQ(saved->shape, tensor.shape) << name;
+    std::vector<float> old_values(std::size_t(engine::numel(tensor.shape))),
+        new_values(old_values.size());
+    before.read(tensor, 0, old_values);
+    after.read(*saved, 0, new_values);
+    EXPECT_EQ(new_values, old_values) << name;
+  }
+  EXPECT_EQ(to_text(read_model_config(folder.path())), to_text(config));
+  // What checkpoints say of it makes it again.
+  EXPECT_EQ(to_text(parse_model_text(to_text(config), "text")), to_text(config));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, LlamaGolden, ::testing::ValuesIn(names()),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace tessera::tools
