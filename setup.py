@@ -6,6 +6,7 @@ installation that is there: that of `./bazelw run //tools:install -- PREFIX`, wi
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 
@@ -21,12 +22,17 @@ def version():
 
 
 def flags_of(prefix, what):
-    environment = dict(os.environ, PKG_CONFIG_PATH=os.path.join(prefix, "lib", "pkgconfig"))
+    paths = [os.path.join(prefix, "lib", "pkgconfig"), os.environ.get("PKG_CONFIG_PATH", "")]
+    environment = dict(os.environ, PKG_CONFIG_PATH=os.pathsep.join(filter(None, paths)))
     done = subprocess.run(["pkg-config", what, "tessera"], env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout.split()
+    return shlex.split(done.stdout)
 
 
 class Build(build_ext):
+    def finalize_options(self):
+        super().finalize_options()
+        self.force = True  # what it is linked with may have changed
+
     def build_extensions(self):
         prefix = os.environ.get("TESSERA_PREFIX")
         if not prefix:

@@ -44,31 +44,37 @@ def changed_files(commit):
 
 
 def definitions(script):
-    """{name: text} of the functions and lists of a shell script."""
+    """{name: text} of the functions and lists of a shell script that begin and end at the edge, and what is left without them."""
     found = {}
-    pattern = r"^(\w+)(?:\(\) \{|=\()(?:.*[})]$|.*\n(?:[^})].*\n|\n)*[})]$)"
-    for match in re.finditer(pattern, script, flags=re.MULTILINE):
+
+    def keep(match):
         found[match.group(1)] = match.group(0)
-    return found
+        return ""
+
+    pattern = r"^(\w+)(?:\(\) \{|=\()(?:.*[})]$|.*\n(?:[^})\n].*\n|\n)*[})]$)"
+    rest = re.sub(pattern, keep, script, flags=re.MULTILINE)
+    return found, [line for line in rest.splitlines() if line.strip()]
 
 
-def flags_of(part, rc, run):
-    """All that a part has from the texts of .bazelrc and .ci/run, without comments: what its function calls, in any depth, and
-    the lines for all and for configurations that are named there. Of tidy also those of the emulated GPU, with which .ci/tidy
-    asks for commands."""
-    known, found = definitions(re.sub(r"^ *#.*\n| +# .*$", "", run, flags=re.MULTILINE)), []
+def flags_of(part, rc, run, tidy):
+    """All that a part has from the texts of .bazelrc and .ci/run, without comments: what its function calls, in any depth, what is
+    in no function, and the lines for all and for configurations that are named in what was found, or in .ci/tidy for tidy."""
+    known, rest = definitions(re.sub(r"^ *#.*\n| +# .*$", "", run, flags=re.MULTILINE))
     wanted = ["part_" + part]
     for name in wanted:
-        found.append(known[name])
         wanted += [word for word in dict.fromkeys(re.findall(r"\w+", known[name])) if word in known and word not in wanted]
-    configs = ["cuda_emulation"] if part == "tidy" else []
-    configs += re.findall(r"--config=(\w+)", "\n".join(found))
-    lines = [line for line in rc.splitlines() if line and not line.startswith("#")]
-    for config in configs:
-        of_config = [line for line in lines if re.match(r"\w+:%s " % config, line)]
-        found += of_config
-        configs += [name for name in re.findall(r"--config=(\w+)", "\n".join(of_config)) if name not in configs]
-    return found + [line for line in lines if not re.match(r"\w+:", line)]
+    found = [known[name] for name in wanted]
+    lines = [line for line in rc.splitlines() if line.strip() and not line.startswith("#")]
+    if any(re.match(r"\s*import|.*platform_specific|.*\\$", line) for line in lines):
+        return [*rest, *found, *lines]  # more than is read here
+    of_all = [line for line in lines if not re.match(r"[\w-]+:", line)]
+    configs, texts = [], [*found, *of_all] + ([tidy] if part == "tidy" else [])
+    while texts:
+        new = [name for text in texts for name in re.findall(r"--config[= ]([\w.-]+)", text) if name not in configs]
+        configs += dict.fromkeys(new)
+        texts = [line for line in lines if (match := re.match(r"[\w-]+:(\S+)\s", line)) and match.group(1) in new]
+        found += texts
+    return [*rest, *found, *of_all]
 
 
 def flags_differ(part, commit, changed):
@@ -77,11 +83,11 @@ def flags_differ(part, commit, changed):
         return True
     if changed.isdisjoint([_RC, _RUN]):
         return False
-    texts = []
-    for path in (_RC, _RUN):
+    paths, texts = (_RC, _RUN, ".ci/tidy"), []
+    for path in paths:
         with open(os.path.join(_ROOT, path), encoding="utf-8") as file:
             texts.append(file.read())
-    before = [git("show", commit + ":" + path) for path in (_RC, _RUN)]
+    before = [git("show", commit + ":" + path) for path in paths]
     return None in before or flags_of(part, *before) != flags_of(part, *texts)
 
 
@@ -116,6 +122,7 @@ def labels_of(path, commit):
     elif name == "BUILD":
         with open(os.path.join(_ROOT, path), encoding="utf-8") as file:
             differ = stanzas(file.read()) ^ stanzas(git("show", commit + ":" + path) or "")
+        differ = {stanza for stanza in differ if not stanza.startswith("package_group(")}  # who may see a target is no part of it
         found = [re.search(r'^    name = "([^"]+)",$', stanza, flags=re.MULTILINE) for stanza in differ]
         names = [match.group(1) for match in found] if all(found) else ["all"]
     return ["//%s:%s" % (package, name) for name in names]

@@ -29,12 +29,16 @@ DType dtype_of(std::string_view name) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     if (engine::name_of(dtype) == name) return dtype;
   }
-  engine::fail("[python] expected f32 or bf16, got {}", name);
+  engine::fail("expected f32 or bf16, got {}", name);
 }
 
 template <class T>
-std::function<void(py::handle)> into(T& value) {
-  return [&value](py::handle given) { value = given.cast<T>(); };
+std::function<void(py::handle)> into(T& value, std::int64_t min) {
+  return [&value, min](py::handle given) {
+    const auto whole = given.cast<std::int64_t>();
+    require(whole >= min, "expected at least {}, got {}", min, whole);
+    value = static_cast<T>(whole);
+  };
 }
 
 }  // namespace
@@ -50,11 +54,11 @@ shard::FsdpOptions options_of(const py::kwargs& named) {
        [&](py::handle given) {
          options.placement = shard::Placement::preset(given.cast<std::string>());
        }},
-      {"shard_ranks", into(shard_ranks)},
-      {"prefetch", into(options.prefetch)},
-      {"reductions_in_flight", into(options.reductions_in_flight)},
-      {"unit_min_numel", into(options.unit_min_numel)},
-      {"bucket_nbytes", into(options.bucket_nbytes)},
+      {"shard_ranks", into(shard_ranks, 1)},
+      {"prefetch", into(options.prefetch, 0)},
+      {"reductions_in_flight", into(options.reductions_in_flight, 0)},
+      {"unit_min_numel", into(options.unit_min_numel, 0)},
+      {"bucket_nbytes", into(options.bucket_nbytes, 0)},
       {"param_dtype", dtype(options.precision.param)},
       {"reduce_dtype", dtype(options.precision.reduce)},
       {"grad_dtype", dtype(options.precision.accumulate)},
@@ -67,7 +71,14 @@ shard::FsdpOptions options_of(const py::kwargs& named) {
       for (const auto& entry : known) names.push_back(entry.first);
       engine::fail("[python] expected one of {}, got {}", fmt::join(names, ", "), name);
     }
-    found->second(value);
+    const std::string text = py::repr(value);
+    try {
+      found->second(value);
+    } catch (const py::cast_error&) {
+      engine::fail("[python] expected a value of the kind of {}, got {}", name, text);
+    } catch (const engine::InvalidArgument& error) {
+      engine::fail("[python] {} ({}={})", error.what(), name, text);
+    }
   }
   if (shard_ranks > 0) options.placement.shard_ranks = shard_ranks;
   return options;
@@ -139,7 +150,12 @@ Block& Model::block(const std::string& name) {
 }
 
 void Model::gather(const std::string& block, Raw::For what) {
-  raw_->gather(this->block(block), what);
+  Block& b = this->block(block);
+  require(!leases_.contains(block),
+          "[python] expected a block whose function has returned, and of which nothing was kept, "
+          "got {} again",
+          block);
+  raw_->gather(b, what);
   leases_[block] = std::make_shared<const int>(0);
 }
 
@@ -167,15 +183,19 @@ py::array Model::array(const std::string& block, const std::string& name, bool i
     tensor = target.dst;
     if (!target.accumulate) std::memset(tensor.raw(), 0, std::size_t(tensor.nbytes()));
   }
-  // What is made of the array keeps it, it keeps its base, and that the lease.
-  using Lease = std::shared_ptr<const int>;
-  const py::capsule base(new Lease(lent->second),
-                         [](void* lease) { delete static_cast<Lease*>(lease); });
-  std::vector<std::int64_t> shape;
-  for (int i = 0; i < tensor.shape().rank(); ++i) shape.push_back(tensor.dim(i));
+  // What is made of the array keeps it, it keeps its base, and that the lease and the memory.
+  using Lent = std::pair<std::shared_ptr<const int>, engine::Tensor>;
+  const py::capsule base(new Lent(lent->second, tensor),
+                         [](void* kept) { delete static_cast<Lent*>(kept); });
+  std::vector<std::int64_t> shape(std::size_t(tensor.shape().rank())), strides(shape.size());
+  std::int64_t stride = size_of(tensor.dtype());
+  for (int i = tensor.shape().rank(); i-- > 0; stride *= tensor.dim(i)) {
+    shape[std::size_t(i)] = tensor.dim(i);
+    strides[std::size_t(i)] = stride;
+  }
   const bool is_f32 = tensor.dtype() == DType::kF32;
-  return {is_f32 ? py::dtype::of<float>() : py::dtype::of<std::int16_t>(), shape, tensor.raw(),
-          base};
+  return {is_f32 ? py::dtype::of<float>() : py::dtype::of<std::int16_t>(), shape, strides,
+          tensor.raw(), base};
 }
 
 float Model::step(double lr, double max_norm) {
@@ -183,21 +203,23 @@ float Model::step(double lr, double max_norm) {
   return raw_->step(*optimizer_, lr, max_norm).value();
 }
 
-void Model::open_checkpoints(const std::string& folder, int keep, bool async) {
+void Model::open_checkpoints(World& world, const std::string& folder, int keep, bool async) {
   std::vector<shard::CheckpointPart> parts = {{&fsdp(), optimizer_.get()}};
-  checkpoints_.reset();
+  require(checkpoints_ == nullptr, "[python] expected one Checkpointer of an Fsdp, got another");
+  const auto warn = [](std::string_view text) { fmt::print(stderr, "warning: {}\n", text); };
   checkpoints_ = std::make_unique<shard::Checkpointer>(
       group_, std::move(parts),
-      shard::CheckpointerOptions{
-          .folder = folder, .keep = keep, .async = async, .warn = [](std::string_view text) {
-            fmt::print(stderr, "warning: {}\n", text);
-          }});
+      shard::CheckpointerOptions{.folder = folder, .keep = keep, .async = async, .warn = warn});
+  world.keep(shared_from_this());
 }
 
 shard::Checkpointer& Model::checkpoints() {
   static_cast<void>(fsdp());  // or throws
+  require(checkpoints_ != nullptr, "[python] expected a Checkpointer that could be made, got none");
   return *checkpoints_;
 }
+
+void Model::finish_saving() { checkpoints().wait(); }
 
 void Model::run_empty_step() {
   Block* const root = has_root_ ? blocks_.back().get() : nullptr;

@@ -37,7 +37,7 @@ struct ModelSpec {
 /// Named as Python names them. Throws InvalidArgument for a name or value that there is not.
 shard::FsdpOptions options_of(const pybind11::kwargs& named);
 
-class Model {
+class Model : public std::enable_shared_from_this<Model> {
  public:
   /// Collective. `group` may be one of ranks that are not there.
   Model(comm::ProcessGroup& group, const engine::Memory& memory, const engine::Stream& compute,
@@ -49,6 +49,7 @@ class Model {
 
   shard::Fsdp& fsdp();
   engine::Parameter& parameter(const std::string& name);
+  /// Throws InvalidArgument also for a block that release() has not returned from.
   void gather(const std::string& block, shard::Raw::For what);
   /// Whether nobody has what array() gave of a block that is gathered.
   bool is_returned(const std::string& block) const { return leases_.at(block).use_count() == 1; }
@@ -60,9 +61,11 @@ class Model {
   pybind11::array array(const std::string& block, const std::string& parameter, bool is_grad);
   /// The norm of the mean gradient over ranks and micro-steps, with which the update was made.
   float step(double lr, double max_norm);
-  /// Collective. Replaces an earlier one.
-  void open_checkpoints(const std::string& folder, int keep, bool async);
+  /// Collective, once.
+  void open_checkpoints(World& world, const std::string& folder, int keep, bool async);
   shard::Checkpointer& checkpoints();
+  /// Collective: as Checkpointer::wait().
+  void finish_saving();
   /// A step as a plan makes it, which computes nothing.
   void run_empty_step();
 

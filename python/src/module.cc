@@ -1,4 +1,6 @@
 // The extension module: what the package `tessera` is made of.
+#include <fmt/format.h>
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -46,7 +48,9 @@ void define_options(py::module_& m) {
       .def(py::init([](double momentum) {
              return shard::SgdOptions{.momentum = momentum, .groups = {}, .updates = {}};
            }),
-           py::kw_only(), py::arg("momentum") = 0.0);
+           py::kw_only(), py::arg("momentum") = 0.0)
+      .def("__repr__",
+           [](const shard::SgdOptions& o) { return fmt::format("Sgd(momentum={})", o.momentum); });
   const shard::AdamWOptions defaults;
   py::class_<shard::AdamWOptions>(
       m, "AdamW", "AdamW; weight_decay is of parameters with two or more dimensions.")
@@ -59,7 +63,11 @@ void define_options(py::module_& m) {
                                         .updates = {}};
            }),
            py::kw_only(), py::arg("beta1") = defaults.beta1, py::arg("beta2") = defaults.beta2,
-           py::arg("eps") = defaults.eps, py::arg("weight_decay") = defaults.weight_decay);
+           py::arg("eps") = defaults.eps, py::arg("weight_decay") = defaults.weight_decay)
+      .def("__repr__", [](const shard::AdamWOptions& o) {
+        return fmt::format("AdamW(beta1={}, beta2={}, eps={}, weight_decay={})", o.beta1, o.beta2,
+                           o.eps, o.weight_decay);
+      });
   m.attr("STRATEGIES") = py::tuple(py::cast(shard::Placement::preset_names()));
 }
 
@@ -144,6 +152,7 @@ void define_model(py::module_& m) {
 }
 
 PYBIND11_MODULE(_engine, m) {
+  static_cast<void>(py::dtype::of<float>());  // loads NumPy here, and not in ranks at once
   define_errors(m);
   define_options(m);
   py::class_<World, std::shared_ptr<World>>(m, "World", "The ranks that run() has started.")
@@ -158,6 +167,7 @@ PYBIND11_MODULE(_engine, m) {
           "Returns once every rank is here.");
   define_model(m);
   m.def("run", &run);
+  m.attr("knows_numpy_2") = PYBIND11_VERSION_HEX >= 0x020C0000;
 }
 
 }  // namespace

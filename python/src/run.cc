@@ -3,16 +3,18 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <map>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
 
+#include "comm/threads.h"
 #include "engine/error.h"
 #include "model.h"
 #include "tools/config/train_config.h"
 #include "tools/launch/cpu_wishes.h"
 #include "tools/launch/launcher.h"
+#include "tools/launch/processes.h"
 #include "tools/launch/ranks.h"
 #include "tools/machine/environment.h"
 
@@ -27,11 +29,16 @@ comm::ProcessGroup& World::group() const {
   return *group_;
 }
 
+void World::finish() {
+  for (const auto& model : saving_) model->finish_saving();
+}
+
 void World::end() {
   for (const std::weak_ptr<Model>& user : users_) {
     if (const auto model = user.lock()) model->close();
   }
   users_.clear();
+  saving_.clear();
   group_ = nullptr;
 }
 
@@ -42,17 +49,21 @@ class Running {
  public:
   void enter(comm::ProcessGroup& group) {
     const std::lock_guard lock(mutex_);
-    groups_.insert(&group);
+    threads_[&group] = PyThread_get_thread_ident();
     if (interrupted_) group.abort(kInterrupted);
   }
   void leave(comm::ProcessGroup& group) {
     const std::lock_guard lock(mutex_);
-    groups_.erase(&group);
+    threads_.erase(&group);
   }
+  /// With the interpreter's lock.
   void interrupt() {
     const std::lock_guard lock(mutex_);
     interrupted_ = true;
-    for (comm::ProcessGroup* group : groups_) group->abort(kInterrupted);
+    for (const auto& [group, thread] : threads_) {
+      group->abort(kInterrupted);
+      PyThreadState_SetAsyncExc(thread, PyExc_KeyboardInterrupt);
+    }
   }
 
   void end() {
@@ -70,7 +81,7 @@ class Running {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::set<comm::ProcessGroup*> groups_;
+  std::map<comm::ProcessGroup*, unsigned long> threads_;
   bool interrupted_ = false, has_ended_ = false;
 };
 
@@ -96,22 +107,35 @@ void run_rank(comm::ProcessGroup& group, Running& running, const py::function& f
     std::shared_ptr<World> world;
   };
   const Entered entered(group, running);
-  const py::gil_scoped_acquire python;
-  result = fn(entered.world);
+  {
+    const py::gil_scoped_acquire python;
+    try {
+      result = fn(entered.world);
+    } catch (const py::error_already_set& error) {
+      // The engine tells echoes of an abort from its cause by this type and its text.
+      if (error.matches(py::module_::import("tessera._engine").attr("CommError"))) {
+        throw engine::CommError(py::str(error.value()));
+      }
+      group.abort(error.what());  // before what uses the group ends, with words of its own
+      throw;
+    }
+  }
+  entered.world->finish();
 }
 
 }  // namespace
 
 py::list run(const py::function& fn, int num_threads, double deadline_s) {
   engine::require(num_threads >= 1, "[python] expected at least 1 thread, got {}", num_threads);
-  engine::require(deadline_s > 0, "[python] expected a deadline above 0 s, got {}", deadline_s);
+  engine::require(deadline_s > 0 && deadline_s <= 1e9,
+                  "[python] expected deadline_s above 0 and at most 1e9, got {}", deadline_s);
   tools::TrainConfig config;
   config.device = tools::DeviceChoice::kCpu;
   config.parallel.threads = num_threads;
   config.parallel.deadline_s = deadline_s;
   tools::choose_cpu_by_environment();
-  const auto ranks = tools::Ranks::choose(
-      config, tools::find_launch(tools::environment(), tools::LauncherChoice::kAuto));
+  const auto launch = tools::find_launch(tools::environment(), tools::LauncherChoice::kAuto);
+  const auto ranks = tools::Ranks::choose(config, launch);
   std::vector<py::object> results(std::size_t(ranks.local.count));
   std::exception_ptr error;
   Running running;
@@ -119,9 +143,14 @@ py::list run(const py::function& fn, int num_threads, double deadline_s) {
     const py::gil_scoped_release released;
     std::thread thread([&] {
       try {
-        ranks.run(config, [&](comm::ProcessGroup& group) {
+        const auto rank = [&](comm::ProcessGroup& group) {
           run_rank(group, running, fn, results[ranks.local.index(group.rank())]);
-        });
+        };
+        if (ranks.are_processes()) {
+          tools::run_processes(config, launch, ranks.local.count, /*gpus=*/{}, {}, nullptr, rank);
+        } else {
+          comm::run_ranks(ranks.size, {.deadline = config.deadline()}, rank);
+        }
       } catch (...) {
         error = std::current_exception();
       }

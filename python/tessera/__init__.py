@@ -24,13 +24,20 @@ those of the C++ library: equal for every strategy and number of processes. docs
 
 import gc
 import json
+import math
+import operator
 import os
+import time
 import zlib
 
 import numpy
 
 from . import _engine
 from ._engine import AdamW, CommError, DeviceError, Error, InvalidArgument, IoError, STRATEGIES, Sgd, World
+
+if int(numpy.__version__.split(".")[0]) >= 2 and not _engine.knows_numpy_2:
+    raise ImportError("tessera was built with pybind11 before 2.12, which misreads the arrays of NumPy 2: build it with a newer one, "
+                      "or use NumPy 1")
 
 __all__ = ["AdamW", "Checkpointer", "CommError", "DeviceError", "Error", "Fsdp", "InvalidArgument", "IoError", "STRATEGIES",
            "Sgd", "World", "compare", "plan", "run", "torch_array"]
@@ -40,8 +47,9 @@ def run(fn, *, threads=1, deadline_s=300.0):
     """Calls fn(world) on ranks, and returns the results of those of this process, in their order.
 
     `threads` ranks are threads of this process. Where torchrun, mpirun or Slurm has started several processes, the ranks of
-    all of them are one world, over MPI or Gloo. A rank that raises ends the others, and run() raises what it did. A rank that
-    waits for another one for longer than `deadline_s` is an error that names who is missing.
+    all of them are one world, over MPI or Gloo; under MPI a process calls run() once. A rank that raises ends the others at
+    their next call of the engine, and run() raises what it did. A rank that waits for another one for longer than `deadline_s`
+    is an error that names who is missing; run() returns once all have ended. Ctrl-C interrupts all.
     """
     return _engine.run(fn, threads, deadline_s)
 
@@ -52,33 +60,43 @@ class Fsdp:
     `blocks`: {block: {parameter: value}} in the order of forward. A value is an array or a tensor, whose f32 values are the
     initial ones and equal on all ranks, or a shape, for zeros. A parameter is called "block.parameter" where no block
     is meant. `root`: the name of the block of `blocks` whose functions are around those of all others, or None.
-    `frozen`: names of parameters without gradients. `array`: makes of a NumPy array what functions of blocks are given, such as
-    torch.from_dlpack; tessera.torch_array also takes bf16, whose bits are int16 in NumPy.
+    `frozen`: names of parameters without gradients. `array`: makes of a NumPy array what functions of blocks are given:
+    tessera.torch_array; it is not None with bf16, whose bits are int16 in NumPy.
 
-    Options, as in shard/options.h: strategy (one of STRATEGIES), shard_ranks, prefetch, reductions_in_flight, unit_min_numel,
+    `optimizer`: Sgd() if it is None. What a value is of is cast to f32.
+
+    Options, as in shard/options.h: strategy (one of STRATEGIES; "zero3"), shard_ranks, prefetch, reductions_in_flight, unit_min_numel,
     bucket_nbytes, param_dtype (what is gathered and computed with), reduce_dtype (of gradients on their way) and grad_dtype
     (what backward adds into): "f32" or "bf16". Collective.
     """
 
     def __init__(self, world, blocks, *, root=None, optimizer=None, frozen=(), array=None, **options):
+        if array is not None and not _shares_memory(array):
+            raise InvalidArgument("[python] expected array to make what shares the memory of a NumPy array, got a copy")
         if array is None and "bf16" in (options.get("param_dtype"), options.get("grad_dtype")):
             raise InvalidArgument("[python] expected array=tessera.torch_array with bf16, which NumPy lacks, got none")
         self._array = array
         self._blocks = {block: list(parameters) for block, parameters in blocks.items()}
-        self._shapes = {}
-        values = {}
+        self._shapes, values, names = {}, {}, {}
         for block, name, value in _walk(blocks):
             full = "%s.%s" % (block, name)
             self._shapes[full] = _shape_of(value)
             if not _is_shape(value):
                 values[full] = _f32(value)
+                if names.setdefault(id(value), full) != full:
+                    raise InvalidArgument("[python] expected each array once, got that of %s as %s: a root may be shared" % (names[id(value)], full))
+        specs = _specs(blocks, root, frozen)
+        self._frozen, self._in_step = set(frozen), False
         self.world = world
-        self.model = _engine.Model(world, *_specs(blocks, root, frozen), optimizer or Sgd(), **options)
+        optimizer = optimizer or Sgd()
+        self._require_equal({"the optimizer": zlib.crc32(repr(optimizer).encode())})
+        self.model = _engine.Model(world, *specs, optimizer, **options)
         self.load(values)
 
     def begin_step(self, num_micro_steps=1):
-        """Starts a step of as many forwards and backwards, and the first of them."""
+        """Starts a step of num_micro_steps forwards and backwards of the model, and the first of them."""
         self.model.begin_step(num_micro_steps)
+        self._in_step = True
 
     def next_micro_step(self):
         """Starts the next forward and backward of the step."""
@@ -86,6 +104,8 @@ class Fsdp:
 
     def forward(self, block, fn):
         """Gathers the block, and returns fn(p), where p[name] is a whole parameter, to be read."""
+        if block in self._blocks and not self._in_step:
+            raise InvalidArgument("[python] expected begin_step() before forward(), or evaluate(), got neither (%s)" % block)
         return self._visit(block, _engine.For.forward, fn)
 
     def backward(self, block, fn):
@@ -106,7 +126,11 @@ class Fsdp:
         Returns the gradient's norm before clipping. Raises InvalidArgument, on every rank, that names a parameter whose
         gradient is not finite.
         """
-        return self.model.step(lr, max_norm)
+        if not math.isfinite(lr):
+            raise InvalidArgument("[python] expected a finite lr, got %s" % lr)
+        norm = self.model.step(lr, max_norm)
+        self._in_step = False
+        return norm
 
     def keep_gathered(self, fn):
         """Returns fn(), in which every evaluate() finds its block gathered: gathers once for many of them."""
@@ -120,12 +144,12 @@ class Fsdp:
         Raises InvalidArgument that names a parameter whose values are not equal on all ranks.
         """
         values = {name: _f32(value) for name, value in values.items()}
-        checksums = [zlib.crc32(value, zlib.crc32(("%s %s" % (name, value.shape)).encode())) for name, value in values.items()]
-        for rank, theirs in enumerate(self.world.all_gather(checksums)):
-            for name, mine, other in zip(values, checksums, theirs):
-                if mine != other:
-                    raise InvalidArgument("[python] expected equal values of %s on all ranks, got others on ranks %d and %d"
-                                          % (name, *sorted((rank, self.world.rank))))
+        for name, value in values.items():
+            if name not in self._shapes:
+                raise InvalidArgument("[python] expected a parameter of the model, got %r" % name)
+            if value.shape != self._shapes[name]:
+                raise InvalidArgument("[python] expected %s of %s, got %s" % (name, self._shapes[name], value.shape))
+        self._require_equal({name: zlib.crc32(value, zlib.crc32(name.encode())) for name, value in values.items()})
         for name, value in values.items():
             self.model.load(name, value)
 
@@ -142,6 +166,14 @@ class Fsdp:
         """The most that the engine has kept for this model on this rank."""
         return self.model.peak_nbytes()
 
+    def _require_equal(self, checksums):
+        """Collective."""
+        for rank, theirs in enumerate(self.world.all_gather(list(checksums.values()))):
+            for name, other in zip(checksums, theirs):
+                if checksums[name] != other:
+                    raise InvalidArgument("[python] expected equal values of %s on all ranks, got others on ranks %d and %d"
+                                          % (name, *sorted((rank, self.world.rank))))
+
     def _visit(self, block, what, fn):
         if block not in self._blocks:
             raise InvalidArgument("[python] expected a block, one of %s, got %r" % (", ".join(self._blocks), block))
@@ -152,7 +184,10 @@ class Fsdp:
         result = fn(*lent)
         for arrays in lent:
             arrays.take_back()
-        if not self.model.is_returned(block):
+        for pause_s in (0, 0.001, 0.01, 0.1):
+            if self.model.is_returned(block):
+                break
+            time.sleep(pause_s)  # another thread may be collecting
             gc.collect()  # what only a cycle of references keeps is kept by nobody
         self.model.release(block, what)
         return result
@@ -186,7 +221,8 @@ class _Lent:
                                   % (self._block, name))
 
     def keys(self):
-        return list(self._fsdp._blocks[self._block])
+        return [name for name in self._fsdp._blocks[self._block]
+                if not (self._is_grad and "%s.%s" % (self._block, name) in self._fsdp._frozen)]
 
     def __iter__(self):
         return iter(self.keys())
@@ -199,7 +235,8 @@ class _Lent:
 
 
 class Checkpointer:
-    """Saves and loads the parameters and optimizer states of an Fsdp, one for each; any strategy and number of ranks loads them.
+    """Saves and loads the parameters and optimizer states of an Fsdp, which has one of these. Any strategy and number of ranks
+    loads them.
 
     `folder` is on a file system that all ranks share, `keep` how many checkpoints stay, all if 0. With asynchronous=True
     save() returns once the values are copied, and they are written while training goes on. All calls are collective, between
@@ -208,11 +245,17 @@ class Checkpointer:
 
     def __init__(self, fsdp, folder, *, keep=3, asynchronous=True):
         self._model = fsdp.model
-        self._model.open_checkpoints(os.fspath(folder), keep, asynchronous)
+        self._model.open_checkpoints(fsdp.world, os.fspath(folder), keep, asynchronous)
 
     def save(self, step, values=None):
-        """Saves what is held after `step` steps, with `values`, {str: str}, for the program. Waits for an earlier save."""
-        self._model.save(step, values or {})
+        """Saves what is held after `step` steps, with `values`, {str: str}, for the program. Waits for an earlier save.
+
+        What is at work when the function of run() returns is waited for.
+        """
+        values = values or {}
+        if not all(isinstance(text, str) for item in values.items() for text in item):
+            raise InvalidArgument("[python] expected values of str to str, got %r" % (values,))
+        self._model.save(step, values)
 
     def poll(self):
         """The step of the save at work once it is done, else None. To be called between steps, on every rank."""
@@ -232,7 +275,8 @@ class Checkpointer:
 
 
 def plan(blocks, *, ranks, rank=0, root=None, optimizer=None, frozen=(), **options):
-    """What a step takes of one of `ranks` ranks that need not be there, without memory for it; arguments as of Fsdp.
+    """What a step takes of one of `ranks` ranks that need not be there, without memory for it; blocks, root,
+    optimizer, frozen and options as of Fsdp.
 
     Returns peak_nbytes and peak_nbytes_by_category of what the engine keeps, sent_nbytes and num_collectives of a step, and
     what Fsdp.plan() says as "plan". What the caller computes, its activations and its time are its own and no part of this.
@@ -253,29 +297,44 @@ def compare(folder):
         return json.load(file)
 
 
+def _shares_memory(array):
+    memory = numpy.zeros(1, numpy.float32)
+    made = array(memory)
+    memory[0] = 1
+    return float(made[0]) == 1
+
+
 def _walk(blocks):
     for block, parameters in blocks.items():
         for name, value in parameters.items():
+            if not isinstance(block, str) or not isinstance(name, str):
+                raise InvalidArgument("[python] expected names that are str, got %r and %r" % (block, name))
+            if not _is_shape(value) and not hasattr(value, "shape"):
+                raise InvalidArgument("[python] expected an array or a shape, got %r (%s.%s)" % (value, block, name))
             yield block, name, value
 
 
 def _is_shape(value):
-    return isinstance(value, tuple) and all(isinstance(n, int) for n in value)
+    return isinstance(value, (tuple, list))
 
 
 def _shape_of(value):
-    return value if _is_shape(value) else tuple(int(n) for n in value.shape)
+    return tuple(operator.index(n) for n in (value if _is_shape(value) else value.shape))
 
 
 def _f32(value):
     """A NumPy array of the values of an array or a PyTorch tensor."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().float().numpy()
+    if numpy.iscomplexobj(value):
+        raise InvalidArgument("[python] expected real values, got complex ones")
     return numpy.ascontiguousarray(value, dtype=numpy.float32)
 
 
 def _specs(blocks, root, frozen):
     """Blocks and root as the engine is told of them."""
+    if isinstance(frozen, str):
+        raise InvalidArgument("[python] expected a list of frozen parameters, got %r" % frozen)
     frozen = set(frozen)
     names = {"%s.%s" % (block, name) for block, name, _ in _walk(blocks)}
     if not frozen <= names:

@@ -49,6 +49,7 @@ constexpr NotRun kNotRun[] = {
     {"bazel run //tools:doctor -- --flight",
      "it needs a run that failed: //tests/tools/programs:train_faults_test does"},
     {"cmake ", ".ci/run install does"},
+    {"python3 -m venv", ".ci/run install makes one"},
     {"python3 examples/python/", ".ci/run install does, but for what needs PyTorch"},
     {"cd examples",
      "its programs are tests of //examples, and .ci/run install analyses its workspace"},

@@ -57,6 +57,10 @@ std::map<std::string, Row> rows(const std::string& folder) {
   const Flags saved = {{"checkpoint.every", "1"}};
   const Flags probed = {{"log.probe", folder + "/probe"}};
   const Flags powersgd = {{"comm.hook", "powersgd"}, {"powersgd.start_step", "0"}};
+  const Flags llama = {{"model.preset", "smollm2-135m"},
+                       {"model.dim", "24"},
+                       {"model.heads", "6"},
+                       {"model.vocab", "256"}};
   Flags replicated = hsdp;
   replicated.insert(powersgd.begin(), powersgd.end());
   return {
@@ -102,7 +106,9 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"model.dropout", {"0.5", kBits}},
       {"model.heads", {"1", kBits}},
       {"model.hidden", {"8", kElsewhere, "//tests/tools/programs:train_cli_test"}},
+      {"model.kv_heads", {"2", kBits, "", llama}},
       {"model.layers", {"1", kBits}},
+      {"model.mlp_dim", {"10", kBits, "", llama}},
       {"model.preset", {"gpt2", kPlan}},
       {"model.seq", {"4", kBits}},
       {"model.vocab", {"300", kBits}},
