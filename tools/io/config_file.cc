@@ -13,7 +13,6 @@ namespace tessera::tools {
 
 using engine::fail;
 using engine::IoError;
-using engine::require;
 using nlohmann::json;
 
 namespace {
@@ -21,8 +20,8 @@ namespace {
 json parsed(const ConfigText& config, const std::string& where) {
   check_is_json(config.text, config.path);
   json all = engine::parse_json(config.text, config.path);
-  require<IoError>(all.is_object(), "[{}] expected an object, got otherwise ({})", where,
-                   config.path);
+  engine::require<IoError>(all.is_object(), "[{}] expected an object, got otherwise ({})", where,
+                           config.path);
   return all;
 }
 
@@ -43,17 +42,18 @@ FolderConfig read_folder_config(const std::string& folder) {
   FolderConfig config{
       .folder = folder, .file = {}, .saved = config_of_weights(folder + "/model.safetensors")};
   if (config.saved && is_missing(path)) return config;
-  require<IoError>(!is_missing(path) || is_missing(folder + "/" + kReplacedConfig),
-                   "[model] expected {}, got none: a save was cut short before it replaced the "
-                   "weights; renaming {} to config.json restores the older model ({})",
-                   path, kReplacedConfig, folder);
+  engine::require<IoError>(
+      !is_missing(path) || is_missing(folder + "/" + kReplacedConfig),
+      "[model] expected {}, got none: a save was cut short before it replaced the "
+      "weights; renaming {} to config.json restores the older model ({})",
+      path, kReplacedConfig, folder);
   config.file = {engine::read_text_file(path, kMaxConfigNbytes), path};
   return config;
 }
 
 void check_as_saved(bool is_same, const std::string& where, const char* key,
                     const std::string& file, const std::string& saved, const FolderConfig& folder) {
-  require<IoError>(
+  engine::require<IoError>(
       is_same,
       "[{}] expected {} of {} in config.json, as model.safetensors was saved with, got "
       "{}: files of two models, or of a save that was cut short ({})",
@@ -67,26 +67,27 @@ ConfigFile::ConfigFile(std::string path, std::string where, json own)
     : path_(std::move(path)), where_(std::move(where)), json_(std::move(own)) {}
 
 void ConfigFile::require_there(const char* key) const {
-  require<IoError>(has(key), "[{}] expected key {}, got none ({})", where_, key, path_);
+  engine::require<IoError>(has(key), "[{}] expected key {}, got none ({})", where_, key, path_);
 }
 
 std::int64_t ConfigFile::integer(const char* key) const {
   constexpr std::int64_t kMax = std::int64_t{1} << 24;
   require_there(key);
   const json& value = json_.at(key);
-  require<IoError>(value.is_number_unsigned() && value.get<std::uint64_t>() >= 1 &&
-                       value.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMax),
-                   "[{}] expected {} in [1, {}], got {} ({})", where_, key, kMax,
-                   engine::excerpt(value.dump()), path_);
+  engine::require<IoError>(value.is_number_unsigned() && value.get<std::uint64_t>() >= 1 &&
+                               value.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMax),
+                           "[{}] expected {} in [1, {}], got {} ({})", where_, key, kMax,
+                           engine::excerpt(value.dump()), path_);
   return value.get<std::int64_t>();
 }
 
 double ConfigFile::number(const char* key, double unless_there, double min, double end) const {
   if (!has(key)) return unless_there;
   const json& value = json_.at(key);
-  require<IoError>(value.is_number() && value.get<double>() >= min && value.get<double>() < end,
-                   "[{}] expected {} in [{}, {}), got {} ({})", where_, key, min, end,
-                   engine::excerpt(value.dump()), path_);
+  engine::require<IoError>(
+      value.is_number() && value.get<double>() >= min && value.get<double>() < end,
+      "[{}] expected {} in [{}, {}), got {} ({})", where_, key, min, end,
+      engine::excerpt(value.dump()), path_);
   return value.get<double>();
 }
 
@@ -95,11 +96,16 @@ double ConfigFile::required_number(const char* key, double min, double end) cons
   return number(key, min, min, end);
 }
 
+void ConfigFile::require(bool ok, const char* key, std::string_view what) const {
+  engine::require<IoError>(ok, "[{}] expected {} to be {}, got {} ({})", where_, key, what,
+                           has(key) ? engine::excerpt(json_.at(key).dump()) : "none", path_);
+}
+
 ConfigFile ConfigFile::object(const char* key) const {
   require_there(key);
   const json& value = json_.at(key);
-  require<IoError>(value.is_object(), "[{}] expected {} to be an object, got {} ({})", where_, key,
-                   engine::excerpt(value.dump()), path_);
+  engine::require<IoError>(value.is_object(), "[{}] expected {} to be an object, got {} ({})",
+                           where_, key, engine::excerpt(value.dump()), path_);
   return {path_ + ": " + key, where_, value};
 }
 
@@ -109,8 +115,8 @@ void ConfigFile::all_of(const char* key, const json& supported) const {
   const bool is_good = values.is_array() && std::ranges::all_of(values, [&](const json& value) {
                          return value == supported;
                        });
-  require<IoError>(is_good, "[{}] expected {} of {} alone, got {} ({})", where_, key,
-                   supported.dump(), engine::excerpt(values.dump()), path_);
+  engine::require<IoError>(is_good, "[{}] expected {} of {} alone, got {} ({})", where_, key,
+                           supported.dump(), engine::excerpt(values.dump()), path_);
 }
 
 json ConfigFile::one_of(const char* key, std::initializer_list<json> supported) const {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace tessera::tools {
 
@@ -53,6 +54,8 @@ class ConfigFile {
   double number(const char* key, double unless_there, double min, double end) const;
   /// In [min, end).
   double required_number(const char* key, double min, double end) const;
+  /// Throws IoError unless `ok`: expected the key to be `what`, got its value.
+  void require(bool ok, const char* key, std::string_view what) const;
   /// The value of a key that is an object: its errors name the key as well.
   ConfigFile object(const char* key) const;
   /// Throws IoError unless the key is missing or null, or a list of nothing but `supported`.

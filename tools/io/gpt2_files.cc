@@ -59,6 +59,7 @@ ModelLayout gpt2_layout() {
   return {.family = "gpt2",
           .title = "GPT-2",
           .config_key = "n_embd",
+          .may_be_unnamed = true,
           .prefix = "transformer.",
           .embedding = "wte.weight",
           .is_ignored = is_mask_buffer};

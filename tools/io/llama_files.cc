@@ -39,49 +39,65 @@ bool is_null(const ConfigFile& file, const char* key) {
   return !file.has(key) || file.is_null(key);
 }
 
-constexpr double kMaxTheta = 1e12, kMaxFactor = 1e6;
+constexpr double kMinTheta = 1, kMaxTheta = 1e12, kMaxFactor = 1e6;
 
-RopeFileScaling parse_scaling(const ConfigFile& file) {
+// `file`: where rope_scaling or rope_parameters stands.
+RopeFileScaling parse_scaling(const ConfigFile& scaled, const ConfigFile& file) {
   RopeFileScaling scaling;
   // Before transformers 4.45 the key was `type`.
-  const char* const key = file.has("rope_type") ? "rope_type" : "type";
-  scaling.type = file.one_of(key, {"default", "linear", "llama3"}).get<std::string>();
+  const char* const key = scaled.has("rope_type") ? "rope_type" : "type";
+  scaling.type = scaled.one_of(key, {"default", "linear", "llama3"}).get<std::string>();
   if (scaling.type == "default") return scaling;
-  scaling.factor = file.required_number("factor", 1, kMaxFactor);
+  scaling.factor = scaled.required_number("factor", 1, kMaxFactor);
   if (scaling.type == "linear") return scaling;
   constexpr double kSmallest = 1e-6;
-  scaling.low = file.required_number("low_freq_factor", kSmallest, kMaxFactor);
-  scaling.high = file.required_number("high_freq_factor", kSmallest, kMaxFactor);
-  scaling.original_positions =
-      static_cast<double>(file.integer("original_max_position_embeddings"));
+  scaling.low = scaled.required_number("low_freq_factor", kSmallest, kMaxFactor);
+  scaling.high = scaled.required_number("high_freq_factor", scaling.low, kMaxFactor);
+  scaled.require(scaling.low < scaling.high, "high_freq_factor", "above low_freq_factor");
+  const std::int64_t positions = scaled.integer("original_max_position_embeddings");
+  file.one_of("original_max_position_embeddings", {positions});  // transformers prefers that one
+  scaling.original_positions = static_cast<double>(positions);
   return scaling;
 }
 
+// Versions of transformers look for the rotation in different places: in all that there are it must
+// be the same one.
 void parse_rope(const ConfigFile& file, LlamaFileConfig& config) {
-  constexpr double kSmallest = 1;
-  if (!is_null(file, "rope_parameters")) {
-    const ConfigFile own = file.object("rope_parameters");
-    config.rope_theta = own.required_number("rope_theta", kSmallest, kMaxTheta);
+  const bool has_parameters = !is_null(file, "rope_parameters");
+  const bool has_scaling = !is_null(file, "rope_scaling");
+  file.one_of("partial_rotary_factor", {1.0});
+  config.rope_theta = file.number("rope_theta", config.rope_theta, kMinTheta, kMaxTheta);
+  if (has_scaling) {
+    const ConfigFile own = file.object("rope_scaling");
+    config.rope_scaling = parse_scaling(own, file);
     own.one_of("partial_rotary_factor", {1.0});
-    config.rope_scaling = parse_scaling(own);
-    return;
+    own.one_of("rope_theta", {config.rope_theta});
   }
-  config.rope_theta = file.number("rope_theta", config.rope_theta, kSmallest, kMaxTheta);
-  if (!is_null(file, "rope_scaling"))
-    config.rope_scaling = parse_scaling(file.object("rope_scaling"));
+  if (!has_parameters) return;
+  const ConfigFile own = file.object("rope_parameters");
+  own.one_of("partial_rotary_factor", {1.0});
+  const bool has_theta = own.has("rope_theta") || !file.has("rope_theta");
+  const double theta =
+      has_theta ? own.required_number("rope_theta", kMinTheta, kMaxTheta) : config.rope_theta;
+  const RopeFileScaling scaling = parse_scaling(own, file);
+  own.require(!file.has("rope_theta") || theta == config.rope_theta, "rope_theta",
+              "as it is outside of rope_parameters");
+  own.require(!has_scaling || scaling == config.rope_scaling, "rope_type", "as in rope_scaling");
+  config.rope_theta = theta;
+  config.rope_scaling = scaling;
 }
 
 // The longest sequence that sees all of itself.
 std::int64_t parse_positions(const ConfigFile& file, const std::string& kind) {
   const std::int64_t positions = file.integer("max_position_embeddings");
-  if (kind != "mistral") {
-    file.one_of("use_sliding_window", {false});
+  if (kind == "mistral") {
+    constexpr std::int64_t kWindowUnlessThere = 4096;
+    if (!file.has("sliding_window")) return std::min(positions, kWindowUnlessThere);
+  } else if (!file.one_of("use_sliding_window", {false, true}).get<bool>()) {
     return positions;
   }
-  constexpr std::int64_t kWindowUnlessThere = 4096;
-  if (!file.has("sliding_window")) return std::min(positions, kWindowUnlessThere);
-  return file.is_null("sliding_window") ? positions
-                                        : std::min(positions, file.integer("sliding_window"));
+  return is_null(file, "sliding_window") ? positions
+                                         : std::min(positions, file.integer("sliding_window"));
 }
 
 LlamaFileConfig parse_config(const ConfigText& text, const std::string& kind) {
@@ -105,12 +121,13 @@ LlamaFileConfig parse_config(const ConfigText& text, const std::string& kind) {
   config.norm_eps = file.number("rms_norm_eps", config.norm_eps, 1e-30, 1);
   parse_rope(file, config);
   config.tied = file.one_of("tie_word_embeddings", {false, true}).get<bool>();
-  const bool has_bias = file.one_of("attention_bias", {false, true}).get<bool>();
-  config.qkv_bias = kind == "qwen2" || has_bias;
-  config.out_bias = kind != "qwen2" && has_bias;
-  config.mlp_bias = file.one_of("mlp_bias", {false, true}).get<bool>();
-  file.one_of("hidden_act", {"silu"});
-  file.one_of("pretraining_tp", {1});
+  // Kinds that lack the keys in transformers have what is said here, whatever a file says.
+  const bool may_have_bias = kind == "llama" || kind == "qwen3";
+  config.out_bias = may_have_bias && file.one_of("attention_bias", {false, true}).get<bool>();
+  config.qkv_bias = kind == "qwen2" || config.out_bias;
+  config.mlp_bias = kind == "llama" && file.one_of("mlp_bias", {false, true}).get<bool>();
+  file.one_of("hidden_act", {"silu", "swish"});  // two names of one function
+  file.one_of("is_causal", {true});
   file.one_of("quantization_config", {nullptr});
   file.all_of("layer_types", "full_attention");
   return config;

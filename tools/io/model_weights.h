@@ -18,7 +18,9 @@ struct ModelLayout {
   std::string family;      ///< model_type of config.json, and what errors begin with: "gpt2"
   std::string title;       ///< "GPT-2"
   std::string config_key;  ///< that every config.json of the family has: "n_embd"
-  std::string prefix;      ///< which names may have and, but for `head`, get in what is written
+  /// Whether a config.json without model_type may be of this family: as long as it has config_key.
+  bool may_be_unnamed = false;
+  std::string prefix;  ///< which names may have and, but for `head`, get in what is written
   std::string head = "lm_head.weight";  ///< the output matrix
   std::string embedding;  ///< what `head` must equal where files have it; empty: `head` is a weight
   /// Whether a tensor is one that older versions saved, and nobody needs. Null: none is.

@@ -46,8 +46,9 @@ void check_replaceable(const std::string& folder, const ModelLayout& layout) {
   try {
     const nlohmann::json config =
         engine::parse_json(engine::read_text_file(path, kMaxConfigNbytes), path);
+    const nlohmann::json unnamed = layout.may_be_unnamed ? layout.family : "";
     is_model = config.is_object() && config.contains(layout.config_key) &&
-               config.value("model_type", nlohmann::json(layout.family)) == layout.family;
+               config.value("model_type", unnamed) == layout.family;
   } catch (const IoError&) {  // what cannot be read is not ours either
   }
   require<IoError>(is_model,

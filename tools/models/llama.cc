@@ -97,6 +97,13 @@ void LlamaConfig::validate() const {
           sizes.head_dim, sizes.dim, sizes.heads);
   require(sizes.norm_eps >= 1e-30 && sizes.norm_eps < 1,
           "[llama] expected norm_eps in [1e-30, 1), got {}", sizes.norm_eps);
+  require(sizes.rope_theta >= 1 && sizes.rope_theta <= 1e12,
+          "[llama] expected rope_theta in [1, 1e12], got {}", sizes.rope_theta);
+  const RopeFileScaling& rope = sizes.rope_scaling;
+  require(rope.factor >= 1 && rope.original_positions >= 0 && rope.low > 0 && rope.low < rope.high,
+          "[llama] expected rope_factor of at least 1 and 0 < rope_low < rope_high, got {}, {} and "
+          "{}",
+          rope.factor, rope.low, rope.high);
   require(dropout >= 0 && dropout < 1, "[llama] expected model.dropout in [0, 1), got {}", dropout);
 }
 

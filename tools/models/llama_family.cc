@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <memory>
 
@@ -121,7 +122,12 @@ class LlamaFamily : public ModelFamily {
 
   std::unique_ptr<LanguageModel> make(const ModelConfig& config) const override {
     const auto& numbers = config.numbers;
-    const auto whole = [&](const char* key) { return static_cast<std::int64_t>(numbers.at(key)); };
+    const auto whole = [&](const char* key) {
+      const double number = numbers.at(key);
+      engine::require(number >= 0 && number <= 1 << 24 && number == std::trunc(number),
+                      "[llama] expected a whole {} in [0, 2^24], got {}", key, number);
+      return static_cast<std::int64_t>(number);
+    };
     const auto is_set = [&](const char* key) { return numbers.at(key) != 0; };
     const std::int64_t head_dim = whole("head_dim");
     engine::require(head_dim != 0 || (config.heads > 0 && config.dim % config.heads == 0),
@@ -166,6 +172,7 @@ class LlamaFamily : public ModelFamily {
 
   ModelConfig config_of(const LlamaFileConfig& c) const {
     const RopeFileScaling& rope = c.rope_scaling;
+    const bool follows = name() != "qwen3" && c.heads * c.head_dim == c.dim;
     const auto scaling = std::ranges::find(kScalings, rope.type) - std::begin(kScalings);
     return {.family = this,
             .layers = c.layers,
@@ -173,21 +180,21 @@ class LlamaFamily : public ModelFamily {
             .dim = c.dim,
             .seq = c.positions,
             .vocab = c.vocab,
-            .numbers = {
-                {"kv_heads", static_cast<double>(c.kv_heads)},
-                {"head_dim", c.heads * c.head_dim == c.dim ? 0.0 : static_cast<double>(c.head_dim)},
-                {"mlp_dim", static_cast<double>(c.mlp_dim)},
-                {"norm_eps", c.norm_eps},
-                {"rope_theta", c.rope_theta},
-                {"rope_scaling", static_cast<double>(scaling)},
-                {"rope_factor", rope.factor},
-                {"rope_low", rope.low},
-                {"rope_high", rope.high},
-                {"rope_positions", rope.original_positions},
-                {"tied", c.tied ? 1 : 0},
-                {"qkv_bias", c.qkv_bias ? 1 : 0},
-                {"out_bias", c.out_bias ? 1 : 0},
-                {"mlp_bias", c.mlp_bias ? 1 : 0}}};
+            .numbers = {{"kv_heads", static_cast<double>(c.kv_heads)},
+                        // One way of saying each: texts of checkpoints are compared.
+                        {"head_dim", follows ? 0.0 : static_cast<double>(c.head_dim)},
+                        {"mlp_dim", static_cast<double>(c.mlp_dim)},
+                        {"norm_eps", c.norm_eps},
+                        {"rope_theta", c.rope_theta},
+                        {"rope_scaling", static_cast<double>(scaling)},
+                        {"rope_factor", rope.factor},
+                        {"rope_low", rope.low},
+                        {"rope_high", rope.high},
+                        {"rope_positions", rope.original_positions},
+                        {"tied", c.tied ? 1 : 0},
+                        {"qkv_bias", c.qkv_bias ? 1 : 0},
+                        {"out_bias", c.out_bias ? 1 : 0},
+                        {"mlp_bias", c.mlp_bias ? 1 : 0}}};
   }
 };
 

@@ -5,8 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "engine/error.h"
+#include "engine/io/file.h"
 #include "engine/io/safetensors.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/json.h"
@@ -100,14 +102,24 @@ TEST(LlamaConfig, KnowsWhatKindsHave) {
   EXPECT_EQ(mistral(100), 100);
   EXPECT_EQ(read(changed({{"model_type", "mistral"}, {"max_position_embeddings", 8192}})).positions,
             4096);
+  EXPECT_EQ(
+      read(changed({{"model_type", "qwen2"}, {"use_sliding_window", true}, {"sliding_window", 40}}))
+          .positions,
+      40);
+  EXPECT_EQ(read(changed({{"model_type", "qwen2"}, {"sliding_window", 40}})).positions, 64);
+  // Keys that transformers does not read of a kind.
+  const LlamaFileConfig plain =
+      read(changed({{"model_type", "mistral"}, {"attention_bias", true}, {"mlp_bias", true}}));
+  EXPECT_FALSE(plain.qkv_bias || plain.out_bias || plain.mlp_bias);
+  EXPECT_FALSE(read(changed({{"model_type", "qwen2"}, {"mlp_bias", true}})).mlp_bias);
 }
 
 TEST(LlamaConfig, RefusesWhatWeDoNotComputeNamingTheKey) {
   const std::pair<const char*, json> cases[] = {
       {"hidden_act", "gelu"},
-      {"use_sliding_window", true},
+      {"is_causal", false},
+      {"partial_rotary_factor", 0.25},
       {"layer_types", {"full_attention", "sliding_attention"}},
-      {"pretraining_tp", 2},
       {"quantization_config", {{"bits", 4}}},
       {"attention_bias", 1},
       {"tie_word_embeddings", nullptr},
@@ -121,7 +133,21 @@ TEST(LlamaConfig, RefusesWhatWeDoNotComputeNamingTheKey) {
   for (const auto& [key, value] : cases) {
     EXPECT_TRUE(has(refusal(changed({{key, value}})), {key, "config.json"})) << key;
   }
+  // What versions of transformers would read from different places.
+  const json theta = {{"rope_type", "default"}, {"rope_theta", 7.0}};
+  EXPECT_TRUE(has(refusal(changed({{"rope_parameters", theta}, {"rope_theta", 8.0}})),
+                  {"rope_theta", "outside of rope_parameters", "got 7.0"}));
+  EXPECT_TRUE(has(refusal(changed({{"rope_scaling", theta}})), {"rope_theta", "10000", "got 7.0"}));
+  EXPECT_TRUE(has(refusal(changed({{"rope_parameters", theta},
+                                   {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}})),
+                  {"rope_type", "as in rope_scaling"}));
   const std::pair<const char*, json> rotations[] = {
+      {"high_freq_factor",
+       {{"rope_type", "llama3"},
+        {"factor", 2.0},
+        {"low_freq_factor", 4.0},
+        {"high_freq_factor", 4.0},
+        {"original_max_position_embeddings", 8}}},
       {"yarn", {{"rope_type", "yarn"}, {"factor", 2.0}}},
       {"factor", {{"rope_type", "linear"}}},
       {"factor", {{"rope_type", "linear"}, {"factor", 0.5}}},
@@ -136,6 +162,14 @@ TEST(LlamaConfig, RefusesWhatWeDoNotComputeNamingTheKey) {
   }
   EXPECT_TRUE(has(refusal(changed({{"rope_parameters", {{"full_attention", json::object()}}}})),
                   {"rope_theta, got none", "rope_parameters"}));
+  const json llama3 = {{"rope_type", "llama3"},
+                       {"factor", 2.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 8}};
+  EXPECT_TRUE(
+      has(refusal(changed({{"rope_scaling", llama3}, {"original_max_position_embeddings", 16}})),
+          {"original_max_position_embeddings to be 8, got 16"}));
   EXPECT_TRUE(has(refusal(changed({{"rope_parameters",
                                     {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}})),
                   {"partial_rotary_factor"}));
@@ -168,17 +202,115 @@ TEST(LlamaConfig, IsReadAsItIsWritten) {
   }
 }
 
+// Every key that makes the model, also those that no tensor's shape tells.
 TEST(LlamaConfig, IsThatOfTheWeights) {
+  const json scaled = {{"rope_type", "llama3"},
+                       {"factor", 4.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 2.0},
+                       {"original_max_position_embeddings", 8}};
+  const json saved = changed({{"rope_scaling", scaled}, {"head_dim", 4}});
+  const auto refusal_of = [&](const json& now) {
+    const TempFolder folder;
+    folder.write("config.json", testing::json_text(now));
+    const std::vector<engine::TensorSpec> tensors = {{"model.norm.weight", {1}}};
+    engine::SafetensorsWriter writer(folder / "model.safetensors", tensors,
+                                     {{kConfigKey, testing::json_text(saved)}});
+    writer.write("model.norm.weight", std::vector<float>{1});
+    writer.finish();
+    return error_of<IoError>(
+        [&] { read_llama_config(read_folder_config(folder.path()), "llama"); });
+  };
+  const std::pair<const char*, json> keys[] = {
+      {"num_hidden_layers", 3},
+      {"num_attention_heads", 8},
+      {"num_key_value_heads", 4},
+      {"head_dim", 6},
+      {"hidden_size", 32},
+      {"intermediate_size", 5},
+      {"max_position_embeddings", 128},
+      {"vocab_size", 10},
+      {"rms_norm_eps", 1e-5},
+      {"rope_theta", 5000.0},
+      {"tie_word_embeddings", true},
+      {"attention_bias", true},
+      {"mlp_bias", true},
+  };
+  for (const auto& [key, value] : keys) {
+    json now = saved;
+    now[key] = value;
+    EXPECT_TRUE(has(refusal_of(now), {key, "files of two models"})) << key;
+  }
+  const std::pair<const char*, json> rotations[] = {{"factor", 5.0},
+                                                    {"low_freq_factor", 0.5},
+                                                    {"high_freq_factor", 3.0},
+                                                    {"original_max_position_embeddings", 9}};
+  for (const auto& [key, value] : rotations) {
+    json now = saved;
+    now["rope_scaling"][key] = value;
+    EXPECT_TRUE(has(refusal_of(now), {key, "files of two models"})) << key;
+  }
+  json plain = saved;
+  plain.erase("rope_scaling");
+  EXPECT_TRUE(has(refusal_of(plain), {"rope_type", "files of two models"}));
+}
+
+// By the names that transformers gives them: what we write, read by name from its own files.
+TEST(LlamaConfig, WritesTheKeysOfTransformers) {
+  for (const char* name :
+       {"llama_biases", "llama_scaled", "mistral_grouped", "qwen2_tied", "qwen3_biases"}) {
+    const std::string path = std::string("tests/golden/llama/") + name;
+    const json theirs = testing::parse_json(engine::read_text_file(path + "/config.json", 1 << 20));
+    const json ours = testing::parse_json(
+        llama_config_text(read_llama_config(read_folder_config(path), theirs.at("model_type"))));
+    for (const auto& [key, value] : ours.items()) {
+      if (key == "rope_theta") {
+        EXPECT_EQ(theirs.at("rope_parameters").at(key), value) << name;
+      } else if (key == "rope_scaling") {
+        const json scaling = value.is_null() ? json{{"rope_type", "default"}} : value;
+        for (const auto& [part, number] : scaling.items())
+          EXPECT_EQ(theirs.at("rope_parameters").at(part), number) << name << " " << part;
+      } else if (key == "torch_dtype") {
+        EXPECT_EQ(theirs.at("dtype"), value) << name;
+      } else if (theirs.contains(key)) {
+        EXPECT_EQ(theirs.at(key), value) << name << " " << key;
+      } else {
+        EXPECT_EQ(key, "head_dim") << name;  // which Qwen2 has in no file
+      }
+    }
+  }
+}
+
+// A config.json that does not say its kind is of no family of these.
+TEST(LlamaModelFolder, ReplacesNoConfigOfAnotherModel) {
   const TempFolder folder;
-  folder.write("config.json", testing::json_text(changed({{"num_attention_heads", 8}})));
-  const std::vector<engine::TensorSpec> tensors = {{"model.norm.weight", {1}}};
-  engine::SafetensorsWriter writer(folder / "model.safetensors", tensors,
-                                   {{kConfigKey, testing::json_text(kConfig)}});
-  writer.write("model.norm.weight", std::vector<float>{1});
+  const std::vector<engine::TensorSpec> tensors = {{"norm.weight", {1}}};
+  const LlamaFileConfig config = read(kConfig);
+  for (const char* text : {R"({"hidden_size":768,"note":"precious"})",
+                           R"({"hidden_size":768,"model_type":"bert"})", R"({"n_embd":4})"}) {
+    folder.write("config.json", text);
+    EXPECT_TRUE(has(error_of<IoError>([&] {
+                      const ModelWriter writer(folder.path(), llama_layout("llama", true),
+                                               llama_config_text(config), tensors);
+                    }),
+                    {"would be replaced"}));
+    EXPECT_EQ(folder.read("config.json"), text);
+  }
+}
+
+// Names may lack the prefix, and old versions saved a buffer that nobody needs.
+TEST(LlamaModelFolder, ReadsNamesOfAllVersions) {
+  const TempFolder folder;
+  const std::vector<engine::TensorSpec> written = {{"layers.0.self_attn.rotary_emb.inv_freq", {2}},
+                                                   {"norm.weight", {1}}};
+  engine::SafetensorsWriter writer(folder / "model.safetensors", written);
+  writer.write(written[0].name, std::vector<float>{1, 2});
+  writer.write(written[1].name, std::vector<float>{3});
   writer.finish();
-  EXPECT_TRUE(
-      has(error_of<IoError>([&] { read_llama_config(read_folder_config(folder.path()), "llama"); }),
-          {"num_attention_heads of 4", "got 8"}));
+  folder.write("config.json", testing::json_text(kConfig));
+  const ModelWeights weights(folder.path(), llama_layout("llama", true));
+  const std::vector<engine::TensorSpec> expected = {{"norm.weight", {1}}};
+  weights.check_complete(expected);
 }
 
 }  // namespace

@@ -2,11 +2,17 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "engine/error.h"
+#include "engine/parameter.h"
+#include "engine/tape.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/temp_folder.h"
 #include "tools/models/family.h"
+#include "tools/models/model.h"
 
 namespace tessera::tools {
 namespace {
@@ -26,6 +32,64 @@ TEST(LlamaModel, PresetsHaveTheParametersOfTheirModels) {
   for (const auto& [name, num_parameters] : models) {
     EXPECT_EQ(preset_config(name).num_parameters(), num_parameters) << name;
   }
+}
+
+// What no number of parameters tells.
+TEST(LlamaModel, PresetsAreThoseOfTheirAuthors) {
+  EXPECT_EQ(to_text(preset_config("llama3.2-1b")),
+            R"({"model":"llama","layers":16,"heads":32,"dim":2048,"seq":131072,"vocab":128256,)"
+            R"("kv_heads":8,"head_dim":0,"mlp_dim":8192,"norm_eps":1e-05,"rope_theta":500000,)"
+            R"("rope_scaling":2,"rope_factor":32,"rope_low":1,"rope_high":4,"rope_positions":8192,)"
+            R"("tied":1,"qkv_bias":0,"out_bias":0,"mlp_bias":0})");
+  const auto said = [](const char* preset) {
+    const ModelConfig c = preset_config(preset);
+    return std::tuple(c.heads, c.numbers.at("kv_heads"), c.seq, c.numbers.at("norm_eps"),
+                      c.numbers.at("rope_theta"), c.numbers.at("rope_scaling"),
+                      c.numbers.at("head_dim"));
+  };
+  EXPECT_EQ(said("smollm2-135m"), std::tuple(9, 3, 8192, 1e-5, 1e5, 0, 0));
+  EXPECT_EQ(said("tinyllama-1.1b"), std::tuple(32, 4, 2048, 1e-5, 1e4, 0, 0));
+  EXPECT_EQ(said("llama3-8b"), std::tuple(32, 8, 8192, 1e-5, 5e5, 0, 0));
+  EXPECT_EQ(said("llama3-70b"), std::tuple(64, 8, 8192, 1e-5, 5e5, 0, 0));
+  EXPECT_EQ(said("qwen2.5-0.5b"), std::tuple(14, 2, 32768, 1e-6, 1e6, 0, 0));
+  EXPECT_EQ(said("qwen3-0.6b"), std::tuple(16, 8, 40960, 1e-6, 1e6, 0, 128));
+}
+
+// A checkpoint goes on from a folder that its model was saved to.
+TEST(LlamaModel, HasOneTextHoweverItIsMade) {
+  for (const char* preset : {"qwen3-0.6b", "smollm2-135m"}) {
+    ModelConfig config = preset_config(preset);
+    config.layers = 1;
+    config.heads = static_cast<std::int64_t>(config.numbers.at("kv_heads"));
+    config.dim = config.heads * 128;
+    const testing::TempFolder folder;
+    folder.write("config.json", config.make()->config_text());
+    EXPECT_EQ(to_text(read_model_config(folder.path())), to_text(config)) << preset;
+  }
+}
+
+TEST(LlamaModel, DropsInTrainingAlone) {
+  ModelConfig config = preset_config("smollm2-135m");
+  config.layers = 2;
+  config.heads = 3;
+  config.dim = 12;
+  config.vocab = 16;
+  config.numbers["mlp_dim"] = 8;
+  config.dropout = 0.5;
+  const engine::Memory memory;
+  engine::Tape tape(memory, engine::Stream::inline_cpu("compute"));
+  const auto model = config.make();
+  engine::materialize(parameters_of(*model), memory, 1);
+  const std::vector<std::int32_t> tokens = {1, 2, 3, 4, 5, 6, 7, 8};
+  const engine::Tensor batch = engine::Tensor::from<std::int32_t>(memory, {2, 4}, tokens);
+  const auto loss = [&](const Pass& pass) {
+    return tape.no_grad([&] { return model->loss(tape, {batch, batch}, pass).item(); });
+  };
+  const float without = loss({.training = false});
+  EXPECT_NE(loss({.seed = 1}), without);
+  EXPECT_NE(loss({.seed = 1}), loss({.seed = 2}));
+  EXPECT_EQ(loss({.seed = 1}), loss({.seed = 1}));
+  EXPECT_NE(loss({.seed = 1, .first_sample = 2}), loss({.seed = 1}));
 }
 
 // 2 x 3 for each weight that multiplies a token, and 12 H D for each pair of a token and one that
