@@ -63,7 +63,7 @@ class Fsdp:
     `frozen`: names of parameters without gradients. `array`: makes of a NumPy array what functions of blocks are given:
     tessera.torch_array; it is not None with bf16, whose bits are int16 in NumPy.
 
-    `optimizer`: Sgd() if it is None. What a value is of is cast to f32.
+    `optimizer`: Sgd() if it is None. Values of other types are cast to f32.
 
     Options, as in shard/options.h: strategy (one of STRATEGIES; "zero3"), shard_ranks, prefetch, reductions_in_flight, unit_min_numel,
     bucket_nbytes, param_dtype (what is gathered and computed with), reduce_dtype (of gradients on their way) and grad_dtype
