@@ -22,7 +22,8 @@
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
 #include "tools/convert/newest_checkpoint.h"
-#include "tools/io/model_weights.h"
+#include "tools/io/kept_files.h"
+#include "tools/io/model_writer.h"
 #include "tools/models/family.h"
 #include "tools/models/model_files.h"
 
@@ -62,7 +63,7 @@ auto reading(const F& fn) {
 }
 
 // One parameter at a time.
-void to_model(const std::string& from, const std::string& to) {
+void to_model(const std::string& from, const std::string& to, const SaveOptions& options) {
   const auto opened = reading([&] { return std::make_unique<shard::CheckpointReader>(from); });
   shard::CheckpointReader& reader = *opened;
   reading([&] {
@@ -81,7 +82,7 @@ void to_model(const std::string& from, const std::string& to) {
                      "[convert] expected a parameter of shape {}, got {} ({}, {})", p->shape,
                      t == nullptr ? "none" : "another", p->name, from);
   }
-  const std::unique_ptr<ModelWriter> writer = model_writer(*model, to, parameters);
+  const std::unique_ptr<ModelWriter> writer = model_writer(*model, to, parameters, options);
   Progress progress("parameters", numel);
   for (const engine::Parameter* p : parameters) {
     std::vector<float> values(static_cast<std::size_t>(p->shape.numel()));
@@ -112,7 +113,8 @@ void to_checkpoint(const std::string& from, const std::string& to) {
 }
 
 void run(int argc, char** argv) {
-  std::string from, to;
+  std::string from, to, base;
+  double shard_gib = 46;
   FlagSet flags("convert",
                 "A checkpoint of train_transformer to a model folder as Hugging Face has them, or "
                 "the other way round.");
@@ -122,14 +124,24 @@ void run(int argc, char** argv) {
                "a " +
                titles() + " model of Hugging Face"});
   flags.add("to", &to, {.help = "folder to write the other one to, made if need be"});
+  flags.add("base", &base,
+            {.help = "folder of the model that training began with: the files of its tokenizer, "
+                     "and what its config.json says more, are kept; empty: none"});
+  flags.add("shard_gib", &shard_gib,
+            {.help = "GiB of weights in a file of a model at most; a larger model is written in "
+                     "shards with an index; 0: one file of any size",
+             .min = 0,
+             .max = 1 << 20});
   if (!flags.parse(argc, argv, std::cout)) return;
   require(!from.empty() && !to.empty(),
           "[convert] expected --from=FOLDER --to=FOLDER, got '{}', '{}'", from, to);
   from = resolve_user_path(from);
   to = resolve_user_path(to);
   if (has_checkpoint(from)) {
+    const SaveOptions options{.shard_nbytes = shard_nbytes_of(shard_gib),
+                              .kept = read_kept_files(base.empty() ? "" : resolve_user_path(base))};
     return read_newest(
-        from, [&](const std::string& checkpoint) { to_model(checkpoint, to); },
+        from, [&](const std::string& checkpoint) { to_model(checkpoint, to, options); },
         [](std::string_view line) {
           fmt::print(stderr, "warning: {}\n", engine::escaped_lines(line));
         });

@@ -8,6 +8,7 @@
 #include "engine/io/json.h"
 #include "engine/io/text.h"
 #include "tools/io/model_folder.h"
+#include "tools/io/model_index.h"
 
 namespace tessera::tools {
 
@@ -25,8 +26,15 @@ json parsed(const ConfigText& config, const std::string& where) {
   return all;
 }
 
-/// The copy in the weights at `path`, if there is one.
-std::optional<ConfigText> config_of_weights(const std::string& path) {
+/// The copy in the weights, of shards the first, if there is one.
+std::optional<ConfigText> config_of_weights(const std::string& folder) {
+  std::string path = folder + "/model.safetensors";
+  const std::string index = folder + "/" + std::string(kModelIndex);
+  if (is_missing(path) && !is_missing(index)) {
+    const ModelIndex shards = read_model_index(index, "model");
+    if (shards.empty()) return std::nullopt;
+    path = folder + "/" + shards.begin()->first;
+  }
   if (is_missing(path)) return std::nullopt;
   const engine::SafetensorsFile weights = open_weights(path);
   const auto copy = weights.metadata().find(kConfigKey);
@@ -39,8 +47,7 @@ std::optional<ConfigText> config_of_weights(const std::string& path) {
 FolderConfig read_folder_config(const std::string& folder) {
   check_model_folder(folder);
   const std::string path = folder + "/config.json";
-  FolderConfig config{
-      .folder = folder, .file = {}, .saved = config_of_weights(folder + "/model.safetensors")};
+  FolderConfig config{.folder = folder, .file = {}, .saved = config_of_weights(folder)};
   if (config.saved && is_missing(path)) return config;
   engine::require<IoError>(
       !is_missing(path) || is_missing(folder + "/" + kReplacedConfig),
@@ -55,7 +62,7 @@ void check_as_saved(bool is_same, const std::string& where, const char* key,
                     const std::string& file, const std::string& saved, const FolderConfig& folder) {
   engine::require<IoError>(
       is_same,
-      "[{}] expected {} of {} in config.json, as model.safetensors was saved with, got "
+      "[{}] expected {} of {} in config.json, as the weights were saved with, got "
       "{}: files of two models, or of a save that was cut short ({})",
       where, key, saved, file, folder.folder);
 }

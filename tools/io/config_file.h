@@ -13,7 +13,7 @@ namespace tessera::tools {
 /// The longest config.json that is read.
 inline constexpr std::int64_t kMaxConfigNbytes = 1 << 20;
 
-/// The key of the metadata of model.safetensors that holds the text of its config.json.
+/// The key of the metadata of weights that holds the text of their config.json.
 inline constexpr const char* kConfigKey = "tessera.config.json";
 
 /// What a save calls an older config.json while it replaces the model.
@@ -23,8 +23,8 @@ struct ConfigText {
   std::string text, path;
 };
 
-/// What a folder says of its model; see [Note: two files, one model] in model_weights.h. At least
-/// one is there. Where both are, they should be of one model; alone, either is the model's.
+/// What a folder says of its model; see [Note: several files, one model] in model_writer.h. At
+/// least one is there. Where both are, they should be of one model; alone, either is the model's.
 struct FolderConfig {
   std::string folder;
   std::optional<ConfigText> file;   ///< config.json

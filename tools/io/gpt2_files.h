@@ -9,6 +9,7 @@
 #include "engine/io/safetensors.h"
 #include "tools/io/config_file.h"
 #include "tools/io/model_weights.h"
+#include "tools/io/model_writer.h"
 
 namespace tessera::tools {
 

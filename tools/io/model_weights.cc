@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
 #include "engine/error.h"
-#include "engine/io/file.h"
-#include "engine/io/json.h"
 #include "engine/io/text.h"
+#include "tools/io/config_file.h"
 #include "tools/io/model_folder.h"
+#include "tools/io/model_index.h"
 #include "tools/io/tensor_names.h"
 
 namespace tessera::tools {
@@ -21,52 +20,17 @@ namespace tessera::tools {
 using engine::fail;
 using engine::IoError;
 using engine::require;
-using nlohmann::json;
-
-namespace {
-
-constexpr std::int64_t kMaxIndexNbytes = 1 << 26;
-
-/// The files that an index lists, each of which must be a plain name.
-std::map<std::string, std::set<std::string>> read_index(const std::string& path,
-                                                        const std::string& where) {
-  const std::string text = engine::read_text_file(path, kMaxIndexNbytes);
-  check_is_json(text, path);
-  const json index = engine::parse_json(text, path);
-  require<IoError>(
-      index.is_object() && index.contains("weight_map") && index.at("weight_map").is_object(),
-      "[{}] expected an object weight_map, got none ({})", where, path);
-  std::map<std::string, std::set<std::string>> files;
-  for (const auto& [tensor, value] : index.at("weight_map").items()) {
-    const std::string file = value.is_string() ? value.get<std::string>() : "";
-    require<IoError>(file.ends_with(".safetensors") && !file.starts_with('.') &&
-                         file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos,
-                     "[{}] expected a .safetensors file of the same folder, got {} (tensor {}, {})",
-                     where, engine::shown_name(value.dump()), engine::shown_name(tensor), path);
-    files[file].insert(tensor);
-  }
-  return files;
-}
-
-}  // namespace
-
-std::vector<std::string> model_shards(const std::string& folder, const std::string& where) {
-  const std::string index = folder + "/model.safetensors.index.json";
-  std::vector<std::string> names;
-  if (is_missing(index)) return names;
-  for (const auto& [name, tensors] : read_index(index, where)) names.push_back(name);
-  return names;
-}
 
 ModelWeights::ModelWeights(const std::string& folder, ModelLayout layout)
     : folder_(folder), layout_(std::move(layout)) {
-  const std::string whole = folder + "/model.safetensors", index = whole + ".index.json";
+  const std::string whole = folder + "/model.safetensors";
+  const std::string index = fmt::format("{}/{}", folder, kModelIndex);
   std::error_code ignored;
   if (std::filesystem::exists(whole, ignored) || !std::filesystem::exists(index, ignored)) {
     add_file(whole);
     return;
   }
-  for (const auto& [name, tensors] : read_index(index, layout_.family)) {
+  for (const auto& [name, tensors] : read_model_index(index, layout_.family)) {
     add_file(fmt::format("{}/{}", folder, name));
     const engine::SafetensorsFile& file = files_.back();
     for (const std::string& tensor : tensors) {
@@ -77,6 +41,21 @@ ModelWeights::ModelWeights(const std::string& folder, ModelLayout layout)
     require<IoError>(file.tensors().size() == tensors.size(),
                      "[{}] expected {} tensors as the index lists, got {} ({})", layout_.family,
                      tensors.size(), file.tensors().size(), file.path());
+  }
+  check_copies();
+}
+
+// Each shard that we save has the text of its model's config.json.
+void ModelWeights::check_copies() const {
+  const auto copy_in = [](const engine::SafetensorsFile& file) {
+    const auto found = file.metadata().find(kConfigKey);
+    return found == file.metadata().end() ? "" : found->second;
+  };
+  for (const engine::SafetensorsFile& file : files_) {
+    require<IoError>(copy_in(file) == copy_in(files_[0]),
+                     "[{}] expected shards of one model, got some that were saved with another "
+                     "config.json ({}, {})",
+                     layout_.family, files_[0].path(), file.path());
   }
 }
 
@@ -129,7 +108,6 @@ void ModelWeights::check_complete(std::span<const engine::TensorSpec> expected) 
                   layout_.family, expected.size(), num, num == 1 ? "" : "s", folder_,
                   engine::join(lines, "\n  "));
   }
-  check_head();
 }
 
 bool ModelWeights::is_unneeded(std::string_view name, bool has_prefix) const {
@@ -142,26 +120,23 @@ bool ModelWeights::is_unneeded(std::string_view name, bool has_prefix) const {
   }
 }
 
-void ModelWeights::check_head() const {
-  if (layout_.embedding.empty()) return;
-  const auto head = places_.find(layout_.head), embedding = places_.find(layout_.embedding);
-  if (head == places_.end() || embedding == places_.end()) return;
-  const engine::TensorInfo& a = *head->second.info;
-  const engine::TensorInfo& b = *embedding->second.info;
-  const engine::SafetensorsFile& a_file = files_[head->second.file];
-  const engine::SafetensorsFile& b_file = files_[embedding->second.file];
-  bool equal = a.shape == b.shape && a.dtype == b.dtype;
-  std::vector<float> left(1 << 16), right(left.size());
-  for (std::int64_t at = 0; equal && at < engine::numel(b.shape); at += std::ssize(left)) {
-    const auto n =
-        static_cast<std::size_t>(std::min(std::ssize(left), engine::numel(b.shape) - at));
-    a_file.read(a, at, std::span(left).first(n));
-    b_file.read(b, at, std::span(right).first(n));
-    equal = std::memcmp(left.data(), right.data(), n * sizeof(float)) == 0;
+// `embedding`: elements from `first` on.
+void ModelWeights::check_head(std::int64_t first, std::span<const float> embedding) const {
+  const auto found = places_.find(layout_.head);
+  if (found == places_.end()) return;
+  const auto& [file, head] = found->second;
+  bool equal = head->shape == places_.find(layout_.embedding)->second.info->shape;
+  std::vector<float> part(std::min<std::size_t>(embedding.size(), 1 << 16));
+  while (equal && !embedding.empty()) {
+    const auto values = std::span(part).first(std::min(part.size(), embedding.size()));
+    files_[file].read(*head, first, values);
+    equal = std::memcmp(values.data(), embedding.data(), values.size_bytes()) == 0;
+    first += std::ssize(values);
+    embedding = embedding.subspan(values.size());
   }
   require<IoError>(
       equal, "[{}] expected an output matrix that is the embedding {}, got another (tensor {}, {})",
-      layout_.family, layout_.embedding, engine::shown_name(a.name), a_file.path());
+      layout_.family, layout_.embedding, engine::shown_name(head->name), files_[file].path());
 }
 
 void ModelWeights::read(const engine::TensorSpec& tensor, std::int64_t first,
@@ -174,6 +149,7 @@ void ModelWeights::read(const engine::TensorSpec& tensor, std::int64_t first,
                    layout_.family, engine::to_string(tensor.shape), engine::to_string(info->shape),
                    engine::shown_name(tensor.name), files_[file].path());
   files_[file].read(*info, first, out);
+  if (tensor.name == layout_.embedding) check_head(first, out);
 }
 
 std::span<const float> ModelWeights::lookup(const engine::TensorSpec& tensor) {

@@ -1,3 +1,5 @@
+#include "tools/io/model_writer.h"
+
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -18,7 +20,7 @@
 #include "engine/io/json.h"
 #include "engine/io/text.h"
 #include "tools/io/config_file.h"
-#include "tools/io/model_weights.h"
+#include "tools/io/model_folder.h"
 
 namespace tessera::tools {
 namespace {
@@ -57,7 +59,21 @@ void check_replaceable(const std::string& folder, const ModelLayout& layout) {
                    layout.family, layout.title, path);
 }
 
-const std::string& created(const std::string& folder, const ModelLayout& layout) {
+/// So does it with what the model keeps.
+void check_replaceable(const std::string& folder, const KeptFiles& kept,
+                       const ModelLayout& layout) {
+  if (!is_missing(folder + "/config.json")) return;
+  for (const auto& [name, content] : kept.files) {
+    const std::string path = fmt::format("{}/{}", folder, name);
+    require<IoError>(is_missing(path) || engine::holds_text(path, content),
+                     "[{}] expected a folder for a model, got one with a {} that is of no model "
+                     "and would be replaced: choose another folder ({})",
+                     layout.family, name, path);
+  }
+}
+
+const std::string& created(const std::string& folder, const ModelLayout& layout,
+                           const KeptFiles& kept) {
   std::error_code error;
   std::vector<std::string> made;
   for (std::filesystem::path path = folder; !path.empty() && !std::filesystem::exists(path, error);
@@ -69,6 +85,7 @@ const std::string& created(const std::string& folder, const ModelLayout& layout)
                    error.message(), folder);
   for (const std::string& path : made) engine::flush_folder_of(path);
   check_replaceable(folder, layout);
+  check_replaceable(folder, kept, layout);
   return folder;
 }
 
@@ -95,79 +112,137 @@ bool rename_if_there(const std::string& from, const std::string& to, const Model
   return error == 0;
 }
 
-// The shards of the model that was in `folder`, and last their index: what is left of them by a
-// process that dies here is found by it.
-void remove_shards(const std::string& folder, const ModelLayout& layout) {
-  const std::string index = "model.safetensors.index.json";
-  if (::access(fmt::format("{}/{}", folder, index).c_str(), F_OK) != 0) return;
-  std::vector<std::string> names;
+// The files of the weights that are in `folder`; last the index, by which what a process that dies
+// leaves of them is found.
+std::vector<std::string> weight_files(const std::string& folder, const ModelLayout& layout) {
+  const std::string index = fmt::format("{}/{}", folder, kModelIndex);
+  std::vector<std::string> names = {"model.safetensors"};
+  if (is_missing(index)) return names;
   try {
-    names = model_shards(folder, layout.family);
+    for (const auto& [name, tensors] : read_model_index(index, layout.family)) {
+      if (name != names[0]) names.push_back(name);
+    }
   } catch (const IoError&) {  // no model's that could be loaded
   }
-  std::erase(names, "model.safetensors");
-  names.push_back(index);
-  for (const std::string& name : names) {
-    const std::string path = fmt::format("{}/{}", folder, name);
-    if (::unlink(path.c_str()) == 0 || errno == ENOENT) continue;
-    std::fprintf(stderr, "warning: [%s] could not remove %s, of the model that was there: %s\n",
-                 layout.family.c_str(), engine::escaped(path).c_str(),
-                 std::generic_category().message(errno).c_str());
-  }
+  names.emplace_back(kModelIndex);
+  return names;
+}
+
+void remove(const std::string& folder, const std::string& name, const ModelLayout& layout) {
+  const std::string path = fmt::format("{}/{}", folder, name);
+  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return;
+  std::fprintf(stderr, "warning: [%s] could not remove %s, of the model that was there: %s\n",
+               layout.family.c_str(), engine::escaped(path).c_str(),
+               std::generic_category().message(errno).c_str());
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  if (engine::holds_text(path, text)) return;
+  engine::AtomicFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
 }
 
 }  // namespace
 
-ModelWriter::ModelWriter(std::string folder, ModelLayout layout, std::string config_text,
-                         std::span<const engine::TensorSpec> tensors)
+std::int64_t shard_nbytes_of(double gib) {
+  return gib == 0 ? 0 : std::max<std::int64_t>(1, static_cast<std::int64_t>(gib * 0x1p30));
+}
+
+ModelWriter::ModelWriter(std::string folder, ModelLayout layout, const std::string& config_text,
+                         std::span<const engine::TensorSpec> tensors, SaveOptions options)
     : folder_(std::move(folder)),
       layout_(std::move(layout)),
-      config_text_(std::move(config_text)),
-      weights_(created(folder_, layout_) + "/model.safetensors", as_written(tensors, layout_),
-               {{"format", "pt"}, {kConfigKey, config_text_}}),
-      config_(folder_ + "/config.json") {}
+      options_(std::move(options)),
+      config_text_(with_kept_keys(config_text, options_.kept.config_text)),
+      shards_(cut_into_shards(as_written(tensors, layout_), options_.shard_nbytes)),
+      config_(created(folder_, layout_, options_.kept) + "/config.json") {
+  begin_shard();
+}
+
+void ModelWriter::begin_shard() {
+  const ModelShard& shard = shards_[files_.size()];
+  files_.push_back(std::make_unique<engine::SafetensorsWriter>(
+      fmt::format("{}/{}", folder_, shard.name), shard.tensors,
+      engine::SafetensorsMetadata{{"format", "pt"}, {kConfigKey, config_text_}}));
+  num_written_ = 0;
+}
 
 void ModelWriter::write(std::string_view name, std::span<const float> data) {
-  weights_.write(written_name(name, layout_), data);
+  if (num_written_ == shards_[files_.size() - 1].tensors.size() && files_.size() < shards_.size()) {
+    files_.back()->flush();
+    begin_shard();
+  }
+  files_.back()->write(written_name(name, layout_), data);
+  ++num_written_;
 }
 
 void ModelWriter::finish() {
   const std::string& path = config_.path();
-  const std::string replaced = folder_ + "/" + kReplacedConfig;
-  weights_.flush();
+  files_.back()->flush();
+  require(files_.size() == shards_.size(), "[{}] expected {} shards, got tensors of {} ({})",
+          layout_.family, shards_.size(), files_.size(), folder_);
   // Savers into one folder take turns, where it can be locked; the lock ends with the descriptor.
   const engine::FileDescriptor turn(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   take_turn(turn, folder_, layout_);
+  std::vector<std::string> older = weight_files(folder_, layout_);
   if (engine::holds_text(path, config_text_)) {
-    weights_.replace();
-    ::unlink(replaced.c_str());  // of a save that was cut short
+    place_weights();
+    ::unlink((folder_ + "/" + kReplacedConfig).c_str());  // of a save that was cut short
     engine::flush_folder_of(path);
-    remove_shards(folder_, layout_);
-    return;
+  } else {
+    place_config();
   }
+  for (const ModelShard& shard : shards_) std::erase(older, shard.name);
+  if (shards_.size() > 1) std::erase(older, std::string(kModelIndex));
+  for (const std::string& name : older) remove(folder_, name, layout_);
+  for (const auto& [name, content] : options_.kept.files) {
+    write_text(fmt::format("{}/{}", folder_, name), content);
+  }
+}
+
+// With the weights, which are of another model than the config.json that is there.
+void ModelWriter::place_config() {
+  const std::string& path = config_.path();
+  const std::string replaced = folder_ + "/" + kReplacedConfig;
   config_.write(std::as_bytes(std::span(config_text_)));
   config_.flush();
   const bool moved = rename_if_there(path, replaced, layout_);
   try {
     engine::flush_folder_of(path);
-    weights_.replace();
+    place_weights();
   } catch (...) {
     if (moved) rename_if_there(replaced, path, layout_);
     throw;
   }
-  const auto place_config = [&] {
+  const auto place = [&] {
     config_.replace();
     ::unlink(replaced.c_str());
   };
   try {
     engine::flush_folder_of(path);
   } catch (...) {
-    place_config();  // the new model is whole, if perhaps not after a power cut
+    place();  // the new model is whole, if perhaps not after a power cut
     throw;
   }
-  place_config();
+  place();
   engine::flush_folder_of(path);
-  remove_shards(folder_, layout_);
+}
+
+void ModelWriter::place_weights() {
+  if (shards_.size() == 1) return files_[0]->replace();
+  const std::string path = fmt::format("{}/{}", folder_, kModelIndex);
+  const std::string text = model_index_text(shards_);
+  engine::AtomicFile index(path);
+  index.write(std::as_bytes(std::span(text)));
+  index.flush();
+  remove(folder_, std::string(kModelIndex), layout_);
+  engine::flush_folder_of(path);
+  for (const auto& file : files_) file->replace();
+  engine::flush_folder_of(path);
+  index.replace();
+  engine::flush_folder_of(path);
+  remove(folder_, "model.safetensors", layout_);
 }
 
 }  // namespace tessera::tools

@@ -102,7 +102,7 @@ void check_trace(const PlanConfig& config, const FlagSet& flags) {
   const RunFile trace{"log.trace", resolve_user_path(config.log.trace)};
   const std::span<const RunFile> written(&trace, 1);
   check_files_differ(written, config.files_read(flags, resolve_user_path(config.data_path)));
-  check_files_differ(written, config.files_saved());
+  check_files_differ(written, config.save.files());
   std::vector<RunFile> files = RunLog::outputs(config);
   std::erase_if(files, [&](const RunFile& f) { return f.option == trace.option; });
   check_files_differ(written, files);

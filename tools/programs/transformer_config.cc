@@ -12,7 +12,6 @@
 #include "engine/error.h"
 #include "tools/cli/run_files.h"
 #include "tools/config/default_data.h"
-#include "tools/io/config_file.h"
 #include "tools/report/run_log.h"
 
 namespace tessera::tools {
@@ -59,7 +58,8 @@ void TransformerConfig::add_to(FlagSet& flags) {
               {.help = help + "; 0: as model.preset or init.from says", .min = 0, .max = 1 << 24});
   };
   size("model.layers", &model.layers, "transformer blocks");
-  size("model.heads", &model.heads, "attention heads; divide model.dim");
+  size("model.heads", &model.heads,
+       "attention heads; divide model.dim, unless the family has a width of heads of its own");
   size("model.dim", &model.dim, "width");
   size("model.seq", &model.seq, "tokens of a sequence");
   size("model.vocab", &model.vocab, "tokens of the vocabulary");
@@ -81,9 +81,7 @@ void TransformerConfig::add_to(FlagSet& flags) {
       {.help = "folder of a Hugging Face " + titles(*families_) +
                " model to start from: sizes and weights (safetensors of F32, F16 or BF16), no "
                "more"});
-  flags.add("save.final", &save_final,
-            {.help = "folder to save the trained model to, in the Hugging Face " +
-                     titles(*families_) + " layout"});
+  save.add_to(flags, titles(*families_));
   flags.add("data.path", &data_path,
             {.help = "text file (bytes are tokens) or .bin token file of llm.c or nanoGPT; empty: "
                      "the King James Bible"});
@@ -196,19 +194,12 @@ std::vector<RunFile> TransformerConfig::files_read(const FlagSet& flags,
   return files;
 }
 
-std::vector<RunFile> TransformerConfig::files_saved() const {
-  if (save_final.empty()) return {};
-  const std::string folder = resolve_user_path(save_final);
-  return {{"save.final", folder + "/config.json"},
-          {"save.final", folder + "/" + kReplacedConfig},
-          {"save.final", folder + "/model.safetensors"}};
-}
-
 void TransformerConfig::check_files(const FlagSet& flags, const std::string& data) const {
   const RunFile text{"data.path", data};
   RunLog::check_outputs(*this, flags, std::span(&text, 1));
   RunLog::check_outputs(*this, flags, model_files(init_from));
-  const std::vector<RunFile> saved = files_saved();
+  save.validate(flags);
+  const std::vector<RunFile> saved = save.files();
   if (saved.empty()) return;
   check_files_differ(saved, std::span(&text, 1));
   check_files_differ(saved, RunLog::outputs(*this));

@@ -8,6 +8,7 @@
 
 #include "ops/attention.h"
 #include "tools/cli/run_files.h"
+#include "tools/config/save_config.h"
 #include "tools/config/train_config.h"
 #include "tools/data/data_fit.h"
 #include "tools/data/text_data.h"
@@ -25,7 +26,8 @@ struct ModelFlags {
 
 struct TransformerConfig : TrainConfig {
   ModelFlags model;
-  std::string init_from, save_final;
+  std::string init_from;
+  SaveConfig save;
   std::string data_path;
   TokenFormat data_format = TokenFormat::kAuto;
   SampleOrder data_order = SampleOrder::kShuffle;
@@ -56,8 +58,6 @@ struct TransformerConfig : TrainConfig {
   /// What a training reads: the text at `data`, if not empty, the files of init.from, and that of
   /// --config.
   std::vector<RunFile> files_read(const FlagSet& flags, const std::string& data) const;
-  /// What save.final writes; none without.
-  std::vector<RunFile> files_saved() const;
   /// Throws InvalidArgument when an output is an input (`data`: the path in use). But a model may
   /// be saved to the folder it came from: by then it was read, and its files are replaced.
   void check_files(const FlagSet& flags, const std::string& data) const;

@@ -25,8 +25,8 @@ namespace {
 class TransformerRank : public TaskRank {
  public:
   TransformerRank(const TransformerConfig& config, const ModelConfig& model,
-                  const TokenDataset& data)
-      : config_(config), data_(data), vocab_(model.vocab), model_(model.make()) {}
+                  const TokenDataset& data, const SaveOptions& save)
+      : config_(config), data_(data), save_(save), vocab_(model.vocab), model_(model.make()) {}
 
   Model& model() override { return *model_; }
 
@@ -78,8 +78,8 @@ class TransformerRank : public TaskRank {
   }
 
   std::string finish(Trainer& trainer, RunLog* log) override {
-    if (!config_.save_final.empty()) {
-      save_model(trainer.fsdp(), *model_, resolve_user_path(config_.save_final), trainer.world());
+    if (config_.save.is_on()) {
+      save_model(trainer.fsdp(), *model_, config_.save.folder(), trainer.world(), save_);
     }
     if (config_.sample_tokens == 0 || trainer.stopped_by() != 0) return "";
     std::vector<std::int32_t> prompt(1);
@@ -103,6 +103,7 @@ class TransformerRank : public TaskRank {
 
   const TransformerConfig& config_;
   const TokenDataset& data_;
+  const SaveOptions& save_;
   std::int64_t vocab_;
   std::unique_ptr<LanguageModel> model_;
 };
@@ -120,8 +121,9 @@ void TransformerTask::prepare(const FlagSet& flags, bool on_gpus) {
   config_.check_blocks(model_.layers);
   data_.emplace(config_.dataset(model_));
   config_.check_files(flags, data_->file().path());
-  if (saves() && !config_.plan) {
-    check_can_save_model(*model_.make(), resolve_user_path(config_.save_final));
+  if (config_.save.is_on() && !config_.plan) {
+    save_ = config_.save.options(config_.init_from);
+    check_can_save_model(*model_.make(), config_.save.folder(), save_);
   }
 }
 
@@ -149,12 +151,12 @@ std::string TransformerTask::data_text() const {
 }
 
 std::unique_ptr<TaskRank> TransformerTask::rank() const {
-  return std::make_unique<TransformerRank>(config_, model_, *data_);
+  return std::make_unique<TransformerRank>(config_, model_, *data_, save_);
 }
 
 std::string TransformerTask::closing_line(std::optional<std::int64_t> checkpoint) const {
-  if (saves()) {
-    return fmt::format("model in {}", engine::escaped(resolve_user_path(config_.save_final)));
+  if (config_.save.is_on()) {
+    return fmt::format("model in {}", engine::escaped(config_.save.folder()));
   }
   if (stop_requested() == 0) return "";
   return fmt::format(

@@ -7,6 +7,7 @@
 
 #include "tools/data/data_digest.h"
 #include "tools/data/text_data.h"
+#include "tools/io/model_writer.h"
 #include "tools/models/family.h"
 #include "tools/programs/transformer_config.h"
 #include "tools/train/task.h"
@@ -32,10 +33,9 @@ class TransformerTask : public Task {
   std::string closing_line(std::optional<std::int64_t> checkpoint) const override;
 
  private:
-  bool saves() const { return !config_.save_final.empty(); }
-
   TransformerConfig config_;
   ModelConfig model_;
+  SaveOptions save_;
   std::optional<TokenDataset> data_;
 };
 

@@ -13,6 +13,7 @@
 #include "engine/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+#include "tools/io/model_index.h"
 
 namespace tessera::tools {
 namespace {
@@ -180,7 +181,7 @@ TEST(Gpt2Weights, RefusesAnOutputMatrixOfItsOwn) {
   std::vector<engine::TensorSpec> tensors = kModel;
   tensors.push_back({"lm_head.weight", {4, 3}});
   write_weights(folder / "model.safetensors", tensors);
-  EXPECT_TRUE(has(error_of<IoError>([&] { Gpt2Weights(folder.path()).check_complete(kModel); }),
+  EXPECT_TRUE(has(error_of<IoError>([&] { Gpt2Weights(folder.path()).lookup(kModel[0]); }),
                   {"lm_head.weight", "wte.weight"}));
   tensors.back().shape = {3, 4};
   engine::SafetensorsWriter writer(folder / "model.safetensors", tensors);
@@ -190,8 +191,14 @@ TEST(Gpt2Weights, RefusesAnOutputMatrixOfItsOwn) {
   head.back() = 2.0f;
   writer.write("lm_head.weight", head);
   writer.finish();
-  EXPECT_TRUE(has(error_of<IoError>([&] { Gpt2Weights(folder.path()).check_complete(kModel); }),
-                  {"lm_head.weight", "wte.weight"}));
+  Gpt2Weights weights(folder.path());
+  weights.check_complete(kModel);
+  EXPECT_TRUE(
+      has(error_of<IoError>([&] { weights.lookup(kModel[0]); }), {"lm_head.weight", "wte.weight"}));
+  // A rank reads its part of both.
+  std::vector<float> part(11);
+  EXPECT_NO_THROW(weights.read(kModel[0], 0, part));
+  EXPECT_THROW(weights.read(kModel[0], 1, part), IoError);
 }
 
 TEST(Gpt2Weights, ComparesAnOutputMatrixToItsLastElement) {
@@ -208,7 +215,7 @@ TEST(Gpt2Weights, ComparesAnOutputMatrixToItsLastElement) {
     writer.write("wte.weight", same);
     writer.write("lm_head.weight", head);
     writer.finish();
-    const auto check = [&] { Gpt2Weights(folder.path()).check_complete(model); };
+    const auto check = [&] { Gpt2Weights(folder.path()).lookup(model[0]); };
     if (at == same.size()) {
       EXPECT_NO_THROW(check());
     } else {
@@ -350,7 +357,7 @@ TEST(Gpt2Writer, AConfigOfAnotherModelThanTheWeightsIsRefusedByItsKey) {
     folder.write("config.json", testing::json_text(changed));
     EXPECT_TRUE(has(error_of<IoError>([&] { read_gpt2_config(folder.path()); }),
                     {"[gpt2] expected " + key + " of ",
-                     " in config.json, as model.safetensors was "
+                     " in config.json, as the weights were "
                      "saved with"}))
         << key;
   }
@@ -381,7 +388,7 @@ TEST(Gpt2Writer, LeavesNoShardsOfTheModelThatWasThere) {
   for (const float value : {1.0f, 2.0f}) {  // over another config, and over the same one
     shard();
     if (value == 1) {
-      EXPECT_EQ(model_shards(folder.path(), "gpt2").size(), 2u);
+      EXPECT_EQ(read_model_index(folder / "model.safetensors.index.json", "gpt2").size(), 2u);
     }
     save(value);
     std::set<std::string> names;

@@ -13,6 +13,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
+#include "tools/io/model_writer.h"
 
 namespace tessera::tools {
 namespace {

@@ -158,6 +158,11 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"resume", {"nowhere", kRefused, "(resume)"}},
       {"sample.tokens", {"8", kWrites, "run/sample.txt"}},
       {"save.final", {folder + "/final", kWrites, "final/model.safetensors"}},
+      {"save.shard_gib",
+       {"1e-6",
+        kWrites,
+        "final/model.safetensors.index.json",
+        {{"save.final", folder + "/final"}}}},
       {"train.accum", {"2", kBits}},
       {"train.accum_comm", {"last", kPlan, "", {{"train.accum", "2"}}}},
       {"train.batch", {"2", kBits}},
@@ -350,7 +355,8 @@ TEST_F(OptionSweep, EachMeansTheSameToCompare) {
   const auto of_compare = help_of(kCompare);
   int num_equal = 0;
   for (const auto& [name, row] : rows(folder_.path())) {
-    const bool is_output = name == "save.final" || name == "resume" || name.starts_with("log.");
+    const bool is_output =
+        name.starts_with("save.") || name == "resume" || name.starts_with("log.");
     if (!of_compare.contains(name) || name == "plan" || is_output) continue;
     SCOPED_TRACE(name);
     Flags flags = with(row.context);

@@ -40,6 +40,7 @@ bool keeps_bits(const std::string& key) {
       "train.verify_every",
       "powersgd.offload_error",
       "save.final",
+      "save.shard_gib",
       "out",
       "plan",
       "audit",

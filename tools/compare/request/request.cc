@@ -78,9 +78,11 @@ Ranks place(Configuration& c, const TrainingLaunch& launch) {
 void check(Configuration& c, const std::string& probe, const TrainingLaunch& launch,
            const FlagSet& flags, SharedChecks& checks) {
   TransformerConfig& config = c.config;
-  require(config.save_final.empty(),
+  require(!config.save.is_on(),
           "[config] expected save.final to be empty, as nothing says whose model to keep, got {}",
-          config.save_final);
+          config.save.final);
+  require(!flags.is_given("save.shard_gib"),
+          "[config] expected no save.shard_gib, as no model is kept");
   require(config.log.tensorboard.empty(),
           "[config] expected no log.tensorboard, as configurations would share it, got '{}'",
           config.log.tensorboard);

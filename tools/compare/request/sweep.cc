@@ -30,7 +30,7 @@ std::vector<std::string> split(std::string_view text, char separator) {
 
 // Each configuration has files of its own.
 bool is_output(std::string_view key) {
-  return key == "out" || key == "config" || key == "save.final" || key.starts_with("log.");
+  return key == "out" || key == "config" || key.starts_with("save.") || key.starts_with("log.");
 }
 
 }  // namespace

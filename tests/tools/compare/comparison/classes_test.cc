@@ -130,6 +130,7 @@ TEST_F(CompareClasses, EveryOptionHasAnEffectOfItsOwn) {
       "powersgd.offload_error",
       "sample.tokens",
       "save.final",
+      "save.shard_gib",
       "train.check_gradients",
       "train.max_minutes",
       "train.max_skips",

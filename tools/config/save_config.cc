@@ -1,0 +1,46 @@
+#include "tools/config/save_config.h"
+
+#include <fmt/format.h>
+
+#include "engine/error.h"
+#include "tools/io/config_file.h"
+#include "tools/io/kept_files.h"
+#include "tools/io/model_index.h"
+
+namespace tessera::tools {
+
+void SaveConfig::add_to(FlagSet& flags, std::string_view titles) {
+  flags.add("save.final", &final,
+            {.help = fmt::format(
+                 "folder to save the trained model to, in the Hugging Face {} layout; with "
+                 "init.from also the files of its tokenizer, and what its config.json says more",
+                 titles)});
+  flags.add("save.shard_gib", &shard_gib,
+            {.help = "GiB of weights in a file of save.final at most; a larger model is saved in "
+                     "shards with an index; 0: one file of any size",
+             .min = 0,
+             .max = 1 << 20});
+}
+
+void SaveConfig::validate(const FlagSet& flags) const {
+  engine::require(is_on() || !flags.is_given("save.shard_gib"),
+                  "[config] expected save.final with save.shard_gib, got none: nothing is saved");
+}
+
+std::string SaveConfig::folder() const { return resolve_user_path(final); }
+
+std::vector<RunFile> SaveConfig::files() const {
+  if (!is_on()) return {};
+  const std::string there = folder();
+  return {{"save.final", there + "/config.json"},
+          {"save.final", there + "/" + kReplacedConfig},
+          {"save.final", there + "/model.safetensors"},
+          {"save.final", there + "/" + std::string(kModelIndex)}};
+}
+
+SaveOptions SaveConfig::options(const std::string& init_from) const {
+  return {.shard_nbytes = shard_nbytes_of(shard_gib),
+          .kept = read_kept_files(init_from.empty() ? "" : resolve_user_path(init_from))};
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,58 @@
+#include "tools/io/kept_files.h"
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "engine/error.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "tools/io/config_file.h"
+#include "tools/io/model_folder.h"
+
+namespace tessera::tools {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kNames[] = {
+    "added_tokens.json", "chat_template.jinja",     "chat_template.json", "generation_config.json",
+    "merges.txt",        "special_tokens_map.json", "spiece.model",       "tokenizer.json",
+    "tokenizer.model",   "tokenizer_config.json",   "vocab.json",         "vocab.txt"};
+constexpr std::int64_t kMaxFileNbytes = std::int64_t{256} << 20;
+
+// Keys that say what `own` says in others: how numbers are stored, and how heads turn.
+constexpr std::string_view kSaidOtherwise[] = {"dtype", "rope_parameters"};
+
+json object_of(const std::string& text) {
+  json all = engine::parse_json(text, "config.json");
+  engine::require<engine::IoError>(all.is_object(), "[model] expected an object in config.json");
+  return all;
+}
+
+}  // namespace
+
+KeptFiles read_kept_files(const std::string& folder) {
+  KeptFiles kept;
+  if (folder.empty()) return kept;
+  const std::string config = folder + "/config.json";
+  if (!is_missing(config)) kept.config_text = engine::read_text_file(config, kMaxConfigNbytes);
+  for (const std::string_view name : kNames) {
+    const std::string path = folder + "/" + std::string(name);
+    if (is_missing(path)) continue;
+    kept.files.push_back({std::string(name), engine::read_text_file(path, kMaxFileNbytes)});
+  }
+  return kept;
+}
+
+std::string with_kept_keys(const std::string& own, const std::string& kept) {
+  if (kept.empty()) return own;
+  json all = object_of(kept);
+  const json ours = object_of(own);
+  for (const std::string_view key : kSaidOtherwise) all.erase(std::string(key));
+  for (const auto& [key, value] : ours.items()) {
+    if (!value.is_null() || !all.contains(key)) all[key] = value;
+  }
+  return all == ours ? own : all.dump(2) + "\n";
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,29 @@
+// What a model that is saved keeps of the folder that it came from: what config.json says more,
+// such as the ids of its first and last token, and the files of its tokenizer, of which training
+// knows nothing.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera::tools {
+
+struct KeptFiles {
+  struct File {
+    std::string name;  ///< in the folder
+    std::string content;
+  };
+
+  std::string config_text;  ///< of config.json; empty: there is none
+  std::vector<File> files;
+};
+
+/// Those in `folder`; an empty name: none. Throws IoError naming a file that cannot be read, or has
+/// more than 256 MiB.
+KeptFiles read_kept_files(const std::string& folder);
+
+/// `own`, the config.json of a model, with the keys that it does not have, or leaves null, as
+/// `kept` has them; an empty `kept`: `own`. Throws IoError if either is no JSON object.
+std::string with_kept_keys(const std::string& own, const std::string& kept);
+
+}  // namespace tessera::tools

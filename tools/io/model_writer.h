@@ -1,0 +1,77 @@
+// Saves a model to a folder as Hugging Face transformers has them.
+//
+// [Note: several files, one model]
+// No system call replaces several files at once, and weights with the config of another model may
+// load: the number of heads is in no shape. So that a folder is the old model or the new one, or is
+// refused, whenever the process is killed or the power fails:
+//
+//   1. All files are written and flushed under temporary names. The metadata of the weights, and of
+//      each shard, holds the text of their config.json.
+//   2. An older config.json is renamed to config.json.replaced: without it nobody loads the folder.
+//   3. The weights get their name. Of shards an older index is removed before, for without it
+//      nobody loads shards, and theirs gets its name after all of them; then an older
+//      model.safetensors, which is loaded as long as it is there, is removed.
+//   4. config.json gets its name; config.json.replaced is removed.
+//
+// The folder is flushed after each, so no step reaches the disk before an earlier one. When the two
+// configs are the same text steps 2 and 4 are left out. Between 2 and 4 readers take the copy in
+// the weights, old or new: that is the model that they are. Older weights without a copy, which
+// others wrote, are refused with the name of the config to put back. Where weights have a copy, a
+// config.json that says another model is refused at all times.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/io/file.h"
+#include "engine/io/safetensors.h"
+#include "tools/io/kept_files.h"
+#include "tools/io/model_index.h"
+#include "tools/io/model_weights.h"
+
+namespace tessera::tools {
+
+/// Of --save.shard_gib: 0 for 0.
+std::int64_t shard_nbytes_of(double gib);
+
+struct SaveOptions {
+  std::int64_t shard_nbytes = 0;  ///< of tensors in a file at most; 0: one file
+  KeptFiles kept = {};            ///< of the folder that the model came from
+};
+
+/// Writes a folder that transformers loads: the weights as they are given, one at a time, and
+/// config.json. All appear whole and together, or the old ones remain; when they are there, what is
+/// left of an older model is removed.
+class ModelWriter {
+ public:
+  /// Creates `folder` if need be. `tensors`: all of the model, in the order of writing. Throws as
+  /// SafetensorsWriter does, and for a folder whose config.json is of another family.
+  ModelWriter(std::string folder, ModelLayout layout, const std::string& config_text,
+              std::span<const engine::TensorSpec> tensors, SaveOptions options = {});
+
+  void write(std::string_view name, std::span<const float> data);
+  /// Throws IoError; then the older model remains, or, where shards could not be given their names,
+  /// none that is loaded, or, when it is only the folder that could not be flushed, the new one is
+  /// in place.
+  void finish();
+
+ private:
+  void begin_shard();
+  void place_weights();
+  void place_config();
+
+  std::string folder_;
+  ModelLayout layout_;
+  SaveOptions options_;
+  std::string config_text_;
+  std::vector<ModelShard> shards_;
+  std::vector<std::unique_ptr<engine::SafetensorsWriter>> files_;  // of shards that have begun
+  std::size_t num_written_ = 0;                                    // of the last of them
+  engine::AtomicFile config_;
+};
+
+}  // namespace tessera::tools
