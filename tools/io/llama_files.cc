@@ -39,54 +39,6 @@ bool is_null(const ConfigFile& file, const char* key) {
   return !file.has(key) || file.is_null(key);
 }
 
-constexpr double kMinTheta = 1, kMaxTheta = 1e12, kMaxFactor = 1e6;
-
-// `file`: where rope_scaling or rope_parameters stands.
-RopeFileScaling parse_scaling(const ConfigFile& scaled, const ConfigFile& file) {
-  RopeFileScaling scaling;
-  // Before transformers 4.45 the key was `type`.
-  const char* const key = scaled.has("rope_type") ? "rope_type" : "type";
-  scaling.type = scaled.one_of(key, {"default", "linear", "llama3"}).get<std::string>();
-  if (scaling.type == "default") return scaling;
-  scaling.factor = scaled.required_number("factor", 1, kMaxFactor);
-  if (scaling.type == "linear") return scaling;
-  constexpr double kSmallest = 1e-6;
-  scaling.low = scaled.required_number("low_freq_factor", kSmallest, kMaxFactor);
-  scaling.high = scaled.required_number("high_freq_factor", scaling.low, kMaxFactor);
-  scaled.require(scaling.low < scaling.high, "high_freq_factor", "above low_freq_factor");
-  const std::int64_t positions = scaled.integer("original_max_position_embeddings");
-  file.one_of("original_max_position_embeddings", {positions});  // transformers prefers that one
-  scaling.original_positions = static_cast<double>(positions);
-  return scaling;
-}
-
-// Versions of transformers look for the rotation in different places: in all that there are it must
-// be the same one.
-void parse_rope(const ConfigFile& file, LlamaFileConfig& config) {
-  const bool has_parameters = !is_null(file, "rope_parameters");
-  const bool has_scaling = !is_null(file, "rope_scaling");
-  file.one_of("partial_rotary_factor", {1.0});
-  config.rope_theta = file.number("rope_theta", config.rope_theta, kMinTheta, kMaxTheta);
-  if (has_scaling) {
-    const ConfigFile own = file.object("rope_scaling");
-    config.rope_scaling = parse_scaling(own, file);
-    own.one_of("partial_rotary_factor", {1.0});
-    own.one_of("rope_theta", {config.rope_theta});
-  }
-  if (!has_parameters) return;
-  const ConfigFile own = file.object("rope_parameters");
-  own.one_of("partial_rotary_factor", {1.0});
-  const bool has_theta = own.has("rope_theta") || !file.has("rope_theta");
-  const double theta =
-      has_theta ? own.required_number("rope_theta", kMinTheta, kMaxTheta) : config.rope_theta;
-  const RopeFileScaling scaling = parse_scaling(own, file);
-  own.require(!file.has("rope_theta") || theta == config.rope_theta, "rope_theta",
-              "as it is outside of rope_parameters");
-  own.require(!has_scaling || scaling == config.rope_scaling, "rope_type", "as in rope_scaling");
-  config.rope_theta = theta;
-  config.rope_scaling = scaling;
-}
-
 // The longest sequence that sees all of itself.
 std::int64_t parse_positions(const ConfigFile& file, const std::string& kind) {
   const std::int64_t positions = file.integer("max_position_embeddings");
@@ -119,7 +71,9 @@ LlamaFileConfig parse_config(const ConfigText& text, const std::string& kind) {
   config.positions = parse_positions(file, kind);
   config.vocab = file.integer("vocab_size");
   config.norm_eps = file.number("rms_norm_eps", config.norm_eps, 1e-30, 1);
-  parse_rope(file, config);
+  const FileRotation rotation = read_rotation(file, {});
+  config.rope_theta = rotation.theta;
+  config.rope_scaling = rotation.scaling;
   config.tied = file.one_of("tie_word_embeddings", {false, true}).get<bool>();
   // Kinds that lack the keys in transformers have what is said here, whatever a file says.
   const bool may_have_bias = kind == "llama" || kind == "qwen3";
@@ -154,13 +108,7 @@ LlamaFileConfig read_llama_config(const FolderConfig& folder, const std::string&
   check("max_position_embeddings", config.positions, saved->positions);
   check("vocab_size", config.vocab, saved->vocab);
   check("rms_norm_eps", config.norm_eps, saved->norm_eps);
-  check("rope_theta", config.rope_theta, saved->rope_theta);
-  check("rope_type", config.rope_scaling.type, saved->rope_scaling.type);
-  check("factor", config.rope_scaling.factor, saved->rope_scaling.factor);
-  check("low_freq_factor", config.rope_scaling.low, saved->rope_scaling.low);
-  check("high_freq_factor", config.rope_scaling.high, saved->rope_scaling.high);
-  check("original_max_position_embeddings", config.rope_scaling.original_positions,
-        saved->rope_scaling.original_positions);
+  check_as_saved(config.rotation(), saved->rotation(), kind, {}, folder);
   check("tie_word_embeddings", config.tied, saved->tied);
   check("attention_bias", config.qkv_bias, saved->qkv_bias);
   check("mlp_bias", config.mlp_bias, saved->mlp_bias);
@@ -170,20 +118,6 @@ LlamaFileConfig read_llama_config(const FolderConfig& folder, const std::string&
 // Put together by hand: the destructor of a JSON library's value allocates, and a save must not end
 // the process when memory is short.
 std::string llama_config_text(const LlamaFileConfig& c) {
-  const RopeFileScaling& rope = c.rope_scaling;
-  std::string scaling = "null";
-  if (rope.type != "default") {
-    scaling = fmt::format("{{\"rope_type\": {}, \"factor\": {}", json_literal(rope.type),
-                          json_literal(rope.factor));
-    if (rope.type == "llama3") {
-      scaling += fmt::format(
-          ", \"low_freq_factor\": {}, \"high_freq_factor\": {}, "
-          "\"original_max_position_embeddings\": {}",
-          json_literal(rope.low), json_literal(rope.high),
-          static_cast<std::int64_t>(rope.original_positions));
-    }
-    scaling += "}";
-  }
   std::vector<std::pair<const char*, std::string>> keys = {
       {"architectures", fmt::format("[{}]", json_literal(kind_of(c.kind).architecture))},
       {"bos_token_id", "null"},
@@ -198,7 +132,7 @@ std::string llama_config_text(const LlamaFileConfig& c) {
       {"num_hidden_layers", json_literal(c.layers)},
       {"num_key_value_heads", json_literal(c.kv_heads)},
       {"rms_norm_eps", json_literal(c.norm_eps)},
-      {"rope_scaling", scaling},
+      {"rope_scaling", rope_scaling_text(c.rope_scaling)},
       {"rope_theta", json_literal(c.rope_theta)},
       {"tie_word_embeddings", json_literal(c.tied)},
       {"torch_dtype", json_literal("float32")},

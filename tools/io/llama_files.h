@@ -7,17 +7,9 @@
 
 #include "tools/io/config_file.h"
 #include "tools/io/model_weights.h"
+#include "tools/io/rotation.h"
 
 namespace tessera::tools {
-
-/// What makes heads turn slower: rope_scaling, or rope_parameters since transformers 5.
-struct RopeFileScaling {
-  std::string type = "default";  ///< default, linear or llama3
-  double factor = 1;
-  double low = 1, high = 4, original_positions = 0;  ///< of llama3
-
-  bool operator==(const RopeFileScaling&) const = default;
-};
 
 /// The part of config.json that we honour.
 struct LlamaFileConfig {
@@ -34,6 +26,7 @@ struct LlamaFileConfig {
   bool tied = false;  ///< the head is the embedding
   bool qkv_bias = false, out_bias = false, mlp_bias = false;
 
+  FileRotation rotation() const { return {.theta = rope_theta, .scaling = rope_scaling}; }
   bool has_qk_norms() const { return kind == "qwen3"; }
   bool operator==(const LlamaFileConfig&) const = default;
 };

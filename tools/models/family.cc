@@ -47,6 +47,13 @@ std::int64_t ModelConfig::num_parameters() const {
   return numel;
 }
 
+std::int64_t ModelConfig::whole(const std::string& number) const {
+  const double value = numbers.at(number);
+  require(value >= 0 && value <= 1 << 24 && value == std::trunc(value),
+          "[{}] expected a whole {} in [0, 2^24], got {}", family->name(), number, value);
+  return static_cast<std::int64_t>(value);
+}
+
 double ModelConfig::train_flops(std::int64_t tokens) const { return make()->train_flops(tokens); }
 
 ModelFamily::ModelFamily(std::string name, std::string title)

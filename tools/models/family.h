@@ -33,6 +33,8 @@ struct ModelConfig {
   /// Throws InvalidArgument naming what is out of range, or what the family does not have.
   std::unique_ptr<LanguageModel> make() const;
   std::int64_t num_parameters() const;
+  /// Throws InvalidArgument unless this one of `numbers` is a whole number in [0, 2^24].
+  std::int64_t whole(const std::string& number) const;
   /// As LanguageModel::train_flops().
   double train_flops(std::int64_t tokens) const;
 };

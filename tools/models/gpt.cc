@@ -8,12 +8,10 @@
 #include "engine/error.h"
 #include "ops/add.h"
 #include "ops/attention.h"
-#include "ops/cross_entropy.h"
 #include "ops/embedding.h"
 #include "ops/layernorm.h"
 #include "ops/linear.h"
 #include "tools/io/gpt2_files.h"
-#include "tools/models/residual_dropout.h"
 
 namespace tessera::tools {
 
@@ -104,61 +102,40 @@ struct Gpt::Layer {
 };
 
 Gpt::Gpt(const GptConfig& config)
-    : config_((config.validate(), config)),
+    : Transformer("gpt", (config.validate(), config.seq), config.dropout),
+      config_(config),
       wte_(parameter("wte.weight", {config.vocab, config.dim}, Init::normal(0.02f))),
       wpe_(parameter("wpe.weight", {config.seq, config.dim}, Init::normal(0.02f))),
       ln_f_weight_(parameter("ln_f.weight", {config.dim}, Init::ones())),
-      ln_f_bias_(parameter("ln_f.bias", {config.dim}, Init::zeros())),
-      root_{"root", {&wte_, &wpe_, &ln_f_weight_, &ln_f_bias_}} {
+      ln_f_bias_(parameter("ln_f.bias", {config.dim}, Init::zeros())) {
+  for (Parameter* p : {&wte_, &wpe_, &ln_f_weight_, &ln_f_bias_}) add_to_root(*p);
   for (std::int64_t i = 0; i < config.layers; ++i) {
     layers_.push_back(std::make_unique<Layer>(config, i));
+    add_layer(layers_.back()->block);
   }
 }
 
 Gpt::~Gpt() = default;
 
-std::vector<Block*> Gpt::blocks() {
-  std::vector<Block*> blocks;
-  for (const auto& layer : layers_) blocks.push_back(&layer->block);
-  return blocks;
-}
-
-// x (B, T, C) -> (B, T, C)
-Tensor Gpt::layer_forward(Tape& tape, Layer& l, const Tensor& x, const Pass& pass) {
+Tensor Gpt::layer_forward(Tape& tape, std::size_t index, const Tensor& x, const Pass& pass) {
+  Layer& l = *layers_[index];
   const auto eps = static_cast<float>(config_.norm_eps);
-  const auto dropped = [&](const Tensor& branch, const char* where) {
-    return residual_dropout(tape, branch, config_.dropout, l.name + where, pass);
-  };
   Tensor h = ops::layernorm(tape, x, l.ln_1_weight, &l.ln_1_bias, eps);
   h = ops::linear(tape, h, l.attn_weight, &l.attn_bias);  // (B, T, 3C)
   h = ops::attention(tape, h, {.num_heads = config_.heads, .cuda = config_.cuda_attention});
   h = ops::linear(tape, h, l.attn_proj_weight, &l.attn_proj_bias);
-  const ops::NormOfSum mid =
-      ops::add_layernorm(tape, x, dropped(h, ".attn.drop"), l.ln_2_weight, &l.ln_2_bias, eps);
+  h = dropped(tape, h, l.name + ".attn.drop", pass);
+  const ops::NormOfSum mid = ops::add_layernorm(tape, x, h, l.ln_2_weight, &l.ln_2_bias, eps);
   h = ops::gelu_mlp(tape, mid.y, l.fc_weight, l.fc_bias, l.proj_weight, &l.proj_bias);
-  return ops::add(tape, mid.sum, dropped(h, ".mlp.drop"));
+  return ops::add(tape, mid.sum, dropped(tape, h, l.name + ".mlp.drop", pass));
 }
 
-Tensor Gpt::features(Tape& tape, const Tensor& tokens, const Pass& pass) {
-  require(tokens.shape().rank() == 2 && tokens.dim(1) <= config_.seq,
-          "[gpt] expected tokens (B, T) with T of at most {}, got {}", config_.seq,
-          tokens.shape().str());
-  Tensor x = ops::token_position_embedding(tape, tokens, wte_, wpe_);
-  x = residual_dropout(tape, x, config_.dropout, "drop", pass);
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    x = tape.region(layers_[i]->block,
-                    [=, this, &tape, &l = *layers_[i]] { return layer_forward(tape, l, x, pass); },
-                    {.recompute = pass.recompute(static_cast<std::int64_t>(i))});
-  }
+Tensor Gpt::embed(Tape& tape, const Tensor& tokens) {
+  return ops::token_position_embedding(tape, tokens, wte_, wpe_);
+}
+
+Tensor Gpt::last_norm(Tape& tape, const Tensor& x) {
   return ops::layernorm(tape, x, ln_f_weight_, &ln_f_bias_, static_cast<float>(config_.norm_eps));
-}
-
-Tensor Gpt::loss(Tape& tape, const std::vector<Tensor>& batch, const Pass& pass) {
-  require(batch.size() == 2, "[gpt] expected a batch of tokens and targets, got {} tensors",
-          batch.size());
-  return tape.region(root_, [&] {
-    return ops::linear_cross_entropy(tape, features(tape, batch[0], pass), wte_, batch[1], {});
-  });
 }
 
 double Gpt::train_flops(std::int64_t tokens) const {
@@ -167,16 +144,6 @@ double Gpt::train_flops(std::int64_t tokens) const {
   const double attention = 4 * c * t * (t + 1) / 2;
   const double head = 2 * t * c * static_cast<double>(config_.vocab);
   return 3 * (static_cast<double>(config_.layers) * (linear + attention) + head);
-}
-
-Tensor Gpt::next_token_logits(Tape& tape, const Tensor& tokens) {
-  return tape.no_grad([&] {
-    return tape.region(root_, [&] {
-      const Tensor x = features(tape, tokens, {.training = false});
-      const Tensor last = x.slice((x.dim(0) * x.dim(1) - 1) * config_.dim, {1, config_.dim});
-      return ops::linear(tape, last, wte_, nullptr, ops::WeightLayout::kOutIn);
-    });
-  });
 }
 
 ModelLayout Gpt::layout() const { return gpt2_layout(); }

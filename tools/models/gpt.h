@@ -2,6 +2,7 @@
 // the root are what Fsdp wraps. Parameter names and (in, out) weights are GPT-2's.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,7 +11,7 @@
 #include "engine/tape.h"
 #include "ops/attention.h"
 #include "tools/models/family.h"
-#include "tools/models/language_model.h"
+#include "tools/models/transformer.h"
 
 namespace tessera::tools {
 
@@ -37,24 +38,14 @@ const ModelFamily& gpt_family();
 /// What a config of gpt_family() says.
 GptConfig gpt_config(const ModelConfig& config);
 
-class Gpt : public LanguageModel {
+class Gpt : public Transformer {
  public:
   /// Throws InvalidArgument as GptConfig::validate().
   explicit Gpt(const GptConfig& config);
   ~Gpt() override;
 
   const GptConfig& config() const { return config_; }
-  /// One block a layer, in forward order; root() owns wte, wpe and ln_f.
-  std::vector<engine::Block*> blocks() override;
-  engine::Block* root() override { return &root_; }
-
-  /// tokens (B, T), targets (B, T) i32 -> mean cross-entropy, f32 scalar.
-  engine::Tensor loss(engine::Tape& tape, const std::vector<engine::Tensor>& batch,
-                      const Pass& pass) override;
-  std::int64_t max_tokens() const override { return config_.seq; }
   double train_flops(std::int64_t tokens) const override;
-  engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens) override;
-
   ModelLayout layout() const override;
   /// Attention has no dropout here, so what is saved has none.
   std::string config_text() const override;
@@ -62,13 +53,14 @@ class Gpt : public LanguageModel {
  private:
   struct Layer;
 
-  engine::Tensor features(engine::Tape& tape, const engine::Tensor& tokens, const Pass& pass);
-  engine::Tensor layer_forward(engine::Tape& tape, Layer& layer, const engine::Tensor& x,
-                               const Pass& pass);
+  engine::Tensor embed(engine::Tape& tape, const engine::Tensor& tokens) override;
+  engine::Tensor layer_forward(engine::Tape& tape, std::size_t index, const engine::Tensor& x,
+                               const Pass& pass) override;
+  engine::Tensor last_norm(engine::Tape& tape, const engine::Tensor& x) override;
+  engine::Parameter& head() override { return wte_; }
 
   GptConfig config_;
   engine::Parameter wte_, wpe_, ln_f_weight_, ln_f_bias_;
-  engine::Block root_;
   std::vector<std::unique_ptr<Layer>> layers_;
 };
 

@@ -6,14 +6,13 @@
 
 #include "engine/error.h"
 #include "ops/add.h"
-#include "ops/cross_entropy.h"
 #include "ops/dims/slice.h"
 #include "ops/embedding.h"
-#include "ops/linear.h"
 #include "ops/rmsnorm.h"
 #include "ops/rope.h"
 #include "ops/swiglu.h"
-#include "tools/models/residual_dropout.h"
+#include "tools/models/projection.h"
+#include "tools/models/rope_numbers.h"
 
 namespace tessera::tools {
 
@@ -33,42 +32,11 @@ constexpr const char* kQkv = ".self_attn.qkv_proj";
 std::int64_t qkv_dim(const LlamaFileConfig& c) { return (c.heads + 2 * c.kv_heads) * c.head_dim; }
 
 ops::RopeOptions rotation(const LlamaFileConfig& c) {
-  const RopeFileScaling& s = c.rope_scaling;
-  ops::RopeOptions options{.head_size = c.head_dim,
-                           .num_heads = c.heads + c.kv_heads,
-                           .base = c.rope_theta,
-                           .scaling = {}};
-  if (s.type == "linear") options.scaling = {.factor = s.factor};
-  if (s.type == "llama3") {
-    options.scaling = {.factor = s.factor,
-                       .original_positions = s.original_positions,
-                       .low = s.low,
-                       .high = s.high};
-  }
-  return options;
+  return {.head_size = c.head_dim,
+          .num_heads = c.heads + c.kv_heads,
+          .base = c.rope_theta,
+          .scaling = ops_scaling(c.rope_scaling)};
 }
-
-// A matrix (out, in) and its bias, which may be missing.
-struct Projection {
-  Projection(const std::string& name, std::int64_t out, std::int64_t in, bool has_bias)
-      : weight{.name = name + ".weight", .shape = {out, in}, .init = Init::normal(0.02f)} {
-    if (!has_bias) return;
-    bias.emplace();
-    bias->name = name + ".bias";
-    bias->shape = {out};
-  }
-
-  Tensor operator()(Tape& tape, const Tensor& x) {
-    return ops::linear(tape, x, weight, bias ? &*bias : nullptr, ops::WeightLayout::kOutIn);
-  }
-  void add_to(Block& block) {
-    block.parameters.push_back(&weight);
-    if (bias) block.parameters.push_back(&*bias);
-  }
-
-  Parameter weight;
-  std::optional<Parameter> bias;
-};
 
 Parameter norm(const std::string& name, std::int64_t size) {
   return {.name = name + ".weight", .shape = {size}, .init = Init::ones()};
@@ -97,13 +65,7 @@ void LlamaConfig::validate() const {
           sizes.head_dim, sizes.dim, sizes.heads);
   require(sizes.norm_eps >= 1e-30 && sizes.norm_eps < 1,
           "[llama] expected norm_eps in [1e-30, 1), got {}", sizes.norm_eps);
-  require(sizes.rope_theta >= 1 && sizes.rope_theta <= 1e12,
-          "[llama] expected rope_theta in [1, 1e12], got {}", sizes.rope_theta);
-  const RopeFileScaling& rope = sizes.rope_scaling;
-  require(rope.factor >= 1 && rope.original_positions >= 0 && rope.low > 0 && rope.low < rope.high,
-          "[llama] expected rope_factor of at least 1 and 0 < rope_low < rope_high, got {}, {} and "
-          "{}",
-          rope.factor, rope.low, rope.high);
+  check_rotation(sizes.rotation(), "llama");
   require(dropout >= 0 && dropout < 1, "[llama] expected model.dropout in [0, 1), got {}", dropout);
 }
 
@@ -143,39 +105,32 @@ struct Llama::Layer {
 };
 
 Llama::Llama(const LlamaConfig& config)
-    : config_((config.validate(), config)),
+    : Transformer("llama", (config.validate(), config.sizes.positions), config.dropout),
+      config_(config),
       embedding_{.name = "embed_tokens.weight",
                  .shape = {config.sizes.vocab, config.sizes.dim},
                  .init = Init::normal(0.02f)},
-      norm_(norm("norm", config.sizes.dim)),
-      root_{"root", {&embedding_, &norm_}} {
+      norm_(norm("norm", config.sizes.dim)) {
+  for (Parameter* p : {&embedding_, &norm_}) add_to_root(*p);
   if (!config.sizes.tied) {
     head_.emplace();
     head_->name = "lm_head.weight";
     head_->shape = embedding_.shape;
     head_->init = embedding_.init;
-    root_.parameters.push_back(&*head_);
+    add_to_root(*head_);
   }
   for (std::int64_t i = 0; i < config.sizes.layers; ++i) {
     layers_.push_back(std::make_unique<Layer>(config.sizes, i));
+    add_layer(layers_.back()->block);
   }
 }
 
 Llama::~Llama() = default;
 
-std::vector<Block*> Llama::blocks() {
-  std::vector<Block*> blocks;
-  for (const auto& layer : layers_) blocks.push_back(&layer->block);
-  return blocks;
-}
-
-// x (B, T, C) -> (B, T, C)
-Tensor Llama::layer_forward(Tape& tape, Layer& l, const Tensor& x, const Pass& pass) {
+Tensor Llama::layer_forward(Tape& tape, std::size_t index, const Tensor& x, const Pass& pass) {
+  Layer& l = *layers_[index];
   const LlamaFileConfig& c = config_.sizes;
   const auto eps = static_cast<float>(c.norm_eps);
-  const auto dropped = [&](const Tensor& branch, const char* where) {
-    return residual_dropout(tape, branch, config_.dropout, l.name + where, pass);
-  };
   Tensor h = l.qkv(tape, ops::rmsnorm(tape, x, l.input_norm, eps));  // (B, T, (H + 2 KV) D)
   if (c.has_qk_norms()) {
     const std::int64_t B = x.dim(0), T = x.dim(1), D = c.head_dim;
@@ -188,32 +143,18 @@ Tensor Llama::layer_forward(Tape& tape, Layer& l, const Tensor& x, const Pass& p
   h = ops::attention(
       tape, ops::rope(tape, h, rotation(c)),
       {.num_heads = c.heads, .num_kv_heads = c.kv_heads, .cuda = config_.cuda_attention});
-  h = dropped(l.out(tape, h), ".attn.drop");
+  h = dropped(tape, l.out(tape, h), l.name + ".attn.drop", pass);
   const ops::NormOfSum mid = ops::add_rmsnorm(tape, x, h, l.mlp_norm, eps);
   h = l.down(tape, ops::swiglu(tape, l.gate(tape, mid.y), l.up(tape, mid.y)));
-  return ops::add(tape, mid.sum, dropped(h, ".mlp.drop"));
+  return ops::add(tape, mid.sum, dropped(tape, h, l.name + ".mlp.drop", pass));
 }
 
-Tensor Llama::features(Tape& tape, const Tensor& tokens, const Pass& pass) {
-  require(tokens.shape().rank() == 2 && tokens.dim(1) <= config_.sizes.positions,
-          "[llama] expected tokens (B, T) with T of at most {}, got {}", config_.sizes.positions,
-          tokens.shape().str());
-  Tensor x = ops::embedding(tape, tokens, embedding_);
-  x = residual_dropout(tape, x, config_.dropout, "drop", pass);
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    x = tape.region(layers_[i]->block,
-                    [=, this, &tape, &l = *layers_[i]] { return layer_forward(tape, l, x, pass); },
-                    {.recompute = pass.recompute(static_cast<std::int64_t>(i))});
-  }
+Tensor Llama::embed(Tape& tape, const Tensor& tokens) {
+  return ops::embedding(tape, tokens, embedding_);
+}
+
+Tensor Llama::last_norm(Tape& tape, const Tensor& x) {
   return ops::rmsnorm(tape, x, norm_, static_cast<float>(config_.sizes.norm_eps));
-}
-
-Tensor Llama::loss(Tape& tape, const std::vector<Tensor>& batch, const Pass& pass) {
-  require(batch.size() == 2, "[llama] expected a batch of tokens and targets, got {} tensors",
-          batch.size());
-  return tape.region(root_, [&] {
-    return ops::linear_cross_entropy(tape, features(tape, batch[0], pass), head(), batch[1], {});
-  });
 }
 
 double Llama::train_flops(std::int64_t tokens) const {
@@ -225,17 +166,6 @@ double Llama::train_flops(std::int64_t tokens) const {
   const double attention = 4 * heads_dim * t * (t + 1) / 2;
   const double head = 2 * t * dim * static_cast<double>(c.vocab);
   return 3 * (static_cast<double>(c.layers) * (2 * t * of_row + attention) + head);
-}
-
-Tensor Llama::next_token_logits(Tape& tape, const Tensor& tokens) {
-  return tape.no_grad([&] {
-    return tape.region(root_, [&] {
-      const Tensor x = features(tape, tokens, {.training = false});
-      const std::int64_t dim = config_.sizes.dim;
-      const Tensor last = x.slice((x.dim(0) * x.dim(1) - 1) * dim, {1, dim});
-      return ops::linear(tape, last, head(), nullptr, ops::WeightLayout::kOutIn);
-    });
-  });
 }
 
 ModelLayout Llama::layout() const { return llama_layout(config_.sizes.kind, config_.sizes.tied); }

@@ -4,6 +4,7 @@
 // queries, keys and values, which are one parameter; matrices are (out, in).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,7 +15,7 @@
 #include "ops/attention.h"
 #include "tools/io/llama_files.h"
 #include "tools/models/family.h"
-#include "tools/models/language_model.h"
+#include "tools/models/transformer.h"
 
 namespace tessera::tools {
 
@@ -30,24 +31,13 @@ struct LlamaConfig {
 /// llama, mistral, qwen2, qwen3.
 const std::vector<const ModelFamily*>& llama_families();
 
-class Llama : public LanguageModel {
+class Llama : public Transformer {
  public:
   /// Throws InvalidArgument as LlamaConfig::validate().
   explicit Llama(const LlamaConfig& config);
   ~Llama() override;
 
-  /// One block a layer, in forward order; root() owns the embedding, the last norm, and the head if
-  /// that is not the embedding.
-  std::vector<engine::Block*> blocks() override;
-  engine::Block* root() override { return &root_; }
-
-  /// tokens (B, T), targets (B, T) i32 -> mean cross-entropy, f32 scalar.
-  engine::Tensor loss(engine::Tape& tape, const std::vector<engine::Tensor>& batch,
-                      const Pass& pass) override;
-  std::int64_t max_tokens() const override { return config_.sizes.positions; }
   double train_flops(std::int64_t tokens) const override;
-  engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens) override;
-
   ModelLayout layout() const override;
   std::string config_text() const override;
   /// Queries, keys and values are three.
@@ -56,15 +46,15 @@ class Llama : public LanguageModel {
  private:
   struct Layer;
 
-  engine::Tensor features(engine::Tape& tape, const engine::Tensor& tokens, const Pass& pass);
-  engine::Tensor layer_forward(engine::Tape& tape, Layer& layer, const engine::Tensor& x,
-                               const Pass& pass);
-  engine::Parameter& head() { return head_ ? *head_ : embedding_; }
+  engine::Tensor embed(engine::Tape& tape, const engine::Tensor& tokens) override;
+  engine::Tensor layer_forward(engine::Tape& tape, std::size_t index, const engine::Tensor& x,
+                               const Pass& pass) override;
+  engine::Tensor last_norm(engine::Tape& tape, const engine::Tensor& x) override;
+  engine::Parameter& head() override { return head_ ? *head_ : embedding_; }
 
   LlamaConfig config_;
   engine::Parameter embedding_, norm_;
   std::optional<engine::Parameter> head_;  // none: the embedding
-  engine::Block root_;
   std::vector<std::unique_ptr<Layer>> layers_;
 };
 

@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <cmath>
-#include <iterator>
 #include <memory>
 
 #include "engine/error.h"
@@ -8,11 +5,10 @@
 #include "tools/io/llama_files.h"
 #include "tools/models/family.h"
 #include "tools/models/llama.h"
+#include "tools/models/rope_numbers.h"
 
 namespace tessera::tools {
 namespace {
-
-constexpr const char* kScalings[] = {"default", "linear", "llama3"};  // by number
 
 class LlamaFamily : public ModelFamily {
  public:
@@ -25,7 +21,7 @@ class LlamaFamily : public ModelFamily {
             {"mlp_dim", "width between the matrices of an MLP"},
             {"norm_eps"},
             {"rope_theta"},
-            {"rope_scaling"},  // of kScalings
+            {"rope_scaling"},
             {"rope_factor"},
             {"rope_low"},
             {"rope_high"},
@@ -122,14 +118,8 @@ class LlamaFamily : public ModelFamily {
 
   std::unique_ptr<LanguageModel> make(const ModelConfig& config) const override {
     const auto& numbers = config.numbers;
-    const auto whole = [&](const char* key) {
-      const double number = numbers.at(key);
-      engine::require(number >= 0 && number <= 1 << 24 && number == std::trunc(number),
-                      "[llama] expected a whole {} in [0, 2^24], got {}", key, number);
-      return static_cast<std::int64_t>(number);
-    };
     const auto is_set = [&](const char* key) { return numbers.at(key) != 0; };
-    const std::int64_t head_dim = whole("head_dim");
+    const std::int64_t head_dim = config.whole("head_dim");
     engine::require(head_dim != 0 || (config.heads > 0 && config.dim % config.heads == 0),
                     "[llama] expected model.dim to be a multiple of model.heads ({}), got {}",
                     config.heads, config.dim);
@@ -137,15 +127,15 @@ class LlamaFamily : public ModelFamily {
         LlamaConfig{.sizes = {.kind = name(),
                               .layers = config.layers,
                               .heads = config.heads,
-                              .kv_heads = whole("kv_heads"),
+                              .kv_heads = config.whole("kv_heads"),
                               .head_dim = head_dim != 0 ? head_dim : config.dim / config.heads,
                               .dim = config.dim,
-                              .mlp_dim = whole("mlp_dim"),
+                              .mlp_dim = config.whole("mlp_dim"),
                               .positions = config.seq,
                               .vocab = config.vocab,
                               .norm_eps = numbers.at("norm_eps"),
                               .rope_theta = numbers.at("rope_theta"),
-                              .rope_scaling = scaling_of(numbers),
+                              .rope_scaling = rope_scaling_of(numbers),
                               .tied = is_set("tied"),
                               .qkv_bias = is_set("qkv_bias"),
                               .out_bias = is_set("out_bias"),
@@ -159,42 +149,26 @@ class LlamaFamily : public ModelFamily {
   }
 
  private:
-  static RopeFileScaling scaling_of(const std::map<std::string, double>& numbers) {
-    const double number = numbers.at("rope_scaling");
-    engine::require(number == 0 || number == 1 || number == 2,
-                    "[llama] expected rope_scaling of 0 to 2, got {}", number);
-    return {.type = kScalings[static_cast<std::size_t>(number)],
-            .factor = numbers.at("rope_factor"),
-            .low = numbers.at("rope_low"),
-            .high = numbers.at("rope_high"),
-            .original_positions = numbers.at("rope_positions")};
-  }
-
   ModelConfig config_of(const LlamaFileConfig& c) const {
-    const RopeFileScaling& rope = c.rope_scaling;
     const bool follows = name() != "qwen3" && c.heads * c.head_dim == c.dim;
-    const auto scaling = std::ranges::find(kScalings, rope.type) - std::begin(kScalings);
-    return {.family = this,
-            .layers = c.layers,
-            .heads = c.heads,
-            .dim = c.dim,
-            .seq = c.positions,
-            .vocab = c.vocab,
-            .numbers = {{"kv_heads", static_cast<double>(c.kv_heads)},
-                        // One way of saying each: texts of checkpoints are compared.
-                        {"head_dim", follows ? 0.0 : static_cast<double>(c.head_dim)},
-                        {"mlp_dim", static_cast<double>(c.mlp_dim)},
-                        {"norm_eps", c.norm_eps},
-                        {"rope_theta", c.rope_theta},
-                        {"rope_scaling", static_cast<double>(scaling)},
-                        {"rope_factor", rope.factor},
-                        {"rope_low", rope.low},
-                        {"rope_high", rope.high},
-                        {"rope_positions", rope.original_positions},
-                        {"tied", c.tied ? 1 : 0},
-                        {"qkv_bias", c.qkv_bias ? 1 : 0},
-                        {"out_bias", c.out_bias ? 1 : 0},
-                        {"mlp_bias", c.mlp_bias ? 1 : 0}}};
+    ModelConfig config{.family = this,
+                       .layers = c.layers,
+                       .heads = c.heads,
+                       .dim = c.dim,
+                       .seq = c.positions,
+                       .vocab = c.vocab,
+                       .numbers = {{"kv_heads", static_cast<double>(c.kv_heads)},
+                                   // One way of saying each: texts of checkpoints are compared.
+                                   {"head_dim", follows ? 0.0 : static_cast<double>(c.head_dim)},
+                                   {"mlp_dim", static_cast<double>(c.mlp_dim)},
+                                   {"norm_eps", c.norm_eps},
+                                   {"rope_theta", c.rope_theta},
+                                   {"tied", c.tied ? 1 : 0},
+                                   {"qkv_bias", c.qkv_bias ? 1 : 0},
+                                   {"out_bias", c.out_bias ? 1 : 0},
+                                   {"mlp_bias", c.mlp_bias ? 1 : 0}}};
+    config.numbers.merge(numbers_of(c.rope_scaling));
+    return config;
   }
 };
 

@@ -1,0 +1,59 @@
+// What the transformers of all families are: an embedding, layers, a norm, and a head that gives
+// logits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/tape.h"
+#include "tools/models/language_model.h"
+
+namespace tessera::tools {
+
+/// One block a layer, in forward order; root() owns the rest. Dropout is of the embeddings and, as
+/// layers apply it, of what they add.
+class Transformer : public LanguageModel {
+ public:
+  std::vector<engine::Block*> blocks() override { return blocks_; }
+  engine::Block* root() override { return &root_; }
+
+  /// tokens (B, T), targets (B, T) i32 -> mean cross-entropy, f32 scalar.
+  engine::Tensor loss(engine::Tape& tape, const std::vector<engine::Tensor>& batch,
+                      const Pass& pass) override;
+  std::int64_t max_tokens() const override { return max_tokens_; }
+  engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens) override;
+
+ protected:
+  /// `where`: what errors begin with, "gpt".
+  Transformer(std::string where, std::int64_t max_tokens, double dropout)
+      : where_(std::move(where)), max_tokens_(max_tokens), dropout_(dropout) {}
+
+  // For constructors.
+  void add_layer(engine::Block& block) { blocks_.push_back(&block); }
+  void add_to_root(engine::Parameter& p) { root_.parameters.push_back(&p); }
+
+  /// `branch` with dropout; `name` tells places of the model apart.
+  engine::Tensor dropped(engine::Tape& tape, const engine::Tensor& branch, const std::string& name,
+                         const Pass& pass) const;
+
+ private:
+  /// tokens (B, T) -> x (B, T, C)
+  virtual engine::Tensor embed(engine::Tape& tape, const engine::Tensor& tokens) = 0;
+  /// x (B, T, C) -> x after layer `index`
+  virtual engine::Tensor layer_forward(engine::Tape& tape, std::size_t index,
+                                       const engine::Tensor& x, const Pass& pass) = 0;
+  virtual engine::Tensor last_norm(engine::Tape& tape, const engine::Tensor& x) = 0;
+  virtual engine::Parameter& head() = 0;  ///< (V, C)
+
+  engine::Tensor features(engine::Tape& tape, const engine::Tensor& tokens, const Pass& pass);
+
+  std::string where_;
+  std::int64_t max_tokens_;
+  double dropout_;
+  engine::Block root_{"root"};
+  std::vector<engine::Block*> blocks_;
+};
+
+}  // namespace tessera::tools
