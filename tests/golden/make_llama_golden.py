@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the golden files of small models of Llama's kind. Development only: no build or test runs this.
+"""Makes the golden files of small models of Llama's kind and of GPT-NeoX. Development only: no build or test runs this.
 
     python3 -m venv env && env/bin/pip install torch transformers numpy safetensors
-    env/bin/python tests/golden/make_llama_golden.py         # rewrites tests/golden/llama/
+    env/bin/python tests/golden/make_llama_golden.py         # rewrites tests/golden/llama/ and tests/golden/gpt_neox/
 
 The files in the tree were made with the versions under "versions" in sgd.json. Others give the same numbers to within rounding.
 
-For each model NAME: NAME/config.json and NAME/model.safetensors, before training, as save_pretrained lays them out; and in
+In each of the two folders, for each model NAME: NAME/config.json and NAME/model.safetensors, before training, as save_pretrained lays them out; and in
 sgd.json what 20 steps of SGD with momentum on tokens.bin (uint16) make of it:
 
     batch       step s takes sequences 6s .. 6s+5; sequence i reads tokens [12i, 12i+12) and predicts the next ones
@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
+from transformers import (GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
                           Qwen3ForCausalLM)
 
-HERE = Path(__file__).resolve().parent / "llama"
+HERE = Path(__file__).resolve().parent
 STEPS, BATCH, SEQ, VOCAB = 20, 6, 12, 37
 LR, MOMENTUM = 0.02, 0.9
 COMMON = dict(vocab_size=VOCAB, num_hidden_layers=2, initializer_range=0.3, attn_implementation="eager", use_cache=False,
@@ -46,7 +46,7 @@ def without_head_dim(made):
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=3.0,
               original_max_position_embeddings=16)
 LINEAR = dict(rope_type="linear", rope_theta=500.0, factor=2.5)
-MODELS = {
+LLAMAS = {
     "llama_grouped": (LlamaForCausalLM, LlamaConfig(**sizes(3, 1, 6, 22, rms_norm_eps=1e-5, tie_word_embeddings=True))),
     "llama_scaled": (LlamaForCausalLM, LlamaConfig(**sizes(4, 2, 8, 20, hidden=20, rope_parameters=LLAMA3))),
     "llama_biases": (LlamaForCausalLM, LlamaConfig(**sizes(2, 2, 8, 26, attention_bias=True, mlp_bias=True, rope_parameters=LINEAR))),
@@ -59,6 +59,20 @@ MODELS = {
     "qwen3_tied": (Qwen3ForCausalLM, Qwen3Config(**sizes(2, 1, 12, 20, hidden=16, tie_word_embeddings=True))),
     "qwen3_biases": (Qwen3ForCausalLM, Qwen3Config(**sizes(3, 1, 6, 24, attention_bias=True))),
     "qwen3_scaled": (Qwen3ForCausalLM, Qwen3Config(**sizes(4, 4, 4, 18, rope_parameters=LINEAR, rms_norm_eps=1e-4))),
+}
+
+
+def neox(heads, dim, mlp, **more):
+    return GPTNeoXForCausalLM, GPTNeoXConfig(num_attention_heads=heads, hidden_size=dim, intermediate_size=mlp, max_position_embeddings=32,
+                                             **COMMON, **more)
+
+
+NEOXES = {
+    "neox_quarter": neox(3, 24, 40),
+    "neox_sequential": neox(2, 20, 34, use_parallel_residual=False, tie_word_embeddings=True, layer_norm_eps=1e-3, hidden_act="gelu_new",
+                            rope_parameters=dict(LINEAR, partial_rotary_factor=0.25)),
+    "neox_whole": neox(5, 30, 22, attention_bias=False, rotary_pct=1.0, rotary_emb_base=100),
+    "neox_scaled": neox(1, 12, 18, tie_word_embeddings=True, rope_parameters=dict(LLAMA3, partial_rotary_factor=0.5)),
 }
 
 
@@ -93,31 +107,38 @@ def train(model, tokens):
     final = {}
     for name, p in model.named_parameters():
         values = p.detach().double().numpy().ravel()
-        final[name] = [float(np.linalg.norm(values)), float(values @ np.cos(np.arange(values.size)))]
+        # As files call the head of a GPT-NeoX.
+        saved = "embed_out.weight" if isinstance(model, GPTNeoXForCausalLM) and name == "lm_head.weight" else name
+        final[saved] = [float(np.linalg.norm(values)), float(values @ np.cos(np.arange(values.size)))]
     return dict(loss=loss, grad_norm=norms, logits=logits, final=final)
 
 
-def main():
-    torch.set_num_threads(1)
+def write(folder, models):
     torch.manual_seed(20261128)
-    shutil.rmtree(HERE, ignore_errors=True)
-    HERE.mkdir()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     random = np.random.default_rng(5)
     # Each token is likelier after some than after others, so that there is something to learn.
     tokens = [0]
     while len(tokens) < STEPS * BATCH * SEQ + 1:
         tokens.append((tokens[-1] * 5 + int(random.integers(0, 4))) % VOCAB)
-    np.array(tokens, "<u2").tofile(HERE / "tokens.bin")
+    np.array(tokens, "<u2").tofile(folder / "tokens.bin")
     runs = {}
-    for name, (kind, config) in MODELS.items():
+    for name, (kind, config) in models.items():
         model = make(kind, config)
-        model.save_pretrained(HERE / name)
-        (HERE / name / "generation_config.json").unlink(missing_ok=True)
+        model.save_pretrained(folder / name)
+        (folder / name / "generation_config.json").unlink(missing_ok=True)
         runs[name] = train(model, torch.tensor(tokens))
         print(name, sum(p.numel() for p in model.parameters()), runs[name]["loss"][0], runs[name]["loss"][-1], runs[name]["grad_norm"][0])
     versions = dict(python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__)
     training = dict(steps=STEPS, batch=BATCH, seq=SEQ, lr=LR, momentum=MOMENTUM)
-    (HERE / "sgd.json").write_text(json.dumps(dict(versions=versions, training=training, runs=runs)) + "\n")
+    (folder / "sgd.json").write_text(json.dumps(dict(versions=versions, training=training, runs=runs)) + "\n")
+
+
+def main():
+    torch.set_num_threads(1)
+    write(HERE / "llama", LLAMAS)
+    write(HERE / "gpt_neox", NEOXES)
 
 
 if __name__ == "__main__":

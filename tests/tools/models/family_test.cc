@@ -33,12 +33,14 @@ using testing::TempFolder;
 const Families& both() { return testing::families_and_tiny(); }
 
 TEST(Families, TellTheirPresetsAndTitles) {
-  EXPECT_EQ(titles(), "GPT-2 or Llama or Mistral or Qwen2 or Qwen3");
+  EXPECT_EQ(titles(), "GPT-2 or Llama or Mistral or Qwen2 or Qwen3 or GPT-NeoX");
   EXPECT_EQ(titles(both()), titles() + " or Tiny");
-  EXPECT_EQ(preset_names(both()),
-            (std::vector<std::string>{"small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl",
-                                      "smollm2-135m", "tinyllama-1.1b", "llama3.2-1b", "llama3-8b",
-                                      "llama3-70b", "qwen2.5-0.5b", "qwen3-0.6b", "tiny"}));
+  EXPECT_EQ(
+      preset_names(both()),
+      (std::vector<std::string>{
+          "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "smollm2-135m", "tinyllama-1.1b",
+          "llama3.2-1b", "llama3-8b", "llama3-70b", "qwen2.5-0.5b", "qwen3-0.6b", "pythia-70m",
+          "pythia-160m", "pythia-410m", "pythia-1.4b", "pythia-6.9b", "tiny"}));
   EXPECT_EQ(preset_config("tiny", both()).family, both().back());
   EXPECT_EQ(preset_config("gpt2", both()).family, both()[0]);
   EXPECT_TRUE(has(error_of<InvalidArgument>([] { preset_config("tiny"); }), {"gpt2-xl", "'tiny'"}));
@@ -83,12 +85,12 @@ TEST(Families, AFolderSaysWhoseItIs) {
   tiny.numbers["hidden"] = 10;
   folder.write("config.json", tiny.make()->config_text());
   EXPECT_EQ(to_text(read_model_config(folder.path(), both())), to_text(tiny));
-  EXPECT_TRUE(
-      has(error_of<IoError>([&] { read_model_config(folder.path()); }),
-          {R"(model_type to be "gpt2" or "llama" or)", R"("qwen3", got "tiny")", "config.json"}));
+  EXPECT_TRUE(has(
+      error_of<IoError>([&] { read_model_config(folder.path()); }),
+      {R"(model_type to be "gpt2" or "llama" or)", R"("gpt_neox", got "tiny")", "config.json"}));
   folder.write("config.json", R"({"model_type":"gptj"})");
   EXPECT_TRUE(has(error_of<IoError>([&] { read_model_config(folder.path(), both()); }),
-                  {R"("qwen3" or "tiny", got "gptj")"}));
+                  {R"("gpt_neox" or "tiny", got "gptj")"}));
   folder.write("config.json", preset_config("gpt2").make()->config_text());
   EXPECT_EQ(to_text(read_model_config(folder.path(), both())), to_text(preset_config("gpt2")));
 }
@@ -117,7 +119,7 @@ TEST(Families, OptionsOfAFamilyAreForItsModels) {
                   {"[tiny] expected no model.dropout"}));
   EXPECT_EQ(out.str(), "");
   parsed({"--help"}, out);
-  EXPECT_TRUE(has(out.str(), {"width between the products of a layer", "Qwen3 or Tiny model"}));
+  EXPECT_TRUE(has(out.str(), {"width between the products of a layer", "GPT-NeoX or Tiny model"}));
   EXPECT_EQ(out.str().find("model.scale"), std::string::npos);
 }
 

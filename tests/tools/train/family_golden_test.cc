@@ -1,5 +1,5 @@
-// Small models of Llama's kind train as they do in Hugging Face transformers, on any ranks, and
-// what is saved is what was loaded: see tests/golden/make_llama_golden.py.
+// Small models of Llama's kind and of GPT-NeoX train as they do in Hugging Face transformers, on
+// any ranks, and what is saved is what was loaded: see tests/golden/make_family_golden.py.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,13 +12,13 @@
 #include "comm/threads.h"
 #include "engine/io/safetensors.h"
 #include "tests/testing/temp_folder.h"
-#include "tests/tools/train/llama_golden.h"
+#include "tests/tools/train/family_golden.h"
 #include "tools/models/family.h"
 
 namespace tessera::tools {
 namespace {
 
-using namespace llama_golden;  // NOLINT: the harness
+using namespace family_golden;  // NOLINT: the harness
 using testing::GptRun;
 
 TrainConfig on_cpu() {
@@ -28,10 +28,10 @@ TrainConfig on_cpu() {
   return config;
 }
 
-class LlamaGolden : public ::testing::TestWithParam<std::string> {};
+class FamilyGolden : public ::testing::TestWithParam<GoldenModel> {};
 
-TEST_P(LlamaGolden, TrainsAsTransformersDoes) {
-  const nlohmann::json want = golden().at("runs").at(GetParam());
+TEST_P(FamilyGolden, TrainsAsTransformersDoes) {
+  const nlohmann::json want = GetParam().run();
   for (const std::int64_t ranks : {1, 2, 3}) {
     SCOPED_TRACE(ranks);
     const GptRun run = train(GetParam(), ranks, on_cpu());
@@ -39,13 +39,14 @@ TEST_P(LlamaGolden, TrainsAsTransformersDoes) {
     expect_near(run.loss, want.at("loss"), 1e-5, "loss");
     expect_near(run.grad_norm, want.at("grad_norm"), 1e-4, "gradient norm");
     // By names of files: queries, keys and values, one parameter here, are three there.
-    const auto model = read_model_config(kFolder + GetParam()).make();
+    const auto model = read_model_config(GetParam().path()).make();
     std::set<std::string> seen;
     for (const engine::Parameter* p : parameters_of(*model)) {
       const std::vector<float>& values = run.parameters.at(p->name);
       std::size_t at = 0;
       for (const engine::TensorSpec& tensor : model->file_tensors(*p)) {
-        const std::string name = (tensor.name == "lm_head.weight" ? "" : "model.") + tensor.name;
+        const ModelLayout layout = model->layout();
+        const std::string name = (tensor.name == layout.head ? "" : layout.prefix) + tensor.name;
         double squares = 0, product = 0;
         for (std::int64_t i = 0; i < engine::numel(tensor.shape); ++i, ++at) {
           const double value = values.at(at);
@@ -64,17 +65,17 @@ TEST_P(LlamaGolden, TrainsAsTransformersDoes) {
   }
 }
 
-TEST_P(LlamaGolden, GivesTheLogitsOfTransformers) {
-  const nlohmann::json want = golden().at("runs").at(GetParam()).at("logits");
-  const ModelConfig config = read_model_config(kFolder + GetParam());
+TEST_P(FamilyGolden, GivesTheLogitsOfTransformers) {
+  const nlohmann::json want = GetParam().run().at("logits");
+  const ModelConfig config = read_model_config(GetParam().path());
   comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
     const engine::Memory memory;
     const auto compute = engine::Stream::inline_cpu("compute");
     engine::Tape tape(memory, compute);
     const auto model = config.make();
     shard::Fsdp fsdp(world, memory, compute, model->blocks(), model->root(), {});
-    load_model(fsdp, *model, kFolder + GetParam());
-    const TokenDataset data(TokenFile(kFolder + "tokens.bin"), {.seq = 12, .vocab = config.vocab});
+    load_model(fsdp, *model, GetParam().path());
+    const TokenDataset data(TokenFile(GetParam().tokens()), {.seq = 12, .vocab = config.vocab});
     std::vector<std::int32_t> tokens(12), targets(12);
     data.batch(0, 1, tokens, targets);
     const engine::Tensor logits =
@@ -87,7 +88,7 @@ TEST_P(LlamaGolden, GivesTheLogitsOfTransformers) {
 }
 
 // As strategies, recompute and packing are no part of the arithmetic.
-TEST_P(LlamaGolden, HasEqualBitsHoweverItIsTrained) {
+TEST_P(FamilyGolden, HasEqualBitsHoweverItIsTrained) {
   const std::string sha256 = train(GetParam(), 2, on_cpu()).params_sha256;
   for (const char* strategy : {"ddp", "zero1", "shard_grad_op"}) {
     TrainConfig config = on_cpu();
@@ -99,18 +100,18 @@ TEST_P(LlamaGolden, HasEqualBitsHoweverItIsTrained) {
   EXPECT_EQ(train(GetParam(), 2, recompute).params_sha256, sha256);
 }
 
-TEST_P(LlamaGolden, IsSavedAsItWasLoaded) {
+TEST_P(FamilyGolden, IsSavedAsItWasLoaded) {
   const testing::TempFolder folder;
-  const ModelConfig config = read_model_config(kFolder + GetParam());
+  const ModelConfig config = read_model_config(GetParam().path());
   comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
     const engine::Memory memory;
     const auto model = config.make();
     shard::Fsdp fsdp(world, memory, engine::Stream::inline_cpu("compute"), model->blocks(),
                      model->root(), {});
-    load_model(fsdp, *model, kFolder + GetParam());
+    load_model(fsdp, *model, GetParam().path());
     save_model(fsdp, *model, folder.path(), world);
   });
-  const engine::SafetensorsFile before(kFolder + GetParam() + "/model.safetensors"),
+  const engine::SafetensorsFile before(GetParam().path() + "/model.safetensors"),
       after(folder / "model.safetensors");
   EXPECT_EQ(after.tensors().size(), before.tensors().size());
   for (const engine::TensorInfo& tensor : before.tensors()) {
@@ -129,8 +130,8 @@ TEST_P(LlamaGolden, IsSavedAsItWasLoaded) {
   EXPECT_EQ(to_text(parse_model_text(to_text(config), "text")), to_text(config));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, LlamaGolden, ::testing::ValuesIn(names()),
-                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Models, FamilyGolden, ::testing::ValuesIn(models()),
+                         [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace tessera::tools
