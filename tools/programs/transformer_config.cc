@@ -58,8 +58,7 @@ void TransformerConfig::add_to(FlagSet& flags) {
               {.help = help + "; 0: as model.preset or init.from says", .min = 0, .max = 1 << 24});
   };
   size("model.layers", &model.layers, "transformer blocks");
-  size("model.heads", &model.heads,
-       "attention heads; divide model.dim, unless the family has a width of heads of its own");
+  size("model.heads", &model.heads, "attention heads; most models divide model.dim by them");
   size("model.dim", &model.dim, "width");
   size("model.seq", &model.seq, "tokens of a sequence");
   size("model.vocab", &model.vocab, "tokens of the vocabulary");
