@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "tests/fuzz/weights.h"
-#include "tools/io/gpt2_files.h"
+#include "tools/huggingface/gpt2_files.h"
 
 namespace tessera::fuzz {
 

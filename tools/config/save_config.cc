@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include "engine/error.h"
-#include "tools/io/config_file.h"
-#include "tools/io/kept_files.h"
-#include "tools/io/model_index.h"
+#include "tools/huggingface/config_file.h"
+#include "tools/huggingface/kept_files.h"
+#include "tools/huggingface/model_index.h"
 
 namespace tessera::tools {
 

@@ -7,7 +7,7 @@
 
 #include "tools/cli/flags.h"
 #include "tools/cli/run_files.h"
-#include "tools/io/model_writer.h"
+#include "tools/huggingface/model_writer.h"
 
 namespace tessera::tools {
 

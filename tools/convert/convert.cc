@@ -22,8 +22,8 @@
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
 #include "tools/convert/newest_checkpoint.h"
-#include "tools/io/kept_files.h"
-#include "tools/io/model_writer.h"
+#include "tools/huggingface/kept_files.h"
+#include "tools/huggingface/model_writer.h"
 #include "tools/models/family.h"
 #include "tools/models/model_files.h"
 

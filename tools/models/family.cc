@@ -10,7 +10,7 @@
 #include "engine/error.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
-#include "tools/io/config_file.h"
+#include "tools/huggingface/config_file.h"
 #include "tools/io/jsonl.h"
 
 namespace tessera::tools {

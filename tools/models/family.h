@@ -16,7 +16,7 @@
 namespace tessera::tools {
 
 class ModelFamily;
-struct FolderConfig;  // tools/io/config_file.h
+struct FolderConfig;  // tools/huggingface/config_file.h
 
 /// A model to be made: what a preset, options or files say of it.
 struct ModelConfig {

@@ -11,7 +11,7 @@
 #include "ops/embedding.h"
 #include "ops/layernorm.h"
 #include "ops/linear.h"
-#include "tools/io/gpt2_files.h"
+#include "tools/huggingface/gpt2_files.h"
 
 namespace tessera::tools {
 

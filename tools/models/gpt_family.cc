@@ -1,7 +1,7 @@
 #include <memory>
 
-#include "tools/io/config_file.h"
-#include "tools/io/gpt2_files.h"
+#include "tools/huggingface/config_file.h"
+#include "tools/huggingface/gpt2_files.h"
 #include "tools/models/family.h"
 #include "tools/models/gpt.h"
 

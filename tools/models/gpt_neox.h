@@ -12,7 +12,7 @@
 
 #include "engine/tape.h"
 #include "ops/attention.h"
-#include "tools/io/gpt_neox_files.h"
+#include "tools/huggingface/gpt_neox_files.h"
 #include "tools/models/family.h"
 #include "tools/models/transformer.h"
 

@@ -1,6 +1,6 @@
 #include <memory>
 
-#include "tools/io/gpt_neox_files.h"
+#include "tools/huggingface/gpt_neox_files.h"
 #include "tools/models/family.h"
 #include "tools/models/gpt_neox.h"
 #include "tools/models/rope_numbers.h"

@@ -7,7 +7,7 @@
 
 #include "engine/io/safetensors.h"
 #include "engine/tape.h"
-#include "tools/io/model_weights.h"
+#include "tools/huggingface/model_weights.h"
 #include "tools/models/model.h"
 
 namespace tessera::tools {

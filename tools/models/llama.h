@@ -13,7 +13,7 @@
 
 #include "engine/tape.h"
 #include "ops/attention.h"
-#include "tools/io/llama_files.h"
+#include "tools/huggingface/llama_files.h"
 #include "tools/models/family.h"
 #include "tools/models/transformer.h"
 

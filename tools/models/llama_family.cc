@@ -1,8 +1,8 @@
 #include <memory>
 
 #include "engine/error.h"
-#include "tools/io/config_file.h"
-#include "tools/io/llama_files.h"
+#include "tools/huggingface/config_file.h"
+#include "tools/huggingface/llama_files.h"
 #include "tools/models/family.h"
 #include "tools/models/llama.h"
 #include "tools/models/rope_numbers.h"

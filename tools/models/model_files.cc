@@ -8,7 +8,7 @@
 
 #include "engine/error.h"
 #include "engine/io/file.h"
-#include "tools/io/config_file.h"
+#include "tools/huggingface/config_file.h"
 
 namespace tessera::tools {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "comm/process_group.h"
 #include "shard/fsdp.h"
-#include "tools/io/model_writer.h"
+#include "tools/huggingface/model_writer.h"
 #include "tools/models/language_model.h"
 
 namespace tessera::tools {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ops/rope.h"
-#include "tools/io/rotation.h"
+#include "tools/huggingface/rotation.h"
 #include "tools/models/family.h"
 
 namespace tessera::tools {

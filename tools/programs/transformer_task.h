@@ -7,7 +7,7 @@
 
 #include "tools/data/data_digest.h"
 #include "tools/data/text_data.h"
-#include "tools/io/model_writer.h"
+#include "tools/huggingface/model_writer.h"
 #include "tools/models/family.h"
 #include "tools/programs/transformer_config.h"
 #include "tools/train/task.h"

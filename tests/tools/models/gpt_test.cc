@@ -21,7 +21,7 @@
 #include "shard/fsdp.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/io/gpt2_files.h"
+#include "tools/huggingface/gpt2_files.h"
 #include "tools/models/model_files.h"
 
 namespace tessera::tools {

@@ -21,7 +21,7 @@
 #include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/io/gpt2_files.h"
+#include "tools/huggingface/gpt2_files.h"
 
 namespace tessera {
 namespace {
@@ -200,6 +200,36 @@ TEST_F(SaveFaults, OverAModelOfTheSameConfigNothingIsEverMissing) {
   }
   expect_clean();
   EXPECT_NE(read("m/model.safetensors"), read("old/model.safetensors"));
+}
+
+// Over shards of other names and of these, and over one file.
+TEST_F(SaveFaults, KilledAtAnyInstantShardsAreOfOneModelOrRefused) {
+  Flags in_shards = old_, newer = new_;
+  in_shards["save.shard_gib"] = newer["save.shard_gib"] = "2.5e-6";
+  ASSERT_EQ(save(in_shards, "old_shards").exit_code, 0);
+  ASSERT_TRUE(exists("old_shards/model-00002-of-00003.safetensors"));
+  for (const std::string before : {"old_shards", "old"}) {
+    int num_old = 0, num_new = 0, num_refused = 0;
+    for (int at = 1;; ++at) {
+      fs::remove_all(folder_ / "m");
+      fs::copy(folder_ / before, folder_ / "m");
+      const Outcome killed =
+          save(newer, "m", with_fault({"rename,unlink", below(folder_, "m/"), at, "kill"}));
+      if (killed.exit_code == 0) break;
+      ASSERT_EQ(killed.exit_code, -1) << killed.err;
+      const std::string model = loaded();
+      (model == "old" ? num_old : model == "new" ? num_new : num_refused) += 1;
+      if (model == "old" || model == "new") continue;
+      EXPECT_TRUE(has(model, {"shards need model.safetensors.index.json"})) << at << ": " << model;
+      ASSERT_EQ(save(newer, "m").exit_code, 0) << at;
+      EXPECT_EQ(loaded(), "new") << at;
+    }
+    EXPECT_GE(num_old, 2) << before;
+    EXPECT_GE(num_new, 2) << before;
+    EXPECT_EQ(num_refused, before == "old" ? 0 : 4) << before;
+    EXPECT_TRUE(exists("m/model-00003-of-00003.safetensors"));
+    EXPECT_FALSE(exists("m/model.safetensors"));
+  }
 }
 
 TEST_F(SaveFaults, AConfigOfAnotherModelIsRefused) {

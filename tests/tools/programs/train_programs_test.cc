@@ -21,7 +21,7 @@
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/testing/tiny_images.h"
-#include "tools/io/gpt2_files.h"
+#include "tools/huggingface/gpt2_files.h"
 #include "tools/models/gpt.h"
 #include "tools/models/mlp.h"
 #include "tools/train/generate.h"

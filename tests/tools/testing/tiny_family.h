@@ -14,7 +14,7 @@
 #include "ops/embedding.h"
 #include "ops/linear.h"
 #include "ops/relu.h"
-#include "tools/io/config_file.h"
+#include "tools/huggingface/config_file.h"
 #include "tools/models/family.h"
 
 namespace tessera::testing {

@@ -1,4 +1,4 @@
-#include "tools/io/llama_files.h"
+#include "tools/huggingface/llama_files.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/io/model_writer.h"
+#include "tools/huggingface/model_writer.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/io/gpt2_files.h"
+#include "tools/huggingface/gpt2_files.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "tools/io/model_folder.h"
+#include "tools/huggingface/model_folder.h"
 
 #include <algorithm>
 #include <cerrno>

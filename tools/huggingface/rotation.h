@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tools/io/config_file.h"
+#include "tools/huggingface/config_file.h"
 
 namespace tessera::tools {
 

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
-#include "tools/io/config_file.h"
-#include "tools/io/model_weights.h"
-#include "tools/io/rotation.h"
+#include "tools/huggingface/config_file.h"
+#include "tools/huggingface/model_weights.h"
+#include "tools/huggingface/rotation.h"
 
 namespace tessera::tools {
 

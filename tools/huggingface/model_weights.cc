@@ -1,4 +1,4 @@
-#include "tools/io/model_weights.h"
+#include "tools/huggingface/model_weights.h"
 
 #include <fmt/format.h>
 
@@ -10,10 +10,10 @@
 
 #include "engine/error.h"
 #include "engine/io/text.h"
-#include "tools/io/config_file.h"
-#include "tools/io/model_folder.h"
-#include "tools/io/model_index.h"
-#include "tools/io/tensor_names.h"
+#include "tools/huggingface/config_file.h"
+#include "tools/huggingface/model_folder.h"
+#include "tools/huggingface/model_index.h"
+#include "tools/huggingface/tensor_names.h"
 
 namespace tessera::tools {
 

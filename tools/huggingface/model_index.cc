@@ -1,4 +1,4 @@
-#include "tools/io/model_index.h"
+#include "tools/huggingface/model_index.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
-#include "tools/io/model_folder.h"
+#include "tools/huggingface/model_folder.h"
 
 namespace tessera::tools {
 

@@ -1,4 +1,4 @@
-#include "tools/io/config_file.h"
+#include "tools/huggingface/config_file.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,8 +7,8 @@
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
-#include "tools/io/model_folder.h"
-#include "tools/io/model_index.h"
+#include "tools/huggingface/model_folder.h"
+#include "tools/huggingface/model_index.h"
 
 namespace tessera::tools {
 

@@ -1,4 +1,4 @@
-#include "tools/io/gpt2_files.h"
+#include "tools/huggingface/gpt2_files.h"
 #include "tests/testing/json.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include "engine/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/io/model_index.h"
+#include "tools/huggingface/model_index.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/io/model_writer.h"
+#include "tools/huggingface/model_writer.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -19,8 +19,8 @@
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
-#include "tools/io/config_file.h"
-#include "tools/io/model_folder.h"
+#include "tools/huggingface/config_file.h"
+#include "tools/huggingface/model_folder.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/io/kept_files.h"
+#include "tools/huggingface/kept_files.h"
 
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -6,8 +6,8 @@
 #include "engine/error.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
-#include "tools/io/config_file.h"
-#include "tools/io/model_folder.h"
+#include "tools/huggingface/config_file.h"
+#include "tools/huggingface/model_folder.h"
 
 namespace tessera::tools {
 namespace {

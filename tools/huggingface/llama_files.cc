@@ -1,4 +1,4 @@
-#include "tools/io/llama_files.h"
+#include "tools/huggingface/llama_files.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "tools/io/rotation.h"
+#include "tools/huggingface/rotation.h"
 
 #include <fmt/format.h>
 

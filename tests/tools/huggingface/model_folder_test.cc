@@ -1,5 +1,5 @@
 // Folders and files that are no model, as a person gives them by mistake.
-#include "tools/io/model_folder.h"
+#include "tools/huggingface/model_folder.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include "engine/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/io/gpt2_files.h"
+#include "tools/huggingface/gpt2_files.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,5 +1,5 @@
 // Models that are saved in shards, and what they keep of the folder that they came from.
-#include "tools/io/model_writer.h"
+#include "tools/huggingface/model_writer.h"
 
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/io/config_file.h"
-#include "tools/io/kept_files.h"
+#include "tools/huggingface/config_file.h"
+#include "tools/huggingface/kept_files.h"
 
 namespace tessera::tools {
 namespace {

@@ -29,9 +29,9 @@
 
 #include "engine/io/file.h"
 #include "engine/io/safetensors.h"
-#include "tools/io/kept_files.h"
-#include "tools/io/model_index.h"
-#include "tools/io/model_weights.h"
+#include "tools/huggingface/kept_files.h"
+#include "tools/huggingface/model_index.h"
+#include "tools/huggingface/model_weights.h"
 
 namespace tessera::tools {
 

@@ -1,4 +1,4 @@
-#include "tools/io/tensor_names.h"
+#include "tools/huggingface/tensor_names.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "engine/io/safetensors.h"
-#include "tools/io/config_file.h"
-#include "tools/io/model_weights.h"
-#include "tools/io/model_writer.h"
+#include "tools/huggingface/config_file.h"
+#include "tools/huggingface/model_weights.h"
+#include "tools/huggingface/model_writer.h"
 
 namespace tessera::tools {
 

@@ -1,4 +1,4 @@
-#include "tools/io/gpt_neox_files.h"
+#include "tools/huggingface/gpt_neox_files.h"
 
 #include <fmt/format.h>
 
