@@ -41,6 +41,10 @@ _LIBRARIES = {
             "/usr/src/googletest/googletest": "googletest",
         },
     ),
+    "icu": dict(
+        package = "libicu-dev",
+        links = {_INCLUDE + "unicode": "include/unicode"},
+    ),
     "nlohmann_json": dict(
         package = "nlohmann-json3-dev",
         links = {_INCLUDE + "nlohmann": "include/nlohmann"},
@@ -59,6 +63,10 @@ _LIBRARIES = {
             _INCLUDE + "openssl": "include/openssl",
             _INCLUDE + "{triplet}/openssl": "machine/openssl",
         },
+    ),
+    "pcre2": dict(
+        package = "libpcre2-dev",
+        links = {_INCLUDE + "pcre2.h": "include/pcre2.h"},
     ),
     "tomlplusplus": dict(
         package = "libtomlplusplus-dev",

@@ -1,0 +1,73 @@
+#include "tools/tokenize/documents.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "engine/error.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/text.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::IoError;
+using engine::require;
+using nlohmann::json;
+
+constexpr std::int64_t kMaxDocumentNbytes = std::int64_t{1} << 30;
+constexpr std::int64_t kChunkNbytes = std::int64_t{1} << 22;
+
+/// Calls `use(line, place)`, without the end of the line.
+template <class Use>
+void visit_lines(const std::string& path, const Use& use) {
+  const engine::InputFile file(path);
+  std::string kept;  // from the start of a line that has no end yet
+  std::int64_t number = 0;
+  const auto next = [&](std::string_view line) { use(line, fmt::format("{}:{}", path, ++number)); };
+  for (std::int64_t at = 0; at < file.nbytes(); at += kChunkNbytes) {
+    const std::size_t begin = kept.size();
+    kept.resize(begin + static_cast<std::size_t>(std::min(kChunkNbytes, file.nbytes() - at)));
+    file.read(at, std::as_writable_bytes(std::span(kept).subspan(begin)));
+    std::size_t done = 0;
+    for (std::size_t end = kept.find('\n', begin); end != std::string::npos;
+         end = kept.find('\n', done)) {
+      next(std::string_view(kept).substr(done, end - done));
+      done = end + 1;
+    }
+    kept.erase(0, done);
+    require<IoError>(std::ssize(kept) <= kMaxDocumentNbytes,
+                     "[tokenize] expected lines of at most {} bytes, got a longer one ({}:{})",
+                     kMaxDocumentNbytes, path, number + 1);
+  }
+  if (!kept.empty()) next(kept);
+}
+
+}  // namespace
+
+bool is_jsonl(std::string_view path) { return path.ends_with(".jsonl"); }
+
+void visit_documents(const std::string& path, const std::string& field,
+                     const std::function<void(std::string_view)>& use) {
+  if (!is_jsonl(path)) return use(engine::read_text_file(path, kMaxDocumentNbytes));
+  visit_lines(path, [&](std::string_view line, const std::string& place) {
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
+    json value = engine::parse_json(line, place);
+    const engine::JsonEnd end(value);
+    require<IoError>(value.is_object(), "[tokenize] expected a JSON object, got otherwise ({})",
+                     place);
+    const auto found = value.find(field);
+    require<IoError>(found != value.end() && found->is_string(),
+                     "[tokenize] expected a text at key {}, got {} (field, {})",
+                     engine::excerpt(field), found == value.end() ? "none" : "another value",
+                     place);
+    use(found->get_ref<const std::string&>());
+  });
+}
+
+}  // namespace tessera::tools

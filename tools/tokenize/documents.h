@@ -1,0 +1,19 @@
+// The documents of files: a text each, or each line of a .jsonl.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace tessera::tools {
+
+/// Whether `path` is read line by line.
+bool is_jsonl(std::string_view path);
+
+/// Calls `use` with each document of the file at `path`: with the text at key `field` of each line
+/// of a .jsonl, which must be a JSON object, empty lines left out; otherwise with all of the file.
+/// Throws IoError naming the file, and the line: unreadable, over 1 GiB at once, no such text.
+void visit_documents(const std::string& path, const std::string& field,
+                     const std::function<void(std::string_view document)>& use);
+
+}  // namespace tessera::tools

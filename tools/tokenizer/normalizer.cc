@@ -1,0 +1,132 @@
+#include "tools/tokenizer/normalizer.h"
+
+#include <unicode/bytestream.h>
+#include <unicode/normalizer2.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include "engine/error.h"
+#include "engine/io/text.h"
+#include "tools/tokenizer/regex_syntax.h"
+#include "tools/tokenizer/utf8.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::require;
+
+constexpr std::array<std::pair<std::string_view, UnicodeForm>, 4> kForms = {
+    {{"NFC", UnicodeForm::kNfc},
+     {"NFD", UnicodeForm::kNfd},
+     {"NFKC", UnicodeForm::kNfkc},
+     {"NFKD", UnicodeForm::kNfkd}}};
+
+const icu::Normalizer2* instance(UnicodeForm form, UErrorCode& error) {
+  switch (form) {
+    case UnicodeForm::kNfc:
+      return icu::Normalizer2::getNFCInstance(error);
+    case UnicodeForm::kNfd:
+      return icu::Normalizer2::getNFDInstance(error);
+    case UnicodeForm::kNfkc:
+      return icu::Normalizer2::getNFKCInstance(error);
+    case UnicodeForm::kNfkd:
+      return icu::Normalizer2::getNFKDInstance(error);
+  }
+  return nullptr;
+}
+
+std::string in_form(UnicodeForm form, std::string_view text) {
+  UErrorCode error = U_ZERO_ERROR;
+  const icu::Normalizer2* const normalizer = instance(form, error);
+  std::string out;
+  if (U_SUCCESS(error) != 0) {
+    out.reserve(text.size());
+    icu::StringByteSink<std::string> sink(&out);
+    normalizer->normalizeUTF8(0,
+                              icu::StringPiece(text.data(), static_cast<std::int32_t>(text.size())),
+                              sink, nullptr, error);
+  }
+  engine::require<engine::IoError>(U_SUCCESS(error) != 0,
+                                   "[tokenizer] expected ICU to normalize a text, got {}",
+                                   u_errorName(error));
+  return out;
+}
+
+}  // namespace
+
+Regex read_pattern(const JsonNode& node) {
+  const JsonNode pattern = node.at("pattern");
+  pattern.require_keys({"String", "Regex"});
+  pattern.require(pattern.has("String") != pattern.has("Regex"), "a String or a Regex");
+  const bool is_regex = pattern.has("Regex");
+  const JsonNode text = pattern.at(is_regex ? "Regex" : "String");
+  text.require(!text.text().empty(), "a pattern that is not empty");
+  return {is_regex ? text.text() : literal_pattern(text.text()), text.place()};
+}
+
+std::string replaced(std::string_view text, const Regex& regex, std::string_view with,
+                     RegexScratch& scratch) {
+  std::string out;
+  regex.visit_all(text, scratch, [&](Regex::Range range, bool is_match) {
+    out += is_match ? with : text.substr(range.begin, range.end - range.begin);
+  });
+  return out;
+}
+
+Normalizer::Normalizer(const JsonNode& node) {
+  if (!node.value().is_null()) read(node);
+}
+
+void Normalizer::read(const JsonNode& node) {
+  const std::string& type = node.type();
+  for (const auto& [name, form] : kForms) {
+    if (type != name) continue;
+    node.require_keys({});
+    steps_.emplace_back(form);
+    return;
+  }
+  if (type == "Sequence") {
+    node.require_keys({"normalizers"});
+    for (const JsonNode& step : node.at("normalizers").items()) read(step);
+  } else if (type == "Prepend") {
+    node.require_keys({"prepend"});
+    steps_.emplace_back(Prepend{node.text("prepend")});
+  } else if (type == "Replace") {
+    node.require_keys({"pattern", "content"});
+    steps_.emplace_back(Replace{read_pattern(node), node.text("content")});
+  } else {
+    node.refuse("type", "NFC, NFD, NFKC, NFKD, Prepend, Replace or Sequence");
+  }
+}
+
+std::string Normalizer::run(const Step& step, std::string_view text, RegexScratch& scratch) {
+  if (const auto* prepend = std::get_if<Prepend>(&step)) {
+    return (text.empty() ? "" : prepend->text) + std::string(text);
+  }
+  if (const auto* replace = std::get_if<Replace>(&step)) {
+    return replaced(text, replace->regex, replace->text, scratch);
+  }
+  return in_form(std::get<UnicodeForm>(step), text);
+}
+
+std::string_view Normalizer::normalized(std::string_view text, RegexScratch& scratch,
+                                        std::string& buffer) const {
+  // Replacements can make a text longer; ICU counts bytes in 32 bits.
+  constexpr std::size_t kMaxNbytes = std::numeric_limits<std::int32_t>::max();
+  for (const Step& step : steps_) {
+    if (std::holds_alternative<UnicodeForm>(step) && is_ascii(text)) continue;
+    buffer = run(step, text, scratch);
+    text = buffer;
+    require<engine::IoError>(text.size() <= kMaxNbytes,
+                             "[tokenizer] expected a text of at most {} bytes when normalized, got "
+                             "{}: encode it in parts",
+                             kMaxNbytes, text.size());
+  }
+  return text;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,116 @@
+#include "tools/tokenizer/tokenizer.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "engine/error.h"
+#include "tools/huggingface/model_folder.h"
+#include "tools/tokenizer/utf8.h"
+
+namespace tessera::tools {
+
+using engine::IoError;
+using engine::require;
+
+Tokenizer Tokenizer::read(const std::string& path) {
+  std::error_code ignored;
+  const bool is_folder = std::filesystem::is_directory(path, ignored);
+  const std::string file = is_folder ? path + "/tokenizer.json" : path;
+  if (!is_folder || !is_missing(file)) {
+    TokenizerParts parts = read_tokenizer_json(file);
+    const std::string folder = std::filesystem::path(file).parent_path().string();
+    read_bos_and_eos(folder.empty() ? "." : folder, parts);
+    return Tokenizer(std::move(parts));
+  }
+  require<IoError>(!is_missing(path + "/vocab.json") && !is_missing(path + "/merges.txt"),
+                   "[tokenizer] expected tokenizer.json, or vocab.json and merges.txt, got none "
+                   "({})",
+                   path);
+  TokenizerParts parts = read_gpt2_tokenizer(path);
+  read_bos_and_eos(path, parts);
+  return Tokenizer(std::move(parts));
+}
+
+Tokenizer::Tokenizer(TokenizerParts parts)
+    : parts_(std::move(parts)), is_special_(parts_.tokens.size()) {
+  for (const AddedToken& token : parts_.added.all()) {
+    is_special_[static_cast<std::size_t>(token.id)] = token.special;
+  }
+}
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  std::vector<std::int32_t> ids;
+  Encoder(*this).encode(text, add_special_tokens, ids);
+  return ids;
+}
+
+std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special) const {
+  std::vector<std::string> tokens;
+  tokens.reserve(ids.size());
+  for (const std::int32_t id : ids) {
+    require(id >= 0 && id < vocab_size(), "[tokenizer] expected ids in [0, {}), got {}",
+            vocab_size(), id);
+    const auto at = static_cast<std::size_t>(id);
+    if (!skip_special || !is_special_[at]) tokens.push_back(parts_.tokens[at]);
+  }
+  return parts_.decoder.text_of(std::move(tokens));
+}
+
+std::optional<std::int32_t> Tokenizer::id_of(std::string_view token) const {
+  const auto found = std::ranges::find(parts_.tokens, token);
+  if (found == parts_.tokens.end()) return std::nullopt;
+  return static_cast<std::int32_t>(found - parts_.tokens.begin());
+}
+
+void Encoder::encode(std::string_view text, bool add_special_tokens,
+                     std::vector<std::int32_t>& ids) {
+  constexpr std::size_t kMaxNbytes = (std::size_t{1} << 31) - 1;
+  require(text.size() <= kMaxNbytes, "[tokenizer] expected a text of at most {} bytes, got {}",
+          kMaxNbytes, text.size());
+  const auto add = [&](std::span<const std::int32_t> more) {
+    if (add_special_tokens) ids.insert(ids.end(), more.begin(), more.end());
+  };
+  const std::string_view valid = valid_utf8(text, valid_);
+  add(parts_.post_processor.before());
+  parts_.added.visit(valid, [&](const AddedToken* token, std::string_view part) {
+    if (token != nullptr) return ids.push_back(token->id);
+    const bool is_first = part.data() == valid.data();
+    const std::string_view normal = parts_.normalizer.normalized(part, regex_, normalized_);
+    parts_.added.visit_normalized(normal, [&](const AddedToken* other, std::string_view words) {
+      if (other != nullptr) return ids.push_back(other->id);
+      encode_words(words, is_first && words.data() == normal.data(), ids);
+    });
+  });
+  add(parts_.post_processor.after());
+}
+
+void Encoder::encode_words(std::string_view text, bool is_start, std::vector<std::int32_t>& ids) {
+  parts_.pre_tokenizer.visit(text, is_start, regex_,
+                             [&](std::string_view word) { parts_.bpe.encode(word, bpe_, ids); });
+}
+
+std::string StreamDecoder::next(std::int32_t id) {
+  ids_.push_back(id);
+  const std::string text = tokenizer_.decode(ids_, skip_special_);
+  const std::string end = to_utf8(kReplacement);
+  // No character has more than four bytes: what is not whole after so many tokens never will be.
+  constexpr std::size_t kMost = 8;
+  if (text.ends_with(end) && ids_.size() < kMost) return "";
+  std::string added = text.starts_with(known_) ? text.substr(known_.size()) : text;
+  // The last token stays: what a token is can depend on whether another one is before it.
+  ids_ = {id};
+  known_ = tokenizer_.decode(ids_, skip_special_);
+  return added;
+}
+
+std::string StreamDecoder::finish() {
+  const std::string text = tokenizer_.decode(ids_, skip_special_);
+  ids_.clear();
+  const std::string known = std::exchange(known_, "");
+  return text.starts_with(known) ? text.substr(known.size()) : text;
+}
+
+}  // namespace tessera::tools
