@@ -61,17 +61,16 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer& norma
     : tokens_(std::move(tokens)) {
   RegexScratch scratch;
   std::string buffer;
-  for (const AddedToken& token : tokens_) {
-    const std::string_view text = token.normalized
-                                      ? normalizer.normalized(token.content, scratch, buffer)
-                                      : std::string_view(token.content);
+  for (AddedToken& token : tokens_) {
+    token.text = token.normalized ? normalizer.normalized(token.content, scratch, buffer)
+                                  : std::string_view(token.content);
     const auto require = [&](bool ok, const char* what) {
       engine::require<engine::IoError>(ok,
                                        "[tokenizer] expected added tokens {}, got {} of {} ({})",
                                        what, engine::excerpt(token.content), token.id, place);
     };
-    require(!text.empty(), "that are not empty");
-    require((token.normalized ? after_ : before_).add(text, token), "that differ");
+    require(!token.text.empty(), "that are not empty");
+    require((token.normalized ? after_ : before_).add(token), "that differ");
   }
 }
 
@@ -82,10 +81,10 @@ const AddedTokens::Finder::Node* AddedTokens::Finder::child(const Node& node, ch
   return &nodes_[found->second];
 }
 
-bool AddedTokens::Finder::add(std::string_view text, const AddedToken& token) {
-  begins_[static_cast<unsigned char>(text[0])] = true;
+bool AddedTokens::Finder::add(const AddedToken& token) {
+  begins_[static_cast<unsigned char>(token.text[0])] = true;
   std::uint32_t at = 0;
-  for (const char byte : text) {
+  for (const char byte : token.text) {
     auto& next = nodes_[at].next;
     const auto place =
         std::ranges::lower_bound(next, byte, {}, &std::pair<char, std::uint32_t>::first);

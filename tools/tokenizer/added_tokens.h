@@ -22,6 +22,7 @@ struct AddedToken {
   bool rstrip = false;       ///< and after it
   bool normalized = false;   ///< is looked for in the text when that is normalized
   bool special = false;      ///< is left out of what is decoded
+  std::string text{};        ///< what is looked for: set by AddedTokens
 };
 
 /// Finds added tokens: at each place the longest, from left to right.
@@ -55,7 +56,7 @@ class AddedTokens {
    public:
     Finder() { begins_.fill(false); }
     // False when another token has this text.
-    bool add(std::string_view text, const AddedToken& token);
+    bool add(const AddedToken& token);
     void visit(std::string_view text, const Visit& visit) const;
 
    private:

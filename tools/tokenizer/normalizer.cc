@@ -1,9 +1,5 @@
 #include "tools/tokenizer/normalizer.h"
 
-#include <unicode/bytestream.h>
-#include <unicode/normalizer2.h>
-
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -15,48 +11,8 @@
 #include "tools/tokenizer/utf8.h"
 
 namespace tessera::tools {
-namespace {
 
 using engine::require;
-
-constexpr std::array<std::pair<std::string_view, UnicodeForm>, 4> kForms = {
-    {{"NFC", UnicodeForm::kNfc},
-     {"NFD", UnicodeForm::kNfd},
-     {"NFKC", UnicodeForm::kNfkc},
-     {"NFKD", UnicodeForm::kNfkd}}};
-
-const icu::Normalizer2* instance(UnicodeForm form, UErrorCode& error) {
-  switch (form) {
-    case UnicodeForm::kNfc:
-      return icu::Normalizer2::getNFCInstance(error);
-    case UnicodeForm::kNfd:
-      return icu::Normalizer2::getNFDInstance(error);
-    case UnicodeForm::kNfkc:
-      return icu::Normalizer2::getNFKCInstance(error);
-    case UnicodeForm::kNfkd:
-      return icu::Normalizer2::getNFKDInstance(error);
-  }
-  return nullptr;
-}
-
-std::string in_form(UnicodeForm form, std::string_view text) {
-  UErrorCode error = U_ZERO_ERROR;
-  const icu::Normalizer2* const normalizer = instance(form, error);
-  std::string out;
-  if (U_SUCCESS(error) != 0) {
-    out.reserve(text.size());
-    icu::StringByteSink<std::string> sink(&out);
-    normalizer->normalizeUTF8(0,
-                              icu::StringPiece(text.data(), static_cast<std::int32_t>(text.size())),
-                              sink, nullptr, error);
-  }
-  engine::require<engine::IoError>(U_SUCCESS(error) != 0,
-                                   "[tokenizer] expected ICU to normalize a text, got {}",
-                                   u_errorName(error));
-  return out;
-}
-
-}  // namespace
 
 Regex read_pattern(const JsonNode& node) {
   const JsonNode pattern = node.at("pattern");
@@ -83,13 +39,10 @@ Normalizer::Normalizer(const JsonNode& node) {
 
 void Normalizer::read(const JsonNode& node) {
   const std::string& type = node.type();
-  for (const auto& [name, form] : kForms) {
-    if (type != name) continue;
+  if (NormalForm::is_known(type)) {
     node.require_keys({});
-    steps_.emplace_back(form);
-    return;
-  }
-  if (type == "Sequence") {
+    steps_.emplace_back(NormalForm(type));
+  } else if (type == "Sequence") {
     node.require_keys({"normalizers"});
     for (const JsonNode& step : node.at("normalizers").items()) read(step);
   } else if (type == "Prepend") {
@@ -110,7 +63,7 @@ std::string Normalizer::run(const Step& step, std::string_view text, RegexScratc
   if (const auto* replace = std::get_if<Replace>(&step)) {
     return replaced(text, replace->regex, replace->text, scratch);
   }
-  return in_form(std::get<UnicodeForm>(step), text);
+  return std::get<NormalForm>(step).normalized(text);
 }
 
 std::string_view Normalizer::normalized(std::string_view text, RegexScratch& scratch,
@@ -118,7 +71,7 @@ std::string_view Normalizer::normalized(std::string_view text, RegexScratch& scr
   // Replacements can make a text longer; ICU counts bytes in 32 bits.
   constexpr std::size_t kMaxNbytes = std::numeric_limits<std::int32_t>::max();
   for (const Step& step : steps_) {
-    if (std::holds_alternative<UnicodeForm>(step) && is_ascii(text)) continue;
+    if (std::holds_alternative<NormalForm>(step) && is_ascii(text)) continue;
     buffer = run(step, text, scratch);
     text = buffer;
     require<engine::IoError>(text.size() <= kMaxNbytes,

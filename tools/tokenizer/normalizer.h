@@ -7,11 +7,10 @@
 #include <vector>
 
 #include "tools/tokenizer/json_node.h"
+#include "tools/tokenizer/normal_form.h"
 #include "tools/tokenizer/regex.h"
 
 namespace tessera::tools {
-
-enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };
 
 /// The normalizer of a tokenizer.json: none, or steps that follow each other. Can be used by any
 /// number of threads, each with a scratch of its own.
@@ -35,7 +34,7 @@ class Normalizer {
     Regex regex;
     std::string text;
   };
-  using Step = std::variant<UnicodeForm, Prepend, Replace>;
+  using Step = std::variant<NormalForm, Prepend, Replace>;
 
   void read(const JsonNode& node);
   static std::string run(const Step& step, std::string_view text, RegexScratch& scratch);

@@ -15,6 +15,7 @@
 namespace tessera::tools {
 namespace {
 
+using engine::fail;
 using engine::IoError;
 using engine::require;
 
@@ -89,8 +90,10 @@ bool Regex::find(std::string_view text, std::size_t from, RegexScratch& scratch,
                           parts.match.get(), parts.context.get());
   if (code == PCRE2_ERROR_NOMATCH) return false;
   if (code == PCRE2_ERROR_NOMEMORY) throw std::bad_alloc();
-  require<IoError>(code >= 0, "[tokenizer] expected {} to end on the text, got: {} ({})",
-                   engine::excerpt(pattern_), error_text(code), place_);
+  if (code < 0) {
+    fail<IoError>("[tokenizer] expected {} to end on the text, got: {} ({})",
+                  engine::excerpt(pattern_), error_text(code), place_);
+  }
   const PCRE2_SIZE* const range = pcre2_get_ovector_pointer(parts.match.get());
   match = {range[0], range[1]};
   return true;

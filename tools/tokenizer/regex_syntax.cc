@@ -21,6 +21,9 @@ bool is_hex(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
 }
 
+// What \w is in Oniguruma: the last ones are superscript digits and fractions of Latin-1.
+const std::string kOfWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE})";
+
 class Translator {
  public:
   Translator(std::string_view pattern, std::string_view place) : pattern_(pattern), place_(place) {}
@@ -71,10 +74,10 @@ class Translator {
       case 'S':
         return say("\\P{White_Space}");
       case 'w':
-        return say(in_class ? "\\p{L}\\p{M}\\p{Nd}\\p{Pc}" : "[\\p{L}\\p{M}\\p{Nd}\\p{Pc}]");
+        return say(in_class ? kOfWord : "[" + kOfWord + "]");
       case 'W':
         if (in_class) refuse("\\W in a class");
-        return say("[^\\p{L}\\p{M}\\p{Nd}\\p{Pc}]");
+        return say("[^" + kOfWord + "]");
       case 'p':
       case 'P':
         return property();

@@ -37,7 +37,9 @@ Tokenizer Tokenizer::read(const std::string& path) {
 Tokenizer::Tokenizer(TokenizerParts parts)
     : parts_(std::move(parts)), is_special_(parts_.tokens.size()) {
   for (const AddedToken& token : parts_.added.all()) {
-    is_special_[static_cast<std::size_t>(token.id)] = token.special;
+    const bool is_same = token.text == token.content;
+    is_special_[static_cast<std::size_t>(token.id)] = token.special && is_same;
+    if (!is_same) normalized_.emplace(token.id, token.text);
   }
 }
 
@@ -54,7 +56,9 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_speci
     require(id >= 0 && id < vocab_size(), "[tokenizer] expected ids in [0, {}), got {}",
             vocab_size(), id);
     const auto at = static_cast<std::size_t>(id);
-    if (!skip_special || !is_special_[at]) tokens.push_back(parts_.tokens[at]);
+    if (skip_special && is_special_[at]) continue;
+    const auto normalized = normalized_.find(id);
+    tokens.push_back(normalized == normalized_.end() ? parts_.tokens[at] : normalized->second);
   }
   return parts_.decoder.text_of(std::move(tokens));
 }
@@ -94,15 +98,20 @@ void Encoder::encode_words(std::string_view text, bool is_start, std::vector<std
 
 std::string StreamDecoder::next(std::int32_t id) {
   ids_.push_back(id);
-  const std::string text = tokenizer_.decode(ids_, skip_special_);
-  const std::string end = to_utf8(kReplacement);
-  // No character has more than four bytes: what is not whole after so many tokens never will be.
-  constexpr std::size_t kMost = 8;
-  if (text.ends_with(end) && ids_.size() < kMost) return "";
+  std::string text = tokenizer_.decode(ids_, skip_special_);
+  if (skip_special_ && tokenizer_.is_special_[static_cast<std::size_t>(id)]) ids_.pop_back();
+  // No character has more than four bytes, and no token fewer than one.
+  constexpr std::size_t kMost = 16, kOfOneCharacter = 4;
+  const std::string open_end = to_utf8(kReplacement);
+  const bool is_open = text.ends_with(open_end);
+  if (ids_.empty() || (is_open && ids_.size() < kMost)) return "";
+  if (is_open) text.resize(text.size() - open_end.size());
   std::string added = text.starts_with(known_) ? text.substr(known_.size()) : text;
-  // The last token stays: what a token is can depend on whether another one is before it.
-  ids_ = {id};
+  // Some stay: what a token is can depend on whether another one is before it.
+  const std::size_t num_kept = is_open ? kOfOneCharacter : 1;
+  if (ids_.size() > num_kept) ids_.erase(ids_.begin(), ids_.end() - num_kept);
   known_ = tokenizer_.decode(ids_, skip_special_);
+  if (is_open) known_.resize(known_.size() - open_end.size());
   return added;
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "tools/tokenizer/bpe.h"
@@ -44,9 +45,13 @@ class Tokenizer {
 
  private:
   friend class Encoder;
+  friend class StreamDecoder;
 
   TokenizerParts parts_;
-  std::vector<bool> is_special_;  // by id
+  // By id. As in the tokenizers of Hugging Face, added tokens that normalization changes are shown
+  // as they are after it, and never left out.
+  std::vector<bool> is_special_;
+  std::unordered_map<std::int32_t, std::string> normalized_;
 };
 
 /// Encodes one text after another, in one thread, and remembers words. Refers to a tokenizer that

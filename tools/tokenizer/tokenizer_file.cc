@@ -96,7 +96,7 @@ std::vector<Merge> read_merges(const JsonNode& model, const Vocabulary& vocabula
   std::vector<Merge> merges;
   for (const JsonNode& node : model.at("merges").items()) {
     const auto [left, right] = pair_of(node);
-    merges.push_back(vocabulary.merge(left, right, node.place()));
+    merges.push_back(vocabulary.merge(left, right, node));
   }
   return merges;
 }
@@ -160,8 +160,9 @@ TokenizerParts read_gpt2_tokenizer(const std::string& folder) {
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty() || line.starts_with("#version")) continue;
     const json merge = std::string(line);
-    const auto [left, right] = pair_of(JsonNode(merge, fmt::format("{}:{}", path, number)));
-    merges.push_back(vocabulary.merge(left, right, fmt::format("{}:{}", path, number)));
+    const JsonNode node(merge, fmt::format("{}:{}", path, number));
+    const auto [left, right] = pair_of(node);
+    merges.push_back(vocabulary.merge(left, right, node));
   }
   std::vector<AddedToken> added;
   const std::optional<std::int32_t> id = vocabulary.find(kEndOfText);

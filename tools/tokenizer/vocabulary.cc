@@ -8,6 +8,7 @@
 namespace tessera::tools {
 
 using engine::excerpt;
+using engine::fail;
 using engine::IoError;
 using engine::require;
 
@@ -15,10 +16,10 @@ Vocabulary::Vocabulary(const JsonNode& node) {
   node.require_object();
   ids_.reserve(node.value().size());
   for (const auto& [text, id] : node.value().items()) {
-    require<IoError>(
-        id.is_number_unsigned() && id.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMaxId),
-        "[tokenizer] expected an id in [0, {}], got {} of {} ({})", kMaxId, excerpt(id.dump()),
-        excerpt(text), node.place());
+    if (!id.is_number_unsigned() || id.get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxId)) {
+      fail<IoError>("[tokenizer] expected an id in [0, {}], got {} of {} ({})", kMaxId,
+                    excerpt(id.dump()), excerpt(text), node.place());
+    }
     ids_.emplace(text, id.get<std::int32_t>());
   }
 }
@@ -29,13 +30,13 @@ std::optional<std::int32_t> Vocabulary::find(std::string_view text) const {
   return found->second;
 }
 
-Merge Vocabulary::merge(std::string_view left, std::string_view right,
-                        const std::string& place) const {
+Merge Vocabulary::merge(std::string_view left, std::string_view right, const JsonNode& node) const {
   const auto id_of = [&](std::string_view text, const char* what) {
     const std::optional<std::int32_t> id = text.empty() ? std::nullopt : find(text);
-    require<IoError>(id.has_value(),
-                     "[tokenizer] expected {} to be a token of the vocabulary, got '{}' ({})", what,
-                     excerpt(text), place);
+    if (!id) {
+      fail<IoError>("[tokenizer] expected {} to be a token of the vocabulary, got '{}' ({})", what,
+                    excerpt(text), node.place());
+    }
     return *id;
   };
   Merge merge;
@@ -57,12 +58,14 @@ std::vector<std::string> Vocabulary::by_id(const std::string& path) const {
   std::vector<bool> is_taken(ids_.size());
   for (const auto& [text, id] : ids_) {
     const auto at = static_cast<std::size_t>(id);
-    require<IoError>(at < tokens.size(),
-                     "[tokenizer] expected ids below the {} tokens, got {} of {} ({})",
-                     tokens.size(), id, excerpt(text), path);
-    require<IoError>(!is_taken[at],
-                     "[tokenizer] expected each id once, got {} of {} and of {} ({})", id,
-                     excerpt(tokens[at]), excerpt(text), path);
+    if (at >= tokens.size()) {
+      fail<IoError>("[tokenizer] expected ids below the {} tokens, got {} of {} ({})",
+                    tokens.size(), id, excerpt(text), path);
+    }
+    if (is_taken[at]) {
+      fail<IoError>("[tokenizer] expected each id once, got {} of {} and of {} ({})", id,
+                    excerpt(tokens[at]), excerpt(text), path);
+    }
     is_taken[at] = true;
     tokens[at] = text;
   }

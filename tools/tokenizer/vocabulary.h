@@ -23,9 +23,9 @@ class Vocabulary {
   std::optional<std::int32_t> find(std::string_view text) const;
   const TokenIds& ids() const { return ids_; }
 
-  /// The merge of two tokens. Throws IoError, naming `place`, when one of them, or both in a row,
-  /// is no token, or when one is empty.
-  Merge merge(std::string_view left, std::string_view right, const std::string& place) const;
+  /// The merge of two tokens. Throws IoError, naming the place of `node`, when one of them, or both
+  /// in a row, is no token, or when one is empty.
+  Merge merge(std::string_view left, std::string_view right, const JsonNode& node) const;
 
   /// A further token, which may be there already. Throws IoError naming the place of `node` when it
   /// is there under another id.

@@ -1,0 +1,68 @@
+// Documents of texts and of .jsonl files, however lines and chunks fall.
+#include "tools/tokenize/documents.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/error.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/temp_folder.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::IoError;
+using testing::error_of;
+using testing::has;
+
+class Documents : public ::testing::Test {
+ protected:
+  std::vector<std::string> of(const std::string& path, const std::string& field = "text") const {
+    std::vector<std::string> all;
+    visit_documents(path, field, [&](std::string_view document) { all.emplace_back(document); });
+    return all;
+  }
+  const testing::TempFolder folder_;
+};
+
+using Texts = std::vector<std::string>;
+
+TEST_F(Documents, ATextIsOne) {
+  EXPECT_EQ(of(folder_.write("a.txt", "a\nb\n")), (Texts{"a\nb\n"}));
+  EXPECT_EQ(of(folder_.write("b.txt", "")), (Texts{""}));
+}
+
+TEST_F(Documents, EachLineOfAJsonlIsOne) {
+  const std::string path = folder_.write(
+      "a.jsonl", "{\"text\": \"a\\nb\", \"more\": 1}\r\n\n{\"text\": \"\"}\n{\"text\": \"c\"}");
+  EXPECT_EQ(of(path), (Texts{"a\nb", "", "c"}));
+}
+
+// Lines that go over the ends of what is read at a time, and one that holds several.
+TEST_F(Documents, LongLinesAreWhole) {
+  Texts expected;
+  std::string lines;
+  for (const std::size_t size : {std::size_t{3} << 20, std::size_t{9} << 20, std::size_t{1}}) {
+    expected.emplace_back(size, static_cast<char>('a' + expected.size()));
+    lines += "{\"text\":\"" + expected.back() + "\"}\n";
+  }
+  EXPECT_TRUE(of(folder_.write("a.jsonl", lines)) == expected);
+}
+
+TEST_F(Documents, ErrorsNameTheLine) {
+  const auto error = [&](std::string_view text) {
+    return error_of<IoError>([&] { of(folder_.write("a.jsonl", text)); });
+  };
+  const std::string place = folder_ / "a.jsonl:2";
+  EXPECT_TRUE(has(error("{\"text\": \"\"}\n{"), {"expected JSON", place}));
+  EXPECT_TRUE(has(error("\n[]"), {"a JSON object", place}));
+  EXPECT_TRUE(has(error("\n{\"other\": 1}"), {"a text at key text, got none", place}));
+  EXPECT_TRUE(has(error("\n{\"text\": 1}"), {"a text at key text, got another value", place}));
+}
+
+}  // namespace
+}  // namespace tessera::tools

@@ -1,0 +1,130 @@
+// The program, and that trainers read what it writes.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "engine/error.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/program.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/tools/tokenizer/small_tokenizer.h"
+#include "tools/data/text_data.h"
+#include "tools/tokenize/token_writer.h"
+
+namespace tessera {
+namespace {
+
+using testing::error_of;
+using testing::has;
+using testing::Outcome;
+using Ids = std::vector<std::int32_t>;
+
+class Tokenize : public ::testing::Test {
+ protected:
+  Tokenize() {
+    folder_.write("tokenizer.json", testing::small_tokenizer().dump());
+    folder_.write("a.txt", "abc ab");
+    folder_.write("b.txt", "");
+    folder_.write("c.jsonl", "{\"words\": \"cd<e>\"}\n{\"words\": \"a\\ud7ff\"}\n");
+  }
+  Outcome run(std::vector<std::string> arguments) const {
+    return testing::run_program("tools/tokenize/tokenize", arguments,
+                                {{"BUILD_WORKING_DIRECTORY", folder_.path()}});
+  }
+  Ids tokens_of(const std::string& path, std::int64_t vocab) const {
+    const tools::TokenFile file(path);
+    EXPECT_TRUE(file.has_header());
+    Ids ids(static_cast<std::size_t>(file.num_tokens()));
+    file.read(0, vocab, ids);
+    return ids;
+  }
+  const testing::TempFolder folder_;
+};
+
+TEST_F(Tokenize, PrintsAListForEachDocument) {
+  const Outcome outcome =
+      run({"--tokenizer", ".", "--field", "words", "a.txt", "b.txt", folder_ / "c.jsonl"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "[6, 8]\n[]\n[7, 9]\n[0]\n");
+  const Outcome ended = run({"a.txt", "b.txt", "--end=<e>", "--tokenizer=tokenizer.json"});
+  EXPECT_EQ(ended.out, "[6, 8, 9]\n[9]\n") << ended.err;
+}
+
+TEST_F(Tokenize, WritesWhatTrainersRead) {
+  const Outcome outcome =
+      run({"--tokenizer=.", "--field=words", "--end=<e>", "--out=all.bin", "a.txt", "c.jsonl"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out,
+                  {"8 tokens of 16 bits in ", "all.bin: 3 documents, ", "a vocabulary of 10"}));
+  EXPECT_EQ(tokens_of(folder_ / "all.bin", 10), (Ids{6, 8, 9, 7, 9, 9, 0, 9}));
+  EXPECT_EQ(tools::TokenFile(folder_ / "all.bin").token_nbytes(), 2);
+}
+
+TEST_F(Tokenize, SpecialTokensAreLeftOutWhenNotWanted) {
+  nlohmann::json file = testing::small_tokenizer();
+  file["post_processor"] = nlohmann::json::parse(R"({
+      "type": "TemplateProcessing", "pair": [],
+      "single": [{"SpecialToken": {"id": "<e>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+      "special_tokens": {"<e>": {"id": "<e>", "ids": [9], "tokens": ["<e>"]}}})");
+  folder_.write("tokenizer.json", file.dump());
+  EXPECT_EQ(run({"--tokenizer=.", "a.txt"}).out, "[9, 6, 8]\n");
+  EXPECT_EQ(run({"--tokenizer=.", "a.txt", "--special=false"}).out, "[6, 8]\n");
+}
+
+TEST_F(Tokenize, AFileIsReplacedAsAWholeOrNotAtAll) {
+  folder_.write("all.bin", "old");
+  const Outcome outcome = run({"--tokenizer=.", "--out=all.bin", "a.txt", "missing.txt"});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, {"error: ", "missing.txt"}));
+  EXPECT_EQ(folder_.read("all.bin"), "old");
+  EXPECT_EQ(run({"--tokenizer=.", "--out=all.bin", "b.txt"}).exit_code, 1);
+  EXPECT_EQ(folder_.read("all.bin"), "old");
+}
+
+TEST_F(Tokenize, WhatCannotBeHonouredIsRefused) {
+  struct Case {
+    std::vector<std::string> arguments;
+    const char* what;
+  };
+  const Case cases[] = {
+      {{"a.txt"}, "got no tokenizer"},
+      {{"--tokenizer=."}, "got no files"},
+      {{"--tokenizer=.", "c.jsonl"}, "expected --field=KEY for .jsonl"},
+      {{"--tokenizer=.", "--field=x", "a.txt"}, "expected no --field without a .jsonl, got x"},
+      {{"--tokenizer=.", "--out=a.txt", "a.txt"}, "a file called .bin"},
+      {{"--tokenizer=.", "--end=no", "a.txt"}, "a token of the tokenizer, got no"},
+      {{"--tokenizer=.", "--other", "a.txt"}, "--other"},
+      {{"--tokenizer=missing", "a.txt"}, "missing"},
+  };
+  for (const Case& c : cases) {
+    const Outcome outcome = run(c.arguments);
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {"error: [", c.what}));
+    EXPECT_EQ(outcome.out, "");
+  }
+  const Outcome help = run({"--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_TRUE(has(help.out, {"--tokenizer", "--out", "--field", "--special", "--end"}));
+}
+
+TEST_F(Tokenize, TokensAreWrittenWithAsManyBitsAsTheyNeed) {
+  const std::string path = folder_ / "wide.bin";
+  for (const std::int64_t vocab : {std::int64_t{1} << 16, (std::int64_t{1} << 16) + 1}) {
+    tools::TokenWriter writer(vocab);
+    const Ids ids = {0, static_cast<std::int32_t>(vocab - 1), 1};
+    writer.add(ids);
+    writer.write(path);
+    EXPECT_EQ(tokens_of(path, vocab), ids);
+    EXPECT_EQ(tools::TokenFile(path).token_nbytes(), vocab > 1 << 16 ? 4 : 2);
+  }
+  tools::TokenWriter writer(10);
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { writer.add(Ids{65536}); }),
+                  {"tokens of 16 bits, got 65536"}));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,108 @@
+// Ids and texts are those of the tokenizers package: tests/golden/make_tokenizer_golden.py.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "tests/testing/concurrently.h"
+#include "tools/tokenizer/tokenizer.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using Ids = std::vector<std::int32_t>;
+
+const std::string kFolder = "tests/golden/tokenizers";
+
+std::vector<std::string> texts() {
+  const std::string path = kFolder + "/texts.json";
+  return engine::parse_json(engine::read_text_file(path, 1 << 20), path)
+      .get<std::vector<std::string>>();
+}
+
+struct Expected {
+  Ids ids, plain;
+  std::string text, all_text;
+};
+
+std::vector<Expected> expected_of(const std::string& folder) {
+  const std::string path = folder + "/expected.jsonl";
+  std::istringstream lines(engine::read_text_file(path, 1 << 20));
+  std::vector<Expected> all;
+  for (std::string line; std::getline(lines, line);) {
+    const nlohmann::json value = engine::parse_json(line, path);
+    const Ids ids = value.at("ids").get<Ids>();
+    all.push_back({ids, value.at("plain").is_null() ? ids : value.at("plain").get<Ids>(),
+                   value.at("text").get<std::string>(), value.at("all_text").get<std::string>()});
+  }
+  return all;
+}
+
+std::vector<std::string> folders() {
+  std::vector<std::string> all;
+  for (const auto& entry : fs::directory_iterator(kFolder)) {
+    if (entry.is_directory()) all.push_back(entry.path().string());
+  }
+  std::ranges::sort(all);
+  return all;
+}
+
+TEST(TokenizerGolden, IdsAndTextsAreThoseOfTheTokenizersPackage) {
+  const std::vector<std::string> all = texts();
+  ASSERT_EQ(folders().size(), 10u);
+  for (const std::string& folder : folders()) {
+    const Tokenizer tokenizer = Tokenizer::read(folder);
+    const std::vector<Expected> expected = expected_of(folder);
+    ASSERT_EQ(expected.size(), all.size());
+    Encoder encoder(tokenizer);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      SCOPED_TRACE(folder + ": " + all[i]);
+      EXPECT_EQ(tokenizer.encode(all[i]), expected[i].ids);
+      Ids ids;
+      encoder.encode(all[i], false, ids);
+      EXPECT_EQ(ids, expected[i].plain);
+      EXPECT_EQ(tokenizer.decode(expected[i].ids), expected[i].text);
+      EXPECT_EQ(tokenizer.decode(expected[i].ids, false), expected[i].all_text);
+    }
+  }
+}
+
+// Parts of a text as its tokens come are the text.
+TEST(TokenizerGolden, StreamsAddUpToTheText) {
+  for (const std::string& folder : folders()) {
+    if (folder.find("bytes") == std::string::npos) continue;
+    const Tokenizer tokenizer = Tokenizer::read(folder);
+    for (const Expected& expected : expected_of(folder)) {
+      StreamDecoder stream(tokenizer);
+      std::string text;
+      for (const std::int32_t id : expected.ids) text += stream.next(id);
+      text += stream.finish();
+      EXPECT_EQ(text, expected.text) << folder;
+    }
+  }
+}
+
+TEST(TokenizerGolden, ThreadsShareATokenizer) {
+  const std::vector<std::string> all = texts();
+  const std::string folder = folders().at(2);
+  const Tokenizer tokenizer = Tokenizer::read(folder);
+  const std::vector<Expected> expected = expected_of(folder);
+  testing::for_each_concurrently(std::vector<int>{0, 1, 2, 3}, [&](int) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(tokenizer.encode(all[i]), expected[i].ids);
+      EXPECT_EQ(tokenizer.decode(expected[i].ids), expected[i].text);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::tools
