@@ -135,7 +135,9 @@ void Bpe::merge_many(BpeScratch& scratch) const {
   constexpr std::int32_t kGone = -1;
   std::vector<std::int32_t>& ids = scratch.ids;
   const auto n = static_cast<std::uint32_t>(ids.size());
-  auto& [cache, unused, ranks, heap, next, previous] = scratch;
+  std::vector<std::uint32_t>&ranks = scratch.ranks, &next = scratch.next;
+  std::vector<std::uint32_t>& previous = scratch.previous;
+  std::vector<std::uint64_t>& heap = scratch.heap;
   ranks.assign(n, MergeTable::kNone);
   next.resize(n);
   previous.resize(n);
