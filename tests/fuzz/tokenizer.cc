@@ -9,8 +9,8 @@
 
 #include "tests/fuzz/target.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/tokenizer/byte_alphabet.h"
-#include "tools/tokenizer/utf8.h"
+#include "tools/tokenizer/text/byte_alphabet.h"
+#include "tools/tokenizer/text/utf8.h"
 
 namespace tessera::fuzz {
 

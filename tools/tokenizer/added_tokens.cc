@@ -7,7 +7,7 @@
 
 #include "engine/error.h"
 #include "engine/io/text.h"
-#include "tools/tokenizer/utf8.h"
+#include "tools/tokenizer/text/utf8.h"
 
 namespace tessera::tools {
 namespace {

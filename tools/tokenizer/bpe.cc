@@ -6,7 +6,7 @@
 #include <functional>
 #include <utility>
 
-#include "tools/tokenizer/utf8.h"
+#include "tools/tokenizer/text/utf8.h"
 
 namespace tessera::tools {
 namespace {

@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tools/tokenizer/byte_alphabet.h"
 #include "tools/tokenizer/merge_table.h"
+#include "tools/tokenizer/text/byte_alphabet.h"
 #include "tools/tokenizer/word_cache.h"
 
 namespace tessera::tools {

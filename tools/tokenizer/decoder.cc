@@ -6,7 +6,7 @@
 
 #include "engine/io/text.h"
 #include "tools/tokenizer/normalizer.h"
-#include "tools/tokenizer/utf8.h"
+#include "tools/tokenizer/text/utf8.h"
 
 namespace tessera::tools {
 namespace {

@@ -7,9 +7,9 @@
 #include <variant>
 #include <vector>
 
-#include "tools/tokenizer/byte_alphabet.h"
 #include "tools/tokenizer/json_node.h"
-#include "tools/tokenizer/regex.h"
+#include "tools/tokenizer/text/byte_alphabet.h"
+#include "tools/tokenizer/text/regex.h"
 
 namespace tessera::tools {
 

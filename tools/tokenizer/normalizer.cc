@@ -7,8 +7,8 @@
 
 #include "engine/error.h"
 #include "engine/io/text.h"
-#include "tools/tokenizer/regex_syntax.h"
-#include "tools/tokenizer/utf8.h"
+#include "tools/tokenizer/text/regex_syntax.h"
+#include "tools/tokenizer/text/utf8.h"
 
 namespace tessera::tools {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tools/tokenizer/json_node.h"
-#include "tools/tokenizer/normal_form.h"
-#include "tools/tokenizer/regex.h"
+#include "tools/tokenizer/text/normal_form.h"
+#include "tools/tokenizer/text/regex.h"
 
 namespace tessera::tools {
 

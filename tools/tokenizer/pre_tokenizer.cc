@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "tools/tokenizer/normalizer.h"
-#include "tools/tokenizer/regex_syntax.h"
 #include "tools/tokenizer/split.h"
-#include "tools/tokenizer/utf8.h"
+#include "tools/tokenizer/text/regex_syntax.h"
+#include "tools/tokenizer/text/utf8.h"
 
 namespace tessera::tools {
 namespace {

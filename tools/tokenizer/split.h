@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tools/tokenizer/pre_tokenizer.h"
-#include "tools/tokenizer/regex.h"
+#include "tools/tokenizer/text/regex.h"
 
 namespace tessera::tools {
 

@@ -8,7 +8,7 @@
 
 #include "engine/error.h"
 #include "tools/huggingface/model_folder.h"
-#include "tools/tokenizer/utf8.h"
+#include "tools/tokenizer/text/utf8.h"
 
 namespace tessera::tools {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tools/tokenizer/bpe.h"
-#include "tools/tokenizer/regex.h"
+#include "tools/tokenizer/text/regex.h"
 #include "tools/tokenizer/tokenizer_file.h"
 
 namespace tessera::tools {

@@ -1,4 +1,4 @@
-#include "tools/tokenizer/utf8.h"
+#include "tools/tokenizer/text/utf8.h"
 
 #include <cstdint>
 #include <cstring>

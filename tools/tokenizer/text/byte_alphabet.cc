@@ -1,8 +1,8 @@
-#include "tools/tokenizer/byte_alphabet.h"
+#include "tools/tokenizer/text/byte_alphabet.h"
 
 #include <cstddef>
 
-#include "tools/tokenizer/utf8.h"
+#include "tools/tokenizer/text/utf8.h"
 
 namespace tessera::tools {
 

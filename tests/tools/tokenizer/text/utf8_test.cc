@@ -1,5 +1,5 @@
 // Bytes that are not UTF-8 become what bytes.decode("utf-8", "replace") makes of them in Python.
-#include "tools/tokenizer/utf8.h"
+#include "tools/tokenizer/text/utf8.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/tokenizer/byte_alphabet.h"
+#include "tools/tokenizer/text/byte_alphabet.h"
 
 namespace tessera::tools {
 namespace {

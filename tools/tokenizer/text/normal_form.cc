@@ -1,4 +1,4 @@
-#include "tools/tokenizer/normal_form.h"
+#include "tools/tokenizer/text/normal_form.h"
 
 #include <unicode/bytestream.h>
 

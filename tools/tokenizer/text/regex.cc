@@ -1,4 +1,4 @@
-#include "tools/tokenizer/regex.h"
+#include "tools/tokenizer/text/regex.h"
 
 #include <cstdint>
 #include <new>
@@ -9,8 +9,8 @@
 
 #include "engine/error.h"
 #include "engine/io/text.h"
-#include "tools/tokenizer/regex_syntax.h"
-#include "tools/tokenizer/utf8.h"
+#include "tools/tokenizer/text/regex_syntax.h"
+#include "tools/tokenizer/text/utf8.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/tokenizer/regex_syntax.h"
+#include "tools/tokenizer/text/regex_syntax.h"
 
 #include <algorithm>
 #include <array>
