@@ -8,8 +8,7 @@ namespace tessera::tools {
 
 /// `pattern`, which is meant for Oniguruma, with what PCRE2 reads otherwise said in its words: \s
 /// and \w, names of scripts. Throws IoError, which ends with `place` in brackets, for what has no
-/// such words: classes in classes, \b, ^ and $ within a class of their own meaning are among them;
-/// PCRE2 itself refuses what is no expression at all.
+/// such words, such as \b, classes in classes and (?s). PCRE2 itself refuses what is no expression.
 std::string to_pcre2(std::string_view pattern, std::string_view place);
 
 /// An expression that matches `text` alone.
