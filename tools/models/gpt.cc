@@ -122,7 +122,7 @@ Tensor Gpt::layer_forward(Tape& tape, std::size_t index, const Tensor& x, const 
   const auto eps = static_cast<float>(config_.norm_eps);
   Tensor h = ops::layernorm(tape, x, l.ln_1_weight, &l.ln_1_bias, eps);
   h = ops::linear(tape, h, l.attn_weight, &l.attn_bias);  // (B, T, 3C)
-  h = ops::attention(tape, h, {.num_heads = config_.heads, .cuda = config_.cuda_attention});
+  h = attention(tape, index, h, {.num_heads = config_.heads, .cuda = config_.cuda_attention}, pass);
   h = ops::linear(tape, h, l.attn_proj_weight, &l.attn_proj_bias);
   h = dropped(tape, h, l.name + ".attn.drop", pass);
   const ops::NormOfSum mid = ops::add_layernorm(tape, x, h, l.ln_2_weight, &l.ln_2_bias, eps);
@@ -130,7 +130,11 @@ Tensor Gpt::layer_forward(Tape& tape, std::size_t index, const Tensor& x, const 
   return ops::add(tape, mid.sum, dropped(tape, h, l.name + ".mlp.drop", pass));
 }
 
-Tensor Gpt::embed(Tape& tape, const Tensor& tokens) {
+Tensor Gpt::embed(Tape& tape, const Tensor& tokens, const Pass& pass) {
+  if (const Tensor places = positions(pass); places.defined()) {
+    const Tensor at = ops::embedding(tape, places.reshape(tokens.shape()), wpe_);
+    return ops::add(tape, ops::embedding(tape, tokens, wte_), at);
+  }
   return ops::token_position_embedding(tape, tokens, wte_, wpe_);
 }
 

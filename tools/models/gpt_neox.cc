@@ -120,13 +120,15 @@ GptNeox::GptNeox(const GptNeoxFileConfig& config, ops::CudaAttention cuda_attent
 
 GptNeox::~GptNeox() = default;
 
-Tensor GptNeox::embed(Tape& tape, const Tensor& tokens) {
+Tensor GptNeox::embed(Tape& tape, const Tensor& tokens, const Pass&) {
   return ops::embedding(tape, tokens, embedding_);
 }
 
 // Files have the queries, keys and values of one head after those of another, ops::attention() all
 // queries first.
-Tensor GptNeox::attention(Tape& tape, Layer& l, const Tensor& x) const {
+Tensor GptNeox::attention_branch(Tape& tape, std::size_t index, const Tensor& x,
+                                 const Pass& pass) const {
+  Layer& l = *layers_[index];
   const std::int64_t B = x.dim(0), T = x.dim(1), H = config_.heads, D = config_.head_dim();
   const std::int64_t turned = config_.rotary_dims();
   Tensor h = l.qkv(tape, x).reshape({B, T, H, 3, D});
@@ -137,9 +139,11 @@ Tensor GptNeox::attention(Tape& tape, Layer& l, const Tensor& x) const {
                        {.head_size = turned,
                         .num_heads = 2 * H,  // queries and keys
                         .base = config_.rotation.theta,
-                        .scaling = ops_scaling(config_.rotation.scaling)});
+                        .scaling = ops_scaling(config_.rotation.scaling),
+                        .positions = positions(pass)});
   h = turned < D ? ops::concat(tape, parts, 3) : parts[0];
-  h = ops::attention(tape, h.reshape({B, T, 3 * H * D}), {.num_heads = H, .cuda = cuda_attention_});
+  h = attention(tape, index, h.reshape({B, T, 3 * H * D}),
+                {.num_heads = H, .cuda = cuda_attention_}, pass);
   return l.out(tape, h);
 }
 
@@ -154,8 +158,8 @@ Tensor GptNeox::mlp(Tape& tape, Layer& l, const Tensor& x) const {
 Tensor GptNeox::layer_forward(Tape& tape, std::size_t index, const Tensor& x, const Pass& pass) {
   Layer& l = *layers_[index];
   const auto eps = static_cast<float>(config_.norm_eps);
-  Tensor a =
-      attention(tape, l, ops::layernorm(tape, x, l.input_norm.weight, &l.input_norm.bias, eps));
+  Tensor a = attention_branch(
+      tape, index, ops::layernorm(tape, x, l.input_norm.weight, &l.input_norm.bias, eps), pass);
   a = dropped(tape, a, l.name + ".attn.drop", pass);
   const auto mlp_of = [&](const Tensor& normed) {
     return dropped(tape, mlp(tape, l, normed), l.name + ".mlp.drop", pass);

@@ -33,13 +33,14 @@ class GptNeox : public Transformer {
  private:
   struct Layer;
 
-  engine::Tensor embed(engine::Tape& tape, const engine::Tensor& tokens) override;
+  engine::Tensor embed(engine::Tape& tape, const engine::Tensor& tokens, const Pass& pass) override;
   engine::Tensor layer_forward(engine::Tape& tape, std::size_t index, const engine::Tensor& x,
                                const Pass& pass) override;
   engine::Tensor last_norm(engine::Tape& tape, const engine::Tensor& x) override;
   engine::Parameter& head() override { return head_ ? *head_ : embedding_; }
 
-  engine::Tensor attention(engine::Tape& tape, Layer& layer, const engine::Tensor& x) const;
+  engine::Tensor attention_branch(engine::Tape& tape, std::size_t index, const engine::Tensor& x,
+                                  const Pass& pass) const;
   engine::Tensor mlp(engine::Tape& tape, Layer& layer, const engine::Tensor& x) const;
 
   GptNeoxFileConfig config_;

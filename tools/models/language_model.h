@@ -8,6 +8,7 @@
 #include "engine/io/safetensors.h"
 #include "engine/tape.h"
 #include "tools/huggingface/model_weights.h"
+#include "tools/models/key_value_cache.h"
 #include "tools/models/model.h"
 
 namespace tessera::tools {
@@ -23,6 +24,11 @@ class LanguageModel : public Model {
   virtual double train_flops(std::int64_t tokens) const = 0;
   /// tokens (1, T) -> logits of the last position (V) in the parameter dtype; not recorded.
   virtual engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens) = 0;
+  /// As of all tokens, those in `cache` and `tokens` (1, T) after them, which are read alone and
+  /// added to it: equal to rounding, and equal bits where the cache was empty. max_tokens() at most
+  /// in all.
+  virtual engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens,
+                                           KeyValueCache& cache) = 0;
 
   // Files, in the layout of Hugging Face.
 

@@ -31,11 +31,12 @@ constexpr const char* kQkv = ".self_attn.qkv_proj";
 
 std::int64_t qkv_dim(const LlamaFileConfig& c) { return (c.heads + 2 * c.kv_heads) * c.head_dim; }
 
-ops::RopeOptions rotation(const LlamaFileConfig& c) {
+ops::RopeOptions rotation(const LlamaFileConfig& c, const Tensor& positions) {
   return {.head_size = c.head_dim,
           .num_heads = c.heads + c.kv_heads,
           .base = c.rope_theta,
-          .scaling = ops_scaling(c.rope_scaling)};
+          .scaling = ops_scaling(c.rope_scaling),
+          .positions = positions};
 }
 
 Parameter norm(const std::string& name, std::int64_t size) {
@@ -140,16 +141,16 @@ Tensor Llama::layer_forward(Tape& tape, std::size_t index, const Tensor& x, cons
     const Tensor k = ops::rmsnorm(tape, parts[1], l.k_norm, eps);
     h = ops::concat(tape, {q, k, parts[2]}, 2).reshape({B, T, qkv_dim(c)});
   }
-  h = ops::attention(
-      tape, ops::rope(tape, h, rotation(c)),
-      {.num_heads = c.heads, .num_kv_heads = c.kv_heads, .cuda = config_.cuda_attention});
+  h = attention(tape, index, ops::rope(tape, h, rotation(c, positions(pass))),
+                {.num_heads = c.heads, .num_kv_heads = c.kv_heads, .cuda = config_.cuda_attention},
+                pass);
   h = dropped(tape, l.out(tape, h), l.name + ".attn.drop", pass);
   const ops::NormOfSum mid = ops::add_rmsnorm(tape, x, h, l.mlp_norm, eps);
   h = l.down(tape, ops::swiglu(tape, l.gate(tape, mid.y), l.up(tape, mid.y)));
   return ops::add(tape, mid.sum, dropped(tape, h, l.name + ".mlp.drop", pass));
 }
 
-Tensor Llama::embed(Tape& tape, const Tensor& tokens) {
+Tensor Llama::embed(Tape& tape, const Tensor& tokens, const Pass&) {
   return ops::embedding(tape, tokens, embedding_);
 }
 

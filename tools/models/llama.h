@@ -46,7 +46,7 @@ class Llama : public Transformer {
  private:
   struct Layer;
 
-  engine::Tensor embed(engine::Tape& tape, const engine::Tensor& tokens) override;
+  engine::Tensor embed(engine::Tape& tape, const engine::Tensor& tokens, const Pass& pass) override;
   engine::Tensor layer_forward(engine::Tape& tape, std::size_t index, const engine::Tensor& x,
                                const Pass& pass) override;
   engine::Tensor last_norm(engine::Tape& tape, const engine::Tensor& x) override;

@@ -11,6 +11,8 @@
 
 namespace tessera::tools {
 
+class KeyValueCache;  // key_value_cache.h
+
 /// Which blocks keep no activations, and run their forward again in backward: the first so many. By
 /// the time backward has come to them, what the others keep is gone.
 struct Recompute {
@@ -44,6 +46,8 @@ struct Pass {
   /// (1) i64 on a GPU, added to first_sample when kernels run: of a step that is captured.
   /// Undefined: nothing is.
   engine::Tensor samples_before = {};
+  /// Whose tokens come before those of the batch; null: none do.
+  KeyValueCache* cache = nullptr;
 };
 
 class Model {

@@ -1,6 +1,7 @@
 #include "tools/models/transformer.h"
 
 #include "engine/error.h"
+#include "ops/attention.h"
 #include "ops/cross_entropy.h"
 #include "ops/linear.h"
 #include "tools/models/residual_dropout.h"
@@ -16,11 +17,22 @@ Tensor Transformer::dropped(Tape& tape, const Tensor& branch, const std::string&
   return residual_dropout(tape, branch, dropout_, name, pass);
 }
 
+Tensor Transformer::attention(Tape& tape, std::size_t index, const Tensor& qkv,
+                              const ops::AttentionShape& shape, const Pass& pass) {
+  if (pass.cache != nullptr) return pass.cache->attention(tape, index, qkv, shape);
+  return ops::attention(tape, qkv, shape);
+}
+
+Tensor Transformer::positions(const Pass& pass) {
+  return pass.cache != nullptr ? pass.cache->positions() : Tensor();
+}
+
 Tensor Transformer::features(Tape& tape, const Tensor& tokens, const Pass& pass) {
-  require(tokens.shape().rank() == 2 && tokens.dim(1) <= max_tokens_,
-          "[{}] expected tokens (B, T) with T of at most {}, got {}", where_, max_tokens_,
+  const std::int64_t before = pass.cache != nullptr ? pass.cache->num_tokens() : 0;
+  require(tokens.shape().rank() == 2 && tokens.dim(1) <= max_tokens_ - before,
+          "[{}] expected tokens (B, T) with T of at most {}, got {}", where_, max_tokens_ - before,
           tokens.shape().str());
-  Tensor x = dropped(tape, embed(tape, tokens), "drop", pass);
+  Tensor x = dropped(tape, embed(tape, tokens, pass), "drop", pass);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     x = tape.region(*blocks_[i], [=, this, &tape] { return layer_forward(tape, i, x, pass); },
                     {.recompute = pass.recompute(static_cast<std::int64_t>(i))});
@@ -37,9 +49,20 @@ Tensor Transformer::loss(Tape& tape, const std::vector<Tensor>& batch, const Pas
 }
 
 Tensor Transformer::next_token_logits(Tape& tape, const Tensor& tokens) {
+  return last_logits(tape, tokens, {.training = false});
+}
+
+Tensor Transformer::next_token_logits(Tape& tape, const Tensor& tokens, KeyValueCache& cache) {
+  cache.begin(tape, tokens.numel());
+  Tensor logits = last_logits(tape, tokens, {.training = false, .cache = &cache});
+  cache.end();
+  return logits;
+}
+
+Tensor Transformer::last_logits(Tape& tape, const Tensor& tokens, const Pass& pass) {
   return tape.no_grad([&] {
     return tape.region(root_, [&] {
-      const Tensor x = features(tape, tokens, {.training = false});
+      const Tensor x = features(tape, tokens, pass);
       const std::int64_t dim = x.dim(2);
       const Tensor last = x.slice((x.dim(0) * x.dim(1) - 1) * dim, {1, dim});
       return ops::linear(tape, last, head(), nullptr, ops::WeightLayout::kOutIn);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/tape.h"
+#include "ops/attention.h"
 #include "tools/models/language_model.h"
 
 namespace tessera::tools {
@@ -24,6 +25,8 @@ class Transformer : public LanguageModel {
                       const Pass& pass) override;
   std::int64_t max_tokens() const override { return max_tokens_; }
   engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens) override;
+  engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens,
+                                   KeyValueCache& cache) override;
 
  protected:
   /// `where`: what errors begin with, "gpt".
@@ -37,16 +40,23 @@ class Transformer : public LanguageModel {
   /// `branch` with dropout; `name` tells places of the model apart.
   engine::Tensor dropped(engine::Tape& tape, const engine::Tensor& branch, const std::string& name,
                          const Pass& pass) const;
+  /// ops::attention() of layer `index`, which sees the tokens of a cache, too.
+  static engine::Tensor attention(engine::Tape& tape, std::size_t index, const engine::Tensor& qkv,
+                                  const ops::AttentionShape& shape, const Pass& pass);
+  /// Where the tokens stand; undefined: at 0 and onwards.
+  static engine::Tensor positions(const Pass& pass);
 
  private:
   /// tokens (B, T) -> x (B, T, C)
-  virtual engine::Tensor embed(engine::Tape& tape, const engine::Tensor& tokens) = 0;
+  virtual engine::Tensor embed(engine::Tape& tape, const engine::Tensor& tokens,
+                               const Pass& pass) = 0;
   /// x (B, T, C) -> x after layer `index`
   virtual engine::Tensor layer_forward(engine::Tape& tape, std::size_t index,
                                        const engine::Tensor& x, const Pass& pass) = 0;
   virtual engine::Tensor last_norm(engine::Tape& tape, const engine::Tensor& x) = 0;
   virtual engine::Parameter& head() = 0;  ///< (V, C)
 
+  engine::Tensor last_logits(engine::Tape& tape, const engine::Tensor& tokens, const Pass& pass);
   engine::Tensor features(engine::Tape& tape, const engine::Tensor& tokens, const Pass& pass);
 
   std::string where_;

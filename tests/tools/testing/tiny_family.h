@@ -61,6 +61,11 @@ class TinyModel : public tools::LanguageModel {
     });
   }
 
+  engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens,
+                                   tools::KeyValueCache&) override {
+    return next_token_logits(tape, tokens);  // what came before says nothing
+  }
+
   tools::ModelLayout layout() const override {
     return {.family = "tiny",
             .title = "Tiny",
