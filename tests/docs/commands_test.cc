@@ -44,6 +44,8 @@ constexpr NotRun kNotRun[] = {
      "it compiles every kernel: //tests/tools/kernel_report:kernel_table_test takes a few"},
     {"./bazelw run //tools:install", "//tests/tools/install:install_test and .ci/run install do"},
     {"bazel run //tools:convert", "it needs a checkpoint: //tests/tools/convert:convert_test does"},
+    {"bazel run //tools:generate",
+     "it needs a model and its tokenizer: //tests/tools/generate:generate_test has both"},
     {"bazel run //tools:tokenize",
      "it needs a model's tokenizer: //tests/tools/tokenize:tokenize_test has one"},
     {"bazel run //tools:compare -- --launch",

@@ -21,6 +21,7 @@
 #include "shard/fsdp.h"
 #include "shard/optimizer/adamw.h"
 #include "tools/models/gpt.h"
+#include "tools/models/key_value_cache.h"
 
 namespace tessera {
 namespace {
@@ -66,7 +67,30 @@ void generate(shard::Fsdp& fsdp, engine::Tape& tape, tools::Gpt& model, Tokens& 
     }
   });
 }
+
+void generate_cached(shard::Fsdp& fsdp, engine::Tape& tape, tools::Gpt& model, Tokens& tokens, std::size_t length) {
+  fsdp.keep_gathered([&] {
+    tools::KeyValueCache cache(static_cast<std::int64_t>(length));
+    Tokens unread = tokens;
+    while (tokens.size() < length) {
+      const Tensor input = Tensor::from<std::int32_t>(tape.memory(), {1, std::ssize(unread)}, unread, "tokens");
+      const auto logits = engine::to_vector<float>(model.next_token_logits(tape, input, cache));
+      unread = {static_cast<std::int32_t>(std::ranges::max_element(logits) - logits.begin())};
+      tokens.push_back(unread.back());
+    }
+  });
+}
 // clang-format on
+
+TEST(InferencePage, GeneratesAlikeWithAndWithoutACache) {
+  comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
+    Rank rank(world);
+    Tokens whole = {3, 1}, cached = whole;
+    generate(rank.fsdp, rank.tape, rank.model, whole, 6);
+    generate_cached(rank.fsdp, rank.tape, rank.model, cached, 6);
+    EXPECT_EQ(cached, whole);
+  });
+}
 
 TEST(InferencePage, GeneratesAlikeUnderEveryStrategy) {
   std::vector<Tokens> texts;

@@ -15,10 +15,10 @@
 namespace tessera::tools {
 
 struct GenerateOptions {
-  std::int64_t num_tokens = 0;  ///< at most
-  std::int64_t vocab = 0;       ///< tokens in [0, vocab) are drawn
-  std::set<std::int32_t> eos;   ///< end a text
-  Sampling sampling;
+  std::int64_t num_tokens = 0;      ///< at most
+  std::int64_t vocab = 0;           ///< tokens in [0, vocab) are drawn
+  std::set<std::int32_t> eos = {};  ///< end a text
+  Sampling sampling = {};
 };
 
 /// Why a text ends.

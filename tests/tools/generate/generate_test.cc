@@ -1,0 +1,212 @@
+// The program: its texts are those of forwards over all tokens, on any number of ranks.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "comm/threads.h"
+#include "engine/copy.h"
+#include "engine/tape.h"
+#include "shard/fsdp.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/json.h"
+#include "tests/testing/program.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/tools/tokenizer/small_tokenizer.h"
+#include "tools/generate/sampler.h"
+#include "tools/models/family.h"
+#include "tools/models/model_files.h"
+#include "tools/tokenizer/tokenizer.h"
+
+namespace tessera::tools {
+namespace {
+
+using engine::Tensor;
+using nlohmann::json;
+using testing::has;
+using testing::Outcome;
+using Ids = std::vector<std::int32_t>;
+
+// A golden model of 37 tokens and 32 positions, with a tokenizer of 10 beside it.
+class Generate : public ::testing::Test {
+ protected:
+  Generate() {
+    for (const char* name : {"config.json", "model.safetensors"}) {
+      std::filesystem::copy_file(std::string("tests/golden/llama/llama_biases/") + name,
+                                 folder_ / name);
+    }
+    folder_.write("tokenizer.json", testing::small_tokenizer().dump());
+  }
+
+  Outcome run(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), "--from=.");
+    return testing::run_program("tools/generate/generate", arguments,
+                                {{"BUILD_WORKING_DIRECTORY", folder_.path()}});
+  }
+  std::vector<json> records(std::vector<std::string> arguments) const {
+    arguments.emplace_back("--json");
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    std::vector<json> records;
+    std::istringstream lines(outcome.out);
+    for (std::string line; std::getline(lines, line);) records.push_back(testing::parse_json(line));
+    return records;
+  }
+
+  /// What follows `prompt`, from forwards that keep nothing, without any end.
+  Ids expected(Ids tokens, std::int64_t count, const Sampling& sampling = {},
+               std::uint64_t number = 0) const {
+    const auto before = tokens.size();
+    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+      const engine::Memory memory;
+      engine::Tape tape(memory, engine::Stream::inline_cpu("compute"));
+      const auto model = read_model_config(folder_.path()).make();
+      shard::Fsdp fsdp(world, memory, tape.stream(), model->blocks(), model->root(), {});
+      load_model(fsdp, *model, folder_.path());
+      Sampler sampler(sampling, number);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const Tensor input =
+            Tensor::from<std::int32_t>(memory, {1, std::ssize(tokens)}, tokens, "tokens");
+        const auto logits = engine::to_vector<float>(model->next_token_logits(tape, input));
+        tokens.push_back(sampler.next(std::span(logits).first(10), std::ssize(tokens)));
+      }
+    });
+    return {tokens.begin() + static_cast<std::ptrdiff_t>(before), tokens.end()};
+  }
+  std::string text_of(const Ids& ids) const { return tokenizer().decode(ids); }
+  Tokenizer tokenizer() const { return Tokenizer::read(folder_.path()); }
+
+  const testing::TempFolder folder_;
+};
+
+TEST_F(Generate, PrintsWhatFollowsAPrompt) {
+  const Ids want = expected({6, 8}, 20);
+  const Outcome outcome = run({"--prompt=abc ab", "--tokens=20"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, text_of(want) + "\n");
+  EXPECT_EQ(outcome.err, "");
+  const json record = records({"--prompt", "abc ab", "--tokens=20"}).at(0);
+  EXPECT_EQ(
+      record,
+      json({{"prompt", "abc ab"}, {"text", text_of(want)}, {"tokens", want}, {"end", "tokens"}}));
+}
+
+TEST_F(Generate, TextsAreTheSameOnAnyRanks) {
+  folder_.write("prompts.txt", "abc ab\na\nd c b a\ncd\nabab\n");
+  const std::vector<Ids> prompts = {{6, 8}, {0}, {3, 4, 2, 4, 1, 4, 0}, {7}, {5, 5}};
+  const Sampling sampling{.temperature = 1.5, .top_k = 9, .top_p = 0.95, .seed = 11};
+  for (const char* ranks : {"1", "2", "3", "8"}) {
+    SCOPED_TRACE(ranks);
+    const std::vector<std::string> common = {"--prompts=prompts.txt", "--tokens=12",
+                                             std::string("--ranks=") + ranks};
+    std::vector<std::string> drawing = common;
+    for (const char* flag : {"--temperature=1.5", "--top_k=9", "--top_p=0.95", "--seed=11"})
+      drawing.emplace_back(flag);
+    const std::vector<json> greedy = records(common), drawn = records(drawing);
+    ASSERT_EQ(greedy.size(), prompts.size());
+    ASSERT_EQ(drawn.size(), prompts.size());
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(greedy[i].at("tokens"), json(expected(prompts[i], 12))) << i;
+      EXPECT_EQ(drawn[i].at("tokens"), json(expected(prompts[i], 12, sampling, i))) << i;
+    }
+  }
+}
+
+TEST_F(Generate, SeveralTextsAreToldApart) {
+  const Outcome outcome = run({"--prompt=a", "--prompt=cd", "--tokens=3", "--ranks=2"});
+  EXPECT_EQ(outcome.out, "==> 1 <==\n" + text_of(expected({0}, 3)) + "\n\n==> 2 <==\n" +
+                             text_of(expected({7}, 3)) + "\n");
+}
+
+TEST_F(Generate, TextsEndWhereTheModelsFilesSay) {
+  Ids want = expected({6, 8}, 20);
+  const std::int32_t eos = want.at(3);
+  want.resize(static_cast<std::size_t>(std::ranges::find(want, eos) - want.begin()) + 1);
+  folder_.write("generation_config.json", json({{"eos_token_id", eos}}).dump());
+  const json record = records({"--prompt=abc ab", "--tokens=20"}).at(0);
+  EXPECT_EQ(record.at("tokens"), json(want));
+  EXPECT_EQ(record.at("end"), "eos");
+  EXPECT_EQ(record.at("text"), text_of({want.begin(), want.end() - 1}));
+}
+
+TEST_F(Generate, TextsEndWithTheModelsPositions) {
+  const Outcome outcome = run({"--prompt=a", "--prompt=abc ab", "--tokens=32", "--json"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_TRUE(has(outcome.err, {"warning: prompt 2 has 31 of 32 tokens, as the model has 32 "
+                                "positions, of which the prompt takes 2\n"}));
+  EXPECT_EQ(outcome.err.find("prompt 1"), std::string::npos);
+  const std::string last = outcome.out.substr(outcome.out.find('\n') + 1);
+  EXPECT_EQ(testing::parse_json(last).at("end"), "positions");
+  std::string longest;
+  for (int i = 0; i < 32; ++i) longest += "b";
+  EXPECT_EQ(records({"--prompt=" + longest}).at(0).at("tokens").size(), 1u);
+  EXPECT_TRUE(has(run({"--prompt=" + longest + "b"}).err,
+                  {"a prompt of 1 to 32 tokens, the positions of the model, got 33 (prompt 1: b"}));
+}
+
+TEST_F(Generate, WhatCannotBeHonouredIsRefused) {
+  struct Case {
+    std::vector<std::string> arguments;
+    const char* what;
+  };
+  const Case cases[] = {
+      {{}, "expected --prompt=TEXT or --prompts=FILE, got neither"},
+      {{"--prompt=a", "--prompts=x"}, "got both"},
+      {{"--prompt=a", "--prompt="},
+       "expected a prompt of 1 to 32 tokens, the positions of the "
+       "model, got 0 (prompt 2"},
+      {{"--prompts=missing"}, "missing"},
+      {{"--prompt=a", "--top_k=5"}, "expected no --top_k with a temperature of 0"},
+      {{"--prompt=a", "--top_p=0.5"}, "expected no --top_p with a temperature of 0"},
+      {{"--prompt=a", "--seed=5"}, "expected no --seed with a temperature of 0"},
+      {{"--prompt=a", "--temperature=1", "--top_p=0"}, "top_p"},
+      {{"--prompt=a", "--temperature=-1"}, "temperature"},
+      {{"--prompt=a", "--ranks=0"}, "ranks"},
+      {{"--prompt=a", "--tokens=0"}, "tokens"},
+      {{"--prompt"}, "no value (prompt)"},
+  };
+  for (const Case& c : cases) {
+    const Outcome outcome = run(c.arguments);
+    EXPECT_EQ(outcome.exit_code, 1) << c.what;
+    EXPECT_TRUE(has(outcome.err, {"error: [", c.what}));
+    EXPECT_EQ(outcome.out, "");
+  }
+  EXPECT_TRUE(has(
+      testing::run_program("tools/generate/generate", std::vector<std::string>{"--prompt=a"}).err,
+      {"expected --from=FOLDER"}));
+  const Outcome help = run({"--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_TRUE(has(help.out, {"--from", "--prompt=", "--prompts", "--tokens", "--temperature",
+                             "--top_k", "--top_p", "--seed", "--ranks", "--json"}));
+}
+
+TEST_F(Generate, AFolderWithoutATokenizerOrOfAnotherModelIsRefused) {
+  nlohmann::json large = testing::small_tokenizer();
+  large["added_tokens"][0]["id"] = 9;
+  for (int id = 10; id < 40; ++id) {
+    nlohmann::json token = large["added_tokens"][0];
+    token["id"] = id;
+    token["content"] = "<" + std::to_string(id) + ">";
+    large["added_tokens"].push_back(token);
+  }
+  folder_.write("tokenizer.json", large.dump());
+  EXPECT_EQ(run({"--prompt=a<36>", "--tokens=1"}).exit_code, 0);
+  EXPECT_TRUE(
+      has(run({"--prompt=a<37>"}).err, {"a tokenizer of the model's 37 tokens, got token 37 "
+                                        "(prompt 1: a<37>)"}));
+  std::filesystem::remove(folder_ / "tokenizer.json");
+  EXPECT_TRUE(has(run({"--prompt=a"}).err, {"error: [tokenizer] expected tokenizer.json"}));
+  std::filesystem::remove(folder_ / "config.json");
+  EXPECT_EQ(run({"--prompt=a"}).exit_code, 1);
+}
+
+}  // namespace
+}  // namespace tessera::tools
