@@ -65,9 +65,9 @@ void check_bytes(const TokenFile& file, std::string_view head, const DataFit& fi
                    kAsItIs, file.path());
   require<IoError>(fit.init_from.empty() || fit.vocab <= kMostOfBytes,
                    "[data] expected token ids of the model's own tokenizer, got text, whose bytes "
-                   "are none of its {} tokens: tokenize it into a .bin file of uint16, as "
-                   "nanoGPT's prepare.py does, or, if the model was trained on bytes, give "
-                   "--data.format=bytes (data.path, {}; init.from={})",
+                   "are none of its {} tokens: tokenize it into a .bin file by `bazel run "
+                   "//tools:tokenize -- --tokenizer=MODEL --out=FILE.bin TEXT`, or, if the model "
+                   "was trained on bytes, give --data.format=bytes (data.path, {}; init.from={})",
                    fit.vocab, file.path(), fit.init_from);
 }
 
