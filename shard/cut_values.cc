@@ -78,12 +78,12 @@ CutValues::Part CutValues::part_of(const Parameter& p, std::span<const float> va
 
 void CutValues::load_master(const Location& at, const Part& part) {
   check_at_rest("load");
-  write(at, at.flat.master, part);
-  for (const auto& unit : fsdp_.units_) {
+  for (const auto& unit : fsdp_.units_) {  // first, as `part` may throw when some is written
     for (const Flat& flat : unit->flats()) {
       if (&flat == &at.flat) mark_stale(*unit);
     }
   }
+  write(at, at.flat.master, part);
 }
 
 void CutValues::write(const Location& at, const SplitTensor& owned, const Part& part) {

@@ -143,8 +143,8 @@ struct MicroStep {
   int num_backwards = 1;
   /// How many terms this rank's loss of this pass is a sum of, such as targets that are not masked.
   /// Said in each pass of a step, by all ranks, the mean gradient of the step is that over the
-  /// terms of all of them, exactly as one rank has it that has all terms in one pass; and 0 if
-  /// there are none. Unsaid, it is the mean over passes and ranks, whatever they have.
+  /// terms of all of them, with the bits of one rank that makes all of these passes; and 0 if there
+  /// are no terms. Unsaid, it is the mean over passes and ranks, whatever they have.
   std::optional<std::int64_t> weight = {};
 };
 
