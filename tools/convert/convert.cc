@@ -63,7 +63,8 @@ auto reading(const F& fn) {
 }
 
 // One parameter at a time.
-void to_model(const std::string& from, const std::string& to, const SaveOptions& options) {
+void to_model(const std::string& from, const std::string& to, const SaveOptions& options,
+              const std::string& base) {
   const auto opened = reading([&] { return std::make_unique<shard::CheckpointReader>(from); });
   shard::CheckpointReader& reader = *opened;
   reading([&] {
@@ -71,7 +72,12 @@ void to_model(const std::string& from, const std::string& to, const SaveOptions&
   });
   const auto& values = reader.manifest().values;
   const auto text = values.find("model");
-  const auto model = parse_model_text(text == values.end() ? "{}" : text->second, from).make();
+  const ModelConfig config = parse_model_text(text == values.end() ? "{}" : text->second, from);
+  require<IoError>(
+      base.empty() || to_text(read_model_config(base)) == to_text(config),
+      "[convert] expected the model of the checkpoint in base, {}, got another ({}, {})",
+      to_text(config), base, from);
+  const auto model = config.make();
   std::vector<engine::Parameter*> parameters = parameters_of(*model);
   std::ranges::sort(parameters, {}, [](const engine::Parameter* p) { return p->name; });
   std::int64_t numel = 0;
@@ -138,10 +144,11 @@ void run(int argc, char** argv) {
   from = resolve_user_path(from);
   to = resolve_user_path(to);
   if (has_checkpoint(from)) {
+    if (!base.empty()) base = resolve_user_path(base);
     const SaveOptions options{.shard_nbytes = shard_nbytes_of(shard_gib),
-                              .kept = read_kept_files(base.empty() ? "" : resolve_user_path(base))};
+                              .kept = read_kept_files(base)};
     return read_newest(
-        from, [&](const std::string& checkpoint) { to_model(checkpoint, to, options); },
+        from, [&](const std::string& checkpoint) { to_model(checkpoint, to, options, base); },
         [](std::string_view line) {
           fmt::print(stderr, "warning: {}\n", engine::escaped_lines(line));
         });
@@ -151,6 +158,10 @@ void run(int argc, char** argv) {
                    "[convert] expected a folder with manifest.json, step_N or config.json, got "
                    "another ({})",
                    from);
+  for (const char* flag : {"base", "shard_gib"}) {
+    require(!flags.is_given(flag), "[convert] expected a checkpoint with --{}, got a model ({})",
+            flag, from);
+  }
   to_checkpoint(from, to);
 }
 

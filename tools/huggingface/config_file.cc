@@ -58,6 +58,14 @@ FolderConfig read_folder_config(const std::string& folder) {
   return config;
 }
 
+void check_save_ended(const std::string& folder) {
+  engine::require<IoError>(is_missing(folder + "/" + kReplacedConfig),
+                           "[model] expected the files of one model, got {}: a save was cut short, "
+                           "and its tokenizer may "
+                           "be that of the model before; save the model again ({})",
+                           kReplacedConfig, folder);
+}
+
 void check_as_saved(bool is_same, const std::string& where, const char* key,
                     const std::string& file, const std::string& saved, const FolderConfig& folder) {
   engine::require<IoError>(

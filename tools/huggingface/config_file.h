@@ -34,6 +34,10 @@ struct FolderConfig {
 /// Throws IoError as check_model_folder(), and for a folder without either.
 FolderConfig read_folder_config(const std::string& folder);
 
+/// For who reads what a model keeps besides config and weights: throws IoError for a folder in
+/// which a save was cut short, as it may be another model's.
+void check_save_ended(const std::string& folder);
+
 /// Throws IoError, unless `is_same`, that config.json says another model than the weights were
 /// saved with: `file` and not `saved` as `key`. `where`: what errors begin with, "gpt2".
 void check_as_saved(bool is_same, const std::string& where, const char* key,

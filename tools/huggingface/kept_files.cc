@@ -20,7 +20,7 @@ constexpr std::string_view kNames[] = {
     "tokenizer.model",   "tokenizer_config.json",   "vocab.json",         "vocab.txt"};
 constexpr std::int64_t kMaxFileNbytes = std::int64_t{256} << 20;
 
-// Keys that say what `own` says in others: how numbers are stored, and how heads turn.
+// Keys that say in other words what `own` says: how numbers are stored, and how heads turn.
 constexpr std::string_view kSaidOtherwise[] = {"dtype", "rope_parameters"};
 
 json object_of(const std::string& text) {
@@ -34,6 +34,7 @@ json object_of(const std::string& text) {
 KeptFiles read_kept_files(const std::string& folder) {
   KeptFiles kept;
   if (folder.empty()) return kept;
+  check_save_ended(folder);
   const std::string config = folder + "/config.json";
   if (!is_missing(config)) kept.config_text = engine::read_text_file(config, kMaxConfigNbytes);
   for (const std::string_view name : kNames) {
@@ -46,11 +47,11 @@ KeptFiles read_kept_files(const std::string& folder) {
 
 std::string with_kept_keys(const std::string& own, const std::string& kept) {
   if (kept.empty()) return own;
-  json all = object_of(kept);
-  const json ours = object_of(own);
+  json all = object_of(kept), ours = object_of(own);
+  const engine::JsonEnd end_of_all(all), end_of_ours(ours);
   for (const std::string_view key : kSaidOtherwise) all.erase(std::string(key));
   for (const auto& [key, value] : ours.items()) {
-    if (!value.is_null() || !all.contains(key)) all[key] = value;
+    if (!key.ends_with("_token_id") || !all.contains(key)) all[key] = value;
   }
   return all == ours ? own : all.dump(2) + "\n";
 }

@@ -22,8 +22,9 @@ struct KeptFiles {
 /// more than 256 MiB.
 KeptFiles read_kept_files(const std::string& folder);
 
-/// `own`, the config.json of a model, with the keys that it does not have, or leaves null, as
-/// `kept` has them; an empty `kept`: `own`. Throws IoError if either is no JSON object.
+/// `own`, the config.json of a model, with the keys that only `kept` has, and with the ids of
+/// tokens (eos_token_id, ...) that `kept` has; `own` itself where there are none, or `kept` is
+/// empty. Throws IoError if either is no JSON object.
 std::string with_kept_keys(const std::string& own, const std::string& kept);
 
 }  // namespace tessera::tools

@@ -29,7 +29,8 @@ std::int64_t nbytes_of(const engine::TensorSpec& tensor) {
 ModelIndex read_model_index(const std::string& path, const std::string& where) {
   const std::string text = engine::read_text_file(path, kMaxIndexNbytes);
   check_is_json(text, path);
-  const json index = engine::parse_json(text, path);
+  json index = engine::parse_json(text, path);
+  const engine::JsonEnd end(index);
   require<IoError>(
       index.is_object() && index.contains("weight_map") && index.at("weight_map").is_object(),
       "[{}] expected an object weight_map, got none ({})", where, path);
@@ -67,17 +68,18 @@ std::vector<ModelShard> cut_into_shards(std::span<const engine::TensorSpec> tens
 }
 
 std::string model_index_text(std::span<const ModelShard> shards) {
-  json map = json::object();
+  json index = {{"metadata", json::object()}, {"weight_map", json::object()}};
+  const engine::JsonEnd end(index);
   std::int64_t numel = 0, nbytes = 0;
   for (const ModelShard& shard : shards) {
     for (const engine::TensorSpec& tensor : shard.tensors) {
-      map[tensor.name] = shard.name;
+      index["weight_map"][tensor.name] = shard.name;
       numel += engine::numel(tensor.shape);
       nbytes += nbytes_of(tensor);
     }
   }
-  const json metadata = {{"total_parameters", numel}, {"total_size", nbytes}};
-  return json({{"metadata", metadata}, {"weight_map", map}}).dump(2) + "\n";
+  index["metadata"] = {{"total_parameters", numel}, {"total_size", nbytes}};
+  return index.dump(2) + "\n";
 }
 
 }  // namespace tessera::tools

@@ -62,7 +62,10 @@ void check_replaceable(const std::string& folder, const ModelLayout& layout) {
 /// So does it with what the model keeps.
 void check_replaceable(const std::string& folder, const KeptFiles& kept,
                        const ModelLayout& layout) {
-  if (!is_missing(folder + "/config.json")) return;
+  for (const char* name : {"config.json", kReplacedConfig, "model.safetensors"}) {
+    if (!is_missing(fmt::format("{}/{}", folder, name))) return;
+  }
+  if (!is_missing(fmt::format("{}/{}", folder, kModelIndex))) return;
   for (const auto& [name, content] : kept.files) {
     const std::string path = fmt::format("{}/{}", folder, name);
     require<IoError>(is_missing(path) || engine::holds_text(path, content),
@@ -128,19 +131,18 @@ std::vector<std::string> weight_files(const std::string& folder, const ModelLayo
   return names;
 }
 
-void remove(const std::string& folder, const std::string& name, const ModelLayout& layout) {
-  const std::string path = fmt::format("{}/{}", folder, name);
-  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return;
-  std::fprintf(stderr, "warning: [%s] could not remove %s, of the model that was there: %s\n",
-               layout.family.c_str(), engine::escaped(path).c_str(),
-               std::generic_category().message(errno).c_str());
+/// Throws IoError if a file is still there.
+void remove(const std::string& path, const ModelLayout& layout) {
+  const int error = ::unlink(path.c_str()) == 0 ? 0 : errno;
+  require<IoError>(error == 0 || error == ENOENT, "[{}] expected to remove {}, got {}",
+                   layout.family, path, std::generic_category().message(error));
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  if (engine::holds_text(path, text)) return;
-  engine::AtomicFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
+std::unique_ptr<engine::AtomicFile> flushed(const std::string& path, const std::string& text) {
+  auto file = std::make_unique<engine::AtomicFile>(path);
+  file->write(std::as_bytes(std::span(text)));
+  file->flush();
+  return file;
 }
 
 }  // namespace
@@ -150,59 +152,70 @@ std::int64_t shard_nbytes_of(double gib) {
 }
 
 ModelWriter::ModelWriter(std::string folder, ModelLayout layout, const std::string& config_text,
-                         std::span<const engine::TensorSpec> tensors, SaveOptions options)
+                         std::span<const engine::TensorSpec> tensors, const SaveOptions& options)
     : folder_(std::move(folder)),
       layout_(std::move(layout)),
-      options_(std::move(options)),
-      config_text_(with_kept_keys(config_text, options_.kept.config_text)),
-      shards_(cut_into_shards(as_written(tensors, layout_), options_.shard_nbytes)),
-      config_(created(folder_, layout_, options_.kept) + "/config.json") {
-  begin_shard();
-}
-
-void ModelWriter::begin_shard() {
-  const ModelShard& shard = shards_[files_.size()];
-  files_.push_back(std::make_unique<engine::SafetensorsWriter>(
-      fmt::format("{}/{}", folder_, shard.name), shard.tensors,
-      engine::SafetensorsMetadata{{"format", "pt"}, {kConfigKey, config_text_}}));
-  num_written_ = 0;
+      config_text_(with_kept_keys(config_text, options.kept.config_text)),
+      shards_(cut_into_shards(as_written(tensors, layout_), options.shard_nbytes)),
+      config_(created(folder_, layout_, options.kept) + "/config.json") {
+  for (const ModelShard& shard : shards_) {
+    weights_.push_back(std::make_unique<engine::SafetensorsWriter>(
+        fmt::format("{}/{}", folder_, shard.name), shard.tensors,
+        engine::SafetensorsMetadata{{"format", "pt"}, {kConfigKey, config_text_}}));
+  }
+  if (shards_.size() > 1) {
+    const std::string text = model_index_text(shards_);
+    index_.emplace(fmt::format("{}/{}", folder_, kModelIndex));
+    index_->write(std::as_bytes(std::span(text)));
+    index_->flush();
+  }
+  for (const auto& [name, content] : options.kept.files) {
+    const std::string path = fmt::format("{}/{}", folder_, name);
+    if (!engine::holds_text(path, content)) kept_.push_back(flushed(path, content));
+  }
 }
 
 void ModelWriter::write(std::string_view name, std::span<const float> data) {
-  if (num_written_ == shards_[files_.size() - 1].tensors.size() && files_.size() < shards_.size()) {
-    files_.back()->flush();
-    begin_shard();
+  if (num_written_ == shards_[shard_].tensors.size() && shard_ + 1 < shards_.size()) {
+    weights_[shard_]->flush();
+    ++shard_;
+    num_written_ = 0;
   }
-  files_.back()->write(written_name(name, layout_), data);
+  weights_[shard_]->write(written_name(name, layout_), data);
   ++num_written_;
 }
 
 void ModelWriter::finish() {
-  const std::string& path = config_.path();
-  files_.back()->flush();
-  require(files_.size() == shards_.size(), "[{}] expected {} shards, got tensors of {} ({})",
-          layout_.family, shards_.size(), files_.size(), folder_);
+  for (; shard_ + 1 < shards_.size(); ++shard_) weights_[shard_]->flush();
+  weights_.back()->flush();
   // Savers into one folder take turns, where it can be locked; the lock ends with the descriptor.
   const engine::FileDescriptor turn(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   take_turn(turn, folder_, layout_);
   std::vector<std::string> older = weight_files(folder_, layout_);
-  if (engine::holds_text(path, config_text_)) {
+  if (is_only_weights()) {
     place_weights();
     ::unlink((folder_ + "/" + kReplacedConfig).c_str());  // of a save that was cut short
-    engine::flush_folder_of(path);
+    engine::flush_folder_of(config_.path());
   } else {
-    place_config();
+    place_all();
   }
   for (const ModelShard& shard : shards_) std::erase(older, shard.name);
-  if (shards_.size() > 1) std::erase(older, std::string(kModelIndex));
-  for (const std::string& name : older) remove(folder_, name, layout_);
-  for (const auto& [name, content] : options_.kept.files) {
-    write_text(fmt::format("{}/{}", folder_, name), content);
+  if (index_) std::erase(older, std::string(kModelIndex));
+  for (const std::string& name : older) {
+    try {
+      remove(fmt::format("{}/{}", folder_, name), layout_);
+    } catch (const IoError& error) {  // it takes room, and nothing else
+      std::fprintf(stderr, "warning: %s\n", engine::escaped(error.what()).c_str());
+    }
   }
 }
 
-// With the weights, which are of another model than the config.json that is there.
-void ModelWriter::place_config() {
+// Config and what is kept are there already.
+bool ModelWriter::is_only_weights() const {
+  return kept_.empty() && engine::holds_text(config_.path(), config_text_);
+}
+
+void ModelWriter::place_all() {
   const std::string& path = config_.path();
   const std::string replaced = folder_ + "/" + kReplacedConfig;
   config_.write(std::as_bytes(std::span(config_text_)));
@@ -215,6 +228,7 @@ void ModelWriter::place_config() {
     if (moved) rename_if_there(replaced, path, layout_);
     throw;
   }
+  for (const auto& file : kept_) file->replace();
   const auto place = [&] {
     config_.replace();
     ::unlink(replaced.c_str());
@@ -230,19 +244,31 @@ void ModelWriter::place_config() {
 }
 
 void ModelWriter::place_weights() {
-  if (shards_.size() == 1) return files_[0]->replace();
-  const std::string path = fmt::format("{}/{}", folder_, kModelIndex);
-  const std::string text = model_index_text(shards_);
-  engine::AtomicFile index(path);
-  index.write(std::as_bytes(std::span(text)));
-  index.flush();
-  remove(folder_, std::string(kModelIndex), layout_);
+  if (index_) return place_shards();
+  weights_[0]->replace();
+}
+
+void ModelWriter::place_shards() {
+  const std::string& path = index_->path();
+  const std::vector<std::string> older = weight_files(folder_, layout_);
+  const bool meets = std::ranges::any_of(
+      shards_, [&](const ModelShard& shard) { return std::ranges::count(older, shard.name) > 0; });
+  const std::string aside = path + ".replaced";
+  const bool moved = meets && rename_if_there(path, aside, layout_);
+  if (moved) engine::flush_folder_of(path);
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    try {
+      weights_[i]->replace();
+    } catch (...) {
+      if (moved && i == 0) rename_if_there(aside, path, layout_);
+      throw;
+    }
+  }
   engine::flush_folder_of(path);
-  for (const auto& file : files_) file->replace();
+  index_->replace();
+  remove(aside, layout_);  // of this save, or one that was cut short
   engine::flush_folder_of(path);
-  index.replace();
-  engine::flush_folder_of(path);
-  remove(folder_, "model.safetensors", layout_);
+  remove(folder_ + "/model.safetensors", layout_);
 }
 
 }  // namespace tessera::tools

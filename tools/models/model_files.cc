@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -69,10 +68,11 @@ void load_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string
   }
 }
 
-void check_can_save_model(const LanguageModel& model, const std::string& folder,
+void check_can_save_model(LanguageModel& model, const std::string& folder,
                           const SaveOptions& options) {
   // The files are opened under temporary names, and removed again.
-  const ModelWriter files(folder, model.layout(), model.config_text(), {}, options);
+  const std::unique_ptr<ModelWriter> files =
+      model_writer(model, folder, parameters_of(model), options);
   const engine::AtomicFile replaced(folder + "/" + kReplacedConfig);
   engine::flush_folder_of(folder + "/config.json");
 }
@@ -98,9 +98,9 @@ void save_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string
 
 std::unique_ptr<ModelWriter> model_writer(const LanguageModel& model, const std::string& folder,
                                           std::span<engine::Parameter* const> parameters,
-                                          SaveOptions options) {
+                                          const SaveOptions& options) {
   return std::make_unique<ModelWriter>(folder, model.layout(), model.config_text(),
-                                       tensors_of(model, parameters), std::move(options));
+                                       tensors_of(model, parameters), options);
 }
 
 void write_parameter(ModelWriter& writer, const LanguageModel& model, const engine::Parameter& p,

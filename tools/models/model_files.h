@@ -19,7 +19,7 @@ void load_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string
 
 /// Throws IoError if `folder` cannot be made or written to, or what is there cannot be replaced:
 /// before training, not after.
-void check_can_save_model(const LanguageModel& model, const std::string& folder,
+void check_can_save_model(LanguageModel& model, const std::string& folder,
                           const SaveOptions& options);
 
 /// Collective over `world`, whose rank 0 writes, however long the disk takes. Throws IoError.
@@ -29,7 +29,7 @@ void save_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string
 /// For a save without Fsdp: a writer of `parameters`, which are then all written in that order.
 std::unique_ptr<ModelWriter> model_writer(const LanguageModel& model, const std::string& folder,
                                           std::span<engine::Parameter* const> parameters,
-                                          SaveOptions options = {});
+                                          const SaveOptions& options = {});
 void write_parameter(ModelWriter& writer, const LanguageModel& model, const engine::Parameter& p,
                      std::span<const float> values);
 

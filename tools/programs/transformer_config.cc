@@ -75,11 +75,9 @@ void TransformerConfig::add_to(FlagSet& flags) {
              .max = 1,
              .below_max = true,
              .is_f32 = true});
-  flags.add(
-      "init.from", &init_from,
-      {.help = "folder of a Hugging Face " + titles(*families_) +
-               " model to start from: sizes and weights (safetensors of F32, F16 or BF16), no "
-               "more"});
+  flags.add("init.from", &init_from,
+            {.help = "folder of a Hugging Face " + titles(*families_) +
+                     " model to start from: sizes and weights (safetensors of F32, F16 or BF16)"});
   save.add_to(flags, titles(*families_));
   flags.add("data.path", &data_path,
             {.help = "text file (bytes are tokens) or .bin token file of llm.c or nanoGPT; empty: "

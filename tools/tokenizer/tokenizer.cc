@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/error.h"
+#include "tools/huggingface/config_file.h"
 #include "tools/huggingface/model_folder.h"
 #include "tools/tokenizer/text/utf8.h"
 
@@ -18,6 +19,7 @@ using engine::require;
 Tokenizer Tokenizer::read(const std::string& path) {
   std::error_code ignored;
   const bool is_folder = std::filesystem::is_directory(path, ignored);
+  if (is_folder) check_save_ended(path);
   const std::string file = is_folder ? path + "/tokenizer.json" : path;
   if (!is_folder || !is_missing(file)) {
     TokenizerParts parts = read_tokenizer_json(file);

@@ -176,8 +176,9 @@ TEST(ModelWriter, ShardsSayWhatModelTheyAre) {
 
 TEST(KeptFiles, GoWithTheModel) {
   const TempFolder base, folder;
-  base.write("config.json",
-             R"({"model_type": "other", "size": 7, "eos_token_id": 2, "dtype": "bfloat16",
+  base.write(
+      "config.json",
+      R"({"model_type": "other", "size": 7, "eos_token_id": 2, "bos_token_id": 1, "dtype": "bfloat16",
                                 "rope_parameters": {}, "text": "caf\u00e9", "n": 18446744073709551615})");
   base.write("tokenizer.json", "{\"a\": 1}");
   base.write("generation_config.json", "{}");
@@ -187,9 +188,10 @@ TEST(KeptFiles, GoWithTheModel) {
   names.insert({"tokenizer.json", "generation_config.json"});
   EXPECT_EQ(names_in(folder.path()), names);
   EXPECT_EQ(folder.read("tokenizer.json"), "{\"a\": 1}");
-  EXPECT_EQ(testing::parse_json(folder.read("config.json")),
-            testing::parse_json(
-                R"({"model_type": "toy", "size": 1, "eos_token_id": 2, "text": "caf\u00e9",
+  EXPECT_EQ(
+      testing::parse_json(folder.read("config.json")),
+      testing::parse_json(
+          R"({"model_type": "toy", "size": 1, "eos_token_id": 2, "bos_token_id": 1, "text": "caf\u00e9",
                             "n": 18446744073709551615})"));
   EXPECT_EQ(read_folder_config(folder.path()).saved->text, folder.read("config.json"));
   // A model replaces those of another one.
@@ -200,6 +202,43 @@ TEST(KeptFiles, GoWithTheModel) {
   save(folder.path(), 1, 3, {.kept = read_kept_files(folder.path())});
   EXPECT_EQ(names_in(folder.path()), names);
   EXPECT_EQ(loaded(folder.path()), 3);
+}
+
+// What config.json leaves out on purpose is not that of the base: only ids of tokens are.
+TEST(KeptFiles, SayNothingOfWhatIsComputed) {
+  const std::string own = R"({"size": 1, "rope_scaling": null, "eos_token_id": 3})";
+  const std::string kept =
+      R"({"size": 2, "rope_scaling": {"factor": 8}, "eos_token_id": [4, 5], "pad_token_id": 6})";
+  EXPECT_EQ(testing::parse_json(with_kept_keys(own, kept)),
+            testing::parse_json(
+                R"({"size": 1, "rope_scaling": null, "eos_token_id": [4, 5], "pad_token_id": 6})"));
+}
+
+// A save that was cut short is repeated.
+TEST(KeptFiles, ReplaceThoseOfAModelWhoseConfigIsAside) {
+  const TempFolder base, folder;
+  base.write("tokenizer.json", "new");
+  save(folder.path(), 1, 1, {});
+  folder.write("tokenizer.json", "old");
+  std::filesystem::rename(folder / "config.json", folder / "config.json.replaced");
+  save(folder.path(), 2, 2, {.kept = read_kept_files(base.path())});
+  EXPECT_EQ(folder.read("tokenizer.json"), "new");
+  EXPECT_EQ(loaded(folder.path()), 2);
+}
+
+TEST(ModelWriter, FindsWhatCannotBeReplacedBeforeItWrites) {
+  for (const char* name :
+       {"model.safetensors.index.json", "model-00002-of-00002.safetensors", "tokenizer.json"}) {
+    const TempFolder base, folder;
+    base.write("tokenizer.json", "{}");
+    save(folder.path(), 1, 1, {});
+    std::filesystem::create_directory(folder / name);
+    const SaveOptions options{.shard_nbytes = 96, .kept = read_kept_files(base.path())};
+    EXPECT_TRUE(has(error_of<IoError>([&] {
+                      ModelWriter(folder.path(), kLayout, config_of(1), kTensors, options);
+                    }),
+                    {"regular file", name}));
+  }
 }
 
 TEST(KeptFiles, ReplaceNoFileThatIsOfNoModel) {

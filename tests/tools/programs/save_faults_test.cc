@@ -232,6 +232,36 @@ TEST_F(SaveFaults, KilledAtAnyInstantShardsAreOfOneModelOrRefused) {
   }
 }
 
+// A tokenizer that is kept is that of the model, or the folder says that a save was cut short.
+TEST_F(SaveFaults, KilledAtAnyInstantATokenizerIsThatOfTheModel) {
+  fs::copy(folder_ / "new", folder_ / "base");
+  folder_.write("base/tokenizer.json", "new");
+  int num_old = 0, num_new = 0, num_cut_short = 0;
+  for (int at = 1;; ++at) {
+    start_with_old();
+    folder_.write("m/tokenizer.json", "old");
+    const Outcome killed = save({{"init.from", folder_ / "base"}}, "m",
+                                with_fault({"rename,unlink", below(folder_, "m/"), at, "kill"}));
+    if (killed.exit_code == 0) break;
+    ASSERT_EQ(killed.exit_code, -1) << killed.err;
+    if (exists("m/config.json.replaced")) {
+      ++num_cut_short;
+      const Outcome refused = save({{"init.from", folder_ / "m"}}, "other");
+      EXPECT_TRUE(has(refused.err, {"a save was cut short", "config.json.replaced"})) << at;
+      continue;
+    }
+    const std::string model = loaded();
+    EXPECT_EQ(read("m/tokenizer.json"), model) << at;
+    (model == "old" ? num_old : num_new) += 1;
+  }
+  EXPECT_GE(num_old, 1);
+  EXPECT_GE(num_cut_short, 3);
+  EXPECT_EQ(loaded(), "new");
+  EXPECT_EQ(read("m/tokenizer.json"), "new");
+  EXPECT_FALSE(exists("m/config.json.replaced"));
+  EXPECT_EQ(num_new, 0) << "the last thing that is done is to remove the older config";
+}
+
 TEST_F(SaveFaults, AConfigOfAnotherModelIsRefused) {
   fs::remove(folder_ / "m/config.json");
   fs::copy(folder_ / "new/config.json", folder_ / "m/config.json");
