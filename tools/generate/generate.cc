@@ -146,10 +146,11 @@ class Writer {
   void write(std::size_t i, const GoOn& go_on) {
     StreamDecoder decoder(tokenizer_);
     std::string whole;
+    // What a token is can depend on those before it: some begin with a space only there.
+    for (const std::int32_t token : prompts_[i].tokens) decoder.next(token);
     const auto add = [&](const std::string& text) {
-      if (!json_) return output_.add(i, text);
-      whole += text;
-      return true;
+      if (json_) whole += text;
+      return output_.add(i, json_ ? "" : text);
     };
     if (!json_ && prompts_.size() > 1) {
       output_.add(i, fmt::format("{}==> {} <==\n", i > 0 ? "\n" : "", i + 1));

@@ -120,6 +120,26 @@ TEST_F(Generate, TextsAreTheSameOnAnyRanks) {
   }
 }
 
+// With decoders such as Llama 2's, which leave out the space at the head of a text.
+TEST_F(Generate, TextsKeepTheSpaceThatTheyBeginWith) {
+  json file = testing::small_tokenizer();
+  file["decoder"] = testing::parse_json(R"({"type": "Sequence", "decoders": [
+      {"type": "Replace", "pattern": {"String": "\u0120"}, "content": " "}, {"type": "Fuse"},
+      {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})");
+  folder_.write("tokenizer.json", file.dump());
+  int num_with_space = 0;
+  for (const char* prompt : {"a", "b", "c", "d", "ab", "abc", "cd", "a b", "dd", "bb"}) {
+    Ids ids = tokenizer().encode(prompt);
+    const Ids more = expected(ids, 4);
+    ids.insert(ids.end(), more.begin(), more.end());
+    const std::string whole = text_of(ids);
+    const Outcome outcome = run({std::string("--prompt=") + prompt, "--tokens=4"});
+    EXPECT_EQ(prompt + outcome.out, whole + "\n");
+    if (outcome.out.starts_with(" ")) ++num_with_space;
+  }
+  EXPECT_GE(num_with_space, 1);
+}
+
 TEST_F(Generate, SeveralTextsAreToldApart) {
   const Outcome outcome = run({"--prompt=a", "--prompt=cd", "--tokens=3", "--ranks=2"});
   EXPECT_EQ(outcome.out, "==> 1 <==\n" + text_of(expected({0}, 3)) + "\n\n==> 2 <==\n" +
