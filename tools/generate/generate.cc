@@ -75,12 +75,12 @@ struct Config {
               {.help = "of what is drawn; the number of a prompt and the place in its text are the "
                        "rest, and the number of ranks has no part in it",
                .min = 0});
-    flags.add(
-        "ranks", &ranks,
-        {.help = "threads that share the prompts. Each gathers the whole model, of which they "
-                 "otherwise hold a part each",
-         .min = 1,
-         .max = 1024});
+    flags.add("ranks", &ranks,
+              {.help = "threads that share the prompts, at most one for each. Each gathers the "
+                       "whole model, of which they "
+                       "otherwise hold a part each",
+               .min = 1,
+               .max = 1024});
     flags.add("json", &json,
               {.help = "prints a JSON object in a line for each prompt: prompt, text, tokens, and "
                        "end, which is why the text ends (eos, tokens, positions)"});
@@ -141,9 +141,10 @@ class Writer {
                   return std::fflush(stdout) == 0;
                 }) {}
 
-  // Goes on with prompt `i`; `go_on` generates, and hands over tokens as they come.
+  // Goes on with prompt `i`; `go_on` generates, and hands over tokens as they come. False when
+  // nobody reads any more.
   template <class GoOn>
-  void write(std::size_t i, const GoOn& go_on) {
+  bool write(std::size_t i, const GoOn& go_on) {
     StreamDecoder decoder(tokenizer_);
     std::string whole;
     // What a token is can depend on those before it: some begin with a space only there.
@@ -157,7 +158,7 @@ class Writer {
     }
     const Continuation made = go_on([&](std::int32_t token) { return add(decoder.next(token)); });
     add(decoder.finish());
-    output_.end(i, json_ ? record(i, whole, made) : "\n");
+    return output_.end(i, json_ ? record(i, whole, made) : "\n");
   }
 
  private:
@@ -207,7 +208,8 @@ void run(int argc, char** argv) {
   Writer writer(tokenizer, prompts, config.json);
   // Nobody waits for others but while the model is read.
   const comm::ThreadsOptions patient{.deadline = std::chrono::hours(1)};
-  comm::run_ranks(static_cast<int>(config.ranks), patient, [&](comm::ProcessGroup& world) {
+  const auto ranks = static_cast<int>(std::min<std::int64_t>(config.ranks, std::ssize(prompts)));
+  comm::run_ranks(ranks, patient, [&](comm::ProcessGroup& world) {
     const engine::Memory memory;
     engine::Tape tape(memory, engine::Stream::inline_cpu("compute"));
     const auto model = model_config.make();
@@ -217,9 +219,10 @@ void run(int argc, char** argv) {
                      {.placement = shard::Placement::preset("zero3")});
     load_model(fsdp, *model, from);
     fsdp.keep_gathered([&] {
-      for (auto i = static_cast<std::size_t>(world.rank()); i < prompts.size();
+      bool is_read = true;
+      for (auto i = static_cast<std::size_t>(world.rank()); is_read && i < prompts.size();
            i += static_cast<std::size_t>(world.size())) {
-        writer.write(i, [&](const auto& use) {
+        is_read = writer.write(i, [&](const auto& use) {
           Continuation made = generate(tape, *model, prompts[i].tokens, i, options, use);
           if (made.end == End::kPositions) {
             say_cut(i, std::ssize(made.tokens), options, prompts[i], model_config.seq);

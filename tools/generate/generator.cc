@@ -1,6 +1,7 @@
 #include "tools/generate/generator.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 
 #include "engine/error.h"
@@ -11,7 +12,8 @@ namespace tessera::tools {
 using engine::Tensor;
 
 std::string_view name_of(End end) {
-  return end == End::kEos ? "eos" : end == End::kTokens ? "tokens" : "positions";
+  constexpr std::array<std::string_view, 4> kNames = {"eos", "tokens", "positions", "stopped"};
+  return kNames[static_cast<std::size_t>(end)];
 }
 
 Continuation generate(engine::Tape& tape, LanguageModel& model,
@@ -41,7 +43,10 @@ Continuation generate(engine::Tape& tape, LanguageModel& model,
       made.end = End::kEos;
       break;
     }
-    if (!use(last)) break;
+    if (!use(last)) {
+      made.end = End::kStopped;
+      break;
+    }
   }
   return made;
 }

@@ -22,8 +22,8 @@ struct GenerateOptions {
 };
 
 /// Why a text ends.
-enum class End { kEos, kTokens, kPositions };
-/// "eos", "tokens", "positions"
+enum class End { kEos, kTokens, kPositions, kStopped };
+/// "eos", "tokens", "positions"; "stopped" by who uses it
 std::string_view name_of(End end);
 
 struct Continuation {

@@ -26,10 +26,10 @@ class KeyValueCache {
   /// (count) i32, where the new tokens stand, which ops::rope() asks for; undefined where that is
   /// 0 and onwards.
   const engine::Tensor& positions() const { return positions_; }
-  /// As ops::attention() of all tokens, of which `qkv` (1, count, ...) has the new ones and y
-  /// tells of them alone: equal to rounding, and equal bits if there were none before. Adds their
-  /// keys and values to those of layer `layer`. Without tokens before them many are cheap;
-  /// otherwise one is, and of several all scores are stored, count times those of one.
+  /// Attention of the new tokens, of which `qkv` (1, count, ...) is, to all tokens: y (1, count,
+  /// ...) has the values that ops::attention() of all of them has there, to rounding; the first
+  /// time with equal bits. Adds their keys and values to those of layer `layer`. Later several
+  /// tokens at once take memory for count x tokens scores of each head; the first time they do not.
   engine::Tensor attention(engine::Tape& tape, std::size_t layer, const engine::Tensor& qkv,
                            const ops::AttentionShape& shape);
   void end() { num_tokens_ += num_new_; }
