@@ -143,6 +143,8 @@ void run(int argc, char** argv) {
           "[convert] expected --from=FOLDER --to=FOLDER, got '{}', '{}'", from, to);
   from = resolve_user_path(from);
   to = resolve_user_path(to);
+  require<IoError>(!has_checkpoint(to),
+                   "[convert] expected a folder without checkpoints, got {} (to)", to);
   if (has_checkpoint(from)) {
     if (!base.empty()) base = resolve_user_path(base);
     const SaveOptions options{.shard_nbytes = shard_nbytes_of(shard_gib),
@@ -162,6 +164,8 @@ void run(int argc, char** argv) {
     require(!flags.is_given(flag), "[convert] expected a checkpoint with --{}, got a model ({})",
             flag, from);
   }
+  require<IoError>(!std::filesystem::exists(to + "/config.json", ignored),
+                   "[convert] expected a folder for a checkpoint, got one with a model ({})", to);
   to_checkpoint(from, to);
 }
 

@@ -1,5 +1,6 @@
 #include "tools/huggingface/kept_files.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -43,6 +44,15 @@ KeptFiles read_kept_files(const std::string& folder) {
     kept.files.push_back({std::string(name), engine::read_text_file(path, kMaxFileNbytes)});
   }
   return kept;
+}
+
+std::vector<std::string> other_kept_files(const std::string& folder, const KeptFiles& kept) {
+  std::vector<std::string> names;
+  for (const std::string_view name : kNames) {
+    const bool is_kept = std::ranges::count(kept.files, name, &KeptFiles::File::name) > 0;
+    if (!is_kept && !is_missing(folder + "/" + std::string(name))) names.emplace_back(name);
+  }
+  return names;
 }
 
 std::string with_kept_keys(const std::string& own, const std::string& kept) {

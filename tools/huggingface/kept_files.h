@@ -22,6 +22,9 @@ struct KeptFiles {
 /// more than 256 MiB.
 KeptFiles read_kept_files(const std::string& folder);
 
+/// Names of files of a tokenizer that are in `folder` and not among `kept`.
+std::vector<std::string> other_kept_files(const std::string& folder, const KeptFiles& kept);
+
 /// `own`, the config.json of a model, with the keys that only `kept` has, and with the ids of
 /// tokens (eos_token_id, ...) that `kept` has; `own` itself where there are none, or `kept` is
 /// empty. Throws IoError if either is no JSON object.

@@ -31,7 +31,12 @@ ModelWeights::ModelWeights(const std::string& folder, ModelLayout layout)
     return;
   }
   for (const auto& [name, tensors] : read_model_index(index, layout_.family)) {
-    add_file(fmt::format("{}/{}", folder, name));
+    const std::string path = fmt::format("{}/{}", folder, name);
+    require<IoError>(!is_missing(path),
+                     "[{}] expected the files that {} lists, got no such file: fetch the model "
+                     "again ({})",
+                     layout_.family, kModelIndex, path);
+    add_file(path);
     const engine::SafetensorsFile& file = files_.back();
     for (const std::string& tensor : tensors) {
       require<IoError>(file.find(tensor) != nullptr,

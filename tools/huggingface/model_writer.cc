@@ -173,6 +173,8 @@ ModelWriter::ModelWriter(std::string folder, ModelLayout layout, const std::stri
     const std::string path = fmt::format("{}/{}", folder_, name);
     if (!engine::holds_text(path, content)) kept_.push_back(flushed(path, content));
   }
+  const std::vector<std::string> others = other_kept_files(folder_, options.kept);
+  (options.kept.files.empty() ? staying_ : stale_) = others;
 }
 
 void ModelWriter::write(std::string_view name, std::span<const float> data) {
@@ -199,6 +201,10 @@ void ModelWriter::finish() {
   } else {
     place_all();
   }
+  for (const std::string& name : staying_) {
+    std::fprintf(stderr, "warning: [%s] %s stays, of the model that was there (%s)\n",
+                 layout_.family.c_str(), name.c_str(), engine::escaped(folder_).c_str());
+  }
   for (const ModelShard& shard : shards_) std::erase(older, shard.name);
   if (index_) std::erase(older, std::string(kModelIndex));
   for (const std::string& name : older) {
@@ -212,7 +218,7 @@ void ModelWriter::finish() {
 
 // Config and what is kept are there already.
 bool ModelWriter::is_only_weights() const {
-  return kept_.empty() && engine::holds_text(config_.path(), config_text_);
+  return kept_.empty() && stale_.empty() && engine::holds_text(config_.path(), config_text_);
 }
 
 void ModelWriter::place_all() {
@@ -229,6 +235,7 @@ void ModelWriter::place_all() {
     throw;
   }
   for (const auto& file : kept_) file->replace();
+  for (const std::string& name : stale_) remove(fmt::format("{}/{}", folder_, name), layout_);
   const auto place = [&] {
     config_.replace();
     ::unlink(replaced.c_str());

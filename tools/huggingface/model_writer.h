@@ -48,7 +48,7 @@ struct SaveOptions {
 
 /// Writes a folder that transformers loads: the weights as they are given, one at a time, and
 /// config.json. All appear whole and together, or the old ones remain; when they are there, weights
-/// of an older model are removed.
+/// of an older model are removed, and so are files of its tokenizer, if the new one has some.
 class ModelWriter {
  public:
   /// Creates `folder` if need be. `tensors`: all of the model, in the order of writing. Throws as
@@ -77,6 +77,7 @@ class ModelWriter {
   std::size_t shard_ = 0, num_written_ = 0;                          // that is written, of it
   std::optional<engine::AtomicFile> index_;                          // of several shards
   std::vector<std::unique_ptr<engine::AtomicFile>> kept_;            // what is not there already
+  std::vector<std::string> stale_, staying_;  // of another tokenizer: removed, or left alone
   engine::AtomicFile config_;
 };
 

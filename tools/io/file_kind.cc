@@ -17,7 +17,10 @@ namespace {
 using namespace std::string_view_literals;
 
 constexpr std::string_view kUnpack = "unpack it";
-constexpr std::string_view kTextOfIt = "write its text to a plain text file";
+constexpr std::string_view kTextOfIt =
+    "write its text to a plain text file, or for a model with a tokenizer its ids to a .bin file "
+    "by "
+    "`bazel run //tools:tokenize`";
 constexpr std::string_view kNoWeights =
     "put the model's safetensors file there: save_pretrained() of transformers writes one";
 constexpr std::string_view kFetch = "fetch the file that it stands for: `git lfs pull`";

@@ -260,7 +260,7 @@ TEST(Gpt2Weights, RefusesAnIndexThatLeadsElsewhereOrLies) {
       {index_of(R"(,"x":3)"), "same folder"},
       {index_of(R"(,"x":"x\u0000.safetensors")"), "same folder"},
       {index_of(R"(,"x":"model.safetensors.index.json")"), "same folder"},
-      {index_of(R"(,"x":"none.safetensors")"), "No such file"},
+      {index_of(R"(,"x":"none.safetensors")"), "no such file: fetch"},
       {index_of(R"(,"x":"b.safetensors")"), "no tensor \"x\""},
       {index_of(R"(,"x":"c.safetensors")"), "expected 1 tensors"},
       {index_of(R"(,"y":"c.safetensors","x":"d.safetensors")"), "c.safetensors"},

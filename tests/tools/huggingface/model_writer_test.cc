@@ -214,6 +214,22 @@ TEST(KeptFiles, SayNothingOfWhatIsComputed) {
                 R"({"size": 1, "rope_scaling": null, "eos_token_id": [4, 5], "pad_token_id": 6})"));
 }
 
+// Of two tokenizers none is made of both.
+TEST(KeptFiles, RemoveThoseOfTheTokenizerThatWasThere) {
+  const TempFolder base, folder;
+  base.write("tokenizer.json", "new");
+  save(folder.path(), 1, 1, {});
+  for (const char* name : {"tokenizer.json", "merges.txt", "notes.txt"}) folder.write(name, "old");
+  save(folder.path(), 1, 2, {});
+  EXPECT_EQ(folder.read("merges.txt"), "old") << "a model without a tokenizer has no say";
+  save(folder.path(), 1, 3, {.kept = read_kept_files(base.path())});
+  Names names = kWhole;
+  names.insert({"tokenizer.json", "notes.txt"});
+  EXPECT_EQ(names_in(folder.path()), names);
+  EXPECT_EQ(folder.read("tokenizer.json"), "new");
+  EXPECT_EQ(loaded(folder.path()), 3);
+}
+
 // A save that was cut short is repeated.
 TEST(KeptFiles, ReplaceThoseOfAModelWhoseConfigIsAside) {
   const TempFolder base, folder;
