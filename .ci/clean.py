@@ -77,9 +77,24 @@ def flags_of(part, rc, run, tidy):
     return [*rest, *found, *of_all]
 
 
+def only_adds_libraries(path, commit):
+    """Whether all that differs in a file of third_party is that a library came, which no test had: a new file, or entries of deps.bzl.
+    A test that has it is of a BUILD file that names it, and changed."""
+    before = git("show", commit + ":" + path)
+    if before is None:
+        return path.startswith(_LIBRARIES + "sys/") and path.endswith(".BUILD")
+    if path != _LIBRARIES + "deps.bzl":
+        return False
+    with open(os.path.join(_ROOT, path), encoding="utf-8") as file:
+        after = file.read()
+    entry = re.compile(r'^    "\w+": dict\(\n(?:        .*\n)*    \),\n', flags=re.MULTILINE)
+    return set(entry.findall(before)) <= set(entry.findall(after)) and entry.sub("", before) == entry.sub("", after)
+
+
 def flags_differ(part, commit, changed):
     """Whether what all of a part depends on is other than it was in a commit, of which these files are `changed`."""
-    if any(path.endswith(_FLAGS) or path.startswith(_LIBRARIES) for path in changed):
+    flags = [path for path in changed if path.endswith(_FLAGS) or path.startswith(_LIBRARIES)]
+    if not all(only_adds_libraries(path, commit) for path in flags):
         return True
     if changed.isdisjoint([_RC, _RUN]):
         return False
