@@ -39,9 +39,9 @@ class Regex {
   /// and the pattern, for what is no expression or is not known here.
   Regex(const std::string& pattern, std::string place);
 
-  /// Finds the first match in `text`, which must be UTF-8, that begins at `from` or later; what
-  /// stands before is looked at by what looks behind. Throws IoError naming the pattern when the
-  /// search takes too many steps.
+  /// Finds the first match in `text`, which must be UTF-8, that begins at `from` or later; an
+  /// expression that asks what comes before a place sees the text before `from` as well. Throws
+  /// IoError naming the pattern when the search takes too many steps.
   bool find(std::string_view text, std::size_t from, RegexScratch& scratch, Range& match) const;
 
   /// Calls `visit(range, is_match)` for all matches and for what lies between them, from the first
