@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -36,17 +37,29 @@ class ComputeLog final : public engine::LaunchListener {
   explicit ComputeLog(TraceRecorder* trace) : trace_(trace) {}
 
   void watch(const engine::Memory& memory) { memory_ = &memory; }
+  /// Throws what went wrong while work was launched, where nothing may be thrown.
+  void check() const {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  }
   void begin() {
     launches.clear();
     most_ = 0;
     peak_at.clear();
   }
   std::optional<std::uint64_t> on_enqueue(const engine::LaunchRequest& request) noexcept override {
-    look(request);
+    try {
+      look(request);
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
     return trace_ == nullptr ? 0 : trace_->on_enqueue(request).value_or(0);
   }
   void on_launch(const engine::LaunchRecord& record) noexcept override {
-    launches.push_back({record.begin_ns, record.end_ns});
+    try {
+      launches.push_back({record.begin_ns, record.end_ns});
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
     if (trace_ != nullptr) trace_->on_launch(record);
   }
 
@@ -67,6 +80,7 @@ class ComputeLog final : public engine::LaunchListener {
   TraceRecorder* const trace_;
   const engine::Memory* memory_ = nullptr;
   std::int64_t most_ = 0;
+  std::exception_ptr failure_;
 };
 
 struct Called {
@@ -267,6 +281,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
   };
   TrainPlan plan;
   plan.steps = trainer.plan(batch, loss, num_steps, before_step, repeats_last);
+  log.check();
   plan.host_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   if (recorder) {

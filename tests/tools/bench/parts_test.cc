@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -14,8 +15,11 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/stream.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/failing_new.h"
 #include "tests/testing/temp_folder.h"
+#include "tools/bench/training/launches.h"
 #include "tools/cli/flags.h"
 
 namespace tessera::tools {
@@ -232,6 +236,22 @@ TEST(BenchParts, HooksSendWhatTheySayAndLearn) {
     EXPECT_EQ(loss_then == loss[i], steps_then[i] == kNumSteps) << records[i];
   }
   EXPECT_EQ(std::ranges::max(steps_then), kNumSteps) << "the first of them";
+}
+
+// Streams tell of what they ran where nothing may be thrown.
+TEST(LaunchLog, MemoryThatRunsOutIsAnErrorOfWhoeverAsksForTheTimes) {
+  LaunchLog log;
+  const engine::Work work{.name = "a kernel whose name takes memory"};
+  const std::string stream = "compute";
+  log.on_launch({work, stream, 1, 3});
+  ASSERT_EQ(log.kernels().size(), 1u);
+  EXPECT_EQ(log.kernels()[0].total_ms(), 2e-6);
+  {
+    const testing::NoMemory none;
+    const engine::Work other{.name = "another"};
+    log.on_launch({other, stream, 3, 4});
+  }
+  EXPECT_THROW(log.kernels(), std::bad_alloc);
 }
 
 }  // namespace

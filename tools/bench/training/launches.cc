@@ -24,6 +24,14 @@ double KernelTimes::best_step_ms(std::int64_t num_steps) const {
 
 void LaunchLog::on_launch(const engine::LaunchRecord& record) noexcept {
   const std::lock_guard lock(mutex_);
+  try {
+    note(record);
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+void LaunchLog::note(const engine::LaunchRecord& record) {
   if (record.begin_ns < since_ns_) return;
   const engine::Work& work = record.work;
   auto it = std::find_if(kernels_.begin(), kernels_.end(), [&](const KernelTimes& k) {
@@ -54,6 +62,7 @@ void LaunchLog::clear() {
 
 std::vector<KernelTimes> LaunchLog::kernels() const {
   const std::lock_guard lock(mutex_);
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
   return kernels_;
 }
 

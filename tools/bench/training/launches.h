@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -33,14 +34,18 @@ class LaunchLog : public engine::LaunchListener {
   void on_launch(const engine::LaunchRecord& record) noexcept override;
   /// Forgets what has begun, also what a GPU only tells of later.
   void clear();
-  /// In the order of first launch.
+  /// In the order of first launch. Throws what went wrong while launches were noted, such as
+  /// std::bad_alloc.
   std::vector<KernelTimes> kernels() const;
 
  private:
+  void note(const engine::LaunchRecord& record);
+
   const bool by_shape_ = false;
   mutable std::mutex mutex_;
   std::vector<KernelTimes> kernels_;
   std::int64_t since_ns_ = 0;
+  std::exception_ptr failure_;
 };
 
 }  // namespace tessera::tools
