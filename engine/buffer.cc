@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "engine/error.h"
+#include "engine/live_buffers.h"
 
 namespace tessera::engine {
 
@@ -28,7 +29,7 @@ std::shared_ptr<Buffer> Buffer::create_released(const Memory& memory, std::strin
   const std::uint64_t serial = books.next_serial();
   std::shared_ptr<Buffer> buffer(
       new Buffer(std::move(books), std::move(name), nbytes, category, serial));
-  if (memory.checks_saved()) memory.remember(buffer);
+  if (LiveBuffers* all = memory.live_buffers()) all->add(buffer);
   return buffer;
 }
 

@@ -11,6 +11,7 @@
 
 #include "engine/cuda.h"
 #include "engine/error.h"
+#include "engine/live_buffers.h"
 #include "engine/memory_listener.h"
 #include "engine/out_of_memory.h"
 
@@ -142,7 +143,8 @@ struct Memory::State {
   std::uint64_t next_serial = 1;
   std::shared_ptr<Owned> owner;        // of what is handed out now; null: nobody's
   std::map<std::byte*, Owned*> owned;  // blocks that are out of the books
-  std::vector<std::weak_ptr<Buffer>> buffers;
+  const std::unique_ptr<LiveBuffers> live_buffers =
+      options.check_saved ? std::make_unique<LiveBuffers>() : nullptr;
 
   // A new block, or null. Throws bad_alloc without room for the books.
   std::byte* make(Blocks& blocks, std::int64_t nbytes) {
@@ -388,28 +390,8 @@ void Memory::reset_peaks() {
 }
 
 bool Memory::poisons() const { return state_->options.poison; }
-
 bool Memory::checks_saved() const { return state_->options.check_saved; }
-
-std::vector<std::shared_ptr<Buffer>> Memory::buffers() const {
-  std::vector<std::shared_ptr<Buffer>> alive;  // outlives the lock: the last handle frees memory
-  const std::lock_guard lock(state_->mutex);
-  alive.reserve(state_->buffers.size());
-  for (const std::weak_ptr<Buffer>& buffer : state_->buffers) {
-    if (std::shared_ptr<Buffer> held = buffer.lock()) alive.push_back(std::move(held));
-  }
-  return alive;
-}
-
-void Memory::remember(std::weak_ptr<Buffer> buffer) const {
-  const std::lock_guard lock(state_->mutex);
-  std::vector<std::weak_ptr<Buffer>>& all = state_->buffers;
-  if (all.size() == all.capacity()) {
-    std::erase_if(all, [](const std::weak_ptr<Buffer>& b) { return b.expired(); });
-    all.reserve(2 * all.size() + 1);
-  }
-  all.push_back(std::move(buffer));
-}
+LiveBuffers* Memory::live_buffers() const { return state_->live_buffers.get(); }
 
 MemoryListener* Memory::listener() const { return state_->options.listener.get(); }
 

@@ -11,7 +11,7 @@
 //   Memory memory(Stream::cuda("compute", 0));     // of a GPU; see [Note: memory of a stream]
 //
 // [Note: memory of a stream]
-// A GPU works behind the host's back: when a buffer dies, kernels that use it may still be queued.
+// A GPU works while the host goes on: when a buffer dies, kernels that use it may still be queued.
 // So device memory belongs to a stream, its home. A freed block is handed out again at once, which
 // is right for all later work of the home stream. Another stream that uses a block first waits for
 // an event that the home stream recorded after the allocation, and the home stream waits for the
@@ -27,7 +27,6 @@
 #include <optional>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "engine/device.h"
 #include "engine/stream.h"
@@ -54,7 +53,7 @@ struct Allocator {
   std::function<void(void* data, std::int64_t nbytes)> free = {};
 };
 
-class Buffer;
+class LiveBuffers;
 class MemoryListener;
 
 struct MemoryOptions {
@@ -128,10 +127,8 @@ class Memory {
   void reset_peaks();
   bool poisons() const;
   bool checks_saved() const;
-  /// All buffers of this memory that live; none unless checks_saved().
-  std::vector<std::shared_ptr<Buffer>> buffers() const;
-  /// By each new buffer, with checks_saved().
-  void remember(std::weak_ptr<Buffer> buffer) const;
+  /// Where each buffer of this memory adds itself; null unless checks_saved().
+  LiveBuffers* live_buffers() const;
   /// Null: nobody.
   MemoryListener* listener() const;
   /// A number no other buffer of this memory has.

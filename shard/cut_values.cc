@@ -64,25 +64,33 @@ void CutValues::load(const Location& at, const SplitTensor& owned, std::span<con
   const SplitTensor& master = at.flat.master;
   const bool is_master = owned.device().buffer() == master.device().buffer() &&
                          owned.host().buffer() == master.host().buffer();
-  if (is_master) check_at_rest("load");
-  write(at, owned, values);
-  if (!is_master) return;
-  for (const auto& unit : fsdp_.units_) {
+  const Part part = part_of(*at.flat.parameters[at.index], values);
+  is_master ? load_master(at, part) : write(at, owned, part);
+}
+
+CutValues::Part CutValues::part_of(const Parameter& p, std::span<const float> values) {
+  check_numel(p, values);
+  return [values](Range elements) {
+    return values.subspan(static_cast<std::size_t>(elements.begin),
+                          static_cast<std::size_t>(elements.numel));
+  };
+}
+
+void CutValues::load_master(const Location& at, const Part& part) {
+  check_at_rest("load");
+  for (const auto& unit : fsdp_.units_) {  // first, as `part` may throw when some is written
     for (const Flat& flat : unit->flats()) {
       if (&flat == &at.flat) mark_stale(*unit);
     }
   }
+  write(at, at.flat.master, part);
 }
 
-void CutValues::write(const Location& at, const SplitTensor& owned, std::span<const float> values) {
-  const auto& [flat, index] = at;
-  check_numel(*flat.parameters[index], values);
+void CutValues::write(const Location& at, const SplitTensor& owned, const Part& part) {
   settle();
-  for (const Segment& s : flat.segments) {
-    if (s.parameter != index) continue;
-    copy_from_floats(owned.slice(s.shard_begin, s.numel),
-                     values.subspan(static_cast<std::size_t>(s.parameter_begin),
-                                    static_cast<std::size_t>(s.numel)));
+  for (const Segment& s : at.flat.segments) {
+    if (s.parameter != at.index) continue;
+    copy_from_floats(owned.slice(s.shard_begin, s.numel), part({s.parameter_begin, s.numel}));
   }
 }
 

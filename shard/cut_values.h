@@ -70,8 +70,14 @@ class CutValues {
 
   /// Throws InvalidArgument unless `values` are as many as `p` has.
   static void check_numel(const engine::Parameter& p, std::span<const float> values);
-  /// load() that leaves what is gathered or computed with as it is.
-  void write(const Location& at, const SplitTensor& owned, std::span<const float> values);
+  /// Values of some elements of a parameter, valid until the next call.
+  using Part = std::function<std::span<const float>(Range elements)>;
+  /// Of the whole value of `p`. Throws as check_numel().
+  static Part part_of(const engine::Parameter& p, std::span<const float> values);
+  /// Fsdp::load().
+  void load_master(const Location& at, const Part& part);
+  /// Writes each piece of `owned`, and leaves what is gathered or computed with as it is.
+  void write(const Location& at, const SplitTensor& owned, const Part& part);
 
   Fsdp& fsdp_;
 };

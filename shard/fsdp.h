@@ -22,6 +22,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/host_gather.h"
 #include "comm/process_group.h"
 #include "engine/tape.h"
 #include "shard/early_update.h"
@@ -118,9 +119,9 @@ class Fsdp {
   /// counts, once, before what they remember is read (see Reducer::end_step()). On a GPU blocks
   /// until its norm is known.
   void settle_step() const;
-  /// Gradient sums times this are the mean over ranks and micro-steps, or after join() over
-  /// batches.
-  double mean_scale() const { return 1.0 / static_cast<double>(num_batches_); }
+  /// After finish_step(): gradient sums times this are the mean over ranks and micro-steps, after
+  /// join() over batches, and with MicroStep::weight over terms.
+  double mean_scale() const { return mean_scale_; }
 
   // Values by parameter.
 
@@ -137,6 +138,11 @@ class Fsdp {
   /// Throws InvalidArgument if the size differs, and inside a step or region, where part of the
   /// computation would use the values before.
   void load(const engine::Parameter& p, std::span<const float> values);
+  /// Elements of a parameter, to be written to `out`, which has as many.
+  using ReadElements = std::function<void(Range elements, std::span<float> out)>;
+  /// As load() of the whole value, of which `read` is asked for what this rank owns alone, piece by
+  /// piece: for values that are in files. What it throws passes through, with some pieces set.
+  void load_owned(const engine::Parameter& p, const ReadElements& read);
   /// Collective: sets a parameter from the whole f32 value that rank `root` has, as load() does;
   /// other ranks may give none.
   void load_from(int root, const engine::Parameter& p, std::span<const float> values);
@@ -235,6 +241,9 @@ class Fsdp {
   void within(const engine::Stream& stream, const std::function<void()>& enqueue);
   void end_micro_step();
   void begin_micro_step(const MicroStep& options);
+  void check_weight(const MicroStep& options);
+  void add_weight(std::int64_t weight, bool is_last);
+  void settle_mean();
   // Every rank's values, rank by rank, between and after collectives of units.
   template <class T>
   std::vector<T> gather_to_host(const std::vector<T>& values, std::string_view label);
@@ -270,8 +279,10 @@ class Fsdp {
   Phase phase_ = Phase::kIdle;
   int num_micro_steps_ = 0;
   int micro_step_ = 0;
-  std::int64_t num_batches_ = 1;  // that the mean is over
-  std::optional<Joined> joined_;  // of the next step, or the one at work
+  double mean_scale_ = 1;
+  std::optional<std::int64_t> weight_;       // of this rank's passes so far; none: they have none
+  std::optional<comm::HostGather> weights_;  // of all ranks, until mean_scale_ knows them
+  std::optional<Joined> joined_;             // of the next step, or the one at work
   // A step of which reducers are still to be told whether it counts: if its norm is finite. None:
   // it has not come to its end, or was given up, or skipped for another Fsdp.
   struct Unsettled {

@@ -87,6 +87,15 @@ void Fsdp::load(const Parameter& p, std::span<const float> values) {
   CutValues(*this).load(at, at.flat.master, values);
 }
 
+void Fsdp::load_owned(const Parameter& p, const ReadElements& read) {
+  std::vector<float> values;
+  CutValues(*this).load_master(location_of(p), [&](Range elements) {
+    values.resize(static_cast<std::size_t>(elements.numel));
+    read(elements, values);
+    return std::span<const float>(values);
+  });
+}
+
 void Fsdp::load_from(int root, const Parameter& p, std::span<const float> values) {
   CutValues(*this).check_at_rest("load_from");
   const Tensor whole =

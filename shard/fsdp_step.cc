@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,13 @@ namespace tessera::shard {
 
 using engine::Parameter;
 using engine::require;
+
+namespace {
+
+// Of one micro-step: sums of fewer than 2^22 of them are exact.
+constexpr std::int64_t kMaxWeight = std::int64_t{1} << 40;
+
+}  // namespace
 
 void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
   require(num_micro_steps >= 1, "[fsdp] expected at least 1 micro-step, got {}", num_micro_steps);
@@ -45,7 +54,11 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
   num_micro_steps_ = num_micro_steps;
   const int mean_ranks =
       context_.options.mean_ranks == 0 ? group_.size() : context_.options.mean_ranks;
-  num_batches_ = joined_ ? joined_->total : std::int64_t{mean_ranks} * num_micro_steps;
+  mean_scale_ = 1 / static_cast<double>(joined_ ? joined_->total
+                                                : std::int64_t{mean_ranks} * num_micro_steps);
+  if (weights_) static_cast<void>(weights_->wait<std::int64_t>());  // of a step that was given up
+  weights_.reset();
+  weight_.reset();
   micro_step_ = -1;
   for (const auto& unit : units_) unit->begin_step(compute_);
   if (context_.options.non_finite == NonFinite::kSkip &&
@@ -86,13 +99,53 @@ void Fsdp::begin_micro_step(const MicroStep& options) {
           options.num_backwards);
   require(!is_last || !options.no_sync,
           "[fsdp] expected the last micro-step to reduce gradients, got no_sync");
+  check_weight(options);
   ++micro_step_;
-  group_.declare(fmt::format("micro-step {} of {}, no_sync {}, {} backward{}", micro_step_ + 1,
+  group_.declare(fmt::format("micro-step {} of {}, no_sync {}, {} backward{}{}", micro_step_ + 1,
                              num_micro_steps_, options.no_sync, options.num_backwards,
-                             options.num_backwards == 1 ? "" : "s"));
+                             options.num_backwards == 1 ? "" : "s",
+                             options.weight ? ", with a weight" : ""));
+  if (options.weight) add_weight(*options.weight, is_last);
   if (context_.check != nullptr) context_.check->begin_micro_step(micro_step_);
   schedule_.begin_micro_step(options, is_last);
   if (joined_ && micro_step_ >= joined_->num_batches) schedule_.shadow(compute_);
+}
+
+void Fsdp::check_weight(const MicroStep& options) {
+  require(micro_step_ < 0 || options.weight.has_value() == weight_.has_value(),
+          "[fsdp] expected a weight in each micro-step of a step or in none, got {} in micro-step "
+          "{} of {} (rank {})",
+          options.weight ? "one" : "none", micro_step_ + 2, num_micro_steps_, group_.rank());
+  if (!options.weight) return;
+  require(*options.weight >= 0 && *options.weight < kMaxWeight,
+          "[fsdp] expected a weight from 0 to 2^40, got {} (rank {})", *options.weight,
+          group_.rank());
+  require(context_.options.mean_ranks == 0,
+          "[fsdp] expected no weight with mean_ranks, got {}: ranks of other groups are not asked",
+          context_.options.mean_ranks);
+  require(!compute_.is_capturing(),
+          "[fsdp] expected no weight in a step that is captured: the host adds them up");
+}
+
+// All weights of this rank are known once the last micro-step begins. Those of others arrive while
+// it works.
+void Fsdp::add_weight(std::int64_t weight, bool is_last) {
+  weight_ = weight_.value_or(0) + weight;
+  if (!is_last) return;
+  const std::vector<std::int64_t> mine{*weight_};
+  const auto values = engine::Tensor::from<std::int64_t>(context_.memory, {1}, mine, "weight",
+                                                         engine::Category::kCommunication);
+  context_.gather.wait(compute_.record("weight"));
+  weights_.emplace(group_, values, context_.gather, engine::Memory::pinned(context_.gather),
+                   "weight");
+}
+
+void Fsdp::settle_mean() {
+  if (!weights_) return;
+  const std::vector<std::int64_t> all = weights_->wait<std::int64_t>(compute_);
+  weights_.reset();
+  const std::int64_t total = std::accumulate(all.begin(), all.end(), std::int64_t{0});
+  mean_scale_ = total == 0 ? 0 : 1 / static_cast<double>(total);
 }
 
 template <class T>
@@ -135,6 +188,7 @@ GradNorm Fsdp::finish_step() {
           micro_step_ + 1);
   schedule_.on_final(nullptr);  // what is reduced from here on is updated below
   end_micro_step();
+  settle_mean();
   phase_ = Phase::kIdle;
   joined_.reset();
   for (const auto& unit : units_) unit->finish_step(compute_);

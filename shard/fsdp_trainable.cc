@@ -66,7 +66,7 @@ void Fsdp::recut(Unit& unit) {
   unit.recut();
   for (const auto& [p, all] : values) {
     const Location at = location_of(*p);
-    CutValues(*this).write(at, at.flat.master, all);
+    CutValues(*this).write(at, at.flat.master, CutValues::part_of(*p, all));
   }
   for (FlatUser* user : users_) user->after_recut(unit);
 }

@@ -71,6 +71,7 @@ void Fsdp::update_early(Unit& unit) {
   unit.reshard(compute_);  // the slot need not wait for the update
   if (early_->updated.empty()) {
     wait_for_readers();  // who came after step_in_backward()
+    settle_mean();
     early_->update.begin();
     update_->wait(compute_.record("prepared"));
   }

@@ -155,8 +155,9 @@ JointNorm joint_norm(comm::ProcessGroup& world, std::span<const NormPart> parts)
   const Fsdp& first = parts[0].fsdp;
   for (const NormPart& part : parts) {
     engine::require(part.fsdp.mean_scale() == first.mean_scale(),
-                    "[joint_norm] expected means over as many batches, got {} and {}",
-                    std::lround(1 / first.mean_scale()), std::lround(1 / part.fsdp.mean_scale()));
+                    "[joint_norm] expected means over as many batches or terms, got gradients "
+                    "times {:g} and {:g}",
+                    first.mean_scale(), part.fsdp.mean_scale());
   }
   const bool is_cuda = first.compute().device().is_cuda();
   const auto [flags, norm] = is_cuda ? of_norms(world, parts) : exact(world, parts);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine/dtype.h"
@@ -140,6 +141,11 @@ struct MicroStep {
   bool no_sync = false;
   /// Calls of Tape::backward() in this pass. A gradient is reduced once, after the last.
   int num_backwards = 1;
+  /// How many terms this rank's loss of this pass is a sum of, such as targets that are not masked.
+  /// Said in each pass of a step, by all ranks, the mean gradient of the step is that over the
+  /// terms of all of them, with the bits of one rank that makes all of these passes; and 0 if there
+  /// are no terms. Unsaid, it is the mean over passes and ranks, whatever they have.
+  std::optional<std::int64_t> weight = {};
 };
 
 }  // namespace tessera::shard

@@ -14,8 +14,9 @@ struct GemmChoice {
   std::optional<CpuGemm> asked;
   std::unique_ptr<const OneDnn> library;  ///< null means Eigen
   int num_threads;
-  bool insists;    ///< on the library, however small the product
-  bool is_direct;  ///< where B is small: see [Note: products without packing]
+  bool insists;  ///< on the library, however small the product
+  /// Whether our own kernels take what suits them: see [Note: who multiplies].
+  bool is_direct;
 };
 
 /// What is in force: that of `choice` if nothing was before. Throws InvalidArgument for what cannot

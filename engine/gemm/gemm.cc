@@ -12,6 +12,7 @@
 #include "engine/gemm/onednn.h"
 #include "engine/gemm/pairs.h"
 #include "engine/gemm/split.h"
+#include "engine/gemm/vector_product.h"
 #include "engine/isa.h"
 
 namespace tessera::engine {
@@ -111,6 +112,11 @@ bool is_direct(const MatrixView<const float>& a, const MatrixView<const float>& 
                       : a.rows >= kMinSide && numel <= kMaxDirectNumel;
 }
 
+// See [Note: a vector at a time].
+bool is_of_vector(const MatrixView<const float>& a) {
+  return gemm_choice().is_direct && a.rows == 1 && !a.transposed;
+}
+
 // Those beyond the direct ones, that have sides enough.
 std::optional<SplitProduct> split_product(const MatrixView<const float>& a,
                                           const MatrixView<const float>& b,
@@ -208,6 +214,17 @@ void multiply(const MatrixView<const float>& a, const MatrixView<const float>& b
   if (c.transposed) return multiply(b.t(), a.t(), c.t(), accumulate, scratch);
   if (c.rows == 0 || c.cols == 0) return;
   if (a.cols == 0) return accumulate ? void() : set_zero(c);
+  if (is_of_vector(a)) {
+    return VectorProduct{.x = a.data,
+                         .b = b.data,
+                         .y = c.data,
+                         .ldb = b.ld,
+                         .n = b.cols,
+                         .k = a.cols,
+                         .b_transposed = b.transposed,
+                         .accumulate = accumulate}
+        .run();
+  }
   if (is_direct(a, b)) {
     return DirectProduct{.a = a.data,
                          .b = b.data,

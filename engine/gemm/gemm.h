@@ -8,13 +8,13 @@
 //
 // [Note: who multiplies]
 // oneDNN, which writes its kernels for the CPU it finds, where it is installed and the product is
-// not tiny; Eigen otherwise; and on a CPU with AVX-512 our own kernel where B is small ([Note:
-// products without packing]). bf16 is multiplied as bf16 with sums in f32 where the CPU has
-// instructions for it, and is widened to f32 elsewhere. choose_cpu() (engine/cpu_choice.h) with
-// kEigen or kOneDnn insists; with kSplit, on a CPU with AMX, it has f32 products multiplied in
-// parts of bf16 where they are large ([Note: three parts of an f32]) and have scratch; with n
-// threads oneDNN shares each product between them: bits may depend on n. What a product takes
-// depends on shapes, never on timings, so that runs repeat.
+// not tiny; Eigen otherwise; and our own kernels where A is one row ([Note: a vector at a time])
+// and, on a CPU with AVX-512, where B is small ([Note: products without packing]). bf16 is
+// multiplied as bf16 with sums in f32 where the CPU has instructions for it, and is widened to f32
+// elsewhere. choose_cpu() (engine/cpu_choice.h) with kEigen or kOneDnn insists; with kSplit, on a
+// CPU with AMX, it has f32 products multiplied in parts of bf16 where they are large ([Note: three
+// parts of an f32]) and have scratch; with n threads oneDNN shares each product between them: bits
+// may depend on n. What a product takes depends on shapes, never on timings, so that runs repeat.
 #pragma once
 
 #include <cstdint>

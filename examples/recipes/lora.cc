@@ -1,6 +1,6 @@
 // Fine-tuning with low-rank adapters (Hu et al., arXiv:2106.09685) over two ranks: a base that has
 // learned to count by 1 is frozen, and its adapters learn to count by 3. The loss is a mean over
-// the tokens that a mask leaves, of which one rank has more than the other.
+// the targets that are not masked, of which one rank has more than the other.
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -9,7 +9,6 @@
 #include "comm/threads.h"
 #include "lora.h"
 #include "ops/cross_entropy.h"
-#include "ops/mul.h"
 #include "ops/sum.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer/adamw.h"
@@ -22,30 +21,33 @@ namespace shard = tessera::shard;
 using engine::DType, engine::Tape, engine::Tensor;
 
 constexpr std::int64_t kVocab = 16, kSequences = 8, kTokens = 12, kPrompt = 2;
+constexpr std::int32_t kMasked = -100;
 
-// This rank's part of the loss of a step, whose sequences count by `by` and get shorter and
-// shorter. The mask leaves out prompts and padding; targets there would teach something else.
-Tensor loss(comm::ProcessGroup& world, Tape& tape, lora::Model& model, std::uint64_t step, int by) {
-  const std::int64_t rows = kSequences / world.size();
-  const Tensor tokens = Tensor::zeros(tape.memory(), {rows, kTokens}, DType::kI32, "tokens");
-  const Tensor targets = Tensor::zeros(tape.memory(), {rows, kTokens}, DType::kI32, "targets");
-  const Tensor mask = Tensor::zeros(tape.memory(), {rows, kTokens}, DType::kF32, "mask");
-  float n = 0;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const std::int64_t sequence = world.rank() * rows + row, length = kTokens - sequence;
-    const std::uint32_t start = engine::RandomStream{step}.bits(std::uint64_t(sequence)) % kVocab;
-    for (std::int64_t t = 0, i = row * kTokens; t < length; ++t, ++i) {
-      tokens.data<std::int32_t>()[i] = static_cast<std::int32_t>((start + by * t) % kVocab);
-      targets.data<std::int32_t>()[i] = static_cast<std::int32_t>((start + by * (t + 1)) % kVocab);
-      mask.data<float>()[i] = t < kPrompt ? 0 : 1;
-      n += mask.data<float>()[i];
+// Sequences of a rank, which count by `by` and get shorter and shorter. Targets in prompts and
+// padding, which would teach something else, are masked.
+struct Batch {
+  Batch(const comm::ProcessGroup& world, const engine::Memory& memory, std::uint64_t step, int by)
+      : rows(kSequences / world.size()),
+        tokens(Tensor::zeros(memory, {rows, kTokens}, DType::kI32, "tokens")),
+        targets(Tensor::zeros(memory, {rows, kTokens}, DType::kI32, "targets")) {
+    for (std::int64_t i = 0; i < tokens.numel(); ++i) {
+      const std::int64_t sequence = world.rank() * rows + i / kTokens, t = i % kTokens;
+      const std::uint32_t start = engine::RandomStream{step}.bits(std::uint64_t(sequence)) % kVocab;
+      const bool is_masked = t < kPrompt || t >= kTokens - sequence;
+      tokens.data<std::int32_t>()[i] = std::int32_t((start + by * t) % kVocab);
+      targets.data<std::int32_t>()[i] =
+          is_masked ? kMasked : std::int32_t((start + by * (t + 1)) % kVocab);
+      num_targets += is_masked ? 0 : 1;
     }
   }
-  const Tensor losses = ops::cross_entropy_rows(tape, model(tape, tokens), targets);
-  // finish_step() takes the mean over the R ranks. To make that the mean over the N tokens that
-  // masks leave on all of them, and not the mean of ranks' means, each divides its sum by N / R.
-  const auto [N, R] = sum_over_ranks(world, tape, std::array{n, 1.0f});
-  return ops::scale(tape, ops::sum(tape, ops::mul(tape, losses, mask)), R / N);
+  std::int64_t rows, num_targets = 0;  // those that are not masked
+  Tensor tokens, targets;
+};
+
+// The sum over the targets that are not masked.
+Tensor loss(Tape& tape, lora::Model& model, const Batch& batch) {
+  const Tensor logits = model(tape, batch.tokens);
+  return ops::sum(tape, ops::cross_entropy_rows(tape, logits, batch.targets, kMasked));
 }
 
 struct Result {
@@ -63,15 +65,18 @@ Result train(comm::ProcessGroup& world) {
   Result result = {};
   const auto steps = [&](std::uint64_t begin, std::uint64_t end, int by) {
     for (std::uint64_t step = begin; step < end; ++step) {
-      fsdp.begin_step();
-      tape.backward(loss(world, tape, model, step, by));
+      const Batch batch(world, memory, step, by);
+      fsdp.begin_step(1, {.weight = batch.num_targets});  // the mean is over those of all ranks
+      tape.backward(loss(tape, model, batch));
       const shard::GradNorm norm = fsdp.finish_step();
       if (step == 0) result.norm = norm.value();
       adam.step(/*lr=*/1e-2, norm, /*max_norm=*/1);
     }
-    const Tensor mine = tape.no_grad([&] { return loss(world, tape, model, 1000, /*by=*/3); });
-    const auto [sum, R] = sum_over_ranks(world, tape, std::array{mine.item(), 1.0f});
-    return sum / R;
+    const Batch batch(world, memory, /*step=*/1000, /*by=*/3);
+    const float mine = tape.no_grad([&] { return loss(tape, model, batch); }).item();
+    const auto [sum, n] =
+        sum_over_ranks(world, tape, std::array{mine, static_cast<float>(batch.num_targets)});
+    return sum / n;
   };
   result.before = steps(0, 200, /*by=*/1);
   model.freeze_base();

@@ -85,9 +85,17 @@ void define_model(py::module_& m) {
                            {std::move(blocks), std::move(root), optimizer, options_of(options)});
       }))
       .def(
-          "begin_step", [](Model& s, int n) { s.fsdp().begin_step(n); }, released())
+          "begin_step",
+          [](Model& s, int n, std::optional<std::int64_t> weight) {
+            s.fsdp().begin_step(n, {.weight = weight});
+          },
+          released())
       .def(
-          "next_micro_step", [](Model& s) { s.fsdp().next_micro_step(); }, released())
+          "next_micro_step",
+          [](Model& s, std::optional<std::int64_t> weight) {
+            s.fsdp().next_micro_step({.weight = weight});
+          },
+          released())
       .def("gather", &Model::gather, released())
       .def("release", &Model::release, released())
       .def("is_returned", &Model::is_returned)

@@ -93,14 +93,18 @@ class Fsdp:
         self.model = _engine.Model(world, *specs, optimizer, **options)
         self.load(values)
 
-    def begin_step(self, num_micro_steps=1):
-        """Starts a step of num_micro_steps forwards and backwards of the model, and the first of them."""
-        self.model.begin_step(num_micro_steps)
+    def begin_step(self, num_micro_steps=1, weight=None):
+        """Starts a step of num_micro_steps forwards and backwards of the model, and the first of them.
+
+        weight: how many terms, such as targets, the loss of this pass is a sum of on this rank; then the mean is over the terms of all
+        ranks and passes, each of which says its own.
+        """
+        self.model.begin_step(num_micro_steps, weight)
         self._in_step = True
 
-    def next_micro_step(self):
-        """Starts the next forward and backward of the step."""
-        self.model.next_micro_step()
+    def next_micro_step(self, weight=None):
+        """Starts the next forward and backward of the step, with a weight of its own if begin_step() was given one."""
+        self.model.next_micro_step(weight)
 
     def forward(self, block, fn):
         """Gathers the block, and returns fn(p), where p[name] is a whole parameter, to be read."""

@@ -61,7 +61,11 @@ std::pair<std::int64_t, float> train_on(comm::ProcessGroup& world, const std::st
   std::int64_t step = 0;
   const auto step_once = [&] {
     constexpr double lr = 0.01;
-    fsdp.begin_step();
+    if (const std::int64_t num_targets = step % 2; num_targets == 1) {
+      fsdp.begin_step(1, {.weight = num_targets});
+    } else {
+      fsdp.begin_step();
+    }
     model.recomputes = step % 2 == 1;
     const Tensor loss = model.loss(tape, x, targets);
     tape.backward(loss);

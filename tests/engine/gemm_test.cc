@@ -9,10 +9,12 @@
 #include <iostream>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "engine/cpu_choice.h"
 #include "engine/gemm/direct.h"
+#include "engine/gemm/vector_product.h"
 #include "engine/isa.h"
 #include "engine/philox.h"
 #include "tests/testing/sanitizers.h"
@@ -419,6 +421,43 @@ TEST(DirectProduct, AnElementIsTheSameWhereverItStandsAndHoweverMuchIsAsked) {
         }
     }
   }
+}
+
+// Whole vectors and rests of each kind, alone and several at a time.
+TEST(VectorProduct, AnElementIsTheSameWhereverItStands) {
+  for (const std::int64_t k : {1, 15, 16, 31, 32, 33, 48, 50, 100, 1025})
+    for (const bool transposed : {false, true})
+      for (const bool accumulate : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << k << " " << transposed << accumulate);
+        constexpr std::int64_t kCols = 39;
+        const Storage<float> x(1, k, false, 1, 3), b(k, kCols, transposed, 2, 1, 2);
+        const auto run = [&](std::int64_t col, std::int64_t cols) {
+          const Storage<float> y(1, kCols, false, 3, 5, 1);
+          VectorProduct{.x = x.view.data,
+                        .b = b.view.data + col * (transposed ? b.view.ld : 1),
+                        .y = y.view.data + col,
+                        .ldb = b.view.ld,
+                        .n = cols,
+                        .k = k,
+                        .b_transposed = transposed,
+                        .accumulate = accumulate}
+              .run();
+          return values(y.view);
+        };
+        const Storage<float> before(1, kCols, false, 3);
+        const std::vector<float> untouched = values(before.view);
+        const std::vector<double> want = naive(x.view, b.view, before.view, accumulate);
+        const std::vector<float> whole = run(0, kCols);
+        for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(whole[i], want[i], 1e-4);
+        for (const auto& [col, cols] : std::vector<std::pair<int, int>>{{0, 1}, {3, 7}, {5, 34}}) {
+          const std::vector<float> part = run(col, cols);
+          for (std::int64_t j = 0; j < kCols; ++j) {
+            const bool asked = j >= col && j < col + cols;
+            const auto at = static_cast<std::size_t>(j);
+            ASSERT_EQ(part[at], asked ? whole[at] : untouched[at]) << j;
+          }
+        }
+      }
 }
 
 // As of every test: without it .ci/run cpus would test the same library several times.

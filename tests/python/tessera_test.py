@@ -103,6 +103,21 @@ class Bits(unittest.TestCase):
             self.assertEqual(norm, 5.0)
             np.testing.assert_allclose(w, np.full((2, 2), -0.625), rtol=1e-6)
 
+    def test_weights(self):
+        def fn(world):
+            fsdp = tessera.Fsdp(world, {"a": {"w": np.zeros(2)}}, optimizer=tessera.Sgd(momentum=0))
+            for micro in range(2):
+                weight = 2 * world.rank + micro
+                fsdp.next_micro_step(weight=weight) if micro else fsdp.begin_step(2, weight=weight)
+                fsdp.forward("a", lambda p: None)
+                fsdp.backward("a", lambda p, g: g["w"].__iadd__(weight) is None)  # as many terms, each with the gradient 1
+            fsdp.step(1)
+            return fsdp.full_parameters()["a.w"]
+        for w in tessera.run(fn, threads=2):
+            np.testing.assert_array_equal(w, [-1, -1])
+        with self.assertRaisesRegex(tessera.InvalidArgument, "weight from 0 to 2\\^40, got -1"):
+            tessera.run(lambda world: tessera.Fsdp(world, parameters()).begin_step(weight=-1))
+
     def test_micro_steps_and_evaluation(self):
         def fn(world):
             fsdp = tessera.Fsdp(world, parameters())

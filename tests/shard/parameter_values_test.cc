@@ -4,6 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <numeric>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "comm/threads.h"
@@ -128,6 +132,42 @@ TEST(FsdpParameters, LoadAndFullParameterRoundTrip) {
         EXPECT_TRUE(has(error_of<InvalidArgument>([&] { fsdp.load(*all[1], {}); }),
                         {all[1]->name, "got 0"}));
       });
+    }
+  }
+}
+
+// Of a file each rank reads its own part, once, and nothing else.
+TEST(FsdpParameters, LoadOwnedAsksForWhatTheRankOwns) {
+  for (const char* strategy : {"zero3", "hsdp", "ddp"}) {
+    const int copies = strategy[0] == 'd' ? 4 : strategy[0] == 'h' ? 2 : 1;
+    std::vector<std::map<std::string, std::vector<int>>> asked(4);  // how often, by element
+    comm::run_ranks(4, {}, [&](ProcessGroup& world) {
+      ToyRank rank(world, {.placement = Placement::preset(strategy)});
+      for (const Parameter* p : rank.fsdp.parameters()) {
+        std::vector<int>& times = asked[static_cast<std::size_t>(world.rank())][p->name];
+        times.resize(static_cast<std::size_t>(rank.numel));
+        rank.fsdp.load_owned(*p, [&](Range elements, std::span<float> out) {
+          ASSERT_EQ(elements.numel, std::ssize(out));
+          for (std::int64_t i = 0; i < elements.numel; ++i) {
+            const std::int64_t element = elements.begin + i;
+            ++times.at(static_cast<std::size_t>(element));
+            out[static_cast<std::size_t>(i)] = static_cast<float>(element);
+          }
+        });
+        std::vector<float> expected(static_cast<std::size_t>(rank.numel));
+        std::iota(expected.begin(), expected.end(), 0.0f);
+        EXPECT_EQ(rank.fsdp.full_parameter(*p), expected) << p->name;
+      }
+    });
+    for (const auto& [name, first] : asked[0]) {
+      for (std::size_t i = 0; i < first.size(); ++i) {
+        int num = 0;
+        for (auto& of_rank : asked) {
+          EXPECT_LE(of_rank[name][i], 1);
+          num += of_rank[name][i];
+        }
+        ASSERT_EQ(num, copies) << strategy << " " << name << " " << i;
+      }
     }
   }
 }

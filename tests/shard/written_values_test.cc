@@ -2,9 +2,11 @@
 // computes with.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <iterator>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -149,6 +151,13 @@ const std::vector<Way> kWays = {
      [](Rank& rank, const std::string& folder) {
        load_checkpoint(rank.world, std::vector<CheckpointPart>{{&rank.fsdp, &rank.optimizer}},
                        folder + "/step_1");
+     }},
+    {"load_owned",
+     [](Rank& rank, const std::string&) {
+       for (const Parameter* p : rank.fsdp.parameters()) {
+         rank.fsdp.load_owned(
+             *p, [&](Range, std::span<float> out) { std::ranges::fill(out, value_of(*p, 2)); });
+       }
      }},
     {"addresses", [](Rank& rank, const std::string&) {
        CutValues(rank.fsdp).settle();

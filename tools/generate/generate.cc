@@ -213,6 +213,8 @@ void run(int argc, char** argv) {
     const engine::Memory memory;
     engine::Tape tape(memory, engine::Stream::inline_cpu("compute"));
     const auto model = model_config.make();
+    // Their values are in files.
+    for (engine::Parameter* p : parameters_of(*model)) p->init = engine::Init::zeros();
     shard::Fsdp fsdp(world, memory, tape.stream(), model->blocks(), model->root(),
                      {.placement = shard::Placement::preset("zero3")});
     load_model(fsdp, *model, from);

@@ -1,5 +1,6 @@
 #include "tools/models/model_files.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -37,22 +38,34 @@ void for_each_tensor(const LanguageModel& model, const engine::Parameter& p, std
   }
 }
 
+// Elements of a parameter, which `tensors` keep one after the other.
+void read_elements(const ModelWeights& weights, std::span<const engine::TensorSpec> tensors,
+                   shard::Range elements, std::span<float> out) {
+  std::int64_t begin = 0;  // of the tensor, in the parameter
+  for (const engine::TensorSpec& tensor : tensors) {
+    const std::int64_t end = begin + engine::numel(tensor.shape);
+    const std::int64_t from = std::max(begin, elements.begin);
+    const std::int64_t to = std::min(end, elements.begin + elements.numel);
+    if (from < to) {
+      weights.read(tensor, from - begin,
+                   out.subspan(static_cast<std::size_t>(from - elements.begin),
+                               static_cast<std::size_t>(to - from)));
+    }
+    begin = end;
+  }
+}
+
 }  // namespace
 
 void load_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string& folder) {
   const ModelWeights weights(folder, model.layout());
   const auto parameters = fsdp.parameters();
   weights.check_complete(tensors_of(model, parameters));
-  std::vector<float> values;
-  for (engine::Parameter* p : parameters) {
-    values.resize(static_cast<std::size_t>(p->shape.numel()));
-    for_each_tensor(model, *p, std::span(values),
-                    [&](const engine::TensorSpec& tensor, std::span<float> part) {
-                      weights.read(tensor, 0, part);
-                    });
-    fsdp.load(*p, values);
+  for (const engine::Parameter* p : parameters) {
+    fsdp.load_owned(*p, [&](shard::Range elements, std::span<float> out) {
+      read_elements(weights, model.file_tensors(*p), elements, out);
+    });
   }
-  fsdp.parameters_changed();
 }
 
 void check_can_save_model(LanguageModel& model, const std::string& folder,

@@ -12,8 +12,9 @@
 
 namespace tessera::tools {
 
-/// Sets all parameters of `model`, which `fsdp` wraps, each rank its part. Not collective. Throws
-/// IoError that lists every tensor that is missing, unexpected or of another shape.
+/// Sets all parameters of `model`, which `fsdp` wraps. Each rank reads its part of the files and no
+/// more. Not collective. Throws IoError that lists every tensor that is missing, unexpected or of
+/// another shape.
 void load_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string& folder);
 
 /// Throws IoError if `folder` cannot be made or written to, or what is there cannot be replaced:

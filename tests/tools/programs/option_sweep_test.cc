@@ -300,9 +300,11 @@ TEST_F(OptionSweep, EachOfTheOtherTrainerChangesWhatItIsForOrIsRefused) {
     flags_.erase(other);
   }
   flags_["model.hidden"] = "8";
+  flags_["train.batch"] = "2";  // of one image a gradient has rank 1, which PowerSGD keeps whole
   auto all = rows(folder_.path());
   all.at("model.hidden") = {"16", Effect::kBits};
   all.at("model.layers").value = "3";  // one has nothing hidden
+  all.at("train.batch").value = "1";
   all.at("log.probe_values").value = "gathered_forward:1:1:fc.0.weight";
   int num_checked = 0;
   for (const std::string& name : names_of(kMlp)) {
