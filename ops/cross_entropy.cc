@@ -34,13 +34,13 @@ void logits_forward(const Kind& kind, const CrossEntropyRows& rows, const T* log
     sum += loss;
     if (!kind.is_mean) losses[i] = static_cast<float>(loss);
   }
-  if (kind.is_mean) *losses = static_cast<float>(sum * rows.mean_weight());
+  if (kind.is_mean) *losses = static_cast<float>(sum * rows.row_weight());
 }
 
 template <class T>
 void logits_backward(const Kind& kind, const CrossEntropyRows& rows, const T* logits,
                      const float* dlosses, T* dlogits, bool accumulate, float* row) {
-  const auto scale = kind.is_mean ? static_cast<float>(*dlosses * rows.mean_weight()) : 0.0f;
+  const auto scale = kind.is_mean ? static_cast<float>(*dlosses * rows.row_weight()) : 0.0f;
   for (std::int64_t i = 0; i < rows.count(); ++i) {
     engine::cast(row, logits + i * rows.vocab_size, rows.vocab_size);
     rows.exponentials(i, row);

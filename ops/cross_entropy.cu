@@ -339,7 +339,7 @@ __global__ void __launch_bounds__(kMaxThreads)
 // One block. Each thread adds up every blockDim.x-th row, then halves add up.
 __global__ void __launch_bounds__(kMaxThreads)
     mean_kernel(const std::int32_t* targets, std::int32_t ignore_index, const float* row_losses,
-                std::int64_t count, float* loss, float* weight) {
+                std::int64_t count, bool is_sum, float* loss, float* weight) {
   __shared__ double sums[kMaxThreads];
   __shared__ long long counts[kMaxThreads];
   const int thread = static_cast<int>(threadIdx.x);
@@ -355,9 +355,10 @@ __global__ void __launch_bounds__(kMaxThreads)
     if (thread < half) sums[thread] += sums[thread + half], counts[thread] += counts[thread + half];
   }
   if (thread != 0) return;
-  const double mean = counts[0] == 0 ? 0.0 : 1.0 / static_cast<double>(counts[0]);
-  *loss = static_cast<float>(sums[0] * mean);
-  *weight = static_cast<float>(mean);
+  double each = 1.0;
+  if (!is_sum) each = counts[0] == 0 ? 0.0 : 1.0 / static_cast<double>(counts[0]);
+  *loss = static_cast<float>(sums[0] * each);
+  *weight = static_cast<float>(each);
 }
 
 __global__ void scales_kernel(const float* dloss, const float* weight, float* scales) {
@@ -456,7 +457,7 @@ void cross_entropy_mean_cuda(const Stream& stream, const CrossEntropyRows& rows,
   while (threads < kMaxThreads && threads < rows.count()) threads *= 2;
   engine::launch_kernel(stream, {.grid = dim3(1), .block = dim3(static_cast<unsigned>(threads))},
                         mean_kernel, rows.targets.data<std::int32_t>(), rows.ignore_index,
-                        row_losses, rows.count(), loss, rows.weight.data<float>());
+                        row_losses, rows.count(), rows.is_sum, loss, rows.weight.data<float>());
 }
 
 void cross_entropy_scales_cuda(const Stream& stream, const CrossEntropyRows& rows,

@@ -1,5 +1,5 @@
 // Softmax cross-entropy, from logits or fused with the matrix product that makes them; the mean of
-// all rows, or the loss of each.
+// all rows, their sum, or the loss of each.
 //
 // A mean is over the targets that are not ignored, 0 if all are. Row losses are summed in double,
 // in an order that depends on their number alone. A target outside [0, V) that is not
@@ -30,6 +30,7 @@ engine::Tensor cross_entropy_rows(engine::Tape& tape, const engine::Tensor& logi
 
 struct LinearCrossEntropyOptions {
   std::int32_t ignore_index = -100;
+  bool is_sum = false;  ///< of the losses of all rows, for a mean over more of them than x has
   std::int64_t chunk_rows = 0;  ///< rows whose logits live at one time; 0: chosen by V
   /// Forward saves what backward needs of all logits if they are at most this many. Otherwise
   /// backward computes the logits of each chunk again on the CPU: half as much forward work more,
@@ -38,7 +39,8 @@ struct LinearCrossEntropyOptions {
   std::int64_t max_saved_numel = -1;
 };
 
-/// cross_entropy(x w^T), a chunk of rows at a time: full logits need not live.
+/// cross_entropy(x w^T), or its sum over rows, a chunk of rows at a time: full logits need not
+/// live.
 ///   x (.., C) f32 or bf16, w (V, C) f32 or bf16, targets (..) i32 -> loss () f32. Logits are f32,
 ///   on a GPU of the dtype of x.
 ///   The gradient of w is summed chunk by chunk in its view, or in f32 workspace (V, C) if the view

@@ -37,7 +37,8 @@ void cross_entropy_gradient_cuda(const engine::Stream& stream, const CrossEntrop
                                  const engine::DeviceMatrix& dlogits, const RowScales& scales,
                                  bool accumulate);
 
-/// loss = the mean of row_losses (N) over rows that are not ignored, summed in double.
+/// loss = the mean of row_losses (N) over rows that are not ignored, or their sum, added up in
+/// double.
 void cross_entropy_mean_cuda(const engine::Stream& stream, const CrossEntropyRows& rows,
                              const float* row_losses, float* loss);
 

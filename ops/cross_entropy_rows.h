@@ -24,9 +24,10 @@ struct RowStats {
 struct CrossEntropyRows {
   engine::Tensor targets;  // (N) i32
   engine::Tensor stats;    // (N, 2) f32: RowStats
-  engine::Tensor weight;   // () f32, of a mean on a GPU: mean_weight(), by forward
+  engine::Tensor weight;   // () f32, of a mean or sum on a GPU: row_weight(), by forward
   std::int64_t vocab_size;
   std::int32_t ignore_index;
+  bool is_sum = false;  // of all rows; otherwise what is made of them is their mean
 
   std::int64_t count() const { return targets.numel(); }
   std::int32_t target(std::int64_t i) const { return targets.data<std::int32_t>()[i]; }
@@ -44,8 +45,10 @@ struct CrossEntropyRows {
     }
   }
 
-  // 1 / the number of targets that count; 0 if there are none.
-  double mean_weight() const {
+  // What the loss of each row is multiplied with: of a mean 1 / the number of targets that count,
+  // and 0 if there are none.
+  double row_weight() const {
+    if (is_sum) return 1;
     const auto all = targets.span<std::int32_t>();
     const std::int64_t counted = count() - std::count(all.begin(), all.end(), ignore_index);
     return counted == 0 ? 0 : 1 / static_cast<double>(counted);

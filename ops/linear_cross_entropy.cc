@@ -184,7 +184,7 @@ void head_forward(const Head& head, const HeadScratch& s, Products& products, fl
         for (std::int64_t i = 0; i < logits.rows; ++i)
           sum += rows.forward(first + i, logits.data + i * logits.ld);
       });
-  *loss = static_cast<float>(sum * rows.mean_weight());
+  *loss = static_cast<float>(sum * rows.row_weight());
 }
 
 // Chunk by chunk: run(product) of the logits unless they are saved, gradients(first, chunk), and
@@ -221,7 +221,7 @@ void head_backward(const Head& head, const HeadScratch& s, Products& products, f
                    const GradTarget& dx, const GradTarget& dw) {
   const CrossEntropyRows& rows = head.rows;
   if (s.wide.defined()) engine::cast(s.wide, head.w);
-  const auto scale = static_cast<float>(dloss * rows.mean_weight());
+  const auto scale = static_cast<float>(dloss * rows.row_weight());
   const auto gradients = [&](std::int64_t first, const MatrixView<float>& chunk) {
     for (std::int64_t i = 0; i < chunk.rows; ++i) {
       float* row = chunk.data + i * chunk.ld;
@@ -428,8 +428,9 @@ Tensor linear_cross_entropy(Tape& tape, const Tensor& x, Parameter& w, const Ten
   engine::require(options.chunk_rows >= 0,
                   "[cross_entropy] expected chunk_rows of at least 0, got {}", options.chunk_rows);
   const std::int64_t vocab_size = value.dim(0);
-  const CrossEntropyRows rows =
+  CrossEntropyRows rows =
       make_cross_entropy_rows(tape, x, targets, vocab_size, options.ignore_index, /*is_mean=*/true);
+  rows.is_sum = options.is_sum;
   const bool on_gpu = tape.stream().device().is_cuda();
   const DType dtype = on_gpu ? x.dtype() : DType::kF32;  // of the logits
   const std::int64_t cols = product_cols(vocab_size, dtype, on_gpu),

@@ -171,7 +171,7 @@ Tensor rope(Tape& tape, const Tensor& x, const RopeOptions& options) {
   const Tensor y = tape.empty(x.shape(), x.dtype(), "rope");
   launch_rotation(tape, "rope.forward", y, x, table, s, 1, false);
   if (!tape.needs_grad(x)) return y;
-  tape.record("rope", y, [&tape, x, table, s](const Tensor& dy) {
+  tape.record("rope", y, [&tape, x = x.without_data(), table, s](const Tensor& dy) {
     if (const GradTarget dx = tape.grad_target(x))
       launch_rotation(tape, "rope.backward", dx.dst, dy, table, s, -1, dx.accumulate);
   });

@@ -19,8 +19,8 @@ void expect_naive_linear(std::int64_t rows, std::int64_t vocab_size, std::int64_
                          const LinearCrossEntropyOptions& options) {
   const Targets targets = some_targets(rows, vocab_size, options.ignore_index);
   const OpRun run = run_op(linear_case(targets, vocab_size, width, options));
-  const NaiveLinear want =
-      naive_linear_cross_entropy(run, targets, options.ignore_index, round_to_nothing);
+  const NaiveLinear want = naive_linear_cross_entropy(run, targets, options.ignore_index,
+                                                      round_to_nothing, options.is_sum);
   expect_close(run.y, {want.loss}, 2e-6, "loss");
   // Sums over the vocabulary, which a library may make one element after the other.
   const double longer = std::max(1.0, static_cast<double>(vocab_size) / 4096);
@@ -142,6 +142,13 @@ TEST(LinearCrossEntropyTest, EqualsTheReferenceInChunksOfAnySize) {
   expect_naive_linear(4, 50257, 8, {.ignore_index = -1});
 }
 
+TEST(LinearCrossEntropyTest, ASumIsNotDividedByTheNumberOfTargets) {
+  for (const std::int64_t max_saved_numel : {-1, 0}) {
+    expect_naive_linear(37, 307, 24,
+                        {.is_sum = true, .chunk_rows = 16, .max_saved_numel = max_saved_numel});
+  }
+}
+
 TEST(LinearCrossEntropyTest, SavedAndRecomputedGiveTheSameBits) {
   for (const std::int64_t chunk_rows : {0, 16}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -224,6 +231,10 @@ TEST_F(BothTest, AllIgnoredIsZeroWithZeroGradients) {
   tape.backward(losses({kIgnore, kIgnore, kIgnore})[1]);
   EXPECT_EQ(to_values(tape.grad(x)), Values(12, 0));
   EXPECT_EQ(to_values(w.grad), Values(16, 0));
+  EXPECT_EQ(linear_cross_entropy(tape, x, w, to_targets(memory, {kIgnore, kIgnore, kIgnore}),
+                                 {.is_sum = true})
+                .item(),
+            0);
 }
 
 TEST_F(BothTest, RefusedTargetIsNamed) {

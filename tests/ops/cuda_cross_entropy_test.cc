@@ -51,8 +51,11 @@ TEST(CudaCrossEntropyTest, FusedIsThatOfTheCpu) {
   for (const LinearCrossEntropyOptions& options : {LinearCrossEntropyOptions{},
                                                    {.chunk_rows = 16},
                                                    {.chunk_rows = 16, .max_saved_numel = 0},
-                                                   {.chunk_rows = 7, .max_saved_numel = 0}}) {
-    SCOPED_TRACE(fmt::format("{} rows, {} saved", options.chunk_rows, options.max_saved_numel));
+                                                   {.chunk_rows = 7, .max_saved_numel = 0},
+                                                   {.is_sum = true},
+                                                   {.is_sum = true, .max_saved_numel = 0}}) {
+    SCOPED_TRACE(fmt::format("{}{} rows, {} saved", options.is_sum ? "sum, " : "",
+                             options.chunk_rows, options.max_saved_numel));
     check_cuda(linear_case(some_targets(37, 307), 307, 24, options), kLinearBounds);
   }
   check_cuda(linear_case(some_targets(33, 13), 13, 5), kLinearBounds);

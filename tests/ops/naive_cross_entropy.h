@@ -69,16 +69,18 @@ inline OpCase linear_case(const Targets& targets, std::int64_t vocab_size, std::
 
 struct NaiveLoss {
   double loss = 0;
-  Values dlogits;  // without the weight of the mean
-  double weight = 0;
-  Values rows = {};  // losses, 0 for ignored rows
+  Values dlogits;     // without the weight
+  double weight = 0;  // 1 of a sum
+  Values rows = {};   // losses, 0 for ignored rows
 };
 
 inline NaiveLoss naive_cross_entropy(const Values& logits, const Targets& targets,
-                                     std::int32_t ignore) {
+                                     std::int32_t ignore, bool is_sum = false) {
   const std::size_t vocab_size = logits.size() / targets.size();
-  const auto counted = static_cast<double>(targets.size()) -
-                       static_cast<double>(std::count(targets.begin(), targets.end(), ignore));
+  const auto counted =
+      is_sum ? 1
+             : static_cast<double>(targets.size()) -
+                   static_cast<double>(std::count(targets.begin(), targets.end(), ignore));
   NaiveLoss result{0, Values(logits.size()), 1 / counted, Values(targets.size())};
   for (std::size_t i = 0; i < targets.size(); ++i) {
     if (targets[i] == ignore) continue;
@@ -104,7 +106,7 @@ struct NaiveLinear {
 /// linear_case() as `run` ran it; logits and softmax - onehot rounded by `round`.
 template <class Round>
 NaiveLinear naive_linear_cross_entropy(const OpRun& run, const Targets& targets,
-                                       std::int32_t ignore, Round round) {
+                                       std::int32_t ignore, Round round, bool is_sum = false) {
   const Values &x = run.leaves[0], &w = run.leaves[1];
   const std::size_t n = targets.size(), width = x.size() / n, vocab_size = w.size() / width;
   Values logits(n * vocab_size);
@@ -114,7 +116,7 @@ NaiveLinear naive_linear_cross_entropy(const OpRun& run, const Targets& targets,
       for (std::size_t c = 0; c < width; ++c) sum += x[i * width + c] * w[v * width + c];
       logits[i * vocab_size + v] = round(sum);
     }
-  const NaiveLoss naive = naive_cross_entropy(logits, targets, ignore);
+  const NaiveLoss naive = naive_cross_entropy(logits, targets, ignore, is_sum);
   NaiveLinear result{naive.loss, Values(x.size()), Values(w.size()), max_abs(logits)};
   for (std::size_t i = 0; i < n; ++i)
     for (std::size_t v = 0; v < vocab_size; ++v) {

@@ -161,13 +161,13 @@ std::vector<Case> cases() {
        {{{0}, {}, kNbytes + kNbytes / 3 + kNbytes / 6}}},
       {"rope",
        [](Tape& t, Leaves& l) { return rope(t, l.x[0]); },
-       {{{0}, {}, kNbytes + kNbytes}}},  // x, and the table as large as it
+       {{{0}, {}, kNbytes}}},  // the table, as large as x
       {"rope with positions",
        [](Tape& t, Leaves& l) {
          const Tensor at = Tensor::zeros(t.memory(), {kRows}, DType::kI32);
          return rope(t, l.x[0], {.positions = at});
        },
-       {{{0}, {}, kNbytes + kNbytes}}},
+       {{{0}, {}, kNbytes}}},
       {"gelu", [](Tape& t, Leaves& l) { return gelu(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
       {"relu", [](Tape& t, Leaves& l) { return relu(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
       {"swiglu",
