@@ -54,10 +54,9 @@ void Fsdp::begin_step(int num_micro_steps, const MicroStep& first) {
   num_micro_steps_ = num_micro_steps;
   const int mean_ranks =
       context_.options.mean_ranks == 0 ? group_.size() : context_.options.mean_ranks;
+  settle_mean();  // of a step that was given up
   mean_scale_ = 1 / static_cast<double>(joined_ ? joined_->total
                                                 : std::int64_t{mean_ranks} * num_micro_steps);
-  if (weights_) static_cast<void>(weights_->wait<std::int64_t>());  // of a step that was given up
-  weights_.reset();
   weight_.reset();
   micro_step_ = -1;
   for (const auto& unit : units_) unit->begin_step(compute_);
@@ -142,7 +141,9 @@ void Fsdp::add_weight(std::int64_t weight, bool is_last) {
 
 void Fsdp::settle_mean() {
   if (!weights_) return;
-  const std::vector<std::int64_t> all = weights_->wait<std::int64_t>(compute_);
+  // On a meta device nothing has arrived, and no value is read.
+  const std::vector<std::int64_t> all =
+      compute_.device().is_meta ? std::vector{*weight_} : weights_->wait<std::int64_t>(compute_);
   weights_.reset();
   const std::int64_t total = std::accumulate(all.begin(), all.end(), std::int64_t{0});
   mean_scale_ = total == 0 ? 0 : 1 / static_cast<double>(total);

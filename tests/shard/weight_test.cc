@@ -9,8 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "comm/meta.h"
 #include "comm/threads.h"
+#include "engine/meta.h"
 #include "shard/fsdp.h"
+#include "tests/shard/toy_rank.h"
 #include "tests/shard/uneven_ranks.h"
 #include "tests/testing/errors.h"
 
@@ -199,6 +202,27 @@ std::string error_for(const FsdpOptions& options, const std::vector<MicroStep>& 
     });
   });
   return error;
+}
+
+// Where nothing arrives: a plan sends and calls what ranks do.
+TEST(Weight, OnAMetaDeviceIsAskedForAndNotRead) {
+  const auto step = [](ProcessGroup& world, const engine::Stream& compute) {
+    testing::ToyRank trainer(world, with("zero3"), {.compute = compute});
+    for (int i = 0; i < 2; ++i) {
+      trainer.fsdp.begin_step(1, {.weight = 3});
+      trainer.tape.backward(trainer.loss());
+      static_cast<void>(trainer.fsdp.finish_step());
+    }
+    return world.traffic();
+  };
+  comm::Traffic measured;
+  comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
+    const comm::Traffic of_rank = step(world, engine::Stream::inline_cpu("compute"));
+    if (world.rank() == 0) measured = of_rank;
+  });
+  const auto planned = comm::make_meta_rank(0, 2);
+  const auto compute = engine::Stream::meta("compute", engine::DeviceKind::kCpu, {});
+  EXPECT_EQ(step(*planned, compute), measured);
 }
 
 TEST(Weight, SaysWhatIsWrong) {

@@ -44,8 +44,8 @@ std::string config_of(int size) {
   return testing::json_text(json{{"model_type", "toy"}, {"size", size}, {"eos_token_id", nullptr}});
 }
 
-void save(const std::string& folder, int size, float value, SaveOptions options) {
-  ModelWriter writer(folder, kLayout, config_of(size), kTensors, std::move(options));
+void save(const std::string& folder, int size, float value, const SaveOptions& options) {
+  ModelWriter writer(folder, kLayout, config_of(size), kTensors, options);
   for (const auto& [name, shape, dtype] : kTensors) {
     writer.write(name, std::vector<float>(static_cast<std::size_t>(engine::numel(shape)), value));
   }
